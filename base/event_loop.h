@@ -1,0 +1,55 @@
+// EventLoop: the only door to time, timers, readiness of descriptors and deferred work.
+//
+// Implemented over Asio for real processes (rpcrdma/loop, emu/backend/tcp) and by the simulator (emu/sim), where time is
+// virtual and a watched descriptor is looked up as a simulated channel instead of being given to epoll.
+//
+// A loop is single-threaded: callbacks run one at a time on the thread that runs the loop, never inside the call that
+// registered them. Now() is constant within one callback of a simulated loop. All members but Post() must be called on the
+// loop's thread; Post() may be called from any thread.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+#include "base/time.h"
+
+namespace stagecoach {
+
+class EventLoop {
+ public:
+  using Callback = std::function<void()>;
+  // Ids are never 0 and never reused within one loop.
+  using TimerId = uint64_t;
+  using WatchId = uint64_t;
+  using PollerId = uint64_t;
+
+  virtual ~EventLoop() = default;
+
+  virtual Instant Now() const = 0;
+
+  // Calls `callback` once, not before `when`. Timers of equal time fire in the order they were set.
+  virtual TimerId At(Instant when, Callback callback) = 0;
+  // Cancelling an id that fired or never existed does nothing.
+  virtual void Cancel(TimerId timer) = 0;
+
+  // Calls `callback` whenever `fd` is readable (level-triggered), until Unwatch. The loop does not own the descriptor.
+  virtual WatchId WatchReadable(int fd, Callback callback) = 0;
+  virtual void Unwatch(WatchId watch) = 0;
+
+  // Runs `callback` on the loop's thread, after the current callback.
+  virtual void Post(Callback callback) = 0;
+
+  // The poll phase: while at least one poller says it has work outstanding, the loop calls the pollers repeatedly for a
+  // bounded time before it sleeps. `poll` does whatever is ready and returns true if it did anything; `busy` says whether
+  // polling can pay (something is outstanding); `arm` asks for notification on the watched descriptors just before the loop
+  // sleeps, and returns false if work arrived meanwhile, in which case the loop polls again instead of sleeping.
+  struct Poller {
+    std::function<bool()> poll;
+    std::function<bool()> busy;
+    std::function<bool()> arm;
+  };
+  virtual PollerId AddPoller(Poller poller) = 0;
+  virtual void RemovePoller(PollerId poller) = 0;
+};
+
+}  // namespace stagecoach

@@ -1,0 +1,64 @@
+// Trace events: one per decision, printed in a canonical text form that the trace hash is computed over.
+//
+// An event names what happened and its facts as key=value pairs. Facts are values that do not depend on addresses: memory is
+// named as (region, offset). A sink may be null: Trace(nullptr, ...) costs one branch.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "base/time.h"
+
+namespace stagecoach {
+
+struct TraceFact {
+  std::string_view key;
+  std::variant<uint64_t, std::string_view> value;
+};
+
+class TraceSink {
+ public:
+  virtual ~TraceSink() = default;
+  // `component` names the emitter ("host-a/qp-17"); `event` the decision ("record.placed"). Views are valid for the call.
+  virtual void OnEvent(Instant now, std::string_view component, std::string_view event,
+                       std::initializer_list<TraceFact> facts) = 0;
+};
+
+inline void Trace(TraceSink* sink, Instant now, std::string_view component, std::string_view event,
+                  std::initializer_list<TraceFact> facts = {}) {
+  if (sink != nullptr) sink->OnEvent(now, component, event, facts);
+}
+
+// "1.000002000 host-a/qp-17 record.placed length=64": seconds and nanoseconds since the loop's epoch.
+std::string FormatTraceEvent(Instant now, std::string_view component, std::string_view event,
+                             std::initializer_list<TraceFact> facts);
+
+// Keeps every line; for tests and `--trace`.
+class TraceLog final : public TraceSink {
+ public:
+  void OnEvent(Instant now, std::string_view component, std::string_view event,
+               std::initializer_list<TraceFact> facts) override;
+  const std::vector<std::string>& lines() const { return lines_; }
+
+ private:
+  std::vector<std::string> lines_;
+};
+
+// Folds every line into one number, in constant memory; two runs of one seed must agree.
+class TraceHash final : public TraceSink {
+ public:
+  void OnEvent(Instant now, std::string_view component, std::string_view event,
+               std::initializer_list<TraceFact> facts) override;
+  uint64_t value() const { return hash_; }
+  uint64_t events() const { return events_; }
+
+ private:
+  uint64_t hash_ = 0;
+  uint64_t events_ = 0;
+};
+
+}  // namespace stagecoach

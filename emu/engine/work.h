@@ -1,0 +1,76 @@
+// Work requests and their outcomes, in the transport's terms. emu/nic converts from and to verbs at its edge.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "base/bytes.h"
+
+namespace stagecoach::emu {
+
+enum class SendOpcode : uint8_t { kSend, kSendInvalidate, kWrite, kRead };
+
+// One part of a scatter/gather list: `length` bytes at `address` (the region's iova) under local key `lkey`.
+struct ScatterGather {
+  uint64_t address = 0;
+  uint32_t length = 0;
+  uint32_t lkey = 0;
+};
+
+// A work request of the send queue. The NIC keeps it, and what its spans point to, unchanged until its completion is taken.
+struct SendWork {
+  uint64_t wr_id = 0;
+  SendOpcode opcode = SendOpcode::kSend;
+  bool signaled = false;
+  bool solicited = false;  // Send with Solicited Event
+  bool fence = false;      // start only when earlier Reads are complete
+  bool is_inline = false;  // payload is `inline_data`, not `sges`
+  std::span<const ScatterGather> sges;
+  ConstBytes inline_data;
+  uint32_t remote_stag = 0;  // Write, Read: the peer's; Send with Invalidate: the STag to invalidate
+  uint64_t remote_offset = 0;
+};
+
+// A posted Receive: owned by the NIC's receive queue, valid until its completion is taken.
+struct ReceiveWork {
+  uint64_t wr_id = 0;
+  std::span<const ScatterGather> sges;
+};
+
+// Where the engine finds the next posted Receive.
+class ReceiveSource {
+ public:
+  virtual ~ReceiveSource() = default;
+  // Consumes the oldest posted Receive; null when none is posted. The pointer stays valid until its completion is reported.
+  virtual const ReceiveWork* TakeReceive() = 0;
+};
+
+// Verbs completion statuses this engine can produce; the shim maps them one to one (ibv_wc_status).
+enum class WorkStatus : uint8_t {
+  kSuccess,
+  kLocalLengthError,
+  kLocalProtectionError,
+  kFlushed,
+  kRemoteInvalidRequest,
+  kRemoteAccessError,
+  kRemoteOperationError,
+  kFatal,
+};
+const char* ToString(WorkStatus status);
+
+struct SendCompletion {
+  const SendWork* work = nullptr;
+  WorkStatus status = WorkStatus::kSuccess;
+  uint32_t byte_length = 0;  // Reads: bytes placed
+};
+
+struct ReceiveCompletion {
+  const ReceiveWork* work = nullptr;
+  WorkStatus status = WorkStatus::kSuccess;
+  uint32_t byte_length = 0;
+  bool solicited = false;
+  bool invalidated = false;  // the Send named an STag, and it was invalidated
+  uint32_t invalidated_stag = 0;
+};
+
+}  // namespace stagecoach::emu

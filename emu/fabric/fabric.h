@@ -1,0 +1,88 @@
+// Fabric: what a NIC needs of the world outside it: streams to peers, a loop with a clock, wakeups, and a way to block.
+//
+// One Fabric per host. The TCP fabric runs its loop on a thread of its own; the simulated one runs on the caller's thread in
+// virtual time, which is why blocking is a service of the fabric: where a real host sleeps, a simulated one runs the world.
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/event_loop.h"
+#include "base/result.h"
+#include "emu/fabric/address.h"
+#include "emu/fabric/stream.h"
+
+namespace stagecoach::emu {
+
+// Why a listen or connect failed: an errno (ECONNREFUSED, EADDRINUSE, ETIMEDOUT, EHOSTUNREACH ...) and words for people.
+struct FabricError {
+  int error = 0;
+  std::string message;
+};
+
+// Accepts streams until destroyed. Destruction does not wait for a running callback unless called off the loop thread.
+class Listener {
+ public:
+  virtual ~Listener() = default;
+  virtual IpEndpoint local() const = 0;
+};
+
+// An outgoing connection attempt. Destroying it cancels: the callback will not run after the destructor returns.
+class ConnectAttempt {
+ public:
+  virtual ~ConnectAttempt() = default;
+};
+
+// Wakes whoever waits on a descriptor: completion channels, connection-manager channels. The descriptor is an eventfd in every
+// fabric, so that programs can poll it, change its O_NONBLOCK flag, or hand it to a loop of their own.
+class Notifier {
+ public:
+  virtual ~Notifier() = default;
+  virtual int fd() const = 0;
+  // Makes fd() readable; each Signal adds one. Any thread.
+  virtual void Signal() = 0;
+  // Takes one signal if there is one. Never blocks, whatever the descriptor's flags say.
+  virtual bool Consume() = 0;
+};
+
+class Fabric {
+ public:
+  virtual ~Fabric() = default;
+
+  virtual EventLoop& loop() = 0;
+  // The loop's clock, from any thread.
+  virtual Instant Now() const = 0;
+  // Whether progress is made by a thread of the fabric's own. False in simulation: there, every call is on one thread and a
+  // connection stays armed instead of being leased to pollers.
+  virtual bool HasProgressThread() const = 0;
+
+  // Both callbacks run on the loop. Port 0 chooses a free one. Callable from any thread.
+  using AcceptCallback = std::function<void(std::unique_ptr<Stream>)>;
+  virtual Result<std::unique_ptr<Listener>, FabricError> Listen(const IpEndpoint& local, int backlog,
+                                                                AcceptCallback on_accept) = 0;
+  using ConnectCallback = std::function<void(Result<std::unique_ptr<Stream>, FabricError>)>;
+  // `local` may be unspecified (any source address, any port).
+  virtual std::unique_ptr<ConnectAttempt> Connect(const IpEndpoint& local, const IpEndpoint& remote,
+                                                  ConnectCallback on_done) = 0;
+
+  // The source address this host would use towards `remote`; nullopt when there is no route.
+  virtual std::optional<IpEndpoint> RouteTo(const IpEndpoint& remote) const = 0;
+  // Addresses of this host, loopback last.
+  virtual std::vector<IpEndpoint> LocalAddresses() const = 0;
+
+  virtual std::unique_ptr<Notifier> CreateNotifier() = 0;
+
+  // Blocks the calling program. `lock` is held on entry and exit and released while waiting; `done` is asked under the lock.
+  // Returns false if nothing can ever make `done` true (a simulated world that ran dry: a deadlock of the program).
+  virtual bool Wait(std::unique_lock<std::mutex>& lock, std::condition_variable& changed,
+                    const std::function<bool()>& done) = 0;
+  // Blocks until `fd` of a Notifier is readable. 0, or an errno (EINTR passes a signal on; EDEADLK for a dry world).
+  virtual int WaitReadable(int fd) = 0;
+};
+
+}  // namespace stagecoach::emu

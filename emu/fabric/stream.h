@@ -1,0 +1,67 @@
+// Stream: an ordered, reliable pipe of bytes, non-blocking. What iWARP calls the lower-layer transport (TCP, or a simulated
+// link). Implemented by emu/backend/tcp and emu/sim; filters (byte faults) wrap it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "base/bytes.h"
+#include "emu/fabric/address.h"
+
+namespace stagecoach::emu {
+
+enum class IoStatus : uint8_t {
+  kOk,          // bytes > 0 were moved
+  kWouldBlock,  // nothing moved; try again when ready
+  kEof,         // the peer has finished sending (Read only)
+  kError,       // the stream is dead; `error` is the errno that says why
+};
+
+struct IoResult {
+  IoStatus status = IoStatus::kWouldBlock;
+  size_t bytes = 0;
+  int error = 0;
+};
+
+// Told that a stream may be ready. Called from the fabric's loop thread, never from inside a call on the stream.
+class StreamWatcher {
+ public:
+  virtual ~StreamWatcher() = default;
+  virtual void OnStreamReady() = 0;
+};
+
+// Calls on one stream are serialised by its owner (the connection's lock), except SetWatcher, see below.
+class Stream {
+ public:
+  virtual ~Stream() = default;
+
+  // Scatter read and gather write of at most IOV_MAX parts. May move fewer bytes than asked.
+  virtual IoResult Read(std::span<const MutableBytes> into) = 0;
+  virtual IoResult Write(std::span<const ConstBytes> from) = 0;
+
+  // Readiness is one-shot: after Arm, the watcher is called once when the stream can be read (or written), has ended or has
+  // failed; at once if it already is. Arm replaces the interest of an earlier Arm; Arm(false, false) disarms, and costs
+  // nothing when nothing was armed. A watcher must tolerate one late or spurious call after disarming.
+  virtual void Arm(bool readable, bool writable) = 0;
+
+  // Must be set before the first Arm. SetWatcher(nullptr) disarms and returns only when no call to the old watcher is running
+  // or will start; so it must be called without any lock that the watcher takes. On the loop thread itself it does not wait.
+  virtual void SetWatcher(StreamWatcher* watcher) = 0;
+
+  // Ends sending: the peer reads what was written, then end of file. Reading goes on. Idempotent.
+  virtual void Shutdown() = 0;
+  // Ends both directions at once; the peer sees a reset. Idempotent.
+  virtual void Abort() = 0;
+
+  // A descriptor for a zero-timeout epoll over many streams, or -1 where there is none (simulation).
+  virtual int PollDescriptor() const = 0;
+
+  virtual IpEndpoint local() const = 0;
+  virtual IpEndpoint remote() const = 0;
+
+  // Effective maximum segment size in bytes: what one segment of the transport carries. Sizes the FPDUs (RFC 5044 section 5).
+  virtual size_t MaxSegmentSize() const = 0;
+};
+
+}  // namespace stagecoach::emu
