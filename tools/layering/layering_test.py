@@ -1,0 +1,194 @@
+#!/usr/bin/env python3
+"""The arrows of docs/architecture.md, kept true over the sources and the build graph.
+
+Three checks: each package includes only the foreign headers its row allows; each package depends only on the project packages its row
+allows; and with the provider set to rdma-core nothing under //emu is reachable from the RPC stack. BUILD files are read as the Python they
+nearly are.
+"""
+import ast
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+# Foreign headers beyond the C++ standard library's harmless part, by what they bring in.
+FOREIGN = {
+    "asio": re.compile(r"^asio"),
+    "verbs": re.compile(r"^(infiniband|rdma)/"),
+    "protobuf": re.compile(r"^google/protobuf"),
+    "cli": re.compile(r"^(CLI|fmt|spdlog)/"),
+    "system": re.compile(r"^(sys|net|netinet|arpa|linux)/|^(unistd|fcntl|poll|signal|dlfcn|netdb|ifaddrs|pthread|sched|dirent|ucontext)\.h$"),
+    "threads": re.compile(r"^(thread|mutex|shared_mutex|condition_variable|future|semaphore|barrier|latch)$"),
+    "clock": re.compile(r"^(ctime|time\.h)$"),
+    "random": re.compile(r"^random$"),
+}
+
+# package prefix -> (project packages it may use besides itself and //base, kinds of foreign headers it may include).
+# The longest matching prefix counts. Tests (testonly targets, *_test.cc) may use more and are not looked at.
+ROWS = {
+    "base": ([], []),
+    "base/asio_loop": ([], ["asio", "system", "threads"]),
+    "emu/wire": ([], []),
+    "emu/engine": (["emu/wire"], []),
+    "emu/fabric": ([], ["system", "threads"]),
+    "emu/llp": (["emu/wire", "emu/engine", "emu/fabric"], []),
+    "emu/tap": (["emu/wire", "emu/engine", "emu/fabric", "emu/llp", "emu/fault"], ["system", "threads"]),
+    "emu/nic": (["emu/wire", "emu/engine", "emu/fabric", "emu/llp", "emu/tap", "emu/fault"], ["system", "threads"]),
+    "emu/cm": (["emu/wire", "emu/engine", "emu/fabric", "emu/llp", "emu/tap", "emu/nic"], ["system", "threads"]),
+    "emu/backend/tcp": (["base/asio_loop", "emu/fabric", "emu/llp"], ["asio", "system", "threads"]),
+    "emu/sim": (["emu/fabric", "emu/llp"], ["system", "threads"]),
+    "emu/world": (["base/asio_loop", "emu"], ["system", "threads"]),
+    "verbs_shim/emulated": (["emu"], ["verbs", "system", "threads"]),
+    "verbs_shim/cxx": (["verbs_shim"], ["verbs", "system"]),
+    "verbs_shim": (["verbs_shim/emulated"], []),
+    "rpcrdma/xdr": ([], []),
+    "rpcrdma/onc": (["rpcrdma/xdr"], []),
+    "rpcrdma/wire": (["rpcrdma/xdr", "rpcrdma/onc"], []),
+    "rpcrdma/core": (["rpcrdma/xdr", "rpcrdma/onc", "rpcrdma/wire"], []),
+    "rpcrdma/loop": (["base/asio_loop"], ["asio", "system", "threads"]),
+    "rpcrdma/verbs": (["rpcrdma/core", "rpcrdma/wire", "rpcrdma/onc", "rpcrdma/xdr", "verbs_shim", "verbs_shim/cxx"], ["verbs", "system"]),
+    "rpcrdma/api": (["rpcrdma/core", "rpcrdma/wire", "rpcrdma/onc", "rpcrdma/xdr", "rpcrdma/verbs", "rpcrdma/loop", "base/asio_loop"],
+                    ["asio", "system"]),
+    "rpcrdma/ulb": (["rpcrdma"], ["system", "threads"]),
+}
+
+
+def row_of(package):
+    best = None
+    for prefix in ROWS:
+        if (package == prefix or package.startswith(prefix + "/")) and (best is None or len(prefix) > len(best)):
+            best = prefix
+    return best
+
+
+def labels(node):
+    return [n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+
+
+def read_targets():
+    """{label: {'deps': [...], 'testonly': bool, 'select': {condition: [...]}}} of every BUILD.bazel in the tree."""
+    targets = {}
+    for build in sorted(ROOT.rglob("BUILD.bazel")):
+        package = "" if build.parent == ROOT else build.parent.relative_to(ROOT).as_posix()
+        if package.startswith("bazel-"):
+            continue
+        for statement in ast.parse(build.read_text()).body:
+            call = statement.value if isinstance(statement, ast.Expr) else None
+            if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+                continue
+            arguments = {k.arg: k.value for k in call.keywords}
+            if "name" not in arguments or not isinstance(arguments["name"], ast.Constant):
+                continue
+            name = f"//{package}:{arguments['name'].value}"
+            entry = {"package": package, "rule": call.func.id, "deps": [], "select": {}, "testonly": "test" in call.func.id or "fuzz" in call.func.id}
+            if "testonly" in arguments:
+                entry["testonly"] = True
+            for attribute in ("deps", "actual", "implementation_deps"):
+                node = arguments.get(attribute)
+                if node is None:
+                    continue
+                for part in ast.walk(node):
+                    if isinstance(part, ast.Call) and getattr(part.func, "id", "") == "select":
+                        for key, value in zip(part.args[0].keys, part.args[0].values):
+                            entry["select"].setdefault(key.value, []).extend(normalise(x, package) for x in labels(value))
+                        part.args = []
+                entry["deps"].extend(normalise(x, package) for x in labels(node))
+            targets[name] = entry
+    return targets
+
+
+def normalise(label, package):
+    if label.startswith("@"):
+        return label
+    if label.startswith(":"):
+        return f"//{package}{label}"
+    if ":" not in label:
+        return f"{label}:{label.rsplit('/', 1)[-1]}"
+    return label
+
+
+def package_of(label):
+    return label[2:].split(":")[0]
+
+
+def reachable(start, targets, condition):
+    seen, todo = set(), [start]
+    while todo:
+        label = todo.pop()
+        if label in seen:
+            continue
+        seen.add(label)
+        entry = targets.get(label)
+        if entry is None:
+            continue
+        todo.extend(entry["deps"])
+        if entry["select"]:
+            todo.extend(entry["select"].get(condition, entry["select"].get("//conditions:default", [])))
+    return seen
+
+
+def check_dependencies(targets, errors):
+    for label, entry in targets.items():
+        row = row_of(entry["package"])
+        if row is None or entry["testonly"]:
+            continue
+        allowed = ROWS[row][0]
+        for dep in entry["deps"] + [d for group in entry["select"].values() for d in group]:
+            if dep.startswith("@") or package_of(dep) in ("base", "", entry["package"]):
+                continue
+            package = package_of(dep)
+            if package == row or package.startswith(row + "/"):
+                continue
+            if not any(package == a or package.startswith(a + "/") for a in allowed):
+                errors.append(f"{label} depends on {dep}; {row} may use only: {', '.join(allowed) or 'base'}")
+
+
+def check_includes(errors):
+    for row in ROWS:
+        if not (ROOT / row).is_dir():
+            continue
+        for source in sorted([*(ROOT / row).rglob("*.h"), *(ROOT / row).rglob("*.cc")]):
+            path = source.relative_to(ROOT)
+            if row_of(str(path.parent)) != row or path.stem.endswith("_test") or "tests" in path.parts:
+                continue
+            for number, line in enumerate(source.read_text().splitlines(), 1):
+                found = re.match(r'\s*#\s*include\s*[<"]([^>"]+)[>"]', line)
+                if not found:
+                    continue
+                for kind, pattern in FOREIGN.items():
+                    if pattern.search(found.group(1)) and kind not in ROWS[row][1]:
+                        errors.append(f"{path}:{number}: includes <{found.group(1)}>; {row} may not use {kind} headers")
+
+
+def check_provider(targets, errors):
+    for label, entry in targets.items():
+        if not entry["package"].startswith("rpcrdma/") or entry["testonly"]:
+            continue
+        for hit in reachable(label, targets, "//:provider_rdma_core"):
+            if hit.startswith("//emu"):
+                errors.append(f"{label} reaches {hit} with the provider set to rdma-core")
+    for label, entry in targets.items():
+        if not entry["package"].startswith("emu/") or entry["testonly"]:
+            continue
+        for hit in reachable(label, targets, "//conditions:default"):
+            if hit.startswith(("//verbs_shim", "//rpcrdma")):
+                errors.append(f"{label} reaches {hit}")
+
+
+def main():
+    targets = read_targets()
+    errors = []
+    check_dependencies(targets, errors)
+    check_includes(errors)
+    check_provider(targets, errors)
+    if len(targets) < 10:
+        errors.append(f"only {len(targets)} targets were found below {ROOT}: the check looked in the wrong place")
+    for error in errors:
+        print(error)
+    print(f"{len(targets)} targets, {len(errors)} violations")
+    return 1 if errors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
