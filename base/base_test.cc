@@ -54,6 +54,30 @@ TEST(Crc32c, KnownVectors) {
   EXPECT_EQ(ComputeCrc32c(AsBytes(zeros)), 0x8a9136aau);
 }
 
+TEST(Crc32c, CombiningTwoPiecesGivesTheCrcOfTheWholeAtEverySplit) {
+  std::string text;
+  for (int i = 0; i < 300; ++i) text += static_cast<char>(i * 7);
+  const ConstBytes all = AsBytes(text);
+  for (size_t split = 0; split <= all.size(); ++split) {
+    const uint32_t front = ComputeCrc32c(all.first(split));
+    const uint32_t back = ComputeCrc32c(all.subspan(split));
+    EXPECT_EQ(CombineCrc32c(front, back, all.size() - split), ComputeCrc32c(all)) << split;
+  }
+}
+
+TEST(Crc32c, CombiningWithALongPieceMatchesCombiningItInHalves) {
+  // 2^40 zero bytes cannot be fed; doubling a known CRC of zeros forty times can.
+  const std::byte zero{};
+  uint32_t zeros = ComputeCrc32c({&zero, 1});
+  for (int k = 0; k < 40; ++k) zeros = CombineCrc32c(zeros, zeros, uint64_t{1} << k);
+  const uint32_t a = ComputeCrc32c(AsBytes("stagecoach"));
+  const uint32_t once = CombineCrc32c(a, zeros, uint64_t{1} << 40);
+  uint32_t half = ComputeCrc32c({&zero, 1});
+  for (int k = 0; k < 39; ++k) half = CombineCrc32c(half, half, uint64_t{1} << k);
+  const uint32_t twice = CombineCrc32c(CombineCrc32c(a, half, uint64_t{1} << 39), half, uint64_t{1} << 39);
+  EXPECT_EQ(once, twice);
+}
+
 TEST(Crc32c, TablesAndInstructionAgreeAtEveryLengthAndSplit) {
   Prng prng(1);
   std::string bytes(300, '\0');

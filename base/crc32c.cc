@@ -25,6 +25,28 @@ consteval std::array<std::array<uint32_t, 256>, 8> MakeTables() {
 
 constexpr auto kTables = MakeTables();
 
+// Polynomials over GF(2) modulo the Castagnoli polynomial, bit-reflected as the CRC is: bit 31 is the coefficient of x^0.
+constexpr uint32_t kOne = 0x80000000u;
+
+constexpr uint32_t MultiplyModP(uint32_t a, uint32_t b) {
+  uint32_t product = 0;
+  for (uint32_t bit = kOne; bit != 0; bit >>= 1) {
+    if (a & bit) product ^= b;
+    b = (b >> 1) ^ ((b & 1) ? 0x82f63b78u : 0);  // b * x
+  }
+  return product;
+}
+
+// kByteShifts[k] is x^(8 * 2^k): what appending 2^k zero bytes multiplies a CRC by.
+consteval std::array<uint32_t, 64> MakeByteShifts() {
+  std::array<uint32_t, 64> shifts{};
+  shifts[0] = kOne >> 8;
+  for (size_t k = 1; k < shifts.size(); ++k) shifts[k] = MultiplyModP(shifts[k - 1], shifts[k - 1]);
+  return shifts;
+}
+
+constexpr auto kByteShifts = MakeByteShifts();
+
 }  // namespace
 
 namespace internal {
@@ -81,6 +103,14 @@ uint32_t ComputeCrc32c(ConstBytes bytes) {
   Crc32c crc;
   crc.Update(bytes);
   return crc.Value();
+}
+
+uint32_t CombineCrc32c(uint32_t first, uint32_t second, uint64_t second_size) {
+  // The initial and the final inversion cancel: CRC(A B) = CRC(A) * x^(8 |B|) + CRC(B).
+  for (size_t k = 0; second_size != 0; ++k, second_size >>= 1) {
+    if (second_size & 1) first = MultiplyModP(first, kByteShifts[k]);
+  }
+  return first ^ second;
 }
 
 }  // namespace stagecoach

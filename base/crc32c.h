@@ -22,6 +22,10 @@ class Crc32c {
 
 uint32_t ComputeCrc32c(ConstBytes bytes);
 
+// The CRC32c of two pieces of data laid end to end, from theirs alone: `first` of the front piece, `second` of the
+// `second_size` bytes that follow it. Constant time; for transfers whose pieces arrive in any order.
+uint32_t CombineCrc32c(uint32_t first, uint32_t second, uint64_t second_size);
+
 namespace internal {
 // The two implementations, for the test that compares them.
 uint32_t Crc32cTable(uint32_t state, ConstBytes bytes);
