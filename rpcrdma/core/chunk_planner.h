@@ -1,0 +1,172 @@
+// ChunkPlanner: how do this call and its reply travel?
+//
+// draft-ietf-nfsv4-rfc5666bis-01 sections 4.4 to 4.6 and 5.3. Given the shape of a message and the limits of the
+// connection, PlanCall and PlanReply say which bytes go inline, which by Read chunk, Write chunk, Position-Zero Read chunk
+// or Reply chunk, or refuse with a reason. A plan names pieces of the message, not memory: the driver exposes what the plan
+// lists, in its order, and the header is then encoded from the plan and the resulting steering tags (plan, expose, encode).
+//
+// Pure and total: no state, no I/O, an answer for every input, the same answer every time. The planner does not check what
+// a Binding allows: whoever encodes the message marks the eligible items.
+//
+//   call                                      reply
+//   fits inline             RDMA_MSG          may fit inline            nothing offered
+//   fits without its        RDMA_MSG +        fits without its          Write chunks
+//   largest items           Read chunks       eligible results
+//   does not fit            RDMA_NOMSG +      does not fit              Reply chunk (+ Write chunks)
+//                           Position-Zero
+//                           (+ Read chunks)
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <string>
+
+#include "base/result.h"
+#include "base/small_vector.h"
+#include "rpcrdma/wire/header_v1.h"
+#include "rpcrdma/xdr/reduced_stream.h"
+
+namespace stagecoach::rpcrdma {
+
+// What the connection, the peer and the provider allow. Bytes and counts.
+struct PlanLimits {
+  // Largest Send the peer can receive and largest Send we can receive, transport header included.
+  uint32_t send_inline = 1024;
+  uint32_t receive_inline = 1024;
+  // Of one header, so that a peer with modest limits follows.
+  uint32_t read_segments_max = 64;
+  uint32_t write_chunks_max = 16;
+  uint32_t segments_per_chunk_max = 64;
+  // Segments one call may expose in all, and the longest piece the provider can register or move at once.
+  uint32_t exposed_segments_max = 64;
+  uint32_t segment_length_max = 1u << 30;
+};
+
+// A result that may be placed directly.
+struct ResultShape {
+  uint64_t max_length = 0;     // the longest the result can be
+  uint64_t memory_length = 0;  // of the memory provided for it; at least max_length, a little more admits round-up
+};
+
+struct CallShape {
+  // Bytes of the call without its eligible items and their round-up: RPC header and other arguments.
+  uint64_t base_size = 0;
+  // In ascending position. Only position and data.size() matter here.
+  std::span<const EligibleItem> items;
+  // In the order in which the Binding maps them to Write chunks [5666bis:6.2#2].
+  std::span<const ResultShape> results;
+  // The longest reply without its eligible results: RPC header, counts and other results.
+  uint64_t reply_base_max = 0;
+};
+
+struct ReplyShape {
+  uint64_t base_size = 0;
+  std::span<const EligibleItem> items;
+};
+
+// Bytes of a message, or memory for a reply.
+struct Piece {
+  enum class Source : uint8_t {
+    kBase,         // the encoded message without its eligible items
+    kItem,         // eligible item `index`
+    kPad,          // `length` zero bytes of XDR round-up
+    kResult,       // memory for result `index`
+    kReplyBuffer,  // memory for the whole reply message
+  };
+  Source source = Source::kBase;
+  uint32_t index = 0;
+  uint64_t offset = 0;  // in the source
+  uint64_t length = 0;
+
+  friend bool operator==(const Piece&, const Piece&) = default;
+};
+
+enum class PlanRefusal : uint8_t {
+  kMalformedShape,    // items out of order, unaligned or past the end; result memory too short; a limit of zero
+  kMessageTooLong,    // positions and lengths are 32 bits wide
+  kTooManySegments,   // one of the counts in PlanLimits
+  kHeaderTooLong,     // not even the header with its chunk lists fits the inline threshold
+};
+const char* ToString(PlanRefusal refusal);
+
+struct PlannedRead {
+  uint32_t position = 0;
+  Piece memory;  // its length fits a segment
+  friend bool operator==(const PlannedRead&, const PlannedRead&) = default;
+};
+
+struct CallPlan {
+  MessageType type = MessageType::kMsg;  // kMsg or kNomsg
+  // What follows the header in the Send, in order; empty for kNomsg.
+  SmallVector<Piece, 8> inline_pieces;
+  uint64_t inline_bytes = 0;  // sum of inline_pieces
+  size_t header_size = 0;
+  // The Read list, one entry per segment, in order of position.
+  SmallVector<PlannedRead, 4> reads;
+  // The Write list: segments of all chunks in order, and how many belong to each chunk.
+  SmallVector<Piece, 4> write_segments;
+  SmallVector<uint32_t, 4> write_counts;
+  // The Reply chunk; empty when none is offered.
+  SmallVector<Piece, 4> reply_segments;
+  uint64_t reply_capacity = 0;  // of the buffer the Reply chunk needs; 0 when none is offered
+
+  size_t exposed_segments() const { return reads.size() + write_segments.size() + reply_segments.size(); }
+  // The size of the Send.
+  uint64_t send_size() const { return header_size + inline_bytes; }
+};
+
+Result<CallPlan, PlanRefusal> PlanCall(const CallShape& shape, const PlanLimits& limits);
+
+// Where exposed memory can be reached by the peer.
+struct Exposure {
+  uint32_t handle = 0;
+  uint64_t offset = 0;
+};
+// The header of a planned call. `exposures`: one for each entry of plan.reads, then of plan.write_segments, then of
+// plan.reply_segments; their number must be plan.exposed_segments().
+HeaderV1 MakeCallHeader(const CallPlan& plan, uint32_t xid, uint32_t credits, std::span<const Exposure> exposures);
+
+// One RDMA Write: a contiguous piece of the reply into a contiguous piece of one offered segment.
+struct PlannedWrite {
+  Piece source;    // source.length == target.length
+  Segment target;  // handle, and the exact bytes
+};
+
+struct ReplyPlan {
+  MessageType type = MessageType::kMsg;  // kMsg, or kNomsg when the message goes into the Reply chunk
+  ChunkLists chunks;                     // what was offered, lengths rewritten; no Read list
+  SmallVector<Piece, 8> inline_pieces;
+  uint64_t inline_bytes = 0;
+  size_t header_size = 0;
+  // To be carried out before the Send.
+  SmallVector<PlannedWrite, 8> writes;
+  uint64_t direct_bytes = 0;  // by Write chunk
+  uint64_t reply_bytes = 0;   // by Reply chunk
+
+  uint64_t send_size() const { return header_size + inline_bytes; }
+};
+
+// Why the offered chunks cannot carry this reply. Every one of them means RDMA_ERROR with ERR_CHUNK [5666bis:5.5#6], but
+// kMalformedShape, which is the service's mistake (SYSTEM_ERR).
+enum class ReplyVerdict : uint8_t {
+  kMalformedShape,
+  kWriteChunkTooSmall,  // a result is longer than the Write chunk meant for it
+  kNoRoomForReply,      // neither the Send nor the Reply chunk (if any) is large enough
+  kHeaderTooLong,       // the offered lists, returned, do not fit the inline threshold
+};
+const char* ToString(ReplyVerdict verdict);
+
+// `offered` are the (validated) chunk lists of the call; `send_inline` the largest Send the requester can receive.
+Result<ReplyPlan, ReplyVerdict> PlanReply(const ReplyShape& shape, const ChunkLists& offered, uint32_t send_inline);
+HeaderV1 MakeReplyHeader(const ReplyPlan& plan, uint32_t xid, uint32_t credits);
+
+// Spreads `length` bytes over `segments` in order: each length is rewritten to what the segment receives, those that
+// receive nothing to zero [5666bis:4.4.5.1#1]; their number stays [5666bis:4.4.5#2]. False, and nothing is changed, when they
+// are too small together.
+[[nodiscard]] bool FillSegments(std::span<Segment> segments, uint64_t length);
+
+std::string ToString(const CallPlan& plan);
+std::string ToString(const ReplyPlan& plan);
+
+}  // namespace stagecoach::rpcrdma
