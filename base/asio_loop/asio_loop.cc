@@ -1,0 +1,301 @@
+#include "base/asio_loop/asio_loop.h"
+
+#include <errno.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <asio/executor_work_guard.hpp>
+#include <asio/post.hpp>
+
+#include "base/check.h"
+
+namespace stagecoach {
+namespace {
+
+// How many Asio handlers, and how many timers, one turn runs before the pollers have their turn.
+constexpr int kReadyBatch = 64;
+// How often the poll phase looks into the io_context, which costs a system call.
+constexpr Duration kContextInterval = 10us;
+
+int MakeEpoll() {
+  const int fd = epoll_create1(EPOLL_CLOEXEC);
+  STAGECOACH_CHECK(fd >= 0);
+  return fd;
+}
+
+std::chrono::steady_clock::time_point ToSteady(Instant when) {
+  return std::chrono::steady_clock::time_point(
+      std::chrono::duration_cast<std::chrono::steady_clock::duration>(when.time_since_epoch()));
+}
+
+}  // namespace
+
+// Marks the calling thread as the loop's while it is inside Run or RunOnce.
+class AsioLoop::ThreadScope {
+ public:
+  explicit ThreadScope(AsioLoop* loop) : loop_(loop) {
+    std::thread::id none{};
+    STAGECOACH_CHECK(loop_->loop_thread_.compare_exchange_strong(none, std::this_thread::get_id()));
+  }
+  ~ThreadScope() { loop_->loop_thread_.store(std::thread::id{}); }
+
+ private:
+  AsioLoop* const loop_;
+};
+
+AsioLoop::AsioLoop() : AsioLoop(Options{}) {}
+
+AsioLoop::AsioLoop(const Options& options)
+    : poll_time_(options.poll_time),
+      poll_budget_(options.poll_time),
+      context_(1),
+      wake_timer_(context_),
+      watched_(context_, MakeEpoll()) {}
+
+AsioLoop::~AsioLoop() {
+  STAGECOACH_CHECK(loop_thread_.load() == std::thread::id{});
+}
+
+void AsioLoop::CheckThread() const {
+  const std::thread::id owner = loop_thread_.load(std::memory_order_relaxed);
+  STAGECOACH_CHECK(owner == std::thread::id{} || owner == std::this_thread::get_id());
+}
+
+void AsioLoop::Run() {
+  while (!stop_.exchange(false)) RunOnce();
+}
+
+void AsioLoop::Stop() {
+  stop_.store(true);
+  asio::post(context_, [] {});  // ends a sleep
+}
+
+bool AsioLoop::RunOnce(std::optional<Duration> max_wait) {
+  ThreadScope scope(this);
+  ++counters_.turns;
+  bool did = RunReady();
+  did = PollPhase() || did;
+  if (did || stop_.load()) return did;
+  if (!ArmAll()) return PollOnce();
+  Sleep(max_wait);
+  return RunReady();
+}
+
+Instant AsioLoop::Now() const {
+  return Instant(std::chrono::duration_cast<Duration>(std::chrono::steady_clock::now().time_since_epoch()));
+}
+
+EventLoop::TimerId AsioLoop::At(Instant when, Callback callback) {
+  CheckThread();
+  const TimerId id = next_id_++;
+  timers_.emplace(std::make_pair(when, id), std::move(callback));
+  timer_times_.emplace(id, when);
+  return id;
+}
+
+void AsioLoop::Cancel(TimerId timer) {
+  CheckThread();
+  const auto found = timer_times_.find(timer);
+  if (found == timer_times_.end()) return;
+  const auto entry = timers_.find({found->second, timer});
+  timer_times_.erase(found);
+  // What the callback holds may come back to this loop as it is destroyed: take it out first.
+  const Callback dropped = std::move(entry->second);
+  timers_.erase(entry);
+}
+
+EventLoop::WatchId AsioLoop::WatchReadable(int fd, Callback callback) {
+  CheckThread();
+  const WatchId id = next_id_++;
+  auto [entry, is_new] = watched_fds_.try_emplace(fd, WatchedFd{next_generation_, {}});
+  if (is_new) ++next_generation_;
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.u64 = (static_cast<uint64_t>(entry->second.generation) << 32) | static_cast<uint32_t>(fd);
+  // Also when it is watched already: a descriptor closed meanwhile has left the set by itself.
+  if (epoll_ctl(watched_.native_handle(), EPOLL_CTL_ADD, fd, &event) != 0 && errno != EEXIST) {
+    const int error = errno;
+    if (is_new) watched_fds_.erase(entry);
+    errno = error;
+    return 0;
+  }
+  entry->second.watches.insert(id);
+  watches_.emplace(id, std::make_shared<Watch>(Watch{fd, std::move(callback)}));
+  AwaitWatched();
+  return id;
+}
+
+void AsioLoop::Unwatch(WatchId watch) {
+  CheckThread();
+  const auto found = watches_.find(watch);
+  if (found == watches_.end()) return;
+  const std::shared_ptr<Watch> dropped = found->second;
+  watches_.erase(found);
+  const auto entry = watched_fds_.find(dropped->fd);
+  entry->second.watches.erase(watch);
+  if (!entry->second.watches.empty()) return;
+  watched_fds_.erase(entry);
+  epoll_ctl(watched_.native_handle(), EPOLL_CTL_DEL, dropped->fd, nullptr);
+}
+
+void AsioLoop::Post(Callback callback) {
+  posted_.fetch_add(1, std::memory_order_relaxed);
+  asio::post(context_, [this, callback = std::move(callback)] {
+    posted_.fetch_sub(1, std::memory_order_relaxed);
+    callback();
+  });
+}
+
+EventLoop::PollerId AsioLoop::AddPoller(Poller poller) {
+  CheckThread();
+  const PollerId id = next_id_++;
+  pollers_.push_back(std::make_shared<PollerEntry>(PollerEntry{id, std::move(poller)}));
+  return id;
+}
+
+void AsioLoop::RemovePoller(PollerId poller) {
+  CheckThread();
+  const auto found =
+      std::find_if(pollers_.begin(), pollers_.end(), [&](const auto& entry) { return entry->id == poller; });
+  if (found == pollers_.end()) return;
+  const std::shared_ptr<PollerEntry> dropped = *found;
+  dropped->id = 0;
+  pollers_.erase(found);
+}
+
+bool AsioLoop::RunReady() {
+  bool did = RunDueTimers();
+  // The io_context counts as out of work, and stopped, whenever nothing is pending in it.
+  context_.restart();
+  for (int i = 0; i < kReadyBatch && context_.poll_one() > 0; ++i) did = true;
+  return did;
+}
+
+bool AsioLoop::RunDueTimers() {
+  if (timers_.empty()) return false;
+  // One reading of the clock: a timer that sets itself again for now waits for the next turn.
+  const Instant now = Now();
+  const TimerId limit = next_id_;
+  int run = 0;
+  while (run < kReadyBatch && !timers_.empty()) {
+    const auto first = timers_.begin();
+    if (first->first.first > now || first->first.second >= limit) break;
+    const Callback callback = std::move(first->second);
+    timer_times_.erase(first->first.second);
+    timers_.erase(first);
+    ++run;
+    callback();
+  }
+  return run > 0;
+}
+
+bool AsioLoop::PollOnce() {
+  ++counters_.poll_rounds;
+  bool did = false;
+  // By index, and holding each entry: a poller may add and remove pollers, itself included. One that slips past its
+  // turn through a removal has it in the next round.
+  for (size_t i = 0; i < pollers_.size(); ++i) {
+    const std::shared_ptr<PollerEntry> entry = pollers_[i];
+    did = entry->poller.poll() || did;
+  }
+  return did;
+}
+
+bool AsioLoop::AnyBusy() {
+  return std::any_of(pollers_.begin(), pollers_.end(), [](const auto& entry) { return entry->poller.busy(); });
+}
+
+bool AsioLoop::PollPhase() {
+  if (pollers_.empty()) return false;
+  bool did = PollOnce();
+  if (poll_budget_ <= Duration::zero()) return did;
+  Instant last_event = Now();
+  Instant last_look = last_event;
+  while (!stop_.load(std::memory_order_relaxed) && AnyBusy()) {
+    const bool progressed = PollOnce();
+    const Instant now = Now();
+    const bool due = !timers_.empty() && timers_.begin()->first.first <= now;
+    bool ran = false;
+    if (due || posted_.load(std::memory_order_relaxed) > 0 || now - last_look >= kContextInterval) {
+      ran = RunReady();
+      last_look = now;
+    }
+    if (progressed || ran) {
+      did = true;
+      last_event = now;
+    } else if (now - last_event >= poll_budget_) {
+      break;
+    }
+  }
+  return did;
+}
+
+bool AsioLoop::ArmAll() {
+  bool armed = true;
+  for (size_t i = 0; i < pollers_.size(); ++i) {
+    const std::shared_ptr<PollerEntry> entry = pollers_[i];
+    armed = entry->poller.arm() && armed;
+  }
+  return armed;
+}
+
+void AsioLoop::Sleep(std::optional<Duration> max_wait) {
+  const Instant asleep = Now();
+  if (max_wait) WakeAt(asleep + *max_wait);
+  if (!timers_.empty()) WakeAt(timers_.begin()->first.first);
+  const bool busy = AnyBusy();
+  ++counters_.sleeps;
+  // Nothing pending at all would make run_one return at once instead of waiting for a Post.
+  const auto guard = asio::make_work_guard(context_);
+  context_.restart();
+  context_.run_one();
+  if (!busy || poll_time_ <= Duration::zero()) return;
+  if (Now() - asleep < poll_time_) {
+    poll_budget_ = std::min(poll_time_, poll_budget_ * 2);
+  } else {
+    poll_budget_ = std::max(poll_time_ / 8, poll_budget_ / 2);
+  }
+}
+
+void AsioLoop::WakeAt(Instant when) {
+  // Waking too early is harmless, and cheaper than setting the timer for every change of what comes first.
+  if (wake_at_ && *wake_at_ <= when) return;
+  wake_at_ = when;
+  wake_timer_.expires_at(ToSteady(when));
+  wake_timer_.async_wait([this, when](const asio::error_code& error) {
+    if (!error && wake_at_ == when) wake_at_.reset();
+  });
+}
+
+void AsioLoop::AwaitWatched() {
+  if (awaiting_watched_) return;
+  awaiting_watched_ = true;
+  watched_.async_wait(asio::posix::stream_descriptor::wait_read, [this](const asio::error_code& error) {
+    awaiting_watched_ = false;
+    if (error) return;
+    DispatchWatched();
+    if (!watches_.empty()) AwaitWatched();
+  });
+}
+
+void AsioLoop::DispatchWatched() {
+  epoll_event events[kReadyBatch];
+  const int ready = epoll_wait(watched_.native_handle(), events, kReadyBatch, 0);
+  for (int i = 0; i < ready; ++i) {
+    const int fd = static_cast<int>(events[i].data.u64 & 0xffffffffu);
+    const auto generation = static_cast<uint32_t>(events[i].data.u64 >> 32);
+    const auto entry = watched_fds_.find(fd);
+    // A callback before this one may have ended the watch, and the number may already mean another descriptor.
+    if (entry == watched_fds_.end() || entry->second.generation != generation) continue;
+    const std::vector<WatchId> ids(entry->second.watches.begin(), entry->second.watches.end());
+    for (const WatchId id : ids) {
+      const auto found = watches_.find(id);
+      if (found == watches_.end()) continue;
+      const std::shared_ptr<Watch> watch = found->second;
+      watch->callback();
+    }
+  }
+}
+
+}  // namespace stagecoach
