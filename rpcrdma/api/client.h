@@ -1,0 +1,207 @@
+// Client: ONC RPC calls over one RPC-over-RDMA connection.
+//
+//   AsioLoop loop;
+//   Client client(loop, {});
+//   std::vector<std::byte> sink(1 << 20);
+//   client.AsyncConnect("127.0.0.1", 20049, [&](Result<void, CallError> connected) {
+//     if (!connected) return Report(connected.error().ToString());
+//     CallOptions options;
+//     options.result_buffers = {sink};               // eligible results are placed here by RDMA Write, or copied
+//     client.AsyncCall({kProgram, kVersion, kRead},
+//                      [&](XdrWriter& args) { args.U64(handle); args.U64(offset); args.U32(1 << 20); }, options,
+//                      [&](Result<Reply, CallError> reply) {
+//                        if (!reply) return Report(reply.error().ToString());
+//                        XdrReader results = reply->results();
+//                        const uint32_t status = results.U32("status");
+//                        ConstBytes data = reply->Settle(results.EligibleOpaque("data", 1 << 20), 0);  // now in `sink`
+//                        if (auto end = results.Finish(); !end) return Report(ToString(end.error()));
+//                      });
+//   });
+//   loop.Run();
+//
+// Arguments written with XdrWriter::EligibleOpaque travel by Read chunk when they do not fit inline; the planner decides. A token of
+// Asio takes the place of the last lambda: a callback, asio::use_future, asio::use_awaitable (with the executor of
+// rpcrdma/loop/loop_context.h). Handlers run on the loop's thread unless they are bound to another executor; never inside the call that
+// started the operation.
+//
+// One Client makes one connection. When that is gone, every outstanding call ends with an error that says whether it may have been
+// executed, later calls fail with kNotConnected, and a new Client is needed: a call is sent at most once.
+//
+// Memory: argument bytes given to EligibleOpaque and result buffers belong to the call until its handler runs: at that moment no
+// STag reaches them any more and no Send or RDMA operation uses them. ~Client ends all access before it returns; the handlers of calls
+// still outstanding run afterwards from the loop, with kClosed.
+//
+// Threading: everything on the loop's thread (or before it runs). The loop outlives the Client.
+#pragma once
+
+#include <asio/async_result.hpp>
+#include <asio/associated_executor.hpp>
+#include <asio/dispatch.hpp>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "base/event_loop.h"
+#include "base/result.h"
+#include "base/small_vector.h"
+#include "base/trace.h"
+#include "rpcrdma/api/error.h"
+#include "rpcrdma/api/function.h"
+#include "rpcrdma/core/stats.h"
+#include "rpcrdma/onc/rpc_message.h"
+#include "rpcrdma/xdr/xdr_reader.h"
+#include "rpcrdma/xdr/xdr_writer.h"
+
+struct sockaddr;
+
+namespace stagecoach::rpcrdma {
+
+namespace internal {
+class ClientConnection;
+struct ReplyStorage;
+}  // namespace internal
+
+struct ClientOptions {
+  // Calls this end is ready to have on the wire at a time; the server's grant may be less. 1 to 1024.
+  uint32_t credits = 64;
+  // Largest message sent or received inline, header included; in steps of 1024 bytes up to 256 KiB. The connection uses the smaller of
+  // this and the peer's.
+  uint32_t inline_threshold = 4096;
+  // Calls that may wait for a credit.
+  uint32_t queued_calls_max = 4096;
+  // Bytes of one call message without its eligible items, and of one reply message in a Reply chunk.
+  uint32_t message_bytes_max = 1 << 20;
+  Duration connect_timeout = 10s;
+  // The RDMA Reads a server may have in flight towards this end (IRD); the device may lower it.
+  uint8_t incoming_reads = 16;
+  // Expose memory through type 2 memory windows where the device has them, so that the server may invalidate them with its reply.
+  bool memory_windows = true;
+  // First XID; 0 takes one from the system's generator. Simulations give a number.
+  uint32_t first_xid = 0;
+  TraceSink* trace = nullptr;
+  std::string name = "client";  // in traces
+};
+
+struct ProcedureId {
+  uint32_t program = 0;
+  uint32_t version = 0;
+  uint32_t procedure = 0;
+};
+
+struct CallOptions {
+  // Memory for the eligible results of the call, in the order the Binding names them. Offered as Write chunks when the reply
+  // might not fit inline. A result longer than its buffer fails the call.
+  SmallVector<MutableBytes, 2> result_buffers;
+  // Upper bound in bytes of the rest of the reply: RPC header, results, without eligible results. A Reply chunk is offered when that
+  // might not fit inline. A server that needs more answers ERR_CHUNK.
+  uint32_t reply_bytes_max = 512;
+  // AUTH_NONE when null. Read before AsyncCall returns.
+  const OpaqueAuth* credentials = nullptr;
+  // From AsyncCall until the reply; 0 waits for ever. Expiry closes the connection (see CallError::kTimedOut).
+  Duration timeout = 30s;
+};
+
+using CallId = uint64_t;
+
+// What a successful call brought. Owns the reply message; the eligible results are where CallOptions::result_buffers said, or still in
+// the message.
+class Reply {
+ public:
+  Reply();
+  Reply(Reply&&) noexcept;
+  Reply& operator=(Reply&&) noexcept;
+  ~Reply();
+
+  // Stands at the first byte of the procedure's results. Valid while this Reply lives and is not moved.
+  XdrReader results() const { return XdrReader(stream_); }
+  // How many bytes the server wrote into result buffer `i` by RDMA Write (round-up included, if it wrote that).
+  size_t placed_bytes(size_t i) const;
+  // Makes sure that an eligible result is in result buffer `i`: copies `data` there unless it lies there already (a server that
+  // was offered no Write chunk sends it inline). Returns where it is now: in the buffer, or `data` itself when the buffer is too small.
+  ConstBytes Settle(ConstBytes data, size_t i) const;
+
+ private:
+  friend class internal::ClientConnection;
+  ReducedStream stream_;
+  SmallVector<MutableBytes, 2> buffers_;
+  std::unique_ptr<internal::ReplyStorage> storage_;
+};
+
+class Client {
+ public:
+  using ConnectHandler = UniqueFunction<void(Result<void, CallError>)>;
+  using CallHandler = UniqueFunction<void(Result<Reply, CallError>)>;
+  // Writes a call's arguments. Runs before AsyncCall returns, and again with a larger buffer when they did not fit: no side effects.
+  using ArgsWriter = FunctionRef<void(XdrWriter&)>;
+
+  Client(EventLoop& loop, ClientOptions options);
+  ~Client();
+  Client(const Client&) = delete;
+  Client& operator=(const Client&) = delete;
+
+  // --- With plain callbacks ---
+
+  // Once per Client. `host` is a numeric address, or a name, which is resolved on a thread of its own.
+  void Connect(std::string_view host, uint16_t port, ConnectHandler handler);
+  void Connect(const sockaddr* address, ConnectHandler handler);
+  // Returns an id for Cancel, or 0 when the call failed at once (the handler then runs from the loop with the error).
+  CallId Call(const ProcedureId& procedure, ArgsWriter args, const CallOptions& options, CallHandler handler);
+  // Ends the call with kCancelled as soon as its memory is safe. Its credit returns with the server's reply. Does nothing for an id
+  // that is complete.
+  void Cancel(CallId call);
+  // Orderly end: refuses new calls, disconnects, completes what is outstanding with kClosed, then runs `handler`.
+  void Close(UniqueFunction<void()> handler);
+
+  // --- With completion tokens ---
+
+  // Signature void(Result<void, CallError>).
+  template <typename Token>
+  auto AsyncConnect(std::string_view host, uint16_t port, Token&& token) {
+    return asio::async_initiate<Token, void(Result<void, CallError>)>(
+        [this](auto handler, std::string host, uint16_t port) {
+          Connect(host, port, Bind<Result<void, CallError>>(std::move(handler)));
+        },
+        token, std::string(host), port);
+  }
+
+  // Signature void(Result<Reply, CallError>). With a token that starts lazily (use_awaitable) everything `args` and `options` refer to
+  // must stay alive until the operation is awaited: await it in the same expression.
+  template <typename Args, typename Token>
+  auto AsyncCall(const ProcedureId& procedure, Args&& args, const CallOptions& options, Token&& token) {
+    return asio::async_initiate<Token, void(Result<Reply, CallError>)>(
+        [this](auto handler, ProcedureId procedure, std::decay_t<Args> args, CallOptions options) {
+          Call(procedure, args, options, Bind<Result<Reply, CallError>>(std::move(handler)));
+        },
+        token, procedure, std::forward<Args>(args), options);
+  }
+
+  // --- What is going on ---
+
+  bool connected() const;
+  // Calls sent or waiting.
+  size_t outstanding() const;
+  // "127.0.0.1:20049", as asked for.
+  const std::string& peer() const;
+  ConnectionStats stats() const;
+  EventLoop& loop() const;
+  // Called once if the connection ends for a reason that is not Close() or ~Client.
+  void OnConnectionLost(UniqueFunction<void(const CallError&)> handler);
+
+ private:
+  // A handler that runs on its associated executor; directly, when it has none.
+  template <typename Outcome, typename Handler>
+  static auto Bind(Handler handler) {
+    return [handler = std::move(handler)](Outcome outcome) mutable {
+      auto executor = asio::get_associated_executor(handler);
+      asio::dispatch(executor, [handler = std::move(handler), outcome = std::move(outcome)]() mutable {
+        std::move(handler)(std::move(outcome));
+      });
+    };
+  }
+
+  std::shared_ptr<internal::ClientConnection> connection_;
+};
+
+}  // namespace stagecoach::rpcrdma

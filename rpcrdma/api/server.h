@@ -1,0 +1,92 @@
+// Server: listens for RPC-over-RDMA connections and hands their calls to Services.
+//
+//   AsioLoop loop;
+//   Echo echo;                                    // a Service, see service.h
+//   Server server(loop, {});
+//   server.Register(&echo);
+//   if (auto listening = server.Listen("127.0.0.1", 20049); !listening) return Report(listening.error().ToString());
+//   loop.Run();                                   // until somebody calls server.Stop(5s, [&] { loop.Stop(); })
+//
+// Threading: everything on the loop's thread (or before it runs). Loop and services outlive the Server.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "base/event_loop.h"
+#include "base/result.h"
+#include "base/trace.h"
+#include "rpcrdma/api/error.h"
+#include "rpcrdma/api/function.h"
+#include "rpcrdma/api/service.h"
+#include "rpcrdma/core/stats.h"
+
+struct sockaddr;
+
+namespace stagecoach::rpcrdma {
+
+namespace internal {
+class ServerImpl;
+}
+
+struct ServerOptions {
+  // Calls one client may have in progress; granted in every reply. 1 to 1024.
+  uint32_t credits = 64;
+  // As in ClientOptions.
+  uint32_t inline_threshold = 4096;
+  // Connections beyond this are rejected.
+  uint32_t clients_max = 128;
+  int backlog = 64;
+  // RDMA Reads in flight towards one client (ORD); the client and the device may lower it.
+  uint8_t outgoing_reads = 16;
+  // Memory held for one client: arguments that came by Read chunk and Buffers. A call that has to wait for it waits; it must be at least
+  // call_bytes_max.
+  uint64_t client_bytes_max = 256u << 20;
+  // Memory one call may ask for by its Read chunks; more is answered with ERR_CHUNK.
+  uint64_t call_bytes_max = 32u << 20;
+  // A reply message without its eligible results.
+  uint32_t message_bytes_max = 1 << 20;
+  TraceSink* trace = nullptr;
+  std::string name = "server";  // in traces
+};
+
+struct ServerStats {
+  ConnectionStats connections;  // summed over all connections, past and present; credits_granted over those present
+  uint64_t clients = 0;         // connected now
+  uint64_t clients_total = 0;   // since the start
+  uint64_t clients_rejected = 0;
+};
+
+class Server {
+ public:
+  Server(EventLoop& loop, ServerOptions options);
+  // Ends everything at once; after it returns no connection touches memory. Requests still held by services stay valid and lead nowhere.
+  ~Server();
+  Server(const Server&) = delete;
+  Server& operator=(const Server&) = delete;
+
+  // Before Listen. Two services must not have the same program.
+  void Register(Service* service);
+
+  // `host` is a numeric address or a name (then resolved before this returns); port 0 takes a free one.
+  Result<void, CallError> Listen(std::string_view host, uint16_t port);
+  Result<void, CallError> Listen(const sockaddr* address);
+  // Bound port, host byte order; 0 before Listen.
+  uint16_t port() const;
+
+  // Accepts no more clients, lets calls in progress finish for at most `grace`, disconnects everybody, then runs `done`.
+  void Stop(Duration grace, UniqueFunction<void()> done);
+
+  ServerStats stats() const;
+
+  // Observers for logs: "10.0.0.7:53422", and why it went.
+  void OnClientConnected(UniqueFunction<void(const std::string& peer)> observer);
+  void OnClientGone(UniqueFunction<void(const std::string& peer, const std::string& why, const ConnectionStats&)> observer);
+
+ private:
+  std::shared_ptr<internal::ServerImpl> impl_;
+};
+
+}  // namespace stagecoach::rpcrdma

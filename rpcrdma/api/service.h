@@ -1,0 +1,143 @@
+// Service: an RPC program that a Server offers; Request: one call of it, to be finished now or later.
+//
+//   class Echo final : public Service {
+//    public:
+//     uint32_t program() const override { return 0x20000001; }
+//     VersionRange versions() const override { return {1, 1}; }
+//     void Handle(Request request) override {
+//       switch (request.procedure()) {
+//         case 0:
+//           return request.Reply();                                       // NULL
+//         case 1: {
+//           XdrReader& args = request.args();
+//           ConstBytes data = args.EligibleOpaque("data", 1 << 20);       // inline, or where the RDMA Read put it
+//           if (!args.Finish()) return request.Fail(AcceptStat::kGarbageArgs);
+//           std::optional<Buffer> copy = request.Allocate(data.size());
+//           if (!copy) return request.Fail(AcceptStat::kSystemErr);
+//           CopyBytes(copy->bytes(), data);
+//           ConstBytes result = copy->bytes();
+//           return request.Reply([&](XdrWriter& results) { results.EligibleOpaque(result); }, std::move(*copy));
+//         }
+//         default:
+//           return request.Fail(AcceptStat::kProcUnavail);
+//       }
+//     }
+//   };
+//
+// The Server answers calls of unknown programs and versions itself; procedures, NULL included, are the Service's.
+//
+// Threading: everything on the loop's thread. A service that computes elsewhere keeps the Request and posts its end back to the loop.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "base/bytes.h"
+#include "rpcrdma/api/function.h"
+#include "rpcrdma/onc/rpc_message.h"
+#include "rpcrdma/xdr/xdr_reader.h"
+#include "rpcrdma/xdr/xdr_writer.h"
+
+namespace stagecoach::rpcrdma {
+
+namespace internal {
+class ServerConnection;
+struct RequestState;
+class BlockPool;
+struct Block;
+}  // namespace internal
+
+// One client connection, for as long as the server runs; never reused.
+using ClientId = uint64_t;
+
+// Memory of one connection's pool, already known to its device, for a result that may travel by RDMA Write. Returns to the
+// pool when destroyed. Empty after being moved from.
+class Buffer {
+ public:
+  Buffer();
+  Buffer(Buffer&&) noexcept;
+  Buffer& operator=(Buffer&&) noexcept;
+  ~Buffer();
+
+  // As many bytes as were asked for; content undefined at first.
+  MutableBytes bytes() const { return bytes_; }
+
+ private:
+  friend class Request;
+  friend class internal::ServerConnection;
+  std::shared_ptr<internal::BlockPool> pool_;
+  internal::Block* block_ = nullptr;
+  MutableBytes bytes_;
+};
+
+// One call. Exactly one of Reply, Fail and Deny ends it; a Request destroyed before that is answered with SYSTEM_ERR. When the client is
+// gone, ending it does nothing. What args() returned views of is valid until the end of the call, client gone or not.
+class Request {
+ public:
+  // Writes a call's results. Runs before Reply returns, and again with a larger buffer when they did not fit: no side effects.
+  using ResultsWriter = FunctionRef<void(XdrWriter&)>;
+
+  Request(Request&&) noexcept;
+  Request& operator=(Request&&) noexcept;
+  ~Request();
+
+  uint32_t program() const;
+  uint32_t version() const;
+  uint32_t procedure() const;
+  // Program, version, procedure, credential and verifier as sent. Credentials are claims: nothing has verified them.
+  const CallHeader& header() const;
+  ClientId client() const;
+  // "127.0.0.1:53422".
+  const std::string& peer() const;
+  // Whether the client is still there.
+  bool connected() const;
+
+  // Stands behind the call header. Eligible arguments are read in place with EligibleOpaque.
+  XdrReader& args();
+
+  // Room in bytes that the client offers for its `i`-th eligible result (Write chunk); nullopt when it offers no such chunk, in which case
+  // the result travels inside the reply message.
+  std::optional<uint64_t> result_room(size_t i) const;
+
+  // Pooled memory for an eligible result. nullopt when this client's share of memory (ServerOptions::client_bytes_max) is used up.
+  std::optional<Buffer> Allocate(size_t bytes);
+
+  // Accepted, SUCCESS. Eligible items go into the client's Write chunks, one each, in order; those beyond the chunks offered, and all when
+  // none are, become part of the message. A reply that fits neither inline nor in a Reply chunk becomes ERR_CHUNK.
+  void Reply();  // void results
+  // Everything is copied before this returns: eligible items are small or come inline.
+  void Reply(ResultsWriter results);
+  // Eligible items lie in `memory` (and nowhere else), which is kept until the device is done with it.
+  void Reply(ResultsWriter results, Buffer memory);
+  // The same for memory that is not of the pool; registered for the duration of the reply.
+  void Reply(ResultsWriter results, std::shared_ptr<const void> memory);
+
+  // Accepted, not executed: PROC_UNAVAIL, GARBAGE_ARGS or SYSTEM_ERR.
+  void Fail(AcceptStat stat);
+  // Denied: AUTH_ERROR.
+  void Deny(AuthStat stat);
+
+ private:
+  friend class internal::ServerConnection;
+  explicit Request(std::unique_ptr<internal::RequestState> state);
+  std::unique_ptr<internal::RequestState> state_;
+};
+
+class Service {
+ public:
+  virtual ~Service() = default;
+
+  virtual uint32_t program() const = 0;
+  virtual VersionRange versions() const = 0;
+  // A call of program(), in versions(), whose header was well formed.
+  virtual void Handle(Request request) = 0;
+
+  // A client connected, or is gone; its outstanding Requests still exist and may be ended.
+  virtual void OnClientConnected(ClientId /*client*/, const std::string& /*peer*/) {}
+  virtual void OnClientGone(ClientId /*client*/) {}
+};
+
+}  // namespace stagecoach::rpcrdma
