@@ -1,0 +1,55 @@
+// CombiningLock: a lock whose holder also does what others ask for while it is held.
+//
+// One atomic word holds a locked bit and request bits. Request(bits) sets its bits and the locked bit in one step: if
+// the lock was free the caller has it and serves the bits, otherwise the holder will. A holder leaves only by replacing
+// exactly "locked, no requests" with 0; if a request slipped in the exchange fails and the holder serves it first. So a
+// request is served exactly when it is made or by a holder that has not left yet: no wakeup is lost, and no requester
+// waits.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace stagecoach::emu {
+
+class CombiningLock {
+ public:
+  // Bits 0 and 1 are the lock's own.
+  static constexpr uint32_t kFirstRequestBit = 2;
+
+  // True: the caller holds the lock and must serve with Leave(). False: the holder will.
+  bool Request(uint32_t bits) { return (word_.fetch_or(bits | kLocked, std::memory_order_seq_cst) & kLocked) == 0; }
+
+  // Takes the lock if it is free.
+  bool TryEnter() { return Request(0); }
+
+  // Waits for the lock.
+  void Enter() {
+    for (;;) {
+      const uint32_t seen = word_.fetch_or(kLocked | kWaiting, std::memory_order_seq_cst);
+      if ((seen & kLocked) == 0) return;
+      word_.wait(seen | kWaiting, std::memory_order_acquire);
+    }
+  }
+
+  // Serves requests with `serve(bits)` until none is left, then unlocks.
+  template <typename Serve>
+  void Leave(Serve&& serve) {
+    bool wake = false;
+    for (;;) {
+      const uint32_t bits = word_.exchange(kLocked, std::memory_order_seq_cst);
+      wake = wake || (bits & kWaiting) != 0;
+      if (const uint32_t requests = bits & ~(kLocked | kWaiting); requests != 0) serve(requests);
+      uint32_t expected = kLocked;
+      if (word_.compare_exchange_strong(expected, 0, std::memory_order_seq_cst)) break;
+    }
+    if (wake) word_.notify_all();
+  }
+
+ private:
+  static constexpr uint32_t kLocked = 1u << 0;
+  static constexpr uint32_t kWaiting = 1u << 1;
+  std::atomic<uint32_t> word_{0};
+};
+
+}  // namespace stagecoach::emu

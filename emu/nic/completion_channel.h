@@ -1,0 +1,101 @@
+// Completion channels and asynchronous events: queues of small events behind a descriptor that programs can poll.
+//
+// Threading: every member from any thread. The lock of a channel is a leaf: it is taken under a CQ's lock, and nothing
+// is taken under it.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+
+#include "base/result.h"
+#include "emu/fabric/fabric.h"
+
+namespace stagecoach::emu {
+
+class CompletionQueue;
+class QueuePair;
+
+// ibv_comp_channel. Made by Nic::CreateChannel; lives until Nic::DestroyChannel, which refuses (EBUSY) while a CQ uses
+// it.
+class CompletionChannel {
+ public:
+  CompletionChannel(Fabric& fabric, uint32_t handle);
+  CompletionChannel(const CompletionChannel&) = delete;
+  CompletionChannel& operator=(const CompletionChannel&) = delete;
+
+  uint32_t handle() const { return handle_; }
+  int fd() const { return notifier_->fd(); }
+
+  // ibv_get_cq_event: the oldest event. With none, EAGAIN if the program made fd() non-blocking, else waits; the errno
+  // of an interrupted wait otherwise. Each event got must be acknowledged on its CQ (CompletionQueue::AckEvents) before
+  // the CQ can be destroyed.
+  Result<CompletionQueue*, int> GetEvent();
+
+ private:
+  friend class CompletionQueue;
+  void Push(CompletionQueue* cq);
+  // Takes the CQ's undelivered events back.
+  void Forget(CompletionQueue* cq);
+
+  Fabric& fabric_;
+  const uint32_t handle_;
+  std::unique_ptr<Notifier> notifier_;
+  std::mutex mutex_;
+  std::deque<CompletionQueue*> events_;  // guarded by mutex_
+};
+
+// ibv_event_type, as far as this device raises them.
+enum class AsyncEventType : uint8_t {
+  kCqError,
+  kQpFatal,
+  kQpRequestError,
+  kQpAccessError,
+  kDeviceFatal,
+};
+const char* ToString(AsyncEventType type);
+
+// Counts the events a program has taken about one object and not acknowledged yet; destroying the object waits for
+// them. Part of the object; guarded by the queue's lock.
+struct EventAccount {
+  uint64_t delivered = 0;
+  uint64_t acknowledged = 0;
+};
+
+struct AsyncEvent {
+  AsyncEventType type = AsyncEventType::kDeviceFatal;
+  CompletionQueue* cq = nullptr;    // kCqError
+  QueuePair* qp = nullptr;          // kQp*
+  EventAccount* account = nullptr;  // of that object; null for the device
+};
+
+// The asynchronous events of one open device (ibv_context).
+class AsyncEventQueue {
+ public:
+  explicit AsyncEventQueue(Fabric& fabric);
+  AsyncEventQueue(const AsyncEventQueue&) = delete;
+  AsyncEventQueue& operator=(const AsyncEventQueue&) = delete;
+
+  int fd() const { return notifier_->fd(); }
+
+  // ibv_get_async_event: as CompletionChannel::GetEvent.
+  Result<AsyncEvent, int> GetEvent();
+  // ibv_ack_async_event.
+  void Ack(const AsyncEvent& event);
+
+  void Push(const AsyncEvent& event);
+  // Called before the object of `account` goes: takes undelivered events about it back and waits until delivered ones
+  // are acknowledged.
+  void Settle(EventAccount* account);
+
+ private:
+  Fabric& fabric_;
+  std::unique_ptr<Notifier> notifier_;
+  std::mutex mutex_;
+  std::condition_variable acked_;
+  std::deque<AsyncEvent> events_;  // guarded by mutex_
+};
+
+}  // namespace stagecoach::emu

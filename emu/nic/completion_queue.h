@@ -1,0 +1,136 @@
+// CompletionQueue: a fixed ring of completions, its arming, and the polling that drives the connections which complete
+// into it.
+//
+// Threading: every public member from any thread. Locks, in order: drive_mutex_ (held while this CQ's connections are
+// pumped by a poller), then a connection's lock, then mutex_ (the ring and the arming; a leaf but for the channel's and
+// the event queue's locks).
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "base/time.h"
+#include "emu/nic/completion_channel.h"
+#include "emu/nic/device_profile.h"
+#include "emu/nic/work_types.h"
+
+namespace stagecoach::emu {
+
+class NicLoop;
+
+// What a CQ needs of a connection that completes into it.
+class PolledConnection {
+ public:
+  virtual ~PolledConnection() = default;
+  // Moves whatever is ready, without waiting: returns true if anything moved. Does nothing while another thread is at
+  // it.
+  virtual bool Drive() = 0;
+  // A descriptor that is readable when Drive() would find something, or -1.
+  virtual int PollDescriptor() const = 0;
+};
+
+class CompletionQueue {
+ public:
+  // `channel` may be null; `events` takes the overflow. `loop` is null where no progress thread exists (simulation):
+  // then nothing is leased.
+  CompletionQueue(Fabric& fabric, NicLoop* loop, const DeviceProfile& profile, uint32_t handle, uint32_t capacity,
+                  CompletionChannel* channel, AsyncEventQueue* events, void* cookie);
+  ~CompletionQueue();
+  CompletionQueue(const CompletionQueue&) = delete;
+  CompletionQueue& operator=(const CompletionQueue&) = delete;
+
+  uint32_t handle() const { return handle_; }
+  // What the consumer attached at creation (ibv_cq::cq_context, or the shim's object).
+  void* cookie() const { return cookie_; }
+  void set_cookie(void* cookie) { cookie_ = cookie; }
+  CompletionChannel* channel() const { return channel_; }
+  uint32_t capacity() const;
+
+  // --- The consumer's side ---
+
+  // ibv_poll_cq: takes up to out.size() completions, oldest first, and returns how many. Finding none it drives the
+  // connections of this CQ and looks again. Never waits.
+  size_t Poll(std::span<WorkCompletion> out);
+  // ibv_req_notify_cq: the next completion added (or the next solicited or failed one) puts one event on the channel.
+  // Asking for any completion overrules an earlier request for solicited ones, never the reverse. No effect without a
+  // channel.
+  void RequestNotify(bool solicited_only);
+  // ibv_ack_cq_events.
+  void AckEvents(uint32_t count);
+  // Keeps what is in the ring. EINVAL when that does not fit `capacity`.
+  int Resize(uint32_t capacity);
+
+  // --- The NIC's side ---
+
+  // False if the ring is full: the CQ is then in error, for good, and kCqError has been raised once.
+  bool Push(const WorkCompletion& completion);
+  // Forgets the completions of a destroyed QP.
+  void RemoveCompletionsOf(uint32_t qp_number);
+  // Called before destruction, without locks: takes undelivered events back and waits until delivered ones are
+  // acknowledged.
+  void Settle();
+
+  // Connections that complete into this CQ. Detach returns when no poller is inside the connection or will be.
+  void Attach(PolledConnection* connection);
+  void Detach(PolledConnection* connection);
+
+  // The end of the pollers' lease: until then they, and not the loop's thread, move this CQ's connections
+  // (connection.h).
+  Instant LeaseEnd() const { return Instant(Duration(lease_end_.load(std::memory_order_seq_cst))); }
+  // Connections of this CQ that the lease keeps disarmed; counted by NicLoop.
+  std::atomic<uint32_t>& parked() { return parked_; }
+
+  uint64_t pushed() const;
+
+ private:
+  enum class Armed : uint8_t { kNo, kSolicited, kAny };
+  struct Attachment {
+    PolledConnection* connection = nullptr;
+    uint32_t idle_polls = 0;
+    bool watched = false;  // in poll_set_, or without a descriptor
+  };
+
+  size_t TakeCompletions(std::span<WorkCompletion> out);
+  void Drive();
+  void DriveWatched();
+
+  Fabric& fabric_;
+  NicLoop* const loop_;
+  const DeviceProfile& profile_;
+  const uint32_t handle_;
+  void* cookie_;
+  CompletionChannel* const channel_;
+  AsyncEventQueue* const events_;
+
+  mutable std::mutex mutex_;
+  std::vector<WorkCompletion> ring_;  // guarded by mutex_, as all up to the next blank line
+  size_t first_ = 0;
+  size_t used_ = 0;
+  Armed armed_ = Armed::kNo;
+  bool overrun_ = false;
+  uint64_t pushed_ = 0;
+  uint64_t events_delivered_ = 0;  // got by the program; counted by the channel under mutex_ of this CQ
+  uint64_t events_acknowledged_ = 0;
+  std::condition_variable acked_;
+
+  std::atomic<size_t> used_hint_{0};  // used_, readable without the lock: an empty poll takes none
+
+  std::atomic<int64_t> lease_end_{0};
+  std::atomic<uint32_t> parked_{0};
+
+  std::mutex drive_mutex_;
+  std::vector<Attachment> attachments_;  // guarded by drive_mutex_, as all below
+  int poll_set_ = -1;                    // epoll descriptor of the connections that have been idle for a while
+  uint32_t polls_since_watch_ = 0;
+
+  EventAccount async_account_;
+  friend class CompletionChannel;
+  friend class Nic;
+};
+
+}  // namespace stagecoach::emu

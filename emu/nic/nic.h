@@ -1,0 +1,135 @@
+// Nic: one RDMA device: its objects, their limits and dependencies, and the way a connection is put under a QP.
+//
+// Programs reach it through an open device (NicContext, ibv_context). Control operations name objects by handle, as the
+// kernel does, and answer with an errno: ENOENT for a handle that names nothing, EINVAL for an argument that names
+// nothing or an attribute out of bounds, ENOMEM at a limit, EBUSY while something depends on the object, ENODEV in a
+// forked child. Data-path operations are on the objects.
+//
+// Threading: every member from any thread. The control lock is never held while a connection's or CQ's lock is waited
+// for by its holder's callers, and nothing on the data path takes it. Locks, the lost-wakeup argument and the lease:
+// connection.h.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "base/trace.h"
+#include "emu/fabric/fabric.h"
+#include "emu/llp/llp.h"
+#include "emu/nic/completion_channel.h"
+#include "emu/nic/completion_queue.h"
+#include "emu/nic/device_profile.h"
+#include "emu/nic/memory_registry.h"
+#include "emu/nic/nic_loop.h"
+#include "emu/nic/queue_pair.h"
+#include "emu/nic/stag_source.h"
+
+namespace stagecoach::emu {
+
+// An open device. Objects belong to the context they were made in; closing it destroys what is left of them.
+class NicContext {
+ public:
+  explicit NicContext(Fabric& fabric, uint32_t id) : id_(id), async_events_(fabric) {}
+  uint32_t id() const { return id_; }
+  AsyncEventQueue& async_events() { return async_events_; }
+
+ private:
+  const uint32_t id_;
+  AsyncEventQueue async_events_;
+};
+
+struct NicOptions {
+  std::string name = "stagecoach0";
+  std::unique_ptr<StagSource> stags;  // null: SystemStagSource()
+  TraceSink* trace = nullptr;
+  // Wraps the record layer of each new connection: capture, delay and fault taps. Null: nothing.
+  std::function<std::unique_ptr<Llp>(std::unique_ptr<Llp>)> tap;
+};
+
+// What the handshake has agreed on.
+struct ConnectionSetup {
+  std::unique_ptr<Llp> llp;  // over a stream past its handshake, with any bytes read beyond it; no watcher set
+  bool initiator = false;
+  uint32_t ird = 0;  // Reads of the peer we answer at once
+  uint32_t ord = 0;  // Reads of ours outstanding at once
+  // RFC 6581 section 4: with a peer-to-peer agreement the initiator's first record is the RTR, and the responder may
+  // send when it has come. Without one the same holds for whatever the initiator sends first (RFC 5044 section 7.1.2).
+  enum class Rtr : uint8_t { kNone, kSend, kWrite, kRead } rtr = Rtr::kNone;
+  ConnectionObserver* observer = nullptr;  // must stay until OnClosed or QueuePair::ClearObserver
+};
+
+class Nic {
+ public:
+  Nic(Fabric& fabric, DeviceProfile profile, NicOptions options);
+  ~Nic();
+  Nic(const Nic&) = delete;
+  Nic& operator=(const Nic&) = delete;
+
+  Fabric& fabric() { return fabric_; }
+  const DeviceProfile& profile() const { return profile_; }
+  const std::string& name() const { return options_.name; }
+  TraceSink* trace() const { return options_.trace; }
+  MemoryRegistry& registry() { return registry_; }
+
+  Result<NicContext*, int> OpenContext();
+  int CloseContext(NicContext* context);
+
+  // --- Protection domains ---
+  Result<uint32_t, int> AllocatePd(NicContext& context);
+  int DeallocatePd(uint32_t pd);
+
+  // --- Memory; a region's or window's handle is its own number, apart from its STag ---
+  struct Region {
+    uint32_t handle = 0;
+    uint32_t stag = 0;  // lkey and rkey
+  };
+  Result<Region, int> RegisterRegion(NicContext& context, const RegionRequest& request);
+  int DeregisterRegion(uint32_t handle);
+  Result<Region, int> AllocateWindow(NicContext& context, uint32_t pd);
+  int DeallocateWindow(uint32_t handle);
+
+  // --- Completion channels and queues ---
+  Result<CompletionChannel*, int> CreateChannel(NicContext& context);
+  int DestroyChannel(CompletionChannel* channel);
+  // `capacity` at least 1 and at most the profile's max_cqe. `channel` may be null.
+  Result<CompletionQueue*, int> CreateCq(NicContext& context, uint32_t capacity, CompletionChannel* channel,
+                                         void* cookie);
+  int ResizeCq(uint32_t handle, uint32_t capacity);
+  // Waits until the program has acknowledged the events it got.
+  int DestroyCq(uint32_t handle);
+  CompletionQueue* FindCq(uint32_t handle);
+
+  // --- Queue pairs ---
+  Result<QueuePair*, int> CreateQp(NicContext& context, const QpCreate& create);
+  int DestroyQp(uint32_t handle);
+  QueuePair* FindQp(uint32_t handle);
+  QueuePair* FindQpByNumber(uint32_t qp_number);
+
+  // Puts a connection under a QP in INIT (or RESET, RTR) and brings it to RTS. EINVAL: wrong state or unknown QP;
+  // EISCONN: it has one. On failure the stream is aborted with `setup.llp`.
+  int AttachConnection(uint32_t qp_number, ConnectionSetup setup);
+
+  struct Counters {
+    uint64_t connections = 0;  // ever attached
+    QueuePair::Counters work;  // of all QPs, past ones included
+    MemoryRegistry::Counters memory;
+  };
+  Counters counters() const;
+
+ private:
+  friend class QueuePair;
+
+  Fabric& fabric_;
+  const DeviceProfile profile_;
+  NicOptions options_;
+  MemoryRegistry registry_;
+};
+
+}  // namespace stagecoach::emu

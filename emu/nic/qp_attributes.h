@@ -1,0 +1,39 @@
+// Attributes of a QP as ibv_modify_qp and ibv_query_qp know them.
+#pragma once
+
+#include <cstdint>
+
+namespace stagecoach::emu {
+
+// In the order of ibv_qp_state.
+enum class QpState : uint8_t { kReset, kInit, kRtr, kRts, kSqd, kSqe, kError };
+const char* ToString(QpState state);
+
+struct QpCapabilities {
+  uint32_t max_send_wr = 0;
+  uint32_t max_receive_wr = 0;
+  uint32_t max_send_sge = 0;
+  uint32_t max_receive_sge = 0;
+  uint32_t max_inline = 0;  // bytes
+};
+
+// What an RC QP can be told. On iWARP most of it is remembered and without effect: the stream, not the QP, names the
+// peer.
+struct QpAttributes {
+  QpState state = QpState::kReset;
+  uint32_t access = 0;  // AccessFlags the QP grants to the peer
+  uint16_t pkey_index = 0;
+  uint8_t port = 1;
+  uint8_t path_mtu = 0;  // ibv_mtu
+  uint32_t destination_qp_number = 0;
+  uint32_t receive_psn = 0;
+  uint32_t send_psn = 0;
+  uint8_t max_rd_atomic = 0;       // ORD
+  uint8_t max_dest_rd_atomic = 0;  // IRD
+  uint8_t min_rnr_timer = 0;
+  uint8_t timeout = 0;
+  uint8_t retry_count = 0;
+  uint8_t rnr_retry = 0;
+};
+
+}  // namespace stagecoach::emu

@@ -1,0 +1,155 @@
+// QueuePair: send and receive queues, the state machine applied to them, and the connection they are bound to.
+//
+// Posting rules (ibv_post_send(3), ibv_post_recv(3)): a send is refused with EINVAL before RTS, a receive only in
+// RESET; in ERROR both are taken and complete as flushed. A full queue is ENOMEM. Completions appear on the CQs in
+// order of posting, per queue.
+//
+// Threading: every public member from any thread. Locks: connection.h.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "base/trace.h"
+#include "emu/engine/qp_transport.h"
+#include "emu/llp/llp.h"
+#include "emu/nic/combining_lock.h"
+#include "emu/nic/completion_queue.h"
+#include "emu/nic/memory_registry.h"
+#include "emu/nic/nic_loop.h"
+#include "emu/nic/qp_attributes.h"
+
+namespace stagecoach::emu {
+
+class Connection;
+class Nic;
+class NicContext;
+
+// Why a connection ended.
+enum class CloseReason : uint8_t {
+  kLocalClose,    // Disconnect(), or the QP left RTS by the program's wish
+  kPeerClosed,    // orderly end of the peer's stream
+  kPeerFault,     // the peer's Terminate: `fault`
+  kLocalFault,    // a fault found here, told to the peer in a Terminate: `fault`
+  kStreamFailed,  // the stream broke: `error` is an errno, 0 when it ended inside a record
+};
+const char* ToString(CloseReason reason);
+
+struct CloseNotice {
+  CloseReason reason = CloseReason::kLocalClose;
+  int error = 0;
+  std::optional<TransportFault> fault;
+};
+
+// The connection manager's view. Called on the fabric's loop, with no lock of the NIC held; each at most once per
+// connection, OnOpen first.
+class ConnectionObserver {
+ public:
+  virtual ~ConnectionObserver() = default;
+  // The first record of the peer has arrived: at a responder that awaits an RTR (RFC 6581 section 4.2) the connection
+  // is open only now.
+  virtual void OnFirstRecord() = 0;
+  // The QP is in ERROR and its queues are flushed. The stream may still be lingering to deliver a Terminate.
+  virtual void OnClosed(const CloseNotice& notice) = 0;
+};
+
+struct QpCreate {
+  uint32_t pd = 0;
+  CompletionQueue* send_cq = nullptr;
+  CompletionQueue* receive_cq = nullptr;
+  QpCapabilities capabilities;
+  bool signal_all = false;  // ibv_qp_init_attr::sq_sig_all
+  void* cookie = nullptr;
+};
+
+class QueuePair final : public PolledConnection, public LoopClient {
+ public:
+  // Use Nic::CreateQp and Nic::DestroyQp.
+  QueuePair(Nic& nic, NicContext& context, uint32_t handle, uint32_t qp_number, const QpCreate& create);
+  ~QueuePair() override;
+  QueuePair(const QueuePair&) = delete;
+  QueuePair& operator=(const QueuePair&) = delete;
+
+  uint32_t handle() const { return handle_; }
+  uint32_t qp_number() const { return qp_number_; }
+  uint32_t pd() const { return create_.pd; }
+  NicContext& context() const { return context_; }
+  void* cookie() const { return create_.cookie; }
+  void set_cookie(void* cookie) { create_.cookie = cookie; }
+  CompletionQueue* send_cq() const { return create_.send_cq; }
+  CompletionQueue* receive_cq() const { return create_.receive_cq; }
+  // What was granted: at least what was asked for.
+  const QpCapabilities& capabilities() const { return create_.capabilities; }
+  bool signal_all() const { return create_.signal_all; }
+
+  // --- Posting ---
+
+  // Puts one request on the send queue; nothing moves before RingDoorbell (one doorbell may serve a chain). 0, EINVAL
+  // (state, too many SGEs, too much inline data, an opcode that cannot be posted) or ENOMEM (queue full). Inline data
+  // is copied before it returns.
+  int EnqueueSend(const SendRequest& request);
+  // Starts transmission of what was enqueued, on this thread if no other is at the connection. Never waits.
+  void RingDoorbell();
+  int PostSend(const SendRequest& request);
+  int PostReceive(const ReceiveRequest& request);
+
+  // --- State ---
+
+  QpState state() const { return state_.load(std::memory_order_acquire); }
+  // ibv_modify_qp: `mask` has the bits of ibv_qp_attr_mask. EINVAL for a transition or attributes the table does not
+  // allow.
+  int Modify(const QpAttributes& attributes, uint32_t mask);
+  QpAttributes Query() const;
+
+  // --- Connection manager ---
+
+  // Ends the connection in order: what is queued at the record layer is sent, the rest flushed, then end of data; the
+  // QP goes to ERROR. Without a connection: to ERROR alone. Idempotent.
+  void Disconnect();
+  // Stops calls to the observer; returns when none is running or will start (on the loop thread it does not wait).
+  void ClearObserver();
+  bool IsConnected() const;
+
+  // --- PolledConnection, LoopClient ---
+  bool Drive() override;
+  int PollDescriptor() const override;
+  Instant LeaseEnd() const override;
+  void OnLeaseOver() override;
+  void OnDeadline(Instant now) override;
+  void OnNotice() override;
+
+  struct Counters {
+    uint64_t sends = 0;  // work completed, by kind
+    uint64_t writes = 0;
+    uint64_t reads = 0;
+    uint64_t receives = 0;
+    uint64_t flushed = 0;
+    uint64_t failed = 0;
+    uint64_t pumps_by_poller = 0;  // who moved the connection
+    uint64_t pumps_by_poster = 0;
+    uint64_t pumps_by_loop = 0;
+    Llp::Counters llp;  // of this and earlier connections
+  };
+  Counters counters() const;
+
+ private:
+  friend class Nic;
+  friend class Connection;
+
+  // Filled in by the implementation part below.
+  struct Closing;
+
+  Nic& nic_;
+  NicContext& context_;
+  const uint32_t handle_;
+  const uint32_t qp_number_;
+  QpCreate create_;
+  std::atomic<QpState> state_{QpState::kReset};
+};
+
+}  // namespace stagecoach::emu

@@ -1,0 +1,24 @@
+// Where STags get their unpredictability (RFC 5042 section 7.2: they should be hard to guess).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "base/prng.h"
+
+namespace stagecoach::emu {
+
+// Serialised by the registry's lock.
+class StagSource {
+ public:
+  virtual ~StagSource() = default;
+  virtual uint64_t Next() = 0;
+};
+
+// Seeded from getrandom(2).
+std::unique_ptr<StagSource> SystemStagSource();
+
+// Same generator, same STags: for simulation.
+std::unique_ptr<StagSource> SeededStagSource(const Prng& prng);
+
+}  // namespace stagecoach::emu

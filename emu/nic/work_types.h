@@ -1,0 +1,83 @@
+// Work as programs post it and see it complete: the values that cross between the verbs shim and the NIC.
+//
+// They carry all that ibv_send_wr, ibv_recv_wr and ibv_wc can say about what this device does; the shim converts and
+// nothing else.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "emu/engine/work.h"
+
+namespace stagecoach::emu {
+
+// Access rights of a region or window: the bits of ibv_access_flags.
+enum AccessFlags : uint32_t {
+  kAccessLocalWrite = 1u << 0,
+  kAccessRemoteWrite = 1u << 1,
+  kAccessRemoteRead = 1u << 2,
+  kAccessRemoteAtomic = 1u << 3,
+  kAccessWindowBind = 1u << 4,
+  kAccessZeroBased = 1u << 5,
+};
+
+enum class PostOpcode : uint8_t { kSend, kSendInvalidate, kWrite, kRead, kLocalInvalidate, kBindWindow };
+
+// What IBV_WR_BIND_MW asks for. Length 0 makes the window invalid (unbinds it).
+struct WindowBinding {
+  uint32_t window_rkey = 0;  // the window: its rkey as it is now
+  uint32_t new_rkey = 0;     // same index, the consumer's choice of key
+  uint32_t region_lkey = 0;
+  uint64_t address = 0;
+  uint64_t length = 0;
+  uint32_t access = 0;  // AccessFlags
+};
+
+struct SendRequest {
+  uint64_t wr_id = 0;
+  PostOpcode opcode = PostOpcode::kSend;
+  bool signaled = false;
+  bool solicited = false;
+  bool fence = false;
+  bool is_inline = false;  // sges name plain memory (lkey ignored), copied before the call returns
+  std::span<const ScatterGather> sges;
+  uint32_t remote_stag = 0;  // Write, Read: the peer's STag; Send or Local Invalidate: the STag to invalidate
+  uint64_t remote_offset = 0;
+  WindowBinding bind;  // kBindWindow
+};
+
+struct ReceiveRequest {
+  uint64_t wr_id = 0;
+  std::span<const ScatterGather> sges;
+};
+
+// ibv_wc_status, as far as this device produces them; named so that the shim's table is one line each.
+enum class CompletionStatus : uint8_t {
+  kSuccess,
+  kLocalLengthError,
+  kLocalQpOperationError,
+  kLocalProtectionError,
+  kFlushed,
+  kWindowBindError,
+  kRemoteInvalidRequest,
+  kRemoteAccessError,
+  kRemoteOperationError,
+  kFatal,
+};
+const char* ToString(CompletionStatus status);
+
+enum class CompletionOpcode : uint8_t { kSend, kWrite, kRead, kLocalInvalidate, kBindWindow, kReceive };
+
+struct WorkCompletion {
+  uint64_t wr_id = 0;
+  CompletionStatus status = CompletionStatus::kSuccess;
+  CompletionOpcode opcode = CompletionOpcode::kSend;
+  uint32_t byte_length = 0;  // Receive and Read
+  uint32_t qp_number = 0;
+  uint32_t vendor_error = 0;
+  bool with_invalidate = false;  // Receive: the Send named an STag, and it was invalidated
+  uint32_t invalidated_rkey = 0;
+  bool solicited = false;  // Receive of a Send with Solicited Event
+};
+
+}  // namespace stagecoach::emu
