@@ -1,0 +1,255 @@
+#include "emu/engine/qp_states.h"
+
+#include <array>
+
+#include "base/check.h"
+
+namespace stagecoach::emu {
+
+namespace {
+
+using enum QpState;
+using enum QpEvent;
+namespace a = qp_attr;
+namespace e = qp_effect;
+
+// Whatever the reason, nothing is left to succeed in the error state.
+constexpr uint16_t kEnterError = e::kFlushSends | e::kFlushReceives | e::kRaiseLastWqe;
+constexpr uint16_t kLoseStream = kEnterError | e::kCloseStream;
+constexpr uint16_t kTerminate = kEnterError | e::kSendTerminate;
+
+constexpr uint32_t kInitAttributes = a::kPkeyIndex | a::kPort | a::kAccessFlags;
+constexpr uint32_t kRtrRequired =
+    a::kAv | a::kPathMtu | a::kDestQpn | a::kRqPsn | a::kMaxDestRdAtomic | a::kMinRnrTimer;
+constexpr uint32_t kRtrOptional = a::kAltPath | a::kAccessFlags | a::kPkeyIndex;
+constexpr uint32_t kRtsRequired = a::kTimeout | a::kRetryCnt | a::kRnrRetry | a::kSqPsn | a::kMaxQpRdAtomic;
+constexpr uint32_t kRtsOptional = a::kCurState | a::kAltPath | a::kAccessFlags | a::kMinRnrTimer | a::kPathMigState;
+constexpr uint32_t kSqdOptional = a::kPort | a::kAv | a::kTimeout | a::kRetryCnt | a::kRnrRetry | a::kMaxQpRdAtomic |
+                                  a::kMaxDestRdAtomic | a::kAltPath | a::kPkeyIndex | a::kAccessFlags |
+                                  a::kMinRnrTimer | a::kPathMigState;
+
+constexpr auto kTable = std::to_array<QpTransition>({
+    {kReset, kModifyReset, kReset},
+    {kReset, kModifyInit, kInit, kInitAttributes},
+
+    {kInit, kModifyReset, kReset, 0, 0, e::kDiscardWork},
+    {kInit, kModifyInit, kInit, 0, kInitAttributes},
+    {kInit, kModifyRtr, kRtr, kRtrRequired, kRtrOptional},
+    {kInit, kModifyErr, kErr, 0, 0, kEnterError},
+    {kInit, kConnected, kRts, 0, 0, e::kStartSends},
+
+    {kRtr, kModifyReset, kReset, 0, 0, e::kDiscardWork | e::kCloseStream},
+    {kRtr, kModifyRts, kRts, kRtsRequired, kRtsOptional, e::kStartSends},
+    {kRtr, kModifyErr, kErr, 0, 0, kLoseStream},
+    {kRtr, kConnected, kRts, 0, 0, e::kStartSends},
+    {kRtr, kFirstMessage, kRtr, 0, 0, e::kRaiseCommEstablished},
+    {kRtr, kProtectionFault, kErr, 0, 0, kTerminate | e::kRaiseAccessError},
+    {kRtr, kProtocolFault, kErr, 0, 0, kTerminate | e::kRaiseRequestError},
+    {kRtr, kLocalFault, kErr, 0, 0, kTerminate | e::kRaiseFatal},
+    {kRtr, kTerminateReceived, kErr, 0, 0, kLoseStream | e::kRaiseFatal},
+    {kRtr, kStreamLost, kErr, 0, 0, kLoseStream},
+    {kRtr, kPeerClosed, kErr, 0, 0, kLoseStream},
+    {kRtr, kLocalClose, kErr, 0, 0, kLoseStream},
+
+    {kRts, kModifyReset, kReset, 0, 0, e::kDiscardWork | e::kCloseStream},
+    {kRts, kModifyRts, kRts, 0, kRtsOptional},
+    {kRts, kModifySqd, kSqd, 0, a::kEnSqdAsyncNotify, e::kStopSends},
+    {kRts, kModifyErr, kErr, 0, 0, kLoseStream},
+    {kRts, kProtectionFault, kErr, 0, 0, kTerminate | e::kRaiseAccessError},
+    {kRts, kProtocolFault, kErr, 0, 0, kTerminate | e::kRaiseRequestError},
+    {kRts, kLocalFault, kErr, 0, 0, kTerminate | e::kRaiseFatal},
+    {kRts, kTerminateReceived, kErr, 0, 0, kLoseStream | e::kRaiseFatal},
+    {kRts, kStreamLost, kErr, 0, 0, kLoseStream},
+    {kRts, kPeerClosed, kErr, 0, 0, kLoseStream},
+    {kRts, kLocalClose, kErr, 0, 0, kLoseStream},
+
+    {kSqd, kModifyReset, kReset, 0, 0, e::kDiscardWork | e::kCloseStream},
+    {kSqd, kModifyRts, kRts, 0, kRtsOptional, e::kStartSends},
+    {kSqd, kModifySqd, kSqd, 0, kSqdOptional},
+    {kSqd, kModifyErr, kErr, 0, 0, kLoseStream},
+    {kSqd, kSendQueueDrained, kSqd, 0, 0, e::kRaiseSqDrained},
+    {kSqd, kProtectionFault, kErr, 0, 0, kTerminate | e::kRaiseAccessError},
+    {kSqd, kProtocolFault, kErr, 0, 0, kTerminate | e::kRaiseRequestError},
+    {kSqd, kLocalFault, kErr, 0, 0, kTerminate | e::kRaiseFatal},
+    {kSqd, kTerminateReceived, kErr, 0, 0, kLoseStream | e::kRaiseFatal},
+    {kSqd, kStreamLost, kErr, 0, 0, kLoseStream},
+    {kSqd, kPeerClosed, kErr, 0, 0, kLoseStream},
+    {kSqd, kLocalClose, kErr, 0, 0, kLoseStream},
+
+    // An RC QP never enters SQE, since each of its errors is one of the connection. The ways out are there all the
+    // same.
+    {kSqe, kModifyReset, kReset, 0, 0, e::kDiscardWork | e::kCloseStream},
+    {kSqe, kModifyErr, kErr, 0, 0, kLoseStream},
+
+    {kErr, kModifyReset, kReset, 0, 0, e::kDiscardWork | e::kCloseStream},
+    {kErr, kModifyErr, kErr},
+    {kErr, kTerminateSent, kErr, 0, 0, e::kCloseStream},
+    // The stream may end before our Terminate has left.
+    {kErr, kStreamLost, kErr, 0, 0, e::kCloseStream},
+    {kErr, kPeerClosed, kErr, 0, 0, e::kCloseStream},
+    {kErr, kLocalClose, kErr, 0, 0, e::kCloseStream},
+});
+
+constexpr std::array<std::array<int8_t, kQpEventCount>, kQpStateCount> MakeIndex() {
+  std::array<std::array<int8_t, kQpEventCount>, kQpStateCount> index{};
+  for (auto& row : index) row.fill(-1);
+  for (size_t i = 0; i < kTable.size(); ++i) {
+    index[static_cast<size_t>(kTable[i].from)][static_cast<size_t>(kTable[i].event)] = static_cast<int8_t>(i);
+  }
+  return index;
+}
+static_assert(kTable.size() < 128);
+static_assert(static_cast<size_t>(kLocalClose) + 1 == kQpEventCount);
+constexpr auto kIndex = MakeIndex();
+
+struct BitName {
+  uint32_t bit;
+  const char* name;
+};
+
+template <size_t N>
+std::string Names(uint32_t mask, const std::array<BitName, N>& names) {
+  std::string text;
+  for (const BitName& row : names) {
+    if ((mask & row.bit) == 0) continue;
+    if (!text.empty()) text += '|';
+    text += row.name;
+    mask &= ~row.bit;
+  }
+  if (mask != 0) text += (text.empty() ? "" : "|") + ("bits " + std::to_string(mask));
+  return text.empty() ? "-" : text;
+}
+
+constexpr auto kAttributeNames = std::to_array<BitName>({
+    {a::kState, "STATE"},
+    {a::kCurState, "CUR_STATE"},
+    {a::kEnSqdAsyncNotify, "EN_SQD_ASYNC_NOTIFY"},
+    {a::kAccessFlags, "ACCESS_FLAGS"},
+    {a::kPkeyIndex, "PKEY_INDEX"},
+    {a::kPort, "PORT"},
+    {a::kQkey, "QKEY"},
+    {a::kAv, "AV"},
+    {a::kPathMtu, "PATH_MTU"},
+    {a::kTimeout, "TIMEOUT"},
+    {a::kRetryCnt, "RETRY_CNT"},
+    {a::kRnrRetry, "RNR_RETRY"},
+    {a::kRqPsn, "RQ_PSN"},
+    {a::kMaxQpRdAtomic, "MAX_QP_RD_ATOMIC"},
+    {a::kAltPath, "ALT_PATH"},
+    {a::kMinRnrTimer, "MIN_RNR_TIMER"},
+    {a::kSqPsn, "SQ_PSN"},
+    {a::kMaxDestRdAtomic, "MAX_DEST_RD_ATOMIC"},
+    {a::kPathMigState, "PATH_MIG_STATE"},
+    {a::kCap, "CAP"},
+    {a::kDestQpn, "DEST_QPN"},
+    {a::kRateLimit, "RATE_LIMIT"},
+});
+
+constexpr auto kEffectNames = std::to_array<BitName>({
+    {e::kDiscardWork, "discard work"},
+    {e::kFlushSends, "flush sends"},
+    {e::kFlushReceives, "flush receives"},
+    {e::kStartSends, "start sends"},
+    {e::kStopSends, "stop sends"},
+    {e::kSendTerminate, "send Terminate"},
+    {e::kCloseStream, "close stream"},
+    {e::kRaiseCommEstablished, "raise COMM_EST"},
+    {e::kRaiseSqDrained, "raise SQ_DRAINED"},
+    {e::kRaiseFatal, "raise QP_FATAL"},
+    {e::kRaiseRequestError, "raise QP_REQ_ERR"},
+    {e::kRaiseAccessError, "raise QP_ACCESS_ERR"},
+    {e::kRaiseLastWqe, "raise LAST_WQE_REACHED"},
+});
+
+constexpr std::array<const char*, kQpStateCount> kStateNames = {"RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR"};
+
+constexpr std::array<const char*, kQpEventCount> kEventNames = {
+    "modify RESET", "modify INIT",        "modify RTR",     "modify RTS",  "modify SQD",       "modify SQE",
+    "modify ERR",   "connected",          "first message",  "SQ drained",  "protection fault", "protocol fault",
+    "local fault",  "Terminate received", "Terminate sent", "stream lost", "peer closed",      "local close"};
+
+constexpr std::array<QpStateRules, kQpStateCount> kRules = {{
+    {PostRule::kRefuse, PostRule::kRefuse, false},   // RESET
+    {PostRule::kRefuse, PostRule::kQueue, false},    // INIT
+    {PostRule::kRefuse, PostRule::kProcess, true},   // RTR
+    {PostRule::kProcess, PostRule::kProcess, true},  // RTS
+    {PostRule::kQueue, PostRule::kProcess, true},    // SQD
+    {PostRule::kFlush, PostRule::kProcess, true},    // SQE
+    {PostRule::kFlush, PostRule::kFlush, false},     // ERR
+}};
+
+}  // namespace
+
+const char* ToString(QpState state) {
+  const auto i = static_cast<size_t>(state);
+  return i < kStateNames.size() ? kStateNames[i] : "?";
+}
+
+const char* ToString(QpEvent event) {
+  const auto i = static_cast<size_t>(event);
+  return i < kEventNames.size() ? kEventNames[i] : "?";
+}
+
+const char* ToString(PostRule rule) {
+  switch (rule) {
+    case PostRule::kRefuse:
+      return "refuse";
+    case PostRule::kQueue:
+      return "queue";
+    case PostRule::kProcess:
+      return "process";
+    case PostRule::kFlush:
+      return "flush";
+  }
+  return "?";
+}
+
+std::string QpAttributesToString(uint32_t mask) {
+  return Names(mask, kAttributeNames);
+}
+std::string QpEffectsToString(uint16_t effects) {
+  return Names(effects, kEffectNames);
+}
+
+QpEvent ModifyEvent(QpState requested) {
+  return static_cast<QpEvent>(requested);
+}
+
+std::span<const QpTransition> QpTransitions() {
+  return kTable;
+}
+
+const QpTransition* FindQpTransition(QpState from, QpEvent event) {
+  const auto state = static_cast<size_t>(from);
+  const auto column = static_cast<size_t>(event);
+  STAGECOACH_CHECK(state < kQpStateCount && column < kQpEventCount);
+  const int8_t row = kIndex[state][column];
+  return row < 0 ? nullptr : &kTable[static_cast<size_t>(row)];
+}
+
+Result<const QpTransition*, QpModifyFault> CheckQpModify(QpState current, QpState requested, QpState assumed_current,
+                                                         uint32_t mask) {
+  if ((mask & a::kCurState) != 0 && assumed_current != current) {
+    return Err(QpModifyFault{QpModifyFaultKind::kWrongCurrentState, a::kCurState});
+  }
+  const QpState to = (mask & a::kState) != 0 ? requested : current;
+  // The program's number, not yet known to be a state.
+  if (static_cast<size_t>(to) >= kQpStateCount) return Err(QpModifyFault{QpModifyFaultKind::kNoTransition, a::kState});
+  const QpTransition* row = FindQpTransition(current, ModifyEvent(to));
+  if (row == nullptr) return Err(QpModifyFault{QpModifyFaultKind::kNoTransition, a::kState});
+  if (const uint32_t missing = row->required & ~mask; missing != 0) {
+    return Err(QpModifyFault{QpModifyFaultKind::kMissingAttributes, missing});
+  }
+  if (const uint32_t forbidden = mask & ~(row->required | row->optional | a::kState); forbidden != 0) {
+    return Err(QpModifyFault{QpModifyFaultKind::kForbiddenAttributes, forbidden});
+  }
+  return row;
+}
+
+QpStateRules RulesOf(QpState state) {
+  const auto i = static_cast<size_t>(state);
+  STAGECOACH_CHECK(i < kQpStateCount);
+  return kRules[i];
+}
+
+}  // namespace stagecoach::emu
