@@ -1,0 +1,156 @@
+#include "rpcrdma/xdr/xdr_reader.h"
+
+namespace stagecoach::rpcrdma {
+
+const char* ToString(XdrFaultKind kind) {
+  switch (kind) {
+    case XdrFaultKind::kTruncated:
+      return "the message ends inside it";
+    case XdrFaultKind::kTooLong:
+      return "longer than allowed";
+    case XdrFaultKind::kBadValue:
+      return "value out of range";
+    case XdrFaultKind::kTrailingBytes:
+      return "bytes left over";
+    case XdrFaultKind::kUnexpectedChunk:
+      return "a chunk where none is allowed";
+    case XdrFaultKind::kChunkSizeMismatch:
+      return "the chunk holds another number of bytes";
+  }
+  return "unknown fault";
+}
+
+std::string ToString(const XdrFault& fault) {
+  return std::string(fault.field) + " at byte " + std::to_string(fault.position) + ": " + ToString(fault.kind);
+}
+
+void XdrReader::FailAt(XdrFaultKind kind, const char* field, uint64_t position) {
+  if (!fault_.has_value()) fault_ = XdrFault{kind, field, position};
+}
+
+bool XdrReader::ChunkIsHere() const {
+  return order_ == ReducedStream::ChunkOrder::kByPosition && next_chunk_ < chunks_.size() &&
+         chunks_[next_chunk_].position == position_;
+}
+
+ConstBytes XdrReader::TakeBase(const char* field, uint64_t size, uint64_t started) {
+  if (!ok()) return {};
+  const uint64_t pad = XdrPad(size);
+  // [5666bis:4.4.1#2] [5666bis:6.1#2] Bytes taken from the base must not have a chunk among them: either this item may not travel
+  // by chunk, or the chunk begins in the middle of it.
+  if (order_ == ReducedStream::ChunkOrder::kByPosition && next_chunk_ < chunks_.size() && size > 0) {
+    const uint64_t gap = chunks_[next_chunk_].position - position_;
+    if (gap < size || gap - size < pad) {
+      FailAt(XdrFaultKind::kUnexpectedChunk, field, started);
+      return {};
+    }
+  }
+  if (size > base_remaining() || pad > base_remaining() - size) {
+    FailAt(XdrFaultKind::kTruncated, field, started);
+    return {};
+  }
+  const ConstBytes taken = base_.subspan(base_position_, size);
+  base_position_ += size + pad;
+  position_ += size + pad;
+  return taken;
+}
+
+ConstBytes XdrReader::TakeChunk(const char* field, uint64_t size, uint64_t started) {
+  const ConstBytes data = chunks_[next_chunk_].data;
+  // [5666bis:4.4.3.1#2] The count and the chunk agree. [5666bis:4.4.4.1#3] [5666bis:4.4.5.2#4] The chunk may or may not hold the
+  // round-up; in both cases the stream continues behind it.
+  if (data.size() != size && data.size() != size + XdrPad(size)) {
+    FailAt(XdrFaultKind::kChunkSizeMismatch, field, started);
+    return {};
+  }
+  ++next_chunk_;
+  position_ += size + XdrPad(size);
+  return data.first(size);
+}
+
+ConstBytes XdrReader::TakeEligible(const char* field, uint64_t size, uint64_t started) {
+  if (!ok()) return {};
+  if (order_ == ReducedStream::ChunkOrder::kByPosition) {
+    // An empty item takes no room, so a chunk with data at its position belongs to the item behind it.
+    if (ChunkIsHere() && (size > 0 || chunks_[next_chunk_].data.empty())) return TakeChunk(field, size, started);
+    return TakeBase(field, size, started);
+  }
+  if (next_chunk_ == chunks_.size()) return TakeBase(field, size, started);
+  if (size > 0 && chunks_[next_chunk_].data.empty()) {
+    // An unused Write chunk: the responder left this result in the stream. The entry is used up all the same.
+    ++next_chunk_;
+    return TakeBase(field, size, started);
+  }
+  return TakeChunk(field, size, started);
+}
+
+uint32_t XdrReader::U32(const char* field) {
+  const ConstBytes bytes = TakeBase(field, 4, position_);
+  return ok() ? ByteReader(bytes).U32() : 0;
+}
+
+uint64_t XdrReader::U64(const char* field) {
+  const ConstBytes bytes = TakeBase(field, 8, position_);
+  return ok() ? ByteReader(bytes).U64() : 0;
+}
+
+bool XdrReader::Bool(const char* field) { return Enum(field, 1) == 1; }
+
+uint32_t XdrReader::Enum(const char* field, uint32_t max) {
+  const uint64_t started = position_;
+  const uint32_t value = U32(field);
+  if (value <= max) return value;
+  FailAt(XdrFaultKind::kBadValue, field, started);
+  return 0;
+}
+
+uint32_t XdrReader::Count(const char* field, uint32_t max, uint32_t element_size_min) {
+  const uint64_t started = position_;
+  const uint32_t count = U32(field);
+  if (count > max) {
+    FailAt(XdrFaultKind::kTooLong, field, started);
+    return 0;
+  }
+  if (uint64_t{count} * element_size_min > base_remaining()) {
+    FailAt(XdrFaultKind::kTruncated, field, started);
+    return 0;
+  }
+  return count;
+}
+
+ConstBytes XdrReader::Opaque(const char* field, uint32_t max) {
+  const uint64_t started = position_;
+  const uint32_t size = U32(field);
+  if (size > max) {
+    FailAt(XdrFaultKind::kTooLong, field, started);
+    return {};
+  }
+  return TakeBase(field, size, started);
+}
+
+ConstBytes XdrReader::FixedOpaque(const char* field, uint64_t size) { return TakeBase(field, size, position_); }
+
+ConstBytes XdrReader::EligibleOpaque(const char* field, uint32_t max) {
+  const uint64_t started = position_;
+  const uint32_t size = U32(field);
+  if (size > max) {
+    FailAt(XdrFaultKind::kTooLong, field, started);
+    return {};
+  }
+  return TakeEligible(field, size, started);
+}
+
+ConstBytes XdrReader::EligibleBytes(const char* field, uint64_t size) { return TakeEligible(field, size, position_); }
+
+Result<void, XdrFault> XdrReader::Finish() {
+  if (base_remaining() > 0) FailAt(XdrFaultKind::kTrailingBytes, "end of message", position_);
+  for (; ok() && next_chunk_ < chunks_.size(); ++next_chunk_) {
+    const bool unused_write_chunk =
+        order_ == ReducedStream::ChunkOrder::kInOrder && chunks_[next_chunk_].data.empty();
+    if (!unused_write_chunk) FailAt(XdrFaultKind::kUnexpectedChunk, "end of message", position_);
+  }
+  if (fault_.has_value()) return Err(*fault_);
+  return {};
+}
+
+}  // namespace stagecoach::rpcrdma
