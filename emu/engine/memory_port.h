@@ -1,8 +1,8 @@
 // MemoryPort: how an engine turns (STag, tagged offset, length, access) into bytes. Memory, and not I/O.
 //
-// A port is bound to one protection domain and one QP, so an engine never says on whose behalf it asks. A pin holds the region
-// valid while bytes are being moved; it is taken just before a read or write of the stream and dropped right after, never held
-// while waiting, so that deregistration and invalidation wait for at most one such call.
+// A port is bound to one protection domain and one QP, so an engine never says on whose behalf it asks. A pin holds the
+// region valid while bytes are being moved; it is taken just before a read or write of the stream and dropped right
+// after, never held while waiting, so that deregistration and invalidation wait for at most one such call.
 #pragma once
 
 #include <cstdint>
@@ -18,11 +18,12 @@ enum class MemoryAccess : uint8_t { kLocalRead, kLocalWrite, kRemoteRead, kRemot
 
 // Each is a fault of its own in the trace, with its own Terminate code (RFC 5040 section 4.8, RFC 5041 section 6.2).
 enum class MemoryFault : uint8_t {
-  kUnknownStag,    // no region has this index
-  kStaleStag,      // the index is known (or in quarantine) but the key is not the current one, or the region was invalidated
-  kForeignStag,    // a region of another protection domain, or a window bound to another QP
-  kOutOfRange,     // offset or length beyond the region, or their sum wraps
-  kNoPermission,   // the region does not grant this access
+  kUnknownStag,   // no region has this index
+  kStaleStag,     // the index is known (or in quarantine) but the key is not the current one, or the region was
+                  // invalidated
+  kForeignStag,   // a region of another protection domain, or a window bound to another QP
+  kOutOfRange,    // offset or length beyond the region, or their sum wraps
+  kNoPermission,  // the region does not grant this access
 };
 const char* ToString(MemoryFault fault);
 
@@ -57,12 +58,12 @@ class MemoryPort {
  public:
   virtual ~MemoryPort() = default;
 
-  // A length of 0 is checked for STag and permission like any other by local access; remote zero-length operations do not
-  // reach the port (RFC 5040 section 5.1: no STag check).
+  // A length of 0 is checked for STag and permission like any other by local access; remote zero-length operations do
+  // not reach the port (RFC 5040 section 5.1: no STag check).
   virtual Result<MemoryPin, MemoryFault> Pin(uint32_t stag, uint64_t tagged_offset, uint64_t length,
                                              MemoryAccess access) = 0;
-  // Remote invalidation by Send with Invalidate (RFC 5040 section 5.1). The region must allow remote access and belong to this
-  // port's PD (and QP). Returns when no pin of it is left.
+  // Remote invalidation by Send with Invalidate (RFC 5040 section 5.1). The region must allow remote access and belong
+  // to this port's PD (and QP). Returns when no pin of it is left.
   virtual Result<void, MemoryFault> InvalidateRemotely(uint32_t stag) = 0;
 
  protected:

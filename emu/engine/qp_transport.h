@@ -1,8 +1,9 @@
 // QpTransport: the seam behind which the wire semantics of a QP stand. RdmapStream (iWARP) implements it.
 //
-// Sans-IO: no clock, thread, lock or stream. The connection drives it: commands from above (Submit, Close), handlers from below
-// (OnRecord, OnPlaced, OnSent, OnLost), outputs taken until empty (FillTx, Take...), one deadline. Outcomes are pulled, so nobody
-// else's code ever runs inside a state change. Not thread-safe: serialised by the connection's lock.
+// Sans-IO: no clock, thread, lock or stream. The connection drives it: commands from above (Submit, Close), handlers
+// from below (OnRecord, OnPlaced, OnSent, OnLost), outputs taken until empty (FillTx, Take...), one deadline. Outcomes
+// are pulled, so nobody else's code ever runs inside a state change. Not thread-safe: serialised by the connection's
+// lock.
 #pragma once
 
 #include <cstdint>
@@ -19,12 +20,12 @@ namespace stagecoach::emu {
 
 // A fault that ended a stream, as it travels in an RDMAP Terminate (RFC 5040 section 4.8) and as people read it.
 struct TransportFault {
-  uint8_t layer = 0;       // 0 RDMAP, 1 DDP, 2 LLP (MPA)
+  uint8_t layer = 0;  // 0 RDMAP, 1 DDP, 2 LLP (MPA)
   uint8_t error_type = 0;
   uint8_t error_code = 0;
-  bool from_peer = false;  // the peer's Terminate, else ours
+  bool from_peer = false;      // the peer's Terminate, else ours
   bool siw_bit_order = false;  // decoded through the quirk of Linux siw
-  std::string description; // "DDP tagged buffer: invalid STag (our Write of 64 bytes to STag 0x1234)"
+  std::string description;     // "DDP tagged buffer: invalid STag (our Write of 64 bytes to STag 0x1234)"
 };
 
 class QpTransport {
@@ -33,18 +34,20 @@ class QpTransport {
 
   // --- Commands ---
 
-  // Takes a work request in send-queue order. Never fails: what is wrong with it becomes its completion. The caller keeps
-  // `work` unchanged until the completion is taken and limits how many are outstanding.
+  // Takes a work request in send-queue order. Never fails: what is wrong with it becomes its completion. The caller
+  // keeps `work` unchanged until the completion is taken and limits how many are outstanding.
   virtual void Submit(const SendWork* work) = 0;
-  // Local protection, length or consumer error outside the wire: flush everything (QP moved to the error state). No Terminate.
+  // Local protection, length or consumer error outside the wire: flush everything (QP moved to the error state). No
+  // Terminate.
   virtual void Flush() = 0;
 
   // --- Handlers ---
 
-  // A record's head has arrived. Returns where its payload begins, or nullopt if the record is at fault: a Terminate is then queued (when one
-  // may be sent) and nothing more must be received.
+  // A record's head has arrived. Returns where its payload begins, or nullopt if the record is at fault: a Terminate is
+  // then queued (when one may be sent) and nothing more must be received.
   virtual std::optional<size_t> OnRecord(const RecordHead& record, Instant now) = 0;
-  // Pins the destination of the current record's payload; empty list: discard. nullopt: the memory has gone since OnRecord (a fault, as there).
+  // Pins the destination of the current record's payload; empty list: discard. nullopt: the memory has gone since
+  // OnRecord (a fault, as there).
   virtual std::optional<std::span<const MutableBytes>> PinDestination() = 0;
   virtual void UnpinDestination() = 0;
   // The current record is in place and intact.
@@ -53,7 +56,8 @@ class QpTransport {
   virtual void OnSent(uint64_t cookie) = 0;
   // Memory of a queued record could not be read.
   virtual void OnTxMemoryFault(uint64_t cookie, MemoryFault fault) = 0;
-  // The record layer below found a fault: `code` is the MPA error code for the Terminate (RFC 5044 section 8): 2 bad CRC, 3 bad marker ...
+  // The record layer below found a fault: `code` is the MPA error code for the Terminate (RFC 5044 section 8): 2 bad
+  // CRC, 3 bad marker ...
   virtual void OnLlpFault(uint8_t code) = 0;
   // The stream has ended. `orderly`: end of file between records.
   virtual void OnLost(bool orderly) = 0;
@@ -62,9 +66,11 @@ class QpTransport {
 
   // Queues records while there is work and the sink takes it, at most `budget` records. True if anything was queued.
   virtual bool FillTx(RecordSink& sink, size_t budget) = 0;
-  // Send-queue completions in order of submission, unsignaled successes included (`work->signaled` tells); false when none.
+  // Send-queue completions in order of submission, unsignaled successes included (`work->signaled` tells); false when
+  // none.
   virtual bool TakeSendCompletion(SendCompletion* completion) = 0;
-  // Receive completions in order of consumption; false when none. Receives never taken from the source are the owner's to flush.
+  // Receive completions in order of consumption; false when none. Receives never taken from the source are the owner's
+  // to flush.
   virtual bool TakeReceiveCompletion(ReceiveCompletion* completion) = 0;
   // The fault that ended the stream, once, when there is one.
   virtual std::optional<TransportFault> TakeFault() = 0;

@@ -17,7 +17,8 @@ struct ScatterGather {
   uint32_t lkey = 0;
 };
 
-// A work request of the send queue. The NIC keeps it, and what its spans point to, unchanged until its completion is taken.
+// A work request of the send queue. The NIC keeps it, and what its spans point to, unchanged until its completion is
+// taken.
 struct SendWork {
   uint64_t wr_id = 0;
   SendOpcode opcode = SendOpcode::kSend;
@@ -41,7 +42,8 @@ struct ReceiveWork {
 class ReceiveSource {
  public:
   virtual ~ReceiveSource() = default;
-  // Consumes the oldest posted Receive; null when none is posted. The pointer stays valid until its completion is reported.
+  // Consumes the oldest posted Receive; null when none is posted. The pointer stays valid until its completion is
+  // reported.
   virtual const ReceiveWork* TakeReceive() = 0;
 };
 
@@ -50,6 +52,7 @@ enum class WorkStatus : uint8_t {
   kSuccess,
   kLocalLengthError,
   kLocalProtectionError,
+  kLocalOperationError,  // the QP cannot do this at all: a Read when no Reads were negotiated (IBV_WC_LOC_QP_OP_ERR)
   kFlushed,
   kRemoteInvalidRequest,
   kRemoteAccessError,

@@ -1,9 +1,10 @@
-// Llp: RFC 5041's lower-layer protocol. Ordered, reliable, and it preserves records; one record is one DDP segment (ULPDU).
+// Llp: RFC 5041's lower-layer protocol. Ordered, reliable, and it preserves records; one record is one DDP segment
+// (ULPDU).
 //
-// Receiving is pulled, so that zero copy is real: the Llp yields the head of the next record, the transport engine decides where
-// its payload belongs, and Place() moves the bytes there straight from wherever they are (a socket, a ring, another process).
-// The order of calls for each record: NextRecord until kReady; Place until kReady (also for an empty payload); repeat.
-// Serialised by the connection's lock.
+// Receiving is pulled, so that zero copy is real: the Llp yields the head of the next record, the transport engine
+// decides where its payload belongs, and Place() moves the bytes there straight from wherever they are (a socket, a
+// ring, another process). The order of calls for each record: NextRecord until kReady; Place until kReady (also for an
+// empty payload); repeat. Serialised by the connection's lock.
 #pragma once
 
 #include <cstdint>
@@ -50,9 +51,10 @@ class Llp : public RecordSink {
  public:
   // `record->head` is valid until Place returns kReady.
   virtual RxResult NextRecord(RecordHead* record) = 0;
-  // `destination` scatters the payload, which begins `head_size` bytes into the record. Its total is length - head_size, or 0 to discard
-  // the payload. The parts are the same in each call for one record; the caller pins them for the duration of each call.
-  // With a CRC negotiated nothing is written to `destination` before the CRC has been verified.
+  // `destination` scatters the payload, which begins `head_size` bytes into the record. Its total is length -
+  // head_size, or 0 to discard the payload. The parts are the same in each call for one record; the caller pins them
+  // for the duration of each call. With a CRC negotiated nothing is written to `destination` before the CRC has been
+  // verified.
   virtual RxResult Place(size_t head_size, std::span<const MutableBytes> destination) = 0;
 
   // Writes what is queued, as far as the stream takes it, pinning by-key parts through `memory` for each write.

@@ -1,0 +1,135 @@
+// MpaLlp: records over a byte stream, by MPA (RFC 5044): one record is one FPDU.
+//
+// Joins the sans-IO framing of emu/engine/mpa_framing.h to a Stream: reads where the framing says, queues outgoing
+// records, writes several with one gather write, and pins memory named by key for just the duration of a write. Starts
+// after the handshake's last frame; what both sides agreed there are the options.
+//
+// Without CRC and markers, outgoing payload is gathered from where it lies. With either, a record is first built in a
+// staging buffer: the CRC must match the bytes that really leave, and memory that a peer reads may change between two
+// partial writes.
+//
+// Not thread-safe: serialised by the connection's lock. Allocates nothing per record once its rings have grown.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "emu/engine/mpa_framing.h"
+#include "emu/engine/ring.h"
+#include "emu/llp/llp.h"
+
+namespace stagecoach::emu {
+
+struct MpaLlpOptions {
+  bool crc = true;              // negotiated: generate and verify CRC32c
+  bool insert_markers = false;  // the peer's M flag: its receiver wants markers
+  // Largest ULPDU to send, in bytes; 0: what fits one segment of the stream (RFC 5044 section 5). Held between 128 and
+  // what MPA can frame.
+  size_t max_ulpdu = 0;
+};
+
+class MpaLlp final : public Llp {
+ public:
+  MpaLlp(std::unique_ptr<Stream> stream, const MpaLlpOptions& options);
+  // The stream stays the caller's and must live longer.
+  MpaLlp(Stream& stream, const MpaLlpOptions& options);
+  MpaLlp(const MpaLlp&) = delete;
+  MpaLlp& operator=(const MpaLlp&) = delete;
+
+  // Bytes that were read from the stream along with the handshake's last frame; at most MpaReceiver::kLookAheadSize,
+  // before anything else.
+  void Prime(ConstBytes already_read) { receiver_.Prime(already_read); }
+
+  size_t MaxUlpdu() const override;
+  bool CanQueue() const override;
+  void QueueRecord(ConstBytes header, std::span<const TxPart> payload, uint64_t cookie) override;
+
+  // A read that came back short has drained the stream. The call after the record it completed therefore says
+  // kWouldBlock without asking the stream, so that a lone message costs one read.
+  RxResult NextRecord(RecordHead* record) override;
+  RxResult Place(size_t head_size, std::span<const MutableBytes> destination) override;
+
+  // A short write has filled the stream, so kWouldBlock follows without another attempt. kReset and kMemoryFault are
+  // final.
+  TxResult Flush(MemoryPort& memory) override;
+  bool TakeSent(uint64_t* cookie) override;
+  bool TxIdle() const override { return records_.empty(); }
+
+  Stream& stream() override { return stream_; }
+  const Counters& counters() const override;
+
+ private:
+  struct TxRecord {
+    // Length field, then the header.
+    std::array<std::byte, wire::kMpaLengthSize + kMaxTxHeader> head;
+    std::array<std::byte, kMaxFpduTrailer> trailer{};
+    uint8_t head_size = 0;
+    uint8_t trailer_size = 0;
+    uint32_t part_count = 0;
+    uint32_t ulpdu_length = 0;
+    uint32_t payload_length = 0;
+    uint64_t cookie = 0;
+
+    size_t size() const { return head_size + size_t{payload_length} + trailer_size; }
+  };
+
+  static constexpr size_t kMaxWriteParts = 64;
+  static constexpr size_t kMaxQueuedBytes = size_t{256} * 1024;
+  static constexpr size_t kMaxQueuedRecords = 256;
+  static constexpr uint32_t kSegmentSizeAskInterval = 256;
+
+  RxResult Read();
+  RxResult Drained();
+  TxResult FlushGathered(MemoryPort& memory);
+  TxResult FlushStaged(MemoryPort& memory);
+  // Fills write_parts_ from the front of the queue. False when the very first byte to write is not readable any more.
+  bool Gather(MemoryPort& memory);
+  bool Stage(MemoryPort& memory);
+  IoResult Write();
+  void OnGatheredBytesLeft(size_t bytes);
+  void OnFrontLeft();
+  TxResult Fail(const TxResult& result);
+  bool AddPart(ConstBytes bytes);
+
+  std::unique_ptr<Stream> owned_;
+  Stream& stream_;
+  const MpaLlpOptions options_;
+  MpaReceiver receiver_;
+  bool drained_ = false;
+  RxResult rx_end_;  // what ended receiving, kept for later calls
+  bool rx_ended_ = false;
+
+  mutable size_t max_ulpdu_ = 0;
+  mutable uint32_t asks_until_refresh_ = 0;
+
+  Ring<TxRecord> records_;
+  Ring<TxPart> parts_;  // of all queued records, one after the other
+  size_t queued_bytes_ = 0;
+  Ring<uint64_t> sent_;
+  TxResult tx_end_;
+  bool tx_ended_ = false;
+
+  // Gathering.
+  size_t front_sent_ = 0;  // bytes of records_.front() that have left
+  std::array<ConstBytes, kMaxWriteParts> write_parts_{};
+  size_t write_part_count_ = 0;
+  size_t write_size_ = 0;
+  std::vector<MemoryPin> pins_;
+  TxResult gather_fault_;
+
+  // Staging: stage_[stage_begin_, stage_end_) waits to be written; the first staged_sizes_.size() records of the queue
+  // are in it.
+  MpaFramer framer_;
+  std::vector<std::byte> stage_;
+  size_t stage_begin_ = 0;
+  size_t stage_end_ = 0;
+  Ring<size_t> staged_sizes_;
+
+  mutable Counters counters_;
+};
+
+}  // namespace stagecoach::emu
