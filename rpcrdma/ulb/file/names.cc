@@ -1,0 +1,118 @@
+#include "rpcrdma/ulb/file/names.h"
+
+#include <algorithm>
+#include <cstdint>
+
+namespace stagecoach::rpcrdma::file {
+namespace {
+
+constexpr std::string_view kHiddenPrefix = ".stagecoach.";
+constexpr std::string_view kHiddenSuffix = ".part";
+
+// How many bytes the well-formed UTF-8 sequence at the start of `text` has (Unicode table 3-7); 0 if there is none.
+size_t Utf8Length(std::string_view text) {
+  const auto at = [&](size_t i) { return i < text.size() ? static_cast<uint8_t>(text[i]) : uint8_t{0}; };
+  const auto is_tail = [&](size_t i) { return (at(i) & 0xc0) == 0x80; };
+  const uint8_t lead = at(0);
+  if (lead < 0x80) return text.empty() ? 0 : 1;
+  if (lead >= 0xc2 && lead <= 0xdf) return is_tail(1) ? 2 : 0;
+  if (lead >= 0xe0 && lead <= 0xef) {
+    if (lead == 0xe0 && at(1) < 0xa0) return 0;
+    if (lead == 0xed && at(1) > 0x9f) return 0;
+    return is_tail(1) && is_tail(2) ? 3 : 0;
+  }
+  if (lead >= 0xf0 && lead <= 0xf4) {
+    if (lead == 0xf0 && at(1) < 0x90) return 0;
+    if (lead == 0xf4 && at(1) > 0x8f) return 0;
+    return is_tail(1) && is_tail(2) && is_tail(3) ? 4 : 0;
+  }
+  return 0;
+}
+
+// Code points that move, hide or reorder text on a terminal: C1 controls, and the bidirectional controls.
+bool IsDeceptive(std::string_view sequence) {
+  if (sequence.size() == 2) return sequence[0] == '\xc2' && static_cast<uint8_t>(sequence[1]) < 0xa0;
+  if (sequence.size() != 3 || sequence[0] != '\xe2') return false;
+  const auto second = static_cast<uint8_t>(sequence[1]);
+  const auto third = static_cast<uint8_t>(sequence[2]);
+  if (second == 0x80) return (third >= 0x8b && third <= 0x8f) || (third >= 0xa8 && third <= 0xae);
+  return second == 0x81 && third >= 0xa0 && third <= 0xaf;
+}
+
+}  // namespace
+
+bool IsHiddenName(std::string_view name) {
+  if (name.size() != kHiddenPrefix.size() + 16 + kHiddenSuffix.size()) return false;
+  if (!name.starts_with(kHiddenPrefix) || !name.ends_with(kHiddenSuffix)) return false;
+  const std::string_view digits = name.substr(kHiddenPrefix.size(), 16);
+  return digits.find_first_not_of("0123456789abcdef") == std::string_view::npos;
+}
+
+bool IsValidName(std::string_view name) {
+  if (name.empty() || name.size() > kNameMax || name == "." || name == "..") return false;
+  if (name.find('/') != std::string_view::npos || name.find('\0') != std::string_view::npos) return false;
+  return !IsHiddenName(name);
+}
+
+bool IsValidPath(const Path& path) {
+  if (path.size() > kDepthMax) return false;
+  size_t bytes = 0;
+  for (const std::string& name : path) {
+    if (!IsValidName(name)) return false;
+    bytes += name.size() + 1;
+  }
+  return bytes <= kPathBytesMax;
+}
+
+std::string Join(const Path& path) {
+  if (path.empty()) return ".";
+  std::string joined;
+  for (const std::string& name : path) {
+    if (!joined.empty()) joined += '/';
+    joined += name;
+  }
+  return joined;
+}
+
+Path SplitPath(std::string_view text) {
+  Path path;
+  while (!text.empty()) {
+    const size_t slash = std::min(text.find('/'), text.size());
+    if (slash > 0) path.emplace_back(text.substr(0, slash));
+    text.remove_prefix(std::min(slash + 1, text.size()));
+  }
+  return path;
+}
+
+std::string Printable(std::string_view text) {
+  static constexpr char kDigits[] = "0123456789abcdef";
+  std::string shown;
+  shown.reserve(text.size());
+  const auto escape = [&](char c) {
+    const auto byte = static_cast<uint8_t>(c);
+    shown += "\\x";
+    shown += kDigits[byte >> 4];
+    shown += kDigits[byte & 15];
+  };
+  while (!text.empty()) {
+    const size_t length = Utf8Length(text);
+    if (length == 0) {
+      escape(text[0]);
+      text.remove_prefix(1);
+      continue;
+    }
+    const std::string_view sequence = text.substr(0, length);
+    const auto lead = static_cast<uint8_t>(sequence[0]);
+    if (lead < 0x20 || lead == 0x7f || IsDeceptive(sequence)) {
+      for (char c : sequence) escape(c);
+    } else if (sequence == "\\") {
+      shown += "\\\\";
+    } else {
+      shown += sequence;
+    }
+    text.remove_prefix(length);
+  }
+  return shown;
+}
+
+}  // namespace stagecoach::rpcrdma::file
