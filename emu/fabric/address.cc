@@ -24,7 +24,9 @@ bool IsV4Mapped(const std::array<uint8_t, 16>& address) {
 
 }  // namespace
 
-bool IpEndpoint::IsUnspecified() const { return family == Family::kNone || IsZero(address); }
+bool IpEndpoint::IsUnspecified() const {
+  return family == Family::kNone || IsZero(address);
+}
 
 bool IpEndpoint::IsLoopback() const {
   switch (family) {
@@ -32,7 +34,8 @@ bool IpEndpoint::IsLoopback() const {
       return address[0] == 127;
     case Family::kIpv6:
       if (IsV4Mapped(address)) return address[12] == 127;
-      return address[15] == 1 && std::all_of(address.begin(), address.end() - 1, [](uint8_t byte) { return byte == 0; });
+      return address[15] == 1 &&
+             std::all_of(address.begin(), address.end() - 1, [](uint8_t byte) { return byte == 0; });
     case Family::kNone:
       return false;
   }

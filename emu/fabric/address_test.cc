@@ -19,10 +19,10 @@ TEST(IpEndpoint, PrintsIpv4AndBracketsIpv6) {
 }
 
 TEST(IpEndpoint, RefusesWhatIsNotANumericAddress) {
-  for (const std::string_view text : {std::string_view("localhost"), std::string_view(""), std::string_view("10.0.0"),
-                                      std::string_view("10.0.0.256"), std::string_view(":::"), std::string_view("::1%"),
-                                      std::string_view("::1%eth0"), std::string_view("10.0.0.1%2"),
-                                      std::string_view("10.0.0.1\0x", 10), std::string_view("[::1]")}) {
+  for (const std::string_view text :
+       {std::string_view("localhost"), std::string_view(""), std::string_view("10.0.0"), std::string_view("10.0.0.256"),
+        std::string_view(":::"), std::string_view("::1%"), std::string_view("::1%eth0"), std::string_view("10.0.0.1%2"),
+        std::string_view("10.0.0.1\0x", 10), std::string_view("[::1]")}) {
     EXPECT_FALSE(IpEndpoint::Parse(text, 1).has_value()) << text;
   }
 }

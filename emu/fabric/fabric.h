@@ -1,7 +1,8 @@
 // Fabric: what a NIC needs of the world outside it: streams to peers, a loop with a clock, wakeups, and a way to block.
 //
-// One Fabric per host. The TCP fabric runs its loop on a thread of its own; the simulated one runs on the caller's thread in
-// virtual time, which is why blocking is a service of the fabric: where a real host sleeps, a simulated one runs the world.
+// One Fabric per host. The TCP fabric runs its loop on a thread of its own; the simulated one runs on the caller's
+// thread in virtual time, which is why blocking is a service of the fabric: where a real host sleeps, a simulated one
+// runs the world.
 #pragma once
 
 #include <condition_variable>
@@ -19,7 +20,8 @@
 
 namespace stagecoach::emu {
 
-// Why a listen or connect failed: an errno (ECONNREFUSED, EADDRINUSE, ETIMEDOUT, EHOSTUNREACH ...) and words for people.
+// Why a listen or connect failed: an errno (ECONNREFUSED, EADDRINUSE, ETIMEDOUT, EHOSTUNREACH ...) and words for
+// people.
 struct FabricError {
   int error = 0;
   std::string message;
@@ -38,8 +40,8 @@ class ConnectAttempt {
   virtual ~ConnectAttempt() = default;
 };
 
-// Wakes whoever waits on a descriptor: completion channels, connection-manager channels. The descriptor is an eventfd in every
-// fabric, so that programs can poll it, change its O_NONBLOCK flag, or hand it to a loop of their own.
+// Wakes whoever waits on a descriptor: completion channels, connection-manager channels. The descriptor is an eventfd
+// in every fabric, so that programs can poll it, change its O_NONBLOCK flag, or hand it to a loop of their own.
 class Notifier {
  public:
   virtual ~Notifier() = default;
@@ -57,8 +59,8 @@ class Fabric {
   virtual EventLoop& loop() = 0;
   // The loop's clock, from any thread.
   virtual Instant Now() const = 0;
-  // Whether progress is made by a thread of the fabric's own. False in simulation: there, every call is on one thread and a
-  // connection stays armed instead of being leased to pollers.
+  // Whether progress is made by a thread of the fabric's own. False in simulation: there, every call is on one thread
+  // and a connection stays armed instead of being leased to pollers.
   virtual bool HasProgressThread() const = 0;
 
   // Both callbacks run on the loop. Port 0 chooses a free one. Callable from any thread.
@@ -75,10 +77,12 @@ class Fabric {
   // Addresses of this host, loopback last.
   virtual std::vector<IpEndpoint> LocalAddresses() const = 0;
 
+  // Null, with errno set, when the system has no descriptor left.
   virtual std::unique_ptr<Notifier> CreateNotifier() = 0;
 
-  // Blocks the calling program. `lock` is held on entry and exit and released while waiting; `done` is asked under the lock.
-  // Returns false if nothing can ever make `done` true (a simulated world that ran dry: a deadlock of the program).
+  // Blocks the calling program. `lock` is held on entry and exit and released while waiting; `done` is asked under the
+  // lock. Returns false if nothing can ever make `done` true (a simulated world that ran dry: a deadlock of the
+  // program).
   virtual bool Wait(std::unique_lock<std::mutex>& lock, std::condition_variable& changed,
                     const std::function<bool()>& done) = 0;
   // Blocks until `fd` of a Notifier is readable. 0, or an errno (EINTR passes a signal on; EDEADLK for a dry world).

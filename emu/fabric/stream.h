@@ -1,5 +1,5 @@
-// Stream: an ordered, reliable pipe of bytes, non-blocking. What iWARP calls the lower-layer transport (TCP, or a simulated
-// link). Implemented by emu/backend/tcp and emu/sim; filters (byte faults) wrap it.
+// Stream: an ordered, reliable pipe of bytes, non-blocking. What iWARP calls the lower-layer transport (TCP, or a
+// simulated link). Implemented by emu/backend/tcp and emu/sim; filters (byte faults) wrap it.
 #pragma once
 
 #include <cstddef>
@@ -40,13 +40,14 @@ class Stream {
   virtual IoResult Read(std::span<const MutableBytes> into) = 0;
   virtual IoResult Write(std::span<const ConstBytes> from) = 0;
 
-  // Readiness is one-shot: after Arm, the watcher is called once when the stream can be read (or written), has ended or has
-  // failed; at once if it already is. Arm replaces the interest of an earlier Arm; Arm(false, false) disarms, and costs
-  // nothing when nothing was armed. A watcher must tolerate one late or spurious call after disarming.
+  // Readiness is one-shot: after Arm, the watcher is called once when the stream can be read (or written), has ended or
+  // has failed; at once if it already is. Arm replaces the interest of an earlier Arm; Arm(false, false) disarms, and
+  // costs nothing when nothing was armed. A watcher must tolerate one late or spurious call after disarming.
   virtual void Arm(bool readable, bool writable) = 0;
 
-  // Must be set before the first Arm. SetWatcher(nullptr) disarms and returns only when no call to the old watcher is running
-  // or will start; so it must be called without any lock that the watcher takes. On the loop thread itself it does not wait.
+  // Must be set before the first Arm. SetWatcher(nullptr) disarms and returns only when no call to the old watcher is
+  // running or will start; so it must be called without any lock that the watcher takes. On the loop thread itself it
+  // does not wait.
   virtual void SetWatcher(StreamWatcher* watcher) = 0;
 
   // Ends sending: the peer reads what was written, then end of file. Reading goes on. Idempotent.
@@ -60,7 +61,8 @@ class Stream {
   virtual IpEndpoint local() const = 0;
   virtual IpEndpoint remote() const = 0;
 
-  // Effective maximum segment size in bytes: what one segment of the transport carries. Sizes the FPDUs (RFC 5044 section 5).
+  // Effective maximum segment size in bytes: what one segment of the transport carries. Sizes the FPDUs (RFC 5044
+  // section 5).
   virtual size_t MaxSegmentSize() const = 0;
 };
 

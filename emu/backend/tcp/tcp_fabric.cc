@@ -1,0 +1,364 @@
+#include "emu/backend/tcp/tcp_fabric.h"
+
+#include <errno.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netinet/in.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <asio/posix/stream_descriptor.hpp>
+#include <system_error>
+
+#include "base/check.h"
+#include "emu/fabric/event_fd.h"
+
+namespace stagecoach::emu {
+namespace {
+
+// How long a listener rests after an accept that failed for want of descriptors or memory.
+constexpr Duration kAcceptBackoff = 50ms;
+// Connections taken per wake-up, so that a flood of them leaves time for others.
+constexpr int kAcceptBatch = 16;
+
+FabricError MakeError(int error, const std::string& what) {
+  return {error, what + ": " + std::generic_category().message(error)};
+}
+
+// Lets a callback run until closed; closing waits for one that is running. The argument is that of tcp_stream.h.
+class CallbackGate {
+ public:
+  bool Enter() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (closed_) return false;
+    inside_ = true;
+    return true;
+  }
+  void Leave() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    inside_ = false;
+    left_.notify_all();
+  }
+  void Close(bool on_loop_thread) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    closed_ = true;
+    if (!on_loop_thread) left_.wait(lock, [this] { return !inside_; });
+  }
+  bool closed() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return closed_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable left_;
+  bool closed_ = false;  // guarded by mutex_
+  bool inside_ = false;  // guarded by mutex_
+};
+
+// A socket that Asio waits for. Lives on the loop's thread, kept by the handlers that wait.
+class AcceptState : public std::enable_shared_from_this<AcceptState> {
+ public:
+  AcceptState(AsioLoop* loop, ReadinessSet* readiness, int fd, Fabric::AcceptCallback on_accept)
+      : loop_(loop), readiness_(readiness), socket_(loop->context(), fd), on_accept_(std::move(on_accept)) {}
+
+  CallbackGate& gate() { return gate_; }
+
+  void Wait() {
+    if (gate_.closed()) return;
+    socket_.async_wait(asio::posix::stream_descriptor::wait_read,
+                       [self = shared_from_this()](const asio::error_code& error) {
+                         if (!error) self->AcceptReady();
+                       });
+  }
+
+  void End() {
+    asio::error_code ignored;
+    socket_.close(ignored);
+    if (backoff_ != 0) loop_->Cancel(backoff_);
+  }
+
+ private:
+  void AcceptReady() {
+    for (int i = 0; i < kAcceptBatch && !gate_.closed(); ++i) {
+      const int fd = accept4(socket_.native_handle(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+      if (fd >= 0) {
+        Deliver(fd);
+        continue;
+      }
+      switch (errno) {
+        case EAGAIN:
+          Wait();
+          return;
+        case EMFILE:
+        case ENFILE:
+        case ENOBUFS:
+        case ENOMEM:
+          // The connection stays in the backlog and the socket readable: waiting for it again would spin.
+          Backoff();
+          return;
+        case EINTR:
+          break;
+        default:
+          // Linux reports errors of the new connection here (accept(2)): that one is lost, the listener is well. A
+          // listener that is not would report the same for ever, so this too ends the batch, and comes back through the
+          // timer.
+          if (errno != ECONNABORTED && errno != EPROTO) {
+            Backoff();
+            return;
+          }
+      }
+    }
+    Wait();
+  }
+
+  void Deliver(int fd) {
+    std::unique_ptr<Stream> stream = TcpStream::Adopt(readiness_, fd);
+    if (stream == nullptr || !gate_.Enter()) return;
+    on_accept_(std::move(stream));
+    gate_.Leave();
+  }
+
+  void Backoff() {
+    backoff_ = loop_->At(loop_->Now() + kAcceptBackoff, [self = shared_from_this()] {
+      self->backoff_ = 0;
+      self->Wait();
+    });
+  }
+
+  AsioLoop* const loop_;
+  ReadinessSet* const readiness_;
+  asio::posix::stream_descriptor socket_;
+  const Fabric::AcceptCallback on_accept_;
+  EventLoop::TimerId backoff_ = 0;
+  CallbackGate gate_;
+};
+
+class TcpListener final : public Listener {
+ public:
+  TcpListener(AsioLoop* loop, int fd, std::shared_ptr<AcceptState> state)
+      : loop_(loop), fd_(fd), local_(SocketEndpoint(fd, false)), state_(std::move(state)) {}
+  ~TcpListener() override {
+    state_->gate().Close(loop_->OnLoopThread());
+    // Frees the port now; the loop closes the descriptor when it comes to it.
+    shutdown(fd_, SHUT_RDWR);
+    loop_->Post([state = std::move(state_)] { state->End(); });
+  }
+  IpEndpoint local() const override { return local_; }
+
+ private:
+  AsioLoop* const loop_;
+  const int fd_;
+  const IpEndpoint local_;
+  std::shared_ptr<AcceptState> state_;
+};
+
+class ConnectState : public std::enable_shared_from_this<ConnectState> {
+ public:
+  ConnectState(AsioLoop* loop, ReadinessSet* readiness, const IpEndpoint& local, const IpEndpoint& remote,
+               Fabric::ConnectCallback on_done)
+      : readiness_(readiness), local_(local), remote_(remote), socket_(loop->context()), on_done_(std::move(on_done)) {}
+
+  CallbackGate& gate() { return gate_; }
+
+  void Start() {
+    if (gate_.closed()) return;
+    sockaddr_storage address;
+    const socklen_t length = remote_.ToSockaddr(&address);
+    if (length == 0) return Fail(EDESTADDRREQ);
+    const int fd = socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, IPPROTO_TCP);
+    if (fd < 0) return Fail(errno);
+    asio::error_code error;
+    socket_.assign(fd, error);
+    if (error) {
+      close(fd);
+      return Fail(error.value());
+    }
+    if (const int bind_error = Bind(fd)) return Fail(bind_error);
+    if (connect(fd, reinterpret_cast<const sockaddr*>(&address), length) == 0) return Connected();
+    if (errno != EINPROGRESS && errno != EINTR) return Fail(errno);
+    socket_.async_wait(asio::posix::stream_descriptor::wait_write,
+                       [self = shared_from_this()](const asio::error_code& wait_error) {
+                         if (!wait_error) self->Connected();
+                       });
+  }
+
+  void End() {
+    asio::error_code ignored;
+    socket_.close(ignored);
+  }
+
+ private:
+  int Bind(int fd) {
+    sockaddr_storage address;
+    const socklen_t length = local_.ToSockaddr(&address);
+    if (length == 0 || (local_.IsUnspecified() && local_.port == 0)) return 0;
+    const int on = 1;
+    // Without a port of its own choosing the socket gets one at connect, when only the pair of endpoints has to be
+    // unique.
+    if (local_.port == 0) {
+      setsockopt(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof on);
+    } else {
+      setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    }
+    return bind(fd, reinterpret_cast<const sockaddr*>(&address), length) == 0 ? 0 : errno;
+  }
+
+  void Connected() {
+    const int fd = socket_.native_handle();
+    int error = 0;
+    socklen_t length = sizeof error;
+    if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length) != 0) error = errno;
+    if (error != 0) return Fail(error);
+    // Out of Asio's reactor: from here on only the readiness set knows the socket.
+    std::unique_ptr<Stream> stream = TcpStream::Adopt(readiness_, socket_.release());
+    if (stream == nullptr) return Fail(errno);
+    Finish(std::move(stream));
+  }
+
+  void Fail(int error) {
+    End();
+    Finish(Err(MakeError(error, "connect to " + remote_.ToString())));
+  }
+
+  void Finish(Result<std::unique_ptr<Stream>, FabricError> result) {
+    if (!gate_.Enter()) return;
+    on_done_(std::move(result));
+    gate_.Leave();
+  }
+
+  ReadinessSet* const readiness_;
+  const IpEndpoint local_;
+  const IpEndpoint remote_;
+  asio::posix::stream_descriptor socket_;
+  const Fabric::ConnectCallback on_done_;
+  CallbackGate gate_;
+};
+
+class TcpConnectAttempt final : public ConnectAttempt {
+ public:
+  TcpConnectAttempt(AsioLoop* loop, std::shared_ptr<ConnectState> state) : loop_(loop), state_(std::move(state)) {}
+  ~TcpConnectAttempt() override {
+    state_->gate().Close(loop_->OnLoopThread());
+    loop_->Post([state = std::move(state_)] { state->End(); });
+  }
+
+ private:
+  AsioLoop* const loop_;
+  std::shared_ptr<ConnectState> state_;
+};
+
+class EventFdNotifier final : public Notifier {
+ public:
+  explicit EventFdNotifier(std::unique_ptr<EventFd> event) : event_(std::move(event)) {}
+  int fd() const override { return event_->fd(); }
+  void Signal() override { event_->Signal(); }
+  bool Consume() override { return event_->Consume(); }
+
+ private:
+  const std::unique_ptr<EventFd> event_;
+};
+
+}  // namespace
+
+TcpFabric::TcpFabric() : readiness_(&loop_) {
+  readiness_.Start();
+  // The program's signals are for the program's threads.
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  thread_ = std::thread([this] {
+    pthread_setname_np(pthread_self(), "stagecoach-nic");
+    loop_.Run();
+  });
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+TcpFabric::~TcpFabric() {
+  STAGECOACH_CHECK(!loop_.OnLoopThread());
+  loop_.Stop();
+  thread_.join();
+}
+
+Result<std::unique_ptr<Listener>, FabricError> TcpFabric::Listen(const IpEndpoint& local, int backlog,
+                                                                 AcceptCallback on_accept) {
+  const auto failed = [&](int error) { return Err(MakeError(error, "listen on " + local.ToString())); };
+  sockaddr_storage address;
+  const socklen_t length = local.ToSockaddr(&address);
+  if (length == 0) return failed(EAFNOSUPPORT);
+  const int fd = socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, IPPROTO_TCP);
+  if (fd < 0) return failed(errno);
+  const int on = 1;
+  setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  if (bind(fd, reinterpret_cast<const sockaddr*>(&address), length) != 0 || listen(fd, backlog) != 0) {
+    const int error = errno;
+    close(fd);
+    return failed(error);
+  }
+  auto state = std::make_shared<AcceptState>(&loop_, &readiness_, fd, std::move(on_accept));
+  auto listener = std::make_unique<TcpListener>(&loop_, fd, state);
+  loop_.Post([state = std::move(state)] { state->Wait(); });
+  return listener;
+}
+
+std::unique_ptr<ConnectAttempt> TcpFabric::Connect(const IpEndpoint& local, const IpEndpoint& remote,
+                                                   ConnectCallback on_done) {
+  auto state = std::make_shared<ConnectState>(&loop_, &readiness_, local, remote, std::move(on_done));
+  auto attempt = std::make_unique<TcpConnectAttempt>(&loop_, state);
+  loop_.Post([state = std::move(state)] { state->Start(); });
+  return attempt;
+}
+
+std::optional<IpEndpoint> TcpFabric::RouteTo(const IpEndpoint& remote) const {
+  sockaddr_storage address;
+  // A port of 0 is refused by some kernels; which one it is makes no difference to the route.
+  const socklen_t length = remote.WithPort(remote.port != 0 ? remote.port : 1).ToSockaddr(&address);
+  if (length == 0) return std::nullopt;
+  // Connecting a datagram socket looks the route up and sends nothing.
+  const int fd = socket(address.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) return std::nullopt;
+  std::optional<IpEndpoint> source;
+  if (connect(fd, reinterpret_cast<const sockaddr*>(&address), length) == 0)
+    source = SocketEndpoint(fd, false).WithPort(0);
+  close(fd);
+  if (source && source->IsUnspecified()) return std::nullopt;
+  return source;
+}
+
+std::vector<IpEndpoint> TcpFabric::LocalAddresses() const {
+  ifaddrs* list = nullptr;
+  if (getifaddrs(&list) != 0) return {};
+  std::vector<IpEndpoint> addresses;
+  for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
+    if ((entry->ifa_flags & IFF_UP) == 0) continue;
+    const auto address = IpEndpoint::FromSockaddr(entry->ifa_addr);
+    if (!address || std::find(addresses.begin(), addresses.end(), *address) != addresses.end()) continue;
+    addresses.push_back(*address);
+  }
+  freeifaddrs(list);
+  std::stable_partition(addresses.begin(), addresses.end(),
+                        [](const IpEndpoint& address) { return !address.IsLoopback(); });
+  return addresses;
+}
+
+std::unique_ptr<Notifier> TcpFabric::CreateNotifier() {
+  std::unique_ptr<EventFd> event = EventFd::Create();
+  if (event == nullptr) return nullptr;
+  return std::make_unique<EventFdNotifier>(std::move(event));
+}
+
+bool TcpFabric::Wait(std::unique_lock<std::mutex>& lock, std::condition_variable& changed,
+                     const std::function<bool()>& done) {
+  changed.wait(lock, done);
+  return true;
+}
+
+int TcpFabric::WaitReadable(int fd) {
+  return PollReadable(fd);
+}
+
+}  // namespace stagecoach::emu

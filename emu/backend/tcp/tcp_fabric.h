@@ -1,0 +1,50 @@
+// TcpFabric: the Fabric of a real process. Streams are TCP connections of the host's own stack.
+//
+// It owns a loop and the thread that runs it. On that thread accept, connect, timers and readiness callbacks happen;
+// bytes are moved by whoever calls Read and Write on a stream. Everything a fabric hands out must be destroyed before
+// it.
+//
+// All descriptors are created close-on-exec, so that no fork and exec of another thread can inherit one in between;
+// this is why sockets are opened and accepted here by hand, and Asio only waits for them.
+#pragma once
+
+#include <memory>
+#include <thread>
+
+#include "base/asio_loop/asio_loop.h"
+#include "emu/backend/tcp/tcp_stream.h"
+#include "emu/fabric/fabric.h"
+
+namespace stagecoach::emu {
+
+class TcpFabric final : public Fabric {
+ public:
+  TcpFabric();
+  // Ends the thread. Not on the loop's thread.
+  ~TcpFabric() override;
+
+  EventLoop& loop() override { return loop_; }
+  Instant Now() const override { return loop_.Now(); }
+  bool HasProgressThread() const override { return true; }
+
+  Result<std::unique_ptr<Listener>, FabricError> Listen(const IpEndpoint& local, int backlog,
+                                                        AcceptCallback on_accept) override;
+  // Destroying the attempt waits for a running callback unless on the loop's thread, so not under a lock that the
+  // callback takes.
+  std::unique_ptr<ConnectAttempt> Connect(const IpEndpoint& local, const IpEndpoint& remote,
+                                          ConnectCallback on_done) override;
+
+  std::optional<IpEndpoint> RouteTo(const IpEndpoint& remote) const override;
+  std::vector<IpEndpoint> LocalAddresses() const override;
+  std::unique_ptr<Notifier> CreateNotifier() override;
+  bool Wait(std::unique_lock<std::mutex>& lock, std::condition_variable& changed,
+            const std::function<bool()>& done) override;
+  int WaitReadable(int fd) override;
+
+ private:
+  AsioLoop loop_;
+  ReadinessSet readiness_;
+  std::thread thread_;
+};
+
+}  // namespace stagecoach::emu

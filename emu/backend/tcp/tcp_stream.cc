@@ -1,0 +1,241 @@
+#include "emu/backend/tcp/tcp_stream.h"
+
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "base/check.h"
+
+namespace stagecoach::emu {
+namespace {
+
+// Parts moved by one system call. More gain nothing: a record has a handful.
+constexpr size_t kMaxParts = 64;
+constexpr int kEventBatch = 64;
+// RFC 1122 section 4.2.2.6: what every TCP can carry; used when the kernel does not say.
+constexpr size_t kDefaultSegmentSize = 536;
+
+int MakeEpoll() {
+  const int fd = epoll_create1(EPOLL_CLOEXEC);
+  STAGECOACH_CHECK(fd >= 0);
+  return fd;
+}
+
+template <typename Bytes>
+size_t ToIovec(std::span<const Bytes> parts, iovec (&out)[kMaxParts]) {
+  size_t count = 0;
+  for (const Bytes& part : parts) {
+    if (part.empty()) continue;
+    if (count == kMaxParts) break;
+    out[count++] = {const_cast<std::byte*>(part.data()), part.size()};
+  }
+  return count;
+}
+
+IoResult Failed(int error) {
+  if (error == EAGAIN || error == EWOULDBLOCK) return {IoStatus::kWouldBlock, 0, 0};
+  return {IoStatus::kError, 0, error};
+}
+
+}  // namespace
+
+void ReadinessSet::Member::Arm(bool readable, bool writable) {
+  const uint32_t wanted = (readable ? EPOLLIN : 0u) | (writable ? EPOLLOUT : 0u);
+  if (wanted == 0 && armed_.load(std::memory_order_relaxed) == 0) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  const uint32_t interest = watcher_ != nullptr ? wanted : 0;
+  armed_.store(interest, std::memory_order_relaxed);
+  epoll_event event{};
+  // The kernel adds EPOLLHUP and EPOLLERR whatever is asked; EPOLLONESHOT keeps a dead and disarmed socket from being
+  // reported for ever.
+  event.events = interest | EPOLLONESHOT;
+  event.data.u64 = id_;
+  epoll_ctl(set_->epoll_.native_handle(), EPOLL_CTL_MOD, fd_, &event);
+}
+
+void ReadinessSet::Member::SetWatcher(StreamWatcher* watcher) {
+  if (watcher == nullptr) Arm(false, false);
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (watcher_ == watcher && watcher != nullptr) return;
+  watcher_ = watcher;
+  // An Arm that came between the disarming above and here found the old watcher; what it armed must not reach a later
+  // one.
+  if (watcher == nullptr) armed_.store(0, std::memory_order_relaxed);
+  if (set_->loop_->OnLoopThread()) return;
+  idle_.wait(lock, [this] { return !calling_; });
+}
+
+ReadinessSet::ReadinessSet(AsioLoop* loop) : loop_(loop), epoll_(loop->context(), MakeEpoll()) {}
+
+std::shared_ptr<ReadinessSet::Member> ReadinessSet::Add(int fd) {
+  std::shared_ptr<Member> member;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    member = std::make_shared<Member>(this, next_id_++, fd);
+    members_.emplace(member->id_, member);
+  }
+  epoll_event event{};
+  event.events = EPOLLONESHOT;
+  event.data.u64 = member->id_;
+  if (epoll_ctl(epoll_.native_handle(), EPOLL_CTL_ADD, fd, &event) == 0) return member;
+  const int error = errno;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    members_.erase(member->id_);
+  }
+  errno = error;
+  return nullptr;
+}
+
+void ReadinessSet::Remove(const std::shared_ptr<Member>& member) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    members_.erase(member->id_);
+  }
+  member->SetWatcher(nullptr);
+  epoll_ctl(epoll_.native_handle(), EPOLL_CTL_DEL, member->fd_, nullptr);
+}
+
+void ReadinessSet::Start() {
+  epoll_.async_wait(asio::posix::stream_descriptor::wait_read, [this](const asio::error_code& error) {
+    if (error) return;
+    Dispatch();
+    Start();
+  });
+}
+
+void ReadinessSet::Dispatch() {
+  epoll_event events[kEventBatch];
+  const int ready = epoll_wait(epoll_.native_handle(), events, kEventBatch, 0);
+  for (int i = 0; i < ready; ++i) {
+    std::shared_ptr<Member> member;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      const auto found = members_.find(events[i].data.u64);
+      if (found == members_.end()) continue;
+      member = found->second;
+    }
+    std::unique_lock<std::mutex> lock(member->mutex_);
+    StreamWatcher* const watcher = member->watcher_;
+    if (watcher == nullptr || member->armed_.load(std::memory_order_relaxed) == 0) continue;
+    member->calling_ = true;
+    lock.unlock();
+    watcher->OnStreamReady();
+    lock.lock();
+    member->calling_ = false;
+    // Under the mutex: whoever waits may free what follows, but not the member, which we hold.
+    member->idle_.notify_all();
+  }
+}
+
+std::unique_ptr<TcpStream> TcpStream::Adopt(ReadinessSet* set, int fd) {
+  const int on = 1;
+  // Records are small and latency is the point; a failure here would only make things slower.
+  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  const IpEndpoint local = SocketEndpoint(fd, false);
+  const IpEndpoint remote = SocketEndpoint(fd, true);
+  std::shared_ptr<ReadinessSet::Member> member;
+  int error = ENOTCONN;  // no peer: it was gone before we looked
+  if (remote.family != IpEndpoint::Family::kNone) {
+    member = set->Add(fd);
+    error = errno;
+  }
+  if (member == nullptr) {
+    close(fd);
+    errno = error;
+    return nullptr;
+  }
+  return std::unique_ptr<TcpStream>(new TcpStream(set, fd, std::move(member), local, remote));
+}
+
+TcpStream::TcpStream(ReadinessSet* set, int fd, std::shared_ptr<ReadinessSet::Member> member, const IpEndpoint& local,
+                     const IpEndpoint& remote)
+    : set_(set), fd_(fd), member_(std::move(member)), local_(local), remote_(remote) {}
+
+TcpStream::~TcpStream() {
+  set_->Remove(member_);
+  Shutdown();
+  close(fd_);
+}
+
+IoResult TcpStream::Read(std::span<const MutableBytes> into) {
+  if (aborted_) return {IoStatus::kError, 0, ECONNABORTED};
+  iovec parts[kMaxParts];
+  const size_t count = ToIovec(into, parts);
+  if (count == 0) return {};
+  ssize_t n;
+  do {
+    n = readv(fd_, parts, static_cast<int>(count));
+  } while (n < 0 && errno == EINTR);
+  if (n > 0) return {IoStatus::kOk, static_cast<size_t>(n), 0};
+  if (n == 0) return {IoStatus::kEof, 0, 0};
+  return Failed(errno);
+}
+
+IoResult TcpStream::Write(std::span<const ConstBytes> from) {
+  if (aborted_) return {IoStatus::kError, 0, ECONNABORTED};
+  if (shut_down_) return {IoStatus::kError, 0, EPIPE};
+  iovec parts[kMaxParts];
+  msghdr message{};
+  message.msg_iov = parts;
+  message.msg_iovlen = ToIovec(from, parts);
+  if (message.msg_iovlen == 0) return {};
+  ssize_t n;
+  do {
+    n = sendmsg(fd_, &message, MSG_NOSIGNAL);
+  } while (n < 0 && errno == EINTR);
+  if (n > 0) return {IoStatus::kOk, static_cast<size_t>(n), 0};
+  if (n == 0) return {};
+  return Failed(errno);
+}
+
+void TcpStream::Shutdown() {
+  if (shut_down_ || aborted_) return;
+  shut_down_ = true;
+  // Not close: another process may hold a copy of the descriptor since a fork, and the peer would never learn.
+  shutdown(fd_, SHUT_WR);
+}
+
+void TcpStream::Abort() {
+  if (aborted_) return;
+  aborted_ = true;
+  // Linux resets a connection at once when it is "connected" to AF_UNSPEC, copies of the descriptor in forked children
+  // notwithstanding. Should that fail, the linger time of 0 makes close() do it.
+  const linger reset{1, 0};
+  setsockopt(fd_, SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
+  sockaddr nobody{};
+  nobody.sa_family = AF_UNSPEC;
+  connect(fd_, &nobody, sizeof nobody);
+}
+
+size_t TcpStream::MaxSegmentSize() const {
+  int size = 0;
+  socklen_t length = sizeof size;
+  if (getsockopt(fd_, IPPROTO_TCP, TCP_MAXSEG, &size, &length) != 0 || size <= 0) return kDefaultSegmentSize;
+  return static_cast<size_t>(size);
+}
+
+IpEndpoint SocketEndpoint(int fd, bool peer) {
+  sockaddr_storage storage{};
+  socklen_t length = sizeof storage;
+  auto* const address = reinterpret_cast<sockaddr*>(&storage);
+  if ((peer ? getpeername(fd, address, &length) : getsockname(fd, address, &length)) != 0) return {};
+  IpEndpoint endpoint = IpEndpoint::FromSockaddr(address).value_or(IpEndpoint{});
+  if (endpoint.family == IpEndpoint::Family::kIpv6 &&
+      IN6_IS_ADDR_V4MAPPED(&reinterpret_cast<const sockaddr_in6*>(&storage)->sin6_addr)) {
+    IpEndpoint v4;
+    v4.family = IpEndpoint::Family::kIpv4;
+    v4.port = endpoint.port;
+    std::copy(endpoint.address.begin() + 12, endpoint.address.end(), v4.address.begin());
+    return v4;
+  }
+  return endpoint;
+}
+
+}  // namespace stagecoach::emu

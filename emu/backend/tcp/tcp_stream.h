@@ -1,0 +1,118 @@
+// TcpStream: the Stream over a connected TCP socket, and the set that tells streams when they are ready.
+//
+// A socket is never handed to a reactor that would wake for every packet: while pollers drive a connection its member
+// in the set stands disarmed, and data costs no wake-up. The set is an epoll of EPOLLONESHOT members; Asio waits for
+// the set's own descriptor, and arming is one epoll_ctl. Not here: connecting and accepting (tcp_fabric.h).
+//
+// How SetWatcher(nullptr) keeps its promise. Watchers are called by Dispatch() alone, on the loop's thread. For one
+// member:
+//   - `watcher`, `armed` and `calling` change only under the member's mutex.
+//   - Dispatch takes the mutex, reads `watcher`, sets `calling`, drops the mutex, calls, takes the mutex, clears
+//   `calling` and notifies.
+//   - SetWatcher takes the mutex, replaces `watcher`, and, off the loop's thread, waits on the condition until
+//   `calling` is false.
+// After SetWatcher has the mutex, Dispatch cannot find the old watcher; if it had found it before, then `calling` was
+// set before the mutex was dropped, and SetWatcher sees it. So no call is running when SetWatcher returns, and none
+// will start. The mutex is a leaf: no other lock is taken under it and no watcher is called under it, so a watcher may
+// take its own locks and call Arm. A caller that holds a lock its watcher takes would wait for that watcher for ever:
+// hence the rule in stream.h. On the loop's thread `calling` can only be our own caller's doing (there is no other
+// thread to run it), so not waiting is right, and waiting would never end. Dispatch keeps the member alive by a
+// shared_ptr, so a watcher may destroy its stream.
+//
+// An event may be in Dispatch's hands when the member is disarmed: `armed` is checked under the mutex, so a disarmed
+// member is not called. If it was armed again in between, it is called for the old event, and perhaps once more for the
+// new: the spurious call that stream.h allows.
+#pragma once
+
+#include <asio/posix/stream_descriptor.hpp>
+#include <atomic>
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "base/asio_loop/asio_loop.h"
+#include "emu/fabric/stream.h"
+
+namespace stagecoach::emu {
+
+// Readiness of many sockets on one loop. Add, Remove and members' methods: any thread.
+class ReadinessSet {
+ public:
+  class Member {
+   public:
+    Member(ReadinessSet* set, uint64_t id, int fd) : set_(set), id_(id), fd_(fd) {}
+    void Arm(bool readable, bool writable);
+    void SetWatcher(StreamWatcher* watcher);
+
+   private:
+    friend class ReadinessSet;
+    ReadinessSet* const set_;
+    const uint64_t id_;
+    const int fd_;
+    std::mutex mutex_;
+    std::condition_variable idle_;
+    StreamWatcher* watcher_ = nullptr;  // guarded by mutex_
+    bool calling_ = false;              // guarded by mutex_
+    std::atomic<uint32_t> armed_{
+        0};  // epoll events asked for; written under mutex_, read without it by Arm's fast path
+  };
+
+  explicit ReadinessSet(AsioLoop* loop);
+
+  // Null, with errno set, when the system's limit of watched descriptors is reached.
+  std::shared_ptr<Member> Add(int fd);
+  // Detaches the watcher (as SetWatcher(nullptr) does) and forgets the descriptor, which is then free to be closed.
+  void Remove(const std::shared_ptr<Member>& member);
+
+  // Starts waiting. On the loop's thread, or before it runs.
+  void Start();
+
+ private:
+  void Dispatch();
+
+  AsioLoop* const loop_;
+  asio::posix::stream_descriptor epoll_;
+  std::mutex mutex_;
+  uint64_t next_id_ = 1;                                 // guarded by mutex_
+  std::map<uint64_t, std::shared_ptr<Member>> members_;  // guarded by mutex_
+};
+
+class TcpStream final : public Stream {
+ public:
+  // Takes over a connected, non-blocking socket and sets TCP_NODELAY. Null, with errno set, on failure (the socket is
+  // then closed).
+  static std::unique_ptr<TcpStream> Adopt(ReadinessSet* set, int fd);
+  // Ends sending if that was not done: an orderly end for the peer, unless unread data makes the kernel reset the
+  // connection.
+  ~TcpStream() override;
+
+  IoResult Read(std::span<const MutableBytes> into) override;
+  IoResult Write(std::span<const ConstBytes> from) override;
+  void Arm(bool readable, bool writable) override { member_->Arm(readable, writable); }
+  void SetWatcher(StreamWatcher* watcher) override { member_->SetWatcher(watcher); }
+  void Shutdown() override;
+  void Abort() override;
+  int PollDescriptor() const override { return fd_; }
+  IpEndpoint local() const override { return local_; }
+  IpEndpoint remote() const override { return remote_; }
+  size_t MaxSegmentSize() const override;
+
+ private:
+  TcpStream(ReadinessSet* set, int fd, std::shared_ptr<ReadinessSet::Member> member, const IpEndpoint& local,
+            const IpEndpoint& remote);
+
+  ReadinessSet* const set_;
+  const int fd_;
+  const std::shared_ptr<ReadinessSet::Member> member_;
+  const IpEndpoint local_;
+  const IpEndpoint remote_;
+  bool shut_down_ = false;
+  bool aborted_ = false;
+};
+
+// The address of this end (`peer` false) or of the other; an IPv4-mapped IPv6 address is given as the IPv4 address it
+// is.
+IpEndpoint SocketEndpoint(int fd, bool peer);
+
+}  // namespace stagecoach::emu
