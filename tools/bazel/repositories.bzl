@@ -36,7 +36,14 @@ empty_coverage_tools = repository_rule(implementation = _empty_coverage_tools_im
 
 # name -> (a header that proves the package is there, the Debian package, defines, link options)
 _LIBRARIES = {
-    "asio": ("asio.hpp", "libasio-dev", ["ASIO_STANDALONE", "ASIO_NO_DEPRECATED"], ["-lpthread"]),
+    # ASIO_HAS_STD_ALIGNED_ALLOC: Asio 1.22 decides by what was included before it, so that one file would allocate with
+    # operator new what another frees with free().
+    "asio": (
+        "asio.hpp",
+        "libasio-dev",
+        ["ASIO_STANDALONE", "ASIO_NO_DEPRECATED", "ASIO_HAS_STD_ALIGNED_ALLOC=1"],
+        ["-lpthread"],
+    ),
     "benchmark": ("benchmark/benchmark.h", "libbenchmark-dev", [], ["-lbenchmark", "-lpthread"]),
     "cli11": ("CLI/CLI.hpp", "libcli11-dev", [], []),
     "expected": ("tl/expected.hpp", "libexpected-dev", [], []),
