@@ -21,7 +21,7 @@ struct ChunkDataLimits {
 };
 
 enum class ChunkFault : uint8_t {
-  kNotACallType,           // RDMA_DONE or RDMA_ERROR
+  kNotAMessage,            // RDMA_DONE or RDMA_ERROR
   kUnalignedPosition,      // [5666bis:4.4.4.1#4]
   kOverlappingReadChunks,  // a chunk begins inside the previous one's data
   kPositionPastEnd,        // a chunk belongs behind the end of the message

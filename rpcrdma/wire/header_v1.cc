@@ -1,0 +1,213 @@
+#include "rpcrdma/wire/header_v1.h"
+
+#include <array>
+#include <cstdio>
+#include <utility>
+
+namespace stagecoach::rpcrdma {
+namespace {
+
+// rpcrdma1_errcode
+constexpr uint32_t kErrVersCode = 1;
+constexpr uint32_t kErrChunkCode = 2;
+
+std::string Hex(uint32_t value) {
+  std::array<char, 9> text;
+  std::snprintf(text.data(), text.size(), "%08x", value);
+  return text.data();
+}
+
+// The part of decoding that knows the fixed fields, and stamps them on every fault.
+struct FixedFields {
+  uint32_t xid = 0;
+  uint32_t version = 0;
+  uint32_t credits = 0;
+  uint32_t type = 0;
+
+  HeaderFault Fault(HeaderFault::Kind kind, FaultAction action, const ByteReader& in) const {
+    return {.kind = kind, .action = action, .xid = xid, .version = version, .offset = in.position()};
+  }
+};
+
+// RDMA_ERROR. Errors are never answered: two ends that misunderstand each other would go on for ever.
+Result<HeaderV1::Body, HeaderFault> DecodeError(ByteReader& in, const FixedFields& fixed) {
+  const uint32_t code = in.U32();
+  if (in.ok() && code == kErrChunkCode) return ErrChunk{};
+  if (in.ok() && code == kErrVersCode) {
+    ErrVers versions;
+    versions.low = in.U32();
+    versions.high = in.U32();
+    if (in.ok()) return versions;
+  }
+  const auto kind = in.ok() ? HeaderFault::Kind::kUnknownError : HeaderFault::Kind::kTruncatedError;
+  return Err(fixed.Fault(kind, FaultAction::kDrop, in));
+}
+
+Result<ChunkLists, HeaderFault> DecodeLists(ByteReader& in, const ChunkListLimits& limits, const FixedFields& fixed) {
+  ChunkLists lists;
+  if (const auto error = DecodeChunkLists(in, limits, &lists)) {
+    HeaderFault fault = fixed.Fault(HeaderFault::Kind::kChunkList, FaultAction::kAnswerErrChunk, in);
+    fault.chunk_list = *error;
+    return Err(fault);
+  }
+  return lists;
+}
+
+Result<HeaderV1::Body, HeaderFault> DecodeBody(ByteReader& in, const ChunkListLimits& limits,
+                                               const FixedFields& fixed) {
+  switch (static_cast<MessageType>(fixed.type)) {
+    case MessageType::kMsg:
+      return DecodeLists(in, limits, fixed).map([](ChunkLists lists) {
+        return HeaderV1::Body(RdmaMsg{std::move(lists)});
+      });
+    case MessageType::kNomsg:
+      return DecodeLists(in, limits, fixed).map([](ChunkLists lists) {
+        return HeaderV1::Body(RdmaNomsg{std::move(lists)});
+      });
+    case MessageType::kMsgp: {
+      const uint32_t align = in.U32();
+      const uint32_t thresh = in.U32();
+      // If these two are cut off, so are the lists, and DecodeLists says it.
+      return DecodeLists(in, limits, fixed).map([&](ChunkLists lists) {
+        return HeaderV1::Body(RdmaMsgp{align, thresh, std::move(lists)});
+      });
+    }
+    case MessageType::kDone:
+      return RdmaDone{};
+    case MessageType::kError:
+      return DecodeError(in, fixed);
+  }
+  // [5666bis:5.5#4] A decoding error of the header like any other.
+  return Err(fixed.Fault(HeaderFault::Kind::kUnknownType, FaultAction::kAnswerErrChunk, in));
+}
+
+}  // namespace
+
+MessageType HeaderV1::type() const {
+  static constexpr std::array kTypes = {MessageType::kMsg,  MessageType::kNomsg, MessageType::kMsgp,
+                                        MessageType::kDone, MessageType::kError, MessageType::kError};
+  static_assert(kTypes.size() == std::variant_size_v<Body>);
+  return kTypes[body.index()];
+}
+
+const ChunkLists* HeaderV1::chunks() const {
+  if (const auto* msg = std::get_if<RdmaMsg>(&body)) return &msg->chunks;
+  if (const auto* nomsg = std::get_if<RdmaNomsg>(&body)) return &nomsg->chunks;
+  if (const auto* msgp = std::get_if<RdmaMsgp>(&body)) return &msgp->chunks;
+  return nullptr;
+}
+
+bool HeaderV1::has_inline_message() const {
+  return std::holds_alternative<RdmaMsg>(body) || std::holds_alternative<RdmaMsgp>(body);
+}
+
+Result<HeaderV1, HeaderFault> DecodeHeaderV1(ByteReader& in, const ChunkListLimits& limits) {
+  // [5666bis:5.1#1] Four fixed fields. [5666bis:8.3.3#1] [5666bis:8.3.3#2] Of a message too short to have them nothing is used; it is
+  // dropped. The XID is reported all the same, for whoever logs it.
+  HeaderFault too_short{.kind = HeaderFault::Kind::kTooShort, .action = FaultAction::kDrop, .offset = in.remaining()};
+  FixedFields fixed;
+  fixed.xid = in.U32();
+  if (!in.ok()) return Err(too_short);
+  too_short.xid = fixed.xid;
+  fixed.version = in.U32();
+  too_short.version = fixed.version;
+  fixed.credits = in.U32();
+  fixed.type = in.U32();
+  if (!in.ok()) return Err(too_short);
+
+  const bool is_error = fixed.type == static_cast<uint32_t>(MessageType::kError);
+  if (fixed.version != kRpcRdmaVersion1 && !is_error) {
+    // [5666bis:5.1.2#1] [5666bis:5.5#2] What follows is laid out as that version says; only the fixed fields are common.
+    return Err(fixed.Fault(HeaderFault::Kind::kVersion, FaultAction::kAnswerErrVers, in));
+  }
+  auto body = DecodeBody(in, limits, fixed);
+  if (!body) return Err(body.error());
+  if (fixed.version != kRpcRdmaVersion1 && !std::holds_alternative<ErrVers>(*body)) {
+    return Err(fixed.Fault(HeaderFault::Kind::kVersion, FaultAction::kDrop, in));
+  }
+  return HeaderV1{.xid = fixed.xid, .version = fixed.version, .credits = fixed.credits, .body = std::move(*body)};
+}
+
+void EncodeHeaderV1(const HeaderV1& header, ByteWriter& out) {
+  // [5666bis:5#1] XDR throughout: every field a big-endian multiple of four bytes.
+  out.U32(header.xid);
+  out.U32(header.version);
+  out.U32(header.credits);
+  out.U32(static_cast<uint32_t>(header.type()));
+  if (const auto* msgp = std::get_if<RdmaMsgp>(&header.body)) {
+    out.U32(msgp->align);
+    out.U32(msgp->thresh);
+  }
+  if (const ChunkLists* lists = header.chunks()) {
+    EncodeChunkLists(*lists, out);
+  } else if (const auto* versions = std::get_if<ErrVers>(&header.body)) {
+    out.U32(kErrVersCode);
+    out.U32(versions->low);
+    out.U32(versions->high);
+  } else if (std::holds_alternative<ErrChunk>(header.body)) {
+    out.U32(kErrChunkCode);
+  }
+}
+
+size_t EncodedSize(const HeaderV1& header) {
+  size_t size = kFixedFieldsSize;
+  if (std::holds_alternative<RdmaMsgp>(header.body)) size += 8;
+  if (std::holds_alternative<ErrVers>(header.body)) size += 12;
+  if (std::holds_alternative<ErrChunk>(header.body)) size += 4;
+  if (const ChunkLists* lists = header.chunks()) size += EncodedSize(*lists);
+  return size;
+}
+
+const char* ToString(MessageType type) {
+  switch (type) {
+    case MessageType::kMsg:
+      return "RDMA_MSG";
+    case MessageType::kNomsg:
+      return "RDMA_NOMSG";
+    case MessageType::kMsgp:
+      return "RDMA_MSGP";
+    case MessageType::kDone:
+      return "RDMA_DONE";
+    case MessageType::kError:
+      return "RDMA_ERROR";
+  }
+  return "unknown message type";
+}
+
+std::string ToString(const HeaderV1& header) {
+  std::string text = std::string(ToString(header.type())) + " xid " + Hex(header.xid);
+  if (header.version != kRpcRdmaVersion1) text += " version " + std::to_string(header.version);
+  text += " credits " + std::to_string(header.credits);
+  if (const auto* versions = std::get_if<ErrVers>(&header.body)) {
+    return text + " ERR_VERS (" + std::to_string(versions->low) + " to " + std::to_string(versions->high) +
+           " supported)";
+  }
+  if (std::holds_alternative<ErrChunk>(header.body)) return text + " ERR_CHUNK";
+  if (const auto* msgp = std::get_if<RdmaMsgp>(&header.body)) {
+    text += " align " + std::to_string(msgp->align) + " thresh " + std::to_string(msgp->thresh);
+  }
+  if (const ChunkLists* lists = header.chunks()) text += " " + ToString(*lists);
+  return text;
+}
+
+std::string ToString(const HeaderFault& fault) {
+  const std::string where =
+      (fault.xid.has_value() ? " xid " + Hex(*fault.xid) : "") + " at byte " + std::to_string(fault.offset);
+  switch (fault.kind) {
+    case HeaderFault::Kind::kTooShort:
+      return "message of " + std::to_string(fault.offset) + " bytes is too short for a transport header";
+    case HeaderFault::Kind::kVersion:
+      return "RPC-over-RDMA version " + std::to_string(fault.version) + " instead of 1" + where;
+    case HeaderFault::Kind::kUnknownType:
+      return "unknown message type" + where;
+    case HeaderFault::Kind::kChunkList:
+      return std::string(ToString(fault.chunk_list)) + where;
+    case HeaderFault::Kind::kUnknownError:
+      return "RDMA_ERROR with an unknown error code" + where;
+    case HeaderFault::Kind::kTruncatedError:
+      return "RDMA_ERROR without its error information" + where;
+  }
+  return "unknown fault" + where;
+}
+
+}  // namespace stagecoach::rpcrdma

@@ -1,0 +1,182 @@
+#include "rpcrdma/wire/validate.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace stagecoach::rpcrdma {
+namespace {
+
+bool Wraps(const Segment& segment) {
+  return segment.length > 0 && segment.offset > std::numeric_limits<uint64_t>::max() - (segment.length - 1);
+}
+
+std::optional<ChunkFault> CheckReads(const ReadList& reads, const ChunkDataLimits& limits) {
+  uint64_t total = 0;
+  for (const ReadSegment& entry : reads) {
+    // [5666bis:4.4.4.1#4]
+    if (entry.position % 4 != 0) return ChunkFault::kUnalignedPosition;
+    if (Wraps(entry.target)) return ChunkFault::kAddressWraps;
+    total += entry.target.length;
+  }
+  if (total > limits.read_bytes_max) return ChunkFault::kTooManyReadBytes;
+  return std::nullopt;
+}
+
+std::optional<ChunkFault> CheckOffered(const ChunkLists& lists, const ChunkDataLimits& limits) {
+  uint64_t total = TotalLength(lists.writes.segments());
+  if (std::ranges::any_of(lists.writes.segments(), Wraps)) return ChunkFault::kAddressWraps;
+  if (lists.reply.has_value()) {
+    if (std::ranges::any_of(lists.reply->view(), Wraps)) return ChunkFault::kAddressWraps;
+    total += TotalLength(*lists.reply);
+  }
+  if (total > limits.write_bytes_max) return ChunkFault::kTooManyWriteBytes;
+  return std::nullopt;
+}
+
+CallChunks Group(const ReadList& reads) {
+  CallChunks call;
+  call.segments = reads;
+  // [5666bis:5.2#2] Sorted lists are a recommendation to senders. Sorting is stable: segments of one position are concatenated in
+  // the order of the list.
+  std::stable_sort(call.segments.begin(), call.segments.end(),
+                   [](const ReadSegment& a, const ReadSegment& b) { return a.position < b.position; });
+  for (uint32_t i = 0; i < call.segments.size(); ++i) {
+    const ReadSegment& entry = call.segments[i];
+    if (call.chunks.empty() || call.chunks.back().position != entry.position) {
+      call.chunks.push_back({.position = entry.position, .first = i});
+    }
+    ++call.chunks.back().count;
+    call.chunks.back().length += entry.target.length;
+  }
+  return call;
+}
+
+// Whether every chunk has its place in a message whose other bytes are `base_length` long; sets message_length.
+std::optional<ChunkFault> Place(CallChunks& call, uint64_t base_length) {
+  uint64_t removed = 0;  // round-up included, before the chunk looked at
+  uint64_t end = 0;      // of the previous chunk
+  for (const ReadChunk& chunk : call.chunks) {
+    if (chunk.position == 0) continue;  // it is the base
+    if (chunk.position < end) return ChunkFault::kOverlappingReadChunks;
+    // [5666bis:4.4.4#1] Positions count from the start of the RPC message, removed bytes included.
+    if (chunk.position - removed > base_length) return ChunkFault::kPositionPastEnd;
+    const uint64_t size = chunk.length + XdrPad(chunk.length);
+    removed += size;
+    end = chunk.position + size;
+  }
+  call.message_length = base_length + removed;
+  return std::nullopt;
+}
+
+// [5666bis:5.1.1#1]
+std::optional<ChunkFault> CheckMessage(uint32_t xid, ConstBytes message) {
+  if (message.size() < 4) return ChunkFault::kNoMessage;
+  if (ByteReader(message).U32() != xid) return ChunkFault::kXidMismatch;
+  return std::nullopt;
+}
+
+// Whether `returned` is `offered` with no length raised.
+std::optional<ChunkFault> CheckReturned(std::span<const Segment> returned, std::span<const Segment> offered,
+                                        ChunkFault changed) {
+  // [5666bis:4.4.5#2] Their number stays.
+  if (returned.size() != offered.size()) return changed;
+  for (size_t i = 0; i < returned.size(); ++i) {
+    if (returned[i].handle != offered[i].handle || returned[i].offset != offered[i].offset) return changed;
+    if (returned[i].length > offered[i].length) return ChunkFault::kReturnedTooMuch;
+  }
+  return std::nullopt;
+}
+
+std::optional<ChunkFault> CheckReturnedLists(const ChunkLists& returned, const ChunkLists& offered) {
+  if (!returned.writes.empty()) {
+    if (returned.writes.size() != offered.writes.size()) return ChunkFault::kWriteListChanged;
+    for (size_t i = 0; i < returned.writes.size(); ++i) {
+      if (auto fault = CheckReturned(returned.writes[i], offered.writes[i], ChunkFault::kWriteListChanged)) {
+        return fault;
+      }
+    }
+  }
+  if (!returned.reply.has_value()) return std::nullopt;
+  if (!offered.reply.has_value()) return ChunkFault::kReplyChunkChanged;
+  return CheckReturned(*returned.reply, *offered.reply, ChunkFault::kReplyChunkChanged);
+}
+
+}  // namespace
+
+const char* ToString(ChunkFault fault) {
+  switch (fault) {
+    case ChunkFault::kNotAMessage:
+      return "neither RDMA_MSG, RDMA_MSGP nor RDMA_NOMSG";
+    case ChunkFault::kUnalignedPosition:
+      return "a Read chunk position is not a multiple of four";
+    case ChunkFault::kOverlappingReadChunks:
+      return "Read chunks overlap";
+    case ChunkFault::kPositionPastEnd:
+      return "a Read chunk lies behind the end of the message";
+    case ChunkFault::kPositionZeroInMsg:
+      return "a Position-Zero Read chunk beside an inline message";
+    case ChunkFault::kNoPositionZero:
+      return "RDMA_NOMSG without a Position-Zero Read chunk";
+    case ChunkFault::kMessageWithNomsg:
+      return "RDMA_NOMSG with an inline message";
+    case ChunkFault::kNoMessage:
+      return "no RPC message after the header";
+    case ChunkFault::kTooManyReadBytes:
+      return "more bytes in Read chunks than allowed";
+    case ChunkFault::kTooManyWriteBytes:
+      return "more bytes in Write chunks than allowed";
+    case ChunkFault::kAddressWraps:
+      return "a segment passes the end of the address space";
+    case ChunkFault::kXidMismatch:
+      return "the XIDs of header and RPC message differ";
+    case ChunkFault::kUnexpectedReadList:
+      return "a reply with a Read list";
+    case ChunkFault::kWriteListChanged:
+      return "the Write list returned is not the one offered";
+    case ChunkFault::kReplyChunkChanged:
+      return "the Reply chunk returned is not the one offered";
+    case ChunkFault::kReturnedTooMuch:
+      return "a returned segment is longer than the one offered";
+    case ChunkFault::kNoReplyChunk:
+      return "RDMA_NOMSG reply without the Reply chunk";
+  }
+  return "unknown chunk fault";
+}
+
+Result<CallChunks, ChunkFault> ValidateCall(const HeaderV1& header, ConstBytes inline_message,
+                                            const ChunkDataLimits& limits) {
+  const ChunkLists* lists = header.chunks();
+  if (lists == nullptr) return Err(ChunkFault::kNotAMessage);
+  if (auto fault = CheckReads(lists->reads, limits)) return Err(*fault);
+  if (auto fault = CheckOffered(*lists, limits)) return Err(*fault);
+
+  CallChunks call = Group(lists->reads);
+  uint64_t base_length = inline_message.size();
+  if (header.has_inline_message()) {
+    if (call.has_position_zero()) return Err(ChunkFault::kPositionZeroInMsg);
+    if (auto fault = CheckMessage(header.xid, inline_message)) return Err(*fault);
+  } else {
+    // [5666bis:4.6.3#2] [5666bis:5.3.3#1] A long call is wholly in its Position-Zero Read chunk.
+    if (!inline_message.empty()) return Err(ChunkFault::kMessageWithNomsg);
+    if (!call.has_position_zero()) return Err(ChunkFault::kNoPositionZero);
+    base_length = call.chunks.front().length;
+  }
+  if (auto fault = Place(call, base_length)) return Err(*fault);
+  return call;
+}
+
+Result<void, ChunkFault> ValidateReply(const HeaderV1& header, ConstBytes inline_message, const ChunkLists& offered) {
+  const ChunkLists* lists = header.chunks();
+  if (lists == nullptr) return Err(ChunkFault::kNotAMessage);
+  if (!lists->reads.empty()) return Err(ChunkFault::kUnexpectedReadList);
+  if (auto fault = CheckReturnedLists(*lists, offered)) return Err(*fault);
+  if (header.has_inline_message()) {
+    if (auto fault = CheckMessage(header.xid, inline_message)) return Err(*fault);
+    return {};
+  }
+  if (!inline_message.empty()) return Err(ChunkFault::kMessageWithNomsg);
+  if (!lists->reply.has_value()) return Err(ChunkFault::kNoReplyChunk);
+  return {};
+}
+
+}  // namespace stagecoach::rpcrdma
