@@ -1,0 +1,136 @@
+#include "rpcrdma/ulb/file/file_client.h"
+
+#include <utility>
+
+namespace stagecoach::rpcrdma::file {
+namespace {
+
+// The RPC reply header with the largest verifier (RFC 5531), and the results without data and entries.
+constexpr uint32_t kReplyBytesMax = 24 + kAuthBodyMax + kResultsMax;
+
+Failure FromCall(const CallError& error) {
+  return {Failure::Kind::kCall, Status::kIo, error.kind, error.connection_gone(), error.ToString()};
+}
+
+Failure FromStatus(Status status) {
+  return {Failure::Kind::kStatus, status, {}, false, "server says: " + std::string(Describe(status))};
+}
+
+Failure BadReply(const std::string& what) {
+  return {Failure::Kind::kBadReply, Status::kIo, {}, false, "server sent a bad reply: " + what};
+}
+
+template <typename T>
+Result<T, Failure> Finish(XdrReader& in, Result<T, Status> result) {
+  if (const auto end = in.Finish(); !end) return Err(BadReply(ToString(end.error())));
+  if (!result) return Err(FromStatus(result.error()));
+  if constexpr (std::is_void_v<T>) {
+    return {};
+  } else {
+    return std::move(*result);
+  }
+}
+
+}  // namespace
+
+template <typename T, typename Args>
+void FileClient::Call(Procedure procedure, Args write_args, CallOptions options, Handler<T> handler) {
+  options.timeout = timeout_;
+  client_.Call({kProgram, kVersion, static_cast<uint32_t>(procedure)}, write_args, options,
+               [handler = std::move(handler)](Result<Reply, CallError> reply) mutable {
+                 if (!reply) return handler(Err(FromCall(reply.error())));
+                 XdrReader in = reply->results();
+                 Result<T, Status> result = DecodeResult<T>(in);
+                 handler(Finish<T>(in, std::move(result)));
+               });
+}
+
+void FileClient::GetLimits(Handler<Limits> handler) {
+  CallOptions options;
+  options.reply_bytes_max = kReplyBytesMax;
+  Call<Limits>(
+      Procedure::kLimits, [](XdrWriter&) {}, options, std::move(handler));
+}
+
+void FileClient::GetAttributes(const Path& path, Handler<Attributes> handler) {
+  CallOptions options;
+  options.reply_bytes_max = kReplyBytesMax;
+  Call<Attributes>(
+      Procedure::kGetAttributes, [&](XdrWriter& out) { Encode(out, path); }, options, std::move(handler));
+}
+
+void FileClient::List(const ListArgs& args, Handler<Page> handler) {
+  CallOptions options;
+  options.reply_bytes_max = kReplyBytesMax + args.bytes_max;
+  Call<Page>(
+      Procedure::kList, [&](XdrWriter& out) { Encode(out, args); }, options, std::move(handler));
+}
+
+void FileClient::Open(const Path& path, Handler<Opened> handler) {
+  CallOptions options;
+  options.reply_bytes_max = kReplyBytesMax;
+  Call<Opened>(
+      Procedure::kOpen, [&](XdrWriter& out) { Encode(out, path); }, options, std::move(handler));
+}
+
+void FileClient::Read(file::Handle handle, uint64_t offset, MutableBytes into, Handler<ReadReply> handler) {
+  CallOptions options;
+  options.reply_bytes_max = kReplyBytesMax;
+  options.result_buffers = {into};
+  options.timeout = timeout_;
+  const ReadArgs args{handle, offset, static_cast<uint32_t>(into.size())};
+  client_.Call(
+      {kProgram, kVersion, static_cast<uint32_t>(Procedure::kRead)}, [&](XdrWriter& out) { Encode(out, args); },
+      options,
+      [size = into.size(), handler = std::move(handler)](Result<Reply, CallError> reply) mutable {
+        if (!reply) return handler(Err(FromCall(reply.error())));
+        XdrReader in = reply->results();
+        Result<ReadReply, Failure> read = Finish<ReadReply>(in, DecodeResult<ReadReply>(in));
+        if (read && read->data.size() > size) {
+          return handler(Err(BadReply("more data than was asked for")));
+        }
+        if (read) read->data = reply->Settle(read->data, 0);
+        handler(std::move(read));
+      });
+}
+
+void FileClient::Close(file::Handle handle, Handler<void> done) {
+  CallOptions options;
+  options.reply_bytes_max = kReplyBytesMax;
+  Call<void>(
+      Procedure::kClose, [&](XdrWriter& out) { Encode(out, handle); }, options, std::move(done));
+}
+
+void FileClient::Create(const CreateArgs& args, Handler<file::Handle> handler) {
+  CallOptions options;
+  options.reply_bytes_max = kReplyBytesMax;
+  Call<file::Handle>(
+      Procedure::kCreate, [&](XdrWriter& out) { Encode(out, args); }, options, std::move(handler));
+}
+
+void FileClient::Write(const WriteInfo& info, ConstBytes data, Handler<void> handler) {
+  CallOptions options;
+  options.reply_bytes_max = kReplyBytesMax;
+  Call<void>(
+      Procedure::kWrite,
+      [&](XdrWriter& out) {
+        Encode(out, WriteRequest{info, data});
+      },
+      options, std::move(handler));
+}
+
+void FileClient::Commit(const CommitArgs& args, Handler<Attributes> handler) {
+  CallOptions options;
+  options.reply_bytes_max = kReplyBytesMax;
+  Call<Attributes>(
+      Procedure::kCommit, [&](XdrWriter& out) { Encode(out, args); }, options, std::move(handler));
+}
+
+void FileClient::MakeDirectory(const MakeDirectoryArgs& args, Handler<void> handler) {
+  CallOptions options;
+  options.reply_bytes_max = kReplyBytesMax;
+  Call<void>(
+      Procedure::kMakeDirectory, [&](XdrWriter& out) { Encode(out, args); }, options, std::move(handler));
+}
+
+}  // namespace stagecoach::rpcrdma::file
