@@ -7,18 +7,14 @@
 #include <span>
 
 #include "base/bytes.h"
-#include "base/result.h"
 #include "rpcrdma/wire/validate.h"
 #include "rpcrdma/xdr/reduced_stream.h"
 
 namespace stagecoach::rpcrdma {
 
 // The stream of a received call. `call` comes from ValidateCall; `chunk_data[i]` holds the data pulled for
-// call.chunks[i], all of it. When the call is long, `inline_message` is empty and chunk_data[0] is the message.
-// Fails when a chunk does not fit the message (kPositionPastEnd) or has another size than announced (kOverlappingReadChunks
-// cannot occur after validation).
-Result<ReducedStream, ChunkFault> AssembleCall(const CallChunks& call, ConstBytes inline_message,
-                                               std::span<const ConstBytes> chunk_data);
+// call.chunks[i], all of it. When the call is long, chunk_data[0] is the message and `inline_message` is not looked at.
+ReducedStream AssembleCall(const CallChunks& call, ConstBytes inline_message, std::span<const ConstBytes> chunk_data);
 
 // The stream of a received reply, validated by ValidateReply. `result_memory[i]` is the memory offered as Write chunk i, and
 // `reply_memory` that of the Reply chunk; both as offered, the header says how much of them was filled. They are mutable

@@ -1,0 +1,48 @@
+#include "rpcrdma/core/assemble.h"
+
+#include <cstring>
+
+namespace stagecoach::rpcrdma {
+
+ReducedStream AssembleCall(const CallChunks& call, ConstBytes inline_message, std::span<const ConstBytes> chunk_data) {
+  STAGECOACH_CHECK(chunk_data.size() == call.chunks.size());
+  ReducedStream stream{.base = inline_message, .order = ReducedStream::ChunkOrder::kByPosition};
+  for (size_t i = 0; i < call.chunks.size(); ++i) {
+    STAGECOACH_CHECK(chunk_data[i].size() == call.chunks[i].length);
+    if (call.chunks[i].position == 0) {
+      stream.base = chunk_data[i];
+    } else {
+      stream.chunks.push_back({call.chunks[i].position, chunk_data[i]});
+    }
+  }
+  return stream;
+}
+
+ReducedStream AssembleReply(const HeaderV1& header, ConstBytes inline_message, const ChunkLists& offered,
+                            std::span<const MutableBytes> result_memory, MutableBytes reply_memory) {
+  STAGECOACH_CHECK(result_memory.size() == offered.writes.size());
+  const ChunkLists* returned = header.chunks();
+  STAGECOACH_CHECK(returned != nullptr);
+  ReducedStream stream{.base = inline_message, .order = ReducedStream::ChunkOrder::kInOrder};
+  for (size_t i = 0; i < returned->writes.size(); ++i) {
+    stream.chunks.push_back({0, CompactChunk(result_memory[i], offered.writes[i], returned->writes[i])});
+  }
+  if (!header.has_inline_message()) stream.base = CompactChunk(reply_memory, *offered.reply, *returned->reply);
+  return stream;
+}
+
+ConstBytes CompactChunk(MutableBytes memory, std::span<const Segment> offered, std::span<const Segment> returned) {
+  STAGECOACH_CHECK(returned.size() == offered.size() && TotalLength(offered) <= memory.size());
+  size_t from = 0;
+  size_t to = 0;
+  for (size_t i = 0; i < offered.size(); ++i) {
+    const size_t length = returned[i].length;
+    STAGECOACH_CHECK(length <= offered[i].length);
+    if (from != to && length > 0) std::memmove(memory.data() + to, memory.data() + from, length);
+    to += length;
+    from += offered[i].length;
+  }
+  return memory.first(to);
+}
+
+}  // namespace stagecoach::rpcrdma

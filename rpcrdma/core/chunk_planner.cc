@@ -1,0 +1,396 @@
+#include "rpcrdma/core/chunk_planner.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "rpcrdma/xdr/xdr_writer.h"
+
+namespace stagecoach::rpcrdma {
+namespace {
+
+constexpr uint64_t kMaxMessage = std::numeric_limits<uint32_t>::max();
+
+uint64_t SegmentsFor(uint64_t length, uint32_t segment_length_max) {
+  return length / segment_length_max + (length % segment_length_max != 0 ? 1 : 0);
+}
+
+// Cuts `whole` into pieces that fit a segment.
+template <typename Emit>
+void Split(const Piece& whole, uint32_t segment_length_max, Emit emit) {
+  for (uint64_t done = 0; done < whole.length;) {
+    Piece part = whole;
+    part.offset += done;
+    part.length = std::min<uint64_t>(segment_length_max, whole.length - done);
+    emit(part);
+    done += part.length;
+  }
+}
+
+// The length of the message with everything in place, or why the shape is no message.
+Result<uint64_t, PlanRefusal> UnreducedLength(uint64_t base_size, std::span<const EligibleItem> items) {
+  if (base_size > kMaxMessage) return Err(PlanRefusal::kMessageTooLong);
+  uint64_t removed = 0;
+  uint64_t end = 0;
+  for (const EligibleItem& item : items) {
+    // [5666bis:4.4.4.1#4] Positions are multiples of four, and XDR never begins an item elsewhere.
+    if (item.position % 4 != 0 || item.position < end) return Err(PlanRefusal::kMalformedShape);
+    if (item.position - removed > base_size) return Err(PlanRefusal::kMalformedShape);
+    if (item.data.size() > kMaxMessage) return Err(PlanRefusal::kMessageTooLong);
+    const uint64_t size = XdrRoundUp(item.data.size());
+    removed += size;
+    end = item.position + size;
+    if (base_size + removed > kMaxMessage) return Err(PlanRefusal::kMessageTooLong);
+  }
+  return base_size + removed;
+}
+
+// Which items leave the message; index by item.
+using Removed = SmallVector<uint8_t, 8>;
+
+// The pieces of a message from which the items marked in `removed` are taken out, round-up and all
+// [5666bis:4.4.4.1#1] [5666bis:4.4.5.2#1].
+SmallVector<Piece, 8> ReducedPieces(uint64_t base_size, std::span<const EligibleItem> items, const Removed& removed) {
+  SmallVector<Piece, 8> pieces;
+  uint64_t base_done = 0;
+  uint64_t items_before = 0;  // bytes of items, round-up included
+  for (uint32_t i = 0; i < items.size(); ++i) {
+    const uint64_t base_here = items[i].position - items_before;
+    const uint64_t length = items[i].data.size();
+    items_before += XdrRoundUp(length);
+    if (removed[i] != 0 || length == 0) continue;
+    if (base_here > base_done) pieces.push_back({Piece::Source::kBase, 0, base_done, base_here - base_done});
+    base_done = base_here;
+    pieces.push_back({Piece::Source::kItem, i, 0, length});
+    if (XdrPad(length) > 0) pieces.push_back({Piece::Source::kPad, i, 0, XdrPad(length)});
+  }
+  if (base_size > base_done) pieces.push_back({Piece::Source::kBase, 0, base_done, base_size - base_done});
+  return pieces;
+}
+
+// What a call offers for its reply: fills plan.write_*, plan.reply_*.
+std::optional<PlanRefusal> OfferForReply(const CallShape& shape, const PlanLimits& limits, CallPlan& plan) {
+  if (shape.reply_base_max > kMaxMessage) return PlanRefusal::kMessageTooLong;
+  uint64_t whole_reply = kMinHeaderSize + shape.reply_base_max;
+  bool any_result = false;
+  for (const ResultShape& result : shape.results) {
+    if (result.max_length > kMaxMessage) return PlanRefusal::kMessageTooLong;
+    if (result.memory_length < result.max_length) return PlanRefusal::kMalformedShape;
+    any_result = any_result || result.max_length > 0;
+    whole_reply += XdrRoundUp(result.max_length);
+    if (whole_reply > kMinHeaderSize + kMaxMessage) return PlanRefusal::kMessageTooLong;
+  }
+  // Chunks for results that may come inline would only cost registrations.
+  if (whole_reply <= limits.receive_inline) return std::nullopt;
+
+  uint64_t header = kMinHeaderSize;
+  uint64_t segments = 0;
+  if (any_result) {
+    // [5666bis:6.2#2] Entry i is for result i, so every result gets an entry, an empty one if it has no room to offer.
+    if (shape.results.size() > limits.write_chunks_max) return PlanRefusal::kTooManySegments;
+    for (uint32_t i = 0; i < shape.results.size(); ++i) {
+      // [5666bis:4.4.5.2#3] Room for round-up, as far as the memory goes.
+      const uint64_t capacity =
+          std::min({XdrRoundUp(shape.results[i].max_length), shape.results[i].memory_length, kMaxMessage});
+      const uint64_t count = SegmentsFor(capacity, limits.segment_length_max);
+      segments += count;
+      if (count > limits.segments_per_chunk_max || segments > limits.exposed_segments_max) {
+        return PlanRefusal::kTooManySegments;
+      }
+      header += WriteChunkEntrySize(count);
+      plan.write_counts.push_back(static_cast<uint32_t>(count));
+      Split({Piece::Source::kResult, i, 0, capacity}, limits.segment_length_max,
+            [&](const Piece& piece) { plan.write_segments.push_back(piece); });
+    }
+    if (header + shape.reply_base_max <= limits.receive_inline) return std::nullopt;
+  }
+
+  // [5666bis:5.3.4#1] Sized for the longest reply that can come, Write chunks taken out.
+  plan.reply_capacity = XdrRoundUp(shape.reply_base_max);
+  const uint64_t count = SegmentsFor(plan.reply_capacity, limits.segment_length_max);
+  if (count > limits.segments_per_chunk_max || segments + count > limits.exposed_segments_max) {
+    return PlanRefusal::kTooManySegments;
+  }
+  if (plan.reply_capacity > kMaxMessage) return PlanRefusal::kMessageTooLong;
+  // The reply's header returns all these lists, and has to fit a Send.
+  if (header + ReplyChunkExtraSize(count) > limits.receive_inline) return PlanRefusal::kHeaderTooLong;
+  Split({Piece::Source::kReplyBuffer, 0, 0, plan.reply_capacity}, limits.segment_length_max,
+        [&](const Piece& piece) { plan.reply_segments.push_back(piece); });
+  return std::nullopt;
+}
+
+size_t OfferedListsSize(const CallPlan& plan) {
+  return plan.write_counts.size() * WriteChunkEntrySize(0) + plan.write_segments.size() * kSegmentSize +
+         (plan.reply_segments.empty() ? 0 : ReplyChunkExtraSize(plan.reply_segments.size()));
+}
+
+// Items by falling length, those of equal length in order.
+SmallVector<uint32_t, 8> LongestFirst(std::span<const EligibleItem> items) {
+  SmallVector<uint32_t, 8> order;
+  for (uint32_t i = 0; i < items.size(); ++i) order.push_back(i);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](uint32_t a, uint32_t b) { return items[a].data.size() > items[b].data.size(); });
+  return order;
+}
+
+// Takes the longest items out of the message until the rest fits the Send, or nothing more helps. Returns the number of
+// Read segments; `inline_bytes` shrinks with each item.
+uint64_t Reduce(std::span<const EligibleItem> items, uint64_t room, uint64_t segments_max, const PlanLimits& limits,
+                Removed& removed, uint64_t& inline_bytes) {
+  uint64_t segments = 0;
+  for (uint32_t i : LongestFirst(items)) {
+    const uint64_t length = items[i].data.size();
+    if (inline_bytes + segments * kReadEntrySize <= room || length == 0) break;
+    const uint64_t count = SegmentsFor(length, limits.segment_length_max);
+    // An item smaller than its entry in the Read list is no gain.
+    if (XdrRoundUp(length) <= count * kReadEntrySize || segments + count > segments_max) continue;
+    segments += count;
+    removed[i] = 1;
+    inline_bytes -= XdrRoundUp(length);
+  }
+  return segments;
+}
+
+// The Read list of the removed items. [5666bis:4.4.4.1#2] Their round-up is not sent.
+void AddReads(const CallShape& shape, const Removed& removed, uint32_t segment_length_max, CallPlan& plan) {
+  for (uint32_t i = 0; i < shape.items.size(); ++i) {
+    if (removed[i] == 0) continue;
+    const auto position = static_cast<uint32_t>(shape.items[i].position);
+    Split({Piece::Source::kItem, i, 0, shape.items[i].data.size()}, segment_length_max,
+          [&](const Piece& piece) { plan.reads.push_back({position, piece}); });
+  }
+}
+
+// [5666bis:4.6.3#1] The message itself goes by Read chunk. Its eligible items get chunks of their own [5666bis:4.6.3#7]:
+// their memory is exposed either way, and at the other end they are placed where they belong.
+std::optional<PlanRefusal> MakeLong(const CallShape& shape, uint64_t segments_max, const PlanLimits& limits,
+                                    CallPlan& plan) {
+  uint64_t segments = SegmentsFor(shape.base_size, limits.segment_length_max);
+  Removed removed;
+  for (const EligibleItem& item : shape.items) {
+    segments += SegmentsFor(item.data.size(), limits.segment_length_max);
+    if (segments > segments_max) return PlanRefusal::kTooManySegments;
+    removed.push_back(item.data.empty() ? 0 : 1);
+  }
+  if (segments > segments_max) return PlanRefusal::kTooManySegments;
+  plan.type = MessageType::kNomsg;  // [5666bis:5.3.3#1]
+  plan.inline_bytes = 0;
+  // [5666bis:4.6.3#2] Position zero, and first in the list.
+  Split({Piece::Source::kBase, 0, 0, shape.base_size}, limits.segment_length_max,
+        [&](const Piece& piece) { plan.reads.push_back({0, piece}); });
+  AddReads(shape, removed, limits.segment_length_max, plan);
+  return std::nullopt;
+}
+
+void ClearLengths(std::span<Segment> segments) {
+  for (Segment& segment : segments) segment.length = 0;
+}
+
+// Pairs the pieces of a source with the filled part of segments. Both have the same total length.
+void PairWrites(std::span<const Piece> pieces, std::span<const Segment> segments, SmallVector<PlannedWrite, 8>& out) {
+  size_t s = 0;
+  uint32_t segment_done = 0;
+  for (const Piece& piece : pieces) {
+    for (uint64_t done = 0; done < piece.length;) {
+      while (segment_done == segments[s].length) {
+        ++s;
+        segment_done = 0;
+      }
+      const auto length =
+          static_cast<uint32_t>(std::min<uint64_t>(piece.length - done, segments[s].length - segment_done));
+      Piece source = piece;
+      source.offset += done;
+      source.length = length;
+      out.push_back({source, {segments[s].handle, length, segments[s].offset + segment_done}});
+      done += length;
+      segment_done += length;
+    }
+  }
+}
+
+std::string PieceText(const Piece& piece) {
+  static constexpr const char* kNames[] = {"base", "item", "pad", "result", "reply"};
+  std::string text = kNames[static_cast<size_t>(piece.source)];
+  if (piece.source != Piece::Source::kBase && piece.source != Piece::Source::kReplyBuffer) {
+    text += std::to_string(piece.index);
+  }
+  return text + "[" + std::to_string(piece.offset) + "+" + std::to_string(piece.length) + "]";
+}
+
+std::string PlanText(MessageType type, size_t header_size, std::span<const Piece> inline_pieces) {
+  std::string text = std::string(ToString(type)) + " header " + std::to_string(header_size);
+  if (!inline_pieces.empty()) text += " inline";
+  for (const Piece& piece : inline_pieces) text += " " + PieceText(piece);
+  return text;
+}
+
+}  // namespace
+
+const char* ToString(PlanRefusal refusal) {
+  switch (refusal) {
+    case PlanRefusal::kMalformedShape:
+      return "the shape of the call is inconsistent";
+    case PlanRefusal::kMessageTooLong:
+      return "the message is longer than chunks can describe";
+    case PlanRefusal::kTooManySegments:
+      return "more segments than the connection allows";
+    case PlanRefusal::kHeaderTooLong:
+      return "the transport header alone is larger than the inline threshold";
+  }
+  return "unknown refusal";
+}
+
+const char* ToString(ReplyVerdict verdict) {
+  switch (verdict) {
+    case ReplyVerdict::kMalformedShape:
+      return "the shape of the reply is inconsistent";
+    case ReplyVerdict::kWriteChunkTooSmall:
+      return "a result is longer than its Write chunk";
+    case ReplyVerdict::kNoRoomForReply:
+      return "the reply fits neither the inline threshold nor a Reply chunk";
+    case ReplyVerdict::kHeaderTooLong:
+      return "the transport header alone is larger than the inline threshold";
+  }
+  return "unknown verdict";
+}
+
+Result<CallPlan, PlanRefusal> PlanCall(const CallShape& shape, const PlanLimits& limits) {
+  if (limits.segment_length_max == 0) return Err(PlanRefusal::kMalformedShape);
+  const auto whole = UnreducedLength(shape.base_size, shape.items);
+  if (!whole) return Err(whole.error());
+  CallPlan plan;
+  if (const auto refusal = OfferForReply(shape, limits, plan)) return Err(*refusal);
+
+  const uint64_t fixed = kMinHeaderSize + OfferedListsSize(plan);
+  if (fixed > limits.send_inline) return Err(PlanRefusal::kHeaderTooLong);
+  const uint64_t room = limits.send_inline - fixed;
+  const uint64_t segments_max =
+      std::min<uint64_t>(limits.read_segments_max, limits.exposed_segments_max - plan.exposed_segments());
+
+  Removed removed;
+  for (size_t i = 0; i < shape.items.size(); ++i) removed.push_back(0);
+  plan.inline_bytes = *whole;
+  const uint64_t segments = Reduce(shape.items, room, segments_max, limits, removed, plan.inline_bytes);
+  if (plan.inline_bytes + segments * kReadEntrySize <= room) {
+    plan.inline_pieces = ReducedPieces(shape.base_size, shape.items, removed);
+    AddReads(shape, removed, limits.segment_length_max, plan);
+  } else if (const auto refusal = MakeLong(shape, segments_max, limits, plan)) {
+    return Err(*refusal);
+  }
+  plan.header_size = fixed + plan.reads.size() * kReadEntrySize;
+  if (plan.send_size() > limits.send_inline) return Err(PlanRefusal::kHeaderTooLong);
+  return plan;
+}
+
+HeaderV1 MakeCallHeader(const CallPlan& plan, uint32_t xid, uint32_t credits, std::span<const Exposure> exposures) {
+  STAGECOACH_CHECK(exposures.size() == plan.exposed_segments());
+  size_t next = 0;
+  const auto segment = [&](const Piece& piece) {
+    const Exposure& exposure = exposures[next++];
+    return Segment{exposure.handle, static_cast<uint32_t>(piece.length), exposure.offset};
+  };
+  ChunkLists lists;
+  for (const PlannedRead& read : plan.reads) lists.reads.push_back({read.position, segment(read.memory)});
+  size_t write_segment = 0;
+  for (uint32_t count : plan.write_counts) {
+    lists.writes.BeginChunk();
+    for (uint32_t i = 0; i < count; ++i) lists.writes.AppendSegment(segment(plan.write_segments[write_segment++]));
+  }
+  if (!plan.reply_segments.empty()) {
+    SegmentArray& reply = lists.reply.emplace();
+    for (const Piece& piece : plan.reply_segments) reply.push_back(segment(piece));
+  }
+  HeaderV1 header{.xid = xid, .credits = credits};
+  if (plan.type == MessageType::kNomsg) {
+    header.body = RdmaNomsg{std::move(lists)};
+  } else {
+    header.body = RdmaMsg{std::move(lists)};
+  }
+  return header;
+}
+
+bool FillSegments(std::span<Segment> segments, uint64_t length) {
+  if (TotalLength(segments) < length) return false;
+  for (Segment& segment : segments) {
+    segment.length = static_cast<uint32_t>(std::min<uint64_t>(segment.length, length));
+    length -= segment.length;
+  }
+  return true;
+}
+
+Result<ReplyPlan, ReplyVerdict> PlanReply(const ReplyShape& shape, const ChunkLists& offered, uint32_t send_inline) {
+  const auto whole = UnreducedLength(shape.base_size, shape.items);
+  if (!whole) return Err(ReplyVerdict::kMalformedShape);
+  ReplyPlan plan;
+  plan.chunks.writes = offered.writes;
+  plan.chunks.reply = offered.reply;
+  plan.inline_bytes = *whole;
+
+  // [5666bis:5.2.2#1] Where the requester offered a Write chunk for a result, the result goes there, however small.
+  Removed removed;
+  for (uint32_t i = 0; i < shape.items.size(); ++i) {
+    const bool by_chunk = i < offered.writes.size();
+    removed.push_back(by_chunk ? 1 : 0);
+    if (!by_chunk) continue;
+    const uint64_t length = shape.items[i].data.size();
+    const std::span<Segment> chunk = plan.chunks.writes.mutable_chunk(i);
+    if (!FillSegments(chunk, length)) return Err(ReplyVerdict::kWriteChunkTooSmall);
+    // [5666bis:4.4.5.2#2] Without round-up: it might not fit the memory, and says nothing.
+    const Piece item{Piece::Source::kItem, i, 0, length};
+    PairWrites({&item, 1}, chunk, plan.writes);
+    plan.direct_bytes += length;
+    plan.inline_bytes -= XdrRoundUp(length);
+  }
+  // [5666bis:4.4.5.1#1] Chunks for results that are not in this reply.
+  for (size_t i = shape.items.size(); i < offered.writes.size(); ++i) ClearLengths(plan.chunks.writes.mutable_chunk(i));
+
+  plan.header_size = kFixedFieldsSize + EncodedSize(plan.chunks);
+  if (plan.header_size > send_inline) return Err(ReplyVerdict::kHeaderTooLong);
+  plan.inline_pieces = ReducedPieces(shape.base_size, shape.items, removed);
+  // [5666bis:4.6.3#4] A Reply chunk, once offered, is used whenever the reply fits it.
+  if (plan.chunks.reply.has_value() && FillSegments(*plan.chunks.reply, plan.inline_bytes)) {
+    plan.type = MessageType::kNomsg;  // [5666bis:5.3.4#2]
+    PairWrites(plan.inline_pieces, *plan.chunks.reply, plan.writes);
+    plan.reply_bytes = plan.inline_bytes;
+    plan.inline_bytes = 0;
+    plan.inline_pieces.clear();
+    return plan;
+  }
+  if (plan.send_size() > send_inline) return Err(ReplyVerdict::kNoRoomForReply);
+  if (plan.chunks.reply.has_value()) ClearLengths(*plan.chunks.reply);
+  return plan;
+}
+
+HeaderV1 MakeReplyHeader(const ReplyPlan& plan, uint32_t xid, uint32_t credits) {
+  HeaderV1 header{.xid = xid, .credits = credits};
+  if (plan.type == MessageType::kNomsg) {
+    header.body = RdmaNomsg{plan.chunks};
+  } else {
+    header.body = RdmaMsg{plan.chunks};
+  }
+  return header;
+}
+
+std::string ToString(const CallPlan& plan) {
+  std::string text = PlanText(plan.type, plan.header_size, plan.inline_pieces);
+  if (!plan.reads.empty()) text += " reads";
+  for (const PlannedRead& read : plan.reads) text += " " + std::to_string(read.position) + ":" + PieceText(read.memory);
+  if (!plan.write_counts.empty()) text += " writes";
+  size_t segment = 0;
+  for (uint32_t count : plan.write_counts) {
+    text += " (";
+    for (uint32_t i = 0; i < count; ++i) text += (i > 0 ? " " : "") + PieceText(plan.write_segments[segment++]);
+    text += ")";
+  }
+  if (!plan.reply_segments.empty()) text += " reply chunk";
+  for (const Piece& piece : plan.reply_segments) text += " " + PieceText(piece);
+  return text;
+}
+
+std::string ToString(const ReplyPlan& plan) {
+  std::string text = PlanText(plan.type, plan.header_size, plan.inline_pieces);
+  if (!plan.writes.empty()) text += " writes";
+  for (const PlannedWrite& write : plan.writes) text += " " + PieceText(write.source) + "->" + ToString(write.target);
+  return text;
+}
+
+}  // namespace stagecoach::rpcrdma

@@ -1,0 +1,465 @@
+// Properties of the chunk planner, over thousands of seeded messages: whatever is planned is carried out here over plain
+// memory, byte by byte, and read back at the other end.
+//
+// A message is a script of words and eligible opaques, encoded with XdrWriter, so that the far end can read it with XdrReader
+// and must find the same script. Sizes lean towards what breaks: 0, odd, and one more or less than the thresholds.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "base/bytes.h"
+#include "base/prng.h"
+#include "rpcrdma/core/assemble.h"
+#include "rpcrdma/core/chunk_planner.h"
+#include "rpcrdma/xdr/xdr_reader.h"
+#include "rpcrdma/xdr/xdr_writer.h"
+
+namespace stagecoach::rpcrdma {
+namespace {
+
+constexpr uint32_t kXid = 0x5347434f;
+constexpr uint32_t kSeeds = 4000;
+
+using Buffer = std::vector<std::byte>;
+
+Buffer RandomBytes(Prng& prng, uint64_t size) {
+  Buffer bytes(size);
+  for (std::byte& byte : bytes) byte = static_cast<std::byte>(prng.Next());
+  return bytes;
+}
+
+// A length that is likely to be somebody's edge, given the threshold in force.
+uint64_t EdgyLength(Prng& prng, uint32_t threshold) {
+  switch (prng.Below(5)) {
+    case 0:
+      return prng.Below(9);
+    case 1:
+      return threshold - std::min<uint64_t>(threshold, kMinHeaderSize + prng.Below(160));
+    case 2:
+      return threshold + prng.Between(0, 8) - 4;
+    case 3:
+      return prng.Below(2 * threshold);
+    default:
+      return prng.Below(20000);
+  }
+}
+
+// One message as its encoder sees it.
+struct Script {
+  struct Step {
+    uint32_t words = 0;  // before the opaque
+    Buffer opaque;
+  };
+  std::vector<Step> steps;
+  uint32_t words_at_end = 0;
+
+  // The encoded message; items view into the script.
+  struct Message {
+    Buffer base;
+    EligibleItems items;
+    uint64_t unreduced = 0;
+  };
+  Message Encode() const {
+    uint64_t words = 2 + words_at_end;
+    for (const Step& step : steps) words += step.words + 1;
+    Message message;
+    message.base.resize(4 * words);
+    XdrWriter out(message.base);
+    out.U32(kXid);
+    for (const Step& step : steps) {
+      for (uint32_t i = 0; i < step.words; ++i) out.U32(i);
+      out.EligibleOpaque(step.opaque);
+    }
+    for (uint32_t i = 0; i < words_at_end; ++i) out.U32(~i);
+    out.U32(0xfeedface);
+    EXPECT_TRUE(out.ok());
+    EXPECT_EQ(out.written().size(), message.base.size());
+    message.items = out.eligible();
+    message.unreduced = out.position();
+    return message;
+  }
+
+  void ExpectReadBack(XdrReader& in) const {
+    EXPECT_EQ(in.U32("xid"), kXid);
+    for (const Step& step : steps) {
+      for (uint32_t i = 0; i < step.words; ++i) EXPECT_EQ(in.U32("word"), i);
+      EXPECT_TRUE(std::ranges::equal(in.EligibleOpaque("opaque", 0xffffffff), step.opaque));
+    }
+    for (uint32_t i = 0; i < words_at_end; ++i) EXPECT_EQ(in.U32("word"), ~i);
+    EXPECT_EQ(in.U32("end"), 0xfeedface);
+    const auto finished = in.Finish();
+    EXPECT_TRUE(finished.has_value()) << ToString(finished.error());
+  }
+};
+
+Script RandomScript(Prng& prng, uint32_t threshold, uint64_t items_max) {
+  Script script;
+  const uint64_t items = prng.Below(items_max + 1);
+  for (uint64_t i = 0; i < items; ++i) {
+    script.steps.push_back({.words = static_cast<uint32_t>(prng.Below(30)),
+                            .opaque = RandomBytes(prng, EdgyLength(prng, threshold))});
+  }
+  script.words_at_end = static_cast<uint32_t>((prng.OneIn(3) ? EdgyLength(prng, threshold) : prng.Below(100)) / 4);
+  return script;
+}
+
+PlanLimits RandomLimits(Prng& prng) {
+  PlanLimits limits;
+  limits.send_inline = static_cast<uint32_t>(prng.OneIn(3) ? prng.Between(256, 5000) : 1024 * prng.Between(1, 4));
+  limits.receive_inline = static_cast<uint32_t>(prng.OneIn(3) ? prng.Between(256, 5000) : 1024 * prng.Between(1, 4));
+  if (prng.OneIn(2)) limits.segment_length_max = static_cast<uint32_t>(prng.Between(500, 9000));
+  if (prng.OneIn(8)) limits.read_segments_max = static_cast<uint32_t>(prng.Below(5));
+  if (prng.OneIn(8)) limits.exposed_segments_max = static_cast<uint32_t>(prng.Below(7));
+  return limits;
+}
+
+ConstBytes BytesOf(const Script::Message& message, const Piece& piece) {
+  static constexpr std::byte kZeros[3] = {};
+  if (piece.source == Piece::Source::kPad) return ConstBytes(kZeros).first(piece.length);
+  const ConstBytes source =
+      piece.source == Piece::Source::kItem ? message.items[piece.index].data : ConstBytes(message.base);
+  return source.subspan(piece.offset, piece.length);
+}
+
+Buffer Gather(const Script::Message& message, std::span<const Piece> pieces) {
+  Buffer bytes;
+  for (const Piece& piece : pieces) {
+    const ConstBytes part = BytesOf(message, piece);
+    bytes.insert(bytes.end(), part.begin(), part.end());
+  }
+  return bytes;
+}
+
+// Counts how often each byte of the message travels.
+class Coverage {
+ public:
+  explicit Coverage(const Script::Message& message) : base_(message.base.size()) {
+    for (const EligibleItem& item : message.items) items_.emplace_back(item.data.size());
+  }
+  void Add(const Piece& piece) {
+    if (piece.source == Piece::Source::kPad) return;
+    auto& counts = piece.source == Piece::Source::kItem ? items_[piece.index] : base_;
+    for (uint64_t i = 0; i < piece.length; ++i) ++counts[piece.offset + i];
+  }
+  bool EachExactlyOnce() const {
+    const auto once = [](const std::vector<int>& counts) {
+      return std::ranges::all_of(counts, [](int count) { return count == 1; });
+    };
+    return once(base_) && std::ranges::all_of(items_, once);
+  }
+
+ private:
+  std::vector<int> base_;
+  std::vector<std::vector<int>> items_;
+};
+
+// Exposed memory by steering tag, as a peer sees it. Handle i is segment i; offsets are what the exposer chose.
+struct World {
+  std::vector<MutableBytes> memory;
+  std::vector<Exposure> exposures;
+
+  void Expose(Prng& prng, MutableBytes bytes) {
+    exposures.push_back({static_cast<uint32_t>(memory.size()), prng.Next() >> 8});
+    memory.push_back(bytes);
+  }
+  ConstBytes Read(const Segment& segment) const {
+    EXPECT_EQ(segment.offset, exposures[segment.handle].offset);
+    EXPECT_EQ(segment.length, memory[segment.handle].size());
+    return memory[segment.handle];
+  }
+  void Write(const Segment& target, ConstBytes bytes) {
+    ASSERT_EQ(target.length, bytes.size());
+    const uint64_t at = target.offset - exposures[target.handle].offset;
+    ASSERT_LE(at + bytes.size(), memory[target.handle].size());
+    CopyBytes(memory[target.handle].subspan(at), bytes);
+  }
+};
+
+MutableBytes Writable(ConstBytes bytes) { return {const_cast<std::byte*>(bytes.data()), bytes.size()}; }
+
+// One call with its reply: planned, exposed, encoded, carried, decoded and read back.
+class Exchange {
+ public:
+  explicit Exchange(uint64_t seed) : prng_(seed), limits_(RandomLimits(prng_)) {
+    call_ = RandomScript(prng_, limits_.send_inline, 4);
+    reply_ = RandomScript(prng_, limits_.receive_inline, 3);
+    call_message_ = call_.Encode();
+    reply_message_ = reply_.Encode();
+    for (const auto& step : reply_.steps) {
+      // What the requester expects is at least what comes; its memory may or may not have room for round-up.
+      const uint64_t max = step.opaque.size() + (prng_.OneIn(2) ? prng_.Below(100) : 0);
+      results_.push_back({.max_length = max, .memory_length = max + prng_.Below(6)});
+      result_memory_.emplace_back(results_.back().memory_length);
+    }
+    reply_base_max_ = reply_message_.base.size() + (prng_.OneIn(2) ? prng_.Below(100) : 0);
+    shape_ = {.base_size = call_message_.base.size(),
+              .items = call_message_.items,
+              .results = results_,
+              .reply_base_max = reply_base_max_};
+  }
+
+  const CallShape& shape() const { return shape_; }
+  const PlanLimits& limits() const { return limits_; }
+
+  // False when the planner refused.
+  bool RunCall() {
+    auto plan = PlanCall(shape_, limits_);
+    if (!plan) return false;
+    plan_ = *plan;
+    SCOPED_TRACE(ToString(plan_));
+    CheckCallPlan();
+    Expose();
+    header_ = MakeCallHeader(plan_, kXid, 1, world_.exposures);
+    const Buffer send = EncodeSend(header_, Gather(call_message_, plan_.inline_pieces));
+    EXPECT_EQ(send.size(), plan_.send_size());
+    EXPECT_LE(send.size(), limits_.send_inline);
+    ReceiveCall(send);
+    return true;
+  }
+
+  void RunReply() {
+    const auto plan = PlanReply({.base_size = reply_message_.base.size(), .items = reply_message_.items},
+                                *header_.chunks(), limits_.receive_inline);
+    // What a plan offered is enough for every reply within its bounds.
+    ASSERT_TRUE(plan.has_value()) << ToString(plan.error()) << " " << ToString(plan_);
+    SCOPED_TRACE(ToString(*plan));
+    Coverage coverage(reply_message_);
+    for (const Piece& piece : plan->inline_pieces) coverage.Add(piece);
+    for (const PlannedWrite& write : plan->writes) {
+      coverage.Add(write.source);
+      world_.Write(write.target, BytesOf(reply_message_, write.source));
+    }
+    EXPECT_TRUE(coverage.EachExactlyOnce());
+    const Buffer send =
+        EncodeSend(MakeReplyHeader(*plan, kXid, 1), Gather(reply_message_, plan->inline_pieces));
+    EXPECT_EQ(send.size(), plan->send_size());
+    EXPECT_LE(send.size(), limits_.receive_inline);
+    ReceiveReply(send);
+  }
+
+ private:
+  static Buffer EncodeSend(const HeaderV1& header, const Buffer& message) {
+    Buffer send(EncodedSize(header) + message.size());
+    ByteWriter out(send);
+    EncodeHeaderV1(header, out);
+    out.Bytes(message);
+    EXPECT_TRUE(out.ok());
+    EXPECT_EQ(out.remaining(), 0u);
+    return send;
+  }
+
+  void CheckCallPlan() {
+    Coverage coverage(call_message_);
+    for (const Piece& piece : plan_.inline_pieces) coverage.Add(piece);
+    uint32_t last_position = 0;
+    for (const PlannedRead& read : plan_.reads) {
+      coverage.Add(read.memory);
+      EXPECT_EQ(read.position % 4, 0u);
+      EXPECT_GE(read.position, last_position);
+      EXPECT_LE(read.memory.length, limits_.segment_length_max);
+      EXPECT_GT(read.memory.length, 0u);
+      EXPECT_NE(read.memory.source, Piece::Source::kPad);  // round-up is elided
+      last_position = read.position;
+    }
+    EXPECT_TRUE(coverage.EachExactlyOnce());
+    EXPECT_LE(plan_.reads.size(), limits_.read_segments_max);
+    EXPECT_LE(plan_.exposed_segments(), limits_.exposed_segments_max);
+    // Chunks are used only when needed.
+    const uint64_t without_reads = plan_.header_size - plan_.reads.size() * kReadEntrySize + call_message_.unreduced;
+    EXPECT_EQ(plan_.reads.empty(), without_reads <= limits_.send_inline);
+  }
+
+  void Expose() {
+    for (const PlannedRead& read : plan_.reads) world_.Expose(prng_, Writable(BytesOf(call_message_, read.memory)));
+    for (const Piece& piece : plan_.write_segments) {
+      world_.Expose(prng_, MutableBytes(result_memory_[piece.index]).subspan(piece.offset, piece.length));
+    }
+    reply_memory_.resize(plan_.reply_capacity);
+    for (const Piece& piece : plan_.reply_segments) {
+      world_.Expose(prng_, MutableBytes(reply_memory_).subspan(piece.offset, piece.length));
+    }
+  }
+
+  void ReceiveCall(const Buffer& send) {
+    ByteReader in{ConstBytes(send)};
+    const auto header = DecodeHeaderV1(in);
+    ASSERT_TRUE(header.has_value()) << ToString(header.error());
+    EXPECT_EQ(*header, header_);
+    const auto chunks = ValidateCall(*header, in.Rest());
+    ASSERT_TRUE(chunks.has_value()) << ToString(chunks.error());
+    EXPECT_EQ(chunks->message_length, call_message_.unreduced);
+    std::vector<Buffer> pulled;
+    for (const ReadChunk& chunk : chunks->chunks) {
+      Buffer& data = pulled.emplace_back();
+      for (const ReadSegment& segment : chunks->segments_of(chunk)) {
+        const ConstBytes bytes = world_.Read(segment.target);
+        data.insert(data.end(), bytes.begin(), bytes.end());
+      }
+    }
+    const std::vector<ConstBytes> views(pulled.begin(), pulled.end());
+    const ReducedStream stream = AssembleCall(*chunks, in.Rest(), views);
+    XdrReader reader(stream);
+    call_.ExpectReadBack(reader);
+  }
+
+  void ReceiveReply(const Buffer& send) {
+    ByteReader in{ConstBytes(send)};
+    const auto header = DecodeHeaderV1(in);
+    ASSERT_TRUE(header.has_value()) << ToString(header.error());
+    const auto valid = ValidateReply(*header, in.Rest(), *header_.chunks());
+    ASSERT_TRUE(valid.has_value()) << ToString(valid.error());
+    std::vector<MutableBytes> offered;
+    for (size_t i = 0; i < plan_.write_counts.size(); ++i) offered.emplace_back(result_memory_[i]);
+    const ReducedStream stream = AssembleReply(*header, in.Rest(), *header_.chunks(), offered, reply_memory_);
+    XdrReader reader(stream);
+    reply_.ExpectReadBack(reader);
+  }
+
+  Prng prng_;
+  PlanLimits limits_;
+  Script call_;
+  Script reply_;
+  Script::Message call_message_;
+  Script::Message reply_message_;
+  std::vector<ResultShape> results_;
+  std::vector<Buffer> result_memory_;
+  uint64_t reply_base_max_ = 0;
+  CallShape shape_;
+  CallPlan plan_;
+  HeaderV1 header_;
+  World world_;
+  Buffer reply_memory_;
+};
+
+TEST(ChunkPlannerProperty, EveryByteTravelsOnceWithinTheThresholdAndIsReadBackInPlace) {
+  uint32_t planned = 0;
+  for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    Exchange exchange(seed);
+    if (!exchange.RunCall()) continue;
+    ++planned;
+    exchange.RunReply();
+    ASSERT_FALSE(HasFailure());
+  }
+  // Tight limits make some refusals; most shapes must go.
+  EXPECT_GT(planned, kSeeds * 3 / 4);
+}
+
+TEST(ChunkPlannerProperty, GenerousLimitsRefuseNothing) {
+  const PlanLimits generous{.send_inline = 1024, .receive_inline = 1024};
+  for (uint64_t seed = 1; seed <= kSeeds / 4; ++seed) {
+    const Exchange exchange(seed);
+    const auto plan = PlanCall(exchange.shape(), generous);
+    ASSERT_TRUE(plan.has_value()) << "seed " << seed << ": " << ToString(plan.error());
+  }
+}
+
+TEST(ChunkPlannerProperty, TheSameShapeGivesTheSamePlan) {
+  for (uint64_t seed = 1; seed <= 200; ++seed) {
+    const Exchange a(seed);
+    const Exchange b(seed);
+    const auto plan_a = PlanCall(a.shape(), a.limits());
+    const auto plan_b = PlanCall(b.shape(), b.limits());
+    ASSERT_EQ(plan_a.has_value(), plan_b.has_value());
+    if (plan_a.has_value()) {
+      EXPECT_EQ(ToString(*plan_a), ToString(*plan_b));
+    }
+  }
+}
+
+uint64_t AnyNumber(Prng& prng) {
+  return prng.OneIn(2) ? prng.Below(4096) : prng.Next() >> prng.Below(64);
+}
+
+TEST(ChunkPlannerProperty, ShapesThatMakeNoSenseGetAnAnswerToo) {
+  uint32_t refused = 0;
+  for (uint64_t seed = 1; seed <= 20000; ++seed) {
+    Prng prng(seed);
+    std::vector<EligibleItem> items(prng.Below(4));
+    // Only sizes are looked at: these views lead nowhere.
+    for (auto& item : items) item = {AnyNumber(prng), AsBytes(static_cast<const void*>(nullptr), AnyNumber(prng))};
+    std::vector<ResultShape> results(prng.Below(3));
+    for (auto& result : results) result = {AnyNumber(prng), AnyNumber(prng)};
+    PlanLimits limits;
+    for (uint32_t* limit : {&limits.send_inline, &limits.receive_inline, &limits.read_segments_max,
+                            &limits.write_chunks_max, &limits.segments_per_chunk_max, &limits.exposed_segments_max,
+                            &limits.segment_length_max}) {
+      // Counts stay small: a limit of four billion segments may be used up.
+      *limit = static_cast<uint32_t>(prng.OneIn(4) ? prng.Below(4) : prng.Below(4096));
+    }
+    const auto plan = PlanCall({AnyNumber(prng), items, results, AnyNumber(prng)}, limits);
+    if (!plan.has_value()) {
+      ++refused;
+      continue;
+    }
+    EXPECT_LE(plan->send_size(), limits.send_inline);
+    EXPECT_LE(plan->exposed_segments(), limits.exposed_segments_max);
+  }
+  EXPECT_GT(refused, 0u);
+  EXPECT_LT(refused, 20000u);
+}
+
+TEST(ChunkPlannerProperty, RepliesNeverExceedWhatAnyPeerOffered) {
+  uint32_t planned = 0;
+  for (uint64_t seed = 1; seed <= 10000; ++seed) {
+    Prng prng(seed);
+    const Script script = RandomScript(prng, 1024, 3);
+    const Script::Message message = script.Encode();
+    ChunkLists offered;
+    const auto segments = [&] {
+      SegmentArray list;
+      for (uint64_t i = prng.Below(5); i > 0; --i) {
+        list.push_back({static_cast<uint32_t>(i), static_cast<uint32_t>(EdgyLength(prng, 1024)), prng.Next() >> 8});
+      }
+      return list;
+    };
+    for (uint64_t chunks = prng.Below(4); chunks > 0; --chunks) offered.writes.AppendChunk(segments());
+    if (prng.OneIn(2)) offered.reply = segments();
+    const auto plan = PlanReply({.base_size = message.base.size(), .items = message.items}, offered, 1024);
+    if (!plan.has_value()) continue;
+    ++planned;
+    const Buffer inline_message = Gather(message, plan->inline_pieces);
+    EXPECT_LE(plan->send_size(), 1024u);
+    EXPECT_EQ(inline_message.size(), plan->inline_bytes);
+    EXPECT_TRUE(ValidateReply(MakeReplyHeader(*plan, kXid, 1), inline_message, offered).has_value()) << "seed " << seed;
+    uint64_t written = 0;
+    for (const PlannedWrite& write : plan->writes) {
+      EXPECT_EQ(write.source.length, write.target.length);
+      written += write.target.length;
+    }
+    EXPECT_EQ(written, plan->direct_bytes + plan->reply_bytes);
+  }
+  EXPECT_GT(planned, 1000u);
+}
+
+TEST(ChunkPlannerProperty, FilledSegmentsSumUpAndKeepTheirPlaces) {
+  for (uint64_t seed = 1; seed <= 5000; ++seed) {
+    Prng prng(seed);
+    SegmentArray segments;
+    for (uint64_t i = prng.Below(8); i > 0; --i) {
+      segments.push_back({static_cast<uint32_t>(prng.Next()), static_cast<uint32_t>(AnyNumber(prng)), prng.Next()});
+    }
+    const SegmentArray before = segments;
+    const uint64_t capacity = TotalLength(before);
+    const uint64_t length = prng.OneIn(3) ? capacity + prng.Below(3) : prng.Below(capacity + 2);
+    ASSERT_EQ(FillSegments(segments, length), length <= capacity);
+    ASSERT_EQ(segments.size(), before.size());
+    if (length > capacity) {
+      EXPECT_EQ(segments, before);
+      continue;
+    }
+    EXPECT_EQ(TotalLength(segments), length);
+    bool ended = false;
+    for (size_t i = 0; i < segments.size(); ++i) {
+      EXPECT_EQ(segments[i].handle, before[i].handle);
+      EXPECT_EQ(segments[i].offset, before[i].offset);
+      EXPECT_TRUE(!ended || segments[i].length == 0);
+      ended = ended || segments[i].length < before[i].length;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace stagecoach::rpcrdma
