@@ -127,6 +127,7 @@ class MpaFramer {
 
  private:
   void Put(ConstBytes bytes);
+  void PutMarkerIfDue();
 
   const bool crc_;
   const bool markers_;

@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "base/check.h"
 #include "base/trace.h"
 #include "emu/engine/qp_transport.h"
 #include "emu/engine/ring.h"
@@ -134,12 +135,17 @@ class RdmapStream final : public QpTransport {
   struct OutMessage {
     enum class Kind : uint8_t { kNone, kWork, kResponse };
     Kind kind = Kind::kNone;
-    uint64_t entry = 0;         // kWork
-    wire::ReadRequest request;  // kResponse
+    uint64_t entry = 0;  // kWork; a response is always responses_.front()
     uint32_t length = 0;
     uint32_t offset = 0;  // bytes queued
     size_t part = 0;      // kWork: scatter/gather element and offset in it where the next segment begins
     uint32_t part_offset = 0;
+  };
+
+  // A Read of the peer that has not been answered in full.
+  struct InboundRead {
+    uint32_t msn = 0;
+    wire::ReadRequest request;
   };
 
   // The Send being received.
@@ -154,7 +160,22 @@ class RdmapStream final : public QpTransport {
   enum class CookieKind : uint8_t { kNone = 0, kWork = 1, kResponse = 2, kTerminate = 3 };
   static uint64_t MakeCookie(CookieKind kind, uint64_t entry) { return (entry << 2) | static_cast<uint64_t>(kind); }
 
+  static constexpr size_t kUntaggedHeader = wire::kDdpUntaggedHeaderSize;
+  // What a zero-length message names, which nobody checks. Linux siw uses the same.
+  static constexpr uint32_t kUncheckedStag = 1;
   static constexpr size_t kMaxTxParts = 16;
+
+  // The payload of one outgoing segment.
+  class TxParts {
+   public:
+    bool Full() const { return count_ == kMaxTxParts; }
+    void Add(const TxPart& part) { parts_[count_++] = part; }
+    std::span<const TxPart> view() const { return {parts_.data(), count_}; }
+
+   private:
+    std::array<TxPart, kMaxTxParts> parts_;
+    size_t count_ = 0;
+  };
 
   // Transmitting.
   SendEntry* FindEntry(uint64_t number);
@@ -163,29 +184,35 @@ class RdmapStream final : public QpTransport {
   bool MayStartWork() const;
   bool StartWork();
   bool StartResponse();
-  WorkStatus CheckWork(const SendWork& work, uint32_t* length);
+  WorkStatus CheckWork(const SendWork& work, uint32_t* length, std::string* why);
   void QueueSegment(RecordSink& sink);
-  void QueueReadRequest(RecordSink& sink, SendEntry* entry, OutboundRead read, uint32_t source_stag,
-                        uint64_t source_offset);
+  void QueueResponseSegment(RecordSink& sink);
+  void QueueWorkSegment(RecordSink& sink);
   void QueueRtr(RecordSink& sink);
-  void QueueHeader(RecordSink& sink, const wire::SegmentHeader& header, std::span<const TxPart> parts, uint64_t cookie);
-  void QueueTerminate(RecordSink& sink);
-  size_t GatherParts(size_t room, std::array<TxPart, kMaxTxParts>& parts, size_t* part_count);
+  static void QueueHeader(RecordSink& sink, const wire::SegmentHeader& header, std::span<const TxPart> parts,
+                          uint64_t cookie);
+  static uint32_t PayloadRoom(const RecordSink& sink, size_t header_size) {
+    const size_t most = sink.MaxUlpdu();
+    STAGECOACH_CHECK(most > header_size);
+    return static_cast<uint32_t>(most - header_size);
+  }
+  uint32_t GatherParts(const SendWork& work, uint32_t room, TxParts* parts);
 
-  // Receiving: each checks the current record and raises the fault itself.
+  // Receiving. Accept... judges the current record by its header; Pin... finds its memory; both raise the fault
+  // themselves.
   bool AcceptSend();
   bool AcceptReadRequest();
   bool AcceptReadResponse();
   bool AcceptWrite();
-  bool PinReceive();
-  bool PinReadSink();
+  bool AcceptTerminate(ConstBytes payload_at_hand);
+  bool PinCurrent();
   bool PinParts(std::span<const ScatterGather> parts, uint64_t skip, uint64_t size, MemoryFault* fault);
   void FinishSend();
   void FinishReadResponse();
   void FinishTerminate();
 
   // Endings.
-  SendEntry* EntryAtFault(const wire::TerminateHeader& header, bool siw, std::string* what);
+  SendEntry* EntryAtFault(const wire::TerminateHeader& header, bool siw);
   void Fault(wire::TerminateCode code, std::string detail);
   void FaultQuoting(wire::TerminateCode code, ConstBytes head, size_t length, std::string detail);
   void FaultOnCurrent(wire::TerminateCode code, std::string_view reason);
@@ -211,7 +238,7 @@ class RdmapStream final : public QpTransport {
   uint32_t next_send_msn_ = 1;
   uint32_t next_read_msn_ = 1;
   Ring<OutboundRead> reads_;
-  Ring<wire::ReadRequest> responses_;  // at most IRD
+  Ring<InboundRead> responses_;  // at most IRD
   std::optional<RtrKind> rtr_;
   bool nudge_ = false;
   bool rtr_read_answered_ = false;
@@ -228,6 +255,7 @@ class RdmapStream final : public QpTransport {
   uint32_t expected_read_msn_ = 1;
   std::optional<InboundSend> inbound_;
   std::array<std::byte, wire::kMaxTerminateSize> peer_terminate_{};
+  size_t peer_terminate_size_ = 0;
   std::vector<MemoryPin> pins_;
   std::vector<MutableBytes> destination_;
 
