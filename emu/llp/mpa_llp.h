@@ -15,9 +15,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
+#include "base/result.h"
 #include "emu/engine/mpa_framing.h"
 #include "emu/engine/ring.h"
 #include "emu/llp/llp.h"
@@ -82,25 +84,28 @@ class MpaLlp final : public Llp {
   static constexpr size_t kMaxQueuedRecords = 256;
   static constexpr uint32_t kSegmentSizeAskInterval = 256;
 
-  RxResult Read();
-  RxResult Drained();
-  TxResult FlushGathered(MemoryPort& memory);
-  TxResult FlushStaged(MemoryPort& memory);
-  // Fills write_parts_ from the front of the queue. False when the very first byte to write is not readable any more.
-  bool Gather(MemoryPort& memory);
-  bool Stage(MemoryPort& memory);
-  IoResult Write();
-  void OnGatheredBytesLeft(size_t bytes);
-  void OnFrontLeft();
-  TxResult Fail(const TxResult& result);
+  // Reads once. A result when the caller must stop; nothing when bytes came.
+  std::optional<RxResult> ReadMore();
+  RxResult EndReceiving(const RxResult& result);
+
+  // Both lay out the next write in write_parts_. A result when the record in front cannot be read any more.
+  std::optional<TxResult> Gather(MemoryPort& memory);
+  std::optional<TxResult> Stage(MemoryPort& memory);
+  std::optional<TxResult> StageRecord(MemoryPort& memory, const TxRecord& record, size_t first_part);
+  // `skip` bytes of the part have left already. The pin lives in pins_.
+  Result<MutableBytes, MemoryFault> PinPart(MemoryPort& memory, const TxPart& part, size_t skip);
   bool AddPart(ConstBytes bytes);
+  void OnGatheredBytesLeft(size_t bytes);
+  void OnStagedBytesLeft(size_t bytes);
+  void OnFrontLeft();
+  TxResult EndSending(const TxResult& result);
 
   std::unique_ptr<Stream> owned_;
   Stream& stream_;
   const MpaLlpOptions options_;
   MpaReceiver receiver_;
-  bool drained_ = false;
-  RxResult rx_end_;  // what ended receiving, kept for later calls
+  bool read_was_short_ = false;  // the last read drained the stream
+  RxResult rx_end_;              // what ended receiving, for later calls
   bool rx_ended_ = false;
 
   mutable size_t max_ulpdu_ = 0;
@@ -113,16 +118,15 @@ class MpaLlp final : public Llp {
   TxResult tx_end_;
   bool tx_ended_ = false;
 
-  // Gathering.
-  size_t front_sent_ = 0;  // bytes of records_.front() that have left
+  size_t front_sent_ = 0;  // bytes of the front record's FPDU that have left
   std::array<ConstBytes, kMaxWriteParts> write_parts_{};
   size_t write_part_count_ = 0;
   size_t write_size_ = 0;
   std::vector<MemoryPin> pins_;
-  TxResult gather_fault_;
 
-  // Staging: stage_[stage_begin_, stage_end_) waits to be written; the first staged_sizes_.size() records of the queue
-  // are in it.
+  // FPDUs with CRC or markers: stage_[stage_begin_, stage_end_) waits to be written and holds the first
+  // staged_sizes_.size() records of the queue.
+  const bool staged_;
   MpaFramer framer_;
   std::vector<std::byte> stage_;
   size_t stage_begin_ = 0;
