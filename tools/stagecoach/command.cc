@@ -1,0 +1,90 @@
+#include "tools/stagecoach/command.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "rpcrdma/ulb/file/names.h"
+#include "tools/stagecoach/text.h"
+
+namespace stagecoach::cli {
+
+void Complain(std::string_view command, std::string_view text) {
+  // What is on standard output came first, also when both are one file.
+  std::fflush(stdout);
+  fmt::print(stderr, "stagecoach: {}: {}\n", command, text);
+}
+
+std::string_view ProviderName() {
+#if defined(STAGECOACH_RDMA_CORE)
+  return "rdma-core";
+#else
+  return "emulated iWARP";
+#endif
+}
+
+void AddCommonOptions(CLI::App& command, CommonOptions& options) {
+  command.add_option("--pcap", options.pcap, "Capture all RDMA traffic of this process into FILE, for Wireshark")
+      ->type_name("FILE");
+}
+
+bool ApplyCommonOptions(std::string_view command, const CommonOptions& options) {
+  if (options.pcap.empty()) return true;
+#if defined(STAGECOACH_RDMA_CORE)
+  Complain(command,
+           "--pcap: captures are made by the emulated device, and this build uses rdma-core; a build without "
+           "--config=rdma_core has them");
+  return false;
+#else
+  // The emulated device opens the file when it is first used and could then only go on without it.
+  const int fd = ::open(options.pcap.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+  if (fd < 0) {
+    Complain(command, fmt::format("--pcap '{}': {}", rpcrdma::file::Printable(options.pcap), std::strerror(errno)));
+    return false;
+  }
+  ::close(fd);
+  return ::setenv("STAGECOACH_PCAP", options.pcap.c_str(), 1) == 0;
+#endif
+}
+
+void AddClientOptions(CLI::App& command, ClientCommandOptions& options) {
+  AddCommonOptions(command, options.common);
+  command.add_flag("--stats,-v", options.stats, "At the end, print what RDMA did");
+  command.add_option("--timeout", options.timeout_seconds, "Give up on a call after so many seconds")
+      ->type_name("SECONDS")
+      ->check(CLI::Range(0.001, 86400.0))
+      ->capture_default_str();
+}
+
+void AddCopyOptions(CLI::App& command, CopyOptions& options) {
+  AddClientOptions(command, options.client);
+  command.add_flag(
+      "-r,--recursive", options.recursive,
+      "Copy a directory: its contents become the contents of the destination, which is created if missing");
+  command.add_flag("-q,--quiet", options.quiet, "No progress bar");
+  command.add_option("--chunk", options.chunk, "Bytes in one READ or WRITE (K and M work); the server may allow less")
+      ->type_name("SIZE")
+      ->capture_default_str()
+      ->check([](const std::string& text) -> std::string {
+        const auto size = ParseSize(text);
+        if (size && *size >= 4096 && *size <= rpcrdma::file::kDataMax) return {};
+        return "'" + rpcrdma::file::Printable(text) + "' is not a size from 4K to 16M";
+      });
+  command.add_option("--depth", options.depth, "READs or WRITEs in flight")
+      ->type_name("N")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 64));
+}
+
+Session::Options ToSessionOptions(const ClientCommandOptions& options) {
+  Session::Options session;
+  session.timeout = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(options.timeout_seconds));
+  return session;
+}
+
+}  // namespace stagecoach::cli

@@ -1,0 +1,62 @@
+// What the sub-commands share. Each lives in a file of its own and adds itself to the command line; its callback stores
+// the exit code.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "base/result.h"
+#include "tools/stagecoach/session.h"
+
+namespace stagecoach::cli {
+
+inline constexpr std::string_view kReleaseVersion = "0.1.0";
+
+inline constexpr int kExitOk = 0;
+inline constexpr int kExitFailure = 1;
+inline constexpr int kExitUsage = 2;
+
+void AddServe(CLI::App& app, int& exit_code);
+void AddLs(CLI::App& app, int& exit_code);
+void AddGet(CLI::App& app, int& exit_code);
+void AddPut(CLI::App& app, int& exit_code);
+void AddPing(CLI::App& app, int& exit_code);
+
+// "stagecoach: COMMAND: TEXT" on standard error.
+void Complain(std::string_view command, std::string_view text);
+
+// Options of every sub-command.
+struct CommonOptions {
+  std::string pcap;
+};
+void AddCommonOptions(CLI::App& command, CommonOptions& options);
+// Acts on them; before the first use of a device. Complains and returns false when one cannot be honoured.
+bool ApplyCommonOptions(std::string_view command, const CommonOptions& options);
+
+// Options of the commands that connect.
+struct ClientCommandOptions {
+  CommonOptions common;
+  bool stats = false;
+  double timeout_seconds = 60;
+};
+void AddClientOptions(CLI::App& command, ClientCommandOptions& options);
+
+// Options of the commands that move files.
+struct CopyOptions {
+  ClientCommandOptions client;
+  bool recursive = false;
+  bool quiet = false;
+  std::string chunk = "1M";
+  uint32_t depth = 8;
+};
+void AddCopyOptions(CLI::App& command, CopyOptions& options);
+
+Session::Options ToSessionOptions(const ClientCommandOptions& options);
+
+// "emulated iWARP" or "rdma-core": what this build does RDMA with.
+std::string_view ProviderName();
+
+}  // namespace stagecoach::cli

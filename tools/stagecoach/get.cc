@@ -1,0 +1,107 @@
+// stagecoach get URL LOCAL: copies a file, or a tree, from a server.
+#include <fmt/format.h>
+#include <sys/stat.h>
+
+#include <memory>
+
+#include "rpcrdma/ulb/file/names.h"
+#include "tools/stagecoach/command.h"
+#include "tools/stagecoach/text.h"
+#include "tools/stagecoach/tree.h"
+
+namespace stagecoach::cli {
+namespace {
+
+namespace file = rpcrdma::file;
+
+bool IsDirectory(const std::string& path) {
+  struct stat st;
+  return ::stat(path.c_str(), &st) == 0 && S_ISDIR(st.st_mode);
+}
+
+// Copies one file to where `local` says: a file name, or a directory that takes it under its own name.
+Result<TreeResult, Error> GetFile(Session& session, const Url& url, const std::string& local,
+                                  const TransferOptions& transfer) {
+  std::string directory;
+  std::string name;
+  if (local.ends_with('/') || IsDirectory(local)) {
+    if (url.path.empty()) return Err(Error{"is a directory; -r copies it", false});
+    directory = local;
+    name = url.path.back();
+  } else {
+    const size_t slash = local.rfind('/');
+    directory = slash == std::string::npos ? "." : local.substr(0, slash + 1);
+    name = slash == std::string::npos ? local : local.substr(slash + 1);
+  }
+  if (!file::IsValidName(name))
+    return Err(Error{fmt::format("'{}' is no name for a file", file::Printable(name)), false});
+  const auto store = file::FileStore::Open(directory, {});
+  if (!store) return Err(Error{store.error().text, false});
+  const std::string shown = directory == "." ? name : directory + (directory.ends_with('/') ? "" : "/") + name;
+  const auto size = Download(session, url.path, **store, {name}, shown, transfer);
+  if (!size) return Err(size.error());
+  return TreeResult{1, *size, 0};
+}
+
+int Get(const CopyOptions& options, const std::string& url_text, const std::string& local) {
+  const auto url = ParseUrl(url_text);
+  if (!url) {
+    Complain("get", url.error());
+    return kExitUsage;
+  }
+  if (local.empty()) {
+    Complain("get", "LOCAL is empty");
+    return kExitUsage;
+  }
+  if (!ApplyCommonOptions("get", options.client.common)) return kExitFailure;
+  Session session(url->server, ToSessionOptions(options.client));
+  const std::string command = fmt::format("get {}", session.UrlOf(url->path));
+  TransferOptions transfer{static_cast<uint32_t>(*ParseSize(options.chunk)), options.depth, options.quiet};
+
+  const Instant start = session.Now();
+  const auto run = [&]() -> Result<TreeResult, Error> {
+    if (auto connected = session.Connect(); !connected) return Err(connected.error());
+    if (auto limits = FitToServer(session, transfer); !limits) return Err(limits.error());
+    if (!options.recursive) return GetFile(session, *url, local, transfer);
+    const auto attributes = session.Await<file::Attributes>(
+        [&](auto handler) { session.files().GetAttributes(url->path, std::move(handler)); });
+    if (!attributes) return Err(attributes.error());
+    if (attributes->type != file::Type::kDirectory) return GetFile(session, *url, local, transfer);
+    return DownloadTree(session, url->path, local, transfer, [](const std::string& subject, const std::string& text) {
+      Complain(fmt::format("get {}", subject), text);
+    });
+  };
+  const auto result = run();
+  const Duration elapsed = session.Now() - start;
+  const auto stats = session.client().stats();
+  if (!result) Complain(command, result.error().text);
+  session.Disconnect();
+  if (!result) return kExitFailure;
+  if (options.client.stats) {
+    fmt::print("{} files, {} in {}, {}\n{}", result->files, FormatBytes(result->bytes), FormatDuration(elapsed),
+               FormatRate(result->bytes, elapsed), FormatStats(stats));
+  }
+  if (result->failures > 0) {
+    Complain(command, fmt::format("{} could not be copied", result->failures));
+    return kExitFailure;
+  }
+  return kExitOk;
+}
+
+}  // namespace
+
+void AddGet(CLI::App& app, int& exit_code) {
+  struct Options {
+    CopyOptions copy;
+    std::string url;
+    std::string local;
+  };
+  const auto options = std::make_shared<Options>();
+  CLI::App* command = app.add_subcommand("get", "Copy a file or a tree from a server");
+  command->add_option("URL", options->url, "stagecoach://HOST:PORT/PATH")->required();
+  command->add_option("LOCAL", options->local, "Where to: a file, or a directory that takes it")->required();
+  AddCopyOptions(*command, options->copy);
+  command->callback([options, &exit_code] { exit_code = Get(options->copy, options->url, options->local); });
+}
+
+}  // namespace stagecoach::cli

@@ -1,0 +1,59 @@
+// stagecoach: files over RPC-over-RDMA, with or without the hardware.
+//
+// Exit codes: 0 success, 1 failure, 2 wrong usage.
+#include <fmt/format.h>
+
+#include <csignal>
+#include <cstdio>
+
+#include "tools/stagecoach/command.h"
+
+namespace stagecoach::cli {
+namespace {
+
+int Main(int argc, char** argv) {
+  // A file over the size limit is an error of the write, not the end of the process.
+  std::signal(SIGXFSZ, SIG_IGN);
+
+  CLI::App app("Files over RPC-over-RDMA, with or without the hardware.\n", "stagecoach");
+  app.footer(
+      "URLs are stagecoach://HOST:PORT/PATH; the port is 20049 unless given.\n\n"
+      "  stagecoach serve ~/export &\n"
+      "  stagecoach put -r photos stagecoach://127.0.0.1/photos\n"
+      "  stagecoach ls stagecoach://127.0.0.1/photos\n"
+      "  stagecoach get --stats stagecoach://127.0.0.1/photos/one.jpg .\n\n"
+      "stagecoach COMMAND --help says more.");
+  app.set_version_flag("--version", fmt::format("stagecoach {} ({})", kReleaseVersion, ProviderName()));
+  app.require_subcommand(1);
+  app.get_formatter()->column_width(34);
+
+  int exit_code = kExitOk;
+  AddServe(app, exit_code);
+  AddLs(app, exit_code);
+  AddGet(app, exit_code);
+  AddPut(app, exit_code);
+  AddPing(app, exit_code);
+  if (argc == 1) {
+    fmt::print("{}", app.help());
+    return kExitUsage;
+  }
+  // CLI11 reports by exception; nothing else does.
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? kExitOk : kExitUsage;
+  }
+  // What cannot be written has not been said.
+  if (std::fflush(stdout) != 0 && exit_code == kExitOk) {
+    Complain("standard output", "cannot be written");
+    return kExitFailure;
+  }
+  return exit_code;
+}
+
+}  // namespace
+}  // namespace stagecoach::cli
+
+int main(int argc, char** argv) {
+  return stagecoach::cli::Main(argc, argv);
+}

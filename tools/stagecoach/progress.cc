@@ -1,0 +1,75 @@
+#include "tools/stagecoach/progress.h"
+
+#include <fmt/format.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <utility>
+
+#include "rpcrdma/ulb/file/names.h"
+#include "tools/stagecoach/text.h"
+
+namespace stagecoach::cli {
+namespace {
+
+constexpr Duration kPatience = 500ms;
+constexpr Duration kInterval = 100ms;
+
+size_t TerminalColumns() {
+  winsize size{};
+  if (::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0) return 80;
+  return size.ws_col;
+}
+
+}  // namespace
+
+std::string FormatProgress(std::string_view label, uint64_t done, uint64_t total, Duration elapsed, size_t columns) {
+  done = std::min(done, total);
+  const double share = total == 0 ? 1.0 : static_cast<double>(done) / static_cast<double>(total);
+  std::string eta = "-:--";
+  if (done > 0) {
+    const double left = std::chrono::duration<double>(elapsed).count() * (1 - share) / share;
+    if (left < 360000) eta = FormatClock(std::chrono::duration_cast<Duration>(std::chrono::duration<double>(left)));
+  }
+  const std::string counts = fmt::format("{:>10} / {:<10}", FormatBytes(done), FormatBytes(total));
+  const std::string tail = fmt::format("{:3.0f}%  {:>12}  ETA {}", share * 100, FormatRate(done, elapsed), eta);
+  constexpr size_t kBar = 22;
+  std::string bar(kBar, ' ');
+  const auto filled = static_cast<size_t>(share * kBar);
+  std::fill_n(bar.begin(), filled, '=');
+  if (filled < kBar) bar[filled] = '>';
+  std::string right = fmt::format(" {} [{}] {}", counts, bar, tail);
+  if (right.size() >= columns) right = fmt::format(" {}", tail);
+  if (right.size() >= columns) return {};
+  // Labels are printable already; cutting one must not cut a UTF-8 sequence.
+  size_t room = columns - right.size() - 1;
+  if (label.size() > room) {
+    while (room > 0 && (static_cast<uint8_t>(label[room]) & 0xc0) == 0x80) --room;
+    label = label.substr(0, room);
+  }
+  return fmt::format("{:<{}}{}", label, room, right);
+}
+
+Progress::Progress(std::string label, uint64_t total_bytes, Instant start, bool quiet)
+    : label_(rpcrdma::file::Printable(label)),
+      total_(total_bytes),
+      start_(start),
+      next_(start + kPatience),
+      enabled_(!quiet && ::isatty(STDERR_FILENO) == 1) {}
+
+Progress::~Progress() {
+  if (shown_) std::fputs("\r\x1b[K", stderr);
+}
+
+void Progress::Update(uint64_t done_bytes, Instant now) {
+  if (!enabled_ || now < next_) return;
+  next_ = now + kInterval;
+  shown_ = true;
+  const std::string line = FormatProgress(label_, done_bytes, total_, now - start_, TerminalColumns());
+  fmt::print(stderr, "\r{}\x1b[K", line);
+  std::fflush(stderr);
+}
+
+}  // namespace stagecoach::cli

@@ -1,0 +1,106 @@
+// stagecoach put LOCAL URL: copies a file, or a tree, to a server.
+#include <fmt/format.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <cstring>
+#include <memory>
+
+#include "rpcrdma/ulb/file/names.h"
+#include "tools/stagecoach/command.h"
+#include "tools/stagecoach/text.h"
+#include "tools/stagecoach/tree.h"
+
+namespace stagecoach::cli {
+namespace {
+
+namespace file = rpcrdma::file;
+
+// Copies one file to where the URL says: a file name, or a directory that takes it under its own name.
+Result<TreeResult, Error> PutFile(Session& session, const std::string& local, const Url& url,
+                                  const TransferOptions& transfer) {
+  file::Path to = url.path;
+  bool into_directory = url.ends_with_slash;
+  if (!into_directory) {
+    const auto found =
+        session.Await<file::Attributes>([&](auto handler) { session.files().GetAttributes(to, std::move(handler)); });
+    if (!found && found.error().fatal) return Err(found.error());
+    into_directory = found && found->type == file::Type::kDirectory;
+  }
+  if (into_directory) {
+    const std::string name = local.substr(local.rfind('/') + 1);
+    if (!file::IsValidName(name))
+      return Err(Error{fmt::format("'{}' is no name for a file", file::Printable(name)), false});
+    to.push_back(name);
+  }
+  const auto size = Upload(session, local, to, transfer);
+  if (!size) return Err(size.error());
+  return TreeResult{1, *size, 0};
+}
+
+int Put(const CopyOptions& options, const std::string& local, const std::string& url_text) {
+  const auto url = ParseUrl(url_text);
+  if (!url) {
+    Complain("put", url.error());
+    return kExitUsage;
+  }
+  // Before anybody is connected to.
+  struct stat st;
+  if (::stat(local.c_str(), &st) != 0) {
+    Complain("put", fmt::format("'{}': {}", file::Printable(local), std::strerror(errno)));
+    return kExitFailure;
+  }
+  if (S_ISDIR(st.st_mode) && !options.recursive) {
+    Complain("put", fmt::format("'{}': is a directory; -r copies it", file::Printable(local)));
+    return kExitFailure;
+  }
+  if (!ApplyCommonOptions("put", options.client.common)) return kExitFailure;
+  Session session(url->server, ToSessionOptions(options.client));
+  const std::string command = fmt::format("put {}", session.UrlOf(url->path));
+  TransferOptions transfer{static_cast<uint32_t>(*ParseSize(options.chunk)), options.depth, options.quiet};
+
+  const Instant start = session.Now();
+  const auto run = [&]() -> Result<TreeResult, Error> {
+    if (auto connected = session.Connect(); !connected) return Err(connected.error());
+    const auto limits = FitToServer(session, transfer);
+    if (!limits) return Err(limits.error());
+    if (limits->read_only) return Err(Error{"the server is read-only", true});
+    if (!S_ISDIR(st.st_mode)) return PutFile(session, local, *url, transfer);
+    return UploadTree(session, local, url->path, transfer, [](const std::string& subject, const std::string& text) {
+      Complain(fmt::format("put {}", file::Printable(subject)), text);
+    });
+  };
+  const auto result = run();
+  const Duration elapsed = session.Now() - start;
+  const auto stats = session.client().stats();
+  if (!result) Complain(command, result.error().text);
+  session.Disconnect();
+  if (!result) return kExitFailure;
+  if (options.client.stats) {
+    fmt::print("{} files, {} in {}, {}\n{}", result->files, FormatBytes(result->bytes), FormatDuration(elapsed),
+               FormatRate(result->bytes, elapsed), FormatStats(stats));
+  }
+  if (result->failures > 0) {
+    Complain(command, fmt::format("{} could not be copied", result->failures));
+    return kExitFailure;
+  }
+  return kExitOk;
+}
+
+}  // namespace
+
+void AddPut(CLI::App& app, int& exit_code) {
+  struct Options {
+    CopyOptions copy;
+    std::string local;
+    std::string url;
+  };
+  const auto options = std::make_shared<Options>();
+  CLI::App* command = app.add_subcommand("put", "Copy a file or a tree to a server");
+  command->add_option("LOCAL", options->local, "What to copy")->required();
+  command->add_option("URL", options->url, "stagecoach://HOST:PORT/PATH")->required();
+  AddCopyOptions(*command, options->copy);
+  command->callback([options, &exit_code] { exit_code = Put(options->copy, options->local, options->url); });
+}
+
+}  // namespace stagecoach::cli

@@ -1,0 +1,170 @@
+// stagecoach serve DIR: offers one directory with the bulk file program.
+//
+// Network on one thread, disk on another (FileService). There is no authentication and no encryption; hence loopback,
+// unless told otherwise.
+#include <fmt/format.h>
+
+#include <asio/signal_set.hpp>
+#include <csignal>
+#include <cstdio>
+#include <memory>
+
+#include "base/asio_loop/asio_loop.h"
+#include "rpcrdma/api/server.h"
+#include "rpcrdma/ulb/file/executor.h"
+#include "rpcrdma/ulb/file/file_service.h"
+#include "rpcrdma/ulb/file/file_store.h"
+#include "rpcrdma/ulb/file/names.h"
+#include "tools/stagecoach/command.h"
+#include "tools/stagecoach/text.h"
+
+namespace stagecoach::cli {
+namespace {
+
+namespace file = rpcrdma::file;
+
+struct ServeOptions {
+  CommonOptions common;
+  std::string directory;
+  std::string listen = "127.0.0.1:20049";
+  bool read_only = false;
+  bool verbose = false;
+  uint32_t clients = 128;
+  uint32_t credits = 64;
+  uint32_t handles = 64;
+  uint32_t idle_seconds = 60;
+  std::string chunk = "1M";
+  std::string client_memory = "256M";
+};
+
+constexpr Duration kGrace = 5s;
+
+int Serve(const ServeOptions& options) {
+  const auto where = ParseHostPort(options.listen);
+  if (!where) {
+    Complain("serve", fmt::format("--listen {}", where.error()));
+    return kExitUsage;
+  }
+  if (!ApplyCommonOptions("serve", options.common)) return kExitFailure;
+  const auto store = file::FileStore::Open(options.directory, {.read_only = options.read_only, .follow_links = true});
+  if (!store) {
+    Complain("serve", store.error().text);
+    return kExitFailure;
+  }
+
+  AsioLoop loop;
+  file::WorkerThread disk(loop);
+  file::FileService::Options service_options;
+  service_options.data_max = static_cast<uint32_t>(*ParseSize(options.chunk));
+  service_options.handles_max = options.handles;
+  service_options.idle = std::chrono::seconds(options.idle_seconds);
+  file::FileService service(loop, **store, disk, service_options);
+
+  rpcrdma::ServerOptions server_options;
+  server_options.credits = options.credits;
+  server_options.clients_max = options.clients;
+  server_options.call_bytes_max = service_options.data_max + 4096;
+  server_options.client_bytes_max = std::max(*ParseSize(options.client_memory), 2 * server_options.call_bytes_max);
+  rpcrdma::Server server(loop, server_options);
+  server.Register(&service);
+  if (options.verbose) {
+    server.OnClientConnected([](const std::string& peer) { fmt::print(stderr, "stagecoach: {} connected\n", peer); });
+    server.OnClientGone([](const std::string& peer, const std::string& why, const rpcrdma::ConnectionStats& stats) {
+      fmt::print(stderr, "stagecoach: {} gone ({})\n{}", peer, file::Printable(why), FormatStats(stats));
+    });
+  }
+  if (const auto listening = server.Listen(where->host, where->port); !listening) {
+    Complain("serve", listening.error().ToString());
+    return kExitFailure;
+  }
+
+  asio::signal_set signals(loop.context());
+  asio::error_code error;
+  signals.add(SIGINT, error);
+  signals.add(SIGTERM, error);
+  std::function<void(asio::error_code, int)> on_signal = [&](asio::error_code failed, int) {
+    if (failed) return;
+    // A second signal does not wait for anybody.
+    signals.async_wait([&](asio::error_code again, int) {
+      if (!again) loop.Stop();
+    });
+    server.Stop(kGrace, [&] { loop.Stop(); });
+  };
+  signals.async_wait(on_signal);
+
+  const HostPort bound{where->host, server.port()};
+  if (!IsLoopback(where->host)) {
+    fmt::print(stderr,
+               "stagecoach: warning: {} is not loopback: whoever reaches it may read {}everything below '{}'; there is "
+               "no authentication and no encryption\n",
+               ToString(bound), options.read_only ? "" : "and write ", file::Printable(options.directory));
+  }
+  fmt::print("stagecoach: listening on {} for '{}' ({}, {})\n", ToString(bound), file::Printable(options.directory),
+             options.read_only ? "read-only" : "read and write", ProviderName());
+  std::fflush(stdout);
+
+  loop.Run();
+  signals.cancel(error);
+  if (options.verbose) {
+    const auto& counters = service.counters();
+    fmt::print(stderr, "stagecoach: served {}, stored {} in {} files; {} abandoned, {} requests refused\n",
+               FormatBytes(counters.bytes_read), FormatBytes(counters.bytes_written), counters.files_committed,
+               counters.files_abandoned, counters.refused);
+  }
+  return kExitOk;
+}
+
+}  // namespace
+
+void AddServe(CLI::App& app, int& exit_code) {
+  const auto options = std::make_shared<ServeOptions>();
+  CLI::App* command = app.add_subcommand("serve", "Serve a directory");
+  command->add_option("DIR", options->directory, "What to serve; nothing outside it is reachable")->required();
+  command->add_option("--listen", options->listen, "Where; port 0 takes a free one")
+      ->type_name("HOST:PORT")
+      ->capture_default_str();
+  command->add_flag("--read-only", options->read_only, "Refuse every change");
+  command->add_flag("-v,--verbose", options->verbose, "Say who comes and goes, and what RDMA did for them");
+  AddCommonOptions(*command, options->common);
+  command->add_option("--max-clients", options->clients, "Connections at a time")
+      ->type_name("N")
+      ->check(CLI::Range(1, 65536))
+      ->capture_default_str()
+      ->group("Limits");
+  command->add_option("--credits", options->credits, "Calls one client may have in progress")
+      ->type_name("N")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str()
+      ->group("Limits");
+  command->add_option("--max-handles", options->handles, "Files one client may have open")
+      ->type_name("N")
+      ->check(CLI::Range(1, 65536))
+      ->capture_default_str()
+      ->group("Limits");
+  command->add_option("--idle", options->idle_seconds, "Close a client's file when unused for so long")
+      ->type_name("SECONDS")
+      ->check(CLI::Range(1, 86400))
+      ->capture_default_str()
+      ->group("Limits");
+  command->add_option("--max-data", options->chunk, "Bytes in one READ or WRITE")
+      ->type_name("SIZE")
+      ->capture_default_str()
+      ->check([](const std::string& text) -> std::string {
+        const auto size = ParseSize(text);
+        if (size && *size >= 4096 && *size <= file::kDataMax) return {};
+        return "'" + file::Printable(text) + "' is not a size from 4K to 16M";
+      })
+      ->group("Limits");
+  command->add_option("--client-memory", options->client_memory, "Memory for the data of one client's calls")
+      ->type_name("SIZE")
+      ->capture_default_str()
+      ->check([](const std::string& text) -> std::string {
+        const auto size = ParseSize(text);
+        if (size && *size >= (1 << 20)) return {};
+        return "'" + file::Printable(text) + "' is not a size of at least 1M";
+      })
+      ->group("Limits");
+  command->callback([options, &exit_code] { exit_code = Serve(*options); });
+}
+
+}  // namespace stagecoach::cli

@@ -1,0 +1,66 @@
+#include "tools/stagecoach/session.h"
+
+#include <csignal>
+
+namespace stagecoach::cli {
+namespace {
+
+rpcrdma::ClientOptions MakeClientOptions(const Session::Options& options) {
+  rpcrdma::ClientOptions client;
+  client.inline_threshold = options.inline_threshold;
+  return client;
+}
+
+}  // namespace
+
+Session::Session(HostPort server, Options options)
+    : server_(std::move(server)),
+      signals_(loop_.context()),
+      client_(loop_, MakeClientOptions(options)),
+      files_(client_) {
+  files_.set_timeout(options.timeout);
+  asio::error_code ignored;
+  signals_.add(SIGINT, ignored);
+  signals_.add(SIGTERM, ignored);
+  signals_.async_wait([this](asio::error_code error, int /*signal*/) {
+    if (!error) interrupted_ = true;
+  });
+}
+
+Session::~Session() = default;
+
+Result<void, Error> Session::Connect() {
+  using Outcome = Result<void, rpcrdma::CallError>;
+  const auto slot = std::make_shared<std::optional<Outcome>>();
+  client_.Connect(server_.host, server_.port, [slot](Outcome outcome) { slot->emplace(std::move(outcome)); });
+  while (!slot->has_value()) {
+    if (!RunOnce()) return Err(InterruptedError());
+  }
+  if (!**slot) return Err(Error{(**slot).error().ToString(), true});
+  return {};
+}
+
+void Session::Disconnect() {
+  if (interrupted_ || !client_.connected()) return;
+  const auto closed = std::make_shared<bool>(false);
+  client_.Close([closed] { *closed = true; });
+  while (!*closed && RunOnce()) {
+  }
+}
+
+const std::vector<MutableBytes>& Session::Buffers(size_t count, size_t size) {
+  if (memory_size_ < count * size) {
+    memory_ = std::make_unique<std::byte[]>(count * size);
+    memory_size_ = count * size;
+  }
+  buffers_.clear();
+  for (size_t i = 0; i < count; ++i) buffers_.emplace_back(memory_.get() + i * size, size);
+  return buffers_;
+}
+
+bool Session::RunOnce() {
+  if (!interrupted_) loop_.RunOnce();
+  return !interrupted_;
+}
+
+}  // namespace stagecoach::cli

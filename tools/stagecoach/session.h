@@ -1,0 +1,95 @@
+// Session: one connection to a server, used from straight-line code.
+//
+// The CLI does one thing after another; the RPC stack is asynchronous. Await() starts an operation and runs the loop
+// until its outcome is there. SIGINT and SIGTERM end every wait: the caller unwinds, which removes what is half done,
+// and the process exits with an error.
+//
+// Buffers that calls in flight may refer to belong to the session, because it alone knows when the connection is
+// through with them. Single-threaded.
+#pragma once
+
+#include <asio/signal_set.hpp>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/asio_loop/asio_loop.h"
+#include "rpcrdma/api/client.h"
+#include "rpcrdma/ulb/file/file_client.h"
+#include "tools/stagecoach/url.h"
+
+namespace stagecoach::cli {
+
+// What went wrong, as one line without the "stagecoach: " and the command. `fatal`: the rest of a tree need not be
+// tried.
+struct Error {
+  std::string text;
+  bool fatal = false;
+};
+
+class Session {
+ public:
+  struct Options {
+    Duration timeout = 60s;  // of one call
+    uint32_t inline_threshold = 4096;
+  };
+
+  Session(HostPort server, Options options);
+  ~Session();
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+
+  Result<void, Error> Connect();
+  // Says goodbye; does nothing after an interruption.
+  void Disconnect();
+
+  const HostPort& server() const { return server_; }
+  rpcrdma::Client& client() { return client_; }
+  rpcrdma::file::FileClient& files() { return files_; }
+  // The text form of a path on this server.
+  std::string UrlOf(const rpcrdma::file::Path& path) const { return ToString(server_, path); }
+  Instant Now() const { return loop_.Now(); }
+
+  // Memory of `count` buffers of `size` bytes each, for transfers; kept and reused.
+  const std::vector<MutableBytes>& Buffers(size_t count, size_t size);
+
+  // Runs the loop once; false when the user has interrupted. Not from inside a handler.
+  bool RunOnce();
+  bool interrupted() const { return interrupted_; }
+  static Error InterruptedError() { return {"interrupted", true}; }
+
+  // Waits for an operation of files(): `start(handler)` must pass the handler on.
+  template <typename T, typename Start>
+  Result<T, Error> Await(Start start) {
+    using Outcome = Result<T, rpcrdma::file::Failure>;
+    const auto slot = std::make_shared<std::optional<Outcome>>();
+    start([slot](Outcome outcome) { slot->emplace(std::move(outcome)); });
+    while (!slot->has_value()) {
+      if (!RunOnce()) return Err(InterruptedError());
+    }
+    if (!**slot) return Err(FromFailure((**slot).error()));
+    if constexpr (std::is_void_v<T>) {
+      return {};
+    } else {
+      return std::move(***slot);
+    }
+  }
+  static Error FromFailure(const rpcrdma::file::Failure& failure) { return {failure.message, failure.connection_gone}; }
+
+ private:
+  HostPort server_;
+  AsioLoop loop_;
+  asio::signal_set signals_;
+  bool interrupted_ = false;
+  // Before the client: its destructor ends all access to them.
+  std::unique_ptr<std::byte[]> memory_;
+  size_t memory_size_ = 0;
+  std::vector<MutableBytes> buffers_;
+  rpcrdma::Client client_;
+  rpcrdma::file::FileClient files_;
+};
+
+}  // namespace stagecoach::cli

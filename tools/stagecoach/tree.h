@@ -1,0 +1,36 @@
+// Directory trees, remote and local.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tools/stagecoach/session.h"
+#include "tools/stagecoach/transfer.h"
+
+namespace stagecoach::cli {
+
+// All entries of a remote directory, sorted by name. Whatever the server says is checked: a name that is none, a name
+// given twice, a listing without end are errors.
+Result<std::vector<rpcrdma::file::Entry>, Error> ListDirectory(Session& session, const rpcrdma::file::Path& path);
+
+struct TreeResult {
+  uint64_t files = 0;
+  uint64_t bytes = 0;
+  uint64_t failures = 0;  // files, directories and entries that could not be copied; each has been reported
+};
+// Reports one failure and lets the copying go on.
+using Report = std::function<void(const std::string& subject, const std::string& text)>;
+
+// Makes the contents of a remote directory the contents of the local directory `to`, which is created if missing.
+// Nothing is written outside it: links in it are not followed. A fatal error ends it.
+Result<TreeResult, Error> DownloadTree(Session& session, const rpcrdma::file::Path& from, const std::string& to,
+                                       const TransferOptions& options, const Report& report);
+
+// Makes the contents of the local directory `from` the contents of a remote one, which is created if missing. Links to
+// regular files are copied as the files; links to directories, and what is neither file nor directory, count as
+// failures.
+Result<TreeResult, Error> UploadTree(Session& session, const std::string& from, const rpcrdma::file::Path& to,
+                                     const TransferOptions& options, const Report& report);
+
+}  // namespace stagecoach::cli

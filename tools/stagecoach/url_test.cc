@@ -1,0 +1,77 @@
+#include "tools/stagecoach/url.h"
+
+#include <gtest/gtest.h>
+
+namespace stagecoach::cli {
+namespace {
+
+TEST(Url, HostPortAndPath) {
+  const auto url = ParseUrl("stagecoach://127.0.0.1:1234/a/b%20c");
+  ASSERT_TRUE(url) << url.error();
+  EXPECT_EQ(url->server, (HostPort{"127.0.0.1", 1234}));
+  EXPECT_EQ(url->path, (rpcrdma::file::Path{"a", "b c"}));
+  EXPECT_FALSE(url->ends_with_slash);
+}
+
+TEST(Url, PortAndPathMayBeLeftOut) {
+  const auto url = ParseUrl("stagecoach://storage");
+  ASSERT_TRUE(url) << url.error();
+  EXPECT_EQ(url->server, (HostPort{"storage", kDefaultPort}));
+  EXPECT_TRUE(url->path.empty());
+  EXPECT_TRUE(url->ends_with_slash);
+  EXPECT_TRUE(ParseUrl("stagecoach://storage/dir/")->ends_with_slash);
+}
+
+TEST(Url, Ipv6GoesInBrackets) {
+  const auto url = ParseUrl("stagecoach://[::1]:99/x");
+  ASSERT_TRUE(url) << url.error();
+  EXPECT_EQ(url->server, (HostPort{"::1", 99}));
+  EXPECT_EQ(ToString(url->server, url->path), "stagecoach://[::1]:99/x");
+  EXPECT_FALSE(ParseUrl("stagecoach://::1/x"));
+  EXPECT_FALSE(ParseUrl("stagecoach://[::1/x"));
+  EXPECT_FALSE(ParseUrl("stagecoach://[127.0.0.1]/x"));
+}
+
+TEST(Url, PathsThatCannotBeAreRefusedWithTheReason) {
+  for (const char* text :
+       {"stagecoach://h/../etc/passwd", "stagecoach://h/a/%2e%2e/b", "stagecoach://h/a%2fb", "stagecoach://h/%00",
+        "stagecoach://h/.", "stagecoach://h/.stagecoach.0123456789abcdef.part"}) {
+    const auto url = ParseUrl(text);
+    ASSERT_FALSE(url) << text;
+    EXPECT_NE(url.error().find("not allowed"), std::string::npos) << url.error();
+  }
+  EXPECT_FALSE(ParseUrl("stagecoach://h/100%"));
+  EXPECT_FALSE(ParseUrl("stagecoach://h/%zz"));
+  EXPECT_TRUE(ParseUrl("stagecoach://h/100%25"));
+}
+
+TEST(Url, WhatIsNoUrlIsRefused) {
+  for (const char* text :
+       {"", "stagecoach:/h/x", "http://h/x", "stagecoach:///x", "stagecoach://h:0/x", "stagecoach://h:65536/x",
+        "stagecoach://h:12a/x", "stagecoach://h:/x", "stagecoach://a b/x", "stagecoach://h:-1/x"}) {
+    EXPECT_FALSE(ParseUrl(text)) << text;
+  }
+}
+
+TEST(Url, ErrorsDoNotLetControlCharactersThrough) {
+  const auto url = ParseUrl("http://\x1b[31m");
+  ASSERT_FALSE(url);
+  EXPECT_EQ(url.error().find('\x1b'), std::string::npos);
+}
+
+TEST(Url, TextFormParsesToTheSameUrl) {
+  const rpcrdma::file::Path path = {"a b", "100%", "\xff", "x\\y", "#?"};
+  const auto url = ParseUrl(ToString(HostPort{"h", 1}, path));
+  ASSERT_TRUE(url) << url.error();
+  EXPECT_EQ(url->path, path);
+}
+
+TEST(Url, LoopbackIsOnlyWhatThisHostReaches) {
+  for (const char* host : {"127.0.0.1", "127.9.9.9", "::1", "localhost"}) EXPECT_TRUE(IsLoopback(host)) << host;
+  for (const char* host : {"0.0.0.0", "::", "10.0.0.1", "localhost.example", "128.0.0.1", "::ffff:127.0.0.1"}) {
+    EXPECT_FALSE(IsLoopback(host)) << host;
+  }
+}
+
+}  // namespace
+}  // namespace stagecoach::cli
