@@ -1,0 +1,307 @@
+#include "emu/sim/sim_connection.h"
+
+#include <errno.h>
+
+#include <algorithm>
+
+namespace stagecoach::emu {
+namespace {
+
+class SimStream final : public Stream {
+ public:
+  SimStream(std::shared_ptr<SimConnection> connection, int index) : connection_(std::move(connection)), index_(index) {}
+  ~SimStream() override { connection_->Destroy(index_); }
+
+  IoResult Read(std::span<const MutableBytes> into) override { return connection_->Read(index_, into); }
+  IoResult Write(std::span<const ConstBytes> from) override { return connection_->Write(index_, from); }
+  void Arm(bool readable, bool writable) override { connection_->Arm(index_, readable, writable); }
+  void SetWatcher(StreamWatcher* watcher) override { connection_->SetWatcher(index_, watcher); }
+  void Shutdown() override { connection_->Shutdown(index_); }
+  void Abort() override { connection_->Abort(index_); }
+  int PollDescriptor() const override { return -1; }
+  IpEndpoint local() const override { return connection_->address(index_); }
+  IpEndpoint remote() const override { return connection_->address(1 - index_); }
+  size_t MaxSegmentSize() const override { return connection_->MaxSegmentSize(); }
+
+ private:
+  const std::shared_ptr<SimConnection> connection_;
+  const int index_;
+};
+
+Prng LuckOf(const SimWorld& world, uint64_t id, const char* end) {
+  return world.prng().Fork("connection-" + std::to_string(id) + "/" + end);
+}
+
+}  // namespace
+
+SimConnection::SimConnection(SimWorld* world, uint64_t id, SimFabric* initiator, const IpEndpoint& initiator_address,
+                             SimFabric* acceptor, const IpEndpoint& acceptor_address)
+    : world_(world),
+      id_(id),
+      options_(world->LinkBetween(initiator->index_, acceptor->index_).options),
+      ends_{End(LuckOf(*world, id, "initiator")), End(LuckOf(*world, id, "acceptor"))} {
+  ends_[0].host = initiator;
+  ends_[0].address = initiator_address;
+  ends_[1].host = acceptor;
+  ends_[1].address = acceptor_address;
+  for (End& end : ends_) {
+    end.name = end.host->name() + "/stream-" + std::to_string(id);
+    ++end.host->ports_in_use_[end.address];
+  }
+}
+
+SimConnection::~SimConnection() {
+  for (End& end : ends_) {
+    if (end.give_up != 0) world_->loop_.Cancel(end.give_up);
+    const auto port = end.host->ports_in_use_.find(end.address);
+    if (--port->second == 0) end.host->ports_in_use_.erase(port);
+  }
+  world_->connections_.erase(id_);
+}
+
+std::unique_ptr<Stream> SimConnection::Open(std::weak_ptr<Fabric::AcceptCallback> listener) {
+  listener_ = std::move(listener);
+  TraceEnd(ends_[0], "stream.connected", {{"remote", ends_[1].address.ToString()}});
+  std::unique_ptr<Stream> stream = MakeStream(0);
+  Transmit(0, {Kind::kOpen, {}});
+  return stream;
+}
+
+void SimConnection::Abandon() {
+  Transmit(0, {Kind::kReset, {}});
+}
+
+std::unique_ptr<Stream> SimConnection::MakeStream(int index) {
+  ends_[index].held_by_user = true;
+  return std::make_unique<SimStream>(shared_from_this(), index);
+}
+
+bool SimConnection::Joins(size_t a, size_t b) const {
+  const size_t x = ends_[0].host->index_;
+  const size_t y = ends_[1].host->index_;
+  return (x == a && y == b) || (x == b && y == a);
+}
+
+IoResult SimConnection::Read(int index, std::span<const MutableBytes> into) {
+  End& end = ends_[index];
+  if (end.error != 0) return {IoStatus::kError, 0, end.error};
+  const size_t wanted = TotalSize(into);
+  if (wanted == 0) return {};
+  if (end.received_bytes == 0) return {end.peer_finished ? IoStatus::kEof : IoStatus::kWouldBlock, 0, 0};
+  const size_t size = Chop(end, std::min(wanted, end.received_bytes));
+  size_t left = size;
+  for (MutableBytes part : into) {
+    part = part.first(std::min(part.size(), left));
+    left -= part.size();
+    while (!part.empty()) {
+      const std::vector<std::byte>& first = end.received.front();
+      const size_t copied = CopyBytes(part, ConstBytes(first).subspan(end.first_offset));
+      part = part.subspan(copied);
+      end.first_offset += copied;
+      if (end.first_offset < first.size()) continue;
+      end.received.pop_front();
+      end.first_offset = 0;
+    }
+  }
+  end.received_bytes -= size;
+  TraceEnd(end, "stream.read", {{"bytes", size}});
+  Transmit(index, {Kind::kCredit, {}, size});
+  return {IoStatus::kOk, size, 0};
+}
+
+IoResult SimConnection::Write(int index, std::span<const ConstBytes> from) {
+  End& end = ends_[index];
+  if (end.error != 0) return {IoStatus::kError, 0, end.error};
+  if (end.shut_down) return {IoStatus::kError, 0, EPIPE};
+  const size_t room = options_.buffer - std::min(options_.buffer, end.unread_by_peer);
+  const size_t offered = std::min(TotalSize(from), room);
+  if (offered == 0) return {};
+  const size_t size = Chop(end, offered);
+  Segment segment{Kind::kData, {}};
+  segment.bytes.reserve(size);
+  for (const ConstBytes part : from) {
+    const ConstBytes taken = part.first(std::min(part.size(), size - segment.bytes.size()));
+    segment.bytes.insert(segment.bytes.end(), taken.begin(), taken.end());
+  }
+  end.unread_by_peer += size;
+  TraceEnd(end, "stream.written", {{"bytes", size}});
+  Transmit(index, std::move(segment));
+  return {IoStatus::kOk, size, 0};
+}
+
+// Half of the time everything; else mostly a few bytes, which cut headers, and sometimes any number.
+size_t SimConnection::Chop(End& end, size_t size) {
+  if (!options_.chop || end.luck.OneIn(2)) return size;
+  if (end.luck.OneIn(4)) return end.luck.Between(1, size);
+  return end.luck.Between(1, std::min<size_t>(size, 40));
+}
+
+void SimConnection::Arm(int index, bool readable, bool writable) {
+  End& end = ends_[index];
+  end.want_read = readable;
+  end.want_write = writable;
+  CallIfReady(index);
+}
+
+void SimConnection::SetWatcher(int index, StreamWatcher* watcher) {
+  End& end = ends_[index];
+  end.watcher = watcher;
+  if (watcher == nullptr) end.want_read = end.want_write = false;
+}
+
+bool SimConnection::Ready(const End& end) const {
+  const bool dead = end.error != 0;
+  if (end.want_read && (dead || end.received_bytes > 0 || end.peer_finished)) return true;
+  return end.want_write && (dead || end.shut_down || end.unread_by_peer < options_.buffer);
+}
+
+void SimConnection::CallIfReady(int index) {
+  End& end = ends_[index];
+  if (end.call_scheduled || end.watcher == nullptr || !Ready(end)) return;
+  end.call_scheduled = true;
+  world_->loop_.At(world_->Now(), [self = shared_from_this(), index] {
+    End& ready = self->ends_[index];
+    ready.call_scheduled = false;
+    if (ready.watcher == nullptr || !self->Ready(ready)) return;
+    ready.want_read = ready.want_write = false;
+    ready.watcher->OnStreamReady();
+  });
+}
+
+void SimConnection::Shutdown(int index) {
+  End& end = ends_[index];
+  if (end.shut_down || end.error != 0) return;
+  end.shut_down = true;
+  TraceEnd(end, "stream.shutdown");
+  Transmit(index, {Kind::kFin, {}});
+}
+
+void SimConnection::Abort(int index) {
+  End& end = ends_[index];
+  if (end.error != 0) return;
+  TraceEnd(end, "stream.abort");
+  Break(index, ECONNABORTED);
+  end.held.clear();
+  Transmit(index, {Kind::kReset, {}});
+}
+
+void SimConnection::Destroy(int index) {
+  End& end = ends_[index];
+  SetWatcher(index, nullptr);
+  // As a kernel does when a socket is closed that holds data nobody read.
+  if (end.received_bytes > 0) Abort(index);
+  Shutdown(index);
+  end.held_by_user = false;
+  TraceEnd(end, "stream.closed");
+}
+
+void SimConnection::Transmit(int from, Segment segment) {
+  End& end = ends_[from];
+  const size_t source = end.host->index_;
+  const size_t target = ends_[1 - from].host->index_;
+  if (end.host->vanished_ || !end.held.empty()) return Hold(from, std::move(segment));
+  SimWorld::Link& link = world_->LinkBetween(source, target);
+  Instant departure = world_->Now();
+  if (link.options.bytes_per_second > 0 && !segment.bytes.empty()) {
+    const uint64_t nanoseconds = segment.bytes.size() * uint64_t{1'000'000'000} / link.options.bytes_per_second;
+    departure = std::max(departure, link.free_at) + Duration(static_cast<int64_t>(nanoseconds));
+    link.free_at = departure;
+  }
+  Instant arrival = departure + link.options.latency;
+  const auto jitter = static_cast<uint64_t>(std::max<Duration::rep>(link.options.jitter.count(), 0));
+  if (jitter > 0) arrival += Duration(static_cast<int64_t>(end.luck.Between(0, jitter)));
+  end.last_arrival = std::max(end.last_arrival, arrival);
+  world_->loop_.At(end.last_arrival, [self = shared_from_this(), from, segment = std::move(segment)]() mutable {
+    self->Arrive(from, std::move(segment));
+  });
+}
+
+void SimConnection::Arrive(int from, Segment segment) {
+  End& end = ends_[from];
+  // What follows a held segment waits behind it: order is kept.
+  if (!end.held.empty() || !world_->Reachable(end.host->index_, ends_[1 - from].host->index_)) {
+    return Hold(from, std::move(segment));
+  }
+  Deliver(1 - from, std::move(segment));
+}
+
+void SimConnection::Hold(int from, Segment segment) {
+  End& end = ends_[from];
+  // Nobody waits for the acknowledgement of an acknowledgement.
+  const bool expects_answer = segment.kind != Kind::kCredit && segment.kind != Kind::kReset;
+  end.held.push_back(std::move(segment));
+  if (!expects_answer || end.give_up != 0 || end.error != 0) return;
+  end.give_up =
+      world_->loop_.At(world_->Now() + world_->options_.retransmit_timeout, [self = shared_from_this(), from] {
+        self->ends_[from].give_up = 0;
+        self->Break(from, ETIMEDOUT);
+      });
+}
+
+void SimConnection::ReleaseHeld() {
+  for (int from = 0; from < 2; ++from) {
+    End& end = ends_[from];
+    if (end.give_up != 0) world_->loop_.Cancel(end.give_up);
+    end.give_up = 0;
+    std::deque<Segment> held;
+    held.swap(end.held);
+    for (Segment& segment : held) Transmit(from, std::move(segment));
+  }
+}
+
+void SimConnection::Deliver(int to, Segment segment) {
+  End& end = ends_[to];
+  switch (segment.kind) {
+    case Kind::kOpen: {
+      const std::shared_ptr<Fabric::AcceptCallback> listener = listener_.lock();
+      if (listener == nullptr) {
+        Transmit(to, {Kind::kReset, {}});
+        return;
+      }
+      TraceEnd(end, "stream.accepted", {{"remote", ends_[1 - to].address.ToString()}});
+      (*listener)(MakeStream(to));
+      return;
+    }
+    case Kind::kData:
+      if (end.error != 0) return;
+      if (!end.held_by_user) {
+        // Data for a socket that is closed: the kernel answers with a reset.
+        end.error = ECONNABORTED;
+        Transmit(to, {Kind::kReset, {}});
+        return;
+      }
+      end.received_bytes += segment.bytes.size();
+      end.received.push_back(std::move(segment.bytes));
+      break;
+    case Kind::kCredit:
+      end.unread_by_peer -= std::min(end.unread_by_peer, segment.credit);
+      break;
+    case Kind::kFin:
+      end.peer_finished = true;
+      TraceEnd(end, "stream.finished");
+      break;
+    case Kind::kReset:
+      TraceEnd(end, "stream.reset");
+      Break(to, ECONNRESET);
+      return;
+  }
+  CallIfReady(to);
+}
+
+void SimConnection::Break(int index, int error) {
+  End& end = ends_[index];
+  if (end.error != 0) return;
+  end.error = error;
+  end.received.clear();
+  end.received_bytes = 0;
+  end.first_offset = 0;
+  if (end.give_up != 0) world_->loop_.Cancel(end.give_up);
+  end.give_up = 0;
+  CallIfReady(index);
+}
+
+void SimConnection::TraceEnd(const End& end, std::string_view event, std::initializer_list<TraceFact> facts) const {
+  Trace(world_->trace(), world_->Now(), end.name, event, facts);
+}
+
+}  // namespace stagecoach::emu
