@@ -18,6 +18,13 @@ namespace stagecoach::emu {
 class CompletionQueue;
 class QueuePair;
 
+// Counts the events a program has got about one object and acknowledged; destroying the object waits until they agree.
+// Part of the object, guarded by the lock of the queue the events come from.
+struct EventAccount {
+  uint64_t delivered = 0;
+  uint64_t acknowledged = 0;
+};
+
 // ibv_comp_channel. Made by Nic::CreateChannel; lives until Nic::DestroyChannel, which refuses (EBUSY) while a CQ uses
 // it.
 class CompletionChannel {
@@ -37,14 +44,16 @@ class CompletionChannel {
  private:
   friend class CompletionQueue;
   void Push(CompletionQueue* cq);
-  // Takes the CQ's undelivered events back.
-  void Forget(CompletionQueue* cq);
+  void Ack(CompletionQueue* cq, uint32_t count);
+  // Takes the CQ's undelivered events back and, when `wait`, waits until the delivered ones are acknowledged.
+  void Settle(CompletionQueue* cq, bool wait);
 
   Fabric& fabric_;
   const uint32_t handle_;
   std::unique_ptr<Notifier> notifier_;
-  std::mutex mutex_;
-  std::deque<CompletionQueue*> events_;  // guarded by mutex_
+  std::mutex mutex_;  // also of the CQs' event accounts
+  std::condition_variable acked_;
+  std::deque<CompletionQueue*> events_;  // guarded by mutex_; the notifier holds one signal for each
 };
 
 // ibv_event_type, as far as this device raises them.
@@ -53,16 +62,11 @@ enum class AsyncEventType : uint8_t {
   kQpFatal,
   kQpRequestError,
   kQpAccessError,
+  kQpCommunicationEstablished,
+  kSendQueueDrained,
   kDeviceFatal,
 };
 const char* ToString(AsyncEventType type);
-
-// Counts the events a program has taken about one object and not acknowledged yet; destroying the object waits for
-// them. Part of the object; guarded by the queue's lock.
-struct EventAccount {
-  uint64_t delivered = 0;
-  uint64_t acknowledged = 0;
-};
 
 struct AsyncEvent {
   AsyncEventType type = AsyncEventType::kDeviceFatal;
@@ -86,16 +90,16 @@ class AsyncEventQueue {
   void Ack(const AsyncEvent& event);
 
   void Push(const AsyncEvent& event);
-  // Called before the object of `account` goes: takes undelivered events about it back and waits until delivered ones
-  // are acknowledged.
-  void Settle(EventAccount* account);
+  // Called before the object of `account` goes: takes undelivered events about it back and, when `wait`, waits until
+  // delivered ones are acknowledged.
+  void Settle(EventAccount* account, bool wait);
 
  private:
   Fabric& fabric_;
   std::unique_ptr<Notifier> notifier_;
   std::mutex mutex_;
   std::condition_variable acked_;
-  std::deque<AsyncEvent> events_;  // guarded by mutex_
+  std::deque<AsyncEvent> events_;  // guarded by mutex_; the notifier holds one signal for each
 };
 
 }  // namespace stagecoach::emu

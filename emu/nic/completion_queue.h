@@ -36,10 +36,10 @@ class PolledConnection {
 
 class CompletionQueue {
  public:
-  // `channel` may be null; `events` takes the overflow. `loop` is null where no progress thread exists (simulation):
-  // then nothing is leased.
+  // `channel` may be null; `async_events` hears of an overrun. `loop` is null where no progress thread exists
+  // (simulation): then nothing is leased.
   CompletionQueue(Fabric& fabric, NicLoop* loop, const DeviceProfile& profile, uint32_t handle, uint32_t capacity,
-                  CompletionChannel* channel, AsyncEventQueue* events, void* cookie);
+                  CompletionChannel* channel, AsyncEventQueue* async_events, void* cookie);
   ~CompletionQueue();
   CompletionQueue(const CompletionQueue&) = delete;
   CompletionQueue& operator=(const CompletionQueue&) = delete;
@@ -71,9 +71,9 @@ class CompletionQueue {
   bool Push(const WorkCompletion& completion);
   // Forgets the completions of a destroyed QP.
   void RemoveCompletionsOf(uint32_t qp_number);
-  // Called before destruction, without locks: takes undelivered events back and waits until delivered ones are
-  // acknowledged.
-  void Settle();
+  // Called before destruction, without locks: takes undelivered events back and, when `wait`, waits until delivered
+  // ones are acknowledged.
+  void Settle(bool wait);
 
   // Connections that complete into this CQ. Detach returns when no poller is inside the connection or will be.
   void Attach(PolledConnection* connection);
@@ -88,35 +88,36 @@ class CompletionQueue {
   uint64_t pushed() const;
 
  private:
+  friend class CompletionChannel;
+
   enum class Armed : uint8_t { kNo, kSolicited, kAny };
-  struct Attachment {
+
+  struct Active {
     PolledConnection* connection = nullptr;
     uint32_t idle_polls = 0;
-    bool watched = false;  // in poll_set_, or without a descriptor
   };
 
   size_t TakeCompletions(std::span<WorkCompletion> out);
-  void Drive();
+  // Both with drive_mutex_ held.
+  void DriveActive();
   void DriveWatched();
+  bool Watch(PolledConnection* connection);
 
   Fabric& fabric_;
   NicLoop* const loop_;
-  const DeviceProfile& profile_;
+  const Duration lease_;
   const uint32_t handle_;
   void* cookie_;
   CompletionChannel* const channel_;
-  AsyncEventQueue* const events_;
+  AsyncEventQueue* const async_events_;
 
   mutable std::mutex mutex_;
-  std::vector<WorkCompletion> ring_;  // guarded by mutex_, as all up to the next blank line
+  std::vector<WorkCompletion> ring_;  // guarded by mutex_, as all of this block
   size_t first_ = 0;
   size_t used_ = 0;
   Armed armed_ = Armed::kNo;
   bool overrun_ = false;
   uint64_t pushed_ = 0;
-  uint64_t events_delivered_ = 0;  // got by the program; counted by the channel under mutex_ of this CQ
-  uint64_t events_acknowledged_ = 0;
-  std::condition_variable acked_;
 
   std::atomic<size_t> used_hint_{0};  // used_, readable without the lock: an empty poll takes none
 
@@ -124,13 +125,13 @@ class CompletionQueue {
   std::atomic<uint32_t> parked_{0};
 
   std::mutex drive_mutex_;
-  std::vector<Attachment> attachments_;  // guarded by drive_mutex_, as all below
-  int poll_set_ = -1;                    // epoll descriptor of the connections that have been idle for a while
-  uint32_t polls_since_watch_ = 0;
+  std::vector<Active> active_;  // guarded by drive_mutex_, as all of this block
+  size_t watched_ = 0;          // connections idle for a while: in poll_set_ instead of active_
+  int poll_set_ = -1;           // epoll descriptor
+  uint32_t polls_until_watch_ = 0;
 
-  EventAccount async_account_;
-  friend class CompletionChannel;
-  friend class Nic;
+  EventAccount event_account_;  // guarded by the channel's lock
+  EventAccount async_account_;  // guarded by the async event queue's lock
 };
 
 }  // namespace stagecoach::emu

@@ -28,6 +28,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <set>
 
 #include "base/result.h"
 #include "emu/engine/memory_port.h"
@@ -67,14 +68,15 @@ class MemoryRegistry {
   // Returns when no access to the region is under way. EINVAL: no such region; EBUSY: a window is bound to it.
   int Deregister(uint32_t stag);
 
-  // A type 2B window of `pd`, unbound. Its STag's index is final; the key is the first of those the consumer may
-  // choose.
+  // A type 2B window of `pd`, unbound. Its STag's index is final; the consumer chooses a key at each bind.
   Result<uint32_t, int> AllocateWindow(uint32_t pd);
   int DeallocateWindow(uint32_t stag);
 
   // --- What posted work asks for ---
 
-  // IBV_WR_BIND_MW on QP (pd, qp_number). False: the binding is not allowed.
+  // IBV_WR_BIND_MW on QP (pd, qp_number). False, and nothing changed: the window is bound already (a type 2 window is
+  // invalidated first), the region does not allow binding or the rights asked for, or the range is empty or beyond the
+  // region.
   bool BindWindow(uint32_t pd, uint32_t qp_number, const WindowBinding& binding);
   // IBV_WR_LOCAL_INV. Only windows bound to this QP; plain regions end with deregistration.
   Result<void, MemoryFault> InvalidateLocally(uint32_t pd, uint32_t qp_number, uint32_t stag);
@@ -117,12 +119,15 @@ class MemoryRegistry {
   uint32_t Permute(uint32_t slot) const;
   uint32_t Unpermute(uint32_t index) const;
   // Null for an index that has never been handed out.
-  Slot* Find(uint32_t stag, uint32_t* number = nullptr) const;
+  Slot* Find(uint32_t stag, uint32_t* number) const;
   Result<uint32_t, int> TakeSlot();
   void FreeSlot(uint32_t number);
   Slot& At(uint32_t number) const;
+  uint32_t StagOf(uint32_t number) const;
   Result<void, MemoryFault> InvalidateWindow(uint32_t pd, uint32_t qp_number, uint32_t stag);
-  bool Unbind(Slot& window, uint32_t expected_key);
+  // Ends the validity of the slot under `key`; true for the one caller who did it.
+  static bool ClearValid(Slot& slot, uint32_t key);
+  static void WaitUnpinned(const Slot& slot);
 
   const DeviceProfile& profile_;
   std::array<uint32_t, 4> round_keys_{};
@@ -132,8 +137,11 @@ class MemoryRegistry {
   mutable std::mutex mutex_;  // control path: everything below, and slots' fields while they are invalid
   std::unique_ptr<StagSource> source_;
   std::deque<uint32_t> quarantine_;
-  Counters counters_;
-  std::atomic<uint64_t> stale_uses_{0};
+  std::set<uint32_t> windows_;  // slot numbers
+  Counters counters_;           // those below are counted without the lock
+  std::atomic<uint64_t> local_invalidations_{0};
+  std::atomic<uint64_t> remote_invalidations_{0};
+  mutable std::atomic<uint64_t> stale_uses_{0};
 };
 
 // The registry as one connection sees it. Lives as long as the connection; the registry outlives both.

@@ -61,7 +61,7 @@ struct ConnectionSetup {
   uint32_t ord = 0;  // Reads of ours outstanding at once
   // RFC 6581 section 4: with a peer-to-peer agreement the initiator's first record is the RTR, and the responder may
   // send when it has come. Without one the same holds for whatever the initiator sends first (RFC 5044 section 7.1.2).
-  enum class Rtr : uint8_t { kNone, kSend, kWrite, kRead } rtr = Rtr::kNone;
+  enum class Rtr : uint8_t { kNone, kWrite, kRead } rtr = Rtr::kNone;
   ConnectionObserver* observer = nullptr;  // must stay until OnClosed or QueuePair::ClearObserver
 };
 
@@ -112,8 +112,8 @@ class Nic {
   QueuePair* FindQp(uint32_t handle);
   QueuePair* FindQpByNumber(uint32_t qp_number);
 
-  // Puts a connection under a QP in INIT (or RESET, RTR) and brings it to RTS. EINVAL: wrong state or unknown QP;
-  // EISCONN: it has one. On failure the stream is aborted with `setup.llp`.
+  // Puts a connection under a QP in INIT or RTR and brings it to RTS. EINVAL: another state, or an unknown QP; EISCONN:
+  // it has one. On failure the stream goes with `setup.llp`.
   int AttachConnection(uint32_t qp_number, ConnectionSetup setup);
 
   struct Counters {
@@ -124,12 +124,59 @@ class Nic {
   Counters counters() const;
 
  private:
+  friend class Connection;
   friend class QueuePair;
+
+  struct Pd {
+    uint32_t context = 0;
+    uint32_t users = 0;  // regions, windows and QPs
+  };
+  struct RegionEntry {
+    uint32_t context = 0;
+    uint32_t pd = 0;
+    uint32_t stag = 0;
+  };
+  struct Channel {
+    uint32_t context = 0;
+    std::unique_ptr<CompletionChannel> channel;
+    uint32_t users = 0;  // CQs
+  };
+  struct Cq {
+    uint32_t context = 0;
+    std::unique_ptr<CompletionQueue> cq;
+    uint32_t users = 0;  // QPs; one that uses it for both queues counts twice
+  };
+
+  NicLoop& loop() { return loop_; }
+  // Deletes a destroyed QP whose stream has ended. On the loop's thread.
+  void Bury(QueuePair* qp);
+  // `settle`: wait until the program has acknowledged the events it got about the object.
+  int DestroyCq(uint32_t handle, bool settle);
+  int DestroyQp(uint32_t handle, bool settle);
+  using EntryTable = std::map<uint32_t, RegionEntry>;
+  int Release(EntryTable& table, uint32_t handle, int (MemoryRegistry::*release)(uint32_t));
+  uint32_t NextQpNumber();
 
   Fabric& fabric_;
   const DeviceProfile profile_;
   NicOptions options_;
   MemoryRegistry registry_;
+  NicLoop loop_;
+
+  mutable std::mutex mutex_;  // the tables below; taken before every other lock
+  uint32_t last_handle_ = 0;  // handles are never used twice
+  uint32_t last_qp_number_ = 0;
+  std::map<uint32_t, std::unique_ptr<NicContext>> contexts_;
+  std::map<uint32_t, Pd> pds_;
+  EntryTable regions_;
+  EntryTable windows_;
+  std::map<uint32_t, Channel> channels_;
+  std::map<uint32_t, Cq> cqs_;
+  std::map<uint32_t, std::unique_ptr<QueuePair>> qps_;
+  std::map<uint32_t, QueuePair*> qps_by_number_;
+  std::vector<std::unique_ptr<QueuePair>> lingering_;
+  uint64_t connections_ = 0;
+  QueuePair::Counters past_work_;  // of QPs that are gone
 };
 
 }  // namespace stagecoach::emu

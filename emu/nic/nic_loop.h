@@ -1,59 +1,76 @@
-// NicLoop: everything a NIC does on its fabric's loop: the end of poll leases, deadlines of connections, and notices to
+// NicLoop: what a NIC does on its fabric's loop: the end of poll leases, deadlines of connections, and notices to
 // observers.
 //
 // The loop's timers may be touched on its own thread only, while connections live and die on any. So clients register
 // wishes here, under one small lock, and the loop's thread carries them out. Remove() returns when no call to the
 // client is running or will start.
 //
-// Threading: every member from any thread. Lock: mutex_, taken under connections' locks; never held during a call to a
+// Threading: every member from any thread. The lock is taken under connections' locks and never held during a call to a
 // client.
 #pragma once
 
-#include <condition_variable>
-#include <cstdint>
+#include <atomic>
 #include <memory>
-#include <mutex>
 #include <optional>
-#include <thread>
-#include <vector>
 
 #include "base/time.h"
 #include "emu/fabric/fabric.h"
 
 namespace stagecoach::emu {
 
-// Called on the loop's thread without locks.
+// Called without locks: OnContinue on the loop's thread or in a call of NicLoop::Unpark, the others on the loop's
+// thread alone.
 class LoopClient {
  public:
   virtual ~LoopClient() = default;
-  // Until when pollers vouch for this connection; in the past: nobody does.
+  // Until when pollers vouch for this client; in the past: nobody does.
   virtual Instant LeaseEnd() const = 0;
-  // The lease ran out, or somebody asked: move the connection and watch its stream again.
-  virtual void OnLeaseOver() = 0;
+  // Tells whoever ends leases (CompletionQueue::RequestNotify) that the client depends on one. Called under NicLoop's
+  // lock.
+  virtual void CountParked(bool parked) = 0;
+
+  // The lease ran out, or Continue() was called: move the connection and watch its stream again.
+  virtual void OnContinue() = 0;
   virtual void OnDeadline(Instant now) = 0;
-  // After Notify().
+  // After Notify(). The client may delete itself.
   virtual void OnNotice() = 0;
+
+ private:
+  friend class NicLoop;
+  // Wishes; guarded by NicLoop's lock.
+  bool listed_ = false;
+  bool parked_ = false;
+  bool continue_ = false;
+  bool notice_ = false;
+  std::optional<Instant> deadline_;
 };
 
 class NicLoop {
  public:
   explicit NicLoop(Fabric& fabric);
+  // Clients have been removed. Waits for a running callback unless it is this thread's own.
   ~NicLoop();
   NicLoop(const NicLoop&) = delete;
   NicLoop& operator=(const NicLoop&) = delete;
 
-  // Leaves the client to its pollers: OnLeaseOver follows when its lease has ended.
-  void Park(LoopClient* client);
-  // Asks for OnLeaseOver of the parked clients whose lease has ended by now.
+  // Leaves the client to its pollers; OnContinue follows when its lease has ended. False, and nothing done, if it has
+  // none.
+  bool Park(LoopClient* client);
+  // A lease was ended early: calls OnContinue of the parked clients that have none left.
   void Unpark();
-  void SetDeadline(LoopClient* client, std::optional<Instant> when);
-  void Notify(LoopClient* client);
-  // Asks for OnLeaseOver as soon as the loop comes to it.
+  // OnContinue as soon as the loop comes to it.
   void Continue(LoopClient* client);
-  // Forgets all wishes of the client.
+  // OnDeadline at `when`; replaces an earlier wish, nullopt withdraws it.
+  void SetDeadline(LoopClient* client, std::optional<Instant> when);
+  // OnNotice as soon as the loop comes to it.
+  void Notify(LoopClient* client);
+  // Forgets all wishes of the client, and waits while a call to it runs on another thread.
   void Remove(LoopClient* client);
+  // Waits while a call to the client runs on another thread; wishes stay.
+  void Quiesce(LoopClient* client);
 
  private:
+  // Shared with callbacks of the loop, which may outlive the NIC.
   struct State;
   std::shared_ptr<State> state_;
 };

@@ -3,11 +3,9 @@
 
 #include <cstdint>
 
-namespace stagecoach::emu {
+#include "emu/engine/qp_states.h"
 
-// In the order of ibv_qp_state.
-enum class QpState : uint8_t { kReset, kInit, kRtr, kRts, kSqd, kSqe, kError };
-const char* ToString(QpState state);
+namespace stagecoach::emu {
 
 struct QpCapabilities {
   uint32_t max_send_wr = 0;
@@ -21,7 +19,9 @@ struct QpCapabilities {
 // peer.
 struct QpAttributes {
   QpState state = QpState::kReset;
-  uint32_t access = 0;  // AccessFlags the QP grants to the peer
+  QpState current_state = QpState::kReset;  // IBV_QP_CUR_STATE: what the caller believes
+  bool notify_drained = false;              // IBV_QP_EN_SQD_ASYNC_NOTIFY
+  uint32_t access = 0;                      // AccessFlags
   uint16_t pkey_index = 0;
   uint8_t port = 1;
   uint8_t path_mtu = 0;  // ibv_mtu

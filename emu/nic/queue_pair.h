@@ -15,7 +15,6 @@
 #include <span>
 #include <vector>
 
-#include "base/trace.h"
 #include "emu/engine/qp_transport.h"
 #include "emu/llp/llp.h"
 #include "emu/nic/combining_lock.h"
@@ -23,6 +22,7 @@
 #include "emu/nic/memory_registry.h"
 #include "emu/nic/nic_loop.h"
 #include "emu/nic/qp_attributes.h"
+#include "emu/nic/work_queues.h"
 
 namespace stagecoach::emu {
 
@@ -104,27 +104,19 @@ class QueuePair final : public PolledConnection, public LoopClient {
   // ibv_modify_qp: `mask` has the bits of ibv_qp_attr_mask. EINVAL for a transition or attributes the table does not
   // allow.
   int Modify(const QpAttributes& attributes, uint32_t mask);
-  QpAttributes Query() const;
+  QpAttributes Query();
 
   // --- Connection manager ---
 
-  // Ends the connection in order: what is queued at the record layer is sent, the rest flushed, then end of data; the
-  // QP goes to ERROR. Without a connection: to ERROR alone. Idempotent.
+  // Ends the connection in order: records already queued are sent, other work is flushed, then the stream ends; the QP
+  // goes to ERROR. Nothing happens without a connection. Idempotent.
   void Disconnect();
   // Stops calls to the observer; returns when none is running or will start (on the loop thread it does not wait).
   void ClearObserver();
-  bool IsConnected() const;
-
-  // --- PolledConnection, LoopClient ---
-  bool Drive() override;
-  int PollDescriptor() const override;
-  Instant LeaseEnd() const override;
-  void OnLeaseOver() override;
-  void OnDeadline(Instant now) override;
-  void OnNotice() override;
+  bool IsConnected();
 
   struct Counters {
-    uint64_t sends = 0;  // work completed, by kind
+    uint64_t sends = 0;  // completed in success, by kind
     uint64_t writes = 0;
     uint64_t reads = 0;
     uint64_t receives = 0;
@@ -134,15 +126,69 @@ class QueuePair final : public PolledConnection, public LoopClient {
     uint64_t pumps_by_poster = 0;
     uint64_t pumps_by_loop = 0;
     Llp::Counters llp;  // of this and earlier connections
+
+    void Add(const Counters& other);
   };
-  Counters counters() const;
+  Counters counters();
+
+  // --- PolledConnection, LoopClient; for the NIC ---
+  bool Drive() override;
+  int PollDescriptor() const override { return poll_descriptor_.load(std::memory_order_acquire); }
+  Instant LeaseEnd() const override;
+  void CountParked(bool parked) override;
+  void OnContinue() override;
+  void OnDeadline(Instant now) override;
+  void OnNotice() override;
 
  private:
-  friend class Nic;
   friend class Connection;
+  friend class Nic;
 
-  // Filled in by the implementation part below.
-  struct Closing;
+  // What may be asked of the holder of lock_.
+  enum Request : uint32_t {
+    kTransmit = 1u << (CombiningLock::kFirstRequestBit + 0),  // work was posted
+    kPoll = 1u << (CombiningLock::kFirstRequestBit + 1),      // a poller wants what has arrived
+    kContinue = 1u << (CombiningLock::kFirstRequestBit + 2),  // move everything, then watch the stream
+    kFired = 1u << (CombiningLock::kFirstRequestBit + 3),     // the stream's one-shot readiness was used up
+    kTime = 1u << (CombiningLock::kFirstRequestBit + 4),      // a deadline may have passed
+    kDisconnect = 1u << (CombiningLock::kFirstRequestBit + 5),
+  };
+
+  // --- For Nic ---
+  // Puts `connection` under the QP; 0, EINVAL or EISCONN.
+  int Attach(std::unique_ptr<Connection> connection, ConnectionObserver* observer);
+  // The program's side of the QP ends: no completion or event will be made any more, and the CQs may go. True if the
+  // stream lingers.
+  bool Retire();
+  // Aborts whatever is left.
+  void Drop();
+  EventAccount& async_account() { return async_account_; }
+
+  // --- Under lock_ ---
+  // Has the requests served by whoever holds lock_: true if it was this thread and something moved.
+  bool Ask(uint32_t requests);
+  void Enter() { lock_.Enter(); }
+  bool Leave();
+  bool Serve(uint32_t requests);
+  // Takes the transition the table has for the event, if any.
+  void Apply(QpEvent event);
+  void ApplyTransition(const QpTransition& transition);
+  void Raise(AsyncEventType type);
+  // Hands posted work to the engine, or carries it out if it is local. True if any was.
+  bool SubmitPosted(QpTransport& transport);
+  void ExecuteLocally(SendSlot& slot);
+  void FinishSend(const SendCompletion& completion);
+  void FinishReceive(const ReceiveCompletion& completion);
+  // Completes what is done, in order.
+  void RetireSends();
+  void Push(CompletionQueue* cq, const WorkCompletion& completion);
+  // Completes everything posted as flushed; the engine has nothing any more.
+  void FlushQueues();
+  // Forgets completions the program has not seen yet (RESET).
+  void DiscardCompletions();
+  // Takes the connection out of the QP and deletes it, if its stream is done or `abort`. Without locks.
+  void Reap(bool abort);
+  void DetachFromCqs();
 
   Nic& nic_;
   NicContext& context_;
@@ -150,6 +196,26 @@ class QueuePair final : public PolledConnection, public LoopClient {
   const uint32_t qp_number_;
   QpCreate create_;
   std::atomic<QpState> state_{QpState::kReset};
+  std::atomic<bool> retired_{false};
+  std::atomic<int> poll_descriptor_{-1};
+
+  SendQueue sends_;
+  ReceiveQueue receives_;
+
+  std::mutex control_mutex_;  // orders attaching to and detaching from CQs; taken before lock_, never waited for by the
+                              // loop's callbacks of a stream
+  CombiningLock lock_;
+  QpAttributes attributes_;  // guarded by lock_, as all of this block
+  std::unique_ptr<Connection> connection_;
+  ConnectionObserver* observer_ = nullptr;
+  bool first_record_to_tell_ = false;
+  std::optional<CloseNotice> close_to_tell_;
+  bool drain_to_tell_ = false;  // SQD was asked for with a notice
+  bool cq_overrun_ = false;
+  bool failed_locally_ = false;  // a local operation has failed: nothing after it is carried out
+  Counters counters_;
+
+  EventAccount async_account_;  // guarded by the async event queue's lock
 };
 
 }  // namespace stagecoach::emu

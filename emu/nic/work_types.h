@@ -23,7 +23,7 @@ enum AccessFlags : uint32_t {
 
 enum class PostOpcode : uint8_t { kSend, kSendInvalidate, kWrite, kRead, kLocalInvalidate, kBindWindow };
 
-// What IBV_WR_BIND_MW asks for. Length 0 makes the window invalid (unbinds it).
+// What IBV_WR_BIND_MW asks for.
 struct WindowBinding {
   uint32_t window_rkey = 0;  // the window: its rkey as it is now
   uint32_t new_rkey = 0;     // same index, the consumer's choice of key

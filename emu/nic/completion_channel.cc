@@ -1,0 +1,138 @@
+#include "emu/nic/completion_channel.h"
+
+#include <fcntl.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "emu/nic/completion_queue.h"
+
+namespace stagecoach::emu {
+namespace {
+
+// Programs change the flag on the descriptor itself, so it is asked when it matters.
+bool IsNonBlocking(int fd) {
+  const int flags = fcntl(fd, F_GETFL);
+  return flags >= 0 && (flags & O_NONBLOCK) != 0;
+}
+
+// What to do while there is no event: 0 to look again, or the errno to give up with.
+int AwaitEvent(Fabric& fabric, int fd) {
+  if (IsNonBlocking(fd)) return EAGAIN;
+  return fabric.WaitReadable(fd);
+}
+
+}  // namespace
+
+const char* ToString(AsyncEventType type) {
+  switch (type) {
+    case AsyncEventType::kCqError:
+      return "CQ error";
+    case AsyncEventType::kQpFatal:
+      return "QP fatal error";
+    case AsyncEventType::kQpRequestError:
+      return "QP request error";
+    case AsyncEventType::kQpAccessError:
+      return "QP access error";
+    case AsyncEventType::kQpCommunicationEstablished:
+      return "communication established";
+    case AsyncEventType::kSendQueueDrained:
+      return "send queue drained";
+    case AsyncEventType::kDeviceFatal:
+      return "device fatal error";
+  }
+  return "unknown event";
+}
+
+CompletionChannel::CompletionChannel(Fabric& fabric, uint32_t handle)
+    : fabric_(fabric), handle_(handle), notifier_(fabric.CreateNotifier()) {}
+
+Result<CompletionQueue*, int> CompletionChannel::GetEvent() {
+  for (;;) {
+    {
+      std::lock_guard lock(mutex_);
+      if (!events_.empty()) {
+        CompletionQueue* const cq = events_.front();
+        events_.pop_front();
+        notifier_->Consume();
+        ++cq->event_account_.delivered;
+        return cq;
+      }
+    }
+    if (const int error = AwaitEvent(fabric_, fd())) return Err(error);
+  }
+}
+
+void CompletionChannel::Push(CompletionQueue* cq) {
+  std::lock_guard lock(mutex_);
+  events_.push_back(cq);
+  // Under the lock: whoever takes the event also takes its signal, so the descriptor never stays readable for nothing.
+  notifier_->Signal();
+}
+
+void CompletionChannel::Ack(CompletionQueue* cq, uint32_t count) {
+  std::lock_guard lock(mutex_);
+  cq->event_account_.acknowledged += count;
+  acked_.notify_all();
+}
+
+void CompletionChannel::Settle(CompletionQueue* cq, bool wait) {
+  std::unique_lock lock(mutex_);
+  for (auto it = events_.begin(); it != events_.end();) {
+    if (*it != cq) {
+      ++it;
+      continue;
+    }
+    it = events_.erase(it);
+    notifier_->Consume();
+  }
+  if (!wait) return;
+  fabric_.Wait(lock, acked_, [cq] { return cq->event_account_.acknowledged >= cq->event_account_.delivered; });
+}
+
+AsyncEventQueue::AsyncEventQueue(Fabric& fabric) : fabric_(fabric), notifier_(fabric.CreateNotifier()) {}
+
+Result<AsyncEvent, int> AsyncEventQueue::GetEvent() {
+  for (;;) {
+    {
+      std::lock_guard lock(mutex_);
+      if (!events_.empty()) {
+        const AsyncEvent event = events_.front();
+        events_.pop_front();
+        notifier_->Consume();
+        if (event.account != nullptr) ++event.account->delivered;
+        return event;
+      }
+    }
+    if (const int error = AwaitEvent(fabric_, fd())) return Err(error);
+  }
+}
+
+void AsyncEventQueue::Ack(const AsyncEvent& event) {
+  if (event.account == nullptr) return;
+  std::lock_guard lock(mutex_);
+  ++event.account->acknowledged;
+  acked_.notify_all();
+}
+
+void AsyncEventQueue::Push(const AsyncEvent& event) {
+  std::lock_guard lock(mutex_);
+  events_.push_back(event);
+  notifier_->Signal();
+}
+
+void AsyncEventQueue::Settle(EventAccount* account, bool wait) {
+  std::unique_lock lock(mutex_);
+  for (auto it = events_.begin(); it != events_.end();) {
+    if (it->account != account) {
+      ++it;
+      continue;
+    }
+    it = events_.erase(it);
+    notifier_->Consume();
+  }
+  if (!wait) return;
+  fabric_.Wait(lock, acked_, [account] { return account->acknowledged >= account->delivered; });
+}
+
+}  // namespace stagecoach::emu

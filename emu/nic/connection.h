@@ -1,0 +1,142 @@
+// Connection: one QP's transport engine bound to one record layer, and the pump that moves both.
+//
+// Not thread-safe: everything here runs under the lock of its QP. Who takes that lock, and why nothing is forgotten, is
+// told here once for the whole package.
+//
+// LOCKS, in order; each may be taken while those before it are held, never the reverse:
+//   Nic::mutex_ (control operations)  >  CompletionQueue::drive_mutex_ (a poller at work)  >  QueuePair::lock_ (this)
+//   >  SendQueue / ReceiveQueue mutex, MemoryRegistry::mutex_  >  CompletionQueue::mutex_  >  CompletionChannel /
+//   AsyncEventQueue mutex and, under QueuePair::lock_, NicLoop's mutex, which takes nothing but atomics.
+// Observers and LoopClients are called with none of them held. Nothing NIC-wide is taken to post, to poll or to place.
+//
+// WHO MOVES A CONNECTION. Three kinds of threads ask, none waits for another: a poster (work in the send queue), a
+// poller of either CQ (what has arrived), the fabric's loop (the stream became ready, a deadline passed, a lease
+// ended). Each sets a request bit and tries the lock in one atomic step (combining_lock.h). Whoever holds the lock
+// serves all bits and can leave only when none is set: a request is either served by its maker or seen by the holder.
+// The post itself happens before the bit (release), so the holder that sees the bit sees the work. Receiving never
+// waits for sending: both are attempted in each turn, and a full stream only sets tx_blocked_.
+//
+// WHO WAKES IT NEXT. After each turn, while the stream is open, at least one of these holds, or the stream's bytes
+// would lie unread:
+//   (a) the stream is armed for what the connection waits for: the loop's thread will call OnStreamReady;
+//   (b) the QP is parked with NicLoop under a lease: pollers move it, and NicLoop continues it when the lease ends;
+//   (c) NicLoop::Continue is under way (a turn used up its budget).
+// Readiness is one-shot, so OnStreamReady first has the holder note that it was used up (kFired), and only then either
+// parks the QP or continues it, which arms again. A continue that overtakes the note would otherwise believe the stream
+// still armed.
+//
+// LEASE. Poll() of a CQ sets lease_end to now + 1 ms before it looks for completions. While the lease of either CQ
+// lives, OnStreamReady parks instead of pumping, so that one stretch of polling costs the loop's thread one wake-up,
+// not one for each arrival. Ending a lease early (RequestNotify) and parking race like this:
+//     parking:  parked += 1 (seq_cst);      then read lease_end; if it is over: parked -= 1 and pump
+//     ending:   lease_end = 0 (seq_cst);    then read parked; if not 0: take NicLoop's mutex and continue who has no
+//     lease left
+// One of the two reads comes after the other's write: either the one who parks sees the lease over, or the one who ends
+// it sees the count. Both walk the list under NicLoop's mutex, so the parked client is found. If the pollers just stop,
+// NicLoop's timer at the lease's end finds it: a one-sided operation of the peer waits at most one lease. Without a
+// progress thread (simulation) CQs grant no lease: streams are always armed and the loop moves everything.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "emu/engine/rdmap_stream.h"
+#include "emu/fabric/stream.h"
+#include "emu/llp/llp.h"
+#include "emu/nic/memory_registry.h"
+#include "emu/nic/nic.h"
+#include "emu/nic/queue_pair.h"
+
+namespace stagecoach::emu {
+
+class Connection final : public StreamWatcher {
+ public:
+  // Queues the RTR when the setup asks this end for one. Nothing moves before Start().
+  Connection(QueuePair& qp, ConnectionSetup setup);
+  // Off the QP's lock: waits until the stream's watcher is at rest.
+  ~Connection() override;
+  Connection(const Connection&) = delete;
+  Connection& operator=(const Connection&) = delete;
+
+  // One turn: whatever `requests` (of QueuePair) ask for, as far as the budget goes. True if records or bytes moved.
+  bool Serve(uint32_t requests);
+
+  // Ends it at once: the peer sees a reset, submitted work is flushed into the QP's rings.
+  void Abort();
+  // NicLoop has forgotten this QP's wishes.
+  void ForgetDeadline() { deadline_.reset(); }
+
+  bool IsOpen() const { return phase_ == Phase::kOpen; }
+  // The engine has given back all work.
+  bool HasEnded() const { return phase_ == Phase::kLingering || phase_ == Phase::kClosed; }
+  // The stream is done and the connection may be deleted.
+  bool IsClosed() const { return phase_ == Phase::kClosed; }
+  QpTransport& transport() { return *transport_; }
+  const Llp::Counters& llp_counters() const { return llp_->counters(); }
+  Stream& stream() { return llp_->stream(); }
+
+  // StreamWatcher: on the loop's thread, without locks.
+  void OnStreamReady() override;
+
+ private:
+  enum class Phase : uint8_t {
+    kOpen,
+    kFinishing,  // the program wants the end: records already queued are leaving
+    kLingering,  // our end of the stream is shut; what the peer still sends is thrown away until it ends too
+    kClosed,
+  };
+
+  void Receive(Instant now);
+  // One record, or a part of it. False when nothing more can be done now.
+  bool ReceiveRecord(Instant now, size_t* budget_bytes);
+  void OnReceiveEnd(const RxResult& result);
+  void Transmit();
+  void FlushRecords();
+  void TakeCompletions();
+  // The stream is gone: the engine gives up.
+  void Lose(CloseReason reason, int error);
+  void FailLocally(const char* why);
+  void CheckEnd(Instant now);
+  void OnTime(Instant now);
+  void BeginDisconnect(Instant now);
+  void Finish(Instant now);
+  void Linger();
+  void Close(bool abort);
+  void EnsureWake(uint32_t requests);
+  void Arm(bool readable, bool writable);
+  void RefreshDeadline();
+
+  QueuePair& qp_;
+  Nic& nic_;
+  const bool initiator_;
+  const std::string name_;  // in traces
+  RegistryPort memory_;
+  std::unique_ptr<Llp> llp_;
+  std::unique_ptr<RdmapStream> transport_;
+
+  Phase phase_ = Phase::kOpen;
+  bool have_record_ = false;  // its head has been judged, its payload is being placed
+  size_t head_size_ = 0;
+  size_t record_length_ = 0;
+  bool rx_ended_ = false;   // nothing more can be read
+  bool tx_failed_ = false;  // nothing more can be written
+  bool tx_blocked_ = false;
+  bool more_ = false;   // the budget ended before the work did
+  bool moved_ = false;  // in this turn
+  bool armed_readable_ = false;
+  bool armed_writable_ = false;
+  bool first_record_ = false;
+  bool sent_any_ = false;
+  uint8_t nudges_left_ = 3;
+  Duration nudge_wait_;
+  std::optional<Instant> nudge_at_;
+  std::optional<Instant> linger_until_;
+  std::optional<Instant> deadline_;  // as NicLoop knows it
+  std::optional<TransportFault> fault_;
+  int stream_error_ = 0;
+  std::optional<CloseReason> reason_;
+};
+
+}  // namespace stagecoach::emu

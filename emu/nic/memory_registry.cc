@@ -1,0 +1,411 @@
+#include "emu/nic/memory_registry.h"
+
+#include <cerrno>
+#include <limits>
+#include <optional>
+#include <thread>
+
+#include "base/check.h"
+#include "emu/nic/memory_probe.h"
+
+namespace stagecoach::emu {
+namespace {
+
+// The word of a slot: valid | key | pins. Pins stand lowest so that they are counted by plain additions.
+constexpr uint64_t kValid = uint64_t{1} << 63;
+constexpr int kKeyShift = 32;
+constexpr uint64_t kPinMask = 0xffffffffu;
+constexpr uint64_t kKeyMask = uint64_t{0xff} << kKeyShift;
+
+constexpr uint32_t kAllAccess = kAccessLocalWrite | kAccessRemoteWrite | kAccessRemoteRead | kAccessRemoteAtomic |
+                                kAccessWindowBind | kAccessZeroBased;
+constexpr uint32_t kRemoteAccess = kAccessRemoteWrite | kAccessRemoteRead | kAccessRemoteAtomic;
+
+constexpr uint32_t kHalfBits = 12;
+constexpr uint32_t kHalfMask = (1u << kHalfBits) - 1;
+
+// One round of the permutation: any function of the half and a secret does, since a Feistel network inverts whatever it
+// is.
+uint32_t Round(uint32_t half, uint32_t key) {
+  uint32_t x = (half ^ key) * 0x9e3779b1u;
+  x ^= x >> 15;
+  x *= 0x85ebca77u;
+  x ^= x >> 13;
+  return x & kHalfMask;
+}
+
+bool IsCurrent(uint64_t word, uint32_t key) {
+  return (word & (kValid | kKeyMask)) == (kValid | (uint64_t{key} << kKeyShift));
+}
+
+bool Grants(uint32_t access, MemoryAccess wanted) {
+  switch (wanted) {
+    case MemoryAccess::kLocalRead:
+      return true;
+    case MemoryAccess::kLocalWrite:
+      return (access & kAccessLocalWrite) != 0;
+    case MemoryAccess::kRemoteRead:
+      return (access & kAccessRemoteRead) != 0;
+    case MemoryAccess::kRemoteWrite:
+      return (access & kAccessRemoteWrite) != 0;
+  }
+  return false;
+}
+
+bool IsLocal(MemoryAccess access) {
+  return access == MemoryAccess::kLocalRead || access == MemoryAccess::kLocalWrite;
+}
+
+}  // namespace
+
+struct MemoryRegistry::Slot {
+  enum class Kind : uint8_t { kFree, kRegion, kWindow };
+
+  std::atomic<uint64_t> word{0};
+  std::atomic<uint32_t> bound_windows{0};  // of a region
+
+  // Written under the registry's lock while the slot is invalid and unpinned; read by pinners while it is valid, or
+  // under the lock.
+  Kind kind = Kind::kFree;
+  uint32_t pd = 0;
+  uint32_t access = 0;
+  uint32_t qp_number = 0;  // window: where it is bound
+  uint32_t parent = 0;     // window: slot number of its region
+  std::byte* base = nullptr;
+  uint64_t length = 0;
+  uint64_t iova = 0;
+
+  // Transient counts of late pinners come and go at any time and must survive.
+  void Publish(uint32_t key) {
+    uint64_t seen = word.load(std::memory_order_relaxed);
+    while (!word.compare_exchange_weak(seen, (seen & kPinMask) | kValid | (uint64_t{key} << kKeyShift),
+                                       std::memory_order_release, std::memory_order_relaxed)) {
+    }
+  }
+  uint32_t Key() const { return static_cast<uint32_t>((word.load(std::memory_order_relaxed) & kKeyMask) >> kKeyShift); }
+  bool Valid() const { return (word.load(std::memory_order_relaxed) & kValid) != 0; }
+  void SetKeyWhileInvalid(uint32_t key) {
+    uint64_t seen = word.load(std::memory_order_relaxed);
+    while (!word.compare_exchange_weak(seen, (seen & kPinMask) | (uint64_t{key} << kKeyShift),
+                                       std::memory_order_release, std::memory_order_relaxed)) {
+    }
+  }
+};
+
+struct MemoryRegistry::Chunk {
+  std::array<Slot, kChunkSlots> slots;
+};
+
+MemoryRegistry::MemoryRegistry(const DeviceProfile& profile, std::unique_ptr<StagSource> source)
+    : profile_(profile), source_(std::move(source)) {
+  // All limits together must leave fresh indices when the quarantine is full.
+  STAGECOACH_CHECK(uint64_t{profile_.max_mr} + profile_.max_mw + profile_.stag_quarantine + 2 < (1u << kIndexBits));
+  for (uint32_t& key : round_keys_) key = static_cast<uint32_t>(source_->Next());
+}
+
+MemoryRegistry::~MemoryRegistry() {
+  for (std::atomic<Chunk*>& chunk : chunks_) delete chunk.load(std::memory_order_relaxed);
+}
+
+uint32_t MemoryRegistry::Permute(uint32_t slot) const {
+  uint32_t left = slot >> kHalfBits;
+  uint32_t right = slot & kHalfMask;
+  for (uint32_t key : round_keys_) {
+    const uint32_t next = left ^ Round(right, key);
+    left = right;
+    right = next;
+  }
+  return (left << kHalfBits) | right;
+}
+
+uint32_t MemoryRegistry::Unpermute(uint32_t index) const {
+  uint32_t left = index >> kHalfBits;
+  uint32_t right = index & kHalfMask;
+  for (size_t i = round_keys_.size(); i-- > 0;) {
+    const uint32_t previous = right ^ Round(left, round_keys_[i]);
+    right = left;
+    left = previous;
+  }
+  return (left << kHalfBits) | right;
+}
+
+MemoryRegistry::Slot& MemoryRegistry::At(uint32_t number) const {
+  return chunks_[number >> kChunkBits].load(std::memory_order_acquire)->slots[number & (kChunkSlots - 1)];
+}
+
+uint32_t MemoryRegistry::StagOf(uint32_t number) const {
+  return (Permute(number) << 8) | At(number).Key();
+}
+
+MemoryRegistry::Slot* MemoryRegistry::Find(uint32_t stag, uint32_t* number) const {
+  const uint32_t index = StagIndex(stag);
+  const uint32_t slot = Unpermute(index);
+  // Index 0 is never used: programs and devices take STag 0 for "none".
+  if (index == 0 || slot >= slots_used_.load(std::memory_order_acquire)) return nullptr;
+  *number = slot;
+  return &At(slot);
+}
+
+Result<uint32_t, int> MemoryRegistry::TakeSlot() {
+  if (quarantine_.size() > profile_.stag_quarantine) {
+    const uint32_t number = quarantine_.front();
+    quarantine_.pop_front();
+    return number;
+  }
+  uint32_t number = slots_used_.load(std::memory_order_relaxed);
+  if (number < (1u << kIndexBits) && Permute(number) == 0) ++number;
+  if (number >= (1u << kIndexBits)) return Err(ENOMEM);
+  std::atomic<Chunk*>& chunk = chunks_[number >> kChunkBits];
+  if (chunk.load(std::memory_order_relaxed) == nullptr) chunk.store(new Chunk, std::memory_order_release);
+  slots_used_.store(number + 1, std::memory_order_release);
+  return number;
+}
+
+void MemoryRegistry::FreeSlot(uint32_t number) {
+  At(number).kind = Slot::Kind::kFree;
+  quarantine_.push_back(number);
+}
+
+bool MemoryRegistry::ClearValid(Slot& slot, uint32_t key) {
+  uint64_t seen = slot.word.load(std::memory_order_relaxed);
+  do {
+    if (!IsCurrent(seen, key)) return false;
+  } while (
+      !slot.word.compare_exchange_weak(seen, seen & ~kValid, std::memory_order_acq_rel, std::memory_order_relaxed));
+  return true;
+}
+
+void MemoryRegistry::WaitUnpinned(const Slot& slot) {
+  // A pin lasts for one call on a stream, so this is short; yielding lets its holder finish on a single processor.
+  while ((slot.word.load(std::memory_order_acquire) & kPinMask) != 0) std::this_thread::yield();
+}
+
+Result<uint32_t, int> MemoryRegistry::Register(const RegionRequest& request) {
+  const uint64_t iova = (request.access & kAccessZeroBased) != 0 ? 0 : request.iova;
+  const uint64_t address = reinterpret_cast<uintptr_t>(request.address);
+  if ((request.access & ~kAllAccess) != 0) return Err(EINVAL);
+  // A peer that may write memory its owner may not makes no sense, and verbs forbid it (ibv_reg_mr(3)).
+  if ((request.access & (kAccessRemoteWrite | kAccessRemoteAtomic)) != 0 && (request.access & kAccessLocalWrite) == 0) {
+    return Err(EINVAL);
+  }
+  if (request.length > profile_.max_mr_size) return Err(EINVAL);
+  if (request.length > std::numeric_limits<uint64_t>::max() - address) return Err(EINVAL);
+  if (request.length > std::numeric_limits<uint64_t>::max() - iova) return Err(EINVAL);
+  if (const int error = ProbeMemory(request.address, request.length, (request.access & kAccessLocalWrite) != 0)) {
+    return Err(error);
+  }
+
+  std::lock_guard lock(mutex_);
+  if (counters_.regions >= profile_.max_mr) return Err(ENOMEM);
+  const Result<uint32_t, int> number = TakeSlot();
+  if (!number) return number;
+  Slot& slot = At(*number);
+  WaitUnpinned(slot);
+  uint32_t key = static_cast<uint32_t>(source_->Next()) & 0xff;
+  if (key == slot.Key()) key = (key + 1) & 0xff;
+  slot.kind = Slot::Kind::kRegion;
+  slot.pd = request.pd;
+  slot.access = request.access;
+  slot.base = static_cast<std::byte*>(request.address);
+  slot.length = request.length;
+  slot.iova = iova;
+  slot.bound_windows.store(0, std::memory_order_relaxed);
+  slot.Publish(key);
+  ++counters_.registrations;
+  ++counters_.regions;
+  return StagOf(*number);
+}
+
+int MemoryRegistry::Deregister(uint32_t stag) {
+  uint32_t number = 0;
+  Slot* slot = nullptr;
+  {
+    std::lock_guard lock(mutex_);
+    slot = Find(stag, &number);
+    if (slot == nullptr || slot->kind != Slot::Kind::kRegion) return EINVAL;
+    if (slot->bound_windows.load(std::memory_order_acquire) != 0) return EBUSY;
+    if (!ClearValid(*slot, StagKey(stag))) return EINVAL;
+  }
+  // Without the lock, so that others register meanwhile. The slot is invalid and still ours: nobody else can free or
+  // reuse it.
+  WaitUnpinned(*slot);
+  std::lock_guard lock(mutex_);
+  FreeSlot(number);
+  ++counters_.deregistrations;
+  --counters_.regions;
+  return 0;
+}
+
+Result<uint32_t, int> MemoryRegistry::AllocateWindow(uint32_t pd) {
+  std::lock_guard lock(mutex_);
+  if (counters_.windows >= profile_.max_mw) return Err(ENOMEM);
+  const Result<uint32_t, int> number = TakeSlot();
+  if (!number) return number;
+  Slot& slot = At(*number);
+  WaitUnpinned(slot);
+  slot.kind = Slot::Kind::kWindow;
+  slot.pd = pd;
+  slot.qp_number = 0;
+  slot.SetKeyWhileInvalid(static_cast<uint32_t>(source_->Next()) & 0xff);
+  windows_.insert(*number);
+  ++counters_.windows;
+  return StagOf(*number);
+}
+
+int MemoryRegistry::DeallocateWindow(uint32_t stag) {
+  std::lock_guard lock(mutex_);
+  uint32_t number = 0;
+  Slot* slot = Find(stag, &number);
+  if (slot == nullptr || slot->kind != Slot::Kind::kWindow) return EINVAL;
+  // Losing to a concurrent invalidation is fine: the one who clears the valid bit settles with the region.
+  const bool cleared = ClearValid(*slot, slot->Key());
+  WaitUnpinned(*slot);
+  if (cleared) At(slot->parent).bound_windows.fetch_sub(1, std::memory_order_release);
+  windows_.erase(number);
+  FreeSlot(number);
+  --counters_.windows;
+  return 0;
+}
+
+bool MemoryRegistry::BindWindow(uint32_t pd, uint32_t qp_number, const WindowBinding& binding) {
+  std::lock_guard lock(mutex_);
+  uint32_t number = 0;
+  uint32_t region_number = 0;
+  Slot* window = Find(binding.window_rkey, &number);
+  Slot* region = Find(binding.region_lkey, &region_number);
+  if (window == nullptr || window->kind != Slot::Kind::kWindow || window->pd != pd || window->Valid()) return false;
+  if (StagIndex(binding.new_rkey) != StagIndex(binding.window_rkey)) return false;
+  if (region == nullptr || region->kind != Slot::Kind::kRegion || region->pd != pd || !region->Valid() ||
+      region->Key() != StagKey(binding.region_lkey)) {
+    return false;
+  }
+  if ((region->access & kAccessWindowBind) == 0) return false;
+  if ((binding.access & ~(kRemoteAccess | kAccessZeroBased)) != 0) return false;
+  if ((binding.access & (kAccessRemoteWrite | kAccessRemoteAtomic)) != 0 && (region->access & kAccessLocalWrite) == 0) {
+    return false;
+  }
+  if (binding.length == 0 || binding.address < region->iova) return false;
+  const uint64_t offset = binding.address - region->iova;
+  if (offset > region->length || binding.length > region->length - offset) return false;
+
+  WaitUnpinned(*window);
+  window->access = binding.access;
+  window->qp_number = qp_number;
+  window->parent = region_number;
+  window->base = region->base + offset;
+  window->length = binding.length;
+  window->iova = (binding.access & kAccessZeroBased) != 0 ? 0 : binding.address;
+  region->bound_windows.fetch_add(1, std::memory_order_relaxed);
+  window->Publish(StagKey(binding.new_rkey));
+  ++counters_.window_binds;
+  return true;
+}
+
+Result<void, MemoryFault> MemoryRegistry::InvalidateWindow(uint32_t pd, uint32_t qp_number, uint32_t stag) {
+  uint32_t number = 0;
+  Slot* slot = Find(stag, &number);
+  if (slot == nullptr) return Err(MemoryFault::kUnknownStag);
+  // Our own pin keeps the fields from being rewritten while they are judged.
+  if (!IsCurrent(slot->word.fetch_add(1, std::memory_order_acquire), StagKey(stag))) {
+    Unpin(number);
+    stale_uses_.fetch_add(1, std::memory_order_relaxed);
+    return Err(MemoryFault::kStaleStag);
+  }
+  std::optional<MemoryFault> fault;
+  if (slot->pd != pd) {
+    fault = MemoryFault::kForeignStag;
+  } else if (slot->kind != Slot::Kind::kWindow) {
+    fault = MemoryFault::kNoPermission;
+  } else if (slot->qp_number != qp_number) {
+    fault = MemoryFault::kForeignStag;
+  } else if (!ClearValid(*slot, StagKey(stag))) {
+    fault = MemoryFault::kStaleStag;
+  }
+  const uint32_t parent = slot->parent;
+  Unpin(number);
+  if (fault) return Err(*fault);
+  WaitUnpinned(*slot);
+  At(parent).bound_windows.fetch_sub(1, std::memory_order_release);
+  return {};
+}
+
+Result<void, MemoryFault> MemoryRegistry::InvalidateLocally(uint32_t pd, uint32_t qp_number, uint32_t stag) {
+  Result<void, MemoryFault> done = InvalidateWindow(pd, qp_number, stag);
+  if (done) local_invalidations_.fetch_add(1, std::memory_order_relaxed);
+  return done;
+}
+
+Result<void, MemoryFault> MemoryRegistry::InvalidateRemotely(uint32_t pd, uint32_t qp_number, uint32_t stag) {
+  Result<void, MemoryFault> done = InvalidateWindow(pd, qp_number, stag);
+  if (done) remote_invalidations_.fetch_add(1, std::memory_order_relaxed);
+  return done;
+}
+
+void MemoryRegistry::UnbindWindowsOf(uint32_t qp_number) {
+  std::lock_guard lock(mutex_);
+  for (uint32_t number : windows_) {
+    Slot& slot = At(number);
+    if (!slot.Valid() || slot.qp_number != qp_number || !ClearValid(slot, slot.Key())) continue;
+    WaitUnpinned(slot);
+    At(slot.parent).bound_windows.fetch_sub(1, std::memory_order_release);
+  }
+}
+
+Result<MemoryRegistry::Pinned, MemoryFault> MemoryRegistry::Pin(uint32_t pd, uint32_t qp_number, uint32_t stag,
+                                                                uint64_t tagged_offset, uint64_t length,
+                                                                MemoryAccess access) {
+  uint32_t number = 0;
+  Slot* slot = Find(stag, &number);
+  if (slot == nullptr) return Err(MemoryFault::kUnknownStag);
+  if (!IsCurrent(slot->word.fetch_add(1, std::memory_order_acquire), StagKey(stag))) {
+    Unpin(number);
+    stale_uses_.fetch_add(1, std::memory_order_relaxed);
+    return Err(MemoryFault::kStaleStag);
+  }
+  const bool is_window = slot->kind == Slot::Kind::kWindow;
+  std::optional<MemoryFault> fault;
+  const uint64_t offset = tagged_offset - slot->iova;  // wraps when below; then it is beyond any length
+  if (slot->pd != pd || (is_window && slot->qp_number != qp_number)) {
+    fault = MemoryFault::kForeignStag;
+  } else if ((is_window && IsLocal(access)) || !Grants(slot->access, access)) {
+    fault = MemoryFault::kNoPermission;
+  } else if (tagged_offset < slot->iova || offset > slot->length || length > slot->length - offset) {
+    fault = MemoryFault::kOutOfRange;
+  }
+  if (fault) {
+    Unpin(number);
+    return Err(*fault);
+  }
+  return Pinned{number, MutableBytes(slot->base + offset, static_cast<size_t>(length))};
+}
+
+void MemoryRegistry::Unpin(uint32_t token) {
+  At(token).word.fetch_sub(1, std::memory_order_release);
+}
+
+MemoryRegistry::Counters MemoryRegistry::counters() const {
+  std::lock_guard lock(mutex_);
+  Counters counters = counters_;
+  counters.local_invalidations = local_invalidations_.load(std::memory_order_relaxed);
+  counters.remote_invalidations = remote_invalidations_.load(std::memory_order_relaxed);
+  counters.stale_uses = stale_uses_.load(std::memory_order_relaxed);
+  return counters;
+}
+
+Result<MemoryPin, MemoryFault> RegistryPort::Pin(uint32_t stag, uint64_t tagged_offset, uint64_t length,
+                                                 MemoryAccess access) {
+  const Result<MemoryRegistry::Pinned, MemoryFault> pinned =
+      registry_.Pin(pd_, qp_number_, stag, tagged_offset, length, access);
+  if (!pinned) return Err(pinned.error());
+  return MemoryPin(this, pinned->token, pinned->bytes);
+}
+
+Result<void, MemoryFault> RegistryPort::InvalidateRemotely(uint32_t stag) {
+  return registry_.InvalidateRemotely(pd_, qp_number_, stag);
+}
+
+void RegistryPort::Unpin(uint32_t token) {
+  registry_.Unpin(token);
+}
+
+}  // namespace stagecoach::emu

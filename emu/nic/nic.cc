@@ -1,0 +1,347 @@
+#include "emu/nic/nic.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include "emu/nic/connection.h"
+
+namespace stagecoach::emu {
+namespace {
+
+// QP numbers have 24 bits; 0 and 1 are special on InfiniBand, and programs know that.
+constexpr uint32_t kFirstQpNumber = 2;
+constexpr uint32_t kQpNumberMask = 0xffffff;
+
+std::unique_ptr<StagSource> SourceOf(NicOptions& options) {
+  return options.stags != nullptr ? std::move(options.stags) : SystemStagSource();
+}
+
+template <typename Table>
+std::vector<uint32_t> HandlesOf(const Table& table, uint32_t context) {
+  std::vector<uint32_t> handles;
+  for (const auto& [handle, entry] : table) {
+    if (entry.context == context) handles.push_back(handle);
+  }
+  return handles;
+}
+
+}  // namespace
+
+Nic::Nic(Fabric& fabric, DeviceProfile profile, NicOptions options)
+    : fabric_(fabric),
+      profile_(std::move(profile)),
+      options_(std::move(options)),
+      registry_(profile_, SourceOf(options_)),
+      loop_(fabric),
+      last_qp_number_(kFirstQpNumber - 1) {}
+
+Nic::~Nic() {
+  while (!contexts_.empty()) CloseContext(contexts_.begin()->second.get());
+  std::vector<std::unique_ptr<QueuePair>> lingering;
+  {
+    std::lock_guard lock(mutex_);
+    lingering.swap(lingering_);
+  }
+  for (const std::unique_ptr<QueuePair>& qp : lingering) qp->Drop();
+}
+
+// --- Contexts ---
+
+Result<NicContext*, int> Nic::OpenContext() {
+  std::lock_guard lock(mutex_);
+  const uint32_t id = ++last_handle_;
+  return contexts_.emplace(id, std::make_unique<NicContext>(fabric_, id)).first->second.get();
+}
+
+int Nic::CloseContext(NicContext* context) {
+  std::unique_lock lock(mutex_);
+  const auto found = contexts_.find(context->id());
+  if (found == contexts_.end()) return ENOENT;
+  const uint32_t id = context->id();
+  std::vector<uint32_t> qps;
+  for (const auto& [handle, qp] : qps_) {
+    if (&qp->context() == context) qps.push_back(handle);
+  }
+  const std::vector<uint32_t> cqs = HandlesOf(cqs_, id);
+  lock.unlock();
+  // In the order of their dependencies. Nobody can acknowledge events any more, so nothing waits for that.
+  for (uint32_t handle : qps) DestroyQp(handle, /*settle=*/false);
+  for (uint32_t handle : cqs) DestroyCq(handle, /*settle=*/false);
+  lock.lock();
+  for (uint32_t handle : HandlesOf(channels_, id)) channels_.erase(handle);
+  const std::vector<uint32_t> windows = HandlesOf(windows_, id);
+  const std::vector<uint32_t> regions = HandlesOf(regions_, id);
+  lock.unlock();
+  for (uint32_t handle : windows) DeallocateWindow(handle);
+  for (uint32_t handle : regions) DeregisterRegion(handle);
+  lock.lock();
+  for (uint32_t handle : HandlesOf(pds_, id)) pds_.erase(handle);
+  contexts_.erase(id);
+  return 0;
+}
+
+// --- Protection domains ---
+
+Result<uint32_t, int> Nic::AllocatePd(NicContext& context) {
+  std::lock_guard lock(mutex_);
+  if (pds_.size() >= profile_.max_pd) return Err(ENOMEM);
+  const uint32_t handle = ++last_handle_;
+  pds_[handle] = {.context = context.id(), .users = 0};
+  return handle;
+}
+
+int Nic::DeallocatePd(uint32_t pd) {
+  std::lock_guard lock(mutex_);
+  const auto found = pds_.find(pd);
+  if (found == pds_.end()) return ENOENT;
+  if (found->second.users != 0) return EBUSY;
+  pds_.erase(found);
+  return 0;
+}
+
+// --- Memory ---
+
+Result<Nic::Region, int> Nic::RegisterRegion(NicContext& context, const RegionRequest& request) {
+  {
+    std::lock_guard lock(mutex_);
+    const auto pd = pds_.find(request.pd);
+    if (pd == pds_.end()) return Err(EINVAL);
+    ++pd->second.users;  // keeps the PD while memory is probed without the lock
+  }
+  const Result<uint32_t, int> stag = registry_.Register(request);
+  std::lock_guard lock(mutex_);
+  if (!stag) {
+    --pds_[request.pd].users;
+    return Err(stag.error());
+  }
+  const uint32_t handle = ++last_handle_;
+  regions_[handle] = {.context = context.id(), .pd = request.pd, .stag = *stag};
+  return Region{handle, *stag};
+}
+
+Result<Nic::Region, int> Nic::AllocateWindow(NicContext& context, uint32_t pd_handle) {
+  std::lock_guard lock(mutex_);
+  const auto pd = pds_.find(pd_handle);
+  if (pd == pds_.end()) return Err(EINVAL);
+  const Result<uint32_t, int> stag = registry_.AllocateWindow(pd_handle);
+  if (!stag) return Err(stag.error());
+  ++pd->second.users;
+  const uint32_t handle = ++last_handle_;
+  windows_[handle] = {.context = context.id(), .pd = pd_handle, .stag = *stag};
+  return Region{handle, *stag};
+}
+
+int Nic::Release(EntryTable& table, uint32_t handle, int (MemoryRegistry::*release)(uint32_t)) {
+  std::unique_lock lock(mutex_);
+  const auto found = table.find(handle);
+  if (found == table.end()) return ENOENT;
+  const RegionEntry entry = found->second;
+  table.erase(found);
+  lock.unlock();
+  // Without the lock: it waits for accesses under way.
+  const int error = (registry_.*release)(entry.stag);
+  lock.lock();
+  if (error != 0) {
+    table[handle] = entry;
+  } else {
+    --pds_[entry.pd].users;
+  }
+  return error;
+}
+
+int Nic::DeregisterRegion(uint32_t handle) {
+  return Release(regions_, handle, &MemoryRegistry::Deregister);
+}
+
+int Nic::DeallocateWindow(uint32_t handle) {
+  return Release(windows_, handle, &MemoryRegistry::DeallocateWindow);
+}
+
+// --- Completion channels and queues ---
+
+Result<CompletionChannel*, int> Nic::CreateChannel(NicContext& context) {
+  std::lock_guard lock(mutex_);
+  const uint32_t handle = ++last_handle_;
+  Channel& entry = channels_[handle];
+  entry.context = context.id();
+  entry.channel = std::make_unique<CompletionChannel>(fabric_, handle);
+  return entry.channel.get();
+}
+
+int Nic::DestroyChannel(CompletionChannel* channel) {
+  std::lock_guard lock(mutex_);
+  const auto found = std::find_if(channels_.begin(), channels_.end(),
+                                  [channel](const auto& entry) { return entry.second.channel.get() == channel; });
+  if (found == channels_.end()) return ENOENT;
+  if (found->second.users != 0) return EBUSY;
+  channels_.erase(found);
+  return 0;
+}
+
+Result<CompletionQueue*, int> Nic::CreateCq(NicContext& context, uint32_t capacity, CompletionChannel* channel,
+                                            void* cookie) {
+  if (capacity == 0 || capacity > profile_.max_cqe) return Err(EINVAL);
+  std::lock_guard lock(mutex_);
+  if (cqs_.size() >= profile_.max_cq) return Err(ENOMEM);
+  if (channel != nullptr) {
+    const auto found = channels_.find(channel->handle());
+    if (found == channels_.end() || found->second.channel.get() != channel) return Err(EINVAL);
+    ++found->second.users;
+  }
+  const uint32_t handle = ++last_handle_;
+  Cq& entry = cqs_[handle];
+  entry.context = context.id();
+  entry.cq = std::make_unique<CompletionQueue>(fabric_, fabric_.HasProgressThread() ? &loop_ : nullptr, profile_,
+                                               handle, capacity, channel, &context.async_events(), cookie);
+  return entry.cq.get();
+}
+
+int Nic::ResizeCq(uint32_t handle, uint32_t capacity) {
+  if (capacity == 0 || capacity > profile_.max_cqe) return EINVAL;
+  std::lock_guard lock(mutex_);
+  const auto found = cqs_.find(handle);
+  return found == cqs_.end() ? ENOENT : found->second.cq->Resize(capacity);
+}
+
+int Nic::DestroyCq(uint32_t handle) {
+  return DestroyCq(handle, /*settle=*/true);
+}
+
+int Nic::DestroyCq(uint32_t handle, bool settle) {
+  std::unique_ptr<CompletionQueue> cq;
+  {
+    std::lock_guard lock(mutex_);
+    const auto found = cqs_.find(handle);
+    if (found == cqs_.end()) return ENOENT;
+    if (found->second.users != 0) return EBUSY;
+    cq = std::move(found->second.cq);
+    cqs_.erase(found);
+  }
+  cq->Settle(settle);
+  if (cq->channel() != nullptr) {
+    std::lock_guard lock(mutex_);
+    --channels_[cq->channel()->handle()].users;
+  }
+  return 0;
+}
+
+CompletionQueue* Nic::FindCq(uint32_t handle) {
+  std::lock_guard lock(mutex_);
+  const auto found = cqs_.find(handle);
+  return found == cqs_.end() ? nullptr : found->second.cq.get();
+}
+
+// --- Queue pairs ---
+
+uint32_t Nic::NextQpNumber() {
+  do {
+    last_qp_number_ = (last_qp_number_ + 1) & kQpNumberMask;
+  } while (last_qp_number_ < kFirstQpNumber || qps_by_number_.count(last_qp_number_) != 0);
+  return last_qp_number_;
+}
+
+Result<QueuePair*, int> Nic::CreateQp(NicContext& context, const QpCreate& create) {
+  const QpCapabilities& wanted = create.capabilities;
+  if (wanted.max_send_wr > profile_.max_qp_wr || wanted.max_receive_wr > profile_.max_qp_wr ||
+      wanted.max_send_sge > profile_.max_sge || wanted.max_receive_sge > profile_.max_sge ||
+      wanted.max_inline > profile_.max_inline) {
+    return Err(EINVAL);
+  }
+  if (create.send_cq == nullptr || create.receive_cq == nullptr) return Err(EINVAL);
+  std::lock_guard lock(mutex_);
+  const auto pd = pds_.find(create.pd);
+  const auto send_cq = cqs_.find(create.send_cq->handle());
+  const auto receive_cq = cqs_.find(create.receive_cq->handle());
+  if (pd == pds_.end() || send_cq == cqs_.end() || receive_cq == cqs_.end()) return Err(EINVAL);
+  if (qps_.size() >= profile_.max_qp) return Err(ENOMEM);
+  QpCreate granted = create;
+  granted.capabilities.max_send_wr = std::max(wanted.max_send_wr, 1u);
+  granted.capabilities.max_receive_wr = std::max(wanted.max_receive_wr, 1u);
+  const uint32_t handle = ++last_handle_;
+  const uint32_t number = NextQpNumber();
+  auto qp = std::make_unique<QueuePair>(*this, context, handle, number, granted);
+  QueuePair* const result = qp.get();
+  qps_by_number_[number] = result;
+  qps_[handle] = std::move(qp);
+  ++pd->second.users;
+  ++send_cq->second.users;
+  ++receive_cq->second.users;
+  return result;
+}
+
+int Nic::DestroyQp(uint32_t handle) {
+  return DestroyQp(handle, /*settle=*/true);
+}
+
+int Nic::DestroyQp(uint32_t handle, bool settle) {
+  std::unique_ptr<QueuePair> qp;
+  {
+    std::lock_guard lock(mutex_);
+    const auto found = qps_.find(handle);
+    if (found == qps_.end()) return ENOENT;
+    qp = std::move(found->second);
+    qps_.erase(found);
+    qps_by_number_.erase(qp->qp_number());
+  }
+  const bool lingers = qp->Retire();
+  qp->context().async_events().Settle(&qp->async_account(), settle);
+  registry_.UnbindWindowsOf(qp->qp_number());
+
+  std::lock_guard lock(mutex_);
+  --pds_[qp->pd()].users;
+  --cqs_[qp->send_cq()->handle()].users;
+  --cqs_[qp->receive_cq()->handle()].users;
+  if (!lingers) {
+    past_work_.Add(qp->counters());
+    return 0;
+  }
+  // From here on the loop owns the QP. If the stream has ended already, the notice lets it find out.
+  QueuePair* const lingering = qp.get();
+  lingering_.push_back(std::move(qp));
+  loop_.Notify(lingering);
+  return 0;
+}
+
+void Nic::Bury(QueuePair* qp) {
+  std::unique_ptr<QueuePair> buried;
+  std::lock_guard lock(mutex_);
+  const auto found = std::find_if(lingering_.begin(), lingering_.end(),
+                                  [qp](const std::unique_ptr<QueuePair>& entry) { return entry.get() == qp; });
+  if (found == lingering_.end()) return;  // DestroyQp has not let go of it yet and will ask again
+  buried = std::move(*found);
+  lingering_.erase(found);
+  past_work_.Add(buried->counters());
+}
+
+QueuePair* Nic::FindQp(uint32_t handle) {
+  std::lock_guard lock(mutex_);
+  const auto found = qps_.find(handle);
+  return found == qps_.end() ? nullptr : found->second.get();
+}
+
+QueuePair* Nic::FindQpByNumber(uint32_t qp_number) {
+  std::lock_guard lock(mutex_);
+  const auto found = qps_by_number_.find(qp_number);
+  return found == qps_by_number_.end() ? nullptr : found->second;
+}
+
+int Nic::AttachConnection(uint32_t qp_number, ConnectionSetup setup) {
+  ConnectionObserver* const observer = setup.observer;
+  std::lock_guard lock(mutex_);  // keeps the QP
+  const auto found = qps_by_number_.find(qp_number);
+  if (found == qps_by_number_.end()) return EINVAL;
+  if (options_.tap) setup.llp = options_.tap(std::move(setup.llp));
+  const int error = found->second->Attach(std::make_unique<Connection>(*found->second, std::move(setup)), observer);
+  if (error == 0) ++connections_;
+  return error;
+}
+
+Nic::Counters Nic::counters() const {
+  std::lock_guard lock(mutex_);
+  Counters counters{.connections = connections_, .work = past_work_, .memory = registry_.counters()};
+  for (const auto& [handle, qp] : qps_) counters.work.Add(qp->counters());
+  return counters;
+}
+
+}  // namespace stagecoach::emu

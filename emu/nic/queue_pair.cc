@@ -1,0 +1,525 @@
+#include "emu/nic/queue_pair.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include "emu/nic/connection.h"
+#include "emu/nic/nic.h"
+
+namespace stagecoach::emu {
+namespace {
+
+CompletionStatus StatusOf(WorkStatus status) {
+  switch (status) {
+    case WorkStatus::kSuccess:
+      return CompletionStatus::kSuccess;
+    case WorkStatus::kLocalLengthError:
+      return CompletionStatus::kLocalLengthError;
+    case WorkStatus::kLocalProtectionError:
+      return CompletionStatus::kLocalProtectionError;
+    case WorkStatus::kLocalOperationError:
+      return CompletionStatus::kLocalQpOperationError;
+    case WorkStatus::kFlushed:
+      return CompletionStatus::kFlushed;
+    case WorkStatus::kRemoteInvalidRequest:
+      return CompletionStatus::kRemoteInvalidRequest;
+    case WorkStatus::kRemoteAccessError:
+      return CompletionStatus::kRemoteAccessError;
+    case WorkStatus::kRemoteOperationError:
+      return CompletionStatus::kRemoteOperationError;
+    case WorkStatus::kFatal:
+      break;
+  }
+  return CompletionStatus::kFatal;
+}
+
+CompletionOpcode OpcodeOf(PostOpcode opcode) {
+  switch (opcode) {
+    case PostOpcode::kSend:
+    case PostOpcode::kSendInvalidate:
+      return CompletionOpcode::kSend;
+    case PostOpcode::kWrite:
+      return CompletionOpcode::kWrite;
+    case PostOpcode::kRead:
+      return CompletionOpcode::kRead;
+    case PostOpcode::kLocalInvalidate:
+      return CompletionOpcode::kLocalInvalidate;
+    case PostOpcode::kBindWindow:
+      break;
+  }
+  return CompletionOpcode::kBindWindow;
+}
+
+bool IsLocalOperation(PostOpcode opcode) {
+  return opcode == PostOpcode::kLocalInvalidate || opcode == PostOpcode::kBindWindow;
+}
+
+void AddLlp(Llp::Counters& to, const Llp::Counters& from) {
+  to.rx_payload_bytes += from.rx_payload_bytes;
+  to.rx_copied_bytes += from.rx_copied_bytes;
+  to.tx_payload_bytes += from.tx_payload_bytes;
+  to.tx_copied_bytes += from.tx_copied_bytes;
+  to.rx_records += from.rx_records;
+  to.tx_records += from.tx_records;
+  to.stream_reads += from.stream_reads;
+  to.stream_writes += from.stream_writes;
+}
+
+}  // namespace
+
+const char* ToString(CloseReason reason) {
+  switch (reason) {
+    case CloseReason::kLocalClose:
+      return "closed by this end";
+    case CloseReason::kPeerClosed:
+      return "closed by the peer";
+    case CloseReason::kPeerFault:
+      return "terminated by the peer";
+    case CloseReason::kLocalFault:
+      return "terminated by this end";
+    case CloseReason::kStreamFailed:
+      return "stream failed";
+  }
+  return "unknown";
+}
+
+void QueuePair::Counters::Add(const Counters& other) {
+  sends += other.sends;
+  writes += other.writes;
+  reads += other.reads;
+  receives += other.receives;
+  flushed += other.flushed;
+  failed += other.failed;
+  pumps_by_poller += other.pumps_by_poller;
+  pumps_by_poster += other.pumps_by_poster;
+  pumps_by_loop += other.pumps_by_loop;
+  AddLlp(llp, other.llp);
+}
+
+QueuePair::QueuePair(Nic& nic, NicContext& context, uint32_t handle, uint32_t qp_number, const QpCreate& create)
+    : nic_(nic),
+      context_(context),
+      handle_(handle),
+      qp_number_(qp_number),
+      create_(create),
+      sends_(create.capabilities, nic.profile().max_sge_rd, create.signal_all),
+      receives_(create.capabilities) {}
+
+QueuePair::~QueuePair() {
+  nic_.loop().Remove(this);
+}
+
+// --- Posting ---
+
+int QueuePair::EnqueueSend(const SendRequest& request) {
+  std::lock_guard lock(sends_.mutex());
+  if (RulesOf(state()).post_send == PostRule::kRefuse) return EINVAL;
+  return sends_.Add(request);
+}
+
+void QueuePair::RingDoorbell() {
+  Ask(kTransmit);
+}
+
+int QueuePair::PostSend(const SendRequest& request) {
+  const int error = EnqueueSend(request);
+  if (error == 0) RingDoorbell();
+  return error;
+}
+
+int QueuePair::PostReceive(const ReceiveRequest& request) {
+  PostRule rule;
+  {
+    std::lock_guard lock(receives_.mutex());
+    rule = RulesOf(state()).post_receive;
+    if (rule == PostRule::kRefuse) return EINVAL;
+    if (const int error = receives_.Add(request)) return error;
+  }
+  // A connection takes it when a Send needs it. But if the QP went to ERROR meanwhile, its flush may have missed this
+  // one.
+  if (rule == PostRule::kFlush || state() == QpState::kErr) Ask(kTransmit);
+  return 0;
+}
+
+// --- State ---
+
+int QueuePair::Modify(const QpAttributes& attributes, uint32_t mask) {
+  bool reap = false;
+  int error = 0;
+  Enter();
+  const Result<const QpTransition*, QpModifyFault> transition =
+      CheckQpModify(state(), attributes.state, attributes.current_state, mask);
+  if (!transition) {
+    error = EINVAL;
+  } else if (((mask & qp_attr::kPort) != 0 && attributes.port != 1) ||
+             ((mask & qp_attr::kPkeyIndex) != 0 && attributes.pkey_index != 0) ||
+             ((mask & qp_attr::kMaxQpRdAtomic) != 0 && attributes.max_rd_atomic > nic_.profile().max_ord) ||
+             ((mask & qp_attr::kMaxDestRdAtomic) != 0 && attributes.max_dest_rd_atomic > nic_.profile().max_ird)) {
+    error = EINVAL;
+  } else {
+    if ((mask & qp_attr::kAccessFlags) != 0) attributes_.access = attributes.access;
+    if ((mask & qp_attr::kPkeyIndex) != 0) attributes_.pkey_index = attributes.pkey_index;
+    if ((mask & qp_attr::kPort) != 0) attributes_.port = attributes.port;
+    if ((mask & qp_attr::kPathMtu) != 0) attributes_.path_mtu = attributes.path_mtu;
+    if ((mask & qp_attr::kDestQpn) != 0) attributes_.destination_qp_number = attributes.destination_qp_number;
+    if ((mask & qp_attr::kRqPsn) != 0) attributes_.receive_psn = attributes.receive_psn;
+    if ((mask & qp_attr::kSqPsn) != 0) attributes_.send_psn = attributes.send_psn;
+    if ((mask & qp_attr::kMaxQpRdAtomic) != 0) attributes_.max_rd_atomic = attributes.max_rd_atomic;
+    if ((mask & qp_attr::kMaxDestRdAtomic) != 0) attributes_.max_dest_rd_atomic = attributes.max_dest_rd_atomic;
+    if ((mask & qp_attr::kMinRnrTimer) != 0) attributes_.min_rnr_timer = attributes.min_rnr_timer;
+    if ((mask & qp_attr::kTimeout) != 0) attributes_.timeout = attributes.timeout;
+    if ((mask & qp_attr::kRetryCnt) != 0) attributes_.retry_count = attributes.retry_count;
+    if ((mask & qp_attr::kRnrRetry) != 0) attributes_.rnr_retry = attributes.rnr_retry;
+    drain_to_tell_ =
+        (*transition)->to == QpState::kSqd && (mask & qp_attr::kEnSqdAsyncNotify) != 0 && attributes.notify_drained;
+    const QpState to = (*transition)->to;
+    if (to == QpState::kErr && connection_ != nullptr && connection_->IsOpen()) {
+      // Served by our own Leave(), so done when this returns.
+      lock_.Request(kDisconnect);
+    } else {
+      if (to == QpState::kReset && connection_ != nullptr) {
+        connection_->Abort();
+        reap = true;
+      }
+      ApplyTransition(**transition);
+    }
+    lock_.Request(kTransmit);
+  }
+  Leave();
+  if (reap) Reap(/*abort=*/true);
+  return error;
+}
+
+QpAttributes QueuePair::Query() {
+  Enter();
+  QpAttributes attributes = attributes_;
+  attributes.state = attributes.current_state = state();
+  Leave();
+  return attributes;
+}
+
+void QueuePair::Apply(QpEvent event) {
+  if (const QpTransition* transition = FindQpTransition(state(), event)) ApplyTransition(*transition);
+}
+
+void QueuePair::ApplyTransition(const QpTransition& transition) {
+  {
+    // Posters judge the state under these: after a discard nothing is added that was judged by the old state.
+    std::scoped_lock lock(sends_.mutex(), receives_.mutex());
+    state_.store(transition.to, std::memory_order_release);
+    if ((transition.effects & qp_effect::kDiscardWork) != 0) {
+      sends_.Clear();
+      receives_.Clear();
+    }
+  }
+  if ((transition.effects & qp_effect::kDiscardWork) != 0) DiscardCompletions();
+  if ((transition.effects & qp_effect::kRaiseCommEstablished) != 0) Raise(AsyncEventType::kQpCommunicationEstablished);
+  if ((transition.effects & qp_effect::kRaiseFatal) != 0) Raise(AsyncEventType::kQpFatal);
+  if ((transition.effects & qp_effect::kRaiseRequestError) != 0) Raise(AsyncEventType::kQpRequestError);
+  if ((transition.effects & qp_effect::kRaiseAccessError) != 0) Raise(AsyncEventType::kQpAccessError);
+  // Flushing, starting and stopping follow from the state (Serve, SubmitPosted), closing from the caller. There is no
+  // SRQ yet whose last work request could be reached.
+}
+
+void QueuePair::DiscardCompletions() {
+  cq_overrun_ = false;
+  failed_locally_ = false;
+  if (retired_.load()) return;
+  create_.send_cq->RemoveCompletionsOf(qp_number_);
+  if (create_.receive_cq != create_.send_cq) create_.receive_cq->RemoveCompletionsOf(qp_number_);
+}
+
+void QueuePair::Raise(AsyncEventType type) {
+  if (retired_.load()) return;
+  context_.async_events().Push({.type = type, .cq = nullptr, .qp = this, .account = &async_account_});
+}
+
+// --- The connection's lock ---
+
+bool QueuePair::Ask(uint32_t requests) {
+  return lock_.Request(requests) && Leave();
+}
+
+bool QueuePair::Leave() {
+  bool moved = false;
+  lock_.Leave([&](uint32_t requests) { moved = Serve(requests) || moved; });
+  return moved;
+}
+
+bool QueuePair::Serve(uint32_t requests) {
+  bool moved = false;
+  if (connection_ != nullptr) {
+    counters_.pumps_by_poller += (requests & kPoll) != 0;
+    counters_.pumps_by_poster += (requests & kTransmit) != 0;
+    counters_.pumps_by_loop += (requests & kContinue) != 0;
+    moved = connection_->Serve(requests);
+  }
+  if (state() == QpState::kErr && (connection_ == nullptr || connection_->HasEnded())) FlushQueues();
+  return moved;
+}
+
+bool QueuePair::SubmitPosted(QpTransport& transport) {
+  bool any = false;
+  while (sends_.HasUnsubmitted() && !failed_locally_ && RulesOf(state()).post_send == PostRule::kProcess) {
+    SendSlot& slot = sends_.NextToSubmit();
+    if (IsLocalOperation(slot.posted)) {
+      RetireSends();
+      if (slot.fence && sends_.HasUnretired()) break;
+      ExecuteLocally(slot);
+    } else {
+      transport.Submit(&slot);
+    }
+    sends_.AdvanceSubmitted();
+    any = true;
+  }
+  return any;
+}
+
+void QueuePair::ExecuteLocally(SendSlot& slot) {
+  slot.done = true;
+  if (slot.posted == PostOpcode::kBindWindow) {
+    if (nic_.registry().BindWindow(pd(), qp_number_, slot.bind)) return;
+    slot.status = CompletionStatus::kWindowBindError;
+  } else {
+    if (nic_.registry().InvalidateLocally(pd(), qp_number_, slot.remote_stag)) return;
+    slot.status = CompletionStatus::kLocalProtectionError;
+  }
+  failed_locally_ = true;
+}
+
+void QueuePair::FinishSend(const SendCompletion& completion) {
+  SendSlot& slot = sends_.SlotOf(completion.work);
+  slot.done = true;
+  slot.status = StatusOf(completion.status);
+  slot.byte_length = completion.byte_length;
+}
+
+void QueuePair::RetireSends() {
+  while (const SendSlot* slot = sends_.OldestDone()) {
+    const WorkCompletion completion{.wr_id = slot->wr_id,
+                                    .status = slot->status,
+                                    .opcode = OpcodeOf(slot->posted),
+                                    .byte_length = slot->byte_length,
+                                    .qp_number = qp_number_};
+    const bool wanted = slot->signaled || slot->status != CompletionStatus::kSuccess;
+    if (slot->status == CompletionStatus::kSuccess) {
+      switch (slot->posted) {
+        case PostOpcode::kSend:
+        case PostOpcode::kSendInvalidate:
+          ++counters_.sends;
+          break;
+        case PostOpcode::kWrite:
+          ++counters_.writes;
+          break;
+        case PostOpcode::kRead:
+          ++counters_.reads;
+          break;
+        case PostOpcode::kLocalInvalidate:
+        case PostOpcode::kBindWindow:
+          break;
+      }
+    }
+    // The slot first: whoever sees the completion may post again at once.
+    sends_.Retire();
+    if (wanted) Push(create_.send_cq, completion);
+  }
+  if (drain_to_tell_ && state() == QpState::kSqd && !sends_.HasUnretired()) {
+    drain_to_tell_ = false;
+    Raise(AsyncEventType::kSendQueueDrained);
+  }
+}
+
+void QueuePair::FinishReceive(const ReceiveCompletion& completion) {
+  if (completion.status == WorkStatus::kSuccess) ++counters_.receives;
+  const WorkCompletion entry{.wr_id = completion.work->wr_id,
+                             .status = StatusOf(completion.status),
+                             .opcode = CompletionOpcode::kReceive,
+                             .byte_length = completion.byte_length,
+                             .qp_number = qp_number_,
+                             .with_invalidate = completion.invalidated,
+                             .invalidated_rkey = completion.invalidated_stag,
+                             .solicited = completion.solicited};
+  receives_.Retire();
+  Push(create_.receive_cq, entry);
+}
+
+void QueuePair::Push(CompletionQueue* cq, const WorkCompletion& completion) {
+  if (completion.status == CompletionStatus::kFlushed) {
+    ++counters_.flushed;
+  } else if (completion.status != CompletionStatus::kSuccess) {
+    ++counters_.failed;
+  }
+  if (retired_.load()) return;
+  if (!cq->Push(completion)) cq_overrun_ = true;
+}
+
+void QueuePair::FlushQueues() {
+  for (; sends_.HasUnsubmitted(); sends_.AdvanceSubmitted()) {
+    SendSlot& slot = sends_.NextToSubmit();
+    slot.done = true;
+    slot.status = CompletionStatus::kFlushed;
+  }
+  RetireSends();
+  while (const ReceiveWork* work = receives_.Oldest()) {
+    const WorkCompletion completion{.wr_id = work->wr_id,
+                                    .status = CompletionStatus::kFlushed,
+                                    .opcode = CompletionOpcode::kReceive,
+                                    .qp_number = qp_number_};
+    receives_.Retire();
+    Push(create_.receive_cq, completion);
+  }
+}
+
+// --- Connection ---
+
+int QueuePair::Attach(std::unique_ptr<Connection> connection, ConnectionObserver* observer) {
+  std::lock_guard control(control_mutex_);
+  connection->stream().SetWatcher(connection.get());
+  Enter();
+  const QpTransition* const transition = FindQpTransition(state(), QpEvent::kConnected);
+  const int error = connection_ != nullptr ? EISCONN : transition == nullptr || retired_.load() ? EINVAL : 0;
+  if (error == 0) {
+    poll_descriptor_.store(connection->stream().PollDescriptor(), std::memory_order_release);
+    connection_ = std::move(connection);
+    observer_ = observer;
+    first_record_to_tell_ = false;
+    close_to_tell_.reset();
+    ApplyTransition(*transition);
+  }
+  Leave();
+  if (error != 0) return error;
+  create_.send_cq->Attach(this);
+  if (create_.receive_cq != create_.send_cq) create_.receive_cq->Attach(this);
+  Ask(kContinue);
+  return 0;
+}
+
+void QueuePair::DetachFromCqs() {
+  create_.send_cq->Detach(this);
+  if (create_.receive_cq != create_.send_cq) create_.receive_cq->Detach(this);
+}
+
+void QueuePair::Disconnect() {
+  Ask(kDisconnect);
+}
+
+void QueuePair::ClearObserver() {
+  Enter();
+  observer_ = nullptr;
+  Leave();
+  nic_.loop().Quiesce(this);
+}
+
+bool QueuePair::IsConnected() {
+  Enter();
+  const bool connected = connection_ != nullptr && connection_->IsOpen();
+  Leave();
+  return connected;
+}
+
+QueuePair::Counters QueuePair::counters() {
+  Enter();
+  Counters counters = counters_;
+  if (connection_ != nullptr) AddLlp(counters.llp, connection_->llp_counters());
+  Leave();
+  return counters;
+}
+
+void QueuePair::Reap(bool abort) {
+  std::unique_ptr<Connection> connection;
+  {
+    std::lock_guard control(control_mutex_);
+    Enter();
+    if (connection_ != nullptr && (abort || connection_->IsClosed())) {
+      connection_->Abort();
+      AddLlp(counters_.llp, connection_->llp_counters());
+      connection = std::move(connection_);
+    }
+    Leave();
+    if (connection == nullptr) return;
+    if (!retired_.load()) DetachFromCqs();
+    poll_descriptor_.store(-1, std::memory_order_release);
+  }
+  nic_.loop().SetDeadline(this, std::nullopt);
+  // Deleted here, without locks: that waits until the stream's watcher is at rest.
+}
+
+bool QueuePair::Retire() {
+  {
+    std::lock_guard control(control_mutex_);
+    Enter();
+    retired_.store(true);
+    observer_ = nullptr;
+    lock_.Request(kDisconnect);
+    const bool attached = connection_ != nullptr;
+    Leave();
+    if (attached) DetachFromCqs();
+  }
+  create_.send_cq->RemoveCompletionsOf(qp_number_);
+  create_.receive_cq->RemoveCompletionsOf(qp_number_);
+  // Parking ends here, with the last look at the CQs' leases.
+  nic_.loop().Remove(this);
+  Enter();
+  const bool lingers = connection_ != nullptr && !connection_->IsClosed();
+  if (lingers) {
+    connection_->ForgetDeadline();
+    lock_.Request(kContinue);
+  }
+  Leave();
+  if (!lingers) Reap(/*abort=*/false);
+  return lingers;
+}
+
+void QueuePair::Drop() {
+  Reap(/*abort=*/true);
+  nic_.loop().Remove(this);
+}
+
+// --- What pollers and the loop call ---
+
+bool QueuePair::Drive() {
+  return Ask(kPoll);
+}
+
+Instant QueuePair::LeaseEnd() const {
+  if (retired_.load()) return Instant{};
+  return std::max(create_.send_cq->LeaseEnd(), create_.receive_cq->LeaseEnd());
+}
+
+void QueuePair::CountParked(bool parked) {
+  const uint32_t change = parked ? 1 : ~uint32_t{0};
+  create_.send_cq->parked().fetch_add(change, std::memory_order_seq_cst);
+  if (create_.receive_cq != create_.send_cq) {
+    create_.receive_cq->parked().fetch_add(change, std::memory_order_seq_cst);
+  }
+}
+
+void QueuePair::OnContinue() {
+  Ask(kContinue);
+}
+
+void QueuePair::OnDeadline(Instant) {
+  Ask(kTime);
+}
+
+void QueuePair::OnNotice() {
+  bool gone = false;
+  for (;;) {
+    Enter();
+    ConnectionObserver* const observer = observer_;
+    const bool first_record = std::exchange(first_record_to_tell_, false);
+    std::optional<CloseNotice> close;
+    if (!first_record) close = std::exchange(close_to_tell_, std::nullopt);
+    gone = connection_ == nullptr || connection_->IsClosed();
+    Leave();
+    if (!first_record && !close) break;
+    if (observer != nullptr && first_record) observer->OnFirstRecord();
+    if (observer != nullptr && close) observer->OnClosed(*close);
+  }
+  if (!gone) return;
+  Reap(/*abort=*/false);
+  if (retired_.load()) nic_.Bury(this);
+}
+
+}  // namespace stagecoach::emu

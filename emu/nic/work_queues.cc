@@ -1,0 +1,169 @@
+#include "emu/nic/work_queues.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+namespace stagecoach::emu {
+namespace {
+
+SendOpcode EngineOpcode(PostOpcode opcode) {
+  switch (opcode) {
+    case PostOpcode::kSendInvalidate:
+      return SendOpcode::kSendInvalidate;
+    case PostOpcode::kWrite:
+      return SendOpcode::kWrite;
+    case PostOpcode::kRead:
+      return SendOpcode::kRead;
+    case PostOpcode::kSend:
+    case PostOpcode::kLocalInvalidate:
+    case PostOpcode::kBindWindow:
+      break;
+  }
+  return SendOpcode::kSend;
+}
+
+}  // namespace
+
+const char* ToString(CompletionStatus status) {
+  switch (status) {
+    case CompletionStatus::kSuccess:
+      return "success";
+    case CompletionStatus::kLocalLengthError:
+      return "local length error";
+    case CompletionStatus::kLocalQpOperationError:
+      return "local QP operation error";
+    case CompletionStatus::kLocalProtectionError:
+      return "local protection error";
+    case CompletionStatus::kFlushed:
+      return "flushed";
+    case CompletionStatus::kWindowBindError:
+      return "memory window bind error";
+    case CompletionStatus::kRemoteInvalidRequest:
+      return "remote invalid request";
+    case CompletionStatus::kRemoteAccessError:
+      return "remote access error";
+    case CompletionStatus::kRemoteOperationError:
+      return "remote operation error";
+    case CompletionStatus::kFatal:
+      return "fatal error";
+  }
+  return "unknown completion status";
+}
+
+SendQueue::SendQueue(const QpCapabilities& capabilities, uint32_t max_read_sge, bool signal_all)
+    : max_sge_(capabilities.max_send_sge),
+      max_read_sge_(std::min(max_read_sge, capabilities.max_send_sge)),
+      max_inline_(capabilities.max_inline),
+      signal_all_(signal_all),
+      slots_(std::max(capabilities.max_send_wr, 1u)),
+      sges_(slots_.size() * max_sge_),
+      inline_data_(slots_.size() * max_inline_) {}
+
+int SendQueue::Add(const SendRequest& request) {
+  const uint64_t number = posted_.load(std::memory_order_relaxed);
+  const size_t index = number % slots_.size();
+  if (request.sges.size() > max_sge_) return EINVAL;
+  const bool is_read = request.opcode == PostOpcode::kRead;
+  if (is_read && (request.is_inline || request.sges.size() > max_read_sge_)) return EINVAL;
+  uint64_t inline_size = 0;
+  if (request.is_inline) {
+    for (const ScatterGather& sge : request.sges) inline_size += sge.length;
+    if (inline_size > max_inline_) return EINVAL;
+  }
+  if (number - retired_.load(std::memory_order_acquire) >= slots_.size()) return ENOMEM;
+
+  SendSlot& slot = slots_[index];
+  slot.wr_id = request.wr_id;
+  slot.opcode = EngineOpcode(request.opcode);
+  slot.signaled = request.signaled || signal_all_;
+  slot.solicited = request.solicited;
+  slot.fence = request.fence;
+  slot.is_inline = request.is_inline;
+  slot.remote_stag = request.remote_stag;
+  slot.remote_offset = request.remote_offset;
+  slot.posted = request.opcode;
+  slot.bind = request.bind;
+  slot.done = false;
+  slot.status = CompletionStatus::kSuccess;
+  slot.byte_length = 0;
+  slot.sges = {};
+  slot.inline_data = {};
+  if (request.is_inline) {
+    std::byte* const data = inline_data_.data() + index * max_inline_;
+    size_t at = 0;
+    for (const ScatterGather& sge : request.sges) {
+      if (sge.length > 0) std::memcpy(data + at, reinterpret_cast<const void*>(sge.address), sge.length);
+      at += sge.length;
+    }
+    slot.inline_data = ConstBytes(data, inline_size);
+  } else if (!request.sges.empty()) {
+    ScatterGather* const sges = sges_.data() + index * max_sge_;
+    std::copy(request.sges.begin(), request.sges.end(), sges);
+    slot.sges = {sges, request.sges.size()};
+  }
+  posted_.store(number + 1, std::memory_order_release);
+  return 0;
+}
+
+SendSlot& SendQueue::SlotOf(const SendWork* work) {
+  return slots_[static_cast<size_t>(static_cast<const SendSlot*>(work) - slots_.data())];
+}
+
+SendSlot* SendQueue::OldestDone() {
+  if (!HasUnretired()) return nullptr;
+  SendSlot& slot = At(retired_.load(std::memory_order_relaxed));
+  return slot.done ? &slot : nullptr;
+}
+
+void SendQueue::Clear() {
+  posted_.store(0, std::memory_order_relaxed);
+  retired_.store(0, std::memory_order_relaxed);
+  submitted_ = 0;
+}
+
+ReceiveQueue::ReceiveQueue(const QpCapabilities& capabilities)
+    : max_sge_(capabilities.max_receive_sge),
+      slots_(std::max(capabilities.max_receive_wr, 1u)),
+      sges_(slots_.size() * max_sge_) {}
+
+int ReceiveQueue::Add(const ReceiveRequest& request) {
+  if (request.sges.size() > max_sge_) return EINVAL;
+  const uint64_t number = posted_.load(std::memory_order_relaxed);
+  if (number - retired_.load(std::memory_order_acquire) >= slots_.size()) return ENOMEM;
+  const size_t index = number % slots_.size();
+  ReceiveWork& slot = slots_[index];
+  slot.wr_id = request.wr_id;
+  slot.sges = {};
+  if (!request.sges.empty()) {
+    ScatterGather* const sges = sges_.data() + index * max_sge_;
+    std::copy(request.sges.begin(), request.sges.end(), sges);
+    slot.sges = {sges, request.sges.size()};
+  }
+  posted_.store(number + 1, std::memory_order_release);
+  return 0;
+}
+
+const ReceiveWork* ReceiveQueue::TakeReceive() {
+  if (taken_ >= posted_.load(std::memory_order_acquire)) return nullptr;
+  return &slots_[taken_++ % slots_.size()];
+}
+
+const ReceiveWork* ReceiveQueue::Oldest() {
+  const uint64_t retired = retired_.load(std::memory_order_relaxed);
+  return retired < posted_.load(std::memory_order_acquire) ? &slots_[retired % slots_.size()] : nullptr;
+}
+
+void ReceiveQueue::Retire() {
+  const uint64_t retired = retired_.load(std::memory_order_relaxed) + 1;
+  retired_.store(retired, std::memory_order_release);
+  if (taken_ < retired) taken_ = retired;
+}
+
+void ReceiveQueue::Clear() {
+  posted_.store(0, std::memory_order_relaxed);
+  retired_.store(0, std::memory_order_relaxed);
+  taken_ = 0;
+}
+
+}  // namespace stagecoach::emu

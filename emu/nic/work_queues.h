@@ -1,0 +1,92 @@
+// The send and receive rings of a QP: work requests copied at post, in fixed slots allocated with the QP.
+//
+// Each ring has two sides. Posters add at the head, serialised by the ring's own lock, so that posting never waits for
+// a connection that is being moved. The connection's holder takes from there, and gives slots back at the tail when
+// their work has completed. Head and tail are counters that only grow; a slot's contents pass from one side to the
+// other with them (release, acquire).
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+#include "emu/engine/work.h"
+#include "emu/nic/qp_attributes.h"
+#include "emu/nic/work_types.h"
+
+namespace stagecoach::emu {
+
+// A posted send. The base is what the transport engine is given; local operations never reach it.
+struct SendSlot : SendWork {
+  PostOpcode posted = PostOpcode::kSend;
+  WindowBinding bind;
+  bool done = false;
+  CompletionStatus status = CompletionStatus::kSuccess;
+  uint32_t byte_length = 0;
+};
+
+class SendQueue {
+ public:
+  SendQueue(const QpCapabilities& capabilities, uint32_t max_read_sge, bool signal_all);
+
+  // --- Posters' side; `mutex()` held, which also orders posts with changes of the QP's state ---
+  std::mutex& mutex() { return mutex_; }
+  // 0, EINVAL or ENOMEM (ibv_post_send(3)).
+  int Add(const SendRequest& request);
+
+  // --- Holder's side ---
+  bool HasUnsubmitted() const { return submitted_ < posted_.load(std::memory_order_acquire); }
+  bool HasUnretired() const { return retired_.load(std::memory_order_relaxed) < submitted_; }
+  // The next request in order of posting; HasUnsubmitted() must hold.
+  SendSlot& NextToSubmit() { return At(submitted_); }
+  void AdvanceSubmitted() { ++submitted_; }
+  // The slot of work the engine was given.
+  SendSlot& SlotOf(const SendWork* work);
+  // The oldest submitted request if it is done, else null.
+  SendSlot* OldestDone();
+  void Retire() { retired_.store(retired_.load(std::memory_order_relaxed) + 1, std::memory_order_release); }
+  // Forgets everything; mutex() held as well.
+  void Clear();
+
+ private:
+  SendSlot& At(uint64_t number) { return slots_[number % slots_.size()]; }
+
+  const uint32_t max_sge_;
+  const uint32_t max_read_sge_;
+  const uint32_t max_inline_;
+  const bool signal_all_;
+  std::mutex mutex_;
+  std::vector<SendSlot> slots_;
+  std::vector<ScatterGather> sges_;     // max_sge_ for each slot
+  std::vector<std::byte> inline_data_;  // max_inline_ for each slot
+  std::atomic<uint64_t> posted_{0};
+  uint64_t submitted_ = 0;
+  std::atomic<uint64_t> retired_{0};
+};
+
+class ReceiveQueue final : public ReceiveSource {
+ public:
+  explicit ReceiveQueue(const QpCapabilities& capabilities);
+
+  std::mutex& mutex() { return mutex_; }
+  int Add(const ReceiveRequest& request);
+
+  // --- Holder's side ---
+  const ReceiveWork* TakeReceive() override;
+  // The oldest Receive not retired; null when there is none. For flushing.
+  const ReceiveWork* Oldest();
+  void Retire();
+  void Clear();
+
+ private:
+  const uint32_t max_sge_;
+  std::mutex mutex_;
+  std::vector<ReceiveWork> slots_;
+  std::vector<ScatterGather> sges_;
+  std::atomic<uint64_t> posted_{0};
+  uint64_t taken_ = 0;
+  std::atomic<uint64_t> retired_{0};
+};
+
+}  // namespace stagecoach::emu
