@@ -1,0 +1,149 @@
+// OUTPUT_DIRECTORY CAPTURE...: writes the seed corpora from recorded traffic, one input for each shape of frame,
+// segment and header that occurs.
+//
+// Run from the root of the tree: bazel run //tests/fuzz:make_corpus -- "$PWD/tests/fuzz/corpus"
+// "$PWD"/tests/golden/captures/*.pcap
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "base/cursor.h"
+#include "emu/wire/mpa.h"
+#include "emu/wire/rdmap.h"
+#include "rpcrdma/wire/header_v1.h"
+#include "tests/golden/iwarp_streams.h"
+
+namespace stagecoach::testing {
+namespace {
+
+using Bytes = std::vector<std::byte>;
+
+constexpr size_t kPayloadKept = 24;   // of a segment
+constexpr size_t kMessageKept = 40;   // of an RPC message behind its header
+constexpr size_t kStreamKept = 1200;  // of a stream of FPDUs
+constexpr uint8_t kResponderChoices = 0x02;
+constexpr uint8_t kInitiatorChoices = 0x17;
+
+class Corpus {
+ public:
+  explicit Corpus(std::filesystem::path root) : root_(std::move(root)) {}
+
+  // Keeps the first input of each shape.
+  void Add(const std::string& target, const std::string& shape, const Bytes& input) {
+    if (!shapes_.insert(target + "/" + shape).second) return;
+    const auto directory = root_ / target;
+    std::filesystem::create_directories(directory);
+    std::ofstream file(directory / shape, std::ios::binary);
+    file.write(reinterpret_cast<const char*>(input.data()), static_cast<std::streamsize>(input.size()));
+  }
+  size_t size() const { return shapes_.size(); }
+
+ private:
+  std::filesystem::path root_;
+  std::set<std::string> shapes_;
+};
+
+Bytes WithChoices(uint8_t choices, ConstBytes bytes) {
+  Bytes input = {static_cast<std::byte>(choices)};
+  input.insert(input.end(), bytes.begin(), bytes.end());
+  return input;
+}
+
+void AddHandshake(Corpus& corpus, const IwarpConnection& c) {
+  // Flags, revision, length and the enhanced word are the shape.
+  const auto shape = [](ConstBytes frame) { return ToHex(frame.subspan(16, std::min<size_t>(frame.size() - 16, 8))); };
+  corpus.Add("mpa_handshake", "request_" + shape(c.request), WithChoices(kResponderChoices, c.request));
+  if (!c.reply.empty()) corpus.Add("mpa_handshake", "reply_" + shape(c.reply), WithChoices(kInitiatorChoices, c.reply));
+}
+
+void AddSegments(Corpus& corpus, const std::vector<RecordedFpdu>& fpdus) {
+  for (const RecordedFpdu& fpdu : fpdus) {
+    const auto header = emu::wire::DecodeSegment(fpdu.ulpdu, fpdu.ulpdu.size());
+    std::string shape = ToHex(fpdu.ulpdu.first(std::min<size_t>(fpdu.ulpdu.size(), 2)));
+    size_t kept = fpdu.ulpdu.size();
+    if (!header.has_value()) {
+      shape = "bad_" + std::to_string(static_cast<int>(header.error().kind)) + "_" + shape;
+    } else if (header->opcode() == emu::wire::RdmapOpcode::kTerminate) {
+      shape += "_" + ToHex(fpdu.ulpdu.subspan(header->EncodedSize(), 4));
+    } else {
+      kept = std::min(kept, header->EncodedSize() + kPayloadKept);
+    }
+    const ConstBytes record = fpdu.ulpdu.first(std::min<size_t>(kept, 128));
+    corpus.Add("segment", shape, Bytes(record.begin(), record.end()));
+  }
+}
+
+void AddStream(Corpus& corpus, const IwarpConnection& c, const std::vector<RecordedFpdu>& fpdus,
+               const std::string& name) {
+  if (fpdus.empty()) return;
+  Bytes stream;
+  for (const RecordedFpdu& fpdu : fpdus) {
+    if (stream.size() + fpdu.covered.size() + fpdu.crc.size() > kStreamKept) break;
+    stream.insert(stream.end(), fpdu.covered.begin(), fpdu.covered.end());
+    stream.insert(stream.end(), fpdu.crc.begin(), fpdu.crc.end());
+  }
+  if (!stream.empty()) corpus.Add("fpdu", name, WithChoices(c.crc ? 0x11 : 0x12, stream));
+}
+
+void AddHeaders(Corpus& corpus, const std::vector<RecordedFpdu>& fpdus) {
+  for (const RecordedFpdu& fpdu : fpdus) {
+    const auto segment = emu::wire::DecodeSegment(fpdu.ulpdu, fpdu.ulpdu.size());
+    if (!segment.has_value() || !emu::wire::IsSend(segment->opcode()) || segment->message_offset != 0) continue;
+    const ConstBytes message = fpdu.ulpdu.subspan(segment->EncodedSize());
+    if (message.size() < rpcrdma::kFixedFieldsSize) continue;
+    ByteReader in(message);
+    const auto header = rpcrdma::DecodeHeaderV1(in);
+    std::string shape = "bad_" + ToHex(message.subspan(4, 12));
+    size_t kept = message.size();
+    if (header.has_value()) {
+      shape = "type" + std::to_string(static_cast<int>(header->type())) + "_v" + std::to_string(header->version);
+      if (const rpcrdma::ChunkLists* lists = header->chunks()) {
+        shape += "_r" + std::to_string(lists->reads.size()) + "_w" + std::to_string(lists->writes.segments().size()) +
+                 "_c" + std::to_string(lists->reply.has_value() ? lists->reply->size() : 0);
+      }
+      kept = std::min(kept, in.position() + kMessageKept);
+    }
+    const ConstBytes input = message.first(std::min<size_t>(kept, 256));
+    corpus.Add("rpcrdma_header", shape, Bytes(input.begin(), input.end()));
+  }
+}
+
+int Main(int argc, char** argv) {
+  if (argc < 3) {
+    std::fprintf(stderr, "usage: %s OUTPUT_DIRECTORY CAPTURE...\n", argv[0]);
+    return 2;
+  }
+  Corpus corpus(argv[1]);
+  for (int i = 2; i < argc; ++i) {
+    const auto capture = ReadTcpCaptureFile(argv[i]);
+    if (!capture.has_value()) {
+      std::fprintf(stderr, "%s\n", capture.error().c_str());
+      return 1;
+    }
+    const std::string name = std::filesystem::path(argv[i]).stem();
+    for (const TcpConnection& connection : capture->connections) {
+      const auto iwarp = CutIwarp(connection);
+      if (!iwarp.has_value()) continue;
+      AddHandshake(corpus, *iwarp);
+      for (const auto* direction : {&iwarp->from_client, &iwarp->from_server}) {
+        AddSegments(corpus, *direction);
+        AddStream(corpus, *iwarp, *direction, name + (direction == &iwarp->from_client ? "_client" : "_server"));
+        // rping's Sends are no RPC.
+        if (connection.server_port == 20049) AddHeaders(corpus, *direction);
+      }
+    }
+  }
+  std::printf("%zu inputs\n", corpus.size());
+  return 0;
+}
+
+}  // namespace
+}  // namespace stagecoach::testing
+
+int main(int argc, char** argv) {
+  return stagecoach::testing::Main(argc, argv);
+}
