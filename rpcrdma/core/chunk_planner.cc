@@ -79,7 +79,7 @@ std::optional<PlanRefusal> OfferForReply(const CallShape& shape, const PlanLimit
     whole_reply += XdrRoundUp(result.max_length);
     if (whole_reply > kMinHeaderSize + kMaxMessage) return PlanRefusal::kMessageTooLong;
   }
-  // Chunks for results that may come inline would only cost registrations.
+  // Chunks for results that may come inline would only cost registrations [5666bis:5.2.2#2].
   if (whole_reply <= limits.receive_inline) return std::nullopt;
 
   uint64_t header = kMinHeaderSize;
@@ -132,7 +132,7 @@ SmallVector<uint32_t, 8> LongestFirst(std::span<const EligibleItem> items) {
   return order;
 }
 
-// Takes the longest items out of the message until the rest fits the Send, or nothing more helps. Returns the number of
+// [5666bis:4.6.1#1] Takes the longest items out of the message until the rest fits the Send, or nothing more helps. Returns the number of
 // Read segments; `inline_bytes` shrinks with each item.
 uint64_t Reduce(std::span<const EligibleItem> items, uint64_t room, uint64_t segments_max, const PlanLimits& limits,
                 Removed& removed, uint64_t& inline_bytes) {
@@ -150,7 +150,8 @@ uint64_t Reduce(std::span<const EligibleItem> items, uint64_t room, uint64_t seg
   return segments;
 }
 
-// The Read list of the removed items. [5666bis:4.4.4.1#2] Their round-up is not sent.
+// The Read list of the removed items, in order of position [5666bis:5.2#2] because the items are. [5666bis:4.4.4.1#2] Their round-up is not
+// sent.
 void AddReads(const CallShape& shape, const Removed& removed, uint32_t segment_length_max, CallPlan& plan) {
   for (uint32_t i = 0; i < shape.items.size(); ++i) {
     if (removed[i] == 0) continue;
@@ -160,7 +161,7 @@ void AddReads(const CallShape& shape, const Removed& removed, uint32_t segment_l
   }
 }
 
-// [5666bis:4.6.3#1] The message itself goes by Read chunk. Its eligible items get chunks of their own [5666bis:4.6.3#7]:
+// [5666bis:4.6.3#1] [5666bis:5#2] The message itself goes by Read chunk. Its eligible items get chunks of their own [5666bis:4.6.3#7]:
 // their memory is exposed either way, and at the other end they are placed where they belong.
 std::optional<PlanRefusal> MakeLong(const CallShape& shape, uint64_t segments_max, const PlanLimits& limits,
                                     CallPlan& plan) {
@@ -346,7 +347,8 @@ Result<ReplyPlan, ReplyVerdict> PlanReply(const ReplyShape& shape, const ChunkLi
   plan.header_size = kFixedFieldsSize + EncodedSize(plan.chunks);
   if (plan.header_size > send_inline) return Err(ReplyVerdict::kHeaderTooLong);
   plan.inline_pieces = ReducedPieces(shape.base_size, shape.items, removed);
-  // [5666bis:4.6.3#4] A Reply chunk, once offered, is used whenever the reply fits it.
+  // [5666bis:4.6.3#4] [5666bis:5.2.2#4] A Reply chunk, once offered, is used whenever the reply fits it. Eligible results that have no Write
+  // chunk go with it [5666bis:4.6.3#6].
   if (plan.chunks.reply.has_value() && FillSegments(*plan.chunks.reply, plan.inline_bytes)) {
     plan.type = MessageType::kNomsg;  // [5666bis:5.3.4#2]
     PairWrites(plan.inline_pieces, *plan.chunks.reply, plan.writes);

@@ -54,7 +54,7 @@ struct CallShape {
   uint64_t base_size = 0;
   // In ascending position. Only position and data.size() matter here.
   std::span<const EligibleItem> items;
-  // In the order in which the Binding maps them to Write chunks [5666bis:6.2#2].
+  // In the order in which the Binding maps them to Write chunks [5666bis:6.2#2]; there may be several [5666bis:6.2#1].
   std::span<const ResultShape> results;
   // The longest reply without its eligible results: RPC header, counts and other results.
   uint64_t reply_base_max = 0;
@@ -97,7 +97,7 @@ struct PlannedRead {
 };
 
 struct CallPlan {
-  MessageType type = MessageType::kMsg;  // kMsg or kNomsg
+  MessageType type = MessageType::kMsg;  // kMsg [5666bis:5.3.1#1] [5666bis:5.3.2#1] or kNomsg
   // What follows the header in the Send, in order; empty for kNomsg.
   SmallVector<Piece, 8> inline_pieces;
   uint64_t inline_bytes = 0;  // sum of inline_pieces
@@ -107,7 +107,7 @@ struct CallPlan {
   // The Write list: segments of all chunks in order, and how many belong to each chunk.
   SmallVector<Piece, 4> write_segments;
   SmallVector<uint32_t, 4> write_counts;
-  // The Reply chunk; empty when none is offered.
+  // The Reply chunk; empty when none is offered. It may stand beside a Position-Zero Read chunk [5666bis:4.6.3#5].
   SmallVector<Piece, 4> reply_segments;
   uint64_t reply_capacity = 0;  // of the buffer the Reply chunk needs; 0 when none is offered
 

@@ -106,6 +106,14 @@ TEST(PlanCall, ALongCallKeepsItsItemsInChunksOfTheirOwn) {
   EXPECT_EQ(AsVector(plan->reads), (std::vector<PlannedRead>{{0, Base(0, 4000)}, {2000, Item(0, 0, 5000)}}));
 }
 
+TEST(PlanCall, ALongCallMayExpectALongReply) {
+  const auto plan = PlanCall({.base_size = 4000, .reply_base_max = 4000}, {});
+  ASSERT_TRUE(plan.has_value());
+  EXPECT_EQ(plan->type, MessageType::kNomsg);
+  EXPECT_EQ(plan->reads.size(), 1u);
+  EXPECT_EQ(plan->reply_segments.size(), 1u);
+}
+
 TEST(PlanCall, ResultsThatMayBeLongGetWriteChunks) {
   const std::vector<ResultShape> results = {{100001, 100002}, {8, 8}, {0, 0}};
   const auto plan = PlanCall({.base_size = 40, .results = results, .reply_base_max = 100}, {});
@@ -235,6 +243,15 @@ TEST(PlanReply, AReplyChunkIsUsedWheneverTheReplyFitsIt) {
   EXPECT_EQ(ToString(plan->chunks), "reply [0x00000001+124@0x100 0x00000002+720@0x200 0x00000003+0@0x300]");
   EXPECT_EQ(plan->send_size(), kMinHeaderSize + ReplyChunkExtraSize(3));
   EXPECT_EQ(MakeReplyHeader(*plan, 1, 2).type(), MessageType::kNomsg);
+}
+
+TEST(PlanReply, ResultsWithoutAWriteChunkGoIntoTheReplyChunkWithTheRest) {
+  const Items items = {{28, Sized(6)}};
+  const auto plan = PlanReply({.base_size = 32, .items = items}, Offered({}, SegmentArray{{1, 30, 0}, {2, 100, 0}}), 1024);
+  ASSERT_TRUE(plan.has_value());
+  EXPECT_EQ(ToString(*plan),
+            "RDMA_NOMSG header 64 writes base[0+28]->0x00000001+28@0x0 item0[0+2]->0x00000001+2@0x1c "
+            "item0[2+4]->0x00000002+4@0x0 pad0[0+2]->0x00000002+2@0x4 base[28+4]->0x00000002+4@0x6");
 }
 
 TEST(PlanReply, AReplyChunkThatIsTooSmallComesBackUnusedWhenTheReplyFitsInline) {

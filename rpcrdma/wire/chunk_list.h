@@ -72,7 +72,8 @@ class WriteList {
   SmallVector<uint32_t, 4> ends_;  // one past the last segment of each chunk
 };
 
-// The three optional-data fields that follow the fixed fields [5666bis:5.2#1].
+// The three optional-data fields that follow the fixed fields [5666bis:5.2#1]. Each may be absent [5666bis:5.1.3#2] [5666bis:5.1.3#3]
+// [5666bis:5.2#3].
 struct ChunkLists {
   ReadList reads;
   WriteList writes;

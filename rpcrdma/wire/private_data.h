@@ -39,11 +39,11 @@ std::array<std::byte, kPrivateDataSize> EncodePrivateData(const PrivateData& dat
 // is none of version 1: the caller then uses PrivateData{}, the defaults [pvtdata:5.1#1].
 std::optional<PrivateData> FindPrivateData(ConstBytes bytes);
 
-// What both ends' claims give for one connection, seen from this end.
+// What both ends' claims give for one connection, seen from this end. The two directions may differ [5666bis:4.3.1#1].
 struct NegotiatedLimits {
   uint32_t send_inline = kDefaultInlineThreshold;     // largest message this end may send inline
   uint32_t receive_inline = kDefaultInlineThreshold;  // largest message the peer may send inline
-  bool remote_invalidation = false;                   // [pvtdata:4.1#1]: both ends set the flag
+  bool remote_invalidation = false;                   // [pvtdata:4.1#1] [pvtdata:4.1#3] both ends set the flag
 
   friend bool operator==(const NegotiatedLimits&, const NegotiatedLimits&) = default;
 };

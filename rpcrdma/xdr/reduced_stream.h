@@ -15,7 +15,7 @@
 
 namespace stagecoach::rpcrdma {
 
-// An item that the Upper Layer Binding allows to travel by direct data placement, as an encoder met it.
+// An item that the Upper Layer Binding allows to travel by direct data placement [5666bis:4.4.1#1] [5666bis:6.1#1], as an encoder met it.
 struct EligibleItem {
   uint64_t position = 0;  // where its first byte stands in the unreduced stream; a multiple of four
   ConstBytes data;        // without round-up

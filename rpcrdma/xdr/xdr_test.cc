@@ -220,6 +220,24 @@ TEST_F(ReducedCall, AChunkNobodyReadsIsAFault) {
   EXPECT_EQ(in.Finish().error().kind, XdrFaultKind::kUnexpectedChunk);
 }
 
+TEST(XdrReader, EligibleOptionalDataLeavesItsPresentWordInTheStream) {
+  std::array<std::byte, 16> buffer;
+  XdrWriter out(buffer);
+  out.Optional(true);
+  out.EligibleBytes(AsBytes("body"));
+  out.Optional(false);
+  EXPECT_EQ(ToHex(out.written()), "0000000100000000");
+  ASSERT_EQ(out.eligible().size(), 1u);
+  EXPECT_EQ(out.eligible()[0].position, 4u);
+  ReducedStream stream{.base = out.written()};
+  stream.chunks.push_back({4, AsBytes("body")});
+  XdrReader in(stream);
+  EXPECT_TRUE(in.Optional("first"));
+  EXPECT_EQ(AsText(in.EligibleBytes("data", 4)), "body");
+  EXPECT_FALSE(in.Optional("second"));
+  EXPECT_TRUE(in.Finish().has_value());
+}
+
 TEST(XdrReader, AnEmptyItemDoesNotTakeTheChunkOfTheItemBehindIt) {
   // opaque<> of length 0, then a fixed eligible item at the same position.
   const std::array<std::byte, 4> base{};

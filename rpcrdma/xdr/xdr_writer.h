@@ -3,7 +3,7 @@
 // An item written with EligibleOpaque or EligibleBytes is not copied: its bytes and round-up stay out of the buffer, and
 // the item is recorded with its position in the unreduced stream [5666bis:4.4.4#1]. The chunk planner then decides whether
 // it travels in a chunk or is gathered inline. The count of an eligible opaque stays in the buffer
-// [5666bis:4.4.3.1#1].
+// [5666bis:4.4.3.1#1], and so does the "is present" word of optional-data whose data is eligible [5666bis:4.4.3.1#3].
 //
 // Failure (buffer full, item longer than XDR can count) is sticky. Not thread-safe.
 #pragma once

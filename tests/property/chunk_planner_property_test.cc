@@ -253,6 +253,7 @@ class Exchange {
   void CheckCallPlan() {
     Coverage coverage(call_message_);
     for (const Piece& piece : plan_.inline_pieces) coverage.Add(piece);
+    EXPECT_EQ(plan_.type, plan_.inline_pieces.empty() ? MessageType::kNomsg : MessageType::kMsg);
     uint32_t last_position = 0;
     for (const PlannedRead& read : plan_.reads) {
       coverage.Add(read.memory);

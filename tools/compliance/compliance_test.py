@@ -1,0 +1,68 @@
+#!/usr/bin/env python3
+"""The tables of this tree are right, and a wrong table or citation is noticed."""
+import contextlib
+import io
+import pathlib
+import tempfile
+import unittest
+
+import compliance
+
+HEADING = "\t".join(compliance.HEADING) + "\n"
+GOOD = "x:1#1\tMUST\tcovered\tbase/a.cc\tbase/a_test.cc:Suite.Name\t\n"
+
+
+def cite(id_):
+    """A citation that is none of this file's own."""
+    return f"// [{id_}] decided here\n"
+
+
+CITES = cite("x:1#1")
+
+
+class ThisTree(unittest.TestCase):
+    def test_tables_and_sources_agree(self):
+        table, _, problems = compliance.check(compliance.ROOT)
+        self.assertEqual(problems, [])
+        self.assertEqual(len(table), 280)
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            compliance.print_counts(table)
+        self.assertIn("5666bis", out.getvalue())
+
+
+class WrongTrees(unittest.TestCase):
+    def problems(self, rows, code=CITES, test="TEST(Suite, Name) {}\n"):
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder)
+            for path, text in {"docs/compliance/x.tsv": HEADING + rows, "base/a.cc": code, "base/a_test.cc": test}.items():
+                (root / path).parent.mkdir(parents=True, exist_ok=True)
+                (root / path).write_text(text)
+            return " / ".join(compliance.check(root)[2])
+
+    def test_a_right_tree_has_no_problems(self):
+        self.assertEqual(self.problems(GOOD), "")
+        self.assertEqual(self.problems(GOOD, test="TEST_F(Suite,\n       Name) {}\n"), "")
+
+    def test_a_citation_without_a_row(self):
+        self.assertIn("x:9#1] is in no table", self.problems(GOOD, CITES + cite("x:9#1")))
+
+    def test_a_file_that_does_not_cite(self):
+        self.assertIn("does not cite [" + "x:1#1]", self.problems(GOOD, "// nothing\n"))
+        self.assertIn("no source file", self.problems(GOOD.replace("a.cc\t", "b.cc\t")))
+
+    def test_a_test_that_does_not_exist(self):
+        self.assertIn("has no test 'Suite.Name'", self.problems(GOOD, test="TEST(Suite, Other) {}\n"))
+        self.assertIn("no test file", self.problems(GOOD.replace("a_test", "c_test")))
+
+    def test_malformed_rows(self):
+        self.assertIn("stands at x.tsv:2 already", self.problems(GOOD + GOOD))
+        self.assertIn("2 fields instead of 6", self.problems(GOOD + "x:2#1\tMUST\n"))
+        self.assertIn("not an id of this document", self.problems(GOOD + "y:2#1\tMUST\topen\t\t\t\n"))
+        self.assertIn("status 'done'", self.problems(GOOD + "x:2#1\tMUST\tdone\t\t\t\n"))
+        self.assertIn("no level", self.problems(GOOD + "x:2#1\t\topen\t\t\t\n"))
+        self.assertIn("an exception without a reason", self.problems(GOOD + "x:2#1\tMUST\texception\t\t\t \n"))
+        self.assertIn("code or test although open", self.problems(GOOD + "x:2#1\tMUST\topen\tbase/a.cc\t\t\n"))
+
+
+if __name__ == "__main__":
+    unittest.main()
