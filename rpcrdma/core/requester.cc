@@ -1,0 +1,508 @@
+#include "rpcrdma/core/requester.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace stagecoach::rpcrdma {
+namespace {
+
+// XDR zero bytes that a long call may have to expose as round-up between its pieces.
+constexpr std::byte kZeros[4] = {};
+// Recycled message buffers that are kept, and the largest worth keeping.
+constexpr size_t kBuffersKept = 64;
+constexpr size_t kBufferKeptMax = 64 * 1024;
+
+bool HasEligibleReads(const CallPlan& plan) {
+  return std::any_of(plan.reads.begin(), plan.reads.end(), [](const PlannedRead& read) { return read.position != 0; });
+}
+
+}  // namespace
+
+Requester::Requester(const Config& config, BufferArena send, BufferArena receive, ConnectionMemory& memory,
+                     XidSource& xids, TraceSink* trace)
+    : config_(config),
+      send_(send),
+      receive_(receive),
+      memory_(memory),
+      xids_(xids),
+      trace_(trace),
+      credits_(std::min(config.credits, receive.slots)),
+      xid_table_(receive.slots) {
+  STAGECOACH_CHECK(receive_.slots > 0 && send_.slots > 0);
+  STAGECOACH_CHECK(config_.limits.send_inline <= send_.slot_size);
+  STAGECOACH_CHECK(config_.limits.receive_inline <= receive_.slot_size);
+  for (uint32_t slot = send_.slots; slot > 0; --slot) free_send_slots_.push_back(slot - 1);
+}
+
+void Requester::Start() {
+  for (uint32_t slot = 0; slot < receive_.slots; ++slot) PostReceiveAgain(slot);
+}
+
+std::vector<std::byte> Requester::TakeBuffer() {
+  if (buffers_.empty()) return {};
+  std::vector<std::byte> buffer = std::move(buffers_.back());
+  buffers_.pop_back();
+  return buffer;
+}
+
+void Requester::ReturnBuffer(std::vector<std::byte> buffer) {
+  if (buffers_.size() < kBuffersKept && buffer.size() <= kBufferKeptMax) buffers_.push_back(std::move(buffer));
+}
+
+Result<CallId, SubmitRefusal> Requester::Submit(CallSpec&& spec, Instant now) {
+  const auto refuse = [&](SubmitRefusal refusal) {
+    ReturnBuffer(std::move(spec.buffer));
+    return Err(refusal);
+  };
+  if (ending_ || over_) return refuse(SubmitRefusal::kNotConnected);
+  if (queue_.size() >= config_.queued_max) return refuse(SubmitRefusal::kQueueFull);
+
+  SmallVector<ResultShape, 4> results;
+  for (const MutableBytes memory : spec.results) results.push_back({memory.size(), memory.size()});
+  auto plan = PlanCall({.base_size = spec.message_size,
+                        .items = spec.items,
+                        .results = results,
+                        .reply_base_max = spec.reply_base_max},
+                       config_.limits);
+  if (!plan) return refuse(SubmitRefusal::kTooLarge);
+
+  const uint32_t index = AllocateCall();
+  Call& call = *calls_[index];
+  call.state = State::kQueued;
+  call.cookie = spec.cookie;
+  call.deadline = spec.deadline;
+  call.buffer = std::move(spec.buffer);
+  call.message_size = spec.message_size;
+  call.items = std::move(spec.items);
+  call.results = std::move(spec.results);
+  call.plan = std::move(*plan);
+  ++outstanding_;
+  LowerDeadline(call.deadline);
+  queue_.push(index);
+  const CallId id = IdOf(index);
+  Pump(now);
+  return id;
+}
+
+void Requester::Cancel(CallId id, Instant now) {
+  Call* call = Find(id);
+  if (call == nullptr) return;
+  const auto index = static_cast<uint32_t>(id & UINT32_MAX) - 1;
+  if (call->state == State::kQueued) {
+    queue_.Remove(index);
+    FailWith(index, CallFailure::Kind::kCancelled, now);
+  } else if (call->state == State::kSent) {
+    // The credit stays spent, and the XID known, until the reply arrives.
+    xid_table_.Erase(call->xid);
+    xid_table_.Insert(call->xid, kAbandoned);
+    abandoned_.push({call->xid, call->deadline});
+    FailWith(index, CallFailure::Kind::kCancelled, now);
+  }
+}
+
+void Requester::Close(Instant) {
+  closed_ = true;
+  EndConnection(Disconnect::Why::kAsked);
+}
+
+// --- Sending ---
+
+// Sends what may be sent. [5666bis:4.3#4] a credit for each call; and a Receive of ours for each reply, which a peer's unsolicited messages
+// may have used up for the moment.
+void Requester::Pump(Instant now) {
+  while (!ending_ && !over_ && !queue_.empty() && credits_.available() && !free_send_slots_.empty() &&
+         posted_receives_ > credits_.in_flight()) {
+    Transmit(queue_.pop(), now);
+  }
+}
+
+void Requester::Transmit(uint32_t index, Instant now) {
+  Call& call = *calls_[index];
+  SmallVector<Exposure, 8> exposures;
+  if (!Expose(call, &exposures)) {
+    FailWith(index, CallFailure::Kind::kMemory, now);
+    return;
+  }
+
+  do call.xid = xids_.Next();
+  while (xid_table_.Find(call.xid).has_value());
+  // [5666bis:5.1.1#1] one XID in both headers.
+  ByteWriter(MutableBytes(call.buffer).first(4)).U32(call.xid);
+
+  HeaderV1 header = MakeCallHeader(call.plan, call.xid, std::min(config_.credits, receive_.slots), exposures);
+  const uint32_t slot = free_send_slots_.back();
+  free_send_slots_.pop_back();
+  ByteWriter out(send_.slot(slot));
+  EncodeHeaderV1(header, out);
+  WriteInline({ConstBytes(call.buffer).first(call.message_size), call.items}, call.plan.inline_pieces, out);
+  STAGECOACH_CHECK(out.ok() && out.position() <= config_.limits.send_inline);
+  call.offered = *header.chunks();
+
+  call.state = State::kSent;
+  xid_table_.Insert(call.xid, index);
+  credits_.OnSent();
+  commands_.push(PostSend{.slot = slot, .length = static_cast<uint32_t>(out.position())});
+  CountSent(call);
+  Trace(trace_, now, config_.name, "call.sent",
+        {{"xid", uint64_t{call.xid}},
+         {"bytes", out.position()},
+         {"segments", call.plan.exposed_segments()},
+         {"in_flight", uint64_t{credits_.in_flight()}}});
+}
+
+// Makes each planned segment reachable, in the order the header names them. On failure what was exposed stays in call.exposed, to be
+// fenced.
+bool Requester::Expose(Call& call, SmallVector<Exposure, 8>* exposures) {
+  if (call.plan.reply_capacity > 0) call.reply_memory.reset(new std::byte[call.plan.reply_capacity]);
+  const auto expose = [&](const Piece& piece, MemoryUse use) {
+    const ConstBytes memory = MemoryOf(call, piece);
+    if (memory.empty()) {
+      exposures->push_back({});
+      return true;
+    }
+    const std::optional<Registration> registration = memory_.Register(memory, use);
+    if (!registration) return false;
+    ++stats_.registrations;
+    call.exposed.push_back({registration->id, registration->handle, false});
+    exposures->push_back({registration->handle, registration->offset});
+    return true;
+  };
+  for (const PlannedRead& read : call.plan.reads) {
+    // The Position-Zero chunk carries the message itself, whose XID is written after exposure: the memory stays the same.
+    if (!expose(read.memory, MemoryUse::kReadByPeer)) return false;
+  }
+  for (const Piece& piece : call.plan.write_segments) {
+    if (!expose(piece, MemoryUse::kWrittenByPeer)) return false;
+  }
+  for (const Piece& piece : call.plan.reply_segments) {
+    if (!expose(piece, MemoryUse::kWrittenByPeer)) return false;
+  }
+  return true;
+}
+
+ConstBytes Requester::MemoryOf(const Call& call, const Piece& piece) const {
+  switch (piece.source) {
+    case Piece::Source::kBase:
+    case Piece::Source::kItem:
+      return PieceBytes({ConstBytes(call.buffer).first(call.message_size), call.items}, piece);
+    case Piece::Source::kPad:
+      return ConstBytes(kZeros).first(piece.length);
+    case Piece::Source::kResult:
+      return call.results[piece.index].subspan(piece.offset, piece.length);
+    case Piece::Source::kReplyBuffer:
+      return ConstBytes(call.reply_memory.get(), call.plan.reply_capacity).subspan(piece.offset, piece.length);
+  }
+  return {};
+}
+
+void Requester::CountSent(const Call& call) {
+  ++stats_.calls;
+  ++stats_.sends;
+  if (call.plan.type == MessageType::kNomsg) ++stats_.calls_long;
+  if (HasEligibleReads(call.plan)) ++stats_.calls_by_read_chunk;
+  if (!call.plan.write_counts.empty()) ++stats_.calls_by_write_chunk;
+  if (call.plan.exposed_segments() == 0) ++stats_.calls_inline;
+}
+
+// --- Receiving ---
+
+void Requester::OnReceive(uint32_t slot, uint32_t length, std::optional<uint32_t> invalidated, Instant now) {
+  STAGECOACH_CHECK(slot < receive_.slots && length <= receive_.slot_size && posted_receives_ > 0);
+  --posted_receives_;
+  ++stats_.receives;
+  if (over_) return;
+  // Whatever the message says, this steering tag is dead now.
+  if (invalidated) NoteInvalidated(*invalidated);
+
+  const ConstBytes message = receive_.slot(slot).first(length);
+  ByteReader in(message);
+  Result<HeaderV1, HeaderFault> header = DecodeHeaderV1(in, config_.list_limits);
+  if (!header) {
+    ++stats_.malformed;
+    const HeaderFault& fault = header.error();
+    Trace(trace_, now, config_.name, "reply.malformed", {{"length", uint64_t{length}}});
+    // [5666bis:8.3.3#1] Nothing of a message too short for the fixed fields may be used. Otherwise the XID names the call that can never
+    // complete now [5666bis:5.5#5].
+    std::optional<uint32_t> index;
+    if (fault.kind != HeaderFault::Kind::kTooShort && fault.xid) index = xid_table_.Find(*fault.xid);
+    if (index) {
+      xid_table_.Erase(*fault.xid);
+      credits_.OnReply(std::nullopt);
+      if (*index == kAbandoned) {
+        abandoned_.Remove(*fault.xid);
+      } else {
+        CallFailure failure{.kind = CallFailure::Kind::kBadHeader, .sent = true};
+        failure.header = fault;
+        if (!calls_[*index]->failure) calls_[*index]->failure = failure;
+        Fence(*index, now);
+      }
+    }
+    PostReceiveAgain(slot);
+    Pump(now);
+    return;
+  }
+
+  const ConstBytes body = in.Rest();
+  const auto ignore = [&](uint64_t* counter) {
+    ++*counter;
+    PostReceiveAgain(slot);
+    Pump(now);
+  };
+  // [5666bis:5.7.2#1] RDMA_DONE is dropped. So is a reverse-direction call, told apart from a reply by its direction word: no
+  // program is offered here [5666bis:8.3.1#1].
+  if (header->type() == MessageType::kDone) return ignore(&stats_.ignored);
+  if (header->has_inline_message() && body.size() >= 8 && ByteReader(body.subspan(4)).U32() == 0) {
+    return ignore(&stats_.ignored);
+  }
+
+  const std::optional<uint32_t> index = xid_table_.Find(header->xid);
+  if (!index) return ignore(&stats_.unknown_xids);
+  xid_table_.Erase(header->xid);
+  credits_.OnReply(header->credits);
+  stats_.credits_granted = credits_.granted();
+  if (*index == kAbandoned) {
+    abandoned_.Remove(header->xid);
+    return ignore(&stats_.ignored);
+  }
+  OnReplyTo(*index, slot, std::move(*header), body, now);
+  Pump(now);
+}
+
+void Requester::OnReplyTo(uint32_t index, uint32_t slot, HeaderV1&& header, ConstBytes message, Instant now) {
+  Call& call = *calls_[index];
+  Trace(trace_, now, config_.name, "reply.received",
+        {{"xid", uint64_t{header.xid}}, {"bytes", message.size()}, {"credits", uint64_t{header.credits}}});
+  // A call that timed out has its verdict, and waits for the connection to end.
+  std::optional<CallFailure> failure = call.failure;
+  if (failure) {
+    ++stats_.ignored;
+  } else if (const auto* versions = std::get_if<ErrVers>(&header.body)) {
+    failure = CallFailure{.kind = CallFailure::Kind::kErrVers, .sent = true, .versions = *versions};
+    ++stats_.errors;
+  } else if (std::holds_alternative<ErrChunk>(header.body)) {
+    failure = CallFailure{.kind = CallFailure::Kind::kErrChunk, .sent = true};
+    ++stats_.errors;
+  } else if (const auto valid = ValidateReply(header, message, call.offered); !valid) {
+    failure = CallFailure{.kind = CallFailure::Kind::kBadChunks, .sent = true};
+    failure->chunk = valid.error();
+    ++stats_.malformed;
+  }
+  if (failure) {
+    call.failure = failure;
+    PostReceiveAgain(slot);
+  } else {
+    ++stats_.replies;
+    call.receive_slot = slot;
+    call.reply_header = std::move(header);
+    call.reply_inline = message;
+  }
+  Fence(index, now);
+}
+
+// Finds the exposure of ours that a Send With Invalidate ended. It should be one of the call that is being answered
+// [pvtdata:4.1#2]; a peer that names another's breaks that call only, and this one is fenced all the same.
+void Requester::NoteInvalidated(uint32_t handle) {
+  for (const auto& call : calls_) {
+    if (call->state != State::kSent && call->state != State::kFencing) continue;
+    for (internal::ExposedSegment& exposed : call->exposed) {
+      if (exposed.handle == handle && !exposed.invalidated_by_peer) {
+        exposed.invalidated_by_peer = true;
+        return;
+      }
+    }
+  }
+}
+
+// --- Ending a call ---
+
+// The call's fate is known; before anybody hears of it, its steering tags must be invalid.
+void Requester::Fence(uint32_t index, Instant) {
+  Call& call = *calls_[index];
+  call.state = State::kFencing;
+  for (const internal::ExposedSegment& exposed : call.exposed) {
+    if (exposed.registration == 0) continue;
+    if (exposed.invalidated_by_peer) {
+      ++stats_.invalidations_remote;
+    } else {
+      ++stats_.invalidations_local;
+    }
+    ++call.invalidating;
+    commands_.push(Invalidate{.registration = exposed.registration, .tag = index, .by_peer = exposed.invalidated_by_peer});
+  }
+  call.exposed.clear();
+  if (call.invalidating == 0) Conclude(index);
+}
+
+void Requester::OnInvalidated(uint32_t tag, Instant) {
+  Call& call = *calls_[tag];
+  STAGECOACH_CHECK(call.invalidating > 0);
+  if (--call.invalidating == 0 && call.state == State::kFencing) Conclude(tag);
+}
+
+void Requester::Conclude(uint32_t index) {
+  calls_[index]->state = State::kOver;
+  --outstanding_;
+  outcomes_.push(index);
+}
+
+void Requester::FailWith(uint32_t index, CallFailure::Kind kind, Instant now) {
+  Call& call = *calls_[index];
+  call.failure = CallFailure{.kind = kind, .sent = call.state == State::kSent};
+  Fence(index, now);
+}
+
+std::optional<CallOutcome> Requester::TakeOutcome() {
+  if (outcomes_.empty()) return std::nullopt;
+  const uint32_t index = outcomes_.pop();
+  Call& call = *calls_[index];
+  CallOutcome outcome;
+  outcome.call = IdOf(index);
+  outcome.cookie = call.cookie;
+  outcome.failure = call.failure;
+  if (call.failure) return outcome;
+
+  const MutableBytes reply_memory(call.reply_memory.get(), call.reply_memory ? call.plan.reply_capacity : 0);
+  outcome.reply = AssembleReply(call.reply_header, call.reply_inline, call.offered, call.results, reply_memory);
+  for (const ChunkData& chunk : outcome.reply.chunks) {
+    outcome.placed.push_back(chunk.data.size());
+    stats_.bytes_placed_by_write += chunk.data.size();
+  }
+  for (const ReadSegment& read : call.offered.reads) {
+    if (read.position != 0) stats_.bytes_placed_by_read += read.target.length;
+  }
+  if (call.reply_header.type() == MessageType::kNomsg) {
+    ++stats_.replies_long;
+    outcome.reply_memory = std::move(call.reply_memory);
+  }
+  return outcome;
+}
+
+void Requester::Release(CallId id) {
+  Call* call = Find(id);
+  if (call == nullptr || call->state != State::kOver) return;
+  if (call->receive_slot && !over_) PostReceiveAgain(*call->receive_slot);
+  FreeCall(static_cast<uint32_t>(id & UINT32_MAX) - 1);
+}
+
+void Requester::OnSendDone(uint32_t slot, Instant now) {
+  free_send_slots_.push_back(slot);
+  Pump(now);
+}
+
+// A requester reads nothing.
+void Requester::OnReadDone(uint32_t, Instant) {}
+
+void Requester::OnDisconnected(Instant now) {
+  over_ = true;
+  commands_.clear();
+  queue_.clear();
+  abandoned_.clear();
+  posted_receives_ = 0;
+  next_deadline_.reset();
+  for (uint32_t index = 0; index < calls_.size(); ++index) {
+    Call& call = *calls_[index];
+    if (call.state != State::kQueued && call.state != State::kSent && call.state != State::kFencing) continue;
+    // A reply that was only waiting for its fence is as good as any: the fence has come.
+    if (call.state != State::kFencing && !call.failure) {
+      call.failure = CallFailure{.kind = closed_ ? CallFailure::Kind::kClosed : CallFailure::Kind::kConnectionLost,
+                                 .sent = call.state == State::kSent};
+    }
+    call.invalidating = 0;
+    call.exposed.clear();
+    Conclude(index);
+  }
+  Trace(trace_, now, config_.name, "disconnected", {{"calls_ended", outcomes_.size()}});
+}
+
+// --- Time ---
+
+void Requester::LowerDeadline(const std::optional<Instant>& deadline) {
+  if (deadline && (!next_deadline_ || *deadline < *next_deadline_)) next_deadline_ = deadline;
+}
+
+std::optional<Instant> Requester::Deadline() const { return next_deadline_; }
+
+// Looks at every call, but only about once per timeout: a deadline set is never later than the earliest at the last look.
+void Requester::OnDeadline(Instant now) {
+  if (over_ || !next_deadline_ || now < *next_deadline_) return;
+  next_deadline_.reset();
+  bool end = false;
+  for (uint32_t index = 0; index < calls_.size(); ++index) {
+    Call& call = *calls_[index];
+    if ((call.state != State::kQueued && call.state != State::kSent) || !call.deadline || call.failure) continue;
+    if (now < *call.deadline) {
+      LowerDeadline(call.deadline);
+    } else if (call.state == State::kQueued) {
+      queue_.Remove(index);
+      FailWith(index, CallFailure::Kind::kNoCredit, now);
+    } else {
+      call.failure = CallFailure{.kind = CallFailure::Kind::kTimedOut, .sent = true};
+      Trace(trace_, now, config_.name, "call.timed_out", {{"xid", uint64_t{call.xid}}});
+      end = true;
+    }
+  }
+  for (size_t i = 0; i < abandoned_.size(); ++i) {
+    const auto& deadline = abandoned_[i].deadline;
+    if (deadline && now >= *deadline) end = true;
+    if (deadline && now < *deadline) LowerDeadline(deadline);
+  }
+  if (end) EndConnection(Disconnect::Why::kCallTimedOut);
+}
+
+void Requester::EndConnection(Disconnect::Why why) {
+  if (ending_ || over_) return;
+  ending_ = true;
+  commands_.push(Disconnect{why});
+}
+
+// --- Small things ---
+
+std::optional<Command> Requester::TakeCommand() {
+  if (commands_.empty()) return std::nullopt;
+  return commands_.pop();
+}
+
+void Requester::PostReceiveAgain(uint32_t slot) {
+  ++posted_receives_;
+  commands_.push(PostReceive{slot});
+}
+
+uint32_t Requester::AllocateCall() {
+  if (free_calls_.empty()) {
+    calls_.push_back(std::make_unique<Call>());
+    return static_cast<uint32_t>(calls_.size() - 1);
+  }
+  const uint32_t index = free_calls_.back();
+  free_calls_.pop_back();
+  return index;
+}
+
+void Requester::FreeCall(uint32_t index) {
+  Call& call = *calls_[index];
+  ReturnBuffer(std::move(call.buffer));
+  call.buffer = {};
+  call.state = State::kFree;
+  ++call.generation;
+  call.items.clear();
+  call.results.clear();
+  call.reply_memory.reset();
+  call.exposed.clear();
+  call.invalidating = 0;
+  call.failure.reset();
+  call.receive_slot.reset();
+  call.reply_inline = {};
+  free_calls_.push_back(index);
+}
+
+CallId Requester::IdOf(uint32_t index) const {
+  return (uint64_t{calls_[index]->generation} << 32) | (uint64_t{index} + 1);
+}
+
+Requester::Call* Requester::Find(CallId id) {
+  const uint64_t number = id & UINT32_MAX;
+  if (number == 0 || number > calls_.size()) return nullptr;
+  Call& call = *calls_[number - 1];
+  return call.generation == (id >> 32) && call.state != State::kFree ? &call : nullptr;
+}
+
+}  // namespace stagecoach::rpcrdma

@@ -1,0 +1,238 @@
+// Requester: the calling end of an RPC-over-RDMA version 1 connection.
+//
+// draft-ietf-nfsv4-rfc5666bis-01 (RFC 8166). A call is planned when submitted, waits for a credit, is exposed, encoded and sent, and ends
+// when its reply is in *and* no steering tag of it is valid any more (fence before complete). Sends carry copies in the connection's own
+// buffers, so the memory of a call is referenced by steering tags alone.
+//
+//   Submit -> queued -> sent -> fencing -> outcome -> Release
+//                |        |        ^
+//                |        +--------+  reply, RDMA_ERROR, bad reply, Cancel
+//                +-------------------- Cancel, deadline
+//
+// What a hostile or broken responder may send: replies to nobody, twice, too short, malformed, with chunk lists that are not ours. Each is
+// counted, its Receive is posted again, and at most the one call it names ends with an error.
+//
+// A call is sent at most once on a connection. When a sent call's deadline passes the connection ends, and with it every outstanding call:
+// its reply may still come and must not meet memory that is not the call's any more.
+//
+// Does not know RPC headers: a message is bytes, of which the first four are the XID that this class fills in.
+//
+// Sans-IO. Time enters as a parameter. After any command or handler the owner takes commands and outcomes until there are none.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "base/trace.h"
+#include "rpcrdma/core/assemble.h"
+#include "rpcrdma/core/chunk_planner.h"
+#include "rpcrdma/core/credits.h"
+#include "rpcrdma/core/engine.h"
+#include "rpcrdma/core/pieces.h"
+#include "rpcrdma/core/ring.h"
+#include "rpcrdma/core/stats.h"
+#include "rpcrdma/core/xid.h"
+#include "rpcrdma/wire/header_v1.h"
+#include "rpcrdma/wire/validate.h"
+#include "rpcrdma/xdr/reduced_stream.h"
+
+namespace stagecoach::rpcrdma {
+
+// Never 0, never reused on one connection (in 2^32 calls of one slot).
+using CallId = uint64_t;
+
+enum class SubmitRefusal : uint8_t {
+  kNotConnected,
+  kQueueFull,
+  kTooLarge,  // PlanRefusal: no plan fits the limits of the connection
+};
+
+struct CallFailure {
+  enum class Kind : uint8_t {
+    kNoCredit,        // its deadline passed before a credit was free: not sent
+    kTimedOut,        // its deadline passed after it was sent: the connection ends
+    kConnectionLost,
+    kCancelled,
+    kClosed,          // Close() was called
+    kMemory,          // the device refused to register its memory: not sent
+    kErrVers,         // RDMA_ERROR: `versions` says which the responder speaks
+    kErrChunk,        // RDMA_ERROR
+    kBadHeader,       // `header` says how the reply's transport header is wrong
+    kBadChunks,       // `chunk` says how its chunk lists disagree with what was offered
+  };
+  Kind kind = Kind::kConnectionLost;
+  bool sent = false;  // the responder may have executed it
+  ErrVers versions;
+  HeaderFault header;
+  ChunkFault chunk = ChunkFault::kNoMessage;
+};
+
+// The end of a call. Views point into the receive buffer, the reply memory and the call's result memory; they are valid until Release().
+struct CallOutcome {
+  CallId call = 0;
+  uint64_t cookie = 0;
+  std::optional<CallFailure> failure;
+  // Without failure: the RPC reply, its header included.
+  ReducedStream reply;
+  // Backs reply.base when the reply was long; may be kept.
+  std::unique_ptr<std::byte[]> reply_memory;
+  // What was written into each result memory, by chunk; empty when no Write chunk was offered.
+  SmallVector<uint64_t, 2> placed;
+};
+
+namespace internal {
+// One registration of a call's memory.
+struct ExposedSegment {
+  uint32_t registration = 0;
+  uint32_t handle = 0;
+  bool invalidated_by_peer = false;
+};
+}  // namespace internal
+
+class Requester final : public ConnectionEngine {
+ public:
+  struct Config {
+    uint32_t credits = 64;      // at most receive.slots
+    uint32_t queued_max = 4096;
+    PlanLimits limits;          // send_inline at most send.slot_size
+    ChunkListLimits list_limits;
+    std::string name = "requester";
+  };
+
+  // The arenas' memory, `memory` and `xids` outlive the object.
+  Requester(const Config& config, BufferArena send, BufferArena receive, ConnectionMemory& memory, XidSource& xids,
+            TraceSink* trace);
+
+  // --- Commands ---
+
+  // Posts the Receives.
+  void Start();
+
+  // A message to fill: recycled, of any content and size. Its bytes beyond the message do not matter.
+  std::vector<std::byte> TakeBuffer();
+  void ReturnBuffer(std::vector<std::byte> buffer);
+
+  struct CallSpec {
+    std::vector<std::byte> buffer;  // from TakeBuffer()
+    size_t message_size = 0;        // bytes of `buffer` that are the message without its eligible items
+    EligibleItems items;            // memory unchanged until the outcome
+    SmallVector<MutableBytes, 2> results;  // memory for eligible results, untouched by the caller until the outcome
+    uint64_t reply_base_max = 0;    // longest reply without its eligible results
+    std::optional<Instant> deadline;
+    uint64_t cookie = 0;            // comes back in the outcome
+  };
+  // The buffer comes back through the pool in any case.
+  Result<CallId, SubmitRefusal> Submit(CallSpec&& spec, Instant now);
+  // Of an id that is over: nothing.
+  void Cancel(CallId call, Instant now);
+  // Ends the connection; outstanding calls end with kClosed.
+  void Close(Instant now);
+
+  // --- Outputs ---
+
+  bool has_outcome() const { return !outcomes_.empty(); }
+  std::optional<CallOutcome> TakeOutcome();
+  // Ends the views of an outcome and gives its Receive back.
+  void Release(CallId call);
+
+  // Calls queued, sent or fencing.
+  size_t outstanding() const { return outstanding_; }
+  const Credits& credits() const { return credits_; }
+  // Receives that are posted, or will be once their commands are taken.
+  uint32_t posted_receives() const { return posted_receives_; }
+  const ConnectionStats& stats() const { return stats_; }
+
+  // --- ConnectionEngine ---
+
+  void OnReceive(uint32_t slot, uint32_t length, std::optional<uint32_t> invalidated, Instant now) override;
+  void OnSendDone(uint32_t slot, Instant now) override;
+  void OnReadDone(uint32_t tag, Instant now) override;
+  void OnInvalidated(uint32_t tag, Instant now) override;
+  void OnDisconnected(Instant now) override;
+  std::optional<Command> TakeCommand() override;
+  bool Waiting() const override { return outstanding_ > 0; }
+  std::optional<Instant> Deadline() const override;
+  void OnDeadline(Instant now) override;
+
+ private:
+  enum class State : uint8_t { kFree, kQueued, kSent, kFencing, kOver };
+
+  struct Call {
+    State state = State::kFree;
+    uint32_t generation = 0;
+    uint32_t xid = 0;
+    uint64_t cookie = 0;
+    std::optional<Instant> deadline;
+    std::vector<std::byte> buffer;
+    size_t message_size = 0;
+    EligibleItems items;
+    SmallVector<MutableBytes, 2> results;
+    CallPlan plan;
+    ChunkLists offered;
+    std::unique_ptr<std::byte[]> reply_memory;
+    SmallVector<internal::ExposedSegment, 4> exposed;
+    uint32_t invalidating = 0;  // Invalidate commands not answered yet
+    std::optional<CallFailure> failure;
+    std::optional<uint32_t> receive_slot;  // holds the reply
+    HeaderV1 reply_header;
+    ConstBytes reply_inline;
+  };
+
+  static constexpr uint32_t kAbandoned = UINT32_MAX;  // in xid_table_: the call is over, its reply is not in yet
+
+  struct Abandoned {
+    uint32_t xid = 0;
+    std::optional<Instant> deadline;
+    friend bool operator==(const Abandoned& a, uint32_t xid) { return a.xid == xid; }
+  };
+
+  uint32_t AllocateCall();
+  void FreeCall(uint32_t index);
+  Call* Find(CallId id);
+  CallId IdOf(uint32_t index) const;
+  void Pump(Instant now);
+  void Transmit(uint32_t index, Instant now);
+  bool Expose(Call& call, SmallVector<Exposure, 8>* exposures);
+  ConstBytes MemoryOf(const Call& call, const Piece& piece) const;
+  void CountSent(const Call& call);
+  void OnReplyTo(uint32_t index, uint32_t slot, HeaderV1&& header, ConstBytes message, Instant now);
+  void NoteInvalidated(uint32_t handle);
+  void Fence(uint32_t index, Instant now);
+  void Conclude(uint32_t index);
+  void FailWith(uint32_t index, CallFailure::Kind kind, Instant now);
+  void PostReceiveAgain(uint32_t slot);
+  void LowerDeadline(const std::optional<Instant>& deadline);
+  void EndConnection(Disconnect::Why why);
+
+  const Config config_;
+  const BufferArena send_;
+  const BufferArena receive_;
+  ConnectionMemory& memory_;
+  XidSource& xids_;
+  TraceSink* const trace_;
+
+  Credits credits_;
+  std::vector<std::unique_ptr<Call>> calls_;
+  std::vector<uint32_t> free_calls_;
+  std::vector<std::vector<std::byte>> buffers_;
+  std::vector<uint32_t> free_send_slots_;
+  Ring<uint32_t> queue_;
+  Ring<uint32_t> outcomes_;
+  Ring<Command> commands_;
+  Ring<Abandoned> abandoned_;
+  XidTable xid_table_;
+  uint32_t posted_receives_ = 0;
+  size_t outstanding_ = 0;
+  std::optional<Instant> next_deadline_;
+  bool ending_ = false;   // Disconnect was emitted
+  bool closed_ = false;   // by Close()
+  bool over_ = false;     // OnDisconnected
+  ConnectionStats stats_;
+};
+
+}  // namespace stagecoach::rpcrdma

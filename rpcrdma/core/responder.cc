@@ -1,0 +1,608 @@
+#include "rpcrdma/core/responder.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/cursor.h"
+
+namespace stagecoach::rpcrdma {
+namespace {
+
+constexpr uint32_t kCall = 0;  // the direction word of an RPC message (RFC 5531 section 9)
+// Replies larger than this give their buffer back instead of keeping it for the next reply.
+constexpr size_t kReplyBufferKeptMax = 64 * 1024;
+
+// The XID and direction of an RPC message; nullopt when it is too short to have them.
+struct Prefix {
+  uint32_t xid = 0;
+  uint32_t direction = 0;
+};
+std::optional<Prefix> PeekPrefix(ConstBytes message) {
+  ByteReader in(message);
+  const Prefix prefix{in.U32(), in.U32()};
+  return in.ok() ? std::optional(prefix) : std::nullopt;
+}
+
+// [pvtdata:4.1#2] A steering tag that came with this call and no other.
+std::optional<uint32_t> TagToInvalidate(const ChunkLists& lists) {
+  if (!lists.reads.empty()) return lists.reads.front().target.handle;
+  if (!lists.writes.segments().empty()) return lists.writes.segments().front().handle;
+  if (lists.reply && !lists.reply->empty()) return lists.reply->front().handle;
+  return std::nullopt;
+}
+
+}  // namespace
+
+Responder::Responder(const Config& config, BufferArena send, BufferArena receive, ConnectionMemory& memory,
+                     TraceSink* trace)
+    : config_(config),
+      send_(send),
+      receive_(receive),
+      memory_(memory),
+      trace_(trace),
+      calls_(receive.slots),
+      in_flight_(send.slots) {
+  STAGECOACH_CHECK(receive_.slots > 0 && send_.slots > 0 && send_.slots < kSendTag && receive_.slots < kSendTag);
+  STAGECOACH_CHECK(config_.send_inline <= send_.slot_size && kMinHeaderSize <= send_.slot_size);
+  for (uint32_t slot = send_.slots; slot > 0; --slot) free_send_slots_.push_back(slot - 1);
+}
+
+void Responder::Start() {
+  for (uint32_t slot = 0; slot < receive_.slots; ++slot) Repost(slot);
+}
+
+void Responder::Repost(uint32_t slot) {
+  calls_[slot].state = State::kPosted;
+  if (over_ || ending_) return;
+  ++posted_receives_;
+  commands_.push(PostReceive{slot});
+}
+
+// --- A call arrives ---
+
+void Responder::OnReceive(uint32_t slot, uint32_t length, std::optional<uint32_t>, Instant now) {
+  STAGECOACH_CHECK(slot < receive_.slots && length <= receive_.slot_size && posted_receives_ > 0);
+  --posted_receives_;
+  ++stats_.receives;
+  if (over_ || ending_) return;
+
+  ByteReader in(receive_.slot(slot).first(length));
+  Result<HeaderV1, HeaderFault> header = DecodeHeaderV1(in, config_.list_limits);
+  if (!header) {
+    ++stats_.malformed;
+    const HeaderFault& fault = header.error();
+    Trace(trace_, now, config_.name, "call.malformed",
+          {{"length", uint64_t{length}}, {"kind", static_cast<uint64_t>(fault.kind)}});
+    // [5666bis:8.3.3#2] too short: dropped. An RDMA_ERROR is never answered, however malformed.
+    if (fault.action == FaultAction::kDrop || !fault.xid) {
+      Repost(slot);
+      return;
+    }
+    calls_[slot].xid = *fault.xid;
+    // [5666bis:5.5#2] [5666bis:5.5#3] [5666bis:5.5#4]
+    Answer(slot, fault.action == FaultAction::kAnswerErrVers ? std::optional(ErrVers{}) : std::nullopt);
+    PumpReplies(now);
+    return;
+  }
+
+  // [5666bis:5.7.2#1] RDMA_DONE is dropped; an RDMA_ERROR answers a call we never made.
+  const ConstBytes message = in.Rest();
+  const bool is_message = header->chunks() != nullptr;
+  const std::optional<Prefix> prefix =
+      is_message && header->has_inline_message() ? PeekPrefix(message) : std::nullopt;
+  if (!is_message || (prefix && prefix->direction != kCall)) {
+    ++stats_.ignored;
+    Repost(slot);
+    return;
+  }
+  OnCall(slot, std::move(*header), message, now);
+}
+
+void Responder::OnCall(uint32_t slot, HeaderV1&& header, ConstBytes message, Instant now) {
+  Call& call = calls_[slot];
+  call.xid = header.xid;
+  Result<CallChunks, ChunkFault> chunks = ValidateCall(header, message, config_.data_limits);
+  const bool reads_refused = chunks && !chunks->chunks.empty() && config_.reads_max == 0;
+  if (!chunks || reads_refused) {
+    ++stats_.malformed;
+    Trace(trace_, now, config_.name, "call.refused",
+          {{"xid", uint64_t{header.xid}}, {"why", chunks ? "no RDMA Reads" : ToString(chunks.error())}});
+    Answer(slot, std::nullopt);
+    PumpReplies(now);
+    return;
+  }
+
+  const ChunkLists& lists = *header.chunks();
+  ++unanswered_;
+  ++stats_.calls;
+  const bool eligible_reads = chunks->chunks.size() > (chunks->has_position_zero() ? 1u : 0u);
+  if (chunks->has_position_zero()) ++stats_.calls_long;
+  if (eligible_reads) ++stats_.calls_by_read_chunk;
+  if (!lists.writes.empty()) ++stats_.calls_by_write_chunk;
+  if (lists.empty()) ++stats_.calls_inline;
+  Trace(trace_, now, config_.name, "call.received",
+        {{"xid", uint64_t{header.xid}}, {"bytes", message.size()}, {"read_chunks", chunks->chunks.size()}});
+
+  call.invalidate = config_.may_invalidate ? TagToInvalidate(lists) : std::nullopt;
+  call.offered.writes = lists.writes;
+  call.offered.reply = lists.reply;
+  call.inline_message = message;
+  call.chunks = std::move(*chunks);
+  call.next_chunk = 0;
+  call.next_segment = 0;
+  call.chunk_offset = 0;
+  call.state = State::kWaitingForMemory;
+  if (call.chunks.chunks.empty()) {
+    OnPulled(slot, now);
+    return;
+  }
+  waiting_.push(slot);
+  ServeWaiting(now);
+}
+
+// RDMA_ERROR, as soon as there is a buffer for it. It counts as a call not yet answered: its Receive is not posted either.
+void Responder::Answer(uint32_t slot, std::optional<ErrVers> err_vers) {
+  Call& call = calls_[slot];
+  if (call.state == State::kPosted) ++unanswered_;
+  call.state = State::kRefused;
+  call.err_vers = err_vers;
+  replies_.push(slot);
+}
+
+// --- Pulling Read chunks ---
+
+void Responder::OnMemoryFreed(Instant now) {
+  if (!over_ && !waiting_.empty()) ServeWaiting(now);
+}
+
+// In order of arrival: a large call is not starved by small ones.
+void Responder::ServeWaiting(Instant now) {
+  while (!over_ && !waiting_.empty()) {
+    const uint32_t slot = waiting_.front();
+    Call& call = calls_[slot];
+    if (!AllocateSinks(call)) return;
+    waiting_.pop();
+    call.state = State::kPulling;
+    pulling_.push(slot);
+  }
+  PumpReads(now);
+}
+
+// All or nothing. False: not now.
+bool Responder::AllocateSinks(Call& call) {
+  for (const ReadChunk& chunk : call.chunks.chunks) {
+    Sink sink;
+    if (chunk.length > 0) {
+      const std::optional<MutableBytes> memory = memory_.Allocate(chunk.length);
+      if (!memory) {
+        for (const Sink& taken : call.sinks) {
+          if (!taken.memory.empty()) memory_.Free(taken.memory);
+        }
+        call.sinks.clear();
+        return false;
+      }
+      sink.memory = *memory;
+    }
+    call.sinks.push_back(sink);
+  }
+  return true;
+}
+
+void Responder::PumpReads(Instant now) {
+  while (!over_ && !ending_ && !pulling_.empty()) {
+    const uint32_t slot = pulling_.front();
+    Call& call = calls_[slot];
+    if (call.next_chunk == call.chunks.chunks.size()) {
+      pulling_.pop();
+      if (call.reads_in_flight == 0) FenceSinks(slot, now);
+      continue;
+    }
+    const ReadChunk& chunk = call.chunks.chunks[call.next_chunk];
+    Sink& sink = call.sinks[call.next_chunk];
+    if (call.next_segment == chunk.count) {
+      ++call.next_chunk;
+      call.next_segment = 0;
+      call.chunk_offset = 0;
+      continue;
+    }
+    if (reads_in_flight_ >= config_.reads_max) return;
+    if (!sink.registered && !sink.memory.empty()) {
+      const std::optional<Registration> registration = memory_.Register(sink.memory, MemoryUse::kReadSink);
+      if (!registration) {
+        // The device is out of what registering takes. No reply is possible but this one [5666bis:5.5#6]; Reads of earlier chunks may be
+        // in flight, so the connection cannot simply forget the sinks: it ends.
+        Trace(trace_, now, config_.name, "sink.refused", {{"xid", uint64_t{call.xid}}});
+        Close(Disconnect::Why::kNoResources);
+        return;
+      }
+      sink.registered = true;
+      sink.local_key = registration->local_key;
+      sink.registration = registration->id;
+      if (registration->id != 0) ++stats_.registrations;
+    }
+    const Segment& source = call.chunks.segments_of(chunk)[call.next_segment++].target;
+    if (source.length == 0) continue;
+    commands_.push(PostRead{.sink = sink.memory.subspan(call.chunk_offset, source.length),
+                            .local_key = sink.local_key,
+                            .source = source,
+                            .tag = slot});
+    call.chunk_offset += source.length;
+    ++call.reads_in_flight;
+    ++reads_in_flight_;
+    ++stats_.reads;
+  }
+}
+
+void Responder::OnReadDone(uint32_t tag, Instant now) {
+  Call& call = calls_[tag];
+  STAGECOACH_CHECK(call.reads_in_flight > 0 && reads_in_flight_ > 0);
+  --call.reads_in_flight;
+  --reads_in_flight_;
+  if (over_) return;
+  if (call.state == State::kPulling && call.reads_in_flight == 0 &&
+      call.next_chunk == call.chunks.chunks.size()) {
+    FenceSinks(tag, now);
+  }
+  PumpReads(now);
+}
+
+// The data is in. Before anybody looks at it, steering tags that reach it are invalidated: what a service has checked must not change under
+// it. (iWARP names the sink of a Read by a steering tag that the peer sees.)
+void Responder::FenceSinks(uint32_t slot, Instant now) {
+  Call& call = calls_[slot];
+  call.state = State::kFencingSinks;
+  call.fencing = 1;  // our own, so that answers that come at once do not finish early
+  for (Sink& sink : call.sinks) {
+    if (sink.registration == 0) continue;
+    ++call.fencing;
+    ++stats_.invalidations_local;
+    commands_.push(Invalidate{.registration = sink.registration, .tag = slot});
+    sink.registration = 0;
+  }
+  if (--call.fencing == 0) OnPulled(slot, now);
+}
+
+void Responder::OnPulled(uint32_t slot, Instant now) {
+  Call& call = calls_[slot];
+  SmallVector<ConstBytes, 4> data;
+  for (const Sink& sink : call.sinks) data.push_back(sink.memory);
+  Result<ReducedStream, ChunkFault> stream = AssembleCall(call.chunks, call.inline_message, data);
+  std::optional<Prefix> prefix;
+  if (stream) prefix = PeekPrefix(stream->base);
+  if (!stream || !prefix || prefix->xid != call.xid) {
+    ++stats_.malformed;
+    FreeSinks(call);
+    Answer(slot, std::nullopt);
+    PumpReplies(now);
+    return;
+  }
+  for (size_t i = call.chunks.has_position_zero() ? 1 : 0; i < call.sinks.size(); ++i) {
+    stats_.bytes_placed_by_read += call.sinks[i].memory.size();
+  }
+  call.stream = std::move(*stream);
+  if (prefix->direction != kCall) {
+    ++stats_.ignored;
+    FreeSinks(call);
+    CloseRecord(slot);
+    return;
+  }
+  call.state = State::kReady;
+  ready_.push(slot);
+}
+
+void Responder::FreeSinks(Call& call) {
+  for (const Sink& sink : call.sinks) {
+    if (!sink.memory.empty()) memory_.Free(sink.memory);
+  }
+  call.sinks.clear();
+}
+
+// --- The service ---
+
+std::optional<RequestId> Responder::TakeRequest() {
+  if (ready_.empty()) return std::nullopt;
+  const uint32_t slot = ready_.pop();
+  calls_[slot].state = State::kExecuting;
+  return (uint64_t{calls_[slot].generation} << 32) | (uint64_t{slot} + 1);
+}
+
+Responder::Call* Responder::Find(RequestId id) {
+  const uint64_t number = id & UINT32_MAX;
+  if (number == 0 || number > calls_.size()) return nullptr;
+  Call& call = calls_[number - 1];
+  return call.generation == (id >> 32) && call.state == State::kExecuting ? &call : nullptr;
+}
+
+const ReducedStream& Responder::stream(RequestId id) const {
+  const Call* call = Find(id);
+  STAGECOACH_CHECK(call != nullptr);
+  return call->stream;
+}
+
+uint32_t Responder::xid(RequestId id) const {
+  const Call* call = Find(id);
+  STAGECOACH_CHECK(call != nullptr);
+  return call->xid;
+}
+
+std::optional<uint64_t> Responder::result_room(RequestId id, size_t i) const {
+  const Call* call = Find(id);
+  if (call == nullptr || i >= call->offered.writes.size()) return std::nullopt;
+  return TotalLength(call->offered.writes[i]);
+}
+
+std::vector<std::byte>& Responder::reply_buffer(RequestId id) {
+  Call* call = Find(id);
+  STAGECOACH_CHECK(call != nullptr);
+  return call->reply_buffer;
+}
+
+Result<void, ReplyVerdict> Responder::Complete(RequestId id, ReplySpec&& reply, Instant now) {
+  Call* call = Find(id);
+  if (call == nullptr) return {};
+  const uint32_t slot = SlotOf(id);
+  auto plan = PlanReply({.base_size = reply.message_size, .items = reply.items}, call->offered, config_.send_inline);
+  if (!plan && plan.error() == ReplyVerdict::kMalformedShape) return Err(plan.error());
+  FreeSinks(*call);
+  ServeWaiting(now);
+  if (over_ || ending_) {
+    CloseRecord(slot);
+    return {};
+  }
+  if (!plan) {
+    Trace(trace_, now, config_.name, "reply.impossible",
+          {{"xid", uint64_t{call->xid}}, {"why", ToString(plan.error())}});
+    Answer(slot, std::nullopt);
+  } else {
+    call->reply_size = reply.message_size;
+    call->reply_items = std::move(reply.items);
+    call->reply_memory = std::move(reply.memory);
+    call->plan = std::move(*plan);
+    call->state = State::kReplying;
+    replies_.push(slot);
+  }
+  PumpReplies(now);
+  return {};
+}
+
+void Responder::Refuse(RequestId id, Instant now) {
+  Call* call = Find(id);
+  if (call == nullptr) return;
+  FreeSinks(*call);
+  ServeWaiting(now);
+  if (over_ || ending_) return CloseRecord(SlotOf(id));
+  Answer(SlotOf(id), std::nullopt);
+  PumpReplies(now);
+}
+
+void Responder::Drop(RequestId id, Instant now) {
+  Call* call = Find(id);
+  if (call == nullptr) return;
+  ++stats_.ignored;
+  FreeSinks(*call);
+  CloseRecord(SlotOf(id));
+  ServeWaiting(now);
+}
+
+// --- Replies ---
+
+void Responder::PumpReplies(Instant now) {
+  while (!over_ && !ending_ && !replies_.empty() && !free_send_slots_.empty()) {
+    const uint32_t slot = replies_.pop();
+    const uint32_t send_slot = free_send_slots_.back();
+    free_send_slots_.pop_back();
+    if (calls_[slot].state == State::kReplying) {
+      SendReply(slot, send_slot, now);
+    } else {
+      SendError(slot, send_slot, now);
+    }
+  }
+}
+
+// Writes, then the Receive, then the Send: when the reply is seen, its data is there, and so is the buffer for the call it
+// allows.
+void Responder::SendReply(uint32_t slot, uint32_t send_slot, Instant now) {
+  Call& call = calls_[slot];
+  InFlight& in_flight = in_flight_[send_slot];
+  if (!PostWrites(call, in_flight)) {
+    SendError(slot, send_slot, now);
+    return;
+  }
+
+  const HeaderV1 header = MakeReplyHeader(call.plan, call.xid, credits_granted());
+  ByteWriter out(send_.slot(send_slot));
+  EncodeHeaderV1(header, out);
+  WriteInline({ConstBytes(call.reply_buffer).first(call.reply_size), call.reply_items}, call.plan.inline_pieces, out);
+  STAGECOACH_CHECK(out.ok() && out.position() <= config_.send_inline);
+
+  const bool holds_memory = !call.plan.writes.empty();
+  if (holds_memory) {
+    in_flight.memory = std::move(call.reply_memory);
+    in_flight.message.swap(call.reply_buffer);
+  }
+  ++stats_.replies;
+  ++stats_.sends;
+  stats_.bytes_placed_by_write += call.plan.direct_bytes;
+  if (call.plan.type == MessageType::kNomsg) ++stats_.replies_long;
+  stats_.credits_granted = credits_granted();
+  if (call.invalidate) ++stats_.invalidations_remote;
+  Trace(trace_, now, config_.name, "reply.sent",
+        {{"xid", uint64_t{call.xid}}, {"bytes", out.position()}, {"writes", call.plan.writes.size()}});
+  const PostSend send{.slot = send_slot,
+                      .length = static_cast<uint32_t>(out.position()),
+                      .invalidate = call.invalidate,
+                      .prompt = holds_memory};
+  CloseRecord(slot);
+  commands_.push(send);
+}
+
+// Registers what the plan writes from and emits the Writes. False when the device refuses: then nothing was emitted but the return of what
+// had been registered.
+bool Responder::PostWrites(Call& call, InFlight& in_flight) {
+  if (call.plan.writes.empty()) return true;
+  const EncodedMessage message{ConstBytes(call.reply_buffer).first(call.reply_size), call.reply_items};
+  const BufferArena& arena = send_;
+  std::optional<Registration> base;
+  SmallVector<Registration, 4> items;
+  SmallVector<uint32_t, 4> item_known;
+  const auto enlist = [&](ConstBytes memory) -> std::optional<Registration> {
+    std::optional<Registration> registration = memory_.Register(memory, MemoryUse::kWriteSource);
+    if (registration && registration->id != 0) {
+      in_flight.registrations.push_back(registration->id);
+      ++stats_.registrations;
+    }
+    return registration;
+  };
+  for (size_t i = 0; i < call.reply_items.size(); ++i) {
+    items.push_back({});
+    item_known.push_back(0);
+  }
+  bool ok = true;
+  for (const PlannedWrite& write : call.plan.writes) {
+    if (write.source.source == Piece::Source::kBase && !base) {
+      base = enlist(message.base);
+      ok = ok && base.has_value();
+    } else if (write.source.source == Piece::Source::kItem && item_known[write.source.index] == 0) {
+      const auto registration = enlist(message.items[write.source.index].data);
+      ok = ok && registration.has_value();
+      if (registration) items[write.source.index] = *registration;
+      item_known[write.source.index] = 1;
+    }
+    if (!ok) return false;
+  }
+  for (const PlannedWrite& write : call.plan.writes) {
+    if (write.target.length == 0) continue;
+    PostWrite command{.target = write.target};
+    switch (write.source.source) {
+      case Piece::Source::kItem:
+        command.source = PieceBytes(message, write.source);
+        command.local_key = items[write.source.index].local_key;
+        break;
+      case Piece::Source::kPad:
+        command.source = ConstBytes(arena.memory).last(kArenaTail).first(write.source.length);
+        command.local_key = arena.local_key;
+        break;
+      default:
+        command.source = PieceBytes(message, write.source);
+        command.local_key = base->local_key;
+        break;
+    }
+    commands_.push(command);
+    ++stats_.writes;
+  }
+  return true;
+}
+
+// Error replies never invalidate and carry no chunks.
+void Responder::SendError(uint32_t slot, uint32_t send_slot, Instant now) {
+  Call& call = calls_[slot];
+  HeaderV1 header{.xid = call.xid, .credits = credits_granted()};
+  if (call.err_vers) {
+    header.body = *call.err_vers;
+  } else {
+    header.body = ErrChunk{};
+  }
+  ByteWriter out(send_.slot(send_slot));
+  EncodeHeaderV1(header, out);
+  STAGECOACH_CHECK(out.ok());
+  ++stats_.errors;
+  ++stats_.sends;
+  stats_.credits_granted = credits_granted();
+  Trace(trace_, now, config_.name, "error.sent",
+        {{"xid", uint64_t{call.xid}}, {"error", call.err_vers ? "ERR_VERS" : "ERR_CHUNK"}});
+  const PostSend send{.slot = send_slot,
+                      .length = static_cast<uint32_t>(out.position()),
+                      .prompt = !in_flight_[send_slot].registrations.empty()};
+  CloseRecord(slot);
+  commands_.push(send);
+}
+
+// The call is over: its buffer goes back to the queue.
+void Responder::CloseRecord(uint32_t slot) {
+  Call& call = calls_[slot];
+  STAGECOACH_CHECK(unanswered_ > 0);
+  --unanswered_;
+  ++call.generation;
+  call.offered = {};
+  call.invalidate.reset();
+  call.inline_message = {};
+  call.stream = {};
+  call.reply_items.clear();
+  call.reply_memory.reset();
+  call.err_vers.reset();
+  if (call.reply_buffer.size() > kReplyBufferKeptMax) call.reply_buffer = {};
+  Repost(slot);
+}
+
+void Responder::OnSendDone(uint32_t slot, Instant now) {
+  InFlight& in_flight = in_flight_[slot];
+  in_flight.fencing = 1;
+  for (const uint32_t registration : in_flight.registrations) {
+    ++in_flight.fencing;
+    ++stats_.invalidations_local;
+    commands_.push(Invalidate{.registration = registration, .tag = slot | kSendTag});
+  }
+  in_flight.registrations.clear();
+  if (--in_flight.fencing > 0) return;
+  ReleaseSendSlot(slot);
+  PumpReplies(now);
+  ServeWaiting(now);
+}
+
+void Responder::ReleaseSendSlot(uint32_t slot) {
+  InFlight& in_flight = in_flight_[slot];
+  in_flight.memory.reset();
+  if (in_flight.message.size() > kReplyBufferKeptMax) in_flight.message = {};
+  free_send_slots_.push_back(slot);
+}
+
+void Responder::OnInvalidated(uint32_t tag, Instant now) {
+  if (over_) return;
+  if ((tag & kSendTag) != 0) {
+    const uint32_t slot = tag & ~kSendTag;
+    STAGECOACH_CHECK(in_flight_[slot].fencing > 0);
+    if (--in_flight_[slot].fencing == 0) {
+      ReleaseSendSlot(slot);
+      PumpReplies(now);
+      ServeWaiting(now);
+    }
+    return;
+  }
+  Call& call = calls_[tag];
+  STAGECOACH_CHECK(call.fencing > 0);
+  if (--call.fencing == 0) OnPulled(tag, now);
+}
+
+// --- The end ---
+
+void Responder::Close(Disconnect::Why why) {
+  if (ending_ || over_) return;
+  ending_ = true;
+  commands_.push(Disconnect{why});
+}
+
+void Responder::OnDisconnected(Instant now) {
+  over_ = true;
+  commands_.clear();
+  waiting_.clear();
+  pulling_.clear();
+  ready_.clear();
+  replies_.clear();
+  posted_receives_ = 0;
+  for (uint32_t slot = 0; slot < calls_.size(); ++slot) {
+    Call& call = calls_[slot];
+    // What a service holds stays until it lets go.
+    if (call.state == State::kPosted || call.state == State::kExecuting) continue;
+    FreeSinks(call);
+    CloseRecord(slot);
+  }
+  for (InFlight& in_flight : in_flight_) in_flight = {};
+  Trace(trace_, now, config_.name, "disconnected", {{"executing", uint64_t{unanswered_}}});
+}
+
+std::optional<Command> Responder::TakeCommand() {
+  if (commands_.empty()) return std::nullopt;
+  return commands_.pop();
+}
+
+}  // namespace stagecoach::rpcrdma

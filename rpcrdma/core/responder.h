@@ -1,0 +1,214 @@
+// Responder: the answering end of an RPC-over-RDMA version 1 connection.
+//
+// draft-ietf-nfsv4-rfc5666bis-01 (RFC 8166). A call lives in the receive buffer it arrived in: the buffer's number is the call's. Its
+// header is decoded once and judged before anything acts on it; its Read chunks are pulled, at most `reads_max` at a time over all calls;
+// then it is handed out. The reply is planned when it is completed: Writes into the Write chunks and the Reply chunk, then the Send.
+//
+//   Receive -> waiting for memory -> pulling -> ready -> executing -> replying -> Send, and the Receive is posted again before it
+//      |                                                                ^
+//      +--> refused (ERR_VERS, ERR_CHUNK) ------------------------------+
+//      +--> dropped: the Receive is posted again at once
+//
+// Credits. Each grant is the number of receive buffers. A buffer is either posted or holds a call that is not answered, so
+//   Receives posted + calls not yet answered >= credits granted
+// whenever a reply becomes visible (ARCHITECTURE section 7). It also bounds the calls in progress, whatever the peer does.
+//
+// What a call may cost: memory for its Read chunks comes from ConnectionMemory, which knows the peer's allowance; calls wait for it in
+// the order of their arrival.
+//
+// Does not know RPC headers, but for the XID, which must be the same in both headers, and the direction: messages that are not calls are
+// dropped.
+//
+// Sans-IO. Time enters as a parameter. After any command or handler the owner takes commands and requests until there are none.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "base/trace.h"
+#include "rpcrdma/core/assemble.h"
+#include "rpcrdma/core/chunk_planner.h"
+#include "rpcrdma/core/engine.h"
+#include "rpcrdma/core/pieces.h"
+#include "rpcrdma/core/ring.h"
+#include "rpcrdma/core/stats.h"
+#include "rpcrdma/wire/header_v1.h"
+#include "rpcrdma/wire/validate.h"
+#include "rpcrdma/xdr/reduced_stream.h"
+
+namespace stagecoach::rpcrdma {
+
+// Never 0, never reused on one connection (in 2^32 calls of one receive buffer).
+using RequestId = uint64_t;
+
+class Responder final : public ConnectionEngine {
+ public:
+  struct Config {
+    uint32_t send_inline = 1024;  // largest Send the requester can receive; at most send.slot_size
+    // The requester said that its steering tags may be invalidated, and so did we [pvtdata:4.1#1].
+    bool may_invalidate = false;
+    // RDMA Reads in flight (ORD). With 0 every call with Read chunks is refused.
+    uint32_t reads_max = 16;
+    ChunkListLimits list_limits;
+    ChunkDataLimits data_limits;
+    std::string name = "responder";
+  };
+
+  // The arenas' memory and `memory` outlive the object. `send` has at least one slot; Sends beyond its slots wait.
+  Responder(const Config& config, BufferArena send, BufferArena receive, ConnectionMemory& memory, TraceSink* trace);
+
+  // --- Commands ---
+
+  // Posts the Receives.
+  void Start();
+
+  // What TakeRequest() handed out. The stream and everything it refers to is valid until the request is completed, the connection lost or
+  // not.
+  const ReducedStream& stream(RequestId id) const;
+  uint32_t xid(RequestId id) const;
+  // Room in the `i`-th Write chunk; nullopt when there is no such chunk.
+  std::optional<uint64_t> result_room(RequestId id, size_t i) const;
+
+  // Where the reply's message is to be encoded: recycled, of any content and size; the owner may resize it.
+  std::vector<std::byte>& reply_buffer(RequestId id);
+
+  struct ReplySpec {
+    size_t message_size = 0;  // bytes of reply_buffer() that are the message without its eligible items
+    EligibleItems items;
+    std::shared_ptr<const void> memory;  // keeps the items' memory; let go when no operation uses it any more
+  };
+  // Ends the request with a reply. On kMalformedShape (items that cannot stand in this message) nothing happened, and the request is still
+  // open; any other reason why the reply cannot travel becomes ERR_CHUNK [5666bis:5.5#6].
+  Result<void, ReplyVerdict> Complete(RequestId id, ReplySpec&& reply, Instant now);
+  // Ends the request with ERR_CHUNK.
+  void Refuse(RequestId id, Instant now);
+  // Ends the request without a reply: the message was not a call.
+  void Drop(RequestId id, Instant now);
+
+  void Close(Disconnect::Why why = Disconnect::Why::kAsked);
+
+  // Memory that ConnectionMemory had refused may be there now.
+  void OnMemoryFreed(Instant now);
+
+  // --- Outputs ---
+
+  std::optional<RequestId> TakeRequest();
+  // Calls that arrived and are not answered.
+  uint32_t unanswered() const { return unanswered_; }
+  // Replies whose Send has not been reported done.
+  uint32_t replies_in_flight() const { return send_.slots - static_cast<uint32_t>(free_send_slots_.size()); }
+  uint32_t posted_receives() const { return posted_receives_; }
+  uint32_t credits_granted() const { return receive_.slots; }
+  const ConnectionStats& stats() const { return stats_; }
+
+  // --- ConnectionEngine ---
+
+  void OnReceive(uint32_t slot, uint32_t length, std::optional<uint32_t> invalidated, Instant now) override;
+  void OnSendDone(uint32_t slot, Instant now) override;
+  void OnReadDone(uint32_t tag, Instant now) override;
+  void OnInvalidated(uint32_t tag, Instant now) override;
+  void OnDisconnected(Instant now) override;
+  std::optional<Command> TakeCommand() override;
+  bool Waiting() const override { return reads_in_flight_ > 0 || replies_in_flight() > 0; }
+  std::optional<Instant> Deadline() const override { return std::nullopt; }
+  void OnDeadline(Instant) override {}
+
+ private:
+  enum class State : uint8_t {
+    kPosted,
+    kWaitingForMemory,
+    kPulling,     // Reads are in flight or to be posted
+    kFencingSinks,
+    kReady,
+    kExecuting,   // handed out
+    kReplying,    // waits for a send buffer
+    kRefused,     // waits for a send buffer, for RDMA_ERROR
+  };
+
+  struct Sink {
+    MutableBytes memory;
+    bool registered = false;
+    uint32_t registration = 0;
+    uint32_t local_key = 0;
+  };
+
+  struct Call {
+    State state = State::kPosted;
+    uint32_t generation = 0;
+    uint32_t xid = 0;
+    ChunkLists offered;  // Write list and Reply chunk
+    std::optional<uint32_t> invalidate;  // a steering tag of this call
+    ConstBytes inline_message;
+    CallChunks chunks;
+    std::vector<Sink> sinks;  // one for each of chunks.chunks
+    size_t next_chunk = 0;    // where pulling goes on
+    size_t next_segment = 0;
+    uint64_t chunk_offset = 0;
+    uint32_t reads_in_flight = 0;
+    uint32_t fencing = 0;
+    ReducedStream stream;
+    std::vector<std::byte> reply_buffer;
+    size_t reply_size = 0;
+    EligibleItems reply_items;
+    std::shared_ptr<const void> reply_memory;
+    ReplyPlan plan;
+    std::optional<ErrVers> err_vers;  // with kRefused; otherwise ERR_CHUNK
+  };
+
+  // A Send and the Writes before it, until they are done.
+  struct InFlight {
+    std::vector<uint32_t> registrations;
+    uint32_t fencing = 0;
+    std::vector<std::byte> message;
+    std::shared_ptr<const void> memory;
+  };
+
+  static constexpr uint32_t kSendTag = 0x80000000u;  // in tags of Invalidate: a send slot, otherwise a receive slot
+
+  void OnCall(uint32_t slot, HeaderV1&& header, ConstBytes message, Instant now);
+  void Answer(uint32_t slot, std::optional<ErrVers> err_vers);
+  void Repost(uint32_t slot);
+  bool AllocateSinks(Call& call);
+  void ServeWaiting(Instant now);
+  void PumpReads(Instant now);
+  void FenceSinks(uint32_t slot, Instant now);
+  void OnPulled(uint32_t slot, Instant now);
+  void FreeSinks(Call& call);
+  void PumpReplies(Instant now);
+  void SendReply(uint32_t slot, uint32_t send_slot, Instant now);
+  bool PostWrites(Call& call, InFlight& in_flight);
+  void SendError(uint32_t slot, uint32_t send_slot, Instant now);
+  void CloseRecord(uint32_t slot);
+  void ReleaseSendSlot(uint32_t slot);
+  Call* Find(RequestId id);
+  const Call* Find(RequestId id) const { return const_cast<Responder*>(this)->Find(id); }
+  static uint32_t SlotOf(RequestId id) { return static_cast<uint32_t>(id & UINT32_MAX) - 1; }
+
+  const Config config_;
+  const BufferArena send_;
+  const BufferArena receive_;
+  ConnectionMemory& memory_;
+  TraceSink* const trace_;
+
+  std::vector<Call> calls_;          // by receive slot
+  std::vector<InFlight> in_flight_;  // by send slot
+  std::vector<uint32_t> free_send_slots_;
+  Ring<uint32_t> waiting_;  // for memory
+  Ring<uint32_t> pulling_;  // with Reads to post
+  Ring<uint32_t> ready_;
+  Ring<uint32_t> replies_;  // for a send buffer
+  Ring<Command> commands_;
+  uint32_t reads_in_flight_ = 0;
+  uint32_t posted_receives_ = 0;
+  uint32_t unanswered_ = 0;
+  bool ending_ = false;
+  bool over_ = false;
+  ConnectionStats stats_;
+};
+
+}  // namespace stagecoach::rpcrdma
