@@ -22,6 +22,7 @@ struct CallError {
     kQueueFull,      // more calls wait for credits than ClientOptions::queued_calls_max
     kTooLarge,       // arguments longer than ClientOptions::message_bytes_max, or than XDR can count
     kMemory,         // the device would not register the call's memory
+    kNoCredit,       // waited for a credit for as long as its timeout
     // After it may have been sent: it may have been executed, or not.
     kTimedOut,       // and the connection was closed, as no late reply may meet memory that is not the call's any more
     kConnectionLost,

@@ -1,0 +1,437 @@
+#include "rpcrdma/api/client.h"
+
+#include <algorithm>
+#include <optional>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "rpcrdma/api/errors_internal.h"
+#include "rpcrdma/api/reply_storage.h"
+#include "rpcrdma/api/resolve.h"
+#include "rpcrdma/core/negotiation.h"
+#include "rpcrdma/core/requester.h"
+#include "rpcrdma/core/ring.h"
+#include "rpcrdma/verbs/cm_channel.h"
+#include "rpcrdma/verbs/connection.h"
+
+namespace stagecoach::rpcrdma {
+namespace internal {
+namespace {
+
+constexpr size_t kFirstBuffer = 1024;
+
+ClientOptions Clamp(ClientOptions options) {
+  options.credits = std::clamp(options.credits, 1u, 1024u);
+  options.inline_threshold =
+      std::clamp(options.inline_threshold / 1024 * 1024, kDefaultInlineThreshold, kMaxInlineThreshold);
+  options.incoming_reads = std::max<uint8_t>(options.incoming_reads, 1);
+  return options;
+}
+
+Connection::Options ConnectionOptions(const ClientOptions& options) {
+  Connection::Options result;
+  result.signal_interval = std::clamp(options.credits / 4, 1u, 16u);
+  result.receive_slots = options.credits;
+  result.send_slots = options.credits + 2 * result.signal_interval;
+  result.slot_size = options.inline_threshold;
+  // With windows, each exposed segment costs a bind, and perhaps an invalidation.
+  result.other_requests = options.memory_windows ? 2 * options.credits + 64 : 0;
+  result.incoming_reads = options.incoming_reads;
+  result.memory_windows = options.memory_windows;
+  result.name = options.name;
+  return result;
+}
+
+const CloseCause kDestroyed{.kind = CloseCause::Kind::kLocal, .text = "the client was destroyed"};
+
+uint32_t FirstXid(uint32_t wanted) { return wanted != 0 ? wanted : std::random_device()(); }
+
+}  // namespace
+
+class ClientConnection final : public ConnectionOwner, public std::enable_shared_from_this<ClientConnection> {
+ public:
+  ClientConnection(EventLoop& loop, ClientOptions options)
+      : loop_(loop),
+        options_(Clamp(std::move(options))),
+        xids_(FirstXid(options_.first_xid)),
+        connection_(loop, ConnectionOptions(options_), *this, nullptr, options_.trace) {}
+
+  ~ClientConnection() override {
+    if (resolver_.joinable()) resolver_.join();
+  }
+
+  // --- Connecting ---
+
+  void Connect(std::string_view host, uint16_t port, Client::ConnectHandler handler) {
+    if (!BeginConnect(FormatHostPort(host, port), std::move(handler))) return;
+    if (const auto address = ParseAddress(host, port)) return ConnectTo(address->get());
+    // The system's resolver blocks, so it gets a thread, whose answer comes back through the loop.
+    resolver_ = std::thread([weak = weak_from_this(), loop = &loop_, host = std::string(host), port] {
+      auto resolved = ResolveHost(host, port);
+      loop->Post([weak, resolved = std::move(resolved)] {
+        if (auto self = weak.lock()) self->OnResolved(resolved);
+      });
+    });
+  }
+
+  void Connect(const sockaddr* address, Client::ConnectHandler handler) {
+    if (BeginConnect(FormatAddress(address), std::move(handler))) ConnectTo(address);
+  }
+
+  // --- Calls ---
+
+  CallId Call(const ProcedureId& procedure, Client::ArgsWriter args, const CallOptions& options,
+              Client::CallHandler handler) {
+    const CallName name = NameOf(procedure);
+    if (!requester_ || !connection_.established() || closing_) {
+      return FailLater(std::move(handler), lost_ ? NotConnected() : RefusedCall(SubmitRefusal::kNotConnected, name));
+    }
+    Requester::CallSpec spec;
+    if (!EncodeCall(procedure, args, options, &spec)) {
+      return FailLater(std::move(handler), RefusedCall(SubmitRefusal::kTooLarge, name));
+    }
+    spec.results = options.result_buffers;
+    spec.reply_base_max = options.reply_bytes_max;
+    const Instant now = loop_.Now();
+    if (options.timeout > Duration::zero()) spec.deadline = now + options.timeout;
+
+    uint32_t index = 0;
+    if (free_pending_.empty()) {
+      index = static_cast<uint32_t>(pending_.size());
+      pending_.emplace_back();
+    } else {
+      index = free_pending_.back();
+      free_pending_.pop_back();
+    }
+    spec.cookie = index;
+    const Result<CallId, SubmitRefusal> id = requester_->Submit(std::move(spec), now);
+    if (!id) {
+      free_pending_.push_back(index);
+      return FailLater(std::move(handler), RefusedCall(id.error(), name));
+    }
+    Pending& pending = pending_[index];
+    pending.procedure = procedure;
+    pending.buffers = options.result_buffers;
+    pending.handler = std::move(handler);
+    AfterCommand();
+    return *id;
+  }
+
+  void Cancel(CallId call) {
+    if (!requester_) return;
+    requester_->Cancel(call, loop_.Now());
+    AfterCommand();
+  }
+
+  void Close(UniqueFunction<void()> handler) {
+    on_closed_ = std::move(handler);
+    closing_ = true;
+    const CloseCause cause{.kind = CloseCause::Kind::kLocal, .text = "closed by this end"};
+    if (channel_ && !connection_.closed()) {
+      connection_.Close(/*gracefully=*/true, cause);
+    } else {
+      Later([this, cause] { OnClosed(cause); });
+    }
+  }
+
+  // ~Client: when this returns, nothing of the connection is left but handlers that the loop will run.
+  void Abandon() {
+    abandoned_ = true;
+    on_lost_ = nullptr;
+    if (resolver_.joinable()) resolver_.join();
+    RememberLoss(kDestroyed);
+    if (channel_) connection_.CloseNow();
+    channel_.reset();
+    loop_.Post([self = shared_from_this()] { self->DeliverAfterEnd(); });
+  }
+
+  bool connected() const { return connection_.established(); }
+  size_t outstanding() const { return requester_ ? requester_->outstanding() : 0; }
+  const std::string& peer() const { return peer_; }
+  ConnectionStats stats() const { return requester_ ? requester_->stats() : ConnectionStats{}; }
+  EventLoop& loop() const { return loop_; }
+  void OnConnectionLost(UniqueFunction<void(const CallError&)> handler) { on_lost_ = std::move(handler); }
+
+  // --- ConnectionOwner ---
+
+  std::vector<std::byte> OnDeviceReady() override {
+    const auto bytes = EncodePrivateData(MakePrivateData(Capabilities()));
+    return {bytes.begin(), bytes.end()};
+  }
+
+  void OnEstablished(ConstBytes private_data) override {
+    const NegotiatedLimits limits = Negotiate(Capabilities(), private_data);
+    Requester::Config config;
+    config.credits = options_.credits;
+    config.queued_max = options_.queued_calls_max;
+    config.limits = MakePlanLimits(Capabilities(), limits);
+    config.name = options_.name;
+    requester_.emplace(config, connection_.send_arena(), connection_.receive_arena(), connection_, xids_,
+                       options_.trace);
+    requester_->Start();
+    connection_.Attach(&*requester_);
+    if (on_connected_) std::exchange(on_connected_, nullptr)({});
+  }
+
+  void OnProgress() override {
+    // After ~Client, maybe from one of these handlers, the loop delivers the rest.
+    while (requester_ && (!abandoned_ || delivering_after_end_)) {
+      std::optional<CallOutcome> outcome = requester_->TakeOutcome();
+      if (!outcome) return;
+      Deliver(std::move(*outcome));
+    }
+  }
+
+  // Before the outstanding calls end: they tell why.
+  void OnClosing(const CloseCause& cause) override { RememberLoss(cause); }
+
+  void OnClosed(const CloseCause& cause) override {
+    RememberLoss(cause);
+    if (on_connected_) std::exchange(on_connected_, nullptr)(Err(ConnectError(what_, cause)));
+    if (abandoned_) return;
+    if (cause.kind != CloseCause::Kind::kLocal && on_lost_ && requester_) std::exchange(on_lost_, nullptr)(*lost_);
+    if (!abandoned_ && on_closed_) std::exchange(on_closed_, nullptr)();
+  }
+
+ private:
+  struct Pending {
+    ProcedureId procedure;
+    SmallVector<MutableBytes, 2> buffers;
+    Client::CallHandler handler;
+  };
+  struct Deferred {
+    Client::CallHandler handler;
+    CallError error;
+  };
+
+  LocalCapabilities Capabilities() const {
+    return {.inline_threshold = options_.inline_threshold,
+            .remote_invalidation = connection_.uses_windows(),
+            .segment_length_max = connection_.segment_length_max()};
+  }
+
+  CallName NameOf(const ProcedureId& procedure) const {
+    return {procedure.program, procedure.version, procedure.procedure, &peer_};
+  }
+
+  bool BeginConnect(std::string peer, Client::ConnectHandler handler) {
+    if (started_) {
+      auto shared = std::make_shared<Client::ConnectHandler>(std::move(handler));
+      Later([this, shared] {
+        (*shared)(Err(ConnectError("connect to " + peer_, {.kind = CloseCause::Kind::kDevice, .text = "this client was used already"})));
+      });
+      return false;
+    }
+    started_ = true;
+    peer_ = std::move(peer);
+    what_ = "connect to " + peer_;
+    on_connected_ = std::move(handler);
+    return true;
+  }
+
+  void OnResolved(const Result<SocketAddress, std::string>& resolved) {
+    if (abandoned_ || !on_connected_) return;
+    if (resolved) return ConnectTo(resolved->get());
+    CallError error;
+    error.kind = CallError::Kind::kResolve;
+    error.message = what_ + ": " + resolved.error();
+    std::exchange(on_connected_, nullptr)(Err(std::move(error)));
+  }
+
+  void ConnectTo(const sockaddr* address) {
+    auto channel = CmChannel::Create(loop_);
+    if (!channel) {
+      const CloseCause cause{.kind = CloseCause::Kind::kDevice,
+                             .error = channel.error().error,
+                             .text = channel.error().ToString()};
+      Later([this, cause] {
+        if (on_connected_) std::exchange(on_connected_, nullptr)(Err(ConnectError(what_, cause)));
+      });
+      return;
+    }
+    channel_ = std::move(*channel);
+    connection_.Connect(*channel_, address, options_.connect_timeout);
+  }
+
+  // Encodes header and arguments into a recycled buffer, enlarging it until they fit. False: beyond the limit.
+  bool EncodeCall(const ProcedureId& procedure, Client::ArgsWriter args, const CallOptions& options,
+                  Requester::CallSpec* spec) {
+    CallHeader header{.prog = procedure.program, .vers = procedure.version, .proc = procedure.procedure};
+    if (options.credentials != nullptr) header.cred = *options.credentials;
+    spec->buffer = requester_->TakeBuffer();
+    if (spec->buffer.size() < kFirstBuffer) spec->buffer.resize(kFirstBuffer);
+    while (true) {
+      XdrWriter out(spec->buffer);
+      rpcrdma::EncodeCall(header, out);  // the requester fills in the XID
+      args(out);
+      if (out.ok()) {
+        spec->message_size = out.written().size();
+        spec->items = out.eligible();
+        return true;
+      }
+      if (spec->buffer.size() >= options_.message_bytes_max) {
+        requester_->ReturnBuffer(std::move(spec->buffer));
+        return false;
+      }
+      spec->buffer.resize(std::min<size_t>(spec->buffer.size() * 2, options_.message_bytes_max));
+    }
+  }
+
+  CallId FailLater(Client::CallHandler handler, CallError error) {
+    deferred_.push({std::move(handler), std::move(error)});
+    if (deferred_.size() == 1) Later([this] { DeliverDeferred(); });
+    return 0;
+  }
+
+  void DeliverDeferred() {
+    // Those that fail while these handlers run wait for the next turn.
+    for (size_t left = deferred_.size(); left > 0; --left) {
+      Deferred deferred = deferred_.pop();
+      deferred.handler(Err(std::move(deferred.error)));
+    }
+    if (!deferred_.empty()) Later([this] { DeliverDeferred(); });
+  }
+
+  void Deliver(CallOutcome outcome) {
+    const auto index = static_cast<uint32_t>(outcome.cookie);
+    const ProcedureId procedure = pending_[index].procedure;
+    Client::CallHandler handler = std::move(pending_[index].handler);
+    Result<Reply, CallError> result = ResultOf(outcome, NameOf(procedure), pending_[index].buffers);
+    requester_->Release(outcome.call);
+    free_pending_.push_back(index);
+    handler(std::move(result));
+  }
+
+  Result<Reply, CallError> ResultOf(CallOutcome& outcome, const CallName& name,
+                                    const SmallVector<MutableBytes, 2>& buffers) {
+    if (outcome.failure) return Err(FailedCall(*outcome.failure, name, lost_ ? *lost_ : NotConnected()));
+    XdrReader reader(outcome.reply);
+    const Result<ReplyHeader, RpcFault> header = DecodeReply(reader);
+    if (!header) return Err(BadReply(ToString(header.error()), name));
+    if (!header->success()) return Err(RpcError(*header, name));
+
+    Reply reply;
+    reply.storage_ = std::make_unique<ReplyStorage>();
+    const ConstBytes results = outcome.reply.base.last(reader.base_remaining());
+    reply.stream_ = outcome.reply;
+    reply.storage_->reply_chunk = std::move(outcome.reply_memory);
+    reply.stream_.base = reply.storage_->reply_chunk ? results : reply.storage_->Keep(results);
+    reply.storage_->placed = outcome.placed;
+    reply.buffers_ = buffers;
+    return reply;
+  }
+
+  void AfterCommand() {
+    connection_.Kick();
+    // A call that failed at once has its outcome already; its handler must not run in here.
+    if (requester_->has_outcome() && !progress_posted_) {
+      progress_posted_ = true;
+      Later([this] {
+        progress_posted_ = false;
+        if (abandoned_) return;
+        OnProgress();
+        connection_.Kick();
+      });
+    }
+  }
+
+  template <typename F>
+  void Later(F function) {
+    loop_.Post([weak = weak_from_this(), function = std::move(function)]() mutable {
+      if (auto self = weak.lock()) function();
+    });
+  }
+
+  CallError NotConnected() const {
+    if (!lost_) return RefusedCall(SubmitRefusal::kNotConnected, NameOf({}));
+    CallError error = *lost_;
+    error.kind = CallError::Kind::kNotConnected;
+    return error;
+  }
+
+  void RememberLoss(const CloseCause& cause) {
+    if (!lost_) lost_ = LostError(peer_, cause, outstanding());
+  }
+
+  void DeliverAfterEnd() {
+    delivering_after_end_ = true;
+    OnProgress();
+    while (!deferred_.empty()) DeliverDeferred();
+    if (on_connected_) std::exchange(on_connected_, nullptr)(Err(ConnectError(what_, kDestroyed)));
+    if (on_closed_) std::exchange(on_closed_, nullptr)();
+  }
+
+  EventLoop& loop_;
+  const ClientOptions options_;
+  SequentialXids xids_;
+  std::string peer_;
+  std::string what_;
+  bool started_ = false;
+  bool closing_ = false;
+  bool abandoned_ = false;
+  bool delivering_after_end_ = false;
+  bool progress_posted_ = false;
+
+  std::thread resolver_;
+  std::unique_ptr<CmChannel> channel_;
+  std::optional<Requester> requester_;
+  Connection connection_;  // before the requester and the channel in destruction
+
+  std::vector<Pending> pending_;
+  std::vector<uint32_t> free_pending_;
+  Ring<Deferred> deferred_;
+  Client::ConnectHandler on_connected_;
+  UniqueFunction<void()> on_closed_;
+  UniqueFunction<void(const CallError&)> on_lost_;
+  std::optional<CallError> lost_;
+};
+
+}  // namespace internal
+
+// --- Reply ---
+
+Reply::Reply() = default;
+Reply::Reply(Reply&&) noexcept = default;
+Reply& Reply::operator=(Reply&&) noexcept = default;
+Reply::~Reply() = default;
+
+size_t Reply::placed_bytes(size_t i) const {
+  return storage_ && i < storage_->placed.size() ? storage_->placed[i] : 0;
+}
+
+ConstBytes Reply::Settle(ConstBytes data, size_t i) const {
+  if (i >= buffers_.size() || data.size() > buffers_[i].size()) return data;
+  const MutableBytes buffer = buffers_[i];
+  if (data.data() != buffer.data()) CopyBytes(buffer, data);
+  return buffer.first(data.size());
+}
+
+// --- Client ---
+
+Client::Client(EventLoop& loop, ClientOptions options)
+    : connection_(std::make_shared<internal::ClientConnection>(loop, std::move(options))) {}
+
+Client::~Client() { connection_->Abandon(); }
+
+void Client::Connect(std::string_view host, uint16_t port, ConnectHandler handler) {
+  connection_->Connect(host, port, std::move(handler));
+}
+void Client::Connect(const sockaddr* address, ConnectHandler handler) {
+  connection_->Connect(address, std::move(handler));
+}
+CallId Client::Call(const ProcedureId& procedure, ArgsWriter args, const CallOptions& options, CallHandler handler) {
+  return connection_->Call(procedure, args, options, std::move(handler));
+}
+void Client::Cancel(CallId call) { connection_->Cancel(call); }
+void Client::Close(UniqueFunction<void()> handler) { connection_->Close(std::move(handler)); }
+bool Client::connected() const { return connection_->connected(); }
+size_t Client::outstanding() const { return connection_->outstanding(); }
+const std::string& Client::peer() const { return connection_->peer(); }
+ConnectionStats Client::stats() const { return connection_->stats(); }
+EventLoop& Client::loop() const { return connection_->loop(); }
+void Client::OnConnectionLost(UniqueFunction<void(const CallError&)> handler) {
+  connection_->OnConnectionLost(std::move(handler));
+}
+
+}  // namespace stagecoach::rpcrdma

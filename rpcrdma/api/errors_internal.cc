@@ -1,0 +1,134 @@
+#include "rpcrdma/api/errors_internal.h"
+
+#include <fmt/format.h>
+
+namespace stagecoach::rpcrdma::internal {
+namespace {
+
+using Kind = CallError::Kind;
+
+CallError Make(Kind kind, std::string message) {
+  CallError error;
+  error.kind = kind;
+  error.message = std::move(message);
+  return error;
+}
+
+std::string Describe(const CallName& name) {
+  return fmt::format("call of program {} version {} procedure {} at {}", name.program, name.version, name.procedure,
+                     *name.peer);
+}
+
+std::string Calls(size_t count) {
+  return count == 1 ? "while 1 call was outstanding" : fmt::format("while {} calls were outstanding", count);
+}
+
+}  // namespace
+
+CallError ConnectError(const std::string& what, const CloseCause& cause) {
+  Kind kind = Kind::kUnreachable;
+  switch (cause.kind) {
+    case CloseCause::Kind::kRefused: kind = Kind::kRefused; break;
+    case CloseCause::Kind::kRejected: kind = Kind::kRejected; break;
+    case CloseCause::Kind::kDevice: kind = Kind::kDevice; break;
+    case CloseCause::Kind::kLocal: kind = Kind::kClosed; break;
+    default: break;
+  }
+  CallError error = Make(kind, fmt::format("{}: {}", what, cause.text));
+  error.system_error = cause.error;
+  return error;
+}
+
+CallError LostError(const std::string& peer, const CloseCause& cause, size_t outstanding) {
+  const bool closed = cause.kind == CloseCause::Kind::kLocal;
+  CallError error = Make(closed ? Kind::kClosed : Kind::kConnectionLost, "");
+  error.system_error = cause.error;
+  error.message = outstanding > 0 ? fmt::format("{}: {} {}", peer, cause.text, Calls(outstanding))
+                                  : fmt::format("{}: {}", peer, cause.text);
+  return error;
+}
+
+CallError RefusedCall(SubmitRefusal refusal, const CallName& name) {
+  switch (refusal) {
+    case SubmitRefusal::kNotConnected:
+      return Make(Kind::kNotConnected, fmt::format("{}: not connected", *name.peer));
+    case SubmitRefusal::kQueueFull:
+      return Make(Kind::kQueueFull, fmt::format("{}: too many calls wait for a credit", Describe(name)));
+    case SubmitRefusal::kTooLarge:
+      break;
+  }
+  return Make(Kind::kTooLarge, fmt::format("{}: arguments or result buffers too large", Describe(name)));
+}
+
+CallError FailedCall(const CallFailure& failure, const CallName& name, const CallError& lost) {
+  switch (failure.kind) {
+    case CallFailure::Kind::kNoCredit:
+      return Make(Kind::kNoCredit, fmt::format("{}: timed out before the server granted a credit; it was not sent", Describe(name)));
+    case CallFailure::Kind::kTimedOut:
+      return Make(Kind::kTimedOut, fmt::format("{}: timed out; the connection was closed", Describe(name)));
+    case CallFailure::Kind::kConnectionLost:
+    case CallFailure::Kind::kClosed:
+      return lost;
+    case CallFailure::Kind::kCancelled:
+      return Make(Kind::kCancelled, fmt::format("{}: cancelled", Describe(name)));
+    case CallFailure::Kind::kMemory:
+      return Make(Kind::kMemory, fmt::format("{}: the device refused to register its memory", Describe(name)));
+    case CallFailure::Kind::kErrVers:
+      return Make(Kind::kTransport,
+                  fmt::format("RPC-over-RDMA: {} reported ERR_VERS (it speaks versions {} to {})", *name.peer,
+                              failure.versions.low, failure.versions.high));
+    case CallFailure::Kind::kErrChunk:
+      return Make(Kind::kTransport, fmt::format("RPC-over-RDMA: {} reported ERR_CHUNK for the {}", *name.peer, Describe(name)));
+    case CallFailure::Kind::kBadHeader:
+      return BadReply("RPC-over-RDMA header: " + rpcrdma::ToString(failure.header), name);
+    case CallFailure::Kind::kBadChunks:
+      return BadReply(fmt::format("RPC-over-RDMA chunks: {}", rpcrdma::ToString(failure.chunk)), name);
+  }
+  return lost;
+}
+
+CallError RpcError(const ReplyHeader& header, const CallName& name) {
+  if (const auto* denied = std::get_if<DeniedReply>(&header.body)) {
+    CallError error = Make(Kind::kDenied, "");
+    if (denied->stat == RejectStat::kRpcMismatch) {
+      error.versions = denied->mismatch;
+      error.message = fmt::format("RPC: {} speaks RPC versions {} to {} only", *name.peer, denied->mismatch.low,
+                                  denied->mismatch.high);
+    } else {
+      error.auth_stat = denied->auth_stat;
+      error.message = fmt::format("RPC: {} denied the call: {}", *name.peer, rpcrdma::ToString(denied->auth_stat));
+    }
+    return error;
+  }
+  const auto& accepted = std::get<AcceptedReply>(header.body);
+  CallError error = Make(Kind::kRpc, "");
+  error.accept_stat = accepted.stat;
+  switch (accepted.stat) {
+    case AcceptStat::kProgUnavail:
+      error.message = fmt::format("RPC: program {} not available", name.program);
+      break;
+    case AcceptStat::kProgMismatch:
+      error.versions = accepted.mismatch;
+      error.message = fmt::format("RPC: program {} version {} not available (server has {} to {})", name.program,
+                                  name.version, accepted.mismatch.low, accepted.mismatch.high);
+      break;
+    case AcceptStat::kProcUnavail:
+      error.message = fmt::format("RPC: program {} version {} has no procedure {}", name.program, name.version,
+                                  name.procedure);
+      break;
+    case AcceptStat::kGarbageArgs:
+      error.message = fmt::format("RPC: {} could not decode the arguments of the {}", *name.peer, Describe(name));
+      break;
+    default:
+      error.message = fmt::format("RPC: {} failed the {} with {}", *name.peer, Describe(name),
+                                  rpcrdma::ToString(accepted.stat));
+      break;
+  }
+  return error;
+}
+
+CallError BadReply(const std::string& why, const CallName& name) {
+  return Make(Kind::kBadReply, fmt::format("bad reply from {}: {}", *name.peer, why));
+}
+
+}  // namespace stagecoach::rpcrdma::internal

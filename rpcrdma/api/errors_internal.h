@@ -1,0 +1,31 @@
+// How failures of the layers below become CallErrors: one line that says what was attempted, where, and why it failed.
+#pragma once
+
+#include <string>
+
+#include "rpcrdma/api/error.h"
+#include "rpcrdma/core/requester.h"
+#include "rpcrdma/verbs/connection.h"
+
+namespace stagecoach::rpcrdma::internal {
+
+// What failed, for messages.
+struct CallName {
+  uint32_t program = 0;
+  uint32_t version = 0;
+  uint32_t procedure = 0;
+  const std::string* peer = nullptr;
+};
+
+// A connection that was not made. `what` names the attempt: "connect to 127.0.0.1:20049".
+CallError ConnectError(const std::string& what, const CloseCause& cause);
+// A connection that ended with `outstanding` calls; `cause` may be unknown yet.
+CallError LostError(const std::string& peer, const CloseCause& cause, size_t outstanding);
+CallError RefusedCall(SubmitRefusal refusal, const CallName& name);
+// `lost` is the error of the connection, for calls that end with it.
+CallError FailedCall(const CallFailure& failure, const CallName& name, const CallError& lost);
+// The RPC layer's refusals. `header.success()` is false.
+CallError RpcError(const ReplyHeader& header, const CallName& name);
+CallError BadReply(const std::string& why, const CallName& name);
+
+}  // namespace stagecoach::rpcrdma::internal

@@ -1,0 +1,531 @@
+#include "rpcrdma/api/server.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "rpcrdma/api/errors_internal.h"
+#include "rpcrdma/api/resolve.h"
+#include "rpcrdma/core/negotiation.h"
+#include "rpcrdma/core/responder.h"
+#include "rpcrdma/verbs/block_pool.h"
+#include "rpcrdma/verbs/cm_channel.h"
+#include "rpcrdma/verbs/connection.h"
+#include "rpcrdma/verbs/listener.h"
+
+namespace stagecoach::rpcrdma {
+namespace internal {
+namespace {
+
+constexpr size_t kFirstReplyBuffer = 1024;
+
+ServerOptions Clamp(ServerOptions options) {
+  options.credits = std::clamp(options.credits, 1u, 1024u);
+  options.inline_threshold =
+      std::clamp(options.inline_threshold / 1024 * 1024, kDefaultInlineThreshold, kMaxInlineThreshold);
+  options.client_bytes_max = std::max(options.client_bytes_max, options.call_bytes_max);
+  return options;
+}
+
+Connection::Options ConnectionOptions(const ServerOptions& options, ClientId client) {
+  Connection::Options result;
+  result.signal_interval = std::clamp(options.credits / 4, 1u, 16u);
+  result.receive_slots = options.credits;
+  result.send_slots = options.credits + 2 * result.signal_interval;
+  result.slot_size = options.inline_threshold;
+  // RDMA Reads, and a few RDMA Writes ahead of each Send; more wait for room.
+  result.other_requests = options.outgoing_reads + 2 * options.credits + 64;
+  result.outgoing_reads = options.outgoing_reads;
+  result.always_busy = true;
+  result.name = options.name + "/" + std::to_string(client);
+  return result;
+}
+
+}  // namespace
+
+// The part of a server that its connections need; outlives them by shared ownership.
+class ServerConnection;
+
+struct RequestState {
+  std::shared_ptr<ServerConnection> connection;
+  RequestId id = 0;
+  CallHeader header;
+  XdrReader args{ConstBytes()};
+};
+
+class ServerImpl final : public std::enable_shared_from_this<ServerImpl> {
+ public:
+  ServerImpl(EventLoop& loop, ServerOptions options) : loop_(loop), options_(Clamp(std::move(options))) {}
+
+  void Register(Service* service) { services_[service->program()] = service; }
+
+  Result<void, CallError> Listen(const sockaddr* address);
+  uint16_t port() const { return listener_ ? listener_->port() : 0; }
+  void Stop(Duration grace, UniqueFunction<void()> done);
+  void Shutdown();
+  ServerStats stats() const;
+
+  // --- For connections ---
+  EventLoop& loop() { return loop_; }
+  const ServerOptions& options() const { return options_; }
+  const std::map<uint32_t, Service*>& services() const { return services_; }
+  bool stopping() const { return stopping_; }
+  bool over() const { return over_; }
+  void OnEstablished(ServerConnection& connection);
+  void OnClosed(ServerConnection& connection, const CloseCause& cause, bool was_established);
+
+  UniqueFunction<void(const std::string&)> on_client_connected;
+  UniqueFunction<void(const std::string&, const std::string&, const ConnectionStats&)> on_client_gone;
+
+ private:
+  void OnRequest(verbs::CmId id, const CmEvent& request);
+  void FinishStopIfIdle();
+
+  EventLoop& loop_;
+  const ServerOptions options_;
+  std::map<uint32_t, Service*> services_;
+  std::unique_ptr<CmChannel> channel_;
+  std::unique_ptr<Listener> listener_;
+  std::map<ClientId, std::shared_ptr<ServerConnection>> connections_;
+  ClientId next_client_ = 1;
+  ServerStats stats_;  // of connections that are gone, and counters
+  bool stopping_ = false;
+  bool over_ = false;
+  EventLoop::TimerId grace_timer_ = 0;
+  UniqueFunction<void()> on_stopped_;
+};
+
+class ServerConnection final : public ConnectionOwner, public std::enable_shared_from_this<ServerConnection> {
+ public:
+  ServerConnection(ServerImpl& server, ClientId id)
+      : server_(&server),
+        loop_(server.loop()),
+        id_(id),
+        message_bytes_max_(server.options().message_bytes_max),
+        pool_(std::make_shared<BlockPool>(server.options().client_bytes_max)),
+        connection_(loop_, ConnectionOptions(server.options(), id), *this, pool_.get(), server.options().trace) {}
+
+  ClientId id() const { return id_; }
+  const std::string& peer() const { return peer_; }
+  bool connected() const { return server_ != nullptr && connection_.established(); }
+
+  // Takes the id of a connection request as far as accepting it.
+  verbs::VerbsResult<void> Accept(verbs::CmId id, const CmEvent& request) {
+    const ServerOptions& options = server_->options();
+    // The event's bytes are only there until the id is adopted.
+    const std::optional<PrivateData> theirs = FindPrivateData(request.private_data);
+    if (auto adopted = connection_.Adopt(std::move(id), request); !adopted) return adopted;
+    peer_ = connection_.PeerAddress();
+
+    // A responder exposes nothing, so whatever it exposes may be invalidated; and its device can send with invalidate.
+    const LocalCapabilities own{.inline_threshold = options.inline_threshold, .remote_invalidation = true};
+    const NegotiatedLimits limits = Negotiate(MakePrivateData(own), theirs);
+    Responder::Config config;
+    config.send_inline = limits.send_inline;
+    config.may_invalidate = limits.remote_invalidation;
+    config.reads_max = connection_.outgoing_reads();
+    config.data_limits.read_bytes_max = options.call_bytes_max;
+    config.name = options.name + "/" + std::to_string(id_);
+    responder_.emplace(config, connection_.send_arena(), connection_.receive_arena(), connection_, options.trace);
+    responder_->Start();
+    connection_.Attach(&*responder_);
+    const auto private_data = EncodePrivateData(MakePrivateData(own));
+    return connection_.Accept(private_data);
+  }
+
+  // Finishes what is in progress, then disconnects.
+  void Stop() {
+    stopping_ = true;
+    DisconnectIfIdle();
+  }
+  void Disconnect(std::string why) {
+    connection_.Close(/*gracefully=*/false, {.kind = CloseCause::Kind::kLocal, .text = std::move(why)});
+  }
+  void CloseNow() {
+    connection_.CloseNow();
+    server_ = nullptr;
+  }
+
+  ConnectionStats stats() const {
+    ConnectionStats stats = responder_ ? responder_->stats() : ConnectionStats{};
+    stats.registrations += pool_->registrations();
+    return stats;
+  }
+
+  // --- For Request; all do nothing, or say so, when the client is gone ---
+
+  std::optional<uint64_t> result_room(RequestId id, size_t i) const { return responder_->result_room(id, i); }
+
+  Block* Allocate(size_t bytes) { return pool_->Allocate(bytes); }
+  const std::shared_ptr<BlockPool>& pool() const { return pool_; }
+
+  void Finish(RequestState& state, const ReplyHeader& header, Request::ResultsWriter results,
+              std::shared_ptr<const void> memory, bool copy_items) {
+    if (!Encode(state, header, results, std::move(memory), copy_items)) {
+      // Results that do not fit the limit, or that XDR cannot express.
+      Encode(state, ErrorReply(responder_->xid(state.id), AcceptStat::kSystemErr), [](XdrWriter&) {}, nullptr, false);
+    }
+    --executing_;
+    AfterCommand();
+  }
+
+  uint32_t xid(RequestId id) const { return responder_->xid(id); }
+
+  // --- ConnectionOwner ---
+
+  std::vector<std::byte> OnDeviceReady() override { return {}; }
+
+  void OnEstablished(ConstBytes) override {
+    established_ = true;
+    if (server_ != nullptr) server_->OnEstablished(*this);
+  }
+
+  void OnProgress() override {
+    if (!responder_) return;
+    if (pool_->TakeFreed()) responder_->OnMemoryFreed(loop_.Now());
+    // Calls that arrive while the server stops are left to the disconnect: their client knows that they were not answered.
+    while (server_ != nullptr && !stopping_ && !server_->over()) {
+      const std::optional<RequestId> id = responder_->TakeRequest();
+      if (!id) break;
+      ++executing_;
+      Dispatch(*id);
+    }
+    DisconnectIfIdle();
+  }
+
+  void OnClosing(const CloseCause&) override {}
+
+  void OnClosed(const CloseCause& cause) override {
+    if (server_ != nullptr) std::exchange(server_, nullptr)->OnClosed(*this, cause, established_);
+  }
+
+ private:
+  void Dispatch(RequestId id) {
+    auto state = std::make_unique<RequestState>();
+    state->connection = shared_from_this();
+    state->id = id;
+    state->args = XdrReader(responder_->stream(id));
+    const uint32_t xid = responder_->xid(id);
+    Result<CallHeader, RpcFault> header = DecodeCall(state->args);
+    if (!header) {
+      const RpcFault& fault = header.error();
+      switch (fault.kind) {
+        case RpcFault::Kind::kRpcMismatch:
+          return Finish(*state, RpcMismatchReply(xid), [](XdrWriter&) {}, nullptr, false);
+        case RpcFault::Kind::kMalformed:
+          // [5666bis:5.5#4]
+          return Finish(*state, ErrorReply(xid, AcceptStat::kGarbageArgs), [](XdrWriter&) {}, nullptr, false);
+        case RpcFault::Kind::kNotACall:
+        case RpcFault::Kind::kNotAReply:
+          --executing_;
+          return responder_->Drop(id, loop_.Now());
+      }
+    }
+    state->header = std::move(*header);
+    const auto service = server_->services().find(state->header.prog);
+    if (service == server_->services().end()) {
+      return Finish(*state, ErrorReply(xid, AcceptStat::kProgUnavail), [](XdrWriter&) {}, nullptr, false);
+    }
+    const VersionRange versions = service->second->versions();
+    if (state->header.vers < versions.low || state->header.vers > versions.high) {
+      return Finish(*state, ProgMismatchReply(xid, versions), [](XdrWriter&) {}, nullptr, false);
+    }
+    service->second->Handle(Request(std::move(state)));
+  }
+
+  bool Encode(RequestState& state, const ReplyHeader& header, Request::ResultsWriter results,
+              std::shared_ptr<const void> memory, bool copy_items) {
+    std::vector<std::byte>& buffer = responder_->reply_buffer(state.id);
+    if (buffer.size() < kFirstReplyBuffer) buffer.resize(kFirstReplyBuffer);
+    while (true) {
+      XdrWriter out(buffer);
+      EncodeReply(header, out);
+      results(out);
+      if (out.ok()) {
+        Responder::ReplySpec reply{.message_size = out.written().size(), .items = out.eligible(), .memory = std::move(memory)};
+        if (copy_items && !reply.items.empty()) reply.memory = CopyItems(&reply.items);
+        return responder_->Complete(state.id, std::move(reply), loop_.Now()).has_value();
+      }
+      if (buffer.size() >= message_bytes_max_) return false;
+      buffer.resize(std::min<size_t>(buffer.size() * 2, message_bytes_max_));
+    }
+  }
+
+  static std::shared_ptr<const void> CopyItems(EligibleItems* items) {
+    size_t total = 0;
+    for (const EligibleItem& item : *items) total += item.data.size();
+    auto copy = std::make_shared<std::vector<std::byte>>(total);
+    size_t at = 0;
+    for (EligibleItem& item : *items) {
+      const MutableBytes place = MutableBytes(*copy).subspan(at, item.data.size());
+      at += CopyBytes(place, item.data);
+      item.data = place;
+    }
+    return copy;
+  }
+
+  // Replies come from handlers, inside OnProgress, or later from the loop. Then nobody else takes the commands.
+  void AfterCommand() {
+    if (pool_->TakeFreed()) responder_->OnMemoryFreed(loop_.Now());
+    connection_.Kick();
+    if (stopping_) DisconnectIfIdle();
+  }
+
+  void DisconnectIfIdle() {
+    if (!stopping_ || executing_ > 0 || disconnecting_) return;
+    disconnecting_ = true;
+    connection_.Close(/*gracefully=*/true, {.kind = CloseCause::Kind::kLocal, .text = "the server stopped"});
+  }
+
+  ServerImpl* server_;  // null once the server has forgotten this connection
+  EventLoop& loop_;
+  const ClientId id_;
+  const uint32_t message_bytes_max_;
+  std::string peer_;
+  bool established_ = false;
+  bool stopping_ = false;
+  bool disconnecting_ = false;
+  size_t executing_ = 0;  // requests handed out
+  std::shared_ptr<BlockPool> pool_;
+  std::optional<Responder> responder_;
+  Connection connection_;  // destroyed before the responder
+};
+
+// --- ServerImpl ---
+
+Result<void, CallError> ServerImpl::Listen(const sockaddr* address) {
+  const std::string what = "listen on " + FormatAddress(address);
+  const auto fail = [&](const verbs::VerbsError& error) {
+    return Err(ConnectError(what, {.kind = CloseCause::Kind::kDevice, .error = error.error, .text = error.ToString()}));
+  };
+  auto channel = CmChannel::Create(loop_);
+  if (!channel) return fail(channel.error());
+  auto listener = Listener::Listen(**channel, address, options_.backlog,
+                                   [this](verbs::CmId id, const CmEvent& request) { OnRequest(std::move(id), request); });
+  if (!listener) return fail(listener.error());
+  channel_ = std::move(*channel);
+  listener_ = std::move(*listener);
+  return {};
+}
+
+void ServerImpl::OnRequest(verbs::CmId id, const CmEvent& request) {
+  if (stopping_ || over_ || connections_.size() >= options_.clients_max) {
+    ++stats_.clients_rejected;
+    rdma_reject(id.get(), nullptr, 0);
+    return;
+  }
+  const ClientId client = next_client_++;
+  auto connection = std::make_shared<ServerConnection>(*this, client);
+  if (auto accepted = connection->Accept(std::move(id), request); !accepted) {
+    ++stats_.clients_rejected;
+    Trace(options_.trace, loop_.Now(), options_.name, "client.rejected", {{"why", accepted.error().ToString()}});
+    connection->CloseNow();
+    // Its engine may still be on the stack of nobody; the loop lets go of it.
+    return;
+  }
+  connections_.emplace(client, std::move(connection));
+}
+
+void ServerImpl::OnEstablished(ServerConnection& connection) {
+  ++stats_.clients_total;
+  ++stats_.clients;
+  for (const auto& [program, service] : services_) service->OnClientConnected(connection.id(), connection.peer());
+  if (on_client_connected) on_client_connected(connection.peer());
+}
+
+void ServerImpl::OnClosed(ServerConnection& connection, const CloseCause& cause, bool was_established) {
+  const auto found = connections_.find(connection.id());
+  if (found == connections_.end()) return;
+  // Called from inside the connection: the loop destroys it.
+  std::shared_ptr<ServerConnection> keep = std::move(found->second);
+  connections_.erase(found);
+  const ConnectionStats stats = connection.stats();
+  stats_.connections += stats;
+  stats_.connections.credits_granted = 0;
+  if (was_established) {
+    --stats_.clients;
+    for (const auto& [program, service] : services_) service->OnClientGone(connection.id());
+    if (on_client_gone) on_client_gone(connection.peer(), cause.text, stats);
+  }
+  loop_.Post([keep = std::move(keep)] {});
+  FinishStopIfIdle();
+}
+
+void ServerImpl::Stop(Duration grace, UniqueFunction<void()> done) {
+  on_stopped_ = std::move(done);
+  if (!std::exchange(stopping_, true)) {
+    // Not from inside the listener's own event: its channel also serves the connections.
+    loop_.Post([weak = weak_from_this()] {
+      if (auto self = weak.lock()) self->listener_.reset();
+    });
+  }
+  auto connections = connections_;
+  for (auto& [client, connection] : connections) connection->Stop();
+  grace_timer_ = loop_.At(loop_.Now() + grace, [weak = weak_from_this()] {
+    auto self = weak.lock();
+    if (!self) return;
+    self->grace_timer_ = 0;
+    auto connections = self->connections_;
+    for (auto& [client, connection] : connections) connection->Disconnect("the server stopped before the call was done");
+  });
+  loop_.Post([weak = weak_from_this()] {
+    if (auto self = weak.lock()) self->FinishStopIfIdle();
+  });
+}
+
+void ServerImpl::FinishStopIfIdle() {
+  if (!stopping_ || !connections_.empty()) return;
+  if (grace_timer_ != 0) loop_.Cancel(std::exchange(grace_timer_, 0));
+  if (on_stopped_) {
+    auto done = std::make_shared<UniqueFunction<void()>>(std::move(on_stopped_));
+    loop_.Post([done] { (*done)(); });
+  }
+}
+
+// ~Server: when this returns, no connection is left; Requests keep theirs as an empty shell.
+void ServerImpl::Shutdown() {
+  over_ = true;
+  if (grace_timer_ != 0) loop_.Cancel(std::exchange(grace_timer_, 0));
+  on_stopped_ = nullptr;
+  for (auto& [client, connection] : connections_) {
+    connection->CloseNow();
+    // One of its handlers may be what destroys the server.
+    loop_.Post([keep = connection] {});
+  }
+  connections_.clear();
+  listener_.reset();
+  channel_.reset();
+}
+
+ServerStats ServerImpl::stats() const {
+  ServerStats stats = stats_;
+  for (const auto& [client, connection] : connections_) stats.connections += connection->stats();
+  return stats;
+}
+
+}  // namespace internal
+
+// --- Buffer ---
+
+Buffer::Buffer() = default;
+Buffer::Buffer(Buffer&& other) noexcept
+    : pool_(std::move(other.pool_)),
+      block_(std::exchange(other.block_, nullptr)),
+      bytes_(std::exchange(other.bytes_, {})) {}
+Buffer& Buffer::operator=(Buffer&& other) noexcept {
+  if (this == &other) return *this;
+  if (block_ != nullptr) pool_->Free(block_);
+  pool_ = std::move(other.pool_);
+  block_ = std::exchange(other.block_, nullptr);
+  bytes_ = std::exchange(other.bytes_, {});
+  return *this;
+}
+Buffer::~Buffer() {
+  if (block_ != nullptr) pool_->Free(block_);
+}
+
+// --- Request ---
+
+Request::Request(std::unique_ptr<internal::RequestState> state) : state_(std::move(state)) {}
+Request::Request(Request&&) noexcept = default;
+Request& Request::operator=(Request&& other) noexcept {
+  if (this == &other) return *this;
+  if (state_) Fail(AcceptStat::kSystemErr);
+  state_ = std::move(other.state_);
+  return *this;
+}
+Request::~Request() {
+  if (state_) Fail(AcceptStat::kSystemErr);
+}
+
+uint32_t Request::program() const { return state_->header.prog; }
+uint32_t Request::version() const { return state_->header.vers; }
+uint32_t Request::procedure() const { return state_->header.proc; }
+const CallHeader& Request::header() const { return state_->header; }
+ClientId Request::client() const { return state_->connection->id(); }
+const std::string& Request::peer() const { return state_->connection->peer(); }
+bool Request::connected() const { return state_->connection->connected(); }
+XdrReader& Request::args() { return state_->args; }
+
+std::optional<uint64_t> Request::result_room(size_t i) const {
+  return state_->connection->result_room(state_->id, i);
+}
+
+std::optional<Buffer> Request::Allocate(size_t bytes) {
+  internal::Block* block = state_->connection->Allocate(bytes);
+  if (block == nullptr) return std::nullopt;
+  Buffer buffer;
+  buffer.pool_ = state_->connection->pool();
+  buffer.block_ = block;
+  buffer.bytes_ = MutableBytes(block->storage.get(), bytes);
+  return buffer;
+}
+
+void Request::Reply() {
+  Reply([](XdrWriter&) {}, std::shared_ptr<const void>());
+}
+
+void Request::Reply(ResultsWriter results) {
+  STAGECOACH_CHECK(state_ != nullptr);
+  const auto state = std::move(state_);
+  state->connection->Finish(*state, SuccessReply(state->connection->xid(state->id)), results, nullptr, true);
+}
+
+void Request::Reply(ResultsWriter results, Buffer memory) {
+  Reply(results, std::shared_ptr<const void>(std::make_shared<Buffer>(std::move(memory))));
+}
+
+void Request::Reply(ResultsWriter results, std::shared_ptr<const void> memory) {
+  STAGECOACH_CHECK(state_ != nullptr);
+  const auto state = std::move(state_);
+  state->connection->Finish(*state, SuccessReply(state->connection->xid(state->id)), results, std::move(memory), false);
+}
+
+void Request::Fail(AcceptStat stat) {
+  STAGECOACH_CHECK(state_ != nullptr);
+  const auto state = std::move(state_);
+  state->connection->Finish(*state, ErrorReply(state->connection->xid(state->id), stat), [](XdrWriter&) {}, nullptr,
+                            false);
+}
+
+void Request::Deny(AuthStat stat) {
+  STAGECOACH_CHECK(state_ != nullptr);
+  const auto state = std::move(state_);
+  state->connection->Finish(*state, AuthErrorReply(state->connection->xid(state->id), stat), [](XdrWriter&) {}, nullptr,
+                            false);
+}
+
+// --- Server ---
+
+Server::Server(EventLoop& loop, ServerOptions options)
+    : impl_(std::make_shared<internal::ServerImpl>(loop, std::move(options))) {}
+
+Server::~Server() { impl_->Shutdown(); }
+
+void Server::Register(Service* service) { impl_->Register(service); }
+
+Result<void, CallError> Server::Listen(std::string_view host, uint16_t port) {
+  auto address = internal::ResolveHost(std::string(host), port);
+  if (!address) {
+    CallError error;
+    error.kind = CallError::Kind::kResolve;
+    error.message = "listen on " + internal::FormatHostPort(host, port) + ": " + address.error();
+    return Err(std::move(error));
+  }
+  return impl_->Listen(address->get());
+}
+Result<void, CallError> Server::Listen(const sockaddr* address) { return impl_->Listen(address); }
+uint16_t Server::port() const { return impl_->port(); }
+void Server::Stop(Duration grace, UniqueFunction<void()> done) { impl_->Stop(grace, std::move(done)); }
+ServerStats Server::stats() const { return impl_->stats(); }
+void Server::OnClientConnected(UniqueFunction<void(const std::string&)> observer) {
+  impl_->on_client_connected = std::move(observer);
+}
+void Server::OnClientGone(
+    UniqueFunction<void(const std::string&, const std::string&, const ConnectionStats&)> observer) {
+  impl_->on_client_gone = std::move(observer);
+}
+
+}  // namespace stagecoach::rpcrdma

@@ -1,0 +1,79 @@
+#include "rpcrdma/verbs/block_pool.h"
+
+#include <algorithm>
+#include <new>
+#include <utility>
+
+#include "base/check.h"
+
+namespace stagecoach::rpcrdma::internal {
+
+Block* BlockPool::Allocate(size_t bytes) {
+  if (bytes > bytes_max_ - std::min(bytes_used_, bytes_max_)) return nullptr;
+  size_t size_class = 0;
+  size_t capacity = kSmallest;
+  while (capacity < bytes && size_class + 1 < kClasses) {
+    capacity *= 2;
+    ++size_class;
+  }
+  if (capacity < bytes) return nullptr;
+
+  std::unique_ptr<Block> block;
+  if (auto& kept = free_[size_class]; !kept.empty()) {
+    block = std::move(kept.back());
+    kept.pop_back();
+    bytes_kept_ -= block->capacity;
+  } else {
+    block = std::make_unique<Block>();
+    block->storage.reset(new (std::nothrow) std::byte[capacity]);
+    if (block->storage == nullptr) return nullptr;
+    block->capacity = capacity;
+    block->size_class = size_class;
+  }
+  block->used = bytes;
+  bytes_used_ += bytes;
+  Block* const result = block.get();
+  in_use_.emplace(result->storage.get(), std::move(block));
+  return result;
+}
+
+void BlockPool::Free(Block* block) {
+  const auto found = in_use_.find(block->storage.get());
+  STAGECOACH_CHECK(found != in_use_.end());
+  std::unique_ptr<Block> owned = std::move(found->second);
+  in_use_.erase(found);
+  bytes_used_ -= owned->used;
+  freed_ = true;
+  if (bytes_kept_ + owned->capacity > kKeptMax) return;
+  bytes_kept_ += owned->capacity;
+  free_[owned->size_class].push_back(std::move(owned));
+}
+
+Block* BlockPool::Find(const void* address) {
+  auto after = in_use_.upper_bound(static_cast<const std::byte*>(address));
+  if (after == in_use_.begin()) return nullptr;
+  Block* const block = std::prev(after)->second.get();
+  return static_cast<const std::byte*>(address) < block->storage.get() + block->capacity ? block : nullptr;
+}
+
+std::optional<uint32_t> BlockPool::LocalKey(Block* block) {
+  if (!block->region) {
+    if (domain_ == nullptr) return std::nullopt;
+    auto region =
+        verbs::RegisterMemory(domain_, block->storage.get(), block->capacity, IBV_ACCESS_LOCAL_WRITE);
+    if (!region) return std::nullopt;
+    block->region = std::move(*region);
+    ++registrations_;
+  }
+  return block->region->lkey;
+}
+
+void BlockPool::DropRegistrations() {
+  domain_ = nullptr;
+  for (auto& kept : free_) {
+    for (auto& block : kept) block->region = {};
+  }
+  for (auto& [address, block] : in_use_) block->region = {};
+}
+
+}  // namespace stagecoach::rpcrdma::internal

@@ -1,0 +1,68 @@
+// BlockPool: the working memory of one server connection, counted against its client's allowance.
+//
+// Blocks come in powers of two and are kept for the next user, together with a registration for local use that is made at first need: a
+// result that is written from a block costs no registration of its own. Nothing here is reachable by the peer.
+//
+// The memory outlives the connection for as long as somebody holds a block; the registrations end with the protection domain
+// (DropRegistrations). Not thread-safe.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "base/bytes.h"
+#include "verbs_shim/cxx/handles.h"
+
+namespace stagecoach::rpcrdma::internal {
+
+struct Block {
+  std::unique_ptr<std::byte[]> storage;
+  size_t capacity = 0;
+  size_t used = 0;  // bytes asked for; what counts against the allowance
+  size_t size_class = 0;
+  verbs::MemoryRegion region;
+};
+
+class BlockPool {
+ public:
+  explicit BlockPool(uint64_t bytes_max) : bytes_max_(bytes_max) {}
+  BlockPool(const BlockPool&) = delete;
+  BlockPool& operator=(const BlockPool&) = delete;
+
+  // Null when the allowance is used up or the system has no memory. `bytes` may be 0.
+  Block* Allocate(size_t bytes);
+  void Free(Block* block);
+  // The block that `address` lies in, if any is in use.
+  Block* Find(const void* address);
+
+  // The local key of a block, registering it if need be; nullopt when the device refuses, or after DropRegistrations.
+  std::optional<uint32_t> LocalKey(Block* block);
+  void SetDomain(ibv_pd* domain) { domain_ = domain; }
+  // Before the protection domain goes.
+  void DropRegistrations();
+
+  uint64_t bytes_used() const { return bytes_used_; }
+  uint64_t registrations() const { return registrations_; }
+  // Whether Free() was called since the last time this was asked.
+  bool TakeFreed() { return std::exchange(freed_, false); }
+
+ private:
+  static constexpr size_t kSmallest = 4096;
+  static constexpr size_t kClasses = 20;  // up to 2 GiB
+  static constexpr uint64_t kKeptMax = 64u << 20;
+
+  const uint64_t bytes_max_;
+  ibv_pd* domain_ = nullptr;
+  uint64_t bytes_used_ = 0;
+  uint64_t bytes_kept_ = 0;
+  uint64_t registrations_ = 0;
+  bool freed_ = false;
+  std::array<std::vector<std::unique_ptr<Block>>, kClasses> free_;
+  std::map<const std::byte*, std::unique_ptr<Block>> in_use_;  // by address, for Find only
+};
+
+}  // namespace stagecoach::rpcrdma::internal

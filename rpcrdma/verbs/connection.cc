@@ -1,0 +1,826 @@
+#include "rpcrdma/verbs/connection.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "base/check.h"
+
+namespace stagecoach::rpcrdma::internal {
+namespace {
+
+using verbs::VerbsError;
+using verbs::VerbsResult;
+
+// How long the two stages of closing wait for the peer, and for the device, before going on without.
+constexpr Duration kDrainTime = 1s;
+// How long a client may take from our acceptance to the end of its handshake.
+constexpr Duration kAcceptTime = 10s;
+// rdma_cm wants a number for its own timers; ours is the one that counts.
+constexpr int kResolveTimeoutMs = 5000;
+constexpr uint8_t kRetryCount = 7;
+// Places on the send queue kept for requests of our own: one that tells when it is idle, one that tells when it has drained.
+constexpr uint32_t kMarkers = 2;
+
+VerbsResult<void> Status(int result, const char* call) {
+  if (result == 0) return {};
+  return Err(VerbsError{.error = errno, .call = call});
+}
+
+std::string FormatAddress(const sockaddr* address) {
+  char text[INET6_ADDRSTRLEN] = {};
+  if (address != nullptr && address->sa_family == AF_INET) {
+    const auto* in = reinterpret_cast<const sockaddr_in*>(address);
+    inet_ntop(AF_INET, &in->sin_addr, text, sizeof(text));
+    return std::string(text) + ":" + std::to_string(ntohs(in->sin_port));
+  }
+  if (address != nullptr && address->sa_family == AF_INET6) {
+    const auto* in6 = reinterpret_cast<const sockaddr_in6*>(address);
+    inet_ntop(AF_INET6, &in6->sin6_addr, text, sizeof(text));
+    return "[" + std::string(text) + "]:" + std::to_string(ntohs(in6->sin6_port));
+  }
+  return {};
+}
+
+int AccessOf(MemoryUse use, bool iwarp) {
+  switch (use) {
+    case MemoryUse::kReadByPeer:
+      return IBV_ACCESS_REMOTE_READ;
+    case MemoryUse::kWrittenByPeer:
+      return IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
+    case MemoryUse::kReadSink:
+      // On iWARP the response to a Read is a tagged message to the sink's steering tag: the sink must admit remote writes.
+      return IBV_ACCESS_LOCAL_WRITE | (iwarp ? IBV_ACCESS_REMOTE_WRITE : 0);
+    case MemoryUse::kWriteSource:
+      return 0;
+  }
+  return 0;
+}
+
+CloseCause CauseOf(const Disconnect& command) {
+  switch (command.why) {
+    case Disconnect::Why::kAsked:
+      break;
+    case Disconnect::Why::kCallTimedOut:
+      return {.kind = CloseCause::Kind::kTransport, .error = ETIMEDOUT, .text = "closed because a call timed out"};
+    case Disconnect::Why::kNoResources:
+      return {.kind = CloseCause::Kind::kDevice, .error = ENOMEM, .text = "closed because the device could not register memory"};
+  }
+  return {.kind = CloseCause::Kind::kLocal, .text = "closed by this end"};
+}
+
+}  // namespace
+
+Connection::Connection(EventLoop& loop, const Options& options, ConnectionOwner& owner, BlockPool* pool,
+                       TraceSink* trace)
+    : loop_(loop),
+      options_(options),
+      owner_(owner),
+      pool_(pool),
+      trace_(trace),
+      ledger_(options.send_slots + options.other_requests + kMarkers) {}
+
+Connection::~Connection() {
+  if (state_ == State::kClosed || state_ == State::kIdle) {
+    DestroyResources();
+    return;
+  }
+  engine_ = nullptr;
+  CloseNow();
+}
+
+// --- Making a connection ---
+
+void Connection::Connect(CmChannel& channel, const sockaddr* address, Duration timeout) {
+  STAGECOACH_CHECK(state_ == State::kIdle);
+  state_ = State::kResolving;
+  connect_timer_ = loop_.At(loop_.Now() + timeout, [this] {
+    connect_timer_ = 0;
+    Fail({.kind = CloseCause::Kind::kTimedOut, .error = ETIMEDOUT, .text = "no answer in time"});
+  });
+  auto id = channel.CreateId(this);
+  if (!id) return FailDevice(id.error());
+  id_ = std::move(*id);
+  // The stock prototype takes the address without const and does not change it.
+  if (rdma_resolve_addr(id_.get(), nullptr, const_cast<sockaddr*>(address), kResolveTimeoutMs) != 0) {
+    const int error = errno;
+    Fail({.kind = CloseCause::Kind::kUnreachable, .error = error, .text = std::strerror(error)});
+  }
+}
+
+VerbsResult<void> Connection::Adopt(verbs::CmId id, const CmEvent& request) {
+  STAGECOACH_CHECK(state_ == State::kIdle);
+  state_ = State::kAccepting;
+  id_ = std::move(id);
+  id_->context = static_cast<CmHandler*>(this);
+  // Their initiator depth is what they may have outstanding towards us, their responder resources what we may.
+  outgoing_reads_ = std::min<uint32_t>(options_.outgoing_reads, request.initiator_depth);
+  incoming_reads_ = std::min<uint32_t>(options_.incoming_reads, request.responder_resources);
+  auto created = CreateResources();
+  if (!created) {
+    rdma_reject(id_.get(), nullptr, 0);
+    state_ = State::kClosed;
+    DestroyResources();
+  }
+  return created;
+}
+
+VerbsResult<void> Connection::Accept(ConstBytes private_data) {
+  STAGECOACH_CHECK(state_ == State::kAccepting && engine_ != nullptr);
+  rdma_conn_param parameters = {};
+  parameters.private_data = private_data.data();
+  parameters.private_data_len = static_cast<uint8_t>(private_data.size());
+  parameters.responder_resources = static_cast<uint8_t>(incoming_reads_);
+  parameters.initiator_depth = static_cast<uint8_t>(outgoing_reads_);
+  parameters.rnr_retry_count = kRetryCount;
+  connect_timer_ = loop_.At(loop_.Now() + kAcceptTime, [this] {
+    connect_timer_ = 0;
+    Fail({.kind = CloseCause::Kind::kTimedOut,
+          .error = ETIMEDOUT,
+          .text = "the client did not complete the connection in time"});
+  });
+  return Status(rdma_accept(id_.get(), &parameters), "rdma_accept");
+}
+
+VerbsResult<void> Connection::CreateResources() {
+  ibv_context* const context = id_->verbs;
+  if (context == nullptr) return Err(VerbsError{.error = ENODEV, .call = "rdma_resolve_addr"});
+  ibv_device_attr device = {};
+  if (const int error = ibv_query_device(context, &device); error != 0) {
+    return Err(VerbsError{.error = error, .call = "ibv_query_device"});
+  }
+  iwarp_ = context->device->transport_type == IBV_TRANSPORT_IWARP;
+  windows_ = options_.memory_windows && (device.device_cap_flags & IBV_DEVICE_MEM_WINDOW_TYPE_2B) != 0;
+  outgoing_reads_ = std::min<uint32_t>(outgoing_reads_, std::max(device.max_qp_init_rd_atom, 0));
+  incoming_reads_ = std::min<uint32_t>(incoming_reads_, std::max(device.max_qp_rd_atom, 0));
+  segment_length_max_ = static_cast<uint32_t>(std::min<uint64_t>(device.max_mr_size, segment_length_max_));
+
+  auto domain = verbs::AllocatePd(context);
+  if (!domain) return Err(domain.error());
+  domain_ = std::move(*domain);
+  if (pool_ != nullptr) pool_->SetDomain(domain_.get());
+  auto channel = verbs::CreateCompletionChannel(context);
+  if (!channel) return Err(channel.error());
+  channel_ = std::move(*channel);
+  const uint32_t send_requests = options_.send_slots + options_.other_requests + kMarkers;
+  auto queue = verbs::CreateCq(context, static_cast<int>(send_requests + options_.receive_slots), nullptr,
+                               channel_.get());
+  if (!queue) return Err(queue.error());
+  queue_ = std::move(*queue);
+
+  ibv_qp_init_attr attributes = {};
+  attributes.send_cq = queue_.get();
+  attributes.recv_cq = queue_.get();
+  attributes.qp_type = IBV_QPT_RC;
+  attributes.cap.max_send_wr = send_requests;
+  attributes.cap.max_recv_wr = options_.receive_slots;
+  attributes.cap.max_send_sge = 1;
+  attributes.cap.max_recv_sge = 1;
+  if (auto created = verbs::CreateCmQp(id_.get(), domain_.get(), &attributes); !created) return Err(created.error());
+
+  if (auto arena = CreateArena(options_.send_slots, &send_memory_, &send_region_, &send_arena_); !arena) return arena;
+  if (auto arena = CreateArena(options_.receive_slots, &receive_memory_, &receive_region_, &receive_arena_); !arena) {
+    return arena;
+  }
+  return CheckWatch();
+}
+
+VerbsResult<void> Connection::CreateArena(uint32_t slots, std::vector<std::byte>* memory, verbs::MemoryRegion* region,
+                                          BufferArena* arena) {
+  memory->assign(size_t{slots} * options_.slot_size + kArenaTail, std::byte{});
+  auto registered =
+      verbs::RegisterMemory(domain_.get(), memory->data(), memory->size(), IBV_ACCESS_LOCAL_WRITE);
+  if (!registered) return Err(registered.error());
+  *region = std::move(*registered);
+  *arena = {.memory = *memory, .slot_size = options_.slot_size, .slots = slots, .local_key = (*region)->lkey};
+  return {};
+}
+
+VerbsResult<void> Connection::CheckWatch() {
+  watch_ = loop_.WatchReadable(channel_->fd, [this] { OnChannelReadable(); });
+  if (watch_ == 0) return Err(VerbsError{.error = errno, .call = "watch of the completion channel"});
+  poller_ = loop_.AddPoller({.poll = [this] { return Poll(); },
+                             .busy = [this] { return Busy(); },
+                             .arm = [this] { return Arm(); }});
+  return {};
+}
+
+void Connection::Attach(ConnectionEngine* engine) {
+  engine_ = engine;
+  Kick();
+}
+
+void Connection::OnCmEvent(const CmEvent& event) {
+  switch (event.type) {
+    case RDMA_CM_EVENT_ADDR_RESOLVED:
+      if (state_ == State::kResolving && rdma_resolve_route(id_.get(), kResolveTimeoutMs) != 0) {
+        const int error = errno;
+        Fail({.kind = CloseCause::Kind::kUnreachable, .error = error, .text = std::strerror(error)});
+      }
+      return;
+    case RDMA_CM_EVENT_ROUTE_RESOLVED: {
+      if (state_ != State::kResolving) return;
+      incoming_reads_ = options_.incoming_reads;
+      outgoing_reads_ = options_.outgoing_reads;
+      if (auto created = CreateResources(); !created) return FailDevice(created.error());
+      state_ = State::kConnecting;
+      const std::vector<std::byte> private_data = owner_.OnDeviceReady();
+      rdma_conn_param parameters = {};
+      parameters.private_data = private_data.data();
+      parameters.private_data_len = static_cast<uint8_t>(private_data.size());
+      parameters.responder_resources = static_cast<uint8_t>(incoming_reads_);
+      parameters.initiator_depth = static_cast<uint8_t>(outgoing_reads_);
+      parameters.retry_count = kRetryCount;
+      parameters.rnr_retry_count = kRetryCount;
+      if (rdma_connect(id_.get(), &parameters) != 0) FailDevice({.error = errno, .call = "rdma_connect"});
+      return;
+    }
+    case RDMA_CM_EVENT_ESTABLISHED:
+      return OnEstablishedEvent(event);
+    case RDMA_CM_EVENT_ADDR_ERROR:
+    case RDMA_CM_EVENT_ROUTE_ERROR:
+    case RDMA_CM_EVENT_CONNECT_ERROR:
+    case RDMA_CM_EVENT_UNREACHABLE:
+    case RDMA_CM_EVENT_REJECTED:
+    case RDMA_CM_EVENT_DISCONNECTED:
+    case RDMA_CM_EVENT_DEVICE_REMOVAL:
+      return OnPeerGone(event);
+    default:
+      return;  // TIMEWAIT_EXIT and what only multicast and other roles get
+  }
+}
+
+void Connection::OnEstablishedEvent(const CmEvent& event) {
+  if (state_ != State::kConnecting && state_ != State::kAccepting) return;
+  CancelTimers();
+  state_ = State::kEstablished;
+  Trace(trace_, loop_.Now(), options_.name, "established", {{"private_data", ToHex(event.private_data)}});
+  owner_.OnEstablished(event.private_data);
+  if (state_ != State::kEstablished) return;
+  // Completions that came before this event could not be answered yet.
+  Poll();
+  Progress();
+}
+
+void Connection::OnPeerGone(const CmEvent& event) {
+  CloseCause cause{.kind = CloseCause::Kind::kPeer, .error = std::abs(event.status), .text = "peer closed the connection"};
+  switch (event.type) {
+    case RDMA_CM_EVENT_REJECTED:
+    case RDMA_CM_EVENT_CONNECT_ERROR:
+    case RDMA_CM_EVENT_UNREACHABLE:
+      // iWARP reports nobody listening and a peer that declined with the same event; the status tells.
+      if (cause.error == ECONNREFUSED) {
+        cause.kind = CloseCause::Kind::kRefused;
+        cause.text = "connection refused";
+      } else if (event.type == RDMA_CM_EVENT_REJECTED) {
+        cause.kind = CloseCause::Kind::kRejected;
+        cause.text = "the peer rejected the connection";
+      } else {
+        cause.kind = CloseCause::Kind::kUnreachable;
+        cause.text = cause.error != 0 ? std::strerror(cause.error) : "unreachable";
+      }
+      break;
+    case RDMA_CM_EVENT_ADDR_ERROR:
+    case RDMA_CM_EVENT_ROUTE_ERROR:
+      cause.kind = CloseCause::Kind::kUnreachable;
+      cause.text = cause.error != 0 ? std::strerror(cause.error) : "no RDMA device leads there";
+      break;
+    case RDMA_CM_EVENT_DEVICE_REMOVAL:
+      cause.kind = CloseCause::Kind::kDevice;
+      cause.text = "the RDMA device was removed";
+      break;
+    default:
+      break;
+  }
+  // What arrived before the end is delivered first.
+  if (state_ == State::kEstablished) {
+    while (state_ == State::kEstablished && Poll()) {
+    }
+  }
+  if (state_ == State::kClosed) return;
+  if (state_ == State::kClosing) {
+    EnterError();
+    Progress();
+    return;
+  }
+  Fail(std::move(cause));
+}
+
+// --- Completions ---
+
+bool Connection::Busy() const {
+  return state_ != State::kClosed && (options_.always_busy || state_ == State::kClosing ||
+                                      (engine_ != nullptr && engine_->Waiting()));
+}
+
+bool Connection::Poll() {
+  if (!queue_ || in_progress_) return false;
+  const int count = ibv_poll_cq(queue_.get(), kBatch, completions_);
+  if (count == 0) return false;
+  if (count < 0) {
+    FailDevice({.error = -count, .call = "ibv_poll_cq"});
+    return true;
+  }
+  for (int i = 0; i < count; ++i) HandleCompletion(completions_[i]);
+  Progress();
+  return true;
+}
+
+// Just before the loop sleeps. Anything that completed before arming would not wake us: look once more.
+bool Connection::Arm() {
+  if (!queue_) return true;
+  if (!armed_) {
+    if (const int error = ibv_req_notify_cq(queue_.get(), 0); error != 0) {
+      FailDevice({.error = error, .call = "ibv_req_notify_cq"});
+      return false;
+    }
+    armed_ = true;
+  }
+  return !Poll();
+}
+
+void Connection::OnChannelReadable() {
+  ibv_cq* queue = nullptr;
+  void* context = nullptr;
+  if (ibv_get_cq_event(channel_.get(), &queue, &context) != 0) return;
+  ibv_ack_cq_events(queue, 1);
+  armed_ = false;
+  Poll();
+}
+
+void Connection::HandleCompletion(const ibv_wc& completion) {
+  if ((completion.wr_id & kReceiveId) == 0) return OnSendCompletion(completion);
+  STAGECOACH_CHECK(receives_outstanding_ > 0);
+  --receives_outstanding_;
+  if (completion.status != IBV_WC_SUCCESS) return OnFailedCompletion(completion);
+  if (engine_ == nullptr) return;
+  std::optional<uint32_t> invalidated;
+  if ((completion.wc_flags & IBV_WC_WITH_INV) != 0) invalidated = completion.invalidated_rkey;
+  engine_->OnReceive(static_cast<uint32_t>(completion.wr_id), completion.byte_len, invalidated, loop_.Now());
+}
+
+void Connection::OnSendCompletion(const ibv_wc& completion) {
+  if (!ledger_.Contains(completion.wr_id)) return;
+  // Those before it succeeded without saying so.
+  while (ledger_.oldest() < completion.wr_id) FinishEntry(ledger_.Pop());
+  const SendEntry entry = ledger_.Pop();
+  if (completion.status != IBV_WC_SUCCESS) return OnFailedCompletion(completion);
+  FinishEntry(entry);
+}
+
+void Connection::FinishEntry(const SendEntry& entry) {
+  if (entry.kind == SendEntry::Kind::kLocalInvalidate) ReleaseRegistration(entry.registration);
+  if (engine_ == nullptr) return;
+  switch (entry.kind) {
+    case SendEntry::Kind::kSend:
+      engine_->OnSendDone(entry.tag, loop_.Now());
+      break;
+    case SendEntry::Kind::kRead:
+      engine_->OnReadDone(entry.tag, loop_.Now());
+      break;
+    case SendEntry::Kind::kLocalInvalidate:
+      engine_->OnInvalidated(entry.tag, loop_.Now());
+      break;
+    case SendEntry::Kind::kWrite:
+    case SendEntry::Kind::kBind:
+    case SendEntry::Kind::kMarker:
+      break;
+  }
+}
+
+// The queue pair is in the error state now. A flushed request only says that something else happened, most often that the peer is gone.
+void Connection::OnFailedCompletion(const ibv_wc& completion) {
+  if (state_ == State::kClosing) {
+    EnterError();
+    return;
+  }
+  if (completion.status == IBV_WC_WR_FLUSH_ERR) {
+    BeginClosing({.kind = CloseCause::Kind::kPeer, .text = "peer closed the connection"});
+  } else {
+    BeginClosing({.kind = CloseCause::Kind::kTransport,
+                  .text = std::string("an RDMA operation failed: ") + ibv_wc_status_str(completion.status)});
+  }
+}
+
+// --- Commands ---
+
+void Connection::Kick() {
+  if (!in_progress_) Flush();
+  ArmDeadline();
+}
+
+// After anything happened: post what the engine wants, let the owner have its outputs, post what that led to.
+void Connection::Progress() {
+  if (in_progress_ || state_ == State::kClosed) return;
+  in_progress_ = true;
+  Flush();
+  if (engine_ != nullptr) owner_.OnProgress();
+  if (state_ != State::kClosed) Flush();
+  in_progress_ = false;
+  if (state_ == State::kClosed) return;
+  ArmDeadline();
+  if (close_when_idle_ && ledger_.empty() && state_ == State::kEstablished) {
+    BeginClosing(*cause_);
+  }
+  if (state_ == State::kClosing && Drained()) FinishClosing();
+}
+
+void Connection::Flush() {
+  while (FillBatch()) {
+    if (!PostBatch()) return;
+  }
+}
+
+// Takes commands until there are none, or a batch or the send queue is full. True: there is something to post.
+bool Connection::FillBatch() {
+  sends_ = 0;
+  receives_ = 0;
+  if (engine_ == nullptr || state_ == State::kClosing || state_ == State::kClosed) return false;
+  while (sends_ < kBatch && receives_ < kBatch) {
+    if (!held_) {
+      held_ = engine_->TakeCommand();
+      if (!held_) break;
+    }
+    // Binds stand ahead of the Send that names what they expose.
+    while (!binds_.empty() && sends_ < kBatch && ledger_.room() > kMarkers) AddBind(binds_.pop());
+    const Command command = *held_;
+    if (!Interpret(command)) break;
+    held_.reset();
+    if (state_ == State::kClosing || state_ == State::kClosed) break;
+  }
+  return sends_ > 0 || receives_ > 0;
+}
+
+// False: not now, the send queue is full or not usable yet; hold it.
+bool Connection::Interpret(const Command& command) {
+  if (const auto* receive = std::get_if<PostReceive>(&command)) {
+    ibv_sge& sge = receive_sge_[receives_];
+    const MutableBytes slot = receive_arena_.slot(receive->slot);
+    sge = {.addr = reinterpret_cast<uintptr_t>(slot.data()),
+           .length = static_cast<uint32_t>(slot.size()),
+           .lkey = receive_arena_.local_key};
+    ibv_recv_wr& request = receive_wr_[receives_];
+    request = {.wr_id = kReceiveId | receive->slot, .next = nullptr, .sg_list = &sge, .num_sge = 1};
+    if (receives_ > 0) receive_wr_[receives_ - 1].next = &request;
+    ++receives_;
+    return true;
+  }
+  if (const auto* disconnect = std::get_if<Disconnect>(&command)) {
+    PostBatch();
+    BeginClosing(CauseOf(*disconnect));
+    return true;
+  }
+  const auto* invalidate = std::get_if<Invalidate>(&command);
+  if (invalidate != nullptr &&
+      (invalidate->by_peer || !exposed_[invalidate->registration - 1].window)) {
+    InvalidateNow(*invalidate);
+    return true;
+  }
+
+  if (ledger_.room() <= kMarkers || sends_ == kBatch || !binds_.empty() || state_ != State::kEstablished) return false;
+  if (const auto* send = std::get_if<PostSend>(&command)) {
+    const bool signaled = send->prompt || ++unsignaled_ >= options_.signal_interval;
+    ibv_send_wr& request = NextSend({.kind = SendEntry::Kind::kSend, .tag = send->slot},
+                                    ConstBytes(send_arena_.slot(send->slot)).first(send->length),
+                                    send_arena_.local_key, signaled);
+    request.opcode = send->invalidate ? IBV_WR_SEND_WITH_INV : IBV_WR_SEND;
+    if (send->invalidate) request.invalidate_rkey = *send->invalidate;
+  } else if (const auto* read = std::get_if<PostRead>(&command)) {
+    ibv_send_wr& request =
+        NextSend({.kind = SendEntry::Kind::kRead, .tag = read->tag}, read->sink, read->local_key, true);
+    request.opcode = IBV_WR_RDMA_READ;
+    request.wr.rdma.remote_addr = read->source.offset;
+    request.wr.rdma.rkey = read->source.handle;
+  } else if (const auto* write = std::get_if<PostWrite>(&command)) {
+    // Many Writes may stand before one Send: see that the queue is emptied meanwhile.
+    const bool signaled = ++unsignaled_ >= options_.signal_interval;
+    ibv_send_wr& request = NextSend({.kind = SendEntry::Kind::kWrite}, write->source, write->local_key, signaled);
+    request.opcode = IBV_WR_RDMA_WRITE;
+    request.wr.rdma.remote_addr = write->target.offset;
+    request.wr.rdma.rkey = write->target.handle;
+  } else if (invalidate != nullptr) {
+    ibv_send_wr& request = NextSend({.kind = SendEntry::Kind::kLocalInvalidate,
+                                     .tag = invalidate->tag,
+                                     .registration = invalidate->registration},
+                                    {}, 0, true);
+    request.opcode = IBV_WR_LOCAL_INV;
+    request.invalidate_rkey = exposed_[invalidate->registration - 1].window_key;
+  }
+  return true;
+}
+
+ibv_send_wr& Connection::NextSend(const SendEntry& entry, ConstBytes memory, uint32_t local_key, bool signaled) {
+  ibv_sge& sge = send_sge_[sends_];
+  sge = {.addr = reinterpret_cast<uintptr_t>(memory.data()),
+         .length = static_cast<uint32_t>(memory.size()),
+         .lkey = local_key};
+  ibv_send_wr& request = send_wr_[sends_];
+  request = {};
+  request.wr_id = ledger_.Push(entry);
+  request.sg_list = &sge;
+  request.num_sge = memory.empty() ? 0 : 1;
+  request.send_flags = signaled ? IBV_SEND_SIGNALED : 0;
+  if (signaled) unsignaled_ = 0;
+  if (sends_ > 0) send_wr_[sends_ - 1].next = &request;
+  ++sends_;
+  return request;
+}
+
+void Connection::AddBind(const PendingBind& bind) {
+  Exposed& exposed = exposed_[bind.registration - 1];
+  const bool signaled = ++unsignaled_ >= options_.signal_interval;
+  ibv_send_wr& request = NextSend({.kind = SendEntry::Kind::kBind}, {}, 0, signaled);
+  request.opcode = IBV_WR_BIND_MW;
+  request.bind_mw.mw = exposed.window.get();
+  request.bind_mw.rkey = exposed.window_key;
+  request.bind_mw.bind_info = {.mr = exposed.region.get(),
+                               .addr = reinterpret_cast<uintptr_t>(bind.memory.data()),
+                               .length = bind.memory.size(),
+                               .mw_access_flags = static_cast<unsigned>(bind.access)};
+}
+
+bool Connection::PostBatch() {
+  bool ok = true;
+  if (receives_ > 0) {
+    ibv_recv_wr* bad = nullptr;
+    const int count = std::exchange(receives_, 0);
+    const int error = ibv_post_recv(id_->qp, receive_wr_, &bad);
+    receives_outstanding_ += error == 0 ? count : static_cast<int>(bad - receive_wr_);
+    if (error != 0) {
+      FailDevice({.error = error, .call = "ibv_post_recv"});
+      ok = false;
+    }
+  }
+  if (sends_ > 0) {
+    ibv_send_wr* bad = nullptr;
+    const int count = std::exchange(sends_, 0);
+    const int error = ok ? ibv_post_send(id_->qp, send_wr_, &bad) : 0;
+    if (!ok) bad = send_wr_;
+    if (!ok || error != 0) ledger_.Unpost(static_cast<size_t>(count - (bad - send_wr_)));
+    if (error != 0) {
+      FailDevice({.error = error, .call = "ibv_post_send"});
+      ok = false;
+    }
+  }
+  return ok;
+}
+
+// --- Memory ---
+
+std::optional<Registration> Connection::Register(ConstBytes memory, MemoryUse use) {
+  if (!domain_ || memory.empty()) return std::nullopt;
+  const bool by_peer = use == MemoryUse::kReadByPeer || use == MemoryUse::kWrittenByPeer;
+  // Pooled memory has a registration for local use already; the sink of a Read on iWARP needs more.
+  if (!by_peer && pool_ != nullptr && (use == MemoryUse::kWriteSource || !iwarp_)) {
+    if (Block* block = pool_->Find(memory.data()); block != nullptr) {
+      const std::optional<uint32_t> key = pool_->LocalKey(block);
+      if (!key) return std::nullopt;
+      return Registration{.local_key = *key};
+    }
+  }
+
+  const uint32_t number = free_exposed_.empty() ? static_cast<uint32_t>(exposed_.size()) + 1 : free_exposed_.back();
+  if (free_exposed_.empty()) {
+    exposed_.emplace_back();
+  } else {
+    free_exposed_.pop_back();
+  }
+  Exposed& exposed = exposed_[number - 1];
+  exposed.in_use = true;
+  const auto give_up = [&]() -> std::optional<Registration> {
+    ReleaseRegistration(number);
+    return std::nullopt;
+  };
+
+  const bool window = windows_ && by_peer;
+  const int access = AccessOf(use, iwarp_);
+  const int region_access = window ? (access & IBV_ACCESS_LOCAL_WRITE) | IBV_ACCESS_MW_BIND : access;
+  auto region =
+      verbs::RegisterMemory(domain_.get(), const_cast<std::byte*>(memory.data()), memory.size(), region_access);
+  if (!region) return give_up();
+  exposed.region = std::move(*region);
+  Registration registration{.id = number,
+                            .local_key = exposed.region->lkey,
+                            .handle = exposed.region->rkey,
+                            .offset = reinterpret_cast<uintptr_t>(memory.data())};
+  if (!window) return registration;
+
+  if (!free_windows_.empty()) {
+    exposed.window = std::move(free_windows_.back().first);
+    exposed.window_key = free_windows_.back().second;
+    free_windows_.pop_back();
+  } else {
+    auto allocated = verbs::AllocateMw(domain_.get(), IBV_MW_TYPE_2);
+    if (!allocated) return give_up();
+    exposed.window = std::move(*allocated);
+    exposed.window_key = exposed.window->rkey;
+  }
+  // The consumer chooses the key of a type 2 window; a fresh one for each use.
+  exposed.window_key = ibv_inc_rkey(exposed.window_key);
+  binds_.push({number, memory, access & ~IBV_ACCESS_LOCAL_WRITE});
+  registration.handle = exposed.window_key;
+  return registration;
+}
+
+void Connection::InvalidateNow(const Invalidate& command) {
+  ReleaseRegistration(command.registration);
+  engine_->OnInvalidated(command.tag, loop_.Now());
+}
+
+void Connection::ReleaseRegistration(uint32_t number) {
+  Exposed& exposed = exposed_[number - 1];
+  STAGECOACH_CHECK(exposed.in_use);
+  if (exposed.window) free_windows_.emplace_back(std::move(exposed.window), exposed.window_key);
+  exposed.window = {};
+  exposed.region = {};
+  exposed.in_use = false;
+  free_exposed_.push_back(number);
+}
+
+std::optional<MutableBytes> Connection::Allocate(size_t bytes) {
+  Block* block = pool_ != nullptr ? pool_->Allocate(bytes) : nullptr;
+  if (block == nullptr) return std::nullopt;
+  return MutableBytes(block->storage.get(), bytes);
+}
+
+void Connection::Free(MutableBytes memory) {
+  Block* block = pool_ != nullptr ? pool_->Find(memory.data()) : nullptr;
+  STAGECOACH_CHECK(block != nullptr);
+  pool_->Free(block);
+}
+
+// --- Time ---
+
+void Connection::ArmDeadline() {
+  if (engine_ == nullptr || state_ == State::kClosed) return;
+  const std::optional<Instant> deadline = engine_->Deadline();
+  if (!deadline || (deadline_ && *deadline_ <= *deadline)) return;
+  if (deadline_timer_ != 0) loop_.Cancel(deadline_timer_);
+  deadline_ = deadline;
+  deadline_timer_ = loop_.At(*deadline, [this] {
+    deadline_timer_ = 0;
+    deadline_.reset();
+    if (engine_ == nullptr || state_ == State::kClosed) return;
+    engine_->OnDeadline(loop_.Now());
+    Progress();
+  });
+}
+
+void Connection::CancelTimers() {
+  for (EventLoop::TimerId* timer : {&connect_timer_, &deadline_timer_, &drain_timer_}) {
+    if (*timer != 0) loop_.Cancel(std::exchange(*timer, 0));
+  }
+  deadline_.reset();
+}
+
+// --- Closing ---
+
+void Connection::Close(bool gracefully, CloseCause cause) {
+  if (state_ == State::kClosing || state_ == State::kClosed) return;
+  if (state_ != State::kEstablished) return Fail(std::move(cause));
+  if (gracefully && !ledger_.empty() && !close_when_idle_) {
+    // An empty RDMA Write whose completion says that everything before it is done.
+    close_when_idle_ = true;
+    cause_ = std::move(cause);
+    ibv_send_wr request = {};
+    request.wr_id = ledger_.Push({.kind = SendEntry::Kind::kMarker});
+    request.opcode = IBV_WR_RDMA_WRITE;
+    request.send_flags = IBV_SEND_SIGNALED;
+    ibv_send_wr* bad = nullptr;
+    if (ibv_post_send(id_->qp, &request, &bad) == 0) {
+      drain_timer_ = loop_.At(loop_.Now() + kDrainTime, [this] {
+        drain_timer_ = 0;
+        BeginClosing(*cause_);
+        Progress();
+      });
+      return;
+    }
+    ledger_.Unpost(1);
+  }
+  BeginClosing(std::move(cause));
+  Progress();
+}
+
+void Connection::Fail(CloseCause cause) {
+  if (state_ == State::kEstablished) {
+    BeginClosing(std::move(cause));
+    EnterError();
+    Progress();
+    return;
+  }
+  if (state_ == State::kClosing || state_ == State::kClosed) return;
+  cause_ = std::move(cause);
+  state_ = State::kClosing;
+  // From the loop: the caller of Connect, or an rdma_cm handler, is still on the stack.
+  CancelTimers();
+  drain_timer_ = loop_.At(loop_.Now(), [this] {
+    drain_timer_ = 0;
+    FinishClosing();
+  });
+}
+
+void Connection::FailDevice(const VerbsError& error) {
+  Fail({.kind = CloseCause::Kind::kDevice, .error = error.error, .text = error.ToString()});
+}
+
+void Connection::BeginClosing(CloseCause cause) {
+  if (state_ == State::kClosing || state_ == State::kClosed) return;
+  const bool was_established = state_ == State::kEstablished;
+  cause_ = std::move(cause);
+  state_ = State::kClosing;
+  held_.reset();
+  binds_.clear();
+  CancelTimers();
+  Trace(trace_, loop_.Now(), options_.name, "closing", {{"why", cause_->text}});
+  if (was_established) rdma_disconnect(id_.get());
+  if (cause_->kind != CloseCause::Kind::kLocal) EnterError();
+  drain_timer_ = loop_.At(loop_.Now() + kDrainTime, [this] { OnDrainTimer(); });
+}
+
+// Flushes what is posted. The marker completes after everything on the send queue, which requests that asked for no completion would
+// otherwise leave open.
+void Connection::EnterError() {
+  if (std::exchange(in_error_state_, true) || !id_ || id_->qp == nullptr) return;
+  ibv_qp_attr attributes = {};
+  attributes.qp_state = IBV_QPS_ERR;
+  ibv_modify_qp(id_->qp, &attributes, IBV_QP_STATE);
+  ibv_send_wr request = {};
+  request.wr_id = ledger_.Push({.kind = SendEntry::Kind::kMarker});
+  request.opcode = IBV_WR_SEND;
+  request.send_flags = IBV_SEND_SIGNALED;
+  ibv_send_wr* bad = nullptr;
+  if (ibv_post_send(id_->qp, &request, &bad) != 0) {
+    ledger_.Unpost(1);
+    send_queue_drained_ = true;
+  }
+}
+
+void Connection::OnDrainTimer() {
+  drain_timer_ = 0;
+  if (state_ != State::kClosing) return;
+  if (!in_error_state_) {
+    EnterError();
+    drain_timer_ = loop_.At(loop_.Now() + kDrainTime, [this] { OnDrainTimer(); });
+    Poll();
+    Progress();
+    return;
+  }
+  FinishClosing();
+}
+
+bool Connection::Drained() const {
+  return in_error_state_ && receives_outstanding_ == 0 && (ledger_.empty() || send_queue_drained_);
+}
+
+void Connection::FinishClosing() {
+  if (state_ == State::kClosed) return;
+  state_ = State::kClosed;
+  DestroyResources();
+  const CloseCause cause = cause_.value_or(CloseCause{});
+  owner_.OnClosing(cause);
+  if (engine_ != nullptr) {
+    engine_->OnDisconnected(loop_.Now());
+    owner_.OnProgress();
+  }
+  owner_.OnClosed(cause);
+}
+
+void Connection::CloseNow() {
+  if (state_ == State::kClosed) return;
+  const bool established = state_ == State::kEstablished;
+  state_ = State::kClosed;
+  if (established) rdma_disconnect(id_.get());
+  DestroyResources();
+  if (engine_ != nullptr) engine_->OnDisconnected(loop_.Now());
+}
+
+// Destroying the queue pair is what ends the device's access; the rest follows in the order of dependencies.
+void Connection::DestroyResources() {
+  CancelTimers();
+  if (watch_ != 0) loop_.Unwatch(std::exchange(watch_, 0));
+  if (poller_ != 0) loop_.RemovePoller(std::exchange(poller_, 0));
+  if (id_ && id_->qp != nullptr) rdma_destroy_qp(id_.get());
+  ledger_.Clear();
+  receives_outstanding_ = 0;
+  binds_.clear();
+  held_.reset();
+  for (Exposed& exposed : exposed_) exposed.window = {};
+  free_windows_.clear();
+  exposed_.clear();
+  free_exposed_.clear();
+  if (pool_ != nullptr) pool_->DropRegistrations();
+  send_region_ = {};
+  receive_region_ = {};
+  queue_ = {};
+  channel_ = {};
+  domain_ = {};
+  id_ = {};
+}
+
+std::string Connection::PeerAddress() const { return id_ ? FormatAddress(rdma_get_peer_addr(id_.get())) : std::string(); }
+
+}  // namespace stagecoach::rpcrdma::internal

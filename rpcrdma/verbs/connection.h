@@ -1,0 +1,244 @@
+// Connection: one RPC-over-RDMA connection over the stock verbs and rdma_cm API, and the only interpreter of the engines' commands.
+//
+// Owns the rdma_cm id, a protection domain of its own (what is exposed here is reachable from this connection alone), one completion queue
+// with its channel, the queue pair, and the registered buffers for Sends and Receives. Drives one ConnectionEngine: completions and time
+// go in, commands come out and are posted, as many as possible with one doorbell.
+//
+//   Connect: resolve address -> resolve route -> create resources -> connect -> established ------+
+//   Accept:                                      create resources -> accept -> established -------+-> closing -> closed
+//
+// Closing. Whoever starts it, the order is: rdma_disconnect; the queue pair to the error state; every work request completes (flushed);
+// the queue pair, registrations, completion queue and protection domain are destroyed; the engine is told OnDisconnected. A peer that
+// does not react cannot hold this up: a timer goes on without it, and destroying the queue pair ends every access anyway.
+//
+// Never blocks, but for what the device needs to create and destroy objects. Polls completions in batches: from the loop's poll phase, or
+// when the completion channel's descriptor becomes readable after arming.
+//
+// Memory windows: on request, and where the device has type 2B windows, memory is exposed by binding a window, ahead of the Send and in the
+// same post; then the peer may invalidate it with its reply. Otherwise by ibv_reg_mr with exactly the rights of its use.
+//
+// Not thread-safe: everything on the loop's thread.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/event_loop.h"
+#include "base/result.h"
+#include "base/trace.h"
+#include "rpcrdma/core/engine.h"
+#include "rpcrdma/core/ring.h"
+#include "rpcrdma/verbs/block_pool.h"
+#include "rpcrdma/verbs/cm_channel.h"
+#include "rpcrdma/verbs/send_ledger.h"
+#include "verbs_shim/cxx/handles.h"
+
+namespace stagecoach::rpcrdma::internal {
+
+// Why a connection was not made, or ended. `text` is a clause: "connection refused".
+struct CloseCause {
+  enum class Kind : uint8_t {
+    kLocal,        // this end asked for it
+    kPeer,         // the peer disconnected, or died
+    kRefused,
+    kRejected,
+    kUnreachable,
+    kTimedOut,     // connecting
+    kDevice,       // a verbs call failed
+    kTransport,    // a work request failed
+  };
+  Kind kind = Kind::kLocal;
+  int error = 0;  // errno, or 0
+  std::string text;
+};
+
+class ConnectionOwner {
+ public:
+  virtual ~ConnectionOwner() = default;
+
+  // Client: resources exist; returns the private data to connect with (kept until the call returns).
+  virtual std::vector<std::byte> OnDeviceReady() = 0;
+  // The peer accepted, with `private_data`. A client attaches its engine now.
+  virtual void OnEstablished(ConstBytes private_data) = 0;
+  // The engine may have outputs. Posts nothing itself: commands are taken afterwards.
+  virtual void OnProgress() = 0;
+  // The connection is over, or was never made, and `cause` says why; the engine is told next, and its last outputs follow by OnProgress.
+  virtual void OnClosing(const CloseCause& cause) = 0;
+  // The connection is over. Last call; memory is safe. The owner may destroy the Connection later, not now.
+  virtual void OnClosed(const CloseCause& cause) = 0;
+};
+
+class Connection final : public CmHandler, public ConnectionMemory {
+ public:
+  struct Options {
+    uint32_t receive_slots = 64;
+    uint32_t send_slots = 96;
+    uint32_t slot_size = 4096;         // bytes, of both kinds
+    uint32_t other_requests = 64;      // room on the send queue beside one request for each send slot
+    uint32_t signal_interval = 16;     // at most this many Sends in a row without asking for a completion
+    uint8_t incoming_reads = 0;        // IRD
+    uint8_t outgoing_reads = 0;        // ORD
+    bool memory_windows = false;
+    bool always_busy = false;          // poll in the poll phase even when nothing of ours is outstanding: a server expects calls
+    std::string name = "connection";   // in traces
+  };
+
+  Connection(EventLoop& loop, const Options& options, ConnectionOwner& owner, BlockPool* pool, TraceSink* trace);
+  // Ends everything at once, without telling the owner.
+  ~Connection() override;
+
+  // Client side. OnClosed tells of failure, from the loop.
+  void Connect(CmChannel& channel, const sockaddr* address, Duration timeout);
+
+  // Server side: takes an id that came with CONNECT_REQUEST. Creates the resources; then the owner attaches an engine and calls Accept.
+  // On error the id is rejected and gone.
+  verbs::VerbsResult<void> Adopt(verbs::CmId id, const CmEvent& request);
+  verbs::VerbsResult<void> Accept(ConstBytes private_data);
+
+  // Starts driving. The engine outlives the connection's closing.
+  void Attach(ConnectionEngine* engine);
+  // To be called after commands were given to the engine outside of OnProgress.
+  void Kick();
+
+  // Ends the connection; OnClosed follows. Gracefully: after what is posted has been handed over.
+  void Close(bool gracefully, CloseCause cause);
+  // Ends the connection before this returns: no memory is reachable or used any more, the engine has been told, OnClosed is not called.
+  void CloseNow();
+
+  // --- What the device offers; after resources exist ---
+  BufferArena send_arena() const { return send_arena_; }
+  BufferArena receive_arena() const { return receive_arena_; }
+  bool uses_windows() const { return windows_; }
+  uint32_t outgoing_reads() const { return outgoing_reads_; }
+  uint32_t segment_length_max() const { return segment_length_max_; }
+
+  bool established() const { return state_ == State::kEstablished; }
+  bool closed() const { return state_ == State::kClosed; }
+  // "127.0.0.1:53422"; empty before the id has a route.
+  std::string PeerAddress() const;
+
+  // --- ConnectionMemory ---
+  std::optional<Registration> Register(ConstBytes memory, MemoryUse use) override;
+  std::optional<MutableBytes> Allocate(size_t bytes) override;
+  void Free(MutableBytes memory) override;
+
+  // --- CmHandler ---
+  void OnCmEvent(const CmEvent& event) override;
+
+ private:
+  enum class State : uint8_t { kIdle, kResolving, kConnecting, kAccepting, kEstablished, kClosing, kClosed };
+
+  struct Exposed {
+    verbs::MemoryRegion region;
+    verbs::MemoryWindow window;
+    uint32_t window_key = 0;
+    bool in_use = false;
+  };
+  // A window bind waiting to be posted ahead of the Send that names it.
+  struct PendingBind {
+    uint32_t registration = 0;
+    ConstBytes memory;
+    int access = 0;
+  };
+
+  static constexpr int kBatch = 32;
+  static constexpr uint64_t kReceiveId = uint64_t{1} << 63;  // in wr_id
+
+  verbs::VerbsResult<void> CreateResources();
+  verbs::VerbsResult<void> CreateArena(uint32_t slots, std::vector<std::byte>* memory, verbs::MemoryRegion* region,
+                                       BufferArena* arena);
+  verbs::VerbsResult<void> CheckWatch();
+  void OnEstablishedEvent(const CmEvent& event);
+  void OnPeerGone(const CmEvent& event);
+
+  bool Poll();
+  bool Arm();
+  bool Busy() const;
+  void OnChannelReadable();
+  void HandleCompletion(const ibv_wc& completion);
+  void OnSendCompletion(const ibv_wc& completion);
+  void FinishEntry(const SendEntry& entry);
+  void OnFailedCompletion(const ibv_wc& completion);
+  void Progress();
+  void Flush();
+  bool FillBatch();
+  bool Interpret(const Command& command);
+  ibv_send_wr& NextSend(const SendEntry& entry, ConstBytes memory, uint32_t local_key, bool signaled);
+  void AddBind(const PendingBind& bind);
+  void InvalidateNow(const Invalidate& command);
+  void ReleaseRegistration(uint32_t id);
+  bool PostBatch();
+  void ArmDeadline();
+
+  void BeginClosing(CloseCause cause);
+  void EnterError();
+  void OnDrainTimer();
+  bool Drained() const;
+  void FinishClosing();
+  void DestroyResources();
+  void CancelTimers();
+  void Fail(CloseCause cause);
+  void FailDevice(const verbs::VerbsError& error);
+
+  EventLoop& loop_;
+  const Options options_;
+  ConnectionOwner& owner_;
+  BlockPool* const pool_;
+  TraceSink* const trace_;
+  ConnectionEngine* engine_ = nullptr;
+  State state_ = State::kIdle;
+  std::optional<CloseCause> cause_;
+
+  // In the order of their dependencies: destroyed from the last to the first.
+  verbs::CmId id_;
+  verbs::ProtectionDomain domain_;
+  verbs::CompletionChannel channel_;
+  verbs::CompletionQueue queue_;
+  std::vector<std::byte> send_memory_;
+  std::vector<std::byte> receive_memory_;
+  verbs::MemoryRegion send_region_;
+  verbs::MemoryRegion receive_region_;
+  std::vector<Exposed> exposed_;
+  std::vector<uint32_t> free_exposed_;
+  std::vector<std::pair<verbs::MemoryWindow, uint32_t>> free_windows_;  // with the key to count on from
+
+  BufferArena send_arena_;
+  BufferArena receive_arena_;
+  bool iwarp_ = false;
+  bool windows_ = false;
+  uint32_t outgoing_reads_ = 0;
+  uint32_t incoming_reads_ = 0;
+  uint32_t segment_length_max_ = 1u << 30;
+
+  EventLoop::WatchId watch_ = 0;
+  EventLoop::PollerId poller_ = 0;
+  EventLoop::TimerId connect_timer_ = 0;
+  EventLoop::TimerId deadline_timer_ = 0;
+  std::optional<Instant> deadline_;
+  EventLoop::TimerId drain_timer_ = 0;
+  bool armed_ = false;
+
+  SendLedger ledger_;
+  uint32_t unsignaled_ = 0;
+  uint32_t receives_outstanding_ = 0;
+  Ring<PendingBind> binds_;
+  std::optional<Command> held_;  // taken and not yet posted: the send queue was full
+  bool in_progress_ = false;
+  bool close_when_idle_ = false;
+  bool in_error_state_ = false;
+  bool send_queue_drained_ = false;
+
+  // The batch being built.
+  int sends_ = 0;
+  int receives_ = 0;
+  ibv_send_wr send_wr_[kBatch];
+  ibv_sge send_sge_[kBatch];
+  ibv_recv_wr receive_wr_[kBatch];
+  ibv_sge receive_sge_[kBatch];
+  ibv_wc completions_[kBatch];
+};
+
+}  // namespace stagecoach::rpcrdma::internal
