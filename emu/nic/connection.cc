@@ -164,11 +164,12 @@ void Connection::OnReceiveEnd(const RxResult& result) {
 
 void Connection::Transmit() {
   for (int round = 0; round < kTransmitRounds; ++round) {
+    TakeSendCompletions();
     bool any = qp_.SubmitPosted(*transport_);
     if (!tx_failed_ && transport_->FillTx(*llp_, nic_.profile().transmit_budget_records)) any = true;
     FlushRecords();
-    SendCompletion completion;
-    while (transport_->TakeSendCompletion(&completion)) qp_.FinishSend(completion);
+    // A fenced local operation may have waited for just these.
+    if (TakeSendCompletions() && qp_.sends_.HasUnsubmitted()) any = true;
     if (!any || tx_blocked_ || tx_failed_) return;
   }
   more_ = true;
@@ -199,9 +200,14 @@ void Connection::FlushRecords() {
 
 // --- Completions and endings ---
 
+bool Connection::TakeSendCompletions() {
+  bool any = false;
+  for (SendCompletion completion; transport_->TakeSendCompletion(&completion); any = true) qp_.FinishSend(completion);
+  return any;
+}
+
 void Connection::TakeCompletions() {
-  SendCompletion sent;
-  while (transport_->TakeSendCompletion(&sent)) qp_.FinishSend(sent);
+  TakeSendCompletions();
   qp_.RetireSends();
   ReceiveCompletion received;
   while (transport_->TakeReceiveCompletion(&received)) qp_.FinishReceive(received);

@@ -94,6 +94,7 @@ class Connection final : public StreamWatcher {
   void OnReceiveEnd(const RxResult& result);
   void Transmit();
   void FlushRecords();
+  bool TakeSendCompletions();
   void TakeCompletions();
   // The stream is gone: the engine gives up.
   void Lose(CloseReason reason, int error);

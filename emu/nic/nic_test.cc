@@ -1,0 +1,199 @@
+// Objects, limits, dependencies, and what may be posted in which state.
+#include "emu/nic/nic.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+
+#include <cerrno>
+
+#include "emu/nic/nic_test_support.h"
+
+namespace stagecoach::emu {
+namespace {
+
+class NicTest : public ::testing::Test {
+ protected:
+  QpCreate QpOf(CompletionQueue* cq) {
+    QpCreate create;
+    create.pd = host_.pd;
+    create.send_cq = create.receive_cq = cq;
+    create.capabilities = {4, 4, 2, 2, 32};
+    return create;
+  }
+  std::vector<CompletionStatus> Statuses() {
+    host_.Completed(0);
+    std::vector<CompletionStatus> statuses;
+    for (const WorkCompletion& completion : host_.completions) statuses.push_back(completion.status);
+    return statuses;
+  }
+
+  SimPair pair_;
+  TestHost host_{pair_.fabric_a,
+                 "a",
+                 [] {
+                   DeviceProfile profile;
+                   profile.max_pd = 2;
+                   profile.max_cq = 2;
+                   profile.max_qp = 2;
+                   return profile;
+                 }(),
+                 nullptr,
+                 64,
+                 {4, 4, 2, 2, 32}};
+  Nic& nic_ = *host_.nic;
+};
+
+TEST_F(NicTest, LimitsAreEnforced) {
+  const uint32_t pd = *nic_.AllocatePd(*host_.context);
+  EXPECT_EQ(nic_.AllocatePd(*host_.context), Err(ENOMEM));
+  EXPECT_EQ(nic_.DeallocatePd(pd), 0);
+  EXPECT_TRUE(nic_.AllocatePd(*host_.context).has_value());
+
+  EXPECT_EQ(nic_.CreateCq(*host_.context, 0, nullptr, nullptr), Err(EINVAL));
+  EXPECT_EQ(nic_.CreateCq(*host_.context, nic_.profile().max_cqe + 1, nullptr, nullptr), Err(EINVAL));
+  ASSERT_TRUE(nic_.CreateCq(*host_.context, 1, nullptr, nullptr).has_value());
+  EXPECT_EQ(nic_.CreateCq(*host_.context, 1, nullptr, nullptr), Err(ENOMEM));
+
+  QpCreate create = QpOf(host_.cq);
+  create.capabilities.max_send_wr = nic_.profile().max_qp_wr + 1;
+  EXPECT_EQ(nic_.CreateQp(*host_.context, create), Err(EINVAL));
+  create = QpOf(host_.cq);
+  create.capabilities.max_inline = nic_.profile().max_inline + 1;
+  EXPECT_EQ(nic_.CreateQp(*host_.context, create), Err(EINVAL));
+  create = QpOf(host_.cq);
+  create.capabilities.max_receive_sge = nic_.profile().max_sge + 1;
+  EXPECT_EQ(nic_.CreateQp(*host_.context, create), Err(EINVAL));
+  ASSERT_TRUE(nic_.CreateQp(*host_.context, QpOf(host_.cq)).has_value());
+  EXPECT_EQ(nic_.CreateQp(*host_.context, QpOf(host_.cq)), Err(ENOMEM));
+}
+
+TEST_F(NicTest, WhatIsInUseCannotGo) {
+  EXPECT_EQ(nic_.DeallocatePd(host_.pd), EBUSY);
+  EXPECT_EQ(nic_.DestroyCq(host_.cq->handle()), EBUSY);
+  EXPECT_EQ(nic_.DestroyChannel(host_.channel), EBUSY);
+  ASSERT_EQ(nic_.DestroyQp(host_.qp->handle()), 0);
+  TestBuffer buffer = host_.Register(64);
+  EXPECT_EQ(nic_.DeallocatePd(host_.pd), EBUSY) << "a region";
+  ASSERT_EQ(nic_.DeregisterRegion(buffer.region.handle), 0);
+  const auto window = nic_.AllocateWindow(*host_.context, host_.pd);
+  EXPECT_EQ(nic_.DeallocatePd(host_.pd), EBUSY) << "a window";
+  ASSERT_EQ(nic_.DeallocateWindow(window->handle), 0);
+  EXPECT_EQ(nic_.DeallocatePd(host_.pd), 0);
+  EXPECT_EQ(nic_.DestroyCq(host_.cq->handle()), 0);
+  EXPECT_EQ(nic_.DestroyChannel(host_.channel), 0);
+}
+
+TEST_F(NicTest, HandlesThatNameNothingAreToldApart) {
+  EXPECT_EQ(nic_.DeallocatePd(99999), ENOENT);
+  EXPECT_EQ(nic_.DeregisterRegion(99999), ENOENT);
+  EXPECT_EQ(nic_.DeallocateWindow(99999), ENOENT);
+  EXPECT_EQ(nic_.DestroyCq(99999), ENOENT);
+  EXPECT_EQ(nic_.DestroyQp(99999), ENOENT);
+  EXPECT_EQ(nic_.ResizeCq(99999, 4), ENOENT);
+  EXPECT_EQ(nic_.FindQp(99999), nullptr);
+  QpCreate create = QpOf(host_.cq);
+  create.pd = 99999;
+  EXPECT_EQ(nic_.CreateQp(*host_.context, create), Err(EINVAL));
+  EXPECT_EQ(nic_.AttachConnection(99999, {}), EINVAL);
+}
+
+TEST_F(NicTest, RegionOfAnUnknownPdIsRefusedAndAFailedOneLeavesThePdFree) {
+  RegionRequest request;
+  request.pd = 99999;
+  EXPECT_EQ(nic_.RegisterRegion(*host_.context, request).error(), EINVAL);
+  const uint32_t pd = *nic_.AllocatePd(*host_.context);
+  request.pd = pd;
+  request.length = 4096;  // at address 0
+  EXPECT_EQ(nic_.RegisterRegion(*host_.context, request).error(), EFAULT);
+  EXPECT_EQ(nic_.DeallocatePd(pd), 0);
+}
+
+TEST_F(NicTest, ClosingAContextFreesEverythingOfIt) {
+  TestBuffer buffer = host_.Register(64);
+  ASSERT_EQ(nic_.CloseContext(host_.context), 0);
+  EXPECT_EQ(nic_.DeregisterRegion(buffer.region.handle), ENOENT);
+  EXPECT_EQ(nic_.counters().memory.regions, 0u);
+  NicContext* const next = *nic_.OpenContext();
+  EXPECT_TRUE(nic_.AllocatePd(*next).has_value());
+  EXPECT_TRUE(nic_.AllocatePd(*next).has_value());
+}
+
+TEST_F(NicTest, PostingFollowsTheState) {
+  TestBuffer buffer = host_.Register(64);
+  EXPECT_EQ(host_.Send(1, {buffer.All()}), EINVAL);
+  EXPECT_EQ(host_.Receive(1, {buffer.All()}), EINVAL);
+  host_.ToInit();
+  EXPECT_EQ(host_.Send(1, {buffer.All()}), EINVAL);
+  EXPECT_EQ(host_.Receive(2, {buffer.All()}), 0);
+  ASSERT_EQ(host_.ToState(QpState::kErr), 0);
+  EXPECT_EQ(Statuses(), (std::vector{CompletionStatus::kFlushed}));
+  EXPECT_EQ(host_.Send(3, {buffer.All()}), 0);
+  EXPECT_EQ(host_.Receive(4, {buffer.All()}), 0);
+  EXPECT_EQ(Statuses(), std::vector(3, CompletionStatus::kFlushed));
+  EXPECT_EQ(host_.completions[1].wr_id, 3u);
+  EXPECT_EQ(host_.completions[2].wr_id, 4u);
+}
+
+TEST_F(NicTest, ResetForgetsWorkAndCompletions) {
+  TestBuffer buffer = host_.Register(64);
+  host_.ToInit();
+  ASSERT_EQ(host_.Receive(1, {buffer.All()}), 0);
+  ASSERT_EQ(host_.ToState(QpState::kErr), 0);
+  ASSERT_EQ(host_.ToState(QpState::kReset), 0);
+  EXPECT_TRUE(Statuses().empty());
+  EXPECT_EQ(host_.Receive(1, {buffer.All()}), EINVAL);
+  host_.ToInit();
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(host_.Receive(1, {buffer.All()}), 0);
+  EXPECT_TRUE(Statuses().empty());
+}
+
+TEST_F(NicTest, FullQueueAndOversizedRequestsAreRefused) {
+  TestBuffer buffer = host_.Register(64);
+  host_.ToInit();
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(host_.Receive(1, {buffer.All()}), 0);
+  EXPECT_EQ(host_.Receive(1, {buffer.All()}), ENOMEM);
+  EXPECT_EQ(host_.Receive(1, {buffer.All(), buffer.All(), buffer.All()}), EINVAL);
+
+  auto [client, server] = pair_.Streams();
+  ASSERT_EQ(nic_.AttachConnection(host_.qp->qp_number(), SetupOf(std::move(server), false, {}, nullptr)), 0);
+  EXPECT_EQ(host_.Send(1, {buffer.All(), buffer.All(), buffer.All()}), EINVAL);
+  EXPECT_EQ(host_.Send(1, {buffer.All(), buffer.All()}, PostOpcode::kRead), EINVAL) << "a Read has one sink";
+  SendRequest too_much;
+  too_much.is_inline = true;
+  const ScatterGather sge = buffer.Sge(0, 33);
+  too_much.sges = {&sge, 1};
+  EXPECT_EQ(host_.qp->PostSend(too_much), EINVAL);
+  // The responder may not speak before the initiator has: the queue fills.
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(host_.Send(1, {buffer.All()}), 0);
+  EXPECT_EQ(host_.Send(1, {buffer.All()}), ENOMEM);
+}
+
+TEST_F(NicTest, ModifyIsJudgedByTheTable) {
+  EXPECT_EQ(host_.ToState(QpState::kRts), EINVAL);
+  EXPECT_EQ(host_.ToState(QpState::kInit), EINVAL) << "attributes are missing";
+  QpAttributes attributes;
+  attributes.state = QpState::kInit;
+  attributes.port = 2;
+  const uint32_t mask = qp_attr::kState | qp_attr::kAccessFlags | qp_attr::kPkeyIndex | qp_attr::kPort;
+  EXPECT_EQ(host_.qp->Modify(attributes, mask), EINVAL) << "there is one port";
+  attributes.port = 1;
+  attributes.access = kAccessRemoteRead;
+  EXPECT_EQ(host_.qp->Modify(attributes, mask), 0);
+  EXPECT_EQ(host_.qp->Query().state, QpState::kInit);
+  EXPECT_EQ(host_.qp->Query().access, uint32_t{kAccessRemoteRead});
+}
+
+TEST_F(NicTest, ConnectionNeedsAQpInInitWithoutOne) {
+  auto [client, server] = pair_.Streams();
+  EXPECT_EQ(nic_.AttachConnection(host_.qp->qp_number(), SetupOf(std::move(client), true, {}, nullptr)), EINVAL);
+  auto [client2, server2] = pair_.Streams();
+  host_.ToInit();
+  EXPECT_EQ(nic_.AttachConnection(host_.qp->qp_number(), SetupOf(std::move(client2), true, {}, nullptr)), 0);
+  EXPECT_EQ(host_.qp->state(), QpState::kRts);
+  EXPECT_TRUE(host_.qp->IsConnected());
+  EXPECT_EQ(nic_.AttachConnection(host_.qp->qp_number(), SetupOf(std::move(server2), true, {}, nullptr)), EISCONN);
+  EXPECT_TRUE(host_.qp->IsConnected());
+}
+
+}  // namespace
+}  // namespace stagecoach::emu
