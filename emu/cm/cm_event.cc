@@ -1,0 +1,90 @@
+#include "emu/cm/cm_event.h"
+
+#include <fcntl.h>
+
+#include <cerrno>
+
+#include "base/check.h"
+#include "emu/cm/connection_manager.h"
+
+namespace stagecoach::emu {
+namespace {
+
+CmId* AccountOf(const CmEvent& event) {
+  return event.listener != nullptr ? event.listener.get() : event.id.get();
+}
+
+}  // namespace
+
+const char* ToString(CmEventType type) {
+  switch (type) {
+    case CmEventType::kAddressResolved:
+      return "address-resolved";
+    case CmEventType::kAddressError:
+      return "address-error";
+    case CmEventType::kRouteResolved:
+      return "route-resolved";
+    case CmEventType::kConnectRequest:
+      return "connect-request";
+    case CmEventType::kConnectError:
+      return "connect-error";
+    case CmEventType::kUnreachable:
+      return "unreachable";
+    case CmEventType::kRejected:
+      return "rejected";
+    case CmEventType::kEstablished:
+      return "established";
+    case CmEventType::kDisconnected:
+      return "disconnected";
+  }
+  return "?";
+}
+
+CmChannel::CmChannel(Fabric& fabric) : fabric_(fabric), notifier_(fabric.CreateNotifier()) {}
+
+Result<CmEvent, int> CmChannel::GetEvent() {
+  for (;;) {
+    {
+      std::lock_guard lock(mutex_);
+      if (!events_.empty()) {
+        notifier_->Consume();
+        CmEvent event = std::move(events_.front());
+        events_.pop_front();
+        ++AccountOf(event)->events_delivered_;
+        return event;
+      }
+    }
+    if ((fcntl(fd(), F_GETFL) & O_NONBLOCK) != 0) return Err(EAGAIN);
+    if (const int error = fabric_.WaitReadable(fd()); error != 0) return Err(int{error});
+  }
+}
+
+void CmChannel::Acknowledge(const CmEvent& event) {
+  std::lock_guard lock(mutex_);
+  ++AccountOf(event)->events_acknowledged_;
+  acknowledged_.notify_all();
+}
+
+void CmChannel::Push(CmEvent event) {
+  std::lock_guard lock(mutex_);
+  events_.push_back(std::move(event));
+  notifier_->Signal();
+}
+
+std::deque<CmEvent> CmChannel::Settle(const CmId* id) {
+  std::unique_lock lock(mutex_);
+  std::deque<CmEvent> undelivered;
+  for (auto it = events_.begin(); it != events_.end();) {
+    if (AccountOf(*it) != id && it->id.get() != id) {
+      ++it;
+      continue;
+    }
+    undelivered.push_back(std::move(*it));
+    it = events_.erase(it);
+    notifier_->Consume();
+  }
+  fabric_.Wait(lock, acknowledged_, [id] { return id->events_acknowledged_ >= id->events_delivered_; });
+  return undelivered;
+}
+
+}  // namespace stagecoach::emu

@@ -1,0 +1,82 @@
+// Connection-manager events and the channels that carry them.
+//
+// Threading: every member from any thread. The lock of a channel is a leaf: it is taken under a manager's lock, and nothing is taken
+// under it.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "base/bytes.h"
+#include "base/result.h"
+#include "emu/fabric/fabric.h"
+
+namespace stagecoach::emu {
+
+class CmId;
+
+// The events of rdma_get_cm_event(3) that a connection-oriented iWARP device raises.
+enum class CmEventType : uint8_t {
+  kAddressResolved,
+  kAddressError,
+  kRouteResolved,
+  kConnectRequest,
+  kConnectError,  // the handshake failed: `status` says why
+  kUnreachable,   // no answer from the peer's address
+  kRejected,      // the peer's program, or its host, said no
+  kEstablished,
+  kDisconnected,
+};
+const char* ToString(CmEventType type);
+
+// What a program says with connect and accept, and hears in the peer's events. Depths are RFC 6581's IRD and ORD, from the view of the
+// program that holds the value.
+struct CmParameters {
+  std::vector<std::byte> private_data;
+  uint8_t responder_resources = 0;  // Reads by the peer that this end answers at once (IRD)
+  uint8_t initiator_depth = 0;      // Reads this end may have outstanding (ORD)
+};
+
+// Asks for as much as the device (connect) or the peer (accept) allows; the value of RDMA_MAX_RESP_RES.
+inline constexpr uint8_t kCmDepthMax = 0xff;
+
+struct CmEvent {
+  CmEventType type = CmEventType::kConnectError;
+  std::shared_ptr<CmId> id;        // kConnectRequest: the new one
+  std::shared_ptr<CmId> listener;  // kConnectRequest only
+  int status = 0;                  // 0, or a negative errno
+  CmParameters parameters;         // kConnectRequest, kEstablished, kRejected: the peer's
+};
+
+// rdma_event_channel.
+class CmChannel {
+ public:
+  explicit CmChannel(Fabric& fabric);
+  CmChannel(const CmChannel&) = delete;
+  CmChannel& operator=(const CmChannel&) = delete;
+
+  int fd() const { return notifier_->fd(); }
+
+  // The oldest event. With none: EAGAIN if the program made fd() non-blocking, else waits; the errno of an interrupted wait otherwise.
+  // An event got counts against the id whose program must acknowledge it: the listener for a connect request, else the id.
+  Result<CmEvent, int> GetEvent();
+  void Acknowledge(const CmEvent& event);
+
+  void Push(CmEvent event);
+  // Called before an id goes: takes its undelivered events back, and returns them, then waits until delivered ones are acknowledged.
+  std::deque<CmEvent> Settle(const CmId* id);
+
+ private:
+  Fabric& fabric_;
+  std::unique_ptr<Notifier> notifier_;
+  std::mutex mutex_;
+  std::condition_variable acknowledged_;
+  std::deque<CmEvent> events_;  // guarded by mutex_, as are the counters in CmId that belong to this channel
+};
+
+}  // namespace stagecoach::emu
