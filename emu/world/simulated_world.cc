@@ -1,0 +1,60 @@
+#include "emu/world/simulated_world.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+
+namespace stagecoach::emu {
+
+SimulatedWorld::SimulatedWorld(const SimWorld::Options& simulation, WorldOptions options)
+    : options_(std::move(options)), sim_(simulation) {}
+
+SimulatedWorld::~SimulatedWorld() {
+  // NICs and managers end their streams while all hosts still have their place in the world.
+  for (Entry& entry : hosts_) entry.host.reset();
+}
+
+Host& SimulatedWorld::AddHost(const std::string& name, std::vector<IpEndpoint> addresses) {
+  Entry entry;
+  entry.name = name;
+  entry.addresses = addresses;
+  entry.fabric = &sim_.AddHost(name, std::move(addresses));
+  HostParts parts;
+  parts.name = name + "-rnic";
+  parts.fabric = entry.fabric;
+  parts.stags = SeededStagSource(sim_.prng().Fork("stags/" + name));
+  parts.trace = sim_.trace();
+  entry.host = std::make_unique<Host>(std::move(parts), options_);
+  hosts_.push_back(std::move(entry));
+  return *hosts_.back().host;
+}
+
+SimulatedWorld::Entry& SimulatedWorld::Find(std::string_view name) {
+  const auto found = std::find_if(hosts_.begin(), hosts_.end(), [&](const Entry& entry) { return entry.name == name; });
+  STAGECOACH_CHECK(found != hosts_.end());
+  return *found;
+}
+
+void SimulatedWorld::ActAs(std::string_view name) { current_ = static_cast<size_t>(&Find(name) - hosts_.data()); }
+
+Host& SimulatedWorld::host(std::string_view name) { return *Find(name).host; }
+
+SimFabric& SimulatedWorld::fabric(std::string_view name) { return *Find(name).fabric; }
+
+Host& SimulatedWorld::current_host() {
+  STAGECOACH_CHECK(!hosts_.empty());
+  return *hosts_[current_].host;
+}
+
+Host* SimulatedWorld::FindHost(const IpEndpoint& address) {
+  if (address.IsUnspecified()) return &current_host();
+  for (Entry& entry : hosts_) {
+    for (const IpEndpoint& own : entry.addresses) {
+      if (own.WithPort(0) == address.WithPort(0)) return entry.host.get();
+    }
+  }
+  return nullptr;
+}
+
+}  // namespace stagecoach::emu

@@ -1,0 +1,52 @@
+// SimulatedWorld: several hosts in one process, on one thread, in virtual time; each with a fabric, a NIC and a connection manager.
+//
+// Programs under test call the stock API as ever. Whose call it is follows from the objects involved; where there are none yet (opening a
+// device, creating an id or an event channel) it is the host the program acts as, and an id follows the source address it is bound to.
+//
+// Single-threaded, like everything in a simulation.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "emu/sim/sim_world.h"
+#include "emu/world/world.h"
+
+namespace stagecoach::emu {
+
+class SimulatedWorld final : public World {
+ public:
+  // `options.capture_path` and `trace_path` have no effect here; a trace goes to `simulation.trace`.
+  SimulatedWorld(const SimWorld::Options& simulation, WorldOptions options = {});
+  ~SimulatedWorld() override;
+
+  // The first host added is the one programs act as at first. Addresses as for SimWorld::AddHost. The NIC is called NAME-rnic.
+  Host& AddHost(const std::string& name, std::vector<IpEndpoint> addresses);
+  // `name` must be a host.
+  void ActAs(std::string_view name);
+
+  SimWorld& sim() { return sim_; }
+  Host& host(std::string_view name);
+  SimFabric& fabric(std::string_view name);
+
+  Host& current_host() override;
+  Host* FindHost(const IpEndpoint& address) override;
+
+ private:
+  struct Entry {
+    std::string name;
+    std::vector<IpEndpoint> addresses;
+    SimFabric* fabric = nullptr;
+    std::unique_ptr<Host> host;
+  };
+  Entry& Find(std::string_view name);
+
+  const WorldOptions options_;
+  SimWorld sim_;
+  std::vector<Entry> hosts_;
+  size_t current_ = 0;
+};
+
+}  // namespace stagecoach::emu

@@ -1,0 +1,89 @@
+#include "emu/world/world.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+namespace stagecoach::emu {
+namespace {
+
+void Switch(const char* name, bool* value) {
+  const char* text = std::getenv(name);
+  if (text == nullptr) return;
+  const std::string_view word(text);
+  if (word == "on" || word == "1") {
+    *value = true;
+  } else if (word == "off" || word == "0") {
+    *value = false;
+  } else {
+    std::fprintf(stderr, "stagecoach: %s=%s: neither on nor off; ignored\n", name, text);
+  }
+}
+
+void Path(const char* name, std::string* value) {
+  if (const char* text = std::getenv(name)) *value = text;
+}
+
+DeviceProfile ProfileOf(const WorldOptions& options) {
+  DeviceProfile profile = options.profile;
+  profile.want_crc = options.crc;
+  return profile;
+}
+
+NicOptions NicOptionsOf(HostParts& parts) {
+  NicOptions options;
+  options.name = parts.name;
+  options.stags = std::move(parts.stags);
+  options.trace = parts.trace;
+  options.tap = std::move(parts.tap);
+  return options;
+}
+
+std::mutex& CurrentMutex() {
+  static std::mutex mutex;
+  return mutex;
+}
+
+// Not a static object: it must survive the destructors of the program's own.
+World*& CurrentWorld() {
+  static World* world = nullptr;
+  return world;
+}
+
+}  // namespace
+
+WorldOptions OptionsFromEnvironment(WorldOptions defaults) {
+  Switch("STAGECOACH_CRC", &defaults.crc);
+  Switch("STAGECOACH_PEER_TO_PEER", &defaults.cm.peer_to_peer);
+  Path("STAGECOACH_PCAP", &defaults.capture_path);
+  Path("STAGECOACH_TRACE", &defaults.trace_path);
+  return defaults;
+}
+
+Host::Host(HostParts parts, const WorldOptions& options)
+    : name_(parts.name),
+      fabric_(*parts.fabric),
+      nic_(fabric_, ProfileOf(options), NicOptionsOf(parts)),
+      cm_(nic_, options.cm) {}
+
+Host::~Host() { api_state.reset(); }
+
+World& World::Current() {
+  std::lock_guard lock(CurrentMutex());
+  World*& world = CurrentWorld();
+  if (world == nullptr) world = MakeTcpWorld(OptionsFromEnvironment()).release();
+  return *world;
+}
+
+void World::Install(std::unique_ptr<World> world) {
+  std::unique_ptr<World> old;
+  std::lock_guard lock(CurrentMutex());
+  old.reset(std::exchange(CurrentWorld(), world.release()));
+  old.reset();
+}
+
+}  // namespace stagecoach::emu

@@ -1,0 +1,89 @@
+// World: the hosts a process consists of, as far as RDMA goes. Composition root of emu.
+//
+// A host is a fabric with a NIC and a connection manager on it. A real process is one host (TcpWorld): a single NIC that covers every
+// local address, loopback included. A simulation has several in one process (simulated_world.h), and a program is on the host it acts as.
+//
+// World::Current() is the one process-global; the first use of the verbs API starts a TcpWorld with the options of the environment unless
+// a world has been installed. It is never destroyed at exit: programs may use verbs in their own static destructors.
+//
+//   environment variable    values      meaning (default)
+//   STAGECOACH_CRC          on, off     ask peers for MPA CRCs; a peer that asks gets them anyway (off, as Linux siw)
+//   STAGECOACH_PEER_TO_PEER on, off     ask for a ready-to-receive message when connecting (on)
+//   STAGECOACH_PCAP         a path      write a capture of all connections there (none)
+//   STAGECOACH_TRACE        a path      write one line per decision of the NIC there (none)
+//
+// Threading: Current() and Install() from any thread; a host's members are what they say themselves.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/trace.h"
+#include "emu/cm/connection_manager.h"
+#include "emu/fabric/fabric.h"
+#include "emu/nic/nic.h"
+
+namespace stagecoach::emu {
+
+struct WorldOptions {
+  DeviceProfile profile = IwarpProfile();
+  CmOptions cm;
+  // Overrides the profile's wish (DeviceProfile::want_crc).
+  bool crc = false;
+  std::string capture_path;  // empty: no capture
+  std::string trace_path;    // empty: no file
+  TraceSink* trace = nullptr;  // wins over trace_path; must outlive the world
+};
+
+// The environment's words on top of `defaults`. A value that means nothing is reported on standard error and ignored.
+WorldOptions OptionsFromEnvironment(WorldOptions defaults = {});
+
+struct HostParts {
+  std::string name;
+  Fabric* fabric = nullptr;  // must outlive the host
+  std::unique_ptr<StagSource> stags;
+  std::function<std::unique_ptr<Llp>(std::unique_ptr<Llp>)> tap;
+  TraceSink* trace = nullptr;
+};
+
+class Host {
+ public:
+  Host(HostParts parts, const WorldOptions& options);
+  ~Host();
+  Host(const Host&) = delete;
+  Host& operator=(const Host&) = delete;
+
+  const std::string& name() const { return name_; }
+  Fabric& fabric() { return fabric_; }
+  Nic& nic() { return nic_; }
+  ConnectionManager& cm() { return cm_; }
+
+  // Belongs to the API layer on top, which hangs its own view of the device here; destroyed before the NIC.
+  std::shared_ptr<void> api_state;
+
+ private:
+  const std::string name_;
+  Fabric& fabric_;
+  Nic nic_;
+  ConnectionManager cm_;
+};
+
+class World {
+ public:
+  virtual ~World() = default;
+
+  // The host whose program is running.
+  virtual Host& current_host() = 0;
+  // The host that has this address; null when none has it. An unspecified address is the current host's.
+  virtual Host* FindHost(const IpEndpoint& address) = 0;
+
+  static World& Current();
+  // Replaces the current world, which is destroyed; null: the next use starts a TcpWorld. Every object of the old world must be gone.
+  static void Install(std::unique_ptr<World> world);
+};
+
+// This process, on the host's own TCP.
+std::unique_ptr<World> MakeTcpWorld(const WorldOptions& options);
+
+}  // namespace stagecoach::emu
