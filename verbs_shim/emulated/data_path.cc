@@ -1,0 +1,183 @@
+// The data path: posting and polling, reached through the tables of ibv_context.
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+
+#include "verbs_shim/emulated/objects.h"
+
+namespace stagecoach::verbs::emulated {
+namespace {
+
+// No profile has more; a request with more is refused by its QP's own limit before this matters.
+constexpr int kMaxSges = 32;
+constexpr int kPollBatch = 16;
+
+constexpr unsigned kKnownSendFlags = IBV_SEND_FENCE | IBV_SEND_SIGNALED | IBV_SEND_SOLICITED | IBV_SEND_INLINE;
+
+using SgeArray = std::array<emu::ScatterGather, kMaxSges>;
+
+// False: more than any QP takes.
+bool Convert(const ibv_sge* list, int count, SgeArray* storage, std::span<const emu::ScatterGather>* sges) {
+  if (count < 0 || count > kMaxSges) return false;
+  for (int i = 0; i < count; ++i) (*storage)[i] = {list[i].addr, list[i].length, list[i].lkey};
+  *sges = std::span<const emu::ScatterGather>(storage->data(), static_cast<size_t>(count));
+  return true;
+}
+
+int Convert(const ibv_send_wr& from, SgeArray* storage, emu::SendRequest* to) {
+  if ((from.send_flags & ~kKnownSendFlags) != 0) return EINVAL;
+  if (!Convert(from.sg_list, from.num_sge, storage, &to->sges)) return EINVAL;
+  to->wr_id = from.wr_id;
+  to->signaled = (from.send_flags & IBV_SEND_SIGNALED) != 0;
+  to->solicited = (from.send_flags & IBV_SEND_SOLICITED) != 0;
+  to->fence = (from.send_flags & IBV_SEND_FENCE) != 0;
+  to->is_inline = (from.send_flags & IBV_SEND_INLINE) != 0;
+  switch (from.opcode) {
+    case IBV_WR_SEND:
+      to->opcode = emu::PostOpcode::kSend;
+      return 0;
+    case IBV_WR_SEND_WITH_INV:
+      to->opcode = emu::PostOpcode::kSendInvalidate;
+      to->remote_stag = from.invalidate_rkey;
+      return 0;
+    case IBV_WR_RDMA_WRITE:
+    case IBV_WR_RDMA_READ:
+      to->opcode = from.opcode == IBV_WR_RDMA_WRITE ? emu::PostOpcode::kWrite : emu::PostOpcode::kRead;
+      to->remote_stag = from.wr.rdma.rkey;
+      to->remote_offset = from.wr.rdma.remote_addr;
+      return 0;
+    case IBV_WR_LOCAL_INV:
+      to->opcode = emu::PostOpcode::kLocalInvalidate;
+      to->remote_stag = from.invalidate_rkey;
+      return 0;
+    case IBV_WR_BIND_MW: {
+      const ibv_mw_bind_info& info = from.bind_mw.bind_info;
+      if (from.bind_mw.mw == nullptr || (info.mr == nullptr && info.length != 0)) return EINVAL;
+      to->opcode = emu::PostOpcode::kBindWindow;
+      to->bind = {.window_rkey = from.bind_mw.mw->rkey,
+                  .new_rkey = from.bind_mw.rkey,
+                  .region_lkey = info.mr != nullptr ? info.mr->lkey : 0,
+                  .address = info.addr,
+                  .length = info.length,
+                  .access = info.mw_access_flags};
+      return 0;
+    }
+    default:
+      // With immediate data, atomics, segmentation: iWARP (RFC 5040) has no message for them.
+      return EOPNOTSUPP;
+  }
+}
+
+ibv_wc_status ToIbv(emu::CompletionStatus status) {
+  switch (status) {
+    case emu::CompletionStatus::kSuccess:
+      return IBV_WC_SUCCESS;
+    case emu::CompletionStatus::kLocalLengthError:
+      return IBV_WC_LOC_LEN_ERR;
+    case emu::CompletionStatus::kLocalQpOperationError:
+      return IBV_WC_LOC_QP_OP_ERR;
+    case emu::CompletionStatus::kLocalProtectionError:
+      return IBV_WC_LOC_PROT_ERR;
+    case emu::CompletionStatus::kFlushed:
+      return IBV_WC_WR_FLUSH_ERR;
+    case emu::CompletionStatus::kWindowBindError:
+      return IBV_WC_MW_BIND_ERR;
+    case emu::CompletionStatus::kRemoteInvalidRequest:
+      return IBV_WC_REM_INV_REQ_ERR;
+    case emu::CompletionStatus::kRemoteAccessError:
+      return IBV_WC_REM_ACCESS_ERR;
+    case emu::CompletionStatus::kRemoteOperationError:
+      return IBV_WC_REM_OP_ERR;
+    case emu::CompletionStatus::kFatal:
+      return IBV_WC_FATAL_ERR;
+  }
+  return IBV_WC_GENERAL_ERR;
+}
+
+ibv_wc_opcode ToIbv(emu::CompletionOpcode opcode) {
+  switch (opcode) {
+    case emu::CompletionOpcode::kSend:
+      return IBV_WC_SEND;
+    case emu::CompletionOpcode::kWrite:
+      return IBV_WC_RDMA_WRITE;
+    case emu::CompletionOpcode::kRead:
+      return IBV_WC_RDMA_READ;
+    case emu::CompletionOpcode::kLocalInvalidate:
+      return IBV_WC_LOCAL_INV;
+    case emu::CompletionOpcode::kBindWindow:
+      return IBV_WC_BIND_MW;
+    case emu::CompletionOpcode::kReceive:
+      return IBV_WC_RECV;
+  }
+  return IBV_WC_SEND;
+}
+
+ibv_wc ToIbv(const emu::WorkCompletion& from) {
+  ibv_wc to{};
+  to.wr_id = from.wr_id;
+  to.status = ToIbv(from.status);
+  to.opcode = ToIbv(from.opcode);
+  to.vendor_err = from.vendor_error;
+  to.byte_len = from.byte_length;
+  to.qp_num = from.qp_number;
+  if (from.with_invalidate) {
+    to.wc_flags = IBV_WC_WITH_INV;
+    to.invalidated_rkey = from.invalidated_rkey;
+  }
+  return to;
+}
+
+}  // namespace
+
+int PollCq(ibv_cq* cq, int entries, ibv_wc* completions) {
+  emu::CompletionQueue& queue = *static_cast<ShimCq*>(cq)->queue;
+  std::array<emu::WorkCompletion, kPollBatch> batch;
+  int taken = 0;
+  while (taken < entries) {
+    const size_t wanted = static_cast<size_t>(std::min(entries - taken, kPollBatch));
+    const size_t got = queue.Poll({batch.data(), wanted});
+    for (size_t i = 0; i < got; ++i) completions[taken++] = ToIbv(batch[i]);
+    if (got < wanted) break;
+  }
+  return taken;
+}
+
+int RequestNotify(ibv_cq* cq, int solicited_only) {
+  static_cast<ShimCq*>(cq)->queue->RequestNotify(solicited_only != 0);
+  return 0;
+}
+
+int PostSend(ibv_qp* qp, ibv_send_wr* requests, ibv_send_wr** bad) {
+  emu::QueuePair& pair = *static_cast<ShimQp*>(qp)->pair;
+  int error = 0;
+  for (ibv_send_wr* request = requests; request != nullptr; request = request->next) {
+    SgeArray storage;
+    emu::SendRequest converted;
+    error = Convert(*request, &storage, &converted);
+    if (error == 0) error = pair.EnqueueSend(converted);
+    if (error != 0) {
+      *bad = request;
+      break;
+    }
+  }
+  // What stands before a bad request has been posted.
+  pair.RingDoorbell();
+  return error;
+}
+
+int PostReceive(ibv_qp* qp, ibv_recv_wr* requests, ibv_recv_wr** bad) {
+  emu::QueuePair& pair = *static_cast<ShimQp*>(qp)->pair;
+  for (ibv_recv_wr* request = requests; request != nullptr; request = request->next) {
+    SgeArray storage;
+    emu::ReceiveRequest converted{.wr_id = request->wr_id, .sges = {}};
+    const int error = Convert(request->sg_list, request->num_sge, &storage, &converted.sges) ? pair.PostReceive(converted) : EINVAL;
+    if (error != 0) {
+      *bad = request;
+      return error;
+    }
+  }
+  return 0;
+}
+
+}  // namespace stagecoach::verbs::emulated

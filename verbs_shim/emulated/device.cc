@@ -1,0 +1,306 @@
+// Devices and contexts: listing, opening, queries, asynchronous events.
+
+#include <cerrno>
+#include <cstddef>
+#include <cstdio>
+#include <cstring>
+#include <new>
+
+#include "base/check.h"
+#include "base/prng.h"
+#include "verbs_shim/emulated/objects.h"
+
+namespace stagecoach::verbs::emulated {
+namespace {
+
+using emu::DeviceProfile;
+
+constexpr uint8_t kPort = 1;
+constexpr uint32_t kPhysicalStateLinkUp = 5;
+constexpr uint8_t kWidth4x = 2;
+constexpr uint8_t kSpeed10Gbps = 4;
+
+// Locally administered, and the same for the same device in each run.
+uint64_t GuidOf(const emu::Nic& nic) {
+  return (StableHash(nic.name()) & 0x00ff'ffff'ffff'ffff) | 0x0200'0000'0000'0000;
+}
+
+__be64 BigEndian(uint64_t value) { return htobe64(value); }
+
+int QueryPort(ibv_context* context, uint8_t port, ibv_port_attr* attributes, size_t size) {
+  if (port != kPort) return EINVAL;
+  ibv_port_attr all{};
+  all.state = IBV_PORT_ACTIVE;
+  all.max_mtu = IBV_MTU_4096;
+  all.active_mtu = IBV_MTU_4096;
+  all.gid_tbl_len = 1;
+  all.port_cap_flags = IBV_PORT_CM_SUP;
+  all.max_msg_sz = 0xffffffffu;
+  all.active_width = kWidth4x;
+  all.active_speed = kSpeed10Gbps;
+  all.phys_state = kPhysicalStateLinkUp;
+  all.link_layer = IBV_LINK_LAYER_ETHERNET;
+  // Programs built against other headers have another idea of the structure's size.
+  std::memcpy(attributes, &all, std::min(size, sizeof(all)));
+  if (size > sizeof(all)) std::memset(reinterpret_cast<char*>(attributes) + sizeof(all), 0, size - sizeof(all));
+  return 0;
+}
+
+void FillDeviceAttributes(const emu::Nic& nic, ibv_device_attr* attributes) {
+  const DeviceProfile& profile = nic.profile();
+  *attributes = {};
+  const uint64_t version = profile.firmware_version;
+  std::snprintf(attributes->fw_ver, sizeof(attributes->fw_ver), "%u.%u.%u.%u", static_cast<unsigned>(version >> 48 & 0xffff),
+                static_cast<unsigned>(version >> 32 & 0xffff), static_cast<unsigned>(version >> 16 & 0xffff),
+                static_cast<unsigned>(version & 0xffff));
+  attributes->node_guid = BigEndian(GuidOf(nic));
+  attributes->sys_image_guid = attributes->node_guid;
+  attributes->max_mr_size = profile.max_mr_size;
+  attributes->page_size_cap = profile.page_size_cap;
+  attributes->vendor_id = profile.vendor_id;
+  attributes->vendor_part_id = profile.vendor_part_id;
+  attributes->hw_ver = profile.hardware_version;
+  attributes->max_qp = static_cast<int>(profile.max_qp);
+  attributes->max_qp_wr = static_cast<int>(profile.max_qp_wr);
+  // Send with Invalidate, local invalidation and windows whose key the consumer chooses.
+  attributes->device_cap_flags = IBV_DEVICE_MEM_MGT_EXTENSIONS;
+  if (profile.max_mw > 0) attributes->device_cap_flags |= IBV_DEVICE_MEM_WINDOW_TYPE_2B;
+  attributes->max_sge = static_cast<int>(profile.max_sge);
+  attributes->max_sge_rd = static_cast<int>(profile.max_sge_rd);
+  attributes->max_cq = static_cast<int>(profile.max_cq);
+  attributes->max_cqe = static_cast<int>(profile.max_cqe);
+  attributes->max_mr = static_cast<int>(profile.max_mr);
+  attributes->max_pd = static_cast<int>(profile.max_pd);
+  attributes->max_mw = static_cast<int>(profile.max_mw);
+  attributes->max_qp_rd_atom = static_cast<int>(profile.max_ird);
+  attributes->max_qp_init_rd_atom = static_cast<int>(profile.max_ord);
+  attributes->max_res_rd_atom = static_cast<int>(profile.max_ird * profile.max_qp);
+  attributes->atomic_cap = IBV_ATOMIC_NONE;
+  attributes->phys_port_cnt = 1;
+}
+
+int QueryDeviceExtended(ibv_context* context, const ibv_query_device_ex_input* input, ibv_device_attr_ex* attributes, size_t size) {
+  if (input != nullptr && input->comp_mask != 0) return EINVAL;
+  if (size < sizeof(attributes->orig_attr)) return EINVAL;
+  // What we do not know is zero.
+  std::memset(attributes, 0, size);
+  FillDeviceAttributes(NicOf(context), &attributes->orig_attr);
+  if (size >= offsetof(ibv_device_attr_ex, device_cap_flags_ex) + sizeof(attributes->device_cap_flags_ex)) {
+    attributes->device_cap_flags_ex = attributes->orig_attr.device_cap_flags;
+  }
+  if (size >= offsetof(ibv_device_attr_ex, phys_port_cnt_ex) + sizeof(attributes->phys_port_cnt_ex)) {
+    attributes->phys_port_cnt_ex = 1;
+  }
+  return 0;
+}
+
+// Type 1 windows are not made here, and the header's inline refuses the others before it comes to this.
+int BindMw(ibv_qp*, ibv_mw*, ibv_mw_bind*) { return EOPNOTSUPP; }
+
+template <size_t Size>
+void SetName(char (&field)[Size], const std::string& text) {
+  std::snprintf(field, Size, "%s", text.c_str());
+}
+
+ibv_event_type EventTypeOf(emu::AsyncEventType type) {
+  switch (type) {
+    case emu::AsyncEventType::kCqError:
+      return IBV_EVENT_CQ_ERR;
+    case emu::AsyncEventType::kQpFatal:
+      return IBV_EVENT_QP_FATAL;
+    case emu::AsyncEventType::kQpRequestError:
+      return IBV_EVENT_QP_REQ_ERR;
+    case emu::AsyncEventType::kQpAccessError:
+      return IBV_EVENT_QP_ACCESS_ERR;
+    case emu::AsyncEventType::kQpCommunicationEstablished:
+      return IBV_EVENT_COMM_EST;
+    case emu::AsyncEventType::kSendQueueDrained:
+      return IBV_EVENT_SQ_DRAINED;
+    case emu::AsyncEventType::kDeviceFatal:
+      return IBV_EVENT_DEVICE_FATAL;
+  }
+  return IBV_EVENT_DEVICE_FATAL;
+}
+
+bool IsCqEvent(ibv_event_type type) { return type == IBV_EVENT_CQ_ERR; }
+bool IsQpEvent(ibv_event_type type) {
+  return type == IBV_EVENT_QP_FATAL || type == IBV_EVENT_QP_REQ_ERR || type == IBV_EVENT_QP_ACCESS_ERR ||
+         type == IBV_EVENT_COMM_EST || type == IBV_EVENT_SQ_DRAINED;
+}
+
+}  // namespace
+
+std::nullptr_t FailWith(int error) {
+  errno = error;
+  return nullptr;
+}
+
+HostApi::HostApi(emu::Host& its_host) : host(its_host) {
+  device.api = this;
+  device.node_type = IBV_NODE_RNIC;
+  device.transport_type = IBV_TRANSPORT_IWARP;
+  // The paths name nothing on purpose: there is no such device in sysfs, and programs treat what they cannot read as unknown.
+  SetName(device.name, host.nic().name());
+  SetName(device.dev_name, "uverbs-" + host.nic().name());
+  SetName(device.dev_path, "/sys/class/infiniband_verbs/uverbs-" + host.nic().name());
+  SetName(device.ibdev_path, "/sys/class/infiniband/" + host.nic().name());
+}
+
+HostApi::~HostApi() {
+  if (cm_pd_ != nullptr) ibv_dealloc_pd(cm_pd_);
+  if (cm_context_ != nullptr) ibv_close_device(cm_context_);
+}
+
+ibv_context* HostApi::CmContext() {
+  std::lock_guard lock(mutex_);
+  if (cm_context_ == nullptr) cm_context_ = ibv_open_device(&device);
+  return cm_context_;
+}
+
+ibv_pd* HostApi::CmPd() {
+  ibv_context* context = CmContext();
+  std::lock_guard lock(mutex_);
+  if (cm_pd_ == nullptr && context != nullptr) cm_pd_ = ibv_alloc_pd(context);
+  return cm_pd_;
+}
+
+HostApi& ApiOf(emu::Host& host) {
+  static std::mutex mutex;
+  std::lock_guard lock(mutex);
+  if (host.api_state == nullptr) host.api_state = std::make_shared<HostApi>(host);
+  return *static_cast<HostApi*>(host.api_state.get());
+}
+
+}  // namespace stagecoach::verbs::emulated
+
+using namespace stagecoach;  // NOLINT: the entry points stand in the global namespace
+using namespace stagecoach::verbs::emulated;
+
+extern "C" {
+
+struct ibv_device** ibv_get_device_list(int* num_devices) noexcept {
+  HostApi& api = ApiOf(emu::World::Current().current_host());
+  auto** list = new (std::nothrow) ibv_device*[2];
+  if (list == nullptr) return FailWith(ENOMEM);
+  list[0] = &api.device;
+  list[1] = nullptr;
+  if (num_devices != nullptr) *num_devices = 1;
+  return list;
+}
+
+void ibv_free_device_list(struct ibv_device** list) noexcept { delete[] list; }
+
+const char* ibv_get_device_name(struct ibv_device* device) noexcept { return device->name; }
+
+// The index of the kernel's device; there is none.
+int ibv_get_device_index(struct ibv_device*) noexcept { return -1; }
+
+__be64 ibv_get_device_guid(struct ibv_device* device) noexcept {
+  return BigEndian(GuidOf(static_cast<ShimDevice*>(device)->api->host.nic()));
+}
+
+struct ibv_context* ibv_open_device(struct ibv_device* device) noexcept {
+  HostApi* api = static_cast<ShimDevice*>(device)->api;
+  emu::Nic& nic = api->host.nic();
+  auto opened = nic.OpenContext();
+  if (!opened) return FailWith(opened.error());
+  auto* shim = new ShimContext{};
+  shim->nic = &nic;
+  shim->context = *opened;
+  shim->api = api;
+  verbs_context& tables = shim->tables;
+  tables.sz = sizeof(tables);
+  // Tells the header's inlines that the tables in front are there. What is null there answers EOPNOTSUPP.
+  tables.context.abi_compat = __VERBS_ABI_IS_EXTENDED;
+  tables.query_port = QueryPort;
+  tables.query_device_ex = QueryDeviceExtended;
+  ibv_context& context = tables.context;
+  context.device = device;
+  context.cmd_fd = -1;
+  context.async_fd = (*opened)->async_events().fd();
+  context.num_comp_vectors = 1;
+  pthread_mutex_init(&context.mutex, nullptr);
+  context.ops.poll_cq = PollCq;
+  context.ops.req_notify_cq = RequestNotify;
+  context.ops.post_send = PostSend;
+  context.ops.post_recv = PostReceive;
+  context.ops.alloc_mw = AllocateMw;
+  context.ops.dealloc_mw = DeallocateMw;
+  context.ops.bind_mw = BindMw;
+  return &context;
+}
+
+int ibv_close_device(struct ibv_context* context) noexcept {
+  ShimContext* shim = ToShim(context);
+  if (const int error = shim->nic->CloseContext(shim->context); error != 0) {
+    errno = error;
+    return -1;
+  }
+  pthread_mutex_destroy(&context->mutex);
+  delete shim;
+  return 0;
+}
+
+int ibv_query_device(struct ibv_context* context, struct ibv_device_attr* attributes) noexcept {
+  FillDeviceAttributes(NicOf(context), attributes);
+  return 0;
+}
+
+// For programs older than the table entry: the structure as it was then, which ended before link_layer.
+int ibv_query_port(struct ibv_context* context, uint8_t port, struct _compat_ibv_port_attr* attributes) noexcept {
+  return QueryPort(context, port, reinterpret_cast<ibv_port_attr*>(attributes), offsetof(ibv_port_attr, link_layer));
+}
+
+int ibv_query_gid(struct ibv_context* context, uint8_t port, int index, union ibv_gid* gid) noexcept {
+  if (port != kPort || index != 0) {
+    errno = EINVAL;
+    return -1;
+  }
+  // As iWARP devices have it: what identifies the port first, then zeros.
+  *gid = {};
+  const __be64 guid = BigEndian(GuidOf(NicOf(context)));
+  std::memcpy(gid->raw, &guid, 6);
+  return 0;
+}
+
+int ibv_get_async_event(struct ibv_context* context, struct ibv_async_event* event) noexcept {
+  auto got = ToShim(context)->context->async_events().GetEvent();
+  if (!got) {
+    errno = got.error();
+    return -1;
+  }
+  event->event_type = EventTypeOf(got->type);
+  if (IsCqEvent(event->event_type)) {
+    auto* cq = static_cast<ShimCq*>(got->cq->cookie());
+    cq->events = got->account;
+    event->element.cq = cq;
+  } else if (IsQpEvent(event->event_type)) {
+    auto* qp = static_cast<ShimQp*>(got->qp->cookie());
+    qp->events = got->account;
+    event->element.qp = qp;
+    qp->state = ToIbv(got->qp->state());
+  } else {
+    event->element.port_num = kPort;
+  }
+  return 0;
+}
+
+void ibv_ack_async_event(struct ibv_async_event* event) noexcept {
+  emu::AsyncEvent acknowledged;
+  if (IsCqEvent(event->event_type)) {
+    auto* cq = static_cast<ShimCq*>(event->element.cq);
+    acknowledged.account = cq->events;
+    ToShim(cq->context)->context->async_events().Ack(acknowledged);
+  } else if (IsQpEvent(event->event_type)) {
+    auto* qp = static_cast<ShimQp*>(event->element.qp);
+    acknowledged.account = qp->events;
+    ToShim(qp->context)->context->async_events().Ack(acknowledged);
+  }
+}
+
+// Nothing of ours is lost in a forked child that the parent needs: memory is not pinned.
+int ibv_fork_init(void) noexcept { return 0; }
+
+enum ibv_fork_status ibv_is_fork_initialized(void) noexcept { return IBV_FORK_UNNEEDED; }
+
+}  // extern "C"

@@ -1,0 +1,97 @@
+// Protection domains, memory regions, memory windows.
+
+#include <cerrno>
+
+#include "verbs_shim/emulated/objects.h"
+
+namespace stagecoach::verbs::emulated {
+namespace {
+
+ibv_mr* Register(ibv_pd* pd, void* address, size_t length, uint64_t iova, unsigned access) {
+  // A request for on-demand paging cannot be granted; hints of the optional range may be ignored.
+  if ((access & IBV_ACCESS_ON_DEMAND) != 0) return FailWith(EOPNOTSUPP);
+  access &= ~(static_cast<unsigned>(IBV_ACCESS_OPTIONAL_RANGE) | static_cast<unsigned>(IBV_ACCESS_HUGETLB));
+  static_assert(static_cast<uint32_t>(IBV_ACCESS_LOCAL_WRITE) == emu::kAccessLocalWrite);
+  static_assert(static_cast<uint32_t>(IBV_ACCESS_REMOTE_WRITE) == emu::kAccessRemoteWrite);
+  static_assert(static_cast<uint32_t>(IBV_ACCESS_REMOTE_READ) == emu::kAccessRemoteRead);
+  static_assert(static_cast<uint32_t>(IBV_ACCESS_REMOTE_ATOMIC) == emu::kAccessRemoteAtomic);
+  static_assert(static_cast<uint32_t>(IBV_ACCESS_MW_BIND) == emu::kAccessWindowBind);
+  static_assert(static_cast<uint32_t>(IBV_ACCESS_ZERO_BASED) == emu::kAccessZeroBased);
+  ShimContext* context = ToShim(pd->context);
+  auto region = context->nic->RegisterRegion(
+      *context->context, {.pd = pd->handle, .address = address, .length = length, .iova = iova, .access = access});
+  if (!region) return FailWith(region.error());
+  auto* mr = new ibv_mr{};
+  mr->context = pd->context;
+  mr->pd = pd;
+  mr->addr = address;
+  mr->length = length;
+  mr->handle = region->handle;
+  mr->lkey = region->stag;
+  mr->rkey = region->stag;
+  return mr;
+}
+
+}  // namespace
+
+ibv_mw* AllocateMw(ibv_pd* pd, ibv_mw_type type) {
+  if (type != IBV_MW_TYPE_2) return FailWith(EOPNOTSUPP);
+  ShimContext* context = ToShim(pd->context);
+  auto window = context->nic->AllocateWindow(*context->context, pd->handle);
+  if (!window) return FailWith(window.error());
+  auto* mw = new ibv_mw{};
+  mw->context = pd->context;
+  mw->pd = pd;
+  mw->rkey = window->stag;
+  mw->handle = window->handle;
+  mw->type = type;
+  return mw;
+}
+
+int DeallocateMw(ibv_mw* mw) {
+  if (const int error = NicOf(mw->context).DeallocateWindow(mw->handle); error != 0) return error;
+  delete mw;
+  return 0;
+}
+
+}  // namespace stagecoach::verbs::emulated
+
+using namespace stagecoach::verbs::emulated;  // NOLINT: the entry points stand in the global namespace
+
+extern "C" {
+
+struct ibv_pd* ibv_alloc_pd(struct ibv_context* context) noexcept {
+  ShimContext* shim = ToShim(context);
+  auto handle = shim->nic->AllocatePd(*shim->context);
+  if (!handle) return FailWith(handle.error());
+  auto* pd = new ibv_pd{};
+  pd->context = context;
+  pd->handle = *handle;
+  return pd;
+}
+
+int ibv_dealloc_pd(struct ibv_pd* pd) noexcept {
+  if (const int error = NicOf(pd->context).DeallocatePd(pd->handle); error != 0) return error;
+  delete pd;
+  return 0;
+}
+
+struct ibv_mr* ibv_reg_mr(struct ibv_pd* pd, void* address, size_t length, int access) noexcept {
+  return Register(pd, address, length, reinterpret_cast<uint64_t>(address), static_cast<unsigned>(access));
+}
+
+struct ibv_mr* ibv_reg_mr_iova(struct ibv_pd* pd, void* address, size_t length, uint64_t iova, int access) noexcept {
+  return Register(pd, address, length, iova, static_cast<unsigned>(access));
+}
+
+struct ibv_mr* ibv_reg_mr_iova2(struct ibv_pd* pd, void* address, size_t length, uint64_t iova, unsigned int access) noexcept {
+  return Register(pd, address, length, iova, access);
+}
+
+int ibv_dereg_mr(struct ibv_mr* mr) noexcept {
+  if (const int error = NicOf(mr->context).DeregisterRegion(mr->handle); error != 0) return error;
+  delete mr;
+  return 0;
+}
+
+}  // extern "C"

@@ -1,0 +1,142 @@
+// Queue pairs: creation, attributes, states.
+
+#include <cerrno>
+
+#include "verbs_shim/emulated/objects.h"
+
+namespace stagecoach::verbs::emulated {
+namespace {
+
+emu::QpState FromIbv(ibv_qp_state state) { return static_cast<emu::QpState>(state); }
+
+static_assert(static_cast<int>(emu::QpState::kReset) == IBV_QPS_RESET && static_cast<int>(emu::QpState::kInit) == IBV_QPS_INIT &&
+              static_cast<int>(emu::QpState::kRtr) == IBV_QPS_RTR && static_cast<int>(emu::QpState::kRts) == IBV_QPS_RTS &&
+              static_cast<int>(emu::QpState::kSqd) == IBV_QPS_SQD && static_cast<int>(emu::QpState::kSqe) == IBV_QPS_SQE &&
+              static_cast<int>(emu::QpState::kErr) == IBV_QPS_ERR);
+
+ibv_qp_cap CapacityOf(const emu::QpCapabilities& capabilities) {
+  return {.max_send_wr = capabilities.max_send_wr,
+          .max_recv_wr = capabilities.max_receive_wr,
+          .max_send_sge = capabilities.max_send_sge,
+          .max_recv_sge = capabilities.max_receive_sge,
+          .max_inline_data = capabilities.max_inline};
+}
+
+}  // namespace
+
+ibv_qp_state ToIbv(emu::QpState state) { return static_cast<ibv_qp_state>(state); }
+
+}  // namespace stagecoach::verbs::emulated
+
+using namespace stagecoach;  // NOLINT: the entry points stand in the global namespace
+using namespace stagecoach::verbs::emulated;
+
+extern "C" {
+
+struct ibv_qp* ibv_create_qp(struct ibv_pd* pd, struct ibv_qp_init_attr* attributes) noexcept {
+  if (attributes->qp_type != IBV_QPT_RC || attributes->srq != nullptr) return FailWith(EOPNOTSUPP);
+  if (attributes->send_cq == nullptr || attributes->recv_cq == nullptr) return FailWith(EINVAL);
+  ShimContext* context = ToShim(pd->context);
+  auto* qp = new ShimQp{};
+  emu::QpCreate create;
+  create.pd = pd->handle;
+  create.send_cq = context->nic->FindCq(attributes->send_cq->handle);
+  create.receive_cq = context->nic->FindCq(attributes->recv_cq->handle);
+  create.capabilities = {.max_send_wr = attributes->cap.max_send_wr,
+                         .max_receive_wr = attributes->cap.max_recv_wr,
+                         .max_send_sge = attributes->cap.max_send_sge,
+                         .max_receive_sge = attributes->cap.max_recv_sge,
+                         .max_inline = attributes->cap.max_inline_data};
+  create.signal_all = attributes->sq_sig_all != 0;
+  create.cookie = qp;
+  if (create.send_cq == nullptr || create.receive_cq == nullptr) {
+    delete qp;
+    return FailWith(ENOENT);
+  }
+  auto created = context->nic->CreateQp(*context->context, create);
+  if (!created) {
+    delete qp;
+    return FailWith(created.error());
+  }
+  qp->context = pd->context;
+  qp->qp_context = attributes->qp_context;
+  qp->pd = pd;
+  qp->send_cq = attributes->send_cq;
+  qp->recv_cq = attributes->recv_cq;
+  qp->handle = (*created)->handle();
+  qp->qp_num = (*created)->qp_number();
+  qp->state = ToIbv((*created)->state());
+  qp->qp_type = IBV_QPT_RC;
+  qp->pair = *created;
+  attributes->cap = CapacityOf((*created)->capabilities());
+  return qp;
+}
+
+int ibv_modify_qp(struct ibv_qp* qp, struct ibv_qp_attr* attributes, int mask) noexcept {
+  emu::QueuePair* pair = NicOf(qp->context).FindQp(qp->handle);
+  if (pair == nullptr) return ENOENT;
+  emu::QpAttributes wanted;
+  wanted.state = FromIbv(attributes->qp_state);
+  wanted.current_state = FromIbv(attributes->cur_qp_state);
+  wanted.notify_drained = attributes->en_sqd_async_notify != 0;
+  wanted.access = attributes->qp_access_flags;
+  wanted.pkey_index = attributes->pkey_index;
+  wanted.port = attributes->port_num;
+  wanted.path_mtu = static_cast<uint8_t>(attributes->path_mtu);
+  wanted.destination_qp_number = attributes->dest_qp_num;
+  wanted.receive_psn = attributes->rq_psn;
+  wanted.send_psn = attributes->sq_psn;
+  wanted.max_rd_atomic = attributes->max_rd_atomic;
+  wanted.max_dest_rd_atomic = attributes->max_dest_rd_atomic;
+  wanted.min_rnr_timer = attributes->min_rnr_timer;
+  wanted.timeout = attributes->timeout;
+  wanted.retry_count = attributes->retry_cnt;
+  wanted.rnr_retry = attributes->rnr_retry;
+  const int error = pair->Modify(wanted, static_cast<uint32_t>(mask));
+  qp->state = ToIbv(pair->state());
+  return error;
+}
+
+int ibv_query_qp(struct ibv_qp* qp, struct ibv_qp_attr* attributes, int, struct ibv_qp_init_attr* initial) noexcept {
+  emu::QueuePair* pair = NicOf(qp->context).FindQp(qp->handle);
+  if (pair == nullptr) return ENOENT;
+  const emu::QpAttributes now = pair->Query();
+  *attributes = {};
+  attributes->qp_state = ToIbv(now.state);
+  attributes->cur_qp_state = attributes->qp_state;
+  attributes->en_sqd_async_notify = now.notify_drained ? 1 : 0;
+  attributes->path_mtu = static_cast<ibv_mtu>(now.path_mtu);
+  attributes->qp_access_flags = now.access;
+  attributes->pkey_index = now.pkey_index;
+  attributes->port_num = now.port;
+  attributes->dest_qp_num = now.destination_qp_number;
+  attributes->rq_psn = now.receive_psn;
+  attributes->sq_psn = now.send_psn;
+  attributes->max_rd_atomic = now.max_rd_atomic;
+  attributes->max_dest_rd_atomic = now.max_dest_rd_atomic;
+  attributes->min_rnr_timer = now.min_rnr_timer;
+  attributes->timeout = now.timeout;
+  attributes->retry_cnt = now.retry_count;
+  attributes->rnr_retry = now.rnr_retry;
+  attributes->cap = CapacityOf(pair->capabilities());
+  *initial = {};
+  initial->qp_context = qp->qp_context;
+  initial->send_cq = qp->send_cq;
+  initial->recv_cq = qp->recv_cq;
+  initial->qp_type = qp->qp_type;
+  initial->cap = attributes->cap;
+  initial->sq_sig_all = pair->signal_all() ? 1 : 0;
+  qp->state = attributes->qp_state;
+  return 0;
+}
+
+int ibv_destroy_qp(struct ibv_qp* qp) noexcept {
+  ShimContext* context = ToShim(qp->context);
+  if (context->nic->FindQp(qp->handle) == nullptr) return ENOENT;
+  context->api->host.cm().ForgetQp(qp->qp_num);
+  if (const int error = context->nic->DestroyQp(qp->handle); error != 0) return error;
+  delete static_cast<ShimQp*>(qp);
+  return 0;
+}
+
+}  // extern "C"

@@ -1,0 +1,185 @@
+// Names of values, for people. Never null, whatever the value.
+
+#include "verbs_shim/emulated/objects.h"
+
+extern "C" {
+
+const char* ibv_wc_status_str(enum ibv_wc_status status) noexcept {
+  switch (status) {
+    case IBV_WC_SUCCESS:
+      return "success";
+    case IBV_WC_LOC_LEN_ERR:
+      return "local length error";
+    case IBV_WC_LOC_QP_OP_ERR:
+      return "local QP operation error";
+    case IBV_WC_LOC_EEC_OP_ERR:
+      return "local EE context operation error";
+    case IBV_WC_LOC_PROT_ERR:
+      return "local protection error";
+    case IBV_WC_WR_FLUSH_ERR:
+      return "work request flushed";
+    case IBV_WC_MW_BIND_ERR:
+      return "memory window bind error";
+    case IBV_WC_BAD_RESP_ERR:
+      return "bad response";
+    case IBV_WC_LOC_ACCESS_ERR:
+      return "local access error";
+    case IBV_WC_REM_INV_REQ_ERR:
+      return "remote end found the request invalid";
+    case IBV_WC_REM_ACCESS_ERR:
+      return "remote access error";
+    case IBV_WC_REM_OP_ERR:
+      return "remote operation error";
+    case IBV_WC_RETRY_EXC_ERR:
+      return "transport retries exhausted";
+    case IBV_WC_RNR_RETRY_EXC_ERR:
+      return "receiver-not-ready retries exhausted";
+    case IBV_WC_LOC_RDD_VIOL_ERR:
+      return "local RDD violation";
+    case IBV_WC_REM_INV_RD_REQ_ERR:
+      return "remote end found the RD request invalid";
+    case IBV_WC_REM_ABORT_ERR:
+      return "remote end aborted the operation";
+    case IBV_WC_INV_EECN_ERR:
+      return "invalid EE context number";
+    case IBV_WC_INV_EEC_STATE_ERR:
+      return "invalid EE context state";
+    case IBV_WC_FATAL_ERR:
+      return "fatal error";
+    case IBV_WC_RESP_TIMEOUT_ERR:
+      return "response timeout";
+    case IBV_WC_GENERAL_ERR:
+      return "general error";
+    case IBV_WC_TM_ERR:
+      return "tag matching error";
+    case IBV_WC_TM_RNDV_INCOMPLETE:
+      return "tag matching rendezvous incomplete";
+  }
+  return "unknown";
+}
+
+const char* ibv_node_type_str(enum ibv_node_type type) noexcept {
+  switch (type) {
+    case IBV_NODE_CA:
+      return "InfiniBand channel adapter";
+    case IBV_NODE_SWITCH:
+      return "InfiniBand switch";
+    case IBV_NODE_ROUTER:
+      return "InfiniBand router";
+    case IBV_NODE_RNIC:
+      return "iWARP NIC";
+    case IBV_NODE_USNIC:
+      return "usNIC";
+    case IBV_NODE_USNIC_UDP:
+      return "usNIC over UDP";
+    case IBV_NODE_UNSPECIFIED:
+      return "unspecified";
+    case IBV_NODE_UNKNOWN:
+      break;
+  }
+  return "unknown";
+}
+
+const char* ibv_port_state_str(enum ibv_port_state state) noexcept {
+  switch (state) {
+    case IBV_PORT_NOP:
+      return "PORT_NOP";
+    case IBV_PORT_DOWN:
+      return "PORT_DOWN";
+    case IBV_PORT_INIT:
+      return "PORT_INIT";
+    case IBV_PORT_ARMED:
+      return "PORT_ARMED";
+    case IBV_PORT_ACTIVE:
+      return "PORT_ACTIVE";
+    case IBV_PORT_ACTIVE_DEFER:
+      return "PORT_ACTIVE_DEFER";
+  }
+  return "unknown";
+}
+
+const char* ibv_event_type_str(enum ibv_event_type event) noexcept {
+  switch (event) {
+    case IBV_EVENT_CQ_ERR:
+      return "CQ error";
+    case IBV_EVENT_QP_FATAL:
+      return "QP fatal error";
+    case IBV_EVENT_QP_REQ_ERR:
+      return "QP request error";
+    case IBV_EVENT_QP_ACCESS_ERR:
+      return "QP access violation";
+    case IBV_EVENT_COMM_EST:
+      return "communication established";
+    case IBV_EVENT_SQ_DRAINED:
+      return "send queue drained";
+    case IBV_EVENT_PATH_MIG:
+      return "path migrated";
+    case IBV_EVENT_PATH_MIG_ERR:
+      return "path migration failed";
+    case IBV_EVENT_DEVICE_FATAL:
+      return "device fatal error";
+    case IBV_EVENT_PORT_ACTIVE:
+      return "port active";
+    case IBV_EVENT_PORT_ERR:
+      return "port error";
+    case IBV_EVENT_LID_CHANGE:
+      return "LID changed";
+    case IBV_EVENT_PKEY_CHANGE:
+      return "P_Key table changed";
+    case IBV_EVENT_SM_CHANGE:
+      return "subnet manager changed";
+    case IBV_EVENT_SRQ_ERR:
+      return "SRQ error";
+    case IBV_EVENT_SRQ_LIMIT_REACHED:
+      return "SRQ limit reached";
+    case IBV_EVENT_QP_LAST_WQE_REACHED:
+      return "last receive of the QP consumed";
+    case IBV_EVENT_CLIENT_REREGISTER:
+      return "client reregistration requested";
+    case IBV_EVENT_GID_CHANGE:
+      return "GID table changed";
+    case IBV_EVENT_WQ_FATAL:
+      return "WQ fatal error";
+  }
+  return "unknown";
+}
+
+const char* rdma_event_str(enum rdma_cm_event_type event) noexcept {
+  switch (event) {
+    case RDMA_CM_EVENT_ADDR_RESOLVED:
+      return "RDMA_CM_EVENT_ADDR_RESOLVED";
+    case RDMA_CM_EVENT_ADDR_ERROR:
+      return "RDMA_CM_EVENT_ADDR_ERROR";
+    case RDMA_CM_EVENT_ROUTE_RESOLVED:
+      return "RDMA_CM_EVENT_ROUTE_RESOLVED";
+    case RDMA_CM_EVENT_ROUTE_ERROR:
+      return "RDMA_CM_EVENT_ROUTE_ERROR";
+    case RDMA_CM_EVENT_CONNECT_REQUEST:
+      return "RDMA_CM_EVENT_CONNECT_REQUEST";
+    case RDMA_CM_EVENT_CONNECT_RESPONSE:
+      return "RDMA_CM_EVENT_CONNECT_RESPONSE";
+    case RDMA_CM_EVENT_CONNECT_ERROR:
+      return "RDMA_CM_EVENT_CONNECT_ERROR";
+    case RDMA_CM_EVENT_UNREACHABLE:
+      return "RDMA_CM_EVENT_UNREACHABLE";
+    case RDMA_CM_EVENT_REJECTED:
+      return "RDMA_CM_EVENT_REJECTED";
+    case RDMA_CM_EVENT_ESTABLISHED:
+      return "RDMA_CM_EVENT_ESTABLISHED";
+    case RDMA_CM_EVENT_DISCONNECTED:
+      return "RDMA_CM_EVENT_DISCONNECTED";
+    case RDMA_CM_EVENT_DEVICE_REMOVAL:
+      return "RDMA_CM_EVENT_DEVICE_REMOVAL";
+    case RDMA_CM_EVENT_MULTICAST_JOIN:
+      return "RDMA_CM_EVENT_MULTICAST_JOIN";
+    case RDMA_CM_EVENT_MULTICAST_ERROR:
+      return "RDMA_CM_EVENT_MULTICAST_ERROR";
+    case RDMA_CM_EVENT_ADDR_CHANGE:
+      return "RDMA_CM_EVENT_ADDR_CHANGE";
+    case RDMA_CM_EVENT_TIMEWAIT_EXIT:
+      return "RDMA_CM_EVENT_TIMEWAIT_EXIT";
+  }
+  return "UNKNOWN EVENT";
+}
+
+}  // extern "C"
