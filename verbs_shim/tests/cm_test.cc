@@ -1,0 +1,358 @@
+// The connection manager: addresses, private data, depths, refusals, ends, events and their acknowledgement.
+
+#include <arpa/inet.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <thread>
+
+#include "verbs_shim/tests/harness.h"
+
+namespace stagecoach::verbs {
+namespace {
+
+class CmTest : public VerbsTest {};
+
+TEST_F(CmTest, AnIdStartsEmpty) {
+  Pair pair;
+  int context = 0;
+  auto id = CreateCmId(pair.client.channel.get(), &context);
+  ASSERT_TRUE(id) << id.error().ToString();
+  EXPECT_EQ((*id)->context, &context);
+  EXPECT_EQ((*id)->channel, pair.client.channel.get());
+  EXPECT_EQ((*id)->ps, RDMA_PS_TCP);
+  EXPECT_EQ((*id)->verbs, nullptr);
+  EXPECT_EQ((*id)->qp, nullptr);
+}
+
+TEST_F(CmTest, ListeningOnPortZeroFindsAPort) {
+  Pair pair;
+  pair.Listen();
+  EXPECT_NE(rdma_get_src_port(pair.listener.get()), 0);
+  EXPECT_EQ(rdma_get_src_port(pair.listener.get()), reinterpret_cast<sockaddr_in*>(rdma_get_local_addr(pair.listener.get()))->sin_port);
+}
+
+TEST_F(CmTest, ATakenPortIsInUse) {
+  Pair pair;
+  pair.Listen();
+  world().ActAsServer();
+  auto second = CreateCmId(pair.server.channel.get());
+  ASSERT_TRUE(second);
+  sockaddr_storage address = pair.ListenAddress();
+  int result = rdma_bind_addr(second->get(), reinterpret_cast<sockaddr*>(&address));
+  if (result == 0) result = rdma_listen(second->get(), 1);
+  EXPECT_EQ(result, -1);
+  EXPECT_EQ(errno, EADDRINUSE);
+}
+
+TEST_F(CmTest, AnAddressOfNobodyHereCannotBeBound) {
+  Pair pair;
+  auto id = CreateCmId(pair.server.channel.get());
+  ASSERT_TRUE(id);
+  sockaddr_storage storage{};
+  auto* address = reinterpret_cast<sockaddr_in*>(&storage);
+  address->sin_family = AF_INET;
+  address->sin_addr.s_addr = inet_addr("192.0.2.77");  // TEST-NET-1
+  EXPECT_EQ(rdma_bind_addr(id->get(), reinterpret_cast<sockaddr*>(&storage)), -1);
+  EXPECT_TRUE(errno == EADDRNOTAVAIL || errno == ENODEV) << errno;
+}
+
+TEST_F(CmTest, ResolvingGivesTheIdItsDeviceAndAddresses) {
+  Pair pair;
+  pair.Listen();
+  pair.Resolve();
+  rdma_cm_id* id = pair.client.id.get();
+  EXPECT_NE(id->verbs, nullptr);
+  EXPECT_EQ(id->port_num, 1);
+  EXPECT_NE(id->route.addr.src_addr.sa_family, 0);
+  EXPECT_EQ(rdma_get_dst_port(id), rdma_get_src_port(pair.listener.get()));
+}
+
+TEST_F(CmTest, StepsOutOfOrderAreInvalid) {
+  Pair pair;
+  auto id = CreateCmId(pair.client.channel.get());
+  ASSERT_TRUE(id);
+  EXPECT_EQ(rdma_resolve_route(id->get(), 100), -1);
+  EXPECT_EQ(errno, EINVAL);
+  rdma_conn_param parameters{};
+  EXPECT_EQ(rdma_connect(id->get(), &parameters), -1);
+  EXPECT_EQ(errno, EINVAL);
+  EXPECT_EQ(rdma_accept(id->get(), &parameters), -1);
+  EXPECT_EQ(errno, EINVAL);
+  EXPECT_EQ(rdma_reject(id->get(), nullptr, 0), -1);
+  EXPECT_EQ(errno, EINVAL);
+  EXPECT_EQ(rdma_disconnect(id->get()), -1);
+  EXPECT_EQ(errno, EINVAL);
+}
+
+TEST_F(CmTest, PrivateDataTravelsBothWays) {
+  EndpointOptions server;
+  EndpointOptions client;
+  client.connection.private_data = "from the client";
+  client.connection.private_data_len = 15;
+  server.connection.private_data = "answer";
+  server.connection.private_data_len = 6;
+  auto pair = Pair::Connected(server, client);
+  EXPECT_EQ(pair->request_private_data, "from the client");
+  EXPECT_EQ(pair->reply_private_data, "answer");
+}
+
+TEST_F(CmTest, NoPrivateDataIsNone) {
+  auto pair = Pair::Connected();
+  EXPECT_EQ(pair->request_private_data, "");
+  EXPECT_EQ(pair->reply_private_data, "");
+}
+
+TEST_F(CmTest, DepthsAreToldFromTheHearersView) {
+  EndpointOptions server;
+  EndpointOptions client;
+  client.connection.responder_resources = 4;  // Reads of the server the client answers
+  client.connection.initiator_depth = 2;      // Reads the client makes
+  server.connection.responder_resources = 2;
+  server.connection.initiator_depth = 3;
+  auto pair = Pair::Connected(server, client);
+  EXPECT_EQ(pair->request.responder_resources, 2);
+  EXPECT_EQ(pair->request.initiator_depth, 4);
+  EXPECT_EQ(pair->reply.responder_resources, 3);
+  EXPECT_EQ(pair->reply.initiator_depth, 2);
+}
+
+TEST_F(CmTest, TheNewIdInheritsFromTheListener) {
+  Pair pair;
+  pair.Listen();
+  pair.Resolve();
+  pair.Request();
+  rdma_cm_id* id = pair.server.id.get();
+  EXPECT_NE(id, pair.listener.get());
+  EXPECT_EQ(id->context, pair.listener->context);
+  EXPECT_EQ(id->channel, pair.server.channel.get());
+  EXPECT_NE(id->verbs, nullptr);
+  EXPECT_EQ(id->ps, RDMA_PS_TCP);
+  EXPECT_EQ(rdma_get_src_port(id), rdma_get_src_port(pair.listener.get()));
+  EXPECT_NE(rdma_get_dst_port(id), 0);
+  pair.Accept();
+  EXPECT_EQ(rdma_get_dst_port(id), rdma_get_src_port(pair.client.id.get()));
+}
+
+TEST_F(CmTest, ARejectionCarriesItsPrivateData) {
+  Pair pair;
+  pair.Listen();
+  pair.Resolve();
+  pair.Request();
+  world().ActAsServer();
+  ASSERT_EQ(rdma_reject(pair.server.id.get(), "go away", 7), 0);
+  CmEvent event = pair.client.NextEvent();
+  ASSERT_TRUE(event);
+  EXPECT_EQ(event->event, RDMA_CM_EVENT_REJECTED);
+  EXPECT_NE(event->status, 0);
+  EXPECT_EQ(PrivateData(event->param.conn), "go away");
+}
+
+TEST_F(CmTest, DestroyingAnUnansweredRequestRejectsIt) {
+  Pair pair;
+  pair.Listen();
+  pair.Resolve();
+  pair.Request();
+  world().ActAsServer();
+  pair.server.id = {};
+  EXPECT_NE(pair.client.ExpectEvent(RDMA_CM_EVENT_REJECTED), 0);
+}
+
+TEST_F(CmTest, DestroyingTheListenerRejectsRequestsNobodyFetched) {
+  Pair pair;
+  pair.Listen();
+  pair.Resolve();
+  pair.client.Prepare(pair.client_options);
+  ASSERT_EQ(rdma_connect(pair.client.id.get(), &pair.client_options.connection), 0);
+  ASSERT_TRUE(BecomesReadable(pair.server.channel->fd));
+  pair.listener = {};
+  EXPECT_NE(pair.client.ExpectEvent(RDMA_CM_EVENT_REJECTED), 0);
+}
+
+TEST_F(CmTest, NobodyListeningIsRefused) {
+  Pair pair;
+  pair.ResolveTo(world().RefusingAddress());
+  pair.client.Prepare(pair.client_options);
+  ASSERT_EQ(rdma_connect(pair.client.id.get(), &pair.client_options.connection), 0);
+  CmEvent event = pair.client.NextEvent();
+  ASSERT_TRUE(event);
+  EXPECT_EQ(event->event, RDMA_CM_EVENT_REJECTED) << rdma_event_str(event->event);
+  EXPECT_EQ(event->status, -ECONNREFUSED);
+}
+
+TEST_F(CmTest, TheRequesterMayDisconnect) {
+  auto pair = Pair::Connected();
+  world().ActAsClient();
+  ASSERT_EQ(rdma_disconnect(pair->client.id.get()), 0);
+  EXPECT_EQ(pair->client.ExpectEvent(RDMA_CM_EVENT_DISCONNECTED), 0);
+  EXPECT_EQ(pair->server.ExpectEvent(RDMA_CM_EVENT_DISCONNECTED), 0);
+  EXPECT_EQ(pair->client.qp()->state, IBV_QPS_ERR);
+  EXPECT_EQ(pair->server.qp()->state, IBV_QPS_ERR);
+}
+
+TEST_F(CmTest, TheAccepterMayDisconnect) {
+  auto pair = Pair::Connected();
+  world().ActAsServer();
+  ASSERT_EQ(rdma_disconnect(pair->server.id.get()), 0);
+  EXPECT_EQ(pair->server.ExpectEvent(RDMA_CM_EVENT_DISCONNECTED), 0);
+  EXPECT_EQ(pair->client.ExpectEvent(RDMA_CM_EVENT_DISCONNECTED), 0);
+}
+
+TEST_F(CmTest, BothMayDisconnectAtOnceAndEachHearsOnce) {
+  auto pair = Pair::Connected();
+  ASSERT_EQ(rdma_disconnect(pair->server.id.get()), 0);
+  ASSERT_EQ(rdma_disconnect(pair->client.id.get()), 0);
+  pair->server.ExpectEvent(RDMA_CM_EVENT_DISCONNECTED);
+  pair->client.ExpectEvent(RDMA_CM_EVENT_DISCONNECTED);
+  EXPECT_EQ(rdma_disconnect(pair->client.id.get()), 0);
+  EXPECT_FALSE(pair->client.EventWaiting());
+  EXPECT_FALSE(pair->server.EventWaiting());
+}
+
+TEST_F(CmTest, WorkSentBeforeDisconnectingArrives) {
+  auto pair = Pair::Connected();
+  Buffer inbox(pair->server.pd.get(), 1 << 16);
+  Buffer outbox(pair->client.pd.get(), 1 << 16);
+  outbox.FillPattern(5);
+  ASSERT_EQ(PostReceive(pair->server.qp(), 1, {inbox.Sge()}), 0);
+  ASSERT_EQ(Post(pair->client.qp(), {.wr_id = 2, .sges = {outbox.Sge()}}), 0);
+  ExpectCompletion(pair->client.send_cq.get(), 2);
+  ASSERT_EQ(rdma_disconnect(pair->client.id.get()), 0);
+  EXPECT_EQ(ExpectCompletion(pair->server.receive_cq.get(), 1).byte_len, 1u << 16);
+}
+
+TEST_F(CmTest, AConnectionEndsWithItsId) {
+  auto pair = Pair::Connected();
+  rdma_destroy_qp(pair->client.id.get());
+  pair->client.id = {};
+  pair->server.ExpectEvent(RDMA_CM_EVENT_DISCONNECTED);
+}
+
+TEST_F(CmTest, ManyConnectionsOnOneListener) {
+  constexpr int kConnections = 20;
+  Pair listening;
+  listening.Listen();
+  std::vector<std::unique_ptr<Pair>> pairs;
+  for (int i = 0; i < kConnections; ++i) {
+    auto pair = std::make_unique<Pair>();
+    pair->ResolveTo(listening.ListenAddress());
+    pair->client.Prepare(pair->client_options);
+    ASSERT_EQ(rdma_connect(pair->client.id.get(), &pair->client_options.connection), 0);
+    CmEvent request = listening.server.NextEvent();
+    ASSERT_TRUE(request);
+    ASSERT_EQ(request->event, RDMA_CM_EVENT_CONNECT_REQUEST);
+    pair->server.id = CmId(request->id);
+    request = {};
+    pair->server.Prepare(pair->server_options);
+    ASSERT_EQ(rdma_accept(pair->server.id.get(), &pair->server_options.connection), 0);
+    pair->client.ExpectEvent(RDMA_CM_EVENT_ESTABLISHED);
+    listening.server.ExpectEvent(RDMA_CM_EVENT_ESTABLISHED);
+    pairs.push_back(std::move(pair));
+  }
+  for (auto& pair : pairs) {
+    Buffer inbox(pair->server.pd.get(), 64);
+    Buffer outbox(pair->client.pd.get(), 64);
+    ASSERT_EQ(PostReceive(pair->server.qp(), 1, {inbox.Sge()}), 0);
+    ASSERT_EQ(Post(pair->client.qp(), {.wr_id = 2, .sges = {outbox.Sge()}}), 0);
+    ExpectCompletion(pair->server.receive_cq.get(), 1);
+    ExpectCompletion(pair->client.send_cq.get(), 2);
+  }
+}
+
+TEST_F(CmTest, AnEmptyNonBlockingChannelSaysTryAgain) {
+  Pair pair;
+  SetNonBlocking(pair.client.channel->fd);
+  auto event = GetCmEvent(pair.client.channel.get());
+  ASSERT_FALSE(event);
+  EXPECT_EQ(event.error().error, EAGAIN);
+}
+
+TEST_F(CmTest, DestroyingAnIdWaitsUntilItsEventsAreAcknowledged) {
+  if (!world().HasThreads()) GTEST_SKIP() << "skipped: needs a second thread";
+  Pair pair;
+  pair.Listen();
+  auto id = CreateCmId(pair.client.channel.get());
+  ASSERT_TRUE(id);
+  sockaddr_storage destination = pair.ListenAddress();
+  ASSERT_EQ(rdma_resolve_addr(id->get(), nullptr, reinterpret_cast<sockaddr*>(&destination), 1000), 0);
+  CmEvent event = pair.client.NextEvent();
+  ASSERT_TRUE(event);
+  std::atomic<bool> destroyed = false;
+  std::thread destroyer([&] {
+    EXPECT_EQ(id->Destroy(), 0);
+    destroyed = true;
+  });
+  for (int i = 0; i < 1000; ++i) {
+    ASSERT_FALSE(destroyed);
+    std::this_thread::yield();
+  }
+  EXPECT_EQ(event.Destroy(), 0);
+  destroyer.join();
+  EXPECT_TRUE(destroyed);
+}
+
+TEST_F(CmTest, EventsOfADestroyedIdAreNotDelivered) {
+  Pair pair;
+  pair.Listen();
+  auto id = CreateCmId(pair.client.channel.get());
+  ASSERT_TRUE(id);
+  sockaddr_storage destination = pair.ListenAddress();
+  ASSERT_EQ(rdma_resolve_addr(id->get(), nullptr, reinterpret_cast<sockaddr*>(&destination), 1000), 0);
+  ASSERT_TRUE(BecomesReadable(pair.client.channel->fd));
+  EXPECT_EQ(id->Destroy(), 0);
+  EXPECT_FALSE(pair.client.EventWaiting());
+}
+
+TEST_F(CmTest, AQpMayBeMadeWithoutNamingPdOrCqs) {
+  Pair pair;
+  pair.Listen();
+  pair.Resolve();
+  ibv_qp_init_attr attributes{};
+  attributes.qp_type = IBV_QPT_RC;
+  attributes.cap = {.max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1, .max_inline_data = 0};
+  rdma_cm_id* id = pair.client.id.get();
+  ASSERT_EQ(rdma_create_qp(id, nullptr, &attributes), 0) << std::strerror(errno);
+  EXPECT_NE(id->qp, nullptr);
+  EXPECT_NE(id->pd, nullptr);
+  EXPECT_NE(id->send_cq, nullptr);
+  EXPECT_NE(id->recv_cq, nullptr);
+  EXPECT_NE(id->send_cq_channel, nullptr);
+  EXPECT_EQ(id->qp->state, IBV_QPS_INIT);
+  rdma_destroy_qp(id);
+  EXPECT_EQ(id->qp, nullptr);
+  EXPECT_EQ(id->send_cq, nullptr);
+}
+
+TEST_F(CmTest, OptionsAreCheckedForSize) {
+  Pair pair;
+  auto id = CreateCmId(pair.client.channel.get());
+  ASSERT_TRUE(id);
+  uint8_t service_class = 8;
+  int reuse = 1;
+  EXPECT_EQ(rdma_set_option(id->get(), RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &service_class, sizeof(service_class)), 0);
+  EXPECT_EQ(rdma_set_option(id->get(), RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, &reuse, sizeof(reuse)), 0);
+  EXPECT_EQ(rdma_set_option(id->get(), RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &service_class, 77), -1);
+  EXPECT_EQ(errno, EINVAL);
+}
+
+TEST_F(CmTest, AddressInformationIsForEitherSide) {
+  rdma_addrinfo hints{};
+  hints.ai_flags = RAI_NUMERICHOST;
+  hints.ai_port_space = RDMA_PS_TCP;
+  rdma_addrinfo* info = nullptr;
+  ASSERT_EQ(rdma_getaddrinfo("127.0.0.1", "20049", &hints, &info), 0) << std::strerror(errno);
+  ASSERT_NE(info->ai_dst_addr, nullptr);
+  EXPECT_EQ(reinterpret_cast<sockaddr_in*>(info->ai_dst_addr)->sin_port, htons(20049));
+  EXPECT_EQ(info->ai_port_space, RDMA_PS_TCP);
+  EXPECT_EQ(info->ai_qp_type, IBV_QPT_RC);
+  rdma_freeaddrinfo(info);
+  hints.ai_flags |= RAI_PASSIVE;
+  ASSERT_EQ(rdma_getaddrinfo("127.0.0.1", "20049", &hints, &info), 0);
+  EXPECT_NE(info->ai_src_addr, nullptr);
+  rdma_freeaddrinfo(info);
+  EXPECT_EQ(rdma_getaddrinfo("no such host", "20049", &hints, &info), -1);
+}
+
+}  // namespace
+}  // namespace stagecoach::verbs

@@ -1,0 +1,250 @@
+// Faults: exact completion statuses on both sides, flush order, and that a fault of one connection is its own.
+//
+// iWARP has no acknowledgements: a Send or Write is complete when it has left, so its initiator learns of a remote fault by the Terminate
+// that ends the stream, while a Read that was waiting for its answer gets the blame by name.
+
+#include <cerrno>
+#include <memory>
+
+#include "verbs_shim/tests/harness.h"
+
+namespace stagecoach::verbs {
+namespace {
+
+constexpr int kRemoteAll = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE;
+
+class ErrorsTest : public VerbsTest {
+ protected:
+  void SetUp() override {
+    VerbsTest::SetUp();
+    if (IsSkipped()) return;
+    pair = Pair::Connected();
+    theirs = std::make_unique<Buffer>(pair->server.pd.get(), 4096, kRemoteAll);
+    ours = std::make_unique<Buffer>(pair->client.pd.get(), 4096, kRemoteAll);
+  }
+  void TearDown() override {
+    theirs.reset();
+    ours.reset();
+    pair.reset();
+    VerbsTest::TearDown();
+  }
+  ibv_qp* client() { return pair->client.qp(); }
+  ibv_qp* server() { return pair->server.qp(); }
+  ibv_cq* client_cq() { return pair->client.send_cq.get(); }
+
+  ibv_qp_state StateOf(ibv_qp* qp) {
+    ibv_qp_attr now{};
+    ibv_qp_init_attr initial{};
+    EXPECT_EQ(ibv_query_qp(qp, &now, IBV_QP_STATE, &initial), 0);
+    return now.qp_state;
+  }
+  // The connection is over on both sides, and both were told.
+  void ExpectBothEnded() {
+    pair->server.ExpectEvent(RDMA_CM_EVENT_DISCONNECTED);
+    pair->client.ExpectEvent(RDMA_CM_EVENT_DISCONNECTED);
+    EXPECT_EQ(StateOf(client()), IBV_QPS_ERR);
+    EXPECT_EQ(StateOf(server()), IBV_QPS_ERR);
+  }
+  // A Read that must be refused by the server.
+  void ExpectReadRefused(uint64_t remote_address, uint32_t rkey, size_t length = 16) {
+    ASSERT_EQ(PostReceive(server(), 50, {theirs->Sge(0, 16)}), 0);
+    ASSERT_EQ(PostReceive(client(), 60, {ours->Sge(1024, 16)}), 0);
+    ASSERT_EQ(Post(client(), {.wr_id = 1, .opcode = IBV_WR_RDMA_READ, .sges = {ours->Sge(0, length)},
+                              .remote_address = remote_address, .rkey = rkey}), 0);
+    ExpectCompletion(client_cq(), 1, IBV_WC_REM_ACCESS_ERR);
+    ExpectCompletion(pair->client.receive_cq.get(), 60, IBV_WC_WR_FLUSH_ERR);
+    ExpectCompletion(pair->server.receive_cq.get(), 50, IBV_WC_WR_FLUSH_ERR);
+    ExpectBothEnded();
+  }
+  // A Write that must be refused: it completes when it has left, what is behind it is flushed, and nothing is stored.
+  void ExpectWriteRefused(uint64_t remote_address, uint32_t rkey) {
+    ours->Fill("do not let me in");
+    ASSERT_EQ(PostReceive(server(), 50, {theirs->Sge(2048, 16)}), 0);
+    ASSERT_EQ(Post(client(), {.wr_id = 1, .opcode = IBV_WR_RDMA_WRITE, .sges = {ours->Sge(0, 16)},
+                              .remote_address = remote_address, .rkey = rkey}), 0);
+    const ibv_wc written = NextCompletion(client_cq());
+    EXPECT_EQ(written.wr_id, 1u);
+    EXPECT_TRUE(written.status == IBV_WC_SUCCESS || written.status == IBV_WC_REM_ACCESS_ERR) << ibv_wc_status_str(written.status);
+    ExpectCompletion(pair->server.receive_cq.get(), 50, IBV_WC_WR_FLUSH_ERR);
+    ExpectBothEnded();
+    for (std::byte byte : theirs->bytes()) ASSERT_EQ(byte, std::byte{0});
+  }
+
+  std::unique_ptr<Pair> pair;
+  std::unique_ptr<Buffer> theirs;
+  std::unique_ptr<Buffer> ours;
+};
+
+// --- Remote access ---
+
+TEST_F(ErrorsTest, ReadThroughAKeyNobodyHas) { ExpectReadRefused(theirs->address(), theirs->rkey() ^ 0x5a5a5a00); }
+
+TEST_F(ErrorsTest, ReadThroughAStaleKey) { ExpectReadRefused(theirs->address(), theirs->rkey() ^ 1); }
+
+TEST_F(ErrorsTest, ReadBeyondTheEnd) { ExpectReadRefused(theirs->address() + 4090, theirs->rkey()); }
+
+TEST_F(ErrorsTest, ReadBeforeTheBeginning) { ExpectReadRefused(theirs->address() - 1, theirs->rkey()); }
+
+TEST_F(ErrorsTest, ReadWithAnOffsetThatWraps) { ExpectReadRefused(~uint64_t{0} - 4, theirs->rkey()); }
+
+TEST_F(ErrorsTest, ReadWithoutPermission) {
+  Buffer closed(pair->server.pd.get(), 64, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+  ExpectReadRefused(closed.address(), closed.rkey());
+}
+
+TEST_F(ErrorsTest, ReadOfAnotherProtectionDomain) {
+  auto other = AllocatePd(pair->server.id->verbs);
+  ASSERT_TRUE(other);
+  Buffer foreign(other->get(), 64, kRemoteAll);
+  ExpectReadRefused(foreign.address(), foreign.rkey());
+}
+
+TEST_F(ErrorsTest, ReadOfADeregisteredRegion) {
+  auto gone = std::make_unique<Buffer>(pair->server.pd.get(), 64, kRemoteAll);
+  const uint64_t address = gone->address();
+  const uint32_t rkey = gone->rkey();
+  ASSERT_EQ(gone->Deregister(), 0);
+  ExpectReadRefused(address, rkey);
+}
+
+TEST_F(ErrorsTest, WriteThroughAKeyNobodyHas) { ExpectWriteRefused(theirs->address(), theirs->rkey() ^ 0x5a5a5a00); }
+
+TEST_F(ErrorsTest, WriteBeyondTheEnd) { ExpectWriteRefused(theirs->address() + 4090, theirs->rkey()); }
+
+TEST_F(ErrorsTest, WriteWithoutPermission) {
+  Buffer closed(pair->server.pd.get(), 64, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ);
+  ExpectWriteRefused(closed.address(), closed.rkey());
+  for (std::byte byte : closed.bytes()) ASSERT_EQ(byte, std::byte{0});
+}
+
+// --- Receives ---
+
+TEST_F(ErrorsTest, ASendWithoutAReceiveEndsTheStream) {
+  ASSERT_EQ(Post(client(), {.wr_id = 1, .sges = {ours->Sge(0, 16)}}), 0);
+  ExpectCompletion(client_cq(), 1);  // it left
+  ExpectBothEnded();
+}
+
+TEST_F(ErrorsTest, ASendLargerThanTheReceiveEndsTheStream) {
+  ASSERT_EQ(PostReceive(server(), 5, {theirs->Sge(0, 8)}), 0);
+  ASSERT_EQ(Post(client(), {.wr_id = 1, .sges = {ours->Sge(0, 16)}}), 0);
+  ExpectCompletion(pair->server.receive_cq.get(), 5, IBV_WC_LOC_LEN_ERR);
+  ExpectCompletion(client_cq(), 1);
+  ExpectBothEnded();
+}
+
+TEST_F(ErrorsTest, AReceiveIntoMemoryThatIsNotRegisteredFails) {
+  ibv_sge sge = theirs->Sge(0, 64);
+  sge.lkey ^= 0x01010100;
+  ASSERT_EQ(PostReceive(server(), 5, {sge}), 0);
+  ASSERT_EQ(Post(client(), {.wr_id = 1, .sges = {ours->Sge(0, 16)}}), 0);
+  ExpectCompletion(pair->server.receive_cq.get(), 5, IBV_WC_LOC_PROT_ERR);
+  ExpectBothEnded();
+}
+
+TEST_F(ErrorsTest, AReceiveWithoutLocalWriteFails) {
+  Buffer read_only(pair->server.pd.get(), 64, IBV_ACCESS_REMOTE_READ);
+  ASSERT_EQ(PostReceive(server(), 5, {read_only.Sge()}), 0);
+  ASSERT_EQ(Post(client(), {.wr_id = 1, .sges = {ours->Sge(0, 16)}}), 0);
+  ExpectCompletion(pair->server.receive_cq.get(), 5, IBV_WC_LOC_PROT_ERR);
+  ExpectBothEnded();
+}
+
+// --- Local faults ---
+
+TEST_F(ErrorsTest, ASendFromMemoryThatIsNotRegisteredFails) {
+  ibv_sge sge = ours->Sge(0, 16);
+  sge.lkey ^= 0x01010100;
+  ASSERT_EQ(Post(client(), {.wr_id = 1, .sges = {sge}}), 0);
+  ExpectCompletion(client_cq(), 1, IBV_WC_LOC_PROT_ERR);
+  ExpectBothEnded();
+}
+
+TEST_F(ErrorsTest, ASendBeyondItsRegionFails) {
+  ibv_sge sge = ours->Sge(4000, 96);
+  sge.length = 97;
+  ASSERT_EQ(Post(client(), {.wr_id = 1, .sges = {sge}}), 0);
+  ExpectCompletion(client_cq(), 1, IBV_WC_LOC_PROT_ERR);
+  ExpectBothEnded();
+}
+
+TEST_F(ErrorsTest, AnUnsignaledRequestThatFailsIsReportedAllTheSame) {
+  ibv_sge sge = ours->Sge(0, 16);
+  sge.lkey ^= 0x01010100;
+  ASSERT_EQ(Post(client(), {.wr_id = 1, .flags = 0, .sges = {sge}}), 0);
+  ExpectCompletion(client_cq(), 1, IBV_WC_LOC_PROT_ERR);
+}
+
+TEST_F(ErrorsTest, InvalidatingAKeyNobodyHasEndsTheStream) {
+  ASSERT_EQ(PostReceive(server(), 5, {theirs->Sge(0, 64)}), 0);
+  ASSERT_EQ(Post(client(), {.wr_id = 1, .opcode = IBV_WR_SEND_WITH_INV, .sges = {ours->Sge(0, 4)}, .rkey = theirs->rkey() ^ 0x5a5a5a00}), 0);
+  const ibv_wc received = NextCompletion(pair->server.receive_cq.get());
+  EXPECT_EQ(received.wr_id, 5u);
+  EXPECT_NE(received.status, IBV_WC_SUCCESS);
+  ExpectBothEnded();
+}
+
+// --- Flushing ---
+
+TEST_F(ErrorsTest, EverythingPostedIsFlushedInOrder) {
+  for (uint64_t i = 10; i < 20; ++i) ASSERT_EQ(PostReceive(client(), i, {ours->Sge(0, 16)}), 0);
+  // The first fails here; those behind it never leave.
+  ibv_sge bad = ours->Sge(0, 16);
+  bad.lkey ^= 0x01010100;
+  ibv_sge good = ours->Sge(0, 16);
+  ibv_send_wr chain[5];
+  for (int i = 0; i < 5; ++i) {
+    chain[i] = ibv_send_wr{.wr_id = static_cast<uint64_t>(i), .next = i < 4 ? &chain[i + 1] : nullptr, .sg_list = i == 0 ? &bad : &good,
+                           .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = i % 2 == 0 ? unsigned{IBV_SEND_SIGNALED} : 0u};
+  }
+  ibv_send_wr* first_bad = nullptr;
+  ASSERT_EQ(ibv_post_send(client(), chain, &first_bad), 0);
+  ExpectCompletion(client_cq(), 0, IBV_WC_LOC_PROT_ERR);
+  for (uint64_t i = 1; i < 5; ++i) ExpectCompletion(client_cq(), i, IBV_WC_WR_FLUSH_ERR);
+  for (uint64_t i = 10; i < 20; ++i) ExpectCompletion(pair->client.receive_cq.get(), i, IBV_WC_WR_FLUSH_ERR);
+}
+
+TEST_F(ErrorsTest, WorkPostedAfterTheEndIsFlushedToo) {
+  ASSERT_EQ(rdma_disconnect(pair->client.id.get()), 0);
+  ExpectBothEnded();
+  ASSERT_EQ(Post(client(), {.wr_id = 3, .sges = {ours->Sge(0, 16)}}), 0);
+  ASSERT_EQ(PostReceive(client(), 4, {ours->Sge(0, 16)}), 0);
+  ExpectCompletion(client_cq(), 3, IBV_WC_WR_FLUSH_ERR);
+  ExpectCompletion(pair->client.receive_cq.get(), 4, IBV_WC_WR_FLUSH_ERR);
+}
+
+TEST_F(ErrorsTest, MovingToErrorFlushesBothQueuesAndEndsTheConnection) {
+  ASSERT_EQ(PostReceive(client(), 1, {ours->Sge(0, 16)}), 0);
+  ASSERT_EQ(PostReceive(server(), 2, {theirs->Sge(0, 16)}), 0);
+  ibv_qp_attr change{};
+  change.qp_state = IBV_QPS_ERR;
+  ASSERT_EQ(ibv_modify_qp(client(), &change, IBV_QP_STATE), 0);
+  EXPECT_EQ(client()->state, IBV_QPS_ERR);
+  ExpectCompletion(pair->client.receive_cq.get(), 1, IBV_WC_WR_FLUSH_ERR);
+  ExpectCompletion(pair->server.receive_cq.get(), 2, IBV_WC_WR_FLUSH_ERR);
+  ExpectBothEnded();
+}
+
+TEST_F(ErrorsTest, AFaultOnOneConnectionLeavesOthersAlone) {
+  auto other = Pair::Connected();
+  ASSERT_EQ(Post(client(), {.wr_id = 1, .opcode = IBV_WR_RDMA_READ, .sges = {ours->Sge(0, 16)}, .remote_address = 0, .rkey = 1}), 0);
+  ExpectCompletion(client_cq(), 1, IBV_WC_REM_ACCESS_ERR);
+  ExpectBothEnded();
+  Buffer inbox(other->server.pd.get(), 64);
+  Buffer outbox(other->client.pd.get(), 64);
+  ASSERT_EQ(PostReceive(other->server.qp(), 1, {inbox.Sge()}), 0);
+  ASSERT_EQ(Post(other->client.qp(), {.wr_id = 2, .sges = {outbox.Sge()}}), 0);
+  ExpectCompletion(other->server.receive_cq.get(), 1);
+  ExpectCompletion(other->client.send_cq.get(), 2);
+}
+
+TEST_F(ErrorsTest, DestroyedQpLeavesNoCompletionsBehind) {
+  ASSERT_EQ(PostReceive(client(), 1, {ours->Sge(0, 16)}), 0);
+  ASSERT_EQ(PostReceive(server(), 2, {theirs->Sge(0, 16)}), 0);
+  rdma_destroy_qp(pair->client.id.get());
+  ExpectCompletion(pair->server.receive_cq.get(), 2, IBV_WC_WR_FLUSH_ERR);
+  EXPECT_TRUE(NoCompletion(pair->client.receive_cq.get()));
+}
+
+}  // namespace
+}  // namespace stagecoach::verbs

@@ -1,0 +1,280 @@
+#include "verbs_shim/tests/harness.h"
+
+#include <fcntl.h>
+#include <poll.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <sstream>
+
+namespace stagecoach::verbs {
+namespace {
+
+// Lines "device-prefix <tab> Suite.Test <tab> reason"; '#' begins a comment. Returns the reason when one applies.
+std::optional<std::string> KnownDeviation(const std::string& device, const std::string& test) {
+  const char* root = std::getenv("TEST_SRCDIR");
+  if (root == nullptr) return std::nullopt;
+  std::ifstream file(std::string(root) + "/stagecoach/verbs_shim/tests/deviations.tsv");
+  for (std::string line; std::getline(file, line);) {
+    if (line.empty() || line[0] == '#') continue;
+    std::istringstream fields(line);
+    std::string prefix, name, reason;
+    std::getline(fields, prefix, '\t');
+    std::getline(fields, name, '\t');
+    std::getline(fields, reason);
+    if (name == test && device.compare(0, prefix.size(), prefix) == 0) return reason;
+  }
+  return std::nullopt;
+}
+
+// The name of the first device; empty when there is none.
+std::string FirstDevice() {
+  int count = 0;
+  ibv_device** devices = ibv_get_device_list(&count);
+  if (devices == nullptr) return {};
+  const std::string name = count > 0 ? ibv_get_device_name(devices[0]) : "";
+  ibv_free_device_list(devices);
+  return name;
+}
+
+}  // namespace
+
+void VerbsTest::SetUp() {
+  world().Begin();
+  const std::string device = FirstDevice();
+  if (device.empty()) GTEST_SKIP() << "skipped: no RDMA device on this machine";
+  const auto* info = ::testing::UnitTest::GetInstance()->current_test_info();
+  if (auto reason = KnownDeviation(device, std::string(info->test_suite_name()) + "." + info->name())) {
+    GTEST_SKIP() << "skipped: " << device << " is known to deviate: " << *reason;
+  }
+}
+
+void VerbsTest::TearDown() { world().End(); }
+
+Buffer::Buffer(ibv_pd* pd, size_t size, int access) : bytes_(size) {
+  auto mr = RegisterMemory(pd, bytes_.data(), bytes_.size(), access);
+  EXPECT_TRUE(mr) << mr.error().ToString();
+  if (mr) mr_ = std::move(*mr);
+}
+
+void Buffer::Fill(std::string_view text) { CopyBytes(bytes_, AsBytes(text)); }
+
+void Buffer::FillPattern(uint32_t seed) {
+  for (size_t i = 0; i < bytes_.size(); ++i) bytes_[i] = static_cast<std::byte>((i * 31 + (i >> 8) * 7 + seed) & 0xff);
+}
+
+Endpoint::~Endpoint() {
+  // What a test did not look at must not make destroying the id wait.
+  if (channel) {
+    while (EventWaiting()) {
+      if (!GetCmEvent(channel.get())) break;
+    }
+  }
+  if (id && id->qp != nullptr) rdma_destroy_qp(id.get());
+}
+
+void Endpoint::Prepare(const EndpointOptions& options) {
+  ASSERT_NE(id->verbs, nullptr);
+  auto new_pd = AllocatePd(id->verbs);
+  ASSERT_TRUE(new_pd) << new_pd.error().ToString();
+  pd = std::move(*new_pd);
+  auto new_send_channel = CreateCompletionChannel(id->verbs);
+  auto new_receive_channel = CreateCompletionChannel(id->verbs);
+  ASSERT_TRUE(new_send_channel && new_receive_channel);
+  send_channel = std::move(*new_send_channel);
+  receive_channel = std::move(*new_receive_channel);
+  auto new_send_cq = CreateCq(id->verbs, options.cq_entries, this, send_channel.get());
+  auto new_receive_cq = CreateCq(id->verbs, options.cq_entries, this, receive_channel.get());
+  ASSERT_TRUE(new_send_cq && new_receive_cq);
+  send_cq = std::move(*new_send_cq);
+  receive_cq = std::move(*new_receive_cq);
+  ibv_qp_init_attr attributes{};
+  attributes.send_cq = send_cq.get();
+  attributes.recv_cq = receive_cq.get();
+  attributes.cap = options.cap;
+  attributes.qp_type = IBV_QPT_RC;
+  attributes.sq_sig_all = options.all_signaled ? 1 : 0;
+  auto qp = CreateCmQp(id.get(), pd.get(), &attributes);
+  ASSERT_TRUE(qp) << qp.error().ToString();
+}
+
+bool Endpoint::EventWaiting() const { return IsReadable(channel->fd); }
+
+CmEvent Endpoint::NextEvent() {
+  if (!BecomesReadable(channel->fd)) {
+    ADD_FAILURE() << "no connection-manager event came";
+    return {};
+  }
+  auto event = GetCmEvent(channel.get());
+  if (!event) {
+    ADD_FAILURE() << event.error().ToString();
+    return {};
+  }
+  return std::move(*event);
+}
+
+int Endpoint::ExpectEvent(rdma_cm_event_type type) {
+  CmEvent event = NextEvent();
+  if (!event) return 0;
+  EXPECT_EQ(event->event, type) << rdma_event_str(event->event) << " instead of " << rdma_event_str(type) << ", status "
+                                << event->status;
+  return event->status;
+}
+
+Pair::Pair(EndpointOptions server_side, EndpointOptions client_side)
+    : server_options(std::move(server_side)), client_options(std::move(client_side)) {
+  TheSurroundings().ActAsServer();
+  server.channel = std::move(CreateEventChannel().value());
+  TheSurroundings().ActAsClient();
+  client.channel = std::move(CreateEventChannel().value());
+}
+
+Pair::~Pair() {
+  // Requests nobody answered belong to the listener's channel; they go with the ends.
+}
+
+void Pair::Listen() {
+  TheSurroundings().ActAsServer();
+  auto id = CreateCmId(server.channel.get(), this);
+  ASSERT_TRUE(id) << id.error().ToString();
+  listener = std::move(*id);
+  sockaddr_storage address = TheSurroundings().ServerAddress();
+  ASSERT_EQ(rdma_bind_addr(listener.get(), reinterpret_cast<sockaddr*>(&address)), 0) << std::strerror(errno);
+  ASSERT_EQ(rdma_listen(listener.get(), 8), 0) << std::strerror(errno);
+}
+
+sockaddr_storage Pair::ListenAddress() const { return listener->route.addr.src_storage; }
+
+void Pair::Resolve() { ResolveTo(ListenAddress()); }
+
+void Pair::ResolveTo(sockaddr_storage destination) {
+  TheSurroundings().ActAsClient();
+  auto id = CreateCmId(client.channel.get(), this);
+  ASSERT_TRUE(id) << id.error().ToString();
+  client.id = std::move(*id);
+  ASSERT_EQ(rdma_resolve_addr(client.id.get(), nullptr, reinterpret_cast<sockaddr*>(&destination), 2000), 0) << std::strerror(errno);
+  client.ExpectEvent(RDMA_CM_EVENT_ADDR_RESOLVED);
+  ASSERT_EQ(rdma_resolve_route(client.id.get(), 2000), 0) << std::strerror(errno);
+  client.ExpectEvent(RDMA_CM_EVENT_ROUTE_RESOLVED);
+}
+
+void Pair::Request() {
+  TheSurroundings().ActAsClient();
+  if (client.id->qp == nullptr) {
+    ASSERT_NO_FATAL_FAILURE(client.Prepare(client_options));
+  }
+  ASSERT_EQ(rdma_connect(client.id.get(), &client_options.connection), 0) << std::strerror(errno);
+  CmEvent event = server.NextEvent();
+  ASSERT_TRUE(event);
+  ASSERT_EQ(event->event, RDMA_CM_EVENT_CONNECT_REQUEST) << rdma_event_str(event->event);
+  EXPECT_EQ(event->listen_id, listener.get());
+  EXPECT_EQ(event->status, 0);
+  request = event->param.conn;
+  request_private_data = PrivateData(event->param.conn);
+  server.id = CmId(event->id);
+}
+
+void Pair::Accept() {
+  TheSurroundings().ActAsServer();
+  if (server.id->qp == nullptr) {
+    ASSERT_NO_FATAL_FAILURE(server.Prepare(server_options));
+  }
+  ASSERT_EQ(rdma_accept(server.id.get(), &server_options.connection), 0) << std::strerror(errno);
+  CmEvent event = client.NextEvent();
+  ASSERT_TRUE(event);
+  ASSERT_EQ(event->event, RDMA_CM_EVENT_ESTABLISHED) << rdma_event_str(event->event) << " status " << event->status;
+  reply = event->param.conn;
+  reply_private_data = PrivateData(event->param.conn);
+  EXPECT_EQ(server.ExpectEvent(RDMA_CM_EVENT_ESTABLISHED), 0);
+}
+
+void Pair::Connect() {
+  ASSERT_NO_FATAL_FAILURE(Listen());
+  ASSERT_NO_FATAL_FAILURE(Resolve());
+  ASSERT_NO_FATAL_FAILURE(Request());
+  ASSERT_NO_FATAL_FAILURE(Accept());
+}
+
+std::unique_ptr<Pair> Pair::Connected(EndpointOptions server_options, EndpointOptions client_options) {
+  auto pair = std::make_unique<Pair>(std::move(server_options), std::move(client_options));
+  pair->Connect();
+  return pair;
+}
+
+int Post(ibv_qp* qp, const SendSpec& spec) {
+  std::vector<ibv_sge> sges = spec.sges;
+  ibv_send_wr request{};
+  request.wr_id = spec.wr_id;
+  request.sg_list = sges.data();
+  request.num_sge = static_cast<int>(sges.size());
+  request.opcode = spec.opcode;
+  request.send_flags = spec.flags;
+  if (spec.opcode == IBV_WR_SEND_WITH_INV) {
+    request.invalidate_rkey = spec.rkey;
+  } else {
+    request.wr.rdma.remote_addr = spec.remote_address;
+    request.wr.rdma.rkey = spec.rkey;
+  }
+  ibv_send_wr* bad = nullptr;
+  const int error = ibv_post_send(qp, &request, &bad);
+  if (error != 0) {
+    EXPECT_EQ(bad, &request);
+  }
+  return error;
+}
+
+int PostReceive(ibv_qp* qp, uint64_t wr_id, std::vector<ibv_sge> sges) {
+  ibv_recv_wr request{};
+  request.wr_id = wr_id;
+  request.sg_list = sges.data();
+  request.num_sge = static_cast<int>(sges.size());
+  ibv_recv_wr* bad = nullptr;
+  const int error = ibv_post_recv(qp, &request, &bad);
+  if (error != 0) {
+    EXPECT_EQ(bad, &request);
+  }
+  return error;
+}
+
+ibv_wc NextCompletion(ibv_cq* cq) {
+  ibv_wc completion{};
+  int polled = 0;
+  TheSurroundings().Until([&] { return (polled = ibv_poll_cq(cq, 1, &completion)) != 0; });
+  if (polled == 1) return completion;
+  ADD_FAILURE() << (polled < 0 ? "ibv_poll_cq failed" : "no completion came");
+  completion = {};
+  completion.status = IBV_WC_GENERAL_ERR;
+  return completion;
+}
+
+ibv_wc ExpectCompletion(ibv_cq* cq, uint64_t wr_id, ibv_wc_status status) {
+  const ibv_wc completion = NextCompletion(cq);
+  EXPECT_EQ(completion.wr_id, wr_id);
+  EXPECT_EQ(completion.status, status) << ibv_wc_status_str(completion.status) << " instead of " << ibv_wc_status_str(status);
+  return completion;
+}
+
+bool NoCompletion(ibv_cq* cq) {
+  ibv_wc completion{};
+  return ibv_poll_cq(cq, 1, &completion) == 0;
+}
+
+bool IsReadable(int fd) {
+  pollfd wait{fd, POLLIN, 0};
+  return poll(&wait, 1, 0) == 1;
+}
+
+bool BecomesReadable(int fd) {
+  return TheSurroundings().Until([fd] { return IsReadable(fd); });
+}
+
+void SetNonBlocking(int fd) { fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK); }
+
+std::string PrivateData(const rdma_conn_param& parameters) {
+  return std::string(static_cast<const char*>(parameters.private_data), parameters.private_data_len);
+}
+
+}  // namespace stagecoach::verbs

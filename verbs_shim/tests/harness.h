@@ -1,0 +1,147 @@
+// Fixture and helpers of the contract tests: two connected ends in one process, driven through the stock API alone.
+//
+// Every wait is on a condition and bounded. With no RDMA device (the system's provider on a machine without one) each test is
+// skipped and says so; known deviations of other providers are listed, with reasons, in deviations.tsv.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/bytes.h"
+#include "verbs_shim/cxx/handles.h"
+#include "verbs_shim/tests/surroundings.h"
+
+namespace stagecoach::verbs {
+
+class VerbsTest : public ::testing::Test {
+ protected:
+  void SetUp() override;
+  void TearDown() override;
+
+  Surroundings& world() { return TheSurroundings(); }
+};
+
+// Memory registered for its lifetime, filled with zeros at first.
+class Buffer {
+ public:
+  Buffer(ibv_pd* pd, size_t size, int access = IBV_ACCESS_LOCAL_WRITE);
+
+  MutableBytes bytes() { return bytes_; }
+  uint64_t address() const { return reinterpret_cast<uint64_t>(bytes_.data()); }
+  size_t size() const { return bytes_.size(); }
+  uint32_t lkey() const { return mr_->lkey; }
+  uint32_t rkey() const { return mr_->rkey; }
+  ibv_mr* mr() { return mr_.get(); }
+  int Deregister() { return mr_.Destroy(); }
+
+  ibv_sge Sge(size_t offset = 0) const { return Sge(offset, size() - offset); }
+  ibv_sge Sge(size_t offset, size_t length) const {
+    return {address() + offset, static_cast<uint32_t>(length), mr_->lkey};
+  }
+  void Fill(std::string_view text);
+  // Bytes that depend on position and `seed`, for transfers of any size.
+  void FillPattern(uint32_t seed);
+  std::string Text(size_t length) const { return std::string(AsText(ConstBytes(bytes_).first(length))); }
+
+ private:
+  std::vector<std::byte> bytes_;
+  MemoryRegion mr_;
+};
+
+struct EndpointOptions {
+  ibv_qp_cap cap{.max_send_wr = 32, .max_recv_wr = 32, .max_send_sge = 4, .max_recv_sge = 4, .max_inline_data = 0};
+  bool all_signaled = false;
+  int cq_entries = 128;
+  rdma_conn_param connection{.responder_resources = 8, .initiator_depth = 8, .retry_count = 7, .rnr_retry_count = 7};
+};
+
+// One end: event channel, id, PD, one CQ per direction (each on a completion channel of its own), QP.
+class Endpoint {
+ public:
+  Endpoint() = default;
+  ~Endpoint();
+
+  // Creates PD, CQs and QP on `id`, which has a device by now.
+  void Prepare(const EndpointOptions& options);
+
+  ibv_qp* qp() const { return id->qp; }
+  // The next event; fails the test and returns an empty handle when none comes.
+  CmEvent NextEvent();
+  // Fetches the next event, expects its kind, and acknowledges it. Returns its status.
+  int ExpectEvent(rdma_cm_event_type type);
+  bool EventWaiting() const;
+
+  EventChannel channel;
+  CmId id;
+  ProtectionDomain pd;
+  CompletionChannel send_channel;
+  CompletionChannel receive_channel;
+  CompletionQueue send_cq;
+  CompletionQueue receive_cq;
+};
+
+// A listener, and two ends that reach Connect().
+class Pair {
+ public:
+  explicit Pair(EndpointOptions server_options = {}, EndpointOptions client_options = {});
+  ~Pair();
+
+  // Single steps, for tests of the connection manager.
+  void Listen();
+  void Resolve();                    // client: address and route; has a device afterwards
+  void ResolveTo(sockaddr_storage destination);
+  void Request();                    // client: rdma_connect; server: the request, as `server.id`, with its parameters
+  void Accept();                     // server: accept; both: established
+  // All of it.
+  void Connect();
+  // Both ends ready for traffic in one go, server first as programs do.
+  static std::unique_ptr<Pair> Connected(EndpointOptions server_options = {}, EndpointOptions client_options = {});
+
+  sockaddr_storage ListenAddress() const;
+
+  Endpoint server;
+  Endpoint client;
+  CmId listener;
+  EndpointOptions server_options;
+  EndpointOptions client_options;
+  // What arrived with the connect request and with the established event of the client.
+  rdma_conn_param request{};
+  std::string request_private_data;
+  rdma_conn_param reply{};
+  std::string reply_private_data;
+};
+
+// --- Work ---
+
+struct SendSpec {
+  uint64_t wr_id = 1;
+  ibv_wr_opcode opcode = IBV_WR_SEND;
+  unsigned flags = IBV_SEND_SIGNALED;
+  std::vector<ibv_sge> sges;
+  uint64_t remote_address = 0;
+  uint32_t rkey = 0;  // of a Write or Read; what a Send with Invalidate invalidates
+};
+
+// 0 or the errno the post returned; expects *bad_wr to name the request on failure.
+int Post(ibv_qp* qp, const SendSpec& spec);
+int PostReceive(ibv_qp* qp, uint64_t wr_id, std::vector<ibv_sge> sges);
+
+// The next completion; fails the test (and returns status IBV_WC_GENERAL_ERR) when none comes.
+ibv_wc NextCompletion(ibv_cq* cq);
+// Expects the next completion to be `wr_id` with `status`.
+ibv_wc ExpectCompletion(ibv_cq* cq, uint64_t wr_id, ibv_wc_status status = IBV_WC_SUCCESS);
+bool NoCompletion(ibv_cq* cq);
+// True once the descriptor is readable; false after the bound.
+bool BecomesReadable(int fd);
+bool IsReadable(int fd);
+void SetNonBlocking(int fd);
+
+std::string PrivateData(const rdma_conn_param& parameters);
+
+}  // namespace stagecoach::verbs

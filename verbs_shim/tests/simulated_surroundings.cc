@@ -1,0 +1,70 @@
+// Virtual time: two hosts, a fresh world for each test, and a seed that is the test's own name.
+
+#include <memory>
+
+#include <gtest/gtest.h>
+
+#include "base/prng.h"
+#include "emu/world/simulated_world.h"
+#include "verbs_shim/tests/surroundings.h"
+
+namespace stagecoach::verbs {
+namespace {
+
+using emu::IpEndpoint;
+using emu::SimulatedWorld;
+
+IpEndpoint Address(const char* text, uint16_t port = 0) { return *IpEndpoint::Parse(text, port); }
+
+sockaddr_storage ToStorage(const IpEndpoint& endpoint) {
+  sockaddr_storage storage{};
+  endpoint.ToSockaddr(&storage);
+  return storage;
+}
+
+class SimulatedSurroundings final : public Surroundings {
+ public:
+  void Begin() override {
+    const auto* info = ::testing::UnitTest::GetInstance()->current_test_info();
+    emu::SimWorld::Options options;
+    options.seed = StableHash(std::string(info->test_suite_name()) + "." + info->name());
+    options.link.chop = true;
+    options.link.jitter = 3us;
+    auto world = std::make_unique<SimulatedWorld>(options);
+    world->AddHost("server", {Address("10.0.0.1")});
+    world->AddHost("client", {Address("10.0.0.2")});
+    world_ = world.get();
+    emu::World::Install(std::move(world));
+  }
+  void End() override {
+    world_ = nullptr;
+    emu::World::Install(nullptr);
+  }
+
+  void ActAsServer() override { world_->ActAs("server"); }
+  void ActAsClient() override { world_->ActAs("client"); }
+  sockaddr_storage ServerAddress() const override { return ToStorage(Address("10.0.0.1")); }
+  sockaddr_storage RefusingAddress() const override { return ToStorage(Address("10.0.0.1", 9)); }
+
+  bool Until(const std::function<bool()>& done) override {
+    bool late = false;
+    const auto deadline = world_->sim().loop().At(world_->sim().Now() + 10s, [&late] { late = true; });
+    const bool satisfied = world_->sim().RunUntil([&] { return late || done(); });
+    world_->sim().loop().Cancel(deadline);
+    return satisfied && !late;
+  }
+
+  bool HasThreads() const override { return false; }
+
+ private:
+  SimulatedWorld* world_ = nullptr;
+};
+
+}  // namespace
+
+Surroundings& TheSurroundings() {
+  static SimulatedSurroundings surroundings;
+  return surroundings;
+}
+
+}  // namespace stagecoach::verbs
