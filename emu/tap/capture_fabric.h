@@ -1,0 +1,50 @@
+// CaptureFabric: a Fabric whose streams open a capture flow, show it the MPA handshake, and tell it how they end.
+//
+// The other half of a capture are the records, which only the record layer can tell apart: WrapRecords() finds the flow
+// of a stream of this fabric and puts a CaptureTap on top. With a world: HostParts::fabric is the CaptureFabric,
+// HostParts::tap is WrapRecords.
+//
+// A stream watches its own first bytes until one MPA frame has passed each way (or enough to see that this is no MPA)
+// and from then on only forwards. Everything but streams is forwarded to the fabric beneath. Threading: as the fabric
+// beneath.
+#pragma once
+
+#include <memory>
+#include <utility>
+
+#include "emu/fabric/fabric.h"
+#include "emu/llp/llp.h"
+#include "emu/tap/capture.h"
+
+namespace stagecoach::emu {
+
+class CaptureFabric final : public Fabric {
+ public:
+  // `beneath` outlives this fabric and what it handed out.
+  CaptureFabric(Fabric* beneath, std::shared_ptr<CaptureSink> sink) : beneath_(*beneath), sink_(std::move(sink)) {}
+
+  // The record layer with a tap on it, or unchanged when its stream is not of a CaptureFabric.
+  static std::unique_ptr<Llp> WrapRecords(std::unique_ptr<Llp> llp);
+
+  EventLoop& loop() override { return beneath_.loop(); }
+  Instant Now() const override { return beneath_.Now(); }
+  bool HasProgressThread() const override { return beneath_.HasProgressThread(); }
+  Result<std::unique_ptr<Listener>, FabricError> Listen(const IpEndpoint& local, int backlog,
+                                                        AcceptCallback on_accept) override;
+  std::unique_ptr<ConnectAttempt> Connect(const IpEndpoint& local, const IpEndpoint& remote,
+                                          ConnectCallback on_done) override;
+  std::optional<IpEndpoint> RouteTo(const IpEndpoint& remote) const override { return beneath_.RouteTo(remote); }
+  std::vector<IpEndpoint> LocalAddresses() const override { return beneath_.LocalAddresses(); }
+  std::unique_ptr<Notifier> CreateNotifier() override { return beneath_.CreateNotifier(); }
+  bool Wait(std::unique_lock<std::mutex>& lock, std::condition_variable& changed,
+            const std::function<bool()>& done) override {
+    return beneath_.Wait(lock, changed, done);
+  }
+  int WaitReadable(int fd) override { return beneath_.WaitReadable(fd); }
+
+ private:
+  Fabric& beneath_;
+  const std::shared_ptr<CaptureSink> sink_;
+};
+
+}  // namespace stagecoach::emu

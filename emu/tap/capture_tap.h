@@ -1,0 +1,59 @@
+// CaptureTap: an Llp that shows each record to a CaptureFlow as it passes.
+//
+// Forwards every call to the record layer it wraps and owns; what arrives and leaves is the same with and without it.
+// Received records are read where they were placed, before the owner learns that they are complete. Outgoing ones are
+// read, through the MemoryPort of the Flush that may send them, just before it; so a record that waits for the stream
+// is in the capture as it was when it was first tried, and one whose memory can no longer be read, which will never
+// leave, is not in it. A record the owner discards is placed into a buffer of the tap's. Records that fail their CRC
+// are not shown: nothing can be said of where they end.
+//
+// As every Llp, serialised by the connection's lock.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "emu/llp/llp.h"
+#include "emu/tap/capture.h"
+
+namespace stagecoach::emu {
+
+class CaptureTap final : public Llp {
+ public:
+  CaptureTap(std::unique_ptr<Llp> inner, std::shared_ptr<CaptureFlow> flow);
+
+  RxResult NextRecord(RecordHead* record) override;
+  RxResult Place(size_t head_size, std::span<const MutableBytes> destination) override;
+
+  size_t MaxUlpdu() const override { return inner_->MaxUlpdu(); }
+  bool CanQueue() const override { return inner_->CanQueue(); }
+  void QueueRecord(ConstBytes header, std::span<const TxPart> payload, uint64_t cookie) override;
+  TxResult Flush(MemoryPort& memory) override;
+  bool TakeSent(uint64_t* cookie) override { return inner_->TakeSent(cookie); }
+  bool TxIdle() const override { return inner_->TxIdle(); }
+
+  Stream& stream() override { return inner_->stream(); }
+  const Counters& counters() const override { return inner_->counters(); }
+
+ private:
+  struct Queued {
+    std::vector<std::byte> header;
+    std::vector<TxPart> payload;
+  };
+
+  void ShowQueued(MemoryPort& memory, const Queued& record);
+
+  const std::unique_ptr<Llp> inner_;
+  const std::shared_ptr<CaptureFlow> flow_;
+
+  std::array<std::byte, kMaxRecordHead> head_{};  // of the record being received
+  size_t length_ = 0;
+  std::vector<std::byte> discarded_;
+  std::vector<ConstBytes> rx_parts_;
+  std::deque<Queued> queued_;  // not shown yet
+};
+
+}  // namespace stagecoach::emu

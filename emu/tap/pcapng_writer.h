@@ -1,0 +1,82 @@
+// PcapNgWriter: a capture file that stock Wireshark opens and dissects as MPA, DDP/RDMAP and RPC-over-RDMA.
+//
+// Writes pcapng (draft-ietf-opsawg-pcapng: Section Header, Interface Description, Enhanced Packet Blocks; nanoseconds;
+// raw IP). What taps see are records, so the IP and TCP headers around them are made here: handshake, running sequence
+// numbers, valid checksums, FIN or RST. One FPDU is one segment; one too long for an IP packet takes two. Every segment
+// acknowledges all that has passed the other way: the capture tells what the NIC saw and not how the path delivered it.
+//
+// Errors: once a write fails (a full disk), the file is cut back to its last whole packet, the reason is kept and
+// reported once, and everything after is dropped. The NIC is not disturbed.
+//
+// Thread-safe. Flows keep the writer alive. Files are readable by their owner alone: captures hold what was
+// transferred.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/result.h"
+#include "emu/tap/capture.h"
+
+namespace stagecoach::emu {
+
+class PcapNgWriter final : public CaptureSink, public std::enable_shared_from_this<PcapNgWriter> {
+ public:
+  // Time since the Unix epoch, or since the beginning of a simulated world. Any thread.
+  using Clock = std::function<std::chrono::nanoseconds()>;
+  // Called once, with words for people, from whichever thread met the error. Must not call the writer or its flows.
+  using ErrorCallback = std::function<void(const std::string& message)>;
+
+  struct Error {
+    int error = 0;  // errno
+    std::string message;
+  };
+
+  // Creates or overwrites `path`: a regular file, or a device; a pipe could block the NIC and is refused.
+  static Result<std::shared_ptr<PcapNgWriter>, Error> Create(const std::string& path, Clock clock,
+                                                             ErrorCallback on_error);
+  ~PcapNgWriter() override;
+  PcapNgWriter(const PcapNgWriter&) = delete;
+  PcapNgWriter& operator=(const PcapNgWriter&) = delete;
+
+  static std::chrono::nanoseconds WallClock();
+
+  std::shared_ptr<CaptureFlow> OpenFlow(const IpEndpoint& local, const IpEndpoint& remote, bool initiator) override;
+
+  uint64_t packets() const;
+  // What stopped the capture; empty while all is well.
+  std::string error() const;
+
+ private:
+  class Flow;
+  using FlowKey = std::pair<IpEndpoint, IpEndpoint>;
+
+  PcapNgWriter(std::string path, int fd, Clock clock, ErrorCallback on_error);
+
+  // All of these with mutex_ held.
+  bool WriteHeader();
+  void WritePacket(CaptureDirection direction, ConstBytes headers, ConstBytes payload);
+  bool WriteAll(std::span<const ConstBytes> parts);
+  void Fail(int error);
+
+  const std::string path_;
+  const int fd_;
+  const Clock clock_;
+  const ErrorCallback on_error_;
+  mutable std::mutex mutex_;
+  uint64_t good_size_ = 0;  // bytes of the file that are whole blocks; guarded by mutex_, as is all below
+  uint64_t packets_ = 0;
+  uint64_t last_time_ = 0;
+  std::string error_;
+  std::vector<std::byte> fpdu_;   // where flows build FPDUs
+  std::set<FlowKey> open_flows_;  // by (local, remote)
+};
+
+}  // namespace stagecoach::emu
