@@ -255,7 +255,7 @@ TEST(Segment, WhatTheMakersMakeDecodesToTheSame) {
 TEST(Segment, AnythingThatDecodesEncodesToTheSameBytes) {
   Prng prng(3);
   int decoded = 0;
-  for (int i = 0; i < 200000; ++i) {
+  for (int i = 0; i < 60000; ++i) {
     Bytes record(prng.Below(80));
     for (std::byte& b : record) b = static_cast<std::byte>(prng.Next());
     // Mostly good control bytes and queues, or nothing would get through.
@@ -270,7 +270,7 @@ TEST(Segment, AnythingThatDecodesEncodesToTheSameBytes) {
     const Bytes again = Encoded(*header);
     ASSERT_EQ(ToHex(again), ToHex(ConstBytes(record).first(again.size())));
   }
-  EXPECT_GT(decoded, 20000);
+  EXPECT_GT(decoded, 6000);
 }
 
 TEST(Segment, EveryTruncatedHeaderIsALengthFault) {
@@ -445,7 +445,7 @@ TEST(Terminate, SiwsOrderIsRecognised) {
 
 TEST(Terminate, EitherOrderEncodesToTheBytesItWasReadFrom) {
   Prng prng(4);
-  for (int i = 0; i < 50000; ++i) {
+  for (int i = 0; i < 20000; ++i) {
     Bytes bytes(kTerminateControlSize + prng.Below(kMaxTerminateSize - kTerminateControlSize + 1));
     for (std::byte& b : bytes) b = static_cast<std::byte>(prng.Next());
     const auto reading = DecodeTerminate(bytes);

@@ -109,6 +109,9 @@ void AddHeaders(Corpus& corpus, const std::vector<RecordedFpdu>& fpdus) {
     }
     const ConstBytes input = message.first(std::min<size_t>(kept, 256));
     corpus.Add("rpcrdma_header", shape, Bytes(input.begin(), input.end()));
+    if (!header.has_value() || !header->has_inline_message()) continue;
+    const ConstBytes whole = message.first(std::min<size_t>(message.size(), 512));
+    corpus.Add("rpc_message", shape, Bytes(whole.begin(), whole.end()));
   }
 }
 
