@@ -63,7 +63,7 @@ size_t CompletionQueue::TakeCompletions(std::span<WorkCompletion> out) {
 size_t CompletionQueue::Poll(std::span<WorkCompletion> out) {
   if (out.empty()) return 0;
   if (loop_ == nullptr) return TakeCompletions(out);
-  lease_end_.store((fabric_.Now() + lease_).time_since_epoch().count(), std::memory_order_seq_cst);
+  RenewLease();
   if (const size_t count = TakeCompletions(out)) return count;
   // Another thread polling this CQ is moving the same connections already.
   if (std::unique_lock lock(drive_mutex_, std::try_to_lock); lock.owns_lock()) {
@@ -71,6 +71,19 @@ size_t CompletionQueue::Poll(std::span<WorkCompletion> out) {
     DriveWatched();
   }
   return TakeCompletions(out);
+}
+
+void CompletionQueue::RenewLease() {
+  // A program that has asked for an event looks once more and then sleeps: that look promises nothing.
+  if (notify_wanted_.load(std::memory_order_seq_cst)) return;
+  lease_end_.store((fabric_.Now() + lease_).time_since_epoch().count(), std::memory_order_seq_cst);
+  // Another thread may have asked meanwhile, and its end of the lease must stand.
+  if (notify_wanted_.load(std::memory_order_seq_cst)) EndLease();
+}
+
+void CompletionQueue::EndLease() {
+  lease_end_.store(0, std::memory_order_seq_cst);
+  if (parked_.load(std::memory_order_seq_cst) != 0) loop_->Unpark();
 }
 
 void CompletionQueue::DriveActive() {
@@ -118,12 +131,12 @@ void CompletionQueue::RequestNotify(bool solicited_only) {
   {
     std::lock_guard lock(mutex_);
     if (armed_ != Armed::kAny) armed_ = solicited_only ? Armed::kSolicited : Armed::kAny;
+    if (channel_ != nullptr) notify_wanted_.store(true, std::memory_order_seq_cst);
   }
-  if (loop_ == nullptr) return;
+  if (loop_ == nullptr || channel_ == nullptr) return;
   // The program is about to sleep: from here on the loop's thread must hear of arrivals. See connection.h for why
   // nothing falls between.
-  lease_end_.store(0, std::memory_order_seq_cst);
-  if (parked_.load(std::memory_order_seq_cst) != 0) loop_->Unpark();
+  EndLease();
 }
 
 void CompletionQueue::AckEvents(uint32_t count) {
@@ -159,6 +172,7 @@ bool CompletionQueue::Push(const WorkCompletion& completion) {
   const bool urgent = completion.solicited || completion.status != CompletionStatus::kSuccess;
   if (armed_ == Armed::kAny || (armed_ == Armed::kSolicited && urgent)) {
     armed_ = Armed::kNo;
+    notify_wanted_.store(false, std::memory_order_seq_cst);
     if (channel_ != nullptr) channel_->Push(this);
   }
   return true;

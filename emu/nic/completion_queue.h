@@ -98,6 +98,8 @@ class CompletionQueue {
   };
 
   size_t TakeCompletions(std::span<WorkCompletion> out);
+  void RenewLease();
+  void EndLease();
   // Both with drive_mutex_ held.
   void DriveActive();
   void DriveWatched();
@@ -121,6 +123,7 @@ class CompletionQueue {
 
   std::atomic<size_t> used_hint_{0};  // used_, readable without the lock: an empty poll takes none
 
+  std::atomic<bool> notify_wanted_{false};  // armed_ is not kNo, and there is a channel; written under mutex_
   std::atomic<int64_t> lease_end_{0};
   std::atomic<uint32_t> parked_{0};
 

@@ -29,12 +29,14 @@
 // lives, OnStreamReady parks instead of pumping, so that one stretch of polling costs the loop's thread one wake-up,
 // not one for each arrival. Ending a lease early (RequestNotify) and parking race like this:
 //     parking:  parked += 1 (seq_cst);      then read lease_end; if it is over: parked -= 1 and pump
-//     ending:   lease_end = 0 (seq_cst);    then read parked; if not 0: take NicLoop's mutex and continue who has no
-//     lease left
+//     ending:   lease_end = 0 (seq_cst);    then read parked; if not 0: continue whoever has no lease left
 // One of the two reads comes after the other's write: either the one who parks sees the lease over, or the one who ends
-// it sees the count. Both walk the list under NicLoop's mutex, so the parked client is found. If the pollers just stop,
-// NicLoop's timer at the lease's end finds it: a one-sided operation of the peer waits at most one lease. Without a
-// progress thread (simulation) CQs grant no lease: streams are always armed and the loop moves everything.
+// it sees the count. Both act under NicLoop's mutex, so the parked client is found. If the pollers just stop, NicLoop's
+// timer at the lease's end finds it: a one-sided operation of the peer waits at most one lease.
+// An armed CQ grants no lease: programs arm, look once more and then sleep, and that last look must not keep the loop's
+// thread away. RequestNotify stores the request before it ends the lease, and Poll() reads it again after it has set
+// the lease, so of a poll and a request that race the request wins.
+// Without a progress thread (simulation) CQs grant no lease: streams are always armed and the loop moves everything.
 #pragma once
 
 #include <cstdint>
@@ -53,7 +55,7 @@ namespace stagecoach::emu {
 
 class Connection final : public StreamWatcher {
  public:
-  // Queues the RTR when the setup asks this end for one. Nothing moves before Start().
+  // Queues the RTR when the setup asks this end for one. Nothing moves before Serve().
   Connection(QueuePair& qp, ConnectionSetup setup);
   // Off the QP's lock: waits until the stream's watcher is at rest.
   ~Connection() override;

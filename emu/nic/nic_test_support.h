@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -23,9 +24,10 @@ namespace stagecoach::emu {
 
 inline constexpr uint32_t kFullAccess = kAccessLocalWrite | kAccessRemoteWrite | kAccessRemoteRead | kAccessWindowBind;
 
-// Registered memory of a test.
+// Registered memory of a test. The host owns the bytes: they must outlive its connections, which place into them
+// whenever the peer pleases.
 struct TestBuffer {
-  std::vector<std::byte> bytes;
+  std::vector<std::byte>& bytes;
   Nic::Region region;
 
   uint64_t address() const { return reinterpret_cast<uintptr_t>(bytes.data()); }
@@ -94,8 +96,7 @@ class TestHost {
   }
 
   TestBuffer Register(size_t size, uint32_t access = kFullAccess, uint8_t fill = 0) {
-    TestBuffer buffer;
-    buffer.bytes.assign(size, static_cast<std::byte>(fill));
+    TestBuffer buffer{memory.emplace_back(size, static_cast<std::byte>(fill)), {}};
     RegionRequest request;
     request.pd = pd;
     request.address = buffer.bytes.data();
@@ -128,6 +129,7 @@ class TestHost {
     return completions.size() >= count;
   }
 
+  std::deque<std::vector<std::byte>> memory;
   std::unique_ptr<Nic> nic;
   NicContext* context = nullptr;
   uint32_t pd = 0;
