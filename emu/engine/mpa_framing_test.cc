@@ -218,6 +218,10 @@ TEST(MpaFramerTest, MarkersStandEvery512BytesAndPointBackToTheirFpdu) {
     MpaFramer framer(crc, true);
     std::vector<Bytes> ulpdus;
     Bytes stream;
+    // 502 bytes make an FPDU that ends where the second marker stands, in front of its successor.
+    ulpdus.push_back(Pattern(502, 1));
+    AppendFpdu(framer, ulpdus.back(), &stream);
+    ASSERT_EQ(stream.size(), 512u);
     for (size_t size = 0; size < 1100; size += 3) {
       ulpdus.push_back(Pattern(size, static_cast<uint8_t>(size)));
       AppendFpdu(framer, ulpdus.back(), &stream);
@@ -236,12 +240,12 @@ INSTANTIATE_TEST_SUITE_P(Crc, MpaReceiverTest, ::testing::Bool(),
                          [](const auto& info) { return info.param ? "WithCrc" : "WithoutCrc"; });
 
 TEST_P(MpaReceiverTest, EverySplitOfAShortStreamYieldsTheSameRecords) {
-  // 8 + 12 bytes: 2^19 ways to cut it. The stream ends between records, so one receiver can take them all.
-  const std::vector<Bytes> ulpdus = {{}, Pattern(5, 1)};
+  // 8 + 8 bytes: 2^15 ways to cut it. The stream ends between records, so one receiver can take them all.
+  const std::vector<Bytes> ulpdus = {{}, Pattern(2, 1)};
   const Bytes stream = FrameAll(ulpdus, crc());
-  ASSERT_EQ(stream.size(), 20u);
+  ASSERT_EQ(stream.size(), 16u);
   Reader reader(crc(), 2);
-  for (uint32_t cuts = 0; cuts < (1u << 19); ++cuts) {
+  for (uint32_t cuts = 0; cuts < (1u << 15); ++cuts) {
     reader.records.clear();
     size_t from = 0;
     for (size_t at = 1; at <= stream.size(); ++at) {
@@ -302,14 +306,17 @@ TEST_P(MpaReceiverTest, BetweenRecordsOnlyWhenNothingIsHalfThere) {
 }
 
 TEST_P(MpaReceiverTest, DiscardedPayloadLeavesTheNextRecordInPlace) {
-  const Bytes stream = FrameAll({Pattern(50000, 1), Pattern(30, 2)}, crc());
+  const Bytes stream = FrameAll({Pattern(50000, 1), Pattern(60000, 2)}, crc());
   MpaReceiver receiver(crc());
   ConstBytes rest = stream;
   RecordHead record;
   std::vector<size_t> lengths;
   bool placing = false;
   while (lengths.size() < 2) {
-    const Step step = placing ? receiver.Place(14, {}) : receiver.NextRecord(&record);
+    // No parts, or parts without bytes: both mean discard.
+    const std::array<MutableBytes, 1> nothing{};
+    const std::span<const MutableBytes> destination(nothing.data(), lengths.size());
+    const Step step = placing ? receiver.Place(14, destination) : receiver.NextRecord(&record);
     ASSERT_NE(step, Step::kBadCrc);
     if (step == Step::kReady) {
       if (placing) lengths.push_back(record.length);
@@ -321,7 +328,15 @@ TEST_P(MpaReceiverTest, DiscardedPayloadLeavesTheNextRecordInPlace) {
     receiver.OnRx(n);
     rest = rest.subspan(n);
   }
-  EXPECT_THAT(lengths, ::testing::ElementsAre(50000u, 30u));
+  EXPECT_THAT(lengths, ::testing::ElementsAre(50000u, 60000u));
+}
+
+TEST_P(MpaReceiverTest, CountsEveryPayloadByteThatPassesThroughItsBuffer) {
+  Reader reader(crc());
+  ASSERT_TRUE(reader.Feed(FrameAll({Pattern(1014, 1), Pattern(114, 2)}, crc())));
+  EXPECT_EQ(reader.receiver().records(), 2u);
+  EXPECT_EQ(reader.receiver().payload_bytes(), 1100u);
+  EXPECT_EQ(reader.receiver().copied_bytes(), 1100u);
 }
 
 TEST_P(MpaReceiverTest, PrimedBytesComeFirst) {
@@ -352,12 +367,13 @@ TEST(MpaReceiverCopyTest, LargeRecordsGoStraightToTheirDestination) {
 }
 
 TEST(MpaReceiverCopyTest, ManySmallRecordsComeInOneRead) {
-  std::vector<Bytes> ulpdus(100, Pattern(82, 3));
+  std::vector<Bytes> ulpdus(1000, Pattern(82, 3));
   const Bytes stream = FrameAll(ulpdus, false);
   Reader reader(false);
   ASSERT_TRUE(reader.Feed(stream));
   ASSERT_EQ(reader.records, ulpdus);
   EXPECT_LE(reader.reads, stream.size() / MpaReceiver::kLookAheadSize + 2);
+  EXPECT_GT(reader.receiver().copied_bytes(), reader.receiver().payload_bytes() * 9 / 10);
 }
 
 TEST(MpaReceiverCopyTest, AnInlineMessageOf4KiBTakesOneReadWhenItArrivesAlone) {
