@@ -129,14 +129,14 @@ class TestHost {
     return completions.size() >= count;
   }
 
-  std::deque<std::vector<std::byte>> memory;
+  std::deque<std::vector<std::byte>> memory;  // before the NIC, as the observer: the NIC uses both to its end
+  RecordingObserver observer;
   std::unique_ptr<Nic> nic;
   NicContext* context = nullptr;
   uint32_t pd = 0;
   CompletionChannel* channel = nullptr;
   CompletionQueue* cq = nullptr;
   QueuePair* qp = nullptr;
-  RecordingObserver observer;
   std::vector<WorkCompletion> completions;
 };
 
