@@ -17,7 +17,8 @@ FOREIGN = {
     "asio": re.compile(r"^asio"),
     "verbs": re.compile(r"^(infiniband|rdma)/"),
     "protobuf": re.compile(r"^google/protobuf"),
-    "cli": re.compile(r"^(CLI|fmt|spdlog)/"),
+    "cli": re.compile(r"^(CLI|spdlog)/"),
+    "fmt": re.compile(r"^fmt/"),
     "system": re.compile(r"^(sys|net|netinet|arpa|linux)/|^(unistd|fcntl|poll|signal|dlfcn|netdb|ifaddrs|pthread|sched|dirent|ucontext)\.h$"),
     "threads": re.compile(r"^(thread|mutex|shared_mutex|condition_variable|future|semaphore|barrier|latch)$"),
     "clock": re.compile(r"^(ctime|time\.h)$"),
@@ -48,8 +49,10 @@ ROWS = {
     "rpcrdma/core": (["rpcrdma/xdr", "rpcrdma/onc", "rpcrdma/wire"], []),
     "rpcrdma/loop": (["base/asio_loop"], ["asio", "system", "threads"]),
     "rpcrdma/verbs": (["rpcrdma/core", "rpcrdma/wire", "rpcrdma/onc", "rpcrdma/xdr", "verbs_shim", "verbs_shim/cxx"], ["verbs", "system"]),
-    "rpcrdma/api": (["rpcrdma/core", "rpcrdma/wire", "rpcrdma/onc", "rpcrdma/xdr", "rpcrdma/verbs", "rpcrdma/loop", "base/asio_loop"],
-                    ["asio", "system"]),
+    # The edge of the stack: resolves names on a thread of its own and draws the first XID.
+    "rpcrdma/api": (["rpcrdma/core", "rpcrdma/wire", "rpcrdma/onc", "rpcrdma/xdr", "rpcrdma/verbs", "rpcrdma/loop", "base/asio_loop",
+                     "verbs_shim/cxx"],
+                    ["asio", "fmt", "random", "system", "threads"]),
     "rpcrdma/ulb": (["rpcrdma"], ["system", "threads"]),
 }
 
