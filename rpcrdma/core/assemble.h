@@ -16,9 +16,9 @@ namespace stagecoach::rpcrdma {
 // call.chunks[i], all of it. When the call is long, chunk_data[0] is the message and `inline_message` is not looked at.
 ReducedStream AssembleCall(const CallChunks& call, ConstBytes inline_message, std::span<const ConstBytes> chunk_data);
 
-// The stream of a received reply, validated by ValidateReply. `result_memory[i]` is the memory offered as Write chunk i, and
-// `reply_memory` that of the Reply chunk; both as offered, the header says how much of them was filled. They are mutable
-// because a peer may leave a gap inside a chunk, which is then closed in place [5666bis:4.4.5#1].
+// The stream of a received reply, validated by ValidateReply. `result_memory[i]` is the memory offered as Write chunk
+// i, and `reply_memory` that of the Reply chunk; both as offered, the header says how much of them was filled. They are
+// mutable because a peer may leave a gap inside a chunk, which is then closed in place [5666bis:4.4.5#1].
 ReducedStream AssembleReply(const HeaderV1& header, ConstBytes inline_message, const ChunkLists& offered,
                             std::span<const MutableBytes> result_memory, MutableBytes reply_memory);
 

@@ -132,8 +132,8 @@ SmallVector<uint32_t, 8> LongestFirst(std::span<const EligibleItem> items) {
   return order;
 }
 
-// [5666bis:4.6.1#1] Takes the longest items out of the message until the rest fits the Send, or nothing more helps. Returns the number of
-// Read segments; `inline_bytes` shrinks with each item.
+// [5666bis:4.6.1#1] Takes the longest items out of the message until the rest fits the Send, or nothing more helps.
+// Returns the number of Read segments; `inline_bytes` shrinks with each item.
 uint64_t Reduce(std::span<const EligibleItem> items, uint64_t room, uint64_t segments_max, const PlanLimits& limits,
                 Removed& removed, uint64_t& inline_bytes) {
   uint64_t segments = 0;
@@ -150,19 +150,20 @@ uint64_t Reduce(std::span<const EligibleItem> items, uint64_t room, uint64_t seg
   return segments;
 }
 
-// The Read list of the removed items, in order of position [5666bis:5.2#2] because the items are. [5666bis:4.4.4.1#2] Their round-up is not
-// sent.
+// The Read list of the removed items, in order of position [5666bis:5.2#2] because the items are. [5666bis:4.4.4.1#2]
+// Their round-up is not sent.
 void AddReads(const CallShape& shape, const Removed& removed, uint32_t segment_length_max, CallPlan& plan) {
   for (uint32_t i = 0; i < shape.items.size(); ++i) {
     if (removed[i] == 0) continue;
     const auto position = static_cast<uint32_t>(shape.items[i].position);
-    Split({Piece::Source::kItem, i, 0, shape.items[i].data.size()}, segment_length_max,
-          [&](const Piece& piece) { plan.reads.push_back({position, piece}); });
+    Split({Piece::Source::kItem, i, 0, shape.items[i].data.size()}, segment_length_max, [&](const Piece& piece) {
+      plan.reads.push_back({position, piece});
+    });
   }
 }
 
-// [5666bis:4.6.3#1] [5666bis:5#2] The message itself goes by Read chunk. Its eligible items get chunks of their own [5666bis:4.6.3#7]:
-// their memory is exposed either way, and at the other end they are placed where they belong.
+// [5666bis:4.6.3#1] [5666bis:5#2] The message itself goes by Read chunk. Its eligible items get chunks of their own
+// [5666bis:4.6.3#7]: their memory is exposed either way, and at the other end they are placed where they belong.
 std::optional<PlanRefusal> MakeLong(const CallShape& shape, uint64_t segments_max, const PlanLimits& limits,
                                     CallPlan& plan) {
   uint64_t segments = SegmentsFor(shape.base_size, limits.segment_length_max);
@@ -176,8 +177,9 @@ std::optional<PlanRefusal> MakeLong(const CallShape& shape, uint64_t segments_ma
   plan.type = MessageType::kNomsg;  // [5666bis:5.3.3#1]
   plan.inline_bytes = 0;
   // [5666bis:4.6.3#2] Position zero, and first in the list.
-  Split({Piece::Source::kBase, 0, 0, shape.base_size}, limits.segment_length_max,
-        [&](const Piece& piece) { plan.reads.push_back({0, piece}); });
+  Split({Piece::Source::kBase, 0, 0, shape.base_size}, limits.segment_length_max, [&](const Piece& piece) {
+    plan.reads.push_back({0, piece});
+  });
   AddReads(shape, removed, limits.segment_length_max, plan);
   return std::nullopt;
 }
@@ -347,8 +349,8 @@ Result<ReplyPlan, ReplyVerdict> PlanReply(const ReplyShape& shape, const ChunkLi
   plan.header_size = kFixedFieldsSize + EncodedSize(plan.chunks);
   if (plan.header_size > send_inline) return Err(ReplyVerdict::kHeaderTooLong);
   plan.inline_pieces = ReducedPieces(shape.base_size, shape.items, removed);
-  // [5666bis:4.6.3#4] [5666bis:5.2.2#4] A Reply chunk, once offered, is used whenever the reply fits it. Eligible results that have no Write
-  // chunk go with it [5666bis:4.6.3#6].
+  // [5666bis:4.6.3#4] [5666bis:5.2.2#4] A Reply chunk, once offered, is used whenever the reply fits it. Eligible
+  // results that have no Write chunk go with it [5666bis:4.6.3#6].
   if (plan.chunks.reply.has_value() && FillSegments(*plan.chunks.reply, plan.inline_bytes)) {
     plan.type = MessageType::kNomsg;  // [5666bis:5.3.4#2]
     PairWrites(plan.inline_pieces, *plan.chunks.reply, plan.writes);

@@ -1,12 +1,13 @@
 // ChunkPlanner: how do this call and its reply travel?
 //
 // draft-ietf-nfsv4-rfc5666bis-01 sections 4.4 to 4.6 and 5.3. Given the shape of a message and the limits of the
-// connection, PlanCall and PlanReply say which bytes go inline, which by Read chunk, Write chunk, Position-Zero Read chunk
-// or Reply chunk, or refuse with a reason. A plan names pieces of the message, not memory: the driver exposes what the plan
-// lists, in its order, and the header is then encoded from the plan and the resulting steering tags (plan, expose, encode).
+// connection, PlanCall and PlanReply say which bytes go inline, which by Read chunk, Write chunk, Position-Zero Read
+// chunk or Reply chunk, or refuse with a reason. A plan names pieces of the message, not memory: the driver exposes
+// what the plan lists, in its order, and the header is then encoded from the plan and the resulting steering tags
+// (plan, expose, encode).
 //
-// Pure and total: no state, no I/O, an answer for every input, the same answer every time. The planner does not check what
-// a Binding allows: whoever encodes the message marks the eligible items.
+// Pure and total: no state, no I/O, an answer for every input, the same answer every time. The planner does not check
+// what a Binding allows: whoever encodes the message marks the eligible items.
 //
 //   call                                      reply
 //   fits inline             RDMA_MSG          may fit inline            nothing offered
@@ -83,10 +84,10 @@ struct Piece {
 };
 
 enum class PlanRefusal : uint8_t {
-  kMalformedShape,    // items out of order, unaligned or past the end; result memory too short; a limit of zero
-  kMessageTooLong,    // positions and lengths are 32 bits wide
-  kTooManySegments,   // one of the counts in PlanLimits
-  kHeaderTooLong,     // not even the header with its chunk lists fits the inline threshold
+  kMalformedShape,   // items out of order, unaligned or past the end; result memory too short; a limit of zero
+  kMessageTooLong,   // positions and lengths are 32 bits wide
+  kTooManySegments,  // one of the counts in PlanLimits
+  kHeaderTooLong,    // not even the header with its chunk lists fits the inline threshold
 };
 const char* ToString(PlanRefusal refusal);
 
@@ -147,8 +148,8 @@ struct ReplyPlan {
   uint64_t send_size() const { return header_size + inline_bytes; }
 };
 
-// Why the offered chunks cannot carry this reply. Every one of them means RDMA_ERROR with ERR_CHUNK [5666bis:5.5#6], but
-// kMalformedShape, which is the service's mistake (SYSTEM_ERR).
+// Why the offered chunks cannot carry this reply. Every one of them means RDMA_ERROR with ERR_CHUNK [5666bis:5.5#6],
+// but kMalformedShape, which is the service's mistake (SYSTEM_ERR).
 enum class ReplyVerdict : uint8_t {
   kMalformedShape,
   kWriteChunkTooSmall,  // a result is longer than the Write chunk meant for it
@@ -162,8 +163,8 @@ Result<ReplyPlan, ReplyVerdict> PlanReply(const ReplyShape& shape, const ChunkLi
 HeaderV1 MakeReplyHeader(const ReplyPlan& plan, uint32_t xid, uint32_t credits);
 
 // Spreads `length` bytes over `segments` in order: each length is rewritten to what the segment receives, those that
-// receive nothing to zero [5666bis:4.4.5.1#1]; their number stays [5666bis:4.4.5#2]. False, and nothing is changed, when they
-// are too small together.
+// receive nothing to zero [5666bis:4.4.5.1#1]; their number stays [5666bis:4.4.5#2]. False, and nothing is changed,
+// when they are too small together.
 [[nodiscard]] bool FillSegments(std::span<Segment> segments, uint64_t length);
 
 std::string ToString(const CallPlan& plan);

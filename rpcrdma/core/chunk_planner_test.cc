@@ -14,15 +14,21 @@ namespace stagecoach::rpcrdma {
 namespace {
 
 // The planner looks at sizes only; these bytes are never read.
-ConstBytes Sized(size_t size) { return AsBytes(static_cast<const void*>(nullptr), size); }
+ConstBytes Sized(size_t size) {
+  return AsBytes(static_cast<const void*>(nullptr), size);
+}
 
 using Items = std::vector<EligibleItem>;
 
-constexpr Piece Base(uint64_t offset, uint64_t length) { return {Piece::Source::kBase, 0, offset, length}; }
+constexpr Piece Base(uint64_t offset, uint64_t length) {
+  return {Piece::Source::kBase, 0, offset, length};
+}
 constexpr Piece Item(uint32_t index, uint64_t offset, uint64_t length) {
   return {Piece::Source::kItem, index, offset, length};
 }
-constexpr Piece Pad(uint32_t index, uint64_t length) { return {Piece::Source::kPad, index, 0, length}; }
+constexpr Piece Pad(uint32_t index, uint64_t length) {
+  return {Piece::Source::kPad, index, 0, length};
+}
 
 template <typename List>
 std::vector<typename List::value_type> AsVector(const List& list) {
@@ -44,8 +50,7 @@ TEST(PlanCall, AnItemThatFitsGoesInlineWithItsRoundUp) {
   const Items items = {{112, Sized(3)}};
   const auto plan = PlanCall({.base_size = 116, .items = items, .reply_base_max = 24}, {});
   ASSERT_TRUE(plan.has_value());
-  EXPECT_EQ(AsVector(plan->inline_pieces),
-            (std::vector<Piece>{Base(0, 112), Item(0, 0, 3), Pad(0, 1), Base(112, 4)}));
+  EXPECT_EQ(AsVector(plan->inline_pieces), (std::vector<Piece>{Base(0, 112), Item(0, 0, 3), Pad(0, 1), Base(112, 4)}));
   EXPECT_EQ(plan->inline_bytes, 120u);
   EXPECT_TRUE(plan->reads.empty());
 }
@@ -82,8 +87,7 @@ TEST(PlanCall, OnlyTheLongestItemsLeave) {
 
 TEST(PlanCall, ALongItemIsCutIntoSegmentsOfOnePosition) {
   const Items items = {{112, Sized(2500)}};
-  const auto plan =
-      PlanCall({.base_size = 112, .items = items, .reply_base_max = 24}, {.segment_length_max = 1000});
+  const auto plan = PlanCall({.base_size = 112, .items = items, .reply_base_max = 24}, {.segment_length_max = 1000});
   ASSERT_TRUE(plan.has_value());
   EXPECT_EQ(AsVector(plan->reads),
             (std::vector<PlannedRead>{{112, Item(0, 0, 1000)}, {112, Item(0, 1000, 1000)}, {112, Item(0, 2000, 500)}}));
@@ -119,8 +123,8 @@ TEST(PlanCall, ResultsThatMayBeLongGetWriteChunks) {
   const auto plan = PlanCall({.base_size = 40, .results = results, .reply_base_max = 100}, {});
   ASSERT_TRUE(plan.has_value());
   // Round-up as far as the memory of the result goes, one entry for each result.
-  EXPECT_EQ(AsVector(plan->write_segments), (std::vector<Piece>{{Piece::Source::kResult, 0, 0, 100002},
-                                                                {Piece::Source::kResult, 1, 0, 8}}));
+  EXPECT_EQ(AsVector(plan->write_segments),
+            (std::vector<Piece>{{Piece::Source::kResult, 0, 0, 100002}, {Piece::Source::kResult, 1, 0, 8}}));
   EXPECT_EQ(AsVector(plan->write_counts), (std::vector<uint32_t>{1, 1, 0}));
   EXPECT_TRUE(plan->reply_segments.empty());
   EXPECT_EQ(plan->header_size, kMinHeaderSize + 3 * 8 + 2 * kSegmentSize);
@@ -165,10 +169,10 @@ TEST(PlanCall, RefusesWhatCannotBeDone) {
   EXPECT_EQ(refusal({.base_size = 40, .items = large}, {.segment_length_max = 1}), PlanRefusal::kTooManySegments);
   EXPECT_EQ(refusal({.base_size = 40, .results = long_result}, {.exposed_segments_max = 0}),
             PlanRefusal::kTooManySegments);
-  EXPECT_EQ(refusal({.base_size = 40, .results = long_result}, {.write_chunks_max = 0}),
-            PlanRefusal::kTooManySegments);
-  EXPECT_EQ(refusal({.base_size = 40, .reply_base_max = 5000}, {.segments_per_chunk_max = 4, .segment_length_max = 1000}),
-            PlanRefusal::kTooManySegments);
+  EXPECT_EQ(refusal({.base_size = 40, .results = long_result}, {.write_chunks_max = 0}), PlanRefusal::kTooManySegments);
+  EXPECT_EQ(
+      refusal({.base_size = 40, .reply_base_max = 5000}, {.segments_per_chunk_max = 4, .segment_length_max = 1000}),
+      PlanRefusal::kTooManySegments);
   EXPECT_EQ(refusal({.base_size = 40}, {.send_inline = 27}), PlanRefusal::kHeaderTooLong);
   EXPECT_EQ(refusal({.base_size = 40}, {.send_inline = 51}), PlanRefusal::kHeaderTooLong);
   EXPECT_EQ(refusal({.base_size = 40, .reply_base_max = 100}, {.receive_inline = 47}), PlanRefusal::kHeaderTooLong);
@@ -247,7 +251,8 @@ TEST(PlanReply, AReplyChunkIsUsedWheneverTheReplyFitsIt) {
 
 TEST(PlanReply, ResultsWithoutAWriteChunkGoIntoTheReplyChunkWithTheRest) {
   const Items items = {{28, Sized(6)}};
-  const auto plan = PlanReply({.base_size = 32, .items = items}, Offered({}, SegmentArray{{1, 30, 0}, {2, 100, 0}}), 1024);
+  const auto plan =
+      PlanReply({.base_size = 32, .items = items}, Offered({}, SegmentArray{{1, 30, 0}, {2, 100, 0}}), 1024);
   ASSERT_TRUE(plan.has_value());
   EXPECT_EQ(ToString(*plan),
             "RDMA_NOMSG header 64 writes base[0+28]->0x00000001+28@0x0 item0[0+2]->0x00000001+2@0x1c "

@@ -29,7 +29,9 @@ void EncodeAuth(const OpaqueAuth& auth, XdrWriter& out) {
   out.Opaque(auth.body.view());
 }
 
-size_t AuthSize(const OpaqueAuth& auth) { return 4 + 4 + XdrRoundUp(auth.body.size()); }
+size_t AuthSize(const OpaqueAuth& auth) {
+  return 4 + 4 + XdrRoundUp(auth.body.size());
+}
 
 VersionRange DecodeRange(XdrReader& in) {
   VersionRange range;
@@ -101,7 +103,9 @@ DeniedReply DecodeDenied(XdrReader& in) {
 
 }  // namespace
 
-OpaqueAuth AuthNone() { return {}; }
+OpaqueAuth AuthNone() {
+  return {};
+}
 
 Result<OpaqueAuth, XdrFault> MakeAuthSys(const AuthSys& sys) {
   if (sys.machine_name.size() > kAuthSysMachineNameMax) {
@@ -139,7 +143,9 @@ Result<AuthSys, XdrFault> ParseAuthSys(const OpaqueAuth& auth) {
   return sys;
 }
 
-ReplyHeader SuccessReply(uint32_t xid) { return {.xid = xid, .body = AcceptedReply{}}; }
+ReplyHeader SuccessReply(uint32_t xid) {
+  return {.xid = xid, .body = AcceptedReply{}};
+}
 
 ReplyHeader ErrorReply(uint32_t xid, AcceptStat stat) {
   STAGECOACH_CHECK(stat != AcceptStat::kSuccess && stat != AcceptStat::kProgMismatch);
@@ -223,7 +229,9 @@ void EncodeReply(const ReplyHeader& header, XdrWriter& out) {
   }
 }
 
-size_t EncodedSize(const CallHeader& header) { return 6 * 4 + AuthSize(header.cred) + AuthSize(header.verf); }
+size_t EncodedSize(const CallHeader& header) {
+  return 6 * 4 + AuthSize(header.cred) + AuthSize(header.verf);
+}
 
 size_t EncodedSize(const ReplyHeader& header) {
   if (const auto* accepted = std::get_if<AcceptedReply>(&header.body)) {

@@ -1,7 +1,7 @@
 // ONC RPC version 2 call and reply headers (RFC 5531), encoded and decoded strictly and within bounds.
 //
-// Credentials: AUTH_NONE and AUTH_SYS are understood; any other flavor is kept as opaque bytes. The header ends where the
-// procedure's arguments or results begin; those are the program's, read on with the same XdrReader.
+// Credentials: AUTH_NONE and AUTH_SYS are understood; any other flavor is kept as opaque bytes. The header ends where
+// the procedure's arguments or results begin; those are the program's, read on with the same XdrReader.
 //
 // Values own their bytes. Thread-compatible.
 #pragma once
@@ -132,10 +132,10 @@ ReplyHeader AuthErrorReply(uint32_t xid, AuthStat stat);
 // Why bytes are not the header they should be. The xid is known whenever four bytes were there.
 struct RpcFault {
   enum class Kind : uint8_t {
-    kMalformed,      // `xdr` says where
-    kNotACall,       // DecodeCall met a reply, or a message of neither kind
-    kNotAReply,      // DecodeReply met a call, or a message of neither kind
-    kRpcMismatch,    // a call of another RPC version: answer RPC_MISMATCH
+    kMalformed,    // `xdr` says where
+    kNotACall,     // DecodeCall met a reply, or a message of neither kind
+    kNotAReply,    // DecodeReply met a call, or a message of neither kind
+    kRpcMismatch,  // a call of another RPC version: answer RPC_MISMATCH
   };
   Kind kind = Kind::kMalformed;
   std::optional<uint32_t> xid;

@@ -39,8 +39,8 @@ CallHeader SomeCall() {
 
 std::vector<ReplyHeader> AllReplies() {
   std::vector<ReplyHeader> replies = {SuccessReply(1), ProgMismatchReply(2, {2, 4}), RpcMismatchReply(3)};
-  for (AcceptStat stat : {AcceptStat::kProgUnavail, AcceptStat::kProcUnavail, AcceptStat::kGarbageArgs,
-                          AcceptStat::kSystemErr}) {
+  for (AcceptStat stat :
+       {AcceptStat::kProgUnavail, AcceptStat::kProcUnavail, AcceptStat::kGarbageArgs, AcceptStat::kSystemErr}) {
     replies.push_back(ErrorReply(4, stat));
   }
   for (uint32_t stat = 0; stat < 16; ++stat) replies.push_back(AuthErrorReply(5, static_cast<AuthStat>(stat)));

@@ -3,8 +3,8 @@
 // draft-ietf-nfsv4-rfc5666bis-01 sections 4.4 and 5.2. The codec enforces XDR structure and the count limits, nothing
 // else; what the lists mean is judged by wire/validate.h.
 //
-// Values; thread-compatible. Up to a few segments they live in the object itself, beyond that on the heap, never past the
-// limits of a ChunkListLimits.
+// Values; thread-compatible. Up to a few segments they live in the object itself, beyond that on the heap, never past
+// the limits of a ChunkListLimits.
 #pragma once
 
 #include <cstdint>
@@ -72,8 +72,8 @@ class WriteList {
   SmallVector<uint32_t, 4> ends_;  // one past the last segment of each chunk
 };
 
-// The three optional-data fields that follow the fixed fields [5666bis:5.2#1]. Each may be absent [5666bis:5.1.3#2] [5666bis:5.1.3#3]
-// [5666bis:5.2#3].
+// The three optional-data fields that follow the fixed fields [5666bis:5.2#1]. Each may be absent [5666bis:5.1.3#2]
+// [5666bis:5.1.3#3] [5666bis:5.2#3].
 struct ChunkLists {
   ReadList reads;
   WriteList writes;
@@ -92,8 +92,8 @@ struct ChunkListLimits {
 };
 
 enum class ChunkListError : uint8_t {
-  kTruncated,          // the bytes end inside a list
-  kBadDiscriminator,   // an "is present" word that is neither 0 nor 1
+  kTruncated,         // the bytes end inside a list
+  kBadDiscriminator,  // an "is present" word that is neither 0 nor 1
   kTooManyReadSegments,
   kTooManyWriteChunks,
   kTooManySegments,
@@ -107,11 +107,15 @@ void EncodeChunkLists(const ChunkLists& lists, ByteWriter& out);
 
 // Encoded sizes in bytes, for those who plan.
 inline constexpr size_t kSegmentSize = 16;
-inline constexpr size_t kReadEntrySize = 4 + 4 + kSegmentSize;         // present, position, segment
+inline constexpr size_t kReadEntrySize = 4 + 4 + kSegmentSize;  // present, position, segment
 inline constexpr size_t kEmptyChunkListsSize = 3 * 4;
-constexpr size_t WriteChunkEntrySize(size_t segments) { return 4 + 4 + segments * kSegmentSize; }  // present, count
+constexpr size_t WriteChunkEntrySize(size_t segments) {
+  return 4 + 4 + segments * kSegmentSize;
+}  // present, count
 // What a Reply chunk adds to the word that would say there is none.
-constexpr size_t ReplyChunkExtraSize(size_t segments) { return 4 + segments * kSegmentSize; }
+constexpr size_t ReplyChunkExtraSize(size_t segments) {
+  return 4 + segments * kSegmentSize;
+}
 size_t EncodedSize(const ChunkLists& lists);
 
 // Sum of the lengths; cannot overflow (limits keep the count far below 2^32).

@@ -102,8 +102,8 @@ bool HeaderV1::has_inline_message() const {
 }
 
 Result<HeaderV1, HeaderFault> DecodeHeaderV1(ByteReader& in, const ChunkListLimits& limits) {
-  // [5666bis:5.1#1] Four fixed fields. [5666bis:8.3.3#1] [5666bis:8.3.3#2] Of a message too short to have them nothing is used; it is
-  // dropped. The XID is reported all the same, for whoever logs it.
+  // [5666bis:5.1#1] Four fixed fields. [5666bis:8.3.3#1] [5666bis:8.3.3#2] Of a message too short to have them nothing
+  // is used; it is dropped. The XID is reported all the same, for whoever logs it.
   HeaderFault too_short{.kind = HeaderFault::Kind::kTooShort, .action = FaultAction::kDrop, .offset = in.remaining()};
   FixedFields fixed;
   fixed.xid = in.U32();
@@ -117,7 +117,8 @@ Result<HeaderV1, HeaderFault> DecodeHeaderV1(ByteReader& in, const ChunkListLimi
 
   const bool is_error = fixed.type == static_cast<uint32_t>(MessageType::kError);
   if (fixed.version != kRpcRdmaVersion1 && !is_error) {
-    // [5666bis:5.1.2#1] [5666bis:5.5#2] What follows is laid out as that version says; only the fixed fields are common.
+    // [5666bis:5.1.2#1] [5666bis:5.5#2] What follows is laid out as that version says; only the fixed fields are
+    // common.
     return Err(fixed.Fault(HeaderFault::Kind::kVersion, FaultAction::kAnswerErrVers, in));
   }
   auto body = DecodeBody(in, limits, fixed);

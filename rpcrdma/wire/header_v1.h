@@ -62,8 +62,8 @@ struct HeaderV1 {
   using Body = std::variant<RdmaMsg, RdmaNomsg, RdmaMsgp, RdmaDone, ErrVers, ErrChunk>;
 
   uint32_t xid = 0;
-  // 1, but for a received ERR_VERS: Linux echoes the version it refuses, and what an error says about versions must stay
-  // readable to all versions [5666bis:9.1#1].
+  // 1, but for a received ERR_VERS: Linux echoes the version it refuses, and what an error says about versions must
+  // stay readable to all versions [5666bis:9.1#1].
   uint32_t version = kRpcRdmaVersion1;
   uint32_t credits = 0;  // requested in a call, granted in a reply
   Body body;

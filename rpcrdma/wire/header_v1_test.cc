@@ -51,8 +51,14 @@ ChunkLists SomeLists() {
 
 // Every message type, with and without chunks.
 std::vector<HeaderV1> AllHeaders() {
-  std::vector<HeaderV1::Body> bodies = {RdmaMsg{},      RdmaNomsg{}, RdmaMsgp{8, 64, {}},      RdmaDone{},
-                                        ErrVers{1, 2},  ErrChunk{},  RdmaMsg{SomeLists()},     RdmaNomsg{SomeLists()},
+  std::vector<HeaderV1::Body> bodies = {RdmaMsg{},
+                                        RdmaNomsg{},
+                                        RdmaMsgp{8, 64, {}},
+                                        RdmaDone{},
+                                        ErrVers{1, 2},
+                                        ErrChunk{},
+                                        RdmaMsg{SomeLists()},
+                                        RdmaNomsg{SomeLists()},
                                         RdmaMsgp{1, 2, SomeLists()}};
   RdmaMsg empty_reply_chunk;
   empty_reply_chunk.chunks.reply.emplace();
@@ -82,10 +88,27 @@ TEST(HeaderV1, ListsAreLaidOutAsTheSpecificationDrawsThem) {
   lists.writes.AppendChunk(SegmentArray{{5, 6, 7}});
   lists.reply = SegmentArray{{8, 9, 10}};
   EXPECT_EQ(ToHex(Encoded(header)),
-            "00000001" "00000001" "00000002" "00000000"
-            "00000001" "00000070" "aabbccdd" "000000ff" "1122334455667788" "00000000"
-            "00000001" "00000001" "00000005" "00000006" "0000000000000007" "00000000"
-            "00000001" "00000001" "00000008" "00000009" "000000000000000a");
+            "00000001"
+            "00000001"
+            "00000002"
+            "00000000"
+            "00000001"
+            "00000070"
+            "aabbccdd"
+            "000000ff"
+            "1122334455667788"
+            "00000000"
+            "00000001"
+            "00000001"
+            "00000005"
+            "00000006"
+            "0000000000000007"
+            "00000000"
+            "00000001"
+            "00000001"
+            "00000008"
+            "00000009"
+            "000000000000000a");
 }
 
 TEST(HeaderV1, EveryTypeRoundTripsAndLeavesTheReaderAtTheMessage) {

@@ -14,7 +14,9 @@ uint8_t EncodeSize(uint32_t bytes) {
   return static_cast<uint8_t>(std::clamp(bytes, kDefaultInlineThreshold, kMaxInlineThreshold) / kSizeUnit - 1);
 }
 
-uint32_t DecodeSize(uint8_t coded) { return (uint32_t{coded} + 1) * kSizeUnit; }
+uint32_t DecodeSize(uint8_t coded) {
+  return (uint32_t{coded} + 1) * kSizeUnit;
+}
 
 }  // namespace
 
@@ -31,8 +33,8 @@ std::array<std::byte, kPrivateDataSize> EncodePrivateData(const PrivateData& dat
 }
 
 std::optional<PrivateData> FindPrivateData(ConstBytes bytes) {
-  // [pvtdata:5.2#1] The identifier may stand anywhere. A match that is not followed by a whole message of a version we know is
-  // some other layer's data, and the search goes on behind it.
+  // [pvtdata:5.2#1] The identifier may stand anywhere. A match that is not followed by a whole message of a version we
+  // know is some other layer's data, and the search goes on behind it.
   for (size_t at = 0; at + kPrivateDataSize <= bytes.size(); ++at) {
     ByteReader in(bytes.subspan(at, kPrivateDataSize));
     if (in.U32() != kPrivateDataMagic || in.U8() != kPrivateDataVersion) continue;

@@ -1,5 +1,6 @@
-// CM private data of RPC-over-RDMA version 1 (draft-ietf-nfsv4-rpcrdma-cm-pvt-data-08, RFC 8797): eight bytes that the two
-// ends exchange when a connection is made, with their inline thresholds and whether they support remote invalidation.
+// CM private data of RPC-over-RDMA version 1 (draft-ietf-nfsv4-rpcrdma-cm-pvt-data-08, RFC 8797): eight bytes that the
+// two ends exchange when a connection is made, with their inline thresholds and whether they support remote
+// invalidation.
 //
 // Pure functions over values. The settings belong to one connection; the next one may bring others [pvtdata:4#1].
 #pragma once
@@ -31,12 +32,12 @@ struct PrivateData {
   friend bool operator==(const PrivateData&, const PrivateData&) = default;
 };
 
-// Sizes are rounded down to what the form can say and clamped to its range: a claim may be smaller than the truth, never
-// larger.
+// Sizes are rounded down to what the form can say and clamped to its range: a claim may be smaller than the truth,
+// never larger.
 std::array<std::byte, kPrivateDataSize> EncodePrivateData(const PrivateData& data);
 
-// Searches `bytes` for the message; it may stand behind another layer's data, at any alignment [pvtdata:5.2#1]. nullopt when there
-// is none of version 1: the caller then uses PrivateData{}, the defaults [pvtdata:5.1#1].
+// Searches `bytes` for the message; it may stand behind another layer's data, at any alignment [pvtdata:5.2#1]. nullopt
+// when there is none of version 1: the caller then uses PrivateData{}, the defaults [pvtdata:5.1#1].
 std::optional<PrivateData> FindPrivateData(ConstBytes bytes);
 
 // What both ends' claims give for one connection, seen from this end. The two directions may differ [5666bis:4.3.1#1].

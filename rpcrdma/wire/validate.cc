@@ -36,8 +36,8 @@ std::optional<ChunkFault> CheckOffered(const ChunkLists& lists, const ChunkDataL
 CallChunks Group(const ReadList& reads) {
   CallChunks call;
   call.segments = reads;
-  // [5666bis:5.2#2] Sorted lists are a recommendation to senders. Sorting is stable: segments of one position are concatenated in
-  // the order of the list.
+  // [5666bis:5.2#2] Sorted lists are a recommendation to senders. Sorting is stable: segments of one position are
+  // concatenated in the order of the list.
   std::stable_sort(call.segments.begin(), call.segments.end(),
                    [](const ReadSegment& a, const ReadSegment& b) { return a.position < b.position; });
   for (uint32_t i = 0; i < call.segments.size(); ++i) {

@@ -1,7 +1,7 @@
 // Judges the chunk lists of a decoded header: do they make sense for a call, or for the reply to a call we made?
 //
-// draft-ietf-nfsv4-rfc5666bis-01 sections 4.4, 5.2 and 5.5. Pure functions; every sum is checked. They run before anything
-// acts on a list [5666bis:5.5#1].
+// draft-ietf-nfsv4-rfc5666bis-01 sections 4.4, 5.2 and 5.5. Pure functions; every sum is checked. They run before
+// anything acts on a list [5666bis:5.5#1].
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@ namespace stagecoach::rpcrdma {
 
 // Bounds on what the chunks of one call may ask of us. Bytes.
 struct ChunkDataLimits {
-  uint64_t read_bytes_max = 64u << 20;   // over all Read chunks, the Position-Zero Read chunk included
-  uint64_t write_bytes_max = 1u << 30;   // offered, over all Write chunks and the Reply chunk
+  uint64_t read_bytes_max = 64u << 20;  // over all Read chunks, the Position-Zero Read chunk included
+  uint64_t write_bytes_max = 1u << 30;  // offered, over all Write chunks and the Reply chunk
 };
 
 enum class ChunkFault : uint8_t {
@@ -31,20 +31,20 @@ enum class ChunkFault : uint8_t {
   kNoMessage,              // RDMA_MSG without an RPC message
   kTooManyReadBytes,
   kTooManyWriteBytes,
-  kAddressWraps,           // offset + length of a segment passes 2^64
-  kXidMismatch,            // [5666bis:5.1.1#1]
-  kUnexpectedReadList,     // a reply with Read chunks
-  kWriteListChanged,       // a reply whose Write list is not the one offered [5666bis:4.4.5#2]
+  kAddressWraps,        // offset + length of a segment passes 2^64
+  kXidMismatch,         // [5666bis:5.1.1#1]
+  kUnexpectedReadList,  // a reply with Read chunks
+  kWriteListChanged,    // a reply whose Write list is not the one offered [5666bis:4.4.5#2]
   kReplyChunkChanged,
-  kReturnedTooMuch,        // a returned length above the one offered
-  kNoReplyChunk,           // RDMA_NOMSG reply without the Reply chunk, or with one we did not offer
+  kReturnedTooMuch,  // a returned length above the one offered
+  kNoReplyChunk,     // RDMA_NOMSG reply without the Reply chunk, or with one we did not offer
 };
 const char* ToString(ChunkFault fault);
 
 // A Read chunk: the segments of one position.
 struct ReadChunk {
   uint32_t position = 0;
-  uint32_t first = 0;   // in CallChunks::segments
+  uint32_t first = 0;  // in CallChunks::segments
   uint32_t count = 0;
   uint64_t length = 0;  // sum of the segments, without round-up that is not there
 

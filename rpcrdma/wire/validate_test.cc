@@ -18,8 +18,12 @@ std::vector<std::byte> Message(size_t size) {
   return bytes;
 }
 
-HeaderV1 Msg(ChunkLists lists) { return {.xid = kXid, .credits = 1, .body = RdmaMsg{std::move(lists)}}; }
-HeaderV1 Nomsg(ChunkLists lists) { return {.xid = kXid, .credits = 1, .body = RdmaNomsg{std::move(lists)}}; }
+HeaderV1 Msg(ChunkLists lists) {
+  return {.xid = kXid, .credits = 1, .body = RdmaMsg{std::move(lists)}};
+}
+HeaderV1 Nomsg(ChunkLists lists) {
+  return {.xid = kXid, .credits = 1, .body = RdmaNomsg{std::move(lists)}};
+}
 
 ChunkLists Reads(std::initializer_list<ReadSegment> reads) {
   ChunkLists lists;
@@ -27,7 +31,9 @@ ChunkLists Reads(std::initializer_list<ReadSegment> reads) {
   return lists;
 }
 
-ReadSegment At(uint32_t position, uint32_t length) { return {position, {1, length, 0x1000}}; }
+ReadSegment At(uint32_t position, uint32_t length) {
+  return {position, {1, length, 0x1000}};
+}
 
 TEST(ValidateCall, AcceptsMessagesWithoutChunks) {
   const auto message = Message(40);
@@ -91,8 +97,7 @@ TEST(ValidateCall, SumsAreCheckedAgainstLimitsWithoutOverflow) {
   const auto message = Message(40);
   const ChunkDataLimits limits{.read_bytes_max = 100, .write_bytes_max = 100};
   EXPECT_TRUE(ValidateCall(Msg(Reads({At(40, 50), At(40, 50)})), message, limits).has_value());
-  EXPECT_EQ(ValidateCall(Msg(Reads({At(40, 50), At(40, 51)})), message, limits).error(),
-            ChunkFault::kTooManyReadBytes);
+  EXPECT_EQ(ValidateCall(Msg(Reads({At(40, 50), At(40, 51)})), message, limits).error(), ChunkFault::kTooManyReadBytes);
   EXPECT_EQ(ValidateCall(Msg(Reads({At(40, 0xffffffff), At(40, 0xffffffff)})), message, limits).error(),
             ChunkFault::kTooManyReadBytes);
   ChunkLists offered;

@@ -1,9 +1,9 @@
 // A message whose eligible data items may lie outside its XDR stream.
 //
-// RPC-over-RDMA takes eligible items out of a message ("reduces" it) and carries them in chunks. The types here describe
-// such a message without copying it back together: the bytes that stayed (`base`) and views of the items that left. A
-// position counts bytes of the stream as it was before anything left, from the first byte of the RPC message, round-up
-// of the removed items included [5666bis:4.4.4#1].
+// RPC-over-RDMA takes eligible items out of a message ("reduces" it) and carries them in chunks. The types here
+// describe such a message without copying it back together: the bytes that stayed (`base`) and views of the items that
+// left. A position counts bytes of the stream as it was before anything left, from the first byte of the RPC message,
+// round-up of the removed items included [5666bis:4.4.4#1].
 //
 // Views only: whoever makes one keeps the memory alive. Thread-compatible values.
 #pragma once
@@ -15,7 +15,8 @@
 
 namespace stagecoach::rpcrdma {
 
-// An item that the Upper Layer Binding allows to travel by direct data placement [5666bis:4.4.1#1] [5666bis:6.1#1], as an encoder met it.
+// An item that the Upper Layer Binding allows to travel by direct data placement [5666bis:4.4.1#1] [5666bis:6.1#1], as
+// an encoder met it.
 struct EligibleItem {
   uint64_t position = 0;  // where its first byte stands in the unreduced stream; a multiple of four
   ConstBytes data;        // without round-up
@@ -24,8 +25,8 @@ using EligibleItems = SmallVector<EligibleItem, 4>;
 
 // Data that came by chunk, as a decoder meets it.
 struct ChunkData {
-  // Where the data belongs in the unreduced stream. Meaningless in a reply, whose Write chunks have no positions and are
-  // used up in order [5666bis:5.2.2#1].
+  // Where the data belongs in the unreduced stream. Meaningless in a reply, whose Write chunks have no positions and
+  // are used up in order [5666bis:5.2.2#1].
   uint64_t position = 0;
   // The sender may have moved the round-up too, or not [5666bis:4.4.4.1#2].
   ConstBytes data;

@@ -36,8 +36,8 @@ bool XdrReader::ChunkIsHere() const {
 ConstBytes XdrReader::TakeBase(const char* field, uint64_t size, uint64_t started) {
   if (!ok()) return {};
   const uint64_t pad = XdrPad(size);
-  // [5666bis:4.4.1#2] [5666bis:6.1#2] Bytes taken from the base must not have a chunk among them: either this item may not travel
-  // by chunk, or the chunk begins in the middle of it.
+  // [5666bis:4.4.1#2] [5666bis:6.1#2] Bytes taken from the base must not have a chunk among them: either this item may
+  // not travel by chunk, or the chunk begins in the middle of it.
   if (order_ == ReducedStream::ChunkOrder::kByPosition && next_chunk_ < chunks_.size() && size > 0) {
     const uint64_t gap = chunks_[next_chunk_].position - position_;
     if (gap < size || gap - size < pad) {
@@ -57,8 +57,8 @@ ConstBytes XdrReader::TakeBase(const char* field, uint64_t size, uint64_t starte
 
 ConstBytes XdrReader::TakeChunk(const char* field, uint64_t size, uint64_t started) {
   const ConstBytes data = chunks_[next_chunk_].data;
-  // [5666bis:4.4.3.1#2] The count and the chunk agree. [5666bis:4.4.4.1#3] [5666bis:4.4.5.2#4] The chunk may or may not hold the
-  // round-up; in both cases the stream continues behind it.
+  // [5666bis:4.4.3.1#2] The count and the chunk agree. [5666bis:4.4.4.1#3] [5666bis:4.4.5.2#4] The chunk may or may not
+  // hold the round-up; in both cases the stream continues behind it.
   if (data.size() != size && data.size() != size + XdrPad(size)) {
     FailAt(XdrFaultKind::kChunkSizeMismatch, field, started);
     return {};
@@ -94,7 +94,9 @@ uint64_t XdrReader::U64(const char* field) {
   return ok() ? ByteReader(bytes).U64() : 0;
 }
 
-bool XdrReader::Bool(const char* field) { return Enum(field, 1) == 1; }
+bool XdrReader::Bool(const char* field) {
+  return Enum(field, 1) == 1;
+}
 
 uint32_t XdrReader::Enum(const char* field, uint32_t max) {
   const uint64_t started = position_;
@@ -128,7 +130,9 @@ ConstBytes XdrReader::Opaque(const char* field, uint32_t max) {
   return TakeBase(field, size, started);
 }
 
-ConstBytes XdrReader::FixedOpaque(const char* field, uint64_t size) { return TakeBase(field, size, position_); }
+ConstBytes XdrReader::FixedOpaque(const char* field, uint64_t size) {
+  return TakeBase(field, size, position_);
+}
 
 ConstBytes XdrReader::EligibleOpaque(const char* field, uint32_t max) {
   const uint64_t started = position_;
@@ -140,13 +144,14 @@ ConstBytes XdrReader::EligibleOpaque(const char* field, uint32_t max) {
   return TakeEligible(field, size, started);
 }
 
-ConstBytes XdrReader::EligibleBytes(const char* field, uint64_t size) { return TakeEligible(field, size, position_); }
+ConstBytes XdrReader::EligibleBytes(const char* field, uint64_t size) {
+  return TakeEligible(field, size, position_);
+}
 
 Result<void, XdrFault> XdrReader::Finish() {
   if (base_remaining() > 0) FailAt(XdrFaultKind::kTrailingBytes, "end of message", position_);
   for (; ok() && next_chunk_ < chunks_.size(); ++next_chunk_) {
-    const bool unused_write_chunk =
-        order_ == ReducedStream::ChunkOrder::kInOrder && chunks_[next_chunk_].data.empty();
+    const bool unused_write_chunk = order_ == ReducedStream::ChunkOrder::kInOrder && chunks_[next_chunk_].data.empty();
     if (!unused_write_chunk) FailAt(XdrFaultKind::kUnexpectedChunk, "end of message", position_);
   }
   if (fault_.has_value()) return Err(*fault_);

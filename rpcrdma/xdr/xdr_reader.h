@@ -1,14 +1,14 @@
 // XdrReader: bounded decoding of XDR (RFC 4506), over plain bytes or over a message whose eligible items came by chunk.
 //
-// Failure is sticky: the first fault is kept, with the name of the field and the position; everything read afterwards is
-// zero or empty. A decoder reads a whole structure and asks once. Every count is checked against its maximum and against
-// the bytes that are left before it is returned, so that a caller may size its storage by it.
+// Failure is sticky: the first fault is kept, with the name of the field and the position; everything read afterwards
+// is zero or empty. A decoder reads a whole structure and asks once. Every count is checked against its maximum and
+// against the bytes that are left before it is returned, so that a caller may size its storage by it.
 //
 // Chunks. Only EligibleOpaque and EligibleBytes accept an item that came by chunk. A chunk where any other item is
 // expected is a fault, which is how a violation of DDP-eligibility is noticed [5666bis:4.4.1#2] [5666bis:6.1#2].
 //
-// Returned views point into the memory the reader was made over; nothing is copied. The reader itself allocates nothing.
-// Not thread-safe.
+// Returned views point into the memory the reader was made over; nothing is copied. The reader itself allocates
+// nothing. Not thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -47,8 +47,7 @@ class XdrReader {
  public:
   explicit XdrReader(ConstBytes bytes) : base_(bytes) {}
   // `stream` must outlive the reader.
-  explicit XdrReader(const ReducedStream& stream)
-      : base_(stream.base), chunks_(stream.chunks), order_(stream.order) {}
+  explicit XdrReader(const ReducedStream& stream) : base_(stream.base), chunks_(stream.chunks), order_(stream.order) {}
 
   bool ok() const { return !fault_.has_value(); }
   const std::optional<XdrFault>& fault() const { return fault_; }

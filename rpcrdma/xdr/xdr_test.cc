@@ -252,10 +252,10 @@ TEST(XdrReader, AnEmptyItemDoesNotTakeTheChunkOfTheItemBehindIt) {
 TEST(XdrReader, ResultsUseUpWriteChunksInOrder) {
   std::array<std::byte, 64> buffer;
   XdrWriter out(buffer);
-  out.U32(3);                // its three bytes are in the first chunk
+  out.U32(3);                 // its three bytes are in the first chunk
   out.Opaque(AsBytes("in"));  // inline although a chunk was offered: the chunk comes back unused
-  out.U32(0);                // empty: uses up the third
-  out.U32(2);                // beyond the list: inline
+  out.U32(0);                 // empty: uses up the third
+  out.U32(2);                 // beyond the list: inline
   out.FixedOpaque(AsBytes("zz"));
   ReducedStream stream{.base = out.written(), .order = ReducedStream::ChunkOrder::kInOrder};
   stream.chunks.push_back({0, AsBytes("abc")});

@@ -1,8 +1,8 @@
 // XdrWriter: encodes XDR (RFC 4506) into memory the caller provides, leaving eligible items where they are.
 //
-// An item written with EligibleOpaque or EligibleBytes is not copied: its bytes and round-up stay out of the buffer, and
-// the item is recorded with its position in the unreduced stream [5666bis:4.4.4#1]. The chunk planner then decides whether
-// it travels in a chunk or is gathered inline. The count of an eligible opaque stays in the buffer
+// An item written with EligibleOpaque or EligibleBytes is not copied: its bytes and round-up stay out of the buffer,
+// and the item is recorded with its position in the unreduced stream [5666bis:4.4.4#1]. The chunk planner then decides
+// whether it travels in a chunk or is gathered inline. The count of an eligible opaque stays in the buffer
 // [5666bis:4.4.3.1#1], and so does the "is present" word of optional-data whose data is eligible [5666bis:4.4.3.1#3].
 //
 // Failure (buffer full, item longer than XDR can count) is sticky. Not thread-safe.
@@ -52,6 +52,8 @@ class XdrWriter {
 };
 
 // Bytes of `size` bytes of opaque data as encoded, round-up included, without a count.
-constexpr uint64_t XdrRoundUp(uint64_t size) { return size + XdrPad(size); }
+constexpr uint64_t XdrRoundUp(uint64_t size) {
+  return size + XdrPad(size);
+}
 
 }  // namespace stagecoach::rpcrdma

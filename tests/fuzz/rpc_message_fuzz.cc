@@ -1,5 +1,5 @@
-// A whole RPC message as it came in a Receive: transport header, chunks put back in place, ONC RPC header, then arguments
-// or results with an eligible item among them. Input: the message; chunk data repeats its bytes.
+// A whole RPC message as it came in a Receive: transport header, chunks put back in place, ONC RPC header, then
+// arguments or results with an eligible item among them. Input: the message; chunk data repeats its bytes.
 #include <vector>
 
 #include "base/cursor.h"

@@ -1,8 +1,9 @@
-// Properties of the chunk planner, over thousands of seeded messages: whatever is planned is carried out here over plain
-// memory, byte by byte, and read back at the other end.
+// Properties of the chunk planner, over thousands of seeded messages: whatever is planned is carried out here over
+// plain memory, byte by byte, and read back at the other end.
 //
-// A message is a script of words and eligible opaques, encoded with XdrWriter, so that the far end can read it with XdrReader
-// and must find the same script. Sizes lean towards what breaks: 0, odd, and one more or less than the thresholds.
+// A message is a script of words and eligible opaques, encoded with XdrWriter, so that the far end can read it with
+// XdrReader and must find the same script. Sizes lean towards what breaks: 0, odd, and one more or less than the
+// thresholds.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -98,8 +99,8 @@ Script RandomScript(Prng& prng, uint32_t threshold, uint64_t items_max) {
   Script script;
   const uint64_t items = prng.Below(items_max + 1);
   for (uint64_t i = 0; i < items; ++i) {
-    script.steps.push_back({.words = static_cast<uint32_t>(prng.Below(30)),
-                            .opaque = RandomBytes(prng, EdgyLength(prng, threshold))});
+    script.steps.push_back(
+        {.words = static_cast<uint32_t>(prng.Below(30)), .opaque = RandomBytes(prng, EdgyLength(prng, threshold))});
   }
   script.words_at_end = static_cast<uint32_t>((prng.OneIn(3) ? EdgyLength(prng, threshold) : prng.Below(100)) / 4);
   return script;
@@ -177,7 +178,9 @@ struct World {
   }
 };
 
-MutableBytes Writable(ConstBytes bytes) { return {const_cast<std::byte*>(bytes.data()), bytes.size()}; }
+MutableBytes Writable(ConstBytes bytes) {
+  return {const_cast<std::byte*>(bytes.data()), bytes.size()};
+}
 
 // One call with its reply: planned, exposed, encoded, carried, decoded and read back.
 class Exchange {
@@ -232,8 +235,7 @@ class Exchange {
       world_.Write(write.target, BytesOf(reply_message_, write.source));
     }
     EXPECT_TRUE(coverage.EachExactlyOnce());
-    const Buffer send =
-        EncodeSend(MakeReplyHeader(*plan, kXid, 1), Gather(reply_message_, plan->inline_pieces));
+    const Buffer send = EncodeSend(MakeReplyHeader(*plan, kXid, 1), Gather(reply_message_, plan->inline_pieces));
     EXPECT_EQ(send.size(), plan->send_size());
     EXPECT_LE(send.size(), limits_.receive_inline);
     ReceiveReply(send);
@@ -406,9 +408,9 @@ TEST(ChunkPlannerProperty, ShapesThatMakeNoSenseGetAnAnswerToo) {
     std::vector<ResultShape> results(prng.Below(3));
     for (auto& result : results) result = {AnyNumber(prng), AnyNumber(prng)};
     PlanLimits limits;
-    for (uint32_t* limit : {&limits.send_inline, &limits.receive_inline, &limits.read_segments_max,
-                            &limits.write_chunks_max, &limits.segments_per_chunk_max, &limits.exposed_segments_max,
-                            &limits.segment_length_max}) {
+    for (uint32_t* limit :
+         {&limits.send_inline, &limits.receive_inline, &limits.read_segments_max, &limits.write_chunks_max,
+          &limits.segments_per_chunk_max, &limits.exposed_segments_max, &limits.segment_length_max}) {
       // Counts stay small: a limit of four billion segments may be used up.
       *limit = static_cast<uint32_t>(prng.OneIn(4) ? prng.Below(4) : prng.Below(4096));
     }
@@ -465,8 +467,7 @@ TEST(ChunkPlannerProperty, WhateverAPeerOffersTheReplyArrivesWholeOrIsRefused) {
     const Script::Message message = script.Encode();
     Offer offer(prng);
     const auto threshold = static_cast<uint32_t>(1024 + seed % 9);
-    const auto plan =
-        PlanReply({.base_size = message.base.size(), .items = message.items}, offer.lists, threshold);
+    const auto plan = PlanReply({.base_size = message.base.size(), .items = message.items}, offer.lists, threshold);
     if (!plan.has_value()) continue;
     SCOPED_TRACE(ToString(*plan));
     ++planned;
