@@ -25,6 +25,7 @@ Host& SimulatedWorld::AddHost(const std::string& name, std::vector<IpEndpoint> a
   parts.fabric = entry.fabric;
   parts.stags = SeededStagSource(sim_.prng().Fork("stags/" + name));
   parts.trace = sim_.trace();
+  parts.capture = options_.capture;
   entry.host = std::make_unique<Host>(std::move(parts), options_);
   hosts_.push_back(std::move(entry));
   return *hosts_.back().host;

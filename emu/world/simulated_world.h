@@ -18,7 +18,7 @@ namespace stagecoach::emu {
 
 class SimulatedWorld final : public World {
  public:
-  // `options.capture_path` and `trace_path` have no effect here; a trace goes to `simulation.trace`.
+  // A trace goes to `simulation.trace` and a capture to `options.capture`; the paths have no effect here.
   SimulatedWorld(const SimWorld::Options& simulation, WorldOptions options = {});
   ~SimulatedWorld() override;
 

@@ -39,7 +39,7 @@ NicOptions NicOptionsOf(HostParts& parts) {
   options.name = parts.name;
   options.stags = std::move(parts.stags);
   options.trace = parts.trace;
-  options.tap = std::move(parts.tap);
+  if (parts.capture != nullptr) options.tap = CaptureFabric::WrapRecords;
   return options;
 }
 
@@ -54,6 +54,19 @@ World*& CurrentWorld() {
   return world;
 }
 
+// A program that runs is worth more than a file about it.
+std::unique_ptr<World> StartTcpWorld() {
+  WorldOptions options = OptionsFromEnvironment();
+  auto made = MakeTcpWorld(options);
+  if (!made) {
+    std::fprintf(stderr, "stagecoach: %s; going on without it\n", made.error().c_str());
+    options.capture_path.clear();
+    options.trace_path.clear();
+    made = MakeTcpWorld(options);
+  }
+  return std::move(*made);
+}
+
 }  // namespace
 
 WorldOptions OptionsFromEnvironment(WorldOptions defaults) {
@@ -66,7 +79,8 @@ WorldOptions OptionsFromEnvironment(WorldOptions defaults) {
 
 Host::Host(HostParts parts, const WorldOptions& options)
     : name_(parts.name),
-      fabric_(*parts.fabric),
+      capturing_(parts.capture != nullptr ? std::make_unique<CaptureFabric>(parts.fabric, parts.capture) : nullptr),
+      fabric_(capturing_ != nullptr ? static_cast<Fabric&>(*capturing_) : *parts.fabric),
       nic_(fabric_, ProfileOf(options), NicOptionsOf(parts)),
       cm_(nic_, options.cm) {}
 
@@ -75,7 +89,7 @@ Host::~Host() { api_state.reset(); }
 World& World::Current() {
   std::lock_guard lock(CurrentMutex());
   World*& world = CurrentWorld();
-  if (world == nullptr) world = MakeTcpWorld(OptionsFromEnvironment()).release();
+  if (world == nullptr) world = StartTcpWorld().release();
   return *world;
 }
 

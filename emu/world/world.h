@@ -19,10 +19,12 @@
 #include <string>
 #include <vector>
 
+#include "base/result.h"
 #include "base/trace.h"
 #include "emu/cm/connection_manager.h"
 #include "emu/fabric/fabric.h"
 #include "emu/nic/nic.h"
+#include "emu/tap/capture_fabric.h"
 
 namespace stagecoach::emu {
 
@@ -31,9 +33,10 @@ struct WorldOptions {
   CmOptions cm;
   // Overrides the profile's wish (DeviceProfile::want_crc).
   bool crc = false;
-  std::string capture_path;  // empty: no capture
-  std::string trace_path;    // empty: no file
-  TraceSink* trace = nullptr;  // wins over trace_path; must outlive the world
+  std::string capture_path;             // a file for MakeTcpWorld to write (pcapng_writer.h); empty: none
+  std::shared_ptr<CaptureSink> capture; // wins over capture_path
+  std::string trace_path;               // a file for MakeTcpWorld to write; empty: none
+  TraceSink* trace = nullptr;           // wins over trace_path; must outlive the world
 };
 
 // The environment's words on top of `defaults`. A value that means nothing is reported on standard error and ignored.
@@ -41,10 +44,10 @@ WorldOptions OptionsFromEnvironment(WorldOptions defaults = {});
 
 struct HostParts {
   std::string name;
-  Fabric* fabric = nullptr;  // must outlive the host
-  std::unique_ptr<StagSource> stags;
-  std::function<std::unique_ptr<Llp>(std::unique_ptr<Llp>)> tap;
+  Fabric* fabric = nullptr;           // must outlive the host, as must `trace`
+  std::unique_ptr<StagSource> stags;  // null: the system's
   TraceSink* trace = nullptr;
+  std::shared_ptr<CaptureSink> capture;  // null: none
 };
 
 class Host {
@@ -55,6 +58,7 @@ class Host {
   Host& operator=(const Host&) = delete;
 
   const std::string& name() const { return name_; }
+  // With a capture, the fabric that shows it the streams.
   Fabric& fabric() { return fabric_; }
   Nic& nic() { return nic_; }
   ConnectionManager& cm() { return cm_; }
@@ -64,6 +68,7 @@ class Host {
 
  private:
   const std::string name_;
+  const std::unique_ptr<CaptureFabric> capturing_;  // null: no capture
   Fabric& fabric_;
   Nic nic_;
   ConnectionManager cm_;
@@ -83,7 +88,7 @@ class World {
   static void Install(std::unique_ptr<World> world);
 };
 
-// This process, on the host's own TCP.
-std::unique_ptr<World> MakeTcpWorld(const WorldOptions& options);
+// This process, on the host's own TCP. The error says, in words, why a capture or trace file could not be made.
+Result<std::unique_ptr<World>, std::string> MakeTcpWorld(const WorldOptions& options);
 
 }  // namespace stagecoach::emu
