@@ -324,6 +324,7 @@ TEST_P(MpaReceiverTest, DiscardedPayloadLeavesTheNextRecordInPlace) {
       continue;
     }
     ASSERT_FALSE(rest.empty());
+    ASSERT_FALSE(receiver.NextRx().empty());
     const size_t n = CopyBytes(receiver.NextRx()[0], rest);
     receiver.OnRx(n);
     rest = rest.subspan(n);
@@ -367,13 +368,14 @@ TEST(MpaReceiverCopyTest, LargeRecordsGoStraightToTheirDestination) {
 }
 
 TEST(MpaReceiverCopyTest, ManySmallRecordsComeInOneRead) {
-  std::vector<Bytes> ulpdus(1000, Pattern(82, 3));
+  std::vector<Bytes> ulpdus;
+  for (size_t i = 0; i < 1000; ++i) ulpdus.push_back(Pattern(60 + i % 67, 3));
   const Bytes stream = FrameAll(ulpdus, false);
   Reader reader(false);
   ASSERT_TRUE(reader.Feed(stream));
   ASSERT_EQ(reader.records, ulpdus);
   EXPECT_LE(reader.reads, stream.size() / MpaReceiver::kLookAheadSize + 2);
-  EXPECT_GT(reader.receiver().copied_bytes(), reader.receiver().payload_bytes() * 9 / 10);
+  EXPECT_GT(reader.receiver().copied_bytes(), reader.receiver().payload_bytes() * 8 / 10);
 }
 
 TEST(MpaReceiverCopyTest, AnInlineMessageOf4KiBTakesOneReadWhenItArrivesAlone) {

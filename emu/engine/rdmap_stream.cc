@@ -159,7 +159,7 @@ std::optional<size_t> RdmapStream::OnRecord(const RecordHead& record, Instant no
       accepted = AcceptReadResponse();
       break;
     case RdmapOpcode::kTerminate:
-      accepted = AcceptTerminate(record.head.subspan(header_size));
+      accepted = AcceptTerminate();
       break;
     case RdmapOpcode::kSend:
     case RdmapOpcode::kSendInvalidate:
@@ -256,14 +256,12 @@ bool RdmapStream::AcceptWrite() {
   return false;
 }
 
-bool RdmapStream::AcceptTerminate(ConstBytes payload_at_hand) {
+bool RdmapStream::AcceptTerminate() {
   if (current_.sequence_number != 1) {
     FaultOnCurrent(terminate::kDdpMsnRange, "MSN out of sequence");
     return false;
   }
-  peer_terminate_size_ = std::min<size_t>(current_payload_, peer_terminate_.size());
-  // One that is longer than any Terminate can be is read as far as its head goes, and the rest discarded.
-  if (current_payload_ > peer_terminate_.size()) peer_terminate_size_ = CopyBytes(peer_terminate_, payload_at_hand);
+  STAGECOACH_CHECK(current_payload_ <= peer_terminate_.size());  // DecodeSegment refuses longer ones
   return true;
 }
 
@@ -322,9 +320,7 @@ bool RdmapStream::PinCurrent() {
       return false;
     }
     case RdmapOpcode::kTerminate:
-      if (current_payload_ <= peer_terminate_.size()) {
-        destination_.push_back(MutableBytes(peer_terminate_).first(current_payload_));
-      }
+      destination_.push_back(MutableBytes(peer_terminate_).first(current_payload_));
       return true;
     case RdmapOpcode::kReadRequest:
       return true;
@@ -460,7 +456,7 @@ RdmapStream::SendEntry* RdmapStream::EntryAtFault(const wire::TerminateHeader& h
 
 void RdmapStream::FinishTerminate() {
   TransportFault fault{.from_peer = true};
-  const auto reading = wire::DecodeTerminate(ConstBytes(peer_terminate_).first(peer_terminate_size_));
+  const auto reading = wire::DecodeTerminate(ConstBytes(peer_terminate_).first(current_payload_));
   if (!reading) {
     fault.layer = static_cast<uint8_t>(wire::TerminateLayer::kRdmap);
     fault.error_type = terminate::kRdmapUnspecified.error_type;

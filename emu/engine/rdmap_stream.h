@@ -204,7 +204,7 @@ class RdmapStream final : public QpTransport {
   bool AcceptReadRequest();
   bool AcceptReadResponse();
   bool AcceptWrite();
-  bool AcceptTerminate(ConstBytes payload_at_hand);
+  bool AcceptTerminate();
   bool PinCurrent();
   bool PinParts(std::span<const ScatterGather> parts, uint64_t skip, uint64_t size, MemoryFault* fault);
   void FinishSend();
@@ -255,7 +255,6 @@ class RdmapStream final : public QpTransport {
   uint32_t expected_read_msn_ = 1;
   std::optional<InboundSend> inbound_;
   std::array<std::byte, wire::kMaxTerminateSize> peer_terminate_{};
-  size_t peer_terminate_size_ = 0;
   std::vector<MemoryPin> pins_;
   std::vector<MutableBytes> destination_;
 

@@ -975,7 +975,7 @@ TEST_F(RdmapStreamTest, AnyTerminatePayloadEndsTheStreamInOrder) {
     end.Fill();
     end.Leave();
     end.Arrive(SegmentHeader::Terminate(), Pattern(size, 0x11));
-    // What is too long to be a Terminate may be refused as such; either way the stream ends.
+    // What is too long to be a Terminate is refused as such; either way the stream ends.
     EXPECT_FALSE(end.stream.Receiving()) << size;
     EXPECT_TRUE(end.stream.TakeFault().has_value());
     EXPECT_THAT(end.TakeSendStatuses(), ElementsAre(WorkStatus::kFlushed));
