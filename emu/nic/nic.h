@@ -2,12 +2,11 @@
 //
 // Programs reach it through an open device (NicContext, ibv_context). Control operations name objects by handle, as the
 // kernel does, and answer with an errno: ENOENT for a handle that names nothing, EINVAL for an argument that names
-// nothing or an attribute out of bounds, ENOMEM at a limit, EBUSY while something depends on the object, ENODEV in a
-// forked child. Data-path operations are on the objects.
+// nothing or an attribute out of bounds, ENOMEM at a limit, EBUSY while something depends on the object. Data-path
+// operations are on the objects. Not here: SRQs, UC and UD, type 1 windows, and what a forked child would need.
 //
-// Threading: every member from any thread. The control lock is never held while a connection's or CQ's lock is waited
-// for by its holder's callers, and nothing on the data path takes it. Locks, the lost-wakeup argument and the lease:
-// connection.h.
+// Threading: every member from any thread. The control lock comes first in the lock order and nothing on the data path
+// takes it. Locks, the lost-wakeup argument and the lease: connection.h.
 #pragma once
 
 #include <atomic>

@@ -389,6 +389,7 @@ int QueuePair::Attach(std::unique_ptr<Connection> connection, ConnectionObserver
   }
   Leave();
   if (error != 0) return error;
+  Trace(nic_.trace(), nic_.fabric().Now(), nic_.name() + "/qp-" + std::to_string(qp_number_), "connection.attached");
   create_.send_cq->Attach(this);
   if (create_.receive_cq != create_.send_cq) create_.receive_cq->Attach(this);
   Ask(kContinue);

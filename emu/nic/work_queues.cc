@@ -25,32 +25,6 @@ SendOpcode EngineOpcode(PostOpcode opcode) {
 
 }  // namespace
 
-const char* ToString(CompletionStatus status) {
-  switch (status) {
-    case CompletionStatus::kSuccess:
-      return "success";
-    case CompletionStatus::kLocalLengthError:
-      return "local length error";
-    case CompletionStatus::kLocalQpOperationError:
-      return "local QP operation error";
-    case CompletionStatus::kLocalProtectionError:
-      return "local protection error";
-    case CompletionStatus::kFlushed:
-      return "flushed";
-    case CompletionStatus::kWindowBindError:
-      return "memory window bind error";
-    case CompletionStatus::kRemoteInvalidRequest:
-      return "remote invalid request";
-    case CompletionStatus::kRemoteAccessError:
-      return "remote access error";
-    case CompletionStatus::kRemoteOperationError:
-      return "remote operation error";
-    case CompletionStatus::kFatal:
-      return "fatal error";
-  }
-  return "unknown completion status";
-}
-
 SendQueue::SendQueue(const QpCapabilities& capabilities, uint32_t max_read_sge, bool signal_all)
     : max_sge_(capabilities.max_send_sge),
       max_read_sge_(std::min(max_read_sge, capabilities.max_send_sge)),
