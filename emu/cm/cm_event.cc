@@ -71,8 +71,7 @@ void CmChannel::Push(CmEvent event) {
   notifier_->Signal();
 }
 
-std::deque<CmEvent> CmChannel::Settle(const CmId* id) {
-  std::unique_lock lock(mutex_);
+std::deque<CmEvent> CmChannel::TakeBack(const CmId* id) {
   std::deque<CmEvent> undelivered;
   for (auto it = events_.begin(); it != events_.end();) {
     if (AccountOf(*it) != id && it->id.get() != id) {
@@ -83,6 +82,17 @@ std::deque<CmEvent> CmChannel::Settle(const CmId* id) {
     it = events_.erase(it);
     notifier_->Consume();
   }
+  return undelivered;
+}
+
+std::deque<CmEvent> CmChannel::Forget(const CmId* id) {
+  std::lock_guard lock(mutex_);
+  return TakeBack(id);
+}
+
+std::deque<CmEvent> CmChannel::Settle(const CmId* id) {
+  std::unique_lock lock(mutex_);
+  std::deque<CmEvent> undelivered = TakeBack(id);
   fabric_.Wait(lock, acknowledged_, [id] { return id->events_acknowledged_ >= id->events_delivered_; });
   return undelivered;
 }

@@ -68,10 +68,14 @@ class CmChannel {
   void Acknowledge(const CmEvent& event);
 
   void Push(CmEvent event);
-  // Called before an id goes: takes its undelivered events back, and returns them, then waits until delivered ones are acknowledged.
+  // Takes an id's undelivered events back, and returns them.
+  std::deque<CmEvent> Forget(const CmId* id);
+  // Called before an id goes: as Forget, then waits until delivered events are acknowledged.
   std::deque<CmEvent> Settle(const CmId* id);
 
  private:
+  std::deque<CmEvent> TakeBack(const CmId* id);  // with mutex_ held
+
   Fabric& fabric_;
   std::unique_ptr<Notifier> notifier_;
   std::mutex mutex_;

@@ -713,6 +713,8 @@ void ConnectionManager::Core::Close() {
       observer = std::move(id->observer_);
       qp_number = id->qp_number_;
     }
+    // An event keeps its id and the id its channel: nobody will come for them.
+    id->channel()->Forget(id.get());
     if (observer == nullptr) continue;
     if (QueuePair* qp = nic_.FindQpByNumber(qp_number)) qp->ClearObserver();
   }

@@ -1,0 +1,427 @@
+// What the contract tests of the shim cannot reach: limits against strangers, time-outs in virtual time, ids that go in mid-handshake.
+
+#include "emu/cm/connection_manager.h"
+
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/bytes.h"
+#include "emu/engine/qp_states.h"
+#include "emu/sim/sim_world.h"
+
+namespace stagecoach::emu {
+namespace {
+
+IpEndpoint Address(const char* text, uint16_t port = 0) { return *IpEndpoint::Parse(text, port); }
+
+const IpEndpoint kServerAddress = Address("10.0.0.1", 7);
+
+// "MPA ID Req Frame", flags, revision, length; then an IRD/ORD word with peer-to-peer and all RTRs where asked.
+std::string Request(bool enhanced) {
+  std::string frame = "MPA ID Req Frame";
+  frame += enhanced ? std::string("\x10\x02\x00\x04\x80\x08\xc0\x08", 8) : std::string("\x00\x01\x00\x00", 4);
+  return frame;
+}
+
+// A host with a NIC and a manager, and what tests make on it.
+class Machine {
+ public:
+  Machine(SimWorld* world, const std::string& name, const IpEndpoint& address, CmOptions options = {})
+      : fabric_(world->AddHost(name, {address.WithPort(0)})),
+        nic_(fabric_, IwarpProfile(), NicOptionsOf(world, name)),
+        cm_(std::make_unique<ConnectionManager>(nic_, options)),
+        context_(nic_.OpenContext().value()),
+        pd_(nic_.AllocatePd(*context_).value()),
+        cq_(nic_.CreateCq(*context_, 64, nullptr, nullptr).value()),
+        channel_(cm_->CreateChannel()) {}
+
+  SimFabric& fabric() { return fabric_; }
+  ConnectionManager& cm() { return *cm_; }
+  const std::shared_ptr<CmChannel>& channel() { return channel_; }
+
+  QueuePair* NewQp() {
+    QpCreate create;
+    create.pd = pd_;
+    create.send_cq = create.receive_cq = cq_;
+    create.capabilities = {.max_send_wr = 4, .max_receive_wr = 4, .max_send_sge = 1, .max_receive_sge = 1, .max_inline = 0};
+    QueuePair* qp = nic_.CreateQp(*context_, create).value();
+    QpAttributes attributes;
+    attributes.state = QpState::kInit;
+    EXPECT_EQ(qp->Modify(attributes, qp_attr::kState | qp_attr::kPkeyIndex | qp_attr::kPort | qp_attr::kAccessFlags), 0);
+    return qp;
+  }
+  void DestroyQp(QueuePair* qp) {
+    cm_->ForgetQp(qp->qp_number());
+    EXPECT_EQ(nic_.DestroyQp(qp->handle()), 0);
+  }
+
+  std::shared_ptr<CmId> Listening(int backlog = 8) {
+    auto id = cm_->CreateId(channel_);
+    EXPECT_EQ(cm_->Bind(id, kServerAddress), 0);
+    EXPECT_EQ(cm_->Listen(id, backlog), 0);
+    return id;
+  }
+
+  // An id on its way to `to`. Its address and route events are taken.
+  std::shared_ptr<CmId> Connecting(const IpEndpoint& to, CmParameters parameters = {}) {
+    auto id = cm_->CreateId(channel_);
+    EXPECT_EQ(cm_->ResolveAddress(id, {}, to), 0);
+    EXPECT_EQ(Next(), CmEventType::kAddressResolved);
+    EXPECT_EQ(cm_->ResolveRoute(id), 0);
+    EXPECT_EQ(Next(), CmEventType::kRouteResolved);
+    EXPECT_EQ(cm_->SetQp(id, NewQp()->qp_number()), 0);
+    EXPECT_EQ(cm_->Connect(id, parameters), 0);
+    return id;
+  }
+
+  // The next event, acknowledged; nothing when the world runs dry without one.
+  std::optional<CmEvent> NextEvent() {
+    auto event = channel_->GetEvent();
+    if (!event) return std::nullopt;
+    channel_->Acknowledge(*event);
+    return std::move(*event);
+  }
+  std::optional<CmEventType> Next() {
+    auto event = NextEvent();
+    if (!event) return std::nullopt;
+    last_status_ = event->status;
+    return event->type;
+  }
+  int last_status() const { return last_status_; }
+
+ private:
+  static NicOptions NicOptionsOf(SimWorld* world, const std::string& name) {
+    NicOptions options;
+    options.name = name;
+    options.stags = SeededStagSource(world->prng().Fork(name));
+    options.trace = world->trace();
+    return options;
+  }
+
+  SimFabric& fabric_;
+  Nic nic_;
+  std::unique_ptr<ConnectionManager> cm_;
+  NicContext* context_;
+  uint32_t pd_;
+  CompletionQueue* cq_;
+  std::shared_ptr<CmChannel> channel_;
+  int last_status_ = 0;
+};
+
+// A bare stream to the server, for saying what no manager would.
+class Stranger {
+ public:
+  Stranger(SimWorld* world, SimFabric* fabric) : world_(world) {
+    attempt_ = fabric->Connect({}, kServerAddress, [this](Result<std::unique_ptr<Stream>, FabricError> result) {
+      ASSERT_TRUE(result);
+      stream_ = std::move(*result);
+    });
+    EXPECT_TRUE(world->RunUntil([this] { return stream_ != nullptr; }));
+  }
+  void Say(std::string_view text) {
+    for (ConstBytes rest = AsBytes(text); !rest.empty();) {
+      const IoResult written = stream_->Write({&rest, 1});
+      ASSERT_EQ(written.status, IoStatus::kOk);
+      rest = rest.subspan(written.bytes);
+    }
+  }
+  // What the server has said by now; `ended` when it has closed or reset the stream.
+  void Listen() {
+    std::byte buffer[256];
+    const MutableBytes into(buffer);
+    for (;;) {
+      const IoResult read = stream_->Read({&into, 1});
+      if (read.status == IoStatus::kOk) heard_ += AsText(ConstBytes(buffer, read.bytes));
+      if (read.status == IoStatus::kEof || read.status == IoStatus::kError) ended_ = true;
+      if (read.status != IoStatus::kOk) return;
+    }
+  }
+  bool ended() {
+    Listen();
+    return ended_;
+  }
+  const std::string& heard() {
+    Listen();
+    return heard_;
+  }
+  void Leave() { stream_->Abort(); }
+
+ private:
+  SimWorld* const world_;
+  std::unique_ptr<ConnectAttempt> attempt_;
+  std::unique_ptr<Stream> stream_;
+  std::string heard_;
+  bool ended_ = false;
+};
+
+class ConnectionManagerTest : public ::testing::Test {
+ protected:
+  void Start(CmOptions server_options = {}, uint64_t seed = 1) {
+    SimWorld::Options options;
+    options.seed = seed;
+    options.trace = &hash_;
+    options.link.chop = true;
+    world_ = std::make_unique<SimWorld>(options);
+    server_ = std::make_unique<Machine>(world_.get(), "server", kServerAddress, server_options);
+    client_ = std::make_unique<Machine>(world_.get(), "client", Address("10.0.0.2"));
+  }
+  // Accepts the next request with a new QP.
+  std::shared_ptr<CmId> AcceptNext(QueuePair** qp = nullptr) {
+    auto request = server_->NextEvent();
+    while (request && request->type == CmEventType::kEstablished) request = server_->NextEvent();
+    EXPECT_TRUE(request && request->type == CmEventType::kConnectRequest);
+    const std::shared_ptr<CmId> id = request.value().id;
+    QueuePair* made = server_->NewQp();
+    if (qp != nullptr) *qp = made;
+    EXPECT_EQ(server_->cm().SetQp(id, made->qp_number()), 0);
+    EXPECT_EQ(server_->cm().Accept(id, {.private_data = {}, .responder_resources = 8, .initiator_depth = 8}), 0);
+    return id;
+  }
+
+  TraceHash hash_;
+  std::unique_ptr<SimWorld> world_;
+  std::unique_ptr<Machine> server_;
+  std::unique_ptr<Machine> client_;
+};
+
+// --- Strangers ---
+
+TEST_F(ConnectionManagerTest, ARequestMustBeCompleteInTime) {
+  Start();
+  auto listener = server_->Listening();
+  Stranger silent(world_.get(), &client_->fabric());
+  Stranger slow(world_.get(), &client_->fabric());
+  slow.Say("MPA ID Req");
+  world_->RunFor(4900ms);
+  EXPECT_FALSE(silent.ended());
+  EXPECT_EQ(server_->cm().counters().half_open, 2u);
+  world_->RunFor(200ms);
+  EXPECT_TRUE(silent.ended());
+  EXPECT_TRUE(slow.ended());
+  EXPECT_EQ(server_->cm().counters().half_open, 0u);
+  EXPECT_EQ(server_->cm().counters().failed_handshakes, 2u);
+  server_->cm().Destroy(listener);
+}
+
+TEST_F(ConnectionManagerTest, AWrongKeyIsKnownAtItsFirstByte) {
+  Start();
+  auto listener = server_->Listening();
+  Stranger stranger(world_.get(), &client_->fabric());
+  stranger.Say("G");
+  world_->RunFor(1ms);
+  EXPECT_TRUE(stranger.ended());
+  EXPECT_EQ(server_->cm().counters().failed_handshakes, 1u);
+  server_->cm().Destroy(listener);
+}
+
+TEST_F(ConnectionManagerTest, StrangersBeyondTheHalfOpenLimitAreTurnedAway) {
+  CmOptions options;
+  options.half_open_limit = 3;
+  Start(options);
+  auto listener = server_->Listening();
+  std::vector<std::unique_ptr<Stranger>> strangers;
+  for (int i = 0; i < 5; ++i) strangers.push_back(std::make_unique<Stranger>(world_.get(), &client_->fabric()));
+  world_->RunFor(1ms);
+  for (int i = 0; i < 5; ++i) EXPECT_EQ(strangers[i]->ended(), i >= 3) << i;
+  EXPECT_EQ(server_->cm().counters().refused_streams, 2u);
+  // When one of them has spoken there is room again.
+  strangers[0]->Say(Request(false));
+  Stranger next(world_.get(), &client_->fabric());
+  world_->RunFor(1ms);
+  EXPECT_FALSE(next.ended());
+  server_->cm().Destroy(listener);
+}
+
+TEST_F(ConnectionManagerTest, RequestsBeyondTheBacklogAreRejected) {
+  Start();
+  auto listener = server_->Listening(2);
+  std::vector<std::shared_ptr<CmId>> ids;
+  for (int i = 0; i < 3; ++i) ids.push_back(client_->Connecting(kServerAddress));
+  EXPECT_EQ(client_->Next(), CmEventType::kRejected);
+  EXPECT_EQ(client_->last_status(), -ECONNREFUSED);
+  // An answer makes room.
+  auto accepted = AcceptNext();
+  EXPECT_EQ(client_->Next(), CmEventType::kEstablished);
+  ids.push_back(client_->Connecting(kServerAddress));
+  auto second = AcceptNext();
+  auto third = AcceptNext();
+  EXPECT_EQ(client_->Next(), CmEventType::kEstablished);
+  EXPECT_EQ(client_->Next(), CmEventType::kEstablished);
+  for (const auto& id : ids) client_->cm().Destroy(id);
+  for (const auto& id : {accepted, second, third, listener}) server_->cm().Destroy(id);
+}
+
+TEST_F(ConnectionManagerTest, AReadyToReceiveMessageThatNeverComesEndsTheAttempt) {
+  Start();
+  auto listener = server_->Listening();
+  Stranger stranger(world_.get(), &client_->fabric());
+  stranger.Say(Request(true));
+  QueuePair* qp = nullptr;
+  auto id = AcceptNext(&qp);
+  world_->RunFor(4900ms);
+  EXPECT_EQ(stranger.heard().substr(0, 16), "MPA ID Rep Frame");
+  EXPECT_FALSE(stranger.ended());
+  EXPECT_EQ(server_->Next(), CmEventType::kConnectError);
+  EXPECT_NE(server_->last_status(), 0);
+  EXPECT_EQ(qp->state(), QpState::kErr);
+  server_->cm().Destroy(id);
+  server_->cm().Destroy(listener);
+}
+
+TEST_F(ConnectionManagerTest, WithoutPeerToPeerAnAcceptedConnectionIsEstablishedAtOnce) {
+  Start();
+  auto listener = server_->Listening();
+  Stranger stranger(world_.get(), &client_->fabric());
+  stranger.Say(Request(false));
+  auto id = AcceptNext();
+  EXPECT_EQ(server_->Next(), CmEventType::kEstablished);
+  server_->cm().Destroy(id);
+  server_->cm().Destroy(listener);
+}
+
+TEST_F(ConnectionManagerTest, AStrangerThatLeavesAtEachPointCostsNothing) {
+  for (size_t length = 0; length <= Request(true).size(); ++length) {
+    Start();
+    auto listener = server_->Listening();
+    Stranger stranger(world_.get(), &client_->fabric());
+    if (length > 0) stranger.Say(Request(true).substr(0, length));
+    world_->RunFor(1ms);
+    stranger.Leave();
+    world_->RunFor(1ms);
+    EXPECT_EQ(server_->cm().counters().half_open, 0u) << length;
+    server_->cm().Destroy(listener);
+    client_.reset();
+    server_.reset();
+  }
+}
+
+// --- Silence at the other end ---
+
+TEST_F(ConnectionManagerTest, AnAnswerThatNeverComesIsUnreachable) {
+  Start();
+  std::vector<std::unique_ptr<Stream>> accepted;
+  auto deaf = server_->fabric().Listen(kServerAddress, 8, [&](std::unique_ptr<Stream> stream) { accepted.push_back(std::move(stream)); });
+  ASSERT_TRUE(deaf);
+  auto id = client_->Connecting(kServerAddress);
+  const Instant start = world_->Now();
+  EXPECT_EQ(client_->Next(), CmEventType::kUnreachable);
+  EXPECT_EQ(client_->last_status(), -ETIMEDOUT);
+  EXPECT_GE(world_->Now() - start, 10s);
+  EXPECT_LT(world_->Now() - start, 11s);
+  client_->cm().Destroy(id);
+}
+
+TEST_F(ConnectionManagerTest, AHostThatIsGoneIsUnreachable) {
+  Start();
+  auto listener = server_->Listening();
+  world_->Vanish(server_->fabric());
+  auto id = client_->Connecting(kServerAddress);
+  EXPECT_EQ(client_->Next(), CmEventType::kUnreachable);
+  EXPECT_EQ(client_->last_status(), -ETIMEDOUT);
+  client_->cm().Destroy(id);
+  server_->cm().Destroy(listener);
+}
+
+TEST_F(ConnectionManagerTest, AnUnknownAddressIsAnAddressError) {
+  Start();
+  auto id = client_->cm().CreateId(client_->channel());
+  ASSERT_EQ(client_->cm().ResolveAddress(id, {}, Address("0.0.0.0", 5)), 0);
+  EXPECT_EQ(client_->Next(), CmEventType::kAddressError);
+  EXPECT_EQ(client_->last_status(), -ENETUNREACH);
+  client_->cm().Destroy(id);
+}
+
+// --- Ids that go in the middle ---
+
+TEST_F(ConnectionManagerTest, AnIdDestroyedWhileConnectingLeavesNothing) {
+  for (Duration wait : {0us, 5us, 15us, 25us, 35us, 45us, 55us}) {
+    Start();
+    auto listener = server_->Listening();
+    auto id = client_->Connecting(kServerAddress);
+    world_->RunFor(wait);
+    client_->cm().Destroy(id);
+    world_->RunFor(10s);
+    EXPECT_EQ(client_->cm().counters().half_open, 0u);
+    EXPECT_EQ(server_->cm().counters().half_open, 0u);
+    server_->cm().Destroy(listener);
+    client_.reset();
+    server_.reset();
+  }
+}
+
+TEST_F(ConnectionManagerTest, AQpDestroyedWhileConnectingIsAConnectError) {
+  Start();
+  auto listener = server_->Listening();
+  auto id = client_->cm().CreateId(client_->channel());
+  ASSERT_EQ(client_->cm().ResolveAddress(id, {}, kServerAddress), 0);
+  EXPECT_EQ(client_->Next(), CmEventType::kAddressResolved);
+  ASSERT_EQ(client_->cm().ResolveRoute(id), 0);
+  EXPECT_EQ(client_->Next(), CmEventType::kRouteResolved);
+  QueuePair* qp = client_->NewQp();
+  ASSERT_EQ(client_->cm().SetQp(id, qp->qp_number()), 0);
+  ASSERT_EQ(client_->cm().Connect(id, {}), 0);
+  world_->RunFor(5us);
+  client_->DestroyQp(qp);
+  EXPECT_EQ(client_->Next(), CmEventType::kConnectError);
+  client_->cm().Destroy(id);
+  server_->cm().Destroy(listener);
+}
+
+TEST_F(ConnectionManagerTest, AManagerMayGoWithEverythingInProgress) {
+  Start();
+  auto listener = server_->Listening();
+  Stranger stranger(world_.get(), &client_->fabric());
+  auto first = client_->Connecting(kServerAddress);
+  auto second = AcceptNext();
+  auto third = client_->Connecting(kServerAddress);
+  world_->RunFor(20us);
+  server_.reset();
+  client_.reset();
+}
+
+TEST_F(ConnectionManagerTest, PrivateDataBeyondTheLimitIsInvalid) {
+  Start();
+  auto id = client_->cm().CreateId(client_->channel());
+  CmParameters parameters;
+  parameters.private_data.resize(kCmPrivateDataMax + 1);
+  EXPECT_EQ(client_->cm().Connect(id, parameters), EINVAL);
+  EXPECT_EQ(client_->cm().Accept(id, parameters), EINVAL);
+  EXPECT_EQ(client_->cm().Reject(id, parameters.private_data), EINVAL);
+  client_->cm().Destroy(id);
+}
+
+// --- Determinism ---
+
+TEST_F(ConnectionManagerTest, TheSameSeedIsTheSameStory) {
+  uint64_t hashes[3] = {};
+  const uint64_t seeds[3] = {7, 7, 8};
+  for (int run = 0; run < 3; ++run) {
+    hash_ = TraceHash();
+    Start({}, seeds[run]);
+    auto listener = server_->Listening();
+    auto id = client_->Connecting(kServerAddress);
+    auto accepted = AcceptNext();
+    EXPECT_EQ(client_->Next(), CmEventType::kEstablished);
+    EXPECT_EQ(server_->Next(), CmEventType::kEstablished);
+    EXPECT_EQ(client_->cm().Disconnect(id), 0);
+    EXPECT_EQ(client_->Next(), CmEventType::kDisconnected);
+    EXPECT_EQ(server_->Next(), CmEventType::kDisconnected);
+    client_->cm().Destroy(id);
+    server_->cm().Destroy(accepted);
+    server_->cm().Destroy(listener);
+    world_->RunFor(10s);
+    hashes[run] = hash_.value();
+    client_.reset();
+    server_.reset();
+  }
+  EXPECT_EQ(hashes[0], hashes[1]);
+  EXPECT_GT(hash_.events(), 10u);
+}
+
+}  // namespace
+}  // namespace stagecoach::emu
