@@ -1,0 +1,94 @@
+#include "emu/world/world.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <memory>
+#include <string>
+
+#include "emu/world/simulated_world.h"
+
+namespace stagecoach::emu {
+namespace {
+
+IpEndpoint Address(const char* text) { return *IpEndpoint::Parse(text, 0); }
+
+// Sets a variable for one test.
+class Environment {
+ public:
+  Environment(const char* name, const char* value) : name_(name) { setenv(name, value, 1); }
+  ~Environment() { unsetenv(name_); }
+
+ private:
+  const char* const name_;
+};
+
+TEST(WorldOptions, TheDefaultAsksForNoCrcAndForPeerToPeer) {
+  const WorldOptions options = OptionsFromEnvironment();
+  EXPECT_FALSE(options.crc);
+  EXPECT_TRUE(options.cm.peer_to_peer);
+  EXPECT_EQ(options.capture_path, "");
+}
+
+TEST(WorldOptions, TheEnvironmentOverrides) {
+  Environment crc("STAGECOACH_CRC", "on");
+  Environment peer("STAGECOACH_PEER_TO_PEER", "off");
+  Environment capture("STAGECOACH_PCAP", "/some/where.pcapng");
+  const WorldOptions options = OptionsFromEnvironment();
+  EXPECT_TRUE(options.crc);
+  EXPECT_FALSE(options.cm.peer_to_peer);
+  EXPECT_EQ(options.capture_path, "/some/where.pcapng");
+}
+
+TEST(WorldOptions, AValueThatMeansNothingIsReportedAndIgnored) {
+  Environment crc("STAGECOACH_CRC", "perhaps");
+  testing::internal::CaptureStderr();
+  EXPECT_FALSE(OptionsFromEnvironment().crc);
+  EXPECT_NE(testing::internal::GetCapturedStderr().find("STAGECOACH_CRC=perhaps"), std::string::npos);
+}
+
+TEST(TcpWorld, AFileThatCannotBeMadeIsNamed) {
+  WorldOptions options;
+  options.capture_path = "/nonexistent/capture.pcapng";
+  auto world = MakeTcpWorld(options);
+  ASSERT_FALSE(world);
+  EXPECT_NE(world.error().find("/nonexistent/capture.pcapng"), std::string::npos) << world.error();
+  options.capture_path.clear();
+  options.trace_path = "/nonexistent/trace";
+  EXPECT_FALSE(MakeTcpWorld(options));
+}
+
+TEST(TcpWorld, WorldsMayFollowEachOther) {
+  for (int i = 0; i < 3; ++i) {
+    auto world = MakeTcpWorld({});
+    ASSERT_TRUE(world);
+    World::Install(std::move(*world));
+    EXPECT_EQ(&World::Current().current_host(), World::Current().FindHost(Address("127.0.0.1")));
+  }
+  World::Install(nullptr);
+}
+
+TEST(TcpWorld, CrcIsTheOptionsAndNotTheProfiles) {
+  WorldOptions options;
+  options.crc = true;
+  EXPECT_TRUE((*MakeTcpWorld(options))->current_host().nic().profile().want_crc);
+  options.crc = false;
+  EXPECT_FALSE((*MakeTcpWorld(options))->current_host().nic().profile().want_crc);
+}
+
+TEST(SimulatedWorld, HostsAreFoundByAddressAndProgramsActAsOne) {
+  SimulatedWorld world(SimWorld::Options{});
+  Host& a = world.AddHost("a", {Address("10.0.0.1"), Address("fd00::1")});
+  Host& b = world.AddHost("b", {Address("10.0.0.2")});
+  EXPECT_EQ(&world.current_host(), &a);
+  world.ActAs("b");
+  EXPECT_EQ(&world.current_host(), &b);
+  EXPECT_EQ(world.FindHost(Address("fd00::1").WithPort(99)), &a);
+  EXPECT_EQ(world.FindHost(Address("0.0.0.0")), &b);
+  EXPECT_EQ(world.FindHost(Address("10.0.0.3")), nullptr);
+  EXPECT_EQ(&world.host("a"), &a);
+  EXPECT_EQ(a.nic().name(), "a-rnic");
+}
+
+}  // namespace
+}  // namespace stagecoach::emu
