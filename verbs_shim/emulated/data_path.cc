@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstring>
+#include <type_traits>
 
 #include "verbs_shim/emulated/objects.h"
 
@@ -33,7 +35,10 @@ int Convert(const ibv_send_wr& from, SgeArray* storage, emu::SendRequest* to) {
   to->solicited = (from.send_flags & IBV_SEND_SOLICITED) != 0;
   to->fence = (from.send_flags & IBV_SEND_FENCE) != 0;
   to->is_inline = (from.send_flags & IBV_SEND_INLINE) != 0;
-  switch (from.opcode) {
+  // A C program may have put any number there.
+  std::underlying_type_t<ibv_wr_opcode> opcode;
+  std::memcpy(&opcode, &from.opcode, sizeof(opcode));
+  switch (opcode) {
     case IBV_WR_SEND:
       to->opcode = emu::PostOpcode::kSend;
       return 0;
@@ -43,7 +48,7 @@ int Convert(const ibv_send_wr& from, SgeArray* storage, emu::SendRequest* to) {
       return 0;
     case IBV_WR_RDMA_WRITE:
     case IBV_WR_RDMA_READ:
-      to->opcode = from.opcode == IBV_WR_RDMA_WRITE ? emu::PostOpcode::kWrite : emu::PostOpcode::kRead;
+      to->opcode = opcode == IBV_WR_RDMA_WRITE ? emu::PostOpcode::kWrite : emu::PostOpcode::kRead;
       to->remote_stag = from.wr.rdma.rkey;
       to->remote_offset = from.wr.rdma.remote_addr;
       return 0;

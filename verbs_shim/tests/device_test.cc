@@ -130,7 +130,7 @@ TEST_F(DeviceTest, UnsupportedExtensionsSayNotSupported) {
 TEST_F(DeviceTest, StatusAndTypeNamesAreWords) {
   EXPECT_STREQ(ibv_wc_status_str(IBV_WC_SUCCESS), "success");
   EXPECT_GT(std::strlen(ibv_wc_status_str(IBV_WC_WR_FLUSH_ERR)), 0u);
-  EXPECT_GT(std::strlen(ibv_wc_status_str(static_cast<ibv_wc_status>(9999))), 0u);
+  EXPECT_GT(std::strlen(ibv_wc_status_str(static_cast<ibv_wc_status>(31))), 0u);
   EXPECT_GT(std::strlen(ibv_node_type_str(context->device->node_type)), 0u);
   EXPECT_GT(std::strlen(ibv_event_type_str(IBV_EVENT_QP_FATAL)), 0u);
   EXPECT_STREQ(rdma_event_str(RDMA_CM_EVENT_ESTABLISHED), "RDMA_CM_EVENT_ESTABLISHED");

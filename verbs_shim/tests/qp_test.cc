@@ -219,7 +219,7 @@ TEST_F(QpPostTest, AListIsPostedUpToTheFirstBadRequest) {
   ASSERT_EQ(PostReceive(pair->server.qp(), 1, {inbox.Sge()}), 0);
   ibv_sge sge = buffer->Sge(0, 8);
   ibv_send_wr third{.wr_id = 3, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED};
-  ibv_send_wr second{.wr_id = 2, .next = &third, .sg_list = &sge, .num_sge = 1, .opcode = static_cast<ibv_wr_opcode>(77)};
+  ibv_send_wr second{.wr_id = 2, .next = &third, .sg_list = &sge, .num_sge = 1, .opcode = static_cast<ibv_wr_opcode>(14)  /* nobody's */};
   ibv_send_wr first{.wr_id = 1, .next = &second, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED};
   ibv_send_wr* bad = nullptr;
   EXPECT_NE(ibv_post_send(pair->client.qp(), &first, &bad), 0);
