@@ -1,0 +1,185 @@
+// Rate of NULL calls and bandwidth of 1 MiB PUT (Read chunk) and GET (Write chunk) between two pinned processes over loopback, through
+// the C++ API.
+//
+// Usage: rpc_bench SECONDS [ADDRESS]
+//
+// "polling" runs both ends with the loop's poll phase, "events" without it: each wakeup then goes through the completion channel. "serial"
+// has one call outstanding, as a synchronous client would; the other NULL rows keep 16.
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "base/asio_loop/asio_loop.h"
+#include "rpcrdma/api/client.h"
+#include "rpcrdma/api/server.h"
+#include "tests/perf/measure.h"
+
+namespace {
+
+using namespace stagecoach;  // NOLINT(google-build-using-namespace): a program, not a header
+using namespace stagecoach::rpcrdma;  // NOLINT(google-build-using-namespace)
+using perf::PinTo;
+using perf::Row;
+using perf::Seconds;
+
+constexpr uint32_t kProgram = 0x20000098;
+constexpr uint32_t kVersion = 1;
+enum Procedure : uint32_t { kNull = 0, kPut = 1, kGet = 2 };
+constexpr size_t kBlock = 1 << 20;
+
+[[noreturn]] void Die(const std::string& what) {
+  std::fprintf(stderr, "rpc_bench: %s\n", what.c_str());
+  std::exit(1);
+}
+
+// Takes blocks and throws them away; gives blocks from one pooled buffer's worth of memory.
+class BlockService final : public Service {
+ public:
+  uint32_t program() const override { return kProgram; }
+  VersionRange versions() const override { return {kVersion, kVersion}; }
+  void Handle(Request request) override {
+    switch (request.procedure()) {
+      case kNull:
+        return request.Reply();
+      case kPut: {
+        const ConstBytes data = request.args().EligibleOpaque("data", kBlock);
+        if (!request.args().Finish()) return request.Fail(AcceptStat::kGarbageArgs);
+        return request.Reply([&](XdrWriter& results) { results.U32(static_cast<uint32_t>(data.size())); });
+      }
+      case kGet: {
+        std::optional<Buffer> block = request.Allocate(kBlock);
+        if (!block) return request.Fail(AcceptStat::kSystemErr);
+        const ConstBytes bytes = block->bytes();
+        return request.Reply([bytes](XdrWriter& results) { results.EligibleOpaque(bytes); }, std::move(*block));
+      }
+      default:
+        return request.Fail(AcceptStat::kProcUnavail);
+    }
+  }
+};
+
+AsioLoop::Options LoopOptions(bool polling) {
+  AsioLoop::Options options;
+  options.poll_time = polling ? Duration(200us) : Duration(0);
+  return options;
+}
+
+[[noreturn]] void RunServer(const char* address, bool polling, int port_pipe) {
+  PinTo(1);
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  AsioLoop loop(LoopOptions(polling));
+  BlockService service;
+  Server server(loop, {});
+  server.Register(&service);
+  if (auto listening = server.Listen(address, 0); !listening) Die(listening.error().ToString());
+  const uint16_t port = server.port();
+  if (write(port_pipe, &port, sizeof(port)) != sizeof(port)) Die("the pipe is broken");
+  loop.Run();
+  _exit(0);
+}
+
+class Load {
+ public:
+  Load(const char* address, uint16_t port, bool polling) : loop_(LoopOptions(polling)), client_(loop_, {}) {
+    bool connected = false;
+    client_.Connect(address, port, [&](Result<void, CallError> result) {
+      if (!result) Die(result.error().ToString());
+      connected = true;
+    });
+    while (!connected) loop_.RunOnce();
+    for (Slot& slot : slots_) slot.sink.resize(kBlock);
+    source_.resize(kBlock, std::byte{1});
+  }
+
+  double NullRate(int depth, double seconds) { return Run(kNull, depth, seconds); }
+  double BlockRate(Procedure procedure, double seconds) {
+    return Run(procedure, 4, seconds) * static_cast<double>(kBlock) / 1e6;
+  }
+
+ private:
+  struct Slot {
+    std::vector<std::byte> sink;
+  };
+
+  double Run(Procedure procedure, int depth, double seconds) {
+    stop_ = false;
+    done_ = 0;
+    for (int i = 0; i < depth; ++i) Start(procedure, slots_[static_cast<size_t>(i)]);
+    while (done_ < 100) loop_.RunOnce();
+    const double start = Seconds();
+    const uint64_t before = done_;
+    while (Seconds() - start < seconds) {
+      for (int i = 0; i < 16; ++i) loop_.RunOnce(1ms);
+    }
+    const double rate = static_cast<double>(done_ - before) / (Seconds() - start);
+    stop_ = true;
+    while (client_.outstanding() > 0) loop_.RunOnce();
+    return rate;
+  }
+
+  void Start(Procedure procedure, Slot& slot) {
+    CallOptions options;
+    if (procedure == kGet) options.result_buffers = {MutableBytes(slot.sink)};
+    const auto args = [&](XdrWriter& writer) {
+      if (procedure == kPut) writer.EligibleOpaque(source_);
+    };
+    client_.Call({kProgram, kVersion, procedure}, args, options, [this, procedure, &slot](Result<Reply, CallError> reply) {
+      if (!reply) Die(reply.error().ToString());
+      ++done_;
+      if (!stop_) Start(procedure, slot);
+    });
+  }
+
+  AsioLoop loop_;
+  Client client_;
+  Slot slots_[16];
+  std::vector<std::byte> source_;
+  uint64_t done_ = 0;
+  bool stop_ = false;
+};
+
+void Measure(const char* address, bool polling, double seconds) {
+  int pipe_ends[2];
+  if (pipe(pipe_ends) != 0) Die("no pipe");
+  // Forked before the first verbs call, so each process has a NIC of its own.
+  const pid_t server = fork();
+  if (server == 0) RunServer(address, polling, pipe_ends[1]);
+  close(pipe_ends[1]);
+  uint16_t port = 0;
+  if (read(pipe_ends[0], &port, sizeof(port)) != sizeof(port)) Die("the server did not start");
+  close(pipe_ends[0]);
+  // The client's NIC must not exist when the next server is forked either.
+  const pid_t client = fork();
+  if (client == 0) {
+    PinTo(0);
+    {
+      Load load(address, port, polling);
+      Row(polling ? "rpc_null_rate_serial_polling" : "rpc_null_rate_serial_events", load.NullRate(1, seconds), "calls/s");
+      Row(polling ? "rpc_null_rate_polling" : "rpc_null_rate_events", load.NullRate(16, seconds), "calls/s");
+      if (polling) {
+        Row("rpc_put_1m", load.BlockRate(kPut, seconds), "MB/s");
+        Row("rpc_get_1m", load.BlockRate(kGet, seconds), "MB/s");
+      }
+    }
+    _exit(0);
+  }
+  int status = 0;
+  waitpid(client, &status, 0);
+  kill(server, SIGKILL);
+  waitpid(server, nullptr, 0);
+  if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) std::exit(1);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const double seconds = argc > 1 ? std::atof(argv[1]) : 1;
+  const char* address = argc > 2 ? argv[2] : "127.0.0.1";
+  Measure(address, true, seconds);
+  Measure(address, false, seconds);
+  return 0;
+}
