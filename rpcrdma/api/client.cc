@@ -298,7 +298,7 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
     const ProcedureId procedure = pending_[index].procedure;
     Client::CallHandler handler = std::move(pending_[index].handler);
     Result<Reply, CallError> result = ResultOf(outcome, NameOf(procedure), pending_[index].buffers);
-    requester_->Release(outcome.call);
+    requester_->Release(outcome.call, loop_.Now());
     free_pending_.push_back(index);
     handler(std::move(result));
   }

@@ -362,7 +362,9 @@ std::optional<CallOutcome> Requester::TakeOutcome() {
   if (call.failure) return outcome;
 
   const MutableBytes reply_memory(call.reply_memory.get(), call.reply_memory ? call.plan.reply_capacity : 0);
-  outcome.reply = AssembleReply(call.reply_header, call.reply_inline, call.offered, call.results, reply_memory);
+  outcome.reply = AssembleReply(call.reply_header, call.reply_inline, call.offered,
+                                std::span<const MutableBytes>(call.results).first(call.offered.writes.size()),
+                                reply_memory);
   for (const ChunkData& chunk : outcome.reply.chunks) {
     outcome.placed.push_back(chunk.data.size());
     stats_.bytes_placed_by_write += chunk.data.size();
@@ -377,11 +379,12 @@ std::optional<CallOutcome> Requester::TakeOutcome() {
   return outcome;
 }
 
-void Requester::Release(CallId id) {
+void Requester::Release(CallId id, Instant now) {
   Call* call = Find(id);
   if (call == nullptr || call->state != State::kOver) return;
   if (call->receive_slot && !over_) PostReceiveAgain(*call->receive_slot);
   FreeCall(static_cast<uint32_t>(id & UINT32_MAX) - 1);
+  Pump(now);  // a call may have waited for this Receive
 }
 
 void Requester::OnSendDone(uint32_t slot, Instant now) {

@@ -138,7 +138,7 @@ class Requester final : public ConnectionEngine {
   bool has_outcome() const { return !outcomes_.empty(); }
   std::optional<CallOutcome> TakeOutcome();
   // Ends the views of an outcome and gives its Receive back.
-  void Release(CallId call);
+  void Release(CallId call, Instant now);
 
   // Calls queued, sent or fencing.
   size_t outstanding() const { return outstanding_; }

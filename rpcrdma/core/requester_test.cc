@@ -1,0 +1,621 @@
+#include "rpcrdma/core/requester.h"
+
+#include <gtest/gtest.h>
+
+#include "base/prng.h"
+#include "rpcrdma/core/engine_test_support.h"
+
+namespace stagecoach::rpcrdma {
+namespace {
+
+using testing::Arena;
+using testing::At;
+using testing::Decode;
+using testing::FakeMemory;
+using testing::Message;
+using testing::Pattern;
+using testing::Put;
+using testing::PutRaw;
+using testing::Sent;
+using testing::TakeAll;
+using testing::Taken;
+
+constexpr uint32_t kFirstXid = 100;
+constexpr uint32_t kCallWord = 0;
+constexpr uint32_t kReplyWord = 1;
+
+struct Shape {
+  size_t words = 4;
+  ConstBytes item;
+  std::vector<MutableBytes> results;
+  uint64_t reply_base_max = 100;
+  std::optional<Instant> deadline;
+  uint64_t cookie = 0;
+};
+
+class RequesterTest : public ::testing::Test {
+ protected:
+  static constexpr uint32_t kSlots = 4;
+  static constexpr uint32_t kInline = 1024;
+
+  RequesterTest() { Make({}); }
+
+  void Make(Requester::Config config) {
+    config.credits = config.credits == 64 ? kSlots : config.credits;
+    requester_.emplace(config, send_.view(), receive_.view(), memory_, xids_, nullptr);
+    requester_->Start();
+    const Taken taken = TakeAll(*requester_);
+    EXPECT_EQ(taken.receives.size(), kSlots);
+    posted_ = taken.receives;
+  }
+
+  Result<CallId, SubmitRefusal> Submit(const Shape& shape, Instant now = At(0)) {
+    Requester::CallSpec spec;
+    spec.buffer = requester_->TakeBuffer();
+    const auto message = Message(0, kCallWord, shape.words);
+    spec.buffer.assign(message.begin(), message.end());
+    spec.message_size = message.size();
+    if (!shape.item.empty()) spec.items.push_back({message.size(), shape.item});
+    for (const MutableBytes result : shape.results) spec.results.push_back(result);
+    spec.reply_base_max = shape.reply_base_max;
+    spec.deadline = shape.deadline;
+    spec.cookie = shape.cookie;
+    return requester_->Submit(std::move(spec), now);
+  }
+  CallId MustSubmit(const Shape& shape = {}) {
+    auto id = Submit(shape);
+    EXPECT_TRUE(id.has_value());
+    return id.value_or(0);
+  }
+
+  // Takes commands, remembering posted Receives and the latest Send.
+  Taken Take() {
+    Taken taken = TakeAll(*requester_);
+    posted_.insert(posted_.end(), taken.receives.begin(), taken.receives.end());
+    return taken;
+  }
+
+  uint32_t NextReceive() {
+    EXPECT_FALSE(posted_.empty());
+    const uint32_t slot = posted_.front();
+    posted_.erase(posted_.begin());
+    return slot;
+  }
+  void Receive(const HeaderV1& header, ConstBytes message, std::optional<uint32_t> invalidated = std::nullopt) {
+    const uint32_t slot = NextReceive();
+    requester_->OnReceive(slot, Put(receive_.view(), slot, header, message), invalidated, At(1));
+  }
+  void ReceiveRaw(ConstBytes bytes) {
+    const uint32_t slot = NextReceive();
+    requester_->OnReceive(slot, PutRaw(receive_.view(), slot, bytes), std::nullopt, At(1));
+  }
+  void Reply(uint32_t xid, uint32_t credits = kSlots, ChunkLists chunks = {}) {
+    Receive({.xid = xid, .credits = credits, .body = RdmaMsg{std::move(chunks)}}, Message(xid, kReplyWord));
+  }
+
+  // Answers Invalidate commands as the driver does.
+  void Invalidated(const Taken& taken) {
+    for (const Invalidate& invalidate : taken.invalidates) {
+      EXPECT_EQ(memory_.live.erase(invalidate.registration), 1u);
+      requester_->OnInvalidated(invalidate.tag, At(1));
+    }
+  }
+
+  // Takes one outcome and releases it.
+  std::optional<CallOutcome> Outcome() {
+    auto outcome = requester_->TakeOutcome();
+    if (outcome) requester_->Release(outcome->call, At(1));
+    return outcome;
+  }
+
+  // One call answered, so that the grant is known.
+  void OpenWith(uint32_t grant) {
+    MustSubmit();
+    Take();
+    Reply(xid_++, grant);
+    ASSERT_TRUE(Outcome().has_value());
+    Take();
+  }
+
+  FakeMemory memory_;
+  Arena send_{8, 1024};
+  Arena receive_{kSlots, 1024};
+  SequentialXids xids_{kFirstXid};
+  uint32_t xid_ = kFirstXid;  // of the next call
+  std::optional<Requester> requester_;
+  std::vector<uint32_t> posted_;
+};
+
+// [5666bis:4.3.1#2]
+TEST_F(RequesterTest, OneCreditUntilTheFirstReply) {
+  MustSubmit();
+  MustSubmit();
+  MustSubmit();
+  EXPECT_EQ(Take().sends.size(), 1u);
+  Reply(kFirstXid, 3);
+  EXPECT_EQ(Take().sends.size(), 2u);
+}
+
+// [5666bis:4.3#4]
+TEST_F(RequesterTest, CallsBeyondTheGrantWait) {
+  OpenWith(2);
+  for (int i = 0; i < 4; ++i) MustSubmit();
+  EXPECT_EQ(Take().sends.size(), 2u);
+  Reply(xid_, 2);
+  EXPECT_EQ(Take().sends.size(), 1u);
+  // A lower grant than what is in flight: nothing until enough replies came.
+  Reply(xid_ + 1, 1);
+  EXPECT_EQ(Take().sends.size(), 0u);
+  Reply(xid_ + 2, 1);
+  EXPECT_EQ(Take().sends.size(), 1u);
+}
+
+// [5666bis:4.3#2]
+TEST_F(RequesterTest, GrantOfZeroCountsAsOne) {
+  OpenWith(0);
+  MustSubmit();
+  MustSubmit();
+  EXPECT_EQ(Take().sends.size(), 1u);
+}
+
+TEST_F(RequesterTest, GrantAboveOurReceivesIsCutToThem) {
+  OpenWith(1000);
+  for (int i = 0; i < 10; ++i) MustSubmit();
+  EXPECT_EQ(Take().sends.size(), kSlots);
+}
+
+TEST_F(RequesterTest, HeaderCarriesXidCreditsAndNoChunksForASmallCall) {
+  MustSubmit();
+  const Taken taken = Take();
+  ASSERT_EQ(taken.sends.size(), 1u);
+  const Sent sent = Decode(send_.view(), taken.sends[0]);
+  EXPECT_EQ(sent.header.xid, kFirstXid);
+  EXPECT_EQ(sent.header.credits, kSlots);
+  EXPECT_EQ(sent.header.type(), MessageType::kMsg);
+  EXPECT_TRUE(sent.header.chunks()->empty());
+  // [5666bis:5.1.1#1]
+  EXPECT_EQ(ByteReader(sent.message).U32(), kFirstXid);
+  EXPECT_EQ(sent.message.size(), Message(0, kCallWord).size());
+  EXPECT_EQ(requester_->stats().calls_inline, 1u);
+}
+
+TEST_F(RequesterTest, SmallEligibleItemIsGatheredInlineWithItsRoundUp) {
+  const auto item = Pattern(10);
+  MustSubmit({.item = item});
+  const Sent sent = Decode(send_.view(), Take().sends.at(0));
+  EXPECT_TRUE(sent.header.chunks()->empty());
+  ASSERT_EQ(sent.message.size(), Message(0, kCallWord).size() + 12);
+  EXPECT_EQ(ToHex(sent.message.last(12)), ToHex(item) + "0000");
+  EXPECT_TRUE(memory_.live.empty());
+}
+
+TEST_F(RequesterTest, LargeEligibleItemTravelsByReadChunk) {
+  const auto item = Pattern(5000);
+  MustSubmit({.item = item});
+  const Sent sent = Decode(send_.view(), Take().sends.at(0));
+  ASSERT_EQ(sent.header.chunks()->reads.size(), 1u);
+  const ReadSegment& read = sent.header.chunks()->reads[0];
+  EXPECT_EQ(read.position, Message(0, kCallWord).size());
+  EXPECT_EQ(read.target.length, 5000u);
+  ASSERT_NE(memory_.Find(read.target, MemoryUse::kReadByPeer), nullptr);
+  EXPECT_EQ(requester_->stats().calls_by_read_chunk, 1u);
+}
+
+TEST_F(RequesterTest, LongCallTravelsInAPositionZeroChunkWithItsXid) {
+  MustSubmit({.words = 1000});
+  const Sent sent = Decode(send_.view(), Take().sends.at(0));
+  EXPECT_EQ(sent.header.type(), MessageType::kNomsg);
+  EXPECT_TRUE(sent.message.empty());
+  const ReadSegment& read = sent.header.chunks()->reads[0];
+  EXPECT_EQ(read.position, 0u);
+  const FakeMemory::Live* live = memory_.Find(read.target, MemoryUse::kReadByPeer);
+  ASSERT_NE(live, nullptr);
+  EXPECT_EQ(ByteReader(live->memory).U32(), kFirstXid);
+  EXPECT_EQ(requester_->stats().calls_long, 1u);
+}
+
+// Fence before complete.
+TEST_F(RequesterTest, AnsweredCallIsCompleteOnlyWhenItsTagsAreInvalid) {
+  const auto item = Pattern(5000);
+  MustSubmit({.item = item, .cookie = 42});
+  Take();
+  Reply(kFirstXid);
+  EXPECT_FALSE(requester_->has_outcome());
+  const Taken taken = Take();
+  ASSERT_EQ(taken.invalidates.size(), 1u);
+  EXPECT_FALSE(taken.invalidates[0].by_peer);
+  EXPECT_FALSE(requester_->has_outcome());
+  Invalidated(taken);
+  const auto outcome = Outcome();
+  ASSERT_TRUE(outcome.has_value());
+  EXPECT_FALSE(outcome->failure.has_value());
+  EXPECT_EQ(outcome->cookie, 42u);
+  EXPECT_TRUE(memory_.live.empty());
+  EXPECT_EQ(requester_->stats().invalidations_local, 1u);
+}
+
+// [pvtdata:4.1#1]
+TEST_F(RequesterTest, TagInvalidatedByThePeerNeedsNoInvalidationOfOurs) {
+  const auto item = Pattern(5000);
+  MustSubmit({.item = item});
+  const Sent sent = Decode(send_.view(), Take().sends.at(0));
+  const uint32_t handle = sent.header.chunks()->reads[0].target.handle;
+  Receive({.xid = kFirstXid, .credits = 4, .body = RdmaMsg{}}, Message(kFirstXid, kReplyWord), handle);
+  const Taken taken = Take();
+  ASSERT_EQ(taken.invalidates.size(), 1u);
+  EXPECT_TRUE(taken.invalidates[0].by_peer);
+  Invalidated(taken);
+  EXPECT_TRUE(Outcome().has_value());
+  EXPECT_EQ(requester_->stats().invalidations_remote, 1u);
+  EXPECT_EQ(requester_->stats().invalidations_local, 0u);
+}
+
+TEST_F(RequesterTest, PeerThatInvalidatesATagOfNoCallChangesNothing) {
+  MustSubmit();
+  Take();
+  Receive({.xid = kFirstXid, .credits = 4, .body = RdmaMsg{}}, Message(kFirstXid, kReplyWord), 0xdead);
+  const auto outcome = Outcome();
+  ASSERT_TRUE(outcome.has_value());
+  EXPECT_FALSE(outcome->failure.has_value());
+}
+
+TEST_F(RequesterTest, ResultIsWhereTheWriteChunkSaid) {
+  std::vector<std::byte> result(8000);
+  MustSubmit({.results = {result}});
+  const Sent sent = Decode(send_.view(), Take().sends.at(0));
+  ASSERT_EQ(sent.header.chunks()->writes.size(), 1u);
+  ChunkLists returned;
+  returned.writes = sent.header.chunks()->writes;
+  ASSERT_EQ(returned.writes[0].size(), 1u);
+  ASSERT_NE(memory_.Find(returned.writes[0][0], MemoryUse::kWrittenByPeer), nullptr);
+  returned.writes.mutable_chunk(0)[0].length = 6001;
+  Reply(kFirstXid, 4, returned);
+  Invalidated(Take());
+  const auto outcome = Outcome();
+  ASSERT_TRUE(outcome && !outcome->failure);
+  ASSERT_EQ(outcome->placed.size(), 1u);
+  EXPECT_EQ(outcome->placed[0], 6001u);
+  ASSERT_EQ(outcome->reply.chunks.size(), 1u);
+  EXPECT_EQ(outcome->reply.chunks[0].data.data(), result.data());
+  EXPECT_EQ(requester_->stats().bytes_placed_by_write, 6001u);
+}
+
+TEST_F(RequesterTest, LongReplyIsReadFromTheReplyChunk) {
+  MustSubmit({.reply_base_max = 5000});
+  const Sent sent = Decode(send_.view(), Take().sends.at(0));
+  ASSERT_TRUE(sent.header.chunks()->reply.has_value());
+  ChunkLists returned;
+  returned.reply = sent.header.chunks()->reply;
+  const auto message = Message(kFirstXid, kReplyWord, 500);
+  std::memcpy(reinterpret_cast<void*>((*returned.reply)[0].offset), message.data(), message.size());
+  (*returned.reply)[0].length = static_cast<uint32_t>(message.size());
+  for (size_t i = 1; i < returned.reply->size(); ++i) (*returned.reply)[i].length = 0;
+  Receive({.xid = kFirstXid, .credits = 4, .body = RdmaNomsg{returned}}, {});
+  Invalidated(Take());
+  const auto outcome = Outcome();
+  ASSERT_TRUE(outcome && !outcome->failure);
+  EXPECT_EQ(ToHex(outcome->reply.base), ToHex(message));
+  EXPECT_NE(outcome->reply_memory, nullptr);
+}
+
+// --- What a responder may do wrong ---
+
+TEST_F(RequesterTest, ReplyToNobodyIsCountedAndItsReceivePostedAgain) {
+  MustSubmit();
+  Take();
+  Reply(999);
+  EXPECT_EQ(Take().receives.size(), 1u);
+  EXPECT_EQ(requester_->stats().unknown_xids, 1u);
+  EXPECT_FALSE(requester_->has_outcome());
+  EXPECT_EQ(requester_->posted_receives(), kSlots);
+}
+
+TEST_F(RequesterTest, SecondReplyToACallIsAReplyToNobody) {
+  MustSubmit();
+  Take();
+  Reply(kFirstXid);
+  Reply(kFirstXid);
+  EXPECT_TRUE(Outcome().has_value());
+  EXPECT_FALSE(Outcome().has_value());
+  Take();
+  EXPECT_EQ(requester_->stats().unknown_xids, 1u);
+  EXPECT_EQ(requester_->posted_receives(), kSlots);
+}
+
+// [5666bis:8.3.3#1]
+TEST_F(RequesterTest, NothingOfAMessageTooShortIsUsed) {
+  MustSubmit();
+  MustSubmit();
+  Take();
+  HeaderV1 header{.xid = kFirstXid, .credits = 4, .body = RdmaMsg{}};
+  std::vector<std::byte> bytes(64);
+  ByteWriter out(bytes);
+  EncodeHeaderV1(header, out);
+  for (size_t size = 0; size < kFixedFieldsSize; ++size) ReceiveRaw(ConstBytes(bytes).first(size)), Take();
+  EXPECT_FALSE(requester_->has_outcome());
+  EXPECT_EQ(requester_->credits().granted(), 1u);
+  EXPECT_EQ(requester_->stats().malformed, kFixedFieldsSize);
+  EXPECT_EQ(requester_->posted_receives(), kSlots);
+}
+
+// [5666bis:5.5#5]
+TEST_F(RequesterTest, UnparsableReplyEndsItsCallAndNoOther) {
+  OpenWith(4);
+  const CallId first = MustSubmit();
+  MustSubmit();
+  Take();
+  HeaderV1 header{.xid = xid_, .credits = 4, .body = RdmaMsg{}};
+  std::vector<std::byte> bytes(64);
+  ByteWriter out(bytes);
+  EncodeHeaderV1(header, out);
+  ReceiveRaw(ConstBytes(bytes).first(kFixedFieldsSize + 4));
+  const auto outcome = Outcome();
+  ASSERT_TRUE(outcome.has_value());
+  EXPECT_EQ(outcome->call, first);
+  EXPECT_EQ(outcome->failure->kind, CallFailure::Kind::kBadHeader);
+  EXPECT_FALSE(Outcome().has_value());
+  Take();
+  EXPECT_EQ(requester_->posted_receives(), kSlots);
+  EXPECT_EQ(requester_->outstanding(), 1u);
+}
+
+// [5666bis:4.4.5#2]
+TEST_F(RequesterTest, ReplyThatChangesTheOfferedChunksEndsItsCall) {
+  OpenWith(4);
+  const auto lie = [&](auto change) {
+    std::vector<std::byte> result(8000);
+    MustSubmit({.results = {result}});
+    const Sent sent = Decode(send_.view(), Take().sends.at(0));
+    ChunkLists returned;
+    returned.writes = sent.header.chunks()->writes;
+    change(returned);
+    Reply(sent.header.xid, 4, returned);
+    Invalidated(Take());
+    const auto outcome = Outcome();
+    Take();
+    return outcome && outcome->failure ? std::optional(outcome->failure->chunk) : std::nullopt;
+  };
+  EXPECT_EQ(lie([](ChunkLists& lists) { lists.writes.mutable_chunk(0)[0].handle ^= 1; }), ChunkFault::kWriteListChanged);
+  EXPECT_EQ(lie([](ChunkLists& lists) { lists.writes.mutable_chunk(0)[0].offset += 4; }), ChunkFault::kWriteListChanged);
+  EXPECT_EQ(lie([](ChunkLists& lists) { lists.writes.mutable_chunk(0)[0].length += 1; }), ChunkFault::kReturnedTooMuch);
+  EXPECT_EQ(lie([](ChunkLists& lists) { lists.reads.push_back({}); }), ChunkFault::kUnexpectedReadList);
+  EXPECT_TRUE(lie([](ChunkLists& lists) { lists.writes.AppendChunk({}); }).has_value());
+  EXPECT_TRUE(memory_.live.empty());
+  EXPECT_EQ(requester_->posted_receives(), kSlots);
+}
+
+// [5666bis:5.5#6]
+TEST_F(RequesterTest, RdmaErrorEndsItsCallForGood) {
+  OpenWith(4);
+  MustSubmit();
+  MustSubmit();
+  Take();
+  Receive({.xid = xid_, .credits = 4, .body = ErrChunk{}}, {});
+  Receive({.xid = xid_ + 1, .version = 2, .credits = 4, .body = ErrVers{2, 3}}, {});
+  auto outcome = Outcome();
+  ASSERT_TRUE(outcome && outcome->failure);
+  EXPECT_EQ(outcome->failure->kind, CallFailure::Kind::kErrChunk);
+  outcome = Outcome();
+  ASSERT_TRUE(outcome && outcome->failure);
+  EXPECT_EQ(outcome->failure->kind, CallFailure::Kind::kErrVers);
+  EXPECT_EQ(outcome->failure->versions.high, 3u);
+  EXPECT_EQ(requester_->stats().errors, 2u);
+  Take();
+  EXPECT_EQ(requester_->posted_receives(), kSlots);
+}
+
+// [5666bis:5.7.2#1] [5666bis:8.3.1#1]
+TEST_F(RequesterTest, DoneAndReverseCallsAreDropped) {
+  MustSubmit();
+  Take();
+  Receive({.xid = kFirstXid, .credits = 4, .body = RdmaDone{}}, {});
+  Receive({.xid = kFirstXid, .credits = 4, .body = RdmaMsg{}}, Message(kFirstXid, kCallWord));
+  EXPECT_FALSE(requester_->has_outcome());
+  EXPECT_EQ(requester_->stats().ignored, 2u);
+  EXPECT_EQ(Take().receives.size(), 2u);
+  Reply(kFirstXid);
+  EXPECT_TRUE(Outcome().has_value());
+}
+
+// [5666bis:5.7.1#2]
+TEST_F(RequesterTest, MsgpIsTreatedAsMsg) {
+  MustSubmit();
+  Take();
+  Receive({.xid = kFirstXid, .credits = 4, .body = RdmaMsgp{}}, Message(kFirstXid, kReplyWord));
+  const auto outcome = Outcome();
+  ASSERT_TRUE(outcome.has_value());
+  EXPECT_FALSE(outcome->failure.has_value());
+}
+
+TEST_F(RequesterTest, RandomBytesNeverLoseAReceiveOrEndAWrongCall) {
+  Prng prng(7);
+  OpenWith(4);
+  MustSubmit();
+  const Taken first = Take();
+  std::vector<std::byte> bytes(200);
+  for (int round = 0; round < 20000; ++round) {
+    // Often a correct beginning, so that the deeper parts are reached.
+    HeaderV1 header{.xid = static_cast<uint32_t>(prng.Below(50)), .credits = 4, .body = RdmaMsg{}};
+    for (std::byte& byte : bytes) byte = static_cast<std::byte>(prng.Next());
+    ByteWriter out(bytes);
+    EncodeHeaderV1(header, out);
+    for (uint64_t flips = prng.Below(4); flips > 0; --flips) {
+      bytes[prng.Below(40)] = static_cast<std::byte>(prng.Next());
+    }
+    // The XID of the outstanding call stays out of it.
+    bytes[0] = std::byte{0xff};
+    ReceiveRaw(ConstBytes(bytes).first(prng.Below(bytes.size())));
+    Take();
+    ASSERT_EQ(posted_.size(), kSlots);
+  }
+  EXPECT_EQ(requester_->outstanding(), 1u);
+  Reply(Decode(send_.view(), first.sends.at(0)).header.xid);
+  EXPECT_TRUE(Outcome().has_value());
+}
+
+// --- Endings ---
+
+TEST_F(RequesterTest, TimeoutOfASentCallEndsTheConnectionAndThenAllCalls) {
+  OpenWith(2);
+  const CallId slow = MustSubmit({.deadline = At(100)});
+  const CallId other = MustSubmit({.deadline = At(500)});
+  const CallId queued = MustSubmit();
+  Take();
+  ASSERT_TRUE(requester_->Deadline().has_value());
+  EXPECT_LE(*requester_->Deadline(), At(100));
+  requester_->OnDeadline(At(99));
+  EXPECT_TRUE(Take().disconnects.empty());
+  requester_->OnDeadline(At(100));
+  const Taken taken = Take();
+  ASSERT_EQ(taken.disconnects.size(), 1u);
+  EXPECT_EQ(taken.disconnects[0].why, Disconnect::Why::kCallTimedOut);
+  EXPECT_FALSE(requester_->has_outcome()) << "memory is not safe yet";
+  EXPECT_EQ(Submit({}).error(), SubmitRefusal::kNotConnected);
+
+  requester_->OnDisconnected(At(101));
+  std::map<CallId, CallFailure> failures;
+  while (auto outcome = Outcome()) failures[outcome->call] = *outcome->failure;
+  ASSERT_EQ(failures.size(), 3u);
+  EXPECT_EQ(failures[slow].kind, CallFailure::Kind::kTimedOut);
+  EXPECT_EQ(failures[other].kind, CallFailure::Kind::kConnectionLost);
+  EXPECT_TRUE(failures[other].sent);
+  EXPECT_EQ(failures[queued].kind, CallFailure::Kind::kConnectionLost);
+  EXPECT_FALSE(failures[queued].sent);
+  EXPECT_EQ(requester_->outstanding(), 0u);
+}
+
+TEST_F(RequesterTest, CallThatTimesOutInTheQueueDoesNotEndTheConnection) {
+  MustSubmit();
+  const CallId queued = MustSubmit({.deadline = At(100)});
+  Take();
+  requester_->OnDeadline(At(100));
+  EXPECT_TRUE(Take().disconnects.empty());
+  const auto outcome = Outcome();
+  ASSERT_TRUE(outcome && outcome->failure);
+  EXPECT_EQ(outcome->call, queued);
+  EXPECT_EQ(outcome->failure->kind, CallFailure::Kind::kNoCredit);
+  Reply(kFirstXid);
+  EXPECT_TRUE(Outcome().has_value());
+}
+
+TEST_F(RequesterTest, CancelledCallKeepsItsCreditUntilItsReply) {
+  OpenWith(1);
+  const auto item = Pattern(5000);
+  const CallId call = MustSubmit({.item = item});
+  MustSubmit();
+  Take();
+  requester_->Cancel(call, At(1));
+  EXPECT_FALSE(requester_->has_outcome()) << "its tag is still valid";
+  Taken taken = Take();
+  EXPECT_TRUE(taken.sends.empty());
+  Invalidated(taken);
+  const auto outcome = Outcome();
+  ASSERT_TRUE(outcome && outcome->failure);
+  EXPECT_EQ(outcome->failure->kind, CallFailure::Kind::kCancelled);
+  EXPECT_TRUE(outcome->failure->sent);
+  EXPECT_TRUE(Take().sends.empty());
+  Reply(xid_, 1);
+  EXPECT_EQ(Take().sends.size(), 1u);
+  requester_->Cancel(call, At(2));  // over: nothing
+}
+
+TEST_F(RequesterTest, AbandonedCallThatIsNeverAnsweredEndsTheConnectionAtItsDeadline) {
+  const CallId call = MustSubmit({.deadline = At(100)});
+  Take();
+  requester_->Cancel(call, At(1));
+  EXPECT_TRUE(Outcome().has_value());
+  requester_->OnDeadline(At(100));
+  EXPECT_EQ(Take().disconnects.size(), 1u);
+}
+
+TEST_F(RequesterTest, QueuedCallIsCancelledAtOnce) {
+  MustSubmit();
+  const CallId queued = MustSubmit();
+  Take();
+  requester_->Cancel(queued, At(1));
+  const auto outcome = Outcome();
+  ASSERT_TRUE(outcome && outcome->failure);
+  EXPECT_FALSE(outcome->failure->sent);
+  Reply(kFirstXid, 4);
+  EXPECT_TRUE(Take().sends.empty());
+}
+
+TEST_F(RequesterTest, ReplyThatWaitsForItsFenceSurvivesTheEndOfTheConnection) {
+  const auto item = Pattern(5000);
+  MustSubmit({.item = item});
+  Take();
+  Reply(kFirstXid);
+  requester_->OnDisconnected(At(2));
+  const auto outcome = Outcome();
+  ASSERT_TRUE(outcome.has_value());
+  EXPECT_FALSE(outcome->failure.has_value());
+  EXPECT_FALSE(requester_->TakeCommand().has_value());
+}
+
+TEST_F(RequesterTest, RefusedRegistrationFailsTheCallAndReturnsWhatWasRegistered) {
+  const auto item = Pattern(5000);
+  std::vector<std::byte> result(8000);
+  memory_.refuse_after = 1;
+  MustSubmit({.item = item, .results = {result}});
+  const Taken taken = Take();
+  EXPECT_TRUE(taken.sends.empty());
+  ASSERT_EQ(taken.invalidates.size(), 1u);
+  Invalidated(taken);
+  const auto outcome = Outcome();
+  ASSERT_TRUE(outcome && outcome->failure);
+  EXPECT_EQ(outcome->failure->kind, CallFailure::Kind::kMemory);
+  EXPECT_FALSE(outcome->failure->sent);
+  EXPECT_TRUE(memory_.live.empty());
+  // The credit was not spent.
+  MustSubmit();
+  EXPECT_EQ(Take().sends.size(), 1u);
+}
+
+TEST_F(RequesterTest, QueueIsBounded) {
+  Make({.queued_max = 3});
+  for (int i = 0; i < 4; ++i) MustSubmit();  // one is sent, three wait
+  EXPECT_EQ(Submit({}).error(), SubmitRefusal::kQueueFull);
+}
+
+TEST_F(RequesterTest, ReceiveOfAReplyIsPostedAgainWhenItIsReleased) {
+  MustSubmit();
+  Take();
+  Reply(kFirstXid);
+  const auto outcome = requester_->TakeOutcome();
+  ASSERT_TRUE(outcome.has_value());
+  EXPECT_TRUE(Take().receives.empty());
+  requester_->Release(outcome->call, At(1));
+  EXPECT_EQ(Take().receives.size(), 1u);
+  requester_->Release(outcome->call, At(1));  // twice: nothing
+  EXPECT_TRUE(Take().receives.empty());
+}
+
+TEST_F(RequesterTest, CallThatWaitsForAReceiveIsSentWhenOneIsPosted) {
+  OpenWith(kSlots);
+  for (uint32_t i = 0; i < kSlots + 1; ++i) MustSubmit();
+  EXPECT_EQ(Take().sends.size(), kSlots);
+  // A credit is free, but the reply still occupies its Receive.
+  Reply(xid_);
+  EXPECT_TRUE(Take().sends.empty());
+  EXPECT_TRUE(Outcome().has_value());
+  EXPECT_EQ(Take().order, "RS");
+}
+
+TEST_F(RequesterTest, WaitsForASendBufferWhenNoneIsFree) {
+  OpenWith(4);
+  // The Sends are never reported done: 8 buffers, one used by OpenWith.
+  for (int i = 0; i < 7; ++i) {
+    MustSubmit();
+    ASSERT_EQ(Take().sends.size(), 1u);
+    Reply(xid_++);
+    ASSERT_TRUE(Outcome().has_value());
+    Take();
+  }
+  MustSubmit();
+  EXPECT_TRUE(Take().sends.empty());
+  requester_->OnSendDone(0, At(2));
+  EXPECT_EQ(Take().sends.size(), 1u);
+}
+
+}  // namespace
+}  // namespace stagecoach::rpcrdma

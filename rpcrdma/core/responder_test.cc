@@ -1,0 +1,488 @@
+#include "rpcrdma/core/responder.h"
+
+#include <gtest/gtest.h>
+
+#include "base/prng.h"
+#include "rpcrdma/core/engine_test_support.h"
+
+namespace stagecoach::rpcrdma {
+namespace {
+
+using testing::Arena;
+using testing::At;
+using testing::Decode;
+using testing::FakeMemory;
+using testing::Message;
+using testing::Pattern;
+using testing::Put;
+using testing::PutRaw;
+using testing::Sent;
+using testing::TakeAll;
+using testing::Taken;
+
+constexpr uint32_t kCallWord = 0;
+constexpr uint32_t kReplyWord = 1;
+
+struct Answer {
+  size_t words = 2;
+  ConstBytes item;
+  std::shared_ptr<const void> memory;
+};
+
+class ResponderTest : public ::testing::Test {
+ protected:
+  static constexpr uint32_t kSlots = 4;
+
+  ResponderTest() : memory_(100000) { Make({}); }
+
+  void Make(const Responder::Config& config) {
+    responder_.emplace(config, send_.view(), receive_.view(), memory_, nullptr);
+    responder_->Start();
+    posted_ = TakeAll(*responder_).receives;
+    EXPECT_EQ(posted_.size(), kSlots);
+  }
+
+  Taken Take() {
+    Taken taken = TakeAll(*responder_);
+    posted_.insert(posted_.end(), taken.receives.begin(), taken.receives.end());
+    return taken;
+  }
+  uint32_t NextReceive() {
+    EXPECT_FALSE(posted_.empty());
+    const uint32_t slot = posted_.front();
+    posted_.erase(posted_.begin());
+    return slot;
+  }
+  void Receive(const HeaderV1& header, ConstBytes message) {
+    const uint32_t slot = NextReceive();
+    responder_->OnReceive(slot, Put(receive_.view(), slot, header, message), std::nullopt, At(1));
+  }
+  void ReceiveRaw(ConstBytes bytes) {
+    const uint32_t slot = NextReceive();
+    responder_->OnReceive(slot, PutRaw(receive_.view(), slot, bytes), std::nullopt, At(1));
+  }
+  void Call(uint32_t xid, ChunkLists chunks = {}) {
+    Receive({.xid = xid, .credits = 10, .body = RdmaMsg{std::move(chunks)}}, Message(xid, kCallWord));
+  }
+  RequestId MustTakeRequest() {
+    const auto id = responder_->TakeRequest();
+    EXPECT_TRUE(id.has_value());
+    return id.value_or(0);
+  }
+  void Complete(RequestId id, const Answer& answer = {}) {
+    const auto message = Message(responder_->xid(id), kReplyWord, answer.words);
+    std::vector<std::byte>& buffer = responder_->reply_buffer(id);
+    if (buffer.size() < message.size()) buffer.resize(message.size());
+    CopyBytes(buffer, message);
+    Responder::ReplySpec reply{.message_size = message.size(), .memory = answer.memory};
+    if (!answer.item.empty()) reply.items.push_back({message.size(), answer.item});
+    EXPECT_TRUE(responder_->Complete(id, std::move(reply), At(2)).has_value());
+  }
+  // Carries out Reads as the driver does.
+  void DoReads(const Taken& taken, ConstBytes source) {
+    for (const PostRead& read : taken.reads) {
+      CopyBytes(read.sink, source.subspan(read.source.offset, read.source.length));
+      responder_->OnReadDone(read.tag, At(2));
+    }
+  }
+  void DoInvalidates(const Taken& taken) {
+    for (const Invalidate& invalidate : taken.invalidates) {
+      EXPECT_EQ(memory_.live.erase(invalidate.registration), 1u);
+      responder_->OnInvalidated(invalidate.tag, At(2));
+    }
+  }
+  MessageType OnlyErrorSent(const Taken& taken, uint32_t xid) {
+    EXPECT_EQ(taken.sends.size(), 1u);
+    if (taken.sends.size() != 1) return MessageType::kMsg;
+    const Sent sent = Decode(send_.view(), taken.sends[0]);
+    EXPECT_EQ(sent.header.xid, xid);
+    EXPECT_EQ(sent.header.credits, kSlots);
+    EXPECT_FALSE(taken.sends[0].invalidate.has_value());
+    return sent.header.type();
+  }
+
+  FakeMemory memory_;
+  Arena send_{6, 1024};
+  Arena receive_{kSlots, 1024};
+  std::optional<Responder> responder_;
+  std::vector<uint32_t> posted_;
+};
+
+ChunkLists ReadChunks(std::initializer_list<ReadSegment> reads) {
+  ChunkLists lists;
+  for (const ReadSegment& read : reads) lists.reads.push_back(read);
+  return lists;
+}
+ChunkLists WriteChunk(std::initializer_list<Segment> segments) {
+  ChunkLists lists;
+  lists.writes.AppendChunk(std::span<const Segment>(segments.begin(), segments.size()));
+  return lists;
+}
+
+TEST_F(ResponderTest, InlineCallIsHandedOutAndAnswered) {
+  Call(7);
+  const RequestId id = MustTakeRequest();
+  EXPECT_EQ(responder_->xid(id), 7u);
+  EXPECT_EQ(ToHex(responder_->stream(id).base), ToHex(Message(7, kCallWord)));
+  Complete(id);
+  const Taken taken = Take();
+  // The Receive is posted before the reply can be seen.
+  EXPECT_EQ(taken.order, "RS");
+  const Sent sent = Decode(send_.view(), taken.sends[0]);
+  EXPECT_EQ(sent.header.xid, 7u);
+  EXPECT_EQ(sent.header.credits, kSlots);
+  EXPECT_EQ(ToHex(sent.message), ToHex(Message(7, kReplyWord, 2)));
+  EXPECT_FALSE(taken.sends[0].prompt);
+}
+
+TEST_F(ResponderTest, CallsInProgressAreBoundedByTheReceives) {
+  for (uint32_t xid = 1; xid <= kSlots; ++xid) Call(xid);
+  EXPECT_EQ(responder_->posted_receives(), 0u);
+  EXPECT_EQ(responder_->unanswered(), kSlots);
+  // Answered out of order.
+  std::vector<RequestId> ids;
+  for (uint32_t i = 0; i < kSlots; ++i) ids.push_back(MustTakeRequest());
+  Complete(ids[2]);
+  EXPECT_EQ(Decode(send_.view(), Take().sends.at(0)).header.xid, 3u);
+  EXPECT_EQ(responder_->posted_receives() + responder_->unanswered(), kSlots);
+}
+
+TEST_F(ResponderTest, ReadChunkIsPulledThenFencedThenHandedOut) {
+  const auto source = Pattern(3001);
+  // Two segments of one chunk, at the end of the message.
+  Call(7, ReadChunks({{24, {11, 2000, 0}}, {24, {12, 1001, 2000}}}));
+  Taken taken = Take();
+  ASSERT_EQ(taken.reads.size(), 2u);
+  EXPECT_FALSE(responder_->TakeRequest().has_value());
+  EXPECT_EQ(taken.reads[0].source.handle, 11u);
+  EXPECT_EQ(taken.reads[1].sink.data(), taken.reads[0].sink.data() + 2000);
+  DoReads(taken, source);
+  EXPECT_FALSE(responder_->TakeRequest().has_value()) << "the sink is still reachable";
+  taken = Take();
+  ASSERT_EQ(taken.invalidates.size(), 1u);
+  DoInvalidates(taken);
+  const RequestId id = MustTakeRequest();
+  const ReducedStream& stream = responder_->stream(id);
+  ASSERT_EQ(stream.chunks.size(), 1u);
+  EXPECT_EQ(stream.chunks[0].position, 24u);
+  EXPECT_EQ(ToHex(stream.chunks[0].data), ToHex(source));
+  EXPECT_EQ(responder_->stats().bytes_placed_by_read, 3001u);
+  Complete(id);
+  EXPECT_EQ(memory_.used, 0u);
+}
+
+// [5666bis:4.6.3#2]
+TEST_F(ResponderTest, LongCallIsPulledFromItsPositionZeroChunk) {
+  const auto message = Message(7, kCallWord, 700);
+  Receive({.xid = 7, .credits = 1, .body = RdmaNomsg{ReadChunks({{0, {11, 2808, 0}}})}}, {});
+  DoReads(Take(), message);
+  DoInvalidates(Take());
+  const RequestId id = MustTakeRequest();
+  EXPECT_EQ(ToHex(responder_->stream(id).base), ToHex(message));
+  EXPECT_EQ(responder_->stats().calls_long, 1u);
+  Complete(id);
+}
+
+// [5666bis:5.1.1#1]
+TEST_F(ResponderTest, LongCallWithAnotherXidInsideIsRefused) {
+  Receive({.xid = 7, .credits = 1, .body = RdmaNomsg{ReadChunks({{0, {11, 2808, 0}}})}}, {});
+  DoReads(Take(), Message(8, kCallWord, 700));
+  DoInvalidates(Take());
+  EXPECT_FALSE(responder_->TakeRequest().has_value());
+  EXPECT_EQ(OnlyErrorSent(Take(), 7), MessageType::kError);
+  EXPECT_EQ(memory_.used, 0u);
+}
+
+TEST_F(ResponderTest, ReadsStayUnderTheLimitOverAllCalls) {
+  Make({.reads_max = 3});
+  const auto source = Pattern(4000);
+  const auto chunks = ReadChunks({{24, {1, 100, 0}}, {24, {2, 100, 100}}});
+  Call(1, chunks);
+  Call(2, chunks);
+  Call(3, chunks);
+  Taken taken = Take();
+  EXPECT_EQ(taken.reads.size(), 3u);
+  size_t reads = taken.reads.size();
+  while (!taken.reads.empty() || !taken.invalidates.empty()) {
+    // One at a time: each that ends lets one more begin.
+    for (const PostRead& read : taken.reads) {
+      CopyBytes(read.sink, ConstBytes(source).subspan(read.source.offset, read.source.length));
+      responder_->OnReadDone(read.tag, At(2));
+    }
+    DoInvalidates(taken);
+    taken = Take();
+    EXPECT_LE(taken.reads.size(), 3u);
+    reads += taken.reads.size();
+  }
+  EXPECT_EQ(reads, 6u);
+  for (int i = 0; i < 3; ++i) Complete(MustTakeRequest());
+}
+
+TEST_F(ResponderTest, CallWaitsForMemoryInOrderOfArrival) {
+  const auto large = ReadChunks({{24, {1, 60000, 0}}});
+  const auto small = ReadChunks({{24, {1, 100, 0}}});
+  const auto source = Pattern(60000);
+  Call(1, large);
+  Call(2, large);  // 100000 bytes are allowed
+  Call(3, small);  // would fit, and must not overtake
+  Taken taken = Take();
+  ASSERT_EQ(taken.reads.size(), 1u);
+  DoReads(taken, source);
+  DoInvalidates(Take());
+  Complete(MustTakeRequest());
+  taken = Take();
+  ASSERT_EQ(taken.reads.size(), 2u);
+  DoReads(taken, source);
+  DoInvalidates(Take());
+  Complete(MustTakeRequest());
+  Complete(MustTakeRequest());
+  EXPECT_EQ(memory_.used, 0u);
+}
+
+TEST_F(ResponderTest, CallThatAsksForTooMuchIsRefusedAndTheConnectionStays) {
+  Responder::Config config;
+  config.data_limits.read_bytes_max = 5000;
+  Make(config);
+  Call(7, ReadChunks({{24, {1, 5001, 0}}}));
+  Taken taken = Take();
+  EXPECT_EQ(OnlyErrorSent(taken, 7), MessageType::kError);
+  EXPECT_EQ(taken.order, "RS");
+  EXPECT_TRUE(taken.disconnects.empty());
+  Call(8);
+  Complete(MustTakeRequest());
+  EXPECT_EQ(Take().sends.size(), 1u);
+}
+
+TEST_F(ResponderTest, WithoutReadsOfItsOwnItRefusesReadChunks) {
+  Make({.reads_max = 0});
+  Call(7, ReadChunks({{24, {1, 100, 0}}}));
+  EXPECT_EQ(OnlyErrorSent(Take(), 7), MessageType::kError);
+}
+
+// [5666bis:5.2.2#1] [5666bis:4.4.5#1] [5666bis:4.4.5#2]
+TEST_F(ResponderTest, ResultGoesIntoTheWriteChunkBeforeTheSend) {
+  Call(7, WriteChunk({{21, 1000, 0x10000}, {22, 1000, 0x20000}, {23, 1000, 0x30000}}));
+  const RequestId id = MustTakeRequest();
+  EXPECT_EQ(responder_->result_room(id, 0), 3000u);
+  EXPECT_EQ(responder_->result_room(id, 1), std::nullopt);
+  auto result = std::make_shared<std::vector<std::byte>>(Pattern(1500));
+  std::weak_ptr<const void> alive = result;
+  const ConstBytes item = *result;
+  Complete(id, {.item = item, .memory = std::move(result)});
+  Taken taken = Take();
+  EXPECT_EQ(taken.order.substr(taken.order.size() - 4), "wwRS");
+  ASSERT_EQ(taken.writes.size(), 2u);
+  EXPECT_EQ(taken.writes[0].target, (Segment{21, 1000, 0x10000}));
+  EXPECT_EQ(taken.writes[1].target, (Segment{22, 500, 0x20000}));
+  EXPECT_EQ(ToHex(taken.writes[1].source), ToHex(item.subspan(1000)));
+  const Sent sent = Decode(send_.view(), taken.sends[0]);
+  ASSERT_EQ(sent.header.chunks()->writes.size(), 1u);
+  ASSERT_EQ(sent.header.chunks()->writes[0].size(), 3u);
+  EXPECT_EQ(sent.header.chunks()->writes[0][1].length, 500u);
+  EXPECT_EQ(sent.header.chunks()->writes[0][2].length, 0u);
+  EXPECT_TRUE(taken.sends[0].prompt);
+
+  // The memory is the device's until the Send is done and the registration undone.
+  EXPECT_FALSE(alive.expired());
+  responder_->OnSendDone(taken.sends[0].slot, At(3));
+  EXPECT_FALSE(alive.expired());
+  DoInvalidates(Take());
+  EXPECT_TRUE(alive.expired());
+  EXPECT_TRUE(memory_.live.empty());
+}
+
+// [5666bis:4.4.5.1#1]
+TEST_F(ResponderTest, UnusedWriteChunkIsReturnedWithLengthsOfZero) {
+  Call(7, WriteChunk({{21, 1000, 0}, {22, 1000, 0}}));
+  Complete(MustTakeRequest());
+  const Taken taken = Take();
+  EXPECT_TRUE(taken.writes.empty());
+  const Sent sent = Decode(send_.view(), taken.sends.at(0));
+  ASSERT_EQ(sent.header.chunks()->writes[0].size(), 2u);
+  EXPECT_EQ(TotalLength(sent.header.chunks()->writes[0]), 0u);
+}
+
+TEST_F(ResponderTest, ResultLongerThanItsWriteChunkBecomesErrChunk) {
+  const auto result = Pattern(1001);
+  Call(7, WriteChunk({{21, 1000, 0}}));
+  Complete(MustTakeRequest(), {.item = result});
+  const Taken taken = Take();
+  EXPECT_EQ(OnlyErrorSent(taken, 7), MessageType::kError);
+  EXPECT_TRUE(taken.writes.empty());
+}
+
+// [5666bis:5.3.4#2] [5666bis:5.5#6]
+TEST_F(ResponderTest, LongReplyGoesIntoTheReplyChunkOrBecomesErrChunk) {
+  ChunkLists lists;
+  lists.reply.emplace();
+  lists.reply->push_back({31, 3000, 0});
+  Call(7, lists);
+  Complete(MustTakeRequest(), {.words = 600});
+  Taken taken = Take();
+  ASSERT_EQ(taken.writes.size(), 1u);
+  EXPECT_EQ(ToHex(taken.writes[0].source), ToHex(Message(7, kReplyWord, 600)));
+  Sent sent = Decode(send_.view(), taken.sends.at(0));
+  EXPECT_EQ(sent.header.type(), MessageType::kNomsg);
+  EXPECT_TRUE(sent.message.empty());
+  EXPECT_EQ((*sent.header.chunks()->reply)[0].length, 2408u);
+  responder_->OnSendDone(taken.sends[0].slot, At(3));
+  DoInvalidates(Take());
+
+  Call(8);  // no Reply chunk
+  Complete(MustTakeRequest(), {.words = 600});
+  EXPECT_EQ(OnlyErrorSent(Take(), 8), MessageType::kError);
+}
+
+// [pvtdata:4.1#1] [pvtdata:4.1#2] [pvtdata:4.1#3]
+TEST_F(ResponderTest, InvalidatesATagOfTheCallOnlyWhenBothEndsAgreed) {
+  Call(7, WriteChunk({{21, 1000, 0}}));
+  Complete(MustTakeRequest());
+  EXPECT_FALSE(Take().sends.at(0).invalidate.has_value());
+
+  Make({.may_invalidate = true});
+  Call(8, WriteChunk({{22, 1000, 0}}));
+  Complete(MustTakeRequest());
+  EXPECT_EQ(Take().sends.at(0).invalidate, 22u);
+  Call(9);
+  Complete(MustTakeRequest());
+  EXPECT_FALSE(Take().sends.at(0).invalidate.has_value());
+}
+
+// --- What a requester may do wrong ---
+
+// [5666bis:5.5#2] [5666bis:5.5#3]
+TEST_F(ResponderTest, OtherVersionIsAnsweredWithErrVersInOurs) {
+  std::vector<std::byte> bytes(64);
+  ByteWriter out(bytes);
+  EncodeHeaderV1({.xid = 7, .version = 2, .credits = 1, .body = RdmaMsg{}}, out);
+  ReceiveRaw(out.written());
+  const Taken taken = Take();
+  const Sent sent = Decode(send_.view(), taken.sends.at(0));
+  EXPECT_EQ(sent.header.version, 1u);
+  EXPECT_EQ(sent.header.xid, 7u);
+  EXPECT_EQ(std::get<ErrVers>(sent.header.body), (ErrVers{1, 1}));
+  EXPECT_EQ(taken.order, "RS");
+}
+
+// [5666bis:5.5#4]
+TEST_F(ResponderTest, MalformedListsAreAnsweredWithErrChunk) {
+  std::vector<std::byte> bytes(64);
+  ByteWriter out(bytes);
+  EncodeHeaderV1({.xid = 7, .credits = 1, .body = RdmaMsg{}}, out);
+  bytes[19] = std::byte{9};  // the discriminator of the Read list
+  ReceiveRaw(out.written());
+  EXPECT_EQ(OnlyErrorSent(Take(), 7), MessageType::kError);
+  // No message where one must be, and a position that is not a multiple of four [5666bis:4.4.4.1#4].
+  Receive({.xid = 8, .credits = 1, .body = RdmaMsg{}}, {});
+  EXPECT_EQ(OnlyErrorSent(Take(), 8), MessageType::kError);
+  Call(9, ReadChunks({{30, {1, 100, 0}}}));
+  EXPECT_EQ(OnlyErrorSent(Take(), 9), MessageType::kError);
+  EXPECT_EQ(responder_->stats().malformed, 3u);
+}
+
+TEST_F(ResponderTest, RdmaErrorDoneRepliesAndScrapsAreDroppedWithoutAnAnswer) {
+  Receive({.xid = 7, .credits = 1, .body = ErrChunk{}}, {});
+  Receive({.xid = 7, .credits = 1, .body = ErrVers{}}, {});
+  Receive({.xid = 7, .credits = 1, .body = RdmaDone{}}, {});  // [5666bis:5.7.2#1]
+  Receive({.xid = 7, .credits = 1, .body = RdmaMsg{}}, Message(7, kReplyWord));
+  Taken taken = Take();
+  EXPECT_EQ(taken.order, "RRRR");
+  EXPECT_EQ(responder_->stats().ignored, 4u);
+  // [5666bis:8.3.3#2]
+  ReceiveRaw(Pattern(15));
+  ReceiveRaw({});
+  taken = Take();
+  EXPECT_EQ(taken.order, "RR");
+  EXPECT_EQ(responder_->unanswered(), 0u);
+}
+
+TEST_F(ResponderTest, ErrorsWaitForASendBufferAndHoldTheirReceive) {
+  // Six send buffers that are never reported done; then four more errors than can be sent.
+  for (uint32_t xid = 1; xid <= 6; ++xid) {
+    Receive({.xid = xid, .credits = 1, .body = RdmaMsg{}}, {});
+    Take();
+  }
+  for (uint32_t xid = 7; xid <= 10; ++xid) Receive({.xid = xid, .credits = 1, .body = RdmaMsg{}}, {});
+  EXPECT_TRUE(Take().order.empty());
+  EXPECT_EQ(responder_->posted_receives(), 0u);
+  EXPECT_EQ(responder_->unanswered(), kSlots);
+  responder_->OnSendDone(0, At(3));
+  EXPECT_EQ(OnlyErrorSent(Take(), 7), MessageType::kError);
+}
+
+TEST_F(ResponderTest, RandomBytesNeverLoseAReceive) {
+  Responder::Config config;
+  config.data_limits.read_bytes_max = 50000;
+  Make(config);
+  Prng prng(11);
+  std::vector<std::byte> bytes(300);
+  for (int round = 0; round < 20000; ++round) {
+    for (std::byte& byte : bytes) byte = static_cast<std::byte>(prng.Next());
+    HeaderV1 header{.xid = 7, .credits = 1};
+    ChunkLists lists;
+    if (prng.OneIn(2)) lists.reads.push_back({static_cast<uint32_t>(prng.Below(20) * 4), {1, 100, 0}});
+    if (prng.OneIn(2)) lists.writes.AppendChunk(std::vector<Segment>{{2, 100, 0}});
+    header.body = prng.OneIn(2) ? HeaderV1::Body(RdmaMsg{lists}) : HeaderV1::Body(RdmaNomsg{lists});
+    ByteWriter out(bytes);
+    EncodeHeaderV1(header, out);
+    out.U32(7);
+    out.U32(kCallWord);
+    for (uint64_t flips = prng.Below(5); flips > 0; --flips) bytes[prng.Below(80)] = static_cast<std::byte>(prng.Next());
+    ReceiveRaw(ConstBytes(bytes).first(prng.Below(bytes.size())));
+    Taken taken = Take();
+    while (!taken.reads.empty() || !taken.invalidates.empty() || !taken.sends.empty()) {
+      for (const PostRead& read : taken.reads) responder_->OnReadDone(read.tag, At(2));
+      DoInvalidates(taken);
+      for (const PostSend& send : taken.sends) responder_->OnSendDone(send.slot, At(2));
+      taken = Take();
+    }
+    while (const auto id = responder_->TakeRequest()) Complete(*id);
+    taken = Take();
+    for (const PostSend& send : taken.sends) responder_->OnSendDone(send.slot, At(2));
+    DoInvalidates(Take());
+    ASSERT_EQ(posted_.size(), kSlots) << "round " << round;
+    ASSERT_EQ(responder_->unanswered(), 0u);
+    ASSERT_EQ(memory_.used, 0u);
+    ASSERT_TRUE(memory_.live.empty());
+  }
+}
+
+// --- Endings ---
+
+TEST_F(ResponderTest, RequestHeldOverTheEndOfTheConnectionStaysReadable) {
+  const auto source = Pattern(100);
+  Call(7, ReadChunks({{24, {1, 100, 0}}}));
+  DoReads(Take(), source);
+  DoInvalidates(Take());
+  const RequestId id = MustTakeRequest();
+  Call(8);
+  responder_->OnDisconnected(At(3));
+  EXPECT_EQ(ToHex(responder_->stream(id).chunks[0].data), ToHex(source));
+  Complete(id);
+  EXPECT_FALSE(responder_->TakeCommand().has_value());
+  EXPECT_FALSE(responder_->TakeRequest().has_value());
+  EXPECT_EQ(memory_.used, 0u);
+  EXPECT_EQ(responder_->unanswered(), 0u);
+}
+
+TEST_F(ResponderTest, EndDuringReadsFreesTheSinks) {
+  Call(7, ReadChunks({{24, {1, 50000, 0}}}));
+  Call(8, ReadChunks({{24, {1, 60000, 0}}}));
+  Take();
+  EXPECT_GT(memory_.used, 0u);
+  responder_->OnDisconnected(At(3));
+  EXPECT_EQ(memory_.used, 0u);
+  EXPECT_EQ(responder_->unanswered(), 0u);
+}
+
+TEST_F(ResponderTest, CompletingARequestTwiceDoesNothing) {
+  Call(7);
+  const RequestId id = MustTakeRequest();
+  Complete(id);
+  EXPECT_EQ(Take().sends.size(), 1u);
+  EXPECT_TRUE(responder_->Complete(id, {.message_size = 8}, At(2)).has_value());
+  EXPECT_TRUE(Take().order.empty());
+}
+
+}  // namespace
+}  // namespace stagecoach::rpcrdma
