@@ -55,7 +55,9 @@ bool ApplyCommonOptions(std::string_view command, const CommonOptions& options) 
 void AddClientOptions(CLI::App& command, ClientCommandOptions& options) {
   AddCommonOptions(command, options.common);
   command.add_flag("--stats,-v", options.stats, "At the end, print what RDMA did");
-  command.add_option("--timeout", options.timeout_seconds, "Give up on a call after so many seconds")
+  command
+      .add_option("--timeout", options.timeout_seconds,
+                  "Give up on connecting (after 10 at most) or on a call after so long")
       ->type_name("SECONDS")
       ->check(CLI::Range(0.001, 86400.0))
       ->capture_default_str();

@@ -1,5 +1,6 @@
 #include "tools/stagecoach/session.h"
 
+#include <algorithm>
 #include <csignal>
 
 namespace stagecoach::cli {
@@ -8,6 +9,7 @@ namespace {
 rpcrdma::ClientOptions MakeClientOptions(const Session::Options& options) {
   rpcrdma::ClientOptions client;
   client.inline_threshold = options.inline_threshold;
+  client.connect_timeout = std::min(client.connect_timeout, options.timeout);
   return client;
 }
 

@@ -33,7 +33,7 @@ struct Error {
 class Session {
  public:
   struct Options {
-    Duration timeout = 60s;  // of one call
+    Duration timeout = 60s;  // of one call, and of connecting if less than the default
     uint32_t inline_threshold = 4096;
   };
 

@@ -3,8 +3,8 @@
 namespace stagecoach::rpcrdma::file {
 namespace {
 
-// A name of one byte: its count, and the byte rounded up.
-constexpr uint32_t kNameSizeMin = 8;
+// An empty name is no name (names.h), but well-formed XDR: its count alone.
+constexpr uint32_t kNameSizeMin = 4;
 constexpr uint32_t kAttributesSize = 4 + 4 + 8 + 8 + 4;
 
 void EncodeTime(XdrWriter& out, const Time& time) {
@@ -51,8 +51,7 @@ void Encode(XdrWriter& out, const Path& path) {
 
 void Decode(XdrReader& in, Path& path) {
   path.clear();
-  // An empty name is well-formed XDR, hence an element of four bytes.
-  const uint32_t count = in.Count("path", kDepthMax, 4);
+  const uint32_t count = in.Count("path", kDepthMax, kNameSizeMin);
   for (uint32_t i = 0; i < count && in.ok(); ++i) path.emplace_back(in.String("name", kNameMax));
 }
 

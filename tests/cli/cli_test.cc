@@ -1,0 +1,377 @@
+// The stagecoach command end to end: a server process and client processes, each with a NIC of its own, over TCP on
+// loopback.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstring>
+
+#include "tests/cli/cli_fixture.h"
+
+namespace stagecoach::tests {
+namespace {
+
+constexpr size_t kMiB = 1 << 20;
+
+// --- What it is for ---
+
+TEST_F(CliTest, ATreeGoesThereAndBackUnchanged) {
+  const fs::path source = local_ / "source";
+  WriteFile(source / "small", "hello");
+  WriteFile(source / "empty", "");
+  WriteFile(source / "chunk", Pattern(kMiB));
+  WriteFile(source / "odd", Pattern(3 * kMiB + 7));
+  WriteFile(source / "deep/er/est/file", Pattern(5000));
+  WriteFile(source / "with space/100%", "percent");
+  WriteFile(source / "b\xc3\xa4r\x01\\", "escaped");
+  fs::create_directory(source / "empty directory");
+  fs::create_symlink("small", source / "link");
+  ::chmod((source / "small").c_str(), 0750);
+  timespec times[2] = {{0, UTIME_OMIT}, {1'234'567'890, 123'456'789}};
+  ASSERT_EQ(::utimensat(AT_FDCWD, (source / "odd").c_str(), times, 0), 0);
+  Serve();
+
+  const Outcome put = Run({"put", "-r", source.string(), Url("tree")});
+  EXPECT_EQ(put.code, 0) << put.err;
+  EXPECT_EQ(put.err, "");
+  const Outcome get = Run({"get", "-r", Url("tree"), (local_ / "back").string()});
+  EXPECT_EQ(get.code, 0) << get.err;
+  EXPECT_EQ(get.err, "");
+
+  for (const fs::path& copy : {exported_ / "tree", local_ / "back"}) {
+    EXPECT_EQ(Tree(copy), Tree(source));
+    for (const std::string& name : Tree(source)) {
+      if (fs::is_regular_file(source / name)) {
+        EXPECT_EQ(ReadFile(copy / name), ReadFile(source / name)) << name;
+      }
+    }
+    struct stat st;
+    ASSERT_EQ(::stat((copy / "small").c_str(), &st), 0);
+    EXPECT_EQ(st.st_mode & 0777, 0750u);
+    ASSERT_EQ(::stat((copy / "odd").c_str(), &st), 0);
+    EXPECT_EQ(st.st_mtim.tv_sec, 1'234'567'890);
+    EXPECT_EQ(st.st_mtim.tv_nsec, 123'456'789);
+    EXPECT_FALSE(fs::is_symlink(copy / "link")) << "links travel as the files they lead to";
+  }
+}
+
+TEST_F(CliTest, LargeDataIsPlacedDirectlyAndSmallThingsGoInline) {
+  WriteFile(local_ / "large", Pattern(4 * kMiB));
+  Serve();
+  const Outcome put = Run({"put", "--stats", (local_ / "large").string(), Url()});
+  ASSERT_EQ(put.code, 0) << put.err;
+  EXPECT_NE(put.out.find("4 by Read chunk, 0 by Write chunk"), std::string::npos) << put.out;
+  const Outcome get = Run({"get", "--stats", Url("large"), (local_ / "back").string()});
+  ASSERT_EQ(get.code, 0) << get.err;
+  EXPECT_NE(get.out.find("0 by Read chunk, 4 by Write chunk"), std::string::npos) << get.out;
+  EXPECT_NE(get.out.find("4.0 MiB by RDMA Write"), std::string::npos) << get.out;
+  EXPECT_EQ(ReadFile(local_ / "back"), ReadFile(local_ / "large"));
+
+  WriteFile(local_ / "small", "tiny");
+  const Outcome small = Run({"put", "--stats", (local_ / "small").string(), Url()});
+  ASSERT_EQ(small.code, 0) << small.err;
+  EXPECT_NE(small.out.find("0 by Read chunk, 0 by Write chunk"), std::string::npos) << small.out;
+}
+
+TEST_F(CliTest, PutAndGetNameTheFileAfterADirectoryDestination) {
+  WriteFile(local_ / "file", "hello");
+  fs::create_directory(exported_ / "dir");
+  Serve();
+  EXPECT_EQ(Run({"put", (local_ / "file").string(), Url("dir")}).code, 0);
+  EXPECT_EQ(ReadFile(exported_ / "dir/file"), "hello");
+  EXPECT_EQ(Run({"put", (local_ / "file").string(), Url("dir/other")}).code, 0);
+  EXPECT_EQ(ReadFile(exported_ / "dir/other"), "hello");
+  fs::create_directory(local_ / "here");
+  EXPECT_EQ(Run({"get", Url("dir/other"), (local_ / "here").string()}).code, 0);
+  EXPECT_EQ(ReadFile(local_ / "here/other"), "hello");
+}
+
+TEST_F(CliTest, LsShowsKindsSizesAndNamesWithoutControlCharacters) {
+  WriteFile(exported_ / "file", "12345");
+  WriteFile(exported_ / "evil\x1b[31m", "");
+  fs::create_directory(exported_ / "dir");
+  Serve();
+  const Outcome ls = Run({"ls", Url()});
+  ASSERT_EQ(ls.code, 0) << ls.err;
+  EXPECT_NE(ls.out.find("drwx"), std::string::npos) << ls.out;
+  EXPECT_NE(ls.out.find("dir/\n"), std::string::npos) << ls.out;
+  EXPECT_NE(ls.out.find("5  "), std::string::npos) << ls.out;
+  EXPECT_NE(ls.out.find("evil\\x1b[31m\n"), std::string::npos) << ls.out;
+  EXPECT_EQ(ls.out.find('\x1b'), std::string::npos);
+  const Outcome one = Run({"ls", Url("file")});
+  EXPECT_EQ(one.code, 0);
+  EXPECT_NE(one.out.find("file\n"), std::string::npos) << one.out;
+}
+
+TEST_F(CliTest, ADirectoryLongerThanOnePageIsListedWhole) {
+  for (int i = 0; i < 500; ++i) WriteFile(exported_ / ("file-" + std::to_string(i)), "");
+  Serve();
+  const Outcome ls = Run({"ls", Url()});
+  ASSERT_EQ(ls.code, 0) << ls.err;
+  EXPECT_EQ(std::count(ls.out.begin(), ls.out.end(), '\n'), 500);
+}
+
+TEST_F(CliTest, PingReportsMinMedianAndP99) {
+  Serve();
+  const Outcome ping = Run({"ping", "-c", "100", Url()});
+  EXPECT_EQ(ping.code, 0) << ping.err;
+  EXPECT_NE(ping.out.find("100 NULL calls"), std::string::npos) << ping.out;
+  for (const char* word : {"min ", "median ", "p99 "}) EXPECT_NE(ping.out.find(word), std::string::npos) << ping.out;
+}
+
+TEST_F(CliTest, PingOfAProgramTheServerHasNotSaysSo) {
+  Serve();
+  const Outcome ping = Run({"ping", "--program", "100003", "--version", "3", Url()});
+  EXPECT_EQ(ping.code, 1);
+  EXPECT_NE(ping.err.find("program 100003 not available"), std::string::npos) << ping.err;
+}
+
+TEST_F(CliTest, CapturesStartWithAPcapngSectionHeader) {
+  Serve();
+  const fs::path capture = local_ / "ping.pcapng";
+  const Outcome ping = Run({"ping", "-c", "3", "--pcap", capture.string(), Url()});
+  EXPECT_EQ(ping.code, 0) << ping.err;
+  EXPECT_EQ(ReadFile(capture).substr(0, 4), "\x0a\x0d\x0d\x0a");
+  EXPECT_GT(fs::file_size(capture), 1000u);
+  const Outcome nowhere = Run({"ping", "-c", "1", "--pcap", (local_ / "missing/x").string(), Url()});
+  EXPECT_EQ(nowhere.code, 1);
+  EXPECT_NE(nowhere.err.find("missing/x"), std::string::npos) << nowhere.err;
+}
+
+TEST_F(CliTest, TheServerEndsWellOnSigterm) {
+  Serve();
+  ExpectServerAlive();
+  server_->Signal(SIGTERM);
+  EXPECT_EQ(server_->Wait(), 0) << server_->Err();
+  EXPECT_EQ(server_->Err(), "");
+}
+
+// --- Usage ---
+
+TEST_F(CliTest, WrongUsageIsExitCodeTwo) {
+  for (const std::vector<std::string>& arguments :
+       std::vector<std::vector<std::string>>{{},
+                                             {"frobnicate"},
+                                             {"get"},
+                                             {"get", "stagecoach://127.0.0.1/x"},
+                                             {"get", "http://127.0.0.1/x", "y"},
+                                             {"get", "stagecoach://127.0.0.1/../x", "y"},
+                                             {"get", "--chunk", "1", "stagecoach://127.0.0.1/x", "y"},
+                                             {"ls", "stagecoach://127.0.0.1:99999/"},
+                                             {"ping", "-c", "0", "stagecoach://127.0.0.1/"},
+                                             {"serve", "--listen", "127.0.0.1:x", "."},
+                                             {"serve"}}) {
+    const Outcome outcome = Run(arguments);
+    EXPECT_EQ(outcome.code, 2) << (arguments.empty() ? "" : arguments[0]) << outcome.err;
+    EXPECT_NE(outcome.out + outcome.err, "");
+  }
+  for (const char* help : {"--help", "--version"}) EXPECT_EQ(Run({help}).code, 0);
+}
+
+// --- Bad input: what and where, exit code 1, nothing half done ---
+
+TEST_F(CliTest, MissingFilesAreNamed) {
+  Serve();
+  const Outcome get = Run({"get", Url("no/such"), (local_ / "x").string()});
+  EXPECT_EQ(get.code, 1);
+  EXPECT_EQ(get.err, "stagecoach: get " + Url("no/such") + ": server says: no such file or directory\n");
+  const Outcome put = Run({"put", (local_ / "missing").string(), Url("x")});
+  EXPECT_EQ(put.code, 1);
+  EXPECT_NE(put.err.find("missing': No such file or directory"), std::string::npos) << put.err;
+  const Outcome ls = Run({"ls", Url("nope")});
+  EXPECT_EQ(ls.code, 1);
+  EXPECT_NE(ls.err.find("no such file"), std::string::npos) << ls.err;
+  WriteFile(local_ / "file", "x");
+  const Outcome into = Run({"put", (local_ / "file").string(), Url("no/such/place")});
+  EXPECT_EQ(into.code, 1);
+  EXPECT_NE(into.err.find("no such file"), std::string::npos) << into.err;
+  const Outcome nowhere = Run({"get", Url("x"), (local_ / "no/such/x").string()});
+  EXPECT_EQ(nowhere.code, 1);
+  EXPECT_NE(nowhere.err.find("no/such"), std::string::npos) << nowhere.err;
+  EXPECT_TRUE(fs::is_empty(exported_));
+  EXPECT_EQ(Tree(local_), (std::set<std::string>{"file"}));
+}
+
+TEST_F(CliTest, DirectoriesNeedMinusR) {
+  fs::create_directory(exported_ / "dir");
+  fs::create_directory(local_ / "dir");
+  Serve();
+  const Outcome get = Run({"get", Url("dir"), (local_ / "x").string()});
+  EXPECT_EQ(get.code, 1);
+  EXPECT_NE(get.err.find("is a directory"), std::string::npos) << get.err;
+  const Outcome put = Run({"put", (local_ / "dir").string(), Url("x")});
+  EXPECT_EQ(put.code, 1);
+  EXPECT_NE(put.err.find("-r copies it"), std::string::npos) << put.err;
+}
+
+TEST_F(CliTest, AServerThatIsNotThereIsNamed) {
+  Serve();
+  server_->Signal(SIGTERM);
+  ASSERT_EQ(server_->Wait(), 0);
+  const Outcome get = Run({"get", Url("x"), (local_ / "x").string()});
+  EXPECT_EQ(get.code, 1);
+  EXPECT_NE(get.err.find(address_), std::string::npos) << get.err;
+  EXPECT_NE(get.err.find("refused"), std::string::npos) << get.err;
+  EXPECT_TRUE(fs::is_empty(local_));
+}
+
+TEST_F(CliTest, TheServedDirectoryMustBeThere) {
+  const Outcome missing = Run({"serve", "--listen", "127.0.0.1:0", (base_ / "missing").string()});
+  EXPECT_EQ(missing.code, 1);
+  EXPECT_NE(missing.err.find("missing': No such file or directory"), std::string::npos) << missing.err;
+  WriteFile(local_ / "file", "");
+  EXPECT_EQ(Run({"serve", "--listen", "127.0.0.1:0", (local_ / "file").string()}).code, 1);
+}
+
+TEST_F(CliTest, AnAddressInUseIsNamed) {
+  Serve();
+  const Outcome second = Run({"serve", "--listen", address_, exported_.string()});
+  EXPECT_EQ(second.code, 1);
+  EXPECT_NE(second.err.find(address_), std::string::npos) << second.err;
+}
+
+TEST_F(CliTest, AReadOnlyServerTakesNothing) {
+  WriteFile(exported_ / "file", "hello");
+  WriteFile(local_ / "mine", "x");
+  Serve({"--read-only"});
+  EXPECT_EQ(Run({"get", Url("file"), (local_ / "file").string()}).code, 0);
+  const Outcome put = Run({"put", (local_ / "mine").string(), Url()});
+  EXPECT_EQ(put.code, 1);
+  EXPECT_NE(put.err.find("read-only"), std::string::npos) << put.err;
+  EXPECT_EQ(Tree(exported_), (std::set<std::string>{"file"}));
+}
+
+TEST_F(CliTest, LinksOutOfTheServedDirectoryAreNotServed) {
+  WriteFile(base_ / "secret", "secret");
+  fs::create_symlink("../secret", exported_ / "link");
+  WriteFile(exported_ / "file", "x");
+  Serve();
+  const Outcome get = Run({"get", Url("link"), (local_ / "x").string()});
+  EXPECT_EQ(get.code, 1);
+  EXPECT_NE(get.err.find("leads outside the served directory"), std::string::npos) << get.err;
+  // In a tree the rest is copied, and the command says that something is missing.
+  const Outcome tree = Run({"get", "-r", Url(), (local_ / "tree").string()});
+  EXPECT_EQ(tree.code, 1);
+  EXPECT_NE(tree.err.find("/link: skipped"), std::string::npos) << tree.err;
+  EXPECT_NE(tree.err.find("1 could not be copied"), std::string::npos) << tree.err;
+  EXPECT_EQ(Tree(local_), (std::set<std::string>{"tree", "tree/file"}));
+}
+
+TEST_F(CliTest, LinksInTheDestinationAreNotFollowed) {
+  WriteFile(exported_ / "dir/file", "new");
+  WriteFile(exported_ / "top", "new");
+  fs::create_directory(base_ / "elsewhere");
+  WriteFile(base_ / "elsewhere/file", "old");
+  fs::create_directory(local_ / "tree");
+  fs::create_symlink(base_ / "elsewhere", local_ / "tree/dir");
+  fs::create_symlink(base_ / "elsewhere/file", local_ / "tree/top");
+  Serve();
+  const Outcome get = Run({"get", "-r", Url(), (local_ / "tree").string()});
+  EXPECT_EQ(get.code, 1) << "the directory is in the way";
+  EXPECT_EQ(ReadFile(base_ / "elsewhere/file"), "old");
+  EXPECT_EQ(ReadFile(local_ / "tree/top"), "new") << "the link itself was replaced";
+  EXPECT_FALSE(fs::is_symlink(local_ / "tree/top"));
+}
+
+TEST_F(CliTest, PipesAreNotWaitedFor) {
+  ASSERT_EQ(::mkfifo((exported_ / "pipe").c_str(), 0666), 0);
+  ASSERT_EQ(::mkfifo((local_ / "pipe").c_str(), 0666), 0);
+  Serve();
+  const Outcome get = Run({"get", Url("pipe"), (local_ / "x").string()});
+  EXPECT_EQ(get.code, 1);
+  EXPECT_NE(get.err.find("not a regular file"), std::string::npos) << get.err;
+  const Outcome put = Run({"put", (local_ / "pipe").string(), Url("x")});
+  EXPECT_EQ(put.code, 1);
+  EXPECT_NE(put.err.find("not a regular file"), std::string::npos) << put.err;
+}
+
+// --- Peers and disks that fail in the middle ---
+
+// A file that takes a while and no disk space to speak of.
+void MakeSparse(const fs::path& file, uint64_t size) {
+  std::ofstream(file).flush();
+  fs::resize_file(file, size);
+}
+
+TEST_F(CliTest, AServerThatVanishesInMidTransferLeavesNothingBehind) {
+  MakeSparse(exported_ / "large", uint64_t{1} << 34);
+  Serve();
+  const auto get = Start({"get", Url("large"), (local_ / "large").string()});
+  // The hidden file is there: the transfer has begun.
+  ASSERT_TRUE(WaitUntil([&] { return !fs::is_empty(local_) || !get->Running(); })) << get->Err();
+  server_->Signal(SIGKILL);
+  server_->Wait();
+  EXPECT_EQ(get->Wait(), 1) << get->Err();
+  EXPECT_NE(get->Err().find(Url("large") + ": "), std::string::npos) << get->Err();
+  EXPECT_TRUE(fs::is_empty(local_));
+}
+
+TEST_F(CliTest, AClientThatVanishesInMidTransferLeavesNothingBehind) {
+  MakeSparse(local_ / "large", uint64_t{1} << 34);
+  Serve();
+  const auto put = Start({"put", (local_ / "large").string(), Url()});
+  ASSERT_TRUE(WaitUntil([&] { return !fs::is_empty(exported_) || !put->Running(); })) << put->Err();
+  put->Signal(SIGKILL);
+  put->Wait();
+  EXPECT_TRUE(WaitUntil([&] { return fs::is_empty(exported_); }));
+  ExpectServerAlive();
+}
+
+TEST_F(CliTest, AnInterruptedTransferLeavesNothingBehind) {
+  MakeSparse(exported_ / "large", uint64_t{1} << 34);
+  Serve();
+  const auto get = Start({"get", Url("large"), (local_ / "large").string()});
+  ASSERT_TRUE(WaitUntil([&] { return !fs::is_empty(local_) || !get->Running(); })) << get->Err();
+  get->Signal(SIGINT);
+  EXPECT_EQ(get->Wait(), 1);
+  EXPECT_NE(get->Err().find("interrupted"), std::string::npos) << get->Err();
+  EXPECT_TRUE(fs::is_empty(local_));
+  ExpectServerAlive();
+}
+
+TEST_F(CliTest, AServerWhoseDiskTakesNoMoreSaysSo) {
+  // A limit on file sizes (in KiB) fails the same write(2) in the middle that a full disk fails, and needs no file
+  // system of its own.
+  WriteFile(local_ / "large", Pattern(3 * kMiB));
+  Serve({}, {"bash", "-c", "ulimit -f 1500; exec \"$0\" \"$@\""});
+  const Outcome put = Run({"put", (local_ / "large").string(), Url("large")});
+  EXPECT_EQ(put.code, 1);
+  EXPECT_EQ(put.err, "stagecoach: put " + Url("large") + ": server says: file too large\n");
+  EXPECT_TRUE(fs::is_empty(exported_));
+  ExpectServerAlive();
+}
+
+TEST_F(CliTest, AClientWhoseDiskTakesNoMoreSaysSo) {
+  WriteFile(exported_ / "large", Pattern(3 * kMiB));
+  Serve();
+  Process get((base_ / "logs").string(), {"bash", "-c", "ulimit -f 1500; exec \"$0\" \"$@\"", StagecoachBinary(), "get",
+                                          Url("large"), (local_ / "large").string()});
+  EXPECT_EQ(get.Wait(), 1);
+  EXPECT_NE(get.Err().find("large': file too large"), std::string::npos) << get.Err();
+  EXPECT_TRUE(fs::is_empty(local_));
+  ExpectServerAlive();
+}
+
+TEST_F(CliTest, AFullFileSystemSaysSo) {
+  // A real one, where a user may have a mount namespace. The server alone sees the small file system mounted on what it
+  // serves.
+  const std::string mount = "mount -t tmpfs -o size=1m none \"$1\" && shift && exec \"$@\"";
+  Process probe((base_ / "logs").string(), {"unshare", "--user", "--map-root-user", "--mount", "bash", "-c", mount,
+                                            "bash", exported_.string(), "true"});
+  if (probe.Wait() != 0) GTEST_SKIP() << "no mount namespaces here: " << probe.Err();
+  WriteFile(local_ / "large", Pattern(3 * kMiB));
+  Serve({}, {"unshare", "--user", "--map-root-user", "--mount", "bash", "-c", mount, "bash", exported_.string()});
+  const Outcome put = Run({"put", (local_ / "large").string(), Url("large")});
+  EXPECT_EQ(put.code, 1);
+  EXPECT_EQ(put.err, "stagecoach: put " + Url("large") + ": server says: no space left on device\n");
+  const Outcome ls = Run({"ls", Url()});
+  EXPECT_EQ(ls.code, 0) << ls.err;
+  EXPECT_EQ(ls.out, "");
+  WriteFile(local_ / "small", "x");
+  EXPECT_EQ(Run({"put", (local_ / "small").string(), Url()}).code, 0) << "the hidden file gave its space back";
+}
+
+}  // namespace
+}  // namespace stagecoach::tests

@@ -1,0 +1,386 @@
+// The client against servers that lie, peers that speak something else, and the server against garbage on its port.
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <thread>
+
+#include "base/asio_loop/asio_loop.h"
+#include "base/crc32c.h"
+#include "rpcrdma/api/server.h"
+#include "rpcrdma/ulb/file/codec.h"
+#include "tests/cli/cli_fixture.h"
+
+namespace stagecoach::tests {
+namespace {
+
+using namespace rpcrdma;        // NOLINT: what a hostile server is made of
+using namespace rpcrdma::file;  // NOLINT
+
+constexpr Attributes kDirectoryAttributes{Type::kDirectory, 0755, 0, {1'000'000'000, 0}};
+constexpr Attributes kFileAttributes{Type::kRegular, 0644, 5, {1'000'000'000, 0}};
+
+// The bulk file program as a liar would offer it. By default it is a directory with one file "file" of five bytes; a
+// test replaces what it wants to lie about.
+class LyingService final : public Service {
+ public:
+  std::function<Result<Attributes, Status>(const Path&)> attributes =
+      [](const Path& path) -> Result<Attributes, Status> {
+    return path.empty() ? kDirectoryAttributes : kFileAttributes;
+  };
+  std::function<Page(const ListArgs&)> list = [](const ListArgs&) {
+    return Page{1, true, {{"file", kFileAttributes}}};
+  };
+  std::function<Opened(const Path&)> open = [](const Path&) { return Opened{1, kFileAttributes}; };
+  std::function<ReadReply(const ReadArgs&)> read = [](const ReadArgs&) {
+    return ReadReply{{kFileAttributes, ComputeCrc32c(AsBytes("hello"))}, AsBytes("hello")};
+  };
+  std::function<Limits()> limits = [] { return Limits{1 << 20, 64, 60, false}; };
+  // Called instead of anything else when set; returns whether it has dealt with the request.
+  std::function<bool(Request&)> intercept;
+
+  uint32_t program() const override { return kProgram; }
+  VersionRange versions() const override { return {kVersion, kVersion}; }
+  void Handle(Request request) override {
+    if (intercept && intercept(request)) return;
+    switch (static_cast<Procedure>(request.procedure())) {
+      case Procedure::kLimits:
+        return Answer<Limits>(request, limits());
+      case Procedure::kGetAttributes: {
+        Path path;
+        Decode(request.args(), path);
+        return Answer<Attributes>(request, attributes(path));
+      }
+      case Procedure::kList: {
+        ListArgs args;
+        Decode(request.args(), args);
+        return Answer<Page>(request, list(args));
+      }
+      case Procedure::kOpen: {
+        Path path;
+        Decode(request.args(), path);
+        return Answer<Opened>(request, open(path));
+      }
+      case Procedure::kRead: {
+        ReadArgs args;
+        Decode(request.args(), args);
+        return Answer<ReadReply>(request, read(args));
+      }
+      default:
+        return Answer<void>(request, {});
+    }
+  }
+
+ private:
+  template <typename T>
+  static void Answer(Request& request, const Result<T, Status>& result) {
+    request.Reply([&](XdrWriter& out) { EncodeResult<T>(out, result); });
+  }
+};
+
+class HostileServerTest : public CliTest {
+ protected:
+  void SetUp() override {
+    CliTest::SetUp();
+    liar_ = std::make_unique<Server>(loop_, ServerOptions{});
+    liar_->Register(&service_);
+    const auto listening = liar_->Listen("127.0.0.1", 0);
+    ASSERT_TRUE(listening) << listening.error().ToString();
+    address_ = "127.0.0.1:" + std::to_string(liar_->port());
+  }
+
+  // Runs a command against the server in this process.
+  Outcome RunAgainstLiar(std::vector<std::string> arguments) {
+    const auto process = Start(std::move(arguments));
+    bool ended = false;
+    const auto watch = loop_.WatchReadable(process->pidfd(), [&] { ended = true; });
+    const Instant bound = loop_.Now() + 60s;
+    while (!ended && loop_.Now() < bound) loop_.RunOnce(100ms);
+    loop_.Unwatch(watch);
+    EXPECT_TRUE(ended) << "still running; so far it said: " << process->Err();
+    return {process->Wait(std::chrono::milliseconds(0)).value_or(-1), process->Out(), process->Err()};
+  }
+  // A `get -r` that must fail, say why, and write nothing but its empty destination directories.
+  void ExpectTreeRefused(const std::string& why) {
+    const Outcome get = RunAgainstLiar({"get", "-r", Url(), (local_ / "tree").string()});
+    EXPECT_EQ(get.code, 1) << why;
+    EXPECT_NE(get.err.find(why), std::string::npos) << get.err;
+    EXPECT_EQ(get.err.find('\x1b'), std::string::npos);
+    for (const std::string& name : Tree(local_)) EXPECT_TRUE(fs::is_directory(local_ / name)) << name;
+    EXPECT_EQ(Tree(base_).count("planted"), 0u);
+  }
+  void ExpectFileRefused(const std::string& why) {
+    const Outcome get = RunAgainstLiar({"get", Url("file"), (local_ / "file").string()});
+    EXPECT_EQ(get.code, 1) << why;
+    EXPECT_NE(get.err.find(why), std::string::npos) << get.err;
+    EXPECT_TRUE(fs::is_empty(local_));
+  }
+
+  AsioLoop loop_;
+  LyingService service_;
+  std::unique_ptr<Server> liar_;
+};
+
+TEST_F(HostileServerTest, TheDefaultIsHonestSoThatTheLiesAreWhatFails) {
+  const Outcome get = RunAgainstLiar({"get", "-r", Url(), (local_ / "tree").string()});
+  EXPECT_EQ(get.code, 0) << get.err;
+  EXPECT_EQ(ReadFile(local_ / "tree/file"), "hello");
+}
+
+TEST_F(HostileServerTest, NamesThatLeadElsewhereAreRefused) {
+  for (const std::string& name :
+       {std::string(".."), std::string("."), std::string(""), std::string("../planted"), std::string("/tmp/planted"),
+        std::string("a/planted"), std::string("planted\0x", 9), std::string(".stagecoach.0123456789abcdef.part")}) {
+    for (const Attributes& attributes : {kFileAttributes, kDirectoryAttributes}) {
+      service_.list = [&](const ListArgs&) { return Page{1, true, {{"file", kFileAttributes}, {name, attributes}}}; };
+      ExpectTreeRefused("is not a name");
+    }
+  }
+}
+
+TEST_F(HostileServerTest, ControlCharactersInNamesDoNotReachTheTerminal) {
+  service_.list = [](const ListArgs&) { return Page{1, true, {{"evil\x1b[2J/", kFileAttributes}}}; };
+  ExpectTreeRefused("evil\\x1b[2J");
+  service_.list = [](const ListArgs&) { return Page{1, true, {{"evil\x1b[2J", kFileAttributes}}}; };
+  const Outcome ls = RunAgainstLiar({"ls", Url()});
+  EXPECT_EQ(ls.code, 0);
+  EXPECT_EQ(ls.out.find('\x1b'), std::string::npos);
+}
+
+TEST_F(HostileServerTest, ListingsThatRepeatOrNeverEndAreRefused) {
+  service_.list = [](const ListArgs&) { return Page{1, true, {{"x", kFileAttributes}, {"x", kDirectoryAttributes}}}; };
+  ExpectTreeRefused("there twice");
+  service_.list = [](const ListArgs&) { return Page{1, false, {}}; };
+  ExpectTreeRefused("empty page");
+}
+
+TEST_F(HostileServerTest, ATreeWithoutABottomIsCutOff) {
+  service_.attributes = [](const Path&) { return kDirectoryAttributes; };
+  service_.list = [](const ListArgs&) { return Page{1, true, {{"d", kDirectoryAttributes}}}; };
+  ExpectTreeRefused("too deep");
+}
+
+TEST_F(HostileServerTest, DataThatIsNotWhatItsChecksumSaysIsRefused) {
+  service_.read = [](const ReadArgs&) { return ReadReply{{kFileAttributes, 1}, AsBytes("hello")}; };
+  ExpectFileRefused("checksum");
+}
+
+TEST_F(HostileServerTest, DataOfAnotherLengthIsRefused) {
+  for (std::string_view data : {"hell", "", "hello, world"}) {
+    service_.read = [data](const ReadArgs&) {
+      return ReadReply{{kFileAttributes, ComputeCrc32c(AsBytes(data))}, AsBytes(data)};
+    };
+    ExpectFileRefused(data.size() > 5 ? "more data than was asked for" : "changed on the server");
+  }
+}
+
+TEST_F(HostileServerTest, AFileThatChangesWhileItIsReadIsRefused) {
+  service_.read = [](const ReadArgs&) {
+    Attributes later = kFileAttributes;
+    later.modified.seconds += 1;
+    return ReadReply{{later, ComputeCrc32c(AsBytes("hello"))}, AsBytes("hello")};
+  };
+  ExpectFileRefused("changed on the server");
+}
+
+TEST_F(HostileServerTest, AnImpossibleSizeIsNotBelieved) {
+  service_.open = [](const Path&) {
+    Attributes huge = kFileAttributes;
+    huge.size = UINT64_MAX;
+    return Opened{1, huge};
+  };
+  ExpectFileRefused("changed on the server");
+}
+
+TEST_F(HostileServerTest, ADirectoryOpenedAsAFileIsRefused) {
+  service_.open = [](const Path&) { return Opened{1, kDirectoryAttributes}; };
+  ExpectFileRefused("no regular file");
+}
+
+TEST_F(HostileServerTest, LimitsThatAllowNothingAreRefused) {
+  service_.limits = [] { return Limits{0, 0, 0, false}; };
+  ExpectFileRefused("less than 4096 bytes");
+}
+
+TEST_F(HostileServerTest, RepliesThatAreNotXdrAreRefused) {
+  // Every reply cut short, too long, or with a status of its own invention.
+  for (const std::vector<uint32_t>& words : std::vector<std::vector<uint32_t>>{
+           {}, {0}, {0, 1, 2}, {20}, {UINT32_MAX}, {0, 4096, 64, 60, 2}, {0, 4096, 64, 60, 0, 0}}) {
+    service_.intercept = [&](Request& request) {
+      request.Reply([&](XdrWriter& out) {
+        for (uint32_t word : words) out.U32(word);
+      });
+      return true;
+    };
+    ExpectFileRefused("bad reply");
+  }
+}
+
+TEST_F(HostileServerTest, RpcErrorsAreReported) {
+  service_.intercept = [](Request& request) {
+    request.Fail(AcceptStat::kSystemErr);
+    return true;
+  };
+  ExpectFileRefused("SYSTEM_ERR");
+}
+
+TEST_F(HostileServerTest, AServerThatNeverAnswersIsGivenUp) {
+  std::vector<Request> kept;
+  service_.intercept = [&](Request& request) {
+    kept.push_back(std::move(request));
+    return true;
+  };
+  const Outcome get = RunAgainstLiar({"get", "--timeout", "0.2", Url("file"), (local_ / "file").string()});
+  EXPECT_EQ(get.code, 1);
+  EXPECT_NE(get.err.find(address_), std::string::npos) << get.err;
+  EXPECT_TRUE(fs::is_empty(local_));
+}
+
+// --- Peers that are something else ---
+
+// A TCP listener on loopback that treats each connection as told.
+class Listener {
+ public:
+  explicit Listener(std::function<void(int)> treat) {
+    fd_ = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof(address);
+    EXPECT_EQ(::bind(fd_, reinterpret_cast<sockaddr*>(&address), size), 0);
+    EXPECT_EQ(::listen(fd_, 8), 0);
+    EXPECT_EQ(::getsockname(fd_, reinterpret_cast<sockaddr*>(&address), &size), 0);
+    port_ = ntohs(address.sin_port);
+    thread_ = std::thread([this, treat = std::move(treat)] {
+      for (;;) {
+        const int peer = ::accept4(fd_, nullptr, nullptr, SOCK_CLOEXEC);
+        if (peer < 0) return;
+        treat(peer);
+        ::close(peer);
+      }
+    });
+  }
+  ~Listener() {
+    ::shutdown(fd_, SHUT_RDWR);
+    thread_.join();
+    ::close(fd_);
+  }
+  std::string url(const std::string& path) const {
+    return "stagecoach://127.0.0.1:" + std::to_string(port_) + "/" + path;
+  }
+  std::string address() const { return "127.0.0.1:" + std::to_string(port_); }
+
+ private:
+  int fd_ = -1;
+  uint16_t port_ = 0;
+  std::thread thread_;
+};
+
+void SendAll(int fd, std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t n = ::send(fd, text.data(), text.size(), MSG_NOSIGNAL);
+    if (n <= 0) return;
+    text.remove_prefix(static_cast<size_t>(n));
+  }
+}
+void ReadUntilEnd(int fd) {
+  char buffer[4096];
+  while (::read(fd, buffer, sizeof(buffer)) > 0) {
+  }
+}
+
+// What such a peer may do. The process under test is started before the listener's thread, so that fork() meets one
+// thread.
+class StrangePeerTest : public CliTest {
+ protected:
+  void ExpectRefused(std::function<void(int)> treat, std::vector<std::string> options = {}) {
+    const Listener listener(std::move(treat));
+    std::vector<std::string> arguments = {"get"};
+    arguments.insert(arguments.end(), options.begin(), options.end());
+    arguments.push_back(listener.url("file"));
+    arguments.push_back((local_ / "file").string());
+    const Outcome get = Run(arguments);
+    EXPECT_EQ(get.code, 1) << get.err;
+    EXPECT_NE(get.err.find(listener.address()), std::string::npos) << get.err;
+    EXPECT_EQ(get.err.find("\n"), get.err.size() - 1) << "one line: " << get.err;
+    EXPECT_TRUE(fs::is_empty(local_));
+  }
+};
+
+TEST_F(StrangePeerTest, AnHttpServer) {
+  ExpectRefused([](int peer) {
+    SendAll(peer, "HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+    ::shutdown(peer, SHUT_WR);
+    ReadUntilEnd(peer);
+  });
+}
+
+TEST_F(StrangePeerTest, APeerThatClosesAtOnce) {
+  ExpectRefused([](int) {});
+}
+
+TEST_F(StrangePeerTest, APeerThatSendsRandomBytes) {
+  const std::string noise = Pattern(100'000);
+  ExpectRefused([&](int peer) {
+    SendAll(peer, noise);
+    ::shutdown(peer, SHUT_WR);
+    ReadUntilEnd(peer);
+  });
+}
+
+TEST_F(StrangePeerTest, APeerThatSaysNothing) {
+  ExpectRefused([](int peer) { ReadUntilEnd(peer); }, {"--timeout", "0.3"});
+}
+
+TEST_F(StrangePeerTest, APeerThatAcceptsAndThenSendsGarbageFrames) {
+  // A well-formed MPA reply of revision 1 (RFC 5044 section 7.1.2) without CRC and markers, then frames of nothing.
+  const std::string noise = Pattern(4096);
+  ExpectRefused([&](int peer) {
+    char request[20];
+    if (::recv(peer, request, sizeof(request), MSG_WAITALL) != sizeof(request)) return;
+    SendAll(peer, std::string("MPA ID Rep Frame") + std::string("\x00\x01\x00\x00", 4));
+    SendAll(peer, noise);
+    ::shutdown(peer, SHUT_WR);
+    ReadUntilEnd(peer);
+  });
+}
+
+TEST_F(CliTest, AServerOutlivesGarbageOnItsPort) {
+  Serve();
+  const uint16_t port = static_cast<uint16_t>(std::stoi(address_.substr(address_.find(':') + 1)));
+  const std::string key = "MPA ID Req Frame";
+  const std::string noise = Pattern(5000, 3);
+  for (const std::string& text :
+       {std::string(), std::string("GET / HTTP/1.1\r\n\r\n"), noise, key, key + std::string("\x00\x01", 2),
+        key + std::string("\x00\x01\xff\xff", 4) + noise, key + std::string("\x40\x01\x00\x00", 4) + noise,
+        key + std::string("\x00\x02\x00\x00", 4) + noise, key + std::string("\xff\xff\xff\xff", 4) + noise}) {
+    for (bool half_close : {false, true}) {
+      const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+      sockaddr_in address{};
+      address.sin_family = AF_INET;
+      address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+      address.sin_port = htons(port);
+      ASSERT_EQ(::connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+      SendAll(fd, text);
+      if (half_close) {
+        ::shutdown(fd, SHUT_WR);
+        // The server hangs up; a bound, in case it does not.
+        pollfd readable{fd, POLLIN, 0};
+        EXPECT_EQ(::poll(&readable, 1, 20'000), 1);
+      }
+      ::close(fd);
+    }
+  }
+  ExpectServerAlive();
+  WriteFile(local_ / "file", "still here");
+  EXPECT_EQ(Run({"put", (local_ / "file").string(), Url()}).code, 0);
+}
+
+}  // namespace
+}  // namespace stagecoach::tests
