@@ -323,11 +323,13 @@ Status RunServer(const Options& options) {
   return {};
 }
 
-// Printable, and different in each round, so that a stale buffer cannot pass for a fresh one.
+// Printable, and different in each round, so that a stale buffer cannot pass for a fresh one. A zero byte ends it: rping's server takes
+// the ping for a string and writes back as far as that.
 void FillPing(MutableBytes bytes, int round) {
   const std::string head = fmt::format("rdma-ping-{}: ", round);
   size_t at = CopyBytes(bytes, AsBytes(head));
   for (int letter = round; at < bytes.size(); ++at, ++letter) bytes[at] = static_cast<std::byte>('A' + letter % 58);
+  if (!bytes.empty()) bytes.back() = std::byte{0};
 }
 
 Status RunRounds(Connection* connection, const Options& options) {
