@@ -261,8 +261,7 @@ void Connection::OnEstablishedEvent(const CmEvent& event) {
   Trace(trace_, loop_.Now(), options_.name, "established", {{"private_data", ToHex(event.private_data)}});
   owner_.OnEstablished(event.private_data);
   if (state_ != State::kEstablished) return;
-  // Completions that came before this event could not be answered yet.
-  Poll();
+  Poll();  // what came before this event
   Progress();
 }
 
@@ -318,7 +317,8 @@ bool Connection::Busy() const {
 }
 
 bool Connection::Poll() {
-  if (!queue_ || in_progress_) return false;
+  // A client's first message may be here before the event that says it is connected; it waits for that.
+  if (!queue_ || in_progress_ || state_ == State::kAccepting) return false;
   const int count = ibv_poll_cq(queue_.get(), kBatch, completions_);
   if (count == 0) return false;
   if (count < 0) {

@@ -1,0 +1,546 @@
+// RPC end to end through the public API and the stock verbs API, in whichever setting it is linked with.
+#include <gtest/gtest.h>
+
+#include <asio/awaitable.hpp>
+#include <asio/co_spawn.hpp>
+#include <asio/detached.hpp>
+#include <asio/use_awaitable.hpp>
+#include <asio/use_future.hpp>
+#include <future>
+#include <optional>
+
+#include "base/prng.h"
+#include "rpcrdma/api/client.h"
+#include "rpcrdma/api/server.h"
+#include "rpcrdma/loop/loop_context.h"
+#include "tests/e2e/setting.h"
+#include "tests/e2e/test_service.h"
+
+namespace stagecoach::e2e {
+namespace {
+
+using rpcrdma::AcceptStat;
+using rpcrdma::CallError;
+using rpcrdma::CallOptions;
+using rpcrdma::Client;
+using rpcrdma::ClientOptions;
+using rpcrdma::ProcedureId;
+using rpcrdma::Reply;
+using rpcrdma::Server;
+using rpcrdma::ServerOptions;
+using rpcrdma::XdrReader;
+using rpcrdma::XdrWriter;
+
+using Outcome = Result<Reply, CallError>;
+
+ProcedureId Id(Procedure procedure) { return {kProgram, 3, procedure}; }
+
+class RpcTest : public ::testing::Test {
+ protected:
+  RpcTest() {
+    const auto* info = ::testing::UnitTest::GetInstance()->current_test_info();
+    setting_ = MakeSetting(StableHash(info->name()), nullptr);
+  }
+  ~RpcTest() override {
+    // Objects of the API before the world they live in; what they posted is run.
+    service_.held.clear();
+    client_.reset();
+    server_.reset();
+    setting_->For(1ms);
+  }
+
+  void StartServer(ServerOptions options = {}) {
+    setting_->ActAsServer();
+    server_.emplace(setting_->loop(), options);
+    server_->Register(&service_);
+    const auto listening = server_->Listen(setting_->server_host(), 0);
+    ASSERT_TRUE(listening.has_value()) << listening.error().ToString();
+    ASSERT_NE(server_->port(), 0);
+  }
+
+  Result<void, CallError> ConnectTo(Client& client, uint16_t port) {
+    setting_->ActAsClient();
+    std::optional<Result<void, CallError>> result;
+    client.Connect(setting_->server_host(), port, [&](Result<void, CallError> connected) { result = std::move(connected); });
+    EXPECT_FALSE(result.has_value()) << "a handler ran inside the call that started it";
+    EXPECT_TRUE(setting_->Until([&] { return result.has_value(); })) << "connecting hangs";
+    return result.value_or(Result<void, CallError>());
+  }
+  std::unique_ptr<Client> NewClient(ClientOptions options = {}) {
+    setting_->ActAsClient();
+    options.first_xid = 1;
+    return std::make_unique<Client>(setting_->loop(), options);
+  }
+  void Start(ServerOptions server = {}, ClientOptions client = {}) {
+    StartServer(server);
+    client_ = NewClient(client);
+    const auto connected = ConnectTo(*client_, server_->port());
+    ASSERT_TRUE(connected.has_value()) << connected.error().ToString();
+  }
+
+  // Until the first reply there is one credit: has the server's grant in before calls that are not answered at once.
+  void StartWarm(ServerOptions server = {}) {
+    Start(server);
+    ASSERT_TRUE(Call(kNull).has_value());
+  }
+
+  // Runs one call to its end.
+  Outcome Call(Procedure procedure, Client::ArgsWriter args = [](XdrWriter&) {}, const CallOptions& options = {}) {
+    return CallAs(Id(procedure), args, options);
+  }
+  Outcome CallAs(const ProcedureId& procedure, Client::ArgsWriter args, const CallOptions& options) {
+    std::optional<Outcome> result;
+    client_->Call(procedure, args, options, [&](Outcome outcome) { result.emplace(std::move(outcome)); });
+    EXPECT_FALSE(result.has_value()) << "a handler ran inside the call that started it";
+    EXPECT_TRUE(setting_->Until([&] { return result.has_value(); })) << "a call hangs";
+    if (!result) std::abort();  // the handler refers to this frame
+    return std::move(*result);
+  }
+
+  // Calls kEcho with `size` bytes and checks that they come back.
+  void ExpectEcho(size_t size, size_t room) {
+    const auto data = Pattern(size, static_cast<uint8_t>(size));
+    std::vector<std::byte> sink(room);
+    CallOptions options;
+    options.result_buffers = {sink};
+    const Outcome outcome = Call(kEcho, [&](XdrWriter& args) { args.EligibleOpaque(data); }, options);
+    ASSERT_TRUE(outcome.has_value()) << outcome.error().ToString();
+    XdrReader results = outcome->results();
+    const ConstBytes result = outcome->Settle(results.EligibleOpaque("data", kDataMax), 0);
+    ASSERT_TRUE(results.Finish().has_value());
+    EXPECT_EQ(result.data(), sink.data());
+    ASSERT_EQ(result.size(), size);
+    EXPECT_TRUE(std::equal(result.begin(), result.end(), data.begin()));
+  }
+
+  void AsyncHold(uint32_t number, std::map<uint32_t, Outcome>* outcomes, CallOptions options = {}) {
+    ids_[number] = client_->Call(Id(kHold), [&](XdrWriter& args) { args.U32(number); }, options,
+                                 [number, outcomes](Outcome outcome) { outcomes->emplace(number, std::move(outcome)); });
+  }
+
+  std::unique_ptr<Setting> setting_;
+  TestService service_;
+  std::optional<Server> server_;
+  std::unique_ptr<Client> client_;
+  std::map<uint32_t, rpcrdma::CallId> ids_;
+};
+
+TEST_F(RpcTest, NullIsAnsweredInline) {
+  Start();
+  for (int i = 0; i < 100; ++i) {
+    const Outcome outcome = Call(kNull);
+    ASSERT_TRUE(outcome.has_value()) << outcome.error().ToString();
+    EXPECT_TRUE(outcome->results().Finish().has_value());
+  }
+  const auto stats = client_->stats();
+  EXPECT_EQ(stats.calls, 100u);
+  EXPECT_EQ(stats.calls_inline, 100u);
+  EXPECT_EQ(stats.registrations, 0u);
+  EXPECT_EQ(stats.credits_granted, 64u);
+  EXPECT_EQ(service_.clients, 1);
+  EXPECT_EQ(server_->stats().connections.calls_inline, 100u);
+}
+
+TEST_F(RpcTest, DataOfEverySizeComesBackUnchanged) {
+  Start();
+  for (const size_t size : {size_t{0}, size_t{1}, size_t{3}, size_t{100}, size_t{1000}, size_t{3800}, size_t{3999},
+                            size_t{4096}, size_t{5001}, size_t{65536}, size_t{1000003}}) {
+    SCOPED_TRACE(size);
+    ExpectEcho(size, size + 8);
+  }
+  const auto stats = client_->stats();
+  EXPECT_GT(stats.calls_by_read_chunk, 0u);
+  EXPECT_GT(stats.calls_by_write_chunk, 0u);
+  EXPECT_EQ(stats.invalidations_local + stats.invalidations_remote, stats.registrations);
+  EXPECT_EQ(server_->stats().connections.bytes_placed_by_read, stats.bytes_placed_by_read);
+}
+
+TEST_F(RpcTest, ArgumentsTravelByReadChunk) {
+  Start();
+  const auto data = Pattern(1 << 20);
+  const Outcome outcome = Call(kSize, [&](XdrWriter& args) { args.EligibleOpaque(data); });
+  ASSERT_TRUE(outcome.has_value()) << outcome.error().ToString();
+  EXPECT_EQ(outcome->results().U32("size"), data.size());
+  EXPECT_EQ(client_->stats().calls_by_read_chunk, 1u);
+  EXPECT_EQ(server_->stats().connections.bytes_placed_by_read, data.size());
+}
+
+TEST_F(RpcTest, ResultsTravelByWriteChunkIntoTheCallersBuffer) {
+  Start();
+  std::vector<std::byte> sink(1 << 20);
+  CallOptions options;
+  options.result_buffers = {sink};
+  const Outcome outcome = Call(kSource, [](XdrWriter& args) { args.U32(900001); }, options);
+  ASSERT_TRUE(outcome.has_value()) << outcome.error().ToString();
+  XdrReader results = outcome->results();
+  EXPECT_EQ(results.EligibleOpaque("data", kDataMax).data(), sink.data());
+  EXPECT_GE(outcome->placed_bytes(0), 900001u);
+  EXPECT_EQ(ToHex(ConstBytes(sink).first(900001)), ToHex(Pattern(900001)));
+  EXPECT_EQ(client_->stats().calls_by_write_chunk, 1u);
+}
+
+TEST_F(RpcTest, LongMessagesTravelBothWays) {
+  Start();
+  std::vector<uint32_t> words(20000);
+  for (uint32_t i = 0; i < words.size(); ++i) words[i] = i * 3;
+  CallOptions options;
+  options.reply_bytes_max = 100000;
+  const Outcome outcome = Call(
+      kWords,
+      [&](XdrWriter& args) {
+        args.U32(static_cast<uint32_t>(words.size()));
+        for (const uint32_t word : words) args.U32(word);
+      },
+      options);
+  ASSERT_TRUE(outcome.has_value()) << outcome.error().ToString();
+  XdrReader results = outcome->results();
+  ASSERT_EQ(results.Count("words", 100000, 4), words.size());
+  for (const uint32_t word : words) ASSERT_EQ(results.U32("word"), word);
+  EXPECT_EQ(client_->stats().calls_long, 1u);
+  EXPECT_EQ(client_->stats().replies_long, 1u);
+}
+
+TEST_F(RpcTest, ReplyThatFitsNowhereIsAnErrorAndTheConnectionStays) {
+  Start();
+  const auto words = [](XdrWriter& args) {
+    args.U32(2000);
+    for (uint32_t i = 0; i < 2000; ++i) args.U32(i);
+  };
+  const Outcome outcome = Call(kWords, words);  // promises at most 512 bytes
+  ASSERT_FALSE(outcome.has_value());
+  EXPECT_EQ(outcome.error().kind, CallError::Kind::kTransport);
+  EXPECT_NE(outcome.error().ToString().find("ERR_CHUNK"), std::string::npos);
+  std::vector<std::byte> small(5000);
+  CallOptions options;
+  options.result_buffers = {small};
+  EXPECT_EQ(Call(kSource, [](XdrWriter& args) { args.U32(5001); }, options).error().kind, CallError::Kind::kTransport);
+  EXPECT_TRUE(Call(kNull).has_value());
+}
+
+TEST_F(RpcTest, ManyCallsWaitTheirTurnUnderFewCredits) {
+  Start({.credits = 2}, {.credits = 3});
+  size_t answered = 0;
+  const auto data = Pattern(20000);
+  std::vector<std::vector<std::byte>> sinks(150, std::vector<std::byte>(20000));
+  for (auto& sink : sinks) {
+    CallOptions options;
+    options.result_buffers = {sink};
+    client_->Call(Id(kEcho), [&](XdrWriter& args) { args.EligibleOpaque(data); }, options, [&](Outcome outcome) {
+      EXPECT_TRUE(outcome.has_value());
+      ++answered;
+    });
+  }
+  EXPECT_EQ(client_->outstanding(), 150u);
+  ASSERT_TRUE(setting_->Until([&] { return answered == 150; }));
+  for (const auto& sink : sinks) EXPECT_EQ(sink, data);
+  EXPECT_EQ(client_->stats().credits_granted, 2u);
+}
+
+TEST_F(RpcTest, BigCallsShareTheMemoryAClientMayHave) {
+  Start({.client_bytes_max = 3 << 20, .call_bytes_max = 1 << 20});
+  size_t answered = 0;
+  const auto data = Pattern(1 << 20);
+  for (int i = 0; i < 20; ++i) {
+    client_->Call(Id(kSize), [&](XdrWriter& args) { args.EligibleOpaque(data); }, {}, [&](Outcome outcome) {
+      EXPECT_TRUE(outcome.has_value());
+      ++answered;
+    });
+  }
+  ASSERT_TRUE(setting_->Until([&] { return answered == 20; }));
+  const auto too_much = Pattern((1 << 20) + 1);
+  EXPECT_EQ(Call(kSize, [&](XdrWriter& args) { args.EligibleOpaque(too_much); }).error().kind,
+            CallError::Kind::kTransport);
+}
+
+TEST_F(RpcTest, AnswersMayComeLaterAndInAnyOrder) {
+  StartWarm();
+  std::map<uint32_t, Outcome> outcomes;
+  for (uint32_t number : {1, 2, 3}) AsyncHold(number, &outcomes);
+  ASSERT_TRUE(setting_->Until([&] { return service_.held.size() == 3; }));
+  service_.Answer(2);
+  ASSERT_TRUE(setting_->Until([&] { return outcomes.size() == 1; }));
+  EXPECT_EQ(outcomes.count(2), 1u);
+  service_.Answer(3);
+  service_.Answer(1);
+  ASSERT_TRUE(setting_->Until([&] { return outcomes.size() == 3; }));
+  for (auto& [number, outcome] : outcomes) {
+    ASSERT_TRUE(outcome.has_value());
+    EXPECT_EQ(outcome->results().U32("number"), number);
+  }
+}
+
+TEST_F(RpcTest, RequestLetGoOfIsAnsweredWithSystemErr) {
+  Start();
+  std::map<uint32_t, Outcome> outcomes;
+  AsyncHold(1, &outcomes);
+  ASSERT_TRUE(setting_->Until([&] { return service_.held.size() == 1; }));
+  service_.held.clear();
+  ASSERT_TRUE(setting_->Until([&] { return outcomes.size() == 1; }));
+  EXPECT_EQ(outcomes.at(1).error().accept_stat, AcceptStat::kSystemErr);
+}
+
+TEST_F(RpcTest, RpcRefusalsSayWhatIsThere) {
+  Start();
+  Outcome outcome = CallAs({kProgram, 9, 0}, [](XdrWriter&) {}, {});
+  ASSERT_FALSE(outcome.has_value());
+  EXPECT_EQ(outcome.error().ToString(),
+            "RPC: program " + std::to_string(kProgram) + " version 9 not available (server has 3 to 4)");
+  EXPECT_EQ(outcome.error().versions.high, 4u);
+  outcome = CallAs({100003, 3, 0}, [](XdrWriter&) {}, {});
+  EXPECT_EQ(outcome.error().ToString(), "RPC: program 100003 not available");
+  EXPECT_EQ(outcome.error().accept_stat, AcceptStat::kProgUnavail);
+  EXPECT_EQ(CallAs({kProgram, 3, 77}, [](XdrWriter&) {}, {}).error().accept_stat, AcceptStat::kProcUnavail);
+  EXPECT_EQ(Call(kSource).error().accept_stat, AcceptStat::kGarbageArgs);
+  EXPECT_TRUE(Call(kNull).has_value());
+}
+
+TEST_F(RpcTest, NobodyListening) {
+  uint16_t port = 0;
+  {
+    StartServer();
+    port = server_->port();
+    server_.reset();
+    setting_->For(1ms);
+  }
+  client_ = NewClient();
+  const auto connected = ConnectTo(*client_, port);
+  ASSERT_FALSE(connected.has_value());
+  EXPECT_EQ(connected.error().kind, CallError::Kind::kRefused);
+  EXPECT_EQ(connected.error().ToString(),
+            "connect to " + setting_->server_host() + ":" + std::to_string(port) + ": connection refused");
+  EXPECT_EQ(Call(kNull).error().kind, CallError::Kind::kNotConnected);
+}
+
+TEST_F(RpcTest, ServerThatIsFullRejects) {
+  Start({.clients_max = 1});
+  auto second = NewClient();
+  const auto connected = ConnectTo(*second, server_->port());
+  ASSERT_FALSE(connected.has_value());
+  EXPECT_TRUE(Call(kNull).has_value());
+  EXPECT_EQ(server_->stats().clients_rejected, 1u);
+}
+
+TEST_F(RpcTest, ServerThatGoesAwayEndsEveryCallWithAReason) {
+  StartWarm();
+  std::map<uint32_t, Outcome> outcomes;
+  std::optional<CallError> lost;
+  client_->OnConnectionLost([&](const CallError& error) { lost = error; });
+  for (uint32_t number : {1, 2, 3}) AsyncHold(number, &outcomes);
+  ASSERT_TRUE(setting_->Until([&] { return service_.held.size() == 3; }));
+  server_.reset();
+  ASSERT_TRUE(setting_->Until([&] { return outcomes.size() == 3 && lost.has_value(); }));
+  for (auto& [number, outcome] : outcomes) {
+    ASSERT_FALSE(outcome.has_value());
+    EXPECT_EQ(outcome.error().kind, CallError::Kind::kConnectionLost);
+    EXPECT_NE(outcome.error().ToString().find("peer closed the connection while 3 calls were outstanding"),
+              std::string::npos)
+        << outcome.error().ToString();
+  }
+  EXPECT_FALSE(client_->connected());
+  EXPECT_EQ(Call(kNull).error().kind, CallError::Kind::kNotConnected);
+  // The requests of a client that is gone can still be answered, to no effect.
+  service_.Answer(1);
+}
+
+TEST_F(RpcTest, ServerSeesItsClientGo) {
+  Start();
+  std::map<uint32_t, Outcome> outcomes;
+  AsyncHold(1, &outcomes);
+  ASSERT_TRUE(setting_->Until([&] { return service_.held.size() == 1; }));
+  std::string why;
+  server_->OnClientGone([&](const std::string&, const std::string& reason, const rpcrdma::ConnectionStats&) { why = reason; });
+  client_.reset();
+  ASSERT_TRUE(setting_->Until([&] { return service_.clients == 0; }));
+  EXPECT_EQ(why, "peer closed the connection");
+  EXPECT_FALSE(service_.held.begin()->second.connected());
+  service_.Answer(1);
+  EXPECT_EQ(server_->stats().clients, 0u);
+}
+
+TEST_F(RpcTest, ClientDestroyedWithCallsOutstanding) {
+  StartWarm();
+  std::map<uint32_t, Outcome> outcomes;
+  auto sink = std::make_unique<std::vector<std::byte>>(1 << 20);
+  auto data = std::make_unique<std::vector<std::byte>>(Pattern(1 << 20));
+  CallOptions options;
+  options.result_buffers = {MutableBytes(*sink)};
+  for (uint32_t number : {1, 2, 3}) AsyncHold(number, &outcomes);
+  for (uint32_t number : {4, 5}) {
+    client_->Call(Id(kEcho), [&](XdrWriter& args) { args.EligibleOpaque(*data); }, options,
+                  [number, &outcomes](Outcome outcome) { outcomes.emplace(number, std::move(outcome)); });
+  }
+  ASSERT_TRUE(setting_->Until([&] { return service_.held.size() == 3; }));
+  client_.reset();
+  // Nothing touches this memory any more.
+  sink.reset();
+  data.reset();
+  EXPECT_TRUE(outcomes.count(1) == 0);
+  ASSERT_TRUE(setting_->Until([&] { return outcomes.size() == 5; }));
+  EXPECT_EQ(outcomes.at(1).error().kind, CallError::Kind::kClosed);
+}
+
+TEST_F(RpcTest, ClientDestroyedInAHandlerOfItsOwn) {
+  Start();
+  int handlers = 0;
+  for (int i = 0; i < 5; ++i) {
+    client_->Call(Id(kNull), [](XdrWriter&) {}, {}, [&](Outcome) {
+      ++handlers;
+      client_.reset();
+    });
+  }
+  ASSERT_TRUE(setting_->Until([&] { return handlers == 5; }));
+  ASSERT_TRUE(setting_->Until([&] { return service_.clients == 0; }));
+}
+
+TEST_F(RpcTest, CallsMadeInHandlersAreSent) {
+  Start();
+  int left = 50;
+  std::function<void()> next = [&] {
+    client_->Call(Id(kNull), [](XdrWriter&) {}, {}, [&](Outcome outcome) {
+      ASSERT_TRUE(outcome.has_value());
+      if (--left > 0) next();
+    });
+  };
+  next();
+  ASSERT_TRUE(setting_->Until([&] { return left == 0; }));
+}
+
+TEST_F(RpcTest, CallThatTimesOutClosesTheConnection) {
+  StartWarm();
+  std::map<uint32_t, Outcome> outcomes;
+  CallOptions brief;
+  brief.timeout = 100ms;
+  AsyncHold(1, &outcomes, brief);
+  AsyncHold(2, &outcomes);
+  ASSERT_TRUE(setting_->Until([&] { return outcomes.size() == 2; }));
+  EXPECT_EQ(outcomes.at(1).error().kind, CallError::Kind::kTimedOut);
+  EXPECT_EQ(outcomes.at(2).error().kind, CallError::Kind::kConnectionLost);
+  EXPECT_NE(outcomes.at(2).error().ToString().find("a call timed out"), std::string::npos);
+  ASSERT_TRUE(setting_->Until([&] { return service_.clients == 0; }));
+}
+
+TEST_F(RpcTest, CancelledCallEndsAloneAndItsLateReplyIsDropped) {
+  StartWarm();
+  std::map<uint32_t, Outcome> outcomes;
+  AsyncHold(1, &outcomes);
+  AsyncHold(2, &outcomes);
+  ASSERT_TRUE(setting_->Until([&] { return service_.held.size() == 2; }));
+  client_->Cancel(ids_.at(1));
+  ASSERT_TRUE(setting_->Until([&] { return outcomes.size() == 1; }));
+  EXPECT_EQ(outcomes.at(1).error().kind, CallError::Kind::kCancelled);
+  service_.Answer(1);
+  service_.Answer(2);
+  ASSERT_TRUE(setting_->Until([&] { return outcomes.size() == 2; }));
+  EXPECT_TRUE(outcomes.at(2).has_value());
+  EXPECT_EQ(client_->stats().ignored, 1u);
+}
+
+TEST_F(RpcTest, CloseDisconnectsInOrder) {
+  Start();
+  EXPECT_TRUE(Call(kNull).has_value());
+  std::map<uint32_t, Outcome> outcomes;
+  AsyncHold(1, &outcomes);
+  ASSERT_TRUE(setting_->Until([&] { return service_.held.size() == 1; }));
+  bool closed = false;
+  client_->Close([&] { closed = true; });
+  ASSERT_TRUE(setting_->Until([&] { return closed; }));
+  EXPECT_EQ(outcomes.at(1).error().kind, CallError::Kind::kClosed);
+  ASSERT_TRUE(setting_->Until([&] { return service_.clients == 0; }));
+  EXPECT_EQ(Call(kNull).error().kind, CallError::Kind::kNotConnected);
+}
+
+TEST_F(RpcTest, ServerStopsWhenItsCallsAreDone) {
+  Start();
+  std::map<uint32_t, Outcome> outcomes;
+  AsyncHold(1, &outcomes);
+  ASSERT_TRUE(setting_->Until([&] { return service_.held.size() == 1; }));
+  bool stopped = false;
+  server_->Stop(20s, [&] { stopped = true; });
+  setting_->For(10ms);
+  EXPECT_FALSE(stopped);
+  service_.Answer(1);
+  ASSERT_TRUE(setting_->Until([&] { return stopped && outcomes.size() == 1; }));
+  EXPECT_TRUE(outcomes.at(1).has_value()) << outcomes.at(1).error().ToString();
+  ASSERT_TRUE(setting_->Until([&] { return !client_->connected(); }));
+}
+
+TEST_F(RpcTest, ServerStopsAfterItsGraceAtTheLatest) {
+  Start();
+  std::map<uint32_t, Outcome> outcomes;
+  AsyncHold(1, &outcomes);
+  ASSERT_TRUE(setting_->Until([&] { return service_.held.size() == 1; }));
+  bool stopped = false;
+  server_->Stop(50ms, [&] { stopped = true; });
+  ASSERT_TRUE(setting_->Until([&] { return stopped && outcomes.size() == 1; }));
+  EXPECT_EQ(outcomes.at(1).error().kind, CallError::Kind::kConnectionLost);
+}
+
+TEST_F(RpcTest, SeveralClientsAreServedAtOnce) {
+  Start();
+  std::vector<std::unique_ptr<Client>> clients;
+  int answered = 0;
+  const auto data = Pattern(30000);
+  for (int i = 0; i < 8; ++i) {
+    clients.push_back(NewClient({.credits = 4}));
+    ASSERT_TRUE(ConnectTo(*clients.back(), server_->port()).has_value());
+  }
+  for (int round = 0; round < 10; ++round) {
+    for (auto& client : clients) {
+      client->Call(Id(kSize), [&](XdrWriter& args) { args.EligibleOpaque(data); }, {}, [&](Outcome outcome) {
+        EXPECT_TRUE(outcome.has_value());
+        ++answered;
+      });
+    }
+  }
+  ASSERT_TRUE(setting_->Until([&] { return answered == 80; }));
+  EXPECT_EQ(server_->stats().clients, 9u);
+}
+
+TEST_F(RpcTest, SmallAndLargeInlineThresholdsMeet) {
+  Start({.inline_threshold = 16384}, {.inline_threshold = 1024});
+  ExpectEcho(900, 2000);
+  ExpectEcho(2000, 4000);
+  ExpectEcho(20000, 40000);
+  EXPECT_GT(client_->stats().calls_by_read_chunk, 0u);
+}
+
+TEST_F(RpcTest, ArgumentsBeyondTheLimitAreRefusedBeforeSending) {
+  Start({}, {.message_bytes_max = 10000});
+  const std::string text(20000, 'x');
+  EXPECT_EQ(Call(kEcho, [&](XdrWriter& args) { args.String(text); }).error().kind, CallError::Kind::kTooLarge);
+}
+
+TEST_F(RpcTest, CoroutinesAwaitCalls) {
+  StartServer();
+  setting_->ActAsClient();
+  client_ = NewClient();
+  rpcrdma::LoopContext context(setting_->loop());
+  bool done = false;
+  asio::co_spawn(
+      asio::any_io_executor(context.get_executor()),
+      [&]() -> asio::awaitable<void> {
+        auto connected = co_await client_->AsyncConnect(setting_->server_host(), server_->port(), asio::use_awaitable);
+        EXPECT_TRUE(connected.has_value());
+        for (uint32_t size : {10u, 100000u}) {
+          const auto data = Pattern(size);
+          const auto args = [&](XdrWriter& out) { out.EligibleOpaque(data); };
+          Outcome outcome = co_await client_->AsyncCall(Id(kSize), args, {}, asio::use_awaitable);
+          EXPECT_TRUE(outcome.has_value());
+          if (!outcome) co_return;
+          EXPECT_EQ(outcome->results().U32("size"), size);
+        }
+        done = true;
+      },
+      asio::detached);
+  ASSERT_TRUE(setting_->Until([&] { return done; }));
+}
+
+TEST_F(RpcTest, FuturesHoldReplies) {
+  Start();
+  std::future<Outcome> future = client_->AsyncCall(Id(kNull), [](XdrWriter&) {}, {}, asio::use_future);
+  ASSERT_TRUE(setting_->Until([&] { return future.wait_for(std::chrono::seconds(0)) == std::future_status::ready; }));
+  EXPECT_TRUE(future.get().has_value());
+}
+
+}  // namespace
+}  // namespace stagecoach::e2e

@@ -1,0 +1,37 @@
+// Where an end-to-end test takes place: a client host and a server host on one event loop, over loopback TCP (or the system's RDMA
+// device), or in virtual time.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "base/event_loop.h"
+#include "base/trace.h"
+
+namespace stagecoach::e2e {
+
+class Setting {
+ public:
+  virtual ~Setting() = default;
+  virtual EventLoop& loop() = 0;
+  // Whose program runs from now on: matters where new objects are made.
+  virtual void ActAsServer() {}
+  virtual void ActAsClient() {}
+  virtual std::string server_host() const = 0;
+  // Runs the loop until `done`; false if that takes longer than any test should wait.
+  virtual bool Until(const std::function<bool()>& done) = 0;
+  // Runs the loop for this long.
+  void For(Duration time);
+};
+
+inline void Setting::For(Duration time) {
+  bool over = false;
+  loop().At(loop().Now() + time, [&over] { over = true; });
+  Until([&over] { return over; });
+}
+
+// A fresh one for each test. `seed` and `trace` matter in virtual time.
+std::unique_ptr<Setting> MakeSetting(uint64_t seed, TraceSink* trace);
+
+}  // namespace stagecoach::e2e

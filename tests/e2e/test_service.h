@@ -1,0 +1,101 @@
+// The program that end-to-end tests call.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "rpcrdma/api/service.h"
+
+namespace stagecoach::e2e {
+
+inline constexpr uint32_t kProgram = 0x20000099;
+enum Procedure : uint32_t {
+  kNull = 0,
+  kEcho = 1,    // opaque -> the same; both eligible
+  kSize = 2,    // opaque -> its size
+  kSource = 3,  // size -> that many bytes of Pattern
+  kHold = 4,    // a number -> the same, when the test says so
+  kWords = 5,   // words<> -> the same, none eligible
+};
+
+inline constexpr uint32_t kDataMax = 32u << 20;
+
+inline std::vector<std::byte> Pattern(size_t size, uint8_t seed = 1) {
+  std::vector<std::byte> bytes(size);
+  for (size_t i = 0; i < size; ++i) bytes[i] = static_cast<std::byte>(seed + i * 31 + (i >> 8));
+  return bytes;
+}
+
+class TestService final : public rpcrdma::Service {
+ public:
+  uint32_t program() const override { return kProgram; }
+  rpcrdma::VersionRange versions() const override { return {3, 4}; }
+
+  void Handle(rpcrdma::Request request) override {
+    using rpcrdma::AcceptStat;
+    using rpcrdma::XdrWriter;
+    ++handled;
+    rpcrdma::XdrReader& args = request.args();
+    switch (request.procedure()) {
+      case kNull:
+        return request.Reply();
+      case kEcho: {
+        const ConstBytes data = args.EligibleOpaque("data", kDataMax);
+        if (!args.Finish()) return request.Fail(AcceptStat::kGarbageArgs);
+        auto copy = request.Allocate(data.size());
+        if (!copy) return request.Fail(AcceptStat::kSystemErr);
+        CopyBytes(copy->bytes(), data);
+        const ConstBytes result = copy->bytes();
+        return request.Reply([&](XdrWriter& results) { results.EligibleOpaque(result); }, std::move(*copy));
+      }
+      case kSize: {
+        const ConstBytes data = args.EligibleOpaque("data", kDataMax);
+        if (!args.Finish()) return request.Fail(AcceptStat::kGarbageArgs);
+        const auto size = static_cast<uint32_t>(data.size());
+        return request.Reply([&](XdrWriter& results) { results.U32(size); });
+      }
+      case kSource: {
+        const uint32_t size = args.U32("size");
+        if (!args.Finish() || size > kDataMax) return request.Fail(AcceptStat::kGarbageArgs);
+        auto data = std::make_shared<std::vector<std::byte>>(Pattern(size));
+        const ConstBytes result = *data;
+        return request.Reply([&](XdrWriter& results) { results.EligibleOpaque(result); }, std::move(data));
+      }
+      case kHold: {
+        const uint32_t number = args.U32("number");
+        if (!args.Finish()) return request.Fail(AcceptStat::kGarbageArgs);
+        held.emplace(number, std::move(request));
+        return;
+      }
+      case kWords: {
+        const uint32_t count = args.Count("words", 100000, 4);
+        std::vector<uint32_t> words(count);
+        for (uint32_t& word : words) word = args.U32("word");
+        if (!args.Finish()) return request.Fail(AcceptStat::kGarbageArgs);
+        return request.Reply([&](XdrWriter& results) {
+          results.U32(count);
+          for (const uint32_t word : words) results.U32(word);
+        });
+      }
+      default:
+        return request.Fail(AcceptStat::kProcUnavail);
+    }
+  }
+
+  void Answer(uint32_t number) {
+    const auto found = held.find(number);
+    rpcrdma::Request request = std::move(found->second);
+    held.erase(found);
+    request.Reply([&](rpcrdma::XdrWriter& results) { results.U32(number); });
+  }
+
+  void OnClientConnected(rpcrdma::ClientId, const std::string&) override { ++clients; }
+  void OnClientGone(rpcrdma::ClientId) override { --clients; }
+
+  size_t handled = 0;
+  int clients = 0;
+  std::multimap<uint32_t, rpcrdma::Request> held;
+};
+
+}  // namespace stagecoach::e2e
