@@ -32,6 +32,13 @@ class CliTest : public ::testing::Test {
   }
   void TearDown() override {
     server_.reset();
+    // An exit code alone could hide a sanitizer's report or a failed CHECK behind an expected failure.
+    for (const auto& entry : fs::directory_iterator(base_ / "logs")) {
+      const std::string text = ReadFile(entry.path());
+      for (const char* alarm : {"Sanitizer", "runtime error", "check failed"}) {
+        EXPECT_EQ(text.find(alarm), std::string::npos) << entry.path() << ":\n" << text;
+      }
+    }
     fs::remove_all(base_);
   }
 

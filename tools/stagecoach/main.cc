@@ -16,13 +16,6 @@ int Main(int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);
 
   CLI::App app("Files over RPC-over-RDMA, with or without the hardware.\n", "stagecoach");
-  app.footer(
-      "URLs are stagecoach://HOST:PORT/PATH; the port is 20049 unless given.\n\n"
-      "  stagecoach serve ~/export &\n"
-      "  stagecoach put -r photos stagecoach://127.0.0.1/photos\n"
-      "  stagecoach ls stagecoach://127.0.0.1/photos\n"
-      "  stagecoach get --stats stagecoach://127.0.0.1/photos/one.jpg .\n\n"
-      "stagecoach COMMAND --help says more.");
   app.set_version_flag("--version", fmt::format("stagecoach {} ({})", kReleaseVersion, ProviderName()));
   app.require_subcommand(1);
   app.get_formatter()->column_width(34);
@@ -33,6 +26,14 @@ int Main(int argc, char** argv) {
   AddGet(app, exit_code);
   AddPut(app, exit_code);
   AddPing(app, exit_code);
+  // Last: sub-commands would inherit it.
+  app.footer(
+      "URLs are stagecoach://HOST:PORT/PATH; the port is 20049 unless given.\n\n"
+      "  stagecoach serve ~/export &\n"
+      "  stagecoach put -r photos stagecoach://127.0.0.1/photos\n"
+      "  stagecoach ls stagecoach://127.0.0.1/photos\n"
+      "  stagecoach get --stats stagecoach://127.0.0.1/photos/one.jpg .\n\n"
+      "stagecoach COMMAND --help says more.");
   if (argc == 1) {
     fmt::print("{}", app.help());
     return kExitUsage;

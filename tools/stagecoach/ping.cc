@@ -27,6 +27,11 @@ Duration Percentile(const std::vector<Duration>& sorted, uint64_t percent) {
   return sorted[(sorted.size() * percent + 99) / 100 - 1];
 }
 
+// Numbers of the user-defined range read better in hexadecimal; the registered ones are known in decimal.
+std::string ProgramText(uint32_t program) {
+  return program >= 0x20000000 ? fmt::format("{:#x}", program) : fmt::format("{}", program);
+}
+
 Result<Duration, Error> OneCall(Session& session, const PingOptions& options) {
   using Outcome = Result<rpcrdma::Reply, rpcrdma::CallError>;
   struct Slot {
@@ -74,7 +79,7 @@ int Ping(const PingOptions& options) {
   if (!samples.empty()) {
     std::sort(samples.begin(), samples.end());
     fmt::print("{} NULL calls of program {} version {} at {}: min {}, median {}, p99 {}, max {}\n", samples.size(),
-               options.program, options.version, ToString(url->server), FormatDuration(samples.front()),
+               ProgramText(options.program), options.version, ToString(url->server), FormatDuration(samples.front()),
                FormatDuration(Percentile(samples, 50)), FormatDuration(Percentile(samples, 99)),
                FormatDuration(samples.back()));
   }

@@ -35,21 +35,28 @@ std::string FormatProgress(std::string_view label, uint64_t done, uint64_t total
   }
   const std::string counts = fmt::format("{:>10} / {:<10}", FormatBytes(done), FormatBytes(total));
   const std::string tail = fmt::format("{:3.0f}%  {:>12}  ETA {}", share * 100, FormatRate(done, elapsed), eta);
-  constexpr size_t kBar = 22;
-  std::string bar(kBar, ' ');
-  const auto filled = static_cast<size_t>(share * kBar);
-  std::fill_n(bar.begin(), filled, '=');
-  if (filled < kBar) bar[filled] = '>';
-  std::string right = fmt::format(" {} [{}] {}", counts, bar, tail);
-  if (right.size() >= columns) right = fmt::format(" {}", tail);
-  if (right.size() >= columns) return {};
-  // Labels are printable already; cutting one must not cut a UTF-8 sequence.
-  size_t room = columns - right.size() - 1;
-  if (label.size() > room) {
-    while (room > 0 && (static_cast<uint8_t>(label[room]) & 0xc0) == 0x80) --room;
-    label = label.substr(0, room);
+  // The label gets what it needs up to a third of the line, the bar what is left up to a handsome width; on a narrow
+  // terminal the bar goes first, then the counts.
+  constexpr size_t kBarMin = 6;
+  constexpr size_t kBarMax = 24;
+  const size_t label_wish = std::min(label.size(), columns / 3);
+  std::string right = fmt::format(" {} {}", counts, tail);
+  if (const size_t used = label_wish + right.size() + 3; used + kBarMin <= columns) {
+    const size_t width = std::min(columns - used, kBarMax);
+    std::string bar(width, ' ');
+    const auto filled = static_cast<size_t>(share * static_cast<double>(width));
+    std::fill_n(bar.begin(), filled, '=');
+    if (filled < width) bar[filled] = '>';
+    right = fmt::format(" {} [{}] {}", counts, bar, tail);
   }
-  return fmt::format("{:<{}}{}", label, room, right);
+  if (right.size() + label_wish > columns) right = fmt::format(" {}", tail);
+  if (right.size() > columns) return {};
+  // Labels are printable already. The end of a long one says more than its start; cutting must not cut a UTF-8
+  // sequence.
+  const size_t room = columns - right.size();
+  if (label.size() > room) label.remove_prefix(label.size() - room);
+  while (!label.empty() && (static_cast<uint8_t>(label[0]) & 0xc0) == 0x80) label.remove_prefix(1);
+  return fmt::format("{}{:{}}{}", label, "", room - label.size(), right);
 }
 
 Progress::Progress(std::string label, uint64_t total_bytes, Instant start, bool quiet)

@@ -1,6 +1,6 @@
 // Progress of a transfer on standard error: a bar, when a person is watching and it takes long enough to wonder.
 //
-//   licenses/GPL-3        48.0 MiB / 120.0 MiB [=========>            ]  40%  137.2 MiB/s  ETA 0:01
+//   licenses/GPL-3     40.0 MiB / 160.0 MiB  [====>             ]  25%    20.0 MiB/s  ETA 0:06
 #pragma once
 
 #include <cstdint>

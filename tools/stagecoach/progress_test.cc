@@ -14,6 +14,14 @@ TEST(Progress, ShowsShareRateAndTimeLeft) {
   EXPECT_NE(line.find("ETA 0:06"), std::string::npos) << line;
 }
 
+TEST(Progress, OnAnOrdinaryTerminalTheNameAndTheBarBothFit) {
+  const std::string line = FormatProgress("large.bin", 40u << 20, 160u << 20, 2s, 80);
+  EXPECT_EQ(line.substr(0, 10), "large.bin ") << line;
+  EXPECT_NE(line.find("[=="), std::string::npos) << line;
+  const std::string narrow = FormatProgress("a/long/way/to/large.bin", 40u << 20, 160u << 20, 2s, 48);
+  EXPECT_NE(narrow.find("large.bin "), std::string::npos) << narrow;
+}
+
 TEST(Progress, NeverWiderThanTheTerminal) {
   for (size_t columns = 0; columns < 200; ++columns) {
     EXPECT_LE(FormatProgress(std::string(300, 'n'), 1, 2, 1s, columns).size(), columns) << columns;

@@ -77,8 +77,9 @@ int Put(const CopyOptions& options, const std::string& local, const std::string&
   session.Disconnect();
   if (!result) return kExitFailure;
   if (options.client.stats) {
-    fmt::print("{} files, {} in {}, {}\n{}", result->files, FormatBytes(result->bytes), FormatDuration(elapsed),
-               FormatRate(result->bytes, elapsed), FormatStats(stats));
+    fmt::print("{} {}, {} in {}, {}\n{}", result->files, result->files == 1 ? "file" : "files",
+               FormatBytes(result->bytes), FormatDuration(elapsed), FormatRate(result->bytes, elapsed),
+               FormatStats(stats));
   }
   if (result->failures > 0) {
     Complain(command, fmt::format("{} could not be copied", result->failures));

@@ -21,12 +21,10 @@ namespace {
 // The stream as it is when nothing is reduced: eligible items put back with their round-up.
 std::vector<std::byte> Flatten(const XdrWriter& out) {
   std::vector<std::byte> flat(out.written().begin(), out.written().end());
-  uint64_t inserted = 0;
   for (const EligibleItem& item : out.eligible()) {
     std::vector<std::byte> body(item.data.begin(), item.data.end());
     body.resize(XdrRoundUp(body.size()));
     flat.insert(flat.begin() + static_cast<ptrdiff_t>(item.position), body.begin(), body.end());
-    inserted += body.size();
   }
   EXPECT_EQ(flat.size(), out.position());
   return flat;
