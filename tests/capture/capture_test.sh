@@ -1,0 +1,65 @@
+#!/bin/bash
+# Our own traffic, captured by the tap, in the eyes of stock tshark: MPA, DDP/RDMAP and RPC-over-RDMA with nothing malformed, with and
+# without CRC. One server and one client process each, a file both ways.
+set -u
+stagecoach=$(readlink -f "$1")
+command -v tshark >/dev/null || { echo "tshark is missing; ./dev test installs it"; exit 1; }
+work=$(mktemp -d "${TEST_TMPDIR:-/tmp}/capture.XXXXXX")
+server=
+finish() {
+  [ -z "$server" ] || { kill "$server"; wait "$server"; } 2>/dev/null
+  rm -rf "$work"
+}
+trap finish EXIT
+failures=0
+fail() { echo "FAILED: $*"; failures=$((failures + 1)); }
+# tshark FILE FILTER: how many frames match.
+frames() { tshark -r "$1" -Y "$2" 2>/dev/null | wc -l; }
+at_least() { # FILE FILTER COUNT WHAT
+  local n; n=$(frames "$1" "$2")
+  [ "$n" -ge "$3" ] || fail "$4: $n frames, expected at least $3"
+}
+none() { # FILE FILTER WHAT
+  local n; n=$(frames "$1" "$2")
+  [ "$n" -eq 0 ] || { fail "$3: $n frames"; tshark -r "$1" -Y "$2" 2>/dev/null | head -5; }
+}
+
+head -c 300001 /dev/urandom >"$work/data"
+for crc in off on; do
+  export STAGECOACH_CRC=$crc
+  mkdir -p "$work/served$crc"
+  "$stagecoach" serve --listen 127.0.0.1:0 --pcap "$work/server$crc.pcapng" "$work/served$crc" >"$work/log" 2>&1 &
+  server=$!
+  for _ in $(seq 200); do
+    grep -q 'listening on' "$work/log" && break
+    kill -0 "$server" 2>/dev/null || break
+    sleep 0.05 # a bounded wait for a condition, not for time to pass
+  done
+  url=stagecoach://$(sed -n 's/.*listening on \([^ ]*:[0-9]*\).*/\1/p' "$work/log" | head -1)
+  "$stagecoach" put --pcap "$work/put$crc.pcapng" "$work/data" "$url/data" || fail "put, CRC $crc"
+  "$stagecoach" get --pcap "$work/get$crc.pcapng" "$url/data" "$work/back$crc" || fail "get, CRC $crc"
+  cmp "$work/data" "$work/back$crc" || fail "the file changed, CRC $crc"
+  kill -TERM "$server"; wait "$server" || fail "the server ended badly, CRC $crc"
+  server=
+  for capture in "$work/server$crc.pcapng" "$work/put$crc.pcapng" "$work/get$crc.pcapng"; do
+    name=$(basename "$capture")
+    at_least "$capture" iwarp_mpa.req 1 "$name: MPA Request"
+    at_least "$capture" iwarp_mpa.rep 1 "$name: MPA Reply"
+    at_least "$capture" 'iwarp_rdma.opcode == 3 || iwarp_rdma.opcode == 4' 6 "$name: Sends"
+    at_least "$capture" 'rpcordma.msg_type == 0' 6 "$name: RDMA_MSG"
+    none "$capture" '_ws.malformed' "$name: malformed"
+    none "$capture" '_ws.expert.severity == error' "$name: expert errors"
+    none "$capture" 'tcp.analysis.lost_segment || tcp.analysis.retransmission || tcp.analysis.out_of_order' "$name: holes in the stream"
+    if [ "$crc" = on ]; then
+      tshark -r "$capture" -V 2>/dev/null >"$work/text"
+      good=$(grep -c 'Good CRC32' "$work/text") bad=$(grep -c 'Bad CRC32' "$work/text")
+      [ "$good" -ge 6 ] && [ "$bad" -eq 0 ] || fail "$name: $good good CRCs and $bad bad ones"
+    fi
+  done
+  at_least "$work/put$crc.pcapng" 'iwarp_rdma.opcode == 1' 1 "put: Read Requests"
+  at_least "$work/put$crc.pcapng" 'rpcordma.reads_count > 0' 1 "put: Read chunks"
+  at_least "$work/get$crc.pcapng" 'iwarp_rdma.opcode == 0' 1 "get: Writes"
+  at_least "$work/get$crc.pcapng" 'rpcordma.writes_count > 0' 1 "get: Write chunks"
+done
+[ "$failures" -eq 0 ] && echo "tshark sees nothing wrong"
+exit "$((failures > 0))"
