@@ -13,21 +13,39 @@ VerbsResult<HandleType> Own(T* object, const char* call) {
 }
 
 // rdma_* calls return -1 and set errno.
-int CmStatus(int result) { return result == 0 ? 0 : errno; }
+int CmStatus(int result) {
+  return result == 0 ? 0 : errno;
+}
 
 }  // namespace
 
-std::string VerbsError::ToString() const { return std::string(call) + ": " + std::strerror(error); }
+std::string VerbsError::ToString() const {
+  return std::string(call) + ": " + std::strerror(error);
+}
 
 namespace internal {
 
-int ContextTraits::Destroy(ibv_context* object) { return ibv_close_device(object); }
-int ProtectionDomainTraits::Destroy(ibv_pd* object) { return ibv_dealloc_pd(object); }
-int MemoryRegionTraits::Destroy(ibv_mr* object) { return ibv_dereg_mr(object); }
-int MemoryWindowTraits::Destroy(ibv_mw* object) { return ibv_dealloc_mw(object); }
-int CompletionChannelTraits::Destroy(ibv_comp_channel* object) { return ibv_destroy_comp_channel(object); }
-int CompletionQueueTraits::Destroy(ibv_cq* object) { return ibv_destroy_cq(object); }
-int QueuePairTraits::Destroy(ibv_qp* object) { return ibv_destroy_qp(object); }
+int ContextTraits::Destroy(ibv_context* object) {
+  return ibv_close_device(object);
+}
+int ProtectionDomainTraits::Destroy(ibv_pd* object) {
+  return ibv_dealloc_pd(object);
+}
+int MemoryRegionTraits::Destroy(ibv_mr* object) {
+  return ibv_dereg_mr(object);
+}
+int MemoryWindowTraits::Destroy(ibv_mw* object) {
+  return ibv_dealloc_mw(object);
+}
+int CompletionChannelTraits::Destroy(ibv_comp_channel* object) {
+  return ibv_destroy_comp_channel(object);
+}
+int CompletionQueueTraits::Destroy(ibv_cq* object) {
+  return ibv_destroy_cq(object);
+}
+int QueuePairTraits::Destroy(ibv_qp* object) {
+  return ibv_destroy_qp(object);
+}
 
 int EventChannelTraits::Destroy(rdma_event_channel* object) {
   rdma_destroy_event_channel(object);
@@ -39,7 +57,9 @@ int CmIdTraits::Destroy(rdma_cm_id* object) {
   return CmStatus(rdma_destroy_id(object));
 }
 
-int CmEventTraits::Destroy(rdma_cm_event* object) { return CmStatus(rdma_ack_cm_event(object)); }
+int CmEventTraits::Destroy(rdma_cm_event* object) {
+  return CmStatus(rdma_ack_cm_event(object));
+}
 
 }  // namespace internal
 

@@ -1,7 +1,8 @@
 // Owning handles for the objects of the stock verbs and rdma_cm API, and creation that says what failed.
 //
-// A handle is a unique pointer that knows the call which destroys its object; everything else is done with the stock calls on
-// get(). Works with whichever provider //verbs_shim:verbs links. Adds no thread safety to what the stock calls have.
+// A handle is a unique pointer that knows the call which destroys its object; everything else is done with the stock
+// calls on get(). Works with whichever provider //verbs_shim:verbs links. Adds no thread safety to what the stock calls
+// have.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -30,8 +31,8 @@ using VerbsResult = Result<T, VerbsError>;
 
 // Owns one object. `Traits::Destroy` is the stock call that ends it and returns 0, or what it returned.
 //
-// The destructor has nobody to tell when destroying fails (EBUSY: a dependent object still lives), so declare handles in the
-// order of their dependencies, or use Destroy() and look.
+// The destructor has nobody to tell when destroying fails (EBUSY: a dependent object still lives), so declare handles
+// in the order of their dependencies, or use Destroy() and look.
 template <typename T, typename Traits>
 class Handle {
  public:

@@ -1,4 +1,5 @@
-// The parts of the binary interface that no compiler checks: tables before the context, sizes callers pass, old symbols.
+// The parts of the binary interface that no compiler checks: tables before the context, sizes callers pass, old
+// symbols.
 
 #include <gtest/gtest.h>
 

@@ -45,7 +45,8 @@ using namespace stagecoach::verbs::emulated;  // NOLINT: the entry points stand 
 
 extern "C" {
 
-int rdma_getaddrinfo(const char* node, const char* service, const struct rdma_addrinfo* hints, struct rdma_addrinfo** res) noexcept {
+int rdma_getaddrinfo(const char* node, const char* service, const struct rdma_addrinfo* hints,
+                     struct rdma_addrinfo** res) {
   const auto fail = [](int error) {
     errno = error;
     return -1;
@@ -74,7 +75,8 @@ int rdma_getaddrinfo(const char* node, const char* service, const struct rdma_ad
     info->ai_src_addr = CopyAddress(hints->ai_src_addr, hints->ai_src_len);
     info->ai_src_len = hints->ai_src_len;
   }
-  if ((passive ? info->ai_src_addr : info->ai_dst_addr) == nullptr || (info->ai_src_len != 0 && info->ai_src_addr == nullptr)) {
+  if ((passive ? info->ai_src_addr : info->ai_dst_addr) == nullptr ||
+      (info->ai_src_len != 0 && info->ai_src_addr == nullptr)) {
     rdma_freeaddrinfo(info);
     return fail(ENOMEM);
   }
@@ -82,7 +84,7 @@ int rdma_getaddrinfo(const char* node, const char* service, const struct rdma_ad
   return 0;
 }
 
-void rdma_freeaddrinfo(struct rdma_addrinfo* info) noexcept {
+void rdma_freeaddrinfo(struct rdma_addrinfo* info) {
   while (info != nullptr) {
     rdma_addrinfo* next = info->ai_next;
     std::free(info->ai_src_addr);

@@ -22,8 +22,12 @@ int Answer(int error) {
   return -1;
 }
 
-ShimId* ToShim(rdma_cm_id* id) { return static_cast<ShimId*>(id); }
-ConnectionManager& CmOf(const ShimId& id) { return id.host->cm(); }
+ShimId* ToShim(rdma_cm_id* id) {
+  return static_cast<ShimId*>(id);
+}
+ConnectionManager& CmOf(const ShimId& id) {
+  return id.host->cm();
+}
 
 rdma_cm_event_type ToRdma(CmEventType type) {
   switch (type) {
@@ -57,7 +61,8 @@ std::vector<std::byte> Copy(const void* data, size_t size) {
 
 // Without parameters a connection gets all the depth there is.
 emu::CmParameters Parameters(const rdma_conn_param* from) {
-  if (from == nullptr) return {.private_data = {}, .responder_resources = emu::kCmDepthMax, .initiator_depth = emu::kCmDepthMax};
+  if (from == nullptr)
+    return {.private_data = {}, .responder_resources = emu::kCmDepthMax, .initiator_depth = emu::kCmDepthMax};
   static_assert(RDMA_MAX_RESP_RES == emu::kCmDepthMax && RDMA_MAX_INIT_DEPTH == emu::kCmDepthMax);
   return {.private_data = Copy(from->private_data, from->private_data_len),
           .responder_resources = from->responder_resources,
@@ -104,14 +109,16 @@ int SupplyCqs(ShimId* id, ibv_qp_init_attr* attributes) {
   if (attributes->recv_cq == nullptr) {
     id->recv_cq_channel = ibv_create_comp_channel(id->verbs);
     if (id->recv_cq_channel == nullptr) return errno;
-    id->recv_cq = ibv_create_cq(id->verbs, std::max(1, static_cast<int>(attributes->cap.max_recv_wr)), id, id->recv_cq_channel, 0);
+    id->recv_cq = ibv_create_cq(id->verbs, std::max(1, static_cast<int>(attributes->cap.max_recv_wr)), id,
+                                id->recv_cq_channel, 0);
     if (id->recv_cq == nullptr) return errno;
     attributes->recv_cq = id->recv_cq;
   }
   if (attributes->send_cq == nullptr) {
     id->send_cq_channel = ibv_create_comp_channel(id->verbs);
     if (id->send_cq_channel == nullptr) return errno;
-    id->send_cq = ibv_create_cq(id->verbs, std::max(1, static_cast<int>(attributes->cap.max_send_wr)), id, id->send_cq_channel, 0);
+    id->send_cq = ibv_create_cq(id->verbs, std::max(1, static_cast<int>(attributes->cap.max_send_wr)), id,
+                                id->send_cq_channel, 0);
     if (id->send_cq == nullptr) return errno;
     attributes->send_cq = id->send_cq;
   }
@@ -165,16 +172,18 @@ using namespace stagecoach::verbs::emulated;
 
 extern "C" {
 
-struct rdma_event_channel* rdma_create_event_channel(void) noexcept {
+struct rdma_event_channel* rdma_create_event_channel(void) {
   auto* channel = new ShimEventChannel{};
   channel->channel = emu::World::Current().current_host().cm().CreateChannel();
   channel->fd = channel->channel->fd();
   return channel;
 }
 
-void rdma_destroy_event_channel(struct rdma_event_channel* channel) noexcept { delete static_cast<ShimEventChannel*>(channel); }
+void rdma_destroy_event_channel(struct rdma_event_channel* channel) {
+  delete static_cast<ShimEventChannel*>(channel);
+}
 
-int rdma_create_id(struct rdma_event_channel* channel, struct rdma_cm_id** id, void* context, enum rdma_port_space ps) noexcept {
+int rdma_create_id(struct rdma_event_channel* channel, struct rdma_cm_id** id, void* context, enum rdma_port_space ps) {
   // Synchronous ids, which have no channel, and datagrams are not offered.
   if (channel == nullptr || ps != RDMA_PS_TCP) return Answer(EOPNOTSUPP);
   ShimId* created = NewId(channel, context, ps);
@@ -185,14 +194,14 @@ int rdma_create_id(struct rdma_event_channel* channel, struct rdma_cm_id** id, v
   return 0;
 }
 
-int rdma_destroy_id(struct rdma_cm_id* id) noexcept {
+int rdma_destroy_id(struct rdma_cm_id* id) {
   ShimId* shim = ToShim(id);
   CmOf(*shim).Destroy(shim->cm);
   delete shim;
   return 0;
 }
 
-int rdma_bind_addr(struct rdma_cm_id* id, struct sockaddr* address) noexcept {
+int rdma_bind_addr(struct rdma_cm_id* id, struct sockaddr* address) {
   const auto local = IpEndpoint::FromSockaddr(address);
   if (!local) return Answer(EAFNOSUPPORT);
   ShimId* shim = ToShim(id);
@@ -202,7 +211,7 @@ int rdma_bind_addr(struct rdma_cm_id* id, struct sockaddr* address) noexcept {
   return 0;
 }
 
-int rdma_resolve_addr(struct rdma_cm_id* id, struct sockaddr* source, struct sockaddr* destination, int) noexcept {
+int rdma_resolve_addr(struct rdma_cm_id* id, struct sockaddr* source, struct sockaddr* destination, int) {
   const auto remote = IpEndpoint::FromSockaddr(destination);
   if (!remote) return Answer(EAFNOSUPPORT);
   ShimId* shim = ToShim(id);
@@ -216,60 +225,62 @@ int rdma_resolve_addr(struct rdma_cm_id* id, struct sockaddr* source, struct soc
   return Answer(CmOf(*shim).ResolveAddress(shim->cm, local, *remote));
 }
 
-int rdma_resolve_route(struct rdma_cm_id* id, int) noexcept {
+int rdma_resolve_route(struct rdma_cm_id* id, int) {
   ShimId* shim = ToShim(id);
   return Answer(CmOf(*shim).ResolveRoute(shim->cm));
 }
 
-int rdma_create_qp(struct rdma_cm_id* id, struct ibv_pd* pd, struct ibv_qp_init_attr* attributes) noexcept {
+int rdma_create_qp(struct rdma_cm_id* id, struct ibv_pd* pd, struct ibv_qp_init_attr* attributes) {
   ShimId* shim = ToShim(id);
   const int error = CreateQp(shim, pd, attributes);
   if (error != 0 && shim->qp == nullptr) ReleaseCqs(shim);
   return Answer(error);
 }
 
-void rdma_destroy_qp(struct rdma_cm_id* id) noexcept {
+void rdma_destroy_qp(struct rdma_cm_id* id) {
   if (id->qp == nullptr) return;
   ibv_destroy_qp(id->qp);
   id->qp = nullptr;
   ReleaseCqs(ToShim(id));
 }
 
-int rdma_connect(struct rdma_cm_id* id, struct rdma_conn_param* parameters) noexcept {
+int rdma_connect(struct rdma_cm_id* id, struct rdma_conn_param* parameters) {
   ShimId* shim = ToShim(id);
   if (const int error = UseQpOf(shim, parameters); error != 0) return Answer(error);
   return Answer(CmOf(*shim).Connect(shim->cm, Parameters(parameters)));
 }
 
-int rdma_listen(struct rdma_cm_id* id, int backlog) noexcept {
+int rdma_listen(struct rdma_cm_id* id, int backlog) {
   ShimId* shim = ToShim(id);
   if (const int error = CmOf(*shim).Listen(shim->cm, backlog); error != 0) return Answer(error);
   Refresh(shim);
   return 0;
 }
 
-int rdma_accept(struct rdma_cm_id* id, struct rdma_conn_param* parameters) noexcept {
+int rdma_accept(struct rdma_cm_id* id, struct rdma_conn_param* parameters) {
   ShimId* shim = ToShim(id);
   if (const int error = UseQpOf(shim, parameters); error != 0) return Answer(error);
   return Answer(CmOf(*shim).Accept(shim->cm, Parameters(parameters)));
 }
 
-int rdma_reject(struct rdma_cm_id* id, const void* private_data, uint8_t private_data_len) noexcept {
+int rdma_reject(struct rdma_cm_id* id, const void* private_data, uint8_t private_data_len) {
   ShimId* shim = ToShim(id);
   return Answer(CmOf(*shim).Reject(shim->cm, Copy(private_data, private_data_len)));
 }
 
 // Tells InfiniBand's connection manager of events it did not see; iWARP's sees all.
-int rdma_notify(struct rdma_cm_id*, enum ibv_event_type) noexcept { return 0; }
+int rdma_notify(struct rdma_cm_id*, enum ibv_event_type) {
+  return 0;
+}
 
-int rdma_disconnect(struct rdma_cm_id* id) noexcept {
+int rdma_disconnect(struct rdma_cm_id* id) {
   ShimId* shim = ToShim(id);
   const int error = CmOf(*shim).Disconnect(shim->cm);
   Refresh(shim);
   return Answer(error);
 }
 
-int rdma_get_cm_event(struct rdma_event_channel* channel, struct rdma_cm_event** event) noexcept {
+int rdma_get_cm_event(struct rdma_event_channel* channel, struct rdma_cm_event** event) {
   auto got = static_cast<ShimEventChannel*>(channel)->channel->GetEvent();
   if (!got) return Answer(got.error());
   auto* shim = new ShimCmEvent{};
@@ -298,7 +309,7 @@ int rdma_get_cm_event(struct rdma_event_channel* channel, struct rdma_cm_event**
   return 0;
 }
 
-int rdma_ack_cm_event(struct rdma_cm_event* event) noexcept {
+int rdma_ack_cm_event(struct rdma_cm_event* event) {
   if (event == nullptr) return Answer(EINVAL);
   auto* shim = static_cast<ShimCmEvent*>(event);
   // The id may be gone once it is acknowledged.
@@ -309,17 +320,17 @@ int rdma_ack_cm_event(struct rdma_cm_event* event) noexcept {
   return 0;
 }
 
-__be16 rdma_get_src_port(struct rdma_cm_id* id) noexcept {
+__be16 rdma_get_src_port(struct rdma_cm_id* id) {
   const auto local = IpEndpoint::FromSockaddr(&id->route.addr.src_addr);
   return htons(local ? local->port : 0);
 }
 
-__be16 rdma_get_dst_port(struct rdma_cm_id* id) noexcept {
+__be16 rdma_get_dst_port(struct rdma_cm_id* id) {
   const auto remote = IpEndpoint::FromSockaddr(&id->route.addr.dst_addr);
   return htons(remote ? remote->port : 0);
 }
 
-struct ibv_context** rdma_get_devices(int* num_devices) noexcept {
+struct ibv_context** rdma_get_devices(int* num_devices) {
   ibv_context* context = ApiOf(emu::World::Current().current_host()).CmContext();
   if (context == nullptr) return nullptr;
   auto** list = new (std::nothrow) ibv_context*[2];
@@ -330,11 +341,13 @@ struct ibv_context** rdma_get_devices(int* num_devices) noexcept {
   return list;
 }
 
-void rdma_free_devices(struct ibv_context** list) noexcept { delete[] list; }
+void rdma_free_devices(struct ibv_context** list) {
+  delete[] list;
+}
 
-// Hints without effect here are taken when they are well formed: streams always reuse addresses, and the host's stack chooses its own service
-// class and timeouts.
-int rdma_set_option(struct rdma_cm_id* id, int level, int optname, void* optval, size_t optlen) noexcept {
+// Hints without effect here are taken when they are well formed: streams always reuse addresses, and the host's stack
+// chooses its own service class and timeouts.
+int rdma_set_option(struct rdma_cm_id* id, int level, int optname, void* optval, size_t optlen) {
   if (level != RDMA_OPTION_ID) return Answer(EOPNOTSUPP);
   switch (optname) {
     case RDMA_OPTION_ID_TOS:

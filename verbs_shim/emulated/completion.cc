@@ -8,7 +8,7 @@ using namespace stagecoach::verbs::emulated;  // NOLINT: the entry points stand 
 
 extern "C" {
 
-struct ibv_comp_channel* ibv_create_comp_channel(struct ibv_context* context) noexcept {
+struct ibv_comp_channel* ibv_create_comp_channel(struct ibv_context* context) {
   ShimContext* shim = ToShim(context);
   auto created = shim->nic->CreateChannel(*shim->context);
   if (!created) return FailWith(created.error());
@@ -19,7 +19,7 @@ struct ibv_comp_channel* ibv_create_comp_channel(struct ibv_context* context) no
   return channel;
 }
 
-int ibv_destroy_comp_channel(struct ibv_comp_channel* channel) noexcept {
+int ibv_destroy_comp_channel(struct ibv_comp_channel* channel) {
   auto* shim = static_cast<ShimChannel*>(channel);
   if (const int error = NicOf(channel->context).DestroyChannel(shim->channel); error != 0) return error;
   delete shim;
@@ -27,7 +27,7 @@ int ibv_destroy_comp_channel(struct ibv_comp_channel* channel) noexcept {
 }
 
 struct ibv_cq* ibv_create_cq(struct ibv_context* context, int cqe, void* cq_context, struct ibv_comp_channel* channel,
-                             int comp_vector) noexcept {
+                             int comp_vector) {
   if (cqe < 1 || comp_vector < 0 || comp_vector >= context->num_comp_vectors) return FailWith(EINVAL);
   ShimContext* shim = ToShim(context);
   auto* cq = new ShimCq{};
@@ -47,21 +47,21 @@ struct ibv_cq* ibv_create_cq(struct ibv_context* context, int cqe, void* cq_cont
   return cq;
 }
 
-int ibv_resize_cq(struct ibv_cq* cq, int cqe) noexcept {
+int ibv_resize_cq(struct ibv_cq* cq, int cqe) {
   if (cqe < 1) return EINVAL;
   if (const int error = NicOf(cq->context).ResizeCq(cq->handle, static_cast<uint32_t>(cqe)); error != 0) return error;
   cq->cqe = static_cast<int>(static_cast<ShimCq*>(cq)->queue->capacity());
   return 0;
 }
 
-int ibv_destroy_cq(struct ibv_cq* cq) noexcept {
+int ibv_destroy_cq(struct ibv_cq* cq) {
   if (const int error = NicOf(cq->context).DestroyCq(cq->handle); error != 0) return error;
   if (cq->channel != nullptr) --cq->channel->refcnt;
   delete static_cast<ShimCq*>(cq);
   return 0;
 }
 
-int ibv_get_cq_event(struct ibv_comp_channel* channel, struct ibv_cq** cq, void** cq_context) noexcept {
+int ibv_get_cq_event(struct ibv_comp_channel* channel, struct ibv_cq** cq, void** cq_context) {
   auto got = static_cast<ShimChannel*>(channel)->channel->GetEvent();
   if (!got) {
     errno = got.error();
@@ -72,7 +72,7 @@ int ibv_get_cq_event(struct ibv_comp_channel* channel, struct ibv_cq** cq, void*
   return 0;
 }
 
-void ibv_ack_cq_events(struct ibv_cq* cq, unsigned int nevents) noexcept {
+void ibv_ack_cq_events(struct ibv_cq* cq, unsigned int nevents) {
   if (nevents > 0) static_cast<ShimCq*>(cq)->queue->AckEvents(nevents);
 }
 

@@ -176,7 +176,8 @@ int PostReceive(ibv_qp* qp, ibv_recv_wr* requests, ibv_recv_wr** bad) {
   for (ibv_recv_wr* request = requests; request != nullptr; request = request->next) {
     SgeArray storage;
     emu::ReceiveRequest converted{.wr_id = request->wr_id, .sges = {}};
-    const int error = Convert(request->sg_list, request->num_sge, &storage, &converted.sges) ? pair.PostReceive(converted) : EINVAL;
+    const int error =
+        Convert(request->sg_list, request->num_sge, &storage, &converted.sges) ? pair.PostReceive(converted) : EINVAL;
     if (error != 0) {
       *bad = request;
       return error;

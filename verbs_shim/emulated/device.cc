@@ -25,7 +25,9 @@ uint64_t GuidOf(const emu::Nic& nic) {
   return (StableHash(nic.name()) & 0x00ff'ffff'ffff'ffff) | 0x0200'0000'0000'0000;
 }
 
-__be64 BigEndian(uint64_t value) { return htobe64(value); }
+__be64 BigEndian(uint64_t value) {
+  return htobe64(value);
+}
 
 int QueryPort(ibv_context* context, uint8_t port, ibv_port_attr* attributes, size_t size) {
   if (port != kPort) return EINVAL;
@@ -50,9 +52,9 @@ void FillDeviceAttributes(const emu::Nic& nic, ibv_device_attr* attributes) {
   const DeviceProfile& profile = nic.profile();
   *attributes = {};
   const uint64_t version = profile.firmware_version;
-  std::snprintf(attributes->fw_ver, sizeof(attributes->fw_ver), "%u.%u.%u.%u", static_cast<unsigned>(version >> 48 & 0xffff),
-                static_cast<unsigned>(version >> 32 & 0xffff), static_cast<unsigned>(version >> 16 & 0xffff),
-                static_cast<unsigned>(version & 0xffff));
+  std::snprintf(attributes->fw_ver, sizeof(attributes->fw_ver), "%u.%u.%u.%u",
+                static_cast<unsigned>(version >> 48 & 0xffff), static_cast<unsigned>(version >> 32 & 0xffff),
+                static_cast<unsigned>(version >> 16 & 0xffff), static_cast<unsigned>(version & 0xffff));
   attributes->node_guid = BigEndian(GuidOf(nic));
   attributes->sys_image_guid = attributes->node_guid;
   attributes->max_mr_size = profile.max_mr_size;
@@ -79,7 +81,8 @@ void FillDeviceAttributes(const emu::Nic& nic, ibv_device_attr* attributes) {
   attributes->phys_port_cnt = 1;
 }
 
-int QueryDeviceExtended(ibv_context* context, const ibv_query_device_ex_input* input, ibv_device_attr_ex* attributes, size_t size) {
+int QueryDeviceExtended(ibv_context* context, const ibv_query_device_ex_input* input, ibv_device_attr_ex* attributes,
+                        size_t size) {
   if (input != nullptr && input->comp_mask != 0) return EINVAL;
   if (size < sizeof(attributes->orig_attr)) return EINVAL;
   // What we do not know is zero.
@@ -95,7 +98,9 @@ int QueryDeviceExtended(ibv_context* context, const ibv_query_device_ex_input* i
 }
 
 // Type 1 windows are not made here, and the header's inline refuses the others before it comes to this.
-int BindMw(ibv_qp*, ibv_mw*, ibv_mw_bind*) { return EOPNOTSUPP; }
+int BindMw(ibv_qp*, ibv_mw*, ibv_mw_bind*) {
+  return EOPNOTSUPP;
+}
 
 template <size_t Size>
 void SetName(char (&field)[Size], const std::string& text) {
@@ -122,7 +127,9 @@ ibv_event_type EventTypeOf(emu::AsyncEventType type) {
   return IBV_EVENT_DEVICE_FATAL;
 }
 
-bool IsCqEvent(ibv_event_type type) { return type == IBV_EVENT_CQ_ERR; }
+bool IsCqEvent(ibv_event_type type) {
+  return type == IBV_EVENT_CQ_ERR;
+}
 bool IsQpEvent(ibv_event_type type) {
   return type == IBV_EVENT_QP_FATAL || type == IBV_EVENT_QP_REQ_ERR || type == IBV_EVENT_QP_ACCESS_ERR ||
          type == IBV_EVENT_COMM_EST || type == IBV_EVENT_SQ_DRAINED;
@@ -139,7 +146,8 @@ HostApi::HostApi(emu::Host& its_host) : host(its_host) {
   device.api = this;
   device.node_type = IBV_NODE_RNIC;
   device.transport_type = IBV_TRANSPORT_IWARP;
-  // The paths name nothing on purpose: there is no such device in sysfs, and programs treat what they cannot read as unknown.
+  // The paths name nothing on purpose: there is no such device in sysfs, and programs treat what they cannot read as
+  // unknown.
   SetName(device.name, host.nic().name());
   SetName(device.dev_name, "uverbs-" + host.nic().name());
   SetName(device.dev_path, "/sys/class/infiniband_verbs/uverbs-" + host.nic().name());
@@ -178,7 +186,7 @@ using namespace stagecoach::verbs::emulated;
 
 extern "C" {
 
-struct ibv_device** ibv_get_device_list(int* num_devices) noexcept {
+struct ibv_device** ibv_get_device_list(int* num_devices) {
   HostApi& api = ApiOf(emu::World::Current().current_host());
   auto** list = new (std::nothrow) ibv_device*[2];
   if (list == nullptr) return FailWith(ENOMEM);
@@ -188,18 +196,24 @@ struct ibv_device** ibv_get_device_list(int* num_devices) noexcept {
   return list;
 }
 
-void ibv_free_device_list(struct ibv_device** list) noexcept { delete[] list; }
+void ibv_free_device_list(struct ibv_device** list) {
+  delete[] list;
+}
 
-const char* ibv_get_device_name(struct ibv_device* device) noexcept { return device->name; }
+const char* ibv_get_device_name(struct ibv_device* device) {
+  return device->name;
+}
 
 // The index of the kernel's device; there is none.
-int ibv_get_device_index(struct ibv_device*) noexcept { return -1; }
+int ibv_get_device_index(struct ibv_device*) {
+  return -1;
+}
 
-__be64 ibv_get_device_guid(struct ibv_device* device) noexcept {
+__be64 ibv_get_device_guid(struct ibv_device* device) {
   return BigEndian(GuidOf(static_cast<ShimDevice*>(device)->api->host.nic()));
 }
 
-struct ibv_context* ibv_open_device(struct ibv_device* device) noexcept {
+struct ibv_context* ibv_open_device(struct ibv_device* device) {
   HostApi* api = static_cast<ShimDevice*>(device)->api;
   emu::Nic& nic = api->host.nic();
   auto opened = nic.OpenContext();
@@ -230,7 +244,7 @@ struct ibv_context* ibv_open_device(struct ibv_device* device) noexcept {
   return &context;
 }
 
-int ibv_close_device(struct ibv_context* context) noexcept {
+int ibv_close_device(struct ibv_context* context) {
   ShimContext* shim = ToShim(context);
   if (const int error = shim->nic->CloseContext(shim->context); error != 0) {
     errno = error;
@@ -241,17 +255,17 @@ int ibv_close_device(struct ibv_context* context) noexcept {
   return 0;
 }
 
-int ibv_query_device(struct ibv_context* context, struct ibv_device_attr* attributes) noexcept {
+int ibv_query_device(struct ibv_context* context, struct ibv_device_attr* attributes) {
   FillDeviceAttributes(NicOf(context), attributes);
   return 0;
 }
 
 // For programs older than the table entry: the structure as it was then, which ended before link_layer.
-int ibv_query_port(struct ibv_context* context, uint8_t port, struct _compat_ibv_port_attr* attributes) noexcept {
+int ibv_query_port(struct ibv_context* context, uint8_t port, struct _compat_ibv_port_attr* attributes) {
   return QueryPort(context, port, reinterpret_cast<ibv_port_attr*>(attributes), offsetof(ibv_port_attr, link_layer));
 }
 
-int ibv_query_gid(struct ibv_context* context, uint8_t port, int index, union ibv_gid* gid) noexcept {
+int ibv_query_gid(struct ibv_context* context, uint8_t port, int index, union ibv_gid* gid) {
   if (port != kPort || index != 0) {
     errno = EINVAL;
     return -1;
@@ -263,7 +277,7 @@ int ibv_query_gid(struct ibv_context* context, uint8_t port, int index, union ib
   return 0;
 }
 
-int ibv_get_async_event(struct ibv_context* context, struct ibv_async_event* event) noexcept {
+int ibv_get_async_event(struct ibv_context* context, struct ibv_async_event* event) {
   auto got = ToShim(context)->context->async_events().GetEvent();
   if (!got) {
     errno = got.error();
@@ -285,7 +299,7 @@ int ibv_get_async_event(struct ibv_context* context, struct ibv_async_event* eve
   return 0;
 }
 
-void ibv_ack_async_event(struct ibv_async_event* event) noexcept {
+void ibv_ack_async_event(struct ibv_async_event* event) {
   emu::AsyncEvent acknowledged;
   if (IsCqEvent(event->event_type)) {
     auto* cq = static_cast<ShimCq*>(event->element.cq);
@@ -299,8 +313,12 @@ void ibv_ack_async_event(struct ibv_async_event* event) noexcept {
 }
 
 // Nothing of ours is lost in a forked child that the parent needs: memory is not pinned.
-int ibv_fork_init(void) noexcept { return 0; }
+int ibv_fork_init(void) {
+  return 0;
+}
 
-enum ibv_fork_status ibv_is_fork_initialized(void) noexcept { return IBV_FORK_UNNEEDED; }
+enum ibv_fork_status ibv_is_fork_initialized(void) {
+  return IBV_FORK_UNNEEDED;
+}
 
 }  // extern "C"

@@ -60,7 +60,7 @@ using namespace stagecoach::verbs::emulated;  // NOLINT: the entry points stand 
 
 extern "C" {
 
-struct ibv_pd* ibv_alloc_pd(struct ibv_context* context) noexcept {
+struct ibv_pd* ibv_alloc_pd(struct ibv_context* context) {
   ShimContext* shim = ToShim(context);
   auto handle = shim->nic->AllocatePd(*shim->context);
   if (!handle) return FailWith(handle.error());
@@ -70,25 +70,25 @@ struct ibv_pd* ibv_alloc_pd(struct ibv_context* context) noexcept {
   return pd;
 }
 
-int ibv_dealloc_pd(struct ibv_pd* pd) noexcept {
+int ibv_dealloc_pd(struct ibv_pd* pd) {
   if (const int error = NicOf(pd->context).DeallocatePd(pd->handle); error != 0) return error;
   delete pd;
   return 0;
 }
 
-struct ibv_mr* ibv_reg_mr(struct ibv_pd* pd, void* address, size_t length, int access) noexcept {
+struct ibv_mr* ibv_reg_mr(struct ibv_pd* pd, void* address, size_t length, int access) {
   return Register(pd, address, length, reinterpret_cast<uint64_t>(address), static_cast<unsigned>(access));
 }
 
-struct ibv_mr* ibv_reg_mr_iova(struct ibv_pd* pd, void* address, size_t length, uint64_t iova, int access) noexcept {
+struct ibv_mr* ibv_reg_mr_iova(struct ibv_pd* pd, void* address, size_t length, uint64_t iova, int access) {
   return Register(pd, address, length, iova, static_cast<unsigned>(access));
 }
 
-struct ibv_mr* ibv_reg_mr_iova2(struct ibv_pd* pd, void* address, size_t length, uint64_t iova, unsigned int access) noexcept {
+struct ibv_mr* ibv_reg_mr_iova2(struct ibv_pd* pd, void* address, size_t length, uint64_t iova, unsigned int access) {
   return Register(pd, address, length, iova, access);
 }
 
-int ibv_dereg_mr(struct ibv_mr* mr) noexcept {
+int ibv_dereg_mr(struct ibv_mr* mr) {
   if (const int error = NicOf(mr->context).DeregisterRegion(mr->handle); error != 0) return error;
   delete mr;
   return 0;

@@ -1,7 +1,7 @@
 // The shim's objects: each begins with the public struct of the stock headers and adds the emulator's object behind it.
 //
-// The C entry points convert arguments and results between the two, and decide nothing. Control calls name objects to the NIC by the
-// handle in the public struct, as the kernel's interface does.
+// The C entry points convert arguments and results between the two, and decide nothing. Control calls name objects to
+// the NIC by the handle in the public struct, as the kernel's interface does.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -25,7 +25,8 @@ struct ShimDevice : ibv_device {
   HostApi* api = nullptr;
 };
 
-// The public ibv_context is the last member of verbs_context, by which the header's inlines find the tables in front of it.
+// The public ibv_context is the last member of verbs_context, by which the header's inlines find the tables in front of
+// it.
 struct ShimContext {
   verbs_context tables;
   emu::Nic* nic = nullptr;
@@ -36,7 +37,9 @@ struct ShimContext {
 inline ShimContext* ToShim(ibv_context* context) {
   return reinterpret_cast<ShimContext*>(reinterpret_cast<char*>(context) - offsetof(verbs_context, context));
 }
-inline emu::Nic& NicOf(ibv_context* context) { return *ToShim(context)->nic; }
+inline emu::Nic& NicOf(ibv_context* context) {
+  return *ToShim(context)->nic;
+}
 
 struct ShimChannel : ibv_comp_channel {
   emu::CompletionChannel* channel = nullptr;

@@ -7,11 +7,16 @@
 namespace stagecoach::verbs::emulated {
 namespace {
 
-emu::QpState FromIbv(ibv_qp_state state) { return static_cast<emu::QpState>(state); }
+emu::QpState FromIbv(ibv_qp_state state) {
+  return static_cast<emu::QpState>(state);
+}
 
-static_assert(static_cast<int>(emu::QpState::kReset) == IBV_QPS_RESET && static_cast<int>(emu::QpState::kInit) == IBV_QPS_INIT &&
-              static_cast<int>(emu::QpState::kRtr) == IBV_QPS_RTR && static_cast<int>(emu::QpState::kRts) == IBV_QPS_RTS &&
-              static_cast<int>(emu::QpState::kSqd) == IBV_QPS_SQD && static_cast<int>(emu::QpState::kSqe) == IBV_QPS_SQE &&
+static_assert(static_cast<int>(emu::QpState::kReset) == IBV_QPS_RESET &&
+              static_cast<int>(emu::QpState::kInit) == IBV_QPS_INIT &&
+              static_cast<int>(emu::QpState::kRtr) == IBV_QPS_RTR &&
+              static_cast<int>(emu::QpState::kRts) == IBV_QPS_RTS &&
+              static_cast<int>(emu::QpState::kSqd) == IBV_QPS_SQD &&
+              static_cast<int>(emu::QpState::kSqe) == IBV_QPS_SQE &&
               static_cast<int>(emu::QpState::kErr) == IBV_QPS_ERR);
 
 ibv_qp_cap CapacityOf(const emu::QpCapabilities& capabilities) {
@@ -24,7 +29,9 @@ ibv_qp_cap CapacityOf(const emu::QpCapabilities& capabilities) {
 
 }  // namespace
 
-ibv_qp_state ToIbv(emu::QpState state) { return static_cast<ibv_qp_state>(state); }
+ibv_qp_state ToIbv(emu::QpState state) {
+  return static_cast<ibv_qp_state>(state);
+}
 
 }  // namespace stagecoach::verbs::emulated
 
@@ -33,7 +40,7 @@ using namespace stagecoach::verbs::emulated;
 
 extern "C" {
 
-struct ibv_qp* ibv_create_qp(struct ibv_pd* pd, struct ibv_qp_init_attr* attributes) noexcept {
+struct ibv_qp* ibv_create_qp(struct ibv_pd* pd, struct ibv_qp_init_attr* attributes) {
   if (attributes->qp_type != IBV_QPT_RC || attributes->srq != nullptr) return FailWith(EOPNOTSUPP);
   if (attributes->send_cq == nullptr || attributes->recv_cq == nullptr) return FailWith(EINVAL);
   ShimContext* context = ToShim(pd->context);
@@ -72,7 +79,7 @@ struct ibv_qp* ibv_create_qp(struct ibv_pd* pd, struct ibv_qp_init_attr* attribu
   return qp;
 }
 
-int ibv_modify_qp(struct ibv_qp* qp, struct ibv_qp_attr* attributes, int mask) noexcept {
+int ibv_modify_qp(struct ibv_qp* qp, struct ibv_qp_attr* attributes, int mask) {
   emu::QueuePair* pair = NicOf(qp->context).FindQp(qp->handle);
   if (pair == nullptr) return ENOENT;
   emu::QpAttributes wanted;
@@ -97,7 +104,7 @@ int ibv_modify_qp(struct ibv_qp* qp, struct ibv_qp_attr* attributes, int mask) n
   return error;
 }
 
-int ibv_query_qp(struct ibv_qp* qp, struct ibv_qp_attr* attributes, int, struct ibv_qp_init_attr* initial) noexcept {
+int ibv_query_qp(struct ibv_qp* qp, struct ibv_qp_attr* attributes, int, struct ibv_qp_init_attr* initial) {
   emu::QueuePair* pair = NicOf(qp->context).FindQp(qp->handle);
   if (pair == nullptr) return ENOENT;
   const emu::QpAttributes now = pair->Query();
@@ -130,7 +137,7 @@ int ibv_query_qp(struct ibv_qp* qp, struct ibv_qp_attr* attributes, int, struct 
   return 0;
 }
 
-int ibv_destroy_qp(struct ibv_qp* qp) noexcept {
+int ibv_destroy_qp(struct ibv_qp* qp) {
   ShimContext* context = ToShim(qp->context);
   if (context->nic->FindQp(qp->handle) == nullptr) return ENOENT;
   context->api->host.cm().ForgetQp(qp->qp_num);

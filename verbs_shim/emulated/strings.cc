@@ -4,7 +4,7 @@
 
 extern "C" {
 
-const char* ibv_wc_status_str(enum ibv_wc_status status) noexcept {
+const char* ibv_wc_status_str(enum ibv_wc_status status) {
   switch (status) {
     case IBV_WC_SUCCESS:
       return "success";
@@ -58,7 +58,7 @@ const char* ibv_wc_status_str(enum ibv_wc_status status) noexcept {
   return "unknown";
 }
 
-const char* ibv_node_type_str(enum ibv_node_type type) noexcept {
+const char* ibv_node_type_str(enum ibv_node_type type) {
   switch (type) {
     case IBV_NODE_CA:
       return "InfiniBand channel adapter";
@@ -80,7 +80,7 @@ const char* ibv_node_type_str(enum ibv_node_type type) noexcept {
   return "unknown";
 }
 
-const char* ibv_port_state_str(enum ibv_port_state state) noexcept {
+const char* ibv_port_state_str(enum ibv_port_state state) {
   switch (state) {
     case IBV_PORT_NOP:
       return "PORT_NOP";
@@ -98,7 +98,7 @@ const char* ibv_port_state_str(enum ibv_port_state state) noexcept {
   return "unknown";
 }
 
-const char* ibv_event_type_str(enum ibv_event_type event) noexcept {
+const char* ibv_event_type_str(enum ibv_event_type event) {
   switch (event) {
     case IBV_EVENT_CQ_ERR:
       return "CQ error";
@@ -144,7 +144,7 @@ const char* ibv_event_type_str(enum ibv_event_type event) noexcept {
   return "unknown";
 }
 
-const char* rdma_event_str(enum rdma_cm_event_type event) noexcept {
+const char* rdma_event_str(enum rdma_cm_event_type event) {
   switch (event) {
     case RDMA_CM_EVENT_ADDR_RESOLVED:
       return "RDMA_CM_EVENT_ADDR_RESOLVED";

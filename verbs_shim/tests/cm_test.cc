@@ -30,7 +30,8 @@ TEST_F(CmTest, ListeningOnPortZeroFindsAPort) {
   Pair pair;
   pair.Listen();
   EXPECT_NE(rdma_get_src_port(pair.listener.get()), 0);
-  EXPECT_EQ(rdma_get_src_port(pair.listener.get()), reinterpret_cast<sockaddr_in*>(rdma_get_local_addr(pair.listener.get()))->sin_port);
+  EXPECT_EQ(rdma_get_src_port(pair.listener.get()),
+            reinterpret_cast<sockaddr_in*>(rdma_get_local_addr(pair.listener.get()))->sin_port);
 }
 
 TEST_F(CmTest, ATakenPortIsInUse) {

@@ -149,8 +149,8 @@ TEST_F(CqTrafficTest, ArmedForSolicitedOnlyAnErrorIsHeard) {
   ExpectCompletion(pair->server.receive_cq.get(), 1, IBV_WC_WR_FLUSH_ERR);
 }
 
-// The race every event-driven program has to win: a completion between the last empty poll and the arming is found by polling once
-// more after arming; one after the arming raises an event. Whichever way each message falls, none is lost.
+// The race every event-driven program has to win: a completion between the last empty poll and the arming is found by
+// polling once more after arming; one after the arming raises an event. Whichever way each message falls, none is lost.
 TEST_F(CqTrafficTest, NoCompletionIsLostBetweenPollingAndArming) {
   constexpr int kMessages = 300;
   ibv_cq* cq = pair->server.receive_cq.get();
@@ -189,7 +189,8 @@ TEST_F(CqTrafficTest, DestroyingWaitsUntilEventsAreAcknowledged) {
     EXPECT_EQ(second.Destroy(), 0);
     destroyed = true;
   });
-  // It cannot be done: the event is not acknowledged. (A wrong implementation would be seen here most of the time, and below always by asan.)
+  // It cannot be done: the event is not acknowledged. (A wrong implementation would be seen here most of the time, and
+  // below always by asan.)
   for (int i = 0; i < 1000; ++i) {
     ASSERT_FALSE(destroyed);
     std::this_thread::yield();
@@ -231,7 +232,8 @@ TEST_F(CqOverflowTest, AnOverrunCqRaisesAnAsynchronousEvent) {
   const int entries = pair->server.receive_cq->cqe;
   ibv_context* context = pair->server.id->verbs;
   for (int i = 0; i < entries + 1; ++i) ASSERT_EQ(PostReceive(pair->server.qp(), i, {inbox.Sge()}), 0);
-  for (int i = 0; i < entries + 1; ++i) ASSERT_EQ(Post(pair->client.qp(), {.wr_id = 9, .flags = 0, .sges = {outbox.Sge()}}), 0);
+  for (int i = 0; i < entries + 1; ++i)
+    ASSERT_EQ(Post(pair->client.qp(), {.wr_id = 9, .flags = 0, .sges = {outbox.Sge()}}), 0);
   ASSERT_TRUE(BecomesReadable(context->async_fd));
   ibv_async_event event{};
   ASSERT_EQ(ibv_get_async_event(context, &event), 0);

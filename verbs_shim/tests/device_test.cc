@@ -102,9 +102,9 @@ TEST_F(DeviceTest, APortThatDoesNotExistIsInvalid) {
 }
 
 TEST_F(DeviceTest, TheFirstGidIsSet) {
-  union ibv_gid gid{};
+  union ibv_gid gid {};
   ASSERT_EQ(ibv_query_gid(context.get(), 1, 0, &gid), 0);
-  const union ibv_gid zero{};
+  const union ibv_gid zero {};
   EXPECT_NE(std::memcmp(&gid, &zero, sizeof(gid)), 0);
   EXPECT_NE(ibv_query_gid(context.get(), 1, 1 << 20, &gid), 0);
 }

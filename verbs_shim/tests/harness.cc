@@ -52,7 +52,9 @@ void VerbsTest::SetUp() {
   }
 }
 
-void VerbsTest::TearDown() { world().End(); }
+void VerbsTest::TearDown() {
+  world().End();
+}
 
 Buffer::Buffer(ibv_pd* pd, size_t size, int access) : bytes_(size) {
   auto mr = RegisterMemory(pd, bytes_.data(), bytes_.size(), access);
@@ -60,7 +62,9 @@ Buffer::Buffer(ibv_pd* pd, size_t size, int access) : bytes_(size) {
   if (mr) mr_ = std::move(*mr);
 }
 
-void Buffer::Fill(std::string_view text) { CopyBytes(bytes_, AsBytes(text)); }
+void Buffer::Fill(std::string_view text) {
+  CopyBytes(bytes_, AsBytes(text));
+}
 
 void Buffer::FillPattern(uint32_t seed) {
   for (size_t i = 0; i < bytes_.size(); ++i) bytes_[i] = static_cast<std::byte>((i * 31 + (i >> 8) * 7 + seed) & 0xff);
@@ -101,7 +105,9 @@ void Endpoint::Prepare(const EndpointOptions& options) {
   ASSERT_TRUE(qp) << qp.error().ToString();
 }
 
-bool Endpoint::EventWaiting() const { return IsReadable(channel->fd); }
+bool Endpoint::EventWaiting() const {
+  return IsReadable(channel->fd);
+}
 
 CmEvent Endpoint::NextEvent() {
   if (!BecomesReadable(channel->fd)) {
@@ -146,16 +152,21 @@ void Pair::Listen() {
   ASSERT_EQ(rdma_listen(listener.get(), 8), 0) << std::strerror(errno);
 }
 
-sockaddr_storage Pair::ListenAddress() const { return listener->route.addr.src_storage; }
+sockaddr_storage Pair::ListenAddress() const {
+  return listener->route.addr.src_storage;
+}
 
-void Pair::Resolve() { ResolveTo(ListenAddress()); }
+void Pair::Resolve() {
+  ResolveTo(ListenAddress());
+}
 
 void Pair::ResolveTo(sockaddr_storage destination) {
   TheSurroundings().ActAsClient();
   auto id = CreateCmId(client.channel.get(), this);
   ASSERT_TRUE(id) << id.error().ToString();
   client.id = std::move(*id);
-  ASSERT_EQ(rdma_resolve_addr(client.id.get(), nullptr, reinterpret_cast<sockaddr*>(&destination), 2000), 0) << std::strerror(errno);
+  ASSERT_EQ(rdma_resolve_addr(client.id.get(), nullptr, reinterpret_cast<sockaddr*>(&destination), 2000), 0)
+      << std::strerror(errno);
   client.ExpectEvent(RDMA_CM_EVENT_ADDR_RESOLVED);
   ASSERT_EQ(rdma_resolve_route(client.id.get(), 2000), 0) << std::strerror(errno);
   client.ExpectEvent(RDMA_CM_EVENT_ROUTE_RESOLVED);
@@ -253,7 +264,8 @@ ibv_wc NextCompletion(ibv_cq* cq) {
 ibv_wc ExpectCompletion(ibv_cq* cq, uint64_t wr_id, ibv_wc_status status) {
   const ibv_wc completion = NextCompletion(cq);
   EXPECT_EQ(completion.wr_id, wr_id);
-  EXPECT_EQ(completion.status, status) << ibv_wc_status_str(completion.status) << " instead of " << ibv_wc_status_str(status);
+  EXPECT_EQ(completion.status, status) << ibv_wc_status_str(completion.status) << " instead of "
+                                       << ibv_wc_status_str(status);
   return completion;
 }
 
@@ -271,7 +283,9 @@ bool BecomesReadable(int fd) {
   return TheSurroundings().Until([fd] { return IsReadable(fd); });
 }
 
-void SetNonBlocking(int fd) { fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK); }
+void SetNonBlocking(int fd) {
+  fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
+}
 
 std::string PrivateData(const rdma_conn_param& parameters) {
   return std::string(static_cast<const char*>(parameters.private_data), parameters.private_data_len);

@@ -1,7 +1,7 @@
 // Fixture and helpers of the contract tests: two connected ends in one process, driven through the stock API alone.
 //
-// Every wait is on a condition and bounded. With no RDMA device (the system's provider on a machine without one) each test is
-// skipped and says so; known deviations of other providers are listed, with reasons, in deviations.tsv.
+// Every wait is on a condition and bounded. With no RDMA device (the system's provider on a machine without one) each
+// test is skipped and says so; known deviations of other providers are listed, with reasons, in deviations.tsv.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -94,10 +94,10 @@ class Pair {
 
   // Single steps, for tests of the connection manager.
   void Listen();
-  void Resolve();                    // client: address and route; has a device afterwards
+  void Resolve();  // client: address and route; has a device afterwards
   void ResolveTo(sockaddr_storage destination);
-  void Request();                    // client: rdma_connect; server: the request, as `server.id`, with its parameters
-  void Accept();                     // server: accept; both: established
+  void Request();  // client: rdma_connect; server: the request, as `server.id`, with its parameters
+  void Accept();   // server: accept; both: established
   // All of it.
   void Connect();
   // Both ends ready for traffic in one go, server first as programs do.

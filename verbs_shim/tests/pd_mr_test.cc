@@ -48,7 +48,8 @@ TEST_F(PdMrTest, ARegionSaysWhatItCovers) {
 
 TEST_F(PdMrTest, FlagsKnownAtRunTimeRegisterTheSame) {
   std::vector<std::byte> memory(100);
-  ibv_mr* mr = ibv_reg_mr(pd.get(), memory.data(), memory.size(), AtRunTime(IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE));
+  ibv_mr* mr =
+      ibv_reg_mr(pd.get(), memory.data(), memory.size(), AtRunTime(IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE));
   ASSERT_NE(mr, nullptr);
   EXPECT_EQ(mr->length, memory.size());
   EXPECT_EQ(ibv_dereg_mr(mr), 0);
@@ -56,7 +57,8 @@ TEST_F(PdMrTest, FlagsKnownAtRunTimeRegisterTheSame) {
 
 TEST_F(PdMrTest, OptionalAccessFlagsAreAcceptedAndIgnored) {
   std::vector<std::byte> memory(100);
-  ibv_mr* mr = ibv_reg_mr(pd.get(), memory.data(), memory.size(), AtRunTime(IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_RELAXED_ORDERING));
+  ibv_mr* mr = ibv_reg_mr(pd.get(), memory.data(), memory.size(),
+                          AtRunTime(IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_RELAXED_ORDERING));
   ASSERT_NE(mr, nullptr);
   EXPECT_EQ(ibv_dereg_mr(mr), 0);
 }
@@ -64,7 +66,7 @@ TEST_F(PdMrTest, OptionalAccessFlagsAreAcceptedAndIgnored) {
 TEST_F(PdMrTest, RemoteWriteNeedsLocalWrite) {
   std::vector<std::byte> memory(100);
   errno = 0;
-  EXPECT_EQ(ibv_reg_mr(pd.get(), memory.data(), memory.size(), IBV_ACCESS_REMOTE_WRITE), nullptr);
+  EXPECT_EQ(ibv_reg_mr(pd.get(), memory.data(), memory.size(), int{IBV_ACCESS_REMOTE_WRITE}), nullptr);
   EXPECT_EQ(errno, EINVAL);
 }
 
@@ -74,7 +76,7 @@ TEST_F(PdMrTest, MemoryThatIsNotThereCannotBeRegistered) {
   ASSERT_NE(memory, MAP_FAILED);
   munmap(memory, page);
   errno = 0;
-  EXPECT_EQ(ibv_reg_mr(pd.get(), memory, page, IBV_ACCESS_LOCAL_WRITE), nullptr);
+  EXPECT_EQ(ibv_reg_mr(pd.get(), memory, page, int{IBV_ACCESS_LOCAL_WRITE}), nullptr);
   EXPECT_EQ(errno, EFAULT);
 }
 
@@ -83,9 +85,9 @@ TEST_F(PdMrTest, ReadOnlyMemoryCannotBeRegisteredForWriting) {
   void* memory = mmap(nullptr, page, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   ASSERT_NE(memory, MAP_FAILED);
   errno = 0;
-  EXPECT_EQ(ibv_reg_mr(pd.get(), memory, page, IBV_ACCESS_LOCAL_WRITE), nullptr);
+  EXPECT_EQ(ibv_reg_mr(pd.get(), memory, page, int{IBV_ACCESS_LOCAL_WRITE}), nullptr);
   EXPECT_EQ(errno, EFAULT);
-  ibv_mr* mr = ibv_reg_mr(pd.get(), memory, page, IBV_ACCESS_REMOTE_READ);
+  ibv_mr* mr = ibv_reg_mr(pd.get(), memory, page, int{IBV_ACCESS_REMOTE_READ});
   EXPECT_NE(mr, nullptr);
   if (mr != nullptr) {
     EXPECT_EQ(ibv_dereg_mr(mr), 0);
@@ -96,7 +98,7 @@ TEST_F(PdMrTest, ReadOnlyMemoryCannotBeRegisteredForWriting) {
 TEST_F(PdMrTest, ARangeThatWrapsIsRefused) {
   std::byte memory[64];
   errno = 0;
-  EXPECT_EQ(ibv_reg_mr(pd.get(), memory, ~size_t{0} - 16, IBV_ACCESS_LOCAL_WRITE), nullptr);
+  EXPECT_EQ(ibv_reg_mr(pd.get(), memory, ~size_t{0} - 16, int{IBV_ACCESS_LOCAL_WRITE}), nullptr);
   EXPECT_NE(errno, 0);
 }
 

@@ -1,4 +1,5 @@
-// What a strange or dying process at the other end can do: a peer that is killed, and bytes that are no MPA thrown at a listener.
+// What a strange or dying process at the other end can do: a peer that is killed, and bytes that are no MPA thrown at a
+// listener.
 //
 // Over loopback TCP only. The peer is this program started again with the server's port as its argument.
 
@@ -75,10 +76,13 @@ class PeerProcess {
 class RawPeer {
  public:
   explicit RawPeer(const sockaddr_storage& address) : socket_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
-    EXPECT_EQ(connect(socket_, reinterpret_cast<const sockaddr*>(&address), sizeof(sockaddr_in)), 0) << std::strerror(errno);
+    EXPECT_EQ(connect(socket_, reinterpret_cast<const sockaddr*>(&address), sizeof(sockaddr_in)), 0)
+        << std::strerror(errno);
   }
   ~RawPeer() { close(socket_); }
-  void Send(std::string_view bytes) { EXPECT_EQ(send(socket_, bytes.data(), bytes.size(), MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size())); }
+  void Send(std::string_view bytes) {
+    EXPECT_EQ(send(socket_, bytes.data(), bytes.size(), MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
+  }
   // True once the other end has closed or reset the connection, whatever it said before.
   bool Closed() {
     return TheSurroundings().Until([this] {

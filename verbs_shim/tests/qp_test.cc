@@ -197,8 +197,10 @@ TEST_F(QpPostTest, AFullReceiveQueueRefusesOneMore) {
 }
 
 TEST_F(QpPostTest, OperationsTheTransportLacksAreRefusedAtPost) {
-  for (ibv_wr_opcode opcode : {IBV_WR_SEND_WITH_IMM, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_TSO}) {
-    const int error = Post(pair->client.qp(), {.opcode = opcode, .sges = {buffer->Sge(0, 8)}, .remote_address = 0, .rkey = 1});
+  for (ibv_wr_opcode opcode :
+       {IBV_WR_SEND_WITH_IMM, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_TSO}) {
+    const int error =
+        Post(pair->client.qp(), {.opcode = opcode, .sges = {buffer->Sge(0, 8)}, .remote_address = 0, .rkey = 1});
     EXPECT_TRUE(error == EINVAL || error == EOPNOTSUPP) << opcode << ": " << error;
   }
   // And the connection is none the worse.
@@ -210,7 +212,8 @@ TEST_F(QpPostTest, OperationsTheTransportLacksAreRefusedAtPost) {
 }
 
 TEST_F(QpPostTest, InlineDataBeyondTheCapacityIsRefused) {
-  const int error = Post(pair->client.qp(), {.flags = IBV_SEND_SIGNALED | IBV_SEND_INLINE, .sges = {buffer->Sge(0, 4096)}});
+  const int error =
+      Post(pair->client.qp(), {.flags = IBV_SEND_SIGNALED | IBV_SEND_INLINE, .sges = {buffer->Sge(0, 4096)}});
   EXPECT_TRUE(error == EINVAL || error == ENOMEM) << error;
 }
 
@@ -219,8 +222,17 @@ TEST_F(QpPostTest, AListIsPostedUpToTheFirstBadRequest) {
   ASSERT_EQ(PostReceive(pair->server.qp(), 1, {inbox.Sge()}), 0);
   ibv_sge sge = buffer->Sge(0, 8);
   ibv_send_wr third{.wr_id = 3, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED};
-  ibv_send_wr second{.wr_id = 2, .next = &third, .sg_list = &sge, .num_sge = 1, .opcode = static_cast<ibv_wr_opcode>(14)  /* nobody's */};
-  ibv_send_wr first{.wr_id = 1, .next = &second, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED};
+  ibv_send_wr second{.wr_id = 2,
+                     .next = &third,
+                     .sg_list = &sge,
+                     .num_sge = 1,
+                     .opcode = static_cast<ibv_wr_opcode>(14) /* nobody's */};
+  ibv_send_wr first{.wr_id = 1,
+                    .next = &second,
+                    .sg_list = &sge,
+                    .num_sge = 1,
+                    .opcode = IBV_WR_SEND,
+                    .send_flags = IBV_SEND_SIGNALED};
   ibv_send_wr* bad = nullptr;
   EXPECT_NE(ibv_post_send(pair->client.qp(), &first, &bad), 0);
   EXPECT_EQ(bad, &second);

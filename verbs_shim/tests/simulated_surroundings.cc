@@ -6,6 +6,7 @@
 
 #include "base/prng.h"
 #include "emu/world/simulated_world.h"
+#include "verbs_shim/tests/simulated_surroundings.h"
 #include "verbs_shim/tests/surroundings.h"
 
 namespace stagecoach::verbs {
@@ -14,7 +15,9 @@ namespace {
 using emu::IpEndpoint;
 using emu::SimulatedWorld;
 
-IpEndpoint Address(const char* text, uint16_t port = 0) { return *IpEndpoint::Parse(text, port); }
+IpEndpoint Address(const char* text, uint16_t port = 0) {
+  return *IpEndpoint::Parse(text, port);
+}
 
 sockaddr_storage ToStorage(const IpEndpoint& endpoint) {
   sockaddr_storage storage{};
@@ -25,9 +28,11 @@ sockaddr_storage ToStorage(const IpEndpoint& endpoint) {
 class SimulatedSurroundings final : public Surroundings {
  public:
   void Begin() override {
+    trace_ = TraceHash();
     const auto* info = ::testing::UnitTest::GetInstance()->current_test_info();
     emu::SimWorld::Options options;
     options.seed = StableHash(std::string(info->test_suite_name()) + "." + info->name());
+    options.trace = &trace_;
     options.link.chop = true;
     options.link.jitter = 3us;
     auto world = std::make_unique<SimulatedWorld>(options);
@@ -56,15 +61,26 @@ class SimulatedSurroundings final : public Surroundings {
 
   bool HasThreads() const override { return false; }
 
+  const TraceHash& trace() const { return trace_; }
+
  private:
+  TraceHash trace_;
   SimulatedWorld* world_ = nullptr;
 };
+
+SimulatedSurroundings& TheOne() {
+  static SimulatedSurroundings surroundings;
+  return surroundings;
+}
 
 }  // namespace
 
 Surroundings& TheSurroundings() {
-  static SimulatedSurroundings surroundings;
-  return surroundings;
+  return TheOne();
+}
+
+const TraceHash& SimulatedTrace() {
+  return TheOne().trace();
 }
 
 }  // namespace stagecoach::verbs

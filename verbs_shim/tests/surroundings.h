@@ -1,4 +1,5 @@
-// What a contract test needs of the world it runs in, and may not ask the verbs API for: whose turn it is, and how time passes.
+// What a contract test needs of the world it runs in, and may not ask the verbs API for: whose turn it is, and how time
+// passes.
 //
 // Two implementations, one per test binary: loopback TCP (or the system's device), and a simulated world of two hosts.
 #pragma once
