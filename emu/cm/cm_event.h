@@ -1,7 +1,7 @@
 // Connection-manager events and the channels that carry them.
 //
-// Threading: every member from any thread. The lock of a channel is a leaf: it is taken under a manager's lock, and nothing is taken
-// under it.
+// Threading: every member from any thread. The lock of a channel is a leaf: it is taken under a manager's lock, and
+// nothing is taken under it.
 #pragma once
 
 #include <condition_variable>
@@ -34,8 +34,8 @@ enum class CmEventType : uint8_t {
 };
 const char* ToString(CmEventType type);
 
-// What a program says with connect and accept, and hears in the peer's events. Depths are RFC 6581's IRD and ORD, from the view of the
-// program that holds the value.
+// What a program says with connect and accept, and hears in the peer's events. Depths are RFC 6581's IRD and ORD, from
+// the view of the program that holds the value.
 struct CmParameters {
   std::vector<std::byte> private_data;
   uint8_t responder_resources = 0;  // Reads by the peer that this end answers at once (IRD)
@@ -62,8 +62,9 @@ class CmChannel {
 
   int fd() const { return notifier_->fd(); }
 
-  // The oldest event. With none: EAGAIN if the program made fd() non-blocking, else waits; the errno of an interrupted wait otherwise.
-  // An event got counts against the id whose program must acknowledge it: the listener for a connect request, else the id.
+  // The oldest event. With none: EAGAIN if the program made fd() non-blocking, else waits; the errno of an interrupted
+  // wait otherwise. An event got counts against the id whose program must acknowledge it: the listener for a connect
+  // request, else the id.
   Result<CmEvent, int> GetEvent();
   void Acknowledge(const CmEvent& event);
 

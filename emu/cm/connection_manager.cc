@@ -15,7 +15,8 @@ namespace {
 
 using State = CmId::State;
 
-// What rdma_listen's callers may have waiting at most, and what a backlog of 0 means (as Linux's iWARP connection manager has it).
+// What rdma_listen's callers may have waiting at most, and what a backlog of 0 means (as Linux's iWARP connection
+// manager has it).
 constexpr uint32_t kBacklogMax = 256;
 // Connections the host's own stack may hold before we see them.
 constexpr int kStreamBacklog = 256;
@@ -119,7 +120,8 @@ void Exchange(Engine& engine, Stream& stream, const Fabric& fabric) {
 
 class ConnectionManager::Core : public std::enable_shared_from_this<ConnectionManager::Core> {
  public:
-  Core(Nic& nic, const CmOptions& options) : nic_(nic), fabric_(nic.fabric()), options_(options), name_(nic.name() + "/cm") {}
+  Core(Nic& nic, const CmOptions& options)
+      : nic_(nic), fabric_(nic.fabric()), options_(options), name_(nic.name() + "/cm") {}
 
   std::shared_ptr<CmId> CreateId(std::shared_ptr<CmChannel> channel);
   void Destroy(const std::shared_ptr<CmId>& id);
@@ -155,15 +157,18 @@ class ConnectionManager::Core : public std::enable_shared_from_this<ConnectionMa
   }
 
   void Emit(CmEvent event);
-  void Emit(CmEventType type, const std::shared_ptr<CmId>& id, int status = 0) { Emit({type, id, nullptr, status, {}}); }
+  void Emit(CmEventType type, const std::shared_ptr<CmId>& id, int status = 0) {
+    Emit({type, id, nullptr, status, {}});
+  }
 
   // On the loop.
   Handshake* Find(uint64_t key);
   void Remove(uint64_t key);
   void OnStream(const std::weak_ptr<CmId>& weak_listener, std::unique_ptr<Stream> stream);
-  // Puts the stream under the id's QP. The id must be in `expected`; then it is kConnected, or kAccepting while an RTR is awaited.
-  void Attach(const std::shared_ptr<CmId>& id, State expected, std::unique_ptr<Stream> stream, const MpaOutcome& outcome,
-              bool initiator);
+  // Puts the stream under the id's QP. The id must be in `expected`; then it is kConnected, or kAccepting while an RTR
+  // is awaited.
+  void Attach(const std::shared_ptr<CmId>& id, State expected, std::unique_ptr<Stream> stream,
+              const MpaOutcome& outcome, bool initiator);
   void AwaitRtr(const std::shared_ptr<CmId>& id);
   void Fail(const std::shared_ptr<CmId>& id, State expected, Failure failure, std::vector<std::byte> private_data = {});
 
@@ -172,7 +177,9 @@ class ConnectionManager::Core : public std::enable_shared_from_this<ConnectionMa
   void OnClosed(const std::shared_ptr<CmId>& id, const CloseNotice& notice);
 
   Instant Now() const { return fabric_.Now(); }
-  void Tell(std::string_view event, std::initializer_list<TraceFact> facts) { Trace(nic_.trace(), Now(), name_, event, facts); }
+  void Tell(std::string_view event, std::initializer_list<TraceFact> facts) {
+    Trace(nic_.trace(), Now(), name_, event, facts);
+  }
 
   Nic& nic_;
   Fabric& fabric_;
@@ -180,10 +187,10 @@ class ConnectionManager::Core : public std::enable_shared_from_this<ConnectionMa
   const std::string name_;
 
   mutable std::mutex mutex_;
-  bool closed_ = false;                                // guarded by mutex_, as all below
+  bool closed_ = false;  // guarded by mutex_, as all below
   uint64_t next_serial_ = 1;
-  std::map<uint64_t, std::weak_ptr<CmId>> ids_;        // by serial
-  std::map<uint32_t, std::weak_ptr<CmId>> users_;      // by QP number
+  std::map<uint64_t, std::weak_ptr<CmId>> ids_;    // by serial
+  std::map<uint32_t, std::weak_ptr<CmId>> users_;  // by QP number
   Counters counters_;
 
   std::map<uint64_t, std::unique_ptr<Handshake>> handshakes_;  // the loop's own
@@ -320,7 +327,9 @@ class ConnectionManager::Core::Outgoing final : public Handshake {
 class ConnectionManager::Core::Incoming final : public Handshake {
  public:
   Incoming(Core& core, uint64_t key, std::weak_ptr<CmId> listener, std::unique_ptr<Stream> stream)
-      : Handshake(core, key), listener_(std::move(listener)), engine_({.timeout = core.options_.request_timeout}, core.Now()) {
+      : Handshake(core, key),
+        listener_(std::move(listener)),
+        engine_({.timeout = core.options_.request_timeout}, core.Now()) {
     Take(std::move(stream));
   }
   ~Incoming() override { LeaveHalfOpen(); }
@@ -430,7 +439,9 @@ class ConnectionManager::Core::Incoming final : public Handshake {
       std::lock_guard lock(core_.mutex_);
       ++core_.counters_.failed_handshakes;
     }
-    if (child_ != nullptr) core_.Fail(child_, State::kAccepting, {CmEventType::kConnectError, -(outcome ? ECONNABORTED : ErrnoOf(outcome.error()))});
+    if (child_ != nullptr)
+      core_.Fail(child_, State::kAccepting,
+                 {CmEventType::kConnectError, -(outcome ? ECONNABORTED : ErrnoOf(outcome.error()))});
     // The stream is closed with the handshake; what was said still reaches the peer.
     stream_->Shutdown();
     Finish();
@@ -474,7 +485,8 @@ std::shared_ptr<CmId> ConnectionManager::Core::CreateId(std::shared_ptr<CmChanne
 }
 
 void ConnectionManager::Core::Emit(CmEvent event) {
-  Tell("event", {{"id", event.id->serial()}, {"type", ToString(event.type)}, {"error", static_cast<uint64_t>(-event.status)}});
+  Tell("event",
+       {{"id", event.id->serial()}, {"type", ToString(event.type)}, {"error", static_cast<uint64_t>(-event.status)}});
   const std::shared_ptr<CmChannel> channel = event.id->channel();
   channel->Push(std::move(event));
 }
@@ -499,7 +511,8 @@ int ConnectionManager::Core::Bind(const std::shared_ptr<CmId>& id, const IpEndpo
   return 0;
 }
 
-int ConnectionManager::Core::ResolveAddress(const std::shared_ptr<CmId>& id, const IpEndpoint& source, const IpEndpoint& destination) {
+int ConnectionManager::Core::ResolveAddress(const std::shared_ptr<CmId>& id, const IpEndpoint& source,
+                                            const IpEndpoint& destination) {
   if (destination.family == IpEndpoint::Family::kNone) return EAFNOSUPPORT;
   if (!source.IsUnspecified() && !IsLocal(fabric_, source)) return EADDRNOTAVAIL;
   const std::optional<IpEndpoint> route = fabric_.RouteTo(destination);
@@ -544,10 +557,11 @@ int ConnectionManager::Core::Listen(const std::shared_ptr<CmId>& id, int backlog
     id->state_ = State::kListening;
     id->backlog_ = backlog <= 0 ? kBacklogMax : std::min(static_cast<uint32_t>(backlog), kBacklogMax);
   }
-  auto listener = fabric_.Listen(local, kStreamBacklog,
-                                 [weak = weak_from_this(), weak_id = std::weak_ptr<CmId>(id)](std::unique_ptr<Stream> stream) {
-                                   if (auto core = weak.lock()) core->OnStream(weak_id, std::move(stream));
-                                 });
+  auto listener =
+      fabric_.Listen(local, kStreamBacklog,
+                     [weak = weak_from_this(), weak_id = std::weak_ptr<CmId>(id)](std::unique_ptr<Stream> stream) {
+                       if (auto core = weak.lock()) core->OnStream(weak_id, std::move(stream));
+                     });
   std::lock_guard lock(mutex_);
   if (!listener) {
     id->state_ = State::kBound;
@@ -641,7 +655,8 @@ int ConnectionManager::Core::Disconnect(const std::shared_ptr<CmId>& id) {
     std::lock_guard lock(mutex_);
     if (id->state_ == State::kClosed) return 0;
     // Accepting counts once the stream is the QP's: its RTR may never come.
-    if (id->state_ != State::kConnected && !(id->state_ == State::kAccepting && id->observer_ != nullptr)) return EINVAL;
+    if (id->state_ != State::kConnected && !(id->state_ == State::kAccepting && id->observer_ != nullptr))
+      return EINVAL;
     qp_number = id->qp_number_;
   }
   QueuePair* qp = nic_.FindQpByNumber(qp_number);
@@ -679,7 +694,8 @@ void ConnectionManager::Core::Destroy(const std::shared_ptr<CmId>& id) {
     OnLoop([listener = id.get(), keep = id](Core& core) {
       for (auto& [key, handshake] : core.handshakes_) {
         auto* incoming = dynamic_cast<Incoming*>(handshake.get());
-        if (incoming != nullptr && incoming->IsStrangerOf(listener)) core.OnLoop([key = key](Core& later) { later.Remove(key); });
+        if (incoming != nullptr && incoming->IsStrangerOf(listener))
+          core.OnLoop([key = key](Core& later) { later.Remove(key); });
       }
     });
   } else if (before == State::kRequested) {
@@ -735,14 +751,17 @@ ConnectionManager::Core::Handshake* ConnectionManager::Core::Find(uint64_t key) 
   return found == handshakes_.end() ? nullptr : found->second.get();
 }
 
-void ConnectionManager::Core::Remove(uint64_t key) { handshakes_.erase(key); }
+void ConnectionManager::Core::Remove(uint64_t key) {
+  handshakes_.erase(key);
+}
 
 void ConnectionManager::Core::OnStream(const std::weak_ptr<CmId>& weak_listener, std::unique_ptr<Stream> stream) {
   uint64_t key = 0;
   {
     std::lock_guard lock(mutex_);
     auto listener = weak_listener.lock();
-    if (closed_ || listener == nullptr || listener->state_ != State::kListening || listener->half_open_ >= options_.half_open_limit) {
+    if (closed_ || listener == nullptr || listener->state_ != State::kListening ||
+        listener->half_open_ >= options_.half_open_limit) {
       ++counters_.refused_streams;
     } else {
       ++counters_.accepted_streams;
@@ -872,42 +891,72 @@ void ConnectionManager::Core::OnClosed(const std::shared_ptr<CmId>& id, const Cl
 
 // --- ConnectionManager ---
 
-ConnectionManager::ConnectionManager(Nic& nic, CmOptions options) : nic_(nic), core_(std::make_shared<Core>(nic, options)) {}
+ConnectionManager::ConnectionManager(Nic& nic, CmOptions options)
+    : nic_(nic), core_(std::make_shared<Core>(nic, options)) {}
 
-ConnectionManager::~ConnectionManager() { core_->Close(); }
+ConnectionManager::~ConnectionManager() {
+  core_->Close();
+}
 
-std::shared_ptr<CmChannel> ConnectionManager::CreateChannel() { return std::make_shared<CmChannel>(nic_.fabric()); }
+std::shared_ptr<CmChannel> ConnectionManager::CreateChannel() {
+  return std::make_shared<CmChannel>(nic_.fabric());
+}
 
-std::shared_ptr<CmId> ConnectionManager::CreateId(std::shared_ptr<CmChannel> channel) { return core_->CreateId(std::move(channel)); }
+std::shared_ptr<CmId> ConnectionManager::CreateId(std::shared_ptr<CmChannel> channel) {
+  return core_->CreateId(std::move(channel));
+}
 
-void ConnectionManager::Destroy(const std::shared_ptr<CmId>& id) { core_->Destroy(id); }
+void ConnectionManager::Destroy(const std::shared_ptr<CmId>& id) {
+  core_->Destroy(id);
+}
 
-int ConnectionManager::Bind(const std::shared_ptr<CmId>& id, const IpEndpoint& local) { return core_->Bind(id, local); }
+int ConnectionManager::Bind(const std::shared_ptr<CmId>& id, const IpEndpoint& local) {
+  return core_->Bind(id, local);
+}
 
-int ConnectionManager::ResolveAddress(const std::shared_ptr<CmId>& id, const IpEndpoint& source, const IpEndpoint& destination) {
+int ConnectionManager::ResolveAddress(const std::shared_ptr<CmId>& id, const IpEndpoint& source,
+                                      const IpEndpoint& destination) {
   return core_->ResolveAddress(id, source, destination);
 }
 
-int ConnectionManager::ResolveRoute(const std::shared_ptr<CmId>& id) { return core_->ResolveRoute(id); }
+int ConnectionManager::ResolveRoute(const std::shared_ptr<CmId>& id) {
+  return core_->ResolveRoute(id);
+}
 
-int ConnectionManager::Listen(const std::shared_ptr<CmId>& id, int backlog) { return core_->Listen(id, backlog); }
+int ConnectionManager::Listen(const std::shared_ptr<CmId>& id, int backlog) {
+  return core_->Listen(id, backlog);
+}
 
-int ConnectionManager::SetQp(const std::shared_ptr<CmId>& id, uint32_t qp_number) { return core_->SetQp(id, qp_number); }
+int ConnectionManager::SetQp(const std::shared_ptr<CmId>& id, uint32_t qp_number) {
+  return core_->SetQp(id, qp_number);
+}
 
-void ConnectionManager::ForgetQp(uint32_t qp_number) { core_->ForgetQp(qp_number); }
+void ConnectionManager::ForgetQp(uint32_t qp_number) {
+  core_->ForgetQp(qp_number);
+}
 
-int ConnectionManager::Connect(const std::shared_ptr<CmId>& id, const CmParameters& parameters) { return core_->Connect(id, parameters); }
+int ConnectionManager::Connect(const std::shared_ptr<CmId>& id, const CmParameters& parameters) {
+  return core_->Connect(id, parameters);
+}
 
-int ConnectionManager::Accept(const std::shared_ptr<CmId>& id, const CmParameters& parameters) { return core_->Accept(id, parameters); }
+int ConnectionManager::Accept(const std::shared_ptr<CmId>& id, const CmParameters& parameters) {
+  return core_->Accept(id, parameters);
+}
 
 int ConnectionManager::Reject(const std::shared_ptr<CmId>& id, std::vector<std::byte> private_data) {
   return core_->Reject(id, std::move(private_data));
 }
 
-int ConnectionManager::Disconnect(const std::shared_ptr<CmId>& id) { return core_->Disconnect(id); }
+int ConnectionManager::Disconnect(const std::shared_ptr<CmId>& id) {
+  return core_->Disconnect(id);
+}
 
-ConnectionManager::Info ConnectionManager::Describe(const CmId& id) const { return core_->Describe(id); }
+ConnectionManager::Info ConnectionManager::Describe(const CmId& id) const {
+  return core_->Describe(id);
+}
 
-ConnectionManager::Counters ConnectionManager::counters() const { return core_->counters(); }
+ConnectionManager::Counters ConnectionManager::counters() const {
+  return core_->counters();
+}
 
 }  // namespace stagecoach::emu

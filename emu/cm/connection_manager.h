@@ -1,16 +1,17 @@
 // ConnectionManager: rdma_cm(7) over a Fabric: addresses, listening, the MPA handshake, and the events programs hear.
 //
-// One manager per host. Ports are the real TCP ports, so that kernel peers find them. The handshake (RFC 5044 section 7.1, RFC 6581) runs
-// here; once it is through, the stream goes to the QP (Nic::AttachConnection) and the manager only observes. Initiators ask for the
-// enhanced revision 2 with IRD and ORD and for peer-to-peer mode with an RTR, so that either end may send first.
+// One manager per host. Ports are the real TCP ports, so that kernel peers find them. The handshake (RFC 5044
+// section 7.1, RFC 6581) runs here; once it is through, the stream goes to the QP (Nic::AttachConnection) and the
+// manager only observes. Initiators ask for the enhanced revision 2 with IRD and ORD and for peer-to-peer mode with an
+// RTR, so that either end may send first.
 //
-// What strangers can do is bounded: a listener holds at most `half_open_limit` connections whose request is incomplete and `backlog`
-// requests its program has not answered; a request must be complete within `request_timeout`; bytes that are no MPA request end that stream
-// and nothing else.
+// What strangers can do is bounded: a listener holds at most `half_open_limit` connections whose request is incomplete
+// and `backlog` requests its program has not answered; a request must be complete within `request_timeout`; bytes that
+// are no MPA request end that stream and nothing else.
 //
-// Threading: every public member from any thread; none blocks but Destroy (until events are acknowledged). Streams in handshake belong to
-// the fabric's loop and are touched there only. The manager's lock guards ids; it is not held while calling into a QP. Lock order:
-// manager, then channel.
+// Threading: every public member from any thread; none blocks but Destroy (until events are acknowledged). Streams in
+// handshake belong to the fabric's loop and are touched there only. The manager's lock guards ids; it is not held while
+// calling into a QP. Lock order: manager, then channel.
 #pragma once
 
 #include <cstdint>
@@ -104,8 +105,8 @@ class ConnectionManager {
 
   std::shared_ptr<CmChannel> CreateChannel();
   std::shared_ptr<CmId> CreateId(std::shared_ptr<CmChannel> channel);
-  // rdma_destroy_id: ends whatever the id was doing (a request is rejected, a connection disconnected) and waits until its delivered
-  // events are acknowledged. Returns the children of connect requests nobody fetched, already destroyed.
+  // rdma_destroy_id: ends whatever the id was doing (a request is rejected, a connection disconnected) and waits until
+  // its delivered events are acknowledged. Returns the children of connect requests nobody fetched, already destroyed.
   void Destroy(const std::shared_ptr<CmId>& id);
 
   // All return 0 or an errno. EINVAL: not in this state.
@@ -116,7 +117,8 @@ class ConnectionManager {
   int ResolveRoute(const std::shared_ptr<CmId>& id);
   // EADDRINUSE and the like come from the fabric. A backlog of 0 means the most there may be.
   int Listen(const std::shared_ptr<CmId>& id, int backlog);
-  // Which QP connect and accept will use; 0: none any more. A connection on the QP ends without further events but kDisconnected.
+  // Which QP connect and accept will use; 0: none any more. A connection on the QP ends without further events but
+  // kDisconnected.
   int SetQp(const std::shared_ptr<CmId>& id, uint32_t qp_number);
   // The QP is about to be destroyed; whichever id uses it lets go.
   void ForgetQp(uint32_t qp_number);

@@ -1,4 +1,5 @@
-// What the contract tests of the shim cannot reach: limits against strangers, time-outs in virtual time, ids that go in mid-handshake.
+// What the contract tests of the shim cannot reach: limits against strangers, time-outs in virtual time, ids that go in
+// mid-handshake.
 
 #include "emu/cm/connection_manager.h"
 
@@ -17,7 +18,9 @@
 namespace stagecoach::emu {
 namespace {
 
-IpEndpoint Address(const char* text, uint16_t port = 0) { return *IpEndpoint::Parse(text, port); }
+IpEndpoint Address(const char* text, uint16_t port = 0) {
+  return *IpEndpoint::Parse(text, port);
+}
 
 const IpEndpoint kServerAddress = Address("10.0.0.1", 7);
 
@@ -48,11 +51,13 @@ class Machine {
     QpCreate create;
     create.pd = pd_;
     create.send_cq = create.receive_cq = cq_;
-    create.capabilities = {.max_send_wr = 4, .max_receive_wr = 4, .max_send_sge = 1, .max_receive_sge = 1, .max_inline = 0};
+    create.capabilities = {
+        .max_send_wr = 4, .max_receive_wr = 4, .max_send_sge = 1, .max_receive_sge = 1, .max_inline = 0};
     QueuePair* qp = nic_.CreateQp(*context_, create).value();
     QpAttributes attributes;
     attributes.state = QpState::kInit;
-    EXPECT_EQ(qp->Modify(attributes, qp_attr::kState | qp_attr::kPkeyIndex | qp_attr::kPort | qp_attr::kAccessFlags), 0);
+    EXPECT_EQ(qp->Modify(attributes, qp_attr::kState | qp_attr::kPkeyIndex | qp_attr::kPort | qp_attr::kAccessFlags),
+              0);
     return qp;
   }
   void DestroyQp(QueuePair* qp) {
@@ -305,7 +310,8 @@ TEST_F(ConnectionManagerTest, AStrangerThatLeavesAtEachPointCostsNothing) {
 TEST_F(ConnectionManagerTest, AnAnswerThatNeverComesIsUnreachable) {
   Start();
   std::vector<std::unique_ptr<Stream>> accepted;
-  auto deaf = server_->fabric().Listen(kServerAddress, 8, [&](std::unique_ptr<Stream> stream) { accepted.push_back(std::move(stream)); });
+  auto deaf = server_->fabric().Listen(kServerAddress, 8,
+                                       [&](std::unique_ptr<Stream> stream) { accepted.push_back(std::move(stream)); });
   ASSERT_TRUE(deaf);
   auto id = client_->Connecting(kServerAddress);
   const Instant start = world_->Now();

@@ -37,11 +37,17 @@ SimulatedWorld::Entry& SimulatedWorld::Find(std::string_view name) {
   return *found;
 }
 
-void SimulatedWorld::ActAs(std::string_view name) { current_ = static_cast<size_t>(&Find(name) - hosts_.data()); }
+void SimulatedWorld::ActAs(std::string_view name) {
+  current_ = static_cast<size_t>(&Find(name) - hosts_.data());
+}
 
-Host& SimulatedWorld::host(std::string_view name) { return *Find(name).host; }
+Host& SimulatedWorld::host(std::string_view name) {
+  return *Find(name).host;
+}
 
-SimFabric& SimulatedWorld::fabric(std::string_view name) { return *Find(name).fabric; }
+SimFabric& SimulatedWorld::fabric(std::string_view name) {
+  return *Find(name).fabric;
+}
 
 Host& SimulatedWorld::current_host() {
   STAGECOACH_CHECK(!hosts_.empty());

@@ -1,7 +1,9 @@
-// SimulatedWorld: several hosts in one process, on one thread, in virtual time; each with a fabric, a NIC and a connection manager.
+// SimulatedWorld: several hosts in one process, on one thread, in virtual time; each with a fabric, a NIC and a
+// connection manager.
 //
-// Programs under test call the stock API as ever. Whose call it is follows from the objects involved; where there are none yet (opening a
-// device, creating an id or an event channel) it is the host the program acts as, and an id follows the source address it is bound to.
+// Programs under test call the stock API as ever. Whose call it is follows from the objects involved; where there are
+// none yet (opening a device, creating an id or an event channel) it is the host the program acts as, and an id follows
+// the source address it is bound to.
 //
 // Single-threaded, like everything in a simulation.
 #pragma once
@@ -22,7 +24,8 @@ class SimulatedWorld final : public World {
   SimulatedWorld(const SimWorld::Options& simulation, WorldOptions options = {});
   ~SimulatedWorld() override;
 
-  // The first host added is the one programs act as at first. Addresses as for SimWorld::AddHost. The NIC is called NAME-rnic.
+  // The first host added is the one programs act as at first. Addresses as for SimWorld::AddHost. The NIC is called
+  // NAME-rnic.
   Host& AddHost(const std::string& name, std::vector<IpEndpoint> addresses);
   // `name` must be a host.
   void ActAs(std::string_view name);

@@ -72,8 +72,9 @@ Result<std::unique_ptr<World>, std::string> MakeTcpWorld(const WorldOptions& opt
   }
   records.capture = options.capture;
   if (records.capture == nullptr && !options.capture_path.empty()) {
-    auto writer = PcapNgWriter::Create(options.capture_path, PcapNgWriter::WallClock,
-                                       [](const std::string& message) { std::fprintf(stderr, "stagecoach: %s\n", message.c_str()); });
+    auto writer = PcapNgWriter::Create(options.capture_path, PcapNgWriter::WallClock, [](const std::string& message) {
+      std::fprintf(stderr, "stagecoach: %s\n", message.c_str());
+    });
     if (!writer) return Err(std::move(writer.error().message));
     records.capture = std::move(*writer);
   }

@@ -84,7 +84,9 @@ Host::Host(HostParts parts, const WorldOptions& options)
       nic_(fabric_, ProfileOf(options), NicOptionsOf(parts)),
       cm_(nic_, options.cm) {}
 
-Host::~Host() { api_state.reset(); }
+Host::~Host() {
+  api_state.reset();
+}
 
 World& World::Current() {
   std::lock_guard lock(CurrentMutex());

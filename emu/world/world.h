@@ -1,10 +1,12 @@
 // World: the hosts a process consists of, as far as RDMA goes. Composition root of emu.
 //
-// A host is a fabric with a NIC and a connection manager on it. A real process is one host (TcpWorld): a single NIC that covers every
-// local address, loopback included. A simulation has several in one process (simulated_world.h), and a program is on the host it acts as.
+// A host is a fabric with a NIC and a connection manager on it. A real process is one host (TcpWorld): a single NIC
+// that covers every local address, loopback included. A simulation has several in one process (simulated_world.h), and
+// a program is on the host it acts as.
 //
-// World::Current() is the one process-global; the first use of the verbs API starts a TcpWorld with the options of the environment unless
-// a world has been installed. It is never destroyed at exit: programs may use verbs in their own static destructors.
+// World::Current() is the one process-global; the first use of the verbs API starts a TcpWorld with the options of the
+// environment unless a world has been installed. It is never destroyed at exit: programs may use verbs in their own
+// static destructors.
 //
 //   environment variable    values      meaning (default)
 //   STAGECOACH_CRC          on, off     ask peers for MPA CRCs; a peer that asks gets them anyway (off, as Linux siw)
@@ -33,10 +35,10 @@ struct WorldOptions {
   CmOptions cm;
   // Overrides the profile's wish (DeviceProfile::want_crc).
   bool crc = false;
-  std::string capture_path;             // a file for MakeTcpWorld to write (pcapng_writer.h); empty: none
-  std::shared_ptr<CaptureSink> capture; // wins over capture_path
-  std::string trace_path;               // a file for MakeTcpWorld to write; empty: none
-  TraceSink* trace = nullptr;           // wins over trace_path; must outlive the world
+  std::string capture_path;              // a file for MakeTcpWorld to write (pcapng_writer.h); empty: none
+  std::shared_ptr<CaptureSink> capture;  // wins over capture_path
+  std::string trace_path;                // a file for MakeTcpWorld to write; empty: none
+  TraceSink* trace = nullptr;            // wins over trace_path; must outlive the world
 };
 
 // The environment's words on top of `defaults`. A value that means nothing is reported on standard error and ignored.
@@ -84,7 +86,8 @@ class World {
   virtual Host* FindHost(const IpEndpoint& address) = 0;
 
   static World& Current();
-  // Replaces the current world, which is destroyed; null: the next use starts a TcpWorld. Every object of the old world must be gone.
+  // Replaces the current world, which is destroyed; null: the next use starts a TcpWorld. Every object of the old world
+  // must be gone.
   static void Install(std::unique_ptr<World> world);
 };
 

@@ -11,7 +11,9 @@
 namespace stagecoach::emu {
 namespace {
 
-IpEndpoint Address(const char* text) { return *IpEndpoint::Parse(text, 0); }
+IpEndpoint Address(const char* text) {
+  return *IpEndpoint::Parse(text, 0);
+}
 
 // Sets a variable for one test.
 class Environment {
