@@ -60,17 +60,23 @@ struct BufferAdvertisement {
 // Every failure ends as one sentence on standard error.
 using Status = Result<void, std::string>;
 
-std::string Words(const char* call, int error) { return fmt::format("{}: {}", call, std::strerror(error)); }
+std::string Words(const char* call, int error) {
+  return fmt::format("{}: {}", call, std::strerror(error));
+}
 
 // Which request a completion belongs to.
 enum WorkId : uint64_t { kReceive, kSend, kRead, kWrite };
 
 const char* WorkName(uint64_t id) {
   switch (id) {
-    case kReceive: return "Receive";
-    case kSend: return "Send";
-    case kRead: return "RDMA Read";
-    default: return "RDMA Write";
+    case kReceive:
+      return "Receive";
+    case kSend:
+      return "Send";
+    case kRead:
+      return "RDMA Read";
+    default:
+      return "RDMA Write";
   }
 }
 
@@ -93,7 +99,8 @@ class Connection {
     auto messages = verbs::RegisterMemory(pd_.get(), messages_, sizeof(messages_), IBV_ACCESS_LOCAL_WRITE);
     if (!messages) return Err(messages.error().ToString());
     messages_mr_ = std::move(*messages);
-    // iWARP carries a Read Response as a tagged message, so the sink of a Read must be open to remote writes (RFC 5040 section 5.1).
+    // iWARP carries a Read Response as a tagged message, so the sink of a Read must be open to remote writes (RFC 5040
+    // section 5.1).
     auto data = verbs::RegisterMemory(pd_.get(), data_.data(), data_.size(), IBV_ACCESS_LOCAL_WRITE | data_access);
     if (!data) return Err(data.error().ToString());
     data_mr_ = std::move(*data);
@@ -128,7 +135,8 @@ class Connection {
     writer.U32(advertisement.rkey);
     writer.U32(advertisement.length);
     ibv_sge sge{reinterpret_cast<uint64_t>(messages_[1]), kMessageSize, messages_mr_->lkey};
-    ibv_send_wr request{.wr_id = kSend, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED};
+    ibv_send_wr request{
+        .wr_id = kSend, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED};
     if (auto posted = Post(&request); !posted) return posted;
     return WaitFor(kSend);
   }
@@ -137,7 +145,8 @@ class Connection {
   Result<BufferAdvertisement, std::string> ReceiveAdvertisement() {
     if (auto received = WaitFor(kReceive); !received) return Err(received.error());
     if (received_bytes_ != kMessageSize) {
-      return Err(fmt::format("the peer sent a message of {} bytes; this protocol knows only {}", received_bytes_, kMessageSize));
+      return Err(fmt::format("the peer sent a message of {} bytes; this protocol knows only {}", received_bytes_,
+                             kMessageSize));
     }
     ByteReader reader(ConstBytes(messages_[0], kMessageSize));
     BufferAdvertisement advertisement;
@@ -172,7 +181,8 @@ class Connection {
 
   Status Move(ibv_wr_opcode opcode, WorkId work, const BufferAdvertisement& remote) {
     ibv_sge sge{reinterpret_cast<uint64_t>(data_.data()), remote.length, data_mr_->lkey};
-    ibv_send_wr request{.wr_id = work, .sg_list = &sge, .num_sge = 1, .opcode = opcode, .send_flags = IBV_SEND_SIGNALED};
+    ibv_send_wr request{
+        .wr_id = work, .sg_list = &sge, .num_sge = 1, .opcode = opcode, .send_flags = IBV_SEND_SIGNALED};
     request.wr.rdma.remote_addr = remote.address;
     request.wr.rdma.rkey = remote.rkey;
     if (auto posted = Post(&request); !posted) return posted;
@@ -194,7 +204,8 @@ class Connection {
         if (completion.wr_id == kReceive) received_bytes_ = completion.byte_len;
         continue;
       }
-      // Nothing there: sleep until the CQ says so, arm it again, and look once more, since a completion may slip in between.
+      // Nothing there: sleep until the CQ says so, arm it again, and look once more, since a completion may slip in
+      // between.
       ibv_cq* cq = nullptr;
       void* context = nullptr;
       if (ibv_get_cq_event(channel_.get(), &cq, &context) != 0) return Err(Words("ibv_get_cq_event", errno));
@@ -251,7 +262,8 @@ Result<sockaddr_storage, std::string> ParseEndpoint(const std::string& text, boo
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = passive ? AI_PASSIVE : 0;
   addrinfo* found = nullptr;
-  if (const int error = getaddrinfo(host.empty() ? nullptr : host.c_str(), text.c_str() + colon + 1, &hints, &found); error != 0) {
+  if (const int error = getaddrinfo(host.empty() ? nullptr : host.c_str(), text.c_str() + colon + 1, &hints, &found);
+      error != 0) {
     return Err(fmt::format("'{}': {}", text, gai_strerror(error)));
   }
   sockaddr_storage address{};
@@ -268,13 +280,15 @@ Status ServeRounds(Connection* connection, int* rounds) {
       if (connection->flushed()) return {};
       return Err(source.error());
     }
-    if (source->length > kMaxPing) return Err(fmt::format("the client offers {} bytes, more than {}", source->length, kMaxPing));
+    if (source->length > kMaxPing)
+      return Err(fmt::format("the client offers {} bytes, more than {}", source->length, kMaxPing));
     if (auto read = connection->Read(*source); !read) return read;
     if (auto told = connection->SendAdvertisement({}); !told) return told;
 
     auto sink = connection->ReceiveAdvertisement();
     if (!sink) return Err(sink.error());
-    if (sink->length > kMaxPing) return Err(fmt::format("the client's sink has {} bytes, more than {}", sink->length, kMaxPing));
+    if (sink->length > kMaxPing)
+      return Err(fmt::format("the client's sink has {} bytes, more than {}", sink->length, kMaxPing));
     if (auto written = connection->Write(*sink); !written) return written;
     if (auto told = connection->SendAdvertisement({}); !told) return told;
     ++*rounds;
@@ -305,7 +319,8 @@ Status RunServer(const Options& options) {
   if (rdma_bind_addr(listener->get(), reinterpret_cast<sockaddr*>(&*address)) != 0) {
     return Err(fmt::format("{}: {}", options.server, Words("rdma_bind_addr", errno)));
   }
-  if (rdma_listen(listener->get(), 4) != 0) return Err(fmt::format("{}: {}", options.server, Words("rdma_listen", errno)));
+  if (rdma_listen(listener->get(), 4) != 0)
+    return Err(fmt::format("{}: {}", options.server, Words("rdma_listen", errno)));
   fmt::print("listening on port {}\n", be16toh(rdma_get_src_port(listener->get())));
   std::fflush(stdout);
 
@@ -323,8 +338,8 @@ Status RunServer(const Options& options) {
   return {};
 }
 
-// Printable, and different in each round, so that a stale buffer cannot pass for a fresh one. A zero byte ends it: rping's server takes
-// the ping for a string and writes back as far as that.
+// Printable, and different in each round, so that a stale buffer cannot pass for a fresh one. A zero byte ends it:
+// rping's server takes the ping for a string and writes back as far as that.
 void FillPing(MutableBytes bytes, int round) {
   const std::string head = fmt::format("rdma-ping-{}: ", round);
   size_t at = CopyBytes(bytes, AsBytes(head));
@@ -341,7 +356,8 @@ Status RunRounds(Connection* connection, const Options& options) {
     if (auto read = connection->ReceiveAdvertisement(); !read) return Err(read.error());
     if (auto sent = connection->SendAdvertisement(connection->Advertise(sink)); !sent) return sent;
     if (auto written = connection->ReceiveAdvertisement(); !written) return Err(written.error());
-    if (options.verify && AsText(source) != AsText(sink)) return Err(fmt::format("round {}: the bytes that came back differ", round));
+    if (options.verify && AsText(source) != AsText(sink))
+      return Err(fmt::format("round {}: the bytes that came back differ", round));
   }
   return {};
 }
@@ -361,10 +377,13 @@ Status RunClient(const Options& options) {
   if (auto resolved = Expect(channel->get(), RDMA_CM_EVENT_ROUTE_RESOLVED); !resolved) return Err(resolved.error());
 
   Connection connection;
-  if (auto ready = connection.SetUp(id->get(), 2 * options.size, IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE); !ready) return ready;
+  if (auto ready = connection.SetUp(id->get(), 2 * options.size, IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE);
+      !ready)
+    return ready;
   rdma_conn_param parameters = ConnectionParameters();
   if (rdma_connect(id->get(), &parameters) != 0) return Err(Words("rdma_connect", errno));
-  if (auto established = Expect(channel->get(), RDMA_CM_EVENT_ESTABLISHED); !established) return Err(established.error());
+  if (auto established = Expect(channel->get(), RDMA_CM_EVENT_ESTABLISHED); !established)
+    return Err(established.error());
 
   Status outcome = RunRounds(&connection, options);
   // After a fault the connection may have ended already; then there is nothing to say good-bye to.
@@ -382,7 +401,9 @@ int Main(int argc, char** argv) {
   auto* client = app.add_option("--client", options.client, "connect to ADDRESS:PORT");
   server->excludes(client);
   app.add_option("--count", options.count, "client: rounds")->capture_default_str()->check(CLI::Range(1, 1000000000));
-  app.add_option("--size", options.size, "client: bytes per ping")->capture_default_str()->check(CLI::Range(1u, kMaxPing));
+  app.add_option("--size", options.size, "client: bytes per ping")
+      ->capture_default_str()
+      ->check(CLI::Range(1u, kMaxPing));
   app.add_flag("--verify", options.verify, "client: compare what comes back");
   app.add_option("--connections", options.connections, "server: connections to serve, one after another; 0: no end")
       ->capture_default_str()
@@ -401,4 +422,6 @@ int Main(int argc, char** argv) {
 }  // namespace
 }  // namespace stagecoach
 
-int main(int argc, char** argv) { return stagecoach::Main(argc, argv); }
+int main(int argc, char** argv) {
+  return stagecoach::Main(argc, argv);
+}
