@@ -171,7 +171,8 @@ IoResult TcpStream::Read(std::span<const MutableBytes> into) {
   if (count == 0) return {};
   ssize_t n;
   do {
-    n = readv(fd_, parts, static_cast<int>(count));
+    // A poller asks again and again, and mostly with one part: recv goes past the file layer that readv goes through.
+    n = count == 1 ? recv(fd_, parts[0].iov_base, parts[0].iov_len, 0) : readv(fd_, parts, static_cast<int>(count));
   } while (n < 0 && errno == EINTR);
   if (n > 0) return {IoStatus::kOk, static_cast<size_t>(n), 0};
   if (n == 0) return {IoStatus::kEof, 0, 0};
