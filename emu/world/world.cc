@@ -1,5 +1,7 @@
 #include "emu/world/world.h"
 
+#include <pthread.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -54,6 +56,19 @@ World*& CurrentWorld() {
   return world;
 }
 
+// No thread is in here at the moment of a fork, so that the child finds the lock free; and it finds no world, since the
+// thread that moved the parent's is not with it.
+void PrepareForFork() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    pthread_atfork([] { CurrentMutex().lock(); }, [] { CurrentMutex().unlock(); },
+                   [] {
+                     CurrentWorld() = nullptr;
+                     CurrentMutex().unlock();
+                   });
+  });
+}
+
 // A program that runs is worth more than a file about it.
 std::unique_ptr<World> StartTcpWorld() {
   WorldOptions options = OptionsFromEnvironment();
@@ -89,6 +104,7 @@ Host::~Host() {
 }
 
 World& World::Current() {
+  PrepareForFork();
   std::lock_guard lock(CurrentMutex());
   World*& world = CurrentWorld();
   if (world == nullptr) world = StartTcpWorld().release();
@@ -96,10 +112,10 @@ World& World::Current() {
 }
 
 void World::Install(std::unique_ptr<World> world) {
-  std::unique_ptr<World> old;
+  PrepareForFork();
+  std::unique_ptr<World> old;  // ends after the lock
   std::lock_guard lock(CurrentMutex());
   old.reset(std::exchange(CurrentWorld(), world.release()));
-  old.reset();
 }
 
 }  // namespace stagecoach::emu

@@ -14,10 +14,14 @@
 //   STAGECOACH_PCAP         a path      write a capture of all connections there (none)
 //   STAGECOACH_TRACE        a path      write one line per decision of the NIC there (none)
 //
+// A forked child has the parent's memory and none of its threads: it starts without a world, and with a new one at its
+// first use of verbs. Objects it has inherited must not be used; their descriptors close when it execs.
+//
 // Threading: Current() and Install() from any thread; a host's members are what they say themselves.
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -66,7 +70,8 @@ class Host {
   ConnectionManager& cm() { return cm_; }
 
   // Belongs to the API layer on top, which hangs its own view of the device here; destroyed before the NIC.
-  std::shared_ptr<void> api_state;
+  std::mutex api_mutex;
+  std::shared_ptr<void> api_state;  // guarded by api_mutex
 
  private:
   const std::string name_;

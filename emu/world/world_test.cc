@@ -1,6 +1,8 @@
 #include "emu/world/world.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <memory>
@@ -69,6 +71,25 @@ TEST(TcpWorld, WorldsMayFollowEachOther) {
   }
   World::Install(nullptr);
 }
+
+// ThreadSanitizer does not follow a process with threads through a fork.
+#ifndef __SANITIZE_THREAD__
+TEST(TcpWorld, AForkedChildStartsAWorldOfItsOwn) {
+  World* const parents = &World::Current();
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    World& own = World::Current();
+    const bool works = &own != parents && own.current_host().nic().OpenContext().has_value();
+    _exit(works ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  EXPECT_EQ(&World::Current(), parents);
+  World::Install(nullptr);
+}
+#endif
 
 TEST(TcpWorld, CrcIsTheOptionsAndNotTheProfiles) {
   WorldOptions options;

@@ -173,8 +173,7 @@ ibv_pd* HostApi::CmPd() {
 }
 
 HostApi& ApiOf(emu::Host& host) {
-  static std::mutex mutex;
-  std::lock_guard lock(mutex);
+  std::lock_guard lock(host.api_mutex);
   if (host.api_state == nullptr) host.api_state = std::make_shared<HostApi>(host);
   return *static_cast<HostApi*>(host.api_state.get());
 }
