@@ -160,7 +160,7 @@ void Responder::ServeWaiting(Instant now) {
   while (!over_ && !waiting_.empty()) {
     const uint32_t slot = waiting_.front();
     Call& call = calls_[slot];
-    if (!AllocateSinks(call)) return;
+    if (!AllocateSinks(call)) break;
     waiting_.pop();
     call.state = State::kPulling;
     pulling_.push(slot);

@@ -239,6 +239,19 @@ TEST_F(ResponderTest, CallWaitsForMemoryInOrderOfArrival) {
   EXPECT_EQ(memory_.used, 0u);
 }
 
+TEST_F(ResponderTest, MemoryForOneOfTwoWaitingCallsStartsThatOne) {
+  const auto large = ReadChunks({{24, {1, 60000, 0}}});
+  Call(1, large);
+  Call(2, large);
+  Call(3, large);
+  DoReads(Take(), Pattern(60000));
+  DoInvalidates(Take());
+  // The second call's Read begins although the third has to wait on.
+  Complete(MustTakeRequest());
+  EXPECT_EQ(Take().reads.size(), 1u);
+  responder_->OnDisconnected(At(3));
+}
+
 TEST_F(ResponderTest, CallThatAsksForTooMuchIsRefusedAndTheConnectionStays) {
   Responder::Config config;
   config.data_limits.read_bytes_max = 5000;
