@@ -1,14 +1,22 @@
 #include "rpcrdma/verbs/cm_channel.h"
 
+#include <fcntl.h>
+
 #include <array>
 #include <cerrno>
 #include <utility>
 
 namespace stagecoach::rpcrdma::internal {
 
+bool MakeNonBlocking(int fd) {
+  const int flags = fcntl(fd, F_GETFL);
+  return flags >= 0 && fcntl(fd, F_SETFL, flags | O_NONBLOCK) == 0;
+}
+
 verbs::VerbsResult<std::unique_ptr<CmChannel>> CmChannel::Create(EventLoop& loop) {
   auto channel = verbs::CreateEventChannel();
   if (!channel) return Err(channel.error());
+  if (!MakeNonBlocking((*channel)->fd)) return Err(verbs::VerbsError{.error = errno, .call = "fcntl"});
   std::unique_ptr<CmChannel> result(new CmChannel(loop, std::move(*channel)));
   if (result->watch_ == 0) return Err(verbs::VerbsError{.error = errno, .call = "watch of the rdma_cm event channel"});
   return result;
@@ -26,7 +34,8 @@ verbs::VerbsResult<verbs::CmId> CmChannel::CreateId(CmHandler* handler) {
   return verbs::CreateCmId(channel_.get(), handler);
 }
 
-// One event for each readiness: then fetching never blocks, whether or not the descriptor is O_NONBLOCK.
+// There may be no event after all: destroying an id takes its events back, and that may happen between the loop's look at the descriptor
+// and this call.
 void CmChannel::OnReadable() {
   auto fetched = verbs::GetCmEvent(channel_.get());
   if (!fetched) return;

@@ -12,6 +12,9 @@
 
 namespace stagecoach::rpcrdma::internal {
 
+// Sets O_NONBLOCK; false, and errno, on failure.
+bool MakeNonBlocking(int fd);
+
 // A copy of what an rdma_cm_event says about a connection.
 struct CmEvent {
   rdma_cm_event_type type = RDMA_CM_EVENT_ADDR_RESOLVED;

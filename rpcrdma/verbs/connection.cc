@@ -166,6 +166,7 @@ VerbsResult<void> Connection::CreateResources() {
   auto channel = verbs::CreateCompletionChannel(context);
   if (!channel) return Err(channel.error());
   channel_ = std::move(*channel);
+  if (!MakeNonBlocking(channel_->fd)) return Err(VerbsError{.error = errno, .call = "fcntl"});
   const uint32_t send_requests = options_.send_slots + options_.other_requests + kMarkers;
   auto queue = verbs::CreateCq(context, static_cast<int>(send_requests + options_.receive_slots), nullptr,
                                channel_.get());
