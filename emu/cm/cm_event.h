@@ -60,6 +60,8 @@ class CmChannel {
   CmChannel(const CmChannel&) = delete;
   CmChannel& operator=(const CmChannel&) = delete;
 
+  // False when there was no descriptor left for it: then nothing else may be called.
+  bool usable() const { return notifier_ != nullptr; }
   int fd() const { return notifier_->fd(); }
 
   // The oldest event. With none: EAGAIN if the program made fd() non-blocking, else waits; the errno of an interrupted

@@ -34,6 +34,8 @@ class CompletionChannel {
   CompletionChannel& operator=(const CompletionChannel&) = delete;
 
   uint32_t handle() const { return handle_; }
+  // False when there was no descriptor left for it: then nothing else may be called.
+  bool usable() const { return notifier_ != nullptr; }
   int fd() const { return notifier_->fd(); }
 
   // ibv_get_cq_event: the oldest event. With none, EAGAIN if the program made fd() non-blocking, else waits; the errno
@@ -82,6 +84,8 @@ class AsyncEventQueue {
   AsyncEventQueue(const AsyncEventQueue&) = delete;
   AsyncEventQueue& operator=(const AsyncEventQueue&) = delete;
 
+  // False when there was no descriptor left for it: then nothing else may be called.
+  bool usable() const { return notifier_ != nullptr; }
   int fd() const { return notifier_->fd(); }
 
   // ibv_get_async_event: as CompletionChannel::GetEvent.

@@ -51,7 +51,9 @@ Nic::~Nic() {
 Result<NicContext*, int> Nic::OpenContext() {
   std::lock_guard lock(mutex_);
   const uint32_t id = ++last_handle_;
-  return contexts_.emplace(id, std::make_unique<NicContext>(fabric_, id)).first->second.get();
+  auto context = std::make_unique<NicContext>(fabric_, id);
+  if (!context->async_events().usable()) return Err(EMFILE);
+  return contexts_.emplace(id, std::move(context)).first->second.get();
 }
 
 int Nic::CloseContext(NicContext* context) {
@@ -163,9 +165,11 @@ int Nic::DeallocateWindow(uint32_t handle) {
 Result<CompletionChannel*, int> Nic::CreateChannel(NicContext& context) {
   std::lock_guard lock(mutex_);
   const uint32_t handle = ++last_handle_;
+  auto channel = std::make_unique<CompletionChannel>(fabric_, handle);
+  if (!channel->usable()) return Err(EMFILE);
   Channel& entry = channels_[handle];
   entry.context = context.id();
-  entry.channel = std::make_unique<CompletionChannel>(fabric_, handle);
+  entry.channel = std::move(channel);
   return entry.channel.get();
 }
 

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <new>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "verbs_shim/emulated/objects.h"
@@ -88,7 +89,6 @@ void Refresh(ShimId* id) {
     id->verbs = ApiOf(*id->host).CmContext();
     id->port_num = 1;
   }
-  if (id->qp != nullptr) id->qp->state = ToIbv(static_cast<ShimQp*>(id->qp)->pair->state());
 }
 
 // The id goes to the host that has `address`. Only before it is bound; one host is all there is outside a simulation.
@@ -137,7 +137,7 @@ void ReleaseCqs(ShimId* id) {
 int CreateQp(ShimId* id, ibv_pd* pd, ibv_qp_init_attr* attributes) {
   if (id->qp != nullptr || id->verbs == nullptr) return EINVAL;
   if (pd == nullptr) pd = ApiOf(*id->host).CmPd();
-  if (pd == nullptr) return ENOMEM;
+  if (pd == nullptr) return errno;
   if (pd->context->device != id->verbs->device) return EINVAL;
   if (const int error = SupplyCqs(id, attributes); error != 0) return error;
   ibv_qp* qp = ibv_create_qp(pd, attributes);
@@ -173,8 +173,13 @@ using namespace stagecoach::verbs::emulated;
 extern "C" {
 
 struct rdma_event_channel* rdma_create_event_channel(void) {
+  std::shared_ptr<emu::CmChannel> created = emu::World::Current().current_host().cm().CreateChannel();
+  if (!created->usable()) {
+    errno = EMFILE;
+    return nullptr;
+  }
   auto* channel = new ShimEventChannel{};
-  channel->channel = emu::World::Current().current_host().cm().CreateChannel();
+  channel->channel = std::move(created);
   channel->fd = channel->channel->fd();
   return channel;
 }
@@ -238,9 +243,10 @@ int rdma_create_qp(struct rdma_cm_id* id, struct ibv_pd* pd, struct ibv_qp_init_
 }
 
 void rdma_destroy_qp(struct rdma_cm_id* id) {
-  if (id->qp == nullptr) return;
-  ibv_destroy_qp(id->qp);
-  id->qp = nullptr;
+  // The id lets go of it first: another thread may be taking an event of this id.
+  ibv_qp* qp = std::exchange(id->qp, nullptr);
+  if (qp == nullptr) return;
+  ibv_destroy_qp(qp);
   ReleaseCqs(ToShim(id));
 }
 
@@ -299,6 +305,9 @@ int rdma_get_cm_event(struct rdma_event_channel* channel, struct rdma_cm_event**
   auto* id = static_cast<ShimId*>(source.id->cookie);
   shim->id = id;
   Refresh(id);
+  // As far as the program is concerned the QP is connected from here on; it may not have destroyed it before. Later events leave the QP
+  // alone: its owner may be destroying it.
+  if (source.type == CmEventType::kEstablished && id->qp != nullptr) id->qp->state = IBV_QPS_RTS;
   rdma_conn_param& parameters = shim->param.conn;
   const std::vector<std::byte>& private_data = source.parameters.private_data;
   parameters.private_data = private_data.empty() ? nullptr : private_data.data();

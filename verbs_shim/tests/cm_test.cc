@@ -1,6 +1,8 @@
 // The connection manager: addresses, private data, depths, refusals, ends, events and their acknowledgement.
 
 #include <arpa/inet.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
@@ -12,7 +14,16 @@
 namespace stagecoach::verbs {
 namespace {
 
-class CmTest : public VerbsTest {};
+class CmTest : public VerbsTest {
+ protected:
+  // As the device has it: the copy in ibv_qp is as old as the last call that named the QP.
+  ibv_qp_state StateOf(ibv_qp* qp) {
+    ibv_qp_attr now{};
+    ibv_qp_init_attr initial{};
+    EXPECT_EQ(ibv_query_qp(qp, &now, IBV_QP_STATE, &initial), 0);
+    return now.qp_state;
+  }
+};
 
 TEST_F(CmTest, AnIdStartsEmpty) {
   Pair pair;
@@ -85,6 +96,43 @@ TEST_F(CmTest, StepsOutOfOrderAreInvalid) {
   EXPECT_EQ(errno, EINVAL);
   EXPECT_EQ(rdma_disconnect(id->get()), -1);
   EXPECT_EQ(errno, EINVAL);
+}
+
+TEST_F(CmTest, ChannelsThatFindNoDescriptorFailWithEmfile) {
+  // The device, and what else is opened at first use, must be there before.
+  auto pair = Pair::Connected();
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const int lowest_free = dup(pair->client.channel->fd);
+  ASSERT_GE(lowest_free, 0);
+  close(lowest_free);
+  const rlimit none_left{static_cast<rlim_t>(lowest_free), before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none_left), 0);
+  errno = 0;
+  rdma_event_channel* events = rdma_create_event_channel();
+  const int event_error = errno;
+  errno = 0;
+  ibv_comp_channel* completions = ibv_create_comp_channel(pair->client.id->verbs);
+  const int completion_error = errno;
+  errno = 0;
+  ibv_context* opened = ibv_open_device(pair->client.id->verbs->device);
+  const int open_error = errno;
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_EQ(events, nullptr);
+  EXPECT_EQ(event_error, EMFILE);
+  EXPECT_EQ(completions, nullptr);
+  EXPECT_EQ(completion_error, EMFILE);
+  EXPECT_EQ(opened, nullptr);
+  EXPECT_EQ(open_error, EMFILE);
+}
+
+// Many programs destroy the QP of an id with ibv_destroy_qp; events still come afterwards, and must not touch it.
+TEST_F(CmTest, EventsAfterTheQpWasDestroyedLeaveItAlone) {
+  auto pair = Pair::Connected();
+  ASSERT_EQ(ibv_destroy_qp(pair->client.id->qp), 0);
+  EXPECT_EQ(pair->client.ExpectEvent(RDMA_CM_EVENT_DISCONNECTED), 0);
+  pair->client.id->qp = nullptr;
+  EXPECT_EQ(pair->server.ExpectEvent(RDMA_CM_EVENT_DISCONNECTED), 0);
 }
 
 TEST_F(CmTest, PrivateDataTravelsBothWays) {
@@ -188,8 +236,8 @@ TEST_F(CmTest, TheRequesterMayDisconnect) {
   ASSERT_EQ(rdma_disconnect(pair->client.id.get()), 0);
   EXPECT_EQ(pair->client.ExpectEvent(RDMA_CM_EVENT_DISCONNECTED), 0);
   EXPECT_EQ(pair->server.ExpectEvent(RDMA_CM_EVENT_DISCONNECTED), 0);
-  EXPECT_EQ(pair->client.qp()->state, IBV_QPS_ERR);
-  EXPECT_EQ(pair->server.qp()->state, IBV_QPS_ERR);
+  EXPECT_EQ(StateOf(pair->client.qp()), IBV_QPS_ERR);
+  EXPECT_EQ(StateOf(pair->server.qp()), IBV_QPS_ERR);
 }
 
 TEST_F(CmTest, TheAccepterMayDisconnect) {
