@@ -1,0 +1,405 @@
+// Client and Server against peers that speak verbs and not, or not honestly, RPC-over-RDMA.
+#include <gtest/gtest.h>
+
+#include <arpa/inet.h>
+
+#include <cstring>
+#include <deque>
+#include <optional>
+
+#include "base/cursor.h"
+#include "base/prng.h"
+#include "rpcrdma/api/client.h"
+#include "rpcrdma/api/server.h"
+#include "rpcrdma/verbs/connection.h"
+#include "rpcrdma/verbs/listener.h"
+#include "rpcrdma/wire/header_v1.h"
+#include "tests/e2e/setting.h"
+#include "tests/e2e/test_service.h"
+
+namespace stagecoach::e2e {
+namespace {
+
+using namespace rpcrdma;  // NOLINT: the peers are made of its inner parts
+using rpcrdma::internal::CloseCause;
+using rpcrdma::internal::CmChannel;
+using rpcrdma::internal::CmEvent;
+using rpcrdma::internal::Connection;
+using rpcrdma::internal::ConnectionOwner;
+using rpcrdma::internal::Listener;
+
+sockaddr_in AddressOf(const std::string& host, uint16_t port) {
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(port);
+  inet_pton(AF_INET, host.c_str(), &address.sin_addr);
+  return address;
+}
+
+// An engine that sends what it is told and collects what it receives.
+class RawEngine final : public ConnectionEngine {
+ public:
+  RawEngine(BufferArena send, BufferArena receive) : send_(send), receive_(receive) {
+    for (uint32_t slot = 0; slot < receive_.slots; ++slot) commands_.push_back(PostReceive{slot});
+    for (uint32_t slot = 0; slot < send_.slots; ++slot) free_.push_back(slot);
+  }
+  void Send(ConstBytes bytes) {
+    if (free_.empty()) return;
+    const uint32_t slot = free_.front();
+    free_.pop_front();
+    commands_.push_back(PostSend{.slot = slot,
+                                 .length = static_cast<uint32_t>(CopyBytes(send_.slot(slot), bytes)),
+                                 .prompt = true});
+  }
+  void Give(const Command& command) { commands_.push_back(command); }
+
+  void OnReceive(uint32_t slot, uint32_t length, std::optional<uint32_t>, Instant) override {
+    const ConstBytes bytes = receive_.slot(slot).first(length);
+    received.emplace_back(bytes.begin(), bytes.end());
+    if (on_message) on_message(received.back());
+    commands_.push_back(PostReceive{slot});
+  }
+  void OnSendDone(uint32_t slot, Instant) override { free_.push_back(slot); }
+  void OnReadDone(uint32_t, Instant) override {}
+  void OnInvalidated(uint32_t, Instant) override {}
+  void OnDisconnected(Instant) override { over = true; }
+  std::optional<Command> TakeCommand() override {
+    if (commands_.empty()) return std::nullopt;
+    const Command command = commands_.front();
+    commands_.pop_front();
+    return command;
+  }
+  bool Waiting() const override { return true; }
+  std::optional<Instant> Deadline() const override { return std::nullopt; }
+  void OnDeadline(Instant) override {}
+
+  std::vector<std::vector<std::byte>> received;
+  std::function<void(const std::vector<std::byte>&)> on_message;
+  bool over = false;
+
+ private:
+  const BufferArena send_, receive_;
+  std::deque<Command> commands_;
+  std::deque<uint32_t> free_;
+};
+
+// One end of a connection, driven by a RawEngine.
+class RawPeer final : public ConnectionOwner {
+ public:
+  explicit RawPeer(EventLoop& loop)
+      : loop_(loop), connection_(loop, {.receive_slots = 64, .incoming_reads = 4, .name = "raw"}, *this, nullptr, nullptr) {}
+  ~RawPeer() override {
+    connection_.CloseNow();
+    listener_.reset();
+  }
+
+  void Connect(const std::string& host, uint16_t port) {
+    channel_ = std::move(*CmChannel::Create(loop_));
+    const sockaddr_in address = AddressOf(host, port);
+    connection_.Connect(*channel_, reinterpret_cast<const sockaddr*>(&address), 5s);
+  }
+  uint16_t Listen(const std::string& host, std::function<void()> on_connected) {
+    on_connected_ = std::move(on_connected);
+    channel_ = std::move(*CmChannel::Create(loop_));
+    const sockaddr_in address = AddressOf(host, 0);
+    listener_ = std::move(*Listener::Listen(*channel_, reinterpret_cast<const sockaddr*>(&address), 1,
+                                            [this](verbs::CmId id, const CmEvent& request) {
+                                              ASSERT_TRUE(connection_.Adopt(std::move(id), request).has_value());
+                                              MakeEngine();
+                                              ASSERT_TRUE(connection_.Accept({}).has_value());
+                                            }));
+    return listener_->port();
+  }
+
+  void Send(ConstBytes bytes) {
+    engine->Send(bytes);
+    connection_.Kick();
+  }
+  void Give(const Command& command) {
+    engine->Give(command);
+    connection_.Kick();
+  }
+  Connection& connection() { return connection_; }
+
+  std::vector<std::byte> OnDeviceReady() override { return {}; }
+  void OnEstablished(ConstBytes) override {
+    if (!engine) MakeEngine();
+    established = true;
+    if (on_connected_) on_connected_();
+  }
+  void OnProgress() override {}
+  void OnClosing(const CloseCause&) override {}
+  void OnClosed(const CloseCause& cause) override { closed = cause; }
+
+  std::optional<RawEngine> engine;
+  bool established = false;
+  std::optional<CloseCause> closed;
+
+ private:
+  void MakeEngine() {
+    engine.emplace(connection_.send_arena(), connection_.receive_arena());
+    connection_.Attach(&*engine);
+  }
+
+  EventLoop& loop_;
+  std::function<void()> on_connected_;
+  std::unique_ptr<CmChannel> channel_;
+  std::unique_ptr<Listener> listener_;
+  Connection connection_;
+};
+
+std::vector<std::byte> Encode(const HeaderV1& header, ConstBytes message = {}) {
+  std::vector<std::byte> bytes(EncodedSize(header) + message.size());
+  ByteWriter out(bytes);
+  EncodeHeaderV1(header, out);
+  out.Bytes(message);
+  return bytes;
+}
+
+std::vector<std::byte> Words(std::initializer_list<uint32_t> words) {
+  std::vector<std::byte> bytes(words.size() * 4);
+  ByteWriter out(bytes);
+  for (const uint32_t word : words) out.U32(word);
+  return bytes;
+}
+
+// A NULL call of the test program.
+std::vector<std::byte> NullCall(uint32_t xid) { return Words({xid, 0, 2, kProgram, 3, kNull, 0, 0, 0, 0}); }
+
+class HostilePeerTest : public ::testing::Test {
+ protected:
+  HostilePeerTest()
+      : setting_(MakeSetting(StableHash(::testing::UnitTest::GetInstance()->current_test_info()->name()), nullptr)) {}
+  ~HostilePeerTest() override {
+    client_.reset();
+    peer_.reset();
+    server_.reset();
+    setting_->For(1ms);
+  }
+
+  void StartServer(ServerOptions options = {}) {
+    setting_->ActAsServer();
+    server_.emplace(setting_->loop(), options);
+    server_->Register(&service_);
+    ASSERT_TRUE(server_->Listen(setting_->server_host(), 0).has_value());
+  }
+  void ConnectPeer() {
+    setting_->ActAsClient();
+    peer_.emplace(setting_->loop());
+    peer_->Connect(setting_->server_host(), server_->port());
+    ASSERT_TRUE(setting_->Until([&] { return peer_->established; }));
+  }
+  // What the server answers to one message.
+  std::optional<HeaderV1> Ask(ConstBytes message) {
+    const size_t before = peer_->engine->received.size();
+    peer_->Send(message);
+    if (!setting_->Until([&] { return peer_->engine->received.size() > before; })) return std::nullopt;
+    ByteReader in(peer_->engine->received.back());
+    auto header = DecodeHeaderV1(in);
+    return header ? std::optional(*header) : std::nullopt;
+  }
+  void ExpectServerStillServes() {
+    setting_->ActAsClient();
+    Client client(setting_->loop(), {});
+    std::optional<bool> answered;
+    client.Connect(setting_->server_host(), server_->port(), [&](Result<void, CallError> connected) {
+      ASSERT_TRUE(connected.has_value()) << connected.error().ToString();
+      client.Call({kProgram, 3, kNull}, [](XdrWriter&) {}, {}, [&](Result<Reply, CallError> reply) { answered = reply.has_value(); });
+    });
+    EXPECT_TRUE(setting_->Until([&] { return answered.has_value(); }));
+    EXPECT_TRUE(answered.value_or(false));
+  }
+
+  // A server that answers each call with what `answer` makes of it, and a client connected to it.
+  void StartLyingServer(std::function<void(RawPeer&, const HeaderV1&)> answer) {
+    setting_->ActAsServer();
+    peer_.emplace(setting_->loop());
+    const uint16_t port = peer_->Listen(setting_->server_host(), [this, answer] {
+      peer_->engine->on_message = [this, answer](const std::vector<std::byte>& bytes) {
+        ByteReader in(bytes);
+        auto header = DecodeHeaderV1(in);
+        ASSERT_TRUE(header.has_value());
+        answer(*peer_, *header);
+      };
+    });
+    setting_->ActAsClient();
+    client_.emplace(setting_->loop(), ClientOptions{.first_xid = 5});
+    std::optional<bool> connected;
+    client_->Connect(setting_->server_host(), port, [&](Result<void, CallError> result) { connected = result.has_value(); });
+    ASSERT_TRUE(setting_->Until([&] { return connected.has_value(); }));
+    ASSERT_TRUE(*connected);
+  }
+  CallError CallLyingServer(CallOptions options = {}) {
+    std::optional<Result<Reply, CallError>> result;
+    client_->Call({kProgram, 3, kNull}, [](XdrWriter&) {}, options,
+                  [&](Result<Reply, CallError> outcome) { result.emplace(std::move(outcome)); });
+    EXPECT_TRUE(setting_->Until([&] { return result.has_value(); }));
+    EXPECT_FALSE(!result || result->has_value());
+    return result && !result->has_value() ? result->error() : CallError{};
+  }
+
+  std::unique_ptr<Setting> setting_;
+  TestService service_;
+  std::optional<Server> server_;
+  std::optional<RawPeer> peer_;
+  std::optional<Client> client_;
+};
+
+TEST_F(HostilePeerTest, ServerAnswersBadHeadersAndGoesOn) {
+  StartServer();
+  ConnectPeer();
+  // [5666bis:5.5#2]
+  auto other_version = Encode({.xid = 1, .credits = 1, .body = RdmaMsg{}}, NullCall(1));
+  other_version[7] = std::byte{2};
+  auto header = Ask(other_version);
+  ASSERT_TRUE(header.has_value());
+  EXPECT_TRUE(std::holds_alternative<ErrVers>(header->body));
+  // [5666bis:5.5#4]
+  header = Ask(Words({2, 1, 1, 9}));
+  ASSERT_TRUE(header.has_value());
+  EXPECT_TRUE(std::holds_alternative<ErrChunk>(header->body));
+  header = Ask(Encode({.xid = 3, .credits = 1, .body = RdmaMsg{}}, NullCall(4)));  // two XIDs
+  ASSERT_TRUE(header.has_value());
+  EXPECT_TRUE(std::holds_alternative<ErrChunk>(header->body));
+  // An honest call on the same connection.
+  header = Ask(Encode({.xid = 5, .credits = 1, .body = RdmaMsg{}}, NullCall(5)));
+  ASSERT_TRUE(header.has_value());
+  EXPECT_TRUE(std::holds_alternative<RdmaMsg>(header->body));
+  EXPECT_EQ(service_.handled, 1u);
+}
+
+TEST_F(HostilePeerTest, ServerSurvivesAnyMessage) {
+  StartServer({.call_bytes_max = 1 << 16});
+  Prng prng(3);
+  for (int connection = 0; connection < 4; ++connection) {
+    ConnectPeer();
+    for (int i = 0; i < 300 && !peer_->closed; ++i) {
+      auto bytes = Encode({.xid = static_cast<uint32_t>(i), .credits = 1, .body = RdmaMsg{}}, NullCall(static_cast<uint32_t>(i)));
+      for (uint64_t flips = prng.Below(6); flips > 0; --flips) bytes[prng.Below(bytes.size())] = static_cast<std::byte>(prng.Next());
+      bytes.resize(prng.OneIn(3) ? prng.Below(bytes.size()) : bytes.size());
+      peer_->Send(bytes);
+      // Within the credits, or there would be no Receive.
+      if (i % 32 == 31) setting_->For(1ms);
+    }
+    peer_.reset();
+    setting_->For(1ms);
+  }
+  ExpectServerStillServes();
+}
+
+TEST_F(HostilePeerTest, ReadChunkThatPointsNowhereEndsThatConnectionOnly) {
+  StartServer();
+  ConnectPeer();
+  ChunkLists lists;
+  lists.reads.push_back({40, {0xdeadbe00, 1000, 0x1000}});
+  peer_->Send(Encode({.xid = 1, .credits = 1, .body = RdmaMsg{lists}}, NullCall(1)));
+  ASSERT_TRUE(setting_->Until([&] { return peer_->closed.has_value(); }));
+  ASSERT_TRUE(setting_->Until([&] { return service_.clients == 0; }));
+  EXPECT_EQ(service_.handled, 0u);
+  ExpectServerStillServes();
+}
+
+TEST_F(HostilePeerTest, WriteChunkThatPointsNowhereEndsThatConnectionOnly) {
+  StartServer();
+  ConnectPeer();
+  ChunkLists lists;
+  lists.writes.AppendChunk(std::vector<Segment>{{0xdeadbe00, 100000, 0x1000}});
+  peer_->Send(Encode({.xid = 1, .credits = 1, .body = RdmaMsg{lists}},
+                     Words({1, 0, 2, kProgram, 3, kSource, 0, 0, 0, 0, 90000})));
+  ASSERT_TRUE(setting_->Until([&] { return peer_->closed.has_value(); }));
+  ASSERT_TRUE(setting_->Until([&] { return service_.clients == 0; }));
+  ExpectServerStillServes();
+}
+
+TEST_F(HostilePeerTest, CallsBeyondTheCreditsEndThatConnectionOnly) {
+  StartServer({.credits = 2});
+  ConnectPeer();
+  for (uint32_t xid = 1; xid <= 30; ++xid) {
+    peer_->Send(Encode({.xid = xid, .credits = 1, .body = RdmaMsg{}}, Words({xid, 0, 2, kProgram, 3, kHold, 0, 0, 0, 0, xid})));
+  }
+  ASSERT_TRUE(setting_->Until([&] { return peer_->closed.has_value(); }));
+  ASSERT_TRUE(setting_->Until([&] { return service_.clients == 0; }));
+  EXPECT_LE(service_.handled, 2u);
+  service_.held.clear();
+  ExpectServerStillServes();
+}
+
+TEST_F(HostilePeerTest, ClientThatVanishesDuringItsReadsLeavesNothing) {
+  StartServer();
+  ConnectPeer();
+  auto data = Pattern(1 << 20);
+  const auto exposed = peer_->connection().Register(data, MemoryUse::kReadByPeer);
+  ASSERT_TRUE(exposed.has_value());
+  ChunkLists lists;
+  lists.reads.push_back({44, {exposed->handle, static_cast<uint32_t>(data.size()), exposed->offset}});
+  peer_->Send(Encode({.xid = 1, .credits = 1, .body = RdmaMsg{lists}},
+                     Words({1, 0, 2, kProgram, 3, kSize, 0, 0, 0, 0, static_cast<uint32_t>(data.size())})));
+  ASSERT_TRUE(setting_->Until([&] { return server_->stats().connections.reads > 0; }));
+  peer_.reset();
+  ASSERT_TRUE(setting_->Until([&] { return service_.clients == 0; }));
+  ExpectServerStillServes();
+}
+
+TEST_F(HostilePeerTest, GarbageForRepliesLeavesACallToItsTimeout) {
+  StartLyingServer([](RawPeer& peer, const HeaderV1&) {
+    peer.Send(Words({}));
+    peer.Send(Words({1}));
+    peer.Send(Words({0xffffffff, 1, 1, 0, 0, 0, 0xffffffff, 1}));
+    peer.Send(Pattern(900));
+  });
+  const CallError error = CallLyingServer({.timeout = 200ms});
+  EXPECT_EQ(error.kind, CallError::Kind::kTimedOut);
+  EXPECT_GE(client_->stats().malformed + client_->stats().unknown_xids, 3u);
+}
+
+TEST_F(HostilePeerTest, ReplyThatIsNoRpcReplyIsNamed) {
+  StartLyingServer([](RawPeer& peer, const HeaderV1& call) {
+    peer.Send(Encode({.xid = call.xid, .credits = 10, .body = RdmaMsg{}}, Words({call.xid, 1, 7})));
+  });
+  const CallError error = CallLyingServer();
+  EXPECT_EQ(error.kind, CallError::Kind::kBadReply);
+  EXPECT_NE(error.ToString().find("bad reply from"), std::string::npos);
+  EXPECT_TRUE(client_->connected());
+}
+
+TEST_F(HostilePeerTest, ReplyWithChunksNobodyOfferedIsRefused) {
+  StartLyingServer([](RawPeer& peer, const HeaderV1& call) {
+    ChunkLists lists;
+    lists.reply.emplace();
+    lists.reply->push_back({1, 100, 0});
+    peer.Send(Encode({.xid = call.xid, .credits = 10, .body = RdmaNomsg{lists}}));
+  });
+  EXPECT_EQ(CallLyingServer().kind, CallError::Kind::kBadReply);
+}
+
+TEST_F(HostilePeerTest, ServerThatReadsMemoryItWasNotGivenLosesItsClient) {
+  std::vector<std::byte> sink(4096);
+  StartLyingServer([&](RawPeer& peer, const HeaderV1&) {
+    peer.Give(PostWrite{.source = peer.connection().send_arena().slot(0),
+                        .local_key = peer.connection().send_arena().local_key,
+                        .target = {0x12345600, 4096, 0x1000}});
+  });
+  const CallError error = CallLyingServer();
+  EXPECT_EQ(error.kind, CallError::Kind::kConnectionLost);
+}
+
+TEST_F(HostilePeerTest, ServerThatClosesInsteadOfAnswering) {
+  StartLyingServer([](RawPeer& peer, const HeaderV1&) {
+    peer.connection().Close(/*gracefully=*/false, {.text = "enough"});
+  });
+  const CallError error = CallLyingServer();
+  EXPECT_EQ(error.kind, CallError::Kind::kConnectionLost);
+  EXPECT_NE(error.ToString().find("while 1 call was outstanding"), std::string::npos) << error.ToString();
+}
+
+TEST_F(HostilePeerTest, MoreRepliesThanReceivesEndTheConnection) {
+  StartLyingServer([](RawPeer& peer, const HeaderV1& call) {
+    for (int i = 0; i < 96; ++i) peer.Send(Encode({.xid = call.xid + 1 + i, .credits = 1, .body = RdmaMsg{}}, Words({1, 1})));
+  });
+  // Either all were taken, one by one, or the flood met no Receive: the call ends with an error in both cases.
+  const CallError error = CallLyingServer({.timeout = 500ms});
+  EXPECT_TRUE(error.kind == CallError::Kind::kConnectionLost || error.kind == CallError::Kind::kTimedOut);
+}
+
+}  // namespace
+}  // namespace stagecoach::e2e
