@@ -83,6 +83,46 @@ TEST(BulkFileCodec, EveryValueRoundTripsAndEveryTruncationFails) {
   }
 }
 
+template <typename T>
+std::string HexOf(const T& value) {
+  std::vector<std::byte> buffer(4096);
+  XdrWriter out(buffer);
+  Encode(out, value);
+  return ToHex(Flatten(out));
+}
+
+template <typename T>
+std::string HexOfResult(const Result<T, Status>& result) {
+  std::vector<std::byte> buffer(4096);
+  XdrWriter out(buffer);
+  EncodeResult<T>(out, result);
+  return ToHex(Flatten(out));
+}
+
+// The right-hand sides were written by another implementation of the same bulk_file.x: code of rpcgen
+// (rpcsvc-proto 1.4.3) over libtirpc 1.3.3, encoding the same values into memory.
+TEST(BulkFileCodec, BytesAreThoseOfRpcgen) {
+  EXPECT_EQ(HexOfResult<Limits>(Limits{1 << 20, 64, 60, true}), "0000000000100000000000400000003c00000001");
+  EXPECT_EQ(HexOf(ListArgs{{"a", "bcdef"}, 0x1122334455667788, 3072}),
+            "000000020000000161000000000000056263646566000000112233445566778800000c00");
+  EXPECT_EQ(HexOfResult<Page>(Page{7, true, {{"name", {Type::kDirectory, 0755, 0, {-1, 0}}}}}),
+            "0000000000000000000000070000000100000001000000046e616d6500000002000001ed0000000000000000ffffffff"
+            "ffffffff00000000");
+  EXPECT_EQ(HexOfResult<Opened>(Opened{42, kFile}),
+            "00000000000000000000002a00000001000001a40000001cbe991a14000000006553f1003b9ac9ff");
+  EXPECT_EQ(HexOfResult<Opened>(Err(Status::kOutside)), "00000008");
+  EXPECT_EQ(HexOf(ReadArgs{42, uint64_t{1} << 40, 65536}), "000000000000002a000001000000000000010000");
+  EXPECT_EQ(HexOfResult<ReadReply>(ReadReply{{kFile, 0x12345678}, AsBytes("hello")}),
+            "0000000000000001000001a40000001cbe991a14000000006553f1003b9ac9ff123456780000000568656c6c6f000000");
+  EXPECT_EQ(HexOf(CreateArgs{{"a", "bcdef"}, 0600}), "00000002000000016100000000000005626364656600000000000180");
+  EXPECT_EQ(HexOf(WriteRequest{{42, 4096, 0x9abcdef0}, AsBytes("hello")}),
+            "000000000000002a00000000000010009abcdef00000000568656c6c6f000000");
+  EXPECT_EQ(HexOf(CommitArgs{42, 99, 0xdeadbeef, {12, 34}}),
+            "000000000000002a0000000000000063deadbeef000000000000000c00000022");
+  EXPECT_EQ(HexOf(MakeDirectoryArgs{{"a", "bcdef"}, 0755}), "000000020000000161000000000000056263646566000000000001ed");
+  EXPECT_EQ(HexOfResult<void>(Err(Status::kBusy)), "00000013");
+}
+
 TEST(BulkFileCodec, ResultsCarryAValueOnlyWithSuccess) {
   std::vector<std::byte> buffer(256);
   XdrWriter good(buffer);

@@ -29,8 +29,11 @@ size_t Utf8Length(std::string_view text) {
   return 0;
 }
 
-// Code points that move, hide or reorder text on a terminal: C1 controls, and the bidirectional controls.
+// Code points that move, hide or reorder text on a terminal: C1 controls, the bidirectional controls, and what has no
+// width, so that two names look alike: U+FEFF, and the tags (U+E0000 to U+E007F).
 bool IsDeceptive(std::string_view sequence) {
+  if (sequence == "\xd8\x9c" || sequence == "\xef\xbb\xbf") return true;  // U+061C, U+FEFF
+  if (sequence.size() == 4) return sequence.starts_with("\xf3\xa0\x80") || sequence.starts_with("\xf3\xa0\x81");
   if (sequence.size() == 2) return sequence[0] == '\xc2' && static_cast<uint8_t>(sequence[1]) < 0xa0;
   if (sequence.size() != 3 || sequence[0] != '\xe2') return false;
   const auto second = static_cast<uint8_t>(sequence[1]);
