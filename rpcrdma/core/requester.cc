@@ -365,6 +365,14 @@ std::optional<CallOutcome> Requester::TakeOutcome() {
   outcome.reply = AssembleReply(call.reply_header, call.reply_inline, call.offered,
                                 std::span<const MutableBytes>(call.results).first(call.offered.writes.size()),
                                 reply_memory);
+  // A reply in the Reply chunk can be looked at only now that the chunk is fenced [5666bis:5.1.1#1].
+  if (outcome.reply.base.size() < 4 || ByteReader(outcome.reply.base).U32() != call.xid) {
+    ++stats_.malformed;
+    outcome.reply = {};
+    outcome.failure = CallFailure{.kind = CallFailure::Kind::kBadChunks, .sent = true};
+    outcome.failure->chunk = ChunkFault::kXidMismatch;
+    return outcome;
+  }
   for (const ChunkData& chunk : outcome.reply.chunks) {
     outcome.placed.push_back(chunk.data.size());
     stats_.bytes_placed_by_write += chunk.data.size();

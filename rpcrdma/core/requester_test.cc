@@ -300,6 +300,35 @@ TEST_F(RequesterTest, LongReplyIsReadFromTheReplyChunk) {
 
 // --- What a responder may do wrong ---
 
+// [5666bis:5.1.1#1]
+TEST_F(RequesterTest, LongReplyThatIsNotOfItsCallFailsTheCall) {
+  for (const size_t length : {size_t{40}, size_t{3}, size_t{0}}) {
+    SCOPED_TRACE(length);
+    Make({});
+    const uint64_t malformed = requester_->stats().malformed;
+    MustSubmit({.reply_base_max = 5000});
+    const Sent sent = Decode(send_.view(), Take().sends.at(0));
+    ChunkLists returned;
+    returned.reply = sent.header.chunks()->reply;
+    const auto message = Message(sent.header.xid + 1, kReplyWord, 8);
+    ASSERT_EQ(message.size(), 40u);
+    std::memcpy(reinterpret_cast<void*>((*returned.reply)[0].offset), message.data(), length);
+    (*returned.reply)[0].length = static_cast<uint32_t>(length);
+    for (size_t i = 1; i < returned.reply->size(); ++i) (*returned.reply)[i].length = 0;
+    Receive({.xid = sent.header.xid, .credits = 4, .body = RdmaNomsg{returned}}, {});
+    Invalidated(Take());
+    const auto outcome = Outcome();
+    ASSERT_TRUE(outcome && outcome->failure);
+    EXPECT_EQ(outcome->failure->kind, CallFailure::Kind::kBadChunks);
+    EXPECT_EQ(outcome->failure->chunk, ChunkFault::kXidMismatch);
+    EXPECT_TRUE(outcome->failure->sent);
+    EXPECT_TRUE(outcome->reply.base.empty());
+    EXPECT_EQ(requester_->stats().malformed, malformed + 1);
+    Take();
+    EXPECT_EQ(requester_->posted_receives(), kSlots);
+  }
+}
+
 TEST_F(RequesterTest, ReplyToNobodyIsCountedAndItsReceivePostedAgain) {
   MustSubmit();
   Take();
