@@ -73,6 +73,7 @@ class ServerImpl final : public std::enable_shared_from_this<ServerImpl> {
   const std::map<uint32_t, Service*>& services() const { return services_; }
   bool stopping() const { return stopping_; }
   bool over() const { return over_; }
+  const std::shared_ptr<size_t>& alive() const { return alive_; }
   void OnEstablished(ServerConnection& connection);
   void OnClosed(ServerConnection& connection, const CloseCause& cause, bool was_established);
 
@@ -89,6 +90,8 @@ class ServerImpl final : public std::enable_shared_from_this<ServerImpl> {
   std::unique_ptr<CmChannel> channel_;
   std::unique_ptr<Listener> listener_;
   std::map<ClientId, std::shared_ptr<ServerConnection>> connections_;
+  // ServerConnections that exist, those included whose client is gone and whose Requests somebody holds: each still has its memory.
+  const std::shared_ptr<size_t> alive_ = std::make_shared<size_t>(0);
   ClientId next_client_ = 1;
   ServerStats stats_;  // of connections that are gone, and counters
   bool stopping_ = false;
@@ -101,11 +104,15 @@ class ServerConnection final : public ConnectionOwner, public std::enable_shared
  public:
   ServerConnection(ServerImpl& server, ClientId id)
       : server_(&server),
+        alive_(server.alive()),
         loop_(server.loop()),
         id_(id),
         message_bytes_max_(server.options().message_bytes_max),
         pool_(std::make_shared<BlockPool>(server.options().client_bytes_max)),
-        connection_(loop_, ConnectionOptions(server.options(), id), *this, pool_.get(), server.options().trace) {}
+        connection_(loop_, ConnectionOptions(server.options(), id), *this, pool_.get(), server.options().trace) {
+    ++*alive_;
+  }
+  ~ServerConnection() override { --*alive_; }
 
   ClientId id() const { return id_; }
   const std::string& peer() const { return peer_; }
@@ -280,6 +287,7 @@ class ServerConnection final : public ConnectionOwner, public std::enable_shared
   }
 
   ServerImpl* server_;  // null once the server has forgotten this connection
+  const std::shared_ptr<size_t> alive_;  // shared: a Request may outlive the server
   EventLoop& loop_;
   const ClientId id_;
   const uint32_t message_bytes_max_;
@@ -311,7 +319,7 @@ Result<void, CallError> ServerImpl::Listen(const sockaddr* address) {
 }
 
 void ServerImpl::OnRequest(verbs::CmId id, const CmEvent& request) {
-  if (stopping_ || over_ || connections_.size() >= options_.clients_max) {
+  if (stopping_ || over_ || *alive_ >= options_.clients_max) {
     ++stats_.clients_rejected;
     rdma_reject(id.get(), nullptr, 0);
     return;

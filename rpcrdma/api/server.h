@@ -36,7 +36,7 @@ struct ServerOptions {
   uint32_t credits = 64;
   // As in ClientOptions.
   uint32_t inline_threshold = 4096;
-  // Connections beyond this are rejected.
+  // Connections beyond this are rejected. One whose client is gone counts for as long as a Request of it is held.
   uint32_t clients_max = 128;
   int backlog = 64;
   // RDMA Reads in flight towards one client (ORD); the client and the device may lower it.

@@ -320,6 +320,26 @@ TEST_F(RpcTest, ServerThatIsFullRejects) {
   EXPECT_EQ(server_->stats().clients_rejected, 1u);
 }
 
+TEST_F(RpcTest, ClientsWhoseWorkIsLeftCountUntilItIsLetGo) {
+  StartServer({.clients_max = 2});
+  std::map<uint32_t, Outcome> outcomes;
+  for (uint32_t number : {1, 2}) {
+    client_ = NewClient();
+    ASSERT_TRUE(ConnectTo(*client_, server_->port()).has_value());
+    AsyncHold(number, &outcomes);
+    ASSERT_TRUE(setting_->Until([&] { return service_.held.size() == number; }));
+    client_.reset();
+    ASSERT_TRUE(setting_->Until([&] { return service_.clients == 0; }));
+  }
+  client_ = NewClient();
+  EXPECT_FALSE(ConnectTo(*client_, server_->port()).has_value());
+  EXPECT_EQ(server_->stats().clients_rejected, 1u);
+  service_.held.erase(1);
+  client_ = NewClient();
+  EXPECT_TRUE(ConnectTo(*client_, server_->port()).has_value());
+  EXPECT_TRUE(Call(kNull).has_value());
+}
+
 TEST_F(RpcTest, ServerThatGoesAwayEndsEveryCallWithAReason) {
   StartWarm();
   std::map<uint32_t, Outcome> outcomes;
