@@ -683,6 +683,11 @@ void Connection::CancelTimers() {
 void Connection::Close(bool gracefully, CloseCause cause) {
   if (state_ == State::kClosing || state_ == State::kClosed) return;
   if (state_ != State::kEstablished) return Fail(std::move(cause));
+  if (gracefully) {
+    // What the engine has said already comes before the end.
+    Flush();
+    if (state_ != State::kEstablished) return;
+  }
   if (gracefully && !ledger_.empty() && !close_when_idle_) {
     // An empty RDMA Write whose completion says that everything before it is done.
     close_when_idle_ = true;

@@ -484,6 +484,32 @@ TEST_F(RpcTest, ServerStopsWhenItsCallsAreDone) {
   ASSERT_TRUE(setting_->Until([&] { return !client_->connected(); }));
 }
 
+// Stops the server it belongs to, then answers.
+class StoppingService final : public rpcrdma::Service {
+ public:
+  uint32_t program() const override { return kProgram + 1; }
+  rpcrdma::VersionRange versions() const override { return {1, 1}; }
+  void Handle(rpcrdma::Request request) override {
+    server->Stop(20s, [this] { stopped = true; });
+    request.Reply();
+  }
+
+  Server* server = nullptr;
+  bool stopped = false;
+};
+
+// The first call, so that the end has nothing else to wait for.
+TEST_F(RpcTest, ReplyGivenRightAfterStopArrives) {
+  Start();
+  StoppingService service;
+  service.server = &*server_;
+  server_->Register(&service);
+  const Outcome outcome = CallAs({kProgram + 1, 1, 0}, [](XdrWriter&) {}, {});
+  EXPECT_TRUE(outcome.has_value()) << outcome.error().ToString();
+  EXPECT_TRUE(setting_->Until([&] { return service.stopped; }));
+  server_.reset();
+}
+
 TEST_F(RpcTest, ServerStopsAfterItsGraceAtTheLatest) {
   Start();
   std::map<uint32_t, Outcome> outcomes;
