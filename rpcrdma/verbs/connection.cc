@@ -418,9 +418,13 @@ void Connection::Kick() {
 void Connection::Progress() {
   if (in_progress_ || state_ == State::kClosed) return;
   in_progress_ = true;
-  Flush();
-  if (engine_ != nullptr) owner_.OnProgress();
-  if (state_ != State::kClosed) Flush();
+  // Posting may end calls, when what they exposed is invalidated on the spot: the owner hears of them, too.
+  do {
+    Flush();
+    if (engine_ != nullptr) owner_.OnProgress();
+    invalidated_now_ = false;
+    if (state_ != State::kClosed) Flush();
+  } while (invalidated_now_ && state_ != State::kClosed);
   in_progress_ = false;
   if (state_ == State::kClosed) return;
   ArmDeadline();
@@ -629,6 +633,7 @@ std::optional<Registration> Connection::Register(ConstBytes memory, MemoryUse us
 
 void Connection::InvalidateNow(const Invalidate& command) {
   ReleaseRegistration(command.registration);
+  invalidated_now_ = true;
   engine_->OnInvalidated(command.tag, loop_.Now());
 }
 

@@ -227,6 +227,7 @@ class Connection final : public CmHandler, public ConnectionMemory {
   Ring<PendingBind> binds_;
   std::optional<Command> held_;  // taken and not yet posted: the send queue was full
   bool in_progress_ = false;
+  bool invalidated_now_ = false;  // the engine may have outputs that OnProgress has not seen
   bool close_when_idle_ = false;
   bool in_error_state_ = false;
   bool send_queue_drained_ = false;

@@ -455,6 +455,28 @@ TEST_F(RpcTest, CancelledCallEndsAloneAndItsLateReplyIsDropped) {
   EXPECT_EQ(client_->stats().ignored, 1u);
 }
 
+TEST_F(RpcTest, CallWithMemoryCancelledInAHandlerEndsAtOnce) {
+  Start({}, {.memory_windows = false});
+  // No deadline that would look after the call later.
+  CallOptions patient;
+  patient.timeout = Duration(0);
+  ASSERT_TRUE(Call(kNull, [](XdrWriter&) {}, patient).has_value());
+  std::map<uint32_t, Outcome> outcomes;
+  std::vector<std::byte> sink(100000);
+  CallOptions with_memory = patient;
+  with_memory.result_buffers = {MutableBytes(sink)};
+  AsyncHold(1, &outcomes, with_memory);
+  ASSERT_TRUE(setting_->Until([&] { return service_.held.size() == 1; }));
+  EXPECT_EQ(client_->stats().registrations, 1u);
+  client_->Call(Id(kNull), [](XdrWriter&) {}, patient, [&](Outcome outcome) {
+    EXPECT_TRUE(outcome.has_value());
+    client_->Cancel(ids_.at(1));
+  });
+  ASSERT_TRUE(setting_->Until([&] { return outcomes.size() == 1; }));
+  ASSERT_FALSE(outcomes.at(1).has_value());
+  EXPECT_EQ(outcomes.at(1).error().kind, CallError::Kind::kCancelled);
+}
+
 TEST_F(RpcTest, CloseDisconnectsInOrder) {
   Start();
   EXPECT_TRUE(Call(kNull).has_value());
