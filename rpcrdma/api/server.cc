@@ -20,12 +20,16 @@ namespace internal {
 namespace {
 
 constexpr size_t kFirstReplyBuffer = 1024;
+// What the memory of one call may take beyond its bytes: a transport header has at most 256 Read chunks, each in a block of its own
+constexpr uint64_t kDivisionMax = 256 * BlockPool::kSmallest;
 
 ServerOptions Clamp(ServerOptions options) {
   options.credits = std::clamp(options.credits, 1u, 1024u);
   options.inline_threshold =
       std::clamp(options.inline_threshold / 1024 * 1024, kDefaultInlineThreshold, kMaxInlineThreshold);
-  options.client_bytes_max = std::max(options.client_bytes_max, options.call_bytes_max);
+  // One call always fits, into however many chunks it is divided.
+  options.call_bytes_max = std::min(options.call_bytes_max, UINT64_MAX - kDivisionMax);
+  options.client_bytes_max = std::max(options.client_bytes_max, options.call_bytes_max + kDivisionMax);
   return options;
 }
 

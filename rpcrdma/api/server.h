@@ -41,8 +41,8 @@ struct ServerOptions {
   int backlog = 64;
   // RDMA Reads in flight towards one client (ORD); the client and the device may lower it.
   uint8_t outgoing_reads = 16;
-  // Memory held for one client: arguments that came by Read chunk and Buffers. A call that has to wait for it waits; it must be at least
-  // call_bytes_max.
+  // Memory held for one client: arguments that came by Read chunk and Buffers. A call that has to wait for it waits. Counted in units of
+  // 4 KiB; raised to call_bytes_max and 1 MiB, so that one call always fits.
   uint64_t client_bytes_max = 256u << 20;
   // Memory one call may ask for by its Read chunks; more is answered with ERR_CHUNK.
   uint64_t call_bytes_max = 32u << 20;

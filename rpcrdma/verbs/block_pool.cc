@@ -9,7 +9,6 @@
 namespace stagecoach::rpcrdma::internal {
 
 Block* BlockPool::Allocate(size_t bytes) {
-  if (bytes > bytes_max_ - std::min(bytes_used_, bytes_max_)) return nullptr;
   size_t size_class = 0;
   size_t capacity = kSmallest;
   while (capacity < bytes && size_class + 1 < kClasses) {
@@ -17,6 +16,8 @@ Block* BlockPool::Allocate(size_t bytes) {
     ++size_class;
   }
   if (capacity < bytes) return nullptr;
+  const uint64_t charge = (std::max<uint64_t>(bytes, 1) + kSmallest - 1) / kSmallest * kSmallest;
+  if (charge > bytes_max_ - std::min(bytes_used_, bytes_max_)) return nullptr;
 
   std::unique_ptr<Block> block;
   if (auto& kept = free_[size_class]; !kept.empty()) {
@@ -30,8 +31,8 @@ Block* BlockPool::Allocate(size_t bytes) {
     block->capacity = capacity;
     block->size_class = size_class;
   }
-  block->used = bytes;
-  bytes_used_ += bytes;
+  block->charge = charge;
+  bytes_used_ += charge;
   Block* const result = block.get();
   in_use_.emplace(result->storage.get(), std::move(block));
   return result;
@@ -42,7 +43,7 @@ void BlockPool::Free(Block* block) {
   STAGECOACH_CHECK(found != in_use_.end());
   std::unique_ptr<Block> owned = std::move(found->second);
   in_use_.erase(found);
-  bytes_used_ -= owned->used;
+  bytes_used_ -= owned->charge;
   freed_ = true;
   if (bytes_kept_ + owned->capacity > kKeptMax) return;
   bytes_kept_ += owned->capacity;

@@ -22,13 +22,15 @@ namespace stagecoach::rpcrdma::internal {
 struct Block {
   std::unique_ptr<std::byte[]> storage;
   size_t capacity = 0;
-  size_t used = 0;  // bytes asked for; what counts against the allowance
+  uint64_t charge = 0;  // what counts against the allowance: the bytes asked for, in whole units of kSmallest
   size_t size_class = 0;
   verbs::MemoryRegion region;
 };
 
 class BlockPool {
  public:
+  static constexpr size_t kSmallest = 4096;  // bytes; a block takes no less, so none counts for less
+
   explicit BlockPool(uint64_t bytes_max) : bytes_max_(bytes_max) {}
   BlockPool(const BlockPool&) = delete;
   BlockPool& operator=(const BlockPool&) = delete;
@@ -51,7 +53,6 @@ class BlockPool {
   bool TakeFreed() { return std::exchange(freed_, false); }
 
  private:
-  static constexpr size_t kSmallest = 4096;
   static constexpr size_t kClasses = 20;  // up to 2 GiB
   static constexpr uint64_t kKeptMax = 64u << 20;
 
