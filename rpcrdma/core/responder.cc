@@ -405,6 +405,11 @@ void Responder::SendReply(uint32_t slot, uint32_t send_slot, Instant now) {
   Call& call = calls_[slot];
   InFlight& in_flight = in_flight_[send_slot];
   if (!PostWrites(call, in_flight)) {
+    // What was registered before the refusal stays registered until after the Send.
+    if (!in_flight.registrations.empty()) {
+      in_flight.memory = std::move(call.reply_memory);
+      in_flight.message.swap(call.reply_buffer);
+    }
     SendError(slot, send_slot, now);
     return;
   }

@@ -347,6 +347,30 @@ TEST_F(ResponderTest, LongReplyGoesIntoTheReplyChunkOrBecomesErrChunk) {
 }
 
 // [pvtdata:4.1#1] [pvtdata:4.1#2] [pvtdata:4.1#3]
+TEST_F(ResponderTest, MemoryRegisteredForAReplyThatCannotBeWrittenStaysUntilItIsInvalid) {
+  ChunkLists chunks = WriteChunk({{1, 5000, 0}});
+  chunks.reply.emplace();
+  chunks.reply->push_back({2, 5000, 0});
+  Call(1, chunks);
+  auto item = std::make_shared<std::vector<std::byte>>(Pattern(3000));
+  const ConstBytes bytes = *item;
+  const std::weak_ptr<std::vector<std::byte>> watch = item;
+  memory_.refuse_after = 1;
+  Complete(MustTakeRequest(), {.words = 500, .item = bytes, .memory = std::move(item)});
+  Taken taken = Take();
+  EXPECT_EQ(OnlyErrorSent(taken, 1), MessageType::kError);
+  EXPECT_TRUE(taken.writes.empty());
+  ASSERT_EQ(memory_.live.size(), 1u);
+  EXPECT_TRUE(taken.sends.at(0).prompt);
+  EXPECT_FALSE(watch.expired());
+  responder_->OnSendDone(taken.sends.at(0).slot, At(3));
+  taken = Take();
+  EXPECT_FALSE(watch.expired());
+  DoInvalidates(taken);
+  EXPECT_TRUE(memory_.live.empty());
+  EXPECT_TRUE(watch.expired());
+}
+
 TEST_F(ResponderTest, InvalidatesATagOfTheCallOnlyWhenBothEndsAgreed) {
   Call(7, WriteChunk({{21, 1000, 0}}));
   Complete(MustTakeRequest());
