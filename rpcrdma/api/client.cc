@@ -45,7 +45,9 @@ Connection::Options ConnectionOptions(const ClientOptions& options) {
 
 const CloseCause kDestroyed{.kind = CloseCause::Kind::kLocal, .text = "the client was destroyed"};
 
-uint32_t FirstXid(uint32_t wanted) { return wanted != 0 ? wanted : std::random_device()(); }
+uint32_t FirstXid(uint32_t wanted) {
+  return wanted != 0 ? wanted : std::random_device()();
+}
 
 }  // namespace
 
@@ -219,7 +221,8 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
     if (started_) {
       auto shared = std::make_shared<Client::ConnectHandler>(std::move(handler));
       Later([this, shared] {
-        (*shared)(Err(ConnectError("connect to " + peer_, {.kind = CloseCause::Kind::kDevice, .text = "this client was used already"})));
+        (*shared)(Err(ConnectError("connect to " + peer_,
+                                   {.kind = CloseCause::Kind::kDevice, .text = "this client was used already"})));
       });
       return false;
     }
@@ -242,9 +245,8 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
   void ConnectTo(const sockaddr* address) {
     auto channel = CmChannel::Create(loop_);
     if (!channel) {
-      const CloseCause cause{.kind = CloseCause::Kind::kDevice,
-                             .error = channel.error().error,
-                             .text = channel.error().ToString()};
+      const CloseCause cause{
+          .kind = CloseCause::Kind::kDevice, .error = channel.error().error, .text = channel.error().ToString()};
       Later([this, cause] {
         if (on_connected_) std::exchange(on_connected_, nullptr)(Err(ConnectError(what_, cause)));
       });
@@ -412,7 +414,9 @@ ConstBytes Reply::Settle(ConstBytes data, size_t i) const {
 Client::Client(EventLoop& loop, ClientOptions options)
     : connection_(std::make_shared<internal::ClientConnection>(loop, std::move(options))) {}
 
-Client::~Client() { connection_->Abandon(); }
+Client::~Client() {
+  connection_->Abandon();
+}
 
 void Client::Connect(std::string_view host, uint16_t port, ConnectHandler handler) {
   connection_->Connect(host, port, std::move(handler));
@@ -423,13 +427,27 @@ void Client::Connect(const sockaddr* address, ConnectHandler handler) {
 CallId Client::Call(const ProcedureId& procedure, ArgsWriter args, const CallOptions& options, CallHandler handler) {
   return connection_->Call(procedure, args, options, std::move(handler));
 }
-void Client::Cancel(CallId call) { connection_->Cancel(call); }
-void Client::Close(UniqueFunction<void()> handler) { connection_->Close(std::move(handler)); }
-bool Client::connected() const { return connection_->connected(); }
-size_t Client::outstanding() const { return connection_->outstanding(); }
-const std::string& Client::peer() const { return connection_->peer(); }
-ConnectionStats Client::stats() const { return connection_->stats(); }
-EventLoop& Client::loop() const { return connection_->loop(); }
+void Client::Cancel(CallId call) {
+  connection_->Cancel(call);
+}
+void Client::Close(UniqueFunction<void()> handler) {
+  connection_->Close(std::move(handler));
+}
+bool Client::connected() const {
+  return connection_->connected();
+}
+size_t Client::outstanding() const {
+  return connection_->outstanding();
+}
+const std::string& Client::peer() const {
+  return connection_->peer();
+}
+ConnectionStats Client::stats() const {
+  return connection_->stats();
+}
+EventLoop& Client::loop() const {
+  return connection_->loop();
+}
 void Client::OnConnectionLost(UniqueFunction<void(const CallError&)> handler) {
   connection_->OnConnectionLost(std::move(handler));
 }

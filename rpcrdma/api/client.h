@@ -19,23 +19,23 @@
 //   });
 //   loop.Run();
 //
-// Arguments written with XdrWriter::EligibleOpaque travel by Read chunk when they do not fit inline; the planner decides. A token of
-// Asio takes the place of the last lambda: a callback, asio::use_future, asio::use_awaitable (with the executor of
-// rpcrdma/loop/loop_context.h). Handlers run on the loop's thread unless they are bound to another executor; never inside the call that
-// started the operation.
+// Arguments written with XdrWriter::EligibleOpaque travel by Read chunk when they do not fit inline; the planner
+// decides. A token of Asio takes the place of the last lambda: a callback, asio::use_future, asio::use_awaitable (with
+// the executor of rpcrdma/loop/loop_context.h). Handlers run on the loop's thread unless they are bound to another
+// executor; never inside the call that started the operation.
 //
-// One Client makes one connection. When that is gone, every outstanding call ends with an error that says whether it may have been
-// executed, later calls fail with kNotConnected, and a new Client is needed: a call is sent at most once.
+// One Client makes one connection. When that is gone, every outstanding call ends with an error that says whether it
+// may have been executed, later calls fail with kNotConnected, and a new Client is needed: a call is sent at most once.
 //
-// Memory: argument bytes given to EligibleOpaque and result buffers belong to the call until its handler runs: at that moment no
-// STag reaches them any more and no Send or RDMA operation uses them. ~Client ends all access before it returns; the handlers of calls
-// still outstanding run afterwards from the loop, with kClosed.
+// Memory: argument bytes given to EligibleOpaque and result buffers belong to the call until its handler runs: at that
+// moment no STag reaches them any more and no Send or RDMA operation uses them. ~Client ends all access before it
+// returns; the handlers of calls still outstanding run afterwards from the loop, with kClosed.
 //
 // Threading: everything on the loop's thread (or before it runs). The loop outlives the Client.
 #pragma once
 
-#include <asio/async_result.hpp>
 #include <asio/associated_executor.hpp>
+#include <asio/async_result.hpp>
 #include <asio/dispatch.hpp>
 #include <cstdint>
 #include <memory>
@@ -66,8 +66,8 @@ struct ReplyStorage;
 struct ClientOptions {
   // Calls this end is ready to have on the wire at a time; the server's grant may be less. 1 to 1024.
   uint32_t credits = 64;
-  // Largest message sent or received inline, header included; in steps of 1024 bytes up to 256 KiB. The connection uses the smaller of
-  // this and the peer's.
+  // Largest message sent or received inline, header included; in steps of 1024 bytes up to 256 KiB. The connection uses
+  // the smaller of this and the peer's.
   uint32_t inline_threshold = 4096;
   // Calls that may wait for a credit.
   uint32_t queued_calls_max = 4096;
@@ -76,7 +76,8 @@ struct ClientOptions {
   Duration connect_timeout = 10s;
   // The RDMA Reads a server may have in flight towards this end (IRD); the device may lower it.
   uint8_t incoming_reads = 16;
-  // Expose memory through type 2 memory windows where the device has them, so that the server may invalidate them with its reply.
+  // Expose memory through type 2 memory windows where the device has them, so that the server may invalidate them with
+  // its reply.
   bool memory_windows = true;
   // First XID; 0 takes one from the system's generator. Simulations give a number.
   uint32_t first_xid = 0;
@@ -91,11 +92,11 @@ struct ProcedureId {
 };
 
 struct CallOptions {
-  // Memory for the eligible results of the call, in the order the Binding names them. Offered as Write chunks when the reply
-  // might not fit inline. A result longer than its buffer fails the call.
+  // Memory for the eligible results of the call, in the order the Binding names them. Offered as Write chunks when the
+  // reply might not fit inline. A result longer than its buffer fails the call.
   SmallVector<MutableBytes, 2> result_buffers;
-  // Upper bound in bytes of the rest of the reply: RPC header, results, without eligible results. A Reply chunk is offered when that
-  // might not fit inline. A server that needs more answers ERR_CHUNK.
+  // Upper bound in bytes of the rest of the reply: RPC header, results, without eligible results. A Reply chunk is
+  // offered when that might not fit inline. A server that needs more answers ERR_CHUNK.
   uint32_t reply_bytes_max = 512;
   // AUTH_NONE when null. Read before AsyncCall returns.
   const OpaqueAuth* credentials = nullptr;
@@ -105,8 +106,8 @@ struct CallOptions {
 
 using CallId = uint64_t;
 
-// What a successful call brought. Owns the reply message; the eligible results are where CallOptions::result_buffers said, or still in
-// the message.
+// What a successful call brought. Owns the reply message; the eligible results are where CallOptions::result_buffers
+// said, or still in the message.
 class Reply {
  public:
   Reply();
@@ -118,8 +119,9 @@ class Reply {
   XdrReader results() const { return XdrReader(stream_); }
   // How many bytes the server wrote into result buffer `i` by RDMA Write (round-up included, if it wrote that).
   size_t placed_bytes(size_t i) const;
-  // Makes sure that an eligible result is in result buffer `i`: copies `data` there unless it lies there already (a server that
-  // was offered no Write chunk sends it inline). Returns where it is now: in the buffer, or `data` itself when the buffer is too small.
+  // Makes sure that an eligible result is in result buffer `i`: copies `data` there unless it lies there already (a
+  // server that was offered no Write chunk sends it inline). Returns where it is now: in the buffer, or `data` itself
+  // when the buffer is too small.
   ConstBytes Settle(ConstBytes data, size_t i) const;
 
  private:
@@ -133,7 +135,8 @@ class Client {
  public:
   using ConnectHandler = UniqueFunction<void(Result<void, CallError>)>;
   using CallHandler = UniqueFunction<void(Result<Reply, CallError>)>;
-  // Writes a call's arguments. Runs before AsyncCall returns, and again with a larger buffer when they did not fit: no side effects.
+  // Writes a call's arguments. Runs before AsyncCall returns, and again with a larger buffer when they did not fit: no
+  // side effects.
   using ArgsWriter = FunctionRef<void(XdrWriter&)>;
 
   Client(EventLoop& loop, ClientOptions options);
@@ -148,8 +151,8 @@ class Client {
   void Connect(const sockaddr* address, ConnectHandler handler);
   // Returns an id for Cancel, or 0 when the call failed at once (the handler then runs from the loop with the error).
   CallId Call(const ProcedureId& procedure, ArgsWriter args, const CallOptions& options, CallHandler handler);
-  // Ends the call with kCancelled as soon as its memory is safe. Its credit returns with the server's reply. Does nothing for an id
-  // that is complete.
+  // Ends the call with kCancelled as soon as its memory is safe. Its credit returns with the server's reply. Does
+  // nothing for an id that is complete.
   void Cancel(CallId call);
   // Orderly end: refuses new calls, disconnects, completes what is outstanding with kClosed, then runs `handler`.
   void Close(UniqueFunction<void()> handler);
@@ -166,8 +169,8 @@ class Client {
         token, std::string(host), port);
   }
 
-  // Signature void(Result<Reply, CallError>). With a token that starts lazily (use_awaitable) everything `args` and `options` refer to
-  // must stay alive until the operation is awaited: await it in the same expression.
+  // Signature void(Result<Reply, CallError>). With a token that starts lazily (use_awaitable) everything `args` and
+  // `options` refer to must stay alive until the operation is awaited: await it in the same expression.
   template <typename Args, typename Token>
   auto AsyncCall(const ProcedureId& procedure, Args&& args, const CallOptions& options, Token&& token) {
     return asio::async_initiate<Token, void(Result<Reply, CallError>)>(

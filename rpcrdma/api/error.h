@@ -12,34 +12,34 @@ namespace stagecoach::rpcrdma {
 struct CallError {
   enum class Kind : uint8_t {
     // Making the connection.
-    kResolve,        // the host name or address means nothing
-    kRefused,        // nobody listens there
-    kRejected,       // somebody listens, and declined (not RPC-over-RDMA, or full)
-    kUnreachable,    // no route, no device, or no answer in time
-    kDevice,         // this end's RDMA device refused to create what the connection needs
+    kResolve,      // the host name or address means nothing
+    kRefused,      // nobody listens there
+    kRejected,     // somebody listens, and declined (not RPC-over-RDMA, or full)
+    kUnreachable,  // no route, no device, or no answer in time
+    kDevice,       // this end's RDMA device refused to create what the connection needs
     // Before the call was sent: it was not executed.
     kNotConnected,
-    kQueueFull,      // more calls wait for credits than ClientOptions::queued_calls_max
-    kTooLarge,       // arguments longer than ClientOptions::message_bytes_max, or than XDR can count
-    kMemory,         // the device would not register the call's memory
-    kNoCredit,       // waited for a credit for as long as its timeout
+    kQueueFull,  // more calls wait for credits than ClientOptions::queued_calls_max
+    kTooLarge,   // arguments longer than ClientOptions::message_bytes_max, or than XDR can count
+    kMemory,     // the device would not register the call's memory
+    kNoCredit,   // waited for a credit for as long as its timeout
     // After it may have been sent: it may have been executed, or not.
-    kTimedOut,       // and the connection was closed, as no late reply may meet memory that is not the call's any more
+    kTimedOut,  // and the connection was closed, as no late reply may meet memory that is not the call's any more
     kConnectionLost,
-    kCancelled,      // by the caller
-    kClosed,         // this end closed the client with the call outstanding
+    kCancelled,  // by the caller
+    kClosed,     // this end closed the client with the call outstanding
     // The peer answered, and repeating the call would not help.
-    kTransport,      // RDMA_ERROR: ERR_CHUNK or ERR_VERS
-    kBadReply,       // the reply breaks the rules: header, chunk lists, or RPC message
-    kRpc,            // accepted and not executed: `accept_stat` says why
-    kDenied,         // rejected: RPC version or authentication
+    kTransport,  // RDMA_ERROR: ERR_CHUNK or ERR_VERS
+    kBadReply,   // the reply breaks the rules: header, chunk lists, or RPC message
+    kRpc,        // accepted and not executed: `accept_stat` says why
+    kDenied,     // rejected: RPC version or authentication
   };
 
   Kind kind = Kind::kConnectionLost;
   AcceptStat accept_stat = AcceptStat::kSuccess;  // with kRpc
   AuthStat auth_stat = AuthStat::kOk;             // with kDenied; kOk when the RPC version was denied
-  VersionRange versions;                          // what the server offers: kRpc with kProgMismatch, kDenied for the RPC version
-  int system_error = 0;                           // errno, where one is behind it, else 0
+  VersionRange versions;  // what the server offers: kRpc with kProgMismatch, kDenied for the RPC version
+  int system_error = 0;   // errno, where one is behind it, else 0
   // The whole line: what was attempted, and why it failed. "connect to 127.0.0.1:20049: connection refused".
   std::string message;
 

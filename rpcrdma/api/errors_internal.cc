@@ -28,11 +28,20 @@ std::string Calls(size_t count) {
 CallError ConnectError(const std::string& what, const CloseCause& cause) {
   Kind kind = Kind::kUnreachable;
   switch (cause.kind) {
-    case CloseCause::Kind::kRefused: kind = Kind::kRefused; break;
-    case CloseCause::Kind::kRejected: kind = Kind::kRejected; break;
-    case CloseCause::Kind::kDevice: kind = Kind::kDevice; break;
-    case CloseCause::Kind::kLocal: kind = Kind::kClosed; break;
-    default: break;
+    case CloseCause::Kind::kRefused:
+      kind = Kind::kRefused;
+      break;
+    case CloseCause::Kind::kRejected:
+      kind = Kind::kRejected;
+      break;
+    case CloseCause::Kind::kDevice:
+      kind = Kind::kDevice;
+      break;
+    case CloseCause::Kind::kLocal:
+      kind = Kind::kClosed;
+      break;
+    default:
+      break;
   }
   CallError error = Make(kind, fmt::format("{}: {}", what, cause.text));
   error.system_error = cause.error;
@@ -63,7 +72,8 @@ CallError RefusedCall(SubmitRefusal refusal, const CallName& name) {
 CallError FailedCall(const CallFailure& failure, const CallName& name, const CallError& lost) {
   switch (failure.kind) {
     case CallFailure::Kind::kNoCredit:
-      return Make(Kind::kNoCredit, fmt::format("{}: timed out before the server granted a credit; it was not sent", Describe(name)));
+      return Make(Kind::kNoCredit,
+                  fmt::format("{}: timed out before the server granted a credit; it was not sent", Describe(name)));
     case CallFailure::Kind::kTimedOut:
       return Make(Kind::kTimedOut, fmt::format("{}: timed out; the connection was closed", Describe(name)));
     case CallFailure::Kind::kConnectionLost:
@@ -74,11 +84,11 @@ CallError FailedCall(const CallFailure& failure, const CallName& name, const Cal
     case CallFailure::Kind::kMemory:
       return Make(Kind::kMemory, fmt::format("{}: the device refused to register its memory", Describe(name)));
     case CallFailure::Kind::kErrVers:
-      return Make(Kind::kTransport,
-                  fmt::format("RPC-over-RDMA: {} reported ERR_VERS (it speaks versions {} to {})", *name.peer,
-                              failure.versions.low, failure.versions.high));
+      return Make(Kind::kTransport, fmt::format("RPC-over-RDMA: {} reported ERR_VERS (it speaks versions {} to {})",
+                                                *name.peer, failure.versions.low, failure.versions.high));
     case CallFailure::Kind::kErrChunk:
-      return Make(Kind::kTransport, fmt::format("RPC-over-RDMA: {} reported ERR_CHUNK for the {}", *name.peer, Describe(name)));
+      return Make(Kind::kTransport,
+                  fmt::format("RPC-over-RDMA: {} reported ERR_CHUNK for the {}", *name.peer, Describe(name)));
     case CallFailure::Kind::kBadHeader:
       return BadReply("RPC-over-RDMA header: " + rpcrdma::ToString(failure.header), name);
     case CallFailure::Kind::kBadChunks:
@@ -113,15 +123,15 @@ CallError RpcError(const ReplyHeader& header, const CallName& name) {
                                   name.version, accepted.mismatch.low, accepted.mismatch.high);
       break;
     case AcceptStat::kProcUnavail:
-      error.message = fmt::format("RPC: program {} version {} has no procedure {}", name.program, name.version,
-                                  name.procedure);
+      error.message =
+          fmt::format("RPC: program {} version {} has no procedure {}", name.program, name.version, name.procedure);
       break;
     case AcceptStat::kGarbageArgs:
       error.message = fmt::format("RPC: {} could not decode the arguments of the {}", *name.peer, Describe(name));
       break;
     default:
-      error.message = fmt::format("RPC: {} failed the {} with {}", *name.peer, Describe(name),
-                                  rpcrdma::ToString(accepted.stat));
+      error.message =
+          fmt::format("RPC: {} failed the {} with {}", *name.peer, Describe(name), rpcrdma::ToString(accepted.stat));
       break;
   }
   return error;

@@ -1,5 +1,5 @@
-// The two kinds of callable the API takes: FunctionRef, for one that runs before the call returns, and UniqueFunction, for one that is
-// kept and may own what cannot be copied (an Asio handler).
+// The two kinds of callable the API takes: FunctionRef, for one that runs before the call returns, and UniqueFunction,
+// for one that is kept and may own what cannot be copied (an Asio handler).
 #pragma once
 
 #include <cstddef>

@@ -20,7 +20,8 @@ namespace internal {
 namespace {
 
 constexpr size_t kFirstReplyBuffer = 1024;
-// What the memory of one call may take beyond its bytes: a transport header has at most 256 Read chunks, each in a block of its own
+// What the memory of one call may take beyond its bytes: a transport header has at most 256 Read chunks, each in a
+// block of its own
 constexpr uint64_t kDivisionMax = 256 * BlockPool::kSmallest;
 
 ServerOptions Clamp(ServerOptions options) {
@@ -94,7 +95,8 @@ class ServerImpl final : public std::enable_shared_from_this<ServerImpl> {
   std::unique_ptr<CmChannel> channel_;
   std::unique_ptr<Listener> listener_;
   std::map<ClientId, std::shared_ptr<ServerConnection>> connections_;
-  // ServerConnections that exist, those included whose client is gone and whose Requests somebody holds: each still has its memory.
+  // ServerConnections that exist, those included whose client is gone and whose Requests somebody holds: each still has
+  // its memory.
   const std::shared_ptr<size_t> alive_ = std::make_shared<size_t>(0);
   ClientId next_client_ = 1;
   ServerStats stats_;  // of connections that are gone, and counters
@@ -176,7 +178,8 @@ class ServerConnection final : public ConnectionOwner, public std::enable_shared
               std::shared_ptr<const void> memory, bool copy_items) {
     if (!Encode(state, header, results, std::move(memory), copy_items)) {
       // Results that do not fit the limit, or that XDR cannot express.
-      Encode(state, ErrorReply(responder_->xid(state.id), AcceptStat::kSystemErr), [](XdrWriter&) {}, nullptr, false);
+      Encode(
+          state, ErrorReply(responder_->xid(state.id), AcceptStat::kSystemErr), [](XdrWriter&) {}, nullptr, false);
     }
     --executing_;
     AfterCommand();
@@ -196,7 +199,8 @@ class ServerConnection final : public ConnectionOwner, public std::enable_shared
   void OnProgress() override {
     if (!responder_) return;
     if (pool_->TakeFreed()) responder_->OnMemoryFreed(loop_.Now());
-    // Calls that arrive while the server stops are left to the disconnect: their client knows that they were not answered.
+    // Calls that arrive while the server stops are left to the disconnect: their client knows that they were not
+    // answered.
     while (server_ != nullptr && !stopping_ && !server_->over()) {
       const std::optional<RequestId> id = responder_->TakeRequest();
       if (!id) break;
@@ -224,10 +228,12 @@ class ServerConnection final : public ConnectionOwner, public std::enable_shared
       const RpcFault& fault = header.error();
       switch (fault.kind) {
         case RpcFault::Kind::kRpcMismatch:
-          return Finish(*state, RpcMismatchReply(xid), [](XdrWriter&) {}, nullptr, false);
+          return Finish(
+              *state, RpcMismatchReply(xid), [](XdrWriter&) {}, nullptr, false);
         case RpcFault::Kind::kMalformed:
           // [5666bis:5.5#4]
-          return Finish(*state, ErrorReply(xid, AcceptStat::kGarbageArgs), [](XdrWriter&) {}, nullptr, false);
+          return Finish(
+              *state, ErrorReply(xid, AcceptStat::kGarbageArgs), [](XdrWriter&) {}, nullptr, false);
         case RpcFault::Kind::kNotACall:
         case RpcFault::Kind::kNotAReply:
           --executing_;
@@ -237,11 +243,13 @@ class ServerConnection final : public ConnectionOwner, public std::enable_shared
     state->header = std::move(*header);
     const auto service = server_->services().find(state->header.prog);
     if (service == server_->services().end()) {
-      return Finish(*state, ErrorReply(xid, AcceptStat::kProgUnavail), [](XdrWriter&) {}, nullptr, false);
+      return Finish(
+          *state, ErrorReply(xid, AcceptStat::kProgUnavail), [](XdrWriter&) {}, nullptr, false);
     }
     const VersionRange versions = service->second->versions();
     if (state->header.vers < versions.low || state->header.vers > versions.high) {
-      return Finish(*state, ProgMismatchReply(xid, versions), [](XdrWriter&) {}, nullptr, false);
+      return Finish(
+          *state, ProgMismatchReply(xid, versions), [](XdrWriter&) {}, nullptr, false);
     }
     service->second->Handle(Request(std::move(state)));
   }
@@ -255,7 +263,8 @@ class ServerConnection final : public ConnectionOwner, public std::enable_shared
       EncodeReply(header, out);
       results(out);
       if (out.ok()) {
-        Responder::ReplySpec reply{.message_size = out.written().size(), .items = out.eligible(), .memory = std::move(memory)};
+        Responder::ReplySpec reply{
+            .message_size = out.written().size(), .items = out.eligible(), .memory = std::move(memory)};
         if (copy_items && !reply.items.empty()) reply.memory = CopyItems(&reply.items);
         return responder_->Complete(state.id, std::move(reply), loop_.Now()).has_value();
       }
@@ -290,7 +299,7 @@ class ServerConnection final : public ConnectionOwner, public std::enable_shared
     connection_.Close(/*gracefully=*/true, {.kind = CloseCause::Kind::kLocal, .text = "the server stopped"});
   }
 
-  ServerImpl* server_;  // null once the server has forgotten this connection
+  ServerImpl* server_;                   // null once the server has forgotten this connection
   const std::shared_ptr<size_t> alive_;  // shared: a Request may outlive the server
   EventLoop& loop_;
   const ClientId id_;
@@ -314,8 +323,9 @@ Result<void, CallError> ServerImpl::Listen(const sockaddr* address) {
   };
   auto channel = CmChannel::Create(loop_);
   if (!channel) return fail(channel.error());
-  auto listener = Listener::Listen(**channel, address, options_.backlog,
-                                   [this](verbs::CmId id, const CmEvent& request) { OnRequest(std::move(id), request); });
+  auto listener =
+      Listener::Listen(**channel, address, options_.backlog,
+                       [this](verbs::CmId id, const CmEvent& request) { OnRequest(std::move(id), request); });
   if (!listener) return fail(listener.error());
   channel_ = std::move(*channel);
   listener_ = std::move(*listener);
@@ -380,7 +390,8 @@ void ServerImpl::Stop(Duration grace, UniqueFunction<void()> done) {
     if (!self) return;
     self->grace_timer_ = 0;
     auto connections = self->connections_;
-    for (auto& [client, connection] : connections) connection->Disconnect("the server stopped before the call was done");
+    for (auto& [client, connection] : connections)
+      connection->Disconnect("the server stopped before the call was done");
   });
   loop_.Post([weak = weak_from_this()] {
     if (auto self = weak.lock()) self->FinishStopIfIdle();
@@ -452,14 +463,30 @@ Request::~Request() {
   if (state_) Fail(AcceptStat::kSystemErr);
 }
 
-uint32_t Request::program() const { return state_->header.prog; }
-uint32_t Request::version() const { return state_->header.vers; }
-uint32_t Request::procedure() const { return state_->header.proc; }
-const CallHeader& Request::header() const { return state_->header; }
-ClientId Request::client() const { return state_->connection->id(); }
-const std::string& Request::peer() const { return state_->connection->peer(); }
-bool Request::connected() const { return state_->connection->connected(); }
-XdrReader& Request::args() { return state_->args; }
+uint32_t Request::program() const {
+  return state_->header.prog;
+}
+uint32_t Request::version() const {
+  return state_->header.vers;
+}
+uint32_t Request::procedure() const {
+  return state_->header.proc;
+}
+const CallHeader& Request::header() const {
+  return state_->header;
+}
+ClientId Request::client() const {
+  return state_->connection->id();
+}
+const std::string& Request::peer() const {
+  return state_->connection->peer();
+}
+bool Request::connected() const {
+  return state_->connection->connected();
+}
+XdrReader& Request::args() {
+  return state_->args;
+}
 
 std::optional<uint64_t> Request::result_room(size_t i) const {
   return state_->connection->result_room(state_->id, i);
@@ -498,15 +525,15 @@ void Request::Reply(ResultsWriter results, std::shared_ptr<const void> memory) {
 void Request::Fail(AcceptStat stat) {
   STAGECOACH_CHECK(state_ != nullptr);
   const auto state = std::move(state_);
-  state->connection->Finish(*state, ErrorReply(state->connection->xid(state->id), stat), [](XdrWriter&) {}, nullptr,
-                            false);
+  state->connection->Finish(
+      *state, ErrorReply(state->connection->xid(state->id), stat), [](XdrWriter&) {}, nullptr, false);
 }
 
 void Request::Deny(AuthStat stat) {
   STAGECOACH_CHECK(state_ != nullptr);
   const auto state = std::move(state_);
-  state->connection->Finish(*state, AuthErrorReply(state->connection->xid(state->id), stat), [](XdrWriter&) {}, nullptr,
-                            false);
+  state->connection->Finish(
+      *state, AuthErrorReply(state->connection->xid(state->id), stat), [](XdrWriter&) {}, nullptr, false);
 }
 
 // --- Server ---
@@ -514,9 +541,13 @@ void Request::Deny(AuthStat stat) {
 Server::Server(EventLoop& loop, ServerOptions options)
     : impl_(std::make_shared<internal::ServerImpl>(loop, std::move(options))) {}
 
-Server::~Server() { impl_->Shutdown(); }
+Server::~Server() {
+  impl_->Shutdown();
+}
 
-void Server::Register(Service* service) { impl_->Register(service); }
+void Server::Register(Service* service) {
+  impl_->Register(service);
+}
 
 Result<void, CallError> Server::Listen(std::string_view host, uint16_t port) {
   auto address = internal::ResolveHost(std::string(host), port);
@@ -528,10 +559,18 @@ Result<void, CallError> Server::Listen(std::string_view host, uint16_t port) {
   }
   return impl_->Listen(address->get());
 }
-Result<void, CallError> Server::Listen(const sockaddr* address) { return impl_->Listen(address); }
-uint16_t Server::port() const { return impl_->port(); }
-void Server::Stop(Duration grace, UniqueFunction<void()> done) { impl_->Stop(grace, std::move(done)); }
-ServerStats Server::stats() const { return impl_->stats(); }
+Result<void, CallError> Server::Listen(const sockaddr* address) {
+  return impl_->Listen(address);
+}
+uint16_t Server::port() const {
+  return impl_->port();
+}
+void Server::Stop(Duration grace, UniqueFunction<void()> done) {
+  impl_->Stop(grace, std::move(done));
+}
+ServerStats Server::stats() const {
+  return impl_->stats();
+}
 void Server::OnClientConnected(UniqueFunction<void(const std::string&)> observer) {
   impl_->on_client_connected = std::move(observer);
 }

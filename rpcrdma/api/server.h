@@ -41,8 +41,8 @@ struct ServerOptions {
   int backlog = 64;
   // RDMA Reads in flight towards one client (ORD); the client and the device may lower it.
   uint8_t outgoing_reads = 16;
-  // Memory held for one client: arguments that came by Read chunk and Buffers. A call that has to wait for it waits. Counted in units of
-  // 4 KiB; raised to call_bytes_max and 1 MiB, so that one call always fits.
+  // Memory held for one client: arguments that came by Read chunk and Buffers. A call that has to wait for it waits.
+  // Counted in units of 4 KiB; raised to call_bytes_max and 1 MiB, so that one call always fits.
   uint64_t client_bytes_max = 256u << 20;
   // Memory one call may ask for by its Read chunks; more is answered with ERR_CHUNK.
   uint64_t call_bytes_max = 32u << 20;
@@ -62,7 +62,8 @@ struct ServerStats {
 class Server {
  public:
   Server(EventLoop& loop, ServerOptions options);
-  // Ends everything at once; after it returns no connection touches memory. Requests still held by services stay valid and lead nowhere.
+  // Ends everything at once; after it returns no connection touches memory. Requests still held by services stay valid
+  // and lead nowhere.
   ~Server();
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
@@ -76,14 +77,16 @@ class Server {
   // Bound port, host byte order; 0 before Listen.
   uint16_t port() const;
 
-  // Accepts no more clients, lets calls in progress finish for at most `grace`, disconnects everybody, then runs `done`.
+  // Accepts no more clients, lets calls in progress finish for at most `grace`, disconnects everybody, then runs
+  // `done`.
   void Stop(Duration grace, UniqueFunction<void()> done);
 
   ServerStats stats() const;
 
   // Observers for logs: "10.0.0.7:53422", and why it went.
   void OnClientConnected(UniqueFunction<void(const std::string& peer)> observer);
-  void OnClientGone(UniqueFunction<void(const std::string& peer, const std::string& why, const ConnectionStats&)> observer);
+  void OnClientGone(
+      UniqueFunction<void(const std::string& peer, const std::string& why, const ConnectionStats&)> observer);
 
  private:
   std::shared_ptr<internal::ServerImpl> impl_;

@@ -26,7 +26,8 @@
 //
 // The Server answers calls of unknown programs and versions itself; procedures, NULL included, are the Service's.
 //
-// Threading: everything on the loop's thread. A service that computes elsewhere keeps the Request and posts its end back to the loop.
+// Threading: everything on the loop's thread. A service that computes elsewhere keeps the Request and posts its end
+// back to the loop.
 #pragma once
 
 #include <cstdint>
@@ -53,8 +54,8 @@ struct Block;
 // One client connection, for as long as the server runs; never reused.
 using ClientId = uint64_t;
 
-// Memory of one connection's pool, already known to its device, for a result that may travel by RDMA Write. Returns to the
-// pool when destroyed. Empty after being moved from.
+// Memory of one connection's pool, already known to its device, for a result that may travel by RDMA Write. Returns to
+// the pool when destroyed. Empty after being moved from.
 class Buffer {
  public:
   Buffer();
@@ -73,11 +74,13 @@ class Buffer {
   MutableBytes bytes_;
 };
 
-// One call. Exactly one of Reply, Fail and Deny ends it; a Request destroyed before that is answered with SYSTEM_ERR. When the client is
-// gone, ending it does nothing. What args() returned views of is valid until the end of the call, client gone or not.
+// One call. Exactly one of Reply, Fail and Deny ends it; a Request destroyed before that is answered with SYSTEM_ERR.
+// When the client is gone, ending it does nothing. What args() returned views of is valid until the end of the call,
+// client gone or not.
 class Request {
  public:
-  // Writes a call's results. Runs before Reply returns, and again with a larger buffer when they did not fit: no side effects.
+  // Writes a call's results. Runs before Reply returns, and again with a larger buffer when they did not fit: no side
+  // effects.
   using ResultsWriter = FunctionRef<void(XdrWriter&)>;
 
   Request(Request&&) noexcept;
@@ -98,15 +101,17 @@ class Request {
   // Stands behind the call header. Eligible arguments are read in place with EligibleOpaque.
   XdrReader& args();
 
-  // Room in bytes that the client offers for its `i`-th eligible result (Write chunk); nullopt when it offers no such chunk, in which case
-  // the result travels inside the reply message.
+  // Room in bytes that the client offers for its `i`-th eligible result (Write chunk); nullopt when it offers no such
+  // chunk, in which case the result travels inside the reply message.
   std::optional<uint64_t> result_room(size_t i) const;
 
-  // Pooled memory for an eligible result. nullopt when this client's share of memory (ServerOptions::client_bytes_max) is used up.
+  // Pooled memory for an eligible result. nullopt when this client's share of memory (ServerOptions::client_bytes_max)
+  // is used up.
   std::optional<Buffer> Allocate(size_t bytes);
 
-  // Accepted, SUCCESS. Eligible items go into the client's Write chunks, one each, in order; those beyond the chunks offered, and all when
-  // none are, become part of the message. A reply that fits neither inline nor in a Reply chunk becomes ERR_CHUNK.
+  // Accepted, SUCCESS. Eligible items go into the client's Write chunks, one each, in order; those beyond the chunks
+  // offered, and all when none are, become part of the message. A reply that fits neither inline nor in a Reply chunk
+  // becomes ERR_CHUNK.
   void Reply();  // void results
   // Everything is copied before this returns: eligible items are small or come inline.
   void Reply(ResultsWriter results);

@@ -1,8 +1,8 @@
 // Credits: how many calls a requester may have on the wire [5666bis:4.3].
 //
-// Starts at one until the first reply brings a grant [5666bis:4.3.1#2]. A grant of zero, which the other end must not send
-// [5666bis:4.3#2], counts as one: it would be a deadlock. Grants above our own maximum are of no use, since every outstanding call needs a
-// Receive of ours.
+// Starts at one until the first reply brings a grant [5666bis:4.3.1#2]. A grant of zero, which the other end must not
+// send [5666bis:4.3#2], counts as one: it would be a deadlock. Grants above our own maximum are of no use, since every
+// outstanding call needs a Receive of ours.
 #pragma once
 
 #include <algorithm>

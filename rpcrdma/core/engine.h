@@ -1,11 +1,13 @@
-// What the protocol engines and the driver say to each other: commands as values, handlers, and the memory of a connection.
+// What the protocol engines and the driver say to each other: commands as values, handlers, and the memory of a
+// connection.
 //
-// An engine (Requester, Responder) does no I/O. It works on buffers that the driver provides and has registered, asks for memory through
-// ConnectionMemory, which answers at once, and leaves commands in a ring; rpcrdma/verbs is their only interpreter and reports what became
-// of them through the On...() handlers. Nothing here names verbs.
+// An engine (Requester, Responder) does no I/O. It works on buffers that the driver provides and has registered, asks
+// for memory through ConnectionMemory, which answers at once, and leaves commands in a ring; rpcrdma/verbs is their
+// only interpreter and reports what became of them through the On...() handlers. Nothing here names verbs.
 //
-// Order: commands take effect in the order in which they are taken, as work requests of one queue pair do. An engine relies on nothing
-// that only one transport promises: a completed Send proves that its memory is free again, not that the peer has it.
+// Order: commands take effect in the order in which they are taken, as work requests of one queue pair do. An engine
+// relies on nothing that only one transport promises: a completed Send proves that its memory is free again, not that
+// the peer has it.
 //
 // Not thread-safe: owned by one connection, called on its loop.
 #pragma once
@@ -20,8 +22,8 @@
 
 namespace stagecoach::rpcrdma {
 
-// Equal buffers in one registered block: for Sends, or for Receives. Sizes in bytes. The block ends with kArenaTail bytes that belong to no
-// buffer and stay zero: XDR round-up to write from.
+// Equal buffers in one registered block: for Sends, or for Receives. Sizes in bytes. The block ends with kArenaTail
+// bytes that belong to no buffer and stay zero: XDR round-up to write from.
 inline constexpr size_t kArenaTail = 4;
 struct BufferArena {
   MutableBytes memory;
@@ -54,8 +56,8 @@ class ConnectionMemory {
  public:
   virtual ~ConnectionMemory() = default;
 
-  // Makes `memory` (not empty) usable for `use`, at once; nullopt when the device refuses. `memory` stays where it is until the registration
-  // was undone by Invalidate and OnInvalidated() said so, or the connection ended.
+  // Makes `memory` (not empty) usable for `use`, at once; nullopt when the device refuses. `memory` stays where it is
+  // until the registration was undone by Invalidate and OnInvalidated() said so, or the connection ended.
   virtual std::optional<Registration> Register(ConstBytes memory, MemoryUse use) = 0;
 
   // Working memory within the peer's allowance; nullopt when that is used up for now.
@@ -76,7 +78,8 @@ struct PostSend {
   uint32_t length = 0;
   // Send With Invalidate of the peer's steering tag.
   std::optional<uint32_t> invalidate;
-  // OnSendDone is wanted soon, because it frees more than the buffer. Otherwise the driver may report many Sends at once, late.
+  // OnSendDone is wanted soon, because it frees more than the buffer. Otherwise the driver may report many Sends at
+  // once, late.
   bool prompt = false;
 };
 
@@ -115,7 +118,8 @@ class ConnectionEngine {
  public:
   virtual ~ConnectionEngine() = default;
 
-  // A Receive completed with `length` bytes. `invalidated` is the steering tag of ours that came with it in a Send With Invalidate.
+  // A Receive completed with `length` bytes. `invalidated` is the steering tag of ours that came with it in a Send With
+  // Invalidate.
   virtual void OnReceive(uint32_t slot, uint32_t length, std::optional<uint32_t> invalidated, Instant now) = 0;
   virtual void OnSendDone(uint32_t slot, Instant now) = 0;
   virtual void OnReadDone(uint32_t tag, Instant now) = 0;

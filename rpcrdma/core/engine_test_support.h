@@ -16,7 +16,9 @@
 
 namespace stagecoach::rpcrdma::testing {
 
-inline Instant At(int64_t milliseconds) { return Instant{} + std::chrono::milliseconds(milliseconds); }
+inline Instant At(int64_t milliseconds) {
+  return Instant{} + std::chrono::milliseconds(milliseconds);
+}
 
 inline std::vector<std::byte> Pattern(size_t size, uint8_t seed = 1) {
   std::vector<std::byte> bytes(size);
@@ -43,9 +45,7 @@ class FakeMemory final : public ConnectionMemory {
   };
 
   explicit FakeMemory(uint64_t bytes_max = UINT64_MAX) : bytes_max_(bytes_max) {}
-  ~FakeMemory() override {
-    EXPECT_EQ(blocks_.size(), 0u) << "blocks never freed";
-  }
+  ~FakeMemory() override { EXPECT_EQ(blocks_.size(), 0u) << "blocks never freed"; }
 
   std::optional<Registration> Register(ConstBytes memory, MemoryUse use) override {
     EXPECT_FALSE(memory.empty());

@@ -1,5 +1,5 @@
-// A requester and a responder over a model of two queue pairs that does everything in a random order that the transport allows: the
-// properties that only show when both ends move.
+// A requester and a responder over a model of two queue pairs that does everything in a random order that the transport
+// allows: the properties that only show when both ends move.
 #include <gtest/gtest.h>
 
 #include <deque>
@@ -58,7 +58,8 @@ class World {
   // Calls outlive the world's own order; each checks its result.
   void Submit() {
     auto call = std::make_unique<OneCall>();
-    call->argument = Pattern(prng_.OneIn(3) ? prng_.Below(50000) : prng_.Below(900), static_cast<uint8_t>(prng_.Next()));
+    call->argument =
+        Pattern(prng_.OneIn(3) ? prng_.Below(50000) : prng_.Below(900), static_cast<uint8_t>(prng_.Next()));
     call->result_size = prng_.OneIn(3) ? prng_.Below(50000) : prng_.Below(900);
     call->result.resize(XdrRoundUp(call->result_size));
     call->extra_words = prng_.OneIn(6) ? prng_.Below(600) : 0;
@@ -178,7 +179,8 @@ class World {
       CopyBytes(read->sink, AsBytes(reinterpret_cast<const void*>(read->source.offset), read->source.length));
       EXPECT_LE(++reads_in_flight_, 3u);
     } else if (const auto* write = std::get_if<PostWrite>(&command)) {
-      ASSERT_NE(client_memory_.Find(write->target, MemoryUse::kWrittenByPeer), nullptr) << "Write to memory not exposed";
+      ASSERT_NE(client_memory_.Find(write->target, MemoryUse::kWrittenByPeer), nullptr)
+          << "Write to memory not exposed";
       ASSERT_EQ(write->source.size(), write->target.length);
       CopyBytes(AsMutableBytes(reinterpret_cast<void*>(write->target.offset), write->target.length), write->source);
     }
@@ -318,7 +320,8 @@ TEST(EnginesTogether, EveryCallIsAnsweredRightInAnyOrderOfEvents) {
   for (uint64_t seed = 1; seed <= 60 && !::testing::Test::HasFatalFailure(); ++seed) {
     SCOPED_TRACE(seed);
     Prng prng(seed);
-    World world(seed, static_cast<uint32_t>(prng.Between(1, 8)), static_cast<uint32_t>(prng.Between(1, 8)), prng.OneIn(2));
+    World world(seed, static_cast<uint32_t>(prng.Between(1, 8)), static_cast<uint32_t>(prng.Between(1, 8)),
+                prng.OneIn(2));
     for (int i = 0; i < 60; ++i) {
       world.Submit();
       for (uint64_t steps = prng.Below(12); steps > 0; --steps) world.Step();
@@ -345,7 +348,8 @@ TEST(EnginesTogether, LostConnectionEndsEveryCallOnceAndLeavesNothing) {
   for (uint64_t seed = 1; seed <= 100; ++seed) {
     SCOPED_TRACE(seed);
     Prng prng(seed);
-    World world(seed, static_cast<uint32_t>(prng.Between(1, 8)), static_cast<uint32_t>(prng.Between(1, 8)), prng.OneIn(2));
+    World world(seed, static_cast<uint32_t>(prng.Between(1, 8)), static_cast<uint32_t>(prng.Between(1, 8)),
+                prng.OneIn(2));
     for (int i = 0; i < 20; ++i) world.Submit();
     for (uint64_t steps = prng.Below(300); steps > 0 && world.Step(); --steps) {
     }

@@ -5,8 +5,7 @@
 namespace stagecoach::rpcrdma {
 
 PrivateData MakePrivateData(const LocalCapabilities& own) {
-  const uint32_t size =
-      std::clamp(own.inline_threshold / 1024 * 1024, kDefaultInlineThreshold, kMaxInlineThreshold);
+  const uint32_t size = std::clamp(own.inline_threshold / 1024 * 1024, kDefaultInlineThreshold, kMaxInlineThreshold);
   return {.remote_invalidation = own.remote_invalidation, .send_size = size, .receive_size = size};
 }
 

@@ -15,8 +15,8 @@ namespace stagecoach::rpcrdma {
 // What one end brings. Bytes.
 struct LocalCapabilities {
   uint32_t inline_threshold = 4096;
-  // Requester: every steering tag it exposes on this connection may be invalidated by the peer. Responder: its device can Send With
-  // Invalidate, and it exposes no steering tags.
+  // Requester: every steering tag it exposes on this connection may be invalidated by the peer. Responder: its device
+  // can Send With Invalidate, and it exposes no steering tags.
   bool remote_invalidation = false;
   // Longest piece of memory the device registers or moves at once.
   uint32_t segment_length_max = 1u << 30;

@@ -59,11 +59,9 @@ Result<CallId, SubmitRefusal> Requester::Submit(CallSpec&& spec, Instant now) {
 
   SmallVector<ResultShape, 4> results;
   for (const MutableBytes memory : spec.results) results.push_back({memory.size(), memory.size()});
-  auto plan = PlanCall({.base_size = spec.message_size,
-                        .items = spec.items,
-                        .results = results,
-                        .reply_base_max = spec.reply_base_max},
-                       config_.limits);
+  auto plan = PlanCall(
+      {.base_size = spec.message_size, .items = spec.items, .results = results, .reply_base_max = spec.reply_base_max},
+      config_.limits);
   if (!plan) return refuse(SubmitRefusal::kTooLarge);
 
   const uint32_t index = AllocateCall();
@@ -107,8 +105,8 @@ void Requester::Close(Instant) {
 
 // --- Sending ---
 
-// Sends what may be sent. [5666bis:4.3#4] a credit for each call; and a Receive of ours for each reply, which a peer's unsolicited messages
-// may have used up for the moment.
+// Sends what may be sent. [5666bis:4.3#4] a credit for each call; and a Receive of ours for each reply, which a peer's
+// unsolicited messages may have used up for the moment.
 void Requester::Pump(Instant now) {
   while (!ending_ && !over_ && !queue_.empty() && credits_.available() && !free_send_slots_.empty() &&
          posted_receives_ > credits_.in_flight()) {
@@ -150,8 +148,8 @@ void Requester::Transmit(uint32_t index, Instant now) {
          {"in_flight", uint64_t{credits_.in_flight()}}});
 }
 
-// Makes each planned segment reachable, in the order the header names them. On failure what was exposed stays in call.exposed, to be
-// fenced.
+// Makes each planned segment reachable, in the order the header names them. On failure what was exposed stays in
+// call.exposed, to be fenced.
 bool Requester::Expose(Call& call, SmallVector<Exposure, 8>* exposures) {
   if (call.plan.reply_capacity > 0) call.reply_memory.reset(new std::byte[call.plan.reply_capacity]);
   const auto expose = [&](const Piece& piece, MemoryUse use) {
@@ -168,7 +166,8 @@ bool Requester::Expose(Call& call, SmallVector<Exposure, 8>* exposures) {
     return true;
   };
   for (const PlannedRead& read : call.plan.reads) {
-    // The Position-Zero chunk carries the message itself, whose XID is written after exposure: the memory stays the same.
+    // The Position-Zero chunk carries the message itself, whose XID is written after exposure: the memory stays the
+    // same.
     if (!expose(read.memory, MemoryUse::kReadByPeer)) return false;
   }
   for (const Piece& piece : call.plan.write_segments) {
@@ -221,8 +220,8 @@ void Requester::OnReceive(uint32_t slot, uint32_t length, std::optional<uint32_t
     ++stats_.malformed;
     const HeaderFault& fault = header.error();
     Trace(trace_, now, config_.name, "reply.malformed", {{"length", uint64_t{length}}});
-    // [5666bis:8.3.3#1] Nothing of a message too short for the fixed fields may be used. Otherwise the XID names the call that can never
-    // complete now [5666bis:5.5#5].
+    // [5666bis:8.3.3#1] Nothing of a message too short for the fixed fields may be used. Otherwise the XID names the
+    // call that can never complete now [5666bis:5.5#5].
     std::optional<uint32_t> index;
     if (fault.kind != HeaderFault::Kind::kTooShort && fault.xid) index = xid_table_.Find(*fault.xid);
     if (index) {
@@ -248,8 +247,8 @@ void Requester::OnReceive(uint32_t slot, uint32_t length, std::optional<uint32_t
     PostReceiveAgain(slot);
     Pump(now);
   };
-  // [5666bis:5.7.2#1] RDMA_DONE is dropped. So is a reverse-direction call, told apart from a reply by its direction word: no
-  // program is offered here [5666bis:8.3.1#1].
+  // [5666bis:5.7.2#1] RDMA_DONE is dropped. So is a reverse-direction call, told apart from a reply by its direction
+  // word: no program is offered here [5666bis:8.3.1#1].
   if (header->type() == MessageType::kDone) return ignore(&stats_.ignored);
   if (header->has_inline_message() && body.size() >= 8 && ByteReader(body.subspan(4)).U32() == 0) {
     return ignore(&stats_.ignored);
@@ -327,7 +326,8 @@ void Requester::Fence(uint32_t index, Instant) {
       ++stats_.invalidations_local;
     }
     ++call.invalidating;
-    commands_.push(Invalidate{.registration = exposed.registration, .tag = index, .by_peer = exposed.invalidated_by_peer});
+    commands_.push(
+        Invalidate{.registration = exposed.registration, .tag = index, .by_peer = exposed.invalidated_by_peer});
   }
   call.exposed.clear();
   if (call.invalidating == 0) Conclude(index);
@@ -362,9 +362,9 @@ std::optional<CallOutcome> Requester::TakeOutcome() {
   if (call.failure) return outcome;
 
   const MutableBytes reply_memory(call.reply_memory.get(), call.reply_memory ? call.plan.reply_capacity : 0);
-  outcome.reply = AssembleReply(call.reply_header, call.reply_inline, call.offered,
-                                std::span<const MutableBytes>(call.results).first(call.offered.writes.size()),
-                                reply_memory);
+  outcome.reply =
+      AssembleReply(call.reply_header, call.reply_inline, call.offered,
+                    std::span<const MutableBytes>(call.results).first(call.offered.writes.size()), reply_memory);
   // A reply in the Reply chunk can be looked at only now that the chunk is fenced [5666bis:5.1.1#1].
   if (outcome.reply.base.size() < 4 || ByteReader(outcome.reply.base).U32() != call.xid) {
     ++stats_.malformed;
@@ -431,9 +431,12 @@ void Requester::LowerDeadline(const std::optional<Instant>& deadline) {
   if (deadline && (!next_deadline_ || *deadline < *next_deadline_)) next_deadline_ = deadline;
 }
 
-std::optional<Instant> Requester::Deadline() const { return next_deadline_; }
+std::optional<Instant> Requester::Deadline() const {
+  return next_deadline_;
+}
 
-// Looks at every call, but only about once per timeout: a deadline set is never later than the earliest at the last look.
+// Looks at every call, but only about once per timeout: a deadline set is never later than the earliest at the last
+// look.
 void Requester::OnDeadline(Instant now) {
   if (over_ || !next_deadline_ || now < *next_deadline_) return;
   next_deadline_.reset();

@@ -1,23 +1,24 @@
 // Requester: the calling end of an RPC-over-RDMA version 1 connection.
 //
-// draft-ietf-nfsv4-rfc5666bis-01 (RFC 8166). A call is planned when submitted, waits for a credit, is exposed, encoded and sent, and ends
-// when its reply is in *and* no steering tag of it is valid any more (fence before complete). Sends carry copies in the connection's own
-// buffers, so the memory of a call is referenced by steering tags alone.
+// draft-ietf-nfsv4-rfc5666bis-01 (RFC 8166). A call is planned when submitted, waits for a credit, is exposed, encoded
+// and sent, and ends when its reply is in *and* no steering tag of it is valid any more (fence before complete). Sends
+// carry copies in the connection's own buffers, so the memory of a call is referenced by steering tags alone.
 //
 //   Submit -> queued -> sent -> fencing -> outcome -> Release
 //                |        |        ^
 //                |        +--------+  reply, RDMA_ERROR, bad reply, Cancel
 //                +-------------------- Cancel, deadline
 //
-// What a hostile or broken responder may send: replies to nobody, twice, too short, malformed, with chunk lists that are not ours. Each is
-// counted, its Receive is posted again, and at most the one call it names ends with an error.
+// What a hostile or broken responder may send: replies to nobody, twice, too short, malformed, with chunk lists that
+// are not ours. Each is counted, its Receive is posted again, and at most the one call it names ends with an error.
 //
-// A call is sent at most once on a connection. When a sent call's deadline passes the connection ends, and with it every outstanding call:
-// its reply may still come and must not meet memory that is not the call's any more.
+// A call is sent at most once on a connection. When a sent call's deadline passes the connection ends, and with it
+// every outstanding call: its reply may still come and must not meet memory that is not the call's any more.
 //
 // Does not know RPC headers: a message is bytes, of which the first four are the XID that this class fills in.
 //
-// Sans-IO. Time enters as a parameter. After any command or handler the owner takes commands and outcomes until there are none.
+// Sans-IO. Time enters as a parameter. After any command or handler the owner takes commands and outcomes until there
+// are none.
 #pragma once
 
 #include <cstdint>
@@ -54,16 +55,16 @@ enum class SubmitRefusal : uint8_t {
 
 struct CallFailure {
   enum class Kind : uint8_t {
-    kNoCredit,        // its deadline passed before a credit was free: not sent
-    kTimedOut,        // its deadline passed after it was sent: the connection ends
+    kNoCredit,  // its deadline passed before a credit was free: not sent
+    kTimedOut,  // its deadline passed after it was sent: the connection ends
     kConnectionLost,
     kCancelled,
-    kClosed,          // Close() was called
-    kMemory,          // the device refused to register its memory: not sent
-    kErrVers,         // RDMA_ERROR: `versions` says which the responder speaks
-    kErrChunk,        // RDMA_ERROR
-    kBadHeader,       // `header` says how the reply's transport header is wrong
-    kBadChunks,       // `chunk` says how its chunk lists disagree with what was offered
+    kClosed,     // Close() was called
+    kMemory,     // the device refused to register its memory: not sent
+    kErrVers,    // RDMA_ERROR: `versions` says which the responder speaks
+    kErrChunk,   // RDMA_ERROR
+    kBadHeader,  // `header` says how the reply's transport header is wrong
+    kBadChunks,  // `chunk` says how its chunk lists disagree with what was offered
   };
   Kind kind = Kind::kConnectionLost;
   bool sent = false;  // the responder may have executed it
@@ -72,7 +73,8 @@ struct CallFailure {
   ChunkFault chunk = ChunkFault::kNoMessage;
 };
 
-// The end of a call. Views point into the receive buffer, the reply memory and the call's result memory; they are valid until Release().
+// The end of a call. Views point into the receive buffer, the reply memory and the call's result memory; they are valid
+// until Release().
 struct CallOutcome {
   CallId call = 0;
   uint64_t cookie = 0;
@@ -97,9 +99,9 @@ struct ExposedSegment {
 class Requester final : public ConnectionEngine {
  public:
   struct Config {
-    uint32_t credits = 64;      // at most receive.slots
+    uint32_t credits = 64;  // at most receive.slots
     uint32_t queued_max = 4096;
-    PlanLimits limits;          // send_inline at most send.slot_size
+    PlanLimits limits;  // send_inline at most send.slot_size
     ChunkListLimits list_limits;
     std::string name = "requester";
   };
@@ -118,13 +120,13 @@ class Requester final : public ConnectionEngine {
   void ReturnBuffer(std::vector<std::byte> buffer);
 
   struct CallSpec {
-    std::vector<std::byte> buffer;  // from TakeBuffer()
-    size_t message_size = 0;        // bytes of `buffer` that are the message without its eligible items
-    EligibleItems items;            // memory unchanged until the outcome
+    std::vector<std::byte> buffer;         // from TakeBuffer()
+    size_t message_size = 0;               // bytes of `buffer` that are the message without its eligible items
+    EligibleItems items;                   // memory unchanged until the outcome
     SmallVector<MutableBytes, 2> results;  // memory for eligible results, untouched by the caller until the outcome
-    uint64_t reply_base_max = 0;    // longest reply without its eligible results
+    uint64_t reply_base_max = 0;           // longest reply without its eligible results
     std::optional<Instant> deadline;
-    uint64_t cookie = 0;            // comes back in the outcome
+    uint64_t cookie = 0;  // comes back in the outcome
   };
   // The buffer comes back through the pool in any case.
   Result<CallId, SubmitRefusal> Submit(CallSpec&& spec, Instant now);
@@ -229,9 +231,9 @@ class Requester final : public ConnectionEngine {
   uint32_t posted_receives_ = 0;
   size_t outstanding_ = 0;
   std::optional<Instant> next_deadline_;
-  bool ending_ = false;   // Disconnect was emitted
-  bool closed_ = false;   // by Close()
-  bool over_ = false;     // OnDisconnected
+  bool ending_ = false;  // Disconnect was emitted
+  bool closed_ = false;  // by Close()
+  bool over_ = false;    // OnDisconnected
   ConnectionStats stats_;
 };
 

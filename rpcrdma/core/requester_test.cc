@@ -404,8 +404,10 @@ TEST_F(RequesterTest, ReplyThatChangesTheOfferedChunksEndsItsCall) {
     Take();
     return outcome && outcome->failure ? std::optional(outcome->failure->chunk) : std::nullopt;
   };
-  EXPECT_EQ(lie([](ChunkLists& lists) { lists.writes.mutable_chunk(0)[0].handle ^= 1; }), ChunkFault::kWriteListChanged);
-  EXPECT_EQ(lie([](ChunkLists& lists) { lists.writes.mutable_chunk(0)[0].offset += 4; }), ChunkFault::kWriteListChanged);
+  EXPECT_EQ(lie([](ChunkLists& lists) { lists.writes.mutable_chunk(0)[0].handle ^= 1; }),
+            ChunkFault::kWriteListChanged);
+  EXPECT_EQ(lie([](ChunkLists& lists) { lists.writes.mutable_chunk(0)[0].offset += 4; }),
+            ChunkFault::kWriteListChanged);
   EXPECT_EQ(lie([](ChunkLists& lists) { lists.writes.mutable_chunk(0)[0].length += 1; }), ChunkFault::kReturnedTooMuch);
   EXPECT_EQ(lie([](ChunkLists& lists) { lists.reads.push_back({}); }), ChunkFault::kUnexpectedReadList);
   EXPECT_TRUE(lie([](ChunkLists& lists) { lists.writes.AppendChunk({}); }).has_value());

@@ -88,8 +88,7 @@ void Responder::OnReceive(uint32_t slot, uint32_t length, std::optional<uint32_t
   // [5666bis:5.7.2#1] RDMA_DONE is dropped; an RDMA_ERROR answers a call we never made.
   const ConstBytes message = in.Rest();
   const bool is_message = header->chunks() != nullptr;
-  const std::optional<Prefix> prefix =
-      is_message && header->has_inline_message() ? PeekPrefix(message) : std::nullopt;
+  const std::optional<Prefix> prefix = is_message && header->has_inline_message() ? PeekPrefix(message) : std::nullopt;
   if (!is_message || (prefix && prefix->direction != kCall)) {
     ++stats_.ignored;
     Repost(slot);
@@ -140,7 +139,8 @@ void Responder::OnCall(uint32_t slot, HeaderV1&& header, ConstBytes message, Ins
   ServeWaiting(now);
 }
 
-// RDMA_ERROR, as soon as there is a buffer for it. It counts as a call not yet answered: its Receive is not posted either.
+// RDMA_ERROR, as soon as there is a buffer for it. It counts as a call not yet answered: its Receive is not posted
+// either.
 void Responder::Answer(uint32_t slot, std::optional<ErrVers> err_vers) {
   Call& call = calls_[slot];
   if (call.state == State::kPosted) ++unanswered_;
@@ -209,8 +209,8 @@ void Responder::PumpReads(Instant now) {
     if (!sink.registered && !sink.memory.empty()) {
       const std::optional<Registration> registration = memory_.Register(sink.memory, MemoryUse::kReadSink);
       if (!registration) {
-        // The device is out of what registering takes. No reply is possible but this one [5666bis:5.5#6]; Reads of earlier chunks may be
-        // in flight, so the connection cannot simply forget the sinks: it ends.
+        // The device is out of what registering takes. No reply is possible but this one [5666bis:5.5#6]; Reads of
+        // earlier chunks may be in flight, so the connection cannot simply forget the sinks: it ends.
         Trace(trace_, now, config_.name, "sink.refused", {{"xid", uint64_t{call.xid}}});
         Close(Disconnect::Why::kNoResources);
         return;
@@ -239,15 +239,14 @@ void Responder::OnReadDone(uint32_t tag, Instant now) {
   --call.reads_in_flight;
   --reads_in_flight_;
   if (over_) return;
-  if (call.state == State::kPulling && call.reads_in_flight == 0 &&
-      call.next_chunk == call.chunks.chunks.size()) {
+  if (call.state == State::kPulling && call.reads_in_flight == 0 && call.next_chunk == call.chunks.chunks.size()) {
     FenceSinks(tag, now);
   }
   PumpReads(now);
 }
 
-// The data is in. Before anybody looks at it, steering tags that reach it are invalidated: what a service has checked must not change under
-// it. (iWARP names the sink of a Read by a steering tag that the peer sees.)
+// The data is in. Before anybody looks at it, steering tags that reach it are invalidated: what a service has checked
+// must not change under it. (iWARP names the sink of a Read by a steering tag that the peer sees.)
 void Responder::FenceSinks(uint32_t slot, Instant now) {
   Call& call = calls_[slot];
   call.state = State::kFencingSinks;
@@ -399,8 +398,8 @@ void Responder::PumpReplies(Instant now) {
   }
 }
 
-// Writes, then the Receive, then the Send: when the reply is seen, its data is there, and so is the buffer for the call it
-// allows.
+// Writes, then the Receive, then the Send: when the reply is seen, its data is there, and so is the buffer for the call
+// it allows.
 void Responder::SendReply(uint32_t slot, uint32_t send_slot, Instant now) {
   Call& call = calls_[slot];
   InFlight& in_flight = in_flight_[send_slot];
@@ -441,8 +440,8 @@ void Responder::SendReply(uint32_t slot, uint32_t send_slot, Instant now) {
   commands_.push(send);
 }
 
-// Registers what the plan writes from and emits the Writes. False when the device refuses: then nothing was emitted but the return of what
-// had been registered.
+// Registers what the plan writes from and emits the Writes. False when the device refuses: then nothing was emitted but
+// the return of what had been registered.
 bool Responder::PostWrites(Call& call, InFlight& in_flight) {
   if (call.plan.writes.empty()) return true;
   const EncodedMessage message{ConstBytes(call.reply_buffer).first(call.reply_size), call.reply_items};

@@ -1,25 +1,30 @@
 // Responder: the answering end of an RPC-over-RDMA version 1 connection.
 //
-// draft-ietf-nfsv4-rfc5666bis-01 (RFC 8166). A call lives in the receive buffer it arrived in: the buffer's number is the call's. Its
-// header is decoded once and judged before anything acts on it; its Read chunks are pulled, at most `reads_max` at a time over all calls;
-// then it is handed out. The reply is planned when it is completed: Writes into the Write chunks and the Reply chunk, then the Send.
+// draft-ietf-nfsv4-rfc5666bis-01 (RFC 8166). A call lives in the receive buffer it arrived in: the buffer's number is
+// the call's. Its header is decoded once and judged before anything acts on it; its Read chunks are pulled, at most
+// `reads_max` at a time over all calls; then it is handed out. The reply is planned when it is completed: Writes into
+// the Write chunks and the Reply chunk, then the Send.
 //
-//   Receive -> waiting for memory -> pulling -> ready -> executing -> replying -> Send, and the Receive is posted again before it
+//   Receive -> waiting for memory -> pulling -> ready -> executing -> replying -> Send, and the Receive is posted again
+//   before it
 //      |                                                                ^
 //      +--> refused (ERR_VERS, ERR_CHUNK) ------------------------------+
 //      +--> dropped: the Receive is posted again at once
 //
-// Credits. Each grant is the number of receive buffers. A buffer is either posted or holds a call that is not answered, so
+// Credits. Each grant is the number of receive buffers. A buffer is either posted or holds a call that is not answered,
+// so
 //   Receives posted + calls not yet answered >= credits granted
-// whenever a reply becomes visible (ARCHITECTURE section 7). It also bounds the calls in progress, whatever the peer does.
+// whenever a reply becomes visible (ARCHITECTURE section 7). It also bounds the calls in progress, whatever the peer
+// does.
 //
-// What a call may cost: memory for its Read chunks comes from ConnectionMemory, which knows the peer's allowance; calls wait for it in
-// the order of their arrival.
+// What a call may cost: memory for its Read chunks comes from ConnectionMemory, which knows the peer's allowance; calls
+// wait for it in the order of their arrival.
 //
-// Does not know RPC headers, but for the XID, which must be the same in both headers, and the direction: messages that are not calls are
-// dropped.
+// Does not know RPC headers, but for the XID, which must be the same in both headers, and the direction: messages that
+// are not calls are dropped.
 //
-// Sans-IO. Time enters as a parameter. After any command or handler the owner takes commands and requests until there are none.
+// Sans-IO. Time enters as a parameter. After any command or handler the owner takes commands and requests until there
+// are none.
 #pragma once
 
 #include <cstdint>
@@ -67,8 +72,8 @@ class Responder final : public ConnectionEngine {
   // Posts the Receives.
   void Start();
 
-  // What TakeRequest() handed out. The stream and everything it refers to is valid until the request is completed, the connection lost or
-  // not.
+  // What TakeRequest() handed out. The stream and everything it refers to is valid until the request is completed, the
+  // connection lost or not.
   const ReducedStream& stream(RequestId id) const;
   uint32_t xid(RequestId id) const;
   // Room in the `i`-th Write chunk; nullopt when there is no such chunk.
@@ -82,8 +87,8 @@ class Responder final : public ConnectionEngine {
     EligibleItems items;
     std::shared_ptr<const void> memory;  // keeps the items' memory; let go when no operation uses it any more
   };
-  // Ends the request with a reply. On kMalformedShape (items that cannot stand in this message) nothing happened, and the request is still
-  // open; any other reason why the reply cannot travel becomes ERR_CHUNK [5666bis:5.5#6].
+  // Ends the request with a reply. On kMalformedShape (items that cannot stand in this message) nothing happened, and
+  // the request is still open; any other reason why the reply cannot travel becomes ERR_CHUNK [5666bis:5.5#6].
   Result<void, ReplyVerdict> Complete(RequestId id, ReplySpec&& reply, Instant now);
   // Ends the request with ERR_CHUNK.
   void Refuse(RequestId id, Instant now);
@@ -122,12 +127,12 @@ class Responder final : public ConnectionEngine {
   enum class State : uint8_t {
     kPosted,
     kWaitingForMemory,
-    kPulling,     // Reads are in flight or to be posted
+    kPulling,  // Reads are in flight or to be posted
     kFencingSinks,
     kReady,
-    kExecuting,   // handed out
-    kReplying,    // waits for a send buffer
-    kRefused,     // waits for a send buffer, for RDMA_ERROR
+    kExecuting,  // handed out
+    kReplying,   // waits for a send buffer
+    kRefused,    // waits for a send buffer, for RDMA_ERROR
   };
 
   struct Sink {
@@ -141,7 +146,7 @@ class Responder final : public ConnectionEngine {
     State state = State::kPosted;
     uint32_t generation = 0;
     uint32_t xid = 0;
-    ChunkLists offered;  // Write list and Reply chunk
+    ChunkLists offered;                  // Write list and Reply chunk
     std::optional<uint32_t> invalidate;  // a steering tag of this call
     ConstBytes inline_message;
     CallChunks chunks;

@@ -464,7 +464,8 @@ TEST_F(ResponderTest, RandomBytesNeverLoseAReceive) {
     EncodeHeaderV1(header, out);
     out.U32(7);
     out.U32(kCallWord);
-    for (uint64_t flips = prng.Below(5); flips > 0; --flips) bytes[prng.Below(80)] = static_cast<std::byte>(prng.Next());
+    for (uint64_t flips = prng.Below(5); flips > 0; --flips)
+      bytes[prng.Below(80)] = static_cast<std::byte>(prng.Next());
     ReceiveRaw(ConstBytes(bytes).first(prng.Below(bytes.size())));
     Taken taken = Take();
     while (!taken.reads.empty() || !taken.invalidates.empty() || !taken.sends.empty()) {

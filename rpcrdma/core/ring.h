@@ -1,5 +1,5 @@
-// Ring<T>: a first-in first-out queue in one block of memory. Grows by doubling and never shrinks, so a queue whose length is bounded by
-// what the connection allows stops allocating once it has seen its longest.
+// Ring<T>: a first-in first-out queue in one block of memory. Grows by doubling and never shrinks, so a queue whose
+// length is bounded by what the connection allows stops allocating once it has seen its longest.
 #pragma once
 
 #include <cstddef>

@@ -6,8 +6,8 @@
 namespace stagecoach::rpcrdma {
 
 struct ConnectionStats {
-  // Calls by how they travelled, counted when the message is sent (requester) or was received (responder). A call with both
-  // Read and Write chunks counts in both.
+  // Calls by how they travelled, counted when the message is sent (requester) or was received (responder). A call with
+  // both Read and Write chunks counts in both.
   uint64_t calls = 0;
   uint64_t calls_inline = 0;          // neither chunk nor special chunk in either direction
   uint64_t calls_by_read_chunk = 0;   // eligible arguments moved by RDMA Read
@@ -23,18 +23,18 @@ struct ConnectionStats {
 
   uint32_t credits_granted = 0;  // the latest grant seen (requester) or made (responder)
 
-  uint64_t registrations = 0;          // memory made reachable, or usable by the device, for one call
-  uint64_t invalidations_local = 0;    // undone by this end
-  uint64_t invalidations_remote = 0;   // undone by the peer's Send With Invalidate
+  uint64_t registrations = 0;         // memory made reachable, or usable by the device, for one call
+  uint64_t invalidations_local = 0;   // undone by this end
+  uint64_t invalidations_remote = 0;  // undone by the peer's Send With Invalidate
   uint64_t sends = 0;
   uint64_t receives = 0;
   uint64_t reads = 0;   // RDMA Read requests posted
   uint64_t writes = 0;  // RDMA Writes posted
 
   // A peer's mistakes, all survived.
-  uint64_t unknown_xids = 0;   // replies to no call of ours, or to one already answered
-  uint64_t malformed = 0;      // messages whose header or chunk lists were refused
-  uint64_t ignored = 0;        // RDMA_DONE and other messages that are dropped by rule
+  uint64_t unknown_xids = 0;  // replies to no call of ours, or to one already answered
+  uint64_t malformed = 0;     // messages whose header or chunk lists were refused
+  uint64_t ignored = 0;       // RDMA_DONE and other messages that are dropped by rule
 
   ConnectionStats& operator+=(const ConnectionStats& other) {
     calls += other.calls;

@@ -26,8 +26,8 @@ class SequentialXids final : public XidSource {
   uint32_t next_;
 };
 
-// XID -> index, for at most `capacity` entries: open addressing in one block, no allocation afterwards. The XIDs in it are
-// our own choice, so nobody can make it slow.
+// XID -> index, for at most `capacity` entries: open addressing in one block, no allocation afterwards. The XIDs in it
+// are our own choice, so nobody can make it slow.
 class XidTable {
  public:
   explicit XidTable(uint32_t capacity) : slots_(std::bit_ceil(size_t{capacity} * 2 + 2)) {}

@@ -10,7 +10,8 @@
 //
 // Time comes from the EventLoop; an asio::steady_timer would not stop in a simulation, so none is offered here.
 //
-// Threading: the executor may be used from any thread; functions run on the loop's. The context outlives what runs on it.
+// Threading: the executor may be used from any thread; functions run on the loop's. The context outlives what runs on
+// it.
 #pragma once
 
 #include <asio/execution.hpp>
@@ -70,6 +71,8 @@ class LoopContext::Executor {
   LoopContext* context_;
 };
 
-inline LoopContext::Executor LoopContext::get_executor() noexcept { return Executor(*this); }
+inline LoopContext::Executor LoopContext::get_executor() noexcept {
+  return Executor(*this);
+}
 
 }  // namespace stagecoach::rpcrdma

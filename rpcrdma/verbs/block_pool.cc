@@ -60,8 +60,7 @@ Block* BlockPool::Find(const void* address) {
 std::optional<uint32_t> BlockPool::LocalKey(Block* block) {
   if (!block->region) {
     if (domain_ == nullptr) return std::nullopt;
-    auto region =
-        verbs::RegisterMemory(domain_, block->storage.get(), block->capacity, IBV_ACCESS_LOCAL_WRITE);
+    auto region = verbs::RegisterMemory(domain_, block->storage.get(), block->capacity, IBV_ACCESS_LOCAL_WRITE);
     if (!region) return std::nullopt;
     block->region = std::move(*region);
     ++registrations_;

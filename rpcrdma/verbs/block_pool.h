@@ -1,10 +1,11 @@
 // BlockPool: the working memory of one server connection, counted against its client's allowance.
 //
-// Blocks come in powers of two and are kept for the next user, together with a registration for local use that is made at first need: a
-// result that is written from a block costs no registration of its own. Nothing here is reachable by the peer.
+// Blocks come in powers of two and are kept for the next user, together with a registration for local use that is made
+// at first need: a result that is written from a block costs no registration of its own. Nothing here is reachable by
+// the peer.
 //
-// The memory outlives the connection for as long as somebody holds a block; the registrations end with the protection domain
-// (DropRegistrations). Not thread-safe.
+// The memory outlives the connection for as long as somebody holds a block; the registrations end with the protection
+// domain (DropRegistrations). Not thread-safe.
 #pragma once
 
 #include <array>

@@ -34,8 +34,8 @@ verbs::VerbsResult<verbs::CmId> CmChannel::CreateId(CmHandler* handler) {
   return verbs::CreateCmId(channel_.get(), handler);
 }
 
-// There may be no event after all: destroying an id takes its events back, and that may happen between the loop's look at the descriptor
-// and this call.
+// There may be no event after all: destroying an id takes its events back, and that may happen between the loop's look
+// at the descriptor and this call.
 void CmChannel::OnReadable() {
   auto fetched = verbs::GetCmEvent(channel_.get());
   if (!fetched) return;
@@ -45,10 +45,11 @@ void CmChannel::OnReadable() {
   copy.responder_resources = event.param.conn.responder_resources;
   copy.initiator_depth = event.param.conn.initiator_depth;
   std::array<std::byte, 256> private_data;  // its length is a byte
-  copy.private_data = ConstBytes(private_data).first(
-      event.param.conn.private_data == nullptr
-          ? 0
-          : CopyBytes(private_data, AsBytes(event.param.conn.private_data, event.param.conn.private_data_len)));
+  copy.private_data = ConstBytes(private_data)
+                          .first(event.param.conn.private_data == nullptr
+                                     ? 0
+                                     : CopyBytes(private_data, AsBytes(event.param.conn.private_data,
+                                                                       event.param.conn.private_data_len)));
   const rdma_cm_id* owner = event.event == RDMA_CM_EVENT_CONNECT_REQUEST ? event.listen_id : event.id;
   auto* handler = static_cast<CmHandler*>(owner->context);
   fetched->Destroy();

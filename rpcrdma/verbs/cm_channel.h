@@ -1,5 +1,5 @@
-// CmChannel: an rdma_cm event channel on an EventLoop. Fetches one event each time the descriptor is readable, acknowledges it, and hands a
-// copy to the handler that is the id's context.
+// CmChannel: an rdma_cm event channel on an EventLoop. Fetches one event each time the descriptor is readable,
+// acknowledges it, and hands a copy to the handler that is the id's context.
 //
 // An event is acknowledged before it is handled, so a handler may destroy its id, or the channel's owner.
 #pragma once

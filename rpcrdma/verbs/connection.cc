@@ -23,7 +23,8 @@ constexpr Duration kAcceptTime = 10s;
 // rdma_cm wants a number for its own timers; ours is the one that counts.
 constexpr int kResolveTimeoutMs = 5000;
 constexpr uint8_t kRetryCount = 7;
-// Places on the send queue kept for requests of our own: one that tells when it is idle, one that tells when it has drained.
+// Places on the send queue kept for requests of our own: one that tells when it is idle, one that tells when it has
+// drained.
 constexpr uint32_t kMarkers = 2;
 
 VerbsResult<void> Status(int result, const char* call) {
@@ -53,7 +54,8 @@ int AccessOf(MemoryUse use, bool iwarp) {
     case MemoryUse::kWrittenByPeer:
       return IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
     case MemoryUse::kReadSink:
-      // On iWARP the response to a Read is a tagged message to the sink's steering tag: the sink must admit remote writes.
+      // On iWARP the response to a Read is a tagged message to the sink's steering tag: the sink must admit remote
+      // writes.
       return IBV_ACCESS_LOCAL_WRITE | (iwarp ? IBV_ACCESS_REMOTE_WRITE : 0);
     case MemoryUse::kWriteSource:
       return 0;
@@ -68,7 +70,9 @@ CloseCause CauseOf(const Disconnect& command) {
     case Disconnect::Why::kCallTimedOut:
       return {.kind = CloseCause::Kind::kTransport, .error = ETIMEDOUT, .text = "closed because a call timed out"};
     case Disconnect::Why::kNoResources:
-      return {.kind = CloseCause::Kind::kDevice, .error = ENOMEM, .text = "closed because the device could not register memory"};
+      return {.kind = CloseCause::Kind::kDevice,
+              .error = ENOMEM,
+              .text = "closed because the device could not register memory"};
   }
   return {.kind = CloseCause::Kind::kLocal, .text = "closed by this end"};
 }
@@ -168,8 +172,8 @@ VerbsResult<void> Connection::CreateResources() {
   channel_ = std::move(*channel);
   if (!MakeNonBlocking(channel_->fd)) return Err(VerbsError{.error = errno, .call = "fcntl"});
   const uint32_t send_requests = options_.send_slots + options_.other_requests + kMarkers;
-  auto queue = verbs::CreateCq(context, static_cast<int>(send_requests + options_.receive_slots), nullptr,
-                               channel_.get());
+  auto queue =
+      verbs::CreateCq(context, static_cast<int>(send_requests + options_.receive_slots), nullptr, channel_.get());
   if (!queue) return Err(queue.error());
   queue_ = std::move(*queue);
 
@@ -193,8 +197,7 @@ VerbsResult<void> Connection::CreateResources() {
 VerbsResult<void> Connection::CreateArena(uint32_t slots, std::vector<std::byte>* memory, verbs::MemoryRegion* region,
                                           BufferArena* arena) {
   memory->assign(size_t{slots} * options_.slot_size + kArenaTail, std::byte{});
-  auto registered =
-      verbs::RegisterMemory(domain_.get(), memory->data(), memory->size(), IBV_ACCESS_LOCAL_WRITE);
+  auto registered = verbs::RegisterMemory(domain_.get(), memory->data(), memory->size(), IBV_ACCESS_LOCAL_WRITE);
   if (!registered) return Err(registered.error());
   *region = std::move(*registered);
   *arena = {.memory = *memory, .slot_size = options_.slot_size, .slots = slots, .local_key = (*region)->lkey};
@@ -204,9 +207,8 @@ VerbsResult<void> Connection::CreateArena(uint32_t slots, std::vector<std::byte>
 VerbsResult<void> Connection::CheckWatch() {
   watch_ = loop_.WatchReadable(channel_->fd, [this] { OnChannelReadable(); });
   if (watch_ == 0) return Err(VerbsError{.error = errno, .call = "watch of the completion channel"});
-  poller_ = loop_.AddPoller({.poll = [this] { return Poll(); },
-                             .busy = [this] { return Busy(); },
-                             .arm = [this] { return Arm(); }});
+  poller_ = loop_.AddPoller(
+      {.poll = [this] { return Poll(); }, .busy = [this] { return Busy(); }, .arm = [this] { return Arm(); }});
   return {};
 }
 
@@ -267,7 +269,8 @@ void Connection::OnEstablishedEvent(const CmEvent& event) {
 }
 
 void Connection::OnPeerGone(const CmEvent& event) {
-  CloseCause cause{.kind = CloseCause::Kind::kPeer, .error = std::abs(event.status), .text = "peer closed the connection"};
+  CloseCause cause{
+      .kind = CloseCause::Kind::kPeer, .error = std::abs(event.status), .text = "peer closed the connection"};
   switch (event.type) {
     case RDMA_CM_EVENT_REJECTED:
     case RDMA_CM_EVENT_CONNECT_ERROR:
@@ -313,8 +316,8 @@ void Connection::OnPeerGone(const CmEvent& event) {
 // --- Completions ---
 
 bool Connection::Busy() const {
-  return state_ != State::kClosed && (options_.always_busy || state_ == State::kClosing ||
-                                      (engine_ != nullptr && engine_->Waiting()));
+  return state_ != State::kClosed &&
+         (options_.always_busy || state_ == State::kClosing || (engine_ != nullptr && engine_->Waiting()));
 }
 
 bool Connection::Poll() {
@@ -393,7 +396,8 @@ void Connection::FinishEntry(const SendEntry& entry) {
   }
 }
 
-// The queue pair is in the error state now. A flushed request only says that something else happened, most often that the peer is gone.
+// The queue pair is in the error state now. A flushed request only says that something else happened, most often that
+// the peer is gone.
 void Connection::OnFailedCompletion(const ibv_wc& completion) {
   if (state_ == State::kClosing) {
     EnterError();
@@ -480,8 +484,7 @@ bool Connection::Interpret(const Command& command) {
     return true;
   }
   const auto* invalidate = std::get_if<Invalidate>(&command);
-  if (invalidate != nullptr &&
-      (invalidate->by_peer || !exposed_[invalidate->registration - 1].window)) {
+  if (invalidate != nullptr && (invalidate->by_peer || !exposed_[invalidate->registration - 1].window)) {
     InvalidateNow(*invalidate);
     return true;
   }
@@ -489,9 +492,9 @@ bool Connection::Interpret(const Command& command) {
   if (ledger_.room() <= kMarkers || sends_ == kBatch || !binds_.empty() || state_ != State::kEstablished) return false;
   if (const auto* send = std::get_if<PostSend>(&command)) {
     const bool signaled = send->prompt || ++unsignaled_ >= options_.signal_interval;
-    ibv_send_wr& request = NextSend({.kind = SendEntry::Kind::kSend, .tag = send->slot},
-                                    ConstBytes(send_arena_.slot(send->slot)).first(send->length),
-                                    send_arena_.local_key, signaled);
+    ibv_send_wr& request =
+        NextSend({.kind = SendEntry::Kind::kSend, .tag = send->slot},
+                 ConstBytes(send_arena_.slot(send->slot)).first(send->length), send_arena_.local_key, signaled);
     request.opcode = send->invalidate ? IBV_WR_SEND_WITH_INV : IBV_WR_SEND;
     if (send->invalidate) request.invalidate_rkey = *send->invalidate;
   } else if (const auto* read = std::get_if<PostRead>(&command)) {
@@ -508,10 +511,9 @@ bool Connection::Interpret(const Command& command) {
     request.wr.rdma.remote_addr = write->target.offset;
     request.wr.rdma.rkey = write->target.handle;
   } else if (invalidate != nullptr) {
-    ibv_send_wr& request = NextSend({.kind = SendEntry::Kind::kLocalInvalidate,
-                                     .tag = invalidate->tag,
-                                     .registration = invalidate->registration},
-                                    {}, 0, true);
+    ibv_send_wr& request = NextSend(
+        {.kind = SendEntry::Kind::kLocalInvalidate, .tag = invalidate->tag, .registration = invalidate->registration},
+        {}, 0, true);
     request.opcode = IBV_WR_LOCAL_INV;
     request.invalidate_rkey = exposed_[invalidate->registration - 1].window_key;
   }
@@ -752,8 +754,8 @@ void Connection::BeginClosing(CloseCause cause) {
   drain_timer_ = loop_.At(loop_.Now() + kDrainTime, [this] { OnDrainTimer(); });
 }
 
-// Flushes what is posted. The marker completes after everything on the send queue, which requests that asked for no completion would
-// otherwise leave open.
+// Flushes what is posted. The marker completes after everything on the send queue, which requests that asked for no
+// completion would otherwise leave open.
 void Connection::EnterError() {
   if (std::exchange(in_error_state_, true) || !id_ || id_->qp == nullptr) return;
   ibv_qp_attr attributes = {};
@@ -832,6 +834,8 @@ void Connection::DestroyResources() {
   id_ = {};
 }
 
-std::string Connection::PeerAddress() const { return id_ ? FormatAddress(rdma_get_peer_addr(id_.get())) : std::string(); }
+std::string Connection::PeerAddress() const {
+  return id_ ? FormatAddress(rdma_get_peer_addr(id_.get())) : std::string();
+}
 
 }  // namespace stagecoach::rpcrdma::internal

@@ -1,21 +1,25 @@
-// Connection: one RPC-over-RDMA connection over the stock verbs and rdma_cm API, and the only interpreter of the engines' commands.
+// Connection: one RPC-over-RDMA connection over the stock verbs and rdma_cm API, and the only interpreter of the
+// engines' commands.
 //
-// Owns the rdma_cm id, a protection domain of its own (what is exposed here is reachable from this connection alone), one completion queue
-// with its channel, the queue pair, and the registered buffers for Sends and Receives. Drives one ConnectionEngine: completions and time
-// go in, commands come out and are posted, as many as possible with one doorbell.
+// Owns the rdma_cm id, a protection domain of its own (what is exposed here is reachable from this connection alone),
+// one completion queue with its channel, the queue pair, and the registered buffers for Sends and Receives. Drives one
+// ConnectionEngine: completions and time go in, commands come out and are posted, as many as possible with one
+// doorbell.
 //
 //   Connect: resolve address -> resolve route -> create resources -> connect -> established ------+
 //   Accept:                                      create resources -> accept -> established -------+-> closing -> closed
 //
-// Closing. Whoever starts it, the order is: rdma_disconnect; the queue pair to the error state; every work request completes (flushed);
-// the queue pair, registrations, completion queue and protection domain are destroyed; the engine is told OnDisconnected. A peer that
-// does not react cannot hold this up: a timer goes on without it, and destroying the queue pair ends every access anyway.
+// Closing. Whoever starts it, the order is: rdma_disconnect; the queue pair to the error state; every work request
+// completes (flushed); the queue pair, registrations, completion queue and protection domain are destroyed; the engine
+// is told OnDisconnected. A peer that does not react cannot hold this up: a timer goes on without it, and destroying
+// the queue pair ends every access anyway.
 //
-// Never blocks, but for what the device needs to create and destroy objects. Polls completions in batches: from the loop's poll phase, or
-// when the completion channel's descriptor becomes readable after arming.
+// Never blocks, but for what the device needs to create and destroy objects. Polls completions in batches: from the
+// loop's poll phase, or when the completion channel's descriptor becomes readable after arming.
 //
-// Memory windows: on request, and where the device has type 2B windows, memory is exposed by binding a window, ahead of the Send and in the
-// same post; then the peer may invalidate it with its reply. Otherwise by ibv_reg_mr with exactly the rights of its use.
+// Memory windows: on request, and where the device has type 2B windows, memory is exposed by binding a window, ahead of
+// the Send and in the same post; then the peer may invalidate it with its reply. Otherwise by ibv_reg_mr with exactly
+// the rights of its use.
 //
 // Not thread-safe: everything on the loop's thread.
 #pragma once
@@ -41,14 +45,14 @@ namespace stagecoach::rpcrdma::internal {
 // Why a connection was not made, or ended. `text` is a clause: "connection refused".
 struct CloseCause {
   enum class Kind : uint8_t {
-    kLocal,        // this end asked for it
-    kPeer,         // the peer disconnected, or died
+    kLocal,  // this end asked for it
+    kPeer,   // the peer disconnected, or died
     kRefused,
     kRejected,
     kUnreachable,
-    kTimedOut,     // connecting
-    kDevice,       // a verbs call failed
-    kTransport,    // a work request failed
+    kTimedOut,   // connecting
+    kDevice,     // a verbs call failed
+    kTransport,  // a work request failed
   };
   Kind kind = Kind::kLocal;
   int error = 0;  // errno, or 0
@@ -65,7 +69,8 @@ class ConnectionOwner {
   virtual void OnEstablished(ConstBytes private_data) = 0;
   // The engine may have outputs. Posts nothing itself: commands are taken afterwards.
   virtual void OnProgress() = 0;
-  // The connection is over, or was never made, and `cause` says why; the engine is told next, and its last outputs follow by OnProgress.
+  // The connection is over, or was never made, and `cause` says why; the engine is told next, and its last outputs
+  // follow by OnProgress.
   virtual void OnClosing(const CloseCause& cause) = 0;
   // The connection is over. Last call; memory is safe. The owner may destroy the Connection later, not now.
   virtual void OnClosed(const CloseCause& cause) = 0;
@@ -76,14 +81,15 @@ class Connection final : public CmHandler, public ConnectionMemory {
   struct Options {
     uint32_t receive_slots = 64;
     uint32_t send_slots = 96;
-    uint32_t slot_size = 4096;         // bytes, of both kinds
-    uint32_t other_requests = 64;      // room on the send queue beside one request for each send slot
-    uint32_t signal_interval = 16;     // at most this many Sends in a row without asking for a completion
-    uint8_t incoming_reads = 0;        // IRD
-    uint8_t outgoing_reads = 0;        // ORD
+    uint32_t slot_size = 4096;      // bytes, of both kinds
+    uint32_t other_requests = 64;   // room on the send queue beside one request for each send slot
+    uint32_t signal_interval = 16;  // at most this many Sends in a row without asking for a completion
+    uint8_t incoming_reads = 0;     // IRD
+    uint8_t outgoing_reads = 0;     // ORD
     bool memory_windows = false;
-    bool always_busy = false;          // poll in the poll phase even when nothing of ours is outstanding: a server expects calls
-    std::string name = "connection";   // in traces
+    bool always_busy =
+        false;  // poll in the poll phase even when nothing of ours is outstanding: a server expects calls
+    std::string name = "connection";  // in traces
   };
 
   Connection(EventLoop& loop, const Options& options, ConnectionOwner& owner, BlockPool* pool, TraceSink* trace);
@@ -93,8 +99,8 @@ class Connection final : public CmHandler, public ConnectionMemory {
   // Client side. OnClosed tells of failure, from the loop.
   void Connect(CmChannel& channel, const sockaddr* address, Duration timeout);
 
-  // Server side: takes an id that came with CONNECT_REQUEST. Creates the resources; then the owner attaches an engine and calls Accept.
-  // On error the id is rejected and gone.
+  // Server side: takes an id that came with CONNECT_REQUEST. Creates the resources; then the owner attaches an engine
+  // and calls Accept. On error the id is rejected and gone.
   verbs::VerbsResult<void> Adopt(verbs::CmId id, const CmEvent& request);
   verbs::VerbsResult<void> Accept(ConstBytes private_data);
 
@@ -105,7 +111,8 @@ class Connection final : public CmHandler, public ConnectionMemory {
 
   // Ends the connection; OnClosed follows. Gracefully: after what is posted has been handed over.
   void Close(bool gracefully, CloseCause cause);
-  // Ends the connection before this returns: no memory is reachable or used any more, the engine has been told, OnClosed is not called.
+  // Ends the connection before this returns: no memory is reachable or used any more, the engine has been told,
+  // OnClosed is not called.
   void CloseNow();
 
   // --- What the device offers; after resources exist ---

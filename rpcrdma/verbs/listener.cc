@@ -7,8 +7,8 @@
 
 namespace stagecoach::rpcrdma::internal {
 
-verbs::VerbsResult<std::unique_ptr<Listener>> Listener::Listen(CmChannel& channel, const sockaddr* address,
-                                                               int backlog, OnRequest on_request) {
+verbs::VerbsResult<std::unique_ptr<Listener>> Listener::Listen(CmChannel& channel, const sockaddr* address, int backlog,
+                                                               OnRequest on_request) {
   std::unique_ptr<Listener> listener(new Listener(std::move(on_request)));
   auto id = channel.CreateId(listener.get());
   if (!id) return Err(id.error());
@@ -23,7 +23,9 @@ verbs::VerbsResult<std::unique_ptr<Listener>> Listener::Listen(CmChannel& channe
   return listener;
 }
 
-uint16_t Listener::port() const { return ntohs(rdma_get_src_port(id_.get())); }
+uint16_t Listener::port() const {
+  return ntohs(rdma_get_src_port(id_.get()));
+}
 
 void Listener::OnCmEvent(const CmEvent& event) {
   if (event.type == RDMA_CM_EVENT_CONNECT_REQUEST) on_request_(verbs::CmId(event.id), event);

@@ -1,7 +1,7 @@
 // SendLedger: which work requests are on the send queue, in order.
 //
-// Most are posted without asking for a completion. Completions of a queue come in the order of its work requests, so one that does come
-// reports all before it as well. wr_id of a send queue work request is its sequence number here.
+// Most are posted without asking for a completion. Completions of a queue come in the order of its work requests, so
+// one that does come reports all before it as well. wr_id of a send queue work request is its sequence number here.
 #pragma once
 
 #include <cstdint>

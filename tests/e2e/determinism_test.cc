@@ -57,11 +57,12 @@ History RunWorkload(uint64_t seed) {
       CallOptions options;
       options.result_buffers = {sink};
       Client& caller = prng.OneIn(4) ? *fleeting : client;
-      caller.Call({kProgram, 3, kEcho}, [&](XdrWriter& args) { args.EligibleOpaque(ConstBytes(data).first(size)); },
-                  options, [&](Result<Reply, CallError> result) {
-                    ++over;
-                    history.answered += result.has_value() ? 1 : 0;
-                  });
+      caller.Call(
+          {kProgram, 3, kEcho}, [&](XdrWriter& args) { args.EligibleOpaque(ConstBytes(data).first(size)); }, options,
+          [&](Result<Reply, CallError> result) {
+            ++over;
+            history.answered += result.has_value() ? 1 : 0;
+          });
     }
     EXPECT_TRUE(setting->Until([&] { return over >= 20; }));
     fleeting.reset();
@@ -87,7 +88,9 @@ TEST(Determinism, SameSeedSameTrace) {
   }
 }
 
-TEST(Determinism, OtherSeedOtherTrace) { EXPECT_NE(RunWorkload(1).hash, RunWorkload(2).hash); }
+TEST(Determinism, OtherSeedOtherTrace) {
+  EXPECT_NE(RunWorkload(1).hash, RunWorkload(2).hash);
+}
 
 }  // namespace
 }  // namespace stagecoach::e2e

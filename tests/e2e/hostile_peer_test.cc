@@ -47,9 +47,8 @@ class RawEngine final : public ConnectionEngine {
     if (free_.empty()) return;
     const uint32_t slot = free_.front();
     free_.pop_front();
-    commands_.push_back(PostSend{.slot = slot,
-                                 .length = static_cast<uint32_t>(CopyBytes(send_.slot(slot), bytes)),
-                                 .prompt = true});
+    commands_.push_back(
+        PostSend{.slot = slot, .length = static_cast<uint32_t>(CopyBytes(send_.slot(slot), bytes)), .prompt = true});
   }
   void Give(const Command& command) { commands_.push_back(command); }
 
@@ -87,7 +86,8 @@ class RawEngine final : public ConnectionEngine {
 class RawPeer final : public ConnectionOwner {
  public:
   explicit RawPeer(EventLoop& loop)
-      : loop_(loop), connection_(loop, {.receive_slots = 64, .incoming_reads = 4, .name = "raw"}, *this, nullptr, nullptr) {}
+      : loop_(loop),
+        connection_(loop, {.receive_slots = 64, .incoming_reads = 4, .name = "raw"}, *this, nullptr, nullptr) {}
   ~RawPeer() override {
     connection_.CloseNow();
     listener_.reset();
@@ -164,7 +164,9 @@ std::vector<std::byte> Words(std::initializer_list<uint32_t> words) {
 }
 
 // A NULL call of the test program.
-std::vector<std::byte> NullCall(uint32_t xid) { return Words({xid, 0, 2, kProgram, 3, kNull, 0, 0, 0, 0}); }
+std::vector<std::byte> NullCall(uint32_t xid) {
+  return Words({xid, 0, 2, kProgram, 3, kNull, 0, 0, 0, 0});
+}
 
 class HostilePeerTest : public ::testing::Test {
  protected:
@@ -204,7 +206,9 @@ class HostilePeerTest : public ::testing::Test {
     std::optional<bool> answered;
     client.Connect(setting_->server_host(), server_->port(), [&](Result<void, CallError> connected) {
       ASSERT_TRUE(connected.has_value()) << connected.error().ToString();
-      client.Call({kProgram, 3, kNull}, [](XdrWriter&) {}, {}, [&](Result<Reply, CallError> reply) { answered = reply.has_value(); });
+      client.Call(
+          {kProgram, 3, kNull}, [](XdrWriter&) {}, {},
+          [&](Result<Reply, CallError> reply) { answered = reply.has_value(); });
     });
     EXPECT_TRUE(setting_->Until([&] { return answered.has_value(); }));
     EXPECT_TRUE(answered.value_or(false));
@@ -225,14 +229,16 @@ class HostilePeerTest : public ::testing::Test {
     setting_->ActAsClient();
     client_.emplace(setting_->loop(), ClientOptions{.first_xid = 5});
     std::optional<bool> connected;
-    client_->Connect(setting_->server_host(), port, [&](Result<void, CallError> result) { connected = result.has_value(); });
+    client_->Connect(setting_->server_host(), port,
+                     [&](Result<void, CallError> result) { connected = result.has_value(); });
     ASSERT_TRUE(setting_->Until([&] { return connected.has_value(); }));
     ASSERT_TRUE(*connected);
   }
   CallError CallLyingServer(CallOptions options = {}) {
     std::optional<Result<Reply, CallError>> result;
-    client_->Call({kProgram, 3, kNull}, [](XdrWriter&) {}, options,
-                  [&](Result<Reply, CallError> outcome) { result.emplace(std::move(outcome)); });
+    client_->Call(
+        {kProgram, 3, kNull}, [](XdrWriter&) {}, options,
+        [&](Result<Reply, CallError> outcome) { result.emplace(std::move(outcome)); });
     EXPECT_TRUE(setting_->Until([&] { return result.has_value(); }));
     EXPECT_FALSE(!result || result->has_value());
     return result && !result->has_value() ? result->error() : CallError{};
@@ -274,8 +280,10 @@ TEST_F(HostilePeerTest, ServerSurvivesAnyMessage) {
   for (int connection = 0; connection < 4; ++connection) {
     ConnectPeer();
     for (int i = 0; i < 300 && !peer_->closed; ++i) {
-      auto bytes = Encode({.xid = static_cast<uint32_t>(i), .credits = 1, .body = RdmaMsg{}}, NullCall(static_cast<uint32_t>(i)));
-      for (uint64_t flips = prng.Below(6); flips > 0; --flips) bytes[prng.Below(bytes.size())] = static_cast<std::byte>(prng.Next());
+      auto bytes = Encode({.xid = static_cast<uint32_t>(i), .credits = 1, .body = RdmaMsg{}},
+                          NullCall(static_cast<uint32_t>(i)));
+      for (uint64_t flips = prng.Below(6); flips > 0; --flips)
+        bytes[prng.Below(bytes.size())] = static_cast<std::byte>(prng.Next());
       bytes.resize(prng.OneIn(3) ? prng.Below(bytes.size()) : bytes.size());
       peer_->Send(bytes);
       // Within the credits, or there would be no Receive.
@@ -315,7 +323,8 @@ TEST_F(HostilePeerTest, CallsBeyondTheCreditsEndThatConnectionOnly) {
   StartServer({.credits = 2});
   ConnectPeer();
   for (uint32_t xid = 1; xid <= 30; ++xid) {
-    peer_->Send(Encode({.xid = xid, .credits = 1, .body = RdmaMsg{}}, Words({xid, 0, 2, kProgram, 3, kHold, 0, 0, 0, 0, xid})));
+    peer_->Send(
+        Encode({.xid = xid, .credits = 1, .body = RdmaMsg{}}, Words({xid, 0, 2, kProgram, 3, kHold, 0, 0, 0, 0, xid})));
   }
   ASSERT_TRUE(setting_->Until([&] { return peer_->closed.has_value(); }));
   ASSERT_TRUE(setting_->Until([&] { return service_.clients == 0; }));
@@ -384,9 +393,8 @@ TEST_F(HostilePeerTest, ServerThatReadsMemoryItWasNotGivenLosesItsClient) {
 }
 
 TEST_F(HostilePeerTest, ServerThatClosesInsteadOfAnswering) {
-  StartLyingServer([](RawPeer& peer, const HeaderV1&) {
-    peer.connection().Close(/*gracefully=*/false, {.text = "enough"});
-  });
+  StartLyingServer(
+      [](RawPeer& peer, const HeaderV1&) { peer.connection().Close(/*gracefully=*/false, {.text = "enough"}); });
   const CallError error = CallLyingServer();
   EXPECT_EQ(error.kind, CallError::Kind::kConnectionLost);
   EXPECT_NE(error.ToString().find("while 1 call was outstanding"), std::string::npos) << error.ToString();
@@ -394,7 +402,8 @@ TEST_F(HostilePeerTest, ServerThatClosesInsteadOfAnswering) {
 
 TEST_F(HostilePeerTest, MoreRepliesThanReceivesEndTheConnection) {
   StartLyingServer([](RawPeer& peer, const HeaderV1& call) {
-    for (int i = 0; i < 96; ++i) peer.Send(Encode({.xid = call.xid + 1 + i, .credits = 1, .body = RdmaMsg{}}, Words({1, 1})));
+    for (int i = 0; i < 96; ++i)
+      peer.Send(Encode({.xid = call.xid + 1 + i, .credits = 1, .body = RdmaMsg{}}, Words({1, 1})));
   });
   // Either all were taken, one by one, or the flood met no Receive: the call ends with an error in both cases.
   const CallError error = CallLyingServer({.timeout = 500ms});

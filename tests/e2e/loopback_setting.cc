@@ -23,6 +23,8 @@ class LoopbackSetting final : public Setting {
 
 }  // namespace
 
-std::unique_ptr<Setting> MakeSetting(uint64_t, TraceSink*) { return std::make_unique<LoopbackSetting>(); }
+std::unique_ptr<Setting> MakeSetting(uint64_t, TraceSink*) {
+  return std::make_unique<LoopbackSetting>();
+}
 
 }  // namespace stagecoach::e2e

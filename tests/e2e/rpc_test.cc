@@ -33,7 +33,9 @@ using rpcrdma::XdrWriter;
 
 using Outcome = Result<Reply, CallError>;
 
-ProcedureId Id(Procedure procedure) { return {kProgram, 3, procedure}; }
+ProcedureId Id(Procedure procedure) {
+  return {kProgram, 3, procedure};
+}
 
 class RpcTest : public ::testing::Test {
  protected:
@@ -61,7 +63,8 @@ class RpcTest : public ::testing::Test {
   Result<void, CallError> ConnectTo(Client& client, uint16_t port) {
     setting_->ActAsClient();
     std::optional<Result<void, CallError>> result;
-    client.Connect(setting_->server_host(), port, [&](Result<void, CallError> connected) { result = std::move(connected); });
+    client.Connect(setting_->server_host(), port,
+                   [&](Result<void, CallError> connected) { result = std::move(connected); });
     EXPECT_FALSE(result.has_value()) << "a handler ran inside the call that started it";
     EXPECT_TRUE(setting_->Until([&] { return result.has_value(); })) << "connecting hangs";
     return result.value_or(Result<void, CallError>());
@@ -85,7 +88,8 @@ class RpcTest : public ::testing::Test {
   }
 
   // Runs one call to its end.
-  Outcome Call(Procedure procedure, Client::ArgsWriter args = [](XdrWriter&) {}, const CallOptions& options = {}) {
+  Outcome Call(
+      Procedure procedure, Client::ArgsWriter args = [](XdrWriter&) {}, const CallOptions& options = {}) {
     return CallAs(Id(procedure), args, options);
   }
   Outcome CallAs(const ProcedureId& procedure, Client::ArgsWriter args, const CallOptions& options) {
@@ -103,7 +107,8 @@ class RpcTest : public ::testing::Test {
     std::vector<std::byte> sink(room);
     CallOptions options;
     options.result_buffers = {sink};
-    const Outcome outcome = Call(kEcho, [&](XdrWriter& args) { args.EligibleOpaque(data); }, options);
+    const Outcome outcome = Call(
+        kEcho, [&](XdrWriter& args) { args.EligibleOpaque(data); }, options);
     ASSERT_TRUE(outcome.has_value()) << outcome.error().ToString();
     XdrReader results = outcome->results();
     const ConstBytes result = outcome->Settle(results.EligibleOpaque("data", kDataMax), 0);
@@ -114,8 +119,9 @@ class RpcTest : public ::testing::Test {
   }
 
   void AsyncHold(uint32_t number, std::map<uint32_t, Outcome>* outcomes, CallOptions options = {}) {
-    ids_[number] = client_->Call(Id(kHold), [&](XdrWriter& args) { args.U32(number); }, options,
-                                 [number, outcomes](Outcome outcome) { outcomes->emplace(number, std::move(outcome)); });
+    ids_[number] = client_->Call(
+        Id(kHold), [&](XdrWriter& args) { args.U32(number); }, options,
+        [number, outcomes](Outcome outcome) { outcomes->emplace(number, std::move(outcome)); });
   }
 
   std::unique_ptr<Setting> setting_;
@@ -170,7 +176,8 @@ TEST_F(RpcTest, ResultsTravelByWriteChunkIntoTheCallersBuffer) {
   std::vector<std::byte> sink(1 << 20);
   CallOptions options;
   options.result_buffers = {sink};
-  const Outcome outcome = Call(kSource, [](XdrWriter& args) { args.U32(900001); }, options);
+  const Outcome outcome = Call(
+      kSource, [](XdrWriter& args) { args.U32(900001); }, options);
   ASSERT_TRUE(outcome.has_value()) << outcome.error().ToString();
   XdrReader results = outcome->results();
   EXPECT_EQ(results.EligibleOpaque("data", kDataMax).data(), sink.data());
@@ -213,7 +220,11 @@ TEST_F(RpcTest, ReplyThatFitsNowhereIsAnErrorAndTheConnectionStays) {
   std::vector<std::byte> small(5000);
   CallOptions options;
   options.result_buffers = {small};
-  EXPECT_EQ(Call(kSource, [](XdrWriter& args) { args.U32(5001); }, options).error().kind, CallError::Kind::kTransport);
+  EXPECT_EQ(Call(
+                kSource, [](XdrWriter& args) { args.U32(5001); }, options)
+                .error()
+                .kind,
+            CallError::Kind::kTransport);
   EXPECT_TRUE(Call(kNull).has_value());
 }
 
@@ -225,10 +236,12 @@ TEST_F(RpcTest, ManyCallsWaitTheirTurnUnderFewCredits) {
   for (auto& sink : sinks) {
     CallOptions options;
     options.result_buffers = {sink};
-    client_->Call(Id(kEcho), [&](XdrWriter& args) { args.EligibleOpaque(data); }, options, [&](Outcome outcome) {
-      EXPECT_TRUE(outcome.has_value());
-      ++answered;
-    });
+    client_->Call(
+        Id(kEcho), [&](XdrWriter& args) { args.EligibleOpaque(data); }, options,
+        [&](Outcome outcome) {
+          EXPECT_TRUE(outcome.has_value());
+          ++answered;
+        });
   }
   EXPECT_EQ(client_->outstanding(), 150u);
   ASSERT_TRUE(setting_->Until([&] { return answered == 150; }));
@@ -241,10 +254,12 @@ TEST_F(RpcTest, BigCallsShareTheMemoryAClientMayHave) {
   size_t answered = 0;
   const auto data = Pattern(1 << 20);
   for (int i = 0; i < 20; ++i) {
-    client_->Call(Id(kSize), [&](XdrWriter& args) { args.EligibleOpaque(data); }, {}, [&](Outcome outcome) {
-      EXPECT_TRUE(outcome.has_value());
-      ++answered;
-    });
+    client_->Call(
+        Id(kSize), [&](XdrWriter& args) { args.EligibleOpaque(data); }, {},
+        [&](Outcome outcome) {
+          EXPECT_TRUE(outcome.has_value());
+          ++answered;
+        });
   }
   ASSERT_TRUE(setting_->Until([&] { return answered == 20; }));
   const auto too_much = Pattern((1 << 20) + 1);
@@ -368,7 +383,8 @@ TEST_F(RpcTest, ServerSeesItsClientGo) {
   AsyncHold(1, &outcomes);
   ASSERT_TRUE(setting_->Until([&] { return service_.held.size() == 1; }));
   std::string why;
-  server_->OnClientGone([&](const std::string&, const std::string& reason, const rpcrdma::ConnectionStats&) { why = reason; });
+  server_->OnClientGone(
+      [&](const std::string&, const std::string& reason, const rpcrdma::ConnectionStats&) { why = reason; });
   client_.reset();
   ASSERT_TRUE(setting_->Until([&] { return service_.clients == 0; }));
   EXPECT_EQ(why, "peer closed the connection");
@@ -386,8 +402,9 @@ TEST_F(RpcTest, ClientDestroyedWithCallsOutstanding) {
   options.result_buffers = {MutableBytes(*sink)};
   for (uint32_t number : {1, 2, 3}) AsyncHold(number, &outcomes);
   for (uint32_t number : {4, 5}) {
-    client_->Call(Id(kEcho), [&](XdrWriter& args) { args.EligibleOpaque(*data); }, options,
-                  [number, &outcomes](Outcome outcome) { outcomes.emplace(number, std::move(outcome)); });
+    client_->Call(
+        Id(kEcho), [&](XdrWriter& args) { args.EligibleOpaque(*data); }, options,
+        [number, &outcomes](Outcome outcome) { outcomes.emplace(number, std::move(outcome)); });
   }
   ASSERT_TRUE(setting_->Until([&] { return service_.held.size() == 3; }));
   client_.reset();
@@ -403,10 +420,12 @@ TEST_F(RpcTest, ClientDestroyedInAHandlerOfItsOwn) {
   Start();
   int handlers = 0;
   for (int i = 0; i < 5; ++i) {
-    client_->Call(Id(kNull), [](XdrWriter&) {}, {}, [&](Outcome) {
-      ++handlers;
-      client_.reset();
-    });
+    client_->Call(
+        Id(kNull), [](XdrWriter&) {}, {},
+        [&](Outcome) {
+          ++handlers;
+          client_.reset();
+        });
   }
   ASSERT_TRUE(setting_->Until([&] { return handlers == 5; }));
   ASSERT_TRUE(setting_->Until([&] { return service_.clients == 0; }));
@@ -416,10 +435,12 @@ TEST_F(RpcTest, CallsMadeInHandlersAreSent) {
   Start();
   int left = 50;
   std::function<void()> next = [&] {
-    client_->Call(Id(kNull), [](XdrWriter&) {}, {}, [&](Outcome outcome) {
-      ASSERT_TRUE(outcome.has_value());
-      if (--left > 0) next();
-    });
+    client_->Call(
+        Id(kNull), [](XdrWriter&) {}, {},
+        [&](Outcome outcome) {
+          ASSERT_TRUE(outcome.has_value());
+          if (--left > 0) next();
+        });
   };
   next();
   ASSERT_TRUE(setting_->Until([&] { return left == 0; }));
@@ -460,7 +481,9 @@ TEST_F(RpcTest, CallWithMemoryCancelledInAHandlerEndsAtOnce) {
   // No deadline that would look after the call later.
   CallOptions patient;
   patient.timeout = Duration(0);
-  ASSERT_TRUE(Call(kNull, [](XdrWriter&) {}, patient).has_value());
+  ASSERT_TRUE(Call(
+                  kNull, [](XdrWriter&) {}, patient)
+                  .has_value());
   std::map<uint32_t, Outcome> outcomes;
   std::vector<std::byte> sink(100000);
   CallOptions with_memory = patient;
@@ -468,10 +491,12 @@ TEST_F(RpcTest, CallWithMemoryCancelledInAHandlerEndsAtOnce) {
   AsyncHold(1, &outcomes, with_memory);
   ASSERT_TRUE(setting_->Until([&] { return service_.held.size() == 1; }));
   EXPECT_EQ(client_->stats().registrations, 1u);
-  client_->Call(Id(kNull), [](XdrWriter&) {}, patient, [&](Outcome outcome) {
-    EXPECT_TRUE(outcome.has_value());
-    client_->Cancel(ids_.at(1));
-  });
+  client_->Call(
+      Id(kNull), [](XdrWriter&) {}, patient,
+      [&](Outcome outcome) {
+        EXPECT_TRUE(outcome.has_value());
+        client_->Cancel(ids_.at(1));
+      });
   ASSERT_TRUE(setting_->Until([&] { return outcomes.size() == 1; }));
   ASSERT_FALSE(outcomes.at(1).has_value());
   EXPECT_EQ(outcomes.at(1).error().kind, CallError::Kind::kCancelled);
@@ -554,10 +579,12 @@ TEST_F(RpcTest, SeveralClientsAreServedAtOnce) {
   }
   for (int round = 0; round < 10; ++round) {
     for (auto& client : clients) {
-      client->Call(Id(kSize), [&](XdrWriter& args) { args.EligibleOpaque(data); }, {}, [&](Outcome outcome) {
-        EXPECT_TRUE(outcome.has_value());
-        ++answered;
-      });
+      client->Call(
+          Id(kSize), [&](XdrWriter& args) { args.EligibleOpaque(data); }, {},
+          [&](Outcome outcome) {
+            EXPECT_TRUE(outcome.has_value());
+            ++answered;
+          });
     }
   }
   ASSERT_TRUE(setting_->Until([&] { return answered == 80; }));
@@ -605,7 +632,8 @@ TEST_F(RpcTest, CoroutinesAwaitCalls) {
 
 TEST_F(RpcTest, FuturesHoldReplies) {
   Start();
-  std::future<Outcome> future = client_->AsyncCall(Id(kNull), [](XdrWriter&) {}, {}, asio::use_future);
+  std::future<Outcome> future = client_->AsyncCall(
+      Id(kNull), [](XdrWriter&) {}, {}, asio::use_future);
   ASSERT_TRUE(setting_->Until([&] { return future.wait_for(std::chrono::seconds(0)) == std::future_status::ready; }));
   EXPECT_TRUE(future.get().has_value());
 }

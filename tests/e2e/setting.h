@@ -1,5 +1,5 @@
-// Where an end-to-end test takes place: a client host and a server host on one event loop, over loopback TCP (or the system's RDMA
-// device), or in virtual time.
+// Where an end-to-end test takes place: a client host and a server host on one event loop, over loopback TCP (or the
+// system's RDMA device), or in virtual time.
 #pragma once
 
 #include <functional>
