@@ -20,6 +20,16 @@ class CombiningLock {
   // True: the caller holds the lock and must serve with Leave(). False: the holder will.
   bool Request(uint32_t bits) { return (word_.fetch_or(bits | kLocked, std::memory_order_seq_cst) & kLocked) == 0; }
 
+  // As Request when the lock is free; otherwise leaves no trace. For who comes back anyway: a poller that set its bit again and again
+  // would keep the holder serving for ever.
+  bool TryRequest(uint32_t bits) {
+    uint32_t seen = word_.load(std::memory_order_relaxed);
+    while ((seen & kLocked) == 0) {
+      if (word_.compare_exchange_weak(seen, seen | bits | kLocked, std::memory_order_seq_cst)) return true;
+    }
+    return false;
+  }
+
   // Takes the lock if it is free.
   bool TryEnter() { return Request(0); }
 

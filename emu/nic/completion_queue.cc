@@ -102,29 +102,41 @@ void CompletionQueue::DriveActive() {
 
 bool CompletionQueue::Watch(PolledConnection* connection) {
   const int fd = connection->PollDescriptor();
-  if (fd < 0) return false;
+  if (fd < 0 || connection->Unfinished()) return false;
   if (poll_set_ < 0) poll_set_ = epoll_create1(EPOLL_CLOEXEC);
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.ptr = connection;
   if (poll_set_ < 0 || epoll_ctl(poll_set_, EPOLL_CTL_ADD, fd, &event) != 0) return false;
-  ++watched_;
+  watched_.push_back(connection);
   return true;
 }
 
 void CompletionQueue::DriveWatched() {
-  if (watched_ == 0 || polls_until_watch_-- > 0) return;
+  if (watched_.empty() || polls_until_watch_-- > 0) return;
   polls_until_watch_ = kPollsPerWatch;
+  // One that was idle has been posted to since, and its stream is full: nothing need ever arrive on it.
+  for (size_t i = 0; i < watched_.size();) {
+    if (watched_[i]->Unfinished()) {
+      Unwatch(watched_[i]);
+    } else {
+      ++i;
+    }
+  }
   std::array<epoll_event, 32> events;
   const int count = epoll_wait(poll_set_, events.data(), static_cast<int>(events.size()), 0);
   for (int i = 0; i < count; ++i) {
     // Detach takes connections out under drive_mutex_, so what is in the set is alive.
     auto* const connection = static_cast<PolledConnection*>(events[static_cast<size_t>(i)].data.ptr);
-    epoll_ctl(poll_set_, EPOLL_CTL_DEL, connection->PollDescriptor(), nullptr);
-    --watched_;
-    active_.push_back({connection, 0});
-    connection->Drive();
+    Unwatch(connection);
   }
+}
+
+void CompletionQueue::Unwatch(PolledConnection* connection) {
+  epoll_ctl(poll_set_, EPOLL_CTL_DEL, connection->PollDescriptor(), nullptr);
+  std::erase(watched_, connection);
+  active_.push_back({connection, 0});
+  connection->Drive();
 }
 
 void CompletionQueue::RequestNotify(bool solicited_only) {
@@ -210,7 +222,8 @@ void CompletionQueue::Detach(PolledConnection* connection) {
     return;
   }
   const int fd = connection->PollDescriptor();
-  if (fd >= 0 && poll_set_ >= 0 && epoll_ctl(poll_set_, EPOLL_CTL_DEL, fd, nullptr) == 0) --watched_;
+  if (fd >= 0 && poll_set_ >= 0) epoll_ctl(poll_set_, EPOLL_CTL_DEL, fd, nullptr);
+  std::erase(watched_, connection);
 }
 
 }  // namespace stagecoach::emu

@@ -32,6 +32,9 @@ class PolledConnection {
   virtual bool Drive() = 0;
   // A descriptor that is readable when Drive() would find something, or -1.
   virtual int PollDescriptor() const = 0;
+  // True while it has something to send that waits for the stream or for its turn: readability of the descriptor then tells too little,
+  // and it must be driven.
+  virtual bool Unfinished() const = 0;
 };
 
 class CompletionQueue {
@@ -104,6 +107,7 @@ class CompletionQueue {
   void DriveActive();
   void DriveWatched();
   bool Watch(PolledConnection* connection);
+  void Unwatch(PolledConnection* connection);
 
   Fabric& fabric_;
   NicLoop* const loop_;
@@ -129,7 +133,7 @@ class CompletionQueue {
 
   std::mutex drive_mutex_;
   std::vector<Active> active_;  // guarded by drive_mutex_, as all of this block
-  size_t watched_ = 0;          // connections idle for a while: in poll_set_ instead of active_
+  std::vector<PolledConnection*> watched_;  // idle for a while: in poll_set_ instead of active_
   int poll_set_ = -1;           // epoll descriptor
   uint32_t polls_until_watch_ = 0;
 

@@ -352,6 +352,7 @@ void Connection::RefreshDeadline() {
 }
 
 void Connection::EnsureWake(uint32_t requests) {
+  qp_.SetUnfinished(phase_ != Phase::kClosed && (more_ || tx_blocked_));
   if (phase_ == Phase::kClosed) return;
   const bool continuing = (requests & QueuePair::kContinue) != 0;
   if (more_) {

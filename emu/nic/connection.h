@@ -15,6 +15,11 @@
 // serves all bits and can leave only when none is set: a request is either served by its maker or seen by the holder.
 // The post itself happens before the bit (release), so the holder that sees the bit sees the work. Receiving never
 // waits for sending: both are attempted in each turn, and a full stream only sets tx_blocked_.
+// A poller alone leaves no bit when the lock is taken: it comes back, and if it does not, what it would have found is
+// covered below, since the holder's turn ends with (a), (b) or (c) whoever asked for it. Its bits, set at every poll,
+// could otherwise keep a poster serving for ever.
+// A CQ watches connections that were idle for a while by readability alone. One with something left to send says so
+// (Unfinished) and is driven again, for a peer that only receives never makes it readable.
 //
 // WHO WAKES IT NEXT. After each turn, while the stream is open, at least one of these holds, or the stream's bytes
 // would lie unread:

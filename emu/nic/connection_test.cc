@@ -260,6 +260,66 @@ TEST_F(ConnectionTest, TerminateArrivesEvenIfTheQpIsDestroyedAtOnce) {
   EXPECT_TRUE(pair_.world.RunUntilIdle());
 }
 
+// A stream during each of whose reads and writes, so while the connection's lock is held, another thread looks for
+// completions: what a tight polling loop comes to, without its chance.
+class StreamUnderPolling final : public Stream {
+ public:
+  explicit StreamUnderPolling(std::unique_ptr<Stream> stream) : stream_(std::move(stream)) {}
+  void PollWith(QueuePair* qp) {
+    qp_ = qp;
+    polls_left_ = 1000;
+  }
+  int polls_left() const { return polls_left_; }
+
+  IoResult Read(std::span<const MutableBytes> into) override {
+    Poll();
+    return stream_->Read(into);
+  }
+  IoResult Write(std::span<const ConstBytes> from) override {
+    Poll();
+    return stream_->Write(from);
+  }
+  void Arm(bool readable, bool writable) override { stream_->Arm(readable, writable); }
+  void SetWatcher(StreamWatcher* watcher) override { stream_->SetWatcher(watcher); }
+  void Shutdown() override { stream_->Shutdown(); }
+  void Abort() override { stream_->Abort(); }
+  int PollDescriptor() const override { return stream_->PollDescriptor(); }
+  IpEndpoint local() const override { return stream_->local(); }
+  IpEndpoint remote() const override { return stream_->remote(); }
+  size_t MaxSegmentSize() const override { return stream_->MaxSegmentSize(); }
+
+ private:
+  void Poll() {
+    if (polls_left_ == 0) return;
+    --polls_left_;
+    EXPECT_FALSE(qp_->Drive()) << "another is at it";
+  }
+
+  const std::unique_ptr<Stream> stream_;
+  QueuePair* qp_ = nullptr;
+  int polls_left_ = 0;
+};
+
+TEST_F(ConnectionTest, PollersDoNotKeepAPosterOrTheLoopInTheConnection) {
+  auto [client, server] = pair_.Streams();
+  auto polled = std::make_unique<StreamUnderPolling>(std::move(client));
+  StreamUnderPolling& stream = *polled;
+  Attach(b_, std::move(server), /*initiator=*/false);
+  Attach(a_, std::move(polled), /*initiator=*/true);
+  TestBuffer source = a_.Register(100);
+  TestBuffer sink = b_.Register(100);
+  ASSERT_EQ(b_.Receive(1, {sink.All()}), 0);
+  ASSERT_TRUE(RunUntil([&] { return b_.observer.first_records() == 1; }));
+
+  stream.PollWith(a_.qp);
+  ASSERT_EQ(a_.Send(2, {source.All()}), 0);
+  a_.qp->OnContinue();
+  EXPECT_LT(stream.polls_left(), 1000) << "nobody polled";
+  EXPECT_GT(stream.polls_left(), 900) << "each poll has bought one more turn";
+  EXPECT_EQ(a_.qp->counters().pumps_by_poller, 0u);
+  ASSERT_TRUE(RunUntil([&] { return a_.Completed(1) && b_.Completed(1); }));
+}
+
 TEST_F(ConnectionTest, NoReceivePostedEndsTheStream) {
   Join();
   TestBuffer local = a_.Register(100);

@@ -4,7 +4,10 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <utility>
+#include <vector>
 
 #include "emu/nic/nic_test_support.h"
 
@@ -193,6 +196,31 @@ TEST_F(NicTest, ConnectionNeedsAQpInInitWithoutOne) {
   EXPECT_TRUE(host_.qp->IsConnected());
   EXPECT_EQ(nic_.AttachConnection(host_.qp->qp_number(), SetupOf(std::move(server2), true, {}, nullptr)), EISCONN);
   EXPECT_TRUE(host_.qp->IsConnected());
+}
+
+TEST_F(NicTest, DestroyedQpReadsTheProgramsMemoryNoMore) {
+  auto [near, far] = pair_.Streams();
+  Attach(host_, std::move(near), /*initiator=*/true);
+  TestBuffer buffer = host_.Register(1 << 20, kFullAccess, 0x11);
+  // The peer does not read: most of this waits behind a full stream.
+  ASSERT_EQ(host_.Send(1, {buffer.All()}, PostOpcode::kWrite, 0x1234, 0), 0);
+  ASSERT_EQ(nic_.DestroyQp(host_.qp->handle()), 0);
+  std::fill(buffer.bytes.begin(), buffer.bytes.end(), std::byte{0xee});
+
+  std::vector<std::byte> scratch(64 * 1024);
+  const MutableBytes into(scratch);
+  IoResult last;
+  size_t foreign = 0;
+  ASSERT_TRUE(pair_.world.RunUntil([&] {
+    while ((last = far->Read({&into, 1})).status == IoStatus::kOk) {
+      const auto end = scratch.begin() + static_cast<ptrdiff_t>(last.bytes);
+      // More of them in a row than any header has.
+      foreign += std::search_n(scratch.begin(), end, 64, std::byte{0xee}) != end;
+    }
+    return last.status != IoStatus::kWouldBlock;
+  }));
+  EXPECT_EQ(foreign, 0u) << "the peer was sent what the program wrote after the QP was gone";
+  EXPECT_EQ(last.status, IoStatus::kError) << "an orderly end would hide that something was lost";
 }
 
 }  // namespace

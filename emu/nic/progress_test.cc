@@ -275,38 +275,83 @@ TEST(Progress, ConnectionsComeAndGoWhileTheirCqIsPolled) {
   poller.join();
 }
 
-TEST(Progress, ManyIdleConnectionsStillWakeUnderOnePoller) {
-  TcpFabric fabric;
-  TestHost server(fabric, "server");
-  constexpr size_t kClients = 12;
-  std::vector<std::unique_ptr<TestHost>> clients;
-  TestBuffer sink = server.Register(64);
-  for (size_t i = 0; i < kClients; ++i) {
+// One host with a QP for each of many clients, all completing into one CQ.
+struct TcpStar {
+  explicit TcpStar(size_t count, const DeviceProfile& profile = IwarpProfile())
+      : server(fabric, "server", profile), sink(server.Register(64)) {
+    for (size_t i = 0; i < count; ++i) AddClient();
+  }
+
+  void AddClient() {
     clients.push_back(std::make_unique<TestHost>(fabric, "client"));
     QpCreate create;
     create.pd = server.pd;
     create.send_cq = create.receive_cq = server.cq;
     create.capabilities = {8, 8, 1, 1, 0};
     QueuePair* const qp = *server.nic->CreateQp(*server.context, create);
+    qps.push_back(qp);
     QpAttributes attributes;
     attributes.state = QpState::kInit;
     ASSERT_EQ(qp->Modify(attributes, qp_attr::kState | qp_attr::kAccessFlags | qp_attr::kPkeyIndex | qp_attr::kPort),
               0);
     const ScatterGather sge = sink.All();
-    for (uint64_t n = 0; n < 8; ++n) ASSERT_EQ(qp->PostReceive({i, {&sge, 1}}), 0);
+    for (uint64_t n = 0; n < 8; ++n) ASSERT_EQ(qp->PostReceive({n, {&sge, 1}}), 0);
     auto [near, far] = TcpStreams(fabric, fabric);
     ASSERT_EQ(server.nic->AttachConnection(qp->qp_number(), SetupOf(std::move(far), false, {}, nullptr)), 0);
-    Attach(*clients[i], std::move(near), true);
+    Attach(*clients.back(), std::move(near), true);
   }
-  for (size_t round = 0; round < 3; ++round) {
-    // Long enough for all of them to be put aside.
+
+  // Polls so often that all connections are put aside.
+  void LetAllGoIdle() {
     for (int i = 0; i < 1000; ++i) server.Completed(0);
+  }
+
+  TcpFabric fabric;
+  TestHost server;
+  TestBuffer sink;
+  std::vector<std::unique_ptr<TestHost>> clients;
+  std::vector<QueuePair*> qps;  // the server's, of each client
+};
+
+TEST(Progress, ManyIdleConnectionsStillWakeUnderOnePoller) {
+  constexpr size_t kClients = 12;
+  TcpStar star(kClients);
+  for (size_t round = 0; round < 3; ++round) {
+    star.LetAllGoIdle();
     for (size_t i = 0; i < kClients; ++i) {
-      TestBuffer mine = clients[i]->Register(64);
-      ASSERT_EQ(clients[i]->Send(1, {mine.All()}), 0);
-      ASSERT_TRUE(PollFor(server, round * kClients + i + 1));
-      ASSERT_TRUE(PollFor(*clients[i], round + 1));
+      TestBuffer mine = star.clients[i]->Register(64);
+      ASSERT_EQ(star.clients[i]->Send(1, {mine.All()}), 0);
+      ASSERT_TRUE(PollFor(star.server, round * kClients + i + 1));
+      ASSERT_TRUE(PollFor(*star.clients[i], round + 1));
     }
+  }
+}
+
+// While the poller lives the loop's thread stays away, however long the poller is descheduled.
+DeviceProfile WithoutEndOfLease() {
+  DeviceProfile profile = IwarpProfile();
+  profile.poll_lease = 3600s;
+  return profile;
+}
+
+TEST(Progress, IdleConnectionSendsMoreThanOneTurnCanWhileItsCqIsPolled) {
+  // The peer only receives, so its end never makes the stream readable: nothing but the poller can go on sending.
+  constexpr size_t kSize = 16 << 20;
+  TcpStar star(4, WithoutEndOfLease());
+  TestBuffer local = star.server.Register(kSize, kFullAccess, 0x5a);
+  TestBuffer remote = star.clients[1]->Register(kSize);
+  const ScatterGather sge = local.All();
+  SendRequest request;
+  request.opcode = PostOpcode::kWrite;
+  request.signaled = true;
+  request.sges = {&sge, 1};
+  request.remote_stag = remote.region.stag;
+  request.remote_offset = remote.address();
+  for (size_t round = 0; round < 3; ++round) {
+    star.LetAllGoIdle();
+    ASSERT_EQ(star.qps[1]->PostSend(request), 0);
+    ASSERT_TRUE(PollFor(star.server, round + 1));
+    ASSERT_EQ(star.server.completions.back().status, CompletionStatus::kSuccess);
   }
 }
 

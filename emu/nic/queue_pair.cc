@@ -462,6 +462,8 @@ bool QueuePair::Retire() {
   // Parking ends here, with the last look at the CQs' leases.
   nic_.loop().Remove(this);
   Enter();
+  // What has not left by now names memory that is the program's again.
+  if (connection_ != nullptr && !connection_->HasEnded()) connection_->Abort();
   const bool lingers = connection_ != nullptr && !connection_->IsClosed();
   if (lingers) {
     connection_->ForgetDeadline();
@@ -480,7 +482,7 @@ void QueuePair::Drop() {
 // --- What pollers and the loop call ---
 
 bool QueuePair::Drive() {
-  return Ask(kPoll);
+  return lock_.TryRequest(kPoll) && Leave();
 }
 
 Instant QueuePair::LeaseEnd() const {
