@@ -230,6 +230,21 @@ TEST_F(HostileServerTest, RpcErrorsAreReported) {
   ExpectFileRefused("SYSTEM_ERR");
 }
 
+TEST_F(HostileServerTest, ACompleteFileIsASuccessWhateverTheServerSaysToItsClosing) {
+  bool closed = false;
+  service_.intercept = [&](Request& request) {
+    if (static_cast<Procedure>(request.procedure()) != Procedure::kClose) return false;
+    closed = true;
+    request.Fail(AcceptStat::kSystemErr);
+    return true;
+  };
+  const Outcome get = RunAgainstLiar({"get", Url("file"), (local_ / "file").string()});
+  EXPECT_TRUE(closed);
+  EXPECT_EQ(get.code, 0) << get.err;
+  EXPECT_EQ(get.err, "");
+  EXPECT_EQ(ReadFile(local_ / "file"), "hello");
+}
+
 TEST_F(HostileServerTest, AServerThatNeverAnswersIsGivenUp) {
   std::vector<Request> kept;
   service_.intercept = [&](Request& request) {

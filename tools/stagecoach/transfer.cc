@@ -83,7 +83,8 @@ Error LocalError(std::string_view shown, file::Status status) {
   return error;
 }
 
-// Ends a handle after a failure; what the server says to that does not matter any more.
+// Ends a handle when the outcome is settled: after a failure, or when the local file is complete. What the server says
+// to that changes nothing any more.
 void CloseQuietly(Session& session, file::Handle handle) {
   if (session.interrupted() || !session.client().connected()) return;
   static_cast<void>(session.Await<void>([&](auto handler) { session.files().Close(handle, std::move(handler)); }));
@@ -162,13 +163,7 @@ Result<uint64_t, Error> Download(Session& session, const file::Path& from, const
     return size;
   };
   auto result = transfer();
-  if (!result) {
-    CloseQuietly(session, opened->handle);
-    return result;
-  }
-  const auto closed =
-      session.Await<void>([&](auto handler) { session.files().Close(opened->handle, std::move(handler)); });
-  if (!closed) return Err(closed.error());
+  CloseQuietly(session, opened->handle);
   return result;
 }
 
