@@ -5,4 +5,4 @@ build_packages=(
 )
 test_packages=(tshark)
 clang_packages=(clang clang-format clang-tidy libclang-rt-dev)
-bench_packages=(gcc libtirpc-dev rpcsvc-proto ucx-utils libfabric-bin)
+bench_packages=(gcc libtirpc-dev rpcsvc-proto)
