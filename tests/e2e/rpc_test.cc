@@ -599,6 +599,26 @@ TEST_F(RpcTest, SmallAndLargeInlineThresholdsMeet) {
   EXPECT_GT(client_->stats().calls_by_read_chunk, 0u);
 }
 
+// [pvtdata:4#1] Neither end may carry the settings of one connection over to the next.
+TEST_F(RpcTest, EachConnectionHasTheSettingsOfItsOwnPrivateData) {
+  Start({.inline_threshold = 16384}, {.inline_threshold = 16384});
+  ExpectEcho(9000, 12000);
+  EXPECT_EQ(client_->stats().calls_by_read_chunk, 0u);
+
+  // The client comes back with less: the server, which has seen it with more, keeps to the smaller threshold.
+  client_ = NewClient({.inline_threshold = 1024});
+  ASSERT_TRUE(ConnectTo(*client_, server_->port()).has_value());
+  ExpectEcho(9000, 12000);
+  EXPECT_EQ(client_->stats().calls_by_read_chunk, 1u);
+
+  // The server comes back with less: so does the client.
+  client_.reset();
+  server_.reset();
+  Start({.inline_threshold = 1024}, {.inline_threshold = 16384});
+  ExpectEcho(9000, 12000);
+  EXPECT_EQ(client_->stats().calls_by_read_chunk, 1u);
+}
+
 TEST_F(RpcTest, ArgumentsBeyondTheLimitAreRefusedBeforeSending) {
   Start({}, {.message_bytes_max = 10000});
   const std::string text(20000, 'x');
