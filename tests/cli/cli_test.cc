@@ -287,6 +287,21 @@ TEST_F(CliTest, PipesAreNotWaitedFor) {
   EXPECT_NE(put.err.find("not a regular file"), std::string::npos) << put.err;
 }
 
+TEST_F(CliTest, AServerWithLittleMemoryPerClientIsServedFromSlowerAndWhole) {
+  // Two chunks fit; eight are asked for at a time.
+  const std::string content = Pattern(16 * kMiB);
+  WriteFile(local_ / "file", content);
+  Serve({"--client-memory", "2M"});
+  const Outcome put = Run({"put", (local_ / "file").string(), Url()});
+  EXPECT_EQ(put.code, 0) << put.err;
+  EXPECT_EQ(put.err, "");
+  EXPECT_TRUE(ReadFile(exported_ / "file") == content);
+  const Outcome get = Run({"get", Url("file"), (local_ / "back").string()});
+  EXPECT_EQ(get.code, 0) << get.err;
+  EXPECT_EQ(get.err, "");
+  EXPECT_TRUE(ReadFile(local_ / "back") == content);
+}
+
 // --- Peers and disks that fail in the middle ---
 
 // A file that takes a while and no disk space to speak of.

@@ -6,10 +6,14 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "base/asio_loop/asio_loop.h"
 #include "base/crc32c.h"
@@ -243,6 +247,64 @@ TEST_F(HostileServerTest, ACompleteFileIsASuccessWhateverTheServerSaysToItsClosi
   EXPECT_EQ(get.code, 0) << get.err;
   EXPECT_EQ(get.err, "");
   EXPECT_EQ(ReadFile(local_ / "file"), "hello");
+}
+
+TEST_F(HostileServerTest, AServerTooBusyForASingleChunkIsGivenUp) {
+  service_.intercept = [](Request& request) {
+    if (static_cast<Procedure>(request.procedure()) != Procedure::kRead) return false;
+    request.Reply([](XdrWriter& out) { Encode(out, Status::kBusy); });
+    return true;
+  };
+  ExpectFileRefused("server says: out of resources, try again; that was one chunk of 5 B with nothing else in flight");
+}
+
+TEST_F(HostileServerTest, ChunksABusyServerTakesOutOfOrderMakeOneFile) {
+  // The third chunk of sixteen is refused once while others are in flight, so it arrives after later ones.
+  constexpr uint32_t kChunk = 4096;
+  const std::string content = Pattern(16 * kChunk);
+  WriteFile(local_ / "file", content);
+  std::string stored(content.size(), '\0');
+  std::vector<uint64_t> offsets;
+  bool refused = false;
+  std::optional<CommitArgs> committed;
+  service_.intercept = [&](Request& request) {
+    switch (static_cast<Procedure>(request.procedure())) {
+      case Procedure::kCreate:
+        request.Reply([](XdrWriter& out) { EncodeResult<file::Handle>(out, file::Handle{1}); });
+        return true;
+      case Procedure::kWrite: {
+        WriteRequest write;
+        Decode(request.args(), write);
+        const bool refuse = write.info.offset == 2 * kChunk && !std::exchange(refused, true);
+        if (!refuse) {
+          EXPECT_EQ(write.info.crc32c, ComputeCrc32c(write.data));
+          offsets.push_back(write.info.offset);
+          if (write.info.offset + write.data.size() <= stored.size()) {
+            std::memcpy(stored.data() + write.info.offset, write.data.data(), write.data.size());
+          }
+        }
+        request.Reply([&](XdrWriter& out) { Encode(out, refuse ? Status::kBusy : Status::kOk); });
+        return true;
+      }
+      case Procedure::kCommit: {
+        committed.emplace();
+        Decode(request.args(), *committed);
+        const Attributes whole{Type::kRegular, 0644, content.size(), committed->modified};
+        request.Reply([&](XdrWriter& out) { EncodeResult<Attributes>(out, whole); });
+        return true;
+      }
+      default:
+        return false;
+    }
+  };
+  service_.attributes = [](const Path&) -> Result<Attributes, Status> { return Err(Status::kNoEntry); };
+  const Outcome put = RunAgainstLiar({"put", "--chunk", "4096", (local_ / "file").string(), Url("file")});
+  EXPECT_EQ(put.code, 0) << put.err;
+  EXPECT_TRUE(refused);
+  EXPECT_FALSE(std::is_sorted(offsets.begin(), offsets.end())) << "nothing was out of order";
+  EXPECT_TRUE(stored == content);
+  ASSERT_TRUE(committed);
+  EXPECT_EQ(committed->crc32c, ComputeCrc32c(AsBytes(content)));
 }
 
 TEST_F(HostileServerTest, AServerThatNeverAnswersIsGivenUp) {

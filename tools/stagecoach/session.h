@@ -24,10 +24,11 @@
 namespace stagecoach::cli {
 
 // What went wrong, as one line without the "stagecoach: " and the command. `fatal`: the rest of a tree need not be
-// tried.
+// tried. `busy`: the server lacked memory, or the like, for one call among others; later it may have it.
 struct Error {
   std::string text;
   bool fatal = false;
+  bool busy = false;
 };
 
 class Session {
@@ -77,7 +78,11 @@ class Session {
       return std::move(***slot);
     }
   }
-  static Error FromFailure(const rpcrdma::file::Failure& failure) { return {failure.message, failure.connection_gone}; }
+  static Error FromFailure(const rpcrdma::file::Failure& failure) {
+    using Failure = rpcrdma::file::Failure;
+    const bool busy = failure.kind == Failure::Kind::kStatus && failure.status == rpcrdma::file::Status::kBusy;
+    return {failure.message, failure.connection_gone, busy};
+  }
 
  private:
   HostPort server_;

@@ -15,6 +15,7 @@
 #include "base/crc32c.h"
 #include "rpcrdma/ulb/file/names.h"
 #include "tools/stagecoach/progress.h"
+#include "tools/stagecoach/text.h"
 
 namespace stagecoach::cli {
 namespace {
@@ -25,6 +26,11 @@ namespace file = rpcrdma::file;
 // over; the run goes on until the last byte is settled or something failed, and returns only when nothing is in flight
 // (or the user interrupted, after which the loop does not run again). State is shared with the handlers so that it
 // outlives them in that case too.
+//
+// A server may have less memory for one client than depth times chunk, and says so only by being busy. A chunk it was
+// too busy for is issued again, in whatever order that gives, and never more of them at a time than were in flight when
+// it had enough. So each such refusal narrows the window or comes from a wider one of before, and a server that is
+// always busy is soon asked for one chunk alone; when it is too busy for that, the run has failed.
 class Pipeline {
  public:
   using Settled = std::function<void(Result<void, Error>)>;
@@ -33,35 +39,51 @@ class Pipeline {
   static Result<void, Error> Run(Session& session, uint64_t size, const TransferOptions& options, Progress& progress,
                                  const Issue& issue) {
     struct State {
-      std::vector<size_t> idle;
+      std::vector<size_t> idle;       // buffers
+      std::vector<uint64_t> refused;  // offsets of chunks to be issued again
+      size_t window = 0;
       size_t in_flight = 0;
       uint64_t done = 0;
       std::optional<Error> error;
     };
     const auto state = std::make_shared<State>();
     const size_t depth = static_cast<size_t>(std::min<uint64_t>(options.depth, size / options.chunk + 1));
-    const std::vector<MutableBytes>& buffers =
-        session.Buffers(depth, static_cast<size_t>(std::min<uint64_t>(options.chunk, std::max<uint64_t>(size, 1))));
+    const auto chunk = static_cast<size_t>(std::min<uint64_t>(options.chunk, std::max<uint64_t>(size, 1)));
+    const std::vector<MutableBytes>& buffers = session.Buffers(depth, chunk);
     for (size_t i = depth; i > 0; --i) state->idle.push_back(i - 1);
+    state->window = depth;
 
     uint64_t next = 0;
     for (;;) {
-      while (!state->error && next < size && !state->idle.empty()) {
+      while (!state->error && (next < size || !state->refused.empty()) && state->in_flight < state->window) {
+        uint64_t offset = next;
+        if (!state->refused.empty()) {
+          offset = state->refused.back();
+          state->refused.pop_back();
+        } else {
+          next += std::min<uint64_t>(chunk, size - next);
+        }
         const size_t index = state->idle.back();
         state->idle.pop_back();
-        const MutableBytes buffer =
-            buffers[index].first(static_cast<size_t>(std::min<uint64_t>(buffers[index].size(), size - next)));
+        const MutableBytes buffer = buffers[index].first(static_cast<size_t>(std::min<uint64_t>(chunk, size - offset)));
         ++state->in_flight;
-        issue(next, buffer, [state, index, bytes = buffer.size()](Result<void, Error> outcome) {
+        issue(offset, buffer, [state, index, offset, bytes = buffer.size()](Result<void, Error> outcome) {
           --state->in_flight;
           state->idle.push_back(index);
           if (outcome) {
             state->done += bytes;
-          } else if (!state->error || (outcome.error().fatal && !state->error->fatal)) {
-            state->error = outcome.error();
+            return;
           }
+          Error error = outcome.error();
+          if (error.busy && state->in_flight > 0) {
+            state->refused.push_back(offset);
+            state->window = std::min(state->window, state->in_flight);
+            return;
+          }
+          if (error.busy)
+            error.text += fmt::format("; that was one chunk of {} with nothing else in flight", FormatBytes(bytes));
+          if (!state->error || (error.fatal && !state->error->fatal)) state->error = std::move(error);
         });
-        next += buffer.size();
       }
       if (state->in_flight == 0) break;
       if (!session.RunOnce()) return Err(Session::InterruptedError());
@@ -197,7 +219,9 @@ Result<uint64_t, Error> Upload(Session& session, const std::string& from, const 
             filled += static_cast<size_t>(n);
           }
           const uint32_t crc = ComputeCrc32c(buffer);
-          crcs.push_back(crc);
+          const size_t index = static_cast<size_t>(offset / options.chunk);
+          if (crcs.size() <= index) crcs.resize(index + 1);
+          crcs[index] = crc;
           session.files().Write({*handle, offset, crc}, buffer,
                                 [settled = std::move(settled)](Result<void, file::Failure> written) {
                                   if (!written) return settled(Err(Session::FromFailure(written.error())));
