@@ -1,9 +1,12 @@
 // Tests of the small types that all layers share.
+#include <algorithm>
 #include <string>
 
 #include "base/bytes.h"
 #include "base/crc32c.h"
 #include "base/cursor.h"
+#include "base/mark.h"
+#include "base/mutant.h"
 #include "base/prng.h"
 #include "base/trace.h"
 #include "gtest/gtest.h"
@@ -127,6 +130,41 @@ TEST(Trace, CanonicalLineAndHashFollowOrder) {
   Trace(&two, now, "a", "x");
   EXPECT_NE(one.value(), two.value());
   Trace(nullptr, now, "a", "x");
+}
+
+const Mark* FindMark(std::string_view name) {
+  const auto marks = AllMarks();
+  const auto found = std::find_if(marks.begin(), marks.end(), [&](const Mark* mark) { return mark->name() == name; });
+  return found != marks.end() ? *found : nullptr;
+}
+
+void PassSometimes(bool now) {
+  if (now) STAGECOACH_MARK("test.sometimes");
+}
+
+TEST(Mark, IsKnownBeforeItIsPassedAndCountsAfterwards) {
+  ASSERT_NE(FindMark("test.sometimes"), nullptr);
+  PassSometimes(false);
+  EXPECT_EQ(FindMark("test.sometimes")->passed(), 0u);
+  PassSometimes(true);
+  PassSometimes(true);
+  EXPECT_EQ(FindMark("test.sometimes")->passed(), 2u);
+}
+
+bool Defective() {
+  return STAGECOACH_MUTANT("test-defect", "answers yes");
+}
+
+// Ordinary builds have none; --config=mutants has this one.
+TEST(Mutant, OnlyTheSelectedOneIsOnAndOnlyWhereCompiledIn) {
+  const bool compiled_in = !AllMutants().empty();
+  EXPECT_FALSE(Defective());
+  EXPECT_EQ(SelectMutant("test-defect"), compiled_in);
+  EXPECT_EQ(Defective(), compiled_in);
+  EXPECT_FALSE(SelectMutant("no-such-defect"));
+  EXPECT_FALSE(Defective());
+  EXPECT_TRUE(SelectMutant(""));
+  EXPECT_FALSE(Defective());
 }
 
 }  // namespace

@@ -1,0 +1,35 @@
+#include "base/mutant.h"
+
+#include <algorithm>
+
+namespace stagecoach {
+namespace {
+
+std::vector<Mutant*>& Registered() {
+  static std::vector<Mutant*> mutants;
+  return mutants;
+}
+
+}  // namespace
+
+Mutant::Mutant(const char* its_name, const char* its_defect) : name(its_name), defect(its_defect) {
+  Registered().push_back(this);
+}
+
+std::vector<const Mutant*> AllMutants() {
+  std::vector<const Mutant*> mutants(Registered().begin(), Registered().end());
+  std::sort(mutants.begin(), mutants.end(),
+            [](const Mutant* a, const Mutant* b) { return std::string_view(a->name) < std::string_view(b->name); });
+  return mutants;
+}
+
+bool SelectMutant(std::string_view name) {
+  bool found = name.empty();
+  for (Mutant* mutant : Registered()) {
+    mutant->on = mutant->name == name;
+    found = found || mutant->on;
+  }
+  return found;
+}
+
+}  // namespace stagecoach
