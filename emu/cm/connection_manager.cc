@@ -156,6 +156,7 @@ class ConnectionManager::Core : public std::enable_shared_from_this<ConnectionMa
     });
   }
 
+  // With mutex_ held, so that a closed manager says nothing more.
   void Emit(CmEvent event);
   void Emit(CmEventType type, const std::shared_ptr<CmId>& id, int status = 0) {
     Emit({type, id, nullptr, status, {}});
@@ -456,6 +457,7 @@ class ConnectionManager::Core::Incoming final : public Handshake {
   bool given_up_ = false;
 };
 
+// Owns neither side, and may be called when either has gone: an id that no longer waits for it is in another state.
 class ConnectionManager::Core::Observer final : public ConnectionObserver {
  public:
   Observer(std::weak_ptr<Core> core, std::weak_ptr<CmId> id) : core_(std::move(core)), id_(std::move(id)) {}
@@ -485,6 +487,7 @@ std::shared_ptr<CmId> ConnectionManager::Core::CreateId(std::shared_ptr<CmChanne
 }
 
 void ConnectionManager::Core::Emit(CmEvent event) {
+  if (closed_) return;
   Tell("event",
        {{"id", event.id->serial()}, {"type", ToString(event.type)}, {"error", static_cast<uint64_t>(-event.status)}});
   const std::shared_ptr<CmChannel> channel = event.id->channel();
@@ -585,28 +588,22 @@ int ConnectionManager::Core::SetQp(const std::shared_ptr<CmId>& id, uint32_t qp_
 }
 
 void ConnectionManager::Core::ForgetQp(uint32_t qp_number) {
-  std::shared_ptr<ConnectionObserver> observer;
-  {
-    std::lock_guard lock(mutex_);
-    const auto user = users_.find(qp_number);
-    if (user == users_.end()) return;
-    auto id = user->second.lock();
-    users_.erase(user);
-    if (id == nullptr) return;
-    id->qp_number_ = 0;
-    observer = std::move(id->observer_);
-    if (id->state_ == State::kConnected) {
-      id->state_ = State::kClosed;
-      Emit(CmEventType::kDisconnected, id);
-    } else if (id->state_ == State::kConnecting || id->state_ == State::kAccepting) {
-      id->state_ = State::kClosed;
-      Emit(CmEventType::kConnectError, id, -ECONNABORTED);
-      OnLoop([key = id->serial()](Core& core) { core.Remove(key); });
-    }
+  std::lock_guard lock(mutex_);
+  const auto user = users_.find(qp_number);
+  if (user == users_.end()) return;
+  auto id = user->second.lock();
+  users_.erase(user);
+  if (id == nullptr) return;
+  id->qp_number_ = 0;
+  id->attached_ = false;
+  if (id->state_ == State::kConnected) {
+    id->state_ = State::kClosed;
+    Emit(CmEventType::kDisconnected, id);
+  } else if (id->state_ == State::kConnecting || id->state_ == State::kAccepting) {
+    id->state_ = State::kClosed;
+    Emit(CmEventType::kConnectError, id, -ECONNABORTED);
+    OnLoop([key = id->serial()](Core& core) { core.Remove(key); });
   }
-  if (observer == nullptr) return;
-  // Without the lock: it waits for a call that may want it.
-  if (QueuePair* qp = nic_.FindQpByNumber(qp_number)) qp->ClearObserver();
 }
 
 int ConnectionManager::Core::Connect(const std::shared_ptr<CmId>& id, const CmParameters& parameters) {
@@ -655,26 +652,22 @@ int ConnectionManager::Core::Disconnect(const std::shared_ptr<CmId>& id) {
     std::lock_guard lock(mutex_);
     if (id->state_ == State::kClosed) return 0;
     // Accepting counts once the stream is the QP's: its RTR may never come.
-    if (id->state_ != State::kConnected && !(id->state_ == State::kAccepting && id->observer_ != nullptr))
-      return EINVAL;
+    if (id->state_ != State::kConnected && !(id->state_ == State::kAccepting && id->attached_)) return EINVAL;
     qp_number = id->qp_number_;
   }
-  QueuePair* qp = nic_.FindQpByNumber(qp_number);
-  if (qp == nullptr) return EINVAL;
-  qp->Disconnect();
-  return 0;
+  return nic_.Disconnect(qp_number) == 0 ? 0 : EINVAL;
 }
 
 void ConnectionManager::Core::Destroy(const std::shared_ptr<CmId>& id) {
   std::unique_ptr<Listener> acceptor;
-  std::shared_ptr<ConnectionObserver> observer;
+  bool attached = false;
   uint32_t qp_number = 0;
   State before = State::kIdle;
   {
     std::lock_guard lock(mutex_);
     before = std::exchange(id->state_, State::kDestroyed);
     acceptor = std::move(id->acceptor_);
-    observer = std::move(id->observer_);
+    attached = std::exchange(id->attached_, false);
     qp_number = std::exchange(id->qp_number_, 0);
     if (qp_number != 0) users_.erase(qp_number);
     ids_.erase(id->serial());
@@ -682,14 +675,9 @@ void ConnectionManager::Core::Destroy(const std::shared_ptr<CmId>& id) {
       if (auto listener = id->listener_.lock()) --listener->unanswered_;
     }
   }
-  // Both may wait for calls that want the lock.
+  // Waits for a call that may want the lock.
   acceptor.reset();
-  if (observer != nullptr) {
-    if (QueuePair* qp = nic_.FindQpByNumber(qp_number)) {
-      qp->ClearObserver();
-      qp->Disconnect();
-    }
-  }
+  if (attached) nic_.Disconnect(qp_number);
   if (before == State::kListening) {
     OnLoop([listener = id.get(), keep = id](Core& core) {
       for (auto& [key, handshake] : core.handshakes_) {
@@ -721,18 +709,12 @@ void ConnectionManager::Core::Close() {
   }
   for (const auto& id : left) {
     std::unique_ptr<Listener> acceptor;
-    std::shared_ptr<ConnectionObserver> observer;
-    uint32_t qp_number = 0;
     {
       std::lock_guard lock(mutex_);
       acceptor = std::move(id->acceptor_);
-      observer = std::move(id->observer_);
-      qp_number = id->qp_number_;
     }
     // An event keeps its id and the id its channel: nobody will come for them.
     id->channel()->Forget(id.get());
-    if (observer == nullptr) continue;
-    if (QueuePair* qp = nic_.FindQpByNumber(qp_number)) qp->ClearObserver();
   }
   fabric_.loop().Post([self = shared_from_this()] {
     self->handshakes_.clear();
@@ -793,13 +775,12 @@ void ConnectionManager::Core::Fail(const std::shared_ptr<CmId>& id, State expect
 
 void ConnectionManager::Core::Attach(const std::shared_ptr<CmId>& id, State expected, std::unique_ptr<Stream> stream,
                                      const MpaOutcome& outcome, bool initiator) {
-  auto observer = std::make_shared<Observer>(weak_from_this(), id);
   uint32_t qp_number = 0;
   {
     std::lock_guard lock(mutex_);
     if (id->state_ != expected) return stream->Abort();
     qp_number = id->qp_number_;
-    id->observer_ = observer;
+    id->attached_ = true;
     id->local_ = stream->local();
     id->remote_ = stream->remote();
   }
@@ -812,14 +793,14 @@ void ConnectionManager::Core::Attach(const std::shared_ptr<CmId>& id, State expe
   setup.ird = outcome.ird;
   setup.ord = outcome.ord;
   setup.rtr = ToSetup(outcome.rtr);
-  setup.observer = observer.get();
+  setup.observer = std::make_shared<Observer>(weak_from_this(), id);
   // The observer is called on this thread only, so not before we are done here.
   const int error = nic_.AttachConnection(qp_number, std::move(setup));
   {
     std::lock_guard lock(mutex_);
     if (id->state_ == expected) {
       if (error != 0) {
-        id->observer_.reset();
+        id->attached_ = false;
         id->state_ = State::kClosed;
         Emit(CmEventType::kConnectError, id, -error);
         return;
@@ -845,11 +826,7 @@ void ConnectionManager::Core::Attach(const std::shared_ptr<CmId>& id, State expe
     }
   }
   // The id went away meanwhile, without knowing of the connection.
-  if (error != 0) return;
-  if (QueuePair* qp = nic_.FindQpByNumber(qp_number)) {
-    qp->ClearObserver();
-    qp->Disconnect();
-  }
+  if (error == 0) nic_.Disconnect(qp_number);
 }
 
 // An initiator that agreed to send an RTR and does not is given up like one that never made its request.
@@ -874,9 +851,8 @@ void ConnectionManager::Core::OnFirstRecord(const std::shared_ptr<CmId>& id) {
 }
 
 void ConnectionManager::Core::OnClosed(const std::shared_ptr<CmId>& id, const CloseNotice& notice) {
-  std::shared_ptr<ConnectionObserver> observer;  // goes after the lock
   std::lock_guard lock(mutex_);
-  observer = std::move(id->observer_);
+  id->attached_ = false;
   int status = 0;
   if (notice.reason == CloseReason::kStreamFailed) status = -(notice.error != 0 ? notice.error : ECONNRESET);
   if (notice.reason == CloseReason::kPeerFault || notice.reason == CloseReason::kLocalFault) status = -ECONNRESET;

@@ -11,7 +11,8 @@
 //
 // Threading: every public member from any thread; none blocks but Destroy (until events are acknowledged). Streams in
 // handshake belong to the fabric's loop and are touched there only. The manager's lock guards ids; it is not held while
-// calling into a QP. Lock order: manager, then channel.
+// calling into the NIC. Lock order: manager, then channel. QPs are named by number, never held: a program may destroy
+// one at any time.
 #pragma once
 
 #include <cstdint>
@@ -83,8 +84,8 @@ class CmId {
   IpEndpoint remote_;
   uint32_t qp_number_ = 0;  // 0: none
   std::weak_ptr<CmId> listener_;
-  std::shared_ptr<ConnectionObserver> observer_;  // while a connection is attached to the QP
-  std::unique_ptr<Listener> acceptor_;            // kListening
+  bool attached_ = false;               // a connection of this id is under the QP, or about to be
+  std::unique_ptr<Listener> acceptor_;  // kListening
   uint32_t backlog_ = 0;
   uint32_t unanswered_ = 0;  // requests made into events, neither accepted nor rejected
   uint32_t half_open_ = 0;

@@ -484,13 +484,27 @@ TEST_F(ConnectionTest, PeerThatReadsNothingCannotHoldADisconnectForEver) {
   EXPECT_FALSE(a_.qp->IsConnected());
 }
 
-TEST_F(ConnectionTest, ClearedObserverHearsNothing) {
+TEST_F(ConnectionTest, AnObserverIsHeldUntilItsLastWord) {
+  auto [client, server] = pair_.Streams();
+  Attach(b_, std::move(server), /*initiator=*/false);
+  auto observer = std::make_shared<RecordingObserver>();
+  const std::weak_ptr<RecordingObserver> held = observer;
+  a_.ToInit();
+  ASSERT_EQ(a_.nic->AttachConnection(a_.qp->qp_number(), SetupOf(std::move(client), true, {}, std::move(observer))), 0);
+  pair_.world.RunUntilIdle();
+  EXPECT_FALSE(held.expired());
+  EXPECT_EQ(a_.nic->Disconnect(a_.qp->qp_number()), 0);
+  ASSERT_TRUE(RunUntil([&] { return held.expired(); }));
+}
+
+TEST_F(ConnectionTest, AnObserverGoesWithItsQpAndHearsNothingMore) {
   Join();
-  a_.qp->ClearObserver();
-  a_.qp->Disconnect();
+  const uint32_t number = a_.qp->qp_number();
+  EXPECT_EQ(a_.nic->DestroyQp(a_.qp->handle()), 0);
   ASSERT_TRUE(RunUntil([&] { return !b_.observer.closed().empty(); }));
   pair_.world.RunUntilIdle();
   EXPECT_TRUE(a_.observer.closed().empty());
+  EXPECT_EQ(a_.nic->Disconnect(number), ENOENT);
 }
 
 // A peer may send anything; the connection ends in an orderly way and the memory of the program stays as it was.

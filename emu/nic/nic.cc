@@ -324,21 +324,26 @@ QueuePair* Nic::FindQp(uint32_t handle) {
   return found == qps_.end() ? nullptr : found->second.get();
 }
 
-QueuePair* Nic::FindQpByNumber(uint32_t qp_number) {
-  std::lock_guard lock(mutex_);
-  const auto found = qps_by_number_.find(qp_number);
-  return found == qps_by_number_.end() ? nullptr : found->second;
-}
-
 int Nic::AttachConnection(uint32_t qp_number, ConnectionSetup setup) {
-  ConnectionObserver* const observer = setup.observer;
+  std::shared_ptr<ConnectionObserver> observer = std::move(setup.observer);
   std::lock_guard lock(mutex_);  // keeps the QP
   const auto found = qps_by_number_.find(qp_number);
   if (found == qps_by_number_.end()) return EINVAL;
   if (options_.tap) setup.llp = options_.tap(std::move(setup.llp));
-  const int error = found->second->Attach(std::make_unique<Connection>(*found->second, std::move(setup)), observer);
+  QueuePair& qp = *found->second;
+  const int error = qp.Attach(std::make_unique<Connection>(qp, std::move(setup)), std::move(observer));
   if (error == 0) ++connections_;
   return error;
+}
+
+int Nic::Disconnect(uint32_t qp_number) {
+  // Held throughout, as DestroyQp takes a QP out of the table under it: the QP stays. The connection's turn that this
+  // may be waits for nobody.
+  std::lock_guard lock(mutex_);
+  const auto found = qps_by_number_.find(qp_number);
+  if (found == qps_by_number_.end()) return ENOENT;
+  found->second->Disconnect();
+  return 0;
 }
 
 Nic::Counters Nic::counters() const {

@@ -61,7 +61,7 @@ struct ConnectionSetup {
   // RFC 6581 section 4: with a peer-to-peer agreement the initiator's first record is the RTR, and the responder may
   // send when it has come. Without one the same holds for whatever the initiator sends first (RFC 5044 section 7.1.2).
   enum class Rtr : uint8_t { kNone, kWrite, kRead } rtr = Rtr::kNone;
-  ConnectionObserver* observer = nullptr;  // must stay until OnClosed or QueuePair::ClearObserver
+  std::shared_ptr<ConnectionObserver> observer;  // held until OnClosed has returned or the QP is destroyed
 };
 
 class Nic {
@@ -108,12 +108,14 @@ class Nic {
   // --- Queue pairs ---
   Result<QueuePair*, int> CreateQp(NicContext& context, const QpCreate& create);
   int DestroyQp(uint32_t handle);
+  // For whoever made the QP, and so knows that it is not being destroyed. Others name it by its number, below.
   QueuePair* FindQp(uint32_t handle);
-  QueuePair* FindQpByNumber(uint32_t qp_number);
 
   // Puts a connection under a QP in INIT or RTR and brings it to RTS. EINVAL: another state, or an unknown QP; EISCONN:
   // it has one. On failure the stream goes with `setup.llp`.
   int AttachConnection(uint32_t qp_number, ConnectionSetup setup);
+  // QueuePair::Disconnect. ENOENT: no QP has this number, or no longer.
+  int Disconnect(uint32_t qp_number);
 
   struct Counters {
     uint64_t connections = 0;  // ever attached

@@ -213,9 +213,4 @@ void NicLoop::Remove(LoopClient* client) {
   state_->AwaitCalls(lock, client);
 }
 
-void NicLoop::Quiesce(LoopClient* client) {
-  std::unique_lock lock(state_->mutex);
-  state_->AwaitCalls(lock, client);
-}
-
 }  // namespace stagecoach::emu

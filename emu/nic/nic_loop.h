@@ -66,8 +66,6 @@ class NicLoop {
   void Notify(LoopClient* client);
   // Forgets all wishes of the client, and waits while a call to it runs on another thread.
   void Remove(LoopClient* client);
-  // Waits while a call to the client runs on another thread; wishes stay.
-  void Quiesce(LoopClient* client);
 
  private:
   // Shared with callbacks of the loop, which may outlive the NIC.

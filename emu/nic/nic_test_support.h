@@ -129,6 +129,9 @@ class TestHost {
     return completions.size() >= count;
   }
 
+  // An observer for connections of this host, which outlives them.
+  std::shared_ptr<ConnectionObserver> Observer() { return {std::shared_ptr<void>(), &observer}; }
+
   std::deque<std::vector<std::byte>> memory;  // before the NIC, as the observer: the NIC uses both to its end
   RecordingObserver observer;
   std::unique_ptr<Nic> nic;
@@ -147,21 +150,21 @@ struct JoinOptions {
 };
 
 inline ConnectionSetup SetupOf(std::unique_ptr<Stream> stream, bool initiator, const JoinOptions& options,
-                               ConnectionObserver* observer) {
+                               std::shared_ptr<ConnectionObserver> observer) {
   ConnectionSetup setup;
   setup.llp = std::make_unique<MpaLlp>(std::move(stream), MpaLlpOptions{.crc = options.crc});
   setup.initiator = initiator;
   setup.ird = options.ird;
   setup.ord = options.ord;
   setup.rtr = ConnectionSetup::Rtr::kWrite;
-  setup.observer = observer;
+  setup.observer = std::move(observer);
   return setup;
 }
 
 inline void Attach(TestHost& host, std::unique_ptr<Stream> stream, bool initiator, const JoinOptions& options = {}) {
   host.ToInit();
   ASSERT_EQ(
-      host.nic->AttachConnection(host.qp->qp_number(), SetupOf(std::move(stream), initiator, options, &host.observer)),
+      host.nic->AttachConnection(host.qp->qp_number(), SetupOf(std::move(stream), initiator, options, host.Observer())),
       0);
 }
 

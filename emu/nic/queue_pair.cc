@@ -373,7 +373,7 @@ void QueuePair::FlushQueues() {
 
 // --- Connection ---
 
-int QueuePair::Attach(std::unique_ptr<Connection> connection, ConnectionObserver* observer) {
+int QueuePair::Attach(std::unique_ptr<Connection> connection, std::shared_ptr<ConnectionObserver> observer) {
   std::lock_guard control(control_mutex_);
   connection->stream().SetWatcher(connection.get());
   Enter();
@@ -382,7 +382,7 @@ int QueuePair::Attach(std::unique_ptr<Connection> connection, ConnectionObserver
   if (error == 0) {
     poll_descriptor_.store(connection->stream().PollDescriptor(), std::memory_order_release);
     connection_ = std::move(connection);
-    observer_ = observer;
+    observer_ = std::move(observer);
     first_record_to_tell_ = false;
     close_to_tell_.reset();
     ApplyTransition(*transition);
@@ -403,13 +403,6 @@ void QueuePair::DetachFromCqs() {
 
 void QueuePair::Disconnect() {
   Ask(kDisconnect);
-}
-
-void QueuePair::ClearObserver() {
-  Enter();
-  observer_ = nullptr;
-  Leave();
-  nic_.loop().Quiesce(this);
 }
 
 bool QueuePair::IsConnected() {
@@ -447,11 +440,12 @@ void QueuePair::Reap(bool abort) {
 }
 
 bool QueuePair::Retire() {
+  std::shared_ptr<ConnectionObserver> observer;  // goes without locks
   {
     std::lock_guard control(control_mutex_);
     Enter();
     retired_.store(true);
-    observer_ = nullptr;
+    observer = std::move(observer_);
     lock_.Request(kDisconnect);
     const bool attached = connection_ != nullptr;
     Leave();
@@ -510,10 +504,11 @@ void QueuePair::OnNotice() {
   bool gone = false;
   for (;;) {
     Enter();
-    ConnectionObserver* const observer = observer_;
     const bool first_record = std::exchange(first_record_to_tell_, false);
     std::optional<CloseNotice> close;
     if (!first_record) close = std::exchange(close_to_tell_, std::nullopt);
+    // After its last word it is let go of.
+    const std::shared_ptr<ConnectionObserver> observer = close ? std::move(observer_) : observer_;
     gone = connection_ == nullptr || connection_->IsClosed();
     Leave();
     if (!first_record && !close) break;

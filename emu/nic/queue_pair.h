@@ -47,7 +47,8 @@ struct CloseNotice {
 };
 
 // The connection manager's view. Called on the fabric's loop, with no lock of the NIC held; each at most once per
-// connection, OnOpen first.
+// connection, OnFirstRecord first. A call may be running while, on another thread, the program destroys the QP or lets
+// go of what the observer reports to: the caller shares the observer, so the observer must not own either.
 class ConnectionObserver {
  public:
   virtual ~ConnectionObserver() = default;
@@ -111,8 +112,6 @@ class QueuePair final : public PolledConnection, public LoopClient {
   // Ends the connection in order: records already queued are sent, other work is flushed, then the stream ends; the QP
   // goes to ERROR. Nothing happens without a connection. Idempotent.
   void Disconnect();
-  // Stops calls to the observer; returns when none is running or will start (on the loop thread it does not wait).
-  void ClearObserver();
   bool IsConnected();
 
   struct Counters {
@@ -159,7 +158,7 @@ class QueuePair final : public PolledConnection, public LoopClient {
 
   // --- For Nic ---
   // Puts `connection` under the QP; 0, EINVAL or EISCONN.
-  int Attach(std::unique_ptr<Connection> connection, ConnectionObserver* observer);
+  int Attach(std::unique_ptr<Connection> connection, std::shared_ptr<ConnectionObserver> observer);
   // The program's side of the QP ends: no completion or event will be made any more, and the CQs may go. True if the
   // stream lingers.
   bool Retire();
@@ -211,7 +210,7 @@ class QueuePair final : public PolledConnection, public LoopClient {
   CombiningLock lock_;
   QpAttributes attributes_;  // guarded by lock_, as all of this block
   std::unique_ptr<Connection> connection_;
-  ConnectionObserver* observer_ = nullptr;
+  std::shared_ptr<ConnectionObserver> observer_;
   bool first_record_to_tell_ = false;
   std::optional<CloseNotice> close_to_tell_;
   bool drain_to_tell_ = false;  // SQD was asked for with a notice

@@ -1,0 +1,216 @@
+// QPs that are destroyed while the manager reaches for them, on real threads: a program may destroy a QP with
+// ibv_destroy_qp whenever it likes, also while a peer goes, an RTR is overdue, or another thread disconnects its id.
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/bytes.h"
+#include "emu/backend/tcp/tcp_fabric.h"
+#include "emu/cm/connection_manager.h"
+#include "emu/engine/qp_states.h"
+
+namespace stagecoach::emu {
+namespace {
+
+constexpr int kRounds = 150;
+
+// A device and a manager on a thread of their own, reached by loopback.
+class Host {
+ public:
+  explicit Host(CmOptions options = {})
+      : nic_(fabric_, IwarpProfile(), {}),
+        cm_(nic_, options),
+        context_(nic_.OpenContext().value()),
+        pd_(nic_.AllocatePd(*context_).value()),
+        cq_(nic_.CreateCq(*context_, 64, nullptr, nullptr).value()),
+        channel_(cm_.CreateChannel()) {}
+
+  TcpFabric& fabric() { return fabric_; }
+  Nic& nic() { return nic_; }
+  ConnectionManager& cm() { return cm_; }
+
+  QueuePair* NewQp() {
+    QpCreate create;
+    create.pd = pd_;
+    create.send_cq = create.receive_cq = cq_;
+    create.capabilities = {
+        .max_send_wr = 4, .max_receive_wr = 4, .max_send_sge = 1, .max_receive_sge = 1, .max_inline = 0};
+    QueuePair* qp = nic_.CreateQp(*context_, create).value();
+    QpAttributes attributes;
+    attributes.state = QpState::kInit;
+    EXPECT_EQ(qp->Modify(attributes, qp_attr::kState | qp_attr::kPkeyIndex | qp_attr::kPort | qp_attr::kAccessFlags),
+              0);
+    return qp;
+  }
+
+  std::shared_ptr<CmId> Listening() {
+    auto id = cm_.CreateId(channel_);
+    EXPECT_EQ(cm_.Bind(id, *IpEndpoint::Parse("127.0.0.1", 0)), 0);
+    EXPECT_EQ(cm_.Listen(id, 8), 0);
+    return id;
+  }
+
+  std::shared_ptr<CmId> Connecting(const IpEndpoint& to, QueuePair* qp) {
+    auto id = cm_.CreateId(channel_);
+    EXPECT_EQ(cm_.ResolveAddress(id, {}, to), 0);
+    EXPECT_TRUE(Await(CmEventType::kAddressResolved));
+    EXPECT_EQ(cm_.ResolveRoute(id), 0);
+    EXPECT_TRUE(Await(CmEventType::kRouteResolved));
+    EXPECT_EQ(cm_.SetQp(id, qp->qp_number()), 0);
+    EXPECT_EQ(cm_.Connect(id, {}), 0);
+    return id;
+  }
+
+  // Accepts the next request on `qp`; events about other ids are dropped.
+  std::shared_ptr<CmId> Accept(QueuePair* qp) {
+    std::optional<CmEvent> request = Await(CmEventType::kConnectRequest);
+    if (!request) return nullptr;
+    EXPECT_EQ(cm_.SetQp(request->id, qp->qp_number()), 0);
+    EXPECT_EQ(cm_.Accept(request->id, {}), 0);
+    return request->id;
+  }
+
+  // The next event of this kind; those before it are dropped.
+  std::optional<CmEvent> Await(CmEventType type) {
+    for (;;) {
+      Result<CmEvent, int> event = channel_->GetEvent();
+      if (!event) return std::nullopt;
+      channel_->Acknowledge(*event);
+      if (event->type == type) return std::move(*event);
+    }
+  }
+
+ private:
+  TcpFabric fabric_;
+  Nic nic_;
+  ConnectionManager cm_;
+  NicContext* context_;
+  uint32_t pd_;
+  CompletionQueue* cq_;
+  std::shared_ptr<CmChannel> channel_;
+};
+
+// Runs them together, as near to one moment as threads allow.
+template <typename First, typename Second>
+void Together(First first, Second second) {
+  std::atomic<int> ready{0};
+  const auto meet = [&ready] {
+    ready.fetch_add(1);
+    while (ready.load() < 2) std::this_thread::yield();
+  };
+  std::thread other([&] {
+    meet();
+    second();
+  });
+  meet();
+  first();
+  other.join();
+}
+
+class TeardownTest : public ::testing::Test {
+ protected:
+  void Connect() {
+    client_qp_ = client_.NewQp();
+    server_qp_ = server_.NewQp();
+    client_id_ = client_.Connecting(server_.cm().Describe(*listener_).local, client_qp_);
+    server_id_ = server_.Accept(server_qp_);
+    ASSERT_NE(server_id_, nullptr);
+    ASSERT_TRUE(client_.Await(CmEventType::kEstablished));
+    ASSERT_TRUE(server_.Await(CmEventType::kEstablished));
+  }
+
+  Host server_;
+  Host client_;
+  std::shared_ptr<CmId> listener_ = server_.Listening();
+  QueuePair* client_qp_ = nullptr;
+  QueuePair* server_qp_ = nullptr;
+  std::shared_ptr<CmId> client_id_;
+  std::shared_ptr<CmId> server_id_;
+};
+
+TEST_F(TeardownTest, AQpMayGoWhileItsIdDisconnects) {
+  for (int round = 0; round < kRounds; ++round) {
+    Connect();
+    const uint32_t handle = client_qp_->handle();
+    Together([&] { EXPECT_EQ(client_.nic().DestroyQp(handle), 0); },
+             [&] {
+               // Too late, or in time: both are fine.
+               const int error = client_.cm().Disconnect(client_id_);
+               EXPECT_TRUE(error == 0 || error == EINVAL) << error;
+             });
+    ASSERT_TRUE(server_.Await(CmEventType::kDisconnected));
+    client_.cm().Destroy(client_id_);
+    server_.cm().Destroy(server_id_);
+    EXPECT_EQ(server_.nic().DestroyQp(server_qp_->handle()), 0);
+  }
+}
+
+TEST_F(TeardownTest, AQpMayGoWhileItsIdIsDestroyedAndItsPeerLeaves) {
+  for (int round = 0; round < kRounds; ++round) {
+    Connect();
+    const uint32_t handle = client_qp_->handle();
+    // The end of the peer's stream puts the client's observer to work.
+    EXPECT_EQ(server_.cm().Disconnect(server_id_), 0);
+    Together(
+        [&] {
+          client_.cm().ForgetQp(client_qp_->qp_number());
+          EXPECT_EQ(client_.nic().DestroyQp(handle), 0);
+        },
+        [&] { client_.cm().Destroy(client_id_); });
+    client_id_.reset();
+    server_.cm().Destroy(server_id_);
+    EXPECT_EQ(server_.nic().DestroyQp(server_qp_->handle()), 0);
+  }
+}
+
+// The loop's thread gives up the connection at the moment the program does.
+TEST(TeardownOfAnOverdueConnectionTest, AQpMayGoWhenItsReadyToReceiveMessageIsOverdue) {
+  using Clock = std::chrono::steady_clock;
+  CmOptions options;
+  options.request_timeout = 20ms;
+  Host server(options);
+  TcpFabric stranger;
+  const std::shared_ptr<CmId> listener = server.Listening();
+  for (int round = 0; round < 40; ++round) {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::unique_ptr<Stream> stream;
+    auto attempt = stranger.Connect({}, server.cm().Describe(*listener).local,
+                                    [&](Result<std::unique_ptr<Stream>, FabricError> result) {
+                                      std::lock_guard lock(mutex);
+                                      ASSERT_TRUE(result);
+                                      stream = std::move(*result);
+                                      changed.notify_all();
+                                    });
+    std::unique_lock lock(mutex);
+    ASSERT_TRUE(changed.wait_for(lock, std::chrono::seconds(10), [&] { return stream != nullptr; }));
+    lock.unlock();
+    // An enhanced request (RFC 6581) for peer-to-peer mode; its RTR never comes.
+    const std::string request = "MPA ID Req Frame" + std::string("\x10\x02\x00\x04\x80\x08\xc0\x08", 8);
+    const ConstBytes bytes = AsBytes(request);
+    ASSERT_EQ(stream->Write({&bytes, 1}).bytes, request.size());
+    QueuePair* const qp = server.NewQp();
+    const auto begin = Clock::now();
+    const std::shared_ptr<CmId> id = server.Accept(qp);
+    ASSERT_NE(id, nullptr);
+    // From a little before to a little after the limit.
+    const auto moment = begin + options.request_timeout + std::chrono::microseconds(50 * (round - 10));
+    while (Clock::now() < moment) std::this_thread::yield();
+    EXPECT_EQ(server.nic().DestroyQp(qp->handle()), 0);
+    server.cm().Destroy(id);
+  }
+  server.cm().Destroy(listener);
+}
+
+}  // namespace
+}  // namespace stagecoach::emu
