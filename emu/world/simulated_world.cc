@@ -16,8 +16,18 @@ SimulatedWorld::~SimulatedWorld() {
 }
 
 Host& SimulatedWorld::AddHost(const std::string& name, std::vector<IpEndpoint> addresses) {
+  DeviceProfile profile = options_.profile;
+  profile.want_crc = options_.crc;
+  return AddHost(name, std::move(addresses), profile);
+}
+
+Host& SimulatedWorld::AddHost(const std::string& name, std::vector<IpEndpoint> addresses,
+                              const DeviceProfile& profile) {
   Entry entry;
   entry.name = name;
+  entry.options = options_;
+  entry.options.profile = profile;
+  entry.options.crc = profile.want_crc;
   entry.addresses = addresses;
   entry.fabric = &sim_.AddHost(name, std::move(addresses));
   HostParts parts;
@@ -26,7 +36,7 @@ Host& SimulatedWorld::AddHost(const std::string& name, std::vector<IpEndpoint> a
   parts.stags = SeededStagSource(sim_.prng().Fork("stags/" + name));
   parts.trace = sim_.trace();
   parts.capture = options_.capture;
-  entry.host = std::make_unique<Host>(std::move(parts), options_);
+  entry.host = std::make_unique<Host>(std::move(parts), entry.options);
   hosts_.push_back(std::move(entry));
   return *hosts_.back().host;
 }

@@ -27,6 +27,8 @@ class SimulatedWorld final : public World {
   // The first host added is the one programs act as at first. Addresses as for SimWorld::AddHost. The NIC is called
   // NAME-rnic.
   Host& AddHost(const std::string& name, std::vector<IpEndpoint> addresses);
+  // ... with a device of its own kind, which also says whether CRCs are asked for.
+  Host& AddHost(const std::string& name, std::vector<IpEndpoint> addresses, const DeviceProfile& profile);
   // `name` must be a host.
   void ActAs(std::string_view name);
 
@@ -41,6 +43,7 @@ class SimulatedWorld final : public World {
   struct Entry {
     std::string name;
     std::vector<IpEndpoint> addresses;
+    WorldOptions options;
     SimFabric* fabric = nullptr;
     std::unique_ptr<Host> host;
   };
