@@ -1,12 +1,14 @@
 #include "rpcrdma/api/client.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <optional>
 #include <random>
-#include <thread>
+#include <utility>
 #include <vector>
 
 #include "rpcrdma/api/errors_internal.h"
+#include "rpcrdma/api/lookup.h"
 #include "rpcrdma/api/reply_storage.h"
 #include "rpcrdma/api/resolve.h"
 #include "rpcrdma/core/negotiation.h"
@@ -45,6 +47,12 @@ Connection::Options ConnectionOptions(const ClientOptions& options) {
 
 const CloseCause kDestroyed{.kind = CloseCause::Kind::kLocal, .text = "the client was destroyed"};
 
+Result<sockaddr_storage, std::string> AskSystem(const std::string& host, uint16_t port) {
+  const auto address = ResolveHost(host, port);
+  if (!address) return Err(address.error());
+  return address->storage;
+}
+
 uint32_t FirstXid(uint32_t wanted) {
   return wanted != 0 ? wanted : std::random_device()();
 }
@@ -55,26 +63,21 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
  public:
   ClientConnection(EventLoop& loop, ClientOptions options)
       : loop_(loop),
+        resolver_(std::exchange(options.resolver, nullptr)),
         options_(Clamp(std::move(options))),
         xids_(FirstXid(options_.first_xid)),
         connection_(loop, ConnectionOptions(options_), *this, nullptr, options_.trace) {}
-
-  ~ClientConnection() override {
-    if (resolver_.joinable()) resolver_.join();
-  }
 
   // --- Connecting ---
 
   void Connect(std::string_view host, uint16_t port, Client::ConnectHandler handler) {
     if (!BeginConnect(FormatHostPort(host, port), std::move(handler))) return;
     if (const auto address = ParseAddress(host, port)) return ConnectTo(address->get());
-    // The system's resolver blocks, so it gets a thread, whose answer comes back through the loop.
-    resolver_ = std::thread([weak = weak_from_this(), loop = &loop_, host = std::string(host), port] {
-      auto resolved = ResolveHost(host, port);
-      loop->Post([weak, resolved = std::move(resolved)] {
-        if (auto self = weak.lock()) self->OnResolved(resolved);
-      });
+    lookup_timer_ = loop_.At(connect_deadline_, [weak = weak_from_this()] {
+      if (auto self = weak.lock()) self->OnLookupTimeout();
     });
+    lookup_.emplace(loop_, resolver_ ? std::exchange(resolver_, nullptr) : HostResolver(&AskSystem), std::string(host),
+                    port, [this](const Lookup::Outcome& resolved) { OnResolved(resolved); });
   }
 
   void Connect(const sockaddr* address, Client::ConnectHandler handler) {
@@ -129,6 +132,7 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
   void Close(UniqueFunction<void()> handler) {
     on_closed_ = std::move(handler);
     closing_ = true;
+    EndLookup();
     const CloseCause cause{.kind = CloseCause::Kind::kLocal, .text = "closed by this end"};
     if (channel_ && !connection_.closed()) {
       connection_.Close(/*gracefully=*/true, cause);
@@ -141,7 +145,7 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
   void Abandon() {
     abandoned_ = true;
     on_lost_ = nullptr;
-    if (resolver_.joinable()) resolver_.join();
+    EndLookup();
     RememberLoss(kDestroyed);
     if (channel_) connection_.CloseNow();
     channel_.reset();
@@ -229,17 +233,33 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
     started_ = true;
     peer_ = std::move(peer);
     what_ = "connect to " + peer_;
+    connect_deadline_ = loop_.Now() + options_.connect_timeout;
     on_connected_ = std::move(handler);
     return true;
   }
 
-  void OnResolved(const Result<SocketAddress, std::string>& resolved) {
-    if (abandoned_ || !on_connected_) return;
-    if (resolved) return ConnectTo(resolved->get());
+  void OnResolved(const Lookup::Outcome& resolved) {
+    EndLookup();
+    if (resolved) return ConnectTo(reinterpret_cast<const sockaddr*>(&*resolved));
+    FailLookup(CallError::Kind::kResolve, resolved.error());
+  }
+
+  void OnLookupTimeout() {
+    EndLookup();
+    FailLookup(CallError::Kind::kUnreachable, "the name was not resolved in time", ETIMEDOUT);
+  }
+
+  void FailLookup(CallError::Kind kind, const std::string& why, int system_error = 0) {
     CallError error;
-    error.kind = CallError::Kind::kResolve;
-    error.message = what_ + ": " + resolved.error();
+    error.kind = kind;
+    error.system_error = system_error;
+    error.message = what_ + ": " + why;
     std::exchange(on_connected_, nullptr)(Err(std::move(error)));
+  }
+
+  void EndLookup() {
+    lookup_.reset();
+    loop_.Cancel(std::exchange(lookup_timer_, 0));
   }
 
   void ConnectTo(const sockaddr* address) {
@@ -253,7 +273,7 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
       return;
     }
     channel_ = std::move(*channel);
-    connection_.Connect(*channel_, address, options_.connect_timeout);
+    connection_.Connect(*channel_, address, connect_deadline_ - loop_.Now());
   }
 
   // Encodes header and arguments into a recycled buffer, enlarging it until they fit. False: beyond the limit.
@@ -365,6 +385,7 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
   }
 
   EventLoop& loop_;
+  HostResolver resolver_;  // until its thread has it
   const ClientOptions options_;
   SequentialXids xids_;
   std::string peer_;
@@ -375,7 +396,9 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
   bool delivering_after_end_ = false;
   bool progress_posted_ = false;
 
-  std::thread resolver_;
+  Instant connect_deadline_;
+  std::optional<Lookup> lookup_;
+  EventLoop::TimerId lookup_timer_ = 0;
   std::unique_ptr<CmChannel> channel_;
   std::optional<Requester> requester_;
   Connection connection_;  // before the requester and the channel in destruction

@@ -34,10 +34,13 @@
 // Threading: everything on the loop's thread (or before it runs). The loop outlives the Client.
 #pragma once
 
+#include <sys/socket.h>
+
 #include <asio/associated_executor.hpp>
 #include <asio/async_result.hpp>
 #include <asio/dispatch.hpp>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -54,14 +57,16 @@
 #include "rpcrdma/xdr/xdr_reader.h"
 #include "rpcrdma/xdr/xdr_writer.h"
 
-struct sockaddr;
-
 namespace stagecoach::rpcrdma {
 
 namespace internal {
 class ClientConnection;
 struct ReplyStorage;
 }  // namespace internal
+
+// Host name and port (host byte order) to an address; the error says what is wrong, as a clause. Called once, on a
+// thread that nobody waits for: it may block, and must not refer to anything that could be gone by the time it returns.
+using HostResolver = std::function<Result<sockaddr_storage, std::string>(const std::string& host, uint16_t port)>;
 
 struct ClientOptions {
   // Calls this end is ready to have on the wire at a time; the server's grant may be less. 1 to 1024.
@@ -73,7 +78,10 @@ struct ClientOptions {
   uint32_t queued_calls_max = 4096;
   // Bytes of one call message without its eligible items, and of one reply message in a Reply chunk.
   uint32_t message_bytes_max = 1 << 20;
+  // From Connect() to the established connection, the lookup of a host name included.
   Duration connect_timeout = 10s;
+  // For hosts that are not numeric addresses; empty is the system's resolver.
+  HostResolver resolver;
   // The RDMA Reads a server may have in flight towards this end (IRD); the device may lower it.
   uint8_t incoming_reads = 16;
   // Expose memory through type 2 memory windows where the device has them, so that the server may invalidate them with
@@ -147,6 +155,7 @@ class Client {
   // --- With plain callbacks ---
 
   // Once per Client. `host` is a numeric address, or a name, which is resolved on a thread of its own.
+  // The end of connecting, whichever it is, does not wait for that thread.
   void Connect(std::string_view host, uint16_t port, ConnectHandler handler);
   void Connect(const sockaddr* address, ConnectHandler handler);
   // Returns an id for Cancel, or 0 when the call failed at once (the handler then runs from the loop with the error).

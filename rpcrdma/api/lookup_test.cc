@@ -1,0 +1,144 @@
+// Connecting by name, with resolvers that take their time: nobody waits for them longer than they said.
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <future>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "base/asio_loop/asio_loop.h"
+#include "rpcrdma/api/client.h"
+
+namespace stagecoach::rpcrdma {
+namespace {
+
+constexpr auto kBound = std::chrono::seconds(30);
+
+// A resolver that answers when it is told to.
+class SlowResolver {
+ public:
+  SlowResolver() : answer_(promise_.get_future().share()), ended_(end_.get_future()) {}
+  ~SlowResolver() { EXPECT_TRUE(Ended()) << "the resolver's thread still runs"; }
+
+  HostResolver resolver() {
+    // Tells when the thread has let go of its copy, which is the last thing it does.
+    const std::shared_ptr<void> guard(
+        nullptr, [end = std::make_shared<std::promise<void>>(std::move(end_))](void*) { end->set_value(); });
+    return [answer = answer_, guard](const std::string&, uint16_t) { return answer.get(); };
+  }
+  void Answer(Result<sockaddr_storage, std::string> answer) { promise_.set_value(std::move(answer)); }
+  bool Ended() { return ended_.wait_for(kBound) == std::future_status::ready; }
+
+ private:
+  std::promise<Result<sockaddr_storage, std::string>> promise_;
+  std::shared_future<Result<sockaddr_storage, std::string>> answer_;
+  std::promise<void> end_;
+  std::future<void> ended_;
+};
+
+sockaddr_storage Loopback(uint16_t port) {
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(port);
+  sockaddr_storage storage = {};
+  std::memcpy(&storage, &address, sizeof(address));
+  return storage;
+}
+
+class LookupTest : public ::testing::Test {
+ protected:
+  void Connect(HostResolver resolver, Duration timeout = 60s) {
+    ClientOptions options;
+    options.connect_timeout = timeout;
+    options.resolver = std::move(resolver);
+    client_.emplace(*loop_, options);
+    client_->Connect("name.test", 7, [this](Result<void, CallError> outcome) {
+      EXPECT_FALSE(outcome_) << "the handler ran twice";
+      outcome_.emplace(std::move(outcome));
+    });
+    EXPECT_FALSE(outcome_) << "the handler ran inside Connect";
+  }
+  // Runs the loop until the handler has run.
+  CallError Error() {
+    const Instant bound = loop_->Now() + kBound;
+    while (!outcome_ && loop_->Now() < bound) loop_->RunOnce(100ms);
+    EXPECT_TRUE(outcome_) << "connecting hangs";
+    EXPECT_FALSE(outcome_ && *outcome_) << "connected to nobody";
+    return outcome_ && !*outcome_ ? outcome_->error() : CallError{};
+  }
+
+  std::optional<AsioLoop> loop_{std::in_place};
+  std::optional<Client> client_;
+  std::optional<Result<void, CallError>> outcome_;
+};
+
+TEST_F(LookupTest, TheTimeoutOfConnectingCoversTheLookup) {
+  SlowResolver slow;
+  Connect(slow.resolver(), 10ms);
+  const CallError error = Error();
+  EXPECT_EQ(error.kind, CallError::Kind::kUnreachable);
+  EXPECT_EQ(error.system_error, ETIMEDOUT);
+  EXPECT_EQ(error.message, "connect to name.test:7: the name was not resolved in time");
+  // An answer that comes too late changes nothing.
+  slow.Answer(Loopback(7));
+  ASSERT_TRUE(slow.Ended());
+  loop_->RunOnce(0ms);
+  EXPECT_FALSE(client_->connected());
+}
+
+TEST_F(LookupTest, NothingWaitsForTheResolverAndItsAnswerLeadsNowhere) {
+  SlowResolver slow;
+  Connect(slow.resolver());
+  client_.reset();
+  EXPECT_EQ(Error().kind, CallError::Kind::kClosed);
+  loop_.reset();
+  slow.Answer(Loopback(7));
+}
+
+TEST_F(LookupTest, AnAnswerThatIsPostedWhenTheClientGoesIsDropped) {
+  SlowResolver slow;
+  Connect(slow.resolver());
+  slow.Answer(Err(std::string("no such name")));
+  ASSERT_TRUE(slow.Ended());
+  client_.reset();
+  EXPECT_EQ(Error().kind, CallError::Kind::kClosed);
+}
+
+TEST_F(LookupTest, ClosingEndsALookup) {
+  SlowResolver slow;
+  Connect(slow.resolver());
+  bool closed = false;
+  client_->Close([&] { closed = true; });
+  EXPECT_EQ(Error().kind, CallError::Kind::kClosed);
+  EXPECT_TRUE(closed);
+  slow.Answer(Loopback(7));
+  ASSERT_TRUE(slow.Ended());
+  loop_->RunOnce(0ms);
+}
+
+TEST_F(LookupTest, WhatTheResolverSaysIsReported) {
+  Connect([](const std::string& host, uint16_t port) -> Result<sockaddr_storage, std::string> {
+    return Err(host + "/" + std::to_string(port) + " means nothing");
+  });
+  const CallError error = Error();
+  EXPECT_EQ(error.kind, CallError::Kind::kResolve);
+  EXPECT_EQ(error.message, "connect to name.test:7: name.test/7 means nothing");
+}
+
+TEST_F(LookupTest, TheAddressFoundIsConnectedTo) {
+  // Port 0 takes no connections anywhere.
+  Connect([](const std::string&, uint16_t) -> Result<sockaddr_storage, std::string> { return Loopback(0); });
+  const CallError error = Error();
+  EXPECT_NE(error.kind, CallError::Kind::kResolve);
+  EXPECT_TRUE(error.message.starts_with("connect to name.test:7: ")) << error.message;
+}
+
+}  // namespace
+}  // namespace stagecoach::rpcrdma
