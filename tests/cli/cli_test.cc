@@ -140,12 +140,20 @@ TEST_F(CliTest, CapturesStartWithAPcapngSectionHeader) {
   EXPECT_NE(nowhere.err.find("missing/x"), std::string::npos) << nowhere.err;
 }
 
-TEST_F(CliTest, TheServerEndsWellOnSigterm) {
-  Serve();
+TEST_F(CliTest, TheServerEndsWellWhenAskedTo) {
+  for (const int signal : {SIGTERM, SIGINT, SIGHUP}) {
+    Serve();
+    ExpectServerAlive();
+    server_->Signal(signal);
+    EXPECT_EQ(server_->Wait(), 0) << strsignal(signal) << server_->Err();
+    EXPECT_EQ(server_->Err(), "");
+  }
+}
+
+TEST_F(CliTest, AServerStartedWithNohupStays) {
+  Serve({}, {"bash", "-c", "trap '' HUP; exec \"$0\" \"$@\""});
+  server_->Signal(SIGHUP);
   ExpectServerAlive();
-  server_->Signal(SIGTERM);
-  EXPECT_EQ(server_->Wait(), 0) << server_->Err();
-  EXPECT_EQ(server_->Err(), "");
 }
 
 // --- Usage ---
@@ -302,6 +310,58 @@ TEST_F(CliTest, AServerWithLittleMemoryPerClientIsServedFromSlowerAndWhole) {
   EXPECT_TRUE(ReadFile(local_ / "back") == content);
 }
 
+// --- Names that are resolved slowly ---
+
+// A process whose resolver never comes back: /etc/hosts, of its mount namespace, is a pipe that nobody writes to.
+class SlowNamesTest : public CliTest {
+ protected:
+  static constexpr const char* kUrl = "stagecoach://name.test/x";
+
+  void SetUp() override {
+    CliTest::SetUp();
+    pipe_ = base_ / "hosts";
+    ASSERT_EQ(::mkfifo(pipe_.c_str(), 0666), 0);
+    const auto probe = StartSlow({"true"});
+    if (probe->Wait() != 0) GTEST_SKIP() << "no mount namespaces here: " << probe->Err();
+  }
+  std::unique_ptr<Process> StartSlow(std::vector<std::string> command) {
+    std::vector<std::string> arguments = {"unshare",
+                                          "--user",
+                                          "--map-root-user",
+                                          "--mount",
+                                          "bash",
+                                          "-c",
+                                          "mount --bind \"$0\" /etc/hosts && exec \"$@\"",
+                                          pipe_.string()};
+    arguments.insert(arguments.end(), command.begin(), command.end());
+    return std::make_unique<Process>((base_ / "logs").string(), arguments);
+  }
+
+  fs::path pipe_;
+};
+
+TEST_F(SlowNamesTest, TheTimeoutCoversThem) {
+  const auto get = StartSlow({StagecoachBinary(), "get", "--timeout", "0.1", kUrl, (local_ / "x").string()});
+  EXPECT_EQ(get->Wait(), 1);
+  EXPECT_EQ(get->Err(),
+            "stagecoach: get stagecoach://name.test:20049/x: connect to name.test:20049: the name was not "
+            "resolved in time\n");
+}
+
+TEST_F(SlowNamesTest, AnInterruptDoesNotWaitForThem) {
+  const auto get = StartSlow({StagecoachBinary(), "get", kUrl, (local_ / "x").string()});
+  // The lookup has begun: somebody has the pipe open, or is about to.
+  int writer = -1;
+  ASSERT_TRUE(WaitUntil([&] {
+    writer = ::open(pipe_.c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC);
+    return writer >= 0 || !get->Running();
+  })) << get->Err();
+  get->Signal(SIGINT);
+  EXPECT_EQ(get->Wait(), 1) << get->Err();
+  EXPECT_NE(get->Err().find("interrupted"), std::string::npos) << get->Err();
+  ::close(writer);
+}
+
 // --- Peers and disks that fail in the middle ---
 
 // A file that takes a while and no disk space to speak of.
@@ -337,12 +397,14 @@ TEST_F(CliTest, AClientThatVanishesInMidTransferLeavesNothingBehind) {
 TEST_F(CliTest, AnInterruptedTransferLeavesNothingBehind) {
   MakeSparse(exported_ / "large", uint64_t{1} << 34);
   Serve();
-  const auto get = Start({"get", Url("large"), (local_ / "large").string()});
-  ASSERT_TRUE(WaitUntil([&] { return !fs::is_empty(local_) || !get->Running(); })) << get->Err();
-  get->Signal(SIGINT);
-  EXPECT_EQ(get->Wait(), 1);
-  EXPECT_NE(get->Err().find("interrupted"), std::string::npos) << get->Err();
-  EXPECT_TRUE(fs::is_empty(local_));
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    const auto get = Start({"get", Url("large"), (local_ / "large").string()});
+    ASSERT_TRUE(WaitUntil([&] { return !fs::is_empty(local_) || !get->Running(); })) << get->Err();
+    get->Signal(signal);
+    EXPECT_EQ(get->Wait(), 1) << strsignal(signal);
+    EXPECT_NE(get->Err().find("interrupted"), std::string::npos) << get->Err();
+    EXPECT_TRUE(fs::is_empty(local_)) << strsignal(signal);
+  }
   ExpectServerAlive();
 }
 

@@ -38,6 +38,8 @@ Process::Process(const std::string& directory, const std::vector<std::string>& a
     ::dup2(in, STDIN_FILENO);
     ::dup2(out, STDOUT_FILENO);
     ::dup2(err, STDERR_FILENO);
+    // Whatever the test was started with, nohup for example.
+    for (const int number : {SIGINT, SIGTERM, SIGHUP}) ::signal(number, SIG_DFL);
     ::execvp(argv[0], argv.data());
     ::_exit(127);
   }

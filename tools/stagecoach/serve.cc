@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 
 #include <asio/signal_set.hpp>
-#include <csignal>
 #include <cstdio>
 #include <memory>
 
@@ -16,6 +15,7 @@
 #include "rpcrdma/ulb/file/file_store.h"
 #include "rpcrdma/ulb/file/names.h"
 #include "tools/stagecoach/command.h"
+#include "tools/stagecoach/signals.h"
 #include "tools/stagecoach/text.h"
 
 namespace stagecoach::cli {
@@ -79,18 +79,17 @@ int Serve(const ServeOptions& options) {
   }
 
   asio::signal_set signals(loop.context());
-  asio::error_code error;
-  signals.add(SIGINT, error);
-  signals.add(SIGTERM, error);
-  std::function<void(asio::error_code, int)> on_signal = [&](asio::error_code failed, int) {
-    if (failed) return;
-    // A second signal does not wait for anybody.
+  AddEndingSignals(signals);
+  signals.async_wait([&](asio::error_code error, int) {
+    if (error) return;
+    // A second signal does not wait for any client, a third not even for the disk.
     signals.async_wait([&](asio::error_code again, int) {
-      if (!again) loop.Stop();
+      if (again) return;
+      signals.clear(again);
+      loop.Stop();
     });
     server.Stop(kGrace, [&] { loop.Stop(); });
-  };
-  signals.async_wait(on_signal);
+  });
 
   const HostPort bound{where->host, server.port()};
   if (!IsLoopback(where->host)) {
@@ -104,6 +103,7 @@ int Serve(const ServeOptions& options) {
   std::fflush(stdout);
 
   loop.Run();
+  asio::error_code error;
   signals.cancel(error);
   if (options.verbose) {
     const auto& counters = service.counters();

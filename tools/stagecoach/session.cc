@@ -1,7 +1,8 @@
 #include "tools/stagecoach/session.h"
 
 #include <algorithm>
-#include <csignal>
+
+#include "tools/stagecoach/signals.h"
 
 namespace stagecoach::cli {
 namespace {
@@ -21,11 +22,12 @@ Session::Session(HostPort server, Options options)
       client_(loop_, MakeClientOptions(options)),
       files_(client_) {
   files_.set_timeout(options.timeout);
-  asio::error_code ignored;
-  signals_.add(SIGINT, ignored);
-  signals_.add(SIGTERM, ignored);
+  AddEndingSignals(signals_);
   signals_.async_wait([this](asio::error_code error, int /*signal*/) {
-    if (!error) interrupted_ = true;
+    if (error) return;
+    interrupted_ = true;
+    // The next one ends the process at once, should unwinding take too long for the user.
+    signals_.clear(error);
   });
 }
 

@@ -1,8 +1,8 @@
 // Session: one connection to a server, used from straight-line code.
 //
 // The CLI does one thing after another; the RPC stack is asynchronous. Await() starts an operation and runs the loop
-// until its outcome is there. SIGINT and SIGTERM end every wait: the caller unwinds, which removes what is half done,
-// and the process exits with an error.
+// until its outcome is there. SIGINT, SIGTERM and SIGHUP end every wait: the caller unwinds, which removes what is half
+// done, and the process exits with an error. A second one kills.
 //
 // Buffers that calls in flight may refer to belong to the session, because it alone knows when the connection is
 // through with them. Single-threaded.
