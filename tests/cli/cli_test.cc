@@ -362,6 +362,18 @@ TEST_F(SlowNamesTest, AnInterruptDoesNotWaitForThem) {
   ::close(writer);
 }
 
+TEST_F(SlowNamesTest, AServerThatIsToListenOnOneCanBeInterrupted) {
+  const auto serve = StartSlow({StagecoachBinary(), "serve", "--listen", "name.test:0", exported_.string()});
+  int writer = -1;
+  ASSERT_TRUE(WaitUntil([&] {
+    writer = ::open(pipe_.c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC);
+    return writer >= 0 || !serve->Running();
+  })) << serve->Err();
+  serve->Signal(SIGINT);
+  EXPECT_EQ(serve->Wait(), -SIGINT) << serve->Err();
+  ::close(writer);
+}
+
 // --- Peers and disks that fail in the middle ---
 
 // A file that takes a while and no disk space to speak of.
