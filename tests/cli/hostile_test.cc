@@ -111,8 +111,10 @@ class HostileServerTest : public CliTest {
     return {process->Wait(std::chrono::milliseconds(0)).value_or(-1), process->Out(), process->Err()};
   }
   // A `get -r` that must fail, say why, and write nothing but its empty destination directories.
-  void ExpectTreeRefused(const std::string& why) {
-    const Outcome get = RunAgainstLiar({"get", "-r", Url(), (local_ / "tree").string()});
+  void ExpectTreeRefused(const std::string& why, std::vector<std::string> options = {}) {
+    std::vector<std::string> arguments = {"get", "-r", Url(), (local_ / "tree").string()};
+    arguments.insert(arguments.end(), options.begin(), options.end());
+    const Outcome get = RunAgainstLiar(arguments);
     EXPECT_EQ(get.code, 1) << why;
     EXPECT_NE(get.err.find(why), std::string::npos) << get.err;
     EXPECT_EQ(get.err.find('\x1b'), std::string::npos);
@@ -168,6 +170,43 @@ TEST_F(HostileServerTest, ATreeWithoutABottomIsCutOff) {
   service_.attributes = [](const Path&) { return kDirectoryAttributes; };
   service_.list = [](const ListArgs&) { return Page{1, true, {{"d", kDirectoryAttributes}}}; };
   ExpectTreeRefused("too deep");
+}
+
+TEST_F(HostileServerTest, DirectoriesThatMultiplyWithoutEndAreCutOff) {
+  // 2^64 of them, none too deep.
+  service_.attributes = [](const Path&) { return kDirectoryAttributes; };
+  size_t listings = 0;
+  service_.list = [&](const ListArgs&) {
+    ++listings;
+    return Page{1, true, {{"a", kDirectoryAttributes}, {"b", kDirectoryAttributes}}};
+  };
+  ExpectTreeRefused("server lists more than 300 entries; --max-entries allows more", {"--max-entries", "300"});
+  EXPECT_EQ(listings, 151u) << "the one that is too many ends it";
+}
+
+TEST_F(HostileServerTest, ADirectoryWithoutEndIsCutOff) {
+  uint64_t next = 0;
+  service_.list = [&](const ListArgs&) {
+    Page page{++next, false, {}};
+    for (int i = 0; i < 10; ++i)
+      page.entries.push_back({std::to_string(next) + "-" + std::to_string(i), kFileAttributes});
+    return page;
+  };
+  ExpectTreeRefused("server lists more than 300 entries; --max-entries allows more", {"--max-entries", "300"});
+  const Outcome ls = RunAgainstLiar({"ls", "--max-entries", "300", Url()});
+  EXPECT_EQ(ls.code, 1);
+  EXPECT_EQ(ls.err, "stagecoach: ls " + Url() + ": server lists more than 300 entries; --max-entries allows more\n");
+  EXPECT_EQ(ls.out, "");
+}
+
+TEST_F(HostileServerTest, AsManyEntriesAsAreAllowedAreTaken) {
+  service_.list = [](const ListArgs& args) {
+    if (!args.path.empty()) return Page{1, true, {{"file", kFileAttributes}}};
+    return Page{1, true, {{"dir", kDirectoryAttributes}, {"file", kFileAttributes}}};
+  };
+  const Outcome get = RunAgainstLiar({"get", "-r", "--max-entries", "3", Url(), (local_ / "tree").string()});
+  EXPECT_EQ(get.code, 0) << get.err;
+  EXPECT_EQ(Tree(local_ / "tree"), (std::set<std::string>{"dir", "dir/file", "file"}));
 }
 
 TEST_F(HostileServerTest, DataThatIsNotWhatItsChecksumSaysIsRefused) {

@@ -63,6 +63,14 @@ void AddClientOptions(CLI::App& command, ClientCommandOptions& options) {
       ->capture_default_str();
 }
 
+void AddEntriesOption(CLI::App& command, uint64_t& entries_max) {
+  command
+      .add_option("--max-entries", entries_max, "Give up on a server that lists more files and directories than this")
+      ->type_name("N")
+      ->check(CLI::Range(uint64_t{1}, uint64_t{1'000'000'000}))
+      ->capture_default_str();
+}
+
 void AddCopyOptions(CLI::App& command, CopyOptions& options) {
   AddClientOptions(command, options.client);
   command.add_flag(

@@ -44,6 +44,9 @@ struct ClientCommandOptions {
 };
 void AddClientOptions(CLI::App& command, ClientCommandOptions& options);
 
+// --max-entries, of the commands that list.
+void AddEntriesOption(CLI::App& command, uint64_t& entries_max);
+
 // Options of the commands that move files.
 struct CopyOptions {
   ClientCommandOptions client;

@@ -43,7 +43,7 @@ Result<TreeResult, Error> GetFile(Session& session, const Url& url, const std::s
   return TreeResult{1, *size, 0};
 }
 
-int Get(const CopyOptions& options, const std::string& url_text, const std::string& local) {
+int Get(const CopyOptions& options, EntryBudget budget, const std::string& url_text, const std::string& local) {
   const auto url = ParseUrl(url_text);
   if (!url) {
     Complain("get", url.error());
@@ -67,9 +67,9 @@ int Get(const CopyOptions& options, const std::string& url_text, const std::stri
         [&](auto handler) { session.files().GetAttributes(url->path, std::move(handler)); });
     if (!attributes) return Err(attributes.error());
     if (attributes->type != file::Type::kDirectory) return GetFile(session, *url, local, transfer);
-    return DownloadTree(session, url->path, local, transfer, [](const std::string& subject, const std::string& text) {
-      Complain(fmt::format("get {}", subject), text);
-    });
+    return DownloadTree(
+        session, url->path, local, budget, transfer,
+        [](const std::string& subject, const std::string& text) { Complain(fmt::format("get {}", subject), text); });
   };
   const auto result = run();
   const Duration elapsed = session.Now() - start;
@@ -96,13 +96,17 @@ void AddGet(CLI::App& app, int& exit_code) {
     CopyOptions copy;
     std::string url;
     std::string local;
+    uint64_t entries_max = EntryBudget::kDefault;
   };
   const auto options = std::make_shared<Options>();
   CLI::App* command = app.add_subcommand("get", "Copy a file or a tree from a server");
   command->add_option("URL", options->url, "stagecoach://HOST:PORT/PATH")->required();
   command->add_option("LOCAL", options->local, "Where to: a file, or a directory that takes it")->required();
   AddCopyOptions(*command, options->copy);
-  command->callback([options, &exit_code] { exit_code = Get(options->copy, options->url, options->local); });
+  AddEntriesOption(*command, options->entries_max);
+  command->callback([options, &exit_code] {
+    exit_code = Get(options->copy, EntryBudget(options->entries_max), options->url, options->local);
+  });
 }
 
 }  // namespace stagecoach::cli

@@ -26,7 +26,7 @@ void Print(const std::vector<file::Entry>& entries) {
   }
 }
 
-int Ls(const std::string& text, const ClientCommandOptions& options) {
+int Ls(const std::string& text, EntryBudget budget, const ClientCommandOptions& options) {
   const auto url = ParseUrl(text);
   if (!url) {
     Complain("ls", url.error());
@@ -39,7 +39,7 @@ int Ls(const std::string& text, const ClientCommandOptions& options) {
     const auto attributes = session.Await<file::Attributes>(
         [&](auto handler) { session.files().GetAttributes(url->path, std::move(handler)); });
     if (!attributes) return Err(attributes.error());
-    if (attributes->type == file::Type::kDirectory) return ListDirectory(session, url->path);
+    if (attributes->type == file::Type::kDirectory) return ListDirectory(session, url->path, budget);
     return std::vector<file::Entry>{{url->path.empty() ? "." : url->path.back(), *attributes}};
   };
   const auto entries = run();
@@ -61,12 +61,15 @@ void AddLs(CLI::App& app, int& exit_code) {
   struct Options {
     ClientCommandOptions client;
     std::string url;
+    uint64_t entries_max = EntryBudget::kDefault;
   };
   const auto options = std::make_shared<Options>();
   CLI::App* command = app.add_subcommand("ls", "List a directory of a server");
   command->add_option("URL", options->url, "stagecoach://HOST:PORT/PATH")->required();
+  AddEntriesOption(*command, options->entries_max);
   AddClientOptions(*command, options->client);
-  command->callback([options, &exit_code] { exit_code = Ls(options->url, options->client); });
+  command->callback(
+      [options, &exit_code] { exit_code = Ls(options->url, EntryBudget(options->entries_max), options->client); });
 }
 
 }  // namespace stagecoach::cli

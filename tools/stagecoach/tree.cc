@@ -17,8 +17,6 @@ namespace {
 
 namespace file = rpcrdma::file;
 
-// A directory with more entries than this is taken for an attack on our memory.
-constexpr size_t kEntriesMax = 1'000'000;
 // Fits an inline reply with the threshold we ask for; a server with a smaller one uses a Reply chunk.
 constexpr uint32_t kPageBytes = 3072;
 
@@ -30,13 +28,13 @@ file::Path Below(const file::Path& path, const std::string& name) {
 
 class Downloader {
  public:
-  Downloader(Session& session, const file::FileStore& store, std::string root, const TransferOptions& options,
-             const Report& report)
-      : session_(session), store_(store), root_(std::move(root)), options_(options), report_(report) {}
+  Downloader(Session& session, const file::FileStore& store, std::string root, EntryBudget budget,
+             const TransferOptions& options, const Report& report)
+      : session_(session), store_(store), root_(std::move(root)), budget_(budget), options_(options), report_(report) {}
 
   // A failure that was reported is no error here.
   Result<void, Error> Directory(const file::Path& from, const file::Path& to) {
-    const auto entries = ListDirectory(session_, from);
+    const auto entries = ListDirectory(session_, from, budget_);
     if (!entries) return Fail(session_.UrlOf(from), entries.error());
     for (const file::Entry& entry : *entries) {
       if (auto done = Entry(Below(from, entry.name), Below(to, entry.name), entry.attributes); !done) return done;
@@ -86,6 +84,7 @@ class Downloader {
   Session& session_;
   const file::FileStore& store_;
   const std::string root_;
+  EntryBudget budget_;
   const TransferOptions options_;
   const Report& report_;
   TreeResult result_;
@@ -168,7 +167,7 @@ class Uploader {
 
 }  // namespace
 
-Result<std::vector<file::Entry>, Error> ListDirectory(Session& session, const file::Path& path) {
+Result<std::vector<file::Entry>, Error> ListDirectory(Session& session, const file::Path& path, EntryBudget& budget) {
   const auto hostile = [](std::string what) {
     return Err(Error{"server sent a bad listing: " + std::move(what), false});
   };
@@ -179,6 +178,10 @@ Result<std::vector<file::Entry>, Error> ListDirectory(Session& session, const fi
       session.files().List({path, cookie, kPageBytes}, std::move(handler));
     });
     if (!page) return Err(page.error());
+    if (!budget.Take(page->entries.size())) {
+      return Err(
+          Error{fmt::format("server lists more than {} entries; --max-entries allows more", budget.max()), true});
+    }
     for (file::Entry& entry : page->entries) {
       if (!file::IsValidName(entry.name)) {
         return hostile(fmt::format("'{}' is not a name", file::Printable(entry.name)));
@@ -187,7 +190,6 @@ Result<std::vector<file::Entry>, Error> ListDirectory(Session& session, const fi
     }
     if (page->end) break;
     if (page->entries.empty()) return hostile("an empty page that is not the last");
-    if (entries.size() > kEntriesMax) return hostile(fmt::format("more than {} entries", kEntriesMax));
     cookie = page->cookie;
   }
   std::sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
@@ -198,13 +200,13 @@ Result<std::vector<file::Entry>, Error> ListDirectory(Session& session, const fi
 }
 
 Result<TreeResult, Error> DownloadTree(Session& session, const file::Path& from, const std::string& to,
-                                       const TransferOptions& options, const Report& report) {
+                                       EntryBudget budget, const TransferOptions& options, const Report& report) {
   if (::mkdir(to.c_str(), 0777) != 0 && errno != EEXIST) {
     return Err(Error{fmt::format("'{}': {}", file::Printable(to), std::strerror(errno)), true});
   }
   const auto store = file::FileStore::Open(to, {.read_only = false, .follow_links = false});
   if (!store) return Err(Error{store.error().text, true});
-  Downloader downloader(session, **store, to, options, report);
+  Downloader downloader(session, **store, to, budget, options, report);
   if (const auto done = downloader.Directory(from, {}); !done) return Err(done.error());
   return downloader.result();
 }

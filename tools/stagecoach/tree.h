@@ -1,6 +1,7 @@
 // Directory trees, remote and local.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
@@ -10,9 +11,30 @@
 
 namespace stagecoach::cli {
 
-// All entries of a remote directory, sorted by name. Whatever the server says is checked: a name that is none, a name
-// given twice, a listing without end are errors.
-Result<std::vector<rpcrdma::file::Entry>, Error> ListDirectory(Session& session, const rpcrdma::file::Path& path);
+// How many entries one command takes from a server, in all directories together. A server that lists without end, in
+// one directory or in ever new ones, would otherwise have our memory, our disk or our time.
+class EntryBudget {
+ public:
+  static constexpr uint64_t kDefault = 1'000'000;
+
+  explicit EntryBudget(uint64_t max = kDefault) : max_(max) {}
+  // False when so many are not left.
+  bool Take(uint64_t entries) {
+    if (entries > max_ - taken_) return false;
+    taken_ += entries;
+    return true;
+  }
+  uint64_t max() const { return max_; }
+
+ private:
+  uint64_t max_;
+  uint64_t taken_ = 0;
+};
+
+// All entries of a remote directory, sorted by name, which `budget` pays for; a fatal error when it cannot. Whatever
+// the server says is checked: a name that is none and a name given twice are errors.
+Result<std::vector<rpcrdma::file::Entry>, Error> ListDirectory(Session& session, const rpcrdma::file::Path& path,
+                                                               EntryBudget& budget);
 
 struct TreeResult {
   uint64_t files = 0;
@@ -25,7 +47,7 @@ using Report = std::function<void(const std::string& subject, const std::string&
 // Makes the contents of a remote directory the contents of the local directory `to`, which is created if missing.
 // Nothing is written outside it: links in it are not followed. A fatal error ends it.
 Result<TreeResult, Error> DownloadTree(Session& session, const rpcrdma::file::Path& from, const std::string& to,
-                                       const TransferOptions& options, const Report& report);
+                                       EntryBudget budget, const TransferOptions& options, const Report& report);
 
 // Makes the contents of the local directory `from` the contents of a remote one, which is created if missing. Links to
 // regular files are copied as the files; links to directories, and what is neither file nor directory, count as
