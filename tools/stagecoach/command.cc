@@ -8,9 +8,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include "rpcrdma/ulb/file/names.h"
-#include "tools/stagecoach/text.h"
 
 namespace stagecoach::cli {
 
@@ -18,6 +18,13 @@ void Complain(std::string_view command, std::string_view text) {
   // What is on standard output came first, also when both are one file.
   std::fflush(stdout);
   fmt::print(stderr, "stagecoach: {}: {}\n", command, text);
+}
+
+std::optional<Url> UrlArgument(std::string_view command, const std::string& text) {
+  auto url = ParseUrl(text);
+  if (url) return std::move(*url);
+  Complain(command, url.error());
+  return std::nullopt;
 }
 
 std::string_view ProviderName() {
@@ -69,26 +76,6 @@ void AddEntriesOption(CLI::App& command, uint64_t& entries_max) {
       ->type_name("N")
       ->check(CLI::Range(uint64_t{1}, uint64_t{1'000'000'000}))
       ->capture_default_str();
-}
-
-void AddCopyOptions(CLI::App& command, CopyOptions& options) {
-  AddClientOptions(command, options.client);
-  command.add_flag(
-      "-r,--recursive", options.recursive,
-      "Copy a directory: its contents become the contents of the destination, which is created if missing");
-  command.add_flag("-q,--quiet", options.quiet, "No progress bar");
-  command.add_option("--chunk", options.chunk, "Bytes in one READ or WRITE (K and M work); the server may allow less")
-      ->type_name("SIZE")
-      ->capture_default_str()
-      ->check([](const std::string& text) -> std::string {
-        const auto size = ParseSize(text);
-        if (size && *size >= 4096 && *size <= rpcrdma::file::kDataMax) return {};
-        return "'" + rpcrdma::file::Printable(text) + "' is not a size from 4K to 16M";
-      });
-  command.add_option("--depth", options.depth, "READs or WRITEs in flight")
-      ->type_name("N")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 64));
 }
 
 Session::Options ToSessionOptions(const ClientCommandOptions& options) {

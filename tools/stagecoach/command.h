@@ -10,6 +10,7 @@
 
 #include "base/result.h"
 #include "tools/stagecoach/session.h"
+#include "tools/stagecoach/url.h"
 
 namespace stagecoach::cli {
 
@@ -27,6 +28,8 @@ void AddPing(CLI::App& app, int& exit_code);
 
 // "stagecoach: COMMAND: TEXT" on standard error.
 void Complain(std::string_view command, std::string_view text);
+// The URL argument of a command. Complains, and is empty, when it is none: wrong usage.
+std::optional<Url> UrlArgument(std::string_view command, const std::string& text);
 
 // Options of every sub-command.
 struct CommonOptions {
@@ -46,16 +49,6 @@ void AddClientOptions(CLI::App& command, ClientCommandOptions& options);
 
 // --max-entries, of the commands that list.
 void AddEntriesOption(CLI::App& command, uint64_t& entries_max);
-
-// Options of the commands that move files.
-struct CopyOptions {
-  ClientCommandOptions client;
-  bool recursive = false;
-  bool quiet = false;
-  std::string chunk = "1M";
-  uint32_t depth = 8;
-};
-void AddCopyOptions(CLI::App& command, CopyOptions& options);
 
 Session::Options ToSessionOptions(const ClientCommandOptions& options);
 

@@ -6,7 +6,7 @@
 
 #include "rpcrdma/ulb/file/names.h"
 #include "tools/stagecoach/command.h"
-#include "tools/stagecoach/text.h"
+#include "tools/stagecoach/copy.h"
 #include "tools/stagecoach/tree.h"
 
 namespace stagecoach::cli {
@@ -44,49 +44,20 @@ Result<TreeResult, Error> GetFile(Session& session, const Url& url, const std::s
 }
 
 int Get(const CopyOptions& options, EntryBudget budget, const std::string& url_text, const std::string& local) {
-  const auto url = ParseUrl(url_text);
-  if (!url) {
-    Complain("get", url.error());
-    return kExitUsage;
-  }
+  const auto url = UrlArgument("get", url_text);
+  if (!url) return kExitUsage;
   if (local.empty()) {
     Complain("get", "LOCAL is empty");
     return kExitUsage;
   }
-  if (!ApplyCommonOptions("get", options.client.common)) return kExitFailure;
-  Session session(url->server, ToSessionOptions(options.client));
-  const std::string command = fmt::format("get {}", session.UrlOf(url->path));
-  TransferOptions transfer{static_cast<uint32_t>(*ParseSize(options.chunk)), options.depth, options.quiet};
-
-  const Instant start = session.Now();
-  const auto run = [&]() -> Result<TreeResult, Error> {
-    if (auto connected = session.Connect(); !connected) return Err(connected.error());
-    if (auto limits = FitToServer(session, transfer); !limits) return Err(limits.error());
-    if (!options.recursive) return GetFile(session, *url, local, transfer);
-    const auto attributes = session.Await<file::Attributes>(
-        [&](auto handler) { session.files().GetAttributes(url->path, std::move(handler)); });
+  return RunCopy("get", *url, options, [&](const CopyContext& copy) -> Result<TreeResult, Error> {
+    if (!options.recursive) return GetFile(copy.session, *url, local, copy.transfer);
+    const auto attributes = copy.session.Await<file::Attributes>(
+        [&](auto handler) { copy.session.files().GetAttributes(url->path, std::move(handler)); });
     if (!attributes) return Err(attributes.error());
-    if (attributes->type != file::Type::kDirectory) return GetFile(session, *url, local, transfer);
-    return DownloadTree(
-        session, url->path, local, budget, transfer,
-        [](const std::string& subject, const std::string& text) { Complain(fmt::format("get {}", subject), text); });
-  };
-  const auto result = run();
-  const Duration elapsed = session.Now() - start;
-  const auto stats = session.client().stats();
-  if (!result) Complain(command, result.error().text);
-  session.Disconnect();
-  if (!result) return kExitFailure;
-  if (options.client.stats) {
-    fmt::print("{} {}, {} in {}, {}\n{}", result->files, result->files == 1 ? "file" : "files",
-               FormatBytes(result->bytes), FormatDuration(elapsed), FormatRate(result->bytes, elapsed),
-               FormatStats(stats));
-  }
-  if (result->failures > 0) {
-    Complain(command, fmt::format("{} could not be copied", result->failures));
-    return kExitFailure;
-  }
-  return kExitOk;
+    if (attributes->type != file::Type::kDirectory) return GetFile(copy.session, *url, local, copy.transfer);
+    return DownloadTree(copy.session, url->path, local, budget, copy.transfer, copy.report);
+  });
 }
 
 }  // namespace

@@ -27,11 +27,8 @@ void Print(const std::vector<file::Entry>& entries) {
 }
 
 int Ls(const std::string& text, EntryBudget budget, const ClientCommandOptions& options) {
-  const auto url = ParseUrl(text);
-  if (!url) {
-    Complain("ls", url.error());
-    return kExitUsage;
-  }
+  const auto url = UrlArgument("ls", text);
+  if (!url) return kExitUsage;
   if (!ApplyCommonOptions("ls", options.common)) return kExitFailure;
   Session session(url->server, ToSessionOptions(options));
   const auto run = [&]() -> Result<std::vector<file::Entry>, Error> {

@@ -56,11 +56,8 @@ Result<Duration, Error> OneCall(Session& session, const PingOptions& options) {
 }
 
 int Ping(const PingOptions& options) {
-  const auto url = ParseUrl(options.url);
-  if (!url) {
-    Complain("ping", url.error());
-    return kExitUsage;
-  }
+  const auto url = UrlArgument("ping", options.url);
+  if (!url) return kExitUsage;
   if (!ApplyCommonOptions("ping", options.client.common)) return kExitFailure;
   Session session(url->server, ToSessionOptions(options.client));
   std::vector<Duration> samples;

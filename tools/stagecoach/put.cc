@@ -8,7 +8,7 @@
 
 #include "rpcrdma/ulb/file/names.h"
 #include "tools/stagecoach/command.h"
-#include "tools/stagecoach/text.h"
+#include "tools/stagecoach/copy.h"
 #include "tools/stagecoach/tree.h"
 
 namespace stagecoach::cli {
@@ -39,11 +39,8 @@ Result<TreeResult, Error> PutFile(Session& session, const std::string& local, co
 }
 
 int Put(const CopyOptions& options, const std::string& local, const std::string& url_text) {
-  const auto url = ParseUrl(url_text);
-  if (!url) {
-    Complain("put", url.error());
-    return kExitUsage;
-  }
+  const auto url = UrlArgument("put", url_text);
+  if (!url) return kExitUsage;
   // Before anybody is connected to.
   struct stat st;
   if (::stat(local.c_str(), &st) != 0) {
@@ -54,38 +51,11 @@ int Put(const CopyOptions& options, const std::string& local, const std::string&
     Complain("put", fmt::format("'{}': is a directory; -r copies it", file::Printable(local)));
     return kExitFailure;
   }
-  if (!ApplyCommonOptions("put", options.client.common)) return kExitFailure;
-  Session session(url->server, ToSessionOptions(options.client));
-  const std::string command = fmt::format("put {}", session.UrlOf(url->path));
-  TransferOptions transfer{static_cast<uint32_t>(*ParseSize(options.chunk)), options.depth, options.quiet};
-
-  const Instant start = session.Now();
-  const auto run = [&]() -> Result<TreeResult, Error> {
-    if (auto connected = session.Connect(); !connected) return Err(connected.error());
-    const auto limits = FitToServer(session, transfer);
-    if (!limits) return Err(limits.error());
-    if (limits->read_only) return Err(Error{"the server is read-only", true});
-    if (!S_ISDIR(st.st_mode)) return PutFile(session, local, *url, transfer);
-    return UploadTree(session, local, url->path, transfer, [](const std::string& subject, const std::string& text) {
-      Complain(fmt::format("put {}", file::Printable(subject)), text);
-    });
-  };
-  const auto result = run();
-  const Duration elapsed = session.Now() - start;
-  const auto stats = session.client().stats();
-  if (!result) Complain(command, result.error().text);
-  session.Disconnect();
-  if (!result) return kExitFailure;
-  if (options.client.stats) {
-    fmt::print("{} {}, {} in {}, {}\n{}", result->files, result->files == 1 ? "file" : "files",
-               FormatBytes(result->bytes), FormatDuration(elapsed), FormatRate(result->bytes, elapsed),
-               FormatStats(stats));
-  }
-  if (result->failures > 0) {
-    Complain(command, fmt::format("{} could not be copied", result->failures));
-    return kExitFailure;
-  }
-  return kExitOk;
+  return RunCopy("put", *url, options, [&](const CopyContext& copy) -> Result<TreeResult, Error> {
+    if (copy.limits.read_only) return Err(Error{"the server is read-only", true});
+    if (!S_ISDIR(st.st_mode)) return PutFile(copy.session, local, *url, copy.transfer);
+    return UploadTree(copy.session, local, url->path, copy.transfer, copy.report);
+  });
 }
 
 }  // namespace
