@@ -183,7 +183,7 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
   void OnProgress() override {
     // After ~Client, maybe from one of these handlers, the loop delivers the rest.
     while (requester_ && (!abandoned_ || delivering_after_end_)) {
-      std::optional<CallOutcome> outcome = requester_->TakeOutcome();
+      std::optional<CallOutcome> outcome = requester_->TakeOutcome(loop_.Now());
       if (!outcome) return;
       Deliver(std::move(*outcome));
     }

@@ -202,7 +202,7 @@ class ServerConnection final : public ConnectionOwner, public std::enable_shared
     // Calls that arrive while the server stops are left to the disconnect: their client knows that they were not
     // answered.
     while (server_ != nullptr && !stopping_ && !server_->over()) {
-      const std::optional<RequestId> id = responder_->TakeRequest();
+      const std::optional<RequestId> id = responder_->TakeRequest(loop_.Now());
       if (!id) break;
       ++executing_;
       Dispatch(*id);

@@ -266,8 +266,8 @@ class World {
   }
 
   void TakeOutputs() {
-    while (const auto id = responder_->TakeRequest()) executing_.push_back(*id);
-    while (auto outcome = requester_->TakeOutcome()) {
+    while (const auto id = responder_->TakeRequest(At(1))) executing_.push_back(*id);
+    while (auto outcome = requester_->TakeOutcome(At(1))) {
       OneCall& call = *calls_[outcome->cookie];
       EXPECT_FALSE(call.over) << "completed twice";
       call.over = true;

@@ -16,7 +16,38 @@ bool HasEligibleReads(const CallPlan& plan) {
   return std::any_of(plan.reads.begin(), plan.reads.end(), [](const PlannedRead& read) { return read.position != 0; });
 }
 
+// For traces: nanoseconds since the loop's epoch, 0 for none.
+uint64_t Nanoseconds(const std::optional<Instant>& instant) {
+  return instant ? static_cast<uint64_t>(instant->time_since_epoch().count()) : 0;
+}
+
 }  // namespace
+
+const char* ToString(CallFailure::Kind kind) {
+  switch (kind) {
+    case CallFailure::Kind::kNoCredit:
+      return "no_credit";
+    case CallFailure::Kind::kTimedOut:
+      return "timed_out";
+    case CallFailure::Kind::kConnectionLost:
+      return "connection_lost";
+    case CallFailure::Kind::kCancelled:
+      return "cancelled";
+    case CallFailure::Kind::kClosed:
+      return "closed";
+    case CallFailure::Kind::kMemory:
+      return "memory";
+    case CallFailure::Kind::kErrVers:
+      return "err_vers";
+    case CallFailure::Kind::kErrChunk:
+      return "err_chunk";
+    case CallFailure::Kind::kBadHeader:
+      return "bad_header";
+    case CallFailure::Kind::kBadChunks:
+      return "bad_chunks";
+  }
+  return "unknown";
+}
 
 Requester::Requester(const Config& config, BufferArena send, BufferArena receive, ConnectionMemory& memory,
                      XidSource& xids, TraceSink* trace)
@@ -78,6 +109,14 @@ Result<CallId, SubmitRefusal> Requester::Submit(CallSpec&& spec, Instant now) {
   LowerDeadline(call.deadline);
   queue_.push(index);
   const CallId id = IdOf(index);
+  Trace(trace_, now, config_.name, "call.submitted",
+        {{"call", id},
+         {"cookie", call.cookie},
+         {"bytes", call.message_size},
+         {"items", call.items.size()},
+         {"results", call.results.size()},
+         {"segments", call.plan.exposed_segments()},
+         {"deadline", Nanoseconds(call.deadline)}});
   Pump(now);
   return id;
 }
@@ -86,6 +125,7 @@ void Requester::Cancel(CallId id, Instant now) {
   Call* call = Find(id);
   if (call == nullptr) return;
   const auto index = static_cast<uint32_t>(id & UINT32_MAX) - 1;
+  Trace(trace_, now, config_.name, "call.cancelled", {{"call", id}, {"xid", uint64_t{call->xid}}});
   if (call->state == State::kQueued) {
     queue_.Remove(index);
     FailWith(index, CallFailure::Kind::kCancelled, now);
@@ -116,16 +156,16 @@ void Requester::Pump(Instant now) {
 
 void Requester::Transmit(uint32_t index, Instant now) {
   Call& call = *calls_[index];
-  SmallVector<Exposure, 8> exposures;
-  if (!Expose(call, &exposures)) {
-    FailWith(index, CallFailure::Kind::kMemory, now);
-    return;
-  }
-
   do call.xid = xids_.Next();
   while (xid_table_.Find(call.xid).has_value());
   // [5666bis:5.1.1#1] one XID in both headers.
   ByteWriter(MutableBytes(call.buffer).first(4)).U32(call.xid);
+
+  SmallVector<Exposure, 8> exposures;
+  if (!Expose(index, &exposures, now)) {
+    FailWith(index, CallFailure::Kind::kMemory, now);
+    return;
+  }
 
   HeaderV1 header = MakeCallHeader(call.plan, call.xid, std::min(config_.credits, receive_.slots), exposures);
   const uint32_t slot = free_send_slots_.back();
@@ -142,15 +182,21 @@ void Requester::Transmit(uint32_t index, Instant now) {
   commands_.push(PostSend{.slot = slot, .length = static_cast<uint32_t>(out.position())});
   CountSent(call);
   Trace(trace_, now, config_.name, "call.sent",
-        {{"xid", uint64_t{call.xid}},
+        {{"call", IdOf(index)},
+         {"xid", uint64_t{call.xid}},
+         {"slot", uint64_t{slot}},
          {"bytes", out.position()},
-         {"segments", call.plan.exposed_segments()},
-         {"in_flight", uint64_t{credits_.in_flight()}}});
+         {"stags", uint64_t{call.stags_valid}},
+         {"granted", uint64_t{credits_.granted()}},
+         {"in_flight", uint64_t{credits_.in_flight()}},
+         {"receives", uint64_t{posted_receives_}},
+         {"received", stats_.receives}});
 }
 
 // Makes each planned segment reachable, in the order the header names them. On failure what was exposed stays in
 // call.exposed, to be fenced.
-bool Requester::Expose(Call& call, SmallVector<Exposure, 8>* exposures) {
+bool Requester::Expose(uint32_t index, SmallVector<Exposure, 8>* exposures, Instant now) {
+  Call& call = *calls_[index];
   if (call.plan.reply_capacity > 0) call.reply_memory.reset(new std::byte[call.plan.reply_capacity]);
   const auto expose = [&](const Piece& piece, MemoryUse use) {
     const ConstBytes memory = MemoryOf(call, piece);
@@ -161,13 +207,17 @@ bool Requester::Expose(Call& call, SmallVector<Exposure, 8>* exposures) {
     const std::optional<Registration> registration = memory_.Register(memory, use);
     if (!registration) return false;
     ++stats_.registrations;
+    ++call.stags_valid;
     call.exposed.push_back({registration->id, registration->handle, false});
     exposures->push_back({registration->handle, registration->offset});
+    Trace(trace_, now, config_.name, "stag.exposed",
+          {{"call", IdOf(index)},
+           {"registration", uint64_t{registration->id}},
+           {"use", use == MemoryUse::kReadByPeer ? "read" : "write"},
+           {"bytes", memory.size()}});
     return true;
   };
   for (const PlannedRead& read : call.plan.reads) {
-    // The Position-Zero chunk carries the message itself, whose XID is written after exposure: the memory stays the
-    // same.
     if (!expose(read.memory, MemoryUse::kReadByPeer)) return false;
   }
   for (const Piece& piece : call.plan.write_segments) {
@@ -219,11 +269,14 @@ void Requester::OnReceive(uint32_t slot, uint32_t length, std::optional<uint32_t
   if (!header) {
     ++stats_.malformed;
     const HeaderFault& fault = header.error();
-    Trace(trace_, now, config_.name, "reply.malformed", {{"length", uint64_t{length}}});
     // [5666bis:8.3.3#1] Nothing of a message too short for the fixed fields may be used. Otherwise the XID names the
     // call that can never complete now [5666bis:5.5#5].
     std::optional<uint32_t> index;
     if (fault.kind != HeaderFault::Kind::kTooShort && fault.xid) index = xid_table_.Find(*fault.xid);
+    Trace(trace_, now, config_.name, "reply.malformed",
+          {{"length", uint64_t{length}},
+           {"xid", uint64_t{fault.xid.value_or(0)}},
+           {"matched", uint64_t{index ? 1u : 0u}}});
     if (index) {
       xid_table_.Erase(*fault.xid);
       credits_.OnReply(std::nullopt);
@@ -242,26 +295,28 @@ void Requester::OnReceive(uint32_t slot, uint32_t length, std::optional<uint32_t
   }
 
   const ConstBytes body = in.Rest();
-  const auto ignore = [&](uint64_t* counter) {
+  const auto ignore = [&](uint64_t* counter, std::string_view why) {
     ++*counter;
+    Trace(trace_, now, config_.name, "reply.ignored",
+          {{"xid", uint64_t{header->xid}}, {"why", why}, {"credits", uint64_t{header->credits}}});
     PostReceiveAgain(slot);
     Pump(now);
   };
   // [5666bis:5.7.2#1] RDMA_DONE is dropped. So is a reverse-direction call, told apart from a reply by its direction
   // word: no program is offered here [5666bis:8.3.1#1].
-  if (header->type() == MessageType::kDone) return ignore(&stats_.ignored);
+  if (header->type() == MessageType::kDone) return ignore(&stats_.ignored, "done");
   if (header->has_inline_message() && body.size() >= 8 && ByteReader(body.subspan(4)).U32() == 0) {
-    return ignore(&stats_.ignored);
+    return ignore(&stats_.ignored, "reverse_call");
   }
 
   const std::optional<uint32_t> index = xid_table_.Find(header->xid);
-  if (!index) return ignore(&stats_.unknown_xids);
+  if (!index) return ignore(&stats_.unknown_xids, "unknown_xid");
   xid_table_.Erase(header->xid);
   credits_.OnReply(header->credits);
   stats_.credits_granted = credits_.granted();
   if (*index == kAbandoned) {
     abandoned_.Remove(header->xid);
-    return ignore(&stats_.ignored);
+    return ignore(&stats_.ignored, "cancelled");
   }
   OnReplyTo(*index, slot, std::move(*header), body, now);
   Pump(now);
@@ -269,8 +324,7 @@ void Requester::OnReceive(uint32_t slot, uint32_t length, std::optional<uint32_t
 
 void Requester::OnReplyTo(uint32_t index, uint32_t slot, HeaderV1&& header, ConstBytes message, Instant now) {
   Call& call = *calls_[index];
-  Trace(trace_, now, config_.name, "reply.received",
-        {{"xid", uint64_t{header.xid}}, {"bytes", message.size()}, {"credits", uint64_t{header.credits}}});
+  if (trace_ != nullptr) TraceReply(index, header, message, now);
   // A call that timed out has its verdict, and waits for the connection to end.
   std::optional<CallFailure> failure = call.failure;
   if (failure) {
@@ -296,6 +350,22 @@ void Requester::OnReplyTo(uint32_t index, uint32_t slot, HeaderV1&& header, Cons
     call.reply_inline = message;
   }
   Fence(index, now);
+}
+
+void Requester::TraceReply(uint32_t index, const HeaderV1& header, ConstBytes message, Instant now) {
+  const ChunkLists& offered = calls_[index]->offered;
+  const ChunkLists none;
+  const ChunkLists& returned = header.chunks() != nullptr ? *header.chunks() : none;
+  Trace(trace_, now, config_.name, "reply.received",
+        {{"call", IdOf(index)},
+         {"xid", uint64_t{header.xid}},
+         {"type", ToString(header.type())},
+         {"bytes", message.size()},
+         {"credits", uint64_t{header.credits}},
+         {"writes_offered", TotalLength(offered.writes.segments())},
+         {"writes_returned", TotalLength(returned.writes.segments())},
+         {"reply_offered", offered.reply ? TotalLength(*offered.reply) : 0},
+         {"reply_returned", returned.reply ? TotalLength(*returned.reply) : 0}});
 }
 
 // Finds the exposure of ours that a Send With Invalidate ended. It should be one of the call that is being answered
@@ -335,7 +405,8 @@ void Requester::Fence(uint32_t index, Instant) {
 
 void Requester::OnInvalidated(uint32_t tag, Instant) {
   Call& call = *calls_[tag];
-  STAGECOACH_CHECK(call.invalidating > 0);
+  STAGECOACH_CHECK(call.invalidating > 0 && call.stags_valid > 0);
+  --call.stags_valid;
   if (--call.invalidating == 0 && call.state == State::kFencing) Conclude(tag);
 }
 
@@ -351,7 +422,7 @@ void Requester::FailWith(uint32_t index, CallFailure::Kind kind, Instant now) {
   Fence(index, now);
 }
 
-std::optional<CallOutcome> Requester::TakeOutcome() {
+std::optional<CallOutcome> Requester::TakeOutcome(Instant now) {
   if (outcomes_.empty()) return std::nullopt;
   const uint32_t index = outcomes_.pop();
   Call& call = *calls_[index];
@@ -359,7 +430,10 @@ std::optional<CallOutcome> Requester::TakeOutcome() {
   outcome.call = IdOf(index);
   outcome.cookie = call.cookie;
   outcome.failure = call.failure;
-  if (call.failure) return outcome;
+  if (call.failure) {
+    TraceOver(index, outcome, now);
+    return outcome;
+  }
 
   const MutableBytes reply_memory(call.reply_memory.get(), call.reply_memory ? call.plan.reply_capacity : 0);
   outcome.reply =
@@ -371,6 +445,7 @@ std::optional<CallOutcome> Requester::TakeOutcome() {
     outcome.reply = {};
     outcome.failure = CallFailure{.kind = CallFailure::Kind::kBadChunks, .sent = true};
     outcome.failure->chunk = ChunkFault::kXidMismatch;
+    TraceOver(index, outcome, now);
     return outcome;
   }
   for (const ChunkData& chunk : outcome.reply.chunks) {
@@ -384,7 +459,24 @@ std::optional<CallOutcome> Requester::TakeOutcome() {
     ++stats_.replies_long;
     outcome.reply_memory = std::move(call.reply_memory);
   }
+  TraceOver(index, outcome, now);
   return outcome;
+}
+
+void Requester::TraceOver(uint32_t index, const CallOutcome& outcome, Instant now) {
+  if (trace_ == nullptr) return;
+  const Call& call = *calls_[index];
+  uint64_t placed = 0;
+  for (const uint64_t bytes : outcome.placed) placed += bytes;
+  Trace(trace_, now, config_.name, "call.over",
+        {{"call", outcome.call},
+         {"cookie", outcome.cookie},
+         {"xid", uint64_t{call.xid}},
+         {"outcome", outcome.failure ? ToString(outcome.failure->kind) : "ok"},
+         {"sent", uint64_t{!outcome.failure || outcome.failure->sent ? 1u : 0u}},
+         {"stags", uint64_t{call.stags_valid}},
+         {"reply", outcome.reply.base.size()},
+         {"placed", placed}});
 }
 
 void Requester::Release(CallId id, Instant now) {
@@ -419,6 +511,7 @@ void Requester::OnDisconnected(Instant now) {
                                  .sent = call.state == State::kSent};
     }
     call.invalidating = 0;
+    call.stags_valid = 0;
     call.exposed.clear();
     Conclude(index);
   }
@@ -451,7 +544,7 @@ void Requester::OnDeadline(Instant now) {
       FailWith(index, CallFailure::Kind::kNoCredit, now);
     } else {
       call.failure = CallFailure{.kind = CallFailure::Kind::kTimedOut, .sent = true};
-      Trace(trace_, now, config_.name, "call.timed_out", {{"xid", uint64_t{call.xid}}});
+      Trace(trace_, now, config_.name, "call.timed_out", {{"call", IdOf(index)}, {"xid", uint64_t{call.xid}}});
       end = true;
     }
   }
@@ -497,11 +590,13 @@ void Requester::FreeCall(uint32_t index) {
   call.buffer = {};
   call.state = State::kFree;
   ++call.generation;
+  call.xid = 0;
   call.items.clear();
   call.results.clear();
   call.reply_memory.reset();
   call.exposed.clear();
   call.invalidating = 0;
+  call.stags_valid = 0;
   call.failure.reset();
   call.receive_slot.reset();
   call.reply_inline = {};

@@ -72,6 +72,8 @@ struct CallFailure {
   HeaderFault header;
   ChunkFault chunk = ChunkFault::kNoMessage;
 };
+// "timed_out": a word for traces and dumps.
+const char* ToString(CallFailure::Kind kind);
 
 // The end of a call. Views point into the receive buffer, the reply memory and the call's result memory; they are valid
 // until Release().
@@ -138,7 +140,7 @@ class Requester final : public ConnectionEngine {
   // --- Outputs ---
 
   bool has_outcome() const { return !outcomes_.empty(); }
-  std::optional<CallOutcome> TakeOutcome();
+  std::optional<CallOutcome> TakeOutcome(Instant now);
   // Ends the views of an outcome and gives its Receive back.
   void Release(CallId call, Instant now);
 
@@ -179,6 +181,7 @@ class Requester final : public ConnectionEngine {
     std::unique_ptr<std::byte[]> reply_memory;
     SmallVector<internal::ExposedSegment, 4> exposed;
     uint32_t invalidating = 0;  // Invalidate commands not answered yet
+    uint32_t stags_valid = 0;   // registrations not reported invalid: counted beside `exposed`, which says what to do
     std::optional<CallFailure> failure;
     std::optional<uint32_t> receive_slot;  // holds the reply
     HeaderV1 reply_header;
@@ -199,10 +202,12 @@ class Requester final : public ConnectionEngine {
   CallId IdOf(uint32_t index) const;
   void Pump(Instant now);
   void Transmit(uint32_t index, Instant now);
-  bool Expose(Call& call, SmallVector<Exposure, 8>* exposures);
+  bool Expose(uint32_t index, SmallVector<Exposure, 8>* exposures, Instant now);
   ConstBytes MemoryOf(const Call& call, const Piece& piece) const;
   void CountSent(const Call& call);
   void OnReplyTo(uint32_t index, uint32_t slot, HeaderV1&& header, ConstBytes message, Instant now);
+  void TraceReply(uint32_t index, const HeaderV1& header, ConstBytes message, Instant now);
+  void TraceOver(uint32_t index, const CallOutcome& outcome, Instant now);
   void NoteInvalidated(uint32_t handle);
   void Fence(uint32_t index, Instant now);
   void Conclude(uint32_t index);

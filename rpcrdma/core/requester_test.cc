@@ -103,7 +103,7 @@ class RequesterTest : public ::testing::Test {
 
   // Takes one outcome and releases it.
   std::optional<CallOutcome> Outcome() {
-    auto outcome = requester_->TakeOutcome();
+    auto outcome = requester_->TakeOutcome(At(1));
     if (outcome) requester_->Release(outcome->call, At(1));
     return outcome;
   }
@@ -612,7 +612,7 @@ TEST_F(RequesterTest, ReceiveOfAReplyIsPostedAgainWhenItIsReleased) {
   MustSubmit();
   Take();
   Reply(kFirstXid);
-  const auto outcome = requester_->TakeOutcome();
+  const auto outcome = requester_->TakeOutcome(At(1));
   ASSERT_TRUE(outcome.has_value());
   EXPECT_TRUE(Take().receives.empty());
   requester_->Release(outcome->call, At(1));

@@ -91,6 +91,7 @@ void Responder::OnReceive(uint32_t slot, uint32_t length, std::optional<uint32_t
   const std::optional<Prefix> prefix = is_message && header->has_inline_message() ? PeekPrefix(message) : std::nullopt;
   if (!is_message || (prefix && prefix->direction != kCall)) {
     ++stats_.ignored;
+    Trace(trace_, now, config_.name, "call.dropped", {{"xid", uint64_t{header->xid}}, {"why", "not a call"}});
     Repost(slot);
     return;
   }
@@ -120,7 +121,13 @@ void Responder::OnCall(uint32_t slot, HeaderV1&& header, ConstBytes message, Ins
   if (!lists.writes.empty()) ++stats_.calls_by_write_chunk;
   if (lists.empty()) ++stats_.calls_inline;
   Trace(trace_, now, config_.name, "call.received",
-        {{"xid", uint64_t{header.xid}}, {"bytes", message.size()}, {"read_chunks", chunks->chunks.size()}});
+        {{"request", IdOf(slot)},
+         {"xid", uint64_t{header.xid}},
+         {"bytes", message.size()},
+         {"read_chunks", chunks->chunks.size()},
+         {"write_chunks", lists.writes.size()},
+         {"unanswered", uint64_t{unanswered_}},
+         {"receives", uint64_t{posted_receives_}}});
 
   call.invalidate = config_.may_invalidate ? TagToInvalidate(lists) : std::nullopt;
   call.offered.writes = lists.writes;
@@ -230,6 +237,11 @@ void Responder::PumpReads(Instant now) {
     ++call.reads_in_flight;
     ++reads_in_flight_;
     ++stats_.reads;
+    Trace(trace_, now, config_.name, "read.issued",
+          {{"xid", uint64_t{call.xid}},
+           {"bytes", uint64_t{source.length}},
+           {"in_flight", uint64_t{reads_in_flight_}},
+           {"reads_max", uint64_t{config_.reads_max}}});
   }
 }
 
@@ -281,6 +293,7 @@ void Responder::OnPulled(uint32_t slot, Instant now) {
   call.stream = std::move(*stream);
   if (prefix->direction != kCall) {
     ++stats_.ignored;
+    Trace(trace_, now, config_.name, "call.dropped", {{"xid", uint64_t{call.xid}}, {"why", "not a call"}});
     FreeSinks(call);
     CloseRecord(slot);
     return;
@@ -298,11 +311,13 @@ void Responder::FreeSinks(Call& call) {
 
 // --- The service ---
 
-std::optional<RequestId> Responder::TakeRequest() {
+std::optional<RequestId> Responder::TakeRequest(Instant now) {
   if (ready_.empty()) return std::nullopt;
   const uint32_t slot = ready_.pop();
   calls_[slot].state = State::kExecuting;
-  return (uint64_t{calls_[slot].generation} << 32) | (uint64_t{slot} + 1);
+  Trace(trace_, now, config_.name, "call.executing",
+        {{"request", IdOf(slot)}, {"xid", uint64_t{calls_[slot].xid}}, {"unanswered", uint64_t{unanswered_}}});
+  return IdOf(slot);
 }
 
 Responder::Call* Responder::Find(RequestId id) {
@@ -378,6 +393,7 @@ void Responder::Drop(RequestId id, Instant now) {
   Call* call = Find(id);
   if (call == nullptr) return;
   ++stats_.ignored;
+  Trace(trace_, now, config_.name, "call.dropped", {{"xid", uint64_t{call->xid}}, {"why", "not an RPC call"}});
   FreeSinks(*call);
   CloseRecord(SlotOf(id));
   ServeWaiting(now);
@@ -430,14 +446,25 @@ void Responder::SendReply(uint32_t slot, uint32_t send_slot, Instant now) {
   if (call.plan.type == MessageType::kNomsg) ++stats_.replies_long;
   stats_.credits_granted = credits_granted();
   if (call.invalidate) ++stats_.invalidations_remote;
-  Trace(trace_, now, config_.name, "reply.sent",
-        {{"xid", uint64_t{call.xid}}, {"bytes", out.position()}, {"writes", call.plan.writes.size()}});
   const PostSend send{.slot = send_slot,
                       .length = static_cast<uint32_t>(out.position()),
                       .invalidate = call.invalidate,
                       .prompt = holds_memory};
+  const RequestId id = IdOf(slot);
   CloseRecord(slot);
   commands_.push(send);
+  Trace(trace_, now, config_.name, "reply.sent",
+        {{"request", id},
+         {"xid", uint64_t{call.xid}},
+         {"slot", uint64_t{send_slot}},
+         {"bytes", uint64_t{send.length}},
+         {"writes", call.plan.writes.size()},
+         {"written", call.plan.direct_bytes + call.plan.reply_bytes},
+         {"invalidate", uint64_t{send.invalidate ? 1u : 0u}},
+         {"granted", uint64_t{credits_granted()}},
+         {"receives", uint64_t{posted_receives_}},
+         {"unanswered", uint64_t{unanswered_}},
+         {"received", stats_.receives}});
 }
 
 // Registers what the plan writes from and emits the Writes. False when the device refuses: then nothing was emitted but
@@ -512,13 +539,22 @@ void Responder::SendError(uint32_t slot, uint32_t send_slot, Instant now) {
   ++stats_.errors;
   ++stats_.sends;
   stats_.credits_granted = credits_granted();
-  Trace(trace_, now, config_.name, "error.sent",
-        {{"xid", uint64_t{call.xid}}, {"error", call.err_vers ? "ERR_VERS" : "ERR_CHUNK"}});
+  const char* const error = call.err_vers ? "ERR_VERS" : "ERR_CHUNK";
   const PostSend send{.slot = send_slot,
                       .length = static_cast<uint32_t>(out.position()),
                       .prompt = !in_flight_[send_slot].registrations.empty()};
+  const RequestId id = IdOf(slot);
   CloseRecord(slot);
   commands_.push(send);
+  Trace(trace_, now, config_.name, "error.sent",
+        {{"request", id},
+         {"xid", uint64_t{call.xid}},
+         {"error", error},
+         {"slot", uint64_t{send_slot}},
+         {"granted", uint64_t{credits_granted()}},
+         {"receives", uint64_t{posted_receives_}},
+         {"unanswered", uint64_t{unanswered_}},
+         {"received", stats_.receives}});
 }
 
 // The call is over: its buffer goes back to the queue.

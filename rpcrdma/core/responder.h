@@ -102,7 +102,7 @@ class Responder final : public ConnectionEngine {
 
   // --- Outputs ---
 
-  std::optional<RequestId> TakeRequest();
+  std::optional<RequestId> TakeRequest(Instant now);
   // Calls that arrived and are not answered.
   uint32_t unanswered() const { return unanswered_; }
   // Replies whose Send has not been reported done.
@@ -192,6 +192,7 @@ class Responder final : public ConnectionEngine {
   void ReleaseSendSlot(uint32_t slot);
   Call* Find(RequestId id);
   const Call* Find(RequestId id) const { return const_cast<Responder*>(this)->Find(id); }
+  RequestId IdOf(uint32_t slot) const { return (uint64_t{calls_[slot].generation} << 32) | (uint64_t{slot} + 1); }
   static uint32_t SlotOf(RequestId id) { return static_cast<uint32_t>(id & UINT32_MAX) - 1; }
 
   const Config config_;

@@ -65,7 +65,7 @@ class ResponderTest : public ::testing::Test {
     Receive({.xid = xid, .credits = 10, .body = RdmaMsg{std::move(chunks)}}, Message(xid, kCallWord));
   }
   RequestId MustTakeRequest() {
-    const auto id = responder_->TakeRequest();
+    const auto id = responder_->TakeRequest(At(1));
     EXPECT_TRUE(id.has_value());
     return id.value_or(0);
   }
@@ -153,11 +153,11 @@ TEST_F(ResponderTest, ReadChunkIsPulledThenFencedThenHandedOut) {
   Call(7, ReadChunks({{24, {11, 2000, 0}}, {24, {12, 1001, 2000}}}));
   Taken taken = Take();
   ASSERT_EQ(taken.reads.size(), 2u);
-  EXPECT_FALSE(responder_->TakeRequest().has_value());
+  EXPECT_FALSE(responder_->TakeRequest(At(1)).has_value());
   EXPECT_EQ(taken.reads[0].source.handle, 11u);
   EXPECT_EQ(taken.reads[1].sink.data(), taken.reads[0].sink.data() + 2000);
   DoReads(taken, source);
-  EXPECT_FALSE(responder_->TakeRequest().has_value()) << "the sink is still reachable";
+  EXPECT_FALSE(responder_->TakeRequest(At(1)).has_value()) << "the sink is still reachable";
   taken = Take();
   ASSERT_EQ(taken.invalidates.size(), 1u);
   DoInvalidates(taken);
@@ -188,7 +188,7 @@ TEST_F(ResponderTest, LongCallWithAnotherXidInsideIsRefused) {
   Receive({.xid = 7, .credits = 1, .body = RdmaNomsg{ReadChunks({{0, {11, 2808, 0}}})}}, {});
   DoReads(Take(), Message(8, kCallWord, 700));
   DoInvalidates(Take());
-  EXPECT_FALSE(responder_->TakeRequest().has_value());
+  EXPECT_FALSE(responder_->TakeRequest(At(1)).has_value());
   EXPECT_EQ(OnlyErrorSent(Take(), 7), MessageType::kError);
   EXPECT_EQ(memory_.used, 0u);
 }
@@ -474,7 +474,7 @@ TEST_F(ResponderTest, RandomBytesNeverLoseAReceive) {
       for (const PostSend& send : taken.sends) responder_->OnSendDone(send.slot, At(2));
       taken = Take();
     }
-    while (const auto id = responder_->TakeRequest()) Complete(*id);
+    while (const auto id = responder_->TakeRequest(At(1))) Complete(*id);
     taken = Take();
     for (const PostSend& send : taken.sends) responder_->OnSendDone(send.slot, At(2));
     DoInvalidates(Take());
@@ -498,7 +498,7 @@ TEST_F(ResponderTest, RequestHeldOverTheEndOfTheConnectionStaysReadable) {
   EXPECT_EQ(ToHex(responder_->stream(id).chunks[0].data), ToHex(source));
   Complete(id);
   EXPECT_FALSE(responder_->TakeCommand().has_value());
-  EXPECT_FALSE(responder_->TakeRequest().has_value());
+  EXPECT_FALSE(responder_->TakeRequest(At(1)).has_value());
   EXPECT_EQ(memory_.used, 0u);
   EXPECT_EQ(responder_->unanswered(), 0u);
 }

@@ -261,7 +261,9 @@ void Connection::OnEstablishedEvent(const CmEvent& event) {
   if (state_ != State::kConnecting && state_ != State::kAccepting) return;
   CancelTimers();
   state_ = State::kEstablished;
-  Trace(trace_, loop_.Now(), options_.name, "established", {{"private_data", ToHex(event.private_data)}});
+  if (trace_ != nullptr) {
+    Trace(trace_, loop_.Now(), options_.name, "established", {{"private_data", ToHex(event.private_data)}});
+  }
   owner_.OnEstablished(event.private_data);
   if (state_ != State::kEstablished) return;
   Poll();  // what came before this event
@@ -360,6 +362,7 @@ void Connection::HandleCompletion(const ibv_wc& completion) {
   if ((completion.wr_id & kReceiveId) == 0) return OnSendCompletion(completion);
   STAGECOACH_CHECK(receives_outstanding_ > 0);
   --receives_outstanding_;
+  ++receives_completed_;
   if (completion.status != IBV_WC_SUCCESS) return OnFailedCompletion(completion);
   if (engine_ == nullptr) return;
   std::optional<uint32_t> invalidated;
@@ -370,17 +373,25 @@ void Connection::HandleCompletion(const ibv_wc& completion) {
 void Connection::OnSendCompletion(const ibv_wc& completion) {
   if (!ledger_.Contains(completion.wr_id)) return;
   // Those before it succeeded without saying so.
-  while (ledger_.oldest() < completion.wr_id) FinishEntry(ledger_.Pop());
+  while (ledger_.oldest() < completion.wr_id) {
+    ++sends_completed_;
+    FinishEntry(ledger_.Pop());
+  }
+  ++sends_completed_;
   const SendEntry entry = ledger_.Pop();
   if (completion.status != IBV_WC_SUCCESS) return OnFailedCompletion(completion);
   FinishEntry(entry);
 }
 
 void Connection::FinishEntry(const SendEntry& entry) {
-  if (entry.kind == SendEntry::Kind::kLocalInvalidate) ReleaseRegistration(entry.registration);
+  if (entry.kind == SendEntry::Kind::kLocalInvalidate) {
+    ReleaseRegistration(entry.registration);
+    TraceInvalidated(entry.registration, "local");
+  }
   if (engine_ == nullptr) return;
   switch (entry.kind) {
     case SendEntry::Kind::kSend:
+      Trace(trace_, loop_.Now(), options_.name, "send.done", {{"slot", uint64_t{entry.tag}}});
       engine_->OnSendDone(entry.tag, loop_.Now());
       break;
     case SendEntry::Kind::kRead:
@@ -551,29 +562,50 @@ void Connection::AddBind(const PendingBind& bind) {
 }
 
 bool Connection::PostBatch() {
-  bool ok = true;
-  if (receives_ > 0) {
-    ibv_recv_wr* bad = nullptr;
-    const int count = std::exchange(receives_, 0);
-    const int error = ibv_post_recv(id_->qp, receive_wr_, &bad);
-    receives_outstanding_ += error == 0 ? count : static_cast<int>(bad - receive_wr_);
-    if (error != 0) {
-      FailDevice({.error = error, .call = "ibv_post_recv"});
-      ok = false;
-    }
+  // Receives first: a reply among the Sends may allow the peer to use them.
+  return PostReceives() && PostSends();
+}
+
+bool Connection::PostReceives() {
+  if (receives_ == 0) return true;
+  ibv_recv_wr* bad = nullptr;
+  const int count = std::exchange(receives_, 0);
+  const int error = ibv_post_recv(id_->qp, receive_wr_, &bad);
+  const auto taken = static_cast<uint32_t>(error == 0 ? count : bad - receive_wr_);
+  receives_outstanding_ += taken;
+  receives_posted_ += taken;
+  if (error == 0) return true;
+  // The Sends of this batch will not be posted, and closing posts a request of its own.
+  ledger_.Unpost(static_cast<size_t>(std::exchange(sends_, 0)));
+  FailDevice({.error = error, .call = "ibv_post_recv"});
+  return false;
+}
+
+bool Connection::PostSends() {
+  if (sends_ == 0) return true;
+  ibv_send_wr* bad = nullptr;
+  const int count = std::exchange(sends_, 0);
+  const int error = ibv_post_send(id_->qp, send_wr_, &bad);
+  const int taken = error == 0 ? count : static_cast<int>(bad - send_wr_);
+  sends_posted_ += static_cast<uint64_t>(taken);
+  if (trace_ != nullptr) TraceSends(taken);
+  if (error == 0) return true;
+  ledger_.Unpost(static_cast<size_t>(count - taken));
+  FailDevice({.error = error, .call = "ibv_post_send"});
+  return false;
+}
+
+// What was posted when these Sends were: the rule of ARCHITECTURE section 7 is about this moment.
+void Connection::TraceSends(int count) {
+  for (int i = 0; i < count; ++i) {
+    const SendEntry& entry = ledger_.at(send_wr_[i].wr_id);
+    if (entry.kind != SendEntry::Kind::kSend) continue;
+    Trace(trace_, loop_.Now(), options_.name, "send.posted",
+          {{"slot", uint64_t{entry.tag}},
+           {"bytes", uint64_t{send_sge_[i].length}},
+           {"receives_posted", uint64_t{receives_outstanding_}},
+           {"received", receives_completed_}});
   }
-  if (sends_ > 0) {
-    ibv_send_wr* bad = nullptr;
-    const int count = std::exchange(sends_, 0);
-    const int error = ok ? ibv_post_send(id_->qp, send_wr_, &bad) : 0;
-    if (!ok) bad = send_wr_;
-    if (!ok || error != 0) ledger_.Unpost(static_cast<size_t>(count - (bad - send_wr_)));
-    if (error != 0) {
-      FailDevice({.error = error, .call = "ibv_post_send"});
-      ok = false;
-    }
-  }
-  return ok;
 }
 
 // --- Memory ---
@@ -614,7 +646,16 @@ std::optional<Registration> Connection::Register(ConstBytes memory, MemoryUse us
                             .local_key = exposed.region->lkey,
                             .handle = exposed.region->rkey,
                             .offset = reinterpret_cast<uintptr_t>(memory.data())};
-  if (!window) return registration;
+  const auto done = [&] {
+    static constexpr const char* kUses[] = {"read_by_peer", "written_by_peer", "read_sink", "write_source"};
+    Trace(trace_, loop_.Now(), options_.name, "stag.registered",
+          {{"registration", uint64_t{number}},
+           {"use", kUses[static_cast<size_t>(use)]},
+           {"bytes", memory.size()},
+           {"window", uint64_t{window ? 1u : 0u}}});
+    return registration;
+  };
+  if (!window) return done();
 
   if (!free_windows_.empty()) {
     exposed.window = std::move(free_windows_.back().first);
@@ -630,11 +671,12 @@ std::optional<Registration> Connection::Register(ConstBytes memory, MemoryUse us
   exposed.window_key = ibv_inc_rkey(exposed.window_key);
   binds_.push({number, memory, access & ~IBV_ACCESS_LOCAL_WRITE});
   registration.handle = exposed.window_key;
-  return registration;
+  return done();
 }
 
 void Connection::InvalidateNow(const Invalidate& command) {
   ReleaseRegistration(command.registration);
+  TraceInvalidated(command.registration, command.by_peer ? "peer" : "deregistered");
   invalidated_now_ = true;
   engine_->OnInvalidated(command.tag, loop_.Now());
 }
@@ -647,6 +689,10 @@ void Connection::ReleaseRegistration(uint32_t number) {
   exposed.region = {};
   exposed.in_use = false;
   free_exposed_.push_back(number);
+}
+
+void Connection::TraceInvalidated(uint32_t number, std::string_view how) {
+  Trace(trace_, loop_.Now(), options_.name, "stag.invalidated", {{"registration", uint64_t{number}}, {"how", how}});
 }
 
 std::optional<MutableBytes> Connection::Allocate(size_t bytes) {
@@ -705,6 +751,7 @@ void Connection::Close(bool gracefully, CloseCause cause) {
     request.send_flags = IBV_SEND_SIGNALED;
     ibv_send_wr* bad = nullptr;
     if (ibv_post_send(id_->qp, &request, &bad) == 0) {
+      ++sends_posted_;
       drain_timer_ = loop_.At(loop_.Now() + kDrainTime, [this] {
         drain_timer_ = 0;
         BeginClosing(*cause_);
@@ -766,7 +813,9 @@ void Connection::EnterError() {
   request.opcode = IBV_WR_SEND;
   request.send_flags = IBV_SEND_SIGNALED;
   ibv_send_wr* bad = nullptr;
-  if (ibv_post_send(id_->qp, &request, &bad) != 0) {
+  if (ibv_post_send(id_->qp, &request, &bad) == 0) {
+    ++sends_posted_;
+  } else {
     ledger_.Unpost(1);
     send_queue_drained_ = true;
   }
@@ -816,7 +865,10 @@ void Connection::DestroyResources() {
   CancelTimers();
   if (watch_ != 0) loop_.Unwatch(std::exchange(watch_, 0));
   if (poller_ != 0) loop_.RemovePoller(std::exchange(poller_, 0));
-  if (id_ && id_->qp != nullptr) rdma_destroy_qp(id_.get());
+  if (id_ && id_->qp != nullptr) {
+    rdma_destroy_qp(id_.get());
+    if (trace_ != nullptr) TraceClosed();
+  }
   ledger_.Clear();
   receives_outstanding_ = 0;
   binds_.clear();
@@ -832,6 +884,20 @@ void Connection::DestroyResources() {
   channel_ = {};
   domain_ = {};
   id_ = {};
+}
+
+// What the queue pair took is what it gave back and what it was destroyed with.
+void Connection::TraceClosed() {
+  const auto stags = std::count_if(exposed_.begin(), exposed_.end(), [](const Exposed& one) { return one.in_use; });
+  Trace(trace_, loop_.Now(), options_.name, "connection.closed",
+        {{"why", cause_ ? std::string_view(cause_->text) : "closed at once"},
+         {"receives_posted", receives_posted_},
+         {"receives_completed", receives_completed_},
+         {"receives_destroyed", uint64_t{receives_outstanding_}},
+         {"sends_posted", sends_posted_},
+         {"sends_completed", sends_completed_},
+         {"sends_destroyed", ledger_.size()},
+         {"stags_destroyed", static_cast<uint64_t>(stags)}});
 }
 
 std::string Connection::PeerAddress() const {

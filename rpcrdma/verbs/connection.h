@@ -28,6 +28,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/event_loop.h"
@@ -177,7 +178,11 @@ class Connection final : public CmHandler, public ConnectionMemory {
   void AddBind(const PendingBind& bind);
   void InvalidateNow(const Invalidate& command);
   void ReleaseRegistration(uint32_t id);
+  void TraceInvalidated(uint32_t id, std::string_view how);
   bool PostBatch();
+  bool PostReceives();
+  bool PostSends();
+  void TraceSends(int count);
   void ArmDeadline();
 
   void BeginClosing(CloseCause cause);
@@ -186,6 +191,7 @@ class Connection final : public CmHandler, public ConnectionMemory {
   bool Drained() const;
   void FinishClosing();
   void DestroyResources();
+  void TraceClosed();
   void CancelTimers();
   void Fail(CloseCause cause);
   void FailDevice(const verbs::VerbsError& error);
@@ -231,6 +237,12 @@ class Connection final : public CmHandler, public ConnectionMemory {
   SendLedger ledger_;
   uint32_t unsignaled_ = 0;
   uint32_t receives_outstanding_ = 0;
+  // What the device took and gave back, over the life of the connection. Counted where it happens, for traces: the
+  // engine's own numbers say what it wants.
+  uint64_t receives_posted_ = 0;
+  uint64_t receives_completed_ = 0;
+  uint64_t sends_posted_ = 0;     // work requests of the send queue, of any kind
+  uint64_t sends_completed_ = 0;  // those that a later completion reported with it included
   Ring<PendingBind> binds_;
   std::optional<Command> held_;  // taken and not yet posted: the send queue was full
   bool in_progress_ = false;

@@ -40,6 +40,10 @@ class SendLedger {
   // Whether `sequence` is on the queue.
   bool Contains(uint64_t sequence) const { return sequence >= oldest_ && sequence < next_; }
   uint64_t oldest() const { return oldest_; }
+  const SendEntry& at(uint64_t sequence) const {
+    STAGECOACH_CHECK(Contains(sequence));
+    return entries_[sequence % entries_.size()];
+  }
   SendEntry Pop() {
     STAGECOACH_CHECK(!empty());
     return entries_[oldest_++ % entries_.size()];
