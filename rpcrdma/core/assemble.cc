@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "base/mark.h"
+
 namespace stagecoach::rpcrdma {
 
 ReducedStream AssembleCall(const CallChunks& call, ConstBytes inline_message, std::span<const ConstBytes> chunk_data) {
@@ -38,7 +40,10 @@ ConstBytes CompactChunk(MutableBytes memory, std::span<const Segment> offered, s
   for (size_t i = 0; i < offered.size(); ++i) {
     const size_t length = returned[i].length;
     STAGECOACH_CHECK(length <= offered[i].length);
-    if (from != to && length > 0) std::memmove(memory.data() + to, memory.data() + from, length);
+    if (from != to && length > 0) {
+      STAGECOACH_MARK("assemble.gap_between_segments_closed");
+      std::memmove(memory.data() + to, memory.data() + from, length);
+    }
     to += length;
     from += offered[i].length;
   }

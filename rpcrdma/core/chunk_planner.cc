@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "base/mark.h"
 #include "rpcrdma/xdr/xdr_writer.h"
 
 namespace stagecoach::rpcrdma {
@@ -105,6 +106,7 @@ std::optional<PlanRefusal> OfferForReply(const CallShape& shape, const PlanLimit
   }
 
   // [5666bis:5.3.4#1] Sized for the longest reply that can come, Write chunks taken out.
+  if (any_result) STAGECOACH_MARK("planner.reply_chunk_beside_write_chunks");
   plan.reply_capacity = XdrRoundUp(shape.reply_base_max);
   const uint64_t count = SegmentsFor(plan.reply_capacity, limits.segment_length_max);
   if (count > limits.segments_per_chunk_max || segments + count > limits.exposed_segments_max) {
@@ -142,7 +144,10 @@ uint64_t Reduce(std::span<const EligibleItem> items, uint64_t room, uint64_t seg
     if (inline_bytes + segments * kReadEntrySize <= room || length == 0) break;
     const uint64_t count = SegmentsFor(length, limits.segment_length_max);
     // An item smaller than its entry in the Read list is no gain.
-    if (XdrRoundUp(length) <= count * kReadEntrySize || segments + count > segments_max) continue;
+    if (XdrRoundUp(length) <= count * kReadEntrySize || segments + count > segments_max) {
+      STAGECOACH_MARK("planner.item_stays_inline");
+      continue;
+    }
     segments += count;
     removed[i] = 1;
     inline_bytes -= XdrRoundUp(length);
@@ -155,6 +160,7 @@ uint64_t Reduce(std::span<const EligibleItem> items, uint64_t room, uint64_t seg
 void AddReads(const CallShape& shape, const Removed& removed, uint32_t segment_length_max, CallPlan& plan) {
   for (uint32_t i = 0; i < shape.items.size(); ++i) {
     if (removed[i] == 0) continue;
+    if (XdrPad(shape.items[i].data.size()) > 0) STAGECOACH_MARK("planner.round_up_of_argument_elided");
     const auto position = static_cast<uint32_t>(shape.items[i].position);
     Split({Piece::Source::kItem, i, 0, shape.items[i].data.size()}, segment_length_max, [&](const Piece& piece) {
       plan.reads.push_back({position, piece});
@@ -174,6 +180,7 @@ std::optional<PlanRefusal> MakeLong(const CallShape& shape, uint64_t segments_ma
     removed.push_back(item.data.empty() ? 0 : 1);
   }
   if (segments > segments_max) return PlanRefusal::kTooManySegments;
+  STAGECOACH_MARK("planner.long_call");
   plan.type = MessageType::kNomsg;  // [5666bis:5.3.3#1]
   plan.inline_bytes = 0;
   // [5666bis:4.6.3#2] Position zero, and first in the list.
@@ -336,7 +343,12 @@ Result<ReplyPlan, ReplyVerdict> PlanReply(const ReplyShape& shape, const ChunkLi
     if (!by_chunk) continue;
     const uint64_t length = shape.items[i].data.size();
     const std::span<Segment> chunk = plan.chunks.writes.mutable_chunk(i);
-    if (!FillSegments(chunk, length)) return Err(ReplyVerdict::kWriteChunkTooSmall);
+    if (!FillSegments(chunk, length)) {
+      STAGECOACH_MARK("planner.write_chunk_too_small");
+      return Err(ReplyVerdict::kWriteChunkTooSmall);
+    }
+    if (length == 0) STAGECOACH_MARK("planner.empty_result_for_write_chunk");
+    if (XdrPad(length) > 0) STAGECOACH_MARK("planner.round_up_of_result_elided");
     // [5666bis:4.4.5.2#2] Without round-up: it might not fit the memory, and says nothing.
     const Piece item{Piece::Source::kItem, i, 0, length};
     PairWrites({&item, 1}, chunk, plan.writes);
@@ -344,7 +356,10 @@ Result<ReplyPlan, ReplyVerdict> PlanReply(const ReplyShape& shape, const ChunkLi
     plan.inline_bytes -= XdrRoundUp(length);
   }
   // [5666bis:4.4.5.1#1] Chunks for results that are not in this reply.
-  for (size_t i = shape.items.size(); i < offered.writes.size(); ++i) ClearLengths(plan.chunks.writes.mutable_chunk(i));
+  for (size_t i = shape.items.size(); i < offered.writes.size(); ++i) {
+    STAGECOACH_MARK("planner.write_chunk_unused");
+    ClearLengths(plan.chunks.writes.mutable_chunk(i));
+  }
 
   plan.header_size = kFixedFieldsSize + EncodedSize(plan.chunks);
   if (plan.header_size > send_inline) return Err(ReplyVerdict::kHeaderTooLong);
@@ -352,6 +367,7 @@ Result<ReplyPlan, ReplyVerdict> PlanReply(const ReplyShape& shape, const ChunkLi
   // [5666bis:4.6.3#4] [5666bis:5.2.2#4] A Reply chunk, once offered, is used whenever the reply fits it. Eligible
   // results that have no Write chunk go with it [5666bis:4.6.3#6].
   if (plan.chunks.reply.has_value() && FillSegments(*plan.chunks.reply, plan.inline_bytes)) {
+    STAGECOACH_MARK("planner.long_reply");
     plan.type = MessageType::kNomsg;  // [5666bis:5.3.4#2]
     PairWrites(plan.inline_pieces, *plan.chunks.reply, plan.writes);
     plan.reply_bytes = plan.inline_bytes;
@@ -360,7 +376,10 @@ Result<ReplyPlan, ReplyVerdict> PlanReply(const ReplyShape& shape, const ChunkLi
     return plan;
   }
   if (plan.send_size() > send_inline) return Err(ReplyVerdict::kNoRoomForReply);
-  if (plan.chunks.reply.has_value()) ClearLengths(*plan.chunks.reply);
+  if (plan.chunks.reply.has_value()) {
+    STAGECOACH_MARK("planner.reply_overflows_reply_chunk_and_fits_inline");
+    ClearLengths(*plan.chunks.reply);
+  }
   return plan;
 }
 

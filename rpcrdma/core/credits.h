@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "base/check.h"
+#include "base/mark.h"
 
 namespace stagecoach::rpcrdma {
 
@@ -26,7 +27,11 @@ class Credits {
   void OnReply(std::optional<uint32_t> grant) {
     STAGECOACH_CHECK(in_flight_ > 0);
     --in_flight_;
-    if (grant.has_value()) granted_ = std::clamp(*grant, 1u, own_max_);
+    if (!grant.has_value()) return;
+    if (*grant == 0) STAGECOACH_MARK("credits.grant_of_zero");
+    if (*grant > own_max_) STAGECOACH_MARK("credits.grant_above_own_maximum");
+    granted_ = std::clamp(*grant, 1u, own_max_);
+    if (granted_ < in_flight_) STAGECOACH_MARK("credits.grant_below_calls_in_flight");
   }
 
  private:

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/mark.h"
+
 namespace stagecoach::rpcrdma {
 namespace {
 
@@ -86,14 +88,20 @@ Result<CallId, SubmitRefusal> Requester::Submit(CallSpec&& spec, Instant now) {
     return Err(refusal);
   };
   if (ending_ || over_) return refuse(SubmitRefusal::kNotConnected);
-  if (queue_.size() >= config_.queued_max) return refuse(SubmitRefusal::kQueueFull);
+  if (queue_.size() >= config_.queued_max) {
+    STAGECOACH_MARK("requester.queue_full");
+    return refuse(SubmitRefusal::kQueueFull);
+  }
 
   SmallVector<ResultShape, 4> results;
   for (const MutableBytes memory : spec.results) results.push_back({memory.size(), memory.size()});
   auto plan = PlanCall(
       {.base_size = spec.message_size, .items = spec.items, .results = results, .reply_base_max = spec.reply_base_max},
       config_.limits);
-  if (!plan) return refuse(SubmitRefusal::kTooLarge);
+  if (!plan) {
+    STAGECOACH_MARK("requester.no_plan_fits");
+    return refuse(SubmitRefusal::kTooLarge);
+  }
 
   const uint32_t index = AllocateCall();
   Call& call = *calls_[index];
@@ -127,14 +135,18 @@ void Requester::Cancel(CallId id, Instant now) {
   const auto index = static_cast<uint32_t>(id & UINT32_MAX) - 1;
   Trace(trace_, now, config_.name, "call.cancelled", {{"call", id}, {"xid", uint64_t{call->xid}}});
   if (call->state == State::kQueued) {
+    STAGECOACH_MARK("requester.cancel_while_queued");
     queue_.Remove(index);
     FailWith(index, CallFailure::Kind::kCancelled, now);
   } else if (call->state == State::kSent) {
+    STAGECOACH_MARK("requester.cancel_while_sent");
     // The credit stays spent, and the XID known, until the reply arrives.
     xid_table_.Erase(call->xid);
     xid_table_.Insert(call->xid, kAbandoned);
     abandoned_.push({call->xid, call->deadline});
     FailWith(index, CallFailure::Kind::kCancelled, now);
+  } else if (call->state == State::kFencing) {
+    STAGECOACH_MARK("requester.cancel_while_fencing");
   }
 }
 
@@ -152,6 +164,12 @@ void Requester::Pump(Instant now) {
          posted_receives_ > credits_.in_flight()) {
     Transmit(queue_.pop(), now);
   }
+  if (ending_ || over_ || queue_.empty() || !credits_.available()) return;
+  if (free_send_slots_.empty()) {
+    STAGECOACH_MARK("requester.call_waits_for_send_buffer");
+  } else {
+    STAGECOACH_MARK("requester.call_waits_for_receive");
+  }
 }
 
 void Requester::Transmit(uint32_t index, Instant now) {
@@ -163,6 +181,8 @@ void Requester::Transmit(uint32_t index, Instant now) {
 
   SmallVector<Exposure, 8> exposures;
   if (!Expose(index, &exposures, now)) {
+    STAGECOACH_MARK("requester.registration_refused");
+    if (!call.exposed.empty()) STAGECOACH_MARK("requester.registration_refused_halfway");
     FailWith(index, CallFailure::Kind::kMemory, now);
     return;
   }
@@ -278,6 +298,7 @@ void Requester::OnReceive(uint32_t slot, uint32_t length, std::optional<uint32_t
            {"xid", uint64_t{fault.xid.value_or(0)}},
            {"matched", uint64_t{index ? 1u : 0u}}});
     if (index) {
+      STAGECOACH_MARK("requester.malformed_reply_ends_its_call");
       xid_table_.Erase(*fault.xid);
       credits_.OnReply(std::nullopt);
       if (*index == kAbandoned) {
@@ -304,18 +325,26 @@ void Requester::OnReceive(uint32_t slot, uint32_t length, std::optional<uint32_t
   };
   // [5666bis:5.7.2#1] RDMA_DONE is dropped. So is a reverse-direction call, told apart from a reply by its direction
   // word: no program is offered here [5666bis:8.3.1#1].
-  if (header->type() == MessageType::kDone) return ignore(&stats_.ignored, "done");
+  if (header->type() == MessageType::kDone) {
+    STAGECOACH_MARK("requester.done_dropped");
+    return ignore(&stats_.ignored, "done");
+  }
   if (header->has_inline_message() && body.size() >= 8 && ByteReader(body.subspan(4)).U32() == 0) {
+    STAGECOACH_MARK("requester.reverse_call_dropped");
     return ignore(&stats_.ignored, "reverse_call");
   }
 
   const std::optional<uint32_t> index = xid_table_.Find(header->xid);
-  if (!index) return ignore(&stats_.unknown_xids, "unknown_xid");
+  if (!index) {
+    STAGECOACH_MARK("requester.reply_to_nobody");
+    return ignore(&stats_.unknown_xids, "unknown_xid");
+  }
   xid_table_.Erase(header->xid);
   credits_.OnReply(header->credits);
   stats_.credits_granted = credits_.granted();
   if (*index == kAbandoned) {
     abandoned_.Remove(header->xid);
+    STAGECOACH_MARK("requester.reply_after_cancel");
     return ignore(&stats_.ignored, "cancelled");
   }
   OnReplyTo(*index, slot, std::move(*header), body, now);
@@ -328,14 +357,18 @@ void Requester::OnReplyTo(uint32_t index, uint32_t slot, HeaderV1&& header, Cons
   // A call that timed out has its verdict, and waits for the connection to end.
   std::optional<CallFailure> failure = call.failure;
   if (failure) {
+    STAGECOACH_MARK("requester.reply_after_deadline");
     ++stats_.ignored;
   } else if (const auto* versions = std::get_if<ErrVers>(&header.body)) {
+    STAGECOACH_MARK("requester.err_vers");
     failure = CallFailure{.kind = CallFailure::Kind::kErrVers, .sent = true, .versions = *versions};
     ++stats_.errors;
   } else if (std::holds_alternative<ErrChunk>(header.body)) {
+    STAGECOACH_MARK("requester.err_chunk");
     failure = CallFailure{.kind = CallFailure::Kind::kErrChunk, .sent = true};
     ++stats_.errors;
   } else if (const auto valid = ValidateReply(header, message, call.offered); !valid) {
+    STAGECOACH_MARK("requester.chunk_lists_not_ours");
     failure = CallFailure{.kind = CallFailure::Kind::kBadChunks, .sent = true};
     failure->chunk = valid.error();
     ++stats_.malformed;
@@ -380,6 +413,8 @@ void Requester::NoteInvalidated(uint32_t handle) {
       }
     }
   }
+  // Of a call that is over, or none of ours.
+  STAGECOACH_MARK("requester.peer_invalidated_unknown_stag");
 }
 
 // --- Ending a call ---
@@ -391,6 +426,7 @@ void Requester::Fence(uint32_t index, Instant) {
   for (const internal::ExposedSegment& exposed : call.exposed) {
     if (exposed.registration == 0) continue;
     if (exposed.invalidated_by_peer) {
+      if (call.exposed.size() > 1) STAGECOACH_MARK("requester.peer_invalidated_one_stag_of_several");
       ++stats_.invalidations_remote;
     } else {
       ++stats_.invalidations_local;
@@ -445,10 +481,12 @@ std::optional<CallOutcome> Requester::TakeOutcome(Instant now) {
     outcome.reply = {};
     outcome.failure = CallFailure{.kind = CallFailure::Kind::kBadChunks, .sent = true};
     outcome.failure->chunk = ChunkFault::kXidMismatch;
+    STAGECOACH_MARK("requester.reply_chunk_is_not_of_its_call");
     TraceOver(index, outcome, now);
     return outcome;
   }
   for (const ChunkData& chunk : outcome.reply.chunks) {
+    if (chunk.data.empty()) STAGECOACH_MARK("requester.write_chunk_came_back_unused");
     outcome.placed.push_back(chunk.data.size());
     stats_.bytes_placed_by_write += chunk.data.size();
   }
@@ -458,6 +496,8 @@ std::optional<CallOutcome> Requester::TakeOutcome(Instant now) {
   if (call.reply_header.type() == MessageType::kNomsg) {
     ++stats_.replies_long;
     outcome.reply_memory = std::move(call.reply_memory);
+  } else if (call.reply_memory) {
+    STAGECOACH_MARK("requester.reply_chunk_came_back_unused");
   }
   TraceOver(index, outcome, now);
   return outcome;
@@ -505,6 +545,9 @@ void Requester::OnDisconnected(Instant now) {
   for (uint32_t index = 0; index < calls_.size(); ++index) {
     Call& call = *calls_[index];
     if (call.state != State::kQueued && call.state != State::kSent && call.state != State::kFencing) continue;
+    if (call.state == State::kQueued) STAGECOACH_MARK("requester.disconnect_while_queued");
+    if (call.state == State::kSent) STAGECOACH_MARK("requester.disconnect_while_sent");
+    if (call.state == State::kFencing) STAGECOACH_MARK("requester.disconnect_while_fencing");
     // A reply that was only waiting for its fence is as good as any: the fence has come.
     if (call.state != State::kFencing && !call.failure) {
       call.failure = CallFailure{.kind = closed_ ? CallFailure::Kind::kClosed : CallFailure::Kind::kConnectionLost,
@@ -536,13 +579,18 @@ void Requester::OnDeadline(Instant now) {
   bool end = false;
   for (uint32_t index = 0; index < calls_.size(); ++index) {
     Call& call = *calls_[index];
+    if (call.state == State::kFencing && call.deadline && now >= *call.deadline) {
+      STAGECOACH_MARK("requester.deadline_while_fencing");
+    }
     if ((call.state != State::kQueued && call.state != State::kSent) || !call.deadline || call.failure) continue;
     if (now < *call.deadline) {
       LowerDeadline(call.deadline);
     } else if (call.state == State::kQueued) {
+      STAGECOACH_MARK("requester.deadline_while_queued");
       queue_.Remove(index);
       FailWith(index, CallFailure::Kind::kNoCredit, now);
     } else {
+      STAGECOACH_MARK("requester.deadline_while_sent");
       call.failure = CallFailure{.kind = CallFailure::Kind::kTimedOut, .sent = true};
       Trace(trace_, now, config_.name, "call.timed_out", {{"call", IdOf(index)}, {"xid", uint64_t{call.xid}}});
       end = true;
@@ -550,7 +598,10 @@ void Requester::OnDeadline(Instant now) {
   }
   for (size_t i = 0; i < abandoned_.size(); ++i) {
     const auto& deadline = abandoned_[i].deadline;
-    if (deadline && now >= *deadline) end = true;
+    if (deadline && now >= *deadline) {
+      STAGECOACH_MARK("requester.deadline_after_cancel");
+      end = true;
+    }
     if (deadline && now < *deadline) LowerDeadline(deadline);
   }
   if (end) EndConnection(Disconnect::Why::kCallTimedOut);

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/cursor.h"
+#include "base/mark.h"
 
 namespace stagecoach::rpcrdma {
 namespace {
@@ -64,7 +65,10 @@ void Responder::OnReceive(uint32_t slot, uint32_t length, std::optional<uint32_t
   STAGECOACH_CHECK(slot < receive_.slots && length <= receive_.slot_size && posted_receives_ > 0);
   --posted_receives_;
   ++stats_.receives;
-  if (over_ || ending_) return;
+  if (over_ || ending_) {
+    STAGECOACH_MARK("responder.message_after_the_end");
+    return;
+  }
 
   ByteReader in(receive_.slot(slot).first(length));
   Result<HeaderV1, HeaderFault> header = DecodeHeaderV1(in, config_.list_limits);
@@ -75,9 +79,11 @@ void Responder::OnReceive(uint32_t slot, uint32_t length, std::optional<uint32_t
           {{"length", uint64_t{length}}, {"kind", static_cast<uint64_t>(fault.kind)}});
     // [5666bis:8.3.3#2] too short: dropped. An RDMA_ERROR is never answered, however malformed.
     if (fault.action == FaultAction::kDrop || !fault.xid) {
+      STAGECOACH_MARK("responder.malformed_message_dropped");
       Repost(slot);
       return;
     }
+    STAGECOACH_MARK("responder.malformed_call_refused");
     calls_[slot].xid = *fault.xid;
     // [5666bis:5.5#2] [5666bis:5.5#3] [5666bis:5.5#4]
     Answer(slot, fault.action == FaultAction::kAnswerErrVers ? std::optional(ErrVers{}) : std::nullopt);
@@ -91,6 +97,7 @@ void Responder::OnReceive(uint32_t slot, uint32_t length, std::optional<uint32_t
   const std::optional<Prefix> prefix = is_message && header->has_inline_message() ? PeekPrefix(message) : std::nullopt;
   if (!is_message || (prefix && prefix->direction != kCall)) {
     ++stats_.ignored;
+    STAGECOACH_MARK("responder.message_that_is_no_call_dropped");
     Trace(trace_, now, config_.name, "call.dropped", {{"xid", uint64_t{header->xid}}, {"why", "not a call"}});
     Repost(slot);
     return;
@@ -104,6 +111,7 @@ void Responder::OnCall(uint32_t slot, HeaderV1&& header, ConstBytes message, Ins
   Result<CallChunks, ChunkFault> chunks = ValidateCall(header, message, config_.data_limits);
   const bool reads_refused = chunks && !chunks->chunks.empty() && config_.reads_max == 0;
   if (!chunks || reads_refused) {
+    STAGECOACH_MARK("responder.chunk_lists_refused");
     ++stats_.malformed;
     Trace(trace_, now, config_.name, "call.refused",
           {{"xid", uint64_t{header.xid}}, {"why", chunks ? "no RDMA Reads" : ToString(chunks.error())}});
@@ -167,7 +175,11 @@ void Responder::ServeWaiting(Instant now) {
   while (!over_ && !waiting_.empty()) {
     const uint32_t slot = waiting_.front();
     Call& call = calls_[slot];
-    if (!AllocateSinks(call)) break;
+    if (!AllocateSinks(call)) {
+      STAGECOACH_MARK("responder.call_waits_for_memory");
+      if (waiting_.size() > 1) STAGECOACH_MARK("responder.call_waits_behind_another_for_memory");
+      break;
+    }
     waiting_.pop();
     call.state = State::kPulling;
     pulling_.push(slot);
@@ -212,12 +224,17 @@ void Responder::PumpReads(Instant now) {
       call.chunk_offset = 0;
       continue;
     }
-    if (reads_in_flight_ >= config_.reads_max) return;
+    if (reads_in_flight_ >= config_.reads_max) {
+      STAGECOACH_MARK("responder.reads_wait_for_others");
+      return;
+    }
     if (!sink.registered && !sink.memory.empty()) {
       const std::optional<Registration> registration = memory_.Register(sink.memory, MemoryUse::kReadSink);
       if (!registration) {
         // The device is out of what registering takes. No reply is possible but this one [5666bis:5.5#6]; Reads of
         // earlier chunks may be in flight, so the connection cannot simply forget the sinks: it ends.
+        STAGECOACH_MARK("responder.sink_refused");
+        if (reads_in_flight_ > 0) STAGECOACH_MARK("responder.sink_refused_with_reads_in_flight");
         Trace(trace_, now, config_.name, "sink.refused", {{"xid", uint64_t{call.xid}}});
         Close(Disconnect::Why::kNoResources);
         return;
@@ -228,7 +245,11 @@ void Responder::PumpReads(Instant now) {
       if (registration->id != 0) ++stats_.registrations;
     }
     const Segment& source = call.chunks.segments_of(chunk)[call.next_segment++].target;
-    if (source.length == 0) continue;
+    if (source.length == 0) {
+      STAGECOACH_MARK("responder.empty_read_segment");
+      continue;
+    }
+    if (chunk.count > 1) STAGECOACH_MARK("responder.read_chunk_of_several_segments");
     commands_.push(PostRead{.sink = sink.memory.subspan(call.chunk_offset, source.length),
                             .local_key = sink.local_key,
                             .source = source,
@@ -251,6 +272,7 @@ void Responder::OnReadDone(uint32_t tag, Instant now) {
   --call.reads_in_flight;
   --reads_in_flight_;
   if (over_) return;
+  if (ending_) STAGECOACH_MARK("responder.read_done_while_ending");
   if (call.state == State::kPulling && call.reads_in_flight == 0 && call.next_chunk == call.chunks.chunks.size()) {
     FenceSinks(tag, now);
   }
@@ -281,6 +303,7 @@ void Responder::OnPulled(uint32_t slot, Instant now) {
   std::optional<Prefix> prefix;
   if (stream) prefix = PeekPrefix(stream->base);
   if (!stream || !prefix || prefix->xid != call.xid) {
+    STAGECOACH_MARK("responder.pulled_call_is_not_of_its_header");
     ++stats_.malformed;
     FreeSinks(call);
     Answer(slot, std::nullopt);
@@ -360,10 +383,12 @@ Result<void, ReplyVerdict> Responder::Complete(RequestId id, ReplySpec&& reply, 
   FreeSinks(*call);
   ServeWaiting(now);
   if (over_ || ending_) {
+    STAGECOACH_MARK("responder.reply_after_the_end");
     CloseRecord(slot);
     return {};
   }
   if (!plan) {
+    STAGECOACH_MARK("responder.reply_impossible");
     Trace(trace_, now, config_.name, "reply.impossible",
           {{"xid", uint64_t{call->xid}}, {"why", ToString(plan.error())}});
     Answer(slot, std::nullopt);
@@ -412,6 +437,7 @@ void Responder::PumpReplies(Instant now) {
       SendError(slot, send_slot, now);
     }
   }
+  if (!over_ && !ending_ && !replies_.empty()) STAGECOACH_MARK("responder.reply_waits_for_send_buffer");
 }
 
 // Writes, then the Receive, then the Send: when the reply is seen, its data is there, and so is the buffer for the call
@@ -420,8 +446,10 @@ void Responder::SendReply(uint32_t slot, uint32_t send_slot, Instant now) {
   Call& call = calls_[slot];
   InFlight& in_flight = in_flight_[send_slot];
   if (!PostWrites(call, in_flight)) {
+    STAGECOACH_MARK("responder.write_source_refused");
     // What was registered before the refusal stays registered until after the Send.
     if (!in_flight.registrations.empty()) {
+      STAGECOACH_MARK("responder.write_source_refused_halfway");
       in_flight.memory = std::move(call.reply_memory);
       in_flight.message.swap(call.reply_buffer);
     }
@@ -583,7 +611,10 @@ void Responder::OnSendDone(uint32_t slot, Instant now) {
     commands_.push(Invalidate{.registration = registration, .tag = slot | kSendTag});
   }
   in_flight.registrations.clear();
-  if (--in_flight.fencing > 0) return;
+  if (--in_flight.fencing > 0) {
+    STAGECOACH_MARK("responder.reply_memory_waits_for_its_fence");
+    return;
+  }
   ReleaseSendSlot(slot);
   PumpReplies(now);
   ServeWaiting(now);
@@ -631,11 +662,34 @@ void Responder::OnDisconnected(Instant now) {
   posted_receives_ = 0;
   for (uint32_t slot = 0; slot < calls_.size(); ++slot) {
     Call& call = calls_[slot];
-    // What a service holds stays until it lets go.
-    if (call.state == State::kPosted || call.state == State::kExecuting) continue;
+    switch (call.state) {
+      case State::kPosted:
+        continue;
+      case State::kExecuting:
+        // What a service holds stays until it lets go.
+        STAGECOACH_MARK("responder.disconnect_while_executing");
+        continue;
+      case State::kWaitingForMemory:
+        STAGECOACH_MARK("responder.disconnect_while_waiting_for_memory");
+        break;
+      case State::kPulling:
+        STAGECOACH_MARK("responder.disconnect_while_pulling");
+        break;
+      case State::kFencingSinks:
+        STAGECOACH_MARK("responder.disconnect_while_fencing");
+        break;
+      case State::kReady:
+        STAGECOACH_MARK("responder.disconnect_before_execution");
+        break;
+      case State::kReplying:
+      case State::kRefused:
+        STAGECOACH_MARK("responder.disconnect_while_replying");
+        break;
+    }
     FreeSinks(call);
     CloseRecord(slot);
   }
+  if (replies_in_flight() > 0) STAGECOACH_MARK("responder.disconnect_with_replies_in_flight");
   for (InFlight& in_flight : in_flight_) in_flight = {};
   Trace(trace_, now, config_.name, "disconnected", {{"executing", uint64_t{unanswered_}}});
 }

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/mark.h"
 
 namespace stagecoach::rpcrdma::internal {
 
@@ -17,7 +18,10 @@ Block* BlockPool::Allocate(size_t bytes) {
   }
   if (capacity < bytes) return nullptr;
   const uint64_t charge = (std::max<uint64_t>(bytes, 1) + kSmallest - 1) / kSmallest * kSmallest;
-  if (charge > bytes_max_ - std::min(bytes_used_, bytes_max_)) return nullptr;
+  if (charge > bytes_max_ - std::min(bytes_used_, bytes_max_)) {
+    STAGECOACH_MARK("pool.allowance_used_up");
+    return nullptr;
+  }
 
   std::unique_ptr<Block> block;
   if (auto& kept = free_[size_class]; !kept.empty()) {
@@ -45,7 +49,10 @@ void BlockPool::Free(Block* block) {
   in_use_.erase(found);
   bytes_used_ -= owned->charge;
   freed_ = true;
-  if (bytes_kept_ + owned->capacity > kKeptMax) return;
+  if (bytes_kept_ + owned->capacity > kKeptMax) {
+    STAGECOACH_MARK("pool.block_not_kept");
+    return;
+  }
   bytes_kept_ += owned->capacity;
   free_[owned->size_class].push_back(std::move(owned));
 }

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/mark.h"
 
 namespace stagecoach::rpcrdma::internal {
 namespace {
@@ -103,6 +104,7 @@ void Connection::Connect(CmChannel& channel, const sockaddr* address, Duration t
   STAGECOACH_CHECK(state_ == State::kIdle);
   state_ = State::kResolving;
   connect_timer_ = loop_.At(loop_.Now() + timeout, [this] {
+    STAGECOACH_MARK("connection.no_answer_in_time");
     connect_timer_ = 0;
     Fail({.kind = CloseCause::Kind::kTimedOut, .error = ETIMEDOUT, .text = "no answer in time"});
   });
@@ -126,6 +128,7 @@ VerbsResult<void> Connection::Adopt(verbs::CmId id, const CmEvent& request) {
   incoming_reads_ = std::min<uint32_t>(options_.incoming_reads, request.responder_resources);
   auto created = CreateResources();
   if (!created) {
+    STAGECOACH_MARK("connection.no_resources_to_accept");
     rdma_reject(id_.get(), nullptr, 0);
     state_ = State::kClosed;
     DestroyResources();
@@ -142,6 +145,7 @@ VerbsResult<void> Connection::Accept(ConstBytes private_data) {
   parameters.initiator_depth = static_cast<uint8_t>(outgoing_reads_);
   parameters.rnr_retry_count = kRetryCount;
   connect_timer_ = loop_.At(loop_.Now() + kAcceptTime, [this] {
+    STAGECOACH_MARK("connection.handshake_not_completed");
     connect_timer_ = 0;
     Fail({.kind = CloseCause::Kind::kTimedOut,
           .error = ETIMEDOUT,
@@ -229,7 +233,10 @@ void Connection::OnCmEvent(const CmEvent& event) {
       if (state_ != State::kResolving) return;
       incoming_reads_ = options_.incoming_reads;
       outgoing_reads_ = options_.outgoing_reads;
-      if (auto created = CreateResources(); !created) return FailDevice(created.error());
+      if (auto created = CreateResources(); !created) {
+        STAGECOACH_MARK("connection.no_resources_to_connect");
+        return FailDevice(created.error());
+      }
       state_ = State::kConnecting;
       const std::vector<std::byte> private_data = owner_.OnDeviceReady();
       rdma_conn_param parameters = {};
@@ -265,7 +272,10 @@ void Connection::OnEstablishedEvent(const CmEvent& event) {
     Trace(trace_, loop_.Now(), options_.name, "established", {{"private_data", ToHex(event.private_data)}});
   }
   owner_.OnEstablished(event.private_data);
-  if (state_ != State::kEstablished) return;
+  if (state_ != State::kEstablished) {
+    STAGECOACH_MARK("connection.ended_as_soon_as_established");
+    return;
+  }
   Poll();  // what came before this event
   Progress();
 }
@@ -304,10 +314,12 @@ void Connection::OnPeerGone(const CmEvent& event) {
   // What arrived before the end is delivered first.
   if (state_ == State::kEstablished) {
     while (state_ == State::kEstablished && Poll()) {
+      STAGECOACH_MARK("connection.completions_delivered_before_the_end");
     }
   }
   if (state_ == State::kClosed) return;
   if (state_ == State::kClosing) {
+    STAGECOACH_MARK("connection.peer_gone_while_closing");
     EnterError();
     Progress();
     return;
@@ -346,7 +358,9 @@ bool Connection::Arm() {
     }
     armed_ = true;
   }
-  return !Poll();
+  if (!Poll()) return true;
+  STAGECOACH_MARK("connection.completion_around_arming");
+  return false;
 }
 
 void Connection::OnChannelReadable() {
@@ -415,8 +429,10 @@ void Connection::OnFailedCompletion(const ibv_wc& completion) {
     return;
   }
   if (completion.status == IBV_WC_WR_FLUSH_ERR) {
+    STAGECOACH_MARK("connection.flushed_before_the_event");
     BeginClosing({.kind = CloseCause::Kind::kPeer, .text = "peer closed the connection"});
   } else {
+    STAGECOACH_MARK("connection.work_request_failed");
     BeginClosing({.kind = CloseCause::Kind::kTransport,
                   .text = std::string("an RDMA operation failed: ") + ibv_wc_status_str(completion.status)});
   }
@@ -500,7 +516,13 @@ bool Connection::Interpret(const Command& command) {
     return true;
   }
 
-  if (ledger_.room() <= kMarkers || sends_ == kBatch || !binds_.empty() || state_ != State::kEstablished) return false;
+  if (ledger_.room() <= kMarkers || sends_ == kBatch || !binds_.empty() || state_ != State::kEstablished) {
+    if (ledger_.room() <= kMarkers) STAGECOACH_MARK("connection.send_queue_full");
+    if (sends_ == kBatch) STAGECOACH_MARK("connection.batch_full");
+    if (!binds_.empty()) STAGECOACH_MARK("connection.command_waits_for_window_binds");
+    if (state_ != State::kEstablished) STAGECOACH_MARK("connection.command_before_established");
+    return false;
+  }
   if (const auto* send = std::get_if<PostSend>(&command)) {
     const bool signaled = send->prompt || ++unsignaled_ >= options_.signal_interval;
     ibv_send_wr& request =
@@ -575,6 +597,7 @@ bool Connection::PostReceives() {
   receives_outstanding_ += taken;
   receives_posted_ += taken;
   if (error == 0) return true;
+  STAGECOACH_MARK("connection.post_receive_refused");
   // The Sends of this batch will not be posted, and closing posts a request of its own.
   ledger_.Unpost(static_cast<size_t>(std::exchange(sends_, 0)));
   FailDevice({.error = error, .call = "ibv_post_recv"});
@@ -590,6 +613,7 @@ bool Connection::PostSends() {
   sends_posted_ += static_cast<uint64_t>(taken);
   if (trace_ != nullptr) TraceSends(taken);
   if (error == 0) return true;
+  STAGECOACH_MARK("connection.post_send_refused");
   ledger_.Unpost(static_cast<size_t>(count - taken));
   FailDevice({.error = error, .call = "ibv_post_send"});
   return false;
@@ -617,7 +641,10 @@ std::optional<Registration> Connection::Register(ConstBytes memory, MemoryUse us
   if (!by_peer && pool_ != nullptr && (use == MemoryUse::kWriteSource || !iwarp_)) {
     if (Block* block = pool_->Find(memory.data()); block != nullptr) {
       const std::optional<uint32_t> key = pool_->LocalKey(block);
-      if (!key) return std::nullopt;
+      if (!key) {
+        STAGECOACH_MARK("connection.pooled_registration_refused");
+        return std::nullopt;
+      }
       return Registration{.local_key = *key};
     }
   }
@@ -640,7 +667,10 @@ std::optional<Registration> Connection::Register(ConstBytes memory, MemoryUse us
   const int region_access = window ? (access & IBV_ACCESS_LOCAL_WRITE) | IBV_ACCESS_MW_BIND : access;
   auto region =
       verbs::RegisterMemory(domain_.get(), const_cast<std::byte*>(memory.data()), memory.size(), region_access);
-  if (!region) return give_up();
+  if (!region) {
+    STAGECOACH_MARK("connection.registration_refused");
+    return give_up();
+  }
   exposed.region = std::move(*region);
   Registration registration{.id = number,
                             .local_key = exposed.region->lkey,
@@ -663,7 +693,10 @@ std::optional<Registration> Connection::Register(ConstBytes memory, MemoryUse us
     free_windows_.pop_back();
   } else {
     auto allocated = verbs::AllocateMw(domain_.get(), IBV_MW_TYPE_2);
-    if (!allocated) return give_up();
+    if (!allocated) {
+      STAGECOACH_MARK("connection.window_refused");
+      return give_up();
+    }
     exposed.window = std::move(*allocated);
     exposed.window_key = exposed.window->rkey;
   }
@@ -742,6 +775,7 @@ void Connection::Close(bool gracefully, CloseCause cause) {
     if (state_ != State::kEstablished) return;
   }
   if (gracefully && !ledger_.empty() && !close_when_idle_) {
+    STAGECOACH_MARK("connection.orderly_end_waits_for_sends");
     // An empty RDMA Write whose completion says that everything before it is done.
     close_when_idle_ = true;
     cause_ = std::move(cause);
@@ -753,6 +787,7 @@ void Connection::Close(bool gracefully, CloseCause cause) {
     if (ibv_post_send(id_->qp, &request, &bad) == 0) {
       ++sends_posted_;
       drain_timer_ = loop_.At(loop_.Now() + kDrainTime, [this] {
+        STAGECOACH_MARK("connection.orderly_end_not_waited_for");
         drain_timer_ = 0;
         BeginClosing(*cause_);
         Progress();
@@ -816,6 +851,7 @@ void Connection::EnterError() {
   if (ibv_post_send(id_->qp, &request, &bad) == 0) {
     ++sends_posted_;
   } else {
+    STAGECOACH_MARK("connection.marker_refused");
     ledger_.Unpost(1);
     send_queue_drained_ = true;
   }
@@ -825,12 +861,14 @@ void Connection::OnDrainTimer() {
   drain_timer_ = 0;
   if (state_ != State::kClosing) return;
   if (!in_error_state_) {
+    STAGECOACH_MARK("connection.closes_without_the_peer");
     EnterError();
     drain_timer_ = loop_.At(loop_.Now() + kDrainTime, [this] { OnDrainTimer(); });
     Poll();
     Progress();
     return;
   }
+  STAGECOACH_MARK("connection.closes_with_work_outstanding");
   FinishClosing();
 }
 

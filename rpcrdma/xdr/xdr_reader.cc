@@ -1,5 +1,7 @@
 #include "rpcrdma/xdr/xdr_reader.h"
 
+#include "base/mark.h"
+
 namespace stagecoach::rpcrdma {
 
 const char* ToString(XdrFaultKind kind) {
@@ -63,6 +65,8 @@ ConstBytes XdrReader::TakeChunk(const char* field, uint64_t size, uint64_t start
     FailAt(XdrFaultKind::kChunkSizeMismatch, field, started);
     return {};
   }
+  if (XdrPad(size) > 0 && data.size() == size) STAGECOACH_MARK("xdr.chunk_without_round_up");
+  if (XdrPad(size) > 0 && data.size() > size) STAGECOACH_MARK("xdr.chunk_with_round_up");
   ++next_chunk_;
   position_ += size + XdrPad(size);
   return data.first(size);
@@ -78,6 +82,7 @@ ConstBytes XdrReader::TakeEligible(const char* field, uint64_t size, uint64_t st
   if (next_chunk_ == chunks_.size()) return TakeBase(field, size, started);
   if (size > 0 && chunks_[next_chunk_].data.empty()) {
     // An unused Write chunk: the responder left this result in the stream. The entry is used up all the same.
+    STAGECOACH_MARK("xdr.result_inline_beside_unused_write_chunk");
     ++next_chunk_;
     return TakeBase(field, size, started);
   }
