@@ -4,6 +4,9 @@
 #include <sys/eventfd.h>
 
 #include <cerrno>
+#include <memory>
+#include <string>
+#include <vector>
 
 #include "emu/sim/sim_world.h"
 
@@ -60,8 +63,9 @@ TEST(SimLoop, StepStopsAtItsLimitWithoutMovingTheClock) {
   loop.At(kStart + 10us, [&] { ran = true; });
   EXPECT_FALSE(loop.Step(kStart + 9us));
   EXPECT_EQ(loop.Now(), kStart);
-  loop.AdvanceTo(kStart + 1s);
-  EXPECT_EQ(loop.Now(), kStart + 10us) << "not beyond what is due";
+  loop.RunThrough(kStart + 9us);
+  EXPECT_EQ(loop.Now(), kStart + 9us);
+  EXPECT_FALSE(ran);
   EXPECT_TRUE(loop.Step(kStart + 10us));
   EXPECT_TRUE(ran);
 }
@@ -143,7 +147,7 @@ TEST(SimLoop, PollersArePolledUntilQuietAndArmedBeforeTimeMovesOn) {
   EXPECT_EQ(history, "epppapaE");
 }
 
-TEST(SimLoop, ACallbackMayPumpTheScheduleAndIsNotEnteredAgainMeanwhile) {
+TEST(SimLoop, ACallbackMayBlockAndIsNotEnteredAgainMeanwhile) {
   SimWorld world(1);
   SimFabric& host = world.AddHost("a", {Address("10.0.0.1")});
   const auto notifier = host.CreateNotifier();
@@ -166,7 +170,7 @@ TEST(SimLoop, ACallbackMayPumpTheScheduleAndIsNotEnteredAgainMeanwhile) {
   EXPECT_EQ(calls, 2) << "the signal that came meanwhile is not lost";
 }
 
-TEST(SimLoop, APollerThatPumpsIsNotPolledAgainMeanwhile) {
+TEST(SimLoop, APollerThatBlocksIsNotPolledOrArmedAgainMeanwhile) {
   SimLoop loop;
   int inside = 0;
   int polls = 0;
@@ -175,31 +179,166 @@ TEST(SimLoop, APollerThatPumpsIsNotPolledAgainMeanwhile) {
                     EXPECT_EQ(++inside, 1);
                     if (++polls == 1) {
                       loop.At(kStart + 1us, [&] { event = true; });
-                      while (!event && loop.Step()) {
-                      }
+                      EXPECT_TRUE(loop.RunUntil([&] { return event; }, Instant::max()));
                     }
                     --inside;
                     return false;
                   },
-                  [] { return false; }, [] { return true; }});
+                  [] { return false; },
+                  [&] {
+                    EXPECT_EQ(inside, 0);
+                    return true;
+                  }});
   Drain(loop);
   EXPECT_TRUE(event);
+  EXPECT_GT(polls, 1);
 }
 
-TEST(SimLoop, NestingIsBounded) {
+TEST(SimLoop, WaitsEndInAnyOrderHoweverMany) {
+  constexpr int kMany = 200;
   SimLoop loop;
-  int deepest = 0;
-  int depth = 0;
-  std::function<void()> dig = [&] {
-    deepest = std::max(deepest, ++depth);
-    loop.Post(dig);
-    loop.Step();
-    --depth;
+  std::vector<int> ended;
+  int allowed = kMany;
+  for (int i = 0; i < kMany; ++i) {
+    loop.Post([&, i] {
+      EXPECT_TRUE(loop.RunUntil([&, i] { return allowed <= i; }, Instant::max()));
+      ended.push_back(i);
+    });
+  }
+  Drain(loop);
+  EXPECT_EQ(ended.size(), 0u);
+  EXPECT_EQ(loop.Waiters().size(), static_cast<size_t>(kMany));
+  while (allowed > 0) {
+    --allowed;  // the last to be parked goes first
+    EXPECT_TRUE(loop.Step());
+  }
+  ASSERT_EQ(ended.size(), static_cast<size_t>(kMany));
+  for (int i = 0; i < kMany; ++i) EXPECT_EQ(ended[static_cast<size_t>(i)], kMany - 1 - i);
+  EXPECT_TRUE(loop.Waiters().empty());
+}
+
+TEST(SimLoop, OfThoseWhoseWaitIsOverTheFirstParkedGoesOnFirstAndBeforeOtherEvents) {
+  SimLoop loop;
+  std::string order;
+  bool open = false;
+  for (const char name : {'a', 'b'}) {
+    loop.Post([&, name] {
+      EXPECT_TRUE(loop.RunUntil([&] { return open; }, Instant::max()));
+      order += name;
+    });
+  }
+  loop.At(kStart + 1us, [&] { open = true; });
+  loop.At(kStart + 1us, [&] { order += 'e'; });
+  Drain(loop);
+  EXPECT_EQ(order, "abe");
+}
+
+TEST(SimLoop, ACallbackMayBlockAgainAndAgain) {
+  SimLoop loop;
+  int rounds = 0;
+  loop.Post([&] {
+    for (; rounds < 1000; ++rounds) {
+      const Instant until = loop.Now() + 1us;
+      loop.At(until, [] {});
+      EXPECT_TRUE(loop.RunUntil([&] { return loop.Now() >= until; }, Instant::max()));
+    }
+  });
+  Drain(loop);
+  EXPECT_EQ(rounds, 1000);
+  EXPECT_EQ(loop.Now(), kStart + 1ms);
+}
+
+TEST(SimLoop, AWaitEndsAtItsLimitButADryWorldHasNoTime) {
+  SimLoop loop;
+  int outcome = -1;
+  loop.Post([&] { outcome = loop.RunUntil([] { return false; }, kStart + 5us) ? 1 : 0; });
+  Drain(loop);
+  EXPECT_EQ(outcome, -1) << "nothing happens, so no time passes";
+  ASSERT_EQ(loop.Waiters().size(), 1u);
+  EXPECT_EQ(loop.Waiters()[0].limit, kStart + 5us);
+  loop.At(kStart + 9us, [&] { EXPECT_EQ(outcome, 0); });
+  Drain(loop);
+  EXPECT_EQ(outcome, 0);
+
+  outcome = -1;
+  loop.Post([&] { outcome = loop.RunUntil([] { return false; }, kStart + 15us) ? 1 : 0; });
+  loop.RunThrough(kStart + 20us);
+  EXPECT_EQ(outcome, 0);
+  EXPECT_EQ(loop.Now(), kStart + 20us);
+}
+
+TEST(SimLoop, AnInterruptedWaitGivesUpWhenTheInstantEnds) {
+  SimLoop loop;
+  std::string outcomes;
+  bool open = false;
+  loop.At(kStart, 1, [&] { outcomes += loop.RunUntil([&] { return open; }, Instant::max()) ? 'T' : 'F'; });
+  loop.At(kStart, 1, [&] { outcomes += loop.RunUntil([] { return false; }, Instant::max()) ? 't' : 'f'; });
+  loop.At(kStart, 2, [&] { outcomes += loop.RunUntil([] { return false; }, Instant::max()) ? '+' : '-'; });
+  Drain(loop);
+  EXPECT_EQ(outcomes, "");
+  loop.Interrupt(1);
+  loop.Post([&] { open = true; });
+  Drain(loop);
+  EXPECT_EQ(outcomes, "Tf");
+  loop.Interrupt(SimLoop::kEveryone);
+  Drain(loop);
+  EXPECT_EQ(outcomes, "Tf-");
+}
+
+TEST(SimLoop, WhoseCodeRunsIsKnownThroughItsWaits) {
+  SimLoop loop;
+  const auto blocks = [&](SimLoop::Owner owner) {
+    EXPECT_EQ(loop.current().owner, owner);
+    const Instant until = loop.Now() + 1us;
+    EXPECT_TRUE(loop.RunUntil(
+        [&] {
+          EXPECT_EQ(loop.current().owner, owner);
+          return loop.Now() >= until;
+        },
+        Instant::max()));
+    EXPECT_EQ(loop.current().owner, owner);
   };
-  loop.Post(dig);
-  for (int i = 0; i < 3; ++i) loop.Step();
-  EXPECT_EQ(deepest, SimLoop::kMaxDepth);
-  loop.Clear();
+  for (const SimLoop::Owner owner : {1u, 2u, 3u}) loop.At(kStart, owner, [&, owner] { blocks(owner); });
+  loop.Post([&] { EXPECT_EQ(loop.current().owner, SimLoop::kNobody); });
+  loop.At(kStart + 1us, [] {});
+  loop.At(kStart + 2us, [] {});
+  int polls = 0;
+  loop.AddPoller(4, {[&] {
+                       EXPECT_EQ(loop.current().owner, 4u);
+                       ++polls;
+                       return false;
+                     },
+                     [] { return false; }, [] { return true; }});
+  EXPECT_TRUE(loop.RunUntil(
+      [&] {
+        EXPECT_EQ(loop.current().owner, SimLoop::kNobody);
+        return loop.Now() == kStart + 2us;
+      },
+      Instant::max()));
+  EXPECT_TRUE(loop.Waiters().empty());
+  EXPECT_GT(polls, 0);
+}
+
+TEST(SimLoop, WhatIsDroppedNeverRunsAndIsDestroyedByAnEvent) {
+  SimWorld world(1);
+  SimLoop& loop = world.loop();
+  const auto notifier = world.AddHost("a", {Address("10.0.0.1")}).CreateNotifier();
+  const auto held = std::make_shared<int>();
+  loop.At(kStart + 1us, 1, [held] { FAIL(); });
+  loop.WatchReadable(notifier->fd(), 1, [held] { FAIL(); });
+  loop.AddPoller(1, {[held] {
+                       ADD_FAILURE();
+                       return false;
+                     },
+                     [] { return false; }, [] { return true; }});
+  bool other = false;
+  loop.At(kStart + 1us, 2, [&] { other = true; });
+  notifier->Signal();
+  loop.Drop(1);
+  EXPECT_EQ(held.use_count(), 4);
+  EXPECT_TRUE(world.RunUntilIdle());
+  EXPECT_EQ(held.use_count(), 1);
+  EXPECT_TRUE(other);
 }
 
 }  // namespace

@@ -1,7 +1,6 @@
 #include "emu/sim/sim_world.h"
 
 #include <errno.h>
-#include <poll.h>
 
 #include <algorithm>
 #include <system_error>
@@ -23,11 +22,6 @@ bool SameAddress(const IpEndpoint& a, const IpEndpoint& b) {
   return a.family == b.family && a.address == b.address;
 }
 
-bool IsReadable(int fd) {
-  pollfd wanted{fd, POLLIN, 0};
-  return poll(&wanted, 1, 0) == 1;
-}
-
 // A real eventfd, so that programs can poll it, that also marks its channel in the loop.
 class SimNotifier final : public Notifier {
  public:
@@ -40,7 +34,11 @@ class SimNotifier final : public Notifier {
     event_->Signal();
     loop_->OnSignalled(event_->fd());
   }
-  bool Consume() override { return event_->Consume(); }
+  bool Consume() override {
+    if (!event_->Consume()) return false;
+    loop_->OnConsumed(event_->fd());
+    return true;
+  }
 
  private:
   SimLoop* const loop_;
@@ -239,24 +237,15 @@ SimFabric* SimWorld::HostOf(const IpEndpoint& address) {
 }
 
 bool SimWorld::RunUntil(const std::function<bool()>& done) {
-  const Instant limit = Now() + options_.stall_limit;
-  while (!done()) {
-    if (!loop_.Step(limit)) return false;
-  }
-  return true;
+  return loop_.RunUntil(done, Now() + options_.stall_limit);
 }
 
 void SimWorld::RunFor(Duration time) {
-  const Instant end = Now() + time;
-  while (loop_.Step(end)) {
-  }
-  loop_.AdvanceTo(end);
+  loop_.RunThrough(Now() + time);
 }
 
 bool SimWorld::RunUntilIdle() {
-  const Instant limit = Now() + options_.stall_limit;
-  while (loop_.Step(limit)) {
-  }
+  loop_.RunUntil([] { return false; }, Now() + options_.stall_limit);
   return loop_.IsDry();
 }
 
@@ -344,19 +333,23 @@ std::unique_ptr<Notifier> SimFabric::CreateNotifier() {
 
 bool SimFabric::Wait(std::unique_lock<std::mutex>& lock, std::condition_variable& /*changed*/,
                      const std::function<bool()>& done) {
-  const Instant limit = Now() + world_->options_.stall_limit;
-  while (!done()) {
-    lock.unlock();
-    const bool stepped = world_->loop_.Step(limit);
-    lock.lock();
-    // Pollers may have satisfied the wait on the way to finding nothing scheduled.
-    if (!stepped) return done();
-  }
-  return true;
+  if (done()) return true;
+  lock.unlock();
+  const auto done_under_lock = [&] {
+    const std::lock_guard<std::mutex> held(*lock.mutex());
+    return done();
+  };
+  const bool satisfied =
+      world_->loop_.RunUntil(done_under_lock, Now() + world_->options_.stall_limit, "a verbs call to be done");
+  lock.lock();
+  return satisfied;
 }
 
 int SimFabric::WaitReadable(int fd) {
-  return world_->RunUntil([fd] { return IsReadable(fd); }) || IsReadable(fd) ? 0 : EDEADLK;
+  SimLoop& loop = world_->loop_;
+  const bool readable = loop.RunUntil([&loop, fd] { return loop.IsReadable(fd); }, Now() + world_->options_.stall_limit,
+                                      "a channel to become readable");
+  return readable ? 0 : EDEADLK;
 }
 
 }  // namespace stagecoach::emu

@@ -9,8 +9,7 @@
 // of its connection, so that a connection more or less does not change the luck of the others. The trace never names
 // contents, which in RDMA hold addresses.
 //
-// Everything obtained from a world is destroyed before it. Single-threaded. sim_loop.h says what a callback may do that
-// pumps the schedule.
+// Everything obtained from a world is destroyed before it. Single-threaded. sim_loop.h says how a callback may block.
 #pragma once
 
 #include <functional>
@@ -78,11 +77,12 @@ class SimWorld {
   // The world's generator, to fork by name. Never drawn from.
   const Prng& prng() const { return prng_; }
 
-  // Runs events until `done`; false if the world ran dry (or stalled) before.
+  // Lets the world go on until `done`; false if it ran dry (or stalled) before. A callback that calls it is parked
+  // (sim_loop.h).
   bool RunUntil(const std::function<bool()>& done);
-  // Runs everything due within `time` and lets all of it pass.
+  // Runs everything due within `time` and lets all of it pass. Not in a callback.
   void RunFor(Duration time);
-  // Runs until nothing is scheduled; false if that did not come about within the stall limit.
+  // Runs until nothing is scheduled; false if that did not come about within the stall limit. Not in a callback.
   bool RunUntilIdle();
 
  private:
