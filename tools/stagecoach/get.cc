@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <memory>
 
 #include "rpcrdma/ulb/file/names.h"
@@ -25,12 +26,13 @@ Result<TreeResult, Error> GetFile(Session& session, const Url& url, const std::s
   std::string directory;
   std::string name;
   if (local.ends_with('/') || IsDirectory(local)) {
+    // The name to go by is that of a file, and there is none in the URL of the served directory itself.
     if (url.path.empty()) return Err(Error{"is a directory; -r copies it", false});
     directory = local;
     name = url.path.back();
   } else {
     const size_t slash = local.rfind('/');
-    directory = slash == std::string::npos ? "." : local.substr(0, slash + 1);
+    directory = slash == std::string::npos ? "." : local.substr(0, std::max<size_t>(slash, 1));
     name = slash == std::string::npos ? local : local.substr(slash + 1);
   }
   if (!file::IsValidName(name))
@@ -39,7 +41,11 @@ Result<TreeResult, Error> GetFile(Session& session, const Url& url, const std::s
   if (!store) return Err(Error{store.error().text, false});
   const std::string shown = directory == "." ? name : directory + (directory.ends_with('/') ? "" : "/") + name;
   const auto size = Download(session, url.path, **store, {name}, shown, transfer);
-  if (!size) return Err(size.error());
+  if (!size) {
+    Error error = size.error();
+    if (error.status == file::Status::kIsDirectory) error.text += "; -r copies it";
+    return Err(error);
+  }
   return TreeResult{1, *size, 0};
 }
 

@@ -5,11 +5,38 @@
 
 #include <csignal>
 #include <cstdio>
+#include <string>
+#include <vector>
 
+#include "rpcrdma/ulb/file/names.h"
 #include "tools/stagecoach/command.h"
 
 namespace stagecoach::cli {
 namespace {
+
+// Wrong usage, in the form of all other complaints.
+int UsageError(const CLI::App& app, const CLI::ParseError& error) {
+  const std::vector<CLI::App*> chosen = app.get_subcommands();
+  const std::vector<std::string> extra = app.remaining(/*recurse=*/true);
+  std::string text = rpcrdma::file::Printable(error.what());
+  if (!extra.empty()) {
+    // Better than what CLI11 misses, which may be there misspelt.
+    const std::string argument = rpcrdma::file::Printable(extra.front());
+    if (argument.starts_with('-')) {
+      text = fmt::format("'{}': no such option", argument);
+    } else if (!chosen.empty()) {
+      text = fmt::format("'{}': one argument too many", argument);
+    } else {
+      std::vector<std::string> names;
+      for (const CLI::App* command : app.get_subcommands(nullptr)) names.push_back(command->get_name());
+      text = fmt::format("'{}': no such command; there are {}", argument, fmt::join(names, ", "));
+    }
+  }
+  const std::string command = chosen.empty() ? std::string() : chosen.front()->get_name();
+  fmt::print(stderr, "stagecoach: {}{}{}\nstagecoach {}{}--help says more.\n", command, command.empty() ? "" : ": ",
+             text, command, command.empty() ? "" : " ");
+  return kExitUsage;
+}
 
 int Main(int argc, char** argv) {
   // A file over the size limit is an error of the write, not the end of the process.
@@ -42,7 +69,9 @@ int Main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? kExitOk : kExitUsage;
+    if (error.get_exit_code() != 0) return UsageError(app, error);
+    app.exit(error);  // --help and --version
+    return kExitOk;
   }
   // What cannot be written has not been said.
   if (std::fflush(stdout) != 0 && exit_code == kExitOk) {

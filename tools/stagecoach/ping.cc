@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 #include <memory>
 #include <vector>
 
@@ -75,10 +76,10 @@ int Ping(const PingOptions& options) {
   session.Disconnect();
   if (!samples.empty()) {
     std::sort(samples.begin(), samples.end());
-    fmt::print("{} NULL calls of program {} version {} at {}: min {}, median {}, p99 {}, max {}\n", samples.size(),
-               ProgramText(options.program), options.version, ToString(url->server), FormatDuration(samples.front()),
-               FormatDuration(Percentile(samples, 50)), FormatDuration(Percentile(samples, 99)),
-               FormatDuration(samples.back()));
+    fmt::print("{} NULL call{} of program {} version {} at {}: min {}, median {}, p99 {}, max {}\n", samples.size(),
+               samples.size() == 1 ? "" : "s", ProgramText(options.program), options.version, ToString(url->server),
+               FormatDuration(samples.front()), FormatDuration(Percentile(samples, 50)),
+               FormatDuration(Percentile(samples, 99)), FormatDuration(samples.back()));
   }
   if (!done) {
     Complain(fmt::format("ping {}", ToString(url->server)), done.error().text);
@@ -98,8 +99,15 @@ void AddPing(CLI::App& app, int& exit_code) {
       ->type_name("N")
       ->check(CLI::Range(1, 10'000'000))
       ->capture_default_str();
-  command->add_option("--program", options->program, "RPC program number")->capture_default_str();
-  command->add_option("--version", options->version, "RPC program version")->capture_default_str();
+  const CLI::Range any_number(uint32_t{0}, std::numeric_limits<uint32_t>::max());
+  command->add_option("--program", options->program, "RPC program number")
+      ->type_name("N")
+      ->check(any_number)
+      ->capture_default_str();
+  command->add_option("--version", options->version, "RPC program version")
+      ->type_name("N")
+      ->check(any_number)
+      ->capture_default_str();
   AddClientOptions(*command, options->client);
   command->callback([options, &exit_code] { exit_code = Ping(*options); });
 }

@@ -41,6 +41,10 @@ Result<TreeResult, Error> PutFile(Session& session, const std::string& local, co
 int Put(const CopyOptions& options, const std::string& local, const std::string& url_text) {
   const auto url = UrlArgument("put", url_text);
   if (!url) return kExitUsage;
+  if (local.empty()) {
+    Complain("put", "LOCAL is empty");
+    return kExitUsage;
+  }
   // Before anybody is connected to.
   struct stat st;
   if (::stat(local.c_str(), &st) != 0) {

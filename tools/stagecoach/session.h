@@ -24,11 +24,11 @@
 namespace stagecoach::cli {
 
 // What went wrong, as one line without the "stagecoach: " and the command. `fatal`: the rest of a tree need not be
-// tried. `busy`: the server lacked memory, or the like, for one call among others; later it may have it.
+// tried. `status`: what the server answered, if it did.
 struct Error {
   std::string text;
   bool fatal = false;
-  bool busy = false;
+  std::optional<rpcrdma::file::Status> status;
 };
 
 class Session {
@@ -80,8 +80,9 @@ class Session {
   }
   static Error FromFailure(const rpcrdma::file::Failure& failure) {
     using Failure = rpcrdma::file::Failure;
-    const bool busy = failure.kind == Failure::Kind::kStatus && failure.status == rpcrdma::file::Status::kBusy;
-    return {failure.message, failure.connection_gone, busy};
+    Error error{failure.message, failure.connection_gone};
+    if (failure.kind == Failure::Kind::kStatus) error.status = failure.status;
+    return error;
   }
 
  private:

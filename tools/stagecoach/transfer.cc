@@ -75,13 +75,15 @@ class Pipeline {
             return;
           }
           Error error = outcome.error();
-          if (error.busy && state->in_flight > 0) {
+          const bool busy = error.status == file::Status::kBusy;
+          if (busy && state->in_flight > 0) {
             state->refused.push_back(offset);
             state->window = std::min(state->window, state->in_flight);
             return;
           }
-          if (error.busy)
+          if (busy) {
             error.text += fmt::format("; that was one chunk of {} with nothing else in flight", FormatBytes(bytes));
+          }
           if (!state->error || (error.fatal && !state->error->fatal)) state->error = std::move(error);
         });
       }
@@ -203,7 +205,11 @@ Result<uint64_t, Error> Upload(Session& session, const std::string& from, const 
   const auto handle = session.Await<file::Handle>([&](auto handler) {
     session.files().Create({to, before.st_mode & file::kModeMask}, std::move(handler));
   });
-  if (!handle) return Err(handle.error());
+  if (!handle) {
+    Error error = handle.error();
+    if (error.status == file::Status::kNoEntry) error.text += " (it makes no directories on the way)";
+    return Err(error);
+  }
   const auto transfer = [&]() -> Result<uint64_t, Error> {
     std::vector<uint32_t> crcs;
     Progress progress(from, size, session.Now(), options.quiet);

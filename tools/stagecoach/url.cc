@@ -5,6 +5,7 @@
 
 #include <charconv>
 #include <optional>
+#include <utility>
 
 #include "rpcrdma/ulb/file/names.h"
 
@@ -50,10 +51,9 @@ std::string Escape(std::string_view name) {
   return escaped;
 }
 
-}  // namespace
-
-Result<HostPort, std::string> ParseHostPort(std::string_view text) {
-  const auto fail = [&](std::string_view what) { return Err(fmt::format("'{}': {}", Printable(text), what)); };
+// The error is what is wrong, without the text.
+Result<HostPort, std::string_view> SplitHostPort(std::string_view text) {
+  const auto fail = [](std::string_view what) { return Err(what); };
   HostPort result;
   std::string_view rest;
   if (text.starts_with('[')) {
@@ -81,13 +81,21 @@ Result<HostPort, std::string> ParseHostPort(std::string_view text) {
   return result;
 }
 
+}  // namespace
+
+Result<HostPort, std::string> ParseHostPort(std::string_view text) {
+  auto result = SplitHostPort(text);
+  if (!result) return Err(fmt::format("'{}': {}", Printable(text), result.error()));
+  return std::move(*result);
+}
+
 Result<Url, std::string> ParseUrl(std::string_view text) {
   const auto fail = [&](std::string_view what) { return Err(fmt::format("'{}': {}", Printable(text), what)); };
   if (!text.starts_with(kScheme)) return fail("not a URL of the form stagecoach://HOST:PORT/PATH");
   std::string_view rest = text.substr(kScheme.size());
   const size_t slash = std::min(rest.find('/'), rest.size());
-  auto server = ParseHostPort(rest.substr(0, slash));
-  if (!server) return Err(fmt::format("URL {}", server.error()));
+  auto server = SplitHostPort(rest.substr(0, slash));
+  if (!server) return fail(server.error());
   if (server->port == 0) return fail("port 0 is no address");
   rest.remove_prefix(slash);
 
