@@ -156,6 +156,10 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
   size_t outstanding() const { return requester_ ? requester_->outstanding() : 0; }
   const std::string& peer() const { return peer_; }
   ConnectionStats stats() const { return requester_ ? requester_->stats() : ConnectionStats{}; }
+  std::string DebugString() const {
+    return options_.name + " to " + (peer_.empty() ? "nobody" : peer_) + ": " + connection_.DebugString() + "\n" +
+           (requester_ ? requester_->DebugString() : std::string());
+  }
   EventLoop& loop() const { return loop_; }
   void OnConnectionLost(UniqueFunction<void(const CallError&)> handler) { on_lost_ = std::move(handler); }
 
@@ -467,6 +471,9 @@ const std::string& Client::peer() const {
 }
 ConnectionStats Client::stats() const {
   return connection_->stats();
+}
+std::string Client::DebugString() const {
+  return connection_->DebugString();
 }
 EventLoop& Client::loop() const {
   return connection_->loop();

@@ -197,6 +197,9 @@ class Client {
   // "127.0.0.1:20049", as asked for.
   const std::string& peer() const;
   ConnectionStats stats() const;
+  // The connection, its credits and each call that is not over, in lines: for the report of a world that has stopped
+  // moving, and for a debugger. The same history gives the same text.
+  std::string DebugString() const;
   EventLoop& loop() const;
   // Called once if the connection ends for a reason that is not Close() or ~Client.
   void OnConnectionLost(UniqueFunction<void(const CallError&)> handler);

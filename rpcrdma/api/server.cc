@@ -71,6 +71,7 @@ class ServerImpl final : public std::enable_shared_from_this<ServerImpl> {
   void Stop(Duration grace, UniqueFunction<void()> done);
   void Shutdown();
   ServerStats stats() const;
+  std::string DebugString() const;
 
   // --- For connections ---
   EventLoop& loop() { return loop_; }
@@ -165,6 +166,12 @@ class ServerConnection final : public ConnectionOwner, public std::enable_shared
     ConnectionStats stats = responder_ ? responder_->stats() : ConnectionStats{};
     stats.registrations += pool_->registrations();
     return stats;
+  }
+
+  std::string DebugString() const {
+    return "  client " + std::to_string(id_) + ": " + connection_.DebugString() + "; requests executing " +
+           std::to_string(executing_) + "; memory " + std::to_string(pool_->bytes_used()) + " of " +
+           std::to_string(pool_->bytes_max()) + " bytes\n" + (responder_ ? responder_->DebugString() : std::string());
   }
 
   // --- For Request; all do nothing, or say so, when the client is gone ---
@@ -428,6 +435,16 @@ ServerStats ServerImpl::stats() const {
   return stats;
 }
 
+std::string ServerImpl::DebugString() const {
+  std::string text = options_.name + ": " +
+                     (stopping_   ? "stopping"
+                      : listener_ ? "listening"
+                                  : "not listening") +
+                     "; clients " + std::to_string(connections_.size()) + "\n";
+  for (const auto& [client, connection] : connections_) text += connection->DebugString();
+  return text;
+}
+
 }  // namespace internal
 
 // --- Buffer ---
@@ -570,6 +587,9 @@ void Server::Stop(Duration grace, UniqueFunction<void()> done) {
 }
 ServerStats Server::stats() const {
   return impl_->stats();
+}
+std::string Server::DebugString() const {
+  return impl_->DebugString();
 }
 void Server::OnClientConnected(UniqueFunction<void(const std::string&)> observer) {
   impl_->on_client_connected = std::move(observer);

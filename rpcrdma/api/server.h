@@ -82,6 +82,8 @@ class Server {
   void Stop(Duration grace, UniqueFunction<void()> done);
 
   ServerStats stats() const;
+  // Each client's connection, memory, and calls that are not answered: see Client::DebugString.
+  std::string DebugString() const;
 
   // Observers for logs: "10.0.0.7:53422", and why it went.
   void OnClientConnected(UniqueFunction<void(const std::string& peer)> observer);

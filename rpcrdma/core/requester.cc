@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/mark.h"
+#include "rpcrdma/core/dump.h"
 
 namespace stagecoach::rpcrdma {
 namespace {
@@ -107,6 +108,7 @@ Result<CallId, SubmitRefusal> Requester::Submit(CallSpec&& spec, Instant now) {
   Call& call = *calls_[index];
   call.state = State::kQueued;
   call.cookie = spec.cookie;
+  call.submitted = now;
   call.deadline = spec.deadline;
   call.buffer = std::move(spec.buffer);
   call.message_size = spec.message_size;
@@ -611,6 +613,32 @@ void Requester::EndConnection(Disconnect::Why why) {
   if (ending_ || over_) return;
   ending_ = true;
   commands_.push(Disconnect{why});
+}
+
+std::string Requester::DebugString() const {
+  static constexpr const char* kStates[] = {"free", "queued", "sent", "fencing", "over"};
+  const auto number = [](uint64_t value) { return std::to_string(value); };
+  std::string text = "  credits granted " + number(credits_.granted()) + ", in flight " + number(credits_.in_flight()) +
+                     "; receives wanted " + number(posted_receives_) + " of " + number(receive_.slots) +
+                     "; send buffers free " + number(free_send_slots_.size()) + " of " + number(send_.slots) +
+                     "; calls outstanding " + number(outstanding_) + ", of them queued " + number(queue_.size()) +
+                     (over_     ? "; over"
+                      : ending_ ? "; ending"
+                                : "") +
+                     "\n";
+  for (uint32_t index = 0; index < calls_.size(); ++index) {
+    const Call& call = *calls_[index];
+    if (call.state == State::kFree) continue;
+    text += "  call " + number(IdOf(index)) + " xid " + number(call.xid) + " " +
+            kStates[static_cast<size_t>(call.state)] + ", submitted " + Seconds(call.submitted) +
+            (call.deadline ? ", deadline " + Seconds(*call.deadline) : ", no deadline") + ", STags valid " +
+            number(call.stags_valid) + (call.failure ? std::string(", ") + ToString(call.failure->kind) : "") + "\n";
+  }
+  for (size_t i = 0; i < abandoned_.size(); ++i) {
+    text += "  cancelled call xid " + number(abandoned_[i].xid) + " holds its credit until its reply" +
+            (abandoned_[i].deadline ? ", deadline " + Seconds(*abandoned_[i].deadline) : "") + "\n";
+  }
+  return text;
 }
 
 // --- Small things ---

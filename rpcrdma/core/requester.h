@@ -150,6 +150,9 @@ class Requester final : public ConnectionEngine {
   // Receives that are posted, or will be once their commands are taken.
   uint32_t posted_receives() const { return posted_receives_; }
   const ConnectionStats& stats() const { return stats_; }
+  // Credits, buffers and each call that is not over, in lines of their own, indented: for people, when a world has
+  // stopped moving. Names no memory.
+  std::string DebugString() const;
 
   // --- ConnectionEngine ---
 
@@ -171,6 +174,7 @@ class Requester final : public ConnectionEngine {
     uint32_t generation = 0;
     uint32_t xid = 0;
     uint64_t cookie = 0;
+    Instant submitted;
     std::optional<Instant> deadline;
     std::vector<std::byte> buffer;
     size_t message_size = 0;

@@ -694,6 +694,30 @@ void Responder::OnDisconnected(Instant now) {
   Trace(trace_, now, config_.name, "disconnected", {{"executing", uint64_t{unanswered_}}});
 }
 
+std::string Responder::DebugString() const {
+  static constexpr const char* kStates[] = {"posted", "waiting for memory", "pulling",  "fencing what was pulled",
+                                            "ready",  "executing",          "replying", "being refused"};
+  const auto number = [](uint64_t value) { return std::to_string(value); };
+  std::string text = "    credits granted " + number(credits_granted()) + "; receives wanted " +
+                     number(posted_receives_) + "; calls unanswered " + number(unanswered_) + "; reads in flight " +
+                     number(reads_in_flight_) + " of " + number(config_.reads_max) + "; replies in flight " +
+                     number(replies_in_flight()) + ", waiting for a send buffer " + number(replies_.size()) +
+                     (over_     ? "; over"
+                      : ending_ ? "; ending"
+                                : "") +
+                     "\n";
+  for (const Call& call : calls_) {
+    if (call.state == State::kPosted) continue;
+    text += "    call xid " + number(call.xid) + " " + kStates[static_cast<size_t>(call.state)];
+    if (call.state == State::kPulling) {
+      text += ", Read chunks pulled " + number(call.next_chunk) + " of " + number(call.chunks.chunks.size()) +
+              ", reads in flight " + number(call.reads_in_flight);
+    }
+    text += "\n";
+  }
+  return text;
+}
+
 std::optional<Command> Responder::TakeCommand() {
   if (commands_.empty()) return std::nullopt;
   return commands_.pop();

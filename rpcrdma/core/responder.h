@@ -110,6 +110,8 @@ class Responder final : public ConnectionEngine {
   uint32_t posted_receives() const { return posted_receives_; }
   uint32_t credits_granted() const { return receive_.slots; }
   const ConnectionStats& stats() const { return stats_; }
+  // Credits, and each call that is not answered: see Requester::DebugString.
+  std::string DebugString() const;
 
   // --- ConnectionEngine ---
 

@@ -49,6 +49,7 @@ class BlockPool {
   void DropRegistrations();
 
   uint64_t bytes_used() const { return bytes_used_; }
+  uint64_t bytes_max() const { return bytes_max_; }
   uint64_t registrations() const { return registrations_; }
   // Whether Free() was called since the last time this was asked.
   bool TakeFreed() { return std::exchange(freed_, false); }

@@ -938,6 +938,19 @@ void Connection::TraceClosed() {
          {"stags_destroyed", static_cast<uint64_t>(stags)}});
 }
 
+std::string Connection::DebugString() const {
+  static constexpr const char* kStates[] = {"idle",        "resolving", "connecting", "accepting",
+                                            "established", "closing",   "closed"};
+  std::string text = kStates[static_cast<size_t>(state_)];
+  if (cause_) text += " (" + cause_->text + ")";
+  text += "; receives posted " + std::to_string(receives_outstanding_) + "; send queue " +
+          std::to_string(ledger_.size()) + " of " + std::to_string(ledger_.size() + ledger_.room());
+  if (!binds_.empty()) text += "; window binds waiting " + std::to_string(binds_.size());
+  if (held_) text += "; a command waits";
+  if (queue_) text += armed_ ? "; completions armed" : "; completions not armed";
+  return text;
+}
+
 std::string Connection::PeerAddress() const {
   return id_ ? FormatAddress(rdma_get_peer_addr(id_.get())) : std::string();
 }

@@ -127,6 +127,8 @@ class Connection final : public CmHandler, public ConnectionMemory {
   bool closed() const { return state_ == State::kClosed; }
   // "127.0.0.1:53422"; empty before the id has a route.
   std::string PeerAddress() const;
+  // "established; receives posted 6; send queue 2 of 98": what the device has, in one line.
+  std::string DebugString() const;
 
   // --- ConnectionMemory ---
   std::optional<Registration> Register(ConstBytes memory, MemoryUse use) override;
