@@ -325,7 +325,7 @@ TEST_F(ConnectionManagerTest, AnAnswerThatNeverComesIsUnreachable) {
 TEST_F(ConnectionManagerTest, AHostThatIsGoneIsUnreachable) {
   Start();
   auto listener = server_->Listening();
-  world_->Vanish(server_->fabric());
+  world_->CutHost(server_->fabric(), Cut::kSilent);
   auto id = client_->Connecting(kServerAddress);
   EXPECT_EQ(client_->Next(), CmEventType::kUnreachable);
   EXPECT_EQ(client_->last_status(), -ETIMEDOUT);

@@ -3,6 +3,7 @@
 #include <errno.h>
 
 #include <algorithm>
+#include <system_error>
 
 namespace stagecoach::emu {
 namespace {
@@ -80,6 +81,35 @@ bool SimConnection::Joins(size_t a, size_t b) const {
   const size_t x = ends_[0].host->index_;
   const size_t y = ends_[1].host->index_;
   return (x == a && y == b) || (x == b && y == a);
+}
+
+void SimConnection::LoseHost(const SimFabric& host, int error, bool reset) {
+  for (int index = 0; index < 2; ++index) {
+    End& end = ends_[index];
+    if (end.host != &host || end.forgotten) continue;
+    const bool was_alive = end.error == 0;
+    end.forgotten = true;
+    end.held.clear();
+    Break(index, error);
+    if (reset && was_alive) Transmit(index, {Kind::kReset, {}});
+  }
+}
+
+void SimConnection::ResetBoth() {
+  for (int index = 0; index < 2; ++index) Transmit(index, {Kind::kReset, {}});
+}
+
+std::string SimConnection::Describe() const {
+  std::string text = "  stream-" + std::to_string(id_) + ":";
+  for (const End& end : ends_) {
+    text += (&end == ends_ ? " " : "; ") + end.host->name() + " " + end.address.ToString();
+    if (end.error != 0) text += ", dead: " + std::generic_category().message(end.error);
+    if (end.peer_finished) text += ", has read the end";
+    if (end.received_bytes > 0) text += ", " + std::to_string(end.received_bytes) + " bytes received and not read";
+    if (end.unread_by_peer > 0) text += ", " + std::to_string(end.unread_by_peer) + " bytes sent that the peer has not read";
+    if (!end.held.empty()) text += ", " + std::to_string(end.held.size()) + " segments held";
+  }
+  return text + "\n";
 }
 
 IoResult SimConnection::Read(int index, std::span<const MutableBytes> into) {
@@ -199,7 +229,8 @@ void SimConnection::Transmit(int from, Segment segment) {
   End& end = ends_[from];
   const size_t source = end.host->index_;
   const size_t target = ends_[1 - from].host->index_;
-  if (end.host->vanished_ || !end.held.empty()) return Hold(from, std::move(segment));
+  if (end.host->state_ == SimFabric::State::kSilent) return;
+  if (!end.held.empty()) return Hold(from, std::move(segment));
   SimWorld::Link& link = world_->LinkBetween(source, target);
   Instant departure = world_->Now();
   if (link.options.bytes_per_second > 0 && !segment.bytes.empty()) {
@@ -251,6 +282,10 @@ void SimConnection::ReleaseHeld() {
 
 void SimConnection::Deliver(int to, Segment segment) {
   End& end = ends_[to];
+  if (end.forgotten) {
+    if (segment.kind != Kind::kReset) Transmit(to, {Kind::kReset, {}});
+    return;
+  }
   switch (segment.kind) {
     case Kind::kOpen: {
       const std::shared_ptr<Fabric::AcceptCallback> listener = listener_.lock();

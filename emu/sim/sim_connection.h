@@ -33,6 +33,14 @@ class SimConnection : public std::enable_shared_from_this<SimConnection> {
   // The way between the hosts is free again.
   void ReleaseHeld();
   bool Joins(size_t a, size_t b) const;
+  bool IsOf(const SimFabric& host) const { return ends_[0].host == &host || ends_[1].host == &host; }
+  // The host's ends die and are forgotten: whatever comes for them is answered with a reset, if the host answers at
+  // all. With `reset`, the peer is told at once.
+  void LoseHost(const SimFabric& host, int error, bool reset);
+  // Both ends are sent a reset.
+  void ResetBoth();
+  // What is noteworthy about the ends, for people.
+  std::string Describe() const;
 
   // The stream calls, for the end `index`.
   IoResult Read(int index, std::span<const MutableBytes> into);
@@ -66,7 +74,8 @@ class SimConnection : public std::enable_shared_from_this<SimConnection> {
     bool call_scheduled = false;
     bool shut_down = false;
     bool peer_finished = false;
-    int error = 0;  // the end is dead
+    int error = 0;           // the end is dead
+    bool forgotten = false;  // and its host knows nothing of it
     std::deque<std::vector<std::byte>> received;
     size_t first_offset = 0;  // into received.front()
     size_t received_bytes = 0;

@@ -3,6 +3,7 @@
 #include <errno.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <system_error>
 
 #include "base/check.h"
@@ -45,17 +46,64 @@ class SimNotifier final : public Notifier {
   const std::unique_ptr<EventFd> event_;
 };
 
+// Seconds of the world's clock.
+std::string Seconds(Instant when) {
+  const int64_t ns = when.time_since_epoch().count();
+  char text[40];
+  std::snprintf(text, sizeof text, "%lld.%09lld", static_cast<long long>(ns / 1'000'000'000),
+                static_cast<long long>(ns % 1'000'000'000));
+  return text;
+}
+
 }  // namespace
+
+// Registers with the world's loop in the name of a host. While that is down, what is registered is as good as gone.
+class SimHostLoop final : public EventLoop {
+ public:
+  explicit SimHostLoop(SimFabric* host) : host_(host) {}
+
+  Instant Now() const override { return loop().Now(); }
+  TimerId At(Instant when, Callback callback) override {
+    if (host_->IsUp()) return loop().At(when, host_->owner(), std::move(callback));
+    loop().DropLater(std::move(callback));
+    return 0;
+  }
+  void Cancel(TimerId timer) override { loop().Cancel(timer); }
+  WatchId WatchReadable(int fd, Callback callback) override {
+    if (host_->IsUp()) return loop().WatchReadable(fd, host_->owner(), std::move(callback));
+    loop().DropLater(std::move(callback));
+    errno = ENODEV;
+    return 0;
+  }
+  void Unwatch(WatchId watch) override { loop().Unwatch(watch); }
+  void Post(Callback callback) override { At(Now(), std::move(callback)); }
+  PollerId AddPoller(Poller poller) override {
+    if (host_->IsUp()) return loop().AddPoller(host_->owner(), std::move(poller));
+    loop().DropLater([dropped = std::move(poller)] {});
+    return 0;
+  }
+  void RemovePoller(PollerId poller) override { loop().RemovePoller(poller); }
+
+ private:
+  SimLoop& loop() const { return host_->world_->loop(); }
+
+  SimFabric* const host_;
+};
 
 class SimListener final : public Listener {
  public:
-  SimListener(SimFabric* host, const IpEndpoint& local) : host_(host), local_(local) {}
-  ~SimListener() override { host_->listeners_.erase(local_); }
+  SimListener(SimFabric* host, const IpEndpoint& local, std::weak_ptr<SimFabric::ListenEntry> entry)
+      : host_(host), local_(local), entry_(std::move(entry)) {}
+  ~SimListener() override {
+    // After a cut the entry is gone, and the place may be another's.
+    if (!entry_.expired()) host_->listeners_.erase(local_);
+  }
   IpEndpoint local() const override { return local_; }
 
  private:
   SimFabric* const host_;
   const IpEndpoint local_;
+  const std::weak_ptr<SimFabric::ListenEntry> entry_;
 };
 
 // One outgoing connection up to its establishment. Kept by the events that concern it; the user's handle can only
@@ -67,6 +115,7 @@ class SimConnectAttempt : public std::enable_shared_from_this<SimConnectAttempt>
 
   void Start() {
     if (finished_) return;
+    if (!host_->IsUp()) return Fail(ENETDOWN);
     if (remote_.family == IpEndpoint::Family::kNone) return Fail(EDESTADDRREQ);
     if (!local_.IsUnspecified() && !host_->Owns(local_)) return Fail(EADDRNOTAVAIL);
     target_ = world_->HostOf(remote_);
@@ -85,6 +134,11 @@ class SimConnectAttempt : public std::enable_shared_from_this<SimConnectAttempt>
     SendSyn(kFirstSynRetry);
   }
 
+  // The host has gone down.
+  void OnCut() {
+    world_->loop_.Post([self = shared_from_this()] { self->Fail(ENETDOWN); });
+  }
+
   void Cancel() {
     if (finished_) return;
     Finish();
@@ -101,7 +155,6 @@ class SimConnectAttempt : public std::enable_shared_from_this<SimConnectAttempt>
 
   void SendSyn(Duration retry) {
     retry_ = world_->loop_.At(world_->Now() + retry, [self = shared_from_this(), retry] { self->SendSyn(retry * 2); });
-    if (host_->vanished_) return;
     world_->loop_.At(world_->Now() + LatencyTo(true), [self = shared_from_this()] { self->SynArrives(); });
   }
 
@@ -187,6 +240,7 @@ SimWorld::SimWorld(uint64_t seed) : SimWorld(WithSeed(seed)) {}
 SimWorld::SimWorld(const Options& options) : options_(options), prng_(options.seed) {}
 
 SimWorld::~SimWorld() {
+  EndPrograms();
   // What is still scheduled holds connections, whose ends give back ports of hosts: it goes before the hosts do.
   loop_.Clear();
 }
@@ -209,16 +263,50 @@ void SimWorld::Partition(const SimFabric& a, const SimFabric& b, bool partitione
   LinkBetween(a.index_, b.index_).partitioned = partitioned;
   LinkBetween(b.index_, a.index_).partitioned = partitioned;
   if (partitioned) return;
-  std::vector<std::shared_ptr<SimConnection>> freed;
-  for (const auto& [id, weak] : connections_) {
-    const std::shared_ptr<SimConnection> connection = weak.lock();
-    if (connection != nullptr && connection->Joins(a.index_, b.index_)) freed.push_back(connection);
+  for (const auto& connection : Connections()) {
+    if (connection->Joins(a.index_, b.index_)) connection->ReleaseHeld();
   }
-  for (const auto& connection : freed) connection->ReleaseHeld();
 }
 
-void SimWorld::Vanish(const SimFabric& host) {
-  hosts_[host.index_]->vanished_ = true;
+void SimWorld::CutHost(SimFabric& host, Cut how) {
+  STAGECOACH_CHECK(host.IsUp());
+  Trace(trace(), Now(), host.name(), "fabric.cut", {{"how", how == Cut::kReset ? "reset" : "silent"}});
+  host.state_ = how == Cut::kReset ? SimFabric::State::kKilled : SimFabric::State::kSilent;
+  host.listeners_.clear();
+  for (const auto& weak : std::exchange(host.attempts_, {})) {
+    if (const auto attempt = weak.lock()) attempt->OnCut();
+  }
+  for (const auto& connection : Connections()) connection->LoseHost(host, ENETDOWN, how == Cut::kReset);
+  loop_.Drop(host.owner());
+  loop_.Interrupt(host.owner());
+}
+
+void SimWorld::Restore(SimFabric& host) {
+  STAGECOACH_CHECK(!host.IsUp() && !HasBlocked(host));
+  Trace(trace(), Now(), host.name(), "fabric.restored");
+  loop_.BuryDropped();
+  host.state_ = SimFabric::State::kUp;
+  for (const auto& connection : Connections()) {
+    if (connection->IsOf(host)) connection->ReleaseHeld();
+  }
+}
+
+void SimWorld::ResetConnections(const SimFabric& a, const SimFabric& b) {
+  for (const auto& connection : Connections()) {
+    if (connection->Joins(a.index_, b.index_)) connection->ResetBoth();
+  }
+}
+
+void SimWorld::ForgetConnections(const SimFabric& host) {
+  for (const auto& connection : Connections()) connection->LoseHost(host, ECONNRESET, false);
+}
+
+std::vector<std::shared_ptr<SimConnection>> SimWorld::Connections() const {
+  std::vector<std::shared_ptr<SimConnection>> alive;
+  for (const auto& [id, weak] : connections_) {
+    if (auto connection = weak.lock()) alive.push_back(std::move(connection));
+  }
+  return alive;
 }
 
 SimWorld::Link& SimWorld::LinkBetween(size_t from, size_t to) {
@@ -226,7 +314,7 @@ SimWorld::Link& SimWorld::LinkBetween(size_t from, size_t to) {
 }
 
 bool SimWorld::Reachable(size_t from, size_t to) {
-  return !hosts_[to]->vanished_ && !LinkBetween(from, to).partitioned;
+  return hosts_[to]->state_ != SimFabric::State::kSilent && !LinkBetween(from, to).partitioned;
 }
 
 SimFabric* SimWorld::HostOf(const IpEndpoint& address) {
@@ -237,7 +325,9 @@ SimFabric* SimWorld::HostOf(const IpEndpoint& address) {
 }
 
 bool SimWorld::RunUntil(const std::function<bool()>& done) {
-  return loop_.RunUntil(done, Now() + options_.stall_limit);
+  if (!loop_.InCallback()) return loop_.RunUntil(done, WaitLimit(false));
+  const auto done_or_down = [&] { return CurrentIsDown() || done(); };
+  return loop_.RunUntil(done_or_down, WaitLimit(false)) && !CurrentIsDown();
 }
 
 void SimWorld::RunFor(Duration time) {
@@ -249,8 +339,88 @@ bool SimWorld::RunUntilIdle() {
   return loop_.IsDry();
 }
 
+std::shared_ptr<const SimProgram> SimWorld::Spawn(SimFabric& host, std::string name, std::function<void()> body) {
+  // Finished as well when it is dropped before it began.
+  struct Run {
+    ~Run() { program->finished_ = true; }
+    std::shared_ptr<SimProgram> program;
+    std::function<void()> body;
+  };
+  const auto program = std::make_shared<SimProgram>(host.name() + "/" + name);
+  const auto run = std::make_shared<Run>(program, std::move(body));
+  host.program_loop().Post([this, run] {
+    loop_.EnterProgram(&run->program->name_);
+    std::exchange(run->body, nullptr)();
+  });
+  return program;
+}
+
+bool SimWorld::Sleep(Duration time) {
+  const Instant until = Now() + time;
+  if (!loop_.InCallback()) {
+    RunFor(time);
+    return true;
+  }
+  const EventLoop::TimerId alarm = loop_.At(until, [] {});
+  const auto over = [&] { return CurrentIsDown() || Now() >= until; };
+  loop_.RunUntil(over, Instant::max(), "time to pass");
+  loop_.Cancel(alarm);
+  return !CurrentIsDown();
+}
+
+void SimWorld::EndPrograms() {
+  ending_programs_ = true;
+  loop_.Interrupt(SimLoop::kEveryone);
+  loop_.RunUntil([this] { return !loop_.HasWaiters(); }, Now());
+  ending_programs_ = false;
+}
+
+bool SimWorld::HasBlocked(const SimFabric& host) const {
+  const auto waiters = loop_.Waiters();
+  return std::any_of(waiters.begin(), waiters.end(),
+                     [&](const SimLoop::Waiter& waiter) { return waiter.context.owner == host.owner(); });
+}
+
+SimFabric* SimWorld::current_host() const {
+  const SimLoop::Owner owner = loop_.current().owner;
+  return owner == SimLoop::kNobody ? nullptr : hosts_[owner - 1].get();
+}
+
+bool SimWorld::CurrentIsDown() const {
+  if (!loop_.InCallback()) return false;
+  const SimFabric* const host = current_host();
+  return ending_programs_ || (host != nullptr && host->IsDown());
+}
+
+std::string SimWorld::Describe() const {
+  std::string text = "at " + Seconds(Now()) + ": " + std::to_string(loop_.scheduled()) + " events to come";
+  if (!loop_.IsDry()) text += ", the next at " + Seconds(loop_.NextDue());
+  text += "\n";
+  for (const SimLoop::Waiter& waiter : loop_.Waiters()) {
+    const SimLoop::Context& context = waiter.context;
+    const std::string owner = context.owner == SimLoop::kNobody ? "a callback"
+                              : context.program != nullptr      ? *context.program
+                                                                : hosts_[context.owner - 1]->name() + " (a callback)";
+    text += "  blocked: " + owner + " waits for " + std::string(waiter.what) + " since " + Seconds(waiter.since) + "\n";
+  }
+  for (const auto& host : hosts_) {
+    if (!host->IsUp()) text += "  down: " + host->name() + "\n";
+  }
+  for (const auto& [pair, link] : links_) {
+    if (link.partitioned) {
+      text += "  partition: from " + hosts_[pair.first]->name() + " to " + hosts_[pair.second]->name() + "\n";
+    }
+  }
+  for (const auto& connection : Connections()) text += connection->Describe();
+  return text;
+}
+
 SimFabric::SimFabric(SimWorld* world, size_t index, std::string name, std::vector<IpEndpoint> addresses)
-    : world_(world), index_(index), name_(std::move(name)), addresses_(std::move(addresses)) {}
+    : world_(world),
+      index_(index),
+      name_(std::move(name)),
+      addresses_(std::move(addresses)),
+      program_loop_(std::make_unique<SimHostLoop>(this)) {}
 
 SimFabric::~SimFabric() = default;
 
@@ -287,6 +457,7 @@ std::shared_ptr<SimFabric::ListenEntry> SimFabric::FindListener(const IpEndpoint
 Result<std::unique_ptr<Listener>, FabricError> SimFabric::Listen(const IpEndpoint& local, int /*backlog*/,
                                                                  AcceptCallback on_accept) {
   const auto failed = [&](int error) { return Err(MakeError(error, "listen on " + local.ToString())); };
+  if (!IsUp()) return failed(ENETDOWN);
   if (local.family == IpEndpoint::Family::kNone) return failed(EAFNOSUPPORT);
   if (!local.IsUnspecified() && !Owns(local)) return failed(EADDRNOTAVAIL);
   IpEndpoint bound = local;
@@ -296,15 +467,18 @@ Result<std::unique_ptr<Listener>, FabricError> SimFabric::Listen(const IpEndpoin
     if (address.port != bound.port || address.family != bound.family) continue;
     if (SameAddress(address, bound) || address.IsUnspecified() || bound.IsUnspecified()) return failed(EADDRINUSE);
   }
-  listeners_.emplace(bound, std::make_shared<ListenEntry>(ListenEntry{std::move(on_accept)}));
+  auto entry = std::make_shared<ListenEntry>(ListenEntry{std::move(on_accept)});
+  listeners_.emplace(bound, entry);
   Trace(world_->trace(), Now(), name_, "fabric.listen", {{"local", bound.ToString()}});
-  return std::make_unique<SimListener>(this, bound);
+  return std::make_unique<SimListener>(this, bound, entry);
 }
 
 std::unique_ptr<ConnectAttempt> SimFabric::Connect(const IpEndpoint& local, const IpEndpoint& remote,
                                                    ConnectCallback on_done) {
   Trace(world_->trace(), Now(), name_, "fabric.connect", {{"remote", remote.ToString()}});
   auto attempt = std::make_shared<SimConnectAttempt>(this, local, remote, std::move(on_done));
+  std::erase_if(attempts_, [](const auto& weak) { return weak.expired(); });
+  attempts_.push_back(attempt);
   world_->loop_.At(Now(), [attempt] { attempt->Start(); });
   return std::make_unique<SimAttemptHandle>(std::move(attempt));
 }
@@ -340,16 +514,20 @@ bool SimFabric::Wait(std::unique_lock<std::mutex>& lock, std::condition_variable
     return done();
   };
   const bool satisfied =
-      world_->loop_.RunUntil(done_under_lock, Now() + world_->options_.stall_limit, "a verbs call to be done");
+      world_->loop_.RunUntil(done_under_lock, world_->WaitLimit(IsDown()), "a verbs call to be done");
   lock.lock();
   return satisfied;
 }
 
 int SimFabric::WaitReadable(int fd) {
   SimLoop& loop = world_->loop_;
-  const bool readable = loop.RunUntil([&loop, fd] { return loop.IsReadable(fd); }, Now() + world_->options_.stall_limit,
-                                      "a channel to become readable");
-  return readable ? 0 : EDEADLK;
+  const auto readable_or_down = [&] { return IsDown() || loop.IsReadable(fd); };
+  const bool waited = loop.RunUntil(readable_or_down, world_->WaitLimit(false), "a channel to become readable");
+  if (IsDown()) {
+    loop.CountAttempt();  // a program that takes no error for an answer would go on for ever
+    return ENODEV;
+  }
+  return waited ? 0 : EDEADLK;
 }
 
 }  // namespace stagecoach::emu

@@ -29,6 +29,7 @@ namespace stagecoach::emu {
 
 class SimFabric;
 class SimConnection;
+class SimConnectAttempt;
 
 // One direction of a link and of the streams on it.
 struct LinkOptions {
@@ -39,6 +40,26 @@ struct LinkOptions {
       256 * 1024;  // bytes a stream takes that its peer has not read: send buffer, wire and receive buffer together
   size_t max_segment_size = 1460;  // bytes; what Stream::MaxSegmentSize tells
   bool chop = false;               // reads and writes move odd numbers of bytes
+};
+
+// How a host goes.
+enum class Cut : uint8_t {
+  kReset,   // its process was killed: its kernel resets what the process had open, and refuses what comes
+  kSilent,  // its power is gone: nothing leaves it, nothing arrives
+};
+
+// A program spawned on a host. The handle may outlive the program and the world.
+class SimProgram {
+ public:
+  explicit SimProgram(std::string name) : name_(std::move(name)) {}
+  const std::string& name() const { return name_; }
+  // It has returned, or will never run: its host went before it began.
+  bool IsFinished() const { return finished_; }
+
+ private:
+  friend class SimWorld;
+  const std::string name_;
+  bool finished_ = false;
 };
 
 class SimWorld {
@@ -68,8 +89,37 @@ class SimWorld {
   // While partitioned, what the hosts send each other waits, as retransmissions would; a stream gives up after
   // retransmit_timeout.
   void Partition(const SimFabric& a, const SimFabric& b, bool partitioned);
-  // The host is gone without a word: nothing it sends leaves it, nothing arrives. For good.
-  void Vanish(const SimFabric& host);
+  // The host, which is up, goes down, and its programs with it. Its streams are dead for it, its listeners gone, and
+  // connects from it fail with ENETDOWN. What its program_loop() was to do is dropped. A program that is blocked gets an
+  // error and can block no more, so that it unwinds, in the events that follow: WaitReadable ENODEV, Wait and Sleep
+  // false. So does whoever destroys its objects then: waits on that host last no longer than the present instant.
+  void CutHost(SimFabric& host, Cut how);
+  // A host that is down, and on which no program is blocked any more, is up again and remembers nothing. What comes on
+  // streams of before is answered with a reset.
+  void Restore(SimFabric& host);
+  // A middlebox kills what is established between the hosts: both ends are reset, after what is under way.
+  void ResetConnections(const SimFabric& a, const SimFabric& b);
+  // Half-open: the host's ends are reset and forgotten, and the peers do not hear of it until they send.
+  void ForgetConnections(const SimFabric& host);
+
+  // Runs `body` as a program of `host`, on a fiber of its own and from the next event on: it may block, in verbs calls
+  // (whose host it is follows from that) or here.
+  std::shared_ptr<const SimProgram> Spawn(SimFabric& host, std::string name, std::function<void()> body);
+  // Blocks the program (or the main context) for this long. False if its host has gone down.
+  bool Sleep(Duration time);
+  // All programs and callbacks that are blocked get errors, as if all hosts had gone down, until none is left. For the
+  // end of a world, while what they use still exists; the destructor does so too. Not in a callback.
+  void EndPrograms();
+  // Some program or callback of the host is blocked.
+  bool HasBlocked(const SimFabric& host) const;
+  // The host whose program or callback (program_loop) is running; null: none, the main context or the world itself.
+  SimFabric* current_host() const;
+
+  // Connections of which something is left: an end somebody holds, or a segment under way.
+  size_t connections() const { return connections_.size(); }
+  // Why nothing goes on, for people: who is blocked on what, the streams with bytes unread and segments held, hosts
+  // down, partitions. The same for the same history.
+  std::string Describe() const;
 
   SimLoop& loop() { return loop_; }
   Instant Now() const { return loop_.Now(); }
@@ -98,6 +148,11 @@ class SimWorld {
     Instant free_at{};  // when the last byte handed to it has been put on the wire
   };
 
+  // Until when a wait may last that begins now.
+  Instant WaitLimit(bool down) const { return down ? Now() : Now() + options_.stall_limit; }
+  // The program that is running may block no more.
+  bool CurrentIsDown() const;
+  std::vector<std::shared_ptr<SimConnection>> Connections() const;
   Link& LinkBetween(size_t from, size_t to);
   bool Reachable(size_t from, size_t to);
   SimFabric* HostOf(const IpEndpoint& address);
@@ -107,6 +162,7 @@ class SimWorld {
   SimLoop loop_;
   std::vector<std::unique_ptr<SimFabric>> hosts_;
   std::map<HostPair, Link> links_;
+  bool ending_programs_ = false;
   uint64_t next_connection_ = 1;
   std::map<uint64_t, std::weak_ptr<SimConnection>> connections_;
 };
@@ -119,7 +175,12 @@ class SimFabric final : public Fabric {
   const std::string& name() const { return name_; }
   SimWorld& world() const { return *world_; }
 
+  // The loop for the host's NIC, and for whoever is no program. What is registered there is nobody's, and goes on when
+  // the host is cut.
   EventLoop& loop() override { return world_->loop_; }
+  // The loop for the host's programs: their callbacks run as the host's, and never after it was cut. Restored with it.
+  EventLoop& program_loop() { return *program_loop_; }
+  bool IsUp() const { return state_ == State::kUp; }
   Instant Now() const override { return world_->Now(); }
   bool HasProgressThread() const override { return false; }
 
@@ -132,7 +193,9 @@ class SimFabric final : public Fabric {
   // The addresses the host was given; there is no implicit loopback address, which would name every host of the world.
   std::vector<IpEndpoint> LocalAddresses() const override;
   std::unique_ptr<Notifier> CreateNotifier() override;
-  // Pump the schedule from the caller. False, and EDEADLK, when nothing can ever satisfy the wait.
+  // The world goes on meanwhile. False, and EDEADLK, when nothing can ever satisfy the wait: for the main context in a
+  // world that has run dry; a callback stays parked then, since the main context may yet do something. ENODEV: the host
+  // has gone down.
   bool Wait(std::unique_lock<std::mutex>& lock, std::condition_variable& changed,
             const std::function<bool()>& done) override;
   int WaitReadable(int fd) override;
@@ -142,12 +205,19 @@ class SimFabric final : public Fabric {
   friend class SimConnection;
   friend class SimConnectAttempt;
   friend class SimListener;
+  friend class SimHostLoop;
+
+  enum class State : uint8_t { kUp, kKilled, kSilent };
 
   struct ListenEntry {
     AcceptCallback on_accept;
   };
 
   bool Owns(const IpEndpoint& address) const;
+  // Its number in the loop.
+  SimLoop::Owner owner() const { return static_cast<SimLoop::Owner>(index_ + 1); }
+  // Its programs may block no more.
+  bool IsDown() const { return state_ != State::kUp || world_->ending_programs_; }
   uint16_t FreePort(const IpEndpoint& address);
   // The listener an incoming connection to `local` finds: that of the very address, else of the unspecified one.
   std::shared_ptr<ListenEntry> FindListener(const IpEndpoint& local) const;
@@ -156,10 +226,12 @@ class SimFabric final : public Fabric {
   const size_t index_;
   const std::string name_;
   const std::vector<IpEndpoint> addresses_;
-  bool vanished_ = false;
+  const std::unique_ptr<EventLoop> program_loop_;
+  State state_ = State::kUp;
   uint16_t next_port_ = 49152;  // dynamic ports, RFC 6335
   std::map<IpEndpoint, std::shared_ptr<ListenEntry>> listeners_;
   std::map<IpEndpoint, int> ports_in_use_;  // local ends of connections, for FreePort
+  std::vector<std::weak_ptr<SimConnectAttempt>> attempts_;
 };
 
 }  // namespace stagecoach::emu

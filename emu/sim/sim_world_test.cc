@@ -3,6 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <cerrno>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
 
 namespace stagecoach::emu {
 namespace {
@@ -122,7 +126,7 @@ TEST(SimWorld, FailuresToConnectAreTypedAndNamed) {
 TEST(SimWorld, AConnectIntoSilenceTimesOut) {
   Pair pair;
   auto listener = pair.b->Listen(Address("10.0.0.2", 9), 8, [](std::unique_ptr<Stream>) {});
-  pair.world.Vanish(*pair.b);
+  pair.world.CutHost(*pair.b, Cut::kSilent);
   const Outcome outcome = ConnectAndReport(pair.world, *pair.a, Address("10.0.0.2", 9));
   EXPECT_EQ(outcome.error, ETIMEDOUT);
   EXPECT_EQ(outcome.when, kStart + 127s);
@@ -316,13 +320,13 @@ TEST(SimWorld, APartitionDelaysDataAndKeepsItsOrder) {
   EXPECT_EQ(text, "in flight, written meanwhile, and after");
 }
 
-TEST(SimWorld, ASenderGivesUpOnAVanishedPeerAndAnIdleEndNeverLearns) {
+TEST(SimWorld, ASenderGivesUpOnASilentPeerAndAnIdleEndNeverLearns) {
   Pair pair;
   pair.Connect();
   CountingWatcher watcher;
   pair.client->SetWatcher(&watcher);
   pair.client->Arm(true, false);
-  pair.world.Vanish(*pair.b);
+  pair.world.CutHost(*pair.b, Cut::kSilent);
   pair.world.RunFor(3600s);
   EXPECT_EQ(watcher.calls, 0);
   WriteSome(*pair.client, "anyone?");
@@ -373,6 +377,292 @@ TEST(SimWorld, HostsKnowTheirAddressesAndRoutes) {
   EXPECT_EQ(pair.a->RouteTo(Address("10.9.9.9")), std::nullopt);
   EXPECT_EQ(pair.a->LocalAddresses().size(), 2u);
   EXPECT_FALSE(pair.a->HasProgressThread());
+}
+
+// --- Programs ---
+
+TEST(SimWorld, ProgramsBlockRunAsTheirHostAndFinish) {
+  Pair pair;
+  SimWorld& world = pair.world;
+  const auto ping = pair.a->CreateNotifier();
+  const auto pong = pair.b->CreateNotifier();
+  std::string history;
+  const auto client = world.Spawn(*pair.a, "client", [&] {
+    for (int i = 0; i < 3; ++i) {
+      EXPECT_EQ(world.current_host(), pair.a);
+      EXPECT_TRUE(world.Sleep(5us));
+      history += 'a';
+      pong->Signal();
+      EXPECT_EQ(pair.a->WaitReadable(ping->fd()), 0);
+      EXPECT_TRUE(ping->Consume());
+    }
+  });
+  const auto server = world.Spawn(*pair.b, "server", [&] {
+    for (int i = 0; i < 3; ++i) {
+      EXPECT_EQ(pair.b->WaitReadable(pong->fd()), 0);
+      EXPECT_TRUE(pong->Consume());
+      EXPECT_EQ(world.current_host(), pair.b);
+      history += 'b';
+      ping->Signal();
+    }
+  });
+  EXPECT_FALSE(client->IsFinished());
+  EXPECT_EQ(client->name(), "a/client");
+  EXPECT_TRUE(world.RunUntil([&] { return client->IsFinished() && server->IsFinished(); }));
+  EXPECT_EQ(history, "ababab");
+  EXPECT_EQ(world.Now(), kStart + 15us);
+  EXPECT_EQ(world.current_host(), nullptr);
+}
+
+TEST(SimWorld, TheProgramLoopOfAHostRunsEverythingAsThatHost) {
+  Pair pair;
+  const auto notifier = pair.b->CreateNotifier();
+  std::vector<SimFabric*> seen;
+  const auto look = [&] { seen.push_back(pair.world.current_host()); };
+  pair.a->program_loop().At(kStart + 1us, look);
+  pair.b->program_loop().Post(look);
+  pair.b->program_loop().WatchReadable(notifier->fd(), [&] {
+    notifier->Consume();
+    look();
+  });
+  bool polled = false;
+  const auto poller = pair.a->program_loop().AddPoller({[&] {
+                                                          if (!std::exchange(polled, true)) look();
+                                                          return false;
+                                                        },
+                                                        [] { return false; }, [] { return true; }});
+  pair.world.loop().At(kStart + 2us, look);
+  notifier->Signal();
+  EXPECT_TRUE(pair.world.RunUntilIdle());
+  pair.a->program_loop().RemovePoller(poller);
+  EXPECT_EQ(seen, (std::vector<SimFabric*>{pair.b, pair.b, pair.a, pair.a, nullptr}));
+}
+
+TEST(SimWorld, ADeadlockNamesWhoIsBlockedOnWhat) {
+  LinkOptions link;
+  link.latency = 1us;
+  Pair pair(link);
+  pair.Connect();
+  const auto notifier = pair.a->CreateNotifier();
+  const auto stuck = pair.world.Spawn(*pair.a, "reader", [&] { pair.a->WaitReadable(notifier->fd()); });
+  pair.b->program_loop().Post([&] { pair.world.RunUntil([] { return false; }); });
+  WriteSome(*pair.client, "unread");
+  EXPECT_FALSE(pair.world.RunUntil([&] { return stuck->IsFinished(); }));
+  EXPECT_EQ(pair.world.Describe(),
+            "at 0.000004000: 0 events to come\n"
+            "  blocked: a/reader waits for a channel to become readable since 0.000003000\n"
+            "  blocked: b (a callback) waits for a condition since 0.000003000\n"
+            "  stream-1: a 10.0.0.1:49152, 6 bytes sent that the peer has not read; b 10.0.0.2:20049, 6 bytes received "
+            "and not read\n");
+  // The main context can still help.
+  notifier->Signal();
+  EXPECT_TRUE(pair.world.RunUntil([&] { return stuck->IsFinished(); }));
+  EXPECT_TRUE(pair.world.HasBlocked(*pair.b));
+  EXPECT_FALSE(pair.world.HasBlocked(*pair.a));
+  pair.world.Partition(*pair.a, *pair.b, true);
+  pair.world.CutHost(*pair.a, Cut::kReset);
+  const std::string text = pair.world.Describe();
+  EXPECT_NE(text.find("down: a\n"), std::string::npos) << text;
+  EXPECT_NE(text.find("partition: from a to b\n"), std::string::npos) << text;
+  EXPECT_NE(text.find("dead: Network is down"), std::string::npos) << text;
+}
+
+TEST(SimWorld, ProgramsThatAreStillBlockedAtTheEndGetErrors) {
+  std::string history;
+  {
+    Pair pair;
+    const auto notifier = pair.a->CreateNotifier();
+    const auto program = pair.world.Spawn(*pair.a, "program", [&] {
+      EXPECT_EQ(pair.a->WaitReadable(notifier->fd()), ENODEV);
+      EXPECT_FALSE(pair.world.Sleep(1s));
+      EXPECT_FALSE(pair.world.RunUntil([] { return false; }));
+      history += "unwound";
+    });
+    pair.world.RunUntilIdle();
+    EXPECT_EQ(history, "");
+    pair.world.EndPrograms();
+    EXPECT_TRUE(program->IsFinished());
+    EXPECT_EQ(pair.world.Now(), kStart);
+    EXPECT_TRUE(pair.world.Spawn(*pair.a, "next", [&] { history += ", next"; }) != nullptr);
+    pair.world.RunUntilIdle();
+    pair.world.Spawn(*pair.b, "last", [&] {
+      std::mutex mutex;
+      std::condition_variable changed;
+      std::unique_lock<std::mutex> lock(mutex);
+      EXPECT_FALSE(pair.b->Wait(lock, changed, [] { return false; }));
+      EXPECT_TRUE(lock.owns_lock());
+      history += ", last";
+    });
+    pair.world.RunUntilIdle();
+  }
+  EXPECT_EQ(history, "unwound, next, last");
+}
+
+// --- Hosts that go and come back ---
+
+// How a read on `stream` ends once the world has nothing more to do.
+int ErrorOf(SimWorld& world, Stream& stream) {
+  world.RunUntilIdle();
+  std::string text;
+  return ReadSome(stream, &text).error;
+}
+
+TEST(SimWorld, AKilledHostResetsItsPeersAndRefusesWhatComes) {
+  Pair pair;
+  pair.Connect();
+  const Instant cut = pair.world.Now();
+  CountingWatcher watcher;
+  pair.client->SetWatcher(&watcher);
+  pair.client->Arm(true, false);
+  pair.world.CutHost(*pair.b, Cut::kReset);
+  EXPECT_FALSE(pair.b->IsUp());
+  EXPECT_TRUE(pair.world.RunUntil([&] { return watcher.calls > 0; }));
+  EXPECT_EQ(pair.world.Now(), cut + 10us) << "the link's latency";
+  EXPECT_EQ(ErrorOf(pair.world, *pair.client), ECONNRESET);
+  EXPECT_EQ(ErrorOf(pair.world, *pair.server), ENETDOWN);
+  EXPECT_EQ(WriteSome(*pair.server, "x").error, ENETDOWN);
+  EXPECT_EQ(ConnectAndReport(pair.world, *pair.a, Address("10.0.0.2", 20049)).error, ECONNREFUSED);
+  EXPECT_EQ(ConnectAndReport(pair.world, *pair.b, Address("10.0.0.1", 9)).error, ENETDOWN);
+  EXPECT_EQ(pair.b->Listen(Address("10.0.0.2", 9), 8, [](std::unique_ptr<Stream>) {}).error().error, ENETDOWN);
+}
+
+TEST(SimWorld, AConnectThatIsUnderWayFailsWhenItsHostIsCut) {
+  for (const Duration when : {Duration(0us), Duration(5us), Duration(15us)}) {
+    Pair pair;
+    auto listener = pair.b->Listen(Address("10.0.0.2", 9), 8, [](std::unique_ptr<Stream>) { FAIL(); });
+    int error = -1;
+    const auto attempt =
+        pair.a->Connect({}, Address("10.0.0.2", 9), [&](StreamResult result) { error = result.error().error; });
+    pair.world.RunFor(when);
+    pair.world.CutHost(*pair.a, Cut::kReset);
+    EXPECT_EQ(error, -1) << "not inside the call";
+    EXPECT_TRUE(pair.world.RunUntilIdle());
+    EXPECT_EQ(error, ENETDOWN);
+  }
+}
+
+TEST(SimWorld, AHostCutDuringTheHandshakeNeverAcceptsEvenAfterItsRestart) {
+  for (const Cut how : {Cut::kReset, Cut::kSilent}) {
+    Pair pair;
+    auto listener = pair.b->Listen(Address("10.0.0.2", 9), 8, [](std::unique_ptr<Stream>) { FAIL(); });
+    std::unique_ptr<Stream> client;
+    const auto attempt =
+        pair.a->Connect({}, Address("10.0.0.2", 9), [&](StreamResult result) { client = std::move(*result); });
+    pair.world.RunFor(15us);  // the SYN has been answered
+    pair.world.CutHost(*pair.b, how);
+    pair.world.RunFor(100us);
+    ASSERT_NE(client, nullptr);
+    WriteSome(*client, "to whom?");
+    pair.world.Restore(*pair.b);
+    auto again = pair.b->Listen(Address("10.0.0.2", 9), 8, [](std::unique_ptr<Stream>) { FAIL(); });
+    listener->reset();
+    EXPECT_EQ(ErrorOf(pair.world, *client), ECONNRESET);
+    EXPECT_EQ(pair.b->Listen(Address("10.0.0.2", 9), 8, [](std::unique_ptr<Stream>) {}).error().error, EADDRINUSE)
+        << "a listener of before takes the new one's place with it";
+  }
+}
+
+TEST(SimWorld, WhatComesOnAStreamOfBeforeARestartIsAnsweredWithAReset) {
+  Pair pair;
+  pair.Connect();
+  CountingWatcher watcher;
+  pair.client->SetWatcher(&watcher);
+  pair.client->Arm(true, false);
+  WriteSome(*pair.server, "under way");
+  pair.world.CutHost(*pair.b, Cut::kSilent);
+  pair.world.RunFor(100s);
+  EXPECT_EQ(watcher.calls, 1) << "what had left arrives";
+  std::string text;
+  ReadSome(*pair.client, &text);
+  EXPECT_EQ(text, "under way");
+  pair.client->Arm(true, false);
+  WriteSome(*pair.client, "anyone?");
+  pair.world.RunFor(100s);
+  EXPECT_EQ(watcher.calls, 1);
+  pair.world.Restore(*pair.b);
+  EXPECT_TRUE(pair.world.RunUntil([&] { return watcher.calls == 2; }));
+  EXPECT_EQ(ErrorOf(pair.world, *pair.client), ECONNRESET);
+  pair.server.reset();
+  pair.listener.reset();
+  pair.attempt.reset();
+  pair.Connect();
+  WriteSome(*pair.client, "again");
+  pair.world.RunUntilIdle();
+  text.clear();
+  ReadSome(*pair.server, &text);
+  EXPECT_EQ(text, "again");
+}
+
+TEST(SimWorld, ProgramsOfACutHostUnwindAndItsCallbacksNeverRunAgain) {
+  for (const Cut how : {Cut::kReset, Cut::kSilent}) {
+    Pair pair;
+    const auto notifier = pair.b->CreateNotifier();
+    std::string history;
+    const auto blocked = pair.world.Spawn(*pair.b, "blocked", [&] {
+      EXPECT_EQ(pair.b->WaitReadable(notifier->fd()), ENODEV);
+      EXPECT_EQ(pair.b->WaitReadable(notifier->fd()), ENODEV);
+      EXPECT_FALSE(pair.world.Sleep(1us));
+      std::mutex mutex;
+      std::condition_variable changed;
+      std::unique_lock<std::mutex> lock(mutex);
+      bool soon = false;
+      pair.world.loop().Post([&] { soon = true; });
+      EXPECT_TRUE(pair.b->Wait(lock, changed, [&] { return soon; })) << "what ends within the instant ends well";
+      EXPECT_FALSE(pair.b->Wait(lock, changed, [] { return false; }));
+      history += "unwound";
+    });
+    const auto sleeper = pair.world.Spawn(*pair.b, "sleeper", [&] { EXPECT_FALSE(pair.world.Sleep(1s)); });
+    const auto other = pair.world.Spawn(*pair.a, "other", [&] { EXPECT_TRUE(pair.world.Sleep(1s)); });
+    pair.b->program_loop().At(kStart + 1ms, [] { FAIL(); });
+    pair.world.RunFor(1us);
+    const auto unborn = pair.world.Spawn(*pair.b, "unborn", [] { FAIL(); });
+    pair.world.CutHost(*pair.b, how);
+    EXPECT_TRUE(pair.world.HasBlocked(*pair.b));
+    pair.b->program_loop().Post([] { FAIL(); });
+    EXPECT_EQ(pair.b->program_loop().WatchReadable(notifier->fd(), [] { FAIL(); }), 0u);
+    EXPECT_EQ(errno, ENODEV);
+    notifier->Signal();
+    pair.world.RunFor(0us);
+    EXPECT_EQ(history, "unwound");
+    EXPECT_TRUE(blocked->IsFinished() && sleeper->IsFinished() && unborn->IsFinished());
+    EXPECT_FALSE(pair.world.HasBlocked(*pair.b));
+    pair.world.Restore(*pair.b);
+    pair.b->program_loop().Post([&] { history += ", up again"; });
+    EXPECT_TRUE(pair.world.RunUntil([&] { return other->IsFinished(); }));
+    EXPECT_EQ(history, "unwound, up again");
+  }
+}
+
+TEST(SimWorld, AMiddleboxResetsBothEndsAfterWhatIsUnderWay) {
+  Pair pair;
+  pair.Connect();
+  WriteSome(*pair.client, "before");
+  pair.world.ResetConnections(*pair.b, *pair.a);
+  CountingWatcher watcher;
+  pair.server->SetWatcher(&watcher);
+  pair.server->Arm(true, false);
+  EXPECT_TRUE(pair.world.RunUntil([&] { return watcher.calls > 0; }));
+  EXPECT_EQ(ErrorOf(pair.world, *pair.client), ECONNRESET);
+  EXPECT_EQ(ErrorOf(pair.world, *pair.server), ECONNRESET);
+  pair.attempt.reset();
+  pair.listener.reset();
+  pair.Connect();
+  EXPECT_EQ(ErrorOf(pair.world, *pair.client), 0) << "new connections are not concerned";
+}
+
+TEST(SimWorld, AHalfOpenPeerLearnsWithItsNextSegment) {
+  Pair pair;
+  pair.Connect();
+  CountingWatcher watcher;
+  pair.client->SetWatcher(&watcher);
+  pair.client->Arm(true, false);
+  pair.world.ForgetConnections(*pair.b);
+  EXPECT_EQ(ErrorOf(pair.world, *pair.server), ECONNRESET);
+  pair.world.RunFor(3600s);
+  EXPECT_EQ(watcher.calls, 0);
+  WriteSome(*pair.client, "hello?");
+  EXPECT_EQ(ErrorOf(pair.world, *pair.client), ECONNRESET);
+  EXPECT_EQ(watcher.calls, 1);
 }
 
 // Moves `size` bytes both ways over a connection and checks that they arrive unchanged.

@@ -11,6 +11,7 @@ SimulatedWorld::SimulatedWorld(const SimWorld::Options& simulation, WorldOptions
     : options_(std::move(options)), sim_(simulation) {}
 
 SimulatedWorld::~SimulatedWorld() {
+  sim_.EndPrograms();
   // NICs and managers end their streams while all hosts still have their place in the world.
   for (Entry& entry : hosts_) entry.host.reset();
 }
@@ -30,15 +31,32 @@ Host& SimulatedWorld::AddHost(const std::string& name, std::vector<IpEndpoint> a
   entry.options.crc = profile.want_crc;
   entry.addresses = addresses;
   entry.fabric = &sim_.AddHost(name, std::move(addresses));
-  HostParts parts;
-  parts.name = name + "-rnic";
-  parts.fabric = entry.fabric;
-  parts.stags = SeededStagSource(sim_.prng().Fork("stags/" + name));
-  parts.trace = sim_.trace();
-  parts.capture = options_.capture;
-  entry.host = std::make_unique<Host>(std::move(parts), entry.options);
+  entry.host = MakeHost(entry);
   hosts_.push_back(std::move(entry));
   return *hosts_.back().host;
+}
+
+std::unique_ptr<Host> SimulatedWorld::MakeHost(const Entry& entry) {
+  HostParts parts;
+  parts.name = entry.name + "-rnic";
+  parts.fabric = entry.fabric;
+  std::string generator = "stags/" + entry.name;
+  if (entry.incarnation > 1) generator += "/" + std::to_string(entry.incarnation);
+  parts.stags = SeededStagSource(sim_.prng().Fork(generator));
+  parts.trace = sim_.trace();
+  parts.capture = options_.capture;
+  return std::make_unique<Host>(std::move(parts), options_);
+}
+
+Host& SimulatedWorld::Restart(std::string_view name) {
+  Entry& entry = Find(name);
+  STAGECOACH_CHECK(!entry.fabric->IsUp() && !sim_.HasBlocked(*entry.fabric));
+  sim_.loop().BuryDropped();
+  entry.host.reset();
+  sim_.Restore(*entry.fabric);
+  ++entry.incarnation;
+  entry.host = MakeHost(entry);
+  return *entry.host;
 }
 
 SimulatedWorld::Entry& SimulatedWorld::Find(std::string_view name) {
@@ -61,6 +79,12 @@ SimFabric& SimulatedWorld::fabric(std::string_view name) {
 
 Host& SimulatedWorld::current_host() {
   STAGECOACH_CHECK(!hosts_.empty());
+  if (const SimFabric* const running = sim_.current_host(); running != nullptr) {
+    const auto entry =
+        std::find_if(hosts_.begin(), hosts_.end(), [&](const Entry& each) { return each.fabric == running; });
+    STAGECOACH_CHECK(entry != hosts_.end());
+    return *entry->host;
+  }
   return *hosts_[current_].host;
 }
 

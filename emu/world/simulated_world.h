@@ -2,8 +2,9 @@
 // connection manager.
 //
 // Programs under test call the stock API as ever. Whose call it is follows from the objects involved; where there are
-// none yet (opening a device, creating an id or an event channel) it is the host the program acts as, and an id follows
-// the source address it is bound to.
+// none yet (opening a device, creating an id or an event channel) it is the host whose program is running: one spawned
+// there (SimWorld::Spawn), or a callback of its program_loop(). For the main context it is the host it says it acts as.
+// An id follows the source address it is bound to.
 //
 // Single-threaded, like everything in a simulation.
 #pragma once
@@ -29,8 +30,12 @@ class SimulatedWorld final : public World {
   Host& AddHost(const std::string& name, std::vector<IpEndpoint> addresses);
   // ... with a device of its own kind, which also says whether CRCs are asked for.
   Host& AddHost(const std::string& name, std::vector<IpEndpoint> addresses, const DeviceProfile& profile);
-  // `name` must be a host.
+  // Whose calls those of the main context are. `name` must be a host.
   void ActAs(std::string_view name);
+  // A new NIC and manager, with STags of their own, on the fabric and addresses of a host that was cut
+  // (SimWorld::CutHost), which is up again. All objects of its programs have been destroyed and no program is blocked
+  // on it.
+  Host& Restart(std::string_view name);
 
   SimWorld& sim() { return sim_; }
   Host& host(std::string_view name);
@@ -45,8 +50,10 @@ class SimulatedWorld final : public World {
     std::vector<IpEndpoint> addresses;
     WorldOptions options;
     SimFabric* fabric = nullptr;
+    uint32_t incarnation = 1;
     std::unique_ptr<Host> host;
   };
+  std::unique_ptr<Host> MakeHost(const Entry& entry);
   Entry& Find(std::string_view name);
 
   const WorldOptions options_;

@@ -113,5 +113,31 @@ TEST(SimulatedWorld, HostsAreFoundByAddressAndProgramsActAsOne) {
   EXPECT_EQ(a.nic().name(), "a-rnic");
 }
 
+TEST(SimulatedWorld, AProgramsCallsAreItsHostsWhateverTheMainContextActsAs) {
+  SimulatedWorld world(SimWorld::Options{});
+  Host& a = world.AddHost("a", {Address("10.0.0.1")});
+  Host& b = world.AddHost("b", {Address("10.0.0.2")});
+  const auto program = world.sim().Spawn(world.fabric("b"), "program", [&] {
+    EXPECT_EQ(&world.current_host(), &b);
+    EXPECT_TRUE(world.sim().Sleep(1us));
+    EXPECT_EQ(&world.current_host(), &b);
+  });
+  EXPECT_TRUE(world.sim().RunUntil([&] { return &world.current_host() == &a && program->IsFinished(); }));
+  EXPECT_EQ(&world.current_host(), &a);
+}
+
+TEST(SimulatedWorld, ARestartedHostHasANewNicAtItsAddresses) {
+  SimulatedWorld world(SimWorld::Options{});
+  world.AddHost("a", {Address("10.0.0.1")});
+  SimFabric& fabric = world.fabric("a");
+  ASSERT_TRUE(world.host("a").nic().OpenContext().has_value());
+  world.sim().CutHost(fabric, Cut::kSilent);
+  Host& restarted = world.Restart("a");
+  EXPECT_TRUE(fabric.IsUp());
+  EXPECT_EQ(world.FindHost(Address("10.0.0.1")), &restarted);
+  EXPECT_EQ(&world.fabric("a"), &fabric);
+  EXPECT_EQ(restarted.nic().name(), "a-rnic");
+}
+
 }  // namespace
 }  // namespace stagecoach::emu
