@@ -17,6 +17,8 @@ namespace {
 constexpr int kReadyBatch = 64;
 // How often the poll phase looks into the io_context, which costs a system call.
 constexpr Duration kContextInterval = 10us;
+// As often turns look there that find something to do elsewhere, and so do not sleep.
+constexpr int kTurnsPerLook = 8;
 
 int MakeEpoll() {
   const int fd = epoll_create1(EPOLL_CLOEXEC);
@@ -74,12 +76,12 @@ void AsioLoop::Stop() {
 bool AsioLoop::RunOnce(std::optional<Duration> max_wait) {
   ThreadScope scope(this);
   ++counters_.turns;
-  bool did = RunReady();
+  const bool look = posted_.load(std::memory_order_relaxed) > 0 || ++turns_since_look_ >= kTurnsPerLook;
+  bool did = look ? RunReady() : RunDueTimers();
   did = PollPhase() || did;
   if (did || stop_.load()) return did;
   if (!ArmAll()) return PollOnce();
-  Sleep(max_wait);
-  return RunReady();
+  return Sleep(max_wait);
 }
 
 Instant AsioLoop::Now() const {
@@ -166,6 +168,7 @@ void AsioLoop::RemovePoller(PollerId poller) {
 
 bool AsioLoop::RunReady() {
   bool did = RunDueTimers();
+  turns_since_look_ = 0;
   // The io_context counts as out of work, and stopped, whenever nothing is pending in it.
   context_.restart();
   for (int i = 0; i < kReadyBatch && context_.poll_one() > 0; ++i) did = true;
@@ -240,22 +243,32 @@ bool AsioLoop::ArmAll() {
   return armed;
 }
 
-void AsioLoop::Sleep(std::optional<Duration> max_wait) {
+bool AsioLoop::Sleep(std::optional<Duration> max_wait) {
   const Instant asleep = Now();
-  if (max_wait) WakeAt(asleep + *max_wait);
-  if (!timers_.empty()) WakeAt(timers_.begin()->first.first);
   const bool busy = AnyBusy();
+  bool did = false;
   ++counters_.sleeps;
-  // Nothing pending at all would make run_one return at once instead of waiting for a Post.
-  const auto guard = asio::make_work_guard(context_);
-  context_.restart();
-  context_.run_one();
-  if (!busy || poll_time_ <= Duration::zero()) return;
-  if (Now() - asleep < poll_time_) {
-    poll_budget_ = std::min(poll_time_, poll_budget_ * 2);
+  if (max_wait && *max_wait <= Duration::zero()) {
+    did = RunReady();
   } else {
-    poll_budget_ = std::max(poll_time_ / 8, poll_budget_ / 2);
+    if (max_wait) WakeAt(asleep + *max_wait);
+    if (!timers_.empty()) WakeAt(timers_.begin()->first.first);
+    // Nothing pending at all would make run_one return at once instead of waiting for a Post.
+    const auto guard = asio::make_work_guard(context_);
+    context_.restart();
+    timed_out_ = false;
+    context_.run_one();
+    turns_since_look_ = 0;
+    did = RunDueTimers() || !timed_out_;
   }
+  if (busy && poll_time_ > Duration::zero()) {
+    if (Now() - asleep < poll_time_) {
+      poll_budget_ = std::min(poll_time_, poll_budget_ * 2);
+    } else {
+      poll_budget_ = std::max(poll_time_ / 8, poll_budget_ / 2);
+    }
+  }
+  return did;
 }
 
 void AsioLoop::WakeAt(Instant when) {
@@ -264,6 +277,7 @@ void AsioLoop::WakeAt(Instant when) {
   wake_at_ = when;
   wake_timer_.expires_at(ToSteady(when));
   wake_timer_.async_wait([this, when](const asio::error_code& error) {
+    timed_out_ = true;
     if (!error && wake_at_ == when) wake_at_.reset();
   });
 }

@@ -1,9 +1,11 @@
 // AsioLoop: the EventLoop of real processes, over an asio::io_context, with the poll phase of base/event_loop.h.
 //
-// One turn of the loop: run what is ready (posted work, due timers, Asio handlers), poll the pollers; while one of them
-// is busy, poll on for a bounded time; then arm all of them, and sleep only if every arm() says that nothing arrived
-// meanwhile. Timers, posted work and Asio handlers are served within the poll phase too, so a busy poller cannot starve
-// them, nor they it: each turn runs a bounded batch.
+// One turn of the loop: run due timers and posted work, poll the pollers; while one of them is busy, poll on for a
+// bounded time; then arm all of them, and sleep only if every arm() says that nothing arrived meanwhile. A sleep runs
+// the handler that ends it, and ends at once when one is ready: to ask for handlers before it would be one more system
+// call for each thing that happens. Timers, posted work and Asio handlers are served within the poll phase too, and now
+// and then between turns that do not sleep, so a busy poller cannot starve them, nor they it: each turn runs a bounded
+// batch.
 //
 // The bounded time adapts between an eighth of Options::poll_time and all of it: a sleep shorter than poll_time says
 // that polling longer would have been quicker than being woken, a longer one that polling was wasted. 0 disables the
@@ -102,7 +104,7 @@ class AsioLoop final : public EventLoop {
   bool PollPhase();
   bool AnyBusy();
   bool ArmAll();
-  void Sleep(std::optional<Duration> max_wait);
+  bool Sleep(std::optional<Duration> max_wait);
   void WakeAt(Instant when);
   void AwaitWatched();
   void DispatchWatched();
@@ -113,6 +115,8 @@ class AsioLoop final : public EventLoop {
   asio::io_context context_;
   asio::steady_timer wake_timer_;
   std::optional<Instant> wake_at_;  // when wake_timer_ will fire; empty while it is not set
+  bool timed_out_ = false;          // wake_timer_ has fired since the last sleep began
+  int turns_since_look_ = 0;        // turns since handlers were last run
   asio::posix::stream_descriptor watched_;
   bool awaiting_watched_ = false;
 

@@ -244,8 +244,9 @@ TEST(AsioLoop, APollTimeOfZeroDisablesThePhase) {
   EXPECT_EQ(poller.arms, 1);
 }
 
-TEST(AsioLoop, APollerThatNeverRestsStarvesNeitherTimersNorPostedWorkNorDescriptors) {
-  AsioLoop loop;
+// In the poll phase and, without one, from turn to turn.
+void RunBesideAPollerThatNeverRests(Duration poll_time) {
+  AsioLoop loop(AsioLoop::Options{.poll_time = poll_time});
   FakePoller poller;
   poller.is_busy = true;
   poller.work = 1 << 30;
@@ -267,6 +268,11 @@ TEST(AsioLoop, APollerThatNeverRestsStarvesNeitherTimersNorPostedWorkNorDescript
   EXPECT_TRUE(timer);
   EXPECT_TRUE(posted);
   EXPECT_TRUE(readable);
+}
+
+TEST(AsioLoop, APollerThatNeverRestsStarvesNeitherTimersNorPostedWorkNorDescriptors) {
+  RunBesideAPollerThatNeverRests(50us);
+  RunBesideAPollerThatNeverRests(Duration::zero());
 }
 
 TEST(AsioLoop, LongSleepsShortenThePollPhaseAndNotBelowAnEighth) {

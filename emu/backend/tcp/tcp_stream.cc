@@ -51,10 +51,17 @@ void ReadinessSet::Member::Arm(bool readable, bool writable) {
   std::lock_guard<std::mutex> lock(mutex_);
   const uint32_t interest = watcher_ != nullptr ? wanted : 0;
   armed_.store(interest, std::memory_order_relaxed);
+  // While the watcher is called the end of the call settles it.
+  if (interest != 0 || !calling_) Tell(interest);
+}
+
+void ReadinessSet::Member::Tell(uint32_t interest) {
+  if (removed_ || told_ == interest) return;
+  told_ = interest;
   epoll_event event{};
   // The kernel adds EPOLLHUP and EPOLLERR whatever is asked; EPOLLONESHOT keeps a dead and disarmed socket from being
   // reported for ever.
-  event.events = interest | EPOLLONESHOT;
+  event.events = interest != 0 ? interest : static_cast<uint32_t>(EPOLLONESHOT);
   event.data.u64 = id_;
   epoll_ctl(set_->epoll_.native_handle(), EPOLL_CTL_MOD, fd_, &event);
 }
@@ -66,7 +73,10 @@ void ReadinessSet::Member::SetWatcher(StreamWatcher* watcher) {
   watcher_ = watcher;
   // An Arm that came between the disarming above and here found the old watcher; what it armed must not reach a later
   // one.
-  if (watcher == nullptr) armed_.store(0, std::memory_order_relaxed);
+  if (watcher == nullptr) {
+    armed_.store(0, std::memory_order_relaxed);
+    if (!calling_) Tell(0);
+  }
   if (set_->loop_->OnLoopThread()) return;
   idle_.wait(lock, [this] { return !calling_; });
 }
@@ -99,6 +109,8 @@ void ReadinessSet::Remove(const std::shared_ptr<Member>& member) {
     members_.erase(member->id_);
   }
   member->SetWatcher(nullptr);
+  std::lock_guard<std::mutex> lock(member->mutex_);
+  member->removed_ = true;
   epoll_ctl(epoll_.native_handle(), EPOLL_CTL_DEL, member->fd_, nullptr);
 }
 
@@ -123,11 +135,16 @@ void ReadinessSet::Dispatch() {
     }
     std::unique_lock<std::mutex> lock(member->mutex_);
     StreamWatcher* const watcher = member->watcher_;
-    if (watcher == nullptr || member->armed_.load(std::memory_order_relaxed) == 0) continue;
+    if (watcher == nullptr || member->armed_.load(std::memory_order_relaxed) == 0) {
+      member->Tell(0);
+      continue;
+    }
+    member->armed_.store(0, std::memory_order_relaxed);
     member->calling_ = true;
     lock.unlock();
     watcher->OnStreamReady();
     lock.lock();
+    member->Tell(member->armed_.load(std::memory_order_relaxed));
     member->calling_ = false;
     // Under the mutex: whoever waits may free what follows, but not the member, which we hold.
     member->idle_.notify_all();

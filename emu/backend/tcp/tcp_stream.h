@@ -1,14 +1,16 @@
 // TcpStream: the Stream over a connected TCP socket, and the set that tells streams when they are ready.
 //
 // A socket is never handed to a reactor that would wake for every packet: while pollers drive a connection its member
-// in the set stands disarmed, and data costs no wake-up. The set is an epoll of EPOLLONESHOT members; Asio waits for
-// the set's own descriptor, and arming is one epoll_ctl. Not here: connecting and accepting (tcp_fabric.h).
+// in the set stands disarmed, and data costs no wake-up. The set is an epoll; Asio waits for the set's own descriptor.
+// Arming is one epoll_ctl, and none for a watcher that arms again, for the same, before it returns: the kernel's
+// interest outlives the call and is withdrawn only after one that did not. Not here: connecting and accepting
+// (tcp_fabric.h).
 //
 // How SetWatcher(nullptr) keeps its promise. Watchers are called by Dispatch() alone, on the loop's thread. For one
 // member:
 //   - `watcher`, `armed` and `calling` change only under the member's mutex.
-//   - Dispatch takes the mutex, reads `watcher`, sets `calling`, drops the mutex, calls, takes the mutex, clears
-//   `calling` and notifies.
+//   - Dispatch takes the mutex, reads `watcher`, sets `calling`, drops the mutex, calls, takes the mutex, withdraws the
+//   kernel's interest if nobody has armed again, clears `calling` and notifies.
 //   - SetWatcher takes the mutex, replaces `watcher`, and, off the loop's thread, waits on the condition until
 //   `calling` is false.
 // After SetWatcher has the mutex, Dispatch cannot find the old watcher; if it had found it before, then `calling` was
@@ -47,6 +49,8 @@ class ReadinessSet {
 
    private:
     friend class ReadinessSet;
+    void Tell(uint32_t interest);
+
     ReadinessSet* const set_;
     const uint64_t id_;
     const int fd_;
@@ -54,6 +58,8 @@ class ReadinessSet {
     std::condition_variable idle_;
     StreamWatcher* watcher_ = nullptr;  // guarded by mutex_
     bool calling_ = false;              // guarded by mutex_
+    bool removed_ = false;              // guarded by mutex_; the descriptor's number may mean another by now
+    uint32_t told_ = 0;                 // epoll events the kernel looks out for; guarded by mutex_
     std::atomic<uint32_t> armed_{
         0};  // epoll events asked for; written under mutex_, read without it by Arm's fast path
   };
