@@ -49,12 +49,12 @@ CompletionChannel::CompletionChannel(Fabric& fabric, uint32_t handle)
 
 Result<CompletionQueue*, int> CompletionChannel::GetEvent() {
   for (;;) {
-    {
+    if (notifier_->Consume()) {
       std::lock_guard lock(mutex_);
+      // None only if Settle took it back in between.
       if (!events_.empty()) {
         CompletionQueue* const cq = events_.front();
         events_.pop_front();
-        notifier_->Consume();
         ++cq->event_account_.delivered;
         return cq;
       }
@@ -64,10 +64,13 @@ Result<CompletionQueue*, int> CompletionChannel::GetEvent() {
 }
 
 void CompletionChannel::Push(CompletionQueue* cq) {
-  std::lock_guard lock(mutex_);
-  events_.push_back(cq);
-  // Under the lock: whoever takes the event also takes its signal, so the descriptor never stays readable for nothing.
+  {
+    std::lock_guard lock(mutex_);
+    events_.push_back(cq);
+    unsignalled_.fetch_add(1);
+  }
   notifier_->Signal();
+  if (unsignalled_.fetch_sub(1) == 1) unsignalled_.notify_all();
 }
 
 void CompletionChannel::Ack(CompletionQueue* cq, uint32_t count) {
@@ -78,12 +81,15 @@ void CompletionChannel::Ack(CompletionQueue* cq, uint32_t count) {
 
 void CompletionChannel::Settle(CompletionQueue* cq, bool wait) {
   std::unique_lock lock(mutex_);
+  // Each is one write away. Who makes it wants no lock for that, and no other begins while we have this one.
+  for (uint32_t under_way; (under_way = unsignalled_.load()) != 0;) unsignalled_.wait(under_way);
   for (auto it = events_.begin(); it != events_.end();) {
     if (*it != cq) {
       ++it;
       continue;
     }
     it = events_.erase(it);
+    // If there is none left, some GetEvent has consumed it, and will find the event gone.
     notifier_->Consume();
   }
   if (!wait) return;

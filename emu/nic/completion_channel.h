@@ -1,9 +1,16 @@
 // Completion channels and asynchronous events: queues of small events behind a descriptor that programs can poll.
 //
-// Threading: every member from any thread. The lock of a channel is a leaf: it is taken under a CQ's lock, and nothing
-// is taken under it.
+// Threading: every member from any thread. The lock of a channel is a leaf: nothing is taken under it.
+//
+// Whoever sleeps on a completion channel's descriptor runs at once when it becomes readable, often on the processor of
+// the thread that made it so. So the channel is signalled with none of the locks held that the woken program wants
+// next: its own, and that of the CQ. What keeps descriptor and events in agreement instead is that an event is queued
+// before its signal is given, and taken only by who has consumed a signal: there are never more signals than events,
+// the descriptor is readable exactly when GetEvent would return, and who has consumed a signal finds an event.
+// Settle, which takes events back with their signals, first lets signals under way arrive.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -45,6 +52,7 @@ class CompletionChannel {
 
  private:
   friend class CompletionQueue;
+  // Without the CQ's lock.
   void Push(CompletionQueue* cq);
   void Ack(CompletionQueue* cq, uint32_t count);
   // Takes the CQ's undelivered events back and, when `wait`, waits until the delivered ones are acknowledged.
@@ -55,7 +63,8 @@ class CompletionChannel {
   std::unique_ptr<Notifier> notifier_;
   std::mutex mutex_;  // also of the CQs' event accounts
   std::condition_variable acked_;
-  std::deque<CompletionQueue*> events_;  // guarded by mutex_; the notifier holds one signal for each
+  std::deque<CompletionQueue*> events_;   // guarded by mutex_
+  std::atomic<uint32_t> unsignalled_{0};  // events whose signal is under way; raised under mutex_
 };
 
 // ibv_event_type, as far as this device raises them.

@@ -166,7 +166,7 @@ int CompletionQueue::Resize(uint32_t capacity) {
 }
 
 bool CompletionQueue::Push(const WorkCompletion& completion) {
-  std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   if (overrun_) return false;
   if (used_ == ring_.size()) {
     overrun_ = true;
@@ -185,6 +185,9 @@ bool CompletionQueue::Push(const WorkCompletion& completion) {
   if (armed_ == Armed::kAny || (armed_ == Armed::kSolicited && urgent)) {
     armed_ = Armed::kNo;
     notify_wanted_.store(false, std::memory_order_seq_cst);
+    lock.unlock();
+    // We are kept: the QP that completes here holds its CQs until it has been retired, under the lock held by the
+    // caller.
     if (channel_ != nullptr) channel_->Push(this);
   }
   return true;

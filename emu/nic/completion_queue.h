@@ -2,8 +2,8 @@
 // into it.
 //
 // Threading: every public member from any thread. Locks, in order: drive_mutex_ (held while this CQ's connections are
-// pumped by a poller), then a connection's lock, then mutex_ (the ring and the arming; a leaf but for the channel's and
-// the event queue's locks).
+// pumped by a poller), then a connection's lock, then mutex_ (the ring and the arming; a leaf but for the event queue's
+// lock).
 #pragma once
 
 #include <atomic>
@@ -32,8 +32,8 @@ class PolledConnection {
   virtual bool Drive() = 0;
   // A descriptor that is readable when Drive() would find something, or -1.
   virtual int PollDescriptor() const = 0;
-  // True while it has something to send that waits for the stream or for its turn: readability of the descriptor then tells too little,
-  // and it must be driven.
+  // True while it has something to send that waits for the stream or for its turn: readability of the descriptor then
+  // tells too little, and it must be driven.
   virtual bool Unfinished() const = 0;
 };
 
@@ -132,9 +132,9 @@ class CompletionQueue {
   std::atomic<uint32_t> parked_{0};
 
   std::mutex drive_mutex_;
-  std::vector<Active> active_;  // guarded by drive_mutex_, as all of this block
+  std::vector<Active> active_;              // guarded by drive_mutex_, as all of this block
   std::vector<PolledConnection*> watched_;  // idle for a while: in poll_set_ instead of active_
-  int poll_set_ = -1;           // epoll descriptor
+  int poll_set_ = -1;                       // epoll descriptor
   uint32_t polls_until_watch_ = 0;
 
   EventAccount event_account_;  // guarded by the channel's lock

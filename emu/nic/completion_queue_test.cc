@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 
 #include <atomic>
 #include <cerrno>
@@ -164,6 +165,87 @@ TEST(CompletionQueue, DestroyWaitsForAcknowledgement) {
   cq->AckEvents(1);
   destroyer.join();
   EXPECT_TRUE(destroyed.load());
+}
+
+// Programs poll the descriptor and then take EAGAIN for a failure (as the example of ibv_get_cq_event(3) does), or call
+// it blocking.
+TEST(CompletionQueue, AReadableChannelHasAnEventAndAnUnreadableOneHasNone) {
+  constexpr int kEvents = 20000;
+  TcpFabric fabric;
+  TestHost host(fabric, "a");
+  fcntl(host.channel->fd(), F_SETFL, O_NONBLOCK);
+  // A second CQ on the channel, whose pusher does not wait for the consumer.
+  CompletionQueue* const other = *host.nic->CreateCq(*host.context, 2 * kEvents, host.channel, nullptr);
+  std::atomic<int> taken{0};
+  std::thread pusher([&] {
+    for (int i = 0; i < kEvents; ++i) {
+      while (taken.load() < i) std::this_thread::yield();
+      host.cq->RequestNotify(false);
+      host.cq->Push({});
+    }
+  });
+  std::thread racer([&] {
+    for (int i = 0; i < kEvents; ++i) {
+      other->RequestNotify(false);
+      other->Push({});
+    }
+  });
+  WorkCompletion batch[8];
+  for (int got = 0; got < 2 * kEvents; ++got) {
+    pollfd ready{host.channel->fd(), POLLIN, 0};
+    ASSERT_EQ(poll(&ready, 1, 10000), 1);
+    const auto event = host.channel->GetEvent();
+    ASSERT_TRUE(event.has_value()) << "readable for nothing after " << got;
+    if (*event == host.cq) {
+      while (host.cq->Poll(batch) != 0) {
+      }
+      taken.fetch_add(1);
+    }
+    (*event)->AckEvents(1);
+  }
+  pusher.join();
+  racer.join();
+  pollfd idle{host.channel->fd(), POLLIN, 0};
+  EXPECT_EQ(poll(&idle, 1, 0), 0);
+  EXPECT_EQ(host.channel->GetEvent(), Err(EAGAIN));
+}
+
+TEST(CompletionQueue, DestroyWhileAnotherThreadTakesEventsLeavesTheChannelInAgreement) {
+  TcpFabric fabric;
+  TestHost host(fabric, "a");
+  fcntl(host.channel->fd(), F_SETFL, O_NONBLOCK);
+  for (int round = 0; round < 2000; ++round) {
+    CompletionQueue* const going = *host.nic->CreateCq(*host.context, 4, host.channel, nullptr);
+    going->RequestNotify(false);
+    going->Push({});
+    std::thread pusher([&] {
+      host.cq->RequestNotify(false);
+      host.cq->Push({});
+    });
+    std::atomic<int> taken{0};
+    std::thread taker([&] {
+      while (const auto event = host.channel->GetEvent()) {
+        (*event)->AckEvents(1);
+        taken.fetch_add(1);
+      }
+    });
+    EXPECT_EQ(host.nic->DestroyCq(going->handle()), 0);
+    taker.join();
+    pusher.join();
+    // Whoever was quicker, the other CQ's event is there or was taken, and then nothing is left.
+    while (const auto event = host.channel->GetEvent()) {
+      EXPECT_EQ(*event, host.cq);
+      (*event)->AckEvents(1);
+      taken.fetch_add(1);
+    }
+    EXPECT_GE(taken.load(), 1);
+    EXPECT_LE(taken.load(), 2);
+    pollfd idle{host.channel->fd(), POLLIN, 0};
+    ASSERT_EQ(poll(&idle, 1, 0), 0) << "round " << round;
+    WorkCompletion batch[8];
+    while (host.cq->Poll(batch) != 0) {
+    }
+  }
 }
 
 TEST(CompletionQueue, GetEventBlocksUntilTheNextCompletion) {

@@ -5,8 +5,8 @@
 //
 // LOCKS, in order; each may be taken while those before it are held, never the reverse:
 //   Nic::mutex_ (control operations)  >  CompletionQueue::drive_mutex_ (a poller at work)  >  QueuePair::lock_ (this)
-//   >  SendQueue / ReceiveQueue mutex, MemoryRegistry::mutex_  >  CompletionQueue::mutex_  >  CompletionChannel /
-//   AsyncEventQueue mutex and, under QueuePair::lock_, NicLoop's mutex, which takes nothing but atomics.
+//   >  SendQueue / ReceiveQueue mutex, MemoryRegistry::mutex_  >  CompletionQueue::mutex_  >  AsyncEventQueue mutex
+//   and, under QueuePair::lock_, the mutexes of CompletionChannel and NicLoop, which take nothing but atomics.
 // Observers and LoopClients are called with none of them held. Nothing NIC-wide is taken to post, to poll or to place.
 //
 // WHO MOVES A CONNECTION. Three kinds of threads ask, none waits for another: a poster (work in the send queue), a
