@@ -1,7 +1,7 @@
 // Rate of NULL calls and bandwidth of 1 MiB PUT (Read chunk) and GET (Write chunk) between two pinned processes over loopback, through
 // the C++ API.
 //
-// Usage: rpc_bench SECONDS [ADDRESS]
+// Usage: rpc_bench SECONDS [ADDRESS [polling|events]]
 //
 // "polling" runs both ends with the loop's poll phase, "events" without it: each wakeup then goes through the completion channel. "serial"
 // has one call outstanding, as a synchronous client would; the other NULL rows keep 16.
@@ -179,7 +179,8 @@ void Measure(const char* address, bool polling, double seconds) {
 int main(int argc, char** argv) {
   const double seconds = argc > 1 ? std::atof(argv[1]) : 1;
   const char* address = argc > 2 ? argv[2] : "127.0.0.1";
-  Measure(address, true, seconds);
-  Measure(address, false, seconds);
+  const std::string only = argc > 3 ? argv[3] : "";
+  if (only != "events") Measure(address, true, seconds);
+  if (only != "polling") Measure(address, false, seconds);
   return 0;
 }
