@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/mutant.h"
 #include "rpcrdma/api/errors_internal.h"
 #include "rpcrdma/api/lookup.h"
 #include "rpcrdma/api/reply_storage.h"
@@ -326,7 +327,11 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
     Result<Reply, CallError> result = ResultOf(outcome, NameOf(procedure), pending_[index].buffers);
     requester_->Release(outcome.call, loop_.Now());
     free_pending_.push_back(index);
+    const bool twice =
+        STAGECOACH_MUTANT("complete-twice", "a reply that waits for its fence as the connection ends is failed, too") &&
+        lost_ && result;
     handler(std::move(result));
+    if (twice) handler(Err(NotConnected()));
   }
 
   Result<Reply, CallError> ResultOf(CallOutcome& outcome, const CallName& name,

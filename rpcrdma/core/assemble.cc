@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "base/mark.h"
+#include "base/mutant.h"
 
 namespace stagecoach::rpcrdma {
 
@@ -27,7 +28,9 @@ ReducedStream AssembleReply(const HeaderV1& header, ConstBytes inline_message, c
   STAGECOACH_CHECK(returned != nullptr);
   ReducedStream stream{.base = inline_message, .order = ReducedStream::ChunkOrder::kInOrder};
   for (size_t i = 0; i < returned->writes.size(); ++i) {
-    stream.chunks.push_back({0, CompactChunk(result_memory[i], offered.writes[i], returned->writes[i])});
+    const bool ignored = STAGECOACH_MUTANT("ignore-returned-length", "a result is taken to fill its Write chunk");
+    const std::span<const Segment> filled = ignored ? offered.writes[i] : returned->writes[i];
+    stream.chunks.push_back({0, CompactChunk(result_memory[i], offered.writes[i], filled)});
   }
   if (!header.has_inline_message()) stream.base = CompactChunk(reply_memory, *offered.reply, *returned->reply);
   return stream;

@@ -11,14 +11,23 @@
 
 #include "base/check.h"
 #include "base/mark.h"
+#include "base/mutant.h"
 
 namespace stagecoach::rpcrdma {
 
 class Credits {
  public:
-  explicit Credits(uint32_t own_max) : own_max_(std::max(own_max, 1u)) {}
+  explicit Credits(uint32_t own_max) : own_max_(std::max(own_max, 1u)) {
+    if (STAGECOACH_MUTANT("initial-credit-ignored",
+                          "more than one call is sent before the first reply brings a grant")) {
+      granted_ = own_max_;
+    }
+  }
 
-  bool available() const { return in_flight_ < granted_; }
+  bool available() const {
+    if (STAGECOACH_MUTANT("credit-overrun", "one call more than granted is sent")) return in_flight_ <= granted_;
+    return in_flight_ < granted_;
+  }
   uint32_t granted() const { return granted_; }
   uint32_t in_flight() const { return in_flight_; }
 

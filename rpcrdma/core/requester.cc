@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/mark.h"
+#include "base/mutant.h"
 #include "rpcrdma/core/dump.h"
 
 namespace stagecoach::rpcrdma {
@@ -17,6 +18,13 @@ constexpr size_t kBufferKeptMax = 64 * 1024;
 
 bool HasEligibleReads(const CallPlan& plan) {
   return std::any_of(plan.reads.begin(), plan.reads.end(), [](const PlannedRead& read) { return read.position != 0; });
+}
+
+bool SkipsFence() {
+  return STAGECOACH_MUTANT("skip-fence", "a call is over before its STags are invalid");
+}
+bool ReusesSendBuffers() {
+  return STAGECOACH_MUTANT("release-before-send-done", "a Send buffer is filled again before its Send has completed");
 }
 
 // For traces: nanoseconds since the loop's epoch, 0 for none.
@@ -144,8 +152,12 @@ void Requester::Cancel(CallId id, Instant now) {
     STAGECOACH_MARK("requester.cancel_while_sent");
     // The credit stays spent, and the XID known, until the reply arrives.
     xid_table_.Erase(call->xid);
-    xid_table_.Insert(call->xid, kAbandoned);
-    abandoned_.push({call->xid, call->deadline});
+    if (STAGECOACH_MUTANT("cancel-returns-credit", "the credit of a cancelled call is used before its reply is in")) {
+      credits_.OnReply(std::nullopt);
+    } else {
+      xid_table_.Insert(call->xid, kAbandoned);
+      abandoned_.push({call->xid, call->deadline});
+    }
     FailWith(index, CallFailure::Kind::kCancelled, now);
   } else if (call->state == State::kFencing) {
     STAGECOACH_MARK("requester.cancel_while_fencing");
@@ -202,6 +214,14 @@ void Requester::Transmit(uint32_t index, Instant now) {
   xid_table_.Insert(call.xid, index);
   credits_.OnSent();
   commands_.push(PostSend{.slot = slot, .length = static_cast<uint32_t>(out.position())});
+  if (ReusesSendBuffers()) free_send_slots_.push_back(slot);
+  if (STAGECOACH_MUTANT("call-sent-twice", "a call without chunks is sent twice on its connection") &&
+      call.stags_valid == 0 && !free_send_slots_.empty()) {
+    const uint32_t copy = free_send_slots_.back();
+    free_send_slots_.pop_back();
+    CopyBytes(send_.slot(copy), out.written());
+    commands_.push(PostSend{.slot = copy, .length = static_cast<uint32_t>(out.position())});
+  }
   CountSent(call);
   Trace(trace_, now, config_.name, "call.sent",
         {{"call", IdOf(index)},
@@ -336,16 +356,22 @@ void Requester::OnReceive(uint32_t slot, uint32_t length, std::optional<uint32_t
     return ignore(&stats_.ignored, "reverse_call");
   }
 
-  const std::optional<uint32_t> index = xid_table_.Find(header->xid);
+  uint32_t xid = header->xid;
+  if (STAGECOACH_MUTANT("reply-matched-by-order", "a reply is given to the oldest call, whatever its XID")) {
+    for (const auto& call : calls_) {
+      if (call->state == State::kSent && static_cast<int32_t>(call->xid - xid) < 0) xid = call->xid;
+    }
+  }
+  const std::optional<uint32_t> index = xid_table_.Find(xid);
   if (!index) {
     STAGECOACH_MARK("requester.reply_to_nobody");
     return ignore(&stats_.unknown_xids, "unknown_xid");
   }
-  xid_table_.Erase(header->xid);
+  xid_table_.Erase(xid);
   credits_.OnReply(header->credits);
   stats_.credits_granted = credits_.granted();
   if (*index == kAbandoned) {
-    abandoned_.Remove(header->xid);
+    abandoned_.Remove(xid);
     STAGECOACH_MARK("requester.reply_after_cancel");
     return ignore(&stats_.ignored, "cancelled");
   }
@@ -427,6 +453,10 @@ void Requester::Fence(uint32_t index, Instant) {
   call.state = State::kFencing;
   for (const internal::ExposedSegment& exposed : call.exposed) {
     if (exposed.registration == 0) continue;
+    if (STAGECOACH_MUTANT("forget-invalidation", "of a call's several STags the last stays valid") &&
+        call.exposed.size() > 1 && &exposed == call.exposed.end() - 1) {
+      continue;
+    }
     if (exposed.invalidated_by_peer) {
       if (call.exposed.size() > 1) STAGECOACH_MARK("requester.peer_invalidated_one_stag_of_several");
       ++stats_.invalidations_remote;
@@ -438,11 +468,15 @@ void Requester::Fence(uint32_t index, Instant) {
         Invalidate{.registration = exposed.registration, .tag = index, .by_peer = exposed.invalidated_by_peer});
   }
   call.exposed.clear();
-  if (call.invalidating == 0) Conclude(index);
+  if (call.invalidating == 0 || SkipsFence()) Conclude(index);
 }
 
 void Requester::OnInvalidated(uint32_t tag, Instant) {
   Call& call = *calls_[tag];
+  if (SkipsFence()) {
+    if (call.stags_valid > 0) --call.stags_valid;
+    return;
+  }
   STAGECOACH_CHECK(call.invalidating > 0 && call.stags_valid > 0);
   --call.stags_valid;
   if (--call.invalidating == 0 && call.state == State::kFencing) Conclude(tag);
@@ -526,11 +560,12 @@ void Requester::Release(CallId id, Instant now) {
   if (call == nullptr || call->state != State::kOver) return;
   if (call->receive_slot && !over_) PostReceiveAgain(*call->receive_slot);
   FreeCall(static_cast<uint32_t>(id & UINT32_MAX) - 1);
+  if (STAGECOACH_MUTANT("lost-wakeup", "a call that waits for a Receive is not told of it")) return;
   Pump(now);  // a call may have waited for this Receive
 }
 
 void Requester::OnSendDone(uint32_t slot, Instant now) {
-  free_send_slots_.push_back(slot);
+  if (!ReusesSendBuffers()) free_send_slots_.push_back(slot);
   Pump(now);
 }
 
@@ -585,6 +620,10 @@ void Requester::OnDeadline(Instant now) {
       STAGECOACH_MARK("requester.deadline_while_fencing");
     }
     if ((call.state != State::kQueued && call.state != State::kSent) || !call.deadline || call.failure) continue;
+    if (STAGECOACH_MUTANT("lost-timeout", "the deadline of a queued call is forgotten") &&
+        call.state == State::kQueued) {
+      continue;
+    }
     if (now < *call.deadline) {
       LowerDeadline(call.deadline);
     } else if (call.state == State::kQueued) {

@@ -5,6 +5,7 @@
 
 #include "base/cursor.h"
 #include "base/mark.h"
+#include "base/mutant.h"
 
 namespace stagecoach::rpcrdma {
 namespace {
@@ -224,7 +225,8 @@ void Responder::PumpReads(Instant now) {
       call.chunk_offset = 0;
       continue;
     }
-    if (reads_in_flight_ >= config_.reads_max) {
+    const bool one_more = STAGECOACH_MUTANT("read-limit-overrun", "one RDMA Read more is issued than the peer allows");
+    if (reads_in_flight_ >= config_.reads_max + (one_more ? 1 : 0)) {
       STAGECOACH_MARK("responder.reads_wait_for_others");
       return;
     }
@@ -250,7 +252,11 @@ void Responder::PumpReads(Instant now) {
       continue;
     }
     if (chunk.count > 1) STAGECOACH_MARK("responder.read_chunk_of_several_segments");
-    commands_.push(PostRead{.sink = sink.memory.subspan(call.chunk_offset, source.length),
+    uint64_t offset = call.chunk_offset;
+    if (STAGECOACH_MUTANT("read-chunk-reordered", "the segments of a Read chunk are put together backwards")) {
+      offset = chunk.length - call.chunk_offset - source.length;
+    }
+    commands_.push(PostRead{.sink = sink.memory.subspan(offset, source.length),
                             .local_key = sink.local_key,
                             .source = source,
                             .tag = slot});
@@ -465,7 +471,8 @@ void Responder::SendReply(uint32_t slot, uint32_t send_slot, Instant now) {
 
   const bool holds_memory = !call.plan.writes.empty();
   if (holds_memory) {
-    in_flight.memory = std::move(call.reply_memory);
+    const bool early = STAGECOACH_MUTANT("reply-memory-freed-early", "a reply's memory is let go while it is written");
+    if (!early) in_flight.memory = std::move(call.reply_memory);
     in_flight.message.swap(call.reply_buffer);
   }
   ++stats_.replies;
@@ -599,6 +606,11 @@ void Responder::CloseRecord(uint32_t slot) {
   call.reply_memory.reset();
   call.err_vers.reset();
   if (call.reply_buffer.size() > kReplyBufferKeptMax) call.reply_buffer = {};
+  if (STAGECOACH_MUTANT("refused-receive-lost", "the Receive of a refused call is not posted again") &&
+      call.state == State::kRefused) {
+    call.state = State::kPosted;
+    return;
+  }
   Repost(slot);
 }
 

@@ -10,6 +10,7 @@
 
 #include "base/check.h"
 #include "base/mark.h"
+#include "base/mutant.h"
 
 namespace stagecoach::rpcrdma::internal {
 namespace {
@@ -484,7 +485,10 @@ bool Connection::FillBatch() {
     // Binds stand ahead of the Send that names what they expose.
     while (!binds_.empty() && sends_ < kBatch && ledger_.room() > kMarkers) AddBind(binds_.pop());
     const Command command = *held_;
-    if (!Interpret(command)) break;
+    if (!Interpret(command) &&
+        !STAGECOACH_MUTANT("held-command-lost", "a command that finds the send queue full is forgotten")) {
+      break;
+    }
     held_.reset();
     if (state_ == State::kClosing || state_ == State::kClosed) break;
   }
@@ -524,7 +528,8 @@ bool Connection::Interpret(const Command& command) {
     return false;
   }
   if (const auto* send = std::get_if<PostSend>(&command)) {
-    const bool signaled = send->prompt || ++unsignaled_ >= options_.signal_interval;
+    const bool never = STAGECOACH_MUTANT("sends-unsignaled", "no Send asks for a completion, so none is ever reported");
+    const bool signaled = (send->prompt || ++unsignaled_ >= options_.signal_interval) && !never;
     ibv_send_wr& request =
         NextSend({.kind = SendEntry::Kind::kSend, .tag = send->slot},
                  ConstBytes(send_arena_.slot(send->slot)).first(send->length), send_arena_.local_key, signaled);
@@ -584,6 +589,9 @@ void Connection::AddBind(const PendingBind& bind) {
 }
 
 bool Connection::PostBatch() {
+  if (STAGECOACH_MUTANT("grant-before-posting", "a reply is posted before the Receives it grants")) {
+    return PostSends() && PostReceives();
+  }
   // Receives first: a reply among the Sends may allow the peer to use them.
   return PostReceives() && PostSends();
 }

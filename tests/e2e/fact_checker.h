@@ -8,6 +8,7 @@
 //   fence        when a call is over, none of its STags is valid
 //   once         each call submitted is over once
 //   lengths      what the caller gets is what the server wrote
+//   reads        no more RDMA Reads are in flight than the connection admits
 //   buffers      a Send buffer is not filled while a Send from it is outstanding
 //   conservation what a queue pair took is what it gave back and what it was destroyed with
 #pragma once
@@ -115,6 +116,8 @@ class FactChecker final : public TraceSink {
       JudgePosted(end);
     } else if (event_ == "send.done") {
       end.slots.erase(Number("slot"));
+    } else if (event_ == "read.issued") {
+      Expect(Number("in_flight") <= Number("reads_max"), "reads");
     } else if (event_ == "reply.received") {
       --end.in_flight;
       end.granted = Number("credits");

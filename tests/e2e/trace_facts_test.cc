@@ -1,6 +1,7 @@
 // A trace tells enough to judge a history by, and the histories here are judged good.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <list>
 #include <optional>
 
@@ -21,7 +22,6 @@ using rpcrdma::Client;
 using rpcrdma::ClientOptions;
 using rpcrdma::Reply;
 using rpcrdma::Server;
-using rpcrdma::XdrReader;
 using rpcrdma::XdrWriter;
 
 // One client with memory windows, one without, one that goes away in the middle; calls of all kinds, some cancelled,
@@ -33,7 +33,7 @@ class Workload {
 
   void Run() {
     setting_->ActAsServer();
-    Server server(setting_->loop(), {.credits = 5, .trace = &facts_});
+    Server server(setting_->loop(), {.credits = 5, .outgoing_reads = 2, .trace = &facts_});
     server.Register(&service_);
     ASSERT_TRUE(server.Listen(setting_->server_host(), 0).has_value());
     setting_->ActAsClient();
@@ -83,9 +83,12 @@ class Workload {
     ++submitted_;
     const CallId id = client.Call(
         {kProgram, 3, kEcho}, [&](XdrWriter& args) { args.EligibleOpaque(ConstBytes(data_).first(size)); }, options,
-        [this](Result<Reply, CallError> result) {
+        [this, size](Result<Reply, CallError> result) {
           ++over_;
-          answered_ += result.has_value() ? 1 : 0;
+          if (!result) return;
+          ++answered_;
+          const ConstBytes data = result->results().EligibleOpaque("data", kDataMax);
+          EXPECT_TRUE(std::ranges::equal(data, ConstBytes(data_).first(size)));
         });
     calls_.emplace_back(&client, id);
   }
@@ -117,8 +120,9 @@ TEST(TraceFacts, AHistoryIsJudgedByItsEventsAlone) {
     EXPECT_EQ(facts.count("call.submitted"), 90u);
     EXPECT_EQ(facts.count("call.over"), 90u);
     // Each rule had something to judge.
-    for (const char* event : {"call.sent", "reply.sent", "error.sent", "send.posted", "send.done", "stag.exposed",
-                              "stag.invalidated", "reply.received", "reply.ignored", "connection.closed"}) {
+    for (const char* event :
+         {"call.sent", "reply.sent", "error.sent", "send.posted", "send.done", "stag.exposed", "stag.invalidated",
+          "read.issued", "reply.received", "reply.ignored", "connection.closed"}) {
       EXPECT_GT(facts.count(event), 0u) << event;
     }
   }
