@@ -50,6 +50,9 @@ class QpTransport {
   // OnRecord (a fault, as there).
   virtual std::optional<std::span<const MutableBytes>> PinDestination() = 0;
   virtual void UnpinDestination() = 0;
+  // The current record, which OnRecord took, is part of an RDMA Write: nothing says when its bytes must be in place, as
+  // long as that is before the effect of the next record that is no Write (RFC 5040 section 5.5).
+  virtual bool PlacementMayWait() const = 0;
   // The current record is in place and intact.
   virtual void OnPlaced(Instant now) = 0;
   // The record queued with `cookie` has been handed to the stream.

@@ -119,13 +119,16 @@ bool Connection::ReceiveRecord(Instant now, size_t* budget_bytes) {
   }
   const std::optional<std::span<const MutableBytes>> destination = transport_->PinDestination();
   if (!destination) return false;
-  const RxResult placed = llp_->Place(head_size_, *destination);
+  // Decided once for each record.
+  if (!place_late_) place_late_ = PlaceLate();
+  const RxResult placed = llp_->Place(head_size_, *place_late_ ? late_->Stage(*destination) : *destination);
   transport_->UnpinDestination();
   if (placed.status != RxStatus::kReady) {
     OnReceiveEnd(placed);
     return false;
   }
   have_record_ = false;
+  if (*std::exchange(place_late_, std::nullopt)) late_->Keep(now, now + nic_.faults().placement_delay_max);
   moved_ = true;
   transport_->OnPlaced(now);
   *budget_bytes -= std::min(*budget_bytes, record_length_);
@@ -138,6 +141,20 @@ bool Connection::ReceiveRecord(Instant now, size_t* budget_bytes) {
     }
   }
   return true;
+}
+
+bool Connection::PlaceLate() {
+  if (!transport_->PlacementMayWait()) {
+    SettlePlacements();
+    return false;
+  }
+  if (!nic_.has_faults() || !nic_.faults().adversarial_placement) return false;
+  if (!late_) late_.emplace(nic_.faults().luck.Fork(name_));
+  return true;
+}
+
+void Connection::SettlePlacements() {
+  if (late_) late_->PlaceAll();
 }
 
 void Connection::OnReceiveEnd(const RxResult& result) {
@@ -260,6 +277,7 @@ void Connection::BeginDisconnect(Instant now) {
 }
 
 void Connection::Finish(Instant now) {
+  SettlePlacements();
   TakeCompletions();
   qp_.FlushQueues();
   const CloseReason reason = reason_.value_or(CloseReason::kLocalClose);
@@ -307,6 +325,7 @@ void Connection::Close(bool abort) {
 
 void Connection::Abort() {
   if (phase_ == Phase::kClosed) return;
+  SettlePlacements();
   if (!HasEnded()) {
     if (!reason_) reason_ = CloseReason::kLocalClose;
     transport_->OnLost(/*orderly=*/false);
@@ -314,6 +333,20 @@ void Connection::Abort() {
     qp_.close_to_tell_ = CloseNotice{*reason_, stream_error_, fault_};
   }
   Close(/*abort=*/true);
+}
+
+const char* Connection::PhaseName() const {
+  switch (phase_) {
+    case Phase::kOpen:
+      return "connected";
+    case Phase::kFinishing:
+      return "finishing";
+    case Phase::kLingering:
+      return "lingering";
+    case Phase::kClosed:
+      return "closed";
+  }
+  return "unknown";
 }
 
 // --- Time and waking ---
@@ -328,6 +361,7 @@ void Connection::OnTime(Instant now) {
     }
   }
   if (const std::optional<Instant> due = transport_->Deadline(); due && *due <= now) transport_->OnDeadline(now);
+  if (late_) late_->PlaceDue(now);
   if (!linger_until_ || *linger_until_ > now) return;
   if (HasEnded()) {
     Close(/*abort=*/true);
@@ -342,7 +376,9 @@ void Connection::OnTime(Instant now) {
 void Connection::RefreshDeadline() {
   std::optional<Instant> next;
   if (phase_ != Phase::kClosed) {
-    for (const std::optional<Instant>& wish : {nudge_at_, linger_until_, transport_->Deadline()}) {
+    const std::optional<Instant> place_at = late_ ? late_->Due() : std::nullopt;
+    for (const std::optional<Instant>& wish :
+         {nudge_at_, linger_until_, transport_->Deadline(), place_at, qp_.HeldUntil()}) {
       if (wish) next = std::min(next.value_or(Instant::max()), *wish);
     }
   }

@@ -52,6 +52,7 @@
 #include "emu/engine/rdmap_stream.h"
 #include "emu/fabric/stream.h"
 #include "emu/llp/llp.h"
+#include "emu/nic/late_placement.h"
 #include "emu/nic/memory_registry.h"
 #include "emu/nic/nic.h"
 #include "emu/nic/queue_pair.h"
@@ -72,9 +73,12 @@ class Connection final : public StreamWatcher {
 
   // Ends it at once: the peer sees a reset, submitted work is flushed into the QP's rings.
   void Abort();
+  // Memory is about to become invalid: what is to be written to it late is written now.
+  void SettlePlacements();
   // NicLoop has forgotten this QP's wishes.
   void ForgetDeadline() { deadline_.reset(); }
 
+  const char* PhaseName() const;
   bool IsOpen() const { return phase_ == Phase::kOpen; }
   // The engine has given back all work.
   bool HasEnded() const { return phase_ == Phase::kLingering || phase_ == Phase::kClosed; }
@@ -98,6 +102,8 @@ class Connection final : public StreamWatcher {
   void Receive(Instant now);
   // One record, or a part of it. False when nothing more can be done now.
   bool ReceiveRecord(Instant now, size_t* budget_bytes);
+  // Whether the current record's payload is kept aside; if not, what was kept aside is placed.
+  bool PlaceLate();
   void OnReceiveEnd(const RxResult& result);
   void Transmit();
   void FlushRecords();
@@ -128,6 +134,7 @@ class Connection final : public StreamWatcher {
   bool have_record_ = false;  // its head has been judged, its payload is being placed
   size_t head_size_ = 0;
   size_t record_length_ = 0;
+  std::optional<bool> place_late_;  // of this record
   bool rx_ended_ = false;   // nothing more can be read
   bool tx_failed_ = false;  // nothing more can be written
   bool tx_blocked_ = false;
@@ -141,6 +148,7 @@ class Connection final : public StreamWatcher {
   Duration nudge_wait_;
   std::optional<Instant> nudge_at_;
   std::optional<Instant> linger_until_;
+  std::optional<LatePlacement> late_;  // once the NIC's faults have asked for it
   std::optional<Instant> deadline_;  // as NicLoop knows it
   std::optional<TransportFault> fault_;
   int stream_error_ = 0;

@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <utility>
 
+#include "base/check.h"
 #include "emu/nic/connection.h"
 
 namespace stagecoach::emu {
@@ -105,6 +106,10 @@ int Nic::DeallocatePd(uint32_t pd) {
 // --- Memory ---
 
 Result<Nic::Region, int> Nic::RegisterRegion(NicContext& context, const RegionRequest& request) {
+  if (faults_ && faults_->registration_fails_one_in != 0 && faults_->luck.OneIn(faults_->registration_fails_one_in)) {
+    Trace(trace(), fabric_.Now(), name(), "registration.failed", {{"bytes", request.length}});
+    return Err(ENOMEM);
+  }
   {
     std::lock_guard lock(mutex_);
     const auto pd = pds_.find(request.pd);
@@ -135,6 +140,7 @@ Result<Nic::Region, int> Nic::AllocateWindow(NicContext& context, uint32_t pd_ha
 }
 
 int Nic::Release(EntryTable& table, uint32_t handle, int (MemoryRegistry::*release)(uint32_t)) {
+  SettlePlacements();
   std::unique_lock lock(mutex_);
   const auto found = table.find(handle);
   if (found == table.end()) return ENOENT;
@@ -158,6 +164,38 @@ int Nic::DeregisterRegion(uint32_t handle) {
 
 int Nic::DeallocateWindow(uint32_t handle) {
   return Release(windows_, handle, &MemoryRegistry::DeallocateWindow);
+}
+
+// --- Faults and reports ---
+
+NicFaults& Nic::faults() {
+  STAGECOACH_CHECK(!fabric_.HasProgressThread());
+  if (!faults_) faults_.emplace();
+  return *faults_;
+}
+
+void Nic::SettlePlacements() {
+  if (!faults_) return;
+  std::lock_guard lock(mutex_);
+  for (const auto& [handle, qp] : qps_) qp->SettlePlacements();
+  for (const auto& qp : lingering_) qp->SettlePlacements();
+}
+
+Nic::Objects Nic::objects() const {
+  std::lock_guard lock(mutex_);
+  return {contexts_.size(), pds_.size(), regions_.size(), windows_.size(), channels_.size(), cqs_.size(), qps_.size()};
+}
+
+std::string Nic::Describe() {
+  const Objects count = objects();
+  std::string text = name() + ": " + std::to_string(count.contexts) + " contexts, " + std::to_string(count.pds) +
+                     " PDs, " + std::to_string(count.regions) + " regions, " + std::to_string(count.windows) +
+                     " windows, " + std::to_string(count.channels) + " channels, " + std::to_string(count.cqs) +
+                     " CQs, " + std::to_string(count.qps) + " QPs\n";
+  std::lock_guard lock(mutex_);
+  for (const auto& [handle, qp] : qps_) text += "  " + qp->Describe() + "\n";
+  for (const auto& qp : lingering_) text += "  " + qp->Describe() + ", destroyed\n";
+  return text;
 }
 
 // --- Completion channels and queues ---

@@ -15,6 +15,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,7 @@
 #include "emu/nic/completion_queue.h"
 #include "emu/nic/device_profile.h"
 #include "emu/nic/memory_registry.h"
+#include "emu/nic/nic_faults.h"
 #include "emu/nic/nic_loop.h"
 #include "emu/nic/queue_pair.h"
 #include "emu/nic/stag_source.h"
@@ -76,6 +78,25 @@ class Nic {
   const std::string& name() const { return options_.name; }
   TraceSink* trace() const { return options_.trace; }
   MemoryRegistry& registry() { return registry_; }
+
+  // --- Faults, for simulated worlds (nic_faults.h) ---
+  bool has_faults() const { return faults_.has_value(); }
+  // From the first call on the NIC has them, none of them on.
+  NicFaults& faults();
+
+  // --- What there is, for tests and reports ---
+  struct Objects {
+    size_t contexts = 0;
+    size_t pds = 0;
+    size_t regions = 0;
+    size_t windows = 0;
+    size_t channels = 0;
+    size_t cqs = 0;
+    size_t qps = 0;
+  };
+  Objects objects() const;
+  // Counts, and a line for each QP.
+  std::string Describe();
 
   Result<NicContext*, int> OpenContext();
   int CloseContext(NicContext* context);
@@ -149,6 +170,8 @@ class Nic {
   };
 
   NicLoop& loop() { return loop_; }
+  // Writes that are to be placed late are placed now. Without locks.
+  void SettlePlacements();
   // Deletes a destroyed QP whose stream has ended. On the loop's thread.
   void Bury(QueuePair* qp);
   // `settle`: wait until the program has acknowledged the events it got about the object.
@@ -163,6 +186,7 @@ class Nic {
   NicOptions options_;
   MemoryRegistry registry_;
   NicLoop loop_;
+  std::optional<NicFaults> faults_;
 
   mutable std::mutex mutex_;  // the tables below; taken before every other lock
   uint32_t last_handle_ = 0;  // handles are never used twice

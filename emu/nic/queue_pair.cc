@@ -103,6 +103,7 @@ QueuePair::QueuePair(Nic& nic, NicContext& context, uint32_t handle, uint32_t qp
       handle_(handle),
       qp_number_(qp_number),
       create_(create),
+      trace_name_(nic.name() + "/qp-" + std::to_string(qp_number)),
       sends_(create.capabilities, nic.profile().max_sge_rd, create.signal_all),
       receives_(create.capabilities) {}
 
@@ -225,6 +226,7 @@ void QueuePair::ApplyTransition(const QpTransition& transition) {
 void QueuePair::DiscardCompletions() {
   cq_overrun_ = false;
   failed_locally_ = false;
+  held_.clear();
   if (retired_.load()) return;
   create_.send_cq->RemoveCompletionsOf(qp_number_);
   if (create_.receive_cq != create_.send_cq) create_.receive_cq->RemoveCompletionsOf(qp_number_);
@@ -253,6 +255,7 @@ bool QueuePair::Serve(uint32_t requests) {
     counters_.pumps_by_poller += (requests & kPoll) != 0;
     counters_.pumps_by_poster += (requests & kTransmit) != 0;
     counters_.pumps_by_loop += (requests & kContinue) != 0;
+    if ((requests & kTime) != 0) ReleaseHeld(nic_.fabric().Now());
     moved = connection_->Serve(requests);
   }
   if (state() == QpState::kErr && (connection_ == nullptr || connection_->HasEnded())) FlushQueues();
@@ -278,6 +281,7 @@ bool QueuePair::SubmitPosted(QpTransport& transport) {
 
 void QueuePair::ExecuteLocally(SendSlot& slot) {
   slot.done = true;
+  connection_->SettlePlacements();
   if (slot.posted == PostOpcode::kBindWindow) {
     if (nic_.registry().BindWindow(pd(), qp_number_, slot.bind)) return;
     slot.status = CompletionStatus::kWindowBindError;
@@ -321,8 +325,9 @@ void QueuePair::RetireSends() {
       }
     }
     // The slot first: whoever sees the completion may post again at once.
+    const uint64_t number = sends_.retired();
     sends_.Retire();
-    if (wanted) Push(create_.send_cq, completion);
+    if (wanted) Push(/*send=*/true, number, completion);
   }
   if (drain_to_tell_ && state() == QpState::kSqd && !sends_.HasUnretired()) {
     drain_to_tell_ = false;
@@ -340,21 +345,71 @@ void QueuePair::FinishReceive(const ReceiveCompletion& completion) {
                              .with_invalidate = completion.invalidated,
                              .invalidated_rkey = completion.invalidated_stag,
                              .solicited = completion.solicited};
+  const uint64_t number = receives_.retired();
   receives_.Retire();
-  Push(create_.receive_cq, entry);
+  Push(/*send=*/false, number, entry);
 }
 
-void QueuePair::Push(CompletionQueue* cq, const WorkCompletion& completion) {
+void QueuePair::Push(bool send, uint64_t number, const WorkCompletion& completion) {
   if (completion.status == CompletionStatus::kFlushed) {
     ++counters_.flushed;
   } else if (completion.status != CompletionStatus::kSuccess) {
     ++counters_.failed;
   }
+  if (!nic_.has_faults()) return PushNow(send, number, completion);
+  NicFaults& faults = nic_.faults();
+  const bool ended = connection_ == nullptr || connection_->HasEnded();
+  const bool delay = faults.completion_delayed_one_in != 0 && faults.luck.OneIn(faults.completion_delayed_one_in);
+  if (ended || (held_.empty() && !delay)) {
+    ReleaseHeld(Instant::max());
+    return PushNow(send, number, completion);
+  }
+  const auto most = static_cast<uint64_t>(faults.completion_delay_max.count());
+  const Instant until = nic_.fabric().Now() + (delay ? Duration(faults.luck.Below(most + 1)) : Duration());
+  held_.push_back({send, number, completion, until});
+}
+
+void QueuePair::PushNow(bool send, uint64_t number, const WorkCompletion& completion) {
   if (retired_.load()) return;
-  if (!cq->Push(completion)) cq_overrun_ = true;
+  if (nic_.trace() != nullptr) {
+    Trace(nic_.trace(), nic_.fabric().Now(), trace_name_, send ? "send.completed" : "receive.completed",
+          {{"number", number}, {"status", ToString(completion.status)}, {"bytes", uint64_t{completion.byte_length}}});
+  }
+  if (!(send ? create_.send_cq : create_.receive_cq)->Push(completion)) cq_overrun_ = true;
+}
+
+std::optional<Instant> QueuePair::HeldUntil() const {
+  if (held_.empty()) return std::nullopt;
+  return held_.front().until;
+}
+
+void QueuePair::ReleaseHeld(Instant now) {
+  while (!held_.empty() && held_.front().until <= now) {
+    const Held held = held_.front();
+    held_.pop_front();
+    PushNow(held.send, held.number, held.completion);
+  }
+}
+
+void QueuePair::SettlePlacements() {
+  Enter();
+  if (connection_ != nullptr) connection_->SettlePlacements();
+  Leave();
+}
+
+std::string QueuePair::Describe() {
+  Enter();
+  std::string text = trace_name_ + ": " + ToString(state()) + ", " +
+                     std::to_string(sends_.posted() - sends_.retired()) + " of " + std::to_string(sends_.posted()) +
+                     " sends and " + std::to_string(receives_.posted() - receives_.retired()) + " of " +
+                     std::to_string(receives_.posted()) + " Receives outstanding, " + std::to_string(held_.size()) +
+                     " completions held back, " + (connection_ == nullptr ? "no connection" : connection_->PhaseName());
+  Leave();
+  return text;
 }
 
 void QueuePair::FlushQueues() {
+  ReleaseHeld(Instant::max());
   for (; sends_.HasUnsubmitted(); sends_.AdvanceSubmitted()) {
     SendSlot& slot = sends_.NextToSubmit();
     slot.done = true;
@@ -366,8 +421,9 @@ void QueuePair::FlushQueues() {
                                     .status = CompletionStatus::kFlushed,
                                     .opcode = CompletionOpcode::kReceive,
                                     .qp_number = qp_number_};
+    const uint64_t number = receives_.retired();
     receives_.Retire();
-    Push(create_.receive_cq, completion);
+    Push(/*send=*/false, number, completion);
   }
 }
 
@@ -389,7 +445,7 @@ int QueuePair::Attach(std::unique_ptr<Connection> connection, std::shared_ptr<Co
   }
   Leave();
   if (error != 0) return error;
-  Trace(nic_.trace(), nic_.fabric().Now(), nic_.name() + "/qp-" + std::to_string(qp_number_), "connection.attached");
+  Trace(nic_.trace(), nic_.fabric().Now(), trace_name_, "connection.attached");
   create_.send_cq->Attach(this);
   if (create_.receive_cq != create_.send_cq) create_.receive_cq->Attach(this);
   Ask(kContinue);
@@ -444,7 +500,18 @@ bool QueuePair::Retire() {
   {
     std::lock_guard control(control_mutex_);
     Enter();
+    if (nic_.trace() != nullptr) {
+      // Held completions are the program's no more: their Receives count as outstanding.
+      const auto held =
+          static_cast<uint64_t>(std::count_if(held_.begin(), held_.end(), [](const Held& each) { return !each.send; }));
+      Trace(nic_.trace(), nic_.fabric().Now(), trace_name_, "qp.destroyed",
+            {{"sends_posted", sends_.posted()},
+             {"sends_outstanding", sends_.posted() - sends_.retired()},
+             {"receives_posted", receives_.posted()},
+             {"receives_outstanding", receives_.posted() - receives_.retired() + held}});
+    }
     retired_.store(true);
+    held_.clear();
     observer = std::move(observer_);
     lock_.Request(kDisconnect);
     const bool attached = connection_ != nullptr;

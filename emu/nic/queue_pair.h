@@ -9,9 +9,11 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <span>
 #include <vector>
 
@@ -113,6 +115,10 @@ class QueuePair final : public PolledConnection, public LoopClient {
   // goes to ERROR. Nothing happens without a connection. Idempotent.
   void Disconnect();
   bool IsConnected();
+  // See Connection::SettlePlacements.
+  void SettlePlacements();
+  // One line for people: number, state, work outstanding.
+  std::string Describe();
 
   struct Counters {
     uint64_t sends = 0;  // completed in success, by kind
@@ -183,7 +189,12 @@ class QueuePair final : public PolledConnection, public LoopClient {
   void FinishReceive(const ReceiveCompletion& completion);
   // Completes what is done, in order.
   void RetireSends();
-  void Push(CompletionQueue* cq, const WorkCompletion& completion);
+  // Completions of a queue, numbered as its work was posted.
+  void Push(bool send, uint64_t number, const WorkCompletion& completion);
+  void PushNow(bool send, uint64_t number, const WorkCompletion& completion);
+  // Completions the NIC's faults hold back: until when, and the end of that.
+  std::optional<Instant> HeldUntil() const;
+  void ReleaseHeld(Instant now);
   // Completes everything posted as flushed; the engine has nothing any more.
   void FlushQueues();
   // Forgets completions the program has not seen yet (RESET).
@@ -197,6 +208,7 @@ class QueuePair final : public PolledConnection, public LoopClient {
   const uint32_t handle_;
   const uint32_t qp_number_;
   QpCreate create_;
+  const std::string trace_name_;
   std::atomic<QpState> state_{QpState::kReset};
   std::atomic<bool> retired_{false};
   std::atomic<int> poll_descriptor_{-1};
@@ -217,6 +229,13 @@ class QueuePair final : public PolledConnection, public LoopClient {
   bool cq_overrun_ = false;
   bool failed_locally_ = false;  // a local operation has failed: nothing after it is carried out
   Counters counters_;
+  struct Held {
+    bool send = false;
+    uint64_t number = 0;
+    WorkCompletion completion;
+    Instant until{};
+  };
+  std::deque<Held> held_;
 
   EventAccount async_account_;  // guarded by the async event queue's lock
 };

@@ -41,6 +41,9 @@ class SendQueue {
   // The next request in order of posting; HasUnsubmitted() must hold.
   SendSlot& NextToSubmit() { return At(submitted_); }
   void AdvanceSubmitted() { ++submitted_; }
+  // Requests since the QP was made or reset: posted, and of these completed.
+  uint64_t posted() const { return posted_.load(std::memory_order_acquire); }
+  uint64_t retired() const { return retired_.load(std::memory_order_relaxed); }
   // The slot of work the engine was given.
   SendSlot& SlotOf(const SendWork* work);
   // The oldest submitted request if it is done, else null.
@@ -77,6 +80,8 @@ class ReceiveQueue final : public ReceiveSource {
   // The oldest Receive not retired; null when there is none. For flushing.
   const ReceiveWork* Oldest();
   void Retire();
+  uint64_t posted() const { return posted_.load(std::memory_order_acquire); }
+  uint64_t retired() const { return retired_.load(std::memory_order_relaxed); }
   void Clear();
 
  private:

@@ -1,0 +1,53 @@
+#include "emu/nic/late_placement.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace stagecoach::emu {
+
+std::span<const MutableBytes> LatePlacement::Stage(std::span<const MutableBytes> destination) {
+  if (!staging_) {
+    staging_ = true;
+    current_.bytes.resize(TotalSize(destination));
+    current_bytes_ = current_.bytes;
+  }
+  // Pinned afresh for each piece of the record.
+  current_.destination.assign(destination.begin(), destination.end());
+  return {&current_bytes_, current_bytes_.empty() ? size_t{0} : size_t{1}};
+}
+
+void LatePlacement::Keep(Instant now, Instant latest) {
+  staging_ = false;
+  current_.due = now + Duration(luck_.Below(static_cast<uint64_t>((latest - now).count()) + 1));
+  waiting_.push_back(std::exchange(current_, Write()));
+}
+
+std::optional<Instant> LatePlacement::Due() const {
+  std::optional<Instant> due;
+  for (const Write& write : waiting_) due = std::min(due.value_or(Instant::max()), write.due);
+  return due;
+}
+
+void LatePlacement::PlaceDue(Instant now) {
+  const auto later = std::stable_partition(waiting_.begin(), waiting_.end(),
+                                           [now](const Write& write) { return write.due <= now; });
+  std::for_each(waiting_.begin(), later, Place);
+  waiting_.erase(waiting_.begin(), later);
+}
+
+void LatePlacement::PlaceAll() {
+  while (!waiting_.empty()) {
+    std::swap(waiting_[luck_.Below(waiting_.size())], waiting_.back());
+    Place(waiting_.back());
+    waiting_.pop_back();
+  }
+}
+
+void LatePlacement::Place(const Write& write) {
+  size_t left = write.bytes.size();
+  for (auto part = write.destination.rbegin(); part != write.destination.rend(); ++part) {
+    for (size_t i = part->size(); i > 0; --i) (*part)[i - 1] = write.bytes[--left];
+  }
+}
+
+}  // namespace stagecoach::emu

@@ -1,0 +1,188 @@
+// Faults a NIC has on request: they stay within what the specifications allow.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+
+#include "emu/nic/late_placement.h"
+#include "emu/nic/nic_test_support.h"
+
+namespace stagecoach::emu {
+namespace {
+
+std::vector<std::byte> Bytes(std::initializer_list<int> values) {
+  std::vector<std::byte> bytes;
+  for (const int value : values) bytes.push_back(static_cast<std::byte>(value));
+  return bytes;
+}
+
+// Stages `bytes` as a record whose destination is `into`.
+void StageRecord(LatePlacement& late, MutableBytes into, ConstBytes bytes, Instant now, Instant latest) {
+  const auto room = late.Stage({&into, 1});
+  ASSERT_EQ(room.size(), 1u);
+  CopyBytes(room[0], bytes);
+  late.Keep(now, latest);
+}
+
+TEST(LatePlacement, NothingIsInPlaceBeforeItsTimeAndAllIsAfterwards) {
+  LatePlacement late(Prng(1));
+  std::vector<std::byte> memory(8);
+  EXPECT_EQ(late.Due(), std::nullopt);
+  StageRecord(late, MutableBytes(memory).first(3), Bytes({1, 2, 3}), Instant(1us), Instant(9us));
+  StageRecord(late, MutableBytes(memory).last(3), Bytes({4, 5, 6}), Instant(1us), Instant(9us));
+  EXPECT_EQ(memory, std::vector<std::byte>(8));
+  ASSERT_TRUE(late.Due().has_value());
+  EXPECT_GE(*late.Due(), Instant(1us));
+  EXPECT_LE(*late.Due(), Instant(9us));
+  late.PlaceDue(Instant(9us));
+  EXPECT_EQ(memory, Bytes({1, 2, 3, 0, 0, 4, 5, 6}));
+  EXPECT_EQ(late.Due(), std::nullopt);
+}
+
+TEST(LatePlacement, ARecordThatArrivesInPiecesHasOneRoom) {
+  LatePlacement late(Prng(1));
+  std::vector<std::byte> memory(4);
+  const MutableBytes into(memory);
+  const std::byte* const first = late.Stage({&into, 1})[0].data();
+  const auto again = late.Stage({&into, 1});
+  EXPECT_EQ(again[0].data(), first);
+  CopyBytes(again[0], Bytes({1, 2, 3, 4}));
+  late.Keep(Instant(), Instant(5us));
+  late.PlaceAll();
+  EXPECT_EQ(memory, Bytes({1, 2, 3, 4}));
+}
+
+TEST(LatePlacement, WritesToOnePlaceMayEndInEitherOrder) {
+  std::set<std::byte> last;
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    LatePlacement late{Prng(seed)};
+    std::vector<std::byte> memory(1);
+    StageRecord(late, memory, Bytes({1}), Instant(), Instant(1us));
+    StageRecord(late, memory, Bytes({2}), Instant(), Instant(1us));
+    late.PlaceAll();
+    last.insert(memory[0]);
+  }
+  EXPECT_EQ(last.size(), 2u);
+}
+
+class NicFaultsTest : public ::testing::Test {
+ protected:
+  void Join() {
+    pair_.Join(a_, b_);
+    b_.nic->faults().luck = Prng(3);
+    a_.nic->faults().luck = Prng(4);
+  }
+  // Passes a turn of the world for each event.
+  template <typename Done>
+  bool Until(Done done) {
+    return pair_.world.RunUntil(done);
+  }
+
+  SimPair pair_;
+  TestHost a_{pair_.fabric_a, "a-rnic"};
+  TestHost b_{pair_.fabric_b, "b-rnic"};
+};
+
+TEST_F(NicFaultsTest, AdversarialWritesAreInPlaceWhenTheNextSendArrives) {
+  Join();
+  b_.nic->faults().adversarial_placement = true;
+  b_.nic->faults().placement_delay_max = 1s;  // of itself it would take long
+  const TestBuffer source = a_.Register(4000, kFullAccess, 7);
+  const TestBuffer sink = b_.Register(4000);
+  const TestBuffer message = b_.Register(16);
+  ASSERT_EQ(b_.Receive(1, {message.All()}), 0);
+  for (uint64_t i = 0; i < 4; ++i) {
+    ASSERT_EQ(a_.Send(i, {source.Sge(i * 1000, 1000)}, PostOpcode::kWrite, sink.region.stag,
+                      sink.address() + i * 1000), 0);
+  }
+  ASSERT_TRUE(Until([&] { return a_.Completed(4); }));
+  pair_.world.RunFor(1ms);  // all have arrived
+  EXPECT_GT(std::count(sink.bytes.begin(), sink.bytes.end(), std::byte{0}), 0) << "nothing was placed late";
+  ASSERT_EQ(a_.Send(9, {source.Sge(0, 16)}), 0);
+  ASSERT_TRUE(Until([&] { return b_.Completed(1); }));
+  EXPECT_EQ(std::count(sink.bytes.begin(), sink.bytes.end(), std::byte{7}), 4000);
+}
+
+TEST_F(NicFaultsTest, AdversarialWritesAreInPlaceWithinABoundedTime) {
+  Join();
+  b_.nic->faults().adversarial_placement = true;
+  b_.nic->faults().placement_delay_max = 3ms;
+  const TestBuffer source = a_.Register(4000, kFullAccess, 7);
+  const TestBuffer sink = b_.Register(4000);
+  ASSERT_EQ(a_.Send(1, {source.All()}, PostOpcode::kWrite, sink.region.stag, sink.address()), 0);
+  pair_.world.RunFor(4ms);
+  EXPECT_EQ(std::count(sink.bytes.begin(), sink.bytes.end(), std::byte{7}), 4000);
+}
+
+TEST_F(NicFaultsTest, DeregisteringMemoryLetsLateWritesDrainFirst) {
+  Join();
+  b_.nic->faults().adversarial_placement = true;
+  b_.nic->faults().placement_delay_max = 1s;
+  const TestBuffer source = a_.Register(4000, kFullAccess, 7);
+  const TestBuffer sink = b_.Register(4000);
+  ASSERT_EQ(a_.Send(1, {source.All()}, PostOpcode::kWrite, sink.region.stag, sink.address()), 0);
+  pair_.world.RunFor(1ms);
+  ASSERT_EQ(b_.nic->DeregisterRegion(sink.region.handle), 0);
+  EXPECT_EQ(std::count(sink.bytes.begin(), sink.bytes.end(), std::byte{7}), 4000);
+  std::fill(sink.bytes.begin(), sink.bytes.end(), std::byte{0});
+  pair_.world.RunFor(2s);
+  EXPECT_EQ(std::count(sink.bytes.begin(), sink.bytes.end(), std::byte{7}), 0) << "written to after deregistration";
+}
+
+TEST_F(NicFaultsTest, DelayedCompletionsKeepTheirOrder) {
+  Join();
+  b_.nic->faults().completion_delayed_one_in = 2;
+  b_.nic->faults().completion_delay_max = 5ms;
+  const TestBuffer source = a_.Register(16);
+  const TestBuffer sink = b_.Register(16);
+  for (uint64_t i = 0; i < 20; ++i) {
+    ASSERT_EQ(b_.Receive(i, {sink.All()}), 0);
+  }
+  for (uint64_t i = 0; i < 20; ++i) {
+    ASSERT_EQ(a_.Send(i, {source.All()}), 0);
+  }
+  const Instant begin = pair_.world.Now();
+  ASSERT_TRUE(Until([&] { return b_.Completed(20); }));
+  EXPECT_GT(pair_.world.Now() - begin, 1ms) << "none was delayed";
+  for (uint64_t i = 0; i < 20; ++i) EXPECT_EQ(b_.completions[i].wr_id, i);
+}
+
+TEST_F(NicFaultsTest, DelayedCompletionsComeBeforeThoseOfTheFlush) {
+  Join();
+  b_.nic->faults().completion_delayed_one_in = 1;
+  b_.nic->faults().completion_delay_max = 60s;
+  const TestBuffer source = a_.Register(16);
+  const TestBuffer sink = b_.Register(16);
+  for (uint64_t i = 0; i < 4; ++i) {
+    ASSERT_EQ(b_.Receive(i, {sink.All()}), 0);
+  }
+  ASSERT_EQ(a_.Send(0, {source.All()}), 0);
+  ASSERT_EQ(a_.Send(1, {source.All()}), 0);
+  pair_.world.RunFor(1ms);
+  EXPECT_FALSE(b_.Completed(1));
+  a_.qp->Disconnect();
+  ASSERT_TRUE(Until([&] { return b_.Completed(4); }));
+  for (uint64_t i = 0; i < 4; ++i) {
+    EXPECT_EQ(b_.completions[i].wr_id, i);
+    EXPECT_EQ(b_.completions[i].status, i < 2 ? CompletionStatus::kSuccess : CompletionStatus::kFlushed);
+  }
+}
+
+TEST_F(NicFaultsTest, RegistrationsFailWhileTheFaultIsOn) {
+  NicFaults& faults = a_.nic->faults();
+  faults.registration_fails_one_in = 1;
+  std::vector<std::byte> memory(64);
+  RegionRequest request;
+  request.pd = a_.pd;
+  request.address = memory.data();
+  request.length = memory.size();
+  request.iova = reinterpret_cast<uintptr_t>(memory.data());
+  const size_t before = a_.nic->objects().regions;
+  EXPECT_EQ(a_.nic->RegisterRegion(*a_.context, request).error(), ENOMEM);
+  EXPECT_EQ(a_.nic->objects().regions, before);
+  faults.registration_fails_one_in = 0;
+  EXPECT_TRUE(a_.nic->RegisterRegion(*a_.context, request).has_value());
+}
+
+}  // namespace
+}  // namespace stagecoach::emu
