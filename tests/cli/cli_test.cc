@@ -150,6 +150,16 @@ TEST_F(CliTest, TheServerEndsWellWhenAskedTo) {
   }
 }
 
+TEST_F(CliTest, AServerWhoseStandardOutputIsFullSaysWhereItListens) {
+  Process serve((base_ / "logs").string(), {"bash", "-c", "exec \"$0\" \"$@\" >/dev/full", StagecoachBinary(), "serve",
+                                            "--listen", "127.0.0.1:0", exported_.string()});
+  EXPECT_TRUE(WaitUntil([&] { return serve.Err().ends_with('\n') || !serve.Running(); }));
+  EXPECT_TRUE(serve.Err().starts_with("stagecoach: serve: standard output cannot be written; listening on 127.0.0.1:"))
+      << serve.Err();
+  serve.Signal(SIGTERM);
+  EXPECT_EQ(serve.Wait(), 0);
+}
+
 TEST_F(CliTest, AServerStartedWithNohupStays) {
   Serve({}, {"bash", "-c", "trap '' HUP; exec \"$0\" \"$@\""});
   server_->Signal(SIGHUP);

@@ -100,7 +100,10 @@ int Serve(const ServeOptions& options) {
   }
   fmt::print("stagecoach: listening on {} for '{}' ({}, {})\n", ToString(bound), file::Printable(options.directory),
              options.read_only ? "read-only" : "read and write", ProviderName());
-  std::fflush(stdout);
+  if (std::fflush(stdout) != 0) {
+    // Not worth refusing to serve, and the address must be known.
+    Complain("serve", fmt::format("standard output cannot be written; listening on {}", ToString(bound)));
+  }
 
   loop.Run();
   asio::error_code error;
