@@ -1,6 +1,9 @@
 // Tests of the small types that all layers share.
 #include <algorithm>
+#include <initializer_list>
+#include <set>
 #include <string>
+#include <vector>
 
 #include "base/bytes.h"
 #include "base/crc32c.h"
@@ -130,6 +133,30 @@ TEST(Trace, CanonicalLineAndHashFollowOrder) {
   Trace(&two, now, "a", "x");
   EXPECT_NE(one.value(), two.value());
   Trace(nullptr, now, "a", "x");
+}
+
+TEST(Trace, TheHashTellsEventsApartThatDifferInAnything) {
+  const auto hash = [](Instant now, std::string_view component, std::string_view event,
+                       std::initializer_list<TraceFact> facts) {
+    TraceHash trace;
+    Trace(&trace, now, component, event, facts);
+    return trace.value();
+  };
+  const Instant now{1s};
+  const std::vector<uint64_t> hashes = {
+      hash(now, "a", "bc", {}),
+      hash(now + 1ns, "a", "bc", {}),
+      hash(now, "ab", "c", {}),
+      hash(now, "a", "bc", {{"key", uint64_t{0}}}),
+      hash(now, "a", "bc", {{"key", uint64_t{1}}}),
+      hash(now, "a", "bc", {{"key", uint64_t{1} << 63}}),
+      hash(now, "a", "bc", {{"yek", uint64_t{1}}}),
+      hash(now, "a", "bc", {{"key", std::string_view("longer than one word")}}),
+      hash(now, "a", "bc", {{"key", std::string_view("longer than one ward")}}),
+      hash(now, "a", "bc", {{"key", uint64_t{0}}, {"key", uint64_t{0}}}),
+  };
+  EXPECT_EQ(std::set<uint64_t>(hashes.begin(), hashes.end()).size(), hashes.size());
+  EXPECT_EQ(hash(now, "a", "bc", {{"key", uint64_t{1}}}), hashes[4]);
 }
 
 const Mark* FindMark(std::string_view name) {
