@@ -45,7 +45,7 @@ class Schedule {
   std::vector<Callback> TakeAllOf(uint32_t owner);
 
  private:
-  static constexpr uint32_t kNowhere = UINT32_MAX;   // the slot is free
+  static constexpr uint32_t kNowhere = UINT32_MAX;      // the slot is free
   static constexpr uint32_t kPresent = UINT32_MAX - 1;  // the event is in present_
   struct Slot {
     Callback callback;
@@ -58,9 +58,7 @@ class Schedule {
     Instant when;
     uint64_t order;
     uint32_t slot;
-    bool operator<(const Entry& other) const {
-      return when != other.when ? when < other.when : order < other.order;
-    }
+    bool operator<(const Entry& other) const { return when != other.when ? when < other.when : order < other.order; }
   };
   struct Present {
     uint32_t slot;

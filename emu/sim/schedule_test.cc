@@ -35,7 +35,8 @@ TEST(Schedule, AgreesWithAnOrderedMapWhateverIsDoneToIt) {
         model.emplace(std::pair(std::max(when, schedule.now()), tag), id);
       } else if (choice < 7 && !ids.empty()) {
         const Schedule::Id id = ids[prng.Below(ids.size())];  // may be gone
-        const auto found = std::find_if(model.begin(), model.end(), [&](const auto& entry) { return entry.second == id; });
+        const auto found =
+            std::find_if(model.begin(), model.end(), [&](const auto& entry) { return entry.second == id; });
         EXPECT_EQ(schedule.Cancel(id) != nullptr, found != model.end());
         if (found != model.end()) model.erase(found);
       } else if (!model.empty()) {

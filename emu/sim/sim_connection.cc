@@ -3,7 +3,9 @@
 #include <errno.h>
 
 #include <algorithm>
+#include <bit>
 #include <system_error>
+#include <utility>
 
 namespace stagecoach::emu {
 namespace {
@@ -33,7 +35,39 @@ Prng LuckOf(const SimWorld& world, uint64_t id, const char* end) {
   return world.prng().Fork("connection-" + std::to_string(id) + "/" + end);
 }
 
+// Bytes; a power of two.
+constexpr size_t kLeastRing = 1024;
+
 }  // namespace
+
+void SimConnection::ByteRing::Append(ConstBytes bytes) {
+  if (bytes.empty()) return;
+  if (size_ + bytes.size() > bytes_.size()) {
+    std::vector<std::byte> grown(std::bit_ceil(std::max(size_ + bytes.size(), kLeastRing)));
+    const size_t size = size_;
+    TakeInto(MutableBytes(grown).first(size));
+    bytes_ = std::move(grown);
+    begin_ = 0;
+    size_ = size;
+  }
+  const size_t end = (begin_ + size_) & (bytes_.size() - 1);
+  const size_t copied = CopyBytes(MutableBytes(bytes_).subspan(end), bytes);
+  CopyBytes(bytes_, bytes.subspan(copied));
+  size_ += bytes.size();
+}
+
+void SimConnection::ByteRing::TakeInto(MutableBytes bytes) {
+  if (bytes.empty()) return;
+  const size_t copied = CopyBytes(bytes, ConstBytes(bytes_).subspan(begin_));
+  CopyBytes(bytes.subspan(copied), bytes_);
+  Drop(bytes.size());
+}
+
+void SimConnection::ByteRing::Drop(size_t size) {
+  if (size == 0) return;
+  begin_ = (begin_ + size) & (bytes_.size() - 1);
+  size_ -= size;
+}
 
 SimConnection::SimConnection(SimWorld* world, uint64_t id, SimFabric* initiator, const IpEndpoint& initiator_address,
                              SimFabric* acceptor, const IpEndpoint& acceptor_address)
@@ -48,6 +82,9 @@ SimConnection::SimConnection(SimWorld* world, uint64_t id, SimFabric* initiator,
   for (End& end : ends_) {
     end.name = end.host->name() + "/stream-" + std::to_string(id);
     ++end.host->ports_in_use_[end.address];
+  }
+  for (int from = 0; from < 2; ++from) {
+    ends_[from].way_out = &world->LinkBetween(ends_[from].host->index_, ends_[1 - from].host->index_);
   }
 }
 
@@ -64,12 +101,12 @@ std::unique_ptr<Stream> SimConnection::Open(std::weak_ptr<Fabric::AcceptCallback
   listener_ = std::move(listener);
   TraceEnd(ends_[0], "stream.connected", {{"remote", ends_[1].address.ToString()}});
   std::unique_ptr<Stream> stream = MakeStream(0);
-  Transmit(0, {Kind::kOpen, {}});
+  Transmit(0, {Kind::kOpen});
   return stream;
 }
 
 void SimConnection::Abandon() {
-  Transmit(0, {Kind::kReset, {}});
+  Transmit(0, {Kind::kReset});
 }
 
 std::unique_ptr<Stream> SimConnection::MakeStream(int index) {
@@ -89,14 +126,14 @@ void SimConnection::LoseHost(const SimFabric& host, int error, bool reset) {
     if (end.host != &host || end.forgotten) continue;
     const bool was_alive = end.error == 0;
     end.forgotten = true;
-    end.held.clear();
+    DropHeld(end);
     Break(index, error);
-    if (reset && was_alive) Transmit(index, {Kind::kReset, {}});
+    if (reset && was_alive) Transmit(index, {Kind::kReset});
   }
 }
 
 void SimConnection::ResetBoth() {
-  for (int index = 0; index < 2; ++index) Transmit(index, {Kind::kReset, {}});
+  for (int index = 0; index < 2; ++index) Transmit(index, {Kind::kReset});
 }
 
 std::string SimConnection::Describe() const {
@@ -106,7 +143,8 @@ std::string SimConnection::Describe() const {
     if (end.error != 0) text += ", dead: " + std::generic_category().message(end.error);
     if (end.peer_finished) text += ", has read the end";
     if (end.received_bytes > 0) text += ", " + std::to_string(end.received_bytes) + " bytes received and not read";
-    if (end.unread_by_peer > 0) text += ", " + std::to_string(end.unread_by_peer) + " bytes sent that the peer has not read";
+    if (end.unread_by_peer > 0)
+      text += ", " + std::to_string(end.unread_by_peer) + " bytes sent that the peer has not read";
     if (!end.held.empty()) text += ", " + std::to_string(end.held.size()) + " segments held";
   }
   return text + "\n";
@@ -120,22 +158,15 @@ IoResult SimConnection::Read(int index, std::span<const MutableBytes> into) {
   if (end.received_bytes == 0) return {end.peer_finished ? IoStatus::kEof : IoStatus::kWouldBlock, 0, 0};
   const size_t size = Chop(end, std::min(wanted, end.received_bytes));
   size_t left = size;
-  for (MutableBytes part : into) {
-    part = part.first(std::min(part.size(), left));
-    left -= part.size();
-    while (!part.empty()) {
-      const std::vector<std::byte>& first = end.received.front();
-      const size_t copied = CopyBytes(part, ConstBytes(first).subspan(end.first_offset));
-      part = part.subspan(copied);
-      end.first_offset += copied;
-      if (end.first_offset < first.size()) continue;
-      end.received.pop_front();
-      end.first_offset = 0;
-    }
+  for (const MutableBytes part : into) {
+    const MutableBytes filled = part.first(std::min(part.size(), left));
+    end.inbound.TakeInto(filled);
+    left -= filled.size();
   }
   end.received_bytes -= size;
   TraceEnd(end, "stream.read", {{"bytes", size}});
-  Transmit(index, {Kind::kCredit, {}, size});
+  end.credit_owed += size;
+  if (end.credit_owed >= options_.buffer / 4) Transmit(index, {Kind::kCredit, std::exchange(end.credit_owed, 0)});
   return {IoStatus::kOk, size, 0};
 }
 
@@ -147,15 +178,16 @@ IoResult SimConnection::Write(int index, std::span<const ConstBytes> from) {
   const size_t offered = std::min(TotalSize(from), room);
   if (offered == 0) return {};
   const size_t size = Chop(end, offered);
-  Segment segment{Kind::kData, {}};
-  segment.bytes.reserve(size);
+  ByteRing& ring = ends_[1 - index].inbound;
+  size_t left = size;
   for (const ConstBytes part : from) {
-    const ConstBytes taken = part.first(std::min(part.size(), size - segment.bytes.size()));
-    segment.bytes.insert(segment.bytes.end(), taken.begin(), taken.end());
+    const ConstBytes taken = part.first(std::min(part.size(), left));
+    ring.Append(taken);
+    left -= taken.size();
   }
   end.unread_by_peer += size;
   TraceEnd(end, "stream.written", {{"bytes", size}});
-  Transmit(index, std::move(segment));
+  Transmit(index, {Kind::kData, size});
   return {IoStatus::kOk, size, 0};
 }
 
@@ -185,17 +217,35 @@ bool SimConnection::Ready(const End& end) const {
   return end.want_write && (dead || end.shut_down || end.unread_by_peer < options_.buffer);
 }
 
+// Segments and calls are most of what a world schedules: an event that holds no more than this is not allocated.
+template <void (SimConnection::*kEvent)(int)>
+void SimConnection::Schedule(Instant when, int index) {
+  if (scheduled_++ == 0) kept_ = shared_from_this();
+  world_->loop_.At(when, [this, index] {
+    const std::shared_ptr<SimConnection> self = --scheduled_ == 0 ? std::move(kept_) : kept_;
+    (this->*kEvent)(index);
+  });
+}
+
+// Not inside the call that made it ready.
 void SimConnection::CallIfReady(int index) {
   End& end = ends_[index];
   if (end.call_scheduled || end.watcher == nullptr || !Ready(end)) return;
   end.call_scheduled = true;
-  world_->loop_.At(world_->Now(), [self = shared_from_this(), index] {
-    End& ready = self->ends_[index];
-    ready.call_scheduled = false;
-    if (ready.watcher == nullptr || !self->Ready(ready)) return;
-    ready.want_read = ready.want_write = false;
-    ready.watcher->OnStreamReady();
-  });
+  Schedule<&SimConnection::MakeScheduledCall>(world_->Now(), index);
+}
+
+void SimConnection::MakeScheduledCall(int index) {
+  ends_[index].call_scheduled = false;
+  CallNow(index);
+}
+
+// In an event of our own.
+void SimConnection::CallNow(int index) {
+  End& end = ends_[index];
+  if (end.call_scheduled || end.watcher == nullptr || !Ready(end)) return;
+  end.want_read = end.want_write = false;
+  end.watcher->OnStreamReady();
 }
 
 void SimConnection::Shutdown(int index) {
@@ -203,7 +253,7 @@ void SimConnection::Shutdown(int index) {
   if (end.shut_down || end.error != 0) return;
   end.shut_down = true;
   TraceEnd(end, "stream.shutdown");
-  Transmit(index, {Kind::kFin, {}});
+  Transmit(index, {Kind::kFin});
 }
 
 void SimConnection::Abort(int index) {
@@ -211,8 +261,8 @@ void SimConnection::Abort(int index) {
   if (end.error != 0) return;
   TraceEnd(end, "stream.abort");
   Break(index, ECONNABORTED);
-  end.held.clear();
-  Transmit(index, {Kind::kReset, {}});
+  DropHeld(end);
+  Transmit(index, {Kind::kReset});
 }
 
 void SimConnection::Destroy(int index) {
@@ -227,14 +277,15 @@ void SimConnection::Destroy(int index) {
 
 void SimConnection::Transmit(int from, Segment segment) {
   End& end = ends_[from];
-  const size_t source = end.host->index_;
-  const size_t target = ends_[1 - from].host->index_;
-  if (end.host->state_ == SimFabric::State::kSilent) return;
-  if (!end.held.empty()) return Hold(from, std::move(segment));
-  SimWorld::Link& link = world_->LinkBetween(source, target);
+  if (end.host->state_ == SimFabric::State::kSilent) {
+    end.lost_data |= segment.kind == Kind::kData;
+    return;
+  }
+  if (!end.held.empty()) return Hold(from, segment);
+  SimWorld::Link& link = *end.way_out;
   Instant departure = world_->Now();
-  if (link.options.bytes_per_second > 0 && !segment.bytes.empty()) {
-    const uint64_t nanoseconds = segment.bytes.size() * uint64_t{1'000'000'000} / link.options.bytes_per_second;
+  if (link.options.bytes_per_second > 0 && segment.kind == Kind::kData) {
+    const uint64_t nanoseconds = segment.size * uint64_t{1'000'000'000} / link.options.bytes_per_second;
     departure = std::max(departure, link.free_at) + Duration(static_cast<int64_t>(nanoseconds));
     link.free_at = departure;
   }
@@ -242,25 +293,31 @@ void SimConnection::Transmit(int from, Segment segment) {
   const auto jitter = static_cast<uint64_t>(std::max<Duration::rep>(link.options.jitter.count(), 0));
   if (jitter > 0) arrival += Duration(static_cast<int64_t>(end.luck.Between(0, jitter)));
   end.last_arrival = std::max(end.last_arrival, arrival);
-  world_->loop_.At(end.last_arrival, [self = shared_from_this(), from, segment = std::move(segment)]() mutable {
-    self->Arrive(from, std::move(segment));
-  });
+  end.under_way.push_back(segment);
+  Schedule<&SimConnection::ArriveNext>(end.last_arrival, from);
 }
 
-void SimConnection::Arrive(int from, Segment segment) {
+void SimConnection::ArriveNext(int from) {
   End& end = ends_[from];
+  const Segment segment = end.under_way.front();
+  end.under_way.pop_front();
   // What follows a held segment waits behind it: order is kept.
-  if (!end.held.empty() || !world_->Reachable(end.host->index_, ends_[1 - from].host->index_)) {
-    return Hold(from, std::move(segment));
-  }
-  Deliver(1 - from, std::move(segment));
+  const bool reachable = ends_[1 - from].host->state_ != SimFabric::State::kSilent && !end.way_out->partitioned;
+  if (!end.held.empty() || !reachable) return Hold(from, segment);
+  Deliver(1 - from, segment);
+}
+
+// Only of an end that has died.
+void SimConnection::DropHeld(End& end) {
+  for (const Segment& segment : end.held) end.lost_data |= segment.kind == Kind::kData;
+  end.held.clear();
 }
 
 void SimConnection::Hold(int from, Segment segment) {
   End& end = ends_[from];
   // Nobody waits for the acknowledgement of an acknowledgement.
   const bool expects_answer = segment.kind != Kind::kCredit && segment.kind != Kind::kReset;
-  end.held.push_back(std::move(segment));
+  end.held.push_back(segment);
   if (!expects_answer || end.give_up != 0 || end.error != 0) return;
   end.give_up =
       world_->loop_.At(world_->Now() + world_->options_.retransmit_timeout, [self = shared_from_this(), from] {
@@ -276,21 +333,23 @@ void SimConnection::ReleaseHeld() {
     end.give_up = 0;
     std::deque<Segment> held;
     held.swap(end.held);
-    for (Segment& segment : held) Transmit(from, std::move(segment));
+    for (const Segment& segment : held) Transmit(from, segment);
   }
 }
 
 void SimConnection::Deliver(int to, Segment segment) {
   End& end = ends_[to];
+  if (ends_[1 - to].lost_data && segment.kind != Kind::kReset) return;
+  if (segment.kind == Kind::kData && (end.error != 0 || !end.held_by_user)) end.inbound.Drop(segment.size);
   if (end.forgotten) {
-    if (segment.kind != Kind::kReset) Transmit(to, {Kind::kReset, {}});
+    if (segment.kind != Kind::kReset) Transmit(to, {Kind::kReset});
     return;
   }
   switch (segment.kind) {
     case Kind::kOpen: {
       const std::shared_ptr<Fabric::AcceptCallback> listener = listener_.lock();
       if (listener == nullptr) {
-        Transmit(to, {Kind::kReset, {}});
+        Transmit(to, {Kind::kReset});
         return;
       }
       TraceEnd(end, "stream.accepted", {{"remote", ends_[1 - to].address.ToString()}});
@@ -302,14 +361,13 @@ void SimConnection::Deliver(int to, Segment segment) {
       if (!end.held_by_user) {
         // Data for a socket that is closed: the kernel answers with a reset.
         end.error = ECONNABORTED;
-        Transmit(to, {Kind::kReset, {}});
+        Transmit(to, {Kind::kReset});
         return;
       }
-      end.received_bytes += segment.bytes.size();
-      end.received.push_back(std::move(segment.bytes));
+      end.received_bytes += segment.size;
       break;
     case Kind::kCredit:
-      end.unread_by_peer -= std::min(end.unread_by_peer, segment.credit);
+      end.unread_by_peer -= std::min(end.unread_by_peer, segment.size);
       break;
     case Kind::kFin:
       end.peer_finished = true;
@@ -320,16 +378,14 @@ void SimConnection::Deliver(int to, Segment segment) {
       Break(to, ECONNRESET);
       return;
   }
-  CallIfReady(to);
+  CallNow(to);
 }
 
 void SimConnection::Break(int index, int error) {
   End& end = ends_[index];
   if (end.error != 0) return;
   end.error = error;
-  end.received.clear();
-  end.received_bytes = 0;
-  end.first_offset = 0;
+  end.inbound.Drop(std::exchange(end.received_bytes, 0));
   if (end.give_up != 0) world_->loop_.Cancel(end.give_up);
   end.give_up = 0;
   CallIfReady(index);

@@ -2,9 +2,12 @@
 // emu/sim.
 //
 // What one end does reaches the other as segments in order, each after the latency of the link and its turn on the
-// wire. A segment that finds the way blocked (partition, vanished host) is held as a retransmitting TCP would hold it;
+// wire. A segment that finds the way blocked (partition, silent host) is held as a retransmitting TCP would hold it;
 // the sender gives up after the world's retransmit timeout. Bytes count against the sender's buffer until word comes
-// back that they were read.
+// back that they were read, which is given for a quarter of the buffer at a time.
+//
+// Bytes are copied twice: into the ring of the receiving end when they are written, and out of it when they are read.
+// A segment says only how many there are.
 #pragma once
 
 #include <deque>
@@ -30,6 +33,8 @@ class SimConnection : public std::enable_shared_from_this<SimConnection> {
   std::unique_ptr<Stream> Open(std::weak_ptr<Fabric::AcceptCallback> listener);
   // The initiator has lost interest: the acceptor's half, if any, is reset.
   void Abandon();
+  // Nothing that is scheduled for the connection will happen: the world ends.
+  void ForgetScheduled() { kept_.reset(); }
   // The way between the hosts is free again.
   void ReleaseHeld();
   bool Joins(size_t a, size_t b) const;
@@ -57,8 +62,20 @@ class SimConnection : public std::enable_shared_from_this<SimConnection> {
   enum class Kind : uint8_t { kOpen, kData, kCredit, kFin, kReset };
   struct Segment {
     Kind kind;
-    std::vector<std::byte> bytes;  // kData
-    size_t credit = 0;             // kCredit: bytes the sender of the segment has read
+    size_t size = 0;  // bytes; kCredit: those that the sender of the segment has read
+  };
+  // Grows as needed, and never shrinks.
+  class ByteRing {
+   public:
+    void Append(ConstBytes bytes);
+    // The first `bytes.size()`, which exist.
+    void TakeInto(MutableBytes bytes);
+    void Drop(size_t size);
+
+   private:
+    std::vector<std::byte> bytes_;  // a power of two of them, or none
+    size_t begin_ = 0;
+    size_t size_ = 0;
   };
   struct End {
     explicit End(Prng luck_of_end) : luck(std::move(luck_of_end)) {}
@@ -74,26 +91,34 @@ class SimConnection : public std::enable_shared_from_this<SimConnection> {
     bool call_scheduled = false;
     bool shut_down = false;
     bool peer_finished = false;
-    int error = 0;           // the end is dead
-    bool forgotten = false;  // and its host knows nothing of it
-    std::deque<std::vector<std::byte>> received;
-    size_t first_offset = 0;  // into received.front()
-    size_t received_bytes = 0;
+    int error = 0;              // the end is dead
+    bool forgotten = false;     // and its host knows nothing of it
+    ByteRing inbound;           // what has been received, then what the peer has sent and is not here yet
+    size_t received_bytes = 0;  // and not read
+    size_t credit_owed = 0;     // read, and the peer not told
     size_t unread_by_peer = 0;
+    SimWorld::Link* way_out = nullptr;
     Instant last_arrival{};
-    std::deque<Segment> held;  // sent by this end, and stuck
+    std::deque<Segment> under_way;  // sent by this end
+    std::deque<Segment> held;       // sent by this end, and stuck
+    bool lost_data = false;         // some of what was held is gone: nothing after it is delivered but a reset
     EventLoop::TimerId give_up = 0;
   };
 
   std::unique_ptr<Stream> MakeStream(int index);
   void Transmit(int from, Segment segment);
-  void Arrive(int from, Segment segment);
+  template <void (SimConnection::*kEvent)(int)>
+  void Schedule(Instant when, int index);
+  void ArriveNext(int from);
   void Hold(int from, Segment segment);
   void Deliver(int to, Segment segment);
+  void DropHeld(End& end);
   void Break(int index, int error);
   size_t Chop(End& end, size_t size);
   bool Ready(const End& end) const;
   void CallIfReady(int index);
+  void MakeScheduledCall(int index);
+  void CallNow(int index);
   void TraceEnd(const End& end, std::string_view event, std::initializer_list<TraceFact> facts = {}) const;
 
   SimWorld* const world_;
@@ -101,6 +126,8 @@ class SimConnection : public std::enable_shared_from_this<SimConnection> {
   const LinkOptions options_;
   std::weak_ptr<Fabric::AcceptCallback> listener_;
   End ends_[2];
+  size_t scheduled_ = 0;                 // events to come
+  std::shared_ptr<SimConnection> kept_;  // itself, while there are any
 };
 
 }  // namespace stagecoach::emu

@@ -263,7 +263,7 @@ void SimLoop::BuryDropped() {
 
 SimLoop::Descriptor* SimLoop::Find(int fd) {
   return fd >= 0 && static_cast<size_t>(fd) < descriptors_.size() ? descriptors_[static_cast<size_t>(fd)].get()
-                                                                   : nullptr;
+                                                                  : nullptr;
 }
 
 void SimLoop::AddDescriptor(int fd) {

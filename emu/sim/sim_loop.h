@@ -157,7 +157,7 @@ class SimLoop final : public EventLoop {
     const std::function<bool()>* done = nullptr;  // null: never
     Instant limit{};
     uint64_t events = UINT64_MAX;  // at most
-    bool lets_time_pass = false;  // even where nothing happens
+    bool lets_time_pass = false;   // even where nothing happens
     bool outcome = false;
   };
 

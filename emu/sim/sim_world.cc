@@ -243,6 +243,7 @@ SimWorld::~SimWorld() {
   EndPrograms();
   // What is still scheduled holds connections, whose ends give back ports of hosts: it goes before the hosts do.
   loop_.Clear();
+  for (const auto& connection : Connections()) connection->ForgetScheduled();
 }
 
 SimFabric& SimWorld::AddHost(const std::string& name, std::vector<IpEndpoint> addresses) {

@@ -90,9 +90,9 @@ class SimWorld {
   // retransmit_timeout.
   void Partition(const SimFabric& a, const SimFabric& b, bool partitioned);
   // The host, which is up, goes down, and its programs with it. Its streams are dead for it, its listeners gone, and
-  // connects from it fail with ENETDOWN. What its program_loop() was to do is dropped. A program that is blocked gets an
-  // error and can block no more, so that it unwinds, in the events that follow: WaitReadable ENODEV, Wait and Sleep
-  // false. So does whoever destroys its objects then: waits on that host last no longer than the present instant.
+  // connects from it fail with ENETDOWN. What its program_loop() was to do is dropped. A program that is blocked gets
+  // an error and can block no more, so that it unwinds, in the events that follow: WaitReadable ENODEV, Wait and Sleep
+  // false. Whoever destroys its objects then finds that waits on that host end with the present instant.
   void CutHost(SimFabric& host, Cut how);
   // A host that is down, and on which no program is blocked any more, is up again and remembers nothing. What comes on
   // streams of before is answered with a reset.

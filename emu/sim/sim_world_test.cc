@@ -62,6 +62,12 @@ struct Pair {
     });
     ASSERT_TRUE(world.RunUntil([this] { return client != nullptr && server != nullptr; }));
   }
+  void Reconnect() {
+    client.reset();
+    server.reset();
+    listener.reset();
+    Connect();
+  }
 
   SimWorld world;
   SimFabric* a;
@@ -70,6 +76,50 @@ struct Pair {
   std::unique_ptr<ConnectAttempt> attempt;
   std::unique_ptr<Stream> client;
   std::unique_ptr<Stream> server;
+};
+
+// Moves `size` bytes both ways over a connection and checks that they arrive unchanged.
+class Exchange {
+ public:
+  Exchange(Pair* pair, size_t size) : pair_(pair) {
+    Prng content(99);
+    for (size_t i = 0; i < size; ++i) data_ += static_cast<char>(content.Below(256));
+    client_.Start(pair->client.get(), data_);
+    server_.Start(pair->server.get(), data_);
+  }
+  bool Run() {
+    return pair_->world.RunUntil([&] { return client_.received == data_ && server_.received == data_; });
+  }
+
+ private:
+  struct Side : StreamWatcher {
+    void Start(Stream* of, std::string_view data) {
+      stream = of;
+      unsent = data;
+      stream->SetWatcher(this);
+      OnStreamReady();
+    }
+    void OnStreamReady() override {
+      while (!unsent.empty()) {
+        const IoResult result = WriteSome(*stream, unsent.substr(0, 3000));
+        if (result.status != IoStatus::kOk) break;
+        unsent.remove_prefix(result.bytes);
+      }
+      IoResult result;
+      while ((result = ReadSome(*stream, &received, 1000)).status == IoStatus::kOk) {
+      }
+      if (result.status != IoStatus::kWouldBlock) return;  // a dead stream is ready for ever
+      stream->Arm(true, !unsent.empty());
+    }
+    Stream* stream = nullptr;
+    std::string_view unsent;
+    std::string received;
+  };
+
+  Pair* const pair_;
+  std::string data_;
+  Side client_;
+  Side server_;
 };
 
 struct Outcome {
@@ -240,10 +290,40 @@ TEST(SimWorld, AStreamTakesNoMoreThanItsBufferUntilThePeerReads) {
   pair.world.RunUntilIdle();
   EXPECT_EQ(watcher.calls, 0);
   std::string text;
-  EXPECT_EQ(ReadSome(*pair.server, &text, 100).bytes, 100u);
+  EXPECT_EQ(ReadSome(*pair.server, &text, 249).bytes, 249u);
+  pair.world.RunUntilIdle();
+  EXPECT_EQ(watcher.calls, 0) << "the window opens by a quarter at a time";
+  EXPECT_EQ(ReadSome(*pair.server, &text, 1).bytes, 1u);
   pair.world.RunUntilIdle();
   EXPECT_EQ(watcher.calls, 1);
-  EXPECT_EQ(WriteSome(*pair.client, std::string(700, 'd')).bytes, 100u);
+  EXPECT_EQ(WriteSome(*pair.client, std::string(700, 'd')).bytes, 250u);
+}
+
+TEST(SimWorld, AStreamOfTheSmallestBufferStillMoves) {
+  LinkOptions link;
+  link.buffer = 1;
+  Pair pair(link);
+  pair.Connect();
+  Exchange exchange(&pair, 500);
+  EXPECT_TRUE(exchange.Run());
+}
+
+TEST(SimWorld, WhatFollowsDataThatWasLostNeverArrives) {
+  Pair pair;
+  pair.Connect();
+  pair.world.Partition(*pair.a, *pair.b, true);
+  WriteSome(*pair.client, "held");
+  pair.world.RunFor(15us);
+  WriteSome(*pair.client, "held as well");
+  pair.client->Abort();
+  pair.world.Partition(*pair.a, *pair.b, false);
+  CountingWatcher watcher;
+  pair.server->SetWatcher(&watcher);
+  pair.server->Arm(true, false);
+  EXPECT_TRUE(pair.world.RunUntil([&] { return watcher.calls > 0; }));
+  std::string text;
+  EXPECT_EQ(ReadSome(*pair.server, &text).error, ECONNRESET);
+  EXPECT_EQ(text, "");
 }
 
 TEST(SimWorld, HalfCloseEndsOneDirectionAfterItsData) {
@@ -582,10 +662,7 @@ TEST(SimWorld, WhatComesOnAStreamOfBeforeARestartIsAnsweredWithAReset) {
   pair.world.Restore(*pair.b);
   EXPECT_TRUE(pair.world.RunUntil([&] { return watcher.calls == 2; }));
   EXPECT_EQ(ErrorOf(pair.world, *pair.client), ECONNRESET);
-  pair.server.reset();
-  pair.listener.reset();
-  pair.attempt.reset();
-  pair.Connect();
+  pair.Reconnect();
   WriteSome(*pair.client, "again");
   pair.world.RunUntilIdle();
   text.clear();
@@ -644,9 +721,7 @@ TEST(SimWorld, AMiddleboxResetsBothEndsAfterWhatIsUnderWay) {
   EXPECT_TRUE(pair.world.RunUntil([&] { return watcher.calls > 0; }));
   EXPECT_EQ(ErrorOf(pair.world, *pair.client), ECONNRESET);
   EXPECT_EQ(ErrorOf(pair.world, *pair.server), ECONNRESET);
-  pair.attempt.reset();
-  pair.listener.reset();
-  pair.Connect();
+  pair.Reconnect();
   EXPECT_EQ(ErrorOf(pair.world, *pair.client), 0) << "new connections are not concerned";
 }
 
@@ -664,50 +739,6 @@ TEST(SimWorld, AHalfOpenPeerLearnsWithItsNextSegment) {
   EXPECT_EQ(ErrorOf(pair.world, *pair.client), ECONNRESET);
   EXPECT_EQ(watcher.calls, 1);
 }
-
-// Moves `size` bytes both ways over a connection and checks that they arrive unchanged.
-class Exchange {
- public:
-  Exchange(Pair* pair, size_t size) : pair_(pair) {
-    Prng content(99);
-    for (size_t i = 0; i < size; ++i) data_ += static_cast<char>(content.Below(256));
-    client_.Start(pair->client.get(), data_);
-    server_.Start(pair->server.get(), data_);
-  }
-  bool Run() {
-    return pair_->world.RunUntil([&] { return client_.received == data_ && server_.received == data_; });
-  }
-
- private:
-  struct Side : StreamWatcher {
-    void Start(Stream* of, std::string_view data) {
-      stream = of;
-      unsent = data;
-      stream->SetWatcher(this);
-      OnStreamReady();
-    }
-    void OnStreamReady() override {
-      while (!unsent.empty()) {
-        const IoResult result = WriteSome(*stream, unsent.substr(0, 3000));
-        if (result.status != IoStatus::kOk) break;
-        unsent.remove_prefix(result.bytes);
-      }
-      IoResult result;
-      while ((result = ReadSome(*stream, &received, 1000)).status == IoStatus::kOk) {
-      }
-      if (result.status != IoStatus::kWouldBlock) return;  // a dead stream is ready for ever
-      stream->Arm(true, !unsent.empty());
-    }
-    Stream* stream = nullptr;
-    std::string_view unsent;
-    std::string received;
-  };
-
-  Pair* const pair_;
-  std::string data_;
-  Side client_;
-  Side server_;
-};
 
 LinkOptions NastyLink() {
   LinkOptions link;

@@ -249,7 +249,7 @@ TEST_F(Programs, AKilledServerIsNoticedAtOnceAndServesAgainAfterItsRestart) {
     Finish(server);
     Finish(client);
     EXPECT_LE(sim().Now() - killed, 20us);
-  EXPECT_TRUE(answer.starts_with("no answer") || answer == "cannot send") << answer;
+    EXPECT_TRUE(answer.starts_with("no answer") || answer == "cannot send") << answer;
     std::string refused;
     Finish(StartClient("client-2", 1, 0us, &refused));
     EXPECT_EQ(refused, "not connected");
