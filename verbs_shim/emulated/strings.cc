@@ -83,17 +83,17 @@ const char* ibv_node_type_str(enum ibv_node_type type) {
 const char* ibv_port_state_str(enum ibv_port_state state) {
   switch (state) {
     case IBV_PORT_NOP:
-      return "PORT_NOP";
+      return "no state change (NOP)";
     case IBV_PORT_DOWN:
-      return "PORT_DOWN";
+      return "down";
     case IBV_PORT_INIT:
-      return "PORT_INIT";
+      return "init";
     case IBV_PORT_ARMED:
-      return "PORT_ARMED";
+      return "armed";
     case IBV_PORT_ACTIVE:
-      return "PORT_ACTIVE";
+      return "active";
     case IBV_PORT_ACTIVE_DEFER:
-      return "PORT_ACTIVE_DEFER";
+      return "active defer";
   }
   return "unknown";
 }
