@@ -4,6 +4,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
@@ -22,6 +23,21 @@ class CmTest : public VerbsTest {
     ibv_qp_init_attr initial{};
     EXPECT_EQ(ibv_query_qp(qp, &now, IBV_QP_STATE, &initial), 0);
     return now.qp_state;
+  }
+  // An iWARP frame says how much private data it carries; a message of InfiniBand's connection manager has a fixed size
+  // and ends in zeros.
+  static void ExpectPrivateData(const rdma_cm_id* id, const std::string& got, std::string expected) {
+    if (!IsIwarp(id)) expected.resize(std::max(expected.size(), got.size()));
+    EXPECT_EQ(got, expected);
+  }
+  // `first` disconnects. Its peer hears of it, and on InfiniBand has to agree before `first` does.
+  static void Disconnect(Endpoint* first, Endpoint* peer) {
+    ASSERT_EQ(rdma_disconnect(first->id.get()), 0);
+    EXPECT_EQ(peer->ExpectEvent(RDMA_CM_EVENT_DISCONNECTED), 0);
+    if (!IsIwarp(peer->id.get())) {
+      EXPECT_EQ(rdma_disconnect(peer->id.get()), 0);
+    }
+    EXPECT_EQ(first->ExpectEvent(RDMA_CM_EVENT_DISCONNECTED), 0);
   }
 };
 
@@ -83,6 +99,24 @@ TEST_F(CmTest, ResolvingGivesTheIdItsDeviceAndAddresses) {
 
 TEST_F(CmTest, StepsOutOfOrderAreInvalid) {
   Pair pair;
+  pair.Listen();
+  pair.Resolve();
+  pair.client.Prepare(pair.client_options);
+  rdma_cm_id* id = pair.client.id.get();
+  sockaddr_storage destination = pair.ListenAddress();
+  EXPECT_EQ(rdma_resolve_addr(id, nullptr, reinterpret_cast<sockaddr*>(&destination), 100), -1);
+  EXPECT_EQ(errno, EINVAL);
+  EXPECT_EQ(rdma_listen(id, 1), -1);
+  EXPECT_EQ(errno, EINVAL);
+  EXPECT_EQ(rdma_reject(id, nullptr, 0), -1);
+  EXPECT_EQ(errno, EINVAL);
+  rdma_conn_param parameters{};
+  EXPECT_EQ(rdma_accept(id, &parameters), -1);
+  EXPECT_EQ(errno, EINVAL);
+}
+
+TEST_F(CmTest, StepsThatNeedADeviceAreInvalidWithoutOne) {
+  Pair pair;
   auto id = CreateCmId(pair.client.channel.get());
   ASSERT_TRUE(id);
   EXPECT_EQ(rdma_resolve_route(id->get(), 100), -1);
@@ -129,9 +163,16 @@ TEST_F(CmTest, ChannelsThatFindNoDescriptorFailWithEmfile) {
 // Many programs destroy the QP of an id with ibv_destroy_qp; events still come afterwards, and must not touch it.
 TEST_F(CmTest, EventsAfterTheQpWasDestroyedLeaveItAlone) {
   auto pair = Pair::Connected();
+  const bool iwarp = IsIwarp(pair->client.id.get());
   ASSERT_EQ(ibv_destroy_qp(pair->client.id->qp), 0);
+  if (!iwarp) {
+    ASSERT_EQ(rdma_disconnect(pair->server.id.get()), 0);
+  }
   EXPECT_EQ(pair->client.ExpectEvent(RDMA_CM_EVENT_DISCONNECTED), 0);
   pair->client.id->qp = nullptr;
+  if (!iwarp) {
+    EXPECT_EQ(rdma_disconnect(pair->client.id.get()), 0);
+  }
   EXPECT_EQ(pair->server.ExpectEvent(RDMA_CM_EVENT_DISCONNECTED), 0);
 }
 
@@ -143,14 +184,14 @@ TEST_F(CmTest, PrivateDataTravelsBothWays) {
   server.connection.private_data = "answer";
   server.connection.private_data_len = 6;
   auto pair = Pair::Connected(server, client);
-  EXPECT_EQ(pair->request_private_data, "from the client");
-  EXPECT_EQ(pair->reply_private_data, "answer");
+  ExpectPrivateData(pair->client.id.get(), pair->request_private_data, "from the client");
+  ExpectPrivateData(pair->client.id.get(), pair->reply_private_data, "answer");
 }
 
 TEST_F(CmTest, NoPrivateDataIsNone) {
   auto pair = Pair::Connected();
-  EXPECT_EQ(pair->request_private_data, "");
-  EXPECT_EQ(pair->reply_private_data, "");
+  ExpectPrivateData(pair->client.id.get(), pair->request_private_data, "");
+  ExpectPrivateData(pair->client.id.get(), pair->reply_private_data, "");
 }
 
 TEST_F(CmTest, DepthsAreToldFromTheHearersView) {
@@ -195,7 +236,7 @@ TEST_F(CmTest, ARejectionCarriesItsPrivateData) {
   ASSERT_TRUE(event);
   EXPECT_EQ(event->event, RDMA_CM_EVENT_REJECTED);
   EXPECT_NE(event->status, 0);
-  EXPECT_EQ(PrivateData(event->param.conn), "go away");
+  ExpectPrivateData(pair.client.id.get(), PrivateData(event->param.conn), "go away");
 }
 
 TEST_F(CmTest, DestroyingAnUnansweredRequestRejectsIt) {
@@ -233,9 +274,7 @@ TEST_F(CmTest, NobodyListeningIsRefused) {
 TEST_F(CmTest, TheRequesterMayDisconnect) {
   auto pair = Pair::Connected();
   world().ActAsClient();
-  ASSERT_EQ(rdma_disconnect(pair->client.id.get()), 0);
-  EXPECT_EQ(pair->client.ExpectEvent(RDMA_CM_EVENT_DISCONNECTED), 0);
-  EXPECT_EQ(pair->server.ExpectEvent(RDMA_CM_EVENT_DISCONNECTED), 0);
+  Disconnect(&pair->client, &pair->server);
   EXPECT_EQ(StateOf(pair->client.qp()), IBV_QPS_ERR);
   EXPECT_EQ(StateOf(pair->server.qp()), IBV_QPS_ERR);
 }
@@ -243,9 +282,7 @@ TEST_F(CmTest, TheRequesterMayDisconnect) {
 TEST_F(CmTest, TheAccepterMayDisconnect) {
   auto pair = Pair::Connected();
   world().ActAsServer();
-  ASSERT_EQ(rdma_disconnect(pair->server.id.get()), 0);
-  EXPECT_EQ(pair->server.ExpectEvent(RDMA_CM_EVENT_DISCONNECTED), 0);
-  EXPECT_EQ(pair->client.ExpectEvent(RDMA_CM_EVENT_DISCONNECTED), 0);
+  Disconnect(&pair->server, &pair->client);
 }
 
 TEST_F(CmTest, BothMayDisconnectAtOnceAndEachHearsOnce) {
@@ -400,7 +437,7 @@ TEST_F(CmTest, AddressInformationIsForEitherSide) {
   ASSERT_EQ(rdma_getaddrinfo("127.0.0.1", "20049", &hints, &info), 0);
   EXPECT_NE(info->ai_src_addr, nullptr);
   rdma_freeaddrinfo(info);
-  EXPECT_EQ(rdma_getaddrinfo("no such host", "20049", &hints, &info), -1);
+  EXPECT_NE(rdma_getaddrinfo("no such host", "20049", &hints, &info), 0);
 }
 
 }  // namespace

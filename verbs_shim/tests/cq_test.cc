@@ -145,6 +145,10 @@ TEST_F(CqTrafficTest, ArmedForSolicitedOnlyAnErrorIsHeard) {
   ASSERT_EQ(ibv_req_notify_cq(pair->server.receive_cq.get(), 1), 0);
   world().ActAsClient();
   ASSERT_EQ(rdma_disconnect(pair->client.id.get()), 0);
+  if (!IsIwarp(pair->server.id.get())) {
+    pair->server.ExpectEvent(RDMA_CM_EVENT_DISCONNECTED);
+    ASSERT_EQ(rdma_disconnect(pair->server.id.get()), 0);
+  }
   TakeEvent(pair->server, pair->server.receive_cq.get());
   ExpectCompletion(pair->server.receive_cq.get(), 1, IBV_WC_WR_FLUSH_ERR);
 }

@@ -287,6 +287,10 @@ void SetNonBlocking(int fd) {
   fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
 }
 
+bool IsIwarp(const rdma_cm_id* id) {
+  return id->verbs->device->transport_type == IBV_TRANSPORT_IWARP;
+}
+
 std::string PrivateData(const rdma_conn_param& parameters) {
   return std::string(static_cast<const char*>(parameters.private_data), parameters.private_data_len);
 }

@@ -142,6 +142,11 @@ bool BecomesReadable(int fd);
 bool IsReadable(int fd);
 void SetNonBlocking(int fd);
 
+// Whether the connection is an iWARP stream. A stream ends with the first fault, and at both ends at once; on
+// InfiniBand and RoCE a QP that failed says nothing to the connection manager, and one whose peer has disconnected
+// works on: there a program disconnects itself.
+bool IsIwarp(const rdma_cm_id* id);
+
 std::string PrivateData(const rdma_conn_param& parameters);
 
 }  // namespace stagecoach::verbs

@@ -1,4 +1,5 @@
-// Real time, both ends in this process, over loopback.
+// Real time, both ends in this process, over loopback; or over the address that STAGECOACH_TEST_ADDRESS names (IPv4),
+// for devices that do not answer on loopback, such as rxe on an Ethernet interface.
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -6,6 +7,9 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cstdlib>
+
+#include "base/check.h"
 
 #include "verbs_shim/tests/surroundings.h"
 
@@ -19,12 +23,12 @@ class LoopbackSurroundings final : public Surroundings {
   void ActAsServer() override {}
   void ActAsClient() override {}
 
-  sockaddr_storage ServerAddress() const override { return Loopback(0); }
+  sockaddr_storage ServerAddress() const override { return Address(); }
 
   sockaddr_storage RefusingAddress() const override {
     // Bound but not listening, and kept bound: nobody else can take the port.
     static const int held = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    sockaddr_storage address = Loopback(0);
+    sockaddr_storage address = Address();
     socklen_t length = sizeof(sockaddr_in);
     bind(held, reinterpret_cast<sockaddr*>(&address), length);
     getsockname(held, reinterpret_cast<sockaddr*>(&address), &length);
@@ -43,12 +47,13 @@ class LoopbackSurroundings final : public Surroundings {
   bool HasThreads() const override { return true; }
 
  private:
-  static sockaddr_storage Loopback(uint16_t port) {
+  // With port 0.
+  static sockaddr_storage Address() {
     sockaddr_storage storage{};
     auto* address = reinterpret_cast<sockaddr_in*>(&storage);
     address->sin_family = AF_INET;
-    address->sin_port = htons(port);
-    address->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    const char* named = std::getenv("STAGECOACH_TEST_ADDRESS");
+    STAGECOACH_CHECK(inet_pton(AF_INET, named != nullptr ? named : "127.0.0.1", &address->sin_addr) == 1);
     return storage;
   }
 };

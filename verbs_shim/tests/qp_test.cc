@@ -222,11 +222,8 @@ TEST_F(QpPostTest, AListIsPostedUpToTheFirstBadRequest) {
   ASSERT_EQ(PostReceive(pair->server.qp(), 1, {inbox.Sge()}), 0);
   ibv_sge sge = buffer->Sge(0, 8);
   ibv_send_wr third{.wr_id = 3, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED};
-  ibv_send_wr second{.wr_id = 2,
-                     .next = &third,
-                     .sg_list = &sge,
-                     .num_sge = 1,
-                     .opcode = static_cast<ibv_wr_opcode>(14) /* nobody's */};
+  std::vector<ibv_sge> too_many(64, sge);
+  ibv_send_wr second{.wr_id = 2, .next = &third, .sg_list = too_many.data(), .num_sge = 64, .opcode = IBV_WR_SEND};
   ibv_send_wr first{.wr_id = 1,
                     .next = &second,
                     .sg_list = &sge,
