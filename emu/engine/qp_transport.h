@@ -43,6 +43,8 @@ class QpTransport {
 
   // --- Handlers ---
 
+  // The owner is about to work with it at this time: what is decided until the next call is traced with it.
+  virtual void BeginTurn(Instant now) = 0;
   // A record's head has arrived. Returns where its payload begins, or nullopt if the record is at fault: a Terminate is
   // then queued (when one may be sent) and nothing more must be received.
   virtual std::optional<size_t> OnRecord(const RecordHead& record, Instant now) = 0;

@@ -77,6 +77,7 @@ class RdmapStream final : public QpTransport {
   std::optional<size_t> OnRecord(const RecordHead& record, Instant now) override;
   std::optional<std::span<const MutableBytes>> PinDestination() override;
   void UnpinDestination() override;
+  void BeginTurn(Instant now) override { now_ = now; }
   bool PlacementMayWait() const override { return current_.opcode() == wire::RdmapOpcode::kWrite; }
   void OnPlaced(Instant now) override;
   void OnSent(uint64_t cookie) override;

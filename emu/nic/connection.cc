@@ -47,6 +47,7 @@ Connection::Connection(QueuePair& qp, ConnectionSetup setup)
       transport_(std::make_unique<RdmapStream>(EngineOptions(setup), memory_, qp.receives_, nic_.trace(), name_)),
       nudges_left_(initiator_ && nic_.profile().first_answer_nudge > Duration::zero() ? kNudges : 0),
       nudge_wait_(nic_.profile().first_answer_nudge) {
+  transport_->BeginTurn(nic_.fabric().Now());
   if (initiator_ && setup.rtr != ConnectionSetup::Rtr::kNone) {
     transport_->SendRtr(setup.rtr == ConnectionSetup::Rtr::kRead ? RtrKind::kRead : RtrKind::kWrite);
   }
@@ -64,6 +65,7 @@ void Connection::OnStreamReady() {
 
 bool Connection::Serve(uint32_t requests) {
   const Instant now = nic_.fabric().Now();
+  transport_->BeginTurn(now);
   moved_ = false;
   more_ = false;
   if ((requests & QueuePair::kFired) != 0) armed_readable_ = armed_writable_ = false;
