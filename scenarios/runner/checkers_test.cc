@@ -1,0 +1,201 @@
+// Each rule of the checkers, kept and broken by a history written by hand.
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "scenarios/runner/connection_checker.h"
+#include "scenarios/runner/nic_checker.h"
+
+namespace stagecoach::scenario {
+namespace {
+
+class ConnectionCheckerTest : public ::testing::Test {
+ protected:
+  void Say(std::string_view event, std::initializer_list<TraceFact> facts = {}) {
+    checker_.OnEvent(Instant(++now_ * 1us), "client", event, facts);
+  }
+  void Submit(uint64_t call) { Say("call.submitted", {{"call", call}}); }
+  void Send(uint64_t call, uint64_t slot, uint64_t in_flight, uint64_t receives) {
+    Say("call.sent", {{"call", call},
+                      {"slot", slot},
+                      {"granted", uint64_t{1}},
+                      {"in_flight", in_flight},
+                      {"received", uint64_t{0}}});
+    Say("send.posted", {{"slot", slot}, {"receives_posted", receives}, {"received", uint64_t{0}}});
+  }
+  void Reply(uint64_t call, uint64_t credits, uint64_t returned = 0) {
+    Say("reply.received", {{"call", call},
+                           {"credits", credits},
+                           {"writes_offered", uint64_t{100}},
+                           {"writes_returned", returned},
+                           {"reply_offered", uint64_t{0}},
+                           {"reply_returned", uint64_t{0}}});
+  }
+  void Over(uint64_t call, uint64_t stags = 0, uint64_t placed = 0) {
+    Say("call.over", {{"call", call}, {"stags", stags}, {"outcome", "ok"}, {"placed", placed}});
+  }
+  void Close(uint64_t posted = 5, uint64_t completed = 3) {
+    Say("connection.closed", {{"why", "peer closed the connection"},
+                              {"receives_posted", posted},
+                              {"receives_completed", completed},
+                              {"receives_destroyed", uint64_t{2}},
+                              {"sends_posted", uint64_t{1}},
+                              {"sends_completed", uint64_t{1}},
+                              {"sends_destroyed", uint64_t{0}}});
+  }
+  // The rule broken, when it is just one.
+  std::string Broken() {
+    checker_.Finish(Instant(++now_ * 1us));
+    std::string rules;
+    for (const Violation& violation : violations_.list()) rules += (rules.empty() ? "" : " ") + violation.rule;
+    return rules;
+  }
+
+  int64_t now_ = 0;
+  Violations violations_;
+  ConnectionChecker checker_{&violations_};
+};
+
+TEST_F(ConnectionCheckerTest, AnOrdinaryCallBreaksNoRule) {
+  Say("established");
+  Submit(1);
+  Say("stag.registered", {{"registration", uint64_t{9}}});
+  Say("stag.exposed", {{"call", uint64_t{1}}, {"registration", uint64_t{9}}});
+  Send(1, 0, 1, 4);
+  Say("send.done", {{"slot", uint64_t{0}}});
+  Reply(1, 8, 40);
+  Say("stag.invalidated", {{"registration", uint64_t{9}}, {"how", "by the peer"}});
+  Over(1, 0, 40);
+  Close();
+  EXPECT_EQ(Broken(), "");
+  EXPECT_EQ(checker_.judged(), 11u);
+}
+
+TEST_F(ConnectionCheckerTest, TwoCallsOnOneCredit) {
+  Say("established");
+  Submit(1);
+  Submit(2);
+  Send(1, 0, 1, 4);
+  Send(2, 1, 2, 4);
+  Over(1);
+  Over(2);
+  Close();
+  EXPECT_EQ(Broken(), "credit.requester");
+}
+
+TEST_F(ConnectionCheckerTest, ACallWithoutAReceiveForItsReply) {
+  Say("established");
+  Submit(1);
+  Send(1, 0, 1, 0);
+  Over(1);
+  Close();
+  EXPECT_EQ(Broken(), "credit.requester");
+}
+
+TEST_F(ConnectionCheckerTest, AGrantBeforeItsReceiveIsPosted) {
+  Say("established");
+  Say("reply.sent", {{"slot", uint64_t{0}},
+                     {"granted", uint64_t{4}},
+                     {"receives", uint64_t{4}},
+                     {"unanswered", uint64_t{0}},
+                     {"received", uint64_t{7}}});
+  Say("send.posted", {{"slot", uint64_t{0}}, {"receives_posted", uint64_t{3}}, {"received", uint64_t{7}}});
+  Close();
+  EXPECT_EQ(Broken(), "credit.responder");
+}
+
+TEST_F(ConnectionCheckerTest, ACallOverWithAnStagStillValid) {
+  Say("established");
+  Submit(1);
+  Say("stag.registered", {{"registration", uint64_t{9}}});
+  Say("stag.exposed", {{"call", uint64_t{1}}, {"registration", uint64_t{9}}});
+  Over(1);
+  Close();
+  EXPECT_EQ(Broken(), "fence");
+}
+
+TEST_F(ConnectionCheckerTest, ACallOverTwiceAndOneNever) {
+  Say("established");
+  Submit(1);
+  Submit(2);
+  Over(1);
+  Over(1);
+  Close();
+  EXPECT_EQ(Broken(), "call.once call.once connection.outlived");
+}
+
+TEST_F(ConnectionCheckerTest, TheCallerIsToldAnotherLength) {
+  Say("established");
+  Submit(1);
+  Send(1, 0, 1, 4);
+  Reply(1, 1, 40);
+  Over(1, 0, 100);
+  Close();
+  EXPECT_EQ(Broken(), "reply.lengths");
+}
+
+TEST_F(ConnectionCheckerTest, ASendBufferFilledTwice) {
+  Say("established");
+  Submit(1);
+  Send(1, 0, 1, 4);
+  Reply(1, 8);
+  Over(1);
+  Submit(2);
+  Send(2, 0, 1, 4);
+  Over(2);
+  Close();
+  EXPECT_EQ(Broken(), "buffer.reuse");
+}
+
+TEST_F(ConnectionCheckerTest, AReceiveThatNeverCompleted) {
+  Say("established");
+  Close(6, 3);
+  EXPECT_EQ(Broken(), "conservation");
+}
+
+TEST_F(ConnectionCheckerTest, AConnectionNobodyClosed) {
+  Say("established");
+  EXPECT_EQ(Broken(), "connection.outlived");
+}
+
+class NicCheckerTest : public ::testing::Test {
+ protected:
+  void Say(std::string_view event, std::initializer_list<TraceFact> facts) {
+    checker_.OnEvent(Instant(), "a-rnic/qp-7", event, facts);
+  }
+  std::string Broken() {
+    checker_.Finish(Instant());
+    return violations_.empty() ? std::string() : violations_.list().front().rule;
+  }
+  Violations violations_;
+  NicChecker checker_{&violations_};
+};
+
+TEST_F(NicCheckerTest, CompletionsInOrderBreakNoRule) {
+  Say("send.completed", {{"number", uint64_t{0}}});
+  Say("send.completed", {{"number", uint64_t{3}}});
+  Say("receive.completed", {{"number", uint64_t{0}}});
+  Say("receive.completed", {{"number", uint64_t{1}}});
+  Say("qp.destroyed", {{"receives_posted", uint64_t{5}}, {"receives_outstanding", uint64_t{3}}});
+  EXPECT_EQ(Broken(), "");
+}
+
+TEST_F(NicCheckerTest, ASendThatCompletesTwice) {
+  Say("send.completed", {{"number", uint64_t{3}}});
+  Say("send.completed", {{"number", uint64_t{3}}});
+  EXPECT_EQ(Broken(), "completion.order");
+}
+
+TEST_F(NicCheckerTest, AReceiveSkipped) {
+  Say("receive.completed", {{"number", uint64_t{1}}});
+  EXPECT_EQ(Broken(), "completion.order");
+}
+
+TEST_F(NicCheckerTest, AReceiveLost) {
+  Say("receive.completed", {{"number", uint64_t{0}}});
+  Say("qp.destroyed", {{"receives_posted", uint64_t{5}}, {"receives_outstanding", uint64_t{3}}});
+  EXPECT_EQ(Broken(), "completion.lost");
+}
+
+}  // namespace
+}  // namespace stagecoach::scenario

@@ -1,0 +1,459 @@
+#include "scenarios/runner/client_program.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/crc32c.h"
+
+namespace stagecoach::scenario {
+namespace {
+
+using rpcrdma::CallError;
+using rpcrdma::CallOptions;
+using rpcrdma::Reply;
+using rpcrdma::XdrReader;
+using rpcrdma::XdrWriter;
+
+// RPC header, and the results of TRANSFORM that are not data.
+constexpr uint32_t kReplyOverhead = 64;
+constexpr Duration kReconnectDelay = 2ms;
+constexpr uint32_t kAttemptsMax = 2000;
+// More than any fault that is over may still cost: a connect that began in a partition.
+constexpr Duration kProbeTimeout = 20s;
+// A service that was restarted refuses for this long at most.
+constexpr Duration kBlink = 50ms;
+// A probe may meet the remains of a fault: the connection it broke, whose end is heard of only now.
+constexpr uint32_t kFailedProbesMax = 4;
+constexpr uint32_t kProbesInRound = 3;
+constexpr uint64_t kSegmentsEasily = 32;
+
+uint32_t ResultRoom(const Call& call) {
+  return call.has_result_room_bytes() ? call.result_room_bytes() : call.result_bytes();
+}
+
+uint32_t PlainRoom(const Call& call) {
+  return call.has_plain_result_room_bytes() ? call.plain_result_room_bytes() : call.plain_result_bytes();
+}
+
+Call ProbeCall() {
+  Call call;
+  call.set_argument_bytes(6000);
+  call.set_result_bytes(6001);
+  call.set_timeout_ns(static_cast<uint64_t>(kProbeTimeout.count()));
+  return call;
+}
+
+}  // namespace
+
+ClientProgram::ClientProgram(Stage& stage, const Client& spec, uint32_t index)
+    : stage_(stage), spec_(spec), index_(index), next_number_((uint64_t{index} + 1) << 32), cold_(&stage.violations()) {
+  for (const Service& service : stage.scenario().service()) {
+    if (service.host() == spec.server()) service_ = &service;
+  }
+  for (const Call& call : spec.call()) script_.insert(script_.end(), call.repeat(), &call);
+}
+
+ClientProgram::~ClientProgram() {
+  Kill();
+}
+
+void ClientProgram::Start() {
+  if (started_) return Connect();
+  started_ = true;
+  last_start_ = stage_.Now();
+  timer_ = stage_.loop(host()).At(stage_.Now() + Duration(spec_.start_ns()), [this] {
+    timer_ = 0;
+    Connect();
+  });
+}
+
+void ClientProgram::Kill() {
+  ++incarnation_;
+  EventLoop& loop = stage_.loop(host());
+  if (timer_ != 0) loop.Cancel(timer_);
+  timer_ = 0;
+  Drop();
+  for (auto& [number, pending] : pending_) {
+    if (pending.cancel_timer != 0) loop.Cancel(pending.cancel_timer);
+    ++tally_.disturbed;
+    Retire(pending);
+  }
+  pending_.clear();
+}
+
+bool ClientProgram::Idle() const {
+  if (hopeless_) return true;
+  if (stopping_) return client_ == nullptr;
+  return started_ && next_ == script_.size() && pending_.empty() && !connecting_ && !probing_;
+}
+
+void ClientProgram::Probe() {
+  cold_.CheckAll(stage_.Now());
+  if (hopeless_) return;
+  probing_ = true;
+  probes_left_ = kProbesInRound;
+  failed_probes_ = 0;
+  attempts_ = 0;
+  // The service treats calls by their numbers: each round is the same work.
+  next_number_ += (kProbesInRound - next_number_ % kProbesInRound) % kProbesInRound;
+  if (connected_) return Begin(ProbeCall(), true);
+  if (!connecting_) Connect();
+}
+
+void ClientProgram::Stop() {
+  stopping_ = true;
+  cold_.CheckAll(stage_.Now());
+  if (client_ == nullptr) return;
+  client_->Close([this, incarnation = incarnation_] {
+    // Not here: the client would be destroyed by its own handler.
+    stage_.loop(host()).Post([this, incarnation] {
+      if (incarnation == incarnation_) Drop();
+    });
+  });
+}
+
+std::string ClientProgram::Describe() const {
+  std::string text = fmt::format("client {} on {}: {} of {} calls started, {} under way, {}\n", spec_.name(),
+                                 spec_.host(), next_, script_.size(), pending_.size(),
+                                 connected_    ? "connected"
+                                 : connecting_ ? "connecting"
+                                               : "not connected");
+  for (const auto& [number, pending] : pending_) {
+    text += fmt::format("  call {:#x} since {} ns: {} bytes of argument, {} of result{}\n", number,
+                        pending.started.time_since_epoch().count(), pending.spec.argument_bytes(),
+                        pending.spec.result_bytes(), pending.cancelled ? ", cancelled" : "");
+  }
+  if (client_ != nullptr) text += client_->DebugString();
+  return text;
+}
+
+// --- Connections ---
+
+void ClientProgram::Connect() {
+  if (stopping_ || connecting_ || connected_ || hopeless_) return;
+  if (service_ == nullptr) {
+    hopeless_ = true;
+    return;
+  }
+  Drop();
+  connecting_ = true;
+  timed_out_ = false;
+  cancelled_ = false;
+  calls_on_connection_ = 0;
+  connection_since_ = stage_.Now();
+  ++tally_.connections;
+  rpcrdma::ClientOptions options;
+  options.credits = spec_.credits();
+  options.inline_threshold = spec_.inline_threshold();
+  options.incoming_reads = static_cast<uint8_t>(spec_.incoming_reads());
+  options.queued_calls_max = spec_.queued_calls_max();
+  options.message_bytes_max = spec_.message_bytes_max();
+  options.memory_windows = spec_.memory_windows();
+  options.trace = stage_.trace();
+  options.name = fmt::format("{}/{}", spec_.name(), tally_.connections);
+  Prng luck = stage_.Luck(fmt::format("xid/{}/{}", spec_.name(), tally_.connections));
+  options.first_xid = static_cast<uint32_t>(luck.Between(1, UINT32_MAX));
+  client_ = std::make_unique<rpcrdma::Client>(stage_.loop(host()), options);
+  client_->Connect(stage_.AddressOf(spec_.server()), kServicePort,
+                   [this, incarnation = incarnation_, connection = tally_.connections](auto result) {
+                     if (incarnation == incarnation_ && connection == tally_.connections) {
+                       OnConnected(std::move(result));
+                     }
+                   });
+}
+
+void ClientProgram::OnConnected(Result<void, CallError> result) {
+  connecting_ = false;
+  if (result) {
+    connected_ = true;
+    attempts_ = 0;
+    client_->OnConnectionLost([this, incarnation = incarnation_,
+                               connection = tally_.connections](const CallError& error) {
+      if (incarnation != incarnation_ || connection != tally_.connections) return;
+      connected_ = false;
+      if (!Disturbed() && !timed_out_ && !cancelled_ && !AnyCallLate() && !stage_.FailsRegistrations(spec_.server())) {
+        stage_.Violate("connection.lost", fmt::format("client {}: {}", spec_.name(), error.ToString()));
+      }
+      // Calls that ended with the connection are told of it first; what is left to do needs a new one.
+      stage_.loop(host()).Post([this, incarnation, connection] {
+        if (incarnation == incarnation_ && connection == tally_.connections) Pump();
+      });
+    });
+    if (probing_) return Begin(ProbeCall(), true);
+    return Pump();
+  }
+  if (stage_.IsGone(spec_.server())) {
+    hopeless_ = true;
+    return;
+  }
+  if (std::string objection = JudgeConnecting(result.error()); !objection.empty()) {
+    stage_.Violate("connection.refused",
+                   fmt::format("client {}: {}: {}", spec_.name(), result.error().ToString(), objection));
+    hopeless_ = true;
+    return;
+  }
+  if (++attempts_ > kAttemptsMax) {
+    stage_.Violate("liveness.connect", fmt::format("client {} cannot connect: {} attempts, the last failed with: {}",
+                                                   spec_.name(), attempts_, result.error().ToString()));
+    hopeless_ = true;
+    return;
+  }
+  const Duration delay = kReconnectDelay * std::min<uint32_t>(attempts_, 100);
+  timer_ = stage_.loop(host()).At(stage_.Now() + delay, [this] {
+    timer_ = 0;
+    Connect();
+  });
+}
+
+void ClientProgram::Drop() {
+  connected_ = false;
+  connecting_ = false;
+  client_.reset();
+}
+
+// --- Calls ---
+
+void ClientProgram::Pump() {
+  while (next_ < script_.size() && pending_.size() < spec_.concurrency()) {
+    if (!connected_) {
+      if (pending_.empty()) Connect();
+      return;
+    }
+    if (spec_.calls_per_connection() != 0 && calls_on_connection_ >= spec_.calls_per_connection()) {
+      if (!pending_.empty()) return;
+      Drop();
+      continue;
+    }
+    const Call& call = *script_[next_];
+    const Instant due = last_start_ + Duration(call.pause_ns());
+    if (due > stage_.Now()) {
+      if (timer_ != 0) return;
+      timer_ = stage_.loop(host()).At(due, [this] {
+        timer_ = 0;
+        Pump();
+      });
+      return;
+    }
+    ++next_;
+    Begin(call, false);
+  }
+}
+
+void ClientProgram::Begin(const Call& spec, bool probe) {
+  const uint64_t number = next_number_++;
+  last_start_ = stage_.Now();
+  ++calls_on_connection_;
+  ++tally_.calls;
+  Pending& pending = pending_[number];
+  pending.number = number;
+  pending.spec = spec;
+  pending.started = stage_.Now();
+  pending.probe = probe;
+  pending.argument = GuardedBuffer(spec.argument_bytes());
+  FillPattern(number, Datum::kArgument, pending.argument.bytes());
+  pending.plain_argument = GuardedBuffer(spec.plain_argument_bytes());
+  FillPattern(number, Datum::kPlainArgument, pending.plain_argument.bytes());
+  pending.result = GuardedBuffer(ResultRoom(spec));
+  CallOptions options;
+  if (pending.result.size() > 0) options.result_buffers = {pending.result.bytes()};
+  options.reply_bytes_max = kReplyOverhead + PlainRoom(spec);
+  options.timeout = Duration(spec.timeout_ns());
+  const auto write = [&](XdrWriter& args) {
+    args.U64(number);
+    args.U64(spec.service_ns());
+    args.U32(spec.result_bytes());
+    args.U32(spec.plain_result_bytes());
+    args.Opaque(pending.plain_argument.bytes());
+    args.EligibleOpaque(pending.argument.bytes());
+  };
+  pending.id = client_->Call({kModelProgram, kModelVersion, kModelTransform}, write, options,
+                             [this, number, incarnation = incarnation_](Outcome outcome) {
+                               if (incarnation == incarnation_) OnOutcome(number, std::move(outcome));
+                             });
+  if (spec.cancel_ns() == 0) return;
+  pending.cancel_timer = stage_.loop(host()).At(stage_.Now() + Duration(spec.cancel_ns()), [this, number] {
+    const auto found = pending_.find(number);
+    if (found == pending_.end()) return;
+    found->second.cancel_timer = 0;
+    found->second.cancelled = true;
+    cancelled_ = true;
+    if (client_ != nullptr && found->second.id != 0) client_->Cancel(found->second.id);
+  });
+}
+
+void ClientProgram::OnOutcome(uint64_t number, Outcome outcome) {
+  const auto found = pending_.find(number);
+  if (found == pending_.end()) {
+    return stage_.Violate("call.completed_twice", fmt::format("call {:#x} completes again", number));
+  }
+  Pending pending = std::move(found->second);
+  pending_.erase(found);
+  if (pending.cancel_timer != 0) stage_.loop(host()).Cancel(pending.cancel_timer);
+  if (outcome) {
+    ++tally_.answered;
+    CheckReply(pending, *outcome);
+  } else {
+    const std::string objection = Judge(pending, outcome.error());
+    if (!objection.empty()) {
+      stage_.Violate(pending.probe ? "liveness.probe" : "call.failed",
+                     fmt::format("{}: {}: {}", Label(pending, "call"), outcome.error().ToString(), objection));
+    }
+  }
+  Retire(pending);
+  if (pending.probe) {
+    if (outcome) --probes_left_;
+    probing_ = outcome ? probes_left_ > 0 : ++failed_probes_ < kFailedProbesMax;
+    if (probing_) return connected_ ? Begin(ProbeCall(), true) : Connect();
+  }
+  Pump();
+  // Where places are few, who has nothing to do makes room.
+  if (pending_.empty() && next_ == script_.size() && service_->has_clients_max()) {
+    stage_.loop(host()).Post([this, incarnation = incarnation_] {
+      if (incarnation == incarnation_ && pending_.empty() && !probing_ && !connecting_ && !stopping_) Drop();
+    });
+  }
+}
+
+void ClientProgram::CheckReply(Pending& pending, const Reply& reply) {
+  const Call& spec = pending.spec;
+  XdrReader results = reply.results();
+  const uint64_t number = results.U64("call");
+  const uint32_t crc = results.U32("crc");
+  const ConstBytes plain = results.Opaque("plain result", kModelDataMax);
+  ConstBytes result = results.EligibleOpaque("result", kModelDataMax);
+  const auto wrong = [&](std::string text) {
+    stage_.Violate("call.reply", Label(pending, "reply") + ": " + std::move(text));
+  };
+  if (const auto end = results.Finish(); !end) return wrong("does not decode: " + ToString(end.error()));
+  if (number != pending.number) return wrong(fmt::format("is that of call {:#x}", number));
+  if (crc != ComputeCrc32c(pending.argument.bytes())) wrong("the service saw another argument");
+  const auto check = [&](const char* what, Datum datum, ConstBytes bytes, size_t wanted) {
+    if (bytes.size() != wanted) return wrong(fmt::format("{} of {} bytes instead of {}", what, bytes.size(), wanted));
+    const size_t matched = MatchPattern(pending.number, datum, bytes);
+    if (matched != wanted) wrong(fmt::format("{} of {} bytes is damaged from byte {} on", what, wanted, matched));
+  };
+  if (pending.result.size() > 0) result = reply.Settle(result, 0);
+  check("plain result", Datum::kPlainResult, plain, spec.plain_result_bytes());
+  check("result", Datum::kResult, result, spec.result_bytes());
+}
+
+void ClientProgram::Retire(Pending& pending) {
+  const auto check = [&](GuardedBuffer& buffer, const char* what) {
+    if (!buffer.GuardsIntact()) stage_.Violate("memory.guard", Label(pending, what) + ": bytes beside it were written");
+  };
+  check(pending.argument, "argument");
+  check(pending.plain_argument, "plain argument");
+  check(pending.result, "result");
+  if (MatchPattern(pending.number, Datum::kArgument, pending.argument.bytes()) != pending.argument.size()) {
+    stage_.Violate("memory.guard", Label(pending, "argument") + ": was written to");
+  }
+  // A Read that comes too late finds something else here.
+  MutableBytes argument = pending.argument.bytes();
+  std::fill(argument.begin(), argument.end(), std::byte{0xdd});
+  cold_.Keep(std::move(pending.argument), Label(pending, "argument"), stage_.Now());
+  cold_.Keep(std::move(pending.result), Label(pending, "result"), stage_.Now());
+}
+
+std::string ClientProgram::Label(const Pending& pending, const char* what) const {
+  return fmt::format("client {}, call {:#x}, {}", spec_.name(), pending.number, what);
+}
+
+// --- Which failures may be ---
+
+bool ClientProgram::Disturbed() const {
+  return stage_.Disturbed(spec_.host(), spec_.server(), connection_since_ - kBlink);
+}
+
+bool ClientProgram::Late(const Pending& pending) const {
+  return pending.spec.timeout_ns() != 0 && stage_.Now() - pending.started >= Duration(pending.spec.timeout_ns());
+}
+
+bool ClientProgram::AnyCallLate() const {
+  return std::any_of(pending_.begin(), pending_.end(), [&](const auto& entry) { return Late(entry.second); });
+}
+
+bool ClientProgram::ReplyMightNotFit(const Call& call) const {
+  return call.result_bytes() > ResultRoom(call) || call.plain_result_bytes() > PlainRoom(call) ||
+         kReplyOverhead + call.plain_result_bytes() + call.result_bytes() > service_->message_bytes_max();
+}
+
+bool ClientProgram::NeedsManySegments(const Call& call) const {
+  uint64_t longest = UINT64_MAX;
+  for (const Host& each : stage_.scenario().host()) {
+    if (each.device().has_max_mr_size()) longest = std::min<uint64_t>(longest, each.device().max_mr_size());
+  }
+  const uint64_t total = uint64_t{call.argument_bytes()} + call.plain_argument_bytes() + ResultRoom(call) +
+                         PlainRoom(call) + kReplyOverhead;
+  return total / std::max<uint64_t>(longest, 1) > kSegmentsEasily;
+}
+
+bool ClientProgram::HasTightDevice() const {
+  const auto& hosts = stage_.scenario().host();
+  return std::any_of(hosts.begin(), hosts.end(), [&](const Host& each) {
+    return each.name() == spec_.host() && (each.device().has_max_mr() || each.device().has_max_mw());
+  });
+}
+
+std::string ClientProgram::Judge(const Pending& pending, const CallError& error) {
+  const Call& call = pending.spec;
+  const bool own_device_fails = stage_.FailsRegistrations(spec_.host());
+  const bool server_device_fails = stage_.FailsRegistrations(spec_.server());
+  const auto refused = [&](bool may) -> std::string {
+    ++tally_.refused;
+    return may ? "" : "nothing in the scenario explains it";
+  };
+  switch (error.kind) {
+    case Kind::kNoCredit:
+    case Kind::kTimedOut:
+      timed_out_ = true;
+      if (pending.probe && !Disturbed()) return "a probe must be answered";
+      return refused(Late(pending));
+    case Kind::kCancelled:
+      return refused(pending.cancelled);
+    case Kind::kQueueFull:
+      return refused(spec_.concurrency() > spec_.queued_calls_max());
+    case Kind::kTooLarge:
+      return refused(call.plain_argument_bytes() + 512 > spec_.message_bytes_max() ||
+                     PlainRoom(call) + 512 > spec_.message_bytes_max() || NeedsManySegments(call));
+    case Kind::kMemory:
+      return refused(own_device_fails || HasTightDevice());
+    case Kind::kConnectionLost:
+    case Kind::kNotConnected: {
+      ++tally_.disturbed;
+      // A server that cannot register what a call needs lets the connection go.
+      if (Disturbed() || timed_out_ || cancelled_ || Late(pending) || AnyCallLate() || server_device_fails) return "";
+      return "nothing has disturbed the connection";
+    }
+    case Kind::kTransport:
+      return refused(ReplyMightNotFit(call) || server_device_fails || NeedsManySegments(call) ||
+                     call.argument_bytes() + call.plain_argument_bytes() + 256 > service_->call_bytes_max());
+    case Kind::kRpc:
+      return refused(error.accept_stat == rpcrdma::AcceptStat::kSystemErr &&
+                     (server_device_fails || uint64_t{call.result_bytes()} * 2 > service_->client_bytes_max() ||
+                      uint64_t{ResultRoom(call)} * spec_.concurrency() * 2 > service_->client_bytes_max()));
+    case Kind::kClosed:
+    case Kind::kDenied:
+    case Kind::kBadReply:
+    default:
+      return refused(false);
+  }
+}
+
+std::string ClientProgram::JudgeConnecting(const CallError& error) const {
+  if (Disturbed()) return "";
+  if (error.kind == Kind::kDevice && (stage_.FailsRegistrations(spec_.host()) || HasTightDevice())) return "";
+  // iWARP reports nobody listening and a peer that declined with the same event.
+  if (error.kind == Kind::kRejected || error.kind == Kind::kRefused) {
+    const auto to_server = [&](const Client& other) { return other.server() == spec_.server(); };
+    const auto& clients = stage_.scenario().client();
+    const auto rivals = static_cast<uint32_t>(std::count_if(clients.begin(), clients.end(), to_server) +
+                                              stage_.scenario().file_copy_size());
+    // A connection that is being replaced may still count.
+    if (rivals * 2 > service_->clients_max() || stage_.FailsRegistrations(spec_.server())) return "";
+  }
+  return "nothing in the scenario explains it";
+}
+
+}  // namespace stagecoach::scenario

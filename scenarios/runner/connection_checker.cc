@@ -1,0 +1,158 @@
+#include "scenarios/runner/connection_checker.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+namespace stagecoach::scenario {
+namespace {
+
+// What tells that a component is an end of a connection.
+constexpr std::array<std::string_view, 14> kEvents = {
+    "established",    "call.submitted", "stag.registered", "stag.invalidated", "stag.exposed",
+    "call.sent",      "reply.sent",     "error.sent",      "send.posted",      "send.done",
+    "reply.received", "reply.ignored",  "call.over",       "connection.closed"};
+
+}  // namespace
+
+void ConnectionChecker::OnEvent(Instant now, std::string_view component, std::string_view event,
+                                std::initializer_list<TraceFact> facts) {
+  if (std::find(kEvents.begin(), kEvents.end(), event) == kEvents.end()) return;
+  now_ = now;
+  event_ = event;
+  component_ = component;
+  facts_ = facts;
+  ++judged_;
+  auto end = ends_.find(component);
+  if (end == ends_.end()) end = ends_.emplace(std::string(component), End()).first;
+  if (!Judge(end->second)) ends_.erase(end);
+}
+
+void ConnectionChecker::Finish(Instant now) {
+  for (const auto& [name, end] : ends_) {
+    for (const auto& [id, call] : end.calls) {
+      violations_->Add(now, "call.once", fmt::format("{}: call {} is not over", name, id));
+    }
+    violations_->Add(now, "connection.outlived", name + " was never closed");
+  }
+}
+
+uint64_t ConnectionChecker::Number(std::string_view key) const {
+  for (const TraceFact& fact : facts_) {
+    if (fact.key != key) continue;
+    if (const auto* number = std::get_if<uint64_t>(&fact.value)) return *number;
+  }
+  violations_->Add(now_, "trace.facts", fmt::format("{} {} does not tell \"{}\"", component_, event_, key));
+  return 0;
+}
+
+std::string_view ConnectionChecker::Word(std::string_view key) const {
+  for (const TraceFact& fact : facts_) {
+    if (fact.key != key) continue;
+    if (const auto* word = std::get_if<std::string_view>(&fact.value)) return *word;
+  }
+  violations_->Add(now_, "trace.facts", fmt::format("{} {} does not tell \"{}\"", component_, event_, key));
+  return {};
+}
+
+void ConnectionChecker::Expect(bool holds, std::string_view rule, std::string_view what) {
+  if (holds) return;
+  violations_->Add(now_, rule, fmt::format("{}: {}", what, FormatTraceEvent(now_, component_, event_, facts_)));
+}
+
+bool ConnectionChecker::Judge(End& end) {
+  if (event_ == "established") {
+    end.established = true;
+  } else if (event_ == "call.submitted") {
+    Expect(end.calls.emplace(Number("call"), Call{}).second, "call.once", "a call begins twice");
+  } else if (event_ == "stag.registered") {
+    Expect(end.valid.insert(Number("registration")).second, "fence", "a registration is valid already");
+  } else if (event_ == "stag.invalidated") {
+    Expect(end.valid.erase(Number("registration")) == 1, "fence", "invalidated without being valid");
+  } else if (event_ == "stag.exposed") {
+    end.calls[Number("call")].registrations.insert(Number("registration"));
+  } else if (event_ == "call.sent") {
+    ++end.in_flight;
+    Expect(end.in_flight == Number("in_flight"), "credit.requester", "calls in flight miscounted");
+    Expect(end.in_flight <= end.granted, "credit.requester", "more calls than granted");
+    Plan(end, {.granted = Number("granted"), .unanswered = Number("in_flight"), .received = Number("received")});
+  } else if (event_ == "reply.sent" || event_ == "error.sent") {
+    Expect(Number("receives") + Number("unanswered") >= Number("granted"), "credit.responder", "granted too much");
+    Plan(end, {.reply = true,
+               .granted = Number("granted"),
+               .unanswered = Number("unanswered"),
+               .received = Number("received")});
+  } else if (event_ == "send.posted") {
+    JudgePosted(end);
+  } else if (event_ == "send.done") {
+    end.slots.erase(Number("slot"));
+  } else if (event_ == "reply.received") {
+    --end.in_flight;
+    end.granted = std::max<uint64_t>(Number("credits"), 1);
+    Call& call = end.calls[Number("call")];
+    call.returned = Number("writes_returned");
+    Expect(call.returned <= Number("writes_offered"), "reply.lengths", "more than was offered");
+    Expect(Number("reply_returned") <= Number("reply_offered"), "reply.lengths", "more than was offered");
+  } else if (event_ == "reply.ignored") {
+    if (Word("why") != "cancelled") return true;
+    --end.in_flight;
+    end.granted = std::max<uint64_t>(Number("credits"), 1);
+  } else if (event_ == "call.over") {
+    JudgeOver(end);
+  } else if (event_ == "connection.closed") {
+    Expect(Number("receives_posted") == Number("receives_completed") + Number("receives_destroyed"), "conservation",
+           "Receives");
+    Expect(Number("sends_posted") == Number("sends_completed") + Number("sends_destroyed"), "conservation", "Sends");
+    // Its owner has destroyed it: nobody is told of what was open.
+    if (Word("why") == "closed at once") end.calls.clear();
+    // Calls still open end after it; the end itself has nothing left.
+    end.valid.clear();
+    end.planned.clear();
+    end.slots.clear();
+    end.established = false;
+  }
+  // After the end of the connection, nothing is worth keeping once all its calls are over.
+  return end.established || !end.calls.empty() || !end.valid.empty();
+}
+
+void ConnectionChecker::Plan(End& end, const Planned& planned) {
+  Expect(end.slots.insert(Number("slot")).second, "buffer.reuse", "filled while in use");
+  end.planned[Number("slot")] = planned;
+}
+
+void ConnectionChecker::JudgePosted(End& end) {
+  const auto found = end.planned.find(Number("slot"));
+  if (found == end.planned.end()) return Expect(false, "buffer.reuse", "a Send that nobody asked for");
+  const Planned planned = found->second;
+  end.planned.erase(found);
+  // What arrived between the engine's decision and the post is neither posted nor answered.
+  const uint64_t arrived = Number("received") - planned.received;
+  if (planned.reply) {
+    Expect(Number("receives_posted") + arrived + planned.unanswered >= planned.granted, "credit.responder",
+           "too few Receives for the grant");
+  } else {
+    Expect(Number("receives_posted") + arrived >= planned.unanswered, "credit.requester",
+           "too few Receives for the replies");
+  }
+}
+
+void ConnectionChecker::JudgeOver(End& end) {
+  const auto found = end.calls.find(Number("call"));
+  if (found == end.calls.end()) return Expect(false, "call.once", "a call ends twice");
+  const Call call = found->second;
+  end.calls.erase(found);
+  Expect(Number("stags") == 0, "fence", "STags are valid");
+  for (const uint64_t registration : call.registrations) {
+    if (end.valid.count(registration) == 0) continue;
+    // A number that is valid again belongs to a later call.
+    const bool of_another = std::any_of(end.calls.begin(), end.calls.end(), [&](const auto& other) {
+      return other.second.registrations.count(registration) > 0;
+    });
+    Expect(of_another, "fence", "an STag is valid in the driver");
+  }
+  if (Word("outcome") == "ok") Expect(Number("placed") == call.returned, "reply.lengths", "the caller gets another");
+}
+
+}  // namespace stagecoach::scenario

@@ -1,0 +1,86 @@
+// ConnectionChecker: judges every RPC-over-RDMA connection of a run by its trace alone, as an observer who cannot look
+// inside.
+//
+// The events and their facts are those of rpcrdma/core (what the engine decided) and rpcrdma/verbs (what the device was
+// given and gave back, counted where it happens). A component that traces such events is one end of one connection.
+//
+//   credit.responder   a reply is posted while Receives posted + calls not yet answered >= credits granted
+//   credit.requester   a call is posted while Receives posted >= calls in flight, and calls in flight <= credits
+//   granted
+//                      (ARCHITECTURE section 7)
+//   fence              when a call is over, none of its STags is valid
+//   call.once          each call submitted is over once
+//   reply.lengths      what comes back is within what was offered, and the caller gets what the responder wrote
+//   buffer.reuse       a Send buffer is not filled while a Send from it is outstanding
+//   conservation       what a queue pair took is what it gave back and what it was destroyed with
+//   connection.outlived  nothing is left of an end when the run is over
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <map>
+#include <set>
+#include <string>
+#include <string_view>
+
+#include "base/trace.h"
+#include "scenarios/runner/violations.h"
+
+namespace stagecoach::scenario {
+
+class ConnectionChecker final : public TraceSink {
+ public:
+  // `violations` outlives the checker.
+  explicit ConnectionChecker(Violations* violations) : violations_(violations) {}
+
+  void OnEvent(Instant now, std::string_view component, std::string_view event,
+               std::initializer_list<TraceFact> facts) override;
+  // Everything has been torn down: what is left is too much.
+  void Finish(Instant now);
+
+  // How often something was judged, for tests that want to know that it was.
+  uint64_t judged() const { return judged_; }
+
+ private:
+  struct Call {
+    std::set<uint64_t> registrations;
+    uint64_t returned = 0;
+  };
+  // A Send that the engine asked for.
+  struct Planned {
+    bool reply = false;
+    uint64_t granted = 0;
+    uint64_t unanswered = 0;  // by the responder; or calls in flight
+    uint64_t received = 0;
+  };
+  // One end of one connection.
+  struct End {
+    std::map<uint64_t, Call> calls;
+    std::map<uint64_t, Planned> planned;  // by send buffer, until posted
+    std::set<uint64_t> slots;             // send buffers in use
+    std::set<uint64_t> valid;             // registrations
+    uint64_t in_flight = 0;
+    uint64_t granted = 1;
+    bool established = false;
+  };
+
+  uint64_t Number(std::string_view key) const;
+  std::string_view Word(std::string_view key) const;
+  void Expect(bool holds, std::string_view rule, std::string_view what);
+  // False: no event of a connection.
+  bool Judge(End& end);
+  void Plan(End& end, const Planned& planned);
+  void JudgePosted(End& end);
+  void JudgeOver(End& end);
+
+  Violations* const violations_;
+  uint64_t judged_ = 0;
+  std::map<std::string, End, std::less<>> ends_;
+  // The event being judged.
+  Instant now_{};
+  std::string_view event_;
+  std::string_view component_;
+  std::initializer_list<TraceFact> facts_;
+};
+
+}  // namespace stagecoach::scenario

@@ -1,0 +1,52 @@
+#include "scenarios/runner/nic_checker.h"
+
+#include <fmt/format.h>
+
+namespace stagecoach::scenario {
+namespace {
+
+uint64_t NumberOf(std::initializer_list<TraceFact> facts, std::string_view key) {
+  for (const TraceFact& fact : facts) {
+    if (fact.key != key) continue;
+    if (const auto* number = std::get_if<uint64_t>(&fact.value)) return *number;
+  }
+  return UINT64_MAX;  // breaks whatever rule asks
+}
+
+}  // namespace
+
+void NicChecker::OnEvent(Instant now, std::string_view component, std::string_view event,
+                         std::initializer_list<TraceFact> facts) {
+  const bool send = event == "send.completed";
+  if (!send && event != "receive.completed" && event != "qp.destroyed") return;
+  ++judged_;
+  auto found = queue_pairs_.find(component);
+  if (found == queue_pairs_.end()) found = queue_pairs_.emplace(std::string(component), QueuePair()).first;
+  QueuePair& qp = found->second;
+  const auto object = [&](std::string_view rule, std::string_view what) {
+    violations_->Add(now, rule, fmt::format("{}: {}", what, FormatTraceEvent(now, component, event, facts)));
+  };
+  if (event == "qp.destroyed") {
+    const uint64_t posted = NumberOf(facts, "receives_posted");
+    if (posted != qp.next_receive + NumberOf(facts, "receives_outstanding")) object("completion.lost", "Receives");
+    queue_pairs_.erase(found);
+    return;
+  }
+  const uint64_t number = NumberOf(facts, "number");
+  if (send) {
+    // Work that asked for no completion leaves gaps.
+    if (number < qp.next_send || number == UINT64_MAX) object("completion.order", "sends");
+    qp.next_send = number + 1;
+  } else {
+    if (number != qp.next_receive) object("completion.order", "Receives");
+    qp.next_receive = number + 1;
+  }
+}
+
+void NicChecker::Finish(Instant now) {
+  for (const auto& [component, qp] : queue_pairs_) {
+    violations_->Add(now, "completion.lost", fmt::format("{} was never destroyed", component));
+  }
+}
+
+}  // namespace stagecoach::scenario

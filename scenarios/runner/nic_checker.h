@@ -1,0 +1,41 @@
+// NicChecker: judges the queue pairs of every NIC of a run by what they trace of each completion.
+//
+//   completion.order   work completes in the order it was posted, and nothing completes twice
+//   completion.lost    each Receive posted completes, or is counted as outstanding when the queue pair goes
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <map>
+#include <string>
+#include <string_view>
+
+#include "base/trace.h"
+#include "scenarios/runner/violations.h"
+
+namespace stagecoach::scenario {
+
+class NicChecker final : public TraceSink {
+ public:
+  // `violations` outlives the checker.
+  explicit NicChecker(Violations* violations) : violations_(violations) {}
+
+  void OnEvent(Instant now, std::string_view component, std::string_view event,
+               std::initializer_list<TraceFact> facts) override;
+  // Every queue pair has been destroyed.
+  void Finish(Instant now);
+
+  uint64_t judged() const { return judged_; }
+
+ private:
+  struct QueuePair {
+    uint64_t next_send = 0;     // the smallest number that may complete next
+    uint64_t next_receive = 0;  // the number that must
+  };
+
+  Violations* const violations_;
+  uint64_t judged_ = 0;
+  std::map<std::string, QueuePair, std::less<>> queue_pairs_;  // by component
+};
+
+}  // namespace stagecoach::scenario

@@ -1,0 +1,55 @@
+// RunScenario: plays a scenario to its end and judges it.
+//
+//   faults happen, programs work              safety: every checker watches
+//   faults are over, programs finish          liveness: within a bound, or the world has a deadlock
+//   each client shows that it works again     liveness, and no growth from round to round
+//   everything ends in an orderly way         nothing outlives its connection
+//
+// Deterministic: the same scenario gives the same trace, and the same hash of it, on every machine. Single-threaded;
+// one run at a time in a process, since the stock verbs API has one world.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "base/time.h"
+#include "base/trace.h"
+#include "emu/tap/capture.h"
+#include "scenarios/proto/scenario.pb.h"
+#include "scenarios/runner/program.h"
+#include "scenarios/runner/violations.h"
+
+namespace stagecoach::scenario {
+
+// What is wrong with a scenario before anything runs: a host that does not exist, two services on one host. Names the
+// field and what was expected.
+Result<void, std::string> Validate(const Scenario& scenario);
+
+struct RunOptions {
+  // Sees every event. May be null.
+  TraceSink* observer = nullptr;
+  std::shared_ptr<emu::CaptureSink> capture;
+  // Asked between events; true ends the run there. May be empty.
+  std::function<bool()> stop;
+};
+
+struct RunReport {
+  uint64_t trace_hash = 0;
+  uint64_t trace_events = 0;
+  std::vector<Violation> violations;
+  Duration virtual_time{};
+  Tally tally;
+  bool stopped = false;  // by RunOptions::stop
+  // The state of every program, QP and connection when the run was stopped, or hung, or the first violation had been
+  // found; empty otherwise.
+  std::string state;
+};
+
+// `scenario` is valid.
+RunReport RunScenario(const Scenario& scenario, const RunOptions& options = {});
+
+}  // namespace stagecoach::scenario

@@ -1,0 +1,137 @@
+// The runner judges: a healthy world breaks no rule, a world that cannot go on is a deadlock, what makes no sense is
+// refused in words.
+#include "scenarios/runner/run.h"
+
+#include <google/protobuf/text_format.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+namespace stagecoach::scenario {
+namespace {
+
+Scenario Parse(const std::string& text) {
+  Scenario scenario;
+  EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(text, &scenario)) << text;
+  return scenario;
+}
+
+std::string Rules(const RunReport& report) {
+  std::string rules;
+  for (const Violation& violation : report.violations) rules += violation.rule + ": " + violation.text + "\n";
+  return rules;
+}
+
+const char kPair[] = "host { name: 'a' } host { name: 'b' } service { host: 'a' } ";
+
+TEST(Run, EveryCallOfAHealthyWorldIsAnswered) {
+  const Scenario scenario = Parse(std::string(kPair) + R"(
+      client { name: 'c' host: 'b' server: 'a' concurrency: 4
+               call { repeat: 20 argument_bytes: 10000 result_bytes: 20000 }
+               call { plain_argument_bytes: 30000 plain_result_bytes: 30000 } })");
+  ASSERT_TRUE(Validate(scenario).has_value());
+  const RunReport report = RunScenario(scenario);
+  EXPECT_EQ(Rules(report), "");
+  EXPECT_GE(report.tally.answered, 21u);
+  EXPECT_EQ(report.tally.answered, report.tally.calls);
+  EXPECT_EQ(report.tally.connections, 1u);
+}
+
+TEST(Run, TheSameScenarioHasTheSameTrace) {
+  Scenario scenario = Parse(std::string(kPair) + R"(
+      link { a: 'a' b: 'b' jitter_ns: 5000 chop: true }
+      client { name: 'c' host: 'b' server: 'a' concurrency: 4 call { repeat: 20 argument_bytes: 10000 } })");
+  const RunReport first = RunScenario(scenario);
+  EXPECT_EQ(RunScenario(scenario).trace_hash, first.trace_hash);
+  scenario.set_seed(2);
+  EXPECT_NE(RunScenario(scenario).trace_hash, first.trace_hash);
+}
+
+TEST(Run, AKilledServerComesBackAndItsClientsGoOn) {
+  const Scenario scenario = Parse(std::string(kPair) + R"(
+      client { name: 'c' host: 'b' server: 'a' call { repeat: 50 pause_ns: 100000 result_bytes: 5000 } }
+      fault { at_ns: 2000000 kind: KILL a: 'a' for_ns: 1000000 })");
+  const RunReport report = RunScenario(scenario);
+  EXPECT_EQ(Rules(report), "");
+  EXPECT_GE(report.tally.connections, 2u);
+  EXPECT_GE(report.tally.answered, 49u);
+}
+
+TEST(Run, ClientsOfAServerThatIsGoneForGoodComeToAnEnd) {
+  const Scenario scenario = Parse(std::string(kPair) + R"(
+      client { name: 'c' host: 'b' server: 'a' call { repeat: 50 pause_ns: 100000 result_bytes: 5000 } }
+      fault { at_ns: 2000000 kind: POWER_LOSS a: 'a' })");
+  const RunReport report = RunScenario(scenario);
+  EXPECT_EQ(Rules(report), "");
+  EXPECT_GT(report.tally.disturbed, 0u);
+}
+
+TEST(Run, FilesComeBackAsTheyWent) {
+  const Scenario scenario = Parse(R"(
+      host { name: 'a' } host { name: 'b' } service { host: 'a' files: true }
+      file_copy { host: 'b' server: 'a' bytes: 300001 }
+      fault { at_ns: 300000 kind: RESET a: 'a' b: 'b' })");
+  const RunReport report = RunScenario(scenario);
+  EXPECT_EQ(Rules(report), "");
+  EXPECT_EQ(report.tally.files_copied, 1u);
+}
+
+TEST(Run, BlockingProgramsPlayOnFibers) {
+  const Scenario scenario =
+      Parse("host { name: 'a' } host { name: 'b' } ping_pong { client: 'a' server: 'b' count: 7 }");
+  const RunReport report = RunScenario(scenario);
+  EXPECT_EQ(Rules(report), "");
+  EXPECT_EQ(report.tally.pings, 7u);
+}
+
+// The only fault is in the scenario: a call without a time-out over a link that never delivers. The checker of liveness
+// must say so, and the report must show who waits for what.
+TEST(Run, AWorldThatCannotGoOnIsReportedWithItsState) {
+  const Scenario scenario = Parse(std::string(kPair) + R"(
+      client { name: 'c' host: 'b' server: 'a' call { service_ns: 9000000000000 timeout_ns: 0 } })");
+  const RunReport report = RunScenario(scenario);
+  ASSERT_FALSE(report.violations.empty());
+  EXPECT_EQ(report.violations[0].rule, "liveness.deadlock");
+  EXPECT_NE(report.state.find("client c on b: 1 of 1 calls started, 1 under way"), std::string::npos) << report.state;
+  EXPECT_NE(report.state.find("1 calls held by the service"), std::string::npos) << report.state;
+  EXPECT_NE(report.state.find("qp-2: RTS"), std::string::npos) << report.state;
+}
+
+TEST(Run, StopsWhereItIsTold) {
+  const Scenario scenario =
+      Parse(std::string(kPair) + "client { name: 'c' host: 'b' server: 'a' call { repeat: 50 result_bytes: 5000 } }");
+  const uint64_t all = RunScenario(scenario).trace_events;
+  int asked = 0;
+  RunOptions options;
+  options.stop = [&asked] { return ++asked > 100; };
+  const RunReport report = RunScenario(scenario, options);
+  EXPECT_TRUE(report.stopped);
+  EXPECT_LT(report.trace_events, all);
+  EXPECT_FALSE(report.state.empty());
+}
+
+TEST(Validate, NamesTheFieldAndWhatWasExpected) {
+  const struct {
+    const char* text;
+    const char* problem;
+  } kCases[] = {
+      {"", "host: a scenario needs at least one"},
+      {"host { name: 'a' } host { name: 'a' }", "host.name: \"a\" is there twice"},
+      {"host { name: 'a' } service { host: 'x' }", "service.host: \"x\", expected the name of a host"},
+      {"host { name: 'a' } client { name: 'c' host: 'a' server: 'a' }",
+       "client.server: \"a\", expected a host with a service"},
+      {"host { name: 'a' } fault { kind: KILL a: 'b' }", "fault.a: \"b\", expected the name of a host"},
+      {"host { name: 'a' } fault { a: 'a' }", "fault.kind: \"NONE\", expected a kind of fault"},
+      {"host { name: 'a' } host { name: 'b' } fault { kind: PARTITION a: 'a' b: 'b' }",
+       "fault.for_ns: \"0\", expected how long it lasts"},
+      {"host { name: 'a' } host { name: 'b' } link { a: 'a' b: 'a' }", "link: \"a\", expected two different hosts"},
+  };
+  for (const auto& each : kCases) {
+    const auto result = Validate(Parse(each.text));
+    ASSERT_FALSE(result.has_value()) << each.text;
+    EXPECT_EQ(result.error(), each.problem);
+  }
+}
+
+}  // namespace
+}  // namespace stagecoach::scenario

@@ -1,0 +1,67 @@
+// ServiceProgram: an RPC server with the model service, and with the file service over a directory of its own when the
+// scenario says so.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "rpcrdma/api/server.h"
+#include "rpcrdma/ulb/file/executor.h"
+#include "rpcrdma/ulb/file/file_service.h"
+#include "rpcrdma/ulb/file/file_store.h"
+#include "scenarios/runner/program.h"
+#include "scenarios/runner/stage.h"
+
+namespace stagecoach::scenario {
+
+class ServiceProgram final : public Program {
+ public:
+  // `spec` and `stage` outlive the program.
+  ServiceProgram(Stage& stage, const Service& spec);
+  ~ServiceProgram() override;
+
+  const std::string& host() const override { return spec_.host(); }
+  void Start() override;
+  void Kill() override;
+  // A service has no work of its own.
+  bool Idle() const override { return !stopping_ || server_ == nullptr; }
+  void Stop() override {
+    StopAndThen(std::chrono::seconds(1), [] {});
+  }
+  std::string Describe() const override;
+
+  // Stops with so much grace, and starts again.
+  void Restart(Duration grace);
+  // Blocks in use by all clients, and connections: what must not grow.
+  size_t clients() const { return server_ != nullptr ? server_->stats().clients : 0; }
+  rpcrdma::ServerStats stats() const { return server_ != nullptr ? server_->stats() : rpcrdma::ServerStats(); }
+
+ private:
+  void StopAndThen(Duration grace, std::function<void()> then);
+
+  // Removed with everything in it.
+  class Directory {
+   public:
+    Directory();
+    ~Directory();
+    const std::string& path() const { return path_; }
+
+   private:
+    std::string path_;
+  };
+
+  Stage& stage_;
+  const Service& spec_;
+  std::optional<Directory> directory_;
+  std::unique_ptr<rpcrdma::file::FileStore> store_;
+  std::unique_ptr<rpcrdma::file::InlineExecutor> executor_;
+  std::unique_ptr<rpcrdma::file::FileService> files_;
+  std::unique_ptr<ModelService> model_;
+  std::unique_ptr<rpcrdma::Server> server_;
+  bool stopping_ = false;
+  uint32_t incarnation_ = 0;
+  uint32_t starts_ = 0;
+};
+
+}  // namespace stagecoach::scenario

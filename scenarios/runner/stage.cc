@@ -1,0 +1,89 @@
+#include "scenarios/runner/stage.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+
+namespace stagecoach::scenario {
+emu::DeviceProfile MakeProfile(const Device& device) {
+  emu::DeviceProfile profile = emu::IwarpProfile();
+  const auto set = [](bool present, auto value, auto* field) {
+    if (present) *field = static_cast<std::remove_pointer_t<decltype(field)>>(value);
+  };
+  set(device.has_max_qp_wr(), device.max_qp_wr(), &profile.max_qp_wr);
+  set(device.has_max_cqe(), device.max_cqe(), &profile.max_cqe);
+  set(device.has_max_mr(), device.max_mr(), &profile.max_mr);
+  set(device.has_max_mw(), device.max_mw(), &profile.max_mw);
+  set(device.has_max_mr_size(), device.max_mr_size(), &profile.max_mr_size);
+  set(device.has_max_ird(), device.max_ird(), &profile.max_ird);
+  set(device.has_max_ord(), device.max_ord(), &profile.max_ord);
+  set(device.has_max_inline(), device.max_inline(), &profile.max_inline);
+  set(device.has_stag_quarantine(), device.stag_quarantine(), &profile.stag_quarantine);
+  profile.want_crc = device.crc();
+  return profile;
+}
+
+emu::LinkOptions MakeLink(const Link& link) {
+  emu::LinkOptions options;
+  options.latency = Duration(link.latency_ns());
+  options.jitter = Duration(link.jitter_ns());
+  options.bytes_per_second = link.bytes_per_second();
+  options.buffer = link.buffer_bytes();
+  options.max_segment_size = link.segment_bytes();
+  options.chop = link.chop();
+  return options;
+}
+
+Stage::Stage(const Scenario& scenario, TraceSink* trace, std::shared_ptr<emu::CaptureSink> capture)
+    : scenario_(scenario), trace_(trace), prng_(scenario.seed()) {
+  emu::SimWorld::Options options;
+  options.seed = scenario.seed();
+  options.trace = trace;
+  options.link = MakeLink(Link());
+  emu::WorldOptions world_options;
+  world_options.capture = std::move(capture);
+  auto world = std::make_unique<emu::SimulatedWorld>(options, std::move(world_options));
+  for (const Host& host : scenario.host()) {
+    world->AddHost(host.name(), {*emu::IpEndpoint::Parse(AddressOf(host.name()), 0)}, MakeProfile(host.device()));
+  }
+  for (const Link& link : scenario.link()) {
+    world->sim().SetLink(world->fabric(link.a()), world->fabric(link.b()), MakeLink(link));
+  }
+  world_ = world.get();
+  emu::World::Install(std::move(world));
+}
+
+Stage::~Stage() {
+  emu::World::Install(nullptr);
+}
+
+std::string Stage::AddressOf(const std::string& host) const {
+  for (int i = 0; i < scenario_.host_size(); ++i) {
+    if (scenario_.host(i).name() == host) return "10.0.0." + std::to_string(i + 1);
+  }
+  return {};
+}
+
+void Stage::NoteDisturbance(const std::string& a, const std::string& b, Instant until) {
+  disturbances_.push_back({a, b, until});
+}
+
+bool Stage::Disturbed(const std::string& a, const std::string& b, Instant since) const {
+  return std::any_of(disturbances_.begin(), disturbances_.end(), [&](const Disturbance& disturbance) {
+    if (disturbance.until < since) return false;
+    if (disturbance.b.empty()) return disturbance.a == a || disturbance.a == b;
+    return (disturbance.a == a && disturbance.b == b) || (disturbance.a == b && disturbance.b == a);
+  });
+}
+
+bool Stage::FailsRegistrations(const std::string& host) const {
+  for (const Host& each : scenario_.host()) {
+    if (each.name() != host) continue;
+    return std::any_of(each.device().fault().begin(), each.device().fault().end(),
+                       [](const DeviceFault& fault) { return fault.kind() == DeviceFault::FAIL_REGISTRATION; });
+  }
+  return false;
+}
+
+}  // namespace stagecoach::scenario

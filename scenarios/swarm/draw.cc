@@ -1,0 +1,276 @@
+#include "scenarios/swarm/draw.h"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <string>
+
+#include "base/prng.h"
+
+namespace stagecoach::scenario {
+namespace {
+
+// Faults fall into this time from the start; work is spread so that most of it meets some.
+constexpr uint64_t kTroubleNs = 40'000'000;
+
+class Drawer {
+ public:
+  explicit Drawer(uint64_t seed) : prng_(Prng(seed).Fork("swarm")) {
+    scenario_.set_name("seed-" + std::to_string(seed));
+    scenario_.set_seed(seed);
+  }
+
+  Scenario Draw() {
+    DrawHosts();
+    DrawLinks();
+    DrawServices();
+    DrawClients();
+    if (prng_.OneIn(12)) DrawFileCopies();
+    if (prng_.OneIn(6)) DrawPingPongs();
+    if (!prng_.OneIn(3)) DrawFaults();
+    return std::move(scenario_);
+  }
+
+ private:
+  template <typename T, size_t N>
+  T OneOf(const std::array<T, N>& choices) {
+    return choices[prng_.Below(N)];
+  }
+  // Each power of two is as likely as any other.
+  uint64_t Scaled(uint64_t low, uint64_t high) {
+    uint64_t bits = 0;
+    while ((high >> bits) > std::max<uint64_t>(low, 1)) ++bits;
+    const uint64_t top = std::max(low, high >> prng_.Below(bits + 1));
+    return prng_.Between(low, top);
+  }
+  const std::string& AnyHost() { return scenario_.host(static_cast<int>(prng_.Below(scenario_.host_size()))).name(); }
+
+  void DrawHosts() {
+    const uint64_t count = prng_.OneIn(4) ? prng_.Between(3, 5) : 2;
+    const bool crc = prng_.OneIn(2);
+    for (uint64_t i = 0; i < count; ++i) {
+      Host& host = *scenario_.add_host();
+      host.set_name(std::string(1, static_cast<char>('a' + i)));
+      Device& device = *host.mutable_device();
+      if (crc) device.set_crc(true);
+      if (prng_.OneIn(3)) device.set_max_ord(static_cast<uint32_t>(Scaled(1, 16)));
+      if (prng_.OneIn(3)) device.set_max_ird(static_cast<uint32_t>(Scaled(1, 16)));
+      if (prng_.OneIn(3)) device.set_max_mr_size(uint64_t{1} << prng_.Between(14, 18));
+      if (prng_.OneIn(4)) device.set_max_qp_wr(static_cast<uint32_t>(prng_.Between(256, 1024)));
+      if (prng_.OneIn(4)) device.set_max_inline(OneOf(std::array<uint32_t, 3>{0, 16, 220}));
+      // The smallest that is still honest: the checker of stale STags has a shorter memory.
+      if (prng_.OneIn(3)) device.set_stag_quarantine(65536);
+      DrawDeviceFaults(device);
+    }
+  }
+
+  void DrawDeviceFaults(Device& device) {
+    if (prng_.OneIn(3)) device.add_fault()->set_kind(DeviceFault::ADVERSARIAL_PLACEMENT);
+    if (prng_.OneIn(4)) {
+      DeviceFault& fault = *device.add_fault();
+      fault.set_kind(DeviceFault::DELAY_COMPLETION);
+      fault.set_one_in(static_cast<uint32_t>(prng_.Between(1, 8)));
+      fault.set_delay_ns(Scaled(1000, 2'000'000));
+    }
+    if (prng_.OneIn(12)) {
+      DeviceFault& fault = *device.add_fault();
+      fault.set_kind(DeviceFault::FAIL_REGISTRATION);
+      fault.set_one_in(static_cast<uint32_t>(Scaled(2, 200)));
+    }
+  }
+
+  void DrawLinkInto(Link& link) {
+    link.set_latency_ns(Scaled(500, 5'000'000));
+    if (prng_.OneIn(2)) link.set_jitter_ns(Scaled(100, 500'000));
+    if (prng_.OneIn(3)) link.set_bytes_per_second(Scaled(1'000'000, 10'000'000'000));
+    if (prng_.OneIn(3)) link.set_buffer_bytes(static_cast<uint32_t>(Scaled(4096, 1 << 20)));
+    if (prng_.OneIn(3)) link.set_segment_bytes(static_cast<uint32_t>(prng_.Between(536, 9000)));
+    link.set_chop(prng_.OneIn(2));
+  }
+
+  void DrawLinks() {
+    for (int a = 0; a < scenario_.host_size(); ++a) {
+      for (int b = a + 1; b < scenario_.host_size(); ++b) {
+        if (prng_.OneIn(4)) continue;
+        Link& link = *scenario_.add_link();
+        link.set_a(scenario_.host(a).name());
+        link.set_b(scenario_.host(b).name());
+        DrawLinkInto(link);
+      }
+    }
+  }
+
+  uint32_t Threshold() { return prng_.OneIn(2) ? 4096 : 1024 * static_cast<uint32_t>(Scaled(1, 16)); }
+  uint32_t Credits() { return prng_.OneIn(4) ? 1 : static_cast<uint32_t>(Scaled(1, 64)); }
+
+  void DrawServices() {
+    const uint64_t count = scenario_.host_size() > 2 ? prng_.Between(1, 2) : 1;
+    for (uint64_t i = 0; i < count; ++i) {
+      Service& service = *scenario_.add_service();
+      service.set_host(scenario_.host(static_cast<int>(i)).name());
+      service.set_credits(Credits());
+      service.set_inline_threshold(Threshold());
+      if (prng_.OneIn(3)) service.set_outgoing_reads(static_cast<uint32_t>(Scaled(1, 16)));
+      if (prng_.OneIn(4)) service.set_client_bytes_max(Scaled(1 << 20, 64 << 20));
+      if (prng_.OneIn(6)) service.set_call_bytes_max(Scaled(65536, 8 << 20));
+      if (prng_.OneIn(8)) service.set_clients_max(static_cast<uint32_t>(prng_.Between(1, 3)));
+    }
+  }
+
+  // A size where some part of the code may decide wrongly.
+  uint32_t Size() {
+    static constexpr std::array<uint32_t, 10> kEdges = {0, 4, 900, 1024, 2048, 4096, 8192, 16384, 65536, 262144};
+    switch (prng_.Below(8)) {
+      case 0:
+        return 0;
+      case 1:
+        return static_cast<uint32_t>(prng_.Between(1, 16));
+      case 2:
+      case 3: {
+        const uint32_t edge = OneOf(kEdges);
+        return edge + static_cast<uint32_t>(prng_.Between(0, 4)) - std::min(edge, 2u);
+      }
+      case 4: {
+        // Around what is left of an inline message beside its headers.
+        const uint32_t edge = 1024 * static_cast<uint32_t>(Scaled(1, 16));
+        return edge - static_cast<uint32_t>(prng_.Between(0, 260));
+      }
+      default:
+        return static_cast<uint32_t>(Scaled(1, prng_.OneIn(20) ? 2 << 20 : 100'000));
+    }
+  }
+
+  void DrawCall(Call& call) {
+    if (prng_.OneIn(3)) call.set_repeat(static_cast<uint32_t>(Scaled(1, 30)));
+    if (prng_.OneIn(3)) call.set_pause_ns(Scaled(1, 10'000'000));
+    if (!prng_.OneIn(4)) call.set_argument_bytes(Size());
+    if (!prng_.OneIn(4)) call.set_result_bytes(Size());
+    if (prng_.OneIn(6)) call.set_plain_argument_bytes(std::min<uint32_t>(Size(), 300'000));
+    if (prng_.OneIn(6)) call.set_plain_result_bytes(std::min<uint32_t>(Size(), 300'000));
+    // Room to spare; seldom too little.
+    if (prng_.OneIn(4)) call.set_result_room_bytes(call.result_bytes() + static_cast<uint32_t>(Scaled(1, 10'000)));
+    if (prng_.OneIn(30)) call.set_result_room_bytes(call.result_bytes() / 2);
+    if (prng_.OneIn(6)) {
+      call.set_plain_result_room_bytes(call.plain_result_bytes() + static_cast<uint32_t>(Scaled(1, 10'000)));
+    }
+    if (prng_.OneIn(30)) call.set_plain_result_room_bytes(call.plain_result_bytes() / 2);
+    if (prng_.OneIn(4)) call.set_service_ns(Scaled(1, 5'000'000));
+    if (prng_.OneIn(12)) call.set_timeout_ns(Scaled(1000, 50'000'000));
+    if (prng_.OneIn(12)) call.set_cancel_ns(Scaled(1, 10'000'000));
+  }
+
+  void DrawClients() {
+    const uint64_t count = Scaled(1, 6);
+    for (uint64_t i = 0; i < count; ++i) {
+      Client& client = *scenario_.add_client();
+      client.set_name("client-" + std::to_string(i));
+      client.set_server(
+          scenario_.service(static_cast<int>(prng_.Below(static_cast<uint64_t>(scenario_.service_size())))).host());
+      do {
+        client.set_host(AnyHost());
+      } while (client.host() == client.server());
+      if (prng_.OneIn(3)) client.set_start_ns(Scaled(1, kTroubleNs));
+      client.set_credits(Credits());
+      client.set_inline_threshold(Threshold());
+      if (prng_.OneIn(3)) client.set_incoming_reads(static_cast<uint32_t>(Scaled(1, 16)));
+      if (prng_.OneIn(8)) client.set_queued_calls_max(static_cast<uint32_t>(Scaled(1, 16)));
+      if (prng_.OneIn(10)) client.set_message_bytes_max(static_cast<uint32_t>(Scaled(16384, 1 << 20)));
+      client.set_memory_windows(!prng_.OneIn(3));
+      client.set_concurrency(static_cast<uint32_t>(Scaled(1, 32)));
+      if (prng_.OneIn(6)) client.set_calls_per_connection(static_cast<uint32_t>(Scaled(1, 8)));
+      const uint64_t calls = Scaled(1, 12);
+      for (uint64_t k = 0; k < calls; ++k) DrawCall(*client.add_call());
+    }
+  }
+
+  void DrawFileCopies() {
+    Service& service = *scenario_.mutable_service(0);
+    service.set_files(true);
+    service.clear_call_bytes_max();
+    FileCopy& copy = *scenario_.add_file_copy();
+    copy.set_server(service.host());
+    do {
+      copy.set_host(AnyHost());
+    } while (copy.host() == copy.server());
+    copy.set_bytes(Scaled(1, 400'000));
+    copy.set_chunk_bytes(static_cast<uint32_t>(Scaled(4096, 100'000)));
+    copy.set_concurrency(static_cast<uint32_t>(prng_.Between(1, 6)));
+  }
+
+  void DrawPingPongs() {
+    const uint64_t count = prng_.Between(1, 2);
+    for (uint64_t i = 0; i < count; ++i) {
+      PingPong& ping_pong = *scenario_.add_ping_pong();
+      ping_pong.set_server(AnyHost());
+      do {
+        ping_pong.set_client(AnyHost());
+      } while (ping_pong.client() == ping_pong.server());
+      ping_pong.set_port(7174 + static_cast<uint32_t>(i));
+      ping_pong.set_count(static_cast<uint32_t>(Scaled(1, 20)));
+      ping_pong.set_bytes(static_cast<uint32_t>(Scaled(1, 10'000)));
+      if (prng_.OneIn(2)) ping_pong.set_start_ns(Scaled(1, kTroubleNs));
+    }
+  }
+
+  void DrawFaults() {
+    const uint64_t count = Scaled(1, 6);
+    for (uint64_t i = 0; i < count; ++i) {
+      Fault& fault = *scenario_.add_fault();
+      fault.set_at_ns(Scaled(1000, kTroubleNs));
+      const auto pair = [&] {
+        fault.set_a(AnyHost());
+        do {
+          fault.set_b(AnyHost());
+        } while (fault.b() == fault.a());
+      };
+      switch (prng_.Below(8)) {
+        case 0:
+          fault.set_kind(Fault::PARTITION);
+          pair();
+          fault.set_for_ns(Scaled(1000, prng_.OneIn(4) ? 60'000'000'000 : 100'000'000));
+          break;
+        case 1:
+          fault.set_kind(Fault::RESET);
+          pair();
+          break;
+        case 2:
+          fault.set_kind(Fault::FORGET);
+          fault.set_a(AnyHost());
+          break;
+        case 3:
+        case 4:
+          fault.set_kind(Fault::KILL);
+          fault.set_a(AnyHost());
+          if (!prng_.OneIn(6)) fault.set_for_ns(Scaled(1000, 50'000'000));
+          break;
+        case 5:
+          fault.set_kind(Fault::POWER_LOSS);
+          fault.set_a(AnyHost());
+          if (!prng_.OneIn(6)) fault.set_for_ns(Scaled(1000, 50'000'000));
+          break;
+        case 6:
+          fault.set_kind(Fault::LINK);
+          pair();
+          DrawLinkInto(*fault.mutable_link());
+          if (!prng_.OneIn(3)) fault.set_for_ns(Scaled(1000, kTroubleNs));
+          break;
+        default:
+          fault.set_kind(Fault::RESTART_SERVICE);
+          fault.set_a(scenario_.service(0).host());
+          fault.set_for_ns(Scaled(1, 10'000'000));
+          break;
+      }
+    }
+  }
+
+  Prng prng_;
+  Scenario scenario_;
+};
+
+}  // namespace
+
+Scenario Draw(uint64_t seed) {
+  return Drawer(seed).Draw();
+}
+
+}  // namespace stagecoach::scenario

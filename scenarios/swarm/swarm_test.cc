@@ -1,0 +1,87 @@
+// The swarm's own parts: drawing is a function of the seed, and shrinking keeps what matters and drops the rest.
+#include <google/protobuf/util/message_differencer.h>
+#include <gtest/gtest.h>
+
+#include <set>
+#include <string>
+
+#include "scenarios/runner/run.h"
+#include "scenarios/swarm/draw.h"
+#include "scenarios/swarm/shrink.h"
+
+namespace stagecoach::scenario {
+namespace {
+
+TEST(Draw, TheSameSeedDrawsTheSameValidScenario) {
+  std::set<std::string> all;
+  for (uint64_t seed = 1; seed <= 2000; ++seed) {
+    const Scenario scenario = Draw(seed);
+    const auto valid = Validate(scenario);
+    ASSERT_TRUE(valid.has_value()) << "seed " << seed << ": " << valid.error();
+    EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(scenario, Draw(seed)));
+    all.insert(scenario.SerializeAsString());
+  }
+  EXPECT_EQ(all.size(), 2000u);
+}
+
+TEST(Draw, EveryKindOfFaultComesUp) {
+  std::set<int> faults;
+  std::set<int> device_faults;
+  for (uint64_t seed = 1; seed <= 300; ++seed) {
+    const Scenario scenario = Draw(seed);
+    for (const Fault& fault : scenario.fault()) faults.insert(fault.kind());
+    for (const Host& host : scenario.host()) {
+      for (const DeviceFault& fault : host.device().fault()) device_faults.insert(fault.kind());
+    }
+  }
+  EXPECT_EQ(faults.size(), static_cast<size_t>(Fault::Kind_MAX));
+  EXPECT_EQ(device_faults.size(), static_cast<size_t>(DeviceFault::Kind_MAX));
+}
+
+// A defect that shows when a client asks for more than 5000 bytes while its server's host is killed.
+bool Fails(const Scenario& scenario) {
+  for (const Fault& fault : scenario.fault()) {
+    if (fault.kind() != Fault::KILL) continue;
+    for (const Client& client : scenario.client()) {
+      if (client.server() != fault.a()) continue;
+      for (const Call& call : client.call()) {
+        if (call.result_bytes() > 5000) return true;
+      }
+    }
+  }
+  return false;
+}
+
+TEST(Shrink, LeavesWhatTheFailureNeeds) {
+  int shrunk = 0;
+  for (uint64_t seed = 1; seed <= 400 && shrunk < 5; ++seed) {
+    const Scenario scenario = Draw(seed);
+    if (!Fails(scenario)) continue;
+    ++shrunk;
+    const Shrunk result = Shrink(scenario, Fails);
+    const Scenario& small = result.scenario;
+    SCOPED_TRACE(small.DebugString());
+    EXPECT_TRUE(Fails(small));
+    EXPECT_TRUE(Validate(small).has_value());
+    EXPECT_EQ(small.fault_size(), 1);
+    ASSERT_EQ(small.client_size(), 1);
+    ASSERT_EQ(small.client(0).call_size(), 1);
+    EXPECT_LT(small.client(0).call(0).result_bytes(), 5100u);
+    EXPECT_LE(small.host_size(), 2);
+    EXPECT_EQ(small.link_size() + small.file_copy_size() + small.ping_pong_size(), 0);
+    EXPECT_EQ(small.service_size(), 1);
+    EXPECT_EQ(small.seed(), scenario.seed());
+  }
+  EXPECT_EQ(shrunk, 5);
+}
+
+TEST(Shrink, StopsWhenItsRunsAreUsedUp) {
+  uint64_t seed = 1;
+  while (!Fails(Draw(seed))) ++seed;
+  const Shrunk result = Shrink(Draw(seed), Fails, 10);
+  EXPECT_EQ(result.runs, 10u);
+  EXPECT_TRUE(Fails(result.scenario));
+}
+
+}  // namespace
+}  // namespace stagecoach::scenario

@@ -1,0 +1,56 @@
+// Seeds in the ordinary tests: each is played twice, breaks no rule and leaves the same trace. Then the scenarios that
+// once broke one (scenarios/regressions).
+#include <google/protobuf/text_format.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+
+#include "scenarios/runner/run.h"
+#include "scenarios/swarm/draw.h"
+
+namespace stagecoach {
+namespace {
+
+using scenario::RunReport;
+using scenario::Scenario;
+
+void PlayTwice(const Scenario& scenario, const std::string& replay) {
+  const RunReport first = scenario::RunScenario(scenario);
+  for (const auto& violation : first.violations) {
+    ADD_FAILURE() << scenario.name() << ": " << violation.rule << ": " << violation.text << "\nreplay: " << replay;
+  }
+  const RunReport second = scenario::RunScenario(scenario);
+  EXPECT_EQ(first.trace_hash, second.trace_hash) << scenario.name() << " is not deterministic\nreplay: " << replay;
+  EXPECT_EQ(first.trace_events, second.trace_events);
+}
+
+// Fifty to a test, so that they can run side by side and a failure is near its name.
+class SeedsTest : public ::testing::TestWithParam<uint64_t> {};
+
+TEST_P(SeedsTest, BreakNoRuleAndLeaveTheSameTrace) {
+  for (uint64_t seed = GetParam(); seed < GetParam() + 50 && !HasFailure(); ++seed) {
+    PlayTwice(scenario::Draw(seed), "stagecoach sim --seed " + std::to_string(seed) + " --trace");
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(TwoHundred, SeedsTest, ::testing::Values(1, 51, 101, 151));
+
+TEST(Regressions, BreakNoRuleAnyMore) {
+  for (const auto& entry : std::filesystem::directory_iterator("scenarios/regressions")) {
+    if (entry.path().extension() != ".textproto") continue;
+    std::ifstream file(entry.path());
+    std::stringstream text;
+    text << file.rdbuf();
+    Scenario scenario;
+    ASSERT_TRUE(google::protobuf::TextFormat::ParseFromString(text.str(), &scenario)) << entry.path();
+    const auto valid = scenario::Validate(scenario);
+    ASSERT_TRUE(valid.has_value()) << entry.path() << ": " << valid.error();
+    PlayTwice(scenario, "stagecoach sim " + entry.path().string() + " --trace");
+  }
+}
+
+}  // namespace
+}  // namespace stagecoach
