@@ -25,6 +25,7 @@ void AddLs(CLI::App& app, int& exit_code);
 void AddGet(CLI::App& app, int& exit_code);
 void AddPut(CLI::App& app, int& exit_code);
 void AddPing(CLI::App& app, int& exit_code);
+void AddSim(CLI::App& app, int& exit_code);
 
 // "stagecoach: COMMAND: TEXT" on standard error.
 void Complain(std::string_view command, std::string_view text);

@@ -164,7 +164,7 @@ RunReport RunOnce(const Scenario& scenario, const SimOptions& options) {
     }
   }
   run.capture = capture;
-  RunReport report = scenario::Run(scenario, run);
+  RunReport report = scenario::RunScenario(scenario, run);
   if (!options.until.empty() && !watcher.found()) {
     Complain("sim", fmt::format("--until: no event contains \"{}\"", options.until));
   }
@@ -185,7 +185,7 @@ bool WriteScenario(const Scenario& scenario, const std::string& path) {
 void ShrinkAndPrint(const SimOptions& options, const Scenario& scenario, const RunReport& report) {
   const std::string rule = RuleOf(report);
   scenario::Shrunk shrunk = scenario::Shrink(scenario, [&](const Scenario& candidate) {
-    const RunReport again = scenario::Run(candidate);
+    const RunReport again = scenario::RunScenario(candidate);
     return RuleOf(again) == rule;
   });
   shrunk.scenario.set_purpose(fmt::format("Breaks {}. Shrunk from seed {}.", rule, scenario.seed()));
@@ -203,7 +203,8 @@ void PrintMarks() {
   size_t reached = 0;
   for (const auto& [name, count] : passed) reached += count > 0 ? 1 : 0;
   fmt::print("marks: {} of {} reached\n", reached, passed.size());
-  for (const auto& [name, count] : passed) fmt::print("  {:>12}  {}\n", count > 0 ? std::to_string(count) : "never", name);
+  for (const auto& [name, count] : passed)
+    fmt::print("  {:>12}  {}\n", count > 0 ? std::to_string(count) : "never", name);
 }
 
 // --- Crashes ---
@@ -276,7 +277,7 @@ int RunOne(const SimOptions& options, const Scenario& scenario) {
   PrintSummary(scenario, report);
   bool failed = !report.violations.empty();
   if (options.twice && !report.stopped) {
-    const RunReport again = scenario::Run(scenario);
+    const RunReport again = scenario::RunScenario(scenario);
     if (again.trace_hash != report.trace_hash) {
       fmt::print("FAILED: {} is not deterministic: another run has trace hash {:016x}\n", scenario.name(),
                  again.trace_hash);
@@ -303,7 +304,7 @@ int RunSwarm(const SimOptions& options) {
   for (; done < options.count && (failures == 0 || options.keep_going); ++done) {
     const Scenario scenario = scenario::Draw(options.seed + done);
     TellSeedOnCrash(scenario.seed());
-    const RunReport report = scenario::Run(scenario);
+    const RunReport report = scenario::RunScenario(scenario);
     calls += report.tally.calls;
     hash = StableHash(AsText(AsBytes(&report.trace_hash, sizeof(report.trace_hash))), hash);
     bool failed = !report.violations.empty();
@@ -312,7 +313,7 @@ int RunSwarm(const SimOptions& options) {
       if (options.shrink) ShrinkAndPrint(options, scenario, report);
     }
     if (options.twice) {
-      const RunReport again = scenario::Run(scenario);
+      const RunReport again = scenario::RunScenario(scenario);
       calls += again.tally.calls;
       if (again.trace_hash != report.trace_hash) {
         fmt::print("FAILED: {} is not deterministic: trace hash {:016x}, then {:016x}\nreplay: {} --twice\n",
@@ -373,7 +374,8 @@ void AddSim(CLI::App& app, int& exit_code) {
   command->add_flag("--keep-going", options->keep_going, "With --count: go on after a failure");
   command->add_flag("--trace", options->trace, "Print every event");
   command->add_option("--pcap", options->pcap, "Write a capture that Wireshark opens");
-  command->add_option("--until", options->until, "Stop at the first event whose line contains this, and show the state");
+  command->add_option("--until", options->until,
+                      "Stop at the first event whose line contains this, and show the state");
   command->add_flag("--step", options->step, "Ask after each event; with --until, from that event on");
   command->add_flag("--print", options->print, "Print the scenario instead of running it");
   command->add_flag("--shrink", options->shrink, "Reduce what fails to a small scenario that still fails");
