@@ -163,7 +163,12 @@ VerbsResult<void> Connection::CreateResources() {
     return Err(VerbsError{.error = error, .call = "ibv_query_device"});
   }
   iwarp_ = context->device->transport_type == IBV_TRANSPORT_IWARP;
-  windows_ = options_.memory_windows && (device.device_cap_flags & IBV_DEVICE_MEM_WINDOW_TYPE_2B) != 0;
+  // Devices of no vendor are Linux's rxe, whose windows cannot be used with remote invalidation: it reports an
+  // invalidated key by the kernel's flag, which user space reads as IBV_WC_IP_CSUM_OK, so the key is invalidated here
+  // once more, and a free window that is invalidated crashes the kernel (6.1). Plain regions do.
+  constexpr uint32_t kNoVendor = 0xffffff;  // [IBTA v1.4:A3.3.1]
+  windows_ = options_.memory_windows && (device.device_cap_flags & IBV_DEVICE_MEM_WINDOW_TYPE_2B) != 0 &&
+             device.vendor_id != kNoVendor;
   outgoing_reads_ = std::min<uint32_t>(outgoing_reads_, std::max(device.max_qp_init_rd_atom, 0));
   incoming_reads_ = std::min<uint32_t>(incoming_reads_, std::max(device.max_qp_rd_atom, 0));
   segment_length_max_ = static_cast<uint32_t>(std::min<uint64_t>(device.max_mr_size, segment_length_max_));
