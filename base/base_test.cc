@@ -1,4 +1,8 @@
 // Tests of the small types that all layers share.
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include <algorithm>
 #include <initializer_list>
 #include <set>
@@ -97,6 +101,29 @@ TEST(Crc32c, TablesAndInstructionAgreeAtEveryLengthAndSplit) {
     const size_t split = prng.Below(length + 1);
     EXPECT_EQ(internal::Crc32cTable(internal::Crc32cTable(0xffffffffu, all.first(split)), all.subspan(split)), table);
   }
+}
+
+TEST(Crc32c, TheInstructionIsUsedExactlyWhereTheProcessorHasIt) {
+#if defined(__x86_64__)
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  ASSERT_NE(__get_cpuid(1, &a, &b, &c, &d), 0);
+  EXPECT_EQ(internal::HasCrc32cInstruction(), (c & bit_SSE4_2) != 0);
+#else
+  EXPECT_FALSE(internal::HasCrc32cInstruction());
+#endif
+  internal::Crc32cKernel& active = internal::ActiveCrc32cKernel();
+  const internal::Crc32cKernel chosen = active;
+  EXPECT_EQ(chosen, internal::HasCrc32cInstruction() ? internal::Crc32cHardware : internal::Crc32cTable);
+  // And it is what computes.
+  static int calls;
+  calls = 0;
+  active = [](uint32_t state, ConstBytes bytes) {
+    ++calls;
+    return internal::Crc32cTable(state, bytes);
+  };
+  EXPECT_EQ(ComputeCrc32c(AsBytes("123456789")), 0xe3069283u);
+  active = chosen;
+  EXPECT_EQ(calls, 1);
 }
 
 TEST(Prng, ForkDependsOnNameAndNotOnDraws) {

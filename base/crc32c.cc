@@ -25,7 +25,8 @@ consteval std::array<std::array<uint32_t, 256>, 8> MakeTables() {
 
 constexpr auto kTables = MakeTables();
 
-// Polynomials over GF(2) modulo the Castagnoli polynomial, bit-reflected as the CRC is: bit 31 is the coefficient of x^0.
+// Polynomials over GF(2) modulo the Castagnoli polynomial, bit-reflected as the CRC is: bit 31 is the coefficient of
+// x^0.
 constexpr uint32_t kOne = 0x80000000u;
 
 constexpr uint32_t MultiplyModP(uint32_t a, uint32_t b) {
@@ -87,16 +88,24 @@ bool HasCrc32cInstruction() {
 
 #else
 
-uint32_t Crc32cHardware(uint32_t state, ConstBytes bytes) { return Crc32cTable(state, bytes); }
-bool HasCrc32cInstruction() { return false; }
+uint32_t Crc32cHardware(uint32_t state, ConstBytes bytes) {
+  return Crc32cTable(state, bytes);
+}
+bool HasCrc32cInstruction() {
+  return false;
+}
 
 #endif
+
+Crc32cKernel& ActiveCrc32cKernel() {
+  static Crc32cKernel kernel = HasCrc32cInstruction() ? Crc32cHardware : Crc32cTable;
+  return kernel;
+}
 
 }  // namespace internal
 
 void Crc32c::Update(ConstBytes bytes) {
-  state_ = internal::HasCrc32cInstruction() ? internal::Crc32cHardware(state_, bytes)
-                                            : internal::Crc32cTable(state_, bytes);
+  state_ = internal::ActiveCrc32cKernel()(state_, bytes);
 }
 
 uint32_t ComputeCrc32c(ConstBytes bytes) {

@@ -1,6 +1,7 @@
 // CRC32c (Castagnoli polynomial), as MPA uses it (RFC 5044 section 4.4, appendix of RFC 3385).
 //
-// The SSE 4.2 instruction is used where the processor has it, tables otherwise; both give the same value.
+// On x86-64 processors with SSE 4.2 its instruction is used; on those without, and on every other architecture, tables:
+// the CRC instructions of ARMv8 are not used. Both give the same value.
 #pragma once
 
 #include <cstdint>
@@ -28,9 +29,12 @@ uint32_t CombineCrc32c(uint32_t first, uint32_t second, uint64_t second_size);
 
 namespace internal {
 // The two implementations, for the test that compares them.
+using Crc32cKernel = uint32_t (*)(uint32_t state, ConstBytes bytes);
 uint32_t Crc32cTable(uint32_t state, ConstBytes bytes);
 uint32_t Crc32cHardware(uint32_t state, ConstBytes bytes);
 bool HasCrc32cInstruction();
+// The one that Crc32c calls, chosen at first use. A reference, so that a test can put a watcher in its place.
+Crc32cKernel& ActiveCrc32cKernel();
 }  // namespace internal
 
 }  // namespace stagecoach
