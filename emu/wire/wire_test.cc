@@ -113,17 +113,29 @@ TEST(MpaFrame, AnythingThatDecodesEncodesToTheSameBytes) {
   }
 }
 
-TEST(MpaFrame, EveryTruncationIsAFault) {
-  const Bytes whole = Frame(MpaFrameKind::kReply, "1002 000c 0000 0080 f6ab0e18 01 00 03 03");
-  for (size_t size = 0; size < whole.size(); ++size) {
-    const auto frame = MpaFrame::Decode(MpaFrameKind::kReply, ConstBytes(whole).first(size));
-    ASSERT_FALSE(frame.has_value()) << size;
-    EXPECT_EQ(frame.error().kind, WireFaultKind::kTruncated);
-    EXPECT_EQ(frame.error().offset, size);
+TEST(MpaFrame, EveryTruncationOfEveryFormIsAFault) {
+  for (const MpaFrameKind kind : {MpaFrameKind::kRequest, MpaFrameKind::kReply}) {
+    for (const char* hex : {
+             "4001 0008 f6ab0e18 01 00 03 03",            // revision 1
+             "4001 0000",                                 // the same, without private data
+             "4002 0008 f6ab0e18 01 00 03 03",            // revision 2, not enhanced
+             "4002 0000",                                 //
+             "1002 000c 0000 0080 f6ab0e18 01 00 03 03",  // enhanced
+             "1002 0004 8001 c001",                       // enhanced, peer-to-peer, without private data
+         }) {
+      const Bytes whole = Frame(kind, hex);
+      ASSERT_TRUE(MpaFrame::Decode(kind, whole).has_value()) << hex;
+      for (size_t size = 0; size < whole.size(); ++size) {
+        const auto frame = MpaFrame::Decode(kind, ConstBytes(whole).first(size));
+        ASSERT_FALSE(frame.has_value()) << hex << " cut to " << size;
+        EXPECT_EQ(frame.error().kind, WireFaultKind::kTruncated) << hex << " cut to " << size;
+        EXPECT_EQ(frame.error().offset, size) << hex;
+      }
+      Bytes longer = whole;
+      longer.push_back({});
+      EXPECT_EQ(MpaFrame::Decode(kind, longer).error().kind, WireFaultKind::kTooLong) << hex;
+    }
   }
-  Bytes longer = whole;
-  longer.push_back({});
-  EXPECT_EQ(MpaFrame::Decode(MpaFrameKind::kReply, longer).error().kind, WireFaultKind::kTooLong);
 }
 
 TEST(MpaFrame, SizeIsKnownFromTheFirstTwentyBytes) {
@@ -473,7 +485,13 @@ TEST(Terminate, ACutQuotationDoesNotSpoilTheCode) {
     EXPECT_EQ(reading->header.SegmentLength().has_value(), size >= 6);
     EXPECT_EQ(reading->header.DdpHeader().empty(), size < 6 + kDdpUntaggedHeaderSize);
   }
-  EXPECT_EQ(DecodeTerminate(ConstBytes(whole).first(3)).error().kind, WireFaultKind::kTruncated);
+  for (size_t size = 0; size < kTerminateControlSize; ++size) {
+    const auto reading = DecodeTerminate(ConstBytes(whole).first(size));
+    ASSERT_FALSE(reading.has_value()) << size;
+    EXPECT_EQ(reading.error().kind, WireFaultKind::kTruncated) << size;
+    EXPECT_EQ(reading.error().offset, size);
+  }
+  EXPECT_TRUE(DecodeTerminate(whole)->header.QuotedReadRequest().has_value());
   EXPECT_EQ(DecodeTerminate(Bytes(kMaxTerminateSize + 1)).error().kind, WireFaultKind::kTooLong);
 }
 
