@@ -147,6 +147,34 @@ TEST_F(RpcTest, NullIsAnsweredInline) {
   EXPECT_EQ(server_->stats().connections.calls_inline, 100u);
 }
 
+TEST_F(RpcTest, TheServiceSeesTheCredentialsOfEachCall) {
+  Start();
+  rpcrdma::AuthSys sys{.stamp = 0xdeadbeef, .machine_name = "client.example", .uid = 1000, .gid = 100};
+  for (uint32_t gid = 0; gid < rpcrdma::kAuthSysGidsMax; ++gid) sys.gids.push_back(0xfffffff0 + gid);
+  const auto credentials = rpcrdma::MakeAuthSys(sys);
+  ASSERT_TRUE(credentials.has_value());
+  CallOptions options;
+  options.credentials = &*credentials;
+  // With an inline call, and with one whose arguments leave the message for a chunk.
+  const auto data = Pattern(100000);
+  ASSERT_TRUE(Call(
+                  kNull, [](XdrWriter&) {}, options)
+                  .has_value());
+  EXPECT_EQ(service_.last_call.cred, *credentials);
+  ASSERT_TRUE(Call(
+                  kSize, [&](XdrWriter& args) { args.EligibleOpaque(data); }, options)
+                  .has_value());
+  EXPECT_EQ(service_.last_call.cred, *credentials);
+  EXPECT_EQ(service_.last_call.verf, rpcrdma::AuthNone());
+  const auto parsed = rpcrdma::ParseAuthSys(service_.last_call.cred);
+  ASSERT_TRUE(parsed.has_value());
+  EXPECT_EQ(*parsed, sys);
+  EXPECT_EQ(client_->stats().calls_by_read_chunk, 1u);
+  // The next call is another's.
+  ASSERT_TRUE(Call(kNull).has_value());
+  EXPECT_EQ(service_.last_call.cred, rpcrdma::AuthNone());
+}
+
 TEST_F(RpcTest, DataOfEverySizeComesBackUnchanged) {
   Start();
   for (const size_t size : {size_t{0}, size_t{1}, size_t{3}, size_t{100}, size_t{1000}, size_t{3800}, size_t{3999},

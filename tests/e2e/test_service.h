@@ -36,6 +36,7 @@ class TestService final : public rpcrdma::Service {
     using rpcrdma::AcceptStat;
     using rpcrdma::XdrWriter;
     ++handled;
+    last_call = request.header();
     rpcrdma::XdrReader& args = request.args();
     switch (request.procedure()) {
       case kNull:
@@ -94,6 +95,7 @@ class TestService final : public rpcrdma::Service {
   void OnClientGone(rpcrdma::ClientId) override { --clients; }
 
   size_t handled = 0;
+  rpcrdma::CallHeader last_call;
   int clients = 0;
   std::multimap<uint32_t, rpcrdma::Request> held;
 };
