@@ -6,3 +6,8 @@ build_packages=(
 test_packages=(tshark)
 clang_packages=(clang clang-format clang-tidy libclang-rt-dev)
 bench_packages=(gcc libtirpc-dev rpcsvc-proto)
+# And the headers of the kernel that the machine runs (tests/interop/prepare).
+interop_packages=(
+  binutils busybox-static cpio ethtool gcc ibverbs-providers ibverbs-utils iproute2 kmod make perftest qemu-system-x86 rdma-core
+  rdmacm-utils xz-utils
+)
