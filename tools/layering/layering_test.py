@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """The arrows of docs/architecture.md, kept true over the sources and the build graph.
 
-Three checks: each package includes only the foreign headers its row allows; each package depends only on the project packages its row
-allows; and with the provider set to rdma-core nothing under //emu is reachable from the RPC stack. BUILD files are read as the Python they
-nearly are.
+Reads the table of that page. Four checks: each package has a row; each package includes only the foreign headers its row allows; each
+package depends only on the project packages its row allows; and with the provider set to rdma-core nothing under //emu is reachable
+from the RPC stack. BUILD files are read as the Python they nearly are.
 """
 import ast
 import pathlib
@@ -25,36 +25,43 @@ FOREIGN = {
     "random": re.compile(r"^random$"),
 }
 
-# package prefix -> (project packages it may use besides itself and //base, kinds of foreign headers it may include).
-# The longest matching prefix counts. Tests (testonly targets, *_test.cc) may use more and are not looked at.
-ROWS = {
-    "base": ([], []),
-    "base/asio_loop": ([], ["asio", "system", "threads"]),
-    "emu/wire": ([], []),
-    "emu/engine": (["emu/wire"], []),
-    "emu/fabric": ([], ["system", "threads"]),
-    "emu/llp": (["emu/wire", "emu/engine", "emu/fabric"], []),
-    "emu/tap": (["emu/wire", "emu/engine", "emu/fabric", "emu/llp", "emu/fault"], ["system", "threads"]),
-    "emu/nic": (["emu/wire", "emu/engine", "emu/fabric", "emu/llp", "emu/tap", "emu/fault"], ["system", "threads"]),
-    "emu/cm": (["emu/wire", "emu/engine", "emu/fabric", "emu/llp", "emu/tap", "emu/nic"], ["system", "threads"]),
-    "emu/backend/tcp": (["base/asio_loop", "emu/fabric", "emu/llp"], ["asio", "system", "threads"]),
-    "emu/sim": (["emu/fabric", "emu/llp"], ["system", "threads"]),
-    "emu/world": (["base/asio_loop", "emu"], ["system", "threads"]),
-    "verbs_shim/emulated": (["emu"], ["verbs", "system", "threads"]),
-    "verbs_shim/cxx": (["verbs_shim"], ["verbs", "system"]),
-    "verbs_shim": (["verbs_shim/emulated"], []),
-    "rpcrdma/xdr": ([], []),
-    "rpcrdma/onc": (["rpcrdma/xdr"], []),
-    "rpcrdma/wire": (["rpcrdma/xdr", "rpcrdma/onc"], []),
-    "rpcrdma/core": (["rpcrdma/xdr", "rpcrdma/onc", "rpcrdma/wire"], []),
-    "rpcrdma/loop": (["base/asio_loop"], ["asio", "system", "threads"]),
-    "rpcrdma/verbs": (["rpcrdma/core", "rpcrdma/wire", "rpcrdma/onc", "rpcrdma/xdr", "verbs_shim", "verbs_shim/cxx"], ["verbs", "system"]),
-    # The edge of the stack: resolves names on a thread of its own and draws the first XID.
-    "rpcrdma/api": (["rpcrdma/core", "rpcrdma/wire", "rpcrdma/onc", "rpcrdma/xdr", "rpcrdma/verbs", "rpcrdma/loop", "base/asio_loop",
-                     "verbs_shim/cxx"],
-                    ["asio", "fmt", "random", "system", "threads"]),
-    "rpcrdma/ulb": (["rpcrdma"], ["system", "threads"]),
-}
+PAGE = "docs/architecture.md"
+HEADING = "| package | may use | headers from outside |"
+
+
+def read_rows(text):
+    """The table of the page: {package: (project packages it may use besides itself and //base, kinds of foreign headers)}.
+
+    The row with the longest matching prefix counts. Tests (testonly targets, *_test.cc) may use more and are not looked at.
+    """
+    rows = {}
+    lines = iter(text.splitlines())
+    if not any(line == HEADING for line in lines):
+        raise ValueError(f"{PAGE} has no table headed '{HEADING}'")
+    next(lines)
+    for line in lines:
+        if not line.startswith("|"):
+            break
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) != 3:
+            raise ValueError(f"not a row of three cells: {line}")
+        names = [[] if cell == "-" else [re.fullmatch(r"`([a-z_/]+)`", name.strip()) for name in cell.split(",")] for cell in cells]
+        if len(names[0]) != 1 or None in sum(names, []):
+            raise ValueError(f"not names in backticks, with commas between: {line}")
+        (package,), may_use, headers = [[name.group(1) for name in cell] for cell in names]
+        if package in rows:
+            raise ValueError(f"two rows of {package}")
+        unknown = [kind for kind in headers if kind not in FOREIGN]
+        if unknown:
+            raise ValueError(f"no such kinds of headers: {', '.join(unknown)} in: {line}")
+        rows[package] = (may_use, headers)
+    return rows
+
+
+# Folders whose packages all need a row; the rest (tools, tests, examples) stands above them and may use everything.
+LAYERED = ("base", "emu", "verbs_shim", "rpcrdma", "scenarios")
+
+ROWS = read_rows((ROOT / PAGE).read_text())
 
 
 def row_of(package):
@@ -147,6 +154,16 @@ def check_dependencies(targets, errors):
                 errors.append(f"{label} depends on {dep}; {row} may use only: {', '.join(allowed) or 'base'}")
 
 
+def check_rows(targets, errors):
+    for package in sorted({entry["package"] for entry in targets.values() if not entry["testonly"] and entry["rule"] == "cc_library"}):
+        if package.split("/")[0] in LAYERED and row_of(package) is None:
+            errors.append(f"//{package} has no row in the table of {PAGE}")
+    for package, (may_use, _) in ROWS.items():
+        for name in may_use:
+            if not (ROOT / name).is_dir() and name not in ROWS:
+                errors.append(f"the row of {package} names {name}, which is no folder")
+
+
 def check_includes(errors):
     for row in ROWS:
         if not (ROOT / row).is_dir():
@@ -182,6 +199,7 @@ def check_provider(targets, errors):
 def main():
     targets = read_targets()
     errors = []
+    check_rows(targets, errors)
     check_dependencies(targets, errors)
     check_includes(errors)
     check_provider(targets, errors)
