@@ -45,7 +45,7 @@ std::unique_ptr<Host> SimulatedWorld::MakeHost(const Entry& entry) {
   parts.stags = SeededStagSource(sim_.prng().Fork(generator));
   parts.trace = sim_.trace();
   parts.capture = options_.capture;
-  return std::make_unique<Host>(std::move(parts), options_);
+  return std::make_unique<Host>(std::move(parts), entry.options);
 }
 
 Host& SimulatedWorld::Restart(std::string_view name) {

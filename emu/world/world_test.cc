@@ -99,6 +99,21 @@ TEST(TcpWorld, CrcIsTheOptionsAndNotTheProfiles) {
   EXPECT_FALSE((*MakeTcpWorld(options))->current_host().nic().profile().want_crc);
 }
 
+TEST(SimulatedWorld, AHostKeepsItsOwnDeviceWhenItIsRestarted) {
+  SimulatedWorld world({});
+  DeviceProfile profile = IwarpProfile();
+  profile.max_ord = 3;
+  profile.want_crc = true;
+  world.AddHost("a", {Address("10.0.0.1")}, profile);
+  world.AddHost("b", {Address("10.0.0.2")});
+  EXPECT_EQ(world.host("a").nic().profile().max_ord, 3u);
+  EXPECT_TRUE(world.host("a").nic().profile().want_crc);
+  EXPECT_NE(world.host("b").nic().profile().max_ord, 3u);
+  EXPECT_FALSE(world.host("b").nic().profile().want_crc);
+  world.sim().CutHost(world.fabric("a"), Cut::kReset);
+  EXPECT_EQ(world.Restart("a").nic().profile().max_ord, 3u);
+}
+
 TEST(SimulatedWorld, HostsAreFoundByAddressAndProgramsActAsOne) {
   SimulatedWorld world(SimWorld::Options{});
   Host& a = world.AddHost("a", {Address("10.0.0.1"), Address("fd00::1")});
