@@ -7,6 +7,7 @@
 #include <array>
 #include <cerrno>
 
+#include "base/mutant.h"
 #include "emu/nic/nic_loop.h"
 
 namespace stagecoach::emu {
@@ -188,6 +189,10 @@ bool CompletionQueue::Push(const WorkCompletion& completion) {
     lock.unlock();
     // We are kept: the QP that completes here holds its CQs until it has been retired, under the lock held by the
     // caller.
+    if (STAGECOACH_MUTANT("event-lost", "an armed CQ whose completion is an error gives no event") &&
+        completion.status != CompletionStatus::kSuccess) {
+      return true;
+    }
     if (channel_ != nullptr) channel_->Push(this);
   }
   return true;

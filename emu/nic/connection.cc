@@ -4,6 +4,8 @@
 #include <array>
 #include <utility>
 
+#include "base/mutant.h"
+
 namespace stagecoach::emu {
 namespace {
 
@@ -147,7 +149,9 @@ bool Connection::ReceiveRecord(Instant now, size_t* budget_bytes) {
 
 bool Connection::PlaceLate() {
   if (!transport_->PlacementMayWait()) {
-    SettlePlacements();
+    const bool overtaken =
+        STAGECOACH_MUTANT("send-before-write", "a Send is delivered before Writes ahead of it are placed");
+    if (!overtaken) SettlePlacements();
     return false;
   }
   if (!nic_.has_faults() || !nic_.faults().adversarial_placement) return false;

@@ -45,7 +45,7 @@ struct DeviceProfile {
   uint32_t stag_quarantine = 65536;
 
   // MPA: whether this end asks for the CRC. It is used when either end asks (RFC 5044 section 7.1).
-  bool want_crc = true;
+  bool want_crc = false;
 
   // How long a poll of a CQ keeps the progress thread off that CQ's connections.
   Duration poll_lease = 1ms;

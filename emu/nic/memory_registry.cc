@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "base/check.h"
+#include "base/mutant.h"
 #include "emu/nic/memory_probe.h"
 
 namespace stagecoach::emu {
@@ -147,6 +148,11 @@ MemoryRegistry::Slot* MemoryRegistry::Find(uint32_t stag, uint32_t* number) cons
 }
 
 Result<uint32_t, int> MemoryRegistry::TakeSlot() {
+  if (!quarantine_.empty() && STAGECOACH_MUTANT("stag-reused-early", "a freed STag index is used again at once")) {
+    const uint32_t number = quarantine_.back();
+    quarantine_.pop_back();
+    return number;
+  }
   if (quarantine_.size() > profile_.stag_quarantine) {
     const uint32_t number = quarantine_.front();
     quarantine_.pop_front();

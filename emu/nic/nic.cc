@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/mutant.h"
 #include "emu/nic/connection.h"
 
 namespace stagecoach::emu {
@@ -124,6 +125,7 @@ Result<Nic::Region, int> Nic::RegisterRegion(NicContext& context, const RegionRe
   }
   const uint32_t handle = ++last_handle_;
   regions_[handle] = {.context = context.id(), .pd = request.pd, .stag = *stag};
+  Trace(trace(), fabric_.Now(), name(), "stag.allocated", {{"index", uint64_t{*stag >> 8}}});
   return Region{handle, *stag};
 }
 
@@ -134,13 +136,16 @@ Result<Nic::Region, int> Nic::AllocateWindow(NicContext& context, uint32_t pd_ha
   const Result<uint32_t, int> stag = registry_.AllocateWindow(pd_handle);
   if (!stag) return Err(stag.error());
   ++pd->second.users;
+  Trace(trace(), fabric_.Now(), name(), "stag.allocated", {{"index", uint64_t{*stag >> 8}}});
   const uint32_t handle = ++last_handle_;
   windows_[handle] = {.context = context.id(), .pd = pd_handle, .stag = *stag};
   return Region{handle, *stag};
 }
 
 int Nic::Release(EntryTable& table, uint32_t handle, int (MemoryRegistry::*release)(uint32_t)) {
-  SettlePlacements();
+  if (!STAGECOACH_MUTANT("deregister-without-draining", "memory is deregistered while Writes to it are on their way")) {
+    SettlePlacements();
+  }
   std::unique_lock lock(mutex_);
   const auto found = table.find(handle);
   if (found == table.end()) return ENOENT;
@@ -154,6 +159,7 @@ int Nic::Release(EntryTable& table, uint32_t handle, int (MemoryRegistry::*relea
     table[handle] = entry;
   } else {
     --pds_[entry.pd].users;
+    Trace(trace(), fabric_.Now(), name(), "stag.freed", {{"index", uint64_t{entry.stag >> 8}}});
   }
   return error;
 }

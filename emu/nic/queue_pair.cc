@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <utility>
 
+#include "base/mutant.h"
 #include "emu/nic/connection.h"
 #include "emu/nic/nic.h"
 
@@ -376,6 +377,10 @@ void QueuePair::PushNow(bool send, uint64_t number, const WorkCompletion& comple
           {{"number", number}, {"status", ToString(completion.status)}, {"bytes", uint64_t{completion.byte_length}}});
   }
   if (!(send ? create_.send_cq : create_.receive_cq)->Push(completion)) cq_overrun_ = true;
+  if (completion.with_invalidate &&
+      STAGECOACH_MUTANT("completion-doubled", "the Receive of a Send with Invalidate completes twice")) {
+    create_.receive_cq->Push(completion);
+  }
 }
 
 std::optional<Instant> QueuePair::HeldUntil() const {
@@ -417,6 +422,7 @@ void QueuePair::FlushQueues() {
   }
   RetireSends();
   while (const ReceiveWork* work = receives_.Oldest()) {
+    if (STAGECOACH_MUTANT("flush-incomplete", "Receives are not flushed when the connection ends")) break;
     const WorkCompletion completion{.wr_id = work->wr_id,
                                     .status = CompletionStatus::kFlushed,
                                     .opcode = CompletionOpcode::kReceive,

@@ -17,6 +17,9 @@ uint64_t NumberOf(std::initializer_list<TraceFact> facts, std::string_view key) 
 
 void NicChecker::OnEvent(Instant now, std::string_view component, std::string_view event,
                          std::initializer_list<TraceFact> facts) {
+  if (event == "stag.allocated" || event == "stag.freed") {
+    return JudgeStag(now, component, event == "stag.allocated", NumberOf(facts, "index"));
+  }
   const bool send = event == "send.completed";
   if (!send && event != "receive.completed" && event != "qp.destroyed") return;
   ++judged_;
@@ -41,6 +44,25 @@ void NicChecker::OnEvent(Instant now, std::string_view component, std::string_vi
     if (number != qp.next_receive) object("completion.order", "Receives");
     qp.next_receive = number + 1;
   }
+}
+
+void NicChecker::JudgeStag(Instant now, std::string_view component, bool allocated, uint64_t index) {
+  constexpr uint64_t kQuarantine = 65536;
+  ++judged_;
+  auto found = stags_.find(component);
+  if (found == stags_.end()) found = stags_.emplace(std::string(component), Stags()).first;
+  Stags& stags = found->second;
+  if (!allocated) {
+    stags.freed_as[index] = stags.freed++;
+    return;
+  }
+  const auto before = stags.freed_as.find(index);
+  if (before == stags.freed_as.end()) return;
+  if (stags.freed - before->second <= kQuarantine) {
+    violations_->Add(now, "stag.quarantine",
+                     fmt::format("{}: STag index {} is used again too early", component, index));
+  }
+  stags.freed_as.erase(before);
 }
 
 void NicChecker::Finish(Instant now) {

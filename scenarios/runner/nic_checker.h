@@ -1,6 +1,7 @@
 // NicChecker: judges the queue pairs of every NIC of a run by what they trace of each completion.
 //
 //   completion.order   work completes in the order it was posted, and nothing completes twice
+//   stag.quarantine    a freed STag index is not used again before 65,536 others have been freed
 //   completion.lost    each Receive posted completes, or is counted as outstanding when the queue pair goes
 #pragma once
 
@@ -33,8 +34,16 @@ class NicChecker final : public TraceSink {
     uint64_t next_receive = 0;  // the number that must
   };
 
+  // Of one NIC.
+  struct Stags {
+    uint64_t freed = 0;                     // so many were
+    std::map<uint64_t, uint64_t> freed_as;  // index to its number among them
+  };
+  void JudgeStag(Instant now, std::string_view component, bool allocated, uint64_t index);
+
   Violations* const violations_;
   uint64_t judged_ = 0;
+  std::map<std::string, Stags, std::less<>> stags_;            // by component
   std::map<std::string, QueuePair, std::less<>> queue_pairs_;  // by component
 };
 
