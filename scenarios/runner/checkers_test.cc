@@ -134,6 +134,14 @@ TEST_F(ConnectionCheckerTest, TheCallerIsToldAnotherLength) {
   EXPECT_EQ(Broken(), "reply.lengths");
 }
 
+TEST_F(ConnectionCheckerTest, OneReadTooMany) {
+  Say("established");
+  Say("read.issued", {{"in_flight", uint64_t{4}}, {"reads_max", uint64_t{4}}});
+  Say("read.issued", {{"in_flight", uint64_t{5}}, {"reads_max", uint64_t{4}}});
+  Close();
+  EXPECT_EQ(Broken(), "read.limit");
+}
+
 TEST_F(ConnectionCheckerTest, ASendBufferFilledTwice) {
   Say("established");
   Submit(1);
@@ -189,6 +197,19 @@ TEST_F(NicCheckerTest, ASendThatCompletesTwice) {
 TEST_F(NicCheckerTest, AReceiveSkipped) {
   Say("receive.completed", {{"number", uint64_t{1}}});
   EXPECT_EQ(Broken(), "completion.order");
+}
+
+TEST_F(NicCheckerTest, AnStagUsedAgainAtOnceAndOneUsedAgainInTime) {
+  Say("stag.allocated", {{"index", uint64_t{5}}});
+  Say("stag.freed", {{"index", uint64_t{5}}});
+  for (uint64_t i = 0; i < 65536; ++i) {
+    Say("stag.allocated", {{"index", 100 + i}});
+    Say("stag.freed", {{"index", 100 + i}});
+  }
+  Say("stag.allocated", {{"index", uint64_t{5}}});
+  EXPECT_EQ(Broken(), "");
+  Say("stag.allocated", {{"index", uint64_t{200}}});
+  EXPECT_EQ(Broken(), "stag.quarantine");
 }
 
 TEST_F(NicCheckerTest, AReceiveLost) {

@@ -182,7 +182,8 @@ void ClientProgram::OnConnected(Result<void, CallError> result) {
       });
     });
     if (probing_) return Begin(ProbeCall(), true);
-    return Pump();
+    Pump();
+    return MakeRoom();
   }
   if (stage_.IsGone(spec_.server())) {
     hopeless_ = true;
@@ -294,6 +295,9 @@ void ClientProgram::OnOutcome(uint64_t number, Outcome outcome) {
   if (outcome) {
     ++tally_.answered;
     CheckReply(pending, *outcome);
+    if (Late(pending) && stage_.Now() - pending.started > Duration(pending.spec.timeout_ns())) {
+      stage_.Violate("call.late", Label(pending, "reply") + ": came after the call's time-out");
+    }
   } else {
     const std::string objection = Judge(pending, outcome.error());
     if (!objection.empty()) {
@@ -308,12 +312,15 @@ void ClientProgram::OnOutcome(uint64_t number, Outcome outcome) {
     if (probing_) return connected_ ? Begin(ProbeCall(), true) : Connect();
   }
   Pump();
-  // Where places are few, who has nothing to do makes room.
-  if (pending_.empty() && next_ == script_.size() && service_->has_clients_max()) {
-    stage_.loop(host()).Post([this, incarnation = incarnation_] {
-      if (incarnation == incarnation_ && pending_.empty() && !probing_ && !connecting_ && !stopping_) Drop();
-    });
-  }
+  MakeRoom();
+}
+
+void ClientProgram::MakeRoom() {
+  if (!pending_.empty() || next_ < script_.size() || !service_->has_clients_max()) return;
+  // Not in a handler of the client that goes.
+  stage_.loop(host()).Post([this, incarnation = incarnation_] {
+    if (incarnation == incarnation_ && pending_.empty() && !probing_ && !connecting_ && !stopping_) Drop();
+  });
 }
 
 void ClientProgram::CheckReply(Pending& pending, const Reply& reply) {
@@ -409,7 +416,7 @@ std::string ClientProgram::Judge(const Pending& pending, const CallError& error)
     case Kind::kTimedOut:
       timed_out_ = true;
       if (pending.probe && !Disturbed()) return "a probe must be answered";
-      return refused(Late(pending));
+      return refused(Late(pending) && (Disturbed() || Duration(call.timeout_ns()) < stage_.Patience()));
     case Kind::kCancelled:
       return refused(pending.cancelled);
     case Kind::kQueueFull:

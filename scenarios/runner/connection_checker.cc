@@ -10,10 +10,10 @@ namespace stagecoach::scenario {
 namespace {
 
 // What tells that a component is an end of a connection.
-constexpr std::array<std::string_view, 14> kEvents = {
-    "established",    "call.submitted", "stag.registered", "stag.invalidated", "stag.exposed",
-    "call.sent",      "reply.sent",     "error.sent",      "send.posted",      "send.done",
-    "reply.received", "reply.ignored",  "call.over",       "connection.closed"};
+constexpr std::array<std::string_view, 15> kEvents = {
+    "established",    "call.submitted", "stag.registered", "stag.invalidated",  "stag.exposed",
+    "call.sent",      "reply.sent",     "error.sent",      "send.posted",       "send.done",
+    "reply.received", "reply.ignored",  "call.over",       "connection.closed", "read.issued"};
 
 }  // namespace
 
@@ -84,6 +84,8 @@ bool ConnectionChecker::Judge(End& end) {
                .granted = Number("granted"),
                .unanswered = Number("unanswered"),
                .received = Number("received")});
+  } else if (event_ == "read.issued") {
+    Expect(Number("in_flight") <= Number("reads_max"), "read.limit", "too many RDMA Reads");
   } else if (event_ == "send.posted") {
     JudgePosted(end);
   } else if (event_ == "send.done") {

@@ -10,6 +10,7 @@
 //                      (ARCHITECTURE section 7)
 //   fence              when a call is over, none of its STags is valid
 //   call.once          each call submitted is over once
+//   read.limit         no more RDMA Reads are under way than the connection allows
 //   reply.lengths      what comes back is within what was offered, and the caller gets what the responder wrote
 //   buffer.reuse       a Send buffer is not filled while a Send from it is outstanding
 //   conservation       what a queue pair took is what it gave back and what it was destroyed with

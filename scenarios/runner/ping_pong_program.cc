@@ -163,6 +163,11 @@ std::string PingPongProgram::Describe() const {
                      role_ == Role::kServer ? "server" : "client", host(), step_, round_, spec_.count());
 }
 
+bool PingPongProgram::WaitsInVain() const {
+  return program_ != nullptr && stage_.Disturbed(spec_.client(), spec_.server(), since_ - kBlink) &&
+         stage_.WentSilent(spec_.client(), spec_.server());
+}
+
 void PingPongProgram::Run() {
   since_ = stage_.Now();
   const std::string failure = role_ == Role::kServer ? Serve() : Call();

@@ -25,13 +25,15 @@ class PingPongProgram final : public Program {
   void Start() override;
   // The world wakes a blocked program with an error.
   void Kill() override {}
-  bool Idle() const override { return finished() || (listening_ && client_->finished()); }
+  bool Idle() const override { return finished() || (listening_ && client_->finished()) || WaitsInVain(); }
   // Ends by itself, or with its host.
   void Stop() override {}
   std::string Describe() const override;
 
  private:
   bool finished() const { return program_ != nullptr && program_->IsFinished(); }
+  // It has no time-outs: for a peer that went without a word it may wait for ever.
+  bool WaitsInVain() const;
   void Run();
   // Empty: all went well.
   std::string Serve();

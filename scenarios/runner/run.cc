@@ -122,12 +122,14 @@ class Play {
       case Fault::RESET:
         return sim.ResetConnections(Fabric(fault.a()), Fabric(fault.b()));
       case Fault::FORGET:
+        stage_->NoteSilence(fault.a());
         return sim.ForgetConnections(Fabric(fault.a()));
       case Fault::KILL:
       case Fault::POWER_LOSS:
         if (down_.count(fault.a()) > 0) return;
         down_.insert(fault.a());
         if (for_good) stage_->NoteGone(fault.a());
+        if (fault.kind() == Fault::POWER_LOSS) stage_->NoteSilence(fault.a());
         sim.CutHost(Fabric(fault.a()), fault.kind() == Fault::KILL ? emu::Cut::kReset : emu::Cut::kSilent);
         for (const auto& program : programs_) {
           if (program->host() == fault.a()) As(*program).Kill();

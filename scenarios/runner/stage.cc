@@ -35,8 +35,46 @@ emu::LinkOptions MakeLink(const Link& link) {
   return options;
 }
 
+namespace {
+
+Duration CountPatience(const Scenario& scenario) {
+  constexpr uint64_t kRoundsOfOneCall = 20;
+  double bytes = 1e6;
+  uint64_t together = 16;
+  uint64_t slowest_service = 0;
+  for (const Client& client : scenario.client()) {
+    together += client.concurrency();
+    for (const Call& call : client.call()) {
+      bytes += static_cast<double>(call.repeat()) * (4000.0 + call.argument_bytes() + call.plain_argument_bytes() +
+                                                     call.result_bytes() + call.plain_result_bytes());
+      slowest_service = std::max<uint64_t>(slowest_service, call.service_ns());
+    }
+  }
+  for (const FileCopy& copy : scenario.file_copy()) bytes += 4.0 * static_cast<double>(copy.bytes());
+  double slowest = 1e9;
+  uint64_t one_way = Link().latency_ns();
+  const auto look_at = [&](const Link& link) {
+    const uint64_t way = link.latency_ns() + link.jitter_ns();
+    one_way = std::max(one_way, way);
+    if (link.bytes_per_second() != 0) slowest = std::min(slowest, static_cast<double>(link.bytes_per_second()));
+    // A stream may have so much under way.
+    slowest = std::min(slowest, link.buffer_bytes() * 1e9 / (8.0 * static_cast<double>(way) + 1));
+  };
+  for (const Link& link : scenario.link()) look_at(link);
+  for (const Fault& fault : scenario.fault()) look_at(fault.link());
+  uint64_t delay = 0;
+  for (const Host& host : scenario.host()) {
+    for (const DeviceFault& fault : host.device().fault()) delay = std::max<uint64_t>(delay, fault.delay_ns());
+  }
+  const double moving = 8e9 * bytes / slowest;
+  const uint64_t waiting = together * (kRoundsOfOneCall * (one_way + delay) + slowest_service);
+  return 1s + Duration(static_cast<int64_t>(moving)) + Duration(waiting);
+}
+
+}  // namespace
+
 Stage::Stage(const Scenario& scenario, TraceSink* trace, std::shared_ptr<emu::CaptureSink> capture)
-    : scenario_(scenario), trace_(trace), prng_(scenario.seed()) {
+    : scenario_(scenario), trace_(trace), prng_(scenario.seed()), patience_(CountPatience(scenario)) {
   emu::SimWorld::Options options;
   options.seed = scenario.seed();
   options.trace = trace;

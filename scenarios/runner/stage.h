@@ -52,6 +52,15 @@ class Stage {
   void NoteDisturbance(const std::string& a, const std::string& b, Instant until);
   // Whether a failure between these hosts, of something that lives since `since`, has a cause.
   bool Disturbed(const std::string& a, const std::string& b, Instant since) const;
+  // One of the hosts lost power or forgot its connections, at some time: what waits for it without a time-out may wait
+  // for ever.
+  void NoteSilence(const std::string& host) { silent_.push_back(host); }
+  bool WentSilent(std::string_view a, std::string_view b) const {
+    return std::any_of(silent_.begin(), silent_.end(), [&](const auto& host) { return host == a || host == b; });
+  }
+  // How long a call may take when nothing is wrong: generously counted, from all that is to be moved, the slowest link,
+  // and what devices and services add.
+  Duration Patience() const { return patience_; }
   // The host will not be started again.
   void NoteGone(const std::string& host) { gone_.push_back(host); }
   bool IsGone(std::string_view host) const { return std::find(gone_.begin(), gone_.end(), host) != gone_.end(); }
@@ -72,7 +81,9 @@ class Stage {
   Executions executions_;
   emu::SimulatedWorld* world_ = nullptr;  // installed
   std::vector<Disturbance> disturbances_;
+  const Duration patience_;
   std::vector<std::string> gone_;
+  std::vector<std::string> silent_;
 };
 
 }  // namespace stagecoach::scenario

@@ -28,6 +28,7 @@ class Drawer {
     if (prng_.OneIn(12)) DrawFileCopies();
     if (prng_.OneIn(6)) DrawPingPongs();
     if (!prng_.OneIn(3)) DrawFaults();
+    RaiseImpossibleLimits();
     return std::move(scenario_);
   }
 
@@ -55,7 +56,7 @@ class Drawer {
       if (crc) device.set_crc(true);
       if (prng_.OneIn(3)) device.set_max_ord(static_cast<uint32_t>(Scaled(1, 16)));
       if (prng_.OneIn(3)) device.set_max_ird(static_cast<uint32_t>(Scaled(1, 16)));
-      if (prng_.OneIn(3)) device.set_max_mr_size(uint64_t{1} << prng_.Between(14, 18));
+      if (prng_.OneIn(3)) device.set_max_mr_size(uint64_t{1} << prng_.Between(12, 18));
       if (prng_.OneIn(4)) device.set_max_qp_wr(static_cast<uint32_t>(prng_.Between(256, 1024)));
       if (prng_.OneIn(4)) device.set_max_inline(OneOf(std::array<uint32_t, 3>{0, 16, 220}));
       // The smallest that is still honest: the checker of stale STags has a shorter memory.
@@ -259,6 +260,34 @@ class Drawer {
           fault.set_a(scenario_.service(0).host());
           fault.set_for_ns(Scaled(1, 10'000'000));
           break;
+      }
+    }
+  }
+
+  // A device must be able to register what a connection holds from its beginning, and a server what a call sends it.
+  void RaiseImpossibleLimits() {
+    for (Host& host : *scenario_.mutable_host()) {
+      Device& device = *host.mutable_device();
+      if (!device.has_max_mr_size()) continue;
+      uint64_t needed = 0;
+      for (const Client& client : scenario_.client()) {
+        if (client.host() == host.name()) {
+          needed = std::max(needed, uint64_t{2} * (client.credits() + 8) * client.inline_threshold());
+        }
+      }
+      const bool serves = std::any_of(scenario_.service().begin(), scenario_.service().end(),
+                                      [&](const Service& service) { return service.host() == host.name(); });
+      const bool copies = std::any_of(scenario_.file_copy().begin(), scenario_.file_copy().end(),
+                                      [&](const FileCopy& copy) { return copy.host() == host.name(); });
+      for (const PingPong& ping_pong : scenario_.ping_pong()) {
+        if (ping_pong.client() == host.name() || ping_pong.server() == host.name()) {
+          needed = std::max(needed, uint64_t{2} * ping_pong.bytes());
+        }
+      }
+      if (serves || copies) {
+        device.clear_max_mr_size();
+      } else {
+        device.set_max_mr_size(std::max(device.max_mr_size(), needed));
       }
     }
   }
