@@ -9,8 +9,8 @@
 
 namespace stagecoach::perf {
 
-// Binds the process to one processor, so that the two ends of a ping-pong never share one by accident. On a machine with a single
-// processor both ends do share it; the ratios still compare like with like.
+// Binds the process to one processor, so that the two ends of a ping-pong never share one by accident. On a machine
+// with a single processor both ends do share it; the ratios still compare like with like.
 inline void PinTo(int which) {
   const long processors = sysconf(_SC_NPROCESSORS_ONLN);
   cpu_set_t set;

@@ -1,11 +1,13 @@
-// Latency and bandwidth of Send, Write and Read between two pinned processes over loopback, through the stock verbs API. Runs on whichever
-// provider it is linked with.
+// Latency and bandwidth of Send, Write and Read between two pinned processes over loopback, through the stock verbs
+// API. Runs on whichever provider it is linked with.
 //
 // Usage: verbs_bench SECONDS [ADDRESS]
 //
-// Latencies are half round trips of 64 bytes with both ends polling their CQ. A Write ping-pong has no completion at the target, so the
-// target looks at the last byte of its buffer between polls. Bandwidths move 1 MiB per work request, 16 outstanding, and end with a
-// Send that the target answers, so that everything counted has arrived.
+// Latencies are half round trips of 64 bytes with both ends polling their CQ. A Write ping-pong has no completion at
+// the target, so the target looks at the last byte of its buffer between polls. Bandwidths move 1 MiB per work request,
+// 16 outstanding. Writes and Reads end with a Send that the target answers, so that everything counted has arrived.
+// Sends are answered one by one, each answer after its Receive has been posted again, and no more are outstanding than
+// there are Receives: none ever finds its Receive missing.
 #include <arpa/inet.h>
 #include <infiniband/verbs.h>
 #include <rdma/rdma_cma.h>
@@ -51,8 +53,12 @@ struct RemoteBuffer {
   uint32_t unused;
 };
 
-// One end: a QP, a CQ and one registered buffer. Offsets: 0 incoming small, 4096 outgoing small, 8192 a spare, then the large area.
+// One end: a QP, a CQ and one registered buffer. Offsets: 0 incoming small, 4096 outgoing small, 8192 a spare, then the
+// large area.
 struct Endpoint {
+  // Where the Receives of this end point; they share the memory, whose content nobody looks at.
+  size_t receive_offset = 8192;
+  size_t receive_size = kSmall;
   verbs::CmId id;
   verbs::ProtectionDomain pd;
   verbs::CompletionQueue cq;
@@ -75,7 +81,7 @@ struct Endpoint {
     attributes.qp_type = IBV_QPT_RC;
     attributes.cap = {64, 64, 1, 1, 64};
     Must(verbs::CreateCmQp(id.get(), pd.get(), &attributes));
-    for (int i = 0; i < 8; ++i) PostReceive();
+    for (int i = 0; i < kDepth; ++i) PostReceive();
   }
   RemoteBuffer Own() { return {reinterpret_cast<uint64_t>(memory.data()), region->rkey, 0}; }
   rdma_conn_param Parameters(const RemoteBuffer& own) {
@@ -89,7 +95,8 @@ struct Endpoint {
     return parameters;
   }
   void PostReceive() {
-    ibv_sge sge{reinterpret_cast<uint64_t>(memory.data() + 8192), kSmall, region->lkey};
+    ibv_sge sge{reinterpret_cast<uint64_t>(memory.data() + receive_offset), static_cast<uint32_t>(receive_size),
+                region->lkey};
     ibv_recv_wr request{};
     request.sg_list = &sge;
     request.num_sge = 1;
@@ -128,8 +135,8 @@ struct Endpoint {
 verbs::CmEvent Expect(rdma_event_channel* channel, rdma_cm_event_type type) {
   auto event = Must(verbs::GetCmEvent(channel));
   if (event->event != type) {
-    std::fprintf(stderr, "verbs_bench: %s instead of %s (status %d)\n", rdma_event_str(event->event), rdma_event_str(type),
-                 event->status);
+    std::fprintf(stderr, "verbs_bench: %s instead of %s (status %d)\n", rdma_event_str(event->event),
+                 rdma_event_str(type), event->status);
     std::exit(1);
   }
   return event;
@@ -153,6 +160,8 @@ void RunTarget(const char* address, int port_pipe) {
     auto request = Expect(channel.get(), RDMA_CM_EVENT_CONNECT_REQUEST);
     end.id = verbs::CmId(request->id);
     std::memcpy(&end.peer, request->param.conn.private_data, sizeof(end.peer));
+    end.receive_offset = kLarge;
+    end.receive_size = kLarge;
     end.Prepare();
     const RemoteBuffer own = end.Own();
     rdma_conn_param parameters = end.Parameters(own);
@@ -217,6 +226,23 @@ class Initiator {
       end_.Post(IBV_WR_RDMA_READ, 12288, kSmall, 0, true);
       WaitFor(0, 1);
     });
+  }
+  void SendBandwidth() {
+    const double start = Seconds();
+    double messages = 0;
+    int unanswered = 0;
+    int sent = 0;
+    const auto progress = [&] {
+      int answers = 0;
+      Progress(&answers, &sent);
+      unanswered -= answers;
+    };
+    while (Seconds() - start < seconds_) {
+      for (; unanswered < kDepth; ++unanswered, ++messages) end_.Post(IBV_WR_SEND, kLarge, kLarge, 0, true);
+      progress();
+    }
+    while (unanswered > 0 || sent < messages) progress();
+    Row("send_1m", messages * kLarge / (Seconds() - start) / 1e6, "MB/s");
   }
   void Bandwidth(const char* name, ibv_wr_opcode opcode) {
     const double start = Seconds();
@@ -287,6 +313,7 @@ int main(int argc, char** argv) {
     initiator.SendLatency();
     initiator.WriteLatency();
     initiator.ReadLatency();
+    initiator.SendBandwidth();
     initiator.Bandwidth("write_1m", IBV_WR_RDMA_WRITE);
     initiator.Bandwidth("read_1m", IBV_WR_RDMA_READ);
   }
