@@ -17,15 +17,20 @@ inline ConstBytes AsBytes(std::string_view text) {
   return {reinterpret_cast<const std::byte*>(text.data()), text.size()};
 }
 
-inline ConstBytes AsBytes(const void* data, size_t size) { return {static_cast<const std::byte*>(data), size}; }
+inline ConstBytes AsBytes(const void* data, size_t size) {
+  return {static_cast<const std::byte*>(data), size};
+}
 
-inline MutableBytes AsMutableBytes(void* data, size_t size) { return {static_cast<std::byte*>(data), size}; }
+inline MutableBytes AsMutableBytes(void* data, size_t size) {
+  return {static_cast<std::byte*>(data), size};
+}
 
 inline std::string_view AsText(ConstBytes bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-// Copies min(to.size(), from.size()) bytes and returns how many. Empty spans may hold null pointers, which memcpy may not.
+// Copies min(to.size(), from.size()) bytes and returns how many. Empty spans may hold null pointers, which memcpy may
+// not.
 inline size_t CopyBytes(MutableBytes to, ConstBytes from) {
   const size_t n = to.size() < from.size() ? to.size() : from.size();
   if (n > 0) std::memcpy(to.data(), from.data(), n);
@@ -44,6 +49,8 @@ size_t TotalSize(std::span<Span> list) {
 std::string ToHex(ConstBytes bytes);
 
 // How many bytes XDR adds after `size` bytes of opaque data (RFC 4506 section 4.9): 0 to 3.
-constexpr uint32_t XdrPad(uint64_t size) { return static_cast<uint32_t>((4 - (size & 3)) & 3); }
+constexpr uint32_t XdrPad(uint64_t size) {
+  return static_cast<uint32_t>((4 - (size & 3)) & 3);
+}
 
 }  // namespace stagecoach

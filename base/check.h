@@ -11,6 +11,7 @@ namespace stagecoach::internal {
 
 }  // namespace stagecoach::internal
 
-#define STAGECOACH_CHECK(condition) \
-  (__builtin_expect(static_cast<bool>(condition), 1) ? static_cast<void>(0) \
-                                                     : ::stagecoach::internal::CheckFailed(__FILE__, __LINE__, #condition))
+#define STAGECOACH_CHECK(condition)                  \
+  (__builtin_expect(static_cast<bool>(condition), 1) \
+       ? static_cast<void>(0)                        \
+       : ::stagecoach::internal::CheckFailed(__FILE__, __LINE__, #condition))

@@ -1,11 +1,11 @@
 // EventLoop: the only door to time, timers, readiness of descriptors and deferred work.
 //
-// Implemented over Asio for real processes (rpcrdma/loop, emu/backend/tcp) and by the simulator (emu/sim), where time is
-// virtual and a watched descriptor is looked up as a simulated channel instead of being given to epoll.
+// Implemented over Asio for real processes (rpcrdma/loop, emu/backend/tcp) and by the simulator (emu/sim), where time
+// is virtual and a watched descriptor is looked up as a simulated channel instead of being given to epoll.
 //
 // A loop is single-threaded: callbacks run one at a time on the thread that runs the loop, never inside the call that
-// registered them. Now() is constant within one callback of a simulated loop. All members but Post() must be called on the
-// loop's thread; Post() may be called from any thread.
+// registered them. Now() is constant within one callback of a simulated loop. All members but Post() must be called on
+// the loop's thread; Post() may be called from any thread.
 #pragma once
 
 #include <cstdint>
@@ -40,9 +40,10 @@ class EventLoop {
   virtual void Post(Callback callback) = 0;
 
   // The poll phase: while at least one poller says it has work outstanding, the loop calls the pollers repeatedly for a
-  // bounded time before it sleeps. `poll` does whatever is ready and returns true if it did anything; `busy` says whether
-  // polling can pay (something is outstanding); `arm` asks for notification on the watched descriptors just before the loop
-  // sleeps, and returns false if work arrived meanwhile, in which case the loop polls again instead of sleeping.
+  // bounded time before it sleeps. `poll` does whatever is ready and returns true if it did anything; `busy` says
+  // whether polling can pay (something is outstanding); `arm` asks for notification on the watched descriptors just
+  // before the loop sleeps, and returns false if work arrived meanwhile, in which case the loop polls again instead of
+  // sleeping.
   struct Poller {
     std::function<bool()> poll;
     std::function<bool()> busy;

@@ -45,7 +45,9 @@ uint64_t Prng::Between(uint64_t low, uint64_t high) {
   return width == 0 ? Next() : low + Below(width);
 }
 
-Prng Prng::Fork(std::string_view name) const { return Prng(StableHash(name, seed_)); }
+Prng Prng::Fork(std::string_view name) const {
+  return Prng(StableHash(name, seed_));
+}
 
 uint64_t StableHash(std::string_view bytes, uint64_t seed) {
   uint64_t hash = 0xcbf29ce484222325u ^ Mix(seed);

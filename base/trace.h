@@ -1,7 +1,7 @@
 // Trace events: one per decision, printed in a canonical text form that the trace hash is computed over.
 //
-// An event names what happened and its facts as key=value pairs. Facts are values that do not depend on addresses: memory is
-// named as (region, offset). A sink may be null: Trace(nullptr, ...) costs one branch.
+// An event names what happened and its facts as key=value pairs. Facts are values that do not depend on addresses:
+// memory is named as (region, offset). A sink may be null: Trace(nullptr, ...) costs one branch.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,8 @@ struct TraceFact {
 class TraceSink {
  public:
   virtual ~TraceSink() = default;
-  // `component` names the emitter ("host-a/qp-17"); `event` the decision ("record.placed"). Views are valid for the call.
+  // `component` names the emitter ("host-a/qp-17"); `event` the decision ("record.placed"). Views are valid for the
+  // call.
   virtual void OnEvent(Instant now, std::string_view component, std::string_view event,
                        std::initializer_list<TraceFact> facts) = 0;
 };

@@ -135,8 +135,8 @@ class Connection final : public StreamWatcher {
   size_t head_size_ = 0;
   size_t record_length_ = 0;
   std::optional<bool> place_late_;  // of this record
-  bool rx_ended_ = false;   // nothing more can be read
-  bool tx_failed_ = false;  // nothing more can be written
+  bool rx_ended_ = false;           // nothing more can be read
+  bool tx_failed_ = false;          // nothing more can be written
   bool tx_blocked_ = false;
   bool more_ = false;   // the budget ended before the work did
   bool moved_ = false;  // in this turn
@@ -149,7 +149,7 @@ class Connection final : public StreamWatcher {
   std::optional<Instant> nudge_at_;
   std::optional<Instant> linger_until_;
   std::optional<LatePlacement> late_;  // once the NIC's faults have asked for it
-  std::optional<Instant> deadline_;  // as NicLoop knows it
+  std::optional<Instant> deadline_;    // as NicLoop knows it
   std::optional<TransportFault> fault_;
   int stream_error_ = 0;
   std::optional<CloseReason> reason_;

@@ -29,8 +29,8 @@ std::optional<Instant> LatePlacement::Due() const {
 }
 
 void LatePlacement::PlaceDue(Instant now) {
-  const auto later = std::stable_partition(waiting_.begin(), waiting_.end(),
-                                           [now](const Write& write) { return write.due <= now; });
+  const auto later =
+      std::stable_partition(waiting_.begin(), waiting_.end(), [now](const Write& write) { return write.due <= now; });
   std::for_each(waiting_.begin(), later, Place);
   waiting_.erase(waiting_.begin(), later);
 }

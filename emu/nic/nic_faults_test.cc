@@ -92,8 +92,8 @@ TEST_F(NicFaultsTest, AdversarialWritesAreInPlaceWhenTheNextSendArrives) {
   const TestBuffer message = b_.Register(16);
   ASSERT_EQ(b_.Receive(1, {message.All()}), 0);
   for (uint64_t i = 0; i < 4; ++i) {
-    ASSERT_EQ(a_.Send(i, {source.Sge(i * 1000, 1000)}, PostOpcode::kWrite, sink.region.stag,
-                      sink.address() + i * 1000), 0);
+    ASSERT_EQ(a_.Send(i, {source.Sge(i * 1000, 1000)}, PostOpcode::kWrite, sink.region.stag, sink.address() + i * 1000),
+              0);
   }
   ASSERT_TRUE(Until([&] { return a_.Completed(4); }));
   pair_.world.RunFor(1ms);  // all have arrived

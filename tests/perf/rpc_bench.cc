@@ -1,10 +1,10 @@
-// Rate of NULL calls and bandwidth of 1 MiB PUT (Read chunk) and GET (Write chunk) between two pinned processes over loopback, through
-// the C++ API.
+// Rate of NULL calls and bandwidth of 1 MiB PUT (Read chunk) and GET (Write chunk) between two pinned processes over
+// loopback, through the C++ API.
 //
 // Usage: rpc_bench SECONDS [ADDRESS [polling|events]]
 //
-// "polling" runs both ends with the loop's poll phase, "events" without it: each wakeup then goes through the completion channel. "serial"
-// has one call outstanding, as a synchronous client would; the other NULL rows keep 16.
+// "polling" runs both ends with the loop's poll phase, "events" without it: each wakeup then goes through the
+// completion channel. "serial" has one call outstanding, as a synchronous client would; the other NULL rows keep 16.
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -20,7 +20,7 @@
 
 namespace {
 
-using namespace stagecoach;  // NOLINT(google-build-using-namespace): a program, not a header
+using namespace stagecoach;           // NOLINT(google-build-using-namespace): a program, not a header
 using namespace stagecoach::rpcrdma;  // NOLINT(google-build-using-namespace)
 using perf::PinTo;
 using perf::Row;
@@ -127,11 +127,12 @@ class Load {
     const auto args = [&](XdrWriter& writer) {
       if (procedure == kPut) writer.EligibleOpaque(source_);
     };
-    client_.Call({kProgram, kVersion, procedure}, args, options, [this, procedure, &slot](Result<Reply, CallError> reply) {
-      if (!reply) Die(reply.error().ToString());
-      ++done_;
-      if (!stop_) Start(procedure, slot);
-    });
+    client_.Call({kProgram, kVersion, procedure}, args, options,
+                 [this, procedure, &slot](Result<Reply, CallError> reply) {
+                   if (!reply) Die(reply.error().ToString());
+                   ++done_;
+                   if (!stop_) Start(procedure, slot);
+                 });
   }
 
   AsioLoop loop_;
@@ -158,7 +159,8 @@ void Measure(const char* address, bool polling, double seconds) {
     PinTo(0);
     {
       Load load(address, port, polling);
-      Row(polling ? "rpc_null_rate_serial_polling" : "rpc_null_rate_serial_events", load.NullRate(1, seconds), "calls/s");
+      Row(polling ? "rpc_null_rate_serial_polling" : "rpc_null_rate_serial_events", load.NullRate(1, seconds),
+          "calls/s");
       Row(polling ? "rpc_null_rate_polling" : "rpc_null_rate_events", load.NullRate(16, seconds), "calls/s");
       if (polling) {
         Row("rpc_put_1m", load.BlockRate(kPut, seconds), "MB/s");

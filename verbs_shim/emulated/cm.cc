@@ -305,8 +305,8 @@ int rdma_get_cm_event(struct rdma_event_channel* channel, struct rdma_cm_event**
   auto* id = static_cast<ShimId*>(source.id->cookie);
   shim->id = id;
   Refresh(id);
-  // As far as the program is concerned the QP is connected from here on; it may not have destroyed it before. Later events leave the QP
-  // alone: its owner may be destroying it.
+  // As far as the program is concerned the QP is connected from here on; it may not have destroyed it before. Later
+  // events leave the QP alone: its owner may be destroying it.
   if (source.type == CmEventType::kEstablished && id->qp != nullptr) id->qp->state = IBV_QPS_RTS;
   rdma_conn_param& parameters = shim->param.conn;
   const std::vector<std::byte>& private_data = source.parameters.private_data;

@@ -1,8 +1,8 @@
 // FileService: the server side of the bulk file program (bulk_file.x) over a FileStore.
 //
-// Arguments are decoded and results encoded on the loop's thread; every system call on a file goes through the Executor, one
-// after the other. The data of WRITE goes from where the RDMA Read put it to the file, that of READ from the file into pooled memory
-// the device already knows: neither is copied in between.
+// Arguments are decoded and results encoded on the loop's thread; every system call on a file goes through the
+// Executor, one after the other. The data of WRITE goes from where the RDMA Read put it to the file, that of READ from
+// the file into pooled memory the device already knows: neither is copied in between.
 //
 // What a client may hold is bounded: handles by Options::handles_max; requests by the credits and bytes by the
 // client_bytes_max of the Server; idle handles are closed after Options::idle. A handle is a number that means

@@ -73,8 +73,8 @@ TEST(Names, PrintableEscapesMalformedUtf8AndDeceptiveCharacters) {
 }
 
 TEST(Names, PrintableEscapesEveryCharacterThatIsNotSeen) {
-  EXPECT_EQ(Printable("\xd8\x9c"), "\\xd8\\x9c");                  // U+061C, Arabic letter mark
-  EXPECT_EQ(Printable("\xef\xbb\xbf"), "\\xef\\xbb\\xbf");          // U+FEFF, zero width no-break space
+  EXPECT_EQ(Printable("\xd8\x9c"), "\\xd8\\x9c");                    // U+061C, Arabic letter mark
+  EXPECT_EQ(Printable("\xef\xbb\xbf"), "\\xef\\xbb\\xbf");           // U+FEFF, zero width no-break space
   EXPECT_EQ(Printable("\xf3\xa0\x80\x80"), "\\xf3\\xa0\\x80\\x80");  // U+E0000, the first tag
   EXPECT_EQ(Printable("\xf3\xa0\x81\xbf"), "\\xf3\\xa0\\x81\\xbf");  // U+E007F, the last tag
   // Their neighbours are text: U+061B, U+FEFC, U+E0100.
