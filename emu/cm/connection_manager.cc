@@ -856,6 +856,10 @@ void ConnectionManager::Core::OnClosed(const std::shared_ptr<CmId>& id, const Cl
   int status = 0;
   if (notice.reason == CloseReason::kStreamFailed) status = -(notice.error != 0 ? notice.error : ECONNRESET);
   if (notice.reason == CloseReason::kPeerFault || notice.reason == CloseReason::kLocalFault) status = -ECONNRESET;
+  // A Terminate of ours that is not about ourselves (RFC 5040 section 4.8: layer 0, type 0) is about what the peer
+  // sent.
+  const bool local = !notice.fault || (notice.fault->layer == 0 && notice.fault->error_type == 0);
+  if (notice.reason == CloseReason::kLocalFault && !local) status = -EPROTO;
   if (id->state_ == State::kConnected) {
     id->state_ = State::kClosed;
     Emit(CmEventType::kDisconnected, id, status);

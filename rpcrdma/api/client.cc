@@ -91,7 +91,7 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
               Client::CallHandler handler) {
     const CallName name = NameOf(procedure);
     if (!requester_ || !connection_.established() || closing_) {
-      return FailLater(std::move(handler), lost_ ? NotConnected() : RefusedCall(SubmitRefusal::kNotConnected, name));
+      return FailLater(std::move(handler), NotConnected());
     }
     Requester::CallSpec spec;
     if (!EncodeCall(procedure, args, options, &spec)) {
@@ -375,8 +375,10 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
   }
 
   CallError NotConnected() const {
-    if (!lost_) return RefusedCall(SubmitRefusal::kNotConnected, NameOf({}));
-    CallError error = *lost_;
+    // While the connection is being closed nobody has been told yet, but why is known.
+    const CloseCause* cause = connection_.cause();
+    if (!lost_ && (cause == nullptr || closing_)) return RefusedCall(SubmitRefusal::kNotConnected, NameOf({}));
+    CallError error = lost_ ? *lost_ : LostError(peer_, *cause, outstanding());
     error.kind = CallError::Kind::kNotConnected;
     return error;
   }

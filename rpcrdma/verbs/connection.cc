@@ -302,7 +302,9 @@ void Connection::OnPeerGone(const CmEvent& event) {
         cause.text = "the peer rejected the connection";
       } else {
         cause.kind = CloseCause::Kind::kUnreachable;
-        cause.text = cause.error != 0 ? std::strerror(cause.error) : "unreachable";
+        cause.text = cause.error == EPROTO ? "what answers there does not speak iWARP (MPA)"
+                     : cause.error != 0    ? std::strerror(cause.error)
+                                           : "unreachable";
       }
       break;
     case RDMA_CM_EVENT_ADDR_ERROR:
@@ -313,6 +315,10 @@ void Connection::OnPeerGone(const CmEvent& event) {
     case RDMA_CM_EVENT_DEVICE_REMOVAL:
       cause.kind = CloseCause::Kind::kDevice;
       cause.text = "the RDMA device was removed";
+      break;
+    case RDMA_CM_EVENT_DISCONNECTED:
+      // Devices that cannot tell say 0 or ECONNRESET.
+      if (cause.error == EPROTO) cause.text = "ended by this end's device: the peer sent what the protocol forbids";
       break;
     default:
       break;

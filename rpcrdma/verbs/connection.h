@@ -125,6 +125,8 @@ class Connection final : public CmHandler, public ConnectionMemory {
 
   bool established() const { return state_ == State::kEstablished; }
   bool closed() const { return state_ == State::kClosed; }
+  // Why it is over or ending; null before.
+  const CloseCause* cause() const { return cause_ ? &*cause_ : nullptr; }
   // "127.0.0.1:53422"; empty before the id has a route.
   std::string PeerAddress() const;
   // "established; receives posted 6; send queue 2 of 98": what the device has, in one line.

@@ -38,22 +38,26 @@ for crc in off on; do
   url=stagecoach://$(sed -n 's/.*listening on \([^ ]*:[0-9]*\).*/\1/p' "$work/log" | head -1)
   "$stagecoach" put --pcap "$work/put$crc.pcapng" "$work/data" "$url/data" || fail "put, CRC $crc"
   "$stagecoach" get --pcap "$work/get$crc.pcapng" "$url/data" "$work/back$crc" || fail "get, CRC $crc"
+  "$stagecoach" ls --pcap "$work/ls$crc.pcapng" "$url/" >"$work/listing" || fail "ls, CRC $crc"
+  grep -q data "$work/listing" || fail "ls does not show the file, CRC $crc"
   cmp "$work/data" "$work/back$crc" || fail "the file changed, CRC $crc"
   kill -TERM "$server"; wait "$server" || fail "the server ended badly, CRC $crc"
   server=
-  for capture in "$work/server$crc.pcapng" "$work/put$crc.pcapng" "$work/get$crc.pcapng"; do
+  for capture in "$work/server$crc.pcapng" "$work/put$crc.pcapng" "$work/get$crc.pcapng" "$work/ls$crc.pcapng"; do
     name=$(basename "$capture")
+    least=6
+    [ "$name" != "ls$crc.pcapng" ] || least=4
     at_least "$capture" iwarp_mpa.req 1 "$name: MPA Request"
     at_least "$capture" iwarp_mpa.rep 1 "$name: MPA Reply"
-    at_least "$capture" 'iwarp_rdma.opcode == 3 || iwarp_rdma.opcode == 4' 6 "$name: Sends"
-    at_least "$capture" 'rpcordma.msg_type == 0' 6 "$name: RDMA_MSG"
+    at_least "$capture" 'iwarp_rdma.opcode == 3 || iwarp_rdma.opcode == 4' "$least" "$name: Sends"
+    at_least "$capture" 'rpcordma.msg_type == 0' "$least" "$name: RDMA_MSG"
     none "$capture" '_ws.malformed' "$name: malformed"
     none "$capture" '_ws.expert.severity == error' "$name: expert errors"
     none "$capture" 'tcp.analysis.lost_segment || tcp.analysis.retransmission || tcp.analysis.out_of_order' "$name: holes in the stream"
     if [ "$crc" = on ]; then
       tshark -r "$capture" -V 2>/dev/null >"$work/text"
       good=$(grep -c 'Good CRC32' "$work/text") bad=$(grep -c 'Bad CRC32' "$work/text")
-      [ "$good" -ge 6 ] && [ "$bad" -eq 0 ] || fail "$name: $good good CRCs and $bad bad ones"
+      [ "$good" -ge "$least" ] && [ "$bad" -eq 0 ] || fail "$name: $good good CRCs and $bad bad ones"
     fi
   done
   at_least "$work/put$crc.pcapng" 'iwarp_rdma.opcode == 1' 1 "put: Read Requests"

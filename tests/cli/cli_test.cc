@@ -264,6 +264,25 @@ TEST_F(CliTest, DirectoriesNeedMinusR) {
   EXPECT_NE(put.err.find("-r copies it"), std::string::npos) << put.err;
 }
 
+TEST_F(CliTest, AHostThatDoesNotExistIsNamed) {
+  const Outcome get = Run({"get", "stagecoach://no-such-host.invalid/file", (local_ / "file").string()});
+  EXPECT_EQ(get.code, 1);
+  EXPECT_NE(get.err.find("no-such-host.invalid"), std::string::npos) << get.err;
+  EXPECT_TRUE(fs::is_empty(local_));
+}
+
+// Without being told otherwise a server is reached from this machine only; elsewhere it warns, as there is no
+// authentication.
+TEST_F(CliTest, AServerOnAllAddressesWarnsAndOneOnLoopbackDoesNot) {
+  EXPECT_NE(Run({"serve", "--help"}).out.find("127.0.0.1:20049"), std::string::npos);
+  Serve();
+  EXPECT_EQ(server_->Err(), "");
+  const auto open = Start({"serve", "--listen", "0.0.0.0:0", exported_.string()});
+  ASSERT_TRUE(WaitUntil([&] { return open->Err().ends_with('\n') || !open->Running(); }));
+  EXPECT_NE(open->Err().find("warning: 0.0.0.0"), std::string::npos) << open->Err();
+  EXPECT_NE(open->Err().find("not loopback"), std::string::npos) << open->Err();
+}
+
 TEST_F(CliTest, AServerThatIsNotThereIsNamed) {
   Serve();
   server_->Signal(SIGTERM);

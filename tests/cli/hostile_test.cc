@@ -415,7 +415,21 @@ void ReadUntilEnd(int fd) {
 // thread.
 class StrangePeerTest : public CliTest {
  protected:
-  void ExpectRefused(std::function<void(int)> treat, std::vector<std::string> options = {}) {
+  static constexpr const char* kNoMpa = "does not speak iWARP (MPA)";
+
+  // Takes our MPA Request of revision 2 and answers as a good peer would (RFC 6581 section 4): enhanced, no CRC, no
+  // markers, peer-to-peer by a zero-length Write, IRD and ORD of 1.
+  static bool AcceptMpa(int peer) {
+    unsigned char request[20];
+    if (::recv(peer, request, sizeof(request), MSG_WAITALL) != sizeof(request)) return false;
+    std::string rest((request[18] << 8) + request[19], '\0');
+    if (::recv(peer, rest.data(), rest.size(), MSG_WAITALL) != static_cast<ssize_t>(rest.size())) return false;
+    SendAll(peer, std::string("MPA ID Rep Frame") + std::string("\x10\x02\x00\x04\x80\x01\x80\x01", 8));
+    return true;
+  }
+
+  // The peer is named, and so is what is wrong with it.
+  void ExpectRefused(const std::string& cause, std::function<void(int)> treat, std::vector<std::string> options = {}) {
     const Listener listener(std::move(treat));
     std::vector<std::string> arguments = {"get"};
     arguments.insert(arguments.end(), options.begin(), options.end());
@@ -424,13 +438,14 @@ class StrangePeerTest : public CliTest {
     const Outcome get = Run(arguments);
     EXPECT_EQ(get.code, 1) << get.err;
     EXPECT_NE(get.err.find(listener.address()), std::string::npos) << get.err;
+    EXPECT_NE(get.err.find(cause), std::string::npos) << get.err;
     EXPECT_EQ(get.err.find("\n"), get.err.size() - 1) << "one line: " << get.err;
     EXPECT_TRUE(fs::is_empty(local_));
   }
 };
 
 TEST_F(StrangePeerTest, AnHttpServer) {
-  ExpectRefused([](int peer) {
+  ExpectRefused(kNoMpa, [](int peer) {
     SendAll(peer, "HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
     ::shutdown(peer, SHUT_WR);
     ReadUntilEnd(peer);
@@ -438,12 +453,12 @@ TEST_F(StrangePeerTest, AnHttpServer) {
 }
 
 TEST_F(StrangePeerTest, APeerThatClosesAtOnce) {
-  ExpectRefused([](int) {});
+  ExpectRefused("the peer rejected the connection", [](int) {});
 }
 
 TEST_F(StrangePeerTest, APeerThatSendsRandomBytes) {
   const std::string noise = Pattern(100'000);
-  ExpectRefused([&](int peer) {
+  ExpectRefused(kNoMpa, [&](int peer) {
     SendAll(peer, noise);
     ::shutdown(peer, SHUT_WR);
     ReadUntilEnd(peer);
@@ -451,17 +466,23 @@ TEST_F(StrangePeerTest, APeerThatSendsRandomBytes) {
 }
 
 TEST_F(StrangePeerTest, APeerThatSaysNothing) {
-  ExpectRefused([](int peer) { ReadUntilEnd(peer); }, {"--timeout", "0.3"});
+  ExpectRefused("no answer in time", [](int peer) { ReadUntilEnd(peer); }, {"--timeout", "0.3"});
 }
 
 TEST_F(StrangePeerTest, APeerThatAcceptsAndThenSendsGarbageFrames) {
-  // A well-formed MPA reply of revision 1 (RFC 5044 section 7.1.2) without CRC and markers, then frames of nothing.
-  const std::string noise = Pattern(4096);
-  ExpectRefused([&](int peer) {
-    char request[20];
-    if (::recv(peer, request, sizeof(request), MSG_WAITALL) != sizeof(request)) return;
-    SendAll(peer, std::string("MPA ID Rep Frame") + std::string("\x00\x01\x00\x00", 4));
+  // A frame as MPA wants it, of 20 bytes that are no DDP segment; what follows does not matter any more.
+  const std::string noise = std::string("\x00\x14", 2) + std::string(20, '\xff') + std::string(6, '\0') + Pattern(4096);
+  ExpectRefused("closed the connection", [&](int peer) {
+    if (!AcceptMpa(peer)) return;
     SendAll(peer, noise);
+    ::shutdown(peer, SHUT_WR);
+    ReadUntilEnd(peer);
+  });
+}
+
+TEST_F(StrangePeerTest, APeerThatAcceptsAndThenHangsUp) {
+  ExpectRefused("closed the connection", [&](int peer) {
+    if (!AcceptMpa(peer)) return;
     ::shutdown(peer, SHUT_WR);
     ReadUntilEnd(peer);
   });
