@@ -27,6 +27,8 @@ constexpr int kWarmRounds = 6;
 constexpr int kProbeRounds = 8;
 // What a disturbance may still cause after it is over: what was under way, and programs that start again.
 constexpr Duration kAftermath = 500ms;
+// How long devices keep their habits after the last fault, if there is work so long.
+constexpr Duration kTroubleTime = 60s;
 
 class Play {
  public:
@@ -97,7 +99,6 @@ class Play {
       if (!Advance(when)) return false;
       action();
     }
-    SetDeviceFaults(false);
     return true;
   }
 
@@ -219,22 +220,28 @@ class Play {
 
   // --- Phases ---
 
+  bool AllIdle() const {
+    return std::all_of(programs_.begin(), programs_.end(),
+                       [&](const auto& program) { return IsDown(program->host()) || program->Idle(); });
+  }
   // Until every program on a living host is idle.
   bool AwaitIdle(std::string_view what) {
     const Instant limit = stage_->Now() + kLivenessLimit;
-    const auto idle = [&] {
-      return std::all_of(programs_.begin(), programs_.end(),
-                         [&](const auto& program) { return IsDown(program->host()) || program->Idle(); });
-    };
-    const bool done = stage_->sim().RunUntil([&] { return Stopped() || idle() || stage_->Now() > limit; });
+    const bool done = stage_->sim().RunUntil([&] { return Stopped() || AllIdle() || stage_->Now() > limit; });
     if (Stopped()) return false;
-    if (done && idle()) return true;
+    if (done && AllIdle()) return true;
     stage_->Violate(done ? "liveness.slow" : "liveness.deadlock",
                     fmt::format("{} {}", what, done ? "does not come to an end" : "can never come to an end"));
     return false;
   }
 
-  bool Finish() { return AwaitIdle("the work"); }
+  // The habits of devices stay while the work is done, for as long as that may take with them.
+  bool Finish() {
+    const Instant enough = stage_->Now() + kTroubleTime;
+    stage_->sim().RunUntil([&] { return Stopped() || AllIdle() || stage_->Now() > enough; });
+    SetDeviceFaults(false);
+    return AwaitIdle("the work");
+  }
 
   bool ProbeAll() {
     std::map<std::string, size_t> before;
@@ -293,10 +300,10 @@ class Play {
       report_.tally.files_copied += tally.files_copied;
       report_.tally.pings += tally.pings;
     }
+    // Time for what is posted, the last words of clients among it, and for streams that linger.
+    const bool dry = stage_->sim().RunUntilIdle();
     services_.clear();
     programs_.clear();
-    // Time for what is posted and for streams that linger.
-    const bool dry = stage_->sim().RunUntilIdle();
     if (!complete) return;
     if (!dry) stage_->Violate("teardown.busy", "something still goes on when everything has ended");
     for (const Host& host : scenario_.host()) {
