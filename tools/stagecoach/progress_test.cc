@@ -1,6 +1,11 @@
 #include "tools/stagecoach/progress.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <pty.h>
+#include <unistd.h>
+
+#include <cstdio>
 
 namespace stagecoach::cli {
 namespace {
@@ -31,6 +36,55 @@ TEST(Progress, NeverWiderThanTheTerminal) {
 TEST(Progress, NoTimeLeftIsInventedBeforeTheFirstByte) {
   EXPECT_NE(FormatProgress("x", 0, 100, 1s, 100).find("ETA -:--"), std::string::npos);
   EXPECT_NE(FormatProgress("x", 0, 0, 1s, 100).find("100%"), std::string::npos);
+}
+
+// Standard error is a terminal, or a pipe, while this lives; what arrived there is read from the other side.
+class StandardError {
+ public:
+  explicit StandardError(bool terminal) : saved_(::dup(STDERR_FILENO)) {
+    int ends[2] = {-1, -1};  // to read from, to write to
+    const int made = terminal ? ::openpty(&ends[0], &ends[1], nullptr, nullptr, nullptr) : ::pipe(ends);
+    EXPECT_EQ(made, 0);
+    ::dup2(ends[1], STDERR_FILENO);
+    ::close(ends[1]);
+    from_ = ends[0];
+    ::fcntl(from_, F_SETFL, O_NONBLOCK);
+  }
+  ~StandardError() {
+    ::dup2(saved_, STDERR_FILENO);
+    ::close(saved_);
+    ::close(from_);
+  }
+  std::string Text() {
+    std::fflush(stderr);
+    char text[4096];
+    const ssize_t n = ::read(from_, text, sizeof(text));
+    return n > 0 ? std::string(text, static_cast<size_t>(n)) : std::string();
+  }
+
+ private:
+  const int saved_;
+  int from_ = -1;
+};
+
+// What a person sees who watches half of a transfer of ten seconds.
+std::string Shown(bool terminal, bool quiet, Duration elapsed) {
+  StandardError error(terminal);
+  Progress progress("file", 1000, Instant(), quiet);
+  progress.Update(500, Instant(elapsed));
+  return error.Text();
+}
+
+TEST(Progress, IsShownOnATerminalOnceATransferTakesLong) {
+  const std::string text = Shown(true, false, 5s);
+  EXPECT_NE(text.find("50%"), std::string::npos) << text;
+  EXPECT_NE(text.find("ETA"), std::string::npos) << text;
+  EXPECT_EQ(Shown(true, false, 400ms), "");
+}
+
+TEST(Progress, IsNotShownElsewhereOrToWhoWantsQuiet) {
+  EXPECT_EQ(Shown(false, false, 5s), "");
+  EXPECT_EQ(Shown(true, true, 5s), "");
 }
 
 }  // namespace
