@@ -321,8 +321,12 @@ void SimConnection::Hold(int from, Segment segment) {
   if (!expects_answer || end.give_up != 0 || end.error != 0) return;
   end.give_up =
       world_->loop_.At(world_->Now() + world_->options_.retransmit_timeout, [self = shared_from_this(), from] {
-        self->ends_[from].give_up = 0;
+        End& given_up = self->ends_[from];
+        given_up.give_up = 0;
+        // It remembers nothing: what was to be retransmitted never arrives, and what the peer still sends gets a reset.
         self->Break(from, ETIMEDOUT);
+        self->DropHeld(given_up);
+        given_up.forgotten = true;
       });
 }
 

@@ -415,6 +415,26 @@ TEST(SimWorld, ASenderGivesUpOnASilentPeerAndAnIdleEndNeverLearns) {
   EXPECT_EQ(ReadSome(*pair.client, &text).error, ETIMEDOUT);
 }
 
+// A TCP that has given up retransmitting remembers nothing of the connection: nothing of it arrives later, and its peer
+// learns of the end by a reset.
+TEST(SimWorld, AStreamThatGaveUpStaysDeadWhenThePartitionHeals) {
+  Pair pair;
+  pair.Connect();
+  ASSERT_EQ(WriteSome(*pair.client, "before").status, IoStatus::kOk);
+  pair.world.RunFor(1s);
+  pair.world.Partition(*pair.a, *pair.b, true);
+  ASSERT_EQ(WriteSome(*pair.client, "lost").status, IoStatus::kOk);
+  pair.world.RunFor(1000s);
+  pair.world.Partition(*pair.a, *pair.b, false);
+  pair.world.RunFor(1s);
+  std::string text;
+  EXPECT_EQ(ReadSome(*pair.server, &text).status, IoStatus::kOk);
+  EXPECT_EQ(text, "before");
+  EXPECT_EQ(WriteSome(*pair.server, "anybody there?").status, IoStatus::kOk);
+  pair.world.RunFor(1s);
+  EXPECT_EQ(ReadSome(*pair.server, &text).error, ECONNRESET);
+}
+
 TEST(SimWorld, AnAwaitedEventIsPumpedAndADryWorldIsADeadlock) {
   Pair pair;
   const auto notifier = pair.a->CreateNotifier();
