@@ -212,6 +212,17 @@ TEST_F(NicCheckerTest, AnStagUsedAgainAtOnceAndOneUsedAgainInTime) {
   EXPECT_EQ(Broken(), "stag.quarantine");
 }
 
+TEST_F(NicCheckerTest, ARestartedHostHasANewNic) {
+  const auto say = [&](std::string_view component, std::string_view event) {
+    checker_.OnEvent(Instant(), component, event, {{"index", uint64_t{5}}});
+  };
+  say("a-rnic", "stag.allocated");
+  say("a-rnic", "stag.freed");
+  say("a", "fabric.restored");
+  say("a-rnic", "stag.allocated");
+  EXPECT_EQ(Broken(), "");
+}
+
 TEST_F(NicCheckerTest, AReceiveLost) {
   Say("receive.completed", {{"number", uint64_t{0}}});
   Say("qp.destroyed", {{"receives_posted", uint64_t{5}}, {"receives_outstanding", uint64_t{3}}});

@@ -37,18 +37,10 @@ uint32_t PlainRoom(const Call& call) {
   return call.has_plain_result_room_bytes() ? call.plain_result_room_bytes() : call.plain_result_bytes();
 }
 
-Call ProbeCall() {
-  Call call;
-  call.set_argument_bytes(6000);
-  call.set_result_bytes(6001);
-  call.set_timeout_ns(static_cast<uint64_t>(kProbeTimeout.count()));
-  return call;
-}
-
 }  // namespace
 
 ClientProgram::ClientProgram(Stage& stage, const Client& spec, uint32_t index)
-    : stage_(stage), spec_(spec), index_(index), next_number_((uint64_t{index} + 1) << 32), cold_(&stage.violations()) {
+    : stage_(stage), spec_(spec), next_number_((uint64_t{index} + 1) << 32), cold_(&stage.violations()) {
   for (const Service& service : stage.scenario().service()) {
     if (service.host() == spec.server()) service_ = &service;
   }
@@ -57,23 +49,23 @@ ClientProgram::ClientProgram(Stage& stage, const Client& spec, uint32_t index)
 
 ClientProgram::~ClientProgram() {
   Kill();
+  cold_.CheckAll(stage_.Now());
 }
 
 void ClientProgram::Start() {
   if (started_) return Connect();
   started_ = true;
   last_start_ = stage_.Now();
-  timer_ = stage_.loop(host()).At(stage_.Now() + Duration(spec_.start_ns()), [this] {
-    timer_ = 0;
-    Connect();
-  });
+  ConnectAfter(Duration(spec_.start_ns()));
 }
 
 void ClientProgram::Kill() {
   ++incarnation_;
   EventLoop& loop = stage_.loop(host());
-  if (timer_ != 0) loop.Cancel(timer_);
-  timer_ = 0;
+  for (EventLoop::TimerId* timer : {&start_timer_, &pause_timer_}) {
+    if (*timer != 0) loop.Cancel(*timer);
+    *timer = 0;
+  }
   Drop();
   for (auto& [number, pending] : pending_) {
     if (pending.cancel_timer != 0) loop.Cancel(pending.cancel_timer);
@@ -201,9 +193,13 @@ void ClientProgram::OnConnected(Result<void, CallError> result) {
     hopeless_ = true;
     return;
   }
-  const Duration delay = kReconnectDelay * std::min<uint32_t>(attempts_, 100);
-  timer_ = stage_.loop(host()).At(stage_.Now() + delay, [this] {
-    timer_ = 0;
+  ConnectAfter(kReconnectDelay * std::min<uint32_t>(attempts_, 100));
+}
+
+void ClientProgram::ConnectAfter(Duration delay) {
+  if (start_timer_ != 0) stage_.loop(host()).Cancel(start_timer_);
+  start_timer_ = stage_.loop(host()).At(stage_.Now() + delay, [this] {
+    start_timer_ = 0;
     Connect();
   });
 }
@@ -230,9 +226,9 @@ void ClientProgram::Pump() {
     const Call& call = *script_[next_];
     const Instant due = last_start_ + Duration(call.pause_ns());
     if (due > stage_.Now()) {
-      if (timer_ != 0) return;
-      timer_ = stage_.loop(host()).At(due, [this] {
-        timer_ = 0;
+      if (pause_timer_ != 0) return;
+      pause_timer_ = stage_.loop(host()).At(due, [this] {
+        pause_timer_ = 0;
         Pump();
       });
       return;
@@ -309,7 +305,13 @@ void ClientProgram::OnOutcome(uint64_t number, Outcome outcome) {
   if (pending.probe) {
     if (outcome) --probes_left_;
     probing_ = outcome ? probes_left_ > 0 : ++failed_probes_ < kFailedProbesMax;
-    if (probing_) return connected_ ? Begin(ProbeCall(), true) : Connect();
+    if (!outcome && !probing_) {
+      stage_.Violate("liveness.probe", fmt::format("client {}: {} probes failed, the last with: {}", spec_.name(),
+                                                   failed_probes_, outcome.error().ToString()));
+    }
+    // A connection that is being closed is of no use, and its end may take a moment to be told.
+    if (!outcome && outcome.error().connection_gone()) connected_ = false;
+    if (probing_) return connected_ ? Begin(ProbeCall(), true) : ConnectAfter(kReconnectDelay);
   }
   Pump();
   MakeRoom();
@@ -368,6 +370,18 @@ std::string ClientProgram::Label(const Pending& pending, const char* what) const
 }
 
 // --- Which failures may be ---
+
+// Something that each server answers, whatever its limits.
+Call ClientProgram::ProbeCall() const {
+  const uint64_t most = std::min({service_->call_bytes_max(), service_->client_bytes_max(),
+                                  uint64_t{service_->message_bytes_max()}, uint64_t{spec_.message_bytes_max()}});
+  const auto bytes = static_cast<uint32_t>(std::clamp<uint64_t>(most / 4, 64, 6000));
+  Call call;
+  call.set_argument_bytes(bytes);
+  call.set_result_bytes(bytes + 1);
+  call.set_timeout_ns(static_cast<uint64_t>(kProbeTimeout.count()));
+  return call;
+}
 
 bool ClientProgram::Disturbed() const {
   return stage_.Disturbed(spec_.host(), spec_.server(), connection_since_ - kBlink);

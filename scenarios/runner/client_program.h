@@ -48,6 +48,8 @@ class ClientProgram final : public Program {
   };
 
   void Connect();
+  void ConnectAfter(Duration delay);
+  Call ProbeCall() const;
   void OnConnected(Result<void, rpcrdma::CallError> result);
   // Drops the connection at once; outstanding calls end with kClosed.
   void Drop();
@@ -73,7 +75,6 @@ class ClientProgram final : public Program {
 
   Stage& stage_;
   const Client& spec_;
-  const uint32_t index_;
   const Service* service_ = nullptr;
   std::vector<const Call*> script_;  // spec_.call, repeats unrolled
   size_t next_ = 0;
@@ -96,8 +97,8 @@ class ClientProgram final : public Program {
   uint32_t calls_on_connection_ = 0;
   Instant connection_since_{};
   Instant last_start_{};
-  std::optional<Instant> paused_until_;
-  EventLoop::TimerId timer_ = 0;
+  EventLoop::TimerId start_timer_ = 0;  // to connect
+  EventLoop::TimerId pause_timer_ = 0;  // to make the next call
   std::map<uint64_t, Pending> pending_;
   ColdStorage cold_;
 };

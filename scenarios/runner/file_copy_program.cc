@@ -66,7 +66,7 @@ void FileCopyProgram::Attempt() {
   ++tally_.connections;
   rpcrdma::ClientOptions options;
   options.trace = stage_.trace();
-  options.name = fmt::format("copy-{}", index_);
+  options.name = fmt::format("copy-{}/{}", index_, tally_.connections);
   Prng luck = stage_.Luck(fmt::format("xid/copy-{}/{}", index_, tally_.connections));
   options.first_xid = static_cast<uint32_t>(luck.Between(1, UINT32_MAX));
   client_ = std::make_unique<rpcrdma::Client>(stage_.loop(host()), options);
@@ -190,16 +190,24 @@ void FileCopyProgram::OnMoved() {
 
 void FileCopyProgram::Fail(const std::string& what, const Failure& failure) {
   ++tally_.disturbed;
-  const bool may = stage_.Disturbed(spec_.host(), spec_.server(), since_ - kBlink) ||
-                   stage_.FailsRegistrations(spec_.host()) || stage_.FailsRegistrations(spec_.server()) ||
-                   (failure.kind == Failure::Kind::kCall && LimitsClients() &&
-                    (failure.call == CallError::Kind::kRejected || failure.call == CallError::Kind::kRefused));
+  // Damage is never excused; what the server refuses only when its memory fails it.
+  const bool refused = failure.kind == Failure::Kind::kStatus &&
+                       (failure.status == rpcrdma::file::Status::kBusy || stage_.FailsRegistrations(spec_.server())) &&
+                       failure.status != rpcrdma::file::Status::kBadChecksum;
+  const bool may = (failure.kind == Failure::Kind::kCall || refused) && MayFail(failure);
   if (!may) {
     stage_.Violate("file.failed", fmt::format("file copy {}: {}: {}", index_, what, failure.message));
     hopeless_ = true;
     return;
   }
   Retry();
+}
+
+bool FileCopyProgram::MayFail(const Failure& failure) const {
+  return stage_.Disturbed(spec_.host(), spec_.server(), since_ - kBlink) || stage_.FailsRegistrations(spec_.host()) ||
+         stage_.FailsRegistrations(spec_.server()) ||
+         (failure.kind == Failure::Kind::kCall && LimitsClients() &&
+          (failure.call == CallError::Kind::kRejected || failure.call == CallError::Kind::kRefused));
 }
 
 bool FileCopyProgram::LimitsClients() const {

@@ -44,6 +44,7 @@ class FileCopyProgram final : public Program {
   void OnMoved();
   // A failure that may be: tries again from the start. One that may not: a violation.
   void Fail(const std::string& what, const rpcrdma::file::Failure& failure);
+  bool MayFail(const rpcrdma::file::Failure& failure) const;
   void Retry();
   // The server may decline us.
   bool LimitsClients() const;

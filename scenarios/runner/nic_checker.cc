@@ -20,9 +20,13 @@ void NicChecker::OnEvent(Instant now, std::string_view component, std::string_vi
   if (event == "stag.allocated" || event == "stag.freed") {
     return JudgeStag(now, component, event == "stag.allocated", NumberOf(facts, "index"));
   }
+  // A host that starts again has a new NIC of the old name.
+  if (event == "fabric.restored") {
+    stags_.erase(std::string(component) + "-rnic");
+    return;
+  }
   const bool send = event == "send.completed";
   if (!send && event != "receive.completed" && event != "qp.destroyed") return;
-  ++judged_;
   auto found = queue_pairs_.find(component);
   if (found == queue_pairs_.end()) found = queue_pairs_.emplace(std::string(component), QueuePair()).first;
   QueuePair& qp = found->second;
@@ -48,7 +52,6 @@ void NicChecker::OnEvent(Instant now, std::string_view component, std::string_vi
 
 void NicChecker::JudgeStag(Instant now, std::string_view component, bool allocated, uint64_t index) {
   constexpr uint64_t kQuarantine = 65536;
-  ++judged_;
   auto found = stags_.find(component);
   if (found == stags_.end()) found = stags_.emplace(std::string(component), Stags()).first;
   Stags& stags = found->second;

@@ -26,8 +26,6 @@ class NicChecker final : public TraceSink {
   // Every queue pair has been destroyed.
   void Finish(Instant now);
 
-  uint64_t judged() const { return judged_; }
-
  private:
   struct QueuePair {
     uint64_t next_send = 0;     // the smallest number that may complete next
@@ -42,7 +40,6 @@ class NicChecker final : public TraceSink {
   void JudgeStag(Instant now, std::string_view component, bool allocated, uint64_t index);
 
   Violations* const violations_;
-  uint64_t judged_ = 0;
   std::map<std::string, Stags, std::less<>> stags_;            // by component
   std::map<std::string, QueuePair, std::less<>> queue_pairs_;  // by component
 };

@@ -10,6 +10,7 @@
 #include "scenarios/runner/client_program.h"
 #include "scenarios/runner/connection_checker.h"
 #include "scenarios/runner/file_copy_program.h"
+#include "scenarios/runner/limits.h"
 #include "scenarios/runner/nic_checker.h"
 #include "scenarios/runner/ping_pong_program.h"
 #include "scenarios/runner/service_program.h"
@@ -29,6 +30,8 @@ constexpr int kProbeRounds = 8;
 constexpr Duration kAftermath = 500ms;
 // How long devices keep their habits after the last fault, if there is work so long.
 constexpr Duration kTroubleTime = 60s;
+// Later than any run ends, and far from where arithmetic does.
+constexpr Instant kForEver = Instant() + std::chrono::hours(24 * 365);
 
 class Play {
  public:
@@ -49,9 +52,11 @@ class Play {
     const bool complete = PlayFaults() && Finish() && ProbeAll() && End();
     report_.stopped = Stopped();
     if (!complete || !stage_->violations().empty()) report_.state = Describe();
-    TearDown(complete);
     report_.virtual_time = stage_->Now() - Instant();
     report_.violations = stage_->violations().list();
+    TearDown(complete);
+    // What is torn down in the middle breaks off, and is not judged.
+    if (complete) report_.violations = stage_->violations().list();
     report_.trace_hash = hash_.value();
     report_.trace_events = hash_.events();
     return std::move(report_);
@@ -92,7 +97,9 @@ class Play {
     for (const Fault& fault : scenario_.fault()) {
       const Instant begin = Instant(Duration(fault.at_ns()));
       timeline.emplace(begin, [this, &fault] { BeginFault(fault); });
-      const bool ends = fault.for_ns() != 0 && fault.kind() != Fault::RESTART_SERVICE;
+      const bool lasts = fault.kind() == Fault::PARTITION || fault.kind() == Fault::KILL ||
+                         fault.kind() == Fault::POWER_LOSS || fault.kind() == Fault::LINK;
+      const bool ends = fault.for_ns() != 0 && lasts;
       if (ends) timeline.emplace(begin + Duration(fault.for_ns()), [this, &fault] { EndFault(fault); });
     }
     for (const auto& [when, action] : timeline) {
@@ -105,20 +112,25 @@ class Play {
   // Lets the world live until `when`. False when the run is to be stopped.
   bool Advance(Instant when) {
     bool there = false;
-    stage_->sim().loop().At(when, [&there] { there = true; });
-    stage_->sim().RunUntil([&] { return there || Stopped(); });
+    EventLoop& loop = stage_->sim().loop();
+    const auto timer = loop.At(when, [&there] { there = true; });
+    // A world where nothing else happens may stall on the way.
+    while (!there && !Stopped()) stage_->sim().RunUntil([&] { return there || Stopped(); });
+    loop.Cancel(timer);
     return !Stopped();
   }
 
   void BeginFault(const Fault& fault) {
     emu::SimWorld& sim = stage_->sim();
     Trace(&trace_, stage_->Now(), "fault", Fault::Kind_Name(fault.kind()), {{"a", fault.a()}, {"b", fault.b()}});
-    // Restarting takes as long as it takes; until then anything may be noticed.
-    const bool for_good = fault.for_ns() == 0 && (fault.kind() == Fault::KILL || fault.kind() == Fault::POWER_LOSS);
-    const Instant until = for_good ? Instant::max() : stage_->Now() + Duration(fault.for_ns()) + kAftermath;
-    stage_->NoteDisturbance(fault.a(), fault.b(), until);
+    const bool down = fault.kind() == Fault::KILL || fault.kind() == Fault::POWER_LOSS;
+    if (IsDown(fault.a()) && (down || fault.kind() == Fault::RESTART_SERVICE)) return;
+    const bool for_good = fault.for_ns() == 0 && (down || fault.kind() == Fault::LINK);
+    stage_->NoteDisturbance(fault.a(), fault.b(),
+                            for_good ? kForEver : stage_->Now() + Duration(fault.for_ns()) + kAftermath);
     switch (fault.kind()) {
       case Fault::PARTITION:
+        ++partitions_[PairOf(fault)];
         return sim.Partition(Fabric(fault.a()), Fabric(fault.b()), true);
       case Fault::RESET:
         return sim.ResetConnections(Fabric(fault.a()), Fabric(fault.b()));
@@ -127,8 +139,7 @@ class Play {
         return sim.ForgetConnections(Fabric(fault.a()));
       case Fault::KILL:
       case Fault::POWER_LOSS:
-        if (down_.count(fault.a()) > 0) return;
-        down_.insert(fault.a());
+        down_[fault.a()] = &fault;
         if (for_good) stage_->NoteGone(fault.a());
         if (fault.kind() == Fault::POWER_LOSS) stage_->NoteSilence(fault.a());
         sim.CutHost(Fabric(fault.a()), fault.kind() == Fault::KILL ? emu::Cut::kReset : emu::Cut::kSilent);
@@ -137,9 +148,9 @@ class Play {
         }
         return;
       case Fault::LINK:
+        changed_links_[PairOf(fault)] = &fault;
         return sim.SetLink(Fabric(fault.a()), Fabric(fault.b()), MakeLink(fault.link()));
       case Fault::RESTART_SERVICE:
-        if (down_.count(fault.a()) > 0) return;
         stage_->world().ActAs(fault.a());
         services_.at(fault.a())->Restart(Duration(fault.for_ns()));
         return;
@@ -153,13 +164,17 @@ class Play {
     Trace(&trace_, stage_->Now(), "fault", "over", {{"a", fault.a()}, {"b", fault.b()}});
     switch (fault.kind()) {
       case Fault::PARTITION:
+        // Those of one pair may overlap.
+        if (--partitions_[PairOf(fault)] > 0) return;
         return sim.Partition(Fabric(fault.a()), Fabric(fault.b()), false);
       case Fault::LINK:
+        if (changed_links_[PairOf(fault)] != &fault) return;
         return sim.SetLink(Fabric(fault.a()), Fabric(fault.b()), MakeLink(LinkBetween(fault.a(), fault.b())));
       case Fault::KILL:
       case Fault::POWER_LOSS:
-        // A second kill of the same host while it was down has changed nothing.
-        if (down_.erase(fault.a()) == 0) return;
+        // A kill of a host that was down has changed nothing.
+        if (!IsDown(fault.a()) || down_[fault.a()] != &fault) return;
+        down_.erase(fault.a());
         // Its blocked programs unwind first.
         sim.RunUntil([&] { return !sim.HasBlocked(Fabric(fault.a())); });
         stage_->world().Restart(fault.a());
@@ -180,7 +195,11 @@ class Play {
     return Link();
   }
 
+  using HostPair = std::pair<std::string, std::string>;
+  static HostPair PairOf(const Fault& fault) { return std::minmax(fault.a(), fault.b()); }
+
   void SetDeviceFaults(bool on) {
+    stage_->SetHabits(on);
     for (const Host& host : scenario_.host()) SetDeviceFaultsOf(host.name(), on);
   }
 
@@ -271,6 +290,7 @@ class Play {
       counts[host.name() + ": queues"] = objects.cqs + objects.qps;
       counts[host.name() + ": other objects"] = objects.pds + objects.channels;
     }
+    for (const auto& [host, service] : services_) counts[host + ": clients"] = service->clients();
     counts["streams"] = stage_->sim().connections();
     return counts;
   }
@@ -336,7 +356,9 @@ class Play {
   std::optional<NicChecker> nics_;
   std::vector<std::unique_ptr<Program>> programs_;
   std::map<std::string, ServiceProgram*> services_;  // by host
-  std::set<std::string> down_;                       // hosts
+  std::map<std::string, const Fault*> down_;         // hosts, and what took them down
+  std::map<HostPair, int> partitions_;
+  std::map<HostPair, const Fault*> changed_links_;  // the latest
 };
 
 }  // namespace
@@ -360,7 +382,12 @@ class Validator {
       if (host.name().empty()) return Err(std::string("host.name: is empty"));
       if (!hosts_.insert(host.name()).second) return Err(fmt::format("host.name: \"{}\" is there twice", host.name()));
     }
-    for (const Link& link : scenario_.link()) Pair("link", link.a(), link.b());
+    std::set<std::pair<std::string, std::string>> links;
+    for (const Link& link : scenario_.link()) {
+      Pair("link", link.a(), link.b());
+      if (!links.insert(std::minmax(link.a(), link.b())).second)
+        Say("link", link.a() + "-" + link.b(), "one for each pair");
+    }
     std::set<std::string> services;
     std::set<std::string> files;
     for (const Service& service : scenario_.service()) {
@@ -375,24 +402,17 @@ class Validator {
         Say("client.name", client.name(), "a name of its own");
       }
       if (services.count(client.server()) == 0) Say("client.server", client.server(), "a host with a service");
-      if (client.concurrency() == 0) Say("client.concurrency", "0", "at least 1");
     }
     for (const FileCopy& copy : scenario_.file_copy()) {
       Known("file_copy.host", copy.host());
       if (files.count(copy.server()) == 0) Say("file_copy.server", copy.server(), "a host whose service serves files");
-      if (copy.concurrency() == 0) Say("file_copy.concurrency", "0", "at least 1");
-      if (copy.chunk_bytes() == 0 || copy.chunk_bytes() > 1u << 20) {
-        Say("file_copy.chunk_bytes", std::to_string(copy.chunk_bytes()), "1 to 1048576");
-      }
     }
     std::set<std::pair<std::string, uint32_t>> ports;
     for (const PingPong& ping_pong : scenario_.ping_pong()) {
       Pair("ping_pong", ping_pong.client(), ping_pong.server());
-      if (ping_pong.port() == 0 || ping_pong.port() > 65535 ||
-          !ports.emplace(ping_pong.server(), ping_pong.port()).second) {
-        Say("ping_pong.port", std::to_string(ping_pong.port()), "1 to 65535, each once on a host");
+      if (!ports.emplace(ping_pong.server(), ping_pong.port()).second) {
+        Say("ping_pong.port", std::to_string(ping_pong.port()), "each port once on a host");
       }
-      if (ping_pong.bytes() == 0) Say("ping_pong.bytes", "0", "at least 1");
     }
     for (const Fault& fault : scenario_.fault()) {
       Known("fault.a", fault.a());
@@ -403,6 +423,7 @@ class Validator {
       if (fault.kind() == Fault::RESTART_SERVICE && services.count(fault.a()) == 0) {
         Say("fault.a", fault.a(), "a host with a service");
       }
+      if (fault.kind() == Fault::LINK && !fault.has_link()) Say("fault.link", "", "what the link becomes");
       if (fault.kind() == Fault::PARTITION && fault.for_ns() == 0) Say("fault.for_ns", "0", "how long it lasts");
     }
     if (!problem_.empty()) return Err(problem_);
@@ -430,6 +451,7 @@ class Validator {
 }  // namespace
 
 Result<void, std::string> Validate(const Scenario& scenario) {
+  if (auto checked = CheckLimits(scenario); !checked) return checked;
   return Validator(scenario).Validate();
 }
 

@@ -108,6 +108,29 @@ TEST(Run, StopsWhereItIsTold) {
   EXPECT_TRUE(report.stopped);
   EXPECT_LT(report.trace_events, all);
   EXPECT_FALSE(report.state.empty());
+  EXPECT_EQ(Rules(report), "") << "what is broken off is not judged";
+}
+
+TEST(Run, DevicesHaveTheirHabitsWhileThereIsWork) {
+  const Scenario scenario = Parse(R"(
+      host { name: 'a' } service { host: 'a' }
+      host { name: 'b' device { fault { kind: FAIL_REGISTRATION one_in: 3 } } }
+      client { name: 'c' host: 'b' server: 'a' call { repeat: 40 argument_bytes: 20000 } })");
+  const RunReport report = RunScenario(scenario);
+  EXPECT_EQ(Rules(report), "");
+  EXPECT_GT(report.tally.refused, 3u);
+  EXPECT_GT(report.tally.answered, 3u);
+}
+
+TEST(Run, KillsOfOneHostMayOverlap) {
+  const Scenario scenario = Parse(std::string(kPair) + R"(
+      client { name: 'c' host: 'b' server: 'a' call { repeat: 50 pause_ns: 100000 result_bytes: 5000 } }
+      fault { at_ns: 1000000 kind: KILL a: 'a' for_ns: 2000000 }
+      fault { at_ns: 2000000 kind: KILL a: 'a' }
+      fault { at_ns: 2500000 kind: POWER_LOSS a: 'a' for_ns: 4000000 })");
+  const RunReport report = RunScenario(scenario);
+  EXPECT_EQ(Rules(report), "");
+  EXPECT_GE(report.tally.answered, 48u) << "the second and third kill of a host that is down do nothing";
 }
 
 TEST(Validate, NamesTheFieldAndWhatWasExpected) {
@@ -124,6 +147,15 @@ TEST(Validate, NamesTheFieldAndWhatWasExpected) {
       {"host { name: 'a' } fault { a: 'a' }", "fault.kind: \"NONE\", expected a kind of fault"},
       {"host { name: 'a' } host { name: 'b' } fault { kind: PARTITION a: 'a' b: 'b' }",
        "fault.for_ns: \"0\", expected how long it lasts"},
+      {"host { name: 'a' } link { buffer_bytes: 0 }", "link[0].buffer_bytes: 0, expected 2048 to 67108864"},
+      {"host { name: 'a' device { max_ird: 0 } }", "host[0].device.max_ird: 0, expected 1 to 16383"},
+      {"host { name: 'a' } service { host: 'a' credits: 5000 }", "service[0].credits: 5000, expected 1 to 1024"},
+      {"host { name: 'a' } client { call { } call { repeat: 4000000000 } }",
+       "client[0].call[1].repeat: 4000000000, expected 0 to 100000"},
+      {"host { name: 'a' } file_copy { bytes: 1152921504606846976 }",
+       "file_copy[0].bytes: 1152921504606846976, expected 0 to 268435456"},
+      {"host { name: 'a' } fault { at_ns: 18446744073709551615 }",
+       "fault[0].at_ns: 18446744073709551615, expected 0 to 86400000000000"},
       {"host { name: 'a' } host { name: 'b' } link { a: 'a' b: 'a' }", "link: \"a\", expected two different hosts"},
   };
   for (const auto& each : kCases) {

@@ -24,6 +24,10 @@ ServiceProgram::Directory::~Directory() {
 ServiceProgram::ServiceProgram(Stage& stage, const Service& spec) : stage_(stage), spec_(spec) {
   if (!spec.files()) return;
   directory_.emplace();
+  if (directory_->path().empty()) {
+    stage.Violate("service.directory", "cannot make a temporary directory to serve files from");
+    return;
+  }
   auto store = rpcrdma::file::FileStore::Open(directory_->path(), {});
   if (!store) {
     stage.Violate("service.directory", "cannot serve files: " + store.error().text);

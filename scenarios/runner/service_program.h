@@ -33,9 +33,8 @@ class ServiceProgram final : public Program {
 
   // Stops with so much grace, and starts again.
   void Restart(Duration grace);
-  // Blocks in use by all clients, and connections: what must not grow.
+  // Connected now: what must not grow.
   size_t clients() const { return server_ != nullptr ? server_->stats().clients : 0; }
-  rpcrdma::ServerStats stats() const { return server_ != nullptr ? server_->stats() : rpcrdma::ServerStats(); }
 
  private:
   void StopAndThen(Duration grace, std::function<void()> then);

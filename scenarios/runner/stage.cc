@@ -37,6 +37,11 @@ emu::LinkOptions MakeLink(const Link& link) {
 
 namespace {
 
+// A time-out that began in a fault ends in this time: calls have 30 s, a connect that was lost 127 s.
+constexpr Duration kEchoOfAFault = 130s;
+// What a failed registration did to a call shows at once.
+constexpr Duration kEchoOfAHabit = 1s;
+
 Duration CountPatience(const Scenario& scenario) {
   constexpr uint64_t kRoundsOfOneCall = 20;
   double bytes = 1e6;
@@ -110,12 +115,19 @@ void Stage::NoteDisturbance(const std::string& a, const std::string& b, Instant 
 bool Stage::Disturbed(const std::string& a, const std::string& b, Instant since) const {
   return std::any_of(disturbances_.begin(), disturbances_.end(), [&](const Disturbance& disturbance) {
     if (disturbance.until < since) return false;
+    if (!WentSilent(a, b) && Now() - disturbance.until > kEchoOfAFault) return false;
     if (disturbance.b.empty()) return disturbance.a == a || disturbance.a == b;
     return (disturbance.a == a && disturbance.b == b) || (disturbance.a == b && disturbance.b == a);
   });
 }
 
+void Stage::SetHabits(bool on) {
+  habits_ = on;
+  habits_until_ = Now();
+}
+
 bool Stage::FailsRegistrations(const std::string& host) const {
+  if (!habits_ && Now() - habits_until_ > kEchoOfAHabit) return false;
   for (const Host& each : scenario_.host()) {
     if (each.name() != host) continue;
     return std::any_of(each.device().fault().begin(), each.device().fault().end(),

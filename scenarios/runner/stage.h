@@ -47,8 +47,8 @@ class Stage {
   void Violate(std::string_view rule, std::string text) { violations_.Add(Now(), rule, std::move(text)); }
   Executions& executions() { return executions_; }
 
-  // Something happens, from now until `until`, that what runs between these hosts may notice. An empty `b`: everything
-  // of `a`.
+  // Something happens, from now until `until`, that what runs between these hosts may notice, then or a little later:
+  // time-outs that began meanwhile take their time. An empty `b`: everything of `a`.
   void NoteDisturbance(const std::string& a, const std::string& b, Instant until);
   // Whether a failure between these hosts, of something that lives since `since`, has a cause.
   bool Disturbed(const std::string& a, const std::string& b, Instant since) const;
@@ -64,7 +64,9 @@ class Stage {
   // The host will not be started again.
   void NoteGone(const std::string& host) { gone_.push_back(host); }
   bool IsGone(std::string_view host) const { return std::find(gone_.begin(), gone_.end(), host) != gone_.end(); }
-  // The host's device fails registrations now and then, or did until a moment ago.
+  // Devices have the habits the scenario gives them, or no longer.
+  void SetHabits(bool on);
+  // The host's device fails registrations now and then, or did so a moment ago.
   bool FailsRegistrations(const std::string& host) const;
 
  private:
@@ -81,6 +83,8 @@ class Stage {
   Executions executions_;
   emu::SimulatedWorld* world_ = nullptr;  // installed
   std::vector<Disturbance> disturbances_;
+  bool habits_ = true;
+  Instant habits_until_{};
   const Duration patience_;
   std::vector<std::string> gone_;
   std::vector<std::string> silent_;
