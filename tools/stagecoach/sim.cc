@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <cerrno>
+#include <charconv>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -148,7 +149,8 @@ std::string RuleOf(const RunReport& report) {
   return report.violations.empty() ? std::string() : report.violations.front().rule;
 }
 
-RunReport RunOnce(const Scenario& scenario, const SimOptions& options) {
+// `missed`: something that was asked for could not be had.
+RunReport RunOnce(const Scenario& scenario, const SimOptions& options, bool* missed) {
   Watcher watcher(options);
   RunOptions run;
   run.observer = &watcher;
@@ -161,12 +163,14 @@ RunReport RunOnce(const Scenario& scenario, const SimOptions& options) {
       capture = std::move(*created);
     } else {
       Complain("sim", created.error().message);
+      *missed = true;
     }
   }
   run.capture = capture;
   RunReport report = scenario::RunScenario(scenario, run);
   if (!options.until.empty() && !watcher.found()) {
     Complain("sim", fmt::format("--until: no event contains \"{}\"", options.until));
+    *missed = true;
   }
   return report;
 }
@@ -230,7 +234,16 @@ extern "C" void OnCrash(int signal) {
 
 void TellSeedOnCrash(uint64_t seed) {
   running_seed = seed;
-  std::signal(SIGABRT, OnCrash);
+  // A stack of its own: that of a fiber may be what has overflowed.
+  static char stack[64 * 1024];
+  stack_t alternative{};
+  alternative.ss_sp = stack;
+  alternative.ss_size = sizeof(stack);
+  ::sigaltstack(&alternative, nullptr);
+  struct sigaction action {};
+  action.sa_handler = OnCrash;
+  action.sa_flags = SA_ONSTACK;
+  for (const int signal : {SIGABRT, SIGSEGV, SIGBUS, SIGFPE, SIGILL}) ::sigaction(signal, &action, nullptr);
 }
 
 // --- The command ---
@@ -250,9 +263,8 @@ class Errors final : public google::protobuf::io::ErrorCollector {
 bool ReadScenario(const std::string& path, Scenario* scenario) {
   std::ifstream file(path);
   std::stringstream text;
-  text << file.rdbuf();
-  if (!file) {
-    Complain("sim", fmt::format("{}: {}", path, std::strerror(errno)));
+  if (!file || !(text << file.rdbuf())) {
+    Complain("sim", fmt::format("{}: {}", path, errno != 0 ? std::strerror(errno) : "is empty"));
     return false;
   }
   Errors errors(path);
@@ -273,9 +285,10 @@ int RunOne(const SimOptions& options, const Scenario& scenario) {
     return kExitOk;
   }
   TellSeedOnCrash(scenario.seed());
-  RunReport report = RunOnce(scenario, options);
+  bool failed = false;
+  RunReport report = RunOnce(scenario, options, &failed);
   PrintSummary(scenario, report);
-  bool failed = !report.violations.empty();
+  failed = failed || !report.violations.empty();
   if (options.twice && !report.stopped) {
     const RunReport again = scenario::RunScenario(scenario);
     if (again.trace_hash != report.trace_hash) {
@@ -331,6 +344,18 @@ int RunSwarm(const SimOptions& options) {
   return failures == 0 ? kExitOk : kExitFailure;
 }
 
+// CLI11 turns "-1" into a large number.
+CLI::Validator WholeNumber(uint64_t least) {
+  return CLI::Validator(
+      [least](const std::string& text) -> std::string {
+        uint64_t value = 0;
+        const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+        if (error == std::errc() && end == text.data() + text.size() && value >= least) return {};
+        return fmt::format("{}: expected a whole number from {} to {}", text, least, UINT64_MAX);
+      },
+      "");
+}
+
 int Sim(const SimOptions& options) {
   if (options.list_mutants) {
     for (const Mutant* mutant : AllMutants()) fmt::print("{:<28} {}\n", mutant->name, mutant->defect);
@@ -342,6 +367,13 @@ int Sim(const SimOptions& options) {
                                                      : "there is none of this name; --list-mutants names them"));
     return kExitUsage;
   }
+  const auto misused = [](std::string_view text) {
+    Complain("sim", text);
+    return kExitUsage;
+  };
+  if (!options.out.empty() && !options.shrink) return misused("--out goes with --shrink");
+  if (options.keep_going && options.count == 1) return misused("--keep-going goes with --count");
+  if (options.count - 1 > UINT64_MAX - options.seed) return misused("--seed and --count: there are no such seeds");
   if (options.count > 1) {
     const bool of_one = !options.file.empty() || options.trace || options.step || options.print ||
                         !options.until.empty() || !options.pcap.empty();
@@ -365,11 +397,15 @@ int Sim(const SimOptions& options) {
 void AddSim(CLI::App& app, int& exit_code) {
   auto* command = app.add_subcommand("sim", "Run worlds in virtual time: replay a seed, or try many");
   auto options = std::make_shared<SimOptions>();
-  command->add_option("FILE", options->file, "A scenario in text format, instead of one drawn from the seed");
-  command->add_option("--seed", options->seed, "Draws the world, its work and its faults")->capture_default_str();
+  auto* file =
+      command->add_option("FILE", options->file, "A scenario in text format, instead of one drawn from the seed");
+  auto* seed = command->add_option("--seed", options->seed, "Draws the world, its work and its faults")
+                   ->capture_default_str()
+                   ->check(WholeNumber(0));
+  file->excludes(seed);
   command->add_option("--count", options->count, "So many seeds, from --seed on")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(WholeNumber(1));
   command->add_flag("--twice", options->twice, "Run each twice; the trace hashes must agree");
   command->add_flag("--keep-going", options->keep_going, "With --count: go on after a failure");
   command->add_flag("--trace", options->trace, "Print every event");
