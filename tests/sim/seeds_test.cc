@@ -39,6 +39,7 @@ TEST_P(SeedsTest, BreakNoRuleAndLeaveTheSameTrace) {
 INSTANTIATE_TEST_SUITE_P(TwoHundred, SeedsTest, ::testing::Values(1, 51, 101, 151));
 
 TEST(Regressions, BreakNoRuleAnyMore) {
+  int played = 0;
   for (const auto& entry : std::filesystem::directory_iterator("scenarios/regressions")) {
     if (entry.path().extension() != ".textproto") continue;
     std::ifstream file(entry.path());
@@ -49,7 +50,9 @@ TEST(Regressions, BreakNoRuleAnyMore) {
     const auto valid = scenario::Validate(scenario);
     ASSERT_TRUE(valid.has_value()) << entry.path() << ": " << valid.error();
     PlayTwice(scenario, "stagecoach sim " + entry.path().string() + " --trace");
+    ++played;
   }
+  EXPECT_GT(played, 0) << "no regressions found where they should be";
 }
 
 }  // namespace
