@@ -343,6 +343,8 @@ bool SimWorld::RunUntilIdle() {
 std::shared_ptr<const SimProgram> SimWorld::Spawn(SimFabric& host, std::string name, std::function<void()> body) {
   // Finished as well when it is dropped before it began.
   struct Run {
+    Run(std::shared_ptr<SimProgram> its_program, std::function<void()> its_body)
+        : program(std::move(its_program)), body(std::move(its_body)) {}
     ~Run() { program->finished_ = true; }
     std::shared_ptr<SimProgram> program;
     std::function<void()> body;
