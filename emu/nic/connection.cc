@@ -132,7 +132,10 @@ bool Connection::ReceiveRecord(Instant now, size_t* budget_bytes) {
     return false;
   }
   have_record_ = false;
-  if (*std::exchange(place_late_, std::nullopt)) late_->Keep(now, now + nic_.faults().placement_delay_max);
+  if (*std::exchange(place_late_, std::nullopt)) {
+    late_->Keep(now, now + nic_.faults().placement_delay_max);
+    Trace(nic_.trace(), now, name_, "placement.kept");
+  }
   moved_ = true;
   transport_->OnPlaced(now);
   *budget_bytes -= std::min(*budget_bytes, record_length_);
@@ -160,7 +163,11 @@ bool Connection::PlaceLate() {
 }
 
 void Connection::SettlePlacements() {
-  if (late_) late_->PlaceAll();
+  if (late_) TellPlaced(late_->PlaceAll());
+}
+
+void Connection::TellPlaced(size_t writes) {
+  if (writes > 0) Trace(nic_.trace(), nic_.fabric().Now(), name_, "placement.done", {{"writes", uint64_t{writes}}});
 }
 
 void Connection::OnReceiveEnd(const RxResult& result) {
@@ -367,7 +374,7 @@ void Connection::OnTime(Instant now) {
     }
   }
   if (const std::optional<Instant> due = transport_->Deadline(); due && *due <= now) transport_->OnDeadline(now);
-  if (late_) late_->PlaceDue(now);
+  if (late_) TellPlaced(late_->PlaceDue(now));
   if (!linger_until_ || *linger_until_ > now) return;
   if (HasEnded()) {
     Close(/*abort=*/true);

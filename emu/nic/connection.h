@@ -104,6 +104,7 @@ class Connection final : public StreamWatcher {
   bool ReceiveRecord(Instant now, size_t* budget_bytes);
   // Whether the current record's payload is kept aside; if not, what was kept aside is placed.
   bool PlaceLate();
+  void TellPlaced(size_t writes);
   void OnReceiveEnd(const RxResult& result);
   void Transmit();
   void FlushRecords();

@@ -28,19 +28,23 @@ std::optional<Instant> LatePlacement::Due() const {
   return due;
 }
 
-void LatePlacement::PlaceDue(Instant now) {
+size_t LatePlacement::PlaceDue(Instant now) {
   const auto later =
       std::stable_partition(waiting_.begin(), waiting_.end(), [now](const Write& write) { return write.due <= now; });
+  const auto placed = static_cast<size_t>(later - waiting_.begin());
   std::for_each(waiting_.begin(), later, Place);
   waiting_.erase(waiting_.begin(), later);
+  return placed;
 }
 
-void LatePlacement::PlaceAll() {
+size_t LatePlacement::PlaceAll() {
+  const size_t placed = waiting_.size();
   while (!waiting_.empty()) {
     std::swap(waiting_[luck_.Below(waiting_.size())], waiting_.back());
     Place(waiting_.back());
     waiting_.pop_back();
   }
+  return placed;
 }
 
 void LatePlacement::Place(const Write& write) {

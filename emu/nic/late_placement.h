@@ -28,8 +28,9 @@ class LatePlacement {
 
   // When PlaceDue has something to do.
   std::optional<Instant> Due() const;
-  void PlaceDue(Instant now);
-  void PlaceAll();
+  // Both tell how many Writes they placed.
+  size_t PlaceDue(Instant now);
+  size_t PlaceAll();
 
  private:
   struct Write {

@@ -14,7 +14,7 @@ class ConnectionCheckerTest : public ::testing::Test {
   void Say(std::string_view event, std::initializer_list<TraceFact> facts = {}) {
     checker_.OnEvent(Instant(++now_ * 1us), "client", event, facts);
   }
-  void Submit(uint64_t call) { Say("call.submitted", {{"call", call}}); }
+  void Submit(uint64_t call, uint64_t deadline = 0) { Say("call.submitted", {{"call", call}, {"deadline", deadline}}); }
   void Send(uint64_t call, uint64_t slot, uint64_t in_flight, uint64_t receives) {
     Say("call.sent", {{"call", call},
                       {"slot", slot},
@@ -134,6 +134,15 @@ TEST_F(ConnectionCheckerTest, TheCallerIsToldAnotherLength) {
   EXPECT_EQ(Broken(), "reply.lengths");
 }
 
+TEST_F(ConnectionCheckerTest, ACallSentAfterItsTimeOut) {
+  Say("established");
+  Submit(1, 2000);
+  Send(1, 0, 1, 4);
+  Over(1);
+  Close();
+  EXPECT_EQ(Broken(), "call.late");
+}
+
 TEST_F(ConnectionCheckerTest, OneReadTooMany) {
   Say("established");
   Say("read.issued", {{"in_flight", uint64_t{4}}, {"reads_max", uint64_t{4}}});
@@ -153,6 +162,22 @@ TEST_F(ConnectionCheckerTest, ASendBufferFilledTwice) {
   Over(2);
   Close();
   EXPECT_EQ(Broken(), "buffer.reuse");
+}
+
+// Handlers of calls that were open run from the loop, if that goes on.
+TEST_F(ConnectionCheckerTest, WhatIsDestroyedMayOrMayNotTellOfItsCalls) {
+  Say("established");
+  Submit(1);
+  Submit(2);
+  Say("connection.closed", {{"why", "closed at once"},
+                            {"receives_posted", uint64_t{0}},
+                            {"receives_completed", uint64_t{0}},
+                            {"receives_destroyed", uint64_t{0}},
+                            {"sends_posted", uint64_t{0}},
+                            {"sends_completed", uint64_t{0}},
+                            {"sends_destroyed", uint64_t{0}}});
+  Over(1);
+  EXPECT_EQ(Broken(), "");
 }
 
 TEST_F(ConnectionCheckerTest, AReceiveThatNeverCompleted) {
@@ -221,6 +246,23 @@ TEST_F(NicCheckerTest, ARestartedHostHasANewNic) {
   say("a", "fabric.restored");
   say("a-rnic", "stag.allocated");
   EXPECT_EQ(Broken(), "");
+}
+
+TEST_F(NicCheckerTest, ASendThatOvertakesAWrite) {
+  Say("placement.kept", {});
+  Say("record.placed", {{"opcode", "Write"}});
+  Say("placement.done", {{"writes", uint64_t{1}}});
+  Say("record.placed", {{"opcode", "Send"}});
+  EXPECT_TRUE(violations_.empty());
+  Say("placement.kept", {});
+  Say("record.placed", {{"opcode", "Send"}});
+  EXPECT_EQ(Broken(), "placement.order");
+}
+
+TEST_F(NicCheckerTest, MemoryDeregisteredWhileWritesAreOnTheirWay) {
+  Say("placement.kept", {});
+  checker_.OnEvent(Instant(), "a-rnic", "stag.freed", {{"index", uint64_t{5}}});
+  EXPECT_EQ(Broken(), "placement.order");
 }
 
 TEST_F(NicCheckerTest, AReceiveLost) {

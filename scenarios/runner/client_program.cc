@@ -291,9 +291,6 @@ void ClientProgram::OnOutcome(uint64_t number, Outcome outcome) {
   if (outcome) {
     ++tally_.answered;
     CheckReply(pending, *outcome);
-    if (Late(pending) && stage_.Now() - pending.started > Duration(pending.spec.timeout_ns())) {
-      stage_.Violate("call.late", Label(pending, "reply") + ": came after the call's time-out");
-    }
   } else {
     const std::string objection = Judge(pending, outcome.error());
     if (!objection.empty()) {

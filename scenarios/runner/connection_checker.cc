@@ -32,6 +32,8 @@ void ConnectionChecker::OnEvent(Instant now, std::string_view component, std::st
 
 void ConnectionChecker::Finish(Instant now) {
   for (const auto& [name, end] : ends_) {
+    // Its owner has destroyed it, and may be gone itself: of what was open nobody need be told.
+    if (end.destroyed) continue;
     for (const auto& [id, call] : end.calls) {
       violations_->Add(now, "call.once", fmt::format("{}: call {} is not over", name, id));
     }
@@ -66,7 +68,9 @@ bool ConnectionChecker::Judge(End& end) {
   if (event_ == "established") {
     end.established = true;
   } else if (event_ == "call.submitted") {
-    Expect(end.calls.emplace(Number("call"), Call{}).second, "call.once", "a call begins twice");
+    Call call;
+    call.deadline = Number("deadline");
+    Expect(end.calls.emplace(Number("call"), call).second, "call.once", "a call begins twice");
   } else if (event_ == "stag.registered") {
     Expect(end.valid.insert(Number("registration")).second, "fence", "a registration is valid already");
   } else if (event_ == "stag.invalidated") {
@@ -75,6 +79,9 @@ bool ConnectionChecker::Judge(End& end) {
     end.calls[Number("call")].registrations.insert(Number("registration"));
   } else if (event_ == "call.sent") {
     ++end.in_flight;
+    const uint64_t deadline = end.calls[Number("call")].deadline;
+    const auto now = static_cast<uint64_t>(now_.time_since_epoch().count());
+    Expect(deadline == 0 || now <= deadline, "call.late", "sent after its time-out");
     Expect(end.in_flight == Number("in_flight"), "credit.requester", "calls in flight miscounted");
     Expect(end.in_flight <= end.granted, "credit.requester", "more calls than granted");
     Plan(end, {.granted = Number("granted"), .unanswered = Number("in_flight"), .received = Number("received")});
@@ -107,8 +114,7 @@ bool ConnectionChecker::Judge(End& end) {
     Expect(Number("receives_posted") == Number("receives_completed") + Number("receives_destroyed"), "conservation",
            "Receives");
     Expect(Number("sends_posted") == Number("sends_completed") + Number("sends_destroyed"), "conservation", "Sends");
-    // Its owner has destroyed it: nobody is told of what was open.
-    if (Word("why") == "closed at once") end.calls.clear();
+    end.destroyed = Word("why") == "closed at once";
     // Calls still open end after it; the end itself has nothing left.
     end.valid.clear();
     end.planned.clear();

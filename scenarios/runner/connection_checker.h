@@ -10,6 +10,7 @@
 //                      (ARCHITECTURE section 7)
 //   fence              when a call is over, none of its STags is valid
 //   call.once          each call submitted is over once
+//   call.late          no call is sent after its time-out
 //   read.limit         no more RDMA Reads are under way than the connection allows
 //   reply.lengths      what comes back is within what was offered, and the caller gets what the responder wrote
 //   buffer.reuse       a Send buffer is not filled while a Send from it is outstanding
@@ -44,6 +45,7 @@ class ConnectionChecker final : public TraceSink {
 
  private:
   struct Call {
+    uint64_t deadline = 0;  // ns; 0: none
     std::set<uint64_t> registrations;
     uint64_t returned = 0;
   };
@@ -63,6 +65,7 @@ class ConnectionChecker final : public TraceSink {
     uint64_t in_flight = 0;
     uint64_t granted = 1;
     bool established = false;
+    bool destroyed = false;  // by its owner, in the middle
   };
 
   uint64_t Number(std::string_view key) const;

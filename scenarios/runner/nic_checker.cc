@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 namespace stagecoach::scenario {
 namespace {
 
@@ -11,6 +13,14 @@ uint64_t NumberOf(std::initializer_list<TraceFact> facts, std::string_view key) 
     if (const auto* number = std::get_if<uint64_t>(&fact.value)) return *number;
   }
   return UINT64_MAX;  // breaks whatever rule asks
+}
+
+std::string_view WordOf(std::initializer_list<TraceFact> facts, std::string_view key) {
+  for (const TraceFact& fact : facts) {
+    if (fact.key != key) continue;
+    if (const auto* word = std::get_if<std::string_view>(&fact.value)) return *word;
+  }
+  return {};
 }
 
 }  // namespace
@@ -24,6 +34,9 @@ void NicChecker::OnEvent(Instant now, std::string_view component, std::string_vi
   if (event == "fabric.restored") {
     stags_.erase(std::string(component) + "-rnic");
     return;
+  }
+  if (event == "placement.kept" || event == "placement.done" || event == "record.placed") {
+    return JudgePlacement(now, component, event, facts);
   }
   const bool send = event == "send.completed";
   if (!send && event != "receive.completed" && event != "qp.destroyed") return;
@@ -50,12 +63,35 @@ void NicChecker::OnEvent(Instant now, std::string_view component, std::string_vi
   }
 }
 
+void NicChecker::JudgePlacement(Instant now, std::string_view component, std::string_view event,
+                                std::initializer_list<TraceFact> facts) {
+  auto found = queue_pairs_.find(component);
+  if (event == "placement.kept") {
+    if (found == queue_pairs_.end()) found = queue_pairs_.emplace(std::string(component), QueuePair()).first;
+    ++found->second.kept;
+  } else if (found == queue_pairs_.end()) {
+    return;
+  } else if (event == "placement.done") {
+    found->second.kept -= std::min(found->second.kept, NumberOf(facts, "writes"));
+  } else if (found->second.kept > 0 && WordOf(facts, "opcode") != "Write") {
+    violations_->Add(now, "placement.order",
+                     fmt::format("{} Writes are not in place: {}", found->second.kept,
+                                 FormatTraceEvent(now, component, event, facts)));
+  }
+}
+
 void NicChecker::JudgeStag(Instant now, std::string_view component, bool allocated, uint64_t index) {
   constexpr uint64_t kQuarantine = 65536;
   auto found = stags_.find(component);
   if (found == stags_.end()) found = stags_.emplace(std::string(component), Stags()).first;
   Stags& stags = found->second;
   if (!allocated) {
+    for (const auto& [name, qp] : queue_pairs_) {
+      if (qp.kept == 0 || !name.starts_with(component)) continue;
+      violations_->Add(
+          now, "placement.order",
+          fmt::format("{}: memory is deregistered, and {} Writes of {} are not in place", component, qp.kept, name));
+    }
     stags.freed_as[index] = stags.freed++;
     return;
   }

@@ -2,6 +2,9 @@
 //
 //   completion.order   work completes in the order it was posted, and nothing completes twice
 //   stag.quarantine    a freed STag index is not used again before 65,536 others have been freed
+//   placement.order    Writes that are placed late are in place before a record that is no Write takes effect, and
+//   before
+//                      memory of the NIC is deregistered
 //   completion.lost    each Receive posted completes, or is counted as outstanding when the queue pair goes
 #pragma once
 
@@ -28,6 +31,7 @@ class NicChecker final : public TraceSink {
 
  private:
   struct QueuePair {
+    uint64_t kept = 0;          // Writes not placed yet
     uint64_t next_send = 0;     // the smallest number that may complete next
     uint64_t next_receive = 0;  // the number that must
   };
@@ -37,6 +41,8 @@ class NicChecker final : public TraceSink {
     uint64_t freed = 0;                     // so many were
     std::map<uint64_t, uint64_t> freed_as;  // index to its number among them
   };
+  void JudgePlacement(Instant now, std::string_view component, std::string_view event,
+                      std::initializer_list<TraceFact> facts);
   void JudgeStag(Instant now, std::string_view component, bool allocated, uint64_t index);
 
   Violations* const violations_;

@@ -288,6 +288,21 @@ class Drawer {
         device.clear_max_mr_size();
       } else {
         device.set_max_mr_size(std::max(device.max_mr_size(), needed));
+        DrawManySegments(host);
+      }
+    }
+  }
+
+  // Chunks of so many segments that a few calls fill a server's send queue.
+  void DrawManySegments(const Host& host) {
+    const uint64_t segment = host.device().max_mr_size();
+    if (segment > 40'000) return;
+    for (Client& client : *scenario_.mutable_client()) {
+      if (client.host() != host.name() || !prng_.OneIn(2)) continue;
+      for (Call& call : *client.mutable_call()) {
+        if (!prng_.OneIn(3)) continue;
+        call.clear_result_room_bytes();
+        call.set_result_bytes(static_cast<uint32_t>(segment * prng_.Between(8, 60)));
       }
     }
   }
