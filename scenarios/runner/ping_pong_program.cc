@@ -171,7 +171,7 @@ bool PingPongProgram::WaitsInVain() const {
 void PingPongProgram::Run() {
   since_ = stage_.Now();
   const std::string failure = role_ == Role::kServer ? Serve() : Call();
-  if (!failure.empty()) {
+  if (!failure.empty() && !stage_.IsOver()) {
     ++tally_.disturbed;
     if (!stage_.Disturbed(spec_.client(), spec_.server(), since_ - kBlink) &&
         !stage_.FailsRegistrations(spec_.client()) && !stage_.FailsRegistrations(spec_.server())) {

@@ -308,6 +308,7 @@ class Play {
 
   void TearDown(bool complete) {
     // What still blocks, a listener nobody came to, is woken with an error.
+    stage_->NoteEnd();
     stage_->sim().EndPrograms();
     for (const auto& program : programs_) As(*program).Kill();
     for (const auto& program : programs_) {

@@ -122,6 +122,16 @@ TEST(Run, DevicesHaveTheirHabitsWhileThereIsWork) {
   EXPECT_GT(report.tally.answered, 3u);
 }
 
+// Its client was killed before it called, long before the end.
+TEST(Run, AServerNobodyCameToIsNoFailure) {
+  const Scenario scenario = Parse(R"(
+      host { name: 'a' } host { name: 'b' } host { name: 'c' } service { host: 'c' }
+      ping_pong { client: 'b' server: 'a' start_ns: 5000000 }
+      client { name: 'c' host: 'a' server: 'c' call { service_ns: 400000000000 timeout_ns: 0 } }
+      fault { at_ns: 1000000 kind: KILL a: 'b' for_ns: 1000000 })");
+  EXPECT_EQ(Rules(RunScenario(scenario)), "");
+}
+
 TEST(Run, KillsOfOneHostMayOverlap) {
   const Scenario scenario = Parse(std::string(kPair) + R"(
       client { name: 'c' host: 'b' server: 'a' call { repeat: 50 pause_ns: 100000 result_bytes: 5000 } }

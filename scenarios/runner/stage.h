@@ -61,6 +61,9 @@ class Stage {
   // How long a call may take when nothing is wrong: generously counted, from all that is to be moved, the slowest link,
   // and what devices and services add.
   Duration Patience() const { return patience_; }
+  // The run is over: what still waits is woken with an error, and that is no failure.
+  void NoteEnd() { over_ = true; }
+  bool IsOver() const { return over_; }
   // The host will not be started again.
   void NoteGone(const std::string& host) { gone_.push_back(host); }
   bool IsGone(std::string_view host) const { return std::find(gone_.begin(), gone_.end(), host) != gone_.end(); }
@@ -84,6 +87,7 @@ class Stage {
   emu::SimulatedWorld* world_ = nullptr;  // installed
   std::vector<Disturbance> disturbances_;
   bool habits_ = true;
+  bool over_ = false;
   Instant habits_until_{};
   const Duration patience_;
   std::vector<std::string> gone_;
