@@ -1,4 +1,4 @@
-// Trace events: one per decision, printed in a canonical text form that the trace hash is computed over.
+// Trace events: one per decision, printed in a canonical text form, and folded into the trace hash.
 //
 // An event names what happened and its facts as key=value pairs. Facts are values that do not depend on addresses:
 // memory is named as (region, offset). A sink may be null: Trace(nullptr, ...) costs one branch.
@@ -19,6 +19,16 @@ struct TraceFact {
   std::string_view key;
   std::variant<uint64_t, std::string_view> value;
 };
+
+// The fact of that name and type; null when there is none.
+template <typename T>
+const T* FindFact(std::initializer_list<TraceFact> facts, std::string_view key) {
+  for (const TraceFact& fact : facts) {
+    if (fact.key != key) continue;
+    if (const T* value = std::get_if<T>(&fact.value)) return value;
+  }
+  return nullptr;
+}
 
 class TraceSink {
  public:
@@ -49,7 +59,7 @@ class TraceLog final : public TraceSink {
   std::vector<std::string> lines_;
 };
 
-// Folds every line into one number, in constant memory; two runs of one seed must agree.
+// Folds every event into one number, in constant memory; two runs of one seed must agree.
 class TraceHash final : public TraceSink {
  public:
   void OnEvent(Instant now, std::string_view component, std::string_view event,

@@ -41,22 +41,19 @@ void ConnectionChecker::Finish(Instant now) {
   }
 }
 
-uint64_t ConnectionChecker::Number(std::string_view key) const {
-  for (const TraceFact& fact : facts_) {
-    if (fact.key != key) continue;
-    if (const auto* number = std::get_if<uint64_t>(&fact.value)) return *number;
-  }
+template <typename T>
+T ConnectionChecker::Fact(std::string_view key) const {
+  if (const T* value = FindFact<T>(facts_, key)) return *value;
   violations_->Add(now_, "trace.facts", fmt::format("{} {} does not tell \"{}\"", component_, event_, key));
-  return 0;
+  return T();
+}
+
+uint64_t ConnectionChecker::Number(std::string_view key) const {
+  return Fact<uint64_t>(key);
 }
 
 std::string_view ConnectionChecker::Word(std::string_view key) const {
-  for (const TraceFact& fact : facts_) {
-    if (fact.key != key) continue;
-    if (const auto* word = std::get_if<std::string_view>(&fact.value)) return *word;
-  }
-  violations_->Add(now_, "trace.facts", fmt::format("{} {} does not tell \"{}\"", component_, event_, key));
-  return {};
+  return Fact<std::string_view>(key);
 }
 
 void ConnectionChecker::Expect(bool holds, std::string_view rule, std::string_view what) {

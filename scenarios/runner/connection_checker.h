@@ -68,6 +68,8 @@ class ConnectionChecker final : public TraceSink {
     bool destroyed = false;  // by its owner, in the middle
   };
 
+  template <typename T>
+  T Fact(std::string_view key) const;
   uint64_t Number(std::string_view key) const;
   std::string_view Word(std::string_view key) const;
   void Expect(bool holds, std::string_view rule, std::string_view what);

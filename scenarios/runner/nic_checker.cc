@@ -7,20 +7,15 @@
 namespace stagecoach::scenario {
 namespace {
 
+// UINT64_MAX breaks whatever rule asks for a fact that is not there.
 uint64_t NumberOf(std::initializer_list<TraceFact> facts, std::string_view key) {
-  for (const TraceFact& fact : facts) {
-    if (fact.key != key) continue;
-    if (const auto* number = std::get_if<uint64_t>(&fact.value)) return *number;
-  }
-  return UINT64_MAX;  // breaks whatever rule asks
+  const auto* number = FindFact<uint64_t>(facts, key);
+  return number != nullptr ? *number : UINT64_MAX;
 }
 
 std::string_view WordOf(std::initializer_list<TraceFact> facts, std::string_view key) {
-  for (const TraceFact& fact : facts) {
-    if (fact.key != key) continue;
-    if (const auto* word = std::get_if<std::string_view>(&fact.value)) return *word;
-  }
-  return {};
+  const auto* word = FindFact<std::string_view>(facts, key);
+  return word != nullptr ? *word : std::string_view();
 }
 
 }  // namespace

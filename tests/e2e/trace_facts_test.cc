@@ -3,12 +3,17 @@
 
 #include <algorithm>
 #include <list>
+#include <map>
 #include <optional>
+#include <string>
+#include <string_view>
 
 #include "base/prng.h"
 #include "rpcrdma/api/client.h"
 #include "rpcrdma/api/server.h"
-#include "tests/e2e/fact_checker.h"
+#include "scenarios/runner/connection_checker.h"
+#include "scenarios/runner/trace_fanout.h"
+#include "scenarios/runner/violations.h"
 #include "tests/e2e/setting.h"
 #include "tests/e2e/test_service.h"
 
@@ -24,16 +29,27 @@ using rpcrdma::Reply;
 using rpcrdma::Server;
 using rpcrdma::XdrWriter;
 
+class EventCounts final : public TraceSink {
+ public:
+  void OnEvent(Instant, std::string_view, std::string_view event, std::initializer_list<TraceFact>) override {
+    ++counts_[std::string(event)];
+  }
+  size_t of(const std::string& event) { return counts_[event]; }
+
+ private:
+  std::map<std::string, size_t> counts_;
+};
+
 // One client with memory windows, one without, one that goes away in the middle; calls of all kinds, some cancelled,
 // some that cannot be answered within what they offered; then the server stops.
 class Workload {
  public:
-  Workload(uint64_t seed, FactChecker& facts)
-      : facts_(facts), setting_(MakeSetting(seed, nullptr)), prng_(Prng(seed).Fork("workload")) {}
+  Workload(uint64_t seed, TraceSink& trace)
+      : trace_(trace), setting_(MakeSetting(seed, nullptr)), prng_(Prng(seed).Fork("workload")) {}
 
   void Run() {
     setting_->ActAsServer();
-    Server server(setting_->loop(), {.credits = 5, .outgoing_reads = 2, .trace = &facts_});
+    Server server(setting_->loop(), {.credits = 5, .outgoing_reads = 2, .trace = &trace_});
     server.Register(&service_);
     ASSERT_TRUE(server.Listen(setting_->server_host(), 0).has_value());
     setting_->ActAsClient();
@@ -41,7 +57,7 @@ class Workload {
     int connected = 0;
     for (int i = 0; i < 3; ++i) {
       ClientOptions options{.credits = 7u - static_cast<uint32_t>(i), .memory_windows = i != 1, .first_xid = 77};
-      options.trace = &facts_;
+      options.trace = &trace_;
       options.name = "client-" + std::to_string(i);
       clients[i].emplace(setting_->loop(), options);
       clients[i]->Connect(setting_->server_host(), server.port(), [&](auto result) { connected += result ? 1 : 0; });
@@ -93,7 +109,7 @@ class Workload {
     calls_.emplace_back(&client, id);
   }
 
-  FactChecker& facts_;
+  TraceSink& trace_;
   std::unique_ptr<Setting> setting_;
   Prng prng_;
   TestService service_;
@@ -108,22 +124,30 @@ class Workload {
 TEST(TraceFacts, AHistoryIsJudgedByItsEventsAlone) {
   for (uint64_t seed = 1; seed <= 8; ++seed) {
     SCOPED_TRACE(seed);
-    FactChecker facts;
+    scenario::Violations violations;
+    scenario::ConnectionChecker checker(&violations);
+    EventCounts counts;
+    scenario::TraceFanout trace;
+    trace.Add(&checker);
+    trace.Add(&counts);
     {
-      Workload workload(seed, facts);
+      Workload workload(seed, trace);
       workload.Run();
       if (::testing::Test::HasFatalFailure()) return;
       EXPECT_GT(workload.answered(), 20u);
     }
-    const auto violations = facts.Violations();
-    for (size_t i = 0; i < std::min<size_t>(violations.size(), 10); ++i) ADD_FAILURE() << violations[i];
-    EXPECT_EQ(facts.count("call.submitted"), 90u);
-    EXPECT_EQ(facts.count("call.over"), 90u);
+    checker.Finish(Instant{});
+    for (const scenario::Violation& violation : violations.list()) {
+      ADD_FAILURE() << violation.rule << ": " << violation.text;
+    }
+    EXPECT_GT(checker.judged(), 500u);
+    EXPECT_EQ(counts.of("call.submitted"), 90u);
+    EXPECT_EQ(counts.of("call.over"), 90u);
     // Each rule had something to judge.
     for (const char* event :
          {"call.sent", "reply.sent", "error.sent", "send.posted", "send.done", "stag.exposed", "stag.invalidated",
           "read.issued", "reply.received", "reply.ignored", "connection.closed"}) {
-      EXPECT_GT(facts.count(event), 0u) << event;
+      EXPECT_GT(counts.of(event), 0u) << event;
     }
   }
 }
