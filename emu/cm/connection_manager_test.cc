@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/bytes.h"
+#include "emu/cm/cm_test_support.h"
 #include "emu/engine/qp_states.h"
 #include "emu/sim/sim_world.h"
 
@@ -47,19 +48,7 @@ class Machine {
   ConnectionManager& cm() { return *cm_; }
   const std::shared_ptr<CmChannel>& channel() { return channel_; }
 
-  QueuePair* NewQp() {
-    QpCreate create;
-    create.pd = pd_;
-    create.send_cq = create.receive_cq = cq_;
-    create.capabilities = {
-        .max_send_wr = 4, .max_receive_wr = 4, .max_send_sge = 1, .max_receive_sge = 1, .max_inline = 0};
-    QueuePair* qp = nic_.CreateQp(*context_, create).value();
-    QpAttributes attributes;
-    attributes.state = QpState::kInit;
-    EXPECT_EQ(qp->Modify(attributes, qp_attr::kState | qp_attr::kPkeyIndex | qp_attr::kPort | qp_attr::kAccessFlags),
-              0);
-    return qp;
-  }
+  QueuePair* NewQp() { return NewQpInInit(nic_, *context_, pd_, cq_); }
   void DestroyQp(QueuePair* qp) {
     cm_->ForgetQp(qp->qp_number());
     EXPECT_EQ(nic_.DestroyQp(qp->handle()), 0);

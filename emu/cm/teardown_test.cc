@@ -16,6 +16,7 @@
 
 #include "base/bytes.h"
 #include "emu/backend/tcp/tcp_fabric.h"
+#include "emu/cm/cm_test_support.h"
 #include "emu/cm/connection_manager.h"
 #include "emu/engine/qp_states.h"
 
@@ -39,19 +40,7 @@ class Host {
   Nic& nic() { return nic_; }
   ConnectionManager& cm() { return cm_; }
 
-  QueuePair* NewQp() {
-    QpCreate create;
-    create.pd = pd_;
-    create.send_cq = create.receive_cq = cq_;
-    create.capabilities = {
-        .max_send_wr = 4, .max_receive_wr = 4, .max_send_sge = 1, .max_receive_sge = 1, .max_inline = 0};
-    QueuePair* qp = nic_.CreateQp(*context_, create).value();
-    QpAttributes attributes;
-    attributes.state = QpState::kInit;
-    EXPECT_EQ(qp->Modify(attributes, qp_attr::kState | qp_attr::kPkeyIndex | qp_attr::kPort | qp_attr::kAccessFlags),
-              0);
-    return qp;
-  }
+  QueuePair* NewQp() { return NewQpInInit(nic_, *context_, pd_, cq_); }
 
   std::shared_ptr<CmId> Listening() {
     auto id = cm_.CreateId(channel_);
