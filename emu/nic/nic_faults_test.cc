@@ -72,6 +72,16 @@ class NicFaultsTest : public ::testing::Test {
     b_.nic->faults().luck = Prng(3);
     a_.nic->faults().luck = Prng(4);
   }
+  // Joins, has b place Writes within `latest`, and writes 4000 bytes of 7 there. What is written to.
+  TestBuffer WriteLate(Duration latest) {
+    Join();
+    b_.nic->faults().adversarial_placement = true;
+    b_.nic->faults().placement_delay_max = latest;
+    const TestBuffer source = a_.Register(4000, kFullAccess, 7);
+    const TestBuffer sink = b_.Register(4000);
+    EXPECT_EQ(a_.Send(1, {source.All()}, PostOpcode::kWrite, sink.region.stag, sink.address()), 0);
+    return sink;
+  }
   // Passes a turn of the world for each event.
   template <typename Done>
   bool Until(Done done) {
@@ -104,23 +114,13 @@ TEST_F(NicFaultsTest, AdversarialWritesAreInPlaceWhenTheNextSendArrives) {
 }
 
 TEST_F(NicFaultsTest, AdversarialWritesAreInPlaceWithinABoundedTime) {
-  Join();
-  b_.nic->faults().adversarial_placement = true;
-  b_.nic->faults().placement_delay_max = 3ms;
-  const TestBuffer source = a_.Register(4000, kFullAccess, 7);
-  const TestBuffer sink = b_.Register(4000);
-  ASSERT_EQ(a_.Send(1, {source.All()}, PostOpcode::kWrite, sink.region.stag, sink.address()), 0);
+  const TestBuffer sink = WriteLate(3ms);
   pair_.world.RunFor(4ms);
   EXPECT_EQ(std::count(sink.bytes.begin(), sink.bytes.end(), std::byte{7}), 4000);
 }
 
 TEST_F(NicFaultsTest, DeregisteringMemoryLetsLateWritesDrainFirst) {
-  Join();
-  b_.nic->faults().adversarial_placement = true;
-  b_.nic->faults().placement_delay_max = 1s;
-  const TestBuffer source = a_.Register(4000, kFullAccess, 7);
-  const TestBuffer sink = b_.Register(4000);
-  ASSERT_EQ(a_.Send(1, {source.All()}, PostOpcode::kWrite, sink.region.stag, sink.address()), 0);
+  const TestBuffer sink = WriteLate(1s);
   pair_.world.RunFor(1ms);
   ASSERT_EQ(b_.nic->DeregisterRegion(sink.region.handle), 0);
   EXPECT_EQ(std::count(sink.bytes.begin(), sink.bytes.end(), std::byte{7}), 4000);
