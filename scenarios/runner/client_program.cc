@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/check.h"
 #include "base/crc32c.h"
 
 namespace stagecoach::scenario {
@@ -22,8 +23,6 @@ constexpr Duration kReconnectDelay = 2ms;
 constexpr uint32_t kAttemptsMax = 2000;
 // More than any fault that is over may still cost: a connect that began in a partition.
 constexpr Duration kProbeTimeout = 20s;
-// A service that was restarted refuses for this long at most.
-constexpr Duration kBlink = 50ms;
 // A probe may meet the remains of a fault: the connection it broke, whose end is heard of only now.
 constexpr uint32_t kFailedProbesMax = 4;
 constexpr uint32_t kProbesInRound = 3;
@@ -44,6 +43,7 @@ ClientProgram::ClientProgram(Stage& stage, const Client& spec, uint32_t index)
   for (const Service& service : stage.scenario().service()) {
     if (service.host() == spec.server()) service_ = &service;
   }
+  STAGECOACH_CHECK(service_ != nullptr);
   for (const Call& call : spec.call()) script_.insert(script_.end(), call.repeat(), &call);
 }
 
@@ -125,10 +125,6 @@ std::string ClientProgram::Describe() const {
 
 void ClientProgram::Connect() {
   if (stopping_ || connecting_ || connected_ || hopeless_) return;
-  if (service_ == nullptr) {
-    hopeless_ = true;
-    return;
-  }
   Drop();
   connecting_ = true;
   timed_out_ = false;
@@ -145,8 +141,7 @@ void ClientProgram::Connect() {
   options.memory_windows = spec_.memory_windows();
   options.trace = stage_.trace();
   options.name = fmt::format("{}/{}", spec_.name(), tally_.connections);
-  Prng luck = stage_.Luck(fmt::format("xid/{}/{}", spec_.name(), tally_.connections));
-  options.first_xid = static_cast<uint32_t>(luck.Between(1, UINT32_MAX));
+  options.first_xid = stage_.FirstXid(options.name);
   client_ = std::make_unique<rpcrdma::Client>(stage_.loop(host()), options);
   client_->Connect(stage_.AddressOf(spec_.server()), kServicePort,
                    [this, incarnation = incarnation_, connection = tally_.connections](auto result) {
@@ -381,7 +376,7 @@ Call ClientProgram::ProbeCall() const {
 }
 
 bool ClientProgram::Disturbed() const {
-  return stage_.Disturbed(spec_.host(), spec_.server(), connection_since_ - kBlink);
+  return stage_.Disturbed(spec_.host(), spec_.server(), connection_since_);
 }
 
 bool ClientProgram::Late(const Pending& pending) const {

@@ -16,7 +16,6 @@ using rpcrdma::file::Failure;
 
 constexpr Duration kRetryDelay = 5ms;
 constexpr uint32_t kFailuresMax = 1000;
-constexpr Duration kBlink = 50ms;
 // Numbers of calls of the model service are below.
 constexpr uint64_t kFileNumbers = uint64_t{1} << 62;
 
@@ -67,8 +66,7 @@ void FileCopyProgram::Attempt() {
   rpcrdma::ClientOptions options;
   options.trace = stage_.trace();
   options.name = fmt::format("copy-{}/{}", index_, tally_.connections);
-  Prng luck = stage_.Luck(fmt::format("xid/copy-{}/{}", index_, tally_.connections));
-  options.first_xid = static_cast<uint32_t>(luck.Between(1, UINT32_MAX));
+  options.first_xid = stage_.FirstXid(options.name);
   client_ = std::make_unique<rpcrdma::Client>(stage_.loop(host()), options);
   files_ = std::make_unique<rpcrdma::file::FileClient>(*client_);
   client_->Connect(stage_.AddressOf(spec_.server()), kServicePort, Now([this](Result<void, CallError> result) {
@@ -204,7 +202,7 @@ void FileCopyProgram::Fail(const std::string& what, const Failure& failure) {
 }
 
 bool FileCopyProgram::MayFail(const Failure& failure) const {
-  return stage_.Disturbed(spec_.host(), spec_.server(), since_ - kBlink) || stage_.FailsRegistrations(spec_.host()) ||
+  return stage_.Disturbed(spec_.host(), spec_.server(), since_) || stage_.FailsRegistrations(spec_.host()) ||
          stage_.FailsRegistrations(spec_.server()) ||
          (failure.kind == Failure::Kind::kCall && LimitsClients() &&
           (failure.call == CallError::Kind::kRejected || failure.call == CallError::Kind::kRefused));

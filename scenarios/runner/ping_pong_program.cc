@@ -19,7 +19,6 @@ constexpr uint64_t kPingNumbers = uint64_t{1} << 61;
 constexpr int kResolveTimeoutMs = 2000;
 constexpr uint32_t kConnectAttempts = 500;
 constexpr Duration kConnectDelay = 2ms;
-constexpr Duration kBlink = 50ms;
 
 using Status = Result<void, std::string>;
 
@@ -164,7 +163,7 @@ std::string PingPongProgram::Describe() const {
 }
 
 bool PingPongProgram::WaitsInVain() const {
-  return program_ != nullptr && stage_.Disturbed(spec_.client(), spec_.server(), since_ - kBlink) &&
+  return program_ != nullptr && stage_.Disturbed(spec_.client(), spec_.server(), since_) &&
          stage_.WentSilent(spec_.client(), spec_.server());
 }
 
@@ -173,8 +172,8 @@ void PingPongProgram::Run() {
   const std::string failure = role_ == Role::kServer ? Serve() : Call();
   if (!failure.empty() && !stage_.IsOver()) {
     ++tally_.disturbed;
-    if (!stage_.Disturbed(spec_.client(), spec_.server(), since_ - kBlink) &&
-        !stage_.FailsRegistrations(spec_.client()) && !stage_.FailsRegistrations(spec_.server())) {
+    if (!stage_.Disturbed(spec_.client(), spec_.server(), since_) && !stage_.FailsRegistrations(spec_.client()) &&
+        !stage_.FailsRegistrations(spec_.server())) {
       stage_.Violate("ping_pong.failed",
                      fmt::format("ping-pong {} on {}, {}, round {}: {}", index_, host(), step_, round_, failure));
     }

@@ -39,6 +39,8 @@ namespace {
 
 // A time-out that began in a fault ends in this time: calls have 30 s, a connect that was lost 127 s.
 constexpr Duration kEchoOfAFault = 130s;
+// For so long after a fault a service may still refuse.
+constexpr Duration kBlink = 50ms;
 // What a failed registration did to a call shows at once.
 constexpr Duration kEchoOfAHabit = 1s;
 
@@ -108,13 +110,17 @@ std::string Stage::AddressOf(const std::string& host) const {
   return {};
 }
 
+uint32_t Stage::FirstXid(std::string_view connection) const {
+  return static_cast<uint32_t>(Luck("xid/" + std::string(connection)).Between(1, UINT32_MAX));
+}
+
 void Stage::NoteDisturbance(const std::string& a, const std::string& b, Instant until) {
   disturbances_.push_back({a, b, until});
 }
 
 bool Stage::Disturbed(const std::string& a, const std::string& b, Instant since) const {
   return std::any_of(disturbances_.begin(), disturbances_.end(), [&](const Disturbance& disturbance) {
-    if (disturbance.until < since) return false;
+    if (disturbance.until < since - kBlink) return false;
     if (!WentSilent(a, b) && Now() - disturbance.until > kEchoOfAFault) return false;
     if (disturbance.b.empty()) return disturbance.a == a || disturbance.a == b;
     return (disturbance.a == a && disturbance.b == b) || (disturbance.a == b && disturbance.b == a);

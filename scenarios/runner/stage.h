@@ -50,7 +50,10 @@ class Stage {
   // Something happens, from now until `until`, that what runs between these hosts may notice, then or a little later:
   // time-outs that began meanwhile take their time. An empty `b`: everything of `a`.
   void NoteDisturbance(const std::string& a, const std::string& b, Instant until);
-  // Whether a failure between these hosts, of something that lives since `since`, has a cause.
+  // A first XID for a connection of this name.
+  uint32_t FirstXid(std::string_view connection) const;
+  // Whether a failure between these hosts, of something that lives since `since`, has a cause; what was over just
+  // before counts too, as a service that restarts refuses for a moment.
   bool Disturbed(const std::string& a, const std::string& b, Instant since) const;
   // One of the hosts lost power or forgot its connections, at some time: what waits for it without a time-out may wait
   // for ever.
