@@ -11,6 +11,8 @@
 #include <utility>
 
 #include "rpcrdma/ulb/file/names.h"
+#include "rpcrdma/ulb/file/types.h"
+#include "tools/stagecoach/text.h"
 
 namespace stagecoach::cli {
 
@@ -68,6 +70,12 @@ void AddClientOptions(CLI::App& command, ClientCommandOptions& options) {
       ->type_name("SECONDS")
       ->check(CLI::Range(0.001, 86400.0))
       ->capture_default_str();
+}
+
+std::string CheckDataSize(const std::string& text) {
+  const auto size = ParseSize(text);
+  if (size && *size >= 4096 && *size <= rpcrdma::file::kDataMax) return {};
+  return "'" + rpcrdma::file::Printable(text) + "' is not a size from 4K to 16M";
 }
 
 void AddEntriesOption(CLI::App& command, uint64_t& entries_max) {

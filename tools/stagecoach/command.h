@@ -48,6 +48,9 @@ struct ClientCommandOptions {
 };
 void AddClientOptions(CLI::App& command, ClientCommandOptions& options);
 
+// For options that say how many bytes one READ or WRITE moves: what is wrong with `text`, or nothing.
+std::string CheckDataSize(const std::string& text);
+
 // --max-entries, of the commands that list.
 void AddEntriesOption(CLI::App& command, uint64_t& entries_max);
 

@@ -18,11 +18,7 @@ void AddCopyOptions(CLI::App& command, CopyOptions& options) {
   command.add_option("--chunk", options.chunk, "Bytes in one READ or WRITE (K and M work); the server may allow less")
       ->type_name("SIZE")
       ->capture_default_str()
-      ->check([](const std::string& text) -> std::string {
-        const auto size = ParseSize(text);
-        if (size && *size >= 4096 && *size <= file::kDataMax) return {};
-        return "'" + file::Printable(text) + "' is not a size from 4K to 16M";
-      });
+      ->check(CheckDataSize);
   command.add_option("--depth", options.depth, "READs or WRITEs in flight")
       ->type_name("N")
       ->capture_default_str()

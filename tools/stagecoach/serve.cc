@@ -152,11 +152,7 @@ void AddServe(CLI::App& app, int& exit_code) {
   command->add_option("--max-data", options->chunk, "Bytes in one READ or WRITE")
       ->type_name("SIZE")
       ->capture_default_str()
-      ->check([](const std::string& text) -> std::string {
-        const auto size = ParseSize(text);
-        if (size && *size >= 4096 && *size <= file::kDataMax) return {};
-        return "'" + file::Printable(text) + "' is not a size from 4K to 16M";
-      })
+      ->check(CheckDataSize)
       ->group("Limits");
   command->add_option("--client-memory", options->client_memory, "Memory for the data of one client's calls")
       ->type_name("SIZE")
