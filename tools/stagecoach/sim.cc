@@ -279,6 +279,15 @@ bool ReadScenario(const std::string& path, Scenario* scenario) {
   return true;
 }
 
+// Plays the scenario again: whether it leaves the same trace. Complains when not.
+bool Repeats(const SimOptions& options, const Scenario& scenario, const RunReport& report) {
+  const RunReport again = scenario::RunScenario(scenario);
+  if (again.trace_hash == report.trace_hash) return true;
+  fmt::print("FAILED: {} at commit {} is not deterministic: trace hash {:016x}, then {:016x}\nreplay: {} --twice\n",
+             scenario.name(), kCommit, report.trace_hash, again.trace_hash, Command(options, scenario));
+  return false;
+}
+
 int RunOne(const SimOptions& options, const Scenario& scenario) {
   if (options.print) {
     fmt::print("{}", Text(scenario));
@@ -289,14 +298,7 @@ int RunOne(const SimOptions& options, const Scenario& scenario) {
   RunReport report = RunOnce(scenario, options, &failed);
   PrintSummary(scenario, report);
   failed = failed || !report.violations.empty();
-  if (options.twice && !report.stopped) {
-    const RunReport again = scenario::RunScenario(scenario);
-    if (again.trace_hash != report.trace_hash) {
-      fmt::print("FAILED: {} is not deterministic: another run has trace hash {:016x}\n", scenario.name(),
-                 again.trace_hash);
-      failed = true;
-    }
-  }
+  if (options.twice && !report.stopped && !Repeats(options, scenario, report)) failed = true;
   if (!report.violations.empty()) {
     PrintFailure(options, scenario, report);
     if (options.shrink) ShrinkAndPrint(options, scenario, report);
@@ -326,13 +328,8 @@ int RunSwarm(const SimOptions& options) {
       if (options.shrink) ShrinkAndPrint(options, scenario, report);
     }
     if (options.twice) {
-      const RunReport again = scenario::RunScenario(scenario);
-      calls += again.tally.calls;
-      if (again.trace_hash != report.trace_hash) {
-        fmt::print("FAILED: {} is not deterministic: trace hash {:016x}, then {:016x}\nreplay: {} --twice\n",
-                   scenario.name(), report.trace_hash, again.trace_hash, Command(options, scenario));
-        failed = true;
-      }
+      calls += report.tally.calls;
+      if (!Repeats(options, scenario, report)) failed = true;
     }
     failures += failed ? 1 : 0;
   }
@@ -377,10 +374,7 @@ int Sim(const SimOptions& options) {
   if (options.count > 1) {
     const bool of_one = !options.file.empty() || options.trace || options.step || options.print ||
                         !options.until.empty() || !options.pcap.empty();
-    if (of_one) {
-      Complain("sim", "--count goes with --seed, --twice, --keep-going, --shrink, --out and --marks only");
-      return kExitUsage;
-    }
+    if (of_one) return misused("--count goes with --seed, --twice, --keep-going, --shrink, --out and --marks only");
     return RunSwarm(options);
   }
   Scenario scenario;
