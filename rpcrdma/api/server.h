@@ -32,7 +32,8 @@ class ServerImpl;
 }
 
 struct ServerOptions {
-  // Calls one client may have in progress; granted in every reply. 1 to 1024.
+  // Calls one client may have in progress; granted in every reply. 1 to 1024; fewer when the device's queues are
+  // short.
   uint32_t credits = 64;
   // As in ClientOptions.
   uint32_t inline_threshold = 4096;

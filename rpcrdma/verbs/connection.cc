@@ -25,9 +25,6 @@ constexpr Duration kAcceptTime = 10s;
 // rdma_cm wants a number for its own timers; ours is the one that counts.
 constexpr int kResolveTimeoutMs = 5000;
 constexpr uint8_t kRetryCount = 7;
-// Places on the send queue kept for requests of our own: one that tells when it is idle, one that tells when it has
-// drained.
-constexpr uint32_t kMarkers = 2;
 
 VerbsResult<void> Status(int result, const char* call) {
   if (result == 0) return {};
@@ -83,12 +80,7 @@ CloseCause CauseOf(const Disconnect& command) {
 
 Connection::Connection(EventLoop& loop, const Options& options, ConnectionOwner& owner, BlockPool* pool,
                        TraceSink* trace)
-    : loop_(loop),
-      options_(options),
-      owner_(owner),
-      pool_(pool),
-      trace_(trace),
-      ledger_(options.send_slots + options.other_requests + kMarkers) {}
+    : loop_(loop), options_(options), owner_(owner), pool_(pool), trace_(trace) {}
 
 Connection::~Connection() {
   if (state_ == State::kClosed || state_ == State::kIdle) {
@@ -173,6 +165,15 @@ VerbsResult<void> Connection::CreateResources() {
   incoming_reads_ = std::min<uint32_t>(incoming_reads_, std::max(device.max_qp_rd_atom, 0));
   segment_length_max_ = static_cast<uint32_t>(std::min<uint64_t>(device.max_mr_size, segment_length_max_));
 
+  const QueueSizes wanted{.receives = options_.receive_slots,
+                          .sends = options_.send_slots,
+                          .send_queue = options_.send_slots + options_.other_requests + kMarkers,
+                          .signal_interval = options_.signal_interval};
+  const auto sizes = FitToDevice(wanted, device.max_qp_wr, device.max_cqe);
+  if (!sizes) return Err(VerbsError{.error = ENOSPC, .call = "queues for one message each way"});
+  sizes_ = *sizes;
+  ledger_ = SendLedger(sizes_.send_queue);
+
   auto domain = verbs::AllocatePd(context);
   if (!domain) return Err(domain.error());
   domain_ = std::move(*domain);
@@ -181,9 +182,7 @@ VerbsResult<void> Connection::CreateResources() {
   if (!channel) return Err(channel.error());
   channel_ = std::move(*channel);
   if (!MakeNonBlocking(channel_->fd)) return Err(VerbsError{.error = errno, .call = "fcntl"});
-  const uint32_t send_requests = options_.send_slots + options_.other_requests + kMarkers;
-  auto queue =
-      verbs::CreateCq(context, static_cast<int>(send_requests + options_.receive_slots), nullptr, channel_.get());
+  auto queue = verbs::CreateCq(context, static_cast<int>(sizes_.completions()), nullptr, channel_.get());
   if (!queue) return Err(queue.error());
   queue_ = std::move(*queue);
 
@@ -191,14 +190,14 @@ VerbsResult<void> Connection::CreateResources() {
   attributes.send_cq = queue_.get();
   attributes.recv_cq = queue_.get();
   attributes.qp_type = IBV_QPT_RC;
-  attributes.cap.max_send_wr = send_requests;
-  attributes.cap.max_recv_wr = options_.receive_slots;
+  attributes.cap.max_send_wr = sizes_.send_queue;
+  attributes.cap.max_recv_wr = sizes_.receives;
   attributes.cap.max_send_sge = 1;
   attributes.cap.max_recv_sge = 1;
   if (auto created = verbs::CreateCmQp(id_.get(), domain_.get(), &attributes); !created) return Err(created.error());
 
-  if (auto arena = CreateArena(options_.send_slots, &send_memory_, &send_region_, &send_arena_); !arena) return arena;
-  if (auto arena = CreateArena(options_.receive_slots, &receive_memory_, &receive_region_, &receive_arena_); !arena) {
+  if (auto arena = CreateArena(sizes_.sends, &send_memory_, &send_region_, &send_arena_); !arena) return arena;
+  if (auto arena = CreateArena(sizes_.receives, &receive_memory_, &receive_region_, &receive_arena_); !arena) {
     return arena;
   }
   return CheckWatch();
@@ -540,7 +539,7 @@ bool Connection::Interpret(const Command& command) {
   }
   if (const auto* send = std::get_if<PostSend>(&command)) {
     const bool never = STAGECOACH_MUTANT("sends-unsignaled", "no Send asks for a completion, so none is ever reported");
-    const bool signaled = (send->prompt || ++unsignaled_ >= options_.signal_interval) && !never;
+    const bool signaled = (send->prompt || ++unsignaled_ >= sizes_.signal_interval) && !never;
     ibv_send_wr& request =
         NextSend({.kind = SendEntry::Kind::kSend, .tag = send->slot},
                  ConstBytes(send_arena_.slot(send->slot)).first(send->length), send_arena_.local_key, signaled);
@@ -554,7 +553,7 @@ bool Connection::Interpret(const Command& command) {
     request.wr.rdma.rkey = read->source.handle;
   } else if (const auto* write = std::get_if<PostWrite>(&command)) {
     // Many Writes may stand before one Send: see that the queue is emptied meanwhile.
-    const bool signaled = ++unsignaled_ >= options_.signal_interval;
+    const bool signaled = ++unsignaled_ >= sizes_.signal_interval;
     ibv_send_wr& request = NextSend({.kind = SendEntry::Kind::kWrite}, write->source, write->local_key, signaled);
     request.opcode = IBV_WR_RDMA_WRITE;
     request.wr.rdma.remote_addr = write->target.offset;
@@ -588,7 +587,7 @@ ibv_send_wr& Connection::NextSend(const SendEntry& entry, ConstBytes memory, uin
 
 void Connection::AddBind(const PendingBind& bind) {
   Exposed& exposed = exposed_[bind.registration - 1];
-  const bool signaled = ++unsignaled_ >= options_.signal_interval;
+  const bool signaled = ++unsignaled_ >= sizes_.signal_interval;
   ibv_send_wr& request = NextSend({.kind = SendEntry::Kind::kBind}, {}, 0, signaled);
   request.opcode = IBV_WR_BIND_MW;
   request.bind_mw.mw = exposed.window.get();
@@ -912,6 +911,7 @@ void Connection::CloseNow() {
   if (state_ == State::kClosed) return;
   const bool established = state_ == State::kEstablished;
   state_ = State::kClosed;
+  closed_at_once_ = true;
   if (established) rdma_disconnect(id_.get());
   DestroyResources();
   if (engine_ != nullptr) engine_->OnDisconnected(loop_.Now());
@@ -947,7 +947,7 @@ void Connection::DestroyResources() {
 void Connection::TraceClosed() {
   const auto stags = std::count_if(exposed_.begin(), exposed_.end(), [](const Exposed& one) { return one.in_use; });
   Trace(trace_, loop_.Now(), options_.name, "connection.closed",
-        {{"why", cause_ ? std::string_view(cause_->text) : "closed at once"},
+        {{"why", cause_ && !closed_at_once_ ? std::string_view(cause_->text) : "closed at once"},
          {"receives_posted", receives_posted_},
          {"receives_completed", receives_completed_},
          {"receives_destroyed", uint64_t{receives_outstanding_}},

@@ -38,6 +38,7 @@
 #include "rpcrdma/core/ring.h"
 #include "rpcrdma/verbs/block_pool.h"
 #include "rpcrdma/verbs/cm_channel.h"
+#include "rpcrdma/verbs/queue_sizes.h"
 #include "rpcrdma/verbs/send_ledger.h"
 #include "verbs_shim/cxx/handles.h"
 
@@ -79,6 +80,7 @@ class ConnectionOwner {
 
 class Connection final : public CmHandler, public ConnectionMemory {
  public:
+  // What is wanted; queues are cut to what the device has (queue_sizes.h), and the arenas say how it came out.
   struct Options {
     uint32_t receive_slots = 64;
     uint32_t send_slots = 96;
@@ -238,6 +240,7 @@ class Connection final : public CmHandler, public ConnectionMemory {
   EventLoop::TimerId drain_timer_ = 0;
   bool armed_ = false;
 
+  QueueSizes sizes_;
   SendLedger ledger_;
   uint32_t unsignaled_ = 0;
   uint32_t receives_outstanding_ = 0;
@@ -253,6 +256,7 @@ class Connection final : public CmHandler, public ConnectionMemory {
   bool invalidated_now_ = false;  // the engine may have outputs that OnProgress has not seen
   bool close_when_idle_ = false;
   bool in_error_state_ = false;
+  bool closed_at_once_ = false;  // by CloseNow, maybe while it was closing already
   bool send_queue_drained_ = false;
 
   // The batch being built.

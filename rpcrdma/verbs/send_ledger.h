@@ -20,7 +20,7 @@ struct SendEntry {
 
 class SendLedger {
  public:
-  explicit SendLedger(uint32_t capacity) : entries_(capacity) {}
+  explicit SendLedger(uint32_t capacity = 0) : entries_(capacity) {}
 
   size_t size() const { return next_ - oldest_; }
   bool empty() const { return next_ == oldest_; }

@@ -463,8 +463,13 @@ std::string ClientProgram::JudgeConnecting(const CallError& error) const {
     const auto& clients = stage_.scenario().client();
     const auto rivals = static_cast<uint32_t>(std::count_if(clients.begin(), clients.end(), to_server) +
                                               stage_.scenario().file_copy_size());
-    // A connection that is being replaced may still count.
-    if (rivals * 2 > service_->clients_max() || stage_.FailsRegistrations(spec_.server())) return "";
+    // A connection that is being replaced may still count, and each of those whose calls the service still holds.
+    const bool replaced = std::any_of(clients.begin(), clients.end(), [&](const Client& other) {
+      return to_server(other) && other.calls_per_connection() > 0;
+    });
+    if (rivals * 2 > service_->clients_max() || (replaced && service_->has_clients_max()) ||
+        stage_.FailsRegistrations(spec_.server()))
+      return "";
   }
   return "nothing in the scenario explains it";
 }

@@ -27,8 +27,8 @@ struct Limit {
 // Fields that end in "_ns" have kDay for their limit unless they stand here; every other number must.
 constexpr Limit kLimits[] = {
     {"Scenario", "seed", 0, UINT64_MAX},
-    {"Device", "max_qp_wr", 64, 65536},
-    {"Device", "max_cqe", 64, 1 << 22},
+    {"Device", "max_qp_wr", 3, 65536},
+    {"Device", "max_cqe", 4, 1 << 22},
     {"Device", "max_mr", 1, 1 << 20},
     {"Device", "max_mw", 0, 1 << 20},
     {"Device", "max_mr_size", 4096, uint64_t{1} << 46},

@@ -29,6 +29,7 @@ class Drawer {
     if (prng_.OneIn(6)) DrawPingPongs();
     if (!prng_.OneIn(3)) DrawFaults();
     RaiseImpossibleLimits();
+    AdmitSuccessors();
     return std::move(scenario_);
   }
 
@@ -57,7 +58,8 @@ class Drawer {
       if (prng_.OneIn(3)) device.set_max_ord(static_cast<uint32_t>(Scaled(1, 16)));
       if (prng_.OneIn(3)) device.set_max_ird(static_cast<uint32_t>(Scaled(1, 16)));
       if (prng_.OneIn(3)) device.set_max_mr_size(uint64_t{1} << prng_.Between(12, 18));
-      if (prng_.OneIn(4)) device.set_max_qp_wr(static_cast<uint32_t>(prng_.Between(256, 1024)));
+      if (prng_.OneIn(4)) device.set_max_qp_wr(static_cast<uint32_t>(Scaled(3, 512)));
+      if (prng_.OneIn(6)) device.set_max_cqe(static_cast<uint32_t>(Scaled(8, 512)));
       if (prng_.OneIn(4)) device.set_max_inline(OneOf(std::array<uint32_t, 3>{0, 16, 220}));
       // The smallest that is still honest: the checker of stale STags has a shorter memory.
       if (prng_.OneIn(3)) device.set_stag_quarantine(65536);
@@ -290,6 +292,16 @@ class Drawer {
         device.set_max_mr_size(std::max(device.max_mr_size(), needed));
         DrawManySegments(host);
       }
+    }
+  }
+
+  // A server does not ask silent clients whether they are still there, so one that is gone without a word keeps its
+  // place among clients_max.
+  void AdmitSuccessors() {
+    for (const Fault& fault : scenario_.fault()) {
+      if (fault.kind() != Fault::FORGET && fault.kind() != Fault::POWER_LOSS && fault.kind() != Fault::PARTITION)
+        continue;
+      for (Service& service : *scenario_.mutable_service()) service.clear_clients_max();
     }
   }
 
