@@ -1,5 +1,6 @@
 #include "scenarios/swarm/shrink.h"
 
+#include <fmt/format.h>
 #include <google/protobuf/descriptor.h>
 #include <google/protobuf/message.h>
 
@@ -165,6 +166,40 @@ class Reducer {
 
 Shrunk Shrink(const Scenario& scenario, const std::function<bool(const Scenario&)>& fails, uint32_t runs_max) {
   return Reducer(scenario, fails, runs_max).Reduce();
+}
+
+Result<Shrunk, std::string> ShrinkFailure(const Scenario& scenario, const std::string& failure, IsolatedOptions options,
+                                          uint32_t runs_max) {
+  using std::chrono::milliseconds;
+  options.twice = failure == kNondeterminism;
+  const auto check = [&](const Scenario& played, std::string_view which) -> Result<void, std::string> {
+    const auto outcome = PlayIsolated(played, options);
+    if (!outcome) return Err(outcome.error());
+    const std::string name = FailureName(*outcome);
+    if (name == failure) return {};
+    return Err(fmt::format("{}, played alone, {}", which, name.empty() ? "does not fail" : "fails with " + name));
+  };
+  auto same = check(scenario, "the scenario");
+  // What is not determined may take some tries to be seen.
+  for (int tries = 1; !same && options.twice && tries < 5; ++tries) same = check(scenario, "the scenario");
+  if (!same) return Err(std::move(same.error()));
+  const milliseconds hang_after = options.hang_after;
+  if (failure == kHang) {
+    options.hang_after = std::max(hang_after / 20, std::min(hang_after, milliseconds(std::chrono::seconds(1))));
+  }
+  Shrunk shrunk = Shrink(
+      scenario,
+      [&](const Scenario& candidate) {
+        const auto outcome = PlayIsolated(candidate, options);
+        return outcome && FailureName(*outcome) == failure;
+      },
+      runs_max);
+  if (failure == kHang) {
+    options.hang_after = hang_after;
+    same = check(shrunk.scenario, "what it was shrunk to");
+    if (!same) return Err(std::move(same.error()));
+  }
+  return shrunk;
 }
 
 }  // namespace stagecoach::scenario
