@@ -1,0 +1,107 @@
+#include "tools/stagecoach/sim_report.h"
+
+#include <fmt/format.h>
+#include <google/protobuf/text_format.h>
+
+#include "base/mark.h"
+#include "scenarios/runner/violations.h"
+
+namespace stagecoach::cli {
+
+using scenario::Outcome;
+using scenario::Scenario;
+
+namespace {
+
+std::string Seconds(int64_t nanoseconds) {
+  return fmt::format("{}.{:09} s", nanoseconds / 1'000'000'000, nanoseconds % 1'000'000'000);
+}
+
+// What happened, below the failure's name.
+std::string Details(const Outcome& outcome) {
+  std::string text;
+  if (outcome.kind() == Outcome::DIFFERS) {
+    text += fmt::format("  trace hash {:016x}, then {:016x}\n", outcome.trace_hash(), outcome.second_trace_hash());
+  }
+  if (outcome.kind() == Outcome::HUNG) {
+    text += fmt::format("  no end within {:g} s of wall time\n", static_cast<double>(outcome.limit_ns()) / 1e9);
+  }
+  for (const auto& violation : outcome.violation()) {
+    text += fmt::format("  {} {}: {}\n", Seconds(violation.when_ns()), violation.rule(), violation.text());
+  }
+  if (outcome.violation_size() == static_cast<int>(scenario::Violations::kKept)) {
+    text += fmt::format("  perhaps more: {} are kept\n", scenario::Violations::kKept);
+  }
+  if (outcome.kind() == Outcome::CRASHED || outcome.kind() == Outcome::HUNG) {
+    const std::string& errors = outcome.standard_error();
+    if (!errors.empty()) text += "standard error:\n" + errors + (errors.back() == '\n' ? "" : "\n");
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string ScenarioText(const Scenario& scenario) {
+  std::string text;
+  google::protobuf::TextFormat::PrintToString(scenario, &text);
+  return text;
+}
+
+std::string Summary(const Scenario& scenario, const Outcome& outcome) {
+  const auto& tally = outcome.tally();
+  const double wall = static_cast<double>(outcome.wall_ns()) / 1e9;
+  return fmt::format("{}: {} hosts, {} services, {} clients, {} faults; {} of virtual time, {} events\n",
+                     scenario.name(), scenario.host_size(), scenario.service_size(), scenario.client_size(),
+                     scenario.fault_size(), Seconds(outcome.virtual_ns()), outcome.trace_events()) +
+         fmt::format("{} calls: {} answered, {} refused, {} disturbed; {} connections, {} files copied, {} pings\n",
+                     tally.calls(), tally.answered(), tally.refused(), tally.disturbed(), tally.connections(),
+                     tally.files_copied(), tally.pings()) +
+         fmt::format("wall time: {:.3f} s, {:.0f} calls per second\n", wall,
+                     wall > 0 ? static_cast<double>(tally.calls()) / wall : 0);
+}
+
+std::string FailureHead(const SimOptions& options, const Scenario& scenario) {
+  const std::string file =
+      options.file.empty() || options.file == scenario.name() ? "" : fmt::format(" ({})", options.file);
+  return fmt::format("FAILED: {}{} at commit {}: ", scenario.name(), file, options.commit);
+}
+
+std::string FailureTail(const SimOptions& options, const Scenario& scenario, std::string_view state,
+                        std::string_view how) {
+  return fmt::format(
+      "world:\n{}{}{}replay: stagecoach sim {}{} {}\n", ScenarioText(scenario), state.empty() ? "" : "state:\n", state,
+      options.file.empty() ? fmt::format("--seed {}", scenario.seed()) : options.file, MutantOption(options), how);
+}
+
+std::string FailureReport(const SimOptions& options, const Scenario& scenario, const Outcome& outcome) {
+  return FailureHead(options, scenario) + FailureName(outcome) + "\n" + Details(outcome) +
+         FailureTail(options, scenario, outcome.state(), outcome.kind() == Outcome::DIFFERS ? "--twice" : "--trace");
+}
+
+std::string Origin(const SimOptions& options, const Scenario& scenario) {
+  return options.file.empty() ? fmt::format("seed {}", scenario.seed()) : options.file;
+}
+
+std::string MutantOption(const SimOptions& options) {
+  return options.mutant.empty() ? "" : " --mutant " + options.mutant;
+}
+
+MarkTotals::MarkTotals() {
+  for (const Mark* mark : AllMarks()) passed_[mark->name()] = 0;
+}
+
+void MarkTotals::Add(const Outcome& outcome) {
+  for (const auto& mark : outcome.mark()) passed_[mark.name()] += mark.passed();
+}
+
+std::string MarkTotals::Text() const {
+  size_t reached = 0;
+  for (const auto& [name, count] : passed_) reached += count > 0 ? 1 : 0;
+  std::string text = fmt::format("marks: {} of {} reached\n", reached, passed_.size());
+  for (const auto& [name, count] : passed_) {
+    text += fmt::format("  {:>12}  {}\n", count > 0 ? std::to_string(count) : "never", name);
+  }
+  return text;
+}
+
+}  // namespace stagecoach::cli

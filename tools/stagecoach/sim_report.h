@@ -1,0 +1,45 @@
+// The texts of `stagecoach sim`: what happened, what failed, and how to see it again.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+
+#include "scenarios/proto/scenario.pb.h"
+#include "scenarios/swarm/isolated_run.h"
+#include "tools/stagecoach/sim_options.h"
+
+namespace stagecoach::cli {
+
+std::string ScenarioText(const scenario::Scenario& scenario);
+
+// What a run did, in lines; the last is the only one that differs from run to run, since wall time does.
+std::string Summary(const scenario::Scenario& scenario, const scenario::Outcome& outcome);
+
+// "FAILED: NAME at commit COMMIT: ", to be followed by the failure's name.
+std::string FailureHead(const SimOptions& options, const scenario::Scenario& scenario);
+// The world, `state` unless empty, and the command that plays it again with the option `how`.
+std::string FailureTail(const SimOptions& options, const scenario::Scenario& scenario, std::string_view state,
+                        std::string_view how);
+// All of it, of an outcome that is a failure.
+std::string FailureReport(const SimOptions& options, const scenario::Scenario& scenario,
+                          const scenario::Outcome& outcome);
+
+// "seed 17", or the file.
+std::string Origin(const SimOptions& options, const scenario::Scenario& scenario);
+// " --mutant NAME", if one is switched on.
+std::string MutantOption(const SimOptions& options);
+
+// How often each mark of this program was passed, in all runs of all processes.
+class MarkTotals {
+ public:
+  MarkTotals();
+  void Add(const scenario::Outcome& outcome);
+  std::string Text() const;
+
+ private:
+  std::map<std::string, uint64_t> passed_;
+};
+
+}  // namespace stagecoach::cli

@@ -1,0 +1,156 @@
+// What `stagecoach sim` says of a failure is enough to see it again.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <functional>
+#include <string>
+
+#include "scenarios/swarm/child_process.h"
+#include "tools/stagecoach/sim_report.h"
+#include "tools/stagecoach/sim_signals.h"
+
+namespace stagecoach::cli {
+namespace {
+
+using scenario::ChildProcess;
+using scenario::Outcome;
+using scenario::Scenario;
+
+Scenario SmallScenario() {
+  Scenario scenario;
+  scenario.set_name("seed-17");
+  scenario.set_seed(17);
+  scenario.add_host()->set_name("a");
+  return scenario;
+}
+
+SimOptions AtCommit() {
+  SimOptions options;
+  options.seed = 17;
+  options.commit = "c0ffee";
+  return options;
+}
+
+TEST(SimReport, ABrokenRuleComesWithCommitWorldStateAndCommand) {
+  Outcome outcome;
+  outcome.set_kind(Outcome::VIOLATED);
+  auto* violation = outcome.add_violation();
+  violation->set_rule("call.once");
+  violation->set_text("twice");
+  violation->set_when_ns(1'000'000'002);
+  outcome.set_state("a: idle\n");
+  EXPECT_EQ(FailureReport(AtCommit(), SmallScenario(), outcome),
+            "FAILED: seed-17 at commit c0ffee: call.once\n"
+            "  1.000000002 s call.once: twice\n"
+            "world:\nname: \"seed-17\"\nseed: 17\nhost {\n  name: \"a\"\n}\n"
+            "state:\na: idle\n"
+            "replay: stagecoach sim --seed 17 --trace\n");
+}
+
+TEST(SimReport, ACrashComesWithItsLastWords) {
+  Outcome outcome;
+  outcome.set_kind(Outcome::CRASHED);
+  outcome.set_signal(SIGABRT);
+  outcome.set_standard_error("base/time.h:3: check failed: x > 0");
+  EXPECT_EQ(FailureReport(AtCommit(), SmallScenario(), outcome),
+            "FAILED: seed-17 at commit c0ffee: crash: SIGABRT base/time.h:3\n"
+            "standard error:\nbase/time.h:3: check failed: x > 0\n"
+            "world:\nname: \"seed-17\"\nseed: 17\nhost {\n  name: \"a\"\n}\n"
+            "replay: stagecoach sim --seed 17 --trace\n");
+}
+
+TEST(SimReport, AHangSaysHowLongItWasGiven) {
+  Outcome outcome;
+  outcome.set_kind(Outcome::HUNG);
+  outcome.set_limit_ns(1'500'000'000);
+  const std::string report = FailureReport(AtCommit(), SmallScenario(), outcome);
+  EXPECT_EQ(report.find("FAILED: seed-17 at commit c0ffee: hang\n  no end within 1.5 s of wall time\nworld:\n"), 0u)
+      << report;
+}
+
+TEST(SimReport, TwoTracesAreReplayedTwice) {
+  Outcome outcome;
+  outcome.set_kind(Outcome::DIFFERS);
+  outcome.set_trace_hash(1);
+  outcome.set_second_trace_hash(0xabc);
+  const std::string report = FailureReport(AtCommit(), SmallScenario(), outcome);
+  EXPECT_EQ(report.find("FAILED: seed-17 at commit c0ffee: nondeterminism\n"
+                        "  trace hash 0000000000000001, then 0000000000000abc\n"),
+            0u)
+      << report;
+  EXPECT_TRUE(report.ends_with("replay: stagecoach sim --seed 17 --twice\n")) << report;
+}
+
+TEST(SimReport, AFileAndADefectAreNamedInTheCommand) {
+  SimOptions options = AtCommit();
+  options.file = "worlds/bad.textproto";
+  options.mutant = "skip-fence";
+  Outcome outcome;
+  outcome.set_kind(Outcome::HUNG);
+  const std::string report = FailureReport(options, SmallScenario(), outcome);
+  EXPECT_EQ(report.find("FAILED: seed-17 (worlds/bad.textproto) at commit c0ffee: hang\n"), 0u) << report;
+  EXPECT_TRUE(report.ends_with("replay: stagecoach sim worlds/bad.textproto --mutant skip-fence --trace\n")) << report;
+}
+
+TEST(SimReport, OnlyTheLastLineOfASummaryKnowsWallTime) {
+  Outcome outcome;
+  outcome.mutable_tally()->set_calls(300);
+  outcome.set_wall_ns(500'000'000);
+  const std::string fast = Summary(SmallScenario(), outcome);
+  EXPECT_TRUE(fast.ends_with("\nwall time: 0.500 s, 600 calls per second\n")) << fast;
+  outcome.set_wall_ns(1'000'000'000);
+  const std::string slow = Summary(SmallScenario(), outcome);
+  EXPECT_EQ(fast.substr(0, fast.find("wall time")), slow.substr(0, slow.find("wall time")));
+  // Nothing has run: no division by zero.
+  EXPECT_TRUE(Summary(SmallScenario(), Outcome()).ends_with("wall time: 0.000 s, 0 calls per second\n"));
+}
+
+// What a process that does `work` writes, to standard output or error, before it dies; and of what.
+std::string LastWords(const std::function<void()>& work, int* status) {
+  auto child = ChildProcess::Start([&](const ChildProcess::Tell&) {
+    ::dup2(STDERR_FILENO, STDOUT_FILENO);
+    work();
+  });
+  EXPECT_TRUE(child.has_value()) << child.error();
+  const auto event = (*child)->Await(std::chrono::steady_clock::now() + std::chrono::seconds(60));
+  EXPECT_EQ(event.kind, ChildProcess::Event::Kind::kEnded);
+  *status = event.status;
+  return (*child)->TakeErrors();
+}
+
+TEST(SimSignals, AProcessThatCrashesReportsFirst) {
+  int status = 0;
+  const std::string words = LastWords(
+      [] {
+        ReportCrashes("FAILED: old: ", "");
+        ReportCrashes("FAILED: seed-17: ", "replay: this\n");
+        std::abort();
+      },
+      &status);
+  EXPECT_EQ(words, "FAILED: seed-17: crash: SIGABRT\nreplay: this\n");
+  ASSERT_TRUE(WIFSIGNALED(status));
+  EXPECT_EQ(WTERMSIG(status), SIGABRT);
+}
+
+TEST(SimSignals, AnInterruptIsNotedAndDiedOfLater) {
+  int status = 0;
+  const std::string words = LastWords(
+      [] {
+        ::signal(SIGTERM, SIG_DFL);  // child processes leave it to their parents
+        NoteInterrupts();
+        if (Interrupted()) return;
+        ::raise(SIGTERM);
+        if (Interrupted()) EndInterrupted();
+      },
+      &status);
+  EXPECT_EQ(words, "");
+  ASSERT_TRUE(WIFSIGNALED(status));
+  EXPECT_EQ(WTERMSIG(status), SIGTERM);
+}
+
+}  // namespace
+}  // namespace stagecoach::cli
