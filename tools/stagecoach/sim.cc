@@ -90,9 +90,9 @@ int Sim(const SimOptions& options) {
   };
   if (!options.out.empty() && !options.shrink) return misused("--out goes with --shrink");
   if (!options.out.empty() && options.keep_going) return misused("--out takes one scenario: not with --keep-going");
-  if (options.keep_going && options.count == 1) return misused("--keep-going goes with --count");
+  if (options.keep_going && !options.many) return misused("--keep-going goes with --count");
   if (options.count - 1 > UINT64_MAX - options.seed) return misused("--seed and --count: there are no such seeds");
-  if (options.count > 1) {
+  if (options.many) {
     if (!options.file.empty() || options.print || options.Watched()) {
       return misused("--count is of seeds, and takes no FILE, --print, --trace, --until, --step or --pcap");
     }
@@ -123,9 +123,7 @@ void AddSim(CLI::App& app, int& exit_code) {
                    ->capture_default_str()
                    ->check(WholeNumber(0));
   file->excludes(seed);
-  command->add_option("--count", options->count, "So many seeds, from --seed on")
-      ->capture_default_str()
-      ->check(WholeNumber(1));
+  auto* count = command->add_option("--count", options->count, "So many seeds, from --seed on")->check(WholeNumber(1));
   command->add_flag("--twice", options->twice, "Run each twice; the trace hashes must agree");
   command->add_flag("--keep-going", options->keep_going, "With --count: go on after a failure");
   command
@@ -150,7 +148,10 @@ void AddSim(CLI::App& app, int& exit_code) {
       "  stagecoach sim --seed 17 --until 'call.over' --pcap seed-17.pcapng\n"
       "  stagecoach sim --count 1000 --twice --marks\n"
       "  stagecoach sim --seed 17 --shrink --out scenarios/regressions/seed-17.textproto");
-  command->callback([options, &exit_code] { exit_code = Sim(*options); });
+  command->callback([options, count, &exit_code] {
+    options->many = count->count() > 0;
+    exit_code = Sim(*options);
+  });
 }
 
 }  // namespace stagecoach::cli

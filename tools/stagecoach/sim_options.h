@@ -9,6 +9,7 @@ namespace stagecoach::cli {
 struct SimOptions {
   std::string file;
   uint64_t seed = 1;
+  bool many = false;  // `count` was given
   uint64_t count = 1;
   bool twice = false;
   bool keep_going = false;
