@@ -3,6 +3,7 @@
 #include <google/protobuf/text_format.h>
 #include <gtest/gtest.h>
 
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -18,6 +19,8 @@ using scenario::RunReport;
 using scenario::Scenario;
 
 void PlayTwice(const Scenario& scenario, const std::string& replay) {
+  // A crash would not tell.
+  std::fprintf(stderr, "playing: %s\n", replay.c_str());
   const RunReport first = scenario::RunScenario(scenario);
   for (const auto& violation : first.violations) {
     ADD_FAILURE() << scenario.name() << ": " << violation.rule << ": " << violation.text << "\nreplay: " << replay;
