@@ -95,6 +95,16 @@ std::vector<Schedule::Callback> Schedule::TakeAllOf(uint32_t owner) {
   return callbacks;
 }
 
+Schedule::Counts Schedule::CountOf(uint32_t owner) const {
+  Counts counts;
+  for (const Slot& slot : slots_) {
+    if (slot.place == kNowhere || (owner != kEveryone && slot.owner != owner)) continue;
+    const bool due = slot.place == kPresent || heap_[slot.place].when <= now_;
+    ++(due ? counts.due : counts.later);
+  }
+  return counts;
+}
+
 Schedule::Callback Schedule::Release(uint32_t index) {
   Slot& slot = slots_[index];
   ++slot.generation;

@@ -36,6 +36,12 @@ class Schedule {
   Id Add(Instant when, uint32_t owner, Callback callback);
   // The callback, which the caller destroys when it likes; an empty one if there is no such event any more.
   Callback Cancel(Id id);
+  // How many events `owner` has, by whether their time has come.
+  struct Counts {
+    size_t due = 0;
+    size_t later = 0;
+  };
+  Counts CountOf(uint32_t owner) const;
   // The first event. HasDue().
   Event TakeDue();
   // Nothing is due, and nothing will be before `when`, which is not in the past.

@@ -53,6 +53,24 @@ TEST(Schedule, AgreesWithAnOrderedMapWhateverIsDoneToIt) {
   }
 }
 
+TEST(Schedule, CountsTheEventsOfAnOwner) {
+  Schedule schedule;
+  const auto later = schedule.Add(kStart + 5ns, 1, [] {});
+  schedule.Add(kStart + 5ns, 1, [] {});
+  schedule.Add(kStart, 1, [] {});
+  schedule.Add(kStart, 2, [] {});
+  EXPECT_EQ(schedule.CountOf(1).due, 1u);
+  EXPECT_EQ(schedule.CountOf(1).later, 2u);
+  EXPECT_EQ(schedule.CountOf(Schedule::kEveryone).due, 2u);
+  EXPECT_EQ(schedule.CountOf(3).due + schedule.CountOf(3).later, 0u);
+  schedule.Cancel(later);
+  schedule.TakeDue();
+  schedule.TakeDue();
+  schedule.AdvanceTo(kStart + 5ns);
+  EXPECT_EQ(schedule.CountOf(1).due, 1u) << "its time has come";
+  EXPECT_EQ(schedule.CountOf(1).later, 0u);
+}
+
 TEST(Schedule, AnOwnersEventsLeaveTogetherAndInOrder) {
   Schedule schedule;
   std::string ran;

@@ -259,7 +259,22 @@ void SimLoop::BuryDropped() {
   while (!dropped_.empty()) const auto buried = std::exchange(dropped_, {});
 }
 
+SimLoop::Objects SimLoop::CountOf(Owner owner) const {
+  const auto of_owner = [owner](const auto& entry) { return owner == kEveryone || entry->owner == owner; };
+  const Schedule::Counts events = schedule_.CountOf(owner);
+  return {.timers = events.later,
+          .due = events.due,
+          .watches = static_cast<size_t>(std::count_if(watches_.begin(), watches_.end(),
+                                                       [&](const auto& entry) { return of_owner(entry.second); })),
+          .pollers = static_cast<size_t>(std::count_if(pollers_.begin(), pollers_.end(), of_owner))};
+}
+
 // --- Descriptors ---
+
+size_t SimLoop::descriptors() const {
+  return static_cast<size_t>(std::count_if(descriptors_.begin(), descriptors_.end(),
+                                           [](const auto& descriptor) { return descriptor != nullptr; }));
+}
 
 SimLoop::Descriptor* SimLoop::Find(int fd) {
   return fd >= 0 && static_cast<size_t>(fd) < descriptors_.size() ? descriptors_[static_cast<size_t>(fd)].get()

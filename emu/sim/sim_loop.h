@@ -88,6 +88,17 @@ class SimLoop final : public EventLoop {
   void BuryDropped();
   static constexpr Owner kEveryone = Schedule::kEveryone;
 
+  // What somebody has registered and is still there.
+  struct Objects {
+    size_t timers = 0;  // whose time has not come
+    size_t due = 0;     // what was posted, timers whose time has come, watches whose descriptor is readable
+    size_t watches = 0;
+    size_t pollers = 0;
+  };
+  Objects CountOf(Owner owner) const;
+  // Descriptors that could be watched: one for each notifier.
+  size_t descriptors() const;
+
   // Drops all that is scheduled.
   void Clear();
   // Nothing is scheduled.

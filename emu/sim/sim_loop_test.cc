@@ -319,6 +319,31 @@ TEST(SimLoop, WhoseCodeRunsIsKnownThroughItsWaits) {
   EXPECT_GT(polls, 0);
 }
 
+TEST(SimLoop, CountsWhatSomebodyHasRegistered) {
+  SimWorld world(1);
+  SimLoop& loop = world.loop();
+  const size_t before = loop.descriptors();
+  const auto notifier = world.AddHost("a", {Address("10.0.0.1")}).CreateNotifier();
+  EXPECT_EQ(loop.descriptors(), before + 1);
+  const auto timer = loop.At(kStart + 1us, 1, [] {});
+  loop.At(kStart, 1, [] {});
+  loop.At(kStart, 2, [] {});
+  const auto watch = loop.WatchReadable(notifier->fd(), 1, [] {});
+  const auto poller = loop.AddPoller(1, {[] { return false; }, [] { return false; }, [] { return true; }});
+  SimLoop::Objects objects = loop.CountOf(1);
+  EXPECT_EQ(objects.timers, 1u);
+  EXPECT_EQ(objects.due, 1u);
+  EXPECT_EQ(objects.watches, 1u);
+  EXPECT_EQ(objects.pollers, 1u);
+  EXPECT_EQ(loop.CountOf(SimLoop::kEveryone).due, 2u);
+  loop.Cancel(timer);
+  loop.Unwatch(watch);
+  loop.RemovePoller(poller);
+  EXPECT_TRUE(world.RunUntilIdle());
+  objects = loop.CountOf(1);
+  EXPECT_EQ(objects.timers + objects.due + objects.watches + objects.pollers, 0u);
+}
+
 TEST(SimLoop, WhatIsDroppedNeverRunsAndIsDestroyedByAnEvent) {
   SimWorld world(1);
   SimLoop& loop = world.loop();

@@ -180,6 +180,8 @@ class SimFabric final : public Fabric {
   EventLoop& loop() override { return world_->loop_; }
   // The loop for the host's programs: their callbacks run as the host's, and never after it was cut. Restored with it.
   EventLoop& program_loop() { return *program_loop_; }
+  // What its programs have registered there.
+  SimLoop::Objects program_objects() const { return world_->loop_.CountOf(owner()); }
   bool IsUp() const { return state_ == State::kUp; }
   Instant Now() const override { return world_->Now(); }
   bool HasProgressThread() const override { return false; }
