@@ -501,7 +501,9 @@ ConnectionManager::Info ConnectionManager::Core::Describe(const CmId& id) const 
 
 ConnectionManager::Counters ConnectionManager::Core::counters() const {
   std::lock_guard lock(mutex_);
-  return counters_;
+  Counters counters = counters_;
+  counters.ids = ids_.size();
+  return counters;
 }
 
 int ConnectionManager::Core::Bind(const std::shared_ptr<CmId>& id, const IpEndpoint& local) {

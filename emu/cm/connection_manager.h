@@ -142,6 +142,7 @@ class ConnectionManager {
     uint64_t refused_streams = 0;    // beyond the half-open limit or the backlog
     uint64_t failed_handshakes = 0;  // garbage, too slow, gone
     uint64_t half_open = 0;          // now
+    uint64_t ids = 0;                // now, requests nobody has fetched included
   };
   Counters counters() const;
 
