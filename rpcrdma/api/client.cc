@@ -155,6 +155,7 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
 
   bool connected() const { return connection_.established(); }
   size_t outstanding() const { return requester_ ? requester_->outstanding() : 0; }
+  size_t abandoned() const { return requester_ ? requester_->abandoned() : 0; }
   const std::string& peer() const { return peer_; }
   ConnectionStats stats() const { return requester_ ? requester_->stats() : ConnectionStats{}; }
   std::string DebugString() const {
@@ -472,6 +473,9 @@ bool Client::connected() const {
 }
 size_t Client::outstanding() const {
   return connection_->outstanding();
+}
+size_t Client::abandoned() const {
+  return connection_->abandoned();
 }
 const std::string& Client::peer() const {
   return connection_->peer();

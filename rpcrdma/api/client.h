@@ -195,6 +195,8 @@ class Client {
   bool connected() const;
   // Calls sent or waiting.
   size_t outstanding() const;
+  // Cancelled calls that the server may still be at work for: each keeps its credit until its reply is in.
+  size_t abandoned() const;
   // "127.0.0.1:20049", as asked for.
   const std::string& peer() const;
   ConnectionStats stats() const;

@@ -60,6 +60,13 @@ struct RequestState {
   XdrReader args{ConstBytes()};
 };
 
+// What exists, of clients that are gone included: a ServerConnection whose Requests somebody holds still has its
+// memory.
+struct Alive {
+  size_t connections = 0;
+  size_t requests = 0;
+};
+
 class ServerImpl final : public std::enable_shared_from_this<ServerImpl> {
  public:
   ServerImpl(EventLoop& loop, ServerOptions options) : loop_(loop), options_(Clamp(std::move(options))) {}
@@ -71,6 +78,7 @@ class ServerImpl final : public std::enable_shared_from_this<ServerImpl> {
   void Stop(Duration grace, UniqueFunction<void()> done);
   void Shutdown();
   ServerStats stats() const;
+  ServerHoldings holdings() const;
   std::string DebugString() const;
 
   // --- For connections ---
@@ -79,7 +87,7 @@ class ServerImpl final : public std::enable_shared_from_this<ServerImpl> {
   const std::map<uint32_t, Service*>& services() const { return services_; }
   bool stopping() const { return stopping_; }
   bool over() const { return over_; }
-  const std::shared_ptr<size_t>& alive() const { return alive_; }
+  const std::shared_ptr<Alive>& alive() const { return alive_; }
   void OnEstablished(ServerConnection& connection);
   void OnClosed(ServerConnection& connection, const CloseCause& cause, bool was_established);
 
@@ -96,9 +104,7 @@ class ServerImpl final : public std::enable_shared_from_this<ServerImpl> {
   std::unique_ptr<CmChannel> channel_;
   std::unique_ptr<Listener> listener_;
   std::map<ClientId, std::shared_ptr<ServerConnection>> connections_;
-  // ServerConnections that exist, those included whose client is gone and whose Requests somebody holds: each still has
-  // its memory.
-  const std::shared_ptr<size_t> alive_ = std::make_shared<size_t>(0);
+  const std::shared_ptr<Alive> alive_ = std::make_shared<Alive>();
   ClientId next_client_ = 1;
   ServerStats stats_;  // of connections that are gone, and counters
   bool stopping_ = false;
@@ -117,9 +123,9 @@ class ServerConnection final : public ConnectionOwner, public std::enable_shared
         message_bytes_max_(server.options().message_bytes_max),
         pool_(std::make_shared<BlockPool>(server.options().client_bytes_max)),
         connection_(loop_, ConnectionOptions(server.options(), id), *this, pool_.get(), server.options().trace) {
-    ++*alive_;
+    ++alive_->connections;
   }
-  ~ServerConnection() override { --*alive_; }
+  ~ServerConnection() override { --alive_->connections; }
 
   ClientId id() const { return id_; }
   const std::string& peer() const { return peer_; }
@@ -168,6 +174,8 @@ class ServerConnection final : public ConnectionOwner, public std::enable_shared
     return stats;
   }
 
+  BlockPool::Holdings pool_holdings() const { return pool_->holdings(); }
+
   std::string DebugString() const {
     return "  client " + std::to_string(id_) + ": " + connection_.DebugString() + "; requests executing " +
            std::to_string(executing_) + "; memory " + std::to_string(pool_->bytes_used()) + " of " +
@@ -188,7 +196,7 @@ class ServerConnection final : public ConnectionOwner, public std::enable_shared
       Encode(
           state, ErrorReply(responder_->xid(state.id), AcceptStat::kSystemErr), [](XdrWriter&) {}, nullptr, false);
     }
-    --executing_;
+    OnAnswered();
     AfterCommand();
   }
 
@@ -212,6 +220,7 @@ class ServerConnection final : public ConnectionOwner, public std::enable_shared
       const std::optional<RequestId> id = responder_->TakeRequest(loop_.Now());
       if (!id) break;
       ++executing_;
+      ++alive_->requests;
       Dispatch(*id);
     }
     DisconnectIfIdle();
@@ -243,7 +252,7 @@ class ServerConnection final : public ConnectionOwner, public std::enable_shared
               *state, ErrorReply(xid, AcceptStat::kGarbageArgs), [](XdrWriter&) {}, nullptr, false);
         case RpcFault::Kind::kNotACall:
         case RpcFault::Kind::kNotAReply:
-          --executing_;
+          OnAnswered();
           return responder_->Drop(id, loop_.Now());
       }
     }
@@ -293,6 +302,11 @@ class ServerConnection final : public ConnectionOwner, public std::enable_shared
     return copy;
   }
 
+  void OnAnswered() {
+    --executing_;
+    --alive_->requests;
+  }
+
   // Replies come from handlers, inside OnProgress, or later from the loop. Then nobody else takes the commands.
   void AfterCommand() {
     if (pool_->TakeFreed()) responder_->OnMemoryFreed(loop_.Now());
@@ -306,8 +320,8 @@ class ServerConnection final : public ConnectionOwner, public std::enable_shared
     connection_.Close(/*gracefully=*/true, {.kind = CloseCause::Kind::kLocal, .text = "the server stopped"});
   }
 
-  ServerImpl* server_;                   // null once the server has forgotten this connection
-  const std::shared_ptr<size_t> alive_;  // shared: a Request may outlive the server
+  ServerImpl* server_;                  // null once the server has forgotten this connection
+  const std::shared_ptr<Alive> alive_;  // shared: a Request may outlive the server
   EventLoop& loop_;
   const ClientId id_;
   const uint32_t message_bytes_max_;
@@ -340,7 +354,7 @@ Result<void, CallError> ServerImpl::Listen(const sockaddr* address) {
 }
 
 void ServerImpl::OnRequest(verbs::CmId id, const CmEvent& request) {
-  if (stopping_ || over_ || *alive_ >= options_.clients_max) {
+  if (stopping_ || over_ || alive_->connections >= options_.clients_max) {
     ++stats_.clients_rejected;
     rdma_reject(id.get(), nullptr, 0);
     return;
@@ -433,6 +447,17 @@ ServerStats ServerImpl::stats() const {
   ServerStats stats = stats_;
   for (const auto& [client, connection] : connections_) stats.connections += connection->stats();
   return stats;
+}
+
+ServerHoldings ServerImpl::holdings() const {
+  ServerHoldings holdings{.connections = alive_->connections, .requests = alive_->requests};
+  for (const auto& [client, connection] : connections_) {
+    const BlockPool::Holdings pool = connection->pool_holdings();
+    holdings.pool_blocks += pool.blocks;
+    holdings.pool_bytes += pool.bytes;
+    holdings.registered_bytes += pool.registered_bytes;
+  }
+  return holdings;
 }
 
 std::string ServerImpl::DebugString() const {
@@ -587,6 +612,9 @@ void Server::Stop(Duration grace, UniqueFunction<void()> done) {
 }
 ServerStats Server::stats() const {
   return impl_->stats();
+}
+ServerHoldings Server::holdings() const {
+  return impl_->holdings();
 }
 std::string Server::DebugString() const {
   return impl_->DebugString();

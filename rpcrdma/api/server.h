@@ -60,6 +60,16 @@ struct ServerStats {
   uint64_t clients_rejected = 0;
 };
 
+// What a server holds at this moment. The same work done again and again leaves it as it is.
+struct ServerHoldings {
+  uint64_t connections = 0;  // being made, open, or gone with a Request of theirs still held
+  uint64_t requests = 0;     // with services
+  // Working memory of the open connections: blocks in use and kept for the next user.
+  uint64_t pool_blocks = 0;
+  uint64_t pool_bytes = 0;
+  uint64_t registered_bytes = 0;  // of them, for writing results from
+};
+
 class Server {
  public:
   Server(EventLoop& loop, ServerOptions options);
@@ -83,6 +93,7 @@ class Server {
   void Stop(Duration grace, UniqueFunction<void()> done);
 
   ServerStats stats() const;
+  ServerHoldings holdings() const;
   // Each client's connection, memory, and calls that are not answered: see Client::DebugString.
   std::string DebugString() const;
 

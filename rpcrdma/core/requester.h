@@ -146,6 +146,8 @@ class Requester final : public ConnectionEngine {
 
   // Calls queued, sent or fencing.
   size_t outstanding() const { return outstanding_; }
+  // Cancelled calls whose replies are not in: each keeps its credit.
+  size_t abandoned() const { return abandoned_.size(); }
   const Credits& credits() const { return credits_; }
   // Receives that are posted, or will be once their commands are taken.
   uint32_t posted_receives() const { return posted_receives_; }

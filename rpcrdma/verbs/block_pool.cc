@@ -75,6 +75,20 @@ std::optional<uint32_t> BlockPool::LocalKey(Block* block) {
   return block->region->lkey;
 }
 
+BlockPool::Holdings BlockPool::holdings() const {
+  Holdings holdings;
+  const auto add = [&](const Block& block) {
+    ++holdings.blocks;
+    holdings.bytes += block.capacity;
+    if (block.region) holdings.registered_bytes += block.capacity;
+  };
+  for (const auto& kept : free_) {
+    for (const auto& block : kept) add(*block);
+  }
+  for (const auto& [address, block] : in_use_) add(*block);
+  return holdings;
+}
+
 void BlockPool::DropRegistrations() {
   domain_ = nullptr;
   for (auto& kept : free_) {

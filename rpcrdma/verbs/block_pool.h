@@ -49,6 +49,13 @@ class BlockPool {
   void DropRegistrations();
 
   uint64_t bytes_used() const { return bytes_used_; }
+  // Of blocks that are in use or kept for the next user.
+  struct Holdings {
+    uint64_t blocks = 0;
+    uint64_t bytes = 0;
+    uint64_t registered_bytes = 0;
+  };
+  Holdings holdings() const;
   uint64_t bytes_max() const { return bytes_max_; }
   uint64_t registrations() const { return registrations_; }
   // Whether Free() was called since the last time this was asked.

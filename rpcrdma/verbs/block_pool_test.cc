@@ -32,6 +32,21 @@ TEST(BlockPoolTest, AllowanceIsForPagesAndIsGivenBack) {
   pool.Free(all);
 }
 
+TEST(BlockPoolTest, TellsWhatItHoldsInUseOrKept) {
+  BlockPool pool(1 << 20);
+  Block* const small = pool.Allocate(1);
+  Block* const large = pool.Allocate(5000);
+  EXPECT_EQ(pool.holdings().blocks, 2u);
+  EXPECT_EQ(pool.holdings().bytes, 3u * 4096);
+  EXPECT_EQ(pool.holdings().registered_bytes, 0u);
+  pool.Free(large);
+  pool.Free(small);
+  EXPECT_EQ(pool.holdings().blocks, 2u) << "kept for the next user";
+  pool.Free(pool.Allocate(8192));
+  EXPECT_EQ(pool.holdings().blocks, 2u) << "who has got one of them";
+  EXPECT_EQ(pool.holdings().bytes, 3u * 4096);
+}
+
 TEST(BlockPoolTest, SizesBeyondAnyBlockAreRefused) {
   BlockPool pool(UINT64_MAX);
   EXPECT_EQ(pool.Allocate(SIZE_MAX), nullptr);
