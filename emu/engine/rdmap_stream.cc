@@ -345,11 +345,21 @@ void RdmapStream::OnPlaced(Instant now) {
   now_ = now;
   if (state_ != State::kActive) return;
   first_record_received_ = true;
-  Trace(trace_, now_, name_, "record.placed",
-        {{"opcode", ToString(current_.opcode())},
-         {"length", uint64_t{current_payload_}},
-         {"last", uint64_t{current_.last}},
-         {"msn", uint64_t{current_.sequence_number}}});
+  if (trace_ != nullptr) {
+    // Where it lies now: what the peer named, or the first part of our Receive.
+    uint32_t stag = 0;
+    if (current_.tagged()) {
+      stag = current_.stag;
+    } else if (wire::IsSend(current_.opcode()) && !inbound_->receive->sges.empty()) {
+      stag = inbound_->receive->sges.front().lkey;
+    }
+    Trace(trace_, now_, name_, "record.placed",
+          {{"opcode", ToString(current_.opcode())},
+           {"length", uint64_t{current_payload_}},
+           {"last", uint64_t{current_.last}},
+           {"msn", uint64_t{current_.sequence_number}},
+           {"stag", uint64_t{stag}}});
+  }
   switch (current_.opcode()) {
     case RdmapOpcode::kWrite:
       return;
@@ -386,6 +396,7 @@ void RdmapStream::FinishSend() {
   const uint32_t stag = current_.invalidate_stag();
   const auto invalidated = memory_.InvalidateRemotely(stag);
   if (invalidated) {
+    Trace(trace_, now_, name_, "window.invalidated", {{"stag", uint64_t{stag}}, {"by", "peer"}});
     completion.invalidated = true;
     completion.invalidated_stag = stag;
     inbound_.reset();
@@ -744,7 +755,9 @@ bool RdmapStream::StartResponse() {
   }
   tx_ = {.kind = OutMessage::Kind::kResponse, .length = read.request.length};
   Trace(trace_, now_, name_, "response.started",
-        {{"length", uint64_t{read.request.length}}, {"msn", uint64_t{read.msn}}});
+        {{"length", uint64_t{read.request.length}},
+         {"msn", uint64_t{read.msn}},
+         {"stag", uint64_t{read.request.source_stag}}});
   return true;
 }
 

@@ -121,11 +121,15 @@ Result<Nic::Region, int> Nic::RegisterRegion(NicContext& context, const RegionRe
   std::lock_guard lock(mutex_);
   if (!stag) {
     --pds_[request.pd].users;
+    if (stag.error() == ENOMEM) {
+      Trace(trace(), fabric_.Now(), name(), "registration.failed", {{"bytes", request.length}});
+    }
     return Err(stag.error());
   }
   const uint32_t handle = ++last_handle_;
   regions_[handle] = {.context = context.id(), .pd = request.pd, .stag = *stag};
-  Trace(trace(), fabric_.Now(), name(), "stag.allocated", {{"index", uint64_t{*stag >> 8}}});
+  Trace(trace(), fabric_.Now(), name(), "stag.allocated",
+        {{"index", uint64_t{StagIndex(*stag)}}, {"key", uint64_t{StagKey(*stag)}}, {"bytes", request.length}});
   return Region{handle, *stag};
 }
 
@@ -134,9 +138,13 @@ Result<Nic::Region, int> Nic::AllocateWindow(NicContext& context, uint32_t pd_ha
   const auto pd = pds_.find(pd_handle);
   if (pd == pds_.end()) return Err(EINVAL);
   const Result<uint32_t, int> stag = registry_.AllocateWindow(pd_handle);
-  if (!stag) return Err(stag.error());
+  if (!stag) {
+    if (stag.error() == ENOMEM) Trace(trace(), fabric_.Now(), name(), "registration.failed", {{"bytes", uint64_t{0}}});
+    return Err(stag.error());
+  }
   ++pd->second.users;
-  Trace(trace(), fabric_.Now(), name(), "stag.allocated", {{"index", uint64_t{*stag >> 8}}});
+  // A window's STag is good for nothing before it is bound.
+  Trace(trace(), fabric_.Now(), name(), "window.allocated", {{"index", uint64_t{StagIndex(*stag)}}});
   const uint32_t handle = ++last_handle_;
   windows_[handle] = {.context = context.id(), .pd = pd_handle, .stag = *stag};
   return Region{handle, *stag};
@@ -159,7 +167,7 @@ int Nic::Release(EntryTable& table, uint32_t handle, int (MemoryRegistry::*relea
     table[handle] = entry;
   } else {
     --pds_[entry.pd].users;
-    Trace(trace(), fabric_.Now(), name(), "stag.freed", {{"index", uint64_t{entry.stag >> 8}}});
+    Trace(trace(), fabric_.Now(), name(), "stag.freed", {{"index", uint64_t{StagIndex(entry.stag)}}});
   }
   return error;
 }

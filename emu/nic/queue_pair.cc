@@ -117,7 +117,14 @@ QueuePair::~QueuePair() {
 int QueuePair::EnqueueSend(const SendRequest& request) {
   std::lock_guard lock(sends_.mutex());
   if (RulesOf(state()).post_send == PostRule::kRefuse) return EINVAL;
-  return sends_.Add(request);
+  const uint64_t number = sends_.posted();
+  const int error = sends_.Add(request);
+  if (error == 0 && nic_.trace() != nullptr) {
+    const bool signaled = request.signaled || create_.signal_all;
+    Trace(nic_.trace(), nic_.fabric().Now(), trace_name_, "work.posted",
+          {{"number", number}, {"signaled", uint64_t{signaled}}});
+  }
+  return error;
 }
 
 void QueuePair::RingDoorbell() {
@@ -284,10 +291,18 @@ void QueuePair::ExecuteLocally(SendSlot& slot) {
   slot.done = true;
   connection_->SettlePlacements();
   if (slot.posted == PostOpcode::kBindWindow) {
-    if (nic_.registry().BindWindow(pd(), qp_number_, slot.bind)) return;
+    if (nic_.registry().BindWindow(pd(), qp_number_, slot.bind)) {
+      Trace(nic_.trace(), nic_.fabric().Now(), trace_name_, "window.bound",
+            {{"stag", uint64_t{slot.bind.new_rkey}}, {"bytes", slot.bind.length}});
+      return;
+    }
     slot.status = CompletionStatus::kWindowBindError;
   } else {
-    if (nic_.registry().InvalidateLocally(pd(), qp_number_, slot.remote_stag)) return;
+    if (nic_.registry().InvalidateLocally(pd(), qp_number_, slot.remote_stag)) {
+      Trace(nic_.trace(), nic_.fabric().Now(), trace_name_, "window.invalidated",
+            {{"stag", uint64_t{slot.remote_stag}}, {"by", "work request"}});
+      return;
+    }
     slot.status = CompletionStatus::kLocalProtectionError;
   }
   failed_locally_ = true;
@@ -507,14 +522,16 @@ bool QueuePair::Retire() {
     std::lock_guard control(control_mutex_);
     Enter();
     if (nic_.trace() != nullptr) {
-      // Held completions are the program's no more: their Receives count as outstanding.
-      const auto held =
+      // Held completions are the program's no more: their Receives count as outstanding. Sends are retired without a
+      // word where none was asked for, so those that were to be told of are counted by themselves.
+      const auto held_receives =
           static_cast<uint64_t>(std::count_if(held_.begin(), held_.end(), [](const Held& each) { return !each.send; }));
       Trace(nic_.trace(), nic_.fabric().Now(), trace_name_, "qp.destroyed",
             {{"sends_posted", sends_.posted()},
              {"sends_outstanding", sends_.posted() - sends_.retired()},
+             {"sends_held", uint64_t{held_.size()} - held_receives},
              {"receives_posted", receives_.posted()},
-             {"receives_outstanding", receives_.posted() - receives_.retired() + held}});
+             {"receives_outstanding", receives_.posted() - receives_.retired() + held_receives}});
     }
     retired_.store(true);
     held_.clear();
