@@ -230,6 +230,25 @@ TEST_F(ConnectionTest, FlushKeepsTheOrderOfPosting) {
   EXPECT_EQ(next_receive, 5u);
 }
 
+TEST_F(ConnectionTest, WhatWasCarriedOutBehindAFlushedReadIsFlushedToo) {
+  Join();
+  TestBuffer local = a_.Register(4096);
+  TestBuffer remote = b_.Register(4096);
+  ASSERT_EQ(a_.Send(1, {local.All()}, PostOpcode::kRead, remote.region.stag, remote.address()), 0);
+  SendRequest unsignaled;
+  unsignaled.wr_id = 2;
+  unsignaled.opcode = PostOpcode::kWrite;
+  ASSERT_EQ(a_.qp->PostSend(unsignaled), 0);
+  ASSERT_EQ(a_.Send(3, {}, PostOpcode::kWrite), 0);
+  // All three are with the stream, and no answer to the Read can be here yet.
+  ASSERT_EQ(a_.ToState(QpState::kErr), 0);
+  ASSERT_TRUE(a_.Completed(3));
+  for (uint64_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(a_.completions[i].wr_id, i + 1);
+    EXPECT_EQ(a_.completions[i].status, CompletionStatus::kFlushed);
+  }
+}
+
 TEST_F(ConnectionTest, WriteToAForeignStagTerminatesTheStream) {
   Join();
   TestBuffer local = a_.Register(100);

@@ -234,6 +234,7 @@ void QueuePair::ApplyTransition(const QpTransition& transition) {
 void QueuePair::DiscardCompletions() {
   cq_overrun_ = false;
   failed_locally_ = false;
+  send_failed_ = false;
   held_.clear();
   if (retired_.load()) return;
   create_.send_cq->RemoveCompletionsOf(qp_number_);
@@ -316,7 +317,11 @@ void QueuePair::FinishSend(const SendCompletion& completion) {
 }
 
 void QueuePair::RetireSends() {
-  while (const SendSlot* slot = sends_.OldestDone()) {
+  while (SendSlot* slot = sends_.OldestDone()) {
+    // What was carried out behind a failure, a Send behind a Read that never came back, is flushed all the same: from
+    // the first error on a program takes nothing of the queue for done (ibv_modify_qp(3), state ERR).
+    if (send_failed_) slot->status = CompletionStatus::kFlushed;
+    send_failed_ = slot->status != CompletionStatus::kSuccess;
     const WorkCompletion completion{.wr_id = slot->wr_id,
                                     .status = slot->status,
                                     .opcode = OpcodeOf(slot->posted),

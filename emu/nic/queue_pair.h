@@ -228,6 +228,7 @@ class QueuePair final : public PolledConnection, public LoopClient {
   bool drain_to_tell_ = false;  // SQD was asked for with a notice
   bool cq_overrun_ = false;
   bool failed_locally_ = false;  // a local operation has failed: nothing after it is carried out
+  bool send_failed_ = false;     // a send has completed in error: all after it are flushed
   Counters counters_;
   struct Held {
     bool send = false;
