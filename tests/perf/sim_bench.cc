@@ -154,8 +154,8 @@ int main(int argc, char** argv) {
   TraceHash hash;
   Row("sim_timers", EventRate(seconds), "/s");
   Row("sim_program_sleeps", SleepRate(seconds), "/s");
-  Row("sim_null_calls", CallRate(seconds, kNull, nullptr), "/s");
-  Row("sim_null_calls_traced", CallRate(seconds, kNull, &hash), "/s");
-  Row("sim_4k_puts", CallRate(seconds, kPut, nullptr), "/s");
+  Row("sim_null_calls", CallRate(seconds, kNull, nullptr), "calls/s");
+  Row("sim_null_calls_traced", CallRate(seconds, kNull, &hash), "calls/s");
+  Row("sim_4k_puts", CallRate(seconds, kPut, nullptr), "calls/s");
   return 0;
 }
