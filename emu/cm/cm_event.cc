@@ -10,7 +10,8 @@
 namespace stagecoach::emu {
 namespace {
 
-CmId* AccountOf(const CmEvent& event) {
+// Whose program must acknowledge it.
+CmId* AccountHolder(const CmEvent& event) {
   return event.listener != nullptr ? event.listener.get() : event.id.get();
 }
 
@@ -40,6 +41,23 @@ const char* ToString(CmEventType type) {
   return "?";
 }
 
+void CmEventAccount::Deliver() {
+  std::lock_guard lock(mutex_);
+  ++deliveries_;
+}
+
+void CmEventAccount::Acknowledge() {
+  std::lock_guard lock(mutex_);
+  if (acknowledgements_ == deliveries_) return;
+  ++acknowledgements_;
+  acknowledged_.notify_all();
+}
+
+void CmEventAccount::AwaitAcknowledged(Fabric& fabric) {
+  std::unique_lock lock(mutex_);
+  fabric.Wait(lock, acknowledged_, [this, until = deliveries_] { return acknowledgements_ >= until; });
+}
+
 CmChannel::CmChannel(Fabric& fabric) : fabric_(fabric), notifier_(fabric.CreateNotifier()) {}
 
 Result<CmEvent, int> CmChannel::GetEvent() {
@@ -50,7 +68,7 @@ Result<CmEvent, int> CmChannel::GetEvent() {
         notifier_->Consume();
         CmEvent event = std::move(events_.front());
         events_.pop_front();
-        ++AccountOf(event)->events_delivered_;
+        AccountHolder(event)->account().Deliver();
         return event;
       }
     }
@@ -60,9 +78,7 @@ Result<CmEvent, int> CmChannel::GetEvent() {
 }
 
 void CmChannel::Acknowledge(const CmEvent& event) {
-  std::lock_guard lock(mutex_);
-  ++AccountOf(event)->events_acknowledged_;
-  acknowledged_.notify_all();
+  AccountHolder(event)->account().Acknowledge();
 }
 
 void CmChannel::Push(CmEvent event) {
@@ -71,10 +87,11 @@ void CmChannel::Push(CmEvent event) {
   notifier_->Signal();
 }
 
-std::deque<CmEvent> CmChannel::TakeBack(const CmId* id) {
+std::deque<CmEvent> CmChannel::Forget(const CmId* id) {
+  std::lock_guard lock(mutex_);
   std::deque<CmEvent> undelivered;
   for (auto it = events_.begin(); it != events_.end();) {
-    if (AccountOf(*it) != id && it->id.get() != id) {
+    if (AccountHolder(*it) != id && it->id.get() != id) {
       ++it;
       continue;
     }
@@ -82,18 +99,6 @@ std::deque<CmEvent> CmChannel::TakeBack(const CmId* id) {
     it = events_.erase(it);
     notifier_->Consume();
   }
-  return undelivered;
-}
-
-std::deque<CmEvent> CmChannel::Forget(const CmId* id) {
-  std::lock_guard lock(mutex_);
-  return TakeBack(id);
-}
-
-std::deque<CmEvent> CmChannel::Settle(const CmId* id) {
-  std::unique_lock lock(mutex_);
-  std::deque<CmEvent> undelivered = TakeBack(id);
-  fabric_.Wait(lock, acknowledged_, [id] { return id->events_acknowledged_ >= id->events_delivered_; });
   return undelivered;
 }
 

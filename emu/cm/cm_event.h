@@ -1,7 +1,7 @@
 // Connection-manager events and the channels that carry them.
 //
-// Threading: every member from any thread. The lock of a channel is a leaf: it is taken under a manager's lock, and
-// nothing is taken under it.
+// Threading: every member from any thread. A manager's lock is taken before a channel's, and that before an account's;
+// nothing is taken under the latter.
 #pragma once
 
 #include <condition_variable>
@@ -53,6 +53,22 @@ struct CmEvent {
   CmParameters parameters;         // kConnectRequest, kEstablished, kRejected: the peer's
 };
 
+// Events of one id that its program has got, against those it has acknowledged: the id goes only when they are even.
+class CmEventAccount {
+ public:
+  void Deliver();
+  // Acknowledging more than was delivered does no harm.
+  void Acknowledge();
+  // Waits until everything delivered before the call is acknowledged. `fabric` says how to wait.
+  void AwaitAcknowledged(Fabric& fabric);
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable acknowledged_;
+  uint64_t deliveries_ = 0;        // guarded by mutex_
+  uint64_t acknowledgements_ = 0;  // guarded by mutex_
+};
+
 // rdma_event_channel.
 class CmChannel {
  public:
@@ -68,22 +84,18 @@ class CmChannel {
   // wait otherwise. An event got counts against the id whose program must acknowledge it: the listener for a connect
   // request, else the id.
   Result<CmEvent, int> GetEvent();
-  void Acknowledge(const CmEvent& event);
+  // Of an event of whichever channel: its id may have moved on since.
+  static void Acknowledge(const CmEvent& event);
 
   void Push(CmEvent event);
   // Takes an id's undelivered events back, and returns them.
   std::deque<CmEvent> Forget(const CmId* id);
-  // Called before an id goes: as Forget, then waits until delivered events are acknowledged.
-  std::deque<CmEvent> Settle(const CmId* id);
 
  private:
-  std::deque<CmEvent> TakeBack(const CmId* id);  // with mutex_ held
-
   Fabric& fabric_;
   std::unique_ptr<Notifier> notifier_;
   std::mutex mutex_;
-  std::condition_variable acknowledged_;
-  std::deque<CmEvent> events_;  // guarded by mutex_, as are the counters in CmId that belong to this channel
+  std::deque<CmEvent> events_;  // guarded by mutex_
 };
 
 }  // namespace stagecoach::emu

@@ -33,6 +33,28 @@ bool IsLocal(const Fabric& fabric, const IpEndpoint& address) {
   return std::any_of(all.begin(), all.end(), [&](const IpEndpoint& own) { return SameAddress(own, address); });
 }
 
+bool IsLinkLocal(const IpEndpoint& address) {
+  return address.family == IpEndpoint::Family::kIpv6 && address.address[0] == 0xfe && (address.address[1] & 0xc0) == 0x80;
+}
+
+// A scope means something for link-local addresses only (RFC 4007), and there it is needed.
+bool LacksScope(const IpEndpoint& address) {
+  return IsLinkLocal(address) && address.scope_id == 0;
+}
+IpEndpoint WithoutIdleScope(IpEndpoint address) {
+  if (!IsLinkLocal(address)) address.scope_id = 0;
+  return address;
+}
+
+// Whether one stream could be meant for either.
+bool Overlap(const IpEndpoint& a, bool a_only, const IpEndpoint& b, bool b_only) {
+  if (a.family != b.family) {
+    const bool a_is_6 = a.family == IpEndpoint::Family::kIpv6;
+    return a_is_6 ? a.IsUnspecified() && !a_only : b.IsUnspecified() && !b_only;
+  }
+  return a.IsUnspecified() || b.IsUnspecified() || SameAddress(a, b);
+}
+
 uint8_t Narrow(uint32_t depth) {
   return static_cast<uint8_t>(std::min<uint32_t>(depth, 0xff));
 }
@@ -125,10 +147,14 @@ class ConnectionManager::Core : public std::enable_shared_from_this<ConnectionMa
 
   std::shared_ptr<CmId> CreateId(std::shared_ptr<CmChannel> channel);
   void Destroy(const std::shared_ptr<CmId>& id);
+  void Migrate(const std::shared_ptr<CmId>& id, std::shared_ptr<CmChannel> channel);
   int Bind(const std::shared_ptr<CmId>& id, const IpEndpoint& local);
   int ResolveAddress(const std::shared_ptr<CmId>& id, const IpEndpoint& source, const IpEndpoint& destination);
   int ResolveRoute(const std::shared_ptr<CmId>& id);
   int Listen(const std::shared_ptr<CmId>& id, int backlog);
+  int SetReuseAddress(const std::shared_ptr<CmId>& id, bool reuse);
+  int SetOwnFamilyOnly(const std::shared_ptr<CmId>& id, bool only);
+  int SetServiceClass(const std::shared_ptr<CmId>& id, uint8_t service_class);
   int SetQp(const std::shared_ptr<CmId>& id, uint32_t qp_number);
   void ForgetQp(uint32_t qp_number);
   int Connect(const std::shared_ptr<CmId>& id, const CmParameters& parameters);
@@ -155,6 +181,12 @@ class ConnectionManager::Core : public std::enable_shared_from_this<ConnectionMa
       if (auto core = weak.lock()) action(*core);
     });
   }
+
+  // With mutex_ held: whether an id other than `id` has the port of `local`. Before `id` listens only listeners are in
+  // its way: that others had a claim was asked when it was bound.
+  bool IsPortTaken(const CmId& id, const IpEndpoint& local, bool to_listen) const;
+  // With mutex_ held: binds the id, or answers with an errno.
+  int TakePort(CmId* id, const IpEndpoint& local);
 
   // With mutex_ held, so that a closed manager says nothing more.
   void Emit(CmEvent event);
@@ -264,9 +296,9 @@ class ConnectionManager::Core::Outgoing final : public Handshake {
   Outgoing(Core& core, std::shared_ptr<CmId> id, CmParameters parameters)
       : Handshake(core, id->serial()), id_(std::move(id)), parameters_(std::move(parameters)) {}
 
-  void Start(const IpEndpoint& local, const IpEndpoint& remote) {
-    attempt_ = core_.fabric_.Connect(
-        local, remote,
+  void Start(const StreamOptions& options, const IpEndpoint& local, const IpEndpoint& remote) {
+    attempt_ = core_.fabric_.ConnectWith(
+        options, local, remote,
         [weak = core_.weak_from_this(), key = key_](Result<std::unique_ptr<Stream>, FabricError> result) {
           auto core = weak.lock();
           auto* self = core != nullptr ? static_cast<Outgoing*>(core->Find(key)) : nullptr;
@@ -401,7 +433,7 @@ class ConnectionManager::Core::Incoming final : public Handshake {
       auto listener = listener_.lock();
       const bool wanted = listener != nullptr && listener->state_ == State::kListening && !core_.closed_;
       if (wanted && fits && listener->unanswered_ < listener->backlog_) {
-        child_ = std::make_shared<CmId>(listener->channel(), key_);
+        child_ = std::make_shared<CmId>(listener->channel_, key_);
         child_->state_ = State::kRequested;
         child_->local_ = stream_->local();
         child_->remote_ = stream_->remote();
@@ -490,7 +522,7 @@ void ConnectionManager::Core::Emit(CmEvent event) {
   if (closed_) return;
   Tell("event",
        {{"id", event.id->serial()}, {"type", ToString(event.type)}, {"error", static_cast<uint64_t>(-event.status)}});
-  const std::shared_ptr<CmChannel> channel = event.id->channel();
+  const std::shared_ptr<CmChannel> channel = event.id->channel_;
   channel->Push(std::move(event));
 }
 
@@ -506,26 +538,59 @@ ConnectionManager::Counters ConnectionManager::Core::counters() const {
   return counters;
 }
 
-int ConnectionManager::Core::Bind(const std::shared_ptr<CmId>& id, const IpEndpoint& local) {
-  if (local.family == IpEndpoint::Family::kNone) return EAFNOSUPPORT;
+bool ConnectionManager::Core::IsPortTaken(const CmId& id, const IpEndpoint& local, bool to_listen) const {
+  if (local.port == 0) return false;
+  for (const auto& [serial, weak] : ids_) {
+    const auto other = weak.lock();
+    if (other == nullptr || other.get() == &id || other->port_ == nullptr || other->local_.port != local.port) continue;
+    if (!Overlap(local, id.stream_options_.own_family_only, other->local_, other->stream_options_.own_family_only))
+      continue;
+    const bool listens = other->state_ == State::kListening;
+    if (listens || !(to_listen || (id.reuse_address_ && other->reuse_address_))) return true;
+  }
+  return false;
+}
+
+int ConnectionManager::Core::Bind(const std::shared_ptr<CmId>& id, const IpEndpoint& wanted) {
+  if (wanted.family == IpEndpoint::Family::kNone) return EAFNOSUPPORT;
+  const IpEndpoint local = WithoutIdleScope(wanted);
+  if (LacksScope(local)) return EINVAL;
   if (!IsLocal(fabric_, local)) return EADDRNOTAVAIL;
   std::lock_guard lock(mutex_);
   if (id->state_ != State::kIdle) return EINVAL;
-  id->local_ = local;
+  if (const int error = TakePort(id.get(), local); error != 0) return error;
   id->state_ = State::kBound;
   return 0;
 }
 
-int ConnectionManager::Core::ResolveAddress(const std::shared_ptr<CmId>& id, const IpEndpoint& source,
-                                            const IpEndpoint& destination) {
-  if (destination.family == IpEndpoint::Family::kNone) return EAFNOSUPPORT;
+int ConnectionManager::Core::TakePort(CmId* id, const IpEndpoint& local) {
+  if (IsPortTaken(*id, local, false)) return EADDRINUSE;
+  auto held = fabric_.HoldPort(id->stream_options_, local);
+  if (!held) return held.error().error;
+  id->port_ = std::move(*held);
+  id->local_ = id->port_->local();
+  return 0;
+}
+
+int ConnectionManager::Core::ResolveAddress(const std::shared_ptr<CmId>& id, const IpEndpoint& from,
+                                            const IpEndpoint& to) {
+  if (to.family == IpEndpoint::Family::kNone) return EAFNOSUPPORT;
+  const IpEndpoint source = WithoutIdleScope(from);
+  const IpEndpoint destination = WithoutIdleScope(to);
+  if (LacksScope(source) || LacksScope(destination)) return EINVAL;
   if (!source.IsUnspecified() && !IsLocal(fabric_, source)) return EADDRNOTAVAIL;
   const std::optional<IpEndpoint> route = fabric_.RouteTo(destination);
   std::lock_guard lock(mutex_);
+  if (id->state_ != State::kIdle && id->state_ != State::kBound) return EINVAL;
+  const IpEndpoint& local = id->state_ == State::kIdle ? source : id->local_;
+  if (local.family != IpEndpoint::Family::kNone && local.family != destination.family) return EINVAL;
   if (id->state_ == State::kIdle) {
-    id->local_ = source;
-  } else if (id->state_ != State::kBound) {
-    return EINVAL;
+    // A stream finds a port by itself when it connects; many may then have the same one, towards different peers.
+    if (source.port == 0) {
+      id->local_ = source;
+    } else if (const int error = TakePort(id.get(), source); error != 0) {
+      return error;
+    }
   }
   id->remote_ = destination;
   if (!route || destination.IsUnspecified()) {
@@ -539,6 +604,28 @@ int ConnectionManager::Core::ResolveAddress(const std::shared_ptr<CmId>& id, con
   return 0;
 }
 
+int ConnectionManager::Core::SetReuseAddress(const std::shared_ptr<CmId>& id, bool reuse) {
+  std::lock_guard lock(mutex_);
+  // Linux lets a bound id still say so, but not take it back.
+  const bool possible = id->state_ == State::kIdle || (reuse && id->state_ != State::kListening);
+  if (!possible) return EINVAL;
+  id->reuse_address_ = reuse;
+  return 0;
+}
+
+int ConnectionManager::Core::SetOwnFamilyOnly(const std::shared_ptr<CmId>& id, bool only) {
+  std::lock_guard lock(mutex_);
+  if (id->state_ != State::kIdle && id->state_ != State::kBound) return EINVAL;
+  id->stream_options_.own_family_only = only;
+  return 0;
+}
+
+int ConnectionManager::Core::SetServiceClass(const std::shared_ptr<CmId>& id, uint8_t service_class) {
+  std::lock_guard lock(mutex_);
+  id->stream_options_.service_class = service_class;
+  return 0;
+}
+
 int ConnectionManager::Core::ResolveRoute(const std::shared_ptr<CmId>& id) {
   std::lock_guard lock(mutex_);
   if (id->state_ != State::kAddressResolved) return EINVAL;
@@ -549,24 +636,27 @@ int ConnectionManager::Core::ResolveRoute(const std::shared_ptr<CmId>& id) {
 
 int ConnectionManager::Core::Listen(const std::shared_ptr<CmId>& id, int backlog) {
   IpEndpoint local;
+  StreamOptions options;
   {
     std::lock_guard lock(mutex_);
     if (id->state_ == State::kIdle) {
-      // As the stock library does: any address, any port.
-      id->local_ = *IpEndpoint::Parse("0.0.0.0", 0);
+      // As Linux does: any address, any port.
+      if (const int error = TakePort(id.get(), *IpEndpoint::Parse("0.0.0.0", 0)); error != 0) return error;
     } else if (id->state_ != State::kBound) {
       return EINVAL;
     }
+    if (IsPortTaken(*id, id->local_, true)) return EADDRINUSE;
     local = id->local_;
+    options = id->stream_options_;
     // Before the fabric hands over the first stream.
     id->state_ = State::kListening;
     id->backlog_ = backlog <= 0 ? kBacklogMax : std::min(static_cast<uint32_t>(backlog), kBacklogMax);
   }
   auto listener =
-      fabric_.Listen(local, kStreamBacklog,
-                     [weak = weak_from_this(), weak_id = std::weak_ptr<CmId>(id)](std::unique_ptr<Stream> stream) {
-                       if (auto core = weak.lock()) core->OnStream(weak_id, std::move(stream));
-                     });
+      fabric_.ListenWith(options, local, kStreamBacklog,
+                         [weak = weak_from_this(), weak_id = std::weak_ptr<CmId>(id)](std::unique_ptr<Stream> stream) {
+                           if (auto core = weak.lock()) core->OnStream(weak_id, std::move(stream));
+                         });
   std::lock_guard lock(mutex_);
   if (!listener) {
     id->state_ = State::kBound;
@@ -614,11 +704,11 @@ int ConnectionManager::Core::Connect(const std::shared_ptr<CmId>& id, const CmPa
   if (closed_) return ENODEV;
   if (id->state_ != State::kRouteResolved || id->qp_number_ == 0) return EINVAL;
   id->state_ = State::kConnecting;
-  OnLoop([id, parameters, local = id->local_, remote = id->remote_](Core& core) {
+  OnLoop([id, parameters, options = id->stream_options_, local = id->local_, remote = id->remote_](Core& core) {
     auto outgoing = std::make_unique<Outgoing>(core, id, parameters);
     Outgoing* started = outgoing.get();
     core.handshakes_[id->serial()] = std::move(outgoing);
-    started->Start(local, remote);
+    started->Start(options, local, remote);
   });
   return 0;
 }
@@ -665,9 +755,13 @@ void ConnectionManager::Core::Destroy(const std::shared_ptr<CmId>& id) {
   bool attached = false;
   uint32_t qp_number = 0;
   State before = State::kIdle;
+  std::shared_ptr<CmChannel> channel;
+  std::unique_ptr<PortHold> port;
   {
     std::lock_guard lock(mutex_);
     before = std::exchange(id->state_, State::kDestroyed);
+    channel = id->channel_;
+    port = std::move(id->port_);
     acceptor = std::move(id->acceptor_);
     attached = std::exchange(id->attached_, false);
     qp_number = std::exchange(id->qp_number_, 0);
@@ -679,6 +773,7 @@ void ConnectionManager::Core::Destroy(const std::shared_ptr<CmId>& id) {
   }
   // Waits for a call that may want the lock.
   acceptor.reset();
+  port.reset();
   if (attached) nic_.Disconnect(qp_number);
   if (before == State::kListening) {
     OnLoop([listener = id.get(), keep = id](Core& core) {
@@ -695,9 +790,25 @@ void ConnectionManager::Core::Destroy(const std::shared_ptr<CmId>& id) {
   } else if (before == State::kConnecting || before == State::kAccepting) {
     OnLoop([key = id->serial()](Core& core) { core.Remove(key); });
   }
-  for (const CmEvent& event : id->channel()->Settle(id.get())) {
+  for (const CmEvent& event : channel->Forget(id.get())) {
     if (event.listener == id) Destroy(event.id);
   }
+  id->account().AwaitAcknowledged(fabric_);
+}
+
+void ConnectionManager::Core::Migrate(const std::shared_ptr<CmId>& id, std::shared_ptr<CmChannel> channel) {
+  {
+    // Nothing is emitted meanwhile, so that the order of events stays.
+    std::lock_guard lock(mutex_);
+    const std::shared_ptr<CmChannel> before = std::exchange(id->channel_, channel);
+    if (before != channel) {
+      for (CmEvent& event : before->Forget(id.get())) {
+        event.id->channel_ = channel;
+        channel->Push(std::move(event));
+      }
+    }
+  }
+  id->account().AwaitAcknowledged(fabric_);
 }
 
 void ConnectionManager::Core::Close() {
@@ -711,12 +822,16 @@ void ConnectionManager::Core::Close() {
   }
   for (const auto& id : left) {
     std::unique_ptr<Listener> acceptor;
+    std::unique_ptr<PortHold> port;
+    std::shared_ptr<CmChannel> channel;
     {
       std::lock_guard lock(mutex_);
       acceptor = std::move(id->acceptor_);
+      port = std::move(id->port_);
+      channel = id->channel_;
     }
     // An event keeps its id and the id its channel: nobody will come for them.
-    id->channel()->Forget(id.get());
+    channel->Forget(id.get());
   }
   fabric_.loop().Post([self = shared_from_this()] {
     self->handshakes_.clear();
@@ -892,6 +1007,10 @@ void ConnectionManager::Destroy(const std::shared_ptr<CmId>& id) {
   core_->Destroy(id);
 }
 
+void ConnectionManager::Migrate(const std::shared_ptr<CmId>& id, std::shared_ptr<CmChannel> channel) {
+  core_->Migrate(id, std::move(channel));
+}
+
 int ConnectionManager::Bind(const std::shared_ptr<CmId>& id, const IpEndpoint& local) {
   return core_->Bind(id, local);
 }
@@ -907,6 +1026,18 @@ int ConnectionManager::ResolveRoute(const std::shared_ptr<CmId>& id) {
 
 int ConnectionManager::Listen(const std::shared_ptr<CmId>& id, int backlog) {
   return core_->Listen(id, backlog);
+}
+
+int ConnectionManager::SetReuseAddress(const std::shared_ptr<CmId>& id, bool reuse) {
+  return core_->SetReuseAddress(id, reuse);
+}
+
+int ConnectionManager::SetOwnFamilyOnly(const std::shared_ptr<CmId>& id, bool only) {
+  return core_->SetOwnFamilyOnly(id, only);
+}
+
+int ConnectionManager::SetServiceClass(const std::shared_ptr<CmId>& id, uint8_t service_class) {
+  return core_->SetServiceClass(id, service_class);
 }
 
 int ConnectionManager::SetQp(const std::shared_ptr<CmId>& id, uint32_t qp_number) {

@@ -9,7 +9,7 @@
 // and `backlog` requests its program has not answered; a request must be complete within `request_timeout`; bytes that
 // are no MPA request end that stream and nothing else.
 //
-// Threading: every public member from any thread; none blocks but Destroy (until events are acknowledged). Streams in
+// Threading: every public member from any thread; none blocks but Destroy and Migrate (until events are acknowledged). Streams in
 // handshake belong to the fabric's loop and are touched there only. The manager's lock guards ids; it is not held while
 // calling into the NIC. Lock order: manager, then channel. QPs are named by number, never held: a program may destroy
 // one at any time.
@@ -45,7 +45,7 @@ inline constexpr size_t kCmPrivateDataMax = 252;
 
 class ConnectionManager;
 
-// rdma_cm_id. Everything it holds is guarded by its manager's lock, the event counters by its channel's.
+// rdma_cm_id. Everything it holds is guarded by its manager's lock.
 class CmId {
  public:
   enum class State : uint8_t {
@@ -66,17 +66,19 @@ class CmId {
   CmId(const CmId&) = delete;
   CmId& operator=(const CmId&) = delete;
 
+  // Where its events go. Not to be asked while another thread migrates the id.
   const std::shared_ptr<CmChannel>& channel() const { return channel_; }
+  CmEventAccount& account() { return account_; }
   // Names the id in traces.
   uint64_t serial() const { return serial_; }
   // The consumer's own; not touched by the manager.
   void* cookie = nullptr;
 
  private:
-  friend class CmChannel;
   friend class ConnectionManager;
 
-  const std::shared_ptr<CmChannel> channel_;
+  std::shared_ptr<CmChannel> channel_;
+  CmEventAccount account_;
   const uint64_t serial_;
 
   State state_ = State::kIdle;
@@ -86,12 +88,12 @@ class CmId {
   std::weak_ptr<CmId> listener_;
   bool attached_ = false;               // a connection of this id is under the QP, or about to be
   std::unique_ptr<Listener> acceptor_;  // kListening
+  std::unique_ptr<PortHold> port_;      // from being bound to a port, or listening, to the end of the id
+  bool reuse_address_ = false;
+  StreamOptions stream_options_;
   uint32_t backlog_ = 0;
   uint32_t unanswered_ = 0;  // requests made into events, neither accepted nor rejected
   uint32_t half_open_ = 0;
-
-  uint64_t events_delivered_ = 0;  // guarded by the channel's lock
-  uint64_t events_acknowledged_ = 0;
 };
 
 class ConnectionManager {
@@ -109,15 +111,25 @@ class ConnectionManager {
   // rdma_destroy_id: ends whatever the id was doing (a request is rejected, a connection disconnected) and waits until
   // its delivered events are acknowledged. Returns the children of connect requests nobody fetched, already destroyed.
   void Destroy(const std::shared_ptr<CmId>& id);
+  // rdma_migrate_id: from here on the id's events go to `channel`, those not yet fetched included, with the requests of
+  // a listener. Then waits until the events fetched from the old channel are acknowledged.
+  void Migrate(const std::shared_ptr<CmId>& id, std::shared_ptr<CmChannel> channel);
 
   // All return 0 or an errno. EINVAL: not in this state.
-  // EADDRNOTAVAIL: not an address of this host.
+  // EADDRNOTAVAIL: not an address of this host. EADDRINUSE: another id of this host has the port on an address that
+  // overlaps, or somebody listens there. EINVAL: link-local without a scope. Port 0 chooses a free one.
   int Bind(const std::shared_ptr<CmId>& id, const IpEndpoint& local);
-  // `source` unspecified: whatever routing says. Answered by kAddressResolved or kAddressError.
+  // `source` unspecified: whatever routing says. Answered by kAddressResolved or kAddressError. Errors as Bind; EINVAL
+  // also when the families differ.
   int ResolveAddress(const std::shared_ptr<CmId>& id, const IpEndpoint& source, const IpEndpoint& destination);
   int ResolveRoute(const std::shared_ptr<CmId>& id);
   // EADDRINUSE and the like come from the fabric. A backlog of 0 means the most there may be.
   int Listen(const std::shared_ptr<CmId>& id, int backlog);
+  // RDMA_OPTION_ID_*. Reuse: ids that all ask for it may bind the same port, and one of them may listen. Own family
+  // only: an IPv6 listener takes no IPv4. The service class (the octet of RFC 2474) is that of streams opened later.
+  int SetReuseAddress(const std::shared_ptr<CmId>& id, bool reuse);
+  int SetOwnFamilyOnly(const std::shared_ptr<CmId>& id, bool only);
+  int SetServiceClass(const std::shared_ptr<CmId>& id, uint8_t service_class);
   // Which QP connect and accept will use; 0: none any more. A connection on the QP ends without further events but
   // kDisconnected.
   int SetQp(const std::shared_ptr<CmId>& id, uint32_t qp_number);

@@ -11,6 +11,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/event_loop.h"
@@ -27,10 +28,23 @@ struct FabricError {
   std::string message;
 };
 
+// What a program asks of its streams beyond their addresses.
+struct StreamOptions {
+  std::optional<uint8_t> service_class;  // the octet of RFC 2474: IPv4's TOS, IPv6's traffic class
+  bool own_family_only = false;          // a listener on "::" takes no IPv4
+};
+
 // Accepts streams until destroyed. Destruction does not wait for a running callback unless called off the loop thread.
 class Listener {
  public:
   virtual ~Listener() = default;
+  virtual IpEndpoint local() const = 0;
+};
+
+// A port bound and not yet used: its holder may listen there, or connect from there, while it lives.
+class PortHold {
+ public:
+  virtual ~PortHold() = default;
   virtual IpEndpoint local() const = 0;
 };
 
@@ -63,14 +77,26 @@ class Fabric {
   // and a connection stays armed instead of being leased to pollers.
   virtual bool HasProgressThread() const = 0;
 
-  // Both callbacks run on the loop. Port 0 chooses a free one. Callable from any thread.
+  // Both callbacks run on the loop. Port 0 chooses a free one. Callable from any thread. A fabric that does not know one
+  // of the options goes without it.
   using AcceptCallback = std::function<void(std::unique_ptr<Stream>)>;
-  virtual Result<std::unique_ptr<Listener>, FabricError> Listen(const IpEndpoint& local, int backlog,
-                                                                AcceptCallback on_accept) = 0;
+  virtual Result<std::unique_ptr<Listener>, FabricError> ListenWith(const StreamOptions& options,
+                                                                    const IpEndpoint& local, int backlog,
+                                                                    AcceptCallback on_accept) = 0;
   using ConnectCallback = std::function<void(Result<std::unique_ptr<Stream>, FabricError>)>;
   // `local` may be unspecified (any source address, any port).
-  virtual std::unique_ptr<ConnectAttempt> Connect(const IpEndpoint& local, const IpEndpoint& remote,
-                                                  ConnectCallback on_done) = 0;
+  virtual std::unique_ptr<ConnectAttempt> ConnectWith(const StreamOptions& options, const IpEndpoint& local,
+                                                      const IpEndpoint& remote, ConnectCallback on_done) = 0;
+  Result<std::unique_ptr<Listener>, FabricError> Listen(const IpEndpoint& local, int backlog,
+                                                        AcceptCallback on_accept) {
+    return ListenWith({}, local, backlog, std::move(on_accept));
+  }
+  std::unique_ptr<ConnectAttempt> Connect(const IpEndpoint& local, const IpEndpoint& remote, ConnectCallback on_done) {
+    return ConnectWith({}, local, remote, std::move(on_done));
+  }
+  // Port 0 chooses a free one. EADDRINUSE: somebody listens there.
+  virtual Result<std::unique_ptr<PortHold>, FabricError> HoldPort(const StreamOptions& options,
+                                                                  const IpEndpoint& local) = 0;
 
   // The source address this host would use towards `remote`; nullopt when there is no route.
   virtual std::optional<IpEndpoint> RouteTo(const IpEndpoint& remote) const = 0;

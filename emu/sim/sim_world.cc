@@ -106,6 +106,22 @@ class SimListener final : public Listener {
   const std::weak_ptr<SimFabric::ListenEntry> entry_;
 };
 
+class SimPortHold final : public PortHold {
+ public:
+  SimPortHold(SimFabric* host, const IpEndpoint& local) : host_(host), local_(local) {
+    ++host_->ports_held_[local_.port];
+  }
+  ~SimPortHold() override {
+    const auto held = host_->ports_held_.find(local_.port);
+    if (--held->second == 0) host_->ports_held_.erase(held);
+  }
+  IpEndpoint local() const override { return local_; }
+
+ private:
+  SimFabric* const host_;
+  const IpEndpoint local_;
+};
+
 // One outgoing connection up to its establishment. Kept by the events that concern it; the user's handle can only
 // cancel.
 class SimConnectAttempt : public std::enable_shared_from_this<SimConnectAttempt> {
@@ -438,7 +454,7 @@ uint16_t SimFabric::FreePort(const IpEndpoint& address) {
     const uint16_t port = next_port_;
     next_port_ = next_port_ == 65535 ? 49152 : static_cast<uint16_t>(next_port_ + 1);
     const auto listens = [&](const auto& entry) { return entry.first.port == port; };
-    if (ports_in_use_.count(address.WithPort(port)) > 0) continue;
+    if (ports_in_use_.count(address.WithPort(port)) > 0 || ports_held_.count(port) > 0) continue;
     if (std::none_of(listeners_.begin(), listeners_.end(), listens)) return port;
   }
   return 0;
@@ -450,34 +466,52 @@ std::shared_ptr<SimFabric::ListenEntry> SimFabric::FindListener(const IpEndpoint
     if (address.port != local.port) continue;
     if (SameAddress(address, local)) return entry;
     // "::" takes IPv4 connections too, as on Linux.
-    if (address.IsUnspecified() && (address.family == local.family || address.family == IpEndpoint::Family::kIpv6)) {
+    const bool takes_both = address.family == IpEndpoint::Family::kIpv6 && !entry->own_family_only;
+    if (address.IsUnspecified() && (address.family == local.family || takes_both)) {
       if (any == nullptr || address.family == local.family) any = &entry;
     }
   }
   return any != nullptr ? *any : nullptr;
 }
 
-Result<std::unique_ptr<Listener>, FabricError> SimFabric::Listen(const IpEndpoint& local, int /*backlog*/,
-                                                                 AcceptCallback on_accept) {
+int SimFabric::WhyNotListen(const IpEndpoint& local) const {
+  if (!IsUp()) return ENETDOWN;
+  if (local.family == IpEndpoint::Family::kNone) return EAFNOSUPPORT;
+  if (!local.IsUnspecified() && !Owns(local)) return EADDRNOTAVAIL;
+  if (local.port == 0) return 0;
+  for (const auto& [address, entry] : listeners_) {
+    if (address.port != local.port || address.family != local.family) continue;
+    if (SameAddress(address, local) || address.IsUnspecified() || local.IsUnspecified()) return EADDRINUSE;
+  }
+  return 0;
+}
+
+Result<std::unique_ptr<Listener>, FabricError> SimFabric::ListenWith(const StreamOptions& options,
+                                                                     const IpEndpoint& local, int /*backlog*/,
+                                                                     AcceptCallback on_accept) {
   const auto failed = [&](int error) { return Err(MakeError(error, "listen on " + local.ToString())); };
-  if (!IsUp()) return failed(ENETDOWN);
-  if (local.family == IpEndpoint::Family::kNone) return failed(EAFNOSUPPORT);
-  if (!local.IsUnspecified() && !Owns(local)) return failed(EADDRNOTAVAIL);
+  if (const int error = WhyNotListen(local); error != 0) return failed(error);
   IpEndpoint bound = local;
   if (bound.port == 0) bound.port = FreePort(bound);
   if (bound.port == 0) return failed(EADDRINUSE);
-  for (const auto& [address, entry] : listeners_) {
-    if (address.port != bound.port || address.family != bound.family) continue;
-    if (SameAddress(address, bound) || address.IsUnspecified() || bound.IsUnspecified()) return failed(EADDRINUSE);
-  }
-  auto entry = std::make_shared<ListenEntry>(ListenEntry{std::move(on_accept)});
+  auto entry = std::make_shared<ListenEntry>(ListenEntry{std::move(on_accept), options.own_family_only});
   listeners_.emplace(bound, entry);
   Trace(world_->trace(), Now(), name_, "fabric.listen", {{"local", bound.ToString()}});
   return std::make_unique<SimListener>(this, bound, entry);
 }
 
-std::unique_ptr<ConnectAttempt> SimFabric::Connect(const IpEndpoint& local, const IpEndpoint& remote,
-                                                   ConnectCallback on_done) {
+Result<std::unique_ptr<PortHold>, FabricError> SimFabric::HoldPort(const StreamOptions& /*options*/,
+                                                                   const IpEndpoint& local) {
+  const auto failed = [&](int error) { return Err(MakeError(error, "bind to " + local.ToString())); };
+  if (const int error = WhyNotListen(local); error != 0) return failed(error);
+  IpEndpoint bound = local;
+  if (bound.port == 0) bound.port = FreePort(bound);
+  if (bound.port == 0) return failed(EADDRINUSE);
+  return std::make_unique<SimPortHold>(this, bound);
+}
+
+std::unique_ptr<ConnectAttempt> SimFabric::ConnectWith(const StreamOptions& /*options*/, const IpEndpoint& local,
+                                                       const IpEndpoint& remote, ConnectCallback on_done) {
   Trace(world_->trace(), Now(), name_, "fabric.connect", {{"remote", remote.ToString()}});
   auto attempt = std::make_shared<SimConnectAttempt>(this, local, remote, std::move(on_done));
   std::erase_if(attempts_, [](const auto& weak) { return weak.expired(); });

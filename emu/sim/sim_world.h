@@ -187,10 +187,13 @@ class SimFabric final : public Fabric {
   bool HasProgressThread() const override { return false; }
 
   // The backlog is not bounded: a connection is handed over as soon as it is established.
-  Result<std::unique_ptr<Listener>, FabricError> Listen(const IpEndpoint& local, int backlog,
-                                                        AcceptCallback on_accept) override;
-  std::unique_ptr<ConnectAttempt> Connect(const IpEndpoint& local, const IpEndpoint& remote,
-                                          ConnectCallback on_done) override;
+  // Of the options only the family is known here.
+  Result<std::unique_ptr<Listener>, FabricError> ListenWith(const StreamOptions& options, const IpEndpoint& local,
+                                                            int backlog, AcceptCallback on_accept) override;
+  std::unique_ptr<ConnectAttempt> ConnectWith(const StreamOptions& options, const IpEndpoint& local,
+                                              const IpEndpoint& remote, ConnectCallback on_done) override;
+  Result<std::unique_ptr<PortHold>, FabricError> HoldPort(const StreamOptions& options,
+                                                          const IpEndpoint& local) override;
   std::optional<IpEndpoint> RouteTo(const IpEndpoint& remote) const override;
   // The addresses the host was given; there is no implicit loopback address, which would name every host of the world.
   std::vector<IpEndpoint> LocalAddresses() const override;
@@ -207,12 +210,14 @@ class SimFabric final : public Fabric {
   friend class SimConnection;
   friend class SimConnectAttempt;
   friend class SimListener;
+  friend class SimPortHold;
   friend class SimHostLoop;
 
   enum class State : uint8_t { kUp, kKilled, kSilent };
 
   struct ListenEntry {
     AcceptCallback on_accept;
+    bool own_family_only = false;
   };
 
   bool Owns(const IpEndpoint& address) const;
@@ -220,6 +225,8 @@ class SimFabric final : public Fabric {
   SimLoop::Owner owner() const { return static_cast<SimLoop::Owner>(index_ + 1); }
   // Its programs may block no more.
   bool IsDown() const { return state_ != State::kUp || world_->ending_programs_; }
+  // Why there can be no listener at `local`; 0 if there can.
+  int WhyNotListen(const IpEndpoint& local) const;
   uint16_t FreePort(const IpEndpoint& address);
   // The listener an incoming connection to `local` finds: that of the very address, else of the unspecified one.
   std::shared_ptr<ListenEntry> FindListener(const IpEndpoint& local) const;
@@ -233,6 +240,7 @@ class SimFabric final : public Fabric {
   uint16_t next_port_ = 49152;  // dynamic ports, RFC 6335
   std::map<IpEndpoint, std::shared_ptr<ListenEntry>> listeners_;
   std::map<IpEndpoint, int> ports_in_use_;  // local ends of connections, for FreePort
+  std::map<uint16_t, int> ports_held_;
   std::vector<std::weak_ptr<SimConnectAttempt>> attempts_;
 };
 

@@ -132,21 +132,23 @@ std::unique_ptr<Llp> CaptureFabric::WrapRecords(std::unique_ptr<Llp> llp) {
   return std::make_unique<CaptureTap>(std::move(llp), stream->flow());
 }
 
-Result<std::unique_ptr<Listener>, FabricError> CaptureFabric::Listen(const IpEndpoint& local, int backlog,
-                                                                     AcceptCallback on_accept) {
-  return beneath_.Listen(local, backlog,
-                         [sink = sink_, on_accept = std::move(on_accept)](std::unique_ptr<Stream> stream) {
-                           on_accept(std::make_unique<CapturedStream>(std::move(stream), *sink, false));
-                         });
+Result<std::unique_ptr<Listener>, FabricError> CaptureFabric::ListenWith(const StreamOptions& options,
+                                                                         const IpEndpoint& local, int backlog,
+                                                                         AcceptCallback on_accept) {
+  return beneath_.ListenWith(options, local, backlog,
+                             [sink = sink_, on_accept = std::move(on_accept)](std::unique_ptr<Stream> stream) {
+                               on_accept(std::make_unique<CapturedStream>(std::move(stream), *sink, false));
+                             });
 }
 
-std::unique_ptr<ConnectAttempt> CaptureFabric::Connect(const IpEndpoint& local, const IpEndpoint& remote,
-                                                       ConnectCallback on_done) {
+std::unique_ptr<ConnectAttempt> CaptureFabric::ConnectWith(const StreamOptions& options, const IpEndpoint& local,
+                                                           const IpEndpoint& remote, ConnectCallback on_done) {
   using StreamResult = Result<std::unique_ptr<Stream>, FabricError>;
-  return beneath_.Connect(local, remote, [sink = sink_, on_done = std::move(on_done)](StreamResult result) {
-    if (result) *result = std::make_unique<CapturedStream>(std::move(*result), *sink, true);
-    on_done(std::move(result));
-  });
+  return beneath_.ConnectWith(
+      options, local, remote, [sink = sink_, on_done = std::move(on_done)](StreamResult result) {
+        if (result) *result = std::make_unique<CapturedStream>(std::move(*result), *sink, true);
+        on_done(std::move(result));
+      });
 }
 
 }  // namespace stagecoach::emu

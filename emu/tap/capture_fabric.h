@@ -29,10 +29,14 @@ class CaptureFabric final : public Fabric {
   EventLoop& loop() override { return beneath_.loop(); }
   Instant Now() const override { return beneath_.Now(); }
   bool HasProgressThread() const override { return beneath_.HasProgressThread(); }
-  Result<std::unique_ptr<Listener>, FabricError> Listen(const IpEndpoint& local, int backlog,
-                                                        AcceptCallback on_accept) override;
-  std::unique_ptr<ConnectAttempt> Connect(const IpEndpoint& local, const IpEndpoint& remote,
-                                          ConnectCallback on_done) override;
+  Result<std::unique_ptr<Listener>, FabricError> ListenWith(const StreamOptions& options, const IpEndpoint& local,
+                                                            int backlog, AcceptCallback on_accept) override;
+  std::unique_ptr<ConnectAttempt> ConnectWith(const StreamOptions& options, const IpEndpoint& local,
+                                              const IpEndpoint& remote, ConnectCallback on_done) override;
+  Result<std::unique_ptr<PortHold>, FabricError> HoldPort(const StreamOptions& options,
+                                                          const IpEndpoint& local) override {
+    return beneath_.HoldPort(options, local);
+  }
   std::optional<IpEndpoint> RouteTo(const IpEndpoint& remote) const override { return beneath_.RouteTo(remote); }
   std::vector<IpEndpoint> LocalAddresses() const override { return beneath_.LocalAddresses(); }
   std::unique_ptr<Notifier> CreateNotifier() override { return beneath_.CreateNotifier(); }

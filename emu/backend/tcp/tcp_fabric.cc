@@ -28,6 +28,33 @@ FabricError MakeError(int error, const std::string& what) {
   return {error, what + ": " + std::generic_category().message(error)};
 }
 
+// On a socket of `family` that is not bound yet. Streams accepted from it inherit the service class.
+void Apply(const StreamOptions& options, int fd, int family) {
+  const int only = options.own_family_only ? 1 : 0;
+  if (family == AF_INET6) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &only, sizeof only);
+  if (!options.service_class) return;
+  // A hint to the network: a stack that refuses a value (some need a privilege) leaves us where we were.
+  const int service_class = *options.service_class;
+  setsockopt(fd, IPPROTO_IP, IP_TOS, &service_class, sizeof service_class);
+  if (family == AF_INET6) setsockopt(fd, IPPROTO_IPV6, IPV6_TCLASS, &service_class, sizeof service_class);
+}
+
+// A socket bound to `local`, or the negative errno that says why not.
+int BoundSocket(const StreamOptions& options, const IpEndpoint& local) {
+  sockaddr_storage address;
+  const socklen_t length = local.ToSockaddr(&address);
+  if (length == 0) return -EAFNOSUPPORT;
+  const int fd = socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, IPPROTO_TCP);
+  if (fd < 0) return -errno;
+  const int on = 1;
+  setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  Apply(options, fd, address.ss_family);
+  if (bind(fd, reinterpret_cast<const sockaddr*>(&address), length) == 0) return fd;
+  const int error = errno;
+  close(fd);
+  return -error;
+}
+
 // Lets a callback run until closed; closing waits for one that is running. The argument is that of tcp_stream.h.
 class CallbackGate {
  public:
@@ -156,11 +183,28 @@ class TcpListener final : public Listener {
   std::shared_ptr<AcceptState> state_;
 };
 
+// The socket addresses of all of ours may be reused, so that another may be bound beside this one.
+class TcpPortHold final : public PortHold {
+ public:
+  explicit TcpPortHold(int fd) : fd_(fd), local_(SocketEndpoint(fd, false)) {}
+  ~TcpPortHold() override { close(fd_); }
+  IpEndpoint local() const override { return local_; }
+
+ private:
+  const int fd_;
+  const IpEndpoint local_;
+};
+
 class ConnectState : public std::enable_shared_from_this<ConnectState> {
  public:
-  ConnectState(AsioLoop* loop, ReadinessSet* readiness, const IpEndpoint& local, const IpEndpoint& remote,
-               Fabric::ConnectCallback on_done)
-      : readiness_(readiness), local_(local), remote_(remote), socket_(loop->context()), on_done_(std::move(on_done)) {}
+  ConnectState(AsioLoop* loop, ReadinessSet* readiness, const StreamOptions& options, const IpEndpoint& local,
+               const IpEndpoint& remote, Fabric::ConnectCallback on_done)
+      : readiness_(readiness),
+        options_(options),
+        local_(local),
+        remote_(remote),
+        socket_(loop->context()),
+        on_done_(std::move(on_done)) {}
 
   CallbackGate& gate() { return gate_; }
 
@@ -177,6 +221,7 @@ class ConnectState : public std::enable_shared_from_this<ConnectState> {
       close(fd);
       return Fail(error.value());
     }
+    Apply(options_, fd, address.ss_family);
     if (const int bind_error = Bind(fd)) return Fail(bind_error);
     if (connect(fd, reinterpret_cast<const sockaddr*>(&address), length) == 0) return Connected();
     if (errno != EINPROGRESS && errno != EINTR) return Fail(errno);
@@ -231,6 +276,7 @@ class ConnectState : public std::enable_shared_from_this<ConnectState> {
   }
 
   ReadinessSet* const readiness_;
+  const StreamOptions options_;
   const IpEndpoint local_;
   const IpEndpoint remote_;
   asio::posix::stream_descriptor socket_;
@@ -284,17 +330,13 @@ TcpFabric::~TcpFabric() {
   thread_.join();
 }
 
-Result<std::unique_ptr<Listener>, FabricError> TcpFabric::Listen(const IpEndpoint& local, int backlog,
-                                                                 AcceptCallback on_accept) {
+Result<std::unique_ptr<Listener>, FabricError> TcpFabric::ListenWith(const StreamOptions& options,
+                                                                     const IpEndpoint& local, int backlog,
+                                                                     AcceptCallback on_accept) {
   const auto failed = [&](int error) { return Err(MakeError(error, "listen on " + local.ToString())); };
-  sockaddr_storage address;
-  const socklen_t length = local.ToSockaddr(&address);
-  if (length == 0) return failed(EAFNOSUPPORT);
-  const int fd = socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, IPPROTO_TCP);
-  if (fd < 0) return failed(errno);
-  const int on = 1;
-  setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-  if (bind(fd, reinterpret_cast<const sockaddr*>(&address), length) != 0 || listen(fd, backlog) != 0) {
+  const int fd = BoundSocket(options, local);
+  if (fd < 0) return failed(-fd);
+  if (listen(fd, backlog) != 0) {
     const int error = errno;
     close(fd);
     return failed(error);
@@ -305,12 +347,19 @@ Result<std::unique_ptr<Listener>, FabricError> TcpFabric::Listen(const IpEndpoin
   return listener;
 }
 
-std::unique_ptr<ConnectAttempt> TcpFabric::Connect(const IpEndpoint& local, const IpEndpoint& remote,
-                                                   ConnectCallback on_done) {
-  auto state = std::make_shared<ConnectState>(&loop_, &readiness_, local, remote, std::move(on_done));
+std::unique_ptr<ConnectAttempt> TcpFabric::ConnectWith(const StreamOptions& options, const IpEndpoint& local,
+                                                       const IpEndpoint& remote, ConnectCallback on_done) {
+  auto state = std::make_shared<ConnectState>(&loop_, &readiness_, options, local, remote, std::move(on_done));
   auto attempt = std::make_unique<TcpConnectAttempt>(&loop_, state);
   loop_.Post([state = std::move(state)] { state->Start(); });
   return attempt;
+}
+
+Result<std::unique_ptr<PortHold>, FabricError> TcpFabric::HoldPort(const StreamOptions& options,
+                                                                   const IpEndpoint& local) {
+  const int fd = BoundSocket(options, local);
+  if (fd < 0) return Err(MakeError(-fd, "bind to " + local.ToString()));
+  return std::make_unique<TcpPortHold>(fd);
 }
 
 std::optional<IpEndpoint> TcpFabric::RouteTo(const IpEndpoint& remote) const {

@@ -27,12 +27,14 @@ class TcpFabric final : public Fabric {
   Instant Now() const override { return loop_.Now(); }
   bool HasProgressThread() const override { return true; }
 
-  Result<std::unique_ptr<Listener>, FabricError> Listen(const IpEndpoint& local, int backlog,
-                                                        AcceptCallback on_accept) override;
+  Result<std::unique_ptr<Listener>, FabricError> ListenWith(const StreamOptions& options, const IpEndpoint& local,
+                                                            int backlog, AcceptCallback on_accept) override;
   // Destroying the attempt waits for a running callback unless on the loop's thread, so not under a lock that the
   // callback takes.
-  std::unique_ptr<ConnectAttempt> Connect(const IpEndpoint& local, const IpEndpoint& remote,
-                                          ConnectCallback on_done) override;
+  std::unique_ptr<ConnectAttempt> ConnectWith(const StreamOptions& options, const IpEndpoint& local,
+                                              const IpEndpoint& remote, ConnectCallback on_done) override;
+  Result<std::unique_ptr<PortHold>, FabricError> HoldPort(const StreamOptions& options,
+                                                          const IpEndpoint& local) override;
 
   std::optional<IpEndpoint> RouteTo(const IpEndpoint& remote) const override;
   std::vector<IpEndpoint> LocalAddresses() const override;
