@@ -196,27 +196,111 @@ class NicCheckerTest : public ::testing::Test {
   void Say(std::string_view event, std::initializer_list<TraceFact> facts) {
     checker_.OnEvent(Instant(), "a-rnic/qp-7", event, facts);
   }
+  void SayNic(std::string_view event, std::initializer_list<TraceFact> facts) {
+    checker_.OnEvent(Instant(), "a-rnic", event, facts);
+  }
+  // Send work requests in order: whether each asks for a completion.
+  void Post(std::initializer_list<uint64_t> signaled) {
+    for (const uint64_t each : signaled) Say("work.posted", {{"number", posted_++}, {"signaled", each}});
+  }
+  void Complete(uint64_t number, std::string_view status = "success") {
+    Say("send.completed", {{"number", number}, {"status", status}});
+  }
+  struct Counts {
+    uint64_t sends_posted = 0;
+    uint64_t sends_outstanding = 0;
+    uint64_t sends_held = 0;
+    uint64_t receives_posted = 0;
+    uint64_t receives_outstanding = 0;
+  };
+  void Destroy(const Counts& counts) {
+    Say("qp.destroyed", {{"sends_posted", counts.sends_posted},
+                         {"sends_outstanding", counts.sends_outstanding},
+                         {"sends_held", counts.sends_held},
+                         {"receives_posted", counts.receives_posted},
+                         {"receives_outstanding", counts.receives_outstanding}});
+  }
+  // A region of 100 bytes; its STag.
+  uint64_t Allocate(uint64_t index, uint64_t key) {
+    SayNic("stag.allocated", {{"index", index}, {"key", key}, {"bytes", uint64_t{100}}});
+    return index << 8 | key;
+  }
+  void Place(std::string_view opcode, uint64_t stag, uint64_t length = 100) {
+    Say("record.placed", {{"opcode", opcode}, {"length", length}, {"stag", stag}});
+  }
   std::string Broken() {
-    checker_.Finish(Instant());
+    if (violations_.empty()) checker_.Finish(Instant());
     return violations_.empty() ? std::string() : violations_.list().front().rule;
   }
+  uint64_t posted_ = 0;
   Violations violations_;
   NicChecker checker_{&violations_};
 };
 
 TEST_F(NicCheckerTest, CompletionsInOrderBreakNoRule) {
-  Say("send.completed", {{"number", uint64_t{0}}});
-  Say("send.completed", {{"number", uint64_t{3}}});
+  Post({0, 0, 0, 1});
+  Complete(0);
+  Complete(3);
   Say("receive.completed", {{"number", uint64_t{0}}});
   Say("receive.completed", {{"number", uint64_t{1}}});
-  Say("qp.destroyed", {{"receives_posted", uint64_t{5}}, {"receives_outstanding", uint64_t{3}}});
+  Destroy({.sends_posted = 4, .receives_posted = 5, .receives_outstanding = 3});
   EXPECT_EQ(Broken(), "");
 }
 
 TEST_F(NicCheckerTest, ASendThatCompletesTwice) {
-  Say("send.completed", {{"number", uint64_t{3}}});
-  Say("send.completed", {{"number", uint64_t{3}}});
+  Post({0, 0, 0, 1});
+  Complete(3);
+  Complete(3);
   EXPECT_EQ(Broken(), "completion.order");
+}
+
+TEST_F(NicCheckerTest, ASendThatCompletesBeforeItIsPosted) {
+  Post({1});
+  Complete(0);
+  Complete(1);
+  EXPECT_EQ(Broken(), "completion.order");
+}
+
+TEST_F(NicCheckerTest, ACompletionThatWasAskedForIsPassedOver) {
+  Post({1, 0, 1});
+  Complete(2);
+  EXPECT_EQ(Broken(), "completion.lost");
+}
+
+TEST_F(NicCheckerTest, FlushedWorkSaysSoWhetherItWasAskedOrNot) {
+  Post({0, 0, 0, 0});
+  Complete(1, "remote access error");
+  Complete(2, "flushed");
+  Complete(3, "flushed");
+  Destroy({.sends_posted = 4});
+  EXPECT_EQ(Broken(), "");
+}
+
+TEST_F(NicCheckerTest, OneFlushedSendIsPassedOver) {
+  Post({0, 0, 0});
+  Complete(0, "flushed");
+  Complete(2, "flushed");
+  EXPECT_EQ(Broken(), "completion.lost");
+}
+
+TEST_F(NicCheckerTest, TheLastCompletionAskedForNeverComes) {
+  Post({0, 1});
+  Destroy({.sends_posted = 2});
+  EXPECT_EQ(Broken(), "completion.lost");
+}
+
+TEST_F(NicCheckerTest, TheLastFlushedSendIsNotToldOf) {
+  Post({0, 0});
+  Complete(0, "flushed");
+  Destroy({.sends_posted = 2});
+  EXPECT_EQ(Broken(), "completion.lost");
+}
+
+TEST_F(NicCheckerTest, WorkGoesWithItsQueuePairAndHeldCompletionsDoToo) {
+  Post({1, 1, 1});
+  Complete(0);
+  Destroy({.sends_posted = 3, .sends_outstanding = 1, .sends_held = 1});
+  EXPECT_EQ(Broken(), "");
 }
 
 TEST_F(NicCheckerTest, AReceiveSkipped) {
@@ -265,9 +349,88 @@ TEST_F(NicCheckerTest, MemoryDeregisteredWhileWritesAreOnTheirWay) {
   EXPECT_EQ(Broken(), "placement.order");
 }
 
+TEST_F(NicCheckerTest, AWindowInvalidatedWhileWritesAreOnTheirWay) {
+  SayNic("window.allocated", {{"index", uint64_t{5}}});
+  Say("window.bound", {{"stag", uint64_t{0x501}}, {"bytes", uint64_t{100}}});
+  Place("Write", 0x501);
+  Say("placement.kept", {});
+  Say("window.invalidated", {{"stag", uint64_t{0x501}}});
+  EXPECT_EQ(Broken(), "placement.order");
+}
+
+TEST_F(NicCheckerTest, PlacementsInValidMemoryBreakNoRule) {
+  const uint64_t region = Allocate(5, 1);
+  SayNic("window.allocated", {{"index", uint64_t{6}}});
+  Say("window.bound", {{"stag", uint64_t{0x602}}, {"bytes", uint64_t{50}}});
+  Place("Write", region);
+  Place("Send", region, 7);
+  Place("Write", 0x602, 50);
+  Place("Write", 0x999, 0);
+  Say("response.started", {{"length", uint64_t{100}}, {"stag", region}});
+  Say("window.invalidated", {{"stag", uint64_t{0x602}}});
+  Say("window.bound", {{"stag", uint64_t{0x603}}, {"bytes", uint64_t{60}}});
+  Place("Write", 0x603, 60);
+  EXPECT_EQ(checker_.placements_judged(), 5u) << "without bytes no STag is looked at";
+  Destroy({});
+  EXPECT_EQ(Broken(), "");
+}
+
+TEST_F(NicCheckerTest, APlacementInMemoryThatWasFreed) {
+  const uint64_t region = Allocate(5, 1);
+  SayNic("stag.freed", {{"index", uint64_t{5}}});
+  Place("Write", region);
+  EXPECT_EQ(Broken(), "placement.stag");
+}
+
+TEST_F(NicCheckerTest, APlacementUnderAnotherKey) {
+  Place("Write", Allocate(5, 1) + 1);
+  EXPECT_EQ(Broken(), "placement.stag");
+}
+
+TEST_F(NicCheckerTest, APlacementLongerThanItsMemory) {
+  Place("ReadResponse", Allocate(5, 1), 101);
+  EXPECT_EQ(Broken(), "placement.stag");
+}
+
+TEST_F(NicCheckerTest, APlacementInAWindowThatWasInvalidated) {
+  SayNic("window.allocated", {{"index", uint64_t{5}}});
+  Say("window.bound", {{"stag", uint64_t{0x501}}, {"bytes", uint64_t{100}}});
+  Say("window.invalidated", {{"stag", uint64_t{0x501}}});
+  Place("Write", 0x501);
+  EXPECT_EQ(Broken(), "placement.stag");
+}
+
+TEST_F(NicCheckerTest, APlacementInAWindowThatIsNotBound) {
+  SayNic("window.allocated", {{"index", uint64_t{5}}});
+  Place("Write", 0x500);
+  EXPECT_EQ(Broken(), "placement.stag");
+}
+
+TEST_F(NicCheckerTest, APlacementInAWindowOfAnotherQueuePair) {
+  SayNic("window.allocated", {{"index", uint64_t{5}}});
+  checker_.OnEvent(Instant(), "a-rnic/qp-8", "window.bound", {{"stag", uint64_t{0x501}}, {"bytes", uint64_t{100}}});
+  Place("Write", 0x501);
+  EXPECT_EQ(Broken(), "placement.stag");
+}
+
+TEST_F(NicCheckerTest, APlacementInAWindowWhoseQueuePairIsGone) {
+  SayNic("window.allocated", {{"index", uint64_t{5}}});
+  Say("window.bound", {{"stag", uint64_t{0x501}}, {"bytes", uint64_t{100}}});
+  Destroy({});
+  Place("Write", 0x501);
+  EXPECT_EQ(Broken(), "placement.stag");
+}
+
+TEST_F(NicCheckerTest, AReadAnsweredFromMemoryThatWasFreed) {
+  const uint64_t region = Allocate(5, 1);
+  SayNic("stag.freed", {{"index", uint64_t{5}}});
+  Say("response.started", {{"length", uint64_t{1}}, {"stag", region}});
+  EXPECT_EQ(Broken(), "placement.stag");
+}
+
 TEST_F(NicCheckerTest, AReceiveLost) {
   Say("receive.completed", {{"number", uint64_t{0}}});
-  Say("qp.destroyed", {{"receives_posted", uint64_t{5}}, {"receives_outstanding", uint64_t{3}}});
+  Destroy({.receives_posted = 5, .receives_outstanding = 3});
   EXPECT_EQ(Broken(), "completion.lost");
 }
 

@@ -7,102 +7,195 @@
 namespace stagecoach::scenario {
 namespace {
 
-// UINT64_MAX breaks whatever rule asks for a fact that is not there.
-uint64_t NumberOf(std::initializer_list<TraceFact> facts, std::string_view key) {
-  const auto* number = FindFact<uint64_t>(facts, key);
-  return number != nullptr ? *number : UINT64_MAX;
+// A queue pair is called NIC/qp-NUMBER.
+std::string_view NicNameOf(std::string_view component) {
+  return component.substr(0, component.find('/'));
 }
 
-std::string_view WordOf(std::initializer_list<TraceFact> facts, std::string_view key) {
-  const auto* word = FindFact<std::string_view>(facts, key);
-  return word != nullptr ? *word : std::string_view();
+template <typename Map>
+typename Map::mapped_type& FindOrMake(Map& map, std::string_view name) {
+  const auto found = map.find(name);
+  if (found != map.end()) return found->second;
+  return map.emplace(std::string(name), typename Map::mapped_type()).first->second;
 }
 
 }  // namespace
 
-void NicChecker::OnEvent(Instant now, std::string_view component, std::string_view event,
+uint64_t NicChecker::Event::Number(std::string_view key) const {
+  const auto* number = FindFact<uint64_t>(facts, key);
+  return number != nullptr ? *number : UINT64_MAX;
+}
+
+std::string_view NicChecker::Event::Word(std::string_view key) const {
+  const auto* word = FindFact<std::string_view>(facts, key);
+  return word != nullptr ? *word : std::string_view();
+}
+
+NicChecker::QueuePair& NicChecker::QueuePairOf(std::string_view component) {
+  return FindOrMake(queue_pairs_, component);
+}
+
+NicChecker::Nic& NicChecker::NicOf(std::string_view component) {
+  return FindOrMake(nics_, NicNameOf(component));
+}
+
+void NicChecker::Object(const Event& event, std::string_view rule, std::string_view what) {
+  violations_->Add(event.now, rule,
+                   fmt::format("{}: {}", what, FormatTraceEvent(event.now, event.component, event.name, event.facts)));
+}
+
+void NicChecker::OnEvent(Instant now, std::string_view component, std::string_view event_name,
                          std::initializer_list<TraceFact> facts) {
-  if (event == "stag.allocated" || event == "stag.freed") {
-    return JudgeStag(now, component, event == "stag.allocated", NumberOf(facts, "index"));
-  }
-  // A host that starts again has a new NIC of the old name.
-  if (event == "fabric.restored") {
-    stags_.erase(std::string(component) + "-rnic");
-    return;
-  }
-  if (event == "placement.kept" || event == "placement.done" || event == "record.placed") {
-    return JudgePlacement(now, component, event, facts);
-  }
-  const bool send = event == "send.completed";
-  if (!send && event != "receive.completed" && event != "qp.destroyed") return;
-  auto found = queue_pairs_.find(component);
-  if (found == queue_pairs_.end()) found = queue_pairs_.emplace(std::string(component), QueuePair()).first;
-  QueuePair& qp = found->second;
-  const auto object = [&](std::string_view rule, std::string_view what) {
-    violations_->Add(now, rule, fmt::format("{}: {}", what, FormatTraceEvent(now, component, event, facts)));
-  };
-  if (event == "qp.destroyed") {
-    const uint64_t posted = NumberOf(facts, "receives_posted");
-    if (posted != qp.next_receive + NumberOf(facts, "receives_outstanding")) object("completion.lost", "Receives");
-    queue_pairs_.erase(found);
-    return;
-  }
-  const uint64_t number = NumberOf(facts, "number");
-  if (send) {
-    // Work that asked for no completion leaves gaps.
-    if (number < qp.next_send || number == UINT64_MAX) object("completion.order", "sends");
-    qp.next_send = number + 1;
-  } else {
-    if (number != qp.next_receive) object("completion.order", "Receives");
-    qp.next_receive = number + 1;
-  }
-}
-
-void NicChecker::JudgePlacement(Instant now, std::string_view component, std::string_view event,
-                                std::initializer_list<TraceFact> facts) {
-  auto found = queue_pairs_.find(component);
-  if (event == "placement.kept") {
-    if (found == queue_pairs_.end()) found = queue_pairs_.emplace(std::string(component), QueuePair()).first;
-    ++found->second.kept;
-  } else if (found == queue_pairs_.end()) {
-    return;
-  } else if (event == "placement.done") {
-    found->second.kept -= std::min(found->second.kept, NumberOf(facts, "writes"));
-  } else if (found->second.kept > 0 && WordOf(facts, "opcode") != "Write") {
-    violations_->Add(now, "placement.order",
-                     fmt::format("{} Writes are not in place: {}", found->second.kept,
-                                 FormatTraceEvent(now, component, event, facts)));
-  }
-}
-
-void NicChecker::JudgeStag(Instant now, std::string_view component, bool allocated, uint64_t index) {
-  constexpr uint64_t kQuarantine = 65536;
-  auto found = stags_.find(component);
-  if (found == stags_.end()) found = stags_.emplace(std::string(component), Stags()).first;
-  Stags& stags = found->second;
-  if (!allocated) {
-    for (const auto& [name, qp] : queue_pairs_) {
-      if (qp.kept == 0 || !name.starts_with(component)) continue;
-      violations_->Add(
-          now, "placement.order",
-          fmt::format("{}: memory is deregistered, and {} Writes of {} are not in place", component, qp.kept, name));
+  const Event event{now, component, event_name, facts};
+  if (event_name == "work.posted") {
+    QueuePair& qp = QueuePairOf(component);
+    if (event.Number("number") != qp.sends_posted) Object(event, "completion.order", "posted out of turn");
+    if (event.Number("signaled") != 0) qp.awaited.push_back(qp.sends_posted);
+    ++qp.sends_posted;
+  } else if (event_name == "send.completed") {
+    JudgeSend(event, QueuePairOf(component));
+  } else if (event_name == "receive.completed") {
+    QueuePair& qp = QueuePairOf(component);
+    if (event.Number("number") != qp.next_receive) Object(event, "completion.order", "Receives");
+    qp.next_receive = event.Number("number") + 1;
+  } else if (event_name == "qp.destroyed") {
+    JudgeDestroyed(event, QueuePairOf(component));
+    queue_pairs_.erase(queue_pairs_.find(component));
+    for (auto& [index, stag] : NicOf(component).stags) {
+      if (stag.window && stag.queue_pair == component) stag.valid = false;
     }
-    stags.freed_as[index] = stags.freed++;
-    return;
+  } else if (event_name == "placement.kept" || event_name == "placement.done" || event_name == "record.placed") {
+    JudgePlacement(event);
+  } else if (event_name == "response.started") {
+    JudgeUse(event);
+  } else if (event_name == "stag.allocated" || event_name == "window.allocated") {
+    JudgeAllocated(event);
+  } else if (event_name == "stag.freed") {
+    JudgeFreed(event);
+  } else if (event_name == "window.bound" || event_name == "window.invalidated") {
+    JudgeWindow(event);
+  } else if (event_name == "fabric.restored") {
+    // A host that starts again has a new NIC of the old name.
+    nics_.erase(std::string(component) + "-rnic");
   }
-  const auto before = stags.freed_as.find(index);
-  if (before == stags.freed_as.end()) return;
-  if (stags.freed - before->second <= kQuarantine) {
-    violations_->Add(now, "stag.quarantine",
-                     fmt::format("{}: STag index {} is used again too early", component, index));
+}
+
+// --- Queues ---
+
+void NicChecker::JudgeSend(const Event& event, QueuePair& qp) {
+  const uint64_t number = event.Number("number");
+  // Work that asked for no completion leaves gaps; flushed work does not.
+  if (number < qp.next_send || number >= qp.sends_posted) {
+    Object(event, "completion.order", "sends");
+  } else if (qp.failed && number != qp.next_send) {
+    Object(event, "completion.lost", "flushed work is passed over");
   }
-  stags.freed_as.erase(before);
+  for (; !qp.awaited.empty() && qp.awaited.front() <= number; qp.awaited.pop_front()) {
+    if (qp.awaited.front() < number) Object(event, "completion.lost", "a send that asked for one is passed over");
+  }
+  qp.next_send = number + 1;
+  qp.failed = qp.failed || event.Word("status") != "success";
+}
+
+void NicChecker::JudgeDestroyed(const Event& event, const QueuePair& qp) {
+  if (event.Number("receives_posted") != qp.next_receive + event.Number("receives_outstanding")) {
+    Object(event, "completion.lost", "Receives");
+  }
+  const uint64_t posted = event.Number("sends_posted");
+  if (posted != qp.sends_posted) Object(event, "completion.lost", "sends were posted that nobody saw");
+  // What is no longer outstanding has been told of, if it was to be, or is held back by a fault of the NIC.
+  const uint64_t done = posted - std::min(posted, event.Number("sends_outstanding"));
+  const auto untold = static_cast<uint64_t>(
+      std::count_if(qp.awaited.begin(), qp.awaited.end(), [done](uint64_t number) { return number < done; }));
+  const uint64_t flushed = qp.failed && done > qp.next_send ? done - qp.next_send : 0;
+  if (std::max(untold, flushed) > event.Number("sends_held")) Object(event, "completion.lost", "sends");
 }
 
 void NicChecker::Finish(Instant now) {
   for (const auto& [component, qp] : queue_pairs_) {
     violations_->Add(now, "completion.lost", fmt::format("{} was never destroyed", component));
   }
+}
+
+// --- Memory ---
+
+void NicChecker::JudgePlacement(const Event& event) {
+  const auto found = queue_pairs_.find(event.component);
+  if (event.name == "placement.kept") {
+    ++QueuePairOf(event.component).kept;
+  } else if (event.name == "placement.done") {
+    if (found != queue_pairs_.end()) found->second.kept -= std::min(found->second.kept, event.Number("writes"));
+  } else {
+    if (found != queue_pairs_.end() && found->second.kept > 0 && event.Word("opcode") != "Write") {
+      Object(event, "placement.order", fmt::format("{} Writes are not in place", found->second.kept));
+    }
+    JudgeUse(event);
+  }
+}
+
+void NicChecker::JudgeUse(const Event& event) {
+  const auto* const stag = FindFact<uint64_t>(event.facts, "stag");
+  // Without bytes nothing is touched, and no STag is looked at (RFC 5040 section 5.1).
+  if (stag == nullptr || *stag == 0 || event.Number("length") == 0) return;
+  ++placements_judged_;
+  const auto& stags = NicOf(event.component).stags;
+  const auto found = stags.find(*stag >> 8);
+  if (found == stags.end() || !found->second.valid || found->second.key != (*stag & 0xff)) {
+    Object(event, "placement.stag", "the STag is not valid");
+  } else if (found->second.window && found->second.queue_pair != event.component) {
+    Object(event, "placement.stag", fmt::format("the window belongs to {}", found->second.queue_pair));
+  } else if (event.Number("length") > found->second.bytes) {
+    Object(event, "placement.stag", fmt::format("the STag names {} bytes", found->second.bytes));
+  }
+}
+
+void NicChecker::JudgeWindow(const Event& event) {
+  const uint64_t number = event.Number("stag");
+  Stag& stag = NicOf(event.component).stags[number >> 8];
+  if (event.name == "window.bound") {
+    stag.valid = true;
+    stag.key = number & 0xff;
+    stag.bytes = event.Number("bytes");
+    stag.queue_pair = event.component;
+    return;
+  }
+  stag.valid = false;
+  const auto found = queue_pairs_.find(event.component);
+  if (found != queue_pairs_.end() && found->second.kept > 0) {
+    Object(event, "placement.order", fmt::format("{} Writes are not in place", found->second.kept));
+  }
+}
+
+void NicChecker::JudgeAllocated(const Event& event) {
+  constexpr uint64_t kQuarantine = 65536;
+  const uint64_t index = event.Number("index");
+  Nic& nic = NicOf(event.component);
+  Stag& stag = nic.stags[index];
+  stag = {};
+  stag.window = event.name == "window.allocated";
+  if (!stag.window) {
+    stag.valid = true;
+    stag.key = event.Number("key");
+    stag.bytes = event.Number("bytes");
+  }
+  const auto before = nic.freed_as.find(index);
+  if (before == nic.freed_as.end()) return;
+  if (nic.freed - before->second <= kQuarantine) {
+    Object(event, "stag.quarantine", fmt::format("STag index {} is used again too early", index));
+  }
+  nic.freed_as.erase(before);
+}
+
+void NicChecker::JudgeFreed(const Event& event) {
+  for (const auto& [name, qp] : queue_pairs_) {
+    if (qp.kept == 0 || NicNameOf(name) != event.component) continue;
+    Object(event, "placement.order",
+           fmt::format("memory is deregistered, and {} Writes of {} are not in place", qp.kept, name));
+  }
+  const uint64_t index = event.Number("index");
+  Nic& nic = NicOf(event.component);
+  nic.stags.erase(index);
+  nic.freed_as[index] = nic.freed++;
 }
 
 }  // namespace stagecoach::scenario

@@ -1,14 +1,22 @@
-// NicChecker: judges the queue pairs of every NIC of a run by what they trace of each completion.
+// NicChecker: judges the NICs of a run by what they trace of work, completions and steering tags.
 //
 //   completion.order   work completes in the order it was posted, and nothing completes twice
+//   completion.lost    each Receive posted completes, or is counted as outstanding when the queue pair goes; so does
+//                      each send work request that asked for a completion, and after the first that failed every one,
+//                      since the rest of the queue is flushed
 //   stag.quarantine    a freed STag index is not used again before 65,536 others have been freed
 //   placement.order    Writes that are placed late are in place before a record that is no Write takes effect, and
-//   before
-//                      memory of the NIC is deregistered
-//   completion.lost    each Receive posted completes, or is counted as outstanding when the queue pair goes
+//                      before memory of the NIC is deregistered or a window of the queue pair is invalidated
+//   placement.stag     what a record places, and what a Read is answered from, is memory whose STag is valid at that
+//                      moment: allocated and not freed, with this key; a window bound by this queue pair and not
+//                      invalidated since; and no record is longer than the memory the STag names
+//
+// The last rule keeps a register of its own, made of nothing but events, so that it does not depend on the tables of
+// the NIC it judges.
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <initializer_list>
 #include <map>
 #include <string>
@@ -29,25 +37,59 @@ class NicChecker final : public TraceSink {
   // Every queue pair has been destroyed.
   void Finish(Instant now);
 
+  // How many placements were looked up, for tests that want to know that they were.
+  uint64_t placements_judged() const { return placements_judged_; }
+
  private:
   struct QueuePair {
-    uint64_t kept = 0;          // Writes not placed yet
-    uint64_t next_send = 0;     // the smallest number that may complete next
-    uint64_t next_receive = 0;  // the number that must
+    uint64_t kept = 0;             // Writes not placed yet
+    uint64_t next_send = 0;        // the smallest number that may complete next
+    uint64_t next_receive = 0;     // the number that must
+    uint64_t sends_posted = 0;     // seen being posted
+    std::deque<uint64_t> awaited;  // of these, the numbers that asked for a completion and have none yet
+    bool failed = false;           // a send has: all that follow are flushed, and say so
   };
 
-  // Of one NIC.
-  struct Stags {
+  // What an STag index names.
+  struct Stag {
+    bool valid = false;
+    bool window = false;
+    uint64_t key = 0;
+    uint64_t bytes = 0;
+    std::string queue_pair;  // a bound window's
+  };
+  struct Nic {
+    std::map<uint64_t, Stag> stags;         // by index
     uint64_t freed = 0;                     // so many were
     std::map<uint64_t, uint64_t> freed_as;  // index to its number among them
   };
-  void JudgePlacement(Instant now, std::string_view component, std::string_view event,
-                      std::initializer_list<TraceFact> facts);
-  void JudgeStag(Instant now, std::string_view component, bool allocated, uint64_t index);
+  // The event being judged.
+  struct Event {
+    Instant now;
+    std::string_view component;
+    std::string_view name;
+    std::initializer_list<TraceFact> facts;
+
+    // UINT64_MAX breaks whatever rule asks for a fact that is not there.
+    uint64_t Number(std::string_view key) const;
+    std::string_view Word(std::string_view key) const;
+  };
+
+  void Object(const Event& event, std::string_view rule, std::string_view what);
+  QueuePair& QueuePairOf(std::string_view component);
+  Nic& NicOf(std::string_view component);
+  void JudgeSend(const Event& event, QueuePair& qp);
+  void JudgeDestroyed(const Event& event, const QueuePair& qp);
+  void JudgePlacement(const Event& event);
+  void JudgeAllocated(const Event& event);
+  void JudgeFreed(const Event& event);
+  void JudgeWindow(const Event& event);
+  void JudgeUse(const Event& event);
 
   Violations* const violations_;
-  std::map<std::string, Stags, std::less<>> stags_;            // by component
-  std::map<std::string, QueuePair, std::less<>> queue_pairs_;  // by component
+  uint64_t placements_judged_ = 0;
+  std::map<std::string, Nic, std::less<>> nics_;               // by component
+  std::map<std::string, QueuePair, std::less<>> queue_pairs_;  // by component, which begins with the NIC's
 };
 
 }  // namespace stagecoach::scenario
