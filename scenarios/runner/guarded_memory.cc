@@ -23,6 +23,13 @@ bool GuardedBuffer::GuardsIntact() const {
          std::all_of(storage_.end() - kGuard, storage_.end(), intact);
 }
 
+bool GuardedBuffer::Untouched(size_t from) const {
+  if (from >= size_) return true;
+  return std::all_of(storage_.begin() + static_cast<ptrdiff_t>(kGuard + from),
+                     storage_.begin() + static_cast<ptrdiff_t>(kGuard + size_),
+                     [](std::byte byte) { return byte == kGuardByte; });
+}
+
 uint64_t GuardedBuffer::Fingerprint() const {
   return StableHash(AsText(storage_));
 }

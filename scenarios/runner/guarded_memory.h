@@ -25,6 +25,8 @@ class GuardedBuffer {
   MutableBytes bytes() { return size_ == 0 ? MutableBytes() : MutableBytes(storage_).subspan(kGuard, size_); }
   size_t size() const { return size_; }
   bool GuardsIntact() const;
+  // Nothing has been written from byte `from` on since the buffer was made.
+  bool Untouched(size_t from = 0) const;
   // Of everything, guards included.
   uint64_t Fingerprint() const;
 

@@ -56,5 +56,18 @@ TEST(Pattern, BelongsToOneCallOneDatumAndOnePlace) {
   EXPECT_EQ(MatchPattern(5, Datum::kArgument, bytes), 777u);
 }
 
+TEST(GuardedBuffer, KnowsFromWhereOnItWasNotTouched) {
+  GuardedBuffer buffer(100);
+  EXPECT_TRUE(buffer.Untouched());
+  buffer.bytes()[9] = std::byte{1};
+  EXPECT_FALSE(buffer.Untouched());
+  EXPECT_FALSE(buffer.Untouched(9));
+  EXPECT_TRUE(buffer.Untouched(10));
+  EXPECT_TRUE(buffer.Untouched(100));
+  buffer.bytes()[99] = std::byte{1};
+  EXPECT_FALSE(buffer.Untouched(99));
+  EXPECT_TRUE(GuardedBuffer().Untouched());
+}
+
 }  // namespace
 }  // namespace stagecoach::scenario

@@ -84,15 +84,7 @@ void ModelService::Transform(Request request) {
     violations_->Add(loop_.Now(), "call.arguments", "a call's arguments do not decode: " + ToString(end.error()));
     return request.Fail(AcceptStat::kGarbageArgs);
   }
-  const auto check = [&](const char* what, Datum datum, ConstBytes bytes) {
-    const size_t matched = MatchPattern(args.call, datum, bytes);
-    if (matched == bytes.size()) return;
-    violations_->Add(
-        loop_.Now(), "call.arguments",
-        fmt::format("call {:#x}: {} of {} bytes is damaged from byte {} on", args.call, what, bytes.size(), matched));
-  };
-  check("argument", Datum::kArgument, argument);
-  check("plain argument", Datum::kPlainArgument, plain);
+  CheckArguments("call.arguments", args.call, argument, plain);
   if (++(*executions_)[args.call] > 1) {
     violations_->Add(loop_.Now(), "call.executed_twice", fmt::format("call {:#x} is executed again", args.call));
   }
@@ -103,9 +95,22 @@ void ModelService::Transform(Request request) {
     const auto found = held_.find(*number);
     Held held = std::move(found->second);
     held_.erase(found);
+    CheckArguments("memory.held", held.args.call, held.argument, held.plain);
     Answer(std::move(held.request), held.args, held.crc);
   });
-  held_.emplace(*number, Held{std::move(request), args, crc});
+  held_.emplace(*number, Held{std::move(request), args, crc, argument, plain});
+}
+
+void ModelService::CheckArguments(std::string_view rule, uint64_t call, ConstBytes argument, ConstBytes plain) {
+  const auto check = [&](const char* what, Datum datum, ConstBytes bytes) {
+    const size_t matched = MatchPattern(call, datum, bytes);
+    if (matched == bytes.size()) return;
+    violations_->Add(
+        loop_.Now(), rule,
+        fmt::format("call {:#x}: {} of {} bytes is damaged from byte {} on", call, what, bytes.size(), matched));
+  };
+  check("argument", Datum::kArgument, argument);
+  check("plain argument", Datum::kPlainArgument, plain);
 }
 
 void ModelService::Answer(Request request, const TransformArgs& args, uint32_t crc) {

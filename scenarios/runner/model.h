@@ -67,7 +67,12 @@ class ModelService final : public rpcrdma::Service {
     rpcrdma::Request request;
     TransformArgs args;
     uint32_t crc = 0;
+    // In the request's memory, which is the service's until it answers.
+    ConstBytes argument;
+    ConstBytes plain;
   };
+  // Whether they are what the caller sent. `rule`: the one that is broken otherwise.
+  void CheckArguments(std::string_view rule, uint64_t call, ConstBytes argument, ConstBytes plain);
 
   EventLoop& loop_;
   Executions* const executions_;
