@@ -15,10 +15,14 @@ using rpcrdma::CallError;
 using rpcrdma::CallOptions;
 using rpcrdma::Reply;
 using rpcrdma::XdrReader;
+using rpcrdma::XdrRoundUp;
 using rpcrdma::XdrWriter;
 
 // RPC header, and the results of TRANSFORM that are not data.
 constexpr uint32_t kReplyOverhead = 64;
+// RPC header without credentials, and the arguments of TRANSFORM that are not data, the lengths of those that are
+// included (RFC 5531 section 9, RFC 4506).
+constexpr uint64_t kCallOverhead = 40 + 24 + 4 + 4;
 constexpr Duration kReconnectDelay = 2ms;
 constexpr uint32_t kAttemptsMax = 2000;
 // More than any fault that is over may still cost: a connect that began in a partition.
@@ -26,7 +30,9 @@ constexpr Duration kProbeTimeout = 20s;
 // A probe may meet the remains of a fault: the connection it broke, whose end is heard of only now.
 constexpr uint32_t kFailedProbesMax = 4;
 constexpr uint32_t kProbesInRound = 3;
-constexpr uint64_t kSegmentsEasily = 32;
+// How the stack says that a work request was refused, and that it closed a connection because a call timed out.
+constexpr std::string_view kInvalidatedTwice = "an RDMA operation failed: local protection error";
+constexpr std::string_view kCallTimedOut = "closed because a call timed out";
 
 uint32_t ResultRoom(const Call& call) {
   return call.has_result_room_bytes() ? call.result_room_bytes() : call.result_bytes();
@@ -39,7 +45,11 @@ uint32_t PlainRoom(const Call& call) {
 }  // namespace
 
 ClientProgram::ClientProgram(Stage& stage, const Client& spec, uint32_t index)
-    : stage_(stage), spec_(spec), next_number_((uint64_t{index} + 1) << 32), cold_(&stage.violations()) {
+    : stage_(stage),
+      spec_(spec),
+      patience_(stage.Patience(spec)),
+      next_number_((uint64_t{index} + 1) << 32),
+      cold_(&stage.violations()) {
   for (const Service& service : stage.scenario().service()) {
     if (service.host() == spec.server()) service_ = &service;
   }
@@ -50,6 +60,7 @@ ClientProgram::ClientProgram(Stage& stage, const Client& spec, uint32_t index)
 ClientProgram::~ClientProgram() {
   Kill();
   cold_.CheckAll(stage_.Now());
+  CheckUnsent();
 }
 
 void ClientProgram::Start() {
@@ -128,9 +139,10 @@ void ClientProgram::Connect() {
   Drop();
   connecting_ = true;
   timed_out_ = false;
-  cancelled_ = false;
+  cancelled_.clear();
   calls_on_connection_ = 0;
   connection_since_ = stage_.Now();
+  established_.reset();
   ++tally_.connections;
   rpcrdma::ClientOptions options;
   options.credits = spec_.credits();
@@ -155,19 +167,20 @@ void ClientProgram::OnConnected(Result<void, CallError> result) {
   connecting_ = false;
   if (result) {
     connected_ = true;
+    established_ = stage_.Now();
     attempts_ = 0;
-    client_->OnConnectionLost([this, incarnation = incarnation_,
-                               connection = tally_.connections](const CallError& error) {
-      if (incarnation != incarnation_ || connection != tally_.connections) return;
-      connected_ = false;
-      if (!Disturbed() && !timed_out_ && !cancelled_ && !AnyCallLate() && !stage_.FailsRegistrations(spec_.server())) {
-        stage_.Violate("connection.lost", fmt::format("client {}: {}", spec_.name(), error.ToString()));
-      }
-      // Calls that ended with the connection are told of it first; what is left to do needs a new one.
-      stage_.loop(host()).Post([this, incarnation, connection] {
-        if (incarnation == incarnation_ && connection == tally_.connections) Pump();
-      });
-    });
+    client_->OnConnectionLost(
+        [this, incarnation = incarnation_, connection = tally_.connections](const CallError& error) {
+          if (incarnation != incarnation_ || connection != tally_.connections) return;
+          connected_ = false;
+          if (!MayBeLost(error)) {
+            stage_.Violate("connection.lost", fmt::format("client {}: {}", spec_.name(), error.ToString()));
+          }
+          // Calls that ended with the connection are told of it first; what is left to do needs a new one.
+          stage_.loop(host()).Post([this, incarnation, connection] {
+            if (incarnation == incarnation_ && connection == tally_.connections) Pump();
+          });
+        });
     if (probing_) return Begin(ProbeCall(), true);
     Pump();
     return MakeRoom();
@@ -270,8 +283,10 @@ void ClientProgram::Begin(const Call& spec, bool probe) {
     if (found == pending_.end()) return;
     found->second.cancel_timer = 0;
     found->second.cancelled = true;
-    cancelled_ = true;
-    if (client_ != nullptr && found->second.id != 0) client_->Cancel(found->second.id);
+    if (client_ == nullptr || found->second.id == 0) return;
+    const size_t before = client_->abandoned();
+    client_->Cancel(found->second.id);
+    if (client_->abandoned() > before) cancelled_.emplace_back(found->second.spec, found->second.started);
   });
 }
 
@@ -287,6 +302,11 @@ void ClientProgram::OnOutcome(uint64_t number, Outcome outcome) {
     ++tally_.answered;
     CheckReply(pending, *outcome);
   } else {
+    const Kind kind = outcome.error().kind;
+    if (NeverSent(kind)) unsent_.push_back(number);
+    if (LeavesResultAlone(kind) && !pending.result.Untouched()) {
+      stage_.Violate("memory.guard", Label(pending, "result") + ": was written to, and the call failed");
+    }
     const std::string objection = Judge(pending, outcome.error());
     if (!objection.empty()) {
       stage_.Violate(pending.probe ? "liveness.probe" : "call.failed",
@@ -329,6 +349,7 @@ void ClientProgram::CheckReply(Pending& pending, const Reply& reply) {
   };
   if (const auto end = results.Finish(); !end) return wrong("does not decode: " + ToString(end.error()));
   if (number != pending.number) return wrong(fmt::format("is that of call {:#x}", number));
+  if (const uint32_t times = stage_.executions()[number]; times != 1) wrong(fmt::format("executed {} times", times));
   if (crc != ComputeCrc32c(pending.argument.bytes())) wrong("the service saw another argument");
   const auto check = [&](const char* what, Datum datum, ConstBytes bytes, size_t wanted) {
     if (bytes.size() != wanted) return wrong(fmt::format("{} of {} bytes instead of {}", what, bytes.size(), wanted));
@@ -338,6 +359,9 @@ void ClientProgram::CheckReply(Pending& pending, const Reply& reply) {
   if (pending.result.size() > 0) result = reply.Settle(result, 0);
   check("plain result", Datum::kPlainResult, plain, spec.plain_result_bytes());
   check("result", Datum::kResult, result, spec.result_bytes());
+  if (!pending.result.Untouched(spec.result_bytes())) {
+    stage_.Violate("memory.guard", Label(pending, "result") + ": bytes behind it were written");
+  }
 }
 
 void ClientProgram::Retire(Pending& pending) {
@@ -379,73 +403,122 @@ bool ClientProgram::Disturbed() const {
   return stage_.Disturbed(spec_.host(), spec_.server(), connection_since_);
 }
 
-bool ClientProgram::Late(const Pending& pending) const {
-  return pending.spec.timeout_ns() != 0 && stage_.Now() - pending.started >= Duration(pending.spec.timeout_ns());
+bool ClientProgram::Late(const Call& call, Instant started) const {
+  return call.timeout_ns() != 0 && stage_.Now() - started >= Duration(call.timeout_ns());
 }
 
 bool ClientProgram::AnyCallLate() const {
-  return std::any_of(pending_.begin(), pending_.end(), [&](const auto& entry) { return Late(entry.second); });
+  return std::any_of(pending_.begin(), pending_.end(),
+                     [&](const auto& entry) { return Late(entry.second.spec, entry.second.started); }) ||
+         std::any_of(cancelled_.begin(), cancelled_.end(),
+                     [&](const auto& entry) { return Late(entry.first, entry.second); });
 }
 
-bool ClientProgram::ReplyMightNotFit(const Call& call) const {
-  return call.result_bytes() > ResultRoom(call) || call.plain_result_bytes() > PlainRoom(call) ||
-         kReplyOverhead + call.plain_result_bytes() + call.result_bytes() > service_->message_bytes_max();
-}
-
-bool ClientProgram::NeedsManySegments(const Call& call) const {
-  uint64_t longest = UINT64_MAX;
+// Counted as if everything had to be exposed, in as many pieces as the device makes of it. A header may name 64
+// segments, and must fit the smaller inline threshold with all of them (24 bytes for one that is read, 16 for one that
+// is written; RFC 8166 section 4.3).
+bool ClientProgram::TooLarge(const Call& call) const {
+  constexpr uint64_t kSegmentsMax = 64;
+  constexpr uint64_t kHeaderWithoutSegments = 48;
+  const uint64_t message = kCallOverhead + XdrRoundUp(call.plain_argument_bytes());
+  if (message > std::max<uint64_t>(spec_.message_bytes_max(), 1024)) return true;
+  uint64_t longest = UINT32_MAX;
   for (const Host& each : stage_.scenario().host()) {
-    if (each.device().has_max_mr_size()) longest = std::min<uint64_t>(longest, each.device().max_mr_size());
+    if (each.name() == spec_.host() && each.device().has_max_mr_size()) longest = each.device().max_mr_size();
   }
-  const uint64_t total = uint64_t{call.argument_bytes()} + call.plain_argument_bytes() + ResultRoom(call) +
-                         PlainRoom(call) + kReplyOverhead;
-  return total / std::max<uint64_t>(longest, 1) > kSegmentsEasily;
+  const auto segments = [longest](uint64_t bytes) { return (bytes + longest - 1) / longest; };
+  const uint64_t reads = segments(message) + segments(call.argument_bytes());
+  const uint64_t writes = segments(ResultRoom(call)) + segments(XdrRoundUp(kReplyOverhead + PlainRoom(call)));
+  const uint64_t threshold = std::min(spec_.inline_threshold(), service_->inline_threshold()) / 1024 * 1024;
+  return reads + writes > kSegmentsMax || kHeaderWithoutSegments + 24 * reads + 16 * writes > threshold;
 }
 
-bool ClientProgram::HasTightDevice() const {
-  const auto& hosts = stage_.scenario().host();
-  return std::any_of(hosts.begin(), hosts.end(), [&](const Host& each) {
-    return each.name() == spec_.host() && (each.device().has_max_mr() || each.device().has_max_mw());
-  });
+bool ClientProgram::ReplyCannotTravel(const Call& call) const {
+  return call.result_bytes() > ResultRoom(call) || call.plain_result_bytes() > PlainRoom(call);
+}
+
+// Each call that the server may be at work for takes memory for its arguments and its result, in whole pages, and that
+// of a reply is free when its Send has completed.
+bool ClientProgram::ServerMayLackMemory(const Call& call) const {
+  constexpr uint64_t kPage = 4096;
+  uint64_t largest = 0;
+  bool cancels = false;
+  for (const Call& each : spec_.call()) {
+    largest = std::max(largest, uint64_t{each.argument_bytes()} + each.plain_argument_bytes() + each.result_bytes());
+    cancels = cancels || each.cancel_ns() != 0;
+  }
+  const uint64_t credits = std::min(spec_.credits(), service_->credits());
+  const uint64_t at_a_time = cancels ? credits : std::min<uint64_t>(credits, spec_.concurrency());
+  // What it was given in addition: see ServerOptions::client_bytes_max.
+  const uint64_t memory = std::max(service_->client_bytes_max(), service_->call_bytes_max() + (1u << 20));
+  return 2 * at_a_time * (largest + 3 * kPage) + call.result_bytes() + kPage > memory;
+}
+
+bool ClientProgram::NeverSent(Kind kind) {
+  return kind >= Kind::kNotConnected && kind <= Kind::kNoCredit;
+}
+
+bool ClientProgram::LeavesResultAlone(Kind kind) {
+  return NeverSent(kind) || kind == Kind::kTransport || kind == Kind::kRpc;
+}
+
+void ClientProgram::CheckUnsent() {
+  for (const uint64_t number : unsent_) {
+    if (stage_.executions().count(number) == 0) continue;
+    stage_.Violate(
+        "call.executed_unsent",
+        fmt::format("client {}, call {:#x}: failed before it was sent, and was executed", spec_.name(), number));
+  }
+}
+
+bool ClientProgram::MayBeLost(const CallError& error) const {
+  if (stage_.Severed(spec_.host(), spec_.server(), connection_since_, established_)) return true;
+  if (error.message.find(kCallTimedOut) != std::string::npos) return timed_out_ || AnyCallLate();
+  // A server that is still at work for a cancelled call meets memory that is not valid any more, for which one device
+  // or the other ends the connection. Each cancelled call whose reply has come was ignored.
+  if (client_ != nullptr && cancelled_.size() > client_->stats().ignored) return true;
+  // One whose reply comes at the same moment has a window that is invalidated by the peer and once more by this end,
+  // which the device refuses.
+  if (!cancelled_.empty() && error.message.find(kInvalidatedTwice) != std::string::npos) return true;
+  // A server that cannot register what a call needs lets the connection go; word of it travels no longer than a call.
+  return stage_.FailedRegistration(spec_.server(), std::max(connection_since_, stage_.Now() - patience_));
 }
 
 std::string ClientProgram::Judge(const Pending& pending, const CallError& error) {
   const Call& call = pending.spec;
-  const bool own_device_fails = stage_.FailsRegistrations(spec_.host());
-  const bool server_device_fails = stage_.FailsRegistrations(spec_.server());
   const auto refused = [&](bool may) -> std::string {
     ++tally_.refused;
     return may ? "" : "nothing in the scenario explains it";
   };
   switch (error.kind) {
     case Kind::kNoCredit:
-    case Kind::kTimedOut:
-      timed_out_ = true;
-      if (pending.probe && !Disturbed()) return "a probe must be answered";
-      return refused(Late(pending) && (Disturbed() || Duration(call.timeout_ns()) < stage_.Patience()));
+    case Kind::kTimedOut: {
+      if (error.kind == Kind::kTimedOut) timed_out_ = true;
+      if (!Late(call, pending.started)) return refused(false);
+      if (stage_.Disturbed(spec_.host(), spec_.server(), pending.started)) return refused(true);
+      if (pending.probe) return "a probe must be answered";
+      return refused(Duration(call.timeout_ns()) < patience_);
+    }
     case Kind::kCancelled:
       return refused(pending.cancelled);
     case Kind::kQueueFull:
       return refused(spec_.concurrency() > spec_.queued_calls_max());
     case Kind::kTooLarge:
-      return refused(call.plain_argument_bytes() + 512 > spec_.message_bytes_max() ||
-                     PlainRoom(call) + 512 > spec_.message_bytes_max() || NeedsManySegments(call));
+      return refused(TooLarge(call));
     case Kind::kMemory:
-      return refused(own_device_fails || HasTightDevice());
+      return refused(stage_.FailedRegistration(spec_.host(), pending.started));
     case Kind::kConnectionLost:
-    case Kind::kNotConnected: {
+    case Kind::kNotConnected:
       ++tally_.disturbed;
-      // A server that cannot register what a call needs lets the connection go.
-      if (Disturbed() || timed_out_ || cancelled_ || Late(pending) || AnyCallLate() || server_device_fails) return "";
-      return "nothing has disturbed the connection";
-    }
+      return MayBeLost(error) ? "" : "nothing has disturbed the connection";
     case Kind::kTransport:
-      return refused(ReplyMightNotFit(call) || server_device_fails || NeedsManySegments(call) ||
-                     call.argument_bytes() + call.plain_argument_bytes() + 256 > service_->call_bytes_max());
+      return refused(ReplyCannotTravel(call) || stage_.FailedRegistration(spec_.server(), pending.started) ||
+                     XdrRoundUp(call.argument_bytes()) + kCallOverhead + XdrRoundUp(call.plain_argument_bytes()) >
+                         service_->call_bytes_max());
     case Kind::kRpc:
       return refused(error.accept_stat == rpcrdma::AcceptStat::kSystemErr &&
-                     (server_device_fails || uint64_t{call.result_bytes()} * 2 > service_->client_bytes_max() ||
-                      uint64_t{ResultRoom(call)} * spec_.concurrency() * 2 > service_->client_bytes_max()));
+                     (ServerMayLackMemory(call) ||
+                      kReplyOverhead + XdrRoundUp(call.plain_result_bytes()) > service_->message_bytes_max()));
     case Kind::kClosed:
     case Kind::kDenied:
     case Kind::kBadReply:
@@ -456,20 +529,17 @@ std::string ClientProgram::Judge(const Pending& pending, const CallError& error)
 
 std::string ClientProgram::JudgeConnecting(const CallError& error) const {
   if (Disturbed()) return "";
-  if (error.kind == Kind::kDevice && (stage_.FailsRegistrations(spec_.host()) || HasTightDevice())) return "";
-  // iWARP reports nobody listening and a peer that declined with the same event.
+  if (error.kind == Kind::kDevice && stage_.FailedRegistration(spec_.host(), connection_since_)) return "";
+  // On iWARP a peer that declines looks like a port where nobody listens.
   if (error.kind == Kind::kRejected || error.kind == Kind::kRefused) {
-    const auto to_server = [&](const Client& other) { return other.server() == spec_.server(); };
+    const auto to_server = [&](const auto& other) { return other.server() == spec_.server(); };
     const auto& clients = stage_.scenario().client();
+    const auto& copies = stage_.scenario().file_copy();
     const auto rivals = static_cast<uint32_t>(std::count_if(clients.begin(), clients.end(), to_server) +
-                                              stage_.scenario().file_copy_size());
-    // A connection that is being replaced may still count, and each of those whose calls the service still holds.
-    const bool replaced = std::any_of(clients.begin(), clients.end(), [&](const Client& other) {
-      return to_server(other) && other.calls_per_connection() > 0;
-    });
-    if (rivals * 2 > service_->clients_max() || (replaced && service_->has_clients_max()) ||
-        stage_.FailsRegistrations(spec_.server()))
-      return "";
+                                              std::count_if(copies.begin(), copies.end(), to_server));
+    // A connection that is being replaced may still count.
+    if (rivals * 2 > service_->clients_max()) return "";
+    if (stage_.FailedRegistration(spec_.server(), connection_since_)) return "";
   }
   return "nothing in the scenario explains it";
 }

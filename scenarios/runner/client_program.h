@@ -28,6 +28,9 @@ class ClientProgram final : public Program {
   bool Idle() const override;
   void Probe() override;
   void Stop() override;
+  std::optional<size_t> calls_open() const override {
+    return pending_.size() + (client_ != nullptr ? client_->outstanding() + client_->abandoned() : 0);
+  }
   std::string Describe() const override;
 
  private:
@@ -62,19 +65,29 @@ class ClientProgram final : public Program {
   // Why the error must not be; empty when it may. Counts it.
   std::string Judge(const Pending& pending, const rpcrdma::CallError& error);
   std::string JudgeConnecting(const rpcrdma::CallError& error) const;
-  // Its time is up, which ends the connection.
-  bool Late(const Pending& pending) const;
+  // Whether the connection may have ended, as the error says it has.
+  bool MayBeLost(const rpcrdma::CallError& error) const;
+  // Its time is up, which ends the connection if it was sent.
+  bool Late(const Call& call, Instant started) const;
   bool AnyCallLate() const;
-  bool ReplyMightNotFit(const Call& call) const;
-  // So many that one header, or a device, may not hold them.
-  bool NeedsManySegments(const Call& call) const;
-  bool HasTightDevice() const;
+  // Calls of the scenario that cannot but fail, or may.
+  bool TooLarge(const Call& call) const;
+  bool ReplyCannotTravel(const Call& call) const;
+  bool ServerMayLackMemory(const Call& call) const;
+  // A call that failed so was not sent.
+  static bool NeverSent(rpcrdma::CallError::Kind kind);
+  // Nor has its result been written to.
+  static bool LeavesResultAlone(rpcrdma::CallError::Kind kind);
+  // Calls that were not sent were not executed either.
+  void CheckUnsent();
+  // Something was wrong between the hosts when the connection was there, or came.
   bool Disturbed() const;
   void Retire(Pending& pending);
   std::string Label(const Pending& pending, const char* what) const;
 
   Stage& stage_;
   const Client& spec_;
+  const Duration patience_;
   const Service* service_ = nullptr;
   std::vector<const Call*> script_;  // spec_.call, repeats unrolled
   size_t next_ = 0;
@@ -90,16 +103,17 @@ class ClientProgram final : public Program {
   std::unique_ptr<rpcrdma::Client> client_;
   bool connected_ = false;
   bool connecting_ = false;
-  bool timed_out_ = false;  // a call of this connection did, which ends it
-  // A call of this connection was cancelled: a server still at work for it may meet memory that is not valid any more,
-  // which ends the connection.
-  bool cancelled_ = false;
+  bool timed_out_ = false;  // a call sent on this connection did, which ends it
+  // Calls of this connection that were cancelled after they were sent: when each would have timed out.
+  std::vector<std::pair<Call, Instant>> cancelled_;
   uint32_t calls_on_connection_ = 0;
   Instant connection_since_{};
+  std::optional<Instant> established_;
   Instant last_start_{};
   EventLoop::TimerId start_timer_ = 0;  // to connect
   EventLoop::TimerId pause_timer_ = 0;  // to make the next call
   std::map<uint64_t, Pending> pending_;
+  std::vector<uint64_t> unsent_;  // numbers
   ColdStorage cold_;
 };
 

@@ -188,12 +188,7 @@ void FileCopyProgram::OnMoved() {
 
 void FileCopyProgram::Fail(const std::string& what, const Failure& failure) {
   ++tally_.disturbed;
-  // Damage is never excused; what the server refuses only when its memory fails it.
-  const bool refused = failure.kind == Failure::Kind::kStatus &&
-                       (failure.status == rpcrdma::file::Status::kBusy || stage_.FailsRegistrations(spec_.server())) &&
-                       failure.status != rpcrdma::file::Status::kBadChecksum;
-  const bool may = (failure.kind == Failure::Kind::kCall || refused) && MayFail(failure);
-  if (!may) {
+  if (!MayFail(failure)) {
     stage_.Violate("file.failed", fmt::format("file copy {}: {}: {}", index_, what, failure.message));
     hopeless_ = true;
     return;
@@ -202,10 +197,23 @@ void FileCopyProgram::Fail(const std::string& what, const Failure& failure) {
 }
 
 bool FileCopyProgram::MayFail(const Failure& failure) const {
-  return stage_.Disturbed(spec_.host(), spec_.server(), since_) || stage_.FailsRegistrations(spec_.host()) ||
-         stage_.FailsRegistrations(spec_.server()) ||
-         (failure.kind == Failure::Kind::kCall && LimitsClients() &&
-          (failure.call == CallError::Kind::kRejected || failure.call == CallError::Kind::kRefused));
+  // What the server says of a file, or does not say rightly, has no excuse: each attempt begins with a file of its own.
+  if (failure.kind != Failure::Kind::kCall) return false;
+  if (stage_.Disturbed(spec_.host(), spec_.server(), since_)) return true;
+  switch (failure.call) {
+    case CallError::Kind::kDevice:
+    case CallError::Kind::kMemory:
+      return stage_.FailedRegistration(spec_.host(), since_);
+    case CallError::Kind::kRejected:
+    case CallError::Kind::kRefused:
+      return LimitsClients() || stage_.FailedRegistration(spec_.server(), since_);
+    case CallError::Kind::kTransport:
+    case CallError::Kind::kConnectionLost:
+    case CallError::Kind::kNotConnected:
+      return stage_.FailedRegistration(spec_.server(), since_);
+    default:
+      return false;
+  }
 }
 
 bool FileCopyProgram::LimitsClients() const {

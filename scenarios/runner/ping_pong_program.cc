@@ -172,8 +172,8 @@ void PingPongProgram::Run() {
   const std::string failure = role_ == Role::kServer ? Serve() : Call();
   if (!failure.empty() && !stage_.IsOver()) {
     ++tally_.disturbed;
-    if (!stage_.Disturbed(spec_.client(), spec_.server(), since_) && !stage_.FailsRegistrations(spec_.client()) &&
-        !stage_.FailsRegistrations(spec_.server())) {
+    if (!stage_.Disturbed(spec_.client(), spec_.server(), since_) &&
+        !stage_.FailedRegistration(spec_.client(), since_) && !stage_.FailedRegistration(spec_.server(), since_)) {
       stage_.Violate("ping_pong.failed",
                      fmt::format("ping-pong {} on {}, {}, round {}: {}", index_, host(), step_, round_, failure));
     }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "base/time.h"
@@ -37,6 +38,8 @@ class Program {
   virtual void Probe() {}
   // Ends in an orderly way; Idle() when that is done.
   virtual void Stop() = 0;
+  // Calls begun and not over, of a program that makes calls.
+  virtual std::optional<size_t> calls_open() const { return std::nullopt; }
   // What it is doing, for the report of a run that hangs. Lines.
   virtual std::string Describe() const = 0;
 

@@ -41,13 +41,16 @@ class Play {
     stage_.emplace(scenario, &trace_, options.capture);
     connections_.emplace(&stage_->violations());
     nics_.emplace(&stage_->violations());
+    trace_.Add(stage_->registration_watch());
     trace_.Add(&*connections_);
     trace_.Add(&*nics_);
   }
 
   RunReport Run() {
+    before_ = CountEverywhere();
     MakePrograms();
     SetDeviceFaults(true);
+    if (options_.sabotage) options_.sabotage(stage_->world());
     for (const auto& program : programs_) As(*program).Start();
     const bool complete = PlayFaults() && Finish() && ProbeAll() && End();
     report_.stopped = Stopped();
@@ -125,9 +128,13 @@ class Play {
     Trace(&trace_, stage_->Now(), "fault", Fault::Kind_Name(fault.kind()), {{"a", fault.a()}, {"b", fault.b()}});
     const bool down = fault.kind() == Fault::KILL || fault.kind() == Fault::POWER_LOSS;
     if (IsDown(fault.a()) && (down || fault.kind() == Fault::RESTART_SERVICE)) return;
-    const bool for_good = fault.for_ns() == 0 && (down || fault.kind() == Fault::LINK);
-    stage_->NoteDisturbance(fault.a(), fault.b(),
-                            for_good ? kForEver : stage_->Now() + Duration(fault.for_ns()) + kAftermath);
+    const bool for_good = fault.for_ns() == 0 && down;
+    // A link that changes is nothing to fail by: how long calls may take counts it (Stage::Patience).
+    if (fault.kind() != Fault::LINK) {
+      stage_->NoteDisturbance(fault.a(), fault.b(),
+                              for_good ? kForEver : stage_->Now() + Duration(fault.for_ns()) + kAftermath,
+                              /*severs=*/fault.kind() != Fault::PARTITION);
+    }
     switch (fault.kind()) {
       case Fault::PARTITION:
         ++partitions_[PairOf(fault)];
@@ -199,7 +206,6 @@ class Play {
   static HostPair PairOf(const Fault& fault) { return std::minmax(fault.a(), fault.b()); }
 
   void SetDeviceFaults(bool on) {
-    stage_->SetHabits(on);
     for (const Host& host : scenario_.host()) SetDeviceFaultsOf(host.name(), on);
   }
 
@@ -281,18 +287,49 @@ class Play {
     return true;
   }
 
+  // What must be the same after each round of the same work.
   std::map<std::string, size_t> CountObjects() {
-    std::map<std::string, size_t> counts;
+    std::map<std::string, size_t> counts = CountEverywhere();
     for (const Host& host : scenario_.host()) {
       if (IsDown(host.name())) continue;
-      const emu::Nic::Objects objects = stage_->world().host(host.name()).nic().objects();
+      emu::Host& machine = stage_->world().host(host.name());
+      const emu::Nic::Objects objects = machine.nic().objects();
       counts[host.name() + ": registrations"] = objects.regions + objects.windows;
       counts[host.name() + ": queues"] = objects.cqs + objects.qps;
       counts[host.name() + ": other objects"] = objects.pds + objects.channels;
+      counts[host.name() + ": rdma_cm ids"] = machine.cm().counters().ids;
+      counts[host.name() + ": half-open connections"] = machine.cm().counters().half_open;
+      const emu::SimLoop::Objects loop = stage_->world().fabric(host.name()).program_objects();
+      counts[host.name() + ": timers"] = loop.timers;
+      counts[host.name() + ": posted functions"] = loop.due;
+      counts[host.name() + ": watches"] = loop.watches;
+      counts[host.name() + ": pollers"] = loop.pollers;
     }
-    for (const auto& [host, service] : services_) counts[host + ": clients"] = service->clients();
+    for (const auto& [host, service] : services_) {
+      const rpcrdma::ServerHoldings held = service->holdings();
+      counts[host + ": clients"] = held.connections;
+      counts[host + ": requests"] = held.requests;
+      counts[host + ": pool blocks"] = held.pool_blocks;
+      counts[host + ": pool bytes"] = held.pool_bytes;
+      counts[host + ": registered pool bytes"] = held.registered_bytes;
+    }
+    for (const auto& program : programs_) {
+      if (const auto calls = program->calls_open()) counts[program->host() + ": calls open"] += *calls;
+    }
     counts["streams"] = stage_->sim().connections();
     return counts;
+  }
+
+  // What belongs to the world itself: NICs, connection managers, streams.
+  std::map<std::string, size_t> CountEverywhere() {
+    const emu::SimLoop& loop = stage_->sim().loop();
+    const emu::SimLoop::Objects objects = loop.CountOf(emu::SimLoop::kNobody);
+    size_t contexts = 0;
+    for (const Host& host : scenario_.host()) contexts += stage_->world().host(host.name()).nic().objects().contexts;
+    // Each open device has one, for its asynchronous events.
+    return {{"watches of NICs", objects.watches},
+            {"pollers of NICs", objects.pollers},
+            {"descriptors", loop.descriptors() - contexts}};
   }
 
   // Everybody stops, in an orderly way.
@@ -311,6 +348,7 @@ class Play {
     stage_->NoteEnd();
     stage_->sim().EndPrograms();
     for (const auto& program : programs_) As(*program).Kill();
+    if (complete) CheckLoops();
     for (const auto& program : programs_) {
       const Tally& tally = program->tally();
       report_.tally.calls += tally.calls;
@@ -336,8 +374,26 @@ class Play {
                                                         stage_->world().host(host.name()).nic().Describe()));
       }
     }
+    for (const auto& [what, count] : CountEverywhere()) {
+      if (count > before_[what]) {
+        stage_->Violate("teardown.objects", fmt::format("{}: {}, and {} at the beginning", what, count, before_[what]));
+      }
+    }
     connections_->Finish(stage_->Now());
     nics_->Finish(stage_->Now());
+  }
+
+  // Nobody is left who could want to be called. What was posted before is for what is already gone, and runs first: it
+  // must not wait for time to pass.
+  void CheckLoops() {
+    stage_->sim().RunFor(Duration());
+    for (const Host& host : scenario_.host()) {
+      const emu::SimLoop::Objects left = stage_->world().fabric(host.name()).program_objects();
+      if (left.timers + left.due + left.watches + left.pollers == 0) continue;
+      stage_->Violate("teardown.loop",
+                      fmt::format("{}: {} timers, {} posted functions, {} watches, {} pollers are left", host.name(),
+                                  left.timers, left.due, left.watches, left.pollers));
+    }
   }
 
   std::string Describe() {
@@ -360,6 +416,7 @@ class Play {
   std::map<std::string, const Fault*> down_;         // hosts, and what took them down
   std::map<HostPair, int> partitions_;
   std::map<HostPair, const Fault*> changed_links_;  // the latest
+  std::map<std::string, size_t> before_;            // CountEverywhere
 };
 
 }  // namespace

@@ -19,6 +19,7 @@
 #include "base/time.h"
 #include "base/trace.h"
 #include "emu/tap/capture.h"
+#include "emu/world/simulated_world.h"
 #include "scenarios/proto/scenario.pb.h"
 #include "scenarios/runner/program.h"
 #include "scenarios/runner/violations.h"
@@ -35,6 +36,9 @@ struct RunOptions {
   std::shared_ptr<emu::CaptureSink> capture;
   // Asked between events; true ends the run there. May be empty.
   std::function<bool()> stop;
+  // Given the world before anything runs: may arrange for things the scenario knows nothing of, which the judges must
+  // not excuse. May be empty.
+  std::function<void(emu::SimulatedWorld&)> sabotage;
 };
 
 struct RunReport {

@@ -5,7 +5,12 @@
 #include <google/protobuf/text_format.h>
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <string>
+#include <vector>
+
+#include "emu/world/simulated_world.h"
+#include "scenarios/runner/nic_checker.h"
 
 namespace stagecoach::scenario {
 namespace {
@@ -141,6 +146,173 @@ TEST(Run, KillsOfOneHostMayOverlap) {
   const RunReport report = RunScenario(scenario);
   EXPECT_EQ(Rules(report), "");
   EXPECT_GE(report.tally.answered, 48u) << "the second and third kill of a host that is down do nothing";
+}
+
+// --- What has no cause in the scenario is no excuse ---
+
+// At `when`, all connections between a and b are reset, of which the scenario says nothing.
+RunOptions SecretReset(Duration when) {
+  RunOptions options;
+  options.sabotage = [when](emu::SimulatedWorld& world) {
+    world.sim().loop().At(Instant() + when,
+                          [&world] { world.sim().ResetConnections(world.fabric("a"), world.fabric("b")); });
+  };
+  return options;
+}
+
+std::string FirstRule(const RunReport& report) {
+  return report.violations.empty() ? std::string() : report.violations[0].rule;
+}
+
+constexpr char kWork[] = "call { repeat: 50 pause_ns: 1000000 result_bytes: 5000 }";
+
+TEST(Excuses, AConnectionIsNotLostForNothing) {
+  const Scenario scenario = Parse(std::string(kPair) + "client { name: 'c' host: 'b' server: 'a' " + kWork + "}");
+  EXPECT_EQ(FirstRule(RunScenario(scenario, SecretReset(10ms + 500us))), "connection.lost");
+}
+
+TEST(Excuses, ACancelledCallIsNoneOnceItsReplyHasCome) {
+  const Scenario scenario = Parse(std::string(kPair) + R"(
+      client { name: 'c' host: 'b' server: 'a'
+               call { result_bytes: 5000 service_ns: 100000 cancel_ns: 50000 } )" +
+                                  kWork + "}");
+  EXPECT_EQ(Rules(RunScenario(scenario)), "");
+  EXPECT_EQ(FirstRule(RunScenario(scenario, SecretReset(10ms + 500us))), "connection.lost");
+}
+
+// The server writes its result into memory that is not valid any more.
+TEST(Excuses, ACancelledCallIsOneWhileTheServerIsAtWorkForIt) {
+  const Scenario scenario = Parse(std::string(kPair) + R"(
+      client { name: 'c' host: 'b' server: 'a' concurrency: 2
+               call { result_bytes: 5000 service_ns: 2000000 cancel_ns: 50000 }
+               call { repeat: 50 pause_ns: 100000 result_bytes: 5000 } })");
+  const RunReport report = RunScenario(scenario);
+  EXPECT_EQ(Rules(report), "");
+  EXPECT_GE(report.tally.connections, 2u) << "which the device ends with the connection";
+}
+
+TEST(Excuses, ACallThatTimedOutBeforeItWasSentIsNone) {
+  const Scenario scenario = Parse(R"(
+      host { name: 'a' } host { name: 'b' } service { host: 'a' credits: 1 }
+      client { name: 'c' host: 'b' server: 'a' concurrency: 2 call { service_ns: 5000000 } call { timeout_ns: 1000000 })" +
+                                  std::string(kWork) + "}");
+  const RunReport report = RunScenario(scenario);
+  EXPECT_EQ(Rules(report), "");
+  EXPECT_EQ(report.tally.refused, 1u);
+  EXPECT_EQ(FirstRule(RunScenario(scenario, SecretReset(20ms + 500us))), "connection.lost");
+}
+
+TEST(Excuses, ALinkThatChangesIsNone) {
+  const Scenario scenario = Parse(std::string(kPair) + "client { name: 'c' host: 'b' server: 'a' " + kWork + R"(}
+      fault { at_ns: 1000000 kind: LINK a: 'a' b: 'b' link { latency_ns: 20000 } })");
+  EXPECT_EQ(Rules(RunScenario(scenario)), "");
+  EXPECT_EQ(FirstRule(RunScenario(scenario, SecretReset(10ms + 500us))), "connection.lost");
+}
+
+TEST(Excuses, APartitionEndsNoConnectionThatWasThere) {
+  const Scenario scenario = Parse(std::string(kPair) + "client { name: 'c' host: 'b' server: 'a' " + kWork + R"(}
+      fault { at_ns: 2000000 kind: PARTITION a: 'a' b: 'b' for_ns: 1000000 })");
+  EXPECT_EQ(Rules(RunScenario(scenario)), "");
+  EXPECT_EQ(FirstRule(RunScenario(scenario, SecretReset(10ms + 500us))), "connection.lost");
+}
+
+// It fails one registration in four thousand million.
+constexpr char kHabit[] =
+    "host { name: 'a' device { fault { kind: FAIL_REGISTRATION one_in: 4000000000 } } } host { name: 'b' } ";
+
+TEST(Excuses, ADeviceThatMightFailIsNoneUntilItHas) {
+  const std::string world = std::string(kHabit) + "service { host: 'a' files: true } ";
+  EXPECT_EQ(FirstRule(RunScenario(Parse(world + "client { name: 'c' host: 'b' server: 'a' " + kWork + "}"),
+                                  SecretReset(10ms + 500us))),
+            "connection.lost");
+  EXPECT_EQ(
+      FirstRule(RunScenario(Parse(world + "file_copy { host: 'b' server: 'a' bytes: 3000001 }"), SecretReset(300us))),
+      "file.failed");
+  EXPECT_EQ(FirstRule(RunScenario(Parse(std::string(kHabit) + "ping_pong { client: 'a' server: 'b' count: 100 }"),
+                                  SecretReset(500us))),
+            "ping_pong.failed");
+}
+
+// What is slow in the scenario may make a call late, and nothing else.
+TEST(Excuses, ATimeOutNeedsAReasonOfItsSize) {
+  const std::string work =
+      "client { name: 'c' host: 'b' server: 'a' call { repeat: 50 pause_ns: 1000000 result_bytes: 5000 "
+      "timeout_ns: 500000000 } }";
+  RunOptions secret_partition;
+  secret_partition.sabotage = [](emu::SimulatedWorld& world) {
+    const auto set = [&world](bool on) { world.sim().Partition(world.fabric("a"), world.fabric("b"), on); };
+    world.sim().loop().At(Instant() + 10ms, [set] { set(true); });
+    world.sim().loop().At(Instant() + 2s, [set] { set(false); });
+  };
+  EXPECT_EQ(FirstRule(RunScenario(Parse(kPair + work), secret_partition)), "call.failed");
+
+  const std::string slow = "link { a: 'a' b: 'b' bytes_per_second: 5000 } ";
+  const RunReport report = RunScenario(Parse(kPair + slow + work));
+  EXPECT_EQ(Rules(report), "") << "5,000 bytes take a second";
+  EXPECT_GT(report.tally.refused, 0u);
+}
+
+// --- Growth and what is left ---
+
+// Registers something with the loop of b's programs ten times a second, as long as any run of the test may last.
+RunOptions Leak(std::function<void(EventLoop&)> leak) {
+  RunOptions options;
+  options.sabotage = [leak](emu::SimulatedWorld& world) {
+    for (int i = 0; i < 200; ++i) {
+      world.sim().loop().At(Instant() + i * 100ms, [&world, leak] {
+        if (world.fabric("b").IsUp()) leak(world.fabric("b").program_loop());
+      });
+    }
+  };
+  return options;
+}
+
+TEST(Growth, OfTimersAndPollersIsSeenAndSoIsWhatIsLeftOfThem) {
+  const Scenario scenario = Parse(std::string(kPair) + "client { name: 'c' host: 'b' server: 'a' call { } }");
+  EXPECT_EQ(Rules(RunScenario(scenario)), "");
+  const std::string timers =
+      Rules(RunScenario(scenario, Leak([](EventLoop& loop) { loop.At(loop.Now() + 600s, [] {}); })));
+  EXPECT_NE(timers.find("growth: b: timers: "), std::string::npos) << timers;
+  EXPECT_NE(timers.find("teardown.loop: b: "), std::string::npos) << timers;
+  const std::string pollers =
+      Rules(RunScenario(scenario, Leak([](EventLoop& loop) {
+                          loop.AddPoller({[] { return false; }, [] { return false; }, [] { return true; }});
+                        })));
+  EXPECT_NE(pollers.find("growth: b: pollers: "), std::string::npos) << pollers;
+  EXPECT_NE(pollers.find("teardown.loop: b: "), std::string::npos) << pollers;
+}
+
+TEST(Growth, OfRdmaCmIdsIsSeen) {
+  const Scenario scenario = Parse(std::string(kPair) + "client { name: 'c' host: 'b' server: 'a' call { } }");
+  std::vector<std::shared_ptr<emu::CmId>> ids;
+  RunOptions options;
+  options.sabotage = [&ids](emu::SimulatedWorld& world) {
+    for (int i = 0; i < 150; ++i) {
+      world.sim().loop().At(Instant() + i * 100ms, [&world, &ids] {
+        emu::ConnectionManager& cm = world.host("b").cm();
+        ids.push_back(cm.CreateId(ids.empty() ? cm.CreateChannel() : ids.front()->channel()));
+      });
+    }
+    // They do not outlive the world.
+    world.sim().loop().At(Instant() + 16s, [&ids] { ids.clear(); });
+  };
+  const std::string rules = Rules(RunScenario(scenario, options));
+  EXPECT_NE(rules.find("growth: b: rdma_cm ids: "), std::string::npos) << rules;
+  EXPECT_TRUE(ids.empty());
+}
+
+// The rules ask for facts by name: a trace without them would break none.
+TEST(Run, ItsTraceHasWhatTheNicCheckerAsksFor) {
+  Violations violations;
+  NicChecker checker(&violations);
+  RunOptions options;
+  options.observer = &checker;
+  const Scenario scenario = Parse(std::string(kPair) + R"(
+      client { name: 'c' host: 'b' server: 'a' call { repeat: 20 argument_bytes: 20000 result_bytes: 20000 } })");
+  EXPECT_EQ(Rules(RunScenario(scenario, options)), "");
+  EXPECT_TRUE(violations.empty());
+  // A call, a Read and its answer, a Write and a reply.
+  EXPECT_GE(checker.placements_judged(), 20u * 5);
 }
 
 TEST(Validate, NamesTheFieldAndWhatWasExpected) {

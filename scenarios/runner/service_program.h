@@ -33,8 +33,10 @@ class ServiceProgram final : public Program {
 
   // Stops with so much grace, and starts again.
   void Restart(Duration grace);
-  // Connected now: what must not grow.
-  size_t clients() const { return server_ != nullptr ? server_->stats().clients : 0; }
+  // What must not grow.
+  rpcrdma::ServerHoldings holdings() const {
+    return server_ != nullptr ? server_->holdings() : rpcrdma::ServerHoldings();
+  }
 
  private:
   void StopAndThen(Duration grace, std::function<void()> then);

@@ -1,6 +1,7 @@
 #include "scenarios/runner/stage.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "base/check.h"
@@ -41,47 +42,81 @@ namespace {
 constexpr Duration kEchoOfAFault = 130s;
 // For so long after a fault a service may still refuse.
 constexpr Duration kBlink = 50ms;
-// What a failed registration did to a call shows at once.
-constexpr Duration kEchoOfAHabit = 1s;
 
-Duration CountPatience(const Scenario& scenario) {
-  constexpr uint64_t kRoundsOfOneCall = 20;
-  double bytes = 1e6;
-  uint64_t together = 16;
-  uint64_t slowest_service = 0;
-  for (const Client& client : scenario.client()) {
-    together += client.concurrency();
-    for (const Call& call : client.call()) {
-      bytes += static_cast<double>(call.repeat()) * (4000.0 + call.argument_bytes() + call.plain_argument_bytes() +
-                                                     call.result_bytes() + call.plain_result_bytes());
-      slowest_service = std::max<uint64_t>(slowest_service, call.service_ns());
+// What a connection meets on its way, at its worst.
+struct Path {
+  double way = 0;       // ns, one way
+  double delay = 0;     // ns a device adds to a round trip
+  double per_byte = 0;  // ns, sent or received
+};
+
+Path PathBetween(const Scenario& scenario, const std::string& one, const std::string& other) {
+  const auto on_it = [&](const std::string& a, const std::string& b) {
+    return (a == one && b == other) || (a == other && b == one);
+  };
+  double streams = 0;
+  for (const Client& client : scenario.client()) streams += on_it(client.host(), client.server()) ? 1 : 0;
+  for (const FileCopy& copy : scenario.file_copy()) streams += on_it(copy.host(), copy.server()) ? 1 : 0;
+  for (const PingPong& ping_pong : scenario.ping_pong()) {
+    streams += on_it(ping_pong.client(), ping_pong.server()) ? 1 : 0;
+  }
+  Path path;
+  const auto look_at = [&](const Link& link) {
+    const auto way = static_cast<double>(link.latency_ns() + link.jitter_ns());
+    path.way = std::max(path.way, way);
+    // So much may be under way until word of its arrival is back.
+    path.per_byte = std::max(path.per_byte, 2 * way / link.buffer_bytes());
+    const auto bandwidth = static_cast<double>(link.bytes_per_second());
+    if (bandwidth > 0) path.per_byte = std::max(path.per_byte, streams * 1e9 / bandwidth);
+  };
+  bool has_own = false;
+  for (const Link& link : scenario.link()) {
+    if (!on_it(link.a(), link.b())) continue;
+    look_at(link);
+    has_own = true;
+  }
+  if (!has_own) look_at(Link());
+  for (const Fault& fault : scenario.fault()) {
+    if (fault.kind() == Fault::LINK && on_it(fault.a(), fault.b())) look_at(fault.link());
+  }
+  for (const Host& host : scenario.host()) {
+    if (host.name() != one && host.name() != other) continue;
+    for (const DeviceFault& fault : host.device().fault()) {
+      if (fault.kind() == DeviceFault::DELAY_COMPLETION) path.delay += static_cast<double>(fault.delay_ns());
     }
   }
-  for (const FileCopy& copy : scenario.file_copy()) bytes += 4.0 * static_cast<double>(copy.bytes());
-  double slowest = 1e9;
-  uint64_t one_way = Link().latency_ns();
-  const auto look_at = [&](const Link& link) {
-    const uint64_t way = link.latency_ns() + link.jitter_ns();
-    one_way = std::max(one_way, way);
-    if (link.bytes_per_second() != 0) slowest = std::min(slowest, static_cast<double>(link.bytes_per_second()));
-    // A stream may have so much under way.
-    slowest = std::min(slowest, link.buffer_bytes() * 1e9 / (8.0 * static_cast<double>(way) + 1));
-  };
-  for (const Link& link : scenario.link()) look_at(link);
-  for (const Fault& fault : scenario.fault()) look_at(fault.link());
-  uint64_t delay = 0;
-  for (const Host& host : scenario.host()) {
-    for (const DeviceFault& fault : host.device().fault()) delay = std::max<uint64_t>(delay, fault.delay_ns());
+  return path;
+}
+
+// Of one connection.
+struct Segments {
+  double longest = 1 << 30;  // bytes in one
+  double reads = 1;          // that the server reads at a time
+};
+
+Segments SegmentsOf(const Scenario& scenario, const Client& client) {
+  Segments segments;
+  segments.reads = client.incoming_reads();
+  for (const Service& service : scenario.service()) {
+    if (service.host() == client.server()) segments.reads = std::min<double>(segments.reads, service.outgoing_reads());
   }
-  const double moving = 8e9 * bytes / slowest;
-  const uint64_t waiting = together * (kRoundsOfOneCall * (one_way + delay) + slowest_service);
-  return 1s + Duration(static_cast<int64_t>(moving)) + Duration(waiting);
+  for (const Host& host : scenario.host()) {
+    const Device& device = host.device();
+    if (host.name() == client.host()) {
+      if (device.has_max_mr_size()) segments.longest = static_cast<double>(device.max_mr_size());
+      if (device.has_max_ird()) segments.reads = std::min<double>(segments.reads, device.max_ird());
+    }
+    if (host.name() == client.server() && device.has_max_ord()) {
+      segments.reads = std::min<double>(segments.reads, device.max_ord());
+    }
+  }
+  return segments;
 }
 
 }  // namespace
 
 Stage::Stage(const Scenario& scenario, TraceSink* trace, std::shared_ptr<emu::CaptureSink> capture)
-    : scenario_(scenario), trace_(trace), prng_(scenario.seed()), patience_(CountPatience(scenario)) {
+    : scenario_(scenario), trace_(trace), prng_(scenario.seed()) {
   emu::SimWorld::Options options;
   options.seed = scenario.seed();
   options.trace = trace;
@@ -114,32 +149,84 @@ uint32_t Stage::FirstXid(std::string_view connection) const {
   return static_cast<uint32_t>(Luck("xid/" + std::string(connection)).Between(1, UINT32_MAX));
 }
 
-void Stage::NoteDisturbance(const std::string& a, const std::string& b, Instant until) {
-  disturbances_.push_back({a, b, until});
+Duration Stage::Patience(const Client& client) const {
+  // To be sent, to be pulled, to be answered, to be let go: more than any of them takes when one waits for nothing
+  // else.
+  constexpr double kRounds = 8;
+  // Headers of the RPC, of the transport, of each record.
+  constexpr double kHeaders = 4000;
+  constexpr double kRecordOverhead = 1.25;
+  const Path path = PathBetween(scenario_, client.host(), client.server());
+  const Segments segments = SegmentsOf(scenario_, client);
+  double longest = 0;
+  bool cancels = false;
+  for (const Call& call : client.call()) {
+    const auto count = [&](uint32_t bytes) { return std::ceil(bytes / segments.longest); };
+    const double reads = count(call.argument_bytes()) + count(call.plain_argument_bytes());
+    // A device with a short queue takes them one by one.
+    const double writes = count(call.result_bytes()) + count(call.plain_result_bytes());
+    const double rounds = kRounds + std::ceil(reads / segments.reads) + writes;
+    const double bytes =
+        kHeaders + kRecordOverhead * (static_cast<double>(call.argument_bytes()) + call.plain_argument_bytes() +
+                                      call.result_bytes() + call.plain_result_bytes());
+    longest = std::max(
+        longest, rounds * (2 * path.way + path.delay) + bytes * path.per_byte + static_cast<double>(call.service_ns()));
+    cancels = cancels || call.cancel_ns() != 0;
+  }
+  const double together = client.concurrency() + (cancels ? client.credits() : 0.0);
+  return Duration(static_cast<int64_t>(2 * together * longest));
+}
+
+void Stage::NoteDisturbance(const std::string& a, const std::string& b, Instant until, bool severs) {
+  disturbances_.push_back({a, b, Now(), until, severs});
+}
+
+bool Stage::Lingers(const Disturbance& disturbance, const std::string& a, const std::string& b, Instant since) const {
+  if (!disturbance.Concerns(a, b) || disturbance.until < since - kBlink) return false;
+  return WentSilent(a, b) || Now() - disturbance.until <= kEchoOfAFault;
 }
 
 bool Stage::Disturbed(const std::string& a, const std::string& b, Instant since) const {
+  return std::any_of(disturbances_.begin(), disturbances_.end(),
+                     [&](const Disturbance& disturbance) { return Lingers(disturbance, a, b, since); });
+}
+
+bool Stage::Severed(const std::string& a, const std::string& b, Instant since,
+                    std::optional<Instant> established) const {
+  const Duration way(static_cast<int64_t>(PathBetween(scenario_, a, b).way));
   return std::any_of(disturbances_.begin(), disturbances_.end(), [&](const Disturbance& disturbance) {
-    if (disturbance.until < since - kBlink) return false;
-    if (!WentSilent(a, b) && Now() - disturbance.until > kEchoOfAFault) return false;
-    if (disturbance.b.empty()) return disturbance.a == a || disturbance.a == b;
-    return (disturbance.a == a && disturbance.b == b) || (disturbance.a == b && disturbance.b == a);
+    if (!Lingers(disturbance, a, b, since)) return false;
+    return disturbance.severs || !established || disturbance.from <= *established + way;
   });
 }
 
-void Stage::SetHabits(bool on) {
-  habits_ = on;
-  habits_until_ = Now();
+void Stage::RegistrationWatch::OnEvent(Instant now, std::string_view component, std::string_view event,
+                                       std::initializer_list<TraceFact>) {
+  if (event != "registration.failed") return;
+  const auto found = last_.find(component);
+  if (found != last_.end()) {
+    found->second = now;
+  } else {
+    last_.emplace(component, now);
+  }
 }
 
-bool Stage::FailsRegistrations(const std::string& host) const {
-  if (!habits_ && Now() - habits_until_ > kEchoOfAHabit) return false;
-  for (const Host& each : scenario_.host()) {
-    if (each.name() != host) continue;
-    return std::any_of(each.device().fault().begin(), each.device().fault().end(),
-                       [](const DeviceFault& fault) { return fault.kind() == DeviceFault::FAIL_REGISTRATION; });
-  }
-  return false;
+std::optional<Instant> Stage::RegistrationWatch::LastFailure(const std::string& nic) const {
+  const auto found = last_.find(nic);
+  return found != last_.end() ? std::optional(found->second) : std::nullopt;
+}
+
+bool Stage::FailedRegistration(const std::string& host, Instant since) const {
+  const auto last = registration_watch_.LastFailure(host + "-rnic");
+  if (!last || *last < since) return false;
+  // A device without the habit has no reason to, and a leak is none.
+  return std::any_of(scenario_.host().begin(), scenario_.host().end(), [&](const Host& each) {
+    const auto& faults = each.device().fault();
+    return each.name() == host && (each.device().has_max_mr() || each.device().has_max_mw() ||
+                                   std::any_of(faults.begin(), faults.end(), [](const DeviceFault& fault) {
+                                     return fault.kind() == DeviceFault::FAIL_REGISTRATION;
+                                   }));
+  });
 }
 
 }  // namespace stagecoach::scenario

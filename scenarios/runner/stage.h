@@ -6,7 +6,10 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <initializer_list>
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -48,39 +51,69 @@ class Stage {
   Executions& executions() { return executions_; }
 
   // Something happens, from now until `until`, that what runs between these hosts may notice, then or a little later:
-  // time-outs that began meanwhile take their time. An empty `b`: everything of `a`.
-  void NoteDisturbance(const std::string& a, const std::string& b, Instant until);
+  // time-outs that began meanwhile take their time. An empty `b`: everything of `a`. `severs`: it ends connections, and
+  // does not just keep them waiting.
+  void NoteDisturbance(const std::string& a, const std::string& b, Instant until, bool severs);
   // A first XID for a connection of this name.
   uint32_t FirstXid(std::string_view connection) const;
   // Whether a failure between these hosts, of something that lives since `since`, has a cause; what was over just
   // before counts too, as a service that restarts refuses for a moment.
   bool Disturbed(const std::string& a, const std::string& b, Instant since) const;
+  // ... and whether a connection between them, which its initiator calls established since then (nullopt: not yet), may
+  // have ended by it. What only keeps it waiting does so while word of it is on its way: a responder that does not hear
+  // in time that its answer has come gives up.
+  bool Severed(const std::string& a, const std::string& b, Instant since, std::optional<Instant> established) const;
   // One of the hosts lost power or forgot its connections, at some time: what waits for it without a time-out may wait
   // for ever.
   void NoteSilence(const std::string& host) { silent_.push_back(host); }
   bool WentSilent(std::string_view a, std::string_view b) const {
     return std::any_of(silent_.begin(), silent_.end(), [&](const auto& host) { return host == a || host == b; });
   }
-  // How long a call may take when nothing is wrong: generously counted, from all that is to be moved, the slowest link,
-  // and what devices and services add.
-  Duration Patience() const { return patience_; }
+  // How long a call of the client may take when nothing is wrong. All that may stand before it is counted as if done
+  // one after the other, over the worst link its hosts ever have, and then twice:
+  //   calls      those the client has under way at a time, and with them cancelled ones the server is still at work
+  //   for,
+  //              which hold their credits
+  //   a call     the service's time, and so many round trips: for credits, for RDMA Reads (so many segments, so few at
+  //              a time), for what a device tells late
+  //   its bytes  on a link whose bandwidth all streams between the hosts share, or as fast as a stream's buffer allows
+  Duration Patience(const Client& client) const;
   // The run is over: what still waits is woken with an error, and that is no failure.
   void NoteEnd() { over_ = true; }
   bool IsOver() const { return over_; }
   // The host will not be started again.
   void NoteGone(const std::string& host) { gone_.push_back(host); }
   bool IsGone(std::string_view host) const { return std::find(gone_.begin(), gone_.end(), host) != gone_.end(); }
-  // Devices have the habits the scenario gives them, or no longer.
-  void SetHabits(bool on);
-  // The host's device fails registrations now and then, or did so a moment ago.
-  bool FailsRegistrations(const std::string& host) const;
+  // The host's device, which has that habit or little room, has failed a registration since then.
+  bool FailedRegistration(const std::string& host, Instant since) const;
+  // Hears of failed registrations; belongs into the trace.
+  TraceSink* registration_watch() { return &registration_watch_; }
 
  private:
   struct Disturbance {
     std::string a;
     std::string b;
+    Instant from{};
     Instant until{};
+    bool severs = false;
+
+    bool Concerns(const std::string& x, const std::string& y) const {
+      if (b.empty()) return a == x || a == y;
+      return (a == x && b == y) || (a == y && b == x);
+    }
   };
+  class RegistrationWatch final : public TraceSink {
+   public:
+    void OnEvent(Instant now, std::string_view component, std::string_view event,
+                 std::initializer_list<TraceFact> facts) override;
+    // Of the NIC called so; nullopt: none.
+    std::optional<Instant> LastFailure(const std::string& nic) const;
+
+   private:
+    std::map<std::string, Instant, std::less<>> last_;
+  };
+
+  bool Lingers(const Disturbance& disturbance, const std::string& a, const std::string& b, Instant since) const;
 
   const Scenario& scenario_;
   TraceSink* const trace_;
@@ -89,10 +122,8 @@ class Stage {
   Executions executions_;
   emu::SimulatedWorld* world_ = nullptr;  // installed
   std::vector<Disturbance> disturbances_;
-  bool habits_ = true;
   bool over_ = false;
-  Instant habits_until_{};
-  const Duration patience_;
+  RegistrationWatch registration_watch_;
   std::vector<std::string> gone_;
   std::vector<std::string> silent_;
 };
