@@ -14,7 +14,9 @@
 namespace stagecoach::emu {
 
 // What a use of memory needs. Local access is by lkey (an SGE); remote access by the STag a peer names.
-enum class MemoryAccess : uint8_t { kLocalRead, kLocalWrite, kRemoteRead, kRemoteWrite };
+enum class MemoryAccess : uint8_t { kLocalRead, kLocalWrite, kRemoteRead, kRemoteWrite, kRemoteAtomic };
+
+enum class AtomicOp : uint8_t { kFetchAdd, kCompareSwap };
 
 // Each is a fault of its own in the trace, with its own Terminate code (RFC 5040 section 4.8, RFC 5041 section 6.2).
 enum class MemoryFault : uint8_t {
@@ -24,6 +26,7 @@ enum class MemoryFault : uint8_t {
   kForeignStag,   // a region of another protection domain, or a window bound to another QP
   kOutOfRange,    // offset or length beyond the region, or their sum wraps
   kNoPermission,  // the region does not grant this access
+  kMisaligned,    // of an atomic: not on a boundary of eight bytes
 };
 const char* ToString(MemoryFault fault);
 
@@ -65,6 +68,11 @@ class MemoryPort {
   // Remote invalidation by Send with Invalidate (RFC 5040 section 5.1). The region must allow remote access and belong
   // to this port's PD (and QP). Returns when no pin of it is left.
   virtual Result<void, MemoryFault> InvalidateRemotely(uint32_t stag) = 0;
+  // An atomic of the peer on eight bytes, in host byte order; returns what was there before. Sequentially consistent
+  // with every other one of the device and with the program's own atomics on that memory (IBV_ATOMIC_GLOB), because
+  // both are the processor's. kFetchAdd adds `operand`; kCompareSwap stores it where `compare` stands.
+  virtual Result<uint64_t, MemoryFault> Atomic(uint32_t stag, uint64_t tagged_offset, AtomicOp op, uint64_t operand,
+                                               uint64_t compare) = 0;
 
  protected:
   friend class MemoryPin;

@@ -16,8 +16,32 @@ const char* ToString(MemoryFault fault) {
       return "out of the region's range";
     case MemoryFault::kNoPermission:
       return "access not granted by the region";
+    case MemoryFault::kMisaligned:
+      return "not aligned to eight bytes";
   }
   return "unknown memory fault";
+}
+
+const char* ToString(SendOpcode opcode) {
+  switch (opcode) {
+    case SendOpcode::kSend:
+      return "Send";
+    case SendOpcode::kSendInvalidate:
+      return "Send with Invalidate";
+    case SendOpcode::kWrite:
+      return "Write";
+    case SendOpcode::kRead:
+      return "Read";
+    case SendOpcode::kSendImmediate:
+      return "Send with Immediate";
+    case SendOpcode::kWriteImmediate:
+      return "Write with Immediate";
+    case SendOpcode::kCompareSwap:
+      return "Compare and Swap";
+    case SendOpcode::kFetchAdd:
+      return "Fetch and Add";
+  }
+  return "work request";
 }
 
 const char* ToString(WorkStatus status) {
@@ -40,6 +64,14 @@ const char* ToString(WorkStatus status) {
       return "remote operation error";
     case WorkStatus::kFatal:
       return "fatal error";
+    case WorkStatus::kBadResponse:
+      return "bad response";
+    case WorkStatus::kLocalAccessError:
+      return "local access error";
+    case WorkStatus::kRetryExceeded:
+      return "transport retries exceeded";
+    case WorkStatus::kRnrRetryExceeded:
+      return "RNR retries exceeded";
   }
   return "unknown work status";
 }

@@ -1,4 +1,5 @@
-// QpTransport: the seam behind which the wire semantics of a QP stand. RdmapStream (iWARP) implements it.
+// QpTransport: the seam behind which the wire semantics of a QP stand. RdmapStream (iWARP) and IbTransport (InfiniBand)
+// implement it.
 //
 // Sans-IO: no clock, thread, lock or stream. The connection drives it: commands from above (Submit, Close), handlers
 // from below (OnRecord, OnPlaced, OnSent, OnLost), outputs taken until empty (FillTx, Take...), one deadline. Outcomes
@@ -18,14 +19,26 @@
 
 namespace stagecoach::emu {
 
-// A fault that ended a stream, as it travels in an RDMAP Terminate (RFC 5040 section 4.8) and as people read it.
+// What the owner of the QP has to do about a fault, where no Terminate says it.
+enum class FaultKind : uint8_t {
+  kProtocol,    // the peer's request made no sense: error state, IBV_EVENT_QP_REQ_ERR
+  kProtection,  // it named memory it may not use so: error state, IBV_EVENT_QP_ACCESS_ERR
+  kWork,        // a work request failed, and its completion says all: error state, no event
+  kSendQueue,   // the same of a transport that has no connection to lose (UC): IBV_QPS_SQE, and receiving goes on
+};
+
+// A fault that ended a stream, as it travels in an RDMAP Terminate (RFC 5040 section 4.8), or that ended an InfiniBand
+// connection, and as people read it.
 struct TransportFault {
   uint8_t layer = 0;  // 0 RDMAP, 1 DDP, 2 LLP (MPA)
   uint8_t error_type = 0;
   uint8_t error_code = 0;
   bool from_peer = false;      // the peer's Terminate, else ours
   bool siw_bit_order = false;  // decoded through the quirk of Linux siw
-  std::string description;     // "DDP tagged buffer: invalid STag (our Write of 64 bytes to STag 0x1234)"
+  // InfiniBand alone; there the three codes above are 0.
+  FaultKind kind = FaultKind::kProtocol;
+  uint8_t syndrome = 0;     // of the NAK that was sent or received; 0 without one
+  std::string description;  // "DDP tagged buffer: invalid STag (our Write of 64 bytes to STag 0x1234)"
 };
 
 class QpTransport {
@@ -85,6 +98,9 @@ class QpTransport {
 
   // --- State ---
 
+  // True once: the first packet of the peer has come, which tells a program that still holds the QP in RTR that the
+  // connection is there (IBV_EVENT_COMM_EST). Never for transports whose connection manager tells that.
+  virtual bool TakeFirstPacket() { return false; }
   // True while records may be received.
   virtual bool Receiving() const = 0;
   // True once the stream must be closed: after a fault, when the Terminate (if any) has been sent.

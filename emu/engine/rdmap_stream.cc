@@ -32,6 +32,8 @@ TerminateCode ReadSourceCode(MemoryFault fault) {
       return terminate::kRdmapBounds;
     case MemoryFault::kNoPermission:
       return terminate::kRdmapAccess;
+    case MemoryFault::kMisaligned:  // of atomics alone
+      break;
   }
   return terminate::kRdmapProtectionUnspecified;
 }
@@ -49,6 +51,8 @@ TerminateCode WriteTargetCode(MemoryFault fault) {
       return terminate::kDdpBounds;
     case MemoryFault::kNoPermission:
       return terminate::kRdmapAccess;
+    case MemoryFault::kMisaligned:
+      break;
   }
   return terminate::kDdpInvalidStag;
 }
@@ -70,22 +74,25 @@ bool Wraps(uint64_t offset, uint64_t length) {
   return length > 0 && offset + (length - 1) < offset;
 }
 
-const char* OpcodeName(const SendWork& work) {
-  switch (work.opcode) {
+// Immediate data and atomics are RFC 7306's.
+bool IsCarried(SendOpcode opcode) {
+  switch (opcode) {
     case SendOpcode::kSend:
-      return "Send";
     case SendOpcode::kSendInvalidate:
-      return "Send with Invalidate";
     case SendOpcode::kWrite:
-      return "Write";
     case SendOpcode::kRead:
-      return "Read";
+      return true;
+    case SendOpcode::kSendImmediate:
+    case SendOpcode::kWriteImmediate:
+    case SendOpcode::kCompareSwap:
+    case SendOpcode::kFetchAdd:
+      break;
   }
-  return "work request";
+  return false;
 }
 
 std::string DescribeWork(const SendWork& work, uint32_t length) {
-  std::string text = std::string("our ") + OpcodeName(work) + " of " + std::to_string(length) + " bytes";
+  std::string text = std::string("our ") + ToString(work.opcode) + " of " + std::to_string(length) + " bytes";
   if (work.opcode == SendOpcode::kWrite) text += " to " + StagText(work.remote_stag);
   if (work.opcode == SendOpcode::kRead) text += " from " + StagText(work.remote_stag);
   return text;
@@ -694,6 +701,10 @@ bool RdmapStream::MayStartWork() const {
 // The checks a device makes when it begins a work request: its scatter/gather list against local memory.
 WorkStatus RdmapStream::CheckWork(const SendWork& work, uint32_t* length, std::string* why) {
   *length = 0;
+  if (!IsCarried(work.opcode)) {
+    *why = "not an operation of RFC 5040";
+    return WorkStatus::kLocalOperationError;
+  }
   if (work.opcode == SendOpcode::kRead && options_.ord == 0) {
     *why = "no outstanding Reads were agreed on (ORD 0)";
     return WorkStatus::kLocalOperationError;
@@ -724,7 +735,7 @@ bool RdmapStream::StartWork() {
   if (status != WorkStatus::kSuccess) {
     entry.phase = SendEntry::Phase::kDone;
     entry.status = status;
-    Trace(trace_, now_, name_, "work.refused", {{"opcode", OpcodeName(work)}, {"status", ToString(status)}});
+    Trace(trace_, now_, name_, "work.refused", {{"opcode", ToString(work.opcode)}, {"status", ToString(status)}});
     Fault(terminate::kRdmapLocalCatastrophic, DescribeWork(work, entry.length) + ": " + why);
     return false;
   }
@@ -734,7 +745,7 @@ bool RdmapStream::StartWork() {
   if (work.opcode == SendOpcode::kSend || work.opcode == SendOpcode::kSendInvalidate) entry.msn = next_send_msn_++;
   if (work.opcode == SendOpcode::kRead) entry.msn = next_read_msn_++;
   Trace(trace_, now_, name_, "work.started",
-        {{"opcode", OpcodeName(work)}, {"length", uint64_t{entry.length}}, {"msn", uint64_t{entry.msn}}});
+        {{"opcode", ToString(work.opcode)}, {"length", uint64_t{entry.length}}, {"msn", uint64_t{entry.msn}}});
   return true;
 }
 

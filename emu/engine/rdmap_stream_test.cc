@@ -405,6 +405,20 @@ TEST_F(RdmapStreamTest, UnsignaledWorkIsReportedToo) {
   EXPECT_FALSE(sends[0].work->signaled);
 }
 
+TEST_F(RdmapStreamTest, OperationsOfOtherTransportsFailAsLocalOperations) {
+  for (const SendOpcode opcode :
+       {SendOpcode::kSendImmediate, SendOpcode::kWriteImmediate, SendOpcode::kCompareSwap, SendOpcode::kFetchAdd}) {
+    End end{RdmapOptions{}, "c"};
+    const uint32_t local = end.memory.Add(8);
+    end.Post({.opcode = opcode, .remote_stag = 1}, {end.Sge(local, 0, 8)});
+    end.Post({.opcode = SendOpcode::kSend});
+    end.Fill();
+    ExpectTerminate(end, terminate::kRdmapLocalCatastrophic);
+    EXPECT_THAT(end.TakeSendStatuses(), ElementsAre(WorkStatus::kLocalOperationError, WorkStatus::kFlushed))
+        << ToString(opcode);
+  }
+}
+
 // --- Order and limits ---
 
 TEST_F(RdmapStreamTest, CompletionsComeInOrderOfSubmission) {

@@ -8,7 +8,19 @@
 
 namespace stagecoach::emu {
 
-enum class SendOpcode : uint8_t { kSend, kSendInvalidate, kWrite, kRead };
+// What a transport cannot carry completes with kLocalOperationError: RdmapStream knows the first four, UC no Reads,
+// atomics and invalidations.
+enum class SendOpcode : uint8_t {
+  kSend,
+  kSendInvalidate,
+  kWrite,
+  kRead,
+  kSendImmediate,
+  kWriteImmediate,
+  kCompareSwap,
+  kFetchAdd,
+};
+const char* ToString(SendOpcode opcode);
 
 // One part of a scatter/gather list: `length` bytes at `address` (the region's iova) under local key `lkey`.
 struct ScatterGather {
@@ -24,12 +36,15 @@ struct SendWork {
   SendOpcode opcode = SendOpcode::kSend;
   bool signaled = false;
   bool solicited = false;  // Send with Solicited Event
-  bool fence = false;      // start only when earlier Reads are complete
+  bool fence = false;      // start only when earlier Reads and atomics are complete
   bool is_inline = false;  // payload is `inline_data`, not `sges`
   std::span<const ScatterGather> sges;
   ConstBytes inline_data;
-  uint32_t remote_stag = 0;  // Write, Read: the peer's; Send with Invalidate: the STag to invalidate
+  uint32_t remote_stag = 0;  // Write, Read, atomics: the peer's; Send with Invalidate: the STag to invalidate
   uint64_t remote_offset = 0;
+  uint32_t immediate = 0;    // four bytes for the peer, as they stand in memory (imm_data of verbs)
+  uint64_t compare_add = 0;  // atomics: what is added, or what must be there for the swap
+  uint64_t swap = 0;
 };
 
 // A posted Receive: owned by the NIC's receive queue, valid until its completion is taken.
@@ -47,7 +62,7 @@ class ReceiveSource {
   virtual const ReceiveWork* TakeReceive() = 0;
 };
 
-// Verbs completion statuses this engine can produce; the shim maps them one to one (ibv_wc_status).
+// Verbs completion statuses the engines can produce; the shim maps them one to one (ibv_wc_status).
 enum class WorkStatus : uint8_t {
   kSuccess,
   kLocalLengthError,
@@ -58,20 +73,27 @@ enum class WorkStatus : uint8_t {
   kRemoteAccessError,
   kRemoteOperationError,
   kFatal,
+  kBadResponse,       // the peer's answer makes no sense (IBV_WC_BAD_RESP_ERR)
+  kLocalAccessError,  // the peer's Write with Immediate took this Receive and may not write there
+  kRetryExceeded,     // no answer, as often as it was tried (IBV_WC_RETRY_EXC_ERR)
+  kRnrRetryExceeded,  // no Receive, as often as it was tried
 };
 const char* ToString(WorkStatus status);
 
 struct SendCompletion {
   const SendWork* work = nullptr;
   WorkStatus status = WorkStatus::kSuccess;
-  uint32_t byte_length = 0;  // Reads: bytes placed
+  uint32_t byte_length = 0;  // Reads and atomics: bytes placed
 };
 
 struct ReceiveCompletion {
   const ReceiveWork* work = nullptr;
   WorkStatus status = WorkStatus::kSuccess;
-  uint32_t byte_length = 0;
+  uint32_t byte_length = 0;  // of the message; nothing of a Write with Immediate is in the Receive itself
   bool solicited = false;
+  bool write_immediate = false;  // consumed by a Write with Immediate
+  bool has_immediate = false;
+  uint32_t immediate = 0;    // as SendWork's
   bool invalidated = false;  // the Send named an STag, and it was invalidated
   uint32_t invalidated_stag = 0;
 };

@@ -49,6 +49,8 @@ bool Grants(uint32_t access, MemoryAccess wanted) {
       return (access & kAccessRemoteRead) != 0;
     case MemoryAccess::kRemoteWrite:
       return (access & kAccessRemoteWrite) != 0;
+    case MemoryAccess::kRemoteAtomic:
+      return (access & kAccessRemoteAtomic) != 0;
   }
   return false;
 }
@@ -408,6 +410,23 @@ Result<MemoryPin, MemoryFault> RegistryPort::Pin(uint32_t stag, uint64_t tagged_
 
 Result<void, MemoryFault> RegistryPort::InvalidateRemotely(uint32_t stag) {
   return registry_.InvalidateRemotely(pd_, qp_number_, stag);
+}
+
+Result<uint64_t, MemoryFault> RegistryPort::Atomic(uint32_t stag, uint64_t tagged_offset, AtomicOp op, uint64_t operand,
+                                                   uint64_t compare) {
+  constexpr size_t kSize = sizeof(uint64_t);
+  if (tagged_offset % kSize != 0) return Err(MemoryFault::kMisaligned);
+  const Result<MemoryPin, MemoryFault> pin = Pin(stag, tagged_offset, kSize, MemoryAccess::kRemoteAtomic);
+  if (!pin) return Err(pin.error());
+  std::byte* const at = pin->bytes().data();
+  // The region's iova says nothing about where it lies in this process.
+  if (reinterpret_cast<uintptr_t>(at) % std::atomic_ref<uint64_t>::required_alignment != 0) {
+    return Err(MemoryFault::kMisaligned);
+  }
+  const std::atomic_ref<uint64_t> word(*reinterpret_cast<uint64_t*>(at));
+  if (op == AtomicOp::kFetchAdd) return word.fetch_add(operand);
+  word.compare_exchange_strong(compare, operand);
+  return compare;  // what was there, whether it was swapped or not
 }
 
 void RegistryPort::Unpin(uint32_t token) {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
+#include <atomic>
 #include <cerrno>
 #include <map>
 #include <set>
@@ -336,6 +337,62 @@ TEST_F(MemoryRegistryTest, RandomOperationsAgreeWithAModel) {
 }
 
 // A pin excludes the end of its region: bytes written under a pin are never written after Deregister has returned.
+TEST_F(MemoryRegistryTest, AtomicsReturnWhatStoodThereAndNeedTheirOwnRight) {
+  const uint32_t stag = *registry_.Register(Request(64, kAccessLocalWrite | kAccessRemoteAtomic));
+  const uint32_t plain = *registry_.Register(Request(64));
+  RegistryPort port(registry_, kPd, kQp);
+  RegistryPort elsewhere(registry_, kPd + 1, kQp);
+  auto* words = reinterpret_cast<uint64_t*>(memory_.data());
+  words[1] = 40;
+  EXPECT_EQ(port.Atomic(stag, 0x10008, AtomicOp::kFetchAdd, 2, 0).value(), 40u);
+  EXPECT_EQ(words[1], 42u);
+  EXPECT_EQ(port.Atomic(stag, 0x10008, AtomicOp::kCompareSwap, 7, 41).value(), 42u);
+  EXPECT_EQ(words[1], 42u);
+  EXPECT_EQ(port.Atomic(stag, 0x10008, AtomicOp::kCompareSwap, 7, 42).value(), 42u);
+  EXPECT_EQ(words[1], 7u);
+  EXPECT_EQ(port.Atomic(stag, 0x10008, AtomicOp::kFetchAdd, UINT64_MAX, 0).value(), 7u);  // wraps: minus one
+  EXPECT_EQ(words[1], 6u);
+  const auto fault = [](const Result<uint64_t, MemoryFault>& result) {
+    EXPECT_FALSE(result.has_value());
+    return result.has_value() ? MemoryFault::kUnknownStag : result.error();
+  };
+  EXPECT_EQ(fault(port.Atomic(plain, 0x10008, AtomicOp::kFetchAdd, 1, 0)), MemoryFault::kNoPermission);
+  EXPECT_EQ(fault(port.Atomic(stag, 0x10040, AtomicOp::kFetchAdd, 1, 0)), MemoryFault::kOutOfRange);
+  EXPECT_EQ(fault(port.Atomic(stag ^ 1, 0x10008, AtomicOp::kFetchAdd, 1, 0)), MemoryFault::kStaleStag);
+  EXPECT_EQ(fault(elsewhere.Atomic(stag, 0x10008, AtomicOp::kFetchAdd, 1, 0)), MemoryFault::kForeignStag);
+  EXPECT_EQ(words[1], 6u);
+  EXPECT_EQ(registry_.Deregister(stag), 0);  // no pin was left
+}
+
+TEST_F(MemoryRegistryTest, AtomicsNeedBothTheirOffsetAndTheirMemoryAligned) {
+  RegistryPort port(registry_, kPd, kQp);
+  RegionRequest request = Request(64, kAccessLocalWrite | kAccessRemoteAtomic);
+  const uint32_t stag = *registry_.Register(request);
+  for (uint64_t offset = 1; offset < 8; ++offset) {
+    EXPECT_EQ(port.Atomic(stag, 0x10000 + offset, AtomicOp::kFetchAdd, 1, 0).error(), MemoryFault::kMisaligned);
+  }
+  // An iova that is aligned although the memory is not.
+  request.address = memory_.data() + 4;
+  const uint32_t shifted = *registry_.Register(request);
+  EXPECT_EQ(port.Atomic(shifted, 0x10000, AtomicOp::kFetchAdd, 1, 0).error(), MemoryFault::kMisaligned);
+}
+
+TEST_F(MemoryRegistryTest, AtomicsOfSeveralThreadsLoseNothing) {
+  const uint32_t stag = *registry_.Register(Request(8, kAccessLocalWrite | kAccessRemoteAtomic));
+  constexpr int kEach = 10000;
+  const auto add = [&] {
+    RegistryPort port(registry_, kPd, kQp);
+    for (int i = 0; i < kEach; ++i) ASSERT_TRUE(port.Atomic(stag, 0x10000, AtomicOp::kFetchAdd, 1, 0).has_value());
+  };
+  std::thread first(add), second(add);
+  // The program's own atomics take part.
+  std::atomic_ref<uint64_t> word(*reinterpret_cast<uint64_t*>(memory_.data()));
+  for (int i = 0; i < kEach; ++i) word.fetch_add(1);
+  first.join();
+  second.join();
+  EXPECT_EQ(word.load(), uint64_t{3} * kEach);
+}
+
 TEST_F(MemoryRegistryTest, DeregistrationWaitsForPinsOnOtherThreads) {
   std::atomic<uint32_t> stag{*registry_.Register(Request(64))};
   std::atomic<bool> stop{false};

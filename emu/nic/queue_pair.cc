@@ -29,6 +29,10 @@ CompletionStatus StatusOf(WorkStatus status) {
       return CompletionStatus::kRemoteAccessError;
     case WorkStatus::kRemoteOperationError:
       return CompletionStatus::kRemoteOperationError;
+    case WorkStatus::kBadResponse:  // the next four no RdmapStream reports
+    case WorkStatus::kLocalAccessError:
+    case WorkStatus::kRetryExceeded:
+    case WorkStatus::kRnrRetryExceeded:
     case WorkStatus::kFatal:
       break;
   }

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <deque>
 #include <vector>
 
@@ -22,7 +23,8 @@ class FakeMemory final : public MemoryPort {
     kLocalWrite = 1,
     kRemoteRead = 2,
     kRemoteWrite = 4,
-    kAll = kLocalWrite | kRemoteRead | kRemoteWrite,
+    kRemoteAtomic = 8,
+    kAll = kLocalWrite | kRemoteRead | kRemoteWrite | kRemoteAtomic,
   };
 
   ~FakeMemory() override { STAGECOACH_CHECK(pins_ == 0); }
@@ -50,6 +52,8 @@ class FakeMemory final : public MemoryPort {
   void MakeForeign(uint32_t stag) { At(stag).foreign = true; }
 
   int pins() const { return pins_; }
+  // Atomics that were carried out.
+  int atomics() const { return atomics_; }
   bool GuardsIntact() const {
     const auto is_guard = [](std::byte b) { return b == std::byte{kGuard}; };
     return std::all_of(regions_.begin(), regions_.end(), [&](const Region& region) {
@@ -78,6 +82,19 @@ class FakeMemory final : public MemoryPort {
     return {};
   }
 
+  Result<uint64_t, MemoryFault> Atomic(uint32_t stag, uint64_t tagged_offset, AtomicOp op, uint64_t operand,
+                                       uint64_t compare) override {
+    uint64_t value = 0;
+    if (tagged_offset % sizeof(value) != 0) return Err(MemoryFault::kMisaligned);
+    const auto pin = Pin(stag, tagged_offset, sizeof(value), MemoryAccess::kRemoteAtomic);
+    if (!pin) return Err(pin.error());
+    ++atomics_;
+    std::memcpy(&value, pin->bytes().data(), sizeof(value));
+    const uint64_t next = op == AtomicOp::kFetchAdd ? value + operand : value == compare ? operand : value;
+    std::memcpy(pin->bytes().data(), &next, sizeof(next));
+    return value;
+  }
+
  private:
   static constexpr size_t kGuardSize = 64;
   static constexpr uint8_t kGuard = 0xa5;
@@ -100,6 +117,8 @@ class FakeMemory final : public MemoryPort {
         return kRemoteRead;
       case MemoryAccess::kRemoteWrite:
         return kRemoteWrite;
+      case MemoryAccess::kRemoteAtomic:
+        return kRemoteAtomic;
     }
     return kAll;
   }
@@ -117,6 +136,7 @@ class FakeMemory final : public MemoryPort {
 
   std::deque<Region> regions_;
   int pins_ = 0;
+  int atomics_ = 0;
 };
 
 }  // namespace stagecoach::emu
