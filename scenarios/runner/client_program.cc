@@ -480,8 +480,10 @@ bool ClientProgram::MayBeLost(const CallError& error) const {
   // One whose reply comes at the same moment has a window that is invalidated by the peer and once more by this end,
   // which the device refuses.
   if (!cancelled_.empty() && error.message.find(kInvalidatedTwice) != std::string::npos) return true;
-  // A server that cannot register what a call needs lets the connection go; word of it travels no longer than a call.
-  return stage_.FailedRegistration(spec_.server(), std::max(connection_since_, stage_.Now() - patience_));
+  // A server that cannot register what a call needs lets the connection go. Word of it travels no longer than a call,
+  // unless it is held up.
+  const Instant heard = Disturbed() ? connection_since_ : std::max(connection_since_, stage_.Now() - patience_);
+  return stage_.FailedRegistration(spec_.server(), heard);
 }
 
 std::string ClientProgram::Judge(const Pending& pending, const CallError& error) {
