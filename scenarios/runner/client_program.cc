@@ -539,8 +539,12 @@ std::string ClientProgram::JudgeConnecting(const CallError& error) const {
     const auto& copies = stage_.scenario().file_copy();
     const auto rivals = static_cast<uint32_t>(std::count_if(clients.begin(), clients.end(), to_server) +
                                               std::count_if(copies.begin(), copies.end(), to_server));
-    // A connection that is being replaced may still count.
-    if (rivals * 2 > service_->clients_max()) return "";
+    // A connection that is being replaced may still count, and so may any number of them while the service holds calls
+    // of theirs.
+    const bool changes_often = std::any_of(clients.begin(), clients.end(), [&](const Client& other) {
+      return to_server(other) && other.calls_per_connection() > 0;
+    });
+    if (rivals * 2 > service_->clients_max() || (changes_often && service_->has_clients_max())) return "";
     if (stage_.FailedRegistration(spec_.server(), connection_since_)) return "";
   }
   return "nothing in the scenario explains it";
