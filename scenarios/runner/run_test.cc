@@ -174,7 +174,7 @@ TEST(Excuses, AConnectionIsNotLostForNothing) {
 TEST(Excuses, ACancelledCallIsNoneOnceItsReplyHasCome) {
   const Scenario scenario = Parse(std::string(kPair) + R"(
       client { name: 'c' host: 'b' server: 'a'
-               call { result_bytes: 5000 service_ns: 100000 cancel_ns: 50000 } )" +
+               call { result_bytes: 100 service_ns: 100000 cancel_ns: 50000 } )" +
                                   kWork + "}");
   EXPECT_EQ(Rules(RunScenario(scenario)), "");
   EXPECT_EQ(FirstRule(RunScenario(scenario, SecretReset(10ms + 500us))), "connection.lost");
