@@ -3,8 +3,10 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <signal.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -208,6 +210,73 @@ TEST_F(TcpFabricTest, ListeningTwiceOnOnePortFailsUntilTheFirstListenerIsGone) {
   first->reset();
   EXPECT_TRUE(fabric_.Listen(address, 8, [](std::unique_ptr<Stream>) {}).has_value());
   EXPECT_EQ(fabric_.Listen(IpEndpoint{}, 8, [](std::unique_ptr<Stream>) {}).error().error, EAFNOSUPPORT);
+}
+
+TEST_F(TcpFabricTest, AHeldPortCanBeListenedOnAndConnectedFromByItsHolder) {
+  auto held = fabric_.HoldPort({}, Loopback());
+  ASSERT_TRUE(held.has_value());
+  const IpEndpoint local = (*held)->local();
+  ASSERT_NE(local.port, 0);
+  // Nobody listens yet.
+  EXPECT_EQ(ConnectTo(local).error().error, ECONNREFUSED);
+  // Somebody who does not reuse addresses cannot have it.
+  sockaddr_storage address;
+  const socklen_t length = local.ToSockaddr(&address);
+  const int other = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  EXPECT_EQ(bind(other, reinterpret_cast<const sockaddr*>(&address), length), -1);
+  EXPECT_EQ(errno, EADDRINUSE);
+  held->reset();
+  EXPECT_EQ(bind(other, reinterpret_cast<const sockaddr*>(&address), length), 0);
+  close(other);
+
+  held = fabric_.HoldPort({}, Loopback());
+  ASSERT_TRUE(held.has_value());
+  auto listener = fabric_.Listen((*held)->local(), 1, [](std::unique_ptr<Stream>) {});
+  ASSERT_TRUE(listener.has_value());
+  EXPECT_EQ(fabric_.HoldPort({}, (*held)->local()).error().error, EADDRINUSE);
+
+  held = fabric_.HoldPort({}, Loopback());
+  ASSERT_TRUE(held.has_value());
+  const StreamResult stream = ConnectTo((*listener)->local(), (*held)->local());
+  ASSERT_TRUE(stream.has_value());
+  EXPECT_EQ((*stream)->local(), (*held)->local());
+}
+
+TEST_F(TcpFabricTest, StreamsOfBothEndsHaveTheServiceClassAskedFor) {
+  for (const char* address : {"127.0.0.1", "::1"}) {
+    SCOPED_TRACE(address);
+    std::promise<std::unique_ptr<Stream>> accepted;
+    auto listener = fabric_.ListenWith(
+        {.service_class = 0x48}, *IpEndpoint::Parse(address, 0), 8,
+        [&](std::unique_ptr<Stream> stream) { accepted.set_value(std::move(stream)); });
+    ASSERT_TRUE(listener.has_value());
+    std::promise<StreamResult> done;
+    const auto attempt = fabric_.ConnectWith({.service_class = 0x28}, {}, (*listener)->local(), [&](StreamResult result) {
+      done.set_value(std::move(result));
+    });
+    const auto class_of = [&](const Stream& stream) {
+      const bool six = stream.local().family == IpEndpoint::Family::kIpv6;
+      int value = -1;
+      socklen_t length = sizeof value;
+      EXPECT_EQ(getsockopt(stream.PollDescriptor(), six ? IPPROTO_IPV6 : IPPROTO_IP, six ? IPV6_TCLASS : IP_TOS, &value,
+                           &length),
+                0);
+      return value;
+    };
+    const StreamResult connected = done.get_future().get();
+    ASSERT_TRUE(connected.has_value());
+    EXPECT_EQ(class_of(**connected), 0x28);
+    EXPECT_EQ(class_of(*accepted.get_future().get()), 0x48);
+  }
+}
+
+TEST_F(TcpFabricTest, AListenerOfItsOwnFamilyOnlyTakesNoIpv4) {
+  auto listener = fabric_.ListenWith({.own_family_only = true}, *IpEndpoint::Parse("::", 0), 8,
+                                     [](std::unique_ptr<Stream>) {});
+  ASSERT_TRUE(listener.has_value());
+  const uint16_t port = (*listener)->local().port;
+  EXPECT_EQ(ConnectTo(Loopback(port)).error().error, ECONNREFUSED);
+  EXPECT_TRUE(ConnectTo(*IpEndpoint::Parse("::1", port)).has_value());
 }
 
 TEST_F(TcpFabricTest, HalfCloseLetsTheOtherDirectionGoOn) {
