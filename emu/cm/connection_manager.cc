@@ -588,6 +588,7 @@ int ConnectionManager::Core::ResolveAddress(const std::shared_ptr<CmId>& id, con
     // A stream finds a port by itself when it connects; many may then have the same one, towards different peers.
     if (source.port == 0) {
       id->local_ = source;
+      id->local_.family = destination.family;
     } else if (const int error = TakePort(id.get(), source); error != 0) {
       return error;
     }

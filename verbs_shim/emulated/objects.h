@@ -5,7 +5,6 @@
 #pragma once
 
 #include <infiniband/verbs.h>
-#include <rdma/rdma_cma.h>
 
 #include <memory>
 #include <mutex>
@@ -53,19 +52,6 @@ struct ShimCq : ibv_cq {
 struct ShimQp : ibv_qp {
   emu::QueuePair* pair = nullptr;
   emu::EventAccount* events = nullptr;
-};
-
-struct ShimEventChannel : rdma_event_channel {
-  std::shared_ptr<emu::CmChannel> channel;
-};
-
-struct ShimId : rdma_cm_id {
-  emu::Host* host = nullptr;
-  std::shared_ptr<emu::CmId> cm;
-};
-
-struct ShimCmEvent : rdma_cm_event {
-  emu::CmEvent source;
 };
 
 // What this layer hangs on a host: its device as the API shows it, and what rdma_cm needs one of per device.

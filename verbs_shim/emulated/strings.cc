@@ -1,5 +1,7 @@
 // Names of values, for people. Never null, whatever the value.
 
+#include <rdma/rdma_cma.h>
+
 #include "verbs_shim/emulated/objects.h"
 
 extern "C" {

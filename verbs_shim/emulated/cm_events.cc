@@ -1,0 +1,153 @@
+// rdma_cm: event channels, and events with their acknowledgement.
+
+#include <cerrno>
+#include <mutex>
+#include <set>
+#include <utility>
+
+#include "verbs_shim/emulated/cm_objects.h"
+
+namespace stagecoach::verbs::emulated {
+namespace {
+
+using emu::CmChannel;
+using emu::CmEventType;
+
+rdma_cm_event_type ToRdma(CmEventType type) {
+  switch (type) {
+    case CmEventType::kAddressResolved:
+      return RDMA_CM_EVENT_ADDR_RESOLVED;
+    case CmEventType::kAddressError:
+      return RDMA_CM_EVENT_ADDR_ERROR;
+    case CmEventType::kRouteResolved:
+      return RDMA_CM_EVENT_ROUTE_RESOLVED;
+    case CmEventType::kConnectRequest:
+      return RDMA_CM_EVENT_CONNECT_REQUEST;
+    case CmEventType::kConnectError:
+      return RDMA_CM_EVENT_CONNECT_ERROR;
+    case CmEventType::kUnreachable:
+      return RDMA_CM_EVENT_UNREACHABLE;
+    case CmEventType::kRejected:
+      return RDMA_CM_EVENT_REJECTED;
+    case CmEventType::kEstablished:
+      return RDMA_CM_EVENT_ESTABLISHED;
+    case CmEventType::kDisconnected:
+      return RDMA_CM_EVENT_DISCONNECTED;
+  }
+  return RDMA_CM_EVENT_CONNECT_ERROR;
+}
+
+// The events programs hold, so that a second acknowledgement of one is told from a first. Never destroyed: programs may
+// acknowledge in their own static destructors.
+class HeldEvents {
+ public:
+  static HeldEvents& Get() {
+    static auto* const held = new HeldEvents;
+    return *held;
+  }
+  void Add(rdma_cm_event* event) {
+    std::lock_guard lock(mutex_);
+    events_.insert(event);
+  }
+  bool Remove(rdma_cm_event* event) {
+    std::lock_guard lock(mutex_);
+    return events_.erase(event) > 0;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::set<rdma_cm_event*> events_;
+};
+
+// The id of a connect request. Null, with errno set, when it is to have a channel of its own and there can be none.
+std::unique_ptr<ShimId> NewChild(rdma_event_channel* channel, ShimId* listener, const emu::CmEvent& source) {
+  std::unique_ptr<ShimEventChannel> own;
+  if (listener->own_channel != nullptr) {
+    own = NewEventChannel();
+    if (own == nullptr) return nullptr;
+    listener->host->cm().Migrate(source.id, own->channel);
+  }
+  auto child = NewId(own != nullptr ? own.get() : channel, listener->context, listener->ps);
+  child->own_channel = std::move(own);
+  child->host = listener->host;
+  child->cm = source.id;
+  child->cm->cookie = child.get();
+  return child;
+}
+
+}  // namespace
+
+std::unique_ptr<ShimEventChannel> NewEventChannel() {
+  std::shared_ptr<CmChannel> created = emu::World::Current().current_host().cm().CreateChannel();
+  if (!created->usable()) return FailWith(EMFILE);
+  auto channel = std::make_unique<ShimEventChannel>();
+  channel->channel = std::move(created);
+  channel->fd = channel->channel->fd();
+  return channel;
+}
+
+}  // namespace stagecoach::verbs::emulated
+
+using namespace stagecoach;  // NOLINT: the entry points stand in the global namespace
+using namespace stagecoach::verbs::emulated;
+
+extern "C" {
+
+struct rdma_event_channel* rdma_create_event_channel(void) {
+  return NewEventChannel().release();
+}
+
+void rdma_destroy_event_channel(struct rdma_event_channel* channel) {
+  delete static_cast<ShimEventChannel*>(channel);
+}
+
+int rdma_get_cm_event(struct rdma_event_channel* channel, struct rdma_cm_event** event) {
+  if (channel == nullptr || event == nullptr) return Answer(EINVAL);
+  for (;;) {
+    auto got = static_cast<ShimEventChannel*>(channel)->channel->GetEvent();
+    if (!got) return Answer(got.error());
+    auto shim = std::make_unique<ShimCmEvent>();
+    shim->source = std::move(*got);
+    const emu::CmEvent& source = shim->source;
+    shim->event = ToRdma(source.type);
+    shim->status = source.status;
+    if (source.type == CmEventType::kConnectRequest) {
+      auto* listener = static_cast<ShimId*>(source.listener->cookie);
+      std::unique_ptr<ShimId> child = NewChild(channel, listener, source);
+      if (child == nullptr) {
+        // Nobody will hear of this request: it is rejected.
+        listener->host->cm().Destroy(source.id);
+        CmChannel::Acknowledge(source);
+        continue;
+      }
+      shim->listen_id = listener;
+      child.release();  // the program's, from here on
+    }
+    auto* id = static_cast<ShimId*>(source.id->cookie);
+    shim->id = id;
+    Refresh(id);
+    // As far as the program is concerned the QP is connected from here on; it may not have destroyed it before. Later
+    // events leave the QP alone: its owner may be destroying it.
+    if (source.type == CmEventType::kEstablished && id->qp != nullptr) id->qp->state = IBV_QPS_RTS;
+    rdma_conn_param& parameters = shim->param.conn;
+    const std::vector<std::byte>& private_data = source.parameters.private_data;
+    parameters.private_data = private_data.empty() ? nullptr : private_data.data();
+    parameters.private_data_len = static_cast<uint8_t>(private_data.size());
+    parameters.responder_resources = source.parameters.responder_resources;
+    parameters.initiator_depth = source.parameters.initiator_depth;
+    HeldEvents::Get().Add(shim.get());
+    *event = shim.release();
+    return 0;
+  }
+}
+
+// An event that has been acknowledged is not there any more: EINVAL, and nothing else happens.
+int rdma_ack_cm_event(struct rdma_cm_event* event) {
+  if (!HeldEvents::Get().Remove(event)) return Answer(EINVAL);
+  // The id may be gone once it is acknowledged.
+  const std::unique_ptr<ShimCmEvent> shim(static_cast<ShimCmEvent*>(event));
+  CmChannel::Acknowledge(shim->source);
+  return 0;
+}
+
+}  // extern "C"

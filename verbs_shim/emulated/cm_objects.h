@@ -1,0 +1,62 @@
+// The shim's objects of rdma_cm, and what its files share.
+//
+// An id is asynchronous, with a channel of the program's, or synchronous, with a channel of its own that nobody else
+// reads: there a call that has a result in an event waits for that event (Complete) and leaves it in the id.
+#pragma once
+
+#include <rdma/rdma_cma.h>
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "verbs_shim/emulated/objects.h"
+
+namespace stagecoach::verbs::emulated {
+
+struct ShimEventChannel : rdma_event_channel {
+  std::shared_ptr<emu::CmChannel> channel;
+};
+
+struct ShimId : rdma_cm_id {
+  emu::Host* host = nullptr;
+  std::shared_ptr<emu::CmId> cm;
+  std::unique_ptr<ShimEventChannel> own_channel;  // not null: synchronous, and `channel` is this one
+  // rdma_create_ep: of a listener, what the QPs of its requests are like; of an initiator, what goes before the
+  // program's private data.
+  std::optional<ibv_qp_init_attr> request_qp;
+  std::vector<std::byte> connect_data;
+};
+
+struct ShimCmEvent : rdma_cm_event {
+  emu::CmEvent source;
+};
+
+inline ShimId* ToShim(rdma_cm_id* id) {
+  return static_cast<ShimId*>(id);
+}
+inline emu::ConnectionManager& CmOf(const ShimId& id) {
+  return id.host->cm();
+}
+inline emu::CmId::State StateOf(const ShimId& id) {
+  return CmOf(id).Describe(*id.cm).state;
+}
+
+// The rdma_cm convention: 0, or -1 and errno.
+int Answer(int error);
+
+// Null, with errno set, when there is no descriptor left.
+std::unique_ptr<ShimEventChannel> NewEventChannel();
+// An id without an object of the manager.
+std::unique_ptr<ShimId> NewId(rdma_event_channel* channel, void* context, rdma_port_space port_space);
+// What programs read in the id, from what the manager knows.
+void Refresh(ShimId* id);
+
+// Of a synchronous id: acknowledges the event it holds.
+void ReleaseEvent(ShimId* id);
+// After a call that is answered by an event: of a synchronous id, waits for it and returns as its status says. In place
+// of the event before it, the id holds it until the next call.
+int Complete(ShimId* id);
+
+}  // namespace stagecoach::verbs::emulated

@@ -1,0 +1,150 @@
+// rdma_cm: options of ids, attributes of QPs that rdma_cm does not manage, and what iWARP has no use for.
+
+#include <infiniband/sa.h>
+#include <rdma/rdma_verbs.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "verbs_shim/emulated/cm_objects.h"
+
+namespace stagecoach::verbs::emulated {
+namespace {
+
+using State = emu::CmId::State;
+
+template <typename T>
+std::optional<T> ValueOf(const void* value, size_t length) {
+  if (value == nullptr || length != sizeof(T)) return std::nullopt;
+  T result;
+  std::memcpy(&result, value, sizeof(result));
+  return result;
+}
+
+int SetIdOption(ShimId* id, int name, const void* value, size_t length) {
+  switch (name) {
+    case RDMA_OPTION_ID_TOS: {
+      const auto service_class = ValueOf<uint8_t>(value, length);
+      return service_class ? CmOf(*id).SetServiceClass(id->cm, *service_class) : EINVAL;
+    }
+    case RDMA_OPTION_ID_REUSEADDR: {
+      const auto reuse = ValueOf<int>(value, length);
+      return reuse ? CmOf(*id).SetReuseAddress(id->cm, *reuse != 0) : EINVAL;
+    }
+    case RDMA_OPTION_ID_AFONLY: {
+      const auto only = ValueOf<int>(value, length);
+      return only ? CmOf(*id).SetOwnFamilyOnly(id->cm, *only != 0) : EINVAL;
+    }
+    // Of InfiniBand's transport. TCP measures its own.
+    case RDMA_OPTION_ID_ACK_TIMEOUT:
+      return ValueOf<uint8_t>(value, length) ? 0 : EINVAL;
+    default:
+      return EOPNOTSUPP;
+  }
+}
+
+// A path for an id that has its addresses is a resolved route. What the path says is InfiniBand's business: here the
+// host routes.
+int SetPath(ShimId* id, const void* value, size_t length) {
+  constexpr uint32_t kUsable = IBV_PATH_FLAG_GMP | IBV_PATH_FLAG_PRIMARY | IBV_PATH_FLAG_BIDIRECTIONAL;
+  if (value == nullptr || length % sizeof(ibv_path_data) != 0) return EINVAL;
+  const auto* bytes = static_cast<const char*>(value);
+  for (size_t offset = 0; offset < length; offset += sizeof(ibv_path_data)) {
+    ibv_path_data path;
+    std::memcpy(&path, bytes + offset, sizeof(path));
+    if (path.flags == kUsable) return CmOf(*id).ResolveRoute(id->cm);
+  }
+  return EINVAL;
+}
+
+}  // namespace
+}  // namespace stagecoach::verbs::emulated
+
+using namespace stagecoach;  // NOLINT: the entry points stand in the global namespace
+using namespace stagecoach::verbs::emulated;
+
+extern "C" {
+
+int rdma_set_option(struct rdma_cm_id* id, int level, int optname, void* optval, size_t optlen) {
+  ShimId* shim = ToShim(id);
+  if (level == RDMA_OPTION_ID) return Answer(SetIdOption(shim, optname, optval, optlen));
+  if (level != RDMA_OPTION_IB || optname != RDMA_OPTION_IB_PATH) return Answer(EOPNOTSUPP);
+  if (const int error = SetPath(shim, optval, optlen); error != 0) return Answer(error);
+  return Complete(shim);
+}
+
+// On iWARP connecting takes the QP to RTS: RTR and RTS need nothing of the program, so that the mask has no state.
+int rdma_init_qp_attr(struct rdma_cm_id* id, struct ibv_qp_attr* attributes, int* mask) {
+  if (attributes == nullptr || mask == nullptr || id->verbs == nullptr) return Answer(EINVAL);
+  attributes->port_num = id->port_num;
+  attributes->pkey_index = 0;
+  attributes->qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
+  switch (attributes->qp_state) {
+    case IBV_QPS_INIT:
+      *mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
+      return 0;
+    case IBV_QPS_RTR:
+      *mask = IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
+      return 0;
+    case IBV_QPS_RTS:
+      *mask = IBV_QP_PORT;
+      return 0;
+    default:
+      return Answer(EINVAL);
+  }
+}
+
+// Answers RDMA_CM_EVENT_CONNECT_RESPONSE, which iWARP does not have: its initiators are connected with the reply.
+int rdma_establish(struct rdma_cm_id*) {
+  return Answer(EINVAL);
+}
+
+// Tells InfiniBand's connection manager of what it did not see; iWARP's sees all.
+int rdma_notify(struct rdma_cm_id* id, enum ibv_event_type) {
+  const State state = StateOf(*ToShim(id));
+  const bool connects = state != State::kIdle && state != State::kBound && state != State::kAddressResolved &&
+                        state != State::kRouteResolved;
+  return Answer(id->verbs != nullptr && connects ? 0 : EINVAL);
+}
+
+// Enhanced connection establishment has no place in an MPA frame: what is set goes nowhere, and no peer has any.
+int rdma_set_local_ece(struct rdma_cm_id* id, struct ibv_ece* ece) {
+  return Answer(id->qp == nullptr && ece != nullptr ? 0 : EINVAL);
+}
+
+int rdma_get_remote_ece(struct rdma_cm_id* id, struct ibv_ece* ece) {
+  if (id->qp != nullptr || ece == nullptr) return Answer(EINVAL);
+  *ece = {};
+  return 0;
+}
+
+int rdma_reject_ece(struct rdma_cm_id* id, const void* private_data, uint8_t private_data_len) {
+  return rdma_reject(id, private_data, private_data_len);
+}
+
+// There are no datagrams on iWARP, so nothing to send to many.
+int rdma_join_multicast(struct rdma_cm_id*, struct sockaddr*, void*) {
+  return Answer(EOPNOTSUPP);
+}
+
+int rdma_join_multicast_ex(struct rdma_cm_id*, struct rdma_cm_join_mc_attr_ex*, void*) {
+  return Answer(EOPNOTSUPP);
+}
+
+int rdma_leave_multicast(struct rdma_cm_id*, struct sockaddr*) {
+  return Answer(EOPNOTSUPP);
+}
+
+// The device has no shared receive queues.
+int rdma_create_srq(struct rdma_cm_id*, struct ibv_pd*, struct ibv_srq_init_attr*) {
+  return Answer(EOPNOTSUPP);
+}
+
+int rdma_create_srq_ex(struct rdma_cm_id*, struct ibv_srq_init_attr_ex*) {
+  return Answer(EOPNOTSUPP);
+}
+
+void rdma_destroy_srq(struct rdma_cm_id*) {}
+
+}  // extern "C"
