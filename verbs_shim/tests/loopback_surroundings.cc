@@ -1,5 +1,6 @@
 // Real time, both ends in this process, over loopback; or over the address that STAGECOACH_TEST_ADDRESS names (IPv4),
-// for devices that do not answer on loopback, such as rxe on an Ethernet interface.
+// for devices that do not answer on loopback, such as rxe on an Ethernet interface. STAGECOACH_TEST_ADDRESS6 is its IPv6
+// address, if it has one.
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -8,6 +9,8 @@
 
 #include <chrono>
 #include <cstdlib>
+#include <thread>
+#include <utility>
 
 #include "base/check.h"
 
@@ -24,6 +27,22 @@ class LoopbackSurroundings final : public Surroundings {
   void ActAsClient() override {}
 
   sockaddr_storage ServerAddress() const override { return Address(); }
+
+  std::optional<sockaddr_storage> ServerAddress6() const override {
+    const char* named = std::getenv("STAGECOACH_TEST_ADDRESS6");
+    if (named == nullptr && std::getenv("STAGECOACH_TEST_ADDRESS") != nullptr) return std::nullopt;
+    sockaddr_storage storage{};
+    auto* address = reinterpret_cast<sockaddr_in6*>(&storage);
+    address->sin6_family = AF_INET6;
+    STAGECOACH_CHECK(inet_pton(AF_INET6, named != nullptr ? named : "::1", &address->sin6_addr) == 1);
+    // A host without IPv6 cannot bind it.
+    const int probe = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    const bool usable =
+        probe >= 0 && bind(probe, reinterpret_cast<const sockaddr*>(address), sizeof(sockaddr_in6)) == 0;
+    if (probe >= 0) close(probe);
+    if (!usable) return std::nullopt;
+    return storage;
+  }
 
   sockaddr_storage RefusingAddress() const override {
     // Bound but not listening, and kept bound: nobody else can take the port.
@@ -42,6 +61,12 @@ class LoopbackSurroundings final : public Surroundings {
       sched_yield();
     }
     return true;
+  }
+
+  void SideBySide(std::function<void()> server, std::function<void()> client) override {
+    std::thread other(std::move(server));
+    client();
+    other.join();
   }
 
   bool HasThreads() const override { return true; }

@@ -1,6 +1,7 @@
 // Virtual time: two hosts, a fresh world for each test, and a seed that is the test's own name.
 
 #include <memory>
+#include <utility>
 
 #include <gtest/gtest.h>
 
@@ -36,8 +37,8 @@ class SimulatedSurroundings final : public Surroundings {
     options.link.chop = true;
     options.link.jitter = 3us;
     auto world = std::make_unique<SimulatedWorld>(options);
-    world->AddHost("server", {Address("10.0.0.1")});
-    world->AddHost("client", {Address("10.0.0.2")});
+    world->AddHost("server", {Address("10.0.0.1"), Address("fd00::1")});
+    world->AddHost("client", {Address("10.0.0.2"), Address("fd00::2")});
     world_ = world.get();
     emu::World::Install(std::move(world));
   }
@@ -49,6 +50,7 @@ class SimulatedSurroundings final : public Surroundings {
   void ActAsServer() override { world_->ActAs("server"); }
   void ActAsClient() override { world_->ActAs("client"); }
   sockaddr_storage ServerAddress() const override { return ToStorage(Address("10.0.0.1")); }
+  std::optional<sockaddr_storage> ServerAddress6() const override { return ToStorage(Address("fd00::1")); }
   sockaddr_storage RefusingAddress() const override { return ToStorage(Address("10.0.0.1", 9)); }
 
   bool Until(const std::function<bool()>& done) override {
@@ -57,6 +59,13 @@ class SimulatedSurroundings final : public Surroundings {
     const bool satisfied = world_->sim().RunUntil([&] { return late || done(); });
     world_->sim().loop().Cancel(deadline);
     return satisfied && !late;
+  }
+
+  void SideBySide(std::function<void()> server, std::function<void()> client) override {
+    const auto first = world_->sim().Spawn(world_->fabric("server"), "server", std::move(server));
+    const auto second = world_->sim().Spawn(world_->fabric("client"), "client", std::move(client));
+    EXPECT_TRUE(world_->sim().RunUntil([&] { return first->IsFinished() && second->IsFinished(); }))
+        << world_->sim().Describe();
   }
 
   bool HasThreads() const override { return false; }

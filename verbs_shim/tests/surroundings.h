@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 
 #include <functional>
+#include <optional>
 #include <string>
 
 namespace stagecoach::verbs {
@@ -24,11 +25,16 @@ class Surroundings {
   virtual void ActAsClient() = 0;
   // Where a server may listen; the port is 0.
   virtual sockaddr_storage ServerAddress() const = 0;
+  // The same host's IPv6 address, if it has one.
+  virtual std::optional<sockaddr_storage> ServerAddress6() const = 0;
   // A port of that address where nobody listens.
   virtual sockaddr_storage RefusingAddress() const = 0;
 
   // Lets the world go on until `done`, or for ten seconds of its time; true if done.
   virtual bool Until(const std::function<bool()>& done) = 0;
+
+  // Runs a program on each end, side by side, until both have returned: either may block until the other acts.
+  virtual void SideBySide(std::function<void()> server, std::function<void()> client) = 0;
 
   // True when blocking calls may be answered by another thread of the test (not in a simulation, which has one).
   virtual bool HasThreads() const = 0;
