@@ -77,7 +77,7 @@ struct ClientOptions {
   uint32_t inline_threshold = 4096;
   // Calls that may wait for a credit.
   uint32_t queued_calls_max = 4096;
-  // Bytes of one call message without its eligible items, and of one reply message in a Reply chunk.
+  // Bytes of one call message without its eligible items. CallOptions say how long a reply may be.
   uint32_t message_bytes_max = 1 << 20;
   // From Connect() to the established connection, the lookup of a host name included.
   Duration connect_timeout = 10s;
@@ -162,7 +162,8 @@ class Client {
   // Returns an id for Cancel, or 0 when the call failed at once (the handler then runs from the loop with the error).
   CallId Call(const ProcedureId& procedure, ArgsWriter args, const CallOptions& options, CallHandler handler);
   // Ends the call with kCancelled as soon as its memory is safe. Its credit returns with the server's reply. Does
-  // nothing for an id that is complete.
+  // nothing for an id that is complete. A server that is still at work for a call with chunks may use memory that is
+  // invalid by then, and as with every RDMA device that ends the connection.
   void Cancel(CallId call);
   // Orderly end: refuses new calls, disconnects, completes what is outstanding with kClosed, then runs `handler`.
   void Close(UniqueFunction<void()> handler);
