@@ -1,0 +1,663 @@
+#include "emu/engine/ib_requester.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "base/check.h"
+
+namespace stagecoach::emu {
+namespace {
+
+using wire::IbOp;
+using wire::kPsnMask;
+using wire::PsnAdd;
+using wire::PsnOffset;
+
+// Half of the circle: a responder could not tell older ones from newer ones.
+constexpr uint32_t kMaxOwnedPsns = 1u << 23;
+// A long message is acknowledged on the way, so that what is lost is not sent again from its beginning.
+constexpr uint32_t kAckEvery = 32;
+constexpr uint32_t kAtomicSize = 8;
+
+bool IsAtomicWork(const SendWork& work) {
+  return work.opcode == SendOpcode::kCompareSwap || work.opcode == SendOpcode::kFetchAdd;
+}
+
+bool IsSendWork(const SendWork& work) {
+  return work.opcode == SendOpcode::kSend || work.opcode == SendOpcode::kSendInvalidate ||
+         work.opcode == SendOpcode::kSendImmediate;
+}
+
+// Section 9.8: UC has Sends and Writes, nothing that needs an answer.
+bool IsCarried(wire::IbService service, SendOpcode opcode) {
+  if (service == wire::IbService::kRc) return true;
+  return opcode == SendOpcode::kSend || opcode == SendOpcode::kSendImmediate || opcode == SendOpcode::kWrite ||
+         opcode == SendOpcode::kWriteImmediate;
+}
+
+std::string DescribeWork(const SendWork& work, uint32_t length) {
+  std::string text = std::string("our ") + ToString(work.opcode) + " of " + std::to_string(length) + " bytes";
+  if (IsSendWork(work)) return text;
+  std::array<std::byte, 4> key;
+  ByteWriter(key).U32(work.remote_stag);
+  return text + ", RKey 0x" + ToHex(key);
+}
+
+WorkStatus StatusOfNak(uint8_t syndrome) {
+  switch (syndrome) {
+    case wire::kIbNakInvalidRequest:
+      return WorkStatus::kRemoteInvalidRequest;
+    case wire::kIbNakRemoteAccess:
+      return WorkStatus::kRemoteAccessError;
+    case wire::kIbNakRemoteOperation:
+      return WorkStatus::kRemoteOperationError;
+    default:
+      return WorkStatus::kBadResponse;
+  }
+}
+
+}  // namespace
+
+void QueueIbPacket(RecordSink& sink, wire::IbHeader header, std::span<const TxPart> payload, uint64_t cookie) {
+  size_t size = 0;
+  for (const TxPart& part : payload) size += part.size();
+  header.pad = wire::IbPad(size);
+  std::array<std::byte, wire::kMaxIbHeaderSize> bytes;
+  ByteWriter out(bytes);
+  header.Encode(out);
+  STAGECOACH_CHECK(out.ok() && out.position() + size <= sink.MaxUlpdu());  // a carrier that does not fit the path MTU
+  sink.QueueRecord(out.written(), payload, cookie);
+}
+
+IbRequester::IbRequester(IbContext& context) : context_(context) {
+  OnOptions();
+}
+
+// --- Commands ---
+
+void IbRequester::Submit(const SendWork* work) {
+  sq_.push_back({.work = work});
+  if (failed_) {
+    FlushFrom(done_);
+    return;
+  }
+  NoteWaiting();
+}
+
+void IbRequester::StartSending() {
+  sending_ = true;
+  failed_ = false;  // UC: out of SQE
+  NoteWaiting();
+}
+
+void IbRequester::OnOptions() {
+  const IbOptions& options = context_.options;
+  // The first work request fixes it; the sequence goes on from there.
+  if (next_start_ == 0) una_ = cursor_ = high_ = alloc_ = options.send_psn & kPsnMask;
+  retries_left_ = options.retry_count;
+  rnr_left_ = options.rnr_retry;
+  if (timer_) {
+    timer_.reset();
+    RestartTimer();
+  }
+}
+
+void IbRequester::OnCarrier(bool up) {
+  if (!up) {
+    ForgetRecords();
+    if (!context_.acknowledged()) AdvanceUnacknowledged();
+    NoteWaiting();
+    return;
+  }
+  // Whatever was on its way is lost; waiting for the timer would tell nothing more.
+  if (context_.acknowledged() && una_ != high_) Rewind();
+}
+
+// Something is to be sent and cannot be: whoever looks after the carrier is asked for one, and the timer counts the
+// silence.
+void IbRequester::NoteWaiting() {
+  if (context_.carrier || failed_ || !sending_ || done_ == end()) return;
+  redial_wish_ = true;
+  if (context_.acknowledged() && !timer_) RestartTimer();
+}
+
+void IbRequester::ForgetRecords() {
+  for (size_t i = 0; i < sq_.size(); ++i) sq_[i].queued_records = 0;
+}
+
+void IbRequester::Flush() {
+  failed_ = true;
+  FlushFrom(done_);
+}
+
+void IbRequester::FlushFrom(uint64_t first) {
+  for (uint64_t n = first; n < end(); ++n) At(n).status = WorkStatus::kFlushed;
+  done_ = next_start_ = cursor_entry_ = end();
+  // UC goes on after an error with the number after the last packet that was sent.
+  una_ = cursor_ = alloc_ = high_;
+  answers_due_ = marked_ = 0;
+  timer_.reset();
+  rnr_until_.reset();
+}
+
+bool IbRequester::TakeCompletion(SendCompletion* completion) {
+  if (sq_first_ == done_) return false;
+  const Entry& entry = sq_.front();
+  if (entry.queued_records > 0) return false;
+  *completion = {.work = entry.work, .status = entry.status};
+  if (entry.status == WorkStatus::kSuccess && AwaitsAnswer(entry)) completion->byte_length = entry.length;
+  sq_.pop_front();
+  ++sq_first_;
+  return true;
+}
+
+// --- Beginning work ---
+
+bool IbRequester::AwaitsAnswer(const Entry& entry) {
+  return entry.work->opcode == SendOpcode::kRead || IsAtomicWork(*entry.work);
+}
+
+// The checks a device makes when it begins a work request: its scatter/gather list against local memory.
+WorkStatus IbRequester::CheckWork(const SendWork& work, uint32_t* length, std::string* why) {
+  *length = 0;
+  const IbOptions& options = context_.options;
+  const bool answered = work.opcode == SendOpcode::kRead || IsAtomicWork(work);
+  if (!IsCarried(options.service, work.opcode)) {
+    *why = "not an operation of UC";
+    return WorkStatus::kLocalOperationError;
+  }
+  if (answered && options.max_rd_atomic == 0) {
+    *why = "the QP may have no Reads and atomics outstanding (max_rd_atomic 0)";
+    return WorkStatus::kLocalOperationError;
+  }
+  const uint64_t total = work.is_inline ? work.inline_data.size() : TotalLength(work.sges);
+  if (total > options.max_message_bytes) {
+    *why = "longer than the longest message";
+    return WorkStatus::kLocalLengthError;
+  }
+  *length = static_cast<uint32_t>(total);
+  if (answered && work.is_inline) {
+    *why = "inline data has nowhere to put an answer";
+    return WorkStatus::kLocalOperationError;
+  }
+  if (IsAtomicWork(work) && total != kAtomicSize) {
+    *why = "an atomic brings back eight bytes";
+    return WorkStatus::kLocalLengthError;
+  }
+  if (work.is_inline) return WorkStatus::kSuccess;
+  const auto access = answered ? MemoryAccess::kLocalWrite : MemoryAccess::kLocalRead;
+  for (const ScatterGather& part : work.sges) {
+    if (part.length == 0) continue;
+    if (const auto pin = context_.memory.Pin(part.lkey, part.address, part.length, access); !pin) {
+      *why = ToString(pin.error());
+      return WorkStatus::kLocalProtectionError;
+    }
+  }
+  return WorkStatus::kSuccess;
+}
+
+bool IbRequester::StartNext() {
+  if (!sending_ || marked_ > 0 || next_start_ == end()) return false;
+  Entry& entry = At(next_start_);
+  const SendWork& work = *entry.work;
+  if (work.fence && answers_due_ > 0) return false;
+  const bool answered = AwaitsAnswer(entry);
+  if (answered && context_.options.max_rd_atomic > 0 && answers_due_ >= context_.options.max_rd_atomic) return false;
+  entry.first_psn = alloc_;
+  std::string why;
+  const WorkStatus status = CheckWork(work, &entry.length, &why);
+  if (status != WorkStatus::kSuccess) {
+    ++next_start_;
+    Trace(context_.trace, context_.now, context_.name, "work.refused",
+          {{"opcode", ToString(work.opcode)}, {"status", ToString(status)}});
+    Mark(entry, status, std::move(why));
+    return false;
+  }
+  const uint32_t packets = IbPacketsOf(entry.length, context_.options.mtu);
+  if (Ahead(alloc_) + packets > kMaxOwnedPsns) return false;
+  entry.packets = packets;
+  alloc_ = PsnAdd(alloc_, packets);
+  cursor_entry_ = next_start_++;
+  if (answered) ++answers_due_;
+  Trace(context_.trace, context_.now, context_.name, "work.started",
+        {{"opcode", ToString(work.opcode)}, {"length", uint64_t{entry.length}}, {"psn", uint64_t{entry.first_psn}}});
+  return true;
+}
+
+// --- Packets ---
+
+bool IbRequester::QueueNext(RecordSink& sink) {
+  if (failed_ || rnr_until_) return false;
+  if (cursor_ == alloc_ && !StartNext()) return false;
+  Entry& entry = At(cursor_entry_);
+  if (entry.status != WorkStatus::kSuccess) return false;
+  if (context_.acknowledged() && Ahead(cursor_) >= context_.options.window_packets) return false;
+  const size_t records = entry.queued_records;
+  QueueRequest(sink, entry);
+  return entry.queued_records != records;
+}
+
+void IbRequester::QueueRequest(RecordSink& sink, Entry& entry) {
+  const uint32_t mtu = context_.options.mtu;
+  const uint32_t index = PsnOffset(cursor_, entry.first_psn);
+  const uint32_t offset = index * mtu;
+  const bool answered = AwaitsAnswer(entry);
+  const uint32_t size = answered ? 0 : std::min(mtu, entry.length - offset);
+  parts_.clear();
+  if (size > 0) Gather(*entry.work, offset, size);
+  // The first time it was checked as a whole. What is sent again may have lost its memory, which the carrier should not
+  // have to die of.
+  if (Ahead(cursor_) < Outstanding() && !CheckParts(entry)) return;
+
+  const wire::IbHeader header = RequestHeader(entry, index, size);
+  if (context_.acknowledged() && una_ == high_) {
+    last_progress_ = context_.now;
+    if (!timer_) RestartTimer();
+  }
+  ++entry.queued_records;
+  QueueIbPacket(sink, header, parts_, MakeIbCookie(IbCookie::kRequest, cursor_entry_));
+  // A Read request stands for all that is missing of its answer.
+  cursor_ = answered ? PsnAdd(entry.first_psn, entry.packets) : PsnAdd(cursor_, 1);
+  if (Ahead(cursor_) > Outstanding()) high_ = cursor_;
+  if (cursor_ == PsnAdd(entry.first_psn, entry.packets)) ++cursor_entry_;
+  if (!context_.acknowledged()) una_ = high_;
+}
+
+wire::IbHeader IbRequester::RequestHeader(const Entry& entry, uint32_t index, uint32_t size) const {
+  const SendWork& work = *entry.work;
+  const bool first = index == 0;
+  const bool last = index + 1 == entry.packets;
+  wire::IbHeader header = context_.Header(IbOp::kSendOnly, cursor_);
+  const auto choose = [&](IbOp only, IbOp begin, IbOp middle, IbOp end) {
+    return first ? (last ? only : begin) : (last ? end : middle);
+  };
+  switch (work.opcode) {
+    case SendOpcode::kSend:
+      header.op = choose(IbOp::kSendOnly, IbOp::kSendFirst, IbOp::kSendMiddle, IbOp::kSendLast);
+      break;
+    case SendOpcode::kSendImmediate:
+      header.op = choose(IbOp::kSendOnlyImm, IbOp::kSendFirst, IbOp::kSendMiddle, IbOp::kSendLastImm);
+      break;
+    case SendOpcode::kSendInvalidate:
+      header.op = choose(IbOp::kSendOnlyInv, IbOp::kSendFirst, IbOp::kSendMiddle, IbOp::kSendLastInv);
+      if (last) header.invalidate_rkey = work.remote_stag;
+      break;
+    case SendOpcode::kWrite:
+      header.op = choose(IbOp::kWriteOnly, IbOp::kWriteFirst, IbOp::kWriteMiddle, IbOp::kWriteLast);
+      break;
+    case SendOpcode::kWriteImmediate:
+      header.op = choose(IbOp::kWriteOnlyImm, IbOp::kWriteFirst, IbOp::kWriteMiddle, IbOp::kWriteLastImm);
+      break;
+    case SendOpcode::kRead:
+      header.op = IbOp::kReadRequest;
+      break;
+    case SendOpcode::kCompareSwap:
+      header.op = IbOp::kCompareSwap;
+      header.swap_or_add = work.swap;
+      header.compare = work.compare_add;
+      break;
+    case SendOpcode::kFetchAdd:
+      header.op = IbOp::kFetchAdd;
+      header.swap_or_add = work.compare_add;
+      break;
+  }
+  if (wire::HasImmediate(header.op)) header.immediate = work.immediate;
+  if (AwaitsAnswer(entry) || (wire::IsWrite(header.op) && first)) {
+    const uint32_t offset = index * context_.options.mtu;  // not 0 where a Read goes on
+    header.rkey = work.remote_stag;
+    header.address = work.remote_offset + offset;
+    if (!IsAtomicWork(work)) header.dma_length = entry.length - offset;
+  }
+  // Solicited Event belongs to what consumes a Receive.
+  header.solicited = last && work.solicited && (IsSendWork(work) || wire::HasImmediate(header.op));
+  if (context_.acknowledged()) {
+    const bool window_ends = Ahead(cursor_) + 1 == context_.options.window_packets;
+    header.ack_request = last || AwaitsAnswer(entry) || window_ends || (index + 1) % kAckEvery == 0;
+  }
+  STAGECOACH_CHECK(last || AwaitsAnswer(entry) || size == context_.options.mtu);
+  return header;
+}
+
+// Collects `size` bytes of the payload from `offset` on into parts_.
+void IbRequester::Gather(const SendWork& work, uint32_t offset, uint32_t size) {
+  if (work.is_inline) {
+    parts_.push_back({.bytes = work.inline_data.subspan(offset, size)});
+    return;
+  }
+  for (const ScatterGather& part : work.sges) {
+    if (size == 0) return;
+    if (offset >= part.length) {
+      offset -= part.length;
+      continue;
+    }
+    const uint32_t n = std::min(part.length - offset, size);
+    parts_.push_back({.by_key = true, .key = part.lkey, .address = part.address + offset, .length = n});
+    size -= n;
+    offset = 0;
+  }
+}
+
+bool IbRequester::CheckParts(Entry& entry) {
+  for (const TxPart& part : parts_) {
+    if (!part.by_key) continue;
+    const auto pin = context_.memory.Pin(part.key, part.address, part.length, part.access);
+    if (pin) continue;
+    Mark(entry, WorkStatus::kLocalProtectionError, ToString(pin.error()));
+    return false;
+  }
+  return true;
+}
+
+void IbRequester::OnSent(uint64_t number) {
+  if (number < sq_first_ || number >= end()) return;
+  Entry& entry = At(number);
+  if (entry.queued_records > 0) --entry.queued_records;
+  if (!context_.acknowledged()) AdvanceUnacknowledged();
+}
+
+void IbRequester::OnTxMemoryFault(uint64_t number, MemoryFault fault) {
+  Trace(context_.trace, context_.now, context_.name, "tx.memory_fault", {{"fault", ToString(fault)}});
+  // A packet sent once more than needed may belong to work that is complete.
+  if (number < done_ || number >= end()) return;
+  Mark(At(number), WorkStatus::kLocalProtectionError, ToString(fault));
+}
+
+// UC: complete is what has left.
+void IbRequester::AdvanceUnacknowledged() {
+  while (done_ < next_start_) {
+    const Entry& entry = At(done_);
+    if (entry.status != WorkStatus::kSuccess) break;
+    const bool whole = done_ + 1 < next_start_ || cursor_ == alloc_;
+    if (!whole || entry.queued_records > 0) break;
+    ++done_;
+  }
+  FailMarked();
+}
+
+// --- What the responder says ---
+
+IbRequester::Reach IbRequester::ReachOf(uint32_t psn) const {
+  const uint32_t ahead = Ahead(psn);
+  for (uint64_t n = done_; n < next_start_; ++n) {
+    const Entry& entry = At(n);
+    if (ahead < Ahead(PsnAdd(entry.first_psn, entry.packets))) return {.entry = n};
+    if (AwaitsAnswer(entry)) return {.entry = n, .blocked = true};
+  }
+  STAGECOACH_CHECK(false);  // callers ask for PSNs before high_
+  return {};
+}
+
+void IbRequester::Judge(const wire::IbHeader& header, uint32_t payload) {
+  judged_ = {.header = header, .payload = payload};
+  const auto verdict = [&](Verdict what, const char* why = "") {
+    judged_.verdict = what;
+    judged_.why = why;
+  };
+  const uint32_t ahead = Ahead(header.psn);
+  // A NAK may say no more than that all has come.
+  const bool expects_next =
+      header.op == IbOp::kAck && header.syndrome == wire::kIbNakSequence && ahead == Outstanding();
+  // Old, or about packets that were never sent (section 9.7.5.1.2: ghosts).
+  if (failed_ || (ahead >= Outstanding() && !expects_next)) return;
+  if (header.op == IbOp::kAck) return verdict(Verdict::kAcknowledge);
+  if (wire::KindOfSyndrome(header.syndrome) != wire::IbSyndromeKind::kAck) {
+    return verdict(Verdict::kBadResponse, "an answer whose syndrome is no ACK");
+  }
+  const Reach reach = ReachOf(header.psn);
+  if (reach.blocked) return verdict(Verdict::kImpliedNak);
+  const Entry& entry = At(reach.entry);
+  judged_.entry = reach.entry;
+  if (header.op == IbOp::kAtomicAck) {
+    if (!IsAtomicWork(*entry.work))
+      return verdict(Verdict::kBadResponse, "the answer to an atomic, where none was asked");
+    return verdict(Verdict::kAtomicResult);
+  }
+  if (entry.work->opcode != SendOpcode::kRead) {
+    return verdict(Verdict::kBadResponse, "the answer to a Read, where none was asked");
+  }
+  if (header.psn != (reach.entry == done_ ? una_ : entry.first_psn)) return verdict(Verdict::kImpliedNak);
+  const uint32_t index = PsnOffset(header.psn, entry.first_psn);
+  const bool last = index + 1 == entry.packets;
+  judged_.offset = index * context_.options.mtu;
+  const uint32_t expected = last ? entry.length - judged_.offset : context_.options.mtu;
+  if (wire::EndsMessage(header.op) != last || payload != expected) {
+    return verdict(Verdict::kBadResponse, "the answer to a Read does not have the length that was asked for");
+  }
+  verdict(Verdict::kReadData);
+}
+
+void IbRequester::Pin(IbDestination& destination) {
+  if (judged_.verdict != Verdict::kReadData || judged_.payload == 0 || judged_.memory_fault) return;
+  const auto added =
+      destination.AddLocal(context_.memory, At(judged_.entry).work->sges, judged_.offset, judged_.payload);
+  if (added) return;
+  destination.Clear();
+  judged_.memory_fault = added.error();
+}
+
+void IbRequester::Commit() {
+  const Judged judged = std::exchange(judged_, {});
+  if (failed_) return;
+  switch (judged.verdict) {
+    case Verdict::kIgnore:
+      return;
+    case Verdict::kAcknowledge:
+      CommitAcknowledge(judged.header);
+      return;
+    case Verdict::kReadData:
+      CommitReadData(judged);
+      return;
+    case Verdict::kAtomicResult:
+      CommitAtomicResult(judged);
+      return;
+    case Verdict::kImpliedNak:
+      AdvanceTo(judged.header.psn);
+      ImpliedNak();
+      return;
+    case Verdict::kBadResponse:
+      if (AdvanceTo(judged.header.psn); !failed_) Fail(WorkStatus::kBadResponse, judged.why);
+      return;
+  }
+}
+
+void IbRequester::CommitAcknowledge(const wire::IbHeader& header) {
+  switch (wire::KindOfSyndrome(header.syndrome)) {
+    case wire::IbSyndromeKind::kAck:
+      if (!AdvanceTo(PsnAdd(header.psn, 1))) ImpliedNak();
+      return;
+    case wire::IbSyndromeKind::kRnrNak:
+      CommitRnr(header);
+      return;
+    case wire::IbSyndromeKind::kReserved:
+      Fail(WorkStatus::kBadResponse, wire::SyndromeToString(header.syndrome));
+      return;
+    case wire::IbSyndromeKind::kNak:
+      break;
+  }
+  const bool reached = AdvanceTo(header.psn);
+  if (failed_) return;
+  if (header.syndrome == wire::kIbNakSequence) {
+    // Nothing is missing, or it is about to be sent again anyway.
+    if (una_ == high_ || rnr_until_ || cursor_ == una_) return;
+    Trace(context_.trace, context_.now, context_.name, "nak.received", {{"psn", uint64_t{header.psn}}});
+    Retry("the peer misses packets");
+    return;
+  }
+  // All before it have been carried out, says the NAK; an answer that is missing has been lost, and may come again.
+  if (!reached && ReachOf(header.psn).blocked) {
+    ImpliedNak();
+    return;
+  }
+  Fail(StatusOfNak(header.syndrome), wire::SyndromeToString(header.syndrome), header.syndrome);
+}
+
+void IbRequester::CommitRnr(const wire::IbHeader& header) {
+  AdvanceTo(header.psn);
+  if (failed_ || rnr_until_) return;
+  if (rnr_left_ == 0) {
+    Fail(WorkStatus::kRnrRetryExceeded, "the peer has no Receive", header.syndrome);
+    return;
+  }
+  constexpr uint8_t kForEver = 7;
+  if (context_.options.rnr_retry != kForEver) --rnr_left_;
+  rnr_until_ = context_.now + wire::RnrTimer(header.syndrome);
+  Trace(context_.trace, context_.now, context_.name, "rnr.wait",
+        {{"psn", uint64_t{una_}}, {"timer", uint64_t{header.syndrome} & 0x1f}});
+  Rewind();
+}
+
+void IbRequester::CommitReadData(const Judged& judged) {
+  if (AdvanceTo(judged.header.psn); failed_) return;
+  if (judged.memory_fault) {
+    Fail(WorkStatus::kLocalProtectionError, ToString(*judged.memory_fault));
+    return;
+  }
+  MoveUna(PsnAdd(judged.header.psn, 1));
+}
+
+void IbRequester::CommitAtomicResult(const Judged& judged) {
+  if (AdvanceTo(judged.header.psn); failed_) return;
+  IbDestination sink;
+  const auto added = sink.AddLocal(context_.memory, At(done_).work->sges, 0, kAtomicSize);
+  if (!added) {
+    Fail(WorkStatus::kLocalProtectionError, ToString(added.error()));
+    return;
+  }
+  ConstBytes result = AsBytes(&judged.header.original, kAtomicSize);
+  for (const MutableBytes& part : sink.parts()) result = result.subspan(CopyBytes(part, result));
+  MoveUna(PsnAdd(judged.header.psn, 1));
+}
+
+bool IbRequester::AdvanceTo(uint32_t psn) {
+  const uint32_t target = Ahead(psn);
+  uint32_t reach = target;
+  for (uint64_t n = done_; n < next_start_; ++n) {
+    const Entry& entry = At(n);
+    const uint32_t begin = n == done_ ? 0 : Ahead(entry.first_psn);
+    if (begin >= target) break;
+    if (!AwaitsAnswer(entry)) continue;
+    reach = begin;
+    break;
+  }
+  MoveUna(PsnAdd(una_, reach));
+  return reach == target;
+}
+
+void IbRequester::MoveUna(uint32_t psn) {
+  const uint32_t moved = Ahead(psn);
+  if (moved == 0) return;
+  while (done_ < next_start_) {
+    Entry& entry = At(done_);
+    if (entry.packets == 0 || Ahead(PsnAdd(entry.first_psn, entry.packets)) > moved) break;
+    if (AwaitsAnswer(entry)) --answers_due_;
+    // Its memory has gone, but only after the peer had it all.
+    if (entry.status != WorkStatus::kSuccess) --marked_;
+    entry.status = WorkStatus::kSuccess;
+    ++done_;
+  }
+  const bool overtaken = Ahead(cursor_) < moved;
+  una_ = psn;
+  if (overtaken) {
+    cursor_ = psn;
+    cursor_entry_ = done_;
+  }
+  retries_left_ = context_.options.retry_count;
+  rnr_left_ = context_.options.rnr_retry;
+  rnr_until_.reset();
+  implied_nak_ = false;
+  last_progress_ = context_.now;
+  FailMarked();
+}
+
+// --- Sending again ---
+
+void IbRequester::Rewind() {
+  cursor_ = una_;
+  cursor_entry_ = done_;
+}
+
+void IbRequester::Retry(const char* why) {
+  if (retries_left_ == 0) {
+    Fail(WorkStatus::kRetryExceeded, why);
+    return;
+  }
+  --retries_left_;
+  Trace(context_.trace, context_.now, context_.name, "retry",
+        {{"psn", uint64_t{una_}}, {"left", uint64_t{retries_left_}}, {"why", why}});
+  implied_nak_ = false;
+  Rewind();
+  if (timer_) RestartTimer();
+}
+
+// Section 9.7.5.2.8: an answer is missing, since the peer went on past it. Said once, as all that follows says it
+// again.
+void IbRequester::ImpliedNak() {
+  if (failed_ || implied_nak_ || rnr_until_) return;
+  Retry("an answer was lost");
+  implied_nak_ = true;
+}
+
+void IbRequester::RestartTimer() {
+  last_progress_ = context_.now;
+  const Duration wait = wire::AckTimeout(context_.options.timeout);
+  if (wait > Duration::zero()) timer_ = context_.now + wait;
+}
+
+std::optional<Instant> IbRequester::Deadline() const {
+  return rnr_until_ ? rnr_until_ : timer_;
+}
+
+void IbRequester::OnDeadline(Instant now) {
+  if (rnr_until_) {
+    if (*rnr_until_ > now) return;
+    rnr_until_.reset();
+    RestartTimer();
+    NoteWaiting();
+    return;
+  }
+  if (!timer_ || *timer_ > now) return;
+  const bool cannot_send = !context_.carrier && sending_ && done_ < end();
+  if (una_ == high_ && !cannot_send) {
+    timer_.reset();
+    return;
+  }
+  const Instant due = last_progress_ + wire::AckTimeout(context_.options.timeout);
+  if (due > now) {
+    timer_ = due;
+    return;
+  }
+  Retry("no answer");
+  if (!failed_) NoteWaiting();
+}
+
+// --- Failures ---
+
+void IbRequester::Mark(Entry& entry, WorkStatus status, std::string why) {
+  if (failed_ || entry.status != WorkStatus::kSuccess) return;
+  entry.status = status;
+  if (marked_++ == 0) marked_why_ = std::move(why);
+  FailMarked();
+}
+
+void IbRequester::FailMarked() {
+  if (marked_ == 0 || failed_ || done_ == next_start_) return;
+  const WorkStatus status = At(done_).status;
+  if (status != WorkStatus::kSuccess) Fail(status, marked_why_);
+}
+
+void IbRequester::Fail(WorkStatus status, std::string why, uint8_t syndrome) {
+  STAGECOACH_CHECK(!failed_ && done_ < end());
+  const uint64_t number = done_;
+  const SendWork& work = *At(number).work;
+  const uint32_t length = At(number).length;
+  Trace(context_.trace, context_.now, context_.name, "work.failed",
+        {{"opcode", ToString(work.opcode)}, {"status", ToString(status)}});
+  context_.Raise(context_.acknowledged() ? FaultKind::kWork : FaultKind::kSendQueue, syndrome, syndrome != 0,
+                 std::string(ToString(status)) + ": " + why + " (" + DescribeWork(work, length) + ")");
+  failed_ = true;
+  FlushFrom(number);
+  At(number).status = status;
+}
+
+}  // namespace stagecoach::emu
