@@ -120,7 +120,7 @@ TEST_F(CmExternalTest, AttributesNeedADeviceAndAStateThatConnectingReaches) {
   EXPECT_EQ(rdma_init_qp_attr(idle->get(), &attributes, &mask), -1);
   EXPECT_EQ(errno, EINVAL);
   pair.Resolve();
-  attributes.qp_state = static_cast<ibv_qp_state>(77);
+  attributes.qp_state = IBV_QPS_SQD;
   EXPECT_EQ(rdma_init_qp_attr(pair.client.id.get(), &attributes, &mask), -1);
   EXPECT_EQ(errno, EINVAL);
 }
