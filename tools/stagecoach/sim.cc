@@ -44,7 +44,9 @@ bool ReadScenario(const std::string& path, Scenario* scenario) {
   std::ifstream file(path);
   std::stringstream text;
   if (!file || !(text << file.rdbuf())) {
-    Complain("sim", fmt::format("{}: {}", path, errno != 0 ? std::strerror(errno) : "is empty"));
+    const bool number = !path.empty() && path.find_first_not_of("0123456789") == std::string::npos;
+    Complain("sim", fmt::format("{}: {}{}", path, errno != 0 ? std::strerror(errno) : "is empty",
+                                number ? fmt::format("; the world of a seed: --seed {}", path) : ""));
     return false;
   }
   Errors errors(path);
@@ -92,6 +94,12 @@ int Sim(const SimOptions& options) {
   if (!options.out.empty() && options.keep_going) return misused("--out takes one scenario: not with --keep-going");
   if (options.keep_going && !options.many) return misused("--keep-going goes with --count");
   if (options.count - 1 > UINT64_MAX - options.seed) return misused("--seed and --count: there are no such seeds");
+  if (options.print && (options.shrink || options.marks || options.twice || options.Watched())) {
+    return misused("--print runs nothing: not with --trace, --until, --step, --pcap, --twice, --shrink or --marks");
+  }
+  if (options.twice && (options.step || !options.until.empty())) {
+    return misused("--twice compares whole runs: not with --until or --step");
+  }
   if (options.many) {
     if (!options.file.empty() || options.print || options.Watched()) {
       return misused("--count is of seeds, and takes no FILE, --print, --trace, --until, --step or --pcap");
@@ -148,7 +156,12 @@ void AddSim(CLI::App& app, int& exit_code) {
       "  stagecoach sim --seed 17 --until 'call.over' --pcap seed-17.pcapng\n"
       "  stagecoach sim --count 1000 --twice --marks\n"
       "  stagecoach sim --seed 17 --shrink --out scenarios/regressions/seed-17.textproto");
-  command->callback([options, count, &exit_code] {
+  command->callback([options, file, count, &exit_code] {
+    if (file->count() > 0 && options->file.empty()) {
+      Complain("sim", "FILE is empty");
+      exit_code = kExitUsage;
+      return;
+    }
     options->many = count->count() > 0;
     exit_code = Sim(*options);
   });

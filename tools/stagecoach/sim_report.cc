@@ -3,6 +3,9 @@
 #include <fmt/format.h>
 #include <google/protobuf/text_format.h>
 
+#include <algorithm>
+#include <cctype>
+
 #include "base/mark.h"
 #include "scenarios/runner/violations.h"
 
@@ -26,6 +29,7 @@ std::string Details(const Outcome& outcome) {
   if (outcome.kind() == Outcome::HUNG) {
     text += fmt::format("  no end within {:g} s of wall time\n", static_cast<double>(outcome.limit_ns()) / 1e9);
   }
+  if (outcome.kind() == Outcome::VIOLATED) text += fmt::format("  trace hash {:016x}\n", outcome.trace_hash());
   for (const auto& violation : outcome.violation()) {
     text += fmt::format("  {} {}: {}\n", Seconds(violation.when_ns()), violation.rule(), violation.text());
   }
@@ -56,8 +60,8 @@ std::string Summary(const Scenario& scenario, const Outcome& outcome) {
          fmt::format("{} calls: {} answered, {} refused, {} disturbed; {} connections, {} files copied, {} pings\n",
                      tally.calls(), tally.answered(), tally.refused(), tally.disturbed(), tally.connections(),
                      tally.files_copied(), tally.pings()) +
-         fmt::format("wall time: {:.3f} s, {:.0f} calls per second\n", wall,
-                     wall > 0 ? static_cast<double>(tally.calls()) / wall : 0);
+         fmt::format("wall time: {:.3f} s, {:.0f} calls answered per second\n", wall,
+                     wall > 0 ? static_cast<double>(tally.answered()) / wall : 0);
 }
 
 std::string FailureHead(const SimOptions& options, const Scenario& scenario) {
@@ -68,14 +72,29 @@ std::string FailureHead(const SimOptions& options, const Scenario& scenario) {
 
 std::string FailureTail(const SimOptions& options, const Scenario& scenario, std::string_view state,
                         std::string_view how) {
-  return fmt::format(
-      "world:\n{}{}{}replay: stagecoach sim {}{} {}\n", ScenarioText(scenario), state.empty() ? "" : "state:\n", state,
-      options.file.empty() ? fmt::format("--seed {}", scenario.seed()) : options.file, MutantOption(options), how);
+  return fmt::format("world:\n{}{}{}replay: stagecoach sim {}{} {}\n", ScenarioText(scenario),
+                     state.empty() ? "" : "state:\n", state,
+                     options.file.empty() ? fmt::format("--seed {}", scenario.seed()) : ShellWord(options.file),
+                     MutantOption(options), how);
 }
 
 std::string FailureReport(const SimOptions& options, const Scenario& scenario, const Outcome& outcome) {
+  // A trace of what never ends would not either.
+  const std::string_view how = outcome.kind() == Outcome::DIFFERS ? "--twice"
+                               : outcome.kind() == Outcome::HUNG  ? "--hang-after 10"
+                                                                  : "--trace";
   return FailureHead(options, scenario) + FailureName(outcome) + "\n" + Details(outcome) +
-         FailureTail(options, scenario, outcome.state(), outcome.kind() == Outcome::DIFFERS ? "--twice" : "--trace");
+         FailureTail(options, scenario, outcome.state(), how);
+}
+
+std::string ShellWord(const std::string& text) {
+  const bool plain = !text.empty() && std::all_of(text.begin(), text.end(), [](unsigned char c) {
+    return std::isalnum(c) != 0 || std::string_view("_-./+,:@%").find(static_cast<char>(c)) != std::string_view::npos;
+  });
+  if (plain) return text;
+  std::string word = "'";
+  for (const char c : text) word += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return word + "'";
 }
 
 std::string Origin(const SimOptions& options, const Scenario& scenario) {

@@ -26,6 +26,9 @@ std::string FailureTail(const SimOptions& options, const scenario::Scenario& sce
 std::string FailureReport(const SimOptions& options, const scenario::Scenario& scenario,
                           const scenario::Outcome& outcome);
 
+// As one word of a shell command.
+std::string ShellWord(const std::string& text);
+
 // "seed 17", or the file.
 std::string Origin(const SimOptions& options, const scenario::Scenario& scenario);
 // " --mutant NAME", if one is switched on.

@@ -10,6 +10,7 @@
 #include <fstream>
 #include <iostream>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -95,8 +96,9 @@ class Watcher final : public TraceSink {
   bool found_ = false;
 };
 
-// In this process. `missed`: something that was asked for could not be had.
-Outcome PlayWatched(const SimOptions& options, const Scenario& scenario, bool* missed) {
+// In this process. Empty: nothing was played, for the capture cannot be written. `missed`: an event that was waited for
+// did not come.
+std::optional<Outcome> PlayWatched(const SimOptions& options, const Scenario& scenario, bool* missed) {
   // A crash finds every line before it written.
   std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
   ReportCrashes(FailureHead(options, scenario), FailureTail(options, scenario, "", "--trace"));
@@ -107,12 +109,11 @@ Outcome PlayWatched(const SimOptions& options, const Scenario& scenario, bool* m
   if (!options.pcap.empty()) {
     const auto clock = [&watcher]() -> std::chrono::nanoseconds { return watcher.now() - Instant(); };
     auto created = emu::PcapNgWriter::Create(options.pcap, clock, [](const auto& text) { Complain("sim", text); });
-    if (created) {
-      run.capture = std::move(*created);
-    } else {
+    if (!created) {
       Complain("sim", created.error().message);
-      *missed = true;
+      return std::nullopt;
     }
+    run.capture = std::move(*created);
   }
   const auto play = [&, first = true](const Scenario& played) mutable {
     return std::exchange(first, false) ? scenario::RunScenario(played, run) : scenario::RunScenario(played);
@@ -151,7 +152,8 @@ bool ShrinkAndPrint(const SimOptions& options, const Scenario& scenario, const s
   Print(fmt::format("shrunk in {} runs to:\n{}", shrunk->runs, ScenarioText(small)));
   if (options.out.empty()) return true;
   if (!WriteScenario(small, options.out)) return false;
-  Print(fmt::format("written to {}\nreplay: stagecoach sim {}{}\n", options.out, options.out, MutantOption(options)));
+  Print(fmt::format("written to {}\nreplay: stagecoach sim {}{}\n", options.out, ShellWord(options.out),
+                    MutantOption(options)));
   return true;
 }
 
@@ -167,7 +169,9 @@ int SimOne(const SimOptions& options, const Scenario& scenario) {
   bool missed = false;
   Outcome outcome;
   if (options.Watched()) {
-    outcome = PlayWatched(options, scenario, &missed);
+    auto played = PlayWatched(options, scenario, &missed);
+    if (!played) return kExitFailure;
+    outcome = std::move(*played);
   } else {
     NoteInterrupts();
     auto played = scenario::PlayIsolated(scenario, ToIsolatedOptions(options));
@@ -203,12 +207,12 @@ int SimMany(const SimOptions& options) {
   const auto begin = std::chrono::steady_clock::now();
   uint64_t done = 0;
   uint64_t failures = 0;
-  uint64_t calls = 0;
+  uint64_t answered = 0;
   uint64_t hash = 0;
   MarkTotals marks;
   const auto on_seed = [&](uint64_t seed, const Outcome& outcome) {
     ++done;
-    calls += outcome.tally().calls() * (outcome.has_second_trace_hash() ? 2 : 1);
+    answered += outcome.tally().answered() * (outcome.has_second_trace_hash() ? 2 : 1);
     const uint64_t its_hash = outcome.trace_hash();
     hash = StableHash(AsText(AsBytes(&its_hash, sizeof(its_hash))), hash);
     marks.Add(outcome);
@@ -224,9 +228,10 @@ int SimMany(const SimOptions& options) {
   const auto played = scenario::PlaySeeds(options.seed, options.count, ToIsolatedOptions(options), on_seed);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   if (options.marks) Print(marks.Text());
-  Print(fmt::format("{} seeds from {}{}: {} failed; {} calls in {:.1f} s, {:.0f} calls per second\n", done,
-                    options.seed, options.twice ? ", each twice" : "", failures, calls, seconds,
-                    static_cast<double>(calls) / seconds));
+  Print(fmt::format(
+      "{} seeds from {}{}: {} failed; {} calls answered in {:.1f} s: {:.0f} calls and {:.0f} seeds per second\n", done,
+      options.seed, options.twice ? ", each twice" : "", failures, answered, seconds,
+      static_cast<double>(answered) / seconds, static_cast<double>(done) / seconds));
   Print(fmt::format("trace hash: {:016x}\n", hash));
   if (Interrupted()) EndInterrupted();
   if (!played) Complain("sim", played.error());

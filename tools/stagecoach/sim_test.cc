@@ -38,6 +38,7 @@ SimOptions AtCommit() {
 TEST(SimReport, ABrokenRuleComesWithCommitWorldStateAndCommand) {
   Outcome outcome;
   outcome.set_kind(Outcome::VIOLATED);
+  outcome.set_trace_hash(0xabc);
   auto* violation = outcome.add_violation();
   violation->set_rule("call.once");
   violation->set_text("twice");
@@ -45,6 +46,7 @@ TEST(SimReport, ABrokenRuleComesWithCommitWorldStateAndCommand) {
   outcome.set_state("a: idle\n");
   EXPECT_EQ(FailureReport(AtCommit(), SmallScenario(), outcome),
             "FAILED: seed-17 at commit c0ffee: call.once\n"
+            "  trace hash 0000000000000abc\n"
             "  1.000000002 s call.once: twice\n"
             "world:\nname: \"seed-17\"\nseed: 17\nhost {\n  name: \"a\"\n}\n"
             "state:\na: idle\n"
@@ -87,26 +89,31 @@ TEST(SimReport, TwoTracesAreReplayedTwice) {
 
 TEST(SimReport, AFileAndADefectAreNamedInTheCommand) {
   SimOptions options = AtCommit();
-  options.file = "worlds/bad.textproto";
+  options.file = "my worlds/it's bad.textproto";
   options.mutant = "skip-fence";
   Outcome outcome;
   outcome.set_kind(Outcome::HUNG);
   const std::string report = FailureReport(options, SmallScenario(), outcome);
-  EXPECT_EQ(report.find("FAILED: seed-17 (worlds/bad.textproto) at commit c0ffee: hang\n"), 0u) << report;
-  EXPECT_TRUE(report.ends_with("replay: stagecoach sim worlds/bad.textproto --mutant skip-fence --trace\n")) << report;
+  EXPECT_EQ(report.find("FAILED: seed-17 (my worlds/it's bad.textproto) at commit c0ffee: hang\n"), 0u) << report;
+  // As a shell reads it, and not with the trace of something that never ends.
+  EXPECT_TRUE(
+      report.ends_with("replay: stagecoach sim 'my worlds/it'\\''s bad.textproto' --mutant skip-fence "
+                       "--hang-after 10\n"))
+      << report;
 }
 
 TEST(SimReport, OnlyTheLastLineOfASummaryKnowsWallTime) {
   Outcome outcome;
-  outcome.mutable_tally()->set_calls(300);
+  outcome.mutable_tally()->set_calls(400);
+  outcome.mutable_tally()->set_answered(300);
   outcome.set_wall_ns(500'000'000);
   const std::string fast = Summary(SmallScenario(), outcome);
-  EXPECT_TRUE(fast.ends_with("\nwall time: 0.500 s, 600 calls per second\n")) << fast;
+  EXPECT_TRUE(fast.ends_with("\nwall time: 0.500 s, 600 calls answered per second\n")) << fast;
   outcome.set_wall_ns(1'000'000'000);
   const std::string slow = Summary(SmallScenario(), outcome);
   EXPECT_EQ(fast.substr(0, fast.find("wall time")), slow.substr(0, slow.find("wall time")));
   // Nothing has run: no division by zero.
-  EXPECT_TRUE(Summary(SmallScenario(), Outcome()).ends_with("wall time: 0.000 s, 0 calls per second\n"));
+  EXPECT_TRUE(Summary(SmallScenario(), Outcome()).ends_with("wall time: 0.000 s, 0 calls answered per second\n"));
 }
 
 // What a process that does `work` writes, to standard output or error, before it dies; and of what.
