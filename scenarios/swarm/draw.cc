@@ -47,6 +47,10 @@ class Drawer {
   }
   const std::string& AnyHost() { return scenario_.host(static_cast<int>(prng_.Below(scenario_.host_size()))).name(); }
 
+  const Service& AnyService() {
+    return scenario_.service(static_cast<int>(prng_.Below(static_cast<uint64_t>(scenario_.service_size()))));
+  }
+
   void DrawHosts() {
     const uint64_t count = prng_.OneIn(4) ? prng_.Between(3, 5) : 2;
     const bool crc = prng_.OneIn(2);
@@ -54,7 +58,7 @@ class Drawer {
       Host& host = *scenario_.add_host();
       host.set_name(std::string(1, static_cast<char>('a' + i)));
       Device& device = *host.mutable_device();
-      if (crc) device.set_crc(true);
+      if (crc != prng_.OneIn(8)) device.set_crc(true);
       if (prng_.OneIn(3)) device.set_max_ord(static_cast<uint32_t>(Scaled(1, 16)));
       if (prng_.OneIn(3)) device.set_max_ird(static_cast<uint32_t>(Scaled(1, 16)));
       if (prng_.OneIn(3)) device.set_max_mr_size(uint64_t{1} << prng_.Between(12, 18));
@@ -116,6 +120,7 @@ class Drawer {
       if (prng_.OneIn(3)) service.set_outgoing_reads(static_cast<uint32_t>(Scaled(1, 16)));
       if (prng_.OneIn(4)) service.set_client_bytes_max(Scaled(1 << 20, 64 << 20));
       if (prng_.OneIn(6)) service.set_call_bytes_max(Scaled(65536, 8 << 20));
+      if (prng_.OneIn(8)) service.set_message_bytes_max(static_cast<uint32_t>(Scaled(4096, 1 << 20)));
       if (prng_.OneIn(8)) service.set_clients_max(static_cast<uint32_t>(prng_.Between(1, 3)));
     }
   }
@@ -163,15 +168,16 @@ class Drawer {
   }
 
   void DrawClients() {
-    const uint64_t count = Scaled(1, 6);
+    const uint64_t count = prng_.OneIn(20) ? prng_.Between(7, 40) : Scaled(1, 6);
     for (uint64_t i = 0; i < count; ++i) {
       Client& client = *scenario_.add_client();
       client.set_name("client-" + std::to_string(i));
-      client.set_server(
-          scenario_.service(static_cast<int>(prng_.Below(static_cast<uint64_t>(scenario_.service_size())))).host());
+      client.set_server(AnyService().host());
+      // Seldom on the server's own host.
+      const bool anywhere = prng_.OneIn(8);
       do {
         client.set_host(AnyHost());
-      } while (client.host() == client.server());
+      } while (client.host() == client.server() && !anywhere);
       if (prng_.OneIn(3)) client.set_start_ns(Scaled(1, kTroubleNs));
       client.set_credits(Credits());
       client.set_inline_threshold(Threshold());
@@ -190,14 +196,19 @@ class Drawer {
     Service& service = *scenario_.mutable_service(0);
     service.set_files(true);
     service.clear_call_bytes_max();
-    FileCopy& copy = *scenario_.add_file_copy();
-    copy.set_server(service.host());
-    do {
-      copy.set_host(AnyHost());
-    } while (copy.host() == copy.server());
-    copy.set_bytes(Scaled(1, 400'000));
-    copy.set_chunk_bytes(static_cast<uint32_t>(Scaled(4096, 100'000)));
-    copy.set_concurrency(static_cast<uint32_t>(prng_.Between(1, 6)));
+    service.clear_message_bytes_max();
+    const uint64_t count = prng_.OneIn(3) ? 2 : 1;
+    for (uint64_t i = 0; i < count; ++i) {
+      FileCopy& copy = *scenario_.add_file_copy();
+      copy.set_server(service.host());
+      do {
+        copy.set_host(AnyHost());
+      } while (copy.host() == copy.server());
+      if (prng_.OneIn(2)) copy.set_start_ns(Scaled(1, kTroubleNs));
+      copy.set_bytes(Scaled(1, 400'000));
+      copy.set_chunk_bytes(static_cast<uint32_t>(Scaled(4096, 100'000)));
+      copy.set_concurrency(static_cast<uint32_t>(prng_.Between(1, 6)));
+    }
   }
 
   void DrawPingPongs() {
@@ -259,7 +270,7 @@ class Drawer {
           break;
         default:
           fault.set_kind(Fault::RESTART_SERVICE);
-          fault.set_a(scenario_.service(0).host());
+          fault.set_a(AnyService().host());
           fault.set_for_ns(Scaled(1, 10'000'000));
           break;
       }
