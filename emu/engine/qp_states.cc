@@ -37,6 +37,7 @@ constexpr auto kTable = std::to_array<QpTransition>({
     {kInit, kModifyRtr, kRtr, kRtrRequired, kRtrOptional},
     {kInit, kModifyErr, kErr, 0, 0, kEnterError},
     {kInit, kConnected, kRts, 0, 0, e::kStartSends},
+    {kInit, kLocalFault, kErr, 0, 0, kEnterError | e::kRaiseFatal},
 
     {kRtr, kModifyReset, kReset, 0, 0, e::kDiscardWork | e::kCloseStream},
     {kRtr, kModifyRts, kRts, kRtsRequired, kRtsOptional, e::kStartSends},

@@ -38,6 +38,14 @@ const char* ToString(AsyncEventType type) {
       return "communication established";
     case AsyncEventType::kSendQueueDrained:
       return "send queue drained";
+    case AsyncEventType::kQpLastWqeReached:
+      return "last receive of the QP consumed";
+    case AsyncEventType::kSrqLimitReached:
+      return "SRQ limit reached";
+    case AsyncEventType::kPortActive:
+      return "port active";
+    case AsyncEventType::kPortError:
+      return "port error";
     case AsyncEventType::kDeviceFatal:
       return "device fatal error";
   }
@@ -75,7 +83,9 @@ void CompletionChannel::Push(CompletionQueue* cq) {
 
 void CompletionChannel::Ack(CompletionQueue* cq, uint32_t count) {
   std::lock_guard lock(mutex_);
-  cq->event_account_.acknowledged += count;
+  EventAccount& account = cq->event_account_;
+  // Events acknowledged that never were must not answer for later ones.
+  account.acknowledged += std::min<uint64_t>(count, account.delivered - account.acknowledged);
   acked_.notify_all();
 }
 
@@ -117,7 +127,7 @@ Result<AsyncEvent, int> AsyncEventQueue::GetEvent() {
 void AsyncEventQueue::Ack(const AsyncEvent& event) {
   if (event.account == nullptr) return;
   std::lock_guard lock(mutex_);
-  ++event.account->acknowledged;
+  if (event.account->acknowledged < event.account->delivered) ++event.account->acknowledged;
   acked_.notify_all();
 }
 

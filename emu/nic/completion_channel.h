@@ -24,6 +24,7 @@ namespace stagecoach::emu {
 
 class CompletionQueue;
 class QueuePair;
+class SharedReceiveQueue;
 
 // Counts the events a program has got about one object and acknowledged; destroying the object waits until they agree.
 // Part of the object, guarded by the lock of the queue the events come from.
@@ -75,15 +76,20 @@ enum class AsyncEventType : uint8_t {
   kQpAccessError,
   kQpCommunicationEstablished,
   kSendQueueDrained,
+  kQpLastWqeReached,  // of a QP with an SRQ: it is in error and will take no more Receives
+  kSrqLimitReached,
+  kPortActive,
+  kPortError,
   kDeviceFatal,
 };
 const char* ToString(AsyncEventType type);
 
 struct AsyncEvent {
   AsyncEventType type = AsyncEventType::kDeviceFatal;
-  CompletionQueue* cq = nullptr;    // kCqError
-  QueuePair* qp = nullptr;          // kQp*
-  EventAccount* account = nullptr;  // of that object; null for the device
+  CompletionQueue* cq = nullptr;      // kCqError
+  QueuePair* qp = nullptr;            // kQp*, kSendQueueDrained
+  SharedReceiveQueue* srq = nullptr;  // kSrq*
+  EventAccount* account = nullptr;    // of that object; null for the device and its port
 };
 
 // The asynchronous events of one open device (ibv_context).

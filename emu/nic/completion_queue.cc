@@ -48,6 +48,11 @@ uint64_t CompletionQueue::pushed() const {
   return pushed_;
 }
 
+bool CompletionQueue::overrun() const {
+  std::lock_guard lock(mutex_);
+  return overrun_;
+}
+
 size_t CompletionQueue::TakeCompletions(std::span<WorkCompletion> out) {
   if (used_hint_.load(std::memory_order_acquire) == 0) return 0;
   std::lock_guard lock(mutex_);
@@ -169,15 +174,22 @@ int CompletionQueue::Resize(uint32_t capacity) {
 bool CompletionQueue::Push(const WorkCompletion& completion) {
   std::unique_lock lock(mutex_);
   if (overrun_) return false;
+  if (used_ == ring_.size() && ignore_overrun_) {
+    first_ = first_ + 1 == ring_.size() ? 0 : first_ + 1;
+    --used_;
+  }
   if (used_ == ring_.size()) {
     overrun_ = true;
+    lock.unlock();
     if (async_events_ != nullptr) {
-      async_events_->Push({.type = AsyncEventType::kCqError, .cq = this, .qp = nullptr, .account = &async_account_});
+      async_events_->Push({.type = AsyncEventType::kCqError, .cq = this, .account = &async_account_});
     }
+    if (on_overrun_) on_overrun_();
     return false;
   }
   const size_t at = first_ + used_ < ring_.size() ? first_ + used_ : first_ + used_ - ring_.size();
   ring_[at] = completion;
+  ring_[at].at = fabric_.Now();
   ++used_;
   ++pushed_;
   used_hint_.store(used_, std::memory_order_release);

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -43,6 +44,11 @@ class CompletionQueue {
   // (simulation): then nothing is leased.
   CompletionQueue(Fabric& fabric, NicLoop* loop, const DeviceProfile& profile, uint32_t handle, uint32_t capacity,
                   CompletionChannel* channel, AsyncEventQueue* async_events, void* cookie);
+  // A full ring loses its oldest completion and the CQ is none the worse (IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN). Both
+  // before the first completion.
+  void IgnoreOverrun() { ignore_overrun_ = true; }
+  // `on_overrun` is called once, when the CQ goes into error: under the lock of the QP that completed, without ours.
+  void SetOverrunListener(std::function<void()> on_overrun) { on_overrun_ = std::move(on_overrun); }
   ~CompletionQueue();
   CompletionQueue(const CompletionQueue&) = delete;
   CompletionQueue& operator=(const CompletionQueue&) = delete;
@@ -70,7 +76,7 @@ class CompletionQueue {
 
   // --- The NIC's side ---
 
-  // False if the ring is full: the CQ is then in error, for good, and kCqError has been raised once.
+  // False if the ring is full: the CQ is then in error, for good, and kCqError has been raised once. Sets `at`.
   bool Push(const WorkCompletion& completion);
   // Forgets the completions of a destroyed QP.
   void RemoveCompletionsOf(uint32_t qp_number);
@@ -89,6 +95,8 @@ class CompletionQueue {
   std::atomic<uint32_t>& parked() { return parked_; }
 
   uint64_t pushed() const;
+  // It has lost a completion: no QP can use it any more.
+  bool overrun() const;
 
  private:
   friend class CompletionChannel;
@@ -116,6 +124,8 @@ class CompletionQueue {
   void* cookie_;
   CompletionChannel* const channel_;
   AsyncEventQueue* const async_events_;
+  bool ignore_overrun_ = false;
+  std::function<void()> on_overrun_;
 
   mutable std::mutex mutex_;
   std::vector<WorkCompletion> ring_;  // guarded by mutex_, as all of this block

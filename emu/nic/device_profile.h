@@ -27,10 +27,13 @@ struct DeviceProfile {
   uint32_t max_mw = 65536;
   uint32_t max_cq = 4096;
   uint32_t max_qp = 4096;
+  uint32_t max_srq = 1024;
 
   // Sizes. `max_mr_size` in bytes.
   uint32_t max_cqe = 131072;
   uint32_t max_qp_wr = 8192;
+  uint32_t max_srq_wr = 8192;
+  uint32_t max_srq_sge = 16;
   uint32_t max_sge = 16;
   uint32_t max_sge_rd = 1;  // RFC 5040 section 4.4: a Read Request has one sink buffer
   uint32_t max_inline = 512;

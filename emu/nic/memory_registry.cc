@@ -72,8 +72,9 @@ struct MemoryRegistry::Slot {
   Kind kind = Kind::kFree;
   uint32_t pd = 0;
   uint32_t access = 0;
-  uint32_t qp_number = 0;  // window: where it is bound
-  uint32_t parent = 0;     // window: slot number of its region
+  WindowType type = WindowType::kType2;  // window
+  uint32_t qp_number = 0;                // type 2 window: where it is bound
+  uint32_t parent = 0;                   // window: slot number of its region
   std::byte* base = nullptr;
   uint64_t length = 0;
   uint64_t iova = 0;
@@ -188,17 +189,20 @@ void MemoryRegistry::WaitUnpinned(const Slot& slot) {
   while ((slot.word.load(std::memory_order_acquire) & kPinMask) != 0) std::this_thread::yield();
 }
 
+int MemoryRegistry::CheckRegion(uint64_t address, uint64_t length, uint64_t iova, uint32_t access) const {
+  if ((access & ~kAllAccess) != 0) return EINVAL;
+  // A peer that may write memory its owner may not makes no sense, and verbs forbid it (ibv_reg_mr(3)).
+  if ((access & (kAccessRemoteWrite | kAccessRemoteAtomic)) != 0 && (access & kAccessLocalWrite) == 0) return EINVAL;
+  if (length > profile_.max_mr_size) return EINVAL;
+  if (length > std::numeric_limits<uint64_t>::max() - address) return EINVAL;
+  if (length > std::numeric_limits<uint64_t>::max() - iova) return EINVAL;
+  return 0;
+}
+
 Result<uint32_t, int> MemoryRegistry::Register(const RegionRequest& request) {
   const uint64_t iova = (request.access & kAccessZeroBased) != 0 ? 0 : request.iova;
   const uint64_t address = reinterpret_cast<uintptr_t>(request.address);
-  if ((request.access & ~kAllAccess) != 0) return Err(EINVAL);
-  // A peer that may write memory its owner may not makes no sense, and verbs forbid it (ibv_reg_mr(3)).
-  if ((request.access & (kAccessRemoteWrite | kAccessRemoteAtomic)) != 0 && (request.access & kAccessLocalWrite) == 0) {
-    return Err(EINVAL);
-  }
-  if (request.length > profile_.max_mr_size) return Err(EINVAL);
-  if (request.length > std::numeric_limits<uint64_t>::max() - address) return Err(EINVAL);
-  if (request.length > std::numeric_limits<uint64_t>::max() - iova) return Err(EINVAL);
+  if (const int error = CheckRegion(address, request.length, iova, request.access)) return Err(error);
   if (const int error = ProbeMemory(request.address, request.length, (request.access & kAccessLocalWrite) != 0)) {
     return Err(error);
   }
@@ -224,6 +228,50 @@ Result<uint32_t, int> MemoryRegistry::Register(const RegionRequest& request) {
   return StagOf(*number);
 }
 
+Result<uint32_t, int> MemoryRegistry::Reregister(uint32_t stag, const RegionChange& change) {
+  uint32_t number = 0;
+  RegionRequest now;
+  {
+    std::lock_guard lock(mutex_);
+    const Slot* slot = Find(stag, &number);
+    if (slot == nullptr || slot->kind != Slot::Kind::kRegion || !IsCurrent(slot->word.load(), StagKey(stag))) {
+      return Err(EINVAL);
+    }
+    now = {.pd = slot->pd, .address = slot->base, .length = slot->length, .iova = slot->iova, .access = slot->access};
+  }
+  const bool was_zero_based = (now.access & kAccessZeroBased) != 0;
+  now.pd = change.pd.value_or(now.pd);
+  now.access = change.access.value_or(now.access);
+  if (change.range) {
+    now.address = change.range->address;
+    now.length = change.range->length;
+  }
+  const uint64_t address = reinterpret_cast<uintptr_t>(now.address);
+  if ((now.access & kAccessZeroBased) != 0) {
+    now.iova = 0;
+  } else if (change.range || was_zero_based) {
+    now.iova = address;
+  }
+  if (const int error = CheckRegion(address, now.length, now.iova, now.access)) return Err(error);
+  if (const int error = ProbeMemory(now.address, now.length, (now.access & kAccessLocalWrite) != 0)) return Err(error);
+
+  // Windows are bound under the lock, so none is while we have it.
+  std::lock_guard lock(mutex_);
+  Slot& slot = At(number);
+  if (slot.bound_windows.load(std::memory_order_acquire) != 0) return Err(EBUSY);
+  if (slot.kind != Slot::Kind::kRegion || !ClearValid(slot, StagKey(stag))) return Err(EINVAL);
+  WaitUnpinned(slot);
+  slot.pd = now.pd;
+  slot.access = now.access;
+  slot.base = static_cast<std::byte*>(now.address);
+  slot.length = now.length;
+  slot.iova = now.iova;
+  uint32_t key = static_cast<uint32_t>(source_->Next()) & 0xff;
+  if (key == slot.Key()) key = (key + 1) & 0xff;
+  slot.Publish(key);
+  return StagOf(number);
+}
+
 int MemoryRegistry::Deregister(uint32_t stag) {
   uint32_t number = 0;
   Slot* slot = nullptr;
@@ -244,7 +292,7 @@ int MemoryRegistry::Deregister(uint32_t stag) {
   return 0;
 }
 
-Result<uint32_t, int> MemoryRegistry::AllocateWindow(uint32_t pd) {
+Result<uint32_t, int> MemoryRegistry::AllocateWindow(uint32_t pd, WindowType type) {
   std::lock_guard lock(mutex_);
   if (counters_.windows >= profile_.max_mw) return Err(ENOMEM);
   const Result<uint32_t, int> number = TakeSlot();
@@ -253,6 +301,7 @@ Result<uint32_t, int> MemoryRegistry::AllocateWindow(uint32_t pd) {
   WaitUnpinned(slot);
   slot.kind = Slot::Kind::kWindow;
   slot.pd = pd;
+  slot.type = type;
   slot.qp_number = 0;
   slot.SetKeyWhileInvalid(static_cast<uint32_t>(source_->Next()) & 0xff);
   windows_.insert(*number);
@@ -266,9 +315,7 @@ int MemoryRegistry::DeallocateWindow(uint32_t stag) {
   Slot* slot = Find(stag, &number);
   if (slot == nullptr || slot->kind != Slot::Kind::kWindow) return EINVAL;
   // Losing to a concurrent invalidation is fine: the one who clears the valid bit settles with the region.
-  const bool cleared = ClearValid(*slot, slot->Key());
-  WaitUnpinned(*slot);
-  if (cleared) At(slot->parent).bound_windows.fetch_sub(1, std::memory_order_release);
+  Unbind(*slot);
   windows_.erase(number);
   FreeSlot(number);
   --counters_.windows;
@@ -281,24 +328,33 @@ bool MemoryRegistry::BindWindow(uint32_t pd, uint32_t qp_number, const WindowBin
   uint32_t region_number = 0;
   Slot* window = Find(binding.window_rkey, &number);
   Slot* region = Find(binding.region_lkey, &region_number);
-  if (window == nullptr || window->kind != Slot::Kind::kWindow || window->pd != pd || window->Valid()) return false;
+  if (window == nullptr || window->kind != Slot::Kind::kWindow || window->pd != pd || window->type != binding.type) {
+    return false;
+  }
+  const bool is_type1 = window->type == WindowType::kType1;
+  if (!is_type1 && (window->Valid() || binding.length == 0)) return false;
   if (StagIndex(binding.new_rkey) != StagIndex(binding.window_rkey)) return false;
+  if (binding.length == 0) {
+    Unbind(*window);
+    window->SetKeyWhileInvalid(StagKey(binding.new_rkey));
+    return true;
+  }
   if (region == nullptr || region->kind != Slot::Kind::kRegion || region->pd != pd || !region->Valid() ||
       region->Key() != StagKey(binding.region_lkey)) {
     return false;
   }
   if ((region->access & kAccessWindowBind) == 0) return false;
-  if ((binding.access & ~(kRemoteAccess | kAccessZeroBased)) != 0) return false;
+  if ((binding.access & ~(kRemoteAccess | (is_type1 ? 0u : kAccessZeroBased))) != 0) return false;
   if ((binding.access & (kAccessRemoteWrite | kAccessRemoteAtomic)) != 0 && (region->access & kAccessLocalWrite) == 0) {
     return false;
   }
-  if (binding.length == 0 || binding.address < region->iova) return false;
+  if (binding.address < region->iova) return false;
   const uint64_t offset = binding.address - region->iova;
   if (offset > region->length || binding.length > region->length - offset) return false;
 
-  WaitUnpinned(*window);
+  Unbind(*window);
   window->access = binding.access;
-  window->qp_number = qp_number;
+  window->qp_number = is_type1 ? 0 : qp_number;
   window->parent = region_number;
   window->base = region->base + offset;
   window->length = binding.length;
@@ -307,6 +363,12 @@ bool MemoryRegistry::BindWindow(uint32_t pd, uint32_t qp_number, const WindowBin
   window->Publish(StagKey(binding.new_rkey));
   ++counters_.window_binds;
   return true;
+}
+
+void MemoryRegistry::Unbind(Slot& window) {
+  const bool cleared = ClearValid(window, window.Key());
+  WaitUnpinned(window);
+  if (cleared) At(window.parent).bound_windows.fetch_sub(1, std::memory_order_release);
 }
 
 Result<void, MemoryFault> MemoryRegistry::InvalidateWindow(uint32_t pd, uint32_t qp_number, uint32_t stag) {
@@ -322,7 +384,7 @@ Result<void, MemoryFault> MemoryRegistry::InvalidateWindow(uint32_t pd, uint32_t
   std::optional<MemoryFault> fault;
   if (slot->pd != pd) {
     fault = MemoryFault::kForeignStag;
-  } else if (slot->kind != Slot::Kind::kWindow) {
+  } else if (slot->kind != Slot::Kind::kWindow || slot->type == WindowType::kType1) {
     fault = MemoryFault::kNoPermission;
   } else if (slot->qp_number != qp_number) {
     fault = MemoryFault::kForeignStag;
@@ -353,9 +415,7 @@ void MemoryRegistry::UnbindWindowsOf(uint32_t qp_number) {
   std::lock_guard lock(mutex_);
   for (uint32_t number : windows_) {
     Slot& slot = At(number);
-    if (!slot.Valid() || slot.qp_number != qp_number || !ClearValid(slot, slot.Key())) continue;
-    WaitUnpinned(slot);
-    At(slot.parent).bound_windows.fetch_sub(1, std::memory_order_release);
+    if (slot.Valid() && slot.type == WindowType::kType2 && slot.qp_number == qp_number) Unbind(slot);
   }
 }
 
@@ -373,7 +433,7 @@ Result<MemoryRegistry::Pinned, MemoryFault> MemoryRegistry::Pin(uint32_t pd, uin
   const bool is_window = slot->kind == Slot::Kind::kWindow;
   std::optional<MemoryFault> fault;
   const uint64_t offset = tagged_offset - slot->iova;  // wraps when below; then it is beyond any length
-  if (slot->pd != pd || (is_window && slot->qp_number != qp_number)) {
+  if (slot->pd != pd || (is_window && slot->type == WindowType::kType2 && slot->qp_number != qp_number)) {
     fault = MemoryFault::kForeignStag;
   } else if ((is_window && IsLocal(access)) || !Grants(slot->access, access)) {
     fault = MemoryFault::kNoPermission;

@@ -1,8 +1,8 @@
-// MemoryRegistry: STags and the memory they name: regions (ibv_mr) and type 2B memory windows (ibv_mw).
+// MemoryRegistry: STags and the memory they name: regions (ibv_mr) and memory windows of types 1 and 2B (ibv_mw).
 //
 // An STag is a 24-bit index and an 8-bit key (RFC 5040 section 2.1 calls the key the consumer's part). Regions get a
-// fresh index and key from the registry; a window keeps its index for life and its consumer chooses the key at each
-// bind.
+// fresh index and key from the registry; a window keeps its index for life and gets another key at each bind, chosen by
+// its consumer (type 2) or by who posts the bind for it (type 1).
 //
 // The index is a keyed permutation of a dense slot number, so STags are hard to guess while the table stays dense.
 // Slots come in chunks that are never freed before the registry. Each has one atomic word: valid bit, key, pin count.
@@ -28,6 +28,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 
 #include "base/result.h"
@@ -53,6 +54,17 @@ struct RegionRequest {
   uint32_t access = 0;  // AccessFlags; reading locally is always allowed
 };
 
+// What a region is to become; what is not set stays (ibv_rereg_mr).
+struct RegionChange {
+  struct Range {
+    void* address = nullptr;
+    uint64_t length = 0;
+  };
+  std::optional<uint32_t> pd;
+  std::optional<Range> range;  // addressed by its own address from then on, or from 0 with kAccessZeroBased
+  std::optional<uint32_t> access;
+};
+
 class MemoryRegistry {
  public:
   // `profile` must outlive the registry.
@@ -68,21 +80,27 @@ class MemoryRegistry {
   // Returns when no access to the region is under way. EINVAL: no such region; EBUSY: a window is bound to it.
   int Deregister(uint32_t stag);
 
-  // A type 2B window of `pd`, unbound. Its STag's index is final; the consumer chooses a key at each bind.
-  Result<uint32_t, int> AllocateWindow(uint32_t pd);
+  // Changes a region and gives it another key: what still uses the old one is refused. Returns when no access under the
+  // old key is under way. Errors as Register's and EBUSY, while a window is bound to it; the region is then as it was.
+  Result<uint32_t, int> Reregister(uint32_t stag, const RegionChange& change);
+
+  // A window of `pd`, unbound. Its STag's index is final; the key changes with each bind.
+  Result<uint32_t, int> AllocateWindow(uint32_t pd, WindowType type = WindowType::kType2);
   int DeallocateWindow(uint32_t stag);
 
   // --- What posted work asks for ---
 
-  // IBV_WR_BIND_MW on QP (pd, qp_number). False, and nothing changed: the window is bound already (a type 2 window is
-  // invalidated first), the region does not allow binding or the rights asked for, or the range is empty or beyond the
-  // region.
+  // A bind posted on QP (pd, qp_number). False, and nothing changed: the window is not of the type named or, of type 2,
+  // bound already (it is invalidated first); the region does not allow binding or the rights asked for; the range is
+  // beyond the region or, for type 2, empty; type 1 is to be zero-based. A type 1 window that is bound loses that
+  // binding first, and has none at all after a bind of length 0.
   bool BindWindow(uint32_t pd, uint32_t qp_number, const WindowBinding& binding);
-  // IBV_WR_LOCAL_INV. Only windows bound to this QP; plain regions end with deregistration.
+  // IBV_WR_LOCAL_INV. Only type 2 windows bound to this QP; plain regions end with deregistration, and type 1 windows
+  // with another bind.
   Result<void, MemoryFault> InvalidateLocally(uint32_t pd, uint32_t qp_number, uint32_t stag);
   // Send with Invalidate from the peer (RFC 5040 section 5.1). Plain regions refuse: kNoPermission.
   Result<void, MemoryFault> InvalidateRemotely(uint32_t pd, uint32_t qp_number, uint32_t stag);
-  // A QP is going: its windows lose their binding.
+  // A QP is going: its type 2 windows lose their binding.
   void UnbindWindowsOf(uint32_t qp_number);
 
   // --- Data path ---
@@ -124,6 +142,9 @@ class MemoryRegistry {
   void FreeSlot(uint32_t number);
   Slot& At(uint32_t number) const;
   uint32_t StagOf(uint32_t number) const;
+  // 0, or the errno that the rights and range deserve, pages aside.
+  int CheckRegion(uint64_t address, uint64_t length, uint64_t iova, uint32_t access) const;
+  void Unbind(Slot& window);
   Result<void, MemoryFault> InvalidateWindow(uint32_t pd, uint32_t qp_number, uint32_t stag);
   // Ends the validity of the slot under `key`; true for the one caller who did it.
   static bool ClearValid(Slot& slot, uint32_t key);

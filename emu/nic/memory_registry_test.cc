@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cerrno>
 #include <map>
+#include <optional>
 #include <set>
 #include <thread>
 #include <vector>
@@ -422,6 +423,141 @@ TEST_F(MemoryRegistryTest, DeregistrationWaitsForPinsOnOtherThreads) {
   while (written.load() == 0) std::this_thread::yield();
   stop.store(true);
   for (std::thread& writer : writers) writer.join();
+}
+
+// --- Windows of type 1 ---
+
+class Type1WindowTest : public MemoryRegistryTest {
+ protected:
+  // Binds under the next key and returns it.
+  std::optional<uint32_t> Bind(uint64_t address, uint64_t length, uint32_t access = kAccessRemoteRead) {
+    const uint32_t rkey = (rkey_ & ~0xffu) | ((rkey_ + 1) & 0xff);
+    WindowBinding binding{rkey_, rkey, region_, address, length, access, WindowType::kType1};
+    if (!registry_.BindWindow(kPd, kQp, binding)) return std::nullopt;
+    return rkey_ = rkey;
+  }
+  uint32_t region_ = *registry_.Register(Request(4096));
+  uint32_t rkey_ = *registry_.AllocateWindow(kPd, WindowType::kType1);
+};
+
+TEST_F(Type1WindowTest, AnyQpOfTheDomainUsesItAndNoOther) {
+  const uint32_t rkey = *Bind(0x10000, 100);
+  const auto pinned = registry_.Pin(kPd, kQp + 1, rkey, 0x10000, 100, MemoryAccess::kRemoteRead);
+  ASSERT_TRUE(pinned.has_value());
+  registry_.Unpin(pinned->token);
+  EXPECT_EQ(PinFault(rkey, 0x10000, 1, MemoryAccess::kRemoteRead, kPd + 1), MemoryFault::kForeignStag);
+}
+
+TEST_F(Type1WindowTest, IsBoundAgainWithoutInvalidation) {
+  const uint32_t first = *Bind(0x10000, 100);
+  const uint32_t second = *Bind(0x10000 + 100, 100);
+  EXPECT_EQ(PinFault(first, 0x10000, 1, MemoryAccess::kRemoteRead), MemoryFault::kStaleStag);
+  EXPECT_TRUE(CanPin(second, 0x10000 + 100, 100, MemoryAccess::kRemoteRead));
+  EXPECT_EQ(registry_.Deregister(region_), EBUSY);
+}
+
+TEST_F(Type1WindowTest, LengthZeroEndsTheBinding) {
+  *Bind(0x10000, 100);
+  const uint32_t rkey = *Bind(0, 0);
+  EXPECT_EQ(PinFault(rkey, 0x10000, 0, MemoryAccess::kRemoteRead), MemoryFault::kStaleStag);
+  EXPECT_EQ(registry_.Deregister(region_), 0);
+}
+
+TEST_F(Type1WindowTest, AFailedBindLeavesTheOldBinding) {
+  const uint32_t rkey = *Bind(0x10000, 100);
+  EXPECT_FALSE(Bind(0x10000, 4097));
+  EXPECT_FALSE(Bind(0x10000, 100, kAccessRemoteRead | kAccessZeroBased));
+  EXPECT_TRUE(CanPin(rkey, 0x10000, 100, MemoryAccess::kRemoteRead));
+}
+
+TEST_F(Type1WindowTest, IsNeitherInvalidatedNorTakenForType2) {
+  const uint32_t rkey = *Bind(0x10000, 100);
+  EXPECT_EQ(registry_.InvalidateLocally(kPd, kQp, rkey), Err(MemoryFault::kNoPermission));
+  EXPECT_EQ(registry_.InvalidateRemotely(kPd, kQp, rkey), Err(MemoryFault::kNoPermission));
+  EXPECT_FALSE(registry_.BindWindow(kPd, kQp, {rkey, rkey ^ 1, region_, 0x10000, 10, kAccessRemoteRead}));
+  registry_.UnbindWindowsOf(kQp);
+  EXPECT_TRUE(CanPin(rkey, 0x10000, 100, MemoryAccess::kRemoteRead)) << "it does not belong to the QP that bound it";
+}
+
+TEST_F(Type1WindowTest, FreedWhileBoundItLetsTheRegionGo) {
+  *Bind(0x10000, 100);
+  EXPECT_EQ(registry_.DeallocateWindow(rkey_), 0);
+  EXPECT_EQ(registry_.Deregister(region_), 0);
+}
+
+// --- Regions that change ---
+
+TEST_F(MemoryRegistryTest, AChangedRegionHasAnotherKeyAndTheOldOneIsStale) {
+  const uint32_t before = *registry_.Register(Request(4096, kAccessLocalWrite));
+  const uint32_t after = *registry_.Reregister(before, {.pd = {}, .range = {}, .access = kFull});
+  EXPECT_EQ(StagIndex(after), StagIndex(before));
+  EXPECT_NE(after, before);
+  EXPECT_TRUE(CanPin(after, 0x10000, 4096, MemoryAccess::kRemoteWrite)) << "its iova is what it was";
+  EXPECT_EQ(PinFault(before, 0x10000, 1, MemoryAccess::kLocalRead), MemoryFault::kStaleStag);
+  EXPECT_EQ(registry_.Reregister(before, {}), Err(EINVAL));
+  EXPECT_EQ(registry_.counters().regions, 1u);
+  EXPECT_EQ(registry_.Deregister(after), 0);
+}
+
+TEST_F(MemoryRegistryTest, AMovedRegionIsAddressedByWhereItIs) {
+  const uint32_t before = *registry_.Register(Request(4096));
+  const uint32_t after = *registry_.Reregister(
+      before, {.pd = kPd + 1, .range = RegionChange::Range{memory_.data() + 4096, 100}, .access = {}});
+  const uint64_t address = reinterpret_cast<uintptr_t>(memory_.data()) + 4096;
+  const auto pinned = registry_.Pin(kPd + 1, kQp, after, address, 100, MemoryAccess::kRemoteWrite);
+  ASSERT_TRUE(pinned.has_value());
+  EXPECT_EQ(pinned->bytes.data(), memory_.data() + 4096);
+  registry_.Unpin(pinned->token);
+  EXPECT_EQ(PinFault(after, address, 1, MemoryAccess::kRemoteWrite), MemoryFault::kForeignStag);
+}
+
+TEST_F(MemoryRegistryTest, ZeroBasedIsARightLikeAnyOtherToChange) {
+  uint32_t stag = *registry_.Register(Request(4096));
+  stag = *registry_.Reregister(stag, {.pd = {}, .range = {}, .access = kFull | kAccessZeroBased});
+  EXPECT_TRUE(CanPin(stag, 0, 4096, MemoryAccess::kRemoteRead));
+  stag = *registry_.Reregister(stag, {.pd = {}, .range = {}, .access = kFull});
+  EXPECT_TRUE(CanPin(stag, reinterpret_cast<uintptr_t>(memory_.data()), 4096, MemoryAccess::kRemoteRead));
+}
+
+TEST_F(MemoryRegistryTest, ARefusedChangeLeavesTheRegionAsItWas) {
+  const uint32_t stag = *registry_.Register(Request(4096));
+  EXPECT_EQ(registry_.Reregister(stag, {.pd = {}, .range = {}, .access = kAccessRemoteWrite}), Err(EINVAL));
+  EXPECT_EQ(registry_.Reregister(stag, {.pd = {}, .range = {}, .access = 1u << 30}), Err(EINVAL));
+  const RegionChange::Range nowhere{reinterpret_cast<void*>(uintptr_t{4096}), 4096};
+  EXPECT_EQ(registry_.Reregister(stag, {.pd = {}, .range = nowhere, .access = {}}), Err(EFAULT));
+  const uint32_t window = BoundWindow(stag, 0x10000, 10, kAccessRemoteRead);
+  EXPECT_EQ(registry_.Reregister(stag, {.pd = {}, .range = {}, .access = kFull}), Err(EBUSY));
+  EXPECT_TRUE(CanPin(stag, 0x10000, 4096, MemoryAccess::kRemoteWrite));
+  EXPECT_TRUE(CanPin(window, 0x10000, 10, MemoryAccess::kRemoteRead));
+}
+
+// Whoever has a pin sees one state of the region or the other, never a mixture: base and length belong together.
+TEST_F(MemoryRegistryTest, AccessesRacingWithAChangeSeeTheRegionBeforeOrAfterIt) {
+  std::atomic<uint32_t> stag{*registry_.Register(Request(4096))};
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 2; ++t) {
+    threads.emplace_back([&] {
+      while (!stop.load()) {
+        const uint32_t now = stag.load();
+        for (const uint64_t half : {0, 4096}) {
+          const uint64_t address = reinterpret_cast<uintptr_t>(memory_.data()) + half;
+          const auto pinned = registry_.Pin(kPd, kQp, now, address, 4096, MemoryAccess::kRemoteWrite);
+          if (!pinned) continue;
+          EXPECT_EQ(pinned->bytes.data(), memory_.data() + half);
+          registry_.Unpin(pinned->token);
+        }
+      }
+    });
+  }
+  for (int i = 0; i < 2000; ++i) {
+    const RegionChange::Range half{memory_.data() + (i % 2) * 4096, 4096};
+    const auto changed = registry_.Reregister(stag.load(), {.pd = {}, .range = half, .access = {}});
+    ASSERT_TRUE(changed.has_value());
+    stag.store(*changed);
+  }
+  stop.store(true);
+  for (std::thread& thread : threads) thread.join();
 }
 
 }  // namespace

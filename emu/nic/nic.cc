@@ -46,12 +46,15 @@ Nic::~Nic() {
     lingering.swap(lingering_);
   }
   for (const std::unique_ptr<QueuePair>& qp : lingering) qp->Drop();
+  // Nothing completes any more.
+  loop_.Remove(&cq_caretaker_);
 }
 
 // --- Contexts ---
 
 Result<NicContext*, int> Nic::OpenContext() {
   std::lock_guard lock(mutex_);
+  if (failed()) return Err(EIO);
   const uint32_t id = ++last_handle_;
   auto context = std::make_unique<NicContext>(fabric_, id);
   if (!context->async_events().usable()) return Err(EMFILE);
@@ -68,10 +71,12 @@ int Nic::CloseContext(NicContext* context) {
     if (&qp->context() == context) qps.push_back(handle);
   }
   const std::vector<uint32_t> cqs = HandlesOf(cqs_, id);
+  const std::vector<uint32_t> srqs = HandlesOf(srqs_, id);
   lock.unlock();
   // In the order of their dependencies. Nobody can acknowledge events any more, so nothing waits for that.
   for (uint32_t handle : qps) DestroyQp(handle, /*settle=*/false);
   for (uint32_t handle : cqs) DestroyCq(handle, /*settle=*/false);
+  for (uint32_t handle : srqs) DestroySrq(handle, /*settle=*/false);
   lock.lock();
   for (uint32_t handle : HandlesOf(channels_, id)) channels_.erase(handle);
   const std::vector<uint32_t> windows = HandlesOf(windows_, id);
@@ -89,6 +94,7 @@ int Nic::CloseContext(NicContext* context) {
 
 Result<uint32_t, int> Nic::AllocatePd(NicContext& context) {
   std::lock_guard lock(mutex_);
+  if (failed()) return Err(EIO);
   if (pds_.size() >= profile_.max_pd) return Err(ENOMEM);
   const uint32_t handle = ++last_handle_;
   pds_[handle] = {.context = context.id(), .users = 0};
@@ -113,6 +119,7 @@ Result<Nic::Region, int> Nic::RegisterRegion(NicContext& context, const RegionRe
   }
   {
     std::lock_guard lock(mutex_);
+    if (failed()) return Err(EIO);
     const auto pd = pds_.find(request.pd);
     if (pd == pds_.end()) return Err(EINVAL);
     ++pd->second.users;  // keeps the PD while memory is probed without the lock
@@ -127,17 +134,47 @@ Result<Nic::Region, int> Nic::RegisterRegion(NicContext& context, const RegionRe
     return Err(stag.error());
   }
   const uint32_t handle = ++last_handle_;
-  regions_[handle] = {.context = context.id(), .pd = request.pd, .stag = *stag};
+  regions_[handle] = {.context = context.id(), .pd = request.pd, .stag = *stag, .length = request.length};
   Trace(trace(), fabric_.Now(), name(), "stag.allocated",
         {{"index", uint64_t{StagIndex(*stag)}}, {"key", uint64_t{StagKey(*stag)}}, {"bytes", request.length}});
   return Region{handle, *stag};
 }
 
-Result<Nic::Region, int> Nic::AllocateWindow(NicContext& context, uint32_t pd_handle) {
+Result<Nic::Region, int> Nic::ReregisterRegion(NicContext& context, uint32_t handle, const RegionChange& change) {
+  SettlePlacements();
+  std::unique_lock lock(mutex_);
+  if (failed()) return Err(EIO);
+  const auto found = regions_.find(handle);
+  if (found == regions_.end()) return Err(ENOENT);
+  if (change.pd) {
+    const auto pd = pds_.find(*change.pd);
+    if (pd == pds_.end() || pd->second.context != context.id()) return Err(EINVAL);
+    ++pd->second.users;
+  }
+  // Out of the table meanwhile: nobody else can change or end it.
+  RegionEntry entry = found->second;
+  regions_.erase(found);
+  lock.unlock();
+  const Result<uint32_t, int> stag = registry_.Reregister(entry.stag, change);
+  lock.lock();
+  if (change.pd) --pds_[stag ? std::exchange(entry.pd, *change.pd) : *change.pd].users;
+  if (stag) {
+    entry.stag = *stag;
+    if (change.range) entry.length = change.range->length;
+    Trace(trace(), fabric_.Now(), name(), "stag.reregistered",
+          {{"index", uint64_t{StagIndex(*stag)}}, {"key", uint64_t{StagKey(*stag)}}, {"bytes", entry.length}});
+  }
+  regions_[handle] = entry;
+  if (!stag) return Err(stag.error());
+  return Region{handle, *stag};
+}
+
+Result<Nic::Region, int> Nic::AllocateWindow(NicContext& context, uint32_t pd_handle, WindowType type) {
   std::lock_guard lock(mutex_);
+  if (failed()) return Err(EIO);
   const auto pd = pds_.find(pd_handle);
   if (pd == pds_.end()) return Err(EINVAL);
-  const Result<uint32_t, int> stag = registry_.AllocateWindow(pd_handle);
+  const Result<uint32_t, int> stag = registry_.AllocateWindow(pd_handle, type);
   if (!stag) {
     if (stag.error() == ENOMEM) Trace(trace(), fabric_.Now(), name(), "registration.failed", {{"bytes", uint64_t{0}}});
     return Err(stag.error());
@@ -146,7 +183,7 @@ Result<Nic::Region, int> Nic::AllocateWindow(NicContext& context, uint32_t pd_ha
   // A window's STag is good for nothing before it is bound.
   Trace(trace(), fabric_.Now(), name(), "window.allocated", {{"index", uint64_t{StagIndex(*stag)}}});
   const uint32_t handle = ++last_handle_;
-  windows_[handle] = {.context = context.id(), .pd = pd_handle, .stag = *stag};
+  windows_[handle] = {.context = context.id(), .pd = pd_handle, .stag = *stag, .length = 0};
   return Region{handle, *stag};
 }
 
@@ -197,7 +234,8 @@ void Nic::SettlePlacements() {
 
 Nic::Objects Nic::objects() const {
   std::lock_guard lock(mutex_);
-  return {contexts_.size(), pds_.size(), regions_.size(), windows_.size(), channels_.size(), cqs_.size(), qps_.size()};
+  return {contexts_.size(), pds_.size(), regions_.size(), windows_.size(),
+          channels_.size(), cqs_.size(), qps_.size(),     srqs_.size()};
 }
 
 std::string Nic::Describe() {
@@ -205,7 +243,7 @@ std::string Nic::Describe() {
   std::string text = name() + ": " + std::to_string(count.contexts) + " contexts, " + std::to_string(count.pds) +
                      " PDs, " + std::to_string(count.regions) + " regions, " + std::to_string(count.windows) +
                      " windows, " + std::to_string(count.channels) + " channels, " + std::to_string(count.cqs) +
-                     " CQs, " + std::to_string(count.qps) + " QPs\n";
+                     " CQs, " + std::to_string(count.srqs) + " SRQs, " + std::to_string(count.qps) + " QPs\n";
   std::lock_guard lock(mutex_);
   for (const auto& [handle, qp] : qps_) text += "  " + qp->Describe() + "\n";
   for (const auto& qp : lingering_) text += "  " + qp->Describe() + ", destroyed\n";
@@ -216,6 +254,7 @@ std::string Nic::Describe() {
 
 Result<CompletionChannel*, int> Nic::CreateChannel(NicContext& context) {
   std::lock_guard lock(mutex_);
+  if (failed()) return Err(EIO);
   const uint32_t handle = ++last_handle_;
   auto channel = std::make_unique<CompletionChannel>(fabric_, handle);
   if (!channel->usable()) return Err(EMFILE);
@@ -236,9 +275,10 @@ int Nic::DestroyChannel(CompletionChannel* channel) {
 }
 
 Result<CompletionQueue*, int> Nic::CreateCq(NicContext& context, uint32_t capacity, CompletionChannel* channel,
-                                            void* cookie) {
+                                            void* cookie, bool ignore_overrun) {
   if (capacity == 0 || capacity > profile_.max_cqe) return Err(EINVAL);
   std::lock_guard lock(mutex_);
+  if (failed()) return Err(EIO);
   if (cqs_.size() >= profile_.max_cq) return Err(ENOMEM);
   if (channel != nullptr) {
     const auto found = channels_.find(channel->handle());
@@ -250,6 +290,8 @@ Result<CompletionQueue*, int> Nic::CreateCq(NicContext& context, uint32_t capaci
   entry.context = context.id();
   entry.cq = std::make_unique<CompletionQueue>(fabric_, fabric_.HasProgressThread() ? &loop_ : nullptr, profile_,
                                                handle, capacity, channel, &context.async_events(), cookie);
+  entry.cq->SetOverrunListener([this] { loop_.Notify(&cq_caretaker_); });
+  if (ignore_overrun) entry.cq->IgnoreOverrun();
   return entry.cq.get();
 }
 
@@ -288,6 +330,91 @@ CompletionQueue* Nic::FindCq(uint32_t handle) {
   return found == cqs_.end() ? nullptr : found->second.cq.get();
 }
 
+void Nic::FailQpsOfOverrunCqs() {
+  // Held throughout, so the QPs stay; what is asked of them waits for nobody.
+  std::lock_guard lock(mutex_);
+  for (const auto& [handle, entry] : cqs_) {
+    if (!entry.cq->overrun()) continue;
+    for (const auto& [qp_handle, qp] : qps_) {
+      if (qp->Uses(entry.cq.get())) qp->Fail(QueuePair::kCqFailed);
+    }
+  }
+}
+
+// --- Shared receive queues ---
+
+Result<SharedReceiveQueue*, int> Nic::CreateSrq(NicContext& context, uint32_t pd_handle,
+                                                const SrqAttributes& attributes, void* cookie) {
+  if (attributes.max_wr == 0 || attributes.max_wr > profile_.max_srq_wr || attributes.max_sge > profile_.max_srq_sge ||
+      attributes.limit > attributes.max_wr) {
+    return Err(EINVAL);
+  }
+  std::lock_guard lock(mutex_);
+  if (failed()) return Err(EIO);
+  const auto pd = pds_.find(pd_handle);
+  if (pd == pds_.end()) return Err(EINVAL);
+  if (srqs_.size() >= profile_.max_srq) return Err(ENOMEM);
+  const uint32_t handle = ++last_handle_;
+  Srq& entry = srqs_[handle];
+  entry.context = context.id();
+  entry.srq = std::make_unique<SharedReceiveQueue>(handle, pd_handle, attributes, context.async_events(), cookie);
+  ++pd->second.users;
+  return entry.srq.get();
+}
+
+int Nic::ModifySrq(uint32_t handle, std::optional<uint32_t> max_wr, std::optional<uint32_t> limit) {
+  std::lock_guard lock(mutex_);
+  const auto found = srqs_.find(handle);
+  if (found == srqs_.end()) return ENOENT;
+  if (max_wr && *max_wr > profile_.max_srq_wr) return EINVAL;
+  return found->second.srq->Modify(max_wr, limit);
+}
+
+int Nic::DestroySrq(uint32_t handle) {
+  return DestroySrq(handle, /*settle=*/true);
+}
+
+int Nic::DestroySrq(uint32_t handle, bool settle) {
+  Srq gone;
+  NicContext* context = nullptr;
+  {
+    std::lock_guard lock(mutex_);
+    const auto found = srqs_.find(handle);
+    if (found == srqs_.end()) return ENOENT;
+    if (found->second.users != 0) return EBUSY;
+    gone = std::move(found->second);
+    srqs_.erase(found);
+    --pds_[gone.srq->pd()].users;
+    context = contexts_[gone.context].get();
+  }
+  context->async_events().Settle(&gone.srq->async_account(), settle);
+  return 0;
+}
+
+SharedReceiveQueue* Nic::FindSrq(uint32_t handle) {
+  std::lock_guard lock(mutex_);
+  const auto found = srqs_.find(handle);
+  return found == srqs_.end() ? nullptr : found->second.srq.get();
+}
+
+// --- The port, and the end of the device ---
+
+void Nic::SetPortState(bool active) {
+  std::lock_guard lock(mutex_);
+  if (port_active_.exchange(active) == active || failed()) return;
+  for (const auto& [id, context] : contexts_) {
+    context->async_events().Push({.type = active ? AsyncEventType::kPortActive : AsyncEventType::kPortError});
+  }
+}
+
+void Nic::Fail() {
+  std::lock_guard lock(mutex_);
+  if (failed_.exchange(true)) return;
+  Trace(trace(), fabric_.Now(), name(), "device.failed");
+  for (const auto& [id, context] : contexts_) context->async_events().Push({.type = AsyncEventType::kDeviceFatal});
+  for (const auto& [handle, qp] : qps_) qp->Fail(QueuePair::kDeviceFailed);
+}
+
 // --- Queue pairs ---
 
 uint32_t Nic::NextQpNumber() {
@@ -298,7 +425,9 @@ uint32_t Nic::NextQpNumber() {
 }
 
 Result<QueuePair*, int> Nic::CreateQp(NicContext& context, const QpCreate& create) {
-  const QpCapabilities& wanted = create.capabilities;
+  QpCapabilities wanted = create.capabilities;
+  if (create.srq != nullptr)
+    wanted.max_receive_wr = wanted.max_receive_sge = 0;  // ignored, as its Receives are the SRQ's
   if (wanted.max_send_wr > profile_.max_qp_wr || wanted.max_receive_wr > profile_.max_qp_wr ||
       wanted.max_send_sge > profile_.max_sge || wanted.max_receive_sge > profile_.max_sge ||
       wanted.max_inline > profile_.max_inline) {
@@ -310,10 +439,16 @@ Result<QueuePair*, int> Nic::CreateQp(NicContext& context, const QpCreate& creat
   const auto send_cq = cqs_.find(create.send_cq->handle());
   const auto receive_cq = cqs_.find(create.receive_cq->handle());
   if (pd == pds_.end() || send_cq == cqs_.end() || receive_cq == cqs_.end()) return Err(EINVAL);
+  if (create.srq != nullptr) {
+    const auto srq = srqs_.find(create.srq->handle());
+    if (srq == srqs_.end() || srq->second.context != context.id() || create.srq->pd() != create.pd) return Err(EINVAL);
+  }
+  if (failed()) return Err(EIO);
   if (qps_.size() >= profile_.max_qp) return Err(ENOMEM);
   QpCreate granted = create;
+  granted.capabilities = wanted;
   granted.capabilities.max_send_wr = std::max(wanted.max_send_wr, 1u);
-  granted.capabilities.max_receive_wr = std::max(wanted.max_receive_wr, 1u);
+  if (create.srq == nullptr) granted.capabilities.max_receive_wr = std::max(wanted.max_receive_wr, 1u);
   const uint32_t handle = ++last_handle_;
   const uint32_t number = NextQpNumber();
   auto qp = std::make_unique<QueuePair>(*this, context, handle, number, granted);
@@ -323,6 +458,7 @@ Result<QueuePair*, int> Nic::CreateQp(NicContext& context, const QpCreate& creat
   ++pd->second.users;
   ++send_cq->second.users;
   ++receive_cq->second.users;
+  if (create.srq != nullptr) ++srqs_[create.srq->handle()].users;
   return result;
 }
 
@@ -348,6 +484,7 @@ int Nic::DestroyQp(uint32_t handle, bool settle) {
   --pds_[qp->pd()].users;
   --cqs_[qp->send_cq()->handle()].users;
   --cqs_[qp->receive_cq()->handle()].users;
+  if (qp->srq() != nullptr) --srqs_[qp->srq()->handle()].users;
   if (!lingers) {
     past_work_.Add(qp->counters());
     return 0;
@@ -381,6 +518,7 @@ int Nic::AttachConnection(uint32_t qp_number, ConnectionSetup setup) {
   std::lock_guard lock(mutex_);  // keeps the QP
   const auto found = qps_by_number_.find(qp_number);
   if (found == qps_by_number_.end()) return EINVAL;
+  if (failed()) return EIO;
   if (options_.tap) setup.llp = options_.tap(std::move(setup.llp));
   QueuePair& qp = *found->second;
   const int error = qp.Attach(std::make_unique<Connection>(qp, std::move(setup)), std::move(observer));

@@ -2,8 +2,8 @@
 //
 // Programs reach it through an open device (NicContext, ibv_context). Control operations name objects by handle, as the
 // kernel does, and answer with an errno: ENOENT for a handle that names nothing, EINVAL for an argument that names
-// nothing or an attribute out of bounds, ENOMEM at a limit, EBUSY while something depends on the object. Data-path
-// operations are on the objects. Not here: SRQs, UC and UD, type 1 windows, and what a forked child would need.
+// nothing or an attribute out of bounds, ENOMEM at a limit, EBUSY while something depends on the object, EIO when the
+// device has failed. Data-path operations are on the objects. Not here: UC and UD, and what a forked child would need.
 //
 // Threading: every member from any thread. The control lock comes first in the lock order and nothing on the data path
 // takes it. Locks, the lost-wakeup argument and the lease: connection.h.
@@ -30,6 +30,7 @@
 #include "emu/nic/nic_faults.h"
 #include "emu/nic/nic_loop.h"
 #include "emu/nic/queue_pair.h"
+#include "emu/nic/shared_receive_queue.h"
 #include "emu/nic/stag_source.h"
 
 namespace stagecoach::emu {
@@ -79,6 +80,16 @@ class Nic {
   TraceSink* trace() const { return options_.trace; }
   MemoryRegistry& registry() { return registry_; }
 
+  // --- The port, and the end of the device ---
+  // A port that goes down says so in each context (IBV_EVENT_PORT_ERR, IBV_EVENT_PORT_ACTIVE) and in ibv_query_port;
+  // streams may well outlive it.
+  void SetPortState(bool active);
+  bool port_active() const { return port_active_.load(std::memory_order_acquire) && !failed(); }
+  // The device fails for good: IBV_EVENT_DEVICE_FATAL in each context, every QP goes to ERROR with its event, and what
+  // would make or attach something answers EIO. Objects are destroyed as ever.
+  void Fail();
+  bool failed() const { return failed_.load(std::memory_order_acquire); }
+
   // --- Faults, for simulated worlds (nic_faults.h) ---
   bool has_faults() const { return faults_.has_value(); }
   // From the first call on the NIC has them, none of them on.
@@ -93,6 +104,7 @@ class Nic {
     size_t channels = 0;
     size_t cqs = 0;
     size_t qps = 0;
+    size_t srqs = 0;
   };
   Objects objects() const;
   // Counts, and a line for each QP.
@@ -112,21 +124,35 @@ class Nic {
   };
   Result<Region, int> RegisterRegion(NicContext& context, const RegionRequest& request);
   int DeregisterRegion(uint32_t handle);
-  Result<Region, int> AllocateWindow(NicContext& context, uint32_t pd);
+  // The handle stays, the STag does not. EINVAL also for a PD that is none of the context's.
+  Result<Region, int> ReregisterRegion(NicContext& context, uint32_t handle, const RegionChange& change);
+  Result<Region, int> AllocateWindow(NicContext& context, uint32_t pd, WindowType type = WindowType::kType2);
   int DeallocateWindow(uint32_t handle);
 
   // --- Completion channels and queues ---
   Result<CompletionChannel*, int> CreateChannel(NicContext& context);
   int DestroyChannel(CompletionChannel* channel);
   // `capacity` at least 1 and at most the profile's max_cqe. `channel` may be null.
+  // `ignore_overrun`: CompletionQueue::IgnoreOverrun.
   Result<CompletionQueue*, int> CreateCq(NicContext& context, uint32_t capacity, CompletionChannel* channel,
-                                         void* cookie);
+                                         void* cookie, bool ignore_overrun = false);
   int ResizeCq(uint32_t handle, uint32_t capacity);
   // Waits until the program has acknowledged the events it got.
   int DestroyCq(uint32_t handle);
   CompletionQueue* FindCq(uint32_t handle);
 
+  // --- Shared receive queues ---
+  // EINVAL beyond the profile's sizes, and for a limit above the capacity.
+  Result<SharedReceiveQueue*, int> CreateSrq(NicContext& context, uint32_t pd, const SrqAttributes& attributes,
+                                             void* cookie);
+  // As SharedReceiveQueue::Modify; EINVAL also for a capacity beyond the profile's.
+  int ModifySrq(uint32_t handle, std::optional<uint32_t> max_wr, std::optional<uint32_t> limit);
+  // EBUSY while a QP uses it; waits until the program has acknowledged the events it got.
+  int DestroySrq(uint32_t handle);
+  SharedReceiveQueue* FindSrq(uint32_t handle);
+
   // --- Queue pairs ---
+  // With an SRQ, which must be of the same context and PD, the QP has no room for Receives of its own.
   Result<QueuePair*, int> CreateQp(NicContext& context, const QpCreate& create);
   int DestroyQp(uint32_t handle);
   // For whoever made the QP, and so knows that it is not being destroyed. Others name it by its number, below.
@@ -151,12 +177,13 @@ class Nic {
 
   struct Pd {
     uint32_t context = 0;
-    uint32_t users = 0;  // regions, windows and QPs
+    uint32_t users = 0;  // regions, windows, SRQs and QPs
   };
   struct RegionEntry {
     uint32_t context = 0;
     uint32_t pd = 0;
     uint32_t stag = 0;
+    uint64_t length = 0;  // of a region
   };
   struct Channel {
     uint32_t context = 0;
@@ -169,7 +196,27 @@ class Nic {
     uint32_t users = 0;  // QPs; one that uses it for both queues counts twice
   };
 
+  struct Srq {
+    uint32_t context = 0;
+    std::unique_ptr<SharedReceiveQueue> srq;
+    uint32_t users = 0;  // QPs
+  };
+  // What a CQ that has overrun means for the other QPs that use it is seen to on the loop, without locks.
+  class CqCaretaker final : public LoopClient {
+   public:
+    explicit CqCaretaker(Nic& nic) : nic_(nic) {}
+    Instant LeaseEnd() const override { return Instant{}; }
+    void CountParked(bool) override {}
+    void OnContinue() override {}
+    void OnDeadline(Instant) override {}
+    void OnNotice() override { nic_.FailQpsOfOverrunCqs(); }
+
+   private:
+    Nic& nic_;
+  };
+
   NicLoop& loop() { return loop_; }
+  void FailQpsOfOverrunCqs();
   // Writes that are to be placed late are placed now. Without locks.
   void SettlePlacements();
   // Deletes a destroyed QP whose stream has ended. On the loop's thread.
@@ -177,6 +224,7 @@ class Nic {
   // `settle`: wait until the program has acknowledged the events it got about the object.
   int DestroyCq(uint32_t handle, bool settle);
   int DestroyQp(uint32_t handle, bool settle);
+  int DestroySrq(uint32_t handle, bool settle);
   using EntryTable = std::map<uint32_t, RegionEntry>;
   int Release(EntryTable& table, uint32_t handle, int (MemoryRegistry::*release)(uint32_t));
   uint32_t NextQpNumber();
@@ -186,6 +234,9 @@ class Nic {
   NicOptions options_;
   MemoryRegistry registry_;
   NicLoop loop_;
+  CqCaretaker cq_caretaker_{*this};
+  std::atomic<bool> port_active_{true};
+  std::atomic<bool> failed_{false};
   std::optional<NicFaults> faults_;
 
   mutable std::mutex mutex_;  // the tables below; taken before every other lock
@@ -197,6 +248,7 @@ class Nic {
   EntryTable windows_;
   std::map<uint32_t, Channel> channels_;
   std::map<uint32_t, Cq> cqs_;
+  std::map<uint32_t, Srq> srqs_;
   std::map<uint32_t, std::unique_ptr<QueuePair>> qps_;
   std::map<uint32_t, QueuePair*> qps_by_number_;
   std::vector<std::unique_ptr<QueuePair>> lingering_;

@@ -123,12 +123,30 @@ int QueuePair::EnqueueSend(const SendRequest& request) {
   if (RulesOf(state()).post_send == PostRule::kRefuse) return EINVAL;
   const uint64_t number = sends_.posted();
   const int error = sends_.Add(request);
-  if (error == 0 && nic_.trace() != nullptr) {
-    const bool signaled = request.signaled || create_.signal_all;
-    Trace(nic_.trace(), nic_.fabric().Now(), trace_name_, "work.posted",
-          {{"number", number}, {"signaled", uint64_t{signaled}}});
-  }
+  if (error == 0) TracePosted(number, request);
   return error;
+}
+
+int QueuePair::EnqueueSends(std::span<const SendRequest> requests) {
+  std::lock_guard lock(sends_.mutex());
+  if (RulesOf(state()).post_send == PostRule::kRefuse) return EINVAL;
+  for (size_t i = 0; i < requests.size(); ++i) {
+    if (const int error = sends_.Check(requests[i], i)) return error;
+  }
+  for (const SendRequest& request : requests) {
+    const uint64_t number = sends_.posted();
+    // Room only grows while we have the lock.
+    sends_.Add(request);
+    TracePosted(number, request);
+  }
+  return 0;
+}
+
+void QueuePair::TracePosted(uint64_t number, const SendRequest& request) {
+  if (nic_.trace() == nullptr) return;
+  const bool signaled = request.signaled || create_.signal_all;
+  Trace(nic_.trace(), nic_.fabric().Now(), trace_name_, "work.posted",
+        {{"number", number}, {"signaled", uint64_t{signaled}}});
 }
 
 void QueuePair::RingDoorbell() {
@@ -142,6 +160,7 @@ int QueuePair::PostSend(const SendRequest& request) {
 }
 
 int QueuePair::PostReceive(const ReceiveRequest& request) {
+  if (create_.srq != nullptr) return EINVAL;
   PostRule rule;
   {
     std::lock_guard lock(receives_.mutex());
@@ -212,6 +231,13 @@ QpAttributes QueuePair::Query() {
   return attributes;
 }
 
+bool QueuePair::IsDraining() {
+  Enter();
+  const bool draining = state() == QpState::kSqd && sends_.HasUnretired();
+  Leave();
+  return draining;
+}
+
 void QueuePair::Apply(QpEvent event) {
   if (const QpTransition* transition = FindQpTransition(state(), event)) ApplyTransition(*transition);
 }
@@ -224,6 +250,7 @@ void QueuePair::ApplyTransition(const QpTransition& transition) {
     if ((transition.effects & qp_effect::kDiscardWork) != 0) {
       sends_.Clear();
       receives_.Clear();
+      shared_receives_ = 0;
     }
   }
   if ((transition.effects & qp_effect::kDiscardWork) != 0) DiscardCompletions();
@@ -231,12 +258,14 @@ void QueuePair::ApplyTransition(const QpTransition& transition) {
   if ((transition.effects & qp_effect::kRaiseFatal) != 0) Raise(AsyncEventType::kQpFatal);
   if ((transition.effects & qp_effect::kRaiseRequestError) != 0) Raise(AsyncEventType::kQpRequestError);
   if ((transition.effects & qp_effect::kRaiseAccessError) != 0) Raise(AsyncEventType::kQpAccessError);
-  // Flushing, starting and stopping follow from the state (Serve, SubmitPosted), closing from the caller. There is no
-  // SRQ yet whose last work request could be reached.
+  // Flushing, starting and stopping follow from the state (Serve, SubmitPosted), closing from the caller. The last
+  // work request is reached when what was taken from the SRQ has completed (FlushQueues).
+  if (create_.srq != nullptr && (transition.effects & qp_effect::kRaiseLastWqe) != 0) last_wqe_to_tell_ = true;
 }
 
 void QueuePair::DiscardCompletions() {
-  cq_overrun_ = false;
+  doom_ = nullptr;
+  last_wqe_to_tell_ = false;
   failed_locally_ = false;
   send_failed_ = false;
   held_.clear();
@@ -264,12 +293,16 @@ bool QueuePair::Leave() {
 
 bool QueuePair::Serve(uint32_t requests) {
   bool moved = false;
+  if (doom_ == nullptr && (requests & kCqFailed) != 0) doom_ = "completion queue overrun";
+  if (doom_ == nullptr && (requests & kDeviceFailed) != 0) doom_ = "the device has failed";
   if (connection_ != nullptr) {
     counters_.pumps_by_poller += (requests & kPoll) != 0;
     counters_.pumps_by_poster += (requests & kTransmit) != 0;
     counters_.pumps_by_loop += (requests & kContinue) != 0;
     if ((requests & kTime) != 0) ReleaseHeld(nic_.fabric().Now());
     moved = connection_->Serve(requests);
+  } else if (doom_ != nullptr) {
+    Apply(QpEvent::kLocalFault);
   }
   if (state() == QpState::kErr && (connection_ == nullptr || connection_->HasEnded())) FlushQueues();
   return moved;
@@ -296,9 +329,17 @@ void QueuePair::ExecuteLocally(SendSlot& slot) {
   slot.done = true;
   connection_->SettlePlacements();
   if (slot.posted == PostOpcode::kBindWindow) {
-    if (nic_.registry().BindWindow(pd(), qp_number_, slot.bind)) {
-      Trace(nic_.trace(), nic_.fabric().Now(), trace_name_, "window.bound",
-            {{"stag", uint64_t{slot.bind.new_rkey}}, {"bytes", slot.bind.length}});
+    const WindowBinding& bind = slot.bind;
+    if (nic_.registry().BindWindow(pd(), qp_number_, bind)) {
+      if (bind.length == 0) {
+        Trace(nic_.trace(), nic_.fabric().Now(), trace_name_, "window.invalidated",
+              {{"stag", uint64_t{bind.new_rkey}}, {"by", "bind"}});
+      } else {
+        Trace(nic_.trace(), nic_.fabric().Now(), trace_name_, "window.bound",
+              {{"stag", uint64_t{bind.new_rkey}},
+               {"bytes", bind.length},
+               {"type", uint64_t{bind.type == WindowType::kType1 ? 1u : 2u}}});
+      }
       return;
     }
     slot.status = CompletionStatus::kWindowBindError;
@@ -370,8 +411,14 @@ void QueuePair::FinishReceive(const ReceiveCompletion& completion) {
                              .with_invalidate = completion.invalidated,
                              .invalidated_rkey = completion.invalidated_stag,
                              .solicited = completion.solicited};
-  const uint64_t number = receives_.retired();
-  receives_.Retire();
+  uint64_t number = 0;
+  if (create_.srq != nullptr) {
+    number = shared_receives_++;
+    create_.srq->Release(completion.work);
+  } else {
+    number = receives_.retired();
+    receives_.Retire();
+  }
   Push(/*send=*/false, number, entry);
 }
 
@@ -400,7 +447,9 @@ void QueuePair::PushNow(bool send, uint64_t number, const WorkCompletion& comple
     Trace(nic_.trace(), nic_.fabric().Now(), trace_name_, send ? "send.completed" : "receive.completed",
           {{"number", number}, {"status", ToString(completion.status)}, {"bytes", uint64_t{completion.byte_length}}});
   }
-  if (!(send ? create_.send_cq : create_.receive_cq)->Push(completion)) cq_overrun_ = true;
+  if (!(send ? create_.send_cq : create_.receive_cq)->Push(completion) && doom_ == nullptr) {
+    doom_ = "completion queue overrun";
+  }
   if (completion.with_invalidate &&
       STAGECOACH_MUTANT("completion-doubled", "the Receive of a Send with Invalidate completes twice")) {
     create_.receive_cq->Push(completion);
@@ -445,6 +494,7 @@ void QueuePair::FlushQueues() {
     slot.status = CompletionStatus::kFlushed;
   }
   RetireSends();
+  if (std::exchange(last_wqe_to_tell_, false)) Raise(AsyncEventType::kQpLastWqeReached);
   while (const ReceiveWork* work = receives_.Oldest()) {
     if (STAGECOACH_MUTANT("flush-incomplete", "Receives are not flushed when the connection ends")) break;
     const WorkCompletion completion{.wr_id = work->wr_id,
@@ -539,7 +589,7 @@ bool QueuePair::Retire() {
             {{"sends_posted", sends_.posted()},
              {"sends_outstanding", sends_.posted() - sends_.retired()},
              {"sends_held", uint64_t{held_.size()} - held_receives},
-             {"receives_posted", receives_.posted()},
+             {"receives_posted", receives_.posted() + shared_receives_},
              {"receives_outstanding", receives_.posted() - receives_.retired() + held_receives}});
     }
     retired_.store(true);

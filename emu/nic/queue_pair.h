@@ -1,8 +1,9 @@
 // QueuePair: send and receive queues, the state machine applied to them, and the connection they are bound to.
 //
 // Posting rules (ibv_post_send(3), ibv_post_recv(3)): a send is refused with EINVAL before RTS, a receive only in
-// RESET; in ERROR both are taken and complete as flushed. A full queue is ENOMEM. Completions appear on the CQs in
-// order of posting, per queue.
+// RESET, or always where the QP takes its Receives from an SRQ; in ERROR both are taken and complete as flushed. A full
+// queue is ENOMEM. Completions appear on the CQs in order of posting, per queue; of an SRQ's Receives, in the order
+// this QP consumed them.
 //
 // Threading: every public member from any thread. Locks: connection.h.
 #pragma once
@@ -24,6 +25,7 @@
 #include "emu/nic/memory_registry.h"
 #include "emu/nic/nic_loop.h"
 #include "emu/nic/qp_attributes.h"
+#include "emu/nic/shared_receive_queue.h"
 #include "emu/nic/work_queues.h"
 
 namespace stagecoach::emu {
@@ -65,6 +67,7 @@ struct QpCreate {
   uint32_t pd = 0;
   CompletionQueue* send_cq = nullptr;
   CompletionQueue* receive_cq = nullptr;
+  SharedReceiveQueue* srq = nullptr;  // null: Receives of its own
   QpCapabilities capabilities;
   bool signal_all = false;  // ibv_qp_init_attr::sq_sig_all
   void* cookie = nullptr;
@@ -86,6 +89,7 @@ class QueuePair final : public PolledConnection, public LoopClient {
   void set_cookie(void* cookie) { create_.cookie = cookie; }
   CompletionQueue* send_cq() const { return create_.send_cq; }
   CompletionQueue* receive_cq() const { return create_.receive_cq; }
+  SharedReceiveQueue* srq() const { return create_.srq; }
   // What was granted: at least what was asked for.
   const QpCapabilities& capabilities() const { return create_.capabilities; }
   bool signal_all() const { return create_.signal_all; }
@@ -96,6 +100,8 @@ class QueuePair final : public PolledConnection, public LoopClient {
   // (state, too many SGEs, too much inline data, an opcode that cannot be posted) or ENOMEM (queue full). Inline data
   // is copied before it returns.
   int EnqueueSend(const SendRequest& request);
+  // Enqueues all of them, or none and says why (ibv_wr_complete).
+  int EnqueueSends(std::span<const SendRequest> requests);
   // Starts transmission of what was enqueued, on this thread if no other is at the connection. Never waits.
   void RingDoorbell();
   int PostSend(const SendRequest& request);
@@ -108,6 +114,8 @@ class QueuePair final : public PolledConnection, public LoopClient {
   // allow.
   int Modify(const QpAttributes& attributes, uint32_t mask);
   QpAttributes Query();
+  // In SQD, with sends that have begun and not completed (ibv_qp_attr::sq_draining).
+  bool IsDraining();
 
   // --- Connection manager ---
 
@@ -160,6 +168,8 @@ class QueuePair final : public PolledConnection, public LoopClient {
     kFired = 1u << (CombiningLock::kFirstRequestBit + 3),     // the stream's one-shot readiness was used up
     kTime = 1u << (CombiningLock::kFirstRequestBit + 4),      // a deadline may have passed
     kDisconnect = 1u << (CombiningLock::kFirstRequestBit + 5),
+    kCqFailed = 1u << (CombiningLock::kFirstRequestBit + 6),  // a CQ has overrun: nothing can complete any more
+    kDeviceFailed = 1u << (CombiningLock::kFirstRequestBit + 7),
   };
 
   // --- For Nic ---
@@ -171,6 +181,13 @@ class QueuePair final : public PolledConnection, public LoopClient {
   // Aborts whatever is left.
   void Drop();
   EventAccount& async_account() { return async_account_; }
+  bool Uses(const CompletionQueue* cq) const { return create_.send_cq == cq || create_.receive_cq == cq; }
+  // Has the QP fail for a reason outside of it: kCqFailed or kDeviceFailed. Waits for nobody.
+  void Fail(Request why) { Ask(why); }
+
+  ReceiveSource& receive_source() {
+    return create_.srq != nullptr ? static_cast<ReceiveSource&>(*create_.srq) : receives_;
+  }
 
   // --- Under lock_ ---
   // Has the requests served by whoever holds lock_: true if it was this thread and something moved.
@@ -195,7 +212,9 @@ class QueuePair final : public PolledConnection, public LoopClient {
   // Completions the NIC's faults hold back: until when, and the end of that.
   std::optional<Instant> HeldUntil() const;
   void ReleaseHeld(Instant now);
-  // Completes everything posted as flushed; the engine has nothing any more.
+  // A send as it stands in the queue now.
+  void TracePosted(uint64_t number, const SendRequest& request);
+  // Completes everything posted as flushed, except an SRQ's Receives; the engine has nothing any more.
   void FlushQueues();
   // Forgets completions the program has not seen yet (RESET).
   void DiscardCompletions();
@@ -226,9 +245,11 @@ class QueuePair final : public PolledConnection, public LoopClient {
   bool first_record_to_tell_ = false;
   std::optional<CloseNotice> close_to_tell_;
   bool drain_to_tell_ = false;  // SQD was asked for with a notice
-  bool cq_overrun_ = false;
-  bool failed_locally_ = false;  // a local operation has failed: nothing after it is carried out
-  bool send_failed_ = false;     // a send has completed in error: all after it are flushed
+  const char* doom_ = nullptr;  // why the QP must fail, once something outside of it has
+  bool last_wqe_to_tell_ = false;
+  bool failed_locally_ = false;   // a local operation has failed: nothing after it is carried out
+  bool send_failed_ = false;      // a send has completed in error: all after it are flushed
+  uint64_t shared_receives_ = 0;  // of an SRQ, completed here since the QP was made or reset
   Counters counters_;
   struct Held {
     bool send = false;

@@ -34,9 +34,7 @@ SendQueue::SendQueue(const QpCapabilities& capabilities, uint32_t max_read_sge, 
       sges_(slots_.size() * max_sge_),
       inline_data_(slots_.size() * max_inline_) {}
 
-int SendQueue::Add(const SendRequest& request) {
-  const uint64_t number = posted_.load(std::memory_order_relaxed);
-  const size_t index = number % slots_.size();
+int SendQueue::Check(const SendRequest& request, size_t ahead) const {
   if (request.sges.size() > max_sge_) return EINVAL;
   const bool is_read = request.opcode == PostOpcode::kRead;
   if (is_read && (request.is_inline || request.sges.size() > max_read_sge_)) return EINVAL;
@@ -45,8 +43,14 @@ int SendQueue::Add(const SendRequest& request) {
     for (const ScatterGather& sge : request.sges) inline_size += sge.length;
     if (inline_size > max_inline_) return EINVAL;
   }
-  if (number - retired_.load(std::memory_order_acquire) >= slots_.size()) return ENOMEM;
+  const uint64_t number = posted_.load(std::memory_order_relaxed) + ahead;
+  return number - retired_.load(std::memory_order_acquire) >= slots_.size() ? ENOMEM : 0;
+}
 
+int SendQueue::Add(const SendRequest& request) {
+  if (const int error = Check(request)) return error;
+  const uint64_t number = posted_.load(std::memory_order_relaxed);
+  const size_t index = number % slots_.size();
   SendSlot& slot = slots_[index];
   slot.wr_id = request.wr_id;
   slot.opcode = EngineOpcode(request.opcode);
@@ -70,7 +74,7 @@ int SendQueue::Add(const SendRequest& request) {
       if (sge.length > 0) std::memcpy(data + at, reinterpret_cast<const void*>(sge.address), sge.length);
       at += sge.length;
     }
-    slot.inline_data = ConstBytes(data, inline_size);
+    slot.inline_data = ConstBytes(data, at);
   } else if (!request.sges.empty()) {
     ScatterGather* const sges = sges_.data() + index * max_sge_;
     std::copy(request.sges.begin(), request.sges.end(), sges);

@@ -34,6 +34,8 @@ class SendQueue {
   std::mutex& mutex() { return mutex_; }
   // 0, EINVAL or ENOMEM (ibv_post_send(3)).
   int Add(const SendRequest& request);
+  // What Add would say of the request if `ahead` others were added first.
+  int Check(const SendRequest& request, size_t ahead = 0) const;
 
   // --- Holder's side ---
   bool HasUnsubmitted() const { return submitted_ < posted_.load(std::memory_order_acquire); }

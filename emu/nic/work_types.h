@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <span>
 
+#include "base/time.h"
 #include "emu/engine/work.h"
 
 namespace stagecoach::emu {
@@ -21,16 +22,23 @@ enum AccessFlags : uint32_t {
   kAccessZeroBased = 1u << 5,
 };
 
+// How a memory window is bound and by whom it may be used (InfiniBand specification, memory windows).
+enum class WindowType : uint8_t {
+  kType1,  // by any QP of its PD; bound again at will, its keys chosen by the device
+  kType2,  // 2B: by the QP that bound it; its key chosen by the consumer, and invalidated before it is bound again
+};
+
 enum class PostOpcode : uint8_t { kSend, kSendInvalidate, kWrite, kRead, kLocalInvalidate, kBindWindow };
 
-// What IBV_WR_BIND_MW asks for.
+// What IBV_WR_BIND_MW and ibv_bind_mw ask for.
 struct WindowBinding {
   uint32_t window_rkey = 0;  // the window: its rkey as it is now
-  uint32_t new_rkey = 0;     // same index, the consumer's choice of key
+  uint32_t new_rkey = 0;     // same index, another key
   uint32_t region_lkey = 0;
   uint64_t address = 0;
-  uint64_t length = 0;
+  uint64_t length = 0;  // type 1: 0 ends the binding
   uint32_t access = 0;  // AccessFlags
+  WindowType type = WindowType::kType2;
 };
 
 struct SendRequest {
@@ -78,6 +86,7 @@ struct WorkCompletion {
   bool with_invalidate = false;  // Receive: the Send named an STag, and it was invalidated
   uint32_t invalidated_rkey = 0;
   bool solicited = false;  // Receive of a Send with Solicited Event
+  Instant at{};            // when it was put on the CQ, by the fabric's clock
 };
 
 }  // namespace stagecoach::emu

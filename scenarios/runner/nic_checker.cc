@@ -62,7 +62,7 @@ void NicChecker::OnEvent(Instant now, std::string_view component, std::string_vi
     JudgeDestroyed(event, QueuePairOf(component));
     queue_pairs_.erase(queue_pairs_.find(component));
     for (auto& [index, stag] : NicOf(component).stags) {
-      if (stag.window && stag.queue_pair == component) stag.valid = false;
+      if (stag.window && !stag.any_queue_pair && stag.queue_pair == component) stag.valid = false;
     }
   } else if (event_name == "placement.kept" || event_name == "placement.done" || event_name == "record.placed") {
     JudgePlacement(event);
@@ -70,6 +70,10 @@ void NicChecker::OnEvent(Instant now, std::string_view component, std::string_vi
     JudgeUse(event);
   } else if (event_name == "stag.allocated" || event_name == "window.allocated") {
     JudgeAllocated(event);
+  } else if (event_name == "stag.reregistered") {
+    Stag& stag = NicOf(component).stags[event.Number("index")];
+    stag.key = event.Number("key");
+    stag.bytes = event.Number("bytes");
   } else if (event_name == "stag.freed") {
     JudgeFreed(event);
   } else if (event_name == "window.bound" || event_name == "window.invalidated") {
@@ -142,7 +146,7 @@ void NicChecker::JudgeUse(const Event& event) {
   const auto found = stags.find(*stag >> 8);
   if (found == stags.end() || !found->second.valid || found->second.key != (*stag & 0xff)) {
     Object(event, "placement.stag", "the STag is not valid");
-  } else if (found->second.window && found->second.queue_pair != event.component) {
+  } else if (found->second.window && !found->second.any_queue_pair && found->second.queue_pair != event.component) {
     Object(event, "placement.stag", fmt::format("the window belongs to {}", found->second.queue_pair));
   } else if (event.Number("length") > found->second.bytes) {
     Object(event, "placement.stag", fmt::format("the STag names {} bytes", found->second.bytes));
@@ -157,6 +161,7 @@ void NicChecker::JudgeWindow(const Event& event) {
     stag.key = number & 0xff;
     stag.bytes = event.Number("bytes");
     stag.queue_pair = event.component;
+    stag.any_queue_pair = event.Number("type") == 1;
     return;
   }
   stag.valid = false;

@@ -56,7 +56,8 @@ class NicChecker final : public TraceSink {
     bool window = false;
     uint64_t key = 0;
     uint64_t bytes = 0;
-    std::string queue_pair;  // a bound window's
+    std::string queue_pair;       // a bound window's
+    bool any_queue_pair = false;  // one of type 1: any of its PD may use it
   };
   struct Nic {
     std::map<uint64_t, Stag> stags;         // by index

@@ -25,6 +25,10 @@ TEST(Abi, LayoutIsThatOfTheStockHeaders) {
   EXPECT_EQ(sizeof(verbs_context), 648u);
   EXPECT_EQ(offsetof(verbs_context, sz), 312u);
   EXPECT_EQ(offsetof(verbs_context, context), 320u);
+  EXPECT_EQ(sizeof(ibv_cq_ex), 288u);
+  EXPECT_EQ(sizeof(ibv_qp_ex), 352u);
+  EXPECT_EQ(sizeof(ibv_srq), 128u);
+  EXPECT_EQ(sizeof(ibv_mw), 32u);
 }
 
 TEST(Abi, TheContextStandsBehindTablesThatSayTheirSize) {
@@ -34,7 +38,8 @@ TEST(Abi, TheContextStandsBehindTablesThatSayTheirSize) {
   ASSERT_NE(tables, nullptr);
   EXPECT_EQ(tables->sz, sizeof(verbs_context));
   EXPECT_NE(tables->query_port, nullptr);
-  EXPECT_EQ(tables->create_cq_ex, nullptr);
+  EXPECT_NE(tables->create_cq_ex, nullptr);
+  EXPECT_EQ(tables->create_wq, nullptr);
   EXPECT_EQ(ibv_close_device(context), 0);
 }
 

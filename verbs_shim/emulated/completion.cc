@@ -1,8 +1,36 @@
 // Completion channels and completion queues.
 
 #include <cerrno>
+#include <cstdint>
+#include <memory>
 
 #include "verbs_shim/emulated/objects.h"
+
+namespace stagecoach::verbs::emulated {
+
+ShimCq* MakeCq(ibv_context* context, int64_t entries, void* cq_context, ibv_comp_channel* channel, int64_t vector,
+               bool ignore_overrun) {
+  if (entries < 1 || entries > UINT32_MAX || vector < 0 || vector >= context->num_comp_vectors) return FailWith(EINVAL);
+  ShimContext* shim = ToShim(context);
+  auto cq = std::make_unique<ShimCq>();
+  auto created = shim->nic->CreateCq(*shim->context, static_cast<uint32_t>(entries),
+                                     channel != nullptr ? static_cast<ShimChannel*>(channel)->channel : nullptr,
+                                     cq.get(), ignore_overrun);
+  if (!created) return FailWith(created.error());
+  ibv_cq* shown = PublicOf(cq.get());
+  shown->context = context;
+  shown->channel = channel;
+  shown->cq_context = cq_context;
+  shown->handle = (*created)->handle();
+  shown->cqe = static_cast<int>((*created)->capacity());
+  pthread_mutex_init(&shown->mutex, nullptr);
+  pthread_cond_init(&shown->cond, nullptr);
+  cq->queue = *created;
+  if (channel != nullptr) ++channel->refcnt;
+  return cq.release();
+}
+
+}  // namespace stagecoach::verbs::emulated
 
 using namespace stagecoach::verbs::emulated;  // NOLINT: the entry points stand in the global namespace
 
@@ -28,36 +56,23 @@ int ibv_destroy_comp_channel(struct ibv_comp_channel* channel) {
 
 struct ibv_cq* ibv_create_cq(struct ibv_context* context, int cqe, void* cq_context, struct ibv_comp_channel* channel,
                              int comp_vector) {
-  if (cqe < 1 || comp_vector < 0 || comp_vector >= context->num_comp_vectors) return FailWith(EINVAL);
-  ShimContext* shim = ToShim(context);
-  auto* cq = new ShimCq{};
-  auto created = shim->nic->CreateCq(*shim->context, static_cast<uint32_t>(cqe),
-                                     channel != nullptr ? static_cast<ShimChannel*>(channel)->channel : nullptr, cq);
-  if (!created) {
-    delete cq;
-    return FailWith(created.error());
-  }
-  cq->context = context;
-  cq->channel = channel;
-  cq->cq_context = cq_context;
-  cq->handle = (*created)->handle();
-  cq->cqe = static_cast<int>((*created)->capacity());
-  cq->queue = *created;
-  if (channel != nullptr) ++channel->refcnt;
-  return cq;
+  ShimCq* cq = MakeCq(context, cqe, cq_context, channel, comp_vector, /*ignore_overrun=*/false);
+  return cq != nullptr ? PublicOf(cq) : nullptr;
 }
 
 int ibv_resize_cq(struct ibv_cq* cq, int cqe) {
   if (cqe < 1) return EINVAL;
   if (const int error = NicOf(cq->context).ResizeCq(cq->handle, static_cast<uint32_t>(cqe)); error != 0) return error;
-  cq->cqe = static_cast<int>(static_cast<ShimCq*>(cq)->queue->capacity());
+  cq->cqe = static_cast<int>(ToShim(cq)->queue->capacity());
   return 0;
 }
 
 int ibv_destroy_cq(struct ibv_cq* cq) {
   if (const int error = NicOf(cq->context).DestroyCq(cq->handle); error != 0) return error;
   if (cq->channel != nullptr) --cq->channel->refcnt;
-  delete static_cast<ShimCq*>(cq);
+  pthread_cond_destroy(&cq->cond);
+  pthread_mutex_destroy(&cq->mutex);
+  delete ToShim(cq);
   return 0;
 }
 
@@ -67,13 +82,19 @@ int ibv_get_cq_event(struct ibv_comp_channel* channel, struct ibv_cq** cq, void*
     errno = got.error();
     return -1;
   }
-  *cq = static_cast<ShimCq*>((*got)->cookie());
+  *cq = PublicOf(static_cast<ShimCq*>((*got)->cookie()));
   *cq_context = (*cq)->cq_context;
   return 0;
 }
 
 void ibv_ack_cq_events(struct ibv_cq* cq, unsigned int nevents) {
-  if (nevents > 0) static_cast<ShimCq*>(cq)->queue->AckEvents(nevents);
+  if (nevents == 0) return;
+  // Counted for programs that look; what destroying waits for is the CQ's own account.
+  pthread_mutex_lock(&cq->mutex);
+  cq->comp_events_completed += nevents;
+  pthread_cond_signal(&cq->cond);
+  pthread_mutex_unlock(&cq->mutex);
+  ToShim(cq)->queue->AckEvents(nevents);
 }
 
 }  // extern "C"

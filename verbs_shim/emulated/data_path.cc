@@ -28,13 +28,9 @@ bool Convert(const ibv_sge* list, int count, SgeArray* storage, std::span<const 
 }
 
 int Convert(const ibv_send_wr& from, SgeArray* storage, emu::SendRequest* to) {
-  if ((from.send_flags & ~kKnownSendFlags) != 0) return EINVAL;
+  if (!ConvertSendFlags(from.send_flags, to)) return EINVAL;
   if (!Convert(from.sg_list, from.num_sge, storage, &to->sges)) return EINVAL;
   to->wr_id = from.wr_id;
-  to->signaled = (from.send_flags & IBV_SEND_SIGNALED) != 0;
-  to->solicited = (from.send_flags & IBV_SEND_SOLICITED) != 0;
-  to->fence = (from.send_flags & IBV_SEND_FENCE) != 0;
-  to->is_inline = (from.send_flags & IBV_SEND_INLINE) != 0;
   // A C program may have put any number there.
   std::underlying_type_t<ibv_wr_opcode> opcode;
   std::memcpy(&opcode, &from.opcode, sizeof(opcode));
@@ -56,18 +52,8 @@ int Convert(const ibv_send_wr& from, SgeArray* storage, emu::SendRequest* to) {
       to->opcode = emu::PostOpcode::kLocalInvalidate;
       to->remote_stag = from.invalidate_rkey;
       return 0;
-    case IBV_WR_BIND_MW: {
-      const ibv_mw_bind_info& info = from.bind_mw.bind_info;
-      if (from.bind_mw.mw == nullptr || (info.mr == nullptr && info.length != 0)) return EINVAL;
-      to->opcode = emu::PostOpcode::kBindWindow;
-      to->bind = {.window_rkey = from.bind_mw.mw->rkey,
-                  .new_rkey = from.bind_mw.rkey,
-                  .region_lkey = info.mr != nullptr ? info.mr->lkey : 0,
-                  .address = info.addr,
-                  .length = info.length,
-                  .access = info.mw_access_flags};
-      return 0;
-    }
+    case IBV_WR_BIND_MW:
+      return ConvertBinding(from.bind_mw.mw, from.bind_mw.rkey, from.bind_mw.bind_info, to);
     default:
       // With immediate data, atomics, segmentation: iWARP (RFC 5040) has no message for them.
       return EOPNOTSUPP;
@@ -118,6 +104,33 @@ ibv_wc_opcode ToIbv(emu::CompletionOpcode opcode) {
   return IBV_WC_SEND;
 }
 
+emu::WindowBinding BindingOf(const ibv_mw& window, uint32_t new_rkey, const ibv_mw_bind_info& info) {
+  return {.window_rkey = window.rkey,
+          .new_rkey = new_rkey,
+          .region_lkey = info.mr != nullptr ? info.mr->lkey : 0,
+          .address = info.addr,
+          .length = info.length,
+          .access = info.mw_access_flags,
+          .type = window.type == IBV_MW_TYPE_1 ? emu::WindowType::kType1 : emu::WindowType::kType2};
+}
+
+// `post` takes one converted request; the requests before a bad one have been posted.
+template <typename Post>
+int PostReceives(ibv_recv_wr* requests, ibv_recv_wr** bad, Post post) {
+  for (ibv_recv_wr* request = requests; request != nullptr; request = request->next) {
+    SgeArray storage;
+    emu::ReceiveRequest converted{.wr_id = request->wr_id, .sges = {}};
+    const int error = Convert(request->sg_list, request->num_sge, &storage, &converted.sges) ? post(converted) : EINVAL;
+    if (error != 0) {
+      *bad = request;
+      return error;
+    }
+  }
+  return 0;
+}
+
+}  // namespace
+
 ibv_wc ToIbv(const emu::WorkCompletion& from) {
   ibv_wc to{};
   to.wr_id = from.wr_id;
@@ -133,10 +146,36 @@ ibv_wc ToIbv(const emu::WorkCompletion& from) {
   return to;
 }
 
-}  // namespace
+bool ConvertSendFlags(unsigned flags, emu::SendRequest* to) {
+  to->signaled = (flags & IBV_SEND_SIGNALED) != 0;
+  to->solicited = (flags & IBV_SEND_SOLICITED) != 0;
+  to->fence = (flags & IBV_SEND_FENCE) != 0;
+  to->is_inline = (flags & IBV_SEND_INLINE) != 0;
+  return (flags & ~kKnownSendFlags) == 0;
+}
+
+int ConvertBinding(const ibv_mw* window, uint32_t new_rkey, const ibv_mw_bind_info& info, emu::SendRequest* to) {
+  if (window == nullptr || window->type != IBV_MW_TYPE_2 || (info.mr == nullptr && info.length != 0)) return EINVAL;
+  to->opcode = emu::PostOpcode::kBindWindow;
+  to->bind = BindingOf(*window, new_rkey, info);
+  return 0;
+}
+
+// Of type 1 windows; the header's inline refuses others. The key is the device's choice and counts from the post on.
+int BindMw(ibv_qp* qp, ibv_mw* mw, ibv_mw_bind* bind) {
+  emu::SendRequest request;
+  if (!ConvertSendFlags(bind->send_flags, &request) || request.is_inline) return EINVAL;
+  const uint32_t new_rkey = ibv_inc_rkey(mw->rkey);
+  request.wr_id = bind->wr_id;
+  request.opcode = emu::PostOpcode::kBindWindow;
+  request.bind = BindingOf(*mw, new_rkey, bind->bind_info);
+  if (const int error = ToShim(qp)->pair->PostSend(request)) return error;
+  mw->rkey = new_rkey;
+  return 0;
+}
 
 int PollCq(ibv_cq* cq, int entries, ibv_wc* completions) {
-  emu::CompletionQueue& queue = *static_cast<ShimCq*>(cq)->queue;
+  emu::CompletionQueue& queue = *ToShim(cq)->queue;
   std::array<emu::WorkCompletion, kPollBatch> batch;
   int taken = 0;
   while (taken < entries) {
@@ -149,12 +188,12 @@ int PollCq(ibv_cq* cq, int entries, ibv_wc* completions) {
 }
 
 int RequestNotify(ibv_cq* cq, int solicited_only) {
-  static_cast<ShimCq*>(cq)->queue->RequestNotify(solicited_only != 0);
+  ToShim(cq)->queue->RequestNotify(solicited_only != 0);
   return 0;
 }
 
 int PostSend(ibv_qp* qp, ibv_send_wr* requests, ibv_send_wr** bad) {
-  emu::QueuePair& pair = *static_cast<ShimQp*>(qp)->pair;
+  emu::QueuePair& pair = *ToShim(qp)->pair;
   int error = 0;
   for (ibv_send_wr* request = requests; request != nullptr; request = request->next) {
     SgeArray storage;
@@ -172,18 +211,13 @@ int PostSend(ibv_qp* qp, ibv_send_wr* requests, ibv_send_wr** bad) {
 }
 
 int PostReceive(ibv_qp* qp, ibv_recv_wr* requests, ibv_recv_wr** bad) {
-  emu::QueuePair& pair = *static_cast<ShimQp*>(qp)->pair;
-  for (ibv_recv_wr* request = requests; request != nullptr; request = request->next) {
-    SgeArray storage;
-    emu::ReceiveRequest converted{.wr_id = request->wr_id, .sges = {}};
-    const int error =
-        Convert(request->sg_list, request->num_sge, &storage, &converted.sges) ? pair.PostReceive(converted) : EINVAL;
-    if (error != 0) {
-      *bad = request;
-      return error;
-    }
-  }
-  return 0;
+  emu::QueuePair& pair = *ToShim(qp)->pair;
+  return PostReceives(requests, bad, [&](const emu::ReceiveRequest& request) { return pair.PostReceive(request); });
+}
+
+int PostSharedReceive(ibv_srq* srq, ibv_recv_wr* requests, ibv_recv_wr** bad) {
+  emu::SharedReceiveQueue& queue = *ToShim(srq)->queue;
+  return PostReceives(requests, bad, [&](const emu::ReceiveRequest& request) { return queue.Post(request); });
 }
 
 }  // namespace stagecoach::verbs::emulated

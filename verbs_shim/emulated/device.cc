@@ -17,6 +17,8 @@ using emu::DeviceProfile;
 
 constexpr uint8_t kPort = 1;
 constexpr uint32_t kPhysicalStateLinkUp = 5;
+constexpr uint32_t kPhysicalStateDisabled = 3;
+constexpr uint64_t kClockKiloHertz = 1'000'000;  // timestamps count nanoseconds
 constexpr uint8_t kWidth4x = 2;
 constexpr uint8_t kSpeed10Gbps = 4;
 
@@ -32,15 +34,17 @@ __be64 BigEndian(uint64_t value) {
 int QueryPort(ibv_context* context, uint8_t port, ibv_port_attr* attributes, size_t size) {
   if (port != kPort) return EINVAL;
   ibv_port_attr all{};
-  all.state = IBV_PORT_ACTIVE;
+  const bool active = NicOf(context).port_active();
+  all.state = active ? IBV_PORT_ACTIVE : IBV_PORT_DOWN;
   all.max_mtu = IBV_MTU_4096;
   all.active_mtu = IBV_MTU_4096;
   all.gid_tbl_len = 1;
+  all.pkey_tbl_len = 1;
   all.port_cap_flags = IBV_PORT_CM_SUP;
   all.max_msg_sz = 0xffffffffu;
   all.active_width = kWidth4x;
   all.active_speed = kSpeed10Gbps;
-  all.phys_state = kPhysicalStateLinkUp;
+  all.phys_state = active ? kPhysicalStateLinkUp : kPhysicalStateDisabled;
   all.link_layer = IBV_LINK_LAYER_ETHERNET;
   // Programs built against other headers have another idea of the structure's size.
   std::memcpy(attributes, &all, std::min(size, sizeof(all)));
@@ -65,8 +69,8 @@ void FillDeviceAttributes(const emu::Nic& nic, ibv_device_attr* attributes) {
   attributes->max_qp = static_cast<int>(profile.max_qp);
   attributes->max_qp_wr = static_cast<int>(profile.max_qp_wr);
   // Send with Invalidate, local invalidation and windows whose key the consumer chooses.
-  attributes->device_cap_flags = IBV_DEVICE_MEM_MGT_EXTENSIONS;
-  if (profile.max_mw > 0) attributes->device_cap_flags |= IBV_DEVICE_MEM_WINDOW_TYPE_2B;
+  attributes->device_cap_flags = IBV_DEVICE_MEM_MGT_EXTENSIONS | IBV_DEVICE_SRQ_RESIZE;
+  if (profile.max_mw > 0) attributes->device_cap_flags |= IBV_DEVICE_MEM_WINDOW | IBV_DEVICE_MEM_WINDOW_TYPE_2B;
   attributes->max_sge = static_cast<int>(profile.max_sge);
   attributes->max_sge_rd = static_cast<int>(profile.max_sge_rd);
   attributes->max_cq = static_cast<int>(profile.max_cq);
@@ -74,10 +78,14 @@ void FillDeviceAttributes(const emu::Nic& nic, ibv_device_attr* attributes) {
   attributes->max_mr = static_cast<int>(profile.max_mr);
   attributes->max_pd = static_cast<int>(profile.max_pd);
   attributes->max_mw = static_cast<int>(profile.max_mw);
+  attributes->max_srq = static_cast<int>(profile.max_srq);
+  attributes->max_srq_wr = static_cast<int>(profile.max_srq_wr);
+  attributes->max_srq_sge = static_cast<int>(profile.max_srq_sge);
   attributes->max_qp_rd_atom = static_cast<int>(profile.max_ird);
   attributes->max_qp_init_rd_atom = static_cast<int>(profile.max_ord);
   attributes->max_res_rd_atom = static_cast<int>(profile.max_ird * profile.max_qp);
   attributes->atomic_cap = IBV_ATOMIC_NONE;
+  attributes->max_pkeys = 1;
   attributes->phys_port_cnt = 1;
 }
 
@@ -88,6 +96,10 @@ int QueryDeviceExtended(ibv_context* context, const ibv_query_device_ex_input* i
   // What we do not know is zero.
   std::memset(attributes, 0, size);
   FillDeviceAttributes(NicOf(context), &attributes->orig_attr);
+  if (size >= offsetof(ibv_device_attr_ex, hca_core_clock) + sizeof(attributes->hca_core_clock)) {
+    attributes->completion_timestamp_mask = ~uint64_t{0};
+    attributes->hca_core_clock = kClockKiloHertz;
+  }
   if (size >= offsetof(ibv_device_attr_ex, device_cap_flags_ex) + sizeof(attributes->device_cap_flags_ex)) {
     attributes->device_cap_flags_ex = attributes->orig_attr.device_cap_flags;
   }
@@ -95,11 +107,6 @@ int QueryDeviceExtended(ibv_context* context, const ibv_query_device_ex_input* i
     attributes->phys_port_cnt_ex = 1;
   }
   return 0;
-}
-
-// Type 1 windows are not made here, and the header's inline refuses the others before it comes to this.
-int BindMw(ibv_qp*, ibv_mw*, ibv_mw_bind*) {
-  return EOPNOTSUPP;
 }
 
 template <size_t Size>
@@ -121,6 +128,14 @@ ibv_event_type EventTypeOf(emu::AsyncEventType type) {
       return IBV_EVENT_COMM_EST;
     case emu::AsyncEventType::kSendQueueDrained:
       return IBV_EVENT_SQ_DRAINED;
+    case emu::AsyncEventType::kQpLastWqeReached:
+      return IBV_EVENT_QP_LAST_WQE_REACHED;
+    case emu::AsyncEventType::kSrqLimitReached:
+      return IBV_EVENT_SRQ_LIMIT_REACHED;
+    case emu::AsyncEventType::kPortActive:
+      return IBV_EVENT_PORT_ACTIVE;
+    case emu::AsyncEventType::kPortError:
+      return IBV_EVENT_PORT_ERR;
     case emu::AsyncEventType::kDeviceFatal:
       return IBV_EVENT_DEVICE_FATAL;
   }
@@ -132,7 +147,22 @@ bool IsCqEvent(ibv_event_type type) {
 }
 bool IsQpEvent(ibv_event_type type) {
   return type == IBV_EVENT_QP_FATAL || type == IBV_EVENT_QP_REQ_ERR || type == IBV_EVENT_QP_ACCESS_ERR ||
-         type == IBV_EVENT_COMM_EST || type == IBV_EVENT_SQ_DRAINED;
+         type == IBV_EVENT_COMM_EST || type == IBV_EVENT_SQ_DRAINED || type == IBV_EVENT_QP_LAST_WQE_REACHED;
+}
+bool IsSrqEvent(ibv_event_type type) {
+  return type == IBV_EVENT_SRQ_LIMIT_REACHED;
+}
+
+// `count` of the public struct is for programs that look; what destroying waits for is the object's own account.
+template <typename Object>
+void Acknowledge(Object* object, emu::EventAccount* account, uint32_t* count) {
+  pthread_mutex_lock(&object->mutex);
+  ++*count;
+  pthread_cond_signal(&object->cond);
+  pthread_mutex_unlock(&object->mutex);
+  emu::AsyncEvent acknowledged;
+  acknowledged.account = account;
+  ToShim(object->context)->context->async_events().Ack(acknowledged);
 }
 
 }  // namespace
@@ -227,6 +257,9 @@ struct ibv_context* ibv_open_device(struct ibv_device* device) {
   tables.context.abi_compat = __VERBS_ABI_IS_EXTENDED;
   tables.query_port = QueryPort;
   tables.query_device_ex = QueryDeviceExtended;
+  tables.create_cq_ex = CreateExtendedCq;
+  tables.create_qp_ex = CreateExtendedQp;
+  tables.query_rt_values = QueryRealTime;
   ibv_context& context = tables.context;
   context.device = device;
   context.cmd_fd = -1;
@@ -237,6 +270,7 @@ struct ibv_context* ibv_open_device(struct ibv_device* device) {
   context.ops.req_notify_cq = RequestNotify;
   context.ops.post_send = PostSend;
   context.ops.post_recv = PostReceive;
+  context.ops.post_srq_recv = PostSharedReceive;
   context.ops.alloc_mw = AllocateMw;
   context.ops.dealloc_mw = DeallocateMw;
   context.ops.bind_mw = BindMw;
@@ -286,12 +320,16 @@ int ibv_get_async_event(struct ibv_context* context, struct ibv_async_event* eve
   if (IsCqEvent(event->event_type)) {
     auto* cq = static_cast<ShimCq*>(got->cq->cookie());
     cq->events = got->account;
-    event->element.cq = cq;
+    event->element.cq = PublicOf(cq);
   } else if (IsQpEvent(event->event_type)) {
     auto* qp = static_cast<ShimQp*>(got->qp->cookie());
     qp->events = got->account;
-    event->element.qp = qp;
-    qp->state = ToIbv(got->qp->state());
+    event->element.qp = PublicOf(qp);
+    event->element.qp->state = ToIbv(got->qp->state());
+  } else if (IsSrqEvent(event->event_type)) {
+    auto* srq = static_cast<ShimSrq*>(got->srq->cookie());
+    srq->events = got->account;
+    event->element.srq = srq;
   } else {
     event->element.port_num = kPort;
   }
@@ -299,15 +337,15 @@ int ibv_get_async_event(struct ibv_context* context, struct ibv_async_event* eve
 }
 
 void ibv_ack_async_event(struct ibv_async_event* event) {
-  emu::AsyncEvent acknowledged;
   if (IsCqEvent(event->event_type)) {
-    auto* cq = static_cast<ShimCq*>(event->element.cq);
-    acknowledged.account = cq->events;
-    ToShim(cq->context)->context->async_events().Ack(acknowledged);
+    ibv_cq* cq = event->element.cq;
+    Acknowledge(cq, ToShim(cq)->events, &cq->async_events_completed);
   } else if (IsQpEvent(event->event_type)) {
-    auto* qp = static_cast<ShimQp*>(event->element.qp);
-    acknowledged.account = qp->events;
-    ToShim(qp->context)->context->async_events().Ack(acknowledged);
+    ibv_qp* qp = event->element.qp;
+    Acknowledge(qp, ToShim(qp)->events, &qp->events_completed);
+  } else if (IsSrqEvent(event->event_type)) {
+    ibv_srq* srq = event->element.srq;
+    Acknowledge(srq, ToShim(srq)->events, &srq->events_completed);
   }
 }
 

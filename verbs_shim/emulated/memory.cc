@@ -7,10 +7,15 @@
 namespace stagecoach::verbs::emulated {
 namespace {
 
+// What may be ignored: the optional range, and how large the pages are.
+unsigned WithoutHints(unsigned access) {
+  return access & ~(static_cast<unsigned>(IBV_ACCESS_OPTIONAL_RANGE) | static_cast<unsigned>(IBV_ACCESS_HUGETLB));
+}
+
 ibv_mr* Register(ibv_pd* pd, void* address, size_t length, uint64_t iova, unsigned access) {
-  // A request for on-demand paging cannot be granted; hints of the optional range may be ignored.
+  // A request for on-demand paging cannot be granted.
   if ((access & IBV_ACCESS_ON_DEMAND) != 0) return FailWith(EOPNOTSUPP);
-  access &= ~(static_cast<unsigned>(IBV_ACCESS_OPTIONAL_RANGE) | static_cast<unsigned>(IBV_ACCESS_HUGETLB));
+  access = WithoutHints(access);
   static_assert(static_cast<uint32_t>(IBV_ACCESS_LOCAL_WRITE) == emu::kAccessLocalWrite);
   static_assert(static_cast<uint32_t>(IBV_ACCESS_REMOTE_WRITE) == emu::kAccessRemoteWrite);
   static_assert(static_cast<uint32_t>(IBV_ACCESS_REMOTE_READ) == emu::kAccessRemoteRead);
@@ -35,9 +40,10 @@ ibv_mr* Register(ibv_pd* pd, void* address, size_t length, uint64_t iova, unsign
 }  // namespace
 
 ibv_mw* AllocateMw(ibv_pd* pd, ibv_mw_type type) {
-  if (type != IBV_MW_TYPE_2) return FailWith(EOPNOTSUPP);
+  if (type != IBV_MW_TYPE_1 && type != IBV_MW_TYPE_2) return FailWith(EINVAL);
   ShimContext* context = ToShim(pd->context);
-  auto window = context->nic->AllocateWindow(*context->context, pd->handle);
+  auto window = context->nic->AllocateWindow(*context->context, pd->handle,
+                                             type == IBV_MW_TYPE_1 ? emu::WindowType::kType1 : emu::WindowType::kType2);
   if (!window) return FailWith(window.error());
   auto* mw = new ibv_mw{};
   mw->context = pd->context;
@@ -56,6 +62,7 @@ int DeallocateMw(ibv_mw* mw) {
 
 }  // namespace stagecoach::verbs::emulated
 
+using namespace stagecoach;                   // NOLINT: the entry points stand in the global namespace
 using namespace stagecoach::verbs::emulated;  // NOLINT: the entry points stand in the global namespace
 
 extern "C" {
@@ -86,6 +93,38 @@ struct ibv_mr* ibv_reg_mr_iova(struct ibv_pd* pd, void* address, size_t length, 
 
 struct ibv_mr* ibv_reg_mr_iova2(struct ibv_pd* pd, void* address, size_t length, uint64_t iova, unsigned int access) {
   return Register(pd, address, length, iova, access);
+}
+
+// Whatever is wrong is found before the region is touched, so it is never lost (IBV_REREG_MR_ERR_CMD).
+int ibv_rereg_mr(struct ibv_mr* mr, int flags, struct ibv_pd* pd, void* address, size_t length, int access) {
+  const bool translation = (flags & IBV_REREG_MR_CHANGE_TRANSLATION) != 0;
+  const bool domain = (flags & IBV_REREG_MR_CHANGE_PD) != 0;
+  const bool rights = (flags & IBV_REREG_MR_CHANGE_ACCESS) != 0;
+  int error = 0;
+  if (flags == 0 || (flags & ~IBV_REREG_MR_FLAGS_SUPPORTED) != 0) error = EINVAL;
+  if (translation && (address == nullptr || length == 0)) error = EINVAL;
+  if ((domain && pd == nullptr) || (!rights && access != 0)) error = EINVAL;
+  if (error == 0 && (access & IBV_ACCESS_ON_DEMAND) != 0) error = EOPNOTSUPP;
+  if (error == 0) {
+    emu::RegionChange change;
+    if (domain) change.pd = pd->handle;
+    if (translation) change.range = {.address = address, .length = length};
+    if (rights) change.access = WithoutHints(static_cast<unsigned>(access));
+    ShimContext* context = ToShim(mr->context);
+    const auto region = context->nic->ReregisterRegion(*context->context, mr->handle, change);
+    if (region) {
+      if (domain) mr->pd = pd;
+      if (translation) {
+        mr->addr = address;
+        mr->length = length;
+      }
+      mr->lkey = mr->rkey = region->stag;
+      return 0;
+    }
+    error = region.error();
+  }
+  errno = error;
+  return IBV_REREG_MR_ERR_INPUT;
 }
 
 int ibv_dereg_mr(struct ibv_mr* mr) {

@@ -44,15 +44,48 @@ struct ShimChannel : ibv_comp_channel {
   emu::CompletionChannel* channel = nullptr;
 };
 
-struct ShimCq : ibv_cq {
+// The extended structs of the headers begin as the plain ones do, so every CQ and QP has room for both.
+struct ShimCq : ibv_cq_ex {
   emu::CompletionQueue* queue = nullptr;
   emu::EventAccount* events = nullptr;  // of asynchronous events, once there has been one
+  // Polled the extended way (cq_ex.cc): from ibv_start_poll to ibv_end_poll, by one thread.
+  bool single_threaded = false;
+  std::mutex polling;
+  ibv_wc current{};
+  Instant current_at{};
 };
 
-struct ShimQp : ibv_qp {
+struct WorkBuilder;  // work_ex.cc
+struct WorkBuilderDeleter {
+  void operator()(WorkBuilder* builder) const;
+};
+
+struct ShimQp : ibv_qp_ex {
   emu::QueuePair* pair = nullptr;
   emu::EventAccount* events = nullptr;
+  std::unique_ptr<WorkBuilder, WorkBuilderDeleter> builder;  // if it was made for ibv_wr_*
 };
+
+struct ShimSrq : ibv_srq {
+  emu::SharedReceiveQueue* queue = nullptr;
+  emu::EventAccount* events = nullptr;
+};
+
+inline ShimCq* ToShim(ibv_cq* cq) {
+  return static_cast<ShimCq*>(reinterpret_cast<ibv_cq_ex*>(cq));
+}
+inline ibv_cq* PublicOf(ShimCq* cq) {
+  return ibv_cq_ex_to_cq(cq);
+}
+inline ShimQp* ToShim(ibv_qp* qp) {
+  return static_cast<ShimQp*>(reinterpret_cast<ibv_qp_ex*>(qp));
+}
+inline ibv_qp* PublicOf(ShimQp* qp) {
+  return &qp->qp_base;
+}
+inline ShimSrq* ToShim(ibv_srq* srq) {
+  return static_cast<ShimSrq*>(srq);
+}
 
 // What this layer hangs on a host: its device as the API shows it, and what rdma_cm needs one of per device.
 struct HostApi {
@@ -73,16 +106,36 @@ struct HostApi {
 
 HostApi& ApiOf(emu::Host& host);
 
+// A CQ as the plain and the extended call make it; null and errno on failure.
+ShimCq* MakeCq(ibv_context* context, int64_t entries, void* cq_context, ibv_comp_channel* channel, int64_t vector,
+               bool ignore_overrun);
+
 // Sets errno and returns the failure value of calls that answer with a pointer.
 std::nullptr_t FailWith(int error);
 
 ibv_qp_state ToIbv(emu::QpState state);
 
-// The tables' entries (data_path.cc, memory.cc).
+ibv_wc ToIbv(const emu::WorkCompletion& completion);
+
+// What a program may say of a send besides its opcode; false: a flag this device does not know.
+bool ConvertSendFlags(unsigned flags, emu::SendRequest* to);
+// What IBV_WR_BIND_MW binds; EINVAL for a window of type 1.
+int ConvertBinding(const ibv_mw* window, uint32_t new_rkey, const ibv_mw_bind_info& info, emu::SendRequest* to);
+
+// Has the entry points of ibv_wr_* in `qp` that `operations` (ibv_qp_create_send_ops_flags) name. False: one is not
+// offered.
+bool OfferWork(ShimQp* qp, uint64_t operations);
+
+// The tables' entries (data_path.cc, memory.cc, cq_ex.cc, queue_pair.cc, queries.cc).
 int PollCq(ibv_cq* cq, int entries, ibv_wc* completions);
 int RequestNotify(ibv_cq* cq, int solicited_only);
 int PostSend(ibv_qp* qp, ibv_send_wr* requests, ibv_send_wr** bad);
 int PostReceive(ibv_qp* qp, ibv_recv_wr* requests, ibv_recv_wr** bad);
+int PostSharedReceive(ibv_srq* srq, ibv_recv_wr* requests, ibv_recv_wr** bad);
+int BindMw(ibv_qp* qp, ibv_mw* mw, ibv_mw_bind* bind);
+ibv_cq_ex* CreateExtendedCq(ibv_context* context, ibv_cq_init_attr_ex* attributes);
+ibv_qp* CreateExtendedQp(ibv_context* context, ibv_qp_init_attr_ex* attributes);
+int QueryRealTime(ibv_context* context, ibv_values_ex* values);
 ibv_mw* AllocateMw(ibv_pd* pd, ibv_mw_type type);
 int DeallocateMw(ibv_mw* mw);
 

@@ -1,6 +1,8 @@
 // Queue pairs: creation, attributes, states.
 
 #include <cerrno>
+#include <memory>
+#include <optional>
 
 #include "verbs_shim/emulated/objects.h"
 
@@ -27,7 +29,64 @@ ibv_qp_cap CapacityOf(const emu::QpCapabilities& capabilities) {
           .max_inline_data = capabilities.max_inline};
 }
 
+// Attributes of the plain and the extended call begin alike.
+template <typename Attributes>
+ibv_qp* MakeQp(ibv_pd* pd, Attributes* attributes, std::optional<uint64_t> operations) {
+  if (attributes->qp_type != IBV_QPT_RC) return FailWith(EOPNOTSUPP);
+  if (attributes->send_cq == nullptr || attributes->recv_cq == nullptr) return FailWith(EINVAL);
+  ShimContext* context = ToShim(pd->context);
+  auto qp = std::make_unique<ShimQp>();
+  if (operations && !OfferWork(qp.get(), *operations)) return FailWith(EOPNOTSUPP);
+  emu::QpCreate create;
+  create.pd = pd->handle;
+  create.send_cq = context->nic->FindCq(attributes->send_cq->handle);
+  create.receive_cq = context->nic->FindCq(attributes->recv_cq->handle);
+  if (create.send_cq == nullptr || create.receive_cq == nullptr) return FailWith(ENOENT);
+  if (attributes->srq != nullptr) {
+    create.srq = context->nic->FindSrq(attributes->srq->handle);
+    if (create.srq == nullptr) return FailWith(ENOENT);
+  }
+  create.capabilities = {.max_send_wr = attributes->cap.max_send_wr,
+                         .max_receive_wr = attributes->cap.max_recv_wr,
+                         .max_send_sge = attributes->cap.max_send_sge,
+                         .max_receive_sge = attributes->cap.max_recv_sge,
+                         .max_inline = attributes->cap.max_inline_data};
+  create.signal_all = attributes->sq_sig_all != 0;
+  create.cookie = qp.get();
+  auto created = context->nic->CreateQp(*context->context, create);
+  if (!created) return FailWith(created.error());
+  ibv_qp* shown = PublicOf(qp.get());
+  shown->context = pd->context;
+  shown->qp_context = attributes->qp_context;
+  shown->pd = pd;
+  shown->send_cq = attributes->send_cq;
+  shown->recv_cq = attributes->recv_cq;
+  shown->srq = attributes->srq;
+  shown->handle = (*created)->handle();
+  shown->qp_num = (*created)->qp_number();
+  shown->state = ToIbv((*created)->state());
+  shown->qp_type = IBV_QPT_RC;
+  pthread_mutex_init(&shown->mutex, nullptr);
+  pthread_cond_init(&shown->cond, nullptr);
+  qp->pair = *created;
+  attributes->cap = CapacityOf((*created)->capabilities());
+  return PublicOf(qp.release());
+}
+
 }  // namespace
+
+ibv_qp* CreateExtendedQp(ibv_context* context, ibv_qp_init_attr_ex* attributes) {
+  constexpr uint32_t kKnown = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+  const uint32_t mask = attributes->comp_mask;
+  if ((mask & ~kKnown) != 0) return FailWith(EOPNOTSUPP);
+  if ((mask & IBV_QP_INIT_ATTR_CREATE_FLAGS) != 0 && attributes->create_flags != 0) return FailWith(EOPNOTSUPP);
+  if ((mask & IBV_QP_INIT_ATTR_PD) == 0 || attributes->pd == nullptr || attributes->pd->context != context) {
+    return FailWith(EINVAL);
+  }
+  std::optional<uint64_t> operations;
+  if ((mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) != 0) operations = attributes->send_ops_flags;
+  return MakeQp(attributes->pd, attributes, operations);
+}
 
 ibv_qp_state ToIbv(emu::QpState state) {
   return static_cast<ibv_qp_state>(state);
@@ -41,42 +100,12 @@ using namespace stagecoach::verbs::emulated;
 extern "C" {
 
 struct ibv_qp* ibv_create_qp(struct ibv_pd* pd, struct ibv_qp_init_attr* attributes) {
-  if (attributes->qp_type != IBV_QPT_RC || attributes->srq != nullptr) return FailWith(EOPNOTSUPP);
-  if (attributes->send_cq == nullptr || attributes->recv_cq == nullptr) return FailWith(EINVAL);
-  ShimContext* context = ToShim(pd->context);
-  auto* qp = new ShimQp{};
-  emu::QpCreate create;
-  create.pd = pd->handle;
-  create.send_cq = context->nic->FindCq(attributes->send_cq->handle);
-  create.receive_cq = context->nic->FindCq(attributes->recv_cq->handle);
-  create.capabilities = {.max_send_wr = attributes->cap.max_send_wr,
-                         .max_receive_wr = attributes->cap.max_recv_wr,
-                         .max_send_sge = attributes->cap.max_send_sge,
-                         .max_receive_sge = attributes->cap.max_recv_sge,
-                         .max_inline = attributes->cap.max_inline_data};
-  create.signal_all = attributes->sq_sig_all != 0;
-  create.cookie = qp;
-  if (create.send_cq == nullptr || create.receive_cq == nullptr) {
-    delete qp;
-    return FailWith(ENOENT);
-  }
-  auto created = context->nic->CreateQp(*context->context, create);
-  if (!created) {
-    delete qp;
-    return FailWith(created.error());
-  }
-  qp->context = pd->context;
-  qp->qp_context = attributes->qp_context;
-  qp->pd = pd;
-  qp->send_cq = attributes->send_cq;
-  qp->recv_cq = attributes->recv_cq;
-  qp->handle = (*created)->handle();
-  qp->qp_num = (*created)->qp_number();
-  qp->state = ToIbv((*created)->state());
-  qp->qp_type = IBV_QPT_RC;
-  qp->pair = *created;
-  attributes->cap = CapacityOf((*created)->capabilities());
-  return qp;
+  return MakeQp(pd, attributes, std::nullopt);
+}
+
+// Only a QP made with send_ops_flags can be posted to that way.
+struct ibv_qp_ex* ibv_qp_to_qp_ex(struct ibv_qp* qp) {
+  return ToShim(qp)->builder != nullptr ? ToShim(qp) : nullptr;
 }
 
 int ibv_modify_qp(struct ibv_qp* qp, struct ibv_qp_attr* attributes, int mask) {
@@ -125,11 +154,14 @@ int ibv_query_qp(struct ibv_qp* qp, struct ibv_qp_attr* attributes, int, struct 
   attributes->timeout = now.timeout;
   attributes->retry_cnt = now.retry_count;
   attributes->rnr_retry = now.rnr_retry;
+  attributes->sq_draining = pair->IsDraining() ? 1 : 0;
+  attributes->ah_attr.port_num = now.port;
   attributes->cap = CapacityOf(pair->capabilities());
   *initial = {};
   initial->qp_context = qp->qp_context;
   initial->send_cq = qp->send_cq;
   initial->recv_cq = qp->recv_cq;
+  initial->srq = qp->srq;
   initial->qp_type = qp->qp_type;
   initial->cap = attributes->cap;
   initial->sq_sig_all = pair->signal_all() ? 1 : 0;
@@ -142,7 +174,9 @@ int ibv_destroy_qp(struct ibv_qp* qp) {
   if (context->nic->FindQp(qp->handle) == nullptr) return ENOENT;
   context->api->host.cm().ForgetQp(qp->qp_num);
   if (const int error = context->nic->DestroyQp(qp->handle); error != 0) return error;
-  delete static_cast<ShimQp*>(qp);
+  pthread_cond_destroy(&qp->cond);
+  pthread_mutex_destroy(&qp->mutex);
+  delete ToShim(qp);
   return 0;
 }
 

@@ -1,0 +1,189 @@
+// ibv_wr_*: send requests built call by call and posted together (ibv_wr_post(3)).
+//
+// Between ibv_wr_start and ibv_wr_complete or ibv_wr_abort the builder belongs to one thread. An error in any of the
+// calls between is kept, and the batch it belongs to is not posted at all: ibv_wr_complete says what it was.
+
+#include <algorithm>
+#include <cerrno>
+#include <mutex>
+#include <vector>
+
+#include "verbs_shim/emulated/objects.h"
+
+namespace stagecoach::verbs::emulated {
+
+struct WorkBuilder {
+  struct Pending {
+    emu::SendRequest request;
+    std::vector<emu::ScatterGather> sges;
+    std::vector<std::byte> inline_data;
+  };
+
+  std::mutex mutex;  // held from start to complete or abort
+  int error = 0;
+  size_t used = 0;  // of `pending`; the rest keeps its memory for later batches
+  std::vector<Pending> pending;
+  std::vector<emu::SendRequest> batch;
+
+  // The request that the calls which set its data mean; null and an error if there is none.
+  Pending* Current() {
+    if (used > 0) return &pending[used - 1];
+    Refuse(EINVAL);
+    return nullptr;
+  }
+  void Refuse(int why) {
+    if (error == 0) error = why;
+  }
+};
+
+void WorkBuilderDeleter::operator()(WorkBuilder* builder) const {
+  delete builder;
+}
+
+namespace {
+
+ShimQp* ShimOf(ibv_qp_ex* qp) {
+  return static_cast<ShimQp*>(qp);
+}
+
+// A request with the id and flags that the program has set in `qp`.
+emu::SendRequest& Begin(ibv_qp_ex* qp, emu::PostOpcode opcode) {
+  WorkBuilder& builder = *ShimOf(qp)->builder;
+  if (builder.used == builder.pending.size()) builder.pending.emplace_back();
+  WorkBuilder::Pending& next = builder.pending[builder.used++];
+  next.request = {};
+  next.sges.clear();
+  next.inline_data.clear();
+  if (!ConvertSendFlags(qp->wr_flags, &next.request)) builder.Refuse(EINVAL);
+  // Inline is what the data-setting call says.
+  next.request.is_inline = false;
+  next.request.wr_id = qp->wr_id;
+  next.request.opcode = opcode;
+  return next.request;
+}
+
+void Start(ibv_qp_ex* qp) {
+  WorkBuilder& builder = *ShimOf(qp)->builder;
+  builder.mutex.lock();
+  builder.error = 0;
+  builder.used = 0;
+}
+
+void Abort(ibv_qp_ex* qp) {
+  ShimOf(qp)->builder->mutex.unlock();
+}
+
+int Complete(ibv_qp_ex* qp) {
+  WorkBuilder& builder = *ShimOf(qp)->builder;
+  emu::QueuePair& pair = *ShimOf(qp)->pair;
+  int error = builder.error;
+  if (error == 0) {
+    builder.batch.clear();
+    for (size_t i = 0; i < builder.used; ++i) {
+      WorkBuilder::Pending& pending = builder.pending[i];
+      if (pending.request.is_inline) {
+        pending.sges = {{reinterpret_cast<uintptr_t>(pending.inline_data.data()),
+                         static_cast<uint32_t>(pending.inline_data.size()), 0}};
+      }
+      pending.request.sges = pending.sges;
+      builder.batch.push_back(pending.request);
+    }
+    error = pair.EnqueueSends(builder.batch);
+  }
+  builder.mutex.unlock();
+  if (error == 0) pair.RingDoorbell();
+  return error;
+}
+
+void Send(ibv_qp_ex* qp) {
+  Begin(qp, emu::PostOpcode::kSend);
+}
+
+void SendInvalidate(ibv_qp_ex* qp, uint32_t rkey) {
+  Begin(qp, emu::PostOpcode::kSendInvalidate).remote_stag = rkey;
+}
+
+void Tagged(ibv_qp_ex* qp, emu::PostOpcode opcode, uint32_t rkey, uint64_t remote_address) {
+  emu::SendRequest& request = Begin(qp, opcode);
+  request.remote_stag = rkey;
+  request.remote_offset = remote_address;
+}
+
+void Write(ibv_qp_ex* qp, uint32_t rkey, uint64_t remote_address) {
+  Tagged(qp, emu::PostOpcode::kWrite, rkey, remote_address);
+}
+
+void Read(ibv_qp_ex* qp, uint32_t rkey, uint64_t remote_address) {
+  Tagged(qp, emu::PostOpcode::kRead, rkey, remote_address);
+}
+
+void LocalInvalidate(ibv_qp_ex* qp, uint32_t rkey) {
+  Begin(qp, emu::PostOpcode::kLocalInvalidate).remote_stag = rkey;
+}
+
+void Bind(ibv_qp_ex* qp, ibv_mw* window, uint32_t rkey, const ibv_mw_bind_info* info) {
+  emu::SendRequest& request = Begin(qp, emu::PostOpcode::kBindWindow);
+  if (const int error = ConvertBinding(window, rkey, *info, &request)) ShimOf(qp)->builder->Refuse(error);
+}
+
+void SetSgeList(ibv_qp_ex* qp, size_t count, const ibv_sge* list) {
+  WorkBuilder::Pending* pending = ShimOf(qp)->builder->Current();
+  if (pending == nullptr) return;
+  pending->request.is_inline = false;
+  pending->sges.clear();
+  // One too many is enough to be refused.
+  const size_t most = ShimOf(qp)->pair->capabilities().max_send_sge + size_t{1};
+  for (size_t i = 0; i < std::min(count, most); ++i) {
+    pending->sges.push_back({list[i].addr, list[i].length, list[i].lkey});
+  }
+}
+
+void SetSge(ibv_qp_ex* qp, uint32_t lkey, uint64_t address, uint32_t length) {
+  const ibv_sge sge{.addr = address, .length = length, .lkey = lkey};
+  SetSgeList(qp, 1, &sge);
+}
+
+void SetInlineList(ibv_qp_ex* qp, size_t count, const ibv_data_buf* list) {
+  WorkBuilder& builder = *ShimOf(qp)->builder;
+  WorkBuilder::Pending* pending = builder.Current();
+  if (pending == nullptr) return;
+  const size_t most = ShimOf(qp)->pair->capabilities().max_inline;
+  pending->request.is_inline = true;
+  pending->inline_data.clear();
+  for (size_t i = 0; i < count; ++i) {
+    if (list[i].length > most - pending->inline_data.size()) return builder.Refuse(EINVAL);
+    const auto* data = static_cast<const std::byte*>(list[i].addr);
+    // The caller's memory is its own again when this returns.
+    pending->inline_data.insert(pending->inline_data.end(), data, data + list[i].length);
+  }
+}
+
+void SetInline(ibv_qp_ex* qp, void* address, size_t length) {
+  const ibv_data_buf data{.addr = address, .length = length};
+  SetInlineList(qp, 1, &data);
+}
+
+}  // namespace
+
+bool OfferWork(ShimQp* qp, uint64_t operations) {
+  constexpr uint64_t kOffered = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_INV | IBV_QP_EX_WITH_RDMA_WRITE |
+                                IBV_QP_EX_WITH_RDMA_READ | IBV_QP_EX_WITH_LOCAL_INV | IBV_QP_EX_WITH_BIND_MW;
+  if ((operations & ~kOffered) != 0) return false;
+  qp->builder.reset(new WorkBuilder);
+  qp->wr_start = Start;
+  qp->wr_complete = Complete;
+  qp->wr_abort = Abort;
+  qp->wr_set_sge = SetSge;
+  qp->wr_set_sge_list = SetSgeList;
+  qp->wr_set_inline_data = SetInline;
+  qp->wr_set_inline_data_list = SetInlineList;
+  if ((operations & IBV_QP_EX_WITH_SEND) != 0) qp->wr_send = Send;
+  if ((operations & IBV_QP_EX_WITH_SEND_WITH_INV) != 0) qp->wr_send_inv = SendInvalidate;
+  if ((operations & IBV_QP_EX_WITH_RDMA_WRITE) != 0) qp->wr_rdma_write = Write;
+  if ((operations & IBV_QP_EX_WITH_RDMA_READ) != 0) qp->wr_rdma_read = Read;
+  if ((operations & IBV_QP_EX_WITH_LOCAL_INV) != 0) qp->wr_local_inv = LocalInvalidate;
+  if ((operations & IBV_QP_EX_WITH_BIND_MW) != 0) qp->wr_bind_mw = Bind;
+  return true;
+}
+
+}  // namespace stagecoach::verbs::emulated
