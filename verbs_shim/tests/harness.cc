@@ -91,17 +91,48 @@ void Endpoint::Prepare(const EndpointOptions& options) {
   send_channel = std::move(*new_send_channel);
   receive_channel = std::move(*new_receive_channel);
   auto new_send_cq = CreateCq(id->verbs, options.cq_entries, this, send_channel.get());
-  auto new_receive_cq = CreateCq(id->verbs, options.cq_entries, this, receive_channel.get());
-  ASSERT_TRUE(new_send_cq && new_receive_cq);
+  ASSERT_TRUE(new_send_cq);
   send_cq = std::move(*new_send_cq);
-  receive_cq = std::move(*new_receive_cq);
+  if (options.srq_wr > 0) srq = CreateSrq(pd.get(), options.srq_wr);
+  ibv_srq* const shared = options.srq != nullptr ? options.srq : srq.get();
+  ASSERT_TRUE(options.srq_wr == 0 || shared != nullptr) << std::strerror(errno);
+  if (options.receive_fields) {
+    ibv_cq_init_attr_ex wanted{};
+    wanted.cqe = static_cast<uint32_t>(options.cq_entries);
+    wanted.cq_context = this;
+    wanted.channel = receive_channel.get();
+    wanted.wc_flags = *options.receive_fields;
+    wanted.comp_mask = IBV_CQ_INIT_ATTR_MASK_FLAGS;
+    wanted.flags = options.receive_cq_flags;
+    ibv_cq_ex* extended = ibv_create_cq_ex(id->verbs, &wanted);
+    ASSERT_NE(extended, nullptr) << std::strerror(errno);
+    receive_cq = CompletionQueue(ibv_cq_ex_to_cq(extended));
+  } else {
+    auto plain = CreateCq(id->verbs, options.cq_entries, this, receive_channel.get());
+    ASSERT_TRUE(plain) << plain.error().ToString();
+    receive_cq = std::move(*plain);
+  }
+  if (options.send_ops) {
+    ibv_qp_init_attr_ex attributes{};
+    attributes.send_cq = send_cq.get();
+    attributes.recv_cq = receive_cq.get();
+    attributes.srq = shared;
+    attributes.cap = options.cap;
+    attributes.qp_type = IBV_QPT_RC;
+    attributes.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+    attributes.pd = shared != nullptr ? shared->pd : pd.get();
+    attributes.send_ops_flags = *options.send_ops;
+    ASSERT_EQ(rdma_create_qp_ex(id.get(), &attributes), 0) << std::strerror(errno);
+    return;
+  }
   ibv_qp_init_attr attributes{};
+  attributes.srq = shared;
   attributes.send_cq = send_cq.get();
   attributes.recv_cq = receive_cq.get();
   attributes.cap = options.cap;
   attributes.qp_type = IBV_QPT_RC;
   attributes.sq_sig_all = options.all_signaled ? 1 : 0;
-  auto qp = CreateCmQp(id.get(), pd.get(), &attributes);
+  auto qp = CreateCmQp(id.get(), shared != nullptr ? shared->pd : pd.get(), &attributes);
   ASSERT_TRUE(qp) << qp.error().ToString();
 }
 
@@ -237,17 +268,37 @@ int Post(ibv_qp* qp, const SendSpec& spec) {
   return error;
 }
 
-int PostReceive(ibv_qp* qp, uint64_t wr_id, std::vector<ibv_sge> sges) {
+namespace {
+
+template <typename Call>
+int PostOneReceive(uint64_t wr_id, std::vector<ibv_sge>& sges, Call call) {
   ibv_recv_wr request{};
   request.wr_id = wr_id;
   request.sg_list = sges.data();
   request.num_sge = static_cast<int>(sges.size());
   ibv_recv_wr* bad = nullptr;
-  const int error = ibv_post_recv(qp, &request, &bad);
+  const int error = call(&request, &bad);
   if (error != 0) {
     EXPECT_EQ(bad, &request);
   }
   return error;
+}
+
+}  // namespace
+
+int PostReceive(ibv_qp* qp, uint64_t wr_id, std::vector<ibv_sge> sges) {
+  return PostOneReceive(wr_id, sges, [qp](ibv_recv_wr* wr, ibv_recv_wr** bad) { return ibv_post_recv(qp, wr, bad); });
+}
+
+int PostReceive(ibv_srq* srq, uint64_t wr_id, std::vector<ibv_sge> sges) {
+  return PostOneReceive(wr_id, sges,
+                        [srq](ibv_recv_wr* wr, ibv_recv_wr** bad) { return ibv_post_srq_recv(srq, wr, bad); });
+}
+
+SharedQueue CreateSrq(ibv_pd* pd, uint32_t max_wr, uint32_t max_sge) {
+  ibv_srq_init_attr attributes{};
+  attributes.attr = {.max_wr = max_wr, .max_sge = max_sge, .srq_limit = 0};
+  return SharedQueue(ibv_create_srq(pd, &attributes));
 }
 
 ibv_wc NextCompletion(ibv_cq* cq) {
@@ -285,6 +336,23 @@ bool BecomesReadable(int fd) {
 
 void SetNonBlocking(int fd) {
   fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
+}
+
+int CountAsyncEvents(ibv_context* context, ibv_event_type type, const void* about) {
+  SetNonBlocking(context->async_fd);
+  int count = 0;
+  for (ibv_async_event event{}; ibv_get_async_event(context, &event) == 0;) {
+    // The element is a union: an object's address, or a port.
+    if (event.event_type == type && (about == nullptr || event.element.qp == about)) ++count;
+    ibv_ack_async_event(&event);
+  }
+  return count;
+}
+
+bool ExpectAsyncEvent(ibv_context* context, ibv_event_type type, const void* about) {
+  if (TheSurroundings().Until([&] { return CountAsyncEvents(context, type, about) > 0; })) return true;
+  ADD_FAILURE() << "no event \"" << ibv_event_type_str(type) << "\" came";
+  return false;
 }
 
 bool IsIwarp(const rdma_cm_id* id) {

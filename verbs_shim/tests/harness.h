@@ -7,6 +7,8 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -58,8 +60,24 @@ struct EndpointOptions {
   ibv_qp_cap cap{.max_send_wr = 32, .max_recv_wr = 32, .max_send_sge = 4, .max_recv_sge = 4, .max_inline_data = 0};
   bool all_signaled = false;
   int cq_entries = 128;
+  // Receives come from an SRQ of this size that the end makes itself, or from one that others use too: the QP is then
+  // of its PD.
+  uint32_t srq_wr = 0;
+  ibv_srq* srq = nullptr;
+  // The QP is made for ibv_wr_* with these operations.
+  std::optional<uint64_t> send_ops;
+  // The receive CQ is an extended one with these fields and flags.
+  std::optional<uint64_t> receive_fields;
+  uint32_t receive_cq_flags = 0;
   rdma_conn_param connection{.responder_resources = 8, .initiator_depth = 8, .retry_count = 7, .rnr_retry_count = 7};
 };
+
+struct SrqDeleter {
+  void operator()(ibv_srq* srq) const { EXPECT_EQ(ibv_destroy_srq(srq), 0); }
+};
+using SharedQueue = std::unique_ptr<ibv_srq, SrqDeleter>;
+// Null and errno on failure.
+SharedQueue CreateSrq(ibv_pd* pd, uint32_t max_wr, uint32_t max_sge = 2);
 
 // One end: event channel, id, PD, one CQ per direction (each on a completion channel of its own), QP.
 class Endpoint {
@@ -80,6 +98,7 @@ class Endpoint {
   EventChannel channel;
   CmId id;
   ProtectionDomain pd;
+  SharedQueue srq;
   CompletionChannel send_channel;
   CompletionChannel receive_channel;
   CompletionQueue send_cq;
@@ -131,6 +150,7 @@ struct SendSpec {
 // 0 or the errno the post returned; expects *bad_wr to name the request on failure.
 int Post(ibv_qp* qp, const SendSpec& spec);
 int PostReceive(ibv_qp* qp, uint64_t wr_id, std::vector<ibv_sge> sges);
+int PostReceive(ibv_srq* srq, uint64_t wr_id, std::vector<ibv_sge> sges);
 
 // The next completion; fails the test (and returns status IBV_WC_GENERAL_ERR) when none comes.
 ibv_wc NextCompletion(ibv_cq* cq);
@@ -141,6 +161,13 @@ bool NoCompletion(ibv_cq* cq);
 bool BecomesReadable(int fd);
 bool IsReadable(int fd);
 void SetNonBlocking(int fd);
+
+// Takes and acknowledges asynchronous events until one of this type has come, about the object that `about` (if any)
+// points to; false, and a failed test, when none comes. Both ends may share the context, so events of the other are
+// passed over.
+bool ExpectAsyncEvent(ibv_context* context, ibv_event_type type, const void* about = nullptr);
+// Takes and acknowledges those waiting; how many were of this type, about this object.
+int CountAsyncEvents(ibv_context* context, ibv_event_type type, const void* about = nullptr);
 
 // Whether the connection is an iWARP stream. A stream ends with the first fault, and at both ends at once; on
 // InfiniBand and RoCE a QP that failed says nothing to the connection manager, and one whose peer has disconnected
