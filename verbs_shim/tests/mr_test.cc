@@ -1,0 +1,166 @@
+// Memory regions over the wire: zero-based and shifted addresses, and regions that change (ibv_rereg_mr).
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "verbs_shim/tests/harness.h"
+
+namespace stagecoach::verbs {
+namespace {
+
+constexpr int kExposed = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE;
+
+class MrTest : public VerbsTest {
+ protected:
+  void SetUp() override {
+    VerbsTest::SetUp();
+    if (IsSkipped()) return;
+    pair = Pair::Connected();
+    ours = std::make_unique<Buffer>(pair->client.pd.get(), 4096, kExposed);
+    memory.assign(8192, std::byte{0});
+  }
+  void TearDown() override {
+    region = {};
+    ours.reset();
+    pair.reset();
+    VerbsTest::TearDown();
+  }
+  // Of the server, over `memory`.
+  void Register(int access) {
+    region = std::move(RegisterMemory(pair->server.pd.get(), memory.data(), 4096, access).value());
+  }
+  int Rereg(int flags, ibv_pd* pd, void* address, size_t length, int access) {
+    errno = 0;
+    return ibv_rereg_mr(region.get(), flags, pd, address, length, access);
+  }
+  ibv_wc_status WriteTo(uint64_t address, uint32_t rkey, std::string_view text) {
+    ours->Fill(text);
+    EXPECT_EQ(Post(pair->client.qp(), {.wr_id = 1,
+                                       .opcode = IBV_WR_RDMA_WRITE,
+                                       .sges = {ours->Sge(0, text.size())},
+                                       .remote_address = address,
+                                       .rkey = rkey}),
+              0);
+    return NextCompletion(pair->client.send_cq.get()).status;
+  }
+  // A Read says for certain whether the peer allowed it.
+  ibv_wc_status ReadFrom(uint64_t address, uint32_t rkey, size_t length) {
+    EXPECT_EQ(Post(pair->client.qp(), {.wr_id = 2,
+                                       .opcode = IBV_WR_RDMA_READ,
+                                       .sges = {ours->Sge(2048, length)},
+                                       .remote_address = address,
+                                       .rkey = rkey}),
+              0);
+    return NextCompletion(pair->client.send_cq.get()).status;
+  }
+  std::string Fetched(size_t length) { return std::string(AsText(ConstBytes(ours->bytes()).subspan(2048, length))); }
+  uint64_t At(size_t offset) { return reinterpret_cast<uint64_t>(memory.data()) + offset; }
+
+  std::unique_ptr<Pair> pair;
+  std::unique_ptr<Buffer> ours;
+  std::vector<std::byte> memory;
+  MemoryRegion region;
+};
+
+TEST_F(MrTest, AZeroBasedRegionBeginsAtZero) {
+  Register(kExposed | IBV_ACCESS_ZERO_BASED);
+  EXPECT_EQ(WriteTo(100, region->rkey, "at a hundred"), IBV_WC_SUCCESS);
+  EXPECT_EQ(ReadFrom(100, region->rkey, 12), IBV_WC_SUCCESS);
+  EXPECT_EQ(Fetched(12), "at a hundred");
+  EXPECT_EQ(AsText(ConstBytes(memory).subspan(100, 12)), "at a hundred");
+  EXPECT_EQ(ReadFrom(At(100), region->rkey, 12), IBV_WC_REM_ACCESS_ERR) << "its own address means nothing";
+}
+
+TEST_F(MrTest, AnIovaShiftsARegion) {
+  ibv_mr* mr = ibv_reg_mr_iova(pair->server.pd.get(), memory.data(), 4096, 0x10000, kExposed);
+  ASSERT_NE(mr, nullptr);
+  region = MemoryRegion(mr);
+  EXPECT_EQ(WriteTo(0x10000 + 8, mr->rkey, "shifted"), IBV_WC_SUCCESS);
+  EXPECT_EQ(ReadFrom(0x10000 + 8, mr->rkey, 7), IBV_WC_SUCCESS);
+  EXPECT_EQ(AsText(ConstBytes(memory).subspan(8, 7)), "shifted");
+  EXPECT_EQ(ReadFrom(0x10000 - 1, mr->rkey, 1), IBV_WC_REM_ACCESS_ERR);
+}
+
+TEST_F(MrTest, RightsCanBeGivenLater) {
+  Register(IBV_ACCESS_LOCAL_WRITE);
+  ASSERT_EQ(Rereg(IBV_REREG_MR_CHANGE_ACCESS, nullptr, nullptr, 0, kExposed), 0) << errno;
+  EXPECT_EQ(WriteTo(At(0), region->rkey, "allowed now"), IBV_WC_SUCCESS);
+  EXPECT_EQ(ReadFrom(At(0), region->rkey, 11), IBV_WC_SUCCESS);
+  EXPECT_EQ(Fetched(11), "allowed now");
+}
+
+TEST_F(MrTest, RightsCanBeTakenBack) {
+  Register(kExposed);
+  ASSERT_EQ(Rereg(IBV_REREG_MR_CHANGE_ACCESS, nullptr, nullptr, 0, IBV_ACCESS_LOCAL_WRITE), 0) << errno;
+  EXPECT_EQ(ReadFrom(At(0), region->rkey, 8), IBV_WC_REM_ACCESS_ERR);
+}
+
+TEST_F(MrTest, ARegionCanMove) {
+  Register(kExposed);
+  ASSERT_EQ(Rereg(IBV_REREG_MR_CHANGE_TRANSLATION, nullptr, memory.data() + 4096, 1000, 0), 0) << errno;
+  EXPECT_EQ(region->addr, memory.data() + 4096);
+  EXPECT_EQ(region->length, 1000u);
+  EXPECT_EQ(WriteTo(At(4096), region->rkey, "moved"), IBV_WC_SUCCESS);
+  EXPECT_EQ(ReadFrom(At(4096), region->rkey, 5), IBV_WC_SUCCESS);
+  EXPECT_EQ(AsText(ConstBytes(memory).subspan(4096, 5)), "moved");
+  EXPECT_EQ(ReadFrom(At(0), region->rkey, 5), IBV_WC_REM_ACCESS_ERR) << "where it was";
+}
+
+TEST_F(MrTest, ARegionCanChangeItsDomain) {
+  auto second = AllocatePd(pair->server.id->verbs);
+  ASSERT_TRUE(second);
+  Register(kExposed);
+  ASSERT_EQ(Rereg(IBV_REREG_MR_CHANGE_PD, second->get(), nullptr, 0, 0), 0) << errno;
+  EXPECT_EQ(region->pd, second->get());
+  EXPECT_EQ(ibv_dealloc_pd(second->get()), EBUSY);
+  EXPECT_EQ(ReadFrom(At(0), region->rkey, 8), IBV_WC_REM_ACCESS_ERR) << "the QP is of the first domain";
+  region = {};
+  EXPECT_EQ(second->Destroy(), 0);
+}
+
+TEST_F(MrTest, EverythingCanChangeAtOnce) {
+  auto second = AllocatePd(pair->server.id->verbs);
+  ASSERT_TRUE(second);
+  region = std::move(RegisterMemory(second->get(), memory.data(), 100, IBV_ACCESS_LOCAL_WRITE).value());
+  ASSERT_EQ(Rereg(IBV_REREG_MR_CHANGE_TRANSLATION | IBV_REREG_MR_CHANGE_PD | IBV_REREG_MR_CHANGE_ACCESS,
+                  pair->server.pd.get(), memory.data() + 100, 200, kExposed),
+            0)
+      << errno;
+  EXPECT_EQ(second->Destroy(), 0) << "nothing depends on it any more";
+  EXPECT_EQ(ReadFrom(At(100), region->rkey, 200), IBV_WC_SUCCESS);
+}
+
+TEST_F(MrTest, AChangeThatMakesNoSenseLeavesTheRegionAsItWas) {
+  Register(kExposed);
+  const uint32_t rkey = region->rkey;
+  EXPECT_EQ(Rereg(0, nullptr, nullptr, 0, 0), IBV_REREG_MR_ERR_INPUT);
+  EXPECT_EQ(errno, EINVAL);
+  EXPECT_EQ(Rereg(1 << 20, nullptr, nullptr, 0, 0), IBV_REREG_MR_ERR_INPUT);
+  EXPECT_EQ(Rereg(IBV_REREG_MR_CHANGE_TRANSLATION, nullptr, nullptr, 100, 0), IBV_REREG_MR_ERR_INPUT);
+  EXPECT_EQ(Rereg(IBV_REREG_MR_CHANGE_TRANSLATION, nullptr, memory.data(), 0, 0), IBV_REREG_MR_ERR_INPUT);
+  EXPECT_EQ(Rereg(IBV_REREG_MR_CHANGE_TRANSLATION, nullptr, memory.data(), 100, kExposed), IBV_REREG_MR_ERR_INPUT);
+  EXPECT_EQ(errno, EINVAL);
+  EXPECT_EQ(region->rkey, rkey);
+  EXPECT_EQ(ReadFrom(At(0), rkey, 8), IBV_WC_SUCCESS);
+}
+
+TEST_F(MrTest, RightsThatExcludeEachOtherAreRefusedLater) {
+  Register(kExposed);
+  EXPECT_LT(Rereg(IBV_REREG_MR_CHANGE_ACCESS, nullptr, nullptr, 0, IBV_ACCESS_REMOTE_WRITE), 0);
+  EXPECT_EQ(errno, EINVAL);
+}
+
+TEST_F(MrTest, ARegionCannotMoveToMemoryThatIsNotThere) {
+  Register(kExposed);
+  const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  void* gone = mmap(nullptr, page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(gone, MAP_FAILED);
+  munmap(gone, page);
+  EXPECT_LT(Rereg(IBV_REREG_MR_CHANGE_TRANSLATION, nullptr, gone, page, 0), 0);
+  EXPECT_EQ(errno, EFAULT);
+}
+
+}  // namespace
+}  // namespace stagecoach::verbs

@@ -1,0 +1,267 @@
+// Memory windows: type 1 (ibv_bind_mw), and each rule of binding whose breach is a memory window bind error.
+
+#include <cerrno>
+
+#include "verbs_shim/tests/harness.h"
+
+namespace stagecoach::verbs {
+namespace {
+
+constexpr unsigned kBindable =
+    IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE;
+
+class MwTest : public VerbsTest {
+ protected:
+  void SetUp() override {
+    VerbsTest::SetUp();
+    if (IsSkipped()) return;
+    pair = Pair::Connected();
+    ASSERT_EQ(ibv_query_device(server()->context, &limits), 0);
+    if (limits.max_mw == 0) GTEST_SKIP() << "skipped: the device has no memory windows";
+    ours = std::make_unique<Buffer>(pair->client.pd.get(), 4096);
+    bindable = std::make_unique<Buffer>(pair->server.pd.get(), 4096, static_cast<int>(kBindable));
+  }
+  void TearDown() override {
+    window = {};
+    bindable.reset();
+    ours.reset();
+    pair.reset();
+    VerbsTest::TearDown();
+  }
+  ibv_qp* server() { return pair->server.qp(); }
+  ibv_cq* server_cq() { return pair->server.send_cq.get(); }
+  void Allocate(ibv_mw_type type) {
+    auto made = AllocateMw(pair->server.pd.get(), type);
+    ASSERT_TRUE(made) << made.error().ToString();
+    window = std::move(*made);
+  }
+  ibv_mw_bind_info Part(size_t offset, size_t length, unsigned access = IBV_ACCESS_REMOTE_READ) {
+    return {.mr = bindable->mr(), .addr = bindable->address() + offset, .length = length, .mw_access_flags = access};
+  }
+  // Of a type 1 window; expects that it was taken.
+  void Bind1(const ibv_mw_bind_info& info) { EXPECT_EQ(TryBind1(info), 0); }
+  int TryBind1(const ibv_mw_bind_info& info, unsigned flags = IBV_SEND_SIGNALED) {
+    ibv_mw_bind bind{.wr_id = 50, .send_flags = flags, .bind_info = info};
+    return ibv_bind_mw(server(), window.get(), &bind);
+  }
+  int TryBind2(uint32_t rkey, const ibv_mw_bind_info& info) {
+    ibv_send_wr request{};
+    request.wr_id = 50;
+    request.opcode = IBV_WR_BIND_MW;
+    request.send_flags = IBV_SEND_SIGNALED;
+    request.bind_mw.mw = window.get();
+    request.bind_mw.rkey = rkey;
+    request.bind_mw.bind_info = info;
+    ibv_send_wr* bad = nullptr;
+    return ibv_post_send(server(), &request, &bad);
+  }
+  // A bind that fails when it is carried out ends the QP.
+  void ExpectBindError() {
+    ExpectCompletion(server_cq(), 50, IBV_WC_MW_BIND_ERR);
+    EXPECT_TRUE(world().Until([&] {
+      ibv_qp_attr now{};
+      ibv_qp_init_attr initial{};
+      return ibv_query_qp(server(), &now, IBV_QP_STATE, &initial) == 0 && now.qp_state == IBV_QPS_ERR;
+    }));
+  }
+  ibv_wc_status Read(Pair& through, Buffer& into, uint32_t rkey, size_t offset, size_t length) {
+    EXPECT_EQ(Post(through.client.qp(), {.wr_id = 2,
+                                         .opcode = IBV_WR_RDMA_READ,
+                                         .sges = {into.Sge(0, length)},
+                                         .remote_address = bindable->address() + offset,
+                                         .rkey = rkey}),
+              0);
+    return NextCompletion(through.client.send_cq.get()).status;
+  }
+  ibv_wc_status Read(uint32_t rkey, size_t offset, size_t length) { return Read(*pair, *ours, rkey, offset, length); }
+
+  std::unique_ptr<Pair> pair;
+  std::unique_ptr<Buffer> ours;
+  std::unique_ptr<Buffer> bindable;
+  MemoryWindow window;
+  ibv_device_attr limits{};
+};
+
+class MwType1Test : public MwTest {
+ protected:
+  void SetUp() override {
+    MwTest::SetUp();
+    if (IsSkipped() || HasFatalFailure()) return;
+    if ((limits.device_cap_flags & IBV_DEVICE_MEM_WINDOW) == 0) GTEST_SKIP() << "skipped: no type 1 memory windows";
+    Allocate(IBV_MW_TYPE_1);
+  }
+};
+
+TEST_F(MwType1Test, ABindOpensAPartUnderAKeyOfTheDevicesChoice) {
+  const uint32_t before = window->rkey;
+  bindable->Fill("0123456789");
+  Bind1(Part(2, 5));
+  EXPECT_NE(window->rkey, before);
+  EXPECT_EQ(ExpectCompletion(server_cq(), 50).opcode, IBV_WC_BIND_MW);
+  EXPECT_EQ(Read(window->rkey, 2, 5), IBV_WC_SUCCESS);
+  EXPECT_EQ(ours->Text(5), "23456");
+  EXPECT_EQ(Read(window->rkey, 2, 6), IBV_WC_REM_ACCESS_ERR) << "one byte more than was bound";
+}
+
+TEST_F(MwType1Test, BoundAnewTheOldKeyIsDead) {
+  Bind1(Part(0, 100));
+  const uint32_t first = window->rkey;
+  ExpectCompletion(server_cq(), 50);
+  Bind1(Part(100, 100));
+  ExpectCompletion(server_cq(), 50);
+  EXPECT_NE(window->rkey, first);
+  EXPECT_EQ(Read(window->rkey, 150, 50), IBV_WC_SUCCESS);
+  EXPECT_EQ(Read(first, 0, 50), IBV_WC_REM_ACCESS_ERR);
+}
+
+TEST_F(MwType1Test, AnyQpOfTheDomainMayUseIt) {
+  // A second QP of the same domain: one that takes its Receives from an SRQ of it.
+  SharedQueue srq = CreateSrq(pair->server.pd.get(), 4);
+  ASSERT_NE(srq, nullptr);
+  EndpointOptions same_domain;
+  same_domain.srq = srq.get();
+  auto second = Pair::Connected(same_domain);
+  Buffer theirs(second->client.pd.get(), 64);
+  bindable->Fill("for all");
+  Bind1(Part(0, 7));
+  ExpectCompletion(server_cq(), 50);
+  EXPECT_EQ(Read(*second, theirs, window->rkey, 0, 7), IBV_WC_SUCCESS);
+  EXPECT_EQ(theirs.Text(7), "for all");
+  second.reset();
+}
+
+TEST_F(MwType1Test, ABindOfNothingEndsTheBinding) {
+  Bind1(Part(0, 100));
+  ExpectCompletion(server_cq(), 50);
+  EXPECT_EQ(ibv_dereg_mr(bindable->mr()), EBUSY);
+  Bind1({.mr = nullptr, .addr = 0, .length = 0, .mw_access_flags = 0});
+  ExpectCompletion(server_cq(), 50);
+  EXPECT_EQ(Read(window->rkey, 0, 1), IBV_WC_REM_ACCESS_ERR);
+  EXPECT_EQ(bindable->Deregister(), 0) << "nothing is bound to it";
+}
+
+TEST_F(MwType1Test, ABoundWindowCanBeFreed) {
+  Bind1(Part(0, 100));
+  ExpectCompletion(server_cq(), 50);
+  EXPECT_EQ(window.Destroy(), 0);
+  EXPECT_EQ(bindable->Deregister(), 0);
+}
+
+TEST_F(MwType1Test, LocalInvalidationIsNotForIt) {
+  Bind1(Part(0, 100));
+  ExpectCompletion(server_cq(), 50);
+  ibv_send_wr request{};
+  request.wr_id = 6;
+  request.opcode = IBV_WR_LOCAL_INV;
+  request.send_flags = IBV_SEND_SIGNALED;
+  request.invalidate_rkey = window->rkey;
+  ibv_send_wr* bad = nullptr;
+  if (ibv_post_send(server(), &request, &bad) != 0) return;
+  const ibv_wc completion = NextCompletion(server_cq());
+  EXPECT_NE(completion.status, IBV_WC_SUCCESS);
+}
+
+TEST_F(MwType1Test, WhatCannotBeBoundIsRefusedAtTheCall) {
+  const uint32_t rkey = window->rkey;
+  EXPECT_EQ(TryBind1({.mr = nullptr, .addr = 1, .length = 1, .mw_access_flags = 0}), EINVAL);
+  auto foreign = AllocatePd(server()->context);
+  ASSERT_TRUE(foreign);
+  Buffer elsewhere(foreign->get(), 64, static_cast<int>(kBindable));
+  EXPECT_EQ(TryBind1({.mr = elsewhere.mr(), .addr = elsewhere.address(), .length = 8, .mw_access_flags = 0}), EPERM);
+  EXPECT_EQ(window->rkey, rkey) << "the key changes with a bind only";
+  EXPECT_NE(TryBind2(ibv_inc_rkey(rkey), Part(0, 8)), 0) << "by a work request only windows of type 2 are bound";
+}
+
+TEST_F(MwType1Test, ARangeBeyondTheRegionIsABindError) {
+  Bind1(Part(4000, 97));
+  ExpectBindError();
+}
+
+TEST_F(MwType1Test, ZeroBasedIsForType2) {
+  if (TryBind1(Part(0, 100, IBV_ACCESS_REMOTE_READ | IBV_ACCESS_ZERO_BASED)) != 0) return;
+  ExpectBindError();
+}
+
+class MwType2Test : public MwTest {
+ protected:
+  void SetUp() override {
+    MwTest::SetUp();
+    if (IsSkipped() || HasFatalFailure()) return;
+    if ((limits.device_cap_flags & IBV_DEVICE_MEM_WINDOW_TYPE_2B) == 0) {
+      GTEST_SKIP() << "skipped: no type 2B memory windows";
+    }
+    Allocate(IBV_MW_TYPE_2);
+  }
+  // Binds that may be refused when posted or when carried out.
+  void ExpectRefused(uint32_t rkey, const ibv_mw_bind_info& info) {
+    if (TryBind2(rkey, info) == 0) ExpectBindError();
+  }
+};
+
+TEST_F(MwType2Test, IsNotBoundByTheCallForType1) {
+  EXPECT_EQ(TryBind1(Part(0, 100)), EINVAL);
+}
+
+TEST_F(MwType2Test, ZeroBasedItBeginsAtZero) {
+  const uint32_t rkey = ibv_inc_rkey(window->rkey);
+  ASSERT_EQ(TryBind2(rkey, Part(1000, 100, IBV_ACCESS_REMOTE_READ | IBV_ACCESS_ZERO_BASED)), 0);
+  ExpectCompletion(server_cq(), 50);
+  CopyBytes(bindable->bytes().subspan(1010), AsBytes("ten"));
+  ASSERT_EQ(
+      Post(pair->client.qp(),
+           {.wr_id = 2, .opcode = IBV_WR_RDMA_READ, .sges = {ours->Sge(0, 3)}, .remote_address = 10, .rkey = rkey}),
+      0);
+  ExpectCompletion(pair->client.send_cq.get(), 2);
+  EXPECT_EQ(ours->Text(3), "ten");
+}
+
+TEST_F(MwType2Test, BoundAlreadyIsABindError) {
+  const uint32_t first = ibv_inc_rkey(window->rkey);
+  ASSERT_EQ(TryBind2(first, Part(0, 100)), 0);
+  ExpectCompletion(server_cq(), 50);
+  window->rkey = first;
+  ExpectRefused(ibv_inc_rkey(first), Part(0, 100));
+}
+
+TEST_F(MwType2Test, AnEmptyRangeIsABindError) {
+  ExpectRefused(ibv_inc_rkey(window->rkey), Part(0, 0));
+}
+
+TEST_F(MwType2Test, ARangeBeyondTheRegionIsABindError) {
+  ExpectRefused(ibv_inc_rkey(window->rkey), Part(4000, 97));
+}
+
+TEST_F(MwType2Test, ARangeBeforeTheRegionIsABindError) {
+  ibv_mw_bind_info info = Part(0, 10);
+  --info.addr;
+  ExpectRefused(ibv_inc_rkey(window->rkey), info);
+}
+
+TEST_F(MwType2Test, AKeyOfAnotherIndexIsABindError) {
+  ExpectRefused(window->rkey + 0x100, Part(0, 10));
+}
+
+TEST_F(MwType2Test, ARegionThatDoesNotAllowBindingIsABindError) {
+  Buffer closed(pair->server.pd.get(), 64, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ);
+  ExpectRefused(ibv_inc_rkey(window->rkey),
+                {.mr = closed.mr(), .addr = closed.address(), .length = 8, .mw_access_flags = IBV_ACCESS_REMOTE_READ});
+}
+
+TEST_F(MwType2Test, ARegionOfAnotherDomainIsABindError) {
+  auto foreign = AllocatePd(server()->context);
+  ASSERT_TRUE(foreign);
+  Buffer elsewhere(foreign->get(), 64, static_cast<int>(kBindable));
+  ExpectRefused(
+      ibv_inc_rkey(window->rkey),
+      {.mr = elsewhere.mr(), .addr = elsewhere.address(), .length = 8, .mw_access_flags = IBV_ACCESS_REMOTE_READ});
+}
+
+TEST_F(MwType2Test, RemoteWriteToARegionWithoutLocalWriteIsABindError) {
+  Buffer readable(pair->server.pd.get(), 64, IBV_ACCESS_MW_BIND | IBV_ACCESS_REMOTE_READ);
+  ExpectRefused(
+      ibv_inc_rkey(window->rkey),
+      {.mr = readable.mr(), .addr = readable.address(), .length = 8, .mw_access_flags = IBV_ACCESS_REMOTE_WRITE});
+}
+
+}  // namespace
+}  // namespace stagecoach::verbs
