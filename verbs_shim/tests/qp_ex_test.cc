@@ -1,0 +1,277 @@
+// Queue pairs posted to by ibv_wr_*: what can be asked for, batches, and that each operation is its plain one.
+
+#include <cerrno>
+
+#include "verbs_shim/tests/harness.h"
+
+namespace stagecoach::verbs {
+namespace {
+
+constexpr uint64_t kOperations = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_READ |
+                                 IBV_QP_EX_WITH_SEND_WITH_INV | IBV_QP_EX_WITH_LOCAL_INV | IBV_QP_EX_WITH_BIND_MW;
+
+class QpExTest : public VerbsTest {
+ protected:
+  void SetUp() override {
+    VerbsTest::SetUp();
+    if (IsSkipped()) return;
+    context = std::move(OpenDevice().value());
+    pd = std::move(AllocatePd(context.get()).value());
+    cq = std::move(CreateCq(context.get(), 8).value());
+    attributes.send_cq = attributes.recv_cq = cq.get();
+    attributes.qp_type = IBV_QPT_RC;
+    attributes.cap = {.max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1, .max_inline_data = 0};
+    attributes.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+    attributes.pd = pd.get();
+    attributes.send_ops_flags = kOperations;
+  }
+  void TearDown() override {
+    cq = {};
+    pd = {};
+    context = {};
+    VerbsTest::TearDown();
+  }
+  QueuePair Create() {
+    errno = 0;
+    return QueuePair(ibv_create_qp_ex(context.get(), &attributes));
+  }
+  Context context;
+  ProtectionDomain pd;
+  CompletionQueue cq;
+  ibv_qp_init_attr_ex attributes{};
+};
+
+TEST_F(QpExTest, IsAQpLikeAnyOther) {
+  QueuePair qp = Create();
+  ASSERT_TRUE(qp) << errno;
+  EXPECT_EQ(qp->state, IBV_QPS_RESET);
+  EXPECT_EQ(qp->qp_type, IBV_QPT_RC);
+  EXPECT_EQ(qp->pd, pd.get());
+  ibv_qp_ex* extended = ibv_qp_to_qp_ex(qp.get());
+  ASSERT_NE(extended, nullptr);
+  EXPECT_EQ(&extended->qp_base, qp.get());
+}
+
+TEST_F(QpExTest, OnlyQpsMadeForItHaveTheExtendedForm) {
+  attributes.comp_mask = IBV_QP_INIT_ATTR_PD;
+  QueuePair qp = Create();
+  ASSERT_TRUE(qp);
+  EXPECT_EQ(ibv_qp_to_qp_ex(qp.get()), nullptr);
+}
+
+TEST_F(QpExTest, WithoutADomainItIsInvalid) {
+  attributes.comp_mask = IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+  EXPECT_FALSE(Create());
+  EXPECT_EQ(errno, EINVAL);
+}
+
+TEST_F(QpExTest, OperationsTheDeviceLacksAreNotSupported) {
+  attributes.send_ops_flags = IBV_QP_EX_WITH_TSO;
+  EXPECT_FALSE(Create());
+  EXPECT_TRUE(errno == EOPNOTSUPP || errno == EINVAL) << errno;
+  attributes.send_ops_flags = uint64_t{1} << 50;
+  EXPECT_FALSE(Create());
+  EXPECT_TRUE(errno == EOPNOTSUPP || errno == EINVAL) << errno;
+}
+
+TEST_F(QpExTest, ABatchInTheWrongStateIsInvalid) {
+  QueuePair qp = Create();
+  ASSERT_TRUE(qp);
+  ibv_qp_ex* extended = ibv_qp_to_qp_ex(qp.get());
+  ibv_wr_start(extended);
+  extended->wr_id = 1;
+  extended->wr_flags = IBV_SEND_SIGNALED;
+  ibv_wr_send(extended);
+  ibv_wr_set_sge(extended, 0, 0, 0);
+  EXPECT_EQ(ibv_wr_complete(extended), EINVAL);
+}
+
+// --- Connected ---
+
+class QpExTrafficTest : public VerbsTest {
+ protected:
+  void SetUp() override {
+    VerbsTest::SetUp();
+    if (IsSkipped()) return;
+    EndpointOptions client;
+    client.send_ops = kOperations;
+    client.cap.max_send_wr = 8;
+    client.cap.max_inline_data = 128;
+    pair = Pair::Connected({}, client);
+    ASSERT_NE(pair->client.qp(), nullptr);
+    qp = ibv_qp_to_qp_ex(pair->client.qp());
+    ASSERT_NE(qp, nullptr);
+    ours = std::make_unique<Buffer>(pair->client.pd.get(), 4096,
+                                    IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_MW_BIND);
+    theirs = std::make_unique<Buffer>(pair->server.pd.get(), 4096,
+                                      IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ);
+  }
+  void TearDown() override {
+    ours.reset();
+    theirs.reset();
+    pair.reset();
+    VerbsTest::TearDown();
+  }
+  ibv_cq* cq() { return pair->client.send_cq.get(); }
+  ibv_cq* server_cq() { return pair->server.receive_cq.get(); }
+  void Begin(uint64_t wr_id, unsigned flags = IBV_SEND_SIGNALED) {
+    qp->wr_id = wr_id;
+    qp->wr_flags = flags;
+  }
+  void SetSge(size_t offset, size_t length) {
+    ibv_wr_set_sge(qp, ours->lkey(), ours->address() + offset, static_cast<uint32_t>(length));
+  }
+  std::unique_ptr<Pair> pair;
+  ibv_qp_ex* qp = nullptr;
+  std::unique_ptr<Buffer> ours;
+  std::unique_ptr<Buffer> theirs;
+};
+
+TEST_F(QpExTrafficTest, ABatchOfEachKindIsCarriedOutInOrder) {
+  ours->Fill("written sent");
+  ASSERT_EQ(PostReceive(pair->server.qp(), 1, {theirs->Sge(1000, 64)}), 0);
+  ibv_wr_start(qp);
+  Begin(1);
+  ibv_wr_rdma_write(qp, theirs->rkey(), theirs->address());
+  SetSge(0, 7);
+  Begin(2);
+  ibv_wr_rdma_read(qp, theirs->rkey(), theirs->address());
+  SetSge(100, 7);
+  Begin(3, IBV_SEND_SIGNALED | IBV_SEND_FENCE);
+  ibv_wr_send(qp);
+  const ibv_sge parts[] = {ours->Sge(100, 7), ours->Sge(7, 5)};
+  ibv_wr_set_sge_list(qp, 2, parts);
+  ASSERT_EQ(ibv_wr_complete(qp), 0);
+  EXPECT_EQ(ExpectCompletion(cq(), 1).opcode, IBV_WC_RDMA_WRITE);
+  EXPECT_EQ(ExpectCompletion(cq(), 2).opcode, IBV_WC_RDMA_READ);
+  EXPECT_EQ(ExpectCompletion(cq(), 3).opcode, IBV_WC_SEND);
+  EXPECT_EQ(ExpectCompletion(server_cq(), 1).byte_len, 12u);
+  EXPECT_EQ(AsText(ConstBytes(theirs->bytes()).subspan(1000, 12)), "written sent");
+}
+
+TEST_F(QpExTrafficTest, NothingMovesBeforeTheBatchIsComplete) {
+  ASSERT_EQ(PostReceive(pair->server.qp(), 1, {theirs->Sge(0, 64)}), 0);
+  ibv_wr_start(qp);
+  Begin(1);
+  ibv_wr_send(qp);
+  SetSge(0, 8);
+  ibv_wr_abort(qp);
+  // Had it been sent, this would be the second.
+  ibv_wr_start(qp);
+  Begin(2);
+  ibv_wr_send(qp);
+  SetSge(0, 9);
+  ASSERT_EQ(ibv_wr_complete(qp), 0);
+  EXPECT_EQ(ExpectCompletion(server_cq(), 1).byte_len, 9u);
+  ExpectCompletion(cq(), 2);
+}
+
+TEST_F(QpExTrafficTest, InlineDataIsTheCallersAgainAtOnce) {
+  ASSERT_EQ(PostReceive(pair->server.qp(), 1, {theirs->Sge(0, 64)}), 0);
+  ASSERT_EQ(PostReceive(pair->server.qp(), 2, {theirs->Sge(64, 64)}), 0);
+  char text[] = "inline and gone";
+  char head[] = "in ";
+  char tail[] = "parts";
+  ibv_wr_start(qp);
+  Begin(1);
+  ibv_wr_send(qp);
+  ibv_wr_set_inline_data(qp, text, 15);
+  std::fill(std::begin(text), std::end(text), 'x');
+  Begin(2);
+  ibv_wr_send(qp);
+  const ibv_data_buf parts[] = {{.addr = head, .length = 3}, {.addr = tail, .length = 5}};
+  ibv_wr_set_inline_data_list(qp, 2, parts);
+  std::fill(std::begin(head), std::end(head), 'x');
+  ASSERT_EQ(ibv_wr_complete(qp), 0);
+  ExpectCompletion(server_cq(), 1);
+  ExpectCompletion(server_cq(), 2);
+  EXPECT_EQ(theirs->Text(15), "inline and gone");
+  EXPECT_EQ(AsText(ConstBytes(theirs->bytes()).subspan(64, 8)), "in parts");
+}
+
+TEST_F(QpExTrafficTest, ABadRequestKeepsTheWholeBatchBack) {
+  ASSERT_EQ(PostReceive(pair->server.qp(), 1, {theirs->Sge(0, 64)}), 0);
+  std::vector<ibv_sge> too_many(64, ours->Sge(0, 1));
+  ibv_wr_start(qp);
+  Begin(1);
+  ibv_wr_send(qp);
+  SetSge(0, 8);
+  Begin(2);
+  ibv_wr_send(qp);
+  ibv_wr_set_sge_list(qp, too_many.size(), too_many.data());
+  EXPECT_NE(ibv_wr_complete(qp), 0);
+  ibv_wr_start(qp);
+  Begin(3);
+  ibv_wr_send(qp);
+  SetSge(0, 9);
+  ASSERT_EQ(ibv_wr_complete(qp), 0) << "the error was the batch's";
+  EXPECT_EQ(ExpectCompletion(server_cq(), 1).byte_len, 9u);
+  ExpectCompletion(cq(), 3);
+  EXPECT_TRUE(NoCompletion(cq()));
+}
+
+TEST_F(QpExTrafficTest, TooMuchInlineDataKeepsTheBatchBack) {
+  std::vector<char> large(1u << 20);
+  ibv_wr_start(qp);
+  Begin(1);
+  ibv_wr_send(qp);
+  ibv_wr_set_inline_data(qp, large.data(), large.size());
+  EXPECT_NE(ibv_wr_complete(qp), 0);
+}
+
+TEST_F(QpExTrafficTest, ABatchBeyondTheQueueIsRefusedWhole) {
+  ASSERT_EQ(PostReceive(pair->server.qp(), 1, {theirs->Sge(0, 64)}), 0);
+  ibv_wr_start(qp);
+  for (uint64_t i = 0; i < 4096; ++i) {
+    Begin(i);
+    ibv_wr_send(qp);
+    SetSge(0, 8);
+  }
+  EXPECT_EQ(ibv_wr_complete(qp), ENOMEM);
+  EXPECT_TRUE(NoCompletion(cq()));
+  ibv_wr_start(qp);
+  Begin(9);
+  ibv_wr_send(qp);
+  SetSge(0, 8);
+  EXPECT_EQ(ibv_wr_complete(qp), 0);
+  ExpectCompletion(cq(), 9);
+}
+
+TEST_F(QpExTrafficTest, ThePlainCallsWorkOnTheSameQp) {
+  ASSERT_EQ(PostReceive(pair->server.qp(), 1, {theirs->Sge(0, 64)}), 0);
+  ASSERT_EQ(Post(pair->client.qp(), {.wr_id = 4, .sges = {ours->Sge(0, 8)}}), 0);
+  ExpectCompletion(cq(), 4);
+  ExpectCompletion(server_cq(), 1);
+}
+
+TEST_F(QpExTrafficTest, WindowsAreBoundInvalidatedAndInvalidatedFromAfar) {
+  ibv_device_attr limits{};
+  ASSERT_EQ(ibv_query_device(qp->qp_base.context, &limits), 0);
+  if ((limits.device_cap_flags & IBV_DEVICE_MEM_WINDOW_TYPE_2B) == 0) GTEST_SKIP() << "skipped: no type 2B windows";
+  auto window = AllocateMw(pair->client.pd.get(), IBV_MW_TYPE_2);
+  ASSERT_TRUE(window);
+  const ibv_mw_bind_info info{
+      .mr = ours->mr(), .addr = ours->address(), .length = 100, .mw_access_flags = IBV_ACCESS_REMOTE_WRITE};
+  const uint32_t first = ibv_inc_rkey((*window)->rkey);
+  ibv_wr_start(qp);
+  Begin(1);
+  ibv_wr_bind_mw(qp, window->get(), first, &info);
+  Begin(2);
+  ibv_wr_local_inv(qp, first);
+  Begin(3);
+  const uint32_t second = ibv_inc_rkey(first);
+  (*window)->rkey = first;
+  ibv_wr_bind_mw(qp, window->get(), second, &info);
+  ASSERT_EQ(ibv_wr_complete(qp), 0);
+  EXPECT_EQ(ExpectCompletion(cq(), 1).opcode, IBV_WC_BIND_MW);
+  EXPECT_EQ(ExpectCompletion(cq(), 2).opcode, IBV_WC_LOCAL_INV);
+  ExpectCompletion(cq(), 3);
+  ASSERT_EQ(PostReceive(pair->client.qp(), 8, {ours->Sge(200, 8)}), 0);
+  ASSERT_EQ(Post(pair->server.qp(),
+                 {.wr_id = 5, .opcode = IBV_WR_SEND_WITH_INV, .sges = {theirs->Sge(0, 8)}, .rkey = second}),
+            0);
+  EXPECT_EQ(ExpectCompletion(pair->client.receive_cq.get(), 8).invalidated_rkey, second);
+}
+
+}  // namespace
+}  // namespace stagecoach::verbs
