@@ -1,0 +1,135 @@
+// Asynchronous events of QPs and CQs, and their acknowledgement.
+
+#include <atomic>
+#include <cerrno>
+#include <thread>
+
+#include "verbs_shim/tests/harness.h"
+
+namespace stagecoach::verbs {
+namespace {
+
+class AsyncTest : public VerbsTest {
+ protected:
+  ibv_qp_state StateOf(ibv_qp* qp) {
+    ibv_qp_attr now{};
+    ibv_qp_init_attr initial{};
+    EXPECT_EQ(ibv_query_qp(qp, &now, IBV_QP_STATE, &initial), 0);
+    return now.qp_state;
+  }
+  // One more completion than the CQ of `end` holds, by Receives of nothing that are flushed.
+  void Overrun(Endpoint& end) {
+    const int entries = end.receive_cq->cqe;
+    for (int i = 0; i <= entries; ++i) ASSERT_EQ(PostReceive(end.qp(), i, {}), 0);
+    ibv_qp_attr change{};
+    change.qp_state = IBV_QPS_ERR;
+    ASSERT_EQ(ibv_modify_qp(end.qp(), &change, IBV_QP_STATE), 0);
+  }
+};
+
+TEST_F(AsyncTest, AnOverrunCqTakesEveryQpOfItDown) {
+  EndpointOptions small;
+  small.cq_entries = 4;
+  auto pair = Pair::Connected(small);
+  Endpoint& end = pair->server;
+  // Two more QPs complete into the same CQ: one has begun its life, one has not.
+  ibv_qp_init_attr attributes{};
+  attributes.send_cq = attributes.recv_cq = end.receive_cq.get();
+  attributes.qp_type = IBV_QPT_RC;
+  attributes.cap = {.max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1, .max_inline_data = 0};
+  auto begun = CreateQp(end.pd.get(), &attributes);
+  auto unborn = CreateQp(end.pd.get(), &attributes);
+  ASSERT_TRUE(begun && unborn);
+  ibv_qp_attr change{};
+  change.qp_state = IBV_QPS_INIT;
+  change.port_num = 1;
+  ASSERT_EQ(ibv_modify_qp(begun->get(), &change, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS),
+            0);
+  ASSERT_NO_FATAL_FAILURE(Overrun(end));
+  ASSERT_TRUE(ExpectAsyncEvent(end.id->verbs, IBV_EVENT_QP_FATAL, begun->get()));
+  EXPECT_EQ(StateOf(begun->get()), IBV_QPS_ERR);
+  EXPECT_EQ(StateOf(unborn->get()), IBV_QPS_RESET) << "what has not begun has nothing to lose";
+}
+
+TEST_F(AsyncTest, AnOverrunCqSaysSoOnce) {
+  EndpointOptions small;
+  small.cq_entries = 2;
+  auto pair = Pair::Connected(small);
+  ASSERT_NO_FATAL_FAILURE(Overrun(pair->server));
+  ASSERT_TRUE(ExpectAsyncEvent(pair->server.id->verbs, IBV_EVENT_CQ_ERR, pair->server.receive_cq.get()));
+  ASSERT_EQ(PostReceive(pair->server.qp(), 1, {}), 0);
+  EXPECT_EQ(CountAsyncEvents(pair->server.id->verbs, IBV_EVENT_CQ_ERR), 0);
+}
+
+TEST_F(AsyncTest, AnOverrunInTheMiddleOfTrafficEndsTheQp) {
+  EndpointOptions small;
+  small.cq_entries = 4;
+  auto pair = Pair::Connected(small);
+  Buffer inbox(pair->server.pd.get(), 64);
+  Buffer outbox(pair->client.pd.get(), 64);
+  const int entries = pair->server.receive_cq->cqe;
+  for (int i = 0; i <= entries; ++i) {
+    ASSERT_EQ(PostReceive(pair->server.qp(), i, {inbox.Sge()}), 0);
+    ASSERT_EQ(Post(pair->client.qp(), {.wr_id = 9, .flags = 0, .sges = {outbox.Sge()}}), 0);
+  }
+  ASSERT_TRUE(ExpectAsyncEvent(pair->server.id->verbs, IBV_EVENT_QP_FATAL, pair->server.qp()));
+  EXPECT_EQ(StateOf(pair->server.qp()), IBV_QPS_ERR);
+}
+
+TEST_F(AsyncTest, TheDrainedEventComesWhenItWasAskedFor) {
+  auto pair = Pair::Connected();
+  ibv_qp_attr change{};
+  change.qp_state = IBV_QPS_SQD;
+  change.en_sqd_async_notify = 1;
+  const int error = ibv_modify_qp(pair->client.qp(), &change, IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY);
+  if (error == EOPNOTSUPP) GTEST_SKIP() << "skipped: the device cannot drain";
+  ASSERT_EQ(error, 0);
+  ASSERT_TRUE(ExpectAsyncEvent(pair->client.id->verbs, IBV_EVENT_SQ_DRAINED, pair->client.qp()));
+  ibv_qp_attr now{};
+  ibv_qp_init_attr initial{};
+  ASSERT_EQ(ibv_query_qp(pair->client.qp(), &now, IBV_QP_STATE, &initial), 0);
+  EXPECT_EQ(now.qp_state, IBV_QPS_SQD);
+  EXPECT_EQ(now.sq_draining, 0);
+}
+
+TEST_F(AsyncTest, DestroyingAQpWaitsUntilItsEventsAreAcknowledged) {
+  if (!world().HasThreads()) GTEST_SKIP() << "skipped: needs a second thread";
+  EndpointOptions small;
+  small.cq_entries = 2;
+  auto pair = Pair::Connected(small);
+  ibv_context* context = pair->server.id->verbs;
+  ibv_qp_init_attr attributes{};
+  attributes.send_cq = attributes.recv_cq = pair->server.receive_cq.get();
+  attributes.qp_type = IBV_QPT_RC;
+  attributes.cap = {.max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1, .max_inline_data = 0};
+  auto qp = CreateQp(pair->server.pd.get(), &attributes);
+  ASSERT_TRUE(qp);
+  ibv_qp_attr change{};
+  change.qp_state = IBV_QPS_INIT;
+  change.port_num = 1;
+  ASSERT_EQ(ibv_modify_qp(qp->get(), &change, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS), 0);
+  ASSERT_NO_FATAL_FAILURE(Overrun(pair->server));
+  ibv_async_event event{};
+  SetNonBlocking(context->async_fd);
+  ASSERT_TRUE(world().Until([&] {
+    if (ibv_get_async_event(context, &event) != 0) return false;
+    if (event.event_type == IBV_EVENT_QP_FATAL && event.element.qp == qp->get()) return true;
+    ibv_ack_async_event(&event);
+    return false;
+  }));
+  std::atomic<bool> destroyed = false;
+  std::thread destroyer([&] {
+    EXPECT_EQ(qp->Destroy(), 0);
+    destroyed = true;
+  });
+  for (int i = 0; i < 1000; ++i) {
+    ASSERT_FALSE(destroyed);
+    std::this_thread::yield();
+  }
+  ibv_ack_async_event(&event);
+  destroyer.join();
+  EXPECT_TRUE(destroyed);
+}
+
+}  // namespace
+}  // namespace stagecoach::verbs
