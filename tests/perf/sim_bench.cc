@@ -14,6 +14,7 @@
 #include "emu/world/simulated_world.h"
 #include "rpcrdma/api/client.h"
 #include "rpcrdma/api/server.h"
+#include "scenarios/runner/run.h"
 #include "tests/perf/measure.h"
 
 namespace {
@@ -143,6 +144,25 @@ double CallRate(double seconds, Procedure procedure, TraceSink* trace) {
   return rate;
 }
 
+// Small calls of a whole scenario: traced, hashed, judged by every checker, its beginning and end included.
+double JudgedRate(double seconds) {
+  scenario::Scenario scenario;
+  scenario.add_host()->set_name("a");
+  scenario.add_host()->set_name("b");
+  scenario.add_service()->set_host("a");
+  scenario::Client& client = *scenario.add_client();
+  client.set_name("client");
+  client.set_host("b");
+  client.set_server("a");
+  client.set_concurrency(kOutstanding);
+  client.add_call()->set_repeat(20'000);
+  return Rate(seconds, [&] {
+    const scenario::RunReport report = scenario::RunScenario(scenario);
+    if (!report.violations.empty()) std::abort();
+    return report.tally.answered;
+  });
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -156,6 +176,7 @@ int main(int argc, char** argv) {
   Row("sim_program_sleeps", SleepRate(seconds), "/s");
   Row("sim_null_calls", CallRate(seconds, kNull, nullptr), "calls/s");
   Row("sim_null_calls_traced", CallRate(seconds, kNull, &hash), "calls/s");
+  Row("sim_null_calls_judged", JudgedRate(seconds), "calls/s");
   Row("sim_4k_puts", CallRate(seconds, kPut, nullptr), "calls/s");
   return 0;
 }
