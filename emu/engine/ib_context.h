@@ -55,6 +55,12 @@ constexpr uint32_t IbPacketsOf(uint64_t length, uint32_t mtu) {
   return length == 0 ? 1 : static_cast<uint32_t>((length + mtu - 1) / mtu);
 }
 
+inline constexpr uint32_t kIbAtomicSize = 8;
+
+constexpr bool IsAtomic(SendOpcode opcode) {
+  return opcode == SendOpcode::kCompareSwap || opcode == SendOpcode::kFetchAdd;
+}
+
 inline uint64_t TotalLength(std::span<const ScatterGather> parts) {
   uint64_t total = 0;
   for (const ScatterGather& part : parts) total += part.length;

@@ -18,11 +18,6 @@ using wire::PsnOffset;
 constexpr uint32_t kMaxOwnedPsns = 1u << 23;
 // A long message is acknowledged on the way, so that what is lost is not sent again from its beginning.
 constexpr uint32_t kAckEvery = 32;
-constexpr uint32_t kAtomicSize = 8;
-
-bool IsAtomicWork(const SendWork& work) {
-  return work.opcode == SendOpcode::kCompareSwap || work.opcode == SendOpcode::kFetchAdd;
-}
 
 bool IsSendWork(const SendWork& work) {
   return work.opcode == SendOpcode::kSend || work.opcode == SendOpcode::kSendInvalidate ||
@@ -44,31 +39,7 @@ std::string DescribeWork(const SendWork& work, uint32_t length) {
   return text + ", RKey 0x" + ToHex(key);
 }
 
-WorkStatus StatusOfNak(uint8_t syndrome) {
-  switch (syndrome) {
-    case wire::kIbNakInvalidRequest:
-      return WorkStatus::kRemoteInvalidRequest;
-    case wire::kIbNakRemoteAccess:
-      return WorkStatus::kRemoteAccessError;
-    case wire::kIbNakRemoteOperation:
-      return WorkStatus::kRemoteOperationError;
-    default:
-      return WorkStatus::kBadResponse;
-  }
-}
-
 }  // namespace
-
-void QueueIbPacket(RecordSink& sink, wire::IbHeader header, std::span<const TxPart> payload, uint64_t cookie) {
-  size_t size = 0;
-  for (const TxPart& part : payload) size += part.size();
-  header.pad = wire::IbPad(size);
-  std::array<std::byte, wire::kMaxIbHeaderSize> bytes;
-  ByteWriter out(bytes);
-  header.Encode(out);
-  STAGECOACH_CHECK(out.ok() && out.position() + size <= sink.MaxUlpdu());  // a carrier that does not fit the path MTU
-  sink.QueueRecord(out.written(), payload, cookie);
-}
 
 IbRequester::IbRequester(IbContext& context) : context_(context) {
   OnOptions();
@@ -155,14 +126,14 @@ bool IbRequester::TakeCompletion(SendCompletion* completion) {
 // --- Beginning work ---
 
 bool IbRequester::AwaitsAnswer(const Entry& entry) {
-  return entry.work->opcode == SendOpcode::kRead || IsAtomicWork(*entry.work);
+  return entry.work->opcode == SendOpcode::kRead || IsAtomic(entry.work->opcode);
 }
 
 // The checks a device makes when it begins a work request: its scatter/gather list against local memory.
 WorkStatus IbRequester::CheckWork(const SendWork& work, uint32_t* length, std::string* why) {
   *length = 0;
   const IbOptions& options = context_.options;
-  const bool answered = work.opcode == SendOpcode::kRead || IsAtomicWork(work);
+  const bool answered = work.opcode == SendOpcode::kRead || IsAtomic(work.opcode);
   if (!IsCarried(options.service, work.opcode)) {
     *why = "not an operation of UC";
     return WorkStatus::kLocalOperationError;
@@ -181,7 +152,7 @@ WorkStatus IbRequester::CheckWork(const SendWork& work, uint32_t* length, std::s
     *why = "inline data has nowhere to put an answer";
     return WorkStatus::kLocalOperationError;
   }
-  if (IsAtomicWork(work) && total != kAtomicSize) {
+  if (IsAtomic(work.opcode) && total != kIbAtomicSize) {
     *why = "an atomic brings back eight bytes";
     return WorkStatus::kLocalLengthError;
   }
@@ -229,10 +200,10 @@ bool IbRequester::StartNext() {
 
 bool IbRequester::QueueNext(RecordSink& sink) {
   if (failed_ || rnr_until_) return false;
+  if (context_.acknowledged() && Ahead(cursor_) >= context_.options.window_packets) return false;
   if (cursor_ == alloc_ && !StartNext()) return false;
   Entry& entry = At(cursor_entry_);
   if (entry.status != WorkStatus::kSuccess) return false;
-  if (context_.acknowledged() && Ahead(cursor_) >= context_.options.window_packets) return false;
   const size_t records = entry.queued_records;
   QueueRequest(sink, entry);
   return entry.queued_records != records;
@@ -307,7 +278,7 @@ wire::IbHeader IbRequester::RequestHeader(const Entry& entry, uint32_t index, ui
     const uint32_t offset = index * context_.options.mtu;  // not 0 where a Read goes on
     header.rkey = work.remote_stag;
     header.address = work.remote_offset + offset;
-    if (!IsAtomicWork(work)) header.dma_length = entry.length - offset;
+    if (!IsAtomic(work.opcode)) header.dma_length = entry.length - offset;
   }
   // Solicited Event belongs to what consumes a Receive.
   header.solicited = last && work.solicited && (IsSendWork(work) || wire::HasImmediate(header.op));
@@ -373,262 +344,6 @@ void IbRequester::AdvanceUnacknowledged() {
     ++done_;
   }
   FailMarked();
-}
-
-// --- What the responder says ---
-
-IbRequester::Reach IbRequester::ReachOf(uint32_t psn) const {
-  const uint32_t ahead = Ahead(psn);
-  for (uint64_t n = done_; n < next_start_; ++n) {
-    const Entry& entry = At(n);
-    if (ahead < Ahead(PsnAdd(entry.first_psn, entry.packets))) return {.entry = n};
-    if (AwaitsAnswer(entry)) return {.entry = n, .blocked = true};
-  }
-  STAGECOACH_CHECK(false);  // callers ask for PSNs before high_
-  return {};
-}
-
-void IbRequester::Judge(const wire::IbHeader& header, uint32_t payload) {
-  judged_ = {.header = header, .payload = payload};
-  const auto verdict = [&](Verdict what, const char* why = "") {
-    judged_.verdict = what;
-    judged_.why = why;
-  };
-  const uint32_t ahead = Ahead(header.psn);
-  // A NAK may say no more than that all has come.
-  const bool expects_next =
-      header.op == IbOp::kAck && header.syndrome == wire::kIbNakSequence && ahead == Outstanding();
-  // Old, or about packets that were never sent (section 9.7.5.1.2: ghosts).
-  if (failed_ || (ahead >= Outstanding() && !expects_next)) return;
-  if (header.op == IbOp::kAck) return verdict(Verdict::kAcknowledge);
-  if (wire::KindOfSyndrome(header.syndrome) != wire::IbSyndromeKind::kAck) {
-    return verdict(Verdict::kBadResponse, "an answer whose syndrome is no ACK");
-  }
-  const Reach reach = ReachOf(header.psn);
-  if (reach.blocked) return verdict(Verdict::kImpliedNak);
-  const Entry& entry = At(reach.entry);
-  judged_.entry = reach.entry;
-  if (header.op == IbOp::kAtomicAck) {
-    if (!IsAtomicWork(*entry.work))
-      return verdict(Verdict::kBadResponse, "the answer to an atomic, where none was asked");
-    return verdict(Verdict::kAtomicResult);
-  }
-  if (entry.work->opcode != SendOpcode::kRead) {
-    return verdict(Verdict::kBadResponse, "the answer to a Read, where none was asked");
-  }
-  if (header.psn != (reach.entry == done_ ? una_ : entry.first_psn)) return verdict(Verdict::kImpliedNak);
-  const uint32_t index = PsnOffset(header.psn, entry.first_psn);
-  const bool last = index + 1 == entry.packets;
-  judged_.offset = index * context_.options.mtu;
-  const uint32_t expected = last ? entry.length - judged_.offset : context_.options.mtu;
-  if (wire::EndsMessage(header.op) != last || payload != expected) {
-    return verdict(Verdict::kBadResponse, "the answer to a Read does not have the length that was asked for");
-  }
-  verdict(Verdict::kReadData);
-}
-
-void IbRequester::Pin(IbDestination& destination) {
-  if (judged_.verdict != Verdict::kReadData || judged_.payload == 0 || judged_.memory_fault) return;
-  const auto added =
-      destination.AddLocal(context_.memory, At(judged_.entry).work->sges, judged_.offset, judged_.payload);
-  if (added) return;
-  destination.Clear();
-  judged_.memory_fault = added.error();
-}
-
-void IbRequester::Commit() {
-  const Judged judged = std::exchange(judged_, {});
-  if (failed_) return;
-  switch (judged.verdict) {
-    case Verdict::kIgnore:
-      return;
-    case Verdict::kAcknowledge:
-      CommitAcknowledge(judged.header);
-      return;
-    case Verdict::kReadData:
-      CommitReadData(judged);
-      return;
-    case Verdict::kAtomicResult:
-      CommitAtomicResult(judged);
-      return;
-    case Verdict::kImpliedNak:
-      AdvanceTo(judged.header.psn);
-      ImpliedNak();
-      return;
-    case Verdict::kBadResponse:
-      if (AdvanceTo(judged.header.psn); !failed_) Fail(WorkStatus::kBadResponse, judged.why);
-      return;
-  }
-}
-
-void IbRequester::CommitAcknowledge(const wire::IbHeader& header) {
-  switch (wire::KindOfSyndrome(header.syndrome)) {
-    case wire::IbSyndromeKind::kAck:
-      if (!AdvanceTo(PsnAdd(header.psn, 1))) ImpliedNak();
-      return;
-    case wire::IbSyndromeKind::kRnrNak:
-      CommitRnr(header);
-      return;
-    case wire::IbSyndromeKind::kReserved:
-      Fail(WorkStatus::kBadResponse, wire::SyndromeToString(header.syndrome));
-      return;
-    case wire::IbSyndromeKind::kNak:
-      break;
-  }
-  const bool reached = AdvanceTo(header.psn);
-  if (failed_) return;
-  if (header.syndrome == wire::kIbNakSequence) {
-    // Nothing is missing, or it is about to be sent again anyway.
-    if (una_ == high_ || rnr_until_ || cursor_ == una_) return;
-    Trace(context_.trace, context_.now, context_.name, "nak.received", {{"psn", uint64_t{header.psn}}});
-    Retry("the peer misses packets");
-    return;
-  }
-  // All before it have been carried out, says the NAK; an answer that is missing has been lost, and may come again.
-  if (!reached && ReachOf(header.psn).blocked) {
-    ImpliedNak();
-    return;
-  }
-  Fail(StatusOfNak(header.syndrome), wire::SyndromeToString(header.syndrome), header.syndrome);
-}
-
-void IbRequester::CommitRnr(const wire::IbHeader& header) {
-  AdvanceTo(header.psn);
-  if (failed_ || rnr_until_) return;
-  if (rnr_left_ == 0) {
-    Fail(WorkStatus::kRnrRetryExceeded, "the peer has no Receive", header.syndrome);
-    return;
-  }
-  constexpr uint8_t kForEver = 7;
-  if (context_.options.rnr_retry != kForEver) --rnr_left_;
-  rnr_until_ = context_.now + wire::RnrTimer(header.syndrome);
-  Trace(context_.trace, context_.now, context_.name, "rnr.wait",
-        {{"psn", uint64_t{una_}}, {"timer", uint64_t{header.syndrome} & 0x1f}});
-  Rewind();
-}
-
-void IbRequester::CommitReadData(const Judged& judged) {
-  if (AdvanceTo(judged.header.psn); failed_) return;
-  if (judged.memory_fault) {
-    Fail(WorkStatus::kLocalProtectionError, ToString(*judged.memory_fault));
-    return;
-  }
-  MoveUna(PsnAdd(judged.header.psn, 1));
-}
-
-void IbRequester::CommitAtomicResult(const Judged& judged) {
-  if (AdvanceTo(judged.header.psn); failed_) return;
-  IbDestination sink;
-  const auto added = sink.AddLocal(context_.memory, At(done_).work->sges, 0, kAtomicSize);
-  if (!added) {
-    Fail(WorkStatus::kLocalProtectionError, ToString(added.error()));
-    return;
-  }
-  ConstBytes result = AsBytes(&judged.header.original, kAtomicSize);
-  for (const MutableBytes& part : sink.parts()) result = result.subspan(CopyBytes(part, result));
-  MoveUna(PsnAdd(judged.header.psn, 1));
-}
-
-bool IbRequester::AdvanceTo(uint32_t psn) {
-  const uint32_t target = Ahead(psn);
-  uint32_t reach = target;
-  for (uint64_t n = done_; n < next_start_; ++n) {
-    const Entry& entry = At(n);
-    const uint32_t begin = n == done_ ? 0 : Ahead(entry.first_psn);
-    if (begin >= target) break;
-    if (!AwaitsAnswer(entry)) continue;
-    reach = begin;
-    break;
-  }
-  MoveUna(PsnAdd(una_, reach));
-  return reach == target;
-}
-
-void IbRequester::MoveUna(uint32_t psn) {
-  const uint32_t moved = Ahead(psn);
-  if (moved == 0) return;
-  while (done_ < next_start_) {
-    Entry& entry = At(done_);
-    if (entry.packets == 0 || Ahead(PsnAdd(entry.first_psn, entry.packets)) > moved) break;
-    if (AwaitsAnswer(entry)) --answers_due_;
-    // Its memory has gone, but only after the peer had it all.
-    if (entry.status != WorkStatus::kSuccess) --marked_;
-    entry.status = WorkStatus::kSuccess;
-    ++done_;
-  }
-  const bool overtaken = Ahead(cursor_) < moved;
-  una_ = psn;
-  if (overtaken) {
-    cursor_ = psn;
-    cursor_entry_ = done_;
-  }
-  retries_left_ = context_.options.retry_count;
-  rnr_left_ = context_.options.rnr_retry;
-  rnr_until_.reset();
-  implied_nak_ = false;
-  last_progress_ = context_.now;
-  FailMarked();
-}
-
-// --- Sending again ---
-
-void IbRequester::Rewind() {
-  cursor_ = una_;
-  cursor_entry_ = done_;
-}
-
-void IbRequester::Retry(const char* why) {
-  if (retries_left_ == 0) {
-    Fail(WorkStatus::kRetryExceeded, why);
-    return;
-  }
-  --retries_left_;
-  Trace(context_.trace, context_.now, context_.name, "retry",
-        {{"psn", uint64_t{una_}}, {"left", uint64_t{retries_left_}}, {"why", why}});
-  implied_nak_ = false;
-  Rewind();
-  if (timer_) RestartTimer();
-}
-
-// Section 9.7.5.2.8: an answer is missing, since the peer went on past it. Said once, as all that follows says it
-// again.
-void IbRequester::ImpliedNak() {
-  if (failed_ || implied_nak_ || rnr_until_) return;
-  Retry("an answer was lost");
-  implied_nak_ = true;
-}
-
-void IbRequester::RestartTimer() {
-  last_progress_ = context_.now;
-  const Duration wait = wire::AckTimeout(context_.options.timeout);
-  if (wait > Duration::zero()) timer_ = context_.now + wait;
-}
-
-std::optional<Instant> IbRequester::Deadline() const {
-  return rnr_until_ ? rnr_until_ : timer_;
-}
-
-void IbRequester::OnDeadline(Instant now) {
-  if (rnr_until_) {
-    if (*rnr_until_ > now) return;
-    rnr_until_.reset();
-    RestartTimer();
-    NoteWaiting();
-    return;
-  }
-  if (!timer_ || *timer_ > now) return;
-  const bool cannot_send = !context_.carrier && sending_ && done_ < end();
-  if (una_ == high_ && !cannot_send) {
-    timer_.reset();
-    return;
-  }
-  const Instant due = last_progress_ + wire::AckTimeout(context_.options.timeout);
-  if (due > now) {
-    timer_ = due;
-    return;
-  }
-  Retry("no answer");
-  if (!failed_) NoteWaiting();
 }
 
 // --- Failures ---

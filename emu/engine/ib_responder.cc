@@ -14,8 +14,6 @@ using wire::PsnAdd;
 using wire::PsnCompare;
 using wire::PsnOffset;
 
-constexpr uint64_t kAtomicAlignment = 8;
-
 // The rest of an answer's cookie: which packet, and whether it has been sent before.
 constexpr uint64_t kReplayBit = uint64_t{1} << 24;
 
@@ -133,7 +131,7 @@ bool IbResponder::HasRightLength() {
     return refuse(WorkStatus::kFlushed, FaultKind::kProtocol, "longer than the longest message");
   }
   if (wire::IsAtomic(header.op)) {
-    if (header.address % kAtomicAlignment == 0) return true;
+    if (header.address % kIbAtomicSize == 0) return true;
     return refuse(WorkStatus::kFlushed, FaultKind::kProtocol, "atomic on an address that is not aligned");
   }
   const bool begins = wire::BeginsMessage(header.op);
@@ -450,7 +448,6 @@ void IbResponder::Close() {
     control_.reset();
     return;
   }
-  if (control_ && wire::KindOfSyndrome(control_->syndrome) != wire::IbSyndromeKind::kAck) control_.reset();
 }
 
 bool IbResponder::TakeCompletion(ReceiveCompletion* completion) {

@@ -1,6 +1,6 @@
 #include "emu/engine/ib_transport.h"
 
-#include <algorithm>
+#include <array>
 #include <utility>
 
 #include "base/check.h"
@@ -14,6 +14,17 @@ namespace {
 constexpr uint16_t kPkeyMask = 0x7fff;
 
 }  // namespace
+
+void QueueIbPacket(RecordSink& sink, wire::IbHeader header, std::span<const TxPart> payload, uint64_t cookie) {
+  size_t size = 0;
+  for (const TxPart& part : payload) size += part.size();
+  header.pad = wire::IbPad(size);
+  std::array<std::byte, wire::kMaxIbHeaderSize> bytes;
+  ByteWriter out(bytes);
+  header.Encode(out);
+  STAGECOACH_CHECK(out.ok() && out.position() + size <= sink.MaxUlpdu());  // a carrier that does not fit the path MTU
+  sink.QueueRecord(out.written(), payload, cookie);
+}
 
 IbTransport::IbTransport(const IbOptions& options, MemoryPort& memory, ReceiveSource& receives, TraceSink* trace,
                          std::string name)

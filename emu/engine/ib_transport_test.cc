@@ -972,6 +972,156 @@ TEST(IbTransportTest, RepeatsOfReadsDoNotPileUp) {
   EXPECT_EQ(pair.b.out.records.size(), 8u);
 }
 
+TEST(IbTransportTest, RepeatOfAReadMayNotAskForMoreThanTheReadItself) {
+  IbPair pair;
+  const uint32_t source = pair.b.memory.Add(4 * kMtu);
+  const IbHeader read{.op = IbOp::kReadRequest,
+                      .destination_qp = IbPair::kQpB,
+                      .psn = 100,
+                      .address = IbEnd::At(source),
+                      .rkey = source,
+                      .dma_length = 2 * kMtu};
+  const auto answers = [&](uint32_t psn, uint64_t address, uint32_t length) {
+    IbHeader again = read;
+    again.psn = psn;
+    again.address = address;
+    again.dma_length = length;
+    pair.b.Arrive(again, pair.now);
+    pair.b.Fill(pair.now);
+    const size_t count = pair.b.out.records.size();
+    pair.b.out.records.clear();
+    return count;
+  };
+  EXPECT_EQ(answers(100, read.address, 2 * kMtu), 2u);
+  EXPECT_EQ(answers(100, read.address, 2 * kMtu), 2u);
+  EXPECT_EQ(answers(101, read.address + kMtu, kMtu), 1u);
+  EXPECT_EQ(answers(100, read.address, 2 * kMtu + 1), 0u);
+  EXPECT_EQ(answers(101, read.address + kMtu, kMtu + 1), 0u);
+  EXPECT_EQ(answers(101, read.address, kMtu), 0u);
+  EXPECT_EQ(answers(99, read.address, kMtu), 0u);
+  EXPECT_TRUE(pair.b.transport.Receiving());
+}
+
+TEST(IbTransportTest, LostAnswerIsNoticedByTheAcknowledgementBehindIt) {
+  IbPair pair;
+  const uint32_t source = pair.b.AddPattern(kMtu, 1);
+  const uint32_t sink = pair.a.memory.Add(kMtu);
+  pair.b.PostReceive(std::vector<ScatterGather>{});
+  pair.from_b.fate = [](size_t n, ConstBytes) { return n == 0 ? Fate::kDrop : Fate::kDeliver; };
+  pair.a.Post({.opcode = SendOpcode::kRead, .remote_stag = source, .remote_offset = pair.b.At(source)},
+              {pair.a.Sge(sink, 0, kMtu)});
+  pair.a.Post({.opcode = SendOpcode::kSend});
+  pair.Exchange();  // no time passes
+  EXPECT_EQ(pair.a.TakeSends().size(), 2u);
+  EXPECT_EQ(pair.b.TakeReceives().size(), 1u);
+}
+
+TEST(IbTransportTest, EveryGapIsReportedOnceAndRepairedWithoutWaiting) {
+  IbPair pair;
+  for (int i = 0; i < 30; ++i) {
+    pair.b.PostReceive(std::vector<ScatterGather>{});
+    pair.a.Post({.opcode = SendOpcode::kSend});
+  }
+  pair.from_a.fate = [](size_t n, ConstBytes) { return n == 3 || n == 40 || n == 60 ? Fate::kDrop : Fate::kDeliver; };
+  pair.a.out.capacity = 10;
+  pair.Exchange();
+  EXPECT_EQ(pair.a.TakeSends().size(), 30u);
+  EXPECT_EQ(pair.b.TakeReceives().size(), 30u);
+  const auto naks = std::count_if(pair.from_b.log.begin(), pair.from_b.log.end(), [](const TestBytes& record) {
+    return HeaderOf(record).syndrome == wire::kIbNakSequence;
+  });
+  EXPECT_GE(naks, 2);
+  EXPECT_LE(naks, 3);
+}
+
+TEST(IbTransportTest, NakThatComesTwiceCostsOneRetry) {
+  IbOptions options = TestOptions();
+  options.retry_count = 1;
+  IbPair pair(options);
+  pair.a.Post({.opcode = SendOpcode::kSend});
+  pair.a.Fill(pair.now);
+  const IbHeader nak{.op = IbOp::kAck, .destination_qp = IbPair::kQpA, .psn = 100, .syndrome = wire::kIbNakSequence};
+  pair.a.Arrive(nak, pair.now);
+  pair.a.Arrive(nak, pair.now);
+  EXPECT_TRUE(pair.a.transport.Receiving());
+  pair.a.Fill(pair.now);
+  pair.a.Arrive(nak, pair.now);
+  EXPECT_THAT(pair.a.TakeSendStatuses(), ElementsAre(WorkStatus::kRetryExceeded));
+}
+
+TEST(IbTransportTest, NakThatMissesNothingMoreIsAnAcknowledgement) {
+  IbPair pair;
+  pair.a.Post({.opcode = SendOpcode::kSend});
+  pair.a.Post({.opcode = SendOpcode::kSend});
+  pair.a.Fill(pair.now);
+  while (!pair.a.out.records.empty()) pair.a.Leave();
+  pair.a.Arrive({.op = IbOp::kAck, .destination_qp = IbPair::kQpA, .psn = 102, .syndrome = wire::kIbNakSequence},
+                pair.now);
+  EXPECT_EQ(pair.a.TakeSends().size(), 2u);
+  EXPECT_FALSE(pair.a.Fill(pair.now));
+}
+
+TEST(IbTransportTest, NakThatWaitsIsNotReplacedByTheAcknowledgementOfARepeat) {
+  const IbHeader send{.op = IbOp::kSendOnly, .destination_qp = IbPair::kQpB, .ack_request = true, .psn = 100};
+  for (const bool gap : {true, false}) {
+    IbPair pair;
+    IbHeader next = send;
+    if (gap) next.psn = 102;
+    pair.b.Arrive(next, pair.now);  // a gap, or no Receive
+    IbHeader old = send;
+    old.psn = 99;
+    pair.b.Arrive(old, pair.now);
+    pair.b.Fill(pair.now);
+    ASSERT_EQ(pair.b.out.records.size(), 1u);
+    const IbHeader answer = HeaderOf(pair.b.Leave());
+    EXPECT_EQ(answer.syndrome, gap ? wire::kIbNakSequence : (wire::kIbRnrNak | 12));
+    EXPECT_EQ(answer.psn, 100u);
+  }
+}
+
+TEST(IbTransportTest, AnswerToTheLastReadAcknowledgesAllBeforeIt) {
+  IbPair pair;
+  const uint32_t source = pair.b.memory.Add(kMtu);
+  const uint32_t sink = pair.a.memory.Add(kMtu);
+  pair.b.PostReceive(std::vector<ScatterGather>{});
+  pair.a.Post({.opcode = SendOpcode::kSend});
+  pair.a.Post({.opcode = SendOpcode::kRead, .remote_stag = source, .remote_offset = pair.b.At(source)},
+              {pair.a.Sge(sink, 0, kMtu)});
+  EXPECT_TRUE(pair.Run());
+  EXPECT_EQ(pair.a.TakeSends().size(), 2u);
+  EXPECT_THAT(OpsOf(pair.from_b), ElementsAre(IbOp::kReadOnly));
+}
+
+TEST(IbTransportTest, NoMoreThanHalfOfTheNumbersAreEverInUse) {
+  IbPair pair;
+  constexpr uint32_t kRegion = 1 << 20;
+  const uint32_t sink = pair.a.memory.Add(kRegion);
+  pair.b.PostReceive(std::vector<ScatterGather>{});
+  pair.a.Post({.opcode = SendOpcode::kSend});
+  // 2 GiB, 2^23 packets: none may be outstanding beside them.
+  pair.a.Post({.opcode = SendOpcode::kRead}, std::vector<ScatterGather>(2048, pair.a.Sge(sink, 0, kRegion)));
+  pair.a.Post({.opcode = SendOpcode::kSend});
+  pair.a.Fill(pair.now);
+  ASSERT_EQ(pair.a.out.records.size(), 1u);
+  pair.b.Arrive(pair.a.Leave(), pair.now);
+  pair.b.Fill(pair.now);
+  pair.a.Arrive(pair.b.Leave(), pair.now);
+  pair.a.Fill(pair.now);
+  ASSERT_EQ(pair.a.out.records.size(), 1u);
+  const IbHeader read = HeaderOf(pair.a.Leave());
+  EXPECT_EQ(read.op, IbOp::kReadRequest);
+  EXPECT_EQ(read.dma_length, 0x80000000u);
+  // The last number of the answer, half round the circle, is one of it still.
+  pair.a.Arrive({.op = IbOp::kReadLast,
+                 .destination_qp = IbPair::kQpA,
+                 .psn = wire::PsnAdd(read.psn, (1u << 23) - 1),
+                 .syndrome = wire::kIbAck},
+                pair.now, Pattern(kMtu, 1));
+  pair.a.Fill(pair.now);
+  ASSERT_EQ(pair.a.out.records.size(), 1u);  // asked for again, as what comes before has not come
+  EXPECT_EQ(HeaderOf(pair.a.Leave()).op, IbOp::kReadRequest);
+}
+
 TEST(IbTransportTest, PlacementOfAWriteMayWaitWhereNothingIsCompleted) {
   IbPair pair;
   const uint32_t target = pair.b.memory.Add(64);
@@ -1066,6 +1216,25 @@ TEST(IbTransportTest, FlushCompletesInOrderAndStillAcknowledgesWhatHasArrived) {
   EXPECT_FALSE(pair.b.transport.TakeFault().has_value());
 }
 
+TEST(IbTransportTest, FlushAnswersAtomicsThatWereCarriedOutAndNoReads) {
+  IbPair pair;
+  const uint32_t target = pair.b.memory.Add(64);
+  IbHeader request{
+      .op = IbOp::kFetchAdd, .destination_qp = IbPair::kQpB, .psn = 100, .address = IbEnd::At(target), .rkey = target};
+  pair.b.Arrive(request, pair.now);
+  request.op = IbOp::kReadRequest;
+  request.psn = 101;
+  request.dma_length = 64;
+  pair.b.Arrive(request, pair.now);
+  pair.b.PostReceive(std::vector<ScatterGather>{});
+  pair.b.Arrive({.op = IbOp::kSendOnly, .destination_qp = IbPair::kQpB, .ack_request = true, .psn = 102}, pair.now);
+  pair.b.transport.Flush();
+  pair.b.Fill(pair.now);
+  ASSERT_EQ(pair.b.out.records.size(), 1u);
+  EXPECT_EQ(HeaderOf(pair.b.Leave()).op, IbOp::kAtomicAck);
+  EXPECT_TRUE(pair.b.transport.Finished());
+}
+
 TEST(IbTransportTest, FlushInTheMiddleOfAMessageGivesItsReceiveBackFlushed) {
   IbPair pair;
   const uint32_t key = pair.b.memory.Add(1000);
@@ -1156,9 +1325,43 @@ TEST(IbTransportTest, MemoryThatGoesBeforeAPacketIsRepeatedFailsItsWorkRequest) 
   pair.a.PostSend(key, 10);
   pair.Exchange();
   pair.a.memory.Invalidate(key);
-  EXPECT_TRUE(pair.Run());
+  pair.now = *pair.NextDeadline();
+  pair.a.transport.OnDeadline(pair.now);
+  EXPECT_FALSE(pair.a.Fill(pair.now));  // and the carrier is spared
   EXPECT_THAT(pair.a.TakeSendStatuses(), ElementsAre(WorkStatus::kLocalProtectionError));
-  EXPECT_EQ(pair.from_a.log.size(), 1u);
+}
+
+TEST(IbTransportTest, MemoryThatGoesWhenThePeerHasAllIsNoFault) {
+  IbPair pair;
+  const uint32_t good = pair.a.memory.Add(10);
+  const uint32_t gone = pair.a.memory.Add(10);
+  for (int i = 0; i < 3; ++i) pair.b.PostReceive(10);
+  pair.a.PostSend(good, 10);
+  pair.a.PostSend(gone, 10);
+  pair.from_b.fate = [](size_t n, ConstBytes) { return n == 0 ? Fate::kDrop : Fate::kDeliver; };
+  pair.Exchange();
+  pair.a.memory.Invalidate(gone);
+  EXPECT_TRUE(pair.Run());  // the first is sent again, and the answer says that both have come
+  EXPECT_THAT(pair.a.TakeSendStatuses(), ElementsAre(WorkStatus::kSuccess, WorkStatus::kSuccess));
+  pair.a.PostSend(good, 10);
+  EXPECT_TRUE(pair.Run());
+  EXPECT_THAT(pair.a.TakeSendStatuses(), ElementsAre(WorkStatus::kSuccess));
+}
+
+TEST(IbTransportTest, RepeatedAnswerWhoseMemoryGoesCostsTheCarrierAlone) {
+  IbPair pair;
+  const uint32_t source = pair.b.memory.Add(64);
+  const uint32_t sink = pair.a.memory.Add(64);
+  pair.a.Post({.opcode = SendOpcode::kRead, .remote_stag = source, .remote_offset = pair.b.At(source)},
+              {pair.a.Sge(sink, 0, 64)});
+  EXPECT_TRUE(pair.Run());
+  pair.b.Arrive(pair.from_a.log[0], pair.now);
+  pair.b.Fill(pair.now);
+  ASSERT_EQ(pair.b.out.records.size(), 1u);
+  pair.b.memory.Invalidate(source);
+  EXPECT_TRUE(pair.b.Leave().empty());
+  EXPECT_TRUE(pair.b.transport.Receiving());
+  EXPECT_FALSE(pair.b.transport.TakeFault().has_value());
 }
 
 TEST(IbTransportTest, SourceOfAReadThatGoesBeforeTheAnswerIsARemoteAccessError) {

@@ -1,5 +1,5 @@
 // OUTPUT_DIRECTORY CAPTURE...: writes the seed corpora from recorded traffic, one input for each shape of frame,
-// segment and header that occurs.
+// segment and header that occurs; those of InfiniBand packets, of which there is no recording, one for each opcode.
 //
 // Run from the root of the tree: bazel run //tests/fuzz:make_corpus -- "$PWD/tests/fuzz/corpus"
 // "$PWD"/tests/golden/captures/*.pcap
@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/cursor.h"
+#include "emu/wire/ib.h"
 #include "emu/wire/mpa.h"
 #include "emu/wire/rdmap.h"
 #include "rpcrdma/wire/header_v1.h"
@@ -115,12 +116,51 @@ void AddHeaders(Corpus& corpus, const std::vector<RecordedFpdu>& fpdus) {
   }
 }
 
+// Two of each opcode in a row, as ib_transport_fuzz.cc reads them: for its QP, and for the first region of its memory.
+void AddIbPackets(Corpus& corpus) {
+  using namespace emu::wire;
+  constexpr uint32_t kQp = 0x11;
+  constexpr uint32_t kKey = 0x15a;
+  constexpr uint64_t kAddress = uint64_t{1} << 32;
+  constexpr uint8_t kForUsNearAndPadded = 7;
+  for (const IbService service : {IbService::kRc, IbService::kUc}) {
+    for (int op = 0; op <= static_cast<int>(IbOp::kSendOnlyInv); ++op) {
+      Bytes input = {static_cast<std::byte>(service == IbService::kUc ? 1 : 0)};
+      bool known = true;
+      for (uint32_t psn = 0; psn < 2; ++psn) {
+        IbHeader header{.service = service,
+                        .op = static_cast<IbOp>(op),
+                        .destination_qp = kQp,
+                        .ack_request = true,
+                        .psn = psn,
+                        .address = kAddress,
+                        .rkey = kKey,
+                        .dma_length = 8,
+                        .swap_or_add = 1,
+                        .invalidate_rkey = kKey,
+                        .syndrome = kIbAck};
+        Bytes record(header.EncodedSize() + 8);
+        ByteWriter out(record);
+        header.Encode(out);
+        if (!DecodeIb(record, record.size()).has_value()) record.resize(header.EncodedSize());
+        known = known && DecodeIb(record, record.size()).has_value();
+        input.push_back(static_cast<std::byte>(record.size()));
+        input.push_back(std::byte{kForUsNearAndPadded});
+        input.insert(input.end(), record.begin(), record.end());
+      }
+      const std::string shape = std::string(ToString(service)) + "_" + ToHex(ConstBytes(input).subspan(3, 1));
+      if (known) corpus.Add("ib_transport", shape, input);
+    }
+  }
+}
+
 int Main(int argc, char** argv) {
   if (argc < 3) {
     std::fprintf(stderr, "usage: %s OUTPUT_DIRECTORY CAPTURE...\n", argv[0]);
     return 2;
   }
   Corpus corpus(argv[1]);
+  AddIbPackets(corpus);
   for (int i = 2; i < argc; ++i) {
     const auto capture = ReadTcpCaptureFile(argv[i]);
     if (!capture.has_value()) {
