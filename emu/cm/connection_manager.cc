@@ -34,7 +34,8 @@ bool IsLocal(const Fabric& fabric, const IpEndpoint& address) {
 }
 
 bool IsLinkLocal(const IpEndpoint& address) {
-  return address.family == IpEndpoint::Family::kIpv6 && address.address[0] == 0xfe && (address.address[1] & 0xc0) == 0x80;
+  return address.family == IpEndpoint::Family::kIpv6 && address.address[0] == 0xfe &&
+         (address.address[1] & 0xc0) == 0x80;
 }
 
 // A scope means something for link-local addresses only (RFC 4007), and there it is needed.

@@ -9,10 +9,10 @@
 // and `backlog` requests its program has not answered; a request must be complete within `request_timeout`; bytes that
 // are no MPA request end that stream and nothing else.
 //
-// Threading: every public member from any thread; none blocks but Destroy and Migrate (until events are acknowledged). Streams in
-// handshake belong to the fabric's loop and are touched there only. The manager's lock guards ids; it is not held while
-// calling into the NIC. Lock order: manager, then channel. QPs are named by number, never held: a program may destroy
-// one at any time.
+// Threading: every public member from any thread; none blocks but Destroy and Migrate (until events are acknowledged).
+// Streams in handshake belong to the fabric's loop and are touched there only. The manager's lock guards ids; it is not
+// held while calling into the NIC. Lock order: manager, then channel. QPs are named by number, never held: a program
+// may destroy one at any time.
 #pragma once
 
 #include <cstdint>

@@ -77,8 +77,8 @@ class Fabric {
   // and a connection stays armed instead of being leased to pollers.
   virtual bool HasProgressThread() const = 0;
 
-  // Both callbacks run on the loop. Port 0 chooses a free one. Callable from any thread. A fabric that does not know one
-  // of the options goes without it.
+  // Both callbacks run on the loop. Port 0 chooses a free one. Callable from any thread. A fabric that does not know
+  // one of the options goes without it.
   using AcceptCallback = std::function<void(std::unique_ptr<Stream>)>;
   virtual Result<std::unique_ptr<Listener>, FabricError> ListenWith(const StreamOptions& options,
                                                                     const IpEndpoint& local, int backlog,

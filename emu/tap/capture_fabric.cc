@@ -144,11 +144,11 @@ Result<std::unique_ptr<Listener>, FabricError> CaptureFabric::ListenWith(const S
 std::unique_ptr<ConnectAttempt> CaptureFabric::ConnectWith(const StreamOptions& options, const IpEndpoint& local,
                                                            const IpEndpoint& remote, ConnectCallback on_done) {
   using StreamResult = Result<std::unique_ptr<Stream>, FabricError>;
-  return beneath_.ConnectWith(
-      options, local, remote, [sink = sink_, on_done = std::move(on_done)](StreamResult result) {
-        if (result) *result = std::make_unique<CapturedStream>(std::move(*result), *sink, true);
-        on_done(std::move(result));
-      });
+  return beneath_.ConnectWith(options, local, remote,
+                              [sink = sink_, on_done = std::move(on_done)](StreamResult result) {
+                                if (result) *result = std::make_unique<CapturedStream>(std::move(*result), *sink, true);
+                                on_done(std::move(result));
+                              });
 }
 
 }  // namespace stagecoach::emu

@@ -52,8 +52,8 @@ int UseQpOf(ShimId* id, const rdma_conn_param* parameters) {
   return CmOf(*id).SetQp(id->cm, parameters->qp_num);
 }
 
-// The id goes to the host that has `address`, if there is one. Only before it is bound; one host is all there is outside
-// a simulation.
+// The id goes to the host that has `address`, if there is one. Only before it is bound; one host is all there is
+// outside a simulation.
 int MoveToHostOf(ShimId* id, const IpEndpoint& address) {
   emu::Host* host = emu::World::Current().FindHost(address);
   if (host == nullptr || host == id->host || address.IsUnspecified()) return 0;

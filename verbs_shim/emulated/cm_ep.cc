@@ -25,9 +25,9 @@ int PreparePassive(ShimId* id, const rdma_addrinfo& info, ibv_pd* pd, const ibv_
 
 int PrepareActive(ShimId* id, const rdma_addrinfo& info, ibv_pd* pd, ibv_qp_init_attr* attributes) {
   if (rdma_resolve_addr(id, info.ai_src_addr, info.ai_dst_addr, kResolveTimeout) != 0) return -1;
-  const int routed = info.ai_route_len > 0 ? rdma_set_option(id, RDMA_OPTION_IB, RDMA_OPTION_IB_PATH, info.ai_route,
-                                                             info.ai_route_len)
-                                           : rdma_resolve_route(id, kResolveTimeout);
+  const int routed = info.ai_route_len > 0
+                         ? rdma_set_option(id, RDMA_OPTION_IB, RDMA_OPTION_IB_PATH, info.ai_route, info.ai_route_len)
+                         : rdma_resolve_route(id, kResolveTimeout);
   if (routed != 0) return -1;
   if (attributes != nullptr) {
     attributes->qp_type = static_cast<ibv_qp_type>(info.ai_qp_type);

@@ -22,8 +22,10 @@ struct Symbol {
   const char* name;
   void* address;
 };
-#define SYMBOL(name) \
-  Symbol { #name, reinterpret_cast<void*>(name) }
+#define SYMBOL(name)                       \
+  Symbol {                                 \
+#name, reinterpret_cast < void*>(name) \
+  }
 
 const std::map<std::string, std::vector<Symbol>>& Symbols() {
   static const std::map<std::string, std::vector<Symbol>> symbols = {
@@ -66,38 +68,14 @@ const std::map<std::string, std::vector<Symbol>>& Symbols() {
         SYMBOL(rdma_init_qp_attr),
         SYMBOL(rdma_set_local_ece),
         SYMBOL(rdma_get_remote_ece)}},
-      {"rdma/rdma_verbs.h",
-       {SYMBOL(rdma_create_srq),
-        SYMBOL(rdma_create_srq_ex),
-        SYMBOL(rdma_destroy_srq)}},
+      {"rdma/rdma_verbs.h", {SYMBOL(rdma_create_srq), SYMBOL(rdma_create_srq_ex), SYMBOL(rdma_destroy_srq)}},
       {"rdma/rsocket.h",
-       {SYMBOL(rsocket),
-        SYMBOL(rbind),
-        SYMBOL(rlisten),
-        SYMBOL(raccept),
-        SYMBOL(rconnect),
-        SYMBOL(rshutdown),
-        SYMBOL(rclose),
-        SYMBOL(rrecv),
-        SYMBOL(rrecvfrom),
-        SYMBOL(rrecvmsg),
-        SYMBOL(rsend),
-        SYMBOL(rsendto),
-        SYMBOL(rsendmsg),
-        SYMBOL(rread),
-        SYMBOL(rreadv),
-        SYMBOL(rwrite),
-        SYMBOL(rwritev),
-        SYMBOL(rpoll),
-        SYMBOL(rselect),
-        SYMBOL(rgetpeername),
-        SYMBOL(rgetsockname),
-        SYMBOL(rsetsockopt),
-        SYMBOL(rgetsockopt),
-        SYMBOL(rfcntl),
-        SYMBOL(riomap),
-        SYMBOL(riounmap),
-        SYMBOL(riowrite)}},
+       {SYMBOL(rsocket),      SYMBOL(rbind),       SYMBOL(rlisten),     SYMBOL(raccept),   SYMBOL(rconnect),
+        SYMBOL(rshutdown),    SYMBOL(rclose),      SYMBOL(rrecv),       SYMBOL(rrecvfrom), SYMBOL(rrecvmsg),
+        SYMBOL(rsend),        SYMBOL(rsendto),     SYMBOL(rsendmsg),    SYMBOL(rread),     SYMBOL(rreadv),
+        SYMBOL(rwrite),       SYMBOL(rwritev),     SYMBOL(rpoll),       SYMBOL(rselect),   SYMBOL(rgetpeername),
+        SYMBOL(rgetsockname), SYMBOL(rsetsockopt), SYMBOL(rgetsockopt), SYMBOL(rfcntl),    SYMBOL(riomap),
+        SYMBOL(riounmap),     SYMBOL(riowrite)}},
   };
   return symbols;
 }

@@ -50,8 +50,8 @@ class CmOptionsTest : public VerbsTest {
 TEST_F(CmOptionsTest, SizesAreChecked) {
   const CmId id = NewServerId();
   std::vector<char> value(64);
-  for (const int name : {RDMA_OPTION_ID_TOS, RDMA_OPTION_ID_REUSEADDR, RDMA_OPTION_ID_AFONLY,
-                         RDMA_OPTION_ID_ACK_TIMEOUT}) {
+  for (const int name :
+       {RDMA_OPTION_ID_TOS, RDMA_OPTION_ID_REUSEADDR, RDMA_OPTION_ID_AFONLY, RDMA_OPTION_ID_ACK_TIMEOUT}) {
     const bool is_byte = name == RDMA_OPTION_ID_TOS || name == RDMA_OPTION_ID_ACK_TIMEOUT;
     const size_t right = is_byte ? sizeof(uint8_t) : sizeof(int);
     for (size_t size = 1; size <= value.size(); ++size) {

@@ -84,8 +84,14 @@ TEST_F(CmStatesTest, Idle) {
         subject.id = subject.pair->client.id.get();
         return subject;
       },
-      {.bind = kDone, .resolve_address = kDone, .resolve_route = kInvalid, .listen = kDone, .connect = kInvalid,
-       .accept = kInvalid, .reject = kInvalid, .disconnect = kInvalid});
+      {.bind = kDone,
+       .resolve_address = kDone,
+       .resolve_route = kInvalid,
+       .listen = kDone,
+       .connect = kInvalid,
+       .accept = kInvalid,
+       .reject = kInvalid,
+       .disconnect = kInvalid});
 }
 
 TEST_F(CmStatesTest, Bound) {
@@ -99,8 +105,14 @@ TEST_F(CmStatesTest, Bound) {
         EXPECT_EQ(rdma_bind_addr(subject.id, reinterpret_cast<sockaddr*>(&here)), 0);
         return subject;
       },
-      {.bind = kInvalid, .resolve_address = kDone, .resolve_route = kInvalid, .listen = kDone, .connect = kInvalid,
-       .accept = kInvalid, .reject = kInvalid, .disconnect = kInvalid});
+      {.bind = kInvalid,
+       .resolve_address = kDone,
+       .resolve_route = kInvalid,
+       .listen = kDone,
+       .connect = kInvalid,
+       .accept = kInvalid,
+       .reject = kInvalid,
+       .disconnect = kInvalid});
 }
 
 TEST_F(CmStatesTest, AddressResolved) {
@@ -117,8 +129,14 @@ TEST_F(CmStatesTest, AddressResolved) {
         pair.client.Prepare(pair.client_options);
         return subject;
       },
-      {.bind = kInvalid, .resolve_address = kInvalid, .resolve_route = kDone, .listen = kInvalid, .connect = kInvalid,
-       .accept = kInvalid, .reject = kInvalid, .disconnect = kUnspecified});
+      {.bind = kInvalid,
+       .resolve_address = kInvalid,
+       .resolve_route = kDone,
+       .listen = kInvalid,
+       .connect = kInvalid,
+       .accept = kInvalid,
+       .reject = kInvalid,
+       .disconnect = kUnspecified});
 }
 
 TEST_F(CmStatesTest, RouteResolved) {
@@ -130,8 +148,14 @@ TEST_F(CmStatesTest, RouteResolved) {
         subject.id = subject.pair->client.id.get();
         return subject;
       },
-      {.bind = kInvalid, .resolve_address = kInvalid, .resolve_route = kInvalid, .listen = kInvalid, .connect = kDone,
-       .accept = kInvalid, .reject = kInvalid, .disconnect = kUnspecified});
+      {.bind = kInvalid,
+       .resolve_address = kInvalid,
+       .resolve_route = kInvalid,
+       .listen = kInvalid,
+       .connect = kDone,
+       .accept = kInvalid,
+       .reject = kInvalid,
+       .disconnect = kUnspecified});
 }
 
 TEST_F(CmStatesTest, Listening) {
@@ -141,8 +165,14 @@ TEST_F(CmStatesTest, Listening) {
         subject.id = subject.pair->listener.get();
         return subject;
       },
-      {.bind = kInvalid, .resolve_address = kInvalid, .resolve_route = kInvalid, .listen = kInvalid,
-       .connect = kInvalid, .accept = kInvalid, .reject = kInvalid, .disconnect = kUnspecified});
+      {.bind = kInvalid,
+       .resolve_address = kInvalid,
+       .resolve_route = kInvalid,
+       .listen = kInvalid,
+       .connect = kInvalid,
+       .accept = kInvalid,
+       .reject = kInvalid,
+       .disconnect = kUnspecified});
 }
 
 TEST_F(CmStatesTest, Requested) {
@@ -155,8 +185,14 @@ TEST_F(CmStatesTest, Requested) {
         subject.id = subject.pair->server.id.get();
         return subject;
       },
-      {.bind = kInvalid, .resolve_address = kInvalid, .resolve_route = kInvalid, .listen = kInvalid,
-       .connect = kInvalid, .accept = kDone, .reject = kDone, .disconnect = kUnspecified});
+      {.bind = kInvalid,
+       .resolve_address = kInvalid,
+       .resolve_route = kInvalid,
+       .listen = kInvalid,
+       .connect = kInvalid,
+       .accept = kDone,
+       .reject = kDone,
+       .disconnect = kUnspecified});
 }
 
 TEST_F(CmStatesTest, Connecting) {
@@ -168,8 +204,14 @@ TEST_F(CmStatesTest, Connecting) {
         subject.id = subject.pair->client.id.get();
         return subject;
       },
-      {.bind = kInvalid, .resolve_address = kInvalid, .resolve_route = kInvalid, .listen = kInvalid,
-       .connect = kInvalid, .accept = kInvalid, .reject = kUnspecified, .disconnect = kUnspecified});
+      {.bind = kInvalid,
+       .resolve_address = kInvalid,
+       .resolve_route = kInvalid,
+       .listen = kInvalid,
+       .connect = kInvalid,
+       .accept = kInvalid,
+       .reject = kUnspecified,
+       .disconnect = kUnspecified});
 }
 
 TEST_F(CmStatesTest, Connected) {
@@ -180,8 +222,14 @@ TEST_F(CmStatesTest, Connected) {
         subject.id = subject.pair->client.id.get();
         return subject;
       },
-      {.bind = kInvalid, .resolve_address = kInvalid, .resolve_route = kInvalid, .listen = kInvalid,
-       .connect = kInvalid, .accept = kInvalid, .reject = kUnspecified, .disconnect = kDone});
+      {.bind = kInvalid,
+       .resolve_address = kInvalid,
+       .resolve_route = kInvalid,
+       .listen = kInvalid,
+       .connect = kInvalid,
+       .accept = kInvalid,
+       .reject = kUnspecified,
+       .disconnect = kDone});
 }
 
 TEST_F(CmStatesTest, Disconnected) {
@@ -198,8 +246,14 @@ TEST_F(CmStatesTest, Disconnected) {
         EXPECT_EQ(subject.pair->client.ExpectEvent(RDMA_CM_EVENT_DISCONNECTED), 0);
         return subject;
       },
-      {.bind = kInvalid, .resolve_address = kInvalid, .resolve_route = kInvalid, .listen = kInvalid,
-       .connect = kInvalid, .accept = kInvalid, .reject = kUnspecified, .disconnect = kUnspecified});
+      {.bind = kInvalid,
+       .resolve_address = kInvalid,
+       .resolve_route = kInvalid,
+       .listen = kInvalid,
+       .connect = kInvalid,
+       .accept = kInvalid,
+       .reject = kUnspecified,
+       .disconnect = kUnspecified});
 }
 
 // --- Depths and private data: what the device cannot do is refused before anything is sent ---

@@ -1,6 +1,6 @@
 // Real time, both ends in this process, over loopback; or over the address that STAGECOACH_TEST_ADDRESS names (IPv4),
-// for devices that do not answer on loopback, such as rxe on an Ethernet interface. STAGECOACH_TEST_ADDRESS6 is its IPv6
-// address, if it has one.
+// for devices that do not answer on loopback, such as rxe on an Ethernet interface. STAGECOACH_TEST_ADDRESS6 is its
+// IPv6 address, if it has one.
 
 #include <arpa/inet.h>
 #include <netinet/in.h>

@@ -246,14 +246,12 @@ TEST_F(TcpFabricTest, StreamsOfBothEndsHaveTheServiceClassAskedFor) {
   for (const char* address : {"127.0.0.1", "::1"}) {
     SCOPED_TRACE(address);
     std::promise<std::unique_ptr<Stream>> accepted;
-    auto listener = fabric_.ListenWith(
-        {.service_class = 0x48}, *IpEndpoint::Parse(address, 0), 8,
-        [&](std::unique_ptr<Stream> stream) { accepted.set_value(std::move(stream)); });
+    auto listener = fabric_.ListenWith({.service_class = 0x48}, *IpEndpoint::Parse(address, 0), 8,
+                                       [&](std::unique_ptr<Stream> stream) { accepted.set_value(std::move(stream)); });
     ASSERT_TRUE(listener.has_value());
     std::promise<StreamResult> done;
-    const auto attempt = fabric_.ConnectWith({.service_class = 0x28}, {}, (*listener)->local(), [&](StreamResult result) {
-      done.set_value(std::move(result));
-    });
+    const auto attempt = fabric_.ConnectWith({.service_class = 0x28}, {}, (*listener)->local(),
+                                             [&](StreamResult result) { done.set_value(std::move(result)); });
     const auto class_of = [&](const Stream& stream) {
       const bool six = stream.local().family == IpEndpoint::Family::kIpv6;
       int value = -1;
@@ -271,8 +269,8 @@ TEST_F(TcpFabricTest, StreamsOfBothEndsHaveTheServiceClassAskedFor) {
 }
 
 TEST_F(TcpFabricTest, AListenerOfItsOwnFamilyOnlyTakesNoIpv4) {
-  auto listener = fabric_.ListenWith({.own_family_only = true}, *IpEndpoint::Parse("::", 0), 8,
-                                     [](std::unique_ptr<Stream>) {});
+  auto listener =
+      fabric_.ListenWith({.own_family_only = true}, *IpEndpoint::Parse("::", 0), 8, [](std::unique_ptr<Stream>) {});
   ASSERT_TRUE(listener.has_value());
   const uint16_t port = (*listener)->local().port;
   EXPECT_EQ(ConnectTo(Loopback(port)).error().error, ECONNREFUSED);
