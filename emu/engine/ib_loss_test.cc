@@ -94,11 +94,11 @@ struct Kind {
   uint32_t size;
 };
 
-std::vector<Kind> Kinds() {
+std::vector<Kind> Kinds(std::vector<uint32_t> sizes) {
   std::vector<Kind> kinds = {{SendOpcode::kCompareSwap, 8}, {SendOpcode::kFetchAdd, 8}};
   for (const SendOpcode opcode : {SendOpcode::kSend, SendOpcode::kSendImmediate, SendOpcode::kSendInvalidate,
                                   SendOpcode::kWrite, SendOpcode::kWriteImmediate, SendOpcode::kRead}) {
-    for (const uint32_t size : {0u, kMtu + 1, 3 * kMtu}) kinds.push_back({opcode, size});
+    for (const uint32_t size : sizes) kinds.push_back({opcode, size});
   }
   return kinds;
 }
@@ -148,7 +148,7 @@ std::vector<Blow> BlowsOf(const Kind& kind) {
 
 TEST(IbLossTest, AnyOneFaultOfAnyPacketOfAnyMessageIsRepaired) {
   int runs = 0;
-  for (const Kind& kind : Kinds()) {
+  for (const Kind& kind : Kinds({0, kMtu + 1, 3 * kMtu})) {
     for (const Blow& blow : BlowsOf(kind)) {
       SCOPED_TRACE(Describe(kind, {blow}));
       Exchange exchange(kind.opcode, kind.size);
@@ -163,7 +163,7 @@ TEST(IbLossTest, AnyOneFaultOfAnyPacketOfAnyMessageIsRepaired) {
 
 TEST(IbLossTest, AnyTwoFaultsAreRepaired) {
   int runs = 0;
-  for (const Kind& kind : Kinds()) {
+  for (const Kind& kind : Kinds({kMtu + 1})) {
     const std::vector<Blow> all = BlowsOf(kind);
     for (size_t i = 0; i < all.size(); ++i) {
       for (size_t k = i + 1; k < all.size(); ++k) {
@@ -177,7 +177,7 @@ TEST(IbLossTest, AnyTwoFaultsAreRepaired) {
       }
     }
   }
-  EXPECT_GT(runs, 10000);
+  EXPECT_GT(runs, 3000);
 }
 
 // --- Property: both sides, everything at once ---
@@ -376,7 +376,7 @@ class Model {
 };
 
 TEST(IbLossPropertyTest, WhateverIsLostRepeatedOrReorderedAllArrivesOnceAndInOrder) {
-  for (uint64_t seed = 0; seed < 3000; ++seed) {
+  for (uint64_t seed = 0; seed < 1000; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     Model(seed).Play();
     if (::testing::Test::HasFatalFailure()) return;
@@ -386,7 +386,7 @@ TEST(IbLossPropertyTest, WhateverIsLostRepeatedOrReorderedAllArrivesOnceAndInOrd
 // --- UC, and packets that lie ---
 
 TEST(IbLossPropertyTest, UnreliableMessagesArriveWholeOrNotAtAll) {
-  for (uint64_t seed = 0; seed < 1000; ++seed) {
+  for (uint64_t seed = 0; seed < 300; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     Prng luck(seed);
     IbOptions options = TestOptions();
@@ -421,7 +421,7 @@ TEST(IbLossPropertyTest, UnreliableMessagesArriveWholeOrNotAtAll) {
 }
 
 TEST(IbLossPropertyTest, PacketsThatLieHarmNothingButTheirConnection) {
-  for (uint64_t seed = 0; seed < 3000; ++seed) {
+  for (uint64_t seed = 0; seed < 1000; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     Prng luck(seed);
     IbPair pair;
