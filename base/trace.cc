@@ -27,13 +27,16 @@ uint64_t Fold(uint64_t hash, std::string_view text) {
 
 }  // namespace
 
+std::string FormatSeconds(Instant instant) {
+  const auto ns = static_cast<long long>(instant.time_since_epoch().count());
+  char text[40];
+  std::snprintf(text, sizeof(text), "%lld.%09lld", ns / 1'000'000'000, ns % 1'000'000'000);
+  return text;
+}
+
 std::string FormatTraceEvent(Instant now, std::string_view component, std::string_view event,
                              std::initializer_list<TraceFact> facts) {
-  const int64_t ns = now.time_since_epoch().count();
-  char stamp[40];
-  std::snprintf(stamp, sizeof(stamp), "%lld.%09lld", static_cast<long long>(ns / 1'000'000'000),
-                static_cast<long long>(ns % 1'000'000'000));
-  std::string line(stamp);
+  std::string line = FormatSeconds(now);
   line.append(" ").append(component).append(" ").append(event);
   for (const TraceFact& fact : facts) {
     line.append(" ").append(fact.key).append("=");

@@ -44,7 +44,10 @@ inline void Trace(TraceSink* sink, Instant now, std::string_view component, std:
   if (sink != nullptr) sink->OnEvent(now, component, event, facts);
 }
 
-// "1.000002000 host-a/qp-17 record.placed length=64": seconds and nanoseconds since the loop's epoch.
+// "1.000002000": seconds and nanoseconds since the loop's epoch.
+std::string FormatSeconds(Instant instant);
+
+// "1.000002000 host-a/qp-17 record.placed length=64".
 std::string FormatTraceEvent(Instant now, std::string_view component, std::string_view event,
                              std::initializer_list<TraceFact> facts);
 

@@ -5,7 +5,7 @@
 
 #include "base/mark.h"
 #include "base/mutant.h"
-#include "rpcrdma/core/dump.h"
+#include "base/trace.h"
 
 namespace stagecoach::rpcrdma {
 namespace {
@@ -669,13 +669,13 @@ std::string Requester::DebugString() const {
     const Call& call = *calls_[index];
     if (call.state == State::kFree) continue;
     text += "  call " + number(IdOf(index)) + " xid " + number(call.xid) + " " +
-            kStates[static_cast<size_t>(call.state)] + ", submitted " + Seconds(call.submitted) +
-            (call.deadline ? ", deadline " + Seconds(*call.deadline) : ", no deadline") + ", STags valid " +
+            kStates[static_cast<size_t>(call.state)] + ", submitted " + FormatSeconds(call.submitted) +
+            (call.deadline ? ", deadline " + FormatSeconds(*call.deadline) : ", no deadline") + ", STags valid " +
             number(call.stags_valid) + (call.failure ? std::string(", ") + ToString(call.failure->kind) : "") + "\n";
   }
   for (size_t i = 0; i < abandoned_.size(); ++i) {
     text += "  cancelled call xid " + number(abandoned_[i].xid) + " holds its credit until its reply" +
-            (abandoned_[i].deadline ? ", deadline " + Seconds(*abandoned_[i].deadline) : "") + "\n";
+            (abandoned_[i].deadline ? ", deadline " + FormatSeconds(*abandoned_[i].deadline) : "") + "\n";
   }
   return text;
 }
