@@ -83,14 +83,12 @@ void ReleaseCqs(ShimId* id) {
 }
 
 int CreateQp(ShimId* id, ibv_qp_init_attr_ex* attributes) {
-  if (id->qp != nullptr || id->verbs == nullptr || attributes->qp_type != id->qp_type) return EINVAL;
-  if ((attributes->comp_mask & IBV_QP_INIT_ATTR_PD) == 0) {
-    attributes->pd = ApiOf(*id->host).CmPd();
-    if (attributes->pd == nullptr) return errno;
-    attributes->comp_mask |= IBV_QP_INIT_ATTR_PD;
-  } else if (attributes->pd == nullptr || attributes->pd->context != id->verbs) {
-    return EINVAL;
-  }
+  if (id->qp != nullptr || attributes->qp_type != id->qp_type) return EINVAL;
+  if ((attributes->comp_mask & IBV_QP_INIT_ATTR_PD) == 0) attributes->pd = nullptr;
+  if (const int error = ChoosePd(*id, &attributes->pd); error != 0) return error;
+  attributes->comp_mask |= IBV_QP_INIT_ATTR_PD;
+  if (attributes->srq == nullptr) attributes->srq = id->srq;
+  if (id->srq != nullptr && attributes->srq != id->srq) return EINVAL;
   if (attributes->recv_cq == nullptr) {
     if (const int error = SupplyCq(id, attributes->cap.max_recv_wr, &id->recv_cq_channel, &id->recv_cq); error != 0)
       return error;
@@ -143,8 +141,15 @@ void Refresh(ShimId* id) {
   // An id bound to no particular address has no device yet.
   if (id->verbs == nullptr && !info.local.IsUnspecified()) {
     id->verbs = ApiOf(*id->host).CmContext();
+    if (id->pd == nullptr) id->pd = ApiOf(*id->host).CmPd();
     id->port_num = 1;
   }
+}
+
+int ChoosePd(const ShimId& id, ibv_pd** pd) {
+  if (id.verbs == nullptr) return EINVAL;
+  if (*pd == nullptr) *pd = id.pd;
+  return *pd != nullptr && (*pd)->context == id.verbs ? 0 : EINVAL;
 }
 
 }  // namespace stagecoach::verbs::emulated
@@ -223,13 +228,11 @@ int rdma_resolve_route(struct rdma_cm_id* id, int) {
 
 int rdma_create_qp_ex(struct rdma_cm_id* id, struct ibv_qp_init_attr_ex* attributes) {
   ShimId* shim = ToShim(id);
-  ibv_cq* const send_cq = attributes->send_cq;
-  ibv_cq* const receive_cq = attributes->recv_cq;
+  const ibv_qp_init_attr_ex given = *attributes;
   const int error = CreateQp(shim, attributes);
   if (error != 0 && shim->qp == nullptr) {
     ReleaseCqs(shim);
-    attributes->send_cq = send_cq;
-    attributes->recv_cq = receive_cq;
+    *attributes = given;
   }
   return Answer(error);
 }

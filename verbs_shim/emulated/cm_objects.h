@@ -53,6 +53,9 @@ std::unique_ptr<ShimId> NewId(rdma_event_channel* channel, void* context, rdma_p
 // What programs read in the id, from what the manager knows.
 void Refresh(ShimId* id);
 
+// The PD of a new object of the id: `pd`, or its default one when that is null. EINVAL: no device yet, or another's PD.
+int ChoosePd(const ShimId& id, ibv_pd** pd);
+
 // Of a synchronous id: acknowledges the event it holds.
 void ReleaseEvent(ShimId* id);
 // After a call that is answered by an event: of a synchronous id, waits for it and returns as its status says. In place

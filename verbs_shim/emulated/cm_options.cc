@@ -1,7 +1,6 @@
 // rdma_cm: options of ids, attributes of QPs that rdma_cm does not manage, and what iWARP has no use for.
 
 #include <infiniband/sa.h>
-#include <rdma/rdma_verbs.h>
 
 #include <cerrno>
 #include <cstring>
@@ -135,16 +134,5 @@ int rdma_join_multicast_ex(struct rdma_cm_id*, struct rdma_cm_join_mc_attr_ex*, 
 int rdma_leave_multicast(struct rdma_cm_id*, struct sockaddr*) {
   return Answer(EOPNOTSUPP);
 }
-
-// The device has no shared receive queues.
-int rdma_create_srq(struct rdma_cm_id*, struct ibv_pd*, struct ibv_srq_init_attr*) {
-  return Answer(EOPNOTSUPP);
-}
-
-int rdma_create_srq_ex(struct rdma_cm_id*, struct ibv_srq_init_attr_ex*) {
-  return Answer(EOPNOTSUPP);
-}
-
-void rdma_destroy_srq(struct rdma_cm_id*) {}
 
 }  // extern "C"

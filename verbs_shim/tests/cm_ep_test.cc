@@ -303,6 +303,97 @@ TEST_F(CmEpTest, AnAddressThatIsNotHereMakesNoEndpoint) {
   EXPECT_TRUE(errno == EADDRNOTAVAIL || errno == ENODEV) << errno;
 }
 
+// --- What is on an id ---
+
+TEST_F(CmEpTest, AnIdWithADeviceHasAProtectionDomain) {
+  Pair pair;
+  pair.Listen();
+  pair.Resolve();
+  rdma_cm_id* id = pair.client.id.get();
+  ASSERT_NE(id->pd, nullptr);
+  char bytes[16];
+  ibv_mr* memory = rdma_reg_msgs(id, bytes, sizeof(bytes));
+  ASSERT_NE(memory, nullptr);
+  EXPECT_EQ(memory->pd, id->pd);
+  EXPECT_EQ(rdma_dereg_mr(memory), 0);
+}
+
+TEST_F(CmEpTest, QpsOfAnIdTakeFromItsSharedReceiveQueue) {
+  Pair pair;
+  pair.Listen();
+  pair.Resolve();
+  pair.Request();
+  world().ActAsServer();
+  rdma_cm_id* id = pair.server.id.get();
+  ibv_srq_init_attr attributes{};
+  attributes.attr.max_wr = 4;
+  attributes.attr.max_sge = 1;
+  ASSERT_EQ(rdma_create_srq(id, nullptr, &attributes), 0) << std::strerror(errno);
+  ASSERT_NE(id->srq, nullptr);
+  EXPECT_GE(attributes.attr.max_wr, 4u);
+  EXPECT_EQ(id->srq->pd, id->pd);
+  // One is all an id can have.
+  EXPECT_EQ(rdma_create_srq(id, nullptr, &attributes), -1);
+  EXPECT_EQ(errno, EINVAL);
+  ibv_qp_init_attr of_qp = Attributes();
+  ASSERT_EQ(rdma_create_qp(id, nullptr, &of_qp), 0) << std::strerror(errno);
+  EXPECT_EQ(id->qp->srq, id->srq);
+  char message[16] = "";
+  ibv_mr* memory = rdma_reg_msgs(id, message, sizeof(message));
+  ASSERT_NE(memory, nullptr);
+  ASSERT_EQ(rdma_post_recv(id, message, message, sizeof(message), memory), 0);
+  ASSERT_EQ(rdma_accept(id, &pair.server_options.connection), 0) << std::strerror(errno);
+  EXPECT_EQ(pair.client.ExpectEvent(RDMA_CM_EVENT_ESTABLISHED), 0);
+  EXPECT_EQ(pair.server.ExpectEvent(RDMA_CM_EVENT_ESTABLISHED), 0);
+  {
+    Buffer outbox(pair.client.pd.get(), sizeof(message));
+    outbox.Fill("shared");
+    ASSERT_EQ(Post(pair.client.qp(), {.wr_id = 2, .sges = {outbox.Sge()}}), 0);
+    EXPECT_EQ(ExpectCompletion(id->recv_cq, reinterpret_cast<uintptr_t>(message)).byte_len, sizeof(message));
+    ExpectCompletion(pair.client.send_cq.get(), 2);
+  }
+  EXPECT_STREQ(message, "shared");
+  EXPECT_EQ(rdma_dereg_mr(memory), 0);
+  // Destroys QP, shared receive queue and id, in this order.
+  rdma_destroy_ep(pair.server.id.release());
+}
+
+TEST_F(CmEpTest, SharedReceiveQueuesNeedADevice) {
+  auto channel = CreateEventChannel();
+  ASSERT_TRUE(channel);
+  auto id = CreateCmId(channel->get());
+  ASSERT_TRUE(id);
+  ibv_srq_init_attr attributes{};
+  attributes.attr.max_wr = 4;
+  attributes.attr.max_sge = 1;
+  EXPECT_EQ(rdma_create_srq(id->get(), nullptr, &attributes), -1);
+  EXPECT_EQ(errno, EINVAL);
+  rdma_destroy_srq(id->get());
+}
+
+TEST_F(CmEpTest, AnotherSharedReceiveQueueThanTheIdsIsInvalid) {
+  Pair pair;
+  pair.Listen();
+  pair.Resolve();
+  rdma_cm_id* id = pair.client.id.get();
+  ibv_srq_init_attr_ex attributes{};
+  attributes.attr.max_wr = 4;
+  attributes.attr.max_sge = 1;
+  ASSERT_EQ(rdma_create_srq_ex(id, &attributes), 0) << std::strerror(errno);
+  ibv_srq_init_attr plain{};
+  plain.attr.max_wr = 4;
+  plain.attr.max_sge = 1;
+  ibv_srq* other = ibv_create_srq(id->pd, &plain);
+  ASSERT_NE(other, nullptr);
+  ibv_qp_init_attr of_qp = Attributes();
+  of_qp.srq = other;
+  EXPECT_EQ(rdma_create_qp(id, nullptr, &of_qp), -1);
+  EXPECT_EQ(errno, EINVAL);
+  EXPECT_EQ(ibv_destroy_srq(other), 0);
+  rdma_destroy_srq(id);
+  EXPECT_EQ(id->srq, nullptr);
+}
+
 // --- rdma_create_qp_ex ---
 
 TEST_F(CmEpTest, ExtendedAttributesMakeAQpToo) {

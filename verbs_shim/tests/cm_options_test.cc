@@ -2,7 +2,6 @@
 
 #include <arpa/inet.h>
 #include <infiniband/sa.h>
-#include <rdma/rdma_verbs.h>
 
 #include <cerrno>
 #include <cstring>
@@ -170,22 +169,6 @@ TEST_F(CmOptionsTest, MulticastIsNotOffered) {
   EXPECT_EQ(errno, EOPNOTSUPP);
   EXPECT_EQ(rdma_leave_multicast(id, reinterpret_cast<sockaddr*>(&storage)), -1);
   EXPECT_EQ(errno, EOPNOTSUPP);
-}
-
-TEST_F(CmOptionsTest, SharedReceiveQueuesAreNotOffered) {
-  Pair pair;
-  pair.Listen();
-  pair.Resolve();
-  rdma_cm_id* id = pair.client.id.get();
-  ibv_srq_init_attr attributes{};
-  attributes.attr.max_wr = 4;
-  attributes.attr.max_sge = 1;
-  EXPECT_EQ(rdma_create_srq(id, nullptr, &attributes), -1);
-  EXPECT_EQ(errno, EOPNOTSUPP);
-  ibv_srq_init_attr_ex extended{};
-  EXPECT_EQ(rdma_create_srq_ex(id, &extended), -1);
-  EXPECT_EQ(errno, EOPNOTSUPP);
-  EXPECT_EQ(id->srq, nullptr);
 }
 
 }  // namespace
