@@ -126,14 +126,27 @@ void SimConnection::LoseHost(const SimFabric& host, int error, bool reset) {
     if (end.host != &host || end.forgotten) continue;
     const bool was_alive = end.error == 0;
     end.forgotten = true;
-    DropHeld(end);
     Break(index, error);
-    if (reset && was_alive) Transmit(index, {Kind::kReset});
+    // A kernel that is still there has done so already for an end that had died, and its reset may be waiting to leave.
+    if (reset && !was_alive) continue;
+    LoseUnacknowledged(end, reset ? Unsent::kLostWithLuck : Unsent::kLost);
+    if (reset) Transmit(index, {Kind::kReset});
   }
 }
 
 void SimConnection::ResetBoth() {
-  for (int index = 0; index < 2; ++index) Transmit(index, {Kind::kReset});
+  for (int index = 0; index < 2; ++index) {
+    LoseUnsent(ends_[index], Unsent::kLost);
+    Transmit(index, {Kind::kReset});
+  }
+}
+
+Instant SimConnection::BookedUntil(const SimWorld::Link& link) const {
+  Instant until = world_->Now();
+  for (const End& end : ends_) {
+    if (end.way_out == &link && !end.under_way.empty()) until = std::max(until, end.under_way.back().departure);
+  }
+  return until;
 }
 
 std::string SimConnection::Describe() const {
@@ -219,12 +232,18 @@ bool SimConnection::Ready(const End& end) const {
 
 // Segments and calls are most of what a world schedules: an event that holds no more than this is not allocated.
 template <void (SimConnection::*kEvent)(int)>
-void SimConnection::Schedule(Instant when, int index) {
+EventLoop::TimerId SimConnection::Schedule(Instant when, int index) {
   if (scheduled_++ == 0) kept_ = shared_from_this();
-  world_->loop_.At(when, [this, index] {
+  return world_->loop_.At(when, [this, index] {
     const std::shared_ptr<SimConnection> self = --scheduled_ == 0 ? std::move(kept_) : kept_;
     (this->*kEvent)(index);
   });
+}
+
+// Whoever calls holds the connection.
+void SimConnection::Unschedule(EventLoop::TimerId event) {
+  world_->loop_.Cancel(event);
+  if (--scheduled_ == 0) kept_.reset();
 }
 
 // Not inside the call that made it ready.
@@ -261,7 +280,7 @@ void SimConnection::Abort(int index) {
   if (end.error != 0) return;
   TraceEnd(end, "stream.abort");
   Break(index, ECONNABORTED);
-  DropHeld(end);
+  LoseUnacknowledged(end, Unsent::kLostWithLuck);
   Transmit(index, {Kind::kReset});
 }
 
@@ -277,24 +296,22 @@ void SimConnection::Destroy(int index) {
 
 void SimConnection::Transmit(int from, Segment segment) {
   End& end = ends_[from];
-  if (end.host->state_ == SimFabric::State::kSilent) {
-    end.lost_data |= segment.kind == Kind::kData;
-    return;
-  }
+  if (end.host->state_ == SimFabric::State::kSilent) return;
   if (!end.held.empty()) return Hold(from, segment);
   SimWorld::Link& link = *end.way_out;
-  Instant departure = world_->Now();
+  segment.departure = world_->Now();
   if (link.options.bytes_per_second > 0 && segment.kind == Kind::kData) {
     const uint64_t nanoseconds = segment.size * uint64_t{1'000'000'000} / link.options.bytes_per_second;
-    departure = std::max(departure, link.free_at) + Duration(static_cast<int64_t>(nanoseconds));
-    link.free_at = departure;
+    segment.departure = std::max(segment.departure, link.free_at) + Duration(static_cast<int64_t>(nanoseconds));
+    link.free_at = segment.departure;
   }
-  Instant arrival = departure + link.options.latency;
+  if (!end.under_way.empty()) segment.departure = std::max(segment.departure, end.under_way.back().departure);
+  segment.arrival = segment.departure + link.options.latency;
   const auto jitter = static_cast<uint64_t>(std::max<Duration::rep>(link.options.jitter.count(), 0));
-  if (jitter > 0) arrival += Duration(static_cast<int64_t>(end.luck.Between(0, jitter)));
-  end.last_arrival = std::max(end.last_arrival, arrival);
+  if (jitter > 0) segment.arrival += Duration(static_cast<int64_t>(end.luck.Between(0, jitter)));
+  if (!end.under_way.empty()) segment.arrival = std::max(segment.arrival, end.under_way.back().arrival);
+  segment.event = Schedule<&SimConnection::ArriveNext>(segment.arrival, from);
   end.under_way.push_back(segment);
-  Schedule<&SimConnection::ArriveNext>(end.last_arrival, from);
 }
 
 void SimConnection::ArriveNext(int from) {
@@ -307,14 +324,44 @@ void SimConnection::ArriveNext(int from) {
   Deliver(1 - from, segment);
 }
 
-// Only of an end that has died.
-void SimConnection::DropHeld(End& end) {
-  for (const Segment& segment : end.held) end.lost_data |= segment.kind == Kind::kData;
+// Something ahead of it is lost. Resets do not ask for what came before.
+void SimConnection::LoseUnderWay(End& end) {
+  std::erase_if(end.under_way, [this](const Segment& segment) {
+    if (segment.kind == Kind::kReset) return false;
+    Unschedule(segment.event);
+    return true;
+  });
+}
+
+// What has not left. With luck, some of it is with the host's device already.
+void SimConnection::LoseUnsent(End& end, Unsent unsent) {
+  const auto waits = [now = world_->Now()](const Segment& segment) { return segment.departure > now; };
+  auto lost = static_cast<size_t>(std::count_if(end.under_way.begin(), end.under_way.end(), waits));
+  if (lost == 0) return;
+  if (unsent == Unsent::kLostWithLuck) lost -= end.luck.Between(0, lost);
+  size_t bytes = 0;
+  for (; lost > 0; --lost) {
+    const Segment& last = end.under_way.back();
+    if (last.kind == Kind::kData) bytes += last.size;
+    Unschedule(last.event);
+    end.under_way.pop_back();
+  }
+  if (bytes == 0) return;
+  TraceEnd(end, "stream.unsent", {{"bytes", bytes}});
+  world_->FreeUnused(*end.way_out);
+}
+
+// Of an end that has died.
+void SimConnection::LoseUnacknowledged(End& end, Unsent unsent) {
+  if (!end.held.empty()) LoseUnderWay(end);
   end.held.clear();
+  LoseUnsent(end, unsent);
 }
 
 void SimConnection::Hold(int from, Segment segment) {
   End& end = ends_[from];
+  // Nobody retransmits it.
+  if (end.error != 0 && segment.kind != Kind::kReset) return LoseUnderWay(end);
   // Nobody waits for the acknowledgement of an acknowledgement.
   const bool expects_answer = segment.kind != Kind::kCredit && segment.kind != Kind::kReset;
   end.held.push_back(segment);
@@ -325,7 +372,7 @@ void SimConnection::Hold(int from, Segment segment) {
         given_up.give_up = 0;
         // It remembers nothing: what was to be retransmitted never arrives, and what the peer still sends gets a reset.
         self->Break(from, ETIMEDOUT);
-        self->DropHeld(given_up);
+        self->LoseUnacknowledged(given_up, Unsent::kLost);
         given_up.forgotten = true;
       });
 }
@@ -343,7 +390,6 @@ void SimConnection::ReleaseHeld() {
 
 void SimConnection::Deliver(int to, Segment segment) {
   End& end = ends_[to];
-  if (ends_[1 - to].lost_data && segment.kind != Kind::kReset) return;
   if (segment.kind == Kind::kData && (end.error != 0 || !end.held_by_user)) end.inbound.Drop(segment.size);
   if (end.forgotten) {
     if (segment.kind != Kind::kReset) Transmit(to, {Kind::kReset});
@@ -365,6 +411,7 @@ void SimConnection::Deliver(int to, Segment segment) {
       if (!end.held_by_user) {
         // Data for a socket that is closed: the kernel answers with a reset.
         end.error = ECONNABORTED;
+        LoseUnacknowledged(end, Unsent::kLostWithLuck);
         Transmit(to, {Kind::kReset});
         return;
       }
@@ -380,6 +427,7 @@ void SimConnection::Deliver(int to, Segment segment) {
     case Kind::kReset:
       TraceEnd(end, "stream.reset");
       Break(to, ECONNRESET);
+      LoseUnacknowledged(end, Unsent::kLost);
       return;
   }
   CallNow(to);

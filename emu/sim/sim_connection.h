@@ -3,8 +3,10 @@
 //
 // What one end does reaches the other as segments in order, each after the latency of the link and its turn on the
 // wire. A segment that finds the way blocked (partition, silent host) is held as a retransmitting TCP would hold it;
-// the sender gives up after the world's retransmit timeout. Bytes count against the sender's buffer until word comes
-// back that they were read, which is given for a quarter of the buffer at a time.
+// the sender gives up after the world's retransmit timeout. An end that has died retransmits nothing, and what of it
+// had no turn on the wire yet is lost, with all that was to follow; but where it ends by a reset, whose host is up,
+// some may have been with the host's device already, and leaves ahead of the reset. Bytes count against the sender's
+// buffer until word comes back that they were read, which is given for a quarter of the buffer at a time.
 //
 // Bytes are copied twice: into the ring of the receiving end when they are written, and out of it when they are read.
 // A segment says only how many there are.
@@ -40,10 +42,12 @@ class SimConnection : public std::enable_shared_from_this<SimConnection> {
   bool Joins(size_t a, size_t b) const;
   bool IsOf(const SimFabric& host) const { return ends_[0].host == &host || ends_[1].host == &host; }
   // The host's ends die and are forgotten: whatever comes for them is answered with a reset, if the host answers at
-  // all. With `reset`, the peer is told at once.
+  // all. With `reset`, which takes a kernel that is still there, the peer is told.
   void LoseHost(const SimFabric& host, int error, bool reset);
-  // Both ends are sent a reset.
+  // Both ends are sent a reset, and what leaves them from now on gets nowhere.
   void ResetBoth();
+  // When the last of what is booked to leave on `link` will have left; never in the past.
+  Instant BookedUntil(const SimWorld::Link& link) const;
   // What is noteworthy about the ends, for people.
   std::string Describe() const;
 
@@ -63,7 +67,12 @@ class SimConnection : public std::enable_shared_from_this<SimConnection> {
   struct Segment {
     Kind kind;
     size_t size = 0;  // bytes; kCredit: those that the sender of the segment has read
+    // Of one that is under way. Neither is before that of the segment ahead.
+    Instant departure{};  // its last byte has been put on the wire
+    Instant arrival{};
+    EventLoop::TimerId event = 0;  // its arrival
   };
+  enum class Unsent : uint8_t { kLost, kLostWithLuck };
   // Grows as needed, and never shrinks.
   class ByteRing {
    public:
@@ -98,21 +107,22 @@ class SimConnection : public std::enable_shared_from_this<SimConnection> {
     size_t credit_owed = 0;     // read, and the peer not told
     size_t unread_by_peer = 0;
     SimWorld::Link* way_out = nullptr;
-    Instant last_arrival{};
-    std::deque<Segment> under_way;  // sent by this end
-    std::deque<Segment> held;       // sent by this end, and stuck
-    bool lost_data = false;         // some of what was held is gone: nothing after it is delivered but a reset
+    std::deque<Segment> under_way;  // sent by this end, or about to leave it
+    std::deque<Segment> held;       // sent by this end, and stuck; ahead of what is under way
     EventLoop::TimerId give_up = 0;
   };
 
   std::unique_ptr<Stream> MakeStream(int index);
   void Transmit(int from, Segment segment);
   template <void (SimConnection::*kEvent)(int)>
-  void Schedule(Instant when, int index);
+  EventLoop::TimerId Schedule(Instant when, int index);
+  void Unschedule(EventLoop::TimerId event);
   void ArriveNext(int from);
   void Hold(int from, Segment segment);
   void Deliver(int to, Segment segment);
-  void DropHeld(End& end);
+  void LoseUnderWay(End& end);
+  void LoseUnsent(End& end, Unsent unsent);
+  void LoseUnacknowledged(End& end, Unsent unsent);
   void Break(int index, int error);
   size_t Chop(End& end, size_t size);
   bool Ready(const End& end) const;

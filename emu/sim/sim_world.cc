@@ -46,15 +46,6 @@ class SimNotifier final : public Notifier {
   const std::unique_ptr<EventFd> event_;
 };
 
-// Seconds of the world's clock.
-std::string Seconds(Instant when) {
-  const int64_t ns = when.time_since_epoch().count();
-  char text[40];
-  std::snprintf(text, sizeof text, "%lld.%09lld", static_cast<long long>(ns / 1'000'000'000),
-                static_cast<long long>(ns % 1'000'000'000));
-  return text;
-}
-
 }  // namespace
 
 // Registers with the world's loop in the name of a host. While that is down, what is registered is as good as gone.
@@ -334,6 +325,13 @@ bool SimWorld::Reachable(size_t from, size_t to) {
   return hosts_[to]->state_ != SimFabric::State::kSilent && !LinkBetween(from, to).partitioned;
 }
 
+void SimWorld::FreeUnused(Link& link) const {
+  link.free_at = Now();
+  for (const auto& connection : Connections()) {
+    link.free_at = std::max(link.free_at, connection->BookedUntil(link));
+  }
+}
+
 SimFabric* SimWorld::HostOf(const IpEndpoint& address) {
   for (const auto& host : hosts_) {
     if (host->Owns(address)) return host.get();
@@ -412,15 +410,16 @@ bool SimWorld::CurrentIsDown() const {
 }
 
 std::string SimWorld::Describe() const {
-  std::string text = "at " + Seconds(Now()) + ": " + std::to_string(loop_.scheduled()) + " events to come";
-  if (!loop_.IsDry()) text += ", the next at " + Seconds(loop_.NextDue());
+  std::string text = "at " + FormatSeconds(Now()) + ": " + std::to_string(loop_.scheduled()) + " events to come";
+  if (!loop_.IsDry()) text += ", the next at " + FormatSeconds(loop_.NextDue());
   text += "\n";
   for (const SimLoop::Waiter& waiter : loop_.Waiters()) {
     const SimLoop::Context& context = waiter.context;
     const std::string owner = context.owner == SimLoop::kNobody ? "a callback"
                               : context.program != nullptr      ? *context.program
                                                                 : hosts_[context.owner - 1]->name() + " (a callback)";
-    text += "  blocked: " + owner + " waits for " + std::string(waiter.what) + " since " + Seconds(waiter.since) + "\n";
+    text += "  blocked: " + owner + " waits for " + std::string(waiter.what) + " since " + FormatSeconds(waiter.since) +
+            "\n";
   }
   for (const auto& host : hosts_) {
     if (!host->IsUp()) text += "  down: " + host->name() + "\n";

@@ -44,8 +44,11 @@ struct LinkOptions {
 
 // How a host goes.
 enum class Cut : uint8_t {
-  kReset,   // its process was killed: its kernel resets what the process had open, and refuses what comes
-  kSilent,  // its power is gone: nothing leaves it, nothing arrives
+  // Its process was killed: its kernel resets what the process had open, and refuses what comes. Of what had no turn on
+  // the wire yet some, all or nothing leaves ahead of the reset.
+  kReset,
+  // Its power is gone: nothing leaves it, not even what was written and had no turn on the wire yet; nothing arrives.
+  kSilent,
 };
 
 // A program spawned on a host. The handle may outlive the program and the world.
@@ -155,6 +158,8 @@ class SimWorld {
   std::vector<std::shared_ptr<SimConnection>> Connections() const;
   Link& LinkBetween(size_t from, size_t to);
   bool Reachable(size_t from, size_t to);
+  // Some of what was booked on the link will not be sent.
+  void FreeUnused(Link& link) const;
   SimFabric* HostOf(const IpEndpoint& address);
 
   const Options options_;

@@ -81,14 +81,15 @@ struct Pair {
 // Moves `size` bytes both ways over a connection and checks that they arrive unchanged.
 class Exchange {
  public:
-  Exchange(Pair* pair, size_t size) : pair_(pair) {
+  Exchange(Pair* pair, size_t size) : Exchange(&pair->world, pair->client.get(), pair->server.get(), size) {}
+  Exchange(SimWorld* world, Stream* client, Stream* server, size_t size) : world_(world) {
     Prng content(99);
     for (size_t i = 0; i < size; ++i) data_ += static_cast<char>(content.Below(256));
-    client_.Start(pair->client.get(), data_);
-    server_.Start(pair->server.get(), data_);
+    client_.Start(client, data_);
+    server_.Start(server, data_);
   }
   bool Run() {
-    return pair_->world.RunUntil([&] { return client_.received == data_ && server_.received == data_; });
+    return world_->RunUntil([&] { return client_.received == data_ && server_.received == data_; });
   }
 
  private:
@@ -116,10 +117,34 @@ class Exchange {
     std::string received;
   };
 
-  Pair* const pair_;
+  SimWorld* const world_;
   std::string data_;
   Side client_;
   Side server_;
+};
+
+// Reads whatever comes at once, and notes when.
+struct Receiver : StreamWatcher {
+  Receiver(SimWorld* of, Stream* from) : world(of), stream(from) {
+    stream->SetWatcher(this);
+    stream->Arm(true, false);
+  }
+  ~Receiver() override { stream->SetWatcher(nullptr); }
+  void OnStreamReady() override {
+    last = world->Now();
+    IoResult result;
+    while ((result = ReadSome(*stream, &text)).status == IoStatus::kOk) {
+    }
+    finished = result.status == IoStatus::kEof;
+    error = result.error;
+    if (result.status == IoStatus::kWouldBlock) stream->Arm(true, false);
+  }
+  SimWorld* const world;
+  Stream* const stream;
+  std::string text;
+  bool finished = false;
+  int error = 0;
+  Instant last{};
 };
 
 struct Outcome {
@@ -251,6 +276,100 @@ TEST(SimWorld, BytesTakeTheLatencyAndTheBandwidthOfTheLink) {
   EXPECT_EQ(pair.world.Now() - begin, Duration(10us + 1ms));
 }
 
+// A millisecond on the wire for a thousand bytes.
+LinkOptions SlowLink() {
+  LinkOptions link;
+  link.latency = 10us;
+  link.bytes_per_second = 1'000'000;
+  return link;
+}
+
+TEST(SimWorld, AHostThatLosesPowerSendsNothingThatHadNotLeft) {
+  Pair pair(SlowLink());
+  pair.Connect();
+  {
+    Receiver receiver(&pair.world, pair.server.get());
+    for (const char byte : {'a', 'b', 'c'}) WriteSome(*pair.client, std::string(1000, byte));
+    pair.client->Shutdown();
+    const Instant begin = pair.world.Now();
+    pair.world.RunFor(1ms + 5us);
+    EXPECT_EQ(receiver.text, "");
+    pair.world.CutHost(*pair.a, Cut::kSilent);
+    pair.world.RunFor(1s);
+    EXPECT_EQ(receiver.text, std::string(1000, 'a')) << "what is on the wire arrives";
+    EXPECT_EQ(receiver.last, begin + Duration(1ms + 10us));
+    EXPECT_FALSE(receiver.finished);
+    EXPECT_EQ(receiver.error, 0) << "not a word";
+    pair.world.Restore(*pair.a);
+    EXPECT_TRUE(pair.world.RunUntilIdle());
+    EXPECT_EQ(receiver.text.size(), 1000u);
+  }
+  WriteSome(*pair.server, "who is there?");
+  EXPECT_TRUE(pair.world.RunUntilIdle());
+  std::string text;
+  EXPECT_EQ(ReadSome(*pair.server, &text).error, ECONNRESET);
+}
+
+TEST(SimWorld, ARestartedHostNeedNotWaitForWhatWasNeverSent) {
+  Pair pair(SlowLink());
+  pair.Connect();
+  WriteSome(*pair.client, std::string(100'000, 'x'));
+  pair.world.RunFor(1ms);
+  pair.world.CutHost(*pair.a, Cut::kSilent);
+  pair.world.Restore(*pair.a);
+  pair.Reconnect();
+  Receiver receiver(&pair.world, pair.server.get());
+  const Instant begin = pair.world.Now();
+  WriteSome(*pair.client, std::string(1000, 'y'));
+  pair.world.RunFor(1s);
+  EXPECT_EQ(receiver.last, begin + Duration(1ms + 10us));
+}
+
+TEST(SimWorld, AResetLeavesBehindSomeOrNoneOfWhatHadNotLeft) {
+  for (const bool killed : {true, false}) {
+    std::vector<int> seen(4);
+    for (uint64_t seed = 1; seed <= 40; ++seed) {
+      Pair pair(SlowLink(), seed);
+      pair.Connect();
+      Receiver receiver(&pair.world, pair.server.get());
+      const std::string pieces[] = {std::string(1000, 'a'), std::string(1000, 'b'), std::string(1000, 'c'),
+                                    std::string(1000, 'd')};
+      for (const std::string& piece : pieces) WriteSome(*pair.client, piece);
+      const Instant begin = pair.world.Now();
+      pair.world.RunFor(1500us);
+      if (killed) {
+        pair.world.CutHost(*pair.a, Cut::kReset);
+      } else {
+        pair.client->Abort();
+      }
+      EXPECT_TRUE(pair.world.RunUntilIdle());
+      EXPECT_EQ(receiver.error, ECONNRESET);
+      ASSERT_EQ(receiver.text.size() % 1000, 0u);
+      const size_t arrived = receiver.text.size() / 1000;
+      ASSERT_GE(arrived, 1u) << "what was on the wire arrives";
+      EXPECT_EQ(receiver.text, (pieces[0] + pieces[1] + pieces[2] + pieces[3]).substr(0, arrived * 1000));
+      // The reset leaves behind the last byte that does, and does not wait for those that never will.
+      EXPECT_EQ(receiver.last, begin + std::max<Duration>(1500us, arrived * 1ms) + 10us);
+      ++seen[arrived - 1];
+    }
+    for (const int times : seen) EXPECT_GT(times, 0);
+  }
+}
+
+TEST(SimWorld, WhatLeavesAfterAMiddleboxHasResetTheConnectionGetsNowhere) {
+  Pair pair(SlowLink());
+  pair.Connect();
+  Receiver receiver(&pair.world, pair.server.get());
+  WriteSome(*pair.client, std::string(1000, 'a'));
+  const Instant begin = pair.world.Now();
+  pair.world.RunFor(500us);
+  pair.world.ResetConnections(*pair.a, *pair.b);
+  EXPECT_TRUE(pair.world.RunUntilIdle());
+  EXPECT_EQ(receiver.text, "");
+  EXPECT_EQ(receiver.error, ECONNRESET);
+  EXPECT_EQ(receiver.last, begin + Duration(510us));
+}
+
 TEST(SimWorld, ReadinessIsOneShotAndNeverInsideACall) {
   Pair pair;
   pair.Connect();
@@ -324,6 +443,32 @@ TEST(SimWorld, WhatFollowsDataThatWasLostNeverArrives) {
   std::string text;
   EXPECT_EQ(ReadSome(*pair.server, &text).error, ECONNRESET);
   EXPECT_EQ(text, "");
+}
+
+// A host that has lost power, or a socket that was aborted, retransmits nothing: what meets a partition is lost, and
+// nothing that comes after it has a place.
+TEST(SimWorld, NobodyRetransmitsWhatADeadEndHadUnderWay) {
+  for (const bool power_lost : {true, false}) {
+    Pair pair;
+    pair.Connect();
+    Receiver receiver(&pair.world, pair.server.get());
+    WriteSome(*pair.client, "meets the partition");
+    pair.world.RunFor(5us);
+    WriteSome(*pair.client, "finds it healed");
+    if (power_lost) {
+      pair.world.CutHost(*pair.a, Cut::kSilent);
+    } else {
+      pair.client->Abort();
+    }
+    pair.world.Partition(*pair.a, *pair.b, true);
+    pair.world.RunFor(6us);
+    pair.world.Partition(*pair.a, *pair.b, false);
+    pair.world.RunFor(1s);
+    if (power_lost) pair.world.Restore(*pair.a);
+    EXPECT_TRUE(pair.world.RunUntilIdle());
+    EXPECT_EQ(receiver.text, "");
+    EXPECT_EQ(receiver.error, power_lost ? 0 : ECONNRESET);
+  }
 }
 
 TEST(SimWorld, HalfCloseEndsOneDirectionAfterItsData) {
