@@ -31,8 +31,8 @@ class SimStream final : public Stream {
   const int index_;
 };
 
-Prng LuckOf(const SimWorld& world, uint64_t id, const char* end) {
-  return world.prng().Fork("connection-" + std::to_string(id) + "/" + end);
+Prng LuckOf(const SimWorld& world, const std::string& connection, const char* end) {
+  return world.prng().Fork("connection/" + connection + "/" + end);
 }
 
 // Bytes; a power of two.
@@ -69,12 +69,13 @@ void SimConnection::ByteRing::Drop(size_t size) {
   size_ -= size;
 }
 
-SimConnection::SimConnection(SimWorld* world, uint64_t id, SimFabric* initiator, const IpEndpoint& initiator_address,
-                             SimFabric* acceptor, const IpEndpoint& acceptor_address)
+SimConnection::SimConnection(SimWorld* world, uint64_t id, const std::string& name, SimFabric* initiator,
+                             const IpEndpoint& initiator_address, SimFabric* acceptor,
+                             const IpEndpoint& acceptor_address)
     : world_(world),
       id_(id),
       options_(world->LinkBetween(initiator->index_, acceptor->index_).options),
-      ends_{End(LuckOf(*world, id, "initiator")), End(LuckOf(*world, id, "acceptor"))} {
+      ends_{End(LuckOf(*world, name, "initiator")), End(LuckOf(*world, name, "acceptor"))} {
   ends_[0].host = initiator;
   ends_[0].address = initiator_address;
   ends_[1].host = acceptor;

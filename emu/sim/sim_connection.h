@@ -27,8 +27,9 @@ namespace stagecoach::emu {
 
 class SimConnection : public std::enable_shared_from_this<SimConnection> {
  public:
-  SimConnection(SimWorld* world, uint64_t id, SimFabric* initiator, const IpEndpoint& initiator_address,
-                SimFabric* acceptor, const IpEndpoint& acceptor_address);
+  // Its ends draw from generators forked by `name`, which no other connection of the world has.
+  SimConnection(SimWorld* world, uint64_t id, const std::string& name, SimFabric* initiator,
+                const IpEndpoint& initiator_address, SimFabric* acceptor, const IpEndpoint& acceptor_address);
   ~SimConnection();
 
   // Hands out the initiator's stream, and has the acceptor's delivered through `listener` when word of it has crossed.

@@ -174,7 +174,10 @@ class SimConnectAttempt : public std::enable_shared_from_this<SimConnectAttempt>
         return;
       }
       const uint64_t id = world_->next_connection_++;
-      connection_ = std::make_shared<SimConnection>(world_, id, host_, local_, target_, remote_);
+      // Without its port, which mostly is the next one free.
+      std::string name = host_->name_ + "/" + local_.WithPort(0).ToString() + "/" + remote_.ToString();
+      name += "/" + std::to_string(++world_->connections_made_[name]);
+      connection_ = std::make_shared<SimConnection>(world_, id, name, host_, local_, target_, remote_);
       world_->connections_.emplace(id, connection_);
       listener_ = std::shared_ptr<Fabric::AcceptCallback>(listener, &listener->on_accept);
     }

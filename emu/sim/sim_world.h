@@ -5,8 +5,9 @@
 // peer falls silent; and they may read and write in odd sizes (`chop`). Loss and reordering of TCP segments are
 // invisible to a TCP user and are not modelled, other than as jitter.
 //
-// Same seed, same calls: same events, byte for byte of the trace. Each pipe draws from a generator forked by the name
-// of its connection, so that a connection more or less does not change the luck of the others. The trace never names
+// Same seed, same calls: same events, byte for byte of the trace. Each end of a connection draws from a generator
+// forked by the connection's name: initiating host, its address, address and port connected to, and the how-manieth of
+// these it is. So what others connect, and where else the host does, does not change its luck. The trace never names
 // contents, which in RDMA hold addresses.
 //
 // Everything obtained from a world is destroyed before it. Single-threaded. sim_loop.h says how a callback may block.
@@ -169,6 +170,7 @@ class SimWorld {
   std::map<HostPair, Link> links_;
   bool ending_programs_ = false;
   uint64_t next_connection_ = 1;
+  std::map<std::string, uint64_t> connections_made_;  // by initiator and where to
   std::map<uint64_t, std::weak_ptr<SimConnection>> connections_;
 };
 

@@ -940,6 +940,67 @@ TEST(SimWorld, TheSameSeedGivesTheSameTraceAndAnotherSeedAnother) {
   EXPECT_NE(HashOfRun(7), HashOfRun(8));
 }
 
+// How hosts a and b read and write over a connection of theirs, when, and how much at a time; without the numbers of
+// streams.
+std::vector<std::string> MovesOfThePair(const std::function<void(Pair*)>& unrelated) {
+  TraceLog log;
+  {
+    Pair pair(NastyLink(), 5, &log);
+    unrelated(&pair);
+    pair.world.RunUntilIdle();
+    pair.world.RunFor(kStart + 1s - pair.world.Now());
+    pair.Connect();
+    Exchange exchange(&pair, 20000);
+    EXPECT_TRUE(exchange.Run());
+  }
+  std::vector<std::string> moves;
+  for (const std::string& line : log.lines()) {
+    const size_t host = line.find(' ') + 1;
+    const size_t event = line.find(' ', host) + 1;
+    const bool move = line.compare(event, 12, "stream.read ") == 0 || line.compare(event, 15, "stream.written ") == 0;
+    if (line[0] == '0' || !move) continue;
+    moves.push_back(line.substr(0, host + 1) + " " + line.substr(event));
+  }
+  EXPECT_GT(moves.size(), 50u);
+  return moves;
+}
+
+TEST(SimWorld, ConnectionsOfOthersDoNotChangeTheLuckOfOne) {
+  const std::vector<std::string> alone = MovesOfThePair([](Pair*) {});
+  // What happens before: an exchange over a connection between `from` and `to`.
+  const auto exchanged = [](Pair* pair, SimFabric& from, SimFabric& to, const char* address, uint16_t port) {
+    std::unique_ptr<Stream> client;
+    std::unique_ptr<Stream> server;
+    const auto listener =
+        to.Listen(Address(address, port), 8, [&](std::unique_ptr<Stream> stream) { server = std::move(stream); });
+    const auto attempt = from.Connect({}, Address(address, port), [&](StreamResult result) {
+      ASSERT_TRUE(result.has_value());
+      client = std::move(*result);
+    });
+    ASSERT_TRUE(pair->world.RunUntil([&] { return client != nullptr && server != nullptr; }));
+    Exchange exchange(&pair->world, client.get(), server.get(), 5000);
+    EXPECT_TRUE(exchange.Run());
+  };
+  const auto add = [](Pair* pair) {
+    pair->world.AddHost("c", {Address("10.0.0.3")});
+    return &pair->world.AddHost("d", {Address("10.0.0.4")});
+  };
+  EXPECT_EQ(MovesOfThePair([&](Pair* pair) {
+              SimFabric* const d = add(pair);
+              exchanged(pair, *d, *d, "10.0.0.4", 20049);
+            }),
+            alone)
+      << "other hosts";
+  EXPECT_EQ(MovesOfThePair([&](Pair* pair) { exchanged(pair, *add(pair), *pair->b, "10.0.0.2", 20049); }), alone)
+      << "another client of the service";
+  EXPECT_EQ(MovesOfThePair([&](Pair* pair) { exchanged(pair, *pair->a, *add(pair), "10.0.0.4", 20049); }), alone)
+      << "another connection of the client, which changes its port";
+  EXPECT_EQ(MovesOfThePair([&](Pair* pair) { exchanged(pair, *pair->a, *pair->b, "10.0.0.2", 9); }), alone)
+      << "another service of the same host";
+  EXPECT_NE(MovesOfThePair([&](Pair* pair) { exchanged(pair, *pair->a, *pair->b, "10.0.0.2", 20049); }), alone)
+      << "a second connection has luck of its own";
+}
+
 TEST(SimWorld, TheTraceTellsTheStoryOfAConnection) {
   TraceLog log;
   {
