@@ -1,9 +1,11 @@
 #include "emu/sim/sim_world.h"
 
 #include <errno.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <system_error>
 
 #include "base/check.h"
@@ -45,6 +47,22 @@ class SimNotifier final : public Notifier {
   SimLoop* const loop_;
   const std::unique_ptr<EventFd> event_;
 };
+
+void RaiseDescriptorLimit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= limit.rlim_max) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);  // what it does not get it may do without
+}
+
+[[noreturn]] void EndForWantOfDescriptors() {
+  rlimit limit{};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  std::fprintf(stderr, "the simulation ran out of file descriptors (limit %llu): raise `ulimit -n`\n",
+               static_cast<unsigned long long>(limit.rlim_cur));
+  std::fflush(nullptr);
+  std::_Exit(SimWorld::kNoDescriptors);
+}
 
 }  // namespace
 
@@ -247,7 +265,9 @@ SimWorld::Options WithSeed(uint64_t seed) {
 
 SimWorld::SimWorld(uint64_t seed) : SimWorld(WithSeed(seed)) {}
 
-SimWorld::SimWorld(const Options& options) : options_(options), prng_(options.seed) {}
+SimWorld::SimWorld(const Options& options) : options_(options), prng_(options.seed) {
+  RaiseDescriptorLimit();
+}
 
 SimWorld::~SimWorld() {
   EndPrograms();
@@ -540,7 +560,10 @@ std::vector<IpEndpoint> SimFabric::LocalAddresses() const {
 
 std::unique_ptr<Notifier> SimFabric::CreateNotifier() {
   std::unique_ptr<EventFd> event = EventFd::Create();
-  if (event == nullptr) return nullptr;
+  if (event == nullptr) {
+    if (world_->options_.needs_descriptors && (errno == EMFILE || errno == ENFILE)) EndForWantOfDescriptors();
+    return nullptr;
+  }
   return std::make_unique<SimNotifier>(&world_->loop_, std::move(event));
 }
 

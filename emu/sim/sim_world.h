@@ -10,6 +10,9 @@
 // these it is. So what others connect, and where else the host does, does not change its luck. The trace never names
 // contents, which in RDMA hold addresses.
 //
+// A notifier is a real descriptor, which programs may poll, read and set flags of. A world raises the process's limit
+// on them (RLIMIT_NOFILE) as far as it may.
+//
 // Everything obtained from a world is destroyed before it. Single-threaded. sim_loop.h says how a callback may block.
 #pragma once
 
@@ -77,7 +80,12 @@ class SimWorld {
     // Blocking calls fail when the world has lived through this much virtual time without satisfying them: periodic
     // timers keep a schedule from ever running dry.
     Duration stall_limit = 3600s;
+    // A notifier that finds no descriptor ends the process, with a word on the limit and kNoDescriptors, instead of
+    // failing the program that asked. For who judges programs: one that fails for that has done nothing wrong.
+    bool needs_descriptors = false;
   };
+  // An exit status; that of an operating system error in sysexits.h.
+  static constexpr int kNoDescriptors = 71;
 
   explicit SimWorld(uint64_t seed);
   explicit SimWorld(const Options& options);

@@ -1,8 +1,10 @@
 #include "emu/sim/sim_world.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -999,6 +1001,50 @@ TEST(SimWorld, ConnectionsOfOthersDoNotChangeTheLuckOfOne) {
       << "another service of the same host";
   EXPECT_NE(MovesOfThePair([&](Pair* pair) { exchanged(pair, *pair->a, *pair->b, "10.0.0.2", 20049); }), alone)
       << "a second connection has luck of its own";
+}
+
+// --- Descriptors ---
+
+void LimitDescriptorsTo(rlim_t soft) {
+  rlimit limit{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  limit.rlim_cur = soft;
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+}
+
+TEST(SimWorldDescriptors, AWorldRaisesTheLimitAsFarAsItMay) {
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  LimitDescriptorsTo(32);
+  SimWorld world(1);
+  rlimit after{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &after), 0);
+  EXPECT_EQ(after.rlim_cur, before.rlim_max);
+  EXPECT_EQ(after.rlim_max, before.rlim_max);
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+}
+
+[[noreturn]] void UseUpDescriptors(bool needed) {
+  SimWorld::Options options;
+  options.needs_descriptors = needed;
+  SimWorld world(options);
+  SimFabric& host = world.AddHost("a", {Address("10.0.0.1")});
+  LimitDescriptorsTo(24);
+  for (int i = 0; i < 100; ++i) {
+    if (host.CreateNotifier() == nullptr) std::_Exit(4);  // each is given back at once
+  }
+  std::vector<std::unique_ptr<Notifier>> notifiers;
+  while (notifiers.empty() || notifiers.back() != nullptr) notifiers.push_back(host.CreateNotifier());
+  std::_Exit(3);
+}
+
+TEST(SimWorldDescriptors, AProgramThatFindsNoDescriptorIsToldSo) {
+  EXPECT_EXIT(UseUpDescriptors(false), testing::ExitedWithCode(3), "");
+}
+
+TEST(SimWorldDescriptors, AWorldThatNeedsThemEndsTheProcessAndNamesTheLimit) {
+  EXPECT_EXIT(UseUpDescriptors(true), testing::ExitedWithCode(SimWorld::kNoDescriptors),
+              "the simulation ran out of file descriptors \\(limit 24\\): raise `ulimit -n`");
 }
 
 TEST(SimWorld, TheTraceTellsTheStoryOfAConnection) {
