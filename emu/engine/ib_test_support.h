@@ -271,9 +271,11 @@ class IbPair {
     }
   }
   bool Turn() {
-    bool moved = a.Fill(now) | b.Fill(now);
-    moved |= Deliver(a, from_a, b) | Deliver(b, from_b, a);
-    return moved;
+    const bool filled_a = a.Fill(now);
+    const bool filled_b = b.Fill(now);
+    const bool moved_to_b = Deliver(a, from_a, b);
+    const bool moved_to_a = Deliver(b, from_b, a);
+    return filled_a || filled_b || moved_to_b || moved_to_a;
   }
   std::optional<Instant> NextDeadline() const {
     std::optional<Instant> next;
