@@ -121,6 +121,7 @@ Stage::Stage(const Scenario& scenario, TraceSink* trace, std::shared_ptr<emu::Ca
   options.seed = scenario.seed();
   options.trace = trace;
   options.link = MakeLink(Link());
+  options.needs_descriptors = true;
   emu::WorldOptions world_options;
   world_options.capture = std::move(capture);
   auto world = std::make_unique<emu::SimulatedWorld>(options, std::move(world_options));
