@@ -46,7 +46,8 @@ Connection::Connection(QueuePair& qp, ConnectionSetup setup)
       name_(nic_.name() + "/qp-" + std::to_string(qp.qp_number())),
       memory_(nic_.registry(), qp.pd(), qp.qp_number()),
       llp_(std::move(setup.llp)),
-      transport_(std::make_unique<RdmapStream>(EngineOptions(setup), memory_, qp.receive_source(), nic_.trace(), name_)),
+      transport_(
+          std::make_unique<RdmapStream>(EngineOptions(setup), memory_, qp.receive_source(), nic_.trace(), name_)),
       nudges_left_(initiator_ && nic_.profile().first_answer_nudge > Duration::zero() ? kNudges : 0),
       nudge_wait_(nic_.profile().first_answer_nudge) {
   transport_->BeginTurn(nic_.fabric().Now());

@@ -69,8 +69,8 @@ struct ReplyStorage;
 using HostResolver = std::function<Result<sockaddr_storage, std::string>(const std::string& host, uint16_t port)>;
 
 struct ClientOptions {
-  // Calls this end is ready to have on the wire at a time; fewer when the server grants fewer or the device's queues are
-  // short. 1 to 1024.
+  // Calls this end is ready to have on the wire at a time; fewer when the server grants fewer or the device's queues
+  // are short. 1 to 1024.
   uint32_t credits = 64;
   // Largest message sent or received inline, header included; in steps of 1024 bytes up to 256 KiB. The connection uses
   // the smaller of this and the peer's.
