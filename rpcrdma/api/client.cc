@@ -156,6 +156,10 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
   bool connected() const { return connection_.established(); }
   size_t outstanding() const { return requester_ ? requester_->outstanding() : 0; }
   size_t abandoned() const { return requester_ ? requester_->abandoned() : 0; }
+  ClientHoldings holdings() const {
+    return {.call_records = pending_.size() + (requester_ ? requester_->call_records() : 0),
+            .registration_records = connection_.registration_records()};
+  }
   const std::string& peer() const { return peer_; }
   ConnectionStats stats() const { return requester_ ? requester_->stats() : ConnectionStats{}; }
   std::string DebugString() const {
@@ -328,6 +332,10 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
     Result<Reply, CallError> result = ResultOf(outcome, NameOf(procedure), pending_[index].buffers);
     requester_->Release(outcome.call, loop_.Now());
     free_pending_.push_back(index);
+    if (STAGECOACH_MUTANT("close-forgets-queued", "closing tells a call that waits for a credit nothing") && closing_ &&
+        outcome.failure && !outcome.failure->sent) {
+      return;
+    }
     const bool twice =
         STAGECOACH_MUTANT("complete-twice", "a reply that waits for its fence as the connection ends is failed, too") &&
         lost_ && result;
@@ -441,6 +449,9 @@ ConstBytes Reply::Settle(ConstBytes data, size_t i) const {
   if (i >= buffers_.size() || data.size() > buffers_[i].size()) return data;
   const MutableBytes buffer = buffers_[i];
   if (data.data() != buffer.data()) CopyBytes(buffer, data);
+  if (STAGECOACH_MUTANT("result-overrun", "the byte behind a result is written") && data.size() < buffer.size()) {
+    buffer[data.size()] = std::byte{1};
+  }
   return buffer.first(data.size());
 }
 
@@ -476,6 +487,9 @@ size_t Client::outstanding() const {
 }
 size_t Client::abandoned() const {
   return connection_->abandoned();
+}
+ClientHoldings Client::holdings() const {
+  return connection_->holdings();
 }
 const std::string& Client::peer() const {
   return connection_->peer();

@@ -64,6 +64,12 @@ class ClientConnection;
 struct ReplyStorage;
 }  // namespace internal
 
+// Tables of one connection, free entries included. They grow to what was ever in use at a time, and no further.
+struct ClientHoldings {
+  size_t call_records = 0;
+  size_t registration_records = 0;
+};
+
 // Host name and port (host byte order) to an address; the error says what is wrong, as a clause. Called once, on a
 // thread that nobody waits for: it may block, and must not refer to anything that could be gone by the time it returns.
 using HostResolver = std::function<Result<sockaddr_storage, std::string>(const std::string& host, uint16_t port)>;
@@ -198,6 +204,7 @@ class Client {
   size_t outstanding() const;
   // Cancelled calls that the server may still be at work for: each keeps its credit until its reply is in.
   size_t abandoned() const;
+  ClientHoldings holdings() const;
   // "127.0.0.1:20049", as asked for.
   const std::string& peer() const;
   ConnectionStats stats() const;

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/mutant.h"
 #include "rpcrdma/api/errors_internal.h"
 #include "rpcrdma/api/resolve.h"
 #include "rpcrdma/core/negotiation.h"
@@ -175,6 +176,7 @@ class ServerConnection final : public ConnectionOwner, public std::enable_shared
   }
 
   BlockPool::Holdings pool_holdings() const { return pool_->holdings(); }
+  size_t registration_records() const { return connection_.registration_records(); }
 
   std::string DebugString() const {
     return "  client " + std::to_string(id_) + ": " + connection_.DebugString() + "; requests executing " +
@@ -222,6 +224,7 @@ class ServerConnection final : public ConnectionOwner, public std::enable_shared
       ++executing_;
       ++alive_->requests;
       Dispatch(*id);
+      if (DropsThisClient()) return Disconnect("dropped by a mutant");
     }
     DisconnectIfIdle();
   }
@@ -233,6 +236,13 @@ class ServerConnection final : public ConnectionOwner, public std::enable_shared
   }
 
  private:
+  // A simulation numbers the lives of a server in its name: "a/server-2" was started again.
+  bool DropsThisClient() const {
+    return STAGECOACH_MUTANT("restart-drops-client",
+                             "a server that was started again drops its first client at that client's third request") &&
+           server_ != nullptr && id_ == 1 && server_->options().name.back() > '1' && responder_->stats().calls >= 3;
+  }
+
   void Dispatch(RequestId id) {
     auto state = std::make_unique<RequestState>();
     state->connection = shared_from_this();
@@ -456,6 +466,7 @@ ServerHoldings ServerImpl::holdings() const {
     holdings.pool_blocks += pool.blocks;
     holdings.pool_bytes += pool.bytes;
     holdings.registered_bytes += pool.registered_bytes;
+    holdings.registration_records += connection->registration_records();
   }
   return holdings;
 }

@@ -641,6 +641,7 @@ void Requester::OnDeadline(Instant now) {
     const auto& deadline = abandoned_[i].deadline;
     if (deadline && now >= *deadline) {
       STAGECOACH_MARK("requester.deadline_after_cancel");
+      Trace(trace_, now, config_.name, "call.timed_out", {{"xid", uint64_t{abandoned_[i].xid}}});
       end = true;
     }
     if (deadline && now < *deadline) LowerDeadline(deadline);
@@ -718,6 +719,7 @@ void Requester::FreeCall(uint32_t index) {
   call.failure.reset();
   call.receive_slot.reset();
   call.reply_inline = {};
+  if (STAGECOACH_MUTANT("call-records-leak", "the requester never reuses call records")) return;
   free_calls_.push_back(index);
 }
 

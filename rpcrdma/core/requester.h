@@ -148,6 +148,8 @@ class Requester final : public ConnectionEngine {
   size_t outstanding() const { return outstanding_; }
   // Cancelled calls whose replies are not in: each keeps its credit.
   size_t abandoned() const { return abandoned_.size(); }
+  // Entries of the table of calls, free ones included: as many as were ever outstanding at a time.
+  size_t call_records() const { return calls_.size(); }
   const Credits& credits() const { return credits_; }
   // Receives that are posted, or will be once their commands are taken.
   uint32_t posted_receives() const { return posted_receives_; }

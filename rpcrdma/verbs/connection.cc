@@ -274,7 +274,8 @@ void Connection::OnEstablishedEvent(const CmEvent& event) {
   CancelTimers();
   state_ = State::kEstablished;
   if (trace_ != nullptr) {
-    Trace(trace_, loop_.Now(), options_.name, "established", {{"private_data", ToHex(event.private_data)}});
+    Trace(trace_, loop_.Now(), options_.name, "established",
+          {{"private_data", ToHex(event.private_data)}, {"qp", uint64_t{id_->qp->qp_num}}});
   }
   owner_.OnEstablished(event.private_data);
   if (state_ != State::kEstablished) {

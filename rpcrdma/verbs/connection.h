@@ -125,6 +125,9 @@ class Connection final : public CmHandler, public ConnectionMemory {
   uint32_t outgoing_reads() const { return outgoing_reads_; }
   uint32_t segment_length_max() const { return segment_length_max_; }
 
+  // Entries of the table of registrations, free ones included.
+  size_t registration_records() const { return exposed_.size(); }
+
   bool established() const { return state_ == State::kEstablished; }
   bool closed() const { return state_ == State::kClosed; }
   // Why it is over or ending; null before.
