@@ -29,10 +29,12 @@ constexpr uint32_t kAttemptsMax = 2000;
 constexpr Duration kProbeTimeout = 20s;
 // A probe may meet the remains of a fault: the connection it broke, whose end is heard of only now.
 constexpr uint32_t kFailedProbesMax = 4;
-constexpr uint32_t kProbesInRound = 3;
-// How the stack says that a work request was refused, and that it closed a connection because a call timed out.
-constexpr std::string_view kInvalidatedTwice = "an RDMA operation failed: local protection error";
-constexpr std::string_view kCallTimedOut = "closed because a call timed out";
+// Of a round of probes: calls one after the other, and how many at a time.
+constexpr uint32_t kProbesInRow = 3;
+constexpr uint32_t kProbesTogether = 6;
+constexpr uint32_t kProbesTogetherAtFirst = 12;
+// The service tells calls apart by what is left of their numbers when they are divided by this.
+constexpr uint64_t kKindsOfCalls = 3;
 
 uint32_t ResultRoom(const Call& call) {
   return call.has_result_room_bytes() ? call.result_room_bytes() : call.result_bytes();
@@ -64,6 +66,7 @@ ClientProgram::~ClientProgram() {
 }
 
 void ClientProgram::Start() {
+  ArmEnds();
   if (started_) return Connect();
   started_ = true;
   last_start_ = stage_.Now();
@@ -73,11 +76,12 @@ void ClientProgram::Start() {
 void ClientProgram::Kill() {
   ++incarnation_;
   EventLoop& loop = stage_.loop(host());
-  for (EventLoop::TimerId* timer : {&start_timer_, &pause_timer_}) {
+  for (EventLoop::TimerId* timer : {&start_timer_, &pause_timer_, &close_timer_, &destroy_timer_}) {
     if (*timer != 0) loop.Cancel(*timer);
     *timer = 0;
   }
   Drop();
+  another_.reset();
   for (auto& [number, pending] : pending_) {
     if (pending.cancel_timer != 0) loop.Cancel(pending.cancel_timer);
     ++tally_.disturbed;
@@ -89,20 +93,126 @@ void ClientProgram::Kill() {
 bool ClientProgram::Idle() const {
   if (hopeless_) return true;
   if (stopping_) return client_ == nullptr;
-  return started_ && next_ == script_.size() && pending_.empty() && !connecting_ && !probing_;
+  return started_ && next_ == script_.size() && pending_.empty() && !connecting_ && !probing_ && !closing_ &&
+         close_timer_ == 0 && destroy_timer_ == 0;
 }
 
-void ClientProgram::Probe() {
+void ClientProgram::Probe(bool warm) {
   cold_.CheckAll(stage_.Now());
   if (hopeless_) return;
   probing_ = true;
-  probes_left_ = kProbesInRound;
+  probe_step_ = 0;
+  probes_together_ = warm ? kProbesTogetherAtFirst : kProbesTogether;
   failed_probes_ = 0;
   attempts_ = 0;
-  // The service treats calls by their numbers: each round is the same work.
-  next_number_ += (kProbesInRound - next_number_ % kProbesInRound) % kProbesInRound;
-  if (connected_) return Begin(ProbeCall(), true);
+  // Each round is the same work.
+  next_number_ += (kKindsOfCalls - next_number_ % kKindsOfCalls) % kKindsOfCalls;
+  if (connected_) return NextProbe();
   if (!connecting_) Connect();
+}
+
+// A round: calls one after the other, several at a time, one that is cancelled, and a second connection that ends by a
+// call that times out.
+void ClientProgram::NextProbe() {
+  probes_open_ = 0;
+  probe_step_failed_ = false;
+  if (probe_step_ < kProbesInRow) {
+    StartProbes(1, ProbeCall());
+  } else if (probe_step_ == kProbesInRow) {
+    StartProbes(LacksRoom() ? 1 : std::min(probes_together_, spec_.queued_calls_max()), ProbeCall());
+  } else if (probe_step_ == kProbesInRow + 1) {
+    // It has no chunks: the server may take its time without meeting memory that is not there any more.
+    Call call;
+    call.set_service_ns(1'000'000);
+    call.set_cancel_ns(1);
+    call.set_timeout_ns(static_cast<uint64_t>(ProbeTimeout(call).count()));
+    StartProbes(1, call);
+  } else if (probe_step_ == kProbesInRow + 2 && !LacksRoom()) {
+    ProbeAnotherConnection();
+  } else {
+    probing_ = false;
+    Pump();
+    MakeRoom();
+  }
+}
+
+void ClientProgram::StartProbes(uint32_t count, const Call& call) {
+  probes_open_ = count;
+  for (uint32_t i = 0; i < count; ++i) Begin(call, true);
+}
+
+// The step's calls have ended: on to the next one, or again, on a new connection if need be.
+void ClientProgram::EndProbe(bool failed, const std::string& how) {
+  probe_step_failed_ = probe_step_failed_ || failed;
+  if (probes_open_ > 0 && --probes_open_ > 0) return;
+  if (!probe_step_failed_) {
+    ++probe_step_;
+    return connected_ ? NextProbe() : Connect();
+  }
+  if (++failed_probes_ < kFailedProbesMax) return connected_ ? NextProbe() : ConnectAfter(kReconnectDelay);
+  probing_ = false;
+  stage_.Violate("liveness.probe",
+                 fmt::format("client {}: {} probes failed, the last with: {}", spec_.name(), failed_probes_, how));
+}
+
+void ClientProgram::ProbeAnotherConnection() {
+  rpcrdma::ClientOptions options;
+  options.credits = spec_.credits();
+  options.inline_threshold = spec_.inline_threshold();
+  options.trace = stage_.trace();
+  options.name = fmt::format("{}/another-{}", spec_.name(), ++others_);
+  options.first_xid = stage_.FirstXid(options.name);
+  another_ = std::make_unique<rpcrdma::Client>(stage_.loop(host()), options);
+  const auto end = [this](bool failed, std::string how) {
+    // Not in a handler of the client that goes.
+    stage_.loop(host()).Post([this, incarnation = incarnation_, failed, how = std::move(how)] {
+      if (incarnation != incarnation_) return;
+      another_.reset();
+      if (failed) stage_.Violate("liveness.probe", fmt::format("client {}, another connection: {}", spec_.name(), how));
+      EndProbe(failed, how);
+    });
+  };
+  const auto call = [this](uint64_t service_ns, Duration timeout, std::function<void(Outcome)> then) {
+    CallOptions options;
+    options.timeout = timeout;
+    const uint64_t number = next_number_++;
+    another_->Call(
+        {kModelProgram, kModelVersion, kModelTransform},
+        [&](XdrWriter& args) {
+          args.U64(number);
+          args.U64(service_ns);
+          args.U32(0);
+          args.U32(0);
+          args.Opaque({});
+          args.EligibleOpaque({});
+        },
+        options, [then = std::move(then)](Outcome outcome) { then(std::move(outcome)); });
+  };
+  another_->Connect(stage_.AddressOf(spec_.server()), kServicePort,
+                    [this, incarnation = incarnation_, end, call](Result<void, CallError> connected) {
+                      if (incarnation != incarnation_) return;
+                      if (!connected) return end(true, connected.error().ToString());
+                      call(0, kProbeTimeout, [this, incarnation, end, call](Outcome outcome) {
+                        if (incarnation != incarnation_) return;
+                        if (!outcome) return end(true, outcome.error().ToString());
+                        // Which is answered when nobody waits for it any more.
+                        call(200'000'000, 50ms, [this, incarnation, end](Outcome outcome) {
+                          if (incarnation != incarnation_) return;
+                          const bool timed_out = !outcome && outcome.error().kind == Kind::kTimedOut;
+                          end(!timed_out, outcome ? "answered before its time" : outcome.error().ToString());
+                        });
+                      });
+                    });
+}
+
+// The server counts connections, or a device the registrations: nobody takes more than is needed.
+bool ClientProgram::LacksRoom() const {
+  if (service_->has_clients_max()) return true;
+  const auto& hosts = stage_.scenario().host();
+  return std::any_of(hosts.begin(), hosts.end(), [&](const Host& each) {
+    return (each.name() == spec_.host() || each.name() == spec_.server()) &&
+           (each.device().has_max_mr() || each.device().has_max_mw());
+  });
 }
 
 void ClientProgram::Stop() {
@@ -135,7 +245,7 @@ std::string ClientProgram::Describe() const {
 // --- Connections ---
 
 void ClientProgram::Connect() {
-  if (stopping_ || connecting_ || connected_ || hopeless_) return;
+  if (stopping_ || connecting_ || connected_ || closing_ || hopeless_) return;
   Drop();
   connecting_ = true;
   timed_out_ = false;
@@ -152,7 +262,7 @@ void ClientProgram::Connect() {
   options.message_bytes_max = spec_.message_bytes_max();
   options.memory_windows = spec_.memory_windows();
   options.trace = stage_.trace();
-  options.name = fmt::format("{}/{}", spec_.name(), tally_.connections);
+  options.name = connection_name_ = fmt::format("{}/{}", spec_.name(), tally_.connections);
   options.first_xid = stage_.FirstXid(options.name);
   client_ = std::make_unique<rpcrdma::Client>(stage_.loop(host()), options);
   client_->Connect(stage_.AddressOf(spec_.server()), kServicePort,
@@ -164,8 +274,10 @@ void ClientProgram::Connect() {
 }
 
 void ClientProgram::OnConnected(Result<void, CallError> result) {
+  if (client_ == nullptr) return;  // destroyed before it could tell
   connecting_ = false;
   if (result) {
+    if (closing_) return;
     connected_ = true;
     established_ = stage_.Now();
     attempts_ = 0;
@@ -173,7 +285,7 @@ void ClientProgram::OnConnected(Result<void, CallError> result) {
         [this, incarnation = incarnation_, connection = tally_.connections](const CallError& error) {
           if (incarnation != incarnation_ || connection != tally_.connections) return;
           connected_ = false;
-          if (!MayBeLost(error)) {
+          if (!MayBeLost()) {
             stage_.Violate("connection.lost", fmt::format("client {}: {}", spec_.name(), error.ToString()));
           }
           // Calls that ended with the connection are told of it first; what is left to do needs a new one.
@@ -181,7 +293,7 @@ void ClientProgram::OnConnected(Result<void, CallError> result) {
             if (incarnation == incarnation_ && connection == tally_.connections) Pump();
           });
         });
-    if (probing_) return Begin(ProbeCall(), true);
+    if (probing_) return NextProbe();
     Pump();
     return MakeRoom();
   }
@@ -189,9 +301,10 @@ void ClientProgram::OnConnected(Result<void, CallError> result) {
     hopeless_ = true;
     return;
   }
-  if (std::string objection = JudgeConnecting(result.error()); !objection.empty()) {
-    stage_.Violate("connection.refused",
-                   fmt::format("client {}: {}: {}", spec_.name(), result.error().ToString(), objection));
+  if (closing_ && result.error().kind == Kind::kClosed) return;
+  if (!stage_.MayFailToConnect(spec_.host(), spec_.server(), connection_since_, result.error().kind)) {
+    stage_.Violate("connection.refused", fmt::format("client {}: {}: nothing in the scenario explains it", spec_.name(),
+                                                     result.error().ToString()));
     hopeless_ = true;
     return;
   }
@@ -215,7 +328,64 @@ void ClientProgram::ConnectAfter(Duration delay) {
 void ClientProgram::Drop() {
   connected_ = false;
   connecting_ = false;
+  closing_ = false;
   client_.reset();
+}
+
+void ClientProgram::ArmEnds() {
+  const auto arm = [this](EventLoop::TimerId* timer, uint64_t when, void (ClientProgram::*end)()) {
+    // What would have been while the host was down is not made up for.
+    if (when == 0 || Instant(Duration(when)) <= stage_.Now()) return;
+    *timer = stage_.loop(host()).At(Instant(Duration(when)), [this, timer, end] {
+      *timer = 0;
+      if (client_ == nullptr || closing_ || stopping_) return Pump();
+      connected_ = false;
+      for (auto& [number, pending] : pending_) pending.closed = true;
+      (this->*end)();
+    });
+  };
+  arm(&close_timer_, spec_.close_ns(), &ClientProgram::CloseAmidst);
+  arm(&destroy_timer_, spec_.destroy_ns(), &ClientProgram::DestroyAmidst);
+}
+
+void ClientProgram::CloseAmidst() {
+  closing_ = true;
+  client_->Close([this, incarnation = incarnation_, connection = tally_.connections] {
+    if (incarnation != incarnation_ || connection != tally_.connections) return;
+    CheckAllToldOfEnd("closed");
+    // Not here: the client would be destroyed by its own handler.
+    stage_.loop(host()).Post([this, incarnation, connection] {
+      if (incarnation != incarnation_ || connection != tally_.connections) return;
+      Drop();
+      Pump();
+    });
+  });
+}
+
+void ClientProgram::DestroyAmidst() {
+  connecting_ = false;
+  inside_client_ = true;
+  client_.reset();
+  inside_client_ = false;
+  // Behind what the client had to say yet.
+  stage_.loop(host()).Post([this, incarnation = incarnation_] {
+    if (incarnation != incarnation_) return;
+    CheckAllToldOfEnd("destroyed");
+    Pump();
+  });
+}
+
+// [client.h] Every call has been told by now.
+void ClientProgram::CheckAllToldOfEnd(const char* how) {
+  for (auto& [number, pending] : pending_) {
+    if (!pending.closed) continue;
+    stage_.Violate("call.ended_untold",
+                   fmt::format("{}: the client is {}, and the call was told nothing", Label(pending, "call"), how));
+    if (pending.cancel_timer != 0) stage_.loop(host()).Cancel(std::exchange(pending.cancel_timer, 0));
+  }
+  for (auto entry = pending_.begin(); entry != pending_.end();) {
+    entry = entry->second.closed ? pending_.erase(entry) : std::next(entry);
+  }
 }
 
 // --- Calls ---
@@ -250,7 +420,8 @@ void ClientProgram::Begin(const Call& spec, bool probe) {
   const uint64_t number = next_number_++;
   last_start_ = stage_.Now();
   ++calls_on_connection_;
-  ++tally_.calls;
+  // A probe that is cancelled is no call that anybody wants answered.
+  if (!probe || spec.cancel_ns() == 0) ++tally_.calls;
   Pending& pending = pending_[number];
   pending.number = number;
   pending.spec = spec;
@@ -282,6 +453,7 @@ void ClientProgram::Begin(const Call& spec, bool probe) {
     const auto found = pending_.find(number);
     if (found == pending_.end()) return;
     found->second.cancel_timer = 0;
+    if (found->second.closed) return;
     found->second.cancelled = true;
     if (client_ == nullptr || found->second.id == 0) return;
     const size_t before = client_->abandoned();
@@ -291,6 +463,9 @@ void ClientProgram::Begin(const Call& spec, bool probe) {
 }
 
 void ClientProgram::OnOutcome(uint64_t number, Outcome outcome) {
+  if (inside_client_) {
+    stage_.Violate("call.ended_inside", fmt::format("call {:#x} ends inside ~Client", number));
+  }
   const auto found = pending_.find(number);
   if (found == pending_.end()) {
     return stage_.Violate("call.completed_twice", fmt::format("call {:#x} completes again", number));
@@ -315,15 +490,11 @@ void ClientProgram::OnOutcome(uint64_t number, Outcome outcome) {
   }
   Retire(pending);
   if (pending.probe) {
-    if (outcome) --probes_left_;
-    probing_ = outcome ? probes_left_ > 0 : ++failed_probes_ < kFailedProbesMax;
-    if (!outcome && !probing_) {
-      stage_.Violate("liveness.probe", fmt::format("client {}: {} probes failed, the last with: {}", spec_.name(),
-                                                   failed_probes_, outcome.error().ToString()));
-    }
     // A connection that is being closed is of no use, and its end may take a moment to be told.
     if (!outcome && outcome.error().connection_gone()) connected_ = false;
-    if (probing_) return connected_ ? Begin(ProbeCall(), true) : ConnectAfter(kReconnectDelay);
+    const bool expected = outcome || (pending.cancelled && outcome.error().kind == Kind::kCancelled);
+    EndProbe(!expected, outcome ? "" : outcome.error().ToString());
+    if (probing_) return;
   }
   Pump();
   MakeRoom();
@@ -387,6 +558,15 @@ std::string ClientProgram::Label(const Pending& pending, const char* what) const
 
 // --- Which failures may be ---
 
+// As many as there are at a time may be in its way, on a link that is slow.
+Duration ClientProgram::ProbeTimeout(const Call& call) const {
+  Client client = spec_;
+  client.clear_call();
+  *client.add_call() = call;
+  client.set_concurrency(kProbesTogetherAtFirst);
+  return std::max<Duration>(kProbeTimeout, stage_.Patience(client));
+}
+
 // Something that each server answers, whatever its limits.
 Call ClientProgram::ProbeCall() const {
   const uint64_t most = std::min({service_->call_bytes_max(), service_->client_bytes_max(),
@@ -395,12 +575,12 @@ Call ClientProgram::ProbeCall() const {
   Call call;
   call.set_argument_bytes(bytes);
   call.set_result_bytes(bytes + 1);
-  call.set_timeout_ns(static_cast<uint64_t>(kProbeTimeout.count()));
+  call.set_timeout_ns(static_cast<uint64_t>(ProbeTimeout(call).count()));
   return call;
 }
 
-bool ClientProgram::Disturbed() const {
-  return stage_.Disturbed(spec_.host(), spec_.server(), connection_since_);
+bool ClientProgram::Severed() const {
+  return stage_.Severed(spec_.host(), spec_.server(), connection_since_, established_);
 }
 
 bool ClientProgram::Late(const Call& call, Instant started) const {
@@ -471,18 +651,21 @@ void ClientProgram::CheckUnsent() {
   }
 }
 
-bool ClientProgram::MayBeLost(const CallError& error) const {
-  if (stage_.Severed(spec_.host(), spec_.server(), connection_since_, established_)) return true;
-  if (error.message.find(kCallTimedOut) != std::string::npos) return timed_out_ || AnyCallLate();
+bool ClientProgram::MayBeLost() const {
+  const Evidence::End end = stage_.evidence().Of(spec_.host(), connection_name_);
+  // No fault of the network makes a NIC object to what it is sent or asked to do.
+  if (!end.IsFault() && Severed()) return true;
   // A server that is still at work for a cancelled call meets memory that is not valid any more, for which one device
   // or the other ends the connection. Each cancelled call whose reply has come was ignored.
-  if (client_ != nullptr && cancelled_.size() > client_->stats().ignored) return true;
+  if (end.terminated && cancelled_.size() > end.cancelled_replies) return true;
   // One whose reply comes at the same moment has a window that is invalidated by the peer and once more by this end,
   // which the device refuses.
-  if (!cancelled_.empty() && error.message.find(kInvalidatedTwice) != std::string::npos) return true;
+  if (end.work_failed && end.window_invalidated && !cancelled_.empty()) return true;
+  if (end.call_timed_out) return timed_out_ || AnyCallLate();
   // A server that cannot register what a call needs lets the connection go. Word of it travels no longer than a call,
   // unless it is held up.
-  const Instant heard = Disturbed() ? connection_since_ : std::max(connection_since_, stage_.Now() - patience_);
+  const bool disturbed = stage_.Disturbed(spec_.host(), spec_.server(), connection_since_);
+  const Instant heard = disturbed ? connection_since_ : std::max(connection_since_, stage_.Now() - patience_);
   return stage_.FailedRegistration(spec_.server(), heard);
 }
 
@@ -497,11 +680,13 @@ std::string ClientProgram::Judge(const Pending& pending, const CallError& error)
     case Kind::kTimedOut: {
       if (error.kind == Kind::kTimedOut) timed_out_ = true;
       if (!Late(call, pending.started)) return refused(false);
-      if (stage_.Disturbed(spec_.host(), spec_.server(), pending.started)) return refused(true);
+      // One that is made on a connection that is dead already has nobody to hear it.
+      if (Severed() || stage_.Disturbed(spec_.host(), spec_.server(), pending.started)) return refused(true);
       if (pending.probe) return "a probe must be answered";
       return refused(Duration(call.timeout_ns()) < patience_);
     }
     case Kind::kCancelled:
+      if (pending.probe && pending.cancelled) return "";
       return refused(pending.cancelled);
     case Kind::kQueueFull:
       return refused(spec_.concurrency() > spec_.queued_calls_max());
@@ -512,7 +697,7 @@ std::string ClientProgram::Judge(const Pending& pending, const CallError& error)
     case Kind::kConnectionLost:
     case Kind::kNotConnected:
       ++tally_.disturbed;
-      return MayBeLost(error) ? "" : "nothing has disturbed the connection";
+      return MayBeLost() ? "" : "nothing has disturbed the connection";
     case Kind::kTransport:
       return refused(ReplyCannotTravel(call) || stage_.FailedRegistration(spec_.server(), pending.started) ||
                      XdrRoundUp(call.argument_bytes()) + kCallOverhead + XdrRoundUp(call.plain_argument_bytes()) >
@@ -522,32 +707,12 @@ std::string ClientProgram::Judge(const Pending& pending, const CallError& error)
                      (ServerMayLackMemory(call) ||
                       kReplyOverhead + XdrRoundUp(call.plain_result_bytes()) > service_->message_bytes_max()));
     case Kind::kClosed:
+      return refused(pending.closed);
     case Kind::kDenied:
     case Kind::kBadReply:
     default:
       return refused(false);
   }
-}
-
-std::string ClientProgram::JudgeConnecting(const CallError& error) const {
-  if (Disturbed()) return "";
-  if (error.kind == Kind::kDevice && stage_.FailedRegistration(spec_.host(), connection_since_)) return "";
-  // On iWARP a peer that declines looks like a port where nobody listens.
-  if (error.kind == Kind::kRejected || error.kind == Kind::kRefused) {
-    const auto to_server = [&](const auto& other) { return other.server() == spec_.server(); };
-    const auto& clients = stage_.scenario().client();
-    const auto& copies = stage_.scenario().file_copy();
-    const auto rivals = static_cast<uint32_t>(std::count_if(clients.begin(), clients.end(), to_server) +
-                                              std::count_if(copies.begin(), copies.end(), to_server));
-    // A connection that is being replaced may still count, and so may any number of them while the service holds calls
-    // of theirs.
-    const bool changes_often = std::any_of(clients.begin(), clients.end(), [&](const Client& other) {
-      return to_server(other) && other.calls_per_connection() > 0;
-    });
-    if (rivals * 2 > service_->clients_max() || (changes_often && service_->has_clients_max())) return "";
-    if (stage_.FailedRegistration(spec_.server(), connection_since_)) return "";
-  }
-  return "nothing in the scenario explains it";
 }
 
 }  // namespace stagecoach::scenario

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -26,10 +27,15 @@ class ClientProgram final : public Program {
   void Start() override;
   void Kill() override;
   bool Idle() const override;
-  void Probe() override;
+  void Probe(bool warm) override;
   void Stop() override;
   std::optional<size_t> calls_open() const override {
     return pending_.size() + (client_ != nullptr ? client_->outstanding() + client_->abandoned() : 0);
+  }
+  size_t records() const override {
+    if (client_ == nullptr) return 0;
+    const rpcrdma::ClientHoldings held = client_->holdings();
+    return held.call_records + held.registration_records;
   }
   std::string Describe() const override;
 
@@ -43,6 +49,7 @@ class ClientProgram final : public Program {
     Instant started{};
     rpcrdma::CallId id = 0;
     bool cancelled = false;
+    bool closed = false;  // its client was closed, or destroyed, while it was under way
     bool probe = false;
     GuardedBuffer argument;
     GuardedBuffer plain_argument;
@@ -53,9 +60,20 @@ class ClientProgram final : public Program {
   void Connect();
   void ConnectAfter(Duration delay);
   Call ProbeCall() const;
+  Duration ProbeTimeout(const Call& call) const;
   void OnConnected(Result<void, rpcrdma::CallError> result);
   // Drops the connection at once; outstanding calls end with kClosed.
   void Drop();
+  // Client::close_ns and Client::destroy_ns.
+  void ArmEnds();
+  void CloseAmidst();
+  void DestroyAmidst();
+  void CheckAllToldOfEnd(const char* how);
+  void NextProbe();
+  void StartProbes(uint32_t count, const Call& call);
+  void EndProbe(bool failed, const std::string& how);
+  void ProbeAnotherConnection();
+  bool LacksRoom() const;
   void Pump();
   // Where places are few, who has nothing to do gives its own back.
   void MakeRoom();
@@ -64,9 +82,8 @@ class ClientProgram final : public Program {
   void CheckReply(Pending& pending, const rpcrdma::Reply& reply);
   // Why the error must not be; empty when it may. Counts it.
   std::string Judge(const Pending& pending, const rpcrdma::CallError& error);
-  std::string JudgeConnecting(const rpcrdma::CallError& error) const;
-  // Whether the connection may have ended, as the error says it has.
-  bool MayBeLost(const rpcrdma::CallError& error) const;
+  // Whether the connection may have ended.
+  bool MayBeLost() const;
   // Its time is up, which ends the connection if it was sent.
   bool Late(const Call& call, Instant started) const;
   bool AnyCallLate() const;
@@ -80,8 +97,8 @@ class ClientProgram final : public Program {
   static bool LeavesResultAlone(rpcrdma::CallError::Kind kind);
   // Calls that were not sent were not executed either.
   void CheckUnsent();
-  // Something was wrong between the hosts when the connection was there, or came.
-  bool Disturbed() const;
+  // A fault may have ended the connection.
+  bool Severed() const;
   void Retire(Pending& pending);
   std::string Label(const Pending& pending, const char* what) const;
 
@@ -94,8 +111,12 @@ class ClientProgram final : public Program {
   uint64_t next_number_;
   bool started_ = false;
   bool probing_ = false;
-  uint32_t probes_left_ = 0;    // of this round
-  uint32_t failed_probes_ = 0;  // in this round
+  uint32_t probe_step_ = 0;  // of this round
+  uint32_t probes_together_ = 0;
+  uint32_t probes_open_ = 0;  // calls of this step
+  bool probe_step_failed_ = false;
+  uint32_t failed_probes_ = 0;  // steps, in this round
+  uint32_t others_ = 0;         // connections made beside the one that is kept
   bool stopping_ = false;
   bool hopeless_ = false;  // cannot work for a reason that will not go away
   uint32_t incarnation_ = 0;
@@ -103,6 +124,10 @@ class ClientProgram final : public Program {
   std::unique_ptr<rpcrdma::Client> client_;
   bool connected_ = false;
   bool connecting_ = false;
+  bool closing_ = false;
+  bool inside_client_ = false;  // it is being destroyed
+  std::string connection_name_;
+  std::unique_ptr<rpcrdma::Client> another_;
   bool timed_out_ = false;  // a call sent on this connection did, which ends it
   // Calls of this connection that were cancelled after they were sent: when each would have timed out.
   std::vector<std::pair<Call, Instant>> cancelled_;
@@ -112,6 +137,8 @@ class ClientProgram final : public Program {
   Instant last_start_{};
   EventLoop::TimerId start_timer_ = 0;  // to connect
   EventLoop::TimerId pause_timer_ = 0;  // to make the next call
+  EventLoop::TimerId close_timer_ = 0;
+  EventLoop::TimerId destroy_timer_ = 0;
   std::map<uint64_t, Pending> pending_;
   std::vector<uint64_t> unsent_;  // numbers
   ColdStorage cold_;

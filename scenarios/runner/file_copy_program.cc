@@ -62,15 +62,19 @@ void FileCopyProgram::Attempt() {
   client_.reset();
   step_ = "connecting";
   since_ = stage_.Now();
+  established_.reset();
   ++tally_.connections;
   rpcrdma::ClientOptions options;
   options.trace = stage_.trace();
-  options.name = fmt::format("copy-{}/{}", index_, tally_.connections);
+  options.name = connection_ = fmt::format("copy-{}/{}", index_, tally_.connections);
   options.first_xid = stage_.FirstXid(options.name);
   client_ = std::make_unique<rpcrdma::Client>(stage_.loop(host()), options);
   files_ = std::make_unique<rpcrdma::file::FileClient>(*client_);
   client_->Connect(stage_.AddressOf(spec_.server()), kServicePort, Now([this](Result<void, CallError> result) {
-                     if (result) return Create();
+                     if (result) {
+                       established_ = stage_.Now();
+                       return Create();
+                     }
                      Failure failure;
                      failure.kind = Failure::Kind::kCall;
                      failure.call = result.error().kind;
@@ -199,28 +203,24 @@ void FileCopyProgram::Fail(const std::string& what, const Failure& failure) {
 bool FileCopyProgram::MayFail(const Failure& failure) const {
   // What the server says of a file, or does not say rightly, has no excuse: each attempt begins with a file of its own.
   if (failure.kind != Failure::Kind::kCall) return false;
-  if (stage_.Disturbed(spec_.host(), spec_.server(), since_)) return true;
   switch (failure.call) {
-    case CallError::Kind::kDevice:
     case CallError::Kind::kMemory:
       return stage_.FailedRegistration(spec_.host(), since_);
-    case CallError::Kind::kRejected:
-    case CallError::Kind::kRefused:
-      return LimitsClients() || stage_.FailedRegistration(spec_.server(), since_);
+    case CallError::Kind::kNoCredit:
+    case CallError::Kind::kTimedOut:
+      return stage_.Disturbed(spec_.host(), spec_.server(), since_);
     case CallError::Kind::kTransport:
-    case CallError::Kind::kConnectionLost:
-    case CallError::Kind::kNotConnected:
       return stage_.FailedRegistration(spec_.server(), since_);
+    case CallError::Kind::kConnectionLost:
+    case CallError::Kind::kNotConnected: {
+      const Evidence::End end = stage_.evidence().Of(spec_.host(), connection_);
+      const bool severed = !end.IsFault() && stage_.Severed(spec_.host(), spec_.server(), since_, established_);
+      const bool timed_out = end.call_timed_out && stage_.Disturbed(spec_.host(), spec_.server(), since_);
+      return severed || timed_out || stage_.FailedRegistration(spec_.server(), since_);
+    }
     default:
-      return false;
+      return !established_ && stage_.MayFailToConnect(spec_.host(), spec_.server(), since_, failure.call);
   }
-}
-
-bool FileCopyProgram::LimitsClients() const {
-  const auto& services = stage_.scenario().service();
-  return std::any_of(services.begin(), services.end(), [&](const Service& service) {
-    return service.host() == spec_.server() && service.has_clients_max();
-  });
 }
 
 void FileCopyProgram::Retry() {

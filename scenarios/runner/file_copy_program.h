@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -46,8 +47,6 @@ class FileCopyProgram final : public Program {
   void Fail(const std::string& what, const rpcrdma::file::Failure& failure);
   bool MayFail(const rpcrdma::file::Failure& failure) const;
   void Retry();
-  // The server may decline us.
-  bool LimitsClients() const;
   // `handler` runs only within this attempt.
   template <typename Handler>
   auto Now(Handler handler) {
@@ -68,6 +67,8 @@ class FileCopyProgram final : public Program {
   bool done_ = false;
   bool hopeless_ = false;
   Instant since_{};
+  std::optional<Instant> established_;
+  std::string connection_;  // its name
   EventLoop::TimerId timer_ = 0;
   std::unique_ptr<rpcrdma::Client> client_;
   std::unique_ptr<rpcrdma::file::FileClient> files_;

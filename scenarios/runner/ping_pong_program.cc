@@ -3,6 +3,7 @@
 #include <arpa/inet.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -46,6 +47,9 @@ Result<rdma_cm_id*, std::string> Expect(rdma_event_channel* channel, rdma_cm_eve
 // A connection with one message under way in each direction.
 class Endpoint {
  public:
+  // `work_failed` is set when work completes with an error other than that it was flushed. Outlives the endpoint.
+  explicit Endpoint(bool* work_failed) : work_failed_(work_failed) {}
+
   Status SetUp(rdma_cm_id* id, uint32_t bytes) {
     id_ = id;
     memory_.resize(size_t{bytes} * 2);
@@ -112,7 +116,10 @@ class Endpoint {
         if (Status waited = Wait(); !waited) return waited;
         continue;
       }
-      if (completion.status != IBV_WC_SUCCESS) return Err(std::string(ibv_wc_status_str(completion.status)));
+      if (completion.status != IBV_WC_SUCCESS) {
+        if (completion.status != IBV_WC_WR_FLUSH_ERR) *work_failed_ = true;
+        return Err(std::string(ibv_wc_status_str(completion.status)));
+      }
       (completion.wr_id == 1 ? received_ : sent_) = true;
     }
     there = false;
@@ -134,6 +141,7 @@ class Endpoint {
     return {};
   }
 
+  bool* const work_failed_;
   rdma_cm_id* id_ = nullptr;
   bool has_qp_ = false;
   bool received_ = false;
@@ -163,17 +171,26 @@ std::string PingPongProgram::Describe() const {
 }
 
 bool PingPongProgram::WaitsInVain() const {
-  return program_ != nullptr && stage_.Disturbed(spec_.client(), spec_.server(), since_) &&
+  return program_ != nullptr &&
+         stage_.Severed(spec_.client(), spec_.server(), since_, established_, Stage::Use::kPingPong) &&
          stage_.WentSilent(spec_.client(), spec_.server());
 }
 
+bool PingPongProgram::MayFail() const {
+  // No fault of the network makes a NIC refuse work.
+  // A server that a fault has ended while nobody was connected listens no more.
+  if (!established_ && stage_.Disturbed(spec_.client(), spec_.server(), begun_, Stage::Use::kPingPong)) return true;
+  if (!work_failed_ && stage_.Severed(spec_.client(), spec_.server(), since_, established_, Stage::Use::kPingPong))
+    return true;
+  return stage_.FailedRegistration(spec_.client(), since_) || stage_.FailedRegistration(spec_.server(), since_);
+}
+
 void PingPongProgram::Run() {
-  since_ = stage_.Now();
+  begun_ = since_ = stage_.Now();
   const std::string failure = role_ == Role::kServer ? Serve() : Call();
   if (!failure.empty() && !stage_.IsOver()) {
     ++tally_.disturbed;
-    if (!stage_.Disturbed(spec_.client(), spec_.server(), since_) &&
-        !stage_.FailedRegistration(spec_.client(), since_) && !stage_.FailedRegistration(spec_.server(), since_)) {
+    if (!MayFail()) {
       stage_.Violate("ping_pong.failed",
                      fmt::format("ping-pong {} on {}, {}, round {}: {}", index_, host(), step_, round_, failure));
     }
@@ -195,11 +212,14 @@ std::string PingPongProgram::Serve() {
   if (!requested) return requested.error();
   verbs::CmId id(*requested);
   step_ = "accepting";
-  Endpoint endpoint;
+  // What befell the server before its client set out is over.
+  since_ = std::max(since_, client_->since_);
+  Endpoint endpoint(&work_failed_);
   if (Status ready = endpoint.SetUp(id.get(), spec_.bytes()); !ready) return ready.error();
   rdma_conn_param parameters{};
   if (rdma_accept(id.get(), &parameters) != 0) return "rdma_accept failed";
   if (auto established = Expect(channel->get(), RDMA_CM_EVENT_ESTABLISHED); !established) return established.error();
+  established_ = stage_.Now();
   step_ = "answering";
   for (round_ = 0; round_ < spec_.count(); ++round_) {
     if (Status received = endpoint.Await(IBV_WC_RECV); !received) return received.error();
@@ -220,6 +240,7 @@ std::string PingPongProgram::Call() {
   sockaddr_in address = ToSockaddr(stage_.AddressOf(spec_.server()), static_cast<uint16_t>(spec_.port()));
   for (uint32_t attempt = 0;; ++attempt) {
     step_ = "connecting";
+    since_ = stage_.Now();
     auto id = verbs::CreateCmId(channel->get());
     if (!id) return id.error().ToString();
     if (rdma_resolve_addr(id->get(), nullptr, reinterpret_cast<sockaddr*>(&address), kResolveTimeoutMs) != 0) {
@@ -228,7 +249,7 @@ std::string PingPongProgram::Call() {
     if (auto done = Expect(channel->get(), RDMA_CM_EVENT_ADDR_RESOLVED); !done) return done.error();
     if (rdma_resolve_route(id->get(), kResolveTimeoutMs) != 0) return "rdma_resolve_route failed";
     if (auto done = Expect(channel->get(), RDMA_CM_EVENT_ROUTE_RESOLVED); !done) return done.error();
-    Endpoint endpoint;
+    Endpoint endpoint(&work_failed_);
     if (Status ready = endpoint.SetUp(id->get(), spec_.bytes()); !ready) return ready.error();
     rdma_conn_param parameters{};
     if (rdma_connect(id->get(), &parameters) != 0) return "rdma_connect failed";
@@ -238,6 +259,7 @@ std::string PingPongProgram::Call() {
       stage_.sim().Sleep(kConnectDelay);
       continue;
     }
+    established_ = stage_.Now();
     step_ = "playing";
     for (round_ = 0; round_ < spec_.count(); ++round_) {
       FillPattern(kPingNumbers + round_, Datum::kArgument, endpoint.outgoing());

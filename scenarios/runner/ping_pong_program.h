@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "scenarios/runner/program.h"
@@ -35,6 +36,7 @@ class PingPongProgram final : public Program {
   // It has no time-outs: for a peer that went without a word it may wait for ever.
   bool WaitsInVain() const;
   void Run();
+  bool MayFail() const;
   // Empty: all went well.
   std::string Serve();
   std::string Call();
@@ -46,7 +48,10 @@ class PingPongProgram final : public Program {
   const PingPongProgram* const client_;
   std::shared_ptr<const emu::SimProgram> program_;
   bool listening_ = false;  // and nothing more
-  Instant since_{};
+  Instant begun_{};         // the program
+  Instant since_{};         // the attempt to connect, or the connection it led to, began
+  std::optional<Instant> established_;
+  bool work_failed_ = false;  // other than by being flushed
   uint32_t round_ = 0;
   const char* step_ = "not started";
 };

@@ -35,11 +35,14 @@ class Program {
   // Its work is done, or can never be.
   virtual bool Idle() const = 0;
   // All faults are over and all work is done: shows that it works, ending Idle() until it has shown it.
-  virtual void Probe() {}
+  // `warm`: it does more at a time than it will later, so that tables and pools are as large as they will be.
+  virtual void Probe(bool /*warm*/) {}
   // Ends in an orderly way; Idle() when that is done.
   virtual void Stop() = 0;
   // Calls begun and not over, of a program that makes calls.
   virtual std::optional<size_t> calls_open() const { return std::nullopt; }
+  // Entries of its connection's tables, free ones included.
+  virtual size_t records() const { return 0; }
   // What it is doing, for the report of a run that hangs. Lines.
   virtual std::string Describe() const = 0;
 

@@ -4,13 +4,11 @@
 
 #include <algorithm>
 #include <map>
-#include <set>
 #include <utility>
 
 #include "scenarios/runner/client_program.h"
 #include "scenarios/runner/connection_checker.h"
 #include "scenarios/runner/file_copy_program.h"
-#include "scenarios/runner/limits.h"
 #include "scenarios/runner/nic_checker.h"
 #include "scenarios/runner/ping_pong_program.h"
 #include "scenarios/runner/service_program.h"
@@ -25,13 +23,15 @@ namespace {
 constexpr Duration kLivenessLimit = 2400s;
 // Rounds of probes. Pools and caches warm up in the first ones; what grows afterwards grows without end.
 constexpr int kWarmRounds = 6;
-constexpr int kProbeRounds = 8;
-// What a disturbance may still cause after it is over: what was under way, and programs that start again.
-constexpr Duration kAftermath = 500ms;
+constexpr int kProbeRounds = 10;
+// What a round of probes leaves behind is over after this time: streams linger for two seconds.
+constexpr Duration kAftermath = 3s;
 // How long devices keep their habits after the last fault, if there is work so long.
 constexpr Duration kTroubleTime = 60s;
-// Later than any run ends, and far from where arithmetic does.
-constexpr Instant kForEver = Instant() + std::chrono::hours(24 * 365);
+// Ten years: far from where arithmetic with times ends.
+constexpr double kLongestWait = 3e17;  // ns
+// A partition that lasts as long ends streams (SimWorld::Options::retransmit_timeout).
+constexpr Duration kStreamGivesUp = 900s;
 
 class Play {
  public:
@@ -41,7 +41,7 @@ class Play {
     stage_.emplace(scenario, &trace_, options.capture);
     connections_.emplace(&stage_->violations());
     nics_.emplace(&stage_->violations());
-    trace_.Add(stage_->registration_watch());
+    trace_.Add(&stage_->evidence());
     trace_.Add(&*connections_);
     trace_.Add(&*nics_);
   }
@@ -131,17 +131,21 @@ class Play {
     const bool for_good = fault.for_ns() == 0 && down;
     // A link that changes is nothing to fail by: how long calls may take counts it (Stage::Patience).
     if (fault.kind() != Fault::LINK) {
-      stage_->NoteDisturbance(fault.a(), fault.b(),
-                              for_good ? kForEver : stage_->Now() + Duration(fault.for_ns()) + kAftermath,
-                              /*severs=*/fault.kind() != Fault::PARTITION);
+      const bool waits = fault.kind() == Fault::PARTITION && Duration(fault.for_ns()) < kStreamGivesUp;
+      const auto harm = waits                                    ? Stage::Harm::kWaits
+                        : fault.kind() == Fault::RESTART_SERVICE ? Stage::Harm::kServiceEnds
+                                                                 : Stage::Harm::kEnds;
+      disturbances_[&fault] = stage_->BeginDisturbance(fault.a(), fault.b(), harm);
     }
     switch (fault.kind()) {
       case Fault::PARTITION:
         ++partitions_[PairOf(fault)];
         return sim.Partition(Fabric(fault.a()), Fabric(fault.b()), true);
       case Fault::RESET:
+        stage_->EndDisturbance(disturbances_.at(&fault));
         return sim.ResetConnections(Fabric(fault.a()), Fabric(fault.b()));
       case Fault::FORGET:
+        stage_->EndDisturbance(disturbances_.at(&fault));
         stage_->NoteSilence(fault.a());
         return sim.ForgetConnections(Fabric(fault.a()));
       case Fault::KILL:
@@ -159,7 +163,8 @@ class Play {
         return sim.SetLink(Fabric(fault.a()), Fabric(fault.b()), MakeLink(fault.link()));
       case Fault::RESTART_SERVICE:
         stage_->world().ActAs(fault.a());
-        services_.at(fault.a())->Restart(Duration(fault.for_ns()));
+        restarts_.push_back(&fault);
+        services_.at(fault.a())->Restart(Duration(fault.for_ns()), [this, host = fault.a()] { EndRestartsOf(host); });
         return;
       case Fault::NONE:
         return;
@@ -171,6 +176,7 @@ class Play {
     Trace(&trace_, stage_->Now(), "fault", "over", {{"a", fault.a()}, {"b", fault.b()}});
     switch (fault.kind()) {
       case Fault::PARTITION:
+        stage_->EndDisturbance(disturbances_.at(&fault));
         // Those of one pair may overlap.
         if (--partitions_[PairOf(fault)] > 0) return;
         return sim.Partition(Fabric(fault.a()), Fabric(fault.b()), false);
@@ -189,9 +195,19 @@ class Play {
         for (const auto& program : programs_) {
           if (program->host() == fault.a()) As(*program).Start();
         }
+        stage_->EndDisturbance(disturbances_.at(&fault));
+        // A service that was being restarted is up with its host.
+        EndRestartsOf(fault.a());
         return;
       default:
         return;
+    }
+  }
+
+  // The service of `host` listens again.
+  void EndRestartsOf(const std::string& host) {
+    for (const Fault* fault : restarts_) {
+      if (fault->a() == host) stage_->EndDisturbance(disturbances_.at(fault));
     }
   }
 
@@ -251,13 +267,40 @@ class Play {
   }
   // Until every program on a living host is idle.
   bool AwaitIdle(std::string_view what) {
-    const Instant limit = stage_->Now() + kLivenessLimit;
-    const bool done = stage_->sim().RunUntil([&] { return Stopped() || AllIdle() || stage_->Now() > limit; });
+    const Instant limit = stage_->Now() + kLivenessLimit + LongestWork();
+    const emu::SimLoop& loop = stage_->sim().loop();
+    const auto over = [&] { return Stopped() || AllIdle() || stage_->Now() > limit; };
+    while (!stage_->sim().RunUntil(over)) {
+      // Nothing is scheduled: whoever waits waits for ever.
+      if (loop.IsDry()) break;
+      // Nothing is for so long that the world stalled.
+      stage_->sim().RunFor(loop.NextDue() - stage_->Now());
+    }
     if (Stopped()) return false;
-    if (done && AllIdle()) return true;
-    stage_->Violate(done ? "liveness.slow" : "liveness.deadlock",
-                    fmt::format("{} {}", what, done ? "does not come to an end" : "can never come to an end"));
+    if (AllIdle()) return true;
+    const bool dry = loop.IsDry();
+    stage_->Violate(dry ? "liveness.deadlock" : "liveness.slow",
+                    fmt::format("{} {}", what, dry ? "can never come to an end" : "does not come to an end"));
     return false;
+  }
+
+  // How long the scenario itself has its programs wait, at most: until they start, between calls, for the service.
+  Duration LongestWork() const {
+    double longest = 0;
+    for (const Client& client : scenario_.client()) {
+      double work = static_cast<double>(std::max({client.start_ns(), client.close_ns(), client.destroy_ns()}));
+      for (const Call& call : client.call()) {
+        work += static_cast<double>(call.repeat()) * (static_cast<double>(call.pause_ns()) + call.service_ns());
+      }
+      longest = std::max(longest, work);
+    }
+    for (const FileCopy& copy : scenario_.file_copy()) {
+      longest = std::max(longest, static_cast<double>(copy.start_ns()));
+    }
+    for (const PingPong& ping_pong : scenario_.ping_pong()) {
+      longest = std::max(longest, static_cast<double>(ping_pong.start_ns()));
+    }
+    return Duration(static_cast<int64_t>(std::min(longest, kLongestWait)));
   }
 
   // The habits of devices stay while the work is done, for as long as that may take with them.
@@ -270,19 +313,26 @@ class Play {
 
   bool ProbeAll() {
     std::map<std::string, size_t> before;
+    std::map<std::string, size_t> last;
+    std::map<std::string, int> growing;  // in so many rounds, when all is as large as it will be
     for (int round = 0; round < kProbeRounds; ++round) {
       for (const auto& program : programs_) {
-        if (!IsDown(program->host())) As(*program).Probe();
+        if (!IsDown(program->host())) As(*program).Probe(round < kWarmRounds);
       }
       if (!AwaitIdle("probing")) return false;
       // What the last replies leave behind ends a little later.
       if (!Advance(stage_->Now() + kAftermath)) return false;
-      if (round >= kWarmRounds) continue;
-      // The most of any round: a timer that is set again only when it is needed comes and goes.
-      for (const auto& [what, count] : CountObjects()) before[what] = std::max(before[what], count);
+      const std::map<std::string, size_t> counts = CountObjects();
+      for (const auto& [what, count] : counts) {
+        // The most of any round: a timer that is set again only when it is needed comes and goes.
+        if (round < kWarmRounds) before[what] = std::max(before[what], count);
+        if (round >= kWarmRounds && count > last[what]) ++growing[what];
+      }
+      last = counts;
     }
-    for (const auto& [what, count] : CountObjects()) {
-      if (count <= before[what]) continue;
+    // Calls that are under way at a time may happen to be more than before, once; what grows without end grows always.
+    for (const auto& [what, count] : last) {
+      if (count <= before[what] || growing[what] < kProbeRounds - kWarmRounds - 1) continue;
       stage_->Violate("growth", fmt::format("{}: {} after {} rounds of the same work, at most {} in the first {}", what,
                                             count, kProbeRounds, before[what], kWarmRounds));
     }
@@ -314,8 +364,10 @@ class Play {
       counts[host + ": pool blocks"] = held.pool_blocks;
       counts[host + ": pool bytes"] = held.pool_bytes;
       counts[host + ": registered pool bytes"] = held.registered_bytes;
+      counts[host + ": registrations of clients"] = held.registration_records;
     }
     for (const auto& program : programs_) {
+      counts[program->host() + ": records of calls and registrations"] += program->records();
       if (const auto calls = program->calls_open()) counts[program->host() + ": calls open"] += *calls;
     }
     counts["streams"] = stage_->sim().connections();
@@ -369,9 +421,9 @@ class Play {
     if (!dry) stage_->Violate("teardown.busy", "something still goes on when everything has ended");
     for (const Host& host : scenario_.host()) {
       const emu::Nic::Objects objects = stage_->world().host(host.name()).nic().objects();
-      // One open context is the connection manager's, which keeps it, as librdmacm does.
-      if (objects.contexts > 1 ||
-          objects.pds + objects.regions + objects.windows + objects.channels + objects.cqs + objects.qps != 0) {
+      // One open context is the connection manager's, which keeps it with a protection domain, as librdmacm does.
+      if (objects.contexts > 1 || objects.pds > 1 ||
+          objects.regions + objects.windows + objects.channels + objects.cqs + objects.qps != 0) {
         stage_->Violate("teardown.objects", fmt::format("{}: left over: {}", host.name(),
                                                         stage_->world().host(host.name()).nic().Describe()));
       }
@@ -416,6 +468,8 @@ class Play {
   std::vector<std::unique_ptr<Program>> programs_;
   std::map<std::string, ServiceProgram*> services_;  // by host
   std::map<std::string, const Fault*> down_;         // hosts, and what took them down
+  std::map<const Fault*, Stage::DisturbanceId> disturbances_;
+  std::vector<const Fault*> restarts_;  // of services, so far
   std::map<HostPair, int> partitions_;
   std::map<HostPair, const Fault*> changed_links_;  // the latest
   std::map<std::string, size_t> before_;            // CountEverywhere
@@ -425,94 +479,6 @@ class Play {
 
 RunReport RunScenario(const Scenario& scenario, const RunOptions& options) {
   return Play(scenario, options).Run();
-}
-
-// --- Validation ---
-
-namespace {
-
-class Validator {
- public:
-  explicit Validator(const Scenario& scenario) : scenario_(scenario) {}
-
-  Result<void, std::string> Validate() {
-    if (scenario_.host_size() == 0) return Err(std::string("host: a scenario needs at least one"));
-    if (scenario_.host_size() > 200) return Err(std::string("host: at most 200"));
-    for (const Host& host : scenario_.host()) {
-      if (host.name().empty()) return Err(std::string("host.name: is empty"));
-      if (!hosts_.insert(host.name()).second) return Err(fmt::format("host.name: \"{}\" is there twice", host.name()));
-    }
-    std::set<std::pair<std::string, std::string>> links;
-    for (const Link& link : scenario_.link()) {
-      Pair("link", link.a(), link.b());
-      if (!links.insert(std::minmax(link.a(), link.b())).second)
-        Say("link", link.a() + "-" + link.b(), "one for each pair");
-    }
-    std::set<std::string> services;
-    std::set<std::string> files;
-    for (const Service& service : scenario_.service()) {
-      Known("service.host", service.host());
-      if (!services.insert(service.host()).second) Say("service.host", service.host(), "a host without a service");
-      if (service.files()) files.insert(service.host());
-    }
-    std::set<std::string> names;
-    for (const Client& client : scenario_.client()) {
-      Known("client.host", client.host());
-      if (client.name().empty() || !names.insert(client.name()).second) {
-        Say("client.name", client.name(), "a name of its own");
-      }
-      if (services.count(client.server()) == 0) Say("client.server", client.server(), "a host with a service");
-    }
-    for (const FileCopy& copy : scenario_.file_copy()) {
-      Known("file_copy.host", copy.host());
-      if (files.count(copy.server()) == 0) Say("file_copy.server", copy.server(), "a host whose service serves files");
-    }
-    std::set<std::pair<std::string, uint32_t>> ports;
-    for (const PingPong& ping_pong : scenario_.ping_pong()) {
-      Pair("ping_pong", ping_pong.client(), ping_pong.server());
-      if (!ports.emplace(ping_pong.server(), ping_pong.port()).second) {
-        Say("ping_pong.port", std::to_string(ping_pong.port()), "each port once on a host");
-      }
-    }
-    for (const Fault& fault : scenario_.fault()) {
-      Known("fault.a", fault.a());
-      const bool pair = fault.kind() == Fault::PARTITION || fault.kind() == Fault::RESET || fault.kind() == Fault::LINK;
-      if (pair) Pair("fault", fault.a(), fault.b());
-      if (!pair && fault.has_b()) Say("fault.b", fault.b(), "nothing: this kind of fault has one host");
-      if (fault.kind() == Fault::NONE) Say("fault.kind", "NONE", "a kind of fault");
-      if (fault.kind() == Fault::RESTART_SERVICE && services.count(fault.a()) == 0) {
-        Say("fault.a", fault.a(), "a host with a service");
-      }
-      if (fault.kind() == Fault::LINK && !fault.has_link()) Say("fault.link", "", "what the link becomes");
-      if (fault.kind() == Fault::PARTITION && fault.for_ns() == 0) Say("fault.for_ns", "0", "how long it lasts");
-    }
-    if (!problem_.empty()) return Err(problem_);
-    return {};
-  }
-
- private:
-  void Say(std::string_view field, std::string_view what, std::string_view expected) {
-    if (problem_.empty()) problem_ = fmt::format("{}: \"{}\", expected {}", field, what, expected);
-  }
-  void Known(std::string_view field, const std::string& host) {
-    if (hosts_.count(host) == 0) Say(field, host, "the name of a host");
-  }
-  void Pair(const std::string& where, const std::string& a, const std::string& b) {
-    Known(where + ".a", a);
-    Known(where + ".b", b);
-    if (a == b) Say(where, a, "two different hosts");
-  }
-
-  const Scenario& scenario_;
-  std::set<std::string> hosts_;
-  std::string problem_;
-};
-
-}  // namespace
-
-Result<void, std::string> Validate(const Scenario& scenario) {
-  if (auto checked = CheckLimits(scenario); !checked) return checked;
-  return Validator(scenario).Validate();
 }
 
 }  // namespace stagecoach::scenario

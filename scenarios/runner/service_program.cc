@@ -89,9 +89,12 @@ void ServiceProgram::StopAndThen(Duration grace, std::function<void()> then) {
   });
 }
 
-void ServiceProgram::Restart(Duration grace) {
+void ServiceProgram::Restart(Duration grace, std::function<void()> started) {
   if (stopping_) return;
-  StopAndThen(grace, [this] { Start(); });
+  StopAndThen(grace, [this, started = std::move(started)] {
+    Start();
+    started();
+  });
 }
 
 std::string ServiceProgram::Describe() const {

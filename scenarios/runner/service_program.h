@@ -31,8 +31,8 @@ class ServiceProgram final : public Program {
   }
   std::string Describe() const override;
 
-  // Stops with so much grace, and starts again.
-  void Restart(Duration grace);
+  // Stops with so much grace, starts again, and says so.
+  void Restart(Duration grace, std::function<void()> started);
   // What must not grow.
   rpcrdma::ServerHoldings holdings() const {
     return server_ != nullptr ? server_->holdings() : rpcrdma::ServerHoldings();

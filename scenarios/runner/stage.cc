@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "rpcrdma/api/server.h"
 
 namespace stagecoach::scenario {
 emu::DeviceProfile MakeProfile(const Device& device) {
@@ -38,9 +39,7 @@ emu::LinkOptions MakeLink(const Link& link) {
 
 namespace {
 
-// A time-out that began in a fault ends in this time: calls have 30 s, a connect that was lost 127 s.
-constexpr Duration kEchoOfAFault = 130s;
-// For so long after a fault a service may still refuse.
+// For so long after a fault a service that admits few clients may still count those that it took away.
 constexpr Duration kBlink = 50ms;
 
 // What a connection meets on its way, at its worst.
@@ -178,47 +177,78 @@ Duration Stage::Patience(const Client& client) const {
   return Duration(static_cast<int64_t>(2 * together * longest));
 }
 
-void Stage::NoteDisturbance(const std::string& a, const std::string& b, Instant until, bool severs) {
-  disturbances_.push_back({a, b, Now(), until, severs});
+Stage::DisturbanceId Stage::BeginDisturbance(const std::string& a, const std::string& b, Harm harm) {
+  disturbances_.push_back({a, b, Now(), std::nullopt, harm});
+  return disturbances_.size() - 1;
 }
 
-bool Stage::Lingers(const Disturbance& disturbance, const std::string& a, const std::string& b, Instant since) const {
-  if (!disturbance.Concerns(a, b) || disturbance.until < since - kBlink) return false;
-  return WentSilent(a, b) || Now() - disturbance.until <= kEchoOfAFault;
+void Stage::EndDisturbance(DisturbanceId disturbance) {
+  std::optional<Instant>& until = disturbances_.at(disturbance).until;
+  if (!until) until = Now();
 }
 
-bool Stage::Disturbed(const std::string& a, const std::string& b, Instant since) const {
-  return std::any_of(disturbances_.begin(), disturbances_.end(),
-                     [&](const Disturbance& disturbance) { return Lingers(disturbance, a, b, since); });
-}
-
-bool Stage::Severed(const std::string& a, const std::string& b, Instant since,
-                    std::optional<Instant> established) const {
-  const Duration way(static_cast<int64_t>(PathBetween(scenario_, a, b).way));
+bool Stage::Disturbed(const std::string& client, const std::string& server, Instant since, Use use) const {
   return std::any_of(disturbances_.begin(), disturbances_.end(), [&](const Disturbance& disturbance) {
-    if (!Lingers(disturbance, a, b, since)) return false;
-    return disturbance.severs || !established || disturbance.from <= *established + way;
+    return disturbance.Concerns(client, server, use) && disturbance.Meets(client, since);
   });
 }
 
-void Stage::RegistrationWatch::OnEvent(Instant now, std::string_view component, std::string_view event,
-                                       std::initializer_list<TraceFact>) {
-  if (event != "registration.failed") return;
-  const auto found = last_.find(component);
-  if (found != last_.end()) {
-    found->second = now;
-  } else {
-    last_.emplace(component, now);
+bool Stage::Severed(const std::string& client, const std::string& server, Instant since,
+                    std::optional<Instant> established, Use use) const {
+  const Duration way(static_cast<int64_t>(PathBetween(scenario_, client, server).way));
+  return std::any_of(disturbances_.begin(), disturbances_.end(), [&](const Disturbance& disturbance) {
+    if (!disturbance.Concerns(client, server, use) || !disturbance.Meets(client, since)) return false;
+    return disturbance.harm != Harm::kWaits || !established || disturbance.from <= *established + way;
+  });
+}
+
+bool Stage::MayFailToConnect(const std::string& host, const std::string& server, Instant since,
+                             rpcrdma::CallError::Kind kind) const {
+  using Kind = rpcrdma::CallError::Kind;
+  switch (kind) {
+    case Kind::kUnreachable:
+      return Disturbed(host, server, since);
+    // On iWARP a peer that declines looks like a port where nobody listens.
+    case Kind::kRefused:
+    case Kind::kRejected:
+      return Disturbed(host, server, since) || ServerMayBeFull(server, since) || FailedRegistration(server, since);
+    case Kind::kDevice:
+      return FailedRegistration(host, since);
+    default:
+      return false;
   }
 }
 
-std::optional<Instant> Stage::RegistrationWatch::LastFailure(const std::string& nic) const {
-  const auto found = last_.find(nic);
-  return found != last_.end() ? std::optional(found->second) : std::nullopt;
+bool Stage::ServerMayBeFull(const std::string& server, Instant since) const {
+  const auto to_server = [&](const auto& other) { return other.server() == server; };
+  const auto& clients = scenario_.client();
+  const auto& copies = scenario_.file_copy();
+  const auto rivals =
+      std::count_if(clients.begin(), clients.end(), to_server) + std::count_if(copies.begin(), copies.end(), to_server);
+  // A listener holds so many that nobody has answered yet.
+  if (rivals > rpcrdma::ServerOptions().backlog) return true;
+  const auto service = std::find_if(scenario_.service().begin(), scenario_.service().end(),
+                                    [&](const Service& each) { return each.host() == server; });
+  if (service == scenario_.service().end()) return false;
+  // A connection that is being replaced may still count, and so may any number of them while the service holds calls
+  // of theirs.
+  if (rivals * 2 > service->clients_max()) return true;
+  if (!service->has_clients_max()) return false;
+  if (std::any_of(clients.begin(), clients.end(), [&](const Client& other) {
+        return to_server(other) && (other.calls_per_connection() > 0 || other.has_close_ns() || other.has_destroy_ns());
+      })) {
+    return true;
+  }
+  // Connections that a fault has taken from their clients count until the server knows.
+  return std::any_of(disturbances_.begin(), disturbances_.end(), [&](const Disturbance& disturbance) {
+    const bool concerns = disturbance.a == server || disturbance.b == server || disturbance.b.empty();
+    if (!concerns) return false;
+    return WentSilent(disturbance.a, server) || !disturbance.until || since <= *disturbance.until + kBlink;
+  });
 }
 
 bool Stage::FailedRegistration(const std::string& host, Instant since) const {
-  const auto last = registration_watch_.LastFailure(host + "-rnic");
+  const auto last = evidence_.LastFailedRegistration(host);
   if (!last || *last < since) return false;
   // A device without the habit has no reason to, and a leak is none.
   return std::any_of(scenario_.host().begin(), scenario_.host().end(), [&](const Host& each) {

@@ -1,12 +1,13 @@
 // Stage: the world a scenario plays in, as its programs see it.
 //
-// Knows the hosts, which fault touched whom and when, and where to report what is wrong. A program asks Disturbed() to
-// judge whether a failure it met is one it may meet: without a cause, a failure is a violation.
+// Knows the hosts, which fault touched whom and when, and where to report what is wrong. A program asks Severed(),
+// Disturbed() and MayFailToConnect() to judge whether a failure it met is one it may meet: without a cause, a failure
+// is a violation. A fault excuses what lived through it and nothing else: what began when it was over has no part in
+// it.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
-#include <initializer_list>
 #include <map>
 #include <memory>
 #include <optional>
@@ -17,7 +18,9 @@
 #include "base/prng.h"
 #include "base/trace.h"
 #include "emu/world/simulated_world.h"
+#include "rpcrdma/api/error.h"
 #include "scenarios/proto/scenario.pb.h"
+#include "scenarios/runner/evidence.h"
 #include "scenarios/runner/model.h"
 #include "scenarios/runner/violations.h"
 
@@ -50,19 +53,31 @@ class Stage {
   void Violate(std::string_view rule, std::string text) { violations_.Add(Now(), rule, std::move(text)); }
   Executions& executions() { return executions_; }
 
-  // Something happens, from now until `until`, that what runs between these hosts may notice, then or a little later:
-  // time-outs that began meanwhile take their time. An empty `b`: everything of `a`. `severs`: it ends connections, and
-  // does not just keep them waiting.
-  void NoteDisturbance(const std::string& a, const std::string& b, Instant until, bool severs);
+  enum class Harm : uint8_t {
+    kWaits,       // connections are kept waiting
+    kEnds,        // they may end
+    kServiceEnds  // those of the RPC service of `a` may
+  };
+  // Something happens, from now until it is called over, to all that runs between these hosts. An empty `b`: to
+  // everything of `a`.
+  using DisturbanceId = size_t;
+  DisturbanceId BeginDisturbance(const std::string& a, const std::string& b, Harm harm);
+  void EndDisturbance(DisturbanceId disturbance);
   // A first XID for a connection of this name.
   uint32_t FirstXid(std::string_view connection) const;
-  // Whether a failure between these hosts, of something that lives since `since`, has a cause; what was over just
-  // before counts too, as a service that restarts refuses for a moment.
-  bool Disturbed(const std::string& a, const std::string& b, Instant since) const;
-  // ... and whether a connection between them, which its initiator calls established since then (nullopt: not yet), may
-  // have ended by it. What only keeps it waiting does so while word of it is on its way: a responder that does not hear
-  // in time that its answer has come gives up.
-  bool Severed(const std::string& a, const std::string& b, Instant since, std::optional<Instant> established) const;
+  // What a connection is for.
+  enum class Use : uint8_t { kRpc, kPingPong };
+  // Whether something of a connection between a client's host and its server that began at `since`, and lasts until
+  // now, lived through a disturbance.
+  bool Disturbed(const std::string& client, const std::string& server, Instant since, Use use = Use::kRpc) const;
+  // Whether a connection between them, which was begun at `since` and which its initiator calls established since then
+  // (nullopt: not yet), may have ended by a disturbance. What only keeps it waiting ends it while word of it is on its
+  // way: a responder that does not hear in time that its answer has come gives up.
+  bool Severed(const std::string& client, const std::string& server, Instant since, std::optional<Instant> established,
+               Use use = Use::kRpc) const;
+  // Whether `host` may fail so to connect to the service of `server`, having begun at `since`.
+  bool MayFailToConnect(const std::string& host, const std::string& server, Instant since,
+                        rpcrdma::CallError::Kind kind) const;
   // One of the hosts lost power or forgot its connections, at some time: what waits for it without a time-out may wait
   // for ever.
   void NoteSilence(const std::string& host) { silent_.push_back(host); }
@@ -86,35 +101,29 @@ class Stage {
   bool IsGone(std::string_view host) const { return std::find(gone_.begin(), gone_.end(), host) != gone_.end(); }
   // The host's device, which has that habit or little room, has failed a registration since then.
   bool FailedRegistration(const std::string& host, Instant since) const;
-  // Hears of failed registrations; belongs into the trace.
-  TraceSink* registration_watch() { return &registration_watch_; }
+  // Belongs into the trace.
+  Evidence& evidence() { return evidence_; }
 
  private:
   struct Disturbance {
     std::string a;
     std::string b;
     Instant from{};
-    Instant until{};
-    bool severs = false;
+    std::optional<Instant> until;  // nullopt: it is not over
+    Harm harm = Harm::kWaits;
 
-    bool Concerns(const std::string& x, const std::string& y) const {
-      if (b.empty()) return a == x || a == y;
-      return (a == x && b == y) || (a == y && b == x);
+    bool Concerns(const std::string& client, const std::string& server, Use use) const {
+      if (harm == Harm::kServiceEnds) return use == Use::kRpc && a == server;
+      if (b.empty()) return a == client || a == server;
+      return (a == client && b == server) || (a == server && b == client);
+    }
+    // One that takes no time meets what is there already. Of the same instant is what a host that forgets its
+    // connections begins anew.
+    bool Meets(const std::string& client, Instant since) const {
+      return !until || since < *until || since < from || (since == from && a != client);
     }
   };
-  class RegistrationWatch final : public TraceSink {
-   public:
-    void OnEvent(Instant now, std::string_view component, std::string_view event,
-                 std::initializer_list<TraceFact> facts) override;
-    // Of the NIC called so; nullopt: none.
-    std::optional<Instant> LastFailure(const std::string& nic) const;
-
-   private:
-    std::map<std::string, Instant, std::less<>> last_;
-  };
-
-  bool Lingers(const Disturbance& disturbance, const std::string& a, const std::string& b, Instant since) const;
-
+  bool ServerMayBeFull(const std::string& server, Instant since) const;
   const Scenario& scenario_;
   TraceSink* const trace_;
   const Prng prng_;
@@ -123,7 +132,7 @@ class Stage {
   emu::SimulatedWorld* world_ = nullptr;  // installed
   std::vector<Disturbance> disturbances_;
   bool over_ = false;
-  RegistrationWatch registration_watch_;
+  Evidence evidence_;
   std::vector<std::string> gone_;
   std::vector<std::string> silent_;
 };

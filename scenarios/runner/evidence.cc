@@ -1,0 +1,63 @@
+#include "scenarios/runner/evidence.h"
+
+namespace stagecoach::scenario {
+namespace {
+
+template <typename Map>
+auto& At(Map& map, std::string_view key) {
+  const auto found = map.find(key);
+  return found != map.end() ? found->second : map[std::string(key)];
+}
+
+std::string NicOf(const std::string& host) {
+  return host + "-rnic";
+}
+
+}  // namespace
+
+void Evidence::OnEvent(Instant now, std::string_view component, std::string_view event,
+                       std::initializer_list<TraceFact> facts) {
+  const auto is = [&](std::string_view key, std::string_view value) {
+    const auto* const word = FindFact<std::string_view>(facts, key);
+    return word != nullptr && *word == value;
+  };
+  if (event == "send.completed" || event == "receive.completed") {
+    if (!is("status", "success") && !is("status", "flushed")) At(queue_pairs_, component).work_failed = true;
+  } else if (event == "terminate.raised" || event == "terminate.received" || event == "tx.memory_fault") {
+    At(queue_pairs_, component).terminated = true;
+  } else if (event == "window.invalidated") {
+    if (is("by", "peer")) At(queue_pairs_, component).window_invalidated = true;
+  } else if (event == "connection.attached") {
+    // A host that starts again has a NIC that counts from the beginning.
+    if (const auto found = queue_pairs_.find(component); found != queue_pairs_.end()) queue_pairs_.erase(found);
+  } else if (event == "established") {
+    if (const auto* number = FindFact<uint64_t>(facts, "qp")) At(connections_, component).queue_pair = *number;
+  } else if (event == "call.timed_out") {
+    At(connections_, component).call_timed_out = true;
+  } else if (event == "reply.ignored") {
+    if (is("why", "cancelled")) ++At(connections_, component).cancelled_replies;
+  } else if (event == "registration.failed") {
+    At(registrations_, component) = now;
+  }
+}
+
+Evidence::End Evidence::Of(const std::string& host, std::string_view connection) const {
+  End end;
+  const auto found = connections_.find(connection);
+  if (found == connections_.end()) return end;
+  end.call_timed_out = found->second.call_timed_out;
+  end.cancelled_replies = found->second.cancelled_replies;
+  const auto queue_pair = queue_pairs_.find(NicOf(host) + "/qp-" + std::to_string(found->second.queue_pair));
+  if (queue_pair == queue_pairs_.end()) return end;
+  end.terminated = queue_pair->second.terminated;
+  end.work_failed = queue_pair->second.work_failed;
+  end.window_invalidated = queue_pair->second.window_invalidated;
+  return end;
+}
+
+std::optional<Instant> Evidence::LastFailedRegistration(const std::string& host) const {
+  const auto found = registrations_.find(NicOf(host));
+  return found != registrations_.end() ? std::optional(found->second) : std::nullopt;
+}
+
+}  // namespace stagecoach::scenario

@@ -1,0 +1,62 @@
+// Evidence: what the trace says of the ends that connections met, for those who judge whether an end may be excused.
+//
+// Made of events alone, and not of what the product says of itself in errors and counters.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "base/trace.h"
+
+namespace stagecoach::scenario {
+
+class Evidence final : public TraceSink {
+ public:
+  // Of one end of a connection.
+  struct End {
+    // A Terminate was raised or received on its queue pair, or what it was to send could not be read: one NIC or the
+    // other found that a rule was broken.
+    bool terminated = false;
+    // Work of its queue pair failed, other than by being flushed.
+    bool work_failed = false;
+    // The peer has invalidated a window of it.
+    bool window_invalidated = false;
+    // A call that was sent on it timed out, which closes it.
+    bool call_timed_out = false;
+    // Replies to cancelled calls that came after all.
+    uint64_t cancelled_replies = 0;
+
+    // What no network does to a connection.
+    bool IsFault() const { return terminated || work_failed; }
+  };
+
+  void OnEvent(Instant now, std::string_view component, std::string_view event,
+               std::initializer_list<TraceFact> facts) override;
+
+  // The end on `host` of the connection that has this name in the trace. Names are used once.
+  End Of(const std::string& host, std::string_view connection) const;
+  // When the host's device last failed a registration; nullopt: never.
+  std::optional<Instant> LastFailedRegistration(const std::string& host) const;
+
+ private:
+  struct QueuePair {
+    bool terminated = false;
+    bool work_failed = false;
+    bool window_invalidated = false;
+  };
+  struct Connection {
+    uint64_t queue_pair = 0;  // number; 0: not established
+    bool call_timed_out = false;
+    uint64_t cancelled_replies = 0;
+  };
+
+  std::map<std::string, QueuePair, std::less<>> queue_pairs_;   // by component, with something to tell
+  std::map<std::string, Connection, std::less<>> connections_;  // by component
+  std::map<std::string, Instant, std::less<>> registrations_;   // last failed, by NIC
+};
+
+}  // namespace stagecoach::scenario

@@ -1,0 +1,76 @@
+#include "scenarios/runner/evidence.h"
+
+#include <gtest/gtest.h>
+
+namespace stagecoach::scenario {
+namespace {
+
+class EvidenceTest : public ::testing::Test {
+ protected:
+  void Say(std::string_view component, std::string_view event, std::initializer_list<TraceFact> facts = {}) {
+    evidence_.OnEvent(Instant() + Duration(++now_), component, event, facts);
+  }
+  // The connection "c/1" of the host b has queue pair 2.
+  void Establish() {
+    Say("b-rnic/qp-2", "connection.attached");
+    Say("c/1", "established", {{"qp", uint64_t{2}}});
+  }
+
+  int now_ = 0;
+  Evidence evidence_;
+};
+
+TEST_F(EvidenceTest, ATerminateIsAFaultWhoeverSendsIt) {
+  Establish();
+  EXPECT_FALSE(evidence_.Of("b", "c/1").IsFault());
+  Say("b-rnic/qp-3", "terminate.raised");
+  Say("a-rnic/qp-2", "terminate.raised");
+  EXPECT_FALSE(evidence_.Of("b", "c/1").IsFault()) << "of others";
+  Say("b-rnic/qp-2", "terminate.received");
+  EXPECT_TRUE(evidence_.Of("b", "c/1").IsFault());
+  Say("b-rnic/qp-2", "connection.attached");
+  EXPECT_FALSE(evidence_.Of("b", "c/1").IsFault()) << "the NIC of a host that was started again counts from the start";
+  Say("b-rnic/qp-2", "terminate.raised");
+  EXPECT_TRUE(evidence_.Of("b", "c/1").terminated);
+}
+
+TEST_F(EvidenceTest, MemoryThatCannotBeReadIsAFault) {
+  Establish();
+  Say("b-rnic/qp-2", "tx.memory_fault", {{"fault", "stale STag"}});
+  EXPECT_TRUE(evidence_.Of("b", "c/1").terminated);
+}
+
+TEST_F(EvidenceTest, WorkThatFailsIsAFaultAndWorkThatIsFlushedIsNone) {
+  Establish();
+  Say("b-rnic/qp-2", "send.completed", {{"status", "success"}});
+  Say("b-rnic/qp-2", "receive.completed", {{"status", "flushed"}});
+  EXPECT_FALSE(evidence_.Of("b", "c/1").IsFault());
+  Say("b-rnic/qp-2", "send.completed", {{"status", "local protection error"}});
+  EXPECT_TRUE(evidence_.Of("b", "c/1").work_failed);
+}
+
+TEST_F(EvidenceTest, TellsWhatBefellCalls) {
+  Establish();
+  Say("b-rnic/qp-2", "window.invalidated", {{"by", "work request"}});
+  EXPECT_FALSE(evidence_.Of("b", "c/1").window_invalidated);
+  Say("b-rnic/qp-2", "window.invalidated", {{"by", "peer"}});
+  EXPECT_TRUE(evidence_.Of("b", "c/1").window_invalidated);
+  Say("c/1", "reply.ignored", {{"why", "unknown_xid"}});
+  Say("c/1", "reply.ignored", {{"why", "cancelled"}});
+  EXPECT_EQ(evidence_.Of("b", "c/1").cancelled_replies, 1u);
+  EXPECT_FALSE(evidence_.Of("b", "c/1").call_timed_out);
+  Say("c/1", "call.timed_out");
+  EXPECT_TRUE(evidence_.Of("b", "c/1").call_timed_out);
+  EXPECT_FALSE(evidence_.Of("b", "c/2").call_timed_out);
+}
+
+TEST_F(EvidenceTest, KnowsWhenADeviceFailedARegistration) {
+  EXPECT_FALSE(evidence_.LastFailedRegistration("b").has_value());
+  Say("b-rnic", "registration.failed");
+  Say("b-rnic", "registration.failed");
+  EXPECT_EQ(evidence_.LastFailedRegistration("b"), Instant() + Duration(2));
+  EXPECT_FALSE(evidence_.LastFailedRegistration("a").has_value());
+}
+
+}  // namespace
+}  // namespace stagecoach::scenario

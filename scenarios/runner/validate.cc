@@ -1,0 +1,201 @@
+// Validate (run.h): what a scenario must say for a run of it to mean something. Whatever is refused here would
+// otherwise end as a failure that is no fault of the product.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <cctype>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "scenarios/runner/limits.h"
+#include "scenarios/runner/program.h"
+#include "scenarios/runner/run.h"
+
+namespace stagecoach::scenario {
+
+namespace {
+
+// What one connection has registered from its beginning, and what a call of its needs in addition.
+constexpr uint64_t kRegistrationsOfConnection = 2;
+constexpr uint64_t kRegistrationsOfCall = 3;
+// Completions a ping-pong asks for.
+constexpr uint64_t kPingPongCompletions = 8;
+// What a file copy's connection has: ClientOptions as they are.
+constexpr uint32_t kDefaultCredits = 64;
+constexpr uint32_t kDefaultThreshold = 4096;
+// Headers of a call or a reply.
+constexpr uint64_t kHeaders = 4096;
+
+// The longer of the two registrations of a connection: send buffers for each credit, and some that are not done yet.
+uint64_t ArenaBytes(uint32_t credits, uint32_t inline_threshold) {
+  const uint64_t slots = credits + 2 * std::clamp(credits / 4, 1u, 16u);
+  return slots * inline_threshold + kHeaders;
+}
+
+// The longest piece of memory that a call of the client has a server register: it comes in powers of two.
+uint64_t LongestBlock(const Client& client) {
+  uint64_t longest = 0;
+  for (const Call& call : client.call()) {
+    longest = std::max({longest, uint64_t{call.argument_bytes()}, uint64_t{call.plain_argument_bytes()} + kHeaders,
+                        uint64_t{call.result_bytes()}, uint64_t{call.plain_result_bytes()} + kHeaders});
+  }
+  return std::bit_ceil(longest);
+}
+
+bool IsName(const std::string& name) {
+  return std::all_of(name.begin(), name.end(), [](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '-' || c == '_' || c == '.';
+  });
+}
+
+class Validator {
+ public:
+  explicit Validator(const Scenario& scenario) : scenario_(scenario) {}
+
+  Result<void, std::string> Validate() {
+    if (scenario_.host_size() == 0) return Err(std::string("host: a scenario needs at least one"));
+    if (scenario_.host_size() > 200) return Err(std::string("host: at most 200"));
+    for (const Host& host : scenario_.host()) {
+      if (host.name().empty()) return Err(std::string("host.name: is empty"));
+      if (!IsName(host.name())) Say("host.name", host.name(), "letters, digits, '-', '_' and '.'");
+      if (!hosts_.insert(host.name()).second) return Err(fmt::format("host.name: \"{}\" is there twice", host.name()));
+    }
+    std::set<std::pair<std::string, std::string>> links;
+    for (const Link& link : scenario_.link()) {
+      Pair("link", link.a(), link.b());
+      if (!links.insert(std::minmax(link.a(), link.b())).second)
+        Say("link", link.a() + "-" + link.b(), "one for each pair");
+    }
+    std::set<std::string> services;
+    std::set<std::string> files;
+    for (const Service& service : scenario_.service()) {
+      Known("service.host", service.host());
+      if (!services.insert(service.host()).second) Say("service.host", service.host(), "a host without a service");
+      if (service.files()) files.insert(service.host());
+    }
+    std::set<std::string> names;
+    for (const Client& client : scenario_.client()) {
+      Known("client.host", client.host());
+      if (client.name().empty() || !names.insert(client.name()).second) {
+        Say("client.name", client.name(), "a name of its own");
+      }
+      if (services.count(client.server()) == 0) Say("client.server", client.server(), "a host with a service");
+    }
+    for (const FileCopy& copy : scenario_.file_copy()) {
+      Known("file_copy.host", copy.host());
+      if (files.count(copy.server()) == 0) Say("file_copy.server", copy.server(), "a host whose service serves files");
+    }
+    std::set<std::pair<std::string, uint32_t>> ports;
+    for (const PingPong& ping_pong : scenario_.ping_pong()) {
+      Pair("ping_pong", ping_pong.client(), ping_pong.server());
+      if (!ports.emplace(ping_pong.server(), ping_pong.port()).second) {
+        Say("ping_pong.port", std::to_string(ping_pong.port()), "each port once on a host");
+      }
+      if (ping_pong.port() == kServicePort && services.count(ping_pong.server()) > 0) {
+        Say("ping_pong.port", std::to_string(ping_pong.port()), "another port than that of the host's service");
+      }
+    }
+    for (const Fault& fault : scenario_.fault()) {
+      Known("fault.a", fault.a());
+      const bool pair = fault.kind() == Fault::PARTITION || fault.kind() == Fault::RESET || fault.kind() == Fault::LINK;
+      if (pair) Pair("fault", fault.a(), fault.b());
+      if (!pair && fault.has_b()) Say("fault.b", fault.b(), "nothing: this kind of fault has one host");
+      if (fault.kind() == Fault::NONE) Say("fault.kind", "NONE", "a kind of fault");
+      if (fault.kind() == Fault::RESTART_SERVICE && services.count(fault.a()) == 0) {
+        Say("fault.a", fault.a(), "a host with a service");
+      }
+      if (fault.kind() == Fault::LINK && !fault.has_link()) Say("fault.link", "", "what the link becomes");
+      if (fault.kind() == Fault::PARTITION && fault.for_ns() == 0) Say("fault.for_ns", "0", "how long it lasts");
+    }
+    for (const Host& host : scenario_.host()) CheckDevice(host);
+    if (!problem_.empty()) return Err(problem_);
+    return {};
+  }
+
+ private:
+  // The least that a device must be able to do for what runs on its host: to have its connections, and calls on them
+  // that need memory.
+  struct Needs {
+    uint64_t registrations = 0;
+    uint64_t windows = 0;
+    uint64_t registration_bytes = 0;
+    uint64_t completions = 0;
+
+    void AddConnection(uint64_t arena_bytes, bool has_windows) {
+      registrations += kRegistrationsOfConnection + kRegistrationsOfCall;
+      windows += has_windows ? kRegistrationsOfCall : 0;
+      registration_bytes = std::max(registration_bytes, arena_bytes);
+    }
+  };
+
+  Needs NeedsOf(const std::string& host) const {
+    Needs needs;
+    const Service* service = nullptr;
+    for (const Service& each : scenario_.service()) {
+      if (each.host() == host) service = &each;
+    }
+    const uint64_t service_arena = service != nullptr ? ArenaBytes(service->credits(), service->inline_threshold()) : 0;
+    for (const Client& client : scenario_.client()) {
+      if (client.host() == host) {
+        needs.AddConnection(ArenaBytes(client.credits(), client.inline_threshold()), client.memory_windows());
+      }
+      if (client.server() == host) needs.AddConnection(std::max(service_arena, LongestBlock(client)), false);
+    }
+    for (const FileCopy& copy : scenario_.file_copy()) {
+      const uint64_t block = std::bit_ceil(copy.chunk_bytes() + kHeaders);
+      if (copy.host() == host) {
+        needs.AddConnection(std::max(ArenaBytes(kDefaultCredits, kDefaultThreshold), block), true);
+      }
+      if (copy.server() == host) needs.AddConnection(std::max(service_arena, block), false);
+    }
+    for (const PingPong& ping_pong : scenario_.ping_pong()) {
+      if (ping_pong.client() != host && ping_pong.server() != host) continue;
+      ++needs.registrations;
+      needs.registration_bytes = std::max(needs.registration_bytes, uint64_t{2} * ping_pong.bytes());
+      needs.completions = kPingPongCompletions;
+    }
+    return needs;
+  }
+
+  void CheckDevice(const Host& host) {
+    const Device& device = host.device();
+    const Needs needs = NeedsOf(host.name());
+    const auto check = [&](bool given, std::string_view field, uint64_t value, uint64_t least) {
+      if (given && value < least) {
+        Say(fmt::format("host.device.{}", field), std::to_string(value),
+            fmt::format("at least {}, for what runs on {}", least, host.name()));
+      }
+    };
+    check(device.has_max_cqe(), "max_cqe", device.max_cqe(), needs.completions);
+    check(device.has_max_mr(), "max_mr", device.max_mr(), needs.registrations);
+    check(device.has_max_mw(), "max_mw", device.max_mw(), needs.windows);
+    check(device.has_max_mr_size(), "max_mr_size", device.max_mr_size(), needs.registration_bytes);
+  }
+
+  void Say(std::string_view field, std::string_view what, std::string_view expected) {
+    if (problem_.empty()) problem_ = fmt::format("{}: \"{}\", expected {}", field, what, expected);
+  }
+  void Known(std::string_view field, const std::string& host) {
+    if (hosts_.count(host) == 0) Say(field, host, "the name of a host");
+  }
+  void Pair(const std::string& where, const std::string& a, const std::string& b) {
+    Known(where + ".a", a);
+    Known(where + ".b", b);
+    if (a == b) Say(where, a, "two different hosts");
+  }
+
+  const Scenario& scenario_;
+  std::set<std::string> hosts_;
+  std::string problem_;
+};
+
+}  // namespace
+
+Result<void, std::string> Validate(const Scenario& scenario) {
+  if (auto checked = CheckLimits(scenario); !checked) return checked;
+  return Validator(scenario).Validate();
+}
+
+}  // namespace stagecoach::scenario
