@@ -141,7 +141,10 @@ void Refresh(ShimId* id) {
   // An id bound to no particular address has no device yet.
   if (id->verbs == nullptr && !info.local.IsUnspecified()) {
     id->verbs = ApiOf(*id->host).CmContext();
-    if (id->pd == nullptr) id->pd = ApiOf(*id->host).CmPd();
+    if (id->pd == nullptr) {
+      id->pd = ApiOf(*id->host).HoldCmPd();
+      id->holds_default_pd = id->pd != nullptr;
+    }
     id->port_num = 1;
   }
 }
@@ -191,6 +194,7 @@ int rdma_destroy_id(struct rdma_cm_id* id) {
   // Otherwise we would wait for ourselves.
   ReleaseEvent(shim.get());
   CmOf(*shim).Destroy(shim->cm);
+  if (shim->holds_default_pd) ApiOf(*shim->host).LetCmPdGo();
   return 0;
 }
 

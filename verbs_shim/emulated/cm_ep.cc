@@ -15,7 +15,7 @@ constexpr int kResolveTimeout = 2000;
 
 int PreparePassive(ShimId* id, const rdma_addrinfo& info, ibv_pd* pd, const ibv_qp_init_attr* attributes) {
   if (rdma_bind_addr(id, info.ai_src_addr) != 0) return -1;
-  id->pd = pd;
+  if (pd != nullptr) id->pd = pd;
   if (attributes != nullptr) {
     id->request_qp = *attributes;
     id->request_qp->qp_type = static_cast<ibv_qp_type>(info.ai_qp_type);

@@ -23,6 +23,7 @@ struct ShimId : rdma_cm_id {
   emu::Host* host = nullptr;
   std::shared_ptr<emu::CmId> cm;
   std::unique_ptr<ShimEventChannel> own_channel;  // not null: synchronous, and `channel` is this one
+  bool holds_default_pd = false;
   // rdma_create_ep: of a listener, what the QPs of its requests are like; of an initiator, what goes before the
   // program's private data.
   std::optional<ibv_qp_init_attr> request_qp;

@@ -195,11 +195,17 @@ ibv_context* HostApi::CmContext() {
   return cm_context_;
 }
 
-ibv_pd* HostApi::CmPd() {
+ibv_pd* HostApi::HoldCmPd() {
   ibv_context* context = CmContext();
   std::lock_guard lock(mutex_);
   if (cm_pd_ == nullptr && context != nullptr) cm_pd_ = ibv_alloc_pd(context);
+  if (cm_pd_ != nullptr) ++cm_pd_holders_;
   return cm_pd_;
+}
+
+void HostApi::LetCmPdGo() {
+  std::lock_guard lock(mutex_);
+  if (--cm_pd_holders_ == 0 && ibv_dealloc_pd(cm_pd_) == 0) cm_pd_ = nullptr;
 }
 
 HostApi& ApiOf(emu::Host& host) {

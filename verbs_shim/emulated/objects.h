@@ -94,14 +94,17 @@ struct HostApi {
 
   emu::Host& host;
   ShimDevice device{};
-  // rdma_cm's own open device, and its PD for those who name none. Made on demand.
+  // rdma_cm's own open device, made on demand.
   ibv_context* CmContext();
-  ibv_pd* CmPd();
+  // Its PD for ids that are given none. It goes with the last that holds it, unless something still depends on it then.
+  ibv_pd* HoldCmPd();
+  void LetCmPdGo();
 
  private:
   std::mutex mutex_;
   ibv_context* cm_context_ = nullptr;
   ibv_pd* cm_pd_ = nullptr;
+  size_t cm_pd_holders_ = 0;
 };
 
 HostApi& ApiOf(emu::Host& host);
