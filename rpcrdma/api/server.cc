@@ -466,6 +466,7 @@ ServerHoldings ServerImpl::holdings() const {
     holdings.pool_blocks += pool.blocks;
     holdings.pool_bytes += pool.bytes;
     holdings.registered_bytes += pool.registered_bytes;
+    holdings.registered_blocks += pool.registered_blocks;
     holdings.registration_records += connection->registration_records();
   }
   return holdings;

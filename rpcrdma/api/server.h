@@ -68,6 +68,7 @@ struct ServerHoldings {
   uint64_t pool_blocks = 0;
   uint64_t pool_bytes = 0;
   uint64_t registered_bytes = 0;  // of them, for writing results from
+  uint64_t registered_blocks = 0;
   // Entries of the open connections' tables of registrations, free ones included.
   uint64_t registration_records = 0;
 };

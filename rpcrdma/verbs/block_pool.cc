@@ -80,7 +80,9 @@ BlockPool::Holdings BlockPool::holdings() const {
   const auto add = [&](const Block& block) {
     ++holdings.blocks;
     holdings.bytes += block.capacity;
-    if (block.region) holdings.registered_bytes += block.capacity;
+    if (!block.region) return;
+    ++holdings.registered_blocks;
+    holdings.registered_bytes += block.capacity;
   };
   for (const auto& kept : free_) {
     for (const auto& block : kept) add(*block);

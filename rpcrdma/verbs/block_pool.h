@@ -54,6 +54,7 @@ class BlockPool {
     uint64_t blocks = 0;
     uint64_t bytes = 0;
     uint64_t registered_bytes = 0;
+    uint64_t registered_blocks = 0;
   };
   Holdings holdings() const;
   uint64_t bytes_max() const { return bytes_max_; }

@@ -363,7 +363,9 @@ class Play {
       counts[host + ": requests"] = held.requests;
       counts[host + ": pool blocks"] = held.pool_blocks;
       counts[host + ": pool bytes"] = held.pool_bytes;
-      counts[host + ": registered pool bytes"] = held.registered_bytes;
+      // Blocks are registered once, at first need: which of those kept is used next is luck.
+      size_t& registrations = counts[host + ": registrations"];
+      registrations -= std::min<size_t>(registrations, held.registered_blocks);
       counts[host + ": registrations of clients"] = held.registration_records;
     }
     for (const auto& program : programs_) {
