@@ -423,9 +423,9 @@ class Play {
     if (!dry) stage_->Violate("teardown.busy", "something still goes on when everything has ended");
     for (const Host& host : scenario_.host()) {
       const emu::Nic::Objects objects = stage_->world().host(host.name()).nic().objects();
-      // One open context is the connection manager's, which keeps it with a protection domain, as librdmacm does.
-      if (objects.contexts > 1 || objects.pds > 1 ||
-          objects.regions + objects.windows + objects.channels + objects.cqs + objects.qps != 0) {
+      // One open context is the connection manager's, which keeps it, as librdmacm does.
+      if (objects.contexts > 1 ||
+          objects.pds + objects.regions + objects.windows + objects.channels + objects.cqs + objects.qps != 0) {
         stage_->Violate("teardown.objects", fmt::format("{}: left over: {}", host.name(),
                                                         stage_->world().host(host.name()).nic().Describe()));
       }
