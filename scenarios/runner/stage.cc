@@ -195,7 +195,10 @@ bool Stage::Disturbed(const std::string& client, const std::string& server, Inst
 
 bool Stage::Severed(const std::string& client, const std::string& server, Instant since,
                     std::optional<Instant> established, Use use) const {
-  const Duration way(static_cast<int64_t>(PathBetween(scenario_, client, server).way));
+  // Word that it is established waits its turn on a slow link, behind a first call each of other connections.
+  constexpr double kFirstBytes = 512;
+  const Path path = PathBetween(scenario_, client, server);
+  const Duration way(static_cast<int64_t>(path.way + kFirstBytes * path.per_byte));
   return std::any_of(disturbances_.begin(), disturbances_.end(), [&](const Disturbance& disturbance) {
     if (!disturbance.Concerns(client, server, use) || !disturbance.Meets(client, since)) return false;
     return disturbance.harm != Harm::kWaits || !established || disturbance.from <= *established + way;
