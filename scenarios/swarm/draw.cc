@@ -186,6 +186,8 @@ class Drawer {
       if (prng_.OneIn(10)) client.set_message_bytes_max(static_cast<uint32_t>(Scaled(16384, 1 << 20)));
       client.set_memory_windows(!prng_.OneIn(3));
       client.set_concurrency(static_cast<uint32_t>(Scaled(1, 32)));
+      if (prng_.OneIn(12)) client.set_close_ns(Scaled(1, kTroubleNs));
+      if (prng_.OneIn(16)) client.set_destroy_ns(Scaled(1, kTroubleNs));
       if (prng_.OneIn(6)) client.set_calls_per_connection(static_cast<uint32_t>(Scaled(1, 8)));
       const uint64_t calls = Scaled(1, 12);
       for (uint64_t k = 0; k < calls; ++k) DrawCall(*client.add_call());
