@@ -34,6 +34,7 @@ Block* BlockPool::Allocate(size_t bytes) {
     if (block->storage == nullptr) return nullptr;
     block->capacity = capacity;
     block->size_class = size_class;
+    block->number = made_++;
   }
   block->charge = charge;
   bytes_used_ += charge;
@@ -93,10 +94,16 @@ BlockPool::Holdings BlockPool::holdings() const {
 
 void BlockPool::DropRegistrations() {
   domain_ = nullptr;
-  for (auto& kept : free_) {
-    for (auto& block : kept) block->region = {};
-  }
-  for (auto& [address, block] : in_use_) block->region = {};
+  // Not in the order of their addresses: that of two runs may differ, and so would the order in which the device gets
+  // its keys back.
+  std::vector<Block*> registered;
+  const auto note = [&](const std::unique_ptr<Block>& block) {
+    if (block->region) registered.push_back(block.get());
+  };
+  for (const auto& kept : free_) std::for_each(kept.begin(), kept.end(), note);
+  for (const auto& [address, block] : in_use_) note(block);
+  std::sort(registered.begin(), registered.end(), [](const Block* a, const Block* b) { return a->number < b->number; });
+  for (Block* block : registered) block->region = {};
 }
 
 }  // namespace stagecoach::rpcrdma::internal

@@ -25,6 +25,7 @@ struct Block {
   size_t capacity = 0;
   uint64_t charge = 0;  // what counts against the allowance: the bytes asked for, in whole units of kSmallest
   size_t size_class = 0;
+  uint64_t number = 0;  // in the order in which the pool made them
   verbs::MemoryRegion region;
 };
 
@@ -71,6 +72,7 @@ class BlockPool {
   uint64_t bytes_used_ = 0;
   uint64_t bytes_kept_ = 0;
   uint64_t registrations_ = 0;
+  uint64_t made_ = 0;
   bool freed_ = false;
   std::array<std::vector<std::unique_ptr<Block>>, kClasses> free_;
   std::map<const std::byte*, std::unique_ptr<Block>> in_use_;  // by address, for Find only
