@@ -126,7 +126,6 @@ TEST_F(LimitsTest, AnSrqScattersIntoAsManyPartsAsAdvertised) {
   ASSERT_EQ(Post(second->client.qp(), {.wr_id = 2, .sges = {from.Sge(0, room)}}), 0);
   ExpectCompletion(second->server.receive_cq.get(), 1);
   EXPECT_EQ(Gathered(to), from.Text(room));
-  second.reset();
 }
 
 }  // namespace

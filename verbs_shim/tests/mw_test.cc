@@ -127,7 +127,6 @@ TEST_F(MwType1Test, AnyQpOfTheDomainMayUseIt) {
   ExpectCompletion(server_cq(), 50);
   EXPECT_EQ(Read(*second, theirs, window->rkey, 0, 7), IBV_WC_SUCCESS);
   EXPECT_EQ(theirs.Text(7), "for all");
-  second.reset();
 }
 
 TEST_F(MwType1Test, ABindOfNothingEndsTheBinding) {
