@@ -11,14 +11,14 @@
 
 #include "base/cursor.h"
 #include "base/prng.h"
+#include "emu/engine/transport_test_support.h"
 #include "emu/wire/rdmap.h"
-#include "tests/support/fake_memory.h"
 
 namespace stagecoach::emu {
 namespace {
 
 namespace terminate = wire::terminate;
-using Bytes = std::vector<std::byte>;
+using Bytes = TestBytes;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using wire::RdmapOpcode;
@@ -30,138 +30,14 @@ Bytes Pattern(size_t size, uint8_t seed) {
   return bytes;
 }
 
-bool SameBytes(ConstBytes a, ConstBytes b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end());
-}
-
-// Keeps queued records until the test delivers them. By-key payload is read when the record leaves, as a real lower
-// layer does.
-class RecordQueue final : public RecordSink {
- public:
-  struct Record {
-    Bytes header;
-    std::vector<TxPart> parts;
-    uint64_t cookie = 0;
-  };
-
-  size_t MaxUlpdu() const override { return max_ulpdu; }
-  bool CanQueue() const override { return records.size() < capacity; }
-  void QueueRecord(ConstBytes header, std::span<const TxPart> payload, uint64_t cookie) override {
-    ASSERT_LE(header.size(), kMaxTxHeader);
-    Record record{.header = Bytes(header.begin(), header.end()),
-                  .parts = std::vector<TxPart>(payload.begin(), payload.end()),
-                  .cookie = cookie};
-    size_t size = header.size();
-    for (const TxPart& part : payload) size += part.size();
-    ASSERT_LE(size, max_ulpdu);
-    records.push_back(std::move(record));
-  }
-
-  size_t max_ulpdu = 256;
-  size_t capacity = 64;
-  std::deque<Record> records;
-};
-
-class ReceiveQueue final : public ReceiveSource {
- public:
-  const ReceiveWork* TakeReceive() override {
-    if (posted.empty()) return nullptr;
-    const ReceiveWork* work = posted.front();
-    posted.pop_front();
-    return work;
-  }
-  std::deque<const ReceiveWork*> posted;
-};
-
 // One end of a connection with everything it needs.
-class End {
+class End final : public TransportEnd {
  public:
-  explicit End(const RdmapOptions& options, std::string name)
-      : stream(options, memory, receives, &trace, std::move(name)) {}
-
-  ScatterGather Sge(uint32_t stag, uint64_t offset, uint32_t length) {
-    return {.address = FakeMemory::Address(stag) + offset, .length = length, .lkey = stag};
-  }
-
-  // Work requests live as long as the test.
-  const SendWork* Post(SendWork work, std::vector<ScatterGather> sges = {}) {
-    lists_.push_back(std::move(sges));
-    work.sges = lists_.back();
-    work.wr_id = next_wr_id_++;
-    work.signaled = true;
-    works_.push_back(work);
-    stream.Submit(&works_.back());
-    return &works_.back();
-  }
-  const SendWork* PostSend(uint32_t stag, uint32_t length) {
-    return Post({.opcode = SendOpcode::kSend}, {Sge(stag, 0, length)});
-  }
-  const ReceiveWork* PostReceive(std::vector<ScatterGather> sges) {
-    lists_.push_back(std::move(sges));
-    receive_works_.push_back({.wr_id = next_wr_id_++, .sges = lists_.back()});
-    receives.posted.push_back(&receive_works_.back());
-    return &receive_works_.back();
-  }
-  // A Receive of `size` bytes in a region of its own; returns the STag.
-  uint32_t PostReceive(uint32_t size) {
-    const uint32_t stag = memory.Add(size, FakeMemory::kLocalWrite);
-    PostReceive({Sge(stag, 0, size)});
-    return stag;
-  }
-
-  std::vector<SendCompletion> TakeSends() {
-    std::vector<SendCompletion> all;
-    for (SendCompletion c; stream.TakeSendCompletion(&c);) all.push_back(c);
-    return all;
-  }
-  std::vector<WorkStatus> TakeSendStatuses() {
-    std::vector<WorkStatus> all;
-    for (const SendCompletion& c : TakeSends()) all.push_back(c.status);
-    return all;
-  }
-  std::vector<ReceiveCompletion> TakeReceives() {
-    std::vector<ReceiveCompletion> all;
-    for (ReceiveCompletion c; stream.TakeReceiveCompletion(&c);) all.push_back(c);
-    return all;
-  }
+  End(const RdmapOptions& options, std::string name)
+      : TransportEnd(256), stream(options, memory, receives, &trace, std::move(name)) {}
 
   bool Fill(size_t budget = 1000) { return stream.FillTx(out, budget); }
-  // The oldest queued record as bytes; tells the stream that it has left.
-  Bytes Leave() {
-    const RecordQueue::Record record = out.records.front();
-    out.records.pop_front();
-    Bytes bytes = record.header;
-    for (const TxPart& part : record.parts) {
-      if (!part.by_key) {
-        bytes.insert(bytes.end(), part.bytes.begin(), part.bytes.end());
-        continue;
-      }
-      const auto pin = memory.Pin(part.key, part.address, part.length, part.access);
-      if (!pin) {
-        stream.OnTxMemoryFault(record.cookie, pin.error());
-        return {};
-      }
-      bytes.insert(bytes.end(), pin->bytes().begin(), pin->bytes().end());
-    }
-    stream.OnSent(record.cookie);
-    return bytes;
-  }
-  // Takes a record as the lower layer hands it up. False when it was at fault.
-  bool Arrive(ConstBytes record) {
-    const RecordHead head{.head = record.first(std::min(record.size(), kMaxRecordHead)), .length = record.size()};
-    const auto payload_at = stream.OnRecord(head, Instant{});
-    if (!payload_at) return false;
-    const auto destination = stream.PinDestination();
-    if (!destination) return false;
-    const size_t total = TotalSize(*destination);
-    EXPECT_TRUE(total == 0 || total == record.size() - *payload_at);
-    ConstBytes payload = record.subspan(*payload_at);
-    for (const MutableBytes& part : *destination) payload = payload.subspan(CopyBytes(part, payload));
-    stream.UnpinDestination();
-    EXPECT_EQ(memory.pins(), 0);
-    stream.OnPlaced(Instant{});
-    return true;
-  }
+  bool Arrive(ConstBytes record) { return TransportEnd::Arrive(record, Instant{}); }
   bool Arrive(const SegmentHeader& header, ConstBytes payload = {}) {
     Bytes record(header.EncodedSize() + payload.size());
     ByteWriter writer(record);
@@ -188,17 +64,10 @@ class End {
     return found;
   }
 
-  FakeMemory memory;
-  ReceiveQueue receives;
-  RecordQueue out;
-  TraceLog trace;
   RdmapStream stream;
 
  private:
-  uint64_t next_wr_id_ = 1;
-  std::deque<std::vector<ScatterGather>> lists_;
-  std::deque<SendWork> works_;
-  std::deque<ReceiveWork> receive_works_;
+  QpTransport& engine() override { return stream; }
 };
 
 class RdmapStreamTest : public ::testing::Test {
