@@ -5,6 +5,7 @@
 #include <string>
 
 #include "base/prng.h"
+#include "tests/support/hex.h"
 
 namespace stagecoach::emu {
 namespace {
@@ -15,22 +16,6 @@ using wire::MpaFrameKind;
 using Bytes = std::vector<std::byte>;
 
 constexpr Instant kStart = Instant(100s);
-
-Bytes FromHex(std::string_view hex) {
-  Bytes out;
-  int high = -1;
-  for (char c : hex) {
-    if (c == ' ') continue;
-    const int digit = c <= '9' ? c - '0' : c - 'a' + 10;
-    if (high < 0) {
-      high = digit;
-    } else {
-      out.push_back(static_cast<std::byte>(high << 4 | digit));
-      high = -1;
-    }
-  }
-  return out;
-}
 
 Bytes Text(std::string_view text) {
   const ConstBytes bytes = AsBytes(text);

@@ -9,27 +9,12 @@
 #include <vector>
 
 #include "base/prng.h"
+#include "tests/support/hex.h"
 
 namespace stagecoach::emu::wire {
 namespace {
 
 using Bytes = std::vector<std::byte>;
-
-Bytes FromHex(std::string_view hex) {
-  Bytes out;
-  int high = -1;
-  for (char c : hex) {
-    if (c == ' ') continue;
-    const int digit = c <= '9' ? c - '0' : c - 'a' + 10;
-    if (high < 0) {
-      high = digit;
-    } else {
-      out.push_back(static_cast<std::byte>(high << 4 | digit));
-      high = -1;
-    }
-  }
-  return out;
-}
 
 uint32_t Opaque(std::string_view hex) {
   uint32_t value = 0;

@@ -11,27 +11,12 @@
 #include "emu/wire/mpa.h"
 #include "emu/wire/print.h"
 #include "emu/wire/rdmap.h"
+#include "tests/support/hex.h"
 
 namespace stagecoach::emu::wire {
 namespace {
 
 using Bytes = std::vector<std::byte>;
-
-Bytes FromHex(std::string_view hex) {
-  Bytes out;
-  int high = -1;
-  for (char c : hex) {
-    if (c == ' ') continue;
-    const int digit = c <= '9' ? c - '0' : c - 'a' + 10;
-    if (high < 0) {
-      high = digit;
-    } else {
-      out.push_back(static_cast<std::byte>(high << 4 | digit));
-      high = -1;
-    }
-  }
-  return out;
-}
 
 Bytes Frame(MpaFrameKind kind, std::string_view hex) {
   const ConstBytes key = AsBytes(MpaKey(kind));

@@ -8,22 +8,10 @@
 
 #include "base/bytes.h"
 #include "base/prng.h"
+#include "tests/support/hex.h"
 
 namespace stagecoach::rpcrdma {
 namespace {
-
-std::vector<std::byte> FromHex(std::string_view text) {
-  std::vector<std::byte> bytes;
-  std::string digits;
-  for (char c : text) {
-    if (c == ' ') continue;
-    digits += c;
-    if (digits.size() < 2) continue;
-    bytes.push_back(static_cast<std::byte>(std::stoi(digits, nullptr, 16)));
-    digits.clear();
-  }
-  return bytes;
-}
 
 std::vector<std::byte> Encoded(const HeaderV1& header) {
   std::vector<std::byte> bytes(EncodedSize(header));
