@@ -34,12 +34,9 @@ ClientOptions Clamp(ClientOptions options) {
 
 Connection::Options ConnectionOptions(const ClientOptions& options) {
   Connection::Options result;
-  result.signal_interval = std::clamp(options.credits / 4, 1u, 16u);
-  result.receive_slots = options.credits;
-  result.send_slots = options.credits + 2 * result.signal_interval;
-  result.slot_size = options.inline_threshold;
   // With windows, each exposed segment costs a bind, and perhaps an invalidation.
-  result.other_requests = options.memory_windows ? 2 * options.credits + 64 : 0;
+  result.queues = SizesForCredits(options.credits, options.memory_windows ? 2 * options.credits + 64 : 0);
+  result.slot_size = options.inline_threshold;
   result.incoming_reads = options.incoming_reads;
   result.memory_windows = options.memory_windows;
   result.name = options.name;

@@ -37,12 +37,9 @@ ServerOptions Clamp(ServerOptions options) {
 
 Connection::Options ConnectionOptions(const ServerOptions& options, ClientId client) {
   Connection::Options result;
-  result.signal_interval = std::clamp(options.credits / 4, 1u, 16u);
-  result.receive_slots = options.credits;
-  result.send_slots = options.credits + 2 * result.signal_interval;
-  result.slot_size = options.inline_threshold;
   // RDMA Reads, and a few RDMA Writes ahead of each Send; more wait for room.
-  result.other_requests = options.outgoing_reads + 2 * options.credits + 64;
+  result.queues = SizesForCredits(options.credits, options.outgoing_reads + 2 * options.credits + 64);
+  result.slot_size = options.inline_threshold;
   result.outgoing_reads = options.outgoing_reads;
   result.always_busy = true;
   result.name = options.name + "/" + std::to_string(client);

@@ -165,11 +165,7 @@ VerbsResult<void> Connection::CreateResources() {
   incoming_reads_ = std::min<uint32_t>(incoming_reads_, std::max(device.max_qp_rd_atom, 0));
   segment_length_max_ = static_cast<uint32_t>(std::min<uint64_t>(device.max_mr_size, segment_length_max_));
 
-  const QueueSizes wanted{.receives = options_.receive_slots,
-                          .sends = options_.send_slots,
-                          .send_queue = options_.send_slots + options_.other_requests + kMarkers,
-                          .signal_interval = options_.signal_interval};
-  const auto sizes = FitToDevice(wanted, device.max_qp_wr, device.max_cqe);
+  const auto sizes = FitToDevice(options_.queues, device.max_qp_wr, device.max_cqe);
   if (!sizes) return Err(VerbsError{.error = ENOSPC, .call = "queues for one message each way"});
   sizes_ = *sizes;
   ledger_ = SendLedger(sizes_.send_queue);

@@ -82,13 +82,10 @@ class Connection final : public CmHandler, public ConnectionMemory {
  public:
   // What is wanted; queues are cut to what the device has (queue_sizes.h), and the arenas say how it came out.
   struct Options {
-    uint32_t receive_slots = 64;
-    uint32_t send_slots = 96;
-    uint32_t slot_size = 4096;      // bytes, of both kinds
-    uint32_t other_requests = 64;   // room on the send queue beside one request for each send slot
-    uint32_t signal_interval = 16;  // at most this many Sends in a row without asking for a completion
-    uint8_t incoming_reads = 0;     // IRD
-    uint8_t outgoing_reads = 0;     // ORD
+    QueueSizes queues = SizesForCredits(64, 64);  // as the device allows
+    uint32_t slot_size = 4096;                    // bytes of each Send and Receive buffer
+    uint8_t incoming_reads = 0;                   // IRD
+    uint8_t outgoing_reads = 0;                   // ORD
     bool memory_windows = false;
     bool always_busy =
         false;  // poll in the poll phase even when nothing of ours is outstanding: a server expects calls

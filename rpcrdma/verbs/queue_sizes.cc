@@ -9,7 +9,19 @@ namespace {
 constexpr uint32_t kSendQueueMin = kMarkers + 1;
 constexpr uint32_t kCompletionsMin = kSendQueueMin + 1;
 
+// More requests without a completion than this save nothing worth the Send buffers that they hold.
+constexpr uint32_t kSignalIntervalMax = 16;
+
 }  // namespace
+
+QueueSizes SizesForCredits(uint32_t credits, uint32_t other_requests) {
+  QueueSizes sizes;
+  sizes.signal_interval = std::clamp(credits / 4, 1u, kSignalIntervalMax);
+  sizes.receives = credits;
+  sizes.sends = credits + 2 * sizes.signal_interval;
+  sizes.send_queue = sizes.sends + other_requests + kMarkers;
+  return sizes;
+}
 
 std::optional<QueueSizes> FitToDevice(const QueueSizes& wanted, int max_qp_wr, int max_cqe) {
   const auto requests = static_cast<uint32_t>(std::max(max_qp_wr, 0));

@@ -23,6 +23,11 @@ struct QueueSizes {
 // drained.
 inline constexpr uint32_t kMarkers = 2;
 
+// What a connection of this many credits would like: a Receive for each, and Send buffers for as many and for those
+// that are on their way home while completions are asked for seldom. `other_requests` is room on the send queue beside
+// one request for each Send buffer.
+QueueSizes SizesForCredits(uint32_t credits, uint32_t other_requests);
+
 // `wanted` cut down to queues of `max_qp_wr` and a completion queue of `max_cqe`, so that a full send queue always has
 // a completion to come. Empty when the device has no room for one message each way.
 std::optional<QueueSizes> FitToDevice(const QueueSizes& wanted, int max_qp_wr, int max_cqe);

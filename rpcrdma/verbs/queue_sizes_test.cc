@@ -16,6 +16,19 @@ TEST(QueueSizes, AreWhatWasAskedForWhereTheDeviceHasRoom) {
   EXPECT_EQ(sizes->signal_interval, 16u);
 }
 
+TEST(QueueSizes, GrowWithTheCredits) {
+  const QueueSizes one = SizesForCredits(1, 0);
+  EXPECT_EQ(one.receives, 1u);
+  EXPECT_EQ(one.sends, 3u);
+  EXPECT_EQ(one.send_queue, 5u);
+  EXPECT_EQ(one.signal_interval, 1u);
+  const QueueSizes many = SizesForCredits(1024, 10);
+  EXPECT_EQ(many.receives, 1024u);
+  EXPECT_EQ(many.sends, 1056u);
+  EXPECT_EQ(many.send_queue, 1068u);
+  EXPECT_EQ(many.signal_interval, 16u);
+}
+
 TEST(QueueSizes, FitEveryDeviceThatCanCarryOneMessageEachWay) {
   for (int requests = 3; requests < 300; ++requests) {
     for (int completions = 4; completions < 360; ++completions) {

@@ -86,9 +86,8 @@ class Stage {
   }
   // How long a call of the client may take when nothing is wrong. All that may stand before it is counted as if done
   // one after the other, over the worst link its hosts ever have, and then twice:
-  //   calls      those the client has under way at a time, and with them cancelled ones the server is still at work
-  //   for,
-  //              which hold their credits
+  //   calls      those the client has under way at a time, and cancelled ones that the server is still at work for:
+  //              they hold their credits
   //   a call     the service's time, and so many round trips: for credits, for RDMA Reads (so many segments, so few at
   //              a time), for what a device tells late
   //   its bytes  on a link whose bandwidth all streams between the hosts share, or as fast as a stream's buffer allows
@@ -124,6 +123,7 @@ class Stage {
     }
   };
   bool ServerMayBeFull(const std::string& server, Instant since) const;
+
   const Scenario& scenario_;
   TraceSink* const trace_;
   const Prng prng_;

@@ -9,6 +9,7 @@
 #include <string>
 #include <utility>
 
+#include "rpcrdma/api/client.h"
 #include "scenarios/runner/limits.h"
 #include "scenarios/runner/program.h"
 #include "scenarios/runner/run.h"
@@ -22,9 +23,6 @@ constexpr uint64_t kRegistrationsOfConnection = 2;
 constexpr uint64_t kRegistrationsOfCall = 3;
 // Completions a ping-pong asks for.
 constexpr uint64_t kPingPongCompletions = 8;
-// What a file copy's connection has: ClientOptions as they are.
-constexpr uint32_t kDefaultCredits = 64;
-constexpr uint32_t kDefaultThreshold = 4096;
 // Headers of a call or a reply.
 constexpr uint64_t kHeaders = 4096;
 
@@ -146,7 +144,8 @@ class Validator {
     for (const FileCopy& copy : scenario_.file_copy()) {
       const uint64_t block = std::bit_ceil(copy.chunk_bytes() + kHeaders);
       if (copy.host() == host) {
-        needs.AddConnection(std::max(ArenaBytes(kDefaultCredits, kDefaultThreshold), block), true);
+        const rpcrdma::ClientOptions usual;
+        needs.AddConnection(std::max(ArenaBytes(usual.credits, usual.inline_threshold), block), usual.memory_windows);
       }
       if (copy.server() == host) needs.AddConnection(std::max(service_arena, block), false);
     }

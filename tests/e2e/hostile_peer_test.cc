@@ -86,8 +86,7 @@ class RawEngine final : public ConnectionEngine {
 class RawPeer final : public ConnectionOwner {
  public:
   explicit RawPeer(EventLoop& loop)
-      : loop_(loop),
-        connection_(loop, {.receive_slots = 64, .incoming_reads = 4, .name = "raw"}, *this, nullptr, nullptr) {}
+      : loop_(loop), connection_(loop, {.incoming_reads = 4, .name = "raw"}, *this, nullptr, nullptr) {}
   ~RawPeer() override {
     connection_.CloseNow();
     listener_.reset();
