@@ -24,7 +24,7 @@ constexpr uint32_t kPollsPerWatch = 16;
 
 CompletionQueue::CompletionQueue(Fabric& fabric, NicLoop* loop, const DeviceProfile& profile, uint32_t handle,
                                  uint32_t capacity, CompletionChannel* channel, AsyncEventQueue* async_events,
-                                 void* cookie)
+                                 void* cookie, CompletionQueueFlags flags)
     : fabric_(fabric),
       loop_(loop),
       lease_(profile.poll_lease),
@@ -32,6 +32,7 @@ CompletionQueue::CompletionQueue(Fabric& fabric, NicLoop* loop, const DeviceProf
       cookie_(cookie),
       channel_(channel),
       async_events_(async_events),
+      flags_(flags),
       ring_(capacity) {}
 
 CompletionQueue::~CompletionQueue() {
@@ -174,7 +175,7 @@ int CompletionQueue::Resize(uint32_t capacity) {
 bool CompletionQueue::Push(const WorkCompletion& completion) {
   std::unique_lock lock(mutex_);
   if (overrun_) return false;
-  if (used_ == ring_.size() && ignore_overrun_) {
+  if (used_ == ring_.size() && flags_.ignore_overrun) {
     first_ = first_ + 1 == ring_.size() ? 0 : first_ + 1;
     --used_;
   }
@@ -189,7 +190,7 @@ bool CompletionQueue::Push(const WorkCompletion& completion) {
   }
   const size_t at = first_ + used_ < ring_.size() ? first_ + used_ : first_ + used_ - ring_.size();
   ring_[at] = completion;
-  ring_[at].at = fabric_.Now();
+  if (flags_.timestamps) ring_[at].at = fabric_.Now();
   ++used_;
   ++pushed_;
   used_hint_.store(used_, std::memory_order_release);

@@ -38,16 +38,23 @@ class PolledConnection {
   virtual bool Unfinished() const = 0;
 };
 
+// What a CQ does that few ask for (ibv_create_cq_ex(3)).
+struct CompletionQueueFlags {
+  // A full ring loses its oldest completion and the CQ is none the worse (IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN).
+  bool ignore_overrun = false;
+  // Completions say when they were put on the CQ (IBV_WC_EX_WITH_COMPLETION_TIMESTAMP); it costs a look at the clock.
+  bool timestamps = false;
+};
+
 class CompletionQueue {
  public:
   // `channel` may be null; `async_events` hears of an overrun. `loop` is null where no progress thread exists
   // (simulation): then nothing is leased.
   CompletionQueue(Fabric& fabric, NicLoop* loop, const DeviceProfile& profile, uint32_t handle, uint32_t capacity,
-                  CompletionChannel* channel, AsyncEventQueue* async_events, void* cookie);
-  // A full ring loses its oldest completion and the CQ is none the worse (IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN). Both
-  // before the first completion.
-  void IgnoreOverrun() { ignore_overrun_ = true; }
-  // `on_overrun` is called once, when the CQ goes into error: under the lock of the QP that completed, without ours.
+                  CompletionChannel* channel, AsyncEventQueue* async_events, void* cookie,
+                  CompletionQueueFlags flags = {});
+  // Before the first completion. `on_overrun` is called once, when the CQ goes into error: under the lock of the QP
+  // that completed, without ours.
   void SetOverrunListener(std::function<void()> on_overrun) { on_overrun_ = std::move(on_overrun); }
   ~CompletionQueue();
   CompletionQueue(const CompletionQueue&) = delete;
@@ -124,7 +131,7 @@ class CompletionQueue {
   void* cookie_;
   CompletionChannel* const channel_;
   AsyncEventQueue* const async_events_;
-  bool ignore_overrun_ = false;
+  const CompletionQueueFlags flags_;
   std::function<void()> on_overrun_;
 
   mutable std::mutex mutex_;

@@ -275,7 +275,7 @@ int Nic::DestroyChannel(CompletionChannel* channel) {
 }
 
 Result<CompletionQueue*, int> Nic::CreateCq(NicContext& context, uint32_t capacity, CompletionChannel* channel,
-                                            void* cookie, bool ignore_overrun) {
+                                            void* cookie, CompletionQueueFlags flags) {
   if (capacity == 0 || capacity > profile_.max_cqe) return Err(EINVAL);
   std::lock_guard lock(mutex_);
   if (failed()) return Err(EIO);
@@ -289,9 +289,8 @@ Result<CompletionQueue*, int> Nic::CreateCq(NicContext& context, uint32_t capaci
   Cq& entry = cqs_[handle];
   entry.context = context.id();
   entry.cq = std::make_unique<CompletionQueue>(fabric_, fabric_.HasProgressThread() ? &loop_ : nullptr, profile_,
-                                               handle, capacity, channel, &context.async_events(), cookie);
+                                               handle, capacity, channel, &context.async_events(), cookie, flags);
   entry.cq->SetOverrunListener([this] { loop_.Notify(&cq_caretaker_); });
-  if (ignore_overrun) entry.cq->IgnoreOverrun();
   return entry.cq.get();
 }
 

@@ -133,9 +133,8 @@ class Nic {
   Result<CompletionChannel*, int> CreateChannel(NicContext& context);
   int DestroyChannel(CompletionChannel* channel);
   // `capacity` at least 1 and at most the profile's max_cqe. `channel` may be null.
-  // `ignore_overrun`: CompletionQueue::IgnoreOverrun.
   Result<CompletionQueue*, int> CreateCq(NicContext& context, uint32_t capacity, CompletionChannel* channel,
-                                         void* cookie, bool ignore_overrun = false);
+                                         void* cookie, CompletionQueueFlags flags = {});
   int ResizeCq(uint32_t handle, uint32_t capacity);
   // Waits until the program has acknowledged the events it got.
   int DestroyCq(uint32_t handle);

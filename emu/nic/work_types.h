@@ -86,7 +86,7 @@ struct WorkCompletion {
   bool with_invalidate = false;  // Receive: the Send named an STag, and it was invalidated
   uint32_t invalidated_rkey = 0;
   bool solicited = false;  // Receive of a Send with Solicited Event
-  Instant at{};            // when it was put on the CQ, by the fabric's clock
+  Instant at{};            // when it was put on the CQ, by the fabric's clock, where its consumer asked for that
 };
 
 }  // namespace stagecoach::emu

@@ -9,13 +9,13 @@
 namespace stagecoach::verbs::emulated {
 
 ShimCq* MakeCq(ibv_context* context, int64_t entries, void* cq_context, ibv_comp_channel* channel, int64_t vector,
-               bool ignore_overrun) {
+               emu::CompletionQueueFlags flags) {
   if (entries < 1 || entries > UINT32_MAX || vector < 0 || vector >= context->num_comp_vectors) return FailWith(EINVAL);
   ShimContext* shim = ToShim(context);
   auto cq = std::make_unique<ShimCq>();
-  auto created = shim->nic->CreateCq(*shim->context, static_cast<uint32_t>(entries),
-                                     channel != nullptr ? static_cast<ShimChannel*>(channel)->channel : nullptr,
-                                     cq.get(), ignore_overrun);
+  auto created =
+      shim->nic->CreateCq(*shim->context, static_cast<uint32_t>(entries),
+                          channel != nullptr ? static_cast<ShimChannel*>(channel)->channel : nullptr, cq.get(), flags);
   if (!created) return FailWith(created.error());
   ibv_cq* shown = PublicOf(cq.get());
   shown->context = context;
@@ -56,7 +56,7 @@ int ibv_destroy_comp_channel(struct ibv_comp_channel* channel) {
 
 struct ibv_cq* ibv_create_cq(struct ibv_context* context, int cqe, void* cq_context, struct ibv_comp_channel* channel,
                              int comp_vector) {
-  ShimCq* cq = MakeCq(context, cqe, cq_context, channel, comp_vector, /*ignore_overrun=*/false);
+  ShimCq* cq = MakeCq(context, cqe, cq_context, channel, comp_vector, {});
   return cq != nullptr ? PublicOf(cq) : nullptr;
 }
 

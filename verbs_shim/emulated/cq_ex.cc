@@ -86,7 +86,8 @@ ibv_cq_ex* CreateExtendedCq(ibv_context* context, ibv_cq_init_attr_ex* attribute
   const uint32_t flags = (attributes->comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS) != 0 ? attributes->flags : 0;
   if ((flags & ~kFlags) != 0 || (attributes->wc_flags & ~kFields) != 0) return FailWith(EOPNOTSUPP);
   ShimCq* cq = MakeCq(context, attributes->cqe, attributes->cq_context, attributes->channel, attributes->comp_vector,
-                      (flags & IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN) != 0);
+                      {.ignore_overrun = (flags & IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN) != 0,
+                       .timestamps = (attributes->wc_flags & IBV_WC_EX_WITH_COMPLETION_TIMESTAMP) != 0});
   if (cq == nullptr) return nullptr;
   cq->single_threaded = (flags & IBV_CREATE_CQ_ATTR_SINGLE_THREADED) != 0;
   cq->start_poll = StartPoll;

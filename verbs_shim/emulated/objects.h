@@ -111,7 +111,7 @@ HostApi& ApiOf(emu::Host& host);
 
 // A CQ as the plain and the extended call make it; null and errno on failure.
 ShimCq* MakeCq(ibv_context* context, int64_t entries, void* cq_context, ibv_comp_channel* channel, int64_t vector,
-               bool ignore_overrun);
+               emu::CompletionQueueFlags flags);
 
 // Sets errno and returns the failure value of calls that answer with a pointer.
 std::nullptr_t FailWith(int error);
