@@ -13,6 +13,7 @@
 #include "base/time.h"
 #include "base/trace.h"
 #include "emu/engine/memory_port.h"
+#include "emu/engine/memory_trail.h"
 #include "emu/engine/qp_transport.h"
 #include "emu/engine/record.h"
 #include "emu/engine/work.h"
@@ -70,7 +71,7 @@ inline uint64_t TotalLength(std::span<const ScatterGather> parts) {
 // Where the payload of the current record goes: pinned memory, part by part.
 class IbDestination {
  public:
-  IbDestination() {
+  explicit IbDestination(bool traced) : trail_(traced) {
     constexpr size_t kUsualParts = 16;
     pins_.reserve(kUsualParts);
     parts_.reserve(kUsualParts);
@@ -98,18 +99,26 @@ class IbDestination {
     auto pin = memory.Pin(key, address, size, access);
     if (!pin) return Err(pin.error());
     parts_.push_back(pin->bytes());
+    trail_.Add(key, *pin);
     pins_.push_back(std::move(*pin));
     return {};
   }
+  // Lets go of the memory. What was there is still told by trail(), until the next record begins.
   void Clear() {
     parts_.clear();
     pins_.clear();
   }
+  void Begin() {
+    Clear();
+    trail_.Clear();
+  }
   std::span<const MutableBytes> parts() const { return parts_; }
+  const MemoryTrail& trail() const { return trail_; }
 
  private:
   std::vector<MemoryPin> pins_;
   std::vector<MutableBytes> parts_;
+  MemoryTrail trail_;
 };
 
 struct IbContext {

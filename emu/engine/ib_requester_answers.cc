@@ -169,7 +169,7 @@ void IbRequester::CommitReadData(const Judged& judged) {
 
 void IbRequester::CommitAtomicResult(const Judged& judged) {
   if (AdvanceTo(judged.header.psn); failed_) return;
-  IbDestination sink;
+  IbDestination sink(/*traced=*/false);
   const auto added = sink.AddLocal(context_.memory, At(done_).work->sges, 0, kIbAtomicSize);
   if (!added) {
     Fail(WorkStatus::kLocalProtectionError, ToString(added.error()));

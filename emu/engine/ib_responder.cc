@@ -219,7 +219,7 @@ void IbResponder::Pin(IbDestination& destination) {
 
 // --- Carrying out ---
 
-void IbResponder::Commit() {
+void IbResponder::Commit(const MemoryTrail& placed) {
   if (judged_.verdict == Verdict::kTake || judged_.verdict == Verdict::kRnrNak || judged_.verdict == Verdict::kFault) {
     first_packet_ = first_packet_ || !first_packet_told_;
     first_packet_told_ = true;
@@ -230,7 +230,7 @@ void IbResponder::Commit() {
       if (judged_.in_order) epsn_ = PsnAdd(judged_.header.psn, 1);
       break;
     case Verdict::kTake:
-      Take();
+      Take(placed);
       break;
     case Verdict::kDuplicate:
       Acknowledge(/*after_rnr=*/false);
@@ -261,7 +261,7 @@ void IbResponder::Commit() {
   judged_ = {};
 }
 
-void IbResponder::Take() {
+void IbResponder::Take(const MemoryTrail& placed) {
   const wire::IbHeader& header = judged_.header;
   if (wire::IsAtomic(header.op)) {
     if (!TakeAtomic()) return;
@@ -277,12 +277,23 @@ void IbResponder::Take() {
     if (header.ack_request && context_.acknowledged()) Acknowledge(/*after_rnr=*/true);
   }
   nak_sent_ = false;
+  if (context_.trace == nullptr) return;
+  // As of RdmapStream: where the payload begins and how much of it lies there. An atomic has none and changes eight
+  // bytes; what a Read is answered from is told by "response.started".
+  MemoryPlace place = placed.first();
+  if (wire::IsAtomic(header.op)) {
+    const auto pin = context_.memory.Pin(header.rkey, header.address, kIbAtomicSize, MemoryAccess::kRemoteAtomic);
+    if (pin) place = {.stag = header.rkey, .offset = pin->offset(), .length = kIbAtomicSize};
+  }
   Trace(context_.trace, context_.now, context_.name, "record.placed",
         {{"opcode", wire::ToString(header.op)},
          {"length", uint64_t{judged_.payload}},
          {"last", uint64_t{wire::EndsMessage(header.op)}},
          {"psn", uint64_t{header.psn}},
-         {"stag", uint64_t{header.rkey}}});
+         {"stag", uint64_t{place.stag}},
+         {"offset", place.offset},
+         {"run", place.length}});
+  placed.TraceRest(context_.trace, context_.now, context_.name);
 }
 
 void IbResponder::TakeSend() {
@@ -507,6 +518,7 @@ void IbResponder::QueueAnswer(RecordSink& sink) {
   }
   const uint32_t size = std::min(job.left, context_.options.mtu);
   const bool last = size == job.left;
+  MemoryPlace source;
   if (size > 0) {
     // The source was good when the request came. It may have gone since, for an answer that is only repeated even
     // lawfully: the peer may have had it the first time.
@@ -525,6 +537,14 @@ void IbResponder::QueueAnswer(RecordSink& sink) {
            psn);
       return;
     }
+    source = {.stag = resource.request.rkey, .offset = pin->offset()};
+  }
+  if (!job.begun) {
+    Trace(context_.trace, context_.now, context_.name, "response.started",
+          {{"length", uint64_t{job.left}},
+           {"psn", uint64_t{job.psn}},
+           {"stag", uint64_t{source.stag}},
+           {"offset", source.offset}});
   }
   header.op = job.begun ? (last ? IbOp::kReadLast : IbOp::kReadMiddle) : (last ? IbOp::kReadOnly : IbOp::kReadFirst);
   const TxPart part{.by_key = true,

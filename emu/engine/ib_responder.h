@@ -39,7 +39,8 @@ class IbResponder {
   void Pin(IbDestination& destination);
   // The current packet is part of a Write that completes nothing here.
   bool PlacementMayWait() const;
-  void Commit();
+  // `placed` is where its payload went.
+  void Commit(const MemoryTrail& placed);
 
   // Queues one packet; false when there is none.
   bool QueueNext(RecordSink& sink);
@@ -129,7 +130,7 @@ class IbResponder {
   const Message& MessageInProgress() const;
   Resource& At(uint64_t resource) { return resources_[resource - resource_first_]; }
 
-  void Take();
+  void Take(const MemoryTrail& placed);
   void TakeSend();
   void TakeWrite();
   void TakeRead();

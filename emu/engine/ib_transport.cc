@@ -30,7 +30,8 @@ IbTransport::IbTransport(const IbOptions& options, MemoryPort& memory, ReceiveSo
                          std::string name)
     : context_{.options = options, .memory = memory, .receives = receives, .trace = trace, .name = std::move(name)},
       requester_(context_),
-      responder_(context_) {
+      responder_(context_),
+      destination_(trace != nullptr) {
   STAGECOACH_CHECK(options.service != wire::IbService::kUd && options.mtu >= 256 && options.mtu <= 4096 &&
                    options.window_packets > 0);
 }
@@ -114,7 +115,7 @@ std::optional<size_t> IbTransport::OnRecord(const RecordHead& record, Instant no
 
 std::optional<std::span<const MutableBytes>> IbTransport::PinDestination() {
   if (state_ != State::kActive) return std::nullopt;
-  destination_.Clear();
+  destination_.Begin();
   if (half_ == Half::kRequester) requester_.Pin(destination_);
   if (half_ == Half::kResponder) responder_.Pin(destination_);
   return destination_.parts();
@@ -129,7 +130,7 @@ void IbTransport::OnPlaced(Instant now) {
   if (state_ != State::kActive) return;
   const Half half = std::exchange(half_, Half::kNone);
   if (half == Half::kRequester) requester_.Commit();
-  if (half == Half::kResponder) responder_.Commit();
+  if (half == Half::kResponder) responder_.Commit(destination_.trail());
   Settle();
 }
 

@@ -211,6 +211,48 @@ TEST_P(Services, ScatterGatherListsOfBothSidesNeedNotMatch) {
   EXPECT_TRUE(SameBytes(pair.b.memory.Bytes(to).first(600), sent.subspan(300)));
 }
 
+// What the trace says of memory, without the time and the component.
+std::vector<std::string> MemoryEvents(const TraceLog& trace) {
+  std::vector<std::string> events;
+  for (const std::string& line : trace.lines()) {
+    if (line.find(" stag=") == std::string::npos) continue;
+    const size_t component = line.find(' ') + 1;
+    events.push_back(line.substr(line.find(' ', component) + 1));
+  }
+  return events;
+}
+std::string In(uint32_t key, uint64_t offset) {
+  return " stag=" + std::to_string(key) + " offset=" + std::to_string(offset);
+}
+
+TEST(IbTransportTest, TraceNamesMemoryByRegionAndOffset) {
+  IbPair pair;
+  const uint32_t ours = pair.a.memory.Add(1000);
+  const uint32_t theirs = pair.b.memory.Add(1000);
+  const uint32_t first = pair.b.memory.Add(100);
+  const uint32_t second = pair.b.memory.Add(100);
+  pair.b.PostReceive({pair.b.Sge(first, 90, 10), pair.b.Sge(second, 7, 50)});
+  pair.a.Post({.opcode = SendOpcode::kWrite, .remote_stag = theirs, .remote_offset = pair.b.At(theirs, 33)},
+              {pair.a.Sge(ours, 0, 300)});
+  pair.a.Post({.opcode = SendOpcode::kWrite, .remote_stag = theirs, .remote_offset = pair.b.At(theirs, 5)}, {});
+  pair.a.Post({.opcode = SendOpcode::kFetchAdd, .remote_stag = theirs, .remote_offset = pair.b.At(theirs, 16)},
+              {pair.a.Sge(ours, 0, 8)});
+  pair.a.PostSend(ours, 60);
+  pair.a.Post({.opcode = SendOpcode::kRead, .remote_stag = theirs, .remote_offset = pair.b.At(theirs, 77)},
+              {pair.a.Sge(ours, 0, 300)});
+  EXPECT_TRUE(pair.Run());
+  const std::string placed = "record.placed opcode=";
+  EXPECT_THAT(MemoryEvents(pair.b.trace),
+              ElementsAre(placed + "Write First length=256 last=0 psn=100" + In(theirs, 33) + " run=256",
+                          placed + "Write Last length=44 last=1 psn=101" + In(theirs, 33 + 256) + " run=44",
+                          placed + "Write Only length=0 last=1 psn=102" + In(0, 0) + " run=0",
+                          placed + "Fetch and Add length=0 last=1 psn=103" + In(theirs, 16) + " run=8",
+                          placed + "Send Only length=60 last=1 psn=104" + In(first, 90) + " run=10",
+                          "part.placed length=50" + In(second, 7),
+                          placed + "Read Request length=0 last=1 psn=105" + In(0, 0) + " run=0",
+                          "response.started length=300 psn=105" + In(theirs, 77)));
+}
+
 TEST(IbTransportTest, EmptyWriteAndReadAreNotCheckedAgainstMemory) {
   IbPair pair;
   pair.a.Post({.opcode = SendOpcode::kWrite, .remote_stag = 0xdead, .remote_offset = UINT64_MAX});

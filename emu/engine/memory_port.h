@@ -36,7 +36,8 @@ class MemoryPort;
 class MemoryPin {
  public:
   MemoryPin() = default;
-  MemoryPin(MemoryPort* port, uint32_t token, MutableBytes bytes) : port_(port), token_(token), bytes_(bytes) {}
+  MemoryPin(MemoryPort* port, uint32_t token, MutableBytes bytes, uint64_t offset)
+      : port_(port), token_(token), bytes_(bytes), offset_(offset) {}
   MemoryPin(MemoryPin&& other) noexcept { swap(other); }
   MemoryPin& operator=(MemoryPin&& other) noexcept {
     MemoryPin(std::move(other)).swap(*this);
@@ -45,16 +46,21 @@ class MemoryPin {
   ~MemoryPin();
 
   MutableBytes bytes() const { return bytes_; }
+  // Where the first of them lies, in bytes from the first one of the region or window that the STag names. With the
+  // STag it says what memory this is in words that no address is part of, as a trace must.
+  uint64_t offset() const { return offset_; }
 
  private:
   void swap(MemoryPin& other) noexcept {
     std::swap(port_, other.port_);
     std::swap(token_, other.token_);
     std::swap(bytes_, other.bytes_);
+    std::swap(offset_, other.offset_);
   }
   MemoryPort* port_ = nullptr;
   uint32_t token_ = 0;
   MutableBytes bytes_;
+  uint64_t offset_ = 0;
 };
 
 class MemoryPort {

@@ -108,7 +108,12 @@ uint64_t TotalLength(std::span<const ScatterGather> parts) {
 
 RdmapStream::RdmapStream(const RdmapOptions& options, MemoryPort& memory, ReceiveSource& receives, TraceSink* trace,
                          std::string name)
-    : options_(options), memory_(memory), receives_(receives), trace_(trace), name_(std::move(name)) {
+    : options_(options),
+      memory_(memory),
+      receives_(receives),
+      trace_(trace),
+      name_(std::move(name)),
+      trail_(trace != nullptr) {
   pins_.reserve(kMaxTxParts);
   destination_.reserve(kMaxTxParts);
 }
@@ -294,6 +299,7 @@ bool RdmapStream::PinParts(std::span<const ScatterGather> parts, uint64_t skip, 
 }
 
 std::optional<std::span<const MutableBytes>> RdmapStream::PinDestination() {
+    trail_.Add(part.lkey, *pin);
   if (state_ != State::kActive) return std::nullopt;
   UnpinDestination();
   if (current_payload_ > 0 && !PinCurrent()) {
@@ -304,6 +310,7 @@ std::optional<std::span<const MutableBytes>> RdmapStream::PinDestination() {
 }
 
 bool RdmapStream::PinCurrent() {
+  trail_.Clear();
   MemoryFault fault = MemoryFault::kUnknownStag;
   switch (current_.opcode()) {
     case RdmapOpcode::kWrite: {
@@ -322,6 +329,7 @@ bool RdmapStream::PinCurrent() {
       STAGECOACH_CHECK(entry != nullptr);  // an RTR Read has no bytes to place
       if (PinParts(entry->work->sges, read.received, current_payload_, &fault)) return true;
       entry->phase = SendEntry::Phase::kDone;
+      trail_.Add(current_.stag, *pin);
       entry->status = WorkStatus::kLocalProtectionError;
       FaultOnCurrent(terminate::kRdmapLocalCatastrophic, ToString(fault));
       return false;
@@ -353,19 +361,20 @@ void RdmapStream::OnPlaced(Instant now) {
   if (state_ != State::kActive) return;
   first_record_received_ = true;
   if (trace_ != nullptr) {
-    // Where it lies now: what the peer named, or the first part of our Receive.
-    uint32_t stag = 0;
-    if (current_.tagged()) {
-      stag = current_.stag;
-    } else if (wire::IsSend(current_.opcode()) && !inbound_->receive->sges.empty()) {
-      stag = inbound_->receive->sges.front().lkey;
-    }
+    // Where this segment's payload lies now: the STag that names its first byte, that byte's offset from the first one
+    // that the STag names, and how many bytes from there on are the payload's. Of a Write that is what the peer named;
+    // of a Send or Read Response the part of our scatter list where this segment goes on, and if it goes beyond that
+    // part, a "part.placed" for each further one. A segment of no bytes names no memory: all three are 0.
+    const MemoryPlace place = trail_.first();
     Trace(trace_, now_, name_, "record.placed",
           {{"opcode", ToString(current_.opcode())},
            {"length", uint64_t{current_payload_}},
            {"last", uint64_t{current_.last}},
            {"msn", uint64_t{current_.sequence_number}},
-           {"stag", uint64_t{stag}}});
+           {"stag", uint64_t{place.stag}},
+           {"offset", place.offset},
+           {"run", place.length}});
+    trail_.TraceRest(trace_, now_, name_);
   }
   switch (current_.opcode()) {
     case RdmapOpcode::kWrite:
@@ -768,7 +777,8 @@ bool RdmapStream::StartResponse() {
   Trace(trace_, now_, name_, "response.started",
         {{"length", uint64_t{read.request.length}},
          {"msn", uint64_t{read.msn}},
-         {"stag", uint64_t{read.request.source_stag}}});
+         {"stag", uint64_t{source.stag}},
+         {"offset", source.offset}});
   return true;
 }
 
@@ -790,6 +800,8 @@ void RdmapStream::QueueRtr(RecordSink& sink) {
     return;
   }
   const uint32_t msn = next_read_msn_++;
+  // A Read of no bytes names no memory, whatever its STag.
+  MemoryPlace source;
   const wire::ReadRequest request{.sink_stag = kUncheckedStag, .source_stag = kUncheckedStag};
   QueueHeader(sink, SegmentHeader::Read(msn, request), {}, cookie);
   reads_.push_back({.rtr = true, .msn = msn});
@@ -803,6 +815,7 @@ uint32_t RdmapStream::GatherParts(const SendWork& work, uint32_t room, TxParts* 
     return left;
   }
   uint32_t gathered = 0;
+    source = {.stag = read.request.source_stag, .offset = pin->offset()};
   // A segment that would need more parts than there is room for ends early; DDP does not mind.
   while (gathered < left && !parts->Full()) {
     const ScatterGather& part = work.sges[tx_.part];

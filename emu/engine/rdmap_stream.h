@@ -21,6 +21,7 @@
 
 #include "base/check.h"
 #include "base/trace.h"
+#include "emu/engine/memory_trail.h"
 #include "emu/engine/qp_transport.h"
 #include "emu/engine/ring.h"
 #include "emu/wire/rdmap.h"
@@ -259,6 +260,7 @@ class RdmapStream final : public QpTransport {
   std::array<std::byte, wire::kMaxTerminateSize> peer_terminate_{};
   std::vector<MemoryPin> pins_;
   std::vector<MutableBytes> destination_;
+  MemoryTrail trail_;  // of the current record
 
   Ring<ReceiveCompletion> receive_completions_;
   std::optional<TransportFault> fault_;

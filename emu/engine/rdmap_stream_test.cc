@@ -908,13 +908,72 @@ TEST_F(RdmapStreamTest, FlushOnCommandSendsNoTerminate) {
   EXPECT_THAT(a.TakeSendStatuses(), ElementsAre(WorkStatus::kFlushed));
 }
 
-TEST_F(RdmapStreamTest, TraceNamesDecisionsWithoutAddresses) {
-  const uint32_t to = b.memory.Add(100);
-  const uint32_t from = a.memory.Add(100);
-  a.Post({.opcode = SendOpcode::kWrite, .remote_stag = to, .remote_offset = At(to)}, {a.Sge(from, 0, 100)});
+// The words of a trace for memory.
+std::string In(uint32_t stag, uint64_t offset) {
+  return " stag=" + std::to_string(stag) + " offset=" + std::to_string(offset);
+}
+
+TEST_F(RdmapStreamTest, TraceNamesTheMemoryOfWritesByRegionAndOffset) {
+  const uint32_t to = b.memory.Add(500);
+  const uint32_t from = a.memory.Add(500);
+  a.Post({.opcode = SendOpcode::kWrite, .remote_stag = to, .remote_offset = At(to) + 33}, {a.Sge(from, 0, 300)});
+  a.Post({.opcode = SendOpcode::kWrite, .remote_stag = to, .remote_offset = At(to) + 50}, {});
   Run();
-  EXPECT_THAT(a.trace.lines(), ElementsAre(HasSubstr("a work.started opcode=Write length=100 msn=0")));
-  EXPECT_THAT(b.trace.lines(), ElementsAre(HasSubstr("b record.placed opcode=")));
+  EXPECT_THAT(a.trace.lines(), ElementsAre(HasSubstr("a work.started opcode=Write length=300 msn=0"),
+                                           HasSubstr("a work.started opcode=Write length=0 msn=0")));
+  EXPECT_THAT(
+      b.trace.lines(),
+      ElementsAre(HasSubstr("b record.placed opcode=Write length=242 last=0 msn=0" + In(to, 33) + " run=242"),
+                  HasSubstr("b record.placed opcode=Write length=58 last=1 msn=0" + In(to, 33 + 242) + " run=58"),
+                  HasSubstr("b record.placed opcode=Write length=0 last=1 msn=0" + In(0, 0) + " run=0")));
+}
+
+TEST_F(RdmapStreamTest, TraceNamesEachPartThatASegmentIsScatteredTo) {
+  const uint32_t from = a.memory.Add(400);
+  const uint32_t first = b.memory.Add(100);
+  const uint32_t second = b.memory.Add(400);
+  b.PostReceive({b.Sge(first, 90, 10), b.Sge(second, 7, 200), b.Sge(first, 0, 80)});
+  a.PostSend(from, 260);
+  Run();
+  const std::string placed = "b record.placed opcode=Send length=";
+  EXPECT_THAT(b.trace.lines(), ElementsAre(HasSubstr(placed + "238 last=0 msn=1" + In(first, 90) + " run=10"),
+                                           HasSubstr("b part.placed length=200" + In(second, 7)),
+                                           HasSubstr("b part.placed length=28" + In(first, 0)),
+                                           HasSubstr(placed + "22 last=1 msn=1" + In(first, 28) + " run=22")));
+}
+
+TEST_F(RdmapStreamTest, TraceNamesBothEndsOfAReadByRegionAndOffset) {
+  const uint32_t source = b.memory.Add(500);
+  const uint32_t sink = a.memory.Add(500);
+  a.Post({.opcode = SendOpcode::kRead, .remote_stag = source, .remote_offset = At(source) + 77}, {a.Sge(sink, 5, 250)});
+  a.Post({.opcode = SendOpcode::kRead, .remote_stag = source, .remote_offset = At(source) + 1}, {});
+  Run();
+  EXPECT_THAT(b.trace.lines(),
+              ElementsAre(HasSubstr("b record.placed opcode=Read Request length=0 last=1 msn=1" + In(0, 0) + " run=0"),
+                          HasSubstr("b record.placed opcode=Read Request length=0 last=1 msn=2" + In(0, 0) + " run=0"),
+                          HasSubstr("b response.started length=250 msn=1" + In(source, 77)),
+                          HasSubstr("b response.started length=0 msn=2" + In(0, 0))));
+  const std::string placed = "a record.placed opcode=Read Response length=";
+  EXPECT_THAT(a.trace.lines(), ElementsAre(HasSubstr("a work.started"), HasSubstr("a work.started"),
+                                           HasSubstr(placed + "242 last=0 msn=0" + In(sink, 5) + " run=242"),
+                                           HasSubstr(placed + "8 last=1 msn=0" + In(sink, 5 + 242) + " run=8"),
+                                           HasSubstr(placed + "0 last=1 msn=0" + In(0, 0) + " run=0")));
+}
+
+TEST_F(RdmapStreamTest, TraceOfTheLastOfSeveralAttemptsToPlaceCountsOnce) {
+  const uint32_t from = a.memory.Add(100);
+  const uint32_t to = b.PostReceive(100);
+  a.PostSend(from, 60);
+  a.Fill();
+  const Bytes record = a.Leave();
+  ASSERT_TRUE(
+      b.stream.OnRecord({.head = ConstBytes(record).first(kMaxRecordHead), .length = record.size()}, Instant{}));
+  for (int attempt = 0; attempt < 3; ++attempt) {
+    ASSERT_TRUE(b.stream.PinDestination());
+    b.stream.UnpinDestination();
+  }
+  b.stream.OnPlaced(Instant{});
+  EXPECT_THAT(b.trace.lines(), ElementsAre(HasSubstr("length=60 last=1 msn=1" + In(to, 0) + " run=60")));
 }
 
 // --- Random operations against a model ---

@@ -444,7 +444,7 @@ Result<MemoryRegistry::Pinned, MemoryFault> MemoryRegistry::Pin(uint32_t pd, uin
     Unpin(number);
     return Err(*fault);
   }
-  return Pinned{number, MutableBytes(slot->base + offset, static_cast<size_t>(length))};
+  return Pinned{number, MutableBytes(slot->base + offset, static_cast<size_t>(length)), offset};
 }
 
 void MemoryRegistry::Unpin(uint32_t token) {
@@ -465,7 +465,7 @@ Result<MemoryPin, MemoryFault> RegistryPort::Pin(uint32_t stag, uint64_t tagged_
   const Result<MemoryRegistry::Pinned, MemoryFault> pinned =
       registry_.Pin(pd_, qp_number_, stag, tagged_offset, length, access);
   if (!pinned) return Err(pinned.error());
-  return MemoryPin(this, pinned->token, pinned->bytes);
+  return MemoryPin(this, pinned->token, pinned->bytes, pinned->offset);
 }
 
 Result<void, MemoryFault> RegistryPort::InvalidateRemotely(uint32_t stag) {

@@ -108,6 +108,7 @@ class MemoryRegistry {
   struct Pinned {
     uint32_t token = 0;
     MutableBytes bytes;
+    uint64_t offset = 0;  // from the first byte of the region or window
   };
   // On success Unpin(token) must follow.
   Result<Pinned, MemoryFault> Pin(uint32_t pd, uint32_t qp_number, uint32_t stag, uint64_t tagged_offset,

@@ -71,7 +71,7 @@ class FakeMemory final : public MemoryPort {
     const uint64_t offset = tagged_offset - Address(stag);
     if (offset > (*region)->size() || length > (*region)->size() - offset) return Err(MemoryFault::kOutOfRange);
     ++pins_;
-    return MemoryPin(this, 0, Bytes(stag).subspan(offset, length));
+    return MemoryPin(this, 0, Bytes(stag).subspan(offset, length), offset);
   }
 
   Result<void, MemoryFault> InvalidateRemotely(uint32_t stag) override {
