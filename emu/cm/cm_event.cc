@@ -5,6 +5,7 @@
 #include <cerrno>
 
 #include "base/check.h"
+#include "base/mark.h"
 #include "emu/cm/connection_manager.h"
 
 namespace stagecoach::emu {
@@ -55,6 +56,7 @@ void CmEventAccount::Acknowledge() {
 
 void CmEventAccount::AwaitAcknowledged(Fabric& fabric) {
   std::unique_lock lock(mutex_);
+  if (acknowledgements_ < deliveries_) STAGECOACH_MARK("cm.id_waits_for_acknowledgements");
   fabric.Wait(lock, acknowledged_, [this, until = deliveries_] { return acknowledgements_ >= until; });
 }
 
@@ -95,6 +97,7 @@ std::deque<CmEvent> CmChannel::Forget(const CmId* id) {
       ++it;
       continue;
     }
+    STAGECOACH_MARK("cm.undelivered_event_goes_with_its_id");
     undelivered.push_back(std::move(*it));
     it = events_.erase(it);
     notifier_->Consume();

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/mark.h"
 #include "emu/engine/mpa_handshake.h"
 #include "emu/llp/mpa_llp.h"
 
@@ -323,6 +324,7 @@ class ConnectionManager::Core::Outgoing final : public Handshake {
  private:
   void OnConnected(Result<std::unique_ptr<Stream>, FabricError> result) {
     if (!result) {
+      STAGECOACH_MARK("cm.stream_not_connected");
       core_.Fail(id_, State::kConnecting, FailureOf(result.error().error));
       return Finish();
     }
@@ -410,6 +412,7 @@ class ConnectionManager::Core::Incoming final : public Handshake {
 
   void OnTimer() override {
     if (outcome_) {
+      STAGECOACH_MARK("cm.last_words_not_taken");
       given_up_ = true;
     } else {
       engine_.OnDeadline(core_.Now());
@@ -456,6 +459,7 @@ class ConnectionManager::Core::Incoming final : public Handshake {
       }
       ++core_.counters_.refused_streams;
     }
+    STAGECOACH_MARK("cm.request_refused");
     core_.Tell("request.refused", {{"id", key_}});
     const auto rejected = engine_.Reject({}, core_.Now());
     STAGECOACH_CHECK(rejected.has_value());
@@ -473,6 +477,7 @@ class ConnectionManager::Core::Incoming final : public Handshake {
       std::lock_guard lock(core_.mutex_);
       ++core_.counters_.failed_handshakes;
     }
+    if (child_ != nullptr && !outcome) STAGECOACH_MARK("cm.handshake_fails_after_the_request_was_told");
     if (child_ != nullptr)
       core_.Fail(child_, State::kAccepting,
                  {CmEventType::kConnectError, -(outcome ? ECONNABORTED : ErrnoOf(outcome.error()))});
@@ -691,9 +696,11 @@ void ConnectionManager::Core::ForgetQp(uint32_t qp_number) {
   id->qp_number_ = 0;
   id->attached_ = false;
   if (id->state_ == State::kConnected) {
+    STAGECOACH_MARK("cm.qp_destroyed_while_connected");
     id->state_ = State::kClosed;
     Emit(CmEventType::kDisconnected, id);
   } else if (id->state_ == State::kConnecting || id->state_ == State::kAccepting) {
+    STAGECOACH_MARK("cm.qp_destroyed_amidst_its_handshake");
     id->state_ = State::kClosed;
     Emit(CmEventType::kConnectError, id, -ECONNABORTED);
     OnLoop([key = id->serial()](Core& core) { core.Remove(key); });
@@ -744,7 +751,10 @@ int ConnectionManager::Core::Disconnect(const std::shared_ptr<CmId>& id) {
   uint32_t qp_number = 0;
   {
     std::lock_guard lock(mutex_);
-    if (id->state_ == State::kClosed) return 0;
+    if (id->state_ == State::kClosed) {
+      STAGECOACH_MARK("cm.both_ends_disconnect");
+      return 0;
+    }
     // Accepting counts once the stream is the QP's: its RTR may never come.
     if (id->state_ != State::kConnected && !(id->state_ == State::kAccepting && id->attached_)) return EINVAL;
     qp_number = id->qp_number_;
@@ -777,12 +787,16 @@ void ConnectionManager::Core::Destroy(const std::shared_ptr<CmId>& id) {
   acceptor.reset();
   port.reset();
   if (attached) nic_.Disconnect(qp_number);
+  if (before == State::kRequested) STAGECOACH_MARK("cm.request_dropped_unanswered");
+  if (before == State::kConnecting) STAGECOACH_MARK("cm.id_destroyed_while_connecting");
+  if (before == State::kAccepting) STAGECOACH_MARK("cm.id_destroyed_while_accepting");
   if (before == State::kListening) {
     OnLoop([listener = id.get(), keep = id](Core& core) {
       for (auto& [key, handshake] : core.handshakes_) {
         auto* incoming = dynamic_cast<Incoming*>(handshake.get());
-        if (incoming != nullptr && incoming->IsStrangerOf(listener))
-          core.OnLoop([key = key](Core& later) { later.Remove(key); });
+        if (incoming == nullptr || !incoming->IsStrangerOf(listener)) continue;
+        STAGECOACH_MARK("cm.listener_destroyed_amidst_handshakes");
+        core.OnLoop([key = key](Core& later) { later.Remove(key); });
       }
     });
   } else if (before == State::kRequested) {
@@ -793,7 +807,9 @@ void ConnectionManager::Core::Destroy(const std::shared_ptr<CmId>& id) {
     OnLoop([key = id->serial()](Core& core) { core.Remove(key); });
   }
   for (const CmEvent& event : channel->Forget(id.get())) {
-    if (event.listener == id) Destroy(event.id);
+    if (event.listener != id) continue;
+    STAGECOACH_MARK("cm.listener_destroyed_with_requests_undelivered");
+    Destroy(event.id);
   }
   id->account().AwaitAcknowledged(fabric_);
 }
@@ -863,6 +879,7 @@ void ConnectionManager::Core::OnStream(const std::weak_ptr<CmId>& weak_listener,
     auto listener = weak_listener.lock();
     if (closed_ || listener == nullptr || listener->state_ != State::kListening ||
         listener->half_open_ >= options_.half_open_limit) {
+      STAGECOACH_MARK("cm.stream_refused");
       ++counters_.refused_streams;
     } else {
       ++counters_.accepted_streams;
@@ -897,7 +914,10 @@ void ConnectionManager::Core::Attach(const std::shared_ptr<CmId>& id, State expe
   uint32_t qp_number = 0;
   {
     std::lock_guard lock(mutex_);
-    if (id->state_ != expected) return stream->Abort();
+    if (id->state_ != expected) {
+      STAGECOACH_MARK("cm.id_gone_before_its_connection");
+      return stream->Abort();
+    }
     qp_number = id->qp_number_;
     id->attached_ = true;
     id->local_ = stream->local();
@@ -919,6 +939,7 @@ void ConnectionManager::Core::Attach(const std::shared_ptr<CmId>& id, State expe
     std::lock_guard lock(mutex_);
     if (id->state_ == expected) {
       if (error != 0) {
+        STAGECOACH_MARK("cm.qp_does_not_take_the_connection");
         id->attached_ = false;
         id->state_ = State::kClosed;
         Emit(CmEventType::kConnectError, id, -error);
@@ -944,6 +965,7 @@ void ConnectionManager::Core::Attach(const std::shared_ptr<CmId>& id, State expe
       return;
     }
   }
+  STAGECOACH_MARK("cm.id_gone_while_its_connection_is_attached");
   // The id went away meanwhile, without knowing of the connection.
   if (error == 0) nic_.Disconnect(qp_number);
 }
@@ -958,6 +980,7 @@ void ConnectionManager::Core::AwaitRtr(const std::shared_ptr<CmId>& id) {
       std::lock_guard lock(core->mutex_);
       if (core->closed_ || late->state_ != State::kAccepting) return;
     }
+    STAGECOACH_MARK("cm.rtr_does_not_come_in_time");
     core->Disconnect(late);
   });
 }
@@ -983,6 +1006,7 @@ void ConnectionManager::Core::OnClosed(const std::shared_ptr<CmId>& id, const Cl
     id->state_ = State::kClosed;
     Emit(CmEventType::kDisconnected, id, status);
   } else if (id->state_ == State::kAccepting) {
+    STAGECOACH_MARK("cm.closed_before_the_rtr");
     id->state_ = State::kClosed;
     Emit(CmEventType::kConnectError, id, status != 0 ? status : -ECONNRESET);
   }

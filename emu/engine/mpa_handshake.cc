@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/mark.h"
 
 namespace stagecoach::emu {
 
@@ -91,7 +92,10 @@ Result<std::optional<MpaFrame>, wire::WireFault> MpaFrameInput::OnBytes(ConstByt
   const ConstBytes received = ConstBytes(bytes_).first(size_);
   if (size_ < wire::kMpaFrameHeaderSize) {
     // A stranger is told apart by its first bytes; it may never send twenty.
-    if (wire::MpaKeyMatches(kind_, received)) return std::optional<MpaFrame>{};
+    if (wire::MpaKeyMatches(kind_, received)) {
+      STAGECOACH_MARK("mpa.handshake_header_in_pieces");
+      return std::optional<MpaFrame>{};
+    }
   }
   const auto total = wire::MpaFrameSize(kind_, received);
   if (!total.has_value()) return Err(total.error());
@@ -150,6 +154,7 @@ void MpaInitiator::OnRx(ConstBytes bytes, Instant) {
   if (state_ != State::kWaiting) return;
   const auto frame = input_.OnBytes(bytes);
   if (!frame.has_value()) {
+    STAGECOACH_MARK("mpa.malformed_reply");
     MpaFault fault = Fault(MpaFaultKind::kMalformed, 0);
     fault.wire = frame.error();
     return Finish(Err(fault));
@@ -158,11 +163,15 @@ void MpaInitiator::OnRx(ConstBytes bytes, Instant) {
 }
 
 void MpaInitiator::OnLost(Instant) {
-  if (state_ == State::kWaiting) Fail(MpaFaultKind::kStreamLost);
+  if (state_ != State::kWaiting) return;
+  STAGECOACH_MARK("mpa.stream_lost_before_the_reply");
+  Fail(MpaFaultKind::kStreamLost);
 }
 
 void MpaInitiator::OnDeadline(Instant now) {
-  if (state_ == State::kWaiting && now >= deadline_) Fail(MpaFaultKind::kTimeout);
+  if (state_ != State::kWaiting || now < deadline_) return;
+  STAGECOACH_MARK("mpa.no_reply_in_time");
+  Fail(MpaFaultKind::kTimeout);
 }
 
 std::optional<Instant> MpaInitiator::Deadline() const {
@@ -199,21 +208,27 @@ Result<MpaOutcome, MpaFault> MpaInitiator::Judge(const MpaFrame& reply) const {
                      .ord = options_.ord,
                      .private_data = Copy(reply.private_data)};
   // A rejection is one whatever its form: an old peer may reject in revision 1 what it did not understand.
-  if (!outcome.accepted) return outcome;
+  if (!outcome.accepted) {
+    STAGECOACH_MARK("mpa.rejected");
+    return outcome;
+  }
 
   if (reply.revision != options_.revision) return Err(Fault(MpaFaultKind::kRevisionMismatch, reply.revision));
   if (outcome.enhanced != options_.enhanced) return Err(Fault(MpaFaultKind::kEnhancedMismatch, reply.flags));
   // RFC 5044 section 7.1: C in the Request obliges both ends. Going on without would drop protection the caller asked
   // for.
+  if (options_.crc && !outcome.crc) STAGECOACH_MARK("mpa.peer_refuses_the_crc");
   if (options_.crc && !outcome.crc) return Err(Fault(MpaFaultKind::kCrcRefused, reply.flags));
   if (!outcome.enhanced) return outcome;
 
   const MpaEnhanced& enhanced = *reply.enhanced;
   if (enhanced.ord != kMpaDepthUnspecified && enhanced.ord > options_.ird) {
+    STAGECOACH_MARK("mpa.peer_wants_more_reads_than_offered");
     return Err(Fault(MpaFaultKind::kInsufficientIrd, enhanced.ord));
   }
   outcome.ird = LimitBy(options_.ird, enhanced.ord);
   outcome.ord = LimitBy(options_.ord, enhanced.ird);
+  if (outcome.ord < options_.ord) STAGECOACH_MARK("mpa.ord_limited_by_the_peer");
   // A responder that does not answer A is one of the client-server model, where no RTR is needed: the initiator speaks
   // first.
   if (options_.peer_to_peer && enhanced.peer_to_peer) {
@@ -232,6 +247,7 @@ void MpaResponder::OnRx(ConstBytes bytes, Instant) {
   if (state_ != State::kWaiting) return;
   const auto frame = input_.OnBytes(bytes);
   if (!frame.has_value()) {
+    STAGECOACH_MARK("mpa.malformed_request");
     // The one malformation that is surely an MPA peer's: it gets a Reply to read.
     if (frame.error().kind == wire::WireFaultKind::kEnhancedWordMissing) {
       request_.revision = wire::kMpaRevision2;
@@ -328,13 +344,19 @@ void MpaResponder::Reply(uint8_t flags, const std::optional<MpaEnhanced>& enhanc
 
 void MpaResponder::OnTx(size_t bytes) {
   output_.OnTx(bytes);
-  if (state_ != State::kReplying || !output_.Pending().empty()) return;
+  if (state_ != State::kReplying) return;
+  if (!output_.Pending().empty()) {
+    STAGECOACH_MARK("mpa.reply_leaves_in_pieces");
+    return;
+  }
   state_ = State::kDone;
   outcome_ = reply_outcome_;
 }
 
 void MpaResponder::OnLost(Instant) {
   if (state_ == State::kDone) return;
+  if (state_ == State::kWaiting) STAGECOACH_MARK("mpa.stream_lost_before_the_request");
+  if (state_ == State::kReplying) STAGECOACH_MARK("mpa.stream_lost_before_our_reply_left");
   output_ = {};
   Fail(MpaFaultKind::kStreamLost);
 }
@@ -342,6 +364,8 @@ void MpaResponder::OnLost(Instant) {
 void MpaResponder::OnDeadline(Instant now) {
   const std::optional<Instant> deadline = Deadline();
   if (!deadline.has_value() || now < *deadline) return;
+  if (state_ == State::kReplying) STAGECOACH_MARK("mpa.reply_not_taken_in_time");
+  if (state_ == State::kWaiting) STAGECOACH_MARK("mpa.no_request_in_time");
   output_ = {};
   Fail(state_ == State::kReplying ? MpaFaultKind::kReplyTimeout : MpaFaultKind::kTimeout);
 }

@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "base/cursor.h"
+#include "base/mark.h"
 
 namespace stagecoach::emu {
 namespace {
@@ -48,6 +49,7 @@ std::optional<RxResult> MpaLlp::ReadMore() {
     case IoStatus::kWouldBlock:
       return RxResult{.status = RxStatus::kWouldBlock};
     case IoStatus::kEof:
+      if (!receiver_.BetweenRecords()) STAGECOACH_MARK("llp.stream_ends_inside_a_record");
       // A stream that ends inside a record was cut, whatever TCP says.
       return EndReceiving({.status = receiver_.BetweenRecords() ? RxStatus::kEof : RxStatus::kReset});
     case IoStatus::kError:
@@ -102,7 +104,9 @@ size_t MpaLlp::MaxUlpdu() const {
 }
 
 bool MpaLlp::CanQueue() const {
-  return queued_bytes_ < kMaxQueuedBytes && records_.size() < kMaxQueuedRecords;
+  if (queued_bytes_ < kMaxQueuedBytes && records_.size() < kMaxQueuedRecords) return true;
+  STAGECOACH_MARK("llp.record_queue_full");
+  return false;
 }
 
 void MpaLlp::QueueRecord(ConstBytes header, std::span<const TxPart> payload, uint64_t cookie) {
@@ -173,20 +177,41 @@ TxResult MpaLlp::Flush(MemoryPort& memory) {
     const IoResult io = stream_.Write({write_parts_.data(), write_part_count_});
     pins_.clear();
     if (io.status == IoStatus::kWouldBlock) return {.status = TxStatus::kWouldBlock};
-    if (io.status != IoStatus::kOk) return EndSending({.status = TxStatus::kReset, .error = io.error});
+    if (io.status != IoStatus::kOk) {
+      if (front_sent_ > 0) STAGECOACH_MARK("llp.stream_fails_inside_a_record_of_ours");
+      return EndSending({.status = TxStatus::kReset, .error = io.error});
+    }
     STAGECOACH_CHECK(io.bytes > 0 && io.bytes <= write_size_);
     if (staged_) {
       OnStagedBytesLeft(io.bytes);
     } else {
       OnGatheredBytesLeft(io.bytes);
     }
-    if (io.bytes < write_size_) return {.status = TxStatus::kWouldBlock};
+    if (io.bytes < write_size_) {
+      MarkShortWrite();
+      return {.status = TxStatus::kWouldBlock};
+    }
   }
   return {.status = TxStatus::kIdle};
 }
 
+// Where the write that goes on will have to begin.
+void MpaLlp::MarkShortWrite() const {
+  const TxRecord& record = records_.front();
+  if (front_sent_ == 0) {
+    STAGECOACH_MARK("llp.write_ends_between_records");
+  } else if (front_sent_ < record.head_size) {
+    STAGECOACH_MARK("llp.write_ends_inside_an_fpdu_header");
+  } else if (!staged_ && front_sent_ > size_t{record.head_size} + record.payload_length) {
+    STAGECOACH_MARK("llp.write_ends_inside_an_fpdu_trailer");
+  }
+}
+
 bool MpaLlp::AddPart(ConstBytes bytes) {
-  if (write_part_count_ == kMaxWriteParts) return false;
+  if (write_part_count_ == kMaxWriteParts) {
+    STAGECOACH_MARK("llp.gather_list_full");
+    return false;
+  }
   write_parts_[write_part_count_++] = bytes;
   write_size_ += bytes.size();
   return true;
@@ -221,7 +246,11 @@ std::optional<TxResult> MpaLlp::Gather(MemoryPort& memory) {
       const auto bytes = PinPart(memory, part, skip);
       skip = 0;
       if (!bytes) {
-        if (write_size_ > 0) return std::nullopt;
+        if (write_size_ > 0) {
+          STAGECOACH_MARK("llp.what_precedes_unreadable_memory_leaves_first");
+          return std::nullopt;
+        }
+        if (front_sent_ > 0) STAGECOACH_MARK("llp.memory_gone_inside_a_record");
         return TxResult{.status = TxStatus::kMemoryFault, .memory_fault = bytes.error(), .cookie = record.cookie};
       }
       AddPart(*bytes);
@@ -247,7 +276,10 @@ std::optional<TxResult> MpaLlp::Stage(MemoryPort& memory) {
     size_t part_index = 0;
     for (size_t i = 0; i < records_.size(); ++i) {
       const TxRecord& record = records_[i];
-      if (framer_.MaxFramedSize(record.ulpdu_length) > stage_.size() - stage_end_) break;
+      if (framer_.MaxFramedSize(record.ulpdu_length) > stage_.size() - stage_end_) {
+        STAGECOACH_MARK("llp.staging_buffer_full");
+        break;
+      }
       if (const auto fault = StageRecord(memory, record, part_index)) {
         if (stage_end_ == 0) return fault;
         break;

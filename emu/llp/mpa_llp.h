@@ -95,6 +95,7 @@ class MpaLlp final : public Llp {
   // `skip` bytes of the part have left already. The pin lives in pins_.
   Result<MutableBytes, MemoryFault> PinPart(MemoryPort& memory, const TxPart& part, size_t skip);
   bool AddPart(ConstBytes bytes);
+  void MarkShortWrite() const;
   void OnGatheredBytesLeft(size_t bytes);
   void OnStagedBytesLeft(size_t bytes);
   void OnFrontLeft();

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "base/mark.h"
 #include "emu/nic/completion_queue.h"
 
 namespace stagecoach::emu {
@@ -66,6 +67,7 @@ Result<CompletionQueue*, int> CompletionChannel::GetEvent() {
         ++cq->event_account_.delivered;
         return cq;
       }
+      STAGECOACH_MARK("channel.event_taken_back_from_its_waiter");
     }
     if (const int error = AwaitEvent(fabric_, fd())) return Err(error);
   }
@@ -98,11 +100,15 @@ void CompletionChannel::Settle(CompletionQueue* cq, bool wait) {
       ++it;
       continue;
     }
+    STAGECOACH_MARK("channel.undelivered_event_goes_with_its_cq");
     it = events_.erase(it);
     // If there is none left, some GetEvent has consumed it, and will find the event gone.
     notifier_->Consume();
   }
   if (!wait) return;
+  if (cq->event_account_.acknowledged < cq->event_account_.delivered) {
+    STAGECOACH_MARK("channel.cq_waits_for_acknowledgements");
+  }
   fabric_.Wait(lock, acked_, [cq] { return cq->event_account_.acknowledged >= cq->event_account_.delivered; });
 }
 
@@ -144,10 +150,12 @@ void AsyncEventQueue::Settle(EventAccount* account, bool wait) {
       ++it;
       continue;
     }
+    STAGECOACH_MARK("channel.undelivered_async_event_goes_with_its_object");
     it = events_.erase(it);
     notifier_->Consume();
   }
   if (!wait) return;
+  if (account->acknowledged < account->delivered) STAGECOACH_MARK("channel.object_waits_for_acknowledgements");
   fabric_.Wait(lock, acked_, [account] { return account->acknowledged >= account->delivered; });
 }
 

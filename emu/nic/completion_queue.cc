@@ -7,6 +7,7 @@
 #include <array>
 #include <cerrno>
 
+#include "base/mark.h"
 #include "base/mutant.h"
 #include "emu/nic/nic_loop.h"
 
@@ -149,6 +150,7 @@ void CompletionQueue::Unwatch(PolledConnection* connection) {
 void CompletionQueue::RequestNotify(bool solicited_only) {
   {
     std::lock_guard lock(mutex_);
+    if (used_ > 0) STAGECOACH_MARK("cq.armed_with_completions_waiting");
     if (armed_ != Armed::kAny) armed_ = solicited_only ? Armed::kSolicited : Armed::kAny;
     if (channel_ != nullptr) notify_wanted_.store(true, std::memory_order_seq_cst);
   }
@@ -176,10 +178,12 @@ bool CompletionQueue::Push(const WorkCompletion& completion) {
   std::unique_lock lock(mutex_);
   if (overrun_) return false;
   if (used_ == ring_.size() && flags_.ignore_overrun) {
+    STAGECOACH_MARK("cq.oldest_completion_overwritten");
     first_ = first_ + 1 == ring_.size() ? 0 : first_ + 1;
     --used_;
   }
   if (used_ == ring_.size()) {
+    STAGECOACH_MARK("cq.overrun");
     overrun_ = true;
     lock.unlock();
     if (async_events_ != nullptr) {
@@ -220,6 +224,7 @@ void CompletionQueue::RemoveCompletionsOf(uint32_t qp_number) {
     ring_[(first_ + kept) % ring_.size()] = completion;
     ++kept;
   }
+  if (kept < used_) STAGECOACH_MARK("cq.completions_go_with_their_qp");
   used_ = kept;
   used_hint_.store(used_, std::memory_order_release);
 }

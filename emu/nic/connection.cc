@@ -4,6 +4,7 @@
 #include <array>
 #include <utility>
 
+#include "base/mark.h"
 #include "base/mutant.h"
 
 namespace stagecoach::emu {
@@ -78,7 +79,10 @@ bool Connection::Serve(uint32_t requests) {
     if ((requests & (QueuePair::kPoll | QueuePair::kContinue)) != 0) Receive(now);
     Transmit();
     // A stream that cannot be written may still hold the peer's Terminate, which says why.
-    if (tx_failed_ && transport_->Receiving()) Receive(now);
+    if (tx_failed_ && transport_->Receiving()) {
+      STAGECOACH_MARK("nic.reads_on_when_nothing_can_be_written");
+      Receive(now);
+    }
     if (tx_failed_ && transport_->Receiving() && !more_) Lose(CloseReason::kStreamFailed, stream_error_);
     CheckEnd(now);
   } else if (phase_ == Phase::kFinishing) {
@@ -101,6 +105,7 @@ void Connection::Receive(Instant now) {
   size_t records = nic_.profile().receive_budget_records;
   while (transport_->Receiving() && !rx_ended_) {
     if (records-- == 0 || bytes == 0) {
+      STAGECOACH_MARK("nic.receive_budget_used_up");
       more_ = true;
       return;
     }
@@ -155,6 +160,7 @@ bool Connection::PlaceLate() {
   if (!transport_->PlacementMayWait()) {
     const bool overtaken =
         STAGECOACH_MUTANT("send-before-write", "a Send is delivered before Writes ahead of it are placed");
+    if (late_ && late_->Due()) STAGECOACH_MARK("placement.ordering_point_settles_late_writes");
     if (!overtaken) SettlePlacements();
     return false;
   }
@@ -177,6 +183,7 @@ void Connection::OnReceiveEnd(const RxResult& result) {
     case RxStatus::kWouldBlock:
       return;
     case RxStatus::kEof:
+      if (transport_->HasOutstandingWork()) STAGECOACH_MARK("nic.peer_closes_with_our_work_outstanding");
       rx_ended_ = true;
       Lose(CloseReason::kPeerClosed, 0);
       return;
@@ -203,6 +210,7 @@ void Connection::Transmit() {
     if (TakeSendCompletions() && qp_.sends_.HasUnsubmitted()) any = true;
     if (!any || tx_blocked_ || tx_failed_) return;
   }
+  STAGECOACH_MARK("nic.transmit_rounds_used_up");
   more_ = true;
 }
 
@@ -280,10 +288,14 @@ void Connection::CheckEnd(Instant now) {
 }
 
 void Connection::BeginDisconnect(Instant now) {
-  if (reason_) return;  // it is ending already
+  if (reason_) {
+    STAGECOACH_MARK("nic.disconnected_while_ending");
+    return;
+  }
   Transmit();
   CheckEnd(now);
   if (reason_ || phase_ != Phase::kOpen) return;
+  if (!llp_->TxIdle()) STAGECOACH_MARK("nic.disconnected_with_records_still_to_leave");
   reason_ = CloseReason::kLocalClose;
   qp_.Apply(QpEvent::kLocalClose);
   phase_ = Phase::kFinishing;
@@ -303,6 +315,7 @@ void Connection::Finish(Instant now) {
   // Records left over name memory that is no longer ours to read; an unfinished one tells the peer that something was
   // lost.
   if (tx_failed_ || reason == CloseReason::kStreamFailed || !llp_->TxIdle()) {
+    if (!llp_->TxIdle()) STAGECOACH_MARK("nic.records_left_over_at_the_end");
     Close(/*abort=*/true);
     return;
   }
@@ -326,6 +339,7 @@ void Connection::Linger() {
       Close(/*abort=*/false);
       return;
     }
+    STAGECOACH_MARK("nic.peer_sends_into_a_connection_that_is_over");
   }
   more_ = true;
 }
@@ -341,6 +355,7 @@ void Connection::Abort() {
   if (phase_ == Phase::kClosed) return;
   SettlePlacements();
   if (!HasEnded()) {
+    STAGECOACH_MARK("nic.connection_aborted_under_its_qp");
     if (!reason_) reason_ = CloseReason::kLocalClose;
     transport_->OnLost(/*orderly=*/false);
     TakeCompletions();
@@ -369,6 +384,7 @@ void Connection::OnTime(Instant now) {
   if (nudge_at_ && *nudge_at_ <= now) {
     nudge_at_.reset();
     if (phase_ == Phase::kOpen && !first_record_) {
+      STAGECOACH_MARK("nic.first_answer_is_late");
       transport_->Nudge();
       nudge_wait_ *= 2;
       if (--nudges_left_ > 0) nudge_at_ = now + nudge_wait_;
@@ -378,10 +394,12 @@ void Connection::OnTime(Instant now) {
   if (late_) TellPlaced(late_->PlaceDue(now));
   if (!linger_until_ || *linger_until_ > now) return;
   if (HasEnded()) {
+    STAGECOACH_MARK("nic.peer_does_not_close_in_time");
     Close(/*abort=*/true);
     return;
   }
   // What should have left has not: give up on it.
+  STAGECOACH_MARK("nic.last_records_given_up");
   tx_failed_ = true;
   transport_->OnLost(/*orderly=*/false);
   Finish(now);

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/mark.h"
+
 namespace stagecoach::emu {
 
 std::span<const MutableBytes> LatePlacement::Stage(std::span<const MutableBytes> destination) {
@@ -32,6 +34,7 @@ size_t LatePlacement::PlaceDue(Instant now) {
   const auto later =
       std::stable_partition(waiting_.begin(), waiting_.end(), [now](const Write& write) { return write.due <= now; });
   const auto placed = static_cast<size_t>(later - waiting_.begin());
+  if (placed > 0 && later != waiting_.end()) STAGECOACH_MARK("placement.younger_write_overtakes");
   std::for_each(waiting_.begin(), later, Place);
   waiting_.erase(waiting_.begin(), later);
   return placed;
@@ -39,6 +42,7 @@ size_t LatePlacement::PlaceDue(Instant now) {
 
 size_t LatePlacement::PlaceAll() {
   const size_t placed = waiting_.size();
+  if (placed > 1) STAGECOACH_MARK("placement.several_writes_settled_in_any_order");
   while (!waiting_.empty()) {
     std::swap(waiting_[luck_.Below(waiting_.size())], waiting_.back());
     Place(waiting_.back());

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "base/check.h"
+#include "base/mark.h"
 #include "base/mutant.h"
 #include "emu/nic/memory_probe.h"
 
@@ -157,6 +158,7 @@ Result<uint32_t, int> MemoryRegistry::TakeSlot() {
     return number;
   }
   if (quarantine_.size() > profile_.stag_quarantine) {
+    STAGECOACH_MARK("memory.stag_index_out_of_quarantine");
     const uint32_t number = quarantine_.front();
     quarantine_.pop_front();
     return number;
@@ -186,7 +188,10 @@ bool MemoryRegistry::ClearValid(Slot& slot, uint32_t key) {
 
 void MemoryRegistry::WaitUnpinned(const Slot& slot) {
   // A pin lasts for one call on a stream, so this is short; yielding lets its holder finish on a single processor.
-  while ((slot.word.load(std::memory_order_acquire) & kPinMask) != 0) std::this_thread::yield();
+  while ((slot.word.load(std::memory_order_acquire) & kPinMask) != 0) {
+    STAGECOACH_MARK("memory.invalidation_waits_for_a_pin");
+    std::this_thread::yield();
+  }
 }
 
 int MemoryRegistry::CheckRegion(uint64_t address, uint64_t length, uint64_t iova, uint32_t access) const {
@@ -208,7 +213,10 @@ Result<uint32_t, int> MemoryRegistry::Register(const RegionRequest& request) {
   }
 
   std::lock_guard lock(mutex_);
-  if (counters_.regions >= profile_.max_mr) return Err(ENOMEM);
+  if (counters_.regions >= profile_.max_mr) {
+    STAGECOACH_MARK("memory.regions_used_up");
+    return Err(ENOMEM);
+  }
   const Result<uint32_t, int> number = TakeSlot();
   if (!number) return number;
   Slot& slot = At(*number);
@@ -279,7 +287,10 @@ int MemoryRegistry::Deregister(uint32_t stag) {
     std::lock_guard lock(mutex_);
     slot = Find(stag, &number);
     if (slot == nullptr || slot->kind != Slot::Kind::kRegion) return EINVAL;
-    if (slot->bound_windows.load(std::memory_order_acquire) != 0) return EBUSY;
+    if (slot->bound_windows.load(std::memory_order_acquire) != 0) {
+      STAGECOACH_MARK("memory.region_kept_by_its_windows");
+      return EBUSY;
+    }
     if (!ClearValid(*slot, StagKey(stag))) return EINVAL;
   }
   // Without the lock, so that others register meanwhile. The slot is invalid and still ours: nobody else can free or
@@ -294,7 +305,10 @@ int MemoryRegistry::Deregister(uint32_t stag) {
 
 Result<uint32_t, int> MemoryRegistry::AllocateWindow(uint32_t pd, WindowType type) {
   std::lock_guard lock(mutex_);
-  if (counters_.windows >= profile_.max_mw) return Err(ENOMEM);
+  if (counters_.windows >= profile_.max_mw) {
+    STAGECOACH_MARK("memory.windows_used_up");
+    return Err(ENOMEM);
+  }
   const Result<uint32_t, int> number = TakeSlot();
   if (!number) return number;
   Slot& slot = At(*number);
@@ -314,6 +328,7 @@ int MemoryRegistry::DeallocateWindow(uint32_t stag) {
   uint32_t number = 0;
   Slot* slot = Find(stag, &number);
   if (slot == nullptr || slot->kind != Slot::Kind::kWindow) return EINVAL;
+  if (slot->Valid()) STAGECOACH_MARK("memory.window_freed_while_bound");
   // Losing to a concurrent invalidation is fine: the one who clears the valid bit settles with the region.
   Unbind(*slot);
   windows_.erase(number);
@@ -322,35 +337,35 @@ int MemoryRegistry::DeallocateWindow(uint32_t stag) {
   return 0;
 }
 
-bool MemoryRegistry::BindWindow(uint32_t pd, uint32_t qp_number, const WindowBinding& binding) {
+std::optional<uint64_t> MemoryRegistry::BindWindow(uint32_t pd, uint32_t qp_number, const WindowBinding& binding) {
   std::lock_guard lock(mutex_);
   uint32_t number = 0;
   uint32_t region_number = 0;
   Slot* window = Find(binding.window_rkey, &number);
   Slot* region = Find(binding.region_lkey, &region_number);
   if (window == nullptr || window->kind != Slot::Kind::kWindow || window->pd != pd || window->type != binding.type) {
-    return false;
+    return std::nullopt;
   }
   const bool is_type1 = window->type == WindowType::kType1;
-  if (!is_type1 && (window->Valid() || binding.length == 0)) return false;
-  if (StagIndex(binding.new_rkey) != StagIndex(binding.window_rkey)) return false;
+  if (!is_type1 && (window->Valid() || binding.length == 0)) return std::nullopt;
+  if (StagIndex(binding.new_rkey) != StagIndex(binding.window_rkey)) return std::nullopt;
   if (binding.length == 0) {
     Unbind(*window);
     window->SetKeyWhileInvalid(StagKey(binding.new_rkey));
-    return true;
+    return 0;
   }
   if (region == nullptr || region->kind != Slot::Kind::kRegion || region->pd != pd || !region->Valid() ||
       region->Key() != StagKey(binding.region_lkey)) {
-    return false;
+    return std::nullopt;
   }
-  if ((region->access & kAccessWindowBind) == 0) return false;
-  if ((binding.access & ~(kRemoteAccess | (is_type1 ? 0u : kAccessZeroBased))) != 0) return false;
+  if ((region->access & kAccessWindowBind) == 0) return std::nullopt;
+  if ((binding.access & ~(kRemoteAccess | (is_type1 ? 0u : kAccessZeroBased))) != 0) return std::nullopt;
   if ((binding.access & (kAccessRemoteWrite | kAccessRemoteAtomic)) != 0 && (region->access & kAccessLocalWrite) == 0) {
-    return false;
+    return std::nullopt;
   }
-  if (binding.address < region->iova) return false;
+  if (binding.address < region->iova) return std::nullopt;
   const uint64_t offset = binding.address - region->iova;
-  if (offset > region->length || binding.length > region->length - offset) return false;
+  if (offset > region->length || binding.length > region->length - offset) return std::nullopt;
 
   Unbind(*window);
   window->access = binding.access;
@@ -362,7 +377,7 @@ bool MemoryRegistry::BindWindow(uint32_t pd, uint32_t qp_number, const WindowBin
   region->bound_windows.fetch_add(1, std::memory_order_relaxed);
   window->Publish(StagKey(binding.new_rkey));
   ++counters_.window_binds;
-  return true;
+  return offset;
 }
 
 void MemoryRegistry::Unbind(Slot& window) {
@@ -377,6 +392,7 @@ Result<void, MemoryFault> MemoryRegistry::InvalidateWindow(uint32_t pd, uint32_t
   if (slot == nullptr) return Err(MemoryFault::kUnknownStag);
   // Our own pin keeps the fields from being rewritten while they are judged.
   if (!IsCurrent(slot->word.fetch_add(1, std::memory_order_acquire), StagKey(stag))) {
+    STAGECOACH_MARK("memory.stale_stag_invalidated_again");
     Unpin(number);
     stale_uses_.fetch_add(1, std::memory_order_relaxed);
     return Err(MemoryFault::kStaleStag);
@@ -393,7 +409,10 @@ Result<void, MemoryFault> MemoryRegistry::InvalidateWindow(uint32_t pd, uint32_t
   }
   const uint32_t parent = slot->parent;
   Unpin(number);
-  if (fault) return Err(*fault);
+  if (fault) {
+    STAGECOACH_MARK("memory.invalidation_refused");
+    return Err(*fault);
+  }
   WaitUnpinned(*slot);
   At(parent).bound_windows.fetch_sub(1, std::memory_order_release);
   return {};
@@ -415,7 +434,10 @@ void MemoryRegistry::UnbindWindowsOf(uint32_t qp_number) {
   std::lock_guard lock(mutex_);
   for (uint32_t number : windows_) {
     Slot& slot = At(number);
-    if (slot.Valid() && slot.type == WindowType::kType2 && slot.qp_number == qp_number) Unbind(slot);
+    if (slot.Valid() && slot.type == WindowType::kType2 && slot.qp_number == qp_number) {
+      STAGECOACH_MARK("memory.window_unbound_with_its_qp");
+      Unbind(slot);
+    }
   }
 }
 
@@ -426,6 +448,7 @@ Result<MemoryRegistry::Pinned, MemoryFault> MemoryRegistry::Pin(uint32_t pd, uin
   Slot* slot = Find(stag, &number);
   if (slot == nullptr) return Err(MemoryFault::kUnknownStag);
   if (!IsCurrent(slot->word.fetch_add(1, std::memory_order_acquire), StagKey(stag))) {
+    STAGECOACH_MARK("memory.stale_stag_used");
     Unpin(number);
     stale_uses_.fetch_add(1, std::memory_order_relaxed);
     return Err(MemoryFault::kStaleStag);
@@ -441,6 +464,7 @@ Result<MemoryRegistry::Pinned, MemoryFault> MemoryRegistry::Pin(uint32_t pd, uin
     fault = MemoryFault::kOutOfRange;
   }
   if (fault) {
+    STAGECOACH_MARK("memory.access_refused");
     Unpin(number);
     return Err(*fault);
   }

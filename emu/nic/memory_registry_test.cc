@@ -46,7 +46,7 @@ class MemoryRegistryTest : public ::testing::Test {
   uint32_t BoundWindow(uint32_t region, uint64_t address, uint64_t length, uint32_t access) {
     const uint32_t window = *registry_.AllocateWindow(kPd);
     const uint32_t rkey = (window & ~0xffu) | ((window + 1) & 0xff);
-    EXPECT_TRUE(registry_.BindWindow(kPd, kQp, {window, rkey, region, address, length, access}));
+    EXPECT_EQ(registry_.BindWindow(kPd, kQp, {window, rkey, region, address, length, access}), address - 0x10000);
     return rkey;
   }
 
@@ -65,7 +65,18 @@ TEST_F(MemoryRegistryTest, PinYieldsTheBytesTheTaggedOffsetNames) {
   ASSERT_TRUE(pinned.has_value());
   EXPECT_EQ(pinned->bytes.data(), memory_.data() + 100);
   EXPECT_EQ(pinned->bytes.size(), 50u);
+  EXPECT_EQ(pinned->offset, 100u);
   registry_.Unpin(pinned->token);
+}
+
+TEST_F(MemoryRegistryTest, PinOfAWindowCountsItsOffsetFromTheWindow) {
+  const uint32_t region = *registry_.Register(Request(4096));
+  const uint32_t rkey = BoundWindow(region, 0x10000 + 1000, 100, kAccessRemoteRead);
+  RegistryPort port(registry_, kPd, kQp);
+  const auto pin = port.Pin(rkey, 0x10000 + 1030, 70, MemoryAccess::kRemoteRead);
+  ASSERT_TRUE(pin.has_value());
+  EXPECT_EQ(pin->bytes().data(), memory_.data() + 1030);
+  EXPECT_EQ(pin->offset(), 30u);
 }
 
 TEST_F(MemoryRegistryTest, RangeIsCheckedAtBothEndsAndAgainstWrapping) {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/mark.h"
 #include "base/mutant.h"
 #include "emu/nic/connection.h"
 
@@ -45,6 +46,7 @@ Nic::~Nic() {
     std::lock_guard lock(mutex_);
     lingering.swap(lingering_);
   }
+  if (!lingering.empty()) STAGECOACH_MARK("nic.taken_down_with_qps_lingering");
   for (const std::unique_ptr<QueuePair>& qp : lingering) qp->Drop();
   // Nothing completes any more.
   loop_.Remove(&cq_caretaker_);
@@ -73,6 +75,7 @@ int Nic::CloseContext(NicContext* context) {
   const std::vector<uint32_t> cqs = HandlesOf(cqs_, id);
   const std::vector<uint32_t> srqs = HandlesOf(srqs_, id);
   lock.unlock();
+  if (!qps.empty()) STAGECOACH_MARK("nic.context_closed_with_qps");
   // In the order of their dependencies. Nobody can acknowledge events any more, so nothing waits for that.
   for (uint32_t handle : qps) DestroyQp(handle, /*settle=*/false);
   for (uint32_t handle : cqs) DestroyCq(handle, /*settle=*/false);
@@ -114,6 +117,7 @@ int Nic::DeallocatePd(uint32_t pd) {
 
 Result<Nic::Region, int> Nic::RegisterRegion(NicContext& context, const RegionRequest& request) {
   if (faults_ && faults_->registration_fails_one_in != 0 && faults_->luck.OneIn(faults_->registration_fails_one_in)) {
+    STAGECOACH_MARK("nic.registration_fails_by_habit");
     Trace(trace(), fabric_.Now(), name(), "registration.failed", {{"bytes", request.length}});
     return Err(ENOMEM);
   }
@@ -134,9 +138,14 @@ Result<Nic::Region, int> Nic::RegisterRegion(NicContext& context, const RegionRe
     return Err(stag.error());
   }
   const uint32_t handle = ++last_handle_;
-  regions_[handle] = {.context = context.id(), .pd = request.pd, .stag = *stag, .length = request.length};
+  regions_[handle] = {
+      .context = context.id(), .pd = request.pd, .stag = *stag, .length = request.length, .access = request.access};
   Trace(trace(), fabric_.Now(), name(), "stag.allocated",
-        {{"index", uint64_t{StagIndex(*stag)}}, {"key", uint64_t{StagKey(*stag)}}, {"bytes", request.length}});
+        {{"index", uint64_t{StagIndex(*stag)}},
+         {"key", uint64_t{StagKey(*stag)}},
+         {"bytes", request.length},
+         {"pd", uint64_t{request.pd}},
+         {"access", uint64_t{request.access}}});
   return Region{handle, *stag};
 }
 
@@ -161,8 +170,13 @@ Result<Nic::Region, int> Nic::ReregisterRegion(NicContext& context, uint32_t han
   if (stag) {
     entry.stag = *stag;
     if (change.range) entry.length = change.range->length;
+    if (change.access) entry.access = *change.access;
     Trace(trace(), fabric_.Now(), name(), "stag.reregistered",
-          {{"index", uint64_t{StagIndex(*stag)}}, {"key", uint64_t{StagKey(*stag)}}, {"bytes", entry.length}});
+          {{"index", uint64_t{StagIndex(*stag)}},
+           {"key", uint64_t{StagKey(*stag)}},
+           {"bytes", entry.length},
+           {"pd", uint64_t{entry.pd}},
+           {"access", uint64_t{entry.access}}});
   }
   regions_[handle] = entry;
   if (!stag) return Err(stag.error());
@@ -181,7 +195,8 @@ Result<Nic::Region, int> Nic::AllocateWindow(NicContext& context, uint32_t pd_ha
   }
   ++pd->second.users;
   // A window's STag is good for nothing before it is bound.
-  Trace(trace(), fabric_.Now(), name(), "window.allocated", {{"index", uint64_t{StagIndex(*stag)}}});
+  Trace(trace(), fabric_.Now(), name(), "window.allocated",
+        {{"index", uint64_t{StagIndex(*stag)}}, {"pd", uint64_t{pd_handle}}});
   const uint32_t handle = ++last_handle_;
   windows_[handle] = {.context = context.id(), .pd = pd_handle, .stag = *stag, .length = 0};
   return Region{handle, *stag};
@@ -443,7 +458,10 @@ Result<QueuePair*, int> Nic::CreateQp(NicContext& context, const QpCreate& creat
     if (srq == srqs_.end() || srq->second.context != context.id() || create.srq->pd() != create.pd) return Err(EINVAL);
   }
   if (failed()) return Err(EIO);
-  if (qps_.size() >= profile_.max_qp) return Err(ENOMEM);
+  if (qps_.size() >= profile_.max_qp) {
+    STAGECOACH_MARK("nic.qps_used_up");
+    return Err(ENOMEM);
+  }
   QpCreate granted = create;
   granted.capabilities = wanted;
   granted.capabilities.max_send_wr = std::max(wanted.max_send_wr, 1u);
@@ -500,6 +518,7 @@ void Nic::Bury(QueuePair* qp) {
   std::lock_guard lock(mutex_);
   const auto found = std::find_if(lingering_.begin(), lingering_.end(),
                                   [qp](const std::unique_ptr<QueuePair>& entry) { return entry.get() == qp; });
+  if (found == lingering_.end()) STAGECOACH_MARK("nic.buried_before_it_lingers");
   if (found == lingering_.end()) return;  // DestroyQp has not let go of it yet and will ask again
   buried = std::move(*found);
   lingering_.erase(found);

@@ -183,6 +183,7 @@ class Nic {
     uint32_t pd = 0;
     uint32_t stag = 0;
     uint64_t length = 0;  // of a region
+    uint32_t access = 0;  // of a region
   };
   struct Channel {
     uint32_t context = 0;

@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <utility>
 
+#include "base/mark.h"
 #include "base/mutant.h"
 #include "emu/nic/connection.h"
 #include "emu/nic/nic.h"
@@ -170,7 +171,10 @@ int QueuePair::PostReceive(const ReceiveRequest& request) {
   }
   // A connection takes it when a Send needs it. But if the QP went to ERROR meanwhile, its flush may have missed this
   // one.
-  if (rule == PostRule::kFlush || state() == QpState::kErr) Ask(kTransmit);
+  if (rule == PostRule::kFlush || state() == QpState::kErr) {
+    STAGECOACH_MARK("qp.receive_posted_in_error");
+    Ask(kTransmit);
+  }
   return 0;
 }
 
@@ -207,10 +211,12 @@ int QueuePair::Modify(const QpAttributes& attributes, uint32_t mask) {
         (*transition)->to == QpState::kSqd && (mask & qp_attr::kEnSqdAsyncNotify) != 0 && attributes.notify_drained;
     const QpState to = (*transition)->to;
     if (to == QpState::kErr && connection_ != nullptr && connection_->IsOpen()) {
+      STAGECOACH_MARK("qp.moved_to_error_while_connected");
       // Served by our own Leave(), so done when this returns.
       lock_.Request(kDisconnect);
     } else {
       if (to == QpState::kReset && connection_ != nullptr) {
+        STAGECOACH_MARK("qp.reset_with_a_connection");
         connection_->Abort();
         reap = true;
       }
@@ -294,7 +300,10 @@ bool QueuePair::Leave() {
 bool QueuePair::Serve(uint32_t requests) {
   bool moved = false;
   if (doom_ == nullptr && (requests & kCqFailed) != 0) doom_ = "completion queue overrun";
-  if (doom_ == nullptr && (requests & kDeviceFailed) != 0) doom_ = "the device has failed";
+  if (doom_ == nullptr && (requests & kDeviceFailed) != 0) {
+    STAGECOACH_MARK("qp.device_has_failed");
+    doom_ = "the device has failed";
+  }
   if (connection_ != nullptr) {
     counters_.pumps_by_poller += (requests & kPoll) != 0;
     counters_.pumps_by_poster += (requests & kTransmit) != 0;
@@ -314,7 +323,10 @@ bool QueuePair::SubmitPosted(QpTransport& transport) {
     SendSlot& slot = sends_.NextToSubmit();
     if (IsLocalOperation(slot.posted)) {
       RetireSends();
-      if (slot.fence && sends_.HasUnretired()) break;
+      if (slot.fence && sends_.HasUnretired()) {
+        STAGECOACH_MARK("qp.fenced_local_operation_waits");
+        break;
+      }
       ExecuteLocally(slot);
     } else {
       transport.Submit(&slot);
@@ -330,18 +342,22 @@ void QueuePair::ExecuteLocally(SendSlot& slot) {
   connection_->SettlePlacements();
   if (slot.posted == PostOpcode::kBindWindow) {
     const WindowBinding& bind = slot.bind;
-    if (nic_.registry().BindWindow(pd(), qp_number_, bind)) {
+    if (const std::optional<uint64_t> offset = nic_.registry().BindWindow(pd(), qp_number_, bind)) {
       if (bind.length == 0) {
         Trace(nic_.trace(), nic_.fabric().Now(), trace_name_, "window.invalidated",
               {{"stag", uint64_t{bind.new_rkey}}, {"by", "bind"}});
       } else {
         Trace(nic_.trace(), nic_.fabric().Now(), trace_name_, "window.bound",
               {{"stag", uint64_t{bind.new_rkey}},
+               {"region", uint64_t{bind.region_lkey}},
+               {"offset", *offset},
                {"bytes", bind.length},
+               {"access", uint64_t{bind.access}},
                {"type", uint64_t{bind.type == WindowType::kType1 ? 1u : 2u}}});
       }
       return;
     }
+    STAGECOACH_MARK("qp.window_bind_refused");
     slot.status = CompletionStatus::kWindowBindError;
   } else {
     if (nic_.registry().InvalidateLocally(pd(), qp_number_, slot.remote_stag)) {
@@ -349,6 +365,7 @@ void QueuePair::ExecuteLocally(SendSlot& slot) {
             {{"stag", uint64_t{slot.remote_stag}}, {"by", "work request"}});
       return;
     }
+    STAGECOACH_MARK("qp.local_invalidation_refused");
     slot.status = CompletionStatus::kLocalProtectionError;
   }
   failed_locally_ = true;
@@ -365,6 +382,9 @@ void QueuePair::RetireSends() {
   while (SendSlot* slot = sends_.OldestDone()) {
     // What was carried out behind a failure, a Send behind a Read that never came back, is flushed all the same: from
     // the first error on a program takes nothing of the queue for done (ibv_modify_qp(3), state ERR).
+    if (send_failed_ && slot->status == CompletionStatus::kSuccess) {
+      STAGECOACH_MARK("qp.work_done_behind_a_failure_is_flushed");
+    }
     if (send_failed_) slot->status = CompletionStatus::kFlushed;
     send_failed_ = slot->status != CompletionStatus::kSuccess;
     const WorkCompletion completion{.wr_id = slot->wr_id,
@@ -432,10 +452,12 @@ void QueuePair::Push(bool send, uint64_t number, const WorkCompletion& completio
   NicFaults& faults = nic_.faults();
   const bool ended = connection_ == nullptr || connection_->HasEnded();
   const bool delay = faults.completion_delayed_one_in != 0 && faults.luck.OneIn(faults.completion_delayed_one_in);
+  if (ended && !held_.empty()) STAGECOACH_MARK("qp.held_completions_let_go_by_the_end");
   if (ended || (held_.empty() && !delay)) {
     ReleaseHeld(Instant::max());
     return PushNow(send, number, completion);
   }
+  if (!delay) STAGECOACH_MARK("qp.completion_held_behind_another");
   const auto most = static_cast<uint64_t>(faults.completion_delay_max.count());
   const Instant until = nic_.fabric().Now() + (delay ? Duration(faults.luck.Below(most + 1)) : Duration());
   held_.push_back({send, number, completion, until});
@@ -489,6 +511,7 @@ std::string QueuePair::Describe() {
 void QueuePair::FlushQueues() {
   ReleaseHeld(Instant::max());
   for (; sends_.HasUnsubmitted(); sends_.AdvanceSubmitted()) {
+    STAGECOACH_MARK("qp.work_never_begun_is_flushed");
     SendSlot& slot = sends_.NextToSubmit();
     slot.done = true;
     slot.status = CompletionStatus::kFlushed;
@@ -525,7 +548,7 @@ int QueuePair::Attach(std::unique_ptr<Connection> connection, std::shared_ptr<Co
   }
   Leave();
   if (error != 0) return error;
-  Trace(nic_.trace(), nic_.fabric().Now(), trace_name_, "connection.attached");
+  Trace(nic_.trace(), nic_.fabric().Now(), trace_name_, "connection.attached", {{"pd", uint64_t{pd()}}});
   create_.send_cq->Attach(this);
   if (create_.receive_cq != create_.send_cq) create_.receive_cq->Attach(this);
   Ask(kContinue);
@@ -593,6 +616,7 @@ bool QueuePair::Retire() {
              {"receives_outstanding", receives_.posted() - receives_.retired() + held_receives}});
     }
     retired_.store(true);
+    if (!held_.empty()) STAGECOACH_MARK("qp.destroyed_with_completions_held");
     held_.clear();
     observer = std::move(observer_);
     lock_.Request(kDisconnect);
@@ -609,6 +633,7 @@ bool QueuePair::Retire() {
   if (connection_ != nullptr && !connection_->HasEnded()) connection_->Abort();
   const bool lingers = connection_ != nullptr && !connection_->IsClosed();
   if (lingers) {
+    STAGECOACH_MARK("qp.lingers_when_destroyed");
     connection_->ForgetDeadline();
     lock_.Request(kContinue);
   }

@@ -4,6 +4,8 @@
 #include <cerrno>
 #include <utility>
 
+#include "base/mark.h"
+
 namespace stagecoach::emu {
 
 SharedReceiveQueue::SharedReceiveQueue(uint32_t handle, uint32_t pd, const SrqAttributes& attributes,
@@ -19,7 +21,10 @@ SharedReceiveQueue::SharedReceiveQueue(uint32_t handle, uint32_t pd, const SrqAt
 int SharedReceiveQueue::Post(const ReceiveRequest& request) {
   if (request.sges.size() > max_sge_) return EINVAL;
   std::lock_guard lock(mutex_);
-  if (counters_.posted - counters_.released >= max_wr_) return ENOMEM;
+  if (counters_.posted - counters_.released >= max_wr_) {
+    STAGECOACH_MARK("srq.full");
+    return ENOMEM;
+  }
   Slot* slot = free_;
   if (slot != nullptr) {
     free_ = slot->next;
@@ -55,10 +60,14 @@ SrqAttributes SharedReceiveQueue::Query() const {
 const ReceiveWork* SharedReceiveQueue::TakeReceive() {
   std::lock_guard lock(mutex_);
   Slot* const slot = oldest_;
-  if (slot == nullptr) return nullptr;
+  if (slot == nullptr) {
+    STAGECOACH_MARK("srq.empty");
+    return nullptr;
+  }
   oldest_ = slot->next;
   ++counters_.taken;
   if (counters_.posted - counters_.taken < limit_) {
+    STAGECOACH_MARK("srq.limit_reached");
     limit_ = 0;
     async_events_.Push({.type = AsyncEventType::kSrqLimitReached, .srq = this, .account = &async_account_});
   }

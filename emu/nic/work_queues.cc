@@ -4,6 +4,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "base/mark.h"
+
 namespace stagecoach::emu {
 namespace {
 
@@ -44,7 +46,9 @@ int SendQueue::Check(const SendRequest& request, size_t ahead) const {
     if (inline_size > max_inline_) return EINVAL;
   }
   const uint64_t number = posted_.load(std::memory_order_relaxed) + ahead;
-  return number - retired_.load(std::memory_order_acquire) >= slots_.size() ? ENOMEM : 0;
+  if (number - retired_.load(std::memory_order_acquire) < slots_.size()) return 0;
+  STAGECOACH_MARK("qp.send_queue_full");
+  return ENOMEM;
 }
 
 int SendQueue::Add(const SendRequest& request) {
@@ -108,7 +112,10 @@ ReceiveQueue::ReceiveQueue(const QpCapabilities& capabilities)
 int ReceiveQueue::Add(const ReceiveRequest& request) {
   if (request.sges.size() > max_sge_) return EINVAL;
   const uint64_t number = posted_.load(std::memory_order_relaxed);
-  if (number - retired_.load(std::memory_order_acquire) >= slots_.size()) return ENOMEM;
+  if (number - retired_.load(std::memory_order_acquire) >= slots_.size()) {
+    STAGECOACH_MARK("qp.receive_queue_full");
+    return ENOMEM;
+  }
   const size_t index = number % slots_.size();
   ReceiveWork& slot = slots_[index];
   slot.wr_id = request.wr_id;

@@ -7,6 +7,8 @@
 #include <system_error>
 #include <utility>
 
+#include "base/mark.h"
+
 namespace stagecoach::emu {
 namespace {
 
@@ -289,7 +291,10 @@ void SimConnection::Destroy(int index) {
   End& end = ends_[index];
   SetWatcher(index, nullptr);
   // As a kernel does when a socket is closed that holds data nobody read.
-  if (end.received_bytes > 0) Abort(index);
+  if (end.received_bytes > 0) {
+    STAGECOACH_MARK("stream.closed_with_bytes_unread");
+    Abort(index);
+  }
   Shutdown(index);
   end.held_by_user = false;
   TraceEnd(end, "stream.closed");
@@ -348,6 +353,7 @@ void SimConnection::LoseUnsent(End& end, Unsent unsent) {
     end.under_way.pop_back();
   }
   if (bytes == 0) return;
+  STAGECOACH_MARK("stream.unsent_bytes_lost_with_their_host");
   TraceEnd(end, "stream.unsent", {{"bytes", bytes}});
   world_->FreeUnused(*end.way_out);
 }
@@ -371,6 +377,7 @@ void SimConnection::Hold(int from, Segment segment) {
       world_->loop_.At(world_->Now() + world_->options_.retransmit_timeout, [self = shared_from_this(), from] {
         End& given_up = self->ends_[from];
         given_up.give_up = 0;
+        STAGECOACH_MARK("stream.retransmission_given_up");
         // It remembers nothing: what was to be retransmitted never arrives, and what the peer still sends gets a reset.
         self->Break(from, ETIMEDOUT);
         self->LoseUnacknowledged(given_up, Unsent::kLost);
@@ -385,6 +392,7 @@ void SimConnection::ReleaseHeld() {
     end.give_up = 0;
     std::deque<Segment> held;
     held.swap(end.held);
+    if (!held.empty()) STAGECOACH_MARK("stream.held_segments_go_on");
     for (const Segment& segment : held) Transmit(from, segment);
   }
 }
@@ -393,6 +401,7 @@ void SimConnection::Deliver(int to, Segment segment) {
   End& end = ends_[to];
   if (segment.kind == Kind::kData && (end.error != 0 || !end.held_by_user)) end.inbound.Drop(segment.size);
   if (end.forgotten) {
+    STAGECOACH_MARK("stream.segment_for_a_forgotten_connection");
     if (segment.kind != Kind::kReset) Transmit(to, {Kind::kReset});
     return;
   }
@@ -400,6 +409,7 @@ void SimConnection::Deliver(int to, Segment segment) {
     case Kind::kOpen: {
       const std::shared_ptr<Fabric::AcceptCallback> listener = listener_.lock();
       if (listener == nullptr) {
+        STAGECOACH_MARK("stream.listener_gone_before_the_last_ack");
         Transmit(to, {Kind::kReset});
         return;
       }
@@ -410,6 +420,7 @@ void SimConnection::Deliver(int to, Segment segment) {
     case Kind::kData:
       if (end.error != 0) return;
       if (!end.held_by_user) {
+        STAGECOACH_MARK("stream.data_for_a_closed_socket");
         // Data for a socket that is closed: the kernel answers with a reset.
         end.error = ECONNABORTED;
         LoseUnacknowledged(end, Unsent::kLostWithLuck);
@@ -426,6 +437,7 @@ void SimConnection::Deliver(int to, Segment segment) {
       TraceEnd(end, "stream.finished");
       break;
     case Kind::kReset:
+      if (end.received_bytes > 0) STAGECOACH_MARK("stream.reset_discards_bytes_unread");
       TraceEnd(end, "stream.reset");
       Break(to, ECONNRESET);
       LoseUnacknowledged(end, Unsent::kLost);

@@ -9,6 +9,7 @@
 #include <system_error>
 
 #include "base/check.h"
+#include "base/mark.h"
 #include "emu/fabric/event_fd.h"
 #include "emu/sim/sim_connection.h"
 
@@ -154,6 +155,7 @@ class SimConnectAttempt : public std::enable_shared_from_this<SimConnectAttempt>
     if (port != 0 && host_->ports_in_use_.count(local_) > 0) return Fail(EADDRINUSE);
     time_out_ = world_->loop_.At(world_->Now() + world_->options_.connect_timeout, [self = shared_from_this()] {
       self->time_out_ = 0;
+      STAGECOACH_MARK("stream.connect_times_out");
       self->Fail(ETIMEDOUT);
     });
     SendSyn(kFirstSynRetry);
@@ -167,7 +169,10 @@ class SimConnectAttempt : public std::enable_shared_from_this<SimConnectAttempt>
   void Cancel() {
     if (finished_) return;
     Finish();
-    if (connection_ != nullptr) connection_->Abandon();
+    if (connection_ != nullptr) {
+      STAGECOACH_MARK("stream.connect_cancelled_after_the_syn_arrived");
+      connection_->Abandon();
+    }
     connection_.reset();
   }
 
@@ -179,7 +184,10 @@ class SimConnectAttempt : public std::enable_shared_from_this<SimConnectAttempt>
   }
 
   void SendSyn(Duration retry) {
-    retry_ = world_->loop_.At(world_->Now() + retry, [self = shared_from_this(), retry] { self->SendSyn(retry * 2); });
+    retry_ = world_->loop_.At(world_->Now() + retry, [self = shared_from_this(), retry] {
+      STAGECOACH_MARK("stream.syn_sent_again");
+      self->SendSyn(retry * 2);
+    });
     world_->loop_.At(world_->Now() + LatencyTo(true), [self = shared_from_this()] { self->SynArrives(); });
   }
 
@@ -188,6 +196,7 @@ class SimConnectAttempt : public std::enable_shared_from_this<SimConnectAttempt>
     if (connection_ == nullptr) {
       const auto listener = target_->FindListener(remote_);
       if (listener == nullptr) {
+        STAGECOACH_MARK("stream.connect_refused");
         Answer([](SimConnectAttempt& attempt) { attempt.Fail(ECONNREFUSED); });
         return;
       }
