@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/cursor.h"
+#include "base/mark.h"
 
 namespace stagecoach::emu {
 namespace {
@@ -123,6 +124,7 @@ RdmapStream::RdmapStream(const RdmapOptions& options, MemoryPort& memory, Receiv
 void RdmapStream::Submit(const SendWork* work) {
   SendEntry& entry = sq_.push_back({.work = work});
   if (state_ == State::kActive) return;
+  STAGECOACH_MARK("rdmap.work_submitted_after_the_end");
   entry.phase = SendEntry::Phase::kDone;
   entry.status = WorkStatus::kFlushed;
   next_start_ = sq_first_ + sq_.size();
@@ -140,6 +142,7 @@ void RdmapStream::Flush() {
   // A Terminate on its way has flushed already, and ends the stream by itself.
   if (state_ != State::kActive) return;
   Trace(trace_, now_, name_, "flush");
+  if (HasOutstandingWork()) STAGECOACH_MARK("rdmap.flush_with_work_outstanding");
   FailReceive(WorkStatus::kFlushed);
   End();
 }
@@ -151,6 +154,7 @@ std::optional<size_t> RdmapStream::OnRecord(const RecordHead& record, Instant no
   if (state_ != State::kActive) return std::nullopt;
   const auto header = wire::DecodeSegment(record.head, record.length);
   if (!header) {
+    STAGECOACH_MARK("rdmap.malformed_segment");
     FaultQuoting(header.error().terminate, record.head, record.length, wire::ToString(header.error()));
     return std::nullopt;
   }
@@ -196,6 +200,7 @@ bool RdmapStream::AcceptSend() {
   if (!inbound_) {
     const ReceiveWork* receive = receives_.TakeReceive();
     if (receive == nullptr) {
+      STAGECOACH_MARK("rdmap.no_receive_posted");
       FaultOnCurrent(terminate::kDdpNoBuffer, "no Receive is posted");
       return false;
     }
@@ -206,6 +211,7 @@ bool RdmapStream::AcceptSend() {
     return false;
   }
   if (uint64_t{inbound_->received} + current_payload_ > inbound_->capacity) {
+    STAGECOACH_MARK("rdmap.send_longer_than_its_receive");
     FailReceive(WorkStatus::kLocalLengthError);
     FaultOnCurrent(terminate::kDdpTooLong, "longer than the Receive");
     return false;
@@ -220,6 +226,7 @@ bool RdmapStream::AcceptReadRequest() {
     return false;
   }
   if (responses_.size() >= options_.ird) {
+    STAGECOACH_MARK("rdmap.more_reads_than_ird_allows");
     FaultOnCurrent(terminate::kRdmapStreamCatastrophic, "more outstanding Reads than IRD allows");
     return false;
   }
@@ -232,6 +239,7 @@ bool RdmapStream::AcceptReadRequest() {
   if (const auto pin =
           memory_.Pin(request.source_stag, request.source_offset, request.length, MemoryAccess::kRemoteRead);
       !pin) {
+    STAGECOACH_MARK("rdmap.source_of_a_read_refused");
     FaultOnCurrent(ReadSourceCode(pin.error()), ToString(pin.error()));
     return false;
   }
@@ -291,6 +299,7 @@ bool RdmapStream::PinParts(std::span<const ScatterGather> parts, uint64_t skip, 
       return false;
     }
     destination_.push_back(pin->bytes());
+    trail_.Add(part.lkey, *pin);
     pins_.push_back(std::move(*pin));
     size -= n;
     skip = 0;
@@ -299,9 +308,9 @@ bool RdmapStream::PinParts(std::span<const ScatterGather> parts, uint64_t skip, 
 }
 
 std::optional<std::span<const MutableBytes>> RdmapStream::PinDestination() {
-    trail_.Add(part.lkey, *pin);
   if (state_ != State::kActive) return std::nullopt;
   UnpinDestination();
+  trail_.Clear();
   if (current_payload_ > 0 && !PinCurrent()) {
     UnpinDestination();
     return std::nullopt;
@@ -310,16 +319,17 @@ std::optional<std::span<const MutableBytes>> RdmapStream::PinDestination() {
 }
 
 bool RdmapStream::PinCurrent() {
-  trail_.Clear();
   MemoryFault fault = MemoryFault::kUnknownStag;
   switch (current_.opcode()) {
     case RdmapOpcode::kWrite: {
       auto pin = memory_.Pin(current_.stag, current_.tagged_offset, current_payload_, MemoryAccess::kRemoteWrite);
       if (!pin) {
+        STAGECOACH_MARK("rdmap.target_of_a_write_refused");
         FaultOnCurrent(WriteTargetCode(pin.error()), ToString(pin.error()));
         return false;
       }
       destination_.push_back(pin->bytes());
+      trail_.Add(current_.stag, *pin);
       pins_.push_back(std::move(*pin));
       return true;
     }
@@ -328,8 +338,8 @@ bool RdmapStream::PinCurrent() {
       SendEntry* entry = FindEntry(read.entry);
       STAGECOACH_CHECK(entry != nullptr);  // an RTR Read has no bytes to place
       if (PinParts(entry->work->sges, read.received, current_payload_, &fault)) return true;
+      STAGECOACH_MARK("rdmap.sink_of_a_read_gone");
       entry->phase = SendEntry::Phase::kDone;
-      trail_.Add(current_.stag, *pin);
       entry->status = WorkStatus::kLocalProtectionError;
       FaultOnCurrent(terminate::kRdmapLocalCatastrophic, ToString(fault));
       return false;
@@ -346,6 +356,7 @@ bool RdmapStream::PinCurrent() {
       break;
   }
   if (PinParts(inbound_->receive->sges, inbound_->received, current_payload_, &fault)) return true;
+  STAGECOACH_MARK("rdmap.buffer_of_a_receive_gone");
   FailReceive(WorkStatus::kLocalProtectionError);
   FaultOnCurrent(terminate::kRdmapLocalCatastrophic, ToString(fault));
   return false;
@@ -419,6 +430,7 @@ void RdmapStream::FinishSend() {
     receive_completions_.push_back(completion);
     return;
   }
+  STAGECOACH_MARK("rdmap.remote_invalidation_refused");
   FailReceive(WorkStatus::kRemoteInvalidRequest);
   FaultOnCurrent(invalidated.error() == MemoryFault::kForeignStag ? terminate::kRdmapProtectionCannotInvalidate
                                                                   : terminate::kRdmapCannotInvalidate,
@@ -482,9 +494,11 @@ RdmapStream::SendEntry* RdmapStream::EntryAtFault(const wire::TerminateHeader& h
 }
 
 void RdmapStream::FinishTerminate() {
+  if (tx_.kind != OutMessage::Kind::kNone) STAGECOACH_MARK("rdmap.terminate_received_amidst_a_message_of_ours");
   TransportFault fault{.from_peer = true};
   const auto reading = wire::DecodeTerminate(ConstBytes(peer_terminate_).first(current_payload_));
   if (!reading) {
+    STAGECOACH_MARK("rdmap.terminate_that_makes_no_sense");
     fault.layer = static_cast<uint8_t>(wire::TerminateLayer::kRdmap);
     fault.error_type = terminate::kRdmapUnspecified.error_type;
     fault.error_code = terminate::kRdmapUnspecified.error_code;
@@ -497,7 +511,9 @@ void RdmapStream::FinishTerminate() {
     fault.siw_bit_order = reading->order == wire::TerminateBitOrder::kSiw;
     fault.description = wire::ToString(code);
     if (reading->as_siw) fault.description += ", or, from Linux siw, " + wire::ToString(reading->as_siw->code);
+    if (fault.siw_bit_order) STAGECOACH_MARK("rdmap.terminate_in_the_bit_order_of_siw");
     if (SendEntry* entry = EntryAtFault(reading->header, fault.siw_bit_order)) {
+      STAGECOACH_MARK("rdmap.terminate_names_our_work");
       fault.description += " (" + DescribeWork(*entry->work, entry->length) + ")";
       entry->phase = SendEntry::Phase::kDone;
       entry->status = StatusOfPeerFault(code);
@@ -524,7 +540,10 @@ void RdmapStream::OnSent(uint64_t cookie) {
   }
   if (kind != CookieKind::kWork) return;
   SendEntry* entry = FindEntry(cookie >> 2);
-  if (entry == nullptr || entry->queued_records == 0) return;  // the stream has ended meanwhile
+  if (entry == nullptr || entry->queued_records == 0) {
+    STAGECOACH_MARK("rdmap.record_leaves_after_the_end");
+    return;
+  }
   --entry->queued_records;
   if (entry->phase == SendEntry::Phase::kHandedOver && entry->queued_records == 0) {
     entry->phase = SendEntry::Phase::kDone;
@@ -543,6 +562,7 @@ void RdmapStream::OnTxMemoryFault(uint64_t cookie, MemoryFault fault) {
       }
     }
   }
+  STAGECOACH_MARK("rdmap.memory_gone_while_it_is_sent");
   Trace(trace_, now_, name_, "tx.memory_fault", {{"fault", ToString(fault)}});
   // No Terminate: part of the record may have left, and nothing can follow a record that cannot be finished.
   if (state_ == State::kActive) {
@@ -553,6 +573,7 @@ void RdmapStream::OnTxMemoryFault(uint64_t cookie, MemoryFault fault) {
 }
 
 void RdmapStream::OnLlpFault(uint8_t code) {
+  STAGECOACH_MARK("rdmap.lower_layer_fault");
   const auto layer = static_cast<uint8_t>(wire::TerminateLayer::kLlp);
   Fault({.layer = layer, .error_type = 0, .error_code = code}, "in what the peer sent");
 }
@@ -560,6 +581,11 @@ void RdmapStream::OnLlpFault(uint8_t code) {
 void RdmapStream::OnLost(bool orderly) {
   if (state_ == State::kEnded) return;
   Trace(trace_, now_, name_, "stream.lost", {{"orderly", uint64_t{orderly}}});
+  if (inbound_) STAGECOACH_MARK("rdmap.lost_inside_a_message");
+  if (tx_.kind != OutMessage::Kind::kNone) STAGECOACH_MARK("rdmap.lost_amidst_a_message_of_ours");
+  if (!reads_.empty()) STAGECOACH_MARK("rdmap.lost_with_reads_outstanding");
+  if (!responses_.empty()) STAGECOACH_MARK("rdmap.lost_with_reads_to_answer");
+  if (state_ == State::kTerminating) STAGECOACH_MARK("rdmap.lost_before_the_terminate_left");
   FailReceive(WorkStatus::kFlushed);
   End();
 }
@@ -602,6 +628,8 @@ void RdmapStream::FaultQuoting(TerminateCode code, ConstBytes head, size_t lengt
   wire::TerminateHeader::For(code, head, length).Encode(writer);
   STAGECOACH_CHECK(writer.ok());
   terminate_size_ = writer.position();
+  if (tx_.kind != OutMessage::Kind::kNone) STAGECOACH_MARK("rdmap.terminate_cuts_off_a_message");
+  if (!reads_.empty()) STAGECOACH_MARK("rdmap.terminate_with_reads_outstanding");
   state_ = State::kTerminating;
   FailReceive(WorkStatus::kFlushed);
   FlushUnsent();
@@ -672,6 +700,7 @@ bool RdmapStream::QueueNext(RecordSink& sink) {
       return true;
     }
     if (nudge_) {
+      STAGECOACH_MARK("rdmap.nudge_queued");
       nudge_ = false;
       QueueHeader(sink, SegmentHeader::Write(kUncheckedStag, 0, true), {}, MakeCookie(CookieKind::kNone, 0));
       return true;
@@ -694,6 +723,7 @@ bool RdmapStream::StartNextMessage() {
   const bool response_waits = !responses_.empty();
   const bool work_waits = MayStartWork();
   if (!response_waits && !work_waits) return false;
+  if (response_waits && work_waits) STAGECOACH_MARK("rdmap.answers_and_work_take_turns");
   const bool respond = response_waits && (response_turn_ || !work_waits);
   response_turn_ = !respond;
   return respond ? StartResponse() : StartWork();
@@ -701,10 +731,18 @@ bool RdmapStream::StartNextMessage() {
 
 bool RdmapStream::MayStartWork() const {
   if (next_start_ - sq_first_ >= sq_.size()) return false;
-  if (options_.hold_until_first_record && !first_record_received_) return false;
+  if (options_.hold_until_first_record && !first_record_received_) {
+    STAGECOACH_MARK("rdmap.responder_waits_for_the_first_record");
+    return false;
+  }
   const SendWork& work = *sq_[next_start_ - sq_first_].work;
-  if (work.fence && !reads_.empty()) return false;
-  return work.opcode != SendOpcode::kRead || options_.ord == 0 || reads_.size() < options_.ord;
+  if (work.fence && !reads_.empty()) {
+    STAGECOACH_MARK("rdmap.fenced_work_waits_for_reads");
+    return false;
+  }
+  if (work.opcode != SendOpcode::kRead || options_.ord == 0 || reads_.size() < options_.ord) return true;
+  STAGECOACH_MARK("rdmap.read_waits_for_ord");
+  return false;
 }
 
 // The checks a device makes when it begins a work request: its scatter/gather list against local memory.
@@ -744,6 +782,7 @@ bool RdmapStream::StartWork() {
   if (status != WorkStatus::kSuccess) {
     entry.phase = SendEntry::Phase::kDone;
     entry.status = status;
+    STAGECOACH_MARK("rdmap.work_refused_at_its_start");
     Trace(trace_, now_, name_, "work.refused", {{"opcode", ToString(work.opcode)}, {"status", ToString(status)}});
     Fault(terminate::kRdmapLocalCatastrophic, DescribeWork(work, entry.length) + ": " + why);
     return false;
@@ -760,11 +799,14 @@ bool RdmapStream::StartWork() {
 
 bool RdmapStream::StartResponse() {
   const InboundRead& read = responses_.front();
+  // A Read of no bytes names no memory, whatever its STag.
+  MemoryPlace source;
   // The source was good when the request came; it may have been invalidated while others were answered.
   if (read.request.length > 0) {
     const auto pin = memory_.Pin(read.request.source_stag, read.request.source_offset, read.request.length,
                                  MemoryAccess::kRemoteRead);
     if (!pin) {
+      STAGECOACH_MARK("rdmap.source_of_a_read_gone_before_the_answer");
       std::array<std::byte, wire::kMaxSegmentHeaderSize> head;
       ByteWriter writer(head);
       SegmentHeader::Read(read.msn, read.request).Encode(writer);
@@ -772,6 +814,7 @@ bool RdmapStream::StartResponse() {
                    std::string("source of the peer's Read gone before the answer: ") + ToString(pin.error()));
       return false;
     }
+    source = {.stag = read.request.source_stag, .offset = pin->offset()};
   }
   tx_ = {.kind = OutMessage::Kind::kResponse, .length = read.request.length};
   Trace(trace_, now_, name_, "response.started",
@@ -796,12 +839,12 @@ void RdmapStream::QueueRtr(RecordSink& sink) {
   Trace(trace_, now_, name_, "rtr.queued", {{"kind", kind == RtrKind::kWrite ? "write" : "read"}});
   const uint64_t cookie = MakeCookie(CookieKind::kNone, 0);
   if (kind == RtrKind::kWrite) {
+    STAGECOACH_MARK("rdmap.rtr_by_write");
     QueueHeader(sink, SegmentHeader::Write(kUncheckedStag, 0, true), {}, cookie);
     return;
   }
+  STAGECOACH_MARK("rdmap.rtr_by_read");
   const uint32_t msn = next_read_msn_++;
-  // A Read of no bytes names no memory, whatever its STag.
-  MemoryPlace source;
   const wire::ReadRequest request{.sink_stag = kUncheckedStag, .source_stag = kUncheckedStag};
   QueueHeader(sink, SegmentHeader::Read(msn, request), {}, cookie);
   reads_.push_back({.rtr = true, .msn = msn});
@@ -815,7 +858,6 @@ uint32_t RdmapStream::GatherParts(const SendWork& work, uint32_t room, TxParts* 
     return left;
   }
   uint32_t gathered = 0;
-    source = {.stag = read.request.source_stag, .offset = pin->offset()};
   // A segment that would need more parts than there is room for ends early; DDP does not mind.
   while (gathered < left && !parts->Full()) {
     const ScatterGather& part = work.sges[tx_.part];
@@ -830,6 +872,7 @@ uint32_t RdmapStream::GatherParts(const SendWork& work, uint32_t room, TxParts* 
       tx_.part_offset = 0;
     }
   }
+  if (gathered < left) STAGECOACH_MARK("rdmap.segment_ends_early_for_its_parts");
   return gathered;
 }
 
