@@ -18,6 +18,8 @@ cd "$work"
 expect_same "an empty environment, elsewhere" env -i
 expect_same "another place and language" env TZ=Pacific/Chatham LANG=tr_TR.UTF-8 LC_ALL=tr_TR.UTF-8
 expect_same "memory that is not zero when it is new" env MALLOC_PERTURB_=165
+# Each large block in a mapping of its own, mostly below the last; and all from the heap, one above the other.
 expect_same "memory in other places" env MALLOC_ARENA_MAX=1 MALLOC_MMAP_THRESHOLD_=4096 GLIBC_TUNABLES=glibc.malloc.tcache_count=0
+expect_same "large blocks in the heap" env MALLOC_ARENA_MAX=1 MALLOC_MMAP_THRESHOLD_=1073741824 MALLOC_TOP_PAD_=268435456
 if setarch -R true 2>/dev/null; then expect_same "addresses that are not random" setarch -R; fi
 exit $status
