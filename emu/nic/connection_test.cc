@@ -402,6 +402,41 @@ TEST_F(ConnectionTest, BoundWindowIsReachableAndEndsByRemoteInvalidation) {
   EXPECT_EQ(a_.nic->counters().memory.stale_uses, 1u);
 }
 
+TEST_F(ConnectionTest, TraceNamesRegionsAndWindowsWithTheirRightsAndNeverAnAddress) {
+  Join();
+  TestBuffer exposed = a_.Register(4096, kAccessLocalWrite | kAccessWindowBind);
+  TestBuffer sink = b_.Register(4096);
+  const Nic::Region window = *a_.nic->AllocateWindow(*a_.context, a_.pd);
+  SendRequest bind;
+  bind.opcode = PostOpcode::kBindWindow;
+  bind.signaled = true;
+  bind.bind = {window.stag, window.stag, exposed.region.stag, exposed.address() + 1000, 500, kAccessRemoteWrite};
+  ASSERT_EQ(a_.qp->PostSend(bind), 0);
+  ASSERT_TRUE(RunUntil([&] { return a_.Completed(1) && b_.observer.first_records() == 1; }));
+  ASSERT_EQ(b_.Send(1, {sink.Sge(0, 100)}, PostOpcode::kWrite, window.stag, exposed.address() + 1200), 0);
+  const auto traced = [&](const std::string& event) {
+    const auto has = [&](const std::string& line) { return line.find(event) != std::string::npos; };
+    return std::any_of(trace_.lines().begin(), trace_.lines().end(), has);
+  };
+  const std::string pd = std::to_string(a_.pd);
+  const auto index = [](uint32_t stag) { return std::to_string(StagIndex(stag)); };
+  EXPECT_TRUE(RunUntil([&] {
+    return traced("record.placed opcode=Write length=100 last=1 msn=0 stag=" + std::to_string(window.stag) +
+                  " offset=200 run=100");
+  }));
+  EXPECT_TRUE(traced("connection.attached pd=" + pd));
+  EXPECT_TRUE(traced("stag.allocated index=" + index(exposed.region.stag) +
+                     " key=" + std::to_string(StagKey(exposed.region.stag)) + " bytes=4096 pd=" + pd + " access=17"));
+  EXPECT_TRUE(traced("window.allocated index=" + index(window.stag) + " pd=" + pd));
+  EXPECT_TRUE(traced("window.bound stag=" + std::to_string(window.stag) +
+                     " region=" + std::to_string(exposed.region.stag) + " offset=1000 bytes=500 access=2 type=2"));
+  for (const TestBuffer* buffer : {&exposed, &sink}) {
+    for (const uint64_t offset : {0, 1000, 1200}) {
+      EXPECT_FALSE(traced("=" + std::to_string(buffer->address() + offset)));
+    }
+  }
+}
+
 TEST_F(ConnectionTest, SendWithInvalidateOfAPlainRegionTerminates) {
   Join();
   TestBuffer exposed = b_.Register(64);
