@@ -4,14 +4,18 @@
 
 #include <google/protobuf/text_format.h>
 #include <gtest/gtest.h>
+#include <stdlib.h>
 
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "emu/nic/nic.h"
 #include "emu/world/simulated_world.h"
 #include "scenarios/runner/nic_checker.h"
+#include "scenarios/runner/program.h"
 
 namespace stagecoach::scenario {
 namespace {
@@ -450,6 +454,75 @@ TEST(Teardown, ObjectsThatAreLeftAreSeen) {
   };
   const std::string rules = Rules(RunScenario(scenario, options));
   EXPECT_NE(rules.find("teardown.objects: b: left over: "), std::string::npos) << rules;
+}
+
+// For ever, or until the world ends.
+void Tick(emu::SimulatedWorld& world) {
+  world.sim().loop().At(world.sim().Now() + 100ms, [&world] { Tick(world); });
+}
+
+TEST(Teardown, AWorldThatGoesOnWhenEverythingHasEndedIsSeen) {
+  const Scenario scenario = Parse(std::string(kPair) + "client { name: 'c' host: 'b' server: 'a' call { } }");
+  RunOptions options;
+  options.sabotage = Tick;
+  const std::string rules = Rules(RunScenario(scenario, options));
+  EXPECT_NE(rules.find("teardown.busy: "), std::string::npos) << rules;
+}
+
+// --- Programs that cannot do what they are for ---
+
+// A client that never leaves has the only place there is, so each refusal has a reason, but not all of them together.
+TEST(Liveness, AClientThatIsNeverAdmittedIsSeen) {
+  const Scenario scenario = Parse(R"(
+      host { name: 'a' } host { name: 'b' } service { host: 'a' clients_max: 1 }
+      client { name: 'c' host: 'b' server: 'a' call { service_ns: 3600000000000 timeout_ns: 0 } }
+      client { name: 'd' host: 'b' server: 'a' start_ns: 1000000 call { } })");
+  ASSERT_TRUE(Validate(scenario).has_value());
+  const std::string rules = Rules(RunScenario(scenario));
+  EXPECT_NE(rules.find("liveness.connect: client d "), std::string::npos) << rules;
+}
+
+// The scenario's device fails one registration in two, for as long as faults happen. This one fails each, for ever.
+TEST(Liveness, AFileThatIsNeverCopiedIsSeen) {
+  const Scenario scenario = Parse(R"(
+      host { name: 'a' } service { host: 'a' files: true }
+      host { name: 'b' device { fault { kind: FAIL_REGISTRATION one_in: 2 } } }
+      file_copy { host: 'b' server: 'a' bytes: 100000 })");
+  RunOptions options;
+  options.sabotage = [](emu::SimulatedWorld& world) {
+    for (int i = 0; i < 20'000; ++i) {
+      world.sim().loop().At(Instant() + i * 100ms,
+                            [&world] { world.host("b").nic().faults().registration_fails_one_in = 1; });
+    }
+  };
+  const std::string rules = Rules(RunScenario(scenario, options));
+  EXPECT_NE(rules.find("liveness.file: "), std::string::npos) << rules;
+}
+
+TEST(Service, OneThatCannotListenIsSeen) {
+  const Scenario scenario = Parse(std::string(kPair) + "client { name: 'c' host: 'b' server: 'a' call { } }");
+  std::unique_ptr<emu::Listener> rival;
+  RunOptions options;
+  options.sabotage = [&rival](emu::SimulatedWorld& world) {
+    auto listener = world.fabric("a").Listen(*emu::IpEndpoint::Parse("10.0.0.1", kServicePort), 1, [](auto) {});
+    ASSERT_TRUE(listener.has_value());
+    rival = std::move(*listener);
+    // It does not outlive the world.
+    world.sim().loop().At(Instant() + 1ms, [&rival] { rival.reset(); });
+  };
+  EXPECT_EQ(FirstRule(RunScenario(scenario, options)), "service.listen");
+}
+
+TEST(Service, OneThatHasNoDirectoryToServeFromIsSeen) {
+  const Scenario scenario = Parse(
+      "host { name: 'a' } host { name: 'b' } service { host: 'a' files: true } "
+      "client { name: 'c' host: 'b' server: 'a' call { } }");
+  const char* const set = ::getenv("TMPDIR");
+  const std::optional<std::string> before = set != nullptr ? std::optional<std::string>(set) : std::nullopt;
+  ::setenv("TMPDIR", "/proc", 1);  // a directory where nobody makes another
+  const RunReport report = RunScenario(scenario);
+  before ? ::setenv("TMPDIR", before->c_str(), 1) : ::unsetenv("TMPDIR");
+  EXPECT_EQ(FirstRule(report), "service.directory");
 }
 
 // What was within these limits worked, so the least that is allowed does.

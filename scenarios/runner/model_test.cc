@@ -1,0 +1,121 @@
+// The model service notices what no client of the simulation does: its rules can be broken.
+#include "scenarios/runner/model.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "emu/world/simulated_world.h"
+#include "rpcrdma/api/client.h"
+#include "rpcrdma/api/server.h"
+
+namespace stagecoach::scenario {
+namespace {
+
+class ModelTest : public ::testing::Test {
+ protected:
+  static constexpr uint16_t kPort = 20049;
+
+  ModelTest() {
+    auto world = std::make_unique<emu::SimulatedWorld>(emu::SimWorld::Options());
+    world->AddHost("server", {*emu::IpEndpoint::Parse("10.0.0.1", 0)});
+    world->AddHost("client", {*emu::IpEndpoint::Parse("10.0.0.2", 0)});
+    world_ = world.get();
+    emu::World::Install(std::move(world));
+    world_->ActAs("server");
+    service_ = std::make_unique<ModelService>(loop(), &executions_, &violations_);
+    server_ = std::make_unique<rpcrdma::Server>(loop(), rpcrdma::ServerOptions());
+    server_->Register(service_.get());
+    EXPECT_TRUE(server_->Listen("10.0.0.1", kPort).has_value());
+    world_->ActAs("client");
+  }
+  ~ModelTest() override {
+    client_.reset();
+    server_.reset();
+    service_.reset();
+    emu::World::Install(nullptr);
+  }
+
+  EventLoop& loop() { return world_->sim().loop(); }
+
+  void Connect() {
+    client_ = std::make_unique<rpcrdma::Client>(loop(), rpcrdma::ClientOptions());
+    bool connected = false;
+    client_->Connect("10.0.0.1", kPort, [&](Result<void, rpcrdma::CallError> result) {
+      connected = true;
+      EXPECT_TRUE(result.has_value());
+    });
+    EXPECT_TRUE(world_->sim().RunUntil([&] { return connected; }));
+  }
+
+  // Calls with the argument that belongs to `number`, but for the bytes at `damaged`.
+  void Call(uint64_t number, std::vector<size_t> damaged = {}) {
+    std::vector<std::byte> argument(5000);
+    FillPattern(number, Datum::kArgument, argument);
+    for (const size_t at : damaged) argument[at] ^= std::byte{1};
+    bool answered = false;
+    client_->Call(
+        {kModelProgram, kModelVersion, kModelTransform},
+        [&](rpcrdma::XdrWriter& args) {
+          args.U64(number);
+          args.U64(0);
+          args.U32(0);
+          args.U32(0);
+          args.Opaque({});
+          args.EligibleOpaque(argument);
+        },
+        {},
+        [&](Result<rpcrdma::Reply, rpcrdma::CallError> reply) {
+          answered = true;
+          EXPECT_TRUE(reply.has_value());
+        });
+    EXPECT_TRUE(world_->sim().RunUntil([&] { return answered; }));
+  }
+
+  std::string Rules() {
+    std::string rules;
+    for (const Violation& violation : violations_.list()) rules += (rules.empty() ? "" : " ") + violation.rule;
+    return rules;
+  }
+
+  Executions executions_;
+  Violations violations_;
+  emu::SimulatedWorld* world_ = nullptr;
+  std::unique_ptr<ModelService> service_;
+  std::unique_ptr<rpcrdma::Server> server_;
+  std::unique_ptr<rpcrdma::Client> client_;
+};
+
+TEST_F(ModelTest, CallsOfDifferentNumbersBreakNoRule) {
+  Connect();
+  Call(7);
+  Call(8);
+  EXPECT_EQ(Rules(), "");
+}
+
+TEST_F(ModelTest, ACallThatIsExecutedAgainIsSeen) {
+  Connect();
+  Call(7);
+  Call(7);
+  EXPECT_EQ(Rules(), "call.executed_twice");
+}
+
+TEST_F(ModelTest, ACallThatIsExecutedAgainOnAnotherConnectionIsSeen) {
+  Connect();
+  Call(7);
+  Connect();
+  Call(7);
+  EXPECT_EQ(Rules(), "call.executed_twice");
+}
+
+TEST_F(ModelTest, AnArgumentThatArrivesDamagedIsSeen) {
+  Connect();
+  Call(7, {4999});
+  EXPECT_EQ(Rules(), "call.arguments");
+}
+
+}  // namespace
+}  // namespace stagecoach::scenario
