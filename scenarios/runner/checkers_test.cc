@@ -71,6 +71,14 @@ TEST_F(ConnectionCheckerTest, AnOrdinaryCallBreaksNoRule) {
   EXPECT_EQ(checker_.judged(), 11u);
 }
 
+TEST_F(ConnectionCheckerTest, AnEventWithoutAFactThatARuleNeeds) {
+  Say("established");
+  Say("read.issued", {{"in_flight", uint64_t{1}}, {"reads_max", uint64_t{4}}});
+  Say("read.issued", {{"reads_max", uint64_t{4}}});
+  Close();
+  EXPECT_EQ(Broken(), "trace.facts");
+}
+
 TEST_F(ConnectionCheckerTest, TwoCallsOnOneCredit) {
   Say("established");
   Submit(1);
