@@ -105,22 +105,51 @@ std::string MutantOption(const SimOptions& options) {
   return options.mutant.empty() ? "" : " --mutant " + options.mutant;
 }
 
-MarkTotals::MarkTotals() {
-  for (const Mark* mark : AllMarks()) passed_[mark->name()] = 0;
+namespace {
+
+std::vector<std::string> NamesOfAllMarks() {
+  std::vector<std::string> names;
+  for (const Mark* mark : AllMarks()) names.emplace_back(mark->name());
+  return names;
+}
+
+}  // namespace
+
+MarkTotals::MarkTotals() : MarkTotals(NamesOfAllMarks(), scenario::MarksOutOfReach()) {}
+
+MarkTotals::MarkTotals(const std::vector<std::string>& names, std::span<const scenario::OutOfReach> out_of_reach) {
+  for (const std::string& name : names) totals_[name].exists = true;
+  for (const scenario::OutOfReach& each : out_of_reach) totals_[std::string(each.mark)].reason = each.reason;
 }
 
 void MarkTotals::Add(const Outcome& outcome) {
-  for (const auto& mark : outcome.mark()) passed_[mark.name()] += mark.passed();
+  for (const auto& mark : outcome.mark()) {
+    Total& total = totals_[mark.name()];
+    total.exists = true;
+    total.passed += mark.passed();
+  }
 }
 
 std::string MarkTotals::Text() const {
+  size_t marks = 0;
   size_t reached = 0;
-  for (const auto& [name, count] : passed_) reached += count > 0 ? 1 : 0;
-  std::string text = fmt::format("marks: {} of {} reached\n", reached, passed_.size());
-  for (const auto& [name, count] : passed_) {
-    text += fmt::format("  {:>12}  {}\n", count > 0 ? std::to_string(count) : "never", name);
+  size_t out_of_reach = 0;
+  std::string lines;
+  for (const auto& [name, total] : totals_) {
+    marks += total.exists ? 1 : 0;
+    reached += total.passed > 0 ? 1 : 0;
+    out_of_reach += total.exists && total.passed == 0 && !total.reason.empty() ? 1 : 0;
+    lines += fmt::format("  {:>12}  {}", total.passed > 0 ? std::to_string(total.passed) : "never", name);
+    if (!total.reason.empty()) {
+      lines += fmt::format("  {}: {}",
+                           !total.exists      ? "listed, and no mark has this name"
+                           : total.passed > 0 ? "reached although listed"
+                                              : "listed",
+                           total.reason);
+    }
+    lines += "\n";
   }
-  return text;
+  return fmt::format("marks: {} of {} reached, {} listed as out of reach\n", reached, marks, out_of_reach) + lines;
 }
 
 }  // namespace stagecoach::cli

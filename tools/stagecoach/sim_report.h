@@ -3,11 +3,14 @@
 
 #include <cstdint>
 #include <map>
+#include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "scenarios/proto/scenario.pb.h"
 #include "scenarios/swarm/isolated_run.h"
+#include "scenarios/swarm/out_of_reach.h"
 #include "tools/stagecoach/sim_options.h"
 
 namespace stagecoach::cli {
@@ -34,15 +37,26 @@ std::string Origin(const SimOptions& options, const scenario::Scenario& scenario
 // " --mutant NAME", if one is switched on.
 std::string MutantOption(const SimOptions& options);
 
-// How often each mark of this program was passed, in all runs of all processes.
+// How often each mark was passed, in all runs of all processes. One that is listed as out of the swarm's reach is told
+// apart from one that chance has not led to yet.
 class MarkTotals {
  public:
+  // The marks of this program, and scenarios/swarm/out_of_reach.cc.
   MarkTotals();
+  MarkTotals(const std::vector<std::string>& names, std::span<const scenario::OutOfReach> out_of_reach);
+
   void Add(const scenario::Outcome& outcome);
+  // A head with the sums, then a line for each mark, by name: how often it was passed, or "never"; its name; and where
+  // it is listed, why. tools/dev/swarm adds up the lines of several processes.
   std::string Text() const;
 
  private:
-  std::map<std::string, uint64_t> passed_;
+  struct Total {
+    uint64_t passed = 0;
+    std::string_view reason;  // why it is out of reach; empty: it is not
+    bool exists = false;
+  };
+  std::map<std::string, Total> totals_;
 };
 
 }  // namespace stagecoach::cli

@@ -7,9 +7,13 @@
 #include <chrono>
 #include <cstdlib>
 #include <functional>
+#include <set>
 #include <string>
+#include <string_view>
 
+#include "base/mark.h"
 #include "scenarios/swarm/child_process.h"
+#include "scenarios/swarm/out_of_reach.h"
 #include "tools/stagecoach/sim_report.h"
 #include "tools/stagecoach/sim_signals.h"
 
@@ -114,6 +118,51 @@ TEST(SimReport, OnlyTheLastLineOfASummaryKnowsWallTime) {
   EXPECT_EQ(fast.substr(0, fast.find("wall time")), slow.substr(0, slow.find("wall time")));
   // Nothing has run: no division by zero.
   EXPECT_TRUE(Summary(SmallScenario(), Outcome()).ends_with("wall time: 0.000 s, 0 calls answered per second\n"));
+}
+
+// --- Marks ---
+
+constexpr scenario::OutOfReach kListed[] = {
+    {"b.listed", "nothing draws it"}, {"c.wrong", "nothing draws that"}, {"d.gone", "its branch was"}};
+
+void Pass(Outcome* outcome, const char* name, uint64_t times) {
+  auto* mark = outcome->add_mark();
+  mark->set_name(name);
+  mark->set_passed(times);
+}
+
+TEST(Marks, WhatIsNeverReachedIsToldApartFromWhatCannotBe) {
+  MarkTotals totals({"a.reached", "a.unlucky", "b.listed", "c.wrong"}, kListed);
+  Outcome outcome;
+  Pass(&outcome, "a.reached", 3);
+  totals.Add(outcome);
+  Pass(&outcome, "c.wrong", 1);
+  totals.Add(outcome);
+  EXPECT_EQ(totals.Text(),
+            "marks: 2 of 4 reached, 1 listed as out of reach\n"
+            "             6  a.reached\n"
+            "         never  a.unlucky\n"
+            "         never  b.listed  listed: nothing draws it\n"
+            "             1  c.wrong  reached although listed: nothing draws that\n"
+            "         never  d.gone  listed, and no mark has this name: its branch was\n");
+}
+
+// One name may stand at several places.
+TEST(Marks, PlacesOfOneNameAreOneMark) {
+  const MarkTotals totals({"a.twice", "a.twice"}, {});
+  EXPECT_EQ(totals.Text(), "marks: 0 of 1 reached, 0 listed as out of reach\n         never  a.twice\n");
+}
+
+TEST(Marks, TheListHasNamesOfMarksInOrderAndAReasonForEach) {
+  std::set<std::string_view> names;
+  for (const Mark* mark : AllMarks()) names.insert(mark->name());
+  std::string_view last;
+  for (const scenario::OutOfReach& each : scenario::MarksOutOfReach()) {
+    EXPECT_EQ(names.count(each.mark), 1u) << each.mark << " is no mark of this program";
+    EXPECT_FALSE(each.reason.empty()) << each.mark;
+    EXPECT_LT(last, each.mark);
+    last = each.mark;
+  }
 }
 
 // What a process that does `work` writes, to standard output or error, before it dies; and of what.
