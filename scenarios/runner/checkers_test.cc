@@ -228,17 +228,57 @@ class NicCheckerTest : public ::testing::Test {
                          {"receives_posted", counts.receives_posted},
                          {"receives_outstanding", counts.receives_outstanding}});
   }
+  static constexpr uint64_t kPd = 3;
+  // Of ibv_access_flags.
+  static constexpr uint64_t kLocalWrite = 1;
+  static constexpr uint64_t kRemoteWrite = 2;
+  static constexpr uint64_t kRemoteRead = 4;
+  static constexpr uint64_t kWindowBind = 16;
+  static constexpr uint64_t kAllRights = kLocalWrite | kRemoteWrite | kRemoteRead | kWindowBind;
+
+  void Attach() { Say("connection.attached", {{"pd", kPd}}); }
   // A region of 100 bytes; its STag.
-  uint64_t Allocate(uint64_t index, uint64_t key) {
-    SayNic("stag.allocated", {{"index", index}, {"key", key}, {"bytes", uint64_t{100}}});
+  uint64_t Allocate(uint64_t index, uint64_t key, uint64_t access = kAllRights, uint64_t pd = kPd) {
+    SayNic("stag.allocated",
+           {{"index", index}, {"key", key}, {"bytes", uint64_t{100}}, {"pd", pd}, {"access", access}});
     return index << 8 | key;
   }
-  void Place(std::string_view opcode, uint64_t stag, uint64_t length = 100) {
-    Say("record.placed", {{"opcode", opcode}, {"length", length}, {"stag", stag}});
+  void AllocateWindow(uint64_t index, uint64_t pd = kPd) { SayNic("window.allocated", {{"index", index}, {"pd", pd}}); }
+  struct Binding {
+    uint64_t offset = 0;
+    uint64_t bytes = 100;
+    uint64_t access = kRemoteWrite;
+  };
+  void Bind(uint64_t stag, uint64_t region, const Binding& binding) {
+    Say("window.bound", {{"stag", stag},
+                         {"region", region},
+                         {"offset", binding.offset},
+                         {"bytes", binding.bytes},
+                         {"access", binding.access}});
+  }
+  void Bind(uint64_t stag, uint64_t region) { Bind(stag, region, Binding{}); }
+  void Place(std::string_view opcode, uint64_t stag, uint64_t length = 100, uint64_t offset = 0) {
+    PlaceScattered(opcode, stag, length, offset, length);
+  }
+  // The first `run` bytes of it; PlacePart tells of the rest.
+  void PlaceScattered(std::string_view opcode, uint64_t stag, uint64_t length, uint64_t offset, uint64_t run) {
+    Say("record.placed", {{"opcode", opcode}, {"length", length}, {"stag", stag}, {"offset", offset}, {"run", run}});
+  }
+  void PlacePart(uint64_t stag, uint64_t length, uint64_t offset = 0) {
+    Say("part.placed", {{"length", length}, {"stag", stag}, {"offset", offset}});
+  }
+  void Respond(uint64_t stag, uint64_t length, uint64_t offset = 0) {
+    Say("response.started", {{"length", length}, {"stag", stag}, {"offset", offset}});
   }
   std::string Broken() {
     if (violations_.empty()) checker_.Finish(Instant());
     return violations_.empty() ? std::string() : violations_.list().front().rule;
+  }
+  // The first rule that was broken, and how.
+  std::string WhatIsWrong() const {
+    if (violations_.empty()) return "";
+    const Violation& first = violations_.list().front();
+    return first.rule + ": " + first.text.substr(0, first.text.find(": "));
   }
   uint64_t posted_ = 0;
   Violations violations_;
@@ -342,12 +382,12 @@ TEST_F(NicCheckerTest, ARestartedHostHasANewNic) {
 
 TEST_F(NicCheckerTest, ASendThatOvertakesAWrite) {
   Say("placement.kept", {});
-  Say("record.placed", {{"opcode", "Write"}});
+  Place("Write", 0, 0);
   Say("placement.done", {{"writes", uint64_t{1}}});
-  Say("record.placed", {{"opcode", "Send"}});
+  Place("Send", 0, 0);
   EXPECT_TRUE(violations_.empty());
   Say("placement.kept", {});
-  Say("record.placed", {{"opcode", "Send"}});
+  Place("Send", 0, 0);
   EXPECT_EQ(Broken(), "placement.order");
 }
 
@@ -358,8 +398,9 @@ TEST_F(NicCheckerTest, MemoryDeregisteredWhileWritesAreOnTheirWay) {
 }
 
 TEST_F(NicCheckerTest, AWindowInvalidatedWhileWritesAreOnTheirWay) {
-  SayNic("window.allocated", {{"index", uint64_t{5}}});
-  Say("window.bound", {{"stag", uint64_t{0x501}}, {"bytes", uint64_t{100}}});
+  Attach();
+  AllocateWindow(5);
+  Bind(0x501, Allocate(4, 1));
   Place("Write", 0x501);
   Say("placement.kept", {});
   Say("window.invalidated", {{"stag", uint64_t{0x501}}});
@@ -367,73 +408,289 @@ TEST_F(NicCheckerTest, AWindowInvalidatedWhileWritesAreOnTheirWay) {
 }
 
 TEST_F(NicCheckerTest, PlacementsInValidMemoryBreakNoRule) {
+  Attach();
   const uint64_t region = Allocate(5, 1);
-  SayNic("window.allocated", {{"index", uint64_t{6}}});
-  Say("window.bound", {{"stag", uint64_t{0x602}}, {"bytes", uint64_t{50}}});
+  const uint64_t source = Allocate(7, 1, kRemoteRead);
+  const uint64_t sink = Allocate(8, 1, kLocalWrite);
+  AllocateWindow(6);
+  Bind(0x602, region, {.offset = 50, .bytes = 50});
   Place("Write", region);
-  Place("Send", region, 7);
+  Place("Write", region, 1, 99);
+  Place("Send", sink, 7, 93);
+  Place("Read Response", sink, 100);
   Place("Write", 0x602, 50);
   Place("Write", 0x999, 0);
-  Say("response.started", {{"length", uint64_t{100}}, {"stag", region}});
+  Place("Terminate", 0, 20);
+  PlaceScattered("Send with Invalidate", sink, 100, 90, 10);
+  PlacePart(region, 80);
+  PlacePart(sink, 10, 40);
+  Respond(source, 100);
+  Respond(source, 1, 99);
+  Respond(0, 0);
   Say("window.invalidated", {{"stag", uint64_t{0x602}}});
-  Say("window.bound", {{"stag", uint64_t{0x603}}, {"bytes", uint64_t{60}}});
-  Place("Write", 0x603, 60);
-  EXPECT_EQ(checker_.placements_judged(), 5u) << "without bytes no STag is looked at";
+  Bind(0x603, region, {.offset = 40, .bytes = 60});
+  Place("Write", 0x603, 10, 50);
+  EXPECT_EQ(checker_.placements_judged(), 11u) << "without bytes no STag is looked at";
   Destroy({});
   EXPECT_EQ(Broken(), "");
 }
 
 TEST_F(NicCheckerTest, APlacementInMemoryThatWasFreed) {
+  Attach();
   const uint64_t region = Allocate(5, 1);
   SayNic("stag.freed", {{"index", uint64_t{5}}});
   Place("Write", region);
-  EXPECT_EQ(Broken(), "placement.stag");
+  EXPECT_EQ(WhatIsWrong(), "placement.stag: the STag is not valid");
 }
 
 TEST_F(NicCheckerTest, APlacementUnderAnotherKey) {
+  Attach();
   Place("Write", Allocate(5, 1) + 1);
-  EXPECT_EQ(Broken(), "placement.stag");
+  EXPECT_EQ(WhatIsWrong(), "placement.stag: the STag is not valid");
+}
+
+TEST_F(NicCheckerTest, APlacementInMemoryOfAnotherNic) {
+  Attach();
+  checker_.OnEvent(
+      Instant(), "b-rnic", "stag.allocated",
+      {{"index", uint64_t{5}}, {"key", uint64_t{1}}, {"bytes", uint64_t{100}}, {"pd", kPd}, {"access", kAllRights}});
+  Place("Write", 0x501);
+  EXPECT_EQ(WhatIsWrong(), "placement.stag: the STag is not valid");
+}
+
+TEST_F(NicCheckerTest, APlacementInMemoryOfAnotherDomain) {
+  Attach();
+  Place("Write", Allocate(5, 1, kAllRights, kPd + 1));
+  EXPECT_EQ(WhatIsWrong(), "placement.stag: the STag is of PD 4");
+}
+
+TEST_F(NicCheckerTest, APlacementInMemoryThatMovedToAnotherDomain) {
+  Attach();
+  Allocate(5, 1);
+  SayNic("stag.reregistered", {{"index", uint64_t{5}},
+                               {"key", uint64_t{2}},
+                               {"bytes", uint64_t{100}},
+                               {"pd", kPd + 1},
+                               {"access", kAllRights}});
+  Place("Write", 0x502);
+  EXPECT_EQ(WhatIsWrong(), "placement.stag: the STag is of PD 4");
 }
 
 TEST_F(NicCheckerTest, APlacementLongerThanItsMemory) {
-  Place("ReadResponse", Allocate(5, 1), 101);
-  EXPECT_EQ(Broken(), "placement.stag");
+  Attach();
+  Place("Read Response", Allocate(5, 1), 101);
+  EXPECT_EQ(WhatIsWrong(), "placement.stag: the STag names 100 bytes");
+}
+
+TEST_F(NicCheckerTest, APlacementThatBeginsInItsMemoryAndEndsBeyond) {
+  Attach();
+  Place("Write", Allocate(5, 1), 10, 91);
+  EXPECT_EQ(WhatIsWrong(), "placement.stag: the STag names 100 bytes");
+}
+
+TEST_F(NicCheckerTest, APlacementWhoseOffsetAndLengthWrapAround) {
+  Attach();
+  Place("Write", Allocate(5, 1), 10, UINT64_MAX - 4);
+  EXPECT_EQ(WhatIsWrong(), "placement.stag: the STag names 100 bytes");
+}
+
+TEST_F(NicCheckerTest, APlacementInAWindowThatEndsBeyondItAndWithinItsRegion) {
+  Attach();
+  AllocateWindow(6);
+  Bind(0x602, Allocate(5, 1), {.offset = 10, .bytes = 50});
+  Place("Write", 0x602, 10, 41);
+  EXPECT_EQ(WhatIsWrong(), "placement.stag: the STag names 50 bytes");
+}
+
+TEST_F(NicCheckerTest, APartPlacedBeyondItsMemory) {
+  Attach();
+  const uint64_t region = Allocate(5, 1);
+  PlaceScattered("Send", region, 30, 0, 10);
+  PlacePart(region, 20, 81);
+  EXPECT_EQ(WhatIsWrong(), "placement.stag: the STag names 100 bytes");
+}
+
+TEST_F(NicCheckerTest, BytesOfARecordThatArePlacedNowhere) {
+  Attach();
+  const uint64_t region = Allocate(5, 1);
+  PlaceScattered("Send", region, 30, 0, 10);
+  PlacePart(region, 19);
+  Place("Send", region, 1);
+  EXPECT_EQ(WhatIsWrong(), "placement.stag: 1 bytes of the record before it are nowhere");
+}
+
+TEST_F(NicCheckerTest, MoreBytesThanARecordHas) {
+  Attach();
+  const uint64_t region = Allocate(5, 1);
+  PlaceScattered("Send", region, 30, 0, 10);
+  PlacePart(region, 21);
+  EXPECT_EQ(WhatIsWrong(), "placement.stag: more than the record has");
+}
+
+TEST_F(NicCheckerTest, AWriteToMemoryThatMayNotBeWrittenRemotely) {
+  Attach();
+  Place("Write", Allocate(5, 1, kLocalWrite | kRemoteRead));
+  EXPECT_EQ(WhatIsWrong(), "placement.stag: the STag gives the rights 0x5, and this takes 0x2");
+}
+
+TEST_F(NicCheckerTest, ASendToMemoryThatMayNotBeWrittenLocally) {
+  Attach();
+  Place("Send", Allocate(5, 1, kRemoteRead));
+  EXPECT_EQ(WhatIsWrong(), "placement.stag: the STag gives the rights 0x4, and this takes 0x1");
+}
+
+TEST_F(NicCheckerTest, AReadAnsweredFromMemoryThatMayNotBeReadRemotely) {
+  Attach();
+  Respond(Allocate(5, 1, kLocalWrite | kRemoteWrite), 1);
+  EXPECT_EQ(WhatIsWrong(), "placement.stag: the STag gives the rights 0x3, and this takes 0x4");
+}
+
+TEST_F(NicCheckerTest, AWindowUsedAsTheBufferOfAReceive) {
+  Attach();
+  AllocateWindow(6);
+  Bind(0x602, Allocate(5, 1), {.access = kAllRights});
+  Place("Send", 0x602);
+  EXPECT_EQ(WhatIsWrong(), "placement.stag: the STag gives the rights 0x17, and this takes 0x1");
 }
 
 TEST_F(NicCheckerTest, APlacementInAWindowThatWasInvalidated) {
-  SayNic("window.allocated", {{"index", uint64_t{5}}});
-  Say("window.bound", {{"stag", uint64_t{0x501}}, {"bytes", uint64_t{100}}});
+  Attach();
+  AllocateWindow(5);
+  Bind(0x501, Allocate(4, 1));
   Say("window.invalidated", {{"stag", uint64_t{0x501}}});
   Place("Write", 0x501);
-  EXPECT_EQ(Broken(), "placement.stag");
+  EXPECT_EQ(WhatIsWrong(), "placement.stag: the STag is not valid");
 }
 
 TEST_F(NicCheckerTest, APlacementInAWindowThatIsNotBound) {
-  SayNic("window.allocated", {{"index", uint64_t{5}}});
+  Attach();
+  AllocateWindow(5);
   Place("Write", 0x500);
-  EXPECT_EQ(Broken(), "placement.stag");
+  EXPECT_EQ(WhatIsWrong(), "placement.stag: the STag is not valid");
 }
 
 TEST_F(NicCheckerTest, APlacementInAWindowOfAnotherQueuePair) {
-  SayNic("window.allocated", {{"index", uint64_t{5}}});
-  checker_.OnEvent(Instant(), "a-rnic/qp-8", "window.bound", {{"stag", uint64_t{0x501}}, {"bytes", uint64_t{100}}});
-  Place("Write", 0x501);
-  EXPECT_EQ(Broken(), "placement.stag");
+  Attach();
+  AllocateWindow(5);
+  Bind(0x501, Allocate(4, 1));
+  checker_.OnEvent(Instant(), "a-rnic/qp-8", "connection.attached", {{"pd", kPd}});
+  checker_.OnEvent(Instant(), "a-rnic/qp-8", "record.placed",
+                   {{"opcode", "Write"},
+                    {"length", uint64_t{1}},
+                    {"stag", uint64_t{0x501}},
+                    {"offset", uint64_t{0}},
+                    {"run", uint64_t{1}}});
+  EXPECT_EQ(WhatIsWrong(), "placement.stag: the window belongs to a-rnic/qp-7");
 }
 
 TEST_F(NicCheckerTest, APlacementInAWindowWhoseQueuePairIsGone) {
-  SayNic("window.allocated", {{"index", uint64_t{5}}});
-  Say("window.bound", {{"stag", uint64_t{0x501}}, {"bytes", uint64_t{100}}});
+  Attach();
+  AllocateWindow(5);
+  Bind(0x501, Allocate(4, 1));
   Destroy({});
+  Attach();
   Place("Write", 0x501);
-  EXPECT_EQ(Broken(), "placement.stag");
+  EXPECT_EQ(WhatIsWrong(), "placement.stag: the STag is not valid");
+}
+
+TEST_F(NicCheckerTest, APlacementInAWindowWhoseRegionIsGone) {
+  Attach();
+  AllocateWindow(5);
+  Bind(0x501, Allocate(4, 1));
+  SayNic("stag.freed", {{"index", uint64_t{4}}});
+  Place("Write", 0x501);
+  EXPECT_EQ(WhatIsWrong(), "placement.stag: the region of the window is not valid");
 }
 
 TEST_F(NicCheckerTest, AReadAnsweredFromMemoryThatWasFreed) {
+  Attach();
   const uint64_t region = Allocate(5, 1);
   SayNic("stag.freed", {{"index", uint64_t{5}}});
-  Say("response.started", {{"length", uint64_t{1}}, {"stag", region}});
-  EXPECT_EQ(Broken(), "placement.stag");
+  Respond(region, 1);
+  EXPECT_EQ(WhatIsWrong(), "placement.stag: the STag is not valid");
+}
+
+TEST_F(NicCheckerTest, AWindowBoundBeyondItsRegion) {
+  Attach();
+  AllocateWindow(6);
+  Bind(0x602, Allocate(5, 1), {.offset = 51, .bytes = 50});
+  EXPECT_EQ(WhatIsWrong(), "window.bound: the region has 100 bytes");
+}
+
+TEST_F(NicCheckerTest, AWindowWhoseOffsetAndLengthWrapAround) {
+  Attach();
+  AllocateWindow(6);
+  Bind(0x602, Allocate(5, 1), {.offset = UINT64_MAX - 9, .bytes = 50});
+  EXPECT_EQ(WhatIsWrong(), "window.bound: the region has 100 bytes");
+}
+
+TEST_F(NicCheckerTest, AWindowBoundToARegionThatIsGone) {
+  Attach();
+  AllocateWindow(6);
+  const uint64_t region = Allocate(5, 1);
+  SayNic("stag.freed", {{"index", uint64_t{5}}});
+  Bind(0x602, region);
+  EXPECT_EQ(WhatIsWrong(), "window.bound: not a region of the PD");
+}
+
+TEST_F(NicCheckerTest, AWindowBoundToARegionUnderAnotherKey) {
+  Attach();
+  AllocateWindow(6);
+  Bind(0x602, Allocate(5, 1) + 1);
+  EXPECT_EQ(WhatIsWrong(), "window.bound: not a region of the PD");
+}
+
+TEST_F(NicCheckerTest, AWindowBoundToARegionOfAnotherDomain) {
+  Attach();
+  AllocateWindow(6);
+  Bind(0x602, Allocate(5, 1, kAllRights, kPd + 1));
+  EXPECT_EQ(WhatIsWrong(), "window.bound: not a region of the PD");
+}
+
+TEST_F(NicCheckerTest, AWindowBoundToARegionOfAnotherNic) {
+  Attach();
+  AllocateWindow(6);
+  checker_.OnEvent(
+      Instant(), "b-rnic", "stag.allocated",
+      {{"index", uint64_t{5}}, {"key", uint64_t{1}}, {"bytes", uint64_t{100}}, {"pd", kPd}, {"access", kAllRights}});
+  Bind(0x602, 0x501);
+  EXPECT_EQ(WhatIsWrong(), "window.bound: not a region of the PD");
+}
+
+TEST_F(NicCheckerTest, AWindowBoundToAWindow) {
+  Attach();
+  AllocateWindow(6);
+  AllocateWindow(7);
+  Bind(0x602, Allocate(5, 1));
+  Bind(0x702, 0x602);
+  EXPECT_EQ(WhatIsWrong(), "window.bound: not a region of the PD");
+}
+
+TEST_F(NicCheckerTest, AWindowOfAnotherDomainBound) {
+  Attach();
+  AllocateWindow(6, kPd + 1);
+  Bind(0x602, Allocate(5, 1));
+  EXPECT_EQ(WhatIsWrong(), "window.bound: not a window of the PD");
+}
+
+TEST_F(NicCheckerTest, ARegionBoundAsAWindow) {
+  Attach();
+  Bind(Allocate(6, 2), Allocate(5, 1));
+  EXPECT_EQ(WhatIsWrong(), "window.bound: not a window of the PD");
+}
+
+TEST_F(NicCheckerTest, AWindowBoundToARegionThatAllowsNone) {
+  Attach();
+  AllocateWindow(6);
+  Bind(0x602, Allocate(5, 1, kLocalWrite | kRemoteWrite));
+  EXPECT_EQ(WhatIsWrong(), "window.bound: the region gives the rights 0x3");
+}
+
+TEST_F(NicCheckerTest, AWindowThatMayBeWrittenBoundToARegionThatMayNot) {
+  Attach();
+  AllocateWindow(6);
+  Bind(0x602, Allocate(5, 1, kRemoteRead | kWindowBind));
+  EXPECT_EQ(WhatIsWrong(), "window.bound: the region gives the rights 0x14");
 }
 
 TEST_F(NicCheckerTest, AReceiveLost) {

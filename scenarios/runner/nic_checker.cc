@@ -7,6 +7,17 @@
 namespace stagecoach::scenario {
 namespace {
 
+// Of ibv_access_flags, in which regions and windows tell their rights.
+constexpr uint64_t kLocalWrite = 1u << 0;
+constexpr uint64_t kRemoteWrite = 1u << 1;
+constexpr uint64_t kRemoteRead = 1u << 2;
+constexpr uint64_t kRemoteAtomic = 1u << 3;
+constexpr uint64_t kWindowBind = 1u << 4;
+
+bool IsWithin(uint64_t offset, uint64_t length, uint64_t bytes) {
+  return offset <= bytes && length <= bytes - offset;
+}
+
 // A queue pair is called NIC/qp-NUMBER.
 std::string_view NicNameOf(std::string_view component) {
   return component.substr(0, component.find('/'));
@@ -39,6 +50,12 @@ NicChecker::Nic& NicChecker::NicOf(std::string_view component) {
   return FindOrMake(nics_, NicNameOf(component));
 }
 
+const NicChecker::Stag* NicChecker::Nic::Find(uint64_t stag) const {
+  const auto found = stags.find(stag >> 8);
+  if (found == stags.end() || !found->second.valid || found->second.key != (stag & 0xff)) return nullptr;
+  return &found->second;
+}
+
 void NicChecker::Object(const Event& event, std::string_view rule, std::string_view what) {
   violations_->Add(event.now, rule,
                    fmt::format("{}: {}", what, FormatTraceEvent(event.now, event.component, event.name, event.facts)));
@@ -47,7 +64,9 @@ void NicChecker::Object(const Event& event, std::string_view rule, std::string_v
 void NicChecker::OnEvent(Instant now, std::string_view component, std::string_view event_name,
                          std::initializer_list<TraceFact> facts) {
   const Event event{now, component, event_name, facts};
-  if (event_name == "work.posted") {
+  if (event_name == "connection.attached") {
+    QueuePairOf(component).pd = event.Number("pd");
+  } else if (event_name == "work.posted") {
     QueuePair& qp = QueuePairOf(component);
     if (event.Number("number") != qp.sends_posted) Object(event, "completion.order", "posted out of turn");
     if (event.Number("signaled") != 0) qp.awaited.push_back(qp.sends_posted);
@@ -67,13 +86,17 @@ void NicChecker::OnEvent(Instant now, std::string_view component, std::string_vi
   } else if (event_name == "placement.kept" || event_name == "placement.done" || event_name == "record.placed") {
     JudgePlacement(event);
   } else if (event_name == "response.started") {
-    JudgeUse(event);
+    JudgeUse(event, event.Number("length"), kRemoteRead);
+  } else if (event_name == "part.placed") {
+    JudgePart(event, QueuePairOf(component));
   } else if (event_name == "stag.allocated" || event_name == "window.allocated") {
     JudgeAllocated(event);
   } else if (event_name == "stag.reregistered") {
     Stag& stag = NicOf(component).stags[event.Number("index")];
     stag.key = event.Number("key");
     stag.bytes = event.Number("bytes");
+    stag.pd = event.Number("pd");
+    stag.access = event.Number("access");
   } else if (event_name == "stag.freed") {
     JudgeFreed(event);
   } else if (event_name == "window.bound" || event_name == "window.invalidated") {
@@ -133,23 +156,49 @@ void NicChecker::JudgePlacement(const Event& event) {
     if (found != queue_pairs_.end() && found->second.kept > 0 && event.Word("opcode") != "Write") {
       Object(event, "placement.order", fmt::format("{} Writes are not in place", found->second.kept));
     }
-    JudgeUse(event);
+    JudgeRecord(event, QueuePairOf(event.component));
   }
 }
 
-void NicChecker::JudgeUse(const Event& event) {
-  const auto* const stag = FindFact<uint64_t>(event.facts, "stag");
+void NicChecker::JudgeRecord(const Event& event, QueuePair& qp) {
+  if (qp.unplaced != 0) {
+    Object(event, "placement.stag", fmt::format("{} bytes of the record before it are nowhere", qp.unplaced));
+  }
+  qp.unplaced = 0;
+  const std::string_view opcode = event.Word("opcode");
+  if (opcode == "Terminate") return;  // the NIC's own to read
+  const uint64_t run = event.Number("run");
+  JudgeUse(event, run, opcode == "Write" ? kRemoteWrite : kLocalWrite);
+  qp.unplaced = event.Number("length") - std::min(run, event.Number("length"));
+}
+
+void NicChecker::JudgePart(const Event& event, QueuePair& qp) {
+  const uint64_t length = event.Number("length");
+  // Parts are those of a scatter list of this end's own.
+  JudgeUse(event, length, kLocalWrite);
+  if (length > qp.unplaced) Object(event, "placement.stag", "more than the record has");
+  qp.unplaced -= std::min(length, qp.unplaced);
+}
+
+void NicChecker::JudgeUse(const Event& event, uint64_t length, uint64_t right) {
   // Without bytes nothing is touched, and no STag is looked at (RFC 5040 section 5.1).
-  if (stag == nullptr || *stag == 0 || event.Number("length") == 0) return;
+  if (length == 0) return;
   ++placements_judged_;
-  const auto& stags = NicOf(event.component).stags;
-  const auto found = stags.find(*stag >> 8);
-  if (found == stags.end() || !found->second.valid || found->second.key != (*stag & 0xff)) {
+  const Nic& nic = NicOf(event.component);
+  const Stag* const stag = nic.Find(event.Number("stag"));
+  if (stag == nullptr) {
     Object(event, "placement.stag", "the STag is not valid");
-  } else if (found->second.window && !found->second.any_queue_pair && found->second.queue_pair != event.component) {
-    Object(event, "placement.stag", fmt::format("the window belongs to {}", found->second.queue_pair));
-  } else if (event.Number("length") > found->second.bytes) {
-    Object(event, "placement.stag", fmt::format("the STag names {} bytes", found->second.bytes));
+  } else if (stag->pd != QueuePairOf(event.component).pd) {
+    Object(event, "placement.stag", fmt::format("the STag is of PD {}", stag->pd));
+  } else if (stag->window && !stag->any_queue_pair && stag->queue_pair != event.component) {
+    Object(event, "placement.stag", fmt::format("the window belongs to {}", stag->queue_pair));
+  } else if (stag->window && nic.Find(stag->region) == nullptr) {
+    Object(event, "placement.stag", "the region of the window is not valid");
+  } else if ((stag->access & right) == 0 || (stag->window && right == kLocalWrite)) {
+    Object(event, "placement.stag",
+           fmt::format("the STag gives the rights {:#x}, and this takes {:#x}", stag->access, right));
+  } else if (!IsWithin(event.Number("offset"), length, stag->bytes)) {
+    Object(event, "placement.stag", fmt::format("the STag names {} bytes", stag->bytes));
   }
 }
 
@@ -157,9 +206,12 @@ void NicChecker::JudgeWindow(const Event& event) {
   const uint64_t number = event.Number("stag");
   Stag& stag = NicOf(event.component).stags[number >> 8];
   if (event.name == "window.bound") {
+    JudgeBinding(event, stag);
     stag.valid = true;
     stag.key = number & 0xff;
     stag.bytes = event.Number("bytes");
+    stag.access = event.Number("access");
+    stag.region = event.Number("region");
     stag.queue_pair = event.component;
     stag.any_queue_pair = event.Number("type") == 1;
     return;
@@ -171,6 +223,22 @@ void NicChecker::JudgeWindow(const Event& event) {
   }
 }
 
+void NicChecker::JudgeBinding(const Event& event, const Stag& window) {
+  const uint64_t pd = QueuePairOf(event.component).pd;
+  const uint64_t access = event.Number("access");
+  const Stag* const region = NicOf(event.component).Find(event.Number("region"));
+  if (!window.window || window.pd != pd) {
+    Object(event, "window.bound", "not a window of the PD");
+  } else if (region == nullptr || region->window || region->pd != pd) {
+    Object(event, "window.bound", "not a region of the PD");
+  } else if ((region->access & kWindowBind) == 0 ||
+             ((access & (kRemoteWrite | kRemoteAtomic)) != 0 && (region->access & kLocalWrite) == 0)) {
+    Object(event, "window.bound", fmt::format("the region gives the rights {:#x}", region->access));
+  } else if (!IsWithin(event.Number("offset"), event.Number("bytes"), region->bytes)) {
+    Object(event, "window.bound", fmt::format("the region has {} bytes", region->bytes));
+  }
+}
+
 void NicChecker::JudgeAllocated(const Event& event) {
   constexpr uint64_t kQuarantine = 65536;
   const uint64_t index = event.Number("index");
@@ -178,10 +246,12 @@ void NicChecker::JudgeAllocated(const Event& event) {
   Stag& stag = nic.stags[index];
   stag = {};
   stag.window = event.name == "window.allocated";
+  stag.pd = event.Number("pd");
   if (!stag.window) {
     stag.valid = true;
     stag.key = event.Number("key");
     stag.bytes = event.Number("bytes");
+    stag.access = event.Number("access");
   }
   const auto before = nic.freed_as.find(index);
   if (before == nic.freed_as.end()) return;

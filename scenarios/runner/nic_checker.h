@@ -7,12 +7,16 @@
 //   stag.quarantine    a freed STag index is not used again before 65,536 others have been freed
 //   placement.order    Writes that are placed late are in place before a record that is no Write takes effect, and
 //                      before memory of the NIC is deregistered or a window of the queue pair is invalidated
-//   placement.stag     what a record places, and what a Read is answered from, is memory whose STag is valid at that
-//                      moment: allocated and not freed, with this key; a window bound by this queue pair and not
-//                      invalidated since; and no record is longer than the memory the STag names
+//   placement.stag     what a record places, and what a Read is answered from, is memory that this queue pair may use
+//                      so at that moment: its STag allocated and not freed, with this key and of the queue pair's PD;
+//                      of a window, bound by this queue pair and not invalidated since, to a region that is still
+//                      there; with the access right it takes; and from its first byte to its last within the memory
+//                      that the STag names. Each byte of a record is placed somewhere
+//   window.bound       a window is bound to a region of its PD that is valid at that moment, allows it and the rights
+//                      asked for, and lies within it
 //
-// The last rule keeps a register of its own, made of nothing but events, so that it does not depend on the tables of
-// the NIC it judges.
+// The last two rules keep a register of their own, made of nothing but events, so that they do not depend on the tables
+// of the NIC they judge.
 #pragma once
 
 #include <cstdint>
@@ -48,6 +52,8 @@ class NicChecker final : public TraceSink {
     uint64_t sends_posted = 0;     // seen being posted
     std::deque<uint64_t> awaited;  // of these, the numbers that asked for a completion and have none yet
     bool failed = false;           // a send has: all that follow are flushed, and say so
+    uint64_t pd = UINT64_MAX;      // known since it was connected
+    uint64_t unplaced = 0;         // bytes of the last record that are to be told of by "part.placed"
   };
 
   // What an STag index names.
@@ -56,10 +62,16 @@ class NicChecker final : public TraceSink {
     bool window = false;
     uint64_t key = 0;
     uint64_t bytes = 0;
+    uint64_t pd = 0;
+    uint64_t access = 0;          // ibv_access_flags
+    uint64_t region = 0;          // a bound window's: the STag of what it was bound to
     std::string queue_pair;       // a bound window's
     bool any_queue_pair = false;  // one of type 1: any of its PD may use it
   };
   struct Nic {
+    // The region or window that this STag names now; null if there is none.
+    const Stag* Find(uint64_t stag) const;
+
     std::map<uint64_t, Stag> stags;         // by index
     uint64_t freed = 0;                     // so many were
     std::map<uint64_t, uint64_t> freed_as;  // index to its number among them
@@ -85,7 +97,11 @@ class NicChecker final : public TraceSink {
   void JudgeAllocated(const Event& event);
   void JudgeFreed(const Event& event);
   void JudgeWindow(const Event& event);
-  void JudgeUse(const Event& event);
+  void JudgeBinding(const Event& event, const Stag& window);
+  void JudgeRecord(const Event& event, QueuePair& qp);
+  void JudgePart(const Event& event, QueuePair& qp);
+  // Uses `length` bytes of the memory that the event names, as `right` (of ibv_access_flags) allows.
+  void JudgeUse(const Event& event, uint64_t length, uint64_t right);
 
   Violations* const violations_;
   uint64_t placements_judged_ = 0;
