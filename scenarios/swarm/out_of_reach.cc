@@ -3,8 +3,98 @@
 namespace stagecoach::scenario {
 namespace {
 
+constexpr std::string_view kNoGarbage = "both ends are ours, and no byte changes on its way";
+constexpr std::string_view kOursOnly = "both ends are ours, and neither does this";
+constexpr std::string_view kCredit = "each end posts as many Receives as it grants, of the size that was agreed on";
+constexpr std::string_view kOneThread = "a simulated world has one thread, which does nothing in between";
+constexpr std::string_view kAcks = "every program acknowledges an event before it destroys what the event is of";
+constexpr std::string_view kNoFence = "no program asks for a fence: the RPC stack waits for what must be over";
+constexpr std::string_view kNoSrq = "no program uses a shared receive queue";
+constexpr std::string_view kSized = "queues are as large as what may be outstanding, which their users count";
+constexpr std::string_view kNoLimit = "the swarm does not draw a device that has too few";
+constexpr std::string_view kFewClients = "no world has more clients at once than a listener keeps waiting";
+constexpr std::string_view kServerReads =
+    "RDMA Reads are issued by servers alone, which count them, and whose clients speak first";
+constexpr std::string_view kRegistered = "what a work request names stays registered until the work is over";
+constexpr std::string_view kRoom = "a stream that is new has room for so few bytes";
+
 constexpr OutOfReach kOutOfReach[] = {
-    {"rdmap.rtr_by_read", "both ends of a connection are ours, and our responder asks for a Write"},
+    {"assemble.gap_between_segments_closed", kOursOnly},
+    {"channel.cq_waits_for_acknowledgements", kAcks},
+    {"channel.event_taken_back_from_its_waiter", kOneThread},
+    {"channel.object_waits_for_acknowledgements", kAcks},
+    {"cm.id_gone_while_its_connection_is_attached", kOneThread},
+    {"cm.id_waits_for_acknowledgements", kAcks},
+    {"cm.last_words_not_taken", kRoom},
+    {"cm.request_refused", kFewClients},
+    {"cm.stream_refused", kFewClients},
+    {"connection.marker_refused", kSized},
+    {"connection.post_receive_refused", kSized},
+    {"connection.post_send_refused", kSized},
+    {"connection.window_refused", kNoLimit},
+    {"cq.oldest_completion_overwritten", kSized},
+    {"cq.overrun", kSized},
+    {"credits.grant_below_calls_in_flight", kOursOnly},
+    {"credits.grant_of_zero", kOursOnly},
+    {"llp.stream_ends_inside_a_record", "an end that cannot finish a record resets its stream"},
+    {"memory.access_refused", kOursOnly},
+    {"memory.invalidation_refused", kOursOnly},
+    {"memory.invalidation_waits_for_a_pin", kOneThread},
+    {"memory.region_kept_by_its_windows",
+     "the driver lets go of windows first, and a queue pair unbinds what is bound"},
+    {"memory.regions_used_up", kNoLimit},
+    {"memory.stag_index_out_of_quarantine", "no run frees 65,536 STags on one NIC"},
+    {"memory.window_freed_while_bound", "the driver lets go of windows first, and a queue pair unbinds what is bound"},
+    {"memory.windows_used_up", kNoLimit},
+    {"mpa.malformed_reply", kNoGarbage},
+    {"mpa.malformed_request", kNoGarbage},
+    {"mpa.ord_limited_by_the_peer", kServerReads},
+    {"mpa.peer_refuses_the_crc", kOursOnly},
+    {"mpa.peer_wants_more_reads_than_offered", kOursOnly},
+    {"mpa.reply_not_taken_in_time", kRoom},
+    {"mpa.wrong_crc", kNoGarbage},
+    {"nic.buried_before_it_lingers", kOneThread},
+    {"nic.context_closed_with_qps", "a NIC goes after the programs of its host, and with them goes all that they made"},
+    {"nic.qps_used_up", kNoLimit},
+    {"qp.device_has_failed", "the device does not fail as a whole"},
+    {"qp.fenced_local_operation_waits", kNoFence},
+    {"qp.receive_queue_full", kSized},
+    {"qp.reset_with_a_connection", "no program resets a queue pair that is connected"},
+    {"qp.send_queue_full", kSized},
+    {"qp.window_bind_refused", "the driver binds its own windows within its own regions"},
+    {"rdmap.buffer_of_a_receive_gone", kRegistered},
+    {"rdmap.fenced_work_waits_for_reads", kNoFence},
+    {"rdmap.lower_layer_fault", kNoGarbage},
+    {"rdmap.malformed_segment", kNoGarbage},
+    {"rdmap.more_reads_than_ird_allows", kOursOnly},
+    {"rdmap.no_receive_posted", kCredit},
+    {"rdmap.read_waits_for_ord", kServerReads},
+    {"rdmap.responder_waits_for_the_first_record", kServerReads},
+    {"rdmap.rtr_by_read", kOursOnly},
+    {"rdmap.segment_ends_early_for_its_parts", "no program posts so long a scatter/gather list"},
+    {"rdmap.send_longer_than_its_receive", kCredit},
+    {"rdmap.sink_of_a_read_gone", kRegistered},
+    {"rdmap.terminate_in_the_bit_order_of_siw", kOursOnly},
+    {"rdmap.terminate_that_makes_no_sense", kNoGarbage},
+    {"rdmap.work_refused_at_its_start", kRegistered},
+    {"rdmap.work_submitted_after_the_end", kOneThread},
+    {"requester.chunk_lists_not_ours", kOursOnly},
+    {"requester.done_dropped", kOursOnly},
+    {"requester.err_vers", kOursOnly},
+    {"requester.malformed_reply_ends_its_call", kNoGarbage},
+    {"requester.reply_chunk_is_not_of_its_call", kOursOnly},
+    {"requester.reply_to_nobody", kOursOnly},
+    {"requester.reverse_call_dropped", kOursOnly},
+    {"responder.empty_read_segment", kOursOnly},
+    {"responder.malformed_call_refused", kNoGarbage},
+    {"responder.malformed_message_dropped", kNoGarbage},
+    {"responder.message_that_is_no_call_dropped", kOursOnly},
+    {"responder.pulled_call_is_not_of_its_header", kNoGarbage},
+    {"srq.empty", kNoSrq},
+    {"srq.full", kNoSrq},
+    {"srq.limit_reached", kNoSrq},
+    {"xdr.chunk_with_round_up", kOursOnly},
+    {"xdr.result_inline_beside_unused_write_chunk", kOursOnly},
 };
 
 }  // namespace
