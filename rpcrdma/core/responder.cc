@@ -344,6 +344,9 @@ std::optional<RequestId> Responder::TakeRequest(Instant now) {
   if (ready_.empty()) return std::nullopt;
   const uint32_t slot = ready_.pop();
   calls_[slot].state = State::kExecuting;
+  if (STAGECOACH_MUTANT("arguments-freed-early", "the memory of a call's Read chunks is free while it is executed")) {
+    FreeSinks(calls_[slot]);
+  }
   Trace(trace_, now, config_.name, "call.executing",
         {{"request", IdOf(slot)}, {"xid", uint64_t{calls_[slot].xid}}, {"unanswered", uint64_t{unanswered_}}});
   return IdOf(slot);

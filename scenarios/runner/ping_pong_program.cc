@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/mutant.h"
 #include "scenarios/runner/model.h"
 #include "verbs_shim/cxx/handles.h"
 
@@ -226,9 +227,11 @@ std::string PingPongProgram::Serve() {
   step_ = "answering";
   for (round_ = 0; round_ < spec_.count(); ++round_) {
     if (Status received = endpoint.Await(IBV_WC_RECV); !received) return received.error();
-    CopyBytes(endpoint.outgoing(), endpoint.incoming());
+    const bool late = STAGECOACH_MUTANT("send-filled-late", "a program fills the buffer of a Send that it has posted");
+    if (!late) CopyBytes(endpoint.outgoing(), endpoint.incoming());
     if (Status posted = endpoint.PostReceive(); !posted) return posted.error();
     if (Status sent = endpoint.Send(); !sent) return sent.error();
+    if (late) CopyBytes(endpoint.outgoing(), endpoint.incoming());
     if (Status done = endpoint.Await(IBV_WC_SEND); !done) return done.error();
   }
   step_ = "waiting for the end";

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/crc32c.h"
+#include "base/mutant.h"
 #include "rpcrdma/ulb/file/codec.h"
 
 namespace stagecoach::rpcrdma::file {
@@ -186,7 +187,8 @@ void FileService::Read(Request request) {
   using Outcome = Result<ReadReply, Status>;
   Offload(
       [file = file->reading, into, offset = args.offset]() -> Outcome {
-        const auto size = file->ReadAt(offset, into);
+        const bool narrow = STAGECOACH_MUTANT("file-offset-narrow", "of the offset of a READ 16 bits are used");
+        const auto size = file->ReadAt(narrow ? offset & 0xffff : offset, into);
         if (!size) return Err(size.error());
         const auto attributes = file->GetAttributes();
         if (!attributes) return Err(attributes.error());
