@@ -147,6 +147,9 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
     RememberLoss(kDestroyed);
     if (channel_) connection_.CloseNow();
     channel_.reset();
+    if (STAGECOACH_MUTANT("destroy-tells-inside", "~Client tells calls of their end before it returns")) {
+      return DeliverAfterEnd();
+    }
     loop_.Post([self = shared_from_this()] { self->DeliverAfterEnd(); });
   }
 
@@ -342,6 +345,10 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
 
   Result<Reply, CallError> ResultOf(CallOutcome& outcome, const CallName& name,
                                     const SmallVector<MutableBytes, 2>& buffers) {
+    if (STAGECOACH_MUTANT("sending-denied", "a call that is lost with its connection is said not to have been sent") &&
+        outcome.failure && outcome.failure->kind == CallFailure::Kind::kConnectionLost) {
+      return Err(NotConnected());
+    }
     if (outcome.failure) return Err(FailedCall(*outcome.failure, name, lost_ ? *lost_ : NotConnected()));
     XdrReader reader(outcome.reply);
     const Result<ReplyHeader, RpcFault> header = DecodeReply(reader);
