@@ -5,6 +5,7 @@
 // service level, source QP) are zero, as in a plain ibv_wc here.
 
 #include <cerrno>
+#include <mutex>
 
 #include "verbs_shim/emulated/objects.h"
 
@@ -29,15 +30,30 @@ int NextPoll(ibv_cq_ex* cq) {
   return 0;
 }
 
+// Waits until nobody else polls. False in a simulated world where that can never be.
+bool TakeTurn(ShimCq* shim) {
+  if (shim->single_threaded) return true;
+  std::unique_lock lock(shim->turn);
+  emu::Fabric& fabric = NicOf(shim->context).fabric();
+  if (shim->polled && !fabric.Wait(lock, shim->turn_over, [shim] { return !shim->polled; })) return false;
+  shim->polled = true;
+  return true;
+}
+
 void EndPoll(ibv_cq_ex* cq) {
   ShimCq* shim = ShimOf(cq);
-  if (!shim->single_threaded) shim->polling.unlock();
+  if (shim->single_threaded) return;
+  {
+    std::lock_guard lock(shim->turn);
+    shim->polled = false;
+  }
+  shim->turn_over.notify_one();
 }
 
 int StartPoll(ibv_cq_ex* cq, ibv_poll_cq_attr* attributes) {
   if (attributes->comp_mask != 0) return EINVAL;
   ShimCq* shim = ShimOf(cq);
-  if (!shim->single_threaded) shim->polling.lock();
+  if (!TakeTurn(shim)) return EDEADLK;
   const int error = NextPoll(cq);
   // Then no ibv_end_poll follows.
   if (error != 0) EndPoll(cq);

@@ -6,6 +6,7 @@
 
 #include <infiniband/verbs.h>
 
+#include <condition_variable>
 #include <memory>
 #include <mutex>
 
@@ -48,9 +49,12 @@ struct ShimChannel : ibv_comp_channel {
 struct ShimCq : ibv_cq_ex {
   emu::CompletionQueue* queue = nullptr;
   emu::EventAccount* events = nullptr;  // of asynchronous events, once there has been one
-  // Polled the extended way (cq_ex.cc): from ibv_start_poll to ibv_end_poll, by one thread.
+  // Polled the extended way (cq_ex.cc): from ibv_start_poll to ibv_end_poll, by one thread. A flag and no mutex, since
+  // in a simulated world other programs of the same thread may run in between.
   bool single_threaded = false;
-  std::mutex polling;
+  std::mutex turn;  // guards `polled`
+  std::condition_variable turn_over;
+  bool polled = false;
   ibv_wc current{};
   Instant current_at{};
 };

@@ -1,5 +1,6 @@
 // Extended completion queues: creation, polling field by field, timestamps, and overruns that do not matter.
 
+#include <atomic>
 #include <cerrno>
 #include <numeric>
 
@@ -159,6 +160,30 @@ TEST_F(CqExTrafficTest, NextGoesThroughTheCompletionsInOrder) {
     outbox.reset();
     pair.reset();
   }
+}
+
+TEST_F(CqExTrafficTest, OneThreadPollsAtATime) {
+  ASSERT_NO_FATAL_FAILURE(Connect(IBV_WC_STANDARD_FLAGS));
+  Send(1, 8);
+  std::atomic<bool> begun = false;
+  std::atomic<bool> waits = false;
+  std::atomic<bool> ended = false;
+  world().SideBySide(
+      [&] {
+        EXPECT_TRUE(Start());
+        begun = true;
+        EXPECT_TRUE(world().Until([&] { return waits.load(); }));
+        EXPECT_EQ(cq()->wr_id, 1u);
+        ended = true;
+        ibv_end_poll(cq());
+      },
+      [&] {
+        EXPECT_TRUE(world().Until([&] { return begun.load(); }));
+        waits = true;
+        ibv_poll_cq_attr attributes{};
+        EXPECT_EQ(ibv_start_poll(cq(), &attributes), ENOENT);
+        EXPECT_TRUE(ended);
+      });
 }
 
 TEST_F(CqExTrafficTest, AFlushedReceiveSaysSo) {
