@@ -746,7 +746,7 @@ bool RdmapStream::MayStartWork() const {
 }
 
 // The checks a device makes when it begins a work request: its scatter/gather list against local memory.
-WorkStatus RdmapStream::CheckWork(const SendWork& work, uint32_t* length, std::string* why) {
+WorkStatus RdmapStream::CheckWork(const SendWork& work, uint32_t* length, MemoryPlace* first, std::string* why) {
   *length = 0;
   if (!IsCarried(work.opcode)) {
     *why = "not an operation of RFC 5040";
@@ -766,10 +766,12 @@ WorkStatus RdmapStream::CheckWork(const SendWork& work, uint32_t* length, std::s
   const auto access = work.opcode == SendOpcode::kRead ? MemoryAccess::kLocalWrite : MemoryAccess::kLocalRead;
   for (const ScatterGather& part : work.sges) {
     if (part.length == 0) continue;
-    if (const auto pin = memory_.Pin(part.lkey, part.address, part.length, access); !pin) {
+    const auto pin = memory_.Pin(part.lkey, part.address, part.length, access);
+    if (!pin) {
       *why = ToString(pin.error());
       return WorkStatus::kLocalProtectionError;
     }
+    if (first->length == 0) *first = {.stag = part.lkey, .offset = pin->offset(), .length = part.length};
   }
   return WorkStatus::kSuccess;
 }
@@ -777,8 +779,9 @@ WorkStatus RdmapStream::CheckWork(const SendWork& work, uint32_t* length, std::s
 bool RdmapStream::StartWork() {
   SendEntry& entry = *FindEntry(next_start_);
   const SendWork& work = *entry.work;
+  MemoryPlace first;
   std::string why;
-  const WorkStatus status = CheckWork(work, &entry.length, &why);
+  const WorkStatus status = CheckWork(work, &entry.length, &first, &why);
   if (status != WorkStatus::kSuccess) {
     entry.phase = SendEntry::Phase::kDone;
     entry.status = status;
@@ -793,7 +796,12 @@ bool RdmapStream::StartWork() {
   if (work.opcode == SendOpcode::kSend || work.opcode == SendOpcode::kSendInvalidate) entry.msn = next_send_msn_++;
   if (work.opcode == SendOpcode::kRead) entry.msn = next_read_msn_++;
   Trace(trace_, now_, name_, "work.started",
-        {{"opcode", ToString(work.opcode)}, {"length", uint64_t{entry.length}}, {"msn", uint64_t{entry.msn}}});
+        {{"opcode", ToString(work.opcode)},
+         {"length", uint64_t{entry.length}},
+         {"msn", uint64_t{entry.msn}},
+         {"stag", uint64_t{first.stag}},
+         {"offset", first.offset},
+         {"run", first.length}});
   return true;
 }
 

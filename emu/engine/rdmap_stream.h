@@ -187,7 +187,8 @@ class RdmapStream final : public QpTransport {
   bool MayStartWork() const;
   bool StartWork();
   bool StartResponse();
-  WorkStatus CheckWork(const SendWork& work, uint32_t* length, std::string* why);
+  // `first`: where the first part of its memory lies.
+  WorkStatus CheckWork(const SendWork& work, uint32_t* length, MemoryPlace* first, std::string* why);
   void QueueSegment(RecordSink& sink);
   void QueueResponseSegment(RecordSink& sink);
   void QueueWorkSegment(RecordSink& sink);

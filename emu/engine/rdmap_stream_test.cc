@@ -916,11 +916,12 @@ std::string In(uint32_t stag, uint64_t offset) {
 TEST_F(RdmapStreamTest, TraceNamesTheMemoryOfWritesByRegionAndOffset) {
   const uint32_t to = b.memory.Add(500);
   const uint32_t from = a.memory.Add(500);
-  a.Post({.opcode = SendOpcode::kWrite, .remote_stag = to, .remote_offset = At(to) + 33}, {a.Sge(from, 0, 300)});
+  a.Post({.opcode = SendOpcode::kWrite, .remote_stag = to, .remote_offset = At(to) + 33}, {a.Sge(from, 40, 300)});
   a.Post({.opcode = SendOpcode::kWrite, .remote_stag = to, .remote_offset = At(to) + 50}, {});
   Run();
-  EXPECT_THAT(a.trace.lines(), ElementsAre(HasSubstr("a work.started opcode=Write length=300 msn=0"),
-                                           HasSubstr("a work.started opcode=Write length=0 msn=0")));
+  EXPECT_THAT(a.trace.lines(),
+              ElementsAre(HasSubstr("a work.started opcode=Write length=300 msn=0" + In(from, 40) + " run=300"),
+                          HasSubstr("a work.started opcode=Write length=0 msn=0" + In(0, 0) + " run=0")));
   EXPECT_THAT(
       b.trace.lines(),
       ElementsAre(HasSubstr("b record.placed opcode=Write length=242 last=0 msn=0" + In(to, 33) + " run=242"),
