@@ -147,9 +147,8 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
     RememberLoss(kDestroyed);
     if (channel_) connection_.CloseNow();
     channel_.reset();
-    if (STAGECOACH_MUTANT("destroy-tells-inside", "~Client tells calls of their end before it returns")) {
-      return DeliverAfterEnd();
-    }
+    if (STAGECOACH_MUTANT("destroy-tells-inside", "~Client tells calls of their end before it returns"))
+      DeliverAfterEnd();
     loop_.Post([self = shared_from_this()] { self->DeliverAfterEnd(); });
   }
 

@@ -274,6 +274,7 @@ void ClientProgram::Connect() {
 }
 
 void ClientProgram::OnConnected(Result<void, CallError> result) {
+  if (inside_client_) stage_.Violate("call.ended_inside", "connecting ends inside ~Client");
   if (client_ == nullptr) return;  // destroyed before it could tell
   connecting_ = false;
   if (result) {
