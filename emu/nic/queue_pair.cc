@@ -600,21 +600,23 @@ void QueuePair::Reap(bool abort) {
 
 bool QueuePair::Retire() {
   std::shared_ptr<ConnectionObserver> observer;  // goes without locks
+  // For the trace, as they are when the program hears no more: below, work is flushed without a word.
+  uint64_t sends_posted = 0;
+  uint64_t sends_outstanding = 0;
+  uint64_t sends_held = 0;
+  uint64_t receives_posted = 0;
+  uint64_t receives_outstanding = 0;
   {
     std::lock_guard control(control_mutex_);
     Enter();
-    if (nic_.trace() != nullptr) {
-      // Held completions are the program's no more: their Receives count as outstanding. Sends are retired without a
-      // word where none was asked for, so those that were to be told of are counted by themselves.
-      const auto held_receives =
-          static_cast<uint64_t>(std::count_if(held_.begin(), held_.end(), [](const Held& each) { return !each.send; }));
-      Trace(nic_.trace(), nic_.fabric().Now(), trace_name_, "qp.destroyed",
-            {{"sends_posted", sends_.posted()},
-             {"sends_outstanding", sends_.posted() - sends_.retired()},
-             {"sends_held", uint64_t{held_.size()} - held_receives},
-             {"receives_posted", receives_.posted() + shared_receives_},
-             {"receives_outstanding", receives_.posted() - receives_.retired() + held_receives}});
-    }
+    // Held completions are the program's no more: their Receives count as outstanding. Sends are retired without a
+    // word where none was asked for, so those that were to be told of are counted by themselves.
+    sends_held =
+        static_cast<uint64_t>(std::count_if(held_.begin(), held_.end(), [](const Held& each) { return each.send; }));
+    sends_posted = sends_.posted();
+    sends_outstanding = sends_posted - sends_.retired();
+    receives_posted = receives_.posted() + shared_receives_;
+    receives_outstanding = receives_.posted() - receives_.retired() + (held_.size() - sends_held);
     retired_.store(true);
     if (!held_.empty()) STAGECOACH_MARK("qp.destroyed_with_completions_held");
     held_.clear();
@@ -637,6 +639,13 @@ bool QueuePair::Retire() {
     connection_->ForgetDeadline();
     lock_.Request(kContinue);
   }
+  // Nothing of it is written to memory from here on, or read from it.
+  Trace(nic_.trace(), nic_.fabric().Now(), trace_name_, "qp.destroyed",
+        {{"sends_posted", sends_posted},
+         {"sends_outstanding", sends_outstanding},
+         {"sends_held", sends_held},
+         {"receives_posted", receives_posted},
+         {"receives_outstanding", receives_outstanding}});
   Leave();
   if (!lingers) Reap(/*abort=*/false);
   return lingers;
