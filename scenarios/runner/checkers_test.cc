@@ -1,7 +1,11 @@
 // Each rule of the checkers, kept and broken by a history written by hand.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "scenarios/runner/connection_checker.h"
 #include "scenarios/runner/nic_checker.h"
@@ -233,6 +237,7 @@ class NicCheckerTest : public ::testing::Test {
   static constexpr uint64_t kLocalWrite = 1;
   static constexpr uint64_t kRemoteWrite = 2;
   static constexpr uint64_t kRemoteRead = 4;
+  static constexpr uint64_t kRemoteAtomic = 8;
   static constexpr uint64_t kWindowBind = 16;
   static constexpr uint64_t kAllRights = kLocalWrite | kRemoteWrite | kRemoteRead | kWindowBind;
 
@@ -254,7 +259,8 @@ class NicCheckerTest : public ::testing::Test {
                          {"region", region},
                          {"offset", binding.offset},
                          {"bytes", binding.bytes},
-                         {"access", binding.access}});
+                         {"access", binding.access},
+                         {"type", uint64_t{2}}});
   }
   void Bind(uint64_t stag, uint64_t region) { Bind(stag, region, Binding{}); }
   void Place(std::string_view opcode, uint64_t stag, uint64_t length = 100, uint64_t offset = 0) {
@@ -264,6 +270,9 @@ class NicCheckerTest : public ::testing::Test {
   void PlaceScattered(std::string_view opcode, uint64_t stag, uint64_t length, uint64_t offset, uint64_t run) {
     Say("record.placed", {{"opcode", opcode}, {"length", length}, {"stag", stag}, {"offset", offset}, {"run", run}});
   }
+  // Writes that are not placed at once, and such that are by now.
+  void Keep() { Say("placement.kept", {}); }
+  void Settle(uint64_t writes = 1) { Say("placement.done", {{"writes", writes}}); }
   void PlacePart(uint64_t stag, uint64_t length, uint64_t offset = 0) {
     Say("part.placed", {{"length", length}, {"stag", stag}, {"offset", offset}});
   }
@@ -357,44 +366,81 @@ TEST_F(NicCheckerTest, AReceiveSkipped) {
 }
 
 TEST_F(NicCheckerTest, AnStagUsedAgainAtOnceAndOneUsedAgainInTime) {
-  Say("stag.allocated", {{"index", uint64_t{5}}});
-  Say("stag.freed", {{"index", uint64_t{5}}});
+  const auto free = [this](uint64_t index) { SayNic("stag.freed", {{"index", index}}); };
+  Allocate(5, 1);
+  free(5);
   for (uint64_t i = 0; i < 65536; ++i) {
-    Say("stag.allocated", {{"index", 100 + i}});
-    Say("stag.freed", {{"index", 100 + i}});
+    Allocate(100 + i, 1);
+    free(100 + i);
   }
-  Say("stag.allocated", {{"index", uint64_t{5}}});
+  Allocate(5, 1);
   EXPECT_EQ(Broken(), "");
-  Say("stag.allocated", {{"index", uint64_t{200}}});
+  Allocate(200, 1);
   EXPECT_EQ(Broken(), "stag.quarantine");
 }
 
 TEST_F(NicCheckerTest, ARestartedHostHasANewNic) {
-  const auto say = [&](std::string_view component, std::string_view event) {
-    checker_.OnEvent(Instant(), component, event, {{"index", uint64_t{5}}});
-  };
-  say("a-rnic", "stag.allocated");
-  say("a-rnic", "stag.freed");
-  say("a", "fabric.restored");
-  say("a-rnic", "stag.allocated");
+  Allocate(5, 1);
+  SayNic("stag.freed", {{"index", uint64_t{5}}});
+  checker_.OnEvent(Instant(), "a", "fabric.restored", {});
+  Allocate(5, 1);
   EXPECT_EQ(Broken(), "");
 }
 
 TEST_F(NicCheckerTest, ASendThatOvertakesAWrite) {
-  Say("placement.kept", {});
+  Keep();
   Place("Write", 0, 0);
-  Say("placement.done", {{"writes", uint64_t{1}}});
+  Settle();
   Place("Send", 0, 0);
   EXPECT_TRUE(violations_.empty());
-  Say("placement.kept", {});
+  Keep();
   Place("Send", 0, 0);
   EXPECT_EQ(Broken(), "placement.order");
 }
 
+TEST_F(NicCheckerTest, WritesOfInfiniBandMayOvertakeOneAnother) {
+  Attach();
+  const uint64_t region = Allocate(5, 1, kRemoteWrite);
+  Keep();
+  for (const auto* opcode : {"Write First", "Write Middle", "Write Last", "Write Only"}) Place(opcode, region);
+  Settle();
+  Place("Write Last with Immediate", region);
+  Place("Write Only with Immediate", region);
+  Destroy({});
+  EXPECT_EQ(Broken(), "");
+}
+
+TEST_F(NicCheckerTest, AWriteThatCompletesAReceiveOvertakesAWrite) {
+  Attach();
+  Keep();
+  Place("Write Only with Immediate", Allocate(5, 1));
+  EXPECT_EQ(WhatIsWrong(), "placement.order: 1 Writes are not in place");
+}
+
+TEST_F(NicCheckerTest, MoreWritesArePlacedThanWereKept) {
+  Keep();
+  Settle(2);
+  EXPECT_EQ(WhatIsWrong(), "placement.order: 1 Writes were to be placed");
+}
+
 TEST_F(NicCheckerTest, MemoryDeregisteredWhileWritesAreOnTheirWay) {
-  Say("placement.kept", {});
-  checker_.OnEvent(Instant(), "a-rnic", "stag.freed", {{"index", uint64_t{5}}});
+  Keep();
+  SayNic("stag.freed", {{"index", uint64_t{5}}});
   EXPECT_EQ(Broken(), "placement.order");
+}
+
+TEST_F(NicCheckerTest, AQueuePairDestroyedWhileWritesAreOnTheirWay) {
+  Keep();
+  Keep();
+  Settle();
+  Destroy({});
+  EXPECT_EQ(WhatIsWrong(), "placement.order: 1 Writes are not in place");
+}
+
+TEST_F(NicCheckerTest, AWriteThatIsPlacedWhenItsQueuePairIsGone) {
+  Destroy({});
+  Settle();
+  EXPECT_EQ(WhatIsWrong(), "placement.order: 0 Writes were to be placed");
 }
 
 TEST_F(NicCheckerTest, AWindowInvalidatedWhileWritesAreOnTheirWay) {
@@ -519,6 +565,27 @@ TEST_F(NicCheckerTest, BytesOfARecordThatArePlacedNowhere) {
   EXPECT_EQ(WhatIsWrong(), "placement.stag: 1 bytes of the record before it are nowhere");
 }
 
+TEST_F(NicCheckerTest, BytesOfTheLastRecordThatArePlacedNowhere) {
+  Attach();
+  PlaceScattered("Send", Allocate(5, 1), 30, 0, 10);
+  Destroy({});
+  EXPECT_EQ(WhatIsWrong(), "placement.stag: 20 bytes of the record before it are nowhere");
+}
+
+TEST_F(NicCheckerTest, BytesThatArePlacedNowhereWhenTheRunEnds) {
+  Attach();
+  PlaceScattered("Send", Allocate(5, 1), 30, 0, 10);
+  checker_.Finish(Instant());
+  ASSERT_EQ(violations_.list().size(), 2u);
+  EXPECT_EQ(violations_.list().back().text, "20 bytes of the last record of a-rnic/qp-7 are nowhere");
+}
+
+TEST_F(NicCheckerTest, ARunOfMoreBytesThanARecordHas) {
+  Attach();
+  PlaceScattered("Write", Allocate(5, 1), 30, 0, 31);
+  EXPECT_EQ(WhatIsWrong(), "placement.stag: more than the record has");
+}
+
 TEST_F(NicCheckerTest, MoreBytesThanARecordHas) {
   Attach();
   const uint64_t region = Allocate(5, 1);
@@ -531,6 +598,33 @@ TEST_F(NicCheckerTest, AWriteToMemoryThatMayNotBeWrittenRemotely) {
   Attach();
   Place("Write", Allocate(5, 1, kLocalWrite | kRemoteRead));
   EXPECT_EQ(WhatIsWrong(), "placement.stag: the STag gives the rights 0x5, and this takes 0x2");
+}
+
+TEST_F(NicCheckerTest, AWriteOfInfiniBandToMemoryThatMayNotBeWrittenRemotely) {
+  Attach();
+  Place("Write Middle", Allocate(5, 1, kLocalWrite | kRemoteRead));
+  EXPECT_EQ(WhatIsWrong(), "placement.stag: the STag gives the rights 0x5, and this takes 0x2");
+}
+
+TEST_F(NicCheckerTest, AnAtomicChangesEightBytesThatAreNoPayload) {
+  Attach();
+  const uint64_t region = Allocate(5, 1, kLocalWrite | kRemoteAtomic);
+  PlaceScattered("Fetch and Add", region, 0, 92, 8);
+  PlaceScattered("Compare and Swap", region, 0, 0, 8);
+  Destroy({});
+  EXPECT_EQ(Broken(), "");
+}
+
+TEST_F(NicCheckerTest, AnAtomicInMemoryThatAllowsNone) {
+  Attach();
+  PlaceScattered("Compare and Swap", Allocate(5, 1), 0, 0, 8);
+  EXPECT_EQ(WhatIsWrong(), "placement.stag: the STag gives the rights 0x17, and this takes 0x8");
+}
+
+TEST_F(NicCheckerTest, AnAtomicWhoseBytesAreNotTold) {
+  Attach();
+  PlaceScattered("Fetch and Add", 0, 0, 0, 0);
+  EXPECT_EQ(WhatIsWrong(), "placement.stag: an atomic changes 8 bytes");
 }
 
 TEST_F(NicCheckerTest, ASendToMemoryThatMayNotBeWrittenLocally) {
@@ -691,6 +785,107 @@ TEST_F(NicCheckerTest, AWindowThatMayBeWrittenBoundToARegionThatMayNot) {
   AllocateWindow(6);
   Bind(0x602, Allocate(5, 1, kRemoteRead | kWindowBind));
   EXPECT_EQ(WhatIsWrong(), "window.bound: the region gives the rights 0x14");
+}
+
+struct Told {
+  std::string_view component;
+  std::string_view event;
+  std::vector<TraceFact> facts;  // those that a rule asks for
+};
+
+constexpr size_t kMostFacts = 6;
+
+template <size_t... kEach>
+void SayAll(NicChecker& checker, const Told& told, const std::array<TraceFact, kMostFacts>& facts,
+            std::index_sequence<kEach...>) {
+  checker.OnEvent(Instant(), told.component, told.event, {facts[kEach]...});
+}
+
+// The violations of a history in which the event at `at` does not tell `dropped`.
+std::vector<Violation> JudgeWithout(const std::vector<Told>& history, size_t at, std::string_view dropped) {
+  Violations violations;
+  NicChecker checker(&violations);
+  for (size_t i = 0; i < history.size(); ++i) {
+    std::array<TraceFact, kMostFacts> facts;
+    facts.fill({"of no interest", uint64_t{0}});
+    std::copy(history[i].facts.begin(), history[i].facts.end(), facts.begin());
+    for (TraceFact& fact : facts) {
+      if (i == at && fact.key == dropped) fact.key = "something else";
+    }
+    SayAll(checker, history[i], facts, std::make_index_sequence<kMostFacts>());
+  }
+  checker.Finish(Instant());
+  return violations.list();
+}
+
+TEST(NicCheckerFacts, EachThatARuleAsksForIsMissed) {
+  constexpr std::string_view kNic = "a-rnic";
+  constexpr std::string_view kQp = "a-rnic/qp-7";
+  constexpr uint64_t kPd = 3;
+  constexpr uint64_t kRights = 0x17;
+  const auto number = [](uint64_t value) { return value; };
+  const std::vector<Told> history = {
+      {kQp, "connection.attached", {{"pd", kPd}}},
+      {kNic,
+       "stag.allocated",
+       {{"index", number(5)}, {"key", number(1)}, {"bytes", number(100)}, {"pd", kPd}, {"access", kRights}}},
+      {kNic, "window.allocated", {{"index", number(6)}, {"pd", kPd}}},
+      {kQp, "work.posted", {{"number", number(0)}, {"signaled", number(1)}}},
+      {kQp, "send.completed", {{"number", number(0)}, {"status", "success"}}},
+      {kQp, "receive.completed", {{"number", number(0)}}},
+      {kQp,
+       "window.bound",
+       {{"stag", number(0x602)},
+        {"region", number(0x501)},
+        {"offset", number(0)},
+        {"bytes", number(100)},
+        {"access", number(2)},
+        {"type", number(2)}}},
+      {kQp, "placement.kept", {}},
+      {kQp, "placement.done", {{"writes", number(1)}}},
+      {kQp,
+       "record.placed",
+       {{"opcode", "Send"},
+        {"length", number(30)},
+        {"stag", number(0x501)},
+        {"offset", number(0)},
+        {"run", number(10)}}},
+      {kQp, "part.placed", {{"length", number(20)}, {"stag", number(0x501)}, {"offset", number(10)}}},
+      {kQp, "response.started", {{"length", number(1)}, {"stag", number(0x501)}, {"offset", number(0)}}},
+      {kQp, "window.invalidated", {{"stag", number(0x602)}}},
+      {kNic,
+       "stag.reregistered",
+       {{"index", number(5)}, {"key", number(2)}, {"bytes", number(100)}, {"pd", kPd}, {"access", kRights}}},
+      {kQp,
+       "qp.destroyed",
+       {{"sends_posted", number(1)},
+        {"sends_outstanding", number(0)},
+        {"sends_held", number(0)},
+        {"receives_posted", number(1)},
+        {"receives_outstanding", number(0)}}},
+      {kNic, "stag.freed", {{"index", number(5)}}},
+  };
+  EXPECT_TRUE(JudgeWithout(history, 0, "").empty()) << "of itself it breaks no rule";
+  size_t dropped = 0;
+  for (size_t i = 0; i < history.size(); ++i) {
+    const Told& told = history[i];
+    for (const TraceFact& fact : told.facts) {
+      ++dropped;
+      const std::string expected = std::string(told.component) + " " + std::string(told.event) + " does not tell \"" +
+                                   std::string(fact.key) + "\"";
+      const std::vector<Violation> violations = JudgeWithout(history, i, fact.key);
+      const bool missed = std::any_of(violations.begin(), violations.end(), [&](const Violation& violation) {
+        return violation.rule == "trace.facts" && violation.text == expected;
+      });
+      EXPECT_TRUE(missed) << expected;
+    }
+  }
+  EXPECT_EQ(dropped, 43u);
+}
+
+TEST_F(NicCheckerTest, ANumberThatIsToldAsAWord) {
+  SayNic("stag.freed", {{"index", "5"}});
+  EXPECT_EQ(WhatIsWrong(), "trace.facts: a-rnic stag.freed does not tell \"index\"");
 }
 
 TEST_F(NicCheckerTest, AReceiveLost) {

@@ -14,6 +14,22 @@ constexpr uint64_t kRemoteRead = 1u << 2;
 constexpr uint64_t kRemoteAtomic = 1u << 3;
 constexpr uint64_t kWindowBind = 1u << 4;
 
+constexpr uint64_t kAtomicSize = 8;
+
+// The kinds of records, of iWARP ("Write") as of InfiniBand ("Write First", "Write Only with Immediate").
+bool IsWrite(std::string_view opcode) {
+  return opcode.substr(0, 5) == "Write";
+}
+
+bool IsAtomic(std::string_view opcode) {
+  return opcode == "Compare and Swap" || opcode == "Fetch and Add";
+}
+
+// Writes may be placed in any order among themselves. One with Immediate data completes a Receive, as a Send does.
+bool MayOvertakeWrites(std::string_view opcode) {
+  return IsWrite(opcode) && opcode.find("Immediate") == std::string_view::npos;
+}
+
 bool IsWithin(uint64_t offset, uint64_t length, uint64_t bytes) {
   return offset <= bytes && length <= bytes - offset;
 }
@@ -32,14 +48,11 @@ typename Map::mapped_type& FindOrMake(Map& map, std::string_view name) {
 
 }  // namespace
 
-uint64_t NicChecker::Event::Number(std::string_view key) const {
-  const auto* number = FindFact<uint64_t>(facts, key);
-  return number != nullptr ? *number : UINT64_MAX;
-}
-
-std::string_view NicChecker::Event::Word(std::string_view key) const {
-  const auto* word = FindFact<std::string_view>(facts, key);
-  return word != nullptr ? *word : std::string_view();
+template <typename T>
+T NicChecker::Event::Fact(std::string_view key) const {
+  if (const T* value = FindFact<T>(facts, key)) return *value;
+  violations->Add(now, "trace.facts", fmt::format("{} {} does not tell \"{}\"", component, name, key));
+  return T();
 }
 
 NicChecker::QueuePair& NicChecker::QueuePairOf(std::string_view component) {
@@ -63,7 +76,7 @@ void NicChecker::Object(const Event& event, std::string_view rule, std::string_v
 
 void NicChecker::OnEvent(Instant now, std::string_view component, std::string_view event_name,
                          std::initializer_list<TraceFact> facts) {
-  const Event event{now, component, event_name, facts};
+  const Event event{now, component, event_name, facts, violations_};
   if (event_name == "connection.attached") {
     QueuePairOf(component).pd = event.Number("pd");
   } else if (event_name == "work.posted") {
@@ -75,16 +88,21 @@ void NicChecker::OnEvent(Instant now, std::string_view component, std::string_vi
     JudgeSend(event, QueuePairOf(component));
   } else if (event_name == "receive.completed") {
     QueuePair& qp = QueuePairOf(component);
-    if (event.Number("number") != qp.next_receive) Object(event, "completion.order", "Receives");
-    qp.next_receive = event.Number("number") + 1;
+    const uint64_t number = event.Number("number");
+    if (number != qp.next_receive) Object(event, "completion.order", "Receives");
+    qp.next_receive = number + 1;
   } else if (event_name == "qp.destroyed") {
     JudgeDestroyed(event, QueuePairOf(component));
     queue_pairs_.erase(queue_pairs_.find(component));
     for (auto& [index, stag] : NicOf(component).stags) {
       if (stag.window && !stag.any_queue_pair && stag.queue_pair == component) stag.valid = false;
     }
-  } else if (event_name == "placement.kept" || event_name == "placement.done" || event_name == "record.placed") {
-    JudgePlacement(event);
+  } else if (event_name == "placement.kept") {
+    ++QueuePairOf(component).kept;
+  } else if (event_name == "placement.done") {
+    JudgePlaced(event, QueuePairOf(component));
+  } else if (event_name == "record.placed") {
+    JudgeRecord(event, QueuePairOf(component));
   } else if (event_name == "response.started") {
     JudgeUse(event, event.Number("length"), kRemoteRead);
   } else if (event_name == "part.placed") {
@@ -136,40 +154,52 @@ void NicChecker::JudgeDestroyed(const Event& event, const QueuePair& qp) {
       std::count_if(qp.awaited.begin(), qp.awaited.end(), [done](uint64_t number) { return number < done; }));
   const uint64_t flushed = qp.failed && done > qp.next_send ? done - qp.next_send : 0;
   if (std::max(untold, flushed) > event.Number("sends_held")) Object(event, "completion.lost", "sends");
+  JudgeOrder(event, qp);
+  JudgeLeftOver(event, qp);
 }
 
 void NicChecker::Finish(Instant now) {
   for (const auto& [component, qp] : queue_pairs_) {
     violations_->Add(now, "completion.lost", fmt::format("{} was never destroyed", component));
+    if (qp.unplaced == 0) continue;
+    violations_->Add(now, "placement.stag",
+                     fmt::format("{} bytes of the last record of {} are nowhere", qp.unplaced, component));
   }
 }
 
 // --- Memory ---
 
-void NicChecker::JudgePlacement(const Event& event) {
-  const auto found = queue_pairs_.find(event.component);
-  if (event.name == "placement.kept") {
-    ++QueuePairOf(event.component).kept;
-  } else if (event.name == "placement.done") {
-    if (found != queue_pairs_.end()) found->second.kept -= std::min(found->second.kept, event.Number("writes"));
-  } else {
-    if (found != queue_pairs_.end() && found->second.kept > 0 && event.Word("opcode") != "Write") {
-      Object(event, "placement.order", fmt::format("{} Writes are not in place", found->second.kept));
-    }
-    JudgeRecord(event, QueuePairOf(event.component));
-  }
+void NicChecker::JudgeOrder(const Event& event, const QueuePair& qp) {
+  if (qp.kept > 0) Object(event, "placement.order", fmt::format("{} Writes are not in place", qp.kept));
+}
+
+void NicChecker::JudgePlaced(const Event& event, QueuePair& qp) {
+  const uint64_t writes = event.Number("writes");
+  if (writes > qp.kept) Object(event, "placement.order", fmt::format("{} Writes were to be placed", qp.kept));
+  qp.kept -= std::min(qp.kept, writes);
+}
+
+void NicChecker::JudgeLeftOver(const Event& event, const QueuePair& qp) {
+  if (qp.unplaced == 0) return;
+  Object(event, "placement.stag", fmt::format("{} bytes of the record before it are nowhere", qp.unplaced));
 }
 
 void NicChecker::JudgeRecord(const Event& event, QueuePair& qp) {
-  if (qp.unplaced != 0) {
-    Object(event, "placement.stag", fmt::format("{} bytes of the record before it are nowhere", qp.unplaced));
-  }
-  qp.unplaced = 0;
   const std::string_view opcode = event.Word("opcode");
-  if (opcode == "Terminate") return;  // the NIC's own to read
+  const uint64_t length = event.Number("length");
   const uint64_t run = event.Number("run");
-  JudgeUse(event, run, opcode == "Write" ? kRemoteWrite : kLocalWrite);
-  qp.unplaced = event.Number("length") - std::min(run, event.Number("length"));
+  if (!MayOvertakeWrites(opcode)) JudgeOrder(event, qp);
+  JudgeLeftOver(event, qp);
+  qp.unplaced = 0;
+  if (opcode == "Terminate") return;  // the NIC's own to read
+  if (IsAtomic(opcode)) {
+    // Its operands are no payload; what it changes is told all the same.
+    if (run != kAtomicSize) Object(event, "placement.stag", "an atomic changes 8 bytes");
+    return JudgeUse(event, run, kRemoteAtomic);
+  }
+  JudgeUse(event, run, IsWrite(opcode) ? kRemoteWrite : kLocalWrite);
+  if (run > length) Object(event, "placement.stag", "more than the record has");
+  qp.unplaced = length - std::min(run, length);
 }
 
 void NicChecker::JudgePart(const Event& event, QueuePair& qp) {
@@ -217,14 +247,11 @@ void NicChecker::JudgeWindow(const Event& event) {
     return;
   }
   stag.valid = false;
-  const auto found = queue_pairs_.find(event.component);
-  if (found != queue_pairs_.end() && found->second.kept > 0) {
-    Object(event, "placement.order", fmt::format("{} Writes are not in place", found->second.kept));
-  }
+  JudgeOrder(event, QueuePairOf(event.component));
 }
 
 void NicChecker::JudgeBinding(const Event& event, const Stag& window) {
-  const uint64_t pd = QueuePairOf(event.component).pd;
+  const std::optional<uint64_t> pd = QueuePairOf(event.component).pd;
   const uint64_t access = event.Number("access");
   const Stag* const region = NicOf(event.component).Find(event.Number("region"));
   if (!window.window || window.pd != pd) {

@@ -5,24 +5,27 @@
 //                      each send work request that asked for a completion, and after the first that failed every one,
 //                      since the rest of the queue is flushed
 //   stag.quarantine    a freed STag index is not used again before 65,536 others have been freed
-//   placement.order    Writes that are placed late are in place before a record that is no Write takes effect, and
-//                      before memory of the NIC is deregistered or a window of the queue pair is invalidated
+//   placement.order    Writes that are placed late are in place before a record that is no Write takes effect, before
+//                      memory of the NIC is deregistered or a window of the queue pair is invalidated, and before the
+//                      queue pair is destroyed
 //   placement.stag     what a record places, and what a Read is answered from, is memory that this queue pair may use
 //                      so at that moment: its STag allocated and not freed, with this key and of the queue pair's PD;
 //                      of a window, bound by this queue pair and not invalidated since, to a region that is still
 //                      there; with the access right it takes; and from its first byte to its last within the memory
-//                      that the STag names. Each byte of a record is placed somewhere
+//                      that the STag names. Each byte of a record is placed somewhere, and none that it does not have
 //   window.bound       a window is bound to a region of its PD that is valid at that moment, allows it and the rights
 //                      asked for, and lies within it
+//   trace.facts        events tell what these rules ask for
 //
-// The last two rules keep a register of their own, made of nothing but events, so that they do not depend on the tables
-// of the NIC they judge.
+// placement.stag and window.bound keep a register of their own, made of nothing but events, so that they do not depend
+// on the tables of the NIC they judge. Records are named as iWARP or InfiniBand names them (wire::ToString of either).
 #pragma once
 
 #include <cstdint>
 #include <deque>
 #include <initializer_list>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -52,7 +55,7 @@ class NicChecker final : public TraceSink {
     uint64_t sends_posted = 0;     // seen being posted
     std::deque<uint64_t> awaited;  // of these, the numbers that asked for a completion and have none yet
     bool failed = false;           // a send has: all that follow are flushed, and say so
-    uint64_t pd = UINT64_MAX;      // known since it was connected
+    std::optional<uint64_t> pd;    // known since it was connected
     uint64_t unplaced = 0;         // bytes of the last record that are to be told of by "part.placed"
   };
 
@@ -82,10 +85,13 @@ class NicChecker final : public TraceSink {
     std::string_view component;
     std::string_view name;
     std::initializer_list<TraceFact> facts;
+    Violations* violations;
 
-    // UINT64_MAX breaks whatever rule asks for a fact that is not there.
-    uint64_t Number(std::string_view key) const;
-    std::string_view Word(std::string_view key) const;
+    // A rule that asks for a fact that is not there cannot judge: that is a violation of its own.
+    uint64_t Number(std::string_view key) const { return Fact<uint64_t>(key); }
+    std::string_view Word(std::string_view key) const { return Fact<std::string_view>(key); }
+    template <typename T>
+    T Fact(std::string_view key) const;
   };
 
   void Object(const Event& event, std::string_view rule, std::string_view what);
@@ -93,12 +99,16 @@ class NicChecker final : public TraceSink {
   Nic& NicOf(std::string_view component);
   void JudgeSend(const Event& event, QueuePair& qp);
   void JudgeDestroyed(const Event& event, const QueuePair& qp);
-  void JudgePlacement(const Event& event);
+  // Everything kept is to be in place before what `event` tells of.
+  void JudgeOrder(const Event& event, const QueuePair& qp);
+  void JudgePlaced(const Event& event, QueuePair& qp);
   void JudgeAllocated(const Event& event);
   void JudgeFreed(const Event& event);
   void JudgeWindow(const Event& event);
   void JudgeBinding(const Event& event, const Stag& window);
   void JudgeRecord(const Event& event, QueuePair& qp);
+  // The last record has had all its parts.
+  void JudgeLeftOver(const Event& event, const QueuePair& qp);
   void JudgePart(const Event& event, QueuePair& qp);
   // Uses `length` bytes of the memory that the event names, as `right` (of ibv_access_flags) allows.
   void JudgeUse(const Event& event, uint64_t length, uint64_t right);
