@@ -173,6 +173,11 @@ void Connection::SettlePlacements() {
   if (late_) TellPlaced(late_->PlaceAll());
 }
 
+void Connection::SettleForTheEnd() {
+  if (STAGECOACH_MUTANT("end-without-draining", "a connection ends while Writes are on their way to memory")) return;
+  SettlePlacements();
+}
+
 void Connection::TellPlaced(size_t writes) {
   if (writes > 0) Trace(nic_.trace(), nic_.fabric().Now(), name_, "placement.done", {{"writes", uint64_t{writes}}});
 }
@@ -303,7 +308,7 @@ void Connection::BeginDisconnect(Instant now) {
 }
 
 void Connection::Finish(Instant now) {
-  SettlePlacements();
+  SettleForTheEnd();
   TakeCompletions();
   qp_.FlushQueues();
   const CloseReason reason = reason_.value_or(CloseReason::kLocalClose);
@@ -353,7 +358,7 @@ void Connection::Close(bool abort) {
 
 void Connection::Abort() {
   if (phase_ == Phase::kClosed) return;
-  SettlePlacements();
+  SettleForTheEnd();
   if (!HasEnded()) {
     STAGECOACH_MARK("nic.connection_aborted_under_its_qp");
     if (!reason_) reason_ = CloseReason::kLocalClose;

@@ -104,6 +104,8 @@ class Connection final : public StreamWatcher {
   bool ReceiveRecord(Instant now, size_t* budget_bytes);
   // Whether the current record's payload is kept aside; if not, what was kept aside is placed.
   bool PlaceLate();
+  // Before the program learns of the end, after which the memory is its own again.
+  void SettleForTheEnd();
   void TellPlaced(size_t writes);
   void OnReceiveEnd(const RxResult& result);
   void Transmit();
