@@ -114,6 +114,7 @@ TEST(Run, AWorldThatRunsDryIsADeadlockAndReportedWithItsState) {
   EXPECT_EQ(report.violations[0].rule, "liveness.deadlock");
   EXPECT_NE(report.state.find("client c on b: 2 of 2 calls started, 1 under way"), std::string::npos) << report.state;
   EXPECT_NE(report.state.find("qp-2: RTS"), std::string::npos) << report.state;
+  EXPECT_NE(report.state.find("credits granted 64, in flight 1;"), std::string::npos) << report.state;
 }
 
 TEST(Run, AWorldWhereSomethingStillGoesOnIsSlowAndNotDeadlocked) {
