@@ -2,10 +2,8 @@
 
 #include <rdma/rdma_verbs.h>
 
-#include <atomic>
 #include <cerrno>
 #include <cstring>
-#include <thread>
 
 #include "verbs_shim/tests/harness.h"
 
@@ -291,7 +289,6 @@ TEST_F(CmSyncTest, AListenerThatBecameSynchronousHandsOutItsRequests) {
 }
 
 TEST_F(CmSyncTest, MigratingWaitsUntilFetchedEventsAreAcknowledged) {
-  if (!world().HasThreads()) GTEST_SKIP() << "skipped: needs a second thread";
   Pair pair;
   pair.Listen();
   auto id = CreateCmId(pair.client.channel.get());
@@ -301,18 +298,8 @@ TEST_F(CmSyncTest, MigratingWaitsUntilFetchedEventsAreAcknowledged) {
   ASSERT_EQ(rdma_resolve_addr(id->get(), nullptr, reinterpret_cast<sockaddr*>(&destination), 1000), 0);
   CmEvent event = pair.client.NextEvent();
   ASSERT_TRUE(event);
-  std::atomic<bool> migrated = false;
-  std::thread migrator([&] {
-    EXPECT_EQ(rdma_migrate_id(id->get(), channel->get()), 0);
-    migrated = true;
-  });
-  for (int i = 0; i < 1000; ++i) {
-    ASSERT_FALSE(migrated);
-    std::this_thread::yield();
-  }
-  EXPECT_EQ(event.Destroy(), 0);
-  migrator.join();
-  EXPECT_TRUE(migrated);
+  ExpectWaits([&] { EXPECT_EQ(rdma_migrate_id(id->get(), channel->get()), 0); },
+              [&] { EXPECT_EQ(event.Destroy(), 0); });
   *id = {};
 }
 

@@ -3,12 +3,14 @@
 #include <fcntl.h>
 #include <poll.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <memory>
 #include <sstream>
+#include <thread>
 
 namespace stagecoach::verbs {
 namespace {
@@ -353,6 +355,25 @@ bool ExpectAsyncEvent(ibv_context* context, ibv_event_type type, const void* abo
   if (TheSurroundings().Until([&] { return CountAsyncEvents(context, type, about) > 0; })) return true;
   ADD_FAILURE() << "no event \"" << ibv_event_type_str(type) << "\" came";
   return false;
+}
+
+void ExpectWaits(const std::function<void()>& waits, const std::function<void()>& allows) {
+  std::atomic<bool> begun = false;
+  std::atomic<bool> allowed = false;
+  TheSurroundings().SideBySide(
+      [&] {
+        EXPECT_TRUE(TheSurroundings().Until([&] { return begun.load(); }));
+        // In a simulated world the call now waits or is over. On a thread of its own, one that wrongly does not wait
+        // is seen most of the time, and by asan always.
+        for (int i = 0; i < 1000; ++i) std::this_thread::yield();
+        allowed = true;
+        allows();
+      },
+      [&] {
+        begun = true;
+        waits();
+        EXPECT_TRUE(allowed) << "the call did not wait";
+      });
 }
 
 bool IsIwarp(const rdma_cm_id* id) {

@@ -174,6 +174,9 @@ int CountAsyncEvents(ibv_context* context, ibv_event_type type, const void* abou
 // works on: there a program disconnects itself.
 bool IsIwarp(const rdma_cm_id* id);
 
+// Runs the call `waits` beside `allows`, which lets it return: expects it not to return before.
+void ExpectWaits(const std::function<void()>& waits, const std::function<void()>& allows);
+
 std::string PrivateData(const rdma_conn_param& parameters);
 
 }  // namespace stagecoach::verbs
