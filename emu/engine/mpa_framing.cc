@@ -68,7 +68,6 @@ MpaReceiver::Step MpaReceiver::WantBuffered(size_t needed, size_t wanted) {
   // With CRC a partial FPDU can be large, so it is moved only when it must be; otherwise it is a few bytes.
   const size_t room_for = crc_ ? needed : wanted;
   if (begin_ > 0 && buffer_.size() - begin_ < room_for) {
-    STAGECOACH_MARK("mpa.partial_fpdu_moved_to_the_front");
     std::memmove(buffer_.data(), buffer_.data() + begin_, Buffered());
     end_ -= begin_;
     begin_ = 0;
@@ -93,18 +92,12 @@ MpaReceiver::Step MpaReceiver::NextRecord(RecordHead* record) {
 
   // length_ is still the last record's: what came last is the best guess at what comes next.
   const size_t wanted = crc_ || length_ <= kSmallRecord ? buffer_.size() : kHeadBytes;
-  if (Buffered() < wire::kMpaLengthSize) {
-    if (Buffered() > 0) STAGECOACH_MARK("mpa.length_field_in_pieces");
-    return WantBuffered(wire::kMpaLengthSize, wanted);
-  }
+  if (Buffered() < wire::kMpaLengthSize) return WantBuffered(wire::kMpaLengthSize, wanted);
 
   const size_t length = ByteReader(ConstBytes(buffer_).subspan(begin_)).U16();
   const size_t head_size = std::min(length, kMaxRecordHead);
   const size_t needed = crc_ ? wire::FpduSize(length) : wire::kMpaLengthSize + head_size;
-  if (Buffered() < needed) {
-    if (Buffered() < wire::kMpaLengthSize + head_size) STAGECOACH_MARK("mpa.segment_header_in_pieces");
-    return WantBuffered(needed, std::max(needed, wanted));
-  }
+  if (Buffered() < needed) return WantBuffered(needed, std::max(needed, wanted));
   length_ = length;
 
   // [RFC5044 section 4.4] Nothing after a wrong CRC can be trusted, not even where the next FPDU begins.
@@ -180,15 +173,27 @@ MpaReceiver::Step MpaReceiver::Place(size_t head_size, std::span<const MutableBy
   if (placed_ < payload_size_) return WantPayload(destination);
 
   const size_t trailer = FpduTrailerSize(length_);
-  if (Buffered() < trailer) {
-    if (Buffered() > 0) STAGECOACH_MARK("mpa.trailer_in_pieces");
-    return WantBuffered(trailer, std::min(buffer_.size(), LookAheadAfter(trailer)));
-  }
+  if (Buffered() < trailer) return WantBuffered(trailer, std::min(buffer_.size(), LookAheadAfter(trailer)));
   Consume(trailer);
   ++records_;
   payload_bytes_ += payload_size_;
   state_ = State::kHead;
   return Step::kReady;
+}
+
+MpaReceiver::Inside MpaReceiver::EndsInside() const {
+  if (state_ == State::kPlacing) {
+    // What is buffered before the payload is whole has been placed.
+    if (placed_ < payload_size_) return placed_ > 0 ? Inside::kPayload : Inside::kBetweenFields;
+    return Buffered() > 0 ? Inside::kTrailer : Inside::kBetweenFields;
+  }
+  if (Buffered() == 0) return Inside::kBetweenFields;
+  if (Buffered() < wire::kMpaLengthSize) return Inside::kLengthField;
+  const size_t length = ByteReader(ConstBytes(buffer_).subspan(begin_)).U16();
+  const size_t of_record = Buffered() - wire::kMpaLengthSize;
+  if (of_record == 0 || of_record == length) return Inside::kBetweenFields;
+  if (of_record < std::min(length, kMaxRecordHead)) return Inside::kRecordHead;
+  return of_record < length ? Inside::kPayload : Inside::kTrailer;
 }
 
 void MpaReceiver::OnRx(size_t bytes) {

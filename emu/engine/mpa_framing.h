@@ -67,6 +67,10 @@ class MpaReceiver {
   // True when the stream may end here: not a byte of an unfinished record has come.
   bool BetweenRecords() const { return state_ == State::kHead && begin_ == end_; }
 
+  // After kNeedBytes: which field of the FPDU the bytes that came end inside of. kBetweenFields is the end of a field.
+  enum class Inside : uint8_t { kBetweenFields, kLengthField, kRecordHead, kPayload, kTrailer };
+  Inside EndsInside() const;
+
   uint64_t records() const { return records_; }
   uint64_t payload_bytes() const { return payload_bytes_; }
   // Payload bytes that passed through our buffer.

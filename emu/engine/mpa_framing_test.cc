@@ -412,5 +412,29 @@ TEST(MpaReceiverCrcTest, WithoutCrcTheFieldIsNotLookedAt) {
   EXPECT_EQ(reader.records.size(), 1u);
 }
 
+TEST(MpaReceiver, KnowsWhichFieldTheBytesEndInside) {
+  using Inside = MpaReceiver::Inside;
+  const Bytes ulpdu = Pattern(101, 5);  // length 2, head 48 of 101, pad 1, CRC 4: 108 bytes
+  for (const bool crc : {false, true}) {
+    const Bytes stream = FrameAll({ulpdu}, crc);
+    ASSERT_EQ(stream.size(), 108u);
+    for (size_t at = 0; at <= stream.size(); ++at) {
+      Inside expected = Inside::kTrailer;
+      if (at == 0 || at == 2 || at == 103 || at == 108) {
+        expected = Inside::kBetweenFields;
+      } else if (at < 2) {
+        expected = Inside::kLengthField;
+      } else if (at < 50) {
+        expected = Inside::kRecordHead;
+      } else if (at < 103) {
+        expected = Inside::kPayload;
+      }
+      Reader reader(crc);
+      ASSERT_TRUE(reader.Feed(ConstBytes(stream).first(at)));
+      EXPECT_EQ(reader.receiver().EndsInside(), expected) << at << " crc " << crc;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace stagecoach::emu

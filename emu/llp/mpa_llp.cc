@@ -12,6 +12,13 @@ namespace {
 // Room in the staging buffer for a few of the largest FPDUs, so that one write can carry them.
 constexpr size_t kStageTarget = size_t{256} * 1024;
 
+bool IsFirst(MpaReceiver::Inside place, uint8_t* seen) {
+  const auto bit = static_cast<uint8_t>(1u << static_cast<uint8_t>(place));
+  if ((*seen & bit) != 0) return false;
+  *seen |= bit;
+  return true;
+}
+
 }  // namespace
 
 MpaLlp::MpaLlp(std::unique_ptr<Stream> stream, const MpaLlpOptions& options) : MpaLlp(*stream, options) {
@@ -35,7 +42,33 @@ RxResult MpaLlp::EndReceiving(const RxResult& result) {
   return result;
 }
 
+// Where the wire cut the records, as far as they have come.
+void MpaLlp::MarkShortRead() {
+  const MpaReceiver::Inside inside = receiver_.EndsInside();
+  if (!IsFirst(inside, &rx_cuts_marked_)) return;
+  switch (inside) {
+    case MpaReceiver::Inside::kLengthField:
+      STAGECOACH_MARK("llp.read_ends_inside_a_length_field");
+      break;
+    case MpaReceiver::Inside::kRecordHead:
+      STAGECOACH_MARK("llp.read_ends_inside_a_record_head");
+      break;
+    case MpaReceiver::Inside::kTrailer:
+      STAGECOACH_MARK("llp.read_ends_inside_an_fpdu_trailer");
+      break;
+    case MpaReceiver::Inside::kBetweenFields:
+    case MpaReceiver::Inside::kPayload:
+      break;
+  }
+}
+
 std::optional<RxResult> MpaLlp::ReadMore() {
+  // All that came has been looked at, so this is where it ends.
+  if (read_was_short_) {
+    read_was_short_ = false;
+    MarkShortRead();
+    return RxResult{.status = RxStatus::kWouldBlock};
+  }
   const std::span<const MutableBytes> into = receiver_.NextRx();
   const size_t asked = TotalSize(into);
   ++counters_.stream_reads;
@@ -69,10 +102,6 @@ RxResult MpaLlp::NextRecord(RecordHead* record) {
       case MpaReceiver::Step::kNeedBytes:
         break;
     }
-    if (read_was_short_) {
-      read_was_short_ = false;
-      return {.status = RxStatus::kWouldBlock};
-    }
     if (const auto end = ReadMore()) return *end;
   }
 }
@@ -80,10 +109,6 @@ RxResult MpaLlp::NextRecord(RecordHead* record) {
 RxResult MpaLlp::Place(size_t head_size, std::span<const MutableBytes> destination) {
   if (rx_ended_) return rx_end_;
   while (receiver_.Place(head_size, destination) == MpaReceiver::Step::kNeedBytes) {
-    if (read_was_short_) {
-      read_was_short_ = false;
-      return {.status = RxStatus::kWouldBlock};
-    }
     if (const auto end = ReadMore()) return *end;
   }
   return {.status = RxStatus::kReady};
@@ -104,9 +129,7 @@ size_t MpaLlp::MaxUlpdu() const {
 }
 
 bool MpaLlp::CanQueue() const {
-  if (queued_bytes_ < kMaxQueuedBytes && records_.size() < kMaxQueuedRecords) return true;
-  STAGECOACH_MARK("llp.record_queue_full");
-  return false;
+  return queued_bytes_ < kMaxQueuedBytes && records_.size() < kMaxQueuedRecords;
 }
 
 void MpaLlp::QueueRecord(ConstBytes header, std::span<const TxPart> payload, uint64_t cookie) {
@@ -196,22 +219,20 @@ TxResult MpaLlp::Flush(MemoryPort& memory) {
 }
 
 // Where the write that goes on will have to begin.
-void MpaLlp::MarkShortWrite() const {
+void MpaLlp::MarkShortWrite() {
+  using Inside = MpaReceiver::Inside;
   const TxRecord& record = records_.front();
   if (front_sent_ == 0) {
-    STAGECOACH_MARK("llp.write_ends_between_records");
+    if (IsFirst(Inside::kBetweenFields, &tx_cuts_marked_)) STAGECOACH_MARK("llp.write_ends_between_records");
   } else if (front_sent_ < record.head_size) {
-    STAGECOACH_MARK("llp.write_ends_inside_an_fpdu_header");
+    if (IsFirst(Inside::kRecordHead, &tx_cuts_marked_)) STAGECOACH_MARK("llp.write_ends_inside_an_fpdu_header");
   } else if (!staged_ && front_sent_ > size_t{record.head_size} + record.payload_length) {
-    STAGECOACH_MARK("llp.write_ends_inside_an_fpdu_trailer");
+    if (IsFirst(Inside::kTrailer, &tx_cuts_marked_)) STAGECOACH_MARK("llp.write_ends_inside_an_fpdu_trailer");
   }
 }
 
 bool MpaLlp::AddPart(ConstBytes bytes) {
-  if (write_part_count_ == kMaxWriteParts) {
-    STAGECOACH_MARK("llp.gather_list_full");
-    return false;
-  }
+  if (write_part_count_ == kMaxWriteParts) return false;
   write_parts_[write_part_count_++] = bytes;
   write_size_ += bytes.size();
   return true;

@@ -84,7 +84,7 @@ class MpaLlp final : public Llp {
   static constexpr size_t kMaxQueuedRecords = 256;
   static constexpr uint32_t kSegmentSizeAskInterval = 256;
 
-  // Reads once. A result when the caller must stop; nothing when bytes came.
+  // Reads once, unless the last read drained the stream. A result when the caller must stop; nothing when bytes came.
   std::optional<RxResult> ReadMore();
   RxResult EndReceiving(const RxResult& result);
 
@@ -95,7 +95,10 @@ class MpaLlp final : public Llp {
   // `skip` bytes of the part have left already. The pin lives in pins_.
   Result<MutableBytes, MemoryFault> PinPart(MemoryPort& memory, const TxPart& part, size_t skip);
   bool AddPart(ConstBytes bytes);
-  void MarkShortWrite() const;
+  // Marks where a short read or write has cut a record: the first time for each place, as a busy stream is cut
+  // everywhere.
+  void MarkShortRead();
+  void MarkShortWrite();
   void OnGatheredBytesLeft(size_t bytes);
   void OnStagedBytesLeft(size_t bytes);
   void OnFrontLeft();
@@ -106,6 +109,7 @@ class MpaLlp final : public Llp {
   const MpaLlpOptions options_;
   MpaReceiver receiver_;
   bool read_was_short_ = false;  // the last read drained the stream
+  uint8_t rx_cuts_marked_ = 0;   // a bit for each MpaReceiver::Inside
   RxResult rx_end_;              // what ended receiving, for later calls
   bool rx_ended_ = false;
 
@@ -116,6 +120,7 @@ class MpaLlp final : public Llp {
   Ring<TxPart> parts_;  // of all queued records, one after the other
   size_t queued_bytes_ = 0;
   Ring<uint64_t> sent_;
+  uint8_t tx_cuts_marked_ = 0;  // likewise
   TxResult tx_end_;
   bool tx_ended_ = false;
 

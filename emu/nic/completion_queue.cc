@@ -150,7 +150,6 @@ void CompletionQueue::Unwatch(PolledConnection* connection) {
 void CompletionQueue::RequestNotify(bool solicited_only) {
   {
     std::lock_guard lock(mutex_);
-    if (used_ > 0) STAGECOACH_MARK("cq.armed_with_completions_waiting");
     if (armed_ != Armed::kAny) armed_ = solicited_only ? Armed::kSolicited : Armed::kAny;
     if (channel_ != nullptr) notify_wanted_.store(true, std::memory_order_seq_cst);
   }

@@ -105,7 +105,6 @@ void Connection::Receive(Instant now) {
   size_t records = nic_.profile().receive_budget_records;
   while (transport_->Receiving() && !rx_ended_) {
     if (records-- == 0 || bytes == 0) {
-      STAGECOACH_MARK("nic.receive_budget_used_up");
       more_ = true;
       return;
     }

@@ -38,7 +38,8 @@ class Credits {
     --in_flight_;
     if (!grant.has_value()) return;
     if (*grant == 0) STAGECOACH_MARK("credits.grant_of_zero");
-    if (*grant > own_max_) STAGECOACH_MARK("credits.grant_above_own_maximum");
+    // Once, as a generous peer says it with every reply.
+    if (*grant > own_max_ && granted_ < own_max_) STAGECOACH_MARK("credits.grant_above_own_maximum");
     granted_ = std::clamp(*grant, 1u, own_max_);
     if (granted_ < in_flight_) STAGECOACH_MARK("credits.grant_below_calls_in_flight");
   }

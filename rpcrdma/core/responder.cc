@@ -626,10 +626,7 @@ void Responder::OnSendDone(uint32_t slot, Instant now) {
     commands_.push(Invalidate{.registration = registration, .tag = slot | kSendTag});
   }
   in_flight.registrations.clear();
-  if (--in_flight.fencing > 0) {
-    STAGECOACH_MARK("responder.reply_memory_waits_for_its_fence");
-    return;
-  }
+  if (--in_flight.fencing > 0) return;
   ReleaseSendSlot(slot);
   PumpReplies(now);
   ServeWaiting(now);
