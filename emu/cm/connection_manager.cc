@@ -458,8 +458,14 @@ class ConnectionManager::Core::Incoming final : public Handshake {
         return;
       }
       ++core_.counters_.refused_streams;
+      if (!wanted) {
+        STAGECOACH_MARK("cm.listener_closes_before_the_request");
+      } else if (!fits) {
+        STAGECOACH_MARK("cm.request_with_too_much_private_data");
+      } else {
+        STAGECOACH_MARK("cm.backlog_full");
+      }
     }
-    STAGECOACH_MARK("cm.request_refused");
     core_.Tell("request.refused", {{"id", key_}});
     const auto rejected = engine_.Reject({}, core_.Now());
     STAGECOACH_CHECK(rejected.has_value());
@@ -877,9 +883,11 @@ void ConnectionManager::Core::OnStream(const std::weak_ptr<CmId>& weak_listener,
   {
     std::lock_guard lock(mutex_);
     auto listener = weak_listener.lock();
-    if (closed_ || listener == nullptr || listener->state_ != State::kListening ||
-        listener->half_open_ >= options_.half_open_limit) {
-      STAGECOACH_MARK("cm.stream_refused");
+    if (closed_ || listener == nullptr || listener->state_ != State::kListening) {
+      STAGECOACH_MARK("cm.listener_closes_before_the_stream");
+      ++counters_.refused_streams;
+    } else if (listener->half_open_ >= options_.half_open_limit) {
+      STAGECOACH_MARK("cm.half_open_limit_reached");
       ++counters_.refused_streams;
     } else {
       ++counters_.accepted_streams;

@@ -228,7 +228,7 @@ Result<MpaOutcome, MpaFault> MpaInitiator::Judge(const MpaFrame& reply) const {
   }
   outcome.ird = LimitBy(options_.ird, enhanced.ord);
   outcome.ord = LimitBy(options_.ord, enhanced.ird);
-  if (outcome.ord < options_.ord) STAGECOACH_MARK("mpa.ord_limited_by_the_peer");
+  if (outcome.ord < options_.ord) STAGECOACH_MARK("mpa.initiators_ord_limited");
   // A responder that does not answer A is one of the client-server model, where no RTR is needed: the initiator speaks
   // first.
   if (options_.peer_to_peer && enhanced.peer_to_peer) {
@@ -307,6 +307,7 @@ Result<void, MpaCommandError> MpaResponder::Accept(const MpaAcceptOptions& optio
     // Our Reads must fit what the peer holds; what we hold for it need not exceed what it asks.
     reply_outcome_.ird = LimitBy(options.ird, request_.ord);
     reply_outcome_.ord = LimitBy(options.ord, request_.ird);
+    if (reply_outcome_.ord < options.ord) STAGECOACH_MARK("mpa.responders_ord_limited");
     enhanced = MpaEnhanced{.peer_to_peer = request_.peer_to_peer,
                            .rtr_write = rtr_ == MpaRtr::kWrite,
                            .rtr_read = rtr_ == MpaRtr::kRead,

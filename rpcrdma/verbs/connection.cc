@@ -118,6 +118,7 @@ VerbsResult<void> Connection::Adopt(verbs::CmId id, const CmEvent& request) {
   id_->context = static_cast<CmHandler*>(this);
   // Their initiator depth is what they may have outstanding towards us, their responder resources what we may.
   outgoing_reads_ = std::min<uint32_t>(options_.outgoing_reads, request.initiator_depth);
+  if (outgoing_reads_ < options_.outgoing_reads) STAGECOACH_MARK("connection.outgoing_reads_limited");
   incoming_reads_ = std::min<uint32_t>(options_.incoming_reads, request.responder_resources);
   auto created = CreateResources();
   if (!created) {

@@ -7,7 +7,12 @@ constexpr std::string_view kNoGarbage = "both ends are ours, and no byte changes
 constexpr std::string_view kOursOnly = "both ends are ours, and neither does this";
 constexpr std::string_view kCredit = "each end posts as many Receives as it grants, of the size that was agreed on";
 constexpr std::string_view kOneThread = "a simulated world has one thread, which does nothing in between";
-constexpr std::string_view kAcks = "every program acknowledges an event before it destroys what the event is of";
+constexpr std::string_view kCqAcks =
+    "programs acknowledge first; CqTrafficTest.DestroyingWaitsUntilEventsAreAcknowledged waits, in simulation too";
+constexpr std::string_view kObjectAcks =
+    "programs acknowledge first; AsyncTest.DestroyingAQpWaitsUntilItsEventsAreAcknowledged waits, in simulation too";
+constexpr std::string_view kIdAcks =
+    "programs acknowledge first; CmTest.DestroyingAnIdWaitsUntilItsEventsAreAcknowledged waits, in simulation too";
 constexpr std::string_view kNoFence = "no program asks for a fence: the RPC stack waits for what must be over";
 constexpr std::string_view kNoSrq = "no program uses a shared receive queue";
 constexpr std::string_view kSized = "queues are as large as what may be outstanding, which their users count";
@@ -20,18 +25,19 @@ constexpr std::string_view kRoom = "a stream that is new has room for so few byt
 
 constexpr OutOfReach kOutOfReach[] = {
     {"assemble.gap_between_segments_closed", kOursOnly},
-    {"channel.cq_waits_for_acknowledgements", kAcks},
+    {"channel.cq_waits_for_acknowledgements", kCqAcks},
     {"channel.event_taken_back_from_its_waiter", kOneThread},
-    {"channel.object_waits_for_acknowledgements", kAcks},
+    {"channel.object_waits_for_acknowledgements", kObjectAcks},
+    {"cm.backlog_full", kFewClients},
+    {"cm.half_open_limit_reached", kFewClients},
     {"cm.id_gone_while_its_connection_is_attached", kOneThread},
-    {"cm.id_waits_for_acknowledgements", kAcks},
+    {"cm.id_waits_for_acknowledgements", kIdAcks},
     {"cm.last_words_not_taken", kRoom},
-    {"cm.request_refused", kFewClients},
-    {"cm.stream_refused", kFewClients},
+    {"cm.request_with_too_much_private_data", kOursOnly},
     {"connection.marker_refused", kSized},
     {"connection.post_receive_refused", kSized},
     {"connection.post_send_refused", kSized},
-    {"connection.window_refused", kNoLimit},
+    {"connection.window_refused", "the swarm draws no device with too few windows, and none fails as a whole (EIO)"},
     {"cq.oldest_completion_overwritten", kSized},
     {"cq.overrun", kSized},
     {"credits.grant_below_calls_in_flight", kOursOnly},
@@ -43,15 +49,17 @@ constexpr OutOfReach kOutOfReach[] = {
     {"memory.region_kept_by_its_windows",
      "the driver lets go of windows first, and a queue pair unbinds what is bound"},
     {"memory.regions_used_up", kNoLimit},
-    {"memory.stag_index_out_of_quarantine", "no run frees 65,536 STags on one NIC"},
+    {"memory.stag_index_out_of_quarantine", "possible but improbable: a NIC has to free 65,536 STags in one run"},
     {"memory.window_freed_while_bound", "the driver lets go of windows first, and a queue pair unbinds what is bound"},
     {"memory.windows_used_up", kNoLimit},
+    {"mpa.initiators_ord_limited", kServerReads},
     {"mpa.malformed_reply", kNoGarbage},
     {"mpa.malformed_request", kNoGarbage},
-    {"mpa.ord_limited_by_the_peer", kServerReads},
     {"mpa.peer_refuses_the_crc", kOursOnly},
     {"mpa.peer_wants_more_reads_than_offered", kOursOnly},
     {"mpa.reply_not_taken_in_time", kRoom},
+    {"mpa.responders_ord_limited",
+     "a server asks for no more than the request allows: connection.outgoing_reads_limited"},
     {"mpa.wrong_crc", kNoGarbage},
     {"nic.buried_before_it_lingers", kOneThread},
     {"nic.context_closed_with_qps", "a NIC goes after the programs of its host, and with them goes all that they made"},
