@@ -90,11 +90,11 @@ class MemoryRegistry {
 
   // --- What posted work asks for ---
 
-  // A bind posted on QP (pd, qp_number). Returns where in its region the window begins, in bytes; 0 if it has none after
-  // a bind of length 0. Empty, and nothing changed: the window is not of the type named or, of type 2,
-  // bound already (it is invalidated first); the region does not allow binding or the rights asked for; the range is
-  // beyond the region or, for type 2, empty; type 1 is to be zero-based. A type 1 window that is bound loses that
-  // binding first, and has none at all after a bind of length 0.
+  // A bind posted on QP (pd, qp_number). Returns where in its region the window begins, in bytes; 0 if it has none
+  // after a bind of length 0. Empty, and nothing changed: the window is not of the type named or, of type 2, bound
+  // already (it is invalidated first); the region does not allow binding or the rights asked for; the range is beyond
+  // the region or, for type 2, empty; type 1 is to be zero-based. A type 1 window that is bound loses that binding
+  // first, and has none at all after a bind of length 0.
   std::optional<uint64_t> BindWindow(uint32_t pd, uint32_t qp_number, const WindowBinding& binding);
   // IBV_WR_LOCAL_INV. Only type 2 windows bound to this QP; plain regions end with deregistration, and type 1 windows
   // with another bind.
