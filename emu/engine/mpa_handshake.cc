@@ -217,8 +217,10 @@ Result<MpaOutcome, MpaFault> MpaInitiator::Judge(const MpaFrame& reply) const {
   if (outcome.enhanced != options_.enhanced) return Err(Fault(MpaFaultKind::kEnhancedMismatch, reply.flags));
   // RFC 5044 section 7.1: C in the Request obliges both ends. Going on without would drop protection the caller asked
   // for.
-  if (options_.crc && !outcome.crc) STAGECOACH_MARK("mpa.peer_refuses_the_crc");
-  if (options_.crc && !outcome.crc) return Err(Fault(MpaFaultKind::kCrcRefused, reply.flags));
+  if (options_.crc && !outcome.crc) {
+    STAGECOACH_MARK("mpa.peer_refuses_the_crc");
+    return Err(Fault(MpaFaultKind::kCrcRefused, reply.flags));
+  }
   if (!outcome.enhanced) return outcome;
 
   const MpaEnhanced& enhanced = *reply.enhanced;

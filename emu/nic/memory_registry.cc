@@ -188,10 +188,10 @@ bool MemoryRegistry::ClearValid(Slot& slot, uint32_t key) {
 
 void MemoryRegistry::WaitUnpinned(const Slot& slot) {
   // A pin lasts for one call on a stream, so this is short; yielding lets its holder finish on a single processor.
-  while ((slot.word.load(std::memory_order_acquire) & kPinMask) != 0) {
-    STAGECOACH_MARK("memory.invalidation_waits_for_a_pin");
-    std::this_thread::yield();
-  }
+  const auto is_pinned = [&slot] { return (slot.word.load(std::memory_order_acquire) & kPinMask) != 0; };
+  if (!is_pinned()) return;
+  STAGECOACH_MARK("memory.invalidation_waits_for_a_pin");
+  while (is_pinned()) std::this_thread::yield();
 }
 
 int MemoryRegistry::CheckRegion(uint64_t address, uint64_t length, uint64_t iova, uint32_t access) const {

@@ -178,14 +178,15 @@ bool PingPongProgram::WaitsInVain() const {
 }
 
 bool PingPongProgram::MayFail() const {
-  // No fault of the network makes a NIC refuse work.
   // A server that has ended before listens no more.
   if (!established_ && (stage_.Disturbed(spec_.client(), spec_.server(), begun_, Stage::Use::kPingPong) ||
                         stage_.FailedRegistration(spec_.server(), begun_))) {
     return true;
   }
-  if (!work_failed_ && stage_.Severed(spec_.client(), spec_.server(), since_, established_, Stage::Use::kPingPong))
+  // No fault of the network makes a NIC refuse work.
+  if (!work_failed_ && stage_.Severed(spec_.client(), spec_.server(), since_, established_, Stage::Use::kPingPong)) {
     return true;
+  }
   return stage_.FailedRegistration(spec_.client(), since_) || stage_.FailedRegistration(spec_.server(), since_);
 }
 
