@@ -1,0 +1,121 @@
+#include "emu/wire/carrier_hello.h"
+
+#include <algorithm>
+#include <string_view>
+
+namespace stagecoach::emu::wire {
+namespace {
+
+constexpr std::string_view kHelloKey("Stagecoach IB \0\1", 16);
+constexpr std::string_view kAnswerKey("Stagecoach ib \0\1", 16);
+constexpr uint8_t kFlagCrc = 1;
+constexpr uint32_t kQpMax = 0xffffff;
+
+void PutZeros(ByteWriter& out, size_t count) {
+  for (size_t i = 0; i < count; ++i) out.U8(0);
+}
+
+bool AreZeros(ConstBytes bytes) {
+  return std::all_of(bytes.begin(), bytes.end(), [](std::byte value) { return value == std::byte{0}; });
+}
+
+bool IsKey(ConstBytes bytes, std::string_view key) {
+  return AsText(bytes) == key;
+}
+
+}  // namespace
+
+const char* ToString(CarrierStatus status) {
+  switch (status) {
+    case CarrierStatus::kAccepted:
+      return "accepted";
+    case CarrierStatus::kNoQp:
+      return "no such QP";
+    case CarrierStatus::kNotReady:
+      return "QP not ready";
+    case CarrierStatus::kMismatch:
+      return "QP has another peer";
+    case CarrierStatus::kBusy:
+      return "busy";
+  }
+  return "unknown";
+}
+
+const char* ToString(CarrierFault fault) {
+  switch (fault) {
+    case CarrierFault::kTruncated:
+      return "truncated";
+    case CarrierFault::kBadKey:
+      return "not a carrier's hello";
+    case CarrierFault::kBadFlags:
+      return "unknown flags";
+    case CarrierFault::kNotZero:
+      return "reserved bytes not zero";
+    case CarrierFault::kBadQpNumber:
+      return "QP number of more than 24 bits";
+    case CarrierFault::kBadGeneration:
+      return "bad generation";
+    case CarrierFault::kBadStatus:
+      return "unknown status";
+  }
+  return "unknown";
+}
+
+void CarrierHello::Encode(ByteWriter& out) const {
+  out.Bytes(AsBytes(kHelloKey));
+  out.U8(crc ? kFlagCrc : 0);
+  PutZeros(out, 3);
+  out.U32(source_qp & kQpMax);
+  out.U32(destination_qp & kQpMax);
+  PutZeros(out, 4);
+  out.U64(generation);
+  for (const uint8_t byte : source) out.U8(byte);
+  for (const uint8_t byte : destination) out.U8(byte);
+}
+
+void CarrierAnswer::Encode(ByteWriter& out) const {
+  out.Bytes(AsBytes(kAnswerKey));
+  out.U8(static_cast<uint8_t>(status));
+  out.U8(crc ? kFlagCrc : 0);
+  PutZeros(out, 6);
+  out.U64(generation);
+}
+
+Result<CarrierHello, CarrierFault> DecodeCarrierHello(ConstBytes bytes) {
+  if (bytes.size() != kCarrierHelloSize) return Err(CarrierFault::kTruncated);
+  ByteReader in(bytes);
+  if (!IsKey(in.Bytes(kHelloKey.size()), kHelloKey)) return Err(CarrierFault::kBadKey);
+  CarrierHello hello;
+  const uint8_t flags = in.U8();
+  if ((flags & ~kFlagCrc) != 0) return Err(CarrierFault::kBadFlags);
+  hello.crc = (flags & kFlagCrc) != 0;
+  if (!AreZeros(in.Bytes(3))) return Err(CarrierFault::kNotZero);
+  hello.source_qp = in.U32();
+  hello.destination_qp = in.U32();
+  if (hello.source_qp > kQpMax || hello.destination_qp > kQpMax) return Err(CarrierFault::kBadQpNumber);
+  if (!AreZeros(in.Bytes(4))) return Err(CarrierFault::kNotZero);
+  hello.generation = in.U64();
+  if (hello.generation == 0) return Err(CarrierFault::kBadGeneration);
+  for (uint8_t& byte : hello.source) byte = in.U8();
+  for (uint8_t& byte : hello.destination) byte = in.U8();
+  return hello;
+}
+
+Result<CarrierAnswer, CarrierFault> DecodeCarrierAnswer(ConstBytes bytes) {
+  if (bytes.size() != kCarrierAnswerSize) return Err(CarrierFault::kTruncated);
+  ByteReader in(bytes);
+  if (!IsKey(in.Bytes(kAnswerKey.size()), kAnswerKey)) return Err(CarrierFault::kBadKey);
+  CarrierAnswer answer;
+  const uint8_t status = in.U8();
+  if (status > static_cast<uint8_t>(CarrierStatus::kBusy)) return Err(CarrierFault::kBadStatus);
+  answer.status = static_cast<CarrierStatus>(status);
+  const uint8_t flags = in.U8();
+  if ((flags & ~kFlagCrc) != 0) return Err(CarrierFault::kBadFlags);
+  answer.crc = (flags & kFlagCrc) != 0;
+  if (!AreZeros(in.Bytes(6))) return Err(CarrierFault::kNotZero);
+  answer.generation = in.U64();
+  if ((answer.generation == 0) == (answer.status == CarrierStatus::kAccepted)) return Err(CarrierFault::kBadGeneration);
+  return answer;
+}
+
+}  // namespace stagecoach::emu::wire
