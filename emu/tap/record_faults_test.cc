@@ -1,0 +1,138 @@
+#include "emu/tap/record_faults.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+
+namespace stagecoach::emu {
+namespace {
+
+// Takes `room` records between two flushes, and reports what it was given.
+class FakeLlp final : public Llp {
+ public:
+  explicit FakeLlp(size_t room) : room_(room) {}
+  size_t MaxUlpdu() const override { return 4096; }
+  bool CanQueue() const override { return queued_.size() < room_; }
+  void QueueRecord(ConstBytes header, std::span<const TxPart>, uint64_t cookie) override {
+    EXPECT_TRUE(CanQueue());
+    queued_.emplace_back(std::to_integer<int>(header[0]), cookie);
+  }
+  RxResult NextRecord(RecordHead*) override { return {}; }
+  RxResult Place(size_t, std::span<const MutableBytes>) override { return {}; }
+  TxResult Flush(MemoryPort&) override {
+    for (const auto& record : queued_) {
+      left.push_back(record.first);
+      sent_.push_back(record.second);
+    }
+    queued_.clear();
+    return {};
+  }
+  bool TakeSent(uint64_t* cookie) override {
+    if (sent_.empty()) return false;
+    *cookie = sent_.front();
+    sent_.erase(sent_.begin());
+    return true;
+  }
+  bool TxIdle() const override { return queued_.empty(); }
+  Stream& stream() override { STAGECOACH_CHECK(false); }
+  const Counters& counters() const override { return counters_; }
+
+  std::vector<int> left;  // first byte of each record that has left
+
+ private:
+  const size_t room_;
+  std::vector<std::pair<int, uint64_t>> queued_;
+  std::vector<uint64_t> sent_;
+  Counters counters_;
+};
+
+class NoMemory final : public MemoryPort {
+ public:
+  Result<MemoryPin, MemoryFault> Pin(uint32_t, uint64_t, uint64_t, MemoryAccess) override {
+    return Err(MemoryFault::kUnknownStag);
+  }
+  Result<void, MemoryFault> InvalidateRemotely(uint32_t) override { return Err(MemoryFault::kUnknownStag); }
+  Result<uint64_t, MemoryFault> Atomic(uint32_t, uint64_t, AtomicOp, uint64_t, uint64_t) override {
+    return Err(MemoryFault::kUnknownStag);
+  }
+
+ protected:
+  void Unpin(uint32_t) override {}
+};
+
+struct Outcome {
+  std::vector<int> left;
+  std::vector<uint64_t> sent;
+};
+
+// Queues `count` records, each with its number as cookie and, cut to a byte, as contents.
+Outcome PassOn(const RecordFaults& faults, uint64_t count, size_t room = 3) {
+  auto below = std::make_unique<FakeLlp>(room);
+  FakeLlp& fake = *below;
+  const std::unique_ptr<Llp> llp = WithRecordFaults(std::move(below), faults);
+  NoMemory memory;
+  Outcome outcome;
+  const auto flush = [&] {
+    llp->Flush(memory);
+    for (uint64_t cookie = 0; llp->TakeSent(&cookie);) outcome.sent.push_back(cookie);
+  };
+  for (uint64_t i = 0; i < count; ++i) {
+    while (!llp->CanQueue()) flush();
+    const std::byte header{static_cast<unsigned char>(i)};
+    llp->QueueRecord({&header, 1}, {}, i);
+    if (!llp->CanQueue()) flush();
+  }
+  while (!llp->TxIdle()) flush();
+  outcome.left = fake.left;
+  return outcome;
+}
+
+std::vector<int> UpTo(int count) {
+  std::vector<int> numbers;
+  for (int i = 0; i < count; ++i) numbers.push_back(i);
+  return numbers;
+}
+
+TEST(RecordFaults, WithoutAnyRecordsPassAsTheyAre) {
+  const Outcome outcome = PassOn({}, 100);
+  EXPECT_EQ(outcome.left, UpTo(100));
+  EXPECT_EQ(outcome.sent.size(), 100u);
+}
+
+TEST(RecordFaults, EveryRecordIsReportedOnceWhateverBecomesOfIt) {
+  for (const size_t room : {1u, 2u, 5u}) {
+    const Outcome outcome = PassOn({.drop_one_in = 3, .duplicate_one_in = 3, .luck = Prng(room)}, 200, room);
+    std::vector<uint64_t> sent = outcome.sent;
+    std::sort(sent.begin(), sent.end());
+    ASSERT_EQ(sent.size(), 200u);
+    for (uint64_t i = 0; i < sent.size(); ++i) EXPECT_EQ(sent[i], i);
+  }
+}
+
+TEST(RecordFaults, SomeAreLostSomeLeaveTwiceAndAllInOrder) {
+  const Outcome lost = PassOn({.drop_one_in = 4, .duplicate_one_in = 0, .luck = Prng(1)}, 200);
+  EXPECT_LT(lost.left.size(), 180u);
+  EXPECT_GT(lost.left.size(), 100u);
+  const Outcome twice = PassOn({.drop_one_in = 0, .duplicate_one_in = 4, .luck = Prng(1)}, 200);
+  EXPECT_GT(twice.left.size(), 220u);
+  for (const Outcome& outcome : {lost, twice}) EXPECT_TRUE(std::is_sorted(outcome.left.begin(), outcome.left.end()));
+}
+
+TEST(RecordFaults, EverythingCanBeLost) {
+  const Outcome outcome = PassOn({.drop_one_in = 1, .duplicate_one_in = 0, .luck = Prng(1)}, 50);
+  EXPECT_TRUE(outcome.left.empty());
+  EXPECT_EQ(outcome.sent.size(), 50u);
+}
+
+TEST(RecordFaults, TheSameLuckLosesTheSame) {
+  const RecordFaults faults{.drop_one_in = 5, .duplicate_one_in = 5, .luck = Prng(9)};
+  EXPECT_EQ(PassOn(faults, 100).left, PassOn(faults, 100).left);
+}
+
+}  // namespace
+}  // namespace stagecoach::emu
