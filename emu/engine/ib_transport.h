@@ -50,6 +50,9 @@ class IbTransport final : public QpTransport {
   // Something that was submitted has begun and is not complete; false once an SQD is drained.
   bool SendsInProgress() const { return requester_.InProgress(); }
 
+  // Something that was submitted has not been given back.
+  bool HoldsWork() const { return requester_.HasWork(); }
+
   // There is a carrier, or none any more. Records that were queued and not reported as sent, and one that was half
   // received, are forgotten; no OnSent may follow for them. A new carrier is given at once what was not acknowledged.
   // Nothing is queued without a carrier: work of UC waits for one, unless the owner offers a sink that forgets.

@@ -28,7 +28,7 @@ constexpr uint32_t kSqdOptional = a::kPort | a::kAv | a::kTimeout | a::kRetryCnt
                                   a::kMaxDestRdAtomic | a::kAltPath | a::kPkeyIndex | a::kAccessFlags |
                                   a::kMinRnrTimer | a::kPathMigState;
 
-constexpr auto kTable = std::to_array<QpTransition>({
+constexpr auto kIwarpTable = std::to_array<QpTransition>({
     {kReset, kModifyReset, kReset},
     {kReset, kModifyInit, kInit, kInitAttributes},
 
@@ -91,17 +91,133 @@ constexpr auto kTable = std::to_array<QpTransition>({
     {kErr, kLocalClose, kErr, 0, 0, e::kCloseStream},
 });
 
-constexpr std::array<std::array<int8_t, kQpEventCount>, kQpStateCount> MakeIndex() {
-  std::array<std::array<int8_t, kQpEventCount>, kQpStateCount> index{};
+// On InfiniBand nothing but the QP itself ends, so that no row has anything to close. A QP whose peer has gone stays in
+// its state until a work request finds out.
+constexpr uint32_t kUcRtrRequired = a::kAv | a::kPathMtu | a::kDestQpn | a::kRqPsn;
+constexpr uint32_t kUcRtsOptional = a::kCurState | a::kAltPath | a::kAccessFlags | a::kPathMigState;
+constexpr uint32_t kUcSqdOptional = a::kAv | a::kAltPath | a::kAccessFlags | a::kPkeyIndex | a::kPathMigState;
+
+constexpr auto kRcTable = std::to_array<QpTransition>({
+    {kReset, kModifyReset, kReset},
+    {kReset, kModifyInit, kInit, kInitAttributes},
+
+    {kInit, kModifyReset, kReset, 0, 0, e::kDiscardWork},
+    {kInit, kModifyInit, kInit, 0, kInitAttributes},
+    {kInit, kModifyRtr, kRtr, kRtrRequired, kRtrOptional},
+    {kInit, kModifyErr, kErr, 0, 0, kEnterError},
+    {kInit, kLocalFault, kErr, 0, 0, kEnterError | e::kRaiseFatal},
+
+    {kRtr, kModifyReset, kReset, 0, 0, e::kDiscardWork},
+    {kRtr, kModifyRts, kRts, kRtsRequired, kRtsOptional, e::kStartSends},
+    {kRtr, kModifyErr, kErr, 0, 0, kEnterError},
+    {kRtr, kFirstMessage, kRtr, 0, 0, e::kRaiseCommEstablished},
+    {kRtr, kProtectionFault, kErr, 0, 0, kEnterError | e::kRaiseAccessError},
+    {kRtr, kProtocolFault, kErr, 0, 0, kEnterError | e::kRaiseRequestError},
+    {kRtr, kLocalFault, kErr, 0, 0, kEnterError | e::kRaiseFatal},
+    {kRtr, kLocalClose, kErr, 0, 0, kEnterError},
+    {kRtr, kWorkFault, kErr, 0, 0, kEnterError},
+
+    {kRts, kModifyReset, kReset, 0, 0, e::kDiscardWork},
+    {kRts, kModifyRts, kRts, 0, kRtsOptional},
+    {kRts, kModifySqd, kSqd, 0, a::kEnSqdAsyncNotify, e::kStopSends},
+    {kRts, kModifyErr, kErr, 0, 0, kEnterError},
+    {kRts, kProtectionFault, kErr, 0, 0, kEnterError | e::kRaiseAccessError},
+    {kRts, kProtocolFault, kErr, 0, 0, kEnterError | e::kRaiseRequestError},
+    {kRts, kLocalFault, kErr, 0, 0, kEnterError | e::kRaiseFatal},
+    {kRts, kLocalClose, kErr, 0, 0, kEnterError},
+    {kRts, kWorkFault, kErr, 0, 0, kEnterError},
+
+    {kSqd, kModifyReset, kReset, 0, 0, e::kDiscardWork},
+    {kSqd, kModifyRts, kRts, 0, kRtsOptional, e::kStartSends},
+    {kSqd, kModifySqd, kSqd, 0, kSqdOptional},
+    {kSqd, kModifyErr, kErr, 0, 0, kEnterError},
+    {kSqd, kSendQueueDrained, kSqd, 0, 0, e::kRaiseSqDrained},
+    {kSqd, kProtectionFault, kErr, 0, 0, kEnterError | e::kRaiseAccessError},
+    {kSqd, kProtocolFault, kErr, 0, 0, kEnterError | e::kRaiseRequestError},
+    {kSqd, kLocalFault, kErr, 0, 0, kEnterError | e::kRaiseFatal},
+    {kSqd, kLocalClose, kErr, 0, 0, kEnterError},
+    {kSqd, kWorkFault, kErr, 0, 0, kEnterError},
+
+    // As on iWARP.
+    {kSqe, kModifyReset, kReset, 0, 0, e::kDiscardWork},
+    {kSqe, kModifyErr, kErr, 0, 0, kEnterError},
+
+    {kErr, kModifyReset, kReset, 0, 0, e::kDiscardWork},
+    {kErr, kModifyErr, kErr},
+});
+
+constexpr auto kUcTable = std::to_array<QpTransition>({
+    {kReset, kModifyReset, kReset},
+    {kReset, kModifyInit, kInit, kInitAttributes},
+
+    {kInit, kModifyReset, kReset, 0, 0, e::kDiscardWork},
+    {kInit, kModifyInit, kInit, 0, kInitAttributes},
+    {kInit, kModifyRtr, kRtr, kUcRtrRequired, kRtrOptional},
+    {kInit, kModifyErr, kErr, 0, 0, kEnterError},
+    {kInit, kLocalFault, kErr, 0, 0, kEnterError | e::kRaiseFatal},
+
+    {kRtr, kModifyReset, kReset, 0, 0, e::kDiscardWork},
+    {kRtr, kModifyRts, kRts, a::kSqPsn, kUcRtsOptional, e::kStartSends},
+    {kRtr, kModifyErr, kErr, 0, 0, kEnterError},
+    {kRtr, kFirstMessage, kRtr, 0, 0, e::kRaiseCommEstablished},
+    {kRtr, kLocalFault, kErr, 0, 0, kEnterError | e::kRaiseFatal},
+    {kRtr, kLocalClose, kErr, 0, 0, kEnterError},
+    {kRtr, kWorkFault, kErr, 0, 0, kEnterError},
+
+    {kRts, kModifyReset, kReset, 0, 0, e::kDiscardWork},
+    {kRts, kModifyRts, kRts, 0, kUcRtsOptional},
+    {kRts, kModifySqd, kSqd, 0, a::kEnSqdAsyncNotify, e::kStopSends},
+    {kRts, kModifyErr, kErr, 0, 0, kEnterError},
+    {kRts, kLocalFault, kErr, 0, 0, kEnterError | e::kRaiseFatal},
+    {kRts, kLocalClose, kErr, 0, 0, kEnterError},
+    {kRts, kWorkFault, kErr, 0, 0, kEnterError},
+    {kRts, kSendFault, kSqe, 0, 0, e::kFlushSends},
+
+    {kSqd, kModifyReset, kReset, 0, 0, e::kDiscardWork},
+    {kSqd, kModifyRts, kRts, 0, kUcRtsOptional, e::kStartSends},
+    {kSqd, kModifySqd, kSqd, 0, kUcSqdOptional},
+    {kSqd, kModifyErr, kErr, 0, 0, kEnterError},
+    {kSqd, kSendQueueDrained, kSqd, 0, 0, e::kRaiseSqDrained},
+    {kSqd, kLocalFault, kErr, 0, 0, kEnterError | e::kRaiseFatal},
+    {kSqd, kLocalClose, kErr, 0, 0, kEnterError},
+    {kSqd, kWorkFault, kErr, 0, 0, kEnterError},
+    {kSqd, kSendFault, kSqe, 0, 0, e::kFlushSends},
+
+    // What failed was a send alone: Receives go on.
+    {kSqe, kModifyReset, kReset, 0, 0, e::kDiscardWork},
+    {kSqe, kModifyRts, kRts, 0, a::kCurState | a::kAccessFlags, e::kStartSends},
+    {kSqe, kModifyErr, kErr, 0, 0, kEnterError},
+    {kSqe, kLocalFault, kErr, 0, 0, kEnterError | e::kRaiseFatal},
+    {kSqe, kLocalClose, kErr, 0, 0, kEnterError},
+    {kSqe, kWorkFault, kErr, 0, 0, kEnterError},
+
+    {kErr, kModifyReset, kReset, 0, 0, e::kDiscardWork},
+    {kErr, kModifyErr, kErr},
+});
+
+using Index = std::array<std::array<int8_t, kQpEventCount>, kQpStateCount>;
+
+template <size_t N>
+constexpr Index MakeIndex(const std::array<QpTransition, N>& table) {
+  static_assert(N < 128);
+  Index index{};
   for (auto& row : index) row.fill(-1);
-  for (size_t i = 0; i < kTable.size(); ++i) {
-    index[static_cast<size_t>(kTable[i].from)][static_cast<size_t>(kTable[i].event)] = static_cast<int8_t>(i);
+  for (size_t i = 0; i < N; ++i) {
+    index[static_cast<size_t>(table[i].from)][static_cast<size_t>(table[i].event)] = static_cast<int8_t>(i);
   }
   return index;
 }
-static_assert(kTable.size() < 128);
-static_assert(static_cast<size_t>(kLocalClose) + 1 == kQpEventCount);
-constexpr auto kIndex = MakeIndex();
+static_assert(static_cast<size_t>(kSendFault) + 1 == kQpEventCount);
+
+struct Machine {
+  std::span<const QpTransition> table;
+  Index index;
+};
+constexpr std::array<Machine, kQpKindCount> kMachines = {{
+    {kIwarpTable, MakeIndex(kIwarpTable)},
+    {kRcTable, MakeIndex(kRcTable)},
+    {kUcTable, MakeIndex(kUcTable)},
+}};
 
 struct BitName {
   uint32_t bit;
@@ -165,9 +281,12 @@ constexpr auto kEffectNames = std::to_array<BitName>({
 constexpr std::array<const char*, kQpStateCount> kStateNames = {"RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR"};
 
 constexpr std::array<const char*, kQpEventCount> kEventNames = {
-    "modify RESET", "modify INIT",        "modify RTR",     "modify RTS",  "modify SQD",       "modify SQE",
-    "modify ERR",   "connected",          "first message",  "SQ drained",  "protection fault", "protocol fault",
-    "local fault",  "Terminate received", "Terminate sent", "stream lost", "peer closed",      "local close"};
+    "modify RESET",     "modify INIT",    "modify RTR",  "modify RTS",         "modify SQD",
+    "modify SQE",       "modify ERR",     "connected",   "first message",      "SQ drained",
+    "protection fault", "protocol fault", "local fault", "Terminate received", "Terminate sent",
+    "stream lost",      "peer closed",    "local close", "work fault",         "send fault"};
+
+constexpr std::array<const char*, kQpKindCount> kKindNames = {"iWARP RC", "RC", "UC"};
 
 constexpr std::array<QpStateRules, kQpStateCount> kRules = {{
     {PostRule::kRefuse, PostRule::kRefuse, false},   // RESET
@@ -180,6 +299,11 @@ constexpr std::array<QpStateRules, kQpStateCount> kRules = {{
 }};
 
 }  // namespace
+
+const char* ToString(QpKind kind) {
+  const auto i = static_cast<size_t>(kind);
+  return i < kKindNames.size() ? kKindNames[i] : "?";
+}
 
 const char* ToString(QpState state) {
   const auto i = static_cast<size_t>(state);
@@ -216,27 +340,28 @@ QpEvent ModifyEvent(QpState requested) {
   return static_cast<QpEvent>(requested);
 }
 
-std::span<const QpTransition> QpTransitions() {
-  return kTable;
+std::span<const QpTransition> QpTransitions(QpKind kind) {
+  return kMachines[static_cast<size_t>(kind)].table;
 }
 
-const QpTransition* FindQpTransition(QpState from, QpEvent event) {
+const QpTransition* FindQpTransition(QpKind kind, QpState from, QpEvent event) {
   const auto state = static_cast<size_t>(from);
   const auto column = static_cast<size_t>(event);
-  STAGECOACH_CHECK(state < kQpStateCount && column < kQpEventCount);
-  const int8_t row = kIndex[state][column];
-  return row < 0 ? nullptr : &kTable[static_cast<size_t>(row)];
+  STAGECOACH_CHECK(static_cast<size_t>(kind) < kQpKindCount && state < kQpStateCount && column < kQpEventCount);
+  const Machine& machine = kMachines[static_cast<size_t>(kind)];
+  const int8_t row = machine.index[state][column];
+  return row < 0 ? nullptr : &machine.table[static_cast<size_t>(row)];
 }
 
-Result<const QpTransition*, QpModifyFault> CheckQpModify(QpState current, QpState requested, QpState assumed_current,
-                                                         uint32_t mask) {
+Result<const QpTransition*, QpModifyFault> CheckQpModify(QpKind kind, QpState current, QpState requested,
+                                                         QpState assumed_current, uint32_t mask) {
   if ((mask & a::kCurState) != 0 && assumed_current != current) {
     return Err(QpModifyFault{QpModifyFaultKind::kWrongCurrentState, a::kCurState});
   }
   const QpState to = (mask & a::kState) != 0 ? requested : current;
   // The program's number, not yet known to be a state.
   if (static_cast<size_t>(to) >= kQpStateCount) return Err(QpModifyFault{QpModifyFaultKind::kNoTransition, a::kState});
-  const QpTransition* row = FindQpTransition(current, ModifyEvent(to));
+  const QpTransition* row = FindQpTransition(kind, current, ModifyEvent(to));
   if (row == nullptr) return Err(QpModifyFault{QpModifyFaultKind::kNoTransition, a::kState});
   if (const uint32_t missing = row->required & ~mask; missing != 0) {
     return Err(QpModifyFault{QpModifyFaultKind::kMissingAttributes, missing});

@@ -1,8 +1,8 @@
-// The state machine of a reliable connected QP, as a table: (state, event) -> (state, attribute masks, effects).
+// The state machines of QPs, as tables: (state, event) -> (state, attribute masks, effects). One for each kind of QP.
 //
 // States and attribute rules are those of ibv_modify_qp(3) and the InfiniBand Architecture Specification, volume 1,
-// section 10.3.1; what happens to the stream is iWARP's (RFC 5040 sections 6 and 7). The table decides; the QP
-// (emu/nic) carries the effects out. UC and UD are not part of it. Pure data and pure functions; any thread.
+// section 10.3.1; what happens to an iWARP QP's stream is from RFC 5040, sections 6 and 7. The table decides; the QP
+// (emu/nic) carries the effects out. UD is not part of it. Pure data and pure functions; any thread.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ enum class QpState : uint8_t { kReset = 0, kInit = 1, kRtr = 2, kRts = 3, kSqd =
 inline constexpr size_t kQpStateCount = 7;
 const char* ToString(QpState state);
 
-// Bits of enum ibv_qp_attr_mask; ABI as well. IBV_QP_QKEY and IBV_QP_RATE_LIMIT stand in no row of an RC QP.
+// Bits of enum ibv_qp_attr_mask; ABI as well. IBV_QP_QKEY and IBV_QP_RATE_LIMIT stand in no row of a connected QP.
 namespace qp_attr {
 inline constexpr uint32_t kState = 1u << 0;
 inline constexpr uint32_t kCurState = 1u << 1;
@@ -45,6 +45,15 @@ inline constexpr uint32_t kCap = 1u << 19;
 inline constexpr uint32_t kDestQpn = 1u << 20;
 inline constexpr uint32_t kRateLimit = 1u << 25;
 }  // namespace qp_attr
+
+// Whose table.
+enum class QpKind : uint8_t {
+  kIwarp,  // RC over a stream: the stream is the connection
+  kRc,     // InfiniBand's, which has no connection but what both ends believe
+  kUc,
+};
+inline constexpr size_t kQpKindCount = 3;
+const char* ToString(QpKind kind);
 
 // "PKEY_INDEX|PORT|ACCESS_FLAGS"; "-" for none.
 std::string QpAttributesToString(uint32_t mask);
@@ -77,10 +86,14 @@ enum class QpEvent : uint8_t {
   kStreamLost,
   // End of file between FPDUs.
   kPeerClosed,
-  // This end disconnects (rdma_disconnect).
+  // This end disconnects (rdma_disconnect), or destroys the QP.
   kLocalClose,
+  // A work request has failed, and its completion says all there is to say.
+  kWorkFault,
+  // The same of a QP whose receiving side does not depend on its sending side (UC).
+  kSendFault,
 };
-inline constexpr size_t kQpEventCount = 18;
+inline constexpr size_t kQpEventCount = 20;
 const char* ToString(QpEvent event);
 QpEvent ModifyEvent(QpState requested);
 
@@ -114,11 +127,11 @@ struct QpTransition {
 };
 
 // Every row, by state and then event.
-std::span<const QpTransition> QpTransitions();
+std::span<const QpTransition> QpTransitions(QpKind kind);
 
 // Null when the state has no row for the event: a modify is refused, anything else is ignored (it came too late to
 // matter).
-const QpTransition* FindQpTransition(QpState from, QpEvent event);
+const QpTransition* FindQpTransition(QpKind kind, QpState from, QpEvent event);
 
 enum class QpModifyFaultKind : uint8_t {
   kNoTransition,         // no way from the current state to the requested one
@@ -135,8 +148,8 @@ struct QpModifyFault {
 // Judges a call of ibv_modify_qp: all of its faults are EINVAL there, and nothing has changed. `requested` counts when
 // `mask` has kState; without it the state stays (a row to itself must exist). `assumed_current` counts when `mask` has
 // kCurState.
-Result<const QpTransition*, QpModifyFault> CheckQpModify(QpState current, QpState requested, QpState assumed_current,
-                                                         uint32_t mask);
+Result<const QpTransition*, QpModifyFault> CheckQpModify(QpKind kind, QpState current, QpState requested,
+                                                         QpState assumed_current, uint32_t mask);
 
 // What becomes of a work request posted in a state.
 enum class PostRule : uint8_t {

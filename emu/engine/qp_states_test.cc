@@ -16,6 +16,8 @@ constexpr uint32_t kRtrMask =
     a::kState | a::kAv | a::kPathMtu | a::kDestQpn | a::kRqPsn | a::kMaxDestRdAtomic | a::kMinRnrTimer;
 constexpr uint32_t kRtsMask = a::kState | a::kTimeout | a::kRetryCnt | a::kRnrRetry | a::kSqPsn | a::kMaxQpRdAtomic;
 
+constexpr QpKind kKinds[] = {QpKind::kIwarp, QpKind::kRc, QpKind::kUc};
+
 QpState State(size_t i) {
   return static_cast<QpState>(i);
 }
@@ -23,15 +25,16 @@ QpEvent Event(size_t i) {
   return static_cast<QpEvent>(i);
 }
 
-std::string PrintTable() {
+std::string PrintTable(QpKind kind) {
   std::ostringstream out;
+  out << "=== " << ToString(kind) << " ===\n";
   for (size_t s = 0; s < kQpStateCount; ++s) {
     const QpStateRules rules = RulesOf(State(s));
     out << ToString(State(s)) << ": post send " << ToString(rules.post_send) << ", post receive "
         << ToString(rules.post_receive) << ", " << (rules.receiving ? "receiving" : "not receiving") << "\n";
     for (size_t v = 0; v < kQpEventCount; ++v) {
       out << "  " << ToString(Event(v)) << " -> ";
-      const QpTransition* row = FindQpTransition(State(s), Event(v));
+      const QpTransition* row = FindQpTransition(kind, State(s), Event(v));
       if (row == nullptr) {
         out << (v < kQpStateCount ? "refused\n" : "ignored\n");
         continue;
@@ -52,36 +55,44 @@ TEST(QpStates, EveryStateAndEventIsAsTheSnapshotSays) {
   ASSERT_TRUE(file.is_open());
   std::stringstream expected;
   expected << file.rdbuf();
-  EXPECT_EQ(PrintTable(), expected.str());
+  std::string tables;
+  for (const QpKind kind : kKinds) tables += PrintTable(kind);
+  EXPECT_EQ(tables, expected.str());
 }
 
 TEST(QpStates, NoStateHasTwoRowsForOneEvent) {
-  for (const QpTransition& row : QpTransitions()) {
-    EXPECT_EQ(FindQpTransition(row.from, row.event), &row) << ToString(row.from) << " " << ToString(row.event);
+  for (const QpKind kind : kKinds) {
+    for (const QpTransition& row : QpTransitions(kind)) {
+      EXPECT_EQ(FindQpTransition(kind, row.from, row.event), &row) << ToString(row.from) << " " << ToString(row.event);
+    }
   }
 }
 
 TEST(QpStates, ModifyRowsLeadToTheStateThatWasAskedForAndOthersNeedNoAttributes) {
-  for (const QpTransition& row : QpTransitions()) {
-    if (static_cast<size_t>(row.event) < kQpStateCount) {
-      EXPECT_EQ(row.event, ModifyEvent(row.to));
-    } else {
-      EXPECT_EQ(row.required | row.optional, 0u);
+  for (const QpKind kind : kKinds) {
+    for (const QpTransition& row : QpTransitions(kind)) {
+      if (static_cast<size_t>(row.event) < kQpStateCount) {
+        EXPECT_EQ(row.event, ModifyEvent(row.to));
+      } else {
+        EXPECT_EQ(row.required | row.optional, 0u);
+      }
+      EXPECT_EQ(row.required & row.optional, 0u);
     }
-    EXPECT_EQ(row.required & row.optional, 0u);
   }
 }
 
 TEST(QpStates, EveryWayIntoTheErrorStateFlushesBothQueues) {
-  for (const QpTransition& row : QpTransitions()) {
-    if (row.to != QpState::kErr || row.from == QpState::kErr) continue;
-    EXPECT_TRUE(row.effects & qp_effect::kFlushSends) << ToString(row.from) << " " << ToString(row.event);
-    EXPECT_TRUE(row.effects & qp_effect::kFlushReceives) << ToString(row.from) << " " << ToString(row.event);
+  for (const QpKind kind : kKinds) {
+    for (const QpTransition& row : QpTransitions(kind)) {
+      if (row.to != QpState::kErr || row.from == QpState::kErr) continue;
+      EXPECT_TRUE(row.effects & qp_effect::kFlushSends) << ToString(row.from) << " " << ToString(row.event);
+      EXPECT_TRUE(row.effects & qp_effect::kFlushReceives) << ToString(row.from) << " " << ToString(row.event);
+    }
   }
 }
 
 TEST(QpStates, EveryStateWithAStreamGivesItUpOnLeaving) {
-  for (const QpTransition& row : QpTransitions()) {
+  for (const QpTransition& row : QpTransitions(QpKind::kIwarp)) {
     if (!RulesOf(row.from).receiving || RulesOf(row.to).receiving) continue;
     EXPECT_TRUE(row.effects & (qp_effect::kCloseStream | qp_effect::kSendTerminate))
         << ToString(row.from) << " " << ToString(row.event);
@@ -89,12 +100,12 @@ TEST(QpStates, EveryStateWithAStreamGivesItUpOnLeaving) {
 }
 
 TEST(QpStates, TheManualsWayToReadyToSendIsAccepted) {
-  const auto init = CheckQpModify(QpState::kReset, QpState::kInit, {}, kInitMask);
+  const auto init = CheckQpModify(QpKind::kRc, QpState::kReset, QpState::kInit, {}, kInitMask);
   ASSERT_TRUE(init.has_value());
   EXPECT_EQ((*init)->to, QpState::kInit);
-  const auto rtr = CheckQpModify(QpState::kInit, QpState::kRtr, {}, kRtrMask);
+  const auto rtr = CheckQpModify(QpKind::kRc, QpState::kInit, QpState::kRtr, {}, kRtrMask);
   ASSERT_TRUE(rtr.has_value());
-  const auto rts = CheckQpModify(QpState::kRtr, QpState::kRts, {}, kRtsMask);
+  const auto rts = CheckQpModify(QpKind::kRc, QpState::kRtr, QpState::kRts, {}, kRtsMask);
   ASSERT_TRUE(rts.has_value());
   EXPECT_EQ((*rts)->to, QpState::kRts);
 }
@@ -109,7 +120,7 @@ TEST(QpStates, EachRequiredAttributeIsMissedWhenItIsAbsent) {
   for (const auto& step : kSteps) {
     for (uint32_t bit = 1; bit <= a::kRateLimit; bit <<= 1) {
       if (bit == a::kState || (step.mask & bit) == 0) continue;
-      const auto result = CheckQpModify(step.from, step.to, {}, step.mask & ~bit);
+      const auto result = CheckQpModify(QpKind::kRc, step.from, step.to, {}, step.mask & ~bit);
       ASSERT_FALSE(result.has_value()) << QpAttributesToString(bit);
       EXPECT_EQ(result.error().kind, QpModifyFaultKind::kMissingAttributes);
       EXPECT_EQ(result.error().attributes, bit);
@@ -118,11 +129,11 @@ TEST(QpStates, EachRequiredAttributeIsMissedWhenItIsAbsent) {
 }
 
 TEST(QpStates, AttributesThatMeanNothingInATransitionAreForbidden) {
-  const auto qkey = CheckQpModify(QpState::kReset, QpState::kInit, {}, kInitMask | a::kQkey);
+  const auto qkey = CheckQpModify(QpKind::kRc, QpState::kReset, QpState::kInit, {}, kInitMask | a::kQkey);
   ASSERT_FALSE(qkey.has_value());
   EXPECT_EQ(qkey.error().kind, QpModifyFaultKind::kForbiddenAttributes);
   EXPECT_EQ(qkey.error().attributes, a::kQkey);
-  const auto unknown_bit = CheckQpModify(QpState::kRts, QpState::kErr, {}, a::kState | 1u << 30);
+  const auto unknown_bit = CheckQpModify(QpKind::kRc, QpState::kRts, QpState::kErr, {}, a::kState | 1u << 30);
   ASSERT_FALSE(unknown_bit.has_value());
   EXPECT_EQ(unknown_bit.error().attributes, 1u << 30);
 }
@@ -135,29 +146,75 @@ TEST(QpStates, SkippingAStateIsRefused) {
                                  {QpState::kErr, QpState::kRts},
                                  {QpState::kRts, QpState::kSqe},
                                  {QpState::kReset, QpState::kErr}}) {
-    const auto result = CheckQpModify(from, to, {}, a::kState);
+    const auto result = CheckQpModify(QpKind::kRc, from, to, {}, a::kState);
     ASSERT_FALSE(result.has_value()) << ToString(from) << " to " << ToString(to);
     EXPECT_EQ(result.error().kind, QpModifyFaultKind::kNoTransition);
   }
 }
 
 TEST(QpStates, AWrongIdeaOfTheCurrentStateIsRefused) {
-  const auto wrong = CheckQpModify(QpState::kRts, QpState::kRts, QpState::kSqd, a::kState | a::kCurState);
+  const auto wrong = CheckQpModify(QpKind::kRc, QpState::kRts, QpState::kRts, QpState::kSqd, a::kState | a::kCurState);
   ASSERT_FALSE(wrong.has_value());
   EXPECT_EQ(wrong.error().kind, QpModifyFaultKind::kWrongCurrentState);
-  EXPECT_TRUE(CheckQpModify(QpState::kRts, QpState::kRts, QpState::kRts, a::kState | a::kCurState).has_value());
+  EXPECT_TRUE(
+      CheckQpModify(QpKind::kRc, QpState::kRts, QpState::kRts, QpState::kRts, a::kState | a::kCurState).has_value());
 }
 
 TEST(QpStates, WithoutTheStateBitAttributesChangeInPlace) {
-  const auto result = CheckQpModify(QpState::kRts, QpState::kReset, {}, a::kMinRnrTimer);
+  const auto result = CheckQpModify(QpKind::kRc, QpState::kRts, QpState::kReset, {}, a::kMinRnrTimer);
   ASSERT_TRUE(result.has_value());
   EXPECT_EQ((*result)->to, QpState::kRts);
-  EXPECT_FALSE(CheckQpModify(QpState::kRtr, QpState::kReset, {}, a::kMinRnrTimer).has_value());
+  EXPECT_FALSE(CheckQpModify(QpKind::kRc, QpState::kRtr, QpState::kReset, {}, a::kMinRnrTimer).has_value());
 }
 
 TEST(QpStates, AStateNumberThatIsNoneIsRefused) {
   for (int number : {7, 100, 255}) {
-    EXPECT_FALSE(CheckQpModify(QpState::kRts, static_cast<QpState>(number), {}, a::kState).has_value());
+    EXPECT_FALSE(CheckQpModify(QpKind::kRc, QpState::kRts, static_cast<QpState>(number), {}, a::kState).has_value());
+  }
+}
+
+// The columns of ib_core's table for UC, which is what programs are written against.
+TEST(QpStates, UnreliableConnectionsNeedLessAndAllowLess) {
+  constexpr uint32_t kUcRtrMask = a::kState | a::kAv | a::kPathMtu | a::kDestQpn | a::kRqPsn;
+  constexpr uint32_t kUcRtsMask = a::kState | a::kSqPsn;
+  const struct {
+    QpState from, to;
+    uint32_t required;
+  } kSteps[] = {{QpState::kReset, QpState::kInit, kInitMask}, {QpState::kInit, QpState::kRtr, kUcRtrMask},
+                {QpState::kRtr, QpState::kRts, kUcRtsMask},   {QpState::kRts, QpState::kSqd, a::kState},
+                {QpState::kSqd, QpState::kRts, a::kState},    {QpState::kSqe, QpState::kRts, a::kState}};
+  for (const auto& step : kSteps) {
+    EXPECT_TRUE(CheckQpModify(QpKind::kUc, step.from, step.to, {}, step.required).has_value()) << ToString(step.to);
+    for (const uint32_t reliable :
+         {a::kTimeout, a::kRetryCnt, a::kRnrRetry, a::kMinRnrTimer, a::kMaxQpRdAtomic, a::kMaxDestRdAtomic, a::kQkey}) {
+      const auto refused = CheckQpModify(QpKind::kUc, step.from, step.to, {}, step.required | reliable);
+      ASSERT_FALSE(refused.has_value()) << ToString(step.to) << " with " << QpAttributesToString(reliable);
+      EXPECT_EQ(refused.error().kind, QpModifyFaultKind::kForbiddenAttributes);
+    }
+  }
+  const auto missing = CheckQpModify(QpKind::kUc, QpState::kInit, QpState::kRtr, {}, kUcRtrMask & ~a::kRqPsn);
+  ASSERT_FALSE(missing.has_value());
+  EXPECT_EQ(missing.error().attributes, a::kRqPsn);
+}
+
+TEST(QpStates, AFailedSendStopsTheSendQueueOfUcAloneAndRtsIsTheWayOut) {
+  const QpTransition* const failed = FindQpTransition(QpKind::kUc, QpState::kRts, QpEvent::kSendFault);
+  ASSERT_NE(failed, nullptr);
+  EXPECT_EQ(failed->to, QpState::kSqe);
+  EXPECT_EQ(failed->effects, qp_effect::kFlushSends);
+  EXPECT_TRUE(RulesOf(QpState::kSqe).receiving);
+  EXPECT_EQ(FindQpTransition(QpKind::kRc, QpState::kRts, QpEvent::kSendFault), nullptr);
+  EXPECT_FALSE(CheckQpModify(QpKind::kRc, QpState::kSqe, QpState::kRts, {}, a::kState).has_value());
+}
+
+TEST(QpStates, NothingOfAStreamHappensToAnInfinibandQp) {
+  for (const QpKind kind : {QpKind::kRc, QpKind::kUc}) {
+    for (const QpTransition& row : QpTransitions(kind)) {
+      EXPECT_EQ(row.effects & (qp_effect::kCloseStream | qp_effect::kSendTerminate), 0)
+          << ToString(row.from) << " " << ToString(row.event);
+      EXPECT_TRUE(row.event != QpEvent::kConnected && row.event != QpEvent::kStreamLost &&
+                  row.event != QpEvent::kPeerClosed && row.event != QpEvent::kTerminateReceived);
+    }
   }
 }
 

@@ -75,6 +75,17 @@ class Llp : public RecordSink {
     uint64_t tx_records = 0;
     uint64_t stream_reads = 0;
     uint64_t stream_writes = 0;
+
+    void Add(const Counters& other) {
+      rx_payload_bytes += other.rx_payload_bytes;
+      rx_copied_bytes += other.rx_copied_bytes;
+      tx_payload_bytes += other.tx_payload_bytes;
+      tx_copied_bytes += other.tx_copied_bytes;
+      rx_records += other.rx_records;
+      tx_records += other.tx_records;
+      stream_reads += other.stream_reads;
+      stream_writes += other.stream_writes;
+    }
   };
   virtual const Counters& counters() const = 0;
 };

@@ -10,8 +10,6 @@
 namespace stagecoach::emu {
 namespace {
 
-// How often one turn fills and writes; each time at most transmit_budget_records.
-constexpr int kTransmitRounds = 8;
 // What a lingering stream may throw away in one turn.
 constexpr int kLingerReads = 16;
 constexpr size_t kLingerReadSize = 16 * 1024;
@@ -49,8 +47,10 @@ Connection::Connection(QueuePair& qp, ConnectionSetup setup)
       llp_(std::move(setup.llp)),
       transport_(
           std::make_unique<RdmapStream>(EngineOptions(setup), memory_, qp.receive_source(), nic_.trace(), name_)),
+      pump_(qp, nic_, *transport_, memory_, name_),
       nudges_left_(initiator_ && nic_.profile().first_answer_nudge > Duration::zero() ? kNudges : 0),
       nudge_wait_(nic_.profile().first_answer_nudge) {
+  pump_.Use(llp_.get());
   transport_->BeginTurn(nic_.fabric().Now());
   if (initiator_ && setup.rtr != ConnectionSetup::Rtr::kNone) {
     transport_->SendRtr(setup.rtr == ConnectionSetup::Rtr::kRead ? RtrKind::kRead : RtrKind::kWrite);
@@ -70,8 +70,7 @@ void Connection::OnStreamReady() {
 bool Connection::Serve(uint32_t requests) {
   const Instant now = nic_.fabric().Now();
   transport_->BeginTurn(now);
-  moved_ = false;
-  more_ = false;
+  pump_.BeginTurn();
   if ((requests & QueuePair::kFired) != 0) armed_readable_ = armed_writable_ = false;
   if ((requests & QueuePair::kTime) != 0) OnTime(now);
   if (phase_ == Phase::kOpen && (requests & QueuePair::kDisconnect) != 0) BeginDisconnect(now);
@@ -79,15 +78,15 @@ bool Connection::Serve(uint32_t requests) {
     if ((requests & (QueuePair::kPoll | QueuePair::kContinue)) != 0) Receive(now);
     Transmit();
     // A stream that cannot be written may still hold the peer's Terminate, which says why.
-    if (tx_failed_ && transport_->Receiving()) {
+    if (pump_.tx_failed() && transport_->Receiving()) {
       STAGECOACH_MARK("nic.reads_on_when_nothing_can_be_written");
       Receive(now);
     }
-    if (tx_failed_ && transport_->Receiving() && !more_) Lose(CloseReason::kStreamFailed, stream_error_);
+    if (pump_.tx_failed() && transport_->Receiving() && !pump_.more()) Lose(CloseReason::kStreamFailed, stream_error_);
     CheckEnd(now);
   } else if (phase_ == Phase::kFinishing) {
     FlushRecords();
-    if (llp_->TxIdle() || tx_failed_) {
+    if (llp_->TxIdle() || pump_.tx_failed()) {
       transport_->Flush();
       Finish(now);
     }
@@ -95,56 +94,15 @@ bool Connection::Serve(uint32_t requests) {
   if (phase_ == Phase::kLingering) Linger();
   RefreshDeadline();
   EnsureWake(requests);
-  return moved_;
+  return pump_.moved();
 }
 
 // --- Receiving ---
 
 void Connection::Receive(Instant now) {
-  size_t bytes = nic_.profile().receive_budget_bytes;
-  size_t records = nic_.profile().receive_budget_records;
-  while (transport_->Receiving() && !rx_ended_) {
-    if (records-- == 0 || bytes == 0) {
-      more_ = true;
-      return;
-    }
-    if (!ReceiveRecord(now, &bytes)) return;
-  }
-}
-
-bool Connection::ReceiveRecord(Instant now, size_t* budget_bytes) {
-  if (!have_record_) {
-    RecordHead record;
-    const RxResult next = llp_->NextRecord(&record);
-    if (next.status != RxStatus::kReady) {
-      OnReceiveEnd(next);
-      return false;
-    }
-    const std::optional<size_t> head_size = transport_->OnRecord(record, now);
-    if (!head_size) return false;
-    have_record_ = true;
-    head_size_ = *head_size;
-    record_length_ = record.length;
-  }
-  const std::optional<std::span<const MutableBytes>> destination = transport_->PinDestination();
-  if (!destination) return false;
-  // Decided once for each record.
-  if (!place_late_) place_late_ = PlaceLate();
-  const RxResult placed = llp_->Place(head_size_, *place_late_ ? late_->Stage(*destination) : *destination);
-  transport_->UnpinDestination();
-  if (placed.status != RxStatus::kReady) {
-    OnReceiveEnd(placed);
-    return false;
-  }
-  have_record_ = false;
-  if (*std::exchange(place_late_, std::nullopt)) {
-    late_->Keep(now, now + nic_.faults().placement_delay_max);
-    Trace(nic_.trace(), now, name_, "placement.kept");
-  }
-  moved_ = true;
-  transport_->OnPlaced(now);
-  *budget_bytes -= std::min(*budget_bytes, record_length_);
-  if (!first_record_) {
+  if (rx_ended_) return;
+  const std::optional<RxResult> end = pump_.Receive(now);
+  if (!first_record_ && pump_.received_any()) {
     first_record_ = true;
     nudge_at_.reset();
     if (!initiator_ && qp_.observer_ != nullptr) {
@@ -152,33 +110,12 @@ bool Connection::ReceiveRecord(Instant now, size_t* budget_bytes) {
       nic_.loop().Notify(&qp_);
     }
   }
-  return true;
-}
-
-bool Connection::PlaceLate() {
-  if (!transport_->PlacementMayWait()) {
-    const bool overtaken =
-        STAGECOACH_MUTANT("send-before-write", "a Send is delivered before Writes ahead of it are placed");
-    if (late_ && late_->Due()) STAGECOACH_MARK("placement.ordering_point_settles_late_writes");
-    if (!overtaken) SettlePlacements();
-    return false;
-  }
-  if (!nic_.has_faults() || !nic_.faults().adversarial_placement) return false;
-  if (!late_) late_.emplace(nic_.faults().luck.Fork(name_));
-  return true;
-}
-
-void Connection::SettlePlacements() {
-  if (late_) TellPlaced(late_->PlaceAll());
+  if (end) OnReceiveEnd(*end);
 }
 
 void Connection::SettleForTheEnd() {
   if (STAGECOACH_MUTANT("end-without-draining", "a connection ends while Writes are on their way to memory")) return;
-  SettlePlacements();
-}
-
-void Connection::TellPlaced(size_t writes) {
-  if (writes > 0) Trace(nic_.trace(), nic_.fabric().Now(), name_, "placement.done", {{"writes", uint64_t{writes}}});
+  pump_.SettlePlacements();
 }
 
 void Connection::OnReceiveEnd(const RxResult& result) {
@@ -205,56 +142,23 @@ void Connection::OnReceiveEnd(const RxResult& result) {
 // --- Sending ---
 
 void Connection::Transmit() {
-  for (int round = 0; round < kTransmitRounds; ++round) {
-    TakeSendCompletions();
-    bool any = qp_.SubmitPosted(*transport_);
-    if (!tx_failed_ && transport_->FillTx(*llp_, nic_.profile().transmit_budget_records)) any = true;
-    FlushRecords();
-    // A fenced local operation may have waited for just these.
-    if (TakeSendCompletions() && qp_.sends_.HasUnsubmitted()) any = true;
-    if (!any || tx_blocked_ || tx_failed_) return;
-  }
-  STAGECOACH_MARK("nic.transmit_rounds_used_up");
-  more_ = true;
+  pump_.Transmit();
+  NoteSending();
 }
 
 void Connection::FlushRecords() {
-  if (llp_->TxIdle() || tx_failed_) {
-    tx_blocked_ = false;
-    return;
-  }
-  const TxResult result = llp_->Flush(memory_);
-  tx_blocked_ = result.status == TxStatus::kWouldBlock;
-  uint64_t cookie = 0;
-  while (llp_->TakeSent(&cookie)) {
-    moved_ = true;
-    transport_->OnSent(cookie);
-  }
-  if (!first_record_ && !sent_any_ && nudges_left_ > 0) nudge_at_ = nic_.fabric().Now() + nudge_wait_;
-  sent_any_ = true;
-  if (result.status == TxStatus::kReset) {
-    tx_failed_ = true;
-    stream_error_ = result.error;
-  } else if (result.status == TxStatus::kMemoryFault) {
-    tx_failed_ = true;
-    transport_->OnTxMemoryFault(result.cookie, result.memory_fault);
-  }
+  pump_.Flush();
+  NoteSending();
 }
 
-// --- Completions and endings ---
-
-bool Connection::TakeSendCompletions() {
-  bool any = false;
-  for (SendCompletion completion; transport_->TakeSendCompletion(&completion); any = true) qp_.FinishSend(completion);
-  return any;
+void Connection::NoteSending() {
+  if (pump_.flushed_any() && !std::exchange(sent_any_, true) && !first_record_ && nudges_left_ > 0) {
+    nudge_at_ = nic_.fabric().Now() + nudge_wait_;
+  }
+  if (pump_.tx_error() != 0) stream_error_ = pump_.tx_error();
 }
 
-void Connection::TakeCompletions() {
-  TakeSendCompletions();
-  qp_.RetireSends();
-  ReceiveCompletion received;
-  while (transport_->TakeReceiveCompletion(&received)) qp_.FinishReceive(received);
-}
+// --- Endings ---
 
 void Connection::Lose(CloseReason reason, int error) {
   if (!reason_) reason_ = reason;
@@ -268,7 +172,7 @@ void Connection::FailLocally(const char* why) {
   fault_ = TransportFault{.description = why};
   qp_.Apply(QpEvent::kLocalFault);
   transport_->Flush();
-  TakeCompletions();
+  pump_.TakeCompletions();
 }
 
 void Connection::CheckEnd(Instant now) {
@@ -280,7 +184,7 @@ void Connection::CheckEnd(Instant now) {
     // A peer that does not read must not keep the Terminate, and with it the QP, for ever.
     linger_until_ = now + nic_.profile().close_linger;
   }
-  TakeCompletions();
+  pump_.TakeCompletions();
   if (transport_->Receiving()) {
     if (qp_.doom_ != nullptr) {
       FailLocally(qp_.doom_);
@@ -308,7 +212,7 @@ void Connection::BeginDisconnect(Instant now) {
 
 void Connection::Finish(Instant now) {
   SettleForTheEnd();
-  TakeCompletions();
+  pump_.TakeCompletions();
   qp_.FlushQueues();
   const CloseReason reason = reason_.value_or(CloseReason::kLocalClose);
   Trace(nic_.trace(), now, name_, "connection.ended",
@@ -318,7 +222,7 @@ void Connection::Finish(Instant now) {
   nudge_at_.reset();
   // Records left over name memory that is no longer ours to read; an unfinished one tells the peer that something was
   // lost.
-  if (tx_failed_ || reason == CloseReason::kStreamFailed || !llp_->TxIdle()) {
+  if (pump_.tx_failed() || reason == CloseReason::kStreamFailed || !llp_->TxIdle()) {
     if (!llp_->TxIdle()) STAGECOACH_MARK("nic.records_left_over_at_the_end");
     Close(/*abort=*/true);
     return;
@@ -345,7 +249,7 @@ void Connection::Linger() {
     }
     STAGECOACH_MARK("nic.peer_sends_into_a_connection_that_is_over");
   }
-  more_ = true;
+  pump_.SetMore();
 }
 
 void Connection::Close(bool abort) {
@@ -362,7 +266,7 @@ void Connection::Abort() {
     STAGECOACH_MARK("nic.connection_aborted_under_its_qp");
     if (!reason_) reason_ = CloseReason::kLocalClose;
     transport_->OnLost(/*orderly=*/false);
-    TakeCompletions();
+    pump_.TakeCompletions();
     qp_.close_to_tell_ = CloseNotice{*reason_, stream_error_, fault_};
   }
   Close(/*abort=*/true);
@@ -395,7 +299,7 @@ void Connection::OnTime(Instant now) {
     }
   }
   if (const std::optional<Instant> due = transport_->Deadline(); due && *due <= now) transport_->OnDeadline(now);
-  if (late_) TellPlaced(late_->PlaceDue(now));
+  pump_.PlaceDue(now);
   if (!linger_until_ || *linger_until_ > now) return;
   if (HasEnded()) {
     STAGECOACH_MARK("nic.peer_does_not_close_in_time");
@@ -404,7 +308,7 @@ void Connection::OnTime(Instant now) {
   }
   // What should have left has not: give up on it.
   STAGECOACH_MARK("nic.last_records_given_up");
-  tx_failed_ = true;
+  pump_.FailTx(0);
   transport_->OnLost(/*orderly=*/false);
   Finish(now);
 }
@@ -412,9 +316,8 @@ void Connection::OnTime(Instant now) {
 void Connection::RefreshDeadline() {
   std::optional<Instant> next;
   if (phase_ != Phase::kClosed) {
-    const std::optional<Instant> place_at = late_ ? late_->Due() : std::nullopt;
     for (const std::optional<Instant>& wish :
-         {nudge_at_, linger_until_, transport_->Deadline(), place_at, qp_.HeldUntil()}) {
+         {nudge_at_, linger_until_, transport_->Deadline(), pump_.PlacementDue(), qp_.HeldUntil()}) {
       if (wish) next = std::min(next.value_or(Instant::max()), *wish);
     }
   }
@@ -424,18 +327,18 @@ void Connection::RefreshDeadline() {
 }
 
 void Connection::EnsureWake(uint32_t requests) {
-  qp_.SetUnfinished(phase_ != Phase::kClosed && (more_ || tx_blocked_));
+  qp_.SetUnfinished(phase_ != Phase::kClosed && (pump_.more() || pump_.tx_blocked()));
   if (phase_ == Phase::kClosed) return;
   const bool continuing = (requests & QueuePair::kContinue) != 0;
-  if (more_) {
+  if (pump_.more()) {
     if (continuing || !nic_.loop().Park(&qp_)) nic_.loop().Continue(&qp_);
     return;
   }
   const bool readable =
       phase_ == Phase::kLingering || (phase_ == Phase::kOpen && transport_->Receiving() && !rx_ended_);
   if (continuing) {
-    Arm(readable, tx_blocked_);
-  } else if (tx_blocked_ && !armed_writable_ && !nic_.loop().Park(&qp_)) {
+    Arm(readable, pump_.tx_blocked());
+  } else if (pump_.tx_blocked() && !armed_writable_ && !nic_.loop().Park(&qp_)) {
     Arm(readable, true);
   }
 }

@@ -1,4 +1,4 @@
-// Connection: one QP's transport engine bound to one record layer, and the pump that moves both.
+// Connection: one QP's iWARP engine bound to one stream, which begins and ends with it.
 //
 // Not thread-safe: everything here runs under the lock of its QP. Who takes that lock, and why nothing is forgotten, is
 // told here once for the whole package.
@@ -52,14 +52,15 @@
 #include "emu/engine/rdmap_stream.h"
 #include "emu/fabric/stream.h"
 #include "emu/llp/llp.h"
-#include "emu/nic/late_placement.h"
 #include "emu/nic/memory_registry.h"
 #include "emu/nic/nic.h"
+#include "emu/nic/qp_connection.h"
 #include "emu/nic/queue_pair.h"
+#include "emu/nic/record_pump.h"
 
 namespace stagecoach::emu {
 
-class Connection final : public StreamWatcher {
+class Connection final : public QpConnection, public StreamWatcher {
  public:
   // Queues the RTR when the setup asks this end for one. Nothing moves before Serve().
   Connection(QueuePair& qp, ConnectionSetup setup);
@@ -68,24 +69,18 @@ class Connection final : public StreamWatcher {
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
 
-  // One turn: whatever `requests` (of QueuePair) ask for, as far as the budget goes. True if records or bytes moved.
-  bool Serve(uint32_t requests);
+  bool Serve(uint32_t requests) override;
+  // The peer sees a reset.
+  void Abort() override;
+  void SettlePlacements() override { pump_.SettlePlacements(); }
+  void ForgetDeadline() override { deadline_.reset(); }
 
-  // Ends it at once: the peer sees a reset, submitted work is flushed into the QP's rings.
-  void Abort();
-  // Memory is about to become invalid: what is to be written to it late is written now.
-  void SettlePlacements();
-  // NicLoop has forgotten this QP's wishes.
-  void ForgetDeadline() { deadline_.reset(); }
-
-  const char* PhaseName() const;
-  bool IsOpen() const { return phase_ == Phase::kOpen; }
-  // The engine has given back all work.
-  bool HasEnded() const { return phase_ == Phase::kLingering || phase_ == Phase::kClosed; }
-  // The stream is done and the connection may be deleted.
-  bool IsClosed() const { return phase_ == Phase::kClosed; }
-  QpTransport& transport() { return *transport_; }
-  const Llp::Counters& llp_counters() const { return llp_->counters(); }
+  const char* PhaseName() const override;
+  bool IsOpen() const override { return phase_ == Phase::kOpen; }
+  bool HasEnded() const override { return phase_ == Phase::kLingering || phase_ == Phase::kClosed; }
+  bool IsClosed() const override { return phase_ == Phase::kClosed; }
+  Llp::Counters llp_counters() const override { return llp_->counters(); }
+  int PollDescriptor() const override { return llp_->stream().PollDescriptor(); }
   Stream& stream() { return llp_->stream(); }
 
   // StreamWatcher: on the loop's thread, without locks.
@@ -100,18 +95,13 @@ class Connection final : public StreamWatcher {
   };
 
   void Receive(Instant now);
-  // One record, or a part of it. False when nothing more can be done now.
-  bool ReceiveRecord(Instant now, size_t* budget_bytes);
-  // Whether the current record's payload is kept aside; if not, what was kept aside is placed.
-  bool PlaceLate();
   // Before the program learns of the end, after which the memory is its own again.
   void SettleForTheEnd();
-  void TellPlaced(size_t writes);
   void OnReceiveEnd(const RxResult& result);
   void Transmit();
   void FlushRecords();
-  bool TakeSendCompletions();
-  void TakeCompletions();
+  // What sending means for the nudge and for the end.
+  void NoteSending();
   // The stream is gone: the engine gives up.
   void Lose(CloseReason reason, int error);
   void FailLocally(const char* why);
@@ -132,17 +122,10 @@ class Connection final : public StreamWatcher {
   RegistryPort memory_;
   std::unique_ptr<Llp> llp_;
   std::unique_ptr<RdmapStream> transport_;
+  RecordPump<RdmapStream> pump_;
 
   Phase phase_ = Phase::kOpen;
-  bool have_record_ = false;  // its head has been judged, its payload is being placed
-  size_t head_size_ = 0;
-  size_t record_length_ = 0;
-  std::optional<bool> place_late_;  // of this record
-  bool rx_ended_ = false;           // nothing more can be read
-  bool tx_failed_ = false;          // nothing more can be written
-  bool tx_blocked_ = false;
-  bool more_ = false;   // the budget ended before the work did
-  bool moved_ = false;  // in this turn
+  bool rx_ended_ = false;  // nothing more can be read
   bool armed_readable_ = false;
   bool armed_writable_ = false;
   bool first_record_ = false;
@@ -151,8 +134,7 @@ class Connection final : public StreamWatcher {
   Duration nudge_wait_;
   std::optional<Instant> nudge_at_;
   std::optional<Instant> linger_until_;
-  std::optional<LatePlacement> late_;  // once the NIC's faults have asked for it
-  std::optional<Instant> deadline_;    // as NicLoop knows it
+  std::optional<Instant> deadline_;  // as NicLoop knows it
   std::optional<TransportFault> fault_;
   int stream_error_ = 0;
   std::optional<CloseReason> reason_;

@@ -1,19 +1,31 @@
 // What a device is, as data: identity, limits, and the places where transports differ.
 //
+// A profile is a value: take one by name, or one of those below, and change what a test or scenario wants otherwise.
+//
 // Limits are modest on purpose: strict suites create objects until the advertised maximum is reached, and a limit is
 // only worth advertising when it is enforced.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <string_view>
 
 #include "base/time.h"
 
 namespace stagecoach::emu {
 
+// Which engine is behind the QPs, and so what the device is to programs.
+enum class TransportKind : uint8_t {
+  kIwarp,       // RdmapStream: RDMAP over the stream that rdma_cm connects
+  kInfiniband,  // IbTransport: RC and UC as RoCEv2 has them; a stream only carries packets (roce_port.h)
+};
+const char* ToString(TransportKind kind);
+
 struct DeviceProfile {
   std::string name = "iwarp";
+  TransportKind transport = TransportKind::kIwarp;
 
   // Identity (ibv_query_device).
   uint32_t vendor_id = 0x53434f;  // "SCO"; a private value: a software device has no OUI
@@ -40,9 +52,14 @@ struct DeviceProfile {
   uint64_t max_mr_size = uint64_t{1} << 46;
   uint64_t page_size_cap = 4096;
 
-  // Inbound and outbound RDMA Reads of one QP (RFC 6581's IRD and ORD).
+  // Inbound and outbound RDMA Reads of one QP (RFC 6581's IRD and ORD); on InfiniBand atomics count, too.
   uint32_t max_ird = 128;
   uint32_t max_ord = 128;
+  bool atomics = false;
+  // Of the port, as codes of ibv_mtu: 1 is 256 bytes, 5 is 4096.
+  uint8_t max_mtu = 5;
+  uint8_t active_mtu = 5;
+  uint32_t max_message = 0xffffffff;  // bytes
 
   // How many freed STags must be in quarantine before the oldest is used again.
   uint32_t stag_quarantine = 65536;
@@ -61,9 +78,50 @@ struct DeviceProfile {
   size_t receive_budget_bytes = 256 * 1024;
   size_t receive_budget_records = 64;
   size_t transmit_budget_records = 64;
+
+  // --- InfiniBand alone ---
+
+  // Addresses of the host that the port shows as GIDs.
+  uint32_t max_gids = 16;
+  // Requests of one QP that may be unacknowledged, in packets.
+  uint32_t window_packets = 256;
+  // A process listens for carriers of packets on the first free port of this block. What it took is part of its QP
+  // numbers, so that they tell peers where to go (roce_port.h). Below the ports that Linux gives out by itself.
+  uint16_t port_base = 24791;
+  uint16_t port_count = 256;
+  // How long a stream that asks to be a carrier may take to say for which QP, and may wait for a QP that is not ready.
+  Duration join_timeout = 5s;
+  // How many such streams may wait.
+  uint32_t max_joining = 128;
+  // How long to wait before another attempt at a carrier; doubles up to the longest.
+  Duration redial_first = 1ms;
+  Duration redial_longest = 1s;
+  // How long the Sends of a UC QP wait for a carrier; after that they are lost, as on a network.
+  Duration carrier_patience = 1s;
+
+  // --- Habits that a program must live with; 0 is never ---
+
+  // Of the packets that leave, one in so many is lost, and one in so many leaves twice.
+  uint32_t drop_one_in = 0;
+  uint32_t duplicate_one_in = 0;
+  // One message in so many is answered as if no Receive were posted.
+  uint32_t not_ready_one_in = 0;
+  // Decides all of it.
+  uint64_t luck_seed = 0;
 };
 
 // The default: an RNIC that speaks iWARP.
 DeviceProfile IwarpProfile();
+// An adapter that speaks InfiniBand's RC and UC, as RoCEv2 does.
+DeviceProfile RoceProfile();
+// The same with as little as a device may have: programs that do not look at limits find them.
+DeviceProfile MinimalProfile();
+// The same on a network that loses and repeats packets.
+DeviceProfile HostileProfile();
+
+// "iwarp", "roce", "minimal", "hostile".
+std::optional<DeviceProfile> ProfileByName(std::string_view name);
+// Every row, "name: value", a line each, for people and for tests.
+std::string DescribeProfile(const DeviceProfile& profile);
 
 }  // namespace stagecoach::emu

@@ -24,6 +24,11 @@ void LatePlacement::Keep(Instant now, Instant latest) {
   waiting_.push_back(std::exchange(current_, Write()));
 }
 
+void LatePlacement::Forget() {
+  staging_ = false;
+  current_ = Write();
+}
+
 std::optional<Instant> LatePlacement::Due() const {
   std::optional<Instant> due;
   for (const Write& write : waiting_) due = std::min(due.value_or(Instant::max()), write.due);

@@ -25,6 +25,8 @@ class LatePlacement {
   std::span<const MutableBytes> Stage(std::span<const MutableBytes> destination);
   // The record staged last is intact: it will be placed at some time up to `latest`.
   void Keep(Instant now, Instant latest);
+  // The record staged last will never be whole.
+  void Forget();
 
   // When PlaceDue has something to do.
   std::optional<Instant> Due() const;

@@ -15,9 +15,18 @@ namespace {
 // QP numbers have 24 bits; 0 and 1 are special on InfiniBand, and programs know that.
 constexpr uint32_t kFirstQpNumber = 2;
 constexpr uint32_t kQpNumberMask = 0xffffff;
+// Of an InfiniBand device's QP numbers: the slot of the process, and what is left (roce_port.h).
+constexpr uint32_t kSlotShift = 16;
+constexpr uint32_t kIndexMask = 0xffff;
 
 std::unique_ptr<StagSource> SourceOf(NicOptions& options) {
   return options.stags != nullptr ? std::move(options.stags) : SystemStagSource();
+}
+
+uint64_t GenerationSeed(const DeviceProfile& profile, NicOptions& options) {
+  if (profile.transport != TransportKind::kInfiniband) return 0;
+  options.stags = SourceOf(options);
+  return options.stags->Next();
 }
 
 template <typename Table>
@@ -35,8 +44,12 @@ Nic::Nic(Fabric& fabric, DeviceProfile profile, NicOptions options)
     : fabric_(fabric),
       profile_(std::move(profile)),
       options_(std::move(options)),
+      generation_seed_(GenerationSeed(profile_, options_)),
       registry_(profile_, SourceOf(options_)),
       loop_(fabric),
+      roce_(profile_.transport == TransportKind::kInfiniband
+                ? std::make_unique<RocePort>(*this, fabric, profile_, generation_seed_)
+                : nullptr),
       last_qp_number_(kFirstQpNumber - 1) {}
 
 Nic::~Nic() {
@@ -48,6 +61,7 @@ Nic::~Nic() {
   }
   if (!lingering.empty()) STAGECOACH_MARK("nic.taken_down_with_qps_lingering");
   for (const std::unique_ptr<QueuePair>& qp : lingering) qp->Drop();
+  roce_.reset();
   // Nothing completes any more.
   loop_.Remove(&cq_caretaker_);
 }
@@ -431,10 +445,15 @@ void Nic::Fail() {
 
 // --- Queue pairs ---
 
-uint32_t Nic::NextQpNumber() {
+uint32_t Nic::NextQpNumber(uint8_t slot) {
   do {
-    last_qp_number_ = (last_qp_number_ + 1) & kQpNumberMask;
-  } while (last_qp_number_ < kFirstQpNumber || qps_by_number_.count(last_qp_number_) != 0);
+    if (is_infiniband()) {
+      last_qp_number_ = uint32_t{slot} << kSlotShift | ((last_qp_number_ + 1) & kIndexMask);
+    } else {
+      last_qp_number_ = (last_qp_number_ + 1) & kQpNumberMask;
+    }
+  } while (last_qp_number_ < kFirstQpNumber || last_qp_number_ == kQpNumberMask ||
+           qps_by_number_.count(last_qp_number_) != 0);
   return last_qp_number_;
 }
 
@@ -448,6 +467,13 @@ Result<QueuePair*, int> Nic::CreateQp(NicContext& context, const QpCreate& creat
     return Err(EINVAL);
   }
   if (create.send_cq == nullptr || create.receive_cq == nullptr) return Err(EINVAL);
+  if (create.type != QpType::kRc && !is_infiniband()) return Err(EOPNOTSUPP);
+  uint8_t slot = 0;
+  if (is_infiniband()) {
+    const Result<uint8_t, int> taken = roce_->Slot();
+    if (!taken) return Err(taken.error());
+    slot = *taken;
+  }
   std::lock_guard lock(mutex_);
   const auto pd = pds_.find(create.pd);
   const auto send_cq = cqs_.find(create.send_cq->handle());
@@ -467,7 +493,7 @@ Result<QueuePair*, int> Nic::CreateQp(NicContext& context, const QpCreate& creat
   granted.capabilities.max_send_wr = std::max(wanted.max_send_wr, 1u);
   if (create.srq == nullptr) granted.capabilities.max_receive_wr = std::max(wanted.max_receive_wr, 1u);
   const uint32_t handle = ++last_handle_;
-  const uint32_t number = NextQpNumber();
+  const uint32_t number = NextQpNumber(slot);
   auto qp = std::make_unique<QueuePair>(*this, context, handle, number, granted);
   QueuePair* const result = qp.get();
   qps_by_number_[number] = result;
@@ -542,6 +568,21 @@ int Nic::AttachConnection(uint32_t qp_number, ConnectionSetup setup) {
   const int error = qp.Attach(std::make_unique<Connection>(qp, std::move(setup)), std::move(observer));
   if (error == 0) ++connections_;
   return error;
+}
+
+bool Nic::TakeCarrier(uint32_t qp_number, uint64_t generation, uint64_t serial, std::unique_ptr<Llp> llp) {
+  std::lock_guard lock(mutex_);  // keeps the QP
+  const auto found = qps_by_number_.find(qp_number);
+  if (found == qps_by_number_.end() || failed()) return false;
+  if (options_.tap) llp = options_.tap(std::move(llp));
+  if (!found->second->TakeCarrier(generation, serial, std::move(llp))) return false;
+  ++connections_;
+  return true;
+}
+
+bool Nic::HasQp(uint32_t qp_number) {
+  std::lock_guard lock(mutex_);
+  return qps_by_number_.count(qp_number) != 0;
 }
 
 int Nic::Disconnect(uint32_t qp_number) {

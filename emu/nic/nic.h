@@ -3,7 +3,7 @@
 // Programs reach it through an open device (NicContext, ibv_context). Control operations name objects by handle, as the
 // kernel does, and answer with an errno: ENOENT for a handle that names nothing, EINVAL for an argument that names
 // nothing or an attribute out of bounds, ENOMEM at a limit, EBUSY while something depends on the object, EIO when the
-// device has failed. Data-path operations are on the objects. Not here: UC and UD, and what a forked child would need.
+// device has failed. Data-path operations are on the objects. Not here: UD, and what a forked child would need.
 //
 // Threading: every member from any thread. The control lock comes first in the lock order and nothing on the data path
 // takes it. Locks, the lost-wakeup argument and the lease: connection.h.
@@ -30,6 +30,7 @@
 #include "emu/nic/nic_faults.h"
 #include "emu/nic/nic_loop.h"
 #include "emu/nic/queue_pair.h"
+#include "emu/nic/roce_port.h"
 #include "emu/nic/shared_receive_queue.h"
 #include "emu/nic/stag_source.h"
 
@@ -79,6 +80,9 @@ class Nic {
   const std::string& name() const { return options_.name; }
   TraceSink* trace() const { return options_.trace; }
   MemoryRegistry& registry() { return registry_; }
+  bool is_infiniband() const { return roce_ != nullptr; }
+  // Of an InfiniBand device.
+  RocePort& roce() { return *roce_; }
 
   // --- The port, and the end of the device ---
   // A port that goes down says so in each context (IBV_EVENT_PORT_ERR, IBV_EVENT_PORT_ACTIVE) and in ibv_query_port;
@@ -151,7 +155,8 @@ class Nic {
   SharedReceiveQueue* FindSrq(uint32_t handle);
 
   // --- Queue pairs ---
-  // With an SRQ, which must be of the same context and PD, the QP has no room for Receives of its own.
+  // With an SRQ, which must be of the same context and PD, the QP has no room for Receives of its own. EOPNOTSUPP: the
+  // device has no QPs of the type; EAGAIN: an InfiniBand device finds no port for this process (RocePort::Slot).
   Result<QueuePair*, int> CreateQp(NicContext& context, const QpCreate& create);
   int DestroyQp(uint32_t handle);
   // For whoever made the QP, and so knows that it is not being destroyed. Others name it by its number, below.
@@ -160,6 +165,10 @@ class Nic {
   // Puts a connection under a QP in INIT or RTR and brings it to RTS. EINVAL: another state, or an unknown QP; EISCONN:
   // it has one. On failure the stream goes with `setup.llp`.
   int AttachConnection(uint32_t qp_number, ConnectionSetup setup);
+  // A stream that carries packets of an InfiniBand QP in its life `generation`, known to the port as `serial`. False,
+  // and the stream goes, if there is no such QP any more.
+  bool TakeCarrier(uint32_t qp_number, uint64_t generation, uint64_t serial, std::unique_ptr<Llp> llp);
+  bool HasQp(uint32_t qp_number);
   // QueuePair::Disconnect. ENOENT: no QP has this number, or no longer.
   int Disconnect(uint32_t qp_number);
 
@@ -172,6 +181,7 @@ class Nic {
 
  private:
   friend class Connection;
+  friend class IbConnection;
   friend class QueuePair;
 
   struct Pd {
@@ -227,17 +237,19 @@ class Nic {
   int DestroySrq(uint32_t handle, bool settle);
   using EntryTable = std::map<uint32_t, RegionEntry>;
   int Release(EntryTable& table, uint32_t handle, int (MemoryRegistry::*release)(uint32_t));
-  uint32_t NextQpNumber();
+  uint32_t NextQpNumber(uint8_t slot);
 
   Fabric& fabric_;
   const DeviceProfile profile_;
   NicOptions options_;
+  const uint64_t generation_seed_;  // drawn where options_.stags still is
   MemoryRegistry registry_;
   NicLoop loop_;
   CqCaretaker cq_caretaker_{*this};
   std::atomic<bool> port_active_{true};
   std::atomic<bool> failed_{false};
   std::optional<NicFaults> faults_;
+  std::unique_ptr<RocePort> roce_;  // of an InfiniBand device
 
   mutable std::mutex mutex_;  // the tables below; taken before every other lock
   uint32_t last_handle_ = 0;  // handles are never used twice

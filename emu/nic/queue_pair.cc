@@ -7,7 +7,9 @@
 #include "base/mark.h"
 #include "base/mutant.h"
 #include "emu/nic/connection.h"
+#include "emu/nic/ib_connection.h"
 #include "emu/nic/nic.h"
+#include "emu/nic/roce_port.h"
 
 namespace stagecoach::emu {
 namespace {
@@ -30,10 +32,14 @@ CompletionStatus StatusOf(WorkStatus status) {
       return CompletionStatus::kRemoteAccessError;
     case WorkStatus::kRemoteOperationError:
       return CompletionStatus::kRemoteOperationError;
-    case WorkStatus::kBadResponse:  // the next four no RdmapStream reports
+    case WorkStatus::kBadResponse:
+      return CompletionStatus::kBadResponse;
     case WorkStatus::kLocalAccessError:
+      return CompletionStatus::kLocalAccessError;
     case WorkStatus::kRetryExceeded:
+      return CompletionStatus::kRetryExceeded;
     case WorkStatus::kRnrRetryExceeded:
+      return CompletionStatus::kRnrRetryExceeded;
     case WorkStatus::kFatal:
       break;
   }
@@ -44,11 +50,17 @@ CompletionOpcode OpcodeOf(PostOpcode opcode) {
   switch (opcode) {
     case PostOpcode::kSend:
     case PostOpcode::kSendInvalidate:
+    case PostOpcode::kSendImmediate:
       return CompletionOpcode::kSend;
     case PostOpcode::kWrite:
+    case PostOpcode::kWriteImmediate:
       return CompletionOpcode::kWrite;
     case PostOpcode::kRead:
       return CompletionOpcode::kRead;
+    case PostOpcode::kCompareSwap:
+      return CompletionOpcode::kCompareSwap;
+    case PostOpcode::kFetchAdd:
+      return CompletionOpcode::kFetchAdd;
     case PostOpcode::kLocalInvalidate:
       return CompletionOpcode::kLocalInvalidate;
     case PostOpcode::kBindWindow:
@@ -61,16 +73,14 @@ bool IsLocalOperation(PostOpcode opcode) {
   return opcode == PostOpcode::kLocalInvalidate || opcode == PostOpcode::kBindWindow;
 }
 
-void AddLlp(Llp::Counters& to, const Llp::Counters& from) {
-  to.rx_payload_bytes += from.rx_payload_bytes;
-  to.rx_copied_bytes += from.rx_copied_bytes;
-  to.tx_payload_bytes += from.tx_payload_bytes;
-  to.tx_copied_bytes += from.tx_copied_bytes;
-  to.rx_records += from.rx_records;
-  to.tx_records += from.tx_records;
-  to.stream_reads += from.stream_reads;
-  to.stream_writes += from.stream_writes;
+QpKind KindOf(const Nic& nic, QpType type) {
+  if (nic.profile().transport == TransportKind::kIwarp) return QpKind::kIwarp;
+  return type == QpType::kUc ? QpKind::kUc : QpKind::kRc;
 }
+
+// What attributes may be at most.
+constexpr uint8_t kTimerCodeMax = 31;
+constexpr uint8_t kRetryMax = 7;
 
 }  // namespace
 
@@ -94,13 +104,14 @@ void QueuePair::Counters::Add(const Counters& other) {
   sends += other.sends;
   writes += other.writes;
   reads += other.reads;
+  atomics += other.atomics;
   receives += other.receives;
   flushed += other.flushed;
   failed += other.failed;
   pumps_by_poller += other.pumps_by_poller;
   pumps_by_poster += other.pumps_by_poster;
   pumps_by_loop += other.pumps_by_loop;
-  AddLlp(llp, other.llp);
+  llp.Add(other.llp);
 }
 
 QueuePair::QueuePair(Nic& nic, NicContext& context, uint32_t handle, uint32_t qp_number, const QpCreate& create)
@@ -109,8 +120,12 @@ QueuePair::QueuePair(Nic& nic, NicContext& context, uint32_t handle, uint32_t qp
       handle_(handle),
       qp_number_(qp_number),
       create_(create),
+      kind_(KindOf(nic, create.type)),
       trace_name_(nic.name() + "/qp-" + std::to_string(qp_number)),
-      sends_(create.capabilities, nic.profile().max_sge_rd, create.signal_all),
+      sends_(create.capabilities, {.kind = kind_,
+                                   .max_read_sge = nic.profile().max_sge_rd,
+                                   .atomics = nic.profile().atomics,
+                                   .signal_all = create.signal_all}),
       receives_(create.capabilities) {}
 
 QueuePair::~QueuePair() {
@@ -180,51 +195,97 @@ int QueuePair::PostReceive(const ReceiveRequest& request) {
 
 // --- State ---
 
+int QueuePair::CheckAttributes(const QpAttributes& attributes, uint32_t mask) const {
+  const DeviceProfile& profile = nic_.profile();
+  const auto has = [mask](uint32_t attribute) { return (mask & attribute) != 0; };
+  if (has(qp_attr::kPort) && attributes.port != 1) return EINVAL;
+  if (has(qp_attr::kPkeyIndex) && attributes.pkey_index != 0) return EINVAL;
+  if (has(qp_attr::kMaxQpRdAtomic) && attributes.max_rd_atomic > profile.max_ord) return EINVAL;
+  if (has(qp_attr::kMaxDestRdAtomic) && attributes.max_dest_rd_atomic > profile.max_ird) return EINVAL;
+  if (kind_ == QpKind::kIwarp) return 0;
+  if (has(qp_attr::kAltPath)) return EINVAL;  // there is one port, and nothing migrates
+  if (has(qp_attr::kPathMtu) && (attributes.path_mtu < 1 || attributes.path_mtu > profile.active_mtu)) return EINVAL;
+  if (has(qp_attr::kTimeout) && attributes.timeout > kTimerCodeMax) return EINVAL;
+  if (has(qp_attr::kMinRnrTimer) && attributes.min_rnr_timer > kTimerCodeMax) return EINVAL;
+  if (has(qp_attr::kRetryCnt) && attributes.retry_count > kRetryMax) return EINVAL;
+  if (has(qp_attr::kRnrRetry) && attributes.rnr_retry > kRetryMax) return EINVAL;
+  if (has(qp_attr::kDestQpn) && attributes.destination_qp_number > wire::kIbQpMask) return EINVAL;
+  return 0;
+}
+
+void QueuePair::KeepAttributes(const QpAttributes& attributes, uint32_t mask) {
+  const auto has = [mask](uint32_t attribute) { return (mask & attribute) != 0; };
+  // Numbers of packets have 24 bits; more is not looked at.
+  const uint32_t psn_bits = kind_ == QpKind::kIwarp ? ~uint32_t{0} : wire::kPsnMask;
+  if (has(qp_attr::kAccessFlags)) attributes_.access = attributes.access;
+  if (has(qp_attr::kPkeyIndex)) attributes_.pkey_index = attributes.pkey_index;
+  if (has(qp_attr::kPort)) attributes_.port = attributes.port;
+  if (has(qp_attr::kPathMtu)) attributes_.path_mtu = attributes.path_mtu;
+  if (has(qp_attr::kAv)) attributes_.path = attributes.path;
+  if (has(qp_attr::kDestQpn)) attributes_.destination_qp_number = attributes.destination_qp_number;
+  if (has(qp_attr::kRqPsn)) attributes_.receive_psn = attributes.receive_psn & psn_bits;
+  if (has(qp_attr::kSqPsn)) attributes_.send_psn = attributes.send_psn & psn_bits;
+  if (has(qp_attr::kMaxQpRdAtomic)) attributes_.max_rd_atomic = attributes.max_rd_atomic;
+  if (has(qp_attr::kMaxDestRdAtomic)) attributes_.max_dest_rd_atomic = attributes.max_dest_rd_atomic;
+  if (has(qp_attr::kMinRnrTimer)) attributes_.min_rnr_timer = attributes.min_rnr_timer;
+  if (has(qp_attr::kTimeout)) attributes_.timeout = attributes.timeout;
+  if (has(qp_attr::kRetryCnt)) attributes_.retry_count = attributes.retry_count;
+  if (has(qp_attr::kRnrRetry)) attributes_.rnr_retry = attributes.rnr_retry;
+}
+
 int QueuePair::Modify(const QpAttributes& attributes, uint32_t mask) {
+  // The system is asked for the way, which is not to be done under the lock.
+  std::optional<RocePath> path;
+  if (kind_ != QpKind::kIwarp && (mask & qp_attr::kAv) != 0) {
+    const Result<RocePath, int> found = nic_.roce().PathTo(attributes.path);
+    if (!found) return found.error();
+    path = *found;
+  }
+  const bool connects = kind_ != QpKind::kIwarp && (mask & qp_attr::kState) != 0 && attributes.state == QpState::kRtr;
+  std::unique_lock control(control_mutex_, std::defer_lock);
+  if (connects) control.lock();
+  bool connected = false;
   bool reap = false;
-  int error = 0;
   Enter();
   const Result<const QpTransition*, QpModifyFault> transition =
-      CheckQpModify(state(), attributes.state, attributes.current_state, mask);
-  if (!transition) {
-    error = EINVAL;
-  } else if (((mask & qp_attr::kPort) != 0 && attributes.port != 1) ||
-             ((mask & qp_attr::kPkeyIndex) != 0 && attributes.pkey_index != 0) ||
-             ((mask & qp_attr::kMaxQpRdAtomic) != 0 && attributes.max_rd_atomic > nic_.profile().max_ord) ||
-             ((mask & qp_attr::kMaxDestRdAtomic) != 0 && attributes.max_dest_rd_atomic > nic_.profile().max_ird)) {
-    error = EINVAL;
-  } else {
-    if ((mask & qp_attr::kAccessFlags) != 0) attributes_.access = attributes.access;
-    if ((mask & qp_attr::kPkeyIndex) != 0) attributes_.pkey_index = attributes.pkey_index;
-    if ((mask & qp_attr::kPort) != 0) attributes_.port = attributes.port;
-    if ((mask & qp_attr::kPathMtu) != 0) attributes_.path_mtu = attributes.path_mtu;
-    if ((mask & qp_attr::kDestQpn) != 0) attributes_.destination_qp_number = attributes.destination_qp_number;
-    if ((mask & qp_attr::kRqPsn) != 0) attributes_.receive_psn = attributes.receive_psn;
-    if ((mask & qp_attr::kSqPsn) != 0) attributes_.send_psn = attributes.send_psn;
-    if ((mask & qp_attr::kMaxQpRdAtomic) != 0) attributes_.max_rd_atomic = attributes.max_rd_atomic;
-    if ((mask & qp_attr::kMaxDestRdAtomic) != 0) attributes_.max_dest_rd_atomic = attributes.max_dest_rd_atomic;
-    if ((mask & qp_attr::kMinRnrTimer) != 0) attributes_.min_rnr_timer = attributes.min_rnr_timer;
-    if ((mask & qp_attr::kTimeout) != 0) attributes_.timeout = attributes.timeout;
-    if ((mask & qp_attr::kRetryCnt) != 0) attributes_.retry_count = attributes.retry_count;
-    if ((mask & qp_attr::kRnrRetry) != 0) attributes_.rnr_retry = attributes.rnr_retry;
+      CheckQpModify(kind_, state(), attributes.state, attributes.current_state, mask);
+  int error = transition ? CheckAttributes(attributes, mask) : EINVAL;
+  // Its packets would have to be carried to itself.
+  if (error == 0 && connects && attributes.destination_qp_number == qp_number_ &&
+      GidOf(path->local) == GidOf(path->remote)) {
+    error = EOPNOTSUPP;
+  }
+  if (error == 0 && connects && connection_ != nullptr) error = EINVAL;  // what was there before has not ended yet
+  if (error == 0) {
+    KeepAttributes(attributes, mask);
     drain_to_tell_ =
         (*transition)->to == QpState::kSqd && (mask & qp_attr::kEnSqdAsyncNotify) != 0 && attributes.notify_drained;
+    const QpState from = state();
     const QpState to = (*transition)->to;
+    uint32_t requests = kTransmit;
     if (to == QpState::kErr && connection_ != nullptr && connection_->IsOpen()) {
-      STAGECOACH_MARK("qp.moved_to_error_while_connected");
       // Served by our own Leave(), so done when this returns.
-      lock_.Request(kDisconnect);
+      requests |= kDisconnect;
     } else {
       if (to == QpState::kReset && connection_ != nullptr) {
-        STAGECOACH_MARK("qp.reset_with_a_connection");
         connection_->Abort();
         reap = true;
       }
+      if (connects) {
+        connection_ = std::make_unique<IbConnection>(*this, attributes_, *path);
+        connected = true;
+      }
+      // Sends failed, and the program knows: those posted from now on are new.
+      if (from == QpState::kSqe && to == QpState::kRts) send_failed_ = failed_locally_ = false;
       ApplyTransition(**transition);
+      if (connection_ != nullptr) connection_->OnModified(to, attributes_);
+      if (connection_ != nullptr && path && !connects) connection_->OnPath(*path);
     }
-    lock_.Request(kTransmit);
+    lock_.Request(requests);
   }
   Leave();
+  if (connected) AttachToCqs();
+  if (connects) control.unlock();
   if (reap) Reap(/*abort=*/true);
   return error;
 }
@@ -239,13 +300,17 @@ QpAttributes QueuePair::Query() {
 
 bool QueuePair::IsDraining() {
   Enter();
-  const bool draining = state() == QpState::kSqd && sends_.HasUnretired();
+  const bool draining = state() == QpState::kSqd && !IsSendQueueDrained();
   Leave();
   return draining;
 }
 
+bool QueuePair::IsSendQueueDrained() const {
+  return !sends_.HasUnretired() || (connection_ != nullptr && !connection_->SendsInProgress());
+}
+
 void QueuePair::Apply(QpEvent event) {
-  if (const QpTransition* transition = FindQpTransition(state(), event)) ApplyTransition(*transition);
+  if (const QpTransition* transition = FindQpTransition(kind_, state(), event)) ApplyTransition(*transition);
 }
 
 void QueuePair::ApplyTransition(const QpTransition& transition) {
@@ -314,6 +379,7 @@ bool QueuePair::Serve(uint32_t requests) {
     Apply(QpEvent::kLocalFault);
   }
   if (state() == QpState::kErr && (connection_ == nullptr || connection_->HasEnded())) FlushQueues();
+  if (state() == QpState::kSqe) FlushSends();
   return moved;
 }
 
@@ -397,13 +463,19 @@ void QueuePair::RetireSends() {
       switch (slot->posted) {
         case PostOpcode::kSend:
         case PostOpcode::kSendInvalidate:
+        case PostOpcode::kSendImmediate:
           ++counters_.sends;
           break;
         case PostOpcode::kWrite:
+        case PostOpcode::kWriteImmediate:
           ++counters_.writes;
           break;
         case PostOpcode::kRead:
           ++counters_.reads;
+          break;
+        case PostOpcode::kCompareSwap:
+        case PostOpcode::kFetchAdd:
+          ++counters_.atomics;
           break;
         case PostOpcode::kLocalInvalidate:
         case PostOpcode::kBindWindow:
@@ -415,7 +487,7 @@ void QueuePair::RetireSends() {
     sends_.Retire();
     if (wanted) Push(/*send=*/true, number, completion);
   }
-  if (drain_to_tell_ && state() == QpState::kSqd && !sends_.HasUnretired()) {
+  if (drain_to_tell_ && state() == QpState::kSqd && IsSendQueueDrained()) {
     drain_to_tell_ = false;
     Raise(AsyncEventType::kSendQueueDrained);
   }
@@ -423,14 +495,17 @@ void QueuePair::RetireSends() {
 
 void QueuePair::FinishReceive(const ReceiveCompletion& completion) {
   if (completion.status == WorkStatus::kSuccess) ++counters_.receives;
-  const WorkCompletion entry{.wr_id = completion.work->wr_id,
-                             .status = StatusOf(completion.status),
-                             .opcode = CompletionOpcode::kReceive,
-                             .byte_length = completion.byte_length,
-                             .qp_number = qp_number_,
-                             .with_invalidate = completion.invalidated,
-                             .invalidated_rkey = completion.invalidated_stag,
-                             .solicited = completion.solicited};
+  const WorkCompletion entry{
+      .wr_id = completion.work->wr_id,
+      .status = StatusOf(completion.status),
+      .opcode = completion.write_immediate ? CompletionOpcode::kReceiveWriteImmediate : CompletionOpcode::kReceive,
+      .byte_length = completion.byte_length,
+      .qp_number = qp_number_,
+      .with_invalidate = completion.invalidated,
+      .invalidated_rkey = completion.invalidated_stag,
+      .has_immediate = completion.has_immediate,
+      .immediate = completion.immediate,
+      .solicited = completion.solicited};
   uint64_t number = 0;
   if (create_.srq != nullptr) {
     number = shared_receives_++;
@@ -508,8 +583,7 @@ std::string QueuePair::Describe() {
   return text;
 }
 
-void QueuePair::FlushQueues() {
-  ReleaseHeld(Instant::max());
+void QueuePair::FlushSends() {
   for (; sends_.HasUnsubmitted(); sends_.AdvanceSubmitted()) {
     STAGECOACH_MARK("qp.work_never_begun_is_flushed");
     SendSlot& slot = sends_.NextToSubmit();
@@ -517,6 +591,11 @@ void QueuePair::FlushQueues() {
     slot.status = CompletionStatus::kFlushed;
   }
   RetireSends();
+}
+
+void QueuePair::FlushQueues() {
+  ReleaseHeld(Instant::max());
+  FlushSends();
   if (std::exchange(last_wqe_to_tell_, false)) Raise(AsyncEventType::kQpLastWqeReached);
   while (const ReceiveWork* work = receives_.Oldest()) {
     if (STAGECOACH_MUTANT("flush-incomplete", "Receives are not flushed when the connection ends")) break;
@@ -536,7 +615,7 @@ int QueuePair::Attach(std::unique_ptr<Connection> connection, std::shared_ptr<Co
   std::lock_guard control(control_mutex_);
   connection->stream().SetWatcher(connection.get());
   Enter();
-  const QpTransition* const transition = FindQpTransition(state(), QpEvent::kConnected);
+  const QpTransition* const transition = FindQpTransition(kind_, state(), QpEvent::kConnected);
   const int error = connection_ != nullptr ? EISCONN : transition == nullptr || retired_.load() ? EINVAL : 0;
   if (error == 0) {
     poll_descriptor_.store(connection->stream().PollDescriptor(), std::memory_order_release);
@@ -549,10 +628,38 @@ int QueuePair::Attach(std::unique_ptr<Connection> connection, std::shared_ptr<Co
   Leave();
   if (error != 0) return error;
   Trace(nic_.trace(), nic_.fabric().Now(), trace_name_, "connection.attached", {{"pd", uint64_t{pd()}}});
-  create_.send_cq->Attach(this);
-  if (create_.receive_cq != create_.send_cq) create_.receive_cq->Attach(this);
+  AttachToCqs();
   Ask(kContinue);
   return 0;
+}
+
+bool QueuePair::TakeCarrier(uint64_t generation, uint64_t serial, std::unique_ptr<Llp> llp) {
+  std::lock_guard control(control_mutex_);
+  Enter();
+  const bool taken = connection_ != nullptr && connection_->TakeCarrier(generation, serial, llp);
+  if (taken) lock_.Request(kContinue);
+  Leave();
+  if (taken) ChangeCarriers();
+  return taken;
+}
+
+void QueuePair::ChangeCarriers() {
+  Enter();
+  const std::vector<std::unique_ptr<Carrier>> old =
+      connection_ != nullptr ? connection_->TakeOldCarriers() : std::vector<std::unique_ptr<Carrier>>();
+  const int descriptor = connection_ != nullptr ? connection_->PollDescriptor() : -1;
+  Leave();
+  // A CQ that watches the old descriptor must not find another one in its place.
+  if (descriptor == poll_descriptor_.load(std::memory_order_acquire)) return;
+  const bool attached = !retired_.load();
+  if (attached) DetachFromCqs();
+  poll_descriptor_.store(descriptor, std::memory_order_release);
+  if (attached) AttachToCqs();
+}
+
+void QueuePair::AttachToCqs() {
+  create_.send_cq->Attach(this);
+  if (create_.receive_cq != create_.send_cq) create_.receive_cq->Attach(this);
 }
 
 void QueuePair::DetachFromCqs() {
@@ -574,19 +681,19 @@ bool QueuePair::IsConnected() {
 QueuePair::Counters QueuePair::counters() {
   Enter();
   Counters counters = counters_;
-  if (connection_ != nullptr) AddLlp(counters.llp, connection_->llp_counters());
+  if (connection_ != nullptr) counters.llp.Add(connection_->llp_counters());
   Leave();
   return counters;
 }
 
 void QueuePair::Reap(bool abort) {
-  std::unique_ptr<Connection> connection;
+  std::unique_ptr<QpConnection> connection;
   {
     std::lock_guard control(control_mutex_);
     Enter();
     if (connection_ != nullptr && (abort || connection_->IsClosed())) {
       connection_->Abort();
-      AddLlp(counters_.llp, connection_->llp_counters());
+      counters_.llp.Add(connection_->llp_counters());
       connection = std::move(connection_);
     }
     Leave();
@@ -698,7 +805,12 @@ void QueuePair::OnNotice() {
     if (observer != nullptr && first_record) observer->OnFirstRecord();
     if (observer != nullptr && close) observer->OnClosed(*close);
   }
-  if (!gone) return;
+  if (!gone) {
+    if (kind_ == QpKind::kIwarp) return;
+    std::lock_guard control(control_mutex_);
+    ChangeCarriers();
+    return;
+  }
   Reap(/*abort=*/false);
   if (retired_.load()) nic_.Bury(this);
 }

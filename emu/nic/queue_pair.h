@@ -31,7 +31,12 @@
 namespace stagecoach::emu {
 
 class Connection;
+class IbConnection;
 class Nic;
+class QpConnection;
+template <typename Transport>
+class RecordPump;
+struct RocePath;
 class NicContext;
 
 // Why a connection ended.
@@ -64,6 +69,7 @@ class ConnectionObserver {
 };
 
 struct QpCreate {
+  QpType type = QpType::kRc;
   uint32_t pd = 0;
   CompletionQueue* send_cq = nullptr;
   CompletionQueue* receive_cq = nullptr;
@@ -83,6 +89,8 @@ class QueuePair final : public PolledConnection, public LoopClient {
 
   uint32_t handle() const { return handle_; }
   uint32_t qp_number() const { return qp_number_; }
+  QpType type() const { return create_.type; }
+  QpKind kind() const { return kind_; }
   uint32_t pd() const { return create_.pd; }
   NicContext& context() const { return context_; }
   void* cookie() const { return create_.cookie; }
@@ -111,7 +119,8 @@ class QueuePair final : public PolledConnection, public LoopClient {
 
   QpState state() const { return state_.load(std::memory_order_acquire); }
   // ibv_modify_qp: `mask` has the bits of ibv_qp_attr_mask. EINVAL for a transition or attributes the table does not
-  // allow.
+  // allow, or for values the device does not. An InfiniBand QP that comes to RTR is connected with what the attributes
+  // name; EOPNOTSUPP if that is itself.
   int Modify(const QpAttributes& attributes, uint32_t mask);
   QpAttributes Query();
   // In SQD, with sends that have begun and not completed (ibv_qp_attr::sq_draining).
@@ -132,6 +141,7 @@ class QueuePair final : public PolledConnection, public LoopClient {
     uint64_t sends = 0;  // completed in success, by kind
     uint64_t writes = 0;
     uint64_t reads = 0;
+    uint64_t atomics = 0;
     uint64_t receives = 0;
     uint64_t flushed = 0;
     uint64_t failed = 0;
@@ -158,7 +168,10 @@ class QueuePair final : public PolledConnection, public LoopClient {
 
  private:
   friend class Connection;
+  friend class IbConnection;
   friend class Nic;
+  template <typename Transport>
+  friend class RecordPump;
 
   // What may be asked of the holder of lock_.
   enum Request : uint32_t {
@@ -175,6 +188,8 @@ class QueuePair final : public PolledConnection, public LoopClient {
   // --- For Nic ---
   // Puts `connection` under the QP; 0, EINVAL or EISCONN.
   int Attach(std::unique_ptr<Connection> connection, std::shared_ptr<ConnectionObserver> observer);
+  // A stream for the life `generation` of an InfiniBand QP; false, and it goes, if that has ended. On the loop.
+  bool TakeCarrier(uint64_t generation, uint64_t serial, std::unique_ptr<Llp> llp);
   // The program's side of the QP ends: no completion or event will be made any more, and the CQs may go. True if the
   // stream lingers.
   bool Retire();
@@ -214,19 +229,30 @@ class QueuePair final : public PolledConnection, public LoopClient {
   void ReleaseHeld(Instant now);
   // A send as it stands in the queue now.
   void TracePosted(uint64_t number, const SendRequest& request);
+  // 0 or EINVAL, for values and not for the mask.
+  int CheckAttributes(const QpAttributes& attributes, uint32_t mask) const;
+  void KeepAttributes(const QpAttributes& attributes, uint32_t mask);
   // Completes everything posted as flushed, except an SRQ's Receives; the engine has nothing any more.
   void FlushQueues();
+  void FlushSends();
+  // What was to be complete before SQD is.
+  bool IsSendQueueDrained() const;
   // Forgets completions the program has not seen yet (RESET).
   void DiscardCompletions();
   // Takes the connection out of the QP and deletes it, if its stream is done or `abort`. Without locks.
   void Reap(bool abort);
   void DetachFromCqs();
+  void AttachToCqs();
+  // control_mutex_ held, lock_ not: destroys carriers that are not used any more, and has the CQs watch the one that
+  // is.
+  void ChangeCarriers();
 
   Nic& nic_;
   NicContext& context_;
   const uint32_t handle_;
   const uint32_t qp_number_;
   QpCreate create_;
+  const QpKind kind_;
   const std::string trace_name_;
   std::atomic<QpState> state_{QpState::kReset};
   std::atomic<bool> retired_{false};
@@ -240,7 +266,7 @@ class QueuePair final : public PolledConnection, public LoopClient {
                               // loop's callbacks of a stream
   CombiningLock lock_;
   QpAttributes attributes_;  // guarded by lock_, as all of this block
-  std::unique_ptr<Connection> connection_;
+  std::unique_ptr<QpConnection> connection_;
   std::shared_ptr<ConnectionObserver> observer_;
   bool first_record_to_tell_ = false;
   std::optional<CloseNotice> close_to_tell_;

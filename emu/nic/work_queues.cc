@@ -17,6 +17,14 @@ SendOpcode EngineOpcode(PostOpcode opcode) {
       return SendOpcode::kWrite;
     case PostOpcode::kRead:
       return SendOpcode::kRead;
+    case PostOpcode::kSendImmediate:
+      return SendOpcode::kSendImmediate;
+    case PostOpcode::kWriteImmediate:
+      return SendOpcode::kWriteImmediate;
+    case PostOpcode::kCompareSwap:
+      return SendOpcode::kCompareSwap;
+    case PostOpcode::kFetchAdd:
+      return SendOpcode::kFetchAdd;
     case PostOpcode::kSend:
     case PostOpcode::kLocalInvalidate:
     case PostOpcode::kBindWindow:
@@ -25,21 +33,34 @@ SendOpcode EngineOpcode(PostOpcode opcode) {
   return SendOpcode::kSend;
 }
 
+// 0 if such a QP of this device does it.
+int CheckOpcode(const SendRules& rules, PostOpcode opcode) {
+  const bool immediate = opcode == PostOpcode::kSendImmediate || opcode == PostOpcode::kWriteImmediate;
+  // RFC 5040 has no message for either.
+  if (rules.kind == QpKind::kIwarp) return immediate || IsAtomic(opcode) ? EOPNOTSUPP : 0;
+  if (IsAtomic(opcode) && !rules.atomics) return EOPNOTSUPP;
+  // Nothing that needs an answer, and nothing that must not be lost (InfiniBand specification, table 39).
+  const bool reliable = opcode == PostOpcode::kRead || opcode == PostOpcode::kSendInvalidate || IsAtomic(opcode);
+  return rules.kind == QpKind::kUc && reliable ? EINVAL : 0;
+}
+
 }  // namespace
 
-SendQueue::SendQueue(const QpCapabilities& capabilities, uint32_t max_read_sge, bool signal_all)
+SendQueue::SendQueue(const QpCapabilities& capabilities, const SendRules& rules)
     : max_sge_(capabilities.max_send_sge),
-      max_read_sge_(std::min(max_read_sge, capabilities.max_send_sge)),
       max_inline_(capabilities.max_inline),
-      signal_all_(signal_all),
+      rules_(rules),
       slots_(std::max(capabilities.max_send_wr, 1u)),
       sges_(slots_.size() * max_sge_),
       inline_data_(slots_.size() * max_inline_) {}
 
 int SendQueue::Check(const SendRequest& request, size_t ahead) const {
+  if (const int error = CheckOpcode(rules_, request.opcode)) return error;
   if (request.sges.size() > max_sge_) return EINVAL;
   const bool is_read = request.opcode == PostOpcode::kRead;
-  if (is_read && (request.is_inline || request.sges.size() > max_read_sge_)) return EINVAL;
+  // What an answer is to be put into cannot be inline.
+  if ((is_read || IsAtomic(request.opcode)) && request.is_inline) return EINVAL;
+  if (is_read && request.sges.size() > rules_.max_read_sge) return EINVAL;
   uint64_t inline_size = 0;
   if (request.is_inline) {
     for (const ScatterGather& sge : request.sges) inline_size += sge.length;
@@ -58,12 +79,15 @@ int SendQueue::Add(const SendRequest& request) {
   SendSlot& slot = slots_[index];
   slot.wr_id = request.wr_id;
   slot.opcode = EngineOpcode(request.opcode);
-  slot.signaled = request.signaled || signal_all_;
+  slot.signaled = request.signaled || rules_.signal_all;
   slot.solicited = request.solicited;
   slot.fence = request.fence;
   slot.is_inline = request.is_inline;
   slot.remote_stag = request.remote_stag;
   slot.remote_offset = request.remote_offset;
+  slot.immediate = request.immediate;
+  slot.compare_add = request.compare_add;
+  slot.swap = request.swap;
   slot.posted = request.opcode;
   slot.bind = request.bind;
   slot.done = false;

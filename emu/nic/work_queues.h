@@ -26,13 +26,21 @@ struct SendSlot : SendWork {
   uint32_t byte_length = 0;
 };
 
+// What may be posted, besides what the capabilities say.
+struct SendRules {
+  QpKind kind = QpKind::kIwarp;
+  uint32_t max_read_sge = 1;
+  bool atomics = false;
+  bool signal_all = false;
+};
+
 class SendQueue {
  public:
-  SendQueue(const QpCapabilities& capabilities, uint32_t max_read_sge, bool signal_all);
+  SendQueue(const QpCapabilities& capabilities, const SendRules& rules);
 
   // --- Posters' side; `mutex()` held, which also orders posts with changes of the QP's state ---
   std::mutex& mutex() { return mutex_; }
-  // 0, EINVAL or ENOMEM (ibv_post_send(3)).
+  // 0, EINVAL or ENOMEM (ibv_post_send(3)); EOPNOTSUPP for an operation that the device does not have.
   int Add(const SendRequest& request);
   // What Add would say of the request if `ahead` others were added first.
   int Check(const SendRequest& request, size_t ahead = 0) const;
@@ -58,9 +66,8 @@ class SendQueue {
   SendSlot& At(uint64_t number) { return slots_[number % slots_.size()]; }
 
   const uint32_t max_sge_;
-  const uint32_t max_read_sge_;
   const uint32_t max_inline_;
-  const bool signal_all_;
+  const SendRules rules_;
   std::mutex mutex_;
   std::vector<SendSlot> slots_;
   std::vector<ScatterGather> sges_;     // max_sge_ for each slot

@@ -24,6 +24,14 @@ const char* ToString(CompletionStatus status) {
       return "remote operation error";
     case CompletionStatus::kFatal:
       return "fatal error";
+    case CompletionStatus::kBadResponse:
+      return "bad response";
+    case CompletionStatus::kLocalAccessError:
+      return "local access error";
+    case CompletionStatus::kRetryExceeded:
+      return "retries exceeded";
+    case CompletionStatus::kRnrRetryExceeded:
+      return "RNR retries exceeded";
   }
   return "unknown completion status";
 }

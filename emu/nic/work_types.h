@@ -28,7 +28,21 @@ enum class WindowType : uint8_t {
   kType2,  // 2B: by the QP that bound it; its key chosen by the consumer, and invalidated before it is bound again
 };
 
-enum class PostOpcode : uint8_t { kSend, kSendInvalidate, kWrite, kRead, kLocalInvalidate, kBindWindow };
+enum class PostOpcode : uint8_t {
+  kSend,
+  kSendInvalidate,
+  kWrite,
+  kRead,
+  kLocalInvalidate,
+  kBindWindow,
+  kSendImmediate,
+  kWriteImmediate,
+  kCompareSwap,
+  kFetchAdd,
+};
+constexpr bool IsAtomic(PostOpcode opcode) {
+  return opcode == PostOpcode::kCompareSwap || opcode == PostOpcode::kFetchAdd;
+}
 
 // What IBV_WR_BIND_MW and ibv_bind_mw ask for.
 struct WindowBinding {
@@ -49,8 +63,11 @@ struct SendRequest {
   bool fence = false;
   bool is_inline = false;  // sges name plain memory (lkey ignored), copied before the call returns
   std::span<const ScatterGather> sges;
-  uint32_t remote_stag = 0;  // Write, Read: the peer's STag; Send or Local Invalidate: the STag to invalidate
+  uint32_t remote_stag = 0;  // Write, Read, atomics: the peer's STag; Send or Local Invalidate: the STag to invalidate
   uint64_t remote_offset = 0;
+  uint32_t immediate = 0;    // as it stands in memory (ibv_send_wr::imm_data)
+  uint64_t compare_add = 0;  // atomics: what is added, or what must be there for the swap
+  uint64_t swap = 0;
   WindowBinding bind;  // kBindWindow
 };
 
@@ -71,20 +88,36 @@ enum class CompletionStatus : uint8_t {
   kRemoteAccessError,
   kRemoteOperationError,
   kFatal,
+  kBadResponse,
+  kLocalAccessError,
+  kRetryExceeded,
+  kRnrRetryExceeded,
 };
 const char* ToString(CompletionStatus status);
 
-enum class CompletionOpcode : uint8_t { kSend, kWrite, kRead, kLocalInvalidate, kBindWindow, kReceive };
+enum class CompletionOpcode : uint8_t {
+  kSend,
+  kWrite,
+  kRead,
+  kLocalInvalidate,
+  kBindWindow,
+  kReceive,
+  kCompareSwap,
+  kFetchAdd,
+  kReceiveWriteImmediate,  // a Receive that a Write with Immediate consumed
+};
 
 struct WorkCompletion {
   uint64_t wr_id = 0;
   CompletionStatus status = CompletionStatus::kSuccess;
   CompletionOpcode opcode = CompletionOpcode::kSend;
-  uint32_t byte_length = 0;  // Receive and Read
+  uint32_t byte_length = 0;  // Receive, Read and atomics
   uint32_t qp_number = 0;
   uint32_t vendor_error = 0;
   bool with_invalidate = false;  // Receive: the Send named an STag, and it was invalidated
   uint32_t invalidated_rkey = 0;
+  bool has_immediate = false;  // Receive
+  uint32_t immediate = 0;
   bool solicited = false;  // Receive of a Send with Solicited Event
   Instant at{};            // when it was put on the CQ, by the fabric's clock, where its consumer asked for that
 };

@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <charconv>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -23,6 +24,38 @@ void Switch(const char* name, bool* value) {
     *value = false;
   } else {
     std::fprintf(stderr, "stagecoach: %s=%s: neither on nor off; ignored\n", name, text);
+  }
+}
+
+void Profile(const char* name, DeviceProfile* value) {
+  const char* text = std::getenv(name);
+  if (text == nullptr) return;
+  if (const auto profile = ProfileByName(text)) {
+    *value = *profile;
+  } else {
+    std::fprintf(stderr, "stagecoach: %s=%s: no device profile of that name; ignored\n", name, text);
+  }
+}
+
+// "base+count"
+void Ports(const char* name, DeviceProfile* profile) {
+  const char* text = std::getenv(name);
+  if (text == nullptr) return;
+  const std::string_view word(text);
+  const size_t plus = word.find('+');
+  uint16_t base = 0;
+  uint16_t count = 0;
+  const auto whole = [](std::string_view digits, uint16_t* value) {
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), *value);
+    return error == std::errc() && end == digits.data() + digits.size();
+  };
+  constexpr uint32_t kSlots = 256;
+  if (plus != std::string_view::npos && whole(word.substr(0, plus), &base) && whole(word.substr(plus + 1), &count) &&
+      base > 0 && count > 0 && count <= kSlots && uint32_t{base} + count <= 65536) {
+    profile->port_base = base;
+    profile->port_count = count;
+  } else {
+    std::fprintf(stderr, "stagecoach: %s=%s: not a port and a count of at most 256 (24791+256); ignored\n", name, text);
   }
 }
 
@@ -85,6 +118,8 @@ std::unique_ptr<World> StartTcpWorld() {
 }  // namespace
 
 WorldOptions OptionsFromEnvironment(WorldOptions defaults) {
+  Profile("STAGECOACH_PROFILE", &defaults.profile);
+  Ports("STAGECOACH_PORTS", &defaults.profile);
   Switch("STAGECOACH_CRC", &defaults.crc);
   Switch("STAGECOACH_PEER_TO_PEER", &defaults.cm.peer_to_peer);
   Path("STAGECOACH_PCAP", &defaults.capture_path);

@@ -9,6 +9,8 @@
 // static destructors.
 //
 //   environment variable    values      meaning (default)
+//   STAGECOACH_PROFILE      a name      which device it is: iwarp, roce, minimal, hostile (device_profile.h; iwarp)
+//   STAGECOACH_PORTS        base+count  where processes with InfiniBand devices listen (roce_port.h; 24791+256)
 //   STAGECOACH_CRC          on, off     ask peers for MPA CRCs; a peer that asks gets them anyway (off, as Linux siw)
 //   STAGECOACH_PEER_TO_PEER on, off     ask for a ready-to-receive message when connecting (on)
 //   STAGECOACH_PCAP         a path      write a capture of all connections there (none)

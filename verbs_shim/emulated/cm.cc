@@ -174,6 +174,8 @@ int rdma_create_id(struct rdma_event_channel* channel, struct rdma_cm_id** id, v
     default:
       return Answer(EINVAL);
   }
+  // The connection manager speaks iWARP's handshake alone.
+  if (emu::World::Current().current_host().nic().is_infiniband()) return Answer(EOPNOTSUPP);
   std::unique_ptr<ShimEventChannel> own;
   if (channel == nullptr) {
     own = NewEventChannel();

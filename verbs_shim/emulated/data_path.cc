@@ -38,6 +38,10 @@ int Convert(const ibv_send_wr& from, SgeArray* storage, emu::SendRequest* to) {
     case IBV_WR_SEND:
       to->opcode = emu::PostOpcode::kSend;
       return 0;
+    case IBV_WR_SEND_WITH_IMM:
+      to->opcode = emu::PostOpcode::kSendImmediate;
+      to->immediate = from.imm_data;
+      return 0;
     case IBV_WR_SEND_WITH_INV:
       to->opcode = emu::PostOpcode::kSendInvalidate;
       to->remote_stag = from.invalidate_rkey;
@@ -48,6 +52,20 @@ int Convert(const ibv_send_wr& from, SgeArray* storage, emu::SendRequest* to) {
       to->remote_stag = from.wr.rdma.rkey;
       to->remote_offset = from.wr.rdma.remote_addr;
       return 0;
+    case IBV_WR_RDMA_WRITE_WITH_IMM:
+      to->opcode = emu::PostOpcode::kWriteImmediate;
+      to->immediate = from.imm_data;
+      to->remote_stag = from.wr.rdma.rkey;
+      to->remote_offset = from.wr.rdma.remote_addr;
+      return 0;
+    case IBV_WR_ATOMIC_CMP_AND_SWP:
+    case IBV_WR_ATOMIC_FETCH_AND_ADD:
+      to->opcode = opcode == IBV_WR_ATOMIC_CMP_AND_SWP ? emu::PostOpcode::kCompareSwap : emu::PostOpcode::kFetchAdd;
+      to->remote_stag = from.wr.atomic.rkey;
+      to->remote_offset = from.wr.atomic.remote_addr;
+      to->compare_add = from.wr.atomic.compare_add;
+      to->swap = from.wr.atomic.swap;
+      return 0;
     case IBV_WR_LOCAL_INV:
       to->opcode = emu::PostOpcode::kLocalInvalidate;
       to->remote_stag = from.invalidate_rkey;
@@ -55,7 +73,7 @@ int Convert(const ibv_send_wr& from, SgeArray* storage, emu::SendRequest* to) {
     case IBV_WR_BIND_MW:
       return ConvertBinding(from.bind_mw.mw, from.bind_mw.rkey, from.bind_mw.bind_info, to);
     default:
-      // With immediate data, atomics, segmentation: iWARP (RFC 5040) has no message for them.
+      // Segmentation, and what only datagrams of raw Ethernet have.
       return EOPNOTSUPP;
   }
 }
@@ -82,6 +100,14 @@ ibv_wc_status ToIbv(emu::CompletionStatus status) {
       return IBV_WC_REM_OP_ERR;
     case emu::CompletionStatus::kFatal:
       return IBV_WC_FATAL_ERR;
+    case emu::CompletionStatus::kBadResponse:
+      return IBV_WC_BAD_RESP_ERR;
+    case emu::CompletionStatus::kLocalAccessError:
+      return IBV_WC_LOC_ACCESS_ERR;
+    case emu::CompletionStatus::kRetryExceeded:
+      return IBV_WC_RETRY_EXC_ERR;
+    case emu::CompletionStatus::kRnrRetryExceeded:
+      return IBV_WC_RNR_RETRY_EXC_ERR;
   }
   return IBV_WC_GENERAL_ERR;
 }
@@ -100,6 +126,12 @@ ibv_wc_opcode ToIbv(emu::CompletionOpcode opcode) {
       return IBV_WC_BIND_MW;
     case emu::CompletionOpcode::kReceive:
       return IBV_WC_RECV;
+    case emu::CompletionOpcode::kReceiveWriteImmediate:
+      return IBV_WC_RECV_RDMA_WITH_IMM;
+    case emu::CompletionOpcode::kCompareSwap:
+      return IBV_WC_COMP_SWAP;
+    case emu::CompletionOpcode::kFetchAdd:
+      return IBV_WC_FETCH_ADD;
   }
   return IBV_WC_SEND;
 }
@@ -142,6 +174,10 @@ ibv_wc ToIbv(const emu::WorkCompletion& from) {
   if (from.with_invalidate) {
     to.wc_flags = IBV_WC_WITH_INV;
     to.invalidated_rkey = from.invalidated_rkey;
+  }
+  if (from.has_immediate) {
+    to.wc_flags = IBV_WC_WITH_IMM;
+    to.imm_data = from.immediate;
   }
   return to;
 }

@@ -36,12 +36,14 @@ int QueryPort(ibv_context* context, uint8_t port, ibv_port_attr* attributes, siz
   ibv_port_attr all{};
   const bool active = NicOf(context).port_active();
   all.state = active ? IBV_PORT_ACTIVE : IBV_PORT_DOWN;
-  all.max_mtu = IBV_MTU_4096;
-  all.active_mtu = IBV_MTU_4096;
-  all.gid_tbl_len = 1;
+  const DeviceProfile& profile = NicOf(context).profile();
+  all.max_mtu = static_cast<ibv_mtu>(profile.max_mtu);
+  all.active_mtu = static_cast<ibv_mtu>(profile.active_mtu);
+  all.gid_tbl_len = static_cast<int>(GidTable(NicOf(context)).size());
   all.pkey_tbl_len = 1;
   all.port_cap_flags = IBV_PORT_CM_SUP;
-  all.max_msg_sz = 0xffffffffu;
+  if (NicOf(context).is_infiniband()) all.port_cap_flags |= IBV_PORT_IP_BASED_GIDS;
+  all.max_msg_sz = profile.max_message;
   all.active_width = kWidth4x;
   all.active_speed = kSpeed10Gbps;
   all.phys_state = active ? kPhysicalStateLinkUp : kPhysicalStateDisabled;
@@ -84,7 +86,9 @@ void FillDeviceAttributes(const emu::Nic& nic, ibv_device_attr* attributes) {
   attributes->max_qp_rd_atom = static_cast<int>(profile.max_ird);
   attributes->max_qp_init_rd_atom = static_cast<int>(profile.max_ord);
   attributes->max_res_rd_atom = static_cast<int>(profile.max_ird * profile.max_qp);
-  attributes->atomic_cap = IBV_ATOMIC_NONE;
+  if (nic.is_infiniband()) attributes->device_cap_flags |= IBV_DEVICE_RC_RNR_NAK_GEN;
+  // They are the processor's own.
+  attributes->atomic_cap = profile.atomics ? IBV_ATOMIC_GLOB : IBV_ATOMIC_NONE;
   attributes->max_pkeys = 1;
   attributes->phys_port_cnt = 1;
 }
@@ -172,10 +176,26 @@ std::nullptr_t FailWith(int error) {
   return nullptr;
 }
 
+std::vector<ibv_gid> GidTable(emu::Nic& nic) {
+  std::vector<ibv_gid> table;
+  if (nic.is_infiniband()) {
+    for (const emu::wire::Gid& gid : nic.roce().Gids()) {
+      std::memcpy(table.emplace_back().raw, gid.data(), gid.size());
+    }
+    return table;
+  }
+  // As iWARP devices have it: what identifies the port first, then zeros.
+  ibv_gid only{};
+  const __be64 guid = BigEndian(GuidOf(nic));
+  std::memcpy(only.raw, &guid, 6);
+  return {only};
+}
+
 HostApi::HostApi(emu::Host& its_host) : host(its_host) {
   device.api = this;
-  device.node_type = IBV_NODE_RNIC;
-  device.transport_type = IBV_TRANSPORT_IWARP;
+  const bool infiniband = host.nic().is_infiniband();
+  device.node_type = infiniband ? IBV_NODE_CA : IBV_NODE_RNIC;
+  device.transport_type = infiniband ? IBV_TRANSPORT_IB : IBV_TRANSPORT_IWARP;
   // The paths name nothing on purpose: there is no such device in sysfs, and programs treat what they cannot read as
   // unknown.
   SetName(device.name, host.nic().name());
@@ -305,14 +325,12 @@ int ibv_query_port(struct ibv_context* context, uint8_t port, struct _compat_ibv
 }
 
 int ibv_query_gid(struct ibv_context* context, uint8_t port, int index, union ibv_gid* gid) {
-  if (port != kPort || index != 0) {
+  const std::vector<ibv_gid> table = GidTable(NicOf(context));
+  if (port != kPort || index < 0 || static_cast<size_t>(index) >= table.size()) {
     errno = EINVAL;
     return -1;
   }
-  // As iWARP devices have it: what identifies the port first, then zeros.
-  *gid = {};
-  const __be64 guid = BigEndian(GuidOf(NicOf(context)));
-  std::memcpy(gid->raw, &guid, 6);
+  *gid = table[static_cast<size_t>(index)];
   return 0;
 }
 

@@ -9,6 +9,7 @@
 #include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 #include "emu/world/world.h"
 
@@ -113,6 +114,9 @@ struct HostApi {
 
 HostApi& ApiOf(emu::Host& host);
 
+// The GIDs of the port as they are now, by index.
+std::vector<ibv_gid> GidTable(emu::Nic& nic);
+
 // A CQ as the plain and the extended call make it; null and errno on failure.
 ShimCq* MakeCq(ibv_context* context, int64_t entries, void* cq_context, ibv_comp_channel* channel, int64_t vector,
                emu::CompletionQueueFlags flags);
@@ -130,8 +134,8 @@ bool ConvertSendFlags(unsigned flags, emu::SendRequest* to);
 int ConvertBinding(const ibv_mw* window, uint32_t new_rkey, const ibv_mw_bind_info& info, emu::SendRequest* to);
 
 // Has the entry points of ibv_wr_* in `qp` that `operations` (ibv_qp_create_send_ops_flags) name. False: one is not
-// offered.
-bool OfferWork(ShimQp* qp, uint64_t operations);
+// offered by QPs of this type on this device.
+bool OfferWork(ShimQp* qp, uint64_t operations, const emu::DeviceProfile& profile, ibv_qp_type type);
 
 // The tables' entries (data_path.cc, memory.cc, cq_ex.cc, queue_pair.cc, queries.cc).
 int PollCq(ibv_cq* cq, int entries, ibv_wc* completions);

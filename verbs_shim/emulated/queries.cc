@@ -20,11 +20,17 @@ void CopyEntry(const ibv_gid_entry& from, void* to, size_t size) {
   std::memcpy(to, &from, std::min(size, sizeof(from)));
 }
 
-int GidEntry(ibv_context* context, ibv_gid_entry* entry) {
-  *entry = {};
-  entry->port_num = kPort;
-  entry->gid_type = IBV_GID_TYPE_IB;
-  return ibv_query_gid(context, kPort, 0, &entry->gid);
+std::vector<ibv_gid_entry> GidEntries(ibv_context* context) {
+  std::vector<ibv_gid_entry> entries;
+  for (const ibv_gid& gid : GidTable(NicOf(context))) {
+    ibv_gid_entry entry{};
+    entry.gid = gid;
+    entry.gid_index = static_cast<uint32_t>(entries.size());
+    entry.port_num = kPort;
+    entry.gid_type = NicOf(context).is_infiniband() ? IBV_GID_TYPE_ROCE_V2 : IBV_GID_TYPE_IB;
+    entries.push_back(entry);
+  }
+  return entries;
 }
 
 }  // namespace
@@ -66,20 +72,22 @@ int ibv_get_pkey_index(struct ibv_context*, uint8_t port, __be16 pkey) {
 
 int _ibv_query_gid_ex(struct ibv_context* context, uint32_t port, uint32_t index, struct ibv_gid_entry* entry,
                       uint32_t flags, size_t entry_size) {
-  if (port != kPort || index != 0 || flags != 0 || entry_size < sizeof(ibv_gid)) return EINVAL;
-  ibv_gid_entry found;
-  if (GidEntry(context, &found) != 0) return errno;
-  CopyEntry(found, entry, entry_size);
+  if (port != kPort || flags != 0 || entry_size < sizeof(ibv_gid)) return EINVAL;
+  const std::vector<ibv_gid_entry> found = GidEntries(context);
+  if (index >= found.size()) return EINVAL;
+  CopyEntry(found[index], entry, entry_size);
   return 0;
 }
 
 ssize_t _ibv_query_gid_table(struct ibv_context* context, struct ibv_gid_entry* entries, size_t max_entries,
                              uint32_t flags, size_t entry_size) {
   if (flags != 0 || max_entries == 0 || entry_size < sizeof(ibv_gid)) return -EINVAL;
-  ibv_gid_entry found;
-  if (GidEntry(context, &found) != 0) return -errno;
-  CopyEntry(found, entries, entry_size);
-  return 1;
+  const std::vector<ibv_gid_entry> found = GidEntries(context);
+  // The caller's idea of an entry's size may be another.
+  auto* to = reinterpret_cast<std::byte*>(entries);
+  const size_t count = std::min(found.size(), max_entries);
+  for (size_t i = 0; i < count; ++i) CopyEntry(found[i], to + i * entry_size, entry_size);
+  return static_cast<ssize_t>(count);
 }
 
 // A Write may be placed in any order until something behind it says that it is complete.

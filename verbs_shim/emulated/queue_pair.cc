@@ -1,6 +1,7 @@
 // Queue pairs: creation, attributes, states.
 
 #include <cerrno>
+#include <cstring>
 #include <memory>
 #include <optional>
 
@@ -29,15 +30,62 @@ ibv_qp_cap CapacityOf(const emu::QpCapabilities& capabilities) {
           .max_inline_data = capabilities.max_inline};
 }
 
+std::optional<emu::QpType> FromIbv(ibv_qp_type type) {
+  switch (type) {
+    case IBV_QPT_RC:
+      return emu::QpType::kRc;
+    case IBV_QPT_UC:
+      return emu::QpType::kUc;
+    default:
+      return std::nullopt;
+  }
+}
+
+emu::AddressVector FromIbv(const ibv_ah_attr& from) {
+  emu::AddressVector to;
+  to.is_global = from.is_global != 0;
+  std::memcpy(to.gid.data(), from.grh.dgid.raw, to.gid.size());
+  to.sgid_index = from.grh.sgid_index;
+  to.hop_limit = from.grh.hop_limit;
+  to.traffic_class = from.grh.traffic_class;
+  to.flow_label = from.grh.flow_label;
+  to.dlid = from.dlid;
+  to.service_level = from.sl;
+  to.source_path_bits = from.src_path_bits;
+  to.static_rate = from.static_rate;
+  to.port = from.port_num;
+  return to;
+}
+
+ibv_ah_attr ShownAs(const emu::AddressVector& from) {
+  ibv_ah_attr to{};
+  to.is_global = from.is_global ? 1 : 0;
+  std::memcpy(to.grh.dgid.raw, from.gid.data(), from.gid.size());
+  to.grh.sgid_index = from.sgid_index;
+  to.grh.hop_limit = from.hop_limit;
+  to.grh.traffic_class = from.traffic_class;
+  to.grh.flow_label = from.flow_label;
+  to.dlid = from.dlid;
+  to.sl = from.service_level;
+  to.src_path_bits = from.source_path_bits;
+  to.static_rate = from.static_rate;
+  to.port_num = from.port;
+  return to;
+}
+
 // Attributes of the plain and the extended call begin alike.
 template <typename Attributes>
 ibv_qp* MakeQp(ibv_pd* pd, Attributes* attributes, std::optional<uint64_t> operations) {
-  if (attributes->qp_type != IBV_QPT_RC) return FailWith(EOPNOTSUPP);
+  const std::optional<emu::QpType> type = FromIbv(attributes->qp_type);
+  if (!type) return FailWith(EOPNOTSUPP);
   if (attributes->send_cq == nullptr || attributes->recv_cq == nullptr) return FailWith(EINVAL);
   ShimContext* context = ToShim(pd->context);
   auto qp = std::make_unique<ShimQp>();
-  if (operations && !OfferWork(qp.get(), *operations)) return FailWith(EOPNOTSUPP);
+  if (operations && !OfferWork(qp.get(), *operations, context->nic->profile(), attributes->qp_type)) {
+    return FailWith(EOPNOTSUPP);
+  }
   emu::QpCreate create;
+  create.type = *type;
   create.pd = pd->handle;
   create.send_cq = context->nic->FindCq(attributes->send_cq->handle);
   create.receive_cq = context->nic->FindCq(attributes->recv_cq->handle);
@@ -65,7 +113,7 @@ ibv_qp* MakeQp(ibv_pd* pd, Attributes* attributes, std::optional<uint64_t> opera
   shown->handle = (*created)->handle();
   shown->qp_num = (*created)->qp_number();
   shown->state = ToIbv((*created)->state());
-  shown->qp_type = IBV_QPT_RC;
+  shown->qp_type = attributes->qp_type;
   pthread_mutex_init(&shown->mutex, nullptr);
   pthread_cond_init(&shown->cond, nullptr);
   qp->pair = *created;
@@ -119,6 +167,7 @@ int ibv_modify_qp(struct ibv_qp* qp, struct ibv_qp_attr* attributes, int mask) {
   wanted.pkey_index = attributes->pkey_index;
   wanted.port = attributes->port_num;
   wanted.path_mtu = static_cast<uint8_t>(attributes->path_mtu);
+  wanted.path = FromIbv(attributes->ah_attr);
   wanted.destination_qp_number = attributes->dest_qp_num;
   wanted.receive_psn = attributes->rq_psn;
   wanted.send_psn = attributes->sq_psn;
@@ -155,7 +204,7 @@ int ibv_query_qp(struct ibv_qp* qp, struct ibv_qp_attr* attributes, int, struct 
   attributes->retry_cnt = now.retry_count;
   attributes->rnr_retry = now.rnr_retry;
   attributes->sq_draining = pair->IsDraining() ? 1 : 0;
-  attributes->ah_attr.port_num = now.port;
+  attributes->ah_attr = ShownAs(now.path);
   attributes->cap = CapacityOf(pair->capabilities());
   *initial = {};
   initial->qp_context = qp->qp_context;

@@ -117,6 +117,32 @@ void Read(ibv_qp_ex* qp, uint32_t rkey, uint64_t remote_address) {
   Tagged(qp, emu::PostOpcode::kRead, rkey, remote_address);
 }
 
+void SendImmediate(ibv_qp_ex* qp, __be32 immediate) {
+  Begin(qp, emu::PostOpcode::kSendImmediate).immediate = immediate;
+}
+
+void WriteImmediate(ibv_qp_ex* qp, uint32_t rkey, uint64_t remote_address, __be32 immediate) {
+  emu::SendRequest& request = Begin(qp, emu::PostOpcode::kWriteImmediate);
+  request.remote_stag = rkey;
+  request.remote_offset = remote_address;
+  request.immediate = immediate;
+}
+
+void CompareSwap(ibv_qp_ex* qp, uint32_t rkey, uint64_t remote_address, uint64_t compare, uint64_t swap) {
+  emu::SendRequest& request = Begin(qp, emu::PostOpcode::kCompareSwap);
+  request.remote_stag = rkey;
+  request.remote_offset = remote_address;
+  request.compare_add = compare;
+  request.swap = swap;
+}
+
+void FetchAdd(ibv_qp_ex* qp, uint32_t rkey, uint64_t remote_address, uint64_t add) {
+  emu::SendRequest& request = Begin(qp, emu::PostOpcode::kFetchAdd);
+  request.remote_stag = rkey;
+  request.remote_offset = remote_address;
+  request.compare_add = add;
+}
+
 void LocalInvalidate(ibv_qp_ex* qp, uint32_t rkey) {
   Begin(qp, emu::PostOpcode::kLocalInvalidate).remote_stag = rkey;
 }
@@ -165,10 +191,17 @@ void SetInline(ibv_qp_ex* qp, void* address, size_t length) {
 
 }  // namespace
 
-bool OfferWork(ShimQp* qp, uint64_t operations) {
-  constexpr uint64_t kOffered = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_INV | IBV_QP_EX_WITH_RDMA_WRITE |
-                                IBV_QP_EX_WITH_RDMA_READ | IBV_QP_EX_WITH_LOCAL_INV | IBV_QP_EX_WITH_BIND_MW;
-  if ((operations & ~kOffered) != 0) return false;
+bool OfferWork(ShimQp* qp, uint64_t operations, const emu::DeviceProfile& profile, ibv_qp_type type) {
+  uint64_t offered =
+      IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_LOCAL_INV | IBV_QP_EX_WITH_BIND_MW;
+  if (type == IBV_QPT_RC) offered |= IBV_QP_EX_WITH_RDMA_READ | IBV_QP_EX_WITH_SEND_WITH_INV;
+  if (profile.transport == emu::TransportKind::kInfiniband) {
+    offered |= IBV_QP_EX_WITH_SEND_WITH_IMM | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM;
+  }
+  if (profile.atomics && type == IBV_QPT_RC) {
+    offered |= IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD;
+  }
+  if ((operations & ~offered) != 0) return false;
   qp->builder.reset(new WorkBuilder);
   qp->wr_start = Start;
   qp->wr_complete = Complete;
@@ -181,6 +214,10 @@ bool OfferWork(ShimQp* qp, uint64_t operations) {
   if ((operations & IBV_QP_EX_WITH_SEND_WITH_INV) != 0) qp->wr_send_inv = SendInvalidate;
   if ((operations & IBV_QP_EX_WITH_RDMA_WRITE) != 0) qp->wr_rdma_write = Write;
   if ((operations & IBV_QP_EX_WITH_RDMA_READ) != 0) qp->wr_rdma_read = Read;
+  if ((operations & IBV_QP_EX_WITH_SEND_WITH_IMM) != 0) qp->wr_send_imm = SendImmediate;
+  if ((operations & IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM) != 0) qp->wr_rdma_write_imm = WriteImmediate;
+  if ((operations & IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP) != 0) qp->wr_atomic_cmp_swp = CompareSwap;
+  if ((operations & IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD) != 0) qp->wr_atomic_fetch_add = FetchAdd;
   if ((operations & IBV_QP_EX_WITH_LOCAL_INV) != 0) qp->wr_local_inv = LocalInvalidate;
   if ((operations & IBV_QP_EX_WITH_BIND_MW) != 0) qp->wr_bind_mw = Bind;
   return true;

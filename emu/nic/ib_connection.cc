@@ -1,0 +1,379 @@
+#include "emu/nic/ib_connection.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "emu/tap/record_faults.h"
+
+namespace stagecoach::emu {
+namespace {
+
+// What a lingering stream may throw away in one turn.
+constexpr int kLingerReads = 16;
+constexpr size_t kLingerReadSize = 16 * 1024;
+// Packets lost in one turn.
+constexpr size_t kVoidBudget = 1024;
+constexpr uint32_t kSmallestMtu = 128;  // shifted by the code of ibv_mtu: 1 is 256
+
+uint32_t MtuOf(uint8_t code) {
+  return kSmallestMtu << code;
+}
+
+IbOptions EngineOptions(const QueuePair& qp, const QpAttributes& attributes, const DeviceProfile& profile) {
+  IbOptions options;
+  options.service = qp.kind() == QpKind::kUc ? wire::IbService::kUc : wire::IbService::kRc;
+  options.qp_number = qp.qp_number();
+  options.destination_qp = attributes.destination_qp_number;
+  options.receive_psn = attributes.receive_psn;
+  options.mtu = MtuOf(attributes.path_mtu);
+  options.send_psn = attributes.send_psn;
+  options.access = attributes.access;
+  options.max_rd_atomic = attributes.max_rd_atomic;
+  options.max_dest_rd_atomic = attributes.max_dest_rd_atomic;
+  options.min_rnr_timer = attributes.min_rnr_timer;
+  options.timeout = attributes.timeout;
+  options.retry_count = attributes.retry_count;
+  options.rnr_retry = attributes.rnr_retry;
+  options.window_packets = profile.window_packets;
+  options.max_message_bytes = profile.max_message;
+  return options;
+}
+
+QpEvent EventOf(const TransportFault& fault) {
+  switch (fault.kind) {
+    case FaultKind::kProtocol:
+      return QpEvent::kProtocolFault;
+    case FaultKind::kProtection:
+      return QpEvent::kProtectionFault;
+    case FaultKind::kWork:
+      return QpEvent::kWorkFault;
+    case FaultKind::kSendQueue:
+      return QpEvent::kSendFault;
+  }
+  return QpEvent::kProtocolFault;
+}
+
+}  // namespace
+
+// --- Carriers ---
+
+IbConnection::StreamCarrier::StreamCarrier(QueuePair& qp, Nic& nic, uint64_t serial, std::unique_ptr<Llp> llp)
+    : qp_(qp), nic_(nic), serial_(serial), llp_(std::move(llp)) {
+  stream().SetWatcher(this);
+}
+
+IbConnection::StreamCarrier::~StreamCarrier() {
+  stream().SetWatcher(nullptr);
+}
+
+void IbConnection::StreamCarrier::OnStreamReady() {
+  // As Connection's. Of a carrier that has been given up it costs a turn for nothing.
+  qp_.Ask(QueuePair::kFired);
+  if (!nic_.loop().Park(&qp_)) qp_.Ask(QueuePair::kContinue);
+}
+
+size_t IbConnection::Void::MaxUlpdu() const {
+  return MtuOf(5) + wire::kMaxIbHeaderSize;
+}
+
+IbConnection::IbConnection(QueuePair& qp, const QpAttributes& attributes, const RocePath& path)
+    : qp_(qp),
+      nic_(qp.nic_),
+      name_(nic_.name() + "/qp-" + std::to_string(qp.qp_number())),
+      generation_(nic_.roce().NextGeneration()),
+      remote_qp_(attributes.destination_qp_number),
+      memory_(nic_.registry(), qp.pd(), qp.qp_number()),
+      receives_(qp.receive_source(), nic_.profile().not_ready_one_in,
+                Prng(nic_.profile().luck_seed).Fork(name_ + "/receives")),
+      transport_(EngineOptions(qp, attributes, nic_.profile()), memory_, receives_, nic_.trace(), name_),
+      pump_(qp, nic_, transport_, memory_, name_) {
+  transport_.BeginTurn(Now());
+  nic_.roce().Join(qp_.qp_number(), generation_, path, remote_qp_);
+}
+
+IbConnection::~IbConnection() = default;
+
+Llp::Counters IbConnection::llp_counters() const {
+  Llp::Counters all = past_;
+  if (carrier_ != nullptr) all.Add(carrier_->llp().counters());
+  return all;
+}
+
+int IbConnection::PollDescriptor() const {
+  return carrier_ != nullptr ? carrier_->stream().PollDescriptor() : -1;
+}
+
+void IbConnection::OnModified(QpState to, const QpAttributes& attributes) {
+  if (phase_ != Phase::kOpen) return;
+  transport_.BeginTurn(Now());
+  transport_.SetAttributes(EngineOptions(qp_, attributes, nic_.profile()));
+  if (to == QpState::kRts) transport_.StartSending();
+  if (to == QpState::kSqd) transport_.StopSending();
+}
+
+void IbConnection::OnPath(const RocePath& path) {
+  if (phase_ != Phase::kOpen) return;
+  DropCarrier(Now(), "another path");
+  nic_.roce().Join(qp_.qp_number(), generation_, path, remote_qp_);
+}
+
+bool IbConnection::TakeCarrier(uint64_t generation, uint64_t serial, std::unique_ptr<Llp>& llp) {
+  // One that ends may have a last word.
+  if (generation != generation_ || (phase_ != Phase::kOpen && phase_ != Phase::kEnding)) return false;
+  const Instant now = Now();
+  transport_.BeginTurn(now);
+  if (carrier_ != nullptr) {
+    transport_.OnCarrier(false, now);
+    Discard(std::move(carrier_), /*abort=*/true);
+  }
+  const DeviceProfile& profile = nic_.profile();
+  if (profile.drop_one_in != 0 || profile.duplicate_one_in != 0) {
+    const Prng luck = Prng(profile.luck_seed).Fork(name_ + "/carrier-" + std::to_string(serial));
+    llp = WithRecordFaults(std::move(llp), {profile.drop_one_in, profile.duplicate_one_in, luck});
+  }
+  carrier_ = std::make_unique<StreamCarrier>(qp_, nic_, serial, std::move(llp));
+  armed_readable_ = armed_writable_ = false;
+  pump_.Use(&carrier_->llp());
+  transport_.OnCarrier(true, now);
+  patience_until_.reset();
+  return true;
+}
+
+std::vector<std::unique_ptr<Carrier>> IbConnection::TakeOldCarriers() {
+  return std::exchange(old_carriers_, {});
+}
+
+void IbConnection::DropCarrier(Instant now, const char* why) {
+  if (carrier_ == nullptr) return;
+  Trace(nic_.trace(), now, name_, "carrier.dropped", {{"why", why}});
+  const uint64_t serial = carrier_->serial();
+  transport_.OnCarrier(false, now);
+  pump_.Use(nullptr);
+  Discard(std::move(carrier_), /*abort=*/true);
+  nic_.roce().CarrierLost(qp_.qp_number(), generation_, serial);
+}
+
+void IbConnection::Discard(std::unique_ptr<StreamCarrier> carrier, bool abort) {
+  past_.Add(carrier->llp().counters());
+  if (abort) carrier->stream().Abort();
+  old_carriers_.push_back(std::move(carrier));
+  nic_.loop().Notify(&qp_);
+}
+
+// --- Turns ---
+
+bool IbConnection::Serve(uint32_t requests) {
+  const Instant now = Now();
+  transport_.BeginTurn(now);
+  pump_.BeginTurn();
+  if ((requests & QueuePair::kFired) != 0) armed_readable_ = armed_writable_ = false;
+  if ((requests & QueuePair::kTime) != 0) OnTime(now);
+  if (phase_ == Phase::kOpen || phase_ == Phase::kEnding) {
+    if ((requests & (QueuePair::kPoll | QueuePair::kContinue)) != 0) Receive(now);
+    // What is posted counts as sent before the end.
+    Transmit(now);
+    CheckEnd(now);
+    if (phase_ == Phase::kOpen && (requests & QueuePair::kDisconnect) != 0) {
+      Fail(QpEvent::kLocalClose, now);
+      Transmit(now);
+      CheckEnd(now);
+    }
+  }
+  if (phase_ == Phase::kLingering) Linger();
+  if (transport_.TakeRedialWish()) nic_.roce().WantCarrier(qp_.qp_number(), generation_);
+  RefreshDeadline();
+  EnsureWake(requests);
+  return pump_.moved();
+}
+
+void IbConnection::Receive(Instant now) {
+  if (carrier_ == nullptr || !transport_.Receiving()) return;
+  const std::optional<RxResult> end = pump_.Receive(now);
+  if (transport_.TakeFirstPacket()) qp_.Apply(QpEvent::kFirstMessage);
+  if (!end) return;
+  switch (end->status) {
+    case RxStatus::kEof:
+      return DropCarrier(now, "ended");
+    case RxStatus::kFault:
+      return DropCarrier(now, "damaged");
+    default:
+      return DropCarrier(now, "lost");
+  }
+}
+
+void IbConnection::Transmit(Instant now) {
+  pump_.Transmit();
+  if (pump_.tx_failed()) DropCarrier(now, "cannot be written");
+  if (carrier_ == nullptr && qp_.kind() == QpKind::kUc && transport_.HoldsWork()) {
+    if (!patience_until_) patience_until_ = now + nic_.profile().carrier_patience;
+    if (*patience_until_ <= now) SendIntoTheVoid(now);
+  }
+}
+
+void IbConnection::SendIntoTheVoid(Instant now) {
+  Void nowhere;
+  transport_.OnCarrier(true, now);
+  while (transport_.FillTx(nowhere, kVoidBudget)) {
+    for (const uint64_t cookie : nowhere.TakeSent()) transport_.OnSent(cookie);
+    pump_.TakeSendCompletions();
+    qp_.SubmitPosted(transport_);
+  }
+  transport_.OnCarrier(false, now);
+}
+
+void IbConnection::OnTime(Instant now) {
+  if (phase_ == Phase::kOpen) {
+    if (const std::optional<Instant> due = transport_.Deadline(); due && *due <= now) transport_.OnDeadline(now);
+  }
+  pump_.PlaceDue(now);
+  if (!linger_until_ || *linger_until_ > now) return;
+  // What should have left has not: give up on it.
+  if (phase_ == Phase::kEnding) {
+    DropCarrier(now, "the last words do not leave");
+    Finish(now);
+  }
+  if (phase_ == Phase::kLingering) {
+    Discard(std::move(carrier_), /*abort=*/true);
+    Close();
+  }
+}
+
+// --- Endings ---
+
+void IbConnection::CheckEnd(Instant now) {
+  // The state changes before a completion shows why, as programs that see one ask for the other.
+  if (const std::optional<TransportFault> fault = transport_.TakeFault()) {
+    qp_.Apply(EventOf(*fault));
+    if (fault->kind != FaultKind::kSendQueue) BeginEnding(now);
+  }
+  pump_.TakeCompletions();
+  if (phase_ == Phase::kOpen && qp_.doom_ != nullptr) Fail(QpEvent::kLocalFault, now);
+  if (phase_ == Phase::kOpen && qp_.failed_locally_) Fail(QpEvent::kWorkFault, now);
+  if (phase_ == Phase::kEnding && transport_.Finished()) Finish(now);
+}
+
+void IbConnection::Fail(QpEvent event, Instant now) {
+  qp_.Apply(event);
+  transport_.Flush();
+  BeginEnding(now);
+  pump_.TakeCompletions();
+}
+
+void IbConnection::BeginEnding(Instant now) {
+  if (phase_ != Phase::kOpen) return;
+  phase_ = Phase::kEnding;
+  linger_until_ = now + nic_.profile().close_linger;
+}
+
+void IbConnection::Finish(Instant now) {
+  pump_.SettlePlacements();
+  pump_.TakeCompletions();
+  qp_.FlushQueues();
+  Trace(nic_.trace(), now, name_, "connection.ended", {});
+  nic_.roce().Leave(qp_.qp_number(), generation_);
+  if (carrier_ == nullptr) return Close();
+  // The engine is done, so what is still queued is a packet too many.
+  if (!carrier_->llp().TxIdle()) {
+    Discard(std::move(carrier_), /*abort=*/true);
+    pump_.Use(nullptr);
+    return Close();
+  }
+  carrier_->stream().Shutdown();
+  // Closing with unread bytes in the socket would send a reset, which may overtake our last words.
+  phase_ = Phase::kLingering;
+  linger_until_ = now + nic_.profile().close_linger;
+}
+
+void IbConnection::Linger() {
+  std::array<std::byte, kLingerReadSize> scratch;
+  const MutableBytes into(scratch);
+  for (int i = 0; i < kLingerReads; ++i) {
+    const IoResult result = carrier_->stream().Read({&into, 1});
+    if (result.status == IoStatus::kWouldBlock) return;
+    if (result.status != IoStatus::kOk) {
+      Discard(std::move(carrier_), /*abort=*/false);
+      return Close();
+    }
+  }
+  pump_.SetMore();
+}
+
+void IbConnection::Close() {
+  phase_ = Phase::kClosed;
+  linger_until_.reset();
+  nic_.loop().Notify(&qp_);  // which takes us out of the QP
+}
+
+void IbConnection::Abort() {
+  if (phase_ == Phase::kClosed) return;
+  const Instant now = Now();
+  transport_.BeginTurn(now);
+  pump_.SettlePlacements();
+  if (phase_ == Phase::kOpen || phase_ == Phase::kEnding) {
+    transport_.Flush();
+    if (carrier_ != nullptr) transport_.OnCarrier(false, now);
+    pump_.TakeCompletions();
+    nic_.roce().Leave(qp_.qp_number(), generation_);
+  }
+  pump_.Use(nullptr);
+  if (carrier_ != nullptr) Discard(std::move(carrier_), /*abort=*/true);
+  Close();
+}
+
+const char* IbConnection::PhaseName() const {
+  switch (phase_) {
+    case Phase::kOpen:
+      return carrier_ != nullptr ? "carried" : "without a carrier";
+    case Phase::kEnding:
+      return "ending";
+    case Phase::kLingering:
+      return "lingering";
+    case Phase::kClosed:
+      return "closed";
+  }
+  return "unknown";
+}
+
+// --- Time and waking ---
+
+void IbConnection::RefreshDeadline() {
+  std::optional<Instant> next;
+  if (phase_ != Phase::kClosed) {
+    const std::optional<Instant> engine = phase_ == Phase::kOpen ? transport_.Deadline() : std::nullopt;
+    const std::optional<Instant> patience =
+        phase_ == Phase::kOpen && transport_.HoldsWork() ? patience_until_ : std::nullopt;
+    for (const std::optional<Instant>& wish :
+         {engine, patience, linger_until_, pump_.PlacementDue(), qp_.HeldUntil()}) {
+      if (wish) next = std::min(next.value_or(Instant::max()), *wish);
+    }
+  }
+  if (next == deadline_) return;
+  deadline_ = next;
+  nic_.loop().SetDeadline(&qp_, next);
+}
+
+void IbConnection::EnsureWake(uint32_t requests) {
+  qp_.SetUnfinished(carrier_ != nullptr && (pump_.more() || pump_.tx_blocked()));
+  if (carrier_ == nullptr) return;
+  const bool continuing = (requests & QueuePair::kContinue) != 0;
+  if (pump_.more()) {
+    if (continuing || !nic_.loop().Park(&qp_)) nic_.loop().Continue(&qp_);
+    return;
+  }
+  const bool readable = phase_ == Phase::kLingering || transport_.Receiving();
+  if (continuing) {
+    Arm(readable, pump_.tx_blocked());
+  } else if (pump_.tx_blocked() && !armed_writable_ && !nic_.loop().Park(&qp_)) {
+    Arm(readable, true);
+  }
+}
+
+void IbConnection::Arm(bool readable, bool writable) {
+  if ((!readable || armed_readable_) && (!writable || armed_writable_)) return;
+  armed_readable_ = readable;
+  armed_writable_ = writable;
+  carrier_->stream().Arm(readable, writable);
+}
+
+}  // namespace stagecoach::emu

@@ -1,0 +1,153 @@
+// IbConnection: one QP's InfiniBand engine, from RTR to the end of the QP, and the carriers that come and go under it.
+//
+// A carrier is a stream with records on it (roce_port.h). Its loss, whatever the cause, is silence: packets that were
+// on their way are lost, the engine's timer notices, the port is asked for another one. Only the engine ends the
+// connection, or the program. An UC QP that has packets to send and gets no carrier for a while sends them all the
+// same: nobody hears them.
+//
+// At the end the engine's last words, a NAK or what acknowledges work done, leave by the carrier there is, which is
+// then shut down in order; both within the profile's close_linger.
+//
+// Not thread-safe: runs under the lock of its QP. Of the argument in connection.h who wakes it next holds here while
+// there is a carrier. Without one there is nothing to hear: a post, a deadline of the engine, or a new carrier
+// (QueuePair::TakeCarrier, which asks for a turn) move it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "emu/engine/ib_transport.h"
+#include "emu/fabric/stream.h"
+#include "emu/llp/llp.h"
+#include "emu/nic/memory_registry.h"
+#include "emu/nic/nic.h"
+#include "emu/nic/qp_connection.h"
+#include "emu/nic/queue_pair.h"
+#include "emu/nic/record_pump.h"
+#include "emu/nic/roce_port.h"
+
+namespace stagecoach::emu {
+
+class IbConnection final : public QpConnection {
+ public:
+  // In RTR: `attributes` say with whom and how. Joins the NIC's port.
+  IbConnection(QueuePair& qp, const QpAttributes& attributes, const RocePath& path);
+  ~IbConnection() override;
+  IbConnection(const IbConnection&) = delete;
+  IbConnection& operator=(const IbConnection&) = delete;
+
+  bool Serve(uint32_t requests) override;
+  void Abort() override;
+  void SettlePlacements() override { pump_.SettlePlacements(); }
+  void ForgetDeadline() override { deadline_.reset(); }
+
+  const char* PhaseName() const override;
+  bool IsOpen() const override { return phase_ == Phase::kOpen; }
+  bool HasEnded() const override {
+    return phase_ == Phase::kLingering || phase_ == Phase::kClosed ||
+           (phase_ == Phase::kEnding && !transport_.HoldsWork());
+  }
+  bool IsClosed() const override { return phase_ == Phase::kClosed; }
+  bool SendsInProgress() const override { return transport_.SendsInProgress(); }
+  Llp::Counters llp_counters() const override;
+  int PollDescriptor() const override;
+
+  void OnModified(QpState to, const QpAttributes& attributes) override;
+  void OnPath(const RocePath& path) override;
+  bool TakeCarrier(uint64_t generation, uint64_t serial, std::unique_ptr<Llp>& llp) override;
+  std::vector<std::unique_ptr<Carrier>> TakeOldCarriers() override;
+
+ private:
+  enum class Phase : uint8_t {
+    kOpen,
+    kEnding,     // the engine has failed or the program wants the end: its last words are leaving
+    kLingering,  // they have left; what the peer still sends is thrown away until it ends too
+    kClosed,
+  };
+
+  class StreamCarrier final : public Carrier, public StreamWatcher {
+   public:
+    StreamCarrier(QueuePair& qp, Nic& nic, uint64_t serial, std::unique_ptr<Llp> llp);
+    ~StreamCarrier() override;
+    void OnStreamReady() override;
+    uint64_t serial() const { return serial_; }
+    Llp& llp() { return *llp_; }
+    Stream& stream() { return llp_->stream(); }
+
+   private:
+    QueuePair& qp_;
+    Nic& nic_;
+    const uint64_t serial_;
+    const std::unique_ptr<Llp> llp_;
+  };
+
+  // Where the packets of UC go that nobody carries.
+  class Void final : public RecordSink {
+   public:
+    size_t MaxUlpdu() const override;
+    bool CanQueue() const override { return true; }
+    void QueueRecord(ConstBytes, std::span<const TxPart>, uint64_t cookie) override { sent_.push_back(cookie); }
+    std::vector<uint64_t> TakeSent() { return std::exchange(sent_, {}); }
+
+   private:
+    std::vector<uint64_t> sent_;
+  };
+
+  // A Receive queue that has none now and then (DeviceProfile::not_ready_one_in).
+  class ReluctantReceives final : public ReceiveSource {
+   public:
+    ReluctantReceives(ReceiveSource& source, uint32_t one_in, Prng luck)
+        : source_(source), one_in_(one_in), luck_(luck) {}
+    const ReceiveWork* TakeReceive() override {
+      return one_in_ != 0 && luck_.OneIn(one_in_) ? nullptr : source_.TakeReceive();
+    }
+
+   private:
+    ReceiveSource& source_;
+    const uint32_t one_in_;
+    Prng luck_;
+  };
+
+  Instant Now() const { return nic_.fabric().Now(); }
+  void OnTime(Instant now);
+  void Receive(Instant now);
+  void Transmit(Instant now);
+  void SendIntoTheVoid(Instant now);
+  void DropCarrier(Instant now, const char* why);
+  // Nobody uses the carrier any more; what is left of it goes without the lock.
+  void Discard(std::unique_ptr<StreamCarrier> carrier, bool abort);
+  void CheckEnd(Instant now);
+  void Fail(QpEvent event, Instant now);
+  void BeginEnding(Instant now);
+  void Finish(Instant now);
+  void Linger();
+  void Close();
+  void RefreshDeadline();
+  void EnsureWake(uint32_t requests);
+  void Arm(bool readable, bool writable);
+
+  QueuePair& qp_;
+  Nic& nic_;
+  const std::string name_;  // in traces
+  const uint64_t generation_;
+  const uint32_t remote_qp_;
+  RegistryPort memory_;
+  ReluctantReceives receives_;
+  IbTransport transport_;
+  RecordPump<IbTransport> pump_;
+
+  Phase phase_ = Phase::kOpen;
+  std::unique_ptr<StreamCarrier> carrier_;
+  std::vector<std::unique_ptr<Carrier>> old_carriers_;
+  Llp::Counters past_;  // of carriers that are gone
+  bool armed_readable_ = false;
+  bool armed_writable_ = false;
+  std::optional<Instant> patience_until_;  // UC: when what waits for a carrier is lost
+  std::optional<Instant> linger_until_;
+  std::optional<Instant> deadline_;  // as NicLoop knows it
+};
+
+}  // namespace stagecoach::emu

@@ -1,0 +1,68 @@
+// QpConnection: what a QP needs of whatever moves its records, whichever transport that is.
+//
+// Connection (connection.h) is iWARP's: one stream, which is the connection. IbConnection (ib_connection.h) is
+// InfiniBand's: streams come and go under it. Everything here runs under the lock of the QP; what that means, and who
+// wakes whom, is told in connection.h.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "emu/engine/qp_states.h"
+#include "emu/fabric/stream.h"
+#include "emu/llp/llp.h"
+#include "emu/nic/qp_attributes.h"
+
+namespace stagecoach::emu {
+
+struct RocePath;
+
+// A record layer with the watcher of its stream. Destroyed without the QP's lock: that waits until the watcher is at
+// rest.
+class Carrier {
+ public:
+  virtual ~Carrier() = default;
+};
+
+class QpConnection {
+ public:
+  // Off the QP's lock.
+  virtual ~QpConnection() = default;
+
+  // One turn: whatever `requests` (of QueuePair) ask for, as far as the budget goes. True if records or bytes moved.
+  virtual bool Serve(uint32_t requests) = 0;
+  // Ends it at once: submitted work is flushed into the QP's rings.
+  virtual void Abort() = 0;
+  // Memory is about to become invalid: what is to be written to it late is written now.
+  virtual void SettlePlacements() = 0;
+  // NicLoop has forgotten this QP's wishes.
+  virtual void ForgetDeadline() = 0;
+
+  virtual const char* PhaseName() const = 0;
+  virtual bool IsOpen() const = 0;
+  // The engine has given back all work.
+  virtual bool HasEnded() const = 0;
+  // Nothing is left to do and the connection may be deleted.
+  virtual bool IsClosed() const = 0;
+  virtual Llp::Counters llp_counters() const = 0;
+  // Of the stream there is now, for CompletionQueue; -1: none.
+  virtual int PollDescriptor() const = 0;
+
+  // What was submitted and must be complete before an SQD is drained is still going on.
+  virtual bool SendsInProgress() const { return true; }
+
+  // --- InfiniBand alone ---
+  // The program has changed the QP, which is in state `to` now.
+  virtual void OnModified(QpState, const QpAttributes&) {}
+  // It has changed the way to the peer.
+  virtual void OnPath(const RocePath&) {}
+  // A stream that the peer has agreed to, known to the port as `serial`. False, and nothing taken, unless it is for
+  // this life of the QP.
+  virtual bool TakeCarrier(uint64_t /*generation*/, uint64_t /*serial*/, std::unique_ptr<Llp>&) { return false; }
+  // Carriers that are not used any more, to be destroyed without the QP's lock.
+  virtual std::vector<std::unique_ptr<Carrier>> TakeOldCarriers() { return {}; }
+};
+
+}  // namespace stagecoach::emu

@@ -1,0 +1,607 @@
+#include "emu/nic/roce_port.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <condition_variable>
+#include <map>
+#include <utility>
+
+#include "emu/fabric/stream.h"
+#include "emu/llp/mpa_llp.h"
+#include "emu/nic/nic.h"
+#include "emu/wire/ib.h"
+
+namespace stagecoach::emu {
+namespace {
+
+using wire::CarrierStatus;
+
+constexpr uint8_t kPort = 1;
+constexpr std::array<uint8_t, 12> kMappedPrefix = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
+constexpr size_t kIpv4Size = 4;
+constexpr int kBacklog = 256;
+// How often a QP that wants a carrier is tried for before it must say so again: about a second with what is waited
+// between.
+constexpr int kAttempts = 10;
+// Room for the largest path MTU and the longest headers.
+constexpr size_t kLargestRecord = 4096 + wire::kMaxIbHeaderSize;
+
+std::unique_ptr<Llp> RecordsOver(std::unique_ptr<Stream> stream, bool crc) {
+  return std::make_unique<MpaLlp>(std::move(stream), MpaLlpOptions{.crc = crc, .max_ulpdu = kLargestRecord});
+}
+
+bool IsLinkLocal(const IpEndpoint& address) {
+  return address.family == IpEndpoint::Family::kIpv6 && address.address[0] == 0xfe &&
+         (address.address[1] & 0xc0) == 0x80;
+}
+
+// Moves as much as the stream takes. False: it failed.
+template <size_t Size>
+bool WriteRest(Stream& stream, const std::array<std::byte, Size>& bytes, size_t* done) {
+  while (*done < Size) {
+    const ConstBytes rest = ConstBytes(bytes).subspan(*done);
+    const IoResult result = stream.Write({&rest, 1});
+    if (result.status == IoStatus::kWouldBlock) return true;
+    if (result.status != IoStatus::kOk) return false;
+    *done += result.bytes;
+  }
+  return true;
+}
+
+template <size_t Size>
+bool ReadRest(Stream& stream, std::array<std::byte, Size>& bytes, size_t* done) {
+  while (*done < Size) {
+    const MutableBytes rest = MutableBytes(bytes).subspan(*done);
+    const IoResult result = stream.Read({&rest, 1});
+    if (result.status == IoStatus::kWouldBlock) return true;
+    if (result.status != IoStatus::kOk) return false;
+    *done += result.bytes;
+  }
+  return true;
+}
+
+}  // namespace
+
+wire::Gid GidOf(const IpEndpoint& address) {
+  wire::Gid gid{};
+  if (address.family == IpEndpoint::Family::kIpv4) {
+    std::copy(kMappedPrefix.begin(), kMappedPrefix.end(), gid.begin());
+    std::copy_n(address.address.begin(), kIpv4Size, gid.begin() + kMappedPrefix.size());
+  } else {
+    std::copy(address.address.begin(), address.address.end(), gid.begin());
+  }
+  return gid;
+}
+
+IpEndpoint AddressOf(const wire::Gid& gid) {
+  IpEndpoint address;
+  if (std::equal(kMappedPrefix.begin(), kMappedPrefix.end(), gid.begin())) {
+    address.family = IpEndpoint::Family::kIpv4;
+    std::copy_n(gid.begin() + kMappedPrefix.size(), kIpv4Size, address.address.begin());
+  } else {
+    address.family = IpEndpoint::Family::kIpv6;
+    std::copy(gid.begin(), gid.end(), address.address.begin());
+  }
+  return address;
+}
+
+// --- Core: the loop's own, but for what Close() waits for ---
+
+class RocePort::Core : public std::enable_shared_from_this<RocePort::Core> {
+ public:
+  Core(Nic& nic, Fabric& fabric, const DeviceProfile& profile)
+      : nic_(nic), fabric_(fabric), profile_(profile), name_(nic.name() + "/port") {}
+
+  // Runs `action` on the loop, if the port still lives then.
+  template <typename Action>
+  void OnLoop(Action action) {
+    fabric_.loop().Post([weak = weak_from_this(), action = std::move(action)]() mutable {
+      auto core = weak.lock();
+      if (core != nullptr && !core->closed_) action(*core);
+    });
+  }
+
+  void Join(uint32_t qp_number, uint64_t generation, const RocePath& path, uint32_t remote_qp);
+  void WantCarrier(uint32_t qp_number, uint64_t generation);
+  void CarrierLost(uint32_t qp_number, uint64_t generation, uint64_t serial);
+  void Leave(uint32_t qp_number, uint64_t generation);
+  void OnStream(std::unique_ptr<Stream> stream);
+  void Close();
+
+ private:
+  friend class RocePort::Caller;
+  friend class RocePort::Visitor;
+
+  struct Member {
+    uint64_t generation = 0;
+    uint64_t peer_generation = 0;  // 0: not met yet
+    RocePath path;
+    uint32_t remote_qp = 0;
+    bool comes_first = false;  // of the two, this end goes to the other
+    uint64_t carrier = 0;      // serial; 0: none
+    uint64_t caller = 0;       // key of the attempt under way; 0: none
+    int attempts_left = 0;
+    Duration wait{};  // before the next attempt
+    EventLoop::TimerId timer = 0;
+  };
+
+  Member* Find(uint32_t qp_number, uint64_t generation);
+  void StopCalling(Member& member);
+  void Call(uint32_t qp_number, Member& member);
+  void CallFailed(uint32_t qp_number, uint64_t generation, const std::string& why);
+  // Gives the QP its carrier. On failure the stream goes.
+  void Attach(uint32_t qp_number, Member& member, std::unique_ptr<Stream> stream, bool crc, uint64_t peer_generation);
+  // What becomes of a stream that asks for a QP; nullopt: it waits.
+  std::optional<CarrierStatus> Judge(const wire::CarrierHello& hello, const IpEndpoint& from);
+  // Not at once: the stream may be calling.
+  void RemoveCaller(uint64_t key);
+  void RemoveVisitor(uint64_t key);
+
+  void Tell(std::string_view event, std::initializer_list<TraceFact> facts) {
+    Trace(nic_.trace(), fabric_.Now(), name_, event, facts);
+  }
+
+  Nic& nic_;
+  Fabric& fabric_;
+  const DeviceProfile& profile_;
+  const std::string name_;
+
+  uint64_t next_key_ = 1;  // of callers, visitors and carriers
+  std::map<uint32_t, Member> members_;
+  std::map<uint64_t, std::unique_ptr<Caller>> callers_;
+  std::map<uint64_t, std::unique_ptr<Visitor>> visitors_;
+  bool closed_ = false;
+
+  std::mutex mutex_;
+  std::condition_variable drained_;
+  bool is_drained_ = false;  // guarded by mutex_
+};
+
+// An attempt of ours at a carrier.
+class RocePort::Caller final : public StreamWatcher {
+ public:
+  Caller(Core& core, uint64_t key, uint32_t qp_number, const Core::Member& member)
+      : core_(core), key_(key), qp_number_(qp_number), generation_(member.generation) {
+    wire::CarrierHello hello;
+    hello.crc = core.profile_.want_crc;
+    hello.source_qp = qp_number;
+    hello.destination_qp = member.remote_qp;
+    hello.generation = member.generation;
+    hello.source = GidOf(member.path.local);
+    hello.destination = GidOf(member.path.remote);
+    ByteWriter out(hello_);
+    hello.Encode(out);
+  }
+  ~Caller() override {
+    if (timer_ != 0) core_.fabric_.loop().Cancel(timer_);
+    if (stream_ != nullptr) stream_->SetWatcher(nullptr);
+  }
+
+  void Start(const IpEndpoint& local, const IpEndpoint& remote) {
+    const auto with_self = [weak = core_.weak_from_this(), key = key_](auto call) {
+      const auto core = weak.lock();
+      if (core == nullptr) return;
+      const auto found = core->callers_.find(key);
+      if (found != core->callers_.end() && !found->second->finished_) call(*found->second);
+    };
+    // Longer than the other end may keep us waiting for its QP.
+    timer_ = core_.fabric_.loop().At(core_.fabric_.Now() + core_.profile_.join_timeout * 2, [with_self] {
+      with_self([](Caller& self) {
+        self.timer_ = 0;
+        self.Fail("no answer");
+      });
+    });
+    attempt_ = core_.fabric_.Connect(local, remote, [with_self](Result<std::unique_ptr<Stream>, FabricError> result) {
+      with_self([&](Caller& self) {
+        if (!result) return self.Fail(result.error().message);
+        self.stream_ = std::move(*result);
+        self.stream_->SetWatcher(&self);
+        self.Advance();
+      });
+    });
+  }
+
+  void OnStreamReady() override { Advance(); }
+
+  // Nobody waits for it any more.
+  void Drop() {
+    finished_ = true;
+    if (stream_ != nullptr) stream_->Abort();
+    core_.RemoveCaller(key_);
+  }
+
+ private:
+  void Advance() {
+    if (finished_) return;
+    if (!WriteRest(*stream_, hello_, &written_) || !ReadRest(*stream_, answer_, &read_)) return Fail("stream lost");
+    if (read_ < answer_.size()) return stream_->Arm(true, written_ < hello_.size());
+    const auto answer = wire::DecodeCarrierAnswer(answer_);
+    if (!answer) return Fail(ToString(answer.error()));
+    if (answer->status != CarrierStatus::kAccepted) return Fail(ToString(answer->status));
+    Core::Member* const member = core_.Find(qp_number_, generation_);
+    if (member == nullptr) return Drop();
+    if (member->peer_generation != 0 && member->peer_generation != answer->generation) return Fail("another life");
+    finished_ = true;
+    member->caller = 0;
+    stream_->SetWatcher(nullptr);
+    core_.Attach(qp_number_, *member, std::move(stream_), answer->crc, answer->generation);
+    core_.RemoveCaller(key_);
+  }
+
+  void Fail(const std::string& why) {
+    Drop();
+    core_.CallFailed(qp_number_, generation_, why);
+  }
+
+  Core& core_;
+  const uint64_t key_;
+  const uint32_t qp_number_;
+  const uint64_t generation_;
+  std::unique_ptr<ConnectAttempt> attempt_;
+  std::unique_ptr<Stream> stream_;
+  EventLoop::TimerId timer_ = 0;
+  std::array<std::byte, wire::kCarrierHelloSize> hello_{};
+  std::array<std::byte, wire::kCarrierAnswerSize> answer_{};
+  size_t written_ = 0;
+  size_t read_ = 0;
+  bool finished_ = false;
+};
+
+// A stream that wants to be a carrier.
+class RocePort::Visitor final : public StreamWatcher {
+ public:
+  Visitor(Core& core, uint64_t key, std::unique_ptr<Stream> stream)
+      : core_(core), key_(key), stream_(std::move(stream)) {
+    stream_->SetWatcher(this);
+    timer_ = core_.fabric_.loop().At(core_.fabric_.Now() + core_.profile_.join_timeout,
+                                     [weak = core_.weak_from_this(), key] {
+                                       const auto core = weak.lock();
+                                       if (core == nullptr) return;
+                                       const auto found = core->visitors_.find(key);
+                                       if (found != core->visitors_.end()) found->second->OnTimer();
+                                     });
+  }
+  ~Visitor() override {
+    if (timer_ != 0) core_.fabric_.loop().Cancel(timer_);
+    if (stream_ != nullptr) stream_->SetWatcher(nullptr);
+  }
+
+  void OnStreamReady() override { Advance(); }
+
+  bool WaitsFor(uint32_t qp_number) const { return waiting_ && hello_->destination_qp == qp_number; }
+  // The QP it waits for may be there.
+  void Retry() {
+    waiting_ = false;
+    Consider();
+    Advance();
+  }
+
+  void Advance() {
+    if (finished_) return;
+    if (!hello_) {
+      if (!ReadRest(*stream_, bytes_, &read_)) return End("stream lost");
+      if (read_ < bytes_.size()) return stream_->Arm(true, false);
+      const auto decoded = wire::DecodeCarrierHello(bytes_);
+      if (!decoded) return End(ToString(decoded.error()));
+      hello_ = *decoded;
+      Consider();
+    }
+    if (waiting_) {
+      // Nothing may come before the answer, so what can be read is the end.
+      std::array<std::byte, 1> byte;
+      size_t read = 0;
+      if (!ReadRest(*stream_, byte, &read) || read > 0) return End("stream lost");
+      return stream_->Arm(true, false);
+    }
+    if (!WriteRest(*stream_, answer_, &written_)) return End("stream lost");
+    if (written_ < answer_.size()) return stream_->Arm(false, true);
+    if (status_ != CarrierStatus::kAccepted) {
+      // Read by the other end before it hears of our end.
+      stream_->Shutdown();
+      return End(ToString(status_), /*abort=*/false);
+    }
+    Core::Member* const member = core_.Find(hello_->destination_qp, generation_);
+    if (member == nullptr) return End("the QP has gone");
+    finished_ = true;
+    stream_->SetWatcher(nullptr);
+    core_.Attach(hello_->destination_qp, *member, std::move(stream_), crc_, hello_->generation);
+    core_.RemoveVisitor(key_);
+  }
+
+ private:
+  void Consider() {
+    const std::optional<CarrierStatus> status = core_.Judge(*hello_, stream_->remote());
+    waiting_ = !status;
+    if (status) Answer(*status);
+  }
+
+  void Answer(CarrierStatus status) {
+    status_ = status;
+    wire::CarrierAnswer answer{.status = status};
+    if (status == CarrierStatus::kAccepted) {
+      Core::Member& member = core_.members_.at(hello_->destination_qp);
+      // It is here already: what is on its way from us is not needed.
+      core_.StopCalling(member);
+      generation_ = member.generation;
+      crc_ = hello_->crc || core_.profile_.want_crc;
+      answer.crc = crc_;
+      answer.generation = generation_;
+    }
+    ByteWriter out(answer_);
+    answer.Encode(out);
+  }
+
+  void OnTimer() {
+    timer_ = 0;
+    if (finished_) return;
+    if (!waiting_) return End("no hello in time");
+    waiting_ = false;
+    Answer(CarrierStatus::kNotReady);
+    Advance();
+    // What does not leave at once does not leave.
+    if (!finished_) End("no room for the answer");
+  }
+
+  void End(const std::string& why, bool abort = true) {
+    core_.Tell("carrier.refused", {{"why", why}});
+    finished_ = true;
+    if (abort) stream_->Abort();
+    core_.RemoveVisitor(key_);
+  }
+
+  Core& core_;
+  const uint64_t key_;
+  std::unique_ptr<Stream> stream_;
+  EventLoop::TimerId timer_ = 0;
+  std::array<std::byte, wire::kCarrierHelloSize> bytes_{};
+  size_t read_ = 0;
+  std::optional<wire::CarrierHello> hello_;
+  bool waiting_ = false;
+  CarrierStatus status_ = CarrierStatus::kAccepted;
+  uint64_t generation_ = 0;  // of our QP, when it was accepted
+  bool crc_ = false;
+  std::array<std::byte, wire::kCarrierAnswerSize> answer_{};
+  size_t written_ = 0;
+  bool finished_ = false;
+};
+
+RocePort::Core::Member* RocePort::Core::Find(uint32_t qp_number, uint64_t generation) {
+  const auto found = members_.find(qp_number);
+  return found != members_.end() && found->second.generation == generation ? &found->second : nullptr;
+}
+
+void RocePort::Core::RemoveCaller(uint64_t key) {
+  OnLoop([key](Core& core) { core.callers_.erase(key); });
+}
+
+void RocePort::Core::RemoveVisitor(uint64_t key) {
+  OnLoop([key](Core& core) { core.visitors_.erase(key); });
+}
+
+void RocePort::Core::StopCalling(Member& member) {
+  if (member.timer != 0) fabric_.loop().Cancel(std::exchange(member.timer, 0));
+  if (member.caller != 0) callers_.at(std::exchange(member.caller, 0))->Drop();
+  member.attempts_left = 0;
+}
+
+void RocePort::Core::Join(uint32_t qp_number, uint64_t generation, const RocePath& path, uint32_t remote_qp) {
+  if (const auto old = members_.find(qp_number); old != members_.end()) StopCalling(old->second);
+  Member member;
+  member.generation = generation;
+  member.path = path;
+  member.remote_qp = remote_qp;
+  member.comes_first = std::pair(qp_number, GidOf(path.local)) < std::pair(remote_qp, GidOf(path.remote));
+  member.wait = profile_.redial_first;
+  Member& joined = members_[qp_number] = member;
+  if (joined.comes_first) {
+    joined.attempts_left = kAttempts;
+    Call(qp_number, joined);
+  }
+  std::vector<uint64_t> waiting;
+  for (const auto& [key, visitor] : visitors_) {
+    if (visitor->WaitsFor(qp_number)) waiting.push_back(key);
+  }
+  for (const uint64_t key : waiting) visitors_.at(key)->Retry();
+}
+
+void RocePort::Core::WantCarrier(uint32_t qp_number, uint64_t generation) {
+  Member* const member = Find(qp_number, generation);
+  if (member == nullptr || member->carrier != 0) return;
+  member->attempts_left = kAttempts;
+  if (member->caller == 0 && member->timer == 0) Call(qp_number, *member);
+}
+
+void RocePort::Core::CarrierLost(uint32_t qp_number, uint64_t generation, uint64_t serial) {
+  Member* const member = Find(qp_number, generation);
+  if (member == nullptr || member->carrier != serial) return;
+  member->carrier = 0;
+  if (!member->comes_first) return;
+  member->attempts_left = kAttempts;
+  if (member->caller == 0 && member->timer == 0) CallFailed(qp_number, generation, "carrier lost");
+}
+
+void RocePort::Core::Leave(uint32_t qp_number, uint64_t generation) {
+  Member* const member = Find(qp_number, generation);
+  if (member == nullptr) return;
+  StopCalling(*member);
+  members_.erase(qp_number);
+}
+
+void RocePort::Core::Call(uint32_t qp_number, Member& member) {
+  if (member.attempts_left == 0) return;
+  --member.attempts_left;
+  const uint32_t slot = member.remote_qp >> 16;
+  const uint32_t port = profile_.port_base + slot;
+  const uint64_t generation = member.generation;
+  if (slot >= profile_.port_count || port > 0xffff) return CallFailed(qp_number, generation, "no such slot");
+  const uint64_t key = next_key_++;
+  member.caller = key;
+  Caller* const caller = (callers_[key] = std::make_unique<Caller>(*this, key, qp_number, member)).get();
+  caller->Start(member.path.local, member.path.remote.WithPort(static_cast<uint16_t>(port)));
+}
+
+void RocePort::Core::CallFailed(uint32_t qp_number, uint64_t generation, const std::string& why) {
+  Member* const member = Find(qp_number, generation);
+  if (member == nullptr) return;
+  member->caller = 0;
+  Tell("carrier.failed", {{"qp", uint64_t{qp_number}}, {"why", why}});
+  const Duration wait = member->wait;
+  member->wait = std::min(member->wait * 2, profile_.redial_longest);
+  member->timer = fabric_.loop().At(fabric_.Now() + wait, [weak = weak_from_this(), qp_number, generation] {
+    const auto core = weak.lock();
+    Member* const waiting = core != nullptr && !core->closed_ ? core->Find(qp_number, generation) : nullptr;
+    if (waiting == nullptr) return;
+    waiting->timer = 0;
+    if (waiting->carrier == 0) core->Call(qp_number, *waiting);
+  });
+}
+
+void RocePort::Core::Attach(uint32_t qp_number, Member& member, std::unique_ptr<Stream> stream, bool crc,
+                            uint64_t peer_generation) {
+  const uint64_t serial = next_key_++;
+  if (!nic_.TakeCarrier(qp_number, member.generation, serial, RecordsOver(std::move(stream), crc))) return;
+  member.carrier = serial;
+  member.peer_generation = peer_generation;
+  member.wait = profile_.redial_first;
+  member.attempts_left = 0;
+  Tell("carrier.taken", {{"qp", uint64_t{qp_number}}, {"remote_qp", uint64_t{member.remote_qp}}});
+}
+
+std::optional<CarrierStatus> RocePort::Core::Judge(const wire::CarrierHello& hello, const IpEndpoint& from) {
+  const auto found = members_.find(hello.destination_qp);
+  if (found == members_.end()) {
+    if (nic_.HasQp(hello.destination_qp)) return std::nullopt;
+    return CarrierStatus::kNoQp;
+  }
+  const Member& member = found->second;
+  // A listener on "::" sees IPv4 addresses as IPv6 ones; as GIDs they are alike.
+  if (hello.source_qp != member.remote_qp || hello.source != GidOf(member.path.remote) ||
+      hello.destination != GidOf(member.path.local) || hello.source != GidOf(from) ||
+      (member.peer_generation != 0 && member.peer_generation != hello.generation)) {
+    return CarrierStatus::kMismatch;
+  }
+  // Ours is under way, and one is enough.
+  if (member.comes_first && member.caller != 0) return CarrierStatus::kBusy;
+  return CarrierStatus::kAccepted;
+}
+
+void RocePort::Core::OnStream(std::unique_ptr<Stream> stream) {
+  if (closed_) return;
+  if (visitors_.size() >= profile_.max_joining) {
+    Tell("carrier.refused", {{"why", "too many"}});
+    stream->Abort();
+    return;
+  }
+  const uint64_t key = next_key_++;
+  Visitor* const visitor = (visitors_[key] = std::make_unique<Visitor>(*this, key, std::move(stream))).get();
+  visitor->Advance();
+}
+
+void RocePort::Core::Close() {
+  fabric_.loop().Post([self = shared_from_this()] {
+    self->closed_ = true;
+    for (auto& [number, member] : self->members_) {
+      if (member.timer != 0) self->fabric_.loop().Cancel(member.timer);
+    }
+    self->members_.clear();
+    self->callers_.clear();
+    self->visitors_.clear();
+    std::lock_guard lock(self->mutex_);
+    self->is_drained_ = true;
+    self->drained_.notify_all();
+  });
+  std::unique_lock lock(mutex_);
+  fabric_.Wait(lock, drained_, [this] { return is_drained_; });
+}
+
+// --- RocePort ---
+
+RocePort::RocePort(Nic& nic, Fabric& fabric, const DeviceProfile& profile, uint64_t seed)
+    : profile_(profile), fabric_(fabric), core_(std::make_shared<Core>(nic, fabric, profile)), next_generation_(seed) {}
+
+RocePort::~RocePort() {
+  listener_.reset();
+  core_->Close();
+}
+
+Result<uint8_t, int> RocePort::Slot() {
+  std::lock_guard lock(mutex_);
+  if (slot_) return *slot_;
+  for (uint32_t slot = 0; slot < profile_.port_count; ++slot) {
+    const auto port = static_cast<uint16_t>(profile_.port_base + slot);
+    const auto accept = [weak = std::weak_ptr(core_)](std::unique_ptr<Stream> stream) {
+      if (const auto core = weak.lock()) core->OnStream(std::move(stream));
+    };
+    auto listener = fabric_.Listen(*IpEndpoint::Parse("::", port), kBacklog, accept);
+    // A host without IPv6.
+    if (!listener && listener.error().error != EADDRINUSE) {
+      listener = fabric_.Listen(*IpEndpoint::Parse("0.0.0.0", port), kBacklog, accept);
+    }
+    if (!listener && listener.error().error == EADDRINUSE) continue;
+    if (!listener) return Err(listener.error().error);
+    listener_ = std::move(*listener);
+    slot_ = static_cast<uint8_t>(slot);
+    return *slot_;
+  }
+  return Err(EAGAIN);
+}
+
+std::vector<wire::Gid> RocePort::Gids() const {
+  std::vector<IpEndpoint> addresses = fabric_.LocalAddresses();
+  const auto first = std::find_if(addresses.begin(), addresses.end(), [](const IpEndpoint& address) {
+    return address.family == IpEndpoint::Family::kIpv4 && !address.IsLoopback();
+  });
+  if (first != addresses.end()) std::rotate(addresses.begin(), first, first + 1);
+  std::vector<wire::Gid> gids;
+  for (const IpEndpoint& address : addresses) {
+    if (gids.size() < profile_.max_gids) gids.push_back(GidOf(address));
+  }
+  return gids;
+}
+
+Result<RocePath, int> RocePort::PathTo(const AddressVector& vector) const {
+  if (vector.port != kPort) return Err(EINVAL);
+  const std::vector<IpEndpoint> addresses = fabric_.LocalAddresses();
+  if (addresses.empty()) return Err(EINVAL);
+  if (!vector.is_global) {
+    // Both ends are on this host and choose alike: loopback, if there is such a thing.
+    const auto loopback = std::find_if(addresses.begin(), addresses.end(),
+                                       [](const IpEndpoint& address) { return address.IsLoopback(); });
+    const IpEndpoint here = (loopback != addresses.end() ? *loopback : addresses.front()).WithPort(0);
+    return RocePath{here, here};
+  }
+  const std::vector<wire::Gid> gids = Gids();
+  if (vector.sgid_index >= gids.size()) return Err(EINVAL);
+  const wire::Gid& source = gids[vector.sgid_index];
+  const auto local = std::find_if(addresses.begin(), addresses.end(),
+                                  [&](const IpEndpoint& address) { return GidOf(address) == source; });
+  IpEndpoint remote = AddressOf(vector.gid);
+  if (local == addresses.end() || remote.IsUnspecified() || remote.family != local->family) return Err(EINVAL);
+  if (IsLinkLocal(remote)) remote.scope_id = local->scope_id;
+  return RocePath{local->WithPort(0), remote};
+}
+
+uint64_t RocePort::NextGeneration() {
+  for (;;) {
+    if (const uint64_t generation = next_generation_.fetch_add(1, std::memory_order_relaxed)) return generation;
+  }
+}
+
+void RocePort::Join(uint32_t qp_number, uint64_t generation, const RocePath& path, uint32_t remote_qp) {
+  core_->OnLoop([=](Core& core) { core.Join(qp_number, generation, path, remote_qp); });
+}
+
+void RocePort::WantCarrier(uint32_t qp_number, uint64_t generation) {
+  core_->OnLoop([=](Core& core) { core.WantCarrier(qp_number, generation); });
+}
+
+void RocePort::CarrierLost(uint32_t qp_number, uint64_t generation, uint64_t serial) {
+  core_->OnLoop([=](Core& core) { core.CarrierLost(qp_number, generation, serial); });
+}
+
+void RocePort::Leave(uint32_t qp_number, uint64_t generation) {
+  core_->OnLoop([=](Core& core) { core.Leave(qp_number, generation); });
+}
+
+}  // namespace stagecoach::emu
