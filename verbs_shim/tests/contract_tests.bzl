@@ -2,17 +2,26 @@
 
 load("@rules_cc//cc:defs.bzl", "cc_test")
 
-def contract_test(name):
-    for suffix, world, tags in [("", ":loopback", []), ("_in_simulation", ":simulated", ["emulated_only"])]:
-        cc_test(
-            name = name + suffix,
-            size = "small",
-            srcs = [name + ".cc"],
-            tags = tags,
-            deps = [
-                ":harness",
-                world,
-                "//verbs_shim/cxx:handles",
-                "@debian//:gtest_main",
-            ],
-        )
+def contract_test(name, profiles = ["iwarp"]):
+    """NAME and NAME_in_simulation for iWARP; NAME_PROFILE and NAME_PROFILE_in_simulation for the other devices.
+
+    Args:
+      name: of the test and its source.
+      profiles: the devices it holds for (STAGECOACH_PROFILE). The first one's test runs with the system's provider, too.
+    """
+    for profile in profiles:
+        for suffix, world, emulated_only in [("", ":loopback", profile != profiles[0]), ("_in_simulation", ":simulated", True)]:
+            cc_test(
+                name = name + ("" if profile == "iwarp" else "_" + profile) + suffix,
+                size = "small",
+                srcs = [name + ".cc"],
+                env = {"STAGECOACH_PROFILE": profile},
+                tags = ["emulated_only"] if emulated_only else [],
+                deps = [
+                    ":hand_connected",
+                    ":harness",
+                    world,
+                    "//verbs_shim/cxx:handles",
+                    "@debian//:gtest_main",
+                ],
+            )

@@ -258,7 +258,13 @@ int Post(ibv_qp* qp, const SendSpec& spec) {
   request.send_flags = spec.flags;
   if (spec.opcode == IBV_WR_SEND_WITH_INV) {
     request.invalidate_rkey = spec.rkey;
+  } else if (spec.opcode == IBV_WR_ATOMIC_CMP_AND_SWP || spec.opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {
+    request.wr.atomic.remote_addr = spec.remote_address;
+    request.wr.atomic.rkey = spec.rkey;
+    request.wr.atomic.compare_add = spec.compare_add;
+    request.wr.atomic.swap = spec.swap;
   } else {
+    request.imm_data = spec.immediate;
     request.wr.rdma.remote_addr = spec.remote_address;
     request.wr.rdma.rkey = spec.rkey;
   }

@@ -144,7 +144,10 @@ struct SendSpec {
   unsigned flags = IBV_SEND_SIGNALED;
   std::vector<ibv_sge> sges;
   uint64_t remote_address = 0;
-  uint32_t rkey = 0;  // of a Write or Read; what a Send with Invalidate invalidates
+  uint32_t rkey = 0;  // of a Write, Read or atomic; what a Send with Invalidate invalidates
+  uint32_t immediate = 0;
+  uint64_t compare_add = 0;
+  uint64_t swap = 0;
 };
 
 // 0 or the errno the post returned; expects *bad_wr to name the request on failure.

@@ -36,7 +36,7 @@ class SimulatedSurroundings final : public Surroundings {
     options.trace = &trace_;
     options.link.chop = true;
     options.link.jitter = 3us;
-    auto world = std::make_unique<SimulatedWorld>(options);
+    auto world = std::make_unique<SimulatedWorld>(options, emu::OptionsFromEnvironment());
     world->AddHost("server", {Address("10.0.0.1"), Address("fd00::1")});
     world->AddHost("client", {Address("10.0.0.2"), Address("fd00::2")});
     world_ = world.get();

@@ -1,0 +1,158 @@
+#include "verbs_shim/tests/hand_connected.h"
+
+#include <netinet/in.h>
+
+#include <cerrno>
+#include <cstring>
+
+namespace stagecoach::verbs {
+namespace {
+
+ibv_gid ServerGid() {
+  const sockaddr_storage storage = TheSurroundings().ServerAddress();
+  ibv_gid gid{};
+  gid.raw[10] = gid.raw[11] = 0xff;
+  std::memcpy(gid.raw + 12, &reinterpret_cast<const sockaddr_in*>(&storage)->sin_addr, 4);
+  return gid;
+}
+
+// Of the server's address where this host has it, so that both ends are on the same one; else the usual choice.
+uint8_t ChooseGid(ibv_context* context) {
+  const ibv_gid wanted = ServerGid();
+  ibv_port_attr port{};
+  EXPECT_EQ(ibv_query_port(context, 1, &port), 0);
+  for (int i = 0; i < port.gid_tbl_len; ++i) {
+    ibv_gid gid{};
+    if (ibv_query_gid(context, 1, i, &gid) == 0 && std::memcmp(&gid, &wanted, sizeof(gid)) == 0) {
+      return static_cast<uint8_t>(i);
+    }
+  }
+  return 0;
+}
+
+}  // namespace
+
+HandEnd::HandEnd(bool server, const HandOptions& wanted) : is_server(server), options(wanted) {
+  Act();
+  context = std::move(OpenDevice().value());
+  pd = std::move(AllocatePd(context.get()).value());
+  receive_channel = std::move(CreateCompletionChannel(context.get()).value());
+  send_cq = std::move(CreateCq(context.get(), options.cq_entries).value());
+  receive_cq = std::move(CreateCq(context.get(), options.cq_entries, this, receive_channel.get()).value());
+  ibv_qp_init_attr attributes{};
+  attributes.send_cq = send_cq.get();
+  attributes.recv_cq = receive_cq.get();
+  attributes.cap = options.cap;
+  attributes.qp_type = options.type;
+  qp = std::move(CreateQp(pd.get(), &attributes).value());
+  gid_index = ChooseGid(context.get());
+}
+
+void HandEnd::Act() const {
+  is_server ? TheSurroundings().ActAsServer() : TheSurroundings().ActAsClient();
+}
+
+int HandEnd::ToInit() {
+  ibv_qp_attr attributes{};
+  attributes.qp_state = IBV_QPS_INIT;
+  attributes.port_num = 1;
+  attributes.qp_access_flags = options.access;
+  return ibv_modify_qp(qp.get(), &attributes, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
+}
+
+ibv_qp_attr HandEnd::RtrAttributes(const HandAddress& peer) const {
+  ibv_qp_attr attributes{};
+  attributes.qp_state = IBV_QPS_RTR;
+  attributes.path_mtu = options.mtu;
+  attributes.dest_qp_num = peer.qp_number;
+  attributes.rq_psn = peer.psn;
+  attributes.max_dest_rd_atomic = options.rd_atomic;
+  attributes.min_rnr_timer = options.min_rnr_timer;
+  attributes.ah_attr.port_num = 1;
+  attributes.ah_attr.dlid = peer.lid;
+  if (options.with_gid) {
+    attributes.ah_attr.is_global = 1;
+    attributes.ah_attr.grh.dgid = peer.gid;
+    attributes.ah_attr.grh.sgid_index = gid_index;
+    attributes.ah_attr.grh.hop_limit = 1;
+  }
+  return attributes;
+}
+
+int HandEnd::RtrMask() const {
+  int mask = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
+  if (options.type == IBV_QPT_RC) mask |= IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
+  return mask;
+}
+
+int HandEnd::ToRtr(const HandAddress& peer) {
+  ibv_qp_attr attributes = RtrAttributes(peer);
+  return ibv_modify_qp(qp.get(), &attributes, RtrMask());
+}
+
+int HandEnd::ToRts() {
+  ibv_qp_attr attributes{};
+  attributes.qp_state = IBV_QPS_RTS;
+  attributes.sq_psn = options.psn;
+  attributes.timeout = options.timeout;
+  attributes.retry_cnt = options.retry_count;
+  attributes.rnr_retry = options.rnr_retry;
+  attributes.max_rd_atomic = options.rd_atomic;
+  int mask = IBV_QP_STATE | IBV_QP_SQ_PSN;
+  if (options.type == IBV_QPT_RC) {
+    mask |= IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
+  }
+  return ibv_modify_qp(qp.get(), &attributes, mask);
+}
+
+int HandEnd::To(ibv_qp_state state, int mask) {
+  ibv_qp_attr attributes{};
+  attributes.qp_state = state;
+  attributes.en_sqd_async_notify = 1;
+  return ibv_modify_qp(qp.get(), &attributes, mask);
+}
+
+ibv_qp_state HandEnd::State() const {
+  ibv_qp_attr attributes{};
+  ibv_qp_init_attr initial{};
+  EXPECT_EQ(ibv_query_qp(qp.get(), &attributes, IBV_QP_STATE, &initial), 0);
+  return attributes.qp_state;
+}
+
+HandAddress HandEnd::Address() const {
+  HandAddress address{.qp_number = qp->qp_num, .psn = options.psn};
+  ibv_port_attr port{};
+  EXPECT_EQ(ibv_query_port(context.get(), 1, &port), 0);
+  EXPECT_EQ(ibv_query_gid(context.get(), 1, gid_index, &address.gid), 0);
+  address.lid = port.lid;
+  return address;
+}
+
+void HandPair::Connect() {
+  const HandAddress of_server = server.Address();
+  const HandAddress of_client = client.Address();
+  ASSERT_EQ(server.ToInit(), 0);
+  ASSERT_EQ(client.ToInit(), 0);
+  ASSERT_EQ(server.ToRtr(of_client), 0);
+  ASSERT_EQ(server.ToRts(), 0);
+  ASSERT_EQ(client.ToRtr(of_server), 0);
+  ASSERT_EQ(client.ToRts(), 0);
+}
+
+std::unique_ptr<HandPair> HandPair::Connected(const HandOptions& server_options, const HandOptions& client_options) {
+  auto pair = std::make_unique<HandPair>(server_options, client_options);
+  pair->Connect();
+  return pair;
+}
+
+void HandTest::SetUp() {
+  VerbsTest::SetUp();
+  if (IsSkipped()) return;
+  TheSurroundings().ActAsServer();
+  const Context context = std::move(OpenDevice().value());
+  if (context->device->transport_type == IBV_TRANSPORT_IWARP) {
+    GTEST_SKIP() << "skipped: an iWARP device needs its connection manager";
+  }
+}
+
+}  // namespace stagecoach::verbs

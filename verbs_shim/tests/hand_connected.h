@@ -1,0 +1,82 @@
+// Two QPs that are connected by hand, as programs do that tell each other number and GID over a socket of their own:
+// ibv_modify_qp to INIT, RTR and RTS, without rdma_cm.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "verbs_shim/tests/harness.h"
+
+namespace stagecoach::verbs {
+
+struct HandOptions {
+  ibv_qp_type type = IBV_QPT_RC;
+  ibv_qp_cap cap{.max_send_wr = 32, .max_recv_wr = 32, .max_send_sge = 1, .max_recv_sge = 1, .max_inline_data = 0};
+  int cq_entries = 128;
+  unsigned access = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
+  ibv_mtu mtu = IBV_MTU_1024;
+  uint32_t psn = 0x123456;  // that this end begins with
+  uint8_t rd_atomic = 1;    // both directions
+  uint8_t min_rnr_timer = 12;
+  uint8_t timeout = 14;  // 67 ms
+  uint8_t retry_count = 7;
+  uint8_t rnr_retry = 7;
+  bool with_gid = true;
+};
+
+// What programs tell each other.
+struct HandAddress {
+  uint32_t qp_number = 0;
+  uint32_t psn = 0;
+  ibv_gid gid{};
+  uint16_t lid = 0;
+};
+
+// One end. Steps fail the test that takes them.
+class HandEnd {
+ public:
+  HandEnd(bool is_server, const HandOptions& options);
+
+  // What a program would do between one step and the next, each with its errno.
+  int ToInit();
+  int ToRtr(const HandAddress& peer);
+  int ToRts();
+  int To(ibv_qp_state state, int mask = IBV_QP_STATE);
+  // What ToRtr would ask for.
+  ibv_qp_attr RtrAttributes(const HandAddress& peer) const;
+  int RtrMask() const;
+
+  void Act() const;
+  ibv_qp_state State() const;
+  HandAddress Address() const;
+
+  const bool is_server;
+  HandOptions options;
+  Context context;
+  ProtectionDomain pd;
+  CompletionChannel receive_channel;
+  CompletionQueue send_cq;
+  CompletionQueue receive_cq;
+  QueuePair qp;
+  uint8_t gid_index = 0;
+};
+
+struct HandPair {
+  explicit HandPair(const HandOptions& server_options = {}, const HandOptions& client_options = {})
+      : server(true, server_options), client(false, client_options) {}
+  // Both to RTS, server first.
+  void Connect();
+  static std::unique_ptr<HandPair> Connected(const HandOptions& server_options = {},
+                                             const HandOptions& client_options = {});
+
+  HandEnd server;
+  HandEnd client;
+};
+
+// Skips where QPs cannot be connected by hand.
+class HandTest : public VerbsTest {
+ protected:
+  void SetUp() override;
+};
+
+}  // namespace stagecoach::verbs

@@ -1,0 +1,147 @@
+// Unreliable connections made by hand: what arrives, what is lost, and a send queue that stops alone.
+
+#include <cerrno>
+#include <cstring>
+#include <memory>
+
+#include "verbs_shim/tests/hand_connected.h"
+
+namespace stagecoach::verbs {
+namespace {
+
+constexpr size_t kLong = 20001;
+
+class UcTest : public HandTest {
+ protected:
+  void SetUp() override {
+    HandTest::SetUp();
+    if (IsSkipped()) return;
+    HandOptions options;
+    options.type = IBV_QPT_UC;
+    pair = HandPair::Connected(options, options);
+    at_server = std::make_unique<Buffer>(pair->server.pd.get(), kLong,
+                                         IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ);
+    at_client = std::make_unique<Buffer>(pair->client.pd.get(), kLong, IBV_ACCESS_LOCAL_WRITE);
+  }
+  void TearDown() override {
+    at_server.reset();
+    at_client.reset();
+    pair.reset();
+    HandTest::TearDown();
+  }
+  SendSpec OnAll(uint64_t wr_id, ibv_wr_opcode opcode) {
+    return {.wr_id = wr_id,
+            .opcode = opcode,
+            .sges = {at_client->Sge()},
+            .remote_address = at_server->address(),
+            .rkey = at_server->rkey()};
+  }
+  bool Arrived() { return std::memcmp(at_server->bytes().data(), at_client->bytes().data(), kLong) == 0; }
+  ibv_qp* server_qp() { return pair->server.qp.get(); }
+  ibv_qp* client_qp() { return pair->client.qp.get(); }
+  ibv_cq* sent() { return pair->client.send_cq.get(); }
+  ibv_cq* received() { return pair->server.receive_cq.get(); }
+
+  std::unique_ptr<HandPair> pair;
+  std::unique_ptr<Buffer> at_server;
+  std::unique_ptr<Buffer> at_client;
+};
+
+TEST_F(UcTest, ASendArrives) {
+  at_client->FillPattern(1);
+  ASSERT_EQ(PostReceive(server_qp(), 1, {at_server->Sge()}), 0);
+  ASSERT_EQ(Post(client_qp(), {.wr_id = 2, .sges = {at_client->Sge()}}), 0);
+  EXPECT_EQ(ExpectCompletion(received(), 1).byte_len, kLong);
+  EXPECT_TRUE(Arrived());
+  ExpectCompletion(sent(), 2);
+}
+
+TEST_F(UcTest, AWriteWithImmediateArrives) {
+  at_client->FillPattern(2);
+  ASSERT_EQ(PostReceive(server_qp(), 1, {}), 0);
+  SendSpec write = OnAll(2, IBV_WR_RDMA_WRITE_WITH_IMM);
+  write.immediate = htobe32(9);
+  ASSERT_EQ(Post(client_qp(), write), 0);
+  const ibv_wc arrived = ExpectCompletion(received(), 1);
+  EXPECT_EQ(arrived.opcode, IBV_WC_RECV_RDMA_WITH_IMM);
+  EXPECT_EQ(arrived.imm_data, htobe32(9));
+  EXPECT_TRUE(Arrived());
+  ExpectCompletion(sent(), 2);
+}
+
+TEST_F(UcTest, WhatNeedsAnAnswerIsRefusedAtPost) {
+  for (const ibv_wr_opcode opcode :
+       {IBV_WR_RDMA_READ, IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_SEND_WITH_INV}) {
+    SendSpec spec = OnAll(1, opcode);
+    spec.sges = {at_client->Sge(0, 8)};
+    EXPECT_EQ(Post(client_qp(), spec), EINVAL) << opcode;
+  }
+}
+
+TEST_F(UcTest, ASendThatFindsNoReceiveIsLost) {
+  ASSERT_EQ(Post(client_qp(), {.wr_id = 1, .sges = {at_client->Sge(0, 8)}}), 0);
+  ExpectCompletion(sent(), 1);
+  // A Write behind it shows that the lost one has been and gone.
+  SendSpec mark = OnAll(2, IBV_WR_RDMA_WRITE);
+  at_client->Fill("mark");
+  ASSERT_EQ(Post(client_qp(), mark), 0);
+  ASSERT_TRUE(TheSurroundings().Until(
+      [&] { return ibv_poll_cq(received(), 0, nullptr) == 0 && at_server->Text(4) == "mark"; }));
+  ASSERT_EQ(PostReceive(server_qp(), 3, {at_server->Sge()}), 0);
+  ASSERT_EQ(Post(client_qp(), {.wr_id = 4, .sges = {at_client->Sge(0, 9)}}), 0);
+  EXPECT_EQ(ExpectCompletion(received(), 3).byte_len, 9u);
+}
+
+TEST_F(UcTest, AWriteToMemoryThatIsNotItsIsLostAndNobodyIsTold) {
+  SendSpec write = OnAll(1, IBV_WR_RDMA_WRITE);
+  write.rkey += 0x100;
+  ASSERT_EQ(Post(client_qp(), write), 0);
+  ExpectCompletion(sent(), 1);
+  at_client->Fill("after it");
+  ASSERT_EQ(PostReceive(server_qp(), 2, {at_server->Sge(0, 64)}), 0);
+  ASSERT_EQ(Post(client_qp(), {.wr_id = 3, .sges = {at_client->Sge(0, 8)}}), 0);
+  ExpectCompletion(received(), 2);
+  EXPECT_EQ(at_server->Text(8), "after it");
+  EXPECT_EQ(pair->server.State(), IBV_QPS_RTS);
+}
+
+TEST_F(UcTest, SendsToAPeerThatIsGoneSucceed) {
+  ASSERT_EQ(Post(client_qp(), OnAll(1, IBV_WR_RDMA_WRITE)), 0);
+  ExpectCompletion(sent(), 1);
+  at_server.reset();
+  ASSERT_EQ(pair->server.qp.Destroy(), 0);
+  for (uint64_t i = 2; i < 6; ++i) ASSERT_EQ(Post(client_qp(), {.wr_id = i, .sges = {at_client->Sge()}}), 0);
+  for (uint64_t i = 2; i < 6; ++i) ExpectCompletion(sent(), i);
+  EXPECT_EQ(pair->client.State(), IBV_QPS_RTS);
+}
+
+TEST_F(UcTest, AFailedSendStopsTheSendQueueAlone) {
+  ibv_sge unknown = at_client->Sge(0, 64);
+  unknown.lkey += 0x100;
+  ASSERT_EQ(PostReceive(client_qp(), 7, {at_client->Sge()}), 0);
+  ASSERT_EQ(Post(client_qp(), {.wr_id = 1, .sges = {unknown}}), 0);
+  ExpectCompletion(sent(), 1, IBV_WC_LOC_PROT_ERR);
+  EXPECT_EQ(pair->client.State(), IBV_QPS_SQE);
+  ASSERT_EQ(Post(client_qp(), {.wr_id = 2, .sges = {at_client->Sge(0, 8)}}), 0);
+  ExpectCompletion(sent(), 2, IBV_WC_WR_FLUSH_ERR);
+  // Receiving goes on.
+  ASSERT_EQ(Post(server_qp(), {.wr_id = 3, .sges = {at_server->Sge(0, 8)}}), 0);
+  ExpectCompletion(pair->client.receive_cq.get(), 7);
+  // And so does sending, once the program says so.
+  ASSERT_EQ(pair->client.To(IBV_QPS_RTS), 0);
+  ASSERT_EQ(PostReceive(server_qp(), 4, {at_server->Sge()}), 0);
+  ASSERT_EQ(Post(client_qp(), {.wr_id = 5, .sges = {at_client->Sge(0, 8)}}), 0);
+  ExpectCompletion(sent(), 5);
+  ExpectCompletion(received(), 4);
+}
+
+TEST_F(UcTest, AttributesOfReliabilityAreNotForIt) {
+  ASSERT_EQ(pair->client.To(IBV_QPS_RESET), 0);
+  ASSERT_EQ(pair->client.ToInit(), 0);
+  ibv_qp_attr attributes = pair->client.RtrAttributes(pair->server.Address());
+  EXPECT_EQ(ibv_modify_qp(client_qp(), &attributes, pair->client.RtrMask() | IBV_QP_MIN_RNR_TIMER), EINVAL);
+  EXPECT_EQ(ibv_modify_qp(client_qp(), &attributes, pair->client.RtrMask()), 0);
+}
+
+}  // namespace
+}  // namespace stagecoach::verbs
