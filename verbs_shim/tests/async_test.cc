@@ -44,7 +44,7 @@ TEST_F(AsyncTest, AnOverrunCqTakesEveryQpOfItDown) {
   ASSERT_EQ(ibv_modify_qp(begun->get(), &change, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS),
             0);
   ASSERT_NO_FATAL_FAILURE(Overrun(end));
-  ASSERT_TRUE(ExpectAsyncEvent(end.id->verbs, IBV_EVENT_QP_FATAL, begun->get()));
+  ASSERT_TRUE(ExpectAsyncEvent(end.context(), IBV_EVENT_QP_FATAL, begun->get()));
   EXPECT_EQ(StateOf(begun->get()), IBV_QPS_ERR);
   EXPECT_EQ(StateOf(unborn->get()), IBV_QPS_RESET) << "what has not begun has nothing to lose";
 }
@@ -54,9 +54,9 @@ TEST_F(AsyncTest, AnOverrunCqSaysSoOnce) {
   small.cq_entries = 2;
   auto pair = Pair::Connected(small);
   ASSERT_NO_FATAL_FAILURE(Overrun(pair->server));
-  ASSERT_TRUE(ExpectAsyncEvent(pair->server.id->verbs, IBV_EVENT_CQ_ERR, pair->server.receive_cq.get()));
+  ASSERT_TRUE(ExpectAsyncEvent(pair->server.context(), IBV_EVENT_CQ_ERR, pair->server.receive_cq.get()));
   ASSERT_EQ(PostReceive(pair->server.qp(), 1, {}), 0);
-  EXPECT_EQ(CountAsyncEvents(pair->server.id->verbs, IBV_EVENT_CQ_ERR), 0);
+  EXPECT_EQ(CountAsyncEvents(pair->server.context(), IBV_EVENT_CQ_ERR), 0);
 }
 
 TEST_F(AsyncTest, AnOverrunInTheMiddleOfTrafficEndsTheQp) {
@@ -70,7 +70,7 @@ TEST_F(AsyncTest, AnOverrunInTheMiddleOfTrafficEndsTheQp) {
     ASSERT_EQ(PostReceive(pair->server.qp(), i, {inbox.Sge()}), 0);
     ASSERT_EQ(Post(pair->client.qp(), {.wr_id = 9, .flags = 0, .sges = {outbox.Sge()}}), 0);
   }
-  ASSERT_TRUE(ExpectAsyncEvent(pair->server.id->verbs, IBV_EVENT_QP_FATAL, pair->server.qp()));
+  ASSERT_TRUE(ExpectAsyncEvent(pair->server.context(), IBV_EVENT_QP_FATAL, pair->server.qp()));
   EXPECT_EQ(StateOf(pair->server.qp()), IBV_QPS_ERR);
 }
 
@@ -82,7 +82,7 @@ TEST_F(AsyncTest, TheDrainedEventComesWhenItWasAskedFor) {
   const int error = ibv_modify_qp(pair->client.qp(), &change, IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY);
   if (error == EOPNOTSUPP) GTEST_SKIP() << "skipped: the device cannot drain";
   ASSERT_EQ(error, 0);
-  ASSERT_TRUE(ExpectAsyncEvent(pair->client.id->verbs, IBV_EVENT_SQ_DRAINED, pair->client.qp()));
+  ASSERT_TRUE(ExpectAsyncEvent(pair->client.context(), IBV_EVENT_SQ_DRAINED, pair->client.qp()));
   ibv_qp_attr now{};
   ibv_qp_init_attr initial{};
   ASSERT_EQ(ibv_query_qp(pair->client.qp(), &now, IBV_QP_STATE, &initial), 0);
@@ -94,7 +94,7 @@ TEST_F(AsyncTest, DestroyingAQpWaitsUntilItsEventsAreAcknowledged) {
   EndpointOptions small;
   small.cq_entries = 2;
   auto pair = Pair::Connected(small);
-  ibv_context* context = pair->server.id->verbs;
+  ibv_context* context = pair->server.context();
   ibv_qp_init_attr attributes{};
   attributes.send_cq = attributes.recv_cq = pair->server.receive_cq.get();
   attributes.qp_type = IBV_QPT_RC;

@@ -129,7 +129,7 @@ TEST_F(CqExTrafficTest, EachFieldIsThatOfThePlainCompletion) {
   EXPECT_EQ(ibv_wc_read_byte_len(cq()), 33u);
   EXPECT_EQ(ibv_wc_read_qp_num(cq()), pair->server.qp()->qp_num);
   EXPECT_EQ(ibv_wc_read_vendor_err(cq()), 0u);
-  if (IsIwarp(pair->server.id.get())) {
+  if (pair->server.IsIwarp()) {
     EXPECT_EQ(ibv_wc_read_wc_flags(cq()), 0u);
     EXPECT_EQ(ibv_wc_read_src_qp(cq()), 0u);
     EXPECT_EQ(ibv_wc_read_slid(cq()), 0u);
@@ -209,7 +209,7 @@ TEST_F(CqExTrafficTest, TimestampsAreOfTheDevicesClockAndNeverGoBack) {
     EXPECT_GT(attributes.hca_core_clock, 0u);
   }
   ASSERT_NO_FATAL_FAILURE(Connect(IBV_WC_EX_WITH_COMPLETION_TIMESTAMP));
-  context = pair->server.id->verbs;
+  context = pair->server.context();
   const auto clock = [&] {
     ibv_values_ex values{};
     values.comp_mask = IBV_VALUES_MASK_RAW_CLOCK;
@@ -250,7 +250,7 @@ TEST_F(CqExTrafficTest, WhereOverrunsAreIgnoredTheNewestCompletionsStay) {
   std::vector<uint64_t> newest(static_cast<size_t>(entries));
   std::iota(newest.begin(), newest.end(), uint64_t{3});
   EXPECT_EQ(seen, newest);
-  EXPECT_EQ(CountAsyncEvents(pair->server.id->verbs, IBV_EVENT_CQ_ERR), 0);
+  EXPECT_EQ(CountAsyncEvents(pair->server.context(), IBV_EVENT_CQ_ERR), 0);
   ibv_qp_attr now{};
   ibv_qp_init_attr initial{};
   ASSERT_EQ(ibv_query_qp(pair->server.qp(), &now, IBV_QP_STATE, &initial), 0);

@@ -339,7 +339,7 @@ class WindowPathTest : public DataPathTest {
     DataPathTest::SetUp();
     if (IsSkipped() || HasFatalFailure()) return;
     ibv_device_attr attributes{};
-    ASSERT_EQ(ibv_query_device(pair->server.id->verbs, &attributes), 0);
+    ASSERT_EQ(ibv_query_device(pair->server.context(), &attributes), 0);
     if ((attributes.device_cap_flags & IBV_DEVICE_MEM_WINDOW_TYPE_2B) == 0)
       GTEST_SKIP() << "skipped: no type 2B memory windows";
     bindable = std::make_unique<Buffer>(pair->server.pd.get(), 8192, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND);

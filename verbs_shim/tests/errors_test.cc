@@ -40,12 +40,12 @@ class ErrorsTest : public VerbsTest {
   }
   // The connection is over on both sides, and both were told.
   void ExpectBothEnded() {
-    if (!IsIwarp(pair->client.id.get())) {
-      EXPECT_EQ(rdma_disconnect(pair->client.id.get()), 0);
-      EXPECT_EQ(rdma_disconnect(pair->server.id.get()), 0);
+    if (!pair->client.IsIwarp()) {
+      EXPECT_EQ(pair->client.Disconnect(), 0);
+      EXPECT_EQ(pair->server.Disconnect(), 0);
     }
-    pair->server.ExpectEvent(RDMA_CM_EVENT_DISCONNECTED);
-    pair->client.ExpectEvent(RDMA_CM_EVENT_DISCONNECTED);
+    pair->server.ExpectDisconnected();
+    pair->client.ExpectDisconnected();
     EXPECT_EQ(StateOf(client()), IBV_QPS_ERR);
     EXPECT_EQ(StateOf(server()), IBV_QPS_ERR);
   }
@@ -78,7 +78,7 @@ class ErrorsTest : public VerbsTest {
                               .remote_address = remote_address,
                               .rkey = rkey}),
               0);
-    ExpectCompletion(client_cq(), 1, IsIwarp(pair->client.id.get()) ? IBV_WC_SUCCESS : IBV_WC_REM_ACCESS_ERR);
+    ExpectCompletion(client_cq(), 1, pair->client.IsIwarp() ? IBV_WC_SUCCESS : IBV_WC_REM_ACCESS_ERR);
     ExpectEnd();
     for (std::byte byte : theirs->bytes()) ASSERT_EQ(byte, std::byte{0});
   }
@@ -116,7 +116,7 @@ TEST_F(ErrorsTest, ReadWithoutPermission) {
 }
 
 TEST_F(ErrorsTest, ReadOfAnotherProtectionDomain) {
-  auto other = AllocatePd(pair->server.id->verbs);
+  auto other = AllocatePd(pair->server.context());
   ASSERT_TRUE(other);
   Buffer foreign(other->get(), 64, kRemoteAll);
   ExpectReadRefused(foreign.address(), foreign.rkey());
@@ -147,6 +147,7 @@ TEST_F(ErrorsTest, WriteWithoutPermission) {
 // --- Receives ---
 
 TEST_F(ErrorsTest, ASendWithoutAReceiveEndsTheStream) {
+  if (!pair->client.IsIwarp()) GTEST_SKIP() << "skipped: the sender waits until there is one";
   ASSERT_EQ(Post(client(), {.wr_id = 1, .sges = {ours->Sge(0, 16)}}), 0);
   ExpectCompletion(client_cq(), 1);  // it left
   ExpectBothEnded();
@@ -156,7 +157,7 @@ TEST_F(ErrorsTest, ASendLargerThanTheReceiveEndsTheStream) {
   ASSERT_EQ(PostReceive(server(), 5, {theirs->Sge(0, 8)}), 0);
   ASSERT_EQ(Post(client(), {.wr_id = 1, .sges = {ours->Sge(0, 16)}}), 0);
   ExpectCompletion(pair->server.receive_cq.get(), 5, IBV_WC_LOC_LEN_ERR);
-  ExpectCompletion(client_cq(), 1);
+  ExpectCompletion(client_cq(), 1, pair->client.IsIwarp() ? IBV_WC_SUCCESS : IBV_WC_REM_INV_REQ_ERR);
   ExpectBothEnded();
 }
 
@@ -238,7 +239,7 @@ TEST_F(ErrorsTest, EverythingPostedIsFlushedInOrder) {
 }
 
 TEST_F(ErrorsTest, WorkPostedAfterTheEndIsFlushedToo) {
-  ASSERT_EQ(rdma_disconnect(pair->client.id.get()), 0);
+  ASSERT_EQ(pair->client.Disconnect(), 0);
   ExpectBothEnded();
   ASSERT_EQ(Post(client(), {.wr_id = 3, .sges = {ours->Sge(0, 16)}}), 0);
   ASSERT_EQ(PostReceive(client(), 4, {ours->Sge(0, 16)}), 0);
@@ -276,9 +277,9 @@ TEST_F(ErrorsTest, AFaultOnOneConnectionLeavesOthersAlone) {
 TEST_F(ErrorsTest, DestroyedQpLeavesNoCompletionsBehind) {
   ASSERT_EQ(PostReceive(client(), 1, {ours->Sge(0, 16)}), 0);
   ASSERT_EQ(PostReceive(server(), 2, {theirs->Sge(0, 16)}), 0);
-  rdma_destroy_qp(pair->client.id.get());
-  if (!IsIwarp(pair->server.id.get())) {
-    ASSERT_EQ(rdma_disconnect(pair->server.id.get()), 0);
+  pair->client.DestroyQp();
+  if (!pair->server.IsIwarp()) {
+    ASSERT_EQ(pair->server.Disconnect(), 0);
   }
   ExpectCompletion(pair->server.receive_cq.get(), 2, IBV_WC_WR_FLUSH_ERR);
   EXPECT_TRUE(NoCompletion(pair->client.receive_cq.get()));

@@ -1,37 +1,9 @@
 #include "verbs_shim/tests/hand_connected.h"
 
-#include <netinet/in.h>
-
 #include <cerrno>
 #include <cstring>
 
 namespace stagecoach::verbs {
-namespace {
-
-ibv_gid ServerGid() {
-  const sockaddr_storage storage = TheSurroundings().ServerAddress();
-  ibv_gid gid{};
-  gid.raw[10] = gid.raw[11] = 0xff;
-  std::memcpy(gid.raw + 12, &reinterpret_cast<const sockaddr_in*>(&storage)->sin_addr, 4);
-  return gid;
-}
-
-// Of the server's address where this host has it, so that both ends are on the same one; else the usual choice.
-uint8_t ChooseGid(ibv_context* context) {
-  const ibv_gid wanted = ServerGid();
-  ibv_port_attr port{};
-  EXPECT_EQ(ibv_query_port(context, 1, &port), 0);
-  for (int i = 0; i < port.gid_tbl_len; ++i) {
-    ibv_gid gid{};
-    if (ibv_query_gid(context, 1, i, &gid) == 0 && std::memcmp(&gid, &wanted, sizeof(gid)) == 0) {
-      return static_cast<uint8_t>(i);
-    }
-  }
-  return 0;
-}
-
-}  // namespace
-
 HandEnd::HandEnd(bool server, const HandOptions& wanted) : is_server(server), options(wanted) {
   Act();
   context = std::move(OpenDevice().value());

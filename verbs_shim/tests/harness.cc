@@ -1,6 +1,7 @@
 #include "verbs_shim/tests/harness.h"
 
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <poll.h>
 
 #include <atomic>
@@ -80,19 +81,51 @@ Endpoint::~Endpoint() {
     }
   }
   if (id && id->qp != nullptr) rdma_destroy_qp(id.get());
+  hand_qp = {};
+}
+
+bool Endpoint::IsIwarp() const {
+  return context()->device->transport_type == IBV_TRANSPORT_IWARP;
+}
+
+int Endpoint::Disconnect() {
+  if (id) return rdma_disconnect(id.get());
+  ibv_qp_attr attributes{};
+  attributes.qp_state = IBV_QPS_ERR;
+  return ibv_modify_qp(hand_qp.get(), &attributes, IBV_QP_STATE) == 0 ? 0 : -1;
+}
+
+void Endpoint::DestroyQp() {
+  if (id) {
+    rdma_destroy_qp(id.get());
+  } else {
+    EXPECT_EQ(hand_qp.Destroy(), 0);
+  }
+}
+
+void Endpoint::PrepareByHand(const EndpointOptions& options) {
+  if (options.srq != nullptr) {
+    hand_context = options.srq->context;
+  } else {
+    auto opened = OpenDevice();
+    ASSERT_TRUE(opened) << opened.error().ToString();
+    own_context = std::move(*opened);
+    hand_context = own_context.get();
+  }
+  Prepare(options);
 }
 
 void Endpoint::Prepare(const EndpointOptions& options) {
-  ASSERT_NE(id->verbs, nullptr);
-  auto new_pd = AllocatePd(id->verbs);
+  ASSERT_NE(context(), nullptr);
+  auto new_pd = AllocatePd(context());
   ASSERT_TRUE(new_pd) << new_pd.error().ToString();
   pd = std::move(*new_pd);
-  auto new_send_channel = CreateCompletionChannel(id->verbs);
-  auto new_receive_channel = CreateCompletionChannel(id->verbs);
+  auto new_send_channel = CreateCompletionChannel(context());
+  auto new_receive_channel = CreateCompletionChannel(context());
   ASSERT_TRUE(new_send_channel && new_receive_channel);
   send_channel = std::move(*new_send_channel);
   receive_channel = std::move(*new_receive_channel);
-  auto new_send_cq = CreateCq(id->verbs, options.cq_entries, this, send_channel.get());
+  auto new_send_cq = CreateCq(context(), options.cq_entries, this, send_channel.get());
   ASSERT_TRUE(new_send_cq);
   send_cq = std::move(*new_send_cq);
   if (options.srq_wr > 0) srq = CreateSrq(pd.get(), options.srq_wr);
@@ -106,11 +139,11 @@ void Endpoint::Prepare(const EndpointOptions& options) {
     wanted.wc_flags = *options.receive_fields;
     wanted.comp_mask = IBV_CQ_INIT_ATTR_MASK_FLAGS;
     wanted.flags = options.receive_cq_flags;
-    ibv_cq_ex* extended = ibv_create_cq_ex(id->verbs, &wanted);
+    ibv_cq_ex* extended = ibv_create_cq_ex(context(), &wanted);
     ASSERT_NE(extended, nullptr) << std::strerror(errno);
     receive_cq = CompletionQueue(ibv_cq_ex_to_cq(extended));
   } else {
-    auto plain = CreateCq(id->verbs, options.cq_entries, this, receive_channel.get());
+    auto plain = CreateCq(context(), options.cq_entries, this, receive_channel.get());
     ASSERT_TRUE(plain) << plain.error().ToString();
     receive_cq = std::move(*plain);
   }
@@ -124,7 +157,12 @@ void Endpoint::Prepare(const EndpointOptions& options) {
     attributes.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
     attributes.pd = shared != nullptr ? shared->pd : pd.get();
     attributes.send_ops_flags = *options.send_ops;
-    ASSERT_EQ(rdma_create_qp_ex(id.get(), &attributes), 0) << std::strerror(errno);
+    if (id) {
+      ASSERT_EQ(rdma_create_qp_ex(id.get(), &attributes), 0) << std::strerror(errno);
+    } else {
+      hand_qp = QueuePair(ibv_create_qp_ex(context(), &attributes));
+      ASSERT_TRUE(hand_qp) << std::strerror(errno);
+    }
     return;
   }
   ibv_qp_init_attr attributes{};
@@ -134,8 +172,19 @@ void Endpoint::Prepare(const EndpointOptions& options) {
   attributes.cap = options.cap;
   attributes.qp_type = IBV_QPT_RC;
   attributes.sq_sig_all = options.all_signaled ? 1 : 0;
-  auto qp = CreateCmQp(id.get(), shared != nullptr ? shared->pd : pd.get(), &attributes);
-  ASSERT_TRUE(qp) << qp.error().ToString();
+  ibv_pd* const domain = shared != nullptr ? shared->pd : pd.get();
+  if (!id) {
+    auto made = CreateQp(domain, &attributes);
+    ASSERT_TRUE(made) << made.error().ToString();
+    hand_qp = std::move(*made);
+    return;
+  }
+  auto made = CreateCmQp(id.get(), domain, &attributes);
+  ASSERT_TRUE(made) << made.error().ToString();
+}
+
+void Endpoint::ExpectDisconnected() {
+  if (id) ExpectEvent(RDMA_CM_EVENT_DISCONNECTED);
 }
 
 bool Endpoint::EventWaiting() const {
@@ -235,7 +284,55 @@ void Pair::Accept() {
   EXPECT_EQ(server.ExpectEvent(RDMA_CM_EVENT_ESTABLISHED), 0);
 }
 
+namespace {
+
+// RESET to RTS towards `peer`, with the depths of the options and everything allowed.
+void ModifyByHand(const Endpoint& end, const Endpoint& peer, const EndpointOptions& options) {
+  ibv_qp_attr attributes{};
+  attributes.qp_state = IBV_QPS_INIT;
+  attributes.port_num = 1;
+  attributes.qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
+  ASSERT_EQ(ibv_modify_qp(end.qp(), &attributes, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS),
+            0);
+  attributes = {};
+  attributes.qp_state = IBV_QPS_RTR;
+  attributes.path_mtu = IBV_MTU_1024;
+  attributes.dest_qp_num = peer.qp()->qp_num;
+  attributes.max_dest_rd_atomic = options.connection.responder_resources;
+  attributes.min_rnr_timer = 1;
+  attributes.ah_attr.is_global = 1;
+  attributes.ah_attr.port_num = 1;
+  attributes.ah_attr.grh.sgid_index = ChooseGid(end.context());
+  ASSERT_EQ(ibv_query_gid(peer.context(), 1, ChooseGid(peer.context()), &attributes.ah_attr.grh.dgid), 0);
+  ASSERT_EQ(ibv_modify_qp(end.qp(), &attributes,
+                          IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+                              IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER),
+            0);
+  attributes = {};
+  attributes.qp_state = IBV_QPS_RTS;
+  attributes.timeout = 12;  // 17 ms
+  attributes.retry_cnt = options.connection.retry_count;
+  attributes.rnr_retry = options.connection.rnr_retry_count;
+  attributes.max_rd_atomic = options.connection.initiator_depth;
+  ASSERT_EQ(ibv_modify_qp(end.qp(), &attributes,
+                          IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
+                              IBV_QP_MAX_QP_RD_ATOMIC),
+            0);
+}
+
+}  // namespace
+
+void Pair::ConnectByHand() {
+  TheSurroundings().ActAsServer();
+  ASSERT_NO_FATAL_FAILURE(server.PrepareByHand(server_options));
+  TheSurroundings().ActAsClient();
+  ASSERT_NO_FATAL_FAILURE(client.PrepareByHand(client_options));
+  ASSERT_NO_FATAL_FAILURE(ModifyByHand(server, client, server_options));
+  ASSERT_NO_FATAL_FAILURE(ModifyByHand(client, server, client_options));
+}
+
 void Pair::Connect() {
+  if (ConnectsByHand()) return ConnectByHand();
   ASSERT_NO_FATAL_FAILURE(Listen());
   ASSERT_NO_FATAL_FAILURE(Resolve());
   ASSERT_NO_FATAL_FAILURE(Request());
@@ -380,6 +477,31 @@ void ExpectWaits(const std::function<void()>& waits, const std::function<void()>
         waits();
         EXPECT_TRUE(allowed) << "the call did not wait";
       });
+}
+
+bool ConnectsByHand() {
+  auto channel = CreateEventChannel();
+  if (!channel) return false;
+  rdma_cm_id* id = nullptr;
+  if (rdma_create_id(channel->get(), &id, nullptr, RDMA_PS_TCP) != 0) return errno == EOPNOTSUPP;
+  rdma_destroy_id(id);
+  return false;
+}
+
+uint8_t ChooseGid(ibv_context* context) {
+  const sockaddr_storage server = TheSurroundings().ServerAddress();
+  ibv_gid wanted{};
+  wanted.raw[10] = wanted.raw[11] = 0xff;
+  std::memcpy(wanted.raw + 12, &reinterpret_cast<const sockaddr_in*>(&server)->sin_addr, 4);
+  ibv_port_attr port{};
+  EXPECT_EQ(ibv_query_port(context, 1, &port), 0);
+  for (int i = 0; i < port.gid_tbl_len; ++i) {
+    ibv_gid gid{};
+    if (ibv_query_gid(context, 1, i, &gid) == 0 && std::memcmp(&gid, &wanted, sizeof(gid)) == 0) {
+      return static_cast<uint8_t>(i);
+    }
+  }
+  return 0;
 }
 
 bool IsIwarp(const rdma_cm_id* id) {

@@ -1,4 +1,5 @@
 // Fixture and helpers of the contract tests: two connected ends in one process, driven through the stock API alone.
+// They are connected by rdma_cm, or by hand where a device has no connection manager.
 //
 // Every wait is on a condition and bounded. With no RDMA device (the system's provider on a machine without one) each
 // test is skipped and says so; known deviations of other providers are listed, with reasons, in deviations.tsv.
@@ -79,24 +80,37 @@ using SharedQueue = std::unique_ptr<ibv_srq, SrqDeleter>;
 // Null and errno on failure.
 SharedQueue CreateSrq(ibv_pd* pd, uint32_t max_wr, uint32_t max_sge = 2);
 
-// One end: event channel, id, PD, one CQ per direction (each on a completion channel of its own), QP.
+// One end: event channel, id, PD, one CQ per direction (each on a completion channel of its own), QP. Connected by hand
+// it has a context and a QP of its own instead of an id.
 class Endpoint {
  public:
   Endpoint() = default;
   ~Endpoint();
 
-  // Creates PD, CQs and QP on `id`, which has a device by now.
+  // Creates PD, CQs and QP on `id`, which has a device by now; or on this context.
   void Prepare(const EndpointOptions& options);
+  void PrepareByHand(const EndpointOptions& options);
 
-  ibv_qp* qp() const { return id->qp; }
+  ibv_context* context() const { return id ? id->verbs : hand_context; }
+  ibv_qp* qp() const { return id ? id->qp : hand_qp.get(); }
+  // IsIwarp of its device.
+  bool IsIwarp() const;
+  // rdma_disconnect: the QP is in error when this returns. 0 or -1.
+  int Disconnect();
+  void DestroyQp();
   // The next event; fails the test and returns an empty handle when none comes.
   CmEvent NextEvent();
   // Fetches the next event, expects its kind, and acknowledges it. Returns its status.
   int ExpectEvent(rdma_cm_event_type type);
   bool EventWaiting() const;
+  // RDMA_CM_EVENT_DISCONNECTED. Connected by hand there is nobody to say so.
+  void ExpectDisconnected();
 
   EventChannel channel;
   CmId id;
+  Context own_context;
+  ibv_context* hand_context = nullptr;
+  QueuePair hand_qp;
   ProtectionDomain pd;
   SharedQueue srq;
   CompletionChannel send_channel;
@@ -117,8 +131,9 @@ class Pair {
   void ResolveTo(sockaddr_storage destination);
   void Request();  // client: rdma_connect; server: the request, as `server.id`, with its parameters
   void Accept();   // server: accept; both: established
-  // All of it.
+  // All of it; by hand where it must be.
   void Connect();
+  void ConnectByHand();
   // Both ends ready for traffic in one go, server first as programs do.
   static std::unique_ptr<Pair> Connected(EndpointOptions server_options = {}, EndpointOptions client_options = {});
 
@@ -179,6 +194,11 @@ bool IsIwarp(const rdma_cm_id* id);
 
 // Runs the call `waits` beside `allows`, which lets it return: expects it not to return before.
 void ExpectWaits(const std::function<void()>& waits, const std::function<void()>& allows);
+
+// The device has no connection manager: rdma_create_id answers EOPNOTSUPP.
+bool ConnectsByHand();
+// Of the server's address where this host has it, so that both ends are on the same one; else the usual choice.
+uint8_t ChooseGid(ibv_context* context);
 
 std::string PrivateData(const rdma_conn_param& parameters);
 

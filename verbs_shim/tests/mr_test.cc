@@ -109,7 +109,7 @@ TEST_F(MrTest, ARegionCanMove) {
 }
 
 TEST_F(MrTest, ARegionCanChangeItsDomain) {
-  auto second = AllocatePd(pair->server.id->verbs);
+  auto second = AllocatePd(pair->server.context());
   ASSERT_TRUE(second);
   Register(kExposed);
   ASSERT_EQ(Rereg(IBV_REREG_MR_CHANGE_PD, second->get(), nullptr, 0, 0), 0) << errno;
@@ -121,7 +121,7 @@ TEST_F(MrTest, ARegionCanChangeItsDomain) {
 }
 
 TEST_F(MrTest, EverythingCanChangeAtOnce) {
-  auto second = AllocatePd(pair->server.id->verbs);
+  auto second = AllocatePd(pair->server.context());
   ASSERT_TRUE(second);
   region = std::move(RegisterMemory(second->get(), memory.data(), 100, IBV_ACCESS_LOCAL_WRITE).value());
   ASSERT_EQ(Rereg(IBV_REREG_MR_CHANGE_TRANSLATION | IBV_REREG_MR_CHANGE_PD | IBV_REREG_MR_CHANGE_ACCESS,

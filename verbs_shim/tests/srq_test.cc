@@ -211,7 +211,7 @@ class SrqTrafficTest : public VerbsTest {
     VerbsTest::TearDown();
   }
   ibv_srq* srq() { return first->server.srq.get(); }
-  ibv_context* context() { return first->server.id->verbs; }
+  ibv_context* context() { return first->server.context(); }
   // The `n`th Receive fills the `n`th 64 bytes of the inbox.
   void PostShared(uint64_t n) { ASSERT_EQ(PostReceive(srq(), n, {inbox->Sge(n * 64, 64)}), 0); }
   void SendFirst() { ASSERT_EQ(Post(first->client.qp(), {.sges = {outbox->Sge(0, 16)}}), 0); }
@@ -298,10 +298,10 @@ TEST_F(SrqTrafficTest, AQpInErrorReachesItsLastReceiveAndTheQueueIsLeftAlone) {
 TEST_F(SrqTrafficTest, APeerThatLeavesReachesTheLastReceiveToo) {
   PostShared(0);
   world().ActAsClient();
-  ASSERT_EQ(rdma_disconnect(second->client.id.get()), 0);
-  if (!IsIwarp(second->server.id.get())) {
-    second->server.ExpectEvent(RDMA_CM_EVENT_DISCONNECTED);
-    ASSERT_EQ(rdma_disconnect(second->server.id.get()), 0);
+  ASSERT_EQ(second->client.Disconnect(), 0);
+  if (!second->server.IsIwarp()) {
+    second->server.ExpectDisconnected();
+    ASSERT_EQ(second->server.Disconnect(), 0);
   }
   ASSERT_TRUE(ExpectAsyncEvent(context(), IBV_EVENT_QP_LAST_WQE_REACHED, second->server.qp()));
   SendFirst();
@@ -320,7 +320,7 @@ TEST_F(SrqTrafficTest, AMessageTooLongCostsOneReceiveAndOneConnection) {
 }
 
 TEST_F(SrqTrafficTest, AnEmptyQueueIsAMissingReceive) {
-  if (!IsIwarp(first->server.id.get())) GTEST_SKIP() << "skipped: the sender waits until there is one";
+  if (!first->server.IsIwarp()) GTEST_SKIP() << "skipped: the sender waits until there is one";
   SendFirst();
   ASSERT_TRUE(ExpectAsyncEvent(context(), IBV_EVENT_QP_LAST_WQE_REACHED, first->server.qp()));
   // What is posted now is for the others.

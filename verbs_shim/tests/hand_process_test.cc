@@ -1,0 +1,171 @@
+// QPs of two processes, connected by hand over a socket of the programs' own, as ibv_rc_pingpong does.
+//
+// Not in simulation. The peer is this program started again, with its end of the socket as standard input.
+
+#include <signal.h>
+#include <spawn.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <memory>
+#include <string>
+
+#include "verbs_shim/tests/hand_connected.h"
+
+namespace stagecoach::verbs {
+namespace {
+
+constexpr uint64_t kRounds = 100;
+constexpr size_t kSize = 4096;
+constexpr int kAccess =
+    IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
+
+// What one program tells the other.
+struct Introduction {
+  HandAddress qp;
+  uint64_t address = 0;
+  uint32_t rkey = 0;
+};
+
+bool Tell(int socket, const Introduction& mine) {
+  return send(socket, &mine, sizeof(mine), MSG_NOSIGNAL) == static_cast<ssize_t>(sizeof(mine));
+}
+bool Hear(int socket, Introduction* theirs) {
+  return recv(socket, theirs, sizeof(*theirs), MSG_WAITALL) == static_cast<ssize_t>(sizeof(*theirs));
+}
+
+Introduction Introduce(const HandEnd& end, const Buffer& buffer) {
+  return {.qp = end.Address(), .address = buffer.address(), .rkey = buffer.rkey()};
+}
+
+// --- The peer ---
+
+// Sends back what comes, then makes no call any more until it is killed. Failures end it with a status.
+int RunPeer() {
+  HandEnd end(true, {});
+  Buffer buffer(end.pd.get(), kSize, kAccess);
+  Introduction theirs;
+  if (!Hear(STDIN_FILENO, &theirs)) return 10;
+  if (PostReceive(end.qp.get(), 0, {}) == 0) return 11;  // in RESET
+  if (end.ToInit() != 0 || PostReceive(end.qp.get(), 0, {buffer.Sge()}) != 0) return 12;
+  if (end.ToRtr(theirs.qp) != 0 || end.ToRts() != 0) return 13;
+  if (!Tell(STDIN_FILENO, Introduce(end, buffer))) return 14;
+  for (uint64_t i = 0; i < kRounds; ++i) {
+    if (NextCompletion(end.receive_cq.get()).status != IBV_WC_SUCCESS) return 15;
+    if (Post(end.qp.get(), {.wr_id = i, .sges = {buffer.Sge()}}) != 0) return 16;
+    if (NextCompletion(end.send_cq.get()).status != IBV_WC_SUCCESS) return 17;
+    if (PostReceive(end.qp.get(), i + 1, {buffer.Sge()}) != 0) return 18;
+  }
+  std::memset(buffer.bytes().data(), 0, buffer.size());
+  if (!Tell(STDIN_FILENO, Introduce(end, buffer))) return 19;
+  pause();
+  return 20;
+}
+
+class HandProcessTest : public HandTest {
+ protected:
+  void SetUp() override {
+    HandTest::SetUp();
+    if (IsSkipped()) return;
+    int sockets[2];
+    ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets), 0);
+    socket_ = sockets[0];
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, sockets[1], STDIN_FILENO);
+    std::string program = "/proc/self/exe";
+    std::string option = "--peer";
+    char* argv[] = {program.data(), option.data(), nullptr};
+    ASSERT_EQ(posix_spawn(&pid_, "/proc/self/exe", &actions, nullptr, argv, environ), 0);
+    posix_spawn_file_actions_destroy(&actions);
+    close(sockets[1]);
+
+    HandOptions options;
+    options.timeout = 12;  // 17 ms
+    options.retry_count = 7;
+    end = std::make_unique<HandEnd>(false, options);
+    buffer = std::make_unique<Buffer>(end->pd.get(), kSize, kAccess);
+    ASSERT_TRUE(Tell(socket_, Introduce(*end, *buffer)));
+    ASSERT_TRUE(Hear(socket_, &theirs));
+    ASSERT_EQ(end->ToInit(), 0);
+    ASSERT_EQ(end->ToRtr(theirs.qp), 0);
+    ASSERT_EQ(end->ToRts(), 0);
+    Play();
+  }
+  void TearDown() override {
+    buffer.reset();
+    end.reset();
+    Kill();
+    if (socket_ >= 0) close(socket_);
+    HandTest::TearDown();
+  }
+
+  void Play() {
+    Buffer echo(end->pd.get(), kSize);
+    for (uint64_t i = 0; i < kRounds; ++i) {
+      buffer->FillPattern(static_cast<uint32_t>(i));
+      ASSERT_EQ(PostReceive(end->qp.get(), i, {echo.Sge()}), 0);
+      ASSERT_EQ(Post(end->qp.get(), {.wr_id = i, .sges = {buffer->Sge()}}), 0);
+      ExpectCompletion(end->receive_cq.get(), i);
+      ExpectCompletion(end->send_cq.get(), i);
+      ASSERT_EQ(std::memcmp(echo.bytes().data(), buffer->bytes().data(), kSize), 0) << i;
+    }
+    ASSERT_TRUE(Hear(socket_, &theirs));
+  }
+  void Kill() {
+    if (pid_ <= 0) return;
+    kill(pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+    pid_ = -1;
+  }
+  SendSpec OnTheirs(uint64_t wr_id, ibv_wr_opcode opcode, size_t size) {
+    return {.wr_id = wr_id,
+            .opcode = opcode,
+            .sges = {buffer->Sge(0, size)},
+            .remote_address = theirs.address,
+            .rkey = theirs.rkey};
+  }
+
+  std::unique_ptr<HandEnd> end;
+  std::unique_ptr<Buffer> buffer;
+  Introduction theirs;
+
+ private:
+  int socket_ = -1;
+  pid_t pid_ = -1;
+};
+
+TEST_F(HandProcessTest, AProcessThatSleepsServesWritesReadsAndAtomics) {
+  buffer->FillPattern(77);
+  const std::vector<std::byte> written(buffer->bytes().begin(), buffer->bytes().end());
+  ASSERT_EQ(Post(end->qp.get(), OnTheirs(1, IBV_WR_RDMA_WRITE, kSize)), 0);
+  ExpectCompletion(end->send_cq.get(), 1);
+  std::memset(buffer->bytes().data(), 0, kSize);
+  ASSERT_EQ(Post(end->qp.get(), OnTheirs(2, IBV_WR_RDMA_READ, kSize)), 0);
+  ExpectCompletion(end->send_cq.get(), 2);
+  EXPECT_EQ(std::memcmp(buffer->bytes().data(), written.data(), kSize), 0);
+  SendSpec add = OnTheirs(3, IBV_WR_ATOMIC_FETCH_AND_ADD, 8);
+  add.compare_add = 1;
+  ASSERT_EQ(Post(end->qp.get(), add), 0);
+  ExpectCompletion(end->send_cq.get(), 3);
+  EXPECT_EQ(std::memcmp(buffer->bytes().data(), written.data(), 8), 0);
+}
+
+TEST_F(HandProcessTest, AProcessThatIsKilledIsFoundOutByRetries) {
+  Kill();
+  EXPECT_EQ(end->State(), IBV_QPS_RTS);
+  ASSERT_EQ(Post(end->qp.get(), OnTheirs(1, IBV_WR_RDMA_WRITE, kSize)), 0);
+  ExpectCompletion(end->send_cq.get(), 1, IBV_WC_RETRY_EXC_ERR);
+  EXPECT_EQ(end->State(), IBV_QPS_ERR);
+}
+
+}  // namespace
+}  // namespace stagecoach::verbs
+
+int main(int argc, char** argv) {
+  if (argc == 2 && std::strcmp(argv[1], "--peer") == 0) return stagecoach::verbs::RunPeer();
+  ::testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}
