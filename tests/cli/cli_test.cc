@@ -223,6 +223,21 @@ TEST_F(CliTest, WrongUsageIsToldWithWhatWasExpected) {
   EXPECT_TRUE(unknown.err.ends_with("\nstagecoach --help says more.\n")) << unknown.err;
 }
 
+// In every build, with one answer or the other.
+TEST_F(CliTest, DevInfoShowsTheDeviceThatIsNamed) {
+  const Outcome roce = Run({"devinfo", "roce"});
+  if (roce.code == 2) {
+    EXPECT_NE(roce.err.find("uses the system's RDMA device"), std::string::npos) << roce.err;
+    return;
+  }
+  EXPECT_EQ(roce.code, 0) << roce.err;
+  EXPECT_TRUE(roce.out.starts_with("name: roce\ntransport: InfiniBand\n")) << roce.out;
+  EXPECT_TRUE(Run({"devinfo"}).out.starts_with("name: iwarp\n"));
+  const Outcome unknown = Run({"devinfo", "frob"});
+  EXPECT_EQ(unknown.code, 2);
+  EXPECT_EQ(unknown.err, "stagecoach: devinfo: 'frob': no such profile; there are iwarp, roce, minimal, hostile\n");
+}
+
 // --- Bad input: what and where, exit code 1, nothing half done ---
 
 TEST_F(CliTest, MissingFilesAreNamed) {

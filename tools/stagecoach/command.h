@@ -26,6 +26,7 @@ void AddGet(CLI::App& app, int& exit_code);
 void AddPut(CLI::App& app, int& exit_code);
 void AddPing(CLI::App& app, int& exit_code);
 void AddSim(CLI::App& app, int& exit_code);
+void AddDevInfo(CLI::App& app, int& exit_code);
 
 // "stagecoach: COMMAND: TEXT" on standard error.
 void Complain(std::string_view command, std::string_view text);

@@ -54,6 +54,7 @@ int Main(int argc, char** argv) {
   AddPut(app, exit_code);
   AddPing(app, exit_code);
   AddSim(app, exit_code);
+  AddDevInfo(app, exit_code);
   // Last: sub-commands would inherit it.
   app.footer(
       "URLs are stagecoach://HOST:PORT/PATH; the port is 20049 unless given.\n\n"
