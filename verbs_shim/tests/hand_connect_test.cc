@@ -117,7 +117,7 @@ TEST_F(HandConnectTest, AQpWithAnotherPeerIsNotReached) {
   HandPair pair;
   HandPair other;
   HandOptions impatient;
-  impatient.timeout = 12;
+  impatient.timeout = 13;
   impatient.retry_count = 1;
   HandEnd stranger(false, impatient);
   pair.Connect();
@@ -179,7 +179,7 @@ TEST_F(HandConnectTest, QueryTellsTheWayThatWasGiven) {
   EXPECT_EQ(std::memcmp(&attributes.ah_attr.grh.dgid, &wanted, sizeof(wanted)), 0);
   EXPECT_EQ(attributes.ah_attr.grh.sgid_index, pair.client.gid_index);
   EXPECT_EQ(attributes.path_mtu, IBV_MTU_1024);
-  EXPECT_EQ(attributes.timeout, 14);
+  EXPECT_EQ(attributes.timeout, pair.client.options.timeout);
 }
 
 }  // namespace

@@ -18,7 +18,7 @@ struct HandOptions {
   uint32_t psn = 0x123456;  // that this end begins with
   uint8_t rd_atomic = 1;    // both directions
   uint8_t min_rnr_timer = 12;
-  uint8_t timeout = 14;  // 67 ms
+  uint8_t timeout = 15;  // 134 ms
   uint8_t retry_count = 7;
   uint8_t rnr_retry = 7;
   bool with_gid = true;

@@ -83,8 +83,6 @@ class HandProcessTest : public HandTest {
     close(sockets[1]);
 
     HandOptions options;
-    options.timeout = 12;  // 17 ms
-    options.retry_count = 7;
     end = std::make_unique<HandEnd>(false, options);
     buffer = std::make_unique<Buffer>(end->pd.get(), kSize, kAccess);
     ASSERT_TRUE(Tell(socket_, Introduce(*end, *buffer)));

@@ -79,14 +79,14 @@ TEST_F(UcTest, WhatNeedsAnAnswerIsRefusedAtPost) {
 }
 
 TEST_F(UcTest, ASendThatFindsNoReceiveIsLost) {
+  // With another thread at work nothing but looking at memory tells when the Send has been and gone.
+  if (world().HasThreads()) GTEST_SKIP() << "skipped: for a world that stands still";
   ASSERT_EQ(Post(client_qp(), {.wr_id = 1, .sges = {at_client->Sge(0, 8)}}), 0);
   ExpectCompletion(sent(), 1);
-  // A Write behind it shows that the lost one has been and gone.
-  SendSpec mark = OnAll(2, IBV_WR_RDMA_WRITE);
   at_client->Fill("mark");
-  ASSERT_EQ(Post(client_qp(), mark), 0);
-  ASSERT_TRUE(TheSurroundings().Until(
-      [&] { return ibv_poll_cq(received(), 0, nullptr) == 0 && at_server->Text(4) == "mark"; }));
+  ASSERT_EQ(Post(client_qp(), OnAll(2, IBV_WR_RDMA_WRITE)), 0);
+  ASSERT_TRUE(world().Until([&] { return at_server->Text(4) == "mark"; }));
+  EXPECT_TRUE(NoCompletion(received()));
   ASSERT_EQ(PostReceive(server_qp(), 3, {at_server->Sge()}), 0);
   ASSERT_EQ(Post(client_qp(), {.wr_id = 4, .sges = {at_client->Sge(0, 9)}}), 0);
   EXPECT_EQ(ExpectCompletion(received(), 3).byte_len, 9u);
