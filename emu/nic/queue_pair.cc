@@ -716,8 +716,9 @@ void QueuePair::Reap(bool abort) {
     if (connection == nullptr) return;
     if (!retired_.load()) DetachFromCqs();
     poll_descriptor_.store(-1, std::memory_order_release);
+    // Still under the lock: the next connection must not find its own deadline withdrawn.
+    nic_.loop().SetDeadline(this, std::nullopt);
   }
-  nic_.loop().SetDeadline(this, std::nullopt);
   // Deleted here, without locks: that waits until the stream's watcher is at rest.
 }
 
