@@ -284,7 +284,11 @@ int QueuePair::Modify(const QpAttributes& attributes, uint32_t mask) {
       requests |= kDisconnect;
     } else {
       if (to == QpState::kReset && connection_ != nullptr) {
+        STAGECOACH_MARK("qp.reset_with_a_connection");
+        // What it was given is forgotten, not flushed: nothing of it may wake anybody or take room in a CQ.
+        discarding_ = true;
         connection_->Abort();
+        discarding_ = false;
         reap = true;
       }
       if (connects) {
@@ -534,6 +538,7 @@ void QueuePair::FinishReceive(const ReceiveCompletion& completion) {
 }
 
 void QueuePair::Push(bool send, uint64_t number, const WorkCompletion& completion) {
+  if (discarding_) return;
   if (completion.status == CompletionStatus::kFlushed) {
     ++counters_.flushed;
   } else if (completion.status != CompletionStatus::kSuccess) {

@@ -280,6 +280,7 @@ class QueuePair final : public PolledConnection, public LoopClient {
   bool last_wqe_to_tell_ = false;
   bool failed_locally_ = false;   // a local operation has failed: nothing after it is carried out
   bool send_failed_ = false;      // a send has completed in error: all after it are flushed
+  bool discarding_ = false;       // RESET is under way: work ends without a completion
   uint64_t shared_receives_ = 0;  // of an SRQ, completed here since the QP was made or reset
   Counters counters_;
   struct Held {
