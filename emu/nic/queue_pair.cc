@@ -135,22 +135,6 @@ QueuePair::~QueuePair() {
 // --- Posting ---
 
 int QueuePair::EnqueueSend(const SendRequest& request) {
-  const int error = TryEnqueueSend(request);
-  return error == ENOMEM && MakeRoom() ? TryEnqueueSend(request) : error;
-}
-
-int QueuePair::EnqueueSends(std::span<const SendRequest> requests) {
-  const int error = TryEnqueueSends(requests);
-  return error == ENOMEM && MakeRoom() ? TryEnqueueSends(requests) : error;
-}
-
-// Work of iWARP is done when it has left. Acknowledgements of InfiniBand may have come, and nobody has had the time to
-// read them; hardware would not need any.
-bool QueuePair::MakeRoom() {
-  return kind_ != QpKind::kIwarp && Drive();
-}
-
-int QueuePair::TryEnqueueSend(const SendRequest& request) {
   std::lock_guard lock(sends_.mutex());
   if (RulesOf(state()).post_send == PostRule::kRefuse) return EINVAL;
   const uint64_t number = sends_.posted();
@@ -159,7 +143,7 @@ int QueuePair::TryEnqueueSend(const SendRequest& request) {
   return error;
 }
 
-int QueuePair::TryEnqueueSends(std::span<const SendRequest> requests) {
+int QueuePair::EnqueueSends(std::span<const SendRequest> requests) {
   std::lock_guard lock(sends_.mutex());
   if (RulesOf(state()).post_send == PostRule::kRefuse) return EINVAL;
   for (size_t i = 0; i < requests.size(); ++i) {

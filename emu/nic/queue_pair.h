@@ -204,11 +204,6 @@ class QueuePair final : public PolledConnection, public LoopClient {
     return create_.srq != nullptr ? static_cast<ReceiveSource&>(*create_.srq) : receives_;
   }
 
-  // Posting with the room there is, and an attempt at more.
-  int TryEnqueueSend(const SendRequest& request);
-  int TryEnqueueSends(std::span<const SendRequest> requests);
-  bool MakeRoom();
-
   // --- Under lock_ ---
   // Has the requests served by whoever holds lock_: true if it was this thread and something moved.
   bool Ask(uint32_t requests);
