@@ -264,6 +264,7 @@ int QueuePair::Modify(const QpAttributes& attributes, uint32_t mask) {
     const QpState to = (*transition)->to;
     uint32_t requests = kTransmit;
     if (to == QpState::kErr && connection_ != nullptr && connection_->IsOpen()) {
+      STAGECOACH_MARK("qp.moved_to_error_while_connected");
       // Served by our own Leave(), so done when this returns.
       requests |= kDisconnect;
     } else {
