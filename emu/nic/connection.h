@@ -4,10 +4,13 @@
 // told here once for the whole package.
 //
 // LOCKS, in order; each may be taken while those before it are held, never the reverse:
-//   Nic::mutex_ (control operations)  >  CompletionQueue::drive_mutex_ (a poller at work)  >  QueuePair::lock_ (this)
-//   >  SendQueue / ReceiveQueue mutex, MemoryRegistry::mutex_  >  CompletionQueue::mutex_  >  AsyncEventQueue mutex
+//   Nic::mutex_ (control operations)  >  QueuePair::control_mutex_  >  CompletionQueue::drive_mutex_ (a poller at work)
+//   >  QueuePair::lock_ (this)  >  SendQueue / ReceiveQueue mutex, MemoryRegistry::mutex_  >  CompletionQueue::mutex_
+//   >  AsyncEventQueue mutex
 //   and, under QueuePair::lock_, the mutexes of CompletionChannel and NicLoop, which take nothing but atomics.
-// Observers and LoopClients are called with none of them held. Nothing NIC-wide is taken to post, to poll or to place.
+// The loop's thread waits for any of them, so none may be held by who waits for the loop: streams' watchers, whose
+// removal does, are removed without locks, or on the loop itself. Observers and LoopClients are called with none of
+// them held. Nothing NIC-wide is taken to post, to poll or to place.
 //
 // WHO MOVES A CONNECTION. Three kinds of threads ask, none waits for another: a poster (work in the send queue), a
 // poller of either CQ (what has arrived), the fabric's loop (the stream became ready, a deadline passed, a lease

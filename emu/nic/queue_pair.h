@@ -262,8 +262,9 @@ class QueuePair final : public PolledConnection, public LoopClient {
   SendQueue sends_;
   ReceiveQueue receives_;
 
-  std::mutex control_mutex_;  // orders attaching to and detaching from CQs; taken before lock_, never waited for by the
-                              // loop's callbacks of a stream
+  // Orders the coming and going of connections and carriers, with what the CQs and NicLoop know of them. Its place
+  // among the locks: connection.h.
+  std::mutex control_mutex_;
   CombiningLock lock_;
   QpAttributes attributes_;  // guarded by lock_, as all of this block
   std::unique_ptr<QpConnection> connection_;
