@@ -547,20 +547,39 @@ Result<uint8_t, int> RocePort::Slot() {
   return Err(EAGAIN);
 }
 
-std::vector<wire::Gid> RocePort::Gids() const {
-  std::vector<IpEndpoint> addresses = fabric_.LocalAddresses();
+std::vector<wire::Gid> RocePort::Gids() {
+  return GidsOf(fabric_.LocalAddresses());
+}
+
+std::vector<wire::Gid> RocePort::GidsOf(std::vector<IpEndpoint> addresses) {
   const auto first = std::find_if(addresses.begin(), addresses.end(), [](const IpEndpoint& address) {
     return address.family == IpEndpoint::Family::kIpv4 && !address.IsLoopback();
   });
   if (first != addresses.end()) std::rotate(addresses.begin(), first, first + 1);
-  std::vector<wire::Gid> gids;
-  for (const IpEndpoint& address : addresses) {
-    if (gids.size() < profile_.max_gids) gids.push_back(GidOf(address));
+  std::vector<wire::Gid> present;
+  for (const IpEndpoint& address : addresses) present.push_back(GidOf(address));
+  const auto is_in = [](const std::vector<wire::Gid>& gids, const wire::Gid& gid) {
+    return std::find(gids.begin(), gids.end(), gid) != gids.end();
+  };
+  std::lock_guard lock(mutex_);
+  for (const wire::Gid& gid : present) {
+    if (is_in(gids_, gid)) continue;
+    if (gids_.size() < profile_.max_gids) {
+      gids_.push_back(gid);
+      continue;
+    }
+    const auto gone =
+        std::find_if(gids_.begin(), gids_.end(), [&](const wire::Gid& old) { return !is_in(present, old); });
+    if (gone != gids_.end()) *gone = gid;
   }
-  return gids;
+  std::vector<wire::Gid> table = gids_;
+  for (wire::Gid& gid : table) {
+    if (!is_in(present, gid)) gid = {};
+  }
+  return table;
 }
 
-Result<RocePath, int> RocePort::PathTo(const AddressVector& vector) const {
+Result<RocePath, int> RocePort::PathTo(const AddressVector& vector) {
   if (vector.port != kPort) return Err(EINVAL);
   const std::vector<IpEndpoint> addresses = fabric_.LocalAddresses();
   if (addresses.empty()) return Err(EINVAL);
@@ -571,8 +590,8 @@ Result<RocePath, int> RocePort::PathTo(const AddressVector& vector) const {
     const IpEndpoint here = (loopback != addresses.end() ? *loopback : addresses.front()).WithPort(0);
     return RocePath{here, here};
   }
-  const std::vector<wire::Gid> gids = Gids();
-  if (vector.sgid_index >= gids.size()) return Err(EINVAL);
+  const std::vector<wire::Gid> gids = GidsOf(addresses);
+  if (vector.sgid_index >= gids.size() || gids[vector.sgid_index] == wire::Gid{}) return Err(EINVAL);
   const wire::Gid& source = gids[vector.sgid_index];
   const auto local = std::find_if(addresses.begin(), addresses.end(),
                                   [&](const IpEndpoint& address) { return GidOf(address) == source; });

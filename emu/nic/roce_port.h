@@ -66,11 +66,12 @@ class RocePort {
   // listening says.
   Result<uint8_t, int> Slot();
 
-  // The host's addresses as they are now, the first that is no loopback IPv4 in front: programs use index 0 unless
-  // told.
-  std::vector<wire::Gid> Gids() const;
+  // The host's addresses, at first with the first IPv4 address that is no loopback in front: programs use index 0
+  // unless told. An index stays what it is: the GID of an address that has gone is zero until the address is back, and
+  // new ones come behind, or, when the profile allows no more, in the place of those that have gone.
+  std::vector<wire::Gid> Gids();
   // EINVAL: another port than 1, no such source GID, or a destination that can be no address.
-  Result<RocePath, int> PathTo(const AddressVector& vector) const;
+  Result<RocePath, int> PathTo(const AddressVector& vector);
 
   // Of a life of a QP; never 0.
   uint64_t NextGeneration();
@@ -89,6 +90,8 @@ class RocePort {
   class Caller;
   class Visitor;
 
+  std::vector<wire::Gid> GidsOf(std::vector<IpEndpoint> addresses);
+
   const DeviceProfile& profile_;
   Fabric& fabric_;
   const std::shared_ptr<Core> core_;
@@ -97,6 +100,7 @@ class RocePort {
   std::mutex mutex_;  // all below
   std::optional<uint8_t> slot_;
   std::unique_ptr<Listener> listener_;
+  std::vector<wire::Gid> gids_;
 };
 
 }  // namespace stagecoach::emu

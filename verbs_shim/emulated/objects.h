@@ -114,7 +114,7 @@ struct HostApi {
 
 HostApi& ApiOf(emu::Host& host);
 
-// The GIDs of the port as they are now, by index.
+// The GIDs of the port by index; zero where there is none now.
 std::vector<ibv_gid> GidTable(emu::Nic& nic);
 
 // A CQ as the plain and the extended call make it; null and errno on failure.

@@ -20,6 +20,7 @@ void CopyEntry(const ibv_gid_entry& from, void* to, size_t size) {
   std::memcpy(to, &from, std::min(size, sizeof(from)));
 }
 
+// By index, with those that are empty.
 std::vector<ibv_gid_entry> GidEntries(ibv_context* context) {
   std::vector<ibv_gid_entry> entries;
   for (const ibv_gid& gid : GidTable(NicOf(context))) {
@@ -31,6 +32,10 @@ std::vector<ibv_gid_entry> GidEntries(ibv_context* context) {
     entries.push_back(entry);
   }
   return entries;
+}
+
+bool IsEmpty(const ibv_gid_entry& entry) {
+  return entry.gid.global.subnet_prefix == 0 && entry.gid.global.interface_id == 0;
 }
 
 }  // namespace
@@ -75,6 +80,7 @@ int _ibv_query_gid_ex(struct ibv_context* context, uint32_t port, uint32_t index
   if (port != kPort || flags != 0 || entry_size < sizeof(ibv_gid)) return EINVAL;
   const std::vector<ibv_gid_entry> found = GidEntries(context);
   if (index >= found.size()) return EINVAL;
+  if (IsEmpty(found[index])) return ENODATA;
   CopyEntry(found[index], entry, entry_size);
   return 0;
 }
@@ -82,7 +88,8 @@ int _ibv_query_gid_ex(struct ibv_context* context, uint32_t port, uint32_t index
 ssize_t _ibv_query_gid_table(struct ibv_context* context, struct ibv_gid_entry* entries, size_t max_entries,
                              uint32_t flags, size_t entry_size) {
   if (flags != 0 || max_entries == 0 || entry_size < sizeof(ibv_gid)) return -EINVAL;
-  const std::vector<ibv_gid_entry> found = GidEntries(context);
+  std::vector<ibv_gid_entry> found = GidEntries(context);
+  std::erase_if(found, IsEmpty);
   // The caller's idea of an entry's size may be another.
   auto* to = reinterpret_cast<std::byte*>(entries);
   const size_t count = std::min(found.size(), max_entries);
