@@ -91,11 +91,11 @@ struct DeviceProfile {
   uint16_t port_count = 256;
   // How long a stream that asks to be a carrier may take to say for which QP, and may wait for a QP that is not ready.
   Duration join_timeout = 5s;
-  // How many such streams may wait.
+  // How many streams may be there that have not said it yet.
   uint32_t max_joining = 128;
   // How long to wait before another attempt at a carrier; doubles up to the longest.
   Duration redial_first = 1ms;
-  Duration redial_longest = 1s;
+  Duration redial_longest = 100ms;
   // How long the Sends of a UC QP wait for a carrier; after that they are lost, as on a network.
   Duration carrier_patience = 1s;
 

@@ -148,10 +148,11 @@ void IbConnection::DropCarrier(Instant now, const char* why) {
   if (carrier_ == nullptr) return;
   Trace(nic_.trace(), now, name_, "carrier.dropped", {{"why", why}});
   const uint64_t serial = carrier_->serial();
+  const bool was_useful = carrier_->llp().counters().rx_records > 0;
   transport_.OnCarrier(false, now);
   pump_.Use(nullptr);
   Discard(std::move(carrier_), /*abort=*/true);
-  nic_.roce().CarrierLost(qp_.qp_number(), generation_, serial);
+  nic_.roce().CarrierLost(qp_.qp_number(), generation_, serial, was_useful);
 }
 
 void IbConnection::Discard(std::unique_ptr<StreamCarrier> carrier, bool abort) {

@@ -15,18 +15,11 @@ namespace {
 // QP numbers have 24 bits; 0 and 1 are special on InfiniBand, and programs know that.
 constexpr uint32_t kFirstQpNumber = 2;
 constexpr uint32_t kQpNumberMask = 0xffffff;
-// Of an InfiniBand device's QP numbers: the slot of the process, and what is left (roce_port.h).
-constexpr uint32_t kSlotShift = 16;
-constexpr uint32_t kIndexMask = 0xffff;
+// Of an InfiniBand device's QP numbers: what the slot leaves (roce_port.h).
+constexpr uint32_t kIndexMask = (1u << kSlotShift) - 1;
 
 std::unique_ptr<StagSource> SourceOf(NicOptions& options) {
   return options.stags != nullptr ? std::move(options.stags) : SystemStagSource();
-}
-
-uint64_t GenerationSeed(const DeviceProfile& profile, NicOptions& options) {
-  if (profile.transport != TransportKind::kInfiniband) return 0;
-  options.stags = SourceOf(options);
-  return options.stags->Next();
 }
 
 template <typename Table>
@@ -44,12 +37,10 @@ Nic::Nic(Fabric& fabric, DeviceProfile profile, NicOptions options)
     : fabric_(fabric),
       profile_(std::move(profile)),
       options_(std::move(options)),
-      generation_seed_(GenerationSeed(profile_, options_)),
       registry_(profile_, SourceOf(options_)),
       loop_(fabric),
-      roce_(profile_.transport == TransportKind::kInfiniband
-                ? std::make_unique<RocePort>(*this, fabric, profile_, generation_seed_)
-                : nullptr),
+      roce_(profile_.transport == TransportKind::kInfiniband ? std::make_unique<RocePort>(*this, fabric, profile_)
+                                                             : nullptr),
       last_qp_number_(kFirstQpNumber - 1) {}
 
 Nic::~Nic() {
@@ -580,9 +571,11 @@ bool Nic::TakeCarrier(uint32_t qp_number, uint64_t generation, uint64_t serial, 
   return true;
 }
 
-bool Nic::HasQp(uint32_t qp_number) {
+std::optional<QpState> Nic::StateOf(uint32_t qp_number) {
   std::lock_guard lock(mutex_);
-  return qps_by_number_.count(qp_number) != 0;
+  const auto found = qps_by_number_.find(qp_number);
+  if (found == qps_by_number_.end()) return std::nullopt;
+  return found->second->state();
 }
 
 int Nic::Disconnect(uint32_t qp_number) {

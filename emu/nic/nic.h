@@ -168,7 +168,8 @@ class Nic {
   // A stream that carries packets of an InfiniBand QP in its life `generation`, known to the port as `serial`. False,
   // and the stream goes, if there is no such QP any more.
   bool TakeCarrier(uint32_t qp_number, uint64_t generation, uint64_t serial, std::unique_ptr<Llp> llp);
-  bool HasQp(uint32_t qp_number);
+  // nullopt: there is none of this number.
+  std::optional<QpState> StateOf(uint32_t qp_number);
   // QueuePair::Disconnect. ENOENT: no QP has this number, or no longer.
   int Disconnect(uint32_t qp_number);
 
@@ -242,7 +243,6 @@ class Nic {
   Fabric& fabric_;
   const DeviceProfile profile_;
   NicOptions options_;
-  const uint64_t generation_seed_;  // drawn where options_.stags still is
   MemoryRegistry registry_;
   NicLoop loop_;
   CqCaretaker cq_caretaker_{*this};

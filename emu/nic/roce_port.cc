@@ -5,8 +5,10 @@
 #include <cerrno>
 #include <condition_variable>
 #include <map>
+#include <set>
 #include <utility>
 
+#include "base/mark.h"
 #include "emu/fabric/stream.h"
 #include "emu/llp/mpa_llp.h"
 #include "emu/nic/nic.h"
@@ -23,7 +25,7 @@ constexpr size_t kIpv4Size = 4;
 constexpr int kBacklog = 256;
 // How often a QP that wants a carrier is tried for before it must say so again: about a second with what is waited
 // between.
-constexpr int kAttempts = 10;
+constexpr int kAttempts = 17;
 // Room for the largest path MTU and the longest headers.
 constexpr size_t kLargestRecord = 4096 + wire::kMaxIbHeaderSize;
 
@@ -104,7 +106,7 @@ class RocePort::Core : public std::enable_shared_from_this<RocePort::Core> {
 
   void Join(uint32_t qp_number, uint64_t generation, const RocePath& path, uint32_t remote_qp);
   void WantCarrier(uint32_t qp_number, uint64_t generation);
-  void CarrierLost(uint32_t qp_number, uint64_t generation, uint64_t serial);
+  void CarrierLost(uint32_t qp_number, uint64_t generation, uint64_t serial, bool was_useful);
   void Leave(uint32_t qp_number, uint64_t generation);
   void OnStream(std::unique_ptr<Stream> stream);
   void Close();
@@ -115,25 +117,33 @@ class RocePort::Core : public std::enable_shared_from_this<RocePort::Core> {
 
   struct Member {
     uint64_t generation = 0;
-    uint64_t peer_generation = 0;  // 0: not met yet
     RocePath path;
     uint32_t remote_qp = 0;
     bool comes_first = false;  // of the two, this end goes to the other
     uint64_t carrier = 0;      // serial; 0: none
     uint64_t caller = 0;       // key of the attempt under way; 0: none
     int attempts_left = 0;
-    Duration wait{};  // before the next attempt
-    EventLoop::TimerId timer = 0;
+    Duration wait{};               // before the attempt after the next failure
+    EventLoop::TimerId timer = 0;  // of the next attempt
+    Instant timer_at{};
   };
 
   Member* Find(uint32_t qp_number, uint64_t generation);
   void StopCalling(Member& member);
+  // All attempts there are, beginning with short waits.
+  void RenewAttempts(Member& member);
   void Call(uint32_t qp_number, Member& member);
   void CallFailed(uint32_t qp_number, uint64_t generation, const std::string& why);
-  // Gives the QP its carrier. On failure the stream goes.
-  void Attach(uint32_t qp_number, Member& member, std::unique_ptr<Stream> stream, bool crc, uint64_t peer_generation);
+  // Another attempt in a while, if one is left.
+  void CallLater(uint32_t qp_number, Member& member);
+  void SetTimer(uint32_t qp_number, Member& member, Instant at);
+  // Gives the QP its carrier; what was under way to get one ends. On failure the stream goes.
+  void Attach(uint32_t qp_number, Member& member, std::unique_ptr<Stream> stream, bool crc);
   // What becomes of a stream that asks for a QP; nullopt: it waits.
   std::optional<CarrierStatus> Judge(const wire::CarrierHello& hello, const IpEndpoint& from);
+  // A visitor waits for a QP from now on; who did before has had its time.
+  void Wait(uint32_t qp_number, uint64_t visitor);
+  void StopWaiting(uint32_t qp_number, uint64_t visitor);
   // Not at once: the stream may be calling.
   void RemoveCaller(uint64_t key);
   void RemoveVisitor(uint64_t key);
@@ -151,6 +161,8 @@ class RocePort::Core : public std::enable_shared_from_this<RocePort::Core> {
   std::map<uint32_t, Member> members_;
   std::map<uint64_t, std::unique_ptr<Caller>> callers_;
   std::map<uint64_t, std::unique_ptr<Visitor>> visitors_;
+  std::set<uint64_t> strangers_;          // visitors that have not said for whom they are, the oldest first
+  std::map<uint32_t, uint64_t> waiting_;  // visitors by the QP they wait for
   bool closed_ = false;
 
   std::mutex mutex_;
@@ -167,7 +179,6 @@ class RocePort::Caller final : public StreamWatcher {
     hello.crc = core.profile_.want_crc;
     hello.source_qp = qp_number;
     hello.destination_qp = member.remote_qp;
-    hello.generation = member.generation;
     hello.source = GidOf(member.path.local);
     hello.destination = GidOf(member.path.remote);
     ByteWriter out(hello_);
@@ -204,6 +215,9 @@ class RocePort::Caller final : public StreamWatcher {
 
   void OnStreamReady() override { Advance(); }
 
+  // The other end has heard of us, or will.
+  bool HasAsked() const { return written_ == hello_.size(); }
+
   // Nobody waits for it any more.
   void Drop() {
     finished_ = true;
@@ -221,11 +235,10 @@ class RocePort::Caller final : public StreamWatcher {
     if (answer->status != CarrierStatus::kAccepted) return Fail(ToString(answer->status));
     Core::Member* const member = core_.Find(qp_number_, generation_);
     if (member == nullptr) return Drop();
-    if (member->peer_generation != 0 && member->peer_generation != answer->generation) return Fail("another life");
     finished_ = true;
     member->caller = 0;
     stream_->SetWatcher(nullptr);
-    core_.Attach(qp_number_, *member, std::move(stream_), answer->crc, answer->generation);
+    core_.Attach(qp_number_, *member, std::move(stream_), answer->crc);
     core_.RemoveCaller(key_);
   }
 
@@ -269,84 +282,73 @@ class RocePort::Visitor final : public StreamWatcher {
 
   void OnStreamReady() override { Advance(); }
 
-  bool WaitsFor(uint32_t qp_number) const { return waiting_ && hello_->destination_qp == qp_number; }
-  // The QP it waits for may be there.
-  void Retry() {
-    waiting_ = false;
-    Consider();
-    Advance();
-  }
+  // The QP it waits for may be there, or another one waits in its place.
+  void Retry() { Consider(); }
+  void GiveUpWaiting() { Answer(CarrierStatus::kNotReady); }
 
   void Advance() {
     if (finished_) return;
-    if (!hello_) {
-      if (!ReadRest(*stream_, bytes_, &read_)) return End("stream lost");
-      if (read_ < bytes_.size()) return stream_->Arm(true, false);
-      const auto decoded = wire::DecodeCarrierHello(bytes_);
-      if (!decoded) return End(ToString(decoded.error()));
-      hello_ = *decoded;
-      Consider();
-    }
-    if (waiting_) {
-      // Nothing may come before the answer, so what can be read is the end.
+    if (hello_) {
+      // It waits. Nothing may come before the answer, so what can be read is the end.
       std::array<std::byte, 1> byte;
       size_t read = 0;
       if (!ReadRest(*stream_, byte, &read) || read > 0) return End("stream lost");
       return stream_->Arm(true, false);
     }
-    if (!WriteRest(*stream_, answer_, &written_)) return End("stream lost");
-    if (written_ < answer_.size()) return stream_->Arm(false, true);
-    if (status_ != CarrierStatus::kAccepted) {
-      // Read by the other end before it hears of our end.
-      stream_->Shutdown();
-      return End(ToString(status_), /*abort=*/false);
-    }
-    Core::Member* const member = core_.Find(hello_->destination_qp, generation_);
-    if (member == nullptr) return End("the QP has gone");
-    finished_ = true;
-    stream_->SetWatcher(nullptr);
-    core_.Attach(hello_->destination_qp, *member, std::move(stream_), crc_, hello_->generation);
-    core_.RemoveVisitor(key_);
+    if (!ReadRest(*stream_, bytes_, &read_)) return End("stream lost");
+    if (read_ < bytes_.size()) return stream_->Arm(true, false);
+    const auto decoded = wire::DecodeCarrierHello(bytes_);
+    if (!decoded) return End(ToString(decoded.error()));
+    hello_ = *decoded;
+    core_.strangers_.erase(key_);
+    Consider();
+  }
+
+  void End(const std::string& why, bool abort = true) {
+    core_.Tell("carrier.refused", {{"why", why}});
+    if (abort) stream_->Abort();
+    Finish();
   }
 
  private:
   void Consider() {
-    const std::optional<CarrierStatus> status = core_.Judge(*hello_, stream_->remote());
-    waiting_ = !status;
-    if (status) Answer(*status);
+    if (const std::optional<CarrierStatus> status = core_.Judge(*hello_, stream_->remote())) return Answer(*status);
+    STAGECOACH_MARK("port.visitor_waits_for_its_qp");
+    core_.Wait(hello_->destination_qp, key_);
+    Advance();
   }
 
   void Answer(CarrierStatus status) {
-    status_ = status;
-    wire::CarrierAnswer answer{.status = status};
-    if (status == CarrierStatus::kAccepted) {
-      Core::Member& member = core_.members_.at(hello_->destination_qp);
-      // It is here already: what is on its way from us is not needed.
-      core_.StopCalling(member);
-      generation_ = member.generation;
-      crc_ = hello_->crc || core_.profile_.want_crc;
-      answer.crc = crc_;
-      answer.generation = generation_;
+    const bool accepted = status == CarrierStatus::kAccepted;
+    const bool crc = accepted && (hello_->crc || core_.profile_.want_crc);
+    std::array<std::byte, wire::kCarrierAnswerSize> answer;
+    ByteWriter out(answer);
+    wire::CarrierAnswer{.status = status, .crc = crc}.Encode(out);
+    size_t written = 0;
+    if (!WriteRest(*stream_, answer, &written)) return End("stream lost");
+    // Nothing was written before it, so there is room.
+    if (written < answer.size()) return End("no room for the answer");
+    if (!accepted) {
+      // Read by the other end before it hears of our end.
+      stream_->Shutdown();
+      return End(ToString(status), /*abort=*/false);
     }
-    ByteWriter out(answer_);
-    answer.Encode(out);
+    stream_->SetWatcher(nullptr);
+    core_.Attach(hello_->destination_qp, core_.members_.at(hello_->destination_qp), std::move(stream_), crc);
+    Finish();
   }
 
   void OnTimer() {
     timer_ = 0;
     if (finished_) return;
-    if (!waiting_) return End("no hello in time");
-    waiting_ = false;
-    Answer(CarrierStatus::kNotReady);
-    Advance();
-    // What does not leave at once does not leave.
-    if (!finished_) End("no room for the answer");
+    if (hello_) return GiveUpWaiting();
+    End("no hello in time");
   }
 
-  void End(const std::string& why, bool abort = true) {
-    core_.Tell("carrier.refused", {{"why", why}});
+  void Finish() {
     finished_ = true;
-    if (abort) stream_->Abort();
+    core_.strangers_.erase(key_);
+    if (hello_) core_.StopWaiting(hello_->destination_qp, key_);
     core_.RemoveVisitor(key_);
   }
 
@@ -357,12 +359,6 @@ class RocePort::Visitor final : public StreamWatcher {
   std::array<std::byte, wire::kCarrierHelloSize> bytes_{};
   size_t read_ = 0;
   std::optional<wire::CarrierHello> hello_;
-  bool waiting_ = false;
-  CarrierStatus status_ = CarrierStatus::kAccepted;
-  uint64_t generation_ = 0;  // of our QP, when it was accepted
-  bool crc_ = false;
-  std::array<std::byte, wire::kCarrierAnswerSize> answer_{};
-  size_t written_ = 0;
   bool finished_ = false;
 };
 
@@ -382,7 +378,23 @@ void RocePort::Core::RemoveVisitor(uint64_t key) {
 void RocePort::Core::StopCalling(Member& member) {
   if (member.timer != 0) fabric_.loop().Cancel(std::exchange(member.timer, 0));
   if (member.caller != 0) callers_.at(std::exchange(member.caller, 0))->Drop();
-  member.attempts_left = 0;
+}
+
+void RocePort::Core::RenewAttempts(Member& member) {
+  member.attempts_left = kAttempts;
+  member.wait = profile_.redial_first;
+}
+
+void RocePort::Core::Wait(uint32_t qp_number, uint64_t visitor) {
+  const uint64_t before = std::exchange(waiting_[qp_number], visitor);
+  if (before == 0) return;
+  STAGECOACH_MARK("port.visitor_gives_way_to_a_newer_one");
+  visitors_.at(before)->GiveUpWaiting();
+}
+
+void RocePort::Core::StopWaiting(uint32_t qp_number, uint64_t visitor) {
+  const auto found = waiting_.find(qp_number);
+  if (found != waiting_.end() && found->second == visitor) waiting_.erase(found);
 }
 
 void RocePort::Core::Join(uint32_t qp_number, uint64_t generation, const RocePath& path, uint32_t remote_qp) {
@@ -392,33 +404,33 @@ void RocePort::Core::Join(uint32_t qp_number, uint64_t generation, const RocePat
   member.path = path;
   member.remote_qp = remote_qp;
   member.comes_first = std::pair(qp_number, GidOf(path.local)) < std::pair(remote_qp, GidOf(path.remote));
-  member.wait = profile_.redial_first;
+  RenewAttempts(member);
   Member& joined = members_[qp_number] = member;
-  if (joined.comes_first) {
-    joined.attempts_left = kAttempts;
-    Call(qp_number, joined);
-  }
-  std::vector<uint64_t> waiting;
-  for (const auto& [key, visitor] : visitors_) {
-    if (visitor->WaitsFor(qp_number)) waiting.push_back(key);
-  }
-  for (const uint64_t key : waiting) visitors_.at(key)->Retry();
+  // One that waits has come further than a call of ours would.
+  if (const auto waiting = waiting_.extract(qp_number)) visitors_.at(waiting.mapped())->Retry();
+  if (joined.comes_first && joined.carrier == 0) Call(qp_number, joined);
 }
 
 void RocePort::Core::WantCarrier(uint32_t qp_number, uint64_t generation) {
   Member* const member = Find(qp_number, generation);
   if (member == nullptr || member->carrier != 0) return;
-  member->attempts_left = kAttempts;
-  if (member->caller == 0 && member->timer == 0) Call(qp_number, *member);
+  RenewAttempts(*member);
+  if (member->caller != 0) return;
+  if (member->timer == 0) return Call(qp_number, *member);
+  // What must be sent has only so much time, and earlier failures say little.
+  const Instant soon = fabric_.Now() + profile_.redial_first;
+  if (member->timer_at <= soon) return;
+  STAGECOACH_MARK("port.wish_hastens_an_attempt");
+  SetTimer(qp_number, *member, soon);
 }
 
-void RocePort::Core::CarrierLost(uint32_t qp_number, uint64_t generation, uint64_t serial) {
+void RocePort::Core::CarrierLost(uint32_t qp_number, uint64_t generation, uint64_t serial, bool was_useful) {
   Member* const member = Find(qp_number, generation);
   if (member == nullptr || member->carrier != serial) return;
   member->carrier = 0;
-  if (!member->comes_first) return;
-  member->attempts_left = kAttempts;
-  if (member->caller == 0 && member->timer == 0) CallFailed(qp_number, generation, "carrier lost");
+  // Who takes streams only to end them is tried as seldom as who takes none.
+  if (was_useful) RenewAttempts(*member);
+  if (member->comes_first && member->caller == 0 && member->timer == 0) CallLater(qp_number, *member);
 }
 
 void RocePort::Core::Leave(uint32_t qp_number, uint64_t generation) {
@@ -429,9 +441,8 @@ void RocePort::Core::Leave(uint32_t qp_number, uint64_t generation) {
 }
 
 void RocePort::Core::Call(uint32_t qp_number, Member& member) {
-  if (member.attempts_left == 0) return;
   --member.attempts_left;
-  const uint32_t slot = member.remote_qp >> 16;
+  const uint32_t slot = member.remote_qp >> kSlotShift;
   const uint32_t port = profile_.port_base + slot;
   const uint64_t generation = member.generation;
   if (slot >= profile_.port_count || port > 0xffff) return CallFailed(qp_number, generation, "no such slot");
@@ -446,9 +457,23 @@ void RocePort::Core::CallFailed(uint32_t qp_number, uint64_t generation, const s
   if (member == nullptr) return;
   member->caller = 0;
   Tell("carrier.failed", {{"qp", uint64_t{qp_number}}, {"why", why}});
-  const Duration wait = member->wait;
-  member->wait = std::min(member->wait * 2, profile_.redial_longest);
-  member->timer = fabric_.loop().At(fabric_.Now() + wait, [weak = weak_from_this(), qp_number, generation] {
+  CallLater(qp_number, *member);
+}
+
+void RocePort::Core::CallLater(uint32_t qp_number, Member& member) {
+  if (member.attempts_left == 0) {
+    STAGECOACH_MARK("port.attempts_used_up");
+    return;
+  }
+  const Duration wait = member.wait;
+  member.wait = std::min(member.wait * 2, profile_.redial_longest);
+  SetTimer(qp_number, member, fabric_.Now() + wait);
+}
+
+void RocePort::Core::SetTimer(uint32_t qp_number, Member& member, Instant at) {
+  if (member.timer != 0) fabric_.loop().Cancel(member.timer);
+  member.timer_at = at;
+  member.timer = fabric_.loop().At(at, [weak = weak_from_this(), qp_number, generation = member.generation] {
     const auto core = weak.lock();
     Member* const waiting = core != nullptr && !core->closed_ ? core->Find(qp_number, generation) : nullptr;
     if (waiting == nullptr) return;
@@ -457,43 +482,48 @@ void RocePort::Core::CallFailed(uint32_t qp_number, uint64_t generation, const s
   });
 }
 
-void RocePort::Core::Attach(uint32_t qp_number, Member& member, std::unique_ptr<Stream> stream, bool crc,
-                            uint64_t peer_generation) {
+void RocePort::Core::Attach(uint32_t qp_number, Member& member, std::unique_ptr<Stream> stream, bool crc) {
+  if (member.caller != 0) STAGECOACH_MARK("port.call_given_up_for_a_visitor");
+  StopCalling(member);
   const uint64_t serial = next_key_++;
-  if (!nic_.TakeCarrier(qp_number, member.generation, serial, RecordsOver(std::move(stream), crc))) return;
+  if (!nic_.TakeCarrier(qp_number, member.generation, serial, RecordsOver(std::move(stream), crc))) {
+    STAGECOACH_MARK("port.carrier_comes_after_its_qp");
+    return;
+  }
+  if (member.carrier != 0) STAGECOACH_MARK("port.carrier_replaced");
   member.carrier = serial;
-  member.peer_generation = peer_generation;
-  member.wait = profile_.redial_first;
-  member.attempts_left = 0;
   Tell("carrier.taken", {{"qp", uint64_t{qp_number}}, {"remote_qp", uint64_t{member.remote_qp}}});
 }
 
 std::optional<CarrierStatus> RocePort::Core::Judge(const wire::CarrierHello& hello, const IpEndpoint& from) {
+  // A listener on "::" sees IPv4 addresses as IPv6 ones; as GIDs they are alike.
+  if (hello.source != GidOf(from)) return CarrierStatus::kMismatch;
   const auto found = members_.find(hello.destination_qp);
   if (found == members_.end()) {
-    if (nic_.HasQp(hello.destination_qp)) return std::nullopt;
-    return CarrierStatus::kNoQp;
+    const std::optional<QpState> state = nic_.StateOf(hello.destination_qp);
+    if (!state) return CarrierStatus::kNoQp;
+    if (*state == QpState::kErr) return CarrierStatus::kNotReady;
+    return std::nullopt;
   }
   const Member& member = found->second;
-  // A listener on "::" sees IPv4 addresses as IPv6 ones; as GIDs they are alike.
   if (hello.source_qp != member.remote_qp || hello.source != GidOf(member.path.remote) ||
-      hello.destination != GidOf(member.path.local) || hello.source != GidOf(from) ||
-      (member.peer_generation != 0 && member.peer_generation != hello.generation)) {
+      hello.destination != GidOf(member.path.local)) {
     return CarrierStatus::kMismatch;
   }
-  // Ours is under way, and one is enough.
-  if (member.comes_first && member.caller != 0) return CarrierStatus::kBusy;
+  // Ours will reach the other end, and one is enough. One that may never get there keeps nobody out.
+  if (member.comes_first && member.caller != 0 && callers_.at(member.caller)->HasAsked()) {
+    STAGECOACH_MARK("port.busy_with_our_own_call");
+    return CarrierStatus::kBusy;
+  }
   return CarrierStatus::kAccepted;
 }
 
 void RocePort::Core::OnStream(std::unique_ptr<Stream> stream) {
   if (closed_) return;
-  if (visitors_.size() >= profile_.max_joining) {
-    Tell("carrier.refused", {{"why", "too many"}});
-    stream->Abort();
-    return;
-  }
+  // An honest one says for whom it is as soon as it comes, so that the oldest is the least likely to be one.
+  if (strangers_.size() >= profile_.max_joining) visitors_.at(*strangers_.begin())->End("too many");
   const uint64_t key = next_key_++;
+  strangers_.insert(key);
   Visitor* const visitor = (visitors_[key] = std::make_unique<Visitor>(*this, key, std::move(stream))).get();
   visitor->Advance();
 }
@@ -517,8 +547,8 @@ void RocePort::Core::Close() {
 
 // --- RocePort ---
 
-RocePort::RocePort(Nic& nic, Fabric& fabric, const DeviceProfile& profile, uint64_t seed)
-    : profile_(profile), fabric_(fabric), core_(std::make_shared<Core>(nic, fabric, profile)), next_generation_(seed) {}
+RocePort::RocePort(Nic& nic, Fabric& fabric, const DeviceProfile& profile)
+    : profile_(profile), fabric_(fabric), core_(std::make_shared<Core>(nic, fabric, profile)) {}
 
 RocePort::~RocePort() {
   listener_.reset();
@@ -601,12 +631,6 @@ Result<RocePath, int> RocePort::PathTo(const AddressVector& vector) {
   return RocePath{local->WithPort(0), remote};
 }
 
-uint64_t RocePort::NextGeneration() {
-  for (;;) {
-    if (const uint64_t generation = next_generation_.fetch_add(1, std::memory_order_relaxed)) return generation;
-  }
-}
-
 void RocePort::Join(uint32_t qp_number, uint64_t generation, const RocePath& path, uint32_t remote_qp) {
   core_->OnLoop([=](Core& core) { core.Join(qp_number, generation, path, remote_qp); });
 }
@@ -615,8 +639,8 @@ void RocePort::WantCarrier(uint32_t qp_number, uint64_t generation) {
   core_->OnLoop([=](Core& core) { core.WantCarrier(qp_number, generation); });
 }
 
-void RocePort::CarrierLost(uint32_t qp_number, uint64_t generation, uint64_t serial) {
-  core_->OnLoop([=](Core& core) { core.CarrierLost(qp_number, generation, serial); });
+void RocePort::CarrierLost(uint32_t qp_number, uint64_t generation, uint64_t serial, bool was_useful) {
+  core_->OnLoop([=](Core& core) { core.CarrierLost(qp_number, generation, serial, was_useful); });
 }
 
 void RocePort::Leave(uint32_t qp_number, uint64_t generation) {

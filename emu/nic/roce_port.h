@@ -8,17 +8,23 @@
 // where the slot is that of the process: it listens on the first free port of the profile's block, and its slot says
 // which. A path without a GID (LID-only addressing) reaches this host alone.
 //
+// All hosts must have the same block: a QP calls the ports of its own.
+//
 // A CARRIER is a stream behind the hello of emu/wire/carrier_hello.h. It is no connection: a QP whose carrier is gone
 // is none the worse until it wants to send something (ib_transport.h). Of two QPs the one with the smaller name
 // (number, then GID) comes to the other as soon as it is in RTR. The other one comes by itself only when it has
-// something to send and there is no carrier; it is told to wait while the first is on its way. So there is one carrier
-// for a pair at most, whichever asks first, and a quiet pair without one stays quiet. A stream that asks for a QP that
-// is not in RTR yet waits for that. Whatever fails is silence to the QP, and tried again a while later, if the QP still
-// wants it.
+// something to send and there is no carrier; it is told to wait when the first is on its way and its hello has left. So
+// there is one carrier for a pair at most, whichever asks first. A newer one takes the place of one that is there: the
+// other end knows best that it has lost it. A stream that asks for a QP in RESET or INIT waits for its RTR. Whatever
+// fails is silence to the QP, and tried again a while later, and so often; then a wish of the QP begins it anew. A
+// carrier that brought nothing before it ended was one more failure. So a quiet pair without a carrier becomes quiet.
 //
-// Who may be a carrier: the stream comes from the address of the GID it claims, both QPs name each other, and neither
-// is in another life than the one that was met first (a QP that was reset and connected anew is another one). Streams
-// that have not said for whom they are, or wait, are bounded in number and in time.
+// Who may be a carrier: the stream comes from the address of the GID it claims, and both QPs name each other. A QP that
+// was reset and connected anew is still that QP, as on a network; that its peer was not is for their packet numbers to
+// find out. No stream outlives the QP's life at either end, so that no packet of an earlier one arrives late.
+//
+// Bounds towards strangers: streams that have not said for whom they are, in number, where the oldest makes room, and
+// in time; those that wait, one for each QP of ours, where the newest stays, and in time.
 //
 // Threading: every member from any thread, also under the lock of a QP; what follows happens on the fabric's loop. The
 // NIC is called without any lock held.
@@ -42,6 +48,9 @@ namespace stagecoach::emu {
 
 class Nic;
 
+// Of a QP number: the slot is above.
+inline constexpr uint32_t kSlotShift = 16;
+
 // An address as the GID that names it.
 wire::Gid GidOf(const IpEndpoint& address);
 // Port and scope are 0.
@@ -55,8 +64,8 @@ struct RocePath {
 
 class RocePort {
  public:
-  // `seed`: of the numbers of QPs' lives. The NIC must outlive the port.
-  RocePort(Nic& nic, Fabric& fabric, const DeviceProfile& profile, uint64_t seed);
+  // The NIC must outlive the port.
+  RocePort(Nic& nic, Fabric& fabric, const DeviceProfile& profile);
   // Waits until nothing of it runs on the loop.
   ~RocePort();
   RocePort(const RocePort&) = delete;
@@ -73,16 +82,16 @@ class RocePort {
   // EINVAL: another port than 1, no such source GID, or a destination that can be no address.
   Result<RocePath, int> PathTo(const AddressVector& vector);
 
-  // Of a life of a QP; never 0.
-  uint64_t NextGeneration();
+  // A number for a life of a QP, from RTR to RESET or its end.
+  uint64_t NextGeneration() { return next_generation_.fetch_add(1, std::memory_order_relaxed); }
 
   // QP `qp_number`, in the life `generation`, is in RTR and wants packets carried; again when its path changes.
   // Carriers come by Nic::TakeCarrier.
   void Join(uint32_t qp_number, uint64_t generation, const RocePath& path, uint32_t remote_qp);
   // It wants to send and has no carrier.
   void WantCarrier(uint32_t qp_number, uint64_t generation);
-  // It has given up the carrier `serial`.
-  void CarrierLost(uint32_t qp_number, uint64_t generation, uint64_t serial);
+  // It has given up the carrier `serial`, which had brought a packet if `was_useful`.
+  void CarrierLost(uint32_t qp_number, uint64_t generation, uint64_t serial, bool was_useful);
   void Leave(uint32_t qp_number, uint64_t generation);
 
  private:
@@ -95,7 +104,7 @@ class RocePort {
   const DeviceProfile& profile_;
   Fabric& fabric_;
   const std::shared_ptr<Core> core_;
-  std::atomic<uint64_t> next_generation_;
+  std::atomic<uint64_t> next_generation_{1};
 
   std::mutex mutex_;  // all below
   std::optional<uint8_t> slot_;

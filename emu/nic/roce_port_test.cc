@@ -4,55 +4,61 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cerrno>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
 
 #include "base/prng.h"
-#include "emu/nic/nic_test_support.h"
+#include "emu/nic/roce_test_support.h"
 #include "emu/wire/carrier_hello.h"
+#include "emu/wire/ib.h"
 
 namespace stagecoach::emu {
 namespace {
 
-constexpr uint32_t kAllRemote = kAccessRemoteWrite | kAccessRemoteRead | kAccessRemoteAtomic;
+// The adapter of a host whose addresses change, and which may be behind a firewall that lets no call out.
+class ChangingFabric final : public Fabric {
+ public:
+  explicit ChangingFabric(Fabric& beneath) : addresses(beneath.LocalAddresses()), beneath_(beneath) {}
 
-// A QP of each of two hosts, in RESET.
-class RocePortTest : public ::testing::Test {
+  EventLoop& loop() override { return beneath_.loop(); }
+  Instant Now() const override { return beneath_.Now(); }
+  bool HasProgressThread() const override { return beneath_.HasProgressThread(); }
+  Result<std::unique_ptr<Listener>, FabricError> ListenWith(const StreamOptions& options, const IpEndpoint& local,
+                                                            int backlog, AcceptCallback on_accept) override {
+    return beneath_.ListenWith(options, local, backlog, std::move(on_accept));
+  }
+  std::unique_ptr<ConnectAttempt> ConnectWith(const StreamOptions& options, const IpEndpoint& local,
+                                              const IpEndpoint& remote, ConnectCallback on_done) override {
+    ++calls;
+    if (calls_are_lost) return std::make_unique<ConnectAttempt>();
+    return beneath_.ConnectWith(options, local, remote, std::move(on_done));
+  }
+  Result<std::unique_ptr<PortHold>, FabricError> HoldPort(const StreamOptions& options,
+                                                          const IpEndpoint& local) override {
+    return beneath_.HoldPort(options, local);
+  }
+  std::optional<IpEndpoint> RouteTo(const IpEndpoint& remote) const override { return beneath_.RouteTo(remote); }
+  std::vector<IpEndpoint> LocalAddresses() const override { return addresses; }
+  std::unique_ptr<Notifier> CreateNotifier() override { return beneath_.CreateNotifier(); }
+  bool Wait(std::unique_lock<std::mutex>& lock, std::condition_variable& changed,
+            const std::function<bool()>& done) override {
+    return beneath_.Wait(lock, changed, done);
+  }
+  int WaitReadable(int fd) override { return beneath_.WaitReadable(fd); }
+
+  std::vector<IpEndpoint> addresses;
+  bool calls_are_lost = false;
+  int calls = 0;
+
+ private:
+  Fabric& beneath_;
+};
+
+class RocePortTest : public RocePairTest {
  protected:
-  static QpAttributes Attributes(QpState state, const TestHost& peer, const IpEndpoint& address) {
-    QpAttributes attributes;
-    attributes.state = state;
-    attributes.access = kAllRemote;
-    attributes.path_mtu = 3;
-    attributes.path.is_global = true;
-    attributes.path.gid = GidOf(address);
-    attributes.destination_qp_number = peer.qp->qp_number();
-    attributes.max_rd_atomic = attributes.max_dest_rd_atomic = 4;
-    attributes.timeout = 10;  // 4 ms
-    attributes.retry_count = 7;
-    attributes.rnr_retry = 7;
-    return attributes;
-  }
-  void Modify(TestHost& host, const TestHost& peer, const IpEndpoint& address, QpState state) {
-    using namespace qp_attr;  // NOLINT: the bits and nothing else
-    uint32_t mask = kState;
-    if (state == QpState::kInit) mask |= kPkeyIndex | kPort | kAccessFlags;
-    if (state == QpState::kRtr) mask |= kAv | kPathMtu | kDestQpn | kRqPsn | kMaxDestRdAtomic | kMinRnrTimer;
-    if (state == QpState::kRts) mask |= kTimeout | kRetryCnt | kRnrRetry | kSqPsn | kMaxQpRdAtomic;
-    ASSERT_EQ(host.qp->Modify(Attributes(state, peer, address), mask), 0);
-  }
-  void ReadyA() {
-    for (const QpState state : {QpState::kInit, QpState::kRtr, QpState::kRts}) Modify(a_, b_, at_b_, state);
-  }
-  void ReadyB() {
-    for (const QpState state : {QpState::kInit, QpState::kRtr, QpState::kRts}) Modify(b_, a_, at_a_, state);
-  }
-  void Connect() {
-    ReadyA();
-    ReadyB();
-  }
-
   // A stream of b's host to the port of a's.
   std::unique_ptr<Stream> Visit() {
     std::unique_ptr<Stream> stream;
@@ -66,7 +72,6 @@ class RocePortTest : public ::testing::Test {
     wire::CarrierHello hello;
     hello.source_qp = b_.qp->qp_number();
     hello.destination_qp = a_.qp->qp_number();
-    hello.generation = 99;
     hello.source = GidOf(at_b_);
     hello.destination = GidOf(at_a_);
     return hello;
@@ -105,31 +110,22 @@ class RocePortTest : public ::testing::Test {
     const auto answer = Answer(*stream);
     return answer ? std::optional(answer->status) : std::nullopt;
   }
-  // Sends of a to b, all of which arrive.
-  void ExpectTraffic(uint64_t count) {
-    const TestBuffer from = a_.Register(4000, kFullAccess, 7);
-    const TestBuffer to = b_.Register(4000);
-    a_.completions.clear();
-    b_.completions.clear();
-    for (uint64_t i = 0; i < count; ++i) {
-      ASSERT_EQ(b_.Receive(i, {to.All()}), 0);
-      ASSERT_EQ(a_.Send(i, {from.All()}), 0);
-    }
-    ASSERT_TRUE(pair_.world.RunUntil([&] {
-      const bool a_done = a_.Completed(count);
-      return b_.Completed(count) && a_done;
-    })) << a_.nic->Describe()
-        << b_.nic->Describe();
-    for (const WorkCompletion& completion : a_.completions) EXPECT_EQ(completion.status, CompletionStatus::kSuccess);
-    for (const WorkCompletion& completion : b_.completions) EXPECT_EQ(completion.status, CompletionStatus::kSuccess);
-    EXPECT_EQ(to.bytes, from.bytes);
+  // An FPDU without CRC: length, record, pad, four bytes nobody looks at.
+  static void SayRecord(Stream& stream, ConstBytes record) {
+    std::vector<std::byte> frame;
+    frame.push_back(static_cast<std::byte>(record.size() >> 8));
+    frame.push_back(static_cast<std::byte>(record.size() & 0xff));
+    frame.insert(frame.end(), record.begin(), record.end());
+    while (frame.size() % 4 != 0) frame.push_back(std::byte{0});
+    frame.insert(frame.end(), 4, std::byte{0});
+    Write(stream, frame);
   }
-
-  SimPair pair_;
-  const IpEndpoint at_a_ = *IpEndpoint::Parse("10.0.0.1", 0);
-  const IpEndpoint at_b_ = *IpEndpoint::Parse("10.0.0.2", 0);
-  TestHost a_{pair_.fabric_a, "a", RoceProfile()};
-  TestHost b_{pair_.fabric_b, "b", RoceProfile()};
+  static void SayPacket(Stream& stream, const wire::IbHeader& header, size_t payload = 0) {
+    std::vector<std::byte> record(header.EncodedSize() + payload, std::byte{0x5a});
+    ByteWriter out(record);
+    header.Encode(out);
+    SayRecord(stream, record);
+  }
 };
 
 // --- Names ---
@@ -188,18 +184,53 @@ TEST_F(RocePortTest, AStreamThatSaysNothingIsNotWaitedFor) {
   EXPECT_LE(pair_.world.Now() - before, a_.nic->profile().join_timeout + 1s);
 }
 
-TEST_F(RocePortTest, OnlySoManyMayWait) {
-  std::vector<std::unique_ptr<Stream>> waiting;
-  for (uint32_t i = 0; i < a_.nic->profile().max_joining; ++i) waiting.push_back(Visit());
-  const std::unique_ptr<Stream> late = Visit();
+TEST_F(RocePortTest, OfTooManySilentStreamsTheOldestMakesRoom) {
+  std::vector<std::unique_ptr<Stream>> silent;
+  for (uint32_t i = 0; i <= a_.nic->profile().max_joining; ++i) silent.push_back(Visit());
   const Instant before = pair_.world.Now();
-  EXPECT_FALSE(Answer(*late).has_value());
+  EXPECT_FALSE(Answer(*silent[0]).has_value());
   EXPECT_LT(pair_.world.Now() - before, 1s) << "it was kept";
-  // Those that go make room.
-  waiting.clear();
+  // So the others keep nobody out.
   wire::CarrierHello nobody = Hello();
   nobody.destination_qp = 0x1234;
   EXPECT_EQ(StatusFor(nobody), wire::CarrierStatus::kNoQp);
+}
+
+TEST_F(RocePortTest, ThoseThatWaitForAQpTakeNoRoomFromOthers) {
+  std::vector<std::unique_ptr<Stream>> waiting;
+  for (uint32_t i = 0; i < a_.nic->profile().max_joining + 10; ++i) {
+    QpCreate create;
+    create.pd = a_.pd;
+    create.send_cq = create.receive_cq = a_.cq;
+    QueuePair* const qp = *a_.nic->CreateQp(*a_.context, create);
+    wire::CarrierHello hello = Hello();
+    hello.destination_qp = qp->qp_number();
+    waiting.push_back(Visit());
+    Say(*waiting.back(), hello);
+  }
+  pair_.world.RunFor(100ms);
+  Connect();
+  ExpectTraffic(3);
+  // The first of them waits still.
+  std::byte byte;
+  const MutableBytes into(&byte, 1);
+  EXPECT_EQ(waiting[0]->Read({&into, 1}).status, IoStatus::kWouldBlock);
+}
+
+TEST_F(RocePortTest, OfThoseThatWaitForOneQpTheNewestStays) {
+  const std::unique_ptr<Stream> first = Visit();
+  Say(*first, Hello());
+  const std::unique_ptr<Stream> second = Visit();
+  Say(*second, Hello());
+  const Instant before = pair_.world.Now();
+  const auto answer = Answer(*first);
+  ASSERT_TRUE(answer.has_value());
+  EXPECT_EQ(answer->status, wire::CarrierStatus::kNotReady);
+  EXPECT_LT(pair_.world.Now() - before, 1s);
+  ReadyA();
+  const auto accepted = Answer(*second);
+  ASSERT_TRUE(accepted.has_value());
+  EXPECT_EQ(accepted->status, wire::CarrierStatus::kAccepted);
 }
 
 TEST_F(RocePortTest, AQpThatIsNotReadyIsWaitedForAndNotForEver) {
@@ -210,15 +241,22 @@ TEST_F(RocePortTest, AQpThatIsNotReadyIsWaitedForAndNotForEver) {
   ASSERT_TRUE(answer.has_value());
   EXPECT_EQ(answer->status, wire::CarrierStatus::kNotReady);
   EXPECT_GE(pair_.world.Now() - before, a_.nic->profile().join_timeout - 1s);
+}
 
-  const std::unique_ptr<Stream> second = Visit();
-  Say(*second, Hello());
-  pair_.world.RunFor(1s);
+TEST_F(RocePortTest, AQpInErrorIsNotWaitedFor) {
   ReadyA();
-  const auto accepted = Answer(*second);
-  ASSERT_TRUE(accepted.has_value());
-  // The end with the smaller name comes itself; that is a's, by its address.
-  EXPECT_EQ(accepted->status, wire::CarrierStatus::kBusy);
+  ASSERT_EQ(a_.ToState(QpState::kErr), 0);
+  pair_.world.RunFor(1s);
+  const Instant before = pair_.world.Now();
+  EXPECT_EQ(StatusFor(Hello()), wire::CarrierStatus::kNotReady);
+  EXPECT_LT(pair_.world.Now() - before, 1s);
+}
+
+TEST_F(RocePortTest, WhoIsOnTheWayHimselfSaysSo) {
+  ASSERT_EQ(Modify(*b_.qp, HandAttributes(QpState::kInit, *a_.qp, at_a_)), 0);
+  ReadyA();
+  pair_.world.RunFor(100ms);  // a's hello waits for b's QP
+  EXPECT_EQ(StatusFor(Hello()), wire::CarrierStatus::kBusy);
 }
 
 TEST_F(RocePortTest, WhoIsNotThePeerIsRefused) {
@@ -233,15 +271,23 @@ TEST_F(RocePortTest, WhoIsNotThePeerIsRefused) {
   EXPECT_EQ(refused([](wire::CarrierHello& hello) { hello.source[15] += 1; }), wire::CarrierStatus::kMismatch);
   EXPECT_EQ(refused([](wire::CarrierHello& hello) { hello.destination[15] += 1; }), wire::CarrierStatus::kMismatch);
   EXPECT_EQ(refused([](wire::CarrierHello& hello) { hello.destination_qp += 7; }), wire::CarrierStatus::kNoQp);
-  // All of it right, but for the life of the QP: that of b's is known.
-  EXPECT_EQ(refused([](wire::CarrierHello&) {}), wire::CarrierStatus::kMismatch);
+  ExpectTraffic(3);
+}
+
+TEST_F(RocePortTest, ANewerStreamOfThePeerReplacesTheOneThereIs) {
+  Connect();
+  ExpectTraffic(1);
+  const uint64_t before = a_.nic->counters().connections;
+  EXPECT_EQ(StatusFor(Hello()), wire::CarrierStatus::kAccepted);
+  pair_.world.RunFor(1ms);
+  EXPECT_EQ(a_.nic->counters().connections, before + 1);
+  // It has ended, and a true one follows.
   ExpectTraffic(3);
 }
 
 TEST_F(RocePortTest, AnotherAddressThanTheClaimedOneIsRefused) {
   // From a's own host, with b's name.
   ReadyA();
-  pair_.world.RunFor(5s);  // a's attempts at b are over
   std::unique_ptr<Stream> stream;
   const auto attempt =
       pair_.fabric_a.Connect({}, at_a_.WithPort(a_.nic->profile().port_base),
@@ -254,21 +300,60 @@ TEST_F(RocePortTest, AnotherAddressThanTheClaimedOneIsRefused) {
 }
 
 TEST_F(RocePortTest, RecordsOfAStrangerThatGotInAreNoRequests) {
-  ReadyA();
-  // a's attempts wait for b's QP, which is not ready; when they have ended b's stream is taken.
-  pair_.world.RunFor(60s);
+  ASSERT_EQ(b_.ToState(QpState::kReset), 0);
   const std::unique_ptr<Stream> stream = Visit();
   Say(*stream, Hello());
+  ReadyA();
   const auto answer = Answer(*stream);
   ASSERT_TRUE(answer.has_value());
   ASSERT_EQ(answer->status, wire::CarrierStatus::kAccepted);
+  const uint64_t records_before = a_.nic->counters().work.llp.rx_records;
+  uint64_t said = 0;
   Prng luck(5);
-  std::array<std::byte, 600> bytes;
-  for (std::byte& byte : bytes) byte = static_cast<std::byte>(luck.Below(256));
-  Write(*stream, bytes);
-  pair_.world.RunFor(1s);
+  for (; said < 200; ++said) {
+    std::vector<std::byte> record(1 + luck.Below(100));
+    for (std::byte& byte : record) byte = static_cast<std::byte>(luck.Below(256));
+    SayRecord(*stream, record);
+  }
+  const TestBuffer target = a_.Register(64);
+  const auto say = [&](wire::IbHeader header, size_t payload = 0) {
+    ++said;
+    SayPacket(*stream, header, payload);
+  };
+  wire::IbHeader write{.op = wire::IbOp::kWriteOnly,
+                       .destination_qp = a_.qp->qp_number(),
+                       .address = target.address(),
+                       .rkey = target.region.stag,
+                       .dma_length = 8};
+  wire::IbHeader elsewhere = write;
+  elsewhere.destination_qp += 1;
+  say(elsewhere, 8);
+  for (const uint32_t psn : {1u, 2u, 1000u, 0x7fffffu}) {  // ahead: packets are missing before it
+    write.psn = psn;
+    say(write, 8);
+  }
+  for (const uint32_t psn : {0xffffffu, 0x900000u}) {  // behind: carried out long ago
+    write.psn = psn;
+    say(write, 8);
+  }
+  // Answers to what was never asked.
+  const uint32_t to = a_.qp->qp_number();
+  for (const uint32_t psn : {0u, 1u, 0xffffffu}) {
+    for (const int syndrome : {0x1f, 0x20, 0x60, 0x61, 0x62, 0x63, 0x7f}) {
+      say({.op = wire::IbOp::kAck, .destination_qp = to, .psn = psn, .syndrome = static_cast<uint8_t>(syndrome)});
+    }
+    say({.op = wire::IbOp::kReadOnly, .destination_qp = to, .psn = psn, .syndrome = 0x1f}, 16);
+    say({.op = wire::IbOp::kAtomicAck, .destination_qp = to, .psn = psn, .syndrome = 0x1f});
+  }
+  pair_.world.RunFor(10ms);
+  EXPECT_EQ(a_.nic->counters().work.llp.rx_records - records_before, said) << "not all of it was looked at";
   EXPECT_EQ(a_.qp->state(), QpState::kRts);
   EXPECT_FALSE(a_.Completed(1));
+  for (const std::byte byte : target.bytes) ASSERT_EQ(byte, std::byte{0});
+  // Nor is anything the worse for them.
+  ReadyB();
+  stream->Abort();
+  ExpectTraffic(3);
 }
 
 // --- Accidents ---
@@ -332,32 +417,206 @@ TEST_F(RocePortTest, APartitionThatEndsInTimeCostsNothing) {
   EXPECT_EQ(a_.completions[0].status, CompletionStatus::kSuccess);
 }
 
-TEST_F(RocePortTest, SameSeedSameTrace) {
-  const auto run = [] {
-    TraceHash hash;
-    SimPair pair({.jitter = 5us, .chop = true}, 9, &hash);
-    DeviceProfile hostile = HostileProfile();
-    TestHost a(pair.fabric_a, "a", hostile, &hash);
-    TestHost b(pair.fabric_b, "b", hostile, &hash);
-    for (const QpState state : {QpState::kInit, QpState::kRtr, QpState::kRts}) {
-      using namespace qp_attr;  // NOLINT
-      uint32_t mask = kState;
-      if (state == QpState::kInit) mask |= kPkeyIndex | kPort | kAccessFlags;
-      if (state == QpState::kRtr) mask |= kAv | kPathMtu | kDestQpn | kRqPsn | kMaxDestRdAtomic | kMinRnrTimer;
-      if (state == QpState::kRts) mask |= kTimeout | kRetryCnt | kRnrRetry | kSqPsn | kMaxQpRdAtomic;
-      EXPECT_EQ(a.qp->Modify(Attributes(state, b, *IpEndpoint::Parse("10.0.0.2", 0)), mask), 0);
-      EXPECT_EQ(b.qp->Modify(Attributes(state, a, *IpEndpoint::Parse("10.0.0.1", 0)), mask), 0);
-    }
-    const TestBuffer from = a.Register(20000);
-    const TestBuffer to = b.Register(20000);
-    for (uint64_t i = 0; i < 20; ++i) {
-      EXPECT_EQ(a.Send(i, {from.All()}, PostOpcode::kWrite, to.region.stag, to.address()), 0);
-    }
-    EXPECT_TRUE(pair.world.RunUntil([&] { return a.Completed(20); }));
-    pair.world.RunFor(1s);
-    return hash.value();
+// --- Lives ---
+
+TEST_F(RocePortTest, BothEndsAreResetOneAfterTheOtherTheFirstToComeLast) {
+  Connect();
+  ExpectTraffic(1);
+  Reset(b_);
+  ReadyB();
+  pair_.world.RunFor(1s);  // a, as it is, has come to the new b
+  Reset(a_);
+  ReadyA();
+  ExpectTraffic(a_, b_, 3);
+  ExpectTraffic(b_, a_, 3);
+}
+
+TEST_F(RocePortTest, BothEndsAreResetOneAfterTheOtherTheFirstToComeFirst) {
+  Connect();
+  ExpectTraffic(1);
+  Reset(a_);
+  ReadyA();
+  pair_.world.RunFor(1s);
+  Reset(b_);
+  ReadyB();
+  ExpectTraffic(b_, a_, 3);
+  ExpectTraffic(a_, b_, 3);
+}
+
+TEST_F(RocePortTest, ACallOfAnEarlierLifeIsInNobodysWay) {
+  // a's call waits at b, whose QP is not ready; a begins a new life, and b is brought to RTS before a's next call.
+  ASSERT_EQ(Modify(*b_.qp, HandAttributes(QpState::kInit, *a_.qp, at_a_)), 0);
+  ReadyA();
+  pair_.world.RunFor(100ms);
+  Reset(a_);
+  ReadyA();
+  ASSERT_EQ(Modify(*b_.qp, HandAttributes(QpState::kRtr, *a_.qp, at_a_)), 0);
+  ASSERT_EQ(Modify(*b_.qp, HandAttributes(QpState::kRts, *a_.qp, at_a_)), 0);
+  ExpectTraffic(3);
+}
+
+TEST_F(RocePortTest, AnEndThatIsResetAloneGoesOnWhereThePacketNumbersFit) {
+  Connect();
+  ExpectTraffic(2);  // 4000 bytes in packets of 1024
+  Reset(b_);
+  QpAttributes init = HandAttributes(QpState::kInit, *a_.qp, at_a_);
+  QpAttributes rtr = HandAttributes(QpState::kRtr, *a_.qp, at_a_);
+  rtr.receive_psn = 8;
+  QpAttributes rts = HandAttributes(QpState::kRts, *a_.qp, at_a_);
+  for (const QpAttributes& attributes : {init, rtr, rts}) ASSERT_EQ(Modify(*b_.qp, attributes), 0);
+  ExpectTraffic(a_, b_, 3);
+  ExpectTraffic(b_, a_, 3);
+}
+
+// --- Attempts ---
+
+TEST_F(RocePortTest, AWishIsHeardAtOnceWhateverFailedBefore) {
+  ReadyB();
+  ASSERT_EQ(b_.ToState(QpState::kErr), 0);  // whoever comes is sent away
+  ReadyA();
+  // 87 ms before the next attempt; all attempts used up.
+  for (const Duration lived : {140ms, 5000ms}) {
+    pair_.world.RunFor(lived);
+    Reset(b_);
+    ReadyB();
+    ExpectTraffic(1);  // which has 33 ms
+    ASSERT_EQ(b_.ToState(QpState::kErr), 0);
+    Reset(a_);
+    ReadyA();
+  }
+}
+
+TEST_F(RocePortTest, AttemptsEndWhenNobodyWantsThem) {
+  ReadyB();
+  ASSERT_EQ(b_.ToState(QpState::kErr), 0);
+  ReadyA();
+  const Instant before = pair_.world.Now();
+  EXPECT_TRUE(pair_.world.RunUntilIdle());
+  EXPECT_GE(pair_.world.Now() - before, 1s);
+  EXPECT_LE(pair_.world.Now() - before, 5s);
+}
+
+TEST_F(RocePortTest, APeerThatTakesStreamsAndEndsThemIsTriedSoOften) {
+  const IpEndpoint at_c = *IpEndpoint::Parse("10.0.0.3", 0);
+  SimFabric& fabric_c = pair_.world.AddHost("c", {at_c});
+  std::vector<std::unique_ptr<Stream>> streams;
+  const auto listener =
+      *fabric_c.Listen(at_c.WithPort(a_.nic->profile().port_base), 8, [&](std::unique_ptr<Stream> stream) {
+        std::array<std::byte, wire::kCarrierAnswerSize> bytes;
+        ByteWriter out(bytes);
+        wire::CarrierAnswer{}.Encode(out);
+        Write(*stream, bytes);
+        stream->Shutdown();
+        streams.push_back(std::move(stream));
+      });
+  ReadyFor(*a_.qp, *b_.qp, at_c);  // a QP of b's number, at c
+  EXPECT_TRUE(pair_.world.RunUntilIdle()) << "it goes on and on";
+  EXPECT_GT(streams.size(), 3u);
+  EXPECT_LT(streams.size(), 30u);
+}
+
+TEST_F(RocePortTest, AFirewallThatIsOpenInOneDirectionOnlyIsEnough) {
+  ChangingFabric fabric(pair_.fabric_a);
+  fabric.calls_are_lost = true;
+  TestHost walled(fabric, "walled", RoceProfile());
+  TestHost open(pair_.fabric_b, "open", RoceProfile());
+  ReadyFor(*walled.qp, *open.qp, at_b_);
+  ReadyFor(*open.qp, *walled.qp, at_a_);
+  pair_.world.RunFor(10ms);
+  ASSERT_GT(fabric.calls, 0) << "it comes first, or would";
+  ExpectTraffic(open, walled, 3);
+  ExpectTraffic(walled, open, 3);
+}
+
+// --- GIDs ---
+
+TEST_F(RocePortTest, AGidKeepsItsIndexWhileAddressesComeAndGo) {
+  ChangingFabric fabric(pair_.fabric_a);
+  const IpEndpoint one = *IpEndpoint::Parse("10.1.0.1", 0);
+  const IpEndpoint two = *IpEndpoint::Parse("10.2.0.1", 0);
+  const IpEndpoint three = *IpEndpoint::Parse("10.3.0.1", 0);
+  const wire::Gid none{};
+  fabric.addresses = {*IpEndpoint::Parse("fd00::1", 0), one, two};
+  DeviceProfile profile = RoceProfile();
+  profile.max_gids = 3;
+  TestHost host(fabric, "host", profile);
+  RocePort& port = host.nic->roce();
+  const wire::Gid v6 = GidOf(fabric.addresses[0]);
+  const auto gids = [](std::vector<wire::Gid> list) { return list; };
+  EXPECT_EQ(port.Gids(), gids({GidOf(one), v6, GidOf(two)}));
+
+  AddressVector vector{.is_global = true, .gid = GidOf(at_b_), .sgid_index = 2};
+  EXPECT_TRUE(port.PathTo(vector).has_value());
+  fabric.addresses = {one, two};
+  EXPECT_EQ(port.Gids(), gids({GidOf(one), none, GidOf(two)}));
+  EXPECT_EQ(port.PathTo(vector)->local, two);
+  vector.sgid_index = 1;
+  const auto hole = port.PathTo(vector);
+  ASSERT_FALSE(hole.has_value());
+  EXPECT_EQ(hole.error(), EINVAL);
+
+  fabric.addresses = {two, one, *IpEndpoint::Parse("fd00::1", 0)};
+  EXPECT_EQ(port.Gids(), gids({GidOf(one), v6, GidOf(two)})) << "as it was";
+  fabric.addresses = {three, two, one, *IpEndpoint::Parse("fd00::1", 0)};
+  EXPECT_EQ(port.Gids(), gids({GidOf(one), v6, GidOf(two)})) << "there is no room for another";
+  fabric.addresses = {three, two, one};
+  EXPECT_EQ(port.Gids(), gids({GidOf(one), GidOf(three), GidOf(two)})) << "in the place of one that has gone";
+}
+
+// --- Determinism ---
+
+uint64_t TraceOf(uint64_t seed) {
+  TraceHash hash;
+  SimPair pair({.jitter = 5us, .chop = true}, seed, &hash);
+  DeviceProfile hostile = HostileProfile();
+  hostile.not_ready_one_in = 5;
+  TestHost a(pair.fabric_a, "a", hostile, &hash);
+  TestHost b(pair.fabric_b, "b", hostile, &hash);
+  const IpEndpoint at_a = *IpEndpoint::Parse("10.0.0.1", 0);
+  const IpEndpoint at_b = *IpEndpoint::Parse("10.0.0.2", 0);
+  ReadyFor(*a.qp, *b.qp, at_b);
+  ReadyFor(*b.qp, *a.qp, at_a);
+  const auto unreliable = [](TestHost& host) {
+    QpCreate create;
+    create.type = QpType::kUc;
+    create.pd = host.pd;
+    create.send_cq = create.receive_cq = host.cq;
+    create.capabilities = {64, 64, 4, 4, 128};
+    return *host.nic->CreateQp(*host.context, create);
   };
-  EXPECT_EQ(run(), run());
+  QueuePair* const from_uc = unreliable(a);
+  QueuePair* const to_uc = unreliable(b);
+  ReadyFor(*from_uc, *to_uc, at_b);
+  ReadyFor(*to_uc, *from_uc, at_a);
+  const TestBuffer from = a.Register(20000);
+  const TestBuffer to = b.Register(20000);
+  const std::array<ScatterGather, 1> source = {from.All()};
+  const std::array<ScatterGather, 1> sink = {to.All()};
+  constexpr uint64_t kRounds = 20;
+  for (uint64_t i = 0; i < kRounds; ++i) {
+    EXPECT_EQ(b.Receive(i, {to.All()}), 0);
+    EXPECT_EQ(to_uc->PostReceive({i, sink}), 0);
+    EXPECT_EQ(a.Send(i, {from.All()}), 0);
+    EXPECT_EQ(a.Send(i, {from.All()}, PostOpcode::kWrite, to.region.stag, to.address()), 0);
+    SendRequest request;
+    request.wr_id = i;
+    request.opcode = PostOpcode::kSend;
+    request.signaled = true;
+    request.sges = source;
+    EXPECT_EQ(from_uc->PostSend(request), 0);
+    if (i % 4 == 1) pair.world.ResetConnections(pair.fabric_a, pair.fabric_b);
+    if (i % 8 == 3) pair.world.ForgetConnections(pair.fabric_b);
+    pair.world.RunFor(300us);
+  }
+  EXPECT_TRUE(pair.world.RunUntil([&] { return a.Completed(3 * kRounds); })) << a.nic->Describe() << b.nic->Describe();
+  pair.world.RunFor(1s);
+  return hash.value();
+}
+
+TEST_F(RocePortTest, SameSeedSameTrace) {
+  const uint64_t once = TraceOf(9);
+  EXPECT_EQ(TraceOf(9), once);
+  EXPECT_NE(TraceOf(10), once);
 }
 
 }  // namespace

@@ -53,8 +53,6 @@ const char* ToString(CarrierFault fault) {
       return "reserved bytes not zero";
     case CarrierFault::kBadQpNumber:
       return "QP number of more than 24 bits";
-    case CarrierFault::kBadGeneration:
-      return "bad generation";
     case CarrierFault::kBadStatus:
       return "unknown status";
   }
@@ -68,7 +66,6 @@ void CarrierHello::Encode(ByteWriter& out) const {
   out.U32(source_qp & kQpMax);
   out.U32(destination_qp & kQpMax);
   PutZeros(out, 4);
-  out.U64(generation);
   for (const uint8_t byte : source) out.U8(byte);
   for (const uint8_t byte : destination) out.U8(byte);
 }
@@ -78,7 +75,6 @@ void CarrierAnswer::Encode(ByteWriter& out) const {
   out.U8(static_cast<uint8_t>(status));
   out.U8(crc ? kFlagCrc : 0);
   PutZeros(out, 6);
-  out.U64(generation);
 }
 
 Result<CarrierHello, CarrierFault> DecodeCarrierHello(ConstBytes bytes) {
@@ -94,8 +90,6 @@ Result<CarrierHello, CarrierFault> DecodeCarrierHello(ConstBytes bytes) {
   hello.destination_qp = in.U32();
   if (hello.source_qp > kQpMax || hello.destination_qp > kQpMax) return Err(CarrierFault::kBadQpNumber);
   if (!AreZeros(in.Bytes(4))) return Err(CarrierFault::kNotZero);
-  hello.generation = in.U64();
-  if (hello.generation == 0) return Err(CarrierFault::kBadGeneration);
   for (uint8_t& byte : hello.source) byte = in.U8();
   for (uint8_t& byte : hello.destination) byte = in.U8();
   return hello;
@@ -113,8 +107,6 @@ Result<CarrierAnswer, CarrierFault> DecodeCarrierAnswer(ConstBytes bytes) {
   if ((flags & ~kFlagCrc) != 0) return Err(CarrierFault::kBadFlags);
   answer.crc = (flags & kFlagCrc) != 0;
   if (!AreZeros(in.Bytes(6))) return Err(CarrierFault::kNotZero);
-  answer.generation = in.U64();
-  if ((answer.generation == 0) == (answer.status == CarrierStatus::kAccepted)) return Err(CarrierFault::kBadGeneration);
   return answer;
 }
 

@@ -4,9 +4,8 @@
 // the listener says yes, or why not; records follow (emu/llp/mpa_llp.h). Neither begins like an MPA frame, so that each
 // side finds out at once when it talks to the other kind of listener.
 //
-//   hello     16 key | 1 flags | 3 zero | 4 source QP | 4 destination QP | 4 zero | 8 generation | 16 source GID |
-//             16 destination GID
-//   answer    16 key | 1 status | 1 flags | 6 zero | 8 generation
+//   hello     16 key | 1 flags | 3 zero | 4 source QP | 4 destination QP | 4 zero | 16 source GID | 16 destination GID
+//   answer    16 key | 1 status | 1 flags | 6 zero
 //
 // Big-endian. Plain values and pure functions; any thread.
 #pragma once
@@ -21,8 +20,8 @@
 
 namespace stagecoach::emu::wire {
 
-inline constexpr size_t kCarrierHelloSize = 72;
-inline constexpr size_t kCarrierAnswerSize = 32;
+inline constexpr size_t kCarrierHelloSize = 64;
+inline constexpr size_t kCarrierAnswerSize = 24;
 
 // An IPv6 address, or an IPv4 one as ::ffff:a.b.c.d (annex A17.5 of the InfiniBand specification).
 using Gid = std::array<uint8_t, 16>;
@@ -31,8 +30,6 @@ struct CarrierHello {
   bool crc = false;  // records with CRC32c are asked for
   uint32_t source_qp = 0;
   uint32_t destination_qp = 0;
-  // Of the life of the source QP that began with its RTR: a number that no other life of a QP has. Not 0.
-  uint64_t generation = 0;
   Gid source{};
   Gid destination{};
 
@@ -43,16 +40,15 @@ struct CarrierHello {
 enum class CarrierStatus : uint8_t {
   kAccepted = 0,
   kNoQp = 1,      // there is none of this number
-  kNotReady = 2,  // it was not brought to RTR in time
-  kMismatch = 3,  // it has another peer, or this peer in another life
+  kNotReady = 2,  // it is in error, or was not brought to RTR in time
+  kMismatch = 3,  // it has another peer
   kBusy = 4,      // this end is about to come to the initiator itself
 };
 const char* ToString(CarrierStatus status);
 
 struct CarrierAnswer {
   CarrierStatus status = CarrierStatus::kAccepted;
-  bool crc = false;         // of the records that follow; yes when either end asks
-  uint64_t generation = 0;  // of the destination QP; 0 unless accepted
+  bool crc = false;  // of the records that follow; yes when either end asks
 
   void Encode(ByteWriter& out) const;
   friend bool operator==(const CarrierAnswer&, const CarrierAnswer&) = default;
@@ -60,11 +56,10 @@ struct CarrierAnswer {
 
 enum class CarrierFault : uint8_t {
   kTruncated,
-  kBadKey,         // not of this protocol, or of another version
-  kBadFlags,       // a flag nobody knows
-  kNotZero,        // something where zeros belong
-  kBadQpNumber,    // more than 24 bits
-  kBadGeneration,  // 0 where there must be one, or the reverse
+  kBadKey,       // not of this protocol, or of another version
+  kBadFlags,     // a flag nobody knows
+  kNotZero,      // something where zeros belong
+  kBadQpNumber,  // more than 24 bits
   kBadStatus,
 };
 const char* ToString(CarrierFault fault);

@@ -16,7 +16,6 @@ CarrierHello SampleHello() {
   hello.crc = true;
   hello.source_qp = 0x010203;
   hello.destination_qp = 0xfffffe;
-  hello.generation = 0x1122334455667788;
   for (uint8_t i = 0; i < 16; ++i) {
     hello.source[i] = i;
     hello.destination[i] = static_cast<uint8_t>(0xf0 + i);
@@ -48,20 +47,18 @@ TEST(CarrierHello, HasTheLayoutTheHeaderSays) {
             "00010203"
             "00fffffe"
             "00000000"
-            "1122334455667788"
             "000102030405060708090a0b0c0d0e0f"
             "f0f1f2f3f4f5f6f7f8f9fafbfcfdfeff");
-  const CarrierAnswer answer{.status = CarrierStatus::kAccepted, .crc = true, .generation = 5};
+  const CarrierAnswer answer{.status = CarrierStatus::kNotReady, .crc = true};
   EXPECT_EQ(ToHex(Encoded(answer, kCarrierAnswerSize)),
             "5374616765636f616368206962200001"
-            "0001000000000000"
-            "0000000000000005");
+            "0201000000000000");
 }
 
 TEST(CarrierAnswer, ComesBackAsItWasWritten) {
   for (const CarrierStatus status : {CarrierStatus::kAccepted, CarrierStatus::kNoQp, CarrierStatus::kNotReady,
                                      CarrierStatus::kMismatch, CarrierStatus::kBusy}) {
-    const CarrierAnswer answer{.status = status, .generation = status == CarrierStatus::kAccepted ? 7u : 0u};
+    const CarrierAnswer answer{.status = status};
     const auto decoded = DecodeCarrierAnswer(Encoded(answer, kCarrierAnswerSize));
     ASSERT_TRUE(decoded.has_value()) << ToString(status);
     EXPECT_EQ(*decoded, answer);
@@ -84,20 +81,16 @@ TEST(CarrierHello, WhatIsWrongWithItIsSaid) {
     ASSERT_FALSE(decoded.has_value()) << each.at;
     EXPECT_EQ(decoded.error(), each.fault) << each.at << ": " << ToString(decoded.error());
   }
-  CarrierHello nobody = SampleHello();
-  nobody.generation = 0;
-  EXPECT_EQ(DecodeCarrierHello(Encoded(nobody, kCarrierHelloSize)).error(), CarrierFault::kBadGeneration);
 }
 
 TEST(CarrierAnswer, WhatIsWrongWithItIsSaid) {
-  const CarrierAnswer good{.status = CarrierStatus::kAccepted, .generation = 7};
+  const CarrierAnswer good;
   const struct {
     size_t at;
     uint8_t value;
     CarrierFault fault;
   } kCases[] = {{10, '!', CarrierFault::kBadKey},
                 {16, 5, CarrierFault::kBadStatus},
-                {16, 1, CarrierFault::kBadGeneration},
                 {17, 0x80, CarrierFault::kBadFlags},
                 {23, 1, CarrierFault::kNotZero}};
   for (const auto& each : kCases) {
@@ -107,7 +100,6 @@ TEST(CarrierAnswer, WhatIsWrongWithItIsSaid) {
     ASSERT_FALSE(decoded.has_value()) << each.at;
     EXPECT_EQ(decoded.error(), each.fault) << each.at << ": " << ToString(decoded.error());
   }
-  EXPECT_EQ(DecodeCarrierAnswer(Encoded(CarrierAnswer{}, kCarrierAnswerSize)).error(), CarrierFault::kBadGeneration);
 }
 
 TEST(CarrierHello, EveryOtherLengthIsTruncated) {
@@ -122,8 +114,7 @@ TEST(CarrierHello, EveryOtherLengthIsTruncated) {
 TEST(CarrierHello, WhateverIsDecodedEncodesToTheSameBytes) {
   Prng luck(11);
   const std::vector<std::byte> hello = Encoded(SampleHello(), kCarrierHelloSize);
-  const std::vector<std::byte> answer =
-      Encoded(CarrierAnswer{.status = CarrierStatus::kAccepted, .generation = 7}, kCarrierAnswerSize);
+  const std::vector<std::byte> answer = Encoded(CarrierAnswer{}, kCarrierAnswerSize);
   size_t decoded_hellos = 0;
   size_t decoded_answers = 0;
   for (int i = 0; i < 20000; ++i) {
