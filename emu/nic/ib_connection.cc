@@ -4,6 +4,7 @@
 #include <array>
 #include <utility>
 
+#include "base/mark.h"
 #include "emu/tap/record_faults.h"
 
 namespace stagecoach::emu {
@@ -205,7 +206,12 @@ void IbConnection::Receive(Instant now) {
 
 void IbConnection::Transmit(Instant now) {
   pump_.Transmit();
-  if (pump_.tx_failed()) DropCarrier(now, "cannot be written");
+  if (pump_.tx_failed()) {
+    // What cannot be written may still hold what the peer said last: acknowledgements, a NAK.
+    Receive(now);
+    if (carrier_ != nullptr && pump_.more()) STAGECOACH_MARK("ib.reads_on_when_nothing_can_be_written");
+    if (!pump_.more()) DropCarrier(now, "cannot be written");
+  }
   if (carrier_ == nullptr && qp_.kind() == QpKind::kUc && transport_.HoldsWork()) {
     if (!patience_until_) patience_until_ = now + nic_.profile().carrier_patience;
     if (*patience_until_ <= now) SendIntoTheVoid(now);
