@@ -13,8 +13,6 @@ namespace {
 // What a lingering stream may throw away in one turn.
 constexpr int kLingerReads = 16;
 constexpr size_t kLingerReadSize = 16 * 1024;
-// Packets lost in one turn.
-constexpr size_t kVoidBudget = 1024;
 constexpr uint32_t kSmallestMtu = 128;  // shifted by the code of ibv_mtu: 1 is 256
 
 uint32_t MtuOf(uint8_t code) {
@@ -170,7 +168,10 @@ bool IbConnection::Serve(uint32_t requests) {
   transport_.BeginTurn(now);
   pump_.BeginTurn();
   if ((requests & QueuePair::kFired) != 0) armed_readable_ = armed_writable_ = false;
-  if ((requests & QueuePair::kTime) != 0) OnTime(now);
+  if ((requests & QueuePair::kTime) != 0) {
+    deadline_.reset();  // NicLoop has told of it, and forgotten it
+    OnTime(now);
+  }
   if (phase_ == Phase::kOpen || phase_ == Phase::kEnding) {
     if ((requests & (QueuePair::kPoll | QueuePair::kContinue)) != 0) Receive(now);
     // What is posted counts as sent before the end.
@@ -218,20 +219,24 @@ void IbConnection::Transmit(Instant now) {
   }
 }
 
+// As much as one turn may send. While something is left patience_until_ stays over, and the next turn comes with it.
 void IbConnection::SendIntoTheVoid(Instant now) {
   Void nowhere;
   transport_.OnCarrier(true, now);
-  while (transport_.FillTx(nowhere, kVoidBudget)) {
-    for (const uint64_t cookie : nowhere.TakeSent()) transport_.OnSent(cookie);
-    pump_.TakeSendCompletions();
-    qp_.SubmitPosted(transport_);
-  }
+  transport_.FillTx(nowhere, nic_.profile().transmit_budget_records);
+  for (const uint64_t cookie : nowhere.TakeSent()) transport_.OnSent(cookie);
+  pump_.TakeSendCompletions();
+  qp_.SubmitPosted(transport_);
   transport_.OnCarrier(false, now);
 }
 
 void IbConnection::OnTime(Instant now) {
   if (phase_ == Phase::kOpen) {
-    if (const std::optional<Instant> due = transport_.Deadline(); due && *due <= now) transport_.OnDeadline(now);
+    if (const std::optional<Instant> due = transport_.Deadline(); due && *due <= now) {
+      // What has come and was not looked at yet is no silence: this thread may have been late, not the peer.
+      Receive(now);
+      transport_.OnDeadline(now);
+    }
   }
   pump_.PlaceDue(now);
   if (!linger_until_ || *linger_until_ > now) return;
