@@ -7,9 +7,6 @@
 namespace stagecoach::emu {
 namespace {
 
-// Of the first of two: nobody is told of it.
-constexpr uint64_t kCopyCookie = ~uint64_t{0};
-
 class FaultyLlp final : public Llp {
  public:
   FaultyLlp(std::unique_ptr<Llp> below, const RecordFaults& faults) : below_(std::move(below)), faults_(faults) {}
@@ -18,18 +15,18 @@ class FaultyLlp final : public Llp {
   bool CanQueue() const override { return below_->CanQueue(); }
   void QueueRecord(ConstBytes header, std::span<const TxPart> payload, uint64_t cookie) override {
     if (faults_.drop_one_in != 0 && faults_.luck.OneIn(faults_.drop_one_in)) {
-      lost_.push_back(cookie);
+      queued_.push_back({.cookie = cookie, .lost = true});
       return;
     }
     if (faults_.duplicate_one_in != 0 && faults_.luck.OneIn(faults_.duplicate_one_in)) {
-      below_->QueueRecord(header, payload, kCopyCookie);
+      below_->QueueRecord(header, payload, cookie);
       // What is queued first leaves first, so that the payload is kept for both. The layer below may be full now.
-      if (!below_->CanQueue()) {
-        lost_.push_back(cookie);
-        return;
-      }
+      const bool room = below_->CanQueue();
+      queued_.push_back({.cookie = cookie, .told = !room});
+      if (!room) return;
     }
     below_->QueueRecord(header, payload, cookie);
+    queued_.push_back({.cookie = cookie});
   }
 
   RxResult NextRecord(RecordHead* record) override { return below_->NextRecord(record); }
@@ -39,25 +36,31 @@ class FaultyLlp final : public Llp {
 
   TxResult Flush(MemoryPort& memory) override { return below_->TxIdle() ? TxResult{} : below_->Flush(memory); }
   bool TakeSent(uint64_t* cookie) override {
-    if (!lost_.empty()) {
-      *cookie = lost_.front();
-      lost_.pop_front();
-      return true;
-    }
-    while (below_->TakeSent(cookie)) {
-      if (*cookie != kCopyCookie) return true;
+    while (!queued_.empty()) {
+      const Queued front = queued_.front();
+      *cookie = front.cookie;
+      if (!front.lost && !below_->TakeSent(cookie)) return false;
+      queued_.pop_front();
+      if (front.told) return true;
     }
     return false;
   }
-  bool TxIdle() const override { return lost_.empty() && below_->TxIdle(); }
+  bool TxIdle() const override { return queued_.empty() && below_->TxIdle(); }
 
   Stream& stream() override { return below_->stream(); }
   const Counters& counters() const override { return below_->counters(); }
 
  private:
+  // What has been queued and not been reported as sent, in order.
+  struct Queued {
+    uint64_t cookie = 0;
+    bool lost = false;  // never given to the layer below
+    bool told = true;   // false: of two, the first
+  };
+
   const std::unique_ptr<Llp> below_;
   RecordFaults faults_;
-  Ring<uint64_t> lost_;
+  Ring<Queued> queued_;
 };
 
 }  // namespace

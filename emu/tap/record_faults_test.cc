@@ -25,6 +25,8 @@ class FakeLlp final : public Llp {
   RxResult NextRecord(RecordHead*) override { return {}; }
   RxResult Place(size_t, std::span<const MutableBytes>) override { return {}; }
   TxResult Flush(MemoryPort&) override {
+    if (blocked) return {.status = TxStatus::kWouldBlock};
+    if (memory_gone) return {.status = TxStatus::kMemoryFault, .cookie = queued_.front().second};
     for (const auto& record : queued_) {
       left.push_back(record.first);
       sent_.push_back(record.second);
@@ -43,6 +45,8 @@ class FakeLlp final : public Llp {
   const Counters& counters() const override { return counters_; }
 
   std::vector<int> left;  // first byte of each record that has left
+  bool blocked = false;
+  bool memory_gone = false;
 
  private:
   const size_t room_;
@@ -121,6 +125,42 @@ TEST(RecordFaults, SomeAreLostSomeLeaveTwiceAndAllInOrder) {
   const Outcome twice = PassOn({.drop_one_in = 0, .duplicate_one_in = 4, .luck = Prng(1)}, 200);
   EXPECT_GT(twice.left.size(), 220u);
   for (const Outcome& outcome : {lost, twice}) EXPECT_TRUE(std::is_sorted(outcome.left.begin(), outcome.left.end()));
+}
+
+TEST(RecordFaults, NothingIsReportedBeforeWhatWasQueuedAheadOfIt) {
+  auto below = std::make_unique<FakeLlp>(100);
+  FakeLlp& fake = *below;
+  const auto llp = WithRecordFaults(std::move(below), {.drop_one_in = 3, .duplicate_one_in = 3, .luck = Prng(4)});
+  NoMemory memory;
+  const std::byte header{0};
+  std::vector<uint64_t> sent;
+  fake.blocked = true;
+  for (uint64_t i = 0; i < 40; ++i) {
+    llp->QueueRecord({&header, 1}, {}, i);
+    llp->Flush(memory);
+    for (uint64_t cookie = 0; llp->TakeSent(&cookie);) sent.push_back(cookie);
+  }
+  ASSERT_FALSE(llp->TxIdle());
+  EXPECT_LT(sent.size(), 5u) << "of those that were lost, the very first alone";
+  fake.blocked = false;
+  llp->Flush(memory);
+  for (uint64_t cookie = 0; llp->TakeSent(&cookie);) sent.push_back(cookie);
+  ASSERT_EQ(sent.size(), 40u);
+  for (uint64_t i = 0; i < sent.size(); ++i) EXPECT_EQ(sent[i], i);
+  EXPECT_TRUE(llp->TxIdle());
+}
+
+TEST(RecordFaults, OfARecordThatIsSentTwiceTheFirstMayFindItsMemoryGone) {
+  auto below = std::make_unique<FakeLlp>(10);
+  FakeLlp& fake = *below;
+  const auto llp = WithRecordFaults(std::move(below), {.drop_one_in = 0, .duplicate_one_in = 1, .luck = Prng(1)});
+  NoMemory memory;
+  const std::byte header{0};
+  llp->QueueRecord({&header, 1}, {}, 7);
+  fake.memory_gone = true;
+  const TxResult result = llp->Flush(memory);
+  EXPECT_EQ(result.status, TxStatus::kMemoryFault);
+  EXPECT_EQ(result.cookie, 7u) << "whose work it was must be known";
 }
 
 TEST(RecordFaults, EverythingCanBeLost) {
