@@ -123,6 +123,7 @@ bool IbConnection::TakeCarrier(uint64_t generation, uint64_t serial, std::unique
   const Instant now = Now();
   transport_.BeginTurn(now);
   if (carrier_ != nullptr) {
+    STAGECOACH_MARK("ib.carrier_replaced_before_its_loss_was_known");
     transport_.OnCarrier(false, now);
     Discard(std::move(carrier_), /*abort=*/true);
   }
@@ -145,6 +146,7 @@ std::vector<std::unique_ptr<Carrier>> IbConnection::TakeOldCarriers() {
 
 void IbConnection::DropCarrier(Instant now, const char* why) {
   if (carrier_ == nullptr) return;
+  if (transport_.HasOutstandingWork()) STAGECOACH_MARK("ib.carrier_lost_with_work_outstanding");
   Trace(nic_.trace(), now, name_, "carrier.dropped", {{"why", why}});
   const uint64_t serial = carrier_->serial();
   const bool was_useful = carrier_->llp().counters().rx_records > 0;
@@ -221,6 +223,7 @@ void IbConnection::Transmit(Instant now) {
 
 // As much as one turn may send. While something is left patience_until_ stays over, and the next turn comes with it.
 void IbConnection::SendIntoTheVoid(Instant now) {
+  STAGECOACH_MARK("ib.sent_to_nobody");
   Void nowhere;
   transport_.OnCarrier(true, now);
   transport_.FillTx(nowhere, nic_.profile().transmit_budget_records);
@@ -242,10 +245,12 @@ void IbConnection::OnTime(Instant now) {
   if (!linger_until_ || *linger_until_ > now) return;
   // What should have left has not: give up on it.
   if (phase_ == Phase::kEnding) {
+    STAGECOACH_MARK("ib.last_words_given_up");
     DropCarrier(now, "the last words do not leave");
     Finish(now);
   }
   if (phase_ == Phase::kLingering) {
+    STAGECOACH_MARK("ib.peer_does_not_close_in_time");
     Discard(std::move(carrier_), /*abort=*/true);
     Close();
   }
@@ -287,6 +292,7 @@ void IbConnection::Finish(Instant now) {
   if (carrier_ == nullptr) return Close();
   // The engine is done, so what is still queued is a packet too many.
   if (!carrier_->llp().TxIdle()) {
+    STAGECOACH_MARK("ib.packets_left_over_at_the_end");
     Discard(std::move(carrier_), /*abort=*/true);
     pump_.Use(nullptr);
     return Close();
@@ -307,6 +313,7 @@ void IbConnection::Linger() {
       Discard(std::move(carrier_), /*abort=*/false);
       return Close();
     }
+    STAGECOACH_MARK("ib.peer_sends_to_a_qp_that_is_over");
   }
   pump_.SetMore();
 }
@@ -323,6 +330,7 @@ void IbConnection::Abort() {
   transport_.BeginTurn(now);
   pump_.SettlePlacements();
   if (phase_ == Phase::kOpen || phase_ == Phase::kEnding) {
+    STAGECOACH_MARK("ib.aborted_under_its_qp");
     transport_.Flush();
     if (carrier_ != nullptr) transport_.OnCarrier(false, now);
     pump_.TakeCompletions();

@@ -21,6 +21,7 @@ constexpr std::string_view kFewClients = "no world has more clients at once than
 constexpr std::string_view kServerReads =
     "RDMA Reads are issued by servers alone, which count them, and whose clients speak first";
 constexpr std::string_view kRegistered = "what a work request names stays registered until the work is over";
+constexpr std::string_view kIwarp = "the devices of the swarm speak iWARP";
 constexpr std::string_view kRoom = "a stream that is new has room for so few bytes";
 
 constexpr OutOfReach kOutOfReach[] = {
@@ -42,6 +43,15 @@ constexpr OutOfReach kOutOfReach[] = {
     {"cq.overrun", kSized},
     {"credits.grant_below_calls_in_flight", kOursOnly},
     {"credits.grant_of_zero", kOursOnly},
+    {"ib.aborted_under_its_qp", kIwarp},
+    {"ib.carrier_lost_with_work_outstanding", kIwarp},
+    {"ib.carrier_replaced_before_its_loss_was_known", kIwarp},
+    {"ib.last_words_given_up", kIwarp},
+    {"ib.packets_left_over_at_the_end", kIwarp},
+    {"ib.peer_does_not_close_in_time", kIwarp},
+    {"ib.peer_sends_to_a_qp_that_is_over", kIwarp},
+    {"ib.reads_on_when_nothing_can_be_written", kIwarp},
+    {"ib.sent_to_nobody", kIwarp},
     {"llp.stream_ends_inside_a_record", "an end that cannot finish a record resets its stream"},
     {"memory.access_refused", kOursOnly},
     {"memory.invalidation_refused", kOursOnly},
@@ -64,6 +74,14 @@ constexpr OutOfReach kOutOfReach[] = {
     {"nic.buried_before_it_lingers", kOneThread},
     {"nic.context_closed_with_qps", "a NIC goes after the programs of its host, and with them goes all that they made"},
     {"nic.qps_used_up", kNoLimit},
+    {"port.attempts_used_up", kIwarp},
+    {"port.busy_with_our_own_call", kIwarp},
+    {"port.call_given_up_for_a_visitor", kIwarp},
+    {"port.carrier_comes_after_its_qp", kIwarp},
+    {"port.carrier_replaced", kIwarp},
+    {"port.visitor_gives_way_to_a_newer_one", kIwarp},
+    {"port.visitor_waits_for_its_qp", kIwarp},
+    {"port.wish_hastens_an_attempt", kIwarp},
     {"qp.device_has_failed", "the device does not fail as a whole"},
     {"qp.fenced_local_operation_waits", kNoFence},
     {"qp.receive_queue_full", kSized},
