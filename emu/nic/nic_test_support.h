@@ -6,6 +6,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -66,11 +67,13 @@ class RecordingObserver final : public ConnectionObserver {
 class TestHost {
  public:
   TestHost(Fabric& fabric, const std::string& name, DeviceProfile profile = IwarpProfile(), TraceSink* trace = nullptr,
-           uint32_t cq_capacity = 1024, QpCapabilities capabilities = {64, 64, 4, 4, 128}) {
+           uint32_t cq_capacity = 1024, QpCapabilities capabilities = {64, 64, 4, 4, 128},
+           std::function<std::unique_ptr<Llp>(std::unique_ptr<Llp>)> tap = nullptr) {
     NicOptions options;
     options.name = name;
     options.stags = SeededStagSource(Prng(7).Fork(name));
     options.trace = trace;
+    options.tap = std::move(tap);
     nic = std::make_unique<Nic>(fabric, std::move(profile), std::move(options));
     context = *nic->OpenContext();
     pd = *nic->AllocatePd(*context);
