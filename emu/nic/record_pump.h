@@ -32,8 +32,9 @@ class RecordPump {
   RecordPump(const RecordPump&) = delete;
   RecordPump& operator=(const RecordPump&) = delete;
 
-  // Records go by `llp` from now on, which stays the caller's. Null: there is none, and nothing may be asked but
-  // completions. A record that was half received is forgotten.
+  // Records go by `llp` from now on, which stays the caller's. Null: there is none; posted work still reaches the
+  // engine, and completions the QP, but nothing may be received or flushed. A record that was half received is
+  // forgotten.
   void Use(Llp* llp) {
     llp_ = llp;
     have_record_ = false;
