@@ -117,9 +117,13 @@ std::unique_ptr<World> StartTcpWorld() {
 
 }  // namespace
 
+void TakePortsFromEnvironment(DeviceProfile* profile) {
+  Ports("STAGECOACH_PORTS", profile);
+}
+
 WorldOptions OptionsFromEnvironment(WorldOptions defaults) {
   Profile("STAGECOACH_PROFILE", &defaults.profile);
-  Ports("STAGECOACH_PORTS", &defaults.profile);
+  TakePortsFromEnvironment(&defaults.profile);
   Switch("STAGECOACH_CRC", &defaults.crc);
   Switch("STAGECOACH_PEER_TO_PEER", &defaults.cm.peer_to_peer);
   Path("STAGECOACH_PCAP", &defaults.capture_path);

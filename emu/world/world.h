@@ -10,7 +10,8 @@
 //
 //   environment variable    values      meaning (default)
 //   STAGECOACH_PROFILE      a name      which device it is: iwarp, roce, minimal, hostile (device_profile.h; iwarp)
-//   STAGECOACH_PORTS        base+count  where processes with InfiniBand devices listen (roce_port.h; 24791+256)
+//   STAGECOACH_PORTS        base+count  where processes with InfiniBand devices listen; the same on all hosts
+//                                       (roce_port.h; 24791+256)
 //   STAGECOACH_CRC          on, off     ask peers for MPA CRCs; a peer that asks gets them anyway (off, as Linux siw)
 //   STAGECOACH_PEER_TO_PEER on, off     ask for a ready-to-receive message when connecting (on)
 //   STAGECOACH_PCAP         a path      write a capture of all connections there (none)
@@ -49,6 +50,8 @@ struct WorldOptions {
 
 // The environment's words on top of `defaults`. A value that means nothing is reported on standard error and ignored.
 WorldOptions OptionsFromEnvironment(WorldOptions defaults = {});
+// Of these, STAGECOACH_PORTS alone: for a profile that was not chosen by the environment.
+void TakePortsFromEnvironment(DeviceProfile* profile);
 
 struct HostParts {
   std::string name;

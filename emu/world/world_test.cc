@@ -44,6 +44,19 @@ TEST(WorldOptions, TheEnvironmentOverrides) {
   EXPECT_EQ(options.capture_path, "/some/where.pcapng");
 }
 
+TEST(WorldOptions, PortsAreTakenFromTheEnvironmentWhoeverChoseTheProfile) {
+  Environment ports("STAGECOACH_PORTS", "30000+8");
+  Environment name("STAGECOACH_PROFILE", "roce");
+  const DeviceProfile named = OptionsFromEnvironment().profile;
+  EXPECT_EQ(named.name, "roce");
+  EXPECT_EQ(named.port_base, 30000);
+  DeviceProfile chosen = HostileProfile();
+  TakePortsFromEnvironment(&chosen);
+  EXPECT_EQ(chosen.name, "hostile");
+  EXPECT_EQ(chosen.port_base, 30000);
+  EXPECT_EQ(chosen.port_count, 8);
+}
+
 TEST(WorldOptions, AValueThatMeansNothingIsReportedAndIgnored) {
   Environment crc("STAGECOACH_CRC", "perhaps");
   testing::internal::CaptureStderr();

@@ -20,6 +20,7 @@ int DevInfo(const std::string& name) {
       return kExitUsage;
     }
     profile = *found;
+    emu::TakePortsFromEnvironment(&profile);
   }
   fmt::print("{}", emu::DescribeProfile(profile));
   return kExitOk;
