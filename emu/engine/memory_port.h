@@ -14,7 +14,16 @@
 namespace stagecoach::emu {
 
 // What a use of memory needs. Local access is by lkey (an SGE); remote access by the STag a peer names.
-enum class MemoryAccess : uint8_t { kLocalRead, kLocalWrite, kRemoteRead, kRemoteWrite, kRemoteAtomic };
+enum class MemoryAccess : uint8_t {
+  kLocalRead,
+  kLocalWrite,
+  // The sink of an iWARP Read, by lkey. The peer's response names it by STag as a Write would (RFC 5040 section 4.5),
+  // so the region must admit the peer's writing, too.
+  kReadSink,
+  kRemoteRead,
+  kRemoteWrite,
+  kRemoteAtomic,
+};
 
 enum class AtomicOp : uint8_t { kFetchAdd, kCompareSwap };
 

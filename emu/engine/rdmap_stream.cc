@@ -285,7 +285,8 @@ bool RdmapStream::AcceptTerminate() {
   return true;
 }
 
-bool RdmapStream::PinParts(std::span<const ScatterGather> parts, uint64_t skip, uint64_t size, MemoryFault* fault) {
+bool RdmapStream::PinParts(std::span<const ScatterGather> parts, uint64_t skip, uint64_t size, MemoryAccess access,
+                           MemoryFault* fault) {
   for (const ScatterGather& part : parts) {
     if (size == 0) break;
     if (skip >= part.length) {
@@ -293,7 +294,7 @@ bool RdmapStream::PinParts(std::span<const ScatterGather> parts, uint64_t skip, 
       continue;
     }
     const uint64_t n = std::min<uint64_t>(part.length - skip, size);
-    auto pin = memory_.Pin(part.lkey, part.address + skip, n, MemoryAccess::kLocalWrite);
+    auto pin = memory_.Pin(part.lkey, part.address + skip, n, access);
     if (!pin) {
       *fault = pin.error();
       return false;
@@ -337,7 +338,7 @@ bool RdmapStream::PinCurrent() {
       const OutboundRead& read = reads_.front();
       SendEntry* entry = FindEntry(read.entry);
       STAGECOACH_CHECK(entry != nullptr);  // an RTR Read has no bytes to place
-      if (PinParts(entry->work->sges, read.received, current_payload_, &fault)) return true;
+      if (PinParts(entry->work->sges, read.received, current_payload_, MemoryAccess::kReadSink, &fault)) return true;
       STAGECOACH_MARK("rdmap.sink_of_a_read_gone");
       entry->phase = SendEntry::Phase::kDone;
       entry->status = WorkStatus::kLocalProtectionError;
@@ -355,7 +356,9 @@ bool RdmapStream::PinCurrent() {
     case RdmapOpcode::kSendSolicitedInvalidate:
       break;
   }
-  if (PinParts(inbound_->receive->sges, inbound_->received, current_payload_, &fault)) return true;
+  if (PinParts(inbound_->receive->sges, inbound_->received, current_payload_, MemoryAccess::kLocalWrite, &fault)) {
+    return true;
+  }
   STAGECOACH_MARK("rdmap.buffer_of_a_receive_gone");
   FailReceive(WorkStatus::kLocalProtectionError);
   FaultOnCurrent(terminate::kRdmapLocalCatastrophic, ToString(fault));
@@ -763,7 +766,7 @@ WorkStatus RdmapStream::CheckWork(const SendWork& work, uint32_t* length, Memory
   }
   *length = static_cast<uint32_t>(total);
   if (work.is_inline) return WorkStatus::kSuccess;
-  const auto access = work.opcode == SendOpcode::kRead ? MemoryAccess::kLocalWrite : MemoryAccess::kLocalRead;
+  const auto access = work.opcode == SendOpcode::kRead ? MemoryAccess::kReadSink : MemoryAccess::kLocalRead;
   for (const ScatterGather& part : work.sges) {
     if (part.length == 0) continue;
     const auto pin = memory_.Pin(part.lkey, part.address, part.length, access);

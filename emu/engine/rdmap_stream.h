@@ -210,7 +210,8 @@ class RdmapStream final : public QpTransport {
   bool AcceptWrite();
   bool AcceptTerminate();
   bool PinCurrent();
-  bool PinParts(std::span<const ScatterGather> parts, uint64_t skip, uint64_t size, MemoryFault* fault);
+  bool PinParts(std::span<const ScatterGather> parts, uint64_t skip, uint64_t size, MemoryAccess access,
+                MemoryFault* fault);
   void FinishSend();
   void FinishReadResponse();
   void FinishTerminate();

@@ -206,7 +206,7 @@ TEST_F(RdmapStreamTest, WritePlacesBytesAndCompletesNothingAtTheTarget) {
 TEST_F(RdmapStreamTest, ReadBringsBytesAndSaysHowMany) {
   const uint32_t source = b.memory.Add(1000, FakeMemory::kRemoteRead);
   CopyBytes(b.memory.Bytes(source), Pattern(1000, 1));
-  const uint32_t sink = a.memory.Add(1000, FakeMemory::kLocalWrite);
+  const uint32_t sink = a.memory.Add(1000, FakeMemory::kLocalWrite | FakeMemory::kRemoteWrite);
   a.Post({.opcode = SendOpcode::kRead, .remote_stag = source, .remote_offset = At(source) + 100},
          {a.Sge(sink, 50, 700)});
   Run();
@@ -222,8 +222,9 @@ TEST_F(RdmapStreamTest, ReadBringsBytesAndSaysHowMany) {
 TEST_F(RdmapStreamTest, ReadScattersOverSeveralElements) {
   const uint32_t source = b.memory.Add(600, FakeMemory::kRemoteRead);
   CopyBytes(b.memory.Bytes(source), Pattern(600, 1));
-  const uint32_t first = a.memory.Add(100, FakeMemory::kLocalWrite);
-  const uint32_t second = a.memory.Add(500, FakeMemory::kLocalWrite);
+  const uint8_t rights = FakeMemory::kLocalWrite | FakeMemory::kRemoteWrite;
+  const uint32_t first = a.memory.Add(100, rights);
+  const uint32_t second = a.memory.Add(500, rights);
   a.Post({.opcode = SendOpcode::kRead, .remote_stag = source, .remote_offset = At(source)},
          {a.Sge(first, 0, 100), a.Sge(second, 0, 500)});
   Run();
@@ -492,6 +493,15 @@ TEST_F(RdmapStreamTest, BadMemoryOfAReceiveFailsIt) {
   ASSERT_EQ(received.size(), 1u);
   EXPECT_EQ(received[0].status, WorkStatus::kLocalProtectionError);
   ExpectTerminate(b, terminate::kRdmapLocalCatastrophic);
+}
+
+TEST_F(RdmapStreamTest, TheSinkOfAReadMustAdmitThePeersWriting) {
+  const uint32_t source = b.memory.Add(100);
+  const uint32_t sink = a.memory.Add(100, FakeMemory::kLocalWrite);
+  a.Post({.opcode = SendOpcode::kRead, .remote_stag = source, .remote_offset = At(source)}, {a.Sge(sink, 0, 100)});
+  a.Fill();
+  ExpectTerminate(a, terminate::kRdmapLocalCatastrophic);
+  EXPECT_THAT(a.TakeSendStatuses(), ElementsAre(WorkStatus::kLocalProtectionError));
 }
 
 TEST_F(RdmapStreamTest, BadMemoryOfAReadSinkFailsTheRead) {

@@ -46,6 +46,8 @@ bool Grants(uint32_t access, MemoryAccess wanted) {
       return true;
     case MemoryAccess::kLocalWrite:
       return (access & kAccessLocalWrite) != 0;
+    case MemoryAccess::kReadSink:
+      return (access & kAccessLocalWrite) != 0 && (access & kAccessRemoteWrite) != 0;
     case MemoryAccess::kRemoteRead:
       return (access & kAccessRemoteRead) != 0;
     case MemoryAccess::kRemoteWrite:
@@ -57,7 +59,7 @@ bool Grants(uint32_t access, MemoryAccess wanted) {
 }
 
 bool IsLocal(MemoryAccess access) {
-  return access == MemoryAccess::kLocalRead || access == MemoryAccess::kLocalWrite;
+  return access == MemoryAccess::kLocalRead || access == MemoryAccess::kLocalWrite || access == MemoryAccess::kReadSink;
 }
 
 }  // namespace

@@ -109,6 +109,13 @@ TEST_F(MemoryRegistryTest, EachAccessNeedsItsRight) {
   EXPECT_EQ(PinFault(bare, 0x10000, 64, MemoryAccess::kRemoteWrite), MemoryFault::kNoPermission);
 }
 
+TEST_F(MemoryRegistryTest, TheSinkOfAReadIsWrittenByThisEndAndByThePeer) {
+  const uint32_t local = *registry_.Register(Request(64, kAccessLocalWrite));
+  const uint32_t both = *registry_.Register(Request(64, kAccessLocalWrite | kAccessRemoteWrite));
+  EXPECT_EQ(PinFault(local, 0x10000, 64, MemoryAccess::kReadSink), MemoryFault::kNoPermission);
+  EXPECT_TRUE(CanPin(both, 0x10000, 64, MemoryAccess::kReadSink));
+}
+
 TEST_F(MemoryRegistryTest, AnotherProtectionDomainIsForeign) {
   const uint32_t stag = *registry_.Register(Request(64));
   EXPECT_EQ(PinFault(stag, 0x10000, 64, MemoryAccess::kRemoteRead, kPd + 1), MemoryFault::kForeignStag);
@@ -325,8 +332,9 @@ TEST_F(MemoryRegistryTest, RandomOperationsAgreeWithAModel) {
       const auto& [stag, known] = *it;
       const uint64_t offset = 0x10000 + prng.Below(memory_.size() + 2) - prng.Below(2);
       const uint64_t length = prng.Below(memory_.size() + 2);
-      const auto access = static_cast<MemoryAccess>(prng.Below(4));
+      const auto access = static_cast<MemoryAccess>(prng.Below(5));
       const bool granted = access == MemoryAccess::kLocalRead || access == MemoryAccess::kLocalWrite ||
+                           (access == MemoryAccess::kReadSink && (known.access & kAccessRemoteWrite) != 0) ||
                            (access == MemoryAccess::kRemoteRead && (known.access & kAccessRemoteRead) != 0) ||
                            (access == MemoryAccess::kRemoteWrite && (known.access & kAccessRemoteWrite) != 0);
       const bool inside = offset >= 0x10000 && offset - 0x10000 + length <= known.length;

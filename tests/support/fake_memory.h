@@ -113,6 +113,8 @@ class FakeMemory final : public MemoryPort {
         return kNone;
       case MemoryAccess::kLocalWrite:
         return kLocalWrite;
+      case MemoryAccess::kReadSink:
+        return kLocalWrite | kRemoteWrite;
       case MemoryAccess::kRemoteRead:
         return kRemoteRead;
       case MemoryAccess::kRemoteWrite:

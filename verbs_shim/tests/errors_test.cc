@@ -188,6 +188,20 @@ TEST_F(ErrorsTest, ASendFromMemoryThatIsNotRegisteredFails) {
   ExpectBothEnded();
 }
 
+TEST_F(ErrorsTest, AReadIntoMemoryThatThePeerMayNotWriteFailsOnIwarp) {
+  if (!IsIwarp(pair->client.id.get()))
+    GTEST_SKIP() << "skipped: the sink of a Read is named to the peer on iWARP alone";
+  Buffer sink(pair->client.pd.get(), 64, IBV_ACCESS_LOCAL_WRITE);
+  ASSERT_EQ(Post(client(), {.wr_id = 1,
+                            .opcode = IBV_WR_RDMA_READ,
+                            .sges = {sink.Sge()},
+                            .remote_address = theirs->address(),
+                            .rkey = theirs->rkey()}),
+            0);
+  ExpectCompletion(client_cq(), 1, IBV_WC_LOC_PROT_ERR);
+  ExpectBothEnded();
+}
+
 TEST_F(ErrorsTest, ASendBeyondItsRegionFails) {
   ibv_sge sge = ours->Sge(4000, 96);
   sge.length = 97;

@@ -18,7 +18,8 @@ class MwTest : public VerbsTest {
     pair = Pair::Connected();
     ASSERT_EQ(ibv_query_device(server()->context, &limits), 0);
     if (limits.max_mw == 0) GTEST_SKIP() << "skipped: the device has no memory windows";
-    ours = std::make_unique<Buffer>(pair->client.pd.get(), 4096);
+    // The sink of a Read on iWARP is written remotely.
+    ours = std::make_unique<Buffer>(pair->client.pd.get(), 4096, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
     bindable = std::make_unique<Buffer>(pair->server.pd.get(), 4096, static_cast<int>(kBindable));
   }
   void TearDown() override {
@@ -121,7 +122,7 @@ TEST_F(MwType1Test, AnyQpOfTheDomainMayUseIt) {
   EndpointOptions same_domain;
   same_domain.srq = srq.get();
   auto second = Pair::Connected(same_domain);
-  Buffer theirs(second->client.pd.get(), 64);
+  Buffer theirs(second->client.pd.get(), 64, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
   bindable->Fill("for all");
   Bind1(Part(0, 7));
   ExpectCompletion(server_cq(), 50);
