@@ -21,7 +21,8 @@ std::string StagText(uint32_t stag) {
   return "STag 0x" + ToHex(bytes);
 }
 
-// [RFC5040 section 4.8] The source of a Read is checked by RDMAP.
+// [RFC5040 section 4.8] The source of a Read is checked by RDMAP, and so is the target of an atomic. RFC 7306 registers
+// no code of its own: one that is not aligned is refused like other uses that protection does not allow.
 TerminateCode ReadSourceCode(MemoryFault fault) {
   switch (fault) {
     case MemoryFault::kUnknownStag:
@@ -75,28 +76,55 @@ bool Wraps(uint64_t offset, uint64_t length) {
   return length > 0 && offset + (length - 1) < offset;
 }
 
-// Immediate data and atomics are RFC 7306's.
-bool IsCarried(SendOpcode opcode) {
+bool IsCarried(SendOpcode opcode, wire::RdmapExtensions extensions) {
   switch (opcode) {
     case SendOpcode::kSend:
     case SendOpcode::kSendInvalidate:
     case SendOpcode::kWrite:
     case SendOpcode::kRead:
       return true;
-    case SendOpcode::kSendImmediate:
     case SendOpcode::kWriteImmediate:
     case SendOpcode::kCompareSwap:
     case SendOpcode::kFetchAdd:
+      return extensions == wire::RdmapExtensions::kRfc7306;
+    case SendOpcode::kSendImmediate:
       break;
   }
   return false;
 }
 
+bool IsWrite(SendOpcode opcode) {
+  return opcode == SendOpcode::kWrite || opcode == SendOpcode::kWriteImmediate;
+}
+
+bool IsAtomic(SendOpcode opcode) {
+  return opcode == SendOpcode::kCompareSwap || opcode == SendOpcode::kFetchAdd;
+}
+
+// Done when the peer has answered.
+bool IsAnswered(SendOpcode opcode) {
+  return opcode == SendOpcode::kRead || IsAtomic(opcode);
+}
+
+constexpr uint32_t kAtomicSize = sizeof(uint64_t);
+
 std::string DescribeWork(const SendWork& work, uint32_t length) {
   std::string text = std::string("our ") + ToString(work.opcode) + " of " + std::to_string(length) + " bytes";
-  if (work.opcode == SendOpcode::kWrite) text += " to " + StagText(work.remote_stag);
+  if (IsWrite(work.opcode)) text += " to " + StagText(work.remote_stag);
   if (work.opcode == SendOpcode::kRead) text += " from " + StagText(work.remote_stag);
+  if (IsAtomic(work.opcode)) text += " at " + StagText(work.remote_stag);
   return text;
+}
+
+// A message whose payload is at hand, in one record.
+template <typename Message>
+void QueueMessage(RecordSink& sink, const SegmentHeader& header, const Message& message, uint64_t cookie) {
+  static_assert(wire::kDdpUntaggedHeaderSize + Message::EncodedSize() <= kMaxTxHeader);
+  std::array<std::byte, kMaxTxHeader> bytes;
+  ByteWriter writer(bytes);
+  header.Encode(writer);
+  message.Encode(writer);
+  sink.QueueRecord(writer.written(), {}, cookie);
 }
 
 uint64_t TotalLength(std::span<const ScatterGather> parts) {
@@ -152,7 +180,7 @@ void RdmapStream::Flush() {
 std::optional<size_t> RdmapStream::OnRecord(const RecordHead& record, Instant now) {
   now_ = now;
   if (state_ != State::kActive) return std::nullopt;
-  const auto header = wire::DecodeSegment(record.head, record.length);
+  const auto header = wire::DecodeSegment(record.head, record.length, options_.extensions);
   if (!header) {
     STAGECOACH_MARK("rdmap.malformed_segment");
     FaultQuoting(header.error().terminate, record.head, record.length, wire::ToString(header.error()));
@@ -183,6 +211,16 @@ std::optional<size_t> RdmapStream::OnRecord(const RecordHead& record, Instant no
     case RdmapOpcode::kSendSolicitedInvalidate:
       accepted = AcceptSend();
       break;
+    case RdmapOpcode::kImmediate:
+    case RdmapOpcode::kImmediateSolicited:
+      accepted = AcceptImmediate();
+      break;
+    case RdmapOpcode::kAtomicRequest:
+      accepted = AcceptAtomicRequest();
+      break;
+    case RdmapOpcode::kAtomicResponse:
+      accepted = AcceptAtomicResponse();
+      break;
   }
   if (!accepted) return std::nullopt;
   return header_size;
@@ -198,14 +236,7 @@ bool RdmapStream::AcceptSend() {
     return false;
   }
   if (!inbound_) {
-    const ReceiveWork* receive = receives_.TakeReceive();
-    if (receive == nullptr) {
-      STAGECOACH_MARK("rdmap.no_receive_posted");
-      FaultOnCurrent(terminate::kDdpNoBuffer, "no Receive is posted");
-      return false;
-    }
-    inbound_ = InboundSend{
-        .receive = receive, .opcode = current_.opcode(), .capacity = TotalLength(receive->sges), .received = 0};
+    if (!TakeReceive()) return false;
   } else if (current_.opcode() != inbound_->opcode) {
     FaultOnCurrent(terminate::kRdmapOpcode, "segments of one message differ in opcode");
     return false;
@@ -219,17 +250,65 @@ bool RdmapStream::AcceptSend() {
   return true;
 }
 
-bool RdmapStream::AcceptReadRequest() {
-  const wire::ReadRequest& request = current_.read_request;
+bool RdmapStream::TakeReceive() {
+  const ReceiveWork* receive = receives_.TakeReceive();
+  if (receive == nullptr) {
+    STAGECOACH_MARK("rdmap.no_receive_posted");
+    FaultOnCurrent(terminate::kDdpNoBuffer, "no Receive is posted");
+    return false;
+  }
+  inbound_ = InboundSend{
+      .receive = receive, .opcode = current_.opcode(), .capacity = TotalLength(receive->sges), .received = 0};
+  return true;
+}
+
+bool RdmapStream::AcceptImmediate() {
+  if (current_.sequence_number != expected_send_msn_) {
+    FaultOnCurrent(terminate::kDdpMsnRange, "MSN out of sequence");
+    return false;
+  }
+  // It has the number of the Send in hand, whose segments are not all here.
+  if (inbound_) {
+    FaultOnCurrent(terminate::kRdmapOpcode, "segments of one message differ in opcode");
+    return false;
+  }
+  return TakeReceive();
+}
+
+bool RdmapStream::IsRequestInTurn() {
   if (current_.sequence_number != expected_read_msn_) {
     FaultOnCurrent(terminate::kDdpMsnRange, "MSN out of sequence");
     return false;
   }
   if (responses_.size() >= options_.ird) {
     STAGECOACH_MARK("rdmap.more_reads_than_ird_allows");
-    FaultOnCurrent(terminate::kRdmapStreamCatastrophic, "more outstanding Reads than IRD allows");
+    FaultOnCurrent(terminate::kRdmapStreamCatastrophic, "more outstanding Reads and atomics than IRD allows");
     return false;
   }
+  return true;
+}
+
+// The request itself follows as payload, and is judged when it is here.
+bool RdmapStream::AcceptAtomicRequest() {
+  return IsRequestInTurn();
+}
+
+bool RdmapStream::AcceptAtomicResponse() {
+  if (current_.sequence_number != expected_atomic_response_msn_) {
+    FaultOnCurrent(terminate::kDdpMsnRange, "MSN out of sequence");
+    return false;
+  }
+  if (reads_.empty() || !reads_.front().atomic) {
+    STAGECOACH_MARK("rdmap.answer_to_no_atomic");
+    FaultOnCurrent(terminate::kRdmapOpcode, "no atomic is next to be answered");
+    return false;
+  }
+  return true;
+}
+
+bool RdmapStream::AcceptReadRequest() {
+  const wire::ReadRequest& request = current_.read_request;
+  if (!IsRequestInTurn()) return false;
   if (Wraps(request.source_offset, request.length)) {
     FaultOnCurrent(terminate::kRdmapOffsetWrap, "tagged offset wraps");
     return false;
@@ -252,6 +331,10 @@ bool RdmapStream::AcceptReadResponse() {
     return false;
   }
   const OutboundRead& read = reads_.front();
+  if (read.atomic) {
+    FaultOnCurrent(terminate::kRdmapOpcode, "an atomic is next to be answered");
+    return false;
+  }
   const uint64_t end = uint64_t{read.received} + current_payload_;
   if (end > read.length || current_.last != (end == read.length)) {
     FaultOnCurrent(terminate::kDdpBounds, "does not have the length that was asked for");
@@ -281,7 +364,7 @@ bool RdmapStream::AcceptTerminate() {
     FaultOnCurrent(terminate::kDdpMsnRange, "MSN out of sequence");
     return false;
   }
-  STAGECOACH_CHECK(current_payload_ <= peer_terminate_.size());  // DecodeSegment refuses longer ones
+  STAGECOACH_CHECK(current_payload_ <= own_payload_.size());  // DecodeSegment refuses longer ones
   return true;
 }
 
@@ -346,7 +429,11 @@ bool RdmapStream::PinCurrent() {
       return false;
     }
     case RdmapOpcode::kTerminate:
-      destination_.push_back(MutableBytes(peer_terminate_).first(current_payload_));
+    case RdmapOpcode::kImmediate:
+    case RdmapOpcode::kImmediateSolicited:
+    case RdmapOpcode::kAtomicRequest:
+    case RdmapOpcode::kAtomicResponse:
+      destination_.push_back(MutableBytes(own_payload_).first(current_payload_));
       return true;
     case RdmapOpcode::kReadRequest:
       return true;
@@ -374,29 +461,25 @@ void RdmapStream::OnPlaced(Instant now) {
   now_ = now;
   if (state_ != State::kActive) return;
   first_record_received_ = true;
-  if (trace_ != nullptr) {
-    // Where this segment's payload lies now: the STag that names its first byte, that byte's offset from the first one
-    // that the STag names, and how many bytes from there on are the payload's. Of a Write that is what the peer named;
-    // of a Send or Read Response the part of our scatter list where this segment goes on, and if it goes beyond that
-    // part, a "part.placed" for each further one. A segment of no bytes names no memory: all three are 0.
-    const MemoryPlace place = trail_.first();
-    Trace(trace_, now_, name_, "record.placed",
-          {{"opcode", ToString(current_.opcode())},
-           {"length", uint64_t{current_payload_}},
-           {"last", uint64_t{current_.last}},
-           {"msn", uint64_t{current_.sequence_number}},
-           {"stag", uint64_t{place.stag}},
-           {"offset", place.offset},
-           {"run", place.length}});
-    trail_.TraceRest(trace_, now_, name_);
-  }
+  // What is refused has changed nothing, and is not told of as placed.
+  if (current_.opcode() == RdmapOpcode::kAtomicRequest && !ExecuteAtomic()) return;
+  if (current_.opcode() == RdmapOpcode::kAtomicResponse && !PlaceAtomicResult()) return;
+  if (trace_ != nullptr) TracePlaced();
+  CountWrite();
   switch (current_.opcode()) {
     case RdmapOpcode::kWrite:
       return;
+    case RdmapOpcode::kImmediate:
+    case RdmapOpcode::kImmediateSolicited:
+      FinishImmediate();
+      return;
+    case RdmapOpcode::kAtomicRequest:
+      return;
     case RdmapOpcode::kReadRequest:
-      responses_.push_back({.msn = expected_read_msn_++, .request = current_.read_request});
+      responses_.push_back({.msn = expected_read_msn_++, .request = current_.read_request, .atomic = std::nullopt});
       return;
     case RdmapOpcode::kReadResponse:
+    case RdmapOpcode::kAtomicResponse:
       FinishReadResponse();
       return;
     case RdmapOpcode::kTerminate:
@@ -409,6 +492,114 @@ void RdmapStream::OnPlaced(Instant now) {
       FinishSend();
       return;
   }
+}
+
+// Where this segment's payload lies now: the STag that names its first byte, that byte's offset from the first one that
+// the STag names, and how many bytes from there on are the payload's. Of a Write that is what the peer named; of a Send
+// or an answer the part of our scatter list where this segment goes on, and if it goes beyond that part, a
+// "part.placed" for each further one. A segment of no bytes names no memory: all three are 0. Immediate Data and Atomic
+// Requests have no bytes for memory; the latter names the eight that it changes, if they may be changed.
+void RdmapStream::TracePlaced() {
+  MemoryPlace place = trail_.first();
+  uint64_t length = current_payload_;
+  if (current_.opcode() == RdmapOpcode::kAtomicRequest) {
+    const auto request = wire::AtomicRequest::Decode(own_payload_);
+    const auto pin = memory_.Pin(request->stag, request->tagged_offset, kAtomicSize, MemoryAccess::kRemoteAtomic);
+    if (pin) place = {.stag = request->stag, .offset = pin->offset(), .length = kAtomicSize};
+    length = 0;
+  } else if (current_.opcode() == RdmapOpcode::kAtomicResponse) {
+    length = kAtomicSize;
+  } else if (wire::IsImmediate(current_.opcode())) {
+    length = 0;
+  }
+  Trace(trace_, now_, name_, "record.placed",
+        {{"opcode", ToString(current_.opcode())},
+         {"length", length},
+         {"last", uint64_t{current_.last}},
+         {"msn", uint64_t{current_.sequence_number}},
+         {"stag", uint64_t{place.stag}},
+         {"offset", place.offset},
+         {"run", place.length}});
+  trail_.TraceRest(trace_, now_, name_);
+}
+
+// For the length of a Write with Immediate: the Write is whatever came right before the Immediate Data.
+void RdmapStream::CountWrite() {
+  if (current_.opcode() == RdmapOpcode::kWrite) {
+    write_bytes_ = current_payload_ + (write_whole_ ? 0 : write_bytes_);
+    write_whole_ = current_.last;
+  } else if (!wire::IsImmediate(current_.opcode()) || !write_whole_) {
+    write_bytes_ = 0;
+    write_whole_ = true;
+  }
+}
+
+void RdmapStream::FinishImmediate() {
+  ++expected_send_msn_;
+  const auto data = wire::ImmediateData::Decode(own_payload_);
+  const uint64_t most = UINT32_MAX;
+  receive_completions_.push_back({.work = inbound_->receive,
+                                  .byte_length = static_cast<uint32_t>(std::min(write_bytes_, most)),
+                                  .solicited = wire::IsSolicited(current_.opcode()),
+                                  .write_immediate = true,
+                                  .has_immediate = true,
+                                  .immediate = data->AsInMemory()});
+  write_bytes_ = 0;
+  inbound_.reset();
+}
+
+// False, with a fault, when the peer may not have it.
+bool RdmapStream::ExecuteAtomic() {
+  const auto request = wire::AtomicRequest::Decode(own_payload_);
+  const auto code = static_cast<wire::AtomicOpcode>(request->operation);
+  if (code != wire::AtomicOpcode::kFetchAdd && code != wire::AtomicOpcode::kCompareSwap) {
+    FaultOnCurrent(terminate::kRdmapOpcode, "not an atomic operation that is known");
+    return false;
+  }
+  if (!request->IsPlain()) {
+    STAGECOACH_MARK("rdmap.atomic_with_masks_refused");
+    FaultOnCurrent(terminate::kRdmapUnspecified, "masks are not supported");
+    return false;
+  }
+  const AtomicOp op = code == wire::AtomicOpcode::kFetchAdd ? AtomicOp::kFetchAdd : AtomicOp::kCompareSwap;
+  const auto original =
+      memory_.Atomic(request->stag, request->tagged_offset, op, request->add_or_swap, request->compare);
+  if (!original) {
+    STAGECOACH_MARK("rdmap.target_of_an_atomic_refused");
+    FaultOnCurrent(ReadSourceCode(original.error()), StagText(request->stag) + ": " + ToString(original.error()));
+    return false;
+  }
+  responses_.push_back({.msn = expected_read_msn_++,
+                        .request = {},
+                        .atomic = wire::AtomicResponse{.identifier = request->identifier, .original = *original}});
+  return true;
+}
+
+// False, with a fault, when the answer makes no sense or its sink has gone.
+bool RdmapStream::PlaceAtomicResult() {
+  const OutboundRead& read = reads_.front();
+  const auto response = wire::AtomicResponse::Decode(own_payload_);
+  if (response->identifier != read.msn) {
+    FaultOnCurrent(terminate::kRdmapUnspecified, "not the answer to the oldest outstanding atomic");
+    return false;
+  }
+  SendEntry* entry = FindEntry(read.entry);
+  STAGECOACH_CHECK(entry != nullptr);
+  UnpinDestination();
+  MemoryFault fault = MemoryFault::kUnknownStag;
+  if (!PinParts(entry->work->sges, 0, kAtomicSize, MemoryAccess::kLocalWrite, &fault)) {
+    STAGECOACH_MARK("rdmap.sink_of_an_atomic_gone");
+    UnpinDestination();
+    entry->phase = SendEntry::Phase::kDone;
+    entry->status = WorkStatus::kLocalProtectionError;
+    FaultOnCurrent(terminate::kRdmapLocalCatastrophic, ToString(fault));
+    return false;
+  }
+  // In the byte order of this host, as programs of verbs expect.
+  ConstBytes result = AsBytes(&response->original, kAtomicSize);
+  for (const MutableBytes& part : destination_) result = result.subspan(CopyBytes(part, result));
+  UnpinDestination();
+  return true;
 }
 
 void RdmapStream::FinishSend() {
@@ -444,6 +635,7 @@ void RdmapStream::FinishReadResponse() {
   OutboundRead& read = reads_.front();
   read.received += current_payload_;
   if (!current_.last) return;
+  if (read.atomic) ++expected_atomic_response_msn_;
   if (read.rtr) {
     rtr_read_answered_ = true;
   } else {
@@ -463,12 +655,12 @@ RdmapStream::SendEntry* RdmapStream::EntryAtFault(const wire::TerminateHeader& h
     return entry.phase != SendEntry::Phase::kWaiting && entry.phase != SendEntry::Phase::kDone;
   };
   if (const auto tagged = wire::DdpTaggedHeader::Decode(quoted); tagged && quoted.size() < kUntaggedHeader) {
-    const auto control = wire::RdmapControl::Decode(tagged->ulp);
+    const auto control = wire::RdmapControl::Decode(tagged->ulp, options_.extensions);
     if (!control || control->opcode != RdmapOpcode::kWrite) return nullptr;
     for (size_t i = 0; i < sq_.size(); ++i) {
       SendEntry& entry = sq_[i];
       const SendWork& work = *entry.work;
-      if (started(entry) && work.opcode == SendOpcode::kWrite && work.remote_stag == tagged->stag &&
+      if (started(entry) && IsWrite(work.opcode) && work.remote_stag == tagged->stag &&
           tagged->tagged_offset - work.remote_offset < std::max(entry.length, 1u)) {
         return &entry;
       }
@@ -477,17 +669,18 @@ RdmapStream::SendEntry* RdmapStream::EntryAtFault(const wire::TerminateHeader& h
   }
   const auto untagged = wire::DdpUntaggedHeader::Decode(quoted);
   if (!untagged) return nullptr;
-  const auto control = wire::RdmapControl::Decode(untagged->ulp);
+  const auto control = wire::RdmapControl::Decode(untagged->ulp, options_.extensions);
   if (!control) return nullptr;
-  if (wire::IsSend(control->opcode)) {
+  if (wire::IsSend(control->opcode) || wire::IsImmediate(control->opcode)) {
     for (size_t i = 0; i < sq_.size(); ++i) {
       SendEntry& entry = sq_[i];
-      const bool send = entry.work->opcode == SendOpcode::kSend || entry.work->opcode == SendOpcode::kSendInvalidate;
+      const bool send = !IsAnswered(entry.work->opcode) && entry.work->opcode != SendOpcode::kWrite;
       if (started(entry) && send && entry.msn == untagged->sequence_number) return &entry;
     }
     return nullptr;
   }
-  if (control->opcode != RdmapOpcode::kReadRequest || reads_.empty()) return nullptr;
+  const bool request = control->opcode == RdmapOpcode::kReadRequest || control->opcode == RdmapOpcode::kAtomicRequest;
+  if (!request || reads_.empty()) return nullptr;
   // siw puts the Read's size where its MSN belongs, so its quotation names no request. Reads are answered in order: it
   // is the oldest.
   for (size_t i = 0; !siw && i < reads_.size(); ++i) {
@@ -499,7 +692,7 @@ RdmapStream::SendEntry* RdmapStream::EntryAtFault(const wire::TerminateHeader& h
 void RdmapStream::FinishTerminate() {
   if (tx_.kind != OutMessage::Kind::kNone) STAGECOACH_MARK("rdmap.terminate_received_amidst_a_message_of_ours");
   TransportFault fault{.from_peer = true};
-  const auto reading = wire::DecodeTerminate(ConstBytes(peer_terminate_).first(current_payload_));
+  const auto reading = wire::DecodeTerminate(ConstBytes(own_payload_).first(current_payload_));
   if (!reading) {
     STAGECOACH_MARK("rdmap.terminate_that_makes_no_sense");
     fault.layer = static_cast<uint8_t>(wire::TerminateLayer::kRdmap);
@@ -743,7 +936,7 @@ bool RdmapStream::MayStartWork() const {
     STAGECOACH_MARK("rdmap.fenced_work_waits_for_reads");
     return false;
   }
-  if (work.opcode != SendOpcode::kRead || options_.ord == 0 || reads_.size() < options_.ord) return true;
+  if (!IsAnswered(work.opcode) || options_.ord == 0 || reads_.size() < options_.ord) return true;
   STAGECOACH_MARK("rdmap.read_waits_for_ord");
   return false;
 }
@@ -751,12 +944,12 @@ bool RdmapStream::MayStartWork() const {
 // The checks a device makes when it begins a work request: its scatter/gather list against local memory.
 WorkStatus RdmapStream::CheckWork(const SendWork& work, uint32_t* length, MemoryPlace* first, std::string* why) {
   *length = 0;
-  if (!IsCarried(work.opcode)) {
-    *why = "not an operation of RFC 5040";
+  if (!IsCarried(work.opcode, options_.extensions)) {
+    *why = "not an operation that this connection has";
     return WorkStatus::kLocalOperationError;
   }
-  if (work.opcode == SendOpcode::kRead && options_.ord == 0) {
-    *why = "no outstanding Reads were agreed on (ORD 0)";
+  if (IsAnswered(work.opcode) && options_.ord == 0) {
+    *why = "no outstanding Reads and atomics were agreed on (ORD 0)";
     return WorkStatus::kLocalOperationError;
   }
   const uint64_t total = work.is_inline ? work.inline_data.size() : TotalLength(work.sges);
@@ -765,8 +958,19 @@ WorkStatus RdmapStream::CheckWork(const SendWork& work, uint32_t* length, Memory
     return WorkStatus::kLocalLengthError;
   }
   *length = static_cast<uint32_t>(total);
+  if (work.is_inline && IsAnswered(work.opcode)) {
+    *why = "inline data has nowhere to put an answer";
+    return WorkStatus::kLocalOperationError;
+  }
+  if (IsAtomic(work.opcode) && total != kAtomicSize) {
+    *why = "an atomic brings back eight bytes";
+    return WorkStatus::kLocalLengthError;
+  }
   if (work.is_inline) return WorkStatus::kSuccess;
-  const auto access = work.opcode == SendOpcode::kRead ? MemoryAccess::kReadSink : MemoryAccess::kLocalRead;
+  auto access = MemoryAccess::kLocalRead;
+  if (work.opcode == SendOpcode::kRead) access = MemoryAccess::kReadSink;
+  // Its answer names no memory.
+  if (IsAtomic(work.opcode)) access = MemoryAccess::kLocalWrite;
   for (const ScatterGather& part : work.sges) {
     if (part.length == 0) continue;
     const auto pin = memory_.Pin(part.lkey, part.address, part.length, access);
@@ -796,8 +1000,11 @@ bool RdmapStream::StartWork() {
   tx_ = {.kind = OutMessage::Kind::kWork, .entry = next_start_, .length = entry.length};
   ++next_start_;
   entry.phase = SendEntry::Phase::kSending;
-  if (work.opcode == SendOpcode::kSend || work.opcode == SendOpcode::kSendInvalidate) entry.msn = next_send_msn_++;
-  if (work.opcode == SendOpcode::kRead) entry.msn = next_read_msn_++;
+  if (IsAnswered(work.opcode)) {
+    entry.msn = next_read_msn_++;
+  } else if (work.opcode != SendOpcode::kWrite) {
+    entry.msn = next_send_msn_++;
+  }
   Trace(trace_, now_, name_, "work.started",
         {{"opcode", ToString(work.opcode)},
          {"length", uint64_t{entry.length}},
@@ -810,6 +1017,11 @@ bool RdmapStream::StartWork() {
 
 bool RdmapStream::StartResponse() {
   const InboundRead& read = responses_.front();
+  if (read.atomic) {
+    tx_ = {.kind = OutMessage::Kind::kResponse};
+    Trace(trace_, now_, name_, "atomic.answered", {{"msn", uint64_t{read.msn}}});
+    return true;
+  }
   // A Read of no bytes names no memory, whatever its STag.
   MemoryPlace source;
   // The source was good when the request came; it may have been invalidated while others were answered.
@@ -896,6 +1108,10 @@ void RdmapStream::QueueSegment(RecordSink& sink) {
 }
 
 void RdmapStream::QueueResponseSegment(RecordSink& sink) {
+  if (responses_.front().atomic) {
+    QueueAtomicResponse(sink);
+    return;
+  }
   const wire::ReadRequest& request = responses_.front().request;
   const uint32_t room = PayloadRoom(sink, wire::kDdpTaggedHeaderSize);
   const uint32_t n = std::min(tx_.length - tx_.offset, room);
@@ -914,6 +1130,26 @@ void RdmapStream::QueueResponseSegment(RecordSink& sink) {
   if (!last) return;
   tx_ = {};
   responses_.pop_front();
+}
+
+void RdmapStream::QueueAtomicResponse(RecordSink& sink) {
+  QueueMessage(sink, SegmentHeader::AtomicResponse(next_atomic_response_msn_++), *responses_.front().atomic,
+               MakeCookie(CookieKind::kResponse, 0));
+  tx_ = {};
+  responses_.pop_front();
+}
+
+void RdmapStream::QueueAtomicRequest(RecordSink& sink, const SendWork& work, uint64_t number) {
+  SendEntry& entry = *FindEntry(number);
+  const auto request =
+      work.opcode == SendOpcode::kFetchAdd
+          ? wire::AtomicRequest::FetchAdd(entry.msn, work.remote_stag, work.remote_offset, work.compare_add)
+          : wire::AtomicRequest::CompareSwap(entry.msn, work.remote_stag, work.remote_offset, work.compare_add,
+                                             work.swap);
+  QueueMessage(sink, SegmentHeader::AtomicRequest(entry.msn), request, MakeCookie(CookieKind::kWork, number));
+  reads_.push_back({.atomic = true, .entry = number, .msn = entry.msn, .length = kAtomicSize});
+  entry.phase = SendEntry::Phase::kAwaitingResponse;
+  tx_ = {};
 }
 
 void RdmapStream::QueueWorkSegment(RecordSink& sink) {
@@ -944,7 +1180,19 @@ void RdmapStream::QueueWorkSegment(RecordSink& sink) {
     return;
   }
 
-  const bool write = work.opcode == SendOpcode::kWrite;
+  if (IsAtomic(work.opcode)) {
+    QueueAtomicRequest(sink, work, number);
+    return;
+  }
+  if (tx_.immediate_due) {
+    QueueMessage(sink, SegmentHeader::Immediate(work.solicited, entry.msn), wire::ImmediateData::Of(work.immediate),
+                 cookie);
+    tx_ = {};
+    entry.phase = SendEntry::Phase::kHandedOver;
+    return;
+  }
+
+  const bool write = IsWrite(work.opcode);
   const uint32_t room = PayloadRoom(sink, write ? wire::kDdpTaggedHeaderSize : wire::kDdpUntaggedHeaderSize);
   TxParts parts;
   const uint32_t n = GatherParts(work, room, &parts);
@@ -958,6 +1206,10 @@ void RdmapStream::QueueWorkSegment(RecordSink& sink) {
   }
   tx_.offset += n;
   if (!last) return;
+  if (work.opcode == SendOpcode::kWriteImmediate) {
+    tx_.immediate_due = true;
+    return;
+  }
   tx_ = {};
   entry.phase = SendEntry::Phase::kHandedOver;
 }
@@ -969,7 +1221,7 @@ bool RdmapStream::TakeSendCompletion(SendCompletion* completion) {
   const SendEntry& entry = sq_.front();
   if (entry.phase != SendEntry::Phase::kDone || entry.queued_records > 0) return false;
   *completion = {.work = entry.work, .status = entry.status};
-  if (entry.status == WorkStatus::kSuccess && entry.work->opcode == SendOpcode::kRead) {
+  if (entry.status == WorkStatus::kSuccess && IsAnswered(entry.work->opcode)) {
     completion->byte_length = entry.length;
   }
   sq_.pop_front();

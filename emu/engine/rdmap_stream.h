@@ -1,9 +1,16 @@
 // RdmapStream: the transport engine of one iWARP RC connection.
 //
 // Implements RDMAP (RFC 5040) over DDP (RFC 5041): Send, Send with Solicited Event, Send with Invalidate, Write, Read,
-// Terminate. Not in here: MPA (mpa_framing.h), the QP's states (qp_states.h), immediate data and atomics of RFC 7306.
-// There are no acknowledgements: a Send or Write completes when its last record has been handed to the lower layer and
-// says nothing about the peer; any fault of either side ends the stream.
+// Terminate; and, with a peer that has agreed to them, Immediate Data and Atomic Operations (RFC 7306). Not in here:
+// MPA (mpa_framing.h), the QP's states (qp_states.h), atomics with masks, which verbs cannot ask for. There are no
+// acknowledgements: a Send or Write completes when its last record has been handed to the lower layer and says nothing
+// about the peer; any fault of either side ends the stream.
+//
+// A Write with Immediate is a Write with an Immediate Data message right behind it. A Send with Immediate has no form
+// here. Immediate Data consumes a Receive; what the Receive's completion says of a length is that of the Write before
+// it. Atomics share queue, numbers, IRD and ORD with Reads, and are answered in turn with them. They are carried out
+// when they arrive: in order among themselves, with the Writes before and with the Sends behind them, but a Read before
+// them may still be answered from what they leave; who minds that fences.
 //
 // Bounds towards a hostile peer: one Receive is in progress at most, at most IRD of its Reads wait for an answer,
 // nothing is allocated per record.
@@ -33,9 +40,9 @@ namespace stagecoach::emu {
 enum class RtrKind : uint8_t { kWrite, kRead };
 
 struct RdmapOptions {
-  // Reads of the peer that may wait here. The next one ends the stream.
+  // Reads and atomics of the peer that may wait here. The next one ends the stream.
   uint16_t ird = 128;
-  // Reads of ours that may be outstanding; further ones wait in the send queue. 0: a Read completes with
+  // Reads and atomics of ours that may be outstanding; further ones wait in the send queue. 0: they complete with
   // kLocalOperationError.
   uint16_t ord = 128;
   // A longer message completes with kLocalLengthError. RDMAP cannot carry more than 2^32-1 bytes.
@@ -43,6 +50,9 @@ struct RdmapOptions {
   // A responder must stay silent until the initiator's first FPDU has come (RFC 5044 section 7.1): hold the send queue
   // until then.
   bool hold_until_first_record = false;
+  // Both ends speak RFC 7306. Without it work that needs it completes with kLocalOperationError, and a peer that uses
+  // it ends the stream.
+  wire::RdmapExtensions extensions = wire::RdmapExtensions::kNone;
 };
 
 class RdmapStream final : public QpTransport {
@@ -118,14 +128,15 @@ class RdmapStream final : public QpTransport {
     Phase phase = Phase::kWaiting;
     WorkStatus status = WorkStatus::kSuccess;
     uint32_t length = 0;          // of the message, once started
-    uint32_t msn = 0;             // Send, Read
+    uint32_t msn = 0;             // Send, Immediate Data; Read, atomic
     uint32_t queued_records = 0;  // in the lower layer; the entry must not leave before they do
   };
 
-  // A Read of ours that the peer has not answered in full. In the order of the requests, which is the order of the
-  // answers.
+  // A Read or atomic of ours that the peer has not answered in full. In the order of the requests, which is the order
+  // of the answers.
   struct OutboundRead {
     bool rtr = false;
+    bool atomic = false;
     uint64_t entry = 0;  // number of the send-queue entry, when !rtr
     uint32_t msn = 0;
     uint32_t sink_stag = 0;
@@ -143,15 +154,17 @@ class RdmapStream final : public QpTransport {
     uint32_t offset = 0;  // bytes queued
     size_t part = 0;      // kWork: scatter/gather element and offset in it where the next segment begins
     uint32_t part_offset = 0;
+    bool immediate_due = false;  // the Write is queued whole, its Immediate Data is next
   };
 
-  // A Read of the peer that has not been answered in full.
+  // A Read of the peer that has not been answered in full, or an atomic that was carried out.
   struct InboundRead {
     uint32_t msn = 0;
     wire::ReadRequest request;
+    std::optional<wire::AtomicResponse> atomic;
   };
 
-  // The Send being received.
+  // The Send or Immediate Data being received.
   struct InboundSend {
     const ReceiveWork* receive = nullptr;
     wire::RdmapOpcode opcode = wire::RdmapOpcode::kSend;
@@ -192,6 +205,8 @@ class RdmapStream final : public QpTransport {
   void QueueSegment(RecordSink& sink);
   void QueueResponseSegment(RecordSink& sink);
   void QueueWorkSegment(RecordSink& sink);
+  void QueueAtomicRequest(RecordSink& sink, const SendWork& work, uint64_t number);
+  void QueueAtomicResponse(RecordSink& sink);
   void QueueRtr(RecordSink& sink);
   static void QueueHeader(RecordSink& sink, const wire::SegmentHeader& header, std::span<const TxPart> parts,
                           uint64_t cookie);
@@ -205,15 +220,26 @@ class RdmapStream final : public QpTransport {
   // Receiving. Accept... judges the current record by its header; Pin... finds its memory; both raise the fault
   // themselves.
   bool AcceptSend();
+  bool AcceptImmediate();
+  bool TakeReceive();
   bool AcceptReadRequest();
+  bool AcceptAtomicRequest();
+  bool AcceptAtomicResponse();
+  bool IsRequestInTurn();
   bool AcceptReadResponse();
   bool AcceptWrite();
   bool AcceptTerminate();
   bool PinCurrent();
   bool PinParts(std::span<const ScatterGather> parts, uint64_t skip, uint64_t size, MemoryAccess access,
                 MemoryFault* fault);
+  // Where a whole record lies, for the trace.
+  void TracePlaced();
+  void CountWrite();
   void FinishSend();
+  void FinishImmediate();
   void FinishReadResponse();
+  bool ExecuteAtomic();
+  bool PlaceAtomicResult();
   void FinishTerminate();
 
   // Endings.
@@ -242,6 +268,7 @@ class RdmapStream final : public QpTransport {
   bool response_turn_ = true;
   uint32_t next_send_msn_ = 1;
   uint32_t next_read_msn_ = 1;
+  uint32_t next_atomic_response_msn_ = 1;
   Ring<OutboundRead> reads_;
   Ring<InboundRead> responses_;  // at most IRD
   std::optional<RtrKind> rtr_;
@@ -258,8 +285,13 @@ class RdmapStream final : public QpTransport {
   bool first_record_received_ = false;
   uint32_t expected_send_msn_ = 1;
   uint32_t expected_read_msn_ = 1;
+  uint32_t expected_atomic_response_msn_ = 1;
   std::optional<InboundSend> inbound_;
-  std::array<std::byte, wire::kMaxTerminateSize> peer_terminate_{};
+  // Of the Write that came last, if nothing has come since: its bytes, and whether that was all of it.
+  uint64_t write_bytes_ = 0;
+  bool write_whole_ = true;
+  // The payload of a record that is for the engine itself: Terminate, Immediate Data, Atomic Request and Response.
+  std::array<std::byte, wire::kMaxTerminateSize> own_payload_{};
   std::vector<MemoryPin> pins_;
   std::vector<MutableBytes> destination_;
   MemoryTrail trail_;  // of the current record

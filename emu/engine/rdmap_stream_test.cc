@@ -289,6 +289,356 @@ TEST_F(RdmapStreamTest, OperationsOfOtherTransportsFailAsLocalOperations) {
   }
 }
 
+// --- RFC 7306 ---
+
+class Rfc7306StreamTest : public RdmapStreamTest {
+ protected:
+  Rfc7306StreamTest() {
+    c.emplace(Extended(), "c");
+    d.emplace(Extended(), "d");
+  }
+  static RdmapOptions Extended(uint16_t ird = 4) {
+    return {.ird = ird, .ord = 4, .extensions = wire::RdmapExtensions::kRfc7306};
+  }
+  void RunExtended() {
+    bool moved = true;
+    while (moved) {
+      moved = c->Fill() | d->Fill();
+      moved |= Deliver(*c, *d) | Deliver(*d, *c);
+    }
+  }
+  static uint64_t WordAt(End& end, uint32_t stag, size_t offset = 0) {
+    uint64_t word = 0;
+    CopyBytes(AsMutableBytes(&word, sizeof(word)), end.memory.Bytes(stag).subspan(offset));
+    return word;
+  }
+  static void SetWord(End& end, uint32_t stag, uint64_t word, size_t offset = 0) {
+    CopyBytes(end.memory.Bytes(stag).subspan(offset), AsBytes(&word, sizeof(word)));
+  }
+  template <typename Message>
+  static bool ArriveWith(End& end, const SegmentHeader& header, const Message& message) {
+    Bytes payload(message.EncodedSize());
+    ByteWriter writer(payload);
+    message.Encode(writer);
+    return end.Arrive(header, payload);
+  }
+  static const SendWork* PostAdd(End& end, uint32_t sink, uint32_t target, uint64_t add, uint64_t offset = 0) {
+    return end.Post({.opcode = SendOpcode::kFetchAdd,
+                     .remote_stag = target,
+                     .remote_offset = At(target) + offset,
+                     .compare_add = add},
+                    {End::Sge(sink, 0, 8)});
+  }
+
+  std::optional<End> c, d;
+};
+
+TEST_F(Rfc7306StreamTest, WriteWithImmediatePlacesItsBytesAndConsumesAReceive) {
+  const uint32_t from = c->memory.Add(1000);
+  CopyBytes(c->memory.Bytes(from), Pattern(1000, 1));
+  const uint32_t to = d->memory.Add(1000, FakeMemory::kRemoteWrite);
+  const uint32_t receive = d->PostReceive(64);
+  c->Post({.opcode = SendOpcode::kWriteImmediate,
+           .solicited = true,
+           .remote_stag = to,
+           .remote_offset = At(to),
+           .immediate = 0x0d0c0b0a},
+          {End::Sge(from, 0, 1000)});
+  RunExtended();
+  EXPECT_THAT(c->TakeSendStatuses(), ElementsAre(WorkStatus::kSuccess));
+  EXPECT_TRUE(SameBytes(d->memory.Bytes(to), c->memory.Bytes(from)));
+  const auto received = d->TakeReceives();
+  ASSERT_EQ(received.size(), 1u);
+  EXPECT_EQ(received[0].status, WorkStatus::kSuccess);
+  EXPECT_TRUE(received[0].write_immediate);
+  EXPECT_TRUE(received[0].has_immediate);
+  EXPECT_TRUE(received[0].solicited);
+  EXPECT_EQ(received[0].immediate, 0x0d0c0b0au);
+  EXPECT_EQ(received[0].byte_length, 1000u);
+  EXPECT_EQ(d->memory.Bytes(receive)[0], std::byte{0}) << "nothing of it is the Receive's";
+}
+
+TEST_F(Rfc7306StreamTest, TheLengthOfAWriteWithImmediateIsThatOfItsWriteAlone) {
+  const uint32_t from = c->memory.Add(600);
+  const uint32_t to = d->memory.Add(600);
+  for (int i = 0; i < 4; ++i) d->PostReceive(8);
+  const auto write = [&](SendOpcode opcode, uint32_t length) {
+    std::vector<ScatterGather> sges;
+    if (length > 0) sges.push_back(End::Sge(from, 0, length));
+    c->Post({.opcode = opcode, .remote_stag = to, .remote_offset = At(to), .immediate = length}, std::move(sges));
+  };
+  write(SendOpcode::kWrite, 500);
+  write(SendOpcode::kWriteImmediate, 600);
+  write(SendOpcode::kWriteImmediate, 0);
+  c->PostSend(from, 3);
+  write(SendOpcode::kWriteImmediate, 20);
+  RunExtended();
+  EXPECT_EQ(c->TakeSends().size(), 5u);
+  const auto received = d->TakeReceives();
+  ASSERT_EQ(received.size(), 4u);
+  EXPECT_EQ(received[0].byte_length, 600u);
+  EXPECT_EQ(received[1].byte_length, 0u);
+  EXPECT_EQ(received[2].byte_length, 3u);
+  EXPECT_FALSE(received[2].has_immediate);
+  EXPECT_EQ(received[3].byte_length, 20u);
+}
+
+TEST_F(Rfc7306StreamTest, AWriteWithImmediateIsDoneWhenItsLastRecordHasLeft) {
+  const uint32_t from = c->memory.Add(10);
+  c->Post({.opcode = SendOpcode::kWriteImmediate, .remote_stag = 1}, {End::Sge(from, 0, 10)});
+  c->Fill();
+  ASSERT_EQ(c->out.records.size(), 2u);
+  c->Leave();
+  EXPECT_TRUE(c->TakeSends().empty());
+  c->Leave();
+  EXPECT_THAT(c->TakeSendStatuses(), ElementsAre(WorkStatus::kSuccess));
+}
+
+TEST_F(Rfc7306StreamTest, SendWithImmediateHasNoForm) {
+  const uint32_t local = c->memory.Add(8);
+  c->Post({.opcode = SendOpcode::kSendImmediate}, {End::Sge(local, 0, 8)});
+  c->Fill();
+  ExpectTerminate(*c, terminate::kRdmapLocalCatastrophic);
+  EXPECT_THAT(c->TakeSendStatuses(), ElementsAre(WorkStatus::kLocalOperationError));
+}
+
+TEST_F(Rfc7306StreamTest, AtomicsChangeTheTargetAndBringBackWhatWasThere) {
+  const uint32_t target = d->memory.Add(16, FakeMemory::kRemoteAtomic);
+  SetWord(*d, target, 40, 8);
+  const uint32_t sink = c->memory.Add(24, FakeMemory::kLocalWrite);
+  PostAdd(*c, sink, target, 2, 8);
+  c->Post({.opcode = SendOpcode::kCompareSwap,
+           .remote_stag = target,
+           .remote_offset = At(target) + 8,
+           .compare_add = 42,
+           .swap = 7},
+          {End::Sge(sink, 8, 3), End::Sge(sink, 11, 5)});
+  c->Post({.opcode = SendOpcode::kCompareSwap,
+           .remote_stag = target,
+           .remote_offset = At(target) + 8,
+           .compare_add = 42,
+           .swap = 9},
+          {End::Sge(sink, 16, 8)});
+  RunExtended();
+  const auto sends = c->TakeSends();
+  ASSERT_EQ(sends.size(), 3u);
+  for (const SendCompletion& send : sends) {
+    EXPECT_EQ(send.status, WorkStatus::kSuccess);
+    EXPECT_EQ(send.byte_length, 8u);
+  }
+  EXPECT_EQ(WordAt(*c, sink), 40u);
+  EXPECT_EQ(WordAt(*c, sink, 8), 42u);
+  EXPECT_EQ(WordAt(*c, sink, 16), 7u) << "does not compare, and swaps nothing";
+  EXPECT_EQ(WordAt(*d, target, 8), 7u);
+  EXPECT_EQ(WordAt(*d, target), 0u);
+  EXPECT_FALSE(c->stream.HasOutstandingWork());
+  EXPECT_FALSE(d->stream.HasOutstandingWork());
+}
+
+TEST_F(Rfc7306StreamTest, ReadsAndAtomicsShareTheDepthAndAreAnsweredInTurn) {
+  const uint32_t target = d->memory.Add(64);
+  const uint32_t sink = c->memory.Add(64);
+  for (int i = 0; i < 4; ++i) {
+    PostAdd(*c, sink, target, 1);
+    c->Post({.opcode = SendOpcode::kRead, .remote_stag = target, .remote_offset = At(target)}, {End::Sge(sink, 8, 8)});
+  }
+  c->Fill();
+  EXPECT_EQ(c->out.records.size(), 4u) << "ORD is 4";
+  RunExtended();
+  EXPECT_EQ(c->TakeSends().size(), 8u);
+  EXPECT_EQ(WordAt(*c, sink), 3u);
+  EXPECT_EQ(WordAt(*c, sink, 8), 4u);
+}
+
+TEST_F(Rfc7306StreamTest, AFenceWaitsForAtomics) {
+  const uint32_t target = d->memory.Add(8);
+  const uint32_t sink = c->memory.Add(8);
+  d->PostReceive(8);
+  PostAdd(*c, sink, target, 5);
+  c->Post({.opcode = SendOpcode::kSend, .fence = true}, {End::Sge(sink, 0, 8)});
+  c->Fill();
+  EXPECT_EQ(c->out.records.size(), 1u);
+  RunExtended();
+  EXPECT_EQ(c->TakeSends().size(), 2u);
+  EXPECT_EQ(d->TakeReceives().size(), 1u);
+}
+
+TEST_F(Rfc7306StreamTest, AnAtomicNeedsEightBytesToAnswerInto) {
+  for (const uint32_t size : {0u, 7u, 9u}) {
+    End end(Extended(), "end");
+    const uint32_t sink = end.memory.Add(16);
+    end.Post({.opcode = SendOpcode::kFetchAdd, .remote_stag = 1}, {End::Sge(sink, 0, size)});
+    end.Fill();
+    ExpectTerminate(end, terminate::kRdmapLocalCatastrophic);
+    EXPECT_THAT(end.TakeSendStatuses(), ElementsAre(WorkStatus::kLocalLengthError)) << size;
+  }
+  const uint32_t read_only = c->memory.Add(8, FakeMemory::kNone);
+  c->Post({.opcode = SendOpcode::kFetchAdd, .remote_stag = 1}, {End::Sge(read_only, 0, 8)});
+  c->Fill();
+  ExpectTerminate(*c, terminate::kRdmapLocalCatastrophic);
+  EXPECT_THAT(c->TakeSendStatuses(), ElementsAre(WorkStatus::kLocalProtectionError));
+}
+
+TEST_F(Rfc7306StreamTest, AnAtomicWhoseSinkHasGoneFails) {
+  const uint32_t target = d->memory.Add(8);
+  const uint32_t sink = c->memory.Add(8);
+  PostAdd(*c, sink, target, 1);
+  c->Fill();
+  Deliver(*c, *d);
+  c->memory.Invalidate(sink);
+  d->Fill();
+  Deliver(*d, *c);
+  EXPECT_THAT(c->TakeSendStatuses(), ElementsAre(WorkStatus::kLocalProtectionError));
+  ExpectTerminate(*c, terminate::kRdmapLocalCatastrophic);
+}
+
+TEST_F(Rfc7306StreamTest, ARefusedAtomicFailsItsWorkAtTheRequester) {
+  const uint32_t target = d->memory.Add(8, FakeMemory::kLocalWrite | FakeMemory::kRemoteRead);
+  const uint32_t sink = c->memory.Add(8);
+  c->PostSend(sink, 0);
+  d->PostReceive(8);
+  PostAdd(*c, sink, target, 1);
+  RunExtended();
+  EXPECT_THAT(c->TakeSendStatuses(), ElementsAre(WorkStatus::kSuccess, WorkStatus::kRemoteAccessError));
+  const auto fault = c->stream.TakeFault();
+  ASSERT_TRUE(fault.has_value());
+  EXPECT_TRUE(fault->from_peer);
+  EXPECT_THAT(fault->description, HasSubstr("our Fetch and Add"));
+  EXPECT_EQ(d->memory.atomics(), 0);
+}
+
+TEST_F(Rfc7306StreamTest, ImmediateDataWithoutAReceiveFailsTheWriteIfItIsNotDone) {
+  c->Post({.opcode = SendOpcode::kWriteImmediate});
+  c->Fill();
+  EXPECT_TRUE(d->Arrive(c->Leave()));
+  EXPECT_FALSE(d->Arrive(SegmentHeader::Immediate(false, 1), Bytes(8)));
+  d->Fill();
+  Deliver(*d, *c);
+  EXPECT_THAT(c->TakeSendStatuses(), ElementsAre(WorkStatus::kRemoteOperationError));
+}
+
+TEST_F(Rfc7306StreamTest, EachFaultOfAPeerHasItsTerminateCode) {
+  FakeMemory layout;
+  const uint32_t good = layout.Add(64);
+  const uint32_t no_atomics = layout.Add(64, FakeMemory::kLocalWrite | FakeMemory::kRemoteRead);
+  wire::AtomicRequest unknown = wire::AtomicRequest::FetchAdd(1, good, At(good), 1);
+  unknown.operation = 1;
+  wire::AtomicRequest masked = wire::AtomicRequest::FetchAdd(1, good, At(good), 1);
+  masked.add_or_swap_mask = 0x80;
+  const auto add = [](uint32_t stag, uint64_t offset) { return wire::AtomicRequest::FetchAdd(1, stag, offset, 1); };
+  const struct {
+    const char* name;
+    wire::AtomicRequest request;
+    wire::TerminateCode code;
+  } kRequests[] = {
+      {"unknown operation", unknown, terminate::kRdmapOpcode},
+      {"masks", masked, terminate::kRdmapUnspecified},
+      {"unknown STag", add(0x7f00005a, 0), terminate::kRdmapInvalidStag},
+      {"wrong key", add(good ^ 1, At(good)), terminate::kRdmapInvalidStag},
+      {"no right", add(no_atomics, At(no_atomics)), terminate::kRdmapAccess},
+      {"beyond the region", add(good, At(good) + 64), terminate::kRdmapBounds},
+      {"before the region", add(good, At(good) - 8), terminate::kRdmapBounds},
+      {"misaligned", add(good, At(good) + 4), terminate::kRdmapProtectionUnspecified},
+      {"at the end of all addresses", add(good, UINT64_MAX - 7), terminate::kRdmapBounds},
+  };
+  for (const auto& r : kRequests) {
+    SCOPED_TRACE(r.name);
+    End end(Extended(), "end");
+    end.memory.Add(64);
+    end.memory.Add(64, FakeMemory::kLocalWrite | FakeMemory::kRemoteRead);
+    ArriveWith(end, SegmentHeader::AtomicRequest(1), r.request);
+    EXPECT_EQ(end.memory.atomics(), 0);
+    EXPECT_TRUE(SameBytes(end.memory.Bytes(good), Bytes(64)));
+    ExpectTerminate(end, r.code);
+  }
+
+  const auto expect = [&](const char* name, wire::TerminateCode code, const std::function<bool(End&)>& arrive) {
+    SCOPED_TRACE(name);
+    End end(Extended(/*ird=*/2), "end");
+    end.memory.Add(64);
+    end.receives.posted.clear();
+    EXPECT_FALSE(arrive(end));
+    ExpectTerminate(end, code);
+  };
+  expect("MSN of an Atomic Request", terminate::kDdpMsnRange,
+         [&](End& end) { return ArriveWith(end, SegmentHeader::AtomicRequest(2), add(good, At(good))); });
+  expect("more atomics than IRD", terminate::kRdmapStreamCatastrophic, [&](End& end) {
+    EXPECT_TRUE(ArriveWith(end, SegmentHeader::AtomicRequest(1), add(good, At(good))));
+    EXPECT_TRUE(end.Arrive(SegmentHeader::Read(2, {.length = 0})));
+    return ArriveWith(end, SegmentHeader::AtomicRequest(3), add(good, At(good)));
+  });
+  expect("answer to nothing", terminate::kRdmapOpcode, [&](End& end) {
+    return ArriveWith(end, SegmentHeader::AtomicResponse(1), wire::AtomicResponse{1, 1});
+  });
+  expect("MSN of an answer", terminate::kDdpMsnRange, [&](End& end) {
+    return ArriveWith(end, SegmentHeader::AtomicResponse(2), wire::AtomicResponse{1, 1});
+  });
+  expect("Immediate Data without a Receive", terminate::kDdpNoBuffer,
+         [&](End& end) { return end.Arrive(SegmentHeader::Immediate(false, 1), Bytes(8)); });
+  expect("MSN of Immediate Data", terminate::kDdpMsnRange, [&](End& end) {
+    end.PostReceive(8);
+    return end.Arrive(SegmentHeader::Immediate(false, 2), Bytes(8));
+  });
+  expect("Immediate Data inside a Send", terminate::kRdmapOpcode, [&](End& end) {
+    end.PostReceive(8);
+    EXPECT_TRUE(end.Arrive(SegmentHeader::Send(RdmapOpcode::kSend, 0, 1, 0, false), Bytes(4)));
+    return end.Arrive(SegmentHeader::Immediate(false, 1), Bytes(8));
+  });
+}
+
+TEST_F(Rfc7306StreamTest, AnswersOfTheWrongKindEndTheStream) {
+  const uint32_t remote = d->memory.Add(8);
+  const uint32_t sink = c->memory.Add(16);
+  PostAdd(*c, sink, remote, 1);
+  c->Fill();
+  EXPECT_FALSE(c->Arrive(SegmentHeader::ReadResponse(sink, At(sink), true), Bytes(8)));
+  ExpectTerminate(*c, terminate::kRdmapOpcode);
+
+  End reader(Extended(), "reader");
+  const uint32_t local = reader.memory.Add(8);
+  reader.Post({.opcode = SendOpcode::kRead, .remote_stag = remote}, {End::Sge(local, 0, 8)});
+  reader.Fill();
+  EXPECT_FALSE(ArriveWith(reader, SegmentHeader::AtomicResponse(1), wire::AtomicResponse{1, 1}));
+  ExpectTerminate(reader, terminate::kRdmapOpcode);
+
+  End other(Extended(), "other");
+  const uint32_t place = other.memory.Add(8);
+  PostAdd(other, place, remote, 1);
+  other.Fill();
+  ArriveWith(other, SegmentHeader::AtomicResponse(1), wire::AtomicResponse{77, 1});
+  EXPECT_TRUE(SameBytes(other.memory.Bytes(place), Bytes(8))) << "an answer to something else is not placed";
+  ExpectTerminate(other, terminate::kRdmapUnspecified);
+}
+
+TEST_F(Rfc7306StreamTest, APeerThatHasNotAgreedMayUseNoneOfIt) {
+  const auto expect = [](wire::TerminateCode code, const SegmentHeader& header, size_t size) {
+    End end(RdmapOptions{}, "end");
+    end.PostReceive(8);
+    EXPECT_FALSE(end.Arrive(header, Bytes(size)));
+    ExpectTerminate(end, code);
+    EXPECT_EQ(end.receives.posted.size(), 1u);
+  };
+  expect(terminate::kRdmapOpcode, SegmentHeader::Immediate(false, 1), wire::kImmediateDataSize);
+  expect(terminate::kRdmapOpcode, SegmentHeader::AtomicRequest(1), wire::kAtomicRequestSize);
+  expect(terminate::kDdpQueueNumber, SegmentHeader::AtomicResponse(1), wire::kAtomicResponseSize);
+}
+
+TEST_F(Rfc7306StreamTest, TracesNameTheMemoryThatIsChanged) {
+  const uint32_t target = d->memory.Add(64);
+  const uint32_t sink = c->memory.Add(64);
+  d->PostReceive(8);
+  PostAdd(*c, sink, target, 1, 16);
+  c->Post({.opcode = SendOpcode::kWriteImmediate});
+  RunExtended();
+  const auto places = [](uint32_t stag, uint64_t offset, uint64_t run) {
+    return " stag=" + std::to_string(stag) + " offset=" + std::to_string(offset) + " run=" + std::to_string(run);
+  };
+  const auto has = [](const std::string& text) { return ::testing::Contains(HasSubstr(text)); };
+  EXPECT_THAT(d->trace.lines(), has("Atomic Request length=0 last=1 msn=1" + places(target, 16, 8)));
+  EXPECT_THAT(d->trace.lines(), has("Immediate Data length=0 last=1 msn=1" + places(0, 0, 0)));
+  EXPECT_THAT(c->trace.lines(), has("Atomic Response length=8 last=1 msn=1" + places(sink, 0, 8)));
+}
+
 // --- Order and limits ---
 
 TEST_F(RdmapStreamTest, CompletionsComeInOrderOfSubmission) {
@@ -1176,7 +1526,11 @@ TEST(RdmapStreamPropertyTest, RandomRecordsNeverTouchWhatWasNotExposed) {
   Prng prng(99);
   int terminated = 0;
   for (int round = 0; round < 400; ++round) {
-    End end(RdmapOptions{.ird = 3, .ord = 2}, "end");
+    const bool extended = prng.OneIn(2);
+    End end(RdmapOptions{.ird = 3,
+                         .ord = 2,
+                         .extensions = extended ? wire::RdmapExtensions::kRfc7306 : wire::RdmapExtensions::kNone},
+            "end");
     const uint32_t exposed = end.memory.Add(300);
     const uint32_t secret = end.memory.Add(300, FakeMemory::kLocalWrite, 0x42);
     const uint32_t sink = end.memory.Add(300);
@@ -1191,10 +1545,20 @@ TEST(RdmapStreamPropertyTest, RandomRecordsNeverTouchWhatWasNotExposed) {
       };
       const auto offset = [&] { return FakeMemory::Address(exposed) + prng.Below(310) - 3; };
       const Bytes payload = Pattern(prng.Below(60), 7);
-      switch (prng.Below(6)) {
+      switch (prng.Below(extended ? 8 : 6)) {
         case 0:
           end.Arrive(SegmentHeader::Write(stag(), offset(), prng.OneIn(2)), payload);
           break;
+        case 6:
+          end.Arrive(SegmentHeader::Immediate(prng.OneIn(2), send_msn++), Pattern(prng.OneIn(6) ? 7 : 8, 1));
+          break;
+        case 7: {
+          Bytes request(wire::kAtomicRequestSize);
+          ByteWriter writer(request);
+          wire::AtomicRequest::FetchAdd(1, stag(), offset(), prng.Next()).Encode(writer);
+          end.Arrive(SegmentHeader::AtomicRequest(read_msn++), request);
+          break;
+        }
         case 1:
           end.Arrive(SegmentHeader::Send(RdmapOpcode::kSend, stag(), send_msn++, 0, true), payload);
           break;
@@ -1212,7 +1576,7 @@ TEST(RdmapStreamPropertyTest, RandomRecordsNeverTouchWhatWasNotExposed) {
           Bytes record = Pattern(prng.Below(80), static_cast<uint8_t>(prng.Next()));
           if (prng.OneIn(2) && record.size() > 2) {
             record[0] = std::byte{0x41};
-            record[1] = static_cast<std::byte>(0x40 | prng.Below(8));
+            record[1] = static_cast<std::byte>(0x40 | prng.Below(extended ? 12 : 8));
           }
           end.Arrive(record);
           break;

@@ -14,7 +14,8 @@ namespace stagecoach::emu {
 // Room for the largest DDP/RDMAP header we understand: an untagged Read Request, 18 + 28 bytes (RFC 5040 section 4.4).
 inline constexpr size_t kMaxRecordHead = 48;
 
-// Room for the longest header given to QueueRecord: a Terminate that quotes a Read Request, 18 + 52 bytes.
+// Room for the longest header given to QueueRecord: a Terminate that quotes a Read Request, or an Atomic Request with
+// all it says; 18 + 52 bytes each.
 inline constexpr size_t kMaxTxHeader = 72;
 
 // The beginning of a record. `head` holds min(length, kMaxRecordHead) bytes.

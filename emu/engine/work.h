@@ -8,8 +8,8 @@
 
 namespace stagecoach::emu {
 
-// What a transport cannot carry completes with kLocalOperationError: RdmapStream knows the first four, UC no Reads,
-// atomics and invalidations.
+// What a transport cannot carry completes with kLocalOperationError: RdmapStream knows no Send with Immediate, and
+// without RFC 7306 only the first four; UC no Reads, atomics and invalidations.
 enum class SendOpcode : uint8_t {
   kSend,
   kSendInvalidate,

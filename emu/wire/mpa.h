@@ -39,6 +39,11 @@ inline constexpr uint8_t kMpaFlagReject = 0x20;    // R: connection rejected (Re
 inline constexpr uint8_t kMpaFlagEnhanced = 0x10;  // S: an IRD/ORD word leads the private data (revision 2)
 // A private extension of Linux siw in a bit RFC 6581 reserves: FPDUs beyond one TCP segment are welcome.
 inline constexpr uint8_t kMpaFlagSiwSegmentationOffload = 0x08;
+// Private extensions of ours in bits that RFC 6581 reserves, which receivers ignore: RFC 7306 leaves it to others how
+// two ends learn that both speak it. A Request asks with the first; a Reply agrees with the second, and without the
+// first, because Linux siw answers with the flags it was sent.
+inline constexpr uint8_t kMpaFlagExtensionsAsked = 0x04;
+inline constexpr uint8_t kMpaFlagExtensionsAgreed = 0x02;
 
 // IRD and ORD have 14 bits. All ones means: the ULP looks after it, not MPA (RFC 6581 section 4.3).
 inline constexpr uint16_t kMpaDepthMax = 0x3ffe;
@@ -72,6 +77,9 @@ struct MpaFrame {
   bool markers() const { return (flags & kMpaFlagMarkers) != 0; }
   bool crc() const { return (flags & kMpaFlagCrc) != 0; }
   bool rejected() const { return (flags & kMpaFlagReject) != 0; }
+  // Of a Request, and of its Reply.
+  bool asks_for_extensions() const { return (flags & kMpaFlagExtensionsAsked) != 0; }
+  bool agrees_to_extensions() const { return (flags & kMpaFlagExtensionsAgreed) != 0 && !asks_for_extensions(); }
 
   size_t EncodedSize() const;
   // Fails the writer when it lacks room or the private data is longer than a frame can carry.

@@ -30,7 +30,9 @@ std::string Flags(uint8_t flags) {
   if (flags & kMpaFlagReject) text += 'R';
   if (flags & kMpaFlagEnhanced) text += 'S';
   if (flags & kMpaFlagSiwSegmentationOffload) text += "+siw-gso";
-  if (flags & 0x07) text += "+reserved";
+  if (flags & kMpaFlagExtensionsAsked) text += "+7306-asked";
+  if (flags & kMpaFlagExtensionsAgreed) text += "+7306-agreed";
+  if (flags & 0x01) text += "+reserved";
   return text.empty() ? "none" : text;
 }
 
@@ -54,7 +56,12 @@ std::string DescribeTerminate(const TerminateHeader& header) {
     request->Encode(out);
     size += out.position();
   }
-  const auto segment = DecodeSegment(ConstBytes(head).first(size), size);
+  // A header of RFC 7306 is quoted without what follows it, which it cannot be told apart from by size.
+  auto segment = DecodeSegment(ConstBytes(head).first(size), size, RdmapExtensions::kRfc7306);
+  if (!segment.has_value()) {
+    segment =
+        DecodeSegment(ConstBytes(head).first(size), header.SegmentLength().value_or(0), RdmapExtensions::kRfc7306);
+  }
   text += ", about ";
   text += segment.has_value() ? Describe(*segment) : "a segment that begins " + ToHex(quoted);
   if (const auto length = header.SegmentLength()) text += " of " + std::to_string(*length) + " bytes";
@@ -85,7 +92,8 @@ std::string Describe(const SegmentHeader& header) {
     return text + ": " + std::to_string(request.length) + " bytes from " +
            Place(request.source_stag, request.source_offset) + " to " + Place(request.sink_stag, request.sink_offset);
   }
-  if (header.opcode() == RdmapOpcode::kTerminate) return text;
+  // What these say follows their header.
+  if (header.opcode() > RdmapOpcode::kSendSolicitedInvalidate) return text;
   text += " MO " + std::to_string(header.message_offset);
   if (HasInvalidate(header.opcode())) text += " invalidate STag " + Hex(header.invalidate_stag());
   return text + (header.last ? " last" : "");

@@ -8,7 +8,15 @@ constexpr unsigned kVersionShift = 6;
 constexpr unsigned kReservedShift = 4;
 constexpr uint8_t kReservedMask = 0x03;
 constexpr uint8_t kOpcodeMask = 0x0f;
-constexpr uint8_t kLastOpcode = static_cast<uint8_t>(RdmapOpcode::kTerminate);
+constexpr unsigned kAtomicReservedShift = 4;
+
+constexpr uint8_t LastOpcode(RdmapExtensions extensions) {
+  return static_cast<uint8_t>(extensions == RdmapExtensions::kNone ? RdmapOpcode::kTerminate
+                                                                   : RdmapOpcode::kAtomicResponse);
+}
+constexpr uint32_t LastQueueNumber(RdmapExtensions extensions) {
+  return extensions == RdmapExtensions::kNone ? kTerminateQueueNumber : kAtomicResponseQueueNumber;
+}
 
 // Offsets of fields in a segment, for faults.
 constexpr uint32_t kUlpAt = 1;
@@ -19,8 +27,8 @@ WireFault Short(size_t size) {
   return {WireFaultKind::kTruncated, static_cast<uint32_t>(size), size, terminate::kMpaMarkerOrLength};
 }
 
-// Queues 1 and 2 have buffers of a known size, one message each; a message that does not fit is too long for the
-// buffer.
+// The queues of the NIC itself have buffers of a known size, one message each, and Immediate Data has a size: a message
+// that does not fit is too long for the buffer.
 std::optional<WireFault> CheckSingleSegment(const DdpUntaggedHeader& ddp, size_t record_length, size_t least,
                                             size_t most) {
   if (ddp.message_offset != 0) {
@@ -35,8 +43,8 @@ std::optional<WireFault> CheckSingleSegment(const DdpUntaggedHeader& ddp, size_t
   return std::nullopt;
 }
 
-Result<RdmapControl, WireFault> DecodeControl(uint8_t ulp, bool tagged) {
-  auto control = RdmapControl::Decode(ulp);
+Result<RdmapControl, WireFault> DecodeControl(uint8_t ulp, bool tagged, RdmapExtensions extensions) {
+  auto control = RdmapControl::Decode(ulp, extensions);
   if (!control.has_value()) {
     control.error().offset = kUlpAt;
     return control;
@@ -47,10 +55,10 @@ Result<RdmapControl, WireFault> DecodeControl(uint8_t ulp, bool tagged) {
   return control;
 }
 
-Result<SegmentHeader, WireFault> DecodeTagged(ConstBytes head) {
+Result<SegmentHeader, WireFault> DecodeTagged(ConstBytes head, RdmapExtensions extensions) {
   const auto ddp = DdpTaggedHeader::Decode(head);
   if (!ddp.has_value()) return Err(ddp.error());
-  const auto control = DecodeControl(ddp->ulp, true);
+  const auto control = DecodeControl(ddp->ulp, true, extensions);
   if (!control.has_value()) return Err(control.error());
   SegmentHeader header{.control = *control, .last = ddp->last, .ddp_reserved = ddp->reserved};
   header.stag = ddp->stag;
@@ -58,14 +66,43 @@ Result<SegmentHeader, WireFault> DecodeTagged(ConstBytes head) {
   return header;
 }
 
-Result<SegmentHeader, WireFault> DecodeUntagged(ConstBytes head, size_t record_length) {
+// What a message of a known size has behind its untagged header; none for those that may have any size.
+struct SizeRule {
+  size_t least = 0;
+  size_t most = 0;
+};
+std::optional<SizeRule> SizeOf(RdmapOpcode opcode) {
+  switch (opcode) {
+    case RdmapOpcode::kReadRequest:
+      return SizeRule{kReadRequestSize, kReadRequestSize};
+    case RdmapOpcode::kTerminate:
+      return SizeRule{kTerminateControlSize, kMaxTerminateSize};
+    case RdmapOpcode::kImmediate:
+    case RdmapOpcode::kImmediateSolicited:
+      return SizeRule{kImmediateDataSize, kImmediateDataSize};
+    case RdmapOpcode::kAtomicRequest:
+      return SizeRule{kAtomicRequestSize, kAtomicRequestSize};
+    case RdmapOpcode::kAtomicResponse:
+      return SizeRule{kAtomicResponseSize, kAtomicResponseSize};
+    case RdmapOpcode::kWrite:
+    case RdmapOpcode::kReadResponse:
+    case RdmapOpcode::kSend:
+    case RdmapOpcode::kSendInvalidate:
+    case RdmapOpcode::kSendSolicited:
+    case RdmapOpcode::kSendSolicitedInvalidate:
+      break;
+  }
+  return std::nullopt;
+}
+
+Result<SegmentHeader, WireFault> DecodeUntagged(ConstBytes head, size_t record_length, RdmapExtensions extensions) {
   const auto ddp = DdpUntaggedHeader::Decode(head);
   if (!ddp.has_value()) return Err(ddp.error());
-  if (ddp->queue_number > kTerminateQueueNumber) {
+  if (ddp->queue_number > LastQueueNumber(extensions)) {
     return Err(
         WireFault{WireFaultKind::kBadQueueNumber, kQueueNumberAt, ddp->queue_number, terminate::kDdpQueueNumber});
   }
-  const auto control = DecodeControl(ddp->ulp, false);
+  const auto control = DecodeControl(ddp->ulp, false, extensions);
   if (!control.has_value()) return Err(control.error());
   // The queue exists, so DDP has no complaint; RDMAP did not expect this opcode there.
   if (ddp->queue_number != QueueNumberOf(control->opcode)) {
@@ -78,18 +115,16 @@ Result<SegmentHeader, WireFault> DecodeUntagged(ConstBytes head, size_t record_l
   header.sequence_number = ddp->sequence_number;
   header.message_offset = ddp->message_offset;
 
-  if (control->opcode == RdmapOpcode::kReadRequest) {
-    if (auto fault = CheckSingleSegment(*ddp, record_length, kMaxSegmentHeaderSize, kMaxSegmentHeaderSize)) {
+  if (const auto size = SizeOf(control->opcode)) {
+    if (auto fault = CheckSingleSegment(*ddp, record_length, kDdpUntaggedHeaderSize + size->least,
+                                        kDdpUntaggedHeaderSize + size->most)) {
       return Err(*fault);
     }
+  }
+  if (control->opcode == RdmapOpcode::kReadRequest) {
     const auto request = ReadRequest::Decode(head.subspan(kDdpUntaggedHeaderSize));
     if (!request.has_value()) return Err(Short(head.size()));
     header.read_request = *request;
-  } else if (control->opcode == RdmapOpcode::kTerminate) {
-    if (auto fault = CheckSingleSegment(*ddp, record_length, kDdpUntaggedHeaderSize + kTerminateControlSize,
-                                        kDdpUntaggedHeaderSize + kMaxTerminateSize)) {
-      return Err(*fault);
-    }
   }
   return header;
 }
@@ -133,6 +168,14 @@ const char* ToString(RdmapOpcode opcode) {
       return "Send with SE and Invalidate";
     case RdmapOpcode::kTerminate:
       return "Terminate";
+    case RdmapOpcode::kImmediate:
+      return "Immediate Data";
+    case RdmapOpcode::kImmediateSolicited:
+      return "Immediate Data with SE";
+    case RdmapOpcode::kAtomicRequest:
+      return "Atomic Request";
+    case RdmapOpcode::kAtomicResponse:
+      return "Atomic Response";
   }
   return "?";
 }
@@ -142,13 +185,15 @@ uint8_t RdmapControl::Encode() const {
                               (static_cast<uint8_t>(opcode) & kOpcodeMask));
 }
 
-Result<RdmapControl, WireFault> RdmapControl::Decode(uint8_t byte) {
+Result<RdmapControl, WireFault> RdmapControl::Decode(uint8_t byte, RdmapExtensions extensions) {
   const uint8_t version = byte >> kVersionShift;
   if (version != kRdmapVersion) {
     return Err(WireFault{WireFaultKind::kBadRdmapVersion, 0, version, terminate::kRdmapVersion});
   }
   const uint8_t opcode = byte & kOpcodeMask;
-  if (opcode > kLastOpcode) return Err(WireFault{WireFaultKind::kBadOpcode, 0, opcode, terminate::kRdmapOpcode});
+  if (opcode > LastOpcode(extensions)) {
+    return Err(WireFault{WireFaultKind::kBadOpcode, 0, opcode, terminate::kRdmapOpcode});
+  }
   return RdmapControl{.opcode = static_cast<RdmapOpcode>(opcode),
                       .reserved = static_cast<uint8_t>((byte >> kReservedShift) & kReservedMask)};
 }
@@ -234,12 +279,123 @@ SegmentHeader SegmentHeader::Terminate() {
   return header;
 }
 
-Result<SegmentHeader, WireFault> DecodeSegment(ConstBytes head, size_t record_length) {
+SegmentHeader SegmentHeader::Immediate(bool solicited, uint32_t msn) {
+  SegmentHeader header{.control = {.opcode = solicited ? RdmapOpcode::kImmediateSolicited : RdmapOpcode::kImmediate}};
+  header.queue_number = kSendQueueNumber;
+  header.sequence_number = msn;
+  return header;
+}
+
+SegmentHeader SegmentHeader::AtomicRequest(uint32_t msn) {
+  SegmentHeader header{.control = {.opcode = RdmapOpcode::kAtomicRequest}};
+  header.queue_number = kReadRequestQueueNumber;
+  header.sequence_number = msn;
+  return header;
+}
+
+SegmentHeader SegmentHeader::AtomicResponse(uint32_t msn) {
+  SegmentHeader header{.control = {.opcode = RdmapOpcode::kAtomicResponse}};
+  header.queue_number = kAtomicResponseQueueNumber;
+  header.sequence_number = msn;
+  return header;
+}
+
+Result<SegmentHeader, WireFault> DecodeSegment(ConstBytes head, size_t record_length, RdmapExtensions extensions) {
   if (head.size() > record_length) head = head.first(record_length);
   if (head.empty()) return Err(Short(0));
   const auto control = DdpControl::Decode(std::to_integer<uint8_t>(head[0]));
   if (!control.has_value()) return Err(control.error());
-  return control->tagged ? DecodeTagged(head) : DecodeUntagged(head, record_length);
+  return control->tagged ? DecodeTagged(head, extensions) : DecodeUntagged(head, record_length, extensions);
+}
+
+ImmediateData ImmediateData::Of(uint32_t as_in_memory) {
+  ImmediateData data;
+  CopyBytes(data.bytes, AsBytes(&as_in_memory, sizeof(as_in_memory)));
+  return data;
+}
+
+uint32_t ImmediateData::AsInMemory() const {
+  uint32_t value = 0;
+  CopyBytes(AsMutableBytes(&value, sizeof(value)), bytes);
+  return value;
+}
+
+void ImmediateData::Encode(ByteWriter& out) const {
+  out.Bytes(bytes);
+}
+
+Result<ImmediateData, WireFault> ImmediateData::Decode(ConstBytes bytes) {
+  if (bytes.size() < kImmediateDataSize) return Err(Short(bytes.size()));
+  ImmediateData data;
+  CopyBytes(data.bytes, bytes.first(kImmediateDataSize));
+  return data;
+}
+
+bool AtomicRequest::IsPlain() const {
+  if (operation == static_cast<uint8_t>(AtomicOpcode::kFetchAdd)) return add_or_swap_mask == 0;
+  return add_or_swap_mask == ~uint64_t{0} && compare_mask == ~uint64_t{0};
+}
+
+AtomicRequest AtomicRequest::FetchAdd(uint32_t identifier, uint32_t stag, uint64_t tagged_offset, uint64_t add) {
+  return {.operation = static_cast<uint8_t>(AtomicOpcode::kFetchAdd),
+          .identifier = identifier,
+          .stag = stag,
+          .tagged_offset = tagged_offset,
+          .add_or_swap = add};
+}
+
+AtomicRequest AtomicRequest::CompareSwap(uint32_t identifier, uint32_t stag, uint64_t tagged_offset, uint64_t compare,
+                                         uint64_t swap) {
+  return {.operation = static_cast<uint8_t>(AtomicOpcode::kCompareSwap),
+          .identifier = identifier,
+          .stag = stag,
+          .tagged_offset = tagged_offset,
+          .add_or_swap = swap,
+          .add_or_swap_mask = ~uint64_t{0},
+          .compare = compare,
+          .compare_mask = ~uint64_t{0}};
+}
+
+void AtomicRequest::Encode(ByteWriter& out) const {
+  out.U32(reserved << kAtomicReservedShift | (operation & kOpcodeMask));
+  out.U32(identifier);
+  out.U32(stag);
+  out.U64(tagged_offset);
+  out.U64(add_or_swap);
+  out.U64(add_or_swap_mask);
+  out.U64(compare);
+  out.U64(compare_mask);
+}
+
+Result<AtomicRequest, WireFault> AtomicRequest::Decode(ConstBytes bytes) {
+  ByteReader in(bytes);
+  AtomicRequest request;
+  const uint32_t first = in.U32();
+  request.reserved = first >> kAtomicReservedShift;
+  request.operation = static_cast<uint8_t>(first & kOpcodeMask);
+  request.identifier = in.U32();
+  request.stag = in.U32();
+  request.tagged_offset = in.U64();
+  request.add_or_swap = in.U64();
+  request.add_or_swap_mask = in.U64();
+  request.compare = in.U64();
+  request.compare_mask = in.U64();
+  if (!in.ok()) return Err(Short(bytes.size()));
+  return request;
+}
+
+void AtomicResponse::Encode(ByteWriter& out) const {
+  out.U32(identifier);
+  out.U64(original);
+}
+
+Result<AtomicResponse, WireFault> AtomicResponse::Decode(ConstBytes bytes) {
+  ByteReader in(bytes);
+  AtomicResponse response;
+  response.identifier = in.U32();
+  response.original = in.U64();
+  if (!in.ok()) return Err(Short(bytes.size()));
+  return response;
 }
 
 std::optional<uint16_t> TerminateHeader::SegmentLength() const {

@@ -1,8 +1,8 @@
-// RDMAP headers on top of DDP (RFC 5040 section 4): what a segment asks for.
+// RDMAP headers on top of DDP (RFC 5040 section 4, RFC 7306): what a segment asks for.
 //
 // DecodeSegment() reads DDP and RDMAP headers together, in the order the layers would, and judges all that can be
 // judged without a connection. MSN and offset sequences, STags and outstanding Reads are for the transport engine.
-// Plain values and pure functions; any thread. The extensions of RFC 7306 are not part of this.
+// Plain values and pure functions; any thread.
 #pragma once
 
 #include <array>
@@ -20,7 +20,11 @@ namespace stagecoach::emu::wire {
 
 inline constexpr uint8_t kRdmapVersion = 1;
 
-// RFC 5040 section 4.3.
+// Whether a peer speaks RFC 7306 (Immediate Data and Atomic Operations), which has to be agreed upon: without it their
+// opcodes are unexpected, and their queue does not exist.
+enum class RdmapExtensions : uint8_t { kNone, kRfc7306 };
+
+// RFC 5040 section 4.3; the last four are RFC 7306's.
 enum class RdmapOpcode : uint8_t {
   kWrite = 0,
   kReadRequest = 1,
@@ -30,13 +34,19 @@ enum class RdmapOpcode : uint8_t {
   kSendSolicited = 5,
   kSendSolicitedInvalidate = 6,
   kTerminate = 7,
+  kImmediate = 8,
+  kImmediateSolicited = 9,
+  kAtomicRequest = 10,
+  kAtomicResponse = 11,
 };
 const char* ToString(RdmapOpcode opcode);
 
-// Untagged queues (RFC 5040 section 4.2).
+// Untagged queues (RFC 5040 section 4.2, RFC 7306). Immediate Data shares the queue of Sends, and its numbers; Atomic
+// Requests that of Read Requests.
 inline constexpr uint32_t kSendQueueNumber = 0;
 inline constexpr uint32_t kReadRequestQueueNumber = 1;
 inline constexpr uint32_t kTerminateQueueNumber = 2;
+inline constexpr uint32_t kAtomicResponseQueueNumber = 3;
 
 constexpr bool IsTagged(RdmapOpcode opcode) {
   return opcode == RdmapOpcode::kWrite || opcode == RdmapOpcode::kReadResponse;
@@ -45,8 +55,12 @@ constexpr bool IsTagged(RdmapOpcode opcode) {
 constexpr bool IsSend(RdmapOpcode opcode) {
   return opcode >= RdmapOpcode::kSend && opcode <= RdmapOpcode::kSendSolicitedInvalidate;
 }
+constexpr bool IsImmediate(RdmapOpcode opcode) {
+  return opcode == RdmapOpcode::kImmediate || opcode == RdmapOpcode::kImmediateSolicited;
+}
 constexpr bool IsSolicited(RdmapOpcode opcode) {
-  return opcode == RdmapOpcode::kSendSolicited || opcode == RdmapOpcode::kSendSolicitedInvalidate;
+  return opcode == RdmapOpcode::kSendSolicited || opcode == RdmapOpcode::kSendSolicitedInvalidate ||
+         opcode == RdmapOpcode::kImmediateSolicited;
 }
 constexpr bool HasInvalidate(RdmapOpcode opcode) {
   return opcode == RdmapOpcode::kSendInvalidate || opcode == RdmapOpcode::kSendSolicitedInvalidate;
@@ -56,7 +70,8 @@ constexpr RdmapOpcode SendOpcodeOf(bool solicited, bool invalidate) {
   return solicited ? RdmapOpcode::kSendSolicited : RdmapOpcode::kSend;
 }
 constexpr uint32_t QueueNumberOf(RdmapOpcode opcode) {
-  if (opcode == RdmapOpcode::kReadRequest) return kReadRequestQueueNumber;
+  if (opcode == RdmapOpcode::kReadRequest || opcode == RdmapOpcode::kAtomicRequest) return kReadRequestQueueNumber;
+  if (opcode == RdmapOpcode::kAtomicResponse) return kAtomicResponseQueueNumber;
   return opcode == RdmapOpcode::kTerminate ? kTerminateQueueNumber : kSendQueueNumber;
 }
 
@@ -67,7 +82,7 @@ struct RdmapControl {
   uint8_t reserved = 0;  // two bits
 
   uint8_t Encode() const;
-  static Result<RdmapControl, WireFault> Decode(uint8_t byte);
+  static Result<RdmapControl, WireFault> Decode(uint8_t byte, RdmapExtensions extensions = RdmapExtensions::kNone);
   friend bool operator==(const RdmapControl&, const RdmapControl&) = default;
 };
 
@@ -88,11 +103,14 @@ struct ReadRequest {
   friend bool operator==(const ReadRequest&, const ReadRequest&) = default;
 };
 
-// The largest DDP and RDMAP header together: a Read Request.
+// The largest DDP and RDMAP header together: a Read Request. What follows the untagged header of an Atomic Request is
+// longer, and counts as payload.
 inline constexpr size_t kMaxSegmentHeaderSize = kDdpUntaggedHeaderSize + kReadRequestSize;
 
 // One segment's headers. A Terminate's own header counts as payload here, because with what it quotes it is longer than
-// any other header: place it in kMaxTerminateSize bytes and give those to DecodeTerminate().
+// any other header: place it in kMaxTerminateSize bytes and give those to DecodeTerminate(). The same holds for the
+// messages of RFC 7306: place them, whose sizes DecodeSegment() has judged, and read them with AtomicRequest,
+// AtomicResponse and ImmediateData.
 struct SegmentHeader {
   RdmapControl control;
   bool last = true;
@@ -127,12 +145,76 @@ struct SegmentHeader {
   static SegmentHeader Read(uint32_t msn, const ReadRequest& request);
   // Always the first and only message of its queue.
   static SegmentHeader Terminate();
+  // Of RFC 7306, the untagged header alone.
+  static SegmentHeader Immediate(bool solicited, uint32_t msn);
+  static SegmentHeader AtomicRequest(uint32_t msn);
+  static SegmentHeader AtomicResponse(uint32_t msn);
 };
 
 // Reads the headers of a record of `record_length` bytes from its head: min(record_length, kMaxSegmentHeaderSize) bytes
 // or more. On success the payload is the rest of the record: record_length - EncodedSize(). Faults come in the order in
 // which the layers look: DDP's before RDMAP's, and those of the control bytes before a short header's.
-Result<SegmentHeader, WireFault> DecodeSegment(ConstBytes head, size_t record_length);
+Result<SegmentHeader, WireFault> DecodeSegment(ConstBytes head, size_t record_length,
+                                               RdmapExtensions extensions = RdmapExtensions::kNone);
+
+// --- Immediate Data and Atomic Operations (RFC 7306) ---
+
+inline constexpr size_t kImmediateDataSize = 8;
+inline constexpr size_t kAtomicRequestSize = 52;
+inline constexpr size_t kAtomicResponseSize = 12;
+
+// A message of its own, which consumes a Receive and puts nothing into it; behind an RDMA Write it makes what other
+// transports call Write with Immediate. Of its eight bytes verbs know the first four, as they stand in memory; the
+// others are zero.
+struct ImmediateData {
+  std::array<std::byte, kImmediateDataSize> bytes{};
+
+  static ImmediateData Of(uint32_t as_in_memory);
+  uint32_t AsInMemory() const;
+
+  static constexpr size_t EncodedSize() { return kImmediateDataSize; }
+  void Encode(ByteWriter& out) const;
+  static Result<ImmediateData, WireFault> Decode(ConstBytes bytes);
+  friend bool operator==(const ImmediateData&, const ImmediateData&) = default;
+};
+
+// RFC 7306's AOpCodes, registered as "RDMAP Message Atomic Operation Subcodes".
+enum class AtomicOpcode : uint8_t { kFetchAdd = 0, kCompareSwap = 2 };
+
+// On eight bytes at a multiple of eight. Whether the code is one of AtomicOpcode is for the engine to say.
+struct AtomicRequest {
+  uint32_t reserved = 0;    // 28 bits; kept, not judged
+  uint8_t operation = 0;    // four bits: AtomicOpcode
+  uint32_t identifier = 0;  // comes back with the response
+  uint32_t stag = 0;        // the responder's memory
+  uint64_t tagged_offset = 0;
+  uint64_t add_or_swap = 0;
+  uint64_t add_or_swap_mask = 0;
+  uint64_t compare = 0;
+  uint64_t compare_mask = 0;
+
+  // Add of 64 bits without inner boundaries, or compare and swap of all 64: what verbs can ask for.
+  bool IsPlain() const;
+  static AtomicRequest FetchAdd(uint32_t identifier, uint32_t stag, uint64_t tagged_offset, uint64_t add);
+  static AtomicRequest CompareSwap(uint32_t identifier, uint32_t stag, uint64_t tagged_offset, uint64_t compare,
+                                   uint64_t swap);
+
+  static constexpr size_t EncodedSize() { return kAtomicRequestSize; }
+  void Encode(ByteWriter& out) const;
+  // Reads the first EncodedSize() bytes.
+  static Result<AtomicRequest, WireFault> Decode(ConstBytes bytes);
+  friend bool operator==(const AtomicRequest&, const AtomicRequest&) = default;
+};
+
+struct AtomicResponse {
+  uint32_t identifier = 0;  // the request's
+  uint64_t original = 0;    // what stood there
+
+  static constexpr size_t EncodedSize() { return kAtomicResponseSize; }
+  void Encode(ByteWriter& out) const;
+  static Result<AtomicResponse, WireFault> Decode(ConstBytes bytes);
+  friend bool operator==(const AtomicResponse&, const AtomicResponse&) = default;
+};
 
 // --- Terminate (RFC 5040 section 4.8) ---
 

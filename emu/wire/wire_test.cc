@@ -64,6 +64,7 @@ TEST(MpaFrame, SiwsFramesDecodeAndEncodeAgain) {
        "MPA Request rev 2 flags S, IRD 1 ORD 1, peer-to-peer RTR Write Read"},
       {MpaFrameKind::kReply, "1002 0004 8001 8001", "MPA Reply rev 2 flags S, IRD 1 ORD 1, peer-to-peer RTR Write"},
       {MpaFrameKind::kRequest, "1802 0004 0001 0001", "MPA Request rev 2 flags S+siw-gso, IRD 1 ORD 1"},
+      {MpaFrameKind::kRequest, "1402 0004 0001 0001", "MPA Request rev 2 flags S+7306-asked, IRD 1 ORD 1"},
       {MpaFrameKind::kReply, "2001 0000", "MPA Reply rev 1 flags R"},
       {MpaFrameKind::kReply, "3002 0004 0000 0000", "MPA Reply rev 2 flags RS, IRD 0 ORD 0"},
       {MpaFrameKind::kRequest, "0001 0004 0001 0001", "MPA Request rev 1 flags none, 4 bytes of private data 00010001"},
@@ -347,6 +348,182 @@ TEST(Segment, EachFaultHasItsTerminateCode) {
   EXPECT_EQ(FaultOf(endless).kind, WireFaultKind::kTooLong);
   EXPECT_EQ(ToString(FaultOf(FromHex("4143 00000000 00000005 00000001 00000000"))),
             "no such untagged queue (5) at byte 6");
+}
+
+// --- RFC 7306 ---
+
+constexpr char kImmediateRecord[] = "4148 00000000 00000000 00000005 00000000 0a0b0c0d 00000000";
+constexpr char kFetchAddRecord[] =
+    "414a 00000000 00000001 00000007 00000000 00000000 00000009 11b22d00 000055962994c7d0 0000000000000005 "
+    "0000000000000000 0000000000000000 0000000000000000";
+constexpr char kCompareSwapRecord[] =
+    "414a 00000000 00000001 00000008 00000000 00000002 0000000a 11b22d00 000055962994c7d8 1111111111111111 "
+    "ffffffffffffffff 2222222222222222 ffffffffffffffff";
+constexpr char kAtomicResponseRecord[] = "414b 00000000 00000003 00000001 00000000 00000009 00000000000000ff";
+
+Result<SegmentHeader, WireFault> DecodeExtended(ConstBytes record) {
+  return DecodeSegment(record, record.size(), RdmapExtensions::kRfc7306);
+}
+
+template <typename Message>
+Bytes RecordOf(const SegmentHeader& header, const Message& message) {
+  Bytes record(header.EncodedSize() + Message::EncodedSize());
+  ByteWriter out(record);
+  header.Encode(out);
+  message.Encode(out);
+  EXPECT_TRUE(out.ok());
+  return record;
+}
+
+TEST(Rfc7306, EachMessageHasItsLayout) {
+  const Bytes number = FromHex("0a0b0c0d");
+  uint32_t immediate = 0;
+  CopyBytes(AsMutableBytes(&immediate, sizeof(immediate)), number);
+  EXPECT_EQ(ToHex(RecordOf(SegmentHeader::Immediate(false, 5), ImmediateData::Of(immediate))),
+            ToHex(FromHex(kImmediateRecord)));
+  EXPECT_EQ(ImmediateData::Of(immediate).AsInMemory(), immediate);
+  EXPECT_EQ(ToHex(RecordOf(SegmentHeader::AtomicRequest(7), AtomicRequest::FetchAdd(9, 0x11b22d00, 0x55962994c7d0, 5))),
+            ToHex(FromHex(kFetchAddRecord)));
+  EXPECT_EQ(ToHex(RecordOf(
+                SegmentHeader::AtomicRequest(8),
+                AtomicRequest::CompareSwap(10, 0x11b22d00, 0x55962994c7d8, 0x2222222222222222, 0x1111111111111111))),
+            ToHex(FromHex(kCompareSwapRecord)));
+  EXPECT_EQ(ToHex(RecordOf(SegmentHeader::AtomicResponse(1), AtomicResponse{9, 255})),
+            ToHex(FromHex(kAtomicResponseRecord)));
+}
+
+TEST(Rfc7306, MessagesDecodeToWhatTheyWereMadeOf) {
+  const struct {
+    const char* hex;
+    SegmentHeader header;
+    const char* text;
+  } kRecords[] = {
+      {kImmediateRecord, SegmentHeader::Immediate(false, 5), "Immediate Data MSN 5"},
+      {"4149 00000000 00000000 00000006 00000000 0000000000000000", SegmentHeader::Immediate(true, 6),
+       "Immediate Data with SE MSN 6"},
+      {kFetchAddRecord, SegmentHeader::AtomicRequest(7), "Atomic Request MSN 7"},
+      {kCompareSwapRecord, SegmentHeader::AtomicRequest(8), "Atomic Request MSN 8"},
+      {kAtomicResponseRecord, SegmentHeader::AtomicResponse(1), "Atomic Response MSN 1"},
+  };
+  for (const auto& r : kRecords) {
+    const Bytes record = FromHex(r.hex);
+    const auto header = DecodeExtended(record);
+    ASSERT_TRUE(header.has_value()) << r.text << ": " << ToString(header.error());
+    EXPECT_EQ(*header, r.header) << r.text;
+    EXPECT_EQ(header->EncodedSize(), kDdpUntaggedHeaderSize) << r.text;
+    EXPECT_EQ(Describe(*header), r.text);
+  }
+  const Bytes add = FromHex(kFetchAddRecord);
+  const auto request = AtomicRequest::Decode(ConstBytes(add).subspan(kDdpUntaggedHeaderSize));
+  ASSERT_TRUE(request.has_value());
+  EXPECT_EQ(*request, AtomicRequest::FetchAdd(9, 0x11b22d00, 0x55962994c7d0, 5));
+  EXPECT_TRUE(request->IsPlain());
+  const Bytes answer = FromHex(kAtomicResponseRecord);
+  EXPECT_EQ(AtomicResponse::Decode(ConstBytes(answer).subspan(kDdpUntaggedHeaderSize)), (AtomicResponse{9, 255}));
+}
+
+TEST(Rfc7306, MasksMakeAnAtomicOtherThanPlain) {
+  AtomicRequest add = AtomicRequest::FetchAdd(1, 2, 8, 3);
+  add.add_or_swap_mask = 1;
+  EXPECT_FALSE(add.IsPlain());
+  AtomicRequest swap = AtomicRequest::CompareSwap(1, 2, 8, 3, 4);
+  EXPECT_TRUE(swap.IsPlain());
+  swap.compare_mask = 0xff;
+  EXPECT_FALSE(swap.IsPlain());
+  swap = AtomicRequest::CompareSwap(1, 2, 8, 3, 4);
+  swap.add_or_swap_mask = 0;
+  EXPECT_FALSE(swap.IsPlain());
+}
+
+TEST(Rfc7306, BodiesOfAnyBytesEncodeToThemAgain) {
+  Prng prng(5);
+  const auto check = [&](auto message) {
+    using Message = decltype(message);
+    Bytes bytes(Message::EncodedSize());
+    for (std::byte& b : bytes) b = static_cast<std::byte>(prng.Next());
+    const auto decoded = Message::Decode(bytes);
+    ASSERT_TRUE(decoded.has_value());
+    EXPECT_EQ(ToHex(Encoded(*decoded)), ToHex(bytes));
+    for (size_t size = 0; size < bytes.size(); ++size) {
+      const auto cut = Message::Decode(ConstBytes(bytes).first(size));
+      ASSERT_FALSE(cut.has_value()) << size;
+      EXPECT_EQ(cut.error().kind, WireFaultKind::kTruncated);
+    }
+  };
+  for (int i = 0; i < 100; ++i) {
+    check(ImmediateData{});
+    check(AtomicRequest{});
+    check(AtomicResponse{});
+  }
+}
+
+TEST(Rfc7306, EveryTruncatedRecordIsALengthFault) {
+  for (const char* hex : {kImmediateRecord, kFetchAddRecord, kAtomicResponseRecord}) {
+    const Bytes whole = FromHex(hex);
+    for (size_t size = 0; size < whole.size(); ++size) {
+      const auto cut = DecodeExtended(ConstBytes(whole).first(size));
+      ASSERT_FALSE(cut.has_value()) << hex << " " << size;
+      EXPECT_EQ(cut.error().kind, WireFaultKind::kTruncated) << hex << " " << size;
+    }
+    // The head that a lower layer shows need not hold the whole of it.
+    EXPECT_TRUE(DecodeSegment(ConstBytes(whole).first(kDdpUntaggedHeaderSize), whole.size(), RdmapExtensions::kRfc7306)
+                    .has_value());
+  }
+}
+
+TEST(Rfc7306, EachFaultHasItsTerminateCode) {
+  const struct {
+    const char* what;
+    const char* hex;
+    WireFaultKind kind;
+    TerminateCode code;
+  } kCases[] = {
+      {"opcode 12", "414c 00000000 00000000 00000001 00000000", WireFaultKind::kBadOpcode, terminate::kRdmapOpcode},
+      {"QN 4", "414b 00000000 00000004 00000001 00000000", WireFaultKind::kBadQueueNumber, terminate::kDdpQueueNumber},
+      {"Immediate Data on QN 1", "4148 00000000 00000001 00000005 00000000 0a0b0c0d00000000",
+       WireFaultKind::kWrongQueue, terminate::kRdmapOpcode},
+      {"Atomic Request on QN 3", "414a 00000000 00000003 00000005 00000000", WireFaultKind::kWrongQueue,
+       terminate::kRdmapOpcode},
+      {"Atomic Response on QN 1", "414b 00000000 00000001 00000005 00000000", WireFaultKind::kWrongQueue,
+       terminate::kRdmapOpcode},
+      {"Send on QN 3", "4143 00000000 00000003 00000005 00000000", WireFaultKind::kWrongQueue, terminate::kRdmapOpcode},
+      {"Immediate Data, tagged", "c148 00000000 0000000000000000", WireFaultKind::kWrongBufferModel,
+       terminate::kRdmapOpcode},
+      {"Immediate Data of nine bytes", "4148 00000000 00000000 00000005 00000000 0a0b0c0d0000000000",
+       WireFaultKind::kTooLong, terminate::kDdpTooLong},
+      {"Immediate Data in parts", "0148 00000000 00000000 00000005 00000000 0a0b0c0d00000000",
+       WireFaultKind::kMessageNotWhole, terminate::kDdpTooLong},
+      {"Immediate Data not at MO 0", "4148 00000000 00000000 00000005 00000004 0a0b0c0d00000000",
+       WireFaultKind::kBadMessageOffset, terminate::kDdpMessageOffset},
+      {"Atomic Response of 13 bytes", "414b 00000000 00000003 00000001 00000000 00000009 00000000000000ff 00",
+       WireFaultKind::kTooLong, terminate::kDdpTooLong},
+  };
+  for (const auto& c : kCases) {
+    const auto header = DecodeExtended(FromHex(c.hex));
+    ASSERT_FALSE(header.has_value()) << c.what;
+    EXPECT_EQ(header.error().kind, c.kind) << c.what << ": " << ToString(header.error());
+    EXPECT_EQ(header.error().terminate, c.code) << c.what;
+  }
+}
+
+TEST(Rfc7306, WithoutAgreementItsOpcodesAndItsQueueDoNotExist) {
+  for (const char* hex : {kImmediateRecord, kFetchAddRecord}) {
+    const WireFault fault = FaultOf(FromHex(hex));
+    EXPECT_EQ(fault.kind, WireFaultKind::kBadOpcode) << hex;
+    EXPECT_EQ(fault.terminate, terminate::kRdmapOpcode) << hex;
+  }
+  const WireFault fault = FaultOf(FromHex(kAtomicResponseRecord));
+  EXPECT_EQ(fault.kind, WireFaultKind::kBadQueueNumber);
+  EXPECT_EQ(fault.terminate, terminate::kDdpQueueNumber);
+}
+
+TEST(Rfc7306, ATerminateIsReadAboutAnAtomic) {
+  const Bytes record = FromHex(kFetchAddRecord);
+  const TerminateHeader about =
+      TerminateHeader::For(terminate::kRdmapAccess, ConstBytes(record).first(kDdpUntaggedHeaderSize), record.size());
+  EXPECT_FALSE(about.has_rdmap_header);
+  EXPECT_EQ(Describe(TerminateReading{.header = about}),
+            "RDMAP remote protection: access rights violation, about Atomic Request MSN 7 of 70 bytes");
 }
 
 TEST(Ddp, HeadersOfTheOtherModelAreNotRead) {

@@ -457,7 +457,8 @@ TEST_F(NicCheckerTest, PlacementsInValidMemoryBreakNoRule) {
   Attach();
   const uint64_t region = Allocate(5, 1);
   const uint64_t source = Allocate(7, 1, kRemoteRead);
-  const uint64_t sink = Allocate(8, 1, kLocalWrite);
+  const uint64_t sink = Allocate(8, 1, kLocalWrite | kRemoteWrite);
+  const uint64_t counter = Allocate(9, 1, kLocalWrite | kRemoteAtomic);
   AllocateWindow(6);
   Bind(0x602, region, {.offset = 50, .bytes = 50});
   Place("Write", region);
@@ -467,6 +468,8 @@ TEST_F(NicCheckerTest, PlacementsInValidMemoryBreakNoRule) {
   Place("Write", 0x602, 50);
   Place("Write", 0x999, 0);
   Place("Terminate", 0, 20);
+  PlaceScattered("Immediate Data", 0, 0, 0, 0);
+  PlaceScattered("Atomic Request", counter, 0, 92, 8);
   PlaceScattered("Send with Invalidate", sink, 100, 90, 10);
   PlacePart(region, 80);
   PlacePart(sink, 10, 40);
@@ -476,7 +479,7 @@ TEST_F(NicCheckerTest, PlacementsInValidMemoryBreakNoRule) {
   Say("window.invalidated", {{"stag", uint64_t{0x602}}});
   Bind(0x603, region, {.offset = 40, .bytes = 60});
   Place("Write", 0x603, 10, 50);
-  EXPECT_EQ(checker_.placements_judged(), 11u) << "without bytes no STag is looked at";
+  EXPECT_EQ(checker_.placements_judged(), 12u) << "without bytes no STag is looked at";
   Destroy({});
   EXPECT_EQ(Broken(), "");
 }
@@ -611,6 +614,7 @@ TEST_F(NicCheckerTest, AnAtomicChangesEightBytesThatAreNoPayload) {
   const uint64_t region = Allocate(5, 1, kLocalWrite | kRemoteAtomic);
   PlaceScattered("Fetch and Add", region, 0, 92, 8);
   PlaceScattered("Compare and Swap", region, 0, 0, 8);
+  PlaceScattered("Atomic Request", region, 0, 8, 8);
   Destroy({});
   EXPECT_EQ(Broken(), "");
 }
@@ -625,6 +629,12 @@ TEST_F(NicCheckerTest, AnAtomicWhoseBytesAreNotTold) {
   Attach();
   PlaceScattered("Fetch and Add", 0, 0, 0, 0);
   EXPECT_EQ(WhatIsWrong(), "placement.stag: an atomic changes 8 bytes");
+}
+
+TEST_F(NicCheckerTest, AReadIntoMemoryThatMayNotBeWrittenRemotely) {
+  Attach();
+  Place("Read Response", Allocate(5, 1, kLocalWrite));
+  EXPECT_EQ(WhatIsWrong(), "placement.stag: the STag gives the rights 0x1, and this takes 0x3");
 }
 
 TEST_F(NicCheckerTest, ASendToMemoryThatMayNotBeWrittenLocally) {

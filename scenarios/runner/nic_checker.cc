@@ -16,13 +16,14 @@ constexpr uint64_t kWindowBind = 1u << 4;
 
 constexpr uint64_t kAtomicSize = 8;
 
-// The kinds of records, of iWARP ("Write") as of InfiniBand ("Write First", "Write Only with Immediate").
+// The kinds of records, of iWARP ("Write", "Atomic Request") as of InfiniBand ("Write First", "Write Only with
+// Immediate").
 bool IsWrite(std::string_view opcode) {
   return opcode.substr(0, 5) == "Write";
 }
 
 bool IsAtomic(std::string_view opcode) {
-  return opcode == "Compare and Swap" || opcode == "Fetch and Add";
+  return opcode == "Compare and Swap" || opcode == "Fetch and Add" || opcode == "Atomic Request";
 }
 
 // Writes may be placed in any order among themselves. One with Immediate data completes a Receive, as a Send does.
@@ -197,7 +198,10 @@ void NicChecker::JudgeRecord(const Event& event, QueuePair& qp) {
     if (run != kAtomicSize) Object(event, "placement.stag", "an atomic changes 8 bytes");
     return JudgeUse(event, run, kRemoteAtomic);
   }
-  JudgeUse(event, run, IsWrite(opcode) ? kRemoteWrite : kLocalWrite);
+  uint64_t right = IsWrite(opcode) ? kRemoteWrite : kLocalWrite;
+  // Of iWARP: it names the sink of the Read by STag, as a Write would.
+  if (opcode == "Read Response") right = kLocalWrite | kRemoteWrite;
+  JudgeUse(event, run, right);
   if (run > length) Object(event, "placement.stag", "more than the record has");
   qp.unplaced = length - std::min(run, length);
 }
@@ -224,7 +228,7 @@ void NicChecker::JudgeUse(const Event& event, uint64_t length, uint64_t right) {
     Object(event, "placement.stag", fmt::format("the window belongs to {}", stag->queue_pair));
   } else if (stag->window && nic.Find(stag->region) == nullptr) {
     Object(event, "placement.stag", "the region of the window is not valid");
-  } else if ((stag->access & right) == 0 || (stag->window && right == kLocalWrite)) {
+  } else if ((stag->access & right) != right || (stag->window && (right & kLocalWrite) != 0)) {
     Object(event, "placement.stag",
            fmt::format("the STag gives the rights {:#x}, and this takes {:#x}", stag->access, right));
   } else if (!IsWithin(event.Number("offset"), length, stag->bytes)) {

@@ -14,6 +14,7 @@ constexpr std::string_view kObjectAcks =
 constexpr std::string_view kIdAcks =
     "programs acknowledge first; CmTest.DestroyingAnIdWaitsUntilItsEventsAreAcknowledged waits, in simulation too";
 constexpr std::string_view kNoFence = "no program asks for a fence: the RPC stack waits for what must be over";
+constexpr std::string_view kNoAtomics = "no program uses atomics";
 constexpr std::string_view kNoSrq = "no program uses a shared receive queue";
 constexpr std::string_view kSized = "queues are as large as what may be outstanding, which their users count";
 constexpr std::string_view kNoLimit = "the swarm does not draw a device that has too few";
@@ -88,6 +89,8 @@ constexpr OutOfReach kOutOfReach[] = {
     {"qp.reset_with_a_connection", "no program resets a queue pair that is connected"},
     {"qp.send_queue_full", kSized},
     {"qp.window_bind_refused", "the driver binds its own windows within its own regions"},
+    {"rdmap.answer_to_no_atomic", kNoAtomics},
+    {"rdmap.atomic_with_masks_refused", kNoAtomics},
     {"rdmap.buffer_of_a_receive_gone", kRegistered},
     {"rdmap.fenced_work_waits_for_reads", kNoFence},
     {"rdmap.lower_layer_fault", kNoGarbage},
@@ -100,6 +103,8 @@ constexpr OutOfReach kOutOfReach[] = {
     {"rdmap.segment_ends_early_for_its_parts", "no program posts so long a scatter/gather list"},
     {"rdmap.send_longer_than_its_receive", kCredit},
     {"rdmap.sink_of_a_read_gone", kRegistered},
+    {"rdmap.sink_of_an_atomic_gone", kNoAtomics},
+    {"rdmap.target_of_an_atomic_refused", kNoAtomics},
     {"rdmap.terminate_in_the_bit_order_of_siw", kOursOnly},
     {"rdmap.terminate_that_makes_no_sense", kNoGarbage},
     {"rdmap.work_refused_at_its_start", kRegistered},

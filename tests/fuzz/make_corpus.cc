@@ -1,5 +1,6 @@
 // OUTPUT_DIRECTORY CAPTURE...: writes the seed corpora from recorded traffic, one input for each shape of frame,
-// segment and header that occurs; those of InfiniBand packets, of which there is no recording, one for each opcode.
+// segment and header that occurs; those of InfiniBand packets and of RFC 7306, of which there is no recording, one for
+// each opcode.
 //
 // Run from the root of the tree: bazel run //tests/fuzz:make_corpus -- "$PWD/tests/fuzz/corpus"
 // "$PWD"/tests/golden/captures/*.pcap
@@ -116,6 +117,23 @@ void AddHeaders(Corpus& corpus, const std::vector<RecordedFpdu>& fpdus) {
   }
 }
 
+template <typename Message>
+void AddExtension(Corpus& corpus, const emu::wire::SegmentHeader& header, const Message& message) {
+  Bytes record(header.EncodedSize() + message.EncodedSize());
+  ByteWriter out(record);
+  header.Encode(out);
+  message.Encode(out);
+  corpus.Add("segment", ToHex(ConstBytes(record).first(2)), record);
+}
+
+void AddExtensions(Corpus& corpus) {
+  using namespace emu::wire;
+  AddExtension(corpus, SegmentHeader::Immediate(false, 1), ImmediateData::Of(7));
+  AddExtension(corpus, SegmentHeader::Immediate(true, 1), ImmediateData::Of(7));
+  AddExtension(corpus, SegmentHeader::AtomicRequest(1), AtomicRequest::CompareSwap(1, 0x15a, 8, 2, 3));
+  AddExtension(corpus, SegmentHeader::AtomicResponse(1), AtomicResponse{1, 2});
+}
+
 // Two of each opcode in a row, as ib_transport_fuzz.cc reads them: for its QP, and for the first region of its memory.
 void AddIbPackets(Corpus& corpus) {
   using namespace emu::wire;
@@ -161,6 +179,7 @@ int Main(int argc, char** argv) {
   }
   Corpus corpus(argv[1]);
   AddIbPackets(corpus);
+  AddExtensions(corpus);
   for (int i = 2; i < argc; ++i) {
     const auto capture = ReadTcpCaptureFile(argv[i]);
     if (!capture.has_value()) {

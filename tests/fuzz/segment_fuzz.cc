@@ -26,11 +26,22 @@ void CheckTerminate(ConstBytes payload) {
   FUZZ_PROPERTY(ToHex(again) == ToHex(payload));
 }
 
-void Run(ConstBytes record) {
+// What has decoded encodes to the bytes it was read from.
+template <typename Message>
+void CheckMessage(ConstBytes payload) {
+  const auto message = Message::Decode(payload);
+  FUZZ_PROPERTY(message.has_value() && payload.size() == Message::EncodedSize());
+  std::vector<std::byte> again(payload.size());
+  ByteWriter out(again);
+  message->Encode(out);
+  FUZZ_PROPERTY(out.ok() && ToHex(again) == ToHex(payload));
+}
+
+void Run(ConstBytes record, RdmapExtensions extensions) {
   const ConstBytes head = record.first(std::min(record.size(), kMaxSegmentHeaderSize));
-  const auto header = DecodeSegment(head, record.size());
+  const auto header = DecodeSegment(head, record.size(), extensions);
   // The head is all that is needed: the payload behind it changes nothing.
-  const auto from_all = DecodeSegment(record, record.size());
+  const auto from_all = DecodeSegment(record, record.size(), extensions);
   FUZZ_PROPERTY(header.has_value() == from_all.has_value());
   if (!header.has_value()) {
     FUZZ_PROPERTY(header.error() == from_all.error());
@@ -54,13 +65,21 @@ void Run(ConstBytes record) {
   header->Encode(out);
   FUZZ_PROPERTY(out.ok() && out.remaining() == 0);
   FUZZ_PROPERTY(ToHex(again) == ToHex(record.first(again.size())));
-  if (header->opcode() == RdmapOpcode::kTerminate) CheckTerminate(record.subspan(header->EncodedSize()));
+  FUZZ_PROPERTY(extensions == RdmapExtensions::kRfc7306 || header->opcode() <= RdmapOpcode::kTerminate);
+  const ConstBytes payload = record.subspan(header->EncodedSize());
+  if (header->opcode() == RdmapOpcode::kTerminate) CheckTerminate(payload);
+  if (IsImmediate(header->opcode())) CheckMessage<ImmediateData>(payload);
+  if (header->opcode() == RdmapOpcode::kAtomicRequest) CheckMessage<AtomicRequest>(payload);
+  if (header->opcode() == RdmapOpcode::kAtomicResponse) CheckMessage<AtomicResponse>(payload);
 }
 
 }  // namespace
 }  // namespace stagecoach
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  stagecoach::Run(stagecoach::AsBytes(data, size));
+  for (const auto extensions :
+       {stagecoach::emu::wire::RdmapExtensions::kNone, stagecoach::emu::wire::RdmapExtensions::kRfc7306}) {
+    stagecoach::Run(stagecoach::AsBytes(data, size), extensions);
+  }
   return 0;
 }
