@@ -335,6 +335,7 @@ class ConnectionManager::Core::Outgoing final : public Handshake {
     options.ird = Depth(parameters_.responder_resources, profile.max_ird);
     options.ord = Depth(parameters_.initiator_depth, profile.max_ord);
     options.peer_to_peer = core_.options_.peer_to_peer;
+    options.extensions = profile.extensions;
     options.timeout = core_.options_.reply_timeout;
     const auto started = engine_.Start(options, parameters_.private_data, core_.Now());
     STAGECOACH_CHECK(started.has_value());
@@ -380,6 +381,7 @@ class ConnectionManager::Core::Incoming final : public Handshake {
     options.crc = profile.want_crc;
     options.ird = Depth(parameters.responder_resources, profile.max_ird);
     options.ord = Depth(parameters.initiator_depth, profile.max_ord);
+    options.extensions = profile.extensions;
     const auto accepted = engine_.Accept(options, parameters.private_data, core_.Now());
     STAGECOACH_CHECK(accepted.has_value());
     Advance();
@@ -939,6 +941,7 @@ void ConnectionManager::Core::Attach(const std::shared_ptr<CmId>& id, State expe
   setup.initiator = initiator;
   setup.ird = outcome.ird;
   setup.ord = outcome.ord;
+  setup.extensions = outcome.extensions;
   setup.rtr = ToSetup(outcome.rtr);
   setup.observer = std::make_shared<Observer>(weak_from_this(), id);
   // The observer is called on this thread only, so not before we are done here.

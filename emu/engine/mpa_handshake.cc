@@ -131,13 +131,14 @@ Result<void, MpaCommandError> MpaInitiator::Start(const MpaInitiatorOptions& opt
   }
   options_ = options;
   if (options.revision == wire::kMpaRevision1) options_.enhanced = false;
-  if (!options_.enhanced) options_.peer_to_peer = false;
+  if (!options_.enhanced) options_.peer_to_peer = options_.extensions = false;
   if (private_data.size() > MpaPrivateDataMax(options_.enhanced)) return Err(MpaCommandError::kPrivateDataTooLong);
 
   MpaFrame request{.kind = MpaFrameKind::kRequest, .revision = options.revision, .private_data = private_data};
   if (options_.crc) request.flags |= wire::kMpaFlagCrc;
   if (options_.enhanced) {
     request.flags |= wire::kMpaFlagEnhanced;
+    if (options_.extensions) request.flags |= wire::kMpaFlagExtensionsAsked;
     request.enhanced = MpaEnhanced{.peer_to_peer = options_.peer_to_peer,
                                    .rtr_write = options_.peer_to_peer,
                                    .rtr_read = options_.peer_to_peer,
@@ -228,6 +229,7 @@ Result<MpaOutcome, MpaFault> MpaInitiator::Judge(const MpaFrame& reply) const {
     STAGECOACH_MARK("mpa.peer_wants_more_reads_than_offered");
     return Err(Fault(MpaFaultKind::kInsufficientIrd, enhanced.ord));
   }
+  outcome.extensions = options_.extensions && reply.agrees_to_extensions();
   outcome.ird = LimitBy(options_.ird, enhanced.ord);
   outcome.ord = LimitBy(options_.ord, enhanced.ird);
   if (outcome.ord < options_.ord) STAGECOACH_MARK("mpa.initiators_ord_limited");
@@ -272,6 +274,7 @@ void MpaResponder::OnRequest(const MpaFrame& frame) {
     request_.ird = frame.enhanced->ird;
     request_.ord = frame.enhanced->ord;
     request_.peer_to_peer = frame.enhanced->peer_to_peer;
+    request_.extensions = frame.asks_for_extensions();
     if (request_.peer_to_peer) {
       const std::optional<MpaRtr> rtr = ChooseRtr(*frame.enhanced);
       if (!rtr.has_value()) {
@@ -301,6 +304,7 @@ Result<void, MpaCommandError> MpaResponder::Accept(const MpaAcceptOptions& optio
                     .enhanced = request_.enhanced,
                     .crc = request_.crc || options.crc,
                     .send_markers = request_.markers,
+                    .extensions = request_.extensions && options.extensions,
                     .ird = options.ird,
                     .ord = options.ord,
                     .rtr = rtr_};
@@ -317,7 +321,8 @@ Result<void, MpaCommandError> MpaResponder::Accept(const MpaAcceptOptions& optio
                            .ord = reply_outcome_.ord};
   }
   Reply(static_cast<uint8_t>((reply_outcome_.crc ? wire::kMpaFlagCrc : 0) |
-                             (request_.enhanced ? wire::kMpaFlagEnhanced : 0)),
+                             (request_.enhanced ? wire::kMpaFlagEnhanced : 0) |
+                             (reply_outcome_.extensions ? wire::kMpaFlagExtensionsAgreed : 0)),
         enhanced, private_data);
   state_ = State::kReplying;
   deadline_ = now + timeout_;

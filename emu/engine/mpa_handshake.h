@@ -45,6 +45,7 @@ struct MpaInitiatorOptions {
   uint16_t ird = 0;                        // Read Requests of the peer we can hold; at most kMpaDepthMax
   uint16_t ord = 0;                        // Read Requests we want to have outstanding; at most kMpaDepthMax
   bool peer_to_peer = false;               // enhanced alone: offer Write and Read as RTR
+  bool extensions = false;                 // enhanced alone: ask for RFC 7306
   Duration timeout = kMpaInitiatorTimeout;
 };
 
@@ -59,7 +60,8 @@ struct MpaRequest {
   bool crc = false;       // CRC wanted
   bool markers = false;   // the peer's receiver wants markers
   bool peer_to_peer = false;
-  uint16_t ird = 0;  // the peer's; kMpaDepthUnspecified: its ULP looks after it
+  bool extensions = false;  // the peer speaks RFC 7306
+  uint16_t ird = 0;         // the peer's; kMpaDepthUnspecified: its ULP looks after it
   uint16_t ord = 0;
   std::vector<std::byte> private_data;
 };
@@ -68,6 +70,7 @@ struct MpaAcceptOptions {
   bool crc = false;  // use CRC even when the Request does not ask for it (RFC 5044 section 7.1: either side may insist)
   uint16_t ird = 0;  // the most we can do, before the peer's values are applied; at most kMpaDepthMax
   uint16_t ord = 0;
+  bool extensions = false;  // agree to RFC 7306 if the Request asks for it
 };
 
 // What the two sides have agreed on; each side's view.
@@ -77,6 +80,7 @@ struct MpaOutcome {
   bool enhanced = false;
   bool crc = false;           // in both directions
   bool send_markers = false;  // the peer's receiver wants markers. Ours never does.
+  bool extensions = false;    // both ends speak RFC 7306
   uint16_t ird = 0;  // ours. Without an enhanced exchange: as configured, since nothing was learnt about the peer.
   uint16_t ord = 0;
   MpaRtr rtr = MpaRtr::kNone;  // initiator: send it as the first FPDU; responder: expect it, and send nothing before

@@ -122,6 +122,37 @@ TEST(MpaHandshake, BothEndsAgreeOnEverything) {
   EXPECT_EQ(both.initiator.ird, 16);
 }
 
+TEST(MpaHandshake, ExtensionsAreUsedWhereBothEndsWantThem) {
+  for (const bool asked : {false, true}) {
+    for (const bool known : {false, true}) {
+      const Both both = Exchange({.extensions = asked}, {.extensions = known});
+      EXPECT_EQ(both.request.extensions, asked);
+      EXPECT_EQ(both.initiator.extensions, asked && known);
+      EXPECT_EQ(both.responder.extensions, asked && known);
+    }
+  }
+  EXPECT_FALSE(Exchange({.enhanced = false, .extensions = true}, {.extensions = true}).responder.extensions);
+  EXPECT_FALSE(Exchange({.revision = 1, .extensions = true}, {.extensions = true}).responder.extensions);
+}
+
+TEST(MpaHandshake, SiwsEchoOfTheRequestsFlagsIsNoAgreement) {
+  // What asks comes back as it was sent; only another bit agrees.
+  const struct {
+    const char* flags;
+    bool agreed;
+  } kReplies[] = {{"14", false}, {"16", false}, {"10", false}, {"12", true}};
+  for (const auto& [flags, agreed] : kReplies) {
+    MpaInitiator initiator = Started({.extensions = true});
+    EXPECT_EQ(std::to_integer<int>(Drain(initiator)[16]), 0x14);
+    EXPECT_TRUE(Feed(initiator, SiwReply(std::string(flags) + "02 0004 0000 0000")).empty());
+    EXPECT_EQ(OutcomeOf(initiator.TakeOutcome()).extensions, agreed) << flags;
+  }
+  MpaInitiator unwilling = Started({});
+  Drain(unwilling);
+  EXPECT_TRUE(Feed(unwilling, SiwReply("1202 0004 0000 0000")).empty());
+  EXPECT_FALSE(OutcomeOf(unwilling.TakeOutcome()).extensions) << "agrees to what was not asked";
+}
+
 TEST(MpaHandshake, AnySplitOfTheStreamsYieldsTheSameOutcome) {
   for (size_t piece = 1; piece <= 40; ++piece) {
     const Both both = Exchange({.ird = 3, .ord = 5}, {.ird = 9, .ord = 9}, piece);

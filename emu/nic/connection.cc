@@ -33,6 +33,7 @@ RdmapOptions EngineOptions(const ConnectionSetup& setup) {
   options.ird = static_cast<uint16_t>(std::min<uint32_t>(setup.ird, 0x3fff));
   options.ord = static_cast<uint16_t>(std::min<uint32_t>(setup.ord, 0x3fff));
   options.hold_until_first_record = !setup.initiator;
+  if (setup.extensions) options.extensions = wire::RdmapExtensions::kRfc7306;
   return options;
 }
 

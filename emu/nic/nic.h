@@ -60,8 +60,9 @@ struct NicOptions {
 struct ConnectionSetup {
   std::unique_ptr<Llp> llp;  // over a stream past its handshake, with any bytes read beyond it; no watcher set
   bool initiator = false;
-  uint32_t ird = 0;  // Reads of the peer we answer at once
-  uint32_t ord = 0;  // Reads of ours outstanding at once
+  uint32_t ird = 0;         // Reads of the peer we answer at once
+  uint32_t ord = 0;         // Reads of ours outstanding at once
+  bool extensions = false;  // both ends speak RFC 7306
   // RFC 6581 section 4: with a peer-to-peer agreement the initiator's first record is the RTR, and the responder may
   // send when it has come. Without one the same holds for whatever the initiator sends first (RFC 5044 section 7.1.2).
   enum class Rtr : uint8_t { kNone, kWrite, kRead } rtr = Rtr::kNone;
