@@ -85,6 +85,8 @@ class Connection final : public QpConnection, public StreamWatcher {
   Llp::Counters llp_counters() const override { return llp_->counters(); }
   int PollDescriptor() const override { return llp_->stream().PollDescriptor(); }
   Stream& stream() { return llp_->stream(); }
+  // Both ends speak RFC 7306.
+  bool extensions() const { return transport_->options().extensions == wire::RdmapExtensions::kRfc7306; }
 
   // StreamWatcher: on the loop's thread, without locks.
   void OnStreamReady() override;

@@ -65,6 +65,34 @@ TEST_F(ConnectionTest, WriteAndReadMoveMemoryWithoutTheTarget) {
   EXPECT_FALSE(b_.Completed(1)) << "the target sees nothing of one-sided work";
 }
 
+TEST_F(ConnectionTest, WithoutAgreementImmediateDataAndAtomicsAreRefusedAtPost) {
+  Join();
+  TestBuffer local = a_.Register(8);
+  for (const PostOpcode opcode :
+       {PostOpcode::kWriteImmediate, PostOpcode::kCompareSwap, PostOpcode::kFetchAdd, PostOpcode::kSendImmediate}) {
+    EXPECT_EQ(a_.Send(1, {local.All()}, opcode), EOPNOTSUPP);
+  }
+  EXPECT_FALSE(a_.Completed(1));
+  EXPECT_TRUE(a_.qp->IsConnected()) << "nothing has been posted";
+}
+
+TEST_F(ConnectionTest, WithAgreementATargetThatDoesNothingServesAtomics) {
+  SimPair pair;
+  TestHost a(pair.fabric_a, "a");
+  TestHost b(pair.fabric_b, "b");
+  pair.Join(a, b, {.extensions = true});
+  TestBuffer back = a.Register(8);
+  TestBuffer remote = b.Register(8, kFullAccess | kAccessRemoteAtomic, 1);
+  EXPECT_EQ(a.Send(1, {back.All()}, PostOpcode::kSendImmediate), EOPNOTSUPP);
+  ASSERT_EQ(a.Send(2, {back.All()}, PostOpcode::kFetchAdd, remote.region.stag, remote.address()), 0);
+  ASSERT_TRUE(pair.world.RunUntil([&] { return a.Completed(1); }));
+  EXPECT_EQ(a.completions[0].status, CompletionStatus::kSuccess);
+  EXPECT_EQ(a.completions[0].opcode, CompletionOpcode::kFetchAdd);
+  EXPECT_EQ(a.completions[0].byte_length, 8u);
+  EXPECT_EQ(back.bytes, remote.bytes) << "nothing was added";
+  EXPECT_FALSE(b.Completed(1));
+}
+
 TEST_F(ConnectionTest, PayloadIsNotCopiedOnItsWay) {
   // Room for all of it, so that what is read at a time depends on the connection and not on the stream's flow control.
   LinkOptions link;

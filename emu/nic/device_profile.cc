@@ -139,7 +139,10 @@ std::string DescribeProfile(const DeviceProfile& profile) {
   Line(&text, "receive_budget_bytes", profile.receive_budget_bytes);
   Line(&text, "receive_budget_records", profile.receive_budget_records);
   Line(&text, "transmit_budget_records", profile.transmit_budget_records);
-  if (profile.transport != TransportKind::kInfiniband) return text;
+  if (profile.transport != TransportKind::kInfiniband) {
+    Flag(&text, "extensions", profile.extensions);
+    return text;
+  }
   Line(&text, "max_gids", profile.max_gids);
   Line(&text, "window_packets", profile.window_packets);
   Line(&text, "port_base", profile.port_base);

@@ -64,8 +64,8 @@ struct DeviceProfile {
   // How many freed STags must be in quarantine before the oldest is used again.
   uint32_t stag_quarantine = 65536;
 
-  // Whether this end speaks RFC 7306: it asks its peer when it connects, and agrees when it is asked. With a peer that
-  // does not, Write with Immediate and atomics are refused at post.
+  // iWARP: whether this end speaks RFC 7306. It asks its peer when it connects, and agrees when it is asked. With a
+  // peer that does not, Write with Immediate and atomics are refused at post.
   bool extensions = true;
   // MPA: whether this end asks for the CRC. It is used when either end asks (RFC 5044 section 7.1).
   bool want_crc = false;

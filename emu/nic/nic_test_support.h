@@ -150,6 +150,7 @@ struct JoinOptions {
   bool crc = false;
   uint32_t ird = 16;
   uint32_t ord = 16;
+  bool extensions = false;
 };
 
 inline ConnectionSetup SetupOf(std::unique_ptr<Stream> stream, bool initiator, const JoinOptions& options,
@@ -159,6 +160,7 @@ inline ConnectionSetup SetupOf(std::unique_ptr<Stream> stream, bool initiator, c
   setup.initiator = initiator;
   setup.ird = options.ird;
   setup.ord = options.ord;
+  setup.extensions = options.extensions;
   setup.rtr = ConnectionSetup::Rtr::kWrite;
   setup.observer = std::move(observer);
   return setup;

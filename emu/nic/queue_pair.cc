@@ -625,6 +625,10 @@ int QueuePair::Attach(std::unique_ptr<Connection> connection, std::shared_ptr<Co
   const int error = connection_ != nullptr ? EISCONN : transition == nullptr || retired_.load() ? EINVAL : 0;
   if (error == 0) {
     poll_descriptor_.store(connection->stream().PollDescriptor(), std::memory_order_release);
+    {
+      std::lock_guard lock(sends_.mutex());
+      sends_.SetExtensions(connection->extensions());
+    }
     connection_ = std::move(connection);
     observer_ = std::move(observer);
     first_record_to_tell_ = false;

@@ -34,10 +34,12 @@ SendOpcode EngineOpcode(PostOpcode opcode) {
 }
 
 // 0 if such a QP of this device does it.
-int CheckOpcode(const SendRules& rules, PostOpcode opcode) {
-  const bool immediate = opcode == PostOpcode::kSendImmediate || opcode == PostOpcode::kWriteImmediate;
-  // RFC 5040 has no message for either.
-  if (rules.kind == QpKind::kIwarp) return immediate || IsAtomic(opcode) ? EOPNOTSUPP : 0;
+int CheckOpcode(const SendRules& rules, bool extensions, PostOpcode opcode) {
+  if (rules.kind == QpKind::kIwarp) {
+    // RFC 5040 has a message for none of these, RFC 7306 for all but the first.
+    if (opcode == PostOpcode::kSendImmediate) return EOPNOTSUPP;
+    return (opcode == PostOpcode::kWriteImmediate || IsAtomic(opcode)) && !extensions ? EOPNOTSUPP : 0;
+  }
   if (IsAtomic(opcode) && !rules.atomics) return EOPNOTSUPP;
   // Nothing that needs an answer, and nothing that must not be lost (InfiniBand specification, table 39).
   const bool reliable = opcode == PostOpcode::kRead || opcode == PostOpcode::kSendInvalidate || IsAtomic(opcode);
@@ -55,7 +57,7 @@ SendQueue::SendQueue(const QpCapabilities& capabilities, const SendRules& rules)
       inline_data_(slots_.size() * max_inline_) {}
 
 int SendQueue::Check(const SendRequest& request, size_t ahead) const {
-  if (const int error = CheckOpcode(rules_, request.opcode)) return error;
+  if (const int error = CheckOpcode(rules_, extensions_, request.opcode)) return error;
   if (request.sges.size() > max_sge_) return EINVAL;
   const bool is_read = request.opcode == PostOpcode::kRead;
   // What an answer is to be put into cannot be inline.

@@ -40,7 +40,9 @@ class SendQueue {
 
   // --- Posters' side; `mutex()` held, which also orders posts with changes of the QP's state ---
   std::mutex& mutex() { return mutex_; }
-  // 0, EINVAL or ENOMEM (ibv_post_send(3)); EOPNOTSUPP for an operation that the device does not have.
+  // Of iWARP: whether the connection has what RFC 7306 adds.
+  void SetExtensions(bool extensions) { extensions_ = extensions; }
+  // 0, EINVAL or ENOMEM (ibv_post_send(3)); EOPNOTSUPP for an operation that the device or connection does not have.
   int Add(const SendRequest& request);
   // What Add would say of the request if `ahead` others were added first.
   int Check(const SendRequest& request, size_t ahead = 0) const;
@@ -69,6 +71,7 @@ class SendQueue {
   const uint32_t max_inline_;
   const SendRules rules_;
   std::mutex mutex_;
+  bool extensions_ = false;  // guarded by mutex_
   std::vector<SendSlot> slots_;
   std::vector<ScatterGather> sges_;     // max_sge_ for each slot
   std::vector<std::byte> inline_data_;  // max_inline_ for each slot

@@ -86,8 +86,9 @@ void FillDeviceAttributes(const emu::Nic& nic, ibv_device_attr* attributes) {
   attributes->max_qp_init_rd_atom = static_cast<int>(profile.max_ord);
   attributes->max_res_rd_atom = static_cast<int>(profile.max_ird * profile.max_qp);
   if (nic.is_infiniband()) attributes->device_cap_flags |= IBV_DEVICE_RC_RNR_NAK_GEN;
-  // They are the processor's own.
-  attributes->atomic_cap = profile.atomics ? IBV_ATOMIC_GLOB : IBV_ATOMIC_NONE;
+  // They are the processor's own. On iWARP they take a peer that speaks RFC 7306, too.
+  const bool atomics = nic.is_infiniband() ? profile.atomics : profile.extensions;
+  attributes->atomic_cap = atomics ? IBV_ATOMIC_GLOB : IBV_ATOMIC_NONE;
   attributes->max_pkeys = 1;
   attributes->phys_port_cnt = 1;
 }

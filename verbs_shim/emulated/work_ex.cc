@@ -195,10 +195,11 @@ bool OfferWork(ShimQp* qp, uint64_t operations, const emu::DeviceProfile& profil
   uint64_t offered =
       IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_LOCAL_INV | IBV_QP_EX_WITH_BIND_MW;
   if (type == IBV_QPT_RC) offered |= IBV_QP_EX_WITH_RDMA_READ | IBV_QP_EX_WITH_SEND_WITH_INV;
-  if (profile.transport == emu::TransportKind::kInfiniband) {
-    offered |= IBV_QP_EX_WITH_SEND_WITH_IMM | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM;
-  }
-  if (profile.atomics && type == IBV_QPT_RC) {
+  const bool infiniband = profile.transport == emu::TransportKind::kInfiniband;
+  if (infiniband) offered |= IBV_QP_EX_WITH_SEND_WITH_IMM;
+  // On iWARP the peer decides, once it is there.
+  if (infiniband || profile.extensions) offered |= IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM;
+  if ((infiniband ? profile.atomics : profile.extensions) && type == IBV_QPT_RC) {
     offered |= IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD;
   }
   if ((operations & ~offered) != 0) return false;

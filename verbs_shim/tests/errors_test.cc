@@ -189,8 +189,7 @@ TEST_F(ErrorsTest, ASendFromMemoryThatIsNotRegisteredFails) {
 }
 
 TEST_F(ErrorsTest, AReadIntoMemoryThatThePeerMayNotWriteFailsOnIwarp) {
-  if (!IsIwarp(pair->client.id.get()))
-    GTEST_SKIP() << "skipped: the sink of a Read is named to the peer on iWARP alone";
+  if (!pair->client.IsIwarp()) GTEST_SKIP() << "skipped: the sink of a Read is named to the peer on iWARP alone";
   Buffer sink(pair->client.pd.get(), 64, IBV_ACCESS_LOCAL_WRITE);
   ASSERT_EQ(Post(client(), {.wr_id = 1,
                             .opcode = IBV_WR_RDMA_READ,
