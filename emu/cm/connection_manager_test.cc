@@ -35,9 +35,10 @@ std::string Request(bool enhanced) {
 // A host with a NIC and a manager, and what tests make on it.
 class Machine {
  public:
-  Machine(SimWorld* world, const std::string& name, const IpEndpoint& address, CmOptions options = {})
+  Machine(SimWorld* world, const std::string& name, const IpEndpoint& address, CmOptions options = {},
+          DeviceProfile profile = IwarpProfile())
       : fabric_(world->AddHost(name, {address.WithPort(0)})),
-        nic_(fabric_, IwarpProfile(), NicOptionsOf(world, name)),
+        nic_(fabric_, std::move(profile), NicOptionsOf(world, name)),
         cm_(std::make_unique<ConnectionManager>(nic_, options)),
         context_(nic_.OpenContext().value()),
         pd_(nic_.AllocatePd(*context_).value()),
@@ -62,13 +63,15 @@ class Machine {
   }
 
   // An id on its way to `to`. Its address and route events are taken.
-  std::shared_ptr<CmId> Connecting(const IpEndpoint& to, CmParameters parameters = {}) {
+  std::shared_ptr<CmId> Connecting(const IpEndpoint& to, CmParameters parameters = {}, QueuePair** qp = nullptr) {
     auto id = cm_->CreateId(channel_);
     EXPECT_EQ(cm_->ResolveAddress(id, {}, to), 0);
     EXPECT_EQ(Next(), CmEventType::kAddressResolved);
     EXPECT_EQ(cm_->ResolveRoute(id), 0);
     EXPECT_EQ(Next(), CmEventType::kRouteResolved);
-    EXPECT_EQ(cm_->SetQp(id, NewQp()->qp_number()), 0);
+    QueuePair* const made = NewQp();
+    if (qp != nullptr) *qp = made;
+    EXPECT_EQ(cm_->SetQp(id, made->qp_number()), 0);
     EXPECT_EQ(cm_->Connect(id, parameters), 0);
     return id;
   }
@@ -276,6 +279,42 @@ TEST_F(ConnectionManagerTest, WithoutPeerToPeerAnAcceptedConnectionIsEstablished
   EXPECT_EQ(server_->Next(), CmEventType::kEstablished);
   server_->cm().Destroy(id);
   server_->cm().Destroy(listener);
+}
+
+TEST_F(ConnectionManagerTest, AtomicsTakeTwoEndsThatSpeakRfc7306) {
+  for (const bool server_does : {false, true}) {
+    for (const bool client_does : {false, true}) {
+      SCOPED_TRACE(server_does ? "the server does" : "the server does not");
+      SCOPED_TRACE(client_does ? "the client does" : "the client does not");
+      Start();
+      DeviceProfile profile = IwarpProfile();
+      profile.extensions = server_does;
+      server_ = std::make_unique<Machine>(world_.get(), "a-server", Address("10.0.1.1"), CmOptions{}, profile);
+      profile.extensions = client_does;
+      client_ = std::make_unique<Machine>(world_.get(), "a-client", Address("10.0.1.2"), CmOptions{}, profile);
+      auto listener = server_->cm().CreateId(server_->channel());
+      ASSERT_EQ(server_->cm().Bind(listener, Address("10.0.1.1", 7)), 0);
+      ASSERT_EQ(server_->cm().Listen(listener, 8), 0);
+      QueuePair* client_qp = nullptr;
+      auto id = client_->Connecting(Address("10.0.1.1", 7), {.private_data = {}}, &client_qp);
+      QueuePair* server_qp = nullptr;
+      auto accepted = AcceptNext(&server_qp);
+      ASSERT_EQ(client_->Next(), CmEventType::kEstablished);
+      for (QueuePair* qp : {client_qp, server_qp}) {
+        ASSERT_EQ(qp->state(), QpState::kRts);
+        const ScatterGather result{.address = 4096, .length = 8, .lkey = 1};
+        SendRequest request;
+        request.opcode = PostOpcode::kFetchAdd;
+        request.sges = {&result, 1};
+        EXPECT_EQ(qp->EnqueueSend(request), server_does && client_does ? 0 : EOPNOTSUPP);
+      }
+      client_->cm().Destroy(id);
+      server_->cm().Destroy(accepted);
+      server_->cm().Destroy(listener);
+      client_.reset();
+      server_.reset();
+    }
+  }
 }
 
 TEST_F(ConnectionManagerTest, AStrangerThatLeavesAtEachPointCostsNothing) {

@@ -503,9 +503,7 @@ void RdmapStream::TracePlaced() {
   MemoryPlace place = trail_.first();
   uint64_t length = current_payload_;
   if (current_.opcode() == RdmapOpcode::kAtomicRequest) {
-    const auto request = wire::AtomicRequest::Decode(own_payload_);
-    const auto pin = memory_.Pin(request->stag, request->tagged_offset, kAtomicSize, MemoryAccess::kRemoteAtomic);
-    if (pin) place = {.stag = request->stag, .offset = pin->offset(), .length = kAtomicSize};
+    place = atomic_place_;
     length = 0;
   } else if (current_.opcode() == RdmapOpcode::kAtomicResponse) {
     length = kAtomicSize;
@@ -560,6 +558,10 @@ bool RdmapStream::ExecuteAtomic() {
     STAGECOACH_MARK("rdmap.atomic_with_masks_refused");
     FaultOnCurrent(terminate::kRdmapUnspecified, "masks are not supported");
     return false;
+  }
+  if (trace_ != nullptr) {
+    const auto pin = memory_.Pin(request->stag, request->tagged_offset, kAtomicSize, MemoryAccess::kRemoteAtomic);
+    if (pin) atomic_place_ = {.stag = request->stag, .offset = pin->offset(), .length = kAtomicSize};
   }
   const AtomicOp op = code == wire::AtomicOpcode::kFetchAdd ? AtomicOp::kFetchAdd : AtomicOp::kCompareSwap;
   const auto original =
@@ -828,7 +830,8 @@ void RdmapStream::FaultQuoting(TerminateCode code, ConstBytes head, size_t lengt
   if (!reads_.empty()) STAGECOACH_MARK("rdmap.terminate_with_reads_outstanding");
   state_ = State::kTerminating;
   FailReceive(WorkStatus::kFlushed);
-  FlushUnsent();
+  FlushWork();
+  KeepAnswersToAtomics();
 }
 
 void RdmapStream::FailReceive(WorkStatus status) {
@@ -837,8 +840,8 @@ void RdmapStream::FailReceive(WorkStatus status) {
   inbound_.reset();
 }
 
-// Everything that has not been handed over whole is flushed. Records of it that are queued already still leave.
-void RdmapStream::FlushUnsent() {
+// Work that has not been handed over whole is flushed. Records of it that are queued already still leave.
+void RdmapStream::FlushWork() {
   for (size_t i = 0; i < sq_.size(); ++i) {
     SendEntry& entry = sq_[i];
     if (entry.phase == SendEntry::Phase::kDone || entry.phase == SendEntry::Phase::kHandedOver) continue;
@@ -846,15 +849,28 @@ void RdmapStream::FlushUnsent() {
     entry.status = WorkStatus::kFlushed;
   }
   next_start_ = sq_first_ + sq_.size();
-  tx_ = {};
+  if (tx_.kind == OutMessage::Kind::kWork) tx_ = {};
   reads_.clear();
-  responses_.clear();
   rtr_.reset();
   nudge_ = false;
 }
 
+void RdmapStream::ForgetAnswers() {
+  responses_.clear();
+  if (tx_.kind == OutMessage::Kind::kResponse) tx_ = {};
+}
+
+// A peer must not take an atomic that was carried out for one that was not. Its answer, and those ahead of it, leave
+// before the Terminate; Reads behind it have changed nothing and stay unanswered.
+void RdmapStream::KeepAnswersToAtomics() {
+  while (!responses_.empty() && !responses_.back().atomic) responses_.pop_back();
+  if (responses_.empty()) return ForgetAnswers();
+  STAGECOACH_MARK("rdmap.terminate_waits_for_answers_to_atomics");
+}
+
 void RdmapStream::End() {
-  FlushUnsent();
+  FlushWork();
+  ForgetAnswers();
   for (size_t i = 0; i < sq_.size(); ++i) {
     SendEntry& entry = sq_[i];
     if (entry.phase != SendEntry::Phase::kDone) {
@@ -908,6 +924,12 @@ bool RdmapStream::QueueNext(RecordSink& sink) {
   }
   // A message that was cut off by the fault stays unfinished; the Terminate goes out at the record boundary.
   if (state_ != State::kTerminating || terminate_queued_) return false;
+  if (tx_.kind == OutMessage::Kind::kResponse || (!responses_.empty() && StartResponse())) {
+    QueueResponseSegment(sink);
+    return true;
+  }
+  // One that cannot be given keeps back those behind it.
+  ForgetAnswers();
   terminate_queued_ = true;
   sink.QueueRecord(ConstBytes(terminate_).first(terminate_size_), {}, MakeCookie(CookieKind::kTerminate, 0));
   return true;

@@ -18,6 +18,7 @@
 // Sans-IO. Not thread-safe: serialised by the connection's lock.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -121,7 +122,7 @@ class RdmapStream final : public QpTransport {
       kWaiting,           // not started
       kSending,           // some of its records are queued
       kHandedOver,        // all records are queued; a Send or Write is done when the last has left
-      kAwaitingResponse,  // a Read whose request is queued
+      kAwaitingResponse,  // a Read or atomic whose request is queued
       kDone,
     };
     const SendWork* work = nullptr;
@@ -248,7 +249,9 @@ class RdmapStream final : public QpTransport {
   void FaultQuoting(wire::TerminateCode code, ConstBytes head, size_t length, std::string detail);
   void FaultOnCurrent(wire::TerminateCode code, std::string_view reason);
   void FailReceive(WorkStatus status);
-  void FlushUnsent();
+  void FlushWork();
+  void ForgetAnswers();
+  void KeepAnswersToAtomics();
   void End();
   std::string DescribeCurrent() const;
 
@@ -291,7 +294,10 @@ class RdmapStream final : public QpTransport {
   uint64_t write_bytes_ = 0;
   bool write_whole_ = true;
   // The payload of a record that is for the engine itself: Terminate, Immediate Data, Atomic Request and Response.
-  std::array<std::byte, wire::kMaxTerminateSize> own_payload_{};
+  std::array<std::byte, std::max({wire::kMaxTerminateSize, wire::kAtomicRequestSize, wire::kAtomicResponseSize,
+                                  wire::kImmediateDataSize})>
+      own_payload_{};
+  MemoryPlace atomic_place_;  // of the atomic that was carried out last, while there is a trace
   std::vector<MemoryPin> pins_;
   std::vector<MutableBytes> destination_;
   MemoryTrail trail_;  // of the current record

@@ -70,6 +70,14 @@ class End final : public TransportEnd {
   QpTransport& engine() override { return stream; }
 };
 
+template <typename Message>
+bool ArriveWith(End& end, const SegmentHeader& header, const Message& message) {
+  Bytes payload(message.EncodedSize());
+  ByteWriter writer(payload);
+  message.Encode(writer);
+  return end.Arrive(header, payload);
+}
+
 class RdmapStreamTest : public ::testing::Test {
  protected:
   // Moves records both ways until nothing moves any more.
@@ -315,13 +323,6 @@ class Rfc7306StreamTest : public RdmapStreamTest {
   static void SetWord(End& end, uint32_t stag, uint64_t word, size_t offset = 0) {
     CopyBytes(end.memory.Bytes(stag).subspan(offset), AsBytes(&word, sizeof(word)));
   }
-  template <typename Message>
-  static bool ArriveWith(End& end, const SegmentHeader& header, const Message& message) {
-    Bytes payload(message.EncodedSize());
-    ByteWriter writer(payload);
-    message.Encode(writer);
-    return end.Arrive(header, payload);
-  }
   static const SendWork* PostAdd(End& end, uint32_t sink, uint32_t target, uint64_t add, uint64_t offset = 0) {
     return end.Post({.opcode = SendOpcode::kFetchAdd,
                      .remote_stag = target,
@@ -505,6 +506,97 @@ TEST_F(Rfc7306StreamTest, ARefusedAtomicFailsItsWorkAtTheRequester) {
   EXPECT_TRUE(fault->from_peer);
   EXPECT_THAT(fault->description, HasSubstr("our Fetch and Add"));
   EXPECT_EQ(d->memory.atomics(), 0);
+}
+
+TEST_F(Rfc7306StreamTest, AtomicsThatWereCarriedOutAreAnsweredBeforeARefusalEndsTheStream) {
+  const uint32_t target = d->memory.Add(64);
+  const uint32_t source = d->memory.Add(2000);
+  const uint32_t no_atomics = d->memory.Add(8, FakeMemory::kLocalWrite | FakeMemory::kRemoteRead);
+  const uint32_t sink = c->memory.Add(2000);
+  const SendOpcode last_kinds[] = {SendOpcode::kFetchAdd, SendOpcode::kRead};
+  for (const SendOpcode last : last_kinds) {
+    SCOPED_TRACE(ToString(last));
+    c.emplace(Extended(), "c");
+    d.emplace(Extended(), "d");
+    d->memory.Add(64);
+    d->memory.Add(2000);
+    d->memory.Add(8, FakeMemory::kLocalWrite | FakeMemory::kRemoteRead);
+    c->memory.Add(2000);
+    d->out.max_ulpdu = 1000;  // the Read's answer takes several records
+    PostAdd(*c, sink, target, 1);
+    c->Post({.opcode = SendOpcode::kRead, .remote_stag = source, .remote_offset = At(source)},
+            {End::Sge(sink, 0, 2000)});
+    PostAdd(*c, sink, target, 1);
+    c->Post({.opcode = last,
+             .remote_stag = last == SendOpcode::kRead ? 0x4242 : no_atomics,
+             .remote_offset = At(no_atomics)},
+            {End::Sge(sink, 0, 8)});
+    c->Fill();
+    ASSERT_EQ(c->out.records.size(), 4u);
+    for (int i = 0; i < 3; ++i) d->Arrive(c->Leave());
+    d->Fill(2);  // the first answer, and a part of the second
+    d->Arrive(c->Leave());
+    EXPECT_FALSE(d->stream.Receiving());
+    EXPECT_TRUE(d->stream.TakeFault().has_value()) << "the owner is told at once";
+    RunExtended();
+    EXPECT_EQ(WordAt(*d, target), 2u);
+    EXPECT_THAT(c->TakeSendStatuses(), ElementsAre(WorkStatus::kSuccess, WorkStatus::kSuccess, WorkStatus::kSuccess,
+                                                   WorkStatus::kRemoteAccessError));
+    EXPECT_TRUE(d->stream.Finished());
+  }
+}
+
+TEST_F(Rfc7306StreamTest, AReadBehindTheLastAtomicIsNotAnsweredWhenTheStreamEnds) {
+  const uint32_t target = d->memory.Add(64);
+  const uint32_t sink = c->memory.Add(8);
+  PostAdd(*c, sink, target, 1);
+  c->Post({.opcode = SendOpcode::kRead, .remote_stag = target, .remote_offset = At(target)}, {End::Sge(sink, 0, 8)});
+  c->Fill();
+  Deliver(*c, *d);
+  EXPECT_FALSE(d->Arrive(SegmentHeader::Send(RdmapOpcode::kSend, 0, 7, 0, true), Bytes(8)));
+  RunExtended();
+  EXPECT_THAT(c->TakeSendStatuses(), ElementsAre(WorkStatus::kSuccess, WorkStatus::kFlushed));
+}
+
+TEST_F(Rfc7306StreamTest, ATerminateThatNamesTheWriteOfAWriteWithImmediateFailsIt) {
+  const uint32_t from = c->memory.Add(10);
+  c->Post({.opcode = SendOpcode::kWriteImmediate, .remote_stag = 0x4242, .remote_offset = 64}, {End::Sge(from, 0, 10)});
+  d->PostReceive(8);
+  c->Fill();
+  EXPECT_FALSE(d->Arrive(c->Leave())) << "nothing has this STag";
+  EXPECT_EQ(d->receives.posted.size(), 1u) << "the Receive is for the Immediate Data, which has not come";
+  EXPECT_TRUE(d->TakeReceives().empty());
+  d->Fill();
+  Deliver(*d, *c);
+  EXPECT_THAT(c->TakeSendStatuses(), ElementsAre(WorkStatus::kRemoteAccessError));
+}
+
+TEST_F(Rfc7306StreamTest, AWriteWithImmediateThatIsCutOffBetweenItsPartsIsFlushedOnce) {
+  const uint32_t from = c->memory.Add(10);
+  c->Post({.opcode = SendOpcode::kWriteImmediate, .remote_stag = 1}, {End::Sge(from, 0, 10)});
+  c->Fill(1);
+  ASSERT_EQ(c->out.records.size(), 1u);
+  c->stream.OnLlpFault(2);
+  EXPECT_TRUE(c->TakeSends().empty()) << "a record of it has not left";
+  c->Leave();
+  EXPECT_THAT(c->TakeSendStatuses(), ElementsAre(WorkStatus::kFlushed));
+  c->Fill();
+  EXPECT_TRUE(c->SentTerminate().has_value()) << "and no Immediate Data";
+  EXPECT_TRUE(c->TakeSends().empty());
+}
+
+TEST_F(Rfc7306StreamTest, ImmediateDataBehindAnUnfinishedWriteSaysNoLength) {
+  const uint32_t to = d->memory.Add(100);
+  d->PostReceive(8);
+  d->PostReceive(8);
+  EXPECT_TRUE(d->Arrive(SegmentHeader::Write(to, At(to), /*last=*/false), Bytes(10)));
+  EXPECT_TRUE(d->Arrive(SegmentHeader::Immediate(false, 1), Bytes(8)));
+  EXPECT_TRUE(d->Arrive(SegmentHeader::Write(to, At(to), /*last=*/true), Bytes(20)));
+  EXPECT_TRUE(d->Arrive(SegmentHeader::Immediate(false, 2), Bytes(8)));
+  const auto received = d->TakeReceives();
+  ASSERT_EQ(received.size(), 2u);
+  EXPECT_EQ(received[0].byte_length, 0u);
+  EXPECT_EQ(received[1].byte_length, 20u);
 }
 
 TEST_F(Rfc7306StreamTest, ImmediateDataWithoutAReceiveFailsTheWriteIfItIsNotDone) {
@@ -1525,6 +1617,7 @@ TEST(RdmapStreamPropertyTest, RandomWorkArrivesExactly) {
 TEST(RdmapStreamPropertyTest, RandomRecordsNeverTouchWhatWasNotExposed) {
   Prng prng(99);
   int terminated = 0;
+  int answers = 0, taken = 0;  // Atomic Responses
   for (int round = 0; round < 400; ++round) {
     const bool extended = prng.OneIn(2);
     End end(RdmapOptions{.ird = 3,
@@ -1535,7 +1628,9 @@ TEST(RdmapStreamPropertyTest, RandomRecordsNeverTouchWhatWasNotExposed) {
     const uint32_t secret = end.memory.Add(300, FakeMemory::kLocalWrite, 0x42);
     const uint32_t sink = end.memory.Add(300);
     for (int i = 0; i < 3; ++i) end.PostReceive(100);
-    end.Post({.opcode = SendOpcode::kRead, .remote_stag = 9}, {end.Sge(sink, 0, 50)});
+    const bool atomic = extended && prng.OneIn(2);
+    end.Post({.opcode = atomic ? SendOpcode::kFetchAdd : SendOpcode::kRead, .remote_stag = 9},
+             {end.Sge(sink, 0, atomic ? 8 : 50)});
     end.Fill();
     uint32_t send_msn = 1;
     uint32_t read_msn = 1;
@@ -1545,7 +1640,7 @@ TEST(RdmapStreamPropertyTest, RandomRecordsNeverTouchWhatWasNotExposed) {
       };
       const auto offset = [&] { return FakeMemory::Address(exposed) + prng.Below(310) - 3; };
       const Bytes payload = Pattern(prng.Below(60), 7);
-      switch (prng.Below(extended ? 8 : 6)) {
+      switch (prng.Below(extended ? 9 : 6)) {
         case 0:
           end.Arrive(SegmentHeader::Write(stag(), offset(), prng.OneIn(2)), payload);
           break;
@@ -1559,6 +1654,14 @@ TEST(RdmapStreamPropertyTest, RandomRecordsNeverTouchWhatWasNotExposed) {
           end.Arrive(SegmentHeader::AtomicRequest(read_msn++), request);
           break;
         }
+        case 8:
+          ++answers;
+          if (ArriveWith(end, SegmentHeader::AtomicResponse(1),
+                         wire::AtomicResponse{prng.OneIn(4) ? 2u : 1u, prng.Next()}) &&
+              end.stream.Receiving()) {
+            ++taken;
+          }
+          break;
         case 1:
           end.Arrive(SegmentHeader::Send(RdmapOpcode::kSend, stag(), send_msn++, 0, true), payload);
           break;
@@ -1597,6 +1700,8 @@ TEST(RdmapStreamPropertyTest, RandomRecordsNeverTouchWhatWasNotExposed) {
     EXPECT_FALSE(end.stream.HasOutstandingWork());
   }
   EXPECT_GT(terminated, 200);
+  EXPECT_GT(taken, 5);
+  EXPECT_GT(answers, 2 * taken);
 }
 
 }  // namespace

@@ -41,6 +41,10 @@ class Ring {
     first_ = Slot(1);
     --size_;
   }
+  void pop_back() {
+    STAGECOACH_CHECK(size_ > 0);
+    --size_;
+  }
   void clear() {
     first_ = 0;
     size_ = 0;

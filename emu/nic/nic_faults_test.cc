@@ -67,18 +67,18 @@ TEST(LatePlacement, WritesToOnePlaceMayEndInEitherOrder) {
 
 class NicFaultsTest : public ::testing::Test {
  protected:
-  void Join() {
-    pair_.Join(a_, b_);
+  void Join(const JoinOptions& options = {}) {
+    pair_.Join(a_, b_, options);
     b_.nic->faults().luck = Prng(3);
     a_.nic->faults().luck = Prng(4);
   }
   // Joins, has b place Writes within `latest`, and writes 4000 bytes of 7 there. What is written to.
-  TestBuffer WriteLate(Duration latest) {
-    Join();
+  TestBuffer WriteLate(Duration latest, const JoinOptions& options = {}) {
+    Join(options);
     b_.nic->faults().adversarial_placement = true;
     b_.nic->faults().placement_delay_max = latest;
     const TestBuffer source = a_.Register(4000, kFullAccess, 7);
-    const TestBuffer sink = b_.Register(4000);
+    const TestBuffer sink = b_.Register(4000, kFullAccess | kAccessRemoteAtomic);
     EXPECT_EQ(a_.Send(1, {source.All()}, PostOpcode::kWrite, sink.region.stag, sink.address()), 0);
     return sink;
   }
@@ -111,6 +111,26 @@ TEST_F(NicFaultsTest, AdversarialWritesAreInPlaceWhenTheNextSendArrives) {
   ASSERT_EQ(a_.Send(9, {source.Sge(0, 16)}), 0);
   ASSERT_TRUE(Until([&] { return b_.Completed(1); }));
   EXPECT_EQ(std::count(sink.bytes.begin(), sink.bytes.end(), std::byte{7}), 4000);
+}
+
+TEST_F(NicFaultsTest, AdversarialWritesAreInPlaceWhenImmediateDataArrives) {
+  const TestBuffer sink = WriteLate(1s, {.extensions = true});
+  ASSERT_EQ(b_.Receive(1, {}), 0);
+  pair_.world.RunFor(1ms);
+  EXPECT_GT(std::count(sink.bytes.begin(), sink.bytes.end(), std::byte{0}), 0) << "nothing was placed late";
+  ASSERT_EQ(a_.Send(9, {}, PostOpcode::kWriteImmediate, sink.region.stag, sink.address()), 0);
+  ASSERT_TRUE(Until([&] { return b_.Completed(1); }));
+  EXPECT_EQ(std::count(sink.bytes.begin(), sink.bytes.end(), std::byte{7}), 4000);
+}
+
+TEST_F(NicFaultsTest, AdversarialWritesAreInPlaceWhenAnAtomicIsCarriedOut) {
+  const TestBuffer sink = WriteLate(1s, {.extensions = true});
+  const TestBuffer before = a_.Register(8);
+  pair_.world.RunFor(1ms);
+  EXPECT_GT(std::count(sink.bytes.begin(), sink.bytes.end(), std::byte{0}), 0) << "nothing was placed late";
+  ASSERT_EQ(a_.Send(9, {before.All()}, PostOpcode::kFetchAdd, sink.region.stag, sink.address() + 8), 0);
+  ASSERT_TRUE(Until([&] { return a_.Completed(2); }));
+  EXPECT_EQ(std::count(before.bytes.begin(), before.bytes.end(), std::byte{7}), 8) << "the atomic saw older bytes";
 }
 
 TEST_F(NicFaultsTest, AdversarialWritesAreInPlaceWithinABoundedTime) {

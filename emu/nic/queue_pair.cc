@@ -325,6 +325,7 @@ void QueuePair::ApplyTransition(const QpTransition& transition) {
     state_.store(transition.to, std::memory_order_release);
     if ((transition.effects & qp_effect::kDiscardWork) != 0) {
       sends_.Clear();
+      sends_.SetExtensions(false);
       receives_.Clear();
       shared_receives_ = 0;
     }

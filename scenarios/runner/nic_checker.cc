@@ -202,14 +202,14 @@ void NicChecker::JudgeRecord(const Event& event, QueuePair& qp) {
   // Of iWARP: it names the sink of the Read by STag, as a Write would.
   if (opcode == "Read Response") right = kLocalWrite | kRemoteWrite;
   JudgeUse(event, run, right);
+  qp.right = right;
   if (run > length) Object(event, "placement.stag", "more than the record has");
   qp.unplaced = length - std::min(run, length);
 }
 
 void NicChecker::JudgePart(const Event& event, QueuePair& qp) {
   const uint64_t length = event.Number("length");
-  // Parts are those of a scatter list of this end's own.
-  JudgeUse(event, length, kLocalWrite);
+  JudgeUse(event, length, qp.right);
   if (length > qp.unplaced) Object(event, "placement.stag", "more than the record has");
   qp.unplaced -= std::min(length, qp.unplaced);
 }

@@ -56,6 +56,7 @@ class NicChecker final : public TraceSink {
     std::deque<uint64_t> awaited;  // of these, the numbers that asked for a completion and have none yet
     bool failed = false;           // a send has: all that follow are flushed, and say so
     std::optional<uint64_t> pd;    // known since it was connected
+    uint64_t right = 0;            // that the last record takes of memory
     uint64_t unplaced = 0;         // bytes of the last record that are to be told of by "part.placed"
   };
 

@@ -71,7 +71,7 @@ class ImmediateAtomicTest : public VerbsTest {
     EXPECT_EQ(received.imm_data, immediate);
     EXPECT_EQ(received.byte_len, length);
   }
-  // The atomic fails at this end, and ends the connection where the transport has it so.
+  // The atomic fails at this end.
   void ExpectRefused(const SendSpec& spec, ibv_wc_status on_iwarp, ibv_wc_status elsewhere) {
     ASSERT_EQ(Post(client(), spec), 0);
     ExpectCompletion(client_cq(), spec.wr_id, pair->client.IsIwarp() ? on_iwarp : elsewhere);
