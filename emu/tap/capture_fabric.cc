@@ -52,9 +52,10 @@ class FrameCollector {
 
 class CapturedStream final : public Stream {
  public:
-  CapturedStream(std::unique_ptr<Stream> inner, CaptureSink& sink, bool initiator)
+  CapturedStream(std::unique_ptr<Stream> inner, CaptureSink& sink, CaptureStyle style, bool initiator)
       : inner_(std::move(inner)),
-        flow_(sink.OpenFlow(inner_->local(), inner_->remote(), initiator)),
+        style_(style),
+        flow_(sink.OpenFlow(style, inner_->local(), inner_->remote(), initiator)),
         sent_(CaptureDirection::kSent, initiator ? wire::MpaFrameKind::kRequest : wire::MpaFrameKind::kReply),
         received_(CaptureDirection::kReceived, initiator ? wire::MpaFrameKind::kReply : wire::MpaFrameKind::kRequest) {}
   // What the stream beneath does, too.
@@ -98,6 +99,7 @@ class CapturedStream final : public Stream {
  private:
   template <typename Bytes>
   void Observe(FrameCollector& frame, std::span<const Bytes> parts, size_t moved) {
+    if (style_ == CaptureStyle::kRoce) return;
     for (const Bytes& part : parts) {
       if (frame.done() || moved == 0) return;
       const ConstBytes bytes = part.first(std::min(part.size(), moved));
@@ -114,11 +116,13 @@ class CapturedStream final : public Stream {
   }
 
   void NoteEnd(CaptureDirection direction, CaptureEnd how) {
+    if (style_ == CaptureStyle::kRoce) return;
     (direction == CaptureDirection::kSent ? sent_ : received_).Finish(*flow_);
     flow_->Close(direction, how);
   }
 
   const std::unique_ptr<Stream> inner_;
+  const CaptureStyle style_;
   const std::shared_ptr<CaptureFlow> flow_;
   FrameCollector sent_;
   FrameCollector received_;
@@ -135,20 +139,23 @@ std::unique_ptr<Llp> CaptureFabric::WrapRecords(std::unique_ptr<Llp> llp) {
 Result<std::unique_ptr<Listener>, FabricError> CaptureFabric::ListenWith(const StreamOptions& options,
                                                                          const IpEndpoint& local, int backlog,
                                                                          AcceptCallback on_accept) {
-  return beneath_.ListenWith(options, local, backlog,
-                             [sink = sink_, on_accept = std::move(on_accept)](std::unique_ptr<Stream> stream) {
-                               on_accept(std::make_unique<CapturedStream>(std::move(stream), *sink, false));
-                             });
+  return beneath_.ListenWith(
+      options, local, backlog,
+      [sink = sink_, style = style_, on_accept = std::move(on_accept)](std::unique_ptr<Stream> stream) {
+        on_accept(std::make_unique<CapturedStream>(std::move(stream), *sink, style, /*initiator=*/false));
+      });
 }
 
 std::unique_ptr<ConnectAttempt> CaptureFabric::ConnectWith(const StreamOptions& options, const IpEndpoint& local,
                                                            const IpEndpoint& remote, ConnectCallback on_done) {
   using StreamResult = Result<std::unique_ptr<Stream>, FabricError>;
-  return beneath_.ConnectWith(options, local, remote,
-                              [sink = sink_, on_done = std::move(on_done)](StreamResult result) {
-                                if (result) *result = std::make_unique<CapturedStream>(std::move(*result), *sink, true);
-                                on_done(std::move(result));
-                              });
+  return beneath_.ConnectWith(
+      options, local, remote, [sink = sink_, style = style_, on_done = std::move(on_done)](StreamResult result) {
+        if (result) {
+          *result = std::make_unique<CapturedStream>(std::move(*result), *sink, style, /*initiator=*/true);
+        }
+        on_done(std::move(result));
+      });
 }
 
 }  // namespace stagecoach::emu

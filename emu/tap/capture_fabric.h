@@ -4,9 +4,10 @@
 // of a stream of this fabric and puts a CaptureTap on top. With a world: HostParts::fabric is the CaptureFabric,
 // HostParts::tap is WrapRecords.
 //
-// A stream watches its own first bytes until one MPA frame has passed each way (or enough to see that this is no MPA)
-// and from then on only forwards. Everything but streams is forwarded to the fabric beneath. Threading: as the fabric
-// beneath.
+// In the style of iWARP a stream watches its own first bytes until one MPA frame has passed each way (or enough to see
+// that this is no MPA) and from then on only forwards. In the style of RoCE it only forwards: streams are nothing that
+// RoCE has, and neither their hello nor their end is shown. Everything but streams is forwarded to the fabric beneath.
+// Threading: as the fabric beneath.
 #pragma once
 
 #include <memory>
@@ -21,7 +22,8 @@ namespace stagecoach::emu {
 class CaptureFabric final : public Fabric {
  public:
   // `beneath` outlives this fabric and what it handed out.
-  CaptureFabric(Fabric* beneath, std::shared_ptr<CaptureSink> sink) : beneath_(*beneath), sink_(std::move(sink)) {}
+  CaptureFabric(Fabric* beneath, std::shared_ptr<CaptureSink> sink, CaptureStyle style)
+      : beneath_(*beneath), sink_(std::move(sink)), style_(style) {}
 
   // The record layer with a tap on it, or unchanged when its stream is not of a CaptureFabric.
   static std::unique_ptr<Llp> WrapRecords(std::unique_ptr<Llp> llp);
@@ -49,6 +51,7 @@ class CaptureFabric final : public Fabric {
  private:
   Fabric& beneath_;
   const std::shared_ptr<CaptureSink> sink_;
+  const CaptureStyle style_;
 };
 
 }  // namespace stagecoach::emu

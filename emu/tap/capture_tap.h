@@ -4,8 +4,10 @@
 // Received records are read where they were placed, before the owner learns that they are complete. Outgoing ones are
 // read, through the MemoryPort of the Flush that may send them, just before it; so a record that waits for the stream
 // is in the capture as it was when it was first tried, and one whose memory can no longer be read, which will never
-// leave, is not in it. A record the owner discards is placed into a buffer of the tap's. Records that fail their CRC
-// are not shown: nothing can be said of where they end.
+// leave, is not in it. So a capture holds what has left the NIC: the faults of a network are injected above the tap
+// (record_faults.h), and a packet they lose is not in the sender's capture, as a packet that got lost in a NIC would
+// not be on the wire; one they send twice is there twice. A record the owner discards is placed into a buffer of the
+// tap's. Records that fail their CRC are not shown: nothing can be said of where they end.
 //
 // As every Llp, serialised by the connection's lock.
 #pragma once

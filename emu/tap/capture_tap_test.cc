@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <set>
 #include <string>
 #include <vector>
 
@@ -10,6 +11,7 @@
 #include "emu/llp/mpa_llp.h"
 #include "emu/sim/sim_world.h"
 #include "emu/tap/capture_fabric.h"
+#include "emu/tap/record_faults.h"
 #include "emu/wire/mpa.h"
 #include "tests/support/fake_memory.h"
 
@@ -47,8 +49,10 @@ class ListingSink final : public CaptureSink {
     const std::string name_;
   };
 
-  std::shared_ptr<CaptureFlow> OpenFlow(const IpEndpoint& local, const IpEndpoint& remote, bool initiator) override {
-    const std::string name = initiator ? "client" : "server";
+  std::shared_ptr<CaptureFlow> OpenFlow(CaptureStyle style, const IpEndpoint& local, const IpEndpoint& remote,
+                                        bool initiator) override {
+    const std::string name =
+        std::string(style == CaptureStyle::kRoce ? "roce " : "") + (initiator ? "client" : "server");
     events.push_back(name + " open");
     return std::make_shared<Flow>(&events, name);
   }
@@ -70,11 +74,11 @@ std::string Frame(wire::MpaFrameKind kind, std::string_view private_data) {
 // Two hosts, a sink at each, and a connection between them.
 class CaptureTest : public testing::Test {
  protected:
-  CaptureTest() : world_(Options()) {
+  explicit CaptureTest(CaptureStyle style = CaptureStyle::kIwarp) : world_(Options()) {
     client_host_ = &world_.AddHost("client", {*IpEndpoint::Parse("10.0.0.1", 0)});
     server_host_ = &world_.AddHost("server", {*IpEndpoint::Parse("10.0.0.2", 0)});
-    client_fabric_ = std::make_unique<CaptureFabric>(client_host_, client_sink_);
-    server_fabric_ = std::make_unique<CaptureFabric>(server_host_, server_sink_);
+    client_fabric_ = std::make_unique<CaptureFabric>(client_host_, client_sink_, style);
+    server_fabric_ = std::make_unique<CaptureFabric>(server_host_, server_sink_, style);
     const IpEndpoint address = *IpEndpoint::Parse("10.0.0.2", 20049);
     listener_ =
         std::move(*server_fabric_->Listen(address, 8, [this](std::unique_ptr<Stream> s) { server_ = std::move(s); }));
@@ -255,6 +259,59 @@ TEST_F(CaptureTest, TheEndOfAConnectionIsShownFromBothSides) {
   EXPECT_EQ(client_sink_->events.front(), "client > fin");
   EXPECT_EQ(server_sink_->events.front(), "server < fin");
   EXPECT_EQ(server_sink_->events.back(), "server > fin");
+}
+
+class RoceCaptureTest : public CaptureTest {
+ protected:
+  RoceCaptureTest() : CaptureTest(CaptureStyle::kRoce) {}
+};
+
+TEST_F(RoceCaptureTest, OfTheStreamNothingIsShownWhateverItsBytesLookLike) {
+  const std::string request = Frame(wire::MpaFrameKind::kRequest, "hi");
+  WriteAll(*client_, request);
+  EXPECT_EQ(ReadExactly(*server_, request.size()), request);
+  FakeMemory memory;
+  {
+    const auto sender = Tapped(std::move(client_));
+    sender->QueueRecord(AsBytes("packet"), {}, 1);
+    while (sender->Flush(memory).status == TxStatus::kWouldBlock) world_.RunUntilIdle();
+    sender->stream().Shutdown();
+  }
+  const auto receiver = Tapped(std::move(server_));
+  world_.RunUntilIdle();
+  RecordHead record;
+  ASSERT_EQ(Next(*receiver, &record).status, RxStatus::kReady);
+  ASSERT_EQ(receiver->Place(6, {}).status, RxStatus::kReady);
+  EXPECT_EQ(Next(*receiver, &record).status, RxStatus::kEof);
+  receiver->stream().Abort();
+  EXPECT_THAT(client_sink_->events, ElementsAre("roce client open", "roce client > record packet"));
+  EXPECT_THAT(server_sink_->events, ElementsAre("roce server open", "roce server < record packet"));
+}
+
+// What the other end would have got, had it been captured there.
+TEST_F(RoceCaptureTest, WhatAFaultLosesIsNotShownAndWhatItRepeatsIsShownTwice) {
+  FakeMemory memory;
+  constexpr int kRecords = 100;
+  client_sink_->events.clear();
+  server_sink_->events.clear();
+  const auto sender =
+      WithRecordFaults(Tapped(std::move(client_)), {.drop_one_in = 4, .duplicate_one_in = 4, .luck = Prng(7)});
+  const auto receiver = Tapped(std::move(server_));
+  for (int i = 0; i < kRecords; ++i) {
+    const std::string text = std::to_string(100 + i);
+    sender->QueueRecord(AsBytes(text), {}, static_cast<uint64_t>(i));
+    while (sender->Flush(memory).status == TxStatus::kWouldBlock) world_.RunUntilIdle();
+    world_.RunUntilIdle();
+    RecordHead record;
+    while (Next(*receiver, &record).status == RxStatus::kReady) receiver->Place(3, {});
+  }
+  std::vector<std::string> sent, received;
+  for (const std::string& event : client_sink_->events) sent.push_back(event.substr(event.size() - 3));
+  for (const std::string& event : server_sink_->events) received.push_back(event.substr(event.size() - 3));
+  EXPECT_EQ(sent, received);
+  const std::set<std::string> different(sent.begin(), sent.end());
+  EXPECT_LT(different.size(), size_t{kRecords}) << "some were lost";
+  EXPECT_GT(sent.size(), different.size()) << "some came twice";
 }
 
 TEST_F(CaptureTest, AStreamOfAnotherFabricIsLeftAsItIs) {

@@ -16,6 +16,7 @@
 #include "base/cursor.h"
 #include "base/prng.h"
 #include "emu/engine/mpa_framing.h"
+#include "emu/wire/ib.h"
 #include "emu/wire/mpa.h"
 
 namespace stagecoach::emu {
@@ -44,7 +45,9 @@ constexpr size_t kIpv4Header = 20;
 constexpr size_t kIpv6Header = 40;
 constexpr size_t kTcpHeader = 20;
 constexpr size_t kTcpSynOptions = 8;
+constexpr size_t kUdpHeader = 8;
 constexpr uint8_t kProtocolTcp = 6;
+constexpr uint8_t kProtocolUdp = 17;
 constexpr uint8_t kFin = 0x01;
 constexpr uint8_t kSyn = 0x02;
 constexpr uint8_t kRst = 0x04;
@@ -52,6 +55,13 @@ constexpr uint8_t kPsh = 0x08;
 constexpr uint8_t kAck = 0x10;
 // The most an IPv4 packet carries behind its headers: RFC 791 counts the headers in 16 bits. IPv6 would take 20 more.
 constexpr size_t kMaxSegment = 65535 - kIpv4Header - kTcpHeader;
+// The most of a RoCE packet, a multiple of four: no bytes are padded then.
+constexpr size_t kMaxRocePacket = (65535 - kIpv4Header - kUdpHeader - wire::kIbIcrcSize) / 4 * 4;
+constexpr uint16_t kRocePort = 4791;
+// Annex A17 of the InfiniBand specification: a dynamic port, the same one for all packets of a flow, so that the
+// routers of a network can spread flows without reordering them.
+constexpr uint16_t kFirstSourcePort = 0xc000;
+constexpr int kSourcePortBits = 14;
 
 // A block under construction, in the machine's byte order.
 class BlockBuilder {
@@ -107,7 +117,7 @@ struct TcpFields {
   uint8_t flags = 0;
 };
 
-// IP and TCP headers of one segment. Room for IPv6 and the options of a SYN.
+// IP and TCP or UDP headers of one packet. Room for IPv6 and the options of a SYN.
 struct Headers {
   std::array<std::byte, kIpv6Header + kTcpHeader + kTcpSynOptions> bytes{};
   size_t size = 0;
@@ -118,35 +128,64 @@ void PutU16(MutableBytes at, size_t offset, uint16_t value) {
   ByteWriter(at.subspan(offset, 2)).U16(value);
 }
 
-Headers MakeHeaders(const IpEndpoint& source, const IpEndpoint& destination, const TcpFields& tcp, ConstBytes payload) {
-  const bool v6 = source.family == IpEndpoint::Family::kIpv6;
-  const size_t ip_size = v6 ? kIpv6Header : kIpv4Header;
-  const size_t address_size = v6 ? 16 : 4;
+ConstBytes AddressOf(const IpEndpoint& end) {
+  return AsBytes(end.address.data(), end.family == IpEndpoint::Family::kIpv6 ? 16 : 4);
+}
+
+size_t IpHeaderSize(const IpEndpoint& end) {
+  return end.family == IpEndpoint::Family::kIpv6 ? kIpv6Header : kIpv4Header;
+}
+
+// Into `header`, which is as large as it gets. `size`: of what follows it.
+void PutIpHeader(MutableBytes header, const IpEndpoint& source, const IpEndpoint& destination, uint8_t protocol,
+                 size_t size) {
+  ByteWriter out(header);
+  const bool v6 = header.size() == kIpv6Header;
+  if (v6) {
+    out.U32(0x60000000);
+    out.U16(static_cast<uint16_t>(size));
+    out.U8(protocol);
+    out.U8(64);  // hop limit
+  } else {
+    out.U16(0x4500);
+    out.U16(static_cast<uint16_t>(header.size() + size));
+    out.U16(0);
+    out.U16(0x4000);  // don't fragment
+    out.U8(64);       // time to live
+    out.U8(protocol);
+    out.U16(0);  // checksum
+  }
+  out.Bytes(AddressOf(source));
+  out.Bytes(AddressOf(destination));
+  if (v6) return;
+  InternetChecksum sum;
+  sum.Add(header);
+  PutU16(header, 10, sum.Value());
+}
+
+// What TCP and UDP add up besides their own bytes, `size` of them.
+InternetChecksum PseudoHeader(const IpEndpoint& source, const IpEndpoint& destination, uint8_t protocol, size_t size) {
+  std::array<std::byte, 8> rest{};
+  ByteWriter out(rest);
+  out.U32(static_cast<uint32_t>(size));
+  out.U32(protocol);
+  InternetChecksum sum;
+  sum.Add(AddressOf(source));
+  sum.Add(AddressOf(destination));
+  sum.Add(rest);
+  return sum;
+}
+
+Headers TcpHeaders(const IpEndpoint& source, const IpEndpoint& destination, const TcpFields& tcp, ConstBytes payload) {
+  const size_t ip_size = IpHeaderSize(source);
   const bool syn = (tcp.flags & kSyn) != 0;
   const size_t tcp_size = kTcpHeader + (syn ? kTcpSynOptions : 0);
-  const auto source_address = AsBytes(source.address.data(), address_size);
-  const auto destination_address = AsBytes(destination.address.data(), address_size);
 
   Headers headers;
   headers.size = ip_size + tcp_size;
   const MutableBytes all = MutableBytes(headers.bytes).first(headers.size);
-  ByteWriter out(all);
-  if (v6) {
-    out.U32(0x60000000);
-    out.U16(static_cast<uint16_t>(tcp_size + payload.size()));
-    out.U8(kProtocolTcp);
-    out.U8(64);  // hop limit
-  } else {
-    out.U16(0x4500);
-    out.U16(static_cast<uint16_t>(headers.size + payload.size()));
-    out.U16(0);
-    out.U16(0x4000);  // don't fragment
-    out.U8(64);       // time to live
-    out.U8(kProtocolTcp);
-    out.U16(0);  // checksum
-  }
-  out.Bytes(source_address);
-  out.Bytes(destination_address);
+  PutIpHeader(all.first(ip_size), source, destination, kProtocolTcp, tcp_size + payload.size());
+  ByteWriter out(all.subspan(ip_size));
   out.U16(source.port);
   out.U16(destination.port);
   out.U32(tcp.sequence);
@@ -162,43 +201,71 @@ Headers MakeHeaders(const IpEndpoint& source, const IpEndpoint& destination, con
     out.U32(0x0103030e);
   }
 
-  if (!v6) {
-    InternetChecksum ip;
-    ip.Add(all.first(kIpv4Header));
-    PutU16(all, 10, ip.Value());
-  }
-  std::array<std::byte, 8> pseudo{};
-  ByteWriter pseudo_out(pseudo);
-  pseudo_out.U32(static_cast<uint32_t>(tcp_size + payload.size()));
-  pseudo_out.U32(kProtocolTcp);
-  InternetChecksum sum;
-  sum.Add(source_address);
-  sum.Add(destination_address);
-  sum.Add(pseudo);
+  InternetChecksum sum = PseudoHeader(source, destination, kProtocolTcp, tcp_size + payload.size());
   sum.Add(all.subspan(ip_size));
   sum.Add(payload);
   PutU16(all, ip_size + 16, sum.Value());
   return headers;
 }
 
+// Of a RoCE packet. `packet` is complete but for its last four bytes, the ICRC, which this puts there.
+Headers RoceHeaders(const IpEndpoint& source, const IpEndpoint& destination, uint16_t source_port,
+                    MutableBytes packet) {
+  const size_t ip_size = IpHeaderSize(source);
+  const size_t udp_size = kUdpHeader + packet.size();
+
+  Headers headers;
+  headers.size = ip_size + kUdpHeader;
+  const MutableBytes all = MutableBytes(headers.bytes).first(headers.size);
+  PutIpHeader(all.first(ip_size), source, destination, kProtocolUdp, udp_size);
+  ByteWriter out(all.subspan(ip_size));
+  out.U16(source_port);
+  out.U16(kRocePort);
+  out.U16(static_cast<uint16_t>(udp_size));
+  out.U16(0);  // checksum
+
+  const MutableBytes icrc = packet.last(wire::kIbIcrcSize);
+  const uint32_t value =
+      wire::IcrcOf(all.first(ip_size), all.subspan(ip_size), packet.first(packet.size() - icrc.size()));
+  for (size_t i = 0; i < icrc.size(); ++i) icrc[i] = static_cast<std::byte>(value >> (8 * i));
+
+  // The ICRC does what a checksum would, and IPv4 allows to do without. IPv6 does not (RFC 8200 section 8.1).
+  if (source.family != IpEndpoint::Family::kIpv6) return headers;
+  InternetChecksum sum = PseudoHeader(source, destination, kProtocolUdp, udp_size);
+  sum.Add(all.subspan(ip_size));
+  sum.Add(packet);
+  const uint16_t checksum = sum.Value();
+  PutU16(all, ip_size + 6, checksum != 0 ? checksum : 0xffff);  // 0 would say that there is none
+  return headers;
+}
+
 }  // namespace
 
-// One connection. Its state is guarded by the writer's mutex, which also keeps its packets in the order of its sequence
-// numbers.
-class PcapNgWriter::Flow final : public CaptureFlow {
+// One connection. Its state is guarded by the writer's mutex, which also keeps its packets in order.
+class PcapNgWriter::Flow : public CaptureFlow {
  public:
-  Flow(std::shared_ptr<PcapNgWriter> writer, const IpEndpoint& local, const IpEndpoint& remote, bool initiator,
-       bool silent)
-      : writer_(std::move(writer)), initiator_(initiator), silent_(silent) {
+  Flow(std::shared_ptr<PcapNgWriter> writer, const IpEndpoint& local, const IpEndpoint& remote, bool silent)
+      : writer_(std::move(writer)), key_(local, remote), silent_(silent) {}
+  ~Flow() override {
+    std::lock_guard<std::mutex> lock(writer_->mutex_);
+    if (!silent_) writer_->open_flows_.erase(key_);
+  }
+
+ protected:
+  const std::shared_ptr<PcapNgWriter> writer_;
+  const FlowKey key_;
+  const bool silent_;
+};
+
+class PcapNgWriter::IwarpFlow final : public Flow {
+ public:
+  IwarpFlow(std::shared_ptr<PcapNgWriter> writer, const IpEndpoint& local, const IpEndpoint& remote, bool initiator,
+            bool silent)
+      : Flow(std::move(writer), local, remote, silent), initiator_(initiator) {
     ends_[0].address = local;
     ends_[1].address = remote;
     // Any number will do, but the same one each time: captures of one simulation are to be equal.
     for (End& end : ends_) end.next = static_cast<uint32_t>(StableHash(end.address.ToString()));
-  }
-
-  ~Flow() override {
-    std::lock_guard<std::mutex> lock(writer_->mutex_);
-    if (!silent_) writer_->open_flows_.erase({ends_[0].address, ends_[1].address});
   }
 
   // With the writer's mutex held.
@@ -232,7 +299,7 @@ class PcapNgWriter::Flow final : public CaptureFlow {
     if (end.closed) return;
     if (!end.framer) end.framer.emplace(crc_, end.markers);
     size_t left = std::min(TotalSize(ulpdu), wire::kMpaUlpduMax);
-    std::vector<std::byte>& fpdu = writer_->fpdu_;
+    std::vector<std::byte>& fpdu = writer_->packet_;
     fpdu.resize(std::max(fpdu.size(), end.framer->MaxFramedSize(left)));
     end.framer->Begin(fpdu, left);
     for (ConstBytes part : ulpdu) {
@@ -287,17 +354,62 @@ class PcapNgWriter::Flow final : public CaptureFlow {
     End& from = Sender(direction);
     const End& to = ends_[direction == CaptureDirection::kSent ? 1 : 0];
     TcpFields tcp{from.next, (flags & kAck) != 0 ? to.next : 0, flags};
-    const Headers headers = MakeHeaders(from.address, to.address, tcp, payload);
+    const Headers headers = TcpHeaders(from.address, to.address, tcp, payload);
     writer_->WritePacket(direction, headers.view(), payload);
     from.next += static_cast<uint32_t>(payload.size());
     if ((flags & (kSyn | kFin)) != 0) ++from.next;
   }
 
-  const std::shared_ptr<PcapNgWriter> writer_;
   const bool initiator_;
-  const bool silent_;
   bool crc_ = false;
   End ends_[2];  // local, remote
+};
+
+// The two halves of a flow are flows of their own to a network: packets of one direction to one QP.
+class PcapNgWriter::RoceFlow final : public Flow {
+ public:
+  RoceFlow(std::shared_ptr<PcapNgWriter> writer, const IpEndpoint& local, const IpEndpoint& remote, bool silent)
+      : Flow(std::move(writer), local, remote, silent) {
+    // The ports are the stream's, which changes in a QP's life. Packets of one sender to one QP have one port.
+    const std::string here = local.AddressString();
+    const std::string there = remote.AddressString();
+    sent_hash_ = StableHash(here + " " + there);
+    received_hash_ = StableHash(there + " " + here);
+  }
+
+  void Handshake(CaptureDirection, ConstBytes) override {}
+  void Close(CaptureDirection, CaptureEnd) override {}
+
+  void Record(CaptureDirection direction, std::span<const ConstBytes> record) override {
+    std::lock_guard<std::mutex> lock(writer_->mutex_);
+    if (silent_) return;
+    size_t left = std::min(TotalSize(record), kMaxRocePacket);
+    std::vector<std::byte>& packet = writer_->packet_;
+    packet.clear();
+    for (const ConstBytes part : record) {
+      const ConstBytes taken = part.first(std::min(part.size(), left));
+      packet.insert(packet.end(), taken.begin(), taken.end());
+      left -= taken.size();
+    }
+    // What a peer sent may be no packet at all.
+    constexpr size_t kQpOffset = 5;
+    uint32_t destination_qp = 0;
+    for (size_t i = kQpOffset; i < kQpOffset + 3 && i < packet.size(); ++i) {
+      destination_qp = destination_qp << 8 | std::to_integer<uint32_t>(packet[i]);
+    }
+    packet.resize(packet.size() + wire::IbPad(packet.size()) + wire::kIbIcrcSize);
+
+    const bool sent = direction == CaptureDirection::kSent;
+    const uint64_t mixed = ((sent ? sent_hash_ : received_hash_) ^ destination_qp) * 0x9e3779b97f4a7c15;
+    const auto port = static_cast<uint16_t>(kFirstSourcePort | mixed >> (64 - kSourcePortBits));
+    const auto& [local, remote] = key_;
+    const Headers headers = sent ? RoceHeaders(local, remote, port, packet) : RoceHeaders(remote, local, port, packet);
+    writer_->WritePacket(direction, headers.view(), packet);
+  }
+
+ private:
+  uint64_t sent_hash_ = 0;
+  uint64_t received_hash_ = 0;
 };
 
 Result<std::shared_ptr<PcapNgWriter>, PcapNgWriter::Error> PcapNgWriter::Create(const std::string& path, Clock clock,
@@ -337,10 +449,12 @@ std::chrono::nanoseconds PcapNgWriter::WallClock() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch());
 }
 
-std::shared_ptr<CaptureFlow> PcapNgWriter::OpenFlow(const IpEndpoint& local, const IpEndpoint& remote, bool initiator) {
+std::shared_ptr<CaptureFlow> PcapNgWriter::OpenFlow(CaptureStyle style, const IpEndpoint& local,
+                                                    const IpEndpoint& remote, bool initiator) {
   std::lock_guard<std::mutex> lock(mutex_);
   const bool silent = open_flows_.count({remote, local}) > 0 || !open_flows_.insert({local, remote}).second;
-  auto flow = std::make_shared<Flow>(shared_from_this(), local, remote, initiator, silent);
+  if (style == CaptureStyle::kRoce) return std::make_shared<RoceFlow>(shared_from_this(), local, remote, silent);
+  auto flow = std::make_shared<IwarpFlow>(shared_from_this(), local, remote, initiator, silent);
   flow->Open();
   return flow;
 }

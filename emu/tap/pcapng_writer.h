@@ -1,9 +1,16 @@
-// PcapNgWriter: a capture file that stock Wireshark opens and dissects as MPA, DDP/RDMAP and RPC-over-RDMA.
+// PcapNgWriter: a capture file that stock Wireshark opens and dissects as MPA and DDP/RDMAP, or as RoCEv2, with
+// RPC-over-RDMA in it.
 //
 // Writes pcapng (draft-ietf-opsawg-pcapng: Section Header, Interface Description, Enhanced Packet Blocks; nanoseconds;
-// raw IP). What taps see are records, so the IP and TCP headers around them are made here: handshake, running sequence
-// numbers, valid checksums, FIN or RST. One FPDU is one segment; one too long for an IP packet takes two. Every segment
-// acknowledges all that has passed the other way: the capture tells what the NIC saw and not how the path delivered it.
+// raw IP). What taps see are records, so what stands around them is made here.
+//
+// iWARP: IP and TCP headers: handshake, running sequence numbers, valid checksums, FIN or RST. One FPDU is one segment;
+// one too long for an IP packet takes two. Every segment acknowledges all that has passed the other way: the capture
+// tells what the NIC saw and not how the path delivered it.
+//
+// RoCE (annex A17 of the InfiniBand specification): IP and UDP headers, pad bytes and ICRC, to UDP port 4791, from a
+// port that both addresses and the destination QP make. Nothing tells of the stream that carries the packets: it has
+// no counterpart in a network of InfiniBand QPs.
 //
 // Errors: once a write fails (a full disk), the file is cut back to its last whole packet, the reason is kept and
 // reported once, and everything after is dropped. The NIC is not disturbed.
@@ -48,7 +55,8 @@ class PcapNgWriter final : public CaptureSink, public std::enable_shared_from_th
 
   static std::chrono::nanoseconds WallClock();
 
-  std::shared_ptr<CaptureFlow> OpenFlow(const IpEndpoint& local, const IpEndpoint& remote, bool initiator) override;
+  std::shared_ptr<CaptureFlow> OpenFlow(CaptureStyle style, const IpEndpoint& local, const IpEndpoint& remote,
+                                        bool initiator) override;
 
   uint64_t packets() const;
   // What stopped the capture; empty while all is well.
@@ -56,6 +64,8 @@ class PcapNgWriter final : public CaptureSink, public std::enable_shared_from_th
 
  private:
   class Flow;
+  class IwarpFlow;
+  class RoceFlow;
   using FlowKey = std::pair<IpEndpoint, IpEndpoint>;
 
   PcapNgWriter(std::string path, int fd, Clock clock, ErrorCallback on_error);
@@ -75,8 +85,8 @@ class PcapNgWriter final : public CaptureSink, public std::enable_shared_from_th
   uint64_t packets_ = 0;
   uint64_t last_time_ = 0;
   std::string error_;
-  std::vector<std::byte> fpdu_;   // where flows build FPDUs
-  std::set<FlowKey> open_flows_;  // by (local, remote)
+  std::vector<std::byte> packet_;  // where flows build FPDUs and RoCE packets
+  std::set<FlowKey> open_flows_;   // by (local, remote)
 };
 
 }  // namespace stagecoach::emu

@@ -1,5 +1,6 @@
 #include "emu/tap/pcapng_writer.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -20,6 +21,7 @@
 
 #include "base/crc32c.h"
 #include "base/cursor.h"
+#include "emu/wire/ib.h"
 #include "emu/wire/mpa.h"
 
 namespace stagecoach::emu {
@@ -131,9 +133,15 @@ void ParsePacket(std::string_view ip, Packet* packet) {
   packet->payload = std::string(tcp.substr(tcp_header));
 }
 
-std::vector<Packet> ParseFile(const std::string& path) {
+struct RawPacket {
+  uint64_t time = 0;
+  uint32_t flags = 0;
+  std::string ip;
+};
+
+std::vector<RawPacket> RawPackets(const std::string& path) {
   const std::string file = ReadFile(path);
-  std::vector<Packet> packets;
+  std::vector<RawPacket> packets;
   size_t blocks = 0;
   for (size_t at = 0; at < file.size(); ++blocks) {
     const uint32_t type = HostU32(file, at);
@@ -147,15 +155,26 @@ std::vector<Packet> ParseFile(const std::string& path) {
       EXPECT_EQ(type, blocks == 0 ? 0x0a0d0d0au : 1u);
     } else {
       EXPECT_EQ(type, 6u);
-      Packet packet;
+      RawPacket packet;
       packet.time = uint64_t{HostU32(file, at + 12)} << 32 | HostU32(file, at + 16);
       const uint32_t size = HostU32(file, at + 20);
       EXPECT_EQ(HostU32(file, at + 24), size);
       packet.flags = HostU32(file, at + length - 12);
-      ParsePacket(std::string_view(file).substr(at + 28, size), &packet);
+      packet.ip = file.substr(at + 28, size);
       packets.push_back(std::move(packet));
     }
     at += length;
+  }
+  return packets;
+}
+
+std::vector<Packet> ParseFile(const std::string& path) {
+  std::vector<Packet> packets;
+  for (const RawPacket& raw : RawPackets(path)) {
+    Packet& packet = packets.emplace_back();
+    packet.time = raw.time;
+    packet.flags = raw.flags;
+    ParsePacket(raw.ip, &packet);
   }
   return packets;
 }
@@ -219,7 +238,7 @@ std::string Fpdu(std::string_view ulpdu, bool crc) {
 TEST(PcapNgWriter, AConversationHasHandshakeContinuousStreamsAndAnEnd) {
   const std::string path = TempPath("conversation.pcapng");
   const auto writer = MustCreate(path);
-  const auto flow = writer->OpenFlow(Local(), Remote(), true);
+  const auto flow = writer->OpenFlow(CaptureStyle::kIwarp, Local(), Remote(), true);
   flow->Handshake(kSent, AsBytes(Request(wire::kMpaFlagCrc)));
   flow->Handshake(kReceived, AsBytes(Reply(wire::kMpaFlagCrc)));
   Record(*flow, kSent, "abc", "defgh");
@@ -252,7 +271,7 @@ TEST(PcapNgWriter, AConversationHasHandshakeContinuousStreamsAndAnEnd) {
 TEST(PcapNgWriter, TheReplyDecidesWhetherThereIsACrc) {
   const std::string path = TempPath("nocrc.pcapng");
   const auto writer = MustCreate(path);
-  const auto flow = writer->OpenFlow(Local(), Remote(), false);
+  const auto flow = writer->OpenFlow(CaptureStyle::kIwarp, Local(), Remote(), false);
   flow->Handshake(kReceived, AsBytes(Request(wire::kMpaFlagCrc)));
   flow->Handshake(kSent, AsBytes(Reply(0)));
   Record(*flow, kReceived, "abc", "");
@@ -264,7 +283,7 @@ TEST(PcapNgWriter, TheReplyDecidesWhetherThereIsACrc) {
 TEST(PcapNgWriter, MarkersGoToTheEndThatAskedForThem) {
   const std::string path = TempPath("markers.pcapng");
   const auto writer = MustCreate(path);
-  const auto flow = writer->OpenFlow(Local(), Remote(), true);
+  const auto flow = writer->OpenFlow(CaptureStyle::kIwarp, Local(), Remote(), true);
   const std::string request = Request(0);
   const std::string reply = Reply(wire::kMpaFlagMarkers);
   flow->Handshake(kSent, AsBytes(request));
@@ -285,7 +304,7 @@ TEST(PcapNgWriter, AnFpduBeyondAnIpPacketTakesTwoSegments) {
     const std::string remote = local[0] == '1' ? "10.0.0.2" : "2001:db8::2";
     const std::string path = TempPath("large.pcapng");
     const auto writer = MustCreate(path);
-    const auto flow = writer->OpenFlow(Local(local), Remote(remote.c_str()), true);
+    const auto flow = writer->OpenFlow(CaptureStyle::kIwarp, Local(local), Remote(remote.c_str()), true);
     const std::string ulpdu(65535, 'u');
     Record(*flow, kSent, ulpdu, "and what no record can hold");
     const std::vector<Packet> packets = ParseFile(path);
@@ -297,7 +316,7 @@ TEST(PcapNgWriter, AnFpduBeyondAnIpPacketTakesTwoSegments) {
 TEST(PcapNgWriter, AResetEndsBothDirections) {
   const std::string path = TempPath("reset.pcapng");
   const auto writer = MustCreate(path);
-  const auto flow = writer->OpenFlow(Local(), Remote(), true);
+  const auto flow = writer->OpenFlow(CaptureStyle::kIwarp, Local(), Remote(), true);
   flow->Close(kReceived, CaptureEnd::kReset);
   flow->Close(kReceived, CaptureEnd::kReset);
   flow->Close(kSent, CaptureEnd::kFin);
@@ -311,14 +330,14 @@ TEST(PcapNgWriter, AResetEndsBothDirections) {
 TEST(PcapNgWriter, AConnectionWithBothEndsHereIsCapturedOnce) {
   const std::string path = TempPath("both.pcapng");
   const auto writer = MustCreate(path);
-  auto client = writer->OpenFlow(Local(), Remote(), true);
-  auto server = writer->OpenFlow(Remote(), Local(), false);
+  auto client = writer->OpenFlow(CaptureStyle::kIwarp, Local(), Remote(), true);
+  auto server = writer->OpenFlow(CaptureStyle::kIwarp, Remote(), Local(), false);
   Record(*client, kSent, "once", "");
   Record(*server, kReceived, "once", "");
   EXPECT_EQ(ParseFile(path).size(), 4u);
   server.reset();
   client.reset();
-  client = writer->OpenFlow(Local(), Remote(), true);
+  client = writer->OpenFlow(CaptureStyle::kIwarp, Local(), Remote(), true);
   EXPECT_EQ(ParseFile(path).size(), 7u) << "the same ports again, after their time";
 }
 
@@ -327,7 +346,7 @@ TEST(PcapNgWriter, TimeNeverRunsBackwards) {
   std::vector<int64_t> times = {50, 40, -5, 60};
   size_t next = 0;
   const auto writer = MustCreate(path, [&] { return nanoseconds(times[std::min(next++, times.size() - 1)]); });
-  const auto flow = writer->OpenFlow(Local(), Remote(), true);
+  const auto flow = writer->OpenFlow(CaptureStyle::kIwarp, Local(), Remote(), true);
   flow->Close(kSent, CaptureEnd::kReset);
   std::vector<uint64_t> seen;
   for (const Packet& packet : ParseFile(path)) seen.push_back(packet.time);
@@ -340,7 +359,7 @@ TEST(PcapNgWriter, FlowsOfManyThreadsDoNotMix) {
   std::vector<std::thread> threads;
   for (uint16_t i = 0; i < 4; ++i) {
     threads.emplace_back([&, i] {
-      const auto flow = writer->OpenFlow(Local().WithPort(1000 + i), Remote(), true);
+      const auto flow = writer->OpenFlow(CaptureStyle::kIwarp, Local().WithPort(1000 + i), Remote(), true);
       for (int n = 0; n < 100; ++n) Record(*flow, n % 2 == 0 ? kSent : kReceived, std::string(100 + n, 'a' + i), "");
       flow->Close(kSent, CaptureEnd::kFin);
     });
@@ -374,7 +393,7 @@ TEST(PcapNgWriter, AFullDiskEndsTheCaptureAtItsLastWholePacketAndNothingElse) {
   auto created = PcapNgWriter::Create(path, Ticking(), [&](const std::string& message) { reports.push_back(message); });
   ASSERT_TRUE(created.has_value());
   const auto writer = *created;
-  const auto flow = writer->OpenFlow(Local(), Remote(), true);
+  const auto flow = writer->OpenFlow(CaptureStyle::kIwarp, Local(), Remote(), true);
   // A limit on the size of files stands in for the end of the disk.
   ASSERT_NE(signal(SIGXFSZ, SIG_IGN), SIG_ERR);
   rlimit before;
@@ -392,14 +411,128 @@ TEST(PcapNgWriter, AFullDiskEndsTheCaptureAtItsLastWholePacketAndNothingElse) {
   EXPECT_EQ(ParseFile(path).size(), writer->packets()) << "and no half of one";
 }
 
-// --- What Wireshark makes of it ---
+// --- RoCE ---
 
 std::string HexBytes(std::string_view hex) {
   std::string bytes;
-  for (size_t i = 0; i + 1 < hex.size(); i += 2)
+  for (size_t i = 0; i < hex.size();) {
+    if (hex[i] == ' ') {
+      ++i;
+      continue;
+    }
     bytes += static_cast<char>(std::stoi(std::string(hex.substr(i, 2)), nullptr, 16));
+    i += 2;
+  }
   return bytes;
 }
+
+std::string Hex(std::string_view bytes) {
+  std::string hex;
+  for (const char byte : bytes) hex += fmt::format("{:02x}", static_cast<uint8_t>(byte));
+  return hex;
+}
+
+// An InfiniBand packet without pad and ICRC.
+std::string IbPacket(wire::IbOp op, uint32_t destination_qp, uint32_t psn, std::string_view payload = "",
+                     uint8_t syndrome = 0) {
+  wire::IbHeader header;
+  header.op = op;
+  header.destination_qp = destination_qp;
+  header.psn = psn;
+  header.pad = wire::IbPad(payload.size());
+  header.ack_request = !wire::IsResponse(op);
+  header.address = 0x7f0000001000;
+  header.rkey = 0x1234;
+  header.dma_length = static_cast<uint32_t>(payload.size());
+  header.syndrome = syndrome;
+  header.msn = 1;
+  std::string text(header.EncodedSize(), '\0');
+  ByteWriter out(AsMutableBytes(text.data(), text.size()));
+  header.Encode(out);
+  EXPECT_TRUE(out.ok());
+  return text + std::string(payload);
+}
+
+uint16_t PortAt(std::string_view ip, size_t at) {
+  return static_cast<uint16_t>(static_cast<uint8_t>(ip[at]) << 8 | static_cast<uint8_t>(ip[at + 1]));
+}
+
+// Checksums and ICRC by another implementation (Python's zlib.crc32 and a sum written for the purpose).
+TEST(PcapNgWriter, ARocePacketIsWhatAnAdapterWouldSend) {
+  const std::string path = TempPath("roce.pcapng");
+  const auto writer = MustCreate(path);
+  const auto v4 = writer->OpenFlow(CaptureStyle::kRoce, Local(), Remote(), true);
+  const std::string send = IbPacket(wire::IbOp::kSendOnly, 0x30002, 100, "hello");
+  Record(*v4, kSent, send.substr(0, wire::kIbBthSize), send.substr(wire::kIbBthSize));
+  const auto v6 = writer->OpenFlow(CaptureStyle::kRoce, Local("2001:db8::1"), Remote("2001:db8::2"), false);
+  Record(*v6, kReceived, IbPacket(wire::IbOp::kWriteOnly, 0x20001, 0xffffff, "12345678"), "");
+  const std::vector<RawPacket> packets = RawPackets(path);
+  ASSERT_EQ(packets.size(), 2u);
+  EXPECT_EQ(packets[0].flags, 2u);
+  EXPECT_EQ(packets[0].ip, HexBytes("4500003400004000401126b7 0a000001 0a000002 dd9f12b700200000 "
+                                    "0470ffff0003000280000064 68656c6c6f000000 8882a6e3"))
+      << Hex(packets[0].ip);
+  EXPECT_EQ(packets[1].flags, 1u);
+  EXPECT_EQ(packets[1].ip,
+            HexBytes("6000000000301140 20010db8000000000000000000000002 20010db8000000000000000000000001 "
+                     "cc0912b7003013fd 0a40ffff0002000180ffffff 00007f0000001000 00001234 00000008 "
+                     "3132333435363738 f052c3b4"))
+      << Hex(packets[1].ip);
+}
+
+TEST(PcapNgWriter, OfAStreamThatCarriesRocePacketsNothingIsShown) {
+  const std::string path = TempPath("roce_stream.pcapng");
+  const auto writer = MustCreate(path);
+  const auto flow = writer->OpenFlow(CaptureStyle::kRoce, Local(), Remote(), true);
+  flow->Handshake(kSent, AsBytes(Request(0)));
+  flow->Close(kSent, CaptureEnd::kFin);
+  flow->Close(kReceived, CaptureEnd::kReset);
+  EXPECT_TRUE(RawPackets(path).empty());
+  Record(*flow, kSent, IbPacket(wire::IbOp::kAck, 1, 2), "");
+  EXPECT_EQ(RawPackets(path).size(), 1u);
+}
+
+TEST(PcapNgWriter, RocePacketsOfOneFlowHaveOneSourcePort) {
+  const std::string path = TempPath("roce_ports.pcapng");
+  const auto writer = MustCreate(path);
+  const std::string to_first = IbPacket(wire::IbOp::kAck, 1, 2);
+  const std::string to_second = IbPacket(wire::IbOp::kAck, 2, 2);
+  auto flow = writer->OpenFlow(CaptureStyle::kRoce, Local(), Remote(), true);
+  Record(*flow, kSent, to_first, "");
+  Record(*flow, kSent, to_second, "");
+  Record(*flow, kReceived, to_first, "");
+  // Another stream, seen from the other end.
+  flow = writer->OpenFlow(CaptureStyle::kRoce, Remote().WithPort(24791), Local().WithPort(50001), false);
+  Record(*flow, kReceived, to_first, "");
+  std::vector<uint16_t> ports;
+  for (const RawPacket& packet : RawPackets(path)) {
+    ports.push_back(PortAt(packet.ip, 20));
+    EXPECT_GE(ports.back(), 0xc000);
+    EXPECT_EQ(PortAt(packet.ip, 22), 4791);
+  }
+  ASSERT_EQ(ports.size(), 4u);
+  EXPECT_EQ(ports[3], ports[0]);
+  EXPECT_NE(ports[1], ports[0]) << "another QP";
+  EXPECT_NE(ports[2], ports[0]) << "the other way";
+}
+
+TEST(PcapNgWriter, WhateverAPeerSendsAsARocePacketFitsAnIpPacket) {
+  const std::string path = TempPath("roce_odd.pcapng");
+  const auto writer = MustCreate(path);
+  const auto flow = writer->OpenFlow(CaptureStyle::kRoce, Local(), Remote(), true);
+  const std::vector<size_t> sizes = {0, 1, 5, 6, 11, 65500, 65501, 65535, 70000};
+  for (const size_t size : sizes) Record(*flow, kReceived, std::string(size, 'x'), "");
+  const std::vector<RawPacket> packets = RawPackets(path);
+  ASSERT_EQ(packets.size(), sizes.size());
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    const size_t padded = std::min<size_t>((sizes[i] + 3) / 4 * 4, 65500);
+    EXPECT_EQ(packets[i].ip.size(), 20 + 8 + padded + 4) << sizes[i];
+    EXPECT_EQ(PortAt(packets[i].ip, 2), packets[i].ip.size());
+    EXPECT_EQ(PortAt(packets[i].ip, 24), packets[i].ip.size() - 20);
+  }
+}
+
+// --- What Wireshark makes of it ---
 
 std::string Tshark(const std::string& arguments) {
   const std::string command = "HOME=" + TempPath("") + " /usr/bin/tshark " + arguments + " 2>&1";
@@ -421,7 +554,7 @@ TEST(PcapNgWriter, WiresharkDissectsMpaDdpRdmapAndRpcOverRdma) {
     const std::string path = TempPath("dissect.pcapng");
     {
       const auto writer = MustCreate(path);
-      const auto flow = writer->OpenFlow(Local(local), Remote(remote.c_str()), true);
+      const auto flow = writer->OpenFlow(CaptureStyle::kIwarp, Local(local), Remote(remote.c_str()), true);
       const uint8_t flags = crc ? wire::kMpaFlagCrc : 0;
       flow->Handshake(kSent, AsBytes(Request(flags)));
       flow->Handshake(kReceived, AsBytes(Reply(flags)));
@@ -535,6 +668,53 @@ TEST(PcapNgWriter, WiresharkDissectsMpaDdpRdmapAndRpcOverRdma) {
       order += text.substr(begin, text.find(" (", begin) - begin) + "; ";
     }
     EXPECT_EQ(order, "Write; Send; Write; Send; Read Request; Read Response; Send; Terminate; ");
+  }
+}
+
+TEST(PcapNgWriter, WiresharkDissectsRoceAndRpcOverRdma) {
+  ASSERT_EQ(access("/usr/bin/tshark", X_OK), 0)
+      << "this test needs tshark (Debian package tshark; ./dev test installs it)";
+  for (const bool v6 : {false, true}) {
+    SCOPED_TRACE(v6 ? "IPv6" : "IPv4");
+    const std::string path = TempPath("dissect_roce.pcapng");
+    {
+      const auto writer = MustCreate(path);
+      const auto flow = writer->OpenFlow(CaptureStyle::kRoce, Local(v6 ? "2001:db8::1" : "10.0.0.1"),
+                                         Remote(v6 ? "2001:db8::2" : "10.0.0.2"), true);
+      const std::string rpcrdma = HexBytes("12345678 00000001 00000020 00000000 00000000 00000000 00000000");
+      const std::string call =
+          HexBytes("12345678 00000000 00000002 000186a3 00000003 00000000 00000000 00000000 00000000 00000000");
+      const std::string reply = HexBytes("12345678 00000001 00000000 00000000 00000000 00000000");
+      using wire::IbOp;
+      Record(*flow, kSent, IbPacket(IbOp::kSendOnly, 0x30002, 100, rpcrdma + call), "");
+      Record(*flow, kReceived, IbPacket(IbOp::kAck, 0x20001, 100, "", wire::kIbAck), "");
+      Record(*flow, kReceived, IbPacket(IbOp::kSendOnlyInv, 0x20001, 7, rpcrdma + reply), "");
+      Record(*flow, kSent, IbPacket(IbOp::kAck, 0x30002, 7, "", wire::kIbRnrNak | 12), "");
+      Record(*flow, kSent, IbPacket(IbOp::kWriteOnly, 0x30002, 101, "12345"), "");
+      Record(*flow, kReceived, IbPacket(IbOp::kAck, 0x20001, 101, "", wire::kIbNakRemoteAccess), "");
+      Record(*flow, kSent, IbPacket(IbOp::kReadRequest, 0x30002, 102), "");
+      Record(*flow, kReceived, IbPacket(IbOp::kReadOnly, 0x20001, 102, "123456789", wire::kIbAck), "");
+      Record(*flow, kSent, IbPacket(IbOp::kCompareSwap, 0x30002, 103), "");
+      Record(*flow, kReceived, IbPacket(IbOp::kAtomicAck, 0x20001, 103, "", wire::kIbAck), "");
+    }
+    const std::string columns = Tshark("-r " + path);
+    // Which call a reply belongs to is told by a connection manager's messages, of which there are none here.
+    for (const char* const name : {"V3 NULL Call", "proc-0 Reply", "RC Acknowledge QP=0x020001",
+                                   "RC RDMA Write Only QP=0x030002", "RC Acknowledge QP=0x020001 [Remote Access Error",
+                                   "RC RDMA Read Request QP=0x030002", "RC RDMA Read Response Only QP=0x020001",
+                                   "RC Compare Swap QP=0x030002", "RC Atomic Acknowledge QP=0x020001"}) {
+      EXPECT_THAT(columns, HasSubstr(name));
+    }
+    const std::string text = Tshark("-r " + path + " -V -o udp.check_checksum:TRUE -o ip.check_checksum:TRUE");
+    SCOPED_TRACE(text.substr(0, 200000));
+    EXPECT_THAT(text, Not(HasSubstr("Malformed")));
+    EXPECT_THAT(text, Not(HasSubstr("[Expert Info (Error")));
+    EXPECT_THAT(text, Not(HasSubstr("Checksum Status: Bad")));
+    EXPECT_THAT(text, HasSubstr("RNR Nak"));
+    EXPECT_THAT(text, HasSubstr("Message Type: Reply"));
+    if (v6) {
+      EXPECT_THAT(text, HasSubstr("[Checksum Status: Good]"));
+    }
   }
 }
 

@@ -1,7 +1,8 @@
 // RecordFaults: a record layer that loses some of the records it is given and sends others twice.
 //
 // For the sending side of InfiniBand connections, whose engines live with both (ib_transport.h); to an RDMAP stream
-// either would be a fault of the peer. A record that is lost counts as sent. Not thread-safe, as the layer below.
+// either would be a fault of the peer. A record that is lost counts as sent. Goes on top of a capture's tap, if there
+// is one: captures show what is left of the records when this is done with them. Not thread-safe, as the layer below.
 #pragma once
 
 #include <cstdint>

@@ -69,6 +69,16 @@ DeviceProfile ProfileOf(const WorldOptions& options) {
   return profile;
 }
 
+CaptureStyle StyleOf(const DeviceProfile& profile) {
+  switch (profile.transport) {
+    case TransportKind::kIwarp:
+      return CaptureStyle::kIwarp;
+    case TransportKind::kInfiniband:
+      return CaptureStyle::kRoce;
+  }
+  return CaptureStyle::kIwarp;
+}
+
 NicOptions NicOptionsOf(HostParts& parts) {
   NicOptions options;
   options.name = parts.name;
@@ -133,7 +143,9 @@ WorldOptions OptionsFromEnvironment(WorldOptions defaults) {
 
 Host::Host(HostParts parts, const WorldOptions& options)
     : name_(parts.name),
-      capturing_(parts.capture != nullptr ? std::make_unique<CaptureFabric>(parts.fabric, parts.capture) : nullptr),
+      capturing_(parts.capture != nullptr
+                     ? std::make_unique<CaptureFabric>(parts.fabric, parts.capture, StyleOf(options.profile))
+                     : nullptr),
       fabric_(capturing_ != nullptr ? static_cast<Fabric&>(*capturing_) : *parts.fabric),
       nic_(fabric_, ProfileOf(options), NicOptionsOf(parts)),
       cm_(nic_, options.cm) {}
