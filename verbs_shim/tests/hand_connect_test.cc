@@ -45,9 +45,8 @@ TEST_F(HandConnectTest, AnEndThatIsReadyMuchLaterIsFoundAllTheSame) {
     ASSERT_EQ(first.ToInit(), 0);
     ASSERT_EQ(first.ToRtr(second.Address()), 0);
     ASSERT_EQ(first.ToRts(), 0);
-    // Meanwhile all its attempts to reach a QP that is not in RTR.
-    int polls = 0;
-    TheSurroundings().Until([&] { return ++polls == 1000; });
+    // More than all its attempts to reach a QP that is not in RTR.
+    if (!world().Elapse(120s)) GTEST_SKIP() << "skipped: much later is not for real time";
     ASSERT_EQ(second.ToInit(), 0);
     ASSERT_EQ(second.ToRtr(first.Address()), 0);
     ASSERT_EQ(second.ToRts(), 0);
@@ -107,8 +106,7 @@ TEST_F(HandConnectTest, ASilentPeerLeavesTheQpAsItIs) {
   ASSERT_EQ(pair.client.ToRtr(pair.server.Address()), 0);
   ASSERT_EQ(pair.client.ToRts(), 0);
   ASSERT_EQ(pair.server.qp.Destroy(), 0);
-  int polls = 0;
-  TheSurroundings().Until([&] { return ++polls == 1000; });
+  if (!world().Elapse(120s)) GTEST_SKIP() << "skipped: that it stays silent takes its time";
   EXPECT_EQ(pair.client.State(), IBV_QPS_RTS);
   EXPECT_TRUE(NoCompletion(pair.client.send_cq.get()));
 }
@@ -117,7 +115,7 @@ TEST_F(HandConnectTest, AQpWithAnotherPeerIsNotReached) {
   HandPair pair;
   HandPair other;
   HandOptions impatient;
-  impatient.timeout = 13;
+  impatient.timeout = 14;  // 67 ms
   impatient.retry_count = 1;
   HandEnd stranger(false, impatient);
   pair.Connect();

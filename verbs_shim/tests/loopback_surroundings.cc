@@ -63,6 +63,8 @@ class LoopbackSurroundings final : public Surroundings {
     return true;
   }
 
+  bool Elapse(Duration) override { return false; }
+
   void SideBySide(std::function<void()> server, std::function<void()> client) override {
     std::thread other(std::move(server));
     client();

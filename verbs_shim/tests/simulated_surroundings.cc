@@ -61,6 +61,11 @@ class SimulatedSurroundings final : public Surroundings {
     return satisfied && !late;
   }
 
+  bool Elapse(Duration time) override {
+    world_->sim().RunFor(time);
+    return true;
+  }
+
   void SideBySide(std::function<void()> server, std::function<void()> client) override {
     const auto first = world_->sim().Spawn(world_->fabric("server"), "server", std::move(server));
     const auto second = world_->sim().Spawn(world_->fabric("client"), "client", std::move(client));

@@ -10,6 +10,8 @@
 #include <optional>
 #include <string>
 
+#include "base/time.h"
+
 namespace stagecoach::verbs {
 
 class Surroundings {
@@ -32,6 +34,10 @@ class Surroundings {
 
   // Lets the world go on until `done`, or for ten seconds of its time; true if done.
   virtual bool Until(const std::function<bool()>& done) = 0;
+
+  // Lets that much time go by and says true, where time is virtual. Elsewhere it returns false at once: no test waits
+  // for a clock.
+  virtual bool Elapse(Duration time) = 0;
 
   // Runs a program on each end, side by side, until both have returned: either may block until the other acts.
   virtual void SideBySide(std::function<void()> server, std::function<void()> client) = 0;
