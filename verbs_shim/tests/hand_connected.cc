@@ -63,11 +63,15 @@ int HandEnd::ToRtr(const HandAddress& peer) {
 }
 
 int HandEnd::ToRts() {
+  return ToRts(options.timeout, options.retry_count);
+}
+
+int HandEnd::ToRts(uint8_t timeout, uint8_t retry_count) {
   ibv_qp_attr attributes{};
   attributes.qp_state = IBV_QPS_RTS;
   attributes.sq_psn = options.psn;
-  attributes.timeout = options.timeout;
-  attributes.retry_cnt = options.retry_count;
+  attributes.timeout = timeout;
+  attributes.retry_cnt = retry_count;
   attributes.rnr_retry = options.rnr_retry;
   attributes.max_rd_atomic = options.rd_atomic;
   int mask = IBV_QP_STATE | IBV_QP_SQ_PSN;
@@ -75,6 +79,16 @@ int HandEnd::ToRts() {
     mask |= IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
   }
   return ibv_modify_qp(qp.get(), &attributes, mask);
+}
+
+void HandEnd::SetPatience(uint8_t timeout, uint8_t retry_count) {
+  ASSERT_EQ(To(IBV_QPS_SQD), 0);
+  ibv_qp_attr attributes{};
+  attributes.qp_state = IBV_QPS_SQD;
+  attributes.timeout = timeout;
+  attributes.retry_cnt = retry_count;
+  ASSERT_EQ(ibv_modify_qp(qp.get(), &attributes, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT), 0);
+  ASSERT_EQ(To(IBV_QPS_RTS), 0);
 }
 
 int HandEnd::To(ibv_qp_state state, int mask) {
@@ -106,9 +120,22 @@ void HandPair::Connect() {
   ASSERT_EQ(server.ToInit(), 0);
   ASSERT_EQ(client.ToInit(), 0);
   ASSERT_EQ(server.ToRtr(of_client), 0);
-  ASSERT_EQ(server.ToRts(), 0);
+  ASSERT_EQ(server.ToRts(kPatientTimeout, kPatientCount), 0);
   ASSERT_EQ(client.ToRtr(of_server), 0);
-  ASSERT_EQ(client.ToRts(), 0);
+  ASSERT_EQ(client.ToRts(kPatientTimeout, kPatientCount), 0);
+  for (HandEnd* end : {&server, &client}) {
+    const HandOptions& wanted = end->options;
+    if (wanted.timeout == kPatientTimeout && wanted.retry_count == kPatientCount) continue;
+    ASSERT_NO_FATAL_FAILURE(ExpectPassage());
+    ASSERT_NO_FATAL_FAILURE(end->SetPatience(wanted.timeout, wanted.retry_count));
+  }
+}
+
+void HandPair::ExpectPassage() {
+  for (HandEnd* end : {&server, &client}) {
+    ASSERT_EQ(Post(end->qp.get(), {.wr_id = 0, .opcode = IBV_WR_RDMA_WRITE}), 0);
+    ASSERT_EQ(ExpectCompletion(end->send_cq.get(), 0).status, IBV_WC_SUCCESS);
+  }
 }
 
 std::unique_ptr<HandPair> HandPair::Connected(const HandOptions& server_options, const HandOptions& client_options) {

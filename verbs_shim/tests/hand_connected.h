@@ -9,6 +9,9 @@
 
 namespace stagecoach::verbs {
 
+inline constexpr uint8_t kPatientTimeout = 18;  // 1.07 s
+inline constexpr uint8_t kPatientCount = 7;
+
 struct HandOptions {
   ibv_qp_type type = IBV_QPT_RC;
   ibv_qp_cap cap{.max_send_wr = 32, .max_recv_wr = 32, .max_send_sge = 1, .max_recv_sge = 1, .max_inline_data = 0};
@@ -18,8 +21,10 @@ struct HandOptions {
   uint32_t psn = 0x123456;  // that this end begins with
   uint8_t rd_atomic = 1;    // both directions
   uint8_t min_rnr_timer = 12;
-  uint8_t timeout = 15;  // 134 ms
-  uint8_t retry_count = 7;
+  // Of this end's patience with a silent peer. What is less than this is asked for only once packets have been seen to
+  // pass both ways (HandPair::Connect): a set-up that is short of processors is not what tests of silence are about.
+  uint8_t timeout = kPatientTimeout;
+  uint8_t retry_count = kPatientCount;
   uint8_t rnr_retry = 7;
   bool with_gid = true;
 };
@@ -41,6 +46,9 @@ class HandEnd {
   int ToInit();
   int ToRtr(const HandAddress& peer);
   int ToRts();
+  int ToRts(uint8_t timeout, uint8_t retry_count);
+  // RTS to RTS by way of SQD, where alone these may change.
+  void SetPatience(uint8_t timeout, uint8_t retry_count);
   int To(ibv_qp_state state, int mask = IBV_QP_STATE);
   // What ToRtr would ask for.
   ibv_qp_attr RtrAttributes(const HandAddress& peer) const;
@@ -66,6 +74,8 @@ struct HandPair {
       : server(true, server_options), client(false, client_options) {}
   // Both to RTS, server first.
   void Connect();
+  // RC: an empty Write each way has been acknowledged.
+  void ExpectPassage();
   static std::unique_ptr<HandPair> Connected(const HandOptions& server_options = {},
                                              const HandOptions& client_options = {});
 

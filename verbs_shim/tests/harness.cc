@@ -310,7 +310,7 @@ void ModifyByHand(const Endpoint& end, const Endpoint& peer, const EndpointOptio
             0);
   attributes = {};
   attributes.qp_state = IBV_QPS_RTS;
-  attributes.timeout = 15;  // 134 ms
+  attributes.timeout = 18;  // 1.07 s: nothing here is about silence
   attributes.retry_cnt = options.connection.retry_count;
   attributes.rnr_retry = options.connection.rnr_retry_count;
   attributes.max_rd_atomic = options.connection.initiator_depth;

@@ -15,7 +15,7 @@ class LossTest : public HandTest {
     HandTest::SetUp();
     if (IsSkipped()) return;
     HandOptions options;
-    options.timeout = 13;  // 34 ms
+    options.timeout = 14;  // 67 ms
     options.min_rnr_timer = 1;
     options.rd_atomic = 4;
     pair = HandPair::Connected(options, options);
