@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <spawn.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -32,7 +33,10 @@ struct Introduction {
 bool Tell(int socket, const Introduction& mine) {
   return send(socket, &mine, sizeof(mine), MSG_NOSIGNAL) == static_cast<ssize_t>(sizeof(mine));
 }
+// Gives up after ten seconds, or with the other end's process.
 bool Hear(int socket, Introduction* theirs) {
+  const timeval patience{.tv_sec = 10, .tv_usec = 0};
+  setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
   return recv(socket, theirs, sizeof(*theirs), MSG_WAITALL) == static_cast<ssize_t>(sizeof(*theirs));
 }
 
@@ -42,7 +46,8 @@ Introduction Introduce(const HandEnd& end, const Buffer& buffer) {
 
 // --- The peer ---
 
-// Sends back what comes, then makes no call any more until it is killed. Failures end it with a status.
+// Sends back what comes, then makes no call of verbs any more until it is killed, or the one that would kill it has
+// gone. Failures end it with a status.
 int RunPeer() {
   HandEnd end(true, {});
   Buffer buffer(end.pd.get(), kSize, kAccess);
@@ -60,8 +65,10 @@ int RunPeer() {
   }
   std::memset(buffer.bytes().data(), 0, buffer.size());
   if (!Tell(STDIN_FILENO, Introduce(end, buffer))) return 19;
-  pause();
-  return 20;
+  timeval for_ever{};
+  setsockopt(STDIN_FILENO, SOL_SOCKET, SO_RCVTIMEO, &for_ever, sizeof(for_ever));
+  char byte = 0;
+  return recv(STDIN_FILENO, &byte, sizeof(byte), 0) == 0 ? 0 : 20;
 }
 
 class HandProcessTest : public HandTest {
@@ -152,6 +159,7 @@ TEST_F(HandProcessTest, AProcessThatSleepsServesWritesReadsAndAtomics) {
 }
 
 TEST_F(HandProcessTest, AProcessThatIsKilledIsFoundOutByRetries) {
+  ASSERT_NO_FATAL_FAILURE(end->SetPatience(/*timeout=*/14, /*retry_count=*/2));  // 67 ms
   Kill();
   EXPECT_EQ(end->State(), IBV_QPS_RTS);
   ASSERT_EQ(Post(end->qp.get(), OnTheirs(1, IBV_WR_RDMA_WRITE, kSize)), 0);
