@@ -296,13 +296,10 @@ TEST_F(SrqTrafficTest, AQpInErrorReachesItsLastReceiveAndTheQueueIsLeftAlone) {
 }
 
 TEST_F(SrqTrafficTest, APeerThatLeavesReachesTheLastReceiveToo) {
+  if (!second->server.IsIwarp()) GTEST_SKIP() << "skipped: a peer that leaves says nothing to the QP";
   PostShared(0);
   world().ActAsClient();
   ASSERT_EQ(second->client.Disconnect(), 0);
-  if (!second->server.IsIwarp()) {
-    second->server.ExpectDisconnected();
-    ASSERT_EQ(second->server.Disconnect(), 0);
-  }
   ASSERT_TRUE(ExpectAsyncEvent(context(), IBV_EVENT_QP_LAST_WQE_REACHED, second->server.qp()));
   SendFirst();
   ExpectCompletion(first->server.receive_cq.get(), 0);
