@@ -13,6 +13,9 @@ namespace {
 
 constexpr int kRemoteAll = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE;
 
+// Whose QP has a reason to fail.
+enum class Fails { kBoth, kServer, kClient };
+
 class ErrorsTest : public VerbsTest {
  protected:
   void SetUp() override {
@@ -38,9 +41,20 @@ class ErrorsTest : public VerbsTest {
     EXPECT_EQ(ibv_query_qp(qp, &now, IBV_QP_STATE, &initial), 0);
     return now.qp_state;
   }
-  // The connection is over on both sides, and both were told.
-  void ExpectBothEnded() {
+  // A QP that has failed is in ERR before anybody moves it there; one that has not works on.
+  void ExpectFailed(ibv_qp* qp, bool failed) {
+    if (failed) {
+      EXPECT_TRUE(world().Until([&] { return StateOf(qp) == IBV_QPS_ERR; })) << StateOf(qp);
+    } else {
+      EXPECT_EQ(StateOf(qp), IBV_QPS_RTS);
+    }
+  }
+  // The connection is over on both sides, and both were told. On InfiniBand only the QPs named have failed, and the
+  // programs end the connection.
+  void ExpectEnded(Fails fails) {
     if (!pair->client.IsIwarp()) {
+      ExpectFailed(client(), fails != Fails::kServer);
+      ExpectFailed(server(), fails != Fails::kClient);
       EXPECT_EQ(pair->client.Disconnect(), 0);
       EXPECT_EQ(pair->server.Disconnect(), 0);
     }
@@ -63,9 +77,12 @@ class ErrorsTest : public VerbsTest {
     ExpectCompletion(pair->client.receive_cq.get(), 60, IBV_WC_WR_FLUSH_ERR);
     ExpectEnd();
   }
-  // The stream is over; the Receive that waited at the server is flushed.
+  // The server has refused: the Receive that waited there is flushed.
   void ExpectEnd() {
-    ExpectBothEnded();
+    if (!pair->server.IsIwarp()) {
+      EXPECT_TRUE(ExpectAsyncEvent(pair->server.context(), IBV_EVENT_QP_ACCESS_ERR, server()));
+    }
+    ExpectEnded(Fails::kBoth);
     ExpectCompletion(pair->server.receive_cq.get(), 50, IBV_WC_WR_FLUSH_ERR);
   }
   // A Write that must be refused: it completes when it has left, what is behind it is flushed, and nothing is stored.
@@ -150,7 +167,7 @@ TEST_F(ErrorsTest, ASendWithoutAReceiveEndsTheStream) {
   if (!pair->client.IsIwarp()) GTEST_SKIP() << "skipped: the sender waits until there is one";
   ASSERT_EQ(Post(client(), {.wr_id = 1, .sges = {ours->Sge(0, 16)}}), 0);
   ExpectCompletion(client_cq(), 1);  // it left
-  ExpectBothEnded();
+  ExpectEnded(Fails::kBoth);
 }
 
 TEST_F(ErrorsTest, ASendLargerThanTheReceiveEndsTheStream) {
@@ -158,7 +175,7 @@ TEST_F(ErrorsTest, ASendLargerThanTheReceiveEndsTheStream) {
   ASSERT_EQ(Post(client(), {.wr_id = 1, .sges = {ours->Sge(0, 16)}}), 0);
   ExpectCompletion(pair->server.receive_cq.get(), 5, IBV_WC_LOC_LEN_ERR);
   ExpectCompletion(client_cq(), 1, pair->client.IsIwarp() ? IBV_WC_SUCCESS : IBV_WC_REM_INV_REQ_ERR);
-  ExpectBothEnded();
+  ExpectEnded(Fails::kBoth);
 }
 
 TEST_F(ErrorsTest, AReceiveIntoMemoryThatIsNotRegisteredFails) {
@@ -167,7 +184,8 @@ TEST_F(ErrorsTest, AReceiveIntoMemoryThatIsNotRegisteredFails) {
   ASSERT_EQ(PostReceive(server(), 5, {sge}), 0);
   ASSERT_EQ(Post(client(), {.wr_id = 1, .sges = {ours->Sge(0, 16)}}), 0);
   ExpectCompletion(pair->server.receive_cq.get(), 5, IBV_WC_LOC_PROT_ERR);
-  ExpectBothEnded();
+  ExpectCompletion(client_cq(), 1, pair->client.IsIwarp() ? IBV_WC_SUCCESS : IBV_WC_REM_OP_ERR);
+  ExpectEnded(Fails::kBoth);
 }
 
 TEST_F(ErrorsTest, AReceiveWithoutLocalWriteFails) {
@@ -175,7 +193,8 @@ TEST_F(ErrorsTest, AReceiveWithoutLocalWriteFails) {
   ASSERT_EQ(PostReceive(server(), 5, {read_only.Sge()}), 0);
   ASSERT_EQ(Post(client(), {.wr_id = 1, .sges = {ours->Sge(0, 16)}}), 0);
   ExpectCompletion(pair->server.receive_cq.get(), 5, IBV_WC_LOC_PROT_ERR);
-  ExpectBothEnded();
+  ExpectCompletion(client_cq(), 1, pair->client.IsIwarp() ? IBV_WC_SUCCESS : IBV_WC_REM_OP_ERR);
+  ExpectEnded(Fails::kBoth);
 }
 
 // --- Local faults ---
@@ -185,7 +204,7 @@ TEST_F(ErrorsTest, ASendFromMemoryThatIsNotRegisteredFails) {
   sge.lkey ^= 0x01010100;
   ASSERT_EQ(Post(client(), {.wr_id = 1, .sges = {sge}}), 0);
   ExpectCompletion(client_cq(), 1, IBV_WC_LOC_PROT_ERR);
-  ExpectBothEnded();
+  ExpectEnded(Fails::kClient);
 }
 
 TEST_F(ErrorsTest, AReadIntoMemoryThatThePeerMayNotWriteFailsOnIwarp) {
@@ -198,7 +217,7 @@ TEST_F(ErrorsTest, AReadIntoMemoryThatThePeerMayNotWriteFailsOnIwarp) {
                             .rkey = theirs->rkey()}),
             0);
   ExpectCompletion(client_cq(), 1, IBV_WC_LOC_PROT_ERR);
-  ExpectBothEnded();
+  ExpectEnded(Fails::kClient);
 }
 
 TEST_F(ErrorsTest, ASendBeyondItsRegionFails) {
@@ -206,7 +225,7 @@ TEST_F(ErrorsTest, ASendBeyondItsRegionFails) {
   sge.length = 97;
   ASSERT_EQ(Post(client(), {.wr_id = 1, .sges = {sge}}), 0);
   ExpectCompletion(client_cq(), 1, IBV_WC_LOC_PROT_ERR);
-  ExpectBothEnded();
+  ExpectEnded(Fails::kClient);
 }
 
 TEST_F(ErrorsTest, AnUnsignaledRequestThatFailsIsReportedAllTheSame) {
@@ -222,10 +241,11 @@ TEST_F(ErrorsTest, InvalidatingAKeyNobodyHasEndsTheStream) {
           client(),
           {.wr_id = 1, .opcode = IBV_WR_SEND_WITH_INV, .sges = {ours->Sge(0, 4)}, .rkey = theirs->rkey() ^ 0x5a5a5a00}),
       0);
+  ExpectCompletion(client_cq(), 1);
   const ibv_wc received = NextCompletion(pair->server.receive_cq.get());
   EXPECT_EQ(received.wr_id, 5u);
   EXPECT_NE(received.status, IBV_WC_SUCCESS);
-  ExpectBothEnded();
+  ExpectEnded(Fails::kServer);
 }
 
 // --- Flushing ---
@@ -253,7 +273,7 @@ TEST_F(ErrorsTest, EverythingPostedIsFlushedInOrder) {
 
 TEST_F(ErrorsTest, WorkPostedAfterTheEndIsFlushedToo) {
   ASSERT_EQ(pair->client.Disconnect(), 0);
-  ExpectBothEnded();
+  ExpectEnded(Fails::kClient);
   ASSERT_EQ(Post(client(), {.wr_id = 3, .sges = {ours->Sge(0, 16)}}), 0);
   ASSERT_EQ(PostReceive(client(), 4, {ours->Sge(0, 16)}), 0);
   ExpectCompletion(client_cq(), 3, IBV_WC_WR_FLUSH_ERR);
@@ -268,7 +288,7 @@ TEST_F(ErrorsTest, MovingToErrorFlushesBothQueuesAndEndsTheConnection) {
   ASSERT_EQ(ibv_modify_qp(client(), &change, IBV_QP_STATE), 0);
   EXPECT_EQ(client()->state, IBV_QPS_ERR);
   ExpectCompletion(pair->client.receive_cq.get(), 1, IBV_WC_WR_FLUSH_ERR);
-  ExpectBothEnded();
+  ExpectEnded(Fails::kClient);
   ExpectCompletion(pair->server.receive_cq.get(), 2, IBV_WC_WR_FLUSH_ERR);
 }
 
@@ -278,7 +298,7 @@ TEST_F(ErrorsTest, AFaultOnOneConnectionLeavesOthersAlone) {
                  {.wr_id = 1, .opcode = IBV_WR_RDMA_READ, .sges = {ours->Sge(0, 16)}, .remote_address = 0, .rkey = 1}),
             0);
   ExpectCompletion(client_cq(), 1, IBV_WC_REM_ACCESS_ERR);
-  ExpectBothEnded();
+  ExpectEnded(Fails::kBoth);
   Buffer inbox(other->server.pd.get(), 64);
   Buffer outbox(other->client.pd.get(), 64);
   ASSERT_EQ(PostReceive(other->server.qp(), 1, {inbox.Sge()}), 0);
