@@ -298,8 +298,12 @@ TEST_F(RcTest, AWrongPacketNumberIsSilenceToo) {
   ASSERT_EQ(pair->server.ToInit(), 0);
   ASSERT_EQ(pair->client.ToInit(), 0);
   ASSERT_EQ(pair->server.ToRtr(of_client), 0);
+  ASSERT_EQ(pair->server.ToRts(), 0);
   ASSERT_EQ(pair->client.ToRtr(pair->server.Address()), 0);
   ASSERT_EQ(pair->client.ToRts(), 0);
+  // The other way the numbers are right.
+  ASSERT_EQ(Post(server_qp(), {.wr_id = 9, .opcode = IBV_WR_RDMA_WRITE}), 0);
+  ExpectCompletion(pair->server.send_cq.get(), 9);
   ASSERT_EQ(PostReceive(server_qp(), 1, {}), 0);
   ASSERT_EQ(Post(client_qp(), {.wr_id = 1, .opcode = IBV_WR_RDMA_READ, .sges = {at_client->Sge(0, 8)}}), 0);
   ExpectCompletion(sent(), 1, IBV_WC_RETRY_EXC_ERR);
@@ -451,6 +455,27 @@ TEST_F(RcTest, AQpThatWasResetCanBeConnectedAnew) {
     ASSERT_EQ(pair->client.To(IBV_QPS_RESET), 0);
     pair->Connect();
   }
+}
+
+// Programs that recover on their own: one end is connected anew while the other one is still of the life before, and
+// waits for it.
+TEST_F(RcTest, EitherEndMayBeConnectedAnewBeforeTheOther) {
+  Connect();
+  for (const bool server_first : {true, false, true}) {
+    HandEnd& first = server_first ? pair->server : pair->client;
+    HandEnd& second = server_first ? pair->client : pair->server;
+    ASSERT_NO_FATAL_FAILURE(pair->ExpectPassage());
+    for (HandEnd* end : {&first, &second}) {
+      const HandAddress peer = (end == &first ? second : first).Address();
+      ASSERT_EQ(end->To(IBV_QPS_RESET), 0);
+      ASSERT_EQ(end->ToInit(), 0);
+      ASSERT_EQ(end->ToRtr(peer), 0);
+      ASSERT_EQ(end->ToRts(), 0);
+      // Time for the other one to notice, and to try again what it can.
+      world().Elapse(1s);
+    }
+  }
+  ASSERT_NO_FATAL_FAILURE(pair->ExpectPassage());
 }
 
 }  // namespace
