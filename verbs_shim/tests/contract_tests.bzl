@@ -1,6 +1,6 @@
 """One source of contract tests, run in each of the worlds there are."""
 
-load("@rules_cc//cc:defs.bzl", "cc_test")
+load("@rules_cc//cc:defs.bzl", "cc_library", "cc_test")
 
 def contract_test(name, profiles = ["iwarp"]):
     """NAME and NAME_in_simulation for iWARP; NAME_PROFILE and NAME_PROFILE_in_simulation for the other devices.
@@ -9,19 +9,29 @@ def contract_test(name, profiles = ["iwarp"]):
       name: of the test and its source.
       profiles: the devices it holds for (STAGECOACH_PROFILE). The first one's test runs with the system's provider, too.
     """
+    cc_library(
+        name = name + "_cases",
+        testonly = True,
+        srcs = [name + ".cc"],
+        deps = [
+            ":hand_connected",
+            ":harness",
+            "//verbs_shim/cxx:handles",
+            "@debian//:gtest",
+        ],
+        # Nothing names what is in it.
+        alwayslink = True,
+    )
     for profile in profiles:
         for suffix, world, emulated_only in [("", ":loopback", profile != profiles[0]), ("_in_simulation", ":simulated", True)]:
             cc_test(
                 name = name + ("" if profile == "iwarp" else "_" + profile) + suffix,
                 size = "small",
-                srcs = [name + ".cc"],
                 env = {"STAGECOACH_PROFILE": profile},
                 tags = ["emulated_only"] if emulated_only else [],
                 deps = [
-                    ":hand_connected",
-                    ":harness",
+                    ":%s_cases" % name,
                     world,
-                    "//verbs_shim/cxx:handles",
                     "@debian//:gtest_main",
                 ],
             )
