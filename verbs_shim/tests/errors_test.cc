@@ -3,6 +3,8 @@
 // iWARP has no acknowledgements: a Send or Write is complete when it has left, so its initiator learns of a remote
 // fault by the Terminate that ends the stream, while a Read that was waiting for its answer gets the blame by name.
 
+#include <sys/mman.h>
+
 #include <cerrno>
 #include <memory>
 
@@ -244,11 +246,129 @@ TEST_F(ErrorsTest, InvalidatingAKeyNobodyHasEndsTheStream) {
   ExpectCompletion(client_cq(), 1);
   const ibv_wc received = NextCompletion(pair->server.receive_cq.get());
   EXPECT_EQ(received.wr_id, 5u);
-  EXPECT_NE(received.status, IBV_WC_SUCCESS);
+  EXPECT_EQ(received.status, IBV_WC_REM_INV_REQ_ERR) << ibv_wc_status_str(received.status);
   ExpectEnded(Fails::kServer);
 }
 
+TEST_F(ErrorsTest, AReadWhereNoneMayBeOutstandingFails) {
+  EndpointOptions none;
+  none.connection.initiator_depth = 0;
+  pair = Pair::Connected({}, none);
+  Buffer there(pair->server.pd.get(), 64, kRemoteAll);
+  Buffer here(pair->client.pd.get(), 64, kRemoteAll);
+  ASSERT_EQ(Post(client(), {.wr_id = 1,
+                            .opcode = IBV_WR_RDMA_READ,
+                            .sges = {here.Sge()},
+                            .remote_address = there.address(),
+                            .rkey = there.rkey()}),
+            0);
+  ExpectCompletion(client_cq(), 1, IBV_WC_LOC_QP_OP_ERR);
+  ExpectEnded(Fails::kClient);
+}
+
+TEST_F(ErrorsTest, AMessageLongerThanTheLongestFails) {
+  ibv_device_attr device{};
+  ibv_port_attr port{};
+  ASSERT_EQ(ibv_query_device(pair->client.context(), &device), 0);
+  ASSERT_EQ(ibv_query_port(pair->client.context(), 1, &port), 0);
+  EndpointOptions gathering;
+  gathering.cap.max_send_sge = static_cast<uint32_t>(device.max_sge);
+  pair = Pair::Connected({}, gathering);
+  // The same memory over and over. It is only read, and so takes none.
+  const size_t page = 4096;
+  const size_t size = (port.max_msg_sz / static_cast<uint32_t>(device.max_sge) / page + 1) * page;
+  void* memory = mmap(nullptr, size, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  ASSERT_NE(memory, MAP_FAILED);
+  {
+    auto region = RegisterMemory(pair->client.pd.get(), memory, size, 0);
+    ASSERT_TRUE(region) << region.error().ToString();
+    const ibv_sge whole{reinterpret_cast<uint64_t>(memory), static_cast<uint32_t>(size), (*region)->lkey};
+    ASSERT_EQ(Post(client(), {.wr_id = 1, .sges = std::vector<ibv_sge>(static_cast<size_t>(device.max_sge), whole)}),
+              0);
+    ExpectCompletion(client_cq(), 1, IBV_WC_LOC_LEN_ERR);
+    ExpectEnded(Fails::kClient);
+  }
+  munmap(memory, size);
+}
+
+// --- Long messages ---
+//
+// The peer refuses them while they are still on their way, so that on iWARP, too, their initiator learns why.
+
+class LongMessageTest : public ErrorsTest {
+ protected:
+  void SetUp() override {
+    ErrorsTest::SetUp();
+    if (IsSkipped() || HasFatalFailure()) return;
+    long_one = std::make_unique<Buffer>(pair->client.pd.get(), size_t{64} << 20);
+  }
+  void TearDown() override {
+    long_one.reset();
+    ErrorsTest::TearDown();
+  }
+  std::unique_ptr<Buffer> long_one;
+};
+
+TEST_F(LongMessageTest, ASendLargerThanTheReceiveIsAnInvalidRequest) {
+  ASSERT_EQ(PostReceive(server(), 5, {theirs->Sge(0, 8)}), 0);
+  ASSERT_EQ(Post(client(), {.wr_id = 1, .sges = {long_one->Sge()}}), 0);
+  ExpectCompletion(client_cq(), 1, IBV_WC_REM_INV_REQ_ERR);
+  ExpectCompletion(pair->server.receive_cq.get(), 5, IBV_WC_LOC_LEN_ERR);
+  ExpectEnded(Fails::kBoth);
+}
+
+TEST_F(LongMessageTest, ASendWithoutAReceiveIsARemoteOperationError) {
+  if (!pair->client.IsIwarp()) GTEST_SKIP() << "skipped: the sender waits until there is one";
+  ASSERT_EQ(Post(client(), {.wr_id = 1, .sges = {long_one->Sge()}}), 0);
+  ExpectCompletion(client_cq(), 1, IBV_WC_REM_OP_ERR);
+  ExpectEnded(Fails::kBoth);
+}
+
+TEST_F(LongMessageTest, AWriteBeyondTheRegionIsARemoteAccessError) {
+  ASSERT_EQ(Post(client(), {.wr_id = 1,
+                            .opcode = IBV_WR_RDMA_WRITE,
+                            .sges = {long_one->Sge()},
+                            .remote_address = theirs->address(),
+                            .rkey = theirs->rkey()}),
+            0);
+  ExpectCompletion(client_cq(), 1, IBV_WC_REM_ACCESS_ERR);
+  ExpectEnded(Fails::kBoth);
+}
+
 // --- Flushing ---
+
+// What stands before the failure has been done, what stands behind it has not, whatever became of it meanwhile; and
+// each request says so, in its turn, if it was to be silent, too.
+TEST_F(ErrorsTest, ARefusalInTheMiddleFlushesWhatIsBehindItInOrder) {
+  for (uint64_t i = 10; i < 14; ++i) ASSERT_EQ(PostReceive(server(), i, {theirs->Sge(0, 16)}), 0);
+  for (uint64_t i = 20; i < 24; ++i) ASSERT_EQ(PostReceive(client(), i, {ours->Sge(0, 16)}), 0);
+  const auto read = [&](uint64_t wr_id, uint32_t rkey, unsigned flags) {
+    return SendSpec{.wr_id = wr_id,
+                    .opcode = IBV_WR_RDMA_READ,
+                    .flags = flags,
+                    .sges = {ours->Sge(0, 16)},
+                    .remote_address = theirs->address(),
+                    .rkey = rkey};
+  };
+  ASSERT_EQ(Post(client(), {.wr_id = 0, .sges = {ours->Sge(0, 16)}}), 0);
+  ASSERT_EQ(Post(client(), read(1, theirs->rkey(), 0)), 0);
+  ASSERT_EQ(Post(client(), read(2, theirs->rkey(), IBV_SEND_SIGNALED)), 0);
+  // Their answers are here; a fault may overtake an answer on iWARP.
+  ExpectCompletion(client_cq(), 0);
+  ExpectCompletion(client_cq(), 2);
+  ASSERT_EQ(Post(client(), read(3, theirs->rkey() ^ 0x5a5a5a00, 0)), 0);
+  ASSERT_EQ(Post(client(), {.wr_id = 4, .sges = {ours->Sge(0, 16)}}), 0);
+  ASSERT_EQ(Post(client(), {.wr_id = 5, .flags = 0, .sges = {ours->Sge(0, 16)}}), 0);
+  ASSERT_EQ(Post(client(), read(6, theirs->rkey(), IBV_SEND_SIGNALED)), 0);
+  ExpectCompletion(client_cq(), 3, IBV_WC_REM_ACCESS_ERR);
+  for (uint64_t i = 4; i < 7; ++i) ExpectCompletion(client_cq(), i, IBV_WC_WR_FLUSH_ERR);
+  for (uint64_t i = 20; i < 24; ++i) ExpectCompletion(pair->client.receive_cq.get(), i, IBV_WC_WR_FLUSH_ERR);
+  // The target, too, has taken what stands before it and nothing else.
+  ExpectCompletion(pair->server.receive_cq.get(), 10);
+  for (uint64_t i = 11; i < 14; ++i) ExpectCompletion(pair->server.receive_cq.get(), i, IBV_WC_WR_FLUSH_ERR);
+  EXPECT_TRUE(NoCompletion(client_cq()));
+  EXPECT_TRUE(NoCompletion(pair->server.receive_cq.get()));
+}
 
 TEST_F(ErrorsTest, EverythingPostedIsFlushedInOrder) {
   for (uint64_t i = 10; i < 20; ++i) ASSERT_EQ(PostReceive(client(), i, {ours->Sge(0, 16)}), 0);
