@@ -54,6 +54,12 @@ class RcTest : public HandTest {
     return value;
   }
   static void SetFirst(Buffer& buffer, uint64_t value) { std::memcpy(buffer.bytes().data(), &value, sizeof(value)); }
+  static bool IsDraining(const HandEnd& end) {
+    ibv_qp_attr now{};
+    ibv_qp_init_attr initial{};
+    EXPECT_EQ(ibv_query_qp(end.qp.get(), &now, IBV_QP_STATE, &initial), 0);
+    return now.sq_draining != 0;
+  }
   static bool Equal(Buffer& a, Buffer& b) { return std::memcmp(a.bytes().data(), b.bytes().data(), a.size()) == 0; }
 
   std::unique_ptr<HandPair> pair;
@@ -379,6 +385,64 @@ TEST_F(RcTest, AReceiveThatCannotBeWrittenFailsAtBothEnds) {
   ExpectCompletion(sent(), 2, IBV_WC_REM_OP_ERR);
 }
 
+TEST_F(RcTest, AWriteWithImmediateToMemoryThatIsNotItsFailsAtBothEnds) {
+  Connect();
+  ASSERT_EQ(PostReceive(server_qp(), 1, {}), 0);
+  ASSERT_EQ(PostReceive(server_qp(), 2, {}), 0);
+  SendSpec write = OnAll(3, IBV_WR_RDMA_WRITE_WITH_IMM);
+  write.sges = {at_client->Sge(0, 100)};
+  write.remote_address += kLong - 99;
+  ASSERT_EQ(Post(client_qp(), write), 0);
+  ExpectCompletion(received(), 1, IBV_WC_LOC_ACCESS_ERR);
+  ExpectCompletion(received(), 2, IBV_WC_WR_FLUSH_ERR);
+  ExpectCompletion(sent(), 3, IBV_WC_REM_ACCESS_ERR);
+  EXPECT_TRUE(ExpectAsyncEvent(pair->server.context.get(), IBV_EVENT_QP_ACCESS_ERR, server_qp()));
+}
+
+TEST_F(RcTest, AnAtomicOnMemoryWithoutThatRightFails) {
+  Connect();
+  Buffer closed(pair->server.pd.get(), 64, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ);
+  SendSpec add = Atomic(1, IBV_WR_ATOMIC_FETCH_AND_ADD, 1);
+  add.remote_address = closed.address();
+  add.rkey = closed.rkey();
+  ASSERT_EQ(Post(client_qp(), add), 0);
+  ExpectCompletion(sent(), 1, IBV_WC_REM_ACCESS_ERR);
+  EXPECT_EQ(First(closed), 0u);
+  EXPECT_TRUE(ExpectAsyncEvent(pair->server.context.get(), IBV_EVENT_QP_ACCESS_ERR, server_qp()));
+}
+
+TEST_F(RcTest, AReadOfAPeerThatTakesNoneIsAnInvalidRequest) {
+  HandOptions server;
+  server.rd_atomic = 0;
+  Connect(server, {});
+  ASSERT_EQ(Post(client_qp(), OnAll(1, IBV_WR_RDMA_READ)), 0);
+  ExpectCompletion(sent(), 1, IBV_WC_REM_INV_REQ_ERR);
+  EXPECT_TRUE(ExpectAsyncEvent(pair->server.context.get(), IBV_EVENT_QP_REQ_ERR, server_qp()));
+}
+
+// --- Ends that were told different path MTUs ---
+
+TEST_F(RcTest, APacketLongerThanThePathMtuIsAnInvalidRequest) {
+  HandOptions server;
+  server.mtu = IBV_MTU_256;
+  Connect(server, {});
+  ASSERT_EQ(Post(client_qp(), OnAll(1, IBV_WR_RDMA_WRITE)), 0);
+  ExpectCompletion(sent(), 1, IBV_WC_REM_INV_REQ_ERR);
+  EXPECT_TRUE(ExpectAsyncEvent(pair->server.context.get(), IBV_EVENT_QP_REQ_ERR, server_qp()));
+}
+
+TEST_F(RcTest, AnAnswerInOtherPacketsThanWereAskedForIsABadResponse) {
+  HandOptions server;
+  server.mtu = IBV_MTU_256;
+  Connect(server, {});
+  ASSERT_EQ(Post(client_qp(), OnAll(1, IBV_WR_RDMA_READ)), 0);
+  ASSERT_EQ(Post(client_qp(), OnAll(2, IBV_WR_RDMA_READ)), 0);
+  ExpectCompletion(sent(), 1, IBV_WC_BAD_RESP_ERR);
+  ExpectCompletion(sent(), 2, IBV_WC_WR_FLUSH_ERR);
+  EXPECT_EQ(pair->client.State(), IBV_QPS_ERR);
+  EXPECT_EQ(pair->server.State(), IBV_QPS_RTS) << "it did what it was told";
+}
+
 // --- What this end may not do ---
 
 TEST_F(RcTest, ASendFromMemoryThatIsNotItsFailsHere) {
@@ -426,6 +490,93 @@ TEST_F(RcTest, TheErrorStateFlushesBothQueuesInOrder) {
   ASSERT_EQ(Post(client_qp(), {.wr_id = 9, .sges = {at_client->Sge(0, 8)}}), 0);
   ExpectCompletion(sent(), 9, IBV_WC_WR_FLUSH_ERR);
   EXPECT_EQ(pair->server.State(), IBV_QPS_RTS) << "the peer hears nothing of it";
+}
+
+TEST_F(RcTest, ResetForgetsWhatWasPostedAndWhatIsComplete) {
+  Connect();
+  ASSERT_EQ(Post(client_qp(), OnAll(1, IBV_WR_RDMA_WRITE)), 0);
+  ASSERT_EQ(PostReceive(server_qp(), 2, {}), 0);
+  ASSERT_EQ(Post(client_qp(), {.wr_id = 3}), 0);
+  // Both lie in the client's CQ unseen when the Receive has been seen at the server, or they never will.
+  ExpectCompletion(received(), 2);
+  ASSERT_EQ(PostReceive(client_qp(), 4, {}), 0);
+  ASSERT_EQ(Post(client_qp(), {.wr_id = 5}), 0);  // nobody takes it
+  ASSERT_EQ(pair->client.To(IBV_QPS_RESET), 0);
+  EXPECT_TRUE(NoCompletion(sent()));
+  EXPECT_TRUE(NoCompletion(pair->client.receive_cq.get()));
+  EXPECT_EQ(Post(client_qp(), {.wr_id = 6}), EINVAL);
+}
+
+// Work that is discarded completes nowhere, not even for a moment: nobody is woken for it, and no CQ is too small for
+// it.
+TEST_F(RcTest, ResetMakesNoCompletionThatACqWouldHaveToHold) {
+  HandOptions client;
+  client.cq_entries = 4;
+  Connect({}, client);
+  ibv_cq* const inbox = pair->client.receive_cq.get();
+  ASSERT_LT(inbox->cqe, 32);
+  ASSERT_EQ(ibv_req_notify_cq(inbox, 0), 0);
+  for (uint64_t i = 0; i < 32; ++i) {
+    ASSERT_EQ(PostReceive(client_qp(), i, {}), 0);
+    // Nobody takes them.
+    ASSERT_EQ(Post(client_qp(), {.wr_id = i, .flags = 0}), 0);
+  }
+  ASSERT_EQ(pair->client.To(IBV_QPS_RESET), 0);
+  EXPECT_TRUE(NoCompletion(inbox));
+  EXPECT_TRUE(NoCompletion(sent()));
+  EXPECT_FALSE(IsReadable(pair->client.receive_channel->fd));
+  EXPECT_EQ(CountAsyncEvents(pair->client.context.get(), IBV_EVENT_CQ_ERR), 0);
+  EXPECT_EQ(CountAsyncEvents(pair->client.context.get(), IBV_EVENT_QP_FATAL), 0);
+}
+
+// --- Draining ---
+
+TEST_F(RcTest, SqdLastsUntilWhatHasBegunIsAcknowledged) {
+  Connect();
+  ASSERT_NO_FATAL_FAILURE(pair->ExpectPassage());  // what is posted now begins at once
+  ASSERT_EQ(Post(client_qp(), {.wr_id = 1}), 0);   // its Receive is missing yet
+  ASSERT_EQ(pair->client.To(IBV_QPS_SQD, IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY), 0);
+  ASSERT_EQ(Post(client_qp(), {.wr_id = 2}), 0);
+  EXPECT_TRUE(IsDraining(pair->client));
+  EXPECT_EQ(CountAsyncEvents(pair->client.context.get(), IBV_EVENT_SQ_DRAINED, client_qp()), 0);
+  ASSERT_EQ(PostReceive(server_qp(), 3, {}), 0);
+  ASSERT_EQ(PostReceive(server_qp(), 4, {}), 0);
+  ExpectCompletion(sent(), 1);
+  EXPECT_TRUE(ExpectAsyncEvent(pair->client.context.get(), IBV_EVENT_SQ_DRAINED, client_qp()));
+  EXPECT_FALSE(IsDraining(pair->client));
+  ExpectCompletion(received(), 3);
+  EXPECT_TRUE(NoCompletion(received())) << "what was posted in SQD has left";
+  ASSERT_EQ(pair->client.To(IBV_QPS_RTS), 0);
+  ExpectCompletion(received(), 4);
+  ExpectCompletion(sent(), 2);
+}
+
+TEST_F(RcTest, SqdEndsInSilenceUnlessToldOtherwise) {
+  Connect();
+  ASSERT_NO_FATAL_FAILURE(pair->ExpectPassage());  // what is posted now begins at once
+  ASSERT_EQ(Post(client_qp(), {.wr_id = 1}), 0);   // its Receive is missing yet
+  ASSERT_EQ(pair->client.To(IBV_QPS_SQD), 0);
+  ASSERT_EQ(PostReceive(server_qp(), 3, {}), 0);
+  ASSERT_EQ(pair->client.To(IBV_QPS_SQD), 0) << "it may be asked for again";
+  EXPECT_TRUE(world().Until([&] { return !IsDraining(pair->client); }));
+  ASSERT_EQ(pair->client.To(IBV_QPS_RTS), 0);
+  ASSERT_EQ(PostReceive(server_qp(), 4, {}), 0);
+  ASSERT_EQ(Post(client_qp(), {.wr_id = 2}), 0);
+  ExpectCompletion(sent(), 1);
+  ExpectCompletion(sent(), 2);
+  EXPECT_EQ(CountAsyncEvents(pair->client.context.get(), IBV_EVENT_SQ_DRAINED), 0);
+}
+
+TEST_F(RcTest, AnErrorWhileDrainingFlushesAndIsNoDrain) {
+  Connect();
+  ASSERT_NO_FATAL_FAILURE(pair->ExpectPassage());  // what is posted now begins at once
+  ASSERT_EQ(Post(client_qp(), {.wr_id = 1}), 0);
+  ASSERT_EQ(pair->client.To(IBV_QPS_SQD, IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY), 0);
+  ASSERT_EQ(Post(client_qp(), {.wr_id = 2}), 0);
+  ASSERT_EQ(pair->client.To(IBV_QPS_ERR), 0);
+  ExpectCompletion(sent(), 1, IBV_WC_WR_FLUSH_ERR);
+  ExpectCompletion(sent(), 2, IBV_WC_WR_FLUSH_ERR);
+  EXPECT_EQ(CountAsyncEvents(pair->client.context.get(), IBV_EVENT_SQ_DRAINED), 0);
 }
 
 TEST_F(RcTest, SqdFinishesWhatHasBegunAndKeepsTheRest) {
