@@ -144,6 +144,68 @@ TEST_F(UcTest, SendsToAPeerThatIsGoneSucceed) {
   EXPECT_EQ(pair->client.State(), IBV_QPS_RTS);
 }
 
+// [IBTA 9.9.3, class D] The Receive stays for a message that fits.
+TEST_F(UcTest, ASendLongerThanItsReceiveIsLost) {
+  ASSERT_EQ(PostReceive(server_qp(), 1, {at_server->Sge(0, 8)}), 0);
+  ASSERT_EQ(Post(client_qp(), {.wr_id = 2, .sges = {at_client->Sge(0, 9)}}), 0);
+  at_client->Fill("it fits!");
+  ASSERT_EQ(Post(client_qp(), {.wr_id = 3, .sges = {at_client->Sge(0, 8)}}), 0);
+  ExpectCompletion(sent(), 2);
+  ExpectCompletion(sent(), 3);
+  EXPECT_EQ(ExpectCompletion(received(), 1).byte_len, 8u);
+  EXPECT_EQ(at_server->Text(8), "it fits!");
+  EXPECT_EQ(pair->server.State(), IBV_QPS_RTS);
+}
+
+TEST_F(UcTest, AReceiveThatCannotBeWrittenEndsItsQp) {
+  ibv_sge unknown = at_server->Sge(0, 64);
+  unknown.lkey += 0x100;
+  ASSERT_EQ(PostReceive(server_qp(), 1, {unknown}), 0);
+  ASSERT_EQ(PostReceive(server_qp(), 2, {}), 0);
+  ASSERT_EQ(Post(client_qp(), {.wr_id = 3, .sges = {at_client->Sge(0, 8)}}), 0);
+  ExpectCompletion(sent(), 3);
+  ExpectCompletion(received(), 1, IBV_WC_LOC_PROT_ERR);
+  ExpectCompletion(received(), 2, IBV_WC_WR_FLUSH_ERR);
+  EXPECT_EQ(pair->server.State(), IBV_QPS_ERR);
+  EXPECT_EQ(pair->client.State(), IBV_QPS_RTS);
+}
+
+TEST_F(UcTest, TheErrorStateFlushesBothQueuesInOrder) {
+  for (uint64_t i = 0; i < 3; ++i) ASSERT_EQ(PostReceive(client_qp(), i, {at_client->Sge()}), 0);
+  ASSERT_EQ(pair->client.To(IBV_QPS_ERR), 0);
+  for (uint64_t i = 10; i < 13; ++i) ASSERT_EQ(Post(client_qp(), {.wr_id = i, .flags = 0}), 0);
+  for (uint64_t i = 0; i < 3; ++i) {
+    ExpectCompletion(pair->client.receive_cq.get(), i, IBV_WC_WR_FLUSH_ERR);
+    ExpectCompletion(sent(), 10 + i, IBV_WC_WR_FLUSH_ERR);
+  }
+}
+
+TEST_F(UcTest, WhatIsBehindAFailedSendIsFlushedInOrder) {
+  ibv_sge unknown = at_client->Sge(0, 64);
+  unknown.lkey += 0x100;
+  ibv_sge good = at_client->Sge(0, 8);
+  ibv_send_wr chain[4];
+  for (int i = 0; i < 4; ++i) {
+    chain[i] = {};
+    chain[i].wr_id = static_cast<uint64_t>(i);
+    chain[i].next = i < 3 ? &chain[i + 1] : nullptr;
+    chain[i].sg_list = i == 1 ? &unknown : &good;
+    chain[i].num_sge = 1;
+    chain[i].opcode = IBV_WR_SEND;
+    chain[i].send_flags = i == 0 ? unsigned{IBV_SEND_SIGNALED} : 0u;
+  }
+  ASSERT_EQ(PostReceive(server_qp(), 1, {at_server->Sge()}), 0);
+  ASSERT_EQ(PostReceive(server_qp(), 2, {at_server->Sge()}), 0);
+  ibv_send_wr* bad = nullptr;
+  ASSERT_EQ(ibv_post_send(client_qp(), chain, &bad), 0);
+  ExpectCompletion(sent(), 0);
+  ExpectCompletion(sent(), 1, IBV_WC_LOC_PROT_ERR);
+  ExpectCompletion(sent(), 2, IBV_WC_WR_FLUSH_ERR);
+  ExpectCompletion(sent(), 3, IBV_WC_WR_FLUSH_ERR);
+  ExpectCompletion(received(), 1);
+  EXPECT_TRUE(NoCompletion(received()));
+}
+
 TEST_F(UcTest, AFailedSendStopsTheSendQueueAlone) {
   ibv_sge unknown = at_client->Sge(0, 64);
   unknown.lkey += 0x100;
