@@ -64,7 +64,19 @@ TEST_F(HandConnectTest, AReceiverInRtrHearsThatTheConnectionIsThere) {
   ExpectTraffic(pair);
   EXPECT_TRUE(ExpectAsyncEvent(pair.server.context.get(), IBV_EVENT_COMM_EST, pair.server.qp.get()));
   EXPECT_EQ(pair.server.State(), IBV_QPS_RTR);
+  ExpectTraffic(pair);
+  EXPECT_EQ(CountAsyncEvents(pair.server.context.get(), IBV_EVENT_COMM_EST), 0) << "once is enough";
   ASSERT_EQ(pair.server.ToRts(), 0);
+}
+
+TEST_F(HandConnectTest, AnEndThatIsReadyToSendKnowsThatTheConnectionIsThere) {
+  HandPair pair;
+  pair.Connect();
+  ExpectTraffic(pair);
+  ASSERT_NO_FATAL_FAILURE(pair.ExpectPassage());
+  for (const HandEnd* end : {&pair.server, &pair.client}) {
+    EXPECT_EQ(CountAsyncEvents(end->context.get(), IBV_EVENT_COMM_EST), 0);
+  }
 }
 
 TEST_F(HandConnectTest, ManyPairsAreKeptApart) {
