@@ -83,6 +83,63 @@ TEST_F(MrTest, AnIovaShiftsARegion) {
   EXPECT_EQ(ReadFrom(0x10000 - 1, mr->rkey, 1), IBV_WC_REM_ACCESS_ERR);
 }
 
+TEST_F(MrTest, AZeroBasedRegionIsNamedByOffsetsHereToo) {
+  Register(kExposed | IBV_ACCESS_ZERO_BASED);
+  ASSERT_EQ(PostReceive(pair->server.qp(), 1, {{.addr = 100, .length = 50, .lkey = region->lkey}}), 0);
+  ours->Fill("by offset");
+  ASSERT_EQ(Post(pair->client.qp(), {.wr_id = 2, .sges = {ours->Sge(0, 9)}}), 0);
+  ExpectCompletion(pair->server.receive_cq.get(), 1);
+  EXPECT_EQ(AsText(ConstBytes(memory).subspan(100, 9)), "by offset");
+  // And out of it again.
+  ASSERT_EQ(PostReceive(pair->client.qp(), 3, {ours->Sge(2048, 50)}), 0);
+  ASSERT_EQ(Post(pair->server.qp(), {.wr_id = 4, .sges = {{.addr = 103, .length = 6, .lkey = region->lkey}}}), 0);
+  ExpectCompletion(pair->client.receive_cq.get(), 3);
+  EXPECT_EQ(Fetched(6), "offset");
+  // Its end is where its length says.
+  ASSERT_EQ(Post(pair->server.qp(), {.wr_id = 5, .sges = {{.addr = 4090, .length = 7, .lkey = region->lkey}}}), 0);
+  ExpectCompletion(pair->server.send_cq.get(), 4);
+  ExpectCompletion(pair->server.send_cq.get(), 5, IBV_WC_LOC_PROT_ERR);
+}
+
+// --- Overlapping regions: the same bytes under several keys, each with rights and a life of its own ---
+
+TEST_F(MrTest, OverlappingRegionsShowTheSameBytes) {
+  Register(kExposed);
+  auto inner = RegisterMemory(pair->server.pd.get(), memory.data() + 1000, 2000,
+                              IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ);
+  ASSERT_TRUE(inner);
+  EXPECT_EQ(WriteTo(At(1500), region->rkey, "seen by both"), IBV_WC_SUCCESS);
+  EXPECT_EQ(ReadFrom(At(1500), (*inner)->rkey, 12), IBV_WC_SUCCESS);
+  EXPECT_EQ(Fetched(12), "seen by both");
+  // What one allows is not allowed by the other, nor is its range.
+  EXPECT_EQ(ReadFrom(At(500), region->rkey, 12), IBV_WC_SUCCESS);
+  EXPECT_EQ(ReadFrom(At(500), (*inner)->rkey, 12), IBV_WC_REM_ACCESS_ERR);
+}
+
+TEST_F(MrTest, TheRightsOfOneRegionAreNotThoseOfAnotherOverTheSameBytes) {
+  Register(kExposed);
+  auto readable = RegisterMemory(pair->server.pd.get(), memory.data(), 4096, IBV_ACCESS_REMOTE_READ);
+  auto writable =
+      RegisterMemory(pair->server.pd.get(), memory.data(), 4096, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+  ASSERT_TRUE(readable && writable);
+  EXPECT_EQ(WriteTo(At(0), (*writable)->rkey, "written"), IBV_WC_SUCCESS);
+  EXPECT_EQ(ReadFrom(At(0), (*readable)->rkey, 7), IBV_WC_SUCCESS);
+  EXPECT_EQ(Fetched(7), "written");
+  EXPECT_EQ(ReadFrom(At(0), (*writable)->rkey, 7), IBV_WC_REM_ACCESS_ERR);
+}
+
+TEST_F(MrTest, OneOfOverlappingRegionsGoesAndTheOtherStays) {
+  Register(kExposed);
+  auto other = RegisterMemory(pair->server.pd.get(), memory.data(), 4096, kExposed);
+  ASSERT_TRUE(other);
+  const uint32_t gone = region->rkey;
+  ASSERT_EQ(region.Destroy(), 0);
+  EXPECT_EQ(WriteTo(At(8), (*other)->rkey, "stays"), IBV_WC_SUCCESS);
+  EXPECT_EQ(ReadFrom(At(8), (*other)->rkey, 5), IBV_WC_SUCCESS);
+  EXPECT_EQ(Fetched(5), "stays");
+  EXPECT_EQ(ReadFrom(At(8), gone, 5), IBV_WC_REM_ACCESS_ERR);
+}
+
 TEST_F(MrTest, RightsCanBeGivenLater) {
   Register(IBV_ACCESS_LOCAL_WRITE);
   ASSERT_EQ(Rereg(IBV_REREG_MR_CHANGE_ACCESS, nullptr, nullptr, 0, kExposed), 0) << errno;

@@ -215,6 +215,75 @@ TEST_F(MwType2Test, ZeroBasedItBeginsAtZero) {
   EXPECT_EQ(ours->Text(3), "ten");
 }
 
+TEST_F(MwType2Test, OverARegionThatBeginsAtZeroItIsBoundByOffset) {
+  Buffer memory(pair->server.pd.get(), 4096, static_cast<int>(kBindable));
+  auto zero_based = RegisterMemory(pair->server.pd.get(), memory.bytes().data(), memory.size(),
+                                   static_cast<int>(kBindable) | IBV_ACCESS_ZERO_BASED);
+  ASSERT_TRUE(zero_based);
+  CopyBytes(memory.bytes().subspan(1010), AsBytes("ten"));
+  const uint32_t rkey = ibv_inc_rkey(window->rkey);
+  ASSERT_EQ(
+      TryBind2(rkey, {.mr = zero_based->get(), .addr = 1000, .length = 100, .mw_access_flags = IBV_ACCESS_REMOTE_READ}),
+      0);
+  ExpectCompletion(server_cq(), 50);
+  ASSERT_EQ(
+      Post(pair->client.qp(),
+           {.wr_id = 2, .opcode = IBV_WR_RDMA_READ, .sges = {ours->Sge(0, 3)}, .remote_address = 1010, .rkey = rkey}),
+      0);
+  ExpectCompletion(pair->client.send_cq.get(), 2);
+  EXPECT_EQ(ours->Text(3), "ten");
+  EXPECT_EQ(window.Destroy(), 0);
+}
+
+// Two windows and the region itself over the same bytes, each with rights, range and life of its own.
+TEST_F(MwType2Test, OverlappingWindowsAreOfTheirOwnRight) {
+  auto second = AllocateMw(pair->server.pd.get(), IBV_MW_TYPE_2);
+  ASSERT_TRUE(second);
+  const uint32_t readable = ibv_inc_rkey(window->rkey);
+  ASSERT_EQ(TryBind2(readable, Part(0, 200)), 0);
+  ExpectCompletion(server_cq(), 50);
+  std::swap(window, *second);
+  const uint32_t writable = ibv_inc_rkey(window->rkey);
+  ASSERT_EQ(TryBind2(writable, Part(100, 200, IBV_ACCESS_REMOTE_WRITE)), 0);
+  ExpectCompletion(server_cq(), 50);
+  const auto write = [&](size_t offset, std::string_view text) {
+    ours->Fill(text);
+    return Post(pair->client.qp(), {.wr_id = 3,
+                                    .opcode = IBV_WR_RDMA_WRITE,
+                                    .sges = {ours->Sge(0, text.size())},
+                                    .remote_address = bindable->address() + offset,
+                                    .rkey = writable});
+  };
+  ASSERT_EQ(write(150, "shared"), 0);
+  ExpectCompletion(pair->client.send_cq.get(), 3);
+  EXPECT_EQ(Read(readable, 150, 6), IBV_WC_SUCCESS);
+  EXPECT_EQ(ours->Text(6), "shared");
+  EXPECT_EQ(ibv_dereg_mr(bindable->mr()), EBUSY);
+  // One is invalidated; the other one and the region go on.
+  ibv_send_wr request{};
+  request.wr_id = 6;
+  request.opcode = IBV_WR_LOCAL_INV;
+  request.send_flags = IBV_SEND_SIGNALED;
+  request.invalidate_rkey = readable;
+  ibv_send_wr* bad = nullptr;
+  ASSERT_EQ(ibv_post_send(server(), &request, &bad), 0);
+  ExpectCompletion(server_cq(), 6);
+  EXPECT_EQ(ibv_dereg_mr(bindable->mr()), EBUSY) << "the second one is bound";
+  ASSERT_EQ(write(150, "behind"), 0);
+  ExpectCompletion(pair->client.send_cq.get(), 3);
+  EXPECT_EQ(Read(bindable->rkey(), 150, 6), IBV_WC_SUCCESS);
+  EXPECT_EQ(ours->Text(6), "behind");
+  EXPECT_EQ(Read(readable, 150, 6), IBV_WC_REM_ACCESS_ERR);
+}
+
+TEST_F(MwType2Test, AWindowDoesNotWidenWhatItsOwnKeyAllows) {
+  const uint32_t rkey = ibv_inc_rkey(window->rkey);
+  ASSERT_EQ(TryBind2(rkey, Part(0, 100, IBV_ACCESS_REMOTE_WRITE)), 0);
+  ExpectCompletion(server_cq(), 50);
+  EXPECT_EQ(Read(bindable->rkey(), 0, 8), IBV_WC_SUCCESS) << "the region's key reads";
+  EXPECT_EQ(Read(rkey, 0, 8), IBV_WC_REM_ACCESS_ERR) << "the window's key does not";
+}
+
 TEST_F(MwType2Test, BoundAlreadyIsABindError) {
   const uint32_t first = ibv_inc_rkey(window->rkey);
   ASSERT_EQ(TryBind2(first, Part(0, 100)), 0);
