@@ -42,6 +42,7 @@ ibv_mr* Register(ibv_pd* pd, void* address, size_t length, uint64_t iova, unsign
 ibv_mw* AllocateMw(ibv_pd* pd, ibv_mw_type type) {
   if (type != IBV_MW_TYPE_1 && type != IBV_MW_TYPE_2) return FailWith(EINVAL);
   ShimContext* context = ToShim(pd->context);
+  if (context->nic->profile().max_mw == 0) return FailWith(EOPNOTSUPP);
   auto window = context->nic->AllocateWindow(*context->context, pd->handle,
                                              type == IBV_MW_TYPE_1 ? emu::WindowType::kType1 : emu::WindowType::kType2);
   if (!window) return FailWith(window.error());
