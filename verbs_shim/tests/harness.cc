@@ -294,9 +294,11 @@ void ModifyByHand(const Endpoint& end, const Endpoint& peer, const EndpointOptio
   attributes.qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
   ASSERT_EQ(ibv_modify_qp(end.qp(), &attributes, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS),
             0);
+  ibv_port_attr port{};
+  ASSERT_EQ(ibv_query_port(end.context(), 1, &port), 0);
   attributes = {};
   attributes.qp_state = IBV_QPS_RTR;
-  attributes.path_mtu = IBV_MTU_1024;
+  attributes.path_mtu = port.active_mtu;
   attributes.dest_qp_num = peer.qp()->qp_num;
   attributes.max_dest_rd_atomic = options.connection.responder_resources;
   attributes.min_rnr_timer = 1;
