@@ -90,6 +90,56 @@ TEST_F(AsyncTest, TheDrainedEventComesWhenItWasAskedFor) {
   EXPECT_EQ(now.sq_draining, 0);
 }
 
+TEST_F(AsyncTest, DrainingFinishesWhatHasBegunAndKeepsTheRest) {
+  auto pair = Pair::Connected();
+  ibv_qp* const qp = pair->client.qp();
+  ibv_cq* const sent = pair->client.send_cq.get();
+  Buffer theirs(pair->server.pd.get(), 1 << 20, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ);
+  Buffer ours(pair->client.pd.get(), 1 << 20, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+  theirs.FillPattern(6);
+  SendSpec read{.wr_id = 1,
+                .opcode = IBV_WR_RDMA_READ,
+                .sges = {ours.Sge(0, 64)},
+                .remote_address = theirs.address(),
+                .rkey = theirs.rkey()};
+  ASSERT_EQ(Post(qp, read), 0);
+  ExpectCompletion(sent, 1);  // from now on what is posted begins at once
+  read.wr_id = 2;
+  read.sges = {ours.Sge()};
+  ASSERT_EQ(Post(qp, read), 0);
+  ibv_qp_attr change{};
+  change.qp_state = IBV_QPS_SQD;
+  change.en_sqd_async_notify = 1;
+  ASSERT_EQ(ibv_modify_qp(qp, &change, IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY), 0);
+  ASSERT_EQ(PostReceive(pair->server.qp(), 3, {}), 0);
+  ASSERT_EQ(Post(qp, {.wr_id = 4}), 0);
+  ASSERT_TRUE(ExpectAsyncEvent(pair->client.context(), IBV_EVENT_SQ_DRAINED, qp));
+  EXPECT_EQ(ExpectCompletion(sent, 2).byte_len, theirs.size());
+  EXPECT_EQ(ours.Text(theirs.size()), theirs.Text(theirs.size()));
+  EXPECT_TRUE(NoCompletion(sent));
+  EXPECT_TRUE(NoCompletion(pair->server.receive_cq.get()));
+  change.qp_state = IBV_QPS_RTS;
+  ASSERT_EQ(ibv_modify_qp(qp, &change, IBV_QP_STATE), 0);
+  ExpectCompletion(pair->server.receive_cq.get(), 3);
+  ExpectCompletion(sent, 4);
+}
+
+TEST_F(AsyncTest, TheDrainedEventDoesNotComeUnasked) {
+  auto pair = Pair::Connected();
+  ibv_qp_attr change{};
+  change.qp_state = IBV_QPS_SQD;
+  change.en_sqd_async_notify = 1;  // without its bit in the mask
+  ASSERT_EQ(ibv_modify_qp(pair->client.qp(), &change, IBV_QP_STATE), 0);
+  ASSERT_EQ(PostReceive(pair->server.qp(), 1, {}), 0);
+  ASSERT_EQ(Post(pair->client.qp(), {.wr_id = 2}), 0);
+  EXPECT_EQ(StateOf(pair->client.qp()), IBV_QPS_SQD);
+  change.qp_state = IBV_QPS_RTS;
+  ASSERT_EQ(ibv_modify_qp(pair->client.qp(), &change, IBV_QP_STATE), 0);
+  ExpectCompletion(pair->server.receive_cq.get(), 1);
+  ExpectCompletion(pair->client.send_cq.get(), 2);
+  EXPECT_EQ(CountAsyncEvents(pair->client.context(), IBV_EVENT_SQ_DRAINED), 0);
+}
+
 TEST_F(AsyncTest, DestroyingAQpWaitsUntilItsEventsAreAcknowledged) {
   EndpointOptions small;
   small.cq_entries = 2;
