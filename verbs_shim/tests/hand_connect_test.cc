@@ -69,6 +69,37 @@ TEST_F(HandConnectTest, AReceiverInRtrHearsThatTheConnectionIsThere) {
   ASSERT_EQ(pair.server.ToRts(), 0);
 }
 
+// A target need not send: it serves all there is from RTR on, and does nothing for it.
+TEST_F(HandConnectTest, AnEndInRtrServesWritesReadsAndAtomics) {
+  HandPair pair;
+  ASSERT_EQ(pair.server.ToInit(), 0);
+  ASSERT_EQ(pair.client.ToInit(), 0);
+  ASSERT_EQ(pair.server.ToRtr(pair.client.Address()), 0);
+  ASSERT_EQ(pair.client.ToRtr(pair.server.Address()), 0);
+  ASSERT_EQ(pair.client.ToRts(), 0);
+  Buffer theirs(pair.server.pd.get(), 64,
+                IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC);
+  Buffer ours(pair.client.pd.get(), 64);
+  const auto post = [&](ibv_wr_opcode opcode, size_t size) {
+    ASSERT_EQ(Post(pair.client.qp.get(), {.wr_id = 1,
+                                          .opcode = opcode,
+                                          .sges = {ours.Sge(0, size)},
+                                          .remote_address = theirs.address(),
+                                          .rkey = theirs.rkey(),
+                                          .compare_add = 1}),
+              0);
+    ExpectCompletion(pair.client.send_cq.get(), 1);
+  };
+  ours.Fill("written");
+  ASSERT_NO_FATAL_FAILURE(post(IBV_WR_RDMA_WRITE, 8));
+  EXPECT_EQ(theirs.Text(7), "written");
+  ASSERT_NO_FATAL_FAILURE(post(IBV_WR_ATOMIC_FETCH_AND_ADD, 8));
+  EXPECT_EQ(ours.Text(7), "written");
+  ASSERT_NO_FATAL_FAILURE(post(IBV_WR_RDMA_READ, 64));
+  EXPECT_EQ(ours.Text(7), "xritten") << "one more in its first byte";
+  EXPECT_EQ(Post(pair.server.qp.get(), {}), EINVAL) << "to send it is not ready";
+}
+
 TEST_F(HandConnectTest, AnEndThatIsReadyToSendKnowsThatTheConnectionIsThere) {
   HandPair pair;
   pair.Connect();
