@@ -74,13 +74,17 @@ struct HandPair {
       : server(true, server_options), client(false, client_options) {}
   // Both to RTS, server first.
   void Connect();
-  // RC: an empty Write each way has been acknowledged.
+  // Packets pass: an empty Write each way has been acknowledged; of UC a message has arrived at the server, and none is
+  // on its way any more.
   void ExpectPassage();
   static std::unique_ptr<HandPair> Connected(const HandOptions& server_options = {},
                                              const HandOptions& client_options = {});
 
   HandEnd server;
   HandEnd client;
+
+ private:
+  void ExpectUnreliablePassage();
 };
 
 // Skips where QPs cannot be connected by hand.

@@ -22,35 +22,7 @@ class UcTest : public HandTest {
     at_server = std::make_unique<Buffer>(pair->server.pd.get(), kLong,
                                          IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ);
     at_client = std::make_unique<Buffer>(pair->client.pd.get(), kLong, IBV_ACCESS_LOCAL_WRITE);
-    ASSERT_NO_FATAL_FAILURE(AwaitPassage());
-  }
-  // What leaves before there is a way is lost, as on any network: numbered messages, until the latest one has arrived
-  // and so none is on its way any more.
-  void AwaitPassage() {
-    constexpr int kPollsBeforeAnother = 1000;
-    ASSERT_EQ(PostReceive(server_qp(), 0, {}), 0);
-    uint32_t latest = 0;
-    uint32_t arrived = 0;
-    int polls = kPollsBeforeAnother;
-    bool gone = true;
-    ASSERT_TRUE(world().Until([&] {
-      ibv_wc completion{};
-      gone = gone || ibv_poll_cq(sent(), 1, &completion) == 1;
-      if (ibv_poll_cq(received(), 1, &completion) == 1) {
-        arrived = be32toh(completion.imm_data);
-        if (arrived == latest) return true;
-        EXPECT_EQ(PostReceive(server_qp(), 0, {}), 0);
-      }
-      if (gone && ++polls > kPollsBeforeAnother) {
-        EXPECT_EQ(Post(client_qp(), {.opcode = IBV_WR_SEND_WITH_IMM, .immediate = htobe32(++latest)}), 0);
-        gone = false;
-        polls = 0;
-      }
-      return false;
-    })) << "none of "
-        << latest << " messages arrived";
-    // With the arrival of the last one it has left, too.
-    if (!gone) ExpectCompletion(sent(), 1);
+    ASSERT_NO_FATAL_FAILURE(pair->ExpectPassage());
   }
   void TearDown() override {
     at_server.reset();
