@@ -629,5 +629,26 @@ TEST_F(RcTest, EitherEndMayBeConnectedAnewBeforeTheOther) {
   ASSERT_NO_FATAL_FAILURE(pair->ExpectPassage());
 }
 
+// The peer names a QP by its number, and packets by theirs: an end that begins where the one before it ended is taken
+// for it.
+TEST_F(RcTest, AnEndThatIsConnectedAnewAloneGoesOnWhereTheNumbersFit) {
+  Connect();
+  for (uint32_t packets = 1; packets < 4; ++packets) {
+    ASSERT_NO_FATAL_FAILURE(pair->ExpectPassage());  // one packet each way
+    HandEnd& end = pair->client;
+    HandAddress peer = pair->server.Address();
+    peer.psn += packets;
+    ASSERT_EQ(end.To(IBV_QPS_RESET), 0);
+    ASSERT_EQ(end.ToInit(), 0);
+    ASSERT_EQ(end.ToRtr(peer), 0);
+    end.options.psn = HandOptions{}.psn + packets;
+    ASSERT_EQ(end.ToRts(), 0);
+  }
+  ASSERT_EQ(PostReceive(server_qp(), 1, {at_server->Sge()}), 0);
+  ASSERT_EQ(Post(client_qp(), {.wr_id = 2, .sges = {at_client->Sge()}}), 0);
+  ExpectCompletion(received(), 1);
+  ExpectCompletion(sent(), 2);
+}
+
 }  // namespace
 }  // namespace stagecoach::verbs
