@@ -1,5 +1,7 @@
 // Unreliable connections made by hand: what arrives, what is lost, and a send queue that stops alone.
 
+#include <sys/mman.h>
+
 #include <cerrno>
 #include <cstring>
 #include <memory>
@@ -114,6 +116,52 @@ TEST_F(UcTest, SendsToAPeerThatIsGoneSucceed) {
   for (uint64_t i = 2; i < 6; ++i) ASSERT_EQ(Post(client_qp(), {.wr_id = i, .sges = {at_client->Sge()}}), 0);
   for (uint64_t i = 2; i < 6; ++i) ExpectCompletion(sent(), i);
   EXPECT_EQ(pair->client.State(), IBV_QPS_RTS);
+}
+
+TEST_F(UcTest, AMessageLongerThanTheLongestFails) {
+  ibv_device_attr device{};
+  ibv_port_attr port{};
+  ASSERT_EQ(ibv_query_device(pair->client.context.get(), &device), 0);
+  ASSERT_EQ(ibv_query_port(pair->client.context.get(), 1, &port), 0);
+  HandOptions gathering;
+  gathering.type = IBV_QPT_UC;
+  gathering.cap.max_send_sge = static_cast<uint32_t>(device.max_sge);
+  HandPair other(gathering, gathering);
+  ASSERT_NO_FATAL_FAILURE(other.Connect());
+  ASSERT_NO_FATAL_FAILURE(other.ExpectPassage());
+  // The same memory over and over. It is only read, and so takes none.
+  const size_t page = 4096;
+  const size_t size = (port.max_msg_sz / static_cast<uint32_t>(device.max_sge) / page + 1) * page;
+  void* memory = mmap(nullptr, size, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  ASSERT_NE(memory, MAP_FAILED);
+  {
+    auto region = RegisterMemory(other.client.pd.get(), memory, size, 0);
+    ASSERT_TRUE(region) << region.error().ToString();
+    const ibv_sge whole{reinterpret_cast<uint64_t>(memory), static_cast<uint32_t>(size), (*region)->lkey};
+    const std::vector<ibv_sge> all(static_cast<size_t>(device.max_sge), whole);
+    ASSERT_EQ(Post(other.client.qp.get(), {.wr_id = 1, .sges = all}), 0);
+    ExpectCompletion(other.client.send_cq.get(), 1, IBV_WC_LOC_LEN_ERR);
+  }
+  munmap(memory, size);
+}
+
+TEST_F(UcTest, ABindBeyondTheRegionFails) {
+  Buffer bindable(pair->client.pd.get(), 64, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND);
+  auto window = AllocateMw(pair->client.pd.get(), IBV_MW_TYPE_2);
+  if (!window) GTEST_SKIP() << "skipped: no memory windows";
+  ibv_send_wr bind{};
+  bind.wr_id = 1;
+  bind.opcode = IBV_WR_BIND_MW;
+  bind.bind_mw.mw = window->get();
+  bind.bind_mw.rkey = ibv_inc_rkey((*window)->rkey);
+  bind.bind_mw.bind_info = {
+      .mr = bindable.mr(), .addr = bindable.address(), .length = 65, .mw_access_flags = IBV_ACCESS_REMOTE_READ};
+  ibv_send_wr* bad = nullptr;
+  ASSERT_EQ(ibv_post_send(client_qp(), &bind, &bad), 0);
+  ASSERT_EQ(Post(client_qp(), {.wr_id = 2, .sges = {at_client->Sge(0, 8)}}), 0);
+  ExpectCompletion(sent(), 1, IBV_WC_MW_BIND_ERR);
+  ExpectCompletion(sent(), 2, IBV_WC_WR_FLUSH_ERR);
+  EXPECT_TRUE(world().Until([&] { return pair->client.State() != IBV_QPS_RTS; }));
 }
 
 // [IBTA 9.9.3, class D] The Receive stays for a message that fits.
