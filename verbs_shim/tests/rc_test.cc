@@ -3,6 +3,8 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
+#include <set>
+#include <vector>
 
 #include "verbs_shim/tests/hand_connected.h"
 
@@ -250,7 +252,144 @@ TEST_F(RcTest, AProgramThatSleepsIsWokenByASolicitedSend) {
   ExpectCompletion(received(), 1);
 }
 
+TEST_F(RcTest, AProgramThatSleepsIsWokenByASolicitedWriteWithImmediate) {
+  Connect();
+  ASSERT_EQ(ibv_req_notify_cq(received(), 1), 0);
+  ASSERT_EQ(PostReceive(server_qp(), 1, {}), 0);
+  ASSERT_EQ(PostReceive(server_qp(), 2, {}), 0);
+  SendSpec write = OnAll(3, IBV_WR_RDMA_WRITE_WITH_IMM);
+  ASSERT_EQ(Post(client_qp(), write), 0);
+  ExpectCompletion(received(), 1);
+  EXPECT_FALSE(IsReadable(pair->server.receive_channel->fd)) << "nobody asked for it";
+  write.flags |= IBV_SEND_SOLICITED;
+  ASSERT_EQ(Post(client_qp(), write), 0);
+  ASSERT_TRUE(BecomesReadable(pair->server.receive_channel->fd));
+  ibv_cq* cq = nullptr;
+  void* context = nullptr;
+  ASSERT_EQ(ibv_get_cq_event(pair->server.receive_channel.get(), &cq, &context), 0);
+  ibv_ack_cq_events(cq, 1);
+  ExpectCompletion(received(), 2);
+}
+
+TEST_F(RcTest, AFencedSendWaitsForTheAtomicBeforeIt) {
+  Connect();
+  SetFirst(*at_server, 77);
+  ASSERT_EQ(PostReceive(server_qp(), 1, {at_server->Sge(64, 8)}), 0);
+  SendSpec add = Atomic(2, IBV_WR_ATOMIC_FETCH_AND_ADD, 1);
+  add.flags = 0;
+  ASSERT_EQ(Post(client_qp(), add), 0);
+  // Sends back what the atomic is about to bring: without the fence it would send zeros.
+  ASSERT_EQ(
+      Post(client_qp(), {.wr_id = 3, .flags = IBV_SEND_SIGNALED | IBV_SEND_FENCE, .sges = {at_client->Sge(0, 8)}}), 0);
+  ExpectCompletion(received(), 1);
+  ExpectCompletion(sent(), 3);
+  uint64_t arrived = 0;
+  std::memcpy(&arrived, at_server->bytes().data() + 64, sizeof(arrived));
+  EXPECT_EQ(arrived, 77u);
+}
+
+TEST_F(RcTest, AtomicsOfManyConnectionsAreAllCounted) {
+  constexpr int kConnections = 4;
+  constexpr uint64_t kEach = 50;
+  HandOptions options;
+  options.rd_atomic = 4;
+  pair = HandPair::Connected(options, options);
+  at_server = std::make_unique<Buffer>(pair->server.pd.get(), 64, kAllAccess);
+  std::vector<std::unique_ptr<HandPair>> others;
+  std::vector<MemoryRegion> same_memory;
+  for (int i = 1; i < kConnections; ++i) {
+    others.push_back(HandPair::Connected(options, options));
+    // The same bytes, registered with each target.
+    same_memory.push_back(
+        std::move(RegisterMemory(others.back()->server.pd.get(), at_server->bytes().data(), 64, kAllAccess).value()));
+  }
+  std::vector<std::unique_ptr<Buffer>> results;
+  const auto client = [&](int i) -> HandEnd& {
+    return i == 0 ? pair->client : others[static_cast<size_t>(i) - 1]->client;
+  };
+  for (int i = 0; i < kConnections; ++i) results.push_back(std::make_unique<Buffer>(client(i).pd.get(), 8));
+  std::set<uint64_t> seen;
+  for (uint64_t round = 0; round < kEach; ++round) {
+    for (int i = 0; i < kConnections; ++i) {
+      ASSERT_EQ(
+          Post(client(i).qp.get(), {.wr_id = round,
+                                    .opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
+                                    .sges = {results[static_cast<size_t>(i)]->Sge()},
+                                    .remote_address = at_server->address(),
+                                    .rkey = i == 0 ? at_server->rkey() : same_memory[static_cast<size_t>(i) - 1]->rkey,
+                                    .compare_add = 1}),
+          0);
+    }
+    for (int i = 0; i < kConnections; ++i) {
+      ExpectCompletion(client(i).send_cq.get(), round);
+      EXPECT_TRUE(seen.insert(First(*results[static_cast<size_t>(i)])).second) << "two have seen the same value";
+    }
+  }
+  EXPECT_EQ(First(*at_server), kConnections * kEach);
+  EXPECT_EQ(*seen.rbegin(), kConnections * kEach - 1);
+}
+
+// --- Packets ---
+
+TEST_F(RcTest, PacketNumbersHaveTwentyFourBitsAndWrap) {
+  HandOptions nearly;
+  nearly.psn = 0xff000000 | 0xfffffd;  // what is beyond 24 bits is not looked at
+  Connect(nearly, nearly);
+  for (uint64_t round = 0; round < 3; ++round) {
+    at_client->FillPattern(static_cast<uint32_t>(round));
+    ASSERT_EQ(Post(client_qp(), OnAll(1, IBV_WR_RDMA_WRITE)), 0);
+    ExpectCompletion(sent(), 1);
+    EXPECT_TRUE(Equal(*at_server, *at_client));
+    at_server->FillPattern(static_cast<uint32_t>(100 + round));
+    ASSERT_EQ(Post(client_qp(), OnAll(2, IBV_WR_RDMA_READ)), 0);
+    ExpectCompletion(sent(), 2);
+    EXPECT_TRUE(Equal(*at_server, *at_client));
+    ASSERT_NO_FATAL_FAILURE(pair->ExpectPassage());
+  }
+}
+
+TEST_F(RcTest, EachPathMtuCarriesMessagesOfEverySizeAroundIt) {
+  ibv_port_attr port{};
+  {
+    const HandEnd probe(true, {});
+    ASSERT_EQ(ibv_query_port(probe.context.get(), 1, &port), 0);
+  }
+  for (int mtu = IBV_MTU_256; mtu <= port.active_mtu; ++mtu) {
+    SCOPED_TRACE(mtu);
+    const size_t bytes = size_t{128} << mtu;
+    HandOptions options;
+    options.mtu = static_cast<ibv_mtu>(mtu);
+    at_server.reset();
+    at_client.reset();
+    Connect(options, options);
+    for (const size_t size : {size_t{0}, size_t{1}, bytes - 1, bytes, bytes + 1, 2 * bytes, 3 * bytes + 7}) {
+      at_client->FillPattern(static_cast<uint32_t>(size));
+      ASSERT_EQ(PostReceive(server_qp(), size, {at_server->Sge(0, size)}), 0);
+      ASSERT_EQ(Post(client_qp(), {.wr_id = size, .sges = {at_client->Sge(0, size)}}), 0);
+      EXPECT_EQ(ExpectCompletion(received(), size).byte_len, size);
+      ExpectCompletion(sent(), size);
+      EXPECT_EQ(at_server->Text(size), at_client->Text(size));
+      at_server->FillPattern(static_cast<uint32_t>(size + 50));
+      SendSpec read = OnAll(size, IBV_WR_RDMA_READ);
+      read.sges = {at_client->Sge(0, size)};
+      ASSERT_EQ(Post(client_qp(), read), 0);
+      EXPECT_EQ(ExpectCompletion(sent(), size).byte_len, size);
+      EXPECT_EQ(at_server->Text(size), at_client->Text(size));
+    }
+  }
+}
+
 // --- Receiver not ready ---
+
+TEST_F(RcTest, WhoDoesNotRetryFailsAtTheFirstMissingReceive) {
+  HandOptions client;
+  client.rnr_retry = 0;
+  HandOptions server;
+  server.min_rnr_timer = 0;  // the longest: 655 ms
+  Connect(server, client);
+  ASSERT_EQ(Post(client_qp(), {.wr_id = 1, .sges = {at_client->Sge(0, 8)}}), 0);
+  ExpectCompletion(sent(), 1, IBV_WC_RNR_RETRY_EXC_ERR);
+}
 
 TEST_F(RcTest, ASendWaitsForItsReceive) {
   Connect();
