@@ -15,7 +15,7 @@ namespace stagecoach::verbs {
 namespace {
 
 constexpr int kMostObjects = 100000;
-constexpr uint64_t kMostBytes = 64 << 20;
+constexpr uint64_t kMostBytes = 16 << 20;
 
 class CapacitiesTest : public VerbsTest {
  protected:

@@ -23,7 +23,12 @@ class ErrorsTest : public VerbsTest {
   void SetUp() override {
     VerbsTest::SetUp();
     if (IsSkipped()) return;
-    pair = Pair::Connected();
+    Connect({});
+  }
+  void Connect(const EndpointOptions& client_options) {
+    theirs.reset();
+    ours.reset();
+    pair = Pair::Connected({}, client_options);
     theirs = std::make_unique<Buffer>(pair->server.pd.get(), 4096, kRemoteAll);
     ours = std::make_unique<Buffer>(pair->client.pd.get(), 4096, kRemoteAll);
   }
@@ -250,14 +255,12 @@ TEST_F(ErrorsTest, InvalidatingAKeyNobodyHasEndsTheStream) {
 TEST_F(ErrorsTest, AReadWhereNoneMayBeOutstandingFails) {
   EndpointOptions none;
   none.connection.initiator_depth = 0;
-  pair = Pair::Connected({}, none);
-  Buffer there(pair->server.pd.get(), 64, kRemoteAll);
-  Buffer here(pair->client.pd.get(), 64, kRemoteAll);
+  Connect(none);
   ASSERT_EQ(Post(client(), {.wr_id = 1,
                             .opcode = IBV_WR_RDMA_READ,
-                            .sges = {here.Sge()},
-                            .remote_address = there.address(),
-                            .rkey = there.rkey()}),
+                            .sges = {ours->Sge()},
+                            .remote_address = theirs->address(),
+                            .rkey = theirs->rkey()}),
             0);
   ExpectCompletion(client_cq(), 1, IBV_WC_LOC_QP_OP_ERR);
   ExpectEnded(Fails::kClient);
@@ -270,7 +273,7 @@ TEST_F(ErrorsTest, AMessageLongerThanTheLongestFails) {
   ASSERT_EQ(ibv_query_port(pair->client.context(), 1, &port), 0);
   EndpointOptions gathering;
   gathering.cap.max_send_sge = static_cast<uint32_t>(device.max_sge);
-  pair = Pair::Connected({}, gathering);
+  Connect(gathering);
   // The same memory over and over. It is only read, and so takes none.
   const size_t page = 4096;
   const size_t size = (port.max_msg_sz / static_cast<uint32_t>(device.max_sge) / page + 1) * page;
