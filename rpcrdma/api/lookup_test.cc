@@ -2,6 +2,8 @@
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <pthread.h>
+#include <signal.h>
 
 #include <cerrno>
 #include <chrono>
@@ -78,6 +80,21 @@ class LookupTest : public ::testing::Test {
   std::optional<Client> client_;
   std::optional<Result<void, CallError>> outcome_;
 };
+
+TEST_F(LookupTest, SignalsAreNotForTheThreadOfTheResolver) {
+  std::promise<bool> blocked;
+  Connect([&](const std::string&, uint16_t) -> Result<sockaddr_storage, std::string> {
+    sigset_t mask;
+    pthread_sigmask(SIG_SETMASK, nullptr, &mask);
+    blocked.set_value(sigismember(&mask, SIGINT) == 1 && sigismember(&mask, SIGSEGV) == 0);
+    return Err(std::string("no such name"));
+  });
+  EXPECT_TRUE(blocked.get_future().get());
+  Error();
+  sigset_t mask;
+  pthread_sigmask(SIG_SETMASK, nullptr, &mask);
+  EXPECT_EQ(sigismember(&mask, SIGINT), 0) << "of this thread";
+}
 
 TEST_F(LookupTest, TheTimeoutOfConnectingCoversTheLookup) {
   SlowResolver slow;
