@@ -16,6 +16,8 @@ HandEnd::HandEnd(bool server, const HandOptions& wanted) : is_server(server), op
   attributes.recv_cq = receive_cq.get();
   attributes.cap = options.cap;
   attributes.qp_type = options.type;
+  if (options.srq_wr > 0) srq = CreateSrq(pd.get(), options.srq_wr);
+  attributes.srq = srq.get();
   qp = std::move(CreateQp(pd.get(), &attributes).value());
   gid_index = ChooseGid(context.get());
 }
@@ -142,7 +144,10 @@ void HandPair::ExpectPassage() {
 // What leaves before there is a way is lost, as on any network: numbered messages, until the latest one has arrived.
 void HandPair::ExpectUnreliablePassage() {
   constexpr int kPollsBeforeAnother = 1000;
-  ASSERT_EQ(PostReceive(server.qp.get(), 0, {}), 0);
+  const auto post_receive = [&] {
+    return server.srq ? PostReceive(server.srq.get(), 0, {}) : PostReceive(server.qp.get(), 0, {});
+  };
+  ASSERT_EQ(post_receive(), 0);
   uint32_t latest = 0;
   uint32_t arrived = 0;
   int polls = kPollsBeforeAnother;
@@ -153,7 +158,7 @@ void HandPair::ExpectUnreliablePassage() {
     if (ibv_poll_cq(server.receive_cq.get(), 1, &completion) == 1) {
       arrived = be32toh(completion.imm_data);
       if (arrived == latest) return true;
-      EXPECT_EQ(PostReceive(server.qp.get(), 0, {}), 0);
+      EXPECT_EQ(post_receive(), 0);
     }
     if (gone && ++polls > kPollsBeforeAnother) {
       EXPECT_EQ(Post(client.qp.get(), {.opcode = IBV_WR_SEND_WITH_IMM, .immediate = htobe32(++latest)}), 0);

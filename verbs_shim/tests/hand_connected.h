@@ -16,6 +16,7 @@ struct HandOptions {
   ibv_qp_type type = IBV_QPT_RC;
   ibv_qp_cap cap{.max_send_wr = 32, .max_recv_wr = 32, .max_send_sge = 1, .max_recv_sge = 1, .max_inline_data = 0};
   int cq_entries = 128;
+  uint32_t srq_wr = 0;  // Receives come from an SRQ of this size that the end makes itself
   unsigned access = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
   ibv_mtu mtu = IBV_MTU_1024;
   uint32_t psn = 0x123456;  // that this end begins with
@@ -65,6 +66,7 @@ class HandEnd {
   CompletionChannel receive_channel;
   CompletionQueue send_cq;
   CompletionQueue receive_cq;
+  SharedQueue srq;
   QueuePair qp;
   uint8_t gid_index = 0;
 };

@@ -381,6 +381,40 @@ TEST_F(RcTest, EachPathMtuCarriesMessagesOfEverySizeAroundIt) {
 
 // --- Receiver not ready ---
 
+TEST_F(RcTest, AnSrqThatIsEmptyIsWaitedFor) {
+  HandOptions server;
+  server.srq_wr = 8;
+  Connect(server, {});
+  ibv_srq* const srq = pair->server.srq.get();
+  ASSERT_NE(srq, nullptr);
+  for (uint64_t i = 0; i < 4; ++i) ASSERT_EQ(Post(client_qp(), {.wr_id = i, .sges = {at_client->Sge(0, 8)}}), 0);
+  ASSERT_EQ(PostReceive(srq, 10, {at_server->Sge()}), 0);
+  ExpectCompletion(received(), 10);
+  ExpectCompletion(sent(), 0);
+  EXPECT_TRUE(NoCompletion(sent()));
+  // Posted later, and in two goes.
+  for (uint64_t i = 11; i < 14; ++i) ASSERT_EQ(PostReceive(srq, i, {at_server->Sge()}), 0);
+  for (uint64_t i = 1; i < 4; ++i) {
+    ExpectCompletion(received(), 10 + i);
+    ExpectCompletion(sent(), i);
+  }
+  EXPECT_EQ(CountAsyncEvents(pair->server.context.get(), IBV_EVENT_QP_LAST_WQE_REACHED), 0);
+}
+
+// A message too long for what the SRQ gave it costs that Receive; the others are left for others.
+TEST_F(RcTest, AReceiveOfAnSrqThatIsTooShortFailsAlone) {
+  HandOptions server;
+  server.srq_wr = 8;
+  Connect(server, {});
+  ibv_srq* const srq = pair->server.srq.get();
+  for (uint64_t i = 1; i < 4; ++i) ASSERT_EQ(PostReceive(srq, i, {at_server->Sge(0, 8)}), 0);
+  ASSERT_EQ(Post(client_qp(), {.wr_id = 5, .sges = {at_client->Sge(0, 9)}}), 0);
+  ExpectCompletion(sent(), 5, IBV_WC_REM_INV_REQ_ERR);
+  ExpectCompletion(received(), 1, IBV_WC_LOC_LEN_ERR);
+  EXPECT_TRUE(ExpectAsyncEvent(pair->server.context.get(), IBV_EVENT_QP_LAST_WQE_REACHED, server_qp()));
+  EXPECT_TRUE(NoCompletion(received()));
+}
+
 TEST_F(RcTest, WhoDoesNotRetryFailsAtTheFirstMissingReceive) {
   HandOptions client;
   client.rnr_retry = 0;

@@ -164,6 +164,30 @@ TEST_F(UcTest, ABindBeyondTheRegionFails) {
   EXPECT_TRUE(world().Until([&] { return pair->client.State() != IBV_QPS_RTS; }));
 }
 
+TEST_F(UcTest, ReceivesMayComeFromAnSrq) {
+  HandOptions options;
+  options.type = IBV_QPT_UC;
+  HandOptions sharing = options;
+  sharing.srq_wr = 8;
+  HandPair other(sharing, options);
+  ASSERT_NE(other.server.srq, nullptr);
+  ASSERT_NO_FATAL_FAILURE(other.Connect());
+  ASSERT_NO_FATAL_FAILURE(other.ExpectPassage());
+  Buffer to(other.server.pd.get(), 64);
+  Buffer from(other.client.pd.get(), 64);
+  from.Fill("shared");
+  for (uint64_t i = 1; i < 4; ++i) ASSERT_EQ(PostReceive(other.server.srq.get(), i, {to.Sge()}), 0);
+  for (uint64_t i = 1; i < 3; ++i) {
+    ASSERT_EQ(Post(other.client.qp.get(), {.wr_id = i, .sges = {from.Sge(0, 6)}}), 0);
+    ExpectCompletion(other.client.send_cq.get(), i);
+    ExpectCompletion(other.server.receive_cq.get(), i);
+  }
+  EXPECT_EQ(to.Text(6), "shared");
+  ASSERT_EQ(other.server.To(IBV_QPS_ERR), 0);
+  EXPECT_TRUE(ExpectAsyncEvent(other.server.context.get(), IBV_EVENT_QP_LAST_WQE_REACHED, other.server.qp.get()));
+  EXPECT_TRUE(NoCompletion(other.server.receive_cq.get())) << "Receives of an SRQ are not flushed";
+}
+
 // [IBTA 9.9.3, class D] The Receive stays for a message that fits.
 TEST_F(UcTest, ASendLongerThanItsReceiveIsLost) {
   ASSERT_EQ(PostReceive(server_qp(), 1, {at_server->Sge(0, 8)}), 0);
