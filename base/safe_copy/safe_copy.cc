@@ -144,10 +144,14 @@ void CatchMemoryFaults() {
     if (sigaction(signal.number, nullptr, &now) != 0) continue;
     if ((now.sa_flags & SA_SIGINFO) != 0 && now.sa_sigaction == OnSignal) continue;
     const int count = signal.count.load(std::memory_order_relaxed);
-    // Each time the same two in turn, or ever new ones: there must be an end to it.
-    if (count == kMostHandlers) continue;
-    signal.found[static_cast<size_t>(count)] = now;
-    signal.count.store(count + 1, std::memory_order_release);
+    // A program that installs its own again and again is as good as one that did it once.
+    const bool known = count > 0 && signal.found[static_cast<size_t>(count) - 1].sa_sigaction == now.sa_sigaction;
+    if (!known) {
+      // Ever new ones: there must be an end to it.
+      if (count == kMostHandlers) continue;
+      signal.found[static_cast<size_t>(count)] = now;
+      signal.count.store(count + 1, std::memory_order_release);
+    }
     struct sigaction ours {};
     ours.sa_sigaction = OnSignal;
     // On the alternate stack, if the thread has one: what is passed on may be an overflow of its usual stack.

@@ -12,6 +12,8 @@
 // A program may install its own handler later. The next CatchMemoryFaults() puts ours in front of that one; until then
 // it is up to the program's handler to call what it found, as handlers do.
 //
+// A thread that blocks the two signals dies of a fault, as the kernel has it.
+//
 // Only what lies between user and device may use this: the bytes of registered memory. A fault anywhere else is a bug
 // and must be seen as one. Threading: any thread; not from signal handlers.
 #pragma once

@@ -226,6 +226,21 @@ TEST(SafeCopyHandlersDeathTest, AHandlerInstalledLaterIsPutBehindOurs) {
   });
 }
 
+TEST(SafeCopyHandlersDeathTest, AHandlerMayBeInstalledAsOftenAsItLikes) {
+  ExpectFine([] {
+    Holed holed;
+    std::byte byte{};
+    for (int i = 1; i <= 100; ++i) {
+      struct sigaction own = Action(JumpingHandler);
+      sigaction(SIGSEGV, &own, nullptr);
+      CatchMemoryFaults();
+      EXPECT_FALSE(SafeCopy({holed.hole(), 1}, {&byte, 1}));
+      TouchHole(holed);
+      EXPECT_EQ(calls, i);
+    }
+  });
+}
+
 TEST(SafeCopyHandlersDeathTest, OnePassesOnToTheOtherAndToTheOneBefore) {
   ExpectFine([] {
     struct sigaction first = Action(JumpingHandler);

@@ -46,6 +46,8 @@ class IbRequester {
   // intact.
   void Judge(const wire::IbHeader& header, uint32_t payload);
   void Pin(IbDestination& destination);
+  // Its payload cannot be placed where Pin said.
+  void OnPlacementFault(MemoryFault fault) { judged_.memory_fault = fault; }
   void Commit();
 
   // Queues one packet; false when none may be sent.

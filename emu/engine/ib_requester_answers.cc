@@ -1,7 +1,9 @@
 // What an IbRequester makes of the responder's packets and of its silence.
+#include <algorithm>
 #include <utility>
 
 #include "base/check.h"
+#include "base/safe_copy/safe_copy.h"
 #include "emu/engine/ib_requester.h"
 
 namespace stagecoach::emu {
@@ -176,7 +178,14 @@ void IbRequester::CommitAtomicResult(const Judged& judged) {
     return;
   }
   ConstBytes result = AsBytes(&judged.header.original, kIbAtomicSize);
-  for (const MutableBytes& part : sink.parts()) result = result.subspan(CopyBytes(part, result));
+  for (const MutableBytes& part : sink.parts()) {
+    const ConstBytes piece = result.first(std::min(part.size(), result.size()));
+    if (!SafeCopy(part, piece)) {
+      Fail(WorkStatus::kLocalProtectionError, ToString(MemoryFault::kUnmapped));
+      return;
+    }
+    result = result.subspan(piece.size());
+  }
   MoveUna(PsnAdd(judged.header.psn, 1));
 }
 

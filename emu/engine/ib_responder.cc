@@ -199,12 +199,7 @@ void IbResponder::Pin(IbDestination& destination) {
     const auto added = destination.AddLocal(context_.memory, receive_->sges, message.received, judged_.payload);
     if (added) return;
     destination.Clear();
-    // The Receive can never be filled, so that UC ends as well.
-    judged_.verdict = Verdict::kFault;
-    judged_.fault = {.syndrome = context_.acknowledged() ? wire::kIbNakRemoteOperation : uint8_t{0},
-                     .kind = FaultKind::kWork,
-                     .receive_status = WorkStatus::kLocalProtectionError,
-                     .why = std::string("memory of the Receive: ") + ToString(added.error())};
+    OnPlacementFault(added.error());
     return;
   }
   const bool begins = wire::BeginsMessage(header.op);
@@ -213,8 +208,22 @@ void IbResponder::Pin(IbDestination& destination) {
                                      MemoryAccess::kRemoteWrite);
   if (added) return;
   destination.Clear();
+  OnPlacementFault(added.error());
+}
+
+void IbResponder::OnPlacementFault(MemoryFault fault) {
+  const wire::IbHeader& header = judged_.header;
+  if (wire::IsSend(header.op)) {
+    // The Receive can never be filled, so that UC ends as well.
+    judged_.verdict = Verdict::kFault;
+    judged_.fault = {.syndrome = context_.acknowledged() ? wire::kIbNakRemoteOperation : uint8_t{0},
+                     .kind = FaultKind::kWork,
+                     .receive_status = WorkStatus::kLocalProtectionError,
+                     .why = std::string("memory of the Receive: ") + ToString(fault)};
+    return;
+  }
   Refuse(wire::kIbNakRemoteAccess, FaultKind::kProtection,
-         wire::HasImmediate(header.op) ? WorkStatus::kLocalAccessError : WorkStatus::kFlushed, ToString(added.error()));
+         wire::HasImmediate(header.op) ? WorkStatus::kLocalAccessError : WorkStatus::kFlushed, ToString(fault));
 }
 
 // --- Carrying out ---

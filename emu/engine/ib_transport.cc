@@ -125,6 +125,13 @@ bool IbTransport::PlacementMayWait() const {
   return half_ == Half::kResponder && responder_.PlacementMayWait();
 }
 
+void IbTransport::OnPlacementFault(MemoryFault fault) {
+  if (state_ != State::kActive) return;
+  destination_.Clear();
+  if (half_ == Half::kRequester) requester_.OnPlacementFault(fault);
+  if (half_ == Half::kResponder) responder_.OnPlacementFault(fault);
+}
+
 void IbTransport::OnPlaced(Instant now) {
   context_.now = now;
   if (state_ != State::kActive) return;

@@ -2,7 +2,8 @@
 //
 // A port is bound to one protection domain and one QP, so an engine never says on whose behalf it asks. A pin holds the
 // region valid while bytes are being moved; it is taken just before a read or write of the stream and dropped right
-// after, never held while waiting, so that deregistration and invalidation wait for at most one such call.
+// after, never held while waiting, so that deregistration and invalidation wait for at most one such call. It does not
+// keep a program from unmapping the memory: whoever touches the bytes of a pin does it with base/safe_copy.
 #pragma once
 
 #include <cstdint>
@@ -36,6 +37,7 @@ enum class MemoryFault : uint8_t {
   kOutOfRange,    // offset or length beyond the region, or their sum wraps
   kNoPermission,  // the region does not grant this access
   kMisaligned,    // of an atomic: not on a boundary of eight bytes
+  kUnmapped,      // registered, and no longer there: hardware would have kept the pages
 };
 const char* ToString(MemoryFault fault);
 

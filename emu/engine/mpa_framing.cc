@@ -1,42 +1,30 @@
 #include "emu/engine/mpa_framing.h"
 
 #include <algorithm>
-#include <atomic>
 
 #include "base/check.h"
 #include "base/crc32c.h"
 #include "base/cursor.h"
 #include "base/mark.h"
+#include "base/safe_copy/safe_copy.h"
 
 namespace stagecoach::emu {
 namespace {
 
-// The final word of a destination is stored last and as one store: programs poll on the end of a buffer that a peer
-// writes (ARCHITECTURE section 5, prompt placement). Socket reads fill memory in ascending order by themselves.
-void CopyTailLast(std::byte* to, const std::byte* from, size_t size) {
-  constexpr size_t kWord = sizeof(uint64_t);
-  if (size <= kWord) {
-    std::memcpy(to, from, size);
-    return;
-  }
-  std::memcpy(to, from, size - kWord);
-  std::atomic_thread_fence(std::memory_order_release);
-  std::memcpy(to + size - kWord, from + size - kWord, kWord);
-}
-
-// Copies `from` to the scatter list, beginning `skip` bytes into it.
-void Scatter(std::span<const MutableBytes> list, size_t skip, ConstBytes from) {
+// Copies `from` to the scatter list, beginning `skip` bytes into it. False: the list names memory that is not there.
+bool Scatter(std::span<const MutableBytes> list, size_t skip, ConstBytes from) {
   for (const MutableBytes& part : list) {
-    if (from.empty()) return;
+    if (from.empty()) break;
     if (skip >= part.size()) {
       skip -= part.size();
       continue;
     }
     const size_t n = std::min(part.size() - skip, from.size());
-    CopyTailLast(part.data() + skip, from.data(), n);
+    if (!SafeCopy(part.subspan(skip), from.first(n))) return false;
     from = from.subspan(n);
     skip = 0;
   }
+  return true;
 }
 
 }  // namespace
@@ -164,7 +152,7 @@ MpaReceiver::Step MpaReceiver::Place(size_t head_size, std::span<const MutableBy
   const size_t at_hand = std::min(Buffered(), payload_size_ - placed_);
   if (at_hand > 0) {
     if (!destination.empty()) {
-      Scatter(destination, placed_, ConstBytes(buffer_).subspan(begin_, at_hand));
+      if (!Scatter(destination, placed_, ConstBytes(buffer_).subspan(begin_, at_hand))) return Step::kMemoryFault;
       copied_bytes_ += at_hand;
     }
     placed_ += at_hand;
@@ -223,7 +211,7 @@ void MpaFramer::PutMarkerIfDue() {
   stream_position_ += wire::kMpaMarkerSize;
 }
 
-void MpaFramer::Put(ConstBytes bytes) {
+bool MpaFramer::Put(ConstBytes bytes) {
   while (!bytes.empty()) {
     PutMarkerIfDue();
     if (!in_fpdu_) {
@@ -233,10 +221,12 @@ void MpaFramer::Put(ConstBytes bytes) {
     size_t n = bytes.size();
     if (markers_) n = std::min<uint64_t>(n, wire::BytesToMarker(stream_position_));
     STAGECOACH_CHECK(n <= out_.size() - used_);
-    used_ += CopyBytes(out_.subspan(used_), bytes.first(n));
+    if (!SafeCopy(out_.subspan(used_), bytes.first(n))) return false;
+    used_ += n;
     stream_position_ += n;
     bytes = bytes.subspan(n);
   }
+  return true;
 }
 
 void MpaFramer::Begin(MutableBytes out, size_t ulpdu_length) {
@@ -249,10 +239,10 @@ void MpaFramer::Begin(MutableBytes out, size_t ulpdu_length) {
   Put(length);
 }
 
-void MpaFramer::Append(ConstBytes part) {
+bool MpaFramer::Append(ConstBytes part) {
   STAGECOACH_CHECK(in_fpdu_ && part.size() <= ulpdu_left_);
   ulpdu_left_ -= part.size();
-  Put(part);
+  return Put(part);
 }
 
 size_t MpaFramer::Finish() {

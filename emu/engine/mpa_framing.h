@@ -43,6 +43,9 @@ class MpaReceiver {
     kReady,      // the record's head is there; or the record is in place
     kNeedBytes,  // read into NextRx()
     kBadCrc,     // final
+    // The destination is not there any more. What is left of the payload can be had again, elsewhere: Place with an
+    // empty destination discards it.
+    kMemoryFault,
   };
 
   // Holds a small record and everything around it: an inline message of 4 KiB with its headers arrives in one read.
@@ -126,15 +129,17 @@ class MpaFramer {
   // Begin, then Append exactly `ulpdu_length` bytes in any number of parts, then Finish, which returns the size of the
   // FPDU in `out`, markers included. `out` has at least MaxFramedSize() bytes.
   void Begin(MutableBytes out, size_t ulpdu_length);
-  void Append(ConstBytes part);
+  // False: some of the part are not there. The FPDU cannot be finished then; who wants to go on with another one has
+  // kept a copy of the framer from before Begin.
+  bool Append(ConstBytes part);
   size_t Finish();
 
  private:
-  void Put(ConstBytes bytes);
+  bool Put(ConstBytes bytes);
   void PutMarkerIfDue();
 
-  const bool crc_;
-  const bool markers_;
+  bool crc_;
+  bool markers_;
   uint64_t stream_position_ = 0;  // bytes framed so far, counted from the first FPDU
   uint64_t fpdu_start_ = 0;       // stream position of the current FPDU's length field
   bool in_fpdu_ = false;

@@ -16,6 +16,8 @@ const char* ToString(MemoryFault fault) {
       return "out of the region's range";
     case MemoryFault::kNoPermission:
       return "access not granted by the region";
+    case MemoryFault::kUnmapped:
+      return "memory that is not mapped any more";
     case MemoryFault::kMisaligned:
       return "not aligned to eight bytes";
   }

@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "base/cursor.h"
 #include "base/mark.h"
+#include "base/safe_copy/safe_copy.h"
 
 namespace stagecoach::emu {
 namespace {
@@ -33,6 +34,7 @@ TerminateCode ReadSourceCode(MemoryFault fault) {
     case MemoryFault::kOutOfRange:
       return terminate::kRdmapBounds;
     case MemoryFault::kNoPermission:
+    case MemoryFault::kUnmapped:
       return terminate::kRdmapAccess;
     case MemoryFault::kMisaligned:  // of atomics alone
       break;
@@ -52,6 +54,7 @@ TerminateCode WriteTargetCode(MemoryFault fault) {
     case MemoryFault::kOutOfRange:
       return terminate::kDdpBounds;
     case MemoryFault::kNoPermission:
+    case MemoryFault::kUnmapped:
       return terminate::kRdmapAccess;
     case MemoryFault::kMisaligned:
       break;
@@ -315,14 +318,13 @@ bool RdmapStream::AcceptReadRequest() {
   }
   // [RFC5040] A Read of no bytes is not checked against memory.
   if (request.length == 0) return true;
-  if (const auto pin =
-          memory_.Pin(request.source_stag, request.source_offset, request.length, MemoryAccess::kRemoteRead);
-      !pin) {
-    STAGECOACH_MARK("rdmap.source_of_a_read_refused");
-    FaultOnCurrent(ReadSourceCode(pin.error()), ToString(pin.error()));
-    return false;
-  }
-  return true;
+  const auto pin = memory_.Pin(request.source_stag, request.source_offset, request.length, MemoryAccess::kRemoteRead);
+  // Nothing could be said any more once a part of the response has left.
+  if (pin && IsReadable(pin->bytes())) return true;
+  const MemoryFault fault = pin ? MemoryFault::kUnmapped : pin.error();
+  STAGECOACH_MARK("rdmap.source_of_a_read_refused");
+  FaultOnCurrent(ReadSourceCode(fault), ToString(fault));
+  return false;
 }
 
 bool RdmapStream::AcceptReadResponse() {
@@ -408,8 +410,7 @@ bool RdmapStream::PinCurrent() {
     case RdmapOpcode::kWrite: {
       auto pin = memory_.Pin(current_.stag, current_.tagged_offset, current_payload_, MemoryAccess::kRemoteWrite);
       if (!pin) {
-        STAGECOACH_MARK("rdmap.target_of_a_write_refused");
-        FaultOnCurrent(WriteTargetCode(pin.error()), ToString(pin.error()));
+        FaultOnDestination(pin.error());
         return false;
       }
       destination_.push_back(pin->bytes());
@@ -422,10 +423,7 @@ bool RdmapStream::PinCurrent() {
       SendEntry* entry = FindEntry(read.entry);
       STAGECOACH_CHECK(entry != nullptr);  // an RTR Read has no bytes to place
       if (PinParts(entry->work->sges, read.received, current_payload_, MemoryAccess::kReadSink, &fault)) return true;
-      STAGECOACH_MARK("rdmap.sink_of_a_read_gone");
-      entry->phase = SendEntry::Phase::kDone;
-      entry->status = WorkStatus::kLocalProtectionError;
-      FaultOnCurrent(terminate::kRdmapLocalCatastrophic, ToString(fault));
+      FaultOnDestination(fault);
       return false;
     }
     case RdmapOpcode::kTerminate:
@@ -446,10 +444,33 @@ bool RdmapStream::PinCurrent() {
   if (PinParts(inbound_->receive->sges, inbound_->received, current_payload_, MemoryAccess::kLocalWrite, &fault)) {
     return true;
   }
-  STAGECOACH_MARK("rdmap.buffer_of_a_receive_gone");
-  FailReceive(WorkStatus::kLocalProtectionError);
-  FaultOnCurrent(terminate::kRdmapLocalCatastrophic, ToString(fault));
+  FaultOnDestination(fault);
   return false;
+}
+
+// The payload of the current segment has nowhere to go.
+void RdmapStream::FaultOnDestination(MemoryFault fault) {
+  switch (current_.opcode()) {
+    case RdmapOpcode::kWrite:
+      STAGECOACH_MARK("rdmap.target_of_a_write_refused");
+      return FaultOnCurrent(WriteTargetCode(fault), ToString(fault));
+    case RdmapOpcode::kReadResponse: {
+      STAGECOACH_MARK("rdmap.sink_of_a_read_gone");
+      SendEntry* const entry = FindEntry(reads_.front().entry);
+      entry->phase = SendEntry::Phase::kDone;
+      entry->status = WorkStatus::kLocalProtectionError;
+      return FaultOnCurrent(terminate::kRdmapLocalCatastrophic, ToString(fault));
+    }
+    default:
+      STAGECOACH_MARK("rdmap.buffer_of_a_receive_gone");
+      FailReceive(WorkStatus::kLocalProtectionError);
+      return FaultOnCurrent(terminate::kRdmapLocalCatastrophic, ToString(fault));
+  }
+}
+
+void RdmapStream::OnPlacementFault(MemoryFault fault) {
+  UnpinDestination();
+  if (state_ == State::kActive) FaultOnDestination(fault);
 }
 
 void RdmapStream::UnpinDestination() {
@@ -588,20 +609,21 @@ bool RdmapStream::PlaceAtomicResult() {
   SendEntry* entry = FindEntry(read.entry);
   STAGECOACH_CHECK(entry != nullptr);
   UnpinDestination();
-  MemoryFault fault = MemoryFault::kUnknownStag;
-  if (!PinParts(entry->work->sges, 0, kAtomicSize, MemoryAccess::kLocalWrite, &fault)) {
-    STAGECOACH_MARK("rdmap.sink_of_an_atomic_gone");
-    UnpinDestination();
-    entry->phase = SendEntry::Phase::kDone;
-    entry->status = WorkStatus::kLocalProtectionError;
-    FaultOnCurrent(terminate::kRdmapLocalCatastrophic, ToString(fault));
-    return false;
-  }
+  MemoryFault fault = MemoryFault::kUnmapped;
+  bool placed = PinParts(entry->work->sges, 0, kAtomicSize, MemoryAccess::kLocalWrite, &fault);
   // In the byte order of this host, as programs of verbs expect.
   ConstBytes result = AsBytes(&response->original, kAtomicSize);
-  for (const MutableBytes& part : destination_) result = result.subspan(CopyBytes(part, result));
+  for (size_t i = 0; placed && i < destination_.size(); ++i) {
+    placed = SafeCopy(destination_[i], result.first(destination_[i].size()));
+    result = result.subspan(destination_[i].size());
+  }
   UnpinDestination();
-  return true;
+  if (placed) return true;
+  STAGECOACH_MARK("rdmap.sink_of_an_atomic_gone");
+  entry->phase = SendEntry::Phase::kDone;
+  entry->status = WorkStatus::kLocalProtectionError;
+  FaultOnCurrent(terminate::kRdmapLocalCatastrophic, ToString(fault));
+  return false;
 }
 
 void RdmapStream::FinishSend() {

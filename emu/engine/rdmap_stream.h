@@ -91,6 +91,7 @@ class RdmapStream final : public QpTransport {
   void UnpinDestination() override;
   void BeginTurn(Instant now) override { now_ = now; }
   bool PlacementMayWait() const override { return current_.opcode() == wire::RdmapOpcode::kWrite; }
+  void OnPlacementFault(MemoryFault fault) override;
   void OnPlaced(Instant now) override;
   void OnSent(uint64_t cookie) override;
   void OnTxMemoryFault(uint64_t cookie, MemoryFault fault) override;
@@ -248,6 +249,7 @@ class RdmapStream final : public QpTransport {
   void Fault(wire::TerminateCode code, std::string detail);
   void FaultQuoting(wire::TerminateCode code, ConstBytes head, size_t length, std::string detail);
   void FaultOnCurrent(wire::TerminateCode code, std::string_view reason);
+  void FaultOnDestination(MemoryFault fault);
   void FailReceive(WorkStatus status);
   void FlushWork();
   void ForgetAnswers();

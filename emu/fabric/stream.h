@@ -15,7 +15,8 @@ enum class IoStatus : uint8_t {
   kOk,          // bytes > 0 were moved
   kWouldBlock,  // nothing moved; try again when ready
   kEof,         // the peer has finished sending (Read only)
-  kError,       // the stream is dead; `error` is the errno that says why
+  kError,       // the stream is dead; `error` is the errno that says why. But for EFAULT: memory that was named is not
+                // mapped, nothing was moved and the stream is as it was
 };
 
 struct IoResult {

@@ -20,11 +20,12 @@ namespace stagecoach::emu {
 enum class LlpFault : uint8_t { kNone, kBadCrc, kBadMarker, kBadLength };
 
 enum class RxStatus : uint8_t {
-  kReady,       // NextRecord: a record's head is available. Place: the record is complete and intact.
-  kWouldBlock,  // come back when the stream is readable
-  kEof,         // orderly end, between records
-  kReset,       // the stream failed (`error` is an errno), or ended inside a record (`error` is 0)
-  kFault,       // the record layer is broken (see `fault`); nothing more can be received
+  kReady,        // NextRecord: a record's head is available. Place: the record is complete and intact.
+  kWouldBlock,   // come back when the stream is readable
+  kEof,          // orderly end, between records
+  kReset,        // the stream failed (`error` is an errno), or ended inside a record (`error` is 0)
+  kFault,        // the record layer is broken (see `fault`); nothing more can be received
+  kMemoryFault,  // Place: memory of the destination is not mapped any more; the rest of the record can be discarded
 };
 
 struct RxResult {
@@ -53,8 +54,8 @@ class Llp : public RecordSink {
   virtual RxResult NextRecord(RecordHead* record) = 0;
   // `destination` scatters the payload, which begins `head_size` bytes into the record. Its total is length -
   // head_size, or 0 to discard the payload. The parts are the same in each call for one record; the caller pins them
-  // for the duration of each call. With a CRC negotiated nothing is written to `destination` before the CRC has been
-  // verified.
+  // for the duration of each call. After kMemoryFault, which says nothing of the bytes that are in place, the list is
+  // empty. With a CRC negotiated nothing is written to `destination` before the CRC has been verified.
   virtual RxResult Place(size_t head_size, std::span<const MutableBytes> destination) = 0;
 
   // Writes what is queued, as far as the stream takes it, pinning by-key parts through `memory` for each write.

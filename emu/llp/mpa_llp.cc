@@ -1,10 +1,12 @@
 #include "emu/llp/mpa_llp.h"
 
 #include <algorithm>
+#include <cerrno>
 
 #include "base/check.h"
 #include "base/cursor.h"
 #include "base/mark.h"
+#include "base/safe_copy/safe_copy.h"
 
 namespace stagecoach::emu {
 namespace {
@@ -88,6 +90,7 @@ std::optional<RxResult> MpaLlp::ReadMore() {
     case IoStatus::kError:
       break;
   }
+  if (io.error == EFAULT) return RxResult{.status = RxStatus::kMemoryFault};
   return EndReceiving({.status = RxStatus::kReset, .error = io.error});
 }
 
@@ -99,6 +102,7 @@ RxResult MpaLlp::NextRecord(RecordHead* record) {
         return {.status = RxStatus::kReady};
       case MpaReceiver::Step::kBadCrc:
         return EndReceiving({.status = RxStatus::kFault, .fault = LlpFault::kBadCrc});
+      case MpaReceiver::Step::kMemoryFault:  // of Place alone
       case MpaReceiver::Step::kNeedBytes:
         break;
     }
@@ -108,10 +112,12 @@ RxResult MpaLlp::NextRecord(RecordHead* record) {
 
 RxResult MpaLlp::Place(size_t head_size, std::span<const MutableBytes> destination) {
   if (rx_ended_) return rx_end_;
-  while (receiver_.Place(head_size, destination) == MpaReceiver::Step::kNeedBytes) {
+  for (;;) {
+    const MpaReceiver::Step step = receiver_.Place(head_size, destination);
+    if (step == MpaReceiver::Step::kMemoryFault) return {.status = RxStatus::kMemoryFault};
+    if (step == MpaReceiver::Step::kReady) return {.status = RxStatus::kReady};
     if (const auto end = ReadMore()) return *end;
   }
-  return {.status = RxStatus::kReady};
 }
 
 // --- Queueing ---
@@ -177,6 +183,7 @@ void MpaLlp::OnFrontLeft() {
 Result<MutableBytes, MemoryFault> MpaLlp::PinPart(MemoryPort& memory, const TxPart& part, size_t skip) {
   auto pin = memory.Pin(part.key, part.address + skip, part.length - skip, part.access);
   if (!pin) return Err(pin.error());
+  if (unreadable_ > 0 && !IsReadable(pin->bytes())) return Err(MemoryFault::kUnmapped);
   pins_.push_back(std::move(*pin));
   return pins_.back().bytes();
 }
@@ -200,6 +207,15 @@ TxResult MpaLlp::Flush(MemoryPort& memory) {
     const IoResult io = stream_.Write({write_parts_.data(), write_part_count_});
     pins_.clear();
     if (io.status == IoStatus::kWouldBlock) return {.status = TxStatus::kWouldBlock};
+    // Some of what was to leave is not mapped; what it is shows when each part is looked at. None may be there only a
+    // moment at a time.
+    if (io.status == IoStatus::kError && io.error == EFAULT) {
+      if (++unreadable_ <= kMostUnreadable) continue;
+      return EndSending({.status = TxStatus::kMemoryFault,
+                         .memory_fault = MemoryFault::kUnmapped,
+                         .cookie = records_.front().cookie});
+    }
+    unreadable_ = 0;
     if (io.status != IoStatus::kOk) {
       if (front_sent_ > 0) STAGECOACH_MARK("llp.stream_fails_inside_a_record_of_ours");
       return EndSending({.status = TxStatus::kReset, .error = io.error});
@@ -322,12 +338,16 @@ std::optional<TxResult> MpaLlp::StageRecord(MemoryPort& memory, const TxRecord& 
       return TxResult{.status = TxStatus::kMemoryFault, .memory_fault = bytes.error(), .cookie = record.cookie};
     }
   }
+  const MpaFramer before = framer_;
   framer_.Begin(MutableBytes(stage_).subspan(stage_end_), record.ulpdu_length);
   framer_.Append(ConstBytes(record.head).first(record.head_size).subspan(wire::kMpaLengthSize));
   size_t next_pin = 0;
   for (uint32_t p = 0; p < record.part_count; ++p) {
     const TxPart& part = parts_[first_part + p];
-    framer_.Append(part.by_key ? ConstBytes(pins_[next_pin++].bytes()) : part.bytes);
+    if (framer_.Append(part.by_key ? ConstBytes(pins_[next_pin++].bytes()) : part.bytes)) continue;
+    framer_ = before;
+    pins_.clear();
+    return TxResult{.status = TxStatus::kMemoryFault, .memory_fault = MemoryFault::kUnmapped, .cookie = record.cookie};
   }
   const size_t size = framer_.Finish();
   stage_end_ += size;

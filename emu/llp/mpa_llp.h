@@ -83,6 +83,7 @@ class MpaLlp final : public Llp {
   static constexpr size_t kMaxQueuedBytes = size_t{256} * 1024;
   static constexpr size_t kMaxQueuedRecords = 256;
   static constexpr uint32_t kSegmentSizeAskInterval = 256;
+  static constexpr int kMostUnreadable = 8;
 
   // Reads once, unless the last read drained the stream. A result when the caller must stop; nothing when bytes came.
   std::optional<RxResult> ReadMore();
@@ -129,6 +130,7 @@ class MpaLlp final : public Llp {
   size_t write_part_count_ = 0;
   size_t write_size_ = 0;
   std::vector<MemoryPin> pins_;
+  int unreadable_ = 0;  // writes in a row that found memory unmapped; after one, memory is looked at before it is used
 
   // FPDUs with CRC or markers: stage_[stage_begin_, stage_end_) waits to be written and holds the first
   // staged_sizes_.size() records of the queue.

@@ -123,6 +123,7 @@ void Connection::OnReceiveEnd(const RxResult& result) {
   switch (result.status) {
     case RxStatus::kReady:
     case RxStatus::kWouldBlock:
+    case RxStatus::kMemoryFault:  // the pump's business
       return;
     case RxStatus::kEof:
       if (transport_->HasOutstandingWork()) STAGECOACH_MARK("nic.peer_closes_with_our_work_outstanding");

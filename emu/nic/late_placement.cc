@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/mark.h"
+#include "base/safe_copy/safe_copy.h"
 
 namespace stagecoach::emu {
 
@@ -57,9 +58,16 @@ size_t LatePlacement::PlaceAll() {
 }
 
 void LatePlacement::Place(const Write& write) {
-  size_t left = write.bytes.size();
+  constexpr size_t kPiece = 32;
+  ConstBytes left = write.bytes;
   for (auto part = write.destination.rbegin(); part != write.destination.rend(); ++part) {
-    for (size_t i = part->size(); i > 0; --i) (*part)[i - 1] = write.bytes[--left];
+    for (MutableBytes to = *part; !to.empty();) {
+      const size_t n = std::min(to.size(), kPiece);
+      // What is not mapped any more cannot be looked at either.
+      static_cast<void>(SafeCopy(to.last(n), left.last(n)));
+      to = to.first(to.size() - n);
+      left = left.first(left.size() - n);
+    }
   }
 }
 

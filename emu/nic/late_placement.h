@@ -1,4 +1,4 @@
-// LatePlacement: keeps the payloads of RDMA Writes aside and places them later, in any order, last byte first.
+// LatePlacement: keeps the payloads of RDMA Writes aside and places them later, in any order, last bytes first.
 //
 // What hardware may do with Writes among themselves, and what a program that polls memory, or trusts their order, does
 // not survive (ARCHITECTURE section 5, adversarial placement). Memory given to Stage() must stay valid until it is

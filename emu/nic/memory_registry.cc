@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "base/mark.h"
 #include "base/mutant.h"
+#include "base/safe_copy/safe_copy.h"
 #include "emu/nic/memory_probe.h"
 
 namespace stagecoach::emu {
@@ -108,6 +109,7 @@ MemoryRegistry::MemoryRegistry(const DeviceProfile& profile, std::unique_ptr<Sta
   // All limits together must leave fresh indices when the quarantine is full.
   STAGECOACH_CHECK(uint64_t{profile_.max_mr} + profile_.max_mw + profile_.stag_quarantine + 2 < (1u << kIndexBits));
   for (uint32_t& key : round_keys_) key = static_cast<uint32_t>(source_->Next());
+  CatchMemoryFaults();  // inline data needs no region
 }
 
 MemoryRegistry::~MemoryRegistry() {
@@ -210,6 +212,8 @@ Result<uint32_t, int> MemoryRegistry::Register(const RegionRequest& request) {
   const uint64_t iova = (request.access & kAccessZeroBased) != 0 ? 0 : request.iova;
   const uint64_t address = reinterpret_cast<uintptr_t>(request.address);
   if (const int error = CheckRegion(address, request.length, iova, request.access)) return Err(error);
+  // A handler that the program has installed meanwhile would see what is ours.
+  CatchMemoryFaults();
   if (const int error = ProbeMemory(request.address, request.length, (request.access & kAccessLocalWrite) != 0)) {
     return Err(error);
   }
@@ -509,10 +513,10 @@ Result<uint64_t, MemoryFault> RegistryPort::Atomic(uint32_t stag, uint64_t tagge
   if (reinterpret_cast<uintptr_t>(at) % std::atomic_ref<uint64_t>::required_alignment != 0) {
     return Err(MemoryFault::kMisaligned);
   }
-  const std::atomic_ref<uint64_t> word(*reinterpret_cast<uint64_t*>(at));
-  if (op == AtomicOp::kFetchAdd) return word.fetch_add(operand);
-  word.compare_exchange_strong(compare, operand);
-  return compare;  // what was there, whether it was swapped or not
+  const std::optional<uint64_t> before =
+      op == AtomicOp::kFetchAdd ? SafeFetchAdd(at, operand) : SafeCompareExchange(at, compare, operand);
+  if (!before) return Err(MemoryFault::kUnmapped);
+  return *before;
 }
 
 void RegistryPort::Unpin(uint32_t token) {

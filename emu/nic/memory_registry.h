@@ -18,8 +18,8 @@
 // A freed slot goes to the tail of a FIFO quarantine and is used again only when at least the profile's number of
 // others are behind it: a late use of a dead STag is kStaleStag, not an access to somebody else's memory.
 //
-// Regions never own the memory they name. Unmapping registered memory is a deviation from hardware (which keeps the
-// pages): the next access faults. Threading: every member from any thread.
+// Regions never own the memory they name. Where hardware would keep pages that a program unmaps, the next access here
+// is refused: kUnmapped (base/safe_copy, whose handler registering installs). Threading: every member from any thread.
 #pragma once
 
 #include <array>

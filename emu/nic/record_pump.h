@@ -178,6 +178,10 @@ class RecordPump {
     if (!place_late_) place_late_ = PlaceLate();
     const RxResult placed = llp_->Place(head_size_, *place_late_ ? late_->Stage(*destination) : *destination);
     transport_.UnpinDestination();
+    if (placed.status == RxStatus::kMemoryFault) {
+      transport_.OnPlacementFault(MemoryFault::kUnmapped);
+      return {.moved = true, .end = std::nullopt};
+    }
     if (placed.status != RxStatus::kReady) return Stopped(placed);
     have_record_ = false;
     if (*std::exchange(place_late_, std::nullopt)) {

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 
 #include "base/mark.h"
+#include "base/safe_copy/safe_copy.h"
 
 namespace stagecoach::emu {
 namespace {
@@ -101,7 +101,8 @@ int SendQueue::Add(const SendRequest& request) {
     std::byte* const data = inline_data_.data() + index * max_inline_;
     size_t at = 0;
     for (const ScatterGather& sge : request.sges) {
-      if (sge.length > 0) std::memcpy(data + at, reinterpret_cast<const void*>(sge.address), sge.length);
+      const ConstBytes piece = AsBytes(reinterpret_cast<const void*>(sge.address), sge.length);
+      if (!SafeCopy(MutableBytes(data + at, sge.length), piece)) return EFAULT;
       at += sge.length;
     }
     slot.inline_data = ConstBytes(data, at);

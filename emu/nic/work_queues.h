@@ -42,7 +42,8 @@ class SendQueue {
   std::mutex& mutex() { return mutex_; }
   // Of iWARP: whether the connection has what RFC 7306 adds.
   void SetExtensions(bool extensions) { extensions_ = extensions; }
-  // 0, EINVAL or ENOMEM (ibv_post_send(3)); EOPNOTSUPP for an operation that the device or connection does not have.
+  // 0, EINVAL or ENOMEM (ibv_post_send(3)); EOPNOTSUPP for an operation that the device or connection does not have;
+  // EFAULT for inline data that cannot be read.
   int Add(const SendRequest& request);
   // What Add would say of the request if `ahead` others were added first.
   int Check(const SendRequest& request, size_t ahead = 0) const;

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/mark.h"
+#include "base/safe_copy/safe_copy.h"
 
 namespace stagecoach::emu {
 namespace {
@@ -42,27 +43,35 @@ constexpr size_t kLeastRing = 1024;
 
 }  // namespace
 
-void SimConnection::ByteRing::Append(ConstBytes bytes) {
-  if (bytes.empty()) return;
+bool SimConnection::ByteRing::Append(ConstBytes bytes) {
+  if (bytes.empty()) return true;
   if (size_ + bytes.size() > bytes_.size()) {
     std::vector<std::byte> grown(std::bit_ceil(std::max(size_ + bytes.size(), kLeastRing)));
     const size_t size = size_;
-    TakeInto(MutableBytes(grown).first(size));
+    static_cast<void>(TakeInto(MutableBytes(grown).first(size)));
     bytes_ = std::move(grown);
     begin_ = 0;
     size_ = size;
   }
   const size_t end = (begin_ + size_) & (bytes_.size() - 1);
-  const size_t copied = CopyBytes(MutableBytes(bytes_).subspan(end), bytes);
-  CopyBytes(bytes_, bytes.subspan(copied));
+  const size_t before_wrap = std::min(bytes.size(), bytes_.size() - end);
+  if (!SafeCopy(MutableBytes(bytes_).subspan(end), bytes.first(before_wrap)) ||
+      !SafeCopy(bytes_, bytes.subspan(before_wrap))) {
+    return false;
+  }
   size_ += bytes.size();
+  return true;
 }
 
-void SimConnection::ByteRing::TakeInto(MutableBytes bytes) {
-  if (bytes.empty()) return;
-  const size_t copied = CopyBytes(bytes, ConstBytes(bytes_).subspan(begin_));
-  CopyBytes(bytes.subspan(copied), bytes_);
+bool SimConnection::ByteRing::TakeInto(MutableBytes bytes) {
+  if (bytes.empty()) return true;
+  const size_t before_wrap = std::min(bytes.size(), bytes_.size() - begin_);
+  if (!SafeCopy(bytes, ConstBytes(bytes_).subspan(begin_, before_wrap)) ||
+      !SafeCopy(bytes.subspan(before_wrap), ConstBytes(bytes_).first(bytes.size() - before_wrap))) {
+    return false;
+  }
   Drop(bytes.size());
+  return true;
 }
 
 void SimConnection::ByteRing::Drop(size_t size) {
@@ -172,13 +181,16 @@ IoResult SimConnection::Read(int index, std::span<const MutableBytes> into) {
   const size_t wanted = TotalSize(into);
   if (wanted == 0) return {};
   if (end.received_bytes == 0) return {end.peer_finished ? IoStatus::kEof : IoStatus::kWouldBlock, 0, 0};
-  const size_t size = Chop(end, std::min(wanted, end.received_bytes));
-  size_t left = size;
+  const size_t chopped = Chop(end, std::min(wanted, end.received_bytes));
+  size_t left = chopped;
   for (const MutableBytes part : into) {
     const MutableBytes filled = part.first(std::min(part.size(), left));
-    end.inbound.TakeInto(filled);
+    if (!end.inbound.TakeInto(filled)) break;
     left -= filled.size();
   }
+  // As a kernel: what came before memory that is not mapped has been moved.
+  const size_t size = chopped - left;
+  if (size == 0) return {IoStatus::kError, 0, EFAULT};
   end.received_bytes -= size;
   TraceEnd(end, "stream.read", {{"bytes", size}});
   end.credit_owed += size;
@@ -193,14 +205,16 @@ IoResult SimConnection::Write(int index, std::span<const ConstBytes> from) {
   const size_t room = options_.buffer - std::min(options_.buffer, end.unread_by_peer);
   const size_t offered = std::min(TotalSize(from), room);
   if (offered == 0) return {};
-  const size_t size = Chop(end, offered);
+  const size_t chopped = Chop(end, offered);
   ByteRing& ring = ends_[1 - index].inbound;
-  size_t left = size;
+  size_t left = chopped;
   for (const ConstBytes part : from) {
     const ConstBytes taken = part.first(std::min(part.size(), left));
-    ring.Append(taken);
+    if (!ring.Append(taken)) break;
     left -= taken.size();
   }
+  const size_t size = chopped - left;
+  if (size == 0) return {IoStatus::kError, 0, EFAULT};
   end.unread_by_peer += size;
   TraceEnd(end, "stream.written", {{"bytes", size}});
   Transmit(index, {Kind::kData, size});

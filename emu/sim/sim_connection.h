@@ -77,9 +77,10 @@ class SimConnection : public std::enable_shared_from_this<SimConnection> {
   // Grows as needed, and never shrinks.
   class ByteRing {
    public:
-    void Append(ConstBytes bytes);
+    // Both do nothing, and say so by false, when the memory is not mapped.
+    bool Append(ConstBytes bytes);
     // The first `bytes.size()`, which exist.
-    void TakeInto(MutableBytes bytes);
+    bool TakeInto(MutableBytes bytes);
     void Drop(size_t size);
 
    private:

@@ -1,6 +1,9 @@
 #include "emu/tap/capture_tap.h"
 
 #include <algorithm>
+#include <utility>
+
+#include "base/safe_copy/safe_copy.h"
 
 namespace stagecoach::emu {
 
@@ -20,16 +23,26 @@ RxResult CaptureTap::Place(size_t head_size, std::span<const MutableBytes> desti
   const size_t payload_size = length_ - std::min(length_, head_size);
   MutableBytes own;
   if (payload_size > 0 && TotalSize(destination) == 0) {
-    discarded_.resize(payload_size);
-    own = discarded_;
+    if (!discarding_) copy_.assign(payload_size, std::byte{0});
+    discarding_ = true;
+    own = copy_;
     destination = {&own, 1};
   }
   const RxResult result = inner_->Place(head_size, destination);
   if (result.status != RxStatus::kReady) return result;
-  rx_parts_.assign(1, ConstBytes(head_).first(std::min(head_size, kMaxRecordHead)));
-  rx_parts_.insert(rx_parts_.end(), destination.begin(), destination.end());
-  flow_->Record(CaptureDirection::kReceived, rx_parts_);
+  if (!std::exchange(discarding_, false)) {
+    copy_.clear();
+    for (const MutableBytes& part : destination) AppendCopy(part);
+  }
+  const ConstBytes parts[] = {ConstBytes(head_).first(std::min(head_size, kMaxRecordHead)), copy_};
+  flow_->Record(CaptureDirection::kReceived, parts);
   return result;
+}
+
+bool CaptureTap::AppendCopy(ConstBytes bytes) {
+  const size_t at = copy_.size();
+  copy_.resize(at + bytes.size());
+  return SafeCopy(MutableBytes(copy_).subspan(at), bytes);
 }
 
 void CaptureTap::QueueRecord(ConstBytes header, std::span<const TxPart> payload, uint64_t cookie) {
@@ -44,18 +57,16 @@ TxResult CaptureTap::Flush(MemoryPort& memory) {
 }
 
 void CaptureTap::ShowQueued(MemoryPort& memory, const Queued& record) {
-  std::vector<MemoryPin> pins;
-  std::vector<ConstBytes> parts = {record.header};
+  copy_.clear();
   for (const TxPart& part : record.payload) {
     if (!part.by_key) {
-      parts.push_back(part.bytes);
+      AppendCopy(part.bytes);
       continue;
     }
-    auto pin = memory.Pin(part.key, part.address, part.length, part.access);
-    if (!pin) return;
-    parts.push_back(pin->bytes());
-    pins.push_back(std::move(*pin));
+    const auto pin = memory.Pin(part.key, part.address, part.length, part.access);
+    if (!pin || !AppendCopy(pin->bytes())) return;
   }
+  const ConstBytes parts[] = {record.header, copy_};
   flow_->Record(CaptureDirection::kSent, parts);
 }
 

@@ -13,6 +13,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -47,14 +48,17 @@ class CaptureTap final : public Llp {
   };
 
   void ShowQueued(MemoryPort& memory, const Queued& record);
+  // To copy_. False: not all of them are there.
+  bool AppendCopy(ConstBytes bytes);
 
   const std::unique_ptr<Llp> inner_;
   const std::shared_ptr<CaptureFlow> flow_;
 
   std::array<std::byte, kMaxRecordHead> head_{};  // of the record being received
   size_t length_ = 0;
-  std::vector<std::byte> discarded_;
-  std::vector<ConstBytes> rx_parts_;
+  // The payload that is being shown, as it was at one moment: the program may change it, or unmap it.
+  std::vector<std::byte> copy_;
+  bool discarding_ = false;    // copy_ is where it is placed
   std::deque<Queued> queued_;  // not shown yet
 };
 

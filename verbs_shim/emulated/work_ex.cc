@@ -8,6 +8,7 @@
 #include <mutex>
 #include <vector>
 
+#include "base/safe_copy/safe_copy.h"
 #include "verbs_shim/emulated/objects.h"
 
 namespace stagecoach::verbs::emulated {
@@ -178,9 +179,12 @@ void SetInlineList(ibv_qp_ex* qp, size_t count, const ibv_data_buf* list) {
   pending->inline_data.clear();
   for (size_t i = 0; i < count; ++i) {
     if (list[i].length > most - pending->inline_data.size()) return builder.Refuse(EINVAL);
-    const auto* data = static_cast<const std::byte*>(list[i].addr);
     // The caller's memory is its own again when this returns.
-    pending->inline_data.insert(pending->inline_data.end(), data, data + list[i].length);
+    const size_t at = pending->inline_data.size();
+    pending->inline_data.resize(at + list[i].length);
+    if (!SafeCopy(MutableBytes(pending->inline_data).subspan(at), AsBytes(list[i].addr, list[i].length))) {
+      return builder.Refuse(EFAULT);
+    }
   }
 }
 

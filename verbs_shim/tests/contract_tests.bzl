@@ -2,12 +2,13 @@
 
 load("@rules_cc//cc:defs.bzl", "cc_library", "cc_test")
 
-def contract_test(name, profiles = ["iwarp"]):
+def contract_test(name, profiles = ["iwarp"], emulated_only = False):
     """NAME and NAME_in_simulation for iWARP; NAME_PROFILE and NAME_PROFILE_in_simulation for the other devices.
 
     Args:
       name: of the test and its source.
       profiles: the devices it holds for (STAGECOACH_PROFILE). The first one's test runs with the system's provider, too.
+      emulated_only: or not even that.
     """
     cc_library(
         name = name + "_cases",
@@ -23,12 +24,12 @@ def contract_test(name, profiles = ["iwarp"]):
         alwayslink = True,
     )
     for profile in profiles:
-        for suffix, world, emulated_only in [("", ":loopback", profile != profiles[0]), ("_in_simulation", ":simulated", True)]:
+        for suffix, world, emulated in [("", ":loopback", emulated_only or profile != profiles[0]), ("_in_simulation", ":simulated", True)]:
             cc_test(
                 name = name + ("" if profile == "iwarp" else "_" + profile) + suffix,
                 size = "small",
                 env = {"STAGECOACH_PROFILE": profile},
-                tags = ["emulated_only"] if emulated_only else [],
+                tags = ["emulated_only"] if emulated else [],
                 deps = [
                     ":%s_cases" % name,
                     world,

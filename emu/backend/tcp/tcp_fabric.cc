@@ -312,11 +312,13 @@ class EventFdNotifier final : public Notifier {
 
 TcpFabric::TcpFabric() : readiness_(&loop_) {
   readiness_.Start();
-  // The program's signals are for the program's threads.
-  sigset_t all;
+  // The program's signals are for the program's threads, but for what a thread brings upon itself: memory that is not
+  // mapped any more is noticed so (base/safe_copy).
+  sigset_t others;
   sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
+  sigfillset(&others);
+  for (const int own : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP}) sigdelset(&others, own);
+  pthread_sigmask(SIG_SETMASK, &others, &before);
   thread_ = std::thread([this] {
     pthread_setname_np(pthread_self(), "stagecoach-nic");
     loop_.Run();
