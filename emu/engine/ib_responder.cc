@@ -191,6 +191,10 @@ bool IbResponder::PlacementMayWait() const {
          !wire::HasImmediate(judged_.header.op);
 }
 
+bool IbResponder::EndsWrite() const {
+  return judged_.verdict == Verdict::kTake && wire::IsWrite(judged_.header.op) && wire::EndsMessage(judged_.header.op);
+}
+
 void IbResponder::Pin(IbDestination& destination) {
   if (judged_.verdict != Verdict::kTake || judged_.payload == 0) return;
   const wire::IbHeader& header = judged_.header;

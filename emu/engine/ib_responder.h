@@ -39,6 +39,8 @@ class IbResponder {
   void Pin(IbDestination& destination);
   // The current packet is part of a Write that completes nothing here.
   bool PlacementMayWait() const;
+  // It is the last one of a Write.
+  bool EndsWrite() const;
   // Its payload cannot be placed where Pin said.
   void OnPlacementFault(MemoryFault fault);
   // `placed` is where its payload went.

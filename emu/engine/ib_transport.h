@@ -76,6 +76,7 @@ class IbTransport final : public QpTransport {
   std::optional<std::span<const MutableBytes>> PinDestination() override;
   void UnpinDestination() override { destination_.Clear(); }
   bool PlacementMayWait() const override;
+  bool EndsWrite() const override { return half_ == Half::kResponder && responder_.EndsWrite(); }
   void OnPlacementFault(MemoryFault fault) override;
   void OnPlaced(Instant now) override;
   void OnSent(uint64_t cookie) override;

@@ -68,6 +68,9 @@ class QpTransport {
   // The current record, which OnRecord took, is part of an RDMA Write: nothing says when its bytes must be in place, as
   // long as that is before the effect of the next record that is no Write (RFC 5040 section 5.5).
   virtual bool PlacementMayWait() const = 0;
+  // The current record, which OnRecord took, is the last one of an RDMA Write. A program may wait for its last bytes to
+  // change, and must then find all others in place.
+  virtual bool EndsWrite() const = 0;
   // The current record's payload cannot be placed where PinDestination said. Either nothing more is received now, or
   // the destination is an empty list from here on and OnPlaced follows: then the fault takes effect.
   virtual void OnPlacementFault(MemoryFault fault) = 0;

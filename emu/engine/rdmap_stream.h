@@ -91,6 +91,7 @@ class RdmapStream final : public QpTransport {
   void UnpinDestination() override;
   void BeginTurn(Instant now) override { now_ = now; }
   bool PlacementMayWait() const override { return current_.opcode() == wire::RdmapOpcode::kWrite; }
+  bool EndsWrite() const override { return current_.opcode() == wire::RdmapOpcode::kWrite && current_.last; }
   void OnPlacementFault(MemoryFault fault) override;
   void OnPlaced(Instant now) override;
   void OnSent(uint64_t cookie) override;

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -16,6 +17,7 @@
 
 #include "base/mark.h"
 #include "base/mutant.h"
+#include "base/safe_copy/safe_copy.h"
 #include "emu/llp/llp.h"
 #include "emu/nic/late_placement.h"
 #include "emu/nic/nic.h"
@@ -176,12 +178,12 @@ class RecordPump {
     if (!destination) return {};
     // Decided once for each record.
     if (!place_late_) place_late_ = PlaceLate();
-    const RxResult placed = llp_->Place(head_size_, *place_late_ ? late_->Stage(*destination) : *destination);
+    const RxResult placed = llp_->Place(head_size_, *place_late_ ? late_->Stage(*destination) : Prompt(*destination));
+    const bool missing = placed.status == RxStatus::kMemoryFault ||
+                         (placed.status == RxStatus::kReady && !*place_late_ && !StoreLastWord());
     transport_.UnpinDestination();
-    if (placed.status == RxStatus::kMemoryFault) {
-      transport_.OnPlacementFault(MemoryFault::kUnmapped);
-      return {.moved = true, .end = std::nullopt};
-    }
+    if (missing) transport_.OnPlacementFault(MemoryFault::kUnmapped);
+    if (placed.status == RxStatus::kMemoryFault) return {.moved = true, .end = std::nullopt};
     if (placed.status != RxStatus::kReady) return Stopped(placed);
     have_record_ = false;
     if (*std::exchange(place_late_, std::nullopt)) {
@@ -193,6 +195,27 @@ class RecordPump {
     *budget_bytes -= std::min(*budget_bytes, record_length_);
     received_any_ = true;
     return {.moved = true, .end = std::nullopt};
+  }
+
+  // Programs poll the end of a buffer that a peer writes, and when they see it change use all of it (ARCHITECTURE
+  // section 5, prompt placement). So the last word of a Write, as wide as its end is aligned, goes aside first: nothing
+  // orders the stores by which a socket's bytes, or ours, are copied to where they belong.
+  std::span<const MutableBytes> Prompt(std::span<const MutableBytes> destination) {
+    last_word_ = {};
+    if (destination.empty() || !transport_.EndsWrite()) return destination;
+    const MutableBytes all = destination.front();  // the target of a Write is one range
+    const uintptr_t end = reinterpret_cast<uintptr_t>(all.data()) + all.size();
+    size_t width = last_word_bytes_.size();
+    while (width > all.size() || end % width != 0) width /= 2;
+    last_word_ = all.last(width);
+    prompt_parts_ = {all.first(all.size() - width), MutableBytes(last_word_bytes_).first(width)};
+    return prompt_parts_;
+  }
+
+  // Everything else of the record is in place. False: the memory is not.
+  bool StoreLastWord() {
+    const MutableBytes to = std::exchange(last_word_, {});
+    return to.empty() || SafeStoreRelease(to.data(), ConstBytes(last_word_bytes_).first(to.size()));
   }
 
   // Whether the current record's payload is kept aside; if not, what was kept aside is placed.
@@ -223,6 +246,9 @@ class RecordPump {
   bool have_record_ = false;  // its head has been judged, its payload is being placed
   size_t head_size_ = 0;
   size_t record_length_ = 0;
+  MutableBytes last_word_;  // where it goes
+  std::array<std::byte, sizeof(uint64_t)> last_word_bytes_{};
+  std::array<MutableBytes, 2> prompt_parts_{};
   std::optional<bool> place_late_;     // of this record
   std::optional<LatePlacement> late_;  // once the NIC's faults have asked for it
   bool tx_blocked_ = false;
