@@ -87,6 +87,8 @@ DeviceProfile HostileProfile() {
   DeviceProfile profile = RoceProfile();
   profile.name = "hostile";
   profile.vendor_part_id = 4;
+  profile.adversarial_placement = true;
+  profile.placement_delay = 200us;
   profile.drop_one_in = 50;
   profile.duplicate_one_in = 50;
   profile.not_ready_one_in = 20;
@@ -139,6 +141,9 @@ std::string DescribeProfile(const DeviceProfile& profile) {
   Line(&text, "receive_budget_bytes", profile.receive_budget_bytes);
   Line(&text, "receive_budget_records", profile.receive_budget_records);
   Line(&text, "transmit_budget_records", profile.transmit_budget_records);
+  Flag(&text, "adversarial_placement", profile.adversarial_placement);
+  Line(&text, "placement_delay", profile.placement_delay);
+  Line(&text, "luck_seed", profile.luck_seed);
   if (profile.transport != TransportKind::kInfiniband) {
     Flag(&text, "extensions", profile.extensions);
     return text;
@@ -155,7 +160,6 @@ std::string DescribeProfile(const DeviceProfile& profile) {
   Line(&text, "drop_one_in", profile.drop_one_in);
   Line(&text, "duplicate_one_in", profile.duplicate_one_in);
   Line(&text, "not_ready_one_in", profile.not_ready_one_in);
-  Line(&text, "luck_seed", profile.luck_seed);
   return text;
 }
 

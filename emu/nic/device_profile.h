@@ -82,6 +82,13 @@ struct DeviceProfile {
   size_t receive_budget_records = 64;
   size_t transmit_budget_records = 64;
 
+  // RDMA Writes are placed in any order, last bytes first, within this time and before the next record that is no
+  // Write, as any device may; otherwise as they come, last word last.
+  bool adversarial_placement = false;
+  Duration placement_delay = 50us;
+  // Decides in which order, as well as the habits below.
+  uint64_t luck_seed = 0;
+
   // --- InfiniBand alone ---
 
   // Addresses of the host that the port shows as GIDs.
@@ -109,8 +116,6 @@ struct DeviceProfile {
   uint32_t duplicate_one_in = 0;
   // One message in so many is answered as if no Receive were posted.
   uint32_t not_ready_one_in = 0;
-  // Decides all of it.
-  uint64_t luck_seed = 0;
 };
 
 // The default: an RNIC that speaks iWARP.
@@ -119,7 +124,7 @@ DeviceProfile IwarpProfile();
 DeviceProfile RoceProfile();
 // The same with as little as a device may have: programs that do not look at limits find them.
 DeviceProfile MinimalProfile();
-// The same on a network that loses and repeats packets.
+// The same on a network that loses and repeats packets, and with Writes placed in any order.
 DeviceProfile HostileProfile();
 
 // "iwarp", "roce", "minimal", "hostile".

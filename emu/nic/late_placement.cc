@@ -22,7 +22,10 @@ std::span<const MutableBytes> LatePlacement::Stage(std::span<const MutableBytes>
 void LatePlacement::Keep(Instant now, Instant latest) {
   staging_ = false;
   current_.due = now + Duration(luck_.Below(static_cast<uint64_t>((latest - now).count()) + 1));
+  waiting_bytes_ += current_.bytes.size();
   waiting_.push_back(std::exchange(current_, Write()));
+  // The peer decides how much comes before this end has time.
+  if (waiting_bytes_ > kMostWaiting) PlaceAll();
 }
 
 void LatePlacement::Forget() {
@@ -41,7 +44,10 @@ size_t LatePlacement::PlaceDue(Instant now) {
       std::stable_partition(waiting_.begin(), waiting_.end(), [now](const Write& write) { return write.due <= now; });
   const auto placed = static_cast<size_t>(later - waiting_.begin());
   if (placed > 0 && later != waiting_.end()) STAGECOACH_MARK("placement.younger_write_overtakes");
-  std::for_each(waiting_.begin(), later, Place);
+  std::for_each(waiting_.begin(), later, [this](const Write& write) {
+    waiting_bytes_ -= write.bytes.size();
+    Place(write);
+  });
   waiting_.erase(waiting_.begin(), later);
   return placed;
 }
@@ -54,6 +60,7 @@ size_t LatePlacement::PlaceAll() {
     Place(waiting_.back());
     waiting_.pop_back();
   }
+  waiting_bytes_ = 0;
   return placed;
 }
 

@@ -155,7 +155,6 @@ Result<Nic::Region, int> Nic::RegisterRegion(NicContext& context, const RegionRe
 }
 
 Result<Nic::Region, int> Nic::ReregisterRegion(NicContext& context, uint32_t handle, const RegionChange& change) {
-  SettlePlacements();
   std::unique_lock lock(mutex_);
   if (failed()) return Err(EIO);
   const auto found = regions_.find(handle);
@@ -170,6 +169,7 @@ Result<Nic::Region, int> Nic::ReregisterRegion(NicContext& context, uint32_t han
   regions_.erase(found);
   lock.unlock();
   const Result<uint32_t, int> stag = registry_.Reregister(entry.stag, change);
+  SettlePlacements();  // as in Release
   lock.lock();
   if (change.pd) --pds_[stag ? std::exchange(entry.pd, *change.pd) : *change.pd].users;
   if (stag) {
@@ -208,17 +208,18 @@ Result<Nic::Region, int> Nic::AllocateWindow(NicContext& context, uint32_t pd_ha
 }
 
 int Nic::Release(EntryTable& table, uint32_t handle, int (MemoryRegistry::*release)(uint32_t)) {
-  if (!STAGECOACH_MUTANT("deregister-without-draining", "memory is deregistered while Writes to it are on their way")) {
-    SettlePlacements();
-  }
+  const bool undrained =
+      STAGECOACH_MUTANT("deregister-without-draining", "memory is deregistered while Writes to it are on their way");
   std::unique_lock lock(mutex_);
   const auto found = table.find(handle);
   if (found == table.end()) return ENOENT;
   const RegionEntry entry = found->second;
   table.erase(found);
   lock.unlock();
-  // Without the lock: it waits for accesses under way.
+  // Without the lock: it waits for accesses under way. What they have put aside before is placed now, when nothing more
+  // can come and the memory is not the program's yet.
   const int error = (registry_.*release)(entry.stag);
+  if (!undrained) SettlePlacements();
   lock.lock();
   if (error != 0) {
     table[handle] = entry;
@@ -245,8 +246,17 @@ NicFaults& Nic::faults() {
   return *faults_;
 }
 
+Duration Nic::placement_delay() const {
+  return faults_ && faults_->adversarial_placement ? faults_->placement_delay_max : profile_.placement_delay;
+}
+
+Prng Nic::PlacementLuck(const std::string& connection) const {
+  if (faults_ && faults_->adversarial_placement) return faults_->luck.Fork(connection);
+  return Prng(profile_.luck_seed).Fork(connection + "/placement");
+}
+
 void Nic::SettlePlacements() {
-  if (!faults_) return;
+  if (!faults_ && !profile_.adversarial_placement) return;
   std::lock_guard lock(mutex_);
   for (const auto& [handle, qp] : qps_) qp->SettlePlacements();
   for (const auto& qp : lingering_) qp->SettlePlacements();

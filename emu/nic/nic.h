@@ -99,6 +99,10 @@ class Nic {
   bool has_faults() const { return faults_.has_value(); }
   // From the first call on the NIC has them, none of them on.
   NicFaults& faults();
+  // Whether Writes are placed late now, by profile or fault; for how long at most, and who draws it for a connection.
+  bool places_late() const { return profile_.adversarial_placement || (faults_ && faults_->adversarial_placement); }
+  Duration placement_delay() const;
+  Prng PlacementLuck(const std::string& connection) const;
 
   // --- What there is, for tests and reports ---
   struct Objects {

@@ -187,7 +187,7 @@ class RecordPump {
     if (placed.status != RxStatus::kReady) return Stopped(placed);
     have_record_ = false;
     if (*std::exchange(place_late_, std::nullopt)) {
-      late_->Keep(now, now + nic_.faults().placement_delay_max);
+      late_->Keep(now, now + nic_.placement_delay());
       Trace(nic_.trace(), now, name_, "placement.kept");
     }
     moved_ = true;
@@ -227,8 +227,8 @@ class RecordPump {
       if (!overtaken) SettlePlacements();
       return false;
     }
-    if (!nic_.has_faults() || !nic_.faults().adversarial_placement) return false;
-    if (!late_) late_.emplace(nic_.faults().luck.Fork(name_));
+    if (!nic_.places_late()) return false;
+    if (!late_) late_.emplace(nic_.PlacementLuck(name_));
     return true;
   }
 
