@@ -9,17 +9,18 @@
 #include <cstdint>
 
 #include "base/check.h"
+#include "base/fork/fork.h"
 
 namespace stagecoach::emu {
 
 std::unique_ptr<EventFd> EventFd::Create() {
-  const int fd = eventfd(0, EFD_SEMAPHORE | EFD_CLOEXEC);
+  const int fd = KeepFromChildren(eventfd(0, EFD_SEMAPHORE | EFD_CLOEXEC));
   if (fd < 0) return nullptr;
   return std::unique_ptr<EventFd>(new EventFd(fd));
 }
 
 EventFd::~EventFd() {
-  close(fd_);
+  CloseDescriptor(fd_);
 }
 
 void EventFd::Signal() {

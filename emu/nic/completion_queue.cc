@@ -7,6 +7,7 @@
 #include <array>
 #include <cerrno>
 
+#include "base/fork/fork.h"
 #include "base/mark.h"
 #include "base/mutant.h"
 #include "emu/nic/nic_loop.h"
@@ -37,7 +38,7 @@ CompletionQueue::CompletionQueue(Fabric& fabric, NicLoop* loop, const DeviceProf
       ring_(capacity) {}
 
 CompletionQueue::~CompletionQueue() {
-  if (poll_set_ >= 0) close(poll_set_);
+  if (poll_set_ >= 0) CloseDescriptor(poll_set_);
 }
 
 uint32_t CompletionQueue::capacity() const {
@@ -111,7 +112,7 @@ void CompletionQueue::DriveActive() {
 bool CompletionQueue::Watch(PolledConnection* connection) {
   const int fd = connection->PollDescriptor();
   if (fd < 0 || connection->Unfinished()) return false;
-  if (poll_set_ < 0) poll_set_ = epoll_create1(EPOLL_CLOEXEC);
+  if (poll_set_ < 0) poll_set_ = KeepFromChildren(epoll_create1(EPOLL_CLOEXEC));
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.ptr = connection;

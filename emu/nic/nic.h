@@ -3,7 +3,7 @@
 // Programs reach it through an open device (NicContext, ibv_context). Control operations name objects by handle, as the
 // kernel does, and answer with an errno: ENOENT for a handle that names nothing, EINVAL for an argument that names
 // nothing or an attribute out of bounds, ENOMEM at a limit, EBUSY while something depends on the object, EIO when the
-// device has failed. Data-path operations are on the objects. Not here: UD, and what a forked child would need.
+// device has failed. Data-path operations are on the objects. Not here: UD.
 //
 // Threading: every member from any thread. The control lock comes first in the lock order and nothing on the data path
 // takes it. Locks, the lost-wakeup argument and the lease: connection.h.

@@ -18,7 +18,8 @@
 //   STAGECOACH_TRACE        a path      write one line per decision of the NIC there (none)
 //
 // A forked child has the parent's memory and none of its threads: it starts without a world, and with a new one at its
-// first use of verbs. Objects it has inherited must not be used; their descriptors close when it execs.
+// first use of verbs. The descriptors of the objects it has inherited are closed, without a word to any peer, and the
+// objects are dead: calls on them answer ENODEV (base/fork).
 //
 // Threading: Current() and Install() from any thread; a host's members are what they say themselves.
 #pragma once

@@ -163,6 +163,7 @@ using namespace stagecoach::verbs::emulated;
 extern "C" {
 
 int rdma_create_id(struct rdma_event_channel* channel, struct rdma_cm_id** id, void* context, enum rdma_port_space ps) {
+  if (channel != nullptr && IsInherited(channel)) return Answer(ENODEV);
   switch (ps) {
     case RDMA_PS_TCP:
       break;
@@ -192,6 +193,7 @@ int rdma_create_id(struct rdma_event_channel* channel, struct rdma_cm_id** id, v
 }
 
 int rdma_destroy_id(struct rdma_cm_id* id) {
+  if (IsInherited(id)) return Answer(ENODEV);
   const std::unique_ptr<ShimId> shim(ToShim(id));
   // Otherwise we would wait for ourselves.
   ReleaseEvent(shim.get());
@@ -201,6 +203,7 @@ int rdma_destroy_id(struct rdma_cm_id* id) {
 }
 
 int rdma_bind_addr(struct rdma_cm_id* id, struct sockaddr* address) {
+  if (IsInherited(id)) return Answer(ENODEV);
   const auto local = IpEndpoint::FromSockaddr(address);
   if (!local) return Answer(EAFNOSUPPORT);
   ShimId* shim = ToShim(id);
@@ -212,6 +215,7 @@ int rdma_bind_addr(struct rdma_cm_id* id, struct sockaddr* address) {
 
 // Routes are known at once, so that there is nothing for the time-outs of resolving to cut short.
 int rdma_resolve_addr(struct rdma_cm_id* id, struct sockaddr* source, struct sockaddr* destination, int) {
+  if (IsInherited(id)) return Answer(ENODEV);
   const auto remote = IpEndpoint::FromSockaddr(destination);
   if (!remote) return Answer(EAFNOSUPPORT);
   ShimId* shim = ToShim(id);
@@ -227,12 +231,14 @@ int rdma_resolve_addr(struct rdma_cm_id* id, struct sockaddr* source, struct soc
 }
 
 int rdma_resolve_route(struct rdma_cm_id* id, int) {
+  if (IsInherited(id)) return Answer(ENODEV);
   ShimId* shim = ToShim(id);
   if (const int error = CmOf(*shim).ResolveRoute(shim->cm); error != 0) return Answer(error);
   return Complete(shim);
 }
 
 int rdma_create_qp_ex(struct rdma_cm_id* id, struct ibv_qp_init_attr_ex* attributes) {
+  if (IsInherited(id)) return Answer(ENODEV);
   ShimId* shim = ToShim(id);
   const ibv_qp_init_attr_ex given = *attributes;
   const int error = CreateQp(shim, attributes);
@@ -244,6 +250,7 @@ int rdma_create_qp_ex(struct rdma_cm_id* id, struct ibv_qp_init_attr_ex* attribu
 }
 
 int rdma_create_qp(struct rdma_cm_id* id, struct ibv_pd* pd, struct ibv_qp_init_attr* attributes) {
+  if (IsInherited(id)) return Answer(ENODEV);
   // The extended structure begins with the plain one, whose padding is where its mask is.
   constexpr size_t kShared = offsetof(ibv_qp_init_attr_ex, comp_mask);
   static_assert(kShared == offsetof(ibv_qp_init_attr, sq_sig_all) + sizeof(attributes->sq_sig_all));
@@ -259,6 +266,7 @@ int rdma_create_qp(struct rdma_cm_id* id, struct ibv_pd* pd, struct ibv_qp_init_
 }
 
 void rdma_destroy_qp(struct rdma_cm_id* id) {
+  if (IsInherited(id)) return;
   // The id lets go of it first: another thread may be taking an event of this id.
   ibv_qp* qp = std::exchange(id->qp, nullptr);
   if (qp == nullptr) return;
@@ -267,6 +275,7 @@ void rdma_destroy_qp(struct rdma_cm_id* id) {
 }
 
 int rdma_connect(struct rdma_cm_id* id, struct rdma_conn_param* parameters) {
+  if (IsInherited(id)) return Answer(ENODEV);
   ShimId* shim = ToShim(id);
   if (const int error = UseQpOf(shim, parameters); error != 0) return Answer(error);
   if (const int error = CmOf(*shim).Connect(shim->cm, Parameters(*shim, parameters)); error != 0) return Answer(error);
@@ -274,6 +283,7 @@ int rdma_connect(struct rdma_cm_id* id, struct rdma_conn_param* parameters) {
 }
 
 int rdma_listen(struct rdma_cm_id* id, int backlog) {
+  if (IsInherited(id)) return Answer(ENODEV);
   ShimId* shim = ToShim(id);
   if (const int error = CmOf(*shim).Listen(shim->cm, backlog); error != 0) return Answer(error);
   Refresh(shim);
@@ -281,6 +291,7 @@ int rdma_listen(struct rdma_cm_id* id, int backlog) {
 }
 
 int rdma_accept(struct rdma_cm_id* id, struct rdma_conn_param* parameters) {
+  if (IsInherited(id)) return Answer(ENODEV);
   ShimId* shim = ToShim(id);
   if (const int error = UseQpOf(shim, parameters); error != 0) return Answer(error);
   if (const int error = CmOf(*shim).Accept(shim->cm, Parameters(*shim, parameters)); error != 0) return Answer(error);
@@ -288,6 +299,7 @@ int rdma_accept(struct rdma_cm_id* id, struct rdma_conn_param* parameters) {
 }
 
 int rdma_reject(struct rdma_cm_id* id, const void* private_data, uint8_t private_data_len) {
+  if (IsInherited(id)) return Answer(ENODEV);
   ShimId* shim = ToShim(id);
   if (const int error = CmOf(*shim).Reject(shim->cm, Copy(private_data, private_data_len)); error != 0)
     return Answer(error);
@@ -296,6 +308,7 @@ int rdma_reject(struct rdma_cm_id* id, const void* private_data, uint8_t private
 }
 
 int rdma_disconnect(struct rdma_cm_id* id) {
+  if (IsInherited(id)) return Answer(ENODEV);
   ShimId* shim = ToShim(id);
   const bool had_ended = StateOf(*shim) == State::kClosed;
   const int error = CmOf(*shim).Disconnect(shim->cm);

@@ -64,12 +64,14 @@ int rdma_create_ep(struct rdma_cm_id** id, struct rdma_addrinfo* info, struct ib
 }
 
 void rdma_destroy_ep(struct rdma_cm_id* id) {
+  if (IsInherited(id)) return;
   rdma_destroy_qp(id);
   rdma_destroy_srq(id);
   rdma_destroy_id(id);
 }
 
 int rdma_get_request(struct rdma_cm_id* listener, struct rdma_cm_id** id) {
+  if (IsInherited(listener)) return Answer(ENODEV);
   ShimId* shim = ToShim(listener);
   // Nothing would ever answer an id that does not listen.
   if (shim->own_channel == nullptr || StateOf(*shim) != emu::CmId::State::kListening) return Answer(EINVAL);

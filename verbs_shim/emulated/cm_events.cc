@@ -98,11 +98,13 @@ struct rdma_event_channel* rdma_create_event_channel(void) {
 }
 
 void rdma_destroy_event_channel(struct rdma_event_channel* channel) {
+  if (channel == nullptr || IsInherited(channel)) return;
   delete static_cast<ShimEventChannel*>(channel);
 }
 
 int rdma_get_cm_event(struct rdma_event_channel* channel, struct rdma_cm_event** event) {
   if (channel == nullptr || event == nullptr) return Answer(EINVAL);
+  if (IsInherited(channel)) return Answer(ENODEV);
   for (;;) {
     auto got = static_cast<ShimEventChannel*>(channel)->channel->GetEvent();
     if (!got) return Answer(got.error());
@@ -144,6 +146,8 @@ int rdma_get_cm_event(struct rdma_event_channel* channel, struct rdma_cm_event**
 // An event that has been acknowledged is not there any more: EINVAL, and nothing else happens.
 int rdma_ack_cm_event(struct rdma_cm_event* event) {
   if (!HeldEvents::Get().Remove(event)) return Answer(EINVAL);
+  // It stays where it is: what it holds cannot be let go of.
+  if (IsInherited(event)) return Answer(ENODEV);
   // The id may be gone once it is acknowledged.
   const std::unique_ptr<ShimCmEvent> shim(static_cast<ShimCmEvent*>(event));
   CmChannel::Acknowledge(shim->source);

@@ -17,6 +17,7 @@ namespace stagecoach::verbs::emulated {
 
 struct ShimEventChannel : rdma_event_channel {
   std::shared_ptr<emu::CmChannel> channel;
+  const uint32_t born = ForkGeneration();
 };
 
 struct ShimId : rdma_cm_id {
@@ -28,10 +29,12 @@ struct ShimId : rdma_cm_id {
   // program's private data.
   std::optional<ibv_qp_init_attr> request_qp;
   std::vector<std::byte> connect_data;
+  const uint32_t born = ForkGeneration();
 };
 
 struct ShimCmEvent : rdma_cm_event {
   emu::CmEvent source;
+  const uint32_t born = ForkGeneration();
 };
 
 inline ShimId* ToShim(rdma_cm_id* id) {
@@ -42,6 +45,17 @@ inline emu::ConnectionManager& CmOf(const ShimId& id) {
 }
 inline emu::CmId::State StateOf(const ShimId& id) {
   return CmOf(id).Describe(*id.cm).state;
+}
+
+// As of devices.
+inline bool IsInherited(rdma_cm_id* id) {
+  return ToShim(id)->born != ForkGeneration();
+}
+inline bool IsInherited(rdma_event_channel* channel) {
+  return static_cast<ShimEventChannel*>(channel)->born != ForkGeneration();
+}
+inline bool IsInherited(rdma_cm_event* event) {
+  return static_cast<ShimCmEvent*>(event)->born != ForkGeneration();
 }
 
 // The rdma_cm convention: 0, or -1 and errno.

@@ -66,6 +66,7 @@ using namespace stagecoach::verbs::emulated;
 extern "C" {
 
 int rdma_set_option(struct rdma_cm_id* id, int level, int optname, void* optval, size_t optlen) {
+  if (IsInherited(id)) return Answer(ENODEV);
   ShimId* shim = ToShim(id);
   if (level == RDMA_OPTION_ID) return Answer(SetIdOption(shim, optname, optval, optlen));
   if (level != RDMA_OPTION_IB || optname != RDMA_OPTION_IB_PATH) return Answer(EOPNOTSUPP);
@@ -75,6 +76,7 @@ int rdma_set_option(struct rdma_cm_id* id, int level, int optname, void* optval,
 
 // On iWARP connecting takes the QP to RTS: RTR and RTS need nothing of the program, so that the mask has no state.
 int rdma_init_qp_attr(struct rdma_cm_id* id, struct ibv_qp_attr* attributes, int* mask) {
+  if (IsInherited(id)) return Answer(ENODEV);
   if (attributes == nullptr || mask == nullptr || id->verbs == nullptr) return Answer(EINVAL);
   attributes->port_num = id->port_num;
   attributes->pkey_index = 0;
@@ -101,6 +103,7 @@ int rdma_establish(struct rdma_cm_id*) {
 
 // Tells InfiniBand's connection manager of what it did not see; iWARP's sees all.
 int rdma_notify(struct rdma_cm_id* id, enum ibv_event_type) {
+  if (IsInherited(id)) return Answer(ENODEV);
   const State state = StateOf(*ToShim(id));
   const bool connects = state != State::kIdle && state != State::kBound && state != State::kAddressResolved &&
                         state != State::kRouteResolved;
@@ -109,16 +112,19 @@ int rdma_notify(struct rdma_cm_id* id, enum ibv_event_type) {
 
 // Enhanced connection establishment has no place in an MPA frame: what is set goes nowhere, and no peer has any.
 int rdma_set_local_ece(struct rdma_cm_id* id, struct ibv_ece* ece) {
+  if (IsInherited(id)) return Answer(ENODEV);
   return Answer(id->qp == nullptr && ece != nullptr ? 0 : EINVAL);
 }
 
 int rdma_get_remote_ece(struct rdma_cm_id* id, struct ibv_ece* ece) {
+  if (IsInherited(id)) return Answer(ENODEV);
   if (id->qp != nullptr || ece == nullptr) return Answer(EINVAL);
   *ece = {};
   return 0;
 }
 
 int rdma_reject_ece(struct rdma_cm_id* id, const void* private_data, uint8_t private_data_len) {
+  if (IsInherited(id)) return Answer(ENODEV);
   return rdma_reject(id, private_data, private_data_len);
 }
 

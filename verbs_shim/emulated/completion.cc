@@ -37,6 +37,7 @@ using namespace stagecoach::verbs::emulated;  // NOLINT: the entry points stand 
 extern "C" {
 
 struct ibv_comp_channel* ibv_create_comp_channel(struct ibv_context* context) {
+  if (IsInherited(context)) return FailWith(ENODEV);
   ShimContext* shim = ToShim(context);
   auto created = shim->nic->CreateChannel(*shim->context);
   if (!created) return FailWith(created.error());
@@ -48,6 +49,7 @@ struct ibv_comp_channel* ibv_create_comp_channel(struct ibv_context* context) {
 }
 
 int ibv_destroy_comp_channel(struct ibv_comp_channel* channel) {
+  if (IsInherited(channel->context)) return ENODEV;
   auto* shim = static_cast<ShimChannel*>(channel);
   if (const int error = NicOf(channel->context).DestroyChannel(shim->channel); error != 0) return error;
   delete shim;
@@ -56,11 +58,13 @@ int ibv_destroy_comp_channel(struct ibv_comp_channel* channel) {
 
 struct ibv_cq* ibv_create_cq(struct ibv_context* context, int cqe, void* cq_context, struct ibv_comp_channel* channel,
                              int comp_vector) {
+  if (IsInherited(context)) return FailWith(ENODEV);
   ShimCq* cq = MakeCq(context, cqe, cq_context, channel, comp_vector, {});
   return cq != nullptr ? PublicOf(cq) : nullptr;
 }
 
 int ibv_resize_cq(struct ibv_cq* cq, int cqe) {
+  if (IsInherited(cq->context)) return ENODEV;
   if (cqe < 1) return EINVAL;
   if (const int error = NicOf(cq->context).ResizeCq(cq->handle, static_cast<uint32_t>(cqe)); error != 0) return error;
   cq->cqe = static_cast<int>(ToShim(cq)->queue->capacity());
@@ -68,6 +72,7 @@ int ibv_resize_cq(struct ibv_cq* cq, int cqe) {
 }
 
 int ibv_destroy_cq(struct ibv_cq* cq) {
+  if (IsInherited(cq->context)) return ENODEV;
   if (const int error = NicOf(cq->context).DestroyCq(cq->handle); error != 0) return error;
   if (cq->channel != nullptr) --cq->channel->refcnt;
   pthread_cond_destroy(&cq->cond);
@@ -77,6 +82,10 @@ int ibv_destroy_cq(struct ibv_cq* cq) {
 }
 
 int ibv_get_cq_event(struct ibv_comp_channel* channel, struct ibv_cq** cq, void** cq_context) {
+  if (IsInherited(channel->context)) {
+    errno = ENODEV;
+    return -1;
+  }
   auto got = static_cast<ShimChannel*>(channel)->channel->GetEvent();
   if (!got) {
     errno = got.error();
@@ -88,6 +97,7 @@ int ibv_get_cq_event(struct ibv_comp_channel* channel, struct ibv_cq** cq, void*
 }
 
 void ibv_ack_cq_events(struct ibv_cq* cq, unsigned int nevents) {
+  if (IsInherited(cq->context)) return;
   if (nevents == 0) return;
   // Counted for programs that look; what destroying waits for is the CQ's own account.
   pthread_mutex_lock(&cq->mutex);

@@ -20,6 +20,7 @@ ShimCq* ShimOf(ibv_cq_ex* cq) {
 }
 
 int NextPoll(ibv_cq_ex* cq) {
+  if (IsInherited(cq->context)) return ENODEV;
   ShimCq* shim = ShimOf(cq);
   emu::WorkCompletion completion;
   if (shim->queue->Poll({&completion, 1}) == 0) return ENOENT;
@@ -41,6 +42,7 @@ bool TakeTurn(ShimCq* shim) {
 }
 
 void EndPoll(ibv_cq_ex* cq) {
+  if (IsInherited(cq->context)) return;
   ShimCq* shim = ShimOf(cq);
   if (shim->single_threaded) return;
   {
@@ -51,6 +53,7 @@ void EndPoll(ibv_cq_ex* cq) {
 }
 
 int StartPoll(ibv_cq_ex* cq, ibv_poll_cq_attr* attributes) {
+  if (IsInherited(cq->context)) return ENODEV;
   if (attributes->comp_mask != 0) return EINVAL;
   ShimCq* shim = ShimOf(cq);
   if (!TakeTurn(shim)) return EDEADLK;
@@ -98,6 +101,7 @@ uint64_t ReadTimestamp(ibv_cq_ex* cq) {
 }  // namespace
 
 ibv_cq_ex* CreateExtendedCq(ibv_context* context, ibv_cq_init_attr_ex* attributes) {
+  if (IsInherited(context)) return FailWith(ENODEV);
   if ((attributes->comp_mask & ~uint32_t{IBV_CQ_INIT_ATTR_MASK_FLAGS}) != 0) return FailWith(EOPNOTSUPP);
   const uint32_t flags = (attributes->comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS) != 0 ? attributes->flags : 0;
   if ((flags & ~kFlags) != 0 || (attributes->wc_flags & ~kFields) != 0) return FailWith(EOPNOTSUPP);

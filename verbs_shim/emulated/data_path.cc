@@ -199,6 +199,7 @@ int ConvertBinding(const ibv_mw* window, uint32_t new_rkey, const ibv_mw_bind_in
 
 // Of type 1 windows; the header's inline refuses others. The key is the device's choice and counts from the post on.
 int BindMw(ibv_qp* qp, ibv_mw* mw, ibv_mw_bind* bind) {
+  if (IsInherited(qp->context)) return ENODEV;
   emu::SendRequest request;
   if (!ConvertSendFlags(bind->send_flags, &request) || request.is_inline) return EINVAL;
   const uint32_t new_rkey = ibv_inc_rkey(mw->rkey);
@@ -211,6 +212,7 @@ int BindMw(ibv_qp* qp, ibv_mw* mw, ibv_mw_bind* bind) {
 }
 
 int PollCq(ibv_cq* cq, int entries, ibv_wc* completions) {
+  if (IsInherited(cq->context)) return -ENODEV;
   emu::CompletionQueue& queue = *ToShim(cq)->queue;
   std::array<emu::WorkCompletion, kPollBatch> batch;
   int taken = 0;
@@ -224,11 +226,16 @@ int PollCq(ibv_cq* cq, int entries, ibv_wc* completions) {
 }
 
 int RequestNotify(ibv_cq* cq, int solicited_only) {
+  if (IsInherited(cq->context)) return ENODEV;
   ToShim(cq)->queue->RequestNotify(solicited_only != 0);
   return 0;
 }
 
 int PostSend(ibv_qp* qp, ibv_send_wr* requests, ibv_send_wr** bad) {
+  if (IsInherited(qp->context)) {
+    *bad = requests;
+    return ENODEV;
+  }
   emu::QueuePair& pair = *ToShim(qp)->pair;
   int error = 0;
   for (ibv_send_wr* request = requests; request != nullptr; request = request->next) {
@@ -247,11 +254,19 @@ int PostSend(ibv_qp* qp, ibv_send_wr* requests, ibv_send_wr** bad) {
 }
 
 int PostReceive(ibv_qp* qp, ibv_recv_wr* requests, ibv_recv_wr** bad) {
+  if (IsInherited(qp->context)) {
+    *bad = requests;
+    return ENODEV;
+  }
   emu::QueuePair& pair = *ToShim(qp)->pair;
   return PostReceives(requests, bad, [&](const emu::ReceiveRequest& request) { return pair.PostReceive(request); });
 }
 
 int PostSharedReceive(ibv_srq* srq, ibv_recv_wr* requests, ibv_recv_wr** bad) {
+  if (IsInherited(srq->context)) {
+    *bad = requests;
+    return ENODEV;
+  }
   emu::SharedReceiveQueue& queue = *ToShim(srq)->queue;
   return PostReceives(requests, bad, [&](const emu::ReceiveRequest& request) { return queue.Post(request); });
 }

@@ -32,6 +32,7 @@ __be64 BigEndian(uint64_t value) {
 }
 
 int QueryPort(ibv_context* context, uint8_t port, ibv_port_attr* attributes, size_t size) {
+  if (IsInherited(context)) return ENODEV;
   if (port != kPort) return EINVAL;
   ibv_port_attr all{};
   const bool active = NicOf(context).port_active();
@@ -95,6 +96,7 @@ void FillDeviceAttributes(const emu::Nic& nic, ibv_device_attr* attributes) {
 
 int QueryDeviceExtended(ibv_context* context, const ibv_query_device_ex_input* input, ibv_device_attr_ex* attributes,
                         size_t size) {
+  if (IsInherited(context)) return ENODEV;
   if (input != nullptr && input->comp_mask != 0) return EINVAL;
   if (size < sizeof(attributes->orig_attr)) return EINVAL;
   // What we do not know is zero.
@@ -160,6 +162,7 @@ bool IsSrqEvent(ibv_event_type type) {
 // `count` of the public struct is for programs that look; what destroying waits for is the object's own account.
 template <typename Object>
 void Acknowledge(Object* object, emu::EventAccount* account, uint32_t* count) {
+  if (IsInherited(object->context)) return;
   pthread_mutex_lock(&object->mutex);
   ++*count;
   pthread_cond_signal(&object->cond);
@@ -269,6 +272,7 @@ __be64 ibv_get_device_guid(struct ibv_device* device) {
 }
 
 struct ibv_context* ibv_open_device(struct ibv_device* device) {
+  if (static_cast<ShimDevice*>(device)->born != ForkGeneration()) return FailWith(ENODEV);
   HostApi* api = static_cast<ShimDevice*>(device)->api;
   emu::Nic& nic = api->host.nic();
   auto opened = nic.OpenContext();
@@ -304,6 +308,7 @@ struct ibv_context* ibv_open_device(struct ibv_device* device) {
 }
 
 int ibv_close_device(struct ibv_context* context) {
+  if (IsInherited(context)) return ENODEV;
   ShimContext* shim = ToShim(context);
   if (const int error = shim->nic->CloseContext(shim->context); error != 0) {
     errno = error;
@@ -315,16 +320,22 @@ int ibv_close_device(struct ibv_context* context) {
 }
 
 int ibv_query_device(struct ibv_context* context, struct ibv_device_attr* attributes) {
+  if (IsInherited(context)) return ENODEV;
   FillDeviceAttributes(NicOf(context), attributes);
   return 0;
 }
 
 // For programs older than the table entry: the structure as it was then, which ended before link_layer.
 int ibv_query_port(struct ibv_context* context, uint8_t port, struct _compat_ibv_port_attr* attributes) {
+  if (IsInherited(context)) return ENODEV;
   return QueryPort(context, port, reinterpret_cast<ibv_port_attr*>(attributes), offsetof(ibv_port_attr, link_layer));
 }
 
 int ibv_query_gid(struct ibv_context* context, uint8_t port, int index, union ibv_gid* gid) {
+  if (IsInherited(context)) {
+    errno = ENODEV;
+    return -1;
+  }
   const std::vector<ibv_gid> table = GidTable(NicOf(context));
   if (port != kPort || index < 0 || static_cast<size_t>(index) >= table.size()) {
     errno = EINVAL;
@@ -335,6 +346,10 @@ int ibv_query_gid(struct ibv_context* context, uint8_t port, int index, union ib
 }
 
 int ibv_get_async_event(struct ibv_context* context, struct ibv_async_event* event) {
+  if (IsInherited(context)) {
+    errno = ENODEV;
+    return -1;
+  }
   auto got = ToShim(context)->context->async_events().GetEvent();
   if (!got) {
     errno = got.error();

@@ -40,6 +40,7 @@ ibv_mr* Register(ibv_pd* pd, void* address, size_t length, uint64_t iova, unsign
 }  // namespace
 
 ibv_mw* AllocateMw(ibv_pd* pd, ibv_mw_type type) {
+  if (IsInherited(pd->context)) return FailWith(ENODEV);
   if (type != IBV_MW_TYPE_1 && type != IBV_MW_TYPE_2) return FailWith(EINVAL);
   ShimContext* context = ToShim(pd->context);
   if (context->nic->profile().max_mw == 0) return FailWith(EOPNOTSUPP);
@@ -56,6 +57,7 @@ ibv_mw* AllocateMw(ibv_pd* pd, ibv_mw_type type) {
 }
 
 int DeallocateMw(ibv_mw* mw) {
+  if (IsInherited(mw->context)) return ENODEV;
   if (const int error = NicOf(mw->context).DeallocateWindow(mw->handle); error != 0) return error;
   delete mw;
   return 0;
@@ -69,6 +71,7 @@ using namespace stagecoach::verbs::emulated;  // NOLINT: the entry points stand 
 extern "C" {
 
 struct ibv_pd* ibv_alloc_pd(struct ibv_context* context) {
+  if (IsInherited(context)) return FailWith(ENODEV);
   ShimContext* shim = ToShim(context);
   auto handle = shim->nic->AllocatePd(*shim->context);
   if (!handle) return FailWith(handle.error());
@@ -79,20 +82,24 @@ struct ibv_pd* ibv_alloc_pd(struct ibv_context* context) {
 }
 
 int ibv_dealloc_pd(struct ibv_pd* pd) {
+  if (IsInherited(pd->context)) return ENODEV;
   if (const int error = NicOf(pd->context).DeallocatePd(pd->handle); error != 0) return error;
   delete pd;
   return 0;
 }
 
 struct ibv_mr* ibv_reg_mr(struct ibv_pd* pd, void* address, size_t length, int access) {
+  if (IsInherited(pd->context)) return FailWith(ENODEV);
   return Register(pd, address, length, reinterpret_cast<uint64_t>(address), static_cast<unsigned>(access));
 }
 
 struct ibv_mr* ibv_reg_mr_iova(struct ibv_pd* pd, void* address, size_t length, uint64_t iova, int access) {
+  if (IsInherited(pd->context)) return FailWith(ENODEV);
   return Register(pd, address, length, iova, static_cast<unsigned>(access));
 }
 
 struct ibv_mr* ibv_reg_mr_iova2(struct ibv_pd* pd, void* address, size_t length, uint64_t iova, unsigned int access) {
+  if (IsInherited(pd->context)) return FailWith(ENODEV);
   return Register(pd, address, length, iova, access);
 }
 
@@ -106,6 +113,7 @@ int ibv_rereg_mr(struct ibv_mr* mr, int flags, struct ibv_pd* pd, void* address,
   if (translation && (address == nullptr || length == 0)) error = EINVAL;
   if ((domain && pd == nullptr) || (!rights && access != 0)) error = EINVAL;
   if (error == 0 && (access & IBV_ACCESS_ON_DEMAND) != 0) error = EOPNOTSUPP;
+  if (IsInherited(mr->context)) error = ENODEV;
   if (error == 0) {
     emu::RegionChange change;
     if (domain) change.pd = pd->handle;
@@ -129,6 +137,7 @@ int ibv_rereg_mr(struct ibv_mr* mr, int flags, struct ibv_pd* pd, void* address,
 }
 
 int ibv_dereg_mr(struct ibv_mr* mr) {
+  if (IsInherited(mr->context)) return ENODEV;
   if (const int error = NicOf(mr->context).DeregisterRegion(mr->handle); error != 0) return error;
   delete mr;
   return 0;

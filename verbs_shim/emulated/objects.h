@@ -11,6 +11,7 @@
 #include <mutex>
 #include <vector>
 
+#include "base/fork/fork.h"
 #include "emu/world/world.h"
 
 // Macros of verbs.h that hide the functions we define.
@@ -24,6 +25,7 @@ struct HostApi;
 
 struct ShimDevice : ibv_device {
   HostApi* api = nullptr;
+  const uint32_t born = ForkGeneration();
 };
 
 // The public ibv_context is the last member of verbs_context, by which the header's inlines find the tables in front of
@@ -33,6 +35,7 @@ struct ShimContext {
   emu::Nic* nic = nullptr;
   emu::NicContext* context = nullptr;
   HostApi* api = nullptr;
+  const uint32_t born = ForkGeneration();
 };
 
 inline ShimContext* ToShim(ibv_context* context) {
@@ -40,6 +43,11 @@ inline ShimContext* ToShim(ibv_context* context) {
 }
 inline emu::Nic& NicOf(ibv_context* context) {
   return *ToShim(context)->nic;
+}
+// The device was opened before a fork, by a parent: it is dead here with all its objects, whose locks may be held for
+// ever, and nothing may be done to them. Each call that takes one answers ENODEV.
+inline bool IsInherited(ibv_context* context) {
+  return ToShim(context)->born != ForkGeneration();
 }
 
 struct ShimChannel : ibv_comp_channel {

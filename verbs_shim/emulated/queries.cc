@@ -42,6 +42,7 @@ bool IsEmpty(const ibv_gid_entry& entry) {
 
 // ibv_query_rt_values_ex: in comp_mask what is wanted, and on return what there is.
 int QueryRealTime(ibv_context* context, ibv_values_ex* values) {
+  if (IsInherited(context)) return ENODEV;
   const uint32_t wanted = values->comp_mask;
   values->comp_mask = 0;
   if ((wanted & IBV_VALUES_MASK_RAW_CLOCK) != 0) {
@@ -77,6 +78,7 @@ int ibv_get_pkey_index(struct ibv_context*, uint8_t port, __be16 pkey) {
 
 int _ibv_query_gid_ex(struct ibv_context* context, uint32_t port, uint32_t index, struct ibv_gid_entry* entry,
                       uint32_t flags, size_t entry_size) {
+  if (IsInherited(context)) return ENODEV;
   if (port != kPort || flags != 0 || entry_size < sizeof(ibv_gid)) return EINVAL;
   const std::vector<ibv_gid_entry> found = GidEntries(context);
   if (index >= found.size()) return EINVAL;
@@ -87,6 +89,7 @@ int _ibv_query_gid_ex(struct ibv_context* context, uint32_t port, uint32_t index
 
 ssize_t _ibv_query_gid_table(struct ibv_context* context, struct ibv_gid_entry* entries, size_t max_entries,
                              uint32_t flags, size_t entry_size) {
+  if (IsInherited(context)) return -ENODEV;
   if (flags != 0 || max_entries == 0 || entry_size < sizeof(ibv_gid)) return -EINVAL;
   std::vector<ibv_gid_entry> found = GidEntries(context);
   std::erase_if(found, IsEmpty);

@@ -124,6 +124,7 @@ ibv_qp* MakeQp(ibv_pd* pd, Attributes* attributes, std::optional<uint64_t> opera
 }  // namespace
 
 ibv_qp* CreateExtendedQp(ibv_context* context, ibv_qp_init_attr_ex* attributes) {
+  if (IsInherited(context)) return FailWith(ENODEV);
   constexpr uint32_t kKnown = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
   const uint32_t mask = attributes->comp_mask;
   if ((mask & ~kKnown) != 0) return FailWith(EOPNOTSUPP);
@@ -148,6 +149,7 @@ using namespace stagecoach::verbs::emulated;
 extern "C" {
 
 struct ibv_qp* ibv_create_qp(struct ibv_pd* pd, struct ibv_qp_init_attr* attributes) {
+  if (IsInherited(pd->context)) return FailWith(ENODEV);
   return MakeQp(pd, attributes, std::nullopt);
 }
 
@@ -157,6 +159,7 @@ struct ibv_qp_ex* ibv_qp_to_qp_ex(struct ibv_qp* qp) {
 }
 
 int ibv_modify_qp(struct ibv_qp* qp, struct ibv_qp_attr* attributes, int mask) {
+  if (IsInherited(qp->context)) return ENODEV;
   emu::QueuePair* pair = NicOf(qp->context).FindQp(qp->handle);
   if (pair == nullptr) return ENOENT;
   emu::QpAttributes wanted;
@@ -183,6 +186,7 @@ int ibv_modify_qp(struct ibv_qp* qp, struct ibv_qp_attr* attributes, int mask) {
 }
 
 int ibv_query_qp(struct ibv_qp* qp, struct ibv_qp_attr* attributes, int, struct ibv_qp_init_attr* initial) {
+  if (IsInherited(qp->context)) return ENODEV;
   emu::QueuePair* pair = NicOf(qp->context).FindQp(qp->handle);
   if (pair == nullptr) return ENOENT;
   const emu::QpAttributes now = pair->Query();
@@ -219,6 +223,7 @@ int ibv_query_qp(struct ibv_qp* qp, struct ibv_qp_attr* attributes, int, struct 
 }
 
 int ibv_destroy_qp(struct ibv_qp* qp) {
+  if (IsInherited(qp->context)) return ENODEV;
   ShimContext* context = ToShim(qp->context);
   if (context->nic->FindQp(qp->handle) == nullptr) return ENOENT;
   context->api->host.cm().ForgetQp(qp->qp_num);

@@ -12,6 +12,7 @@ using namespace stagecoach::verbs::emulated;
 extern "C" {
 
 struct ibv_srq* ibv_create_srq(struct ibv_pd* pd, struct ibv_srq_init_attr* attributes) {
+  if (IsInherited(pd->context)) return FailWith(ENODEV);
   ShimContext* context = ToShim(pd->context);
   auto srq = std::make_unique<ShimSrq>();
   // The limit at creation counts for nothing: it is armed by ibv_modify_srq (ibv_create_srq(3)).
@@ -32,6 +33,7 @@ struct ibv_srq* ibv_create_srq(struct ibv_pd* pd, struct ibv_srq_init_attr* attr
 }
 
 int ibv_modify_srq(struct ibv_srq* srq, struct ibv_srq_attr* attributes, int mask) {
+  if (IsInherited(srq->context)) return ENODEV;
   if ((mask & ~(IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT)) != 0) return EINVAL;
   std::optional<uint32_t> max_wr;
   std::optional<uint32_t> limit;
@@ -41,6 +43,7 @@ int ibv_modify_srq(struct ibv_srq* srq, struct ibv_srq_attr* attributes, int mas
 }
 
 int ibv_query_srq(struct ibv_srq* srq, struct ibv_srq_attr* attributes) {
+  if (IsInherited(srq->context)) return ENODEV;
   const emu::SharedReceiveQueue* queue = NicOf(srq->context).FindSrq(srq->handle);
   if (queue == nullptr) return ENOENT;
   const emu::SrqAttributes now = queue->Query();
@@ -49,6 +52,7 @@ int ibv_query_srq(struct ibv_srq* srq, struct ibv_srq_attr* attributes) {
 }
 
 int ibv_destroy_srq(struct ibv_srq* srq) {
+  if (IsInherited(srq->context)) return ENODEV;
   if (const int error = NicOf(srq->context).DestroySrq(srq->handle); error != 0) return error;
   pthread_cond_destroy(&srq->cond);
   pthread_mutex_destroy(&srq->mutex);

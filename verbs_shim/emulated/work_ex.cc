@@ -65,16 +65,18 @@ emu::SendRequest& Begin(ibv_qp_ex* qp, emu::PostOpcode opcode) {
 
 void Start(ibv_qp_ex* qp) {
   WorkBuilder& builder = *ShimOf(qp)->builder;
-  builder.mutex.lock();
+  // Whoever held it at the fork holds it for ever.
+  if (!IsInherited(qp->qp_base.context)) builder.mutex.lock();
   builder.error = 0;
   builder.used = 0;
 }
 
 void Abort(ibv_qp_ex* qp) {
-  ShimOf(qp)->builder->mutex.unlock();
+  if (!IsInherited(qp->qp_base.context)) ShimOf(qp)->builder->mutex.unlock();
 }
 
 int Complete(ibv_qp_ex* qp) {
+  if (IsInherited(qp->qp_base.context)) return ENODEV;
   WorkBuilder& builder = *ShimOf(qp)->builder;
   emu::QueuePair& pair = *ShimOf(qp)->pair;
   int error = builder.error;

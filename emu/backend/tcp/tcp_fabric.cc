@@ -14,6 +14,7 @@
 #include <system_error>
 
 #include "base/check.h"
+#include "base/fork/fork.h"
 #include "emu/fabric/event_fd.h"
 
 namespace stagecoach::emu {
@@ -49,9 +50,10 @@ int BoundSocket(const StreamOptions& options, const IpEndpoint& local) {
   const int on = 1;
   setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
   Apply(options, fd, address.ss_family);
+  KeepFromChildren(fd);
   if (bind(fd, reinterpret_cast<const sockaddr*>(&address), length) == 0) return fd;
   const int error = errno;
-  close(fd);
+  CloseDescriptor(fd);
   return -error;
 }
 
@@ -91,6 +93,7 @@ class AcceptState : public std::enable_shared_from_this<AcceptState> {
  public:
   AcceptState(AsioLoop* loop, ReadinessSet* readiness, int fd, Fabric::AcceptCallback on_accept)
       : loop_(loop), readiness_(readiness), socket_(loop->context(), fd), on_accept_(std::move(on_accept)) {}
+  ~AcceptState() { ForgetDescriptor(socket_.native_handle()); }
 
   CallbackGate& gate() { return gate_; }
 
@@ -104,6 +107,7 @@ class AcceptState : public std::enable_shared_from_this<AcceptState> {
 
   void End() {
     asio::error_code ignored;
+    ForgetDescriptor(socket_.native_handle());
     socket_.close(ignored);
     if (backoff_ != 0) loop_->Cancel(backoff_);
   }
@@ -187,7 +191,7 @@ class TcpListener final : public Listener {
 class TcpPortHold final : public PortHold {
  public:
   explicit TcpPortHold(int fd) : fd_(fd), local_(SocketEndpoint(fd, false)) {}
-  ~TcpPortHold() override { close(fd_); }
+  ~TcpPortHold() override { CloseDescriptor(fd_); }
   IpEndpoint local() const override { return local_; }
 
  private:
@@ -205,6 +209,7 @@ class ConnectState : public std::enable_shared_from_this<ConnectState> {
         remote_(remote),
         socket_(loop->context()),
         on_done_(std::move(on_done)) {}
+  ~ConnectState() { ForgetDescriptor(socket_.native_handle()); }
 
   CallbackGate& gate() { return gate_; }
 
@@ -215,10 +220,11 @@ class ConnectState : public std::enable_shared_from_this<ConnectState> {
     if (length == 0) return Fail(EDESTADDRREQ);
     const int fd = socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, IPPROTO_TCP);
     if (fd < 0) return Fail(errno);
+    KeepFromChildren(fd);
     asio::error_code error;
     socket_.assign(fd, error);
     if (error) {
-      close(fd);
+      CloseDescriptor(fd);
       return Fail(error.value());
     }
     Apply(options_, fd, address.ss_family);
@@ -233,6 +239,7 @@ class ConnectState : public std::enable_shared_from_this<ConnectState> {
 
   void End() {
     asio::error_code ignored;
+    ForgetDescriptor(socket_.native_handle());
     socket_.close(ignored);
   }
 
@@ -340,7 +347,7 @@ Result<std::unique_ptr<Listener>, FabricError> TcpFabric::ListenWith(const Strea
   if (fd < 0) return failed(-fd);
   if (listen(fd, backlog) != 0) {
     const int error = errno;
-    close(fd);
+    CloseDescriptor(fd);
     return failed(error);
   }
   auto state = std::make_shared<AcceptState>(&loop_, &readiness_, fd, std::move(on_accept));

@@ -11,6 +11,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/fork/fork.h"
 
 namespace stagecoach::emu {
 namespace {
@@ -22,7 +23,7 @@ constexpr int kEventBatch = 64;
 constexpr size_t kDefaultSegmentSize = 536;
 
 int MakeEpoll() {
-  const int fd = epoll_create1(EPOLL_CLOEXEC);
+  const int fd = KeepFromChildren(epoll_create1(EPOLL_CLOEXEC));
   STAGECOACH_CHECK(fd >= 0);
   return fd;
 }
@@ -82,6 +83,10 @@ void ReadinessSet::Member::SetWatcher(StreamWatcher* watcher) {
 }
 
 ReadinessSet::ReadinessSet(AsioLoop* loop) : loop_(loop), epoll_(loop->context(), MakeEpoll()) {}
+
+ReadinessSet::~ReadinessSet() {
+  ForgetDescriptor(epoll_.native_handle());
+}
 
 std::shared_ptr<ReadinessSet::Member> ReadinessSet::Add(int fd) {
   std::shared_ptr<Member> member;
@@ -155,6 +160,7 @@ std::unique_ptr<TcpStream> TcpStream::Adopt(ReadinessSet* set, int fd) {
   const int on = 1;
   // Records are small and latency is the point; a failure here would only make things slower.
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  KeepFromChildren(fd);
   const IpEndpoint local = SocketEndpoint(fd, false);
   const IpEndpoint remote = SocketEndpoint(fd, true);
   std::shared_ptr<ReadinessSet::Member> member;
@@ -164,7 +170,7 @@ std::unique_ptr<TcpStream> TcpStream::Adopt(ReadinessSet* set, int fd) {
     error = errno;
   }
   if (member == nullptr) {
-    close(fd);
+    CloseDescriptor(fd);
     errno = error;
     return nullptr;
   }
@@ -178,7 +184,7 @@ TcpStream::TcpStream(ReadinessSet* set, int fd, std::shared_ptr<ReadinessSet::Me
 TcpStream::~TcpStream() {
   set_->Remove(member_);
   Shutdown();
-  close(fd_);
+  CloseDescriptor(fd_);
 }
 
 IoResult TcpStream::Read(std::span<const MutableBytes> into) {

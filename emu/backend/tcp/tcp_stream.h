@@ -65,6 +65,7 @@ class ReadinessSet {
   };
 
   explicit ReadinessSet(AsioLoop* loop);
+  ~ReadinessSet();
 
   // Null, with errno set, when the system's limit of watched descriptors is reached.
   std::shared_ptr<Member> Add(int fd);
