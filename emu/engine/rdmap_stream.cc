@@ -62,6 +62,14 @@ TerminateCode WriteTargetCode(MemoryFault fault) {
   return terminate::kDdpInvalidStag;
 }
 
+// Memory goes whole, or from one of its ends. To look at each page of a long range would cost what the Read itself
+// does.
+bool HasReadableEnds(ConstBytes bytes) {
+  constexpr size_t kLooked = size_t{16} * 1024;
+  if (bytes.size() <= 2 * kLooked) return IsReadable(bytes);
+  return IsReadable(bytes.first(kLooked)) && IsReadable(bytes.last(kLooked));
+}
+
 // How the requester's work request fails when the peer says why.
 WorkStatus StatusOfPeerFault(TerminateCode code) {
   const bool rdmap = code.layer == static_cast<uint8_t>(wire::TerminateLayer::kRdmap);
@@ -320,7 +328,7 @@ bool RdmapStream::AcceptReadRequest() {
   if (request.length == 0) return true;
   const auto pin = memory_.Pin(request.source_stag, request.source_offset, request.length, MemoryAccess::kRemoteRead);
   // Nothing could be said any more once a part of the response has left.
-  if (pin && IsReadable(pin->bytes())) return true;
+  if (pin && HasReadableEnds(pin->bytes())) return true;
   const MemoryFault fault = pin ? MemoryFault::kUnmapped : pin.error();
   STAGECOACH_MARK("rdmap.source_of_a_read_refused");
   FaultOnCurrent(ReadSourceCode(fault), ToString(fault));

@@ -1,9 +1,12 @@
 // Faults a NIC has on request: they stay within what the specifications allow.
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <set>
 
+#include "base/safe_copy/safe_copy.h"
 #include "emu/nic/late_placement.h"
 #include "emu/nic/nic_test_support.h"
 
@@ -63,6 +66,37 @@ TEST(LatePlacement, WritesToOnePlaceMayEndInEitherOrder) {
     last.insert(memory[0]);
   }
   EXPECT_EQ(last.size(), 2u);
+}
+
+TEST(LatePlacement, WhatWaitsIsBounded) {
+  LatePlacement late(Prng(1));
+  std::vector<std::byte> memory(size_t{64} * 1024);
+  const std::vector<std::byte> bytes(memory.size(), std::byte{1});
+  int waiting = 0;
+  while (waiting < 1000) {
+    StageRecord(late, memory, bytes, Instant(), Instant(1s));
+    if (!late.Due()) break;
+    ++waiting;
+  }
+  EXPECT_GT(waiting, 4);
+  EXPECT_LT(waiting, 100);
+  EXPECT_EQ(memory, bytes);
+}
+
+// Registered, and unmapped before its time has come.
+TEST(LatePlacement, MemoryThatHasGoneIsPassedOver) {
+  CatchMemoryFaults();
+  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  void* const mapped = mmap(nullptr, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(mapped, MAP_FAILED);
+  const MutableBytes memory(static_cast<std::byte*>(mapped), 2 * page);
+  LatePlacement late(Prng(1));
+  StageRecord(late, memory, std::vector<std::byte>(memory.size(), std::byte{3}), Instant(), Instant(1s));
+  ASSERT_EQ(mprotect(memory.data() + page, page, PROT_NONE), 0);
+  EXPECT_EQ(late.PlaceAll(), 1u);
+  EXPECT_EQ(std::count(memory.begin(), memory.begin() + static_cast<ptrdiff_t>(page), std::byte{3}),
+            static_cast<ptrdiff_t>(page));
+  munmap(mapped, 2 * page);
 }
 
 class NicFaultsTest : public ::testing::Test {
