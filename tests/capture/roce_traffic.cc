@@ -262,6 +262,7 @@ int main(int argc, char** argv) {
   setenv("STAGECOACH_PCAP", (directory + "/responder.pcapng").c_str(), 1);
   pid_t child = -1;
   Expect(posix_spawn(&child, "/proc/self/exe", &actions, nullptr, arguments, environ) == 0, "posix_spawn");
+  posix_spawn_file_actions_destroy(&actions);
   close(sockets[1]);
   setenv("STAGECOACH_PCAP", (directory + "/requester.pcapng").c_str(), 1);
   Request(sockets[0], argv[2]);
