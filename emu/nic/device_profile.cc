@@ -129,7 +129,6 @@ std::string DescribeProfile(const DeviceProfile& profile) {
   Line(&text, "page_size_cap", profile.page_size_cap);
   Line(&text, "max_ird", profile.max_ird);
   Line(&text, "max_ord", profile.max_ord);
-  Flag(&text, "atomics", profile.atomics);
   Line(&text, "max_mtu", profile.max_mtu);
   Line(&text, "active_mtu", profile.active_mtu);
   Line(&text, "max_message", profile.max_message);
@@ -148,6 +147,7 @@ std::string DescribeProfile(const DeviceProfile& profile) {
     Flag(&text, "extensions", profile.extensions);
     return text;
   }
+  Flag(&text, "atomics", profile.atomics);
   Line(&text, "max_gids", profile.max_gids);
   Line(&text, "window_packets", profile.window_packets);
   Line(&text, "port_base", profile.port_base);

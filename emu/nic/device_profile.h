@@ -55,7 +55,7 @@ struct DeviceProfile {
   // Inbound and outbound RDMA Reads of one QP (RFC 6581's IRD and ORD); on InfiniBand atomics count, too.
   uint32_t max_ird = 128;
   uint32_t max_ord = 128;
-  bool atomics = false;
+  bool atomics = false;  // on InfiniBand; see `extensions` for iWARP
   // Of the port, as codes of ibv_mtu: 1 is 256 bytes, 5 is 4096.
   uint8_t max_mtu = 5;
   uint8_t active_mtu = 5;
