@@ -1,12 +1,11 @@
 #include "rpcrdma/api/lookup.h"
 
-#include <pthread.h>
-#include <signal.h>
-
 #include <mutex>
 #include <system_error>
 #include <thread>
 #include <utility>
+
+#include "base/signals/signals_blocked.h"
 
 namespace stagecoach::rpcrdma::internal {
 
@@ -28,29 +27,9 @@ struct Lookup::Shared {
   Handler handler;  // loop's thread only; null when it has run or must not
 };
 
-namespace {
-
-// Keeps signals from the threads that are made meanwhile. One that a resolver's thread took would be lost on the
-// program, and break off the resolver's reading, so that a name would count as unknown.
-class SignalsBlocked {
- public:
-  SignalsBlocked() {
-    sigset_t others;
-    sigfillset(&others);
-    // Those of a thread's own faults.
-    for (const int own : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP}) sigdelset(&others, own);
-    pthread_sigmask(SIG_BLOCK, &others, &before_);
-  }
-  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-
- private:
-  sigset_t before_;
-};
-
-}  // namespace
-
 Lookup::Lookup(EventLoop& loop, HostResolver resolver, std::string host, uint16_t port, Handler handler)
     : shared_(std::make_shared<Shared>(&loop, std::move(handler))) {
+  // A signal would break off the resolver's reading, so that a name would count as unknown.
   const SignalsBlocked signals_blocked;
   try {
     std::thread([shared = shared_, resolver = std::move(resolver), host = std::move(host), port] {

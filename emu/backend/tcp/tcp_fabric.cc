@@ -5,7 +5,6 @@
 #include <net/if.h>
 #include <netinet/in.h>
 #include <pthread.h>
-#include <signal.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -15,6 +14,7 @@
 
 #include "base/check.h"
 #include "base/fork/fork.h"
+#include "base/signals/signals_blocked.h"
 #include "emu/fabric/event_fd.h"
 
 namespace stagecoach::emu {
@@ -319,18 +319,11 @@ class EventFdNotifier final : public Notifier {
 
 TcpFabric::TcpFabric() : readiness_(&loop_) {
   readiness_.Start();
-  // The program's signals are for the program's threads, but for what a thread brings upon itself: memory that is not
-  // mapped any more is noticed so (base/safe_copy).
-  sigset_t others;
-  sigset_t before;
-  sigfillset(&others);
-  for (const int own : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP}) sigdelset(&others, own);
-  pthread_sigmask(SIG_SETMASK, &others, &before);
+  const SignalsBlocked signals_blocked;
   thread_ = std::thread([this] {
     pthread_setname_np(pthread_self(), "stagecoach-nic");
     loop_.Run();
   });
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 TcpFabric::~TcpFabric() {
