@@ -27,12 +27,8 @@ TEST_F(HandConnectTest, EitherEndMayBeReadyFirst) {
     HandPair pair;
     HandEnd& first = server_first ? pair.server : pair.client;
     HandEnd& second = server_first ? pair.client : pair.server;
-    ASSERT_EQ(first.ToInit(), 0);
-    ASSERT_EQ(first.ToRtr(second.Address()), 0);
-    ASSERT_EQ(first.ToRts(), 0);
-    ASSERT_EQ(second.ToInit(), 0);
-    ASSERT_EQ(second.ToRtr(first.Address()), 0);
-    ASSERT_EQ(second.ToRts(), 0);
+    ASSERT_NO_FATAL_FAILURE(first.Connect(second.Address()));
+    ASSERT_NO_FATAL_FAILURE(second.Connect(first.Address()));
     ExpectTraffic(pair);
   }
 }
@@ -42,14 +38,10 @@ TEST_F(HandConnectTest, AnEndThatIsReadyMuchLaterIsFoundAllTheSame) {
     HandPair pair;
     HandEnd& first = server_first ? pair.server : pair.client;
     HandEnd& second = server_first ? pair.client : pair.server;
-    ASSERT_EQ(first.ToInit(), 0);
-    ASSERT_EQ(first.ToRtr(second.Address()), 0);
-    ASSERT_EQ(first.ToRts(), 0);
+    ASSERT_NO_FATAL_FAILURE(first.Connect(second.Address()));
     // More than all its attempts to reach a QP that is not in RTR.
     if (!world().Elapse(120s)) GTEST_SKIP() << "skipped: much later is not for real time";
-    ASSERT_EQ(second.ToInit(), 0);
-    ASSERT_EQ(second.ToRtr(first.Address()), 0);
-    ASSERT_EQ(second.ToRts(), 0);
+    ASSERT_NO_FATAL_FAILURE(second.Connect(first.Address()));
     ExpectTraffic(pair);
   }
 }
@@ -145,9 +137,7 @@ TEST_F(HandConnectTest, NumbersOfQpsHaveTwentyFourBitsAndAreNotTheSpecialOnes) {
 
 TEST_F(HandConnectTest, ASilentPeerLeavesTheQpAsItIs) {
   HandPair pair;
-  ASSERT_EQ(pair.client.ToInit(), 0);
-  ASSERT_EQ(pair.client.ToRtr(pair.server.Address()), 0);
-  ASSERT_EQ(pair.client.ToRts(), 0);
+  ASSERT_NO_FATAL_FAILURE(pair.client.Connect(pair.server.Address()));
   ASSERT_EQ(pair.server.qp.Destroy(), 0);
   if (!world().Elapse(120s)) GTEST_SKIP() << "skipped: that it stays silent takes its time";
   EXPECT_EQ(pair.client.State(), IBV_QPS_RTS);
@@ -162,9 +152,7 @@ TEST_F(HandConnectTest, AQpWithAnotherPeerIsNotReached) {
   impatient.retry_count = 1;
   HandEnd stranger(false, impatient);
   pair.Connect();
-  ASSERT_EQ(stranger.ToInit(), 0);
-  ASSERT_EQ(stranger.ToRtr(pair.server.Address()), 0);
-  ASSERT_EQ(stranger.ToRts(), 0);
+  ASSERT_NO_FATAL_FAILURE(stranger.Connect(pair.server.Address()));
   Buffer buffer(stranger.pd.get(), 8);
   ASSERT_EQ(Post(stranger.qp.get(), {.wr_id = 1, .sges = {buffer.Sge()}}), 0);
   ExpectCompletion(stranger.send_cq.get(), 1, IBV_WC_RETRY_EXC_ERR);

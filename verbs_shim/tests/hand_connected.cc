@@ -83,6 +83,12 @@ int HandEnd::ToRts(uint8_t timeout, uint8_t retry_count) {
   return ibv_modify_qp(qp.get(), &attributes, mask);
 }
 
+void HandEnd::Connect(const HandAddress& peer) {
+  ASSERT_EQ(ToInit(), 0);
+  ASSERT_EQ(ToRtr(peer), 0);
+  ASSERT_EQ(ToRts(), 0);
+}
+
 void HandEnd::SetPatience(uint8_t timeout, uint8_t retry_count) {
   ASSERT_EQ(To(IBV_QPS_SQD), 0);
   ibv_qp_attr attributes{};

@@ -48,6 +48,8 @@ class HandEnd {
   int ToRtr(const HandAddress& peer);
   int ToRts();
   int ToRts(uint8_t timeout, uint8_t retry_count);
+  // All three.
+  void Connect(const HandAddress& peer);
   // RTS to RTS by way of SQD, where alone these may change.
   void SetPatience(uint8_t timeout, uint8_t retry_count);
   int To(ibv_qp_state state, int mask = IBV_QP_STATE);
