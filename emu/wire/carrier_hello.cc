@@ -9,7 +9,10 @@ namespace {
 constexpr std::string_view kHelloKey("Stagecoach IB \0\1", 16);
 constexpr std::string_view kAnswerKey("Stagecoach ib \0\1", 16);
 constexpr uint8_t kFlagCrc = 1;
+constexpr uint8_t kFlagDatagrams = 2;
 constexpr uint32_t kQpMax = 0xffffff;
+// Of a QP's number, what is not its process's.
+constexpr uint32_t kIndexMask = 0xffff;
 
 void PutZeros(ByteWriter& out, size_t count) {
   for (size_t i = 0; i < count; ++i) out.U8(0);
@@ -52,7 +55,7 @@ const char* ToString(CarrierFault fault) {
     case CarrierFault::kNotZero:
       return "reserved bytes not zero";
     case CarrierFault::kBadQpNumber:
-      return "QP number of more than 24 bits";
+      return "bad QP number";
     case CarrierFault::kBadStatus:
       return "unknown status";
   }
@@ -61,7 +64,7 @@ const char* ToString(CarrierFault fault) {
 
 void CarrierHello::Encode(ByteWriter& out) const {
   out.Bytes(AsBytes(kHelloKey));
-  out.U8(crc ? kFlagCrc : 0);
+  out.U8(static_cast<uint8_t>((crc ? kFlagCrc : 0) | (datagrams ? kFlagDatagrams : 0)));
   PutZeros(out, 3);
   out.U32(source_qp & kQpMax);
   out.U32(destination_qp & kQpMax);
@@ -83,12 +86,16 @@ Result<CarrierHello, CarrierFault> DecodeCarrierHello(ConstBytes bytes) {
   if (!IsKey(in.Bytes(kHelloKey.size()), kHelloKey)) return Err(CarrierFault::kBadKey);
   CarrierHello hello;
   const uint8_t flags = in.U8();
-  if ((flags & ~kFlagCrc) != 0) return Err(CarrierFault::kBadFlags);
+  if ((flags & ~(kFlagCrc | kFlagDatagrams)) != 0) return Err(CarrierFault::kBadFlags);
   hello.crc = (flags & kFlagCrc) != 0;
+  hello.datagrams = (flags & kFlagDatagrams) != 0;
   if (!AreZeros(in.Bytes(3))) return Err(CarrierFault::kNotZero);
   hello.source_qp = in.U32();
   hello.destination_qp = in.U32();
   if (hello.source_qp > kQpMax || hello.destination_qp > kQpMax) return Err(CarrierFault::kBadQpNumber);
+  if (hello.datagrams && ((hello.source_qp | hello.destination_qp) & kIndexMask) != 0) {
+    return Err(CarrierFault::kBadQpNumber);
+  }
   if (!AreZeros(in.Bytes(4))) return Err(CarrierFault::kNotZero);
   for (uint8_t& byte : hello.source) byte = in.U8();
   for (uint8_t& byte : hello.destination) byte = in.U8();

@@ -71,7 +71,7 @@ TEST(CarrierHello, WhatIsWrongWithItIsSaid) {
     uint8_t value;
     CarrierFault fault;
   } kCases[] = {{0, 'M', CarrierFault::kBadKey},        {15, 2, CarrierFault::kBadKey},
-                {16, 2, CarrierFault::kBadFlags},       {17, 1, CarrierFault::kNotZero},
+                {16, 4, CarrierFault::kBadFlags},       {17, 1, CarrierFault::kNotZero},
                 {19, 1, CarrierFault::kNotZero},        {20, 1, CarrierFault::kBadQpNumber},
                 {24, 0xff, CarrierFault::kBadQpNumber}, {28, 1, CarrierFault::kNotZero}};
   for (const auto& each : kCases) {
@@ -80,6 +80,21 @@ TEST(CarrierHello, WhatIsWrongWithItIsSaid) {
     const auto decoded = DecodeCarrierHello(bytes);
     ASSERT_FALSE(decoded.has_value()) << each.at;
     EXPECT_EQ(decoded.error(), each.fault) << each.at << ": " << ToString(decoded.error());
+  }
+}
+
+TEST(CarrierHello, OfALinkNamesProcessesAndNotQps) {
+  CarrierHello link = SampleHello();
+  link.datagrams = true;
+  link.source_qp = 0x030000;
+  link.destination_qp = 0xff0000;
+  const auto decoded = DecodeCarrierHello(Encoded(link, kCarrierHelloSize));
+  ASSERT_TRUE(decoded.has_value());
+  EXPECT_EQ(*decoded, link);
+  for (uint32_t CarrierHello::*const number : {&CarrierHello::source_qp, &CarrierHello::destination_qp}) {
+    CarrierHello bad = link;
+    bad.*number |= 1;
+    EXPECT_EQ(DecodeCarrierHello(Encoded(bad, kCarrierHelloSize)).error(), CarrierFault::kBadQpNumber);
   }
 }
 
