@@ -195,6 +195,57 @@ constexpr auto kUcTable = std::to_array<QpTransition>({
     {kErr, kModifyErr, kErr},
 });
 
+// A datagram that is wrong is dropped, whatever is wrong with it: no peer can do anything to the QP. As there is no
+// peer to hear from, the first message is no event.
+constexpr uint32_t kUdInitAttributes = a::kPkeyIndex | a::kPort | a::kQkey;
+constexpr uint32_t kUdRtsOptional = a::kCurState | a::kQkey;
+
+constexpr auto kUdTable = std::to_array<QpTransition>({
+    {kReset, kModifyReset, kReset},
+    {kReset, kModifyInit, kInit, kUdInitAttributes},
+
+    {kInit, kModifyReset, kReset, 0, 0, e::kDiscardWork},
+    {kInit, kModifyInit, kInit, 0, kUdInitAttributes},
+    {kInit, kModifyRtr, kRtr, 0, a::kPkeyIndex | a::kQkey},
+    {kInit, kModifyErr, kErr, 0, 0, kEnterError},
+    {kInit, kLocalFault, kErr, 0, 0, kEnterError | e::kRaiseFatal},
+
+    {kRtr, kModifyReset, kReset, 0, 0, e::kDiscardWork},
+    {kRtr, kModifyRts, kRts, a::kSqPsn, kUdRtsOptional, e::kStartSends},
+    {kRtr, kModifyErr, kErr, 0, 0, kEnterError},
+    {kRtr, kLocalFault, kErr, 0, 0, kEnterError | e::kRaiseFatal},
+    {kRtr, kLocalClose, kErr, 0, 0, kEnterError},
+    {kRtr, kWorkFault, kErr, 0, 0, kEnterError},
+
+    {kRts, kModifyReset, kReset, 0, 0, e::kDiscardWork},
+    {kRts, kModifyRts, kRts, 0, kUdRtsOptional},
+    {kRts, kModifySqd, kSqd, 0, a::kEnSqdAsyncNotify, e::kStopSends},
+    {kRts, kModifyErr, kErr, 0, 0, kEnterError},
+    {kRts, kLocalFault, kErr, 0, 0, kEnterError | e::kRaiseFatal},
+    {kRts, kLocalClose, kErr, 0, 0, kEnterError},
+    {kRts, kWorkFault, kErr, 0, 0, kEnterError},
+    {kRts, kSendFault, kSqe, 0, 0, e::kFlushSends},
+
+    {kSqd, kModifyReset, kReset, 0, 0, e::kDiscardWork},
+    {kSqd, kModifyRts, kRts, 0, kUdRtsOptional, e::kStartSends},
+    {kSqd, kModifySqd, kSqd, 0, a::kPkeyIndex | a::kQkey},
+    {kSqd, kModifyErr, kErr, 0, 0, kEnterError},
+    {kSqd, kSendQueueDrained, kSqd, 0, 0, e::kRaiseSqDrained},
+    {kSqd, kLocalFault, kErr, 0, 0, kEnterError | e::kRaiseFatal},
+    {kSqd, kLocalClose, kErr, 0, 0, kEnterError},
+    {kSqd, kWorkFault, kErr, 0, 0, kEnterError},
+
+    {kSqe, kModifyReset, kReset, 0, 0, e::kDiscardWork},
+    {kSqe, kModifyRts, kRts, 0, kUdRtsOptional, e::kStartSends},
+    {kSqe, kModifyErr, kErr, 0, 0, kEnterError},
+    {kSqe, kLocalFault, kErr, 0, 0, kEnterError | e::kRaiseFatal},
+    {kSqe, kLocalClose, kErr, 0, 0, kEnterError},
+    {kSqe, kWorkFault, kErr, 0, 0, kEnterError},
+
+    {kErr, kModifyReset, kReset, 0, 0, e::kDiscardWork},
+    {kErr, kModifyErr, kErr},
+});
+
 using Index = std::array<std::array<int8_t, kQpEventCount>, kQpStateCount>;
 
 template <size_t N>
@@ -217,6 +268,7 @@ constexpr std::array<Machine, kQpKindCount> kMachines = {{
     {kIwarpTable, MakeIndex(kIwarpTable)},
     {kRcTable, MakeIndex(kRcTable)},
     {kUcTable, MakeIndex(kUcTable)},
+    {kUdTable, MakeIndex(kUdTable)},
 }};
 
 struct BitName {
@@ -286,7 +338,7 @@ constexpr std::array<const char*, kQpEventCount> kEventNames = {
     "protection fault", "protocol fault", "local fault", "Terminate received", "Terminate sent",
     "stream lost",      "peer closed",    "local close", "work fault",         "send fault"};
 
-constexpr std::array<const char*, kQpKindCount> kKindNames = {"iWARP RC", "RC", "UC"};
+constexpr std::array<const char*, kQpKindCount> kKindNames = {"iWARP RC", "RC", "UC", "UD"};
 
 constexpr std::array<QpStateRules, kQpStateCount> kRules = {{
     {PostRule::kRefuse, PostRule::kRefuse, false},   // RESET

@@ -2,7 +2,7 @@
 //
 // States and attribute rules are those of ibv_modify_qp(3) and the InfiniBand Architecture Specification, volume 1,
 // section 10.3.1; what happens to an iWARP QP's stream is from RFC 5040, sections 6 and 7. The table decides; the QP
-// (emu/nic) carries the effects out. UD is not part of it. Pure data and pure functions; any thread.
+// (emu/nic) carries the effects out. Pure data and pure functions; any thread.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,8 @@ enum class QpState : uint8_t { kReset = 0, kInit = 1, kRtr = 2, kRts = 3, kSqd =
 inline constexpr size_t kQpStateCount = 7;
 const char* ToString(QpState state);
 
-// Bits of enum ibv_qp_attr_mask; ABI as well. IBV_QP_QKEY and IBV_QP_RATE_LIMIT stand in no row of a connected QP.
+// Bits of enum ibv_qp_attr_mask; ABI as well. IBV_QP_RATE_LIMIT stands in no row, IBV_QP_QKEY in none of a connected
+// QP.
 namespace qp_attr {
 inline constexpr uint32_t kState = 1u << 0;
 inline constexpr uint32_t kCurState = 1u << 1;
@@ -51,8 +52,9 @@ enum class QpKind : uint8_t {
   kIwarp,  // RC over a stream: the stream is the connection
   kRc,     // InfiniBand's, which has no connection but what both ends believe
   kUc,
+  kUd,  // connected with nobody
 };
-inline constexpr size_t kQpKindCount = 3;
+inline constexpr size_t kQpKindCount = 4;
 const char* ToString(QpKind kind);
 
 // "PKEY_INDEX|PORT|ACCESS_FLAGS"; "-" for none.
@@ -90,7 +92,7 @@ enum class QpEvent : uint8_t {
   kLocalClose,
   // A work request has failed, and its completion says all there is to say.
   kWorkFault,
-  // The same of a QP whose receiving side does not depend on its sending side (UC).
+  // The same of a QP whose receiving side does not depend on its sending side (UC, UD).
   kSendFault,
 };
 inline constexpr size_t kQpEventCount = 20;

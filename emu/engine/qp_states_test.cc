@@ -16,7 +16,7 @@ constexpr uint32_t kRtrMask =
     a::kState | a::kAv | a::kPathMtu | a::kDestQpn | a::kRqPsn | a::kMaxDestRdAtomic | a::kMinRnrTimer;
 constexpr uint32_t kRtsMask = a::kState | a::kTimeout | a::kRetryCnt | a::kRnrRetry | a::kSqPsn | a::kMaxQpRdAtomic;
 
-constexpr QpKind kKinds[] = {QpKind::kIwarp, QpKind::kRc, QpKind::kUc};
+constexpr QpKind kKinds[] = {QpKind::kIwarp, QpKind::kRc, QpKind::kUc, QpKind::kUd};
 
 QpState State(size_t i) {
   return static_cast<QpState>(i);
@@ -207,8 +207,42 @@ TEST(QpStates, AFailedSendStopsTheSendQueueOfUcAloneAndRtsIsTheWayOut) {
   EXPECT_FALSE(CheckQpModify(QpKind::kRc, QpState::kSqe, QpState::kRts, {}, a::kState).has_value());
 }
 
+// The columns of ib_core's table for UD.
+TEST(QpStates, DatagramsNeedAKeyAndNoPeer) {
+  constexpr uint32_t kUdInitMask = a::kState | a::kPkeyIndex | a::kPort | a::kQkey;
+  constexpr uint32_t kQkeyAndCurrent = a::kQkey | a::kCurState;
+  const struct {
+    QpState from, to;
+    uint32_t required;
+    uint32_t optional;
+  } kSteps[] = {{QpState::kReset, QpState::kInit, kUdInitMask, 0},
+                {QpState::kInit, QpState::kInit, a::kState, a::kPkeyIndex | a::kPort | a::kQkey},
+                {QpState::kInit, QpState::kRtr, a::kState, a::kPkeyIndex | a::kQkey},
+                {QpState::kRtr, QpState::kRts, a::kState | a::kSqPsn, kQkeyAndCurrent},
+                {QpState::kRts, QpState::kRts, a::kState, kQkeyAndCurrent},
+                {QpState::kRts, QpState::kSqd, a::kState, a::kEnSqdAsyncNotify},
+                {QpState::kSqd, QpState::kRts, a::kState, kQkeyAndCurrent},
+                {QpState::kSqd, QpState::kSqd, a::kState, a::kPkeyIndex | a::kQkey},
+                {QpState::kSqe, QpState::kRts, a::kState, kQkeyAndCurrent}};
+  for (const auto& step : kSteps) {
+    const std::string name = std::string(ToString(step.from)) + " to " + ToString(step.to);
+    for (uint32_t bit = 2; bit <= a::kRateLimit; bit <<= 1) {
+      const bool required = (step.required & bit) != 0;
+      const bool allowed = required || (step.optional & bit) != 0;
+      const auto with = CheckQpModify(QpKind::kUd, step.from, step.to, step.from, step.required | bit);
+      EXPECT_EQ(with.has_value(), allowed) << name << " with " << QpAttributesToString(bit);
+      if (!required) continue;
+      const auto without = CheckQpModify(QpKind::kUd, step.from, step.to, step.from, step.required & ~bit);
+      EXPECT_FALSE(without.has_value()) << name << " without " << QpAttributesToString(bit);
+    }
+  }
+  EXPECT_EQ(FindQpTransition(QpKind::kUd, QpState::kRtr, QpEvent::kFirstMessage), nullptr);
+  EXPECT_EQ(FindQpTransition(QpKind::kUd, QpState::kRts, QpEvent::kProtectionFault), nullptr);
+  EXPECT_EQ(FindQpTransition(QpKind::kUd, QpState::kRts, QpEvent::kSendFault)->to, QpState::kSqe);
+}
+
 TEST(QpStates, NothingOfAStreamHappensToAnInfinibandQp) {
-  for (const QpKind kind : {QpKind::kRc, QpKind::kUc}) {
+  for (const QpKind kind : {QpKind::kRc, QpKind::kUc, QpKind::kUd}) {
     for (const QpTransition& row : QpTransitions(kind)) {
       EXPECT_EQ(row.effects & (qp_effect::kCloseStream | qp_effect::kSendTerminate), 0)
           << ToString(row.from) << " " << ToString(row.event);

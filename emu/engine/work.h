@@ -96,6 +96,8 @@ struct ReceiveCompletion {
   uint32_t immediate = 0;    // as SendWork's
   bool invalidated = false;  // the Send named an STag, and it was invalidated
   uint32_t invalidated_stag = 0;
+  bool has_grh = false;    // a datagram: the Receive begins with its route, which `byte_length` counts, too
+  uint32_t source_qp = 0;  // of a datagram
 };
 
 }  // namespace stagecoach::emu

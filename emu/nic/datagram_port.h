@@ -29,7 +29,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 
 #include "base/bytes.h"
 #include "emu/fabric/fabric.h"
@@ -105,11 +104,9 @@ class DatagramPort {
 
   // --- For RocePort, on the loop ---
 
-  // A stream has come whose hello asks for a link.
+  // What a stream is told whose hello asks for a link; kAccepted is followed by TakeLink.
   wire::CarrierStatus Judge(const wire::CarrierHello& hello, const Stream& stream) const;
-  // It was told yes.
   void TakeLink(const wire::CarrierHello& hello, std::unique_ptr<Stream> stream, bool crc);
-  uint64_t generation() const;
 
   // --- For tests and reports ---
   struct Counters {

@@ -45,6 +45,7 @@ DeviceProfile RoceProfile() {
   profile.name = "roce";
   profile.transport = TransportKind::kInfiniband;
   profile.vendor_part_id = 2;
+  profile.max_ah = 4096;
   profile.max_sge_rd = profile.max_sge;
   profile.max_ird = 16;
   profile.max_ord = 16;
@@ -65,6 +66,7 @@ DeviceProfile MinimalProfile() {
   profile.max_cq = 8;
   profile.max_qp = 8;
   profile.max_srq = 1;
+  profile.max_ah = 4;
   profile.max_cqe = 8;
   profile.max_qp_wr = 4;
   profile.max_srq_wr = 4;
@@ -80,6 +82,9 @@ DeviceProfile MinimalProfile() {
   profile.active_mtu = 1;
   profile.max_message = 1u << 20;
   profile.window_packets = 4;
+  profile.max_links = 4;
+  profile.max_links_of_one = 4;
+  profile.link_queue = 4;
   return profile;
 }
 
@@ -118,6 +123,7 @@ std::string DescribeProfile(const DeviceProfile& profile) {
   Line(&text, "max_cq", profile.max_cq);
   Line(&text, "max_qp", profile.max_qp);
   Line(&text, "max_srq", profile.max_srq);
+  Line(&text, "max_ah", profile.max_ah);
   Line(&text, "max_cqe", profile.max_cqe);
   Line(&text, "max_qp_wr", profile.max_qp_wr);
   Line(&text, "max_srq_wr", profile.max_srq_wr);
@@ -157,6 +163,10 @@ std::string DescribeProfile(const DeviceProfile& profile) {
   Line(&text, "redial_first", profile.redial_first);
   Line(&text, "redial_longest", profile.redial_longest);
   Line(&text, "carrier_patience", profile.carrier_patience);
+  Line(&text, "max_links", profile.max_links);
+  Line(&text, "max_links_of_one", profile.max_links_of_one);
+  Line(&text, "link_queue", profile.link_queue);
+  Line(&text, "link_idle", profile.link_idle);
   Line(&text, "drop_one_in", profile.drop_one_in);
   Line(&text, "duplicate_one_in", profile.duplicate_one_in);
   Line(&text, "not_ready_one_in", profile.not_ready_one_in);

@@ -19,7 +19,7 @@ namespace stagecoach::emu {
 // Which engine is behind the QPs, and so what the device is to programs.
 enum class TransportKind : uint8_t {
   kIwarp,       // RdmapStream: RDMAP over the stream that rdma_cm connects
-  kInfiniband,  // IbTransport: RC and UC as RoCEv2 has them; a stream only carries packets (roce_port.h)
+  kInfiniband,  // RC, UC and UD as RoCEv2 has them; a stream only carries packets (roce_port.h)
 };
 const char* ToString(TransportKind kind);
 
@@ -40,6 +40,7 @@ struct DeviceProfile {
   uint32_t max_cq = 4096;
   uint32_t max_qp = 4096;
   uint32_t max_srq = 1024;
+  uint32_t max_ah = 0;
 
   // Sizes. `max_mr_size` in bytes.
   uint32_t max_cqe = 131072;
@@ -108,6 +109,12 @@ struct DeviceProfile {
   Duration redial_longest = 100ms;
   // How long the Sends of a UC QP wait for a carrier; after that they are lost, as on a network.
   Duration carrier_patience = 1s;
+  // Links for datagrams: how many in either direction, and from one address; how many datagrams may wait for one; and
+  // how long one may be quiet.
+  uint32_t max_links = 256;
+  uint32_t max_links_of_one = 64;
+  uint32_t link_queue = 256;
+  Duration link_idle = 30s;
 
   // --- Habits that a program must live with; 0 is never ---
 

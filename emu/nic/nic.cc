@@ -41,6 +41,7 @@ Nic::Nic(Fabric& fabric, DeviceProfile profile, NicOptions options)
       loop_(fabric),
       roce_(profile_.transport == TransportKind::kInfiniband ? std::make_unique<RocePort>(*this, fabric, profile_)
                                                              : nullptr),
+      datagrams_(roce_ != nullptr ? std::make_unique<DatagramPort>(*this, loop_, fabric, profile_) : nullptr),
       last_qp_number_(kFirstQpNumber - 1) {}
 
 Nic::~Nic() {
@@ -52,7 +53,9 @@ Nic::~Nic() {
   }
   if (!lingering.empty()) STAGECOACH_MARK("nic.taken_down_with_qps_lingering");
   for (const std::unique_ptr<QueuePair>& qp : lingering) qp->Drop();
+  // The first gives streams to the second, which is not used by QPs any more.
   roce_.reset();
+  datagrams_.reset();
   // Nothing completes any more.
   loop_.Remove(&cq_caretaker_);
 }
@@ -89,7 +92,12 @@ int Nic::CloseContext(NicContext* context) {
   for (uint32_t handle : HandlesOf(channels_, id)) channels_.erase(handle);
   const std::vector<uint32_t> windows = HandlesOf(windows_, id);
   const std::vector<uint32_t> regions = HandlesOf(regions_, id);
+  std::vector<uint32_t> ahs;
+  for (const auto& [handle, ah] : ahs_) {
+    if (ah->context == id) ahs.push_back(handle);
+  }
   lock.unlock();
+  for (uint32_t handle : ahs) DestroyAh(handle);
   for (uint32_t handle : windows) DeallocateWindow(handle);
   for (uint32_t handle : regions) DeregisterRegion(handle);
   lock.lock();
@@ -264,8 +272,8 @@ void Nic::SettlePlacements() {
 
 Nic::Objects Nic::objects() const {
   std::lock_guard lock(mutex_);
-  return {contexts_.size(), pds_.size(), regions_.size(), windows_.size(),
-          channels_.size(), cqs_.size(), qps_.size(),     srqs_.size()};
+  return {contexts_.size(), pds_.size(), regions_.size(), windows_.size(), channels_.size(),
+          cqs_.size(),      qps_.size(), srqs_.size(),    ahs_.size()};
 }
 
 std::string Nic::Describe() {
@@ -273,7 +281,8 @@ std::string Nic::Describe() {
   std::string text = name() + ": " + std::to_string(count.contexts) + " contexts, " + std::to_string(count.pds) +
                      " PDs, " + std::to_string(count.regions) + " regions, " + std::to_string(count.windows) +
                      " windows, " + std::to_string(count.channels) + " channels, " + std::to_string(count.cqs) +
-                     " CQs, " + std::to_string(count.srqs) + " SRQs, " + std::to_string(count.qps) + " QPs\n";
+                     " CQs, " + std::to_string(count.srqs) + " SRQs, " + std::to_string(count.ahs) + " AHs, " +
+                     std::to_string(count.qps) + " QPs\n";
   std::lock_guard lock(mutex_);
   for (const auto& [handle, qp] : qps_) text += "  " + qp->Describe() + "\n";
   for (const auto& qp : lingering_) text += "  " + qp->Describe() + ", destroyed\n";
@@ -503,6 +512,7 @@ Result<QueuePair*, int> Nic::CreateQp(NicContext& context, const QpCreate& creat
   ++send_cq->second.users;
   ++receive_cq->second.users;
   if (create.srq != nullptr) ++srqs_[create.srq->handle()].users;
+  if (create.type == QpType::kUd) datagrams_->Join(*result);
   return result;
 }
 
@@ -520,6 +530,7 @@ int Nic::DestroyQp(uint32_t handle, bool settle) {
     qps_.erase(found);
     qps_by_number_.erase(qp->qp_number());
   }
+  if (qp->type() == QpType::kUd) datagrams_->Leave(*qp);
   const bool lingers = qp->Retire();
   qp->context().async_events().Settle(&qp->async_account(), settle);
   registry_.UnbindWindowsOf(qp->qp_number());

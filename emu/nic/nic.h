@@ -3,7 +3,7 @@
 // Programs reach it through an open device (NicContext, ibv_context). Control operations name objects by handle, as the
 // kernel does, and answer with an errno: ENOENT for a handle that names nothing, EINVAL for an argument that names
 // nothing or an attribute out of bounds, ENOMEM at a limit, EBUSY while something depends on the object, EIO when the
-// device has failed. Data-path operations are on the objects. Not here: UD.
+// device has failed. Data-path operations are on the objects.
 //
 // Threading: every member from any thread. The control lock comes first in the lock order and nothing on the data path
 // takes it. Locks, the lost-wakeup argument and the lease: connection.h.
@@ -23,8 +23,10 @@
 #include "base/trace.h"
 #include "emu/fabric/fabric.h"
 #include "emu/llp/llp.h"
+#include "emu/nic/address_handles.h"
 #include "emu/nic/completion_channel.h"
 #include "emu/nic/completion_queue.h"
+#include "emu/nic/datagram_port.h"
 #include "emu/nic/device_profile.h"
 #include "emu/nic/memory_registry.h"
 #include "emu/nic/nic_faults.h"
@@ -84,6 +86,11 @@ class Nic {
   bool is_infiniband() const { return roce_ != nullptr; }
   // Of an InfiniBand device.
   RocePort& roce() { return *roce_; }
+  DatagramPort& datagrams() { return *datagrams_; }
+  // A new record layer as the options' tap wants it.
+  std::unique_ptr<Llp> Tap(std::unique_ptr<Llp> llp) {
+    return options_.tap ? options_.tap(std::move(llp)) : std::move(llp);
+  }
 
   // --- The port, and the end of the device ---
   // A port that goes down says so in each context (IBV_EVENT_PORT_ERR, IBV_EVENT_PORT_ACTIVE) and in ibv_query_port;
@@ -114,6 +121,7 @@ class Nic {
     size_t cqs = 0;
     size_t qps = 0;
     size_t srqs = 0;
+    size_t ahs = 0;
   };
   Objects objects() const;
   // Counts, and a line for each QP.
@@ -137,6 +145,12 @@ class Nic {
   Result<Region, int> ReregisterRegion(NicContext& context, uint32_t handle, const RegionChange& change);
   Result<Region, int> AllocateWindow(NicContext& context, uint32_t pd, WindowType type = WindowType::kType2);
   int DeallocateWindow(uint32_t handle);
+
+  // --- Address handles ---
+  // EOPNOTSUPP on iWARP, and for a multicast GID; what PathTo says of the vector; EINVAL for an unknown PD. The handle
+  // stays until DestroyAh.
+  Result<const AddressHandle*, int> CreateAh(NicContext& context, uint32_t pd, const AddressVector& vector);
+  int DestroyAh(uint32_t handle);
 
   // --- Completion channels and queues ---
   Result<CompletionChannel*, int> CreateChannel(NicContext& context);
@@ -187,12 +201,13 @@ class Nic {
 
  private:
   friend class Connection;
+  friend class DatagramConnection;
   friend class IbConnection;
   friend class QueuePair;
 
   struct Pd {
     uint32_t context = 0;
-    uint32_t users = 0;  // regions, windows, SRQs and QPs
+    uint32_t users = 0;  // regions, windows, address handles, SRQs and QPs
   };
   struct RegionEntry {
     uint32_t context = 0;
@@ -254,7 +269,8 @@ class Nic {
   std::atomic<bool> port_active_{true};
   std::atomic<bool> failed_{false};
   std::optional<NicFaults> faults_;
-  std::unique_ptr<RocePort> roce_;  // of an InfiniBand device
+  std::unique_ptr<RocePort> roce_;           // of an InfiniBand device
+  std::unique_ptr<DatagramPort> datagrams_;  // likewise
 
   mutable std::mutex mutex_;  // the tables below; taken before every other lock
   uint32_t last_handle_ = 0;  // handles are never used twice
@@ -266,6 +282,7 @@ class Nic {
   std::map<uint32_t, Channel> channels_;
   std::map<uint32_t, Cq> cqs_;
   std::map<uint32_t, Srq> srqs_;
+  std::map<uint32_t, std::unique_ptr<AddressHandle>> ahs_;
   std::map<uint32_t, std::unique_ptr<QueuePair>> qps_;
   std::map<uint32_t, QueuePair*> qps_by_number_;
   std::vector<std::unique_ptr<QueuePair>> lingering_;

@@ -16,7 +16,7 @@ struct QpCapabilities {
   uint32_t max_inline = 0;  // bytes
 };
 
-enum class QpType : uint8_t { kRc, kUc };
+enum class QpType : uint8_t { kRc, kUc, kUd };
 
 // The way to a peer, as ibv_ah_attr says it. What means nothing on Ethernet is remembered alone.
 struct AddressVector {
@@ -41,6 +41,7 @@ struct QpAttributes {
   bool notify_drained = false;              // IBV_QP_EN_SQD_ASYNC_NOTIFY
   uint32_t access = 0;                      // AccessFlags
   uint16_t pkey_index = 0;
+  uint32_t qkey = 0;  // UD: what datagrams must carry to be taken
   uint8_t port = 1;
   uint8_t path_mtu = 0;  // ibv_mtu
   AddressVector path;

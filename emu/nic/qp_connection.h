@@ -1,8 +1,8 @@
 // QpConnection: what a QP needs of whatever moves its records, whichever transport that is.
 //
 // Connection (connection.h) is iWARP's: one stream, which is the connection. IbConnection (ib_connection.h) is
-// InfiniBand's: streams come and go under it. Everything here runs under the lock of the QP; what that means, and who
-// wakes whom, is told in connection.h.
+// InfiniBand's: streams come and go under it. DatagramConnection (datagram_connection.h) is UD's and has none.
+// Everything here runs under the lock of the QP; what that means, and who wakes whom, is told in connection.h.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +14,7 @@
 #include "emu/fabric/stream.h"
 #include "emu/llp/llp.h"
 #include "emu/nic/qp_attributes.h"
+#include "emu/wire/ib.h"
 
 namespace stagecoach::emu {
 
@@ -24,6 +25,15 @@ struct RocePath;
 class Carrier {
  public:
   virtual ~Carrier() = default;
+};
+
+// What became of a datagram at a QP.
+enum class DatagramFate : uint8_t {
+  kTaken,
+  kNotReceiving,  // no UD QP in a state that receives
+  kBadQkey,
+  kNoReceive,
+  kTooLong,  // for the Receive
 };
 
 class QpConnection {
@@ -61,6 +71,10 @@ class QpConnection {
   // A stream that the peer has agreed to, known to the port as `serial`. False, and nothing taken, unless it is for
   // this life of the QP.
   virtual bool TakeCarrier(uint64_t /*generation*/, uint64_t /*serial*/, std::unique_ptr<Llp>&) { return false; }
+  // A datagram has come for this QP, from an address to one of ours. Nothing of it is used afterwards.
+  virtual DatagramFate TakeDatagram(const RocePath&, const wire::IbHeader&, ConstBytes) {
+    return DatagramFate::kNotReceiving;
+  }
   // Carriers that are not used any more, to be destroyed without the QP's lock.
   virtual std::vector<std::unique_ptr<Carrier>> TakeOldCarriers() { return {}; }
 };

@@ -7,6 +7,7 @@
 #include "base/mark.h"
 #include "base/mutant.h"
 #include "emu/nic/connection.h"
+#include "emu/nic/datagram_connection.h"
 #include "emu/nic/ib_connection.h"
 #include "emu/nic/nic.h"
 #include "emu/nic/roce_port.h"
@@ -75,7 +76,15 @@ bool IsLocalOperation(PostOpcode opcode) {
 
 QpKind KindOf(const Nic& nic, QpType type) {
   if (nic.profile().transport == TransportKind::kIwarp) return QpKind::kIwarp;
-  return type == QpType::kUc ? QpKind::kUc : QpKind::kRc;
+  switch (type) {
+    case QpType::kRc:
+      break;
+    case QpType::kUc:
+      return QpKind::kUc;
+    case QpType::kUd:
+      return QpKind::kUd;
+  }
+  return QpKind::kRc;
 }
 
 // What attributes may be at most.
@@ -125,7 +134,8 @@ QueuePair::QueuePair(Nic& nic, NicContext& context, uint32_t handle, uint32_t qp
       sends_(create.capabilities, {.kind = kind_,
                                    .max_read_sge = nic.profile().max_sge_rd,
                                    .atomics = nic.profile().atomics,
-                                   .signal_all = create.signal_all}),
+                                   .signal_all = create.signal_all,
+                                   .pd = create.pd}),
       receives_(create.capabilities) {}
 
 QueuePair::~QueuePair() {
@@ -219,6 +229,7 @@ void QueuePair::KeepAttributes(const QpAttributes& attributes, uint32_t mask) {
   const uint32_t psn_bits = kind_ == QpKind::kIwarp ? ~uint32_t{0} : wire::kPsnMask;
   if (has(qp_attr::kAccessFlags)) attributes_.access = attributes.access;
   if (has(qp_attr::kPkeyIndex)) attributes_.pkey_index = attributes.pkey_index;
+  if (has(qp_attr::kQkey)) attributes_.qkey = attributes.qkey;
   if (has(qp_attr::kPort)) attributes_.port = attributes.port;
   if (has(qp_attr::kPathMtu)) attributes_.path_mtu = attributes.path_mtu;
   if (has(qp_attr::kAv)) attributes_.path = attributes.path;
@@ -251,7 +262,7 @@ int QueuePair::Modify(const QpAttributes& attributes, uint32_t mask) {
       CheckQpModify(kind_, state(), attributes.state, attributes.current_state, mask);
   int error = transition ? CheckAttributes(attributes, mask) : EINVAL;
   // Its packets would have to be carried to itself.
-  if (error == 0 && connects && attributes.destination_qp_number == qp_number_ &&
+  if (error == 0 && connects && kind_ != QpKind::kUd && attributes.destination_qp_number == qp_number_ &&
       GidOf(path->local) == GidOf(path->remote)) {
     error = EOPNOTSUPP;
   }
@@ -277,8 +288,12 @@ int QueuePair::Modify(const QpAttributes& attributes, uint32_t mask) {
         reap = true;
       }
       if (connects) {
-        connection_ = std::make_unique<IbConnection>(*this, attributes_, *path);
-        connected = true;
+        if (kind_ == QpKind::kUd) {
+          connection_ = std::make_unique<DatagramConnection>(*this);
+        } else {
+          connection_ = std::make_unique<IbConnection>(*this, attributes_, *path);
+        }
+        connected = kind_ != QpKind::kUd;  // a UD QP has no stream that pollers could move
       }
       // Sends failed, and the program knows: those posted from now on are new.
       if (from == QpState::kSqe && to == QpState::kRts) send_failed_ = failed_locally_ = false;
@@ -511,6 +526,8 @@ void QueuePair::FinishReceive(const ReceiveCompletion& completion) {
       .invalidated_rkey = completion.invalidated_stag,
       .has_immediate = completion.has_immediate,
       .immediate = completion.immediate,
+      .has_grh = completion.has_grh,
+      .source_qp = completion.source_qp,
       .solicited = completion.solicited};
   uint64_t number = 0;
   if (create_.srq != nullptr) {
@@ -652,6 +669,15 @@ bool QueuePair::TakeCarrier(uint64_t generation, uint64_t serial, std::unique_pt
   Leave();
   if (taken) ChangeCarriers();
   return taken;
+}
+
+DatagramFate QueuePair::TakeDatagram(const RocePath& from, const wire::IbHeader& header, ConstBytes payload) {
+  Enter();
+  const DatagramFate fate =
+      connection_ != nullptr ? connection_->TakeDatagram(from, header, payload) : DatagramFate::kNotReceiving;
+  lock_.Request(kContinue);
+  Leave();
+  return fate;
 }
 
 void QueuePair::ChangeCarriers() {

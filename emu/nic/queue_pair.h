@@ -31,6 +31,8 @@
 namespace stagecoach::emu {
 
 class Connection;
+class DatagramConnection;
+enum class DatagramFate : uint8_t;
 class IbConnection;
 class Nic;
 class QpConnection;
@@ -154,6 +156,9 @@ class QueuePair final : public PolledConnection, public LoopClient {
   };
   Counters counters();
 
+  // --- For the NIC's DatagramPort ---
+  DatagramFate TakeDatagram(const RocePath& from, const wire::IbHeader& header, ConstBytes payload);
+
   // --- PolledConnection, LoopClient; for the NIC ---
   bool Drive() override;
   int PollDescriptor() const override { return poll_descriptor_.load(std::memory_order_acquire); }
@@ -168,6 +173,7 @@ class QueuePair final : public PolledConnection, public LoopClient {
 
  private:
   friend class Connection;
+  friend class DatagramConnection;
   friend class IbConnection;
   friend class Nic;
   template <typename Transport>

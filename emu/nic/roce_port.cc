@@ -312,6 +312,7 @@ class RocePort::Visitor final : public StreamWatcher {
 
  private:
   void Consider() {
+    if (hello_->datagrams) return Answer(core_.nic_.datagrams().Judge(*hello_, *stream_));
     if (const std::optional<CarrierStatus> status = core_.Judge(*hello_, stream_->remote())) return Answer(*status);
     STAGECOACH_MARK("port.visitor_waits_for_its_qp");
     core_.Wait(hello_->destination_qp, key_);
@@ -334,6 +335,10 @@ class RocePort::Visitor final : public StreamWatcher {
       return End(ToString(status), /*abort=*/false);
     }
     stream_->SetWatcher(nullptr);
+    if (hello_->datagrams) {
+      core_.nic_.datagrams().TakeLink(*hello_, std::move(stream_), crc);
+      return Finish();
+    }
     core_.Attach(hello_->destination_qp, core_.members_.at(hello_->destination_qp), std::move(stream_), crc);
     Finish();
   }

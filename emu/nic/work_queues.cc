@@ -5,9 +5,13 @@
 
 #include "base/mark.h"
 #include "base/safe_copy/safe_copy.h"
+#include "emu/nic/address_handles.h"
 
 namespace stagecoach::emu {
 namespace {
+
+// Of a QP number: the slot of its process is above (roce_port.h).
+constexpr uint32_t kSlotBits = 16;
 
 SendOpcode EngineOpcode(PostOpcode opcode) {
   switch (opcode) {
@@ -40,6 +44,8 @@ int CheckOpcode(const SendRules& rules, bool extensions, PostOpcode opcode) {
     if (opcode == PostOpcode::kSendImmediate) return EOPNOTSUPP;
     return (opcode == PostOpcode::kWriteImmediate || IsAtomic(opcode)) && !extensions ? EOPNOTSUPP : 0;
   }
+  if (rules.kind == QpKind::kUd)
+    return opcode == PostOpcode::kSend || opcode == PostOpcode::kSendImmediate ? 0 : EINVAL;
   if (IsAtomic(opcode) && !rules.atomics) return EOPNOTSUPP;
   // Nothing that needs an answer, and nothing that must not be lost (InfiniBand specification, table 39).
   const bool reliable = opcode == PostOpcode::kRead || opcode == PostOpcode::kSendInvalidate || IsAtomic(opcode);
@@ -54,10 +60,15 @@ SendQueue::SendQueue(const QpCapabilities& capabilities, const SendRules& rules)
       rules_(rules),
       slots_(std::max(capabilities.max_send_wr, 1u)),
       sges_(slots_.size() * max_sge_),
-      inline_data_(slots_.size() * max_inline_) {}
+      inline_data_(slots_.size() * max_inline_),
+      targets_(rules.kind == QpKind::kUd ? slots_.size() : 0) {}
 
 int SendQueue::Check(const SendRequest& request, size_t ahead) const {
   if (const int error = CheckOpcode(rules_, extensions_, request.opcode)) return error;
+  if (rules_.kind == QpKind::kUd) {
+    if (request.destination == nullptr || request.destination->pd != rules_.pd) return EINVAL;
+    if (request.remote_qp > wire::kIbQpMask) return EINVAL;
+  }
   if (request.sges.size() > max_sge_) return EINVAL;
   const bool is_read = request.opcode == PostOpcode::kRead;
   // What an answer is to be put into cannot be inline.
@@ -97,6 +108,12 @@ int SendQueue::Add(const SendRequest& request) {
   slot.byte_length = 0;
   slot.sges = {};
   slot.inline_data = {};
+  if (!targets_.empty()) {
+    DatagramTarget& target = targets_[index];
+    target = {request.destination->peer, request.remote_qp, request.remote_qkey};
+    // With the general services every process has a QP of the same number: that of the first is meant.
+    target.peer.slot = static_cast<uint8_t>(request.remote_qp >> kSlotBits);
+  }
   if (request.is_inline) {
     std::byte* const data = inline_data_.data() + index * max_inline_;
     size_t at = 0;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "emu/engine/work.h"
+#include "emu/nic/datagram_port.h"
 #include "emu/nic/qp_attributes.h"
 #include "emu/nic/work_types.h"
 
@@ -26,12 +27,20 @@ struct SendSlot : SendWork {
   uint32_t byte_length = 0;
 };
 
+// Where a datagram goes.
+struct DatagramTarget {
+  DatagramPeer peer;
+  uint32_t remote_qp = 0;
+  uint32_t remote_qkey = 0;
+};
+
 // What may be posted, besides what the capabilities say.
 struct SendRules {
   QpKind kind = QpKind::kIwarp;
   uint32_t max_read_sge = 1;
   bool atomics = false;
   bool signal_all = false;
+  uint32_t pd = 0;  // that address handles must be of
 };
 
 class SendQueue {
@@ -57,6 +66,10 @@ class SendQueue {
   // Requests since the QP was made or reset: posted, and of these completed.
   uint64_t posted() const { return posted_.load(std::memory_order_acquire); }
   uint64_t retired() const { return retired_.load(std::memory_order_relaxed); }
+  // Of a UD QP's request.
+  const DatagramTarget& TargetOf(const SendSlot& slot) const {
+    return targets_[static_cast<size_t>(&slot - slots_.data())];
+  }
   // The slot of work the engine was given.
   SendSlot& SlotOf(const SendWork* work);
   // The oldest submitted request if it is done, else null.
@@ -74,8 +87,9 @@ class SendQueue {
   std::mutex mutex_;
   bool extensions_ = false;  // guarded by mutex_
   std::vector<SendSlot> slots_;
-  std::vector<ScatterGather> sges_;     // max_sge_ for each slot
-  std::vector<std::byte> inline_data_;  // max_inline_ for each slot
+  std::vector<ScatterGather> sges_;      // max_sge_ for each slot
+  std::vector<std::byte> inline_data_;   // max_inline_ for each slot
+  std::vector<DatagramTarget> targets_;  // of a UD QP: one for each slot
   std::atomic<uint64_t> posted_{0};
   uint64_t submitted_ = 0;
   std::atomic<uint64_t> retired_{0};

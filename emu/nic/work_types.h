@@ -12,6 +12,8 @@
 
 namespace stagecoach::emu {
 
+struct AddressHandle;
+
 // Access rights of a region or window: the bits of ibv_access_flags.
 enum AccessFlags : uint32_t {
   kAccessLocalWrite = 1u << 0,
@@ -69,6 +71,10 @@ struct SendRequest {
   uint64_t compare_add = 0;  // atomics: what is added, or what must be there for the swap
   uint64_t swap = 0;
   WindowBinding bind;  // kBindWindow
+  // UD: to whom. The handle is used during the call alone.
+  const AddressHandle* destination = nullptr;
+  uint32_t remote_qp = 0;
+  uint32_t remote_qkey = 0;
 };
 
 struct ReceiveRequest {
@@ -118,6 +124,8 @@ struct WorkCompletion {
   uint32_t invalidated_rkey = 0;
   bool has_immediate = false;  // Receive
   uint32_t immediate = 0;
+  bool has_grh = false;    // Receive of a datagram
+  uint32_t source_qp = 0;  // likewise
   bool solicited = false;  // Receive of a Send with Solicited Event
   Instant at{};            // when it was put on the CQ, by the fabric's clock, where its consumer asked for that
 };

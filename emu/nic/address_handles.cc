@@ -1,0 +1,51 @@
+#include "emu/nic/address_handles.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <memory>
+
+#include "emu/nic/nic.h"
+
+namespace stagecoach::emu {
+namespace {
+
+// InfiniBand's multicast GIDs are IPv6's, and of IPv4 those of RFC 5771.
+bool IsMulticast(const AddressVector& vector) {
+  if (!vector.is_global) return false;
+  const IpEndpoint address = AddressOf(vector.gid);
+  if (address.family == IpEndpoint::Family::kIpv4) return (address.address[0] & 0xf0) == 0xe0;
+  return address.address[0] == 0xff;
+}
+
+}  // namespace
+
+Result<const AddressHandle*, int> Nic::CreateAh(NicContext& context, uint32_t pd_handle, const AddressVector& vector) {
+  if (!is_infiniband() || IsMulticast(vector)) return Err(EOPNOTSUPP);
+  // The system is asked for the way, which is not to be done under the lock.
+  const Result<RocePath, int> path = roce_->PathTo(vector);
+  if (!path) return Err(path.error());
+  auto ah = std::make_unique<AddressHandle>();
+  ah->context = context.id();
+  ah->pd = pd_handle;
+  ah->vector = vector;
+  ah->peer = datagrams_->PeerAt(*path);
+  std::lock_guard lock(mutex_);
+  if (failed()) return Err(EIO);
+  const auto pd = pds_.find(pd_handle);
+  if (pd == pds_.end()) return Err(EINVAL);
+  if (ahs_.size() >= profile_.max_ah) return Err(ENOMEM);
+  ++pd->second.users;
+  const uint32_t handle = ah->handle = ++last_handle_;
+  return (ahs_[handle] = std::move(ah)).get();
+}
+
+int Nic::DestroyAh(uint32_t handle) {
+  std::lock_guard lock(mutex_);
+  const auto found = ahs_.find(handle);
+  if (found == ahs_.end()) return ENOENT;
+  --pds_[found->second->pd].users;
+  ahs_.erase(found);
+  return 0;
+}
+
+}  // namespace stagecoach::emu

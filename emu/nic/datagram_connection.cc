@@ -1,0 +1,187 @@
+#include "emu/nic/datagram_connection.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/mark.h"
+#include "emu/nic/datagram_port.h"
+#include "emu/nic/work_queues.h"
+
+namespace stagecoach::emu {
+namespace {
+
+constexpr size_t kSmallestMtu = 128;  // shifted by the code of ibv_mtu: 1 is 256
+// The record has no IP header, so of the sender's wishes about it none arrives: what is usual stands in its place.
+constexpr uint8_t kHopLimit = 64;
+
+uint64_t LengthOf(std::span<const ScatterGather> sges) {
+  uint64_t length = 0;
+  for (const ScatterGather& sge : sges) length += sge.length;
+  return length;
+}
+
+}  // namespace
+
+DatagramConnection::DatagramConnection(QueuePair& qp)
+    : qp_(qp),
+      nic_(qp.nic_),
+      mtu_(kSmallestMtu << nic_.profile().active_mtu),
+      memory_(nic_.registry(), qp.pd(), qp.qp_number()) {}
+
+bool DatagramConnection::Serve(uint32_t requests) {
+  const bool moved = open_ && Send();
+  if (open_ && qp_.doom_ != nullptr) Fail(QpEvent::kLocalFault);
+  // What is posted counts as sent before the end.
+  if (open_ && (requests & QueuePair::kDisconnect) != 0) Fail(QpEvent::kLocalClose);
+  RefreshDeadline();
+  return moved;
+}
+
+bool DatagramConnection::Send() {
+  bool any = false;
+  while (qp_.sends_.HasUnsubmitted() && RulesOf(qp_.state()).post_send == PostRule::kProcess) {
+    if (!SendOne(qp_.sends_.NextToSubmit())) break;
+    qp_.sends_.AdvanceSubmitted();
+    any = true;
+  }
+  qp_.RetireSends();
+  return any;
+}
+
+bool DatagramConnection::SendOne(SendSlot& slot) {
+  size_t size = 0;
+  const WorkStatus gathered = Gather(slot, &size);
+  if (gathered != WorkStatus::kSuccess) {
+    // The state changes before a completion shows why, as programs that see one ask for the other.
+    qp_.Apply(QpEvent::kSendFault);
+    FinishSend(slot, gathered);
+    return true;
+  }
+  if (!std::exchange(psn_is_known_, true)) psn_ = qp_.attributes_.send_psn;
+  const DatagramTarget& target = qp_.sends_.TargetOf(slot);
+  wire::IbHeader header;
+  header.op = slot.opcode == SendOpcode::kSendImmediate ? wire::IbOp::kSendOnlyImm : wire::IbOp::kSendOnly;
+  header.solicited = slot.solicited;
+  header.destination_qp = target.remote_qp;
+  header.source_qp = qp_.qp_number();
+  header.qkey = QkeyToSend(target.remote_qkey, qp_.attributes_.qkey);
+  header.psn = psn_;
+  header.immediate = slot.immediate;
+  const ConstBytes payload = slot.is_inline ? slot.inline_data : ConstBytes(gathered_).first(size);
+  if (nic_.datagrams().Send(target.peer, header, payload, qp_.qp_number()) == DatagramPort::Sent::kFull) {
+    STAGECOACH_MARK("qp.datagram_waits_for_room");
+    return false;
+  }
+  psn_ = wire::PsnAdd(psn_, 1);
+  FinishSend(slot, WorkStatus::kSuccess);
+  return true;
+}
+
+WorkStatus DatagramConnection::Gather(const SendSlot& slot, size_t* size) {
+  const uint64_t length = slot.is_inline ? slot.inline_data.size() : LengthOf(slot.sges);
+  if (length > mtu_) return WorkStatus::kLocalLengthError;
+  *size = length;
+  if (slot.is_inline) return WorkStatus::kSuccess;
+  MutableBytes into = MutableBytes(gathered_).first(length);
+  for (const ScatterGather& sge : slot.sges) {
+    const auto pin = memory_.Pin(sge.lkey, sge.address, sge.length, MemoryAccess::kLocalRead);
+    if (!pin) return WorkStatus::kLocalProtectionError;
+    into = into.subspan(CopyBytes(into, pin->bytes()));
+  }
+  return WorkStatus::kSuccess;
+}
+
+void DatagramConnection::FinishSend(SendSlot& slot, WorkStatus status) {
+  qp_.FinishSend({.work = &slot, .status = status});
+}
+
+// --- Receiving ---
+
+DatagramFate DatagramConnection::TakeDatagram(const RocePath& from, const wire::IbHeader& header, ConstBytes payload) {
+  if (!open_ || !RulesOf(qp_.state()).receiving) return DatagramFate::kNotReceiving;
+  if (header.qkey != qp_.attributes_.qkey) return DatagramFate::kBadQkey;
+  if (receive_ == nullptr) receive_ = qp_.receive_source().TakeReceive();
+  if (receive_ == nullptr) return DatagramFate::kNoReceive;
+  const size_t length = kGrhSize + payload.size();
+  if (LengthOf(receive_->sges) < length) {
+    STAGECOACH_MARK("qp.datagram_too_long_for_its_receive");
+    return DatagramFate::kTooLong;
+  }
+  std::array<std::byte, kGrhSize> grh;
+  const size_t packet = header.EncodedSize() + payload.size() + header.pad + wire::kIbIcrcSize;
+  WriteGrh({.source = GidOf(from.remote), .destination = GidOf(from.local), .hop_limit = kHopLimit}, packet, grh);
+  const ConstBytes parts[] = {grh, payload};
+  ReceiveCompletion done;
+  done.work = std::exchange(receive_, nullptr);
+  done.status = Place(*done.work, parts);
+  if (done.status == WorkStatus::kSuccess) {
+    done.byte_length = static_cast<uint32_t>(length);
+    done.solicited = header.solicited;
+    done.has_immediate = wire::HasImmediate(header.op);
+    done.immediate = header.immediate;
+    done.has_grh = true;
+    done.source_qp = header.source_qp;
+    qp_.FinishReceive(done);
+  } else {
+    qp_.Apply(QpEvent::kWorkFault);
+    qp_.FinishReceive(done);
+    Close();
+  }
+  return DatagramFate::kTaken;
+}
+
+WorkStatus DatagramConnection::Place(const ReceiveWork& receive, std::span<const ConstBytes> parts) {
+  size_t left = 0;
+  for (const ConstBytes part : parts) left += part.size();
+  ConstBytes part;
+  for (const ScatterGather& sge : receive.sges) {
+    const size_t here = std::min<size_t>(sge.length, left);
+    const auto pin = memory_.Pin(sge.lkey, sge.address, here, MemoryAccess::kLocalWrite);
+    if (!pin) return WorkStatus::kLocalProtectionError;
+    left -= here;
+    MutableBytes into = pin->bytes();
+    while (!into.empty()) {
+      if (part.empty()) {
+        part = parts.front();
+        parts = parts.subspan(1);
+        continue;
+      }
+      const size_t copied = CopyBytes(into, part.first(std::min(part.size(), into.size())));
+      into = into.subspan(copied);
+      part = part.subspan(copied);
+    }
+    if (left == 0) break;
+  }
+  return WorkStatus::kSuccess;
+}
+
+// --- Endings ---
+
+void DatagramConnection::Fail(QpEvent event) {
+  qp_.Apply(event);
+  Close();
+}
+
+void DatagramConnection::Close() {
+  Abort();
+  qp_.FlushQueues();
+}
+
+void DatagramConnection::Abort() {
+  if (!std::exchange(open_, false)) return;
+  // An SRQ does not flush what it has given away; what the QP's own queue has is flushed with the rest of it.
+  if (receive_ != nullptr && qp_.srq() != nullptr) {
+    qp_.FinishReceive({.work = receive_, .status = WorkStatus::kFlushed});
+  }
+  receive_ = nullptr;
+  nic_.loop().Notify(&qp_);  // which takes us out of the QP
+}
+
+void DatagramConnection::RefreshDeadline() {
+  const std::optional<Instant> next = open_ ? qp_.HeldUntil() : std::nullopt;
+  if (next == deadline_) return;
+  deadline_ = next;
+  nic_.loop().SetDeadline(&qp_, next);
+}
+
+}  // namespace stagecoach::emu

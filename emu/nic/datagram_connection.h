@@ -1,0 +1,78 @@
+// DatagramConnection: what moves the work of a UD QP, from RTR to the end of the QP. It is connected with nobody.
+//
+// A send is carried out when its turn comes: its payload is copied from memory and given to the NIC's DatagramPort,
+// and it is done, whether or not anybody will have it. Where the port has no room, it and all behind it wait in the
+// send queue until the port asks the QP to go on. A send that cannot be carried out fails, and the QP goes to SQE.
+//
+// A datagram is put into a Receive as a whole, behind the 40 bytes of its route, or not at all. One that does not fit
+// is dropped, and the Receive serves the next one. One that meets memory it cannot be written to fails the Receive and
+// the QP.
+//
+// Not thread-safe: runs under the lock of its QP. Nothing here waits for a stream or a deadline; it is moved by posts,
+// by the port's wake-ups, and by datagrams that arrive.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "emu/engine/ib_datagram.h"
+#include "emu/engine/work.h"
+#include "emu/nic/memory_registry.h"
+#include "emu/nic/nic.h"
+#include "emu/nic/qp_connection.h"
+#include "emu/nic/queue_pair.h"
+#include "emu/nic/roce_port.h"
+
+namespace stagecoach::emu {
+
+class DatagramConnection final : public QpConnection {
+ public:
+  explicit DatagramConnection(QueuePair& qp);
+  DatagramConnection(const DatagramConnection&) = delete;
+  DatagramConnection& operator=(const DatagramConnection&) = delete;
+
+  bool Serve(uint32_t requests) override;
+  void Abort() override;
+  void SettlePlacements() override {}
+  void ForgetDeadline() override { deadline_.reset(); }
+
+  const char* PhaseName() const override { return open_ ? "open" : "closed"; }
+  bool IsOpen() const override { return open_; }
+  bool HasEnded() const override { return !open_; }
+  bool IsClosed() const override { return !open_; }
+  bool SendsInProgress() const override { return false; }
+  Llp::Counters llp_counters() const override { return {}; }
+  int PollDescriptor() const override { return -1; }
+
+  DatagramFate TakeDatagram(const RocePath& from, const wire::IbHeader& header, ConstBytes payload) override;
+
+ private:
+  // Carries out posted sends as far as there is room. True if any was.
+  bool Send();
+  // False: there is no room, so it was not begun.
+  bool SendOne(SendSlot& slot);
+  WorkStatus Gather(const SendSlot& slot, size_t* size);
+  void FinishSend(SendSlot& slot, WorkStatus status);
+  // GRH and payload into the Receive's memory.
+  WorkStatus Place(const ReceiveWork& receive, std::span<const ConstBytes> parts);
+  void Fail(QpEvent event);
+  void Close();
+  void RefreshDeadline();
+
+  QueuePair& qp_;
+  Nic& nic_;
+  const size_t mtu_;
+  RegistryPort memory_;
+  bool open_ = true;
+  uint32_t psn_ = 0;           // of the next datagram sent
+  bool psn_is_known_ = false;  // it begins with what the program says with RTS
+  // Taken and not used yet, as what it was taken for was too long.
+  const ReceiveWork* receive_ = nullptr;
+  std::array<std::byte, kMaxDatagram> gathered_;
+  std::optional<Instant> deadline_;  // as NicLoop knows it
+};
+
+}  // namespace stagecoach::emu
