@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <memory>
+#include <vector>
 
+#include "emu/engine/ib_datagram.h"
 #include "emu/nic/nic.h"
 
 namespace stagecoach::emu {
@@ -46,6 +48,22 @@ int Nic::DestroyAh(uint32_t handle) {
   --pds_[found->second->pd].users;
   ahs_.erase(found);
   return 0;
+}
+
+Result<AddressVector, int> Nic::VectorOf(ConstBytes grh) {
+  const std::optional<Route> route = ReadGrh(grh);
+  if (!route) return Err(EINVAL);
+  const std::vector<wire::Gid> gids = roce_->Gids();
+  const auto own = std::find(gids.begin(), gids.end(), route->destination);
+  if (own == gids.end()) return Err(EINVAL);
+  AddressVector vector;
+  vector.is_global = true;
+  vector.gid = route->source;
+  vector.sgid_index = static_cast<uint8_t>(own - gids.begin());
+  vector.hop_limit = route->hop_limit;
+  vector.traffic_class = route->traffic_class;
+  vector.flow_label = route->flow_label;
+  return vector;
 }
 
 }  // namespace stagecoach::emu

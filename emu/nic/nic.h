@@ -151,6 +151,9 @@ class Nic {
   // stays until DestroyAh.
   Result<const AddressHandle*, int> CreateAh(NicContext& context, uint32_t pd, const AddressVector& vector);
   int DestroyAh(uint32_t handle);
+  // The way back to the sender of a datagram whose Receive begins with `grh`. EINVAL if that is no route to one of this
+  // host's addresses.
+  Result<AddressVector, int> VectorOf(ConstBytes grh);
 
   // --- Completion channels and queues ---
   Result<CompletionChannel*, int> CreateChannel(NicContext& context);

@@ -1,29 +1,68 @@
-// Address handles, and multicast: they address datagrams, and the device has no datagram QPs. All of it answers
-// EOPNOTSUPP.
+// Address handles: the way to a port, for datagrams. iWARP devices have no datagrams and answer EOPNOTSUPP.
+//
+// Multicast is not offered by any device, nor are Ethernet addresses of peers, which no program needs here: EOPNOTSUPP.
 
 #include <cerrno>
+#include <cstring>
+#include <memory>
 
 #include "verbs_shim/emulated/objects.h"
 
-using namespace stagecoach::verbs::emulated;  // NOLINT: the entry points stand in the global namespace
+using namespace stagecoach;  // NOLINT: the entry points stand in the global namespace
+using namespace stagecoach::verbs::emulated;
 
-extern "C" {
+namespace {
 
-struct ibv_ah* ibv_create_ah(struct ibv_pd*, struct ibv_ah_attr*) {
-  return FailWith(EOPNOTSUPP);
-}
+constexpr uint8_t kPort = 1;
 
-int ibv_init_ah_from_wc(struct ibv_context*, uint8_t, struct ibv_wc*, struct ibv_grh*, struct ibv_ah_attr*) {
-  errno = EOPNOTSUPP;
+int Refuse(int error) {
+  errno = error;
   return -1;
 }
 
-struct ibv_ah* ibv_create_ah_from_wc(struct ibv_pd*, struct ibv_wc*, struct ibv_grh*, uint8_t) {
-  return FailWith(EOPNOTSUPP);
+}  // namespace
+
+extern "C" {
+
+struct ibv_ah* ibv_create_ah(struct ibv_pd* pd, struct ibv_ah_attr* attributes) {
+  ShimContext* context = ToShim(pd->context);
+  const auto created = context->nic->CreateAh(*context->context, pd->handle, FromIbv(*attributes));
+  if (!created) return FailWith(created.error());
+  auto ah = std::make_unique<ShimAh>();
+  ah->context = pd->context;
+  ah->pd = pd;
+  ah->handle = (*created)->handle;
+  ah->address = *created;
+  return ah.release();
 }
 
-int ibv_destroy_ah(struct ibv_ah*) {
-  return EOPNOTSUPP;
+int ibv_init_ah_from_wc(struct ibv_context* context, uint8_t port, struct ibv_wc* completion, struct ibv_grh* grh,
+                        struct ibv_ah_attr* attributes) {
+  if (!NicOf(context).is_infiniband()) return Refuse(EOPNOTSUPP);
+  if (port != kPort) return Refuse(EINVAL);
+  emu::AddressVector vector;
+  if ((completion->wc_flags & IBV_WC_GRH) != 0) {
+    const auto found = NicOf(context).VectorOf({reinterpret_cast<const std::byte*>(grh), sizeof(*grh)});
+    if (!found) return Refuse(found.error());
+    vector = *found;
+  }
+  vector.dlid = completion->slid;
+  vector.service_level = completion->sl;
+  vector.source_path_bits = completion->dlid_path_bits;
+  *attributes = ShownAs(vector);
+  return 0;
+}
+
+struct ibv_ah* ibv_create_ah_from_wc(struct ibv_pd* pd, struct ibv_wc* completion, struct ibv_grh* grh, uint8_t port) {
+  ibv_ah_attr attributes;
+  if (ibv_init_ah_from_wc(pd->context, port, completion, grh, &attributes) != 0) return nullptr;
+  return ibv_create_ah(pd, &attributes);
+}
+
+int ibv_destroy_ah(struct ibv_ah* ah) {
+  if (const int error = NicOf(ah->context).DestroyAh(ah->handle); error != 0) return error;
+  delete static_cast<ShimAh*>(ah);
+  return 0;
 }
 
 int ibv_attach_mcast(struct ibv_qp*, const union ibv_gid*, uint16_t) {
@@ -35,8 +74,7 @@ int ibv_detach_mcast(struct ibv_qp*, const union ibv_gid*, uint16_t) {
 }
 
 int ibv_resolve_eth_l2_from_gid(struct ibv_context*, struct ibv_ah_attr*, uint8_t[ETHERNET_LL_SIZE], uint16_t*) {
-  errno = EOPNOTSUPP;
-  return -1;
+  return Refuse(EOPNOTSUPP);
 }
 
 }  // extern "C"

@@ -27,10 +27,16 @@ bool Convert(const ibv_sge* list, int count, SgeArray* storage, std::span<const 
   return true;
 }
 
-int Convert(const ibv_send_wr& from, SgeArray* storage, emu::SendRequest* to) {
+// Of a request for a QP of `type`: what a datagram's means by its address is something else to the others.
+int Convert(const ibv_send_wr& from, ibv_qp_type type, SgeArray* storage, emu::SendRequest* to) {
   if (!ConvertSendFlags(from.send_flags, to)) return EINVAL;
   if (!Convert(from.sg_list, from.num_sge, storage, &to->sges)) return EINVAL;
   to->wr_id = from.wr_id;
+  if (type == IBV_QPT_UD) {
+    to->destination = AddressOf(from.wr.ud.ah);
+    to->remote_qp = from.wr.ud.remote_qpn;
+    to->remote_qkey = from.wr.ud.remote_qkey;
+  }
   // A C program may have put any number there.
   std::underlying_type_t<ibv_wr_opcode> opcode;
   std::memcpy(&opcode, &from.opcode, sizeof(opcode));
@@ -179,6 +185,10 @@ ibv_wc ToIbv(const emu::WorkCompletion& from) {
     to.wc_flags = IBV_WC_WITH_IMM;
     to.imm_data = from.immediate;
   }
+  if (from.has_grh) {
+    to.wc_flags |= IBV_WC_GRH;
+    to.src_qp = from.source_qp;
+  }
   return to;
 }
 
@@ -241,7 +251,7 @@ int PostSend(ibv_qp* qp, ibv_send_wr* requests, ibv_send_wr** bad) {
   for (ibv_send_wr* request = requests; request != nullptr; request = request->next) {
     SgeArray storage;
     emu::SendRequest converted;
-    error = Convert(*request, &storage, &converted);
+    error = Convert(*request, qp->qp_type, &storage, &converted);
     if (error == 0) error = pair.EnqueueSend(converted);
     if (error != 0) {
       *bad = request;

@@ -80,6 +80,7 @@ void FillDeviceAttributes(const emu::Nic& nic, ibv_device_attr* attributes) {
   attributes->max_mr = static_cast<int>(profile.max_mr);
   attributes->max_pd = static_cast<int>(profile.max_pd);
   attributes->max_mw = static_cast<int>(profile.max_mw);
+  attributes->max_ah = static_cast<int>(profile.max_ah);
   attributes->max_srq = static_cast<int>(profile.max_srq);
   attributes->max_srq_wr = static_cast<int>(profile.max_srq_wr);
   attributes->max_srq_sge = static_cast<int>(profile.max_srq_sge);

@@ -84,6 +84,10 @@ struct ShimSrq : ibv_srq {
   emu::EventAccount* events = nullptr;
 };
 
+struct ShimAh : ibv_ah {
+  const emu::AddressHandle* address = nullptr;
+};
+
 inline ShimCq* ToShim(ibv_cq* cq) {
   return static_cast<ShimCq*>(reinterpret_cast<ibv_cq_ex*>(cq));
 }
@@ -98,6 +102,10 @@ inline ibv_qp* PublicOf(ShimQp* qp) {
 }
 inline ShimSrq* ToShim(ibv_srq* srq) {
   return static_cast<ShimSrq*>(srq);
+}
+// Null for null, which a program may well have in a work request.
+inline const emu::AddressHandle* AddressOf(ibv_ah* ah) {
+  return ah != nullptr ? static_cast<ShimAh*>(ah)->address : nullptr;
 }
 
 // What this layer hangs on a host: its device as the API shows it, and what rdma_cm needs one of per device.
@@ -133,6 +141,9 @@ ShimCq* MakeCq(ibv_context* context, int64_t entries, void* cq_context, ibv_comp
 std::nullptr_t FailWith(int error);
 
 ibv_qp_state ToIbv(emu::QpState state);
+
+emu::AddressVector FromIbv(const ibv_ah_attr& from);
+ibv_ah_attr ShownAs(const emu::AddressVector& from);
 
 ibv_wc ToIbv(const emu::WorkCompletion& completion);
 

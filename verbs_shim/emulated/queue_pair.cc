@@ -36,41 +36,11 @@ std::optional<emu::QpType> FromIbv(ibv_qp_type type) {
       return emu::QpType::kRc;
     case IBV_QPT_UC:
       return emu::QpType::kUc;
+    case IBV_QPT_UD:
+      return emu::QpType::kUd;
     default:
       return std::nullopt;
   }
-}
-
-emu::AddressVector FromIbv(const ibv_ah_attr& from) {
-  emu::AddressVector to;
-  to.is_global = from.is_global != 0;
-  std::memcpy(to.gid.data(), from.grh.dgid.raw, to.gid.size());
-  to.sgid_index = from.grh.sgid_index;
-  to.hop_limit = from.grh.hop_limit;
-  to.traffic_class = from.grh.traffic_class;
-  to.flow_label = from.grh.flow_label;
-  to.dlid = from.dlid;
-  to.service_level = from.sl;
-  to.source_path_bits = from.src_path_bits;
-  to.static_rate = from.static_rate;
-  to.port = from.port_num;
-  return to;
-}
-
-ibv_ah_attr ShownAs(const emu::AddressVector& from) {
-  ibv_ah_attr to{};
-  to.is_global = from.is_global ? 1 : 0;
-  std::memcpy(to.grh.dgid.raw, from.gid.data(), from.gid.size());
-  to.grh.sgid_index = from.sgid_index;
-  to.grh.hop_limit = from.hop_limit;
-  to.grh.traffic_class = from.traffic_class;
-  to.grh.flow_label = from.flow_label;
-  to.dlid = from.dlid;
-  to.sl = from.service_level;
-  to.src_path_bits = from.source_path_bits;
-  to.static_rate = from.static_rate;
-  to.port_num = from.port;
-  return to;
 }
 
 // Attributes of the plain and the extended call begin alike.
@@ -123,6 +93,38 @@ ibv_qp* MakeQp(ibv_pd* pd, Attributes* attributes, std::optional<uint64_t> opera
 
 }  // namespace
 
+emu::AddressVector FromIbv(const ibv_ah_attr& from) {
+  emu::AddressVector to;
+  to.is_global = from.is_global != 0;
+  std::memcpy(to.gid.data(), from.grh.dgid.raw, to.gid.size());
+  to.sgid_index = from.grh.sgid_index;
+  to.hop_limit = from.grh.hop_limit;
+  to.traffic_class = from.grh.traffic_class;
+  to.flow_label = from.grh.flow_label;
+  to.dlid = from.dlid;
+  to.service_level = from.sl;
+  to.source_path_bits = from.src_path_bits;
+  to.static_rate = from.static_rate;
+  to.port = from.port_num;
+  return to;
+}
+
+ibv_ah_attr ShownAs(const emu::AddressVector& from) {
+  ibv_ah_attr to{};
+  to.is_global = from.is_global ? 1 : 0;
+  std::memcpy(to.grh.dgid.raw, from.gid.data(), from.gid.size());
+  to.grh.sgid_index = from.sgid_index;
+  to.grh.hop_limit = from.hop_limit;
+  to.grh.traffic_class = from.traffic_class;
+  to.grh.flow_label = from.flow_label;
+  to.dlid = from.dlid;
+  to.sl = from.service_level;
+  to.src_path_bits = from.source_path_bits;
+  to.static_rate = from.static_rate;
+  to.port_num = from.port;
+  return to;
+}
+
 ibv_qp* CreateExtendedQp(ibv_context* context, ibv_qp_init_attr_ex* attributes) {
   if (IsInherited(context)) return FailWith(ENODEV);
   constexpr uint32_t kKnown = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
@@ -168,6 +170,7 @@ int ibv_modify_qp(struct ibv_qp* qp, struct ibv_qp_attr* attributes, int mask) {
   wanted.notify_drained = attributes->en_sqd_async_notify != 0;
   wanted.access = attributes->qp_access_flags;
   wanted.pkey_index = attributes->pkey_index;
+  wanted.qkey = attributes->qkey;
   wanted.port = attributes->port_num;
   wanted.path_mtu = static_cast<uint8_t>(attributes->path_mtu);
   wanted.path = FromIbv(attributes->ah_attr);
@@ -197,6 +200,7 @@ int ibv_query_qp(struct ibv_qp* qp, struct ibv_qp_attr* attributes, int, struct 
   attributes->path_mtu = static_cast<ibv_mtu>(now.path_mtu);
   attributes->qp_access_flags = now.access;
   attributes->pkey_index = now.pkey_index;
+  attributes->qkey = now.qkey;
   attributes->port_num = now.port;
   attributes->dest_qp_num = now.destination_qp_number;
   attributes->rq_psn = now.receive_psn;

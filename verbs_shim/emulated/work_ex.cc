@@ -155,6 +155,14 @@ void Bind(ibv_qp_ex* qp, ibv_mw* window, uint32_t rkey, const ibv_mw_bind_info* 
   if (const int error = ConvertBinding(window, rkey, *info, &request)) ShimOf(qp)->builder->Refuse(error);
 }
 
+void SetUdAddress(ibv_qp_ex* qp, ibv_ah* ah, uint32_t remote_qp, uint32_t remote_qkey) {
+  WorkBuilder::Pending* pending = ShimOf(qp)->builder->Current();
+  if (pending == nullptr) return;
+  pending->request.destination = AddressOf(ah);
+  pending->request.remote_qp = remote_qp;
+  pending->request.remote_qkey = remote_qkey;
+}
+
 void SetSgeList(ibv_qp_ex* qp, size_t count, const ibv_sge* list) {
   WorkBuilder::Pending* pending = ShimOf(qp)->builder->Current();
   if (pending == nullptr) return;
@@ -198,13 +206,13 @@ void SetInline(ibv_qp_ex* qp, void* address, size_t length) {
 }  // namespace
 
 bool OfferWork(ShimQp* qp, uint64_t operations, const emu::DeviceProfile& profile, ibv_qp_type type) {
-  uint64_t offered =
-      IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_LOCAL_INV | IBV_QP_EX_WITH_BIND_MW;
+  uint64_t offered = IBV_QP_EX_WITH_SEND;
+  if (type != IBV_QPT_UD) offered |= IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_LOCAL_INV | IBV_QP_EX_WITH_BIND_MW;
   if (type == IBV_QPT_RC) offered |= IBV_QP_EX_WITH_RDMA_READ | IBV_QP_EX_WITH_SEND_WITH_INV;
   const bool infiniband = profile.transport == emu::TransportKind::kInfiniband;
   if (infiniband) offered |= IBV_QP_EX_WITH_SEND_WITH_IMM;
   // On iWARP the peer decides, once it is there.
-  if (infiniband || profile.extensions) offered |= IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM;
+  if ((infiniband || profile.extensions) && type != IBV_QPT_UD) offered |= IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM;
   if ((infiniband ? profile.atomics : profile.extensions) && type == IBV_QPT_RC) {
     offered |= IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD;
   }
@@ -217,6 +225,7 @@ bool OfferWork(ShimQp* qp, uint64_t operations, const emu::DeviceProfile& profil
   qp->wr_set_sge_list = SetSgeList;
   qp->wr_set_inline_data = SetInline;
   qp->wr_set_inline_data_list = SetInlineList;
+  if (type == IBV_QPT_UD) qp->wr_set_ud_addr = SetUdAddress;
   if ((operations & IBV_QP_EX_WITH_SEND) != 0) qp->wr_send = Send;
   if ((operations & IBV_QP_EX_WITH_SEND_WITH_INV) != 0) qp->wr_send_inv = SendInvalidate;
   if ((operations & IBV_QP_EX_WITH_RDMA_WRITE) != 0) qp->wr_rdma_write = Write;
