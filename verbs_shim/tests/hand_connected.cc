@@ -31,7 +31,10 @@ int HandEnd::ToInit() {
   attributes.qp_state = IBV_QPS_INIT;
   attributes.port_num = 1;
   attributes.qp_access_flags = options.access;
-  return ibv_modify_qp(qp.get(), &attributes, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
+  attributes.qkey = options.qkey;
+  return ibv_modify_qp(qp.get(), &attributes,
+                       IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
+                           (options.type == IBV_QPT_UD ? IBV_QP_QKEY : IBV_QP_ACCESS_FLAGS));
 }
 
 ibv_qp_attr HandEnd::RtrAttributes(const HandAddress& peer) const {
@@ -42,18 +45,31 @@ ibv_qp_attr HandEnd::RtrAttributes(const HandAddress& peer) const {
   attributes.rq_psn = peer.psn;
   attributes.max_dest_rd_atomic = options.rd_atomic;
   attributes.min_rnr_timer = options.min_rnr_timer;
-  attributes.ah_attr.port_num = 1;
-  attributes.ah_attr.dlid = peer.lid;
-  if (options.with_gid) {
-    attributes.ah_attr.is_global = 1;
-    attributes.ah_attr.grh.dgid = peer.gid;
-    attributes.ah_attr.grh.sgid_index = gid_index;
-    attributes.ah_attr.grh.hop_limit = 1;
-  }
+  attributes.ah_attr = AddressOf(peer);
   return attributes;
 }
 
+ibv_ah_attr HandEnd::AddressOf(const HandAddress& peer) const {
+  ibv_ah_attr address{};
+  address.port_num = 1;
+  address.dlid = peer.lid;
+  if (options.with_gid) {
+    address.is_global = 1;
+    address.grh.dgid = peer.gid;
+    address.grh.sgid_index = gid_index;
+    address.grh.hop_limit = 1;
+  }
+  return address;
+}
+
+AddressHandle HandEnd::CreateAh(const HandAddress& peer) const {
+  ibv_ah_attr address = AddressOf(peer);
+  errno = 0;
+  return AddressHandle(ibv_create_ah(pd.get(), &address));
+}
+
 int HandEnd::RtrMask() const {
+  if (options.type == IBV_QPT_UD) return IBV_QP_STATE;
   int mask = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
   if (options.type == IBV_QPT_RC) mask |= IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
   return mask;
@@ -97,6 +113,12 @@ void HandEnd::SetPatience(uint8_t timeout, uint8_t retry_count) {
   attributes.retry_cnt = retry_count;
   ASSERT_EQ(ibv_modify_qp(qp.get(), &attributes, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT), 0);
   ASSERT_EQ(To(IBV_QPS_RTS), 0);
+}
+
+void HandEnd::Ready(const HandAddress& peer) {
+  ASSERT_EQ(ToInit(), 0);
+  ASSERT_EQ(ToRtr(peer), 0);
+  ASSERT_EQ(ToRts(), 0);
 }
 
 int HandEnd::To(ibv_qp_state state, int mask) {

@@ -28,7 +28,13 @@ struct HandOptions {
   uint8_t retry_count = kPatientCount;
   uint8_t rnr_retry = 7;
   bool with_gid = true;
+  uint32_t qkey = 0x11111111;  // UD
 };
+
+struct AhDeleter {
+  void operator()(ibv_ah* ah) const { EXPECT_EQ(ibv_destroy_ah(ah), 0); }
+};
+using AddressHandle = std::unique_ptr<ibv_ah, AhDeleter>;
 
 // What programs tell each other.
 struct HandAddress {
@@ -52,10 +58,16 @@ class HandEnd {
   void Connect(const HandAddress& peer);
   // RTS to RTS by way of SQD, where alone these may change.
   void SetPatience(uint8_t timeout, uint8_t retry_count);
+  // All three; nobody need be told of a UD QP.
+  void Ready(const HandAddress& peer = {});
   int To(ibv_qp_state state, int mask = IBV_QP_STATE);
   // What ToRtr would ask for.
   ibv_qp_attr RtrAttributes(const HandAddress& peer) const;
   int RtrMask() const;
+
+  // The way to `peer`; null and errno on failure.
+  ibv_ah_attr AddressOf(const HandAddress& peer) const;
+  AddressHandle CreateAh(const HandAddress& peer) const;
 
   void Act() const;
   ibv_qp_state State() const;

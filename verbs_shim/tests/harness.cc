@@ -355,7 +355,12 @@ int Post(ibv_qp* qp, const SendSpec& spec) {
   request.num_sge = static_cast<int>(sges.size());
   request.opcode = spec.opcode;
   request.send_flags = spec.flags;
-  if (spec.opcode == IBV_WR_SEND_WITH_INV) {
+  if (qp->qp_type == IBV_QPT_UD) {
+    request.imm_data = spec.immediate;
+    request.wr.ud.ah = spec.ah;
+    request.wr.ud.remote_qpn = spec.remote_qp;
+    request.wr.ud.remote_qkey = spec.remote_qkey;
+  } else if (spec.opcode == IBV_WR_SEND_WITH_INV) {
     request.invalidate_rkey = spec.rkey;
   } else if (spec.opcode == IBV_WR_ATOMIC_CMP_AND_SWP || spec.opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {
     request.wr.atomic.remote_addr = spec.remote_address;

@@ -163,6 +163,10 @@ struct SendSpec {
   uint32_t immediate = 0;
   uint64_t compare_add = 0;
   uint64_t swap = 0;
+  // Of a UD QP.
+  ibv_ah* ah = nullptr;
+  uint32_t remote_qp = 0;
+  uint32_t remote_qkey = 0;
 };
 
 // 0 or the errno the post returned; expects *bad_wr to name the request on failure.

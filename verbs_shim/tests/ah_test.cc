@@ -1,0 +1,137 @@
+// Address handles: what makes one, what depends on it, and how many there may be.
+
+#include <cerrno>
+#include <cstring>
+#include <vector>
+
+#include "verbs_shim/tests/hand_connected.h"
+
+namespace stagecoach::verbs {
+namespace {
+
+class AhTest : public HandTest {
+ protected:
+  void SetUp() override {
+    HandTest::SetUp();
+    if (IsSkipped()) return;
+    HandOptions options;
+    options.type = IBV_QPT_UD;
+    end = std::make_unique<HandEnd>(true, options);
+    good = end->AddressOf(end->Address());
+  }
+  void TearDown() override {
+    end.reset();
+    HandTest::TearDown();
+  }
+  // 0, or why there is no such handle.
+  int ErrorOf(ibv_ah_attr attributes) {
+    errno = 0;
+    const AddressHandle ah(ibv_create_ah(end->pd.get(), &attributes));
+    return ah != nullptr ? 0 : errno;
+  }
+
+  std::unique_ptr<HandEnd> end;
+  ibv_ah_attr good{};
+};
+
+TEST_F(AhTest, BelongsToItsContextAndPd) {
+  const AddressHandle ah = end->CreateAh(end->Address());
+  ASSERT_NE(ah, nullptr) << errno;
+  EXPECT_EQ(ah->context, end->context.get());
+  EXPECT_EQ(ah->pd, end->pd.get());
+}
+
+TEST_F(AhTest, DirectionsThatLeadNowhereAreInvalid) {
+  const auto error_with = [&](auto change) {
+    ibv_ah_attr bad = good;
+    change(bad);
+    return ErrorOf(bad);
+  };
+  EXPECT_EQ(error_with([](ibv_ah_attr&) {}), 0);
+  EXPECT_EQ(error_with([](ibv_ah_attr& bad) { bad.port_num = 0; }), EINVAL);
+  EXPECT_EQ(error_with([](ibv_ah_attr& bad) { bad.port_num = 2; }), EINVAL);
+  EXPECT_EQ(error_with([](ibv_ah_attr& bad) { bad.grh.sgid_index = 200; }), EINVAL);
+  EXPECT_EQ(error_with([](ibv_ah_attr& bad) { bad.grh.dgid = {}; }), EINVAL);
+}
+
+TEST_F(AhTest, WithoutAGidThePortIsOnThisHost) {
+  good.is_global = 0;
+  EXPECT_EQ(ErrorOf(good), 0);
+}
+
+TEST_F(AhTest, MulticastIsNotOffered) {
+  ibv_gid group{};
+  group.raw[0] = 0xff;
+  group.raw[1] = 0x0e;
+  good.grh.dgid = group;
+  EXPECT_EQ(ErrorOf(good), EOPNOTSUPP);
+  const uint8_t mapped[16] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 224, 0, 0, 1};
+  std::memcpy(good.grh.dgid.raw, mapped, sizeof(mapped));
+  EXPECT_EQ(ErrorOf(good), EOPNOTSUPP);
+  EXPECT_EQ(ibv_attach_mcast(end->qp.get(), &group, 0), EOPNOTSUPP);
+  EXPECT_EQ(ibv_detach_mcast(end->qp.get(), &group, 0), EOPNOTSUPP);
+}
+
+TEST_F(AhTest, KeepsItsPd) {
+  ProtectionDomain pd = std::move(AllocatePd(end->context.get()).value());
+  AddressHandle ah(ibv_create_ah(pd.get(), &good));
+  ASSERT_NE(ah, nullptr);
+  EXPECT_EQ(pd.Destroy(), EBUSY);
+  ah.reset();
+  EXPECT_EQ(pd.Destroy(), 0);
+}
+
+TEST_F(AhTest, OneMoreThanTheLimitIsRefused) {
+  ibv_device_attr limits{};
+  ASSERT_EQ(ibv_query_device(end->context.get(), &limits), 0);
+  ASSERT_GT(limits.max_ah, 0);
+  if (limits.max_ah > 100000) GTEST_SKIP() << "skipped: the device has room for " << limits.max_ah;
+  std::vector<AddressHandle> all;
+  for (int i = 0; i < limits.max_ah; ++i) {
+    all.push_back(end->CreateAh(end->Address()));
+    ASSERT_NE(all.back(), nullptr) << i;
+  }
+  EXPECT_EQ(ErrorOf(good), ENOMEM);
+  all.pop_back();
+  EXPECT_EQ(ErrorOf(good), 0);
+}
+
+TEST_F(AhTest, AHandleThatNamesNothingIsNotFound) {
+  const AddressHandle ah = end->CreateAh(end->Address());
+  ASSERT_NE(ah, nullptr);
+  const uint32_t handle = ah->handle;
+  ah->handle += 0x1000;
+  EXPECT_EQ(ibv_destroy_ah(ah.get()), ENOENT);
+  ah->handle = handle;
+}
+
+// --- Made from a completion ---
+
+TEST_F(AhTest, ACompletionOnAnotherPortIsInvalid) {
+  ibv_wc completion{};
+  completion.wc_flags = IBV_WC_GRH;
+  ibv_grh grh{};
+  ibv_ah_attr attributes{};
+  errno = 0;
+  EXPECT_NE(ibv_init_ah_from_wc(end->context.get(), 2, &completion, &grh, &attributes), 0);
+  // What is no route at all.
+  EXPECT_NE(ibv_init_ah_from_wc(end->context.get(), 1, &completion, &grh, &attributes), 0);
+  EXPECT_EQ(ibv_create_ah_from_wc(end->pd.get(), &completion, &grh, 1), nullptr);
+}
+
+TEST_F(AhTest, ARouteToAnotherHostIsNoneOfOurs) {
+  ibv_wc completion{};
+  completion.wc_flags = IBV_WC_GRH;
+  ibv_grh grh{};
+  grh.version_tclass_flow = htobe32(6u << 28);
+  grh.next_hdr = 17;
+  grh.sgid.raw[0] = 0xfd;
+  grh.sgid.raw[15] = 9;
+  grh.dgid.raw[0] = 0xfd;
+  grh.dgid.raw[14] = 0x77;
+  ibv_ah_attr attributes{};
+  EXPECT_NE(ibv_init_ah_from_wc(end->context.get(), 1, &completion, &grh, &attributes), 0);
+}
+
+}  // namespace
+}  // namespace stagecoach::verbs
