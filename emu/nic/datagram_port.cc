@@ -607,11 +607,14 @@ class DatagramPort::Incoming final : public StreamWatcher {
     for (size_t i = 0; i < core_.profile_.receive_budget_records; ++i) {
       const RxStatus status = Next();
       if (status == RxStatus::kReady) continue;
-      if (status == RxStatus::kWouldBlock) break;
+      if (status == RxStatus::kWouldBlock) return llp_->stream().Arm(true, false);
       return End(status == RxStatus::kEof ? "ended" : status == RxStatus::kFault ? "damaged" : "lost");
     }
-    // With more to read it is called again at once, after others had their turn.
-    llp_->stream().Arm(true, false);
+    // Others have their turn first. The stream would not tell: what comes next may have been read already.
+    core_.OnLoop([key = key_](Core& core) {
+      const auto found = core.incoming_.find(key);
+      if (found != core.incoming_.end()) found->second->OnStreamReady();
+    });
   }
 
  private:
