@@ -31,7 +31,6 @@ namespace {
 using wire::CarrierStatus;
 
 constexpr size_t kSmallestMtu = 128;  // shifted by the code of ibv_mtu: 1 is 256
-constexpr uint32_t kSlotAt = 16;      // in a QP number
 // Datagrams of this process delivered in one turn of the loop.
 constexpr size_t kLocalBudget = 64;
 
@@ -425,8 +424,8 @@ void DatagramPort::Outgoing::Call() {
   wire::CarrierHello hello;
   hello.crc = core_.profile_.want_crc;
   hello.datagrams = true;
-  hello.source_qp = uint32_t{*own_slot} << kSlotAt;
-  hello.destination_qp = uint32_t{peer_.slot} << kSlotAt;
+  hello.source_qp = uint32_t{*own_slot} << kSlotShift;
+  hello.destination_qp = uint32_t{peer_.slot} << kSlotShift;
   hello.source = GidOf(peer_.path.local);
   hello.destination = GidOf(peer_.path.remote);
   auto attempt =
@@ -644,7 +643,7 @@ class DatagramPort::Incoming final : public StreamWatcher {
 
   // A process speaks for its own QPs, and for its general services interface.
   bool IsFromItsProcess(const wire::IbHeader& header) const {
-    return header.source_qp == kGsiQp || header.source_qp >> kSlotAt == peer_.slot;
+    return header.source_qp == kGsiQp || header.source_qp >> kSlotShift == peer_.slot;
   }
 
   void SetTimer() {
@@ -910,7 +909,7 @@ void DatagramPort::SetLinkHandler(LinkHandler handler) {
 
 CarrierStatus DatagramPort::Judge(const wire::CarrierHello& hello, const Stream& stream) const {
   if (hello.source != GidOf(stream.remote()) || hello.destination != GidOf(stream.local()) ||
-      core_->OwnSlot() != static_cast<uint8_t>(hello.destination_qp >> kSlotAt)) {
+      core_->OwnSlot() != static_cast<uint8_t>(hello.destination_qp >> kSlotShift)) {
     return CarrierStatus::kMismatch;
   }
   const auto of_its_address = std::count_if(core_->incoming_.begin(), core_->incoming_.end(), [&](const auto& each) {
@@ -928,8 +927,9 @@ CarrierStatus DatagramPort::Judge(const wire::CarrierHello& hello, const Stream&
 void DatagramPort::TakeLink(const wire::CarrierHello& hello, std::unique_ptr<Stream> stream, bool crc) {
   if (core_->closed_) return;
   // Plain IPv4, also where a listener on "::" has taken it.
-  DatagramPeer peer{
-      {AddressOf(hello.destination), AddressOf(hello.source)}, static_cast<uint8_t>(hello.source_qp >> kSlotAt), false};
+  DatagramPeer peer{{AddressOf(hello.destination), AddressOf(hello.source)},
+                    static_cast<uint8_t>(hello.source_qp >> kSlotShift),
+                    false};
   peer.path.remote.scope_id = stream->remote().scope_id;
   peer.path.local.scope_id = stream->local().scope_id;
   const uint64_t key = core_->next_key_++;

@@ -10,7 +10,7 @@
 
 #include "base/mark.h"
 #include "emu/fabric/stream.h"
-#include "emu/llp/mpa_llp.h"
+#include "emu/nic/carrier_stream.h"
 #include "emu/nic/nic.h"
 #include "emu/wire/ib.h"
 
@@ -26,41 +26,10 @@ constexpr int kBacklog = 256;
 // How often a QP that wants a carrier is tried for before it must say so again: about a second with what is waited
 // between.
 constexpr int kAttempts = 17;
-// Room for the largest path MTU and the longest headers.
-constexpr size_t kLargestRecord = 4096 + wire::kMaxIbHeaderSize;
-
-std::unique_ptr<Llp> RecordsOver(std::unique_ptr<Stream> stream, bool crc) {
-  return std::make_unique<MpaLlp>(std::move(stream), MpaLlpOptions{.crc = crc, .max_ulpdu = kLargestRecord});
-}
 
 bool IsLinkLocal(const IpEndpoint& address) {
   return address.family == IpEndpoint::Family::kIpv6 && address.address[0] == 0xfe &&
          (address.address[1] & 0xc0) == 0x80;
-}
-
-// Moves as much as the stream takes. False: it failed.
-template <size_t Size>
-bool WriteRest(Stream& stream, const std::array<std::byte, Size>& bytes, size_t* done) {
-  while (*done < Size) {
-    const ConstBytes rest = ConstBytes(bytes).subspan(*done);
-    const IoResult result = stream.Write({&rest, 1});
-    if (result.status == IoStatus::kWouldBlock) return true;
-    if (result.status != IoStatus::kOk) return false;
-    *done += result.bytes;
-  }
-  return true;
-}
-
-template <size_t Size>
-bool ReadRest(Stream& stream, std::array<std::byte, Size>& bytes, size_t* done) {
-  while (*done < Size) {
-    const MutableBytes rest = MutableBytes(bytes).subspan(*done);
-    const IoResult result = stream.Read({&rest, 1});
-    if (result.status == IoStatus::kWouldBlock) return true;
-    if (result.status != IoStatus::kOk) return false;
-    *done += result.bytes;
-  }
-  return true;
 }
 
 }  // namespace
@@ -491,7 +460,7 @@ void RocePort::Core::Attach(uint32_t qp_number, Member& member, std::unique_ptr<
   if (member.caller != 0) STAGECOACH_MARK("port.call_given_up_for_a_visitor");
   StopCalling(member);
   const uint64_t serial = next_key_++;
-  if (!nic_.TakeCarrier(qp_number, member.generation, serial, RecordsOver(std::move(stream), crc))) {
+  if (!nic_.TakeCarrier(qp_number, member.generation, serial, CarrierRecords(std::move(stream), crc))) {
     STAGECOACH_MARK("port.carrier_comes_after_its_qp");
     return;
   }

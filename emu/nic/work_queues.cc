@@ -10,9 +10,6 @@
 namespace stagecoach::emu {
 namespace {
 
-// Of a QP number: the slot of its process is above (roce_port.h).
-constexpr uint32_t kSlotBits = 16;
-
 SendOpcode EngineOpcode(PostOpcode opcode) {
   switch (opcode) {
     case PostOpcode::kSendInvalidate:
@@ -112,7 +109,7 @@ int SendQueue::Add(const SendRequest& request) {
     DatagramTarget& target = targets_[index];
     target = {request.destination->peer, request.remote_qp, request.remote_qkey};
     // With the general services every process has a QP of the same number: that of the first is meant.
-    target.peer.slot = static_cast<uint8_t>(request.remote_qp >> kSlotBits);
+    target.peer.slot = static_cast<uint8_t>(request.remote_qp >> kSlotShift);
   }
   if (request.is_inline) {
     std::byte* const data = inline_data_.data() + index * max_inline_;
