@@ -8,6 +8,8 @@
 //   >  QueuePair::lock_ (this)  >  SendQueue / ReceiveQueue mutex, MemoryRegistry::mutex_  >  CompletionQueue::mutex_
 //   >  AsyncEventQueue mutex
 //   and, under QueuePair::lock_, the mutexes of CompletionChannel and NicLoop, which take nothing but atomics.
+//   Deliveries of datagrams hold a mutex of DatagramPort that stands between Nic::mutex_ and QueuePair::lock_; its
+//   others are leaves (datagram_port.h).
 // The loop's thread waits for any of them, so none may be held by who waits for the loop: streams' watchers, whose
 // removal does, are removed without locks, or on the loop itself. Observers and LoopClients are called with none of
 // them held. Nothing NIC-wide is taken to post, to poll or to place.

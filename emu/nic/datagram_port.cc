@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cerrno>
 #include <compare>
 #include <condition_variable>
 #include <deque>
@@ -31,6 +32,8 @@ namespace {
 using wire::CarrierStatus;
 
 constexpr size_t kSmallestMtu = 128;  // shifted by the code of ibv_mtu: 1 is 256
+// A link that was not used for so long is looked at before it is used again.
+constexpr Duration kLookAfter = 1ms;
 // Datagrams of this process delivered in one turn of the loop.
 constexpr size_t kLocalBudget = 64;
 
@@ -260,6 +263,12 @@ class DatagramPort::Outgoing final : public StreamWatcher,
   void Shake(Instant now);  // moves hello and answer
   // No stream any more: what it held is lost, and told by AfterCall. The stream itself goes without the lock.
   void Fail(LinkEvent event, std::string_view why, Instant now);
+  // Nothing comes this way, so what can be read is the end.
+  bool HasEnded() {
+    std::array<std::byte, 1> byte;
+    size_t read = 0;
+    return !ReadRest(llp_->stream(), byte, &read) || read > 0;
+  }
   void NoteIdle() { idle_.store(phase_ == Phase::kResting || (phase_ == Phase::kUp && queue_.empty())); }
   Instant LastUsed() const { return Instant(Duration(last_used_.load(std::memory_order_relaxed))); }
 
@@ -309,6 +318,12 @@ std::optional<DatagramPort::Sent> DatagramPort::Outgoing::Send(const wire::IbHea
   std::lock_guard lock(mutex_);
   if (phase_ == Phase::kGone) return std::nullopt;
   const Instant now = core_.fabric_.Now();
+  // Its reader may have gone, and another one be in its place, before the loop has come to hear of it.
+  if (phase_ == Phase::kUp && queue_.empty() && now - LastUsed() > kLookAfter && HasEnded()) {
+    STAGECOACH_MARK("datagram.link_found_dead_before_use");
+    Fail(LinkEvent::kLost, "stream ended", now);
+    not_before_ = now;
+  }
   if (phase_ == Phase::kResting && now < not_before_) {
     core_.CountLost(1, "port does not answer");
     return Sent::kDropped;
@@ -322,7 +337,7 @@ std::optional<DatagramPort::Sent> DatagramPort::Outgoing::Send(const wire::IbHea
     core_.loop_.Notify(this);
   }
   const bool may_wait = phase_ == Phase::kUp || waiter == 0;
-  if (!may_wait || queue_.size() + static_cast<size_t>(copies) > core_.profile_.link_queue) {
+  if (!may_wait || queue_.size() >= core_.profile_.link_queue) {
     if (may_wait) STAGECOACH_MARK("datagram.link_is_full");
     core_.AddWaiter(waiter);
     return Sent::kFull;
@@ -447,7 +462,8 @@ void DatagramPort::Outgoing::OnConnected(Result<std::unique_ptr<Stream>, FabricE
     if (phase_ != Phase::kCalling) return;
     const Instant now = core_.fabric_.Now();
     if (!result) {
-      Fail(LinkEvent::kRefused, result.error().message, now);
+      const bool refused = result.error().error == ECONNREFUSED || result.error().error == ECONNRESET;
+      Fail(refused ? LinkEvent::kRefused : LinkEvent::kNoAnswer, result.error().message, now);
     } else {
       stream_ = std::move(*result);
       stream_->SetWatcher(this);
@@ -485,10 +501,7 @@ void DatagramPort::Outgoing::OnStreamReady() {
     if (phase_ == Phase::kCalling && stream_ != nullptr) {
       Shake(now);
     } else if (phase_ == Phase::kUp) {
-      // Nothing comes this way, so what can be read is the end.
-      std::array<std::byte, 1> byte;
-      size_t read = 0;
-      if (!ReadRest(llp_->stream(), byte, &read) || read > 0) {
+      if (HasEnded()) {
         Fail(LinkEvent::kLost, "stream ended", now);
       } else {
         Flush(now);
@@ -719,7 +732,7 @@ DatagramPort::Sent DatagramPort::Core::SendHere(const DatagramPeer& to, const wi
   bool post = false;
   {
     std::lock_guard lock(mutex_);
-    if (local_.size() + static_cast<size_t>(copies) > profile_.link_queue) {
+    if (local_.size() >= profile_.link_queue) {
       STAGECOACH_MARK("datagram.own_queue_is_full");
       if (waiter != 0) waiters_.insert(waiter);
       return Sent::kFull;

@@ -7,7 +7,8 @@
 // and shared by all that sends there. Links go one way: who answers opens one of its own. So what is sent to a port
 // goes where that port listens and nowhere else, whoever claims to be it; two that call each other at once need no
 // agreement; and who closes a link knows that nothing is on its way to it. A link that was quiet for the profile's
-// link_idle is closed by its sender, or, after twice that, by its receiver.
+// link_idle is closed by its sender, or, after twice that, by its receiver. One that was not used for a millisecond is
+// looked at before it is used again, as its reader may have been restarted meanwhile.
 //
 // What is lost: datagrams to a port that does not answer (ECONNREFUSED, a refusal, nothing within carrier_patience),
 // what a link still held when its stream broke or when its reader took nothing for carrier_patience, and whatever the
@@ -94,7 +95,7 @@ class DatagramPort {
   enum class LinkEvent : uint8_t {
     kUp,        // the port has answered
     kRefused,   // nobody listens there, or not for us
-    kNoAnswer,  // within carrier_patience
+    kNoAnswer,  // within carrier_patience, or there is no way to it
     kLost,      // the stream has ended or failed, or its reader has stalled
   };
   // What becomes of links of ours, whoever they were opened for; on the loop. Those that are closed because they were

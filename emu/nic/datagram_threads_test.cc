@@ -2,8 +2,12 @@
 // come and go under what is sent to them. The races here are what the thread sanitizer is for.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
+#include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -185,6 +189,38 @@ TEST(DatagramThreads, ADeviceGoesWhileDatagramsAreOnTheirWayToIt) {
     over.store(true);
     sender.join();
   }
+}
+
+TEST(DatagramThreads, TheFirstDatagramToAProcessThatWasRestartedArrives) {
+  TcpFabric fabric_a;
+  TcpFabric fabric_b;
+  TestHost a(fabric_a, "a", RoceProfile());
+  auto b = std::make_unique<TestHost>(fabric_b, "b", RoceProfile());
+  const auto slot = static_cast<uint8_t>(b->qp->qp_number() >> kSlotShift);
+  DatagramPort& from = a.nic->datagrams();
+  const DatagramPeer to = from.PeerAt({kLoopback, kLoopback}, slot);
+  wire::IbHeader header;
+  header.destination_qp = header.source_qp = kGsiQp;
+  header.qkey = kGsiQkey;
+  ASSERT_EQ(from.Send(to, header, {}), DatagramPort::Sent::kQueued);
+  ASSERT_TRUE(Eventually([&] { return b->nic->datagrams().counters().no_qp == 1; }));
+  // a's loop hears nothing of what happens to b.
+  std::atomic<bool> held{false};
+  std::atomic<bool> released{false};
+  fabric_a.loop().Post([&] {
+    held.store(true);
+    while (!released.load()) std::this_thread::yield();
+  });
+  ASSERT_TRUE(Eventually([&] { return held.load(); }));
+  const auto last_use = std::chrono::steady_clock::now();
+  b.reset();
+  b = std::make_unique<TestHost>(fabric_b, "b", RoceProfile());
+  EXPECT_EQ(b->qp->qp_number() >> kSlotShift, uint32_t{slot});
+  EXPECT_TRUE(Eventually([&] { return std::chrono::steady_clock::now() - last_use > 2ms; }));
+  EXPECT_EQ(from.Send(to, header, {}), DatagramPort::Sent::kQueued);
+  released.store(true);
+  EXPECT_TRUE(Eventually([&] { return b->nic->datagrams().counters().no_qp == 1; }));
+  EXPECT_EQ(from.counters().lost, 0u);
 }
 
 }  // namespace

@@ -123,6 +123,40 @@ TEST_F(UdTest, TheRouteIsAnIpHeader) {
   }
 }
 
+// -1: there is none.
+int Ipv6Gid(ibv_context* context) {
+  ibv_gid gid{};
+  for (int i = 0; ibv_query_gid(context, 1, i, &gid) == 0; ++i) {
+    const auto* address = reinterpret_cast<const in6_addr*>(gid.raw);
+    if (!IN6_IS_ADDR_V4MAPPED(address) && !IN6_IS_ADDR_LINKLOCAL(address) && !IN6_IS_ADDR_UNSPECIFIED(address)) {
+      return i;
+    }
+  }
+  return -1;
+}
+
+TEST_F(UdTest, OverIpv6TheRouteIsItsHeaderAndLeadsBack) {
+  const int at_server = Ipv6Gid(server->context.get());
+  const int at_client = Ipv6Gid(client->context.get());
+  if (at_server < 0 || at_client < 0) GTEST_SKIP() << "skipped: the hosts have no IPv6 address";
+  server->gid_index = static_cast<uint8_t>(at_server);
+  client->gid_index = static_cast<uint8_t>(at_client);
+  to_server = client->CreateAh(server->Address());
+  ASSERT_NE(to_server, nullptr) << errno;
+  ASSERT_EQ(Receive(1), 0);
+  Send(2, "six");
+  ibv_wc arrived = ExpectCompletion(received(), 1);
+  EXPECT_EQ(Arrived(3), "six");
+  auto* const grh = reinterpret_cast<ibv_grh*>(inbox->bytes().data());
+  const ibv_gid from = client->Address().gid;
+  EXPECT_EQ(be32toh(grh->version_tclass_flow) >> 28, 6u);
+  EXPECT_EQ(std::memcmp(grh->sgid.raw, from.raw, sizeof(from)), 0);
+  ibv_ah_attr attributes{};
+  ASSERT_EQ(ibv_init_ah_from_wc(server->context.get(), 1, &arrived, grh, &attributes), 0);
+  EXPECT_EQ(attributes.grh.sgid_index, server->gid_index);
+  EXPECT_EQ(std::memcmp(attributes.grh.dgid.raw, from.raw, sizeof(from)), 0);
+}
+
 TEST_F(UdTest, EveryLengthUpToTheMtuArrives) {
   for (const size_t size : {size_t{0}, size_t{1}, size_t{255}, mtu - 1, mtu}) {
     outbox->FillPattern(static_cast<uint32_t>(size));
@@ -412,10 +446,13 @@ TEST_F(UdTest, WhatDatagramsCannotDoIsRefusedAtPost) {
   EXPECT_TRUE(NoCompletion(sent()));
 }
 
-TEST_F(UdTest, ASendWithoutAHandleOrWithOneOfAnotherPdIsRefused) {
+TEST_F(UdTest, ASendWithoutAHandleIsRefused) {
   SendSpec nowhere = Datagram(1, 8);
   nowhere.ah = nullptr;
   EXPECT_EQ(Post(client->qp.get(), nowhere), EINVAL);
+}
+
+TEST_F(UdTest, ASendWithAHandleOfAnotherPdIsRefused) {
   ProtectionDomain pd = std::move(AllocatePd(client->context.get()).value());
   ibv_ah_attr attributes = client->AddressOf(server->Address());
   const AddressHandle foreign(ibv_create_ah(pd.get(), &attributes));
