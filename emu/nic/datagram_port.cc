@@ -121,8 +121,9 @@ class DatagramPort::Core : public std::enable_shared_from_this<DatagramPort::Cor
   }
   // Those who wait are asked again, soon.
   void RoomMade();
-  // A link has ended for good. On the loop.
-  void Forget(Outgoing& link);
+  // A link has ended for good.
+  void Forget(const Outgoing& link);
+  // On the loop.
   void Forget(uint64_t incoming_key);
   // On the loop, with no lock held.
   void TellLink(const DatagramPeer& to, LinkEvent event);
@@ -274,7 +275,7 @@ class DatagramPort::Outgoing final : public StreamWatcher,
 
   // --- On the loop, without mutex_ ---
   void Call();
-  void OnConnected(Result<std::unique_ptr<Stream>, FabricError> result);
+  void OnConnected(uint64_t call, Result<std::unique_ptr<Stream>, FabricError> result);
   // Tells what has happened and lets go of what is not used any more; later, if a stream or attempt may be calling.
   void AfterCall(bool later);
 
@@ -291,6 +292,7 @@ class DatagramPort::Outgoing final : public StreamWatcher,
   Instant not_before_{};
   Duration wait_;
   Instant call_until_{};
+  uint64_t calls_ = 0;  // one that was given up may still be answered
   std::unique_ptr<ConnectAttempt> attempt_;
   std::unique_ptr<Stream> stream_;  // until the answer has come
   std::array<std::byte, wire::kCarrierHelloSize> hello_{};
@@ -402,6 +404,7 @@ void DatagramPort::Outgoing::Fail(LinkEvent event, std::string_view why, Instant
   in_llp_ = 0;
   blocked_since_.reset();
   call_wanted_ = failed_ = false;
+  ++calls_;
   phase_ = Phase::kResting;
   not_before_ = now + wait_;
   wait_ = std::min(wait_ * 2, core_.profile_.redial_longest);
@@ -443,23 +446,28 @@ void DatagramPort::Outgoing::Call() {
   hello.destination_qp = uint32_t{peer_.slot} << kSlotShift;
   hello.source = GidOf(peer_.path.local);
   hello.destination = GidOf(peer_.path.remote);
-  auto attempt =
-      core_.fabric_.Connect(peer_.path.local.WithPort(0), peer_.path.remote.WithPort(static_cast<uint16_t>(port)),
-                            [weak = weak_from_this()](Result<std::unique_ptr<Stream>, FabricError> result) {
-                              if (const auto self = weak.lock()) self->OnConnected(std::move(result));
-                            });
-  std::lock_guard lock(mutex_);
-  if (phase_ != Phase::kCalling) return;
-  ByteWriter out(hello_);
-  hello.Encode(out);
-  written_ = read_ = 0;
-  attempt_ = std::move(attempt);
-}
-
-void DatagramPort::Outgoing::OnConnected(Result<std::unique_ptr<Stream>, FabricError> result) {
+  uint64_t call = 0;
   {
     std::lock_guard lock(mutex_);
     if (phase_ != Phase::kCalling) return;
+    ByteWriter out(hello_);
+    hello.Encode(out);
+    written_ = read_ = 0;
+    call = ++calls_;
+  }
+  auto attempt =
+      core_.fabric_.Connect(peer_.path.local.WithPort(0), peer_.path.remote.WithPort(static_cast<uint16_t>(port)),
+                            [weak = weak_from_this(), call](Result<std::unique_ptr<Stream>, FabricError> result) {
+                              if (const auto self = weak.lock()) self->OnConnected(call, std::move(result));
+                            });
+  std::lock_guard lock(mutex_);
+  attempt_ = std::move(attempt);
+}
+
+void DatagramPort::Outgoing::OnConnected(uint64_t call, Result<std::unique_ptr<Stream>, FabricError> result) {
+  {
+    std::lock_guard lock(mutex_);
+    if (phase_ != Phase::kCalling || call != calls_) return;
     const Instant now = core_.fabric_.Now();
     if (!result) {
       const bool refused = result.error().error == ECONNREFUSED || result.error().error == ECONNRESET;
@@ -717,6 +725,8 @@ DatagramPort::Sent DatagramPort::Core::Send(const DatagramPeer& to, const wire::
     const std::shared_ptr<Outgoing> link = LinkTo(to, waiter);
     if (link == nullptr) return Sent::kFull;
     if (const std::optional<Sent> sent = link->Send(header, payload, copies, waiter)) return *sent;
+    // It is just ending, maybe in a call further up this stack.
+    Forget(*link);
   }
 }
 
@@ -813,7 +823,7 @@ void DatagramPort::Core::WakeWaiters() {
   }
 }
 
-void DatagramPort::Core::Forget(Outgoing& link) {
+void DatagramPort::Core::Forget(const Outgoing& link) {
   {
     std::lock_guard lock(mutex_);
     const auto found = links_.find(KeyOf(link.peer()));

@@ -381,6 +381,21 @@ TEST_F(DatagramPortTest, ALinkOnlyOneEndHasForgottenIsReplaced) {
   EXPECT_EQ(heard_by_b_[1].text, "after");
 }
 
+TEST_F(DatagramPortTest, WhoHearsOfALostLinkMaySendAtOnce) {
+  std::vector<DatagramPort::Sent> again;
+  a_.nic->datagrams().SetLinkHandler([&](const DatagramPeer& to, DatagramPort::LinkEvent event) {
+    if (event != DatagramPort::LinkEvent::kUp && again.size() < 5) again.push_back(Say(a_, to, "again"));
+  });
+  Say(a_, FromAToB(), "first");
+  ASSERT_TRUE(HeardByB(1));
+  pair_.world.ResetConnections(pair_.fabric_a, pair_.fabric_b);
+  ASSERT_TRUE(pair_.world.RunUntil([&] { return !again.empty(); }));
+  EXPECT_EQ(again[0], DatagramPort::Sent::kDropped) << "it is left alone for a while";
+  pair_.world.RunFor(10ms);
+  Say(a_, FromAToB(), "second");
+  EXPECT_TRUE(HeardByB(2));
+}
+
 // --- QPs that wait for room ---
 
 TEST_F(DatagramPortTest, ASendWaitsForTheLinkAndNothingOfItIsDropped) {

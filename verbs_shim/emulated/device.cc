@@ -1,5 +1,6 @@
 // Devices and contexts: listing, opening, queries, asynchronous events.
 
+#include <algorithm>
 #include <cerrno>
 #include <cstddef>
 #include <cstdio>
@@ -43,6 +44,11 @@ int QueryPort(ibv_context* context, uint8_t port, ibv_port_attr* attributes, siz
   all.gid_tbl_len = static_cast<int>(GidTable(NicOf(context)).size());
   all.pkey_tbl_len = 1;
   all.port_cap_flags = NicOf(context).is_infiniband() ? IBV_PORT_IP_BASED_GIDS : IBV_PORT_CM_SUP;
+  if (NicOf(context).is_infiniband()) {
+    // Sixteen bits, and it stays at its end (InfiniBand specification, PortInfo).
+    const uint64_t violations = NicOf(context).datagrams().counters().bad_qkey;
+    all.qkey_viol_cntr = static_cast<uint32_t>(std::min<uint64_t>(violations, 0xffff));
+  }
   all.max_msg_sz = profile.max_message;
   all.active_width = kWidth4x;
   all.active_speed = kSpeed10Gbps;

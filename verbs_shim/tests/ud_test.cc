@@ -326,13 +326,20 @@ TEST_F(UdTest, SolicitedEventsAreForWhoAsksForThem) {
 
 // --- What is dropped ---
 
-TEST_F(UdTest, AWrongKeyIsDropped) {
+TEST_F(UdTest, AWrongKeyIsDroppedAndCounted) {
+  const auto violations = [&] {
+    ibv_port_attr port{};
+    EXPECT_EQ(ibv_query_port(server->context.get(), 1, &port), 0);
+    return port.qkey_viol_cntr;
+  };
+  const uint32_t before = violations();
   ASSERT_EQ(Receive(1), 0);
   SendSpec wrong = Datagram(2, 5);
   wrong.remote_qkey = kQkey + 1;
   ASSERT_EQ(Post(client->qp.get(), wrong), 0);
   ExpectCompletion(sent(), 2);
   ExpectNext(1, "right");
+  EXPECT_EQ(violations(), before + 1);
 }
 
 TEST_F(UdTest, APrivilegedKeyMeansTheSendersOwn) {
