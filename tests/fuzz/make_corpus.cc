@@ -172,6 +172,31 @@ void AddIbPackets(Corpus& corpus) {
   }
 }
 
+// Datagrams of either opcode, long enough to end in a route.
+void AddDatagrams(Corpus& corpus) {
+  using namespace emu::wire;
+  const Bytes ipv4 = {std::byte{0x45}, std::byte{0x00}, std::byte{0x00}, std::byte{0x38}, std::byte{0x00},
+                      std::byte{0x00}, std::byte{0x40}, std::byte{0x00}, std::byte{0x40}, std::byte{0x11},
+                      std::byte{0x22}, std::byte{0x8d}, std::byte{0x0a}, std::byte{0x01}, std::byte{0x02},
+                      std::byte{0x03}, std::byte{0x0a}, std::byte{0x01}, std::byte{0x02}, std::byte{0x04}};
+  constexpr size_t kRoute = 40;
+  for (const IbOp op : {IbOp::kSendOnly, IbOp::kSendOnlyImm}) {
+    for (const bool six : {false, true}) {
+      IbHeader header{.service = IbService::kUd, .op = op, .destination_qp = 1, .qkey = 0x80010000, .source_qp = 1};
+      Bytes record(header.EncodedSize() + kRoute);
+      ByteWriter out(record);
+      header.Encode(out);
+      if (six) {
+        record[header.EncodedSize()] = std::byte{0x60};
+      } else {
+        std::copy(ipv4.begin(), ipv4.end(), record.end() - static_cast<ptrdiff_t>(ipv4.size()));
+      }
+      const std::string name = op == IbOp::kSendOnly ? "send" : "send_imm";
+      corpus.Add("ib_datagram", name + (six ? "_ipv6" : "_ipv4"), record);
+    }
+  }
+}
+
 int Main(int argc, char** argv) {
   if (argc < 3) {
     std::fprintf(stderr, "usage: %s OUTPUT_DIRECTORY CAPTURE...\n", argv[0]);
@@ -180,6 +205,7 @@ int Main(int argc, char** argv) {
   Corpus corpus(argv[1]);
   AddIbPackets(corpus);
   AddExtensions(corpus);
+  AddDatagrams(corpus);
   for (int i = 2; i < argc; ++i) {
     const auto capture = ReadTcpCaptureFile(argv[i]);
     if (!capture.has_value()) {
