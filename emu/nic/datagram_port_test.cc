@@ -31,6 +31,36 @@ struct Heard {
   std::string text;
 };
 
+// A UD QP in RTS.
+QueuePair* ReadyQp(TestHost& host, QpCapabilities capabilities = {64, 64, 4, 4, 128}) {
+  QpCreate create;
+  create.type = QpType::kUd;
+  create.pd = host.pd;
+  create.send_cq = create.receive_cq = host.cq;
+  create.capabilities = capabilities;
+  QueuePair* const qp = *host.nic->CreateQp(*host.context, create);
+  QpAttributes attributes;
+  attributes.qkey = kQkey;
+  attributes.state = QpState::kInit;
+  EXPECT_EQ(qp->Modify(attributes, qp_attr::kState | qp_attr::kPkeyIndex | qp_attr::kPort | qp_attr::kQkey), 0);
+  attributes.state = QpState::kRtr;
+  EXPECT_EQ(qp->Modify(attributes, qp_attr::kState), 0);
+  attributes.state = QpState::kRts;
+  EXPECT_EQ(qp->Modify(attributes, qp_attr::kState | qp_attr::kSqPsn), 0);
+  return qp;
+}
+
+int Post(QueuePair& qp, const AddressHandle* ah, uint32_t remote_qp, uint64_t wr_id, std::vector<ScatterGather> sges) {
+  SendRequest request;
+  request.wr_id = wr_id;
+  request.signaled = true;
+  request.sges = sges;
+  request.destination = ah;
+  request.remote_qp = remote_qp;
+  request.remote_qkey = kQkey;
+  return qp.PostSend(request);
+}
+
 class DatagramPortTest : public ::testing::Test {
  protected:
   explicit DatagramPortTest(DeviceProfile profile = RoceProfile())
@@ -73,24 +103,6 @@ class DatagramPortTest : public ::testing::Test {
     return pair_.world.RunUntil([&] { return heard_by_b_.size() >= count; });
   }
 
-  // A UD QP in RTS.
-  static QueuePair* ReadyQp(TestHost& host, QpCapabilities capabilities = {64, 64, 4, 4, 128}) {
-    QpCreate create;
-    create.type = QpType::kUd;
-    create.pd = host.pd;
-    create.send_cq = create.receive_cq = host.cq;
-    create.capabilities = capabilities;
-    QueuePair* const qp = *host.nic->CreateQp(*host.context, create);
-    QpAttributes attributes;
-    attributes.qkey = kQkey;
-    attributes.state = QpState::kInit;
-    EXPECT_EQ(qp->Modify(attributes, qp_attr::kState | qp_attr::kPkeyIndex | qp_attr::kPort | qp_attr::kQkey), 0);
-    attributes.state = QpState::kRtr;
-    EXPECT_EQ(qp->Modify(attributes, qp_attr::kState), 0);
-    attributes.state = QpState::kRts;
-    EXPECT_EQ(qp->Modify(attributes, qp_attr::kState | qp_attr::kSqPsn), 0);
-    return qp;
-  }
   const AddressHandle* HandleOf(TestHost& host, const IpEndpoint& theirs) {
     AddressVector vector;
     vector.is_global = true;
@@ -99,18 +111,6 @@ class DatagramPortTest : public ::testing::Test {
     EXPECT_TRUE(ah.has_value());
     return ah ? *ah : nullptr;
   }
-  static int Post(QueuePair& qp, const AddressHandle* ah, uint32_t remote_qp, uint64_t wr_id,
-                  std::vector<ScatterGather> sges) {
-    SendRequest request;
-    request.wr_id = wr_id;
-    request.signaled = true;
-    request.sges = sges;
-    request.destination = ah;
-    request.remote_qp = remote_qp;
-    request.remote_qkey = kQkey;
-    return qp.PostSend(request);
-  }
-
   // --- As a stranger: of b's host, at a's port ---
 
   std::unique_ptr<Stream> Visit() {
@@ -254,7 +254,6 @@ TEST_F(DatagramPortTest, WithoutAHandlerOrTheRightKeyTheGeneralServicesAreDeaf) 
 }
 
 TEST_F(DatagramPortTest, AThousandArriveInOrder) {
-  // They arrive in heaps, of which some are larger than what a link may bring in one turn.
   for (int i = 0; i < 1000; ++i) {
     while (Say(a_, FromAToB(), std::to_string(i)) == DatagramPort::Sent::kFull) pair_.world.RunFor(1ms);
   }
@@ -459,6 +458,7 @@ class CrowdedPortTest : public DatagramPortTest {
     profile.max_links = 2;
     profile.max_links_of_one = 1;
     profile.link_queue = 4;
+    profile.receive_budget_records = 4;
     return profile;
   }
 };
@@ -489,6 +489,17 @@ TEST_F(CrowdedPortTest, QpsTakeTurnsWithFewLinks) {
     EXPECT_LE(CountersOf(a_).outgoing_links, 2u);
   }
   EXPECT_EQ(CountersOf(a_).lost, 0u);
+}
+
+TEST_F(CrowdedPortTest, WhatHasComeInOneHeapIsDeliveredInTurnsAndToTheLast) {
+  const std::unique_ptr<Stream> link = Link();
+  std::vector<std::byte> heap;
+  for (int i = 0; i < 20; ++i) {
+    const std::vector<std::byte> frame = Framed(FromStranger(8), 8);
+    heap.insert(heap.end(), frame.begin(), frame.end());
+  }
+  Write(*link, heap);
+  EXPECT_TRUE(pair_.world.RunUntil([&] { return heard_by_a_.size() == 20; }));
 }
 
 TEST_F(CrowdedPortTest, WithinAProcessAQpWaitsForRoomToo) {
@@ -632,7 +643,37 @@ TEST_F(DatagramPortTest, AnAnswerThatIsNoneIsARefusal) {
   EXPECT_EQ(events_[1], DatagramPort::LinkEvent::kNoAnswer);
 }
 
-// --- Habits ---
+// --- Profiles ---
+
+TEST(MinimalDatagrams, FitIntoWhatASmallDeviceHas) {
+  SimPair pair;
+  constexpr QpCapabilities kSmall = {4, 4, 1, 1, 0};
+  TestHost a(pair.fabric_a, "a", MinimalProfile(), nullptr, 8, kSmall);
+  TestHost b(pair.fabric_b, "b", MinimalProfile(), nullptr, 8, kSmall);
+  QueuePair* const from = ReadyQp(a, kSmall);
+  QueuePair* const to = ReadyQp(b, kSmall);
+  AddressVector vector;
+  vector.is_global = true;
+  vector.gid = GidOf(*IpEndpoint::Parse("10.0.0.2", 0));
+  for (uint32_t i = 1; i < a.nic->profile().max_ah; ++i) {
+    ASSERT_TRUE(a.nic->CreateAh(*a.context, a.pd, vector).has_value());
+  }
+  const auto ah = a.nic->CreateAh(*a.context, a.pd, vector);
+  ASSERT_TRUE(ah.has_value());
+  EXPECT_EQ(a.nic->CreateAh(*a.context, a.pd, vector).error(), ENOMEM);
+  const TestBuffer words = a.Register(257, kAccessLocalWrite, 5);
+  const TestBuffer box = b.Register(kGrhSize + 256, kAccessLocalWrite);
+  for (uint64_t i = 0; i < 4; ++i) {
+    ASSERT_EQ(to->PostReceive({i, std::vector{box.All()}}), 0);
+    ASSERT_EQ(Post(*from, *ah, to->qp_number(), i, {words.Sge(0, 256)}), 0);
+  }
+  ASSERT_TRUE(pair.world.RunUntil([&] { return a.Completed(4) && b.Completed(4); }));
+  EXPECT_EQ(box.bytes[kGrhSize + 255], std::byte{5});
+  ASSERT_EQ(Post(*from, *ah, to->qp_number(), 9, {words.All()}), 0);
+  ASSERT_TRUE(a.Completed(5));
+  EXPECT_EQ(a.completions[4].status, CompletionStatus::kLocalLengthError);
+  EXPECT_EQ(from->state(), QpState::kSqe);
+}
 
 TEST_F(DatagramPortTest, AHostileDeviceLosesAndRepeatsDatagramsAndSameSeedMeansSameTrace) {
   const auto run = [] {
