@@ -288,7 +288,8 @@ class DatagramPort::Outgoing final : public StreamWatcher,
   Phase phase_ = Phase::kResting;
   bool call_wanted_ = false;
   bool end_wanted_ = false;
-  bool failed_ = false;  // a write has failed, on whatever thread
+  bool failed_ = false;   // a write has failed, on whatever thread
+  bool carried_ = false;  // this stream, a datagram at least
   Instant not_before_{};
   Duration wait_;
   Instant call_until_{};
@@ -369,6 +370,8 @@ void DatagramPort::Outgoing::Flush(Instant now) {
       --in_llp_;
     }
     if (left > 0) {
+      carried_ = true;
+      wait_ = core_.profile_.redial_first;
       core_.sent_.fetch_add(left, std::memory_order_relaxed);
       blocked_since_.reset();
       core_.RoomMade();
@@ -406,8 +409,9 @@ void DatagramPort::Outgoing::Fail(LinkEvent event, std::string_view why, Instant
   call_wanted_ = failed_ = false;
   ++calls_;
   phase_ = Phase::kResting;
-  not_before_ = now + wait_;
-  wait_ = std::min(wait_ * 2, core_.profile_.redial_longest);
+  // That a link of use has ended says nothing about the next one: its reader may have been restarted already.
+  not_before_ = std::exchange(carried_, false) ? now : now + wait_;
+  if (not_before_ > now) wait_ = std::min(wait_ * 2, core_.profile_.redial_longest);
   SetDeadline(now + core_.profile_.link_idle);
   NoteIdle();
   left_.events.push_back(event);
@@ -491,7 +495,6 @@ void DatagramPort::Outgoing::Shake(Instant now) {
   if (answer->status != CarrierStatus::kAccepted) return Fail(LinkEvent::kRefused, ToString(answer->status), now);
   llp_ = core_.nic_.Tap(CarrierRecords(std::move(stream_), answer->crc));
   phase_ = Phase::kUp;
-  wait_ = core_.profile_.redial_first;
   core_.Tell("link.up", {{"slot", uint64_t{peer_.slot}}});
   left_.events.push_back(LinkEvent::kUp);
   last_used_.store(now.time_since_epoch().count(), std::memory_order_relaxed);

@@ -389,10 +389,9 @@ TEST_F(DatagramPortTest, WhoHearsOfALostLinkMaySendAtOnce) {
   ASSERT_TRUE(HeardByB(1));
   pair_.world.ResetConnections(pair_.fabric_a, pair_.fabric_b);
   ASSERT_TRUE(pair_.world.RunUntil([&] { return !again.empty(); }));
-  EXPECT_EQ(again[0], DatagramPort::Sent::kDropped) << "it is left alone for a while";
-  pair_.world.RunFor(10ms);
-  Say(a_, FromAToB(), "second");
+  EXPECT_EQ(again[0], DatagramPort::Sent::kQueued);
   EXPECT_TRUE(HeardByB(2));
+  EXPECT_EQ(heard_by_b_[1].text, "again");
 }
 
 // --- QPs that wait for room ---
@@ -621,6 +620,27 @@ TEST_F(DatagramPortTest, APeerThatTalksOnALinkOfOursLosesIt) {
   Write(*taken, {&word, 1});
   ASSERT_TRUE(pair_.world.RunUntil([&] { return events_.size() == 2; }));
   EXPECT_EQ(events_[1], DatagramPort::LinkEvent::kLost);
+}
+
+TEST_F(DatagramPortTest, APortThatTakesLinksAndDropsThemAtOnceIsLeftAloneForAWhile) {
+  WatchLinksOfA();
+  std::vector<std::unique_ptr<Stream>> taken;
+  const auto listener = pair_.fabric_b.Listen(at_b_.WithPort(static_cast<uint16_t>(b_.nic->profile().port_base + 3)), 4,
+                                              [&](std::unique_ptr<Stream> stream) {
+                                                std::array<std::byte, wire::kCarrierAnswerSize> answer;
+                                                ByteWriter out(answer);
+                                                wire::CarrierAnswer{}.Encode(out);
+                                                Write(*stream, answer);
+                                                stream->Shutdown();
+                                                taken.push_back(std::move(stream));
+                                              });
+  ASSERT_TRUE(listener.has_value());
+  QueuePair* const from = ReadyQp(a_);
+  const AddressHandle* const ah = HandleOf(a_, at_b_);
+  const TestBuffer words = a_.Register(64);
+  for (uint64_t i = 0; i < 20; ++i) ASSERT_EQ(Post(*from, ah, 0x030002, i, {words.All()}), 0);
+  ASSERT_TRUE(pair_.world.RunUntil([&] { return a_.Completed(20); }));
+  EXPECT_LE(taken.size(), 20u);
 }
 
 TEST_F(DatagramPortTest, AnAnswerThatIsNoneIsARefusal) {
