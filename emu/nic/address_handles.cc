@@ -27,6 +27,7 @@ Result<const AddressHandle*, int> Nic::CreateAh(NicContext& context, uint32_t pd
   const Result<RocePath, int> path = roce_->PathTo(vector);
   if (!path) return Err(path.error());
   auto ah = std::make_unique<AddressHandle>();
+  ah->nic = this;
   ah->context = context.id();
   ah->pd = pd_handle;
   ah->vector = vector;

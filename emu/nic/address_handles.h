@@ -12,6 +12,7 @@
 namespace stagecoach::emu {
 
 struct AddressHandle {
+  const Nic* nic = nullptr;  // a program may have more than one, with equal numbers for their PDs
   uint32_t handle = 0;
   uint32_t context = 0;
   uint32_t pd = 0;

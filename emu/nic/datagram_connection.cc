@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/mark.h"
+#include "base/safe_copy/safe_copy.h"
 #include "emu/nic/datagram_port.h"
 #include "emu/nic/work_queues.h"
 
@@ -84,9 +85,10 @@ WorkStatus DatagramConnection::Gather(const SendSlot& slot, size_t* size) {
   if (slot.is_inline) return WorkStatus::kSuccess;
   MutableBytes into = MutableBytes(gathered_).first(length);
   for (const ScatterGather& sge : slot.sges) {
+    if (sge.length == 0) continue;
     const auto pin = memory_.Pin(sge.lkey, sge.address, sge.length, MemoryAccess::kLocalRead);
-    if (!pin) return WorkStatus::kLocalProtectionError;
-    into = into.subspan(CopyBytes(into, pin->bytes()));
+    if (!pin || !SafeCopy(into.first(sge.length), pin->bytes())) return WorkStatus::kLocalProtectionError;
+    into = into.subspan(sge.length);
   }
   return WorkStatus::kSuccess;
 }
@@ -136,6 +138,7 @@ WorkStatus DatagramConnection::Place(const ReceiveWork& receive, std::span<const
   ConstBytes part;
   for (const ScatterGather& sge : receive.sges) {
     const size_t here = std::min<size_t>(sge.length, left);
+    if (here == 0) continue;
     const auto pin = memory_.Pin(sge.lkey, sge.address, here, MemoryAccess::kLocalWrite);
     if (!pin) return WorkStatus::kLocalProtectionError;
     left -= here;
@@ -146,9 +149,10 @@ WorkStatus DatagramConnection::Place(const ReceiveWork& receive, std::span<const
         parts = parts.subspan(1);
         continue;
       }
-      const size_t copied = CopyBytes(into, part.first(std::min(part.size(), into.size())));
-      into = into.subspan(copied);
-      part = part.subspan(copied);
+      const size_t next = std::min(part.size(), into.size());
+      if (!SafeCopy(into.first(next), part.first(next))) return WorkStatus::kLocalProtectionError;
+      into = into.subspan(next);
+      part = part.subspan(next);
     }
     if (left == 0) break;
   }

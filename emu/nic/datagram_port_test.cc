@@ -2,6 +2,8 @@
 #include "emu/nic/datagram_port.h"
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <array>
 #include <cerrno>
@@ -521,6 +523,77 @@ TEST_F(CrowdedPortTest, AnAddressHasOnlySoManyLinks) {
   first->Abort();
   ASSERT_TRUE(pair_.world.RunUntil([&] { return CountersOf(a_).incoming_links == 0; }));
   second = Link();
+}
+
+// --- What is posted ---
+
+TEST_F(DatagramPortTest, AHandleOfAnotherDeviceIsRefused) {
+  QueuePair* const from = ReadyQp(a_);
+  const TestBuffer words = a_.Register(64);
+  ASSERT_EQ(a_.pd, b_.pd) << "their numbers tell them apart";
+  EXPECT_EQ(Post(*from, HandleOf(b_, at_a_), 2, 1, {words.All()}), EINVAL);
+  EXPECT_EQ(Post(*from, HandleOf(a_, at_b_), 2, 1, {words.All()}), 0);
+}
+
+// A page that the program has taken away while it is registered.
+class TakenPage {
+ public:
+  explicit TakenPage(TestHost& host) : size_(static_cast<size_t>(sysconf(_SC_PAGESIZE))) {
+    page_ = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    EXPECT_NE(page_, MAP_FAILED);
+    RegionRequest request;
+    request.pd = host.pd;
+    request.address = static_cast<std::byte*>(page_);
+    request.length = size_;
+    request.iova = reinterpret_cast<uintptr_t>(page_);
+    request.access = kAccessLocalWrite;
+    const auto region = host.nic->RegisterRegion(*host.context, request);
+    EXPECT_TRUE(region.has_value());
+    sge_ = {request.iova, static_cast<uint32_t>(size_), region->stag};
+    EXPECT_EQ(mprotect(page_, size_, PROT_NONE), 0);
+  }
+  ~TakenPage() { munmap(page_, size_); }
+  TakenPage(const TakenPage&) = delete;
+  TakenPage& operator=(const TakenPage&) = delete;
+  ScatterGather Sge(uint32_t length) const { return {sge_.address, length, sge_.lkey}; }
+
+ private:
+  const size_t size_;
+  void* page_ = nullptr;
+  ScatterGather sge_;
+};
+
+TEST_F(DatagramPortTest, MemoryThatIsNotThereAnyMoreFailsTheWorkAndNotTheProgram) {
+  QueuePair* const from = ReadyQp(a_);
+  QueuePair* const to = ReadyQp(b_);
+  const AddressHandle* const ah = HandleOf(a_, at_b_);
+  const TestBuffer words = a_.Register(64);
+  const TakenPage source(a_);
+  const TakenPage sink(b_);
+  ASSERT_EQ(to->PostReceive({1, std::vector{sink.Sge(1024)}}), 0);
+  ASSERT_EQ(Post(*from, ah, to->qp_number(), 2, {words.All()}), 0);
+  ASSERT_EQ(Post(*from, ah, to->qp_number(), 3, {words.Sge(0, 8), source.Sge(8)}), 0);
+  ASSERT_TRUE(pair_.world.RunUntil([&] { return a_.Completed(2) && b_.Completed(1); }));
+  EXPECT_EQ(a_.completions[0].status, CompletionStatus::kSuccess);
+  EXPECT_EQ(a_.completions[1].status, CompletionStatus::kLocalProtectionError);
+  EXPECT_EQ(from->state(), QpState::kSqe);
+  EXPECT_EQ(b_.completions[0].status, CompletionStatus::kLocalProtectionError);
+  EXPECT_EQ(to->state(), QpState::kErr);
+}
+
+TEST_F(DatagramPortTest, PartsOfNoLengthNameNothing) {
+  QueuePair* const from = ReadyQp(a_);
+  QueuePair* const to = ReadyQp(b_);
+  const AddressHandle* const ah = HandleOf(a_, at_b_);
+  const TestBuffer words = a_.Register(64, kAccessLocalWrite, 9);
+  const TestBuffer box = b_.Register(4096, kAccessLocalWrite);
+  constexpr ScatterGather kNothing{0x1234, 0, 0xdead};
+  ASSERT_EQ(to->PostReceive({1, std::vector{kNothing, box.Sge(0, 40), kNothing, box.Sge(40, 100)}}), 0);
+  ASSERT_EQ(Post(*from, ah, to->qp_number(), 2, {kNothing, words.Sge(0, 8), kNothing}), 0);
+  ASSERT_TRUE(pair_.world.RunUntil([&] { return a_.Completed(1) && b_.Completed(1); }));
+  EXPECT_EQ(a_.completions[0].status, CompletionStatus::kSuccess);
+  EXPECT_EQ(b_.completions[0].status, CompletionStatus::kSuccess);
+  EXPECT_EQ(box.bytes[kGrhSize + 7], std::byte{9});
 }
 
 // --- Strangers ---

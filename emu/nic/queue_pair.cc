@@ -135,6 +135,7 @@ QueuePair::QueuePair(Nic& nic, NicContext& context, uint32_t handle, uint32_t qp
                                    .max_read_sge = nic.profile().max_sge_rd,
                                    .atomics = nic.profile().atomics,
                                    .signal_all = create.signal_all,
+                                   .nic = &nic,
                                    .pd = create.pd}),
       receives_(create.capabilities) {}
 

@@ -63,7 +63,8 @@ SendQueue::SendQueue(const QpCapabilities& capabilities, const SendRules& rules)
 int SendQueue::Check(const SendRequest& request, size_t ahead) const {
   if (const int error = CheckOpcode(rules_, extensions_, request.opcode)) return error;
   if (rules_.kind == QpKind::kUd) {
-    if (request.destination == nullptr || request.destination->pd != rules_.pd) return EINVAL;
+    const AddressHandle* const to = request.destination;
+    if (to == nullptr || to->nic != rules_.nic || to->pd != rules_.pd) return EINVAL;
     if (request.remote_qp > wire::kIbQpMask) return EINVAL;
   }
   if (request.sges.size() > max_sge_) return EINVAL;

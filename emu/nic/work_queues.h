@@ -40,7 +40,9 @@ struct SendRules {
   uint32_t max_read_sge = 1;
   bool atomics = false;
   bool signal_all = false;
-  uint32_t pd = 0;  // that address handles must be of
+  // That address handles must be of.
+  const Nic* nic = nullptr;
+  uint32_t pd = 0;
 };
 
 class SendQueue {

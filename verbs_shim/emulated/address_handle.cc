@@ -25,6 +25,7 @@ int Refuse(int error) {
 extern "C" {
 
 struct ibv_ah* ibv_create_ah(struct ibv_pd* pd, struct ibv_ah_attr* attributes) {
+  if (IsInherited(pd->context)) return FailWith(ENODEV);
   ShimContext* context = ToShim(pd->context);
   const auto created = context->nic->CreateAh(*context->context, pd->handle, FromIbv(*attributes));
   if (!created) return FailWith(created.error());
@@ -38,6 +39,7 @@ struct ibv_ah* ibv_create_ah(struct ibv_pd* pd, struct ibv_ah_attr* attributes) 
 
 int ibv_init_ah_from_wc(struct ibv_context* context, uint8_t port, struct ibv_wc* completion, struct ibv_grh* grh,
                         struct ibv_ah_attr* attributes) {
+  if (IsInherited(context)) return Refuse(ENODEV);
   if (!NicOf(context).is_infiniband()) return Refuse(EOPNOTSUPP);
   if (port != kPort) return Refuse(EINVAL);
   emu::AddressVector vector;
@@ -60,6 +62,7 @@ struct ibv_ah* ibv_create_ah_from_wc(struct ibv_pd* pd, struct ibv_wc* completio
 }
 
 int ibv_destroy_ah(struct ibv_ah* ah) {
+  if (IsInherited(ah->context)) return ENODEV;
   if (const int error = NicOf(ah->context).DestroyAh(ah->handle); error != 0) return error;
   delete static_cast<ShimAh*>(ah);
   return 0;

@@ -110,6 +110,12 @@ TEST_F(ForkTest, EachCallOnAnInheritedObjectAnswersThatThereIsNoDevice) {
     expect(ibv_dereg_mr(ours->mr()) == ENODEV, "ibv_dereg_mr");
     errno = 0;
     expect(ibv_create_cq(context, 8, nullptr, nullptr, 0) == nullptr && errno == ENODEV, "ibv_create_cq");
+    ibv_ah_attr address{};
+    errno = 0;
+    expect(ibv_create_ah(end.pd.get(), &address) == nullptr && errno == ENODEV, "ibv_create_ah");
+    errno = 0;
+    expect(ibv_init_ah_from_wc(context, 1, &completion, nullptr, &address) == -1 && errno == ENODEV,
+           "ibv_init_ah_from_wc");
     ibv_qp_attr attributes{};
     ibv_qp_init_attr initial{};
     expect(ibv_query_qp(qp, &attributes, IBV_QP_STATE, &initial) == ENODEV, "ibv_query_qp");
