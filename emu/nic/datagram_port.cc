@@ -36,6 +36,8 @@ constexpr size_t kSmallestMtu = 128;  // shifted by the code of ibv_mtu: 1 is 25
 constexpr Duration kLookAfter = 1ms;
 // Datagrams of this process delivered in one turn of the loop.
 constexpr size_t kLocalBudget = 64;
+// So many datagrams that a port takes make senders as patient with it as they were in the beginning.
+constexpr int kTakenForPatience = 64;
 
 // Payload of datagrams is always copied, so nothing is named by key.
 class NoMemory final : public MemoryPort {
@@ -129,6 +131,9 @@ class DatagramPort::Core : public std::enable_shared_from_this<DatagramPort::Cor
   void TellLink(const DatagramPeer& to, LinkEvent event);
   void Deliver(const DatagramPeer& from, const wire::IbHeader& header, ConstBytes payload);
 
+  // How often a datagram leaves: by the profile's habits 0, 1 or 2. Under mutex_, once for each that is taken.
+  int Copies();
+
   // The slot of this process, once it has one.
   std::optional<uint8_t> OwnSlot() {
     const int known = own_slot_.load(std::memory_order_relaxed);
@@ -181,7 +186,7 @@ class DatagramPort::Core : public std::enable_shared_from_this<DatagramPort::Cor
   std::atomic<uint64_t> bad_qkey_{0};
   std::atomic<uint64_t> no_receive_{0};
   std::atomic<uint64_t> too_long_{0};
-  std::atomic<uint64_t> links_refused_{0};
+  std::atomic<uint64_t> links_evicted_{0};
   std::atomic<uint64_t> incoming_count_{0};
 
   mutable std::mutex mutex_;  // all below
@@ -204,13 +209,13 @@ class DatagramPort::Core : public std::enable_shared_from_this<DatagramPort::Cor
   static LinkKey KeyOf(const DatagramPeer& peer) {
     return {GidOf(peer.path.local), GidOf(peer.path.remote), peer.slot};
   }
-  // How often the datagram leaves: by the profile's habits 0, 1 or 2.
-  int Copies();
   Sent SendHere(const DatagramPeer& to, const wire::IbHeader& header, ConstBytes payload, uint32_t waiter);
   // Null: there are as many as there may be.
   std::shared_ptr<Outgoing> LinkTo(const DatagramPeer& to, uint32_t waiter);
   void WakeWaiters();
   void DeliverHere();
+  // Room for one from there: of the address that has most links, that one counted, the quietest ends.
+  void EvictIncoming(const wire::Gid& newcomer);
 
   Prng luck_;
   std::map<LinkKey, std::shared_ptr<Outgoing>> links_;
@@ -228,7 +233,8 @@ class DatagramPort::Outgoing final : public StreamWatcher,
                                      public LoopClient,
                                      public std::enable_shared_from_this<Outgoing> {
  public:
-  Outgoing(Core& core, const DatagramPeer& peer) : core_(core), peer_(peer), wait_(core.profile_.redial_first) {
+  Outgoing(Core& core, const DatagramPeer& peer)
+      : core_(core), peer_(peer), wait_(core.profile_.redial_first), credit_(core.profile_.carrier_patience) {
     last_used_.store(core.fabric_.Now().time_since_epoch().count());
   }
 
@@ -237,7 +243,7 @@ class DatagramPort::Outgoing final : public StreamWatcher,
   bool Idle() const { return idle_.load(std::memory_order_relaxed); }
 
   // nullopt: the link has ended; another one must be made.
-  std::optional<Sent> Send(const wire::IbHeader& header, ConstBytes payload, int copies, uint32_t waiter);
+  std::optional<Sent> Send(const wire::IbHeader& header, ConstBytes payload, uint32_t waiter);
   // Makes room for another one, unless it is in use again.
   void Retire();
   // On the loop, not from a call of NicLoop. Nothing of it will run any more.
@@ -270,7 +276,20 @@ class DatagramPort::Outgoing final : public StreamWatcher,
     size_t read = 0;
     return !ReadRest(llp_->stream(), byte, &read) || read > 0;
   }
-  void NoteIdle() { idle_.store(phase_ == Phase::kResting || (phase_ == Phase::kUp && queue_.empty())); }
+  void NoteIdle() {
+    const bool idle = phase_ == Phase::kResting || (phase_ == Phase::kUp && queue_.empty());
+    const bool was_idle = idle_.load(std::memory_order_relaxed);
+    idle_.store(idle);
+    // It may make room for another link now.
+    if (idle && !was_idle) core_.RoomMade();
+  }
+  // From now on the port is waited for: it does not answer yet, or its stream takes nothing.
+  void StartWaiting(Instant now);
+  // Sets what was waited until now against the port's credit.
+  void ChargeWaiting(Instant now);
+  void StopWaiting(Instant now);
+  // How long this wait may be. Where nobody waits the port has its time all the same.
+  Duration Patience() const { return credit_ > Duration::zero() ? credit_ : core_.profile_.carrier_patience; }
   Instant LastUsed() const { return Instant(Duration(last_used_.load(std::memory_order_relaxed))); }
 
   // --- On the loop, without mutex_ ---
@@ -292,8 +311,12 @@ class DatagramPort::Outgoing final : public StreamWatcher,
   bool carried_ = false;  // this stream, a datagram at least
   Instant not_before_{};
   Duration wait_;
-  Instant call_until_{};
-  uint64_t calls_ = 0;  // one that was given up may still be answered
+  // How much longer senders wait for this port: used up by waiting, earned by datagrams that are taken. When none is
+  // left they do not wait, until patient_again_, and what finds no room is lost.
+  Duration credit_;
+  Instant patient_again_{};
+  std::optional<Instant> waiting_since_;  // in kCalling; in kUp while the stream takes nothing
+  uint64_t calls_ = 0;                    // one that was given up may still be answered
   std::unique_ptr<ConnectAttempt> attempt_;
   std::unique_ptr<Stream> stream_;  // until the answer has come
   std::array<std::byte, wire::kCarrierHelloSize> hello_{};
@@ -303,7 +326,6 @@ class DatagramPort::Outgoing final : public StreamWatcher,
   std::unique_ptr<Llp> llp_;
   std::deque<Waiting> queue_;  // the first in_llp_ of them are the record layer's
   size_t in_llp_ = 0;
-  std::optional<Instant> blocked_since_;  // the stream takes nothing
   // For AfterCall.
   struct Leftovers {
     std::vector<LinkEvent> events;
@@ -317,7 +339,7 @@ class DatagramPort::Outgoing final : public StreamWatcher,
 };
 
 std::optional<DatagramPort::Sent> DatagramPort::Outgoing::Send(const wire::IbHeader& header, ConstBytes payload,
-                                                               int copies, uint32_t waiter) {
+                                                               uint32_t waiter) {
   std::lock_guard lock(mutex_);
   if (phase_ == Phase::kGone) return std::nullopt;
   const Instant now = core_.fabric_.Now();
@@ -335,20 +357,59 @@ std::optional<DatagramPort::Sent> DatagramPort::Outgoing::Send(const wire::IbHea
   if (phase_ == Phase::kResting) {
     phase_ = Phase::kCalling;
     call_wanted_ = true;
-    call_until_ = now + core_.profile_.carrier_patience;
-    SetDeadline(call_until_);
+    StartWaiting(now);
     core_.loop_.Notify(this);
+    NoteIdle();
   }
-  const bool may_wait = phase_ == Phase::kUp || waiter == 0;
-  if (!may_wait || queue_.size() >= core_.profile_.link_queue) {
-    if (may_wait) STAGECOACH_MARK("datagram.link_is_full");
+  // A QP's send is done when the stream has its datagram, so it does not wait here.
+  const bool has_room =
+      waiter == 0 ? queue_.size() < core_.profile_.link_queue : phase_ == Phase::kUp && !waiting_since_ && !failed_;
+  if (!has_room && waiter != 0 && credit_ <= Duration::zero()) {
+    STAGECOACH_MARK("datagram.nobody_waits_for_this_port_any_more");
+    core_.CountLost(1, "port lets wait");
+    return Sent::kDropped;
+  }
+  if (!has_room) {
+    STAGECOACH_MARK("datagram.link_is_full");
     core_.AddWaiter(waiter);
     return Sent::kFull;
+  }
+  int copies = 0;
+  {
+    std::lock_guard core_lock(core_.mutex_);
+    copies = core_.Copies();
+  }
+  if (copies == 0) {
+    core_.CountLost(1, "by habit");
+    return Sent::kDropped;
   }
   for (int i = 0; i < copies; ++i) queue_.push_back(Pack(header, payload));
   if (phase_ == Phase::kUp) Flush(now);
   NoteIdle();
   return Sent::kQueued;
+}
+
+void DatagramPort::Outgoing::StartWaiting(Instant now) {
+  if (credit_ <= Duration::zero() && now >= patient_again_) credit_ = core_.profile_.carrier_patience;
+  waiting_since_ = now;
+  SetDeadline(now + Patience());
+}
+
+void DatagramPort::Outgoing::ChargeWaiting(Instant now) {
+  if (!waiting_since_) return;
+  const Duration waited = now - *std::exchange(waiting_since_, now);
+  if (credit_ <= Duration::zero()) return;
+  credit_ -= waited;
+  if (credit_ > Duration::zero()) return;
+  patient_again_ = now + core_.profile_.link_idle;
+  core_.RoomMade();
+}
+
+void DatagramPort::Outgoing::StopWaiting(Instant now) {
+  if (!waiting_since_) return;
+  ChargeWaiting(now);
+  waiting_since_.reset();
+  core_.RoomMade();
 }
 
 void DatagramPort::Outgoing::Flush(Instant now) {
@@ -359,10 +420,7 @@ void DatagramPort::Outgoing::Flush(Instant now) {
       const TxPart part{.bytes = next.payload};
       llp_->QueueRecord(next.head(), next.payload.empty() ? std::span<const TxPart>() : std::span(&part, 1), 0);
     }
-    if (llp_->TxIdle()) {
-      blocked_since_.reset();
-      return;
-    }
+    if (llp_->TxIdle()) return StopWaiting(now);
     const TxResult result = llp_->Flush(core_.no_memory_);
     uint64_t left = 0;
     for (uint64_t cookie = 0; llp_->TakeSent(&cookie); ++left) {
@@ -371,17 +429,17 @@ void DatagramPort::Outgoing::Flush(Instant now) {
     }
     if (left > 0) {
       carried_ = true;
-      wait_ = core_.profile_.redial_first;
       core_.sent_.fetch_add(left, std::memory_order_relaxed);
-      blocked_since_.reset();
-      core_.RoomMade();
+      ChargeWaiting(now);
+      if (credit_ > Duration::zero()) {
+        const Duration patience = core_.profile_.carrier_patience;
+        credit_ = std::min(credit_ + patience * static_cast<int64_t>(left) / kTakenForPatience, patience);
+        wait_ = core_.profile_.redial_first;
+      }
     }
     if (result.status == TxStatus::kIdle) continue;
     if (result.status == TxStatus::kWouldBlock) {
-      if (!blocked_since_) {
-        blocked_since_ = now;
-        SetDeadline(now + core_.profile_.carrier_patience);
-      }
+      if (!waiting_since_) StartWaiting(now);
       llp_->stream().Arm(true, true);
       return;
     }
@@ -405,12 +463,13 @@ void DatagramPort::Outgoing::Fail(LinkEvent event, std::string_view why, Instant
   if (attempt_ != nullptr) left_.attempts.push_back(std::move(attempt_));
   queue_.clear();
   in_llp_ = 0;
-  blocked_since_.reset();
+  StopWaiting(now);
   call_wanted_ = failed_ = false;
   ++calls_;
   phase_ = Phase::kResting;
-  // That a link of use has ended says nothing about the next one: its reader may have been restarted already.
-  not_before_ = std::exchange(carried_, false) ? now : now + wait_;
+  // That a link of use has ended says nothing about the next one: its reader may have been restarted already. That it
+  // took nothing for long does.
+  not_before_ = std::exchange(carried_, false) && credit_ > Duration::zero() ? now : now + wait_;
   if (not_before_ > now) wait_ = std::min(wait_ * 2, core_.profile_.redial_longest);
   SetDeadline(now + core_.profile_.link_idle);
   NoteIdle();
@@ -495,6 +554,7 @@ void DatagramPort::Outgoing::Shake(Instant now) {
   if (answer->status != CarrierStatus::kAccepted) return Fail(LinkEvent::kRefused, ToString(answer->status), now);
   llp_ = core_.nic_.Tap(CarrierRecords(std::move(stream_), answer->crc));
   phase_ = Phase::kUp;
+  StopWaiting(now);
   core_.Tell("link.up", {{"slot", uint64_t{peer_.slot}}});
   left_.events.push_back(LinkEvent::kUp);
   last_used_.store(now.time_since_epoch().count(), std::memory_order_relaxed);
@@ -519,7 +579,7 @@ void DatagramPort::Outgoing::OnStreamReady() {
         if (failed_) {
           Fail(LinkEvent::kLost, "cannot be written", now);
         } else {
-          llp_->stream().Arm(true, blocked_since_.has_value());
+          llp_->stream().Arm(true, waiting_since_.has_value());
           NoteIdle();
         }
       }
@@ -536,20 +596,17 @@ void DatagramPort::Outgoing::OnDeadline(Instant now) {
     case Phase::kGone:
       return;
     case Phase::kCalling:
-      if (now < call_until_) return SetDeadline(call_until_);
-      Fail(LinkEvent::kNoAnswer, "no answer", now);
-      core_.loop_.Notify(this);
-      return;
     case Phase::kUp:
-      if (blocked_since_) {
-        const Instant stalled_at = *blocked_since_ + core_.profile_.carrier_patience;
-        if (now < stalled_at) return SetDeadline(stalled_at);
+      if (!waiting_since_) break;
+      if (now < *waiting_since_ + Patience()) return SetDeadline(*waiting_since_ + Patience());
+      if (phase_ == Phase::kUp) {
         STAGECOACH_MARK("datagram.reader_has_stalled");
         Fail(LinkEvent::kLost, "reader stalled", now);
-        core_.loop_.Notify(this);
-        return;
+      } else {
+        Fail(LinkEvent::kNoAnswer, "no answer", now);
       }
-      break;
+      core_.loop_.Notify(this);
+      return;
     case Phase::kResting:
       break;
   }
@@ -567,8 +624,9 @@ void DatagramPort::Outgoing::OnNotice() {
     if (phase_ == Phase::kGone) return;
     if (failed_) Fail(LinkEvent::kLost, "cannot be written", core_.fabric_.Now());
     call = std::exchange(call_wanted_, false);
-    // It may have been used meanwhile.
-    end = std::exchange(end_wanted_, false) && (phase_ == Phase::kResting || (phase_ == Phase::kUp && queue_.empty()));
+    // It may have been used meanwhile, and who is about to hear of its failure may use it yet.
+    end = std::exchange(end_wanted_, false) && left_.events.empty() &&
+          (phase_ == Phase::kResting || (phase_ == Phase::kUp && queue_.empty()));
     if (end) phase_ = Phase::kGone;
   }
   if (call) Call();
@@ -591,9 +649,9 @@ void DatagramPort::Outgoing::Close() {
     std::lock_guard lock(mutex_);
     phase_ = Phase::kGone;
     core_.CountLost(queue_.size(), "port closed");
-    // What has been written arrives; what waits here does not.
+    // What has been written arrives; what waits here does not, and of a part of a datagram nobody makes anything.
     if (llp_ != nullptr) {
-      queue_.empty() ? llp_->stream().Shutdown() : llp_->stream().Abort();
+      llp_->stream().Shutdown();
       left_.llps.push_back(std::move(llp_));
     }
     if (stream_ != nullptr) {
@@ -624,12 +682,22 @@ class DatagramPort::Incoming final : public StreamWatcher {
   }
 
   const DatagramPeer& peer() const { return peer_; }
+  Instant last_record() const { return last_record_; }
+  bool ended() const { return ended_; }
+
+  // Its sender has another one. What has come by this one is delivered before anything that comes by that.
+  void Replace() {
+    replaced_ = true;
+    OnStreamReady();
+  }
+  void Evict() { End("gives way"); }
 
   void OnStreamReady() override {
     if (ended_) return;
     for (size_t i = 0; i < core_.profile_.receive_budget_records; ++i) {
       const RxStatus status = Next();
       if (status == RxStatus::kReady) continue;
+      if (status == RxStatus::kWouldBlock && replaced_) return End("replaced");
       if (status == RxStatus::kWouldBlock) return llp_->stream().Arm(true, false);
       return End(status == RxStatus::kEof ? "ended" : status == RxStatus::kFault ? "damaged" : "lost");
     }
@@ -660,8 +728,10 @@ class DatagramPort::Incoming final : public StreamWatcher {
                                                      : llp_->Place(wanted_ ? head_.head_size : 0, {});
     if (placed.status != RxStatus::kReady) return placed.status;
     judged_ = false;
-    last_record_ = core_.fabric_.Now();
-    if (wanted_) core_.Deliver(peer_, head_.header, into);
+    if (wanted_) {
+      last_record_ = core_.fabric_.Now();
+      core_.Deliver(peer_, head_.header, into);
+    }
     return RxStatus::kReady;
   }
 
@@ -700,6 +770,7 @@ class DatagramPort::Incoming final : public StreamWatcher {
   Instant last_record_;
   EventLoop::TimerId timer_ = 0;
   bool ended_ = false;
+  bool replaced_ = false;
   bool judged_ = false;  // the current record has been
   bool wanted_ = false;  // and it is a datagram
   DatagramHead head_;
@@ -709,8 +780,6 @@ class DatagramPort::Incoming final : public StreamWatcher {
 // --- Core ---
 
 int DatagramPort::Core::Copies() {
-  if (profile_.drop_one_in == 0 && profile_.duplicate_one_in == 0) return 1;
-  std::lock_guard lock(mutex_);
   if (profile_.drop_one_in != 0 && luck_.OneIn(profile_.drop_one_in)) return 0;
   return profile_.duplicate_one_in != 0 && luck_.OneIn(profile_.duplicate_one_in) ? 2 : 1;
 }
@@ -719,29 +788,20 @@ DatagramPort::Sent DatagramPort::Core::Send(const DatagramPeer& to, const wire::
                                             uint32_t waiter) {
   STAGECOACH_CHECK(payload.size() <= kMaxDatagram);
   if (to.this_host && OwnSlot() == to.slot) return SendHere(to, header, payload, waiter);
-  const int copies = Copies();
-  if (copies == 0) {
-    CountLost(1, "by habit");
-    return Sent::kDropped;
-  }
   for (;;) {
     const std::shared_ptr<Outgoing> link = LinkTo(to, waiter);
     if (link == nullptr) return Sent::kFull;
-    if (const std::optional<Sent> sent = link->Send(header, payload, copies, waiter)) return *sent;
-    // It is just ending, maybe in a call further up this stack.
+    if (const std::optional<Sent> sent = link->Send(header, payload, waiter)) return *sent;
+    // It is just ending, on the loop.
     Forget(*link);
   }
 }
 
 DatagramPort::Sent DatagramPort::Core::SendHere(const DatagramPeer& to, const wire::IbHeader& header,
                                                 ConstBytes payload, uint32_t waiter) {
-  const int copies = Copies();
-  if (copies == 0) {
-    CountLost(1, "by habit");
-    return Sent::kDropped;
-  }
   // As the receiver sees it.
   const DatagramPeer from{{to.path.remote, to.path.local}, to.slot, true};
+  int copies = 0;
   bool post = false;
   {
     std::lock_guard lock(mutex_);
@@ -750,8 +810,13 @@ DatagramPort::Sent DatagramPort::Core::SendHere(const DatagramPeer& to, const wi
       if (waiter != 0) waiters_.insert(waiter);
       return Sent::kFull;
     }
+    copies = Copies();
     for (int i = 0; i < copies; ++i) local_.push_back({from, Pack(header, payload)});
-    post = !std::exchange(delivery_posted_, true);
+    post = copies > 0 && !std::exchange(delivery_posted_, true);
+  }
+  if (copies == 0) {
+    CountLost(1, "by habit");
+    return Sent::kDropped;
   }
   sent_.fetch_add(static_cast<uint64_t>(copies), std::memory_order_relaxed);
   if (post) OnLoop([](Core& core) { core.DeliverHere(); });
@@ -837,6 +902,28 @@ void DatagramPort::Core::Forget(const Outgoing& link) {
 
 void DatagramPort::Core::Forget(uint64_t incoming_key) {
   incoming_count_.fetch_sub(incoming_.erase(incoming_key), std::memory_order_relaxed);
+}
+
+void DatagramPort::Core::EvictIncoming(const wire::Gid& newcomer) {
+  std::map<wire::Gid, size_t> held{{newcomer, 1}};
+  for (const auto& [key, link] : incoming_) {
+    if (!link->ended()) ++held[GidOf(link->peer().path.remote)];
+  }
+  Incoming* victim = nullptr;
+  size_t most = 0;
+  for (const auto& [key, link] : incoming_) {
+    if (link->ended()) continue;
+    const size_t of_its_address = held[GidOf(link->peer().path.remote)];
+    const bool is_worse = victim == nullptr || of_its_address > most ||
+                          (of_its_address == most && link->last_record() < victim->last_record());
+    if (!is_worse) continue;
+    victim = link.get();
+    most = of_its_address;
+  }
+  if (victim == nullptr) return;
+  STAGECOACH_MARK("datagram.link_evicted");
+  links_evicted_.fetch_add(1, std::memory_order_relaxed);
+  victim->Evict();
 }
 
 void DatagramPort::Core::TellLink(const DatagramPeer& to, LinkEvent event) {
@@ -938,15 +1025,6 @@ CarrierStatus DatagramPort::Judge(const wire::CarrierHello& hello, const Stream&
       core_->OwnSlot() != static_cast<uint8_t>(hello.destination_qp >> kSlotShift)) {
     return CarrierStatus::kMismatch;
   }
-  const auto of_its_address = std::count_if(core_->incoming_.begin(), core_->incoming_.end(), [&](const auto& each) {
-    return GidOf(each.second->peer().path.remote) == hello.source;
-  });
-  if (core_->incoming_.size() >= core_->profile_.max_links ||
-      static_cast<size_t>(of_its_address) >= core_->profile_.max_links_of_one) {
-    STAGECOACH_MARK("datagram.link_refused");
-    core_->links_refused_.fetch_add(1, std::memory_order_relaxed);
-    return CarrierStatus::kBusy;
-  }
   return CarrierStatus::kAccepted;
 }
 
@@ -958,6 +1036,12 @@ void DatagramPort::TakeLink(const wire::CarrierHello& hello, std::unique_ptr<Str
                     false};
   peer.path.remote.scope_id = stream->remote().scope_id;
   peer.path.local.scope_id = stream->local().scope_id;
+  size_t living = 0;
+  for (const auto& [other, link] : core_->incoming_) {
+    if (GidOf(link->peer().path.remote) == hello.source && link->peer().slot == peer.slot) link->Replace();
+    if (!link->ended()) ++living;
+  }
+  if (living >= core_->profile_.max_links) core_->EvictIncoming(hello.source);
   const uint64_t key = core_->next_key_++;
   core_->Tell("link.taken", {{"slot", uint64_t{peer.slot}}});
   auto& link = core_->incoming_[key];
@@ -976,7 +1060,7 @@ DatagramPort::Counters DatagramPort::counters() const {
   counters.bad_qkey = core_->bad_qkey_;
   counters.no_receive = core_->no_receive_;
   counters.too_long = core_->too_long_;
-  counters.links_refused = core_->links_refused_;
+  counters.links_evicted = core_->links_evicted_;
   counters.incoming_links = core_->incoming_count_;
   std::lock_guard lock(core_->mutex_);
   counters.outgoing_links = core_->links_.size();

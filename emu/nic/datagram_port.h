@@ -16,10 +16,17 @@
 // the port is left alone for a while, redial_first and doubling up to redial_longest; datagrams to it are lost
 // meanwhile.
 //
-// Bounds: links in either direction, and incoming ones of one address; datagrams and, by the largest MTU, bytes that
-// wait for one link. A sender that finds no room, or a link that is not up yet, is told kFull and asked again when that
-// has changed; nothing waits in a call. Datagrams within this process do not leave it: they wait in a queue with the
-// same bound, and are delivered from the loop.
+// HOW LONG QPS WAIT. A QP's send waits while a port is called, and while the stream to it takes nothing, and so does
+// all that is behind it in its queue. So a port has credit: carrier_patience at first, less what it lets senders wait,
+// more for each datagram that it takes. When that is used up, its link ends and nobody waits for it for link_idle: it
+// is called again in the background, and what it does not take at once is lost. So of two ports that one QP sends to
+// the worse one costs the better one carrier_patience, a 64th of it for each datagram it took, and then nothing.
+//
+// Bounds: links in either direction; datagrams and, by the largest MTU, bytes that wait for one link. A sender that
+// finds no room, or a link that is not up yet, is told kFull and asked again when that has changed; nothing waits in a
+// call. Of incoming links each process has one, the newer in place of the elder; where there are too many, the address
+// that has most of them loses the one that was quiet for longest. Datagrams within this process do not leave it: they
+// wait in a queue with the same bound, and are delivered from the loop.
 //
 // Threading: Send() from any thread, also under the lock of a QP. Join and Leave from any thread without locks. What
 // comes in is delivered on the fabric's loop: to QPs under members_mutex_ (which is taken before a QP's lock and after
@@ -95,7 +102,7 @@ class DatagramPort {
   enum class LinkEvent : uint8_t {
     kUp,        // the port has answered
     kRefused,   // nobody listens there, or not for us
-    kNoAnswer,  // within carrier_patience, or there is no way to it
+    kNoAnswer,  // within carrier_patience or the credit that is left of it, or there is no way to it
     kLost,      // the stream has ended or failed, or its reader has stalled
   };
   // What becomes of links of ours, whoever they were opened for; on the loop. Those that are closed because they were
@@ -118,8 +125,8 @@ class DatagramPort {
     uint64_t no_qp = 0;      // or none that receives
     uint64_t bad_qkey = 0;
     uint64_t no_receive = 0;
-    uint64_t too_long = 0;  // for its Receive
-    uint64_t links_refused = 0;
+    uint64_t too_long = 0;        // for its Receive
+    uint64_t links_evicted = 0;   // incoming, for others
     uint64_t outgoing_links = 0;  // now
     uint64_t incoming_links = 0;  // now
   };

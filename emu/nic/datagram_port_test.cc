@@ -7,6 +7,7 @@
 
 #include <array>
 #include <cerrno>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -123,10 +124,10 @@ class DatagramPortTest : public ::testing::Test {
     EXPECT_TRUE(pair_.world.RunUntil([&] { return stream != nullptr; }));
     return stream;
   }
-  wire::CarrierHello Hello() const {
+  wire::CarrierHello Hello(uint32_t slot = 5) const {
     wire::CarrierHello hello;
     hello.datagrams = true;
-    hello.source_qp = 0x050000;
+    hello.source_qp = slot << kSlotShift;
     hello.source = GidOf(at_b_);
     hello.destination = GidOf(at_a_);
     return hello;
@@ -157,9 +158,9 @@ class DatagramPortTest : public ::testing::Test {
     return decoded ? std::optional(decoded->status) : std::nullopt;
   }
   // A link that a has agreed to.
-  std::unique_ptr<Stream> Link() {
+  std::unique_ptr<Stream> Link(uint32_t slot = 5) {
     std::unique_ptr<Stream> stream = Visit();
-    EXPECT_EQ(StatusFor(*stream, Hello()), wire::CarrierStatus::kAccepted);
+    EXPECT_EQ(StatusFor(*stream, Hello(slot)), wire::CarrierStatus::kAccepted);
     return stream;
   }
   // As one record, the way links frame them.
@@ -457,7 +458,6 @@ class CrowdedPortTest : public DatagramPortTest {
   static DeviceProfile Narrow() {
     DeviceProfile profile = RoceProfile();
     profile.max_links = 2;
-    profile.max_links_of_one = 1;
     profile.link_queue = 4;
     profile.receive_budget_records = 4;
     return profile;
@@ -514,15 +514,265 @@ TEST_F(CrowdedPortTest, WithinAProcessAQpWaitsForRoomToo) {
   EXPECT_EQ(CountersOf(a_).lost + CountersOf(a_).no_receive, 0u);
 }
 
-TEST_F(CrowdedPortTest, AnAddressHasOnlySoManyLinks) {
-  const std::unique_ptr<Stream> first = Link();
-  std::unique_ptr<Stream> second = Visit();
-  EXPECT_EQ(StatusFor(*second, Hello()), wire::CarrierStatus::kBusy);
-  EXPECT_EQ(CountersOf(a_).links_refused, 1u);
+TEST_F(CrowdedPortTest, TheAddressWithMostLinksLosesTheQuietest) {
+  const std::unique_ptr<Stream> fifth = Link(5);
+  pair_.world.RunFor(1ms);
+  const std::unique_ptr<Stream> sixth = Link(6);
+  pair_.world.RunFor(1ms);
+  Write(*fifth, Framed(FromStranger(8), 8));
+  ASSERT_TRUE(pair_.world.RunUntil([&] { return heard_by_a_.size() == 1; }));
+  // The same host with a third one.
+  const std::unique_ptr<Stream> seventh = Link(7);
+  ASSERT_TRUE(pair_.world.RunUntil([&] { return Ended(*sixth); }));
+  EXPECT_FALSE(Ended(*fifth));
+  EXPECT_EQ(CountersOf(a_).links_evicted, 1u);
+  // Another host, and again: with its second link it cannot drive out who has one, be it the quietest.
+  TestHost c(pair_.world.AddHost("c", {*IpEndpoint::Parse("10.0.0.3", 0)}), "c", RoceProfile());
+  TestHost second(c.nic->fabric(), "second", RoceProfile());
+  for (TestHost* host : {&c, &second}) {
+    pair_.world.RunFor(1ms);
+    const size_t before = heard_by_a_.size();
+    Say(*host, PeerOf(*host, *IpEndpoint::Parse("10.0.0.3", 0), at_a_), "hello");
+    ASSERT_TRUE(pair_.world.RunUntil([&] { return heard_by_a_.size() == before + 1; }));
+  }
+  EXPECT_TRUE(Ended(*fifth));
+  EXPECT_FALSE(Ended(*seventh));
+  EXPECT_EQ(CountersOf(a_).links_evicted, 3u);
+  EXPECT_EQ(CountersOf(a_).incoming_links, 2u);
+}
+
+TEST_F(CrowdedPortTest, LinksRunOutUnderAHandlerThatSendsWhateverItHears) {
+  size_t told = 0;
+  a_.nic->datagrams().SetLinkHandler([&](const DatagramPeer& to, DatagramPort::LinkEvent event) {
+    if (event != DatagramPort::LinkEvent::kUp && ++told < 200) Say(a_, to, "again");
+  });
+  for (int i = 0; i < 50; ++i) {
+    for (uint8_t slot = 0; slot < 4; ++slot) Say(a_, FromAToB(slot), "hello");
+    if (i % 3 == 0) pair_.world.ResetConnections(pair_.fabric_a, pair_.fabric_b);
+    pair_.world.RunFor(i % 2 == 0 ? 100us : 50ms);
+  }
+  EXPECT_GT(told, 10u);
+  a_.nic->datagrams().SetLinkHandler({});
+  EXPECT_TRUE(pair_.world.RunUntilIdle());
+  EXPECT_EQ(CountersOf(a_).outgoing_links, 0u);
+}
+
+// --- One link for each process ---
+
+TEST_F(DatagramPortTest, TheNewerLinkOfAProcessTakesThePlaceOfItsElderAndNothingIsLost) {
+  const Instant before = pair_.world.Now();
+  const std::unique_ptr<Stream> elder = Link();
+  for (int i = 0; i < 3; ++i) Write(*elder, Framed(FromStranger(8), 8));
+  const std::unique_ptr<Stream> newer = Link();
+  Write(*newer, Framed(FromStranger(12), 12));
+  ASSERT_TRUE(pair_.world.RunUntil([&] { return heard_by_a_.size() == 4 && Ended(*elder); }));
+  EXPECT_LT(pair_.world.Now() - before, a_.nic->profile().link_idle) << "it was only quiet";
+  EXPECT_EQ(heard_by_a_[3].text.size(), 12u);
+  EXPECT_FALSE(Ended(*newer));
   EXPECT_EQ(CountersOf(a_).incoming_links, 1u);
-  first->Abort();
-  ASSERT_TRUE(pair_.world.RunUntil([&] { return CountersOf(a_).incoming_links == 0; }));
-  second = Link();
+}
+
+TEST_F(DatagramPortTest, EachProcessThatAHostCanHaveGetsALink) {
+  std::vector<std::unique_ptr<Stream>> links;
+  for (uint32_t slot = 0; slot < a_.nic->profile().port_count; ++slot) links.push_back(Link(slot));
+  EXPECT_EQ(CountersOf(a_).incoming_links, uint64_t{a_.nic->profile().port_count});
+  EXPECT_EQ(CountersOf(a_).links_evicted, 0u);
+  for (const auto& link : links) link->Abort();
+  EXPECT_TRUE(pair_.world.RunUntil([&] { return CountersOf(a_).incoming_links == 0; }));
+}
+
+TEST_F(DatagramPortTest, WhatIsRefusedDoesNotKeepALink) {
+  const std::unique_ptr<Stream> link = Link();
+  const Instant before = pair_.world.Now();
+  const Duration idle = a_.nic->profile().link_idle;
+  for (int i = 0; i < 7 && !Ended(*link); ++i) {
+    Write(*link, FramedBytes(std::vector<std::byte>(3)));
+    pair_.world.RunFor(idle / 3);
+  }
+  EXPECT_TRUE(Ended(*link));
+  EXPECT_LE(pair_.world.Now() - before, idle * 2 + idle / 3);
+}
+
+// --- One QP, a good port and a bad one ---
+
+class MixedPortsTest : public DatagramPortTest {
+ protected:
+  void SetUp() override {
+    DatagramPortTest::SetUp();
+    from_ = ReadyQp(a_);
+    to_ = ReadyQp(good_);
+    large_.emplace(a_.Register(size_t{128} << a_.nic->profile().active_mtu));
+    box_.emplace(good_.Register(8192));
+  }
+  // b's port at slot 3 is the test's: it takes links and gives them to `take`.
+  void PlayBadPort(std::function<void(std::unique_ptr<Stream>)> take) {
+    auto listening =
+        pair_.fabric_b.Listen(at_b_.WithPort(static_cast<uint16_t>(b_.nic->profile().port_base + 3)), 64,
+                              [take = std::move(take)](std::unique_ptr<Stream> stream) { take(std::move(stream)); });
+    ASSERT_TRUE(listening.has_value());
+    listener_ = std::move(*listening);
+  }
+  static void Accept(Stream& stream) {
+    std::array<std::byte, wire::kCarrierAnswerSize> answer;
+    ByteWriter out(answer);
+    wire::CarrierAnswer{.status = wire::CarrierStatus::kAccepted}.Encode(out);
+    Write(stream, answer);
+  }
+  // For ten seconds, every 100 ms: `bad` datagrams to the bad port and behind them one to the good one. What the good
+  // one's waited in all; each arrives.
+  Duration WaitOfTheGood(uint64_t bad) {
+    const AddressHandle* const to_bad = HandleOf(a_, at_b_);
+    const AddressHandle* const to_good = HandleOf(a_, at_good_);
+    Duration total{};
+    uint64_t posted = 0;
+    for (size_t round = 1; round <= 100; ++round) {
+      EXPECT_EQ(to_->PostReceive({round, std::vector{box_->All()}}), 0);
+      for (uint64_t i = 0; i < bad; ++i) EXPECT_EQ(Post(*from_, to_bad, 0x030002, ++posted, {large_->All()}), 0);
+      EXPECT_EQ(Post(*from_, to_good, to_->qp_number(), ++posted, {large_->Sge(0, 8)}), 0);
+      const Instant before = pair_.world.Now();
+      EXPECT_TRUE(pair_.world.RunUntil([&] { return good_.Completed(round) && a_.Completed(posted); }));
+      total += pair_.world.Now() - before;
+      pair_.world.RunFor(100ms);
+    }
+    EXPECT_EQ(from_->state(), QpState::kRts);
+    return total;
+  }
+  // Reads about one record of each link that was taken, now and then.
+  void Drip(Duration pause) {
+    if (!drips_) return;
+    std::array<std::byte, 1100> bytes;
+    const MutableBytes into(bytes);
+    for (const auto& stream : taken_) stream->Read({&into, 1});
+    pair_.fabric_b.loop().At(pair_.world.Now() + pause, [this, pause] { Drip(pause); });
+  }
+  Duration patience() const { return a_.nic->profile().carrier_patience; }
+
+  const IpEndpoint at_good_ = *IpEndpoint::Parse("10.0.0.3", 0);
+  TestHost good_{pair_.world.AddHost("good", {at_good_}), "good", RoceProfile()};
+  QueuePair* from_ = nullptr;
+  QueuePair* to_ = nullptr;
+  std::optional<TestBuffer> large_;
+  std::optional<TestBuffer> box_;
+  std::unique_ptr<Listener> listener_;
+  std::vector<std::unique_ptr<Stream>> taken_;
+  bool drips_ = true;
+};
+
+TEST_F(MixedPortsTest, ASilentHostIsWaitedForOnce) {
+  pair_.world.Partition(pair_.fabric_a, pair_.fabric_b, true);
+  const Duration waited = WaitOfTheGood(1);
+  EXPECT_GE(waited, patience());
+  EXPECT_LE(waited, patience() + 100ms);
+  pair_.world.Partition(pair_.fabric_a, pair_.fabric_b, false);
+}
+
+TEST_F(MixedPortsTest, AReaderThatTakesLinksAndNothingElseIsWaitedForOnce) {
+  PlayBadPort([this](std::unique_ptr<Stream> stream) {
+    Accept(*stream);
+    taken_.push_back(std::move(stream));
+  });
+  const Duration waited = WaitOfTheGood(40);
+  EXPECT_GE(waited, patience());
+  EXPECT_LE(waited, patience() * 2);
+  EXPECT_GT(taken_.size(), 2u) << "called again";
+  EXPECT_LE(taken_.size(), 15u) << "each link takes a second to stall";
+}
+
+TEST_F(MixedPortsTest, AReaderThatTakesOneNowAndThenIsNotWaitedForLong) {
+  PlayBadPort([this](std::unique_ptr<Stream> stream) {
+    Accept(*stream);
+    taken_.push_back(std::move(stream));
+  });
+  Drip(patience() * 9 / 10);
+  const Duration waited = WaitOfTheGood(40);
+  drips_ = false;
+  EXPECT_GE(waited, patience() * 9 / 10);
+  EXPECT_LE(waited, patience() * 2);
+}
+
+TEST_F(MixedPortsTest, APortThatRefusesSlowlyUsesUpItsCredit) {
+  PlayBadPort([this](std::unique_ptr<Stream> stream) {
+    taken_.push_back(std::move(stream));
+    pair_.fabric_b.loop().At(pair_.world.Now() + patience() * 4 / 10,
+                             [this, index = taken_.size() - 1] { taken_[index]->Abort(); });
+  });
+  const Duration waited = WaitOfTheGood(1);
+  EXPECT_GE(waited, patience() * 8 / 10);
+  EXPECT_LE(waited, patience() + 100ms);
+}
+
+TEST_F(MixedPortsTest, AfterAWhileAPortIsWaitedForAgain) {
+  pair_.world.Partition(pair_.fabric_a, pair_.fabric_b, true);
+  EXPECT_GE(WaitOfTheGood(1), patience());
+  pair_.world.Partition(pair_.fabric_a, pair_.fabric_b, false);
+  pair_.world.RunFor(a_.nic->profile().link_idle);
+  QueuePair* const at_b = ReadyQp(b_);
+  const TestBuffer box = b_.Register(8192);
+  ASSERT_EQ(at_b->PostReceive({1, std::vector{box.All()}}), 0);
+  ASSERT_EQ(Post(*from_, HandleOf(a_, at_b_), at_b->qp_number(), 9999, {large_->All()}), 0);
+  EXPECT_TRUE(pair_.world.RunUntil([&] { return b_.Completed(1); })) << "the first one already";
+}
+
+TEST_F(MixedPortsTest, ASendIsDoneWhenTheStreamHasItsDatagram) {
+  PlayBadPort([this](std::unique_ptr<Stream> stream) {
+    Accept(*stream);
+    taken_.push_back(std::move(stream));
+  });
+  const AddressHandle* const ah = HandleOf(a_, at_b_);
+  uint64_t posted = 0;
+  do {
+    while (posted - a_.completions.size() < 60) ASSERT_EQ(Post(*from_, ah, 0x030002, ++posted, {large_->All()}), 0);
+    pair_.world.RunFor(1ms);
+  } while (a_.Completed(posted - 59));
+  // The one in between has been begun.
+  EXPECT_GT(CountersOf(a_).sent, 10u);
+  EXPECT_LE(a_.completions.size(), CountersOf(a_).sent + 1);
+  EXPECT_EQ(CountersOf(a_).lost, 0u);
+}
+
+TEST_F(MixedPortsTest, WhatTheStreamHasArrivesThoughThePortThatSentItIsGone) {
+  PlayBadPort([this](std::unique_ptr<Stream> stream) {
+    Accept(*stream);
+    taken_.push_back(std::move(stream));
+  });
+  auto brief = std::make_unique<TestHost>(pair_.fabric_a, "brief", RoceProfile());
+  const std::string large(1000, 'z');
+  while (Say(*brief, PeerOf(*brief, at_a_, at_b_, 3), large) == DatagramPort::Sent::kQueued) pair_.world.RunFor(100us);
+  const uint64_t sent = CountersOf(*brief).sent;
+  ASSERT_GT(sent, 10u);
+  pair_.world.RunFor(1ms);
+  brief.reset();
+  std::vector<std::byte> got(64 * 1024);
+  size_t bytes = 0;
+  IoStatus status = IoStatus::kWouldBlock;
+  ASSERT_EQ(taken_.size(), 1u);
+  ASSERT_TRUE(pair_.world.RunUntil([&] {
+    for (;;) {
+      const MutableBytes into(got);
+      const IoResult result = taken_[0]->Read({&into, 1});
+      status = result.status;
+      if (status != IoStatus::kOk) return status != IoStatus::kWouldBlock;
+      bytes += result.bytes;
+    }
+  }));
+  EXPECT_EQ(status, IoStatus::kEof);
+  EXPECT_GE(bytes, sent * large.size());
+}
+
+TEST_F(DatagramPortTest, TheNextSendToAProcessThatWasRestartedWaitsForIt) {
+  QueuePair* const from = ReadyQp(a_);
+  const AddressHandle* const ah = HandleOf(a_, at_b_);
+  const TestBuffer words = a_.Register(64);
+  for (uint64_t life = 0; life < 4; ++life) {
+    pair_.world.RunFor(2ms);
+    TestHost second(pair_.fabric_b, "second", RoceProfile());
+    QueuePair* const to = ReadyQp(second);
+    const TestBuffer box = second.Register(4096);
+    ASSERT_EQ(to->PostReceive({life, std::vector{box.All()}}), 0);
+    ASSERT_EQ(Post(*from, ah, to->qp_number(), life, {words.All()}), 0);
+    ASSERT_TRUE(pair_.world.RunUntil([&] { return second.Completed(1); })) << life;
+  }
+  EXPECT_EQ(CountersOf(a_).lost, 0u);
 }
 
 // --- What is posted ---
@@ -613,7 +863,7 @@ TEST_F(DatagramPortTest, OnlyWhoIsWhereItSaysGetsALink) {
 }
 
 TEST_F(DatagramPortTest, AStrangerThatSaysNothingMoreIsLeftInTheEnd) {
-  const std::unique_ptr<Stream> silent = Link();
+  const std::unique_ptr<Stream> silent = Link(6);
   const std::unique_ptr<Stream> half = Link();
   const std::vector<std::byte> frame = Framed(FromStranger(100), 100);
   Write(*half, ConstBytes(frame).first(60));

@@ -1,6 +1,7 @@
 // Datagrams among threads, over real TCP on the loopback interface: senders that share links, receivers, and QPs that
 // come and go under what is sent to them. The races here are what the thread sanitizer is for.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -28,6 +29,18 @@ constexpr uint32_t kQkey = 7;
 constexpr uint64_t kWindow = 16;
 
 const IpEndpoint kLoopback = *IpEndpoint::Parse("127.0.0.1", 0);
+
+// Ports of this process's own, so that one that becomes free is there for the next device of it; and time enough for
+// a machine that has other things to do.
+DeviceProfile Profile() {
+  constexpr uint16_t kBlock = 16;
+  constexpr int kBlocks = 200;
+  DeviceProfile profile = RoceProfile();
+  profile.port_base = static_cast<uint16_t>(20000 + getpid() % kBlocks * kBlock);
+  profile.port_count = kBlock;
+  profile.carrier_patience = 60s;
+  return profile;
+}
 
 // A UD QP in RTS, with a CQ of its own.
 struct End {
@@ -87,8 +100,8 @@ const AddressHandle* ToLoopback(TestHost& host) {
 TEST(DatagramThreads, EverySendIsDeliveredOrDroppedForAReasonWhoeverComesAndGoes) {
   TcpFabric fabric_a;
   TcpFabric fabric_b;
-  TestHost a(fabric_a, "a", RoceProfile());
-  TestHost b(fabric_b, "b", RoceProfile());
+  TestHost a(fabric_a, "a", Profile());
+  TestHost b(fabric_b, "b", Profile());
   const AddressHandle* const ah = ToLoopback(a);
   ASSERT_NE(ah, nullptr);
   std::atomic<bool> over{false};
@@ -161,12 +174,12 @@ TEST(DatagramThreads, EverySendIsDeliveredOrDroppedForAReasonWhoeverComesAndGoes
 TEST(DatagramThreads, ADeviceGoesWhileDatagramsAreOnTheirWayToIt) {
   TcpFabric fabric_a;
   TcpFabric fabric_b;
-  TestHost a(fabric_a, "a", RoceProfile());
+  TestHost a(fabric_a, "a", Profile());
   const AddressHandle* const ah = ToLoopback(a);
   ASSERT_NE(ah, nullptr);
   const TestBuffer words = a.Register(512);
   for (int life = 0; life < 10; ++life) {
-    auto b = std::make_unique<TestHost>(fabric_b, "b" + std::to_string(life), RoceProfile());
+    auto b = std::make_unique<TestHost>(fabric_b, "b" + std::to_string(life), Profile());
     auto target = std::make_unique<End>(*b);
     const uint32_t number = target->qp->qp_number();
     std::atomic<bool> over{false};
@@ -194,8 +207,8 @@ TEST(DatagramThreads, ADeviceGoesWhileDatagramsAreOnTheirWayToIt) {
 TEST(DatagramThreads, TheFirstDatagramToAProcessThatWasRestartedArrives) {
   TcpFabric fabric_a;
   TcpFabric fabric_b;
-  TestHost a(fabric_a, "a", RoceProfile());
-  auto b = std::make_unique<TestHost>(fabric_b, "b", RoceProfile());
+  TestHost a(fabric_a, "a", Profile());
+  auto b = std::make_unique<TestHost>(fabric_b, "b", Profile());
   const auto slot = static_cast<uint8_t>(b->qp->qp_number() >> kSlotShift);
   DatagramPort& from = a.nic->datagrams();
   const DatagramPeer to = from.PeerAt({kLoopback, kLoopback}, slot);
@@ -214,7 +227,7 @@ TEST(DatagramThreads, TheFirstDatagramToAProcessThatWasRestartedArrives) {
   ASSERT_TRUE(Eventually([&] { return held.load(); }));
   const auto last_use = std::chrono::steady_clock::now();
   b.reset();
-  b = std::make_unique<TestHost>(fabric_b, "b", RoceProfile());
+  b = std::make_unique<TestHost>(fabric_b, "b", Profile());
   EXPECT_EQ(b->qp->qp_number() >> kSlotShift, uint32_t{slot});
   EXPECT_TRUE(Eventually([&] { return std::chrono::steady_clock::now() - last_use > 2ms; }));
   EXPECT_EQ(from.Send(to, header, {}), DatagramPort::Sent::kQueued);

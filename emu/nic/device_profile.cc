@@ -83,7 +83,6 @@ DeviceProfile MinimalProfile() {
   profile.max_message = 1u << 20;
   profile.window_packets = 4;
   profile.max_links = 4;
-  profile.max_links_of_one = 4;
   profile.link_queue = 4;
   return profile;
 }
@@ -164,7 +163,6 @@ std::string DescribeProfile(const DeviceProfile& profile) {
   Line(&text, "redial_longest", profile.redial_longest);
   Line(&text, "carrier_patience", profile.carrier_patience);
   Line(&text, "max_links", profile.max_links);
-  Line(&text, "max_links_of_one", profile.max_links_of_one);
   Line(&text, "link_queue", profile.link_queue);
   Line(&text, "link_idle", profile.link_idle);
   Line(&text, "drop_one_in", profile.drop_one_in);

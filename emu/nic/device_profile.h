@@ -107,12 +107,12 @@ struct DeviceProfile {
   // How long to wait before another attempt at a carrier; doubles up to the longest.
   Duration redial_first = 1ms;
   Duration redial_longest = 100ms;
-  // How long the Sends of a UC QP wait for a carrier; after that they are lost, as on a network.
+  // How long the Sends of a UC QP wait for a carrier, and those of a UD QP for a port; after that they are lost, as on
+  // a network.
   Duration carrier_patience = 1s;
-  // Links for datagrams: how many in either direction, and from one address; how many datagrams may wait for one; and
-  // how long one may be quiet.
+  // Links for datagrams: how many in either direction; how many datagrams may wait for one; and how long one may be
+  // quiet.
   uint32_t max_links = 256;
-  uint32_t max_links_of_one = 64;
   uint32_t link_queue = 256;
   Duration link_idle = 30s;
 
