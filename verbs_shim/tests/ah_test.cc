@@ -1,5 +1,7 @@
 // Address handles: what makes one, what depends on it, and how many there may be.
 
+#include <arpa/inet.h>
+
 #include <cerrno>
 #include <cstring>
 #include <vector>
@@ -107,30 +109,64 @@ TEST_F(AhTest, AHandleThatNamesNothingIsNotFound) {
 
 // --- Made from a completion ---
 
+// As it would stand in front of a datagram from this end to itself.
+ibv_grh RouteTo(const ibv_gid& gid) {
+  ibv_grh route{};
+  if (IN6_IS_ADDR_V4MAPPED(reinterpret_cast<const in6_addr*>(gid.raw))) {
+    auto* const bytes = reinterpret_cast<uint8_t*>(&route);
+    bytes[20] = 0x45;
+    bytes[28] = 64;
+    bytes[29] = 17;
+    std::memcpy(bytes + 32, gid.raw + 12, 4);
+    std::memcpy(bytes + 36, gid.raw + 12, 4);
+    uint32_t sum = 0;
+    for (int i = 20; i < 40; i += 2) sum += static_cast<uint32_t>(bytes[i] << 8 | bytes[i + 1]);
+    while (sum > 0xffff) sum = (sum & 0xffff) + (sum >> 16);
+    bytes[30] = static_cast<uint8_t>(~sum >> 8);
+    bytes[31] = static_cast<uint8_t>(~sum);
+  } else {
+    route.version_tclass_flow = htobe32(6u << 28);
+    route.next_hdr = 17;
+    route.sgid = route.dgid = gid;
+  }
+  return route;
+}
+
 TEST_F(AhTest, ACompletionOnAnotherPortIsInvalid) {
   ibv_wc completion{};
   completion.wc_flags = IBV_WC_GRH;
-  ibv_grh grh{};
+  ibv_grh route = RouteTo(end->Address().gid);
+  ibv_ah_attr attributes{};
+  ASSERT_EQ(ibv_init_ah_from_wc(end->context.get(), 1, &completion, &route, &attributes), 0) << errno;
+  errno = 0;
+  EXPECT_EQ(ibv_init_ah_from_wc(end->context.get(), 2, &completion, &route, &attributes), -1);
+  EXPECT_EQ(errno, EINVAL);
+}
+
+TEST_F(AhTest, WhatIsNoRouteIsInvalid) {
+  ibv_wc completion{};
+  completion.wc_flags = IBV_WC_GRH;
+  ibv_grh nothing{};
   ibv_ah_attr attributes{};
   errno = 0;
-  EXPECT_NE(ibv_init_ah_from_wc(end->context.get(), 2, &completion, &grh, &attributes), 0);
-  // What is no route at all.
-  EXPECT_NE(ibv_init_ah_from_wc(end->context.get(), 1, &completion, &grh, &attributes), 0);
-  EXPECT_EQ(ibv_create_ah_from_wc(end->pd.get(), &completion, &grh, 1), nullptr);
+  EXPECT_EQ(ibv_init_ah_from_wc(end->context.get(), 1, &completion, &nothing, &attributes), -1);
+  EXPECT_EQ(errno, EINVAL);
+  errno = 0;
+  EXPECT_EQ(ibv_create_ah_from_wc(end->pd.get(), &completion, &nothing, 1), nullptr);
+  EXPECT_EQ(errno, EINVAL);
 }
 
 TEST_F(AhTest, ARouteToAnotherHostIsNoneOfOurs) {
   ibv_wc completion{};
   completion.wc_flags = IBV_WC_GRH;
-  ibv_grh grh{};
-  grh.version_tclass_flow = htobe32(6u << 28);
-  grh.next_hdr = 17;
-  grh.sgid.raw[0] = 0xfd;
-  grh.sgid.raw[15] = 9;
-  grh.dgid.raw[0] = 0xfd;
-  grh.dgid.raw[14] = 0x77;
+  ibv_gid elsewhere{};
+  elsewhere.raw[0] = 0xfd;
+  elsewhere.raw[14] = 0x77;
+  ibv_grh route = RouteTo(elsewhere);
   ibv_ah_attr attributes{};
-  EXPECT_NE(ibv_init_ah_from_wc(end->context.get(), 1, &completion, &grh, &attributes), 0);
+  errno = 0;
+  EXPECT_EQ(ibv_init_ah_from_wc(end->context.get(), 1, &completion, &route, &attributes), -1);
+  EXPECT_EQ(errno, EINVAL);
 }
 
 }  // namespace
