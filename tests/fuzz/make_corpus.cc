@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/cursor.h"
+#include "emu/wire/cm_mad.h"
 #include "emu/wire/ib.h"
 #include "emu/wire/mpa.h"
 #include "emu/wire/rdmap.h"
@@ -197,6 +198,23 @@ void AddDatagrams(Corpus& corpus) {
   }
 }
 
+// One of each message that agrees on connections, with a request's IP header and a rejection's redirection.
+void AddCmMads(Corpus& corpus) {
+  using namespace emu::wire;
+  CmReq req{.local_id = 1, .service_id = ServiceIdOf(CmPortSpace::kTcp, 20049), .qp_number = 0x11, .path_mtu = 3};
+  CmIpHeader{.source_port = 40000}.Encode(std::span(req.private_data).first<kCmIpHeaderSize>());
+  CmRej rej{.local_id = 2, .remote_id = 1, .information_length = CmRej::kInformationSize};
+  rej.reason = CmReason::kRedirected;
+  CmRedirect{.qp_number = 0x10001}.Encode(rej.information);
+  const CmMessage messages[] = {
+      req, CmMra{}, rej, CmRep{}, CmRtu{}, CmDreq{}, CmDrep{}, CmSidrReq{}, CmSidrRep{},
+  };
+  for (const CmMessage& message : messages) {
+    const CmMadBytes bytes = EncodeCmMad({1, message});
+    corpus.Add("cm_mad", ToString(AttributeOf(message)), Bytes(bytes.begin(), bytes.end()));
+  }
+}
+
 int Main(int argc, char** argv) {
   if (argc < 3) {
     std::fprintf(stderr, "usage: %s OUTPUT_DIRECTORY CAPTURE...\n", argv[0]);
@@ -206,6 +224,7 @@ int Main(int argc, char** argv) {
   AddIbPackets(corpus);
   AddExtensions(corpus);
   AddDatagrams(corpus);
+  AddCmMads(corpus);
   for (int i = 2; i < argc; ++i) {
     const auto capture = ReadTcpCaptureFile(argv[i]);
     if (!capture.has_value()) {
