@@ -17,6 +17,7 @@
 #include "base/event_loop.h"
 #include "base/result.h"
 #include "emu/fabric/address.h"
+#include "emu/fabric/port_space.h"
 #include "emu/fabric/stream.h"
 
 namespace stagecoach::emu {
@@ -97,6 +98,9 @@ class Fabric {
   // Port 0 chooses a free one. EADDRINUSE: somebody listens there.
   virtual Result<std::unique_ptr<PortHold>, FabricError> HoldPort(const StreamOptions& options,
                                                                   const IpEndpoint& local) = 0;
+
+  // Ports of services that are no streams of the host's own.
+  virtual PortSpace& ports() = 0;
 
   // The source address this host would use towards `remote`; nullopt when there is no route.
   virtual std::optional<IpEndpoint> RouteTo(const IpEndpoint& remote) const = 0;

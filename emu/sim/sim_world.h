@@ -209,6 +209,7 @@ class SimFabric final : public Fabric {
                                               const IpEndpoint& remote, ConnectCallback on_done) override;
   Result<std::unique_ptr<PortHold>, FabricError> HoldPort(const StreamOptions& options,
                                                           const IpEndpoint& local) override;
+  PortSpace& ports() override { return ports_; }
   std::optional<IpEndpoint> RouteTo(const IpEndpoint& remote) const override;
   // The addresses the host was given; there is no implicit loopback address, which would name every host of the world.
   std::vector<IpEndpoint> LocalAddresses() const override;
@@ -252,6 +253,7 @@ class SimFabric final : public Fabric {
   const std::vector<IpEndpoint> addresses_;
   const std::unique_ptr<EventLoop> program_loop_;
   State state_ = State::kUp;
+  PortSpace ports_;
   uint16_t next_port_ = 49152;  // dynamic ports, RFC 6335
   std::map<IpEndpoint, std::shared_ptr<ListenEntry>> listeners_;
   std::map<IpEndpoint, int> ports_in_use_;  // local ends of connections, for FreePort

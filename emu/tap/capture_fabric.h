@@ -39,6 +39,7 @@ class CaptureFabric final : public Fabric {
                                                           const IpEndpoint& local) override {
     return beneath_.HoldPort(options, local);
   }
+  PortSpace& ports() override { return beneath_.ports(); }
   std::optional<IpEndpoint> RouteTo(const IpEndpoint& remote) const override { return beneath_.RouteTo(remote); }
   std::vector<IpEndpoint> LocalAddresses() const override { return beneath_.LocalAddresses(); }
   std::unique_ptr<Notifier> CreateNotifier() override { return beneath_.CreateNotifier(); }

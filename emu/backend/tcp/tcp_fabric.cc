@@ -15,6 +15,7 @@
 #include "base/check.h"
 #include "base/fork/fork.h"
 #include "base/signals/signals_blocked.h"
+#include "emu/backend/tcp/abstract_names.h"
 #include "emu/fabric/event_fd.h"
 
 namespace stagecoach::emu {
@@ -38,6 +39,13 @@ void Apply(const StreamOptions& options, int fd, int family) {
   const int service_class = *options.service_class;
   setsockopt(fd, IPPROTO_IP, IP_TOS, &service_class, sizeof service_class);
   if (family == AF_INET6) setsockopt(fd, IPPROTO_IPV6, IPV6_TCLASS, &service_class, sizeof service_class);
+}
+
+// Processes begin at different places, so that they seldom try the same port.
+uint16_t FirstPort() {
+  constexpr uint32_t kStride = 61;  // some for each, before the next process begins
+  constexpr uint32_t kDynamicPorts = 0x10000 - PortSpace::kFirstDynamic;
+  return static_cast<uint16_t>(PortSpace::kFirstDynamic + static_cast<uint32_t>(getpid()) * kStride % kDynamicPorts);
 }
 
 // A socket bound to `local`, or the negative errno that says why not.
@@ -317,7 +325,7 @@ class EventFdNotifier final : public Notifier {
 
 }  // namespace
 
-TcpFabric::TcpFabric() : readiness_(&loop_) {
+TcpFabric::TcpFabric() : readiness_(&loop_), ports_(std::make_unique<AbstractNames>(), FirstPort()) {
   readiness_.Start();
   const SignalsBlocked signals_blocked;
   thread_ = std::thread([this] {

@@ -35,6 +35,7 @@ class TcpFabric final : public Fabric {
                                               const IpEndpoint& remote, ConnectCallback on_done) override;
   Result<std::unique_ptr<PortHold>, FabricError> HoldPort(const StreamOptions& options,
                                                           const IpEndpoint& local) override;
+  PortSpace& ports() override { return ports_; }
 
   std::optional<IpEndpoint> RouteTo(const IpEndpoint& remote) const override;
   std::vector<IpEndpoint> LocalAddresses() const override;
@@ -46,6 +47,7 @@ class TcpFabric final : public Fabric {
  private:
   AsioLoop loop_;
   ReadinessSet readiness_;
+  PortSpace ports_;
   std::thread thread_;
 };
 
