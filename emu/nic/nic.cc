@@ -599,6 +599,12 @@ std::optional<QpState> Nic::StateOf(uint32_t qp_number) {
   return found->second->state();
 }
 
+int Nic::ModifyQp(uint32_t qp_number, const QpAttributes& attributes, uint32_t mask) {
+  std::lock_guard lock(mutex_);  // keeps the QP
+  const auto found = qps_by_number_.find(qp_number);
+  return found == qps_by_number_.end() ? ENOENT : found->second->Modify(attributes, mask);
+}
+
 int Nic::Disconnect(uint32_t qp_number) {
   // Held throughout, as DestroyQp takes a QP out of the table under it: the QP stays. The connection's turn that this
   // may be waits for nobody.

@@ -192,6 +192,8 @@ class Nic {
   bool TakeCarrier(uint32_t qp_number, uint64_t generation, uint64_t serial, std::unique_ptr<Llp> llp);
   // nullopt: there is none of this number.
   std::optional<QpState> StateOf(uint32_t qp_number);
+  // QueuePair::Modify. ENOENT: no QP has this number, or no longer.
+  int ModifyQp(uint32_t qp_number, const QpAttributes& attributes, uint32_t mask);
   // QueuePair::Disconnect. ENOENT: no QP has this number, or no longer.
   int Disconnect(uint32_t qp_number);
 

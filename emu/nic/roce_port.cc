@@ -81,6 +81,7 @@ class RocePort::Core : public std::enable_shared_from_this<RocePort::Core> {
   void Close();
 
  private:
+  friend class RocePort;
   friend class RocePort::Caller;
   friend class RocePort::Visitor;
 
@@ -137,6 +138,9 @@ class RocePort::Core : public std::enable_shared_from_this<RocePort::Core> {
   std::mutex mutex_;
   std::condition_variable drained_;
   bool is_drained_ = false;  // guarded by mutex_
+
+  std::mutex handler_mutex_;
+  LossHandler loss_handler_;  // guarded by handler_mutex_
 };
 
 // An attempt of ours at a carrier.
@@ -402,6 +406,10 @@ void RocePort::Core::CarrierLost(uint32_t qp_number, uint64_t generation, uint64
   Member* const member = Find(qp_number, generation);
   if (member == nullptr || member->carrier != serial) return;
   member->carrier = 0;
+  {
+    std::lock_guard lock(handler_mutex_);
+    if (loss_handler_) loss_handler_(qp_number);
+  }
   // Who takes streams only to end them is tried as seldom as who takes none.
   if (was_useful) RenewAttempts(*member);
   if (member->comes_first && member->caller == 0 && member->timer == 0) CallLater(qp_number, *member);
@@ -615,6 +623,11 @@ void RocePort::WantCarrier(uint32_t qp_number, uint64_t generation) {
 
 void RocePort::CarrierLost(uint32_t qp_number, uint64_t generation, uint64_t serial, bool was_useful) {
   core_->OnLoop([=](Core& core) { core.CarrierLost(qp_number, generation, serial, was_useful); });
+}
+
+void RocePort::SetLossHandler(LossHandler handler) {
+  std::lock_guard lock(core_->handler_mutex_);
+  core_->loss_handler_ = std::move(handler);
 }
 
 void RocePort::Leave(uint32_t qp_number, uint64_t generation) {

@@ -32,6 +32,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -93,6 +94,11 @@ class RocePort {
   // It has given up the carrier `serial`, which had brought a packet if `was_useful`.
   void CarrierLost(uint32_t qp_number, uint64_t generation, uint64_t serial, bool was_useful);
   void Leave(uint32_t qp_number, uint64_t generation);
+
+  // Hears of each QP that has given up its carrier; on the loop. An empty one ends it: no call runs or will start when
+  // this returns. Not from within the handler, nor with a lock that it takes.
+  using LossHandler = std::function<void(uint32_t qp_number)>;
+  void SetLossHandler(LossHandler handler);
 
  private:
   class Core;
