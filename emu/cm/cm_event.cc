@@ -38,6 +38,10 @@ const char* ToString(CmEventType type) {
       return "established";
     case CmEventType::kDisconnected:
       return "disconnected";
+    case CmEventType::kConnectResponse:
+      return "connect-response";
+    case CmEventType::kTimewaitExit:
+      return "timewait-exit";
   }
   return "?";
 }

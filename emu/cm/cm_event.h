@@ -20,7 +20,7 @@ namespace stagecoach::emu {
 
 class CmId;
 
-// The events of rdma_get_cm_event(3) that a connection-oriented iWARP device raises.
+// The events of rdma_get_cm_event(3) that are raised.
 enum class CmEventType : uint8_t {
   kAddressResolved,
   kAddressError,
@@ -31,6 +31,9 @@ enum class CmEventType : uint8_t {
   kRejected,      // the peer's program, or its host, said no
   kEstablished,
   kDisconnected,
+  // --- InfiniBand alone ---
+  kConnectResponse,  // the peer accepts, and the program has an external QP to prepare (ConnectionManager::Establish)
+  kTimewaitExit,     // nothing of the connection can be under way any more
 };
 const char* ToString(CmEventType type);
 
@@ -40,6 +43,12 @@ struct CmParameters {
   std::vector<std::byte> private_data;
   uint8_t responder_resources = 0;  // Reads by the peer that this end answers at once (IRD)
   uint8_t initiator_depth = 0;      // Reads this end may have outstanding (ORD)
+  // InfiniBand alone. Retries of the QP of whoever hears this, as in ibv_qp_attr.
+  uint8_t retry_count = 7;
+  uint8_t rnr_retry_count = 7;
+  bool flow_control = false;
+  bool srq = false;
+  uint32_t qp_number = 0;  // given: an external QP; heard: the peer's
 };
 
 // Asks for as much as the device (connect) or the peer (accept) allows; the value of RDMA_MAX_RESP_RES.

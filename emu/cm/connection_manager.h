@@ -1,32 +1,27 @@
-// ConnectionManager: rdma_cm(7) over a Fabric: addresses, listening, the MPA handshake, and the events programs hear.
+// ConnectionManager: rdma_cm(7): addresses, listening, connections, and the events programs hear.
 //
-// One manager per host. Ports are the real TCP ports, so that kernel peers find them. The handshake (RFC 5044
-// section 7.1, RFC 6581) runs here; once it is through, the stream goes to the QP (Nic::AttachConnection) and the
-// manager only observes. Initiators ask for the enhanced revision 2 with IRD and ORD and for peer-to-peer mode with an
-// RTR, so that either end may send first.
-//
-// What strangers can do is bounded: a listener holds at most `half_open_limit` connections whose request is incomplete
-// and `backlog` requests its program has not answered; a request must be complete within `request_timeout`; bytes that
-// are no MPA request end that stream and nothing else.
+// One manager per host. How two ends agree on a connection depends on the device: iWARP opens a stream to a real TCP
+// port, so that kernel peers find it, and shakes hands as MPA does (iwarp_cm.h); InfiniBand exchanges datagrams, and
+// has ports of its own (roce_cm.h). What strangers can do is bounded in either case: `half_open_limit`, and a
+// listener's `backlog` of requests its program has not answered.
 //
 // Threading: every public member from any thread; none blocks but Destroy and Migrate (until events are acknowledged).
-// Streams in handshake belong to the fabric's loop and are touched there only. The manager's lock guards ids; it is not
-// held while calling into the NIC. Lock order: manager, then channel. QPs are named by number, never held: a program
-// may destroy one at any time.
+// What goes on between the ends belongs to the fabric's loop. The manager's lock guards ids; it is not held while
+// calling into the NIC. Lock order: manager, then channel. QPs are named by number, never held: a program may destroy
+// one at any time.
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <memory>
-#include <mutex>
-#include <string>
 #include <vector>
 
+#include "base/result.h"
 #include "base/time.h"
-#include "base/trace.h"
 #include "emu/cm/cm_event.h"
+#include "emu/cm/cm_id.h"
 #include "emu/fabric/fabric.h"
 #include "emu/nic/nic.h"
+#include "emu/wire/cm_mad.h"
 
 namespace stagecoach::emu {
 
@@ -37,64 +32,25 @@ struct CmOptions {
   Duration request_timeout = 5s;
   // How long we wait for the answer to our request; Linux siw waits as long.
   Duration reply_timeout = 10s;
+  // Of iWARP: of one listener, requests that are incomplete. Of InfiniBand: of one process, requests not answered.
   uint32_t half_open_limit = 128;
+
+  // --- InfiniBand alone. Times are codes: 4.096 us * 2^code ---
+  // How long an answer of the peer's manager may take before a message is repeated (0.5 s), and how often it is.
+  uint8_t response_timeout = 17;
+  uint8_t max_retries = 15;
+  // How long after the end of a connection something of it may be under way.
+  Duration time_wait = 1s;
+  // What QPs are told: 0.5 s for an acknowledgement, as Linux on Ethernet; 0.64 ms for a receiver that is not ready,
+  // where Linux has 655.
+  uint8_t ack_timeout = 17;
+  uint8_t min_rnr_timer = 12;
 };
 
 // Private data of connect, accept and reject, in bytes. A revision 2 frame of Linux siw has room for so many.
 inline constexpr size_t kCmPrivateDataMax = 252;
 
-class ConnectionManager;
-
-// rdma_cm_id. Everything it holds is guarded by its manager's lock.
-class CmId {
- public:
-  enum class State : uint8_t {
-    kIdle,
-    kBound,
-    kAddressResolved,
-    kRouteResolved,
-    kConnecting,
-    kListening,
-    kRequested,  // a connect request waits for accept or reject
-    kAccepting,
-    kConnected,
-    kClosed,  // was connected, or failed to
-    kDestroyed,
-  };
-
-  CmId(std::shared_ptr<CmChannel> channel, uint64_t serial) : channel_(std::move(channel)), serial_(serial) {}
-  CmId(const CmId&) = delete;
-  CmId& operator=(const CmId&) = delete;
-
-  // Where its events go. Not to be asked while another thread migrates the id.
-  const std::shared_ptr<CmChannel>& channel() const { return channel_; }
-  CmEventAccount& account() { return account_; }
-  // Names the id in traces.
-  uint64_t serial() const { return serial_; }
-  // The consumer's own; not touched by the manager.
-  void* cookie = nullptr;
-
- private:
-  friend class ConnectionManager;
-
-  std::shared_ptr<CmChannel> channel_;
-  CmEventAccount account_;
-  const uint64_t serial_;
-
-  State state_ = State::kIdle;
-  IpEndpoint local_;
-  IpEndpoint remote_;
-  uint32_t qp_number_ = 0;  // 0: none
-  std::weak_ptr<CmId> listener_;
-  bool attached_ = false;               // a connection of this id is under the QP, or about to be
-  std::unique_ptr<Listener> acceptor_;  // kListening
-  std::unique_ptr<PortHold> port_;      // from being bound to a port, or listening, to the end of the id
-  bool reuse_address_ = false;
-  StreamOptions stream_options_;
-  uint32_t backlog_ = 0;
-  uint32_t unanswered_ = 0;  // requests made into events, neither accepted nor rejected
-  uint32_t half_open_ = 0;
-};
+class CmCore;
 
 class ConnectionManager {
  public:
@@ -107,7 +63,8 @@ class ConnectionManager {
   Nic& nic() { return nic_; }
 
   std::shared_ptr<CmChannel> CreateChannel();
-  std::shared_ptr<CmId> CreateId(std::shared_ptr<CmChannel> channel);
+  std::shared_ptr<CmId> CreateId(std::shared_ptr<CmChannel> channel,
+                                 wire::CmPortSpace port_space = wire::CmPortSpace::kTcp);
   // rdma_destroy_id: ends whatever the id was doing (a request is rejected, a connection disconnected) and waits until
   // its delivered events are acknowledged. Returns the children of connect requests nobody fetched, already destroyed.
   void Destroy(const std::shared_ptr<CmId>& id);
@@ -130,16 +87,30 @@ class ConnectionManager {
   int SetReuseAddress(const std::shared_ptr<CmId>& id, bool reuse);
   int SetOwnFamilyOnly(const std::shared_ptr<CmId>& id, bool only);
   int SetServiceClass(const std::shared_ptr<CmId>& id, uint8_t service_class);
+  // Of the QP, a code as in CmOptions. Without effect on iWARP.
+  int SetAckTimeout(const std::shared_ptr<CmId>& id, uint8_t timeout);
   // Which QP connect and accept will use; 0: none any more. A connection on the QP ends without further events but
   // kDisconnected.
   int SetQp(const std::shared_ptr<CmId>& id, uint32_t qp_number);
   // The QP is about to be destroyed; whichever id uses it lets go.
   void ForgetQp(uint32_t qp_number);
-  // EINVAL: no QP, or private data beyond kCmPrivateDataMax.
+  // EINVAL: no QP, or more private data than there is room for (252 bytes on iWARP; on InfiniBand 56 with a request,
+  // 196 with its answer, 148 with a rejection). On InfiniBand the QP may be one that the parameters name: the program
+  // takes it through its states (ChangeTo), and answers kConnectResponse with Establish.
   int Connect(const std::shared_ptr<CmId>& id, const CmParameters& parameters);
   int Accept(const std::shared_ptr<CmId>& id, const CmParameters& parameters);
   int Reject(const std::shared_ptr<CmId>& id, std::vector<std::byte> private_data);
-  // 0 also when the peer has closed already.
+  int Establish(const std::shared_ptr<CmId>& id);
+  // rdma_notify: the program has seen IBV_EVENT_COMM_EST, or something else, of the id's QP.
+  int Notify(const std::shared_ptr<CmId>& id, bool communication_established);
+  struct QpChange {
+    QpAttributes attributes;
+    uint32_t mask = 0;  // qp_attr
+  };
+  // rdma_init_qp_attr: what a QP of the id is told on its way to `state`. EINVAL: not known yet, or never.
+  Result<QpChange, int> ChangeTo(const CmId& id, QpState state) const;
+  // 0 also when the peer has closed already. On InfiniBand kDisconnected comes when the peer's program has
+  // disconnected, too.
   int Disconnect(const std::shared_ptr<CmId>& id);
 
   struct Info {
@@ -159,10 +130,8 @@ class ConnectionManager {
   Counters counters() const;
 
  private:
-  class Core;  // shared with callbacks on the loop, which may outlive the manager
-
   Nic& nic_;
-  std::shared_ptr<Core> core_;
+  std::shared_ptr<CmCore> core_;  // shared with callbacks on the loop, which may outlive the manager
 };
 
 }  // namespace stagecoach::emu
