@@ -4,12 +4,24 @@
 
 #include "emu/cm/cm_core.h"
 #include "emu/cm/iwarp_cm.h"
+#include "emu/cm/mad_port.h"
+#include "emu/cm/roce_cm.h"
 
 namespace stagecoach::emu {
 
 ConnectionManager::ConnectionManager(Nic& nic, CmOptions options)
+    : ConnectionManager(nic, options, nic.is_infiniband() ? MakeMadPort(nic) : nullptr) {}
+
+ConnectionManager::ConnectionManager(Nic& nic, CmOptions options, std::unique_ptr<MadPort> port)
     : nic_(nic), core_(std::make_shared<CmCore>(nic, options)) {
-  core_->Use(std::make_unique<IwarpCm>(*core_));
+  if (port == nullptr) {
+    core_->Use(std::make_unique<IwarpCm>(*core_));
+    return;
+  }
+  auto transport = std::make_unique<RoceCm>(*core_, std::move(port));
+  RoceCm& started = *transport;
+  core_->Use(std::move(transport));
+  started.Start();
 }
 
 ConnectionManager::~ConnectionManager() {

@@ -51,10 +51,13 @@ struct CmOptions {
 inline constexpr size_t kCmPrivateDataMax = 252;
 
 class CmCore;
+class MadPort;
 
 class ConnectionManager {
  public:
   ConnectionManager(Nic& nic, CmOptions options);
+  // Of an InfiniBand device whose datagrams do not travel by its NIC alone.
+  ConnectionManager(Nic& nic, CmOptions options, std::unique_ptr<MadPort> port);
   // Ends listening and handshakes. Ids may outlive it but not be used.
   ~ConnectionManager();
   ConnectionManager(const ConnectionManager&) = delete;

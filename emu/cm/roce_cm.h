@@ -1,0 +1,197 @@
+// RoceCm: connections as InfiniBand has them: a conversation of datagrams (emu/wire/cm_mad.h) between the general
+// services interfaces (QP 1) of two processes, at the end of which the QPs on both sides have been told of each other.
+//
+//   initiator              listener               then: RTU lost? What the initiator's QP sends says as much, if the
+//       | ------ REQ ------->  |  connect request        program passes it on (rdma_notify).
+//       | <-- MRA (late) ----  |
+//       | <----- REP --------  |  accept          disconnect:  DREQ -->, and DREP when the other program has
+//       | ------ RTU ------->  |  established                  disconnected, too. Then both wait out what may still be
+//                                                              under way (timewait).
+//
+// Datagrams may be lost: each that wants an answer is repeated, and one that is repeated is answered again, not acted
+// on again. Source: InfiniBand Architecture Specification, volume 1, chapter 12, and annex A11. Where it leaves a
+// choice, or Linux differs, this does what Linux's ib_cm and rdma_cm do; docs/verbs_coverage.md has the list.
+//
+// WHICH PROCESS. A port belongs to one process of a host (emu/fabric/port_space.h). On this host the port space says
+// which. Of another host any process can be asked: it sends the initiator on to the right one (REJ, reason 24). The
+// first is found by trying slots in order, the last one that answered in front.
+//
+// A PEER THAT DIES says nothing. When a QP's carrier, or a link to its process, is lost, the last word of the
+// conversation is said again: a process that is still there does not mind, another one in its place does not know it
+// (REJ, reason 6), and where nobody listens the connection has ended.
+//
+// What strangers can do is bounded: a listener's backlog holds the requests its program has not answered, one process
+// may have `half_open_limit` of them, and whatever else they send leaves nothing behind.
+//
+// Threading: cm_transport.h. Conversations belong to the loop.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "base/prng.h"
+#include "emu/cm/cm_core.h"
+#include "emu/cm/cm_transport.h"
+#include "emu/cm/mad_port.h"
+#include "emu/wire/cm_mad.h"
+
+namespace stagecoach::emu {
+
+class RoceCm final : public CmTransport {
+ public:
+  RoceCm(CmCore& core, std::unique_ptr<MadPort> port);
+  ~RoceCm() override;
+  // Once the core is shared.
+  void Start();
+
+  Result<std::unique_ptr<PortHold>, int> HoldPort(const CmId& id, const IpEndpoint& local) override;
+  bool ConnectsFromAPort() const override { return true; }
+  size_t PrivateDataMax(const CmId& id, Message message) const override;
+  bool HasExternalQps() const override { return true; }
+  void Connect(const std::shared_ptr<CmId>& id, const CmParameters& parameters) override;
+  void Accept(const std::shared_ptr<CmId>& id, const CmParameters& parameters) override;
+  void Reject(const std::shared_ptr<CmId>& id, std::vector<std::byte> private_data) override;
+  // The other end learns it from silence, or when the id goes.
+  void OnQpGone(const std::shared_ptr<CmId>&) override {}
+  int Establish(const std::shared_ptr<CmId>& id) override;
+  int Notify(const std::shared_ptr<CmId>& id, bool communication_established) override;
+  Result<QpChange, int> ChangeTo(const CmId& id, QpState state) const override;
+
+  Result<std::unique_ptr<Listener>, int> Listen(const std::shared_ptr<CmId>& id, const IpEndpoint& local,
+                                                const StreamOptions& options) override;
+  int PrepareToAccept(const std::shared_ptr<CmId>& id, const CmParameters& parameters) override;
+  int Disconnect(const std::shared_ptr<CmId>& id) override;
+  void Forget(const std::shared_ptr<CmId>& id, CmId::State before, bool attached, uint32_t qp_number) override;
+  void Stop() override;
+  void Close() override;
+
+ private:
+  // One connection, from its first message to the end of timewait.
+  struct Talk {
+    enum class Phase : uint8_t {
+      kReqSent,
+      kReqReceived,  // the program has not answered
+      kRepSent,
+      kRepReceived,  // the program has an external QP to prepare
+      kEstablished,
+      kDreqSent,
+      kDreqReceived,  // the program has not disconnected
+      kTimewait,
+    };
+    Phase phase = Phase::kReqSent;
+    bool initiator = false;
+    std::shared_ptr<CmId> id;  // null: nobody wants to hear of it
+    uint64_t serial = 0;       // of the id
+    DatagramPeer peer;
+    uint32_t local_id = 0;
+    uint32_t remote_id = 0;       // 0: not known yet
+    uint64_t transaction_id = 0;  // of the exchange that is going on
+    uint32_t qp_number = 0;       // 0: not known yet
+    uint32_t remote_qp = 0;
+    bool managed = false;     // we take the QP through its states
+    wire::CmMadBytes last{};  // our last word, as it is repeated
+    Duration patience{};      // between two tries
+    Instant give_up_at{};
+    EventLoop::TimerId timer = 0;
+    int probes_left = 0;
+    // Of an initiator that has no answer yet.
+    wire::CmServicePort service;
+    int slots_left = 0;      // to be asked if this one is not there
+    int redirects_left = 0;  // to be followed
+  };
+  using Phase = Talk::Phase;
+  // Whose request: a process by its address and slot, and the id it uses.
+  using RemoteKey = std::tuple<wire::Gid, uint8_t, uint32_t>;
+
+  class HeldPort;
+  class Advert;
+
+  // Runs `action` on the loop, if the core, and so this, still lives then.
+  template <typename Action>
+  void OnLoop(Action action) {
+    core_.OnLoop([this, action = std::move(action)](CmCore&) mutable { action(*this); });
+  }
+
+  // --- On the loop ---
+
+  // What the program wants.
+  void Request(const std::shared_ptr<CmId>& id, const CmParameters& parameters);
+  void Answer(uint64_t serial, const CmParameters& parameters, const CmWay& way, uint32_t qp_number, bool managed);
+  void Refuse(uint64_t serial, const std::vector<std::byte>& private_data);
+  void Conclude(uint64_t serial);
+  void Release(uint64_t serial);
+  void Abandon(uint64_t serial);
+
+  // What the peer says.
+  void OnMad(const DatagramPeer& from, ConstBytes bytes);
+  void On(const DatagramPeer& from, uint64_t transaction_id, const wire::CmReq& req);
+  void On(const DatagramPeer& from, uint64_t transaction_id, const wire::CmMra& mra);
+  void On(const DatagramPeer& from, uint64_t transaction_id, const wire::CmRej& rej);
+  void On(const DatagramPeer& from, uint64_t transaction_id, const wire::CmRep& rep);
+  void On(const DatagramPeer& from, uint64_t transaction_id, const wire::CmRtu& rtu);
+  void On(const DatagramPeer& from, uint64_t transaction_id, const wire::CmDreq& dreq);
+  void On(const DatagramPeer& from, uint64_t transaction_id, const wire::CmDrep& drep);
+  void On(const DatagramPeer& from, uint64_t transaction_id, const wire::CmSidrReq& req);
+  void On(const DatagramPeer& from, uint64_t transaction_id, const wire::CmSidrRep& rep);
+  void OnLink(const DatagramPeer& to, DatagramPort::LinkEvent event);
+  void OnCarrierLost(uint32_t qp_number);
+  void OnTimer(uint32_t local_id);
+
+  // A conversation of ours with this peer; null: there is none.
+  Talk* Find(uint32_t local_id, const DatagramPeer& from);
+  Talk* FindBySerial(uint64_t serial);
+  Talk& NewTalk(const std::shared_ptr<CmId>& id);
+  void Remove(uint32_t local_id);
+  // Says something that is repeated until it is answered; or is not.
+  void Say(Talk& talk, const wire::CmMessage& message, bool until_answered);
+  void SendTo(const DatagramPeer& to, uint64_t transaction_id, const wire::CmMessage& message);
+  void SendReject(const DatagramPeer& to, uint64_t transaction_id, uint32_t local_id, uint32_t remote_id,
+                  wire::CmAbout about, wire::CmReason reason);
+  void Arm(Talk& talk, Duration patience);
+  void Disarm(Talk& talk);
+  // Begins to repeat the last word until it is answered, or for as long as the options say.
+  void Insist(Talk& talk);
+  void SayAgain(Talk& talk);
+
+  // The next process to ask for the service; false: there is none left.
+  bool AskNextSlot(Talk& talk);
+  // With the core's lock: whose request this is.
+  std::shared_ptr<CmId> FindListener(const wire::CmServicePort& service, const IpEndpoint& local) const;
+  // 0 or an errno. Without locks.
+  int BringUp(uint32_t qp_number, const CmWay& way);
+  void BringDown(const Talk& talk);
+  void Established(Talk& talk);
+  void SayDreq(Talk& talk);
+  // It ends without a connection: the id is kClosed and hears why; the conversation is removed.
+  void Fail(Talk& talk, CmEventType type, int status, std::vector<std::byte> private_data = {});
+  // It was a connection: the id hears that it has ended.
+  void TellDisconnected(Talk& talk, int status);
+  void EnterTimewait(Talk& talk);
+  // Of a host whose process this is not all are known: the next request goes there first.
+  void Remember(const DatagramPeer& answering);
+  // Says the last word again, to see whether somebody is there.
+  void Probe(Talk& talk);
+  void PeerGone(Talk& talk);
+
+  QpChange ChangeTo(const CmWay& way, QpState state) const;
+  std::optional<AddressVector> PathBetween(const IpEndpoint& local, const IpEndpoint& remote,
+                                           const StreamOptions& options) const;
+
+  CmCore& core_;
+  const std::unique_ptr<MadPort> port_;
+  bool closed_ = false;
+  Prng luck_;
+  uint64_t next_transaction_;
+  const uint64_t ca_guid_;
+  std::map<uint32_t, Talk> talks_;            // by our id
+  std::map<uint64_t, uint32_t> by_serial_;    // those whose id lives
+  std::map<RemoteKey, uint32_t> by_request_;  // those that began with a REQ of the peer
+  std::map<wire::Gid, uint8_t> answering_slots_;
+};
+
+}  // namespace stagecoach::emu

@@ -1,0 +1,819 @@
+// Conversations of InfiniBand's connection manager in virtual time: lost, repeated and forged datagrams, peers that go,
+// processes that send each other on, limits against strangers.
+
+#include <gtest/gtest.h>
+#include <poll.h>
+
+#include <cerrno>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/bytes.h"
+#include "emu/cm/cm_test_support.h"
+#include "emu/cm/connection_manager.h"
+#include "emu/cm/mad_port.h"
+#include "emu/engine/qp_states.h"
+#include "emu/sim/sim_world.h"
+#include "emu/wire/cm_mad.h"
+
+namespace stagecoach::emu {
+namespace {
+
+using wire::CmAttribute;
+using wire::CmReason;
+
+IpEndpoint Address(const char* text, uint16_t port = 0) {
+  return *IpEndpoint::Parse(text, port);
+}
+
+const IpEndpoint kServerAddress = Address("10.0.0.1", 7);
+constexpr int kInvalidServiceId = static_cast<int>(CmReason::kInvalidServiceId);
+constexpr int kConsumer = static_cast<int>(CmReason::kConsumer);
+
+// The NIC's port, with a say in what leaves by it.
+class MeddlingPort final : public MadPort {
+ public:
+  // How many times this datagram, the `nth` of its kind, leaves.
+  using Judge = std::function<int(CmAttribute message, int nth)>;
+
+  explicit MeddlingPort(Nic& nic) : beneath_(MakeMadPort(nic)) {}
+  void Start(Handlers handlers) override {
+    // The manager's watch on what comes, too.
+    handlers_ = handlers;
+    beneath_->Start(std::move(handlers));
+  }
+  void Stop() override { beneath_->Stop(); }
+  DatagramPeer PeerAt(const RocePath& path, uint8_t slot) const override { return beneath_->PeerAt(path, slot); }
+  bool Send(const DatagramPeer& to, ConstBytes mad) override {
+    const auto decoded = wire::DecodeCmMad(mad);
+    EXPECT_TRUE(decoded.has_value());
+    const CmAttribute message = wire::AttributeOf(decoded->message);
+    last_peer = to;
+    last_sent[message] = *decoded;
+    const int copies = judge ? judge(message, sent[message]) : 1;
+    ++sent[message];
+    bool taken = true;
+    for (int i = 0; i < copies; ++i) taken = beneath_->Send(to, mad);
+    return taken;
+  }
+  // Says something of its own.
+  void Forge(const DatagramPeer& to, const wire::CmMad& mad) { beneath_->Send(to, wire::EncodeCmMad(mad)); }
+  void ForgeBytes(const DatagramPeer& to, ConstBytes bytes) { beneath_->Send(to, bytes); }
+
+  Judge judge;
+  std::map<CmAttribute, int> sent;
+  std::map<CmAttribute, wire::CmMad> last_sent;
+  DatagramPeer last_peer;
+
+ private:
+  std::unique_ptr<MadPort> beneath_;
+  Handlers handlers_;
+};
+
+// A host with an InfiniBand NIC and a manager, and what tests make on it.
+class Machine {
+ public:
+  Machine(SimWorld* world, const std::string& name, const IpEndpoint& address, CmOptions options = {})
+      : Machine(world->AddHost(name, {address.WithPort(0)}), world, name, options) {}
+  // A second process of a host.
+  Machine(SimFabric& fabric, SimWorld* world, const std::string& name, CmOptions options = {})
+      : world_(world), fabric_(fabric), nic_(fabric_, RoceProfile(), NicOptionsOf(world, name)) {
+    auto port = std::make_unique<MeddlingPort>(nic_);
+    mads = port.get();
+    cm_ = std::make_unique<ConnectionManager>(nic_, options, std::move(port));
+    context_ = nic_.OpenContext().value();
+    pd_ = nic_.AllocatePd(*context_).value();
+    cq_ = nic_.CreateCq(*context_, 64, nullptr, nullptr).value();
+    channel_ = cm_->CreateChannel();
+  }
+  ~Machine() { channel_.reset(); }
+
+  SimFabric& fabric() { return fabric_; }
+  Nic& nic() { return nic_; }
+  ConnectionManager& cm() { return *cm_; }
+
+  QueuePair* NewQp() { return NewQpInInit(nic_, *context_, pd_, cq_); }
+
+  std::shared_ptr<CmId> Listening(int backlog = 8, const IpEndpoint& at = kServerAddress) {
+    auto id = cm_->CreateId(channel_);
+    EXPECT_EQ(cm_->Bind(id, at), 0);
+    EXPECT_EQ(cm_->Listen(id, backlog), 0);
+    return id;
+  }
+
+  // An id with a route. Its events so far are taken.
+  std::shared_ptr<CmId> Routed(const IpEndpoint& to = kServerAddress) {
+    auto id = cm_->CreateId(channel_);
+    EXPECT_EQ(cm_->ResolveAddress(id, {}, to), 0);
+    EXPECT_EQ(Next(), CmEventType::kAddressResolved);
+    EXPECT_EQ(cm_->ResolveRoute(id), 0);
+    EXPECT_EQ(Next(), CmEventType::kRouteResolved);
+    return id;
+  }
+  std::shared_ptr<CmId> Connecting(CmParameters parameters = {}, const IpEndpoint& to = kServerAddress) {
+    auto id = Routed(to);
+    qp = NewQp();
+    EXPECT_EQ(cm_->SetQp(id, qp->qp_number()), 0);
+    EXPECT_EQ(cm_->Connect(id, parameters), 0);
+    return id;
+  }
+
+  // The request that is the next event.
+  std::shared_ptr<CmId> Request() {
+    auto event = NextEvent();
+    if (!event || event->type != CmEventType::kConnectRequest) {
+      ADD_FAILURE() << (event ? ToString(event->type) : "nothing") << " instead of a request";
+      return nullptr;
+    }
+    last_parameters = event->parameters;
+    return event->id;
+  }
+  int Accept(const std::shared_ptr<CmId>& id, CmParameters parameters = {}) {
+    qp = NewQp();
+    EXPECT_EQ(cm_->SetQp(id, qp->qp_number()), 0);
+    return cm_->Accept(id, parameters);
+  }
+
+  // The next event, acknowledged; nothing when none comes for a minute.
+  std::optional<CmEvent> NextEvent() {
+    const Instant until = world_->Now() + 60s;
+    world_->RunUntil([&] { return Waiting() || world_->Now() >= until; });
+    if (!Waiting()) return std::nullopt;
+    auto event = channel_->GetEvent();
+    EXPECT_TRUE(event.has_value());
+    channel_->Acknowledge(*event);
+    return std::move(*event);
+  }
+  std::optional<CmEventType> Next() {
+    auto event = NextEvent();
+    if (!event) return std::nullopt;
+    last_status = event->status;
+    last_parameters = event->parameters;
+    return event->type;
+  }
+  bool Waiting() const {
+    pollfd event{channel_->fd(), POLLIN, 0};
+    return poll(&event, 1, 0) == 1;
+  }
+
+  MeddlingPort* mads = nullptr;  // the manager's
+  QueuePair* qp = nullptr;       // the last one made
+  int last_status = 0;
+  CmParameters last_parameters;
+
+ private:
+  static NicOptions NicOptionsOf(SimWorld* world, const std::string& name) {
+    NicOptions options;
+    options.name = name;
+    options.stags = SeededStagSource(world->prng().Fork(name));
+    options.trace = world->trace();
+    return options;
+  }
+
+  SimWorld* const world_;
+  SimFabric& fabric_;
+  Nic nic_;
+  std::unique_ptr<ConnectionManager> cm_;
+  NicContext* context_ = nullptr;
+  uint32_t pd_ = 0;
+  CompletionQueue* cq_ = nullptr;
+  std::shared_ptr<CmChannel> channel_;
+};
+
+class RoceCmTest : public ::testing::Test {
+ protected:
+  // A listener, and a connection of it that stands.
+  void Connect() {
+    listener = server.Listening();
+    initiator = client.Connecting();
+    responder = server.Request();
+    ASSERT_NE(responder, nullptr);
+    ASSERT_EQ(server.Accept(responder), 0);
+    ASSERT_EQ(client.Next(), CmEventType::kEstablished);
+    ASSERT_EQ(server.Next(), CmEventType::kEstablished);
+  }
+
+  SimWorld world{3};
+  Machine server{&world, "server", kServerAddress};
+  Machine client{&world, "client", Address("10.0.0.2")};
+  std::shared_ptr<CmId> listener;
+  std::shared_ptr<CmId> initiator;
+  std::shared_ptr<CmId> responder;
+};
+
+TEST_F(RoceCmTest, ThreeDatagramsMakeAConnectionAndBringBothQpsUp) {
+  Connect();
+  EXPECT_EQ(client.mads->sent[CmAttribute::kReq], 1);
+  EXPECT_EQ(server.mads->sent[CmAttribute::kRep], 1);
+  EXPECT_EQ(client.mads->sent[CmAttribute::kRtu], 1);
+  const QpAttributes ours = client.qp->Query();
+  const QpAttributes theirs = server.qp->Query();
+  EXPECT_EQ(ours.state, QpState::kRts);
+  EXPECT_EQ(theirs.state, QpState::kRts);
+  EXPECT_EQ(ours.destination_qp_number, server.qp->qp_number());
+  EXPECT_EQ(theirs.destination_qp_number, client.qp->qp_number());
+  EXPECT_EQ(ours.send_psn, theirs.receive_psn);
+  EXPECT_EQ(theirs.send_psn, ours.receive_psn);
+  EXPECT_EQ(AddressOf(ours.path.gid), kServerAddress.WithPort(0));
+}
+
+TEST_F(RoceCmTest, WhatEachEndAsksForIsWhatTheOtherHearsAndTheQpsGet) {
+  listener = server.Listening();
+  CmParameters asked;
+  asked.responder_resources = 4;
+  asked.initiator_depth = 2;
+  asked.retry_count = 5;
+  asked.rnr_retry_count = 3;
+  asked.private_data = {std::byte{1}, std::byte{2}};
+  initiator = client.Connecting(asked);
+  responder = server.Request();
+  ASSERT_NE(responder, nullptr);
+  const CmParameters heard = server.last_parameters;
+  EXPECT_EQ(heard.responder_resources, 2);
+  EXPECT_EQ(heard.initiator_depth, 4);
+  EXPECT_EQ(heard.retry_count, 5);
+  EXPECT_EQ(heard.rnr_retry_count, 3);
+  EXPECT_EQ(heard.qp_number, client.qp->qp_number());
+  ASSERT_EQ(heard.private_data.size(), 56u);
+  EXPECT_EQ(heard.private_data[1], std::byte{2});
+  EXPECT_EQ(heard.private_data[2], std::byte{});
+  CmParameters given;
+  given.responder_resources = 2;
+  given.initiator_depth = 3;
+  given.rnr_retry_count = 6;
+  ASSERT_EQ(server.Accept(responder, given), 0);
+  ASSERT_EQ(client.Next(), CmEventType::kEstablished);
+  EXPECT_EQ(client.last_parameters.responder_resources, 3);
+  EXPECT_EQ(client.last_parameters.initiator_depth, 2);
+  EXPECT_EQ(client.last_parameters.private_data.size(), 196u);
+  const QpAttributes ours = client.qp->Query();
+  EXPECT_EQ(ours.max_rd_atomic, 2);
+  EXPECT_EQ(ours.max_dest_rd_atomic, 4);
+  EXPECT_EQ(ours.retry_count, 5);
+  EXPECT_EQ(ours.rnr_retry, 6);
+  const QpAttributes theirs = server.qp->Query();
+  EXPECT_EQ(theirs.max_rd_atomic, 3);
+  EXPECT_EQ(theirs.max_dest_rd_atomic, 2);
+  EXPECT_EQ(theirs.retry_count, 5);
+  EXPECT_EQ(theirs.rnr_retry, 3);
+}
+
+TEST_F(RoceCmTest, DepthsWithoutBoundAreThoseOfDeviceAndPeer) {
+  listener = server.Listening();
+  CmParameters all;
+  all.responder_resources = all.initiator_depth = kCmDepthMax;
+  initiator = client.Connecting(all);
+  responder = server.Request();
+  ASSERT_NE(responder, nullptr);
+  const uint32_t most = client.nic().profile().max_ird;
+  EXPECT_EQ(server.last_parameters.responder_resources, most);
+  ASSERT_EQ(server.Accept(responder, all), 0);
+  ASSERT_EQ(client.Next(), CmEventType::kEstablished);
+  EXPECT_EQ(client.qp->Query().max_rd_atomic, most);
+  EXPECT_EQ(server.qp->Query().max_dest_rd_atomic, most);
+}
+
+// --- Datagrams that are lost or come twice ---
+
+class LossyCmTest : public RoceCmTest, public ::testing::WithParamInterface<CmAttribute> {};
+
+TEST_P(LossyCmTest, AConnectionIsMadeAndEndedAllTheSame) {
+  // The first two of a kind do not arrive.
+  const auto lose = [](CmAttribute message, int nth) { return message == GetParam() && nth < 2 ? 0 : 1; };
+  client.mads->judge = lose;
+  server.mads->judge = lose;
+  Connect();
+  ASSERT_EQ(client.cm().Disconnect(initiator), 0);
+  EXPECT_EQ(server.Next(), CmEventType::kDisconnected);
+  EXPECT_EQ(server.cm().Disconnect(responder), 0);
+  EXPECT_EQ(client.Next(), CmEventType::kDisconnected);
+  EXPECT_EQ(client.last_status, 0);
+  EXPECT_EQ(client.Next(), CmEventType::kTimewaitExit);
+  EXPECT_EQ(server.Next(), CmEventType::kTimewaitExit);
+  EXPECT_FALSE(client.Waiting());
+  EXPECT_FALSE(server.Waiting());
+  EXPECT_GE(client.mads->sent[GetParam()] + server.mads->sent[GetParam()], 3);
+}
+
+TEST_P(LossyCmTest, EachIsActedOnOnceHoweverOftenItComes) {
+  const auto repeat = [](CmAttribute message, int) { return message == GetParam() ? 3 : 1; };
+  client.mads->judge = repeat;
+  server.mads->judge = repeat;
+  Connect();
+  ASSERT_EQ(client.cm().Disconnect(initiator), 0);
+  EXPECT_EQ(server.Next(), CmEventType::kDisconnected);
+  EXPECT_EQ(server.cm().Disconnect(responder), 0);
+  EXPECT_EQ(client.Next(), CmEventType::kDisconnected);
+  EXPECT_EQ(client.Next(), CmEventType::kTimewaitExit);
+  EXPECT_EQ(server.Next(), CmEventType::kTimewaitExit);
+  EXPECT_FALSE(client.Waiting());
+  EXPECT_FALSE(server.Waiting());
+}
+
+INSTANTIATE_TEST_SUITE_P(Each, LossyCmTest,
+                         ::testing::Values(CmAttribute::kReq, CmAttribute::kRep, CmAttribute::kRtu, CmAttribute::kDreq,
+                                           CmAttribute::kDrep),
+                         [](const auto& info) { return std::string(ToString(info.param)); });
+
+TEST_F(RoceCmTest, ARequestThatIsRepeatedWhileItsProgramThinksIsAcknowledged) {
+  listener = server.Listening();
+  initiator = client.Connecting();
+  responder = server.Request();
+  ASSERT_NE(responder, nullptr);
+  // Longer than all tries together.
+  world.RunFor(30s);
+  EXPECT_EQ(client.mads->sent[CmAttribute::kReq], 2);
+  EXPECT_EQ(server.mads->sent[CmAttribute::kMra], 1);
+  EXPECT_FALSE(server.Waiting());
+  ASSERT_EQ(server.Accept(responder), 0);
+  EXPECT_EQ(client.Next(), CmEventType::kEstablished);
+  EXPECT_EQ(server.Next(), CmEventType::kEstablished);
+}
+
+TEST_F(RoceCmTest, AnUnansweredRequestIsUnreachable) {
+  listener = server.Listening();
+  client.mads->judge = [](CmAttribute, int) { return 0; };
+  initiator = client.Connecting();
+  const Instant begin = world.Now();
+  EXPECT_EQ(client.Next(), CmEventType::kUnreachable);
+  EXPECT_EQ(client.last_status, -ETIMEDOUT);
+  EXPECT_EQ(client.mads->sent[CmAttribute::kReq], 16);
+  EXPECT_GE(world.Now() - begin, wire::CmTime(17) * 15);
+  EXPECT_LE(world.Now() - begin, wire::CmTime(17) * 17);
+}
+
+TEST_F(RoceCmTest, AnUnansweredAcceptIsUnreachableAndItsQpFails) {
+  listener = server.Listening();
+  initiator = client.Connecting();
+  responder = server.Request();
+  server.mads->judge = [](CmAttribute, int) { return 0; };
+  client.mads->judge = [](CmAttribute, int) { return 0; };
+  ASSERT_EQ(server.Accept(responder), 0);
+  EXPECT_EQ(server.Next(), CmEventType::kUnreachable);
+  EXPECT_EQ(server.last_status, -ETIMEDOUT);
+  EXPECT_EQ(server.qp->state(), QpState::kErr);
+}
+
+TEST_F(RoceCmTest, ADisconnectionThatNobodyAnswersEndsAllTheSame) {
+  Connect();
+  client.mads->judge = [](CmAttribute, int) { return 0; };
+  ASSERT_EQ(client.cm().Disconnect(initiator), 0);
+  EXPECT_EQ(client.qp->state(), QpState::kErr);
+  EXPECT_EQ(client.Next(), CmEventType::kDisconnected);
+  EXPECT_EQ(client.last_status, -ETIMEDOUT);
+  EXPECT_EQ(client.mads->sent[CmAttribute::kDreq], 16);
+  EXPECT_EQ(client.Next(), CmEventType::kTimewaitExit);
+}
+
+TEST_F(RoceCmTest, BothMayDisconnectAtOnce) {
+  Connect();
+  ASSERT_EQ(client.cm().Disconnect(initiator), 0);
+  ASSERT_EQ(server.cm().Disconnect(responder), 0);
+  EXPECT_EQ(client.Next(), CmEventType::kDisconnected);
+  EXPECT_EQ(server.Next(), CmEventType::kDisconnected);
+  EXPECT_EQ(client.Next(), CmEventType::kTimewaitExit);
+  EXPECT_EQ(server.Next(), CmEventType::kTimewaitExit);
+}
+
+TEST_F(RoceCmTest, TheQpOfWhoIsToldOfTheEndWorksOn) {
+  Connect();
+  ASSERT_EQ(client.cm().Disconnect(initiator), 0);
+  EXPECT_EQ(server.Next(), CmEventType::kDisconnected);
+  EXPECT_EQ(server.qp->state(), QpState::kRts);
+  EXPECT_FALSE(client.Waiting());
+  ASSERT_EQ(server.cm().Disconnect(responder), 0);
+  EXPECT_EQ(server.qp->state(), QpState::kErr);
+  EXPECT_EQ(client.Next(), CmEventType::kDisconnected);
+}
+
+// --- No ---
+
+TEST_F(RoceCmTest, NobodyListeningIsRejectedWithTheReasonForThat) {
+  listener = server.Listening(8, Address("10.0.0.1", 8));
+  initiator = client.Connecting();
+  EXPECT_EQ(client.Next(), CmEventType::kRejected);
+  EXPECT_EQ(client.last_status, kInvalidServiceId);
+}
+
+TEST_F(RoceCmTest, AHostWithoutADeviceInUseIsRejectedToo) {
+  initiator = client.Connecting();
+  EXPECT_EQ(client.Next(), CmEventType::kRejected);
+  EXPECT_EQ(client.last_status, kInvalidServiceId);
+}
+
+TEST_F(RoceCmTest, ARejectionHasTheProgramsReasonAndItsPrivateData) {
+  listener = server.Listening();
+  initiator = client.Connecting();
+  responder = server.Request();
+  ASSERT_EQ(server.cm().Reject(responder, {std::byte{7}}), 0);
+  EXPECT_EQ(client.Next(), CmEventType::kRejected);
+  EXPECT_EQ(client.last_status, kConsumer);
+  ASSERT_EQ(client.last_parameters.private_data.size(), 148u);
+  EXPECT_EQ(client.last_parameters.private_data[0], std::byte{7});
+}
+
+TEST_F(RoceCmTest, ALostRejectionIsSaidAgainAndTheProgramIsNotAskedTwice) {
+  listener = server.Listening();
+  server.mads->judge = [](CmAttribute message, int nth) { return message == CmAttribute::kRej && nth == 0 ? 0 : 1; };
+  initiator = client.Connecting();
+  responder = server.Request();
+  ASSERT_EQ(server.cm().Reject(responder, {}), 0);
+  EXPECT_EQ(client.Next(), CmEventType::kRejected);
+  EXPECT_EQ(client.last_status, kConsumer);
+  EXPECT_FALSE(server.Waiting());
+}
+
+TEST_F(RoceCmTest, ARequestWhoseProgramGivesUpIsWithdrawn) {
+  listener = server.Listening();
+  initiator = client.Connecting();
+  responder = server.Request();
+  client.cm().Destroy(initiator);
+  EXPECT_EQ(server.Next(), CmEventType::kRejected);
+  EXPECT_EQ(server.last_status, static_cast<int>(CmReason::kTimeout));
+  EXPECT_EQ(server.Accept(responder), EINVAL);
+}
+
+TEST_F(RoceCmTest, AFullBacklogIsRejected) {
+  listener = server.Listening(/*backlog=*/1);
+  initiator = client.Connecting();
+  responder = server.Request();
+  const auto second = client.Connecting();
+  EXPECT_EQ(client.Next(), CmEventType::kRejected);
+  EXPECT_EQ(client.last_status, kConsumer);
+  // Room again, once the first is answered.
+  ASSERT_EQ(server.cm().Reject(responder, {}), 0);
+  EXPECT_EQ(client.Next(), CmEventType::kRejected);
+  const auto third = client.Connecting();
+  EXPECT_NE(server.Request(), nullptr);
+}
+
+TEST_F(RoceCmTest, MorePrivateDataThanThereIsRoomForIsInvalid) {
+  listener = server.Listening();
+  CmParameters much;
+  much.private_data.resize(57);
+  const auto id = client.Routed();
+  ASSERT_EQ(client.cm().SetQp(id, client.NewQp()->qp_number()), 0);
+  EXPECT_EQ(client.cm().Connect(id, much), EINVAL);
+  much.private_data.resize(56);
+  EXPECT_EQ(client.cm().Connect(id, much), 0);
+  responder = server.Request();
+  EXPECT_EQ(server.cm().Reject(responder, std::vector<std::byte>(149)), EINVAL);
+  much.private_data.resize(197);
+  EXPECT_EQ(server.Accept(responder, much), EINVAL);
+  much.private_data.resize(196);
+  EXPECT_EQ(server.cm().Accept(responder, much), 0);
+}
+
+TEST_F(RoceCmTest, AQpThatCannotBeConnectedFailsTheConnection) {
+  listener = server.Listening();
+  initiator = client.Connecting();
+  QpAttributes error;
+  error.state = QpState::kErr;
+  ASSERT_EQ(client.qp->Modify(error, qp_attr::kState), 0);
+  responder = server.Request();
+  ASSERT_EQ(server.Accept(responder), 0);
+  EXPECT_EQ(client.Next(), CmEventType::kConnectError);
+  EXPECT_EQ(client.last_status, -EINVAL);
+  EXPECT_EQ(server.Next(), CmEventType::kRejected);
+  EXPECT_EQ(server.last_status, kConsumer);
+  EXPECT_EQ(server.qp->state(), QpState::kErr);
+}
+
+TEST_F(RoceCmTest, AnAcceptWhoseQpCannotBeConnectedIsRefusedAndMayBeTriedAgain) {
+  listener = server.Listening(/*backlog=*/1);
+  initiator = client.Connecting();
+  responder = server.Request();
+  QueuePair* const qp = server.NewQp();
+  QpAttributes error;
+  error.state = QpState::kErr;
+  ASSERT_EQ(qp->Modify(error, qp_attr::kState), 0);
+  ASSERT_EQ(server.cm().SetQp(responder, qp->qp_number()), 0);
+  EXPECT_EQ(server.cm().Accept(responder, {}), EINVAL);
+  EXPECT_EQ(server.Accept(responder), 0);
+  EXPECT_EQ(client.Next(), CmEventType::kEstablished);
+}
+
+// --- The end of one side ---
+
+TEST_F(RoceCmTest, AnIdThatGoesDisconnects) {
+  Connect();
+  client.cm().Destroy(initiator);
+  EXPECT_EQ(server.Next(), CmEventType::kDisconnected);
+  EXPECT_EQ(server.cm().Disconnect(responder), 0);
+  EXPECT_EQ(server.Next(), CmEventType::kTimewaitExit);
+}
+
+TEST_F(RoceCmTest, AnAnswerIsRejectedWhenItsIdGoes) {
+  listener = server.Listening();
+  initiator = client.Connecting();
+  responder = server.Request();
+  server.mads->judge = [](CmAttribute message, int) { return message == CmAttribute::kRep ? 0 : 1; };
+  ASSERT_EQ(server.Accept(responder), 0);
+  server.cm().Destroy(responder);
+  EXPECT_EQ(client.Next(), CmEventType::kRejected);
+  EXPECT_EQ(client.last_status, kConsumer);
+}
+
+TEST_F(RoceCmTest, AListenerThatGoesRejectsWhatNobodyFetched) {
+  listener = server.Listening();
+  initiator = client.Connecting();
+  world.RunUntil([&] { return server.Waiting(); });
+  server.cm().Destroy(listener);
+  EXPECT_EQ(client.Next(), CmEventType::kRejected);
+  EXPECT_EQ(client.last_status, kConsumer);
+  const auto second = client.Connecting();
+  EXPECT_EQ(client.Next(), CmEventType::kRejected);
+  EXPECT_EQ(client.last_status, kInvalidServiceId);
+}
+
+TEST(RoceCmPeerTest, AProcessThatDiesDisconnectsItsPeers) {
+  SimWorld world{5};
+  auto server = std::make_unique<Machine>(&world, "server", kServerAddress);
+  Machine client(&world, "client", Address("10.0.0.2"));
+  const auto listener = server->Listening();
+  const auto initiator = client.Connecting();
+  const auto responder = server->Request();
+  ASSERT_EQ(server->Accept(responder), 0);
+  ASSERT_EQ(client.Next(), CmEventType::kEstablished);
+  world.RunFor(100ms);
+  server.reset();
+  EXPECT_EQ(client.Next(), CmEventType::kDisconnected);
+  EXPECT_EQ(client.Next(), CmEventType::kTimewaitExit);
+}
+
+TEST_F(RoceCmTest, AQpThatLosesItsCarrierAloneIsNotDisconnected) {
+  Connect();
+  world.RunFor(100ms);
+  // The QP goes, the process stays.
+  QpAttributes reset;
+  reset.state = QpState::kReset;
+  ASSERT_EQ(server.qp->Modify(reset, qp_attr::kState), 0);
+  world.RunFor(5s);
+  EXPECT_FALSE(client.Waiting());
+  EXPECT_EQ(client.cm().Disconnect(initiator), 0);
+  EXPECT_EQ(server.Next(), CmEventType::kDisconnected);
+}
+
+// --- External QPs ---
+
+TEST_F(RoceCmTest, AnExternalQpIsTakenThroughItsStatesByItsProgram) {
+  listener = server.Listening();
+  const auto id = client.Routed();
+  QueuePair* const ours = client.NewQp();
+  EXPECT_FALSE(client.cm().ChangeTo(*id, QpState::kRtr).has_value());
+  CmParameters parameters;
+  parameters.qp_number = ours->qp_number();
+  ASSERT_EQ(client.cm().Connect(id, parameters), 0);
+  responder = server.Request();
+  QueuePair* const theirs = server.NewQp();
+  for (const QpState state : {QpState::kRtr, QpState::kRts}) {
+    const auto change = server.cm().ChangeTo(*responder, state);
+    ASSERT_TRUE(change.has_value());
+    EXPECT_EQ(theirs->Modify(change->attributes, change->mask), 0);
+  }
+  parameters.qp_number = theirs->qp_number();
+  EXPECT_EQ(server.cm().Establish(responder), EINVAL);
+  ASSERT_EQ(server.cm().Accept(responder, parameters), 0);
+  EXPECT_EQ(client.Next(), CmEventType::kConnectResponse);
+  EXPECT_EQ(client.last_parameters.qp_number, theirs->qp_number());
+  EXPECT_EQ(ours->state(), QpState::kInit);
+  // The program takes its time; the other end asks in vain, and is told to wait.
+  world.RunFor(20s);
+  EXPECT_FALSE(server.Waiting());
+  for (const QpState state : {QpState::kRtr, QpState::kRts}) {
+    const auto change = client.cm().ChangeTo(*id, state);
+    ASSERT_TRUE(change.has_value());
+    EXPECT_EQ(ours->Modify(change->attributes, change->mask), 0);
+  }
+  EXPECT_EQ(client.cm().Establish(id), 0);
+  EXPECT_EQ(client.cm().Establish(id), EINVAL);
+  EXPECT_EQ(server.Next(), CmEventType::kEstablished);
+  EXPECT_FALSE(client.Waiting());
+  // Nor does anybody but the program end it.
+  EXPECT_EQ(client.cm().Disconnect(id), 0);
+  EXPECT_EQ(ours->state(), QpState::kRts);
+  EXPECT_EQ(server.Next(), CmEventType::kDisconnected);
+}
+
+TEST_F(RoceCmTest, AProgramThatHasHeardThePeerMayEstablish) {
+  listener = server.Listening();
+  client.mads->judge = [](CmAttribute message, int) { return message == CmAttribute::kRtu ? 0 : 1; };
+  initiator = client.Connecting();
+  responder = server.Request();
+  EXPECT_EQ(server.cm().Notify(responder, true), EINVAL);
+  ASSERT_EQ(server.Accept(responder), 0);
+  EXPECT_EQ(server.cm().Notify(responder, false), EINVAL);
+  ASSERT_EQ(client.Next(), CmEventType::kEstablished);
+  EXPECT_FALSE(server.Waiting());
+  EXPECT_EQ(server.cm().Notify(responder, true), 0);
+  EXPECT_EQ(server.Next(), CmEventType::kEstablished);
+  EXPECT_EQ(server.cm().Notify(responder, true), 0);
+  EXPECT_FALSE(server.Waiting());
+}
+
+// --- Several processes of one host ---
+
+TEST(RoceCmSlotTest, ARequestIsSentOnToTheProcessThatHasThePort) {
+  SimWorld world{7};
+  Machine first(&world, "server", kServerAddress);
+  Machine second(first.fabric(), &world, "server-2");
+  Machine client(&world, "client", Address("10.0.0.2"));
+  const auto elsewhere = first.Listening(8, Address("10.0.0.1", 8));
+  const auto listener = second.Listening();
+  ASSERT_NE(*first.nic().roce().Slot(), *second.nic().roce().Slot());
+  const auto initiator = client.Connecting();
+  const auto responder = second.Request();
+  ASSERT_NE(responder, nullptr);
+  EXPECT_EQ(client.mads->sent[CmAttribute::kReq], 2);
+  ASSERT_EQ(second.Accept(responder), 0);
+  EXPECT_EQ(client.Next(), CmEventType::kEstablished);
+  EXPECT_EQ(second.Next(), CmEventType::kEstablished);
+  EXPECT_EQ(client.mads->last_peer.slot, *second.nic().roce().Slot());
+}
+
+TEST(RoceCmSlotTest, AnyProcessOfAHostCanBeAsked) {
+  SimWorld world{8};
+  auto first = std::make_unique<Machine>(&world, "server", kServerAddress);
+  SimFabric& fabric = first->fabric();
+  Machine second(fabric, &world, "server-2");
+  Machine client(&world, "client", Address("10.0.0.2"));
+  {
+    const auto holder = first->Listening(8, Address("10.0.0.1", 8));
+    const auto listener = second.Listening();
+    // Of the slots the lower one is free again.
+    first.reset();
+    const auto initiator = client.Connecting();
+    const auto responder = second.Request();
+    ASSERT_NE(responder, nullptr);
+    ASSERT_EQ(second.Accept(responder), 0);
+    EXPECT_EQ(client.Next(), CmEventType::kEstablished);
+  }
+}
+
+TEST(RoceCmSlotTest, ProcessesOfOneHostFindEachOther) {
+  SimWorld world{9};
+  Machine first(&world, "server", kServerAddress);
+  Machine second(first.fabric(), &world, "server-2");
+  const auto listener = first.Listening();
+  const auto initiator = second.Connecting();
+  const auto responder = first.Request();
+  ASSERT_NE(responder, nullptr);
+  ASSERT_EQ(first.Accept(responder), 0);
+  EXPECT_EQ(second.Next(), CmEventType::kEstablished);
+  const auto nobody = second.Connecting({}, Address("10.0.0.1", 9));
+  EXPECT_EQ(second.Next(), CmEventType::kRejected);
+  EXPECT_EQ(second.last_status, kInvalidServiceId);
+}
+
+TEST(RoceCmSlotTest, AProcessMayConnectToItself) {
+  SimWorld world{10};
+  Machine machine(&world, "server", kServerAddress);
+  const auto listener = machine.Listening();
+  const auto initiator = machine.Connecting();
+  QueuePair* const ours = machine.qp;
+  const auto responder = machine.Request();
+  ASSERT_NE(responder, nullptr);
+  ASSERT_EQ(machine.Accept(responder), 0);
+  EXPECT_EQ(machine.Next(), CmEventType::kEstablished);
+  EXPECT_EQ(machine.Next(), CmEventType::kEstablished);
+  EXPECT_EQ(ours->state(), QpState::kRts);
+  EXPECT_EQ(machine.qp->state(), QpState::kRts);
+  EXPECT_EQ(machine.cm().Disconnect(initiator), 0);
+  EXPECT_EQ(machine.Next(), CmEventType::kDisconnected);
+  EXPECT_EQ(machine.cm().Disconnect(responder), 0);
+  EXPECT_EQ(machine.Next(), CmEventType::kDisconnected);
+}
+
+TEST(RoceCmSlotTest, TcpAndRdmaServicesMayShareANumber) {
+  SimWorld world{11};
+  Machine machine(&world, "server", kServerAddress);
+  auto tcp = machine.fabric().Listen(kServerAddress, 1, [](std::unique_ptr<Stream>) {});
+  ASSERT_TRUE(tcp.has_value());
+  const auto listener = machine.Listening();
+  const auto second = machine.cm().CreateId(machine.cm().CreateChannel());
+  EXPECT_EQ(machine.cm().Bind(second, kServerAddress), EADDRINUSE);
+}
+
+// --- Strangers ---
+
+TEST_F(RoceCmTest, WhatIsNoMessageIsIgnored) {
+  Connect();
+  Prng luck(1);
+  for (int i = 0; i < 200; ++i) {
+    std::vector<std::byte> bytes(i % 2 == 0 ? wire::kCmMadSize : luck.Below(wire::kCmMadSize));
+    for (std::byte& byte : bytes) byte = static_cast<std::byte>(luck.Next());
+    client.mads->ForgeBytes(client.mads->last_peer, bytes);
+    world.RunFor(1ms);
+  }
+  EXPECT_FALSE(server.Waiting());
+  EXPECT_EQ(server.cm().Disconnect(responder), 0);
+  EXPECT_EQ(client.Next(), CmEventType::kDisconnected);
+}
+
+// A third host knows neither ids nor numbers, and guesses right all the same.
+TEST_F(RoceCmTest, OnlyThePeerMayTalkOfAConnection) {
+  Connect();
+  Machine stranger(&world, "stranger", Address("10.0.0.3"));
+  const auto held = stranger.Listening(1, Address("10.0.0.3", 7));
+  const auto& rep = std::get<wire::CmRep>(server.mads->last_sent[CmAttribute::kRep].message);
+  const DatagramPeer to = stranger.mads->PeerAt({Address("10.0.0.3"), kServerAddress.WithPort(0)}, 0);
+  stranger.mads->Forge(
+      to, {1, wire::CmDreq{.local_id = rep.remote_id, .remote_id = rep.local_id, .remote_qp_number = rep.qp_number}});
+  stranger.mads->Forge(to, {2, wire::CmRej{.local_id = rep.remote_id,
+                                           .remote_id = rep.local_id,
+                                           .about = wire::CmAbout::kOther,
+                                           .information_length = 0,
+                                           .reason = CmReason::kInvalidCommunicationId}});
+  world.RunFor(1s);
+  EXPECT_FALSE(server.Waiting());
+  EXPECT_EQ(server.qp->state(), QpState::kRts);
+}
+
+TEST_F(RoceCmTest, ARequestInTheNameOfAnotherIsRejected) {
+  listener = server.Listening();
+  initiator = client.Connecting();
+  responder = server.Request();
+  const wire::CmMad good = client.mads->last_sent[CmAttribute::kReq];
+  const auto refused = [&](auto change) {
+    wire::CmMad mad = good;
+    auto& req = std::get<wire::CmReq>(mad.message);
+    req.local_id += 100;
+    change(req);
+    const int before = server.mads->sent[CmAttribute::kRej];
+    client.mads->Forge(client.mads->last_peer, mad);
+    world.RunFor(10ms);
+    EXPECT_FALSE(server.Waiting());
+    EXPECT_EQ(server.mads->sent[CmAttribute::kRej], before + 1);
+    return std::get<wire::CmRej>(server.mads->last_sent[CmAttribute::kRej].message).reason;
+  };
+  using wire::CmReq;
+  EXPECT_EQ(refused([](CmReq& req) { req.local_gid[15] = 9; }), CmReason::kInvalidGid);
+  EXPECT_EQ(refused([](CmReq& req) { req.remote_gid[15] = 9; }), CmReason::kInvalidGid);
+  EXPECT_EQ(refused([](CmReq& req) { req.qp_number += 0x10000; }), CmReason::kInvalidGid);
+  EXPECT_EQ(refused([](CmReq& req) { req.private_data[19] = std::byte{9}; }), CmReason::kInvalidGid);
+  EXPECT_EQ(refused([](CmReq& req) { req.private_data[1] = {}; }), CmReason::kInvalidServiceId);
+  EXPECT_EQ(refused([](CmReq& req) { req.service_id = 7; }), CmReason::kInvalidServiceId);
+  EXPECT_EQ(refused([](CmReq& req) { req.transport = 2; }), CmReason::kInvalidTransportType);
+  EXPECT_EQ(refused([](CmReq& req) { req.path_mtu = 0; }), CmReason::kInvalidMtu);
+  EXPECT_EQ(refused([](CmReq& req) { req.path_mtu = 15; }), CmReason::kInvalidMtu);
+}
+
+TEST(RoceCmLimitTest, OneProcessMayHaveSoManyRequestsUnanswered) {
+  SimWorld world{12};
+  Machine server(&world, "server", kServerAddress, {.half_open_limit = 3});
+  Machine client(&world, "client", Address("10.0.0.2"));
+  Machine other(&world, "other", Address("10.0.0.3"));
+  const auto listener = server.Listening(/*backlog=*/100);
+  std::vector<std::shared_ptr<CmId>> ids;
+  for (int i = 0; i < 3; ++i) {
+    ids.push_back(client.Connecting());
+    ids.push_back(server.Request());
+  }
+  ids.push_back(client.Connecting());
+  EXPECT_EQ(client.Next(), CmEventType::kRejected);
+  EXPECT_EQ(client.last_status, static_cast<int>(CmReason::kNoResources));
+  ids.push_back(other.Connecting());
+  EXPECT_NE(server.Request(), nullptr);
+}
+
+TEST_F(RoceCmTest, ARedirectionLeadsToNoOtherHost) {
+  initiator = nullptr;
+  listener = server.Listening();
+  server.mads->judge = [](CmAttribute, int) { return 0; };
+  initiator = client.Connecting();
+  responder = server.Request();
+  const auto& req = std::get<wire::CmReq>(client.mads->last_sent[CmAttribute::kReq].message);
+  wire::CmRej rej;
+  rej.remote_id = req.local_id;
+  rej.reason = CmReason::kRedirected;
+  rej.information_length = wire::CmRej::kInformationSize;
+  wire::CmRedirect{.gid = GidOf(Address("10.0.0.3")), .qp_number = 1}.Encode(rej.information);
+  server.mads->Forge(server.mads->PeerAt({kServerAddress.WithPort(0), Address("10.0.0.2")}, 0), {1, rej});
+  EXPECT_EQ(client.Next(), CmEventType::kRejected);
+  EXPECT_EQ(client.last_status, static_cast<int>(CmReason::kRedirected));
+}
+
+TEST_F(RoceCmTest, RedirectionsInACircleEnd) {
+  listener = server.Listening();
+  initiator = client.Connecting();
+  responder = server.Request();
+  const auto& req = std::get<wire::CmReq>(client.mads->last_sent[CmAttribute::kReq].message);
+  wire::CmRej rej;
+  rej.remote_id = req.local_id;
+  rej.reason = CmReason::kRedirected;
+  rej.information_length = wire::CmRej::kInformationSize;
+  wire::CmRedirect{.gid = GidOf(kServerAddress), .qp_number = 1}.Encode(rej.information);
+  for (int i = 0; i < 20 && !client.Waiting(); ++i) {
+    server.mads->Forge(server.mads->PeerAt({kServerAddress.WithPort(0), Address("10.0.0.2")}, 0), {1, rej});
+    world.RunFor(1ms);
+  }
+  EXPECT_EQ(client.Next(), CmEventType::kRejected);
+  EXPECT_EQ(client.last_status, static_cast<int>(CmReason::kRedirected));
+}
+
+}  // namespace
+}  // namespace stagecoach::emu
