@@ -18,6 +18,9 @@ namespace {
 using emu::IpEndpoint;
 using State = emu::CmId::State;
 
+// Retries have three bits on the wire.
+constexpr uint8_t kRetryMax = 7;
+
 std::vector<std::byte> Copy(const void* data, size_t size) {
   const auto* bytes = static_cast<const std::byte*>(data);
   if (bytes == nullptr) return {};
@@ -34,6 +37,11 @@ emu::CmParameters Parameters(const ShimId& id, const rdma_conn_param* from) {
   parameters.private_data.insert(parameters.private_data.end(), given.begin(), given.end());
   parameters.responder_resources = from->responder_resources;
   parameters.initiator_depth = from->initiator_depth;
+  parameters.retry_count = std::min<uint8_t>(from->retry_count, kRetryMax);
+  parameters.rnr_retry_count = std::min<uint8_t>(from->rnr_retry_count, kRetryMax);
+  parameters.flow_control = from->flow_control != 0;
+  parameters.srq = id.qp != nullptr ? id.qp->srq != nullptr : from->srq != 0;
+  if (id.qp == nullptr) parameters.qp_number = from->qp_num;
   return parameters;
 }
 
@@ -45,10 +53,11 @@ bool IsUsable(const ShimId& id, const rdma_conn_param* parameters) {
   return fits(parameters->responder_resources, profile.max_ird) && fits(parameters->initiator_depth, profile.max_ord);
 }
 
-// A QP made with ibv_create_qp may be named by number instead.
+// A QP made with ibv_create_qp may be named by number instead. On InfiniBand its program takes it through its states;
+// on iWARP that is the connection's business.
 int UseQpOf(ShimId* id, const rdma_conn_param* parameters) {
   if (!IsUsable(*id, parameters)) return EINVAL;
-  if (id->qp != nullptr || parameters->qp_num == 0) return 0;
+  if (id->qp != nullptr || parameters->qp_num == 0 || IsInfiniband(*id)) return 0;
   return CmOf(*id).SetQp(id->cm, parameters->qp_num);
 }
 
@@ -167,7 +176,7 @@ int rdma_create_id(struct rdma_event_channel* channel, struct rdma_cm_id** id, v
   switch (ps) {
     case RDMA_PS_TCP:
       break;
-    // Datagrams, and InfiniBand's own addresses.
+    // Services for datagrams, and InfiniBand's own addresses.
     case RDMA_PS_UDP:
     case RDMA_PS_IPOIB:
     case RDMA_PS_IB:
@@ -175,8 +184,6 @@ int rdma_create_id(struct rdma_event_channel* channel, struct rdma_cm_id** id, v
     default:
       return Answer(EINVAL);
   }
-  // The connection manager speaks iWARP's handshake alone.
-  if (emu::World::Current().current_host().nic().is_infiniband()) return Answer(EOPNOTSUPP);
   std::unique_ptr<ShimEventChannel> own;
   if (channel == nullptr) {
     own = NewEventChannel();
@@ -295,6 +302,8 @@ int rdma_accept(struct rdma_cm_id* id, struct rdma_conn_param* parameters) {
   ShimId* shim = ToShim(id);
   if (const int error = UseQpOf(shim, parameters); error != 0) return Answer(error);
   if (const int error = CmOf(*shim).Accept(shim->cm, Parameters(*shim, parameters)); error != 0) return Answer(error);
+  // It may post already; the peer may have.
+  if (IsInfiniband(*shim) && id->qp != nullptr) id->qp->state = IBV_QPS_RTS;
   return Complete(shim);
 }
 
@@ -312,6 +321,7 @@ int rdma_disconnect(struct rdma_cm_id* id) {
   ShimId* shim = ToShim(id);
   const bool had_ended = StateOf(*shim) == State::kClosed;
   const int error = CmOf(*shim).Disconnect(shim->cm);
+  if (error == 0 && IsInfiniband(*shim) && id->qp != nullptr) id->qp->state = IBV_QPS_ERR;
   Refresh(shim);
   if (error != 0) return Answer(error);
   // A synchronous id whose end has been told already hears nothing more, so there is nothing to wait for.

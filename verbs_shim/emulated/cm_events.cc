@@ -33,6 +33,10 @@ rdma_cm_event_type ToRdma(CmEventType type) {
       return RDMA_CM_EVENT_ESTABLISHED;
     case CmEventType::kDisconnected:
       return RDMA_CM_EVENT_DISCONNECTED;
+    case CmEventType::kConnectResponse:
+      return RDMA_CM_EVENT_CONNECT_RESPONSE;
+    case CmEventType::kTimewaitExit:
+      return RDMA_CM_EVENT_TIMEWAIT_EXIT;
   }
   return RDMA_CM_EVENT_CONNECT_ERROR;
 }
@@ -137,6 +141,13 @@ int rdma_get_cm_event(struct rdma_event_channel* channel, struct rdma_cm_event**
     parameters.private_data_len = static_cast<uint8_t>(private_data.size());
     parameters.responder_resources = source.parameters.responder_resources;
     parameters.initiator_depth = source.parameters.initiator_depth;
+    if (IsInfiniband(*id)) {
+      parameters.flow_control = source.parameters.flow_control ? 1 : 0;
+      parameters.retry_count = source.parameters.retry_count;
+      parameters.rnr_retry_count = source.parameters.rnr_retry_count;
+      parameters.srq = source.parameters.srq ? 1 : 0;
+      parameters.qp_num = source.parameters.qp_number;
+    }
     HeldEvents::Get().Add(shim.get());
     *event = shim.release();
     return 0;

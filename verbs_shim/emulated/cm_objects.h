@@ -43,6 +43,9 @@ inline ShimId* ToShim(rdma_cm_id* id) {
 inline emu::ConnectionManager& CmOf(const ShimId& id) {
   return id.host->cm();
 }
+inline bool IsInfiniband(const ShimId& id) {
+  return id.host->nic().is_infiniband();
+}
 inline emu::CmId::State StateOf(const ShimId& id) {
   return CmOf(id).Describe(*id.cm).state;
 }

@@ -11,8 +11,6 @@
 namespace stagecoach::verbs::emulated {
 namespace {
 
-using State = emu::CmId::State;
-
 template <typename T>
 std::optional<T> ValueOf(const void* value, size_t length) {
   if (value == nullptr || length != sizeof(T)) return std::nullopt;
@@ -36,8 +34,10 @@ int SetIdOption(ShimId* id, int name, const void* value, size_t length) {
       return only ? CmOf(*id).SetOwnFamilyOnly(id->cm, *only != 0) : EINVAL;
     }
     // Of InfiniBand's transport. TCP measures its own.
-    case RDMA_OPTION_ID_ACK_TIMEOUT:
-      return ValueOf<uint8_t>(value, length) ? 0 : EINVAL;
+    case RDMA_OPTION_ID_ACK_TIMEOUT: {
+      const auto timeout = ValueOf<uint8_t>(value, length);
+      return timeout ? CmOf(*id).SetAckTimeout(id->cm, *timeout) : EINVAL;
+    }
     default:
       return EOPNOTSUPP;
   }
@@ -78,36 +78,40 @@ int rdma_set_option(struct rdma_cm_id* id, int level, int optname, void* optval,
 int rdma_init_qp_attr(struct rdma_cm_id* id, struct ibv_qp_attr* attributes, int* mask) {
   if (IsInherited(id)) return Answer(ENODEV);
   if (attributes == nullptr || mask == nullptr || id->verbs == nullptr) return Answer(EINVAL);
+  const ShimId* shim = ToShim(id);
+  const auto change = CmOf(*shim).ChangeTo(*shim->cm, static_cast<emu::QpState>(attributes->qp_state));
+  if (!change) return Answer(change.error());
+  const emu::QpAttributes& to = change->attributes;
   attributes->port_num = id->port_num;
-  attributes->pkey_index = 0;
-  attributes->qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
-  switch (attributes->qp_state) {
-    case IBV_QPS_INIT:
-      *mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
-      return 0;
-    case IBV_QPS_RTR:
-      *mask = IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
-      return 0;
-    case IBV_QPS_RTS:
-      *mask = IBV_QP_PORT;
-      return 0;
-    default:
-      return Answer(EINVAL);
-  }
+  attributes->pkey_index = to.pkey_index;
+  attributes->qp_access_flags = to.access;
+  attributes->path_mtu = static_cast<ibv_mtu>(to.path_mtu);
+  attributes->ah_attr = ShownAs(to.path);
+  attributes->dest_qp_num = to.destination_qp_number;
+  attributes->rq_psn = to.receive_psn;
+  attributes->sq_psn = to.send_psn;
+  attributes->max_rd_atomic = to.max_rd_atomic;
+  attributes->max_dest_rd_atomic = to.max_dest_rd_atomic;
+  attributes->min_rnr_timer = to.min_rnr_timer;
+  attributes->timeout = to.timeout;
+  attributes->retry_cnt = to.retry_count;
+  attributes->rnr_retry = to.rnr_retry;
+  *mask = static_cast<int>(change->mask);
+  return 0;
 }
 
 // Answers RDMA_CM_EVENT_CONNECT_RESPONSE, which iWARP does not have: its initiators are connected with the reply.
-int rdma_establish(struct rdma_cm_id*) {
-  return Answer(EINVAL);
+int rdma_establish(struct rdma_cm_id* id) {
+  ShimId* shim = ToShim(id);
+  return Answer(id->qp == nullptr ? CmOf(*shim).Establish(shim->cm) : EINVAL);
 }
 
 // Tells InfiniBand's connection manager of what it did not see; iWARP's sees all.
-int rdma_notify(struct rdma_cm_id* id, enum ibv_event_type) {
+int rdma_notify(struct rdma_cm_id* id, enum ibv_event_type event) {
   if (IsInherited(id)) return Answer(ENODEV);
-  const State state = StateOf(*ToShim(id));
-  const bool connects = state != State::kIdle && state != State::kBound && state != State::kAddressResolved &&
-                        state != State::kRouteResolved;
-  return Answer(id->verbs != nullptr && connects ? 0 : EINVAL);
+  ShimId* shim = ToShim(id);
+  if (id->verbs == nullptr) return Answer(EINVAL);
+  return Answer(CmOf(*shim).Notify(shim->cm, event == IBV_EVENT_COMM_EST));
 }
 
 // Enhanced connection establishment has no place in an MPA frame: what is set goes nowhere, and no peer has any.
