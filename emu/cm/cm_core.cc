@@ -250,7 +250,9 @@ int CmCore::Connect(const std::shared_ptr<CmId>& id, const CmParameters& paramet
   std::lock_guard lock(mutex_);
   if (parameters.private_data.size() > transport_->PrivateDataMax(*id, CmTransport::Message::kRequest)) return EINVAL;
   if (closed_) return ENODEV;
-  if (id->state_ != State::kRouteResolved || !HasQp(*id, parameters)) return EINVAL;
+  // Who looks for a service for datagrams may choose a QP later.
+  const bool ready = id->port_space_ == wire::CmPortSpace::kUdp || HasQp(*id, parameters);
+  if (id->state_ != State::kRouteResolved || !ready) return EINVAL;
   id->state_ = State::kConnecting;
   transport_->Connect(id, parameters);
   return 0;

@@ -15,6 +15,7 @@
 #include "base/bytes.h"
 #include "base/result.h"
 #include "emu/fabric/fabric.h"
+#include "emu/nic/qp_attributes.h"
 
 namespace stagecoach::emu {
 
@@ -49,7 +50,13 @@ struct CmParameters {
   bool flow_control = false;
   bool srq = false;
   uint32_t qp_number = 0;  // given: an external QP; heard: the peer's
+  // Of a service for datagrams: what they must carry (0: kCmDatagramQkey), and the way to its QP.
+  uint32_t qkey = 0;
+  AddressVector path;
 };
+
+// What the QPs of services for datagrams expect unless told (RDMA_UDP_QKEY of Linux).
+inline constexpr uint32_t kCmDatagramQkey = 0x01234567;
 
 // Asks for as much as the device (connect) or the peer (accept) allows; the value of RDMA_MAX_RESP_RES.
 inline constexpr uint8_t kCmDepthMax = 0xff;

@@ -98,8 +98,8 @@ class ConnectionManager {
   // The QP is about to be destroyed; whichever id uses it lets go.
   void ForgetQp(uint32_t qp_number);
   // EINVAL: no QP, or more private data than there is room for (252 bytes on iWARP; on InfiniBand 56 with a request,
-  // 196 with its answer, 148 with a rejection). On InfiniBand the QP may be one that the parameters name: the program
-  // takes it through its states (ChangeTo), and answers kConnectResponse with Establish.
+  // 196 with its answer, 148 with a rejection; for datagrams 180 and 136). On InfiniBand the QP may be one that the
+  // parameters name: the program takes it through its states (ChangeTo), and answers kConnectResponse with Establish.
   int Connect(const std::shared_ptr<CmId>& id, const CmParameters& parameters);
   int Accept(const std::shared_ptr<CmId>& id, const CmParameters& parameters);
   int Reject(const std::shared_ptr<CmId>& id, std::vector<std::byte> private_data);
@@ -112,6 +112,7 @@ class ConnectionManager {
   };
   // rdma_init_qp_attr: what a QP of the id is told on its way to `state`. EINVAL: not known yet, or never.
   Result<QpChange, int> ChangeTo(const CmId& id, QpState state) const;
+  // EINVAL also for ids of services for datagrams, which have no connection.
   // 0 also when the peer has closed already. On InfiniBand kDisconnected comes when the peer's program has
   // disconnected, too.
   int Disconnect(const std::shared_ptr<CmId>& id);

@@ -75,6 +75,10 @@ bool SamePort(const DatagramPeer& a, const DatagramPeer& b) {
   return a.slot == b.slot && emu::GidOf(a.path.remote) == emu::GidOf(b.path.remote);
 }
 
+bool IsForDatagrams(const CmId& id) {
+  return id.port_space() == wire::CmPortSpace::kUdp;
+}
+
 uint8_t SlotOf(uint32_t qp_number) {
   return static_cast<uint8_t>(qp_number >> 16);
 }
@@ -143,14 +147,15 @@ Result<std::unique_ptr<Listener>, int> RoceCm::Listen(const std::shared_ptr<CmId
   return std::make_unique<Advert>(local);
 }
 
-size_t RoceCm::PrivateDataMax(const CmId&, Message message) const {
+size_t RoceCm::PrivateDataMax(const CmId& id, Message message) const {
+  const bool datagrams = IsForDatagrams(id);
   switch (message) {
     case Message::kRequest:
-      return wire::CmReq::kPrivateDataSize - wire::kCmIpHeaderSize;
+      return (datagrams ? wire::CmSidrReq::kPrivateDataSize : wire::CmReq::kPrivateDataSize) - wire::kCmIpHeaderSize;
     case Message::kReply:
-      return wire::CmRep::kPrivateDataSize;
+      return datagrams ? wire::CmSidrRep::kPrivateDataSize : wire::CmRep::kPrivateDataSize;
     case Message::kRejection:
-      return wire::CmRej::kPrivateDataSize;
+      return datagrams ? wire::CmSidrRep::kPrivateDataSize : wire::CmRej::kPrivateDataSize;
   }
   return 0;
 }
@@ -191,8 +196,24 @@ Result<CmTransport::QpChange, int> RoceCm::ChangeTo(const CmId& id, QpState stat
   QpChange change;
   QpAttributes& to = change.attributes;
   to.state = state;
+  if (state == QpState::kInit && id.local_.IsUnspecified()) return Err(EINVAL);
+  if (IsForDatagrams(id)) {
+    to.qkey = kCmDatagramQkey;
+    switch (state) {
+      case QpState::kInit:
+        change.mask = qp_attr::kState | qp_attr::kPkeyIndex | qp_attr::kPort | qp_attr::kQkey;
+        return change;
+      case QpState::kRtr:
+        change.mask = qp_attr::kState;
+        return change;
+      case QpState::kRts:
+        change.mask = qp_attr::kState | qp_attr::kSqPsn;
+        return change;
+      default:
+        return Err(EINVAL);
+    }
+  }
   if (state == QpState::kInit) {
-    if (id.local_.IsUnspecified()) return Err(EINVAL);
     to.access =
         kAccessRemoteWrite | kAccessRemoteRead | (core_.nic().profile().atomics ? kAccessRemoteAtomic : uint32_t{0});
     change.mask = qp_attr::kState | qp_attr::kPkeyIndex | qp_attr::kPort | qp_attr::kAccessFlags;
@@ -294,6 +315,17 @@ void RoceCm::Request(const std::shared_ptr<CmId>& id, const CmParameters& parame
   talk.managed = managed;
   talk.service = {id->port_space(), remote.port};
   talk.transaction_id = next_transaction_++;
+  talk.patience = wire::CmTime(core_.options().response_timeout);
+  if (IsForDatagrams(*id)) {
+    talk.datagrams = true;
+    wire::CmSidrReq req;
+    req.request_id = talk.local_id;
+    req.service_id = wire::ServiceIdOf(talk.service.space, talk.service.port);
+    IpHeaderOf(local, remote).Encode(std::span(req.private_data).first<wire::kCmIpHeaderSize>());
+    Put(parameters.private_data, &req.private_data, wire::kCmIpHeaderSize);
+    talk.last = wire::EncodeCmMad({talk.transaction_id, req});
+    return Ask(talk, local, remote);
+  }
 
   wire::CmReq req;
   req.local_id = talk.local_id;
@@ -320,28 +352,36 @@ void RoceCm::Request(const std::shared_ptr<CmId>& id, const CmParameters& parame
   IpHeaderOf(local, remote).Encode(std::span(req.private_data).first<wire::kCmIpHeaderSize>());
   Put(parameters.private_data, &req.private_data, wire::kCmIpHeaderSize);
   talk.last = wire::EncodeCmMad({talk.transaction_id, req});
-  talk.patience = wire::CmTime(core_.options().response_timeout);
+  Ask(talk, local, remote);
+}
 
+void RoceCm::Ask(Talk& talk, const IpEndpoint& local, const IpEndpoint& remote) {
   const RocePath way_there{local.WithPort(0), remote.WithPort(0)};
   talk.peer = port_->PeerAt(way_there, 0);
   if (talk.peer.this_host) {
     // Of all processes of this host we know which it is.
     const std::optional<uint8_t> slot =
         core_.fabric().ports().Find(static_cast<uint16_t>(talk.service.space), talk.service.port);
-    if (!slot) return Fail(talk, CmEventType::kRejected, static_cast<int>(CmReason::kInvalidServiceId));
+    if (!slot) return FailUnserved(talk);
     talk.peer = port_->PeerAt(way_there, *slot);
   } else {
     const auto known = answering_slots_.find(emu::GidOf(remote));
     talk.peer = port_->PeerAt(way_there, known != answering_slots_.end() ? known->second : uint8_t{0});
-    talk.slots_left = profile.port_count;
+    talk.slots_left = core_.nic().profile().port_count;
   }
   talk.redirects_left = kRedirectsMax;
   Insist(talk);
 }
 
+void RoceCm::FailUnserved(Talk& talk) {
+  if (talk.datagrams) return Fail(talk, CmEventType::kUnreachable, static_cast<int>(wire::CmSidrStatus::kUnsupported));
+  Fail(talk, CmEventType::kRejected, static_cast<int>(CmReason::kInvalidServiceId));
+}
+
 // What the REP will say, the QP does already: the initiator's first packets may be here before its RTU.
 int RoceCm::PrepareToAccept(const std::shared_ptr<CmId>& id, const CmParameters& parameters) {
   const DeviceProfile& profile = core_.nic().profile();
+  if (IsForDatagrams(*id)) return 0;
   CmWay way;
   uint32_t qp_number = 0;
   {
@@ -361,6 +401,18 @@ int RoceCm::PrepareToAccept(const std::shared_ptr<CmId>& id, const CmParameters&
 
 void RoceCm::Accept(const std::shared_ptr<CmId>& id, const CmParameters& parameters) {
   const bool managed = id->qp_number_ != 0;
+  if (IsForDatagrams(*id)) {
+    // There is nothing to wait for.
+    id->state_ = State::kConnected;
+    OnLoop(
+        [serial = id->serial(), parameters, qp_number = managed ? id->qp_number_ : parameters.qp_number](RoceCm& cm) {
+          Talk* const talk = cm.FindBySerial(serial);
+          if (talk == nullptr || talk->phase != Phase::kReqReceived) return;
+          cm.AnswerDatagrams(*talk, wire::CmSidrStatus::kValid, parameters.private_data, qp_number,
+                             parameters.qkey != 0 ? parameters.qkey : kCmDatagramQkey);
+        });
+    return;
+  }
   OnLoop([serial = id->serial(), parameters, way = *id->way_, managed,
           qp_number = managed ? id->qp_number_ : parameters.qp_number](RoceCm& cm) {
     cm.Answer(serial, parameters, way, qp_number, managed);
@@ -400,6 +452,7 @@ void RoceCm::Reject(const std::shared_ptr<CmId>& id, std::vector<std::byte> priv
 void RoceCm::Refuse(uint64_t serial, const std::vector<std::byte>& private_data) {
   Talk* const talk = FindBySerial(serial);
   if (talk == nullptr || talk->phase != Phase::kReqReceived) return;
+  if (talk->datagrams) return AnswerDatagrams(*talk, wire::CmSidrStatus::kRejected, private_data, 0, 0);
   wire::CmRej rej;
   rej.local_id = talk->local_id;
   rej.remote_id = talk->remote_id;
@@ -411,6 +464,22 @@ void RoceCm::Refuse(uint64_t serial, const std::vector<std::byte>& private_data)
   by_serial_.erase(serial);
   talk->id = nullptr;
   EnterTimewait(*talk);
+}
+
+// It is the same answer, however often it is asked for.
+void RoceCm::AnswerDatagrams(Talk& talk, wire::CmSidrStatus status, const std::vector<std::byte>& private_data,
+                             uint32_t qp_number, uint32_t qkey) {
+  wire::CmSidrRep rep;
+  rep.request_id = talk.remote_id;
+  rep.status = status;
+  rep.qp_number = qp_number;
+  rep.service_id = wire::ServiceIdOf(talk.service.space, talk.service.port);
+  rep.qkey = qkey;
+  Put(private_data, &rep.private_data);
+  Say(talk, rep, /*until_answered=*/false);
+  by_serial_.erase(talk.serial);
+  talk.id = nullptr;
+  EnterTimewait(talk);
 }
 
 // An external QP is ready: so may its peer's be.
@@ -450,6 +519,7 @@ int RoceCm::Disconnect(const std::shared_ptr<CmId>& id) {
       return EINVAL;
     qp_number = id->qp_number_;
   }
+  if (IsForDatagrams(*id)) return EINVAL;  // there is no connection
   if (qp_number != 0) {
     // Before the peer hears of it: what it still sends must find the end.
     QpAttributes error;
@@ -496,9 +566,12 @@ void RoceCm::Abandon(uint64_t serial) {
   by_serial_.erase(serial);
   switch (talk->phase) {
     case Phase::kReqSent:
-      SendReject(talk->peer, talk->transaction_id, talk->local_id, 0, CmAbout::kNone, CmReason::kTimeout);
+      if (!talk->datagrams)
+        SendReject(talk->peer, talk->transaction_id, talk->local_id, 0, CmAbout::kNone, CmReason::kTimeout);
       return Remove(talk->local_id);
     case Phase::kReqReceived:
+      if (talk->datagrams) return AnswerDatagrams(*talk, wire::CmSidrStatus::kRejected, {}, 0, 0);
+      [[fallthrough]];
     case Phase::kRepSent:
     case Phase::kRepReceived:
       Say(*talk,
@@ -554,7 +627,8 @@ void RoceCm::Remove(uint32_t local_id) {
   Disarm(talk);
   if (const auto serial = by_serial_.find(talk.serial); serial != by_serial_.end() && serial->second == local_id)
     by_serial_.erase(serial);
-  if (!talk.initiator) by_request_.erase({emu::GidOf(talk.peer.path.remote), talk.peer.slot, talk.remote_id});
+  if (!talk.initiator)
+    by_request_.erase({emu::GidOf(talk.peer.path.remote), talk.peer.slot, talk.remote_id, talk.datagrams});
   talks_.erase(found);
 }
 
@@ -686,8 +760,10 @@ void RoceCm::OnTimer(uint32_t local_id) {
     return EnterTimewait(talk);
   }
   STAGECOACH_MARK("cm.peer_does_not_answer");
-  SendReject(talk.peer, talk.transaction_id, talk.local_id, talk.remote_id,
-             talk.phase == Phase::kRepSent ? CmAbout::kRep : CmAbout::kNone, CmReason::kTimeout);
+  if (!talk.datagrams) {
+    SendReject(talk.peer, talk.transaction_id, talk.local_id, talk.remote_id,
+               talk.phase == Phase::kRepSent ? CmAbout::kRep : CmAbout::kNone, CmReason::kTimeout);
+  }
   if (talk.phase == Phase::kRepSent) BringDown(talk);
   Fail(talk, CmEventType::kUnreachable, kTimedOut);
 }
@@ -705,7 +781,7 @@ void RoceCm::OnMad(const DatagramPeer& from, ConstBytes bytes) {
 }
 
 void RoceCm::On(const DatagramPeer& from, uint64_t transaction_id, const wire::CmReq& req) {
-  const RemoteKey key{emu::GidOf(from.path.remote), from.slot, req.local_id};
+  const RemoteKey key{emu::GidOf(from.path.remote), from.slot, req.local_id, false};
   if (const auto known = by_request_.find(key); known != by_request_.end()) {
     Talk& talk = talks_.at(known->second);
     switch (talk.phase) {
@@ -747,28 +823,17 @@ void RoceCm::On(const DatagramPeer& from, uint64_t transaction_id, const wire::C
   const std::optional<AddressVector> path = PathBetween(from.path.local, from.path.remote, {});
   if (!path) return refuse(CmReason::kInvalidGid);
 
-  int unanswered = 0;
-  for (const auto& [known, local_id] : by_request_) {
-    if (std::get<0>(known) != std::get<0>(key) || std::get<1>(known) != from.slot) continue;
-    if (talks_.at(local_id).phase == Phase::kReqReceived) ++unanswered;
-  }
-  CmReason reason = CmReason::kInvalidServiceId;
+  const int unanswered = UnansweredOf(from);
+  Refusal refusal = Refusal::kNobody;
   {
     std::lock_guard lock(core_.mutex());
     if (core_.closed()) return;
-    const std::shared_ptr<CmId> listener = FindListener(*service, from.path.local);
-    if (listener != nullptr && static_cast<uint32_t>(unanswered) >= core_.options().half_open_limit) {
-      STAGECOACH_MARK("cm.too_many_requests_of_one_process");
-      ++core_.mutable_counters().refused_streams;
-      reason = CmReason::kNoResources;
-    } else if (listener != nullptr && !CmCore::HasRoom(*listener)) {
-      STAGECOACH_MARK("cm.backlog_full");
-      ++core_.mutable_counters().refused_streams;
-      reason = CmReason::kConsumer;
-    } else if (listener != nullptr) {
-      ++core_.mutable_counters().accepted_streams;
+    const auto listener = ListenerFor(*service, from, unanswered);
+    if (!listener) {
+      refusal = listener.error();
+    } else {
       const std::shared_ptr<CmId> child =
-          core_.NewChild(listener, core_.NextSerial(), from.path.local.WithPort(service->port),
+          core_.NewChild(*listener, core_.NextSerial(), from.path.local.WithPort(service->port),
                          from.path.remote.WithPort(header->source_port));
       CmWay way;
       way.path = *path;
@@ -779,7 +844,7 @@ void RoceCm::On(const DatagramPeer& from, uint64_t transaction_id, const wire::C
       way.local_psn = static_cast<uint32_t>(luck_.Next()) & kPsnMask;
       way.responder_resources = Narrow(std::min<uint32_t>(req.initiator_depth, profile.max_ird));
       way.initiator_depth = Narrow(std::min<uint32_t>(req.responder_resources, profile.max_ord));
-      way.ack_timeout = listener->ack_timeout_ != 0 ? listener->ack_timeout_ : req.ack_timeout;
+      way.ack_timeout = (*listener)->ack_timeout_ != 0 ? (*listener)->ack_timeout_ : req.ack_timeout;
       way.retry_count = req.retry_count;
       way.rnr_retry_count = req.rnr_retry_count;
       child->way_ = way;
@@ -792,7 +857,7 @@ void RoceCm::On(const DatagramPeer& from, uint64_t transaction_id, const wire::C
       talk.service = *service;
       talk.patience = wire::CmTime(std::clamp(req.local_response_timeout, kShortestTimeout, kLongestTimeout));
       by_request_[key] = talk.local_id;
-      CmEvent event{CmEventType::kConnectRequest, child, listener, 0, {}};
+      CmEvent event{CmEventType::kConnectRequest, child, *listener, 0, {}};
       event.parameters.private_data = VectorOf(req.private_data, wire::kCmIpHeaderSize);
       event.parameters.responder_resources = way.responder_resources;
       event.parameters.initiator_depth = way.initiator_depth;
@@ -804,19 +869,64 @@ void RoceCm::On(const DatagramPeer& from, uint64_t transaction_id, const wire::C
       return core_.Emit(std::move(event));
     }
   }
-  if (reason != CmReason::kInvalidServiceId) return refuse(reason);
-  const std::optional<uint8_t> slot = core_.fabric().ports().Find(static_cast<uint16_t>(service->space), service->port);
-  const Result<uint8_t, int> own = core_.nic().roce().Slot();
-  if (!slot || (own && *slot == *own)) return refuse(CmReason::kInvalidServiceId);
-  STAGECOACH_MARK("cm.request_sent_on");
+  if (refusal == Refusal::kNoResources) return refuse(CmReason::kNoResources);
+  if (refusal == Refusal::kBacklog) return refuse(CmReason::kConsumer);
+  const auto redirect = RedirectionTo(*service, from);
+  if (!redirect) return refuse(CmReason::kInvalidServiceId);
   wire::CmRej rej;
   rej.remote_id = req.local_id;
   rej.about = CmAbout::kReq;
   rej.reason = CmReason::kRedirected;
   rej.information_length = wire::CmRej::kInformationSize;
-  wire::CmRedirect{.gid = emu::GidOf(from.path.local), .qp_number = uint32_t{*slot} << 16 | kGsiQp}.Encode(
-      rej.information);
+  redirect->Encode(rej.information);
   SendTo(from, transaction_id, rej);
+}
+
+int RoceCm::UnansweredOf(const DatagramPeer& from) const {
+  const wire::Gid gid = emu::GidOf(from.path.remote);
+  return static_cast<int>(std::count_if(by_request_.begin(), by_request_.end(), [&](const auto& each) {
+    return std::get<0>(each.first) == gid && std::get<1>(each.first) == from.slot &&
+           talks_.at(each.second).phase == Phase::kReqReceived;
+  }));
+}
+
+Result<std::shared_ptr<CmId>, RoceCm::Refusal> RoceCm::ListenerFor(const wire::CmServicePort& service,
+                                                                   const DatagramPeer& from, int unanswered) {
+  std::shared_ptr<CmId> listener = FindListener(service, from.path.local);
+  if (listener == nullptr) return Err(Refusal::kNobody);
+  if (static_cast<uint32_t>(unanswered) >= core_.options().half_open_limit) {
+    STAGECOACH_MARK("cm.too_many_requests_of_one_process");
+    ++core_.mutable_counters().refused_streams;
+    return Err(Refusal::kNoResources);
+  }
+  if (!CmCore::HasRoom(*listener)) {
+    STAGECOACH_MARK("cm.backlog_full");
+    ++core_.mutable_counters().refused_streams;
+    return Err(Refusal::kBacklog);
+  }
+  ++core_.mutable_counters().accepted_streams;
+  return listener;
+}
+
+std::optional<wire::CmRedirect> RoceCm::RedirectionTo(const wire::CmServicePort& service,
+                                                      const DatagramPeer& from) const {
+  const std::optional<uint8_t> slot = core_.fabric().ports().Find(static_cast<uint16_t>(service.space), service.port);
+  const Result<uint8_t, int> own = core_.nic().roce().Slot();
+  if (!slot || (own && *slot == *own)) return std::nullopt;
+  STAGECOACH_MARK("cm.request_sent_on");
+  return wire::CmRedirect{.gid = emu::GidOf(from.path.local), .qp_number = uint32_t{*slot} << 16 | kGsiQp};
+}
+
+bool RoceCm::FollowRedirection(Talk& talk, const DatagramPeer& from, const wire::CmRedirect& redirect) {
+  // Within the host alone: whoever answers does not choose whom else we talk to.
+  if (talk.redirects_left == 0 || redirect.gid != emu::GidOf(from.path.remote)) return false;
+  STAGECOACH_MARK("cm.request_follows_a_redirection");
+  --talk.redirects_left;
+  Remember(from);
+  talk.slots_left = 0;
+  talk.peer = port_->PeerAt(talk.peer.path, SlotOf(redirect.qp_number));
+  Insist(talk);
+  return true;
 }
 
 void RoceCm::On(const DatagramPeer& from, uint64_t, const wire::CmMra& mra) {
@@ -834,24 +944,15 @@ void RoceCm::On(const DatagramPeer& from, uint64_t, const wire::CmRej& rej) {
   Talk* talk = rej.remote_id != 0 ? Find(rej.remote_id, from) : nullptr;
   if (rej.remote_id == 0) {
     // The initiator gives up before it knows our id.
-    const auto found = by_request_.find({emu::GidOf(from.path.remote), from.slot, rej.local_id});
+    const auto found = by_request_.find({emu::GidOf(from.path.remote), from.slot, rej.local_id, false});
     if (found != by_request_.end()) talk = &talks_.at(found->second);
   }
-  if (talk == nullptr) return;
+  if (talk == nullptr || talk->datagrams) return;
   switch (talk->phase) {
     case Phase::kReqSent:
-      if (rej.reason == CmReason::kRedirected && rej.information_length == wire::CmRej::kInformationSize) {
-        const wire::CmRedirect redirect = wire::CmRedirect::Decode(rej.information);
-        // Within the host alone: whoever answers does not choose whom else we talk to.
-        if (talk->redirects_left > 0 && redirect.gid == emu::GidOf(from.path.remote)) {
-          STAGECOACH_MARK("cm.request_follows_a_redirection");
-          --talk->redirects_left;
-          Remember(from);
-          talk->slots_left = 0;
-          talk->peer = port_->PeerAt(talk->peer.path, SlotOf(redirect.qp_number));
-          Insist(*talk);
-          return;
-        }
+      if (rej.reason == CmReason::kRedirected && rej.information_length == wire::CmRej::kInformationSize &&
+          FollowRedirection(*talk, from, wire::CmRedirect::Decode(rej.information))) {
+        return;
       }
       return Fail(*talk, CmEventType::kRejected, static_cast<int>(rej.reason), VectorOf(rej.private_data));
     case Phase::kRepSent:
@@ -872,7 +973,7 @@ void RoceCm::On(const DatagramPeer& from, uint64_t, const wire::CmRej& rej) {
 
 void RoceCm::On(const DatagramPeer& from, uint64_t transaction_id, const wire::CmRep& rep) {
   Talk* const talk = Find(rep.remote_id, from);
-  if (talk == nullptr || !talk->initiator)
+  if (talk == nullptr || !talk->initiator || talk->datagrams)
     return SendReject(from, transaction_id, 0, rep.local_id, CmAbout::kRep, CmReason::kInvalidCommunicationId);
   switch (talk->phase) {
     case Phase::kReqSent:
@@ -978,16 +1079,79 @@ void RoceCm::On(const DatagramPeer& from, uint64_t, const wire::CmDrep& drep) {
 }
 
 void RoceCm::On(const DatagramPeer& from, uint64_t transaction_id, const wire::CmSidrReq& req) {
-  // There are no services for datagrams here.
-  SendTo(from, transaction_id,
-         wire::CmSidrRep{.request_id = req.request_id,
-                         .status = wire::CmSidrStatus::kUnsupported,
-                         .information_length = 0,
-                         .qp_number = 0,
-                         .service_id = req.service_id});
+  const RemoteKey key{emu::GidOf(from.path.remote), from.slot, req.request_id, true};
+  if (const auto known = by_request_.find(key); known != by_request_.end()) {
+    const Talk& talk = talks_.at(known->second);
+    if (talk.phase == Phase::kTimewait) port_->Send(from, talk.last);
+    return;
+  }
+  wire::CmSidrRep refusal;
+  refusal.request_id = req.request_id;
+  refusal.status = wire::CmSidrStatus::kUnsupported;
+  refusal.service_id = req.service_id;
+  if (req.request_id == 0) return;
+  const auto service = wire::ServicePortOf(req.service_id);
+  const auto header = wire::DecodeCmIpHeader(std::span(req.private_data).first<wire::kCmIpHeaderSize>());
+  if (!service || service->space != wire::CmPortSpace::kUdp || !header) return SendTo(from, transaction_id, refusal);
+  if (GidOf(header->ipv6, header->source) != emu::GidOf(from.path.remote)) {
+    refusal.status = wire::CmSidrStatus::kRejected;
+    return SendTo(from, transaction_id, refusal);
+  }
+  const int unanswered = UnansweredOf(from);
+  {
+    std::lock_guard lock(core_.mutex());
+    if (core_.closed()) return;
+    const auto listener = ListenerFor(*service, from, unanswered);
+    if (listener) {
+      const std::shared_ptr<CmId> child =
+          core_.NewChild(*listener, core_.NextSerial(), from.path.local.WithPort(service->port),
+                         from.path.remote.WithPort(header->source_port));
+      Talk& talk = NewTalk(child);
+      talk.phase = Phase::kReqReceived;
+      talk.datagrams = true;
+      talk.peer = from;
+      talk.remote_id = req.request_id;
+      talk.transaction_id = transaction_id;
+      talk.service = *service;
+      by_request_[key] = talk.local_id;
+      CmEvent event{CmEventType::kConnectRequest, child, *listener, 0, {}};
+      event.parameters.private_data = VectorOf(req.private_data, wire::kCmIpHeaderSize);
+      return core_.Emit(std::move(event));
+    }
+    if (listener.error() != Refusal::kNobody) refusal.status = wire::CmSidrStatus::kRejected;
+  }
+  if (refusal.status == wire::CmSidrStatus::kUnsupported) {
+    if (const auto redirect = RedirectionTo(*service, from)) {
+      refusal.status = wire::CmSidrStatus::kRedirected;
+      refusal.information_length = wire::CmSidrRep::kInformationSize;
+      redirect->Encode(refusal.information);
+    }
+  }
+  SendTo(from, transaction_id, refusal);
 }
 
-void RoceCm::On(const DatagramPeer&, uint64_t, const wire::CmSidrRep&) {}
+void RoceCm::On(const DatagramPeer& from, uint64_t, const wire::CmSidrRep& rep) {
+  Talk* const talk = Find(rep.request_id, from);
+  if (talk == nullptr || !talk->datagrams || !talk->initiator) return;
+  if (rep.status == wire::CmSidrStatus::kRedirected && rep.information_length == wire::CmSidrRep::kInformationSize &&
+      FollowRedirection(*talk, from, wire::CmRedirect::Decode(rep.information))) {
+    return;
+  }
+  if (rep.status != wire::CmSidrStatus::kValid)
+    return Fail(*talk, CmEventType::kUnreachable, static_cast<int>(rep.status), VectorOf(rep.private_data));
+  if (SlotOf(rep.qp_number) != from.slot) return;
+  const std::shared_ptr<CmId> id = talk->id;
+  Remove(talk->local_id);
+  CmEvent event{CmEventType::kEstablished, id, nullptr, 0, {}};
+  event.parameters.private_data = VectorOf(rep.private_data);
+  event.parameters.qp_number = rep.qp_number;
+  event.parameters.qkey = rep.qkey;
+  std::lock_guard lock(core_.mutex());
+  if (id->state_ != State::kConnecting) return;
+  event.parameters.path = id->way_->path;
+  id->state_ = State::kConnected;
+  core_.Emit(std::move(event));
+}
 
 // --- Peers that are not there ---
 
@@ -1022,7 +1186,7 @@ void RoceCm::OnLink(const DatagramPeer& to, DatagramPort::LinkEvent event) {
         // The host is there, and nobody has the port.
         STAGECOACH_MARK("cm.no_process_answers");
         answering_slots_.erase(emu::GidOf(talk.peer.path.remote));
-        Fail(talk, CmEventType::kRejected, static_cast<int>(CmReason::kInvalidServiceId));
+        FailUnserved(talk);
         break;
       case Phase::kReqReceived:
       case Phase::kRepSent:

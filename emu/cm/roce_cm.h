@@ -12,6 +12,9 @@
 // on again. Source: InfiniBand Architecture Specification, volume 1, chapter 12, and annex A11. Where it leaves a
 // choice, or Linux differs, this does what Linux's ib_cm and rdma_cm do; docs/verbs_coverage.md has the list.
 //
+// Ids of the port space of datagrams (RDMA_PS_UDP) have no connection: one SIDR_REQ asks who takes datagrams for a
+// port, one SIDR_REP says which QP. Both ends know no more of each other afterwards.
+//
 // WHICH PROCESS. A port belongs to one process of a host (emu/fabric/port_space.h). On this host the port space says
 // which. Of another host any process can be asked: it sends the initiator on to the right one (REJ, reason 24). The
 // first is found by trying slots in order, the last one that answered in front.
@@ -85,6 +88,7 @@ class RoceCm final : public CmTransport {
     };
     Phase phase = Phase::kReqSent;
     bool initiator = false;
+    bool datagrams = false;    // SIDR_REQ and SIDR_REP, and nothing else
     std::shared_ptr<CmId> id;  // null: nobody wants to hear of it
     uint64_t serial = 0;       // of the id
     DatagramPeer peer;
@@ -105,8 +109,8 @@ class RoceCm final : public CmTransport {
     int redirects_left = 0;  // to be followed
   };
   using Phase = Talk::Phase;
-  // Whose request: a process by its address and slot, and the id it uses.
-  using RemoteKey = std::tuple<wire::Gid, uint8_t, uint32_t>;
+  // Whose request: a process by its address and slot, the id it uses, and whether that is a SIDR_REQ's.
+  using RemoteKey = std::tuple<wire::Gid, uint8_t, uint32_t, bool>;
 
   class HeldPort;
   class Advert;
@@ -158,8 +162,25 @@ class RoceCm final : public CmTransport {
   void Insist(Talk& talk);
   void SayAgain(Talk& talk);
 
+  // The last word of `talk`, a request, goes to the process that has the service, as far as that is known.
+  void Ask(Talk& talk, const IpEndpoint& local, const IpEndpoint& remote);
   // The next process to ask for the service; false: there is none left.
   bool AskNextSlot(Talk& talk);
+  // As whoever answers says; false: that leads nowhere.
+  bool FollowRedirection(Talk& talk, const DatagramPeer& from, const wire::CmRedirect& redirect);
+  // Nobody has the service.
+  void FailUnserved(Talk& talk);
+  // Why a request is refused at once.
+  enum class Refusal : uint8_t { kNobody, kSentOn, kNoResources, kBacklog };
+  // With the core's lock: who is to hear of a request of `from`; else a Refusal, kNobody unless there is another
+  // reason.
+  Result<std::shared_ptr<CmId>, Refusal> ListenerFor(const wire::CmServicePort& service, const DatagramPeer& from,
+                                                     int unanswered);
+  int UnansweredOf(const DatagramPeer& from) const;
+  // Another process of this host that has the service.
+  std::optional<wire::CmRedirect> RedirectionTo(const wire::CmServicePort& service, const DatagramPeer& from) const;
+  void AnswerDatagrams(Talk& talk, wire::CmSidrStatus status, const std::vector<std::byte>& private_data,
+                       uint32_t qp_number, uint32_t qkey);
   // With the core's lock: whose request this is.
   std::shared_ptr<CmId> FindListener(const wire::CmServicePort& service, const IpEndpoint& local) const;
   // 0 or an errno. Without locks.

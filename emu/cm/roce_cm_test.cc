@@ -95,6 +95,7 @@ class Machine {
   SimFabric& fabric() { return fabric_; }
   Nic& nic() { return nic_; }
   ConnectionManager& cm() { return *cm_; }
+  const std::shared_ptr<CmChannel>& channel() { return channel_; }
 
   QueuePair* NewQp() { return NewQpInInit(nic_, *context_, pd_, cq_); }
 
@@ -612,6 +613,65 @@ TEST_F(RoceCmTest, AProgramThatHasHeardThePeerMayEstablish) {
   EXPECT_EQ(server.cm().Notify(responder, true), 0);
   EXPECT_EQ(server.Next(), CmEventType::kEstablished);
   EXPECT_EQ(server.cm().Notify(responder, true), 0);
+  EXPECT_FALSE(server.Waiting());
+}
+
+// --- Services for datagrams ---
+
+class DatagramCmTest : public RoceCmTest {
+ protected:
+  std::shared_ptr<CmId> Serving() {
+    auto id = server.cm().CreateId(server.channel(), wire::CmPortSpace::kUdp);
+    EXPECT_EQ(server.cm().Bind(id, kServerAddress), 0);
+    EXPECT_EQ(server.cm().Listen(id, 8), 0);
+    return id;
+  }
+  std::shared_ptr<CmId> Asking() {
+    auto id = client.cm().CreateId(client.channel(), wire::CmPortSpace::kUdp);
+    EXPECT_EQ(client.cm().ResolveAddress(id, {}, kServerAddress), 0);
+    EXPECT_EQ(client.Next(), CmEventType::kAddressResolved);
+    EXPECT_EQ(client.cm().ResolveRoute(id), 0);
+    EXPECT_EQ(client.Next(), CmEventType::kRouteResolved);
+    EXPECT_EQ(client.cm().Connect(id, {}), 0);
+    return id;
+  }
+};
+
+TEST_F(DatagramCmTest, LostQuestionsAndAnswersAreRepeatedAndTheProgramIsAskedOnce) {
+  const auto lose = [](CmAttribute, int nth) { return nth < 2 ? 0 : 1; };
+  client.mads->judge = lose;
+  server.mads->judge = lose;
+  const auto service = Serving();
+  const auto asking = Asking();
+  const auto request = server.Request();
+  ASSERT_NE(request, nullptr);
+  CmParameters answer;
+  answer.qp_number = 5;
+  answer.qkey = 77;
+  ASSERT_EQ(server.cm().Accept(request, answer), 0);
+  EXPECT_EQ(client.Next(), CmEventType::kEstablished);
+  EXPECT_EQ(client.last_parameters.qp_number, 5u);
+  EXPECT_EQ(client.last_parameters.qkey, 77u);
+  EXPECT_EQ(AddressOf(client.last_parameters.path.gid), kServerAddress.WithPort(0));
+  EXPECT_EQ(client.mads->sent[CmAttribute::kSidrReq], 5);
+  world.RunFor(30s);
+  EXPECT_FALSE(server.Waiting());
+  EXPECT_FALSE(client.Waiting());
+}
+
+TEST_F(DatagramCmTest, AnUnansweredQuestionIsUnreachable) {
+  const auto service = Serving();
+  const auto asking = Asking();
+  EXPECT_NE(server.Request(), nullptr);
+  server.mads->judge = [](CmAttribute, int) { return 0; };
+  EXPECT_EQ(client.Next(), CmEventType::kUnreachable);
+}
+
+TEST_F(DatagramCmTest, AQuestionForAPortOfAnotherSpaceIsNotAnswered) {
+  listener = server.Listening();
+  const auto asking = Asking();
+  EXPECT_EQ(client.Next(), CmEventType::kUnreachable);
+  EXPECT_EQ(client.last_status, static_cast<int>(wire::CmSidrStatus::kUnsupported));
   EXPECT_FALSE(server.Waiting());
 }
 

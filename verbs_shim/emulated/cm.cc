@@ -47,6 +47,7 @@ emu::CmParameters Parameters(const ShimId& id, const rdma_conn_param* from) {
 
 // Neither a QP nor the number of one, or more depth than the device has: the stock library refuses both.
 bool IsUsable(const ShimId& id, const rdma_conn_param* parameters) {
+  if (id.ps == RDMA_PS_UDP) return true;
   if (parameters == nullptr) return id.qp != nullptr;
   const emu::DeviceProfile& profile = id.host->nic().profile();
   const auto fits = [](uint8_t depth, uint32_t limit) { return depth == emu::kCmDepthMax || depth <= limit; };
@@ -57,7 +58,7 @@ bool IsUsable(const ShimId& id, const rdma_conn_param* parameters) {
 // on iWARP that is the connection's business.
 int UseQpOf(ShimId* id, const rdma_conn_param* parameters) {
   if (!IsUsable(*id, parameters)) return EINVAL;
-  if (id->qp != nullptr || parameters->qp_num == 0 || IsInfiniband(*id)) return 0;
+  if (IsInfiniband(*id) || id->qp != nullptr || parameters->qp_num == 0) return 0;
   return CmOf(*id).SetQp(id->cm, parameters->qp_num);
 }
 
@@ -69,7 +70,7 @@ int MoveToHostOf(ShimId* id, const IpEndpoint& address) {
   if (StateOf(*id) != State::kIdle) return EINVAL;
   CmOf(*id).Destroy(id->cm);
   id->host = host;
-  id->cm = host->cm().CreateId(static_cast<ShimEventChannel*>(id->channel)->channel);
+  id->cm = host->cm().CreateId(static_cast<ShimEventChannel*>(id->channel)->channel, id->cm->port_space());
   id->cm->cookie = id;
   return 0;
 }
@@ -91,6 +92,14 @@ void ReleaseCqs(ShimId* id) {
   id->recv_cq_channel = id->send_cq_channel = nullptr;
 }
 
+int ChangeTo(rdma_cm_id* id, ibv_qp* qp, ibv_qp_state state) {
+  ibv_qp_attr change{};
+  change.qp_state = state;
+  int mask = 0;
+  if (rdma_init_qp_attr(id, &change, &mask) != 0) return errno;
+  return ibv_modify_qp(qp, &change, mask);
+}
+
 int CreateQp(ShimId* id, ibv_qp_init_attr_ex* attributes) {
   if (id->qp != nullptr || attributes->qp_type != id->qp_type) return EINVAL;
   if ((attributes->comp_mask & IBV_QP_INIT_ATTR_PD) == 0) attributes->pd = nullptr;
@@ -110,12 +119,12 @@ int CreateQp(ShimId* id, ibv_qp_init_attr_ex* attributes) {
   }
   ibv_qp* qp = ibv_create_qp_ex(id->verbs, attributes);
   if (qp == nullptr) return errno;
-  // Ready for Receives; connecting does the rest.
-  ibv_qp_attr change{};
-  change.qp_state = IBV_QPS_INIT;
-  int mask = 0;
-  int error = rdma_init_qp_attr(id, &change, &mask) == 0 ? 0 : errno;
-  if (error == 0) error = ibv_modify_qp(qp, &change, mask);
+  // Ready for Receives; connecting does the rest, but for datagrams, which need no connection.
+  int error = ChangeTo(id, qp, IBV_QPS_INIT);
+  if (id->qp_type == IBV_QPT_UD) {
+    if (error == 0) error = ChangeTo(id, qp, IBV_QPS_RTR);
+    if (error == 0) error = ChangeTo(id, qp, IBV_QPS_RTS);
+  }
   if (error == 0) error = CmOf(*id).SetQp(id->cm, qp->qp_num);
   if (error != 0) {
     ibv_destroy_qp(qp);
@@ -139,7 +148,7 @@ std::unique_ptr<ShimId> NewId(rdma_event_channel* channel, void* context, rdma_p
   id->channel = channel;
   id->context = context;
   id->ps = port_space;
-  id->qp_type = IBV_QPT_RC;
+  id->qp_type = port_space == RDMA_PS_UDP ? IBV_QPT_UD : IBV_QPT_RC;
   return id;
 }
 
@@ -176,8 +185,10 @@ int rdma_create_id(struct rdma_event_channel* channel, struct rdma_cm_id** id, v
   switch (ps) {
     case RDMA_PS_TCP:
       break;
-    // Services for datagrams, and InfiniBand's own addresses.
     case RDMA_PS_UDP:
+      if (!emu::World::Current().current_host().nic().is_infiniband()) return Answer(EOPNOTSUPP);
+      break;
+    // IP over InfiniBand, and InfiniBand's own addresses.
     case RDMA_PS_IPOIB:
     case RDMA_PS_IB:
       return Answer(EOPNOTSUPP);
@@ -193,7 +204,9 @@ int rdma_create_id(struct rdma_event_channel* channel, struct rdma_cm_id** id, v
   std::unique_ptr<ShimId> created = NewId(channel, context, ps);
   created->own_channel = std::move(own);
   created->host = &emu::World::Current().current_host();
-  created->cm = CmOf(*created).CreateId(static_cast<ShimEventChannel*>(channel)->channel);
+  created->cm =
+      CmOf(*created).CreateId(static_cast<ShimEventChannel*>(channel)->channel,
+                              ps == RDMA_PS_UDP ? emu::wire::CmPortSpace::kUdp : emu::wire::CmPortSpace::kTcp);
   created->cm->cookie = created.get();
   *id = created.release();
   return 0;

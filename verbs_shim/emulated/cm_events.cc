@@ -79,6 +79,32 @@ std::unique_ptr<ShimId> NewChild(rdma_event_channel* channel, ShimId* listener, 
   return child;
 }
 
+// They begin alike. The bytes are the event's.
+template <typename Shown>
+void ShowPrivateData(const std::vector<std::byte>& bytes, Shown* shown) {
+  shown->private_data = bytes.empty() ? nullptr : bytes.data();
+  shown->private_data_len = static_cast<uint8_t>(bytes.size());
+}
+
+void Show(const emu::CmParameters& parameters, bool infiniband, rdma_conn_param* shown) {
+  ShowPrivateData(parameters.private_data, shown);
+  shown->responder_resources = parameters.responder_resources;
+  shown->initiator_depth = parameters.initiator_depth;
+  if (!infiniband) return;
+  shown->flow_control = parameters.flow_control ? 1 : 0;
+  shown->retry_count = parameters.retry_count;
+  shown->rnr_retry_count = parameters.rnr_retry_count;
+  shown->srq = parameters.srq ? 1 : 0;
+  shown->qp_num = parameters.qp_number;
+}
+
+void Show(const emu::CmParameters& parameters, rdma_ud_param* shown) {
+  ShowPrivateData(parameters.private_data, shown);
+  shown->ah_attr = ShownAs(parameters.path);
+  shown->qp_num = parameters.qp_number;
+  shown->qkey = parameters.qkey;
+}
+
 }  // namespace
 
 std::unique_ptr<ShimEventChannel> NewEventChannel() {
@@ -135,18 +161,10 @@ int rdma_get_cm_event(struct rdma_event_channel* channel, struct rdma_cm_event**
     // As far as the program is concerned the QP is connected from here on; it may not have destroyed it before. Later
     // events leave the QP alone: its owner may be destroying it.
     if (source.type == CmEventType::kEstablished && id->qp != nullptr) id->qp->state = IBV_QPS_RTS;
-    rdma_conn_param& parameters = shim->param.conn;
-    const std::vector<std::byte>& private_data = source.parameters.private_data;
-    parameters.private_data = private_data.empty() ? nullptr : private_data.data();
-    parameters.private_data_len = static_cast<uint8_t>(private_data.size());
-    parameters.responder_resources = source.parameters.responder_resources;
-    parameters.initiator_depth = source.parameters.initiator_depth;
-    if (IsInfiniband(*id)) {
-      parameters.flow_control = source.parameters.flow_control ? 1 : 0;
-      parameters.retry_count = source.parameters.retry_count;
-      parameters.rnr_retry_count = source.parameters.rnr_retry_count;
-      parameters.srq = source.parameters.srq ? 1 : 0;
-      parameters.qp_num = source.parameters.qp_number;
+    if (id->ps == RDMA_PS_UDP) {
+      Show(source.parameters, &shim->param.ud);
+    } else {
+      Show(source.parameters, IsInfiniband(*id), &shim->param.conn);
     }
     HeldEvents::Get().Add(shim.get());
     *event = shim.release();

@@ -88,6 +88,7 @@ int rdma_init_qp_attr(struct rdma_cm_id* id, struct ibv_qp_attr* attributes, int
   attributes->path_mtu = static_cast<ibv_mtu>(to.path_mtu);
   attributes->ah_attr = ShownAs(to.path);
   attributes->dest_qp_num = to.destination_qp_number;
+  attributes->qkey = to.qkey;
   attributes->rq_psn = to.receive_psn;
   attributes->sq_psn = to.send_psn;
   attributes->max_rd_atomic = to.max_rd_atomic;

@@ -144,7 +144,13 @@ TEST_F(CmOptionsTest, APortSpaceNobodyKnowsIsInvalid) {
 }
 
 TEST_F(CmOptionsTest, DatagramsAreNotOffered) {
-  for (const rdma_port_space space : {RDMA_PS_UDP, RDMA_PS_IPOIB, RDMA_PS_IB}) {
+  world().ActAsServer();
+  const auto device = OpenDevice();
+  ASSERT_TRUE(device);
+  std::vector<rdma_port_space> refused = {RDMA_PS_IPOIB, RDMA_PS_IB};
+  // Services for datagrams are InfiniBand's alone.
+  if ((*device)->device->transport_type == IBV_TRANSPORT_IWARP) refused.push_back(RDMA_PS_UDP);
+  for (const rdma_port_space space : refused) {
     rdma_cm_id* id = nullptr;
     EXPECT_EQ(rdma_create_id(channel(), &id, nullptr, space), -1);
     EXPECT_EQ(errno, EOPNOTSUPP);
