@@ -33,6 +33,9 @@ constexpr Duration kRefusedPause = 10ms;
 // disconnection, too, which is about to be told.
 constexpr Duration kProbeDelay = 100ms;
 constexpr int kProbesMax = 10;
+// How many refusals it takes to believe that the peer's process has gone: one that is flooded with streams may refuse
+// some.
+constexpr int kRefusalsBelieved = 3;
 constexpr size_t kSlotsRemembered = 1024;
 
 uint8_t Narrow(uint32_t value) {
@@ -1163,7 +1166,7 @@ void RoceCm::Remember(const DatagramPeer& answering) {
 
 void RoceCm::OnLink(const DatagramPeer& to, DatagramPort::LinkEvent event) {
   using LinkEvent = DatagramPort::LinkEvent;
-  if (event != LinkEvent::kRefused && event != LinkEvent::kLost) return;
+  if (event == LinkEvent::kNoAnswer) return;
   std::vector<uint32_t> concerned;
   for (const auto& [local_id, talk] : talks_) {
     if (SamePort(talk.peer, to)) concerned.push_back(local_id);
@@ -1172,12 +1175,13 @@ void RoceCm::OnLink(const DatagramPeer& to, DatagramPort::LinkEvent event) {
     const auto found = talks_.find(local_id);
     if (found == talks_.end()) continue;
     Talk& talk = found->second;
+    if (event == LinkEvent::kUp) {
+      talk.refusals = 0;
+      continue;
+    }
     if (event == LinkEvent::kLost) {
       // Perhaps the link alone. Whoever waits for an answer asks again in time.
-      if (talk.phase == Phase::kEstablished && talk.timer == 0) {
-        talk.probes_left = kProbesMax;
-        Arm(talk, kProbeDelay);
-      }
+      if (talk.phase == Phase::kEstablished) BeginProbing(talk);
       continue;
     }
     switch (talk.phase) {
@@ -1195,6 +1199,12 @@ void RoceCm::OnLink(const DatagramPeer& to, DatagramPort::LinkEvent event) {
         Fail(talk, CmEventType::kUnreachable, -ECONNREFUSED);
         break;
       case Phase::kEstablished:
+        if (++talk.refusals >= kRefusalsBelieved) {
+          PeerGone(talk);
+        } else {
+          BeginProbing(talk);
+        }
+        break;
       case Phase::kDreqSent:
         PeerGone(talk);
         break;
@@ -1207,10 +1217,14 @@ void RoceCm::OnLink(const DatagramPeer& to, DatagramPort::LinkEvent event) {
 
 void RoceCm::OnCarrierLost(uint32_t qp_number) {
   for (auto& [local_id, talk] : talks_) {
-    if (talk.qp_number != qp_number || talk.phase != Phase::kEstablished || talk.timer != 0) continue;
-    talk.probes_left = kProbesMax;
-    Arm(talk, kProbeDelay);
+    if (talk.qp_number == qp_number && talk.phase == Phase::kEstablished) BeginProbing(talk);
   }
+}
+
+void RoceCm::BeginProbing(Talk& talk) {
+  if (talk.timer != 0) return;
+  talk.probes_left = kProbesMax;
+  Arm(talk, kProbeDelay);
 }
 
 void RoceCm::Probe(Talk& talk) {

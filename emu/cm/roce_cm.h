@@ -103,6 +103,7 @@ class RoceCm final : public CmTransport {
     Instant give_up_at{};
     EventLoop::TimerId timer = 0;
     int probes_left = 0;
+    int refusals = 0;  // of links to the peer, one after the other
     // Of an initiator that has no answer yet.
     wire::CmServicePort service;
     int slots_left = 0;      // to be asked if this one is not there
@@ -195,6 +196,7 @@ class RoceCm final : public CmTransport {
   void EnterTimewait(Talk& talk);
   // Of a host whose process this is not all are known: the next request goes there first.
   void Remember(const DatagramPeer& answering);
+  void BeginProbing(Talk& talk);
   // Says the last word again, to see whether somebody is there.
   void Probe(Talk& talk);
   void PeerGone(Talk& talk);

@@ -551,7 +551,11 @@ void DatagramPort::Outgoing::Shake(Instant now) {
   if (read_ < answer_.size()) return stream_->Arm(true, written_ < hello_.size());
   const auto answer = wire::DecodeCarrierAnswer(answer_);
   if (!answer) return Fail(LinkEvent::kRefused, ToString(answer.error()), now);
-  if (answer->status != CarrierStatus::kAccepted) return Fail(LinkEvent::kRefused, ToString(answer->status), now);
+  if (answer->status != CarrierStatus::kAccepted) {
+    // Somebody is there who has no room for us now.
+    const bool busy = answer->status == CarrierStatus::kBusy;
+    return Fail(busy ? LinkEvent::kNoAnswer : LinkEvent::kRefused, ToString(answer->status), now);
+  }
   llp_ = core_.nic_.Tap(CarrierRecords(std::move(stream_), answer->crc));
   phase_ = Phase::kUp;
   StopWaiting(now);

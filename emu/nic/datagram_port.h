@@ -102,7 +102,7 @@ class DatagramPort {
   enum class LinkEvent : uint8_t {
     kUp,        // the port has answered
     kRefused,   // nobody listens there, or not for us
-    kNoAnswer,  // within carrier_patience or the credit that is left of it, or there is no way to it
+    kNoAnswer,  // within carrier_patience or the credit that is left of it, no way to it, or no room for us
     kLost,      // the stream has ended or failed, or its reader has stalled
   };
   // What becomes of links of ours, whoever they were opened for; on the loop. Those that are closed because they were
