@@ -37,6 +37,7 @@ constexpr int kProbesMax = 10;
 // some.
 constexpr int kRefusalsBelieved = 3;
 constexpr size_t kSlotsRemembered = 1024;
+constexpr size_t kAnswersRemembered = 1024;
 
 uint8_t Narrow(uint32_t value) {
   return static_cast<uint8_t>(std::min<uint32_t>(value, 0xff));
@@ -463,13 +464,22 @@ void RoceCm::Refuse(uint64_t serial, const std::vector<std::byte>& private_data)
   rej.reason = CmReason::kConsumer;
   Put(private_data, &rej.private_data);
   Say(*talk, rej, /*until_answered=*/false);
-  // A request that was repeated meanwhile is the same one.
-  by_serial_.erase(serial);
-  talk->id = nullptr;
-  EnterTimewait(*talk);
+  RememberAnswer(*talk);
 }
 
-// It is the same answer, however often it is asked for.
+// A request that was repeated meanwhile is the same one, and has the same answer.
+void RoceCm::RememberAnswer(Talk& talk) {
+  by_serial_.erase(talk.serial);
+  talk.id = nullptr;
+  talk.phase = Phase::kTimewait;
+  Arm(talk, wire::CmTime(core_.options().response_timeout) * (core_.options().max_retries + 1));
+  answers_.push_back(talk.local_id);
+  if (answers_.size() <= kAnswersRemembered) return;
+  const auto oldest = talks_.find(answers_.front());
+  if (oldest != talks_.end() && oldest->second.phase == Phase::kTimewait) Remove(answers_.front());
+  answers_.pop_front();
+}
+
 void RoceCm::AnswerDatagrams(Talk& talk, wire::CmSidrStatus status, const std::vector<std::byte>& private_data,
                              uint32_t qp_number, uint32_t qkey) {
   wire::CmSidrRep rep;
@@ -480,9 +490,7 @@ void RoceCm::AnswerDatagrams(Talk& talk, wire::CmSidrStatus status, const std::v
   rep.qkey = qkey;
   Put(private_data, &rep.private_data);
   Say(talk, rep, /*until_answered=*/false);
-  by_serial_.erase(talk.serial);
-  talk.id = nullptr;
-  EnterTimewait(talk);
+  RememberAnswer(talk);
 }
 
 // An external QP is ready: so may its peer's be.
@@ -584,8 +592,7 @@ void RoceCm::Abandon(uint64_t serial) {
                       .information_length = 0,
                       .reason = CmReason::kConsumer},
           /*until_answered=*/false);
-      talk->id = nullptr;
-      return EnterTimewait(*talk);
+      return RememberAnswer(*talk);
     case Phase::kEstablished:
       SayDreq(*talk);
       break;
@@ -1252,6 +1259,7 @@ void RoceCm::Close() {
   talks_.clear();
   by_serial_.clear();
   by_request_.clear();
+  answers_.clear();
 }
 
 }  // namespace stagecoach::emu

@@ -30,6 +30,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -194,6 +195,8 @@ class RoceCm final : public CmTransport {
   // It was a connection: the id hears that it has ended.
   void TellDisconnected(Talk& talk, int status);
   void EnterTimewait(Talk& talk);
+  // Its last word was no, or an answer about datagrams: nothing is left to do but to repeat it to who asks again.
+  void RememberAnswer(Talk& talk);
   // Of a host whose process this is not all are known: the next request goes there first.
   void Remember(const DatagramPeer& answering);
   void BeginProbing(Talk& talk);
@@ -215,6 +218,7 @@ class RoceCm final : public CmTransport {
   std::map<uint64_t, uint32_t> by_serial_;    // those whose id lives
   std::map<RemoteKey, uint32_t> by_request_;  // those that began with a REQ of the peer
   std::map<wire::Gid, uint8_t> answering_slots_;
+  std::deque<uint32_t> answers_;  // by our id, the oldest in front; some may have gone
 };
 
 }  // namespace stagecoach::emu

@@ -36,6 +36,12 @@ class CmUdTest : public VerbsTest {
     client.channel = std::move(CreateEventChannel().value());
   }
 
+  void TearDown() override {
+    server.channel = {};
+    client.channel = {};
+    VerbsTest::TearDown();
+  }
+
   Id NewId(Endpoint* end) {
     rdma_cm_id* id = nullptr;
     EXPECT_EQ(rdma_create_id(end->channel.get(), &id, nullptr, RDMA_PS_UDP), 0) << std::strerror(errno);
