@@ -299,7 +299,7 @@ void RoceCm::Request(const std::shared_ptr<CmId>& id, const CmParameters& parame
   }
   const std::optional<AddressVector> path = PathBetween(local, remote, options);
   if (!path) {
-    STAGECOACH_MARK("cm.no_gid_for_the_address");
+    STAGECOACH_MARK("gsi.no_gid_for_the_address");
     return core_.Fail(id, State::kConnecting, {CmEventType::kConnectError, -EADDRNOTAVAIL});
   }
   way.path = *path;
@@ -516,7 +516,7 @@ int RoceCm::Notify(const std::shared_ptr<CmId>& id, bool communication_establish
   OnLoop([serial = id->serial()](RoceCm& cm) {
     Talk* const talk = cm.FindBySerial(serial);
     if (talk == nullptr || talk->phase != Phase::kRepSent) return;
-    STAGECOACH_MARK("cm.established_before_the_rtu");
+    STAGECOACH_MARK("gsi.established_before_the_rtu");
     cm.Established(*talk);
   });
   return 0;
@@ -705,7 +705,7 @@ void RoceCm::Fail(Talk& talk, CmEventType type, int status, std::vector<std::byt
     // A request that the program has not answered: what it answers later is too late.
     std::lock_guard lock(core_.mutex());
     if (id->state_ == State::kRequested) {
-      STAGECOACH_MARK("cm.request_withdrawn");
+      STAGECOACH_MARK("gsi.request_withdrawn");
       if (auto listener = id->listener_.lock()) --listener->unanswered_;
       id->state_ = State::kAccepting;
     }
@@ -755,7 +755,7 @@ void RoceCm::OnTimer(uint32_t local_id) {
     case Phase::kRepSent:
     case Phase::kDreqSent:
       if (core_.Now() < talk.give_up_at) {
-        STAGECOACH_MARK("cm.message_repeated");
+        STAGECOACH_MARK("gsi.message_repeated");
         return SayAgain(talk);
       }
       break;
@@ -765,11 +765,11 @@ void RoceCm::OnTimer(uint32_t local_id) {
       return;
   }
   if (talk.phase == Phase::kDreqSent) {
-    STAGECOACH_MARK("cm.disconnection_not_answered");
+    STAGECOACH_MARK("gsi.disconnection_not_answered");
     TellDisconnected(talk, kTimedOut);
     return EnterTimewait(talk);
   }
-  STAGECOACH_MARK("cm.peer_does_not_answer");
+  STAGECOACH_MARK("gsi.peer_does_not_answer");
   if (!talk.datagrams) {
     SendReject(talk.peer, talk.transaction_id, talk.local_id, talk.remote_id,
                talk.phase == Phase::kRepSent ? CmAbout::kRep : CmAbout::kNone, CmReason::kTimeout);
@@ -796,7 +796,7 @@ void RoceCm::On(const DatagramPeer& from, uint64_t transaction_id, const wire::C
     Talk& talk = talks_.at(known->second);
     switch (talk.phase) {
       case Phase::kReqReceived:
-        STAGECOACH_MARK("cm.request_repeated_while_its_program_thinks");
+        STAGECOACH_MARK("gsi.request_repeated_while_its_program_thinks");
         return SendTo(from, transaction_id,
                       wire::CmMra{.local_id = talk.local_id,
                                   .remote_id = talk.remote_id,
@@ -804,7 +804,7 @@ void RoceCm::On(const DatagramPeer& from, uint64_t transaction_id, const wire::C
                                   .service_timeout = kServiceTimeout});
       case Phase::kRepSent:
       case Phase::kTimewait:
-        STAGECOACH_MARK("cm.request_repeated_after_its_answer");
+        STAGECOACH_MARK("gsi.request_repeated_after_its_answer");
         port_->Send(from, talk.last);
         return;
       default:
@@ -825,7 +825,7 @@ void RoceCm::On(const DatagramPeer& from, uint64_t transaction_id, const wire::C
   if (GidOf(header->ipv6, header->source) != emu::GidOf(from.path.remote) ||
       req.local_gid != emu::GidOf(from.path.remote) || req.remote_gid != emu::GidOf(from.path.local) ||
       SlotOf(req.qp_number) != from.slot) {
-    STAGECOACH_MARK("cm.request_in_the_name_of_another");
+    STAGECOACH_MARK("gsi.request_in_the_name_of_another");
     return refuse(CmReason::kInvalidGid);
   }
   const DeviceProfile& profile = core_.nic().profile();
@@ -905,12 +905,12 @@ Result<std::shared_ptr<CmId>, RoceCm::Refusal> RoceCm::ListenerFor(const wire::C
   std::shared_ptr<CmId> listener = FindListener(service, from.path.local);
   if (listener == nullptr) return Err(Refusal::kNobody);
   if (static_cast<uint32_t>(unanswered) >= core_.options().half_open_limit) {
-    STAGECOACH_MARK("cm.too_many_requests_of_one_process");
+    STAGECOACH_MARK("gsi.too_many_requests_of_one_process");
     ++core_.mutable_counters().refused_streams;
     return Err(Refusal::kNoResources);
   }
   if (!CmCore::HasRoom(*listener)) {
-    STAGECOACH_MARK("cm.backlog_full");
+    STAGECOACH_MARK("gsi.backlog_full");
     ++core_.mutable_counters().refused_streams;
     return Err(Refusal::kBacklog);
   }
@@ -923,14 +923,14 @@ std::optional<wire::CmRedirect> RoceCm::RedirectionTo(const wire::CmServicePort&
   const std::optional<uint8_t> slot = core_.fabric().ports().Find(static_cast<uint16_t>(service.space), service.port);
   const Result<uint8_t, int> own = core_.nic().roce().Slot();
   if (!slot || (own && *slot == *own)) return std::nullopt;
-  STAGECOACH_MARK("cm.request_sent_on");
+  STAGECOACH_MARK("gsi.request_sent_on");
   return wire::CmRedirect{.gid = emu::GidOf(from.path.local), .qp_number = uint32_t{*slot} << 16 | kGsiQp};
 }
 
 bool RoceCm::FollowRedirection(Talk& talk, const DatagramPeer& from, const wire::CmRedirect& redirect) {
   // Within the host alone: whoever answers does not choose whom else we talk to.
   if (talk.redirects_left == 0 || redirect.gid != emu::GidOf(from.path.remote)) return false;
-  STAGECOACH_MARK("cm.request_follows_a_redirection");
+  STAGECOACH_MARK("gsi.request_follows_a_redirection");
   --talk.redirects_left;
   Remember(from);
   talk.slots_left = 0;
@@ -995,7 +995,7 @@ void RoceCm::On(const DatagramPeer& from, uint64_t transaction_id, const wire::C
                                 .about = CmAbout::kRep,
                                 .service_timeout = kServiceTimeout});
     case Phase::kEstablished:
-      STAGECOACH_MARK("cm.reply_repeated");
+      STAGECOACH_MARK("gsi.reply_repeated");
       port_->Send(from, talk->last);
       return;
     default:
@@ -1030,7 +1030,7 @@ void RoceCm::On(const DatagramPeer& from, uint64_t transaction_id, const wire::C
     }
   }
   if (const int error = BringUp(talk->qp_number, way); error != 0) {
-    STAGECOACH_MARK("cm.qp_does_not_take_the_connection");
+    STAGECOACH_MARK("gsi.qp_does_not_take_the_connection");
     SendReject(from, transaction_id, talk->local_id, talk->remote_id, CmAbout::kRep, CmReason::kConsumer);
     return Fail(*talk, CmEventType::kConnectError, -error);
   }
@@ -1055,7 +1055,7 @@ void RoceCm::On(const DatagramPeer& from, uint64_t transaction_id, const wire::C
   Talk* const talk = Find(dreq.remote_id, from);
   if (talk == nullptr || talk->remote_id != dreq.local_id) {
     // Of a connection that is no more, as far as we know.
-    STAGECOACH_MARK("cm.disconnection_of_no_connection");
+    STAGECOACH_MARK("gsi.disconnection_of_no_connection");
     return SendTo(from, transaction_id, wire::CmDrep{.local_id = dreq.remote_id, .remote_id = dreq.local_id});
   }
   if (dreq.remote_qp_number != talk->qp_number) return;
@@ -1069,7 +1069,7 @@ void RoceCm::On(const DatagramPeer& from, uint64_t transaction_id, const wire::C
       TellDisconnected(*talk, 0);
       return;
     case Phase::kDreqSent:
-      STAGECOACH_MARK("cm.both_ends_disconnect");
+      STAGECOACH_MARK("gsi.both_ends_disconnect");
       talk->transaction_id = transaction_id;
       Say(*talk, drep, /*until_answered=*/false);
       TellDisconnected(*talk, 0);
@@ -1195,7 +1195,7 @@ void RoceCm::OnLink(const DatagramPeer& to, DatagramPort::LinkEvent event) {
       case Phase::kReqSent:
         if (AskNextSlot(talk)) break;
         // The host is there, and nobody has the port.
-        STAGECOACH_MARK("cm.no_process_answers");
+        STAGECOACH_MARK("gsi.no_process_answers");
         answering_slots_.erase(emu::GidOf(talk.peer.path.remote));
         FailUnserved(talk);
         break;
@@ -1235,13 +1235,13 @@ void RoceCm::BeginProbing(Talk& talk) {
 }
 
 void RoceCm::Probe(Talk& talk) {
-  STAGECOACH_MARK("cm.peer_asked_whether_it_is_there");
+  STAGECOACH_MARK("gsi.peer_asked_whether_it_is_there");
   if (port_->Send(talk.peer, talk.last) || --talk.probes_left <= 0) return;
   Arm(talk, kProbeDelay);
 }
 
 void RoceCm::PeerGone(Talk& talk) {
-  STAGECOACH_MARK("cm.peer_process_gone");
+  STAGECOACH_MARK("gsi.peer_process_gone");
   core_.Tell("peer.gone", {{"id", talk.serial}});
   TellDisconnected(talk, 0);
   EnterTimewait(talk);
