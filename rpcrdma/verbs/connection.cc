@@ -25,6 +25,8 @@ constexpr Duration kAcceptTime = 10s;
 // rdma_cm wants a number for its own timers; ours is the one that counts.
 constexpr int kResolveTimeoutMs = 5000;
 constexpr uint8_t kRetryCount = 7;
+// Of InfiniBand's rejections (specification volume 1, table 103): nobody has the port.
+constexpr int kInvalidServiceId = 8;
 
 VerbsResult<void> Status(int result, const char* call) {
   if (result == 0) return {};
@@ -290,8 +292,9 @@ void Connection::OnPeerGone(const CmEvent& event) {
     case RDMA_CM_EVENT_REJECTED:
     case RDMA_CM_EVENT_CONNECT_ERROR:
     case RDMA_CM_EVENT_UNREACHABLE:
-      // iWARP reports nobody listening and a peer that declined with the same event; the status tells.
-      if (cause.error == ECONNREFUSED) {
+      // Nobody listening and a peer that declined are the same event; the status tells: iWARP's is an errno,
+      // InfiniBand's a reason.
+      if (cause.error == ECONNREFUSED || (event.type == RDMA_CM_EVENT_REJECTED && event.status == kInvalidServiceId)) {
         cause.kind = CloseCause::Kind::kRefused;
         cause.text = "connection refused";
       } else if (event.type == RDMA_CM_EVENT_REJECTED) {
