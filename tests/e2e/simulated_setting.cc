@@ -15,7 +15,7 @@ class SimulatedSetting final : public Setting {
     options.trace = trace;
     options.link.chop = true;
     options.link.jitter = 3us;
-    auto world = std::make_unique<SimulatedWorld>(options);
+    auto world = std::make_unique<SimulatedWorld>(options, emu::OptionsFromEnvironment());
     world->AddHost("server", {*IpEndpoint::Parse("10.0.0.1", 0)});
     world->AddHost("client", {*IpEndpoint::Parse("10.0.0.2", 0)});
     world_ = world.get();
