@@ -2,7 +2,7 @@
 // listener.
 //
 // Not in simulation. Raw bytes are thrown at iWARP devices only: others have no TCP port. The peer is this program
-// started again with the server's port as its argument.
+// started again with the server's port as its argument, or a rival that wants that port.
 
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -52,16 +52,32 @@ int RunPeer(uint16_t port) {
   return 17;
 }
 
+// Wants the port for itself. Ends with the errno that says why it cannot have it, or 0.
+int RunRival(uint16_t port) {
+  sockaddr_storage storage = TheSurroundings().ServerAddress();
+  reinterpret_cast<sockaddr_in*>(&storage)->sin_port = htons(port);
+  auto channel = CreateEventChannel().value();
+  auto id = CreateCmId(channel.get()).value();
+  if (rdma_bind_addr(id.get(), reinterpret_cast<sockaddr*>(&storage)) != 0) return errno;
+  return rdma_listen(id.get(), 1) != 0 ? errno : 0;
+}
+
 class PeerProcess {
  public:
-  explicit PeerProcess(uint16_t port) {
+  explicit PeerProcess(uint16_t port, std::string option = "--peer") {
     std::string port_text = std::to_string(port);
     std::string program = "/proc/self/exe";
-    std::string option = "--peer";
     char* argv[] = {program.data(), option.data(), port_text.data(), nullptr};
     EXPECT_EQ(posix_spawn(&pid_, "/proc/self/exe", nullptr, nullptr, argv, environ), 0);
   }
   ~PeerProcess() { Kill(); }
+  // Its exit status, once it has ended by itself.
+  int Wait() {
+    int status = -1;
+    waitpid(pid_, &status, 0);
+    pid_ = -1;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  }
   void Kill() {
     if (pid_ <= 0) return;
     kill(pid_, SIGKILL);
@@ -149,6 +165,13 @@ TEST_F(PeerProcessTest, AKilledPeerIsADisconnection) {
   ExpectCompletion(pair->server.receive_cq.get(), 2, IBV_WC_WR_FLUSH_ERR);
   if (IsIwarp(pair->server.id.get())) pair->server.ExpectEvent(RDMA_CM_EVENT_DISCONNECTED);
   inbox.reset();
+}
+
+TEST_F(PeerProcessTest, APortOfAnotherProcessIsInUseUntilItIsFree) {
+  EXPECT_EQ(PeerProcess(port(), "--rival").Wait(), EADDRINUSE);
+  const uint16_t freed = port();
+  pair->listener = {};
+  EXPECT_EQ(PeerProcess(freed, "--rival").Wait(), 0);
 }
 
 TEST_F(PeerProcessTest, GarbageEndsItsOwnStreamAndNothingElse) {
@@ -240,8 +263,10 @@ TEST_F(PeerProcessTest, AServerThatIsNoRdmaServerIsAConnectError) {
 }  // namespace stagecoach::verbs
 
 int main(int argc, char** argv) {
-  if (argc == 3 && std::strcmp(argv[1], "--peer") == 0) {
-    return stagecoach::verbs::RunPeer(static_cast<uint16_t>(std::atoi(argv[2])));
+  if (argc == 3 && argv[1][0] == '-') {
+    const auto port = static_cast<uint16_t>(std::atoi(argv[2]));
+    if (std::strcmp(argv[1], "--peer") == 0) return stagecoach::verbs::RunPeer(port);
+    if (std::strcmp(argv[1], "--rival") == 0) return stagecoach::verbs::RunRival(port);
   }
   ::testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();
