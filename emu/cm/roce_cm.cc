@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "base/mark.h"
 #include "emu/nic/roce_port.h"
+#include "emu/wire/ib.h"
 
 namespace stagecoach::emu {
 namespace {
@@ -15,28 +16,11 @@ using State = CmId::State;
 using wire::CmAbout;
 using wire::CmReason;
 
-constexpr uint32_t kPsnMask = 0xffffff;
 constexpr uint8_t kHopLimit = 64;
 // What an id is told of a peer that does not answer.
 constexpr int kTimedOut = -ETIMEDOUT;
-// A program may take over a minute to answer a request (as Linux says in its place).
-constexpr uint8_t kServiceTimeout = 24;
-// Bounds of what a peer may wish: repetitions no closer than 33 ms and no farther apart than 8.6 s.
-constexpr uint8_t kShortestTimeout = 13;
-constexpr uint8_t kLongestTimeout = 21;
-// How often a request is sent on from one process to another. Each sends it to the one that has the port, so one is
-// enough unless ports change hands meanwhile.
-constexpr int kRedirectsMax = 4;
 // How soon another datagram is tried where the port took none.
 constexpr Duration kRefusedPause = 10ms;
-// How long after a QP has lost its carrier we ask whether its peer is still there: a carrier ends with an orderly
-// disconnection, too, which is about to be told.
-constexpr Duration kProbeDelay = 100ms;
-constexpr int kProbesMax = 10;
-// How many refusals it takes to believe that the peer's process has gone: one that is flooded with streams may refuse
-// some.
-constexpr int kRefusalsBelieved = 3;
-constexpr size_t kSlotsRemembered = 1024;
 constexpr size_t kAnswersRemembered = 1024;
 
 uint8_t Narrow(uint32_t value) {
@@ -54,11 +38,6 @@ void Put(const std::vector<std::byte>& data, std::array<std::byte, Size>* to, si
   CopyBytes(std::span(*to).subspan(at), data);
 }
 
-template <size_t Size>
-std::vector<std::byte> VectorOf(const std::array<std::byte, Size>& bytes, size_t from = 0) {
-  return {bytes.begin() + static_cast<ptrdiff_t>(from), bytes.end()};
-}
-
 wire::CmIpHeader IpHeaderOf(const IpEndpoint& source, const IpEndpoint& destination) {
   wire::CmIpHeader header;
   header.ipv6 = source.family == IpEndpoint::Family::kIpv6;
@@ -68,23 +47,8 @@ wire::CmIpHeader IpHeaderOf(const IpEndpoint& source, const IpEndpoint& destinat
   return header;
 }
 
-wire::Gid GidOf(bool ipv6, const std::array<uint8_t, 16>& address) {
-  IpEndpoint endpoint;
-  endpoint.family = ipv6 ? IpEndpoint::Family::kIpv6 : IpEndpoint::Family::kIpv4;
-  endpoint.address = address;
-  return emu::GidOf(endpoint);
-}
-
-bool SamePort(const DatagramPeer& a, const DatagramPeer& b) {
-  return a.slot == b.slot && emu::GidOf(a.path.remote) == emu::GidOf(b.path.remote);
-}
-
 bool IsForDatagrams(const CmId& id) {
   return id.port_space() == wire::CmPortSpace::kUdp;
-}
-
-uint8_t SlotOf(uint32_t qp_number) {
-  return static_cast<uint8_t>(qp_number >> 16);
 }
 
 }  // namespace
@@ -304,7 +268,7 @@ void RoceCm::Request(const std::shared_ptr<CmId>& id, const CmParameters& parame
   }
   way.path = *path;
   way.path_mtu = profile.active_mtu;
-  way.local_psn = static_cast<uint32_t>(luck_.Next()) & kPsnMask;
+  way.local_psn = static_cast<uint32_t>(luck_.Next()) & wire::kPsnMask;
   way.responder_resources = Depth(parameters.responder_resources, profile.max_ird);
   way.initiator_depth = Depth(parameters.initiator_depth, profile.max_ord);
   way.retry_count = parameters.retry_count;
@@ -609,6 +573,10 @@ void RoceCm::Abandon(uint64_t serial) {
 
 // --- Conversations ---
 
+bool RoceCm::SamePort(const DatagramPeer& a, const DatagramPeer& b) {
+  return a.slot == b.slot && emu::GidOf(a.path.remote) == emu::GidOf(b.path.remote);
+}
+
 RoceCm::Talk& RoceCm::NewTalk(const std::shared_ptr<CmId>& id) {
   uint32_t local_id = 0;
   while (local_id == 0 || talks_.count(local_id) != 0) local_id = static_cast<uint32_t>(luck_.Next());
@@ -776,475 +744,6 @@ void RoceCm::OnTimer(uint32_t local_id) {
   }
   if (talk.phase == Phase::kRepSent) BringDown(talk);
   Fail(talk, CmEventType::kUnreachable, kTimedOut);
-}
-
-// --- What the peer says ---
-
-void RoceCm::OnMad(const DatagramPeer& from, ConstBytes bytes) {
-  const auto mad = wire::DecodeCmMad(bytes);
-  if (!mad) {
-    core_.Tell("mad.refused", {{"why", ToString(mad.error())}});
-    return;
-  }
-  core_.Tell("mad.received", {{"message", ToString(wire::AttributeOf(mad->message))}});
-  std::visit([&](const auto& message) { On(from, mad->transaction_id, message); }, mad->message);
-}
-
-void RoceCm::On(const DatagramPeer& from, uint64_t transaction_id, const wire::CmReq& req) {
-  const RemoteKey key{emu::GidOf(from.path.remote), from.slot, req.local_id, false};
-  if (const auto known = by_request_.find(key); known != by_request_.end()) {
-    Talk& talk = talks_.at(known->second);
-    switch (talk.phase) {
-      case Phase::kReqReceived:
-        STAGECOACH_MARK("gsi.request_repeated_while_its_program_thinks");
-        return SendTo(from, transaction_id,
-                      wire::CmMra{.local_id = talk.local_id,
-                                  .remote_id = talk.remote_id,
-                                  .about = CmAbout::kReq,
-                                  .service_timeout = kServiceTimeout});
-      case Phase::kRepSent:
-      case Phase::kTimewait:
-        STAGECOACH_MARK("gsi.request_repeated_after_its_answer");
-        port_->Send(from, talk.last);
-        return;
-      default:
-        return;
-    }
-  }
-  const auto refuse = [&](CmReason reason) {
-    core_.Tell("request.refused", {{"reason", uint64_t{static_cast<uint16_t>(reason)}}});
-    SendReject(from, transaction_id, 0, req.local_id, CmAbout::kReq, reason);
-  };
-  if (req.local_id == 0) return;
-  const auto service = wire::ServicePortOf(req.service_id);
-  if (!service || service->space != wire::CmPortSpace::kTcp) return refuse(CmReason::kInvalidServiceId);
-  if (req.transport != 0) return refuse(CmReason::kInvalidTransportType);
-  const auto header = wire::DecodeCmIpHeader(std::span(req.private_data).first<wire::kCmIpHeaderSize>());
-  if (!header) return refuse(CmReason::kInvalidServiceId);
-  // Who says that it is somebody else would have our QP talk to that.
-  if (GidOf(header->ipv6, header->source) != emu::GidOf(from.path.remote) ||
-      req.local_gid != emu::GidOf(from.path.remote) || req.remote_gid != emu::GidOf(from.path.local) ||
-      SlotOf(req.qp_number) != from.slot) {
-    STAGECOACH_MARK("gsi.request_in_the_name_of_another");
-    return refuse(CmReason::kInvalidGid);
-  }
-  const DeviceProfile& profile = core_.nic().profile();
-  if (req.path_mtu == 0 || req.path_mtu > profile.active_mtu) return refuse(CmReason::kInvalidMtu);
-  const std::optional<AddressVector> path = PathBetween(from.path.local, from.path.remote, {});
-  if (!path) return refuse(CmReason::kInvalidGid);
-
-  const int unanswered = UnansweredOf(from);
-  Refusal refusal = Refusal::kNobody;
-  {
-    std::lock_guard lock(core_.mutex());
-    if (core_.closed()) return;
-    const auto listener = ListenerFor(*service, from, unanswered);
-    if (!listener) {
-      refusal = listener.error();
-    } else {
-      const std::shared_ptr<CmId> child =
-          core_.NewChild(*listener, core_.NextSerial(), from.path.local.WithPort(service->port),
-                         from.path.remote.WithPort(header->source_port));
-      CmWay way;
-      way.path = *path;
-      way.path.traffic_class = req.traffic_class;
-      way.path_mtu = req.path_mtu;
-      way.remote_qp = req.qp_number;
-      way.remote_psn = req.starting_psn;
-      way.local_psn = static_cast<uint32_t>(luck_.Next()) & kPsnMask;
-      way.responder_resources = Narrow(std::min<uint32_t>(req.initiator_depth, profile.max_ird));
-      way.initiator_depth = Narrow(std::min<uint32_t>(req.responder_resources, profile.max_ord));
-      way.ack_timeout = (*listener)->ack_timeout_ != 0 ? (*listener)->ack_timeout_ : req.ack_timeout;
-      way.retry_count = req.retry_count;
-      way.rnr_retry_count = req.rnr_retry_count;
-      child->way_ = way;
-      Talk& talk = NewTalk(child);
-      talk.phase = Phase::kReqReceived;
-      talk.peer = from;
-      talk.remote_id = req.local_id;
-      talk.remote_qp = req.qp_number;
-      talk.transaction_id = transaction_id;
-      talk.service = *service;
-      talk.patience = wire::CmTime(std::clamp(req.local_response_timeout, kShortestTimeout, kLongestTimeout));
-      by_request_[key] = talk.local_id;
-      CmEvent event{CmEventType::kConnectRequest, child, *listener, 0, {}};
-      event.parameters.private_data = VectorOf(req.private_data, wire::kCmIpHeaderSize);
-      event.parameters.responder_resources = way.responder_resources;
-      event.parameters.initiator_depth = way.initiator_depth;
-      event.parameters.retry_count = req.retry_count;
-      event.parameters.rnr_retry_count = req.rnr_retry_count;
-      event.parameters.flow_control = req.flow_control;
-      event.parameters.srq = req.srq;
-      event.parameters.qp_number = req.qp_number;
-      return core_.Emit(std::move(event));
-    }
-  }
-  if (refusal == Refusal::kNoResources) return refuse(CmReason::kNoResources);
-  if (refusal == Refusal::kBacklog) return refuse(CmReason::kConsumer);
-  const auto redirect = RedirectionTo(*service, from);
-  if (!redirect) return refuse(CmReason::kInvalidServiceId);
-  wire::CmRej rej;
-  rej.remote_id = req.local_id;
-  rej.about = CmAbout::kReq;
-  rej.reason = CmReason::kRedirected;
-  rej.information_length = wire::CmRej::kInformationSize;
-  redirect->Encode(rej.information);
-  SendTo(from, transaction_id, rej);
-}
-
-int RoceCm::UnansweredOf(const DatagramPeer& from) const {
-  const wire::Gid gid = emu::GidOf(from.path.remote);
-  return static_cast<int>(std::count_if(by_request_.begin(), by_request_.end(), [&](const auto& each) {
-    return std::get<0>(each.first) == gid && std::get<1>(each.first) == from.slot &&
-           talks_.at(each.second).phase == Phase::kReqReceived;
-  }));
-}
-
-Result<std::shared_ptr<CmId>, RoceCm::Refusal> RoceCm::ListenerFor(const wire::CmServicePort& service,
-                                                                   const DatagramPeer& from, int unanswered) {
-  std::shared_ptr<CmId> listener = FindListener(service, from.path.local);
-  if (listener == nullptr) return Err(Refusal::kNobody);
-  if (static_cast<uint32_t>(unanswered) >= core_.options().half_open_limit) {
-    STAGECOACH_MARK("gsi.too_many_requests_of_one_process");
-    ++core_.mutable_counters().refused_streams;
-    return Err(Refusal::kNoResources);
-  }
-  if (!CmCore::HasRoom(*listener)) {
-    STAGECOACH_MARK("gsi.backlog_full");
-    ++core_.mutable_counters().refused_streams;
-    return Err(Refusal::kBacklog);
-  }
-  ++core_.mutable_counters().accepted_streams;
-  return listener;
-}
-
-std::optional<wire::CmRedirect> RoceCm::RedirectionTo(const wire::CmServicePort& service,
-                                                      const DatagramPeer& from) const {
-  const std::optional<uint8_t> slot = core_.fabric().ports().Find(static_cast<uint16_t>(service.space), service.port);
-  const Result<uint8_t, int> own = core_.nic().roce().Slot();
-  if (!slot || (own && *slot == *own)) return std::nullopt;
-  STAGECOACH_MARK("gsi.request_sent_on");
-  return wire::CmRedirect{.gid = emu::GidOf(from.path.local), .qp_number = uint32_t{*slot} << 16 | kGsiQp};
-}
-
-bool RoceCm::FollowRedirection(Talk& talk, const DatagramPeer& from, const wire::CmRedirect& redirect) {
-  // Within the host alone: whoever answers does not choose whom else we talk to.
-  if (talk.redirects_left == 0 || redirect.gid != emu::GidOf(from.path.remote)) return false;
-  STAGECOACH_MARK("gsi.request_follows_a_redirection");
-  --talk.redirects_left;
-  Remember(from);
-  talk.slots_left = 0;
-  talk.peer = port_->PeerAt(talk.peer.path, SlotOf(redirect.qp_number));
-  Insist(talk);
-  return true;
-}
-
-void RoceCm::On(const DatagramPeer& from, uint64_t, const wire::CmMra& mra) {
-  Talk* const talk = Find(mra.remote_id, from);
-  if (talk == nullptr) return;
-  const bool about_ours = (talk->phase == Phase::kReqSent && mra.about == CmAbout::kReq) ||
-                          (talk->phase == Phase::kRepSent && mra.about == CmAbout::kRep);
-  if (!about_ours) return;
-  const Duration more = wire::CmTime(std::min(mra.service_timeout, kServiceTimeout));
-  talk->give_up_at = core_.Now() + more + talk->patience * (core_.options().max_retries + 1);
-  Arm(*talk, more + talk->patience);
-}
-
-void RoceCm::On(const DatagramPeer& from, uint64_t, const wire::CmRej& rej) {
-  Talk* talk = rej.remote_id != 0 ? Find(rej.remote_id, from) : nullptr;
-  if (rej.remote_id == 0) {
-    // The initiator gives up before it knows our id.
-    const auto found = by_request_.find({emu::GidOf(from.path.remote), from.slot, rej.local_id, false});
-    if (found != by_request_.end()) talk = &talks_.at(found->second);
-  }
-  if (talk == nullptr || talk->datagrams) return;
-  switch (talk->phase) {
-    case Phase::kReqSent:
-      if (rej.reason == CmReason::kRedirected && rej.information_length == wire::CmRej::kInformationSize &&
-          FollowRedirection(*talk, from, wire::CmRedirect::Decode(rej.information))) {
-        return;
-      }
-      return Fail(*talk, CmEventType::kRejected, static_cast<int>(rej.reason), VectorOf(rej.private_data));
-    case Phase::kRepSent:
-    case Phase::kRepReceived:
-      BringDown(*talk);
-      [[fallthrough]];
-    case Phase::kReqReceived:
-      return Fail(*talk, CmEventType::kRejected, static_cast<int>(rej.reason), VectorOf(rej.private_data));
-    case Phase::kEstablished:
-      if (rej.reason == CmReason::kInvalidCommunicationId) PeerGone(*talk);
-      return;
-    case Phase::kDreqSent:
-    case Phase::kDreqReceived:
-    case Phase::kTimewait:
-      return;
-  }
-}
-
-void RoceCm::On(const DatagramPeer& from, uint64_t transaction_id, const wire::CmRep& rep) {
-  Talk* const talk = Find(rep.remote_id, from);
-  if (talk == nullptr || !talk->initiator || talk->datagrams)
-    return SendReject(from, transaction_id, 0, rep.local_id, CmAbout::kRep, CmReason::kInvalidCommunicationId);
-  switch (talk->phase) {
-    case Phase::kReqSent:
-      break;
-    case Phase::kRepReceived:
-      return SendTo(from, transaction_id,
-                    wire::CmMra{.local_id = talk->local_id,
-                                .remote_id = talk->remote_id,
-                                .about = CmAbout::kRep,
-                                .service_timeout = kServiceTimeout});
-    case Phase::kEstablished:
-      STAGECOACH_MARK("gsi.reply_repeated");
-      port_->Send(from, talk->last);
-      return;
-    default:
-      return;
-  }
-  if (rep.local_id == 0 || SlotOf(rep.qp_number) != from.slot) return;
-  Disarm(*talk);
-  talk->remote_id = rep.local_id;
-  talk->remote_qp = rep.qp_number;
-  if (talk->redirects_left == kRedirectsMax) Remember(from);
-  CmEvent event{talk->managed ? CmEventType::kEstablished : CmEventType::kConnectResponse, talk->id, nullptr, 0, {}};
-  event.parameters.private_data = VectorOf(rep.private_data);
-  event.parameters.flow_control = rep.flow_control;
-  event.parameters.rnr_retry_count = rep.rnr_retry_count;
-  event.parameters.srq = rep.srq;
-  event.parameters.qp_number = rep.qp_number;
-  CmWay way;
-  {
-    std::lock_guard lock(core_.mutex());
-    if (talk->id->state_ != State::kConnecting) return;
-    CmWay& ours = *talk->id->way_;
-    event.parameters.responder_resources = std::min(ours.responder_resources, rep.initiator_depth);
-    event.parameters.initiator_depth = std::min(ours.initiator_depth, rep.responder_resources);
-    ours.remote_qp = rep.qp_number;
-    ours.remote_psn = rep.starting_psn;
-    ours.initiator_depth = event.parameters.initiator_depth;
-    ours.rnr_retry_count = rep.rnr_retry_count;
-    way = ours;
-    if (!talk->managed) {
-      talk->phase = Phase::kRepReceived;
-      return core_.Emit(std::move(event));
-    }
-  }
-  if (const int error = BringUp(talk->qp_number, way); error != 0) {
-    STAGECOACH_MARK("gsi.qp_does_not_take_the_connection");
-    SendReject(from, transaction_id, talk->local_id, talk->remote_id, CmAbout::kRep, CmReason::kConsumer);
-    return Fail(*talk, CmEventType::kConnectError, -error);
-  }
-  talk->phase = Phase::kEstablished;
-  Say(*talk, wire::CmRtu{.local_id = talk->local_id, .remote_id = talk->remote_id}, /*until_answered=*/false);
-  std::lock_guard lock(core_.mutex());
-  // If the id went away meanwhile, that is to be said on the loop, too.
-  if (talk->id->state_ != State::kConnecting) return;
-  talk->id->state_ = State::kConnected;
-  core_.Tell("connected", {{"id", talk->serial}, {"qp", uint64_t{talk->qp_number}}});
-  core_.Emit(std::move(event));
-}
-
-void RoceCm::On(const DatagramPeer& from, uint64_t transaction_id, const wire::CmRtu& rtu) {
-  Talk* const talk = Find(rtu.remote_id, from);
-  if (talk == nullptr || talk->initiator || talk->remote_id != rtu.local_id)
-    return SendReject(from, transaction_id, 0, rtu.local_id, CmAbout::kOther, CmReason::kInvalidCommunicationId);
-  if (talk->phase == Phase::kRepSent) Established(*talk);
-}
-
-void RoceCm::On(const DatagramPeer& from, uint64_t transaction_id, const wire::CmDreq& dreq) {
-  Talk* const talk = Find(dreq.remote_id, from);
-  if (talk == nullptr || talk->remote_id != dreq.local_id) {
-    // Of a connection that is no more, as far as we know.
-    STAGECOACH_MARK("gsi.disconnection_of_no_connection");
-    return SendTo(from, transaction_id, wire::CmDrep{.local_id = dreq.remote_id, .remote_id = dreq.local_id});
-  }
-  if (dreq.remote_qp_number != talk->qp_number) return;
-  const wire::CmDrep drep{.local_id = talk->local_id, .remote_id = talk->remote_id};
-  switch (talk->phase) {
-    case Phase::kRepSent:
-    case Phase::kEstablished:
-      Disarm(*talk);
-      talk->phase = Phase::kDreqReceived;
-      talk->transaction_id = transaction_id;
-      TellDisconnected(*talk, 0);
-      return;
-    case Phase::kDreqSent:
-      STAGECOACH_MARK("gsi.both_ends_disconnect");
-      talk->transaction_id = transaction_id;
-      Say(*talk, drep, /*until_answered=*/false);
-      TellDisconnected(*talk, 0);
-      return EnterTimewait(*talk);
-    case Phase::kTimewait:
-      return SendTo(from, transaction_id, drep);
-    default:
-      return;
-  }
-}
-
-void RoceCm::On(const DatagramPeer& from, uint64_t, const wire::CmDrep& drep) {
-  Talk* const talk = Find(drep.remote_id, from);
-  if (talk == nullptr || talk->phase != Phase::kDreqSent || talk->remote_id != drep.local_id) return;
-  TellDisconnected(*talk, 0);
-  EnterTimewait(*talk);
-}
-
-void RoceCm::On(const DatagramPeer& from, uint64_t transaction_id, const wire::CmSidrReq& req) {
-  const RemoteKey key{emu::GidOf(from.path.remote), from.slot, req.request_id, true};
-  if (const auto known = by_request_.find(key); known != by_request_.end()) {
-    const Talk& talk = talks_.at(known->second);
-    if (talk.phase == Phase::kTimewait) port_->Send(from, talk.last);
-    return;
-  }
-  wire::CmSidrRep refusal;
-  refusal.request_id = req.request_id;
-  refusal.status = wire::CmSidrStatus::kUnsupported;
-  refusal.service_id = req.service_id;
-  if (req.request_id == 0) return;
-  const auto service = wire::ServicePortOf(req.service_id);
-  const auto header = wire::DecodeCmIpHeader(std::span(req.private_data).first<wire::kCmIpHeaderSize>());
-  if (!service || service->space != wire::CmPortSpace::kUdp || !header) return SendTo(from, transaction_id, refusal);
-  if (GidOf(header->ipv6, header->source) != emu::GidOf(from.path.remote)) {
-    refusal.status = wire::CmSidrStatus::kRejected;
-    return SendTo(from, transaction_id, refusal);
-  }
-  const int unanswered = UnansweredOf(from);
-  {
-    std::lock_guard lock(core_.mutex());
-    if (core_.closed()) return;
-    const auto listener = ListenerFor(*service, from, unanswered);
-    if (listener) {
-      const std::shared_ptr<CmId> child =
-          core_.NewChild(*listener, core_.NextSerial(), from.path.local.WithPort(service->port),
-                         from.path.remote.WithPort(header->source_port));
-      Talk& talk = NewTalk(child);
-      talk.phase = Phase::kReqReceived;
-      talk.datagrams = true;
-      talk.peer = from;
-      talk.remote_id = req.request_id;
-      talk.transaction_id = transaction_id;
-      talk.service = *service;
-      by_request_[key] = talk.local_id;
-      CmEvent event{CmEventType::kConnectRequest, child, *listener, 0, {}};
-      event.parameters.private_data = VectorOf(req.private_data, wire::kCmIpHeaderSize);
-      return core_.Emit(std::move(event));
-    }
-    if (listener.error() != Refusal::kNobody) refusal.status = wire::CmSidrStatus::kRejected;
-  }
-  if (refusal.status == wire::CmSidrStatus::kUnsupported) {
-    if (const auto redirect = RedirectionTo(*service, from)) {
-      refusal.status = wire::CmSidrStatus::kRedirected;
-      refusal.information_length = wire::CmSidrRep::kInformationSize;
-      redirect->Encode(refusal.information);
-    }
-  }
-  SendTo(from, transaction_id, refusal);
-}
-
-void RoceCm::On(const DatagramPeer& from, uint64_t, const wire::CmSidrRep& rep) {
-  Talk* const talk = Find(rep.request_id, from);
-  if (talk == nullptr || !talk->datagrams || !talk->initiator) return;
-  if (rep.status == wire::CmSidrStatus::kRedirected && rep.information_length == wire::CmSidrRep::kInformationSize &&
-      FollowRedirection(*talk, from, wire::CmRedirect::Decode(rep.information))) {
-    return;
-  }
-  if (rep.status != wire::CmSidrStatus::kValid)
-    return Fail(*talk, CmEventType::kUnreachable, static_cast<int>(rep.status), VectorOf(rep.private_data));
-  if (SlotOf(rep.qp_number) != from.slot) return;
-  const std::shared_ptr<CmId> id = talk->id;
-  Remove(talk->local_id);
-  CmEvent event{CmEventType::kEstablished, id, nullptr, 0, {}};
-  event.parameters.private_data = VectorOf(rep.private_data);
-  event.parameters.qp_number = rep.qp_number;
-  event.parameters.qkey = rep.qkey;
-  std::lock_guard lock(core_.mutex());
-  if (id->state_ != State::kConnecting) return;
-  event.parameters.path = id->way_->path;
-  id->state_ = State::kConnected;
-  core_.Emit(std::move(event));
-}
-
-// --- Peers that are not there ---
-
-void RoceCm::Remember(const DatagramPeer& answering) {
-  // All of them are hosts that were asked; still, no table grows for ever.
-  if (answering_slots_.size() >= kSlotsRemembered) answering_slots_.clear();
-  answering_slots_[emu::GidOf(answering.path.remote)] = answering.slot;
-}
-
-void RoceCm::OnLink(const DatagramPeer& to, DatagramPort::LinkEvent event) {
-  using LinkEvent = DatagramPort::LinkEvent;
-  if (event == LinkEvent::kNoAnswer) return;
-  std::vector<uint32_t> concerned;
-  for (const auto& [local_id, talk] : talks_) {
-    if (SamePort(talk.peer, to)) concerned.push_back(local_id);
-  }
-  for (const uint32_t local_id : concerned) {
-    const auto found = talks_.find(local_id);
-    if (found == talks_.end()) continue;
-    Talk& talk = found->second;
-    if (event == LinkEvent::kUp) {
-      talk.refusals = 0;
-      continue;
-    }
-    if (event == LinkEvent::kLost) {
-      // Perhaps the link alone. Whoever waits for an answer asks again in time.
-      if (talk.phase == Phase::kEstablished) BeginProbing(talk);
-      continue;
-    }
-    switch (talk.phase) {
-      case Phase::kReqSent:
-        if (AskNextSlot(talk)) break;
-        // The host is there, and nobody has the port.
-        STAGECOACH_MARK("gsi.no_process_answers");
-        answering_slots_.erase(emu::GidOf(talk.peer.path.remote));
-        FailUnserved(talk);
-        break;
-      case Phase::kReqReceived:
-      case Phase::kRepSent:
-      case Phase::kRepReceived:
-        BringDown(talk);
-        Fail(talk, CmEventType::kUnreachable, -ECONNREFUSED);
-        break;
-      case Phase::kEstablished:
-        if (++talk.refusals >= kRefusalsBelieved) {
-          PeerGone(talk);
-        } else {
-          BeginProbing(talk);
-        }
-        break;
-      case Phase::kDreqSent:
-        PeerGone(talk);
-        break;
-      case Phase::kDreqReceived:
-      case Phase::kTimewait:
-        break;
-    }
-  }
-}
-
-void RoceCm::OnCarrierLost(uint32_t qp_number) {
-  for (auto& [local_id, talk] : talks_) {
-    if (talk.qp_number == qp_number && talk.phase == Phase::kEstablished) BeginProbing(talk);
-  }
-}
-
-void RoceCm::BeginProbing(Talk& talk) {
-  if (talk.timer != 0) return;
-  talk.probes_left = kProbesMax;
-  Arm(talk, kProbeDelay);
-}
-
-void RoceCm::Probe(Talk& talk) {
-  STAGECOACH_MARK("gsi.peer_asked_whether_it_is_there");
-  if (port_->Send(talk.peer, talk.last) || --talk.probes_left <= 0) return;
-  Arm(talk, kProbeDelay);
-}
-
-void RoceCm::PeerGone(Talk& talk) {
-  STAGECOACH_MARK("gsi.peer_process_gone");
-  core_.Tell("peer.gone", {{"id", talk.serial}});
-  TellDisconnected(talk, 0);
-  EnterTimewait(talk);
 }
 
 // --- The end ---

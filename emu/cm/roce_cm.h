@@ -75,6 +75,10 @@ class RoceCm final : public CmTransport {
   void Close() override;
 
  private:
+  // How often a request is sent on from one process to another. Each sends it to the one that has the port, so one is
+  // enough unless ports change hands meanwhile.
+  static constexpr int kRedirectsMax = 4;
+
   // One connection, from its first message to the end of timewait.
   struct Talk {
     enum class Phase : uint8_t {
@@ -148,6 +152,7 @@ class RoceCm final : public CmTransport {
   void OnCarrierLost(uint32_t qp_number);
   void OnTimer(uint32_t local_id);
 
+  static bool SamePort(const DatagramPeer& a, const DatagramPeer& b);
   // A conversation of ours with this peer; null: there is none.
   Talk* Find(uint32_t local_id, const DatagramPeer& from);
   Talk* FindBySerial(uint64_t serial);
