@@ -175,6 +175,8 @@ class RoceCm final : public CmTransport {
   bool AskNextSlot(Talk& talk);
   // As whoever answers says; false: that leads nowhere.
   bool FollowRedirection(Talk& talk, const DatagramPeer& from, const wire::CmRedirect& redirect);
+  // The same request again, with an MTU that the peer can do; false: that is none.
+  bool RequestSmallerPackets(Talk& talk, uint8_t mtu);
   // Nobody has the service.
   void FailUnserved(Talk& talk);
   // Why a request is refused at once.

@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <utility>
 
+#include "base/check.h"
 #include "base/mark.h"
 #include "emu/cm/roce_cm.h"
 #include "emu/nic/roce_port.h"
@@ -28,6 +29,8 @@ constexpr int kProbesMax = 10;
 // How many refusals it takes to believe that the peer's process has gone: one that is flooded with streams may refuse
 // some.
 constexpr int kRefusalsBelieved = 3;
+// An MTU is the upper half of a byte, in REQ and where one is rejected for it.
+constexpr int kMtuShift = 4;
 constexpr size_t kSlotsRemembered = 1024;
 
 uint8_t Narrow(uint32_t value) {
@@ -101,7 +104,15 @@ void RoceCm::On(const DatagramPeer& from, uint64_t transaction_id, const wire::C
     return refuse(CmReason::kInvalidGid);
   }
   const DeviceProfile& profile = core_.nic().profile();
-  if (req.path_mtu == 0 || req.path_mtu > profile.active_mtu) return refuse(CmReason::kInvalidMtu);
+  if (req.path_mtu == 0 || req.path_mtu > profile.active_mtu) {
+    // With the largest that would do.
+    wire::CmRej rej;
+    rej.remote_id = req.local_id;
+    rej.reason = CmReason::kInvalidMtu;
+    rej.information_length = 1;
+    rej.information[0] = static_cast<std::byte>(profile.active_mtu << kMtuShift);
+    return SendTo(from, transaction_id, rej);
+  }
   const std::optional<AddressVector> path = PathBetween(from.path.local, from.path.remote, {});
   if (!path) return refuse(CmReason::kInvalidGid);
 
@@ -211,6 +222,24 @@ bool RoceCm::FollowRedirection(Talk& talk, const DatagramPeer& from, const wire:
   return true;
 }
 
+bool RoceCm::RequestSmallerPackets(Talk& talk, uint8_t mtu) {
+  auto mad = wire::DecodeCmMad(talk.last);
+  STAGECOACH_CHECK(mad.has_value());
+  auto& req = std::get<wire::CmReq>(mad->message);
+  // Each time it is less, so this ends.
+  if (mtu == 0 || mtu >= req.path_mtu) return false;
+  STAGECOACH_MARK("gsi.request_of_smaller_packets");
+  {
+    std::lock_guard lock(core_.mutex());
+    if (talk.id->way_) talk.id->way_->path_mtu = mtu;
+  }
+  req.path_mtu = mtu;
+  mad->transaction_id = talk.transaction_id = next_transaction_++;
+  talk.last = wire::EncodeCmMad(*mad);
+  Insist(talk);
+  return true;
+}
+
 void RoceCm::On(const DatagramPeer& from, uint64_t, const wire::CmMra& mra) {
   Talk* const talk = Find(mra.remote_id, from);
   if (talk == nullptr) return;
@@ -234,6 +263,10 @@ void RoceCm::On(const DatagramPeer& from, uint64_t, const wire::CmRej& rej) {
     case Phase::kReqSent:
       if (rej.reason == CmReason::kRedirected && rej.information_length == wire::CmRej::kInformationSize &&
           FollowRedirection(*talk, from, wire::CmRedirect::Decode(rej.information))) {
+        return;
+      }
+      if (rej.reason == CmReason::kInvalidMtu && rej.information_length == 1 &&
+          RequestSmallerPackets(*talk, std::to_integer<uint8_t>(rej.information[0]) >> kMtuShift)) {
         return;
       }
       return Fail(*talk, CmEventType::kRejected, static_cast<int>(rej.reason), VectorOf(rej.private_data));

@@ -80,8 +80,9 @@ class Machine {
   Machine(SimWorld* world, const std::string& name, const IpEndpoint& address, CmOptions options = {})
       : Machine(world->AddHost(name, {address.WithPort(0)}), world, name, options) {}
   // A second process of a host.
-  Machine(SimFabric& fabric, SimWorld* world, const std::string& name, CmOptions options = {})
-      : world_(world), fabric_(fabric), nic_(fabric_, RoceProfile(), NicOptionsOf(world, name)) {
+  Machine(SimFabric& fabric, SimWorld* world, const std::string& name, CmOptions options = {},
+          DeviceProfile profile = RoceProfile())
+      : world_(world), fabric_(fabric), nic_(fabric_, std::move(profile), NicOptionsOf(world, name)) {
     auto port = std::make_unique<MeddlingPort>(nic_);
     mads = port.get();
     cm_ = std::make_unique<ConnectionManager>(nic_, options, std::move(port));
@@ -389,6 +390,28 @@ TEST_F(RoceCmTest, TheQpOfWhoIsToldOfTheEndWorksOn) {
   ASSERT_EQ(server.cm().Disconnect(responder), 0);
   EXPECT_EQ(server.qp->state(), QpState::kErr);
   EXPECT_EQ(client.Next(), CmEventType::kDisconnected);
+}
+
+TEST(RoceCmMtuTest, TheSmallerMtuIsThatOfTheConnection) {
+  SimWorld world{13};
+  DeviceProfile small = RoceProfile();
+  small.active_mtu = 1;
+  Machine server(world.AddHost("server", {kServerAddress.WithPort(0)}), &world, "server", {}, small);
+  Machine client(&world, "client", Address("10.0.0.2"));
+  const auto listener = server.Listening();
+  const auto initiator = client.Connecting();
+  const auto responder = server.Request();
+  ASSERT_NE(responder, nullptr);
+  ASSERT_EQ(server.Accept(responder), 0);
+  ASSERT_EQ(client.Next(), CmEventType::kEstablished);
+  EXPECT_EQ(client.qp->Query().path_mtu, 1);
+  EXPECT_EQ(server.qp->Query().path_mtu, 1);
+  const auto back = client.Listening(8, Address("10.0.0.2", 9));
+  const auto second = server.Connecting({}, Address("10.0.0.2", 9));
+  const auto request = client.Request();
+  ASSERT_NE(request, nullptr);
+  ASSERT_EQ(client.Accept(request), 0);
+  EXPECT_EQ(client.qp->Query().path_mtu, 1);
 }
 
 // --- No ---

@@ -59,6 +59,7 @@ constexpr OutOfReach kOutOfReach[] = {
     {"gsi.reply_repeated", kIwarp},
     {"gsi.request_follows_a_redirection", kIwarp},
     {"gsi.request_in_the_name_of_another", kIwarp},
+    {"gsi.request_of_smaller_packets", kIwarp},
     {"gsi.request_repeated_after_its_answer", kIwarp},
     {"gsi.request_repeated_while_its_program_thinks", kIwarp},
     {"gsi.request_sent_on", kIwarp},
