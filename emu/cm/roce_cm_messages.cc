@@ -367,6 +367,10 @@ void RoceCm::On(const DatagramPeer& from, uint64_t transaction_id, const wire::C
   const wire::CmDrep drep{.local_id = talk->local_id, .remote_id = talk->remote_id};
   switch (talk->phase) {
     case Phase::kRepSent:
+      // Its RTU is lost: who disconnects was connected.
+      STAGECOACH_MARK("gsi.disconnected_before_the_rtu");
+      Established(*talk);
+      [[fallthrough]];
     case Phase::kEstablished:
       Disarm(*talk);
       talk->phase = Phase::kDreqReceived;

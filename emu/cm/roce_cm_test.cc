@@ -371,6 +371,20 @@ TEST_F(RoceCmTest, ADisconnectionThatNobodyAnswersEndsAllTheSame) {
   EXPECT_EQ(client.Next(), CmEventType::kTimewaitExit);
 }
 
+TEST_F(RoceCmTest, WhoIsDisconnectedWasConnectedThoughTheRtuIsLost) {
+  client.mads->judge = [](CmAttribute message, int) { return message == CmAttribute::kRtu ? 0 : 1; };
+  listener = server.Listening();
+  initiator = client.Connecting();
+  responder = server.Request();
+  ASSERT_EQ(server.Accept(responder), 0);
+  ASSERT_EQ(client.Next(), CmEventType::kEstablished);
+  ASSERT_EQ(client.cm().Disconnect(initiator), 0);
+  EXPECT_EQ(server.Next(), CmEventType::kEstablished);
+  EXPECT_EQ(server.Next(), CmEventType::kDisconnected);
+  EXPECT_EQ(server.cm().Disconnect(responder), 0);
+  EXPECT_EQ(client.Next(), CmEventType::kDisconnected);
+}
+
 TEST_F(RoceCmTest, BothMayDisconnectAtOnce) {
   Connect();
   ASSERT_EQ(client.cm().Disconnect(initiator), 0);

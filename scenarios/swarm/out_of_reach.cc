@@ -46,6 +46,7 @@ constexpr OutOfReach kOutOfReach[] = {
     {"credits.grant_of_zero", kOursOnly},
     {"gsi.backlog_full", kIwarp},
     {"gsi.both_ends_disconnect", kIwarp},
+    {"gsi.disconnected_before_the_rtu", kIwarp},
     {"gsi.disconnection_not_answered", kIwarp},
     {"gsi.disconnection_of_no_connection", kIwarp},
     {"gsi.established_before_the_rtu", kIwarp},
