@@ -18,8 +18,9 @@ constexpr uint32_t kQpNumberMask = 0xffffff;
 // Of an InfiniBand device's QP numbers: what the slot leaves (roce_port.h).
 constexpr uint32_t kIndexMask = (1u << kSlotShift) - 1;
 
-std::unique_ptr<StagSource> SourceOf(NicOptions& options) {
-  return options.stags != nullptr ? std::move(options.stags) : SystemStagSource();
+NicOptions WithSource(NicOptions options) {
+  if (options.stags == nullptr) options.stags = SystemStagSource();
+  return options;
 }
 
 template <typename Table>
@@ -36,8 +37,9 @@ std::vector<uint32_t> HandlesOf(const Table& table, uint32_t context) {
 Nic::Nic(Fabric& fabric, DeviceProfile profile, NicOptions options)
     : fabric_(fabric),
       profile_(std::move(profile)),
-      options_(std::move(options)),
-      registry_(profile_, SourceOf(options_)),
+      options_(WithSource(std::move(options))),
+      secrets_(options_.stags->Fork("secrets")),
+      registry_(profile_, std::move(options_.stags)),
       loop_(fabric),
       roce_(profile_.transport == TransportKind::kInfiniband ? std::make_unique<RocePort>(*this, fabric, profile_)
                                                              : nullptr),

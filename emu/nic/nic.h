@@ -17,6 +17,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/result.h"
@@ -52,7 +53,7 @@ class NicContext {
 
 struct NicOptions {
   std::string name = "stagecoach0";
-  std::unique_ptr<StagSource> stags;  // null: SystemStagSource()
+  std::unique_ptr<StagSource> stags;  // and of other secrets; null: SystemStagSource()
   TraceSink* trace = nullptr;
   // Wraps the record layer of each new connection: capture, delay and fault taps. Null: nothing.
   std::function<std::unique_ptr<Llp>(std::unique_ptr<Llp>)> tap;
@@ -87,6 +88,8 @@ class Nic {
   // Of an InfiniBand device.
   RocePort& roce() { return *roce_; }
   DatagramPort& datagrams() { return *datagrams_; }
+  // What peers must not guess, for a purpose of this name: from the system or, in simulation, from the world's seed.
+  std::unique_ptr<StagSource> Secrets(std::string_view purpose) const { return secrets_->Fork(purpose); }
   // A new record layer as the options' tap wants it.
   std::unique_ptr<Llp> Tap(std::unique_ptr<Llp> llp) {
     return options_.tap ? options_.tap(std::move(llp)) : std::move(llp);
@@ -268,6 +271,7 @@ class Nic {
   Fabric& fabric_;
   const DeviceProfile profile_;
   NicOptions options_;
+  const std::unique_ptr<StagSource> secrets_;  // to fork; never drawn from
   MemoryRegistry registry_;
   NicLoop loop_;
   CqCaretaker cq_caretaker_{*this};

@@ -16,6 +16,7 @@ class SystemSource final : public StagSource {
     if (left_ == 0) Refill();
     return block_[--left_];
   }
+  std::unique_ptr<StagSource> Fork(std::string_view) const override { return std::make_unique<SystemSource>(); }
 
  private:
   static constexpr size_t kBlock = 32;  // 256 bytes: getrandom(2) gives as much in one piece
@@ -37,6 +38,9 @@ class SeededSource final : public StagSource {
  public:
   explicit SeededSource(const Prng& prng) : prng_(prng) {}
   uint64_t Next() override { return prng_.Next(); }
+  std::unique_ptr<StagSource> Fork(std::string_view name) const override {
+    return std::make_unique<SeededSource>(prng_.Fork(name));
+  }
 
  private:
   Prng prng_;

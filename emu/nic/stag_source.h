@@ -1,8 +1,10 @@
-// Where STags get their unpredictability (RFC 5042 section 7.2: they should be hard to guess).
+// Where STags get their unpredictability (RFC 5042 section 7.2: they should be hard to guess), and whatever else peers
+// must not guess.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <string_view>
 
 #include "base/prng.h"
 
@@ -13,6 +15,8 @@ class StagSource {
  public:
   virtual ~StagSource() = default;
   virtual uint64_t Next() = 0;
+  // Another one, for a purpose that has this name. What is drawn from one does not show in the other.
+  virtual std::unique_ptr<StagSource> Fork(std::string_view name) const = 0;
 };
 
 // Seeded from getrandom(2).
