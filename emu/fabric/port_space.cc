@@ -8,6 +8,8 @@ namespace stagecoach::emu {
 namespace {
 
 constexpr int kSlots = 256;
+// Ports of other processes whose slots are remembered.
+constexpr size_t kFoundMax = 1024;
 
 std::string NameOf(uint16_t space, uint16_t port) {
   return "stagecoach-rdma/" + std::to_string(space) + "/" + std::to_string(port);
@@ -17,30 +19,55 @@ std::string NameOf(uint16_t space, uint16_t port, int slot) {
   return NameOf(space, port) + "/" + std::to_string(slot);
 }
 
+// Taken after that with the slot, so that nobody looks for a slot who would not find one.
+std::string NameOfListener(uint16_t space, uint16_t port) {
+  return NameOf(space, port) + "/listens";
+}
+
 }  // namespace
 
-// A port that this process has.
+// A port that a process here has.
 class PortSpace::Entry {
  public:
-  Entry(Key key, std::unique_ptr<Name> name) : key_(key), name_(std::move(name)) {}
+  Entry(Key key, uint64_t holder, std::unique_ptr<Name> name) : key_(key), holder_(holder), name_(std::move(name)) {}
   const Key& key() const { return key_; }
+  uint64_t holder() const { return holder_; }
 
-  // Of claims that listen; guarded by the space's lock.
-  std::map<const Claimed*, uint8_t> slots;
-  std::unique_ptr<Name> published;  // while there are any
+  // --- Guarded by the space's lock ---
+  // Names of this port with the slot; 0, or an errno.
+  int Publish(System& system, uint8_t slot) {
+    auto with_slot = system.Take(NameOf(key_.first, key_.second, slot));
+    if (!with_slot) return with_slot.error();
+    auto listens = system.Take(NameOfListener(key_.first, key_.second));
+    if (!listens) return listens.error();
+    slot_name_ = std::move(*with_slot);
+    listener_name_ = std::move(*listens);
+    return 0;
+  }
+  void Withdraw() {
+    listener_name_.reset();
+    slot_name_.reset();
+  }
+  // Of claims that listen, the oldest in front.
+  std::map<uint64_t, uint8_t> slots;
 
  private:
+  std::unique_ptr<Name> slot_name_;
+  std::unique_ptr<Name> listener_name_;
   const Key key_;
+  const uint64_t holder_;
   const std::unique_ptr<Name> name_;
 };
 
 class PortSpace::Claimed final : public PortClaim {
  public:
-  Claimed(PortSpace& space, std::shared_ptr<Entry> entry) : space_(space), entry_(std::move(entry)) {}
+  // With the space's lock held.
+  Claimed(PortSpace& space, std::shared_ptr<Entry> entry)
+      : space_(space), entry_(std::move(entry)), serial_(space.next_claim_++) {}
   ~Claimed() override {
     std::lock_guard lock(space_.mutex_);
-    entry_->slots.erase(this);
-    if (entry_->slots.empty()) entry_->published.reset();
+    entry_->slots.erase(serial_);
+    if (entry_->slots.empty()) entry_->Withdraw();
     const Key key = entry_->key();
     entry_.reset();
     const auto found = space_.entries_.find(key);
@@ -51,44 +78,50 @@ class PortSpace::Claimed final : public PortClaim {
 
   int Publish(uint8_t slot) override {
     std::lock_guard lock(space_.mutex_);
-    if (entry_->published == nullptr && space_.system_ != nullptr) {
-      auto name = space_.system_->Take(NameOf(entry_->key().first, entry_->key().second, slot));
-      if (!name) return name.error();
-      entry_->published = std::move(*name);
+    if (entry_->slots.empty() && space_.system_ != nullptr) {
+      if (const int error = entry_->Publish(*space_.system_, slot); error != 0) return error;
     }
-    entry_->slots[this] = slot;
+    entry_->slots[serial_] = slot;
     return 0;
   }
 
  private:
   PortSpace& space_;
   std::shared_ptr<Entry> entry_;
+  const uint64_t serial_;
 };
 
 PortSpace::PortSpace(std::unique_ptr<System> system, uint16_t first_choice)
     : system_(std::move(system)), next_choice_(first_choice) {}
 
-Result<std::shared_ptr<PortSpace::Entry>, int> PortSpace::Take(const Key& key) {
+uint64_t PortSpace::NewHolder() {
+  std::lock_guard lock(mutex_);
+  return next_holder_++;
+}
+
+Result<std::shared_ptr<PortSpace::Entry>, int> PortSpace::Take(const Key& key, uint64_t holder) {
   std::unique_ptr<Name> name;
   if (system_ != nullptr) {
     auto taken = system_->Take(NameOf(key.first, key.second));
     if (!taken) return Err(int{taken.error()});
     name = std::move(*taken);
   }
-  auto entry = std::make_shared<Entry>(key, std::move(name));
+  auto entry = std::make_shared<Entry>(key, holder, std::move(name));
   entries_[key] = entry;
   return entry;
 }
 
-Result<std::unique_ptr<PortClaim>, int> PortSpace::Claim(uint16_t space, uint16_t port) {
+Result<std::unique_ptr<PortClaim>, int> PortSpace::Claim(uint16_t space, uint16_t port, uint64_t holder) {
   std::lock_guard lock(mutex_);
   if (port != 0) {
     const auto found = entries_.find({space, port});
     std::shared_ptr<Entry> entry = found != entries_.end() ? found->second.lock() : nullptr;
     if (entry == nullptr) {
-      auto taken = Take({space, port});
+      auto taken = Take({space, port}, holder);
       if (!taken) return Err(int{taken.error()});
       entry = std::move(*taken);
+    } else if (entry->holder() != holder) {
+      return Err(EADDRINUSE);
     }
     return std::make_unique<Claimed>(*this, std::move(entry));
   }
@@ -98,7 +131,7 @@ Result<std::unique_ptr<PortClaim>, int> PortSpace::Claim(uint16_t space, uint16_
     next_choice_ =
         next_choice_ == std::numeric_limits<uint16_t>::max() ? kFirstDynamic : static_cast<uint16_t>(next_choice_ + 1);
     if (entries_.count(key) != 0) continue;
-    auto taken = Take(key);
+    auto taken = Take(key, holder);
     if (taken) return std::make_unique<Claimed>(*this, std::move(*taken));
     if (taken.error() != EADDRINUSE) return Err(int{taken.error()});
   }
@@ -106,20 +139,31 @@ Result<std::unique_ptr<PortClaim>, int> PortSpace::Claim(uint16_t space, uint16_
 }
 
 std::optional<uint8_t> PortSpace::Find(uint16_t space, uint16_t port) const {
+  const Key key{space, port};
+  std::optional<uint8_t> before;
   {
     std::lock_guard lock(mutex_);
-    const auto found = entries_.find({space, port});
-    const std::shared_ptr<Entry> entry = found != entries_.end() ? found->second.lock() : nullptr;
-    if (entry != nullptr) {
-      if (entry->slots.empty()) return std::nullopt;
-      return entry->slots.begin()->second;
+    if (const auto entry = entries_.find(key); entry != entries_.end()) {
+      // With the lock: its last claim erases it under that.
+      const std::shared_ptr<Entry> own = entry->second.lock();
+      if (own->slots.empty()) return std::nullopt;
+      return own->slots.begin()->second;
+    }
+    if (const auto found = found_.find(key); found != found_.end()) before = found->second;
+  }
+  if (system_ == nullptr) return std::nullopt;
+  if (before && system_->IsTaken(NameOf(space, port, *before))) return before;
+  std::optional<uint8_t> now;
+  if (system_->IsTaken(NameOf(space, port)) && system_->IsTaken(NameOfListener(space, port))) {
+    for (int slot = 0; slot < kSlots && !now; ++slot) {
+      if (system_->IsTaken(NameOf(space, port, slot))) now = static_cast<uint8_t>(slot);
     }
   }
-  if (system_ == nullptr || !system_->IsTaken(NameOf(space, port))) return std::nullopt;
-  for (int slot = 0; slot < kSlots; ++slot) {
-    if (system_->IsTaken(NameOf(space, port, slot))) return static_cast<uint8_t>(slot);
-  }
-  return std::nullopt;
+  std::lock_guard lock(mutex_);
+  found_.erase(key);
+  if (found_.size() >= kFoundMax) found_.clear();
+  if (now) found_[key] = *now;
+  return now;
 }
 
 }  // namespace stagecoach::emu

@@ -5,8 +5,8 @@
 // emu/nic/roce_port.h), so that one process can tell which other to ask. A claim ends with its process, however that
 // ends.
 //
-// Two claims of one port in one PortSpace share it: which ids of a program may have the same port is their manager's
-// to decide (emu/cm).
+// Two claims of one port by one holder share it: which ids of a program may have the same port is their manager's to
+// decide (emu/cm).
 //
 // Threading: every member from any thread.
 #pragma once
@@ -54,10 +54,13 @@ class PortSpace {
   PortSpace(const PortSpace&) = delete;
   PortSpace& operator=(const PortSpace&) = delete;
 
+  // A number for who claims ports: a process. There are several in one PortSpace where hosts are simulated.
+  uint64_t NewHolder();
   // The ports of `space` (a protocol, in some numbering of the caller's) are their own. Port 0 chooses one that is
-  // free. EADDRINUSE: another process has it, or all are taken.
-  Result<std::unique_ptr<PortClaim>, int> Claim(uint16_t space, uint16_t port);
-  // The slot of the process that listens on the port; nullopt: none does.
+  // free. EADDRINUSE: another process or holder has it, or all are taken.
+  Result<std::unique_ptr<PortClaim>, int> Claim(uint16_t space, uint16_t port, uint64_t holder = 0);
+  // The slot of the process that listens on the port; nullopt: none does. Of a port that another process has, this asks
+  // the system: twice when it does not listen, once when it listens where it did the last time, else for each slot.
   std::optional<uint8_t> Find(uint16_t space, uint16_t port) const;
 
   // RFC 6335 section 6.
@@ -69,12 +72,15 @@ class PortSpace {
   using Key = std::pair<uint16_t, uint16_t>;  // space, port
 
   // With mutex_ held.
-  Result<std::shared_ptr<Entry>, int> Take(const Key& key);
+  Result<std::shared_ptr<Entry>, int> Take(const Key& key, uint64_t holder);
 
   const std::unique_ptr<System> system_;
   mutable std::mutex mutex_;                     // no lock is taken under it; all below
   std::map<Key, std::weak_ptr<Entry>> entries_;  // erased by the last claim
   uint16_t next_choice_;
+  uint64_t next_holder_ = 1;
+  uint64_t next_claim_ = 1;
+  mutable std::map<Key, uint8_t> found_;  // where other processes listened when somebody asked
 };
 
 }  // namespace stagecoach::emu

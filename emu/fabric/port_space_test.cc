@@ -3,7 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <cerrno>
+#include <optional>
 #include <set>
+#include <utility>
+#include <vector>
 
 namespace stagecoach::emu {
 namespace {
@@ -20,9 +23,13 @@ class SharedNames final : public PortSpace::System {
     if (!names_.insert(name).second) return Err(EADDRINUSE);
     return std::make_unique<Taken>(names_, name);
   }
-  bool IsTaken(const std::string& name) const override { return names_.count(name) != 0; }
+  bool IsTaken(const std::string& name) const override {
+    ++asked;
+    return names_.count(name) != 0;
+  }
 
   size_t room = 100000;
+  mutable int asked = 0;
 
  private:
   class Taken final : public PortSpace::Name {
@@ -90,6 +97,61 @@ TEST(PortSpaceTest, ProcessesDoNotShareAPortAndFindEachOther) {
   claim->reset();
   EXPECT_TRUE(names.empty());
   EXPECT_TRUE(there.Claim(kTcp, 20049).has_value());
+}
+
+TEST(PortSpaceTest, HoldersOfOneSpaceDoNotShareAPort) {
+  PortSpace space;
+  const uint64_t here = space.NewHolder();
+  const uint64_t there = space.NewHolder();
+  auto claim = space.Claim(kTcp, 7, here);
+  ASSERT_TRUE(claim);
+  auto second = space.Claim(kTcp, 7, there);
+  ASSERT_FALSE(second);
+  EXPECT_EQ(second.error(), EADDRINUSE);
+  EXPECT_TRUE(space.Claim(kTcp, 7, here).has_value());
+  EXPECT_NE((*space.Claim(kTcp, 0, there))->port(), 7);
+  claim->reset();
+  EXPECT_TRUE(space.Claim(kTcp, 7, there).has_value());
+}
+
+TEST(PortSpaceTest, OfClaimsThatListenTheOldestIsFound) {
+  PortSpace space;
+  std::vector<std::unique_ptr<PortClaim>> claims;
+  for (int i = 0; i < 8; ++i) claims.push_back(std::move(*space.Claim(kTcp, 7)));
+  for (size_t i = claims.size(); i-- > 0;) ASSERT_EQ(claims[i]->Publish(static_cast<uint8_t>(i)), 0);
+  for (uint8_t i = 0; i < 8; ++i) {
+    EXPECT_EQ(space.Find(kTcp, 7), i);
+    claims[i].reset();
+  }
+  EXPECT_EQ(space.Find(kTcp, 7), std::nullopt);
+}
+
+TEST(PortSpaceTest, LookingForAPortAgainAsksLittle) {
+  std::set<std::string> names;
+  PortSpace here(std::make_unique<SharedNames>(&names));
+  auto system = std::make_unique<SharedNames>(&names);
+  const SharedNames& asked_of = *system;
+  PortSpace there(std::move(system));
+  const auto asked = [&](std::optional<uint8_t> expected) {
+    const int before = asked_of.asked;
+    EXPECT_EQ(there.Find(kTcp, 7), expected);
+    return asked_of.asked - before;
+  };
+  EXPECT_EQ(asked(std::nullopt), 1);
+  auto claim = here.Claim(kTcp, 7);
+  ASSERT_TRUE(claim);
+  EXPECT_EQ(asked(std::nullopt), 2);
+  EXPECT_EQ((*claim)->Publish(200), 0);
+  EXPECT_LE(asked(200), 203);
+  EXPECT_EQ(asked(200), 1);
+  // Somewhere else, and nowhere.
+  claim->reset();
+  claim = here.Claim(kTcp, 7);
+  EXPECT_EQ((*claim)->Publish(100), 0);
+  EXPECT_LE(asked(100), 104);
+  claim->reset();
+  EXPECT_EQ(asked(std::nullopt), 2);
+  EXPECT_EQ(asked(std::nullopt), 1);
 }
 
 TEST(PortSpaceTest, PortsAreChosenThatNobodyHas) {
