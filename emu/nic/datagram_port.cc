@@ -500,7 +500,7 @@ void DatagramPort::Outgoing::Call() {
   const std::optional<uint8_t> own_slot = core_.OwnSlot();
   if (!own_slot) {
     std::lock_guard lock(mutex_);
-    return Fail(LinkEvent::kRefused, "no slot of our own", core_.fabric_.Now());
+    return Fail(LinkEvent::kNoAnswer, "no slot of our own", core_.fabric_.Now());
   }
   wire::CarrierHello hello;
   hello.crc = core_.profile_.want_crc;
@@ -533,7 +533,7 @@ void DatagramPort::Outgoing::OnConnected(uint64_t call, Result<std::unique_ptr<S
     if (phase_ != Phase::kCalling || call != calls_) return;
     const Instant now = core_.fabric_.Now();
     if (!result) {
-      const bool refused = result.error().error == ECONNREFUSED || result.error().error == ECONNRESET;
+      const bool refused = result.error().error == ECONNREFUSED;
       Fail(refused ? LinkEvent::kRefused : LinkEvent::kNoAnswer, result.error().message, now);
     } else {
       stream_ = std::move(*result);
@@ -546,7 +546,7 @@ void DatagramPort::Outgoing::OnConnected(uint64_t call, Result<std::unique_ptr<S
 
 void DatagramPort::Outgoing::Shake(Instant now) {
   if (!WriteRest(*stream_, hello_, &written_) || !ReadRest(*stream_, answer_, &read_)) {
-    return Fail(LinkEvent::kRefused, "stream lost", now);
+    return Fail(LinkEvent::kNoAnswer, "stream lost", now);
   }
   if (read_ < answer_.size()) return stream_->Arm(true, written_ < hello_.size());
   const auto answer = wire::DecodeCarrierAnswer(answer_);

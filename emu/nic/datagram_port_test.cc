@@ -986,6 +986,42 @@ TEST_F(DatagramPortTest, AnAnswerThatIsNoneIsARefusal) {
   EXPECT_EQ(events_[1], DatagramPort::LinkEvent::kNoAnswer);
 }
 
+TEST_F(DatagramPortTest, WhatEndsBeforeItsAnswerIsNoRefusal) {
+  WatchLinksOfA();
+  std::unique_ptr<Stream> taken;
+  const auto listener = pair_.fabric_b.Listen(at_b_.WithPort(static_cast<uint16_t>(b_.nic->profile().port_base + 3)), 4,
+                                              [&](std::unique_ptr<Stream> stream) { taken = std::move(stream); });
+  ASSERT_TRUE(listener.has_value());
+  const auto next = [&] {
+    events_.clear();
+    Say(a_, FromAToB(3), "hello");
+    EXPECT_TRUE(pair_.world.RunUntil([&] { return taken != nullptr; }));
+  };
+  const auto event = [&] {
+    EXPECT_TRUE(pair_.world.RunUntil([&] { return !events_.empty(); }));
+    pair_.world.RunFor(1s);
+    taken = nullptr;
+    return events_.empty() ? DatagramPort::LinkEvent::kUp : events_[0];
+  };
+  next();
+  taken->Abort();
+  EXPECT_EQ(event(), DatagramPort::LinkEvent::kNoAnswer);
+  next();
+  taken->Shutdown();
+  EXPECT_EQ(event(), DatagramPort::LinkEvent::kNoAnswer);
+  // Nor is one that has no room now.
+  for (const auto& [status, expected] :
+       {std::pair(wire::CarrierStatus::kBusy, DatagramPort::LinkEvent::kNoAnswer),
+        std::pair(wire::CarrierStatus::kMismatch, DatagramPort::LinkEvent::kRefused)}) {
+    next();
+    std::array<std::byte, wire::kCarrierAnswerSize> answer;
+    ByteWriter out(answer);
+    wire::CarrierAnswer{.status = status}.Encode(out);
+    Write(*taken, answer);
+    EXPECT_EQ(event(), expected);
+  }
+}
+
 // --- Profiles ---
 
 TEST(MinimalDatagrams, FitIntoWhatASmallDeviceHas) {
