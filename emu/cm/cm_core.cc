@@ -258,34 +258,47 @@ int CmCore::Connect(const std::shared_ptr<CmId>& id, const CmParameters& paramet
   return 0;
 }
 
+int CmCore::NotRequested(CmId& id) {
+  // Of a request that was withdrawn its program has heard by now.
+  CountAnswered(id);
+  return EINVAL;
+}
+
 int CmCore::Accept(const std::shared_ptr<CmId>& id, const CmParameters& parameters) {
   {
     std::lock_guard lock(mutex_);
     if (parameters.private_data.size() > transport_->PrivateDataMax(*id, CmTransport::Message::kReply)) return EINVAL;
     if (closed_) return ENODEV;
-    if (id->state_ != State::kRequested || !HasQp(*id, parameters)) return EINVAL;
+    if (id->state_ != State::kRequested) return NotRequested(*id);
+    if (!HasQp(*id, parameters)) return EINVAL;
     id->state_ = State::kAccepting;
-    if (auto listener = id->listener_.lock()) --listener->unanswered_;
+    CountAnswered(*id);
   }
   const int error = transport_->PrepareToAccept(id, parameters);
-  std::lock_guard lock(mutex_);
-  // The peer has withdrawn, or another thread the id.
-  if (id->state_ != State::kAccepting) return EINVAL;
-  if (error != 0) {
-    id->state_ = State::kRequested;
-    if (auto listener = id->listener_.lock()) ++listener->unanswered_;
-    return error;
+  {
+    std::lock_guard lock(mutex_);
+    if (id->state_ == State::kAccepting) {
+      if (error == 0) {
+        transport_->Accept(id, parameters);
+        return 0;
+      }
+      id->state_ = State::kRequested;
+      CountUnanswered(*id);
+      return error;
+    }
   }
-  transport_->Accept(id, parameters);
-  return 0;
+  // The peer has withdrawn, or another thread the id.
+  STAGECOACH_MARK("cm.accept_comes_too_late");
+  if (error == 0) transport_->UndoAccept(id);
+  return EINVAL;
 }
 
 int CmCore::Reject(const std::shared_ptr<CmId>& id, std::vector<std::byte> private_data) {
   std::lock_guard lock(mutex_);
   if (private_data.size() > transport_->PrivateDataMax(*id, CmTransport::Message::kRejection)) return EINVAL;
-  if (id->state_ != State::kRequested) return EINVAL;
+  if (id->state_ != State::kRequested) return NotRequested(*id);
   id->state_ = State::kClosed;
-  if (auto listener = id->listener_.lock()) --listener->unanswered_;
+  CountAnswered(*id);
   transport_->Reject(id, std::move(private_data));
   return 0;
 }
@@ -321,8 +334,33 @@ std::shared_ptr<CmId> CmCore::NewChild(const std::shared_ptr<CmId>& listener, ui
   child->remote_ = remote;
   child->listener_ = listener;
   ids_[serial] = child;
-  ++listener->unanswered_;
+  CountUnanswered(*child);
   return child;
+}
+
+void CmCore::CountUnanswered(CmId& child) {
+  const auto listener = child.listener_.lock();
+  if (listener != nullptr && !std::exchange(child.awaits_answer_, true)) ++listener->unanswered_;
+}
+
+void CmCore::CountAnswered(CmId& child) {
+  if (!std::exchange(child.awaits_answer_, false)) return;
+  if (const auto listener = child.listener_.lock()) --listener->unanswered_;
+}
+
+std::deque<CmEvent> CmCore::Withdraw(const std::shared_ptr<CmId>& child) {
+  std::deque<CmEvent> undelivered = child->channel_->Forget(child.get());
+  if (undelivered.empty()) {
+    // Too late for its program's answer; and it takes room until the program knows, so that a peer that asks and gives
+    // up again and again has no more than its backlog of ids and events here.
+    child->state_ = State::kAccepting;
+    return undelivered;
+  }
+  STAGECOACH_MARK("cm.request_withdrawn_before_anybody_fetched_it");
+  child->state_ = State::kDestroyed;
+  ids_.erase(child->serial());
+  CountAnswered(*child);
+  return undelivered;
 }
 
 void CmCore::Destroy(const std::shared_ptr<CmId>& id) {
@@ -342,9 +380,7 @@ void CmCore::Destroy(const std::shared_ptr<CmId>& id) {
     qp_number = std::exchange(id->qp_number_, 0);
     if (qp_number != 0) users_.erase(qp_number);
     ids_.erase(id->serial());
-    if (before == State::kRequested) {
-      if (auto listener = id->listener_.lock()) --listener->unanswered_;
-    }
+    CountAnswered(*id);
   }
   // Waits for a call that may want the lock.
   acceptor.reset();

@@ -8,6 +8,7 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -89,6 +90,9 @@ class CmCore : public std::enable_shared_from_this<CmCore> {
   std::shared_ptr<CmId> NewChild(const std::shared_ptr<CmId>& listener, uint64_t serial, const IpEndpoint& local,
                                  const IpEndpoint& remote);
   static bool HasRoom(const CmId& listener);
+  // With the lock held. The peer of `child`, which is kRequested, does not want it any more. If its program has not
+  // heard of it, it never will: the child is kDestroyed, and its events are returned, to be dropped without the lock.
+  std::deque<CmEvent> Withdraw(const std::shared_ptr<CmId>& child);
   // With the lock held, so that a closed manager says nothing more.
   void Emit(CmEvent event);
   void Emit(CmEventType type, const std::shared_ptr<CmId>& id, int status = 0) {
@@ -111,6 +115,11 @@ class CmCore : public std::enable_shared_from_this<CmCore> {
   bool HasQp(const CmId& id, const CmParameters& parameters) const;
   // With mutex_ held: binds the id, or answers with an errno.
   int TakePort(CmId* id, const IpEndpoint& local);
+  // With mutex_ held: a request takes no room of its listener's backlog any more, or again.
+  static void CountAnswered(CmId& child);
+  static void CountUnanswered(CmId& child);
+  // With mutex_ held: EINVAL, for who answers what is no request, or none any more.
+  static int NotRequested(CmId& id);
 
   Nic& nic_;
   Fabric& fabric_;

@@ -81,7 +81,8 @@ class CmId {
   bool reuse_address_ = false;
   StreamOptions stream_options_;
   uint32_t backlog_ = 0;
-  uint32_t unanswered_ = 0;  // requests made into events, neither accepted nor rejected
+  uint32_t unanswered_ = 0;     // requests made into events, neither accepted nor rejected
+  bool awaits_answer_ = false;  // counted in that of listener_; one that was withdrawn, until its program has noticed
 
   // --- iWARP alone ---
   bool attached_ = false;  // a connection of this id is under the QP, or about to be

@@ -57,6 +57,8 @@ class CmTransport {
                                                         const StreamOptions& options) = 0;
   // The id is kAccepting, and goes back to kRequested if this is not 0: what must be done before Accept.
   virtual int PrepareToAccept(const std::shared_ptr<CmId>& id, const CmParameters& parameters) = 0;
+  // That was 0, and the id is not kAccepting any more.
+  virtual void UndoAccept(const std::shared_ptr<CmId>& id) = 0;
   // 0 or EINVAL.
   virtual int Disconnect(const std::shared_ptr<CmId>& id) = 0;
   // The id is kDestroyed. `before` it was this; `attached`: CmId::attached_ was set, on this QP.

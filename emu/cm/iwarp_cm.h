@@ -46,6 +46,7 @@ class IwarpCm final : public CmTransport {
   Result<std::unique_ptr<Listener>, int> Listen(const std::shared_ptr<CmId>& id, const IpEndpoint& local,
                                                 const StreamOptions& options) override;
   int PrepareToAccept(const std::shared_ptr<CmId>&, const CmParameters&) override { return 0; }
+  void UndoAccept(const std::shared_ptr<CmId>&) override {}
   int Disconnect(const std::shared_ptr<CmId>& id) override;
   void Forget(const std::shared_ptr<CmId>& id, CmId::State before, bool attached, uint32_t qp_number) override;
   void Stop() override {}

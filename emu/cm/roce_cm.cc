@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <limits>
 #include <utility>
 
 #include "base/check.h"
@@ -80,9 +81,10 @@ class RoceCm::Advert final : public Listener {
 RoceCm::RoceCm(CmCore& core, std::unique_ptr<MadPort> port)
     : core_(core),
       port_(std::move(port)),
-      luck_(Prng(core.nic().roce().NextGeneration()).Fork("cm")),
-      next_transaction_(luck_.Next()),
-      ca_guid_(luck_.Next()) {}
+      holder_(core.fabric().ports().NewHolder()),
+      luck_(core.nic().Secrets("cm")),
+      next_transaction_(luck_->Next()),
+      ca_guid_(luck_->Next()) {}
 
 RoceCm::~RoceCm() = default;
 
@@ -99,7 +101,7 @@ void RoceCm::Start() {
 }
 
 Result<std::unique_ptr<PortHold>, int> RoceCm::HoldPort(const CmId& id, const IpEndpoint& local) {
-  auto claim = core_.fabric().ports().Claim(static_cast<uint16_t>(id.port_space()), local.port);
+  auto claim = core_.fabric().ports().Claim(static_cast<uint16_t>(id.port_space()), local.port, holder_);
   if (!claim) return Err(int{claim.error()});
   return std::make_unique<HeldPort>(local, std::move(*claim));
 }
@@ -112,6 +114,7 @@ Result<std::unique_ptr<Listener>, int> RoceCm::Listen(const std::shared_ptr<CmId
   if (id->port_ == nullptr) return Err(EINVAL);
   if (const int error = static_cast<HeldPort*>(id->port_.get())->claim().Publish(*slot); error != 0)
     return Err(int{error});
+  listeners_[{id->port_space(), id->local_.port, id->serial()}] = id;
   return std::make_unique<Advert>(local);
 }
 
@@ -128,14 +131,12 @@ size_t RoceCm::PrivateDataMax(const CmId& id, Message message) const {
   return 0;
 }
 
-std::shared_ptr<CmId> RoceCm::FindListener(const wire::CmServicePort& service, const IpEndpoint& local) const {
+std::shared_ptr<CmId> RoceCm::FindListener(const wire::CmServicePort& service, const IpEndpoint& local) {
   std::shared_ptr<CmId> found;
-  for (const auto& [serial, weak] : core_.ids()) {
-    auto id = weak.lock();
-    if (id == nullptr || id->state_ != State::kListening || id->port_space() != service.space ||
-        id->local_.port != service.port) {
-      continue;
-    }
+  const auto end = listeners_.upper_bound({service.space, service.port, std::numeric_limits<uint64_t>::max()});
+  for (auto it = listeners_.lower_bound({service.space, service.port, 0}); it != end; ++it) {
+    auto id = it->second.lock();
+    if (id == nullptr || id->state_ != State::kListening) continue;
     if (emu::GidOf(id->local_) == emu::GidOf(local)) return id;
     const bool takes_family = id->local_.family == local.family ||
                               (id->local_.family == IpEndpoint::Family::kIpv6 && !id->stream_options_.own_family_only);
@@ -239,26 +240,27 @@ void RoceCm::BringDown(const Talk& talk) {
 // --- What the program wants ---
 
 void RoceCm::Connect(const std::shared_ptr<CmId>& id, const CmParameters& parameters) {
-  OnLoop([id, parameters](RoceCm& cm) { cm.Request(id, parameters); });
+  // Now: the program may destroy the QP whenever it likes.
+  const bool managed = id->qp_number_ != 0;
+  OnLoop([id, parameters, managed, qp_number = managed ? id->qp_number_ : parameters.qp_number](RoceCm& cm) {
+    cm.Request(id, parameters, qp_number, managed);
+  });
 }
 
-void RoceCm::Request(const std::shared_ptr<CmId>& id, const CmParameters& parameters) {
+void RoceCm::Request(const std::shared_ptr<CmId>& id, const CmParameters& parameters, uint32_t qp_number,
+                     bool managed) {
   if (closed_) return;
   const DeviceProfile& profile = core_.nic().profile();
   IpEndpoint local;
   IpEndpoint remote;
   StreamOptions options;
   CmWay way;
-  uint32_t qp_number = 0;
-  bool managed = false;
   {
     std::lock_guard lock(core_.mutex());
     if (id->state_ != State::kConnecting) return;
     local = id->local_;
     remote = id->remote_;
     options = id->stream_options_;
-    managed = id->qp_number_ != 0;
-    qp_number = managed ? id->qp_number_ : parameters.qp_number;
     way.ack_timeout = id->ack_timeout_ != 0 ? id->ack_timeout_ : core_.options().ack_timeout;
   }
   const std::optional<AddressVector> path = PathBetween(local, remote, options);
@@ -268,7 +270,7 @@ void RoceCm::Request(const std::shared_ptr<CmId>& id, const CmParameters& parame
   }
   way.path = *path;
   way.path_mtu = profile.active_mtu;
-  way.local_psn = static_cast<uint32_t>(luck_.Next()) & wire::kPsnMask;
+  way.local_psn = static_cast<uint32_t>(luck_->Next()) & wire::kPsnMask;
   way.responder_resources = Depth(parameters.responder_resources, profile.max_ird);
   way.initiator_depth = Depth(parameters.initiator_depth, profile.max_ord);
   way.retry_count = parameters.retry_count;
@@ -343,6 +345,7 @@ void RoceCm::Ask(Talk& talk, const IpEndpoint& local, const IpEndpoint& remote) 
 
 void RoceCm::FailUnserved(Talk& talk) {
   if (talk.datagrams) return Fail(talk, CmEventType::kUnreachable, static_cast<int>(wire::CmSidrStatus::kUnsupported));
+  BringDown(talk);
   Fail(talk, CmEventType::kRejected, static_cast<int>(CmReason::kInvalidServiceId));
 }
 
@@ -355,16 +358,30 @@ int RoceCm::PrepareToAccept(const std::shared_ptr<CmId>& id, const CmParameters&
   {
     std::lock_guard lock(core_.mutex());
     if (!id->way_) return EINVAL;
-    CmWay& told = *id->way_;
-    told.responder_resources = parameters.responder_resources == kCmDepthMax
-                                   ? told.responder_resources
-                                   : Depth(parameters.responder_resources, profile.max_ird);
-    told.initiator_depth = std::min(told.initiator_depth, Depth(parameters.initiator_depth, profile.max_ord));
-    if (id->ack_timeout_ != 0) told.ack_timeout = id->ack_timeout_;
-    way = told;
+    way = *id->way_;
+    way.responder_resources = parameters.responder_resources == kCmDepthMax
+                                  ? way.responder_resources
+                                  : Depth(parameters.responder_resources, profile.max_ird);
+    way.initiator_depth = std::min(way.initiator_depth, Depth(parameters.initiator_depth, profile.max_ord));
+    if (id->ack_timeout_ != 0) way.ack_timeout = id->ack_timeout_;
     qp_number = id->qp_number_;
   }
-  return qp_number != 0 ? BringUp(qp_number, way) : 0;
+  if (const int error = qp_number != 0 ? BringUp(qp_number, way) : 0; error != 0) return error;
+  std::lock_guard lock(core_.mutex());
+  id->way_ = way;
+  return 0;
+}
+
+void RoceCm::UndoAccept(const std::shared_ptr<CmId>& id) {
+  uint32_t qp_number = 0;
+  {
+    std::lock_guard lock(core_.mutex());
+    qp_number = id->qp_number_;
+  }
+  if (qp_number == 0) return;
+  QpAttributes error;
+  error.state = QpState::kErr;
+  core_.nic().ModifyQp(qp_number, error, qp_attr::kState);
 }
 
 void RoceCm::Accept(const std::shared_ptr<CmId>& id, const CmParameters& parameters) {
@@ -408,6 +425,7 @@ void RoceCm::Answer(uint64_t serial, const CmParameters& parameters, const CmWay
   rep.srq = parameters.srq;
   rep.ca_guid = ca_guid_;
   Put(parameters.private_data, &rep.private_data);
+  CountAnswered(*talk);
   talk->phase = Phase::kRepSent;
   Say(*talk, rep, /*until_answered=*/true);
 }
@@ -434,9 +452,14 @@ void RoceCm::Refuse(uint64_t serial, const std::vector<std::byte>& private_data)
 // A request that was repeated meanwhile is the same one, and has the same answer.
 void RoceCm::RememberAnswer(Talk& talk) {
   by_serial_.erase(talk.serial);
+  CountAnswered(talk);
   talk.id = nullptr;
   talk.phase = Phase::kTimewait;
-  Arm(talk, wire::CmTime(core_.options().response_timeout) * (core_.options().max_retries + 1));
+  talk.is_answer = true;
+  Duration asked_for = wire::CmTime(core_.options().response_timeout) * (core_.options().max_retries + 1);
+  // Who was told to wait asks again when that is over, and not before.
+  if (talk.told_to_wait) asked_for += wire::CmTime(kServiceTimeout);
+  Arm(talk, asked_for);
   answers_.push_back(talk.local_id);
   if (answers_.size() <= kAnswersRemembered) return;
   const auto oldest = talks_.find(answers_.front());
@@ -469,7 +492,7 @@ int RoceCm::Establish(const std::shared_ptr<CmId>& id) {
 void RoceCm::Conclude(uint64_t serial) {
   Talk* const talk = FindBySerial(serial);
   if (talk == nullptr || talk->phase != Phase::kRepReceived) return;
-  talk->phase = Phase::kEstablished;
+  EnterEstablished(*talk);
   Say(*talk, wire::CmRtu{.local_id = talk->local_id, .remote_id = talk->remote_id}, /*until_answered=*/false);
 }
 
@@ -530,6 +553,10 @@ void RoceCm::SayDreq(Talk& talk) {
 }
 
 void RoceCm::Forget(const std::shared_ptr<CmId>& id, State before, bool, uint32_t) {
+  if (before == State::kListening) {
+    std::lock_guard lock(core_.mutex());
+    listeners_.erase({id->port_space(), id->local_.port, id->serial()});
+  }
   if (before == State::kListening || before == State::kIdle || before == State::kBound) return;
   OnLoop([serial = id->serial()](RoceCm& cm) { cm.Abandon(serial); });
 }
@@ -579,7 +606,7 @@ bool RoceCm::SamePort(const DatagramPeer& a, const DatagramPeer& b) {
 
 RoceCm::Talk& RoceCm::NewTalk(const std::shared_ptr<CmId>& id) {
   uint32_t local_id = 0;
-  while (local_id == 0 || talks_.count(local_id) != 0) local_id = static_cast<uint32_t>(luck_.Next());
+  while (local_id == 0 || talks_.count(local_id) != 0) local_id = static_cast<uint32_t>(luck_->Next());
   Talk& talk = talks_[local_id];
   talk.local_id = local_id;
   talk.id = id;
@@ -603,6 +630,11 @@ void RoceCm::Remove(uint32_t local_id) {
   if (found == talks_.end()) return;
   Talk& talk = found->second;
   Disarm(talk);
+  CountAnswered(talk);
+  if (const auto connected = by_peer_qp_.find({emu::GidOf(talk.peer.path.remote), talk.remote_qp});
+      connected != by_peer_qp_.end() && connected->second == local_id) {
+    by_peer_qp_.erase(connected);
+  }
   if (const auto serial = by_serial_.find(talk.serial); serial != by_serial_.end() && serial->second == local_id)
     by_serial_.erase(serial);
   if (!talk.initiator)
@@ -612,11 +644,11 @@ void RoceCm::Remove(uint32_t local_id) {
 
 void RoceCm::Arm(Talk& talk, Duration patience) {
   Disarm(talk);
-  talk.timer =
-      core_.fabric().loop().At(core_.Now() + patience, [this, weak = core_.weak_from_this(), local_id = talk.local_id] {
-        const auto core = weak.lock();
-        if (core != nullptr && !closed_) OnTimer(local_id);
-      });
+  talk.due = core_.Now() + patience;
+  talk.timer = core_.fabric().loop().At(talk.due, [this, weak = core_.weak_from_this(), local_id = talk.local_id] {
+    const auto core = weak.lock();
+    if (core != nullptr && !closed_) OnTimer(local_id);
+  });
 }
 
 void RoceCm::Disarm(Talk& talk) {
@@ -655,38 +687,48 @@ void RoceCm::SayAgain(Talk& talk) {
   Arm(talk, port_->Send(talk.peer, talk.last) ? talk.patience : kRefusedPause);
 }
 
-bool RoceCm::AskNextSlot(Talk& talk) {
+bool RoceCm::AskNextSlot(Talk& talk, bool with_time_anew) {
   if (talk.slots_left <= 1) return false;
   --talk.slots_left;
   const int slot = (talk.peer.slot + 1) % core_.nic().profile().port_count;
   talk.peer = port_->PeerAt(talk.peer.path, static_cast<uint8_t>(slot));
-  Insist(talk);
+  talk.refusals = 0;
+  if (with_time_anew) {
+    Insist(talk);
+  } else {
+    SayAgain(talk);
+  }
   return true;
 }
 
 void RoceCm::Fail(Talk& talk, CmEventType type, int status, std::vector<std::byte> private_data) {
+  if (talk.phase == Phase::kRepReceived && TellDisconnected(talk, 0)) {
+    // Its program has called it a connection, and that is about to be done.
+    STAGECOACH_MARK("gsi.established_too_late");
+    return EnterTimewait(talk);
+  }
   const std::shared_ptr<CmId> id = talk.id;
   const State expected = talk.initiator ? State::kConnecting : State::kAccepting;
   Remove(talk.local_id);
   if (id == nullptr) return;
+  std::deque<CmEvent> undelivered;  // goes without the lock
   {
-    // A request that the program has not answered: what it answers later is too late.
     std::lock_guard lock(core_.mutex());
     if (id->state_ == State::kRequested) {
       STAGECOACH_MARK("gsi.request_withdrawn");
-      if (auto listener = id->listener_.lock()) --listener->unanswered_;
-      id->state_ = State::kAccepting;
+      undelivered = core_.Withdraw(id);
     }
   }
   core_.Fail(id, expected, {type, status}, std::move(private_data));
 }
 
-void RoceCm::TellDisconnected(Talk& talk, int status) {
-  if (talk.id == nullptr) return;
+bool RoceCm::TellDisconnected(Talk& talk, int status) {
+  if (talk.id == nullptr) return false;
   std::lock_guard lock(core_.mutex());
-  if (talk.id->state_ != State::kConnected && talk.id->state_ != State::kAccepting) return;
+  if (talk.id->state_ != State::kConnected && talk.id->state_ != State::kAccepting) return false;
   talk.id->state_ = State::kClosed;
   core_.Emit(CmEventType::kDisconnected, talk.id, status);
+  return true;
 }
 
 void RoceCm::EnterTimewait(Talk& talk) {
@@ -694,9 +736,24 @@ void RoceCm::EnterTimewait(Talk& talk) {
   Arm(talk, core_.options().time_wait);
 }
 
+void RoceCm::EnterEstablished(Talk& talk) {
+  talk.phase = Phase::kEstablished;
+  talk.refusals = 0;
+  // A QP has one peer at a time, so that an older connection of the peer's cannot be any more.
+  if (Talk* const older = FindConnected(talk.peer, talk.remote_qp)) BeginProbing(*older);
+  by_peer_qp_[{emu::GidOf(talk.peer.path.remote), talk.remote_qp}] = talk.local_id;
+}
+
+RoceCm::Talk* RoceCm::FindConnected(const DatagramPeer& peer, uint32_t remote_qp) {
+  const auto found = by_peer_qp_.find({emu::GidOf(peer.path.remote), remote_qp});
+  if (found == by_peer_qp_.end()) return nullptr;
+  Talk& talk = talks_.at(found->second);
+  return talk.phase == Phase::kEstablished ? &talk : nullptr;
+}
+
 void RoceCm::Established(Talk& talk) {
   Disarm(talk);
-  talk.phase = Phase::kEstablished;
+  EnterEstablished(talk);
   if (talk.id == nullptr) return;
   std::lock_guard lock(core_.mutex());
   if (talk.id->state_ != State::kAccepting) return;
@@ -758,6 +815,8 @@ void RoceCm::Close() {
   talks_.clear();
   by_serial_.clear();
   by_request_.clear();
+  unanswered_.clear();
+  by_peer_qp_.clear();
   answers_.clear();
 }
 

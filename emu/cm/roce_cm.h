@@ -20,11 +20,15 @@
 // first is found by trying slots in order, the last one that answered in front.
 //
 // A PEER THAT DIES says nothing. When a QP's carrier, or a link to its process, is lost, the last word of the
-// conversation is said again: a process that is still there does not mind, another one in its place does not know it
-// (REJ, reason 6), and where nobody listens the connection has ended.
+// conversation is said again, until it is answered: a process that is still there says so (RTU to a REP, MRA to an
+// RTU), another one in its place does not know it (REJ, reason 6), and where nobody listens, asked three times, the
+// connection has ended. A request from a QP that is connected already, as far as we know, is rejected (reason 10) and
+// asks the same question; its initiator tries again a little later. So who only claims to be the peer ends nothing.
 //
-// What strangers can do is bounded: a listener's backlog holds the requests its program has not answered, one process
-// may have `half_open_limit` of them, and whatever else they send leaves nothing behind.
+// What strangers can do is bounded: a listener's backlog holds the requests its program has not answered, withdrawn
+// ones as well that it has heard of; one address may have `half_open_limit` of them; and whatever else they send leaves
+// nothing behind. What names a conversation is drawn where nobody can guess it: ids, packet and transaction numbers,
+// and the GUID of the process.
 //
 // Threading: cm_transport.h. Conversations belong to the loop.
 #pragma once
@@ -36,12 +40,13 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
-#include "base/prng.h"
 #include "emu/cm/cm_core.h"
 #include "emu/cm/cm_transport.h"
 #include "emu/cm/mad_port.h"
+#include "emu/nic/stag_source.h"
 #include "emu/wire/cm_mad.h"
 
 namespace stagecoach::emu {
@@ -69,6 +74,7 @@ class RoceCm final : public CmTransport {
   Result<std::unique_ptr<Listener>, int> Listen(const std::shared_ptr<CmId>& id, const IpEndpoint& local,
                                                 const StreamOptions& options) override;
   int PrepareToAccept(const std::shared_ptr<CmId>& id, const CmParameters& parameters) override;
+  void UndoAccept(const std::shared_ptr<CmId>& id) override;
   int Disconnect(const std::shared_ptr<CmId>& id) override;
   void Forget(const std::shared_ptr<CmId>& id, CmId::State before, bool attached, uint32_t qp_number) override;
   void Stop() override;
@@ -78,6 +84,10 @@ class RoceCm final : public CmTransport {
   // How often a request is sent on from one process to another. Each sends it to the one that has the port, so one is
   // enough unless ports change hands meanwhile.
   static constexpr int kRedirectsMax = 4;
+  // A program may take over a minute to answer a request before it is asked again (as Linux says in its place).
+  static constexpr uint8_t kServiceTimeout = 24;
+  // How often a request is repeated for an old connection of its QP that the other end has not let go of.
+  static constexpr int kStaleMax = 5;
 
   // One connection, from its first message to the end of timewait.
   struct Talk {
@@ -107,12 +117,22 @@ class RoceCm final : public CmTransport {
     Duration patience{};      // between two tries
     Instant give_up_at{};
     EventLoop::TimerId timer = 0;
+    Instant due{};  // of the timer
     int probes_left = 0;
-    int refusals = 0;  // of links to the peer, one after the other
+    Duration probe_pause{};
+    int refusals = 0;           // of links to the peer, one after the other
+    Instant patient_until{};    // the peer may have us wait until then; unset: it has not yet
+    bool told_to_wait = false;  // the peer, by us
+    bool is_answer = false;     // in kTimewait: `last` is repeated to who asks again
+    // Of an accepter.
+    uint64_t remote_guid = 0;
+    bool counted = false;  // in unanswered_
     // Of an initiator that has no answer yet.
     wire::CmServicePort service;
-    int slots_left = 0;      // to be asked if this one is not there
-    int redirects_left = 0;  // to be followed
+    int slots_left = 0;                  // to be asked if this one is not there
+    std::optional<uint8_t> silent_slot;  // the first that does not answer: the service may be there
+    int redirects_left = 0;              // to be followed
+    int stale_left = kStaleMax;
   };
   using Phase = Talk::Phase;
   // Whose request: a process by its address and slot, the id it uses, and whether that is a SIDR_REQ's.
@@ -130,7 +150,7 @@ class RoceCm final : public CmTransport {
   // --- On the loop ---
 
   // What the program wants.
-  void Request(const std::shared_ptr<CmId>& id, const CmParameters& parameters);
+  void Request(const std::shared_ptr<CmId>& id, const CmParameters& parameters, uint32_t qp_number, bool managed);
   void Answer(uint64_t serial, const CmParameters& parameters, const CmWay& way, uint32_t qp_number, bool managed);
   void Refuse(uint64_t serial, const std::vector<std::byte>& private_data);
   void Conclude(uint64_t serial);
@@ -172,9 +192,11 @@ class RoceCm final : public CmTransport {
   // The last word of `talk`, a request, goes to the process that has the service, as far as that is known.
   void Ask(Talk& talk, const IpEndpoint& local, const IpEndpoint& remote);
   // The next process to ask for the service; false: there is none left.
-  bool AskNextSlot(Talk& talk);
+  bool AskNextSlot(Talk& talk, bool with_time_anew);
   // As whoever answers says; false: that leads nowhere.
   bool FollowRedirection(Talk& talk, const DatagramPeer& from, const wire::CmRedirect& redirect);
+  // The same request again, a little later; false: that was often enough.
+  bool RequestAgain(Talk& talk);
   // The same request again, with an MTU that the peer can do; false: that is none.
   bool RequestSmallerPackets(Talk& talk, uint8_t mtu);
   // Nobody has the service.
@@ -184,29 +206,40 @@ class RoceCm final : public CmTransport {
   // With the core's lock: who is to hear of a request of `from`; else a Refusal, kNobody unless there is another
   // reason.
   Result<std::shared_ptr<CmId>, Refusal> ListenerFor(const wire::CmServicePort& service, const DatagramPeer& from,
-                                                     int unanswered);
-  int UnansweredOf(const DatagramPeer& from) const;
+                                                     uint32_t unanswered);
+  uint32_t UnansweredOf(const DatagramPeer& from) const;
+  // A request of the peer waits for its program, or does not any more.
+  void CountUnanswered(Talk& talk);
+  void CountAnswered(Talk& talk);
   // Another process of this host that has the service.
   std::optional<wire::CmRedirect> RedirectionTo(const wire::CmServicePort& service, const DatagramPeer& from) const;
   void AnswerDatagrams(Talk& talk, wire::CmSidrStatus status, const std::vector<std::byte>& private_data,
                        uint32_t qp_number, uint32_t qkey);
   // With the core's lock: whose request this is.
-  std::shared_ptr<CmId> FindListener(const wire::CmServicePort& service, const IpEndpoint& local) const;
+  std::shared_ptr<CmId> FindListener(const wire::CmServicePort& service, const IpEndpoint& local);
+  // An established connection with that QP; null: there is none.
+  Talk* FindConnected(const DatagramPeer& peer, uint32_t remote_qp);
   // 0 or an errno. Without locks.
   int BringUp(uint32_t qp_number, const CmWay& way);
   void BringDown(const Talk& talk);
   void Established(Talk& talk);
+  void EnterEstablished(Talk& talk);
   void SayDreq(Talk& talk);
   // It ends without a connection: the id is kClosed and hears why; the conversation is removed.
   void Fail(Talk& talk, CmEventType type, int status, std::vector<std::byte> private_data = {});
-  // It was a connection: the id hears that it has ended.
-  void TellDisconnected(Talk& talk, int status);
+  // If it was a connection the id hears that it has ended.
+  bool TellDisconnected(Talk& talk, int status);
   void EnterTimewait(Talk& talk);
   // Its last word was no, or an answer about datagrams: nothing is left to do but to repeat it to who asks again.
   void RememberAnswer(Talk& talk);
   // Of a host whose process this is not all are known: the next request goes there first.
   void Remember(const DatagramPeer& answering);
+  void HearOfLink(Talk& talk, DatagramPort::LinkEvent event);
+  // What waits for an answer, or would be lost on nobody, is said again before its time.
+  void AskSoon(Talk& talk);
   void BeginProbing(Talk& talk);
+  // It is there.
+  void EndProbing(Talk& talk);
   // Says the last word again, to see whether somebody is there.
   void Probe(Talk& talk);
   void PeerGone(Talk& talk);
@@ -218,14 +251,20 @@ class RoceCm final : public CmTransport {
   CmCore& core_;
   const std::unique_ptr<MadPort> port_;
   bool closed_ = false;
-  Prng luck_;
+  const uint64_t holder_;  // of ports, this process
+  const std::unique_ptr<StagSource> luck_;
   uint64_t next_transaction_;
   const uint64_t ca_guid_;
-  std::map<uint32_t, Talk> talks_;            // by our id
-  std::map<uint64_t, uint32_t> by_serial_;    // those whose id lives
-  std::map<RemoteKey, uint32_t> by_request_;  // those that began with a REQ of the peer
+  std::map<uint32_t, Talk> talks_;                                 // by our id
+  std::map<uint64_t, uint32_t> by_serial_;                         // those whose id lives
+  std::map<RemoteKey, uint32_t> by_request_;                       // those that began with a REQ of the peer
+  std::map<wire::Gid, uint32_t> unanswered_;                       // requests that wait for their programs, by address
+  std::map<std::pair<wire::Gid, uint32_t>, uint32_t> by_peer_qp_;  // the last that was established, by address and QP
   std::map<wire::Gid, uint8_t> answering_slots_;
   std::deque<uint32_t> answers_;  // by our id, the oldest in front; some may have gone
+
+  using ListenerKey = std::tuple<wire::CmPortSpace, uint16_t, uint64_t>;  // port, serial
+  std::map<ListenerKey, std::weak_ptr<CmId>> listeners_;                  // guarded by the core's lock
 };
 
 }  // namespace stagecoach::emu

@@ -17,17 +17,19 @@ using State = CmId::State;
 using wire::CmAbout;
 using wire::CmReason;
 
-// A program may take over a minute to answer a request (as Linux says in its place).
-constexpr uint8_t kServiceTimeout = 24;
+// How long a peer may have us wait for the answer to one message, however often it says so.
+constexpr Duration kWaitMax = 300s;
 // Bounds of what a peer may wish: repetitions no closer than 33 ms and no farther apart than 8.6 s.
 constexpr uint8_t kShortestTimeout = 13;
 constexpr uint8_t kLongestTimeout = 21;
 // How long after a QP has lost its carrier we ask whether its peer is still there: a carrier ends with an orderly
 // disconnection, too, which is about to be told.
 constexpr Duration kProbeDelay = 100ms;
-constexpr int kProbesMax = 10;
-// How many refusals it takes to believe that the peer's process has gone: one that is flooded with streams may refuse
-// some.
+// It doubles up to this, and ends after about a minute and a half: silence alone does not end a connection.
+constexpr Duration kProbePauseMax = 8s;
+constexpr int kProbesMax = 16;
+// How many refusals it takes to believe that the peer's process has gone: a host that is flooded with streams may
+// refuse some.
 constexpr int kRefusalsBelieved = 3;
 // An MTU is the upper half of a byte, in REQ and where one is rejected for it.
 constexpr int kMtuShift = 4;
@@ -69,8 +71,14 @@ void RoceCm::On(const DatagramPeer& from, uint64_t transaction_id, const wire::C
   const RemoteKey key{emu::GidOf(from.path.remote), from.slot, req.local_id, false};
   if (const auto known = by_request_.find(key); known != by_request_.end()) {
     Talk& talk = talks_.at(known->second);
+    if (talk.remote_guid != req.ca_guid || talk.remote_qp != req.qp_number) {
+      // Another process, which has drawn the id of the one before it.
+      if (talk.phase == Phase::kEstablished) BeginProbing(talk);
+      return SendReject(from, transaction_id, 0, req.local_id, CmAbout::kReq, CmReason::kStaleConnection);
+    }
     switch (talk.phase) {
       case Phase::kReqReceived:
+        talk.told_to_wait = true;
         STAGECOACH_MARK("gsi.request_repeated_while_its_program_thinks");
         return SendTo(from, transaction_id,
                       wire::CmMra{.local_id = talk.local_id,
@@ -115,8 +123,15 @@ void RoceCm::On(const DatagramPeer& from, uint64_t transaction_id, const wire::C
   }
   const std::optional<AddressVector> path = PathBetween(from.path.local, from.path.remote, {});
   if (!path) return refuse(CmReason::kInvalidGid);
+  if (Talk* const old = FindConnected(from, req.qp_number)) {
+    // Of a process that is no more, or of a QP that its program has destroyed. If so, asking will show; the QP has a
+    // number that is easy to guess, so that nobody's word alone ends a connection.
+    STAGECOACH_MARK("gsi.request_from_a_connected_qp");
+    BeginProbing(*old);
+    return refuse(CmReason::kStaleConnection);
+  }
 
-  const int unanswered = UnansweredOf(from);
+  const uint32_t unanswered = UnansweredOf(from);
   Refusal refusal = Refusal::kNobody;
   {
     std::lock_guard lock(core_.mutex());
@@ -134,7 +149,7 @@ void RoceCm::On(const DatagramPeer& from, uint64_t transaction_id, const wire::C
       way.path_mtu = req.path_mtu;
       way.remote_qp = req.qp_number;
       way.remote_psn = req.starting_psn;
-      way.local_psn = static_cast<uint32_t>(luck_.Next()) & wire::kPsnMask;
+      way.local_psn = static_cast<uint32_t>(luck_->Next()) & wire::kPsnMask;
       way.responder_resources = Narrow(std::min<uint32_t>(req.initiator_depth, profile.max_ird));
       way.initiator_depth = Narrow(std::min<uint32_t>(req.responder_resources, profile.max_ord));
       way.ack_timeout = (*listener)->ack_timeout_ != 0 ? (*listener)->ack_timeout_ : req.ack_timeout;
@@ -146,10 +161,12 @@ void RoceCm::On(const DatagramPeer& from, uint64_t transaction_id, const wire::C
       talk.peer = from;
       talk.remote_id = req.local_id;
       talk.remote_qp = req.qp_number;
+      talk.remote_guid = req.ca_guid;
       talk.transaction_id = transaction_id;
       talk.service = *service;
       talk.patience = wire::CmTime(std::clamp(req.local_response_timeout, kShortestTimeout, kLongestTimeout));
       by_request_[key] = talk.local_id;
+      CountUnanswered(talk);
       CmEvent event{CmEventType::kConnectRequest, child, *listener, 0, {}};
       event.parameters.private_data = VectorOf(req.private_data, wire::kCmIpHeaderSize);
       event.parameters.responder_resources = way.responder_resources;
@@ -175,20 +192,29 @@ void RoceCm::On(const DatagramPeer& from, uint64_t transaction_id, const wire::C
   SendTo(from, transaction_id, rej);
 }
 
-int RoceCm::UnansweredOf(const DatagramPeer& from) const {
-  const wire::Gid gid = emu::GidOf(from.path.remote);
-  return static_cast<int>(std::count_if(by_request_.begin(), by_request_.end(), [&](const auto& each) {
-    return std::get<0>(each.first) == gid && std::get<1>(each.first) == from.slot &&
-           talks_.at(each.second).phase == Phase::kReqReceived;
-  }));
+// By address: a slot is what the peer claims.
+uint32_t RoceCm::UnansweredOf(const DatagramPeer& from) const {
+  const auto found = unanswered_.find(emu::GidOf(from.path.remote));
+  return found != unanswered_.end() ? found->second : 0;
+}
+
+void RoceCm::CountUnanswered(Talk& talk) {
+  talk.counted = true;
+  ++unanswered_[emu::GidOf(talk.peer.path.remote)];
+}
+
+void RoceCm::CountAnswered(Talk& talk) {
+  if (!std::exchange(talk.counted, false)) return;
+  const auto found = unanswered_.find(emu::GidOf(talk.peer.path.remote));
+  if (--found->second == 0) unanswered_.erase(found);
 }
 
 Result<std::shared_ptr<CmId>, RoceCm::Refusal> RoceCm::ListenerFor(const wire::CmServicePort& service,
-                                                                   const DatagramPeer& from, int unanswered) {
+                                                                   const DatagramPeer& from, uint32_t unanswered) {
   std::shared_ptr<CmId> listener = FindListener(service, from.path.local);
   if (listener == nullptr) return Err(Refusal::kNobody);
-  if (static_cast<uint32_t>(unanswered) >= core_.options().half_open_limit) {
-    STAGECOACH_MARK("gsi.too_many_requests_of_one_process");
+  if (unanswered >= core_.options().half_open_limit) {
+    STAGECOACH_MARK("gsi.too_many_requests_of_one_address");
     ++core_.mutable_counters().refused_streams;
     return Err(Refusal::kNoResources);
   }
@@ -217,8 +243,19 @@ bool RoceCm::FollowRedirection(Talk& talk, const DatagramPeer& from, const wire:
   --talk.redirects_left;
   Remember(from);
   talk.slots_left = 0;
+  talk.silent_slot.reset();
+  talk.refusals = 0;
   talk.peer = port_->PeerAt(talk.peer.path, SlotOf(redirect.qp_number));
   Insist(talk);
+  return true;
+}
+
+bool RoceCm::RequestAgain(Talk& talk) {
+  if (talk.stale_left == 0) return false;
+  STAGECOACH_MARK("gsi.request_waits_for_the_end_of_an_old_connection");
+  const Duration pause = kProbeDelay * (1 << (kStaleMax - talk.stale_left--));
+  talk.give_up_at = core_.Now() + pause + talk.patience * (core_.options().max_retries + 1);
+  Arm(talk, pause);
   return true;
 }
 
@@ -243,10 +280,17 @@ bool RoceCm::RequestSmallerPackets(Talk& talk, uint8_t mtu) {
 void RoceCm::On(const DatagramPeer& from, uint64_t, const wire::CmMra& mra) {
   Talk* const talk = Find(mra.remote_id, from);
   if (talk == nullptr) return;
+  if (talk->phase == Phase::kEstablished && mra.local_id == talk->remote_id) return EndProbing(*talk);
   const bool about_ours = (talk->phase == Phase::kReqSent && mra.about == CmAbout::kReq) ||
                           (talk->phase == Phase::kRepSent && mra.about == CmAbout::kRep);
   if (!about_ours) return;
-  const Duration more = wire::CmTime(std::min(mra.service_timeout, kServiceTimeout));
+  if (talk->patient_until == Instant{}) talk->patient_until = core_.Now() + kWaitMax;
+  const Duration more =
+      std::min(wire::CmTime(std::min(mra.service_timeout, kServiceTimeout)), talk->patient_until - core_.Now());
+  if (more <= Duration::zero()) {
+    STAGECOACH_MARK("gsi.peer_has_us_wait_for_too_long");
+    return;
+  }
   talk->give_up_at = core_.Now() + more + talk->patience * (core_.options().max_retries + 1);
   Arm(*talk, more + talk->patience);
 }
@@ -261,6 +305,7 @@ void RoceCm::On(const DatagramPeer& from, uint64_t, const wire::CmRej& rej) {
   if (talk == nullptr || talk->datagrams) return;
   switch (talk->phase) {
     case Phase::kReqSent:
+      if (rej.reason == CmReason::kStaleConnection && RequestAgain(*talk)) return;
       if (rej.reason == CmReason::kRedirected && rej.information_length == wire::CmRej::kInformationSize &&
           FollowRedirection(*talk, from, wire::CmRedirect::Decode(rej.information))) {
         return;
@@ -269,7 +314,7 @@ void RoceCm::On(const DatagramPeer& from, uint64_t, const wire::CmRej& rej) {
           RequestSmallerPackets(*talk, std::to_integer<uint8_t>(rej.information[0]) >> kMtuShift)) {
         return;
       }
-      return Fail(*talk, CmEventType::kRejected, static_cast<int>(rej.reason), VectorOf(rej.private_data));
+      [[fallthrough]];
     case Phase::kRepSent:
     case Phase::kRepReceived:
       BringDown(*talk);
@@ -290,10 +335,16 @@ void RoceCm::On(const DatagramPeer& from, uint64_t transaction_id, const wire::C
   Talk* const talk = Find(rep.remote_id, from);
   if (talk == nullptr || !talk->initiator || talk->datagrams)
     return SendReject(from, transaction_id, 0, rep.local_id, CmAbout::kRep, CmReason::kInvalidCommunicationId);
+  const bool is_new = talk->phase == Phase::kReqSent;
+  if (!is_new && rep.local_id != talk->remote_id)
+    return SendReject(from, transaction_id, 0, rep.local_id, CmAbout::kRep, CmReason::kInvalidCommunicationId);
   switch (talk->phase) {
     case Phase::kReqSent:
+      // That of the request: ids of an earlier process may be drawn again.
+      if (transaction_id != talk->transaction_id) return;
       break;
     case Phase::kRepReceived:
+      talk->told_to_wait = true;
       return SendTo(from, transaction_id,
                     wire::CmMra{.local_id = talk->local_id,
                                 .remote_id = talk->remote_id,
@@ -301,8 +352,15 @@ void RoceCm::On(const DatagramPeer& from, uint64_t transaction_id, const wire::C
                                 .service_timeout = kServiceTimeout});
     case Phase::kEstablished:
       STAGECOACH_MARK("gsi.reply_repeated");
+      EndProbing(*talk);
       port_->Send(from, talk->last);
       return;
+    case Phase::kTimewait:
+      if (talk->is_answer) {
+        port_->Send(from, talk->last);
+        return;
+      }
+      return SendReject(from, transaction_id, 0, rep.local_id, CmAbout::kRep, CmReason::kInvalidCommunicationId);
     default:
       return;
   }
@@ -337,9 +395,10 @@ void RoceCm::On(const DatagramPeer& from, uint64_t transaction_id, const wire::C
   if (const int error = BringUp(talk->qp_number, way); error != 0) {
     STAGECOACH_MARK("gsi.qp_does_not_take_the_connection");
     SendReject(from, transaction_id, talk->local_id, talk->remote_id, CmAbout::kRep, CmReason::kConsumer);
+    BringDown(*talk);
     return Fail(*talk, CmEventType::kConnectError, -error);
   }
-  talk->phase = Phase::kEstablished;
+  EnterEstablished(*talk);
   Say(*talk, wire::CmRtu{.local_id = talk->local_id, .remote_id = talk->remote_id}, /*until_answered=*/false);
   std::lock_guard lock(core_.mutex());
   // If the id went away meanwhile, that is to be said on the loop, too.
@@ -351,9 +410,20 @@ void RoceCm::On(const DatagramPeer& from, uint64_t transaction_id, const wire::C
 
 void RoceCm::On(const DatagramPeer& from, uint64_t transaction_id, const wire::CmRtu& rtu) {
   Talk* const talk = Find(rtu.remote_id, from);
-  if (talk == nullptr || talk->initiator || talk->remote_id != rtu.local_id)
+  const bool is_over =
+      talk == nullptr || talk->initiator || talk->remote_id != rtu.local_id || talk->phase == Phase::kTimewait;
+  if (is_over) {
+    STAGECOACH_MARK("gsi.rtu_of_no_connection");
     return SendReject(from, transaction_id, 0, rtu.local_id, CmAbout::kOther, CmReason::kInvalidCommunicationId);
-  if (talk->phase == Phase::kRepSent) Established(*talk);
+  }
+  if (talk->phase == Phase::kRepSent) return Established(*talk);
+  if (talk->phase != Phase::kEstablished) return;
+  // The answer to our question, or the same question.
+  if (talk->timer != 0) return EndProbing(*talk);
+  STAGECOACH_MARK("gsi.rtu_repeated");
+  SendTo(from, transaction_id,
+         wire::CmMra{
+             .local_id = talk->local_id, .remote_id = talk->remote_id, .about = CmAbout::kOther, .service_timeout = 0});
 }
 
 void RoceCm::On(const DatagramPeer& from, uint64_t transaction_id, const wire::CmDreq& dreq) {
@@ -416,7 +486,7 @@ void RoceCm::On(const DatagramPeer& from, uint64_t transaction_id, const wire::C
     refusal.status = wire::CmSidrStatus::kRejected;
     return SendTo(from, transaction_id, refusal);
   }
-  const int unanswered = UnansweredOf(from);
+  const uint32_t unanswered = UnansweredOf(from);
   {
     std::lock_guard lock(core_.mutex());
     if (core_.closed()) return;
@@ -433,6 +503,7 @@ void RoceCm::On(const DatagramPeer& from, uint64_t transaction_id, const wire::C
       talk.transaction_id = transaction_id;
       talk.service = *service;
       by_request_[key] = talk.local_id;
+      CountUnanswered(talk);
       CmEvent event{CmEventType::kConnectRequest, child, *listener, 0, {}};
       event.parameters.private_data = VectorOf(req.private_data, wire::kCmIpHeaderSize);
       return core_.Emit(std::move(event));
@@ -481,53 +552,77 @@ void RoceCm::Remember(const DatagramPeer& answering) {
 }
 
 void RoceCm::OnLink(const DatagramPeer& to, DatagramPort::LinkEvent event) {
-  using LinkEvent = DatagramPort::LinkEvent;
-  if (event == LinkEvent::kNoAnswer) return;
   std::vector<uint32_t> concerned;
   for (const auto& [local_id, talk] : talks_) {
     if (SamePort(talk.peer, to)) concerned.push_back(local_id);
   }
   for (const uint32_t local_id : concerned) {
     const auto found = talks_.find(local_id);
-    if (found == talks_.end()) continue;
-    Talk& talk = found->second;
-    if (event == LinkEvent::kUp) {
+    if (found != talks_.end()) HearOfLink(found->second, event);
+  }
+}
+
+void RoceCm::HearOfLink(Talk& talk, DatagramPort::LinkEvent event) {
+  using LinkEvent = DatagramPort::LinkEvent;
+  const bool asks = talk.phase == Phase::kReqSent;
+  switch (event) {
+    case LinkEvent::kUp:
       talk.refusals = 0;
-      continue;
-    }
-    if (event == LinkEvent::kLost) {
-      // Perhaps the link alone. Whoever waits for an answer asks again in time.
-      if (talk.phase == Phase::kEstablished) BeginProbing(talk);
-      continue;
-    }
-    switch (talk.phase) {
-      case Phase::kReqSent:
-        if (AskNextSlot(talk)) break;
-        // The host is there, and nobody has the port.
-        STAGECOACH_MARK("gsi.no_process_answers");
-        answering_slots_.erase(emu::GidOf(talk.peer.path.remote));
-        FailUnserved(talk);
-        break;
-      case Phase::kReqReceived:
-      case Phase::kRepSent:
-      case Phase::kRepReceived:
-        BringDown(talk);
-        Fail(talk, CmEventType::kUnreachable, -ECONNREFUSED);
-        break;
-      case Phase::kEstablished:
-        if (++talk.refusals >= kRefusalsBelieved) {
-          PeerGone(talk);
-        } else {
-          BeginProbing(talk);
-        }
-        break;
-      case Phase::kDreqSent:
-        PeerGone(talk);
-        break;
-      case Phase::kDreqReceived:
-      case Phase::kTimewait:
-        break;
-    }
+      return;
+    case LinkEvent::kLost:
+      // Perhaps the link alone.
+      return AskSoon(talk);
+    case LinkEvent::kNoAnswer:
+      // Of the process; another one of its host may know more. The time for all that do not answer is that for one.
+      if (asks && talk.slots_left > 1) {
+        STAGECOACH_MARK("gsi.request_passes_a_process_that_does_not_answer");
+        if (!talk.silent_slot) talk.silent_slot = talk.peer.slot;
+        AskNextSlot(talk, /*with_time_anew=*/false);
+      }
+      return;
+    case LinkEvent::kRefused:
+      break;
+  }
+  if (asks && AskNextSlot(talk, /*with_time_anew=*/true)) return;
+  if (talk.phase == Phase::kDreqReceived || talk.phase == Phase::kTimewait) return;
+  if (++talk.refusals < kRefusalsBelieved) return AskSoon(talk);
+  switch (talk.phase) {
+    case Phase::kReqSent:
+      if (talk.silent_slot) {
+        talk.refusals = 0;
+        talk.peer = port_->PeerAt(talk.peer.path, *talk.silent_slot);
+        talk.silent_slot.reset();
+        return Insist(talk);
+      }
+      // The host is there, and nobody has the port.
+      STAGECOACH_MARK("gsi.no_process_answers");
+      answering_slots_.erase(emu::GidOf(talk.peer.path.remote));
+      return FailUnserved(talk);
+    case Phase::kReqReceived:
+    case Phase::kRepSent:
+    case Phase::kRepReceived:
+      BringDown(talk);
+      return Fail(talk, CmEventType::kUnreachable, -ECONNREFUSED);
+    case Phase::kEstablished:
+    case Phase::kDreqSent:
+      return PeerGone(talk);
+    case Phase::kDreqReceived:
+    case Phase::kTimewait:
+      return;
+  }
+}
+
+void RoceCm::AskSoon(Talk& talk) {
+  switch (talk.phase) {
+    case Phase::kEstablished:
+      return BeginProbing(talk);
+    case Phase::kReqSent:
+    case Phase::kRepSent:
+    case Phase::kDreqSent:
+      if (talk.timer != 0 && talk.due > core_.Now() + kProbeDelay) Arm(talk, kProbeDelay);
+      return;
+    default:
+      return;
   }
 }
 
@@ -540,13 +635,21 @@ void RoceCm::OnCarrierLost(uint32_t qp_number) {
 void RoceCm::BeginProbing(Talk& talk) {
   if (talk.timer != 0) return;
   talk.probes_left = kProbesMax;
+  talk.probe_pause = kProbeDelay;
   Arm(talk, kProbeDelay);
 }
 
+void RoceCm::EndProbing(Talk& talk) {
+  talk.refusals = 0;
+  Disarm(talk);
+}
+
 void RoceCm::Probe(Talk& talk) {
+  if (talk.probes_left-- == 0) return;
   STAGECOACH_MARK("gsi.peer_asked_whether_it_is_there");
-  if (port_->Send(talk.peer, talk.last) || --talk.probes_left <= 0) return;
-  Arm(talk, kProbeDelay);
+  const bool left = port_->Send(talk.peer, talk.last);
+  Arm(talk, left ? talk.probe_pause : kProbeDelay);
+  if (left) talk.probe_pause = std::min(talk.probe_pause * 2, kProbePauseMax);
 }
 
 void RoceCm::PeerGone(Talk& talk) {

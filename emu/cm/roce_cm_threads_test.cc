@@ -1,0 +1,228 @@
+// InfiniBand's connection manager among threads, over real TCP on the loopback interface: calls of programs against
+// what peers say at the same moment. The races here are what the thread sanitizer is for.
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <memory>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "emu/backend/tcp/tcp_fabric.h"
+#include "emu/cm/cm_test_support.h"
+#include "emu/cm/connection_manager.h"
+#include "emu/engine/qp_states.h"
+
+namespace stagecoach::emu {
+namespace {
+
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr int kRounds = 40;
+#else
+constexpr int kRounds = 200;
+#endif
+
+// Slots of this process's own, whatever else runs on the machine.
+DeviceProfile Profile() {
+  constexpr uint16_t kBlock = 16;
+  constexpr int kBlocks = 200;
+  DeviceProfile profile = RoceProfile();
+  profile.port_base = static_cast<uint16_t>(16000 + getpid() % kBlocks * kBlock);
+  profile.port_count = kBlock;
+  return profile;
+}
+
+// A process of this host: a device and a manager on a thread of their own.
+class Process {
+ public:
+  explicit Process(CmOptions options = {.time_wait = 1ms})
+      : nic_(fabric_, Profile(), {}),
+        cm_(nic_, options),
+        context_(nic_.OpenContext().value()),
+        pd_(nic_.AllocatePd(*context_).value()),
+        cq_(nic_.CreateCq(*context_, 64, nullptr, nullptr).value()),
+        channel_(cm_.CreateChannel()) {}
+
+  Nic& nic() { return nic_; }
+  ConnectionManager& cm() { return cm_; }
+  const std::shared_ptr<CmChannel>& channel() { return channel_; }
+  QueuePair* NewQp() { return NewQpInInit(nic_, *context_, pd_, cq_); }
+  void Drop(QueuePair* qp) {
+    cm_.ForgetQp(qp->qp_number());
+    EXPECT_EQ(nic_.DestroyQp(qp->handle()), 0);
+  }
+
+  std::shared_ptr<CmId> Listening(int backlog = 64) {
+    auto id = cm_.CreateId(channel_);
+    EXPECT_EQ(cm_.Bind(id, *IpEndpoint::Parse("127.0.0.1", 0)), 0);
+    EXPECT_EQ(cm_.Listen(id, backlog), 0);
+    return id;
+  }
+  // With a channel of its own.
+  std::shared_ptr<CmId> Connecting(const IpEndpoint& to, QueuePair* qp, const std::shared_ptr<CmChannel>& channel) {
+    auto id = cm_.CreateId(channel);
+    EXPECT_EQ(cm_.ResolveAddress(id, {}, to), 0);
+    EXPECT_TRUE(Await(*channel, CmEventType::kAddressResolved));
+    EXPECT_EQ(cm_.ResolveRoute(id), 0);
+    EXPECT_TRUE(Await(*channel, CmEventType::kRouteResolved));
+    EXPECT_EQ(cm_.SetQp(id, qp->qp_number()), 0);
+    EXPECT_EQ(cm_.Connect(id, {}), 0);
+    return id;
+  }
+  static std::optional<CmEvent> Next(CmChannel& channel) {
+    auto event = channel.GetEvent();
+    if (!event) return std::nullopt;
+    channel.Acknowledge(*event);
+    return std::move(*event);
+  }
+  // The next event of this kind; those before it are dropped.
+  static std::optional<CmEvent> Await(CmChannel& channel, CmEventType type) {
+    for (;;) {
+      auto event = Next(channel);
+      if (!event || event->type == type) return event;
+    }
+  }
+
+ private:
+  TcpFabric fabric_;
+  Nic nic_;
+  ConnectionManager cm_;
+  NicContext* context_;
+  uint32_t pd_;
+  CompletionQueue* cq_;
+  std::shared_ptr<CmChannel> channel_;
+};
+
+// Runs them together, as near to one moment as threads allow.
+template <typename First, typename Second>
+void Together(First first, Second second) {
+  std::atomic<int> ready{0};
+  const auto meet = [&ready] {
+    ready.fetch_add(1);
+    while (ready.load() < 2) std::this_thread::yield();
+  };
+  std::thread other([&] {
+    meet();
+    second();
+  });
+  meet();
+  first();
+  other.join();
+}
+
+TEST(RoceCmThreads, AnAcceptThatFailsLeavesNoQpReadyToSend) {
+  Process server;
+  Process client;
+  const auto listener = server.Listening();
+  const IpEndpoint to = server.cm().Describe(*listener).local;
+  const auto channel = client.cm().CreateChannel();
+  int accepted = 0;
+  for (int round = 0; round < kRounds; ++round) {
+    QueuePair* const ours = client.NewQp();
+    QueuePair* const theirs = server.NewQp();
+    const auto initiator = client.Connecting(to, ours, channel);
+    auto request = Process::Await(*server.channel(), CmEventType::kConnectRequest);
+    ASSERT_TRUE(request);
+    const std::shared_ptr<CmId> responder = request->id;
+    request.reset();
+    ASSERT_EQ(server.cm().SetQp(responder, theirs->qp_number()), 0);
+    int error = 0;
+    Together([&] { error = server.cm().Accept(responder, {}); }, [&] { client.cm().Destroy(initiator); });
+    if (error == 0) {
+      ++accepted;
+    } else {
+      // Withdrawn before the call, or while it prepared the QP.
+      EXPECT_EQ(error, EINVAL);
+      const QpState state = theirs->state();
+      EXPECT_TRUE(state == QpState::kInit || state == QpState::kErr) << static_cast<int>(state);
+    }
+    server.cm().Destroy(responder);
+    client.Drop(ours);
+    server.Drop(theirs);
+  }
+  server.cm().Destroy(listener);
+}
+
+TEST(RoceCmThreads, ConnectionsOfManyThreadsComeAndGo) {
+  constexpr int kThreads = 3;
+  Process server;
+  Process client;
+  const auto listener = server.Listening();
+  const IpEndpoint to = server.cm().Describe(*listener).local;
+  std::atomic<int> established{0};
+  std::thread serving([&] {
+    // Each connection ends here as well, by its own DISCONNECTED.
+    std::vector<std::pair<std::shared_ptr<CmId>, QueuePair*>> open;
+    for (int over = 0; over < kThreads * kRounds / 4;) {
+      auto event = Process::Next(*server.channel());
+      ASSERT_TRUE(event);
+      if (event->type == CmEventType::kConnectRequest) {
+        QueuePair* const qp = server.NewQp();
+        EXPECT_EQ(server.cm().SetQp(event->id, qp->qp_number()), 0);
+        EXPECT_EQ(server.cm().Accept(event->id, {}), 0);
+        open.emplace_back(event->id, qp);
+        continue;
+      }
+      if (event->type != CmEventType::kDisconnected) continue;
+      EXPECT_EQ(server.cm().Disconnect(event->id), 0);
+      for (auto it = open.begin(); it != open.end(); ++it) {
+        if (it->first != event->id) continue;
+        QueuePair* const qp = it->second;
+        open.erase(it);
+        std::thread destroyer([&] { server.cm().Destroy(event->id); });
+        server.Drop(qp);
+        destroyer.join();
+        break;
+      }
+      ++over;
+    }
+  });
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kThreads; ++i) {
+    threads.emplace_back([&] {
+      const auto channel = client.cm().CreateChannel();
+      for (int round = 0; round < kRounds / 4; ++round) {
+        QueuePair* const qp = client.NewQp();
+        const auto id = client.Connecting(to, qp, channel);
+        auto event = Process::Next(*channel);
+        ASSERT_TRUE(event);
+        ASSERT_EQ(event->type, CmEventType::kEstablished) << event->status;
+        ++established;
+        if (round % 2 == 0) {
+          EXPECT_EQ(client.cm().Disconnect(id), 0);
+          EXPECT_TRUE(Process::Await(*channel, CmEventType::kDisconnected));
+        }
+        client.cm().Destroy(id);
+        client.Drop(qp);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  serving.join();
+  EXPECT_EQ(established.load(), kThreads * (kRounds / 4));
+  server.cm().Destroy(listener);
+}
+
+TEST(RoceCmThreads, AListenerMayGoWhileRequestsCome) {
+  Process server;
+  Process client;
+  const auto channel = client.cm().CreateChannel();
+  for (int round = 0; round < kRounds / 4; ++round) {
+    const auto listener = server.Listening();
+    const IpEndpoint to = server.cm().Describe(*listener).local;
+    QueuePair* const qp = client.NewQp();
+    std::shared_ptr<CmId> id;
+    Together([&] { id = client.Connecting(to, qp, channel); }, [&] { server.cm().Destroy(listener); });
+    auto event = Process::Next(*channel);
+    ASSERT_TRUE(event);
+    EXPECT_EQ(event->type, CmEventType::kRejected) << ToString(event->type);
+    client.cm().Destroy(id);
+    client.Drop(qp);
+  }
+}
+
+}  // namespace
+}  // namespace stagecoach::emu
