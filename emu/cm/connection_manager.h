@@ -32,7 +32,7 @@ struct CmOptions {
   Duration request_timeout = 5s;
   // How long we wait for the answer to our request; Linux siw waits as long.
   Duration reply_timeout = 10s;
-  // Of iWARP: of one listener, requests that are incomplete. Of InfiniBand: of one process, requests not answered.
+  // Of iWARP: of one listener, requests that are incomplete. Of InfiniBand: of one address, requests not answered.
   uint32_t half_open_limit = 128;
 
   // --- InfiniBand alone. Times are codes: 4.096 us * 2^code ---

@@ -470,6 +470,13 @@ TEST_F(RoceCmTest, TheQpOfWhoIsRejectedFails) {
   EXPECT_EQ(client.qp->state(), QpState::kErr);
 }
 
+TEST_F(RoceCmTest, TheQpFailsWhereNoProcessAnswers) {
+  initiator = client.Connecting();
+  EXPECT_EQ(client.Next(), CmEventType::kRejected);
+  EXPECT_EQ(client.last_status, kInvalidServiceId);
+  EXPECT_EQ(client.qp->state(), QpState::kErr);
+}
+
 TEST_F(RoceCmTest, AQpThatDoesNotTakeItsConnectionFails) {
   listener = server.Listening();
   CmParameters parameters;

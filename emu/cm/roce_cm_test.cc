@@ -667,7 +667,7 @@ TEST_F(RoceCmTest, ARequestInTheNameOfAnotherIsRejected) {
   EXPECT_EQ(refused([](CmReq& req) { req.path_mtu = 15; }), CmReason::kInvalidMtu);
 }
 
-TEST(RoceCmLimitTest, OneProcessMayHaveSoManyRequestsUnanswered) {
+TEST(RoceCmLimitTest, OneAddressMayHaveSoManyRequestsUnanswered) {
   SimWorld world{12};
   Machine server(&world, "server", kServerAddress, {.half_open_limit = 3});
   Machine client(&world, "client", Address("10.0.0.2"));

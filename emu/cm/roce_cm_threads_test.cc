@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "emu/backend/tcp/tcp_fabric.h"
@@ -204,6 +205,38 @@ TEST(RoceCmThreads, ConnectionsOfManyThreadsComeAndGo) {
   serving.join();
   EXPECT_EQ(established.load(), kThreads * (kRounds / 4));
   server.cm().Destroy(listener);
+}
+
+// By the system's names, and not by anything that the two share.
+TEST(RoceCmThreads, APortIsOneProcessOfTheHostAndFoundThere) {
+  Process first;
+  Process second;
+  Process client;
+  const auto of_first = first.Listening();
+  const auto of_second = second.Listening();
+  const IpEndpoint to_first = first.cm().Describe(*of_first).local;
+  const IpEndpoint to_second = second.cm().Describe(*of_second).local;
+  EXPECT_NE(to_first.port, to_second.port);
+  EXPECT_EQ(second.cm().Bind(second.cm().CreateId(second.channel()), to_first), EADDRINUSE);
+  const auto channel = client.cm().CreateChannel();
+  for (const auto& [to, process] : {std::pair(to_second, &second), std::pair(to_first, &first)}) {
+    QueuePair* const ours = client.NewQp();
+    const auto id = client.Connecting(to, ours, channel);
+    auto request = Process::Await(*process->channel(), CmEventType::kConnectRequest);
+    ASSERT_TRUE(request);
+    EXPECT_EQ(process->cm().Reject(request->id, {}), 0);
+    EXPECT_TRUE(Process::Await(*channel, CmEventType::kRejected));
+    process->cm().Destroy(request->id);
+    client.cm().Destroy(id);
+    client.Drop(ours);
+  }
+  // Where somebody has it and nobody listens.
+  const auto bound = first.cm().CreateId(first.channel());
+  ASSERT_EQ(first.cm().Bind(bound, *IpEndpoint::Parse("127.0.0.1", 0)), 0);
+  const auto id = client.Connecting(first.cm().Describe(*bound).local, client.NewQp(), channel);
+  EXPECT_TRUE(Process::Await(*channel, CmEventType::kRejected));
+  client.cm().Destroy(id);
+  first.cm().Destroy(bound);
 }
 
 TEST(RoceCmThreads, AListenerMayGoWhileRequestsCome) {
