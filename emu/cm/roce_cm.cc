@@ -83,7 +83,6 @@ RoceCm::RoceCm(CmCore& core, std::unique_ptr<MadPort> port)
       port_(std::move(port)),
       holder_(core.fabric().ports().NewHolder()),
       luck_(core.nic().Secrets("cm")),
-      next_transaction_(luck_->Next()),
       ca_guid_(luck_->Next()) {}
 
 RoceCm::~RoceCm() = default;
@@ -284,7 +283,7 @@ void RoceCm::Request(const std::shared_ptr<CmId>& id, const CmParameters& parame
   talk.qp_number = qp_number;
   talk.managed = managed;
   talk.service = {id->port_space(), remote.port};
-  talk.transaction_id = next_transaction_++;
+  talk.transaction_id = luck_->Next();
   talk.patience = wire::CmTime(core_.options().response_timeout);
   if (IsForDatagrams(*id)) {
     talk.datagrams = true;
@@ -546,7 +545,7 @@ void RoceCm::Release(uint64_t serial) {
 void RoceCm::SayDreq(Talk& talk) {
   STAGECOACH_CHECK(talk.remote_id != 0);
   talk.phase = Phase::kDreqSent;
-  talk.transaction_id = next_transaction_++;
+  talk.transaction_id = luck_->Next();
   talk.patience = wire::CmTime(core_.options().response_timeout);
   Say(talk, wire::CmDreq{.local_id = talk.local_id, .remote_id = talk.remote_id, .remote_qp_number = talk.remote_qp},
       /*until_answered=*/true);

@@ -253,7 +253,6 @@ class RoceCm final : public CmTransport {
   bool closed_ = false;
   const uint64_t holder_;  // of ports, this process
   const std::unique_ptr<StagSource> luck_;
-  uint64_t next_transaction_;
   const uint64_t ca_guid_;
   std::map<uint32_t, Talk> talks_;                                 // by our id
   std::map<uint64_t, uint32_t> by_serial_;                         // those whose id lives

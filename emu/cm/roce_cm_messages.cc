@@ -271,7 +271,7 @@ bool RoceCm::RequestSmallerPackets(Talk& talk, uint8_t mtu) {
     if (talk.id->way_) talk.id->way_->path_mtu = mtu;
   }
   req.path_mtu = mtu;
-  mad->transaction_id = talk.transaction_id = next_transaction_++;
+  mad->transaction_id = talk.transaction_id = luck_->Next();
   talk.last = wire::EncodeCmMad(*mad);
   Insist(talk);
   return true;

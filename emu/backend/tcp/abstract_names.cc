@@ -2,21 +2,22 @@
 
 #include <sys/socket.h>
 #include <sys/un.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
 
 #include "base/check.h"
+#include "base/fork/fork.h"
 
 namespace stagecoach::emu {
 namespace {
 
 class Descriptor final : public PortSpace::Name {
  public:
-  explicit Descriptor(int fd) : fd_(fd) {}
-  ~Descriptor() override { close(fd_); }
+  // A child would keep the name of a parent that is gone.
+  explicit Descriptor(int fd) : fd_(KeepFromChildren(fd)) {}
+  ~Descriptor() override { CloseDescriptor(fd_); }
 
  private:
   const int fd_;

@@ -2,8 +2,8 @@
 // sockets.
 //
 // A bound socket is the name: nobody else can bind it, everybody can see that it is there, and it goes with its last
-// descriptor. Nothing is ever sent or read: they are datagram sockets that are connected to no further than to see
-// whether they exist. Threading: any thread.
+// descriptor; forked children have none (base/fork). Nothing is ever sent or read: they are datagram sockets that are
+// connected to no further than to see whether they exist. Threading: any thread.
 #pragma once
 
 #include <memory>

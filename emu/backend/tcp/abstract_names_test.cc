@@ -56,5 +56,30 @@ TEST(AbstractNamesTest, ANameOfAProcessGoesWhenItIsKilled) {
   close(ready[1]);
 }
 
+TEST(AbstractNamesTest, AForkedChildDoesNotKeepANameOfItsParents) {
+  AbstractNames names;
+  const std::string name = FreshName();
+  auto taken = names.Take(name);
+  ASSERT_TRUE(taken);
+  int ready[2];
+  ASSERT_EQ(pipe(ready), 0);
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    if (write(ready[1], "y", 1) != 1) _exit(1);
+    for (;;) pause();
+  }
+  char told = 0;
+  ASSERT_EQ(read(ready[0], &told, 1), 1);
+  EXPECT_TRUE(names.IsTaken(name));
+  taken->reset();
+  EXPECT_FALSE(names.IsTaken(name));
+  EXPECT_TRUE(names.Take(name).has_value());
+  ASSERT_EQ(kill(child, SIGKILL), 0);
+  ASSERT_EQ(waitpid(child, nullptr, 0), child);
+  close(ready[0]);
+  close(ready[1]);
+}
+
 }  // namespace
 }  // namespace stagecoach::emu
