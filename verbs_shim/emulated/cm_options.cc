@@ -1,4 +1,4 @@
-// rdma_cm: options of ids, attributes of QPs that rdma_cm does not manage, and what iWARP has no use for.
+// rdma_cm: options of ids, attributes of QPs that rdma_cm does not manage, and what this device has no use for.
 
 #include <infiniband/sa.h>
 
@@ -33,7 +33,7 @@ int SetIdOption(ShimId* id, int name, const void* value, size_t length) {
       const auto only = ValueOf<int>(value, length);
       return only ? CmOf(*id).SetOwnFamilyOnly(id->cm, *only != 0) : EINVAL;
     }
-    // Of InfiniBand's transport. TCP measures its own.
+    // TCP measures its own.
     case RDMA_OPTION_ID_ACK_TIMEOUT: {
       const auto timeout = ValueOf<uint8_t>(value, length);
       return timeout ? CmOf(*id).SetAckTimeout(id->cm, *timeout) : EINVAL;
@@ -43,8 +43,8 @@ int SetIdOption(ShimId* id, int name, const void* value, size_t length) {
   }
 }
 
-// A path for an id that has its addresses is a resolved route. What the path says is InfiniBand's business: here the
-// host routes.
+// A path for an id that has its addresses is a resolved route. What the path says is a subnet's business: here the host
+// routes, on InfiniBand devices as well.
 int SetPath(ShimId* id, const void* value, size_t length) {
   constexpr uint32_t kUsable = IBV_PATH_FLAG_GMP | IBV_PATH_FLAG_PRIMARY | IBV_PATH_FLAG_BIDIRECTIONAL;
   if (value == nullptr || length % sizeof(ibv_path_data) != 0) return EINVAL;
@@ -74,7 +74,9 @@ int rdma_set_option(struct rdma_cm_id* id, int level, int optname, void* optval,
   return Complete(shim);
 }
 
-// On iWARP connecting takes the QP to RTS: RTR and RTS need nothing of the program, so that the mask has no state.
+// On InfiniBand: all that a program needs to take a QP that it keeps to itself to INIT, and, when the peer has said its
+// part, to RTR and RTS. On iWARP connecting takes the QP to RTS: those two need nothing of the program, so that the
+// mask has no state.
 int rdma_init_qp_attr(struct rdma_cm_id* id, struct ibv_qp_attr* attributes, int* mask) {
   if (IsInherited(id)) return Answer(ENODEV);
   if (attributes == nullptr || mask == nullptr || id->verbs == nullptr) return Answer(EINVAL);
@@ -101,8 +103,10 @@ int rdma_init_qp_attr(struct rdma_cm_id* id, struct ibv_qp_attr* attributes, int
   return 0;
 }
 
-// Answers RDMA_CM_EVENT_CONNECT_RESPONSE, which iWARP does not have: its initiators are connected with the reply.
+// Answers RDMA_CM_EVENT_CONNECT_RESPONSE, of a QP that the program keeps to itself. iWARP does not have that: its
+// initiators are connected with the reply.
 int rdma_establish(struct rdma_cm_id* id) {
+  if (IsInherited(id)) return Answer(ENODEV);
   ShimId* shim = ToShim(id);
   return Answer(id->qp == nullptr ? CmOf(*shim).Establish(shim->cm) : EINVAL);
 }
@@ -115,7 +119,8 @@ int rdma_notify(struct rdma_cm_id* id, enum ibv_event_type event) {
   return Answer(CmOf(*shim).Notify(shim->cm, event == IBV_EVENT_COMM_EST));
 }
 
-// Enhanced connection establishment has no place in an MPA frame: what is set goes nowhere, and no peer has any.
+// Enhanced connection establishment has no place in an MPA frame, and is left out of InfiniBand's messages: what is set
+// goes nowhere, and no peer has any.
 int rdma_set_local_ece(struct rdma_cm_id* id, struct ibv_ece* ece) {
   if (IsInherited(id)) return Answer(ENODEV);
   return Answer(id->qp == nullptr && ece != nullptr ? 0 : EINVAL);
@@ -133,17 +138,17 @@ int rdma_reject_ece(struct rdma_cm_id* id, const void* private_data, uint8_t pri
   return rdma_reject(id, private_data, private_data_len);
 }
 
-// There are no datagrams on iWARP, so nothing to send to many.
-int rdma_join_multicast(struct rdma_cm_id*, struct sockaddr*, void*) {
-  return Answer(EOPNOTSUPP);
+// iWARP has no datagrams, and those of InfiniBand go to one port here.
+int rdma_join_multicast(struct rdma_cm_id* id, struct sockaddr*, void*) {
+  return Answer(IsInherited(id) ? ENODEV : EOPNOTSUPP);
 }
 
-int rdma_join_multicast_ex(struct rdma_cm_id*, struct rdma_cm_join_mc_attr_ex*, void*) {
-  return Answer(EOPNOTSUPP);
+int rdma_join_multicast_ex(struct rdma_cm_id* id, struct rdma_cm_join_mc_attr_ex*, void*) {
+  return Answer(IsInherited(id) ? ENODEV : EOPNOTSUPP);
 }
 
-int rdma_leave_multicast(struct rdma_cm_id*, struct sockaddr*) {
-  return Answer(EOPNOTSUPP);
+int rdma_leave_multicast(struct rdma_cm_id* id, struct sockaddr*) {
+  return Answer(IsInherited(id) ? ENODEV : EOPNOTSUPP);
 }
 
 }  // extern "C"

@@ -29,7 +29,7 @@ using namespace stagecoach::verbs::emulated;  // NOLINT: the entry points stand 
 extern "C" {
 
 int rdma_migrate_id(struct rdma_cm_id* id, struct rdma_event_channel* channel) {
-  if (IsInherited(id)) return Answer(ENODEV);
+  if (IsInherited(id) || (channel != nullptr && IsInherited(channel))) return Answer(ENODEV);
   ShimId* shim = ToShim(id);
   std::unique_ptr<ShimEventChannel> own;
   if (channel == nullptr) {
