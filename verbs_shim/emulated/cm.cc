@@ -75,6 +75,21 @@ int MoveToHostOf(ShimId* id, const IpEndpoint& address) {
   return 0;
 }
 
+// What is asked of the manager is answered by events, and another thread may fetch them, and destroy QP and id, before
+// the asking call has returned. So that call holds what it needs, and of an asynchronous id it touches nothing after.
+struct Call {
+  explicit Call(const ShimId& id) : manager(CmOf(id)), cm(id.cm), synchronous(id.own_channel != nullptr) {}
+
+  emu::ConnectionManager& manager;
+  const std::shared_ptr<emu::CmId> cm;
+  const bool synchronous;
+};
+
+// What the program sees of a QP that something else than ibv_modify_qp may have changed.
+void ShowState(ibv_qp* qp) {
+  if (const auto state = NicOf(qp->context).StateOf(qp->qp_num)) qp->state = ToIbv(*state);
+}
+
 // A CQ of the id's own, on a channel of its own (rdma_create_qp(3)).
 int SupplyCq(ShimId* id, uint32_t entries, ibv_comp_channel** channel, ibv_cq** cq) {
   *channel = ibv_create_comp_channel(id->verbs);
@@ -298,8 +313,9 @@ int rdma_connect(struct rdma_cm_id* id, struct rdma_conn_param* parameters) {
   if (IsInherited(id)) return Answer(ENODEV);
   ShimId* shim = ToShim(id);
   if (const int error = UseQpOf(shim, parameters); error != 0) return Answer(error);
-  if (const int error = CmOf(*shim).Connect(shim->cm, Parameters(*shim, parameters)); error != 0) return Answer(error);
-  return Complete(shim);
+  const Call call(*shim);
+  if (const int error = call.manager.Connect(call.cm, Parameters(*shim, parameters)); error != 0) return Answer(error);
+  return call.synchronous ? Complete(shim) : 0;
 }
 
 int rdma_listen(struct rdma_cm_id* id, int backlog) {
@@ -314,10 +330,20 @@ int rdma_accept(struct rdma_cm_id* id, struct rdma_conn_param* parameters) {
   if (IsInherited(id)) return Answer(ENODEV);
   ShimId* shim = ToShim(id);
   if (const int error = UseQpOf(shim, parameters); error != 0) return Answer(error);
-  if (const int error = CmOf(*shim).Accept(shim->cm, Parameters(*shim, parameters)); error != 0) return Answer(error);
-  // It may post already; the peer may have.
-  if (IsInfiniband(*shim) && id->qp != nullptr) id->qp->state = IBV_QPS_RTS;
-  return Complete(shim);
+  const Call call(*shim);
+  ibv_qp* const qp = IsInfiniband(*shim) && id->ps != RDMA_PS_UDP ? id->qp : nullptr;
+  const bool is_answer = id->ps == RDMA_PS_UDP;
+  // It may post when this returns; the peer may have before.
+  if (qp != nullptr) qp->state = IBV_QPS_RTS;
+  if (const int error = call.manager.Accept(call.cm, Parameters(*shim, parameters)); error != 0) {
+    if (qp != nullptr) ShowState(qp);
+    return Answer(error);
+  }
+  if (!call.synchronous) return 0;
+  if (!is_answer) return Complete(shim);
+  // Nobody is connected, so there is nothing to wait for.
+  ReleaseEvent(shim);
+  return 0;
 }
 
 int rdma_reject(struct rdma_cm_id* id, const void* private_data, uint8_t private_data_len) {
@@ -333,13 +359,17 @@ int rdma_disconnect(struct rdma_cm_id* id) {
   if (IsInherited(id)) return Answer(ENODEV);
   ShimId* shim = ToShim(id);
   const bool had_ended = StateOf(*shim) == State::kClosed;
-  const int error = CmOf(*shim).Disconnect(shim->cm);
-  if (error == 0 && IsInfiniband(*shim) && id->qp != nullptr) id->qp->state = IBV_QPS_ERR;
-  Refresh(shim);
-  if (error != 0) return Answer(error);
+  const Call call(*shim);
+  ibv_qp* const qp = IsInfiniband(*shim) && id->ps != RDMA_PS_UDP ? id->qp : nullptr;
+  if (qp != nullptr) qp->state = IBV_QPS_ERR;
+  if (const int error = call.manager.Disconnect(call.cm); error != 0) {
+    if (qp != nullptr) ShowState(qp);
+    return Answer(error);
+  }
+  if (!call.synchronous) return 0;
   // A synchronous id whose end has been told already hears nothing more, so there is nothing to wait for.
   pollfd waiting{shim->channel->fd, POLLIN, 0};
-  if (had_ended && shim->own_channel != nullptr && poll(&waiting, 1, 0) == 0) return 0;
+  if (had_ended && poll(&waiting, 1, 0) == 0) return 0;
   return Complete(shim);
 }
 

@@ -201,6 +201,44 @@ TEST_F(CmUdTest, ConnectionsAndDatagramsHavePortsOfTheirOwn) {
   EXPECT_NE(pair.client.ExpectEvent(RDMA_CM_EVENT_REJECTED), 0);
 }
 
+// Who answers is told nothing more.
+TEST_F(CmUdTest, SynchronousIdsWaitForAnAnswerAndNotAfterGivingOne) {
+  const auto synchronous = [] {
+    rdma_cm_id* id = nullptr;
+    EXPECT_EQ(rdma_create_id(nullptr, &id, nullptr, RDMA_PS_UDP), 0) << std::strerror(errno);
+    return Id(id);
+  };
+  world().ActAsServer();
+  const Id listener = synchronous();
+  sockaddr_storage address = world().ServerAddress();
+  ASSERT_EQ(rdma_bind_addr(listener.get(), reinterpret_cast<sockaddr*>(&address)), 0);
+  ASSERT_EQ(rdma_listen(listener.get(), 4), 0) << std::strerror(errno);
+  uint32_t serving_qp = 0;
+  Id serving;
+  world().SideBySide(
+      [&] {
+        rdma_cm_id* request = nullptr;
+        ASSERT_EQ(rdma_get_request(listener.get(), &request), 0) << std::strerror(errno);
+        serving.reset(request);
+        ASSERT_NO_FATAL_FAILURE(MakeQp(request));
+        serving_qp = request->qp->qp_num;
+        rdma_conn_param parameters{};
+        ASSERT_EQ(rdma_accept(request, &parameters), 0) << std::strerror(errno);
+        EXPECT_EQ(request->event, nullptr);
+      },
+      [&] {
+        const Id asking = synchronous();
+        sockaddr_storage there = listener->route.addr.src_storage;
+        ASSERT_EQ(rdma_resolve_addr(asking.get(), nullptr, reinterpret_cast<sockaddr*>(&there), 2000), 0);
+        ASSERT_EQ(rdma_resolve_route(asking.get(), 2000), 0);
+        rdma_conn_param parameters{};
+        ASSERT_EQ(rdma_connect(asking.get(), &parameters), 0) << std::strerror(errno);
+        ASSERT_NE(asking->event, nullptr);
+        EXPECT_EQ(asking->event->event, RDMA_CM_EVENT_ESTABLISHED);
+        EXPECT_EQ(asking->event->param.ud.qp_num, serving_qp);
+      });
+}
+
 TEST_F(CmUdTest, ThereIsNoConnectionToEnd) {
   const Id listener = Listening();
   const Id asking = Routed(listener->route.addr.src_storage);
