@@ -77,7 +77,12 @@ int rdma_get_request(struct rdma_cm_id* listener, struct rdma_cm_id** id) {
   if (shim->own_channel == nullptr || StateOf(*shim) != emu::CmId::State::kListening) return Answer(EINVAL);
   ReleaseEvent(shim);
   rdma_cm_event* event = nullptr;
-  if (rdma_get_cm_event(listener->channel, &event) != 0) return -1;
+  // A request that another thread has just taken may be withdrawn before it has a channel of its own. It finds out when
+  // it answers.
+  do {
+    if (event != nullptr) rdma_ack_cm_event(event);
+    if (rdma_get_cm_event(listener->channel, &event) != 0) return -1;
+  } while (event->event != RDMA_CM_EVENT_CONNECT_REQUEST);
   rdma_cm_id* child = event->id;
   child->event = event;
   if (shim->request_qp) {

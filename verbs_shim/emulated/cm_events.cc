@@ -1,5 +1,6 @@
 // rdma_cm: event channels, and events with their acknowledgement.
 
+#include <atomic>
 #include <cerrno>
 #include <mutex>
 #include <set>
@@ -63,20 +64,34 @@ class HeldEvents {
   std::set<rdma_cm_event*> events_;
 };
 
-// The id of a connect request. Null, with errno set, when it is to have a channel of its own and there can be none.
-std::unique_ptr<ShimId> NewChild(rdma_event_channel* channel, ShimId* listener, const emu::CmEvent& source) {
+// The id of a connect request, which the manager's does not name yet. Null, with errno set, when it is to have a
+// channel of its own and there can be none.
+std::unique_ptr<ShimId> NewChild(rdma_event_channel* channel, const ShimId& listener, const emu::CmEvent& source) {
   std::unique_ptr<ShimEventChannel> own;
-  if (listener->own_channel != nullptr) {
+  if (listener.own_channel != nullptr) {
     own = NewEventChannel();
     if (own == nullptr) return nullptr;
-    listener->host->cm().Migrate(source.id, own->channel);
   }
-  auto child = NewId(own != nullptr ? own.get() : channel, listener->context, listener->ps);
+  auto child = NewId(own != nullptr ? own.get() : channel, listener.context, listener.ps);
   child->own_channel = std::move(own);
-  child->host = listener->host;
+  child->host = listener.host;
   child->cm = source.id;
-  child->cm->cookie = child.get();
   return child;
+}
+
+// The program's id for the manager's. Null: it is that of a request which the program does not have yet.
+ShimId* NamedBy(emu::CmId& id) {
+  return static_cast<ShimId*>(std::atomic_ref<void*>(id.cookie).load(std::memory_order_acquire));
+}
+
+// The id is the program's from here on, whichever thread it uses it in. One with a channel of its own takes there what
+// has come of it meanwhile.
+void Surrender(std::unique_ptr<ShimId> child) {
+  emu::ConnectionManager& manager = CmOf(*child);
+  const std::shared_ptr<emu::CmId> id = child->cm;
+  const std::shared_ptr<CmChannel> own = child->own_channel != nullptr ? child->own_channel->channel : nullptr;
+  std::atomic_ref<void*>(id->cookie).store(child.release(), std::memory_order_release);
+  if (own != nullptr) manager.Migrate(id, own);
 }
 
 // They begin alike. The bytes are the event's.
@@ -86,13 +101,16 @@ void ShowPrivateData(const std::vector<std::byte>& bytes, Shown* shown) {
   shown->private_data_len = static_cast<uint8_t>(bytes.size());
 }
 
-void Show(const emu::CmParameters& parameters, bool infiniband, rdma_conn_param* shown) {
+void Show(const emu::CmEvent& event, bool infiniband, rdma_conn_param* shown) {
+  const emu::CmParameters& parameters = event.parameters;
   ShowPrivateData(parameters.private_data, shown);
   shown->responder_resources = parameters.responder_resources;
   shown->initiator_depth = parameters.initiator_depth;
-  if (!infiniband) return;
+  // The rest is in a request and in its answer, which name a QP.
+  if (!infiniband || parameters.qp_number == 0) return;
   shown->flow_control = parameters.flow_control ? 1 : 0;
-  shown->retry_count = parameters.retry_count;
+  // An answer says nothing of the first: the initiator has chosen it for both.
+  if (event.type == CmEventType::kConnectRequest) shown->retry_count = parameters.retry_count;
   shown->rnr_retry_count = parameters.rnr_retry_count;
   shown->srq = parameters.srq ? 1 : 0;
   shown->qp_num = parameters.qp_number;
@@ -143,9 +161,10 @@ int rdma_get_cm_event(struct rdma_event_channel* channel, struct rdma_cm_event**
     const emu::CmEvent& source = shim->source;
     shim->event = ToRdma(source.type);
     shim->status = source.status;
+    std::unique_ptr<ShimId> child;
     if (source.type == CmEventType::kConnectRequest) {
       auto* listener = static_cast<ShimId*>(source.listener->cookie);
-      std::unique_ptr<ShimId> child = NewChild(channel, listener, source);
+      child = NewChild(channel, *listener, source);
       if (child == nullptr) {
         // Nobody will hear of this request: it is rejected.
         listener->host->cm().Destroy(source.id);
@@ -153,9 +172,14 @@ int rdma_get_cm_event(struct rdma_event_channel* channel, struct rdma_cm_event**
         continue;
       }
       shim->listen_id = listener;
-      child.release();  // the program's, from here on
     }
-    auto* id = static_cast<ShimId*>(source.id->cookie);
+    ShimId* const id = child != nullptr ? child.get() : NamedBy(*source.id);
+    if (id == nullptr) {
+      // Another thread is about to get the request. That it has been withdrawn its program finds out when it answers,
+      // as on Linux, where nothing is heard of a request before that.
+      CmChannel::Acknowledge(source);
+      continue;
+    }
     shim->id = id;
     Refresh(id);
     // As far as the program is concerned the QP is connected from here on; it may not have destroyed it before. Later
@@ -164,8 +188,9 @@ int rdma_get_cm_event(struct rdma_event_channel* channel, struct rdma_cm_event**
     if (id->ps == RDMA_PS_UDP) {
       Show(source.parameters, &shim->param.ud);
     } else {
-      Show(source.parameters, IsInfiniband(*id), &shim->param.conn);
+      Show(source, IsInfiniband(*id), &shim->param.conn);
     }
+    if (child != nullptr) Surrender(std::move(child));
     HeldEvents::Get().Add(shim.get());
     *event = shim.release();
     return 0;

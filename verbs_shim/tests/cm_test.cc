@@ -206,6 +206,33 @@ TEST_F(CmTest, DepthsAreToldFromTheHearersView) {
   EXPECT_EQ(pair->reply.initiator_depth, 2);
 }
 
+// On InfiniBand: a request says both, its answer one of them. MPA has room for neither.
+TEST_F(CmTest, RetriesAreToldWhereAMessageSaysThem) {
+  Pair pair;
+  pair.client_options.connection.retry_count = 5;
+  pair.client_options.connection.rnr_retry_count = 4;
+  pair.server_options.connection.retry_count = 3;
+  pair.server_options.connection.rnr_retry_count = 2;
+  pair.Listen();
+  pair.Resolve();
+  pair.Request();
+  pair.server.Prepare(pair.server_options);
+  ASSERT_EQ(rdma_accept(pair.server.id.get(), &pair.server_options.connection), 0);
+  const bool iwarp = IsIwarp(pair.client.id.get());
+  EXPECT_EQ(pair.request.retry_count, iwarp ? 0 : 5);
+  EXPECT_EQ(pair.request.rnr_retry_count, iwarp ? 0 : 4);
+  CmEvent answer = pair.client.NextEvent();
+  ASSERT_TRUE(answer);
+  ASSERT_EQ(answer->event, RDMA_CM_EVENT_ESTABLISHED) << rdma_event_str(answer->event);
+  EXPECT_EQ(answer->param.conn.retry_count, 0);
+  EXPECT_EQ(answer->param.conn.rnr_retry_count, iwarp ? 0 : 2);
+  CmEvent established = pair.server.NextEvent();
+  ASSERT_TRUE(established);
+  ASSERT_EQ(established->event, RDMA_CM_EVENT_ESTABLISHED) << rdma_event_str(established->event);
+  EXPECT_EQ(established->param.conn.retry_count, 0);
+  EXPECT_EQ(established->param.conn.rnr_retry_count, 0);
+}
+
 TEST_F(CmTest, TheNewIdInheritsFromTheListener) {
   Pair pair;
   pair.Listen();
