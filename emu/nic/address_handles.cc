@@ -35,7 +35,7 @@ Result<const AddressHandle*, int> Nic::CreateAh(NicContext& context, uint32_t pd
   std::lock_guard lock(mutex_);
   if (failed()) return Err(EIO);
   const auto pd = pds_.find(pd_handle);
-  if (pd == pds_.end()) return Err(EINVAL);
+  if (pd == pds_.end() || pd->second.context != context.id()) return Err(EINVAL);
   if (ahs_.size() >= profile_.max_ah) return Err(ENOMEM);
   ++pd->second.users;
   const uint32_t handle = ah->handle = ++last_handle_;

@@ -108,6 +108,35 @@ int Nic::CloseContext(NicContext* context) {
   return 0;
 }
 
+bool Nic::Has(const NicContext& context, ObjectKind kind, uint32_t handle) const {
+  const auto is_in = [&](const auto& table) {
+    const auto found = table.find(handle);
+    return found != table.end() && found->second.context == context.id();
+  };
+  std::lock_guard lock(mutex_);
+  switch (kind) {
+    case ObjectKind::kPd:
+      return is_in(pds_);
+    case ObjectKind::kRegion:
+      return is_in(regions_);
+    case ObjectKind::kWindow:
+      return is_in(windows_);
+    case ObjectKind::kCq:
+      return is_in(cqs_);
+    case ObjectKind::kSrq:
+      return is_in(srqs_);
+    case ObjectKind::kAh: {
+      const auto found = ahs_.find(handle);
+      return found != ahs_.end() && found->second->context == context.id();
+    }
+    case ObjectKind::kQp: {
+      const auto found = qps_.find(handle);
+      return found != qps_.end() && &found->second->context() == &context;
+    }
+  }
+  return false;
+}
+
 // --- Protection domains ---
 
 Result<uint32_t, int> Nic::AllocatePd(NicContext& context) {
@@ -140,7 +169,7 @@ Result<Nic::Region, int> Nic::RegisterRegion(NicContext& context, const RegionRe
     std::lock_guard lock(mutex_);
     if (failed()) return Err(EIO);
     const auto pd = pds_.find(request.pd);
-    if (pd == pds_.end()) return Err(EINVAL);
+    if (pd == pds_.end() || pd->second.context != context.id()) return Err(EINVAL);
     ++pd->second.users;  // keeps the PD while memory is probed without the lock
   }
   const Result<uint32_t, int> stag = registry_.Register(request);
@@ -168,7 +197,7 @@ Result<Nic::Region, int> Nic::ReregisterRegion(NicContext& context, uint32_t han
   std::unique_lock lock(mutex_);
   if (failed()) return Err(EIO);
   const auto found = regions_.find(handle);
-  if (found == regions_.end()) return Err(ENOENT);
+  if (found == regions_.end() || found->second.context != context.id()) return Err(ENOENT);
   if (change.pd) {
     const auto pd = pds_.find(*change.pd);
     if (pd == pds_.end() || pd->second.context != context.id()) return Err(EINVAL);
@@ -202,7 +231,7 @@ Result<Nic::Region, int> Nic::AllocateWindow(NicContext& context, uint32_t pd_ha
   std::lock_guard lock(mutex_);
   if (failed()) return Err(EIO);
   const auto pd = pds_.find(pd_handle);
-  if (pd == pds_.end()) return Err(EINVAL);
+  if (pd == pds_.end() || pd->second.context != context.id()) return Err(EINVAL);
   const Result<uint32_t, int> stag = registry_.AllocateWindow(pd_handle, type);
   if (!stag) {
     if (stag.error() == ENOMEM) Trace(trace(), fabric_.Now(), name(), "registration.failed", {{"bytes", uint64_t{0}}});
@@ -324,6 +353,7 @@ Result<CompletionQueue*, int> Nic::CreateCq(NicContext& context, uint32_t capaci
   if (channel != nullptr) {
     const auto found = channels_.find(channel->handle());
     if (found == channels_.end() || found->second.channel.get() != channel) return Err(EINVAL);
+    if (found->second.context != context.id()) return Err(EBADF);
     ++found->second.users;
   }
   const uint32_t handle = ++last_handle_;
@@ -392,7 +422,7 @@ Result<SharedReceiveQueue*, int> Nic::CreateSrq(NicContext& context, uint32_t pd
   std::lock_guard lock(mutex_);
   if (failed()) return Err(EIO);
   const auto pd = pds_.find(pd_handle);
-  if (pd == pds_.end()) return Err(EINVAL);
+  if (pd == pds_.end() || pd->second.context != context.id()) return Err(EINVAL);
   if (srqs_.size() >= profile_.max_srq) return Err(ENOMEM);
   const uint32_t handle = ++last_handle_;
   Srq& entry = srqs_[handle];
@@ -491,6 +521,10 @@ Result<QueuePair*, int> Nic::CreateQp(NicContext& context, const QpCreate& creat
   const auto send_cq = cqs_.find(create.send_cq->handle());
   const auto receive_cq = cqs_.find(create.receive_cq->handle());
   if (pd == pds_.end() || send_cq == cqs_.end() || receive_cq == cqs_.end()) return Err(EINVAL);
+  // Closing the one context would leave the other's QP without what it needs.
+  for (const uint32_t owner : {pd->second.context, send_cq->second.context, receive_cq->second.context}) {
+    if (owner != context.id()) return Err(EINVAL);
+  }
   if (create.srq != nullptr) {
     const auto srq = srqs_.find(create.srq->handle());
     if (srq == srqs_.end() || srq->second.context != context.id() || create.srq->pd() != create.pd) return Err(EINVAL);

@@ -2,8 +2,8 @@
 //
 // Programs reach it through an open device (NicContext, ibv_context). Control operations name objects by handle, as the
 // kernel does, and answer with an errno: ENOENT for a handle that names nothing, EINVAL for an argument that names
-// nothing or an attribute out of bounds, ENOMEM at a limit, EBUSY while something depends on the object, EIO when the
-// device has failed. Data-path operations are on the objects.
+// nothing of the context or an attribute out of bounds, ENOMEM at a limit, EBUSY while something depends on the object,
+// EIO when the device has failed. Data-path operations are on the objects.
 //
 // Threading: every member from any thread. The control lock comes first in the lock order and nothing on the data path
 // takes it. Locks, the lost-wakeup argument and the lease: connection.h.
@@ -50,6 +50,9 @@ class NicContext {
   const uint32_t id_;
   AsyncEventQueue async_events_;
 };
+
+// What programs name by handle. Completion channels they name by their descriptors.
+enum class ObjectKind : uint8_t { kPd, kRegion, kWindow, kAh, kCq, kSrq, kQp };
 
 struct NicOptions {
   std::string name = "stagecoach0";
@@ -132,6 +135,10 @@ class Nic {
 
   Result<NicContext*, int> OpenContext();
   int CloseContext(NicContext* context);
+  // Handles are a context's own: who has opened the device twice names by either what it made there, and nothing else.
+  // To be asked before a handle of a program's is given to a call that takes no context; a handle never comes to mean
+  // another object.
+  bool Has(const NicContext& context, ObjectKind kind, uint32_t handle) const;
 
   // --- Protection domains ---
   Result<uint32_t, int> AllocatePd(NicContext& context);
@@ -161,7 +168,7 @@ class Nic {
   // --- Completion channels and queues ---
   Result<CompletionChannel*, int> CreateChannel(NicContext& context);
   int DestroyChannel(CompletionChannel* channel);
-  // `capacity` at least 1 and at most the profile's max_cqe. `channel` may be null.
+  // `capacity` at least 1 and at most the profile's max_cqe. `channel` may be null; EBADF: it is another context's.
   Result<CompletionQueue*, int> CreateCq(NicContext& context, uint32_t capacity, CompletionChannel* channel,
                                          void* cookie, CompletionQueueFlags flags = {});
   int ResizeCq(uint32_t handle, uint32_t capacity);

@@ -63,6 +63,7 @@ struct ibv_ah* ibv_create_ah_from_wc(struct ibv_pd* pd, struct ibv_wc* completio
 
 int ibv_destroy_ah(struct ibv_ah* ah) {
   if (IsInherited(ah->context)) return ENODEV;
+  if (!Has(ah->context, emu::ObjectKind::kAh, ah->handle)) return ENOENT;
   if (const int error = NicOf(ah->context).DestroyAh(ah->handle); error != 0) return error;
   delete static_cast<ShimAh*>(ah);
   return 0;

@@ -11,6 +11,7 @@ namespace stagecoach::verbs::emulated {
 ShimCq* MakeCq(ibv_context* context, int64_t entries, void* cq_context, ibv_comp_channel* channel, int64_t vector,
                emu::CompletionQueueFlags flags) {
   if (entries < 1 || entries > UINT32_MAX || vector < 0 || vector >= context->num_comp_vectors) return FailWith(EINVAL);
+  if (channel != nullptr && channel->context != context) return FailWith(EBADF);
   ShimContext* shim = ToShim(context);
   auto cq = std::make_unique<ShimCq>();
   auto created =
@@ -32,7 +33,8 @@ ShimCq* MakeCq(ibv_context* context, int64_t entries, void* cq_context, ibv_comp
 
 }  // namespace stagecoach::verbs::emulated
 
-using namespace stagecoach::verbs::emulated;  // NOLINT: the entry points stand in the global namespace
+using namespace stagecoach;  // NOLINT: the entry points stand in the global namespace
+using namespace stagecoach::verbs::emulated;
 
 extern "C" {
 
@@ -66,6 +68,7 @@ struct ibv_cq* ibv_create_cq(struct ibv_context* context, int cqe, void* cq_cont
 int ibv_resize_cq(struct ibv_cq* cq, int cqe) {
   if (IsInherited(cq->context)) return ENODEV;
   if (cqe < 1) return EINVAL;
+  if (!Has(cq->context, emu::ObjectKind::kCq, cq->handle)) return ENOENT;
   if (const int error = NicOf(cq->context).ResizeCq(cq->handle, static_cast<uint32_t>(cqe)); error != 0) return error;
   cq->cqe = static_cast<int>(ToShim(cq)->queue->capacity());
   return 0;
@@ -73,6 +76,7 @@ int ibv_resize_cq(struct ibv_cq* cq, int cqe) {
 
 int ibv_destroy_cq(struct ibv_cq* cq) {
   if (IsInherited(cq->context)) return ENODEV;
+  if (!Has(cq->context, emu::ObjectKind::kCq, cq->handle)) return ENOENT;
   if (const int error = NicOf(cq->context).DestroyCq(cq->handle); error != 0) return error;
   if (cq->channel != nullptr) --cq->channel->refcnt;
   pthread_cond_destroy(&cq->cond);

@@ -58,6 +58,7 @@ ibv_mw* AllocateMw(ibv_pd* pd, ibv_mw_type type) {
 
 int DeallocateMw(ibv_mw* mw) {
   if (IsInherited(mw->context)) return ENODEV;
+  if (!Has(mw->context, emu::ObjectKind::kWindow, mw->handle)) return ENOENT;
   if (const int error = NicOf(mw->context).DeallocateWindow(mw->handle); error != 0) return error;
   delete mw;
   return 0;
@@ -83,6 +84,7 @@ struct ibv_pd* ibv_alloc_pd(struct ibv_context* context) {
 
 int ibv_dealloc_pd(struct ibv_pd* pd) {
   if (IsInherited(pd->context)) return ENODEV;
+  if (!Has(pd->context, emu::ObjectKind::kPd, pd->handle)) return ENOENT;
   if (const int error = NicOf(pd->context).DeallocatePd(pd->handle); error != 0) return error;
   delete pd;
   return 0;
@@ -111,7 +113,7 @@ int ibv_rereg_mr(struct ibv_mr* mr, int flags, struct ibv_pd* pd, void* address,
   int error = 0;
   if (flags == 0 || (flags & ~IBV_REREG_MR_FLAGS_SUPPORTED) != 0) error = EINVAL;
   if (translation && (address == nullptr || length == 0)) error = EINVAL;
-  if ((domain && pd == nullptr) || (!rights && access != 0)) error = EINVAL;
+  if ((domain && (pd == nullptr || pd->context != mr->context)) || (!rights && access != 0)) error = EINVAL;
   if (error == 0 && (access & IBV_ACCESS_ON_DEMAND) != 0) error = EOPNOTSUPP;
   if (IsInherited(mr->context)) error = ENODEV;
   if (error == 0) {
@@ -138,6 +140,7 @@ int ibv_rereg_mr(struct ibv_mr* mr, int flags, struct ibv_pd* pd, void* address,
 
 int ibv_dereg_mr(struct ibv_mr* mr) {
   if (IsInherited(mr->context)) return ENODEV;
+  if (!Has(mr->context, emu::ObjectKind::kRegion, mr->handle)) return ENOENT;
   if (const int error = NicOf(mr->context).DeregisterRegion(mr->handle); error != 0) return error;
   delete mr;
   return 0;

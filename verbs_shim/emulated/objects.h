@@ -44,6 +44,10 @@ inline ShimContext* ToShim(ibv_context* context) {
 inline emu::Nic& NicOf(ibv_context* context) {
   return *ToShim(context)->nic;
 }
+// Whether the handle in a program's struct names an object of this kind, made in the struct's context.
+inline bool Has(ibv_context* context, emu::ObjectKind kind, uint32_t handle) {
+  return NicOf(context).Has(*ToShim(context)->context, kind, handle);
+}
 // The device was opened before a fork, by a parent: it is dead here with all its objects, whose locks may be held for
 // ever, and nothing may be done to them. Each call that takes one answers ENODEV.
 inline bool IsInherited(ibv_context* context) {

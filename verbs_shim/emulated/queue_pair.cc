@@ -57,6 +57,11 @@ ibv_qp* MakeQp(ibv_pd* pd, Attributes* attributes, std::optional<uint64_t> opera
   emu::QpCreate create;
   create.type = *type;
   create.pd = pd->handle;
+  // Another device may have the same handles.
+  for (const ibv_context* of : {attributes->send_cq->context, attributes->recv_cq->context}) {
+    if (of != pd->context) return FailWith(EINVAL);
+  }
+  if (attributes->srq != nullptr && attributes->srq->context != pd->context) return FailWith(EINVAL);
   create.send_cq = context->nic->FindCq(attributes->send_cq->handle);
   create.receive_cq = context->nic->FindCq(attributes->recv_cq->handle);
   if (create.send_cq == nullptr || create.receive_cq == nullptr) return FailWith(ENOENT);
@@ -89,6 +94,11 @@ ibv_qp* MakeQp(ibv_pd* pd, Attributes* attributes, std::optional<uint64_t> opera
   qp->pair = *created;
   attributes->cap = CapacityOf((*created)->capabilities());
   return PublicOf(qp.release());
+}
+
+// The QP that the handle names; null: none of this context.
+emu::QueuePair* PairOf(ibv_qp* qp) {
+  return Has(qp->context, emu::ObjectKind::kQp, qp->handle) ? NicOf(qp->context).FindQp(qp->handle) : nullptr;
 }
 
 }  // namespace
@@ -162,7 +172,7 @@ struct ibv_qp_ex* ibv_qp_to_qp_ex(struct ibv_qp* qp) {
 
 int ibv_modify_qp(struct ibv_qp* qp, struct ibv_qp_attr* attributes, int mask) {
   if (IsInherited(qp->context)) return ENODEV;
-  emu::QueuePair* pair = NicOf(qp->context).FindQp(qp->handle);
+  emu::QueuePair* const pair = PairOf(qp);
   if (pair == nullptr) return ENOENT;
   emu::QpAttributes wanted;
   wanted.state = FromIbv(attributes->qp_state);
@@ -190,7 +200,7 @@ int ibv_modify_qp(struct ibv_qp* qp, struct ibv_qp_attr* attributes, int mask) {
 
 int ibv_query_qp(struct ibv_qp* qp, struct ibv_qp_attr* attributes, int, struct ibv_qp_init_attr* initial) {
   if (IsInherited(qp->context)) return ENODEV;
-  emu::QueuePair* pair = NicOf(qp->context).FindQp(qp->handle);
+  emu::QueuePair* const pair = PairOf(qp);
   if (pair == nullptr) return ENOENT;
   const emu::QpAttributes now = pair->Query();
   *attributes = {};
@@ -229,7 +239,7 @@ int ibv_query_qp(struct ibv_qp* qp, struct ibv_qp_attr* attributes, int, struct 
 int ibv_destroy_qp(struct ibv_qp* qp) {
   if (IsInherited(qp->context)) return ENODEV;
   ShimContext* context = ToShim(qp->context);
-  if (context->nic->FindQp(qp->handle) == nullptr) return ENOENT;
+  if (PairOf(qp) == nullptr) return ENOENT;
   context->api->host.cm().ForgetQp(qp->qp_num);
   if (const int error = context->nic->DestroyQp(qp->handle); error != 0) return error;
   pthread_cond_destroy(&qp->cond);

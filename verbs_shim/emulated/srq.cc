@@ -39,11 +39,13 @@ int ibv_modify_srq(struct ibv_srq* srq, struct ibv_srq_attr* attributes, int mas
   std::optional<uint32_t> limit;
   if ((mask & IBV_SRQ_MAX_WR) != 0) max_wr = attributes->max_wr;
   if ((mask & IBV_SRQ_LIMIT) != 0) limit = attributes->srq_limit;
+  if (!Has(srq->context, emu::ObjectKind::kSrq, srq->handle)) return ENOENT;
   return NicOf(srq->context).ModifySrq(srq->handle, max_wr, limit);
 }
 
 int ibv_query_srq(struct ibv_srq* srq, struct ibv_srq_attr* attributes) {
   if (IsInherited(srq->context)) return ENODEV;
+  if (!Has(srq->context, emu::ObjectKind::kSrq, srq->handle)) return ENOENT;
   const emu::SharedReceiveQueue* queue = NicOf(srq->context).FindSrq(srq->handle);
   if (queue == nullptr) return ENOENT;
   const emu::SrqAttributes now = queue->Query();
@@ -53,6 +55,7 @@ int ibv_query_srq(struct ibv_srq* srq, struct ibv_srq_attr* attributes) {
 
 int ibv_destroy_srq(struct ibv_srq* srq) {
   if (IsInherited(srq->context)) return ENODEV;
+  if (!Has(srq->context, emu::ObjectKind::kSrq, srq->handle)) return ENOENT;
   if (const int error = NicOf(srq->context).DestroySrq(srq->handle); error != 0) return error;
   pthread_cond_destroy(&srq->cond);
   pthread_mutex_destroy(&srq->mutex);

@@ -56,6 +56,24 @@ TEST_F(AhTest, DirectionsThatLeadNowhereAreInvalid) {
   EXPECT_EQ(error_with([](ibv_ah_attr& bad) { bad.grh.dgid = {}; }), EINVAL);
 }
 
+TEST_F(AhTest, AHandleIsThatOfItsContext) {
+  const AddressHandle ah = end->CreateAh(end->Address());
+  ASSERT_NE(ah, nullptr) << errno;
+  Context context = std::move(OpenDevice().value());
+  ProtectionDomain pd = std::move(AllocatePd(context.get()).value());
+  // Some, as where handles count in each context alone a few may be the same.
+  std::vector<AddressHandle> theirs;
+  for (int i = 0; i < 8; ++i) theirs.emplace_back(ibv_create_ah(pd.get(), &good));
+  ASSERT_NE(theirs.back(), nullptr) << errno;
+  const uint32_t right = ah->handle;
+  for (const uint32_t wrong : {theirs.back()->handle, end->pd->handle, 0xdeadbeefu}) {
+    ah->handle = wrong;
+    const int error = ibv_destroy_ah(ah.get());
+    ah->handle = right;
+    EXPECT_TRUE(error == ENOENT || error == EINVAL) << error;
+  }
+}
+
 TEST_F(AhTest, WithoutAGidThePortIsOnThisHost) {
   good.is_global = 0;
   EXPECT_EQ(ErrorOf(good), 0);

@@ -433,6 +433,22 @@ TEST_F(CmEpTest, AProtectionDomainOfAnotherContextIsInvalid) {
   EXPECT_EQ(pair.client.id->send_cq, nullptr);
 }
 
+TEST_F(CmEpTest, ACqOfAnotherContextIsRefused) {
+  Pair pair;
+  pair.Listen();
+  pair.Resolve();
+  auto device = OpenDevice();
+  ASSERT_TRUE(device);
+  // Where handles count in each context alone these are of nothing the id's has.
+  std::vector<CompletionQueue> cqs;
+  for (int i = 0; i < 16; ++i) cqs.push_back(std::move(CreateCq(device->get(), 4).value()));
+  ibv_qp_init_attr attributes = Attributes();
+  attributes.send_cq = attributes.recv_cq = cqs.back().get();
+  EXPECT_EQ(rdma_create_qp(pair.client.id.get(), nullptr, &attributes), -1);
+  EXPECT_TRUE(errno == EINVAL || errno == ENOENT) << errno;
+  EXPECT_EQ(pair.client.id->qp, nullptr);
+}
+
 // --- rdma_getaddrinfo ---
 
 class AddressInfoTest : public VerbsTest {

@@ -143,6 +143,24 @@ TEST_F(ErrorsTest, ReadOfAnotherProtectionDomain) {
   ExpectReadRefused(foreign.address(), foreign.rkey());
 }
 
+TEST_F(ErrorsTest, ReadOfMemoryOfAnotherContext) {
+  world().ActAsServer();
+  Context context = std::move(OpenDevice().value());
+  ProtectionDomain pd = std::move(AllocatePd(context.get()).value());
+  Buffer foreign(pd.get(), 64, kRemoteAll);
+  ExpectReadRefused(foreign.address(), foreign.rkey());
+}
+
+TEST_F(ErrorsTest, ASendFromMemoryOfAnotherContextFails) {
+  world().ActAsClient();
+  Context context = std::move(OpenDevice().value());
+  ProtectionDomain pd = std::move(AllocatePd(context.get()).value());
+  Buffer foreign(pd.get(), 64);
+  ASSERT_EQ(Post(client(), {.wr_id = 1, .sges = {foreign.Sge()}}), 0);
+  ExpectCompletion(client_cq(), 1, IBV_WC_LOC_PROT_ERR);
+  ExpectEnded(Fails::kClient);
+}
+
 TEST_F(ErrorsTest, ReadOfADeregisteredRegion) {
   auto gone = std::make_unique<Buffer>(pair->server.pd.get(), 64, kRemoteAll);
   const uint64_t address = gone->address();

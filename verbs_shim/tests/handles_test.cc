@@ -1,13 +1,15 @@
 // Control verbs find objects by the handle that stands in the program's struct: a handle that names nothing, or an
-// object of another kind, is refused, nothing happens to anybody, and with the right handle all is as before. Objects
-// that others depend on are kept.
+// object of another kind or context, is refused, nothing happens to anybody, and with the right handle all is as
+// before. Objects that others depend on are kept, and those of one context are not for another.
 //
-// A program writes over these structs by accident, or uses one after it was destroyed.
+// A program writes over these structs by accident, or uses one after it was destroyed; or it opens the device in two of
+// its parts, and something of one gets into the other.
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -21,6 +23,7 @@ class HandlesTest : public VerbsTest {
   void SetUp() override {
     VerbsTest::SetUp();
     if (IsSkipped()) return;
+    world().ActAsServer();
     context = std::move(OpenDevice().value());
     ASSERT_EQ(ibv_query_device(context.get(), &limits), 0);
     pd = std::move(AllocatePd(context.get()).value());
@@ -35,12 +38,15 @@ class HandlesTest : public VerbsTest {
     attributes.cap = {
         .max_send_wr = 2, .max_recv_wr = srq ? 0u : 2u, .max_send_sge = 1, .max_recv_sge = 1, .max_inline_data = 0};
     qp = std::move(CreateQp(pd.get(), &attributes).value());
+    theirs = std::make_unique<Other>(limits, memory);
     // One more of each, which goes again.
     gone = {AllocatePd(context.get()).value()->handle, CreateCq(context.get(), 4).value()->handle,
             RegisterMemory(pd.get(), memory.data(), 64, 0).value()->handle,
             CreateQp(pd.get(), &attributes).value()->handle};
   }
   void TearDown() override {
+    if (theirs != nullptr) theirs->ExpectUnharmed();
+    theirs.reset();
     qp = {};
     srq.reset();
     window = {};
@@ -79,7 +85,7 @@ class HandlesTest : public VerbsTest {
       }
     }
   }
-  // Of nothing there ever was, of objects that are gone, and of those of other kinds.
+  // Of nothing there ever was, of objects that are gone, and of those of other kinds and contexts.
   std::vector<uint32_t> WrongHandles(uint32_t right) const {
     std::vector<uint32_t> wrong = {0xdeadbeef, 0xffffffff, right + 0x10000};
     wrong.insert(wrong.end(), gone.begin(), gone.end());
@@ -87,10 +93,57 @@ class HandlesTest : public VerbsTest {
     if (window) others.push_back(window->handle);
     if (srq) others.push_back(srq->handle);
     wrong.insert(wrong.end(), others.begin(), others.end());
-    // Where handles count for each kind alone, objects of several kinds have the same one.
+    const std::vector<uint32_t> foreign = theirs->Handles();
+    wrong.insert(wrong.end(), foreign.begin(), foreign.end());
+    // Where handles count for each kind, or in each context, alone, several objects have the same one.
     wrong.erase(std::remove(wrong.begin(), wrong.end(), right), wrong.end());
     return wrong;
   }
+
+  // What the same program has made with the device opened once more.
+  struct Other {
+    Other(const ibv_device_attr& limits, std::array<std::byte, 4096>& memory) {
+      context = std::move(OpenDevice().value());
+      cq = std::move(CreateCq(context.get(), 4).value());
+      channel = std::move(CreateCompletionChannel(context.get()).value());
+      pd = std::move(AllocatePd(context.get()).value());
+      if (limits.max_srq > 1) srq = CreateSrq(pd.get(), 4, 1);
+      region = std::move(RegisterMemory(pd.get(), memory.data(), memory.size(), IBV_ACCESS_LOCAL_WRITE).value());
+      ibv_qp_init_attr attributes{};
+      attributes.send_cq = attributes.recv_cq = cq.get();
+      attributes.qp_type = IBV_QPT_RC;
+      attributes.cap = {.max_send_wr = 1, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1, .max_inline_data = 0};
+      qp = std::move(CreateQp(pd.get(), &attributes).value());
+      if (limits.max_mw > 1) window = std::move(AllocateMw(pd.get(), IBV_MW_TYPE_1).value());
+    }
+    std::vector<uint32_t> Handles() const {
+      std::vector<uint32_t> handles = {pd->handle, cq->handle, region->handle, qp->handle};
+      if (window) handles.push_back(window->handle);
+      if (srq) handles.push_back(srq->handle);
+      return handles;
+    }
+    // Each is there and can be destroyed.
+    void ExpectUnharmed() {
+      EXPECT_EQ(qp->state, IBV_QPS_RESET);
+      EXPECT_EQ(qp.Destroy(), 0);
+      srq.reset();
+      EXPECT_EQ(window.Destroy(), 0);
+      EXPECT_EQ(region.Destroy(), 0);
+      EXPECT_EQ(pd.Destroy(), 0);
+      EXPECT_EQ(cq.Destroy(), 0);
+      EXPECT_EQ(channel.Destroy(), 0);
+      EXPECT_EQ(context.Destroy(), 0);
+    }
+
+    Context context;
+    ProtectionDomain pd;
+    CompletionChannel channel;
+    CompletionQueue cq;
+    MemoryRegion region;
+    SharedQueue srq;
+    MemoryWindow window;
+    QueuePair qp;
+  };
 
   Context context;
   ibv_device_attr limits{};
@@ -102,6 +155,7 @@ class HandlesTest : public VerbsTest {
   MemoryWindow window;
   SharedQueue srq;
   QueuePair qp;
+  std::unique_ptr<Other> theirs;
   std::vector<uint32_t> gone;
   ibv_qp_init_attr attributes{};
 };
@@ -193,6 +247,54 @@ TEST_F(HandlesTest, OfAQp) {
                                          }}});
   EXPECT_EQ(qp->state, IBV_QPS_RESET);
   EXPECT_EQ(modify(), 0);
+}
+
+// The structs are those of live objects, and whole; they are another context's. In simulation another device's, too.
+TEST_F(HandlesTest, ObjectsOfAnotherContextAreRefused) {
+  const auto expect_refused = [&](Other& foreign, const char* which) {
+    const auto make_qp = [&](ibv_cq* send_cq, ibv_cq* receive_cq, ibv_srq* shared) {
+      ibv_qp_init_attr wanted = attributes;
+      wanted.send_cq = send_cq;
+      wanted.recv_cq = receive_cq;
+      wanted.srq = shared;
+      errno = 0;
+      return Made<ibv_qp>(ibv_create_qp(pd.get(), &wanted), ibv_destroy_qp);
+    };
+    // Where handles count in each context alone, one may name another object of ours that would do as well.
+    if (foreign.cq->handle != cq->handle || foreign.context->device != context->device) {
+      ExpectRefused(make_qp(foreign.cq.get(), cq.get(), srq.get()), std::string(which) + ": send CQ");
+      ExpectRefused(make_qp(cq.get(), foreign.cq.get(), srq.get()), std::string(which) + ": receive CQ");
+    }
+    if (foreign.srq && srq && foreign.srq->handle != srq->handle) {
+      ExpectRefused(make_qp(cq.get(), cq.get(), foreign.srq.get()), std::string(which) + ": SRQ");
+    }
+    ibv_qp_init_attr_ex extended{};
+    extended.send_cq = extended.recv_cq = cq.get();
+    extended.qp_type = IBV_QPT_RC;
+    extended.cap = {.max_send_wr = 1, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1, .max_inline_data = 0};
+    extended.comp_mask = IBV_QP_INIT_ATTR_PD;
+    extended.pd = foreign.pd.get();
+    errno = 0;
+    EXPECT_NE(Made<ibv_qp>(ibv_create_qp_ex(context.get(), &extended), ibv_destroy_qp), 0) << which;
+    // A channel is named by its descriptor.
+    errno = 0;
+    const int error = Made<ibv_cq>(ibv_create_cq(context.get(), 4, nullptr, foreign.channel.get(), 0), ibv_destroy_cq);
+    EXPECT_EQ(error, EBADF) << which;
+    if (foreign.pd->handle != pd->handle) {
+      errno = 0;
+      EXPECT_NE(ibv_rereg_mr(region.get(), IBV_REREG_MR_CHANGE_PD, foreign.pd.get(), nullptr, 0, 0), 0) << which;
+    }
+  };
+  expect_refused(*theirs, "another context");
+  world().ActAsClient();
+  Other elsewhere(limits, memory);
+  world().ActAsServer();
+  expect_refused(elsewhere, "another host's");
+  elsewhere.ExpectUnharmed();
+  // Ours are as they were: what was refused has left nothing in use.
+  EXPECT_EQ(qp.Destroy(), 0);
+  EXPECT_EQ(cq.Destroy(), 0);
+  EXPECT_EQ(region.Destroy(), 0);
 }
 
 TEST_F(HandlesTest, WhatOthersDependOnIsKept) {

@@ -469,6 +469,18 @@ TEST_F(UdTest, ASendWithAHandleOfAnotherPdIsRefused) {
   EXPECT_EQ(Post(client->qp.get(), stray), EINVAL);
 }
 
+TEST_F(UdTest, ASendWithAHandleOfAnotherContextIsRefused) {
+  client->Act();
+  Context context = std::move(OpenDevice().value());
+  ProtectionDomain pd = std::move(AllocatePd(context.get()).value());
+  ibv_ah_attr attributes = client->AddressOf(server->Address());
+  const AddressHandle foreign(ibv_create_ah(pd.get(), &attributes));
+  ASSERT_NE(foreign, nullptr);
+  SendSpec stray = Datagram(1, 8);
+  stray.ah = foreign.get();
+  EXPECT_EQ(Post(client->qp.get(), stray), EINVAL);
+}
+
 TEST_F(UdTest, OneLongerThanTheMtuStopsTheSendQueueAlone) {
   ASSERT_EQ(PostReceive(client->qp.get(), 7, {outbox->Sge()}), 0);
   ASSERT_EQ(Post(client->qp.get(), Datagram(1, mtu + 1)), 0);
