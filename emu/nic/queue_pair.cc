@@ -262,11 +262,6 @@ int QueuePair::Modify(const QpAttributes& attributes, uint32_t mask) {
   const Result<const QpTransition*, QpModifyFault> transition =
       CheckQpModify(kind_, state(), attributes.state, attributes.current_state, mask);
   int error = transition ? CheckAttributes(attributes, mask) : EINVAL;
-  // Its packets would have to be carried to itself.
-  if (error == 0 && connects && kind_ != QpKind::kUd && attributes.destination_qp_number == qp_number_ &&
-      GidOf(path->local) == GidOf(path->remote)) {
-    error = EOPNOTSUPP;
-  }
   if (error == 0 && connects && connection_ != nullptr) error = EINVAL;  // what was there before has not ended yet
   if (error == 0) {
     KeepAttributes(attributes, mask);

@@ -11,6 +11,7 @@
 #include "base/mark.h"
 #include "emu/fabric/stream.h"
 #include "emu/nic/carrier_stream.h"
+#include "emu/nic/echo_stream.h"
 #include "emu/nic/nic.h"
 #include "emu/wire/ib.h"
 
@@ -89,6 +90,7 @@ class RocePort::Core : public std::enable_shared_from_this<RocePort::Core> {
     uint64_t generation = 0;
     RocePath path;
     uint32_t remote_qp = 0;
+    bool is_its_peer = false;  // connected with itself
     bool comes_first = false;  // of the two, this end goes to the other
     uint64_t carrier = 0;      // serial; 0: none
     uint64_t caller = 0;       // key of the attempt under way; 0: none
@@ -381,7 +383,10 @@ void RocePort::Core::Join(uint32_t qp_number, uint64_t generation, const RocePat
   member.generation = generation;
   member.path = path;
   member.remote_qp = remote_qp;
-  member.comes_first = std::pair(qp_number, GidOf(path.local)) < std::pair(remote_qp, GidOf(path.remote));
+  const std::pair here(qp_number, GidOf(path.local));
+  const std::pair there(remote_qp, GidOf(path.remote));
+  member.is_its_peer = here == there;
+  member.comes_first = here <= there;
   RenewAttempts(member);
   Member& joined = members_[qp_number] = member;
   // One that waits has come further than a call of ours would.
@@ -424,6 +429,9 @@ void RocePort::Core::Leave(uint32_t qp_number, uint64_t generation) {
 
 void RocePort::Core::Call(uint32_t qp_number, Member& member) {
   --member.attempts_left;
+  if (member.is_its_peer) {
+    return Attach(qp_number, member, std::make_unique<EchoStream>(fabric_, member.path.local), profile_.want_crc);
+  }
   const uint32_t slot = member.remote_qp >> kSlotShift;
   const uint32_t port = profile_.port_base + slot;
   const uint64_t generation = member.generation;
@@ -488,7 +496,7 @@ std::optional<CarrierStatus> RocePort::Core::Judge(const wire::CarrierHello& hel
     return std::nullopt;
   }
   const Member& member = found->second;
-  if (hello.source_qp != member.remote_qp || hello.source != GidOf(member.path.remote) ||
+  if (member.is_its_peer || hello.source_qp != member.remote_qp || hello.source != GidOf(member.path.remote) ||
       hello.destination != GidOf(member.path.local)) {
     return CarrierStatus::kMismatch;
   }

@@ -19,6 +19,9 @@
 // fails is silence to the QP, and tried again a while later, and so often; then a wish of the QP begins it anew. A
 // carrier that brought nothing before it ended was one more failure. So a quiet pair without a carrier becomes quiet.
 //
+// A QP that is connected with itself comes to itself at once, by a stream of one end (echo_stream.h), and takes no
+// other.
+//
 // Who may be a carrier: the stream comes from the address of the GID it claims, and both QPs name each other. A QP that
 // was reset and connected anew is still that QP, as on a network; that its peer was not is for their packet numbers to
 // find out. No stream outlives the QP's life at either end, so that no packet of an earlier one arrives late.

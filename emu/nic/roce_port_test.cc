@@ -60,12 +60,13 @@ class ChangingFabric final : public Fabric {
 
 class RocePortTest : public RocePairTest {
  protected:
-  // A stream of b's host to the port of a's.
-  std::unique_ptr<Stream> Visit() {
+  // A stream of b's host to the port of a's; or of another one.
+  std::unique_ptr<Stream> Visit() { return Visit(pair_.fabric_b); }
+  std::unique_ptr<Stream> Visit(Fabric& visitor) {
     std::unique_ptr<Stream> stream;
-    const auto attempt = pair_.fabric_b.Connect(
-        {}, at_a_.WithPort(a_.nic->profile().port_base),
-        [&](Result<std::unique_ptr<Stream>, FabricError> result) { stream = std::move(*result); });
+    const auto attempt =
+        visitor.Connect({}, at_a_.WithPort(a_.nic->profile().port_base),
+                        [&](Result<std::unique_ptr<Stream>, FabricError> result) { stream = std::move(*result); });
     EXPECT_TRUE(pair_.world.RunUntil([&] { return stream != nullptr; }));
     return stream;
   }
@@ -289,15 +290,34 @@ TEST_F(RocePortTest, ANewerStreamOfThePeerReplacesTheOneThereIs) {
 TEST_F(RocePortTest, AnotherAddressThanTheClaimedOneIsRefused) {
   // From a's own host, with b's name.
   ReadyA();
-  std::unique_ptr<Stream> stream;
-  const auto attempt =
-      pair_.fabric_a.Connect({}, at_a_.WithPort(a_.nic->profile().port_base),
-                             [&](Result<std::unique_ptr<Stream>, FabricError> result) { stream = std::move(*result); });
-  ASSERT_TRUE(pair_.world.RunUntil([&] { return stream != nullptr; }));
+  const std::unique_ptr<Stream> stream = Visit(pair_.fabric_a);
   Say(*stream, Hello());
   const auto answer = Answer(*stream);
   ASSERT_TRUE(answer.has_value());
   EXPECT_EQ(answer->status, wire::CarrierStatus::kMismatch);
+}
+
+// Another process of its host may have its address, and say its number.
+TEST_F(RocePortTest, AQpThatIsItsOwnPeerTakesNobodyElse) {
+  ReadyFor(*a_.qp, *a_.qp, at_a_);
+  pair_.world.RunFor(1ms);
+  const uint64_t carriers = a_.nic->counters().connections;
+  EXPECT_EQ(carriers, 1u);
+  wire::CarrierHello hello = Hello();
+  hello.source_qp = a_.qp->qp_number();
+  hello.source = GidOf(at_a_);
+  const std::unique_ptr<Stream> stream = Visit(pair_.fabric_a);
+  Say(*stream, hello);
+  const auto answer = Answer(*stream);
+  ASSERT_TRUE(answer.has_value());
+  EXPECT_EQ(answer->status, wire::CarrierStatus::kMismatch);
+  EXPECT_EQ(a_.nic->counters().connections, carriers);
+  const TestBuffer source = a_.Register(4000, kFullAccess, 7);
+  const TestBuffer sink = a_.Register(4000);
+  ASSERT_EQ(a_.Receive(1, {sink.All()}), 0);
+  ASSERT_EQ(a_.Send(2, {source.All()}), 0);
+  ASSERT_TRUE(pair_.world.RunUntil([&] { return a_.Completed(2); })) << a_.nic->Describe();
+  EXPECT_EQ(sink.bytes, source.bytes);
 }
 
 TEST_F(RocePortTest, RecordsOfAStrangerThatGotInAreNoRequests) {
