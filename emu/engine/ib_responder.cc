@@ -276,8 +276,11 @@ void IbResponder::Commit(const MemoryTrail& placed) {
 
 void IbResponder::Take(const MemoryTrail& placed) {
   const wire::IbHeader& header = judged_.header;
+  // As of RdmapStream: where the payload begins and how much of it lies there. An atomic has none and changes eight
+  // bytes; what a Read is answered from is told by "response.started".
+  MemoryPlace place = placed.first();
   if (wire::IsAtomic(header.op)) {
-    if (!TakeAtomic()) return;
+    if (!TakeAtomic(&place)) return;
   } else if (header.op == IbOp::kReadRequest) {
     TakeRead();
   } else {
@@ -291,13 +294,6 @@ void IbResponder::Take(const MemoryTrail& placed) {
   }
   nak_sent_ = false;
   if (context_.trace == nullptr) return;
-  // As of RdmapStream: where the payload begins and how much of it lies there. An atomic has none and changes eight
-  // bytes; what a Read is answered from is told by "response.started".
-  MemoryPlace place = placed.first();
-  if (wire::IsAtomic(header.op)) {
-    const auto pin = context_.memory.Pin(header.rkey, header.address, kIbAtomicSize, MemoryAccess::kRemoteAtomic);
-    if (pin) place = {.stag = header.rkey, .offset = pin->offset(), .length = kIbAtomicSize};
-  }
   Trace(context_.trace, context_.now, context_.name, "record.placed",
         {{"opcode", wire::ToString(header.op)},
          {"length", uint64_t{judged_.payload}},
@@ -376,21 +372,22 @@ void IbResponder::TakeRead() {
         .left = header.dma_length});
 }
 
-bool IbResponder::TakeAtomic() {
+bool IbResponder::TakeAtomic(MemoryPlace* changed) {
   const wire::IbHeader& header = judged_.header;
   const auto op = header.op == IbOp::kFetchAdd ? AtomicOp::kFetchAdd : AtomicOp::kCompareSwap;
-  const auto original = context_.memory.Atomic(header.rkey, header.address, op, header.swap_or_add, header.compare);
-  if (!original) {
-    const bool misaligned = original.error() == MemoryFault::kMisaligned;
+  const auto outcome = context_.memory.Atomic(header.rkey, header.address, op, header.swap_or_add, header.compare);
+  if (!outcome) {
+    const bool misaligned = outcome.error() == MemoryFault::kMisaligned;
     Fail({.syndrome = misaligned ? wire::kIbNakInvalidRequest : wire::kIbNakRemoteAccess,
           .kind = misaligned ? FaultKind::kProtocol : FaultKind::kProtection,
-          .why = "the peer's " + wire::Describe(header) + ": " + ToString(original.error())},
+          .why = "the peer's " + wire::Describe(header) + ": " + ToString(outcome.error())},
          header.psn);
     return false;
   }
+  *changed = {.stag = header.rkey, .offset = outcome->offset, .length = kIbAtomicSize};
   epsn_ = PsnAdd(header.psn, 1);
   ++msn_;
-  Remember({.request = header, .msn = msn_, .original = *original});
+  Remember({.request = header, .msn = msn_, .original = outcome->original});
   Push({.resource = resource_first_ + resources_.size() - 1, .psn = header.psn});
   return true;
 }

@@ -138,7 +138,8 @@ class IbResponder {
   void TakeSend();
   void TakeWrite();
   void TakeRead();
-  bool TakeAtomic();
+  // `changed`: the bytes it was carried out on.
+  bool TakeAtomic(MemoryPlace* changed);
   void Remember(Resource resource);
   void Push(const Job& job);
   void Replay();

@@ -966,6 +966,20 @@ TEST(IbTransportTest, ReadGoesOnWhereItsAnswerBroke) {
   EXPECT_EQ(again.dma_length, 6 * kMtu);
 }
 
+TEST(IbTransportTest, AnAtomicPinsItsTargetOnceWithATraceToo) {
+  IbPair pair;
+  const uint32_t target = pair.b.memory.Add(16, FakeMemory::kRemoteAtomic);
+  const uint32_t result = pair.a.memory.Add(8);
+  pair.a.Post(
+      {.opcode = SendOpcode::kFetchAdd, .remote_stag = target, .remote_offset = pair.b.At(target), .compare_add = 1},
+      {pair.a.Sge(result, 0, 8)});
+  pair.a.Fill(pair.now);
+  const int before = pair.b.memory.pins_taken();
+  pair.b.Arrive(pair.a.Leave(), pair.now);
+  EXPECT_EQ(pair.b.memory.atomics(), 1);
+  EXPECT_EQ(pair.b.memory.pins_taken() - before, 1);
+}
+
 TEST(IbTransportTest, AtomicThatComesTwiceIsCarriedOutOnceAndAnsweredTheSame) {
   IbPair pair;
   const uint32_t target = pair.b.memory.Add(8);

@@ -41,6 +41,12 @@ enum class MemoryFault : uint8_t {
 };
 const char* ToString(MemoryFault fault);
 
+// What an atomic found, and where.
+struct AtomicOutcome {
+  uint64_t original = 0;  // in host byte order
+  uint64_t offset = 0;    // of the eight bytes, as MemoryPin::offset()
+};
+
 class MemoryPort;
 
 // Bytes of a region, usable until the pin is dropped. Movable, not copyable.
@@ -85,11 +91,12 @@ class MemoryPort {
   // Remote invalidation by Send with Invalidate (RFC 5040 section 5.1). The region must allow remote access and belong
   // to this port's PD (and QP). Returns when no pin of it is left.
   virtual Result<void, MemoryFault> InvalidateRemotely(uint32_t stag) = 0;
-  // An atomic of the peer on eight bytes, in host byte order; returns what was there before. Sequentially consistent
-  // with every other one of the device and with the program's own atomics on that memory (IBV_ATOMIC_GLOB), because
-  // both are the processor's. kFetchAdd adds `operand`; kCompareSwap stores it where `compare` stands.
-  virtual Result<uint64_t, MemoryFault> Atomic(uint32_t stag, uint64_t tagged_offset, AtomicOp op, uint64_t operand,
-                                               uint64_t compare) = 0;
+  // An atomic of the peer on eight bytes, in host byte order; returns what was there before, and where that is.
+  // Sequentially consistent with every other one of the device and with the program's own atomics on that memory
+  // (IBV_ATOMIC_GLOB), because both are the processor's. kFetchAdd adds `operand`; kCompareSwap stores it where
+  // `compare` stands.
+  virtual Result<AtomicOutcome, MemoryFault> Atomic(uint32_t stag, uint64_t tagged_offset, AtomicOp op,
+                                                    uint64_t operand, uint64_t compare) = 0;
 
  protected:
   friend class MemoryPin;

@@ -588,21 +588,19 @@ bool RdmapStream::ExecuteAtomic() {
     FaultOnCurrent(terminate::kRdmapUnspecified, "masks are not supported");
     return false;
   }
-  if (trace_ != nullptr) {
-    const auto pin = memory_.Pin(request->stag, request->tagged_offset, kAtomicSize, MemoryAccess::kRemoteAtomic);
-    if (pin) atomic_place_ = {.stag = request->stag, .offset = pin->offset(), .length = kAtomicSize};
-  }
   const AtomicOp op = code == wire::AtomicOpcode::kFetchAdd ? AtomicOp::kFetchAdd : AtomicOp::kCompareSwap;
-  const auto original =
+  const auto outcome =
       memory_.Atomic(request->stag, request->tagged_offset, op, request->add_or_swap, request->compare);
-  if (!original) {
+  if (!outcome) {
     STAGECOACH_MARK("rdmap.target_of_an_atomic_refused");
-    FaultOnCurrent(ReadSourceCode(original.error()), StagText(request->stag) + ": " + ToString(original.error()));
+    FaultOnCurrent(ReadSourceCode(outcome.error()), StagText(request->stag) + ": " + ToString(outcome.error()));
     return false;
   }
-  responses_.push_back({.msn = expected_read_msn_++,
-                        .request = {},
-                        .atomic = wire::AtomicResponse{.identifier = request->identifier, .original = *original}});
+  atomic_place_ = {.stag = request->stag, .offset = outcome->offset, .length = kAtomicSize};
+  responses_.push_back(
+      {.msn = expected_read_msn_++,
+       .request = {},
+       .atomic = wire::AtomicResponse{.identifier = request->identifier, .original = outcome->original}});
   return true;
 }
 

@@ -300,7 +300,7 @@ class RdmapStream final : public QpTransport {
   std::array<std::byte, std::max({wire::kMaxTerminateSize, wire::kAtomicRequestSize, wire::kAtomicResponseSize,
                                   wire::kImmediateDataSize})>
       own_payload_{};
-  MemoryPlace atomic_place_;  // of the atomic that was carried out last, while there is a trace
+  MemoryPlace atomic_place_;  // of the atomic that was carried out last
   std::vector<MemoryPin> pins_;
   std::vector<MutableBytes> destination_;
   MemoryTrail trail_;  // of the current record

@@ -731,6 +731,16 @@ TEST_F(Rfc7306StreamTest, TracesNameTheMemoryThatIsChanged) {
   EXPECT_THAT(c->trace.lines(), has("Atomic Response length=8 last=1 msn=1" + places(sink, 0, 8)));
 }
 
+// What is told of it is what was done, whatever has become of the STag since.
+TEST_F(Rfc7306StreamTest, AnAtomicPinsItsTargetOnceWithATraceToo) {
+  const uint32_t target = d->memory.Add(64);
+  PostAdd(*c, c->memory.Add(64), target, 1, 16);
+  c->Fill();
+  const int before = d->memory.pins_taken();
+  Deliver(*c, *d);
+  EXPECT_EQ(d->memory.pins_taken() - before, 1);
+}
+
 // --- Order and limits ---
 
 TEST_F(RdmapStreamTest, CompletionsComeInOrderOfSubmission) {

@@ -502,8 +502,8 @@ Result<void, MemoryFault> RegistryPort::InvalidateRemotely(uint32_t stag) {
   return registry_.InvalidateRemotely(pd_, qp_number_, stag);
 }
 
-Result<uint64_t, MemoryFault> RegistryPort::Atomic(uint32_t stag, uint64_t tagged_offset, AtomicOp op, uint64_t operand,
-                                                   uint64_t compare) {
+Result<AtomicOutcome, MemoryFault> RegistryPort::Atomic(uint32_t stag, uint64_t tagged_offset, AtomicOp op,
+                                                        uint64_t operand, uint64_t compare) {
   constexpr size_t kSize = sizeof(uint64_t);
   if (tagged_offset % kSize != 0) return Err(MemoryFault::kMisaligned);
   const Result<MemoryPin, MemoryFault> pin = Pin(stag, tagged_offset, kSize, MemoryAccess::kRemoteAtomic);
@@ -516,7 +516,7 @@ Result<uint64_t, MemoryFault> RegistryPort::Atomic(uint32_t stag, uint64_t tagge
   const std::optional<uint64_t> before =
       op == AtomicOp::kFetchAdd ? SafeFetchAdd(at, operand) : SafeCompareExchange(at, compare, operand);
   if (!before) return Err(MemoryFault::kUnmapped);
-  return *before;
+  return AtomicOutcome{.original = *before, .offset = pin->offset()};
 }
 
 void RegistryPort::Unpin(uint32_t token) {

@@ -176,8 +176,8 @@ class RegistryPort final : public MemoryPort {
   Result<MemoryPin, MemoryFault> Pin(uint32_t stag, uint64_t tagged_offset, uint64_t length,
                                      MemoryAccess access) override;
   Result<void, MemoryFault> InvalidateRemotely(uint32_t stag) override;
-  Result<uint64_t, MemoryFault> Atomic(uint32_t stag, uint64_t tagged_offset, AtomicOp op, uint64_t operand,
-                                       uint64_t compare) override;
+  Result<AtomicOutcome, MemoryFault> Atomic(uint32_t stag, uint64_t tagged_offset, AtomicOp op, uint64_t operand,
+                                            uint64_t compare) override;
 
  protected:
   void Unpin(uint32_t token) override;

@@ -364,15 +364,16 @@ TEST_F(MemoryRegistryTest, AtomicsReturnWhatStoodThereAndNeedTheirOwnRight) {
   RegistryPort elsewhere(registry_, kPd + 1, kQp);
   auto* words = reinterpret_cast<uint64_t*>(memory_.data());
   words[1] = 40;
-  EXPECT_EQ(port.Atomic(stag, 0x10008, AtomicOp::kFetchAdd, 2, 0).value(), 40u);
+  EXPECT_EQ(port.Atomic(stag, 0x10008, AtomicOp::kFetchAdd, 2, 0)->original, 40u);
   EXPECT_EQ(words[1], 42u);
-  EXPECT_EQ(port.Atomic(stag, 0x10008, AtomicOp::kCompareSwap, 7, 41).value(), 42u);
+  EXPECT_EQ(port.Atomic(stag, 0x10008, AtomicOp::kCompareSwap, 7, 41)->original, 42u);
   EXPECT_EQ(words[1], 42u);
-  EXPECT_EQ(port.Atomic(stag, 0x10008, AtomicOp::kCompareSwap, 7, 42).value(), 42u);
+  EXPECT_EQ(port.Atomic(stag, 0x10008, AtomicOp::kCompareSwap, 7, 42)->original, 42u);
   EXPECT_EQ(words[1], 7u);
-  EXPECT_EQ(port.Atomic(stag, 0x10008, AtomicOp::kFetchAdd, UINT64_MAX, 0).value(), 7u);  // wraps: minus one
+  EXPECT_EQ(port.Atomic(stag, 0x10008, AtomicOp::kFetchAdd, UINT64_MAX, 0)->original, 7u);  // wraps: minus one
   EXPECT_EQ(words[1], 6u);
-  const auto fault = [](const Result<uint64_t, MemoryFault>& result) {
+  EXPECT_EQ(port.Atomic(stag, 0x10010, AtomicOp::kFetchAdd, 0, 0)->offset, 16u);
+  const auto fault = [](const Result<AtomicOutcome, MemoryFault>& result) {
     EXPECT_FALSE(result.has_value());
     return result.has_value() ? MemoryFault::kUnknownStag : result.error();
   };

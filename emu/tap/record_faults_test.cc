@@ -61,7 +61,7 @@ class NoMemory final : public MemoryPort {
     return Err(MemoryFault::kUnknownStag);
   }
   Result<void, MemoryFault> InvalidateRemotely(uint32_t) override { return Err(MemoryFault::kUnknownStag); }
-  Result<uint64_t, MemoryFault> Atomic(uint32_t, uint64_t, AtomicOp, uint64_t, uint64_t) override {
+  Result<AtomicOutcome, MemoryFault> Atomic(uint32_t, uint64_t, AtomicOp, uint64_t, uint64_t) override {
     return Err(MemoryFault::kUnknownStag);
   }
 

@@ -52,6 +52,8 @@ class FakeMemory final : public MemoryPort {
   void MakeForeign(uint32_t stag) { At(stag).foreign = true; }
 
   int pins() const { return pins_; }
+  // How many there have been.
+  int pins_taken() const { return pins_taken_; }
   // Atomics that were carried out.
   int atomics() const { return atomics_; }
   bool GuardsIntact() const {
@@ -71,6 +73,7 @@ class FakeMemory final : public MemoryPort {
     const uint64_t offset = tagged_offset - Address(stag);
     if (offset > (*region)->size() || length > (*region)->size() - offset) return Err(MemoryFault::kOutOfRange);
     ++pins_;
+    ++pins_taken_;
     return MemoryPin(this, 0, Bytes(stag).subspan(offset, length), offset);
   }
 
@@ -82,8 +85,8 @@ class FakeMemory final : public MemoryPort {
     return {};
   }
 
-  Result<uint64_t, MemoryFault> Atomic(uint32_t stag, uint64_t tagged_offset, AtomicOp op, uint64_t operand,
-                                       uint64_t compare) override {
+  Result<AtomicOutcome, MemoryFault> Atomic(uint32_t stag, uint64_t tagged_offset, AtomicOp op, uint64_t operand,
+                                            uint64_t compare) override {
     uint64_t value = 0;
     if (tagged_offset % sizeof(value) != 0) return Err(MemoryFault::kMisaligned);
     const auto pin = Pin(stag, tagged_offset, sizeof(value), MemoryAccess::kRemoteAtomic);
@@ -92,7 +95,7 @@ class FakeMemory final : public MemoryPort {
     std::memcpy(&value, pin->bytes().data(), sizeof(value));
     const uint64_t next = op == AtomicOp::kFetchAdd ? value + operand : value == compare ? operand : value;
     std::memcpy(pin->bytes().data(), &next, sizeof(next));
-    return value;
+    return AtomicOutcome{.original = value, .offset = pin->offset()};
   }
 
  private:
@@ -138,6 +141,7 @@ class FakeMemory final : public MemoryPort {
 
   std::deque<Region> regions_;
   int pins_ = 0;
+  int pins_taken_ = 0;
   int atomics_ = 0;
 };
 
