@@ -62,14 +62,6 @@ TerminateCode WriteTargetCode(MemoryFault fault) {
   return terminate::kDdpInvalidStag;
 }
 
-// Memory goes whole, or from one of its ends. To look at each page of a long range would cost what the Read itself
-// does.
-bool HasReadableEnds(ConstBytes bytes) {
-  constexpr size_t kLooked = size_t{16} * 1024;
-  if (bytes.size() <= 2 * kLooked) return IsReadable(bytes);
-  return IsReadable(bytes.first(kLooked)) && IsReadable(bytes.last(kLooked));
-}
-
 // How the requester's work request fails when the peer says why.
 WorkStatus StatusOfPeerFault(TerminateCode code) {
   const bool rdmap = code.layer == static_cast<uint8_t>(wire::TerminateLayer::kRdmap);
@@ -327,11 +319,9 @@ bool RdmapStream::AcceptReadRequest() {
   // [RFC5040] A Read of no bytes is not checked against memory.
   if (request.length == 0) return true;
   const auto pin = memory_.Pin(request.source_stag, request.source_offset, request.length, MemoryAccess::kRemoteRead);
-  // Nothing could be said any more once a part of the response has left.
-  if (pin && HasReadableEnds(pin->bytes())) return true;
-  const MemoryFault fault = pin ? MemoryFault::kUnmapped : pin.error();
+  if (pin) return true;
   STAGECOACH_MARK("rdmap.source_of_a_read_refused");
-  FaultOnCurrent(ReadSourceCode(fault), ToString(fault));
+  FaultOnCurrent(ReadSourceCode(pin.error()), ToString(pin.error()));
   return false;
 }
 
@@ -859,7 +849,16 @@ void RdmapStream::FaultQuoting(TerminateCode code, ConstBytes head, size_t lengt
   state_ = State::kTerminating;
   FailReceive(WorkStatus::kFlushed);
   FlushWork();
-  KeepAnswersToAtomics();
+  if (responses_.empty()) return;
+  STAGECOACH_MARK("rdmap.terminate_waits_for_answers");
+  answer_until_ = now_ + options_.answer_time;
+}
+
+void RdmapStream::OnDeadline(Instant now) {
+  now_ = now;
+  if (!answer_until_ || *answer_until_ > now) return;
+  STAGECOACH_MARK("rdmap.terminate_waits_no_longer");
+  ForgetAnswers();
 }
 
 void RdmapStream::FailReceive(WorkStatus status) {
@@ -886,14 +885,18 @@ void RdmapStream::FlushWork() {
 void RdmapStream::ForgetAnswers() {
   responses_.clear();
   if (tx_.kind == OutMessage::Kind::kResponse) tx_ = {};
+  answer_until_.reset();
 }
 
-// A peer must not take an atomic that was carried out for one that was not. Its answer, and those ahead of it, leave
-// before the Terminate; Reads behind it have changed nothing and stay unanswered.
-void RdmapStream::KeepAnswersToAtomics() {
-  while (!responses_.empty() && !responses_.back().atomic) responses_.pop_back();
-  if (responses_.empty()) return ForgetAnswers();
-  STAGECOACH_MARK("rdmap.terminate_waits_for_answers_to_atomics");
+void RdmapStream::FailAnswer(MemoryFault fault) {
+  STAGECOACH_MARK("rdmap.source_of_a_read_gone_before_the_answer");
+  const InboundRead& read = responses_.front();
+  std::array<std::byte, wire::kMaxSegmentHeaderSize> head;
+  ByteWriter writer(head);
+  SegmentHeader::Read(read.msn, read.request).Encode(writer);
+  FaultQuoting(ReadSourceCode(fault), writer.written(), writer.position(),
+               std::string("source of the peer's Read gone before the answer: ") + ToString(fault));
+  ForgetAnswers();
 }
 
 void RdmapStream::End() {
@@ -932,32 +935,26 @@ bool RdmapStream::QueueNext(RecordSink& sink) {
     // [RFC5041] Messages of a stream are not interleaved: anything new waits for the end of the one in
     // hand.
     if (tx_.kind != OutMessage::Kind::kNone) {
-      QueueSegment(sink);
-      return true;
-    }
-    if (rtr_) {
+      if (QueueSegment(sink)) return true;
+    } else if (rtr_) {
       QueueRtr(sink);
       return true;
-    }
-    if (nudge_) {
+    } else if (nudge_) {
       STAGECOACH_MARK("rdmap.nudge_queued");
       nudge_ = false;
       QueueHeader(sink, SegmentHeader::Write(kUncheckedStag, 0, true), {}, MakeCookie(CookieKind::kNone, 0));
       return true;
-    }
-    if (StartNextMessage()) {
-      QueueSegment(sink);
+    } else if (StartNextMessage() && QueueSegment(sink)) {
       return true;
     }
   }
-  // A message that was cut off by the fault stays unfinished; the Terminate goes out at the record boundary.
+  // Work of ours that was cut off by the fault stays unfinished; the Terminate goes out at a record boundary.
   if (state_ != State::kTerminating || terminate_queued_) return false;
-  if (tx_.kind == OutMessage::Kind::kResponse || (!responses_.empty() && StartResponse())) {
-    QueueResponseSegment(sink);
+  if ((tx_.kind == OutMessage::Kind::kResponse || (!responses_.empty() && StartResponse())) &&
+      QueueResponseSegment(sink)) {
     return true;
   }
-  // One that cannot be given keeps back those behind it.
-  ForgetAnswers();
+  answer_until_.reset();
   terminate_queued_ = true;
   sink.QueueRecord(ConstBytes(terminate_).first(terminate_size_), {}, MakeCookie(CookieKind::kTerminate, 0));
   return true;
@@ -1079,12 +1076,7 @@ bool RdmapStream::StartResponse() {
     const auto pin = memory_.Pin(read.request.source_stag, read.request.source_offset, read.request.length,
                                  MemoryAccess::kRemoteRead);
     if (!pin) {
-      STAGECOACH_MARK("rdmap.source_of_a_read_gone_before_the_answer");
-      std::array<std::byte, wire::kMaxSegmentHeaderSize> head;
-      ByteWriter writer(head);
-      SegmentHeader::Read(read.msn, read.request).Encode(writer);
-      FaultQuoting(ReadSourceCode(pin.error()), writer.written(), writer.position(),
-                   std::string("source of the peer's Read gone before the answer: ") + ToString(pin.error()));
+      FailAnswer(pin.error());
       return false;
     }
     source = {.stag = read.request.source_stag, .offset = pin->offset()};
@@ -1149,18 +1141,16 @@ uint32_t RdmapStream::GatherParts(const SendWork& work, uint32_t room, TxParts* 
   return gathered;
 }
 
-void RdmapStream::QueueSegment(RecordSink& sink) {
-  if (tx_.kind == OutMessage::Kind::kResponse) {
-    QueueResponseSegment(sink);
-  } else {
-    QueueWorkSegment(sink);
-  }
+bool RdmapStream::QueueSegment(RecordSink& sink) {
+  if (tx_.kind == OutMessage::Kind::kResponse) return QueueResponseSegment(sink);
+  QueueWorkSegment(sink);
+  return true;
 }
 
-void RdmapStream::QueueResponseSegment(RecordSink& sink) {
+bool RdmapStream::QueueResponseSegment(RecordSink& sink) {
   if (responses_.front().atomic) {
     QueueAtomicResponse(sink);
-    return;
+    return true;
   }
   const wire::ReadRequest& request = responses_.front().request;
   const uint32_t room = PayloadRoom(sink, wire::kDdpTaggedHeaderSize);
@@ -1168,6 +1158,12 @@ void RdmapStream::QueueResponseSegment(RecordSink& sink) {
   const bool last = tx_.offset + n == tx_.length;
   TxParts parts;
   if (n > 0) {
+    // Looked at before it is begun, since nothing can follow a record that cannot be finished.
+    const auto pin = memory_.Pin(request.source_stag, request.source_offset + tx_.offset, n, MemoryAccess::kRemoteRead);
+    if (!pin || !IsReadable(pin->bytes())) {
+      FailAnswer(pin ? MemoryFault::kUnmapped : pin.error());
+      return false;
+    }
     parts.Add({.by_key = true,
                .key = request.source_stag,
                .address = request.source_offset + tx_.offset,
@@ -1177,9 +1173,10 @@ void RdmapStream::QueueResponseSegment(RecordSink& sink) {
   QueueHeader(sink, SegmentHeader::ReadResponse(request.sink_stag, request.sink_offset + tx_.offset, last),
               parts.view(), MakeCookie(CookieKind::kResponse, 0));
   tx_.offset += n;
-  if (!last) return;
+  if (!last) return true;
   tx_ = {};
   responses_.pop_front();
+  return true;
 }
 
 void RdmapStream::QueueAtomicResponse(RecordSink& sink) {

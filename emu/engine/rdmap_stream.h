@@ -12,6 +12,10 @@
 // when they arrive: in order among themselves, with the Writes before and with the Sends behind them, but a Read before
 // them may still be answered from what they leave; who minds that fences.
 //
+// A fault found here ends the stream with a Terminate, which leaves behind the answers to the Reads and atomics that
+// came before the fault, so that a peer sees which of its work was done and which one was refused. That takes at most
+// RdmapOptions::answer_time; a Read whose answer has not left by then stays unanswered, and so do those behind it.
+//
 // Bounds towards a hostile peer: one Receive is in progress at most, at most IRD of its Reads wait for an answer,
 // nothing is allocated per record.
 //
@@ -46,6 +50,8 @@ struct RdmapOptions {
   // Reads and atomics of ours that may be outstanding; further ones wait in the send queue. 0: they complete with
   // kLocalOperationError.
   uint16_t ord = 128;
+  // How long a Terminate waits for the answers to what came before it.
+  Duration answer_time = 1s;
   // A longer message completes with kLocalLengthError. RDMAP cannot carry more than 2^32-1 bytes.
   uint32_t max_message_bytes = 0xffffffffu;
   // A responder must stay silent until the initiator's first FPDU has come (RFC 5044 section 7.1): hold the send queue
@@ -104,8 +110,8 @@ class RdmapStream final : public QpTransport {
   bool TakeReceiveCompletion(ReceiveCompletion* completion) override;
   std::optional<TransportFault> TakeFault() override;
 
-  std::optional<Instant> Deadline() const override { return std::nullopt; }
-  void OnDeadline(Instant) override {}
+  std::optional<Instant> Deadline() const override { return answer_until_; }
+  void OnDeadline(Instant now) override;
 
   bool Receiving() const override { return state_ == State::kActive; }
   bool Finished() const override { return state_ == State::kEnded; }
@@ -205,8 +211,9 @@ class RdmapStream final : public QpTransport {
   bool StartResponse();
   // `first`: where the first part of its memory lies.
   WorkStatus CheckWork(const SendWork& work, uint32_t* length, MemoryPlace* first, std::string* why);
-  void QueueSegment(RecordSink& sink);
-  void QueueResponseSegment(RecordSink& sink);
+  // Both are false when the source of the answer in hand has gone.
+  bool QueueSegment(RecordSink& sink);
+  bool QueueResponseSegment(RecordSink& sink);
   void QueueWorkSegment(RecordSink& sink);
   void QueueAtomicRequest(RecordSink& sink, const SendWork& work, uint64_t number);
   void QueueAtomicResponse(RecordSink& sink);
@@ -254,7 +261,8 @@ class RdmapStream final : public QpTransport {
   void FailReceive(WorkStatus status);
   void FlushWork();
   void ForgetAnswers();
-  void KeepAnswersToAtomics();
+  // The answer in front cannot be given, and so none behind it.
+  void FailAnswer(MemoryFault fault);
   void End();
   std::string DescribeCurrent() const;
 
@@ -283,6 +291,7 @@ class RdmapStream final : public QpTransport {
   std::array<std::byte, kMaxTxHeader> terminate_{};
   size_t terminate_size_ = 0;
   bool terminate_queued_ = false;
+  std::optional<Instant> answer_until_;  // while a Terminate waits for answers
 
   // Receiving.
   wire::SegmentHeader current_;

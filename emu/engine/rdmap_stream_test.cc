@@ -546,7 +546,7 @@ TEST_F(Rfc7306StreamTest, AtomicsThatWereCarriedOutAreAnsweredBeforeARefusalEnds
   }
 }
 
-TEST_F(Rfc7306StreamTest, AReadBehindTheLastAtomicIsNotAnsweredWhenTheStreamEnds) {
+TEST_F(Rfc7306StreamTest, AReadBehindAnAtomicIsAnsweredTooWhenTheStreamEnds) {
   const uint32_t target = d->memory.Add(64);
   const uint32_t sink = c->memory.Add(8);
   PostAdd(*c, sink, target, 1);
@@ -555,7 +555,7 @@ TEST_F(Rfc7306StreamTest, AReadBehindTheLastAtomicIsNotAnsweredWhenTheStreamEnds
   Deliver(*c, *d);
   EXPECT_FALSE(d->Arrive(SegmentHeader::Send(RdmapOpcode::kSend, 0, 7, 0, true), Bytes(8)));
   RunExtended();
-  EXPECT_THAT(c->TakeSendStatuses(), ElementsAre(WorkStatus::kSuccess, WorkStatus::kFlushed));
+  EXPECT_THAT(c->TakeSendStatuses(), ElementsAre(WorkStatus::kSuccess, WorkStatus::kSuccess));
 }
 
 TEST_F(Rfc7306StreamTest, ATerminateThatNamesTheWriteOfAWriteWithImmediateFailsIt) {
@@ -1241,16 +1241,112 @@ TEST_F(RdmapStreamTest, TerminateGoesOutAtTheNextRecordBoundaryOfACutMessage) {
   EXPECT_TRUE(a.stream.Finished());
 }
 
+// Whatever is at fault, and however much of the answers has left by then.
+TEST_F(RdmapStreamTest, ReadsBeforeAFaultAreAnsweredBeforeTheTerminate) {
+  const uint32_t kSize = 700;  // several records
+  for (const SendOpcode culprit : {SendOpcode::kRead, SendOpcode::kWrite, SendOpcode::kSend}) {
+    for (size_t already = 0; already <= 5; ++already) {
+      SCOPED_TRACE(ToString(culprit) + std::string(" after ") + std::to_string(already) + " records");
+      End c(RdmapOptions{.ird = 4, .ord = 4}, "c");
+      End d(RdmapOptions{.ird = 4, .ord = 4}, "d");
+      const uint32_t source = d.memory.Add(kSize);
+      const uint32_t sink = c.memory.Add(kSize);
+      CopyBytes(d.memory.Bytes(source), Pattern(kSize, 3));
+      for (int i = 0; i < 2; ++i) {
+        c.Post({.opcode = SendOpcode::kRead, .remote_stag = source, .remote_offset = At(source)},
+               {End::Sge(sink, 0, kSize)});
+      }
+      c.Post({.opcode = culprit, .remote_stag = 0x4242}, {End::Sge(sink, 0, 8)});
+      c.Fill();
+      ASSERT_EQ(c.out.records.size(), 3u);
+      for (int i = 0; i < 2; ++i) d.Arrive(c.Leave());
+      d.Fill(already);
+      d.Arrive(c.Leave());
+      EXPECT_FALSE(d.stream.Receiving());
+      EXPECT_TRUE(d.stream.Deadline().has_value());
+      d.Fill();
+      Deliver(d, c);
+      EXPECT_TRUE(d.stream.Finished());
+      EXPECT_FALSE(d.stream.Deadline().has_value());
+      EXPECT_TRUE(c.stream.Finished());
+      EXPECT_THAT(c.TakeSendStatuses(),
+                  ElementsAre(WorkStatus::kSuccess, WorkStatus::kSuccess,
+                              culprit == SendOpcode::kRead ? WorkStatus::kRemoteAccessError : WorkStatus::kSuccess));
+      EXPECT_TRUE(SameBytes(c.memory.Bytes(sink), Pattern(kSize, 3)));
+      ASSERT_TRUE(c.stream.TakeFault().has_value()) << "the Terminate has come";
+    }
+  }
+}
+
+TEST_F(RdmapStreamTest, ATerminateWaitsForAnswersOnlySoLong) {
+  const uint32_t source = b.memory.Add(2000);
+  const uint32_t sink = a.memory.Add(2000);
+  b.out.max_ulpdu = 514;  // four records to an answer
+  for (int i = 0; i < 2; ++i) {
+    a.Post({.opcode = SendOpcode::kRead, .remote_stag = source, .remote_offset = At(source)},
+           {End::Sge(sink, 0, 2000)});
+  }
+  a.Fill();
+  Deliver(a, b);
+  b.stream.BeginTurn(Instant(5s));
+  EXPECT_FALSE(b.TransportEnd::Arrive(Bytes(40, std::byte{0x41}), Instant(5s)));
+  ASSERT_EQ(b.stream.Deadline(), Instant(5s) + b.stream.options().answer_time);
+  b.Fill(5);
+  Deliver(b, a);
+  EXPECT_THAT(a.TakeSendStatuses(), ElementsAre(WorkStatus::kSuccess));
+  b.stream.OnDeadline(*b.stream.Deadline() - 1ns);
+  b.Fill(1);
+  EXPECT_FALSE(b.stream.Finished());
+  ASSERT_TRUE(b.stream.Deadline().has_value());
+  b.stream.OnDeadline(*b.stream.Deadline());
+  EXPECT_FALSE(b.stream.Deadline().has_value());
+  ASSERT_EQ(b.out.records.size(), 1u);
+  b.Fill();
+  EXPECT_EQ(b.out.records.size(), 2u) << "the Terminate, at the next record boundary";
+  Deliver(b, a);
+  EXPECT_TRUE(b.stream.Finished());
+  EXPECT_TRUE(a.stream.Finished());
+  EXPECT_THAT(a.TakeSendStatuses(), ElementsAre(WorkStatus::kFlushed));
+  const auto fault = a.stream.TakeFault();
+  ASSERT_TRUE(fault.has_value());
+  EXPECT_TRUE(fault->from_peer);
+}
+
+TEST_F(RdmapStreamTest, SourceThatGoesWithinItsAnswerIsTerminated) {
+  const uint32_t first = b.memory.Add(2000);
+  const uint32_t second = b.memory.Add(2000);
+  const uint32_t sink = a.memory.Add(2000);
+  b.out.max_ulpdu = 514;
+  for (const uint32_t source : {first, second, first}) {
+    a.Post({.opcode = SendOpcode::kRead, .remote_stag = source, .remote_offset = At(source)},
+           {End::Sge(sink, 0, 2000)});
+  }
+  a.Fill();
+  Deliver(a, b);
+  b.Fill(6);  // the first answer, and half of the second
+  Deliver(b, a);
+  b.memory.Invalidate(second);
+  b.Fill();
+  Deliver(b, a);
+  EXPECT_TRUE(b.stream.Finished());
+  EXPECT_THAT(a.TakeSendStatuses(),
+              ElementsAre(WorkStatus::kSuccess, WorkStatus::kRemoteAccessError, WorkStatus::kFlushed));
+  const auto fault = a.stream.TakeFault();
+  ASSERT_TRUE(fault.has_value());
+  EXPECT_EQ((wire::TerminateCode{fault->layer, fault->error_type, fault->error_code}), terminate::kRdmapInvalidStag);
+  EXPECT_THAT(fault->description, HasSubstr("our Read of 2000 bytes"));
+}
+
 // --- The peer's Terminate ---
 
-TEST_F(RdmapStreamTest, PeersTerminateFailsTheReadItNamesAndFlushesTheRest) {
+TEST_F(RdmapStreamTest, PeersTerminateFailsTheReadItNamesAndNoneBeforeIt) {
   const uint32_t local = a.memory.Add(100);
   const uint32_t source = b.memory.Add(100);
   a.Post({.opcode = SendOpcode::kRead, .remote_stag = source, .remote_offset = At(source)}, {a.Sge(local, 0, 50)});
   a.Post({.opcode = SendOpcode::kRead, .remote_stag = 0x4242, .remote_offset = 0}, {a.Sge(local, 0, 50)});
   a.PostSend(local, 10);
   a.Fill();
-  // The first Read is accepted, the second is not; the answer to the first is cut off by the Terminate.
+  // The first Read is accepted, the second is not.
   b.Arrive(a.Leave());
   EXPECT_FALSE(b.Arrive(a.Leave()));
   a.Leave();
@@ -1258,7 +1354,7 @@ TEST_F(RdmapStreamTest, PeersTerminateFailsTheReadItNamesAndFlushesTheRest) {
   Deliver(b, a);
   EXPECT_TRUE(a.stream.Finished());
   EXPECT_THAT(a.TakeSendStatuses(),
-              ElementsAre(WorkStatus::kFlushed, WorkStatus::kRemoteAccessError, WorkStatus::kSuccess));
+              ElementsAre(WorkStatus::kSuccess, WorkStatus::kRemoteAccessError, WorkStatus::kSuccess));
   const auto fault = a.stream.TakeFault();
   ASSERT_TRUE(fault.has_value());
   EXPECT_TRUE(fault->from_peer);

@@ -28,8 +28,10 @@ QpEvent EventOf(const TransportFault& fault) {
   return QpEvent::kProtocolFault;
 }
 
-RdmapOptions EngineOptions(const ConnectionSetup& setup) {
+RdmapOptions EngineOptions(const ConnectionSetup& setup, const DeviceProfile& profile) {
   RdmapOptions options;
+  // The rest of the time is for the Terminate.
+  options.answer_time = profile.close_linger / 2;
   options.ird = static_cast<uint16_t>(std::min<uint32_t>(setup.ird, 0x3fff));
   options.ord = static_cast<uint16_t>(std::min<uint32_t>(setup.ord, 0x3fff));
   options.hold_until_first_record = !setup.initiator;
@@ -46,8 +48,8 @@ Connection::Connection(QueuePair& qp, ConnectionSetup setup)
       name_(nic_.name() + "/qp-" + std::to_string(qp.qp_number())),
       memory_(nic_.registry(), qp.pd(), qp.qp_number()),
       llp_(std::move(setup.llp)),
-      transport_(
-          std::make_unique<RdmapStream>(EngineOptions(setup), memory_, qp.receive_source(), nic_.trace(), name_)),
+      transport_(std::make_unique<RdmapStream>(EngineOptions(setup, nic_.profile()), memory_, qp.receive_source(),
+                                               nic_.trace(), name_)),
       pump_(qp, nic_, *transport_, memory_, name_),
       nudges_left_(initiator_ && nic_.profile().first_answer_nudge > Duration::zero() ? kNudges : 0),
       nudge_wait_(nic_.profile().first_answer_nudge) {
@@ -78,12 +80,12 @@ bool Connection::Serve(uint32_t requests) {
   if (phase_ == Phase::kOpen) {
     if ((requests & (QueuePair::kPoll | QueuePair::kContinue)) != 0) Receive(now);
     Transmit();
-    // A stream that cannot be written may still hold the peer's Terminate, which says why.
+    // A stream that cannot be written may still hold the peer's Terminate, which says why. One of ours will not leave.
     if (pump_.tx_failed() && transport_->Receiving()) {
       STAGECOACH_MARK("nic.reads_on_when_nothing_can_be_written");
       Receive(now);
     }
-    if (pump_.tx_failed() && transport_->Receiving() && !pump_.more()) Lose(CloseReason::kStreamFailed, stream_error_);
+    if (pump_.tx_failed() && !transport_->Finished() && !pump_.more()) Lose(CloseReason::kStreamFailed, stream_error_);
     CheckEnd(now);
   } else if (phase_ == Phase::kFinishing) {
     FlushRecords();

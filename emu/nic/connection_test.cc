@@ -3,11 +3,16 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 
+#include "base/cursor.h"
 #include "emu/nic/nic_test_support.h"
+#include "emu/wire/rdmap.h"
 
 namespace stagecoach::emu {
 namespace {
@@ -298,6 +303,87 @@ TEST_F(ConnectionTest, WriteToAForeignStagTerminatesTheStream) {
   EXPECT_EQ(event->type, AsyncEventType::kQpAccessError);
   EXPECT_EQ(event->qp, b_.qp);
   b_.context->async_events().Ack(*event);
+}
+
+// Reads before the one at fault have what they asked for, however long the way of it is.
+TEST_F(ConnectionTest, ARefusedReadDoesNotOvertakeTheAnswersToEarlierOnes) {
+  pair_.world.SetLink(pair_.fabric_a, pair_.fabric_b, {.bytes_per_second = 100'000'000});
+  Join();
+  constexpr size_t kSize = 2'000'000;  // 20 ms
+  TestBuffer local = a_.Register(kSize);
+  TestBuffer remote = b_.Register(kSize, kFullAccess, 9);
+  ASSERT_EQ(a_.Send(1, {local.All()}, PostOpcode::kRead, remote.region.stag, remote.address()), 0);
+  ASSERT_EQ(a_.Send(2, {local.Sge(0, 16)}, PostOpcode::kRead, remote.region.stag ^ 0x5a5a5a00, remote.address()), 0);
+  ASSERT_EQ(a_.Send(3, {local.Sge(0, 16)}, PostOpcode::kRead, remote.region.stag, remote.address()), 0);
+  ASSERT_TRUE(RunUntil([&] { return a_.Completed(3); }));
+  EXPECT_EQ(a_.completions[0].status, CompletionStatus::kSuccess);
+  EXPECT_EQ(a_.completions[1].status, CompletionStatus::kRemoteAccessError);
+  EXPECT_EQ(a_.completions[2].status, CompletionStatus::kFlushed);
+  EXPECT_EQ(local.bytes, remote.bytes);
+}
+
+// An initiator that reads nothing cannot keep the QP of its target from ending.
+TEST_F(ConnectionTest, ATerminateThatCannotLeaveHoldsTheQpForABoundedTime) {
+  auto [client, server] = pair_.Streams();
+  Attach(b_, std::move(server), /*initiator=*/false);
+  TestBuffer remote = b_.Register(4 << 20);
+  TestBuffer sink = b_.Register(16);
+  ASSERT_EQ(b_.Receive(1, {sink.All()}), 0);
+  const auto say = [&](const wire::SegmentHeader& header) {
+    std::array<std::byte, 64> bytes{};
+    ByteWriter writer(bytes);
+    writer.U16(static_cast<uint16_t>(header.EncodedSize()));
+    header.Encode(writer);
+    while (writer.position() % 4 != 0) writer.U8(0);
+    writer.U32(0);  // where a CRC would be
+    const ConstBytes record = writer.written();
+    EXPECT_EQ(client->Write({&record, 1}).bytes, record.size());
+  };
+  say(wire::SegmentHeader::Read(
+      1, {.length = 4 << 20, .source_stag = remote.region.stag, .source_offset = remote.address()}));
+  say(wire::SegmentHeader::Read(9, {}));  // out of turn
+  ASSERT_TRUE(RunUntil([&] { return b_.qp->state() == QpState::kErr; }));
+  EXPECT_FALSE(b_.Completed(1)) << "the answer is still on its way";
+  pair_.world.RunFor(3s);
+  ASSERT_TRUE(b_.Completed(1));
+  EXPECT_EQ(b_.completions[0].status, CompletionStatus::kFlushed);
+  EXPECT_EQ(b_.observer.closed().size(), 1u);
+}
+
+// No page of it is looked at before its turn has come, and none is sent that is not there.
+TEST_F(ConnectionTest, AReadWithAHoleInTheMiddleOfItsSourceIsRefused) {
+  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  const size_t size = 64 * page;
+  void* const mapped = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(mapped, MAP_FAILED);
+  {
+    SimPair pair;
+    TestHost a(pair.fabric_a, "a");
+    TestHost b(pair.fabric_b, "b");
+    pair.Join(a, b);
+    RegionRequest request{.pd = b.pd, .address = mapped, .length = size, .access = kFullAccess};
+    const auto region = b.nic->RegisterRegion(*b.context, request);
+    ASSERT_TRUE(region.has_value());
+    ASSERT_EQ(mprotect(static_cast<std::byte*>(mapped) + 30 * page, page, PROT_NONE), 0);
+    TestBuffer local = a.Register(size);
+    const auto read = [&](uint64_t id, size_t from, size_t bytes) {
+      ASSERT_EQ(a.Send(id, {local.Sge(0, bytes)}, PostOpcode::kRead, region->stag, from), 0);
+    };
+    read(1, 0, 30 * page);
+    read(2, 0, size);
+    read(3, 0, 16);
+    ASSERT_TRUE(pair.world.RunUntil([&] { return a.Completed(3); }));
+    EXPECT_EQ(a.completions[0].status, CompletionStatus::kSuccess);
+    EXPECT_EQ(a.completions[1].status, CompletionStatus::kRemoteAccessError);
+    EXPECT_EQ(a.completions[2].status, CompletionStatus::kFlushed);
+    ASSERT_TRUE(pair.world.RunUntil([&] { return !a.observer.closed().empty(); }));
+    const CloseNotice notice = a.observer.closed()[0];
+    EXPECT_EQ(notice.reason, CloseReason::kPeerFault);
+    ASSERT_TRUE(notice.fault.has_value());
+    EXPECT_NE(notice.fault->description.find("our Read of " + std::to_string(size)), std::string::npos)
+        << notice.fault->description;
+  }
+  munmap(mapped, size);
 }
 
 TEST_F(ConnectionTest, TerminateArrivesEvenIfTheQpIsDestroyedAtOnce) {

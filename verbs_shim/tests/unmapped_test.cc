@@ -29,9 +29,9 @@ class Vanishing {
     EXPECT_EQ(region_.Destroy(), 0);
     munmap(memory_, kPages * page_);
   }
-  // All pages from this one on. The addresses stay taken, so that nothing else comes to be there.
-  void Vanish(size_t first_page = 0) {
-    Map(static_cast<std::byte*>(memory_) + first_page * page_, kPages - first_page, PROT_NONE);
+  // All pages from this one to another. The addresses stay taken, so that nothing else comes to be there.
+  void Vanish(size_t first_page = 0, size_t end_page = kPages) {
+    Map(static_cast<std::byte*>(memory_) + first_page * page_, end_page - first_page, PROT_NONE);
   }
   uint64_t address() const { return reinterpret_cast<uintptr_t>(memory_); }
   size_t page() const { return page_; }
@@ -62,12 +62,14 @@ struct Shape {
   const char* name;
   size_t bytes;
   size_t first_missing;
+  size_t end_missing = kPages;
 };
 constexpr Shape kShapes[] = {
     {"short", 16, 0},
     {"of_a_page", 4096, 0},
     {"long", 60000, 0},
     {"long_with_a_good_beginning", 60000, 3},
+    {"long_with_a_hole", 60000, 7, 8},
     {"but_for_the_last_word", 4096 + 8, 1},
 };
 
@@ -105,7 +107,7 @@ class UnmappedTest : public VerbsTest, public testing::WithParamInterface<Shape>
 
   std::unique_ptr<Vanishing> Gone(Endpoint& end) {
     auto memory = std::make_unique<Vanishing>(end.pd.get(), kAll);
-    memory->Vanish(GetParam().first_missing);
+    memory->Vanish(GetParam().first_missing, GetParam().end_missing);
     return memory;
   }
   bool ReachesInError(ibv_qp* qp) {
