@@ -7,12 +7,13 @@
 //   Nic::mutex_ (control operations)  >  QueuePair::control_mutex_  >  CompletionQueue::drive_mutex_ (a poller at work)
 //   >  QueuePair::lock_ (this)  >  SendQueue / ReceiveQueue mutex, MemoryRegistry::mutex_  >  CompletionQueue::mutex_
 //   >  AsyncEventQueue mutex
-//   and, under QueuePair::lock_, the mutexes of CompletionChannel and NicLoop, which take nothing but atomics.
+//   and, under QueuePair::lock_, the mutexes of CompletionChannel and NicLoop, which take nothing but atomics, and that
+//   of LatePlacements, the last of all.
 //   Deliveries of datagrams hold a mutex of DatagramPort that stands between Nic::mutex_ and QueuePair::lock_; its
 //   others are leaves (datagram_port.h).
 // The loop's thread waits for any of them, so none may be held by who waits for the loop: streams' watchers, whose
 // removal does, are removed without locks, or on the loop itself. Observers and LoopClients are called with none of
-// them held. Nothing NIC-wide is taken to post, to poll or to place.
+// them held. Nothing NIC-wide is taken to post, to poll or to place, but by devices that place late.
 //
 // WHO MOVES A CONNECTION. Three kinds of threads ask, none waits for another: a poster (work in the send queue), a
 // poller of either CQ (what has arrived), the fabric's loop (the stream became ready, a deadline passed, a lease
@@ -77,7 +78,6 @@ class Connection final : public QpConnection, public StreamWatcher {
   bool Serve(uint32_t requests) override;
   // The peer sees a reset.
   void Abort() override;
-  void SettlePlacements() override { pump_.SettlePlacements(); }
   void ForgetDeadline() override { deadline_.reset(); }
 
   const char* PhaseName() const override;

@@ -36,7 +36,6 @@ class DatagramConnection final : public QpConnection {
 
   bool Serve(uint32_t requests) override;
   void Abort() override;
-  void SettlePlacements() override {}
   void ForgetDeadline() override { deadline_.reset(); }
 
   const char* PhaseName() const override { return open_ ? "open" : "closed"; }

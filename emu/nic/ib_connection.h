@@ -41,7 +41,6 @@ class IbConnection final : public QpConnection {
 
   bool Serve(uint32_t requests) override;
   void Abort() override;
-  void SettlePlacements() override { pump_.SettlePlacements(); }
   void ForgetDeadline() override { deadline_.reset(); }
 
   const char* PhaseName() const override;

@@ -3,10 +3,31 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/check.h"
 #include "base/mark.h"
 #include "base/safe_copy/safe_copy.h"
 
 namespace stagecoach::emu {
+
+LatePlacements::~LatePlacements() {
+  STAGECOACH_CHECK(all_.empty());
+}
+
+void LatePlacements::PlaceAll(Instant now) {
+  std::lock_guard lock(mutex_);
+  for (LatePlacement* const each : all_) each->PlaceAllLocked(now);
+}
+
+LatePlacement::LatePlacement(LatePlacements& device, Prng luck, std::string name)
+    : device_(device), name_(std::move(name)), luck_(luck) {
+  std::lock_guard lock(device_.mutex_);
+  device_.all_.push_back(this);
+}
+
+LatePlacement::~LatePlacement() {
+  std::lock_guard lock(device_.mutex_);
+  std::erase(device_.all_, this);
+}
 
 std::span<const MutableBytes> LatePlacement::Stage(std::span<const MutableBytes> destination) {
   if (!staging_) {
@@ -21,11 +42,13 @@ std::span<const MutableBytes> LatePlacement::Stage(std::span<const MutableBytes>
 
 void LatePlacement::Keep(Instant now, Instant latest) {
   staging_ = false;
+  Trace(device_.trace_, now, name_, "placement.kept");
+  std::lock_guard lock(device_.mutex_);
   current_.due = now + Duration(luck_.Below(static_cast<uint64_t>((latest - now).count()) + 1));
   waiting_bytes_ += current_.bytes.size();
   waiting_.push_back(std::exchange(current_, Write()));
   // The peer decides how much comes before this end has time.
-  if (waiting_bytes_ > kMostWaiting) PlaceAll();
+  if (waiting_bytes_ > kMostWaiting) PlaceAllLocked(now);
 }
 
 void LatePlacement::Forget() {
@@ -34,12 +57,14 @@ void LatePlacement::Forget() {
 }
 
 std::optional<Instant> LatePlacement::Due() const {
+  std::lock_guard lock(device_.mutex_);
   std::optional<Instant> due;
   for (const Write& write : waiting_) due = std::min(due.value_or(Instant::max()), write.due);
   return due;
 }
 
-size_t LatePlacement::PlaceDue(Instant now) {
+void LatePlacement::PlaceDue(Instant now) {
+  std::lock_guard lock(device_.mutex_);
   const auto later =
       std::stable_partition(waiting_.begin(), waiting_.end(), [now](const Write& write) { return write.due <= now; });
   const auto placed = static_cast<size_t>(later - waiting_.begin());
@@ -49,10 +74,15 @@ size_t LatePlacement::PlaceDue(Instant now) {
     Place(write);
   });
   waiting_.erase(waiting_.begin(), later);
-  return placed;
+  TellPlaced(now, placed);
 }
 
-size_t LatePlacement::PlaceAll() {
+void LatePlacement::PlaceAll(Instant now) {
+  std::lock_guard lock(device_.mutex_);
+  PlaceAllLocked(now);
+}
+
+void LatePlacement::PlaceAllLocked(Instant now) {
   const size_t placed = waiting_.size();
   if (placed > 1) STAGECOACH_MARK("placement.several_writes_settled_in_any_order");
   while (!waiting_.empty()) {
@@ -61,7 +91,7 @@ size_t LatePlacement::PlaceAll() {
     waiting_.pop_back();
   }
   waiting_bytes_ = 0;
-  return placed;
+  TellPlaced(now, placed);
 }
 
 void LatePlacement::Place(const Write& write) {
@@ -76,6 +106,10 @@ void LatePlacement::Place(const Write& write) {
       left = left.first(left.size() - n);
     }
   }
+}
+
+void LatePlacement::TellPlaced(Instant now, size_t writes) const {
+  if (writes > 0) Trace(device_.trace_, now, name_, "placement.done", {{"writes", uint64_t{writes}}});
 }
 
 }  // namespace stagecoach::emu

@@ -41,6 +41,7 @@ Nic::Nic(Fabric& fabric, DeviceProfile profile, NicOptions options)
       secrets_(options_.stags->Fork("secrets")),
       registry_(profile_, std::move(options_.stags)),
       loop_(fabric),
+      late_placements_(options_.trace),
       roce_(profile_.transport == TransportKind::kInfiniband ? std::make_unique<RocePort>(*this, fabric, profile_)
                                                              : nullptr),
       datagrams_(roce_ != nullptr ? std::make_unique<DatagramPort>(*this, loop_, fabric, profile_) : nullptr),
@@ -295,10 +296,7 @@ Prng Nic::PlacementLuck(const std::string& connection) const {
 }
 
 void Nic::SettlePlacements() {
-  if (!faults_ && !profile_.adversarial_placement) return;
-  std::lock_guard lock(mutex_);
-  for (const auto& [handle, qp] : qps_) qp->SettlePlacements();
-  for (const auto& qp : lingering_) qp->SettlePlacements();
+  if (faults_ || profile_.adversarial_placement) late_placements_.PlaceAll(fabric_.Now());
 }
 
 Nic::Objects Nic::objects() const {

@@ -29,6 +29,7 @@
 #include "emu/nic/completion_queue.h"
 #include "emu/nic/datagram_port.h"
 #include "emu/nic/device_profile.h"
+#include "emu/nic/late_placement.h"
 #include "emu/nic/memory_registry.h"
 #include "emu/nic/nic_faults.h"
 #include "emu/nic/nic_loop.h"
@@ -116,6 +117,10 @@ class Nic {
   bool places_late() const { return profile_.adversarial_placement || (faults_ && faults_->adversarial_placement); }
   Duration placement_delay() const;
   Prng PlacementLuck(const std::string& connection) const;
+  LatePlacements& late_placements() { return late_placements_; }
+  // Writes that are to be placed late are placed now: memory that nothing can reach any more is to be the program's, or
+  // another window's.
+  void SettlePlacements();
 
   // --- What there is, for tests and reports ---
   struct Objects {
@@ -263,8 +268,6 @@ class Nic {
 
   NicLoop& loop() { return loop_; }
   void FailQpsOfOverrunCqs();
-  // Writes that are to be placed late are placed now. Without locks.
-  void SettlePlacements();
   // Deletes a destroyed QP whose stream has ended. On the loop's thread.
   void Bury(QueuePair* qp);
   // `settle`: wait until the program has acknowledged the events it got about the object.
@@ -285,6 +288,7 @@ class Nic {
   std::atomic<bool> port_active_{true};
   std::atomic<bool> failed_{false};
   std::optional<NicFaults> faults_;
+  LatePlacements late_placements_;
   std::unique_ptr<RocePort> roce_;           // of an InfiniBand device
   std::unique_ptr<DatagramPort> datagrams_;  // likewise
 

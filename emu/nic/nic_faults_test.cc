@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <set>
+#include <tuple>
 
 #include "base/safe_copy/safe_copy.h"
 #include "emu/nic/late_placement.h"
@@ -28,7 +29,8 @@ void StageRecord(LatePlacement& late, MutableBytes into, ConstBytes bytes, Insta
 }
 
 TEST(LatePlacement, NothingIsInPlaceBeforeItsTimeAndAllIsAfterwards) {
-  LatePlacement late(Prng(1));
+  LatePlacements device(nullptr);
+  LatePlacement late(device, Prng(1), "a");
   std::vector<std::byte> memory(8);
   EXPECT_EQ(late.Due(), std::nullopt);
   StageRecord(late, MutableBytes(memory).first(3), Bytes({1, 2, 3}), Instant(1us), Instant(9us));
@@ -43,7 +45,8 @@ TEST(LatePlacement, NothingIsInPlaceBeforeItsTimeAndAllIsAfterwards) {
 }
 
 TEST(LatePlacement, ARecordThatArrivesInPiecesHasOneRoom) {
-  LatePlacement late(Prng(1));
+  LatePlacements device(nullptr);
+  LatePlacement late(device, Prng(1), "a");
   std::vector<std::byte> memory(4);
   const MutableBytes into(memory);
   const std::byte* const first = late.Stage({&into, 1})[0].data();
@@ -51,25 +54,48 @@ TEST(LatePlacement, ARecordThatArrivesInPiecesHasOneRoom) {
   EXPECT_EQ(again[0].data(), first);
   CopyBytes(again[0], Bytes({1, 2, 3, 4}));
   late.Keep(Instant(), Instant(5us));
-  late.PlaceAll();
+  late.PlaceAll(Instant());
   EXPECT_EQ(memory, Bytes({1, 2, 3, 4}));
+}
+
+TEST(LatePlacement, ADevicePlacesWhatAllItsConnectionsKeep) {
+  TraceLog trace;
+  LatePlacements device(&trace);
+  std::vector<std::byte> memory(3);
+  LatePlacement one(device, Prng(1), "one");
+  { LatePlacement gone(device, Prng(2), "gone"); }
+  LatePlacement other(device, Prng(3), "other");
+  LatePlacement idle(device, Prng(4), "idle");
+  StageRecord(one, MutableBytes(memory).first(1), Bytes({1}), Instant(), Instant(1s));
+  StageRecord(other, MutableBytes(memory).last(2), Bytes({2, 3}), Instant(), Instant(1s));
+  EXPECT_EQ(memory, std::vector<std::byte>(3));
+  device.PlaceAll(Instant(2us));
+  EXPECT_EQ(memory, Bytes({1, 2, 3}));
+  EXPECT_EQ(one.Due(), std::nullopt);
+  EXPECT_EQ(other.Due(), std::nullopt);
+  EXPECT_EQ(trace.lines(),
+            (std::vector<std::string>{"0.000000000 one placement.kept", "0.000000000 other placement.kept",
+                                      "0.000002000 one placement.done writes=1",
+                                      "0.000002000 other placement.done writes=1"}));
 }
 
 TEST(LatePlacement, WritesToOnePlaceMayEndInEitherOrder) {
   std::set<std::byte> last;
   for (uint64_t seed = 0; seed < 20; ++seed) {
-    LatePlacement late{Prng(seed)};
+    LatePlacements device(nullptr);
+    LatePlacement late(device, Prng(seed), "a");
     std::vector<std::byte> memory(1);
     StageRecord(late, memory, Bytes({1}), Instant(), Instant(1us));
     StageRecord(late, memory, Bytes({2}), Instant(), Instant(1us));
-    late.PlaceAll();
+    late.PlaceAll(Instant());
     last.insert(memory[0]);
   }
   EXPECT_EQ(last.size(), 2u);
 }
 
 TEST(LatePlacement, WhatWaitsIsBounded) {
-  LatePlacement late(Prng(1));
+  LatePlacements device(nullptr);
+  LatePlacement late(device, Prng(1), "a");
   std::vector<std::byte> memory(size_t{64} * 1024);
   const std::vector<std::byte> bytes(memory.size(), std::byte{1});
   int waiting = 0;
@@ -90,10 +116,12 @@ TEST(LatePlacement, MemoryThatHasGoneIsPassedOver) {
   void* const mapped = mmap(nullptr, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   ASSERT_NE(mapped, MAP_FAILED);
   const MutableBytes memory(static_cast<std::byte*>(mapped), 2 * page);
-  LatePlacement late(Prng(1));
+  LatePlacements device(nullptr);
+  LatePlacement late(device, Prng(1), "a");
   StageRecord(late, memory, std::vector<std::byte>(memory.size(), std::byte{3}), Instant(), Instant(1s));
   ASSERT_EQ(mprotect(memory.data() + page, page, PROT_NONE), 0);
-  EXPECT_EQ(late.PlaceAll(), 1u);
+  late.PlaceAll(Instant());
+  EXPECT_EQ(late.Due(), std::nullopt);
   EXPECT_EQ(std::count(memory.begin(), memory.begin() + static_cast<ptrdiff_t>(page), std::byte{3}),
             static_cast<ptrdiff_t>(page));
   munmap(mapped, 2 * page);
@@ -115,6 +143,13 @@ class NicFaultsTest : public ::testing::Test {
     const TestBuffer sink = b_.Register(4000, kFullAccess | kAccessRemoteAtomic);
     EXPECT_EQ(a_.Send(1, {source.All()}, PostOpcode::kWrite, sink.region.stag, sink.address()), 0);
     return sink;
+  }
+  static QueuePair* Another(TestHost& host) {
+    QpCreate create;
+    create.pd = host.pd;
+    create.send_cq = create.receive_cq = host.cq;
+    create.capabilities = {64, 64, 4, 4, 128};
+    return *host.nic->CreateQp(*host.context, create);
   }
   // Passes a turn of the world for each event.
   template <typename Done>
@@ -181,6 +216,48 @@ TEST_F(NicFaultsTest, DeregisteringMemoryLetsLateWritesDrainFirst) {
   std::fill(sink.bytes.begin(), sink.bytes.end(), std::byte{0});
   pair_.world.RunFor(2s);
   EXPECT_EQ(std::count(sink.bytes.begin(), sink.bytes.end(), std::byte{7}), 0) << "written to after deregistration";
+}
+
+// A window of type 1 is the PD's: any of its QPs may have brought what is to be in place when the binding has changed.
+TEST_F(NicFaultsTest, ABindOfATypeOneWindowLetsLateWritesOfAllQpsDrainFirst) {
+  Join();
+  QueuePair* ends[2];
+  auto [client, server] = pair_.Streams();
+  for (auto [host, stream, end] : {std::tuple(&a_, &client, &ends[0]), std::tuple(&b_, &server, &ends[1])}) {
+    QueuePair* const first = host->qp;
+    host->qp = *end = Another(*host);
+    Attach(*host, std::move(*stream), host == &a_);
+    if (host == &a_) host->qp = first;  // b's second one binds, a's first one writes
+  }
+  b_.nic->faults().adversarial_placement = true;
+  b_.nic->faults().placement_delay_max = 3600s;
+  const TestBuffer source = a_.Register(4000, kFullAccess, 7);
+  const TestBuffer sink = b_.Register(4000);
+  const uint32_t window = b_.nic->AllocateWindow(*b_.context, b_.pd, WindowType::kType1)->stag;
+  uint32_t rkey = window;
+  const auto bind = [&](uint64_t length) {
+    const uint32_t next = (rkey & ~0xffu) | ((rkey + 1) & 0xff);
+    SendRequest request;
+    request.opcode = PostOpcode::kBindWindow;
+    request.signaled = true;
+    request.bind = {rkey, next, sink.region.stag, sink.address(), length, kAccessRemoteWrite, WindowType::kType1};
+    rkey = next;
+    ASSERT_EQ(b_.qp->PostSend(request), 0);
+  };
+  // The first time it goes to another range, the second time it is bound no more.
+  for (const uint64_t length : {uint64_t{8}, uint64_t{0}}) {
+    std::fill(sink.bytes.begin(), sink.bytes.end(), std::byte{0});
+    bind(4000);
+    ASSERT_TRUE(Until([&] { return b_.Completed(1); }));
+    ASSERT_EQ(a_.Send(1, {source.All()}, PostOpcode::kWrite, rkey, sink.address()), 0);
+    pair_.world.RunFor(1ms);
+    EXPECT_GT(std::count(sink.bytes.begin(), sink.bytes.end(), std::byte{0}), 0) << "nothing was placed late";
+    bind(length);
+    ASSERT_TRUE(Until([&] { return b_.Completed(2); }));
+    for (const WorkCompletion& completion : b_.completions) EXPECT_EQ(completion.status, CompletionStatus::kSuccess);
+    EXPECT_EQ(std::count(sink.bytes.begin(), sink.bytes.end(), std::byte{7}), 4000);
+    b_.completions.clear();
+  }
 }
 
 TEST_F(NicFaultsTest, DelayedCompletionsKeepTheirOrder) {

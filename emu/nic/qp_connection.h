@@ -45,8 +45,6 @@ class QpConnection {
   virtual bool Serve(uint32_t requests) = 0;
   // Ends it at once: submitted work is flushed into the QP's rings.
   virtual void Abort() = 0;
-  // Memory is about to become invalid: what is to be written to it late is written now.
-  virtual void SettlePlacements() = 0;
   // NicLoop has forgotten this QP's wishes.
   virtual void ForgetDeadline() = 0;
 

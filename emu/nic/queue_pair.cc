@@ -422,10 +422,13 @@ bool QueuePair::SubmitPosted(QpTransport& transport) {
 
 void QueuePair::ExecuteLocally(SendSlot& slot) {
   slot.done = true;
-  connection_->SettlePlacements();
+  // What the window gave access to is reachable by it no more, and what was written through it, by any QP of the PD if
+  // it is of type 1, is in place when this is done.
   if (slot.posted == PostOpcode::kBindWindow) {
     const WindowBinding& bind = slot.bind;
-    if (const std::optional<uint64_t> offset = nic_.registry().BindWindow(pd(), qp_number_, bind)) {
+    const std::optional<uint64_t> offset = nic_.registry().BindWindow(pd(), qp_number_, bind);
+    nic_.SettlePlacements();
+    if (offset) {
       if (bind.length == 0) {
         Trace(nic_.trace(), nic_.fabric().Now(), trace_name_, "window.invalidated",
               {{"stag", uint64_t{bind.new_rkey}}, {"by", "bind"}});
@@ -443,7 +446,9 @@ void QueuePair::ExecuteLocally(SendSlot& slot) {
     STAGECOACH_MARK("qp.window_bind_refused");
     slot.status = CompletionStatus::kWindowBindError;
   } else {
-    if (nic_.registry().InvalidateLocally(pd(), qp_number_, slot.remote_stag)) {
+    const bool invalidated = nic_.registry().InvalidateLocally(pd(), qp_number_, slot.remote_stag).has_value();
+    nic_.SettlePlacements();
+    if (invalidated) {
       Trace(nic_.trace(), nic_.fabric().Now(), trace_name_, "window.invalidated",
             {{"stag", uint64_t{slot.remote_stag}}, {"by", "work request"}});
       return;
@@ -584,12 +589,6 @@ void QueuePair::ReleaseHeld(Instant now) {
     held_.pop_front();
     PushNow(held.send, held.number, held.completion);
   }
-}
-
-void QueuePair::SettlePlacements() {
-  Enter();
-  if (connection_ != nullptr) connection_->SettlePlacements();
-  Leave();
 }
 
 std::string QueuePair::Describe() {

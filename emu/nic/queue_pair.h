@@ -134,8 +134,6 @@ class QueuePair final : public PolledConnection, public LoopClient {
   // goes to ERROR. Nothing happens without a connection. Idempotent.
   void Disconnect();
   bool IsConnected();
-  // See Connection::SettlePlacements.
-  void SettlePlacements();
   // One line for people: number, state, work outstanding.
   std::string Describe();
 

@@ -128,11 +128,12 @@ class RecordPump {
 
   // --- Writes that are placed late ---
 
+  // Of this connection alone.
   void SettlePlacements() {
-    if (late_) TellPlaced(late_->PlaceAll());
+    if (late_) late_->PlaceAll(nic_.fabric().Now());
   }
   void PlaceDue(Instant now) {
-    if (late_) TellPlaced(late_->PlaceDue(now));
+    if (late_) late_->PlaceDue(now);
   }
   std::optional<Instant> PlacementDue() const { return late_ ? late_->Due() : std::nullopt; }
 
@@ -181,15 +182,14 @@ class RecordPump {
     const RxResult placed = llp_->Place(head_size_, *place_late_ ? late_->Stage(*destination) : Prompt(*destination));
     const bool missing = placed.status == RxStatus::kMemoryFault ||
                          (placed.status == RxStatus::kReady && !*place_late_ && !StoreLastWord());
+    // Whoever waits for the pins finds it kept.
+    if (placed.status == RxStatus::kReady && *place_late_) late_->Keep(now, now + nic_.placement_delay());
     transport_.UnpinDestination();
     if (missing) transport_.OnPlacementFault(MemoryFault::kUnmapped);
     if (placed.status == RxStatus::kMemoryFault) return {.moved = true, .end = std::nullopt};
     if (placed.status != RxStatus::kReady) return Stopped(placed);
     have_record_ = false;
-    if (*std::exchange(place_late_, std::nullopt)) {
-      late_->Keep(now, now + nic_.placement_delay());
-      Trace(nic_.trace(), now, name_, "placement.kept");
-    }
+    place_late_.reset();
     moved_ = true;
     transport_.OnPlaced(now);
     *budget_bytes -= std::min(*budget_bytes, record_length_);
@@ -228,12 +228,8 @@ class RecordPump {
       return false;
     }
     if (!nic_.places_late()) return false;
-    if (!late_) late_.emplace(nic_.PlacementLuck(name_));
+    if (!late_) late_.emplace(nic_.late_placements(), nic_.PlacementLuck(name_), name_);
     return true;
-  }
-
-  void TellPlaced(size_t writes) {
-    if (writes > 0) Trace(nic_.trace(), nic_.fabric().Now(), name_, "placement.done", {{"writes", uint64_t{writes}}});
   }
 
   QueuePair& qp_;
@@ -250,7 +246,7 @@ class RecordPump {
   std::array<std::byte, sizeof(uint64_t)> last_word_bytes_{};
   std::array<MutableBytes, 2> prompt_parts_{};
   std::optional<bool> place_late_;     // of this record
-  std::optional<LatePlacement> late_;  // once the NIC's faults have asked for it
+  std::optional<LatePlacement> late_;  // once the NIC places late
   bool tx_blocked_ = false;
   bool tx_failed_ = false;
   int tx_error_ = 0;
