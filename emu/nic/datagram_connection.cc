@@ -27,9 +27,12 @@ DatagramConnection::DatagramConnection(QueuePair& qp)
     : qp_(qp),
       nic_(qp.nic_),
       mtu_(kSmallestMtu << nic_.profile().active_mtu),
-      memory_(nic_.registry(), qp.pd(), qp.qp_number()) {}
+      memory_(nic_.registry(), qp.pd(), qp.qp_number()),
+      luck_(Prng(nic_.profile().luck_seed).Fork(nic_.name() + "/qp-" + std::to_string(qp.qp_number()) + "/datagrams")) {
+}
 
 bool DatagramConnection::Serve(uint32_t requests) {
+  if (open_ && overtaken_ && (!overtaken_->until || *overtaken_->until <= nic_.fabric().Now())) SendOvertaken();
   const bool moved = open_ && Send();
   if (open_ && qp_.doom_ != nullptr) Fail(QpEvent::kLocalFault);
   // What is posted counts as sent before the end.
@@ -69,13 +72,37 @@ bool DatagramConnection::SendOne(SendSlot& slot) {
   header.psn = psn_;
   header.immediate = slot.immediate;
   const ConstBytes payload = slot.is_inline ? slot.inline_data : ConstBytes(gathered_).first(size);
+  const DeviceProfile& profile = nic_.profile();
+  if (!overtaken_ && profile.overtake_one_in != 0 && luck_.OneIn(profile.overtake_one_in)) {
+    overtaken_ = Overtaken{.peer = target.peer,
+                           .header = header,
+                           .payload = {payload.begin(), payload.end()},
+                           .until = nic_.fabric().Now() + profile.overtaking_time};
+    psn_ = wire::PsnAdd(psn_, 1);
+    FinishSend(slot, WorkStatus::kSuccess);
+    return true;
+  }
   if (nic_.datagrams().Send(target.peer, header, payload, qp_.qp_number()) == DatagramPort::Sent::kFull) {
     STAGECOACH_MARK("qp.datagram_waits_for_room");
     return false;
   }
   psn_ = wire::PsnAdd(psn_, 1);
   FinishSend(slot, WorkStatus::kSuccess);
+  if (overtaken_) {
+    STAGECOACH_MARK("qp.datagram_overtaken");
+    SendOvertaken();
+  }
   return true;
+}
+
+void DatagramConnection::SendOvertaken() {
+  const DatagramPort::Sent sent =
+      nic_.datagrams().Send(overtaken_->peer, overtaken_->header, overtaken_->payload, qp_.qp_number());
+  if (sent == DatagramPort::Sent::kFull) {
+    overtaken_->until.reset();
+  } else {
+    overtaken_.reset();
+  }
 }
 
 WorkStatus DatagramConnection::Gather(const SendSlot& slot, size_t* size) {
@@ -178,11 +205,16 @@ void DatagramConnection::Abort() {
     qp_.FinishReceive({.work = receive_, .status = WorkStatus::kFlushed});
   }
   receive_ = nullptr;
+  overtaken_.reset();
   nic_.loop().Notify(&qp_);  // which takes us out of the QP
 }
 
 void DatagramConnection::RefreshDeadline() {
-  const std::optional<Instant> next = open_ ? qp_.HeldUntil() : std::nullopt;
+  std::optional<Instant> next;
+  if (open_) next = qp_.HeldUntil();
+  if (open_ && overtaken_ && overtaken_->until) {
+    next = std::min(next.value_or(Instant::max()), *overtaken_->until);
+  }
   if (next == deadline_) return;
   deadline_ = next;
   nic_.loop().SetDeadline(&qp_, next);

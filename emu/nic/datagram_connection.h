@@ -4,12 +4,15 @@
 // and it is done, whether or not anybody will have it. Where the port has no room, it and all behind it wait in the
 // send queue until the port asks the QP to go on. A send that cannot be carried out fails, and the QP goes to SQE.
 //
+// A device that lets datagrams be overtaken (DeviceProfile::overtake_one_in) keeps one back now and then, of which the
+// send is done, until the next one of this QP has gone or its time is over.
+//
 // A datagram is put into a Receive as a whole, behind the 40 bytes of its route, or not at all. One that does not fit
 // is dropped, and the Receive serves the next one. One that meets memory it cannot be written to fails the Receive and
 // the QP.
 //
-// Not thread-safe: runs under the lock of its QP. Nothing here waits for a stream or a deadline; it is moved by posts,
-// by the port's wake-ups, and by datagrams that arrive.
+// Not thread-safe: runs under the lock of its QP. Nothing here waits for a stream; it is moved by posts, by the port's
+// wake-ups, and by datagrams that arrive.
 #pragma once
 
 #include <array>
@@ -18,8 +21,10 @@
 #include <string>
 #include <vector>
 
+#include "base/prng.h"
 #include "emu/engine/ib_datagram.h"
 #include "emu/engine/work.h"
+#include "emu/nic/datagram_port.h"
 #include "emu/nic/memory_registry.h"
 #include "emu/nic/nic.h"
 #include "emu/nic/qp_connection.h"
@@ -53,6 +58,8 @@ class DatagramConnection final : public QpConnection {
   bool Send();
   // False: there is no room, so it was not begun.
   bool SendOne(SendSlot& slot);
+  // What is overtaken, when it has been or waits no longer.
+  void SendOvertaken();
   WorkStatus Gather(const SendSlot& slot, size_t* size);
   void FinishSend(SendSlot& slot, WorkStatus status);
   // GRH and payload into the Receive's memory.
@@ -60,6 +67,14 @@ class DatagramConnection final : public QpConnection {
   void Fail(QpEvent event);
   void Close();
   void RefreshDeadline();
+
+  // A datagram that the next one overtakes.
+  struct Overtaken {
+    DatagramPeer peer;
+    wire::IbHeader header;
+    std::vector<std::byte> payload;
+    std::optional<Instant> until;  // none: it goes as soon as there is room
+  };
 
   QueuePair& qp_;
   Nic& nic_;
@@ -71,6 +86,8 @@ class DatagramConnection final : public QpConnection {
   // Taken and not used yet, as what it was taken for was too long.
   const ReceiveWork* receive_ = nullptr;
   std::array<std::byte, kMaxDatagram> gathered_;
+  Prng luck_;
+  std::optional<Overtaken> overtaken_;
   std::optional<Instant> deadline_;  // as NicLoop knows it
 };
 

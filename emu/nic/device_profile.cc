@@ -93,8 +93,10 @@ DeviceProfile HostileProfile() {
   profile.vendor_part_id = 4;
   profile.adversarial_placement = true;
   profile.placement_delay = 200us;
+  profile.completion_delayed_one_in = 8;
   profile.drop_one_in = 50;
   profile.duplicate_one_in = 50;
+  profile.overtake_one_in = 25;
   profile.not_ready_one_in = 20;
   profile.luck_seed = 1;
   return profile;
@@ -147,6 +149,8 @@ std::string DescribeProfile(const DeviceProfile& profile) {
   Line(&text, "transmit_budget_records", profile.transmit_budget_records);
   Flag(&text, "adversarial_placement", profile.adversarial_placement);
   Line(&text, "placement_delay", profile.placement_delay);
+  Line(&text, "completion_delayed_one_in", profile.completion_delayed_one_in);
+  Line(&text, "completion_delay", profile.completion_delay);
   Line(&text, "luck_seed", profile.luck_seed);
   if (profile.transport != TransportKind::kInfiniband) {
     Flag(&text, "extensions", profile.extensions);
@@ -167,6 +171,8 @@ std::string DescribeProfile(const DeviceProfile& profile) {
   Line(&text, "link_idle", profile.link_idle);
   Line(&text, "drop_one_in", profile.drop_one_in);
   Line(&text, "duplicate_one_in", profile.duplicate_one_in);
+  Line(&text, "overtake_one_in", profile.overtake_one_in);
+  Line(&text, "overtaking_time", profile.overtaking_time);
   Line(&text, "not_ready_one_in", profile.not_ready_one_in);
   return text;
 }

@@ -87,7 +87,12 @@ struct DeviceProfile {
   // Write, as any device may; otherwise as they come, last word last.
   bool adversarial_placement = false;
   Duration placement_delay = 50us;
-  // Decides in which order, as well as the habits below.
+  // One completion in so many becomes visible late, by at most this time, and those of its QP behind it not before it,
+  // so that they come in batches; 0 is never. None is held back beyond the end of its connection, or when a program
+  // hears that its send queue is drained.
+  uint32_t completion_delayed_one_in = 0;
+  Duration completion_delay = 100us;
+  // Decides in which order, and which completions, as well as the habits below.
   uint64_t luck_seed = 0;
 
   // --- InfiniBand alone ---
@@ -118,9 +123,13 @@ struct DeviceProfile {
 
   // --- Habits that a program must live with; 0 is never ---
 
-  // Of the packets that leave, one in so many is lost, and one in so many leaves twice.
+  // Of the packets that leave, one in so many is lost, one in so many leaves twice, and one in so many is overtaken: by
+  // the next one, if that is ready to leave with it; and a datagram by the next one of its QP, if that comes within
+  // overtaking_time.
   uint32_t drop_one_in = 0;
   uint32_t duplicate_one_in = 0;
+  uint32_t overtake_one_in = 0;
+  Duration overtaking_time = 200us;
   // One message in so many is answered as if no Receive were posted.
   uint32_t not_ready_one_in = 0;
 };
@@ -131,7 +140,8 @@ DeviceProfile IwarpProfile();
 DeviceProfile RoceProfile();
 // The same with as little as a device may have: programs that do not look at limits find them.
 DeviceProfile MinimalProfile();
-// The same on a network that loses and repeats packets, and with Writes placed in any order.
+// The same on a network that loses, repeats and reorders packets, with Writes placed in any order, and with completions
+// that come late and several at once.
 DeviceProfile HostileProfile();
 
 // "iwarp", "roce", "minimal", "hostile".

@@ -128,9 +128,10 @@ bool IbConnection::TakeCarrier(uint64_t generation, uint64_t serial, std::unique
     Discard(std::move(carrier_), /*abort=*/true);
   }
   const DeviceProfile& profile = nic_.profile();
-  if (profile.drop_one_in != 0 || profile.duplicate_one_in != 0) {
+  if (profile.drop_one_in != 0 || profile.duplicate_one_in != 0 || profile.overtake_one_in != 0) {
     const Prng luck = Prng(profile.luck_seed).Fork(name_ + "/carrier-" + std::to_string(serial));
-    llp = WithRecordFaults(std::move(llp), {profile.drop_one_in, profile.duplicate_one_in, luck});
+    llp = WithRecordFaults(std::move(llp),
+                           {profile.drop_one_in, profile.duplicate_one_in, profile.overtake_one_in, luck});
   }
   carrier_ = std::make_unique<StreamCarrier>(qp_, nic_, serial, std::move(llp));
   armed_readable_ = armed_writable_ = false;

@@ -131,6 +131,7 @@ QueuePair::QueuePair(Nic& nic, NicContext& context, uint32_t handle, uint32_t qp
       create_(create),
       kind_(KindOf(nic, create.type)),
       trace_name_(nic.name() + "/qp-" + std::to_string(qp_number)),
+      completion_luck_(Prng(nic.profile().luck_seed).Fork(trace_name_ + "/completions")),
       sends_(create.capabilities, {.kind = kind_,
                                    .max_read_sge = nic.profile().max_sge_rd,
                                    .atomics = nic.profile().atomics,
@@ -317,6 +318,8 @@ QpAttributes QueuePair::Query() {
 bool QueuePair::IsDraining() {
   Enter();
   const bool draining = state() == QpState::kSqd && !IsSendQueueDrained();
+  // "Drained" says that the completions can be polled.
+  if (state() == QpState::kSqd && !draining) ReleaseHeld(Instant::max());
   Leave();
   return draining;
 }
@@ -511,6 +514,7 @@ void QueuePair::RetireSends() {
   }
   if (drain_to_tell_ && state() == QpState::kSqd && IsSendQueueDrained()) {
     drain_to_tell_ = false;
+    ReleaseHeld(Instant::max());
     Raise(AsyncEventType::kSendQueueDrained);
   }
 }
@@ -548,19 +552,21 @@ void QueuePair::Push(bool send, uint64_t number, const WorkCompletion& completio
   } else if (completion.status != CompletionStatus::kSuccess) {
     ++counters_.failed;
   }
-  if (!nic_.has_faults()) return PushNow(send, number, completion);
-  NicFaults& faults = nic_.faults();
+  const bool by_fault = nic_.has_faults() && nic_.faults().completion_delayed_one_in != 0;
+  const uint32_t one_in = by_fault ? nic_.faults().completion_delayed_one_in : nic_.profile().completion_delayed_one_in;
+  if (one_in == 0 && held_.empty()) return PushNow(send, number, completion);
+  Prng& luck = by_fault ? nic_.faults().luck : completion_luck_;
   const bool ended = connection_ == nullptr || connection_->HasEnded();
-  const bool delay = faults.completion_delayed_one_in != 0 && faults.luck.OneIn(faults.completion_delayed_one_in);
+  const bool delay = one_in != 0 && luck.OneIn(one_in);
   if (ended && !held_.empty()) STAGECOACH_MARK("qp.held_completions_let_go_by_the_end");
   if (ended || (held_.empty() && !delay)) {
     ReleaseHeld(Instant::max());
     return PushNow(send, number, completion);
   }
   if (!delay) STAGECOACH_MARK("qp.completion_held_behind_another");
-  const auto most = static_cast<uint64_t>(faults.completion_delay_max.count());
-  const Instant until = nic_.fabric().Now() + (delay ? Duration(faults.luck.Below(most + 1)) : Duration());
-  held_.push_back({send, number, completion, until});
+  const Duration most = by_fault ? nic_.faults().completion_delay_max : nic_.profile().completion_delay;
+  const Duration wait = delay ? Duration(luck.Below(static_cast<uint64_t>(most.count()) + 1)) : Duration();
+  held_.push_back({send, number, completion, nic_.fabric().Now() + wait});
 }
 
 void QueuePair::PushNow(bool send, uint64_t number, const WorkCompletion& completion) {

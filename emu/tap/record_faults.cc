@@ -1,6 +1,8 @@
 #include "emu/tap/record_faults.h"
 
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include "emu/engine/ring.h"
 
@@ -18,15 +20,14 @@ class FaultyLlp final : public Llp {
       queued_.push_back({.cookie = cookie, .lost = true});
       return;
     }
-    if (faults_.duplicate_one_in != 0 && faults_.luck.OneIn(faults_.duplicate_one_in)) {
-      below_->QueueRecord(header, payload, cookie);
-      // What is queued first leaves first, so that the payload is kept for both. The layer below may be full now.
-      const bool room = below_->CanQueue();
-      queued_.push_back({.cookie = cookie, .told = !room});
-      if (!room) return;
+    if (!overtaken_ && faults_.overtake_one_in != 0 && faults_.luck.OneIn(faults_.overtake_one_in)) {
+      overtaken_.emplace(header, payload, cookie);
+      return;
     }
-    below_->QueueRecord(header, payload, cookie);
-    queued_.push_back({.cookie = cookie});
+    const bool twice = faults_.duplicate_one_in != 0 && faults_.luck.OneIn(faults_.duplicate_one_in);
+    // What is queued first leaves first, so that the payload is kept for both. The layer below may be full then.
+    if (!twice || !Pass(header, payload, cookie, /*first_of_two=*/true)) Pass(header, payload, cookie);
+    if (overtaken_ && below_->CanQueue()) PassOvertaken();
   }
 
   RxResult NextRecord(RecordHead* record) override { return below_->NextRecord(record); }
@@ -34,7 +35,12 @@ class FaultyLlp final : public Llp {
     return below_->Place(head_size, destination);
   }
 
-  TxResult Flush(MemoryPort& memory) override { return below_->TxIdle() ? TxResult{} : below_->Flush(memory); }
+  TxResult Flush(MemoryPort& memory) override {
+    const TxResult result = below_->TxIdle() ? TxResult{} : below_->Flush(memory);
+    if (!overtaken_ || result.status != TxStatus::kIdle) return result;
+    PassOvertaken();
+    return below_->Flush(memory);
+  }
   bool TakeSent(uint64_t* cookie) override {
     while (!queued_.empty()) {
       const Queued front = queued_.front();
@@ -45,7 +51,7 @@ class FaultyLlp final : public Llp {
     }
     return false;
   }
-  bool TxIdle() const override { return queued_.empty() && below_->TxIdle(); }
+  bool TxIdle() const override { return queued_.empty() && !overtaken_ && below_->TxIdle(); }
 
   Stream& stream() override { return below_->stream(); }
   const Counters& counters() const override { return below_->counters(); }
@@ -58,9 +64,31 @@ class FaultyLlp final : public Llp {
     bool told = true;   // false: of two, the first
   };
 
+  // A copy of a record that was not given to the layer below yet.
+  struct Record {
+    Record(ConstBytes head, std::span<const TxPart> parts, uint64_t number)
+        : header(head.begin(), head.end()), payload(parts.begin(), parts.end()), cookie(number) {}
+    std::vector<std::byte> header;
+    std::vector<TxPart> payload;
+    uint64_t cookie;
+  };
+
+  // True if it is all that is sent of two, since the layer below is full.
+  bool Pass(ConstBytes header, std::span<const TxPart> payload, uint64_t cookie, bool first_of_two = false) {
+    below_->QueueRecord(header, payload, cookie);
+    const bool alone = !first_of_two || !below_->CanQueue();
+    queued_.push_back({.cookie = cookie, .told = alone});
+    return alone;
+  }
+  void PassOvertaken() {
+    const Record record = *std::exchange(overtaken_, std::nullopt);
+    Pass(record.header, record.payload, record.cookie);
+  }
+
   const std::unique_ptr<Llp> below_;
   RecordFaults faults_;
   Ring<Queued> queued_;
+  std::optional<Record> overtaken_;
 };
 
 }  // namespace

@@ -1,8 +1,10 @@
-// RecordFaults: a record layer that loses some of the records it is given and sends others twice.
+// RecordFaults: a record layer that loses some of the records it is given, sends others twice, and lets some be
+// overtaken by the next one.
 //
-// For the sending side of InfiniBand connections, whose engines live with both (ib_transport.h); to an RDMAP stream
-// either would be a fault of the peer. A record that is lost counts as sent. Goes on top of a capture's tap, if there
-// is one: captures show what is left of the records when this is done with them. Not thread-safe, as the layer below.
+// For the sending side of InfiniBand connections, whose engines live with all three (ib_transport.h); to an RDMAP
+// stream each would be a fault of the peer. A record that is lost counts as sent. One that is to be overtaken waits for
+// what is queued before the next flush, and for nothing else. Goes on top of a capture's tap, if there is one: captures
+// show what is left of the records when this is done with them. Not thread-safe, as the layer below.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +16,10 @@
 namespace stagecoach::emu {
 
 struct RecordFaults {
-  // Of so many records one is lost, or sent twice; 0: none.
+  // Of so many records one is lost, sent twice, or overtaken; 0: none.
   uint32_t drop_one_in = 0;
   uint32_t duplicate_one_in = 0;
+  uint32_t overtake_one_in = 0;
   Prng luck = Prng(0);
 };
 

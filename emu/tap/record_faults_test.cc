@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -110,7 +111,8 @@ TEST(RecordFaults, WithoutAnyRecordsPassAsTheyAre) {
 
 TEST(RecordFaults, EveryRecordIsReportedOnceWhateverBecomesOfIt) {
   for (const size_t room : {1u, 2u, 5u}) {
-    const Outcome outcome = PassOn({.drop_one_in = 3, .duplicate_one_in = 3, .luck = Prng(room)}, 200, room);
+    const Outcome outcome =
+        PassOn({.drop_one_in = 3, .duplicate_one_in = 3, .overtake_one_in = 3, .luck = Prng(room)}, 200, room);
     std::vector<uint64_t> sent = outcome.sent;
     std::sort(sent.begin(), sent.end());
     ASSERT_EQ(sent.size(), 200u);
@@ -125,6 +127,41 @@ TEST(RecordFaults, SomeAreLostSomeLeaveTwiceAndAllInOrder) {
   const Outcome twice = PassOn({.drop_one_in = 0, .duplicate_one_in = 4, .luck = Prng(1)}, 200);
   EXPECT_GT(twice.left.size(), 220u);
   for (const Outcome& outcome : {lost, twice}) EXPECT_TRUE(std::is_sorted(outcome.left.begin(), outcome.left.end()));
+}
+
+TEST(RecordFaults, SomeAreOvertakenByTheNextOne) {
+  const Outcome outcome = PassOn({.overtake_one_in = 4, .luck = Prng(1)}, 200, 10);
+  ASSERT_EQ(outcome.left.size(), 200u);
+  int overtaken = 0;
+  for (int i = 0; i < 200; ++i) {
+    const int record = outcome.left[static_cast<size_t>(i)];
+    EXPECT_LE(std::abs(record - i), 1);
+    overtaken += record < i;
+  }
+  EXPECT_GT(overtaken, 15);
+  EXPECT_LT(overtaken, 70);
+  EXPECT_TRUE(std::equal(outcome.left.begin(), outcome.left.end(), outcome.sent.begin(),
+                         [](int record, uint64_t cookie) { return static_cast<uint64_t>(record) == cookie; }));
+}
+
+TEST(RecordFaults, OneThatNothingFollowsLeavesAllTheSame) {
+  auto below = std::make_unique<FakeLlp>(10);
+  FakeLlp& fake = *below;
+  const auto llp = WithRecordFaults(std::move(below), {.overtake_one_in = 1, .luck = Prng(1)});
+  NoMemory memory;
+  const std::byte header{0};
+  fake.blocked = true;
+  llp->QueueRecord({&header, 1}, {}, 7);
+  EXPECT_FALSE(llp->TxIdle());
+  EXPECT_EQ(llp->Flush(memory).status, TxStatus::kWouldBlock);
+  EXPECT_FALSE(llp->TxIdle());
+  fake.blocked = false;
+  EXPECT_EQ(llp->Flush(memory).status, TxStatus::kIdle);
+  EXPECT_EQ(fake.left.size(), 1u);
+  uint64_t cookie = 0;
+  EXPECT_TRUE(llp->TakeSent(&cookie));
+  EXPECT_EQ(cookie, 7u);
+  EXPECT_TRUE(llp->TxIdle());
 }
 
 TEST(RecordFaults, NothingIsReportedBeforeWhatWasQueuedAheadOfIt) {
