@@ -322,14 +322,24 @@ TEST_F(ConnectionTest, ARefusedReadDoesNotOvertakeTheAnswersToEarlierOnes) {
   EXPECT_EQ(local.bytes, remote.bytes);
 }
 
-// An initiator that reads nothing cannot keep the QP of its target from ending.
-TEST_F(ConnectionTest, ATerminateThatCannotLeaveHoldsTheQpForABoundedTime) {
-  auto [client, server] = pair_.Streams();
-  Attach(b_, std::move(server), /*initiator=*/false);
-  TestBuffer remote = b_.Register(4 << 20);
-  TestBuffer sink = b_.Register(16);
-  ASSERT_EQ(b_.Receive(1, {sink.All()}), 0);
-  const auto say = [&](const wire::SegmentHeader& header) {
+// An initiator that reads nothing, with a Read to be answered and a fault behind it.
+class UnreadTerminateTest : public ConnectionTest {
+ protected:
+  void SetUp() override {
+    auto [client, server] = pair_.Streams();
+    initiator_ = std::move(client);
+    Attach(b_, std::move(server), /*initiator=*/false);
+    const TestBuffer remote = b_.Register(4 << 20);
+    const TestBuffer sink = b_.Register(16);
+    ASSERT_EQ(b_.Receive(1, {sink.All()}), 0);
+    Say(wire::SegmentHeader::Read(
+        1, {.length = 4 << 20, .source_stag = remote.region.stag, .source_offset = remote.address()}));
+    Say(wire::SegmentHeader::Read(9, {}));  // out of turn
+    ASSERT_TRUE(RunUntil([&] { return b_.qp->state() == QpState::kErr; }));
+    EXPECT_FALSE(b_.Completed(1)) << "the answer is still on its way";
+  }
+  // One record of its own.
+  void Say(const wire::SegmentHeader& header) {
     std::array<std::byte, 64> bytes{};
     ByteWriter writer(bytes);
     writer.U16(static_cast<uint16_t>(header.EncodedSize()));
@@ -337,17 +347,26 @@ TEST_F(ConnectionTest, ATerminateThatCannotLeaveHoldsTheQpForABoundedTime) {
     while (writer.position() % 4 != 0) writer.U8(0);
     writer.U32(0);  // where a CRC would be
     const ConstBytes record = writer.written();
-    EXPECT_EQ(client->Write({&record, 1}).bytes, record.size());
-  };
-  say(wire::SegmentHeader::Read(
-      1, {.length = 4 << 20, .source_stag = remote.region.stag, .source_offset = remote.address()}));
-  say(wire::SegmentHeader::Read(9, {}));  // out of turn
-  ASSERT_TRUE(RunUntil([&] { return b_.qp->state() == QpState::kErr; }));
-  EXPECT_FALSE(b_.Completed(1)) << "the answer is still on its way";
+    EXPECT_EQ(initiator_->Write({&record, 1}).bytes, record.size());
+  }
+  void ExpectEnded() {
+    ASSERT_TRUE(b_.Completed(1));
+    EXPECT_EQ(b_.completions[0].status, CompletionStatus::kFlushed);
+    EXPECT_EQ(b_.observer.closed().size(), 1u);
+  }
+
+  std::unique_ptr<Stream> initiator_;
+};
+
+TEST_F(UnreadTerminateTest, HoldsTheQpForABoundedTime) {
   pair_.world.RunFor(3s);
-  ASSERT_TRUE(b_.Completed(1));
-  EXPECT_EQ(b_.completions[0].status, CompletionStatus::kFlushed);
-  EXPECT_EQ(b_.observer.closed().size(), 1u);
+  ExpectEnded();
+}
+
+TEST_F(UnreadTerminateTest, HoldsNothingUpOnceItCanNeverLeave) {
+  initiator_->Abort();
+  pair_.world.RunFor(10ms);
+  ExpectEnded();
 }
 
 // No page of it is looked at before its turn has come, and none is sent that is not there.
