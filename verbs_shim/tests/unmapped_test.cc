@@ -214,6 +214,21 @@ TEST_P(UnmappedTest, AReadFromThereIsRefused) {
   EXPECT_TRUE(ReachesInError(pair->server.qp()));
 }
 
+// On iWARP, too, where nothing keeps a device from ending the stream ahead of the answer (decision 0017).
+TEST_P(UnmappedTest, AReadBeforeARefusedOneCompletes) {
+  const auto gone = Gone(pair->server);
+  std::memset(theirs->bytes().data(), 7, 60000);
+  const auto read = [&](uint64_t wr_id, ibv_sge sink, uint64_t address, uint32_t rkey) {
+    return SendSpec{
+        .wr_id = wr_id, .opcode = IBV_WR_RDMA_READ, .sges = {sink}, .remote_address = address, .rkey = rkey};
+  };
+  ASSERT_EQ(Post(client(), read(1, ours->Sge(0, 60000), theirs->address(), theirs->rkey())), 0);
+  ASSERT_EQ(Post(client(), read(2, ours->Sge(0, Bytes()), gone->address(), gone->rkey())), 0);
+  ExpectCompletion(client_cq(), 1);
+  ExpectCompletion(client_cq(), 2, IBV_WC_REM_ACCESS_ERR);
+  EXPECT_EQ(ours->bytes()[59999], std::byte{7});
+}
+
 TEST_P(UnmappedTest, AReadToThereFails) {
   const auto gone = Gone(pair->client);
   ASSERT_EQ(Post(client(), {.wr_id = 1,
