@@ -48,7 +48,8 @@ class IbRequester {
   void Pin(IbDestination& destination);
   // Its payload cannot be placed where Pin said.
   void OnPlacementFault(MemoryFault fault) { judged_.memory_fault = fault; }
-  void Commit();
+  // `placed`: where that was, for the trace.
+  void Commit(const MemoryTrail& placed);
 
   // Queues one packet; false when none may be sent.
   bool QueueNext(RecordSink& sink);
@@ -114,8 +115,9 @@ class IbRequester {
 
   void CommitAcknowledge(const wire::IbHeader& header);
   void CommitRnr(const wire::IbHeader& header);
-  void CommitReadData(const Judged& judged);
+  void CommitReadData(const Judged& judged, const MemoryTrail& placed);
   void CommitAtomicResult(const Judged& judged);
+  void TracePlaced(const wire::IbHeader& header, uint32_t length, const MemoryTrail& placed) const;
   // Acknowledges what is before `psn`, up to the first unanswered Read or atomic. False if there is one.
   bool AdvanceTo(uint32_t psn);
   void MoveUna(uint32_t psn);

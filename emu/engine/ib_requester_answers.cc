@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/mark.h"
 #include "base/safe_copy/safe_copy.h"
 #include "emu/engine/ib_requester.h"
 
@@ -89,7 +90,7 @@ void IbRequester::Pin(IbDestination& destination) {
   judged_.memory_fault = added.error();
 }
 
-void IbRequester::Commit() {
+void IbRequester::Commit(const MemoryTrail& placed) {
   const Judged judged = std::exchange(judged_, {});
   if (failed_) return;
   switch (judged.verdict) {
@@ -99,7 +100,7 @@ void IbRequester::Commit() {
       CommitAcknowledge(judged.header);
       return;
     case Verdict::kReadData:
-      CommitReadData(judged);
+      CommitReadData(judged, placed);
       return;
     case Verdict::kAtomicResult:
       CommitAtomicResult(judged);
@@ -133,6 +134,7 @@ void IbRequester::CommitAcknowledge(const wire::IbHeader& header) {
   if (header.syndrome == wire::kIbNakSequence) {
     // Nothing is missing, or it is about to be sent again anyway.
     if (una_ == high_ || rnr_until_ || cursor_ == una_) return;
+    STAGECOACH_MARK("rc.peer_misses_packets");
     Trace(context_.trace, context_.now, context_.name, "nak.received", {{"psn", uint64_t{header.psn}}});
     Retry("the peer misses packets");
     return;
@@ -142,6 +144,7 @@ void IbRequester::CommitAcknowledge(const wire::IbHeader& header) {
     ImpliedNak();
     return;
   }
+  STAGECOACH_MARK("rc.peer_refuses_our_request");
   Fail(StatusOfNak(header.syndrome), wire::SyndromeToString(header.syndrome), header.syndrome);
 }
 
@@ -149,18 +152,21 @@ void IbRequester::CommitRnr(const wire::IbHeader& header) {
   AdvanceTo(header.psn);
   if (failed_ || rnr_until_) return;
   if (rnr_left_ == 0) {
+    STAGECOACH_MARK("rc.rnr_retries_used_up");
     Fail(WorkStatus::kRnrRetryExceeded, "the peer has no Receive", header.syndrome);
     return;
   }
   constexpr uint8_t kForEver = 7;
   if (context_.options.rnr_retry != kForEver) --rnr_left_;
+  STAGECOACH_MARK("rc.peer_has_no_receive");
   rnr_until_ = context_.now + wire::RnrTimer(header.syndrome);
   Trace(context_.trace, context_.now, context_.name, "rnr.wait",
         {{"psn", uint64_t{una_}}, {"timer", uint64_t{header.syndrome} & 0x1f}});
   Rewind();
 }
 
-void IbRequester::CommitReadData(const Judged& judged) {
+void IbRequester::CommitReadData(const Judged& judged, const MemoryTrail& placed) {
+  if (!judged.memory_fault) TracePlaced(judged.header, judged.payload, placed);
   if (AdvanceTo(judged.header.psn); failed_) return;
   if (judged.memory_fault) {
     Fail(WorkStatus::kLocalProtectionError, ToString(*judged.memory_fault));
@@ -171,7 +177,7 @@ void IbRequester::CommitReadData(const Judged& judged) {
 
 void IbRequester::CommitAtomicResult(const Judged& judged) {
   if (AdvanceTo(judged.header.psn); failed_) return;
-  IbDestination sink(/*traced=*/false);
+  IbDestination sink(/*traced=*/context_.trace != nullptr);
   const auto added = sink.AddLocal(context_.memory, At(done_).work->sges, 0, kIbAtomicSize);
   if (!added) {
     Fail(WorkStatus::kLocalProtectionError, ToString(added.error()));
@@ -186,7 +192,24 @@ void IbRequester::CommitAtomicResult(const Judged& judged) {
     }
     result = result.subspan(piece.size());
   }
+  TracePlaced(judged.header, kIbAtomicSize, sink.trail());
   MoveUna(PsnAdd(judged.header.psn, 1));
+}
+
+// As an IbResponder tells of what the peer's requests bring: the key that names the first byte, its offset from the
+// first one that the key names, how many bytes from there on; and what lies elsewhere.
+void IbRequester::TracePlaced(const wire::IbHeader& header, uint32_t length, const MemoryTrail& placed) const {
+  if (context_.trace == nullptr) return;
+  const MemoryPlace place = placed.first();
+  Trace(context_.trace, context_.now, context_.name, "record.placed",
+        {{"opcode", wire::ToString(header.op)},
+         {"length", uint64_t{length}},
+         {"last", uint64_t{wire::EndsMessage(header.op)}},
+         {"psn", uint64_t{header.psn}},
+         {"stag", uint64_t{place.stag}},
+         {"offset", place.offset},
+         {"run", place.length}});
+  placed.TraceRest(context_.trace, context_.now, context_.name);
 }
 
 bool IbRequester::AdvanceTo(uint32_t psn) {
@@ -239,6 +262,7 @@ void IbRequester::Rewind() {
 
 void IbRequester::Retry(const char* why) {
   if (retries_left_ == 0) {
+    STAGECOACH_MARK("rc.retries_used_up");
     Fail(WorkStatus::kRetryExceeded, why);
     return;
   }
@@ -254,6 +278,7 @@ void IbRequester::Retry(const char* why) {
 // again.
 void IbRequester::ImpliedNak() {
   if (failed_ || implied_nak_ || rnr_until_) return;
+  STAGECOACH_MARK("rc.an_answer_was_lost");
   Retry("an answer was lost");
   implied_nak_ = true;
 }
@@ -287,6 +312,7 @@ void IbRequester::OnDeadline(Instant now) {
     timer_ = due;
     return;
   }
+  STAGECOACH_MARK("rc.no_answer_in_time");
   Retry("no answer");
   if (!failed_) NoteWaiting();
 }

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/mark.h"
 
 namespace stagecoach::emu {
 namespace {
@@ -418,6 +419,7 @@ void IbResponder::Push(const Job& job) {
 
 void IbResponder::Replay() {
   const wire::IbHeader& header = judged_.header;
+  STAGECOACH_MARK("rc.answer_repeated");
   Trace(context_.trace, context_.now, context_.name, "answer.repeated",
         {{"opcode", wire::ToString(header.op)}, {"psn", uint64_t{header.psn}}});
   const Job job{.resource = judged_.resource,

@@ -136,7 +136,7 @@ void IbTransport::OnPlaced(Instant now) {
   context_.now = now;
   if (state_ != State::kActive) return;
   const Half half = std::exchange(half_, Half::kNone);
-  if (half == Half::kRequester) requester_.Commit();
+  if (half == Half::kRequester) requester_.Commit(destination_.trail());
   if (half == Half::kResponder) responder_.Commit(destination_.trail());
   Settle();
 }

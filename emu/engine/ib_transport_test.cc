@@ -253,6 +253,39 @@ TEST(IbTransportTest, TraceNamesMemoryByRegionAndOffset) {
                           "response.started length=300 psn=105" + In(theirs, 77)));
 }
 
+TEST(IbTransportTest, TraceNamesMemoryThatAnswersAreWrittenTo) {
+  IbPair pair;
+  const uint32_t theirs = pair.b.memory.Add(1000);
+  const uint32_t first = pair.a.memory.Add(400);
+  const uint32_t second = pair.a.memory.Add(400);
+  pair.a.Post({.opcode = SendOpcode::kRead, .remote_stag = theirs, .remote_offset = pair.b.At(theirs, 77)},
+              {pair.a.Sge(first, 30, 200), pair.a.Sge(second, 7, 100)});
+  pair.a.Post({.opcode = SendOpcode::kRead, .remote_stag = theirs, .remote_offset = pair.b.At(theirs, 1)}, {});
+  pair.a.Post({.opcode = SendOpcode::kFetchAdd, .remote_stag = theirs, .remote_offset = pair.b.At(theirs, 16)},
+              {pair.a.Sge(first, 1, 3), pair.a.Sge(second, 0, 5)});
+  EXPECT_TRUE(pair.Run());
+  const std::string placed = "record.placed opcode=";
+  EXPECT_THAT(MemoryEvents(pair.a.trace),
+              ElementsAre(placed + "Read Response First length=256 last=0 psn=100" + In(first, 30) + " run=200",
+                          "part.placed length=56" + In(second, 7),
+                          placed + "Read Response Last length=44 last=1 psn=101" + In(second, 7 + 56) + " run=44",
+                          placed + "Read Response Only length=0 last=1 psn=102" + In(0, 0) + " run=0",
+                          placed + "Atomic Acknowledge length=8 last=1 psn=103" + In(first, 1) + " run=3",
+                          "part.placed length=5" + In(second, 0)));
+}
+
+TEST(IbTransportTest, AnswerWhoseMemoryHasGoneIsNotToldOfAsPlaced) {
+  IbPair pair;
+  const uint32_t theirs = pair.b.memory.Add(1000);
+  const uint32_t ours = pair.a.memory.Add(600);
+  pair.a.Post({.opcode = SendOpcode::kRead, .remote_stag = theirs, .remote_offset = pair.b.At(theirs)},
+              {pair.a.Sge(ours, 0, 600)});
+  pair.a.memory.Invalidate(ours);
+  pair.Run();
+  EXPECT_THAT(pair.a.TakeSendStatuses(), ElementsAre(WorkStatus::kLocalProtectionError));
+  EXPECT_THAT(MemoryEvents(pair.a.trace), testing::IsEmpty());
+}
+
 TEST(IbTransportTest, EmptyWriteAndReadAreNotCheckedAgainstMemory) {
   IbPair pair;
   pair.a.Post({.opcode = SendOpcode::kWrite, .remote_stag = 0xdead, .remote_offset = UINT64_MAX});

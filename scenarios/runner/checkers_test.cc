@@ -637,6 +637,19 @@ TEST_F(NicCheckerTest, AReadIntoMemoryThatMayNotBeWrittenRemotely) {
   EXPECT_EQ(WhatIsWrong(), "placement.stag: the STag gives the rights 0x1, and this takes 0x3");
 }
 
+// An InfiniBand requester knows where its answers go, and tells nobody.
+TEST_F(NicCheckerTest, AnswersOfInfiniBandGoToMemoryThatThisEndMayWrite) {
+  Attach();
+  const uint64_t sink = Allocate(5, 1, kLocalWrite);
+  for (const auto* opcode : {"Read Response First", "Read Response Middle", "Read Response Last", "Read Response Only"})
+    Place(opcode, sink);
+  Place("Atomic Acknowledge", sink, 8);
+  EXPECT_EQ(checker_.placements_judged(), 5u);
+  EXPECT_EQ(WhatIsWrong(), "");
+  Place("Read Response Only", Allocate(6, 1, kRemoteRead | kRemoteWrite));
+  EXPECT_EQ(WhatIsWrong(), "placement.stag: the STag gives the rights 0x6, and this takes 0x1");
+}
+
 TEST_F(NicCheckerTest, ASendToMemoryThatMayNotBeWrittenLocally) {
   Attach();
   Place("Send", Allocate(5, 1, kRemoteRead));
