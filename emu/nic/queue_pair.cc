@@ -290,6 +290,7 @@ int QueuePair::Modify(const QpAttributes& attributes, uint32_t mask) {
         } else {
           connection_ = std::make_unique<IbConnection>(*this, attributes_, *path);
         }
+        Trace(nic_.trace(), nic_.fabric().Now(), trace_name_, "connection.attached", {{"pd", uint64_t{pd()}}});
         connected = kind_ != QpKind::kUd;  // a UD QP has no stream that pollers could move
       }
       // Sends failed, and the program knows: those posted from now on are new.
