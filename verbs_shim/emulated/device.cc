@@ -43,8 +43,9 @@ int QueryPort(ibv_context* context, uint8_t port, ibv_port_attr* attributes, siz
   all.active_mtu = static_cast<ibv_mtu>(profile.active_mtu);
   all.gid_tbl_len = static_cast<int>(GidTable(NicOf(context)).size());
   all.pkey_tbl_len = 1;
-  all.port_cap_flags = NicOf(context).is_infiniband() ? IBV_PORT_IP_BASED_GIDS : IBV_PORT_CM_SUP;
+  all.port_cap_flags = IBV_PORT_CM_SUP;
   if (NicOf(context).is_infiniband()) {
+    all.port_cap_flags |= IBV_PORT_IP_BASED_GIDS;
     // Sixteen bits, and it stays at its end (InfiniBand specification, PortInfo).
     const uint64_t violations = NicOf(context).datagrams().counters().bad_qkey;
     all.qkey_viol_cntr = static_cast<uint32_t>(std::min<uint64_t>(violations, 0xffff));

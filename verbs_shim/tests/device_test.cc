@@ -95,6 +95,13 @@ TEST_F(DeviceTest, PortOneIsActive) {
   EXPECT_STREQ(ibv_port_state_str(port.state), "active");
 }
 
+// Whatever the transport.
+TEST_F(DeviceTest, PortOneSaysThatConnectionsCanBeManaged) {
+  ibv_port_attr port{};
+  ASSERT_EQ(ibv_query_port(context.get(), 1, &port), 0);
+  EXPECT_NE(port.port_cap_flags & IBV_PORT_CM_SUP, 0u);
+}
+
 TEST_F(DeviceTest, APortThatDoesNotExistIsInvalid) {
   ibv_port_attr port{};
   EXPECT_EQ(ibv_query_port(context.get(), 0, &port), EINVAL);
