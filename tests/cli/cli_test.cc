@@ -232,10 +232,36 @@ TEST_F(CliTest, DevInfoShowsTheDeviceThatIsNamed) {
   }
   EXPECT_EQ(roce.code, 0) << roce.err;
   EXPECT_TRUE(roce.out.starts_with("name: roce\ntransport: InfiniBand\n")) << roce.out;
-  EXPECT_TRUE(Run({"devinfo"}).out.starts_with("name: iwarp\n"));
+  const char* const profile = std::getenv("STAGECOACH_PROFILE");
+  EXPECT_TRUE(
+      Run({"devinfo"}).out.starts_with(std::string("name: ") + (profile != nullptr ? profile : "iwarp") + "\n"));
   const Outcome unknown = Run({"devinfo", "frob"});
   EXPECT_EQ(unknown.code, 2);
   EXPECT_EQ(unknown.err, "stagecoach: devinfo: 'frob': no such profile; there are iwarp, roce, minimal, hostile\n");
+}
+
+// In every build, with one answer or the other.
+TEST_F(CliTest, TheDeviceIsTheOneThatAnOptionNames) {
+  const auto serve = Start({"serve", "--profile", "roce", "--listen", "127.0.0.1:0", exported_.string()});
+  ASSERT_TRUE(WaitUntil([&] { return serve->Out().ends_with('\n') || !serve->Running(); }));
+  if (!serve->Running()) {
+    EXPECT_NE(serve->Err().find("this build uses rdma-core"), std::string::npos) << serve->Err();
+    return;
+  }
+  EXPECT_NE(serve->Out().find("emulated InfiniBand"), std::string::npos) << serve->Out();
+  const std::string line = serve->Out();
+  const size_t start = line.find("127.0.0.1:");
+  const std::string url = "stagecoach://" + line.substr(start, line.find(' ', start) - start) + "/";
+  const Outcome same = Run({"ping", "-c", "2", "--profile", "roce", url});
+  EXPECT_EQ(same.code, 0) << same.err;
+  // Each transport has ports of its own, where nobody waits for the other one.
+  const Outcome other = Run({"ping", "-c", "2", "--profile", "iwarp", url});
+  EXPECT_EQ(other.code, 1) << other.out;
+  EXPECT_NE(other.err.find(url.substr(url.find("127"), url.rfind('/') - url.find("127"))), std::string::npos)
+      << other.err;
+  const Outcome unknown = Run({"ping", "--profile", "frob", url});
+  EXPECT_EQ(unknown.code, 2);
+  EXPECT_NE(unknown.err.find("frob"), std::string::npos) << unknown.err;
 }
 
 // --- Bad input: what and where, exit code 1, nothing half done ---
