@@ -14,7 +14,19 @@
 #include "rpcrdma/ulb/file/types.h"
 #include "tools/stagecoach/text.h"
 
+#if !defined(STAGECOACH_RDMA_CORE)
+#include "emu/nic/device_profile.h"
+#endif
+
 namespace stagecoach::cli {
+namespace {
+
+#if !defined(STAGECOACH_RDMA_CORE)
+// What says to the device, when it is first used, which one it is (emu/world/world.h).
+constexpr const char* kProfileVariable = "STAGECOACH_PROFILE";
+#endif
+
+}  // namespace
 
 void Complain(std::string_view command, std::string_view text) {
   // What is on standard output came first, also when both are one file.
@@ -33,23 +45,40 @@ std::string_view ProviderName() {
 #if defined(STAGECOACH_RDMA_CORE)
   return "rdma-core";
 #else
-  return "emulated iWARP";
+  const char* const name = std::getenv(kProfileVariable);
+  const auto profile = emu::ProfileByName(name != nullptr ? name : "");
+  return profile && profile->transport == emu::TransportKind::kInfiniband ? "emulated InfiniBand" : "emulated iWARP";
 #endif
 }
 
 void AddCommonOptions(CLI::App& command, CommonOptions& options) {
   command.add_option("--pcap", options.pcap, "Capture all RDMA traffic of this process into FILE, for Wireshark")
       ->type_name("FILE");
+  command
+      .add_option("--profile", options.profile,
+                  "Which device to emulate: iwarp, roce, minimal, hostile; both ends need one of the same transport")
+      ->type_name("NAME")
+      ->check(CLI::IsMember({"iwarp", "roce", "minimal", "hostile"}));
 }
 
 bool ApplyCommonOptions(std::string_view command, const CommonOptions& options) {
-  if (options.pcap.empty()) return true;
 #if defined(STAGECOACH_RDMA_CORE)
-  Complain(command,
-           "--pcap: captures are made by the emulated device, and this build uses rdma-core; a build without "
-           "--config=rdma_core has them");
-  return false;
+  if (!options.pcap.empty()) {
+    Complain(command,
+             "--pcap: captures are made by the emulated device, and this build uses rdma-core; a build without "
+             "--config=rdma_core has them");
+    return false;
+  }
+  if (!options.profile.empty()) {
+    Complain(command,
+             "--profile: is of the emulated device, and this build uses rdma-core; a build without "
+             "--config=rdma_core has it");
+    return false;
+  }
+  return true;
 #else
+  if (!options.profile.empty() && ::setenv(kProfileVariable, options.profile.c_str(), 1) != 0) return false;
+  if (options.pcap.empty()) return true;
   // The emulated device opens the file when it is first used and could then only go on without it.
   const int fd = ::open(options.pcap.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
   if (fd < 0) {

@@ -36,6 +36,7 @@ std::optional<Url> UrlArgument(std::string_view command, const std::string& text
 // Options of every sub-command.
 struct CommonOptions {
   std::string pcap;
+  std::string profile;  // empty: what the environment says
 };
 void AddCommonOptions(CLI::App& command, CommonOptions& options);
 // Acts on them; before the first use of a device. Complains and returns false when one cannot be honoured.
@@ -57,7 +58,7 @@ void AddEntriesOption(CLI::App& command, uint64_t& entries_max);
 
 Session::Options ToSessionOptions(const ClientCommandOptions& options);
 
-// "emulated iWARP" or "rdma-core": what this build does RDMA with.
+// "emulated iWARP", "emulated InfiniBand" or "rdma-core": what this process does RDMA with, its options applied.
 std::string_view ProviderName();
 
 }  // namespace stagecoach::cli
