@@ -210,8 +210,7 @@ bool ClientProgram::LacksRoom() const {
   if (service_->has_clients_max()) return true;
   const auto& hosts = stage_.scenario().host();
   return std::any_of(hosts.begin(), hosts.end(), [&](const Host& each) {
-    return (each.name() == spec_.host() || each.name() == spec_.server()) &&
-           (each.device().has_max_mr() || each.device().has_max_mw());
+    return (each.name() == spec_.host() || each.name() == spec_.server()) && HasFewRegistrations(each.device());
   });
 }
 
@@ -286,7 +285,10 @@ void ClientProgram::OnConnected(Result<void, CallError> result) {
         [this, incarnation = incarnation_, connection = tally_.connections](const CallError& error) {
           if (incarnation != incarnation_ || connection != tally_.connections) return;
           connected_ = false;
-          if (!MayBeLost()) {
+          // Everybody stops at the same moment, and on InfiniBand a client's last words take a round trip: the server's
+          // may be here before.
+          const bool stops = stopping_ && stage_.IsInfiniband(spec_.server());
+          if (!stops && !MayBeLost()) {
             stage_.Violate("connection.lost", fmt::format("client {}: {}", spec_.name(), error.ToString()));
           }
           // Calls that ended with the connection are told of it first; what is left to do needs a new one.
@@ -605,7 +607,7 @@ bool ClientProgram::TooLarge(const Call& call) const {
   if (message > std::max<uint64_t>(spec_.message_bytes_max(), 1024)) return true;
   uint64_t longest = UINT32_MAX;
   for (const Host& each : stage_.scenario().host()) {
-    if (each.name() == spec_.host() && each.device().has_max_mr_size()) longest = each.device().max_mr_size();
+    if (each.name() == spec_.host()) longest = std::min(longest, MakeProfile(each.device()).max_mr_size);
   }
   const auto segments = [longest](uint64_t bytes) { return (bytes + longest - 1) / longest; };
   const uint64_t reads = segments(message) + segments(call.argument_bytes());

@@ -13,6 +13,15 @@ std::string NicOf(const std::string& host) {
   return host + "-rnic";
 }
 
+// A NAK that is more than a wish to have packets again, or later (IBTA volume 1, section 9.7.5.1; emu/wire/ib.h). 0:
+// the peer is told nothing.
+bool IsFatalNak(uint64_t syndrome) {
+  constexpr uint64_t kKind = 0x60;
+  constexpr uint64_t kRnrNak = 0x20;
+  constexpr uint64_t kSequenceNak = 0x60;
+  return (syndrome & kKind) != kRnrNak && syndrome != kSequenceNak;
+}
+
 }  // namespace
 
 void Evidence::OnEvent(Instant now, std::string_view component, std::string_view event,
@@ -22,9 +31,25 @@ void Evidence::OnEvent(Instant now, std::string_view component, std::string_view
     return word != nullptr && *word == value;
   };
   if (event == "send.completed" || event == "receive.completed") {
-    if (!is("status", "success") && !is("status", "flushed")) At(queue_pairs_, component).work_failed = true;
-  } else if (event == "terminate.raised" || event == "terminate.received" || event == "tx.memory_fault") {
+    if (!is("status", "success") && !is("status", "flushed") && !is("status", "transport retries exceeded")) {
+      QueuePair& queue_pair = At(queue_pairs_, component);
+      queue_pair.work_failed = true;
+      // A Receive fails for what the peer has sent.
+      if (event == "receive.completed" && queue_pair.infiniband) queue_pair.terminated = true;
+    }
+  } else if (event == "terminate.raised" || event == "terminate.received") {
     At(queue_pairs_, component).terminated = true;
+  } else if (event == "tx.memory_fault") {
+    // On InfiniBand what is sent once more than needed may have gone meanwhile; if it was needed, work fails or a NAK
+    // says so.
+    QueuePair& queue_pair = At(queue_pairs_, component);
+    queue_pair.terminated = queue_pair.terminated || !queue_pair.infiniband;
+  } else if (event == "nak.raised") {
+    if (const auto* syndrome = FindFact<uint64_t>(facts, "syndrome"); syndrome != nullptr && IsFatalNak(*syndrome)) {
+      At(queue_pairs_, component).terminated = true;
+    }
+  } else if (event == "carrier.up") {
+    At(queue_pairs_, component).infiniband = true;
   } else if (event == "window.invalidated") {
     if (is("by", "peer")) At(queue_pairs_, component).window_invalidated = true;
   } else if (event == "connection.attached") {

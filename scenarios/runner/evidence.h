@@ -18,10 +18,12 @@ class Evidence final : public TraceSink {
  public:
   // Of one end of a connection.
   struct End {
-    // A Terminate was raised or received on its queue pair, or what it was to send could not be read: one NIC or the
-    // other found that a rule was broken.
+    // One NIC or the other found that a rule was broken. iWARP: a Terminate was raised or received on its queue pair,
+    // or what it was to send could not be read. InfiniBand: its queue pair refused what the peer asked for or
+    // sent.
     bool terminated = false;
-    // Work of its queue pair failed, other than by being flushed.
+    // Work of its queue pair failed, other than by being flushed, or, on InfiniBand, for want of an answer: that is how
+    // a network's faults look there.
     bool work_failed = false;
     // The peer has invalidated a window of it.
     bool window_invalidated = false;
@@ -47,6 +49,7 @@ class Evidence final : public TraceSink {
     bool terminated = false;
     bool work_failed = false;
     bool window_invalidated = false;
+    bool infiniband = false;
   };
   struct Connection {
     uint64_t queue_pair = 0;  // number; 0: not established

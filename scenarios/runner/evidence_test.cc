@@ -40,6 +40,40 @@ TEST_F(EvidenceTest, MemoryThatCannotBeReadIsAFault) {
   EXPECT_TRUE(evidence_.Of("b", "c/1").terminated);
 }
 
+TEST_F(EvidenceTest, ARefusalIsAFaultAndAWishToHavePacketsAgainIsNone) {
+  Establish();
+  Say("b-rnic/qp-2", "carrier.up");
+  for (const uint64_t syndrome : {0x60u, 0x2cu, 0x20u}) Say("b-rnic/qp-2", "nak.raised", {{"syndrome", syndrome}});
+  EXPECT_FALSE(evidence_.Of("b", "c/1").IsFault());
+  Say("b-rnic/qp-2", "nak.raised", {{"syndrome", uint64_t{0x62}}});
+  EXPECT_TRUE(evidence_.Of("b", "c/1").terminated);
+}
+
+TEST_F(EvidenceTest, OnInfinibandAReceiveThatFailsFindsFaultWithThePeer) {
+  Establish();
+  Say("b-rnic/qp-2", "carrier.up");
+  Say("b-rnic/qp-2", "receive.completed", {{"status", "flushed"}});
+  EXPECT_FALSE(evidence_.Of("b", "c/1").terminated);
+  Say("b-rnic/qp-2", "receive.completed", {{"status", "remote invalid request"}});
+  EXPECT_TRUE(evidence_.Of("b", "c/1").terminated);
+  EXPECT_TRUE(evidence_.Of("b", "c/1").work_failed);
+}
+
+TEST_F(EvidenceTest, OnInfinibandMemoryThatCannotBeReadMayHaveBeenSentAlready) {
+  Establish();
+  Say("b-rnic/qp-2", "carrier.up");
+  Say("b-rnic/qp-2", "tx.memory_fault", {{"fault", "stale STag"}});
+  EXPECT_FALSE(evidence_.Of("b", "c/1").IsFault());
+}
+
+TEST_F(EvidenceTest, SilenceIsNoFault) {
+  Establish();
+  Say("b-rnic/qp-2", "send.completed", {{"status", "transport retries exceeded"}});
+  EXPECT_FALSE(evidence_.Of("b", "c/1").IsFault());
+  Say("b-rnic/qp-2", "send.completed", {{"status", "RNR retries exceeded"}});
+  EXPECT_TRUE(evidence_.Of("b", "c/1").work_failed) << "each end posts as many Receives as it grants";
+}
+
 TEST_F(EvidenceTest, WorkThatFailsIsAFaultAndWorkThatIsFlushedIsNone) {
   Establish();
   Say("b-rnic/qp-2", "send.completed", {{"status", "success"}});

@@ -30,8 +30,6 @@ constexpr Duration kAftermath = 3s;
 constexpr Duration kTroubleTime = 60s;
 // Ten years: far from where arithmetic with times ends.
 constexpr double kLongestWait = 3e17;  // ns
-// A partition that lasts as long ends streams (SimWorld::Options::retransmit_timeout).
-constexpr Duration kStreamGivesUp = 900s;
 
 class Play {
  public:
@@ -131,7 +129,8 @@ class Play {
     const bool for_good = fault.for_ns() == 0 && down;
     // A link that changes is nothing to fail by: how long calls may take counts it (Stage::Patience).
     if (fault.kind() != Fault::LINK) {
-      const bool waits = fault.kind() == Fault::PARTITION && Duration(fault.for_ns()) < kStreamGivesUp;
+      const bool waits =
+          fault.kind() == Fault::PARTITION && Duration(fault.for_ns()) < stage_->OutlivesSilence(fault.a());
       const auto harm = waits                                    ? Stage::Harm::kWaits
                         : fault.kind() == Fault::RESTART_SERVICE ? Stage::Harm::kServiceEnds
                                                                  : Stage::Harm::kEnds;

@@ -34,7 +34,19 @@ std::string Rules(const RunReport& report) {
 
 const char kPair[] = "host { name: 'a' } host { name: 'b' } service { host: 'a' } ";
 
-TEST(Run, EveryCallOfAHealthyWorldIsAnswered) {
+// With devices of either transport.
+class Run : public ::testing::TestWithParam<const char*> {
+ protected:
+  static Scenario Parse(const std::string& text) {
+    Scenario scenario = scenario::Parse(text);
+    for (Host& host : *scenario.mutable_host()) host.mutable_device()->set_profile(GetParam());
+    return scenario;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(, Run, ::testing::Values("iwarp", "roce"),
+                         [](const auto& each) { return std::string(each.param); });
+
+TEST_P(Run, EveryCallOfAHealthyWorldIsAnswered) {
   const Scenario scenario = Parse(std::string(kPair) + R"(
       client { name: 'c' host: 'b' server: 'a' concurrency: 4
                call { repeat: 20 argument_bytes: 10000 result_bytes: 20000 }
@@ -47,7 +59,7 @@ TEST(Run, EveryCallOfAHealthyWorldIsAnswered) {
   EXPECT_EQ(report.tally.connections, 1u);
 }
 
-TEST(Run, TheSameScenarioHasTheSameTrace) {
+TEST_P(Run, TheSameScenarioHasTheSameTrace) {
   Scenario scenario = Parse(std::string(kPair) + R"(
       link { a: 'a' b: 'b' jitter_ns: 5000 chop: true }
       client { name: 'c' host: 'b' server: 'a' concurrency: 4 call { repeat: 20 argument_bytes: 10000 } })");
@@ -57,7 +69,7 @@ TEST(Run, TheSameScenarioHasTheSameTrace) {
   EXPECT_NE(RunScenario(scenario).trace_hash, first.trace_hash);
 }
 
-TEST(Run, AKilledServerComesBackAndItsClientsGoOn) {
+TEST_P(Run, AKilledServerComesBackAndItsClientsGoOn) {
   const Scenario scenario = Parse(std::string(kPair) + R"(
       client { name: 'c' host: 'b' server: 'a' call { repeat: 50 pause_ns: 100000 result_bytes: 5000 } }
       fault { at_ns: 2000000 kind: KILL a: 'a' for_ns: 1000000 })");
@@ -67,7 +79,7 @@ TEST(Run, AKilledServerComesBackAndItsClientsGoOn) {
   EXPECT_GE(report.tally.answered, 49u);
 }
 
-TEST(Run, ClientsOfAServerThatIsGoneForGoodComeToAnEnd) {
+TEST_P(Run, ClientsOfAServerThatIsGoneForGoodComeToAnEnd) {
   const Scenario scenario = Parse(std::string(kPair) + R"(
       client { name: 'c' host: 'b' server: 'a' call { repeat: 50 pause_ns: 100000 result_bytes: 5000 } }
       fault { at_ns: 2000000 kind: POWER_LOSS a: 'a' })");
@@ -76,7 +88,7 @@ TEST(Run, ClientsOfAServerThatIsGoneForGoodComeToAnEnd) {
   EXPECT_GT(report.tally.disturbed, 0u);
 }
 
-TEST(Run, FilesComeBackAsTheyWent) {
+TEST_P(Run, FilesComeBackAsTheyWent) {
   const Scenario scenario = Parse(R"(
       host { name: 'a' } host { name: 'b' } service { host: 'a' files: true }
       file_copy { host: 'b' server: 'a' bytes: 300001 }
@@ -86,7 +98,7 @@ TEST(Run, FilesComeBackAsTheyWent) {
   EXPECT_EQ(report.tally.files_copied, 1u);
 }
 
-TEST(Run, BlockingProgramsPlayOnFibers) {
+TEST_P(Run, BlockingProgramsPlayOnFibers) {
   const Scenario scenario =
       Parse("host { name: 'a' } host { name: 'b' } ping_pong { client: 'a' server: 'b' count: 7 }");
   const RunReport report = RunScenario(scenario);
@@ -108,7 +120,7 @@ constexpr char kWaitsForEver[] =
     "client { name: 'c' host: 'b' server: 'a' call { } call { service_ns: 5000000 timeout_ns: 0 } }";
 
 // The report must show who waits for what.
-TEST(Run, AWorldThatRunsDryIsADeadlockAndReportedWithItsState) {
+TEST_P(Run, AWorldThatRunsDryIsADeadlockAndReportedWithItsState) {
   const RunReport report = RunScenario(Parse(std::string(kPair) + kWaitsForEver), SecretSilence(1ms));
   ASSERT_FALSE(report.violations.empty());
   EXPECT_EQ(report.violations[0].rule, "liveness.deadlock");
@@ -117,7 +129,7 @@ TEST(Run, AWorldThatRunsDryIsADeadlockAndReportedWithItsState) {
   EXPECT_NE(report.state.find("credits granted 64, in flight 1;"), std::string::npos) << report.state;
 }
 
-TEST(Run, AWorldWhereSomethingStillGoesOnIsSlowAndNotDeadlocked) {
+TEST_P(Run, AWorldWhereSomethingStillGoesOnIsSlowAndNotDeadlocked) {
   RunOptions options = SecretSilence(1ms);
   options.sabotage = [silence = options.sabotage](emu::SimulatedWorld& world) {
     silence(world);
@@ -128,7 +140,7 @@ TEST(Run, AWorldWhereSomethingStillGoesOnIsSlowAndNotDeadlocked) {
   EXPECT_EQ(report.violations[0].rule, "liveness.slow");
 }
 
-TEST(Run, WhatTheScenarioItselfWaitsForIsNeitherSlowNorDead) {
+TEST_P(Run, WhatTheScenarioItselfWaitsForIsNeitherSlowNorDead) {
   const Scenario scenario = Parse(std::string(kPair) + R"(
       client { name: 'c' host: 'b' server: 'a' start_ns: 10000000000000
                call { repeat: 2 service_ns: 9000000000000 timeout_ns: 0 pause_ns: 20000000000000 } })");
@@ -142,7 +154,7 @@ TEST(Run, WhatTheScenarioItselfWaitsForIsNeitherSlowNorDead) {
 // One call is with the service, one is sent and two wait for a credit.
 constexpr char kAmidst[] = "concurrency: 4 call { repeat: 8 service_ns: 1000000 argument_bytes: 10000 } }";
 
-TEST(Run, CallsThatAreUnderWayWhenTheirClientIsClosedEndWithThat) {
+TEST_P(Run, CallsThatAreUnderWayWhenTheirClientIsClosedEndWithThat) {
   const Scenario scenario = Parse(
       "host { name: 'a' } host { name: 'b' } service { host: 'a' credits: 1 } "
       "client { name: 'c' host: 'b' server: 'a' close_ns: 2500000 " +
@@ -155,7 +167,7 @@ TEST(Run, CallsThatAreUnderWayWhenTheirClientIsClosedEndWithThat) {
   EXPECT_EQ(report.tally.connections, 2u) << "and the client goes on with a new connection";
 }
 
-TEST(Run, CallsThatAreUnderWayWhenTheirClientIsDestroyedEndWithThat) {
+TEST_P(Run, CallsThatAreUnderWayWhenTheirClientIsDestroyedEndWithThat) {
   const Scenario scenario = Parse(
       "host { name: 'a' } host { name: 'b' } service { host: 'a' credits: 1 } "
       "client { name: 'c' host: 'b' server: 'a' destroy_ns: 2500000 " +
@@ -167,7 +179,7 @@ TEST(Run, CallsThatAreUnderWayWhenTheirClientIsDestroyedEndWithThat) {
   EXPECT_EQ(report.tally.connections, 2u);
 }
 
-TEST(Run, AClientMayBeClosedOrDestroyedWhileItConnects) {
+TEST_P(Run, AClientMayBeClosedOrDestroyedWhileItConnects) {
   for (const char* end : {"close_ns", "destroy_ns"}) {
     const Scenario scenario = Parse(
         "host { name: 'a' } host { name: 'b' } service { host: 'a' } "
@@ -182,7 +194,7 @@ TEST(Run, AClientMayBeClosedOrDestroyedWhileItConnects) {
 }
 
 // More than its listener holds at a time.
-TEST(Run, ManyClientsMayComeToOneServerAtOnce) {
+TEST_P(Run, ManyClientsMayComeToOneServerAtOnce) {
   std::string text = "host { name: 'a' } host { name: 'b' } service { host: 'a' clients_max: 1000 } ";
   for (int i = 0; i < 100; ++i) {
     text += "client { name: 'c" + std::to_string(i) + "' host: 'b' server: 'a' credits: 2 call { } } ";
@@ -192,7 +204,7 @@ TEST(Run, ManyClientsMayComeToOneServerAtOnce) {
   EXPECT_EQ(report.tally.answered, report.tally.calls);
 }
 
-TEST(Run, StopsWhereItIsTold) {
+TEST_P(Run, StopsWhereItIsTold) {
   const Scenario scenario =
       Parse(std::string(kPair) + "client { name: 'c' host: 'b' server: 'a' call { repeat: 50 result_bytes: 5000 } }");
   const uint64_t all = RunScenario(scenario).trace_events;
@@ -206,7 +218,7 @@ TEST(Run, StopsWhereItIsTold) {
   EXPECT_EQ(Rules(report), "") << "what is broken off is not judged";
 }
 
-TEST(Run, DevicesHaveTheirHabitsWhileThereIsWork) {
+TEST_P(Run, DevicesHaveTheirHabitsWhileThereIsWork) {
   const Scenario scenario = Parse(R"(
       host { name: 'a' } service { host: 'a' }
       host { name: 'b' device { fault { kind: FAIL_REGISTRATION one_in: 3 } } }
@@ -218,7 +230,7 @@ TEST(Run, DevicesHaveTheirHabitsWhileThereIsWork) {
 }
 
 // Its client was killed before it called, long before the end.
-TEST(Run, AServerNobodyCameToIsNoFailure) {
+TEST_P(Run, AServerNobodyCameToIsNoFailure) {
   const Scenario scenario = Parse(R"(
       host { name: 'a' } host { name: 'b' } host { name: 'c' } service { host: 'c' }
       ping_pong { client: 'b' server: 'a' start_ns: 5000000 }
@@ -227,7 +239,7 @@ TEST(Run, AServerNobodyCameToIsNoFailure) {
   EXPECT_EQ(Rules(RunScenario(scenario)), "");
 }
 
-TEST(Run, KillsOfOneHostMayOverlap) {
+TEST_P(Run, KillsOfOneHostMayOverlap) {
   const Scenario scenario = Parse(std::string(kPair) + R"(
       client { name: 'c' host: 'b' server: 'a' call { repeat: 50 pause_ns: 100000 result_bytes: 5000 } }
       fault { at_ns: 1000000 kind: KILL a: 'a' for_ns: 2000000 }
@@ -540,7 +552,7 @@ TEST(Validate, TheLeastThatIsAllowedIsEnough) {
 }
 
 // The rules ask for facts by name: a trace without them would break none.
-TEST(Run, ItsTraceHasWhatTheNicCheckerAsksFor) {
+TEST_P(Run, ItsTraceHasWhatTheNicCheckerAsksFor) {
   Violations violations;
   NicChecker checker(&violations);
   RunOptions options;
@@ -594,6 +606,16 @@ TEST(Validate, NamesTheFieldAndWhatWasExpected) {
        "client { name: 'c' host: 'b' server: 'a' credits: 8 inline_threshold: 1024 }",
        "host.device.max_mr_size: \"8192\", expected at least 16384, for what runs on b"},
       {"host { name: 'a' } host { name: 'b' } link { a: 'a' b: 'a' }", "link: \"a\", expected two different hosts"},
+      {"host { name: 'a' device { profile: 'ib' } }",
+       "host.device.profile: \"ib\", expected iwarp, roce, minimal or hostile"},
+      {"host { name: 'a' } service { host: 'a' } host { name: 'b' device { profile: 'roce' } } "
+       "client { name: 'c' host: 'b' server: 'a' }",
+       "client.server: \"a\", expected a host with a device of the same transport as that of b"},
+      {"host { name: 'a' } host { name: 'b' device { profile: 'roce' } } ping_pong { client: 'b' server: 'a' }",
+       "ping_pong.server: \"a\", expected a host with a device of the same transport as that of b"},
+      {"host { name: 'a' device { profile: 'roce' } } service { host: 'a' } "
+       "host { name: 'b' device { profile: 'minimal' } } client { name: 'c' host: 'b' server: 'a' }",
+       "host.device.max_mw: \"0\", expected at least 3, for what runs on b"},
   };
   for (const auto& each : kCases) {
     const auto result = Validate(Parse(each.text));

@@ -9,7 +9,7 @@
 
 namespace stagecoach::scenario {
 emu::DeviceProfile MakeProfile(const Device& device) {
-  emu::DeviceProfile profile = emu::IwarpProfile();
+  emu::DeviceProfile profile = *emu::ProfileByName(device.profile());
   const auto set = [](bool present, auto value, auto* field) {
     if (present) *field = static_cast<std::remove_pointer_t<decltype(field)>>(value);
   };
@@ -24,6 +24,12 @@ emu::DeviceProfile MakeProfile(const Device& device) {
   set(device.has_stag_quarantine(), device.stag_quarantine(), &profile.stag_quarantine);
   profile.want_crc = device.crc();
   return profile;
+}
+
+bool HasFewRegistrations(const Device& device) {
+  const emu::DeviceProfile profile = MakeProfile(device);
+  const emu::DeviceProfile usual;
+  return profile.max_mr < usual.max_mr || profile.max_mw < usual.max_mw;
 }
 
 emu::LinkOptions MakeLink(const Link& link) {
@@ -100,14 +106,12 @@ Segments SegmentsOf(const Scenario& scenario, const Client& client) {
     if (service.host() == client.server()) segments.reads = std::min<double>(segments.reads, service.outgoing_reads());
   }
   for (const Host& host : scenario.host()) {
-    const Device& device = host.device();
+    const emu::DeviceProfile device = MakeProfile(host.device());
     if (host.name() == client.host()) {
-      if (device.has_max_mr_size()) segments.longest = static_cast<double>(device.max_mr_size());
-      if (device.has_max_ird()) segments.reads = std::min<double>(segments.reads, device.max_ird());
+      segments.longest = std::min(segments.longest, static_cast<double>(device.max_mr_size));
+      segments.reads = std::min<double>(segments.reads, device.max_ird);
     }
-    if (host.name() == client.server() && device.has_max_ord()) {
-      segments.reads = std::min<double>(segments.reads, device.max_ord());
-    }
+    if (host.name() == client.server()) segments.reads = std::min<double>(segments.reads, device.max_ord);
   }
   return segments;
 }
@@ -143,6 +147,14 @@ std::string Stage::AddressOf(const std::string& host) const {
     if (scenario_.host(i).name() == host) return "10.0.0." + std::to_string(i + 1);
   }
   return {};
+}
+
+Duration Stage::OutlivesSilence(const std::string& host) const {
+  // A stream retransmits as long (SimWorld::Options::retransmit_timeout).
+  constexpr Duration kStreamGivesUp = 900s;
+  // Seven retries, half a second each (CmOptions::ack_timeout), some of which may have been used up before.
+  constexpr Duration kRetriesUsedUp = 3s;
+  return IsInfiniband(host) ? kRetriesUsedUp : kStreamGivesUp;
 }
 
 uint32_t Stage::FirstXid(std::string_view connection) const {
@@ -256,7 +268,7 @@ bool Stage::FailedRegistration(const std::string& host, Instant since) const {
   // A device without the habit has no reason to, and a leak is none.
   return std::any_of(scenario_.host().begin(), scenario_.host().end(), [&](const Host& each) {
     const auto& faults = each.device().fault();
-    return each.name() == host && (each.device().has_max_mr() || each.device().has_max_mw() ||
+    return each.name() == host && (HasFewRegistrations(each.device()) ||
                                    std::any_of(faults.begin(), faults.end(), [](const DeviceFault& fault) {
                                      return fault.kind() == DeviceFault::FAIL_REGISTRATION;
                                    }));

@@ -26,8 +26,10 @@
 
 namespace stagecoach::scenario {
 
-// The emulator's profile with what `device` changes.
+// The emulator's profile with what `device` changes. Its name is one that ProfileByName knows.
 emu::DeviceProfile MakeProfile(const Device& device);
+// So few that what runs on it may run out of them.
+bool HasFewRegistrations(const Device& device);
 emu::LinkOptions MakeLink(const Link& link);
 
 class Stage {
@@ -63,6 +65,9 @@ class Stage {
   using DisturbanceId = size_t;
   DisturbanceId BeginDisturbance(const std::string& a, const std::string& b, Harm harm);
   void EndDisturbance(DisturbanceId disturbance);
+  bool IsInfiniband(const std::string& host) const { return world_->host(host).nic().is_infiniband(); }
+  // How long a connection of this host's device lives without a word of its peer.
+  Duration OutlivesSilence(const std::string& host) const;
   // A first XID for a connection of this name.
   uint32_t FirstXid(std::string_view connection) const;
   // What a connection is for.

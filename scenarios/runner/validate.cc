@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <cctype>
+#include <map>
 #include <set>
 #include <string>
 #include <utility>
@@ -13,6 +14,7 @@
 #include "scenarios/runner/limits.h"
 #include "scenarios/runner/program.h"
 #include "scenarios/runner/run.h"
+#include "scenarios/runner/stage.h"
 
 namespace stagecoach::scenario {
 
@@ -59,6 +61,12 @@ class Validator {
       if (host.name().empty()) return Err(std::string("host.name: is empty"));
       if (!IsName(host.name())) Say("host.name", host.name(), "letters, digits, '-', '_' and '.'");
       if (!hosts_.insert(host.name()).second) return Err(fmt::format("host.name: \"{}\" is there twice", host.name()));
+      const auto profile = emu::ProfileByName(host.device().profile());
+      if (!profile) {
+        return Err(fmt::format("host.device.profile: \"{}\", expected iwarp, roce, minimal or hostile",
+                               host.device().profile()));
+      }
+      transports_[host.name()] = profile->transport;
     }
     std::set<std::pair<std::string, std::string>> links;
     for (const Link& link : scenario_.link()) {
@@ -80,14 +88,17 @@ class Validator {
         Say("client.name", client.name(), "a name of its own");
       }
       if (services.count(client.server()) == 0) Say("client.server", client.server(), "a host with a service");
+      Talk("client.server", client.host(), client.server());
     }
     for (const FileCopy& copy : scenario_.file_copy()) {
       Known("file_copy.host", copy.host());
       if (files.count(copy.server()) == 0) Say("file_copy.server", copy.server(), "a host whose service serves files");
+      Talk("file_copy.server", copy.host(), copy.server());
     }
     std::set<std::pair<std::string, uint32_t>> ports;
     for (const PingPong& ping_pong : scenario_.ping_pong()) {
       Pair("ping_pong", ping_pong.client(), ping_pong.server());
+      Talk("ping_pong.server", ping_pong.client(), ping_pong.server());
       if (!ports.emplace(ping_pong.server(), ping_pong.port()).second) {
         Say("ping_pong.port", std::to_string(ping_pong.port()), "each port once on a host");
       }
@@ -159,18 +170,18 @@ class Validator {
   }
 
   void CheckDevice(const Host& host) {
-    const Device& device = host.device();
+    const emu::DeviceProfile device = MakeProfile(host.device());
     const Needs needs = NeedsOf(host.name());
-    const auto check = [&](bool given, std::string_view field, uint64_t value, uint64_t least) {
-      if (given && value < least) {
+    const auto check = [&](std::string_view field, uint64_t value, uint64_t least) {
+      if (value < least) {
         Say(fmt::format("host.device.{}", field), std::to_string(value),
             fmt::format("at least {}, for what runs on {}", least, host.name()));
       }
     };
-    check(device.has_max_cqe(), "max_cqe", device.max_cqe(), needs.completions);
-    check(device.has_max_mr(), "max_mr", device.max_mr(), needs.registrations);
-    check(device.has_max_mw(), "max_mw", device.max_mw(), needs.windows);
-    check(device.has_max_mr_size(), "max_mr_size", device.max_mr_size(), needs.registration_bytes);
+    check("max_cqe", device.max_cqe, needs.completions);
+    check("max_mr", device.max_mr, needs.registrations);
+    check("max_mw", device.max_mw, needs.windows);
+    check("max_mr_size", device.max_mr_size, needs.registration_bytes);
   }
 
   void Say(std::string_view field, std::string_view what, std::string_view expected) {
@@ -185,8 +196,15 @@ class Validator {
     if (a == b) Say(where, a, "two different hosts");
   }
 
+  // A client and its server, which are known.
+  void Talk(std::string_view field, const std::string& client, const std::string& server) {
+    if (!problem_.empty() || transports_.at(client) == transports_.at(server)) return;
+    Say(field, server, fmt::format("a host with a device of the same transport as that of {}", client));
+  }
+
   const Scenario& scenario_;
   std::set<std::string> hosts_;
+  std::map<std::string, emu::TransportKind> transports_;  // by host
   std::string problem_;
 };
 

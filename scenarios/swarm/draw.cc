@@ -15,7 +15,12 @@ constexpr uint64_t kTroubleNs = 40'000'000;
 
 class Drawer {
  public:
-  explicit Drawer(uint64_t seed) : prng_(Prng(seed).Fork("swarm")) {
+  // The profile is drawn by itself, so that all else of a world does not depend on it.
+  Drawer(uint64_t seed, const std::string& profile)
+      : prng_(Prng(seed).Fork("swarm")),
+        profile_(!profile.empty()                            ? profile
+                 : Prng(seed).Fork("swarm/profile").OneIn(2) ? "roce"
+                                                             : "iwarp") {
     scenario_.set_name("seed-" + std::to_string(seed));
     scenario_.set_seed(seed);
   }
@@ -58,6 +63,7 @@ class Drawer {
       Host& host = *scenario_.add_host();
       host.set_name(std::string(1, static_cast<char>('a' + i)));
       Device& device = *host.mutable_device();
+      if (profile_ != device.profile()) device.set_profile(profile_);
       if (crc != prng_.OneIn(8)) device.set_crc(true);
       if (prng_.OneIn(3)) device.set_max_ord(static_cast<uint32_t>(Scaled(1, 16)));
       if (prng_.OneIn(3)) device.set_max_ird(static_cast<uint32_t>(Scaled(1, 16)));
@@ -333,13 +339,14 @@ class Drawer {
   }
 
   Prng prng_;
+  const std::string profile_;
   Scenario scenario_;
 };
 
 }  // namespace
 
-Scenario Draw(uint64_t seed) {
-  return Drawer(seed).Draw();
+Scenario Draw(uint64_t seed, const std::string& profile) {
+  return Drawer(seed, profile).Draw();
 }
 
 }  // namespace stagecoach::scenario

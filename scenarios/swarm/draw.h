@@ -9,11 +9,14 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "scenarios/proto/scenario.pb.h"
 
 namespace stagecoach::scenario {
 
-Scenario Draw(uint64_t seed);
+// With devices of this profile, or, empty, of one that the seed draws, too: half of all worlds speak iWARP, the others
+// InfiniBand. `profile` is one that every world can do with: "iwarp" or "roce".
+Scenario Draw(uint64_t seed, const std::string& profile = {});
 
 }  // namespace stagecoach::scenario

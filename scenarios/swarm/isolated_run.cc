@@ -168,7 +168,7 @@ Result<void, std::string> PlaySeeds(uint64_t first, uint64_t count, const Isolat
     if (child == nullptr) {
       auto started = ChildProcess::Start([&](const ChildProcess::Tell& tell) {
         for (uint64_t next = done; next < count; ++next) {
-          tell(Play(Draw(first + next), options.play, options.twice).SerializeAsString());
+          tell(Play(Draw(first + next, options.profile), options.play, options.twice).SerializeAsString());
         }
       });
       if (!started) return Err(std::move(started.error()));

@@ -22,6 +22,8 @@ using Player = std::function<RunReport(const Scenario&)>;
 struct IsolatedOptions {
   // Plays each scenario twice; the trace hashes must agree.
   bool twice = false;
+  // Of the devices in worlds that are drawn (Draw).
+  std::string profile;
   // Wall time that a scenario has to come to its end, each time it is played.
   std::chrono::milliseconds hang_after = std::chrono::seconds(60);
   // Asked when a signal has come in: whether to give up. May be empty.

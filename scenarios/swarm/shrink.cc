@@ -67,6 +67,7 @@ class Reducer {
     uint32_t before = 0;
     do {
       before = result_.steps;
+      ReduceProfiles();
       ReduceMessage({});
     } while (result_.steps > before && result_.runs < runs_max_);
     return std::move(result_);
@@ -85,6 +86,17 @@ class Reducer {
     result_.scenario = std::move(candidate);
     ++result_.steps;
     return true;
+  }
+
+  // All at once: hosts that talk to each other need devices of one transport.
+  void ReduceProfiles() {
+    const auto& hosts = result_.scenario.host();
+    if (std::none_of(hosts.begin(), hosts.end(), [](const Host& host) { return host.device().has_profile(); })) return;
+    Try([](Scenario* scenario) {
+      for (Host& host : *scenario->mutable_host()) {
+        if (host.has_device()) host.mutable_device()->clear_profile();
+      }
+    });
   }
 
   void ReduceMessage(const Way& way) {

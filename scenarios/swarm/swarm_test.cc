@@ -38,6 +38,25 @@ TEST(Draw, EveryKindOfFaultComesUp) {
   EXPECT_EQ(device_faults.size(), static_cast<size_t>(DeviceFault::Kind_MAX));
 }
 
+// So that a seed says the same of both transports, and what was known of it before there were two.
+TEST(Draw, AllButTheProfileIsTheSameWithEachDevice) {
+  std::set<std::string> drawn;
+  for (uint64_t seed = 1; seed <= 100; ++seed) {
+    const Scenario iwarp = Draw(seed, "iwarp");
+    Scenario roce = Draw(seed, "roce");
+    const Scenario either = Draw(seed);
+    drawn.insert(either.host(0).device().profile());
+    EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(
+        either, either.host(0).device().profile() == "roce" ? roce : iwarp));
+    for (Host& host : *roce.mutable_host()) {
+      EXPECT_EQ(host.device().profile(), "roce");
+      host.mutable_device()->clear_profile();
+    }
+    EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(iwarp, roce));
+  }
+  EXPECT_EQ(drawn, (std::set<std::string>{"iwarp", "roce"}));
+}
+
 // A defect that shows when a client asks for more than 5000 bytes while its server's host is killed.
 bool Fails(const Scenario& scenario) {
   for (const Fault& fault : scenario.fault()) {
@@ -68,6 +87,7 @@ TEST(Shrink, LeavesWhatTheFailureNeeds) {
     ASSERT_EQ(small.client(0).call_size(), 1);
     EXPECT_LT(small.client(0).call(0).result_bytes(), 5100u);
     EXPECT_LE(small.host_size(), 2);
+    for (const Host& host : small.host()) EXPECT_FALSE(host.device().has_profile()) << "it fails with any device";
     EXPECT_EQ(small.link_size() + small.file_copy_size() + small.ping_pong_size(), 0);
     EXPECT_EQ(small.service_size(), 1);
     EXPECT_EQ(small.seed(), scenario.seed());

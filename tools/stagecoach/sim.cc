@@ -108,7 +108,7 @@ int Sim(const SimOptions& options) {
   }
   Scenario scenario;
   if (options.file.empty()) {
-    scenario = scenario::Draw(options.seed);
+    scenario = scenario::Draw(options.seed, options.profile);
   } else if (!ReadScenario(options.file, &scenario)) {
     return kExitUsage;
   }
@@ -130,7 +130,11 @@ void AddSim(CLI::App& app, int& exit_code) {
   auto* seed = command->add_option("--seed", options->seed, "Draws the world, its work and its faults")
                    ->capture_default_str()
                    ->check(WholeNumber(0));
-  file->excludes(seed);
+  auto* profile = command
+                      ->add_option("--profile", options->profile,
+                                   "With devices of this profile, instead of one that the seed draws")
+                      ->check(CLI::IsMember({"iwarp", "roce"}));
+  file->excludes(seed)->excludes(profile);
   auto* count = command->add_option("--count", options->count, "So many seeds, from --seed on")->check(WholeNumber(1));
   command->add_flag("--twice", options->twice, "Run each twice; the trace hashes must agree");
   command->add_flag("--keep-going", options->keep_going, "With --count: go on after a failure");

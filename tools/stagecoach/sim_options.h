@@ -9,7 +9,8 @@ namespace stagecoach::cli {
 struct SimOptions {
   std::string file;
   uint64_t seed = 1;
-  bool many = false;  // `count` was given
+  std::string profile;  // of the devices that the seed draws; empty: drawn, too
+  bool many = false;    // `count` was given
   uint64_t count = 1;
   bool twice = false;
   bool keep_going = false;

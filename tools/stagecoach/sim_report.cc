@@ -74,7 +74,8 @@ std::string FailureTail(const SimOptions& options, const Scenario& scenario, std
                         std::string_view how) {
   return fmt::format("world:\n{}{}{}replay: stagecoach sim {}{} {}\n", ScenarioText(scenario),
                      state.empty() ? "" : "state:\n", state,
-                     options.file.empty() ? fmt::format("--seed {}", scenario.seed()) : ShellWord(options.file),
+                     options.file.empty() ? fmt::format("--seed {}{}", scenario.seed(), ProfileOption(options))
+                                          : ShellWord(options.file),
                      MutantOption(options), how);
 }
 
@@ -98,7 +99,11 @@ std::string ShellWord(const std::string& text) {
 }
 
 std::string Origin(const SimOptions& options, const Scenario& scenario) {
-  return options.file.empty() ? fmt::format("seed {}", scenario.seed()) : options.file;
+  return options.file.empty() ? fmt::format("seed {}{}", scenario.seed(), ProfileOption(options)) : options.file;
+}
+
+std::string ProfileOption(const SimOptions& options) {
+  return options.profile.empty() ? "" : " --profile " + options.profile;
 }
 
 std::string MutantOption(const SimOptions& options) {

@@ -36,6 +36,8 @@ std::string ShellWord(const std::string& text);
 std::string Origin(const SimOptions& options, const scenario::Scenario& scenario);
 // " --mutant NAME", if one is switched on.
 std::string MutantOption(const SimOptions& options);
+// " --profile NAME", if one was asked for.
+std::string ProfileOption(const SimOptions& options);
 
 // How often each mark was passed, in all runs of all processes. One that is listed as out of the swarm's reach is told
 // apart from one that chance has not led to yet.

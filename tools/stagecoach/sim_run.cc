@@ -38,6 +38,7 @@ using scenario::Scenario;
 IsolatedOptions ToIsolatedOptions(const SimOptions& options) {
   IsolatedOptions isolated;
   isolated.twice = options.twice;
+  isolated.profile = options.profile;
   isolated.hang_after = std::chrono::seconds(options.hang_after_seconds);
   isolated.interrupted = Interrupted;
   return isolated;
@@ -220,7 +221,7 @@ int SimMany(const SimOptions& options) {
     const std::string failure = FailureName(outcome);
     if (failure.empty()) return true;
     ++failures;
-    const Scenario scenario = scenario::Draw(seed);
+    const Scenario scenario = scenario::Draw(seed, options.profile);
     Print(FailureReport(options, scenario, outcome));
     if (options.shrink) ShrinkAndPrint(options, scenario, failure);
     return options.keep_going;

@@ -106,6 +106,16 @@ TEST(SimReport, AFileAndADefectAreNamedInTheCommand) {
       << report;
 }
 
+TEST(SimReport, TheProfileThatWasAskedForIsNamedInTheCommand) {
+  SimOptions options = AtCommit();
+  options.profile = "roce";
+  Outcome outcome;
+  outcome.set_kind(Outcome::HUNG);
+  const std::string report = FailureReport(options, SmallScenario(), outcome);
+  EXPECT_TRUE(report.ends_with("replay: stagecoach sim --seed 17 --profile roce --hang-after 10\n")) << report;
+  EXPECT_EQ(Origin(options, SmallScenario()), "seed 17 --profile roce");
+}
+
 TEST(SimReport, OnlyTheLastLineOfASummaryKnowsWallTime) {
   Outcome outcome;
   outcome.mutable_tally()->set_calls(400);
