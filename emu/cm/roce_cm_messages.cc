@@ -322,7 +322,8 @@ void RoceCm::On(const DatagramPeer& from, uint64_t, const wire::CmRej& rej) {
     case Phase::kReqReceived:
       return Fail(*talk, CmEventType::kRejected, static_cast<int>(rej.reason), VectorOf(rej.private_data));
     case Phase::kEstablished:
-      if (rej.reason == CmReason::kInvalidCommunicationId) PeerGone(*talk);
+      // Nobody knows the conversation, or who answered our request has taken it back before our RTU was there.
+      if (rej.reason == CmReason::kInvalidCommunicationId || rej.local_id == talk->remote_id) PeerGone(*talk);
       return;
     case Phase::kDreqSent:
     case Phase::kDreqReceived:

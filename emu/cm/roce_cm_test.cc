@@ -364,6 +364,17 @@ TEST_F(RoceCmTest, AnAnswerIsRejectedWhenItsIdGoes) {
   EXPECT_EQ(client.last_status, kConsumer);
 }
 
+TEST_F(RoceCmTest, AnAnswerThatIsTakenBackAmidstTheRtuDisconnects) {
+  listener = server.Listening();
+  initiator = client.Connecting();
+  responder = server.Request();
+  client.mads->judge = [](CmAttribute message, int) { return message == CmAttribute::kRtu ? 0 : 1; };
+  ASSERT_EQ(server.Accept(responder), 0);
+  EXPECT_EQ(client.Next(), CmEventType::kEstablished);
+  server.cm().Destroy(responder);
+  EXPECT_EQ(client.Next(), CmEventType::kDisconnected);
+}
+
 TEST_F(RoceCmTest, AListenerThatGoesRejectsWhatNobodyFetched) {
   listener = server.Listening();
   initiator = client.Connecting();
