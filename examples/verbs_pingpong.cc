@@ -15,15 +15,19 @@
 //       |<--- Send (content ignored): "done" ----|
 //
 // The client moves no data itself: its memory is read and written by the server. Both ends wait for completions on one
-// completion channel. Single-threaded; exit status 0 only if every round went well.
+// completion channel, and look at rdma_cm's channel as well: an iWARP stream that ends flushes what waits on it, while
+// an InfiniBand queue pair does not know that its peer has gone. Single-threaded; exit status 0 only if every round
+// went well.
 
 #include <endian.h>
 #include <fmt/format.h>
 #include <netdb.h>
+#include <poll.h>
 
 #include <CLI/CLI.hpp>
 #include <cerrno>
 #include <cstring>
+#include <iterator>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -162,7 +166,7 @@ class Connection {
   Status Write(const BufferAdvertisement& to) { return Move(IBV_WR_RDMA_WRITE, kWrite, to); }
 
   // True when the last failure was the peer's orderly good-bye rather than a fault.
-  bool flushed() const { return flushed_; }
+  bool peer_left() const { return peer_left_; }
 
  private:
   Status PostReceive() {
@@ -197,7 +201,7 @@ class Connection {
       if (polled < 0) return Err(std::string("ibv_poll_cq failed"));
       if (polled > 0) {
         if (completion.status != IBV_WC_SUCCESS) {
-          flushed_ = completion.status == IBV_WC_WR_FLUSH_ERR;
+          peer_left_ = completion.status == IBV_WC_WR_FLUSH_ERR;
           return Err(fmt::format("{}: {}", WorkName(completion.wr_id), ibv_wc_status_str(completion.status)));
         }
         ++done_[completion.wr_id];
@@ -205,7 +209,16 @@ class Connection {
         continue;
       }
       // Nothing there: sleep until the CQ says so, arm it again, and look once more, since a completion may slip in
-      // between.
+      // between. What rdma_cm has to say of an established connection is that it has ended.
+      pollfd either[] = {{channel_->fd, POLLIN, 0}, {id_->channel->fd, POLLIN, 0}};
+      if (::poll(either, std::size(either), -1) < 0) {
+        if (errno == EINTR) continue;
+        return Err(Words("poll", errno));
+      }
+      if (either[0].revents == 0) {
+        peer_left_ = true;
+        return Err(std::string("the peer has ended the connection"));
+      }
       ibv_cq* cq = nullptr;
       void* context = nullptr;
       if (ibv_get_cq_event(channel_.get(), &cq, &context) != 0) return Err(Words("ibv_get_cq_event", errno));
@@ -229,7 +242,7 @@ class Connection {
   unsigned unacknowledged_ = 0;
   unsigned done_[4] = {};
   uint32_t received_bytes_ = 0;
-  bool flushed_ = false;
+  bool peer_left_ = false;
 };
 
 rdma_conn_param ConnectionParameters() {
@@ -237,6 +250,7 @@ rdma_conn_param ConnectionParameters() {
   parameters.responder_resources = 1;  // Reads the peer may have outstanding towards us
   parameters.initiator_depth = 1;      // and we towards the peer
   parameters.retry_count = 7;
+  parameters.rnr_retry_count = 7;
   return parameters;
 }
 
@@ -246,8 +260,11 @@ Result<verbs::CmEvent, std::string> Expect(rdma_event_channel* channel, rdma_cm_
   if (!event) return Err(event.error().ToString());
   if ((*event)->event != expected) {
     const int status = (*event)->status;
+    // iWARP says why by an errno, InfiniBand by its own list of reasons.
     return Err(fmt::format("waited for {}, but got {}{}", rdma_event_str(expected), rdma_event_str((*event)->event),
-                           status < 0 ? fmt::format(" ({})", std::strerror(-status)) : std::string()));
+                           status < 0   ? fmt::format(" ({})", std::strerror(-status))
+                           : status > 0 ? fmt::format(" (reason {})", status)
+                                        : std::string()));
   }
   return std::move(*event);
 }
@@ -277,7 +294,7 @@ Status ServeRounds(Connection* connection, int* rounds) {
     auto source = connection->ReceiveAdvertisement();
     if (!source) {
       // Between rounds is where a client says good-bye.
-      if (connection->flushed()) return {};
+      if (connection->peer_left()) return {};
       return Err(source.error());
     }
     if (source->length > kMaxPing)
@@ -325,6 +342,9 @@ Status RunServer(const Options& options) {
   std::fflush(stdout);
 
   for (int served = 0; options.connections == 0 || served < options.connections; ++served) {
+    // Of this connection alone: other clients may call meanwhile.
+    auto events = verbs::CreateEventChannel();
+    if (!events) return Err(events.error().ToString());
     rdma_cm_id* id = nullptr;
     {
       auto request = Expect(channel->get(), RDMA_CM_EVENT_CONNECT_REQUEST);
@@ -332,7 +352,8 @@ Status RunServer(const Options& options) {
       id = (*request)->id;
     }
     verbs::CmId owner(id);
-    if (auto outcome = ServeOne(channel->get(), id); !outcome) return outcome;
+    if (rdma_migrate_id(id, events->get()) != 0) return Err(Words("rdma_migrate_id", errno));
+    if (auto outcome = ServeOne(events->get(), id); !outcome) return outcome;
     std::fflush(stdout);
   }
   return {};
