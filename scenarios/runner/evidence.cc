@@ -31,7 +31,7 @@ void Evidence::OnEvent(Instant now, std::string_view component, std::string_view
     return word != nullptr && *word == value;
   };
   if (event == "send.completed" || event == "receive.completed") {
-    if (!is("status", "success") && !is("status", "flushed") && !is("status", "transport retries exceeded")) {
+    if (!is("status", "success") && !is("status", "flushed") && !is("status", "retries exceeded")) {
       QueuePair& queue_pair = At(queue_pairs_, component);
       queue_pair.work_failed = true;
       // A Receive fails for what the peer has sent.

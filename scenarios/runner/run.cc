@@ -243,6 +243,10 @@ class Play {
           case DeviceFault::ADVERSARIAL_PLACEMENT:
             faults.adversarial_placement = true;
             break;
+          // Part of the device (MakeProfile).
+          case DeviceFault::LOSE_PACKET:
+          case DeviceFault::REPEAT_PACKET:
+          case DeviceFault::NOT_READY:
           case DeviceFault::NONE:
             break;
         }

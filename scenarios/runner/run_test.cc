@@ -606,6 +606,8 @@ TEST(Validate, NamesTheFieldAndWhatWasExpected) {
        "client { name: 'c' host: 'b' server: 'a' credits: 8 inline_threshold: 1024 }",
        "host.device.max_mr_size: \"8192\", expected at least 16384, for what runs on b"},
       {"host { name: 'a' } host { name: 'b' } link { a: 'a' b: 'a' }", "link: \"a\", expected two different hosts"},
+      {"host { name: 'a' device { fault { kind: LOSE_PACKET } } }",
+       "host.device.fault.kind: \"LOSE_PACKET\", expected a habit that an iWARP device may have"},
       {"host { name: 'a' device { profile: 'ib' } }",
        "host.device.profile: \"ib\", expected iwarp, roce, minimal or hostile"},
       {"host { name: 'a' } service { host: 'a' } host { name: 'b' device { profile: 'roce' } } "

@@ -23,6 +23,11 @@ emu::DeviceProfile MakeProfile(const Device& device) {
   set(device.has_max_inline(), device.max_inline(), &profile.max_inline);
   set(device.has_stag_quarantine(), device.stag_quarantine(), &profile.stag_quarantine);
   profile.want_crc = device.crc();
+  for (const DeviceFault& fault : device.fault()) {
+    if (fault.kind() == DeviceFault::LOSE_PACKET) profile.drop_one_in = fault.one_in();
+    if (fault.kind() == DeviceFault::REPEAT_PACKET) profile.duplicate_one_in = fault.one_in();
+    if (fault.kind() == DeviceFault::NOT_READY) profile.not_ready_one_in = fault.one_in();
+  }
   return profile;
 }
 
@@ -45,13 +50,16 @@ emu::LinkOptions MakeLink(const Link& link) {
 
 namespace {
 
-// For so long after a fault a service that admits few clients may still count those that it took away.
+// For so long after a fault a service that admits few clients may still count those that it took away: streams say at
+// once that their peer has gone, managers of InfiniBand connections ask for it.
 constexpr Duration kBlink = 50ms;
+constexpr Duration kBlinkOfInfiniband = 10s;
 
 // What a connection meets on its way, at its worst.
 struct Path {
   double way = 0;       // ns, one way
   double delay = 0;     // ns a device adds to a round trip
+  double retries = 0;   // ns that a call waits for what was lost
   double per_byte = 0;  // ns, sent or received
 };
 
@@ -89,6 +97,9 @@ Path PathBetween(const Scenario& scenario, const std::string& one, const std::st
     for (const DeviceFault& fault : host.device().fault()) {
       if (fault.kind() == DeviceFault::DELAY_COMPLETION) path.delay += static_cast<double>(fault.delay_ns());
     }
+    // The last packet of a message is missed after half a second (CmOptions::ack_timeout), others at once.
+    constexpr double kSeveralTimeouts = 5e9;
+    if (MakeProfile(host.device()).drop_one_in != 0) path.retries = kSeveralTimeouts;
   }
   return path;
 }
@@ -129,7 +140,9 @@ Stage::Stage(const Scenario& scenario, TraceSink* trace, std::shared_ptr<emu::Ca
   world_options.capture = std::move(capture);
   auto world = std::make_unique<emu::SimulatedWorld>(options, std::move(world_options));
   for (const Host& host : scenario.host()) {
-    world->AddHost(host.name(), {*emu::IpEndpoint::Parse(AddressOf(host.name()), 0)}, MakeProfile(host.device()));
+    emu::DeviceProfile profile = MakeProfile(host.device());
+    profile.luck_seed = Luck("device/" + host.name()).Next();
+    world->AddHost(host.name(), {*emu::IpEndpoint::Parse(AddressOf(host.name()), 0)}, profile);
   }
   for (const Link& link : scenario.link()) {
     world->sim().SetLink(world->fabric(link.a()), world->fabric(link.b()), MakeLink(link));
@@ -181,8 +194,8 @@ Duration Stage::Patience(const Client& client) const {
     const double bytes =
         kHeaders + kRecordOverhead * (static_cast<double>(call.argument_bytes()) + call.plain_argument_bytes() +
                                       call.result_bytes() + call.plain_result_bytes());
-    longest = std::max(
-        longest, rounds * (2 * path.way + path.delay) + bytes * path.per_byte + static_cast<double>(call.service_ns()));
+    longest = std::max(longest, rounds * (2 * path.way + path.delay) + bytes * path.per_byte + path.retries +
+                                    static_cast<double>(call.service_ns()));
     cancels = cancels || call.cancel_ns() != 0;
   }
   const double together = client.concurrency() + (cancels ? client.credits() : 0.0);
@@ -222,7 +235,8 @@ bool Stage::MayFailToConnect(const std::string& host, const std::string& server,
   using Kind = rpcrdma::CallError::Kind;
   switch (kind) {
     case Kind::kUnreachable:
-      return Disturbed(host, server, since);
+      // A request whose answer is on its way is not repeated for a minute (MRA); nor is a rejection that was lost.
+      return Disturbed(host, server, since) || LosesPackets(host) || LosesPackets(server);
     // On iWARP a peer that declines looks like a port where nobody listens.
     case Kind::kRefused:
     case Kind::kRejected:
@@ -232,6 +246,12 @@ bool Stage::MayFailToConnect(const std::string& host, const std::string& server,
     default:
       return false;
   }
+}
+
+bool Stage::LosesPackets(const std::string& host) const {
+  return std::any_of(scenario_.host().begin(), scenario_.host().end(), [&](const Host& each) {
+    return each.name() == host && MakeProfile(each.device()).drop_one_in != 0;
+  });
 }
 
 bool Stage::ServerMayBeFull(const std::string& server, Instant since) const {
@@ -255,10 +275,11 @@ bool Stage::ServerMayBeFull(const std::string& server, Instant since) const {
     return true;
   }
   // Connections that a fault has taken from their clients count until the server knows.
+  const Duration blink = IsInfiniband(server) ? kBlinkOfInfiniband : kBlink;
   return std::any_of(disturbances_.begin(), disturbances_.end(), [&](const Disturbance& disturbance) {
     const bool concerns = disturbance.a == server || disturbance.b == server || disturbance.b.empty();
     if (!concerns) return false;
-    return WentSilent(disturbance.a, server) || !disturbance.until || since <= *disturbance.until + kBlink;
+    return WentSilent(disturbance.a, server) || !disturbance.until || since <= *disturbance.until + blink;
   });
 }
 

@@ -127,6 +127,7 @@ class Stage {
       return !until || since < *until || since < from || (since == from && a != client);
     }
   };
+  bool LosesPackets(const std::string& host) const;
   bool ServerMayBeFull(const std::string& server, Instant since) const;
 
   const Scenario& scenario_;

@@ -67,6 +67,11 @@ class Validator {
                                host.device().profile()));
       }
       transports_[host.name()] = profile->transport;
+      for (const DeviceFault& fault : host.device().fault()) {
+        if (fault.kind() >= DeviceFault::LOSE_PACKET && profile->transport != emu::TransportKind::kInfiniband) {
+          Say("host.device.fault.kind", DeviceFault::Kind_Name(fault.kind()), "a habit that an iWARP device may have");
+        }
+      }
     }
     std::set<std::pair<std::string, std::string>> links;
     for (const Link& link : scenario_.link()) {

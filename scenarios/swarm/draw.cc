@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <string>
+#include <utility>
 
 #include "base/prng.h"
 
@@ -15,12 +16,11 @@ constexpr uint64_t kTroubleNs = 40'000'000;
 
 class Drawer {
  public:
-  // The profile is drawn by itself, so that all else of a world does not depend on it.
   Drawer(uint64_t seed, const std::string& profile)
-      : prng_(Prng(seed).Fork("swarm")),
-        profile_(!profile.empty()                            ? profile
-                 : Prng(seed).Fork("swarm/profile").OneIn(2) ? "roce"
-                                                             : "iwarp") {
+      : prng_(Prng(seed).Fork("swarm")), device_prng_(Prng(seed).Fork("swarm/profile")) {
+    const bool infiniband = device_prng_.OneIn(2);
+    profile_ = !profile.empty() ? profile : infiniband ? "roce" : "iwarp";
+    loses_packets_ = device_prng_.OneIn(4);
     scenario_.set_name("seed-" + std::to_string(seed));
     scenario_.set_seed(seed);
   }
@@ -74,6 +74,7 @@ class Drawer {
       // The smallest that is still honest: the checker of stale STags has a shorter memory.
       if (prng_.OneIn(3)) device.set_stag_quarantine(65536);
       DrawDeviceFaults(device);
+      if (profile_ == "roce" && loses_packets_) DrawLosses(device);
     }
   }
 
@@ -89,6 +90,21 @@ class Drawer {
       DeviceFault& fault = *device.add_fault();
       fault.set_kind(DeviceFault::FAIL_REGISTRATION);
       fault.set_one_in(static_cast<uint32_t>(Scaled(2, 200)));
+    }
+  }
+
+  // Seldom enough that seven retries in a row are not lost.
+  void DrawLosses(Device& device) {
+    const std::array<std::pair<DeviceFault::Kind, uint64_t>, 3> kMostOften = {{
+        {DeviceFault::LOSE_PACKET, 20},
+        {DeviceFault::REPEAT_PACKET, 5},
+        {DeviceFault::NOT_READY, 5},
+    }};
+    for (const auto& [kind, most_often] : kMostOften) {
+      if (device_prng_.OneIn(3)) continue;
+      DeviceFault& fault = *device.add_fault();
+      fault.set_kind(kind);
+      fault.set_one_in(static_cast<uint32_t>(device_prng_.Between(most_often, 10 * most_often)));
     }
   }
 
@@ -339,7 +355,10 @@ class Drawer {
   }
 
   Prng prng_;
-  const std::string profile_;
+  // What is about the device's transport is drawn by itself, so that all else of a world does not depend on it.
+  Prng device_prng_;
+  std::string profile_;
+  bool loses_packets_ = false;
   Scenario scenario_;
 };
 
