@@ -198,7 +198,11 @@ void ClientProgram::ProbeAnotherConnection() {
                         // Which is answered when nobody waits for it any more.
                         call(200'000'000, 50ms, [this, incarnation, end](Outcome outcome) {
                           if (incarnation != incarnation_) return;
-                          const bool timed_out = !outcome && outcome.error().kind == Kind::kTimedOut;
+                          // It is not even sent where the Send of the one before waits to be acknowledged in a queue
+                          // that has no room for more.
+                          const bool may_wait = stage_.LosesPackets(spec_.host(), spec_.server());
+                          const bool timed_out = !outcome && (outcome.error().kind == Kind::kTimedOut ||
+                                                              (may_wait && outcome.error().kind == Kind::kNoCredit));
                           end(!timed_out, outcome ? "answered before its time" : outcome.error().ToString());
                         });
                       });

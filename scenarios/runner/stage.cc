@@ -236,7 +236,7 @@ bool Stage::MayFailToConnect(const std::string& host, const std::string& server,
   switch (kind) {
     case Kind::kUnreachable:
       // A request whose answer is on its way is not repeated for a minute (MRA); nor is a rejection that was lost.
-      return Disturbed(host, server, since) || LosesPackets(host) || LosesPackets(server);
+      return Disturbed(host, server, since) || LosesPackets(host, server);
     // On iWARP a peer that declines looks like a port where nobody listens.
     case Kind::kRefused:
     case Kind::kRejected:
@@ -248,9 +248,9 @@ bool Stage::MayFailToConnect(const std::string& host, const std::string& server,
   }
 }
 
-bool Stage::LosesPackets(const std::string& host) const {
-  return std::any_of(scenario_.host().begin(), scenario_.host().end(), [&](const Host& each) {
-    return each.name() == host && MakeProfile(each.device()).drop_one_in != 0;
+bool Stage::LosesPackets(const std::string& a, const std::string& b) const {
+  return std::any_of(scenario_.host().begin(), scenario_.host().end(), [&](const Host& host) {
+    return (host.name() == a || host.name() == b) && MakeProfile(host.device()).drop_one_in != 0;
   });
 }
 

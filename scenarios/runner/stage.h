@@ -66,6 +66,8 @@ class Stage {
   DisturbanceId BeginDisturbance(const std::string& a, const std::string& b, Harm harm);
   void EndDisturbance(DisturbanceId disturbance);
   bool IsInfiniband(const std::string& host) const { return world_->host(host).nic().is_infiniband(); }
+  // Packets between these hosts may be lost: of all that is done some waits for half a second to be done again.
+  bool LosesPackets(const std::string& a, const std::string& b) const;
   // How long a connection of this host's device lives without a word of its peer.
   Duration OutlivesSilence(const std::string& host) const;
   // A first XID for a connection of this name.
@@ -127,7 +129,6 @@ class Stage {
       return !until || since < *until || since < from || (since == from && a != client);
     }
   };
-  bool LosesPackets(const std::string& host) const;
   bool ServerMayBeFull(const std::string& server, Instant since) const;
 
   const Scenario& scenario_;

@@ -54,9 +54,7 @@ std::string_view ProviderName() {
 void AddCommonOptions(CLI::App& command, CommonOptions& options) {
   command.add_option("--pcap", options.pcap, "Capture all RDMA traffic of this process into FILE, for Wireshark")
       ->type_name("FILE");
-  command
-      .add_option("--profile", options.profile,
-                  "Which device to emulate: iwarp, roce, minimal, hostile; both ends need one of the same transport")
+  command.add_option("--profile", options.profile, "Which device to emulate; both ends need one of the same transport")
       ->type_name("NAME")
       ->check(CLI::IsMember({"iwarp", "roce", "minimal", "hostile"}));
 }
