@@ -57,7 +57,6 @@ constexpr OutOfReach kOutOfReach[] = {
     {"gsi.request_follows_a_redirection", kOneProcess},
     {"gsi.request_in_the_name_of_another", kOursOnly},
     {"gsi.request_of_smaller_packets", "all devices of a world have ports of one MTU"},
-    {"gsi.request_passes_a_process_that_does_not_answer", kOneProcess},
     {"gsi.request_sent_on", kOneProcess},
     {"gsi.too_many_requests_of_one_address", kFewClients},
     {"ib.sent_to_nobody", "no program uses UC"},
