@@ -1,5 +1,7 @@
 // Protection domains, memory regions, memory windows.
 
+#include <unistd.h>
+
 #include <cerrno>
 
 #include "verbs_shim/emulated/objects.h"
@@ -15,6 +17,10 @@ unsigned WithoutHints(unsigned access) {
 ibv_mr* Register(ibv_pd* pd, void* address, size_t length, uint64_t iova, unsigned access) {
   // A request for on-demand paging cannot be granted.
   if ((access & IBV_ACCESS_ON_DEMAND) != 0) return FailWith(EOPNOTSUPP);
+  // Devices translate whole pages, so that an address of the program's choice lies in its page as the memory does.
+  // Linux says so before it asks a driver.
+  const uint64_t page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  if (reinterpret_cast<uintptr_t>(address) % page != iova % page) return FailWith(EINVAL);
   access = WithoutHints(access);
   static_assert(static_cast<uint32_t>(IBV_ACCESS_LOCAL_WRITE) == emu::kAccessLocalWrite);
   static_assert(static_cast<uint32_t>(IBV_ACCESS_REMOTE_WRITE) == emu::kAccessRemoteWrite);
