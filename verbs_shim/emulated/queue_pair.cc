@@ -198,8 +198,10 @@ int ibv_modify_qp(struct ibv_qp* qp, struct ibv_qp_attr* attributes, int mask) {
   return error;
 }
 
-int ibv_query_qp(struct ibv_qp* qp, struct ibv_qp_attr* attributes, int, struct ibv_qp_init_attr* initial) {
+int ibv_query_qp(struct ibv_qp* qp, struct ibv_qp_attr* attributes, int mask, struct ibv_qp_init_attr* initial) {
   if (IsInherited(qp->context)) return ENODEV;
+  // As libibverbs answers for attributes that the kernel's query does not carry.
+  if ((mask & ~(IBV_QP_RATE_LIMIT - 1)) != 0) return EOPNOTSUPP;
   emu::QueuePair* const pair = PairOf(qp);
   if (pair == nullptr) return ENOENT;
   const emu::QpAttributes now = pair->Query();
