@@ -119,7 +119,10 @@ TEST_F(CmExternalTest, AttributesNeedADeviceAndAStateThatConnectingReaches) {
   int mask = 0;
   EXPECT_EQ(rdma_init_qp_attr(idle->get(), &attributes, &mask), -1);
   EXPECT_EQ(errno, EINVAL);
-  pair.Resolve();
+  // Before that nobody looks at the state.
+  ASSERT_NO_FATAL_FAILURE(pair.Resolve());
+  ASSERT_NO_FATAL_FAILURE(pair.Request());
+  ASSERT_NO_FATAL_FAILURE(pair.Accept());
   attributes.qp_state = IBV_QPS_SQD;
   EXPECT_EQ(rdma_init_qp_attr(pair.client.id.get(), &attributes, &mask), -1);
   EXPECT_EQ(errno, EINVAL);

@@ -16,12 +16,6 @@ namespace {
 class CmTest : public VerbsTest {
  protected:
   // As the device has it: the copy in ibv_qp is as old as the last call that named the QP.
-  ibv_qp_state StateOf(ibv_qp* qp) {
-    ibv_qp_attr now{};
-    ibv_qp_init_attr initial{};
-    EXPECT_EQ(ibv_query_qp(qp, &now, IBV_QP_STATE, &initial), 0);
-    return now.qp_state;
-  }
   // An iWARP frame says how much private data it carries; a message of InfiniBand's connection manager has a fixed size
   // and ends in zeros.
   static void ExpectPrivateData(const rdma_cm_id* id, const std::string& got, std::string expected) {
@@ -302,8 +296,8 @@ TEST_F(CmTest, TheRequesterMayDisconnect) {
   auto pair = Pair::Connected();
   world().ActAsClient();
   Disconnect(&pair->client, &pair->server);
-  EXPECT_EQ(StateOf(pair->client.qp()), IBV_QPS_ERR);
-  EXPECT_EQ(StateOf(pair->server.qp()), IBV_QPS_ERR);
+  ExpectState(pair->client.qp(), IBV_QPS_ERR);
+  ExpectState(pair->server.qp(), IBV_QPS_ERR);
 }
 
 TEST_F(CmTest, TheAccepterMayDisconnect) {

@@ -83,6 +83,7 @@ TEST_F(ConcurrencyTest, EachCompletionIsTakenByOneOfManyPollers) {
   constexpr uint64_t kMessages = 600;
   EndpointOptions options;
   auto pair = Pair::Connected(options, options);
+  Buffer inbox(pair->server.pd.get(), 8);
   std::mutex mutex;
   std::set<uint64_t> seen;
   std::atomic<uint64_t> taken = 0;
@@ -91,7 +92,7 @@ TEST_F(ConcurrencyTest, EachCompletionIsTakenByOneOfManyPollers) {
     std::vector<uint64_t> mine;
     for (ibv_wc completion; taken.load() < kMessages;) {
       if (t == 0 && posted < kMessages && posted - taken.load() < 16) {
-        ASSERT_EQ(PostReceive(pair->server.qp(), posted, {}), 0);
+        ASSERT_EQ(PostReceive(pair->server.qp(), posted, {inbox.Sge()}), 0);
         // Now and then room is made by looking.
         while (true) {
           const int error = Post(pair->client.qp(), {.wr_id = posted});
@@ -152,6 +153,7 @@ TEST_F(ConcurrencyTest, ConnectionsComeAndGoInManyThreads) {
 TEST_F(ConcurrencyTest, SleepersAreWokenWhileOthersPoll) {
   constexpr uint64_t kMessages = 300;
   auto pair = Pair::Connected();
+  Buffer inbox(pair->server.pd.get(), 8);
   ibv_cq* const cq = pair->server.receive_cq.get();
   ASSERT_EQ(ibv_req_notify_cq(cq, 0), 0);
   std::atomic<uint64_t> received = 0;
@@ -172,7 +174,7 @@ TEST_F(ConcurrencyTest, SleepersAreWokenWhileOthersPoll) {
     }
   });
   for (uint64_t i = 0; i < kMessages; ++i) {
-    EXPECT_EQ(PostReceive(pair->server.qp(), i, {}), 0);
+    EXPECT_EQ(PostReceive(pair->server.qp(), i, {inbox.Sge()}), 0);
     EXPECT_EQ(Post(pair->client.qp(), {.wr_id = i}), 0);
     ExpectCompletion(pair->client.send_cq.get(), i);
     // Not further ahead of the sleeper than its Receive queue is long.

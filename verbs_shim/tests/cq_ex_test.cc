@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cerrno>
+#include <cstring>
 #include <numeric>
 
 #include "verbs_shim/tests/harness.h"
@@ -87,6 +88,24 @@ TEST_F(CqExTest, ImpossibleSizesAreInvalid) {
 
 class CqExTrafficTest : public VerbsTest {
  protected:
+  void SetUp() override {
+    VerbsTest::SetUp();
+    if (!IsSkipped() && !Offers(0)) GTEST_SKIP() << "skipped: the device has no extended CQs";
+  }
+  // Whether there are extended CQs with these flags.
+  static bool Offers(uint32_t flags) {
+    const Context context = std::move(OpenDevice().value());
+    ibv_cq_init_attr_ex attributes{};
+    attributes.cqe = 16;
+    attributes.comp_mask = IBV_CQ_INIT_ATTR_MASK_FLAGS;
+    attributes.flags = flags;
+    ibv_cq_ex* const made = ibv_create_cq_ex(context.get(), &attributes);
+    if (made == nullptr && errno == EOPNOTSUPP) return false;
+    EXPECT_NE(made, nullptr) << std::strerror(errno);
+    if (made == nullptr) return false;
+    EXPECT_EQ(ibv_destroy_cq(ibv_cq_ex_to_cq(made)), 0);
+    return true;
+  }
   void Connect(uint64_t fields, uint32_t flags = 0, int entries = 128) {
     EndpointOptions server;
     server.receive_fields = fields;
@@ -231,6 +250,7 @@ TEST_F(CqExTrafficTest, TimestampsAreOfTheDevicesClockAndNeverGoBack) {
 }
 
 TEST_F(CqExTrafficTest, WhereOverrunsAreIgnoredTheNewestCompletionsStay) {
+  if (!Offers(IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN)) GTEST_SKIP() << "skipped: the device does not ignore overruns";
   ASSERT_NO_FATAL_FAILURE(Connect(0, IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN, 4));
   const int entries = pair->server.receive_cq->cqe;
   Buffer theirs(pair->server.pd.get(), 64, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ);

@@ -72,7 +72,9 @@ TEST_F(CqTest, AnEmptyNonBlockingChannelSaysTryAgain) {
 TEST_F(CqTest, ResizingKeepsItsWord) {
   auto cq = CreateCq(context.get(), 8);
   ASSERT_TRUE(cq);
-  ASSERT_EQ(ibv_resize_cq(cq->get(), 64), 0);
+  const int error = ibv_resize_cq(cq->get(), 64);
+  if (error == EOPNOTSUPP) GTEST_SKIP() << "skipped: the device does not resize CQs";
+  ASSERT_EQ(error, 0);
   EXPECT_GE((*cq)->cqe, 64);
   EXPECT_EQ(ibv_resize_cq(cq->get(), 0), EINVAL);
 }

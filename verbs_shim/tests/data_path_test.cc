@@ -205,7 +205,7 @@ TEST_F(DataPathTest, AWriteConsumesNoReceiveAndLeavesNoTraceButTheBytes) {
   ASSERT_TRUE(world().Until([&] { return Peek(&theirs->bytes()[1005]) == std::byte{'t'}; }));
   EXPECT_TRUE(NoCompletion(server_cq()));
   // The rest is looked at in order with a message.
-  ASSERT_EQ(PostReceive(server(), 4, {}), 0);
+  ASSERT_EQ(PostReceive(server(), 4, {theirs->Sge(0, 8)}), 0);
   ASSERT_EQ(Post(client(), {.wr_id = 4, .sges = {}}), 0);
   ExpectCompletion(server_cq(), 4);
   EXPECT_EQ(AsText(ConstBytes(theirs->bytes()).subspan(1000, 6)), "direct");

@@ -42,18 +42,12 @@ class ErrorsTest : public VerbsTest {
   ibv_qp* server() { return pair->server.qp(); }
   ibv_cq* client_cq() { return pair->client.send_cq.get(); }
 
-  ibv_qp_state StateOf(ibv_qp* qp) {
-    ibv_qp_attr now{};
-    ibv_qp_init_attr initial{};
-    EXPECT_EQ(ibv_query_qp(qp, &now, IBV_QP_STATE, &initial), 0);
-    return now.qp_state;
-  }
   // A QP that has failed is in ERR before anybody moves it there; one that has not works on.
   void ExpectFailed(ibv_qp* qp, bool failed) {
     if (failed) {
-      EXPECT_TRUE(world().Until([&] { return StateOf(qp) == IBV_QPS_ERR; })) << StateOf(qp);
+      ExpectStateIsReached(qp, IBV_QPS_ERR);
     } else {
-      EXPECT_EQ(StateOf(qp), IBV_QPS_RTS);
+      ExpectState(qp, IBV_QPS_RTS);
     }
   }
   // The connection is over on both sides, and both were told. On InfiniBand only the QPs named have failed, and the
@@ -67,8 +61,8 @@ class ErrorsTest : public VerbsTest {
     }
     pair->server.ExpectDisconnected();
     pair->client.ExpectDisconnected();
-    EXPECT_EQ(StateOf(client()), IBV_QPS_ERR);
-    EXPECT_EQ(StateOf(server()), IBV_QPS_ERR);
+    ExpectState(client(), IBV_QPS_ERR);
+    ExpectState(server(), IBV_QPS_ERR);
   }
   // A Read that must be refused by the server.
   void ExpectReadRefused(uint64_t remote_address, uint32_t rkey, size_t length = 16) {

@@ -135,6 +135,13 @@ ibv_qp_state HandEnd::State() const {
   return attributes.qp_state;
 }
 
+bool HandEnd::IsDraining() const {
+  ibv_qp_attr attributes{};
+  ibv_qp_init_attr initial{};
+  EXPECT_EQ(ibv_query_qp(qp.get(), &attributes, IBV_QP_STATE, &initial), 0);
+  return attributes.sq_draining != 0;
+}
+
 HandAddress HandEnd::Address() const {
   HandAddress address{.qp_number = qp->qp_num, .psn = options.psn};
   ibv_port_attr port{};

@@ -71,6 +71,8 @@ class HandEnd {
 
   void Act() const;
   ibv_qp_state State() const;
+  // In SQD, and what had begun is not yet complete: attributes cannot be changed yet.
+  bool IsDraining() const;
   HandAddress Address() const;
 
   const bool is_server;

@@ -169,6 +169,9 @@ struct SendSpec {
   uint32_t remote_qkey = 0;
 };
 
+// What a post has returned; without its sign where deviations.tsv has it that the device answers with negative errnos
+// (QpPostTest.WhatARefusedPostAnswersIsAnErrno).
+int ErrnoOf(int answer);
 // 0 or the errno the post returned; expects *bad_wr to name the request on failure.
 int Post(ibv_qp* qp, const SendSpec& spec);
 int PostReceive(ibv_qp* qp, uint64_t wr_id, std::vector<ibv_sge> sges);
@@ -179,6 +182,13 @@ ibv_wc NextCompletion(ibv_cq* cq);
 // Expects the next completion to be `wr_id` with `status`.
 ibv_wc ExpectCompletion(ibv_cq* cq, uint64_t wr_id, ibv_wc_status status = IBV_WC_SUCCESS);
 bool NoCompletion(ibv_cq* cq);
+
+ibv_qp_state StateOf(ibv_qp* qp);
+// That it is in this state, or comes to it. Holds of any QP where deviations.tsv has it that the device does not tell
+// states (QpPostTest.AConnectedQpIsReadyToSend): what else such a test is about can be looked at there, too.
+void ExpectState(ibv_qp* qp, ibv_qp_state expected);
+void ExpectStateIsReached(ibv_qp* qp, ibv_qp_state expected);
+
 // True once the descriptor is readable; false after the bound.
 bool BecomesReadable(int fd);
 bool IsReadable(int fd);

@@ -71,7 +71,7 @@ TEST_F(LimitsTest, AWriteGathersAsManyPartsAsAdvertised) {
                                      .remote_address = theirs->address(),
                                      .rkey = theirs->rkey()}),
             0);
-  ASSERT_EQ(PostReceive(pair->server.qp(), 1, {}), 0);
+  ASSERT_EQ(PostReceive(pair->server.qp(), 1, {theirs->Sge(0, 1)}), 0);
   ASSERT_EQ(Post(pair->client.qp(), {.wr_id = 2, .sges = {}}), 0);
   ExpectCompletion(pair->server.receive_cq.get(), 1);
   const std::string all = Gathered(from);

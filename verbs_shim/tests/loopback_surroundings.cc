@@ -1,12 +1,13 @@
 // Real time, both ends in this process, over loopback; or over the address that STAGECOACH_TEST_ADDRESS names (IPv4),
 // for devices that do not answer on loopback, such as rxe on an Ethernet interface. STAGECOACH_TEST_ADDRESS6 is its
-// IPv6 address, if it has one.
+// IPv6 address, if it has one. STAGECOACH_TEST_PATIENCE multiplies the bound of waits, for slow machines.
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sched.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <thread>
@@ -55,7 +56,7 @@ class LoopbackSurroundings final : public Surroundings {
   }
 
   bool Until(const std::function<bool()>& done) override {
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10) * Patience();
     while (!done()) {
       if (std::chrono::steady_clock::now() > deadline) return false;
       sched_yield();
@@ -74,6 +75,10 @@ class LoopbackSurroundings final : public Surroundings {
   bool HasThreads() const override { return true; }
 
  private:
+  static int Patience() {
+    const char* factor = std::getenv("STAGECOACH_TEST_PATIENCE");
+    return factor != nullptr ? std::max(1, std::atoi(factor)) : 1;
+  }
   // With port 0.
   static sockaddr_storage Address() {
     sockaddr_storage storage{};

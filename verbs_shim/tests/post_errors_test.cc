@@ -69,7 +69,7 @@ class PostErrorsTest : public VerbsTest {
     chain[0].next = &chain[1];
     chain[1].next = &chain[2];
     ibv_send_wr* bad = nullptr;
-    const int error = ibv_post_send(qp(), chain, &bad);
+    const int error = ErrnoOf(ibv_post_send(qp(), chain, &bad));
     EXPECT_EQ(bad, &chain[1]);
     ExpectCompletion(sent(), 1);
     // One posted now completes next: nothing is between them.
@@ -94,7 +94,7 @@ class PostErrorsTest : public VerbsTest {
                   .num_sge = i == 1 ? parts : 1};
     }
     ibv_recv_wr* bad = nullptr;
-    EXPECT_EQ(post(queue, chain, &bad), EINVAL);
+    EXPECT_EQ(ErrnoOf(post(queue, chain, &bad)), EINVAL);
     EXPECT_EQ(bad, &chain[1]);
   }
 
@@ -196,7 +196,7 @@ TEST_F(PostErrorsTest, AFullSendQueue) {
     if (i > 0) chain[i - 1].next = &chain[i];
   }
   ibv_send_wr* bad = nullptr;
-  EXPECT_EQ(ibv_post_send(qp(), chain.data(), &bad), ENOMEM);
+  EXPECT_EQ(ErrnoOf(ibv_post_send(qp(), chain.data(), &bad)), ENOMEM);
   ASSERT_EQ(bad, &chain[granted.max_send_wr]);
   for (uint32_t i = 0; i < granted.max_send_wr; ++i) ASSERT_EQ(PostReceive(pair->server.qp(), i, {}), 0);
   change.qp_state = IBV_QPS_RTS;
@@ -229,7 +229,7 @@ TEST_F(PostErrorsTest, AFullReceiveQueue) {
     chain[i] = {.wr_id = i, .next = i + 1 < chain.size() ? &chain[i + 1] : nullptr, .sg_list = nullptr, .num_sge = 0};
   }
   ibv_recv_wr* bad = nullptr;
-  EXPECT_EQ(ibv_post_recv(qp(), chain.data(), &bad), ENOMEM);
+  EXPECT_EQ(ErrnoOf(ibv_post_recv(qp(), chain.data(), &bad)), ENOMEM);
   EXPECT_EQ(bad, &chain[granted.max_recv_wr]);
   ibv_qp_attr change{};
   change.qp_state = IBV_QPS_ERR;
@@ -253,7 +253,7 @@ TEST_F(PostErrorsTest, SharedReceives) {
     chain[i] = {.wr_id = i, .next = i + 1 < chain.size() ? &chain[i + 1] : nullptr, .sg_list = nullptr, .num_sge = 0};
   }
   ibv_recv_wr* bad = nullptr;
-  EXPECT_EQ(ibv_post_srq_recv(srq.get(), chain.data(), &bad), ENOMEM);
+  EXPECT_EQ(ErrnoOf(ibv_post_srq_recv(srq.get(), chain.data(), &bad)), ENOMEM);
   EXPECT_EQ(bad, &chain[now.max_wr - 1]);
 }
 

@@ -183,6 +183,16 @@ TEST_F(QpPostTest, AConnectedQpIsReadyToSend) {
   EXPECT_EQ(now.qp_state, IBV_QPS_RTS);
 }
 
+TEST_F(QpPostTest, WhatARefusedPostAnswersIsAnErrno) {
+  std::vector<ibv_sge> many(64, buffer->Sge(0, 1));
+  ibv_send_wr send{.sg_list = many.data(), .num_sge = 64, .opcode = IBV_WR_SEND};
+  ibv_send_wr* bad_send = nullptr;
+  EXPECT_EQ(ibv_post_send(pair->client.qp(), &send, &bad_send), EINVAL);
+  ibv_recv_wr receive{.sg_list = many.data(), .num_sge = 64};
+  ibv_recv_wr* bad_receive = nullptr;
+  EXPECT_EQ(ibv_post_recv(pair->client.qp(), &receive, &bad_receive), EINVAL);
+}
+
 TEST_F(QpPostTest, TooManyScatterGatherEntriesAreRefused) {
   std::vector<ibv_sge> many(64, buffer->Sge(0, 1));
   EXPECT_EQ(Post(pair->client.qp(), {.sges = many}), EINVAL);

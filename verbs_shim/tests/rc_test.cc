@@ -56,12 +56,6 @@ class RcTest : public HandTest {
     return value;
   }
   static void SetFirst(Buffer& buffer, uint64_t value) { std::memcpy(buffer.bytes().data(), &value, sizeof(value)); }
-  static bool IsDraining(const HandEnd& end) {
-    ibv_qp_attr now{};
-    ibv_qp_init_attr initial{};
-    EXPECT_EQ(ibv_query_qp(end.qp.get(), &now, IBV_QP_STATE, &initial), 0);
-    return now.sq_draining != 0;
-  }
   static bool Equal(Buffer& a, Buffer& b) { return std::memcmp(a.bytes().data(), b.bytes().data(), a.size()) == 0; }
 
   std::unique_ptr<HandPair> pair;
@@ -710,13 +704,13 @@ TEST_F(RcTest, SqdLastsUntilWhatHasBegunIsAcknowledged) {
   ASSERT_EQ(Post(client_qp(), {.wr_id = 1}), 0);   // its Receive is missing yet
   ASSERT_EQ(pair->client.To(IBV_QPS_SQD, IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY), 0);
   ASSERT_EQ(Post(client_qp(), {.wr_id = 2}), 0);
-  EXPECT_TRUE(IsDraining(pair->client));
+  EXPECT_TRUE(pair->client.IsDraining());
   EXPECT_EQ(CountAsyncEvents(pair->client.context.get(), IBV_EVENT_SQ_DRAINED, client_qp()), 0);
   ASSERT_EQ(PostReceive(server_qp(), 3, {}), 0);
   ASSERT_EQ(PostReceive(server_qp(), 4, {}), 0);
   ExpectCompletion(sent(), 1);
   EXPECT_TRUE(ExpectAsyncEvent(pair->client.context.get(), IBV_EVENT_SQ_DRAINED, client_qp()));
-  EXPECT_FALSE(IsDraining(pair->client));
+  EXPECT_FALSE(pair->client.IsDraining());
   ExpectCompletion(received(), 3);
   EXPECT_TRUE(NoCompletion(received())) << "what was posted in SQD has left";
   ASSERT_EQ(pair->client.To(IBV_QPS_RTS), 0);
@@ -731,7 +725,7 @@ TEST_F(RcTest, SqdEndsInSilenceUnlessToldOtherwise) {
   ASSERT_EQ(pair->client.To(IBV_QPS_SQD), 0);
   ASSERT_EQ(PostReceive(server_qp(), 3, {}), 0);
   ASSERT_EQ(pair->client.To(IBV_QPS_SQD), 0) << "it may be asked for again";
-  EXPECT_TRUE(world().Until([&] { return !IsDraining(pair->client); }));
+  EXPECT_TRUE(world().Until([&] { return !pair->client.IsDraining(); }));
   ASSERT_EQ(pair->client.To(IBV_QPS_RTS), 0);
   ASSERT_EQ(PostReceive(server_qp(), 4, {}), 0);
   ASSERT_EQ(Post(client_qp(), {.wr_id = 2}), 0);

@@ -111,7 +111,8 @@ TEST_F(SrqTest, AQpWithAnSrqTakesNoReceivesOfItsOwn) {
   change.qp_state = IBV_QPS_INIT;
   change.port_num = 1;
   ASSERT_EQ(ibv_modify_qp(qp->get(), &change, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS), 0);
-  EXPECT_EQ(PostReceive(qp->get(), 1, {}), EINVAL);
+  Buffer inbox(pd.get(), 8);
+  EXPECT_EQ(PostReceive(qp->get(), 1, {inbox.Sge()}), EINVAL);
 }
 
 TEST_F(SrqTest, AnSrqOfAnotherContextOrDomainIsRefused) {
@@ -160,12 +161,14 @@ TEST_F(SrqTest, ResizingKeepsWhatIsPostedAndIsAllOrNothing) {
   EXPECT_EQ(ibv_modify_srq(srq.get(), &wanted, IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT), EINVAL);
   ibv_srq_attr now{};
   ASSERT_EQ(ibv_query_srq(srq.get(), &now), 0);
-  EXPECT_EQ(now.max_wr, 8u);
+  const uint32_t granted = now.max_wr;
+  EXPECT_GE(granted, 8u);
+  EXPECT_LT(granted, 16u) << "nothing of what was refused";
   EXPECT_EQ(now.srq_limit, 0u);
   wanted = {.max_wr = 16, .max_sge = 0, .srq_limit = 3};
   EXPECT_EQ(ibv_modify_srq(srq.get(), &wanted, IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT), 0);
   ASSERT_EQ(ibv_query_srq(srq.get(), &now), 0);
-  EXPECT_EQ(now.max_wr, 16u);
+  EXPECT_GE(now.max_wr, 16u);
   EXPECT_EQ(now.srq_limit, 3u);
   wanted.max_wr = static_cast<uint32_t>(limits.max_srq_wr) + 1;
   EXPECT_EQ(ibv_modify_srq(srq.get(), &wanted, IBV_SRQ_MAX_WR), EINVAL);

@@ -88,6 +88,7 @@ class TransitionsTest : public HandTest, public ::testing::WithParamInterface<ib
     ASSERT_EQ(end().ToRts(), 0);
     if (state == IBV_QPS_RTS) return;
     ASSERT_EQ(end().To(IBV_QPS_SQD), 0);
+    ASSERT_TRUE(world().Until([this] { return !end().IsDraining(); }));
   }
   // With good values for everything, whatever the mask says.
   int Modify(ibv_qp_state from, ibv_qp_state to, int mask) {
