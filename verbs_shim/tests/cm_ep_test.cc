@@ -380,6 +380,8 @@ TEST_F(CmEpTest, AnotherSharedReceiveQueueThanTheIdsIsInvalid) {
   ibv_srq_init_attr_ex attributes{};
   attributes.attr.max_wr = 4;
   attributes.attr.max_sge = 1;
+  attributes.comp_mask = IBV_SRQ_INIT_ATTR_TYPE;
+  attributes.srq_type = IBV_SRQT_BASIC;
   ASSERT_EQ(rdma_create_srq_ex(id, &attributes), 0) << std::strerror(errno);
   ibv_srq_init_attr plain{};
   plain.attr.max_wr = 4;

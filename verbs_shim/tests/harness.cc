@@ -135,7 +135,7 @@ void Endpoint::Prepare(const EndpointOptions& options) {
   send_channel = std::move(*new_send_channel);
   receive_channel = std::move(*new_receive_channel);
   auto new_send_cq = CreateCq(context(), options.cq_entries, this, send_channel.get());
-  ASSERT_TRUE(new_send_cq);
+  ASSERT_TRUE(new_send_cq) << new_send_cq.error().ToString();
   send_cq = std::move(*new_send_cq);
   if (options.srq_wr > 0) srq = CreateSrq(pd.get(), options.srq_wr);
   ibv_srq* const shared = options.srq != nullptr ? options.srq : srq.get();

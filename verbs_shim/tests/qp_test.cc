@@ -90,10 +90,7 @@ TEST_F(QpTest, MovesToInitAndErrorAndBackToReset) {
   change.qp_state = IBV_QPS_ERR;
   ASSERT_EQ(ibv_modify_qp(qp->get(), &change, IBV_QP_STATE), 0);
   EXPECT_EQ((*qp)->state, IBV_QPS_ERR);
-  ibv_qp_attr now{};
-  ibv_qp_init_attr initial{};
-  ASSERT_EQ(ibv_query_qp(qp->get(), &now, IBV_QP_STATE, &initial), 0);
-  EXPECT_EQ(now.qp_state, IBV_QPS_ERR);
+  ExpectState(qp->get(), IBV_QPS_ERR);
   change.qp_state = IBV_QPS_RESET;
   ASSERT_EQ(ibv_modify_qp(qp->get(), &change, IBV_QP_STATE), 0);
   EXPECT_EQ((*qp)->state, IBV_QPS_RESET);
