@@ -104,7 +104,7 @@ class DatagramPort {
     kRefused,   // nobody listens there (ECONNREFUSED), or somebody who says that it is not for us
     kNoAnswer,  // within carrier_patience or the credit that is left of it, no way to it, no room for us, or a stream
                 // that ends before it is answered: this says nothing of whether a process is there
-    kLost,  // the stream has ended or failed, or its reader has stalled
+    kLost,      // the stream has ended or failed, or its reader has stalled
   };
   // What becomes of links of ours, whoever they were opened for; on the loop. Those that are closed because they were
   // quiet are not mentioned. Rules of SetGsiHandler.
