@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/mark.h"
+#include "base/safe_copy/safe_copy.h"
 
 namespace stagecoach::emu {
 namespace {
@@ -533,9 +534,10 @@ void IbResponder::QueueAnswer(RecordSink& sink) {
   MemoryPlace source;
   if (size > 0) {
     // The source was good when the request came. It may have gone since, for an answer that is only repeated even
-    // lawfully: the peer may have had it the first time.
+    // lawfully: the peer may have had it the first time. Nor need it be there at all, and a packet that cannot be
+    // finished would cost the carrier, with the answers to what came before.
     const auto pin = context_.memory.Pin(resource.request.rkey, job.address, size, MemoryAccess::kRemoteRead);
-    if (!pin) {
+    if (!pin || !IsReadable(pin->bytes())) {
       const bool replay = job.replay;
       const uint32_t psn = job.psn;
       if (replay) {
@@ -545,7 +547,8 @@ void IbResponder::QueueAnswer(RecordSink& sink) {
       jobs_.clear();
       Fail({.syndrome = wire::kIbNakRemoteAccess,
             .kind = FaultKind::kProtection,
-            .why = std::string("source of the peer's Read gone before the answer: ") + ToString(pin.error())},
+            .why = std::string("source of the peer's Read gone before the answer: ") +
+                   ToString(pin ? MemoryFault::kUnmapped : pin.error())},
            psn);
       return;
     }
