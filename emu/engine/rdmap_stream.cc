@@ -845,6 +845,7 @@ void RdmapStream::FaultQuoting(TerminateCode code, ConstBytes head, size_t lengt
   STAGECOACH_CHECK(writer.ok());
   terminate_size_ = writer.position();
   if (tx_.kind != OutMessage::Kind::kNone) STAGECOACH_MARK("rdmap.terminate_cuts_off_a_message");
+  if (tx_.kind == OutMessage::Kind::kWork) KeepAnswersToAtomics();
   if (!reads_.empty()) STAGECOACH_MARK("rdmap.terminate_with_reads_outstanding");
   state_ = State::kTerminating;
   FailReceive(WorkStatus::kFlushed);
@@ -886,6 +887,13 @@ void RdmapStream::ForgetAnswers() {
   responses_.clear();
   if (tx_.kind == OutMessage::Kind::kResponse) tx_ = {};
   answer_until_.reset();
+}
+
+// [RFC5041] Behind a message that was cut off only the Terminate makes sense to every peer: siw takes the answer to a
+// Read for an error of its own. Ends that have agreed on atomics are ends like this one, and take it; they must not
+// take an atomic that was carried out for one that was not.
+void RdmapStream::KeepAnswersToAtomics() {
+  while (!responses_.empty() && !responses_.back().atomic) responses_.pop_back();
 }
 
 void RdmapStream::FailAnswer(MemoryFault fault) {

@@ -1241,6 +1241,27 @@ TEST_F(RdmapStreamTest, TerminateGoesOutAtTheNextRecordBoundaryOfACutMessage) {
   EXPECT_TRUE(a.stream.Finished());
 }
 
+TEST_F(RdmapStreamTest, BehindACutMessageOfOursReadsAreNotAnswered) {
+  const uint32_t local = a.memory.Add(1000);
+  const uint32_t sink = b.memory.Add(100);
+  b.PostReceive(1000);
+  a.PostSend(local, 1000);
+  a.Fill(2);
+  b.Post({.opcode = SendOpcode::kRead, .remote_stag = local, .remote_offset = At(local)}, {End::Sge(sink, 0, 100)});
+  b.Fill();
+  Deliver(b, a);
+  a.Arrive(SegmentHeader::Write(0x77, 0, true), Pattern(9, 1));
+  EXPECT_FALSE(a.stream.Deadline().has_value());
+  a.Fill();
+  EXPECT_EQ(a.out.records.size(), 3u) << "half of the Send, and the Terminate";
+  Deliver(a, b);
+  EXPECT_TRUE(a.stream.Finished());
+  EXPECT_THAT(b.TakeSendStatuses(), ElementsAre(WorkStatus::kFlushed));
+  const auto fault = b.stream.TakeFault();
+  ASSERT_TRUE(fault.has_value());
+  EXPECT_TRUE(fault->from_peer);
+}
+
 // Whatever is at fault, and however much of the answers has left by then.
 TEST_F(RdmapStreamTest, ReadsBeforeAFaultAreAnsweredBeforeTheTerminate) {
   const uint32_t kSize = 700;  // several records
