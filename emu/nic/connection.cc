@@ -85,7 +85,11 @@ bool Connection::Serve(uint32_t requests) {
       STAGECOACH_MARK("nic.reads_on_when_nothing_can_be_written");
       Receive(now);
     }
-    if (pump_.tx_failed() && !transport_->Finished() && !pump_.more()) Lose(CloseReason::kStreamFailed, stream_error_);
+    if (pump_.tx_failed() && !transport_->Finished() && !pump_.more()) {
+      // What came before the end is what the QP ends of.
+      TakeFault(now);
+      Lose(CloseReason::kStreamFailed, stream_error_);
+    }
     CheckEnd(now);
   } else if (phase_ == Phase::kFinishing) {
     FlushRecords();
@@ -179,15 +183,19 @@ void Connection::FailLocally(const char* why) {
   pump_.TakeCompletions();
 }
 
+void Connection::TakeFault(Instant now) {
+  std::optional<TransportFault> fault = transport_->TakeFault();
+  if (!fault) return;
+  reason_ = fault->from_peer ? CloseReason::kPeerFault : CloseReason::kLocalFault;
+  qp_.Apply(EventOf(*fault));
+  fault_ = std::move(fault);
+  // A peer that does not read must not keep the Terminate, and with it the QP, for ever.
+  linger_until_ = now + nic_.profile().close_linger;
+}
+
 void Connection::CheckEnd(Instant now) {
   // The state changes before a completion shows why, as programs that see one ask for the other.
-  if (std::optional<TransportFault> fault = transport_->TakeFault()) {
-    reason_ = fault->from_peer ? CloseReason::kPeerFault : CloseReason::kLocalFault;
-    qp_.Apply(EventOf(*fault));
-    fault_ = std::move(fault);
-    // A peer that does not read must not keep the Terminate, and with it the QP, for ever.
-    linger_until_ = now + nic_.profile().close_linger;
-  }
+  TakeFault(now);
   pump_.TakeCompletions();
   if (transport_->Receiving()) {
     if (qp_.doom_ != nullptr) {

@@ -8,7 +8,7 @@
 //   >  QueuePair::lock_ (this)  >  SendQueue / ReceiveQueue mutex, MemoryRegistry::mutex_  >  CompletionQueue::mutex_
 //   >  AsyncEventQueue mutex
 //   and, under QueuePair::lock_, the mutexes of CompletionChannel and NicLoop, which take nothing but atomics, and that
-//   of LatePlacements, the last of all.
+//   of LatePlacements, which is held while a trace is told.
 //   Deliveries of datagrams hold a mutex of DatagramPort that stands between Nic::mutex_ and QueuePair::lock_; its
 //   others are leaves (datagram_port.h).
 // The loop's thread waits for any of them, so none may be held by who waits for the loop: streams' watchers, whose
@@ -112,6 +112,7 @@ class Connection final : public QpConnection, public StreamWatcher {
   // The stream is gone: the engine gives up.
   void Lose(CloseReason reason, int error);
   void FailLocally(const char* why);
+  void TakeFault(Instant now);  // of the engine, and acts on it
   void CheckEnd(Instant now);
   void OnTime(Instant now);
   void BeginDisconnect(Instant now);

@@ -322,6 +322,45 @@ TEST_F(ConnectionTest, ARefusedReadDoesNotOvertakeTheAnswersToEarlierOnes) {
   EXPECT_EQ(local.bytes, remote.bytes);
 }
 
+// A stream to meddle with.
+class StreamOver : public Stream {
+ public:
+  explicit StreamOver(std::unique_ptr<Stream> stream) : stream_(std::move(stream)) {}
+
+  IoResult Read(std::span<const MutableBytes> into) override { return stream_->Read(into); }
+  IoResult Write(std::span<const ConstBytes> from) override { return stream_->Write(from); }
+  void Arm(bool readable, bool writable) override { stream_->Arm(readable, writable); }
+  void SetWatcher(StreamWatcher* watcher) override { stream_->SetWatcher(watcher); }
+  void Shutdown() override { stream_->Shutdown(); }
+  void Abort() override { stream_->Abort(); }
+  int PollDescriptor() const override { return stream_->PollDescriptor(); }
+  IpEndpoint local() const override { return stream_->local(); }
+  IpEndpoint remote() const override { return stream_->remote(); }
+  size_t MaxSegmentSize() const override { return stream_->MaxSegmentSize(); }
+
+ private:
+  const std::unique_ptr<Stream> stream_;
+};
+
+// Nothing that is written to it leaves.
+class StreamBroken final : public StreamOver {
+ public:
+  using StreamOver::StreamOver;
+  IoResult Write(std::span<const ConstBytes>) override { return {.status = IoStatus::kError, .error = EPIPE}; }
+};
+
+// One record of a peer that is no NIC.
+void Say(Stream& stream, const wire::SegmentHeader& header) {
+  std::array<std::byte, 64> bytes{};
+  ByteWriter writer(bytes);
+  writer.U16(static_cast<uint16_t>(header.EncodedSize()));
+  header.Encode(writer);
+  while (writer.position() % 4 != 0) writer.U8(0);
+  writer.U32(0);  // where a CRC would be
+  const ConstBytes record = writer.written();
+  EXPECT_EQ(stream.Write({&record, 1}).bytes, record.size());
+}
+
 // An initiator that reads nothing, with a Read to be answered and a fault behind it.
 class UnreadTerminateTest : public ConnectionTest {
  protected:
@@ -332,22 +371,11 @@ class UnreadTerminateTest : public ConnectionTest {
     const TestBuffer remote = b_.Register(4 << 20);
     const TestBuffer sink = b_.Register(16);
     ASSERT_EQ(b_.Receive(1, {sink.All()}), 0);
-    Say(wire::SegmentHeader::Read(
-        1, {.length = 4 << 20, .source_stag = remote.region.stag, .source_offset = remote.address()}));
-    Say(wire::SegmentHeader::Read(9, {}));  // out of turn
+    Say(*initiator_, wire::SegmentHeader::Read(
+                         1, {.length = 4 << 20, .source_stag = remote.region.stag, .source_offset = remote.address()}));
+    Say(*initiator_, wire::SegmentHeader::Read(9, {}));  // out of turn
     ASSERT_TRUE(RunUntil([&] { return b_.qp->state() == QpState::kErr; }));
     EXPECT_FALSE(b_.Completed(1)) << "the answer is still on its way";
-  }
-  // One record of its own.
-  void Say(const wire::SegmentHeader& header) {
-    std::array<std::byte, 64> bytes{};
-    ByteWriter writer(bytes);
-    writer.U16(static_cast<uint16_t>(header.EncodedSize()));
-    header.Encode(writer);
-    while (writer.position() % 4 != 0) writer.U8(0);
-    writer.U32(0);  // where a CRC would be
-    const ConstBytes record = writer.written();
-    EXPECT_EQ(initiator_->Write({&record, 1}).bytes, record.size());
   }
   void ExpectEnded() {
     ASSERT_TRUE(b_.Completed(1));
@@ -367,6 +395,20 @@ TEST_F(UnreadTerminateTest, HoldsNothingUpOnceItCanNeverLeave) {
   initiator_->Abort();
   pair_.world.RunFor(10ms);
   ExpectEnded();
+}
+
+// What is wrong is found in the same turn as that nothing can be written any more.
+TEST_F(ConnectionTest, AFaultIsToldOfEvenIfItsTerminateCannotLeave) {
+  auto [client, server] = pair_.Streams();
+  fcntl(b_.context->async_events().fd(), F_SETFL, O_NONBLOCK);
+  Attach(b_, std::make_unique<StreamBroken>(std::move(server)), /*initiator=*/false);
+  Say(*client, wire::SegmentHeader::Read(9, {}));  // out of turn
+  ASSERT_TRUE(RunUntil([&] { return !b_.observer.closed().empty(); }));
+  EXPECT_EQ(b_.observer.closed()[0].reason, CloseReason::kLocalFault);
+  const auto event = b_.context->async_events().GetEvent();
+  ASSERT_TRUE(event.has_value());
+  EXPECT_EQ(event->type, AsyncEventType::kQpRequestError);
+  b_.context->async_events().Ack(*event);
 }
 
 // No page of it is looked at before its turn has come, and none is sent that is not there.
@@ -420,11 +462,11 @@ TEST_F(ConnectionTest, TerminateArrivesEvenIfTheQpIsDestroyedAtOnce) {
   EXPECT_TRUE(pair_.world.RunUntilIdle());
 }
 
-// A stream during each of whose reads and writes, so while the connection's lock is held, another thread looks for
-// completions: what a tight polling loop comes to, without its chance.
-class StreamUnderPolling final : public Stream {
+// During each of its reads and writes, so while the connection's lock is held, another thread looks for completions:
+// what a tight polling loop comes to, without its chance.
+class StreamUnderPolling final : public StreamOver {
  public:
-  explicit StreamUnderPolling(std::unique_ptr<Stream> stream) : stream_(std::move(stream)) {}
+  using StreamOver::StreamOver;
   void PollWith(QueuePair* qp) {
     qp_ = qp;
     polls_left_ = 1000;
@@ -433,20 +475,12 @@ class StreamUnderPolling final : public Stream {
 
   IoResult Read(std::span<const MutableBytes> into) override {
     Poll();
-    return stream_->Read(into);
+    return StreamOver::Read(into);
   }
   IoResult Write(std::span<const ConstBytes> from) override {
     Poll();
-    return stream_->Write(from);
+    return StreamOver::Write(from);
   }
-  void Arm(bool readable, bool writable) override { stream_->Arm(readable, writable); }
-  void SetWatcher(StreamWatcher* watcher) override { stream_->SetWatcher(watcher); }
-  void Shutdown() override { stream_->Shutdown(); }
-  void Abort() override { stream_->Abort(); }
-  int PollDescriptor() const override { return stream_->PollDescriptor(); }
-  IpEndpoint local() const override { return stream_->local(); }
-  IpEndpoint remote() const override { return stream_->remote(); }
-  size_t MaxSegmentSize() const override { return stream_->MaxSegmentSize(); }
 
  private:
   void Poll() {
@@ -455,7 +489,6 @@ class StreamUnderPolling final : public Stream {
     EXPECT_FALSE(qp_->Drive()) << "another is at it";
   }
 
-  const std::unique_ptr<Stream> stream_;
   QueuePair* qp_ = nullptr;
   int polls_left_ = 0;
 };

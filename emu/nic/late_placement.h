@@ -9,7 +9,7 @@
 // over.
 //
 // Threading: a LatePlacement under the lock of its connection; LatePlacements::PlaceAll from any thread, under any
-// lock. A mutex for each device, which is taken last of all.
+// lock. A mutex for each device, which is taken last of all but that of the trace.
 #pragma once
 
 #include <mutex>
