@@ -22,11 +22,13 @@ class FaultyLlp final : public Llp {
     }
     if (!overtaken_ && faults_.overtake_one_in != 0 && faults_.luck.OneIn(faults_.overtake_one_in)) {
       overtaken_.emplace(header, payload, cookie);
+      gone_ahead_ = false;
       return;
     }
     const bool twice = faults_.duplicate_one_in != 0 && faults_.luck.OneIn(faults_.duplicate_one_in);
     // What is queued first leaves first, so that the payload is kept for both. The layer below may be full then.
     if (!twice || !Pass(header, payload, cookie, /*first_of_two=*/true)) Pass(header, payload, cookie);
+    gone_ahead_ = true;
     if (overtaken_ && below_->CanQueue()) PassOvertaken();
   }
 
@@ -37,9 +39,14 @@ class FaultyLlp final : public Llp {
 
   TxResult Flush(MemoryPort& memory) override {
     const TxResult result = below_->TxIdle() ? TxResult{} : below_->Flush(memory);
-    if (!overtaken_ || result.status != TxStatus::kIdle) return result;
-    PassOvertaken();
-    return below_->Flush(memory);
+    if (!overtaken_) return result;
+    if (result.status == TxStatus::kIdle) {
+      PassOvertaken();
+      return below_->Flush(memory);
+    }
+    // By one place, and no more: the room that there is now is its own.
+    if (gone_ahead_ && below_->CanQueue()) PassOvertaken();
+    return result;
   }
   bool TakeSent(uint64_t* cookie) override {
     while (!queued_.empty()) {
@@ -89,6 +96,7 @@ class FaultyLlp final : public Llp {
   RecordFaults faults_;
   Ring<Queued> queued_;
   std::optional<Record> overtaken_;
+  bool gone_ahead_ = false;  // one has passed overtaken_
 };
 
 }  // namespace
