@@ -31,6 +31,10 @@ class CmUdTest : public VerbsTest {
     VerbsTest::SetUp();
     if (IsSkipped()) return;
     world().ActAsServer();
+    const Context context = std::move(OpenDevice().value());
+    if (context->device->transport_type == IBV_TRANSPORT_IWARP) {
+      GTEST_SKIP() << "skipped: an iWARP device has no datagrams";
+    }
     server.channel = std::move(CreateEventChannel().value());
     world().ActAsClient();
     client.channel = std::move(CreateEventChannel().value());
@@ -224,7 +228,8 @@ TEST_F(CmUdTest, SynchronousIdsWaitForAnAnswerAndNotAfterGivingOne) {
         serving_qp = request->qp->qp_num;
         rdma_conn_param parameters{};
         ASSERT_EQ(rdma_accept(request, &parameters), 0) << std::strerror(errno);
-        EXPECT_EQ(request->event, nullptr);
+        // The request may still stand there, and nothing else.
+        EXPECT_TRUE(request->event == nullptr || request->event->event == RDMA_CM_EVENT_CONNECT_REQUEST);
       },
       [&] {
         const Id asking = synchronous();
