@@ -129,8 +129,12 @@ class Play {
     const bool for_good = fault.for_ns() == 0 && down;
     // A link that changes is nothing to fail by: how long calls may take counts it (Stage::Patience).
     if (fault.kind() != Fault::LINK) {
+      // An InfiniBand connection outlives the streams that carry its packets: another is opened, and they are sent
+      // again.
+      const bool takes_streams = fault.kind() == Fault::RESET || fault.kind() == Fault::FORGET;
       const bool waits =
-          fault.kind() == Fault::PARTITION && Duration(fault.for_ns()) < stage_->OutlivesSilence(fault.a());
+          (takes_streams && stage_->IsInfiniband(fault.a())) ||
+          (fault.kind() == Fault::PARTITION && Duration(fault.for_ns()) < stage_->OutlivesSilence(fault.a()));
       const auto harm = waits                                    ? Stage::Harm::kWaits
                         : fault.kind() == Fault::RESTART_SERVICE ? Stage::Harm::kServiceEnds
                                                                  : Stage::Harm::kEnds;
@@ -145,7 +149,7 @@ class Play {
         return sim.ResetConnections(Fabric(fault.a()), Fabric(fault.b()));
       case Fault::FORGET:
         stage_->EndDisturbance(disturbances_.at(&fault));
-        stage_->NoteSilence(fault.a());
+        if (!stage_->IsInfiniband(fault.a())) stage_->NoteSilence(fault.a());
         return sim.ForgetConnections(Fabric(fault.a()));
       case Fault::KILL:
       case Fault::POWER_LOSS:

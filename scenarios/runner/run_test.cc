@@ -407,6 +407,27 @@ TEST(Excuses, ATimeOutNeedsAReasonOfItsSize) {
   EXPECT_GT(report.tally.refused, 0u);
 }
 
+// On InfiniBand it has connections wait, and is no excuse for one that gives up.
+TEST(Excuses, AStreamThatIsTakenFromAnInfinibandConnectionIsNone) {
+  RunOptions secret_partition;
+  secret_partition.sabotage = [](emu::SimulatedWorld& world) {
+    const auto set = [&world](bool on) { world.sim().Partition(world.fabric("a"), world.fabric("b"), on); };
+    world.sim().loop().At(Instant() + 10ms + 500us, [set] { set(true); });
+    world.sim().loop().At(Instant() + 20s, [set] { set(false); });
+  };
+  for (const char* fault : {"RESET a: 'a' b: 'b'", "FORGET a: 'a'", "FORGET a: 'b'"}) {
+    Scenario scenario = Parse(std::string(kPair) + "client { name: 'c' host: 'b' server: 'a' " + kWork +
+                              "} fault { at_ns: 10000000 kind: " + fault + " }");
+    for (Host& host : *scenario.mutable_host()) host.mutable_device()->set_profile("roce");
+    const RunReport report = RunScenario(scenario);
+    EXPECT_EQ(Rules(report), "") << fault;
+    EXPECT_EQ(report.tally.connections, 1u) << fault;
+    EXPECT_EQ(report.tally.answered, report.tally.calls) << fault;
+    const std::string rules = Rules(RunScenario(scenario, secret_partition));
+    EXPECT_NE(rules.find("connection.lost: "), std::string::npos) << fault << ": " << rules;
+  }
+}
+
 // --- Growth and what is left ---
 
 // Registers something with the loop of b's programs ten times a second, as long as any run of the test may last.
