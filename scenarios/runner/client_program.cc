@@ -290,8 +290,9 @@ void ClientProgram::OnConnected(Result<void, CallError> result) {
           if (incarnation != incarnation_ || connection != tally_.connections) return;
           connected_ = false;
           // Everybody stops at the same moment, and on InfiniBand a client's last words take a round trip: the server's
-          // may be here before.
-          const bool stops = stopping_ && stage_.IsInfiniband(spec_.server());
+          // may be here before. No device objects to anything for that.
+          const bool stops = stopping_ && stage_.IsInfiniband(spec_.server()) &&
+                             !stage_.evidence().Of(spec_.host(), connection_name_).IsFault();
           if (!stops && !MayBeLost()) {
             stage_.Violate("connection.lost", fmt::format("client {}: {}", spec_.name(), error.ToString()));
           }
