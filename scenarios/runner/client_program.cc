@@ -310,7 +310,7 @@ void ClientProgram::OnConnected(Result<void, CallError> result) {
     return;
   }
   if (closing_ && result.error().kind == Kind::kClosed) return;
-  if (!stage_.MayFailToConnect(spec_.host(), spec_.server(), connection_since_, result.error().kind)) {
+  if (!stage_.MayFailToConnect(spec_.host(), spec_.server(), connection_since_, result.error().kind, &connects_)) {
     stage_.Violate("connection.refused", fmt::format("client {}: {}: nothing in the scenario explains it", spec_.name(),
                                                      result.error().ToString()));
     hopeless_ = true;

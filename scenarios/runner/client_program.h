@@ -121,6 +121,7 @@ class ClientProgram final : public Program {
   bool hopeless_ = false;  // cannot work for a reason that will not go away
   uint32_t incarnation_ = 0;
   uint32_t attempts_ = 0;  // to connect, since the last success
+  Stage::Attempts connects_;
   std::unique_ptr<rpcrdma::Client> client_;
   bool connected_ = false;
   bool connecting_ = false;

@@ -200,7 +200,7 @@ void FileCopyProgram::Fail(const std::string& what, const Failure& failure) {
   Retry();
 }
 
-bool FileCopyProgram::MayFail(const Failure& failure) const {
+bool FileCopyProgram::MayFail(const Failure& failure) {
   // What the server says of a file, or does not say rightly, has no excuse: each attempt begins with a file of its own.
   if (failure.kind != Failure::Kind::kCall) return false;
   switch (failure.call) {
@@ -219,7 +219,7 @@ bool FileCopyProgram::MayFail(const Failure& failure) const {
       return severed || timed_out || stage_.FailedRegistration(spec_.server(), since_);
     }
     default:
-      return !established_ && stage_.MayFailToConnect(spec_.host(), spec_.server(), since_, failure.call);
+      return !established_ && stage_.MayFailToConnect(spec_.host(), spec_.server(), since_, failure.call, &connects_);
   }
 }
 

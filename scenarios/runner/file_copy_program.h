@@ -45,7 +45,7 @@ class FileCopyProgram final : public Program {
   void OnMoved();
   // A failure that may be: tries again from the start. One that may not: a violation.
   void Fail(const std::string& what, const rpcrdma::file::Failure& failure);
-  bool MayFail(const rpcrdma::file::Failure& failure) const;
+  bool MayFail(const rpcrdma::file::Failure& failure);
   void Retry();
   // `handler` runs only within this attempt.
   template <typename Handler>
@@ -61,6 +61,7 @@ class FileCopyProgram final : public Program {
   std::vector<std::byte> content_;
   std::vector<std::byte> copy_;
   uint32_t attempt_ = 0;
+  Stage::Attempts connects_;
   uint32_t failures_ = 0;
   const char* step_ = "not started";
   bool started_ = false;

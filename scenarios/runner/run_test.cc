@@ -428,6 +428,19 @@ TEST(Excuses, AStreamThatIsTakenFromAnInfinibandConnectionIsNone) {
   }
 }
 
+// Nobody answers it, of which the scenario says nothing.
+TEST(Excuses, APacketNowAndThenIsNoneForAServerThatIsNeverReached) {
+  const std::string lossy = " device { profile: 'roce' fault { kind: LOSE_PACKET one_in: 1000000 } } ";
+  const Scenario scenario = Parse("host { name: 'a'" + lossy + "} host { name: 'b'" + lossy +
+                                  "} service { host: 'a' } client { name: 'c' host: 'b' server: 'a' call { } }");
+  EXPECT_EQ(Rules(RunScenario(scenario)), "");
+  RunOptions options;
+  options.sabotage = [](emu::SimulatedWorld& world) {
+    world.sim().Partition(world.fabric("a"), world.fabric("b"), true);
+  };
+  EXPECT_EQ(FirstRule(RunScenario(scenario, options)), "connection.refused");
+}
+
 // --- Growth and what is left ---
 
 // Registers something with the loop of b's programs ten times a second, as long as any run of the test may last.

@@ -55,6 +55,11 @@ namespace {
 constexpr Duration kBlink = 50ms;
 constexpr Duration kBlinkOfInfiniband = 10s;
 
+// So many attempts to connect of one program may come to nothing where packets are lost, and one more for so many that
+// were rejected.
+constexpr uint32_t kUnansweredMax = 3;
+constexpr uint32_t kRejectedPerUnanswered = 4;
+
 // What a connection meets on its way, at its worst.
 struct Path {
   double way = 0;       // ns, one way
@@ -231,12 +236,17 @@ bool Stage::Severed(const std::string& client, const std::string& server, Instan
 }
 
 bool Stage::MayFailToConnect(const std::string& host, const std::string& server, Instant since,
-                             rpcrdma::CallError::Kind kind) const {
+                             rpcrdma::CallError::Kind kind, Attempts* attempts) const {
   using Kind = rpcrdma::CallError::Kind;
+  if (kind == Kind::kRefused || kind == Kind::kRejected) ++attempts->rejected;
   switch (kind) {
     case Kind::kUnreachable:
-      // A request whose answer is on its way is not repeated for a minute (MRA); nor is a rejection that was lost.
-      return Disturbed(host, server, since) || LosesPackets(host, server);
+      if (Disturbed(host, server, since)) return true;
+      // A manager asks again, so that several losses in a row make a server seem out of reach: too many. But a request
+      // whose answer is on its way is not repeated for a minute (MRA), and a rejection that is lost may not be
+      // repeated.
+      return LosesPackets(host, server) &&
+             ++attempts->unanswered <= kUnansweredMax + attempts->rejected / kRejectedPerUnanswered;
     // On iWARP a peer that declines looks like a port where nobody listens.
     case Kind::kRefused:
     case Kind::kRejected:

@@ -82,9 +82,14 @@ class Stage {
   // way: a responder that does not hear in time that its answer has come gives up.
   bool Severed(const std::string& client, const std::string& server, Instant since, std::optional<Instant> established,
                Use use = Use::kRpc) const;
-  // Whether `host` may fail so to connect to the service of `server`, having begun at `since`.
+  // What the attempts of one program to connect came to.
+  struct Attempts {
+    uint32_t rejected = 0;
+    uint32_t unanswered = 0;  // for no reason but that packets are lost
+  };
+  // Whether `host` may fail so to connect to the service of `server`, having begun at `since`. Counts it.
   bool MayFailToConnect(const std::string& host, const std::string& server, Instant since,
-                        rpcrdma::CallError::Kind kind) const;
+                        rpcrdma::CallError::Kind kind, Attempts* attempts) const;
   // One of the hosts lost power or forgot its connections, at some time: what waits for it without a time-out may wait
   // for ever.
   void NoteSilence(const std::string& host) { silent_.push_back(host); }
