@@ -168,6 +168,7 @@ void ClientProgram::ProbeAnotherConnection() {
     stage_.loop(host()).Post([this, incarnation = incarnation_, failed, how = std::move(how)] {
       if (incarnation != incarnation_) return;
       another_.reset();
+      unsent_probes_ = 0;
       if (failed) stage_.Violate("liveness.probe", fmt::format("client {}, another connection: {}", spec_.name(), how));
       EndProbe(failed, how);
     });
@@ -188,25 +189,33 @@ void ClientProgram::ProbeAnotherConnection() {
         },
         options, [then = std::move(then)](Outcome outcome) { then(std::move(outcome)); });
   };
-  another_->Connect(stage_.AddressOf(spec_.server()), kServicePort,
-                    [this, incarnation = incarnation_, end, call](Result<void, CallError> connected) {
-                      if (incarnation != incarnation_) return;
-                      if (!connected) return end(true, connected.error().ToString());
-                      call(0, kProbeTimeout, [this, incarnation, end, call](Outcome outcome) {
-                        if (incarnation != incarnation_) return;
-                        if (!outcome) return end(true, outcome.error().ToString());
-                        // Which is answered when nobody waits for it any more.
-                        call(200'000'000, 50ms, [this, incarnation, end](Outcome outcome) {
-                          if (incarnation != incarnation_) return;
-                          // It is not even sent where the Send of the one before waits to be acknowledged in a queue
-                          // that has no room for more.
-                          const bool may_wait = stage_.LosesPackets(spec_.host(), spec_.server());
-                          const bool timed_out = !outcome && (outcome.error().kind == Kind::kTimedOut ||
-                                                              (may_wait && outcome.error().kind == Kind::kNoCredit));
-                          end(!timed_out, outcome ? "answered before its time" : outcome.error().ToString());
-                        });
-                      });
-                    });
+  const auto again = [this] {
+    stage_.loop(host()).Post([this, incarnation = incarnation_] {
+      if (incarnation == incarnation_) ProbeAnotherConnection();
+    });
+  };
+  another_->Connect(
+      stage_.AddressOf(spec_.server()), kServicePort,
+      [this, incarnation = incarnation_, end, call, again](Result<void, CallError> connected) {
+        if (incarnation != incarnation_) return;
+        if (!connected) return end(true, connected.error().ToString());
+        call(0, kProbeTimeout, [this, incarnation, end, call, again](Outcome outcome) {
+          if (incarnation != incarnation_) return;
+          if (!outcome) return end(true, outcome.error().ToString());
+          // Which is answered when nobody waits for it any more.
+          call(200'000'000, 50ms, [this, incarnation, end, again](Outcome outcome) {
+            if (incarnation != incarnation_) return;
+            // It is not even sent where the Send of the one before waits to be acknowledged in a queue that has no room
+            // for more; not again and again.
+            const bool unsent = !outcome && outcome.error().kind == Kind::kNoCredit;
+            if (unsent && stage_.LosesPackets(spec_.host(), spec_.server()) && ++unsent_probes_ < kFailedProbesMax) {
+              return again();
+            }
+            const bool timed_out = !outcome && outcome.error().kind == Kind::kTimedOut;
+            end(!timed_out, outcome ? "answered before its time" : outcome.error().ToString());
+          });
+        });
+      });
 }
 
 // The server counts connections, or a device the registrations: nobody takes more than is needed.

@@ -116,6 +116,7 @@ class ClientProgram final : public Program {
   uint32_t probes_open_ = 0;  // calls of this step
   bool probe_step_failed_ = false;
   uint32_t failed_probes_ = 0;  // steps, in this round
+  uint32_t unsent_probes_ = 0;  // in a row
   uint32_t others_ = 0;         // connections made beside the one that is kept
   bool stopping_ = false;
   bool hopeless_ = false;  // cannot work for a reason that will not go away
