@@ -56,9 +56,9 @@ Result<rdma_cm_id*, std::string> Expect(rdma_event_channel* channel, rdma_cm_eve
 // A connection with one message under way in each direction.
 class Endpoint {
  public:
-  // `work_failed` is set when work completes with an error other than that it was flushed, or never answered. Outlives
-  // the endpoint.
-  explicit Endpoint(bool* work_failed) : work_failed_(work_failed) {}
+  // `work_failed` is set when work completes with an error other than that it was flushed, or never answered; `sends`
+  // while a Send is under way. Both outlive the endpoint.
+  Endpoint(bool* work_failed, bool* sends) : work_failed_(work_failed), sends_(sends) { *sends_ = false; }
 
   Status SetUp(rdma_cm_id* id, uint32_t bytes) {
     id_ = id;
@@ -87,6 +87,7 @@ class Endpoint {
   }
 
   ~Endpoint() {
+    *sends_ = false;
     if (has_qp_) rdma_destroy_qp(id_);
     if (unacknowledged_ > 0) ibv_ack_cq_events(queue_.get(), unacknowledged_);
   }
@@ -112,6 +113,7 @@ class Endpoint {
     request.send_flags = IBV_SEND_SIGNALED;
     ibv_send_wr* bad = nullptr;
     if (const int error = ibv_post_send(id_->qp, &request, &bad); error != 0) return Failed("ibv_post_send", error);
+    *sends_ = true;
     return {};
   }
 
@@ -132,6 +134,7 @@ class Endpoint {
         return Err(std::string(ibv_wc_status_str(completion.status)));
       }
       (completion.wr_id == 1 ? received_ : sent_) = true;
+      if (completion.wr_id != 1) *sends_ = false;
     }
     there = false;
     return {};
@@ -153,6 +156,7 @@ class Endpoint {
   }
 
   bool* const work_failed_;
+  bool* const sends_;
   rdma_cm_id* id_ = nullptr;
   bool has_qp_ = false;
   bool received_ = false;
@@ -184,7 +188,7 @@ std::string PingPongProgram::Describe() const {
 bool PingPongProgram::WaitsInVain() const {
   return program_ != nullptr &&
          stage_.Severed(spec_.client(), spec_.server(), since_, established_, Stage::Use::kPingPong) &&
-         (stage_.IsInfiniband(host()) || stage_.WentSilent(spec_.client(), spec_.server()));
+         (stage_.IsInfiniband(host()) ? !sends_ : stage_.WentSilent(spec_.client(), spec_.server()));
 }
 
 bool PingPongProgram::MayFail() const {
@@ -234,7 +238,7 @@ std::string PingPongProgram::Serve() {
   step_ = "accepting";
   // What befell the server before its client set out is over.
   since_ = std::max(since_, client_->since_);
-  Endpoint endpoint(&work_failed_);
+  Endpoint endpoint(&work_failed_, &sends_);
   if (Status ready = endpoint.SetUp(id.get(), spec_.bytes()); !ready) return ready.error();
   rdma_conn_param parameters = Parameters();
   if (rdma_accept(id.get(), &parameters) != 0) return "rdma_accept failed";
@@ -271,7 +275,7 @@ std::string PingPongProgram::Call() {
     if (auto done = Expect(channel->get(), RDMA_CM_EVENT_ADDR_RESOLVED); !done) return done.error();
     if (rdma_resolve_route(id->get(), kResolveTimeoutMs) != 0) return "rdma_resolve_route failed";
     if (auto done = Expect(channel->get(), RDMA_CM_EVENT_ROUTE_RESOLVED); !done) return done.error();
-    Endpoint endpoint(&work_failed_);
+    Endpoint endpoint(&work_failed_, &sends_);
     if (Status ready = endpoint.SetUp(id->get(), spec_.bytes()); !ready) return ready.error();
     rdma_conn_param parameters = Parameters();
     if (rdma_connect(id->get(), &parameters) != 0) return "rdma_connect failed";

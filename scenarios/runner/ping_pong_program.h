@@ -34,7 +34,8 @@ class PingPongProgram final : public Program {
  private:
   bool finished() const { return program_ != nullptr && program_->IsFinished(); }
   // It has no time-outs: for a peer that went without a word it may wait for ever. On InfiniBand for any peer that
-  // went: that is told to the event channel alone, which nobody reads while work is awaited.
+  // went: that is told to the event channel alone, which nobody reads while work is awaited. But what it sends there is
+  // acknowledged, or fails.
   bool WaitsInVain() const;
   void Run();
   bool MayFail() const;
@@ -53,6 +54,7 @@ class PingPongProgram final : public Program {
   Instant since_{};         // the attempt to connect, or the connection it led to, began
   std::optional<Instant> established_;
   bool work_failed_ = false;  // other than by being flushed or not answered
+  bool sends_ = false;        // a Send is under way
   uint32_t round_ = 0;
   const char* step_ = "not started";
 };
