@@ -75,7 +75,10 @@ bool ApplyCommonOptions(std::string_view command, const CommonOptions& options) 
   }
   return true;
 #else
-  if (!options.profile.empty() && ::setenv(kProfileVariable, options.profile.c_str(), 1) != 0) return false;
+  if (!options.profile.empty() && ::setenv(kProfileVariable, options.profile.c_str(), 1) != 0) {
+    Complain(command, fmt::format("--profile: {}", std::strerror(errno)));
+    return false;
+  }
   if (options.pcap.empty()) return true;
   // The emulated device opens the file when it is first used and could then only go on without it.
   const int fd = ::open(options.pcap.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
@@ -84,7 +87,9 @@ bool ApplyCommonOptions(std::string_view command, const CommonOptions& options) 
     return false;
   }
   ::close(fd);
-  return ::setenv("STAGECOACH_PCAP", options.pcap.c_str(), 1) == 0;
+  if (::setenv("STAGECOACH_PCAP", options.pcap.c_str(), 1) == 0) return true;
+  Complain(command, fmt::format("--pcap: {}", std::strerror(errno)));
+  return false;
 #endif
 }
 
