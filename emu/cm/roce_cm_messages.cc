@@ -284,6 +284,11 @@ void RoceCm::On(const DatagramPeer& from, uint64_t, const wire::CmMra& mra) {
   const bool about_ours = (talk->phase == Phase::kReqSent && mra.about == CmAbout::kReq) ||
                           (talk->phase == Phase::kRepSent && mra.about == CmAbout::kRep);
   if (!about_ours) return;
+  if (talk->phase == Phase::kReqSent) {
+    // Its program has the request. Another process would know nothing, and this one's answer would be a stranger's.
+    talk->slots_left = 0;
+    talk->silent_slot.reset();
+  }
   if (talk->patient_until == Instant{}) talk->patient_until = core_.Now() + kWaitMax;
   const Duration more =
       std::min(wire::CmTime(std::min(mra.service_timeout, kServiceTimeout)), talk->patient_until - core_.Now());

@@ -387,6 +387,19 @@ TEST_F(PatienceTest, WhoWaitsHearsSoonThatTheServersProcessHasDied) {
   EXPECT_LE(world.Now() - begin, 5s);
 }
 
+TEST_F(PatienceTest, WhoHasAnsweredIsNotPassedOverWhenItCannotBeReached) {
+  HaveWait();
+  const DatagramPeer to = client.mads->last_peer;
+  client.mads->TellLink(to, LinkEvent::kLost);
+  client.mads->TellLink(to, LinkEvent::kNoAnswer);
+  client.mads->TellLink(to, LinkEvent::kRefused);
+  ASSERT_EQ(server->Accept(responder), 0);
+  EXPECT_EQ(client.Next(), CmEventType::kEstablished);
+  EXPECT_EQ(server->Next(), CmEventType::kEstablished);
+  world.RunFor(10s);
+  EXPECT_FALSE(server->Waiting());
+}
+
 TEST_F(PatienceTest, ARejectionThatIsLostIsKnownWhenTheInitiatorHasWaited) {
   server->mads->judge = [](CmAttribute message, int nth) { return message == CmAttribute::kRej && nth == 0 ? 0 : 1; };
   HaveWait();
