@@ -683,6 +683,7 @@ void RoceCm::Insist(Talk& talk) {
 }
 
 void RoceCm::SayAgain(Talk& talk) {
+  talk.asks_later = false;
   Arm(talk, port_->Send(talk.peer, talk.last) ? talk.patience : kRefusedPause);
 }
 

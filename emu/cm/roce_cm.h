@@ -133,6 +133,7 @@ class RoceCm final : public CmTransport {
     std::optional<uint8_t> silent_slot;  // the first that does not answer: the service may be there
     int redirects_left = 0;              // to be followed
     int stale_left = kStaleMax;
+    bool asks_later = false;  // rejected for now; nothing has been asked since
   };
   using Phase = Talk::Phase;
   // Whose request: a process by its address and slot, the id it uses, and whether that is a SIDR_REQ's.

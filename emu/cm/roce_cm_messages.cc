@@ -251,10 +251,12 @@ bool RoceCm::FollowRedirection(Talk& talk, const DatagramPeer& from, const wire:
 }
 
 bool RoceCm::RequestAgain(Talk& talk) {
+  if (talk.asks_later) return true;  // the same rejection
   if (talk.stale_left == 0) return false;
   STAGECOACH_MARK("gsi.request_waits_for_the_end_of_an_old_connection");
   const Duration pause = kProbeDelay * (1 << (kStaleMax - talk.stale_left--));
   talk.give_up_at = core_.Now() + pause + talk.patience * (core_.options().max_retries + 1);
+  talk.asks_later = true;
   Arm(talk, pause);
   return true;
 }
@@ -300,7 +302,7 @@ void RoceCm::On(const DatagramPeer& from, uint64_t, const wire::CmMra& mra) {
   Arm(*talk, more + talk->patience);
 }
 
-void RoceCm::On(const DatagramPeer& from, uint64_t, const wire::CmRej& rej) {
+void RoceCm::On(const DatagramPeer& from, uint64_t transaction_id, const wire::CmRej& rej) {
   Talk* talk = rej.remote_id != 0 ? Find(rej.remote_id, from) : nullptr;
   if (rej.remote_id == 0) {
     // The initiator gives up before it knows our id.
@@ -310,6 +312,8 @@ void RoceCm::On(const DatagramPeer& from, uint64_t, const wire::CmRej& rej) {
   if (talk == nullptr || talk->datagrams) return;
   switch (talk->phase) {
     case Phase::kReqSent:
+      // Of a request that another one has taken the place of; or ids of an earlier process are drawn again.
+      if (transaction_id != talk->transaction_id) return;
       if (rej.reason == CmReason::kStaleConnection && RequestAgain(*talk)) return;
       if (rej.reason == CmReason::kRedirected && rej.information_length == wire::CmRej::kInformationSize &&
           FollowRedirection(*talk, from, wire::CmRedirect::Decode(rej.information))) {

@@ -118,6 +118,19 @@ TEST_F(RestartedPeerTest, ARestartedProcessGetsAConnectionOfItsOwn) {
   EXPECT_GE(second.mads->sent[CmAttribute::kReq], 2);
 }
 
+TEST_F(RestartedPeerTest, ARejectionForTheOldConnectionCountsOnceHoweverOftenItComes) {
+  ConnectAndKill();
+  server.mads->judge = [](CmAttribute message, int) { return message == CmAttribute::kRej ? 6 : 1; };
+  Machine second(fabric, &world, "client-again");
+  const auto initiator = second.Connecting();
+  EXPECT_EQ(server.Next(), CmEventType::kDisconnected);
+  const auto responder = server.Request();
+  ASSERT_NE(responder, nullptr);
+  ASSERT_EQ(server.Accept(responder), 0);
+  EXPECT_EQ(second.Next(), CmEventType::kEstablished);
+  EXPECT_EQ(server.Next(), CmEventType::kEstablished);
+}
+
 TEST_F(RestartedPeerTest, WhatIsAskedOfTheOldProcessIsNothingToTheNewOne) {
   ConnectAndKill();
   Machine second(fabric, &world, "client-again");
@@ -176,6 +189,24 @@ TEST_F(RoceCmTest, AReplyToAnotherTransactionIsNoReply) {
   server.mads->Forge(server.mads->last_peer, mad);
   world.RunFor(1ms);
   EXPECT_FALSE(client.Waiting());
+  EXPECT_EQ(client.Next(), CmEventType::kEstablished);
+}
+
+TEST_F(RoceCmTest, ARejectionOfAnotherTransactionIsNone) {
+  listener = server.Listening();
+  initiator = client.Connecting();
+  responder = server.Request();
+  ASSERT_NE(responder, nullptr);
+  CmMad mad = client.mads->last_sent[CmAttribute::kReq];
+  CmRej rej;
+  rej.remote_id = Last<CmReq>(client).local_id;
+  rej.reason = CmReason::kConsumer;
+  const DatagramPeer to = server.mads->PeerAt({kServerAddress.WithPort(0), Address("10.0.0.2")}, 0);
+  server.mads->Forge(to, {mad.transaction_id + 1, rej});
+  world.RunFor(1ms);
+  EXPECT_FALSE(client.Waiting());
+  EXPECT_EQ(client.qp->state(), QpState::kInit);
+  ASSERT_EQ(server.Accept(responder), 0);
   EXPECT_EQ(client.Next(), CmEventType::kEstablished);
 }
 

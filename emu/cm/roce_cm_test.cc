@@ -236,6 +236,33 @@ TEST(RoceCmMtuTest, TheSmallerMtuIsThatOfTheConnection) {
   EXPECT_EQ(client.qp->Query().path_mtu, 1);
 }
 
+// Each message as often as it may come where links are lost, or where a device sends twice.
+class RoceCmRepeatedMtuTest : public ::testing::TestWithParam<CmAttribute> {};
+
+TEST_P(RoceCmRepeatedMtuTest, TheSmallerMtuIsAgreedOnAllTheSame) {
+  SimWorld world{13};
+  DeviceProfile small = RoceProfile();
+  small.active_mtu = 1;
+  Machine server(world.AddHost("server", {kServerAddress.WithPort(0)}), &world, "server", {}, small);
+  Machine client(&world, "client", Address("10.0.0.2"));
+  const auto repeat = [](CmAttribute message, int) { return message == GetParam() ? 3 : 1; };
+  client.mads->judge = repeat;
+  server.mads->judge = repeat;
+  const auto listener = server.Listening();
+  const auto initiator = client.Connecting();
+  const auto responder = server.Request();
+  ASSERT_NE(responder, nullptr);
+  ASSERT_EQ(server.Accept(responder), 0);
+  ASSERT_EQ(client.Next(), CmEventType::kEstablished);
+  EXPECT_EQ(client.qp->Query().path_mtu, 1);
+  EXPECT_EQ(server.Next(), CmEventType::kEstablished);
+  EXPECT_FALSE(server.Waiting());
+}
+
+INSTANTIATE_TEST_SUITE_P(Each, RoceCmRepeatedMtuTest,
+                         ::testing::Values(CmAttribute::kReq, CmAttribute::kRej, CmAttribute::kRep),
+                         [](const auto& info) { return std::string(ToString(info.param)); });
+
 // --- No ---
 
 TEST_F(RoceCmTest, NobodyListeningIsRejectedWithTheReasonForThat) {
@@ -708,7 +735,8 @@ TEST_F(RoceCmTest, ARedirectionLeadsToNoOtherHost) {
   rej.reason = CmReason::kRedirected;
   rej.information_length = wire::CmRej::kInformationSize;
   wire::CmRedirect{.gid = GidOf(Address("10.0.0.3")), .qp_number = 1}.Encode(rej.information);
-  server.mads->Forge(server.mads->PeerAt({kServerAddress.WithPort(0), Address("10.0.0.2")}, 0), {1, rej});
+  server.mads->Forge(server.mads->PeerAt({kServerAddress.WithPort(0), Address("10.0.0.2")}, 0),
+                     {client.mads->last_sent[CmAttribute::kReq].transaction_id, rej});
   EXPECT_EQ(client.Next(), CmEventType::kRejected);
   EXPECT_EQ(client.last_status, static_cast<int>(CmReason::kRedirected));
 }
@@ -724,7 +752,8 @@ TEST_F(RoceCmTest, RedirectionsInACircleEnd) {
   rej.information_length = wire::CmRej::kInformationSize;
   wire::CmRedirect{.gid = GidOf(kServerAddress), .qp_number = 1}.Encode(rej.information);
   for (int i = 0; i < 20 && !client.Waiting(); ++i) {
-    server.mads->Forge(server.mads->PeerAt({kServerAddress.WithPort(0), Address("10.0.0.2")}, 0), {1, rej});
+    server.mads->Forge(server.mads->PeerAt({kServerAddress.WithPort(0), Address("10.0.0.2")}, 0),
+                       {client.mads->last_sent[CmAttribute::kReq].transaction_id, rej});
     world.RunFor(1ms);
   }
   EXPECT_EQ(client.Next(), CmEventType::kRejected);
