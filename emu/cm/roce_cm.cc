@@ -229,11 +229,15 @@ int RoceCm::BringUp(uint32_t qp_number, const CmWay& way) {
   return 0;
 }
 
-void RoceCm::BringDown(const Talk& talk) {
-  if (!talk.managed) return;
+void RoceCm::TakeToError(uint32_t qp_number) {
+  if (qp_number == 0) return;
   QpAttributes error;
   error.state = QpState::kErr;
-  core_.nic().ModifyQp(talk.qp_number, error, qp_attr::kState);
+  core_.nic().ModifyQp(qp_number, error, qp_attr::kState);
+}
+
+void RoceCm::BringDown(const Talk& talk) {
+  if (talk.managed) TakeToError(talk.qp_number);
 }
 
 // --- What the program wants ---
@@ -377,10 +381,7 @@ void RoceCm::UndoAccept(const std::shared_ptr<CmId>& id) {
     std::lock_guard lock(core_.mutex());
     qp_number = id->qp_number_;
   }
-  if (qp_number == 0) return;
-  QpAttributes error;
-  error.state = QpState::kErr;
-  core_.nic().ModifyQp(qp_number, error, qp_attr::kState);
+  TakeToError(qp_number);
 }
 
 void RoceCm::Accept(const std::shared_ptr<CmId>& id, const CmParameters& parameters) {
@@ -517,12 +518,8 @@ int RoceCm::Disconnect(const std::shared_ptr<CmId>& id) {
     qp_number = id->qp_number_;
   }
   if (IsForDatagrams(*id)) return EINVAL;  // there is no connection
-  if (qp_number != 0) {
-    // Before the peer hears of it: what it still sends must find the end.
-    QpAttributes error;
-    error.state = QpState::kErr;
-    core_.nic().ModifyQp(qp_number, error, qp_attr::kState);
-  }
+  // Before the peer hears of it: what it still sends must find the end.
+  TakeToError(qp_number);
   OnLoop([serial = id->serial()](RoceCm& cm) { cm.Release(serial); });
   return 0;
 }
@@ -708,17 +705,26 @@ void RoceCm::Fail(Talk& talk, CmEventType type, int status, std::vector<std::byt
     return EnterTimewait(talk);
   }
   const std::shared_ptr<CmId> id = talk.id;
-  const State expected = talk.initiator ? State::kConnecting : State::kAccepting;
+  const bool unanswered = talk.phase == Phase::kReqReceived && !talk.datagrams;
+  State expected = talk.initiator ? State::kConnecting : State::kAccepting;
   Remove(talk.local_id);
   if (id == nullptr) return;
   std::deque<CmEvent> undelivered;  // goes without the lock
+  uint32_t accepted_qp = 0;
   {
     std::lock_guard lock(core_.mutex());
     if (id->state_ == State::kRequested) {
       STAGECOACH_MARK("gsi.request_withdrawn");
       undelivered = core_.Withdraw(id);
     }
+    if (unanswered && id->state_ == State::kAccepting) {
+      // Its program may have accepted, or be about to, and we have not come to say so. From here on that fails.
+      accepted_qp = id->qp_number_;
+      id->state_ = expected = State::kClosed;
+    }
   }
+  // Before its program hears of it.
+  TakeToError(accepted_qp);
   core_.Fail(id, expected, {type, status}, std::move(private_data));
 }
 

@@ -223,6 +223,8 @@ class RoceCm final : public CmTransport {
   // 0 or an errno. Without locks.
   int BringUp(uint32_t qp_number, const CmWay& way);
   void BringDown(const Talk& talk);
+  // The same for a QP that no conversation has yet; 0: none.
+  void TakeToError(uint32_t qp_number);
   void Established(Talk& talk);
   void EnterEstablished(Talk& talk);
   void SayDreq(Talk& talk);

@@ -608,10 +608,11 @@ void RoceCm::HearOfLink(Talk& talk, DatagramPort::LinkEvent event) {
       STAGECOACH_MARK("gsi.no_process_answers");
       answering_slots_.erase(emu::GidOf(talk.peer.path.remote));
       return FailUnserved(talk);
-    case Phase::kReqReceived:
     case Phase::kRepSent:
     case Phase::kRepReceived:
       BringDown(talk);
+      [[fallthrough]];
+    case Phase::kReqReceived:
       return Fail(talk, CmEventType::kUnreachable, -ECONNREFUSED);
     case Phase::kEstablished:
     case Phase::kDreqSent:

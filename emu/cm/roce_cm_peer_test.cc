@@ -519,6 +519,34 @@ TEST_F(RoceCmTest, TheQpOfWhoIsRejectedFails) {
   EXPECT_EQ(client.qp->state(), QpState::kErr);
 }
 
+// The call is over, and what it has left to do on the loop comes after the peer's word.
+TEST_F(RoceCmTest, TheQpFailsThatIsAcceptedWhileItsRequestIsWithdrawn) {
+  listener = server.Listening();
+  initiator = client.Connecting();
+  responder = server.Request();
+  ASSERT_NE(responder, nullptr);
+  server.mads->before_hearing = [&](CmAttribute message) {
+    if (message == CmAttribute::kRej) {
+      EXPECT_EQ(server.Accept(responder), 0);
+    }
+  };
+  client.cm().Destroy(initiator);
+  EXPECT_EQ(server.Next(), CmEventType::kRejected);
+  EXPECT_EQ(server.qp->state(), QpState::kErr);
+}
+
+TEST_F(RoceCmTest, TheQpFailsThatIsAcceptedWhileItsInitiatorRefuses) {
+  listener = server.Listening();
+  initiator = client.Connecting();
+  responder = server.Request();
+  ASSERT_NE(responder, nullptr);
+  const DatagramPeer to = server.mads->PeerAt({kServerAddress.WithPort(0), Address("10.0.0.2")}, 0);
+  ASSERT_EQ(server.Accept(responder), 0);
+  for (int i = 0; i < 3; ++i) server.mads->TellLink(to, LinkEvent::kRefused);
+  EXPECT_EQ(server.Next(), CmEventType::kUnreachable);
+  EXPECT_EQ(server.qp->state(), QpState::kErr);
+}
+
 TEST_F(RoceCmTest, TheQpFailsWhereNoProcessAnswers) {
   initiator = client.Connecting();
   EXPECT_EQ(client.Next(), CmEventType::kRejected);

@@ -134,6 +134,17 @@ TEST(RoceCmThreads, AnAcceptThatFailsLeavesNoQpReadyToSend) {
     Together([&] { error = server.cm().Accept(responder, {}); }, [&] { client.cm().Destroy(initiator); });
     if (error == 0) {
       ++accepted;
+      // Rejected while the answer was on its way, or by then a connection.
+      std::optional<CmEvent> last;
+      do {
+        last = Process::Next(*server.channel());
+        ASSERT_TRUE(last);
+      } while (last->type == CmEventType::kEstablished);
+      if (last->type == CmEventType::kRejected) {
+        EXPECT_EQ(theirs->state(), QpState::kErr);
+      } else {
+        EXPECT_EQ(last->type, CmEventType::kDisconnected) << ToString(last->type);
+      }
     } else {
       // Withdrawn before the call, or while it prepared the QP.
       EXPECT_EQ(error, EINVAL);
