@@ -264,7 +264,8 @@ int CmCore::NotRequested(CmId& id) {
   return EINVAL;
 }
 
-int CmCore::Accept(const std::shared_ptr<CmId>& id, const CmParameters& parameters) {
+int CmCore::Accept(const std::shared_ptr<CmId>& id, const CmParameters& parameters,
+                   const std::function<void()>& before_answer) {
   {
     std::lock_guard lock(mutex_);
     if (parameters.private_data.size() > transport_->PrivateDataMax(*id, CmTransport::Message::kReply)) return EINVAL;
@@ -279,6 +280,7 @@ int CmCore::Accept(const std::shared_ptr<CmId>& id, const CmParameters& paramete
     std::lock_guard lock(mutex_);
     if (id->state_ == State::kAccepting) {
       if (error == 0) {
+        if (before_answer) before_answer();
         transport_->Accept(id, parameters);
         return 0;
       }

@@ -9,6 +9,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -53,7 +54,8 @@ class CmCore : public std::enable_shared_from_this<CmCore> {
   int SetQp(const std::shared_ptr<CmId>& id, uint32_t qp_number);
   void ForgetQp(uint32_t qp_number);
   int Connect(const std::shared_ptr<CmId>& id, const CmParameters& parameters);
-  int Accept(const std::shared_ptr<CmId>& id, const CmParameters& parameters);
+  int Accept(const std::shared_ptr<CmId>& id, const CmParameters& parameters,
+             const std::function<void()>& before_answer);
   int Reject(const std::shared_ptr<CmId>& id, std::vector<std::byte> private_data);
   int Establish(const std::shared_ptr<CmId>& id);
   int Notify(const std::shared_ptr<CmId>& id, bool communication_established);

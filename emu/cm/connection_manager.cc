@@ -89,8 +89,9 @@ int ConnectionManager::Connect(const std::shared_ptr<CmId>& id, const CmParamete
   return core_->Connect(id, parameters);
 }
 
-int ConnectionManager::Accept(const std::shared_ptr<CmId>& id, const CmParameters& parameters) {
-  return core_->Accept(id, parameters);
+int ConnectionManager::Accept(const std::shared_ptr<CmId>& id, const CmParameters& parameters,
+                              const std::function<void()>& before_answer) {
+  return core_->Accept(id, parameters, before_answer);
 }
 
 int ConnectionManager::Reject(const std::shared_ptr<CmId>& id, std::vector<std::byte> private_data) {

@@ -12,6 +12,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -101,7 +102,11 @@ class ConnectionManager {
   // 196 with its answer, 148 with a rejection; for datagrams 180 and 136). On InfiniBand the QP may be one that the
   // parameters name: the program takes it through its states (ChangeTo), and answers kConnectResponse with Establish.
   int Connect(const std::shared_ptr<CmId>& id, const CmParameters& parameters);
-  int Accept(const std::shared_ptr<CmId>& id, const CmParameters& parameters);
+  // `before_answer` is called when nothing can fail any more, and before anybody can hear of it: another thread may
+  // have the id and its QP destroyed as soon as it has an event, so that the caller must not touch them once this is
+  // back, whatever it returns. With the manager's lock held: it must call nothing.
+  int Accept(const std::shared_ptr<CmId>& id, const CmParameters& parameters,
+             const std::function<void()>& before_answer = {});
   int Reject(const std::shared_ptr<CmId>& id, std::vector<std::byte> private_data);
   int Establish(const std::shared_ptr<CmId>& id);
   // rdma_notify: the program has seen IBV_EVENT_COMM_EST, or something else, of the id's QP.

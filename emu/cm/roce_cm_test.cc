@@ -370,6 +370,38 @@ TEST_F(RoceCmTest, AnAcceptWhoseQpCannotBeConnectedIsRefusedAndMayBeTriedAgain) 
   EXPECT_EQ(client.Next(), CmEventType::kEstablished);
 }
 
+TEST_F(RoceCmTest, WhoAcceptsMayActBeforeAnybodyHearsOfItAndOnlyIfThatWillBe) {
+  listener = server.Listening();
+  initiator = client.Connecting();
+  responder = server.Request();
+  int calls = 0;
+  const auto accept = [&](QueuePair* qp) {
+    EXPECT_EQ(server.cm().SetQp(responder, qp->qp_number()), 0);
+    return server.cm().Accept(responder, {}, [&] {
+      ++calls;
+      EXPECT_EQ(server.mads->sent[CmAttribute::kRep], 0);
+    });
+  };
+  QueuePair* const broken = server.NewQp();
+  QpAttributes error;
+  error.state = QpState::kErr;
+  ASSERT_EQ(broken->Modify(error, qp_attr::kState), 0);
+  EXPECT_EQ(accept(broken), EINVAL);
+  EXPECT_EQ(calls, 0);
+  EXPECT_EQ(accept(server.NewQp()), 0);
+  EXPECT_EQ(calls, 1);
+  EXPECT_EQ(client.Next(), CmEventType::kEstablished);
+  EXPECT_EQ(server.Next(), CmEventType::kEstablished);
+  // Nor of one that has been withdrawn.
+  const auto second = client.Connecting();
+  responder = server.Request();
+  ASSERT_NE(responder, nullptr);
+  client.cm().Destroy(second);
+  EXPECT_EQ(server.Next(), CmEventType::kRejected);
+  EXPECT_EQ(accept(server.NewQp()), EINVAL);
+  EXPECT_EQ(calls, 1);
+}
+
 // --- The end of one side ---
 
 TEST_F(RoceCmTest, AnIdThatGoesDisconnects) {

@@ -333,12 +333,13 @@ int rdma_accept(struct rdma_cm_id* id, struct rdma_conn_param* parameters) {
   const Call call(*shim);
   ibv_qp* const qp = IsInfiniband(*shim) && id->ps != RDMA_PS_UDP ? id->qp : nullptr;
   const bool is_answer = id->ps == RDMA_PS_UDP;
-  // It may post when this returns; the peer may have before.
-  if (qp != nullptr) qp->state = IBV_QPS_RTS;
-  if (const int error = call.manager.Accept(call.cm, Parameters(*shim, parameters)); error != 0) {
-    if (qp != nullptr) ShowState(qp);
+  // It may post when this returns. Neither id nor QP may be there any more by then, also where the call fails because
+  // the peer has withdrawn.
+  const auto before_answer = [qp] {
+    if (qp != nullptr) qp->state = IBV_QPS_RTS;
+  };
+  if (const int error = call.manager.Accept(call.cm, Parameters(*shim, parameters), before_answer); error != 0)
     return Answer(error);
-  }
   if (!call.synchronous) return 0;
   if (!is_answer) return Complete(shim);
   // Nobody is connected, so there is nothing to wait for.
