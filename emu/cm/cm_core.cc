@@ -275,10 +275,12 @@ int CmCore::Accept(const std::shared_ptr<CmId>& id, const CmParameters& paramete
     id->state_ = State::kAccepting;
     CountAnswered(*id);
   }
-  const int error = transport_->PrepareToAccept(id, parameters);
+  int error = transport_->PrepareToAccept(id, parameters);
   {
     std::lock_guard lock(mutex_);
     if (id->state_ == State::kAccepting) {
+      // Another thread may have destroyed the QP meanwhile.
+      if (error == 0 && !HasQp(*id, parameters)) error = EINVAL;
       if (error == 0) {
         if (before_answer) before_answer();
         transport_->Accept(id, parameters);

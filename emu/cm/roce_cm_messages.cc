@@ -374,7 +374,7 @@ void RoceCm::On(const DatagramPeer& from, uint64_t transaction_id, const wire::C
     default:
       return;
   }
-  if (rep.local_id == 0 || SlotOf(rep.qp_number) != from.slot) return;
+  if (rep.local_id == 0 || rep.qp_number == 0 || SlotOf(rep.qp_number) != from.slot) return;
   Disarm(*talk);
   talk->remote_id = rep.local_id;
   talk->remote_qp = rep.qp_number;
@@ -539,7 +539,7 @@ void RoceCm::On(const DatagramPeer& from, uint64_t, const wire::CmSidrRep& rep) 
   }
   if (rep.status != wire::CmSidrStatus::kValid)
     return Fail(*talk, CmEventType::kUnreachable, static_cast<int>(rep.status), VectorOf(rep.private_data));
-  if (SlotOf(rep.qp_number) != from.slot) return;
+  if (rep.qp_number == 0 || SlotOf(rep.qp_number) != from.slot) return;
   const std::shared_ptr<CmId> id = talk->id;
   Remove(talk->local_id);
   CmEvent event{CmEventType::kEstablished, id, nullptr, 0, {}};

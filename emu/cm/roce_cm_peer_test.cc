@@ -210,6 +210,22 @@ TEST_F(RoceCmTest, ARejectionOfAnotherTransactionIsNone) {
   EXPECT_EQ(client.Next(), CmEventType::kEstablished);
 }
 
+TEST_F(RoceCmTest, AReplyOfNoQpIsNoReply) {
+  listener = server.Listening();
+  server.mads->judge = [](CmAttribute message, int nth) { return message == CmAttribute::kRep && nth == 0 ? 0 : 1; };
+  initiator = client.Connecting();
+  responder = server.Request();
+  ASSERT_EQ(server.Accept(responder), 0);
+  world.RunFor(1ms);
+  CmMad mad = server.mads->last_sent[CmAttribute::kRep];
+  std::get<wire::CmRep>(mad.message).qp_number = 0;
+  server.mads->Forge(server.mads->last_peer, mad);
+  world.RunFor(1ms);
+  EXPECT_FALSE(client.Waiting());
+  EXPECT_EQ(client.Next(), CmEventType::kEstablished);
+  EXPECT_EQ(client.last_parameters.qp_number, server.qp->qp_number());
+}
+
 // --- Floods ---
 
 class FloodTest : public RoceCmTest {

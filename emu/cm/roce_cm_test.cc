@@ -582,6 +582,26 @@ TEST_F(DatagramCmTest, AnUnansweredQuestionIsUnreachable) {
   EXPECT_EQ(client.Next(), CmEventType::kUnreachable);
 }
 
+TEST_F(DatagramCmTest, AnAnswerThatNamesNoQpIsNone) {
+  const auto service = Serving();
+  const auto asking = Asking();
+  const auto request = server.Request();
+  ASSERT_NE(request, nullptr);
+  const wire::CmMad& asked = client.mads->last_sent[CmAttribute::kSidrReq];
+  wire::CmSidrRep rep;
+  rep.request_id = std::get<wire::CmSidrReq>(asked.message).request_id;
+  rep.status = wire::CmSidrStatus::kValid;
+  server.mads->Forge(server.mads->PeerAt({kServerAddress.WithPort(0), Address("10.0.0.2")}, 0),
+                     {asked.transaction_id, rep});
+  world.RunFor(1ms);
+  EXPECT_FALSE(client.Waiting());
+  CmParameters answer;
+  answer.qp_number = 5;
+  ASSERT_EQ(server.cm().Accept(request, answer), 0);
+  EXPECT_EQ(client.Next(), CmEventType::kEstablished);
+  EXPECT_EQ(client.last_parameters.qp_number, 5u);
+}
+
 TEST_F(DatagramCmTest, AQuestionForAPortOfAnotherSpaceIsNotAnswered) {
   listener = server.Listening();
   const auto asking = Asking();

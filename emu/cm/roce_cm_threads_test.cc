@@ -158,6 +158,40 @@ TEST(RoceCmThreads, AnAcceptThatFailsLeavesNoQpReadyToSend) {
   server.cm().Destroy(listener);
 }
 
+TEST(RoceCmThreads, AQpThatGoesWhileItIsAcceptedIsNamedOrTheCallFails) {
+  Process server;
+  Process client;
+  const auto listener = server.Listening();
+  const IpEndpoint to = server.cm().Describe(*listener).local;
+  const auto channel = client.cm().CreateChannel();
+  for (int round = 0; round < kRounds; ++round) {
+    QueuePair* const ours = client.NewQp();
+    QueuePair* const theirs = server.NewQp();
+    const auto initiator = client.Connecting(to, ours, channel);
+    auto request = Process::Await(*server.channel(), CmEventType::kConnectRequest);
+    ASSERT_TRUE(request);
+    const std::shared_ptr<CmId> responder = request->id;
+    request.reset();
+    ASSERT_EQ(server.cm().SetQp(responder, theirs->qp_number()), 0);
+    int error = 0;
+    Together([&] { error = server.cm().Accept(responder, {}); }, [&] { server.cm().ForgetQp(theirs->qp_number()); });
+    if (error != 0) {
+      EXPECT_EQ(server.cm().Reject(responder, {}), 0);
+    }
+    const auto heard = Process::Next(*channel);
+    ASSERT_TRUE(heard);
+    EXPECT_EQ(heard->type, error == 0 ? CmEventType::kEstablished : CmEventType::kRejected) << ToString(heard->type);
+    if (error == 0) {
+      EXPECT_EQ(heard->parameters.qp_number, theirs->qp_number());
+    }
+    client.cm().Destroy(initiator);
+    server.cm().Destroy(responder);
+    client.Drop(ours);
+    server.Drop(theirs);
+  }
+  server.cm().Destroy(listener);
+}
+
 TEST(RoceCmThreads, ConnectionsOfManyThreadsComeAndGo) {
   constexpr int kThreads = 3;
   Process server;
