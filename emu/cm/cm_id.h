@@ -91,7 +91,7 @@ class CmId {
   // --- InfiniBand alone ---
   // Where the connection goes, once both ends have said what the QPs must know.
   std::optional<CmWay> way_;
-  uint8_t ack_timeout_ = 0;  // as the program wants it, a code of ibv_qp_attr; 0: as the manager does
+  std::optional<uint8_t> ack_timeout_;  // as the program wants it, a code of ibv_qp_attr (0: none)
 };
 
 }  // namespace stagecoach::emu

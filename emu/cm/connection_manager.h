@@ -91,7 +91,7 @@ class ConnectionManager {
   int SetReuseAddress(const std::shared_ptr<CmId>& id, bool reuse);
   int SetOwnFamilyOnly(const std::shared_ptr<CmId>& id, bool only);
   int SetServiceClass(const std::shared_ptr<CmId>& id, uint8_t service_class);
-  // Of the QP, a code as in CmOptions. Without effect on iWARP.
+  // Of the QP, a code as in CmOptions; 0: it waits for ever. Without effect on iWARP.
   int SetAckTimeout(const std::shared_ptr<CmId>& id, uint8_t timeout);
   // Which QP connect and accept will use; 0: none any more. A connection on the QP ends without further events but
   // kDisconnected.

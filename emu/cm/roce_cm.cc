@@ -264,7 +264,7 @@ void RoceCm::Request(const std::shared_ptr<CmId>& id, const CmParameters& parame
     local = id->local_;
     remote = id->remote_;
     options = id->stream_options_;
-    way.ack_timeout = id->ack_timeout_ != 0 ? id->ack_timeout_ : core_.options().ack_timeout;
+    way.ack_timeout = id->ack_timeout_.value_or(core_.options().ack_timeout);
   }
   const std::optional<AddressVector> path = PathBetween(local, remote, options);
   if (!path) {
@@ -366,7 +366,7 @@ int RoceCm::PrepareToAccept(const std::shared_ptr<CmId>& id, const CmParameters&
                                   ? way.responder_resources
                                   : Depth(parameters.responder_resources, profile.max_ird);
     way.initiator_depth = std::min(way.initiator_depth, Depth(parameters.initiator_depth, profile.max_ord));
-    if (id->ack_timeout_ != 0) way.ack_timeout = id->ack_timeout_;
+    way.ack_timeout = id->ack_timeout_.value_or(way.ack_timeout);
     qp_number = id->qp_number_;
   }
   if (const int error = qp_number != 0 ? BringUp(qp_number, way) : 0; error != 0) return error;

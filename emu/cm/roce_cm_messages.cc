@@ -152,7 +152,7 @@ void RoceCm::On(const DatagramPeer& from, uint64_t transaction_id, const wire::C
       way.local_psn = static_cast<uint32_t>(luck_->Next()) & wire::kPsnMask;
       way.responder_resources = Narrow(std::min<uint32_t>(req.initiator_depth, profile.max_ird));
       way.initiator_depth = Narrow(std::min<uint32_t>(req.responder_resources, profile.max_ord));
-      way.ack_timeout = (*listener)->ack_timeout_ != 0 ? (*listener)->ack_timeout_ : req.ack_timeout;
+      way.ack_timeout = (*listener)->ack_timeout_.value_or(req.ack_timeout);
       way.retry_count = req.retry_count;
       way.rnr_retry_count = req.rnr_retry_count;
       child->way_ = way;

@@ -263,6 +263,38 @@ INSTANTIATE_TEST_SUITE_P(Each, RoceCmRepeatedMtuTest,
                          ::testing::Values(CmAttribute::kReq, CmAttribute::kRej, CmAttribute::kRep),
                          [](const auto& info) { return std::string(ToString(info.param)); });
 
+TEST_F(RoceCmTest, ATimeOfZeroForAcknowledgementsIsNoneAtEitherEnd) {
+  listener = server.Listening();
+  initiator = client.Routed();
+  ASSERT_EQ(client.cm().SetAckTimeout(initiator, 0), 0);
+  QueuePair* const ours = client.NewQp();
+  ASSERT_EQ(client.cm().SetQp(initiator, ours->qp_number()), 0);
+  ASSERT_EQ(client.cm().Connect(initiator, {}), 0);
+  responder = server.Request();
+  ASSERT_EQ(server.Accept(responder), 0);
+  ASSERT_EQ(client.Next(), CmEventType::kEstablished);
+  EXPECT_EQ(ours->Query().timeout, 0);
+  EXPECT_EQ(server.qp->Query().timeout, 0);
+  ASSERT_EQ(server.Next(), CmEventType::kEstablished);
+  // An accepter's alone, and a listener's.
+  for (const bool at_listener : {false, true}) {
+    if (at_listener) {
+      ASSERT_EQ(server.cm().SetAckTimeout(listener, 0), 0);
+    }
+    const auto second = client.Connecting();
+    const auto request = server.Request();
+    ASSERT_NE(request, nullptr);
+    if (!at_listener) {
+      ASSERT_EQ(server.cm().SetAckTimeout(request, 0), 0);
+    }
+    ASSERT_EQ(server.Accept(request), 0);
+    ASSERT_EQ(client.Next(), CmEventType::kEstablished);
+    ASSERT_EQ(server.Next(), CmEventType::kEstablished);
+    EXPECT_EQ(client.qp->Query().timeout, 17);
+    EXPECT_EQ(server.qp->Query().timeout, 0);
+  }
+}
+
 // --- No ---
 
 TEST_F(RoceCmTest, NobodyListeningIsRejectedWithTheReasonForThat) {

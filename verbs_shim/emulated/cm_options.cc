@@ -33,7 +33,7 @@ int SetIdOption(ShimId* id, int name, const void* value, size_t length) {
       const auto only = ValueOf<int>(value, length);
       return only ? CmOf(*id).SetOwnFamilyOnly(id->cm, *only != 0) : EINVAL;
     }
-    // TCP measures its own.
+    // Without effect on iWARP, where TCP measures its own.
     case RDMA_OPTION_ID_ACK_TIMEOUT: {
       const auto timeout = ValueOf<uint8_t>(value, length);
       return timeout ? CmOf(*id).SetAckTimeout(id->cm, *timeout) : EINVAL;
