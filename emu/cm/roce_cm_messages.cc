@@ -656,11 +656,16 @@ void RoceCm::EndProbing(Talk& talk) {
 }
 
 void RoceCm::Probe(Talk& talk) {
-  if (talk.probes_left-- == 0) return;
+  if (talk.probes_left == 0) return;
+  if (!port_->Send(talk.peer, talk.last)) {
+    // Nothing has been asked yet, be it because other links have all there is of them.
+    STAGECOACH_MARK("gsi.question_that_does_not_leave");
+    return Arm(talk, kProbeDelay);
+  }
   STAGECOACH_MARK("gsi.peer_asked_whether_it_is_there");
-  const bool left = port_->Send(talk.peer, talk.last);
-  Arm(talk, left ? talk.probe_pause : kProbeDelay);
-  if (left) talk.probe_pause = std::min(talk.probe_pause * 2, kProbePauseMax);
+  --talk.probes_left;
+  Arm(talk, talk.probe_pause);
+  talk.probe_pause = std::min(talk.probe_pause * 2, kProbePauseMax);
 }
 
 void RoceCm::PeerGone(Talk& talk) {

@@ -621,6 +621,17 @@ TEST_F(RoceCmTest, QuestionsAreRepeatedAndEndWithoutAnAnswer) {
   EXPECT_FALSE(client.Waiting());
 }
 
+TEST_F(RoceCmTest, AQuestionThatThePortDoesNotTakeIsNotAsked) {
+  Connect();
+  client.mads->judge = [](CmAttribute message, int nth) {
+    return message == CmAttribute::kRtu && nth >= 1 && nth <= 40 ? -1 : 1;
+  };
+  client.mads->TellLink(client.mads->last_peer, LinkEvent::kLost);
+  world.RunFor(60s);
+  EXPECT_EQ(client.mads->sent[CmAttribute::kRtu], 42);
+  EXPECT_EQ(server.mads->sent[CmAttribute::kMra], 1);
+}
+
 TEST_F(RestartedPeerTest, ALostQuestionIsAskedAgain) {
   server.mads->judge = [](CmAttribute message, int nth) {
     return message == CmAttribute::kRep && nth >= 1 && nth <= 3 ? 0 : 1;

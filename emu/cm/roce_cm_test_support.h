@@ -37,7 +37,7 @@ inline constexpr int kConsumer = static_cast<int>(CmReason::kConsumer);
 // The NIC's port, with a say in what leaves by it.
 class MeddlingPort final : public MadPort {
  public:
-  // How many times this datagram, the `nth` of its kind, leaves.
+  // How many times this datagram, the `nth` of its kind, leaves; less than 0: the port does not take it.
   using Judge = std::function<int(CmAttribute message, int nth)>;
 
   explicit MeddlingPort(Nic& nic) : beneath_(MakeMadPort(nic)) {}
@@ -60,7 +60,7 @@ class MeddlingPort final : public MadPort {
     last_sent[message] = *decoded;
     const int copies = judge ? judge(message, sent[message]) : 1;
     ++sent[message];
-    bool taken = true;
+    bool taken = copies >= 0;
     for (int i = 0; i < copies; ++i) taken = beneath_->Send(to, mad);
     return taken;
   }
