@@ -70,7 +70,7 @@ class ConnectionManager {
   std::shared_ptr<CmId> CreateId(std::shared_ptr<CmChannel> channel,
                                  wire::CmPortSpace port_space = wire::CmPortSpace::kTcp);
   // rdma_destroy_id: ends whatever the id was doing (a request is rejected, a connection disconnected) and waits until
-  // its delivered events are acknowledged. Returns the children of connect requests nobody fetched, already destroyed.
+  // its delivered events are acknowledged. Connect requests to a listener that nobody has fetched go with it.
   void Destroy(const std::shared_ptr<CmId>& id);
   // rdma_migrate_id: from here on the id's events go to `channel`, those not yet fetched included, with the requests of
   // a listener. Then waits until the events fetched from the old channel are acknowledged.

@@ -26,9 +26,11 @@
 // asks the same question; its initiator tries again a little later. So who only claims to be the peer ends nothing.
 //
 // What strangers can do is bounded: a listener's backlog holds the requests its program has not answered, withdrawn
-// ones as well that it has heard of; one address may have `half_open_limit` of them; and whatever else they send leaves
-// nothing behind. What names a conversation is drawn where nobody can guess it: ids, packet and transaction numbers,
-// and the GUID of the process.
+// ones as well that it has heard of; one address may have `half_open_limit` of them; and what else they send leaves
+// nothing behind. What a program has accepted counts no more: one that accepts whoever comes has a QP, of the program's
+// making, for each that never says RTU, for as long as the REP is repeated (16 times what the request asks for, 137 s
+// at most, and five minutes more if MRAs come). What names a conversation is drawn where nobody can guess it: ids,
+// packet and transaction numbers, and the GUID of the process.
 //
 // Threading: cm_transport.h. Conversations belong to the loop.
 #pragma once

@@ -9,8 +9,11 @@
 //   >  AsyncEventQueue mutex
 //   and, under QueuePair::lock_, the mutexes of CompletionChannel and NicLoop, which take nothing but atomics, and that
 //   of LatePlacements, which is held while a trace is told.
-//   Deliveries of datagrams hold a mutex of DatagramPort that stands between Nic::mutex_ and QueuePair::lock_; its
-//   others are leaves (datagram_port.h).
+//   Deliveries of datagrams to QPs hold DatagramPort's members_mutex_, which stands between Nic::mutex_ and
+//   QueuePair::lock_. Before all of these comes handler_mutex_, of DatagramPort and of RocePort: the loop holds it
+//   while the connection manager hears of datagrams, links and carriers. The manager then takes its own lock, sends
+//   datagrams, and, having released that, has QPs changed. DatagramPort's other mutexes are leaves but for NicLoop's
+//   (datagram_port.h).
 // The loop's thread waits for any of them, so none may be held by who waits for the loop: streams' watchers, whose
 // removal does, are removed without locks, or on the loop itself. Observers and LoopClients are called with none of
 // them held. Nothing NIC-wide is taken to post, to poll or to place, but by devices that place late.

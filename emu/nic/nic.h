@@ -5,8 +5,8 @@
 // nothing of the context or an attribute out of bounds, ENOMEM at a limit, EBUSY while something depends on the object,
 // EIO when the device has failed. Data-path operations are on the objects.
 //
-// Threading: every member from any thread. The control lock comes first in the lock order and nothing on the data path
-// takes it. Locks, the lost-wakeup argument and the lease: connection.h.
+// Threading: every member from any thread. The control lock comes before all others but handler_mutex_, and nothing on
+// the data path takes it. Locks, the lost-wakeup argument and the lease: connection.h.
 #pragma once
 
 #include <atomic>
