@@ -159,6 +159,7 @@ TEST(RoceCmThreads, AnAcceptThatFailsLeavesNoQpReadyToSend) {
 }
 
 TEST(RoceCmThreads, AQpThatGoesWhileItIsAcceptedIsNamedOrTheCallFails) {
+  constexpr int kSpins = 10000 / kRounds;  // more than the call takes, in the last round
   Process server;
   Process client;
   const auto listener = server.Listening();
@@ -174,7 +175,14 @@ TEST(RoceCmThreads, AQpThatGoesWhileItIsAcceptedIsNamedOrTheCallFails) {
     request.reset();
     ASSERT_EQ(server.cm().SetQp(responder, theirs->qp_number()), 0);
     int error = 0;
-    Together([&] { error = server.cm().Accept(responder, {}); }, [&] { server.cm().ForgetQp(theirs->qp_number()); });
+    Together([&] { error = server.cm().Accept(responder, {}); },
+             [&] {
+               // A little later each time, so that some rounds hit the middle of the call.
+               std::atomic<int> spent{0};
+               while (spent.fetch_add(1) < round * kSpins) {
+               }
+               server.cm().ForgetQp(theirs->qp_number());
+             });
     if (error != 0) {
       EXPECT_EQ(server.cm().Reject(responder, {}), 0);
     }
