@@ -14,8 +14,8 @@
 //
 // A fault found here ends the stream with a Terminate, which leaves behind the answers to the Reads and atomics that
 // came before the fault, so that a peer sees which of its work was done and which one was refused. That takes at most
-// RdmapOptions::answer_time; a Read whose answer has not left by then stays unanswered, and so do those behind it. So do
-// all where a message of ours was cut off by the fault, as not every peer takes an answer behind half a message.
+// RdmapOptions::answer_time; a Read whose answer has not left by then stays unanswered, and so do those behind it. So
+// do all where a message of ours was cut off by the fault, as not every peer takes an answer behind half a message.
 //
 // Bounds towards a hostile peer: one Receive is in progress at most, at most IRD of its Reads wait for an answer,
 // nothing is allocated per record.
