@@ -22,6 +22,9 @@ namespace {
 
 namespace file = rpcrdma::file;
 
+// So often a chunk is asked for that the server is too busy for, with nothing else in flight.
+constexpr int kAttemptsAlone = 10;
+
 // Chunks of one file in flight. `issue(offset, buffer, settled)` starts one operation that calls `settled` when it is
 // over; the run goes on until the last byte is settled or something failed, and returns only when nothing is in flight
 // (or the user interrupted, after which the loop does not run again). State is shared with the handlers so that it
@@ -30,7 +33,8 @@ namespace file = rpcrdma::file;
 // A server may have less memory for one client than depth times chunk, and says so only by being busy. A chunk it was
 // too busy for is issued again, in whatever order that gives, and never more of them at a time than were in flight when
 // it had enough. So each such refusal narrows the window or comes from a wider one of before, and a server that is
-// always busy is soon asked for one chunk alone; when it is too busy for that, the run has failed.
+// always busy is soon asked for one chunk alone; when it is too busy for that, the run has failed. But not at once:
+// what the server needed for an answer it has back when the answer is acknowledged, which may be after we have it.
 class Pipeline {
  public:
   using Settled = std::function<void(Result<void, Error>)>;
@@ -43,6 +47,7 @@ class Pipeline {
       std::vector<uint64_t> refused;  // offsets of chunks to be issued again
       size_t window = 0;
       size_t in_flight = 0;
+      int alone_refused = 0;  // a chunk with nothing else in flight, in a row
       uint64_t done = 0;
       std::optional<Error> error;
     };
@@ -72,13 +77,14 @@ class Pipeline {
           state->idle.push_back(index);
           if (outcome) {
             state->done += bytes;
+            state->alone_refused = 0;
             return;
           }
           Error error = outcome.error();
           const bool busy = error.status == file::Status::kBusy;
-          if (busy && state->in_flight > 0) {
+          if (busy && (state->in_flight > 0 || ++state->alone_refused < kAttemptsAlone)) {
             state->refused.push_back(offset);
-            state->window = std::min(state->window, state->in_flight);
+            state->window = std::min(state->window, std::max<size_t>(state->in_flight, 1));
             return;
           }
           if (busy) {
