@@ -125,9 +125,10 @@ template <typename Access>
   return true;
 }
 
-// Before an atomic operation: a thread sanitizer would hold a lock of its own when that one faults.
+// Before an atomic operation: a thread sanitizer would hold a lock of its own when that one faults. It is atomic, too,
+// as others may be carrying out theirs there.
 void Look(const std::byte* at) {
-  static_cast<void>(*const_cast<const volatile std::byte*>(at));
+  static_cast<void>(__atomic_load_n(reinterpret_cast<const volatile unsigned char*>(at), __ATOMIC_RELAXED));
 }
 
 Guard::Range RangeOf(ConstBytes bytes) {
