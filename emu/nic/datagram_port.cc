@@ -20,6 +20,7 @@
 #include "base/prng.h"
 #include "base/trace.h"
 #include "emu/engine/ib_datagram.h"
+#include "emu/engine/no_memory.h"
 #include "emu/nic/carrier_stream.h"
 #include "emu/nic/nic.h"
 #include "emu/nic/nic_loop.h"
@@ -38,21 +39,6 @@ constexpr Duration kLookAfter = 1ms;
 constexpr size_t kLocalBudget = 64;
 // So many datagrams that a port takes make senders as patient with it as they were in the beginning.
 constexpr int kTakenForPatience = 64;
-
-// Payload of datagrams is always copied, so nothing is named by key.
-class NoMemory final : public MemoryPort {
- public:
-  Result<MemoryPin, MemoryFault> Pin(uint32_t, uint64_t, uint64_t, MemoryAccess) override {
-    return Err(MemoryFault::kUnknownStag);
-  }
-  Result<void, MemoryFault> InvalidateRemotely(uint32_t) override { return Err(MemoryFault::kUnknownStag); }
-  Result<AtomicOutcome, MemoryFault> Atomic(uint32_t, uint64_t, AtomicOp, uint64_t, uint64_t) override {
-    return Err(MemoryFault::kUnknownStag);
-  }
-
- protected:
-  void Unpin(uint32_t) override {}
-};
 
 // A datagram that waits. Its header is encoded already.
 struct Waiting {
@@ -163,7 +149,7 @@ class DatagramPort::Core : public std::enable_shared_from_this<DatagramPort::Cor
   const DeviceProfile& profile_;
   const std::string name_;
   const size_t mtu_;
-  NoMemory no_memory_;
+  NoMemory no_memory_;  // payload of datagrams is always copied
 
   std::mutex members_mutex_;
   std::map<uint32_t, QueuePair*> members_;

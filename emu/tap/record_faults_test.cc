@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "emu/engine/no_memory.h"
 
 namespace stagecoach::emu {
 namespace {
@@ -55,20 +56,6 @@ class FakeLlp final : public Llp {
   std::vector<std::pair<int, uint64_t>> queued_;
   std::vector<uint64_t> sent_;
   Counters counters_;
-};
-
-class NoMemory final : public MemoryPort {
- public:
-  Result<MemoryPin, MemoryFault> Pin(uint32_t, uint64_t, uint64_t, MemoryAccess) override {
-    return Err(MemoryFault::kUnknownStag);
-  }
-  Result<void, MemoryFault> InvalidateRemotely(uint32_t) override { return Err(MemoryFault::kUnknownStag); }
-  Result<AtomicOutcome, MemoryFault> Atomic(uint32_t, uint64_t, AtomicOp, uint64_t, uint64_t) override {
-    return Err(MemoryFault::kUnknownStag);
-  }
-
- protected:
-  void Unpin(uint32_t) override {}
 };
 
 struct Outcome {
