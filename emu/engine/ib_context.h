@@ -136,6 +136,21 @@ struct IbContext {
   wire::IbHeader Header(wire::IbOp op, uint32_t psn) const {
     return {.service = options.service, .op = op, .destination_qp = options.destination_qp, .psn = psn};
   }
+  // A packet's payload has been placed. `first` is where it begins, with how much of it lies there; what lies elsewhere
+  // is the rest of the trail.
+  void TracePlaced(const wire::IbHeader& header, uint32_t length, const MemoryPlace& first,
+                   const MemoryTrail& placed) const {
+    if (trace == nullptr) return;
+    Trace(trace, now, name, "record.placed",
+          {{"opcode", wire::ToString(header.op)},
+           {"length", uint64_t{length}},
+           {"last", uint64_t{wire::EndsMessage(header.op)}},
+           {"psn", uint64_t{header.psn}},
+           {"stag", uint64_t{first.stag}},
+           {"offset", first.offset},
+           {"run", first.length}});
+    placed.TraceRest(trace, now, name);
+  }
   void Raise(FaultKind kind, uint8_t syndrome, bool from_peer, std::string description) {
     if (fault) return;
     fault = TransportFault{

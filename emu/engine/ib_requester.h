@@ -117,7 +117,6 @@ class IbRequester {
   void CommitRnr(const wire::IbHeader& header);
   void CommitReadData(const Judged& judged, const MemoryTrail& placed);
   void CommitAtomicResult(const Judged& judged);
-  void TracePlaced(const wire::IbHeader& header, uint32_t length, const MemoryTrail& placed) const;
   // Acknowledges what is before `psn`, up to the first unanswered Read or atomic. False if there is one.
   bool AdvanceTo(uint32_t psn);
   void MoveUna(uint32_t psn);

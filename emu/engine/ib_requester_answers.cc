@@ -166,7 +166,7 @@ void IbRequester::CommitRnr(const wire::IbHeader& header) {
 }
 
 void IbRequester::CommitReadData(const Judged& judged, const MemoryTrail& placed) {
-  if (!judged.memory_fault) TracePlaced(judged.header, judged.payload, placed);
+  if (!judged.memory_fault) context_.TracePlaced(judged.header, judged.payload, placed.first(), placed);
   if (AdvanceTo(judged.header.psn); failed_) return;
   if (judged.memory_fault) {
     Fail(WorkStatus::kLocalProtectionError, ToString(*judged.memory_fault));
@@ -192,24 +192,8 @@ void IbRequester::CommitAtomicResult(const Judged& judged) {
     }
     result = result.subspan(piece.size());
   }
-  TracePlaced(judged.header, kIbAtomicSize, sink.trail());
+  context_.TracePlaced(judged.header, kIbAtomicSize, sink.trail().first(), sink.trail());
   MoveUna(PsnAdd(judged.header.psn, 1));
-}
-
-// As an IbResponder tells of what the peer's requests bring: the key that names the first byte, its offset from the
-// first one that the key names, how many bytes from there on; and what lies elsewhere.
-void IbRequester::TracePlaced(const wire::IbHeader& header, uint32_t length, const MemoryTrail& placed) const {
-  if (context_.trace == nullptr) return;
-  const MemoryPlace place = placed.first();
-  Trace(context_.trace, context_.now, context_.name, "record.placed",
-        {{"opcode", wire::ToString(header.op)},
-         {"length", uint64_t{length}},
-         {"last", uint64_t{wire::EndsMessage(header.op)}},
-         {"psn", uint64_t{header.psn}},
-         {"stag", uint64_t{place.stag}},
-         {"offset", place.offset},
-         {"run", place.length}});
-  placed.TraceRest(context_.trace, context_.now, context_.name);
 }
 
 bool IbRequester::AdvanceTo(uint32_t psn) {

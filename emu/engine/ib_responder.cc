@@ -295,16 +295,7 @@ void IbResponder::Take(const MemoryTrail& placed) {
     if (header.ack_request && context_.acknowledged()) Acknowledge(/*after_rnr=*/true);
   }
   nak_sent_ = false;
-  if (context_.trace == nullptr) return;
-  Trace(context_.trace, context_.now, context_.name, "record.placed",
-        {{"opcode", wire::ToString(header.op)},
-         {"length", uint64_t{judged_.payload}},
-         {"last", uint64_t{wire::EndsMessage(header.op)}},
-         {"psn", uint64_t{header.psn}},
-         {"stag", uint64_t{place.stag}},
-         {"offset", place.offset},
-         {"run", place.length}});
-  placed.TraceRest(context_.trace, context_.now, context_.name);
+  context_.TracePlaced(header, judged_.payload, place, placed);
 }
 
 void IbResponder::TakeSend() {
