@@ -42,14 +42,7 @@ QueuePair* ReadyQp(TestHost& host, QpCapabilities capabilities = {64, 64, 4, 4, 
   create.send_cq = create.receive_cq = host.cq;
   create.capabilities = capabilities;
   QueuePair* const qp = *host.nic->CreateQp(*host.context, create);
-  QpAttributes attributes;
-  attributes.qkey = kQkey;
-  attributes.state = QpState::kInit;
-  EXPECT_EQ(qp->Modify(attributes, qp_attr::kState | qp_attr::kPkeyIndex | qp_attr::kPort | qp_attr::kQkey), 0);
-  attributes.state = QpState::kRtr;
-  EXPECT_EQ(qp->Modify(attributes, qp_attr::kState), 0);
-  attributes.state = QpState::kRts;
-  EXPECT_EQ(qp->Modify(attributes, qp_attr::kState | qp_attr::kSqPsn), 0);
+  DatagramsToRts(*qp, kQkey);
   return qp;
 }
 
@@ -73,6 +66,7 @@ class DatagramPortTest : public ::testing::Test {
     Listen(b_, &heard_by_b_);
   }
   void TearDown() override {
+    listener_ = nullptr;  // before what it gives its links to
     for (TestHost* host : {&a_, &b_}) {
       host->nic->datagrams().SetGsiHandler({});
       host->nic->datagrams().SetLinkHandler({});
@@ -114,6 +108,22 @@ class DatagramPortTest : public ::testing::Test {
     EXPECT_TRUE(ah.has_value());
     return ah ? *ah : nullptr;
   }
+  // --- As a peer: b's port at slot 3, which gives the links it is asked for to `take` ---
+
+  void PlayPort(std::function<void(std::unique_ptr<Stream>)> take) {
+    auto listening =
+        pair_.fabric_b.Listen(at_b_.WithPort(static_cast<uint16_t>(b_.nic->profile().port_base + 3)), 64,
+                              [take = std::move(take)](std::unique_ptr<Stream> stream) { take(std::move(stream)); });
+    ASSERT_TRUE(listening.has_value());
+    listener_ = std::move(*listening);
+  }
+  static void Answer(Stream& stream, wire::CarrierStatus status = wire::CarrierStatus::kAccepted) {
+    std::array<std::byte, wire::kCarrierAnswerSize> answer;
+    ByteWriter out(answer);
+    wire::CarrierAnswer{.status = status}.Encode(out);
+    Write(stream, answer);
+  }
+
   // --- As a stranger: of b's host, at a's port ---
 
   std::unique_ptr<Stream> Visit() {
@@ -201,6 +211,7 @@ class DatagramPortTest : public ::testing::Test {
   std::vector<Heard> heard_by_a_;
   std::vector<Heard> heard_by_b_;
   std::vector<DatagramPort::LinkEvent> events_;
+  std::unique_ptr<Listener> listener_;
 };
 
 // --- Where datagrams go ---
@@ -604,20 +615,6 @@ class MixedPortsTest : public DatagramPortTest {
     large_.emplace(a_.Register(size_t{128} << a_.nic->profile().active_mtu));
     box_.emplace(good_.Register(8192));
   }
-  // b's port at slot 3 is the test's: it takes links and gives them to `take`.
-  void PlayBadPort(std::function<void(std::unique_ptr<Stream>)> take) {
-    auto listening =
-        pair_.fabric_b.Listen(at_b_.WithPort(static_cast<uint16_t>(b_.nic->profile().port_base + 3)), 64,
-                              [take = std::move(take)](std::unique_ptr<Stream> stream) { take(std::move(stream)); });
-    ASSERT_TRUE(listening.has_value());
-    listener_ = std::move(*listening);
-  }
-  static void Accept(Stream& stream) {
-    std::array<std::byte, wire::kCarrierAnswerSize> answer;
-    ByteWriter out(answer);
-    wire::CarrierAnswer{.status = wire::CarrierStatus::kAccepted}.Encode(out);
-    Write(stream, answer);
-  }
   // For ten seconds, every 100 ms: `bad` datagrams to the bad port and behind them one to the good one. What the good
   // one's waited in all; each arrives.
   Duration WaitOfTheGood(uint64_t bad) {
@@ -653,7 +650,6 @@ class MixedPortsTest : public DatagramPortTest {
   QueuePair* to_ = nullptr;
   std::optional<TestBuffer> large_;
   std::optional<TestBuffer> box_;
-  std::unique_ptr<Listener> listener_;
   std::vector<std::unique_ptr<Stream>> taken_;
   bool drips_ = true;
 };
@@ -667,8 +663,8 @@ TEST_F(MixedPortsTest, ASilentHostIsWaitedForOnce) {
 }
 
 TEST_F(MixedPortsTest, AReaderThatTakesLinksAndNothingElseIsWaitedForOnce) {
-  PlayBadPort([this](std::unique_ptr<Stream> stream) {
-    Accept(*stream);
+  PlayPort([this](std::unique_ptr<Stream> stream) {
+    Answer(*stream);
     taken_.push_back(std::move(stream));
   });
   const Duration waited = WaitOfTheGood(40);
@@ -679,8 +675,8 @@ TEST_F(MixedPortsTest, AReaderThatTakesLinksAndNothingElseIsWaitedForOnce) {
 }
 
 TEST_F(MixedPortsTest, AReaderThatTakesOneNowAndThenIsNotWaitedForLong) {
-  PlayBadPort([this](std::unique_ptr<Stream> stream) {
-    Accept(*stream);
+  PlayPort([this](std::unique_ptr<Stream> stream) {
+    Answer(*stream);
     taken_.push_back(std::move(stream));
   });
   Drip(patience() * 9 / 10);
@@ -691,7 +687,7 @@ TEST_F(MixedPortsTest, AReaderThatTakesOneNowAndThenIsNotWaitedForLong) {
 }
 
 TEST_F(MixedPortsTest, APortThatRefusesSlowlyUsesUpItsCredit) {
-  PlayBadPort([this](std::unique_ptr<Stream> stream) {
+  PlayPort([this](std::unique_ptr<Stream> stream) {
     taken_.push_back(std::move(stream));
     pair_.fabric_b.loop().At(pair_.world.Now() + patience() * 4 / 10,
                              [this, index = taken_.size() - 1] { taken_[index]->Abort(); });
@@ -714,8 +710,8 @@ TEST_F(MixedPortsTest, AfterAWhileAPortIsWaitedForAgain) {
 }
 
 TEST_F(MixedPortsTest, ASendIsDoneWhenTheStreamHasItsDatagram) {
-  PlayBadPort([this](std::unique_ptr<Stream> stream) {
-    Accept(*stream);
+  PlayPort([this](std::unique_ptr<Stream> stream) {
+    Answer(*stream);
     taken_.push_back(std::move(stream));
   });
   const AddressHandle* const ah = HandleOf(a_, at_b_);
@@ -731,8 +727,8 @@ TEST_F(MixedPortsTest, ASendIsDoneWhenTheStreamHasItsDatagram) {
 }
 
 TEST_F(MixedPortsTest, WhatTheStreamHasArrivesThoughThePortThatSentItIsGone) {
-  PlayBadPort([this](std::unique_ptr<Stream> stream) {
-    Accept(*stream);
+  PlayPort([this](std::unique_ptr<Stream> stream) {
+    Answer(*stream);
     taken_.push_back(std::move(stream));
   });
   auto brief = std::make_unique<TestHost>(pair_.fabric_a, "brief", RoceProfile());
@@ -928,15 +924,10 @@ TEST_F(DatagramPortTest, APeerThatTalksOnALinkOfOursLosesIt) {
   // b's port is played by the test: it agrees to a link and then says something, which no receiver does.
   WatchLinksOfA();
   std::unique_ptr<Stream> taken;
-  const auto listener = pair_.fabric_b.Listen(at_b_.WithPort(static_cast<uint16_t>(b_.nic->profile().port_base + 3)), 4,
-                                              [&](std::unique_ptr<Stream> stream) { taken = std::move(stream); });
-  ASSERT_TRUE(listener.has_value());
+  PlayPort([&](std::unique_ptr<Stream> stream) { taken = std::move(stream); });
   Say(a_, FromAToB(3), "hello");
   ASSERT_TRUE(pair_.world.RunUntil([&] { return taken != nullptr; }));
-  std::array<std::byte, wire::kCarrierAnswerSize> answer;
-  ByteWriter out(answer);
-  wire::CarrierAnswer{.status = wire::CarrierStatus::kAccepted}.Encode(out);
-  Write(*taken, answer);
+  Answer(*taken);
   ASSERT_TRUE(pair_.world.RunUntil([&] { return !events_.empty(); }));
   EXPECT_EQ(events_[0], DatagramPort::LinkEvent::kUp);
   const std::byte word{'!'};
@@ -945,19 +936,14 @@ TEST_F(DatagramPortTest, APeerThatTalksOnALinkOfOursLosesIt) {
   EXPECT_EQ(events_[1], DatagramPort::LinkEvent::kLost);
 }
 
-TEST_F(DatagramPortTest, APortThatTakesLinksAndDropsThemAtOnceIsLeftAloneForAWhile) {
+TEST_F(DatagramPortTest, APortThatTakesLinksAndDropsThemIsCalledOnceForADatagramAtMost) {
   WatchLinksOfA();
   std::vector<std::unique_ptr<Stream>> taken;
-  const auto listener = pair_.fabric_b.Listen(at_b_.WithPort(static_cast<uint16_t>(b_.nic->profile().port_base + 3)), 4,
-                                              [&](std::unique_ptr<Stream> stream) {
-                                                std::array<std::byte, wire::kCarrierAnswerSize> answer;
-                                                ByteWriter out(answer);
-                                                wire::CarrierAnswer{}.Encode(out);
-                                                Write(*stream, answer);
-                                                stream->Shutdown();
-                                                taken.push_back(std::move(stream));
-                                              });
-  ASSERT_TRUE(listener.has_value());
+  PlayPort([&](std::unique_ptr<Stream> stream) {
+    Answer(*stream);
+    stream->Shutdown();
+    taken.push_back(std::move(stream));
+  });
   QueuePair* const from = ReadyQp(a_);
   const AddressHandle* const ah = HandleOf(a_, at_b_);
   const TestBuffer words = a_.Register(64);
@@ -969,9 +955,7 @@ TEST_F(DatagramPortTest, APortThatTakesLinksAndDropsThemAtOnceIsLeftAloneForAWhi
 TEST_F(DatagramPortTest, AnAnswerThatIsNoneIsARefusal) {
   WatchLinksOfA();
   std::unique_ptr<Stream> taken;
-  const auto listener = pair_.fabric_b.Listen(at_b_.WithPort(static_cast<uint16_t>(b_.nic->profile().port_base + 3)), 4,
-                                              [&](std::unique_ptr<Stream> stream) { taken = std::move(stream); });
-  ASSERT_TRUE(listener.has_value());
+  PlayPort([&](std::unique_ptr<Stream> stream) { taken = std::move(stream); });
   Say(a_, FromAToB(3), "hello");
   ASSERT_TRUE(pair_.world.RunUntil([&] { return taken != nullptr; }));
   std::array<std::byte, wire::kCarrierAnswerSize> nonsense{};
@@ -989,9 +973,7 @@ TEST_F(DatagramPortTest, AnAnswerThatIsNoneIsARefusal) {
 TEST_F(DatagramPortTest, WhatEndsBeforeItsAnswerIsNoRefusal) {
   WatchLinksOfA();
   std::unique_ptr<Stream> taken;
-  const auto listener = pair_.fabric_b.Listen(at_b_.WithPort(static_cast<uint16_t>(b_.nic->profile().port_base + 3)), 4,
-                                              [&](std::unique_ptr<Stream> stream) { taken = std::move(stream); });
-  ASSERT_TRUE(listener.has_value());
+  PlayPort([&](std::unique_ptr<Stream> stream) { taken = std::move(stream); });
   const auto next = [&] {
     events_.clear();
     Say(a_, FromAToB(3), "hello");
@@ -1014,10 +996,7 @@ TEST_F(DatagramPortTest, WhatEndsBeforeItsAnswerIsNoRefusal) {
        {std::pair(wire::CarrierStatus::kBusy, DatagramPort::LinkEvent::kNoAnswer),
         std::pair(wire::CarrierStatus::kMismatch, DatagramPort::LinkEvent::kRefused)}) {
     next();
-    std::array<std::byte, wire::kCarrierAnswerSize> answer;
-    ByteWriter out(answer);
-    wire::CarrierAnswer{.status = status}.Encode(out);
-    Write(*taken, answer);
+    Answer(*taken, status);
     EXPECT_EQ(event(), expected);
   }
 }

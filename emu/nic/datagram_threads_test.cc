@@ -52,14 +52,7 @@ struct End {
     create.send_cq = create.receive_cq = cq;
     create.capabilities = {64, 256, 1, 1, 0};
     qp = *host.nic->CreateQp(*host.context, create);
-    QpAttributes attributes;
-    attributes.qkey = kQkey;
-    attributes.state = QpState::kInit;
-    EXPECT_EQ(qp->Modify(attributes, qp_attr::kState | qp_attr::kPkeyIndex | qp_attr::kPort | qp_attr::kQkey), 0);
-    attributes.state = QpState::kRtr;
-    EXPECT_EQ(qp->Modify(attributes, qp_attr::kState), 0);
-    attributes.state = QpState::kRts;
-    EXPECT_EQ(qp->Modify(attributes, qp_attr::kState | qp_attr::kSqPsn), 0);
+    DatagramsToRts(*qp, kQkey);
   }
   ~End() {
     EXPECT_EQ(host.nic->DestroyQp(qp->handle()), 0);

@@ -143,17 +143,7 @@ class DatagramHabitsTest : public ::testing::Test {
   void Open(uint32_t overtake_one_in) {
     hosts_.emplace(WithOvertaking(overtake_one_in));
     hosts_->Use(QpType::kUd);
-    for (TestHost* host : {&hosts_->a, &hosts_->b}) {
-      QpAttributes attributes;
-      attributes.qkey = kQkey;
-      attributes.state = QpState::kInit;
-      ASSERT_EQ(host->qp->Modify(attributes, qp_attr::kState | qp_attr::kPkeyIndex | qp_attr::kPort | qp_attr::kQkey),
-                0);
-      attributes.state = QpState::kRtr;
-      ASSERT_EQ(host->qp->Modify(attributes, qp_attr::kState), 0);
-      attributes.state = QpState::kRts;
-      ASSERT_EQ(host->qp->Modify(attributes, qp_attr::kState | qp_attr::kSqPsn), 0);
-    }
+    for (TestHost* host : {&hosts_->a, &hosts_->b}) DatagramsToRts(*host->qp, kQkey);
     AddressVector vector;
     vector.is_global = true;
     vector.gid = GidOf(hosts_->at_b);

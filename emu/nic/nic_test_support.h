@@ -173,6 +173,18 @@ inline void Attach(TestHost& host, std::unique_ptr<Stream> stream, bool initiato
       0);
 }
 
+// Takes a UD QP from RESET to RTS.
+inline void DatagramsToRts(QueuePair& qp, uint32_t qkey) {
+  QpAttributes attributes;
+  attributes.qkey = qkey;
+  attributes.state = QpState::kInit;
+  EXPECT_EQ(qp.Modify(attributes, qp_attr::kState | qp_attr::kPkeyIndex | qp_attr::kPort | qp_attr::kQkey), 0);
+  attributes.state = QpState::kRtr;
+  EXPECT_EQ(qp.Modify(attributes, qp_attr::kState), 0);
+  attributes.state = QpState::kRts;
+  EXPECT_EQ(qp.Modify(attributes, qp_attr::kState | qp_attr::kSqPsn), 0);
+}
+
 // Two hosts of one simulated world.
 struct SimPair {
   explicit SimPair(const LinkOptions& link = {}, uint64_t seed = 1, TraceSink* trace = nullptr)
