@@ -205,7 +205,7 @@ class RoceCm final : public CmTransport {
   // Nobody has the service.
   void FailUnserved(Talk& talk);
   // Why a request is refused at once.
-  enum class Refusal : uint8_t { kNobody, kSentOn, kNoResources, kBacklog };
+  enum class Refusal : uint8_t { kNobody, kNoResources, kBacklog };
   // With the core's lock: who is to hear of a request of `from`; else a Refusal, kNobody unless there is another
   // reason.
   Result<std::shared_ptr<CmId>, Refusal> ListenerFor(const wire::CmServicePort& service, const DatagramPeer& from,
