@@ -193,10 +193,7 @@ TEST_F(RoceCmTest, AReplyToAnotherTransactionIsNoReply) {
 }
 
 TEST_F(RoceCmTest, ARejectionOfAnotherTransactionIsNone) {
-  listener = server.Listening();
-  initiator = client.Connecting();
-  responder = server.Request();
-  ASSERT_NE(responder, nullptr);
+  ASSERT_NO_FATAL_FAILURE(Ask());
   CmMad mad = client.mads->last_sent[CmAttribute::kReq];
   CmRej rej;
   rej.remote_id = Last<CmReq>(client).local_id;
@@ -317,10 +314,7 @@ TEST(RoceCmLimitTest, AllProcessesOfAnAddressTogetherMayHaveSoManyRequestsUnansw
 }
 
 TEST_F(RoceCmTest, APeerMayNotHaveUsWaitForEver) {
-  listener = server.Listening();
-  initiator = client.Connecting();
-  responder = server.Request();
-  ASSERT_NE(responder, nullptr);
+  ASSERT_NO_FATAL_FAILURE(Ask());
   const Instant begin = world.Now();
   while (!client.Waiting() && world.Now() < begin + 3600s) world.RunFor(1s);
   EXPECT_EQ(client.Next(), CmEventType::kUnreachable);
@@ -496,10 +490,7 @@ TEST_F(RoceCmTest, ARefusalOrTwoEndNothingInAnyPhase) {
 }
 
 TEST_F(RoceCmTest, ThreeRefusalsOfAnInitiatorWithdrawItsRequest) {
-  listener = server.Listening();
-  initiator = client.Connecting();
-  responder = server.Request();
-  ASSERT_NE(responder, nullptr);
+  ASSERT_NO_FATAL_FAILURE(Ask());
   const DatagramPeer to = server.mads->PeerAt({kServerAddress.WithPort(0), Address("10.0.0.2")}, 0);
   for (int i = 0; i < 3; ++i) server.mads->TellLink(to, LinkEvent::kRefused);
   EXPECT_EQ(server.Next(), CmEventType::kUnreachable);
@@ -524,9 +515,7 @@ TEST(RoceCmSlotTest, ARefusalOrTwoDoNotEndARequestWithinAHost) {
 }
 
 TEST_F(RoceCmTest, TheQpOfWhoIsRejectedFails) {
-  listener = server.Listening();
-  initiator = client.Connecting();
-  responder = server.Request();
+  ASSERT_NO_FATAL_FAILURE(Ask());
   ASSERT_EQ(server.cm().Reject(responder, {}), 0);
   EXPECT_EQ(client.Next(), CmEventType::kRejected);
   EXPECT_EQ(client.qp->state(), QpState::kErr);
@@ -537,10 +526,7 @@ TEST_F(RoceCmTest, TheQpOfWhoIsRejectedFails) {
 
 // The call is over, and what it has left to do on the loop comes after the peer's word.
 TEST_F(RoceCmTest, TheQpFailsThatIsAcceptedWhileItsRequestIsWithdrawn) {
-  listener = server.Listening();
-  initiator = client.Connecting();
-  responder = server.Request();
-  ASSERT_NE(responder, nullptr);
+  ASSERT_NO_FATAL_FAILURE(Ask());
   server.mads->before_hearing = [&](CmAttribute message) {
     if (message == CmAttribute::kRej) {
       EXPECT_EQ(server.Accept(responder), 0);
@@ -552,10 +538,7 @@ TEST_F(RoceCmTest, TheQpFailsThatIsAcceptedWhileItsRequestIsWithdrawn) {
 }
 
 TEST_F(RoceCmTest, TheQpFailsThatIsAcceptedWhileItsInitiatorRefuses) {
-  listener = server.Listening();
-  initiator = client.Connecting();
-  responder = server.Request();
-  ASSERT_NE(responder, nullptr);
+  ASSERT_NO_FATAL_FAILURE(Ask());
   const DatagramPeer to = server.mads->PeerAt({kServerAddress.WithPort(0), Address("10.0.0.2")}, 0);
   ASSERT_EQ(server.Accept(responder), 0);
   for (int i = 0; i < 3; ++i) server.mads->TellLink(to, LinkEvent::kRefused);

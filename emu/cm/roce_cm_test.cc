@@ -130,10 +130,7 @@ INSTANTIATE_TEST_SUITE_P(Each, LossyCmTest,
                          [](const auto& info) { return std::string(ToString(info.param)); });
 
 TEST_F(RoceCmTest, ARequestThatIsRepeatedWhileItsProgramThinksIsAcknowledged) {
-  listener = server.Listening();
-  initiator = client.Connecting();
-  responder = server.Request();
-  ASSERT_NE(responder, nullptr);
+  ASSERT_NO_FATAL_FAILURE(Ask());
   // Longer than all tries together.
   world.RunFor(30s);
   EXPECT_EQ(client.mads->sent[CmAttribute::kReq], 2);
@@ -157,9 +154,7 @@ TEST_F(RoceCmTest, AnUnansweredRequestIsUnreachable) {
 }
 
 TEST_F(RoceCmTest, AnUnansweredAcceptIsUnreachableAndItsQpFails) {
-  listener = server.Listening();
-  initiator = client.Connecting();
-  responder = server.Request();
+  ASSERT_NO_FATAL_FAILURE(Ask());
   server.mads->judge = [](CmAttribute, int) { return 0; };
   client.mads->judge = [](CmAttribute, int) { return 0; };
   ASSERT_EQ(server.Accept(responder), 0);
@@ -181,9 +176,7 @@ TEST_F(RoceCmTest, ADisconnectionThatNobodyAnswersEndsAllTheSame) {
 
 TEST_F(RoceCmTest, WhoIsDisconnectedWasConnectedThoughTheRtuIsLost) {
   client.mads->judge = [](CmAttribute message, int) { return message == CmAttribute::kRtu ? 0 : 1; };
-  listener = server.Listening();
-  initiator = client.Connecting();
-  responder = server.Request();
+  ASSERT_NO_FATAL_FAILURE(Ask());
   ASSERT_EQ(server.Accept(responder), 0);
   ASSERT_EQ(client.Next(), CmEventType::kEstablished);
   ASSERT_EQ(client.cm().Disconnect(initiator), 0);
@@ -311,9 +304,7 @@ TEST_F(RoceCmTest, AHostWithoutADeviceInUseIsRejectedToo) {
 }
 
 TEST_F(RoceCmTest, ARejectionHasTheProgramsReasonAndItsPrivateData) {
-  listener = server.Listening();
-  initiator = client.Connecting();
-  responder = server.Request();
+  ASSERT_NO_FATAL_FAILURE(Ask());
   ASSERT_EQ(server.cm().Reject(responder, {std::byte{7}}), 0);
   EXPECT_EQ(client.Next(), CmEventType::kRejected);
   EXPECT_EQ(client.last_status, kConsumer);
@@ -333,9 +324,7 @@ TEST_F(RoceCmTest, ALostRejectionIsSaidAgainAndTheProgramIsNotAskedTwice) {
 }
 
 TEST_F(RoceCmTest, ARequestWhoseProgramGivesUpIsWithdrawn) {
-  listener = server.Listening();
-  initiator = client.Connecting();
-  responder = server.Request();
+  ASSERT_NO_FATAL_FAILURE(Ask());
   client.cm().Destroy(initiator);
   EXPECT_EQ(server.Next(), CmEventType::kRejected);
   EXPECT_EQ(server.last_status, static_cast<int>(CmReason::kTimeout));
@@ -403,9 +392,7 @@ TEST_F(RoceCmTest, AnAcceptWhoseQpCannotBeConnectedIsRefusedAndMayBeTriedAgain) 
 }
 
 TEST_F(RoceCmTest, WhoAcceptsMayActBeforeAnybodyHearsOfItAndOnlyIfThatWillBe) {
-  listener = server.Listening();
-  initiator = client.Connecting();
-  responder = server.Request();
+  ASSERT_NO_FATAL_FAILURE(Ask());
   int calls = 0;
   const auto accept = [&](QueuePair* qp) {
     EXPECT_EQ(server.cm().SetQp(responder, qp->qp_number()), 0);
@@ -445,9 +432,7 @@ TEST_F(RoceCmTest, AnIdThatGoesDisconnects) {
 }
 
 TEST_F(RoceCmTest, AnAnswerIsRejectedWhenItsIdGoes) {
-  listener = server.Listening();
-  initiator = client.Connecting();
-  responder = server.Request();
+  ASSERT_NO_FATAL_FAILURE(Ask());
   server.mads->judge = [](CmAttribute message, int) { return message == CmAttribute::kRep ? 0 : 1; };
   ASSERT_EQ(server.Accept(responder), 0);
   server.cm().Destroy(responder);
@@ -456,9 +441,7 @@ TEST_F(RoceCmTest, AnAnswerIsRejectedWhenItsIdGoes) {
 }
 
 TEST_F(RoceCmTest, AnAnswerThatIsTakenBackAmidstTheRtuDisconnects) {
-  listener = server.Listening();
-  initiator = client.Connecting();
-  responder = server.Request();
+  ASSERT_NO_FATAL_FAILURE(Ask());
   client.mads->judge = [](CmAttribute message, int) { return message == CmAttribute::kRtu ? 0 : 1; };
   ASSERT_EQ(server.Accept(responder), 0);
   EXPECT_EQ(client.Next(), CmEventType::kEstablished);
@@ -761,9 +744,7 @@ TEST_F(RoceCmTest, OnlyThePeerMayTalkOfAConnection) {
 }
 
 TEST_F(RoceCmTest, ARequestInTheNameOfAnotherIsRejected) {
-  listener = server.Listening();
-  initiator = client.Connecting();
-  responder = server.Request();
+  ASSERT_NO_FATAL_FAILURE(Ask());
   const wire::CmMad good = client.mads->last_sent[CmAttribute::kReq];
   const auto refused = [&](auto change) {
     wire::CmMad mad = good;
@@ -826,9 +807,7 @@ TEST_F(RoceCmTest, ARedirectionLeadsToNoOtherHost) {
 }
 
 TEST_F(RoceCmTest, RedirectionsInACircleEnd) {
-  listener = server.Listening();
-  initiator = client.Connecting();
-  responder = server.Request();
+  ASSERT_NO_FATAL_FAILURE(Ask());
   const auto& req = std::get<wire::CmReq>(client.mads->last_sent[CmAttribute::kReq].message);
   wire::CmRej rej;
   rej.remote_id = req.local_id;

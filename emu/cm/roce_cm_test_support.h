@@ -197,12 +197,16 @@ class Machine {
 
 class RoceCmTest : public ::testing::Test {
  protected:
-  // A listener, and a connection of it that stands.
-  void Connect() {
+  // A listener, and a request to it that its program has.
+  void Ask() {
     listener = server.Listening();
     initiator = client.Connecting();
     responder = server.Request();
     ASSERT_NE(responder, nullptr);
+  }
+  // A connection that stands.
+  void Connect() {
+    ASSERT_NO_FATAL_FAILURE(Ask());
     ASSERT_EQ(server.Accept(responder), 0);
     ASSERT_EQ(client.Next(), CmEventType::kEstablished);
     ASSERT_EQ(server.Next(), CmEventType::kEstablished);
