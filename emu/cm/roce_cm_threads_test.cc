@@ -12,9 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "emu/backend/tcp/tcp_fabric.h"
-#include "emu/cm/cm_test_support.h"
-#include "emu/cm/connection_manager.h"
+#include "emu/cm/cm_threads_test_support.h"
 #include "emu/engine/qp_states.h"
 
 namespace stagecoach::emu {
@@ -36,104 +34,56 @@ DeviceProfile Profile() {
   return profile;
 }
 
-// A process of this host: a device and a manager on a thread of their own.
-class Process {
+class Process final : public LoopbackHost {
  public:
-  explicit Process(CmOptions options = {.time_wait = 1ms})
-      : nic_(fabric_, Profile(), {}),
-        cm_(nic_, options),
-        context_(nic_.OpenContext().value()),
-        pd_(nic_.AllocatePd(*context_).value()),
-        cq_(nic_.CreateCq(*context_, 64, nullptr, nullptr).value()),
-        channel_(cm_.CreateChannel()) {}
-
-  Nic& nic() { return nic_; }
-  ConnectionManager& cm() { return cm_; }
-  const std::shared_ptr<CmChannel>& channel() { return channel_; }
-  QueuePair* NewQp() { return NewQpInInit(nic_, *context_, pd_, cq_); }
+  Process() : LoopbackHost(Profile(), {.time_wait = 1ms}) {}
   void Drop(QueuePair* qp) {
-    cm_.ForgetQp(qp->qp_number());
-    EXPECT_EQ(nic_.DestroyQp(qp->handle()), 0);
+    cm().ForgetQp(qp->qp_number());
+    EXPECT_EQ(nic().DestroyQp(qp->handle()), 0);
   }
-
-  std::shared_ptr<CmId> Listening(int backlog = 64) {
-    auto id = cm_.CreateId(channel_);
-    EXPECT_EQ(cm_.Bind(id, *IpEndpoint::Parse("127.0.0.1", 0)), 0);
-    EXPECT_EQ(cm_.Listen(id, backlog), 0);
-    return id;
-  }
-  // With a channel of its own.
-  std::shared_ptr<CmId> Connecting(const IpEndpoint& to, QueuePair* qp, const std::shared_ptr<CmChannel>& channel) {
-    auto id = cm_.CreateId(channel);
-    EXPECT_EQ(cm_.ResolveAddress(id, {}, to), 0);
-    EXPECT_TRUE(Await(*channel, CmEventType::kAddressResolved));
-    EXPECT_EQ(cm_.ResolveRoute(id), 0);
-    EXPECT_TRUE(Await(*channel, CmEventType::kRouteResolved));
-    EXPECT_EQ(cm_.SetQp(id, qp->qp_number()), 0);
-    EXPECT_EQ(cm_.Connect(id, {}), 0);
-    return id;
-  }
-  static std::optional<CmEvent> Next(CmChannel& channel) {
-    auto event = channel.GetEvent();
-    if (!event) return std::nullopt;
-    channel.Acknowledge(*event);
-    return std::move(*event);
-  }
-  // The next event of this kind; those before it are dropped.
-  static std::optional<CmEvent> Await(CmChannel& channel, CmEventType type) {
-    for (;;) {
-      auto event = Next(channel);
-      if (!event || event->type == type) return event;
-    }
-  }
-
- private:
-  TcpFabric fabric_;
-  Nic nic_;
-  ConnectionManager cm_;
-  NicContext* context_;
-  uint32_t pd_;
-  CompletionQueue* cq_;
-  std::shared_ptr<CmChannel> channel_;
 };
 
-// Runs them together, as near to one moment as threads allow.
-template <typename First, typename Second>
-void Together(First first, Second second) {
-  std::atomic<int> ready{0};
-  const auto meet = [&ready] {
-    ready.fetch_add(1);
-    while (ready.load() < 2) std::this_thread::yield();
-  };
-  std::thread other([&] {
-    meet();
-    second();
-  });
-  meet();
-  first();
-  other.join();
-}
+// A request that its listener's program has, and a QP at either end.
+struct Asked {
+  Asked(Process& initiator_process, Process& responder_process, const std::shared_ptr<CmId>& listener,
+        const std::shared_ptr<CmChannel>& channel)
+      : client(initiator_process),
+        server(responder_process),
+        ours(client.NewQp()),
+        theirs(server.NewQp()),
+        initiator(client.Connecting(server.cm().Describe(*listener).local, ours, channel)) {
+    const auto request = Process::Await(*server.channel(), CmEventType::kConnectRequest);
+    if (!request) return;
+    responder = request->id;
+    EXPECT_EQ(server.cm().SetQp(responder, theirs->qp_number()), 0);
+  }
+  ~Asked() {
+    if (responder != nullptr) server.cm().Destroy(responder);
+    client.Drop(ours);
+    server.Drop(theirs);
+  }
+  Asked(const Asked&) = delete;
+  Asked& operator=(const Asked&) = delete;
+
+  Process& client;
+  Process& server;
+  QueuePair* const ours;
+  QueuePair* const theirs;
+  const std::shared_ptr<CmId> initiator;
+  std::shared_ptr<CmId> responder;
+};
 
 TEST(RoceCmThreads, AnAcceptThatFailsLeavesNoQpReadyToSend) {
   Process server;
   Process client;
   const auto listener = server.Listening();
-  const IpEndpoint to = server.cm().Describe(*listener).local;
   const auto channel = client.cm().CreateChannel();
-  int accepted = 0;
   for (int round = 0; round < kRounds; ++round) {
-    QueuePair* const ours = client.NewQp();
-    QueuePair* const theirs = server.NewQp();
-    const auto initiator = client.Connecting(to, ours, channel);
-    auto request = Process::Await(*server.channel(), CmEventType::kConnectRequest);
-    ASSERT_TRUE(request);
-    const std::shared_ptr<CmId> responder = request->id;
-    request.reset();
-    ASSERT_EQ(server.cm().SetQp(responder, theirs->qp_number()), 0);
+    Asked asked(client, server, listener, channel);
+    ASSERT_NE(asked.responder, nullptr);
     int error = 0;
-    Together([&] { error = server.cm().Accept(responder, {}); }, [&] { client.cm().Destroy(initiator); });
+    Together([&] { error = server.cm().Accept(asked.responder, {}); }, [&] { client.cm().Destroy(asked.initiator); });
     if (error == 0) {
-      ++accepted;
       // Rejected while the answer was on its way, or by then a connection.
       std::optional<CmEvent> last;
       do {
@@ -141,19 +91,16 @@ TEST(RoceCmThreads, AnAcceptThatFailsLeavesNoQpReadyToSend) {
         ASSERT_TRUE(last);
       } while (last->type == CmEventType::kEstablished);
       if (last->type == CmEventType::kRejected) {
-        EXPECT_EQ(theirs->state(), QpState::kErr);
+        EXPECT_EQ(asked.theirs->state(), QpState::kErr);
       } else {
         EXPECT_EQ(last->type, CmEventType::kDisconnected) << ToString(last->type);
       }
     } else {
       // Withdrawn before the call, or while it prepared the QP.
       EXPECT_EQ(error, EINVAL);
-      const QpState state = theirs->state();
+      const QpState state = asked.theirs->state();
       EXPECT_TRUE(state == QpState::kInit || state == QpState::kErr) << static_cast<int>(state);
     }
-    server.cm().Destroy(responder);
-    client.Drop(ours);
-    server.Drop(theirs);
   }
   server.cm().Destroy(listener);
 }
@@ -163,39 +110,29 @@ TEST(RoceCmThreads, AQpThatGoesWhileItIsAcceptedIsNamedOrTheCallFails) {
   Process server;
   Process client;
   const auto listener = server.Listening();
-  const IpEndpoint to = server.cm().Describe(*listener).local;
   const auto channel = client.cm().CreateChannel();
   for (int round = 0; round < kRounds; ++round) {
-    QueuePair* const ours = client.NewQp();
-    QueuePair* const theirs = server.NewQp();
-    const auto initiator = client.Connecting(to, ours, channel);
-    auto request = Process::Await(*server.channel(), CmEventType::kConnectRequest);
-    ASSERT_TRUE(request);
-    const std::shared_ptr<CmId> responder = request->id;
-    request.reset();
-    ASSERT_EQ(server.cm().SetQp(responder, theirs->qp_number()), 0);
+    Asked asked(client, server, listener, channel);
+    ASSERT_NE(asked.responder, nullptr);
     int error = 0;
-    Together([&] { error = server.cm().Accept(responder, {}); },
+    Together([&] { error = server.cm().Accept(asked.responder, {}); },
              [&] {
                // A little later each time, so that some rounds hit the middle of the call.
                std::atomic<int> spent{0};
                while (spent.fetch_add(1) < round * kSpins) {
                }
-               server.cm().ForgetQp(theirs->qp_number());
+               server.cm().ForgetQp(asked.theirs->qp_number());
              });
     if (error != 0) {
-      EXPECT_EQ(server.cm().Reject(responder, {}), 0);
+      EXPECT_EQ(server.cm().Reject(asked.responder, {}), 0);
     }
     const auto heard = Process::Next(*channel);
     ASSERT_TRUE(heard);
     EXPECT_EQ(heard->type, error == 0 ? CmEventType::kEstablished : CmEventType::kRejected) << ToString(heard->type);
     if (error == 0) {
-      EXPECT_EQ(heard->parameters.qp_number, theirs->qp_number());
+      EXPECT_EQ(heard->parameters.qp_number, asked.theirs->qp_number());
     }
-    client.cm().Destroy(initiator);
-    server.cm().Destroy(responder);
-    client.Drop(ours);
-    server.Drop(theirs);
+    client.cm().Destroy(asked.initiator);
   }
   server.cm().Destroy(listener);
 }

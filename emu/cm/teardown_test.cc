@@ -4,7 +4,6 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <condition_variable>
@@ -17,8 +16,7 @@
 
 #include "base/bytes.h"
 #include "emu/backend/tcp/tcp_fabric.h"
-#include "emu/cm/cm_test_support.h"
-#include "emu/cm/connection_manager.h"
+#include "emu/cm/cm_threads_test_support.h"
 #include "emu/engine/qp_states.h"
 
 namespace stagecoach::emu {
@@ -26,53 +24,27 @@ namespace {
 
 constexpr int kRounds = 150;
 
-// A device and a manager on a thread of their own, reached by loopback.
-class Host {
+class Host final : public LoopbackHost {
  public:
-  explicit Host(CmOptions options = {})
-      : nic_(fabric_, IwarpProfile(), {}),
-        cm_(nic_, options),
-        context_(nic_.OpenContext().value()),
-        pd_(nic_.AllocatePd(*context_).value()),
-        cq_(nic_.CreateCq(*context_, 64, nullptr, nullptr).value()),
-        channel_(cm_.CreateChannel()) {}
-
-  TcpFabric& fabric() { return fabric_; }
-  Nic& nic() { return nic_; }
-  ConnectionManager& cm() { return cm_; }
-
-  QueuePair* NewQp() { return NewQpInInit(nic_, *context_, pd_, cq_); }
-
-  std::shared_ptr<CmId> Listening() {
-    auto id = cm_.CreateId(channel_);
-    EXPECT_EQ(cm_.Bind(id, *IpEndpoint::Parse("127.0.0.1", 0)), 0);
-    EXPECT_EQ(cm_.Listen(id, 8), 0);
-    return id;
-  }
+  explicit Host(const CmOptions& options = {}) : LoopbackHost(IwarpProfile(), options) {}
 
   std::shared_ptr<CmId> Connecting(const IpEndpoint& to, QueuePair* qp) {
-    auto id = cm_.CreateId(channel_);
-    EXPECT_EQ(cm_.ResolveAddress(id, {}, to), 0);
-    EXPECT_TRUE(Await(CmEventType::kAddressResolved));
-    EXPECT_EQ(cm_.ResolveRoute(id), 0);
-    EXPECT_TRUE(Await(CmEventType::kRouteResolved));
-    EXPECT_EQ(cm_.SetQp(id, qp->qp_number()), 0);
-    EXPECT_EQ(cm_.Connect(id, {}), 0);
-    return id;
+    return LoopbackHost::Connecting(to, qp, channel());
   }
+  std::optional<CmEvent> Await(CmEventType type) { return LoopbackHost::Await(*channel(), type); }
 
   // Accepts the next request on `qp`; events about other ids are dropped.
   std::shared_ptr<CmId> Accept(QueuePair* qp) {
     std::optional<CmEvent> request = Await(CmEventType::kConnectRequest);
     if (!request) return nullptr;
-    EXPECT_EQ(cm_.SetQp(request->id, qp->qp_number()), 0);
-    EXPECT_EQ(cm_.Accept(request->id, {}), 0);
+    EXPECT_EQ(cm().SetQp(request->id, qp->qp_number()), 0);
+    EXPECT_EQ(cm().Accept(request->id, {}), 0);
     return request->id;
   }
 
   // The same for a request that comes over the peer's `stream`; null when that has ended without one being told.
   std::shared_ptr<CmId> AcceptFrom(Stream& stream, QueuePair* qp) {
-    EXPECT_EQ(fcntl(channel_->fd(), F_SETFL, O_NONBLOCK), 0);
+    EXPECT_EQ(fcntl(channel()->fd(), F_SETFL, O_NONBLOCK), 0);
     std::byte answer{};
     const MutableBytes room(&answer, 1);
     for (;;) {
@@ -82,43 +54,7 @@ class Host {
       std::this_thread::yield();
     }
   }
-
-  // The next event of this kind; those before it are dropped. Empty when the channel does not wait, and none is there.
-  std::optional<CmEvent> Await(CmEventType type) {
-    for (;;) {
-      Result<CmEvent, int> event = channel_->GetEvent();
-      if (!event) return std::nullopt;
-      channel_->Acknowledge(*event);
-      if (event->type == type) return std::move(*event);
-    }
-  }
-
- private:
-  TcpFabric fabric_;
-  Nic nic_;
-  ConnectionManager cm_;
-  NicContext* context_;
-  uint32_t pd_;
-  CompletionQueue* cq_;
-  std::shared_ptr<CmChannel> channel_;
 };
-
-// Runs them together, as near to one moment as threads allow.
-template <typename First, typename Second>
-void Together(First first, Second second) {
-  std::atomic<int> ready{0};
-  const auto meet = [&ready] {
-    ready.fetch_add(1);
-    while (ready.load() < 2) std::this_thread::yield();
-  };
-  std::thread other([&] {
-    meet();
-    second();
-  });
-  meet();
-  first();
-  other.join();
-}
 
 class TeardownTest : public ::testing::Test {
  protected:
@@ -134,7 +70,7 @@ class TeardownTest : public ::testing::Test {
 
   Host server_;
   Host client_;
-  std::shared_ptr<CmId> listener_ = server_.Listening();
+  std::shared_ptr<CmId> listener_ = server_.Listening(8);
   QueuePair* client_qp_ = nullptr;
   QueuePair* server_qp_ = nullptr;
   std::shared_ptr<CmId> client_id_;
@@ -183,7 +119,7 @@ TEST(TeardownOfAnOverdueConnectionTest, AQpMayGoWhenItsReadyToReceiveMessageIsOv
   options.request_timeout = 20ms;
   Host server(options);
   TcpFabric stranger;
-  const std::shared_ptr<CmId> listener = server.Listening();
+  const std::shared_ptr<CmId> listener = server.Listening(8);
   int attempts = 0;
   for (int round = 0; round < 40;) {
     ASSERT_LT(++attempts, 4000);
