@@ -2,18 +2,18 @@
 //
 // Not in simulation. The peer is this program started again, with its end of the socket as standard input.
 
-#include <signal.h>
-#include <spawn.h>
 #include <sys/socket.h>
 #include <sys/time.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "verbs_shim/tests/hand_connected.h"
+#include "verbs_shim/tests/peer_process.h"
 
 namespace stagecoach::verbs {
 namespace {
@@ -76,24 +76,13 @@ class HandProcessTest : public HandTest {
   void SetUp() override {
     HandTest::SetUp();
     if (IsSkipped()) return;
-    int sockets[2];
-    ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets), 0);
-    socket_ = sockets[0];
-    posix_spawn_file_actions_t actions;
-    posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_adddup2(&actions, sockets[1], STDIN_FILENO);
-    std::string program = "/proc/self/exe";
-    std::string option = "--peer";
-    char* argv[] = {program.data(), option.data(), nullptr};
-    ASSERT_EQ(posix_spawn(&pid_, "/proc/self/exe", &actions, nullptr, argv, environ), 0);
-    posix_spawn_file_actions_destroy(&actions);
-    close(sockets[1]);
+    process.emplace(std::vector<std::string>{"--peer"});
 
     HandOptions options;
     end = std::make_unique<HandEnd>(false, options);
     buffer = std::make_unique<Buffer>(end->pd.get(), kSize, kAccess);
-    ASSERT_TRUE(Tell(socket_, Introduce(*end, *buffer)));
-    ASSERT_TRUE(Hear(socket_, &theirs));
+    ASSERT_TRUE(Tell(process->socket(), Introduce(*end, *buffer)));
+    ASSERT_TRUE(Hear(process->socket(), &theirs));
     ASSERT_EQ(end->ToInit(), 0);
     ASSERT_EQ(end->ToRtr(theirs.qp), 0);
     ASSERT_EQ(end->ToRts(), 0);
@@ -102,8 +91,7 @@ class HandProcessTest : public HandTest {
   void TearDown() override {
     buffer.reset();
     end.reset();
-    Kill();
-    if (socket_ >= 0) close(socket_);
+    process.reset();
     HandTest::TearDown();
   }
 
@@ -117,13 +105,7 @@ class HandProcessTest : public HandTest {
       ExpectCompletion(end->send_cq.get(), i);
       ASSERT_EQ(std::memcmp(echo.bytes().data(), buffer->bytes().data(), kSize), 0) << i;
     }
-    ASSERT_TRUE(Hear(socket_, &theirs));
-  }
-  void Kill() {
-    if (pid_ <= 0) return;
-    kill(pid_, SIGKILL);
-    waitpid(pid_, nullptr, 0);
-    pid_ = -1;
+    ASSERT_TRUE(Hear(process->socket(), &theirs));
   }
   SendSpec OnTheirs(uint64_t wr_id, ibv_wr_opcode opcode, size_t size) {
     return {.wr_id = wr_id,
@@ -133,13 +115,10 @@ class HandProcessTest : public HandTest {
             .rkey = theirs.rkey};
   }
 
+  std::optional<PeerProcess> process;
   std::unique_ptr<HandEnd> end;
   std::unique_ptr<Buffer> buffer;
   Introduction theirs;
-
- private:
-  int socket_ = -1;
-  pid_t pid_ = -1;
 };
 
 TEST_F(HandProcessTest, AProcessThatSleepsServesWritesReadsAndAtomics) {
@@ -160,7 +139,7 @@ TEST_F(HandProcessTest, AProcessThatSleepsServesWritesReadsAndAtomics) {
 
 TEST_F(HandProcessTest, AProcessThatIsKilledIsFoundOutByRetries) {
   ASSERT_NO_FATAL_FAILURE(end->SetPatience(/*timeout=*/14, /*retry_count=*/2));  // 67 ms
-  Kill();
+  process->Kill();
   EXPECT_EQ(end->State(), IBV_QPS_RTS);
   ASSERT_EQ(Post(end->qp.get(), OnTheirs(1, IBV_WR_RDMA_WRITE, kSize)), 0);
   ExpectCompletion(end->send_cq.get(), 1, IBV_WC_RETRY_EXC_ERR);

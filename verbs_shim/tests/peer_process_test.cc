@@ -6,10 +6,7 @@
 
 #include <fcntl.h>
 #include <netinet/in.h>
-#include <signal.h>
-#include <spawn.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -17,6 +14,7 @@
 #include <vector>
 
 #include "verbs_shim/tests/harness.h"
+#include "verbs_shim/tests/peer_process.h"
 
 namespace stagecoach::verbs {
 namespace {
@@ -61,33 +59,6 @@ int RunRival(uint16_t port) {
   if (rdma_bind_addr(id.get(), reinterpret_cast<sockaddr*>(&storage)) != 0) return errno;
   return rdma_listen(id.get(), 1) != 0 ? errno : 0;
 }
-
-class PeerProcess {
- public:
-  explicit PeerProcess(uint16_t port, std::string option = "--peer") {
-    std::string port_text = std::to_string(port);
-    std::string program = "/proc/self/exe";
-    char* argv[] = {program.data(), option.data(), port_text.data(), nullptr};
-    EXPECT_EQ(posix_spawn(&pid_, "/proc/self/exe", nullptr, nullptr, argv, environ), 0);
-  }
-  ~PeerProcess() { Kill(); }
-  // Its exit status, once it has ended by itself.
-  int Wait() {
-    int status = -1;
-    waitpid(pid_, &status, 0);
-    pid_ = -1;
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  }
-  void Kill() {
-    if (pid_ <= 0) return;
-    kill(pid_, SIGKILL);
-    waitpid(pid_, nullptr, 0);
-    pid_ = -1;
-  }
-
- private:
-  pid_t pid_ = -1;
-};
 
 // A plain TCP connection to the listener, for saying the wrong things.
 class RawPeer {
@@ -153,7 +124,7 @@ class PeerProcessTest : public VerbsTest {
 };
 
 TEST_F(PeerProcessTest, AKilledPeerIsADisconnection) {
-  PeerProcess peer(port());
+  PeerProcess peer({"--peer", std::to_string(port())});
   AcceptOne(64);
   pair->server.ExpectEvent(RDMA_CM_EVENT_ESTABLISHED);
   ExpectCompletion(pair->server.receive_cq.get(), 1);
@@ -168,10 +139,10 @@ TEST_F(PeerProcessTest, AKilledPeerIsADisconnection) {
 }
 
 TEST_F(PeerProcessTest, APortOfAnotherProcessIsInUseUntilItIsFree) {
-  EXPECT_EQ(PeerProcess(port(), "--rival").Wait(), EADDRINUSE);
+  EXPECT_EQ(PeerProcess({"--rival", std::to_string(port())}).Wait(), EADDRINUSE);
   const uint16_t freed = port();
   pair->listener = {};
-  EXPECT_EQ(PeerProcess(freed, "--rival").Wait(), 0);
+  EXPECT_EQ(PeerProcess({"--rival", std::to_string(freed)}).Wait(), 0);
 }
 
 TEST_F(PeerProcessTest, GarbageEndsItsOwnStreamAndNothingElse) {
@@ -194,7 +165,7 @@ TEST_F(PeerProcessTest, GarbageEndsItsOwnStreamAndNothingElse) {
   }
   EXPECT_FALSE(pair->server.EventWaiting());
   // The listener is as well as ever.
-  PeerProcess peer(port());
+  PeerProcess peer({"--peer", std::to_string(port())});
   AcceptOne(64);
   pair->server.ExpectEvent(RDMA_CM_EVENT_ESTABLISHED);
   ExpectCompletion(pair->server.receive_cq.get(), 1);
@@ -205,7 +176,7 @@ TEST_F(PeerProcessTest, ARequestCutOffInTheMiddleIsForgotten) {
   if (SkippedWithoutTcp()) return;
   { RawPeer(pair->ListenAddress()).Send("MPA ID Req"); }
   { RawPeer silent(pair->ListenAddress()); }
-  PeerProcess peer(port());
+  PeerProcess peer({"--peer", std::to_string(port())});
   AcceptOne(64);
   pair->server.ExpectEvent(RDMA_CM_EVENT_ESTABLISHED);
   ExpectCompletion(pair->server.receive_cq.get(), 1);

@@ -3,18 +3,17 @@
 // Not in simulation. The peer is this program started again, with its end of a socket as standard input.
 
 #include <poll.h>
-#include <signal.h>
-#include <spawn.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstring>
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "verbs_shim/tests/hand_connected.h"
+#include "verbs_shim/tests/peer_process.h"
 
 namespace stagecoach::verbs {
 namespace {
@@ -81,23 +80,12 @@ class UdProcessTest : public HandTest {
   void SetUp() override {
     HandTest::SetUp();
     if (IsSkipped()) return;
-    int sockets[2];
-    ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets), 0);
-    socket_ = sockets[0];
-    posix_spawn_file_actions_t actions;
-    posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_adddup2(&actions, sockets[1], STDIN_FILENO);
-    std::string program = "/proc/self/exe";
-    std::string option = "--peer";
-    char* argv[] = {program.data(), option.data(), nullptr};
-    ASSERT_EQ(posix_spawn(&pid_, "/proc/self/exe", &actions, nullptr, argv, environ), 0);
-    posix_spawn_file_actions_destroy(&actions);
-    close(sockets[1]);
+    process.emplace(std::vector<std::string>{"--peer"});
     end = std::make_unique<HandEnd>(false, Datagrams());
     end->Ready();
     box = std::make_unique<Buffer>(end->pd.get(), kRoute + kSize);
     words = std::make_unique<Buffer>(end->pd.get(), kSize);
-    ASSERT_EQ(recv(socket_, &peer, sizeof(peer), MSG_WAITALL), static_cast<ssize_t>(sizeof(peer)));
+    ASSERT_EQ(recv(process->socket(), &peer, sizeof(peer), MSG_WAITALL), static_cast<ssize_t>(sizeof(peer)));
     ah = end->CreateAh(peer);
     ASSERT_NE(ah, nullptr);
   }
@@ -106,15 +94,8 @@ class UdProcessTest : public HandTest {
     box.reset();
     words.reset();
     end.reset();
-    Kill();
-    if (socket_ >= 0) close(socket_);
+    process.reset();
     HandTest::TearDown();
-  }
-  void Kill() {
-    if (pid_ <= 0) return;
-    kill(pid_, SIGKILL);
-    waitpid(pid_, nullptr, 0);
-    pid_ = -1;
   }
   void Send(uint64_t wr_id, size_t size) {
     ASSERT_EQ(Post(end->qp.get(), {.wr_id = wr_id,
@@ -143,6 +124,7 @@ class UdProcessTest : public HandTest {
     return {};
   }
 
+  std::optional<PeerProcess> process;
   std::unique_ptr<HandEnd> end;
   std::unique_ptr<Buffer> box;
   std::unique_ptr<Buffer> words;
@@ -166,9 +148,6 @@ class UdProcessTest : public HandTest {
       ibv_ack_cq_events(cq, 1);
     }
   }
-
-  int socket_ = -1;
-  pid_t pid_ = -1;
 };
 
 TEST_F(UdProcessTest, DatagramsGoThereAndBack) {
@@ -187,7 +166,7 @@ TEST_F(UdProcessTest, DatagramsGoThereAndBack) {
 TEST_F(UdProcessTest, ToAProcessThatWasKilledTheyAreLostInSilence) {
   ASSERT_EQ(PostReceive(end->qp.get(), 1, {box->Sge()}), 0);
   ASSERT_EQ(SendUntilAnswered(1, 8).byte_len, kRoute + 8);
-  Kill();
+  process->Kill();
   for (uint64_t i = 2; i < 50; ++i) Send(i, kSize);
   EXPECT_EQ(end->State(), IBV_QPS_RTS);
 }
