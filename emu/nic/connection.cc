@@ -200,7 +200,7 @@ void Connection::CheckEnd(Instant now) {
   if (transport_->Receiving()) {
     if (qp_.doom_ != nullptr) {
       FailLocally(qp_.doom_);
-    } else if (qp_.failed_locally_) {
+    } else if (qp_.LocalFailureIsDue()) {
       FailLocally("a memory window operation failed");
     }
   }

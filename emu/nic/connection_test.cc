@@ -628,7 +628,7 @@ TEST_F(ConnectionTest, LocalInvalidateEndsAWindowAndAFailedOneEndsTheQp) {
   ASSERT_TRUE(RunUntil([&] { return a_.Completed(3); }));
   EXPECT_EQ(a_.completions[0].status, CompletionStatus::kSuccess);
   EXPECT_EQ(a_.completions[0].opcode, CompletionOpcode::kLocalInvalidate);
-  EXPECT_EQ(a_.completions[1].status, CompletionStatus::kLocalProtectionError);
+  EXPECT_EQ(a_.completions[1].status, CompletionStatus::kWindowBindError);
   EXPECT_EQ(a_.completions[2].status, CompletionStatus::kFlushed);
   EXPECT_EQ(a_.qp->state(), QpState::kErr);
 }

@@ -267,7 +267,7 @@ void IbConnection::CheckEnd(Instant now) {
   }
   pump_.TakeCompletions();
   if (phase_ == Phase::kOpen && qp_.doom_ != nullptr) Fail(QpEvent::kLocalFault, now);
-  if (phase_ == Phase::kOpen && qp_.failed_locally_) Fail(QpEvent::kWorkFault, now);
+  if (phase_ == Phase::kOpen && qp_.LocalFailureIsDue()) Fail(QpEvent::kWorkFault, now);
   if (phase_ == Phase::kEnding && transport_.Finished()) Finish(now);
 }
 

@@ -294,7 +294,7 @@ int QueuePair::Modify(const QpAttributes& attributes, uint32_t mask) {
         connected = kind_ != QpKind::kUd;  // a UD QP has no stream that pollers could move
       }
       // Sends failed, and the program knows: those posted from now on are new.
-      if (from == QpState::kSqe && to == QpState::kRts) send_failed_ = failed_locally_ = false;
+      if (from == QpState::kSqe && to == QpState::kRts) send_failed_ = false;
       ApplyTransition(**transition);
       if (connection_ != nullptr) connection_->OnModified(to, attributes_);
       if (connection_ != nullptr && path && !connects) connection_->OnPath(*path);
@@ -358,7 +358,7 @@ void QueuePair::ApplyTransition(const QpTransition& transition) {
 void QueuePair::DiscardCompletions() {
   doom_ = nullptr;
   last_wqe_to_tell_ = false;
-  failed_locally_ = false;
+  failed_locally_ = nullptr;
   send_failed_ = false;
   held_.clear();
   if (retired_.load()) return;
@@ -406,7 +406,7 @@ bool QueuePair::Serve(uint32_t requests) {
 
 bool QueuePair::SubmitPosted(QpTransport& transport) {
   bool any = false;
-  while (sends_.HasUnsubmitted() && !failed_locally_ && RulesOf(state()).post_send == PostRule::kProcess) {
+  while (sends_.HasUnsubmitted() && failed_locally_ == nullptr && RulesOf(state()).post_send == PostRule::kProcess) {
     SendSlot& slot = sends_.NextToSubmit();
     if (IsLocalOperation(slot.posted)) {
       RetireSends();
@@ -425,7 +425,6 @@ bool QueuePair::SubmitPosted(QpTransport& transport) {
 }
 
 void QueuePair::ExecuteLocally(SendSlot& slot) {
-  slot.done = true;
   // What the window gave access to is reachable by it no more, and what was written through it, by any QP of the PD if
   // it is of type 1, is in place when this is done.
   if (slot.posted == PostOpcode::kBindWindow) {
@@ -445,22 +444,24 @@ void QueuePair::ExecuteLocally(SendSlot& slot) {
                {"access", uint64_t{bind.access}},
                {"type", uint64_t{bind.type == WindowType::kType1 ? 1u : 2u}}});
       }
+      slot.done = true;
       return;
     }
     STAGECOACH_MARK("qp.window_bind_refused");
-    slot.status = CompletionStatus::kWindowBindError;
   } else {
     const bool invalidated = nic_.registry().InvalidateLocally(pd(), qp_number_, slot.remote_stag).has_value();
     nic_.SettlePlacements();
     if (invalidated) {
       Trace(nic_.trace(), nic_.fabric().Now(), trace_name_, "window.invalidated",
             {{"stag", uint64_t{slot.remote_stag}}, {"by", "work request"}});
+      slot.done = true;
       return;
     }
     STAGECOACH_MARK("qp.local_invalidation_refused");
-    slot.status = CompletionStatus::kLocalProtectionError;
   }
-  failed_locally_ = true;
+  // [IBTA 11.6.2] Failed binds and failed invalidations alike are memory management operation errors.
+  slot.status = CompletionStatus::kWindowBindError;
+  failed_locally_ = &slot;
 }
 
 void QueuePair::FinishSend(const SendCompletion& completion) {
@@ -471,6 +472,10 @@ void QueuePair::FinishSend(const SendCompletion& completion) {
 }
 
 void QueuePair::RetireSends() {
+  // The state changes before a completion shows why, as programs that see one ask for the other.
+  if (failed_locally_ != nullptr && RulesOf(state()).post_send == PostRule::kFlush) {
+    std::exchange(failed_locally_, nullptr)->done = true;
+  }
   while (SendSlot* slot = sends_.OldestDone()) {
     // What was carried out behind a failure, a Send behind a Read that never came back, is flushed all the same: from
     // the first error on a program takes nothing of the queue for done (ibv_modify_qp(3), state ERR).

@@ -222,6 +222,8 @@ class QueuePair final : public PolledConnection, public LoopClient {
   // Hands posted work to the engine, or carries it out if it is local. True if any was.
   bool SubmitPosted(QpTransport& transport);
   void ExecuteLocally(SendSlot& slot);
+  // A local operation has failed, and what was posted before it has completed.
+  bool LocalFailureIsDue() const { return failed_locally_ != nullptr && sends_.IsOldest(*failed_locally_); }
   void FinishSend(const SendCompletion& completion);
   void FinishReceive(const ReceiveCompletion& completion);
   // Completes what is done, in order.
@@ -280,7 +282,9 @@ class QueuePair final : public PolledConnection, public LoopClient {
   bool drain_to_tell_ = false;  // SQD was asked for with a notice
   const char* doom_ = nullptr;  // why the QP must fail, once something outside of it has
   bool last_wqe_to_tell_ = false;
-  bool failed_locally_ = false;   // a local operation has failed: nothing after it is carried out
+  // A local operation has failed: nothing behind it is carried out, what is before it is, and then the state says so
+  // and it completes.
+  SendSlot* failed_locally_ = nullptr;
   bool send_failed_ = false;      // a send has completed in error: all after it are flushed
   bool discarding_ = false;       // RESET is under way: work ends without a completion
   uint64_t shared_receives_ = 0;  // of an SRQ, completed here since the QP was made or reset

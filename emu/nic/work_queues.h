@@ -76,6 +76,10 @@ class SendQueue {
   SendSlot& SlotOf(const SendWork* work);
   // The oldest submitted request if it is done, else null.
   SendSlot* OldestDone();
+  // Whether everything before this submitted request has been retired.
+  bool IsOldest(const SendSlot& slot) const {
+    return &slot == &slots_[retired_.load(std::memory_order_relaxed) % slots_.size()];
+  }
   void Retire() { retired_.store(retired_.load(std::memory_order_relaxed) + 1, std::memory_order_release); }
   // Forgets everything; mutex() held as well.
   void Clear();

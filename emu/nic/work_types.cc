@@ -15,7 +15,7 @@ const char* ToString(CompletionStatus status) {
     case CompletionStatus::kFlushed:
       return "flushed";
     case CompletionStatus::kWindowBindError:
-      return "memory window bind error";
+      return "memory management operation error";
     case CompletionStatus::kRemoteInvalidRequest:
       return "remote invalid request";
     case CompletionStatus::kRemoteAccessError:

@@ -21,7 +21,7 @@ const char* ibv_wc_status_str(enum ibv_wc_status status) {
     case IBV_WC_WR_FLUSH_ERR:
       return "work request flushed";
     case IBV_WC_MW_BIND_ERR:
-      return "memory window bind error";
+      return "memory management operation error";
     case IBV_WC_BAD_RESP_ERR:
       return "bad response";
     case IBV_WC_LOC_ACCESS_ERR:
