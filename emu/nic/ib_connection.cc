@@ -267,7 +267,16 @@ void IbConnection::CheckEnd(Instant now) {
   }
   pump_.TakeCompletions();
   if (phase_ == Phase::kOpen && qp_.doom_ != nullptr) Fail(QpEvent::kLocalFault, now);
-  if (phase_ == Phase::kOpen && qp_.LocalFailureIsDue()) Fail(QpEvent::kWorkFault, now);
+  if (phase_ == Phase::kOpen && qp_.LocalFailureIsDue()) {
+    if (qp_.kind() == QpKind::kUc) {
+      // As of a send that fails: the engine has nothing of it, and goes on.
+      STAGECOACH_MARK("ib.local_failure_stops_the_send_queue_of_uc");
+      qp_.Apply(QpEvent::kSendFault);
+      pump_.TakeCompletions();
+    } else {
+      Fail(QpEvent::kWorkFault, now);
+    }
+  }
   if (phase_ == Phase::kEnding && transport_.Finished()) Finish(now);
 }
 

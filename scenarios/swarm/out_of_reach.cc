@@ -15,6 +15,7 @@ constexpr std::string_view kIdAcks =
     "programs acknowledge first; CmTest.DestroyingAnIdWaitsUntilItsEventsAreAcknowledged waits, in simulation too";
 constexpr std::string_view kNoFence = "no program asks for a fence: the RPC stack waits for what must be over";
 constexpr std::string_view kNoAtomics = "no program uses atomics";
+constexpr std::string_view kNoUc = "no program uses UC";
 constexpr std::string_view kNoSrq = "no program uses a shared receive queue";
 constexpr std::string_view kSized = "queues are as large as what may be outstanding, which their users count";
 constexpr std::string_view kNoLimit = "the swarm does not draw a device that has too few";
@@ -59,7 +60,8 @@ constexpr OutOfReach kOutOfReach[] = {
     {"gsi.request_of_smaller_packets", "all devices of a world have ports of one MTU"},
     {"gsi.request_sent_on", kOneProcess},
     {"gsi.too_many_requests_of_one_address", kFewClients},
-    {"ib.sent_to_nobody", "no program uses UC"},
+    {"ib.local_failure_stops_the_send_queue_of_uc", kNoUc},
+    {"ib.sent_to_nobody", kNoUc},
     {"llp.stream_ends_inside_a_record", "an end that cannot finish a record resets its stream"},
     {"memory.access_refused", kOursOnly},
     {"memory.invalidation_refused", kOursOnly},

@@ -39,6 +39,35 @@ class UcTest : public HandTest {
             .remote_address = at_server->address(),
             .rkey = at_server->rkey()};
   }
+  // Of a request with the id 1, between a Send that arrives and one that never leaves. Receives go on, and RTS is the
+  // way out.
+  void ExpectLocalFailure(ibv_send_wr& request) {
+    ibv_sge eight = at_client->Sge(0, 8);
+    ibv_send_wr before{};
+    before.opcode = IBV_WR_SEND;
+    before.send_flags = IBV_SEND_SIGNALED;
+    before.sg_list = &eight;
+    before.num_sge = 1;
+    ibv_send_wr behind = before;
+    before.next = &request;
+    request.next = &behind;
+    behind.wr_id = 2;
+    ibv_send_wr* bad = nullptr;
+    ASSERT_EQ(PostReceive(client_qp(), 7, {at_client->Sge()}), 0);
+    for (uint64_t i = 3; i < 5; ++i) ASSERT_EQ(PostReceive(server_qp(), i, {at_server->Sge()}), 0);
+    ASSERT_EQ(ibv_post_send(client_qp(), &before, &bad), 0);
+    ExpectCompletion(sent(), 0);
+    ExpectCompletion(sent(), 1, IBV_WC_MW_BIND_ERR);
+    EXPECT_EQ(pair->client.State(), IBV_QPS_SQE);
+    ExpectCompletion(sent(), 2, IBV_WC_WR_FLUSH_ERR);
+    ExpectCompletion(received(), 3);
+    ASSERT_EQ(Post(server_qp(), {.wr_id = 8, .sges = {at_server->Sge(0, 8)}}), 0);
+    ExpectCompletion(pair->client.receive_cq.get(), 7);
+    ASSERT_EQ(pair->client.To(IBV_QPS_RTS), 0);
+    ASSERT_EQ(Post(client_qp(), {.wr_id = 5, .sges = {eight}}), 0);
+    ExpectCompletion(sent(), 5);
+    EXPECT_EQ(ExpectCompletion(received(), 4).byte_len, 8u);
+  }
   bool Arrived() { return std::memcmp(at_server->bytes().data(), at_client->bytes().data(), kLong) == 0; }
   ibv_qp* server_qp() { return pair->server.qp.get(); }
   ibv_qp* client_qp() { return pair->client.qp.get(); }
@@ -145,7 +174,8 @@ TEST_F(UcTest, AMessageLongerThanTheLongestFails) {
   munmap(memory, size);
 }
 
-TEST_F(UcTest, ABindBeyondTheRegionFails) {
+// Like any other send that fails it stops the send queue alone.
+TEST_F(UcTest, ABindBeyondTheRegionStopsTheSendQueueAlone) {
   Buffer bindable(pair->client.pd.get(), 64, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND);
   auto window = AllocateMw(pair->client.pd.get(), IBV_MW_TYPE_2);
   if (!window) GTEST_SKIP() << "skipped: no memory windows";
@@ -156,12 +186,15 @@ TEST_F(UcTest, ABindBeyondTheRegionFails) {
   bind.bind_mw.rkey = ibv_inc_rkey((*window)->rkey);
   bind.bind_mw.bind_info = {
       .mr = bindable.mr(), .addr = bindable.address(), .length = 65, .mw_access_flags = IBV_ACCESS_REMOTE_READ};
-  ibv_send_wr* bad = nullptr;
-  ASSERT_EQ(ibv_post_send(client_qp(), &bind, &bad), 0);
-  ASSERT_EQ(Post(client_qp(), {.wr_id = 2, .sges = {at_client->Sge(0, 8)}}), 0);
-  ExpectCompletion(sent(), 1, IBV_WC_MW_BIND_ERR);
-  ExpectCompletion(sent(), 2, IBV_WC_WR_FLUSH_ERR);
-  EXPECT_TRUE(world().Until([&] { return pair->client.State() != IBV_QPS_RTS; }));
+  ASSERT_NO_FATAL_FAILURE(ExpectLocalFailure(bind));
+}
+
+TEST_F(UcTest, AnInvalidationOfAKeyNobodyHasStopsTheSendQueueAlone) {
+  ibv_send_wr invalidate{};
+  invalidate.wr_id = 1;
+  invalidate.opcode = IBV_WR_LOCAL_INV;
+  invalidate.invalidate_rkey = at_client->rkey() ^ 0x5a5a5a00;
+  ASSERT_NO_FATAL_FAILURE(ExpectLocalFailure(invalidate));
 }
 
 TEST_F(UcTest, ReceivesMayComeFromAnSrq) {
