@@ -1,5 +1,5 @@
-// Memory windows: type 1 (ibv_bind_mw), and each rule of binding and invalidating whose breach is a memory window bind
-// error.
+// Memory windows: type 1 (ibv_bind_mw), windows that are one QP's alone (type 2), and each rule of binding and
+// invalidating whose breach is a memory window bind error.
 
 #include <cerrno>
 
@@ -380,6 +380,95 @@ TEST_F(MwType2Test, WorkBeforeAFailedBindIsDoneAndTheCulpritIsNamed) {
   EXPECT_TRUE(sink.Text(4096) == source.Text(4096));
   ExpectBindError();
   ExpectCompletion(server_cq(), 2, IBV_WC_WR_FLUSH_ERR);
+}
+
+// --- Of one QP ---
+
+class MwOfAQpTest : public MwType2Test {
+ protected:
+  void SetUp() override {
+    MwType2Test::SetUp();
+    if (IsSkipped() || HasFatalFailure()) return;
+    srq = CreateSrq(pair->server.pd.get(), 4);
+    ASSERT_NE(srq, nullptr);
+    rkey = ibv_inc_rkey(window->rkey);
+    ASSERT_EQ(TryBind2(rkey, Part(0, 100, IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE)), 0);
+    ExpectCompletion(server_cq(), 50);
+    bindable->Fill("for one");
+  }
+  void TearDown() override {
+    theirs.reset();
+    second.reset();
+    srq.reset();
+    MwType2Test::TearDown();
+  }
+  // Another pair, whose server's QP is of the same domain as the one that the window is bound to: it takes its Receives
+  // from an SRQ of it.
+  void ConnectSecond() {
+    theirs.reset();
+    second.reset();
+    EndpointOptions same_domain;
+    same_domain.srq = srq.get();
+    second = Pair::Connected(same_domain);
+    theirs = std::make_unique<Buffer>(second->client.pd.get(), 64, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+  }
+  void ExpectItServesItsOwnQp() {
+    EXPECT_EQ(Read(rkey, 0, 7), IBV_WC_SUCCESS);
+    EXPECT_EQ(ours->Text(7), "for one");
+  }
+
+  uint32_t rkey = 0;
+  SharedQueue srq;
+  std::unique_ptr<Pair> second;
+  std::unique_ptr<Buffer> theirs;
+};
+
+TEST_F(MwOfAQpTest, AReadThroughAnotherQpIsRefused) {
+  ASSERT_NO_FATAL_FAILURE(ConnectSecond());
+  EXPECT_EQ(Read(*second, *theirs, rkey, 0, 7), IBV_WC_REM_ACCESS_ERR);
+  ExpectStateIsReached(second->server.qp(), IBV_QPS_ERR);
+  EXPECT_EQ(theirs->Text(1), std::string(1, '\0'));
+  ExpectItServesItsOwnQp();
+}
+
+TEST_F(MwOfAQpTest, AWriteThroughAnotherQpIsRefused) {
+  ASSERT_NO_FATAL_FAILURE(ConnectSecond());
+  theirs->Fill("not for you");
+  ASSERT_EQ(Post(second->client.qp(), {.wr_id = 3,
+                                       .opcode = IBV_WR_RDMA_WRITE,
+                                       .sges = {theirs->Sge(0, 11)},
+                                       .remote_address = bindable->address(),
+                                       .rkey = rkey}),
+            0);
+  ExpectCompletion(second->client.send_cq.get(), 3, second->client.IsIwarp() ? IBV_WC_SUCCESS : IBV_WC_REM_ACCESS_ERR);
+  ExpectStateIsReached(second->server.qp(), IBV_QPS_ERR);
+  ExpectItServesItsOwnQp();
+}
+
+TEST_F(MwOfAQpTest, ASendThroughAnotherQpDoesNotInvalidateIt) {
+  ASSERT_NO_FATAL_FAILURE(ConnectSecond());
+  Buffer inbox(pair->server.pd.get(), 64);
+  ASSERT_EQ(PostReceive(srq.get(), 5, {inbox.Sge()}), 0);
+  ASSERT_EQ(Post(second->client.qp(),
+                 {.wr_id = 3, .opcode = IBV_WR_SEND_WITH_INV, .sges = {theirs->Sge(0, 4)}, .rkey = rkey}),
+            0);
+  ExpectCompletion(second->client.send_cq.get(), 3);  // it has arrived; the target's own trouble is its own
+  ExpectCompletion(second->server.receive_cq.get(), 5, IBV_WC_REM_INV_REQ_ERR);
+  ExpectStateIsReached(second->server.qp(), IBV_QPS_ERR);
+  ExpectItServesItsOwnQp();
+}
+
+TEST_F(MwOfAQpTest, AnotherQpCannotInvalidateIt) {
+  ASSERT_NO_FATAL_FAILURE(ConnectSecond());
+  ASSERT_EQ(TryInvalidate(second->server.qp(), rkey), 0);
+  ExpectFailed(second->server.qp(), second->server.send_cq.get(), 6);
+  ExpectItServesItsOwnQp();
+}
+
+TEST_F(MwOfAQpTest, EndsWithItsQp) {
+  EXPECT_EQ(ibv_dereg_mr(bindable->mr()), EBUSY);
+  pair->server.DestroyQp();
+  EXPECT_EQ(bindable->Deregister(), 0) << "nothing is bound to it";
 }
 
 }  // namespace
