@@ -64,6 +64,18 @@ class ErrorsTest : public VerbsTest {
     ExpectState(client(), IBV_QPS_ERR);
     ExpectState(server(), IBV_QPS_ERR);
   }
+  // Programs hear of what they did not post themselves by events of their QPs: the target of the fault, and on iWARP
+  // who is told of it by a Terminate. Holds of any device where deviations.tsv has it that there are no such events
+  // (ErrorsTest.WhoRefusesAndWhoIsRefusedHearOfIt).
+  void ExpectEvents(ibv_event_type at_server) {
+    static const bool tells = !IsKnownToDeviate("ErrorsTest.WhoRefusesAndWhoIsRefusedHearOfIt");
+    if (tells) ExpectEventsIndeed(at_server);
+  }
+  void ExpectEventsIndeed(ibv_event_type at_server) {
+    std::vector<AwaitedEvent> awaited = {{pair->server.context(), at_server, server()}};
+    if (pair->client.IsIwarp()) awaited.push_back({pair->client.context(), IBV_EVENT_QP_FATAL, client()});
+    EXPECT_TRUE(ExpectAsyncEvents(awaited));
+  }
   // A Read that must be refused by the server.
   void ExpectReadRefused(uint64_t remote_address, uint32_t rkey, size_t length = 16) {
     ASSERT_EQ(PostReceive(server(), 50, {theirs->Sge(0, 16)}), 0);
@@ -76,6 +88,7 @@ class ErrorsTest : public VerbsTest {
               0);
     ExpectCompletion(client_cq(), 1, IBV_WC_REM_ACCESS_ERR);
     ExpectCompletion(pair->client.receive_cq.get(), 60, IBV_WC_WR_FLUSH_ERR);
+    ExpectEvents(IBV_EVENT_QP_ACCESS_ERR);
     ExpectEnd();
   }
   // The server has refused: the Receive that waited there is flushed.
@@ -94,6 +107,7 @@ class ErrorsTest : public VerbsTest {
                               .rkey = rkey}),
               0);
     ExpectCompletion(client_cq(), 1, pair->client.IsIwarp() ? IBV_WC_SUCCESS : IBV_WC_REM_ACCESS_ERR);
+    ExpectEvents(IBV_EVENT_QP_ACCESS_ERR);
     ExpectEnd();
     for (std::byte byte : theirs->bytes()) ASSERT_EQ(byte, std::byte{0});
   }
@@ -163,6 +177,17 @@ TEST_F(ErrorsTest, ReadOfADeregisteredRegion) {
   ExpectReadRefused(address, rkey);
 }
 
+TEST_F(ErrorsTest, WhoRefusesAndWhoIsRefusedHearOfIt) {
+  ASSERT_EQ(Post(client(), {.wr_id = 1,
+                            .opcode = IBV_WR_RDMA_READ,
+                            .sges = {ours->Sge(0, 16)},
+                            .remote_address = theirs->address(),
+                            .rkey = theirs->rkey() ^ 0x5a5a5a00}),
+            0);
+  ExpectCompletion(client_cq(), 1, IBV_WC_REM_ACCESS_ERR);
+  ExpectEventsIndeed(IBV_EVENT_QP_ACCESS_ERR);
+}
+
 TEST_F(ErrorsTest, WriteThroughAKeyNobodyHas) {
   ExpectWriteRefused(theirs->address(), theirs->rkey() ^ 0x5a5a5a00);
 }
@@ -183,6 +208,7 @@ TEST_F(ErrorsTest, ASendWithoutAReceiveEndsTheStream) {
   if (!pair->client.IsIwarp()) GTEST_SKIP() << "skipped: the sender waits until there is one";
   ASSERT_EQ(Post(client(), {.wr_id = 1, .sges = {ours->Sge(0, 16)}}), 0);
   ExpectCompletion(client_cq(), 1);  // it left
+  ExpectEvents(IBV_EVENT_QP_REQ_ERR);
   ExpectEnded(Fails::kBoth);
 }
 
@@ -191,6 +217,7 @@ TEST_F(ErrorsTest, ASendLargerThanTheReceiveEndsTheStream) {
   ASSERT_EQ(Post(client(), {.wr_id = 1, .sges = {ours->Sge(0, 16)}}), 0);
   ExpectCompletion(pair->server.receive_cq.get(), 5, IBV_WC_LOC_LEN_ERR);
   ExpectCompletion(client_cq(), 1, pair->client.IsIwarp() ? IBV_WC_SUCCESS : IBV_WC_REM_INV_REQ_ERR);
+  if (pair->client.IsIwarp()) ExpectEvents(IBV_EVENT_QP_REQ_ERR);
   ExpectEnded(Fails::kBoth);
 }
 

@@ -356,8 +356,12 @@ std::unique_ptr<Pair> Pair::Connected(EndpointOptions server_options, EndpointOp
   return pair;
 }
 
+bool IsKnownToDeviate(const std::string& test) {
+  return KnownDeviation(FirstDevice(), test).has_value();
+}
+
 int ErrnoOf(int answer) {
-  static const bool negative = KnownDeviation(FirstDevice(), "QpPostTest.WhatARefusedPostAnswersIsAnErrno").has_value();
+  static const bool negative = IsKnownToDeviate("QpPostTest.WhatARefusedPostAnswersIsAnErrno");
   return negative ? -answer : answer;
 }
 
@@ -454,7 +458,7 @@ ibv_qp_state StateOf(ibv_qp* qp) {
 }
 
 void ExpectState(ibv_qp* qp, ibv_qp_state expected) {
-  static const bool tells = !KnownDeviation(FirstDevice(), "QpPostTest.AConnectedQpIsReadyToSend");
+  static const bool tells = !IsKnownToDeviate("QpPostTest.AConnectedQpIsReadyToSend");
   if (tells) {
     EXPECT_EQ(StateOf(qp), expected);
   }
@@ -483,21 +487,47 @@ void SetNonBlocking(int fd) {
   fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
 }
 
-int CountAsyncEvents(ibv_context* context, ibv_event_type type, const void* about) {
+namespace {
+
+// Takes and acknowledges those waiting.
+template <typename Visit>
+void TakeAsyncEvents(ibv_context* context, Visit visit) {
   SetNonBlocking(context->async_fd);
-  int count = 0;
   for (ibv_async_event event{}; ibv_get_async_event(context, &event) == 0;) {
-    // The element is a union: an object's address, or a port.
-    if (event.event_type == type && (about == nullptr || event.element.qp == about)) ++count;
+    visit(event);
     ibv_ack_async_event(&event);
   }
+}
+
+bool Is(const ibv_async_event& event, ibv_event_type type, const void* about) {
+  // The element is a union: an object's address, or a port.
+  return event.event_type == type && (about == nullptr || event.element.qp == about);
+}
+
+}  // namespace
+
+int CountAsyncEvents(ibv_context* context, ibv_event_type type, const void* about) {
+  int count = 0;
+  TakeAsyncEvents(context, [&](const ibv_async_event& event) { count += Is(event, type, about) ? 1 : 0; });
   return count;
 }
 
 bool ExpectAsyncEvent(ibv_context* context, ibv_event_type type, const void* about) {
-  if (TheSurroundings().Until([&] { return CountAsyncEvents(context, type, about) > 0; })) return true;
-  ADD_FAILURE() << "no event \"" << ibv_event_type_str(type) << "\" came";
-  return false;
+  return ExpectAsyncEvents({{context, type, about}});
+}
+
+bool ExpectAsyncEvents(std::vector<AwaitedEvent> awaited) {
+  std::vector<ibv_context*> contexts;
+  for (const AwaitedEvent& one : awaited) contexts.push_back(one.context);
+  const auto strike = [&](const ibv_async_event& event) {
+    std::erase_if(awaited, [&](const AwaitedEvent& one) { return Is(event, one.type, one.about); });
+  };
+  const bool all = TheSurroundings().Until([&] {
+    for (ibv_context* const context : contexts) TakeAsyncEvents(context, strike);
+    return awaited.empty();
+  });
+  for (const AwaitedEvent& one : awaited) ADD_FAILURE() << "no event \"" << ibv_event_type_str(one.type) << "\" came";
+  return all;
 }
 
 void ExpectWaits(const std::function<void()>& waits, const std::function<void()>& allows) {

@@ -194,10 +194,21 @@ bool BecomesReadable(int fd);
 bool IsReadable(int fd);
 void SetNonBlocking(int fd);
 
+// Whether deviations.tsv has it that the device fails this test ("Suite.Test"): what else a test is about can be looked
+// at there all the same.
+bool IsKnownToDeviate(const std::string& test);
+
 // Takes and acknowledges asynchronous events until one of this type has come, about the object that `about` (if any)
 // points to; false, and a failed test, when none comes. Both ends may share the context, so events of the other are
 // passed over.
 bool ExpectAsyncEvent(ibv_context* context, ibv_event_type type, const void* about = nullptr);
+// The same of several, in whatever order they come.
+struct AwaitedEvent {
+  ibv_context* context = nullptr;
+  ibv_event_type type{};
+  const void* about = nullptr;
+};
+bool ExpectAsyncEvents(std::vector<AwaitedEvent> awaited);
 // Takes and acknowledges those waiting; how many were of this type, about this object.
 int CountAsyncEvents(ibv_context* context, ibv_event_type type, const void* about = nullptr);
 
