@@ -137,6 +137,22 @@ TEST_F(ImmediateAtomicTest, AnImmediateIsSolicitedWhereItSaysSo) {
   ExpectCompletion(client_cq(), 2);
 }
 
+// On iWARP the immediate comes in a message of its own, which a Write that is refused keeps from being looked at.
+TEST_F(ImmediateAtomicTest, AWriteWithImmediateThatIsRefusedTellsTheTargetByAnErrorAlone) {
+  Buffer closed(pair->server.pd.get(), 64, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ);
+  for (uint64_t i = 8; i < 10; ++i) ASSERT_EQ(PostReceive(server(), i, {}), 0);
+  ours->FillPattern(3);
+  SendSpec write = WriteImmediate(1, 16, 77);
+  write.remote_address = closed.address();
+  write.rkey = closed.rkey();
+  ASSERT_EQ(Post(client(), write), 0);
+  ExpectCompletion(server_cq(), 8, pair->client.IsIwarp() ? IBV_WC_WR_FLUSH_ERR : IBV_WC_LOC_ACCESS_ERR);
+  ExpectCompletion(server_cq(), 9, IBV_WC_WR_FLUSH_ERR);
+  ExpectCompletion(client_cq(), 1, pair->client.IsIwarp() ? IBV_WC_SUCCESS : IBV_WC_REM_ACCESS_ERR);
+  EXPECT_TRUE(ExpectAsyncEvent(pair->server.context(), IBV_EVENT_QP_ACCESS_ERR, server()));
+  EXPECT_EQ(WordOf(closed), 0u);
+}
+
 TEST_F(ImmediateAtomicTest, AtomicsBringBackWhatWasThere) {
   SetWord(*theirs, 40);
   ASSERT_EQ(Post(client(), Atomic(1, IBV_WR_ATOMIC_FETCH_AND_ADD, 2)), 0);
