@@ -1,6 +1,7 @@
 // Queue pairs posted to by ibv_wr_*: what can be asked for, batches, and that each operation is its plain one.
 
 #include <cerrno>
+#include <optional>
 
 #include "verbs_shim/tests/harness.h"
 
@@ -73,6 +74,15 @@ TEST_F(QpExTest, OperationsTheDeviceLacksAreNotSupported) {
   attributes.send_ops_flags = uint64_t{1} << 50;
   EXPECT_FALSE(Create());
   EXPECT_TRUE(errno == EOPNOTSUPP || errno == EINVAL) << errno;
+}
+
+TEST_F(QpExTest, SendWithImmediateIsOfferedWhereTheTransportHasIt) {
+  attributes.send_ops_flags = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM;
+  const bool has_it = context->device->transport_type != IBV_TRANSPORT_IWARP;
+  EXPECT_EQ(Create().get() != nullptr, has_it);
+  if (!has_it) {
+    EXPECT_EQ(errno, EOPNOTSUPP);
+  }
 }
 
 TEST_F(QpExTest, ABatchInTheWrongStateIsInvalid) {
@@ -243,6 +253,95 @@ TEST_F(QpExTrafficTest, ThePlainCallsWorkOnTheSameQp) {
   ASSERT_EQ(Post(pair->client.qp(), {.wr_id = 4, .sges = {ours->Sge(0, 8)}}), 0);
   ExpectCompletion(cq(), 4);
   ExpectCompletion(server_cq(), 1);
+}
+
+TEST_F(QpExTrafficTest, ASendWithInvalidateEndsTheWindowItNames) {
+  auto window = AllocateMw(pair->server.pd.get(), IBV_MW_TYPE_2);
+  if (!window) GTEST_SKIP() << "skipped: no type 2B windows";
+  Buffer exposed(pair->server.pd.get(), 64, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND | IBV_ACCESS_REMOTE_READ);
+  const uint32_t rkey = ibv_inc_rkey((*window)->rkey);
+  ibv_send_wr bind{};
+  bind.wr_id = 1;
+  bind.opcode = IBV_WR_BIND_MW;
+  bind.send_flags = IBV_SEND_SIGNALED;
+  bind.bind_mw.mw = window->get();
+  bind.bind_mw.rkey = rkey;
+  bind.bind_mw.bind_info = {
+      .mr = exposed.mr(), .addr = exposed.address(), .length = 64, .mw_access_flags = IBV_ACCESS_REMOTE_READ};
+  ibv_send_wr* bad = nullptr;
+  ASSERT_EQ(ibv_post_send(pair->server.qp(), &bind, &bad), 0);
+  ExpectCompletion(pair->server.send_cq.get(), 1);
+  ours->Fill("take it back");
+  ASSERT_EQ(PostReceive(pair->server.qp(), 2, {theirs->Sge(0, 64)}), 0);
+  ASSERT_EQ(PostReceive(pair->server.qp(), 3, {theirs->Sge(64, 64)}), 0);
+  ibv_wr_start(qp);
+  Begin(4);
+  ibv_wr_send_inv(qp, rkey);
+  SetSge(0, 12);
+  Begin(5);
+  ibv_wr_send(qp);
+  SetSge(0, 4);
+  ASSERT_EQ(ibv_wr_complete(qp), 0);
+  const ibv_wc received = ExpectCompletion(server_cq(), 2);
+  EXPECT_EQ(theirs->Text(12), "take it back");
+  EXPECT_EQ(ExpectCompletion(cq(), 4).opcode, IBV_WC_SEND);
+  // The other one in the batch invalidates nothing.
+  EXPECT_EQ(ExpectCompletion(server_cq(), 3).wc_flags & IBV_WC_WITH_INV, 0u);
+  ExpectCompletion(cq(), 5);
+  EXPECT_EQ(exposed.Deregister(), 0) << "nothing is bound to it";
+  EXPECT_EQ(received.wc_flags & IBV_WC_WITH_INV, unsigned{IBV_WC_WITH_INV});
+  EXPECT_EQ(received.invalidated_rkey, rkey);
+}
+
+// Of each kind that tells the peer something: in one batch, inline and not.
+TEST_F(QpExTrafficTest, ImmediatesArriveWithTheirMessages) {
+  if (pair->client.IsIwarp()) GTEST_SKIP() << "skipped: iWARP has no Send with Immediate";
+  EndpointOptions client;
+  client.send_ops = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM;
+  client.cap.max_inline_data = 64;
+  auto told = Pair::Connected({}, client);
+  ibv_qp_ex* const teller = ibv_qp_to_qp_ex(told->client.qp());
+  ASSERT_NE(teller, nullptr);
+  Buffer from(told->client.pd.get(), 64);
+  Buffer to(told->server.pd.get(), 256, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+  from.Fill("by key");
+  for (uint64_t i = 0; i < 4; ++i) ASSERT_EQ(PostReceive(told->server.qp(), i, {to.Sge(i * 32, 32)}), 0);
+  const auto begin = [teller](uint64_t wr_id) {
+    teller->wr_id = wr_id;
+    teller->wr_flags = IBV_SEND_SIGNALED;
+  };
+  char text[] = "inline";
+  ibv_wr_start(teller);
+  begin(10);
+  ibv_wr_send_imm(teller, htobe32(0x01020304));
+  ibv_wr_set_sge(teller, from.lkey(), from.address(), 6);
+  begin(11);
+  ibv_wr_send(teller);
+  ibv_wr_set_sge(teller, from.lkey(), from.address(), 2);
+  begin(12);
+  ibv_wr_rdma_write_imm(teller, to.rkey(), to.address() + 200, htobe32(7));
+  ibv_wr_set_sge(teller, from.lkey(), from.address(), 6);
+  begin(13);
+  ibv_wr_send_imm(teller, htobe32(8));
+  ibv_wr_set_inline_data(teller, text, 6);
+  ASSERT_EQ(ibv_wr_complete(teller), 0);
+  for (uint64_t i = 10; i < 14; ++i) ExpectCompletion(told->client.send_cq.get(), i);
+  ibv_cq* const received = told->server.receive_cq.get();
+  const auto expect = [received](uint64_t wr_id, ibv_wc_opcode opcode, std::optional<uint32_t> immediate) {
+    const ibv_wc completion = ExpectCompletion(received, wr_id);
+    EXPECT_EQ(completion.opcode, opcode);
+    EXPECT_EQ((completion.wc_flags & IBV_WC_WITH_IMM) != 0, immediate.has_value());
+    if (immediate) {
+      EXPECT_EQ(completion.imm_data, htobe32(*immediate));
+    }
+  };
+  expect(0, IBV_WC_RECV, 0x01020304);
+  expect(1, IBV_WC_RECV, std::nullopt);
+  expect(2, IBV_WC_RECV_RDMA_WITH_IMM, 7);
+  expect(3, IBV_WC_RECV, 8);
+  EXPECT_EQ(to.Text(6), "by key");
+  EXPECT_EQ(AsText(ConstBytes(to.bytes()).subspan(200, 6)), "by key");
+  EXPECT_EQ(AsText(ConstBytes(to.bytes()).subspan(96, 6)), "inline");
 }
 
 TEST_F(QpExTrafficTest, WindowsAreBoundInvalidatedAndInvalidatedFromAfar) {
