@@ -1,5 +1,7 @@
 // Asynchronous events of QPs and CQs, and their acknowledgement.
 
+#include <fcntl.h>
+
 #include <cerrno>
 
 #include "verbs_shim/tests/harness.h"
@@ -53,6 +55,21 @@ TEST_F(AsyncTest, AnOverrunCqSaysSoOnce) {
   ASSERT_TRUE(ExpectAsyncEvent(pair->server.context(), IBV_EVENT_CQ_ERR, pair->server.receive_cq.get()));
   ASSERT_EQ(PostReceive(pair->server.qp(), 1, {inbox.Sge()}), 0);
   EXPECT_EQ(CountAsyncEvents(pair->server.context(), IBV_EVENT_CQ_ERR), 0);
+}
+
+TEST_F(AsyncTest, WhoAsksForAnEventWaitsUntilOneComes) {
+  EndpointOptions small;
+  small.cq_entries = 2;
+  auto pair = Pair::Connected(small);
+  ibv_context* const context = pair->server.context();
+  // Other ends of the same context, and their tests, have left it as it pleased them.
+  fcntl(context->async_fd, F_SETFL, fcntl(context->async_fd, F_GETFL) & ~O_NONBLOCK);
+  ibv_async_event event{};
+  ExpectWaits([&] { EXPECT_EQ(ibv_get_async_event(context, &event), 0); }, [&] { Overrun(pair->server); });
+  EXPECT_EQ(event.event_type, IBV_EVENT_CQ_ERR);
+  EXPECT_EQ(event.element.cq, pair->server.receive_cq.get());
+  ibv_ack_async_event(&event);
+  CountAsyncEvents(context, IBV_EVENT_QP_FATAL);  // the QP's own may follow
 }
 
 TEST_F(AsyncTest, AnOverrunInTheMiddleOfTrafficEndsTheQp) {

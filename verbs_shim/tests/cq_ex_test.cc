@@ -160,6 +160,58 @@ TEST_F(CqExTrafficTest, EachFieldIsThatOfThePlainCompletion) {
   EXPECT_TRUE(NoCompletion(pair->server.receive_cq.get())) << "what was polled one way is gone for the other";
 }
 
+TEST_F(CqExTrafficTest, TheKeyThatASendInvalidatedIsAField) {
+  ASSERT_NO_FATAL_FAILURE(Connect(IBV_WC_STANDARD_FLAGS));
+  auto window = AllocateMw(pair->server.pd.get(), IBV_MW_TYPE_2);
+  if (!window) GTEST_SKIP() << "skipped: no type 2B memory windows";
+  Buffer exposed(pair->server.pd.get(), 64, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND);
+  ibv_send_wr bind{};
+  bind.wr_id = 1;
+  bind.opcode = IBV_WR_BIND_MW;
+  bind.send_flags = IBV_SEND_SIGNALED;
+  bind.bind_mw.mw = window->get();
+  bind.bind_mw.rkey = ibv_inc_rkey((*window)->rkey);
+  bind.bind_mw.bind_info = {
+      .mr = exposed.mr(), .addr = exposed.address(), .length = 64, .mw_access_flags = IBV_ACCESS_REMOTE_READ};
+  ibv_send_wr* bad = nullptr;
+  ASSERT_EQ(ibv_post_send(pair->server.qp(), &bind, &bad), 0);
+  ExpectCompletion(pair->server.send_cq.get(), 1);
+  ASSERT_EQ(PostReceive(pair->server.qp(), 2, {inbox->Sge()}), 0);
+  ASSERT_EQ(Post(pair->client.qp(),
+                 {.wr_id = 3, .opcode = IBV_WR_SEND_WITH_INV, .sges = {outbox->Sge(0, 4)}, .rkey = bind.bind_mw.rkey}),
+            0);
+  ASSERT_TRUE(Start());
+  EXPECT_EQ(cq()->status, IBV_WC_SUCCESS);
+  EXPECT_EQ(cq()->wr_id, 2u);
+  EXPECT_EQ(ibv_wc_read_wc_flags(cq()) & (IBV_WC_WITH_INV | IBV_WC_WITH_IMM), unsigned{IBV_WC_WITH_INV});
+  EXPECT_EQ(ibv_wc_read_invalidated_rkey(cq()), bind.bind_mw.rkey);
+  ibv_end_poll(cq());
+}
+
+TEST_F(CqExTrafficTest, ImmediateDataIsAField) {
+  ASSERT_NO_FATAL_FAILURE(Connect(IBV_WC_STANDARD_FLAGS));
+  Buffer target(pair->server.pd.get(), 64, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+  std::vector<ibv_wr_opcode> opcodes = {IBV_WR_RDMA_WRITE_WITH_IMM};
+  if (!pair->server.IsIwarp()) opcodes.push_back(IBV_WR_SEND_WITH_IMM);
+  for (const ibv_wr_opcode opcode : opcodes) {
+    ASSERT_EQ(PostReceive(pair->server.qp(), 2, {inbox->Sge()}), 0);
+    ASSERT_EQ(Post(pair->client.qp(), {.wr_id = 3,
+                                       .opcode = opcode,
+                                       .sges = {outbox->Sge(0, 4)},
+                                       .remote_address = target.address(),
+                                       .rkey = target.rkey(),
+                                       .immediate = htobe32(0x01020300 + opcode)}),
+              0);
+    ASSERT_TRUE(Start());
+    EXPECT_EQ(cq()->status, IBV_WC_SUCCESS);
+    EXPECT_EQ(ibv_wc_read_opcode(cq()), opcode == IBV_WR_SEND_WITH_IMM ? IBV_WC_RECV : IBV_WC_RECV_RDMA_WITH_IMM);
+    EXPECT_EQ(ibv_wc_read_wc_flags(cq()) & (IBV_WC_WITH_INV | IBV_WC_WITH_IMM), unsigned{IBV_WC_WITH_IMM});
+    EXPECT_EQ(ibv_wc_read_imm_data(cq()), htobe32(0x01020300 + opcode));
+    ibv_end_poll(cq());
+    ExpectCompletion(pair->client.send_cq.get(), 3);
+  }
+}
+
 TEST_F(CqExTrafficTest, NextGoesThroughTheCompletionsInOrder) {
   for (uint32_t flags : {0u, uint32_t{IBV_CREATE_CQ_ATTR_SINGLE_THREADED}}) {
     ASSERT_NO_FATAL_FAILURE(Connect(IBV_WC_EX_WITH_BYTE_LEN, flags));

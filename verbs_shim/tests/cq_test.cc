@@ -211,6 +211,41 @@ TEST_F(CqTrafficTest, PollTakesAsManyAsAskedInOrder) {
   }));
 }
 
+TEST_F(CqTrafficTest, ResizingKeepsTheCompletionsThatWaitInIt) {
+  constexpr uint64_t kWaiting = 5;
+  ibv_cq* const cq = pair->server.receive_cq.get();
+  Buffer theirs(pair->server.pd.get(), 64, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ);
+  Buffer ours(pair->client.pd.get(), 64, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+  for (uint64_t i = 0; i < kWaiting; ++i) SendOne(i);
+  // A Read is answered behind them: then they have all been delivered.
+  ASSERT_EQ(Post(pair->client.qp(), {.wr_id = 50,
+                                     .opcode = IBV_WR_RDMA_READ,
+                                     .sges = {ours.Sge(0, 8)},
+                                     .remote_address = theirs.address(),
+                                     .rkey = theirs.rkey()}),
+            0);
+  for (uint64_t i = 0; i < kWaiting; ++i) ExpectCompletion(pair->client.send_cq.get(), i);
+  ExpectCompletion(pair->client.send_cq.get(), 50);
+  const int entries = cq->cqe;
+  const int error = ibv_resize_cq(cq, entries + 100);
+  if (error == EOPNOTSUPP) GTEST_SKIP() << "skipped: the device does not resize CQs";
+  ASSERT_EQ(error, 0);
+  EXPECT_GE(cq->cqe, entries + 100);
+  EXPECT_EQ(ibv_resize_cq(cq, static_cast<int>(kWaiting) - 2), EINVAL) << "what waits would have no room";
+  EXPECT_GE(cq->cqe, entries + 100);
+  ASSERT_EQ(ibv_resize_cq(cq, static_cast<int>(kWaiting)), 0);
+  for (uint64_t i = 0; i < kWaiting; ++i) {
+    ibv_wc completion{};
+    ASSERT_EQ(ibv_poll_cq(cq, 1, &completion), 1) << i;
+    EXPECT_EQ(completion.wr_id, i);
+    EXPECT_EQ(completion.status, IBV_WC_SUCCESS);
+    EXPECT_EQ(completion.byte_len, 16u);
+  }
+  EXPECT_TRUE(NoCompletion(cq));
+  SendOne(60);
+  ExpectCompletion(cq, 60);
+}
+
 // --- Overflow ---
 
 class CqOverflowTest : public VerbsTest {};
