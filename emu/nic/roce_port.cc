@@ -116,6 +116,8 @@ class RocePort::Core : public std::enable_shared_from_this<RocePort::Core> {
   // A visitor waits for a QP from now on; who did before has had its time.
   void Wait(uint32_t qp_number, uint64_t visitor);
   void StopWaiting(uint32_t qp_number, uint64_t visitor);
+  // It has had its time, if there is one.
+  void DismissWaiting(uint32_t qp_number);
   // Not at once: the stream may be calling.
   void RemoveCaller(uint64_t key);
   void RemoveVisitor(uint64_t key);
@@ -213,6 +215,7 @@ class RocePort::Caller final : public StreamWatcher {
     finished_ = true;
     member->caller = 0;
     stream_->SetWatcher(nullptr);
+    core_.DismissWaiting(qp_number_);  // it has given up its own call, having taken ours
     core_.Attach(qp_number_, *member, std::move(stream_), answer->crc);
     core_.RemoveCaller(key_);
   }
@@ -377,6 +380,13 @@ void RocePort::Core::StopWaiting(uint32_t qp_number, uint64_t visitor) {
   if (found != waiting_.end() && found->second == visitor) waiting_.erase(found);
 }
 
+void RocePort::Core::DismissWaiting(uint32_t qp_number) {
+  const auto waiting = waiting_.extract(qp_number);
+  if (!waiting) return;
+  STAGECOACH_MARK("port.visitor_gives_way_to_our_own_call");
+  visitors_.at(waiting.mapped())->GiveUpWaiting();
+}
+
 void RocePort::Core::Join(uint32_t qp_number, uint64_t generation, const RocePath& path, uint32_t remote_qp) {
   if (const auto old = members_.find(qp_number); old != members_.end()) StopCalling(old->second);
   Member member;
@@ -448,6 +458,7 @@ void RocePort::Core::CallFailed(uint32_t qp_number, uint64_t generation, const s
   member->caller = 0;
   Tell("carrier.failed", {{"qp", uint64_t{qp_number}}, {"why", why}});
   CallLater(qp_number, *member);
+  if (const auto waiting = waiting_.extract(qp_number)) visitors_.at(waiting.mapped())->Retry();
 }
 
 void RocePort::Core::CallLater(uint32_t qp_number, Member& member) {
@@ -500,12 +511,18 @@ std::optional<CarrierStatus> RocePort::Core::Judge(const wire::CarrierHello& hel
       hello.destination != GidOf(member.path.local)) {
     return CarrierStatus::kMismatch;
   }
-  // Ours will reach the other end, and one is enough. One that may never get there keeps nobody out.
-  if (member.comes_first && member.caller != 0 && callers_.at(member.caller)->HasAsked()) {
+  // One that may never get there keeps nobody out.
+  const bool has_asked = member.caller != 0 && callers_.at(member.caller)->HasAsked();
+  if (!has_asked) return CarrierStatus::kAccepted;
+  if (member.comes_first) {
+    // Ours will reach the other end, and one is enough.
     STAGECOACH_MARK("port.busy_with_our_own_call");
     return CarrierStatus::kBusy;
   }
-  return CarrierStatus::kAccepted;
+  // Our hello is on its way to where this one comes from. After a yes of ours it would look like a newer stream there,
+  // and replace the very one we said yes to.
+  STAGECOACH_MARK("port.visitor_waits_for_the_answer_to_our_own_call");
+  return std::nullopt;
 }
 
 void RocePort::Core::OnStream(std::unique_ptr<Stream> stream) {

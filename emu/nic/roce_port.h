@@ -13,11 +13,13 @@
 // A CARRIER is a stream behind the hello of emu/wire/carrier_hello.h. It is no connection: a QP whose carrier is gone
 // is none the worse until it wants to send something (ib_transport.h). Of two QPs the one with the smaller name
 // (number, then GID) comes to the other as soon as it is in RTR. The other one comes by itself only when it has
-// something to send and there is no carrier; it is told to wait when the first is on its way and its hello has left. So
-// there is one carrier for a pair at most, whichever asks first. A newer one takes the place of one that is there: the
-// other end knows best that it has lost it. A stream that asks for a QP in RESET or INIT waits for its RTR. Whatever
-// fails is silence to the QP, and tried again a while later, and so often; then a wish of the QP begins it anew. A
-// carrier that brought nothing before it ended was one more failure. So a quiet pair without a carrier becomes quiet.
+// something to send and there is no carrier; it is told to wait when the first is on its way and its hello has left.
+// Where both hellos have left it answers the first when it has heard that: what it said could arrive after its answer
+// and be taken for a newer stream. So there is one carrier for a pair at most, the same at both ends, whichever asks
+// first. A newer one takes the place of one that is there: the other end knows best that it has lost it. A stream that
+// asks for a QP in RESET or INIT waits for its RTR. Whatever fails is silence to the QP, and tried again a while later,
+// and so often; then a wish of the QP begins it anew. A carrier that brought nothing before it ended was one more
+// failure. So a quiet pair without a carrier becomes quiet.
 //
 // A QP that is connected with itself comes to itself at once, by a stream of one end (echo_stream.h), and takes no
 // other.

@@ -389,6 +389,32 @@ TEST_F(RocePortTest, ResetStreamsAreReplacedAndNothingIsLost) {
   EXPECT_EQ(a_.qp->state(), QpState::kRts);
 }
 
+// Both have something to send at once, and what one says on a stream may overtake what the other said on another.
+TEST_F(RocePortTest, OfCallsThatCrossBothEndsKeepTheSameOne) {
+  LinkOptions link;
+  link.jitter = 1ms;
+  for (uint64_t seed = 0; seed < 100; ++seed) {
+    SimPair pair(link, seed);
+    TestHost a(pair.fabric_a, "a", RoceProfile());
+    TestHost b(pair.fabric_b, "b", RoceProfile());
+    ReadyFor(*a.qp, *b.qp, at_b_);
+    ReadyFor(*b.qp, *a.qp, at_a_);
+    for (TestHost* host : {&a, &b}) {
+      const TestBuffer sink = host->Register(64);
+      ASSERT_EQ(host->Receive(1, {sink.All()}), 0);
+      ASSERT_EQ(host->Send(2, {sink.All()}), 0);
+    }
+    ASSERT_TRUE(pair.world.RunUntil([&] {
+      const bool done = a.Completed(2);
+      return b.Completed(2) && done;
+    })) << "seed "
+        << seed;
+    pair.world.RunFor(1s);  // whatever else is on its way
+    EXPECT_EQ(a.nic->counters().connections, 1u) << "seed " << seed;
+    EXPECT_EQ(b.nic->counters().connections, 1u) << "seed " << seed;
+  }
+}
+
 TEST_F(RocePortTest, AStreamOnlyOneEndHasForgottenIsReplaced) {
   Connect();
   ExpectTraffic(1);
