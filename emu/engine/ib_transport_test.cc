@@ -638,6 +638,27 @@ TEST(IbTransportTest, FaultsOfTheInitiatorAreAnsweredAndTold) {
   }
 }
 
+TEST(IbTransportTest, KeyThatGoesInTheMiddleOfAWriteIsARemoteAccessErrorAndNothingMoreIsStored) {
+  IbPair pair;
+  const uint32_t from = pair.a.AddPattern(3 * kMtu, 1);
+  const uint32_t to = pair.b.memory.Add(3 * kMtu);
+  pair.from_a.fate = [&](size_t number, ConstBytes) {
+    if (number == 1) pair.b.memory.Invalidate(to);
+    return Fate::kDeliver;
+  };
+  pair.a.Post({.opcode = SendOpcode::kWrite, .remote_stag = to, .remote_offset = pair.b.At(to)},
+              {pair.a.Sge(from, 0, 3 * kMtu)});
+  pair.a.Post({.opcode = SendOpcode::kSend});
+  EXPECT_TRUE(pair.Run());
+  EXPECT_THAT(pair.a.TakeSendStatuses(), ElementsAre(WorkStatus::kRemoteAccessError, WorkStatus::kFlushed));
+  const auto at_target = pair.b.transport.TakeFault();
+  ASSERT_TRUE(at_target.has_value());
+  EXPECT_EQ(at_target->kind, FaultKind::kProtection);
+  EXPECT_EQ(at_target->syndrome, wire::kIbNakRemoteAccess);
+  EXPECT_TRUE(SameBytes(pair.b.memory.Bytes(to).first(kMtu), pair.a.memory.Bytes(from).first(kMtu)));
+  EXPECT_TRUE(SameBytes(pair.b.memory.Bytes(to).subspan(kMtu), TestBytes(2 * kMtu)));
+}
+
 TEST(IbTransportTest, InvalidatingABadKeyFailsTheReceiveAlone) {
   IbPair pair;
   const uint32_t to = pair.b.PostReceive(10);
@@ -1587,6 +1608,30 @@ TEST(IbUcTest, WhatRcWouldRefuseIsDropped) {
       EXPECT_THAT(pair.b.TakeReceiveStatuses(), ElementsAre(WorkStatus::kSuccess));
     }
   }
+}
+
+TEST(IbUcTest, KeyThatGoesInTheMiddleOfAWriteLosesTheRestAndNothingMoreIsStored) {
+  IbPair pair(Uc(), Uc());
+  const uint32_t from = pair.a.AddPattern(3 * kMtu, 1);
+  const uint32_t to = pair.b.memory.Add(3 * kMtu);
+  pair.from_a.fate = [&](size_t number, ConstBytes) {
+    if (number == 1) pair.b.memory.Invalidate(to);
+    return Fate::kDeliver;
+  };
+  pair.b.PostReceive(8);
+  pair.a.Post({.opcode = SendOpcode::kWriteImmediate, .remote_stag = to, .remote_offset = pair.b.At(to)},
+              {pair.a.Sge(from, 0, 3 * kMtu)});
+  EXPECT_TRUE(pair.Run());
+  EXPECT_THAT(pair.a.TakeSendStatuses(), ElementsAre(WorkStatus::kSuccess));
+  EXPECT_THAT(pair.b.TakeReceives(), IsEmpty());
+  EXPECT_FALSE(pair.b.transport.TakeFault().has_value());
+  EXPECT_TRUE(pair.from_b.log.empty());
+  EXPECT_TRUE(SameBytes(pair.b.memory.Bytes(to).first(kMtu), pair.a.memory.Bytes(from).first(kMtu)));
+  EXPECT_TRUE(SameBytes(pair.b.memory.Bytes(to).subspan(kMtu), TestBytes(2 * kMtu)));
+  // The next message finds the Receive.
+  pair.a.Post({.opcode = SendOpcode::kSend});
+  EXPECT_TRUE(pair.Run());
+  EXPECT_THAT(pair.b.TakeReceiveStatuses(), ElementsAre(WorkStatus::kSuccess));
 }
 
 TEST(IbUcTest, MessagesWithoutAReceiveAreDropped) {
