@@ -10,6 +10,7 @@
 #include "base/safe_copy/safe_copy.h"
 #include "emu/nic/late_placement.h"
 #include "emu/nic/nic_test_support.h"
+#include "emu/nic/roce_test_support.h"
 
 namespace stagecoach::emu {
 namespace {
@@ -208,6 +209,29 @@ TEST_F(NicFaultsTest, AdversarialWritesAreInPlaceWithinABoundedTime) {
   EXPECT_EQ(std::count(sink.bytes.begin(), sink.bytes.end(), std::byte{7}), 4000);
 }
 
+// The answer shows what was there when the Read was carried out.
+TEST_F(NicFaultsTest, AdversarialWritesAreInPlaceWhenAReadIsCarriedOut) {
+  const TestBuffer sink = WriteLate(3600s);
+  const TestBuffer back = a_.Register(4000);
+  pair_.world.RunFor(1ms);
+  EXPECT_GT(std::count(sink.bytes.begin(), sink.bytes.end(), std::byte{0}), 0) << "nothing was placed late";
+  ASSERT_EQ(a_.Send(9, {back.All()}, PostOpcode::kRead, sink.region.stag, sink.address()), 0);
+  ASSERT_TRUE(Until([&] { return a_.Completed(2); }));
+  EXPECT_EQ(a_.completions[1].status, CompletionStatus::kSuccess);
+  EXPECT_EQ(std::count(back.bytes.begin(), back.bytes.end(), std::byte{7}), 4000) << "the Read saw older bytes";
+}
+
+TEST_F(NicFaultsTest, AdversarialWritesAreInPlaceWhenTheConnectionHasBeenClosed) {
+  const TestBuffer sink = WriteLate(3600s);
+  ASSERT_EQ(b_.Receive(1, {}), 0);
+  pair_.world.RunFor(1ms);
+  EXPECT_GT(std::count(sink.bytes.begin(), sink.bytes.end(), std::byte{0}), 0) << "nothing was placed late";
+  a_.qp->Disconnect();
+  ASSERT_TRUE(Until([&] { return b_.Completed(1); }));
+  EXPECT_EQ(b_.completions[0].status, CompletionStatus::kFlushed);
+  EXPECT_EQ(std::count(sink.bytes.begin(), sink.bytes.end(), std::byte{7}), 4000) << "the flush came first";
+}
+
 TEST_F(NicFaultsTest, DeregisteringMemoryLetsLateWritesDrainFirst) {
   const TestBuffer sink = WriteLate(1s);
   pair_.world.RunFor(1ms);
@@ -297,6 +321,46 @@ TEST_F(NicFaultsTest, DelayedCompletionsComeBeforeThoseOfTheFlush) {
     EXPECT_EQ(b_.completions[i].wr_id, i);
     EXPECT_EQ(b_.completions[i].status, i < 2 ? CompletionStatus::kSuccess : CompletionStatus::kFlushed);
   }
+}
+
+// InfiniBand has no connection that the peer could close: the QP's own end is one.
+class RoceFaultsTest : public RocePairTest {
+ protected:
+  // As NicFaultsTest's, and waits until all of it has arrived.
+  TestBuffer WriteLate() {
+    Connect();
+    b_.nic->faults() = {.adversarial_placement = true, .placement_delay_max = 3600s, .luck = Prng(3)};
+    const TestBuffer source = a_.Register(4000, kFullAccess, 7);
+    const TestBuffer sink = b_.Register(4000);
+    EXPECT_EQ(a_.Send(1, {source.All()}, PostOpcode::kWrite, sink.region.stag, sink.address()), 0);
+    EXPECT_TRUE(pair_.world.RunUntil([&] { return a_.Completed(1); }));
+    EXPECT_GT(std::count(sink.bytes.begin(), sink.bytes.end(), std::byte{0}), 0) << "nothing was placed late";
+    return sink;
+  }
+};
+
+TEST_F(RoceFaultsTest, AdversarialWritesAreInPlaceWhenAReadIsCarriedOut) {
+  const TestBuffer sink = WriteLate();
+  const TestBuffer back = a_.Register(4000);
+  ASSERT_EQ(a_.Send(9, {back.All()}, PostOpcode::kRead, sink.region.stag, sink.address()), 0);
+  ASSERT_TRUE(pair_.world.RunUntil([&] { return a_.Completed(2); }));
+  EXPECT_EQ(a_.completions[1].status, CompletionStatus::kSuccess);
+  EXPECT_EQ(std::count(back.bytes.begin(), back.bytes.end(), std::byte{7}), 4000) << "the Read saw older bytes";
+}
+
+TEST_F(RoceFaultsTest, AdversarialWritesAreInPlaceWhenTheQpHasEnded) {
+  const TestBuffer sink = WriteLate();
+  ASSERT_EQ(b_.Receive(1, {}), 0);
+  ASSERT_EQ(b_.ToState(QpState::kErr), 0);
+  ASSERT_TRUE(pair_.world.RunUntil([&] { return b_.Completed(1); }));
+  EXPECT_EQ(b_.completions[0].status, CompletionStatus::kFlushed);
+  EXPECT_EQ(std::count(sink.bytes.begin(), sink.bytes.end(), std::byte{7}), 4000) << "the flush came first";
+}
+
+TEST_F(RoceFaultsTest, AdversarialWritesAreInPlaceWhenTheQpIsReset) {
+  const TestBuffer sink = WriteLate();
+  Reset(b_);
+  EXPECT_EQ(std::count(sink.bytes.begin(), sink.bytes.end(), std::byte{7}), 4000);
 }
 
 TEST_F(NicFaultsTest, RegistrationsFailWhileTheFaultIsOn) {
