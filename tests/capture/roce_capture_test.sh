@@ -1,6 +1,6 @@
 #!/bin/bash
 # Traffic of InfiniBand devices, captured by the tap, in the eyes of stock tshark: RoCEv2 with every kind of packet by name and nothing
-# malformed, over IPv4 and IPv6, and over a network that loses and repeats packets.
+# malformed, over IPv4 and IPv6, and RC also over a network that loses and repeats packets.
 set -u
 traffic=$(readlink -f "$1")
 command -v tshark >/dev/null || { echo "tshark is missing; ./dev test installs it"; exit 1; }
@@ -14,14 +14,15 @@ fail() { echo "FAILED: $*"; failures=$((failures + 1)); }
 # What is asked of each packet; missing fields are empty.
 fields="-e frame.packet_flags_direction -e infiniband.bth.opcode -e infiniband.bth.psn -e udp.length -e infiniband.invariant.crc
   -e infiniband.aeth.syndrome.opcode -e infiniband.aeth.syndrome.error_code -e rpcordma.msg_type -e rpc.msgtyp
-  -e ipv6.version -e udp.srcport -e udp.dstport -e ip.checksum.status -e udp.checksum.status -e _ws.malformed -e _ws.expert.severity"
+  -e ipv6.version -e udp.srcport -e udp.dstport -e ip.checksum.status -e udp.checksum.status -e _ws.malformed -e _ws.expert.severity
+  -e infiniband.deth.srcqp -e infiniband.bth.destqp -e infiniband.mad.attributeid"
 list() { # CAPTURE LIST
   # shellcheck disable=SC2086 # words are what is wanted
   tshark -r "$1" -o ip.check_checksum:TRUE -o udp.check_checksum:TRUE -T fields -E separator='|' $fields 2>"$work/words" >"$2" ||
     { fail "tshark cannot read $1"; cat "$work/words"; }
 }
 # In the words of awk.
-names='dir=$1; op=$2; aeth=$6; nak=$7; rdma=$8; rpc=$9; v6=$10; from=$11; to=$12; ipsum=$13; udpsum=$14; bad=$15; severity=$16;'
+names='dir=$1; op=$2; aeth=$6; nak=$7; rdma=$8; rpc=$9; v6=$10; from=$11; to=$12; ipsum=$13; udpsum=$14; bad=$15; severity=$16; fromqp=$17; toqp=$18; attribute=$19;'
 count() { awk -F'|' "{ $names } $2 { n++ } END { print n + 0 }" "$1"; }
 at_least() { # LIST CONDITION COUNT WHAT
   local n; n=$(count "$1" "$2")
@@ -32,24 +33,29 @@ none() { # LIST CONDITION WHAT
   [ "$n" -eq 0 ] || { fail "$3: $n packets"; awk -F'|' "{ $names } $2" "$1" | head -5; }
 }
 
+# What holds of every packet.
+dissected() { # LIST ADDRESS WHAT
+  none "$1" 'op == ""' "$3: not RoCE"
+  none "$1" 'to != 4791 || from < 49152' "$3: ports"
+  none "$1" 'bad != ""' "$3: malformed"
+  none "$1" 'severity ~ /8388608/' "$3: expert errors"
+  if [ "$2" = 127.0.0.1 ]; then
+    none "$1" 'v6 != "" || ipsum != 1' "$3: not IPv4, or a bad checksum"
+  else
+    none "$1" 'v6 == "" || udpsum != 1' "$3: not IPv6, or a bad checksum"
+  fi
+}
+
 addresses=127.0.0.1
 [ ! -s /proc/net/if_inet6 ] || addresses="127.0.0.1 ::1"
 for profile in roce hostile; do
   for address in $addresses; do
     name="$profile over $address"
-    "$traffic" "$work" "$address" "$profile" || fail "$name: the traffic"
+    "$traffic" "$work" "$address" "$profile" reliable || fail "$name: the traffic"
     for end in requester responder; do
       packets=$work/$end
       list "$work/$end.pcapng" "$packets"
-      none "$packets" 'op == ""' "$name, $end: not RoCE"
-      none "$packets" 'to != 4791 || from < 49152' "$name, $end: ports"
-      none "$packets" 'bad != ""' "$name, $end: malformed"
-      none "$packets" 'severity ~ /8388608/' "$name, $end: expert errors"
-      if [ "$address" = 127.0.0.1 ]; then
-        none "$packets" 'v6 != "" || ipsum != 1' "$name, $end: not IPv4, or a bad checksum"
-      else
-        none "$packets" 'v6 == "" || udpsum != 1' "$name, $end: not IPv6, or a bad checksum"
-      fi
+      dissected "$packets" "$address" "$name, $end"
       at_least "$packets" 'op == 4' 1 "$name, $end: RC Send Only"
       for opcode in 0 1 2; do
         at_least "$packets" "op == $opcode" 1 "$name, $end: RC Send First, Middle, Last ($opcode)"
@@ -75,6 +81,28 @@ for profile in roce hostile; do
     if [ "$profile" = hostile ]; then
       [ "$(sort "$work/sent" | uniq -d | wc -l)" -gt 0 ] || fail "$name: nothing was sent twice"
     fi
+  done
+done
+# What is no RC: each once, but for the connection manager's datagrams.
+for address in $addresses; do
+  name="others over $address"
+  "$traffic" "$work" "$address" roce others || fail "$name: the traffic"
+  for end in requester responder; do
+    packets=$work/$end
+    list "$work/$end.pcapng" "$packets"
+    dissected "$packets" "$address" "$name, $end"
+    at_least "$packets" 'op == 36' 1 "$name, $end: UC Send Only"
+    at_least "$packets" 'op == 42' 1 "$name, $end: UC Write Only"
+    at_least "$packets" 'op == 100 && toqp != "0x000001" && fromqp != ""' 1 "$name, $end: UD Send Only"
+    # Attributes of the connection manager's messages: request, reply, ready to use, request to disconnect.
+    for attribute in 0x0010 0x0013 0x0014 0x0015; do
+      at_least "$packets" "op == 100 && toqp == \"0x000001\" && attribute == \"$attribute\"" 1 "$name, $end: attribute $attribute"
+    done
+    at_least_shown() { # FILTER COUNT WHAT
+      local n; n=$(tshark -r "$work/$end.pcapng" -Y "$1" 2>/dev/null | wc -l)
+      [ "$n" -ge "$2" ] || fail "$3: $n packets, expected at least $2"
+    }
+    at_least_shown 'infiniband.mad && infiniband.cm.req' 1 "$name, $end: ConnectRequest"
   done
 done
 [ "$failures" -eq 0 ] && echo "tshark sees nothing wrong"
