@@ -2,6 +2,7 @@
 
 #include <arpa/inet.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -64,6 +65,39 @@ TEST_F(CmTest, ATakenPortIsInUse) {
   if (result == 0) result = rdma_listen(second->get(), 1);
   EXPECT_EQ(result, -1);
   EXPECT_EQ(errno, EADDRINUSE);
+}
+
+// Requests for connections are TCP streams on iWARP, and find the port as others do. InfiniBand has ports of its own.
+TEST_F(CmTest, ATcpServiceOfTheSameNumberIsInTheWayOnIwarpAlone) {
+  if (!world().HasThreads()) GTEST_SKIP() << "skipped: this world has no sockets of the system";
+  sockaddr_storage storage = world().ServerAddress();
+  auto* const address = reinterpret_cast<sockaddr*>(&storage);
+  socklen_t size = sizeof(storage);
+  const int service = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  ASSERT_EQ(bind(service, address, sizeof(sockaddr_in)), 0) << std::strerror(errno);
+  ASSERT_EQ(listen(service, 1), 0);
+  ASSERT_EQ(getsockname(service, address, &size), 0);
+  Pair pair;
+  world().ActAsServer();
+  pair.listener = std::move(CreateCmId(pair.server.channel.get()).value());
+  int result = rdma_bind_addr(pair.listener.get(), address);
+  if (result == 0) result = rdma_listen(pair.listener.get(), 1);
+  const int error = errno;
+  const Context device = std::move(OpenDevice().value());
+  if (device->device->transport_type == IBV_TRANSPORT_IWARP) {
+    EXPECT_EQ(result, -1);
+    EXPECT_EQ(error, EADDRINUSE);
+  } else {
+    ASSERT_EQ(result, 0) << std::strerror(error);
+    ASSERT_NO_FATAL_FAILURE(pair.Resolve());
+    ASSERT_NO_FATAL_FAILURE(pair.Request());
+    ASSERT_NO_FATAL_FAILURE(pair.Accept());
+  }
+  const int client = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  EXPECT_EQ(connect(client, address, sizeof(sockaddr_in)), 0) << std::strerror(errno);
+  const int accepted = accept(service, nullptr, nullptr);
+  EXPECT_GE(accepted, 0);
+  for (const int socket : {accepted, client, service}) close(socket);
 }
 
 TEST_F(CmTest, AnAddressOfNobodyHereCannotBeBound) {
