@@ -162,30 +162,39 @@ class HandlesTest : public VerbsTest {
 };
 
 TEST_F(HandlesTest, OfADomain) {
-  ExpectEachRefusedWithout(pd->handle, {{"ibv_dealloc_pd", [&] { return ibv_dealloc_pd(pd.get()); }},
-                                        {"ibv_reg_mr",
-                                         [&] {
-                                           return Made<ibv_mr>(
-                                               ibv_reg_mr(pd.get(), memory.data(), 64, int{IBV_ACCESS_LOCAL_WRITE}),
-                                               ibv_dereg_mr);
-                                         }},
-                                        {"ibv_alloc_mw",
-                                         [&] {
-                                           if (limits.max_mw == 0) return EINVAL;
-                                           return Made<ibv_mw>(ibv_alloc_mw(pd.get(), IBV_MW_TYPE_1), ibv_dealloc_mw);
-                                         }},
-                                        {"ibv_create_srq",
-                                         [&] {
-                                           ibv_srq_init_attr small{};
-                                           small.attr = {.max_wr = 1, .max_sge = 1, .srq_limit = 0};
-                                           return Made<ibv_srq>(ibv_create_srq(pd.get(), &small), ibv_destroy_srq);
-                                         }},
-                                        {"ibv_create_qp", [&] {
-                                           ibv_qp_init_attr again = attributes;
-                                           again.srq = nullptr;
-                                           return Made<ibv_qp>(ibv_create_qp(pd.get(), &again), ibv_destroy_qp);
-                                         }}});
+  ibv_ah_attr to_itself{};
+  to_itself.port_num = 1;
+  to_itself.is_global = 1;
+  to_itself.grh.sgid_index = ChooseGid(context.get());
+  ASSERT_EQ(ibv_query_gid(context.get(), 1, to_itself.grh.sgid_index, &to_itself.grh.dgid), 0);
+  ExpectEachRefusedWithout(
+      pd->handle, {{"ibv_dealloc_pd", [&] { return ibv_dealloc_pd(pd.get()); }},
+                   {"ibv_reg_mr",
+                    [&] {
+                      return Made<ibv_mr>(ibv_reg_mr(pd.get(), memory.data(), 64, int{IBV_ACCESS_LOCAL_WRITE}),
+                                          ibv_dereg_mr);
+                    }},
+                   {"ibv_alloc_mw",
+                    [&] {
+                      if (limits.max_mw == 0) return EINVAL;
+                      return Made<ibv_mw>(ibv_alloc_mw(pd.get(), IBV_MW_TYPE_1), ibv_dealloc_mw);
+                    }},
+                   {"ibv_create_srq",
+                    [&] {
+                      ibv_srq_init_attr small{};
+                      small.attr = {.max_wr = 1, .max_sge = 1, .srq_limit = 0};
+                      return Made<ibv_srq>(ibv_create_srq(pd.get(), &small), ibv_destroy_srq);
+                    }},
+                   {"ibv_create_ah", [&] { return Made<ibv_ah>(ibv_create_ah(pd.get(), &to_itself), ibv_destroy_ah); }},
+                   {"ibv_create_qp", [&] {
+                      ibv_qp_init_attr again = attributes;
+                      again.srq = nullptr;
+                      return Made<ibv_qp>(ibv_create_qp(pd.get(), &again), ibv_destroy_qp);
+                    }}});
   Buffer works(pd.get(), 64);
+  if (context->device->transport_type == IBV_TRANSPORT_IWARP) return;  // no datagrams
+  errno = 0;
+  EXPECT_EQ(Made<ibv_ah>(ibv_create_ah(pd.get(), &to_itself), ibv_destroy_ah), 0);
 }
 
 TEST_F(HandlesTest, OfARegion) {
