@@ -14,6 +14,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <type_traits>
 
 #include "verbs_shim/tests/harness.h"
 
@@ -78,62 +79,149 @@ class ForkTest : public VerbsTest {
 
 TEST_F(ForkTest, EachCallOnAnInheritedObjectAnswersThatThereIsNoDevice) {
   ExpectTraffic();
+  Endpoint& end = pair->client;
+  ibv_context* const context = end.context();
+  ibv_qp* const qp = end.qp();
+  ibv_pd* const pd = end.pd.get();
+  ibv_cq* const cq = end.send_cq.get();
+  // What the connection does not have, in the making or not made yet when the process forks.
+  const SharedQueue srq = CreateSrq(pd, 4);
+  auto window = AllocateMw(pd, IBV_MW_TYPE_1);
+  ibv_cq_init_attr_ex wanted{};
+  wanted.cqe = 8;
+  ibv_cq_ex* const extended_cq = ibv_create_cq_ex(context, &wanted);
+  ibv_qp_init_attr_ex to_make{};
+  to_make.send_cq = to_make.recv_cq = cq;
+  to_make.qp_type = IBV_QPT_RC;
+  to_make.cap = {.max_send_wr = 1, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1, .max_inline_data = 16};
+  to_make.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+  to_make.pd = pd;
+  to_make.send_ops_flags = IBV_QP_EX_WITH_SEND;
+  QueuePair made(ibv_create_qp_ex(context, &to_make));
+  ASSERT_TRUE(srq && window && extended_cq != nullptr && made);
+  // A handle to nowhere in particular, where the device has any.
+  ibv_ah_attr address{};
+  address.port_num = 1;
+  ibv_ah* const ah = ibv_create_ah(pd, &address);
+  ASSERT_EQ(ah == nullptr, end.IsIwarp());
+
   ExpectChild([&] {
-    int wrong = 0;
-    const auto expect = [&](bool holds, const char* what) {
-      if (holds) return;
-      std::fprintf(stderr, "in the child: %s\n", what);
-      wrong = 1;
-    };
-    Endpoint& end = pair->client;
-    ibv_context* const context = end.context();
-    ibv_qp* const qp = end.qp();
     ibv_sge sge = ours->Sge();
     ibv_send_wr send{};
     send.sg_list = &sge;
     send.num_sge = 1;
     send.opcode = IBV_WR_SEND;
     ibv_send_wr* bad_send = nullptr;
-    expect(ibv_post_send(qp, &send, &bad_send) == ENODEV && bad_send == &send, "ibv_post_send");
     ibv_recv_wr receive{};
     ibv_recv_wr* bad_receive = nullptr;
-    expect(ibv_post_recv(qp, &receive, &bad_receive) == ENODEV && bad_receive == &receive, "ibv_post_recv");
-    ibv_wc completion;
-    expect(ibv_poll_cq(end.send_cq.get(), 1, &completion) < 0, "ibv_poll_cq");
-    expect(ibv_req_notify_cq(end.send_cq.get(), 0) == ENODEV, "ibv_req_notify_cq");
+    ibv_wc completion{};
     ibv_device_attr device{};
-    expect(ibv_query_device(context, &device) == ENODEV, "ibv_query_device");
+    ibv_device_attr_ex extended_device{};
     ibv_port_attr port{};
-    expect(ibv_query_port(context, 1, &port) == ENODEV, "ibv_query_port");
-    errno = 0;
-    expect(ibv_alloc_pd(context) == nullptr && errno == ENODEV, "ibv_alloc_pd");
-    errno = 0;
-    expect(ibv_reg_mr(end.pd.get(), ours->bytes().data(), 16, 0) == nullptr && errno == ENODEV, "ibv_reg_mr");
-    expect(ibv_dereg_mr(ours->mr()) == ENODEV, "ibv_dereg_mr");
-    errno = 0;
-    expect(ibv_create_cq(context, 8, nullptr, nullptr, 0) == nullptr && errno == ENODEV, "ibv_create_cq");
-    ibv_ah_attr address{};
-    errno = 0;
-    expect(ibv_create_ah(end.pd.get(), &address) == nullptr && errno == ENODEV, "ibv_create_ah");
-    errno = 0;
-    expect(ibv_init_ah_from_wc(context, 1, &completion, nullptr, &address) == -1 && errno == ENODEV,
-           "ibv_init_ah_from_wc");
     ibv_qp_attr attributes{};
-    ibv_qp_init_attr initial{};
-    expect(ibv_query_qp(qp, &attributes, IBV_QP_STATE, &initial) == ENODEV, "ibv_query_qp");
     attributes.qp_state = IBV_QPS_ERR;
-    expect(ibv_modify_qp(qp, &attributes, IBV_QP_STATE) == ENODEV, "ibv_modify_qp");
-    expect(ibv_destroy_qp(qp) == ENODEV, "ibv_destroy_qp");
-    expect(ibv_destroy_cq(end.send_cq.get()) == ENODEV, "ibv_destroy_cq");
-    ibv_cq* cq = nullptr;
+    ibv_qp_init_attr initial{};
+    initial.send_cq = initial.recv_cq = cq;
+    initial.qp_type = IBV_QPT_RC;
+    ibv_srq_init_attr srq_initial{};
+    srq_initial.attr.max_wr = 1;
+    ibv_srq_attr srq_attributes{};
+    ibv_mw_bind bind{};
+    bind.bind_info = {.mr = ours->mr(), .addr = ours->address(), .length = 8, .mw_access_flags = 0};
+    ibv_gid gid{};
+    ibv_gid_entry entry{};
+    __be16 pkey = 0;
+    ibv_values_ex values{};
+    ibv_poll_cq_attr poll{};
+    ibv_cq* with_event = nullptr;
     void* cq_context = nullptr;
-    errno = 0;
-    expect(ibv_get_cq_event(end.send_channel.get(), &cq, &cq_context) == -1 && errno == ENODEV, "ibv_get_cq_event");
     ibv_async_event event{};
-    errno = 0;
-    expect(ibv_get_async_event(context, &event) == -1 && errno == ENODEV, "ibv_get_async_event");
+    void* const memory = ours->bytes().data();
+    ibv_qp_ex* const builder = ibv_qp_to_qp_ex(made.get());
+
+    // What a call says is wrong: an errno returned, or null or a negative number and errno.
+    const auto error = [](auto call) {
+      errno = 0;
+      const auto answer = call();
+      if constexpr (std::is_pointer_v<decltype(answer)>) {
+        return answer == nullptr ? errno : 0;
+      } else {
+        return answer == -1 ? errno : static_cast<int>(answer < 0 ? -answer : answer);
+      }
+    };
+    int wrong = 0;
+    const auto expect = [&](const char* what, auto call) {
+      const int said = error(call);
+      if (said == ENODEV) return;
+      std::fprintf(stderr, "in the child: %s: %d\n", what, said);
+      wrong = 1;
+    };
+    expect("ibv_post_send", [&] { return ibv_post_send(qp, &send, &bad_send); });
+    expect("ibv_post_recv", [&] { return ibv_post_recv(qp, &receive, &bad_receive); });
+    if (bad_send != &send || bad_receive != &receive) wrong = 1;
+    expect("ibv_post_srq_recv", [&] { return ibv_post_srq_recv(srq.get(), &receive, &bad_receive); });
+    expect("ibv_poll_cq", [&] { return ibv_poll_cq(cq, 1, &completion); });
+    expect("ibv_req_notify_cq", [&] { return ibv_req_notify_cq(cq, 0); });
+    expect("ibv_start_poll", [&] { return ibv_start_poll(extended_cq, &poll); });
+    expect("ibv_next_poll", [&] { return ibv_next_poll(extended_cq); });
+    ibv_end_poll(extended_cq);
+    ibv_wr_start(builder);
+    builder->wr_flags = 0;
+    ibv_wr_send(builder);
+    ibv_wr_set_inline_data(builder, memory, 8);
+    expect("ibv_wr_complete", [&] { return ibv_wr_complete(builder); });
+    ibv_wr_start(builder);
+    ibv_wr_abort(builder);
+    expect("ibv_query_device", [&] { return ibv_query_device(context, &device); });
+    expect("ibv_query_device_ex", [&] { return ibv_query_device_ex(context, nullptr, &extended_device); });
+    expect("ibv_query_port", [&] { return ibv_query_port(context, 1, &port); });
+    expect("ibv_query_gid", [&] { return ibv_query_gid(context, 1, 0, &gid); });
+    expect("ibv_query_gid_ex", [&] { return ibv_query_gid_ex(context, 1, 0, &entry, 0); });
+    expect("ibv_query_gid_table", [&] { return ibv_query_gid_table(context, &entry, 1, 0); });
+    expect("ibv_query_pkey", [&] { return ibv_query_pkey(context, 1, 0, &pkey); });
+    expect("ibv_get_pkey_index", [&] { return ibv_get_pkey_index(context, 1, 0xffff); });
+    expect("ibv_query_rt_values_ex", [&] { return ibv_query_rt_values_ex(context, &values); });
+    expect("ibv_alloc_pd", [&] { return ibv_alloc_pd(context); });
+    expect("ibv_dealloc_pd", [&] { return ibv_dealloc_pd(pd); });
+    expect("ibv_reg_mr", [&] { return ibv_reg_mr(pd, memory, 16, 0); });
+    expect("ibv_reg_mr_iova", [&] { return ibv_reg_mr_iova(pd, memory, 16, ours->address(), 0); });
+    expect("ibv_rereg_mr", [&] {
+      return ibv_rereg_mr(ours->mr(), IBV_REREG_MR_CHANGE_ACCESS, nullptr, nullptr, 0, 0) == 0 ? 0 : errno;
+    });
+    expect("ibv_dereg_mr", [&] { return ibv_dereg_mr(ours->mr()); });
+    expect("ibv_alloc_mw", [&] { return ibv_alloc_mw(pd, IBV_MW_TYPE_1); });
+    expect("ibv_bind_mw", [&] { return ibv_bind_mw(qp, window->get(), &bind); });
+    expect("ibv_dealloc_mw", [&] { return ibv_dealloc_mw(window->get()); });
+    expect("ibv_create_comp_channel", [&] { return ibv_create_comp_channel(context); });
+    expect("ibv_destroy_comp_channel", [&] { return ibv_destroy_comp_channel(end.send_channel.get()); });
+    expect("ibv_get_cq_event", [&] { return ibv_get_cq_event(end.send_channel.get(), &with_event, &cq_context); });
+    expect("ibv_create_cq", [&] { return ibv_create_cq(context, 8, nullptr, nullptr, 0); });
+    expect("ibv_create_cq_ex", [&] { return ibv_create_cq_ex(context, &wanted); });
+    expect("ibv_resize_cq", [&] { return ibv_resize_cq(cq, 8); });
+    expect("ibv_destroy_cq", [&] { return ibv_destroy_cq(cq); });
+    ibv_ack_cq_events(cq, 1);
+    expect("ibv_create_srq", [&] { return ibv_create_srq(pd, &srq_initial); });
+    expect("ibv_modify_srq", [&] { return ibv_modify_srq(srq.get(), &srq_attributes, IBV_SRQ_LIMIT); });
+    expect("ibv_query_srq", [&] { return ibv_query_srq(srq.get(), &srq_attributes); });
+    expect("ibv_destroy_srq", [&] { return ibv_destroy_srq(srq.get()); });
+    expect("ibv_create_qp", [&] { return ibv_create_qp(pd, &initial); });
+    expect("ibv_create_qp_ex", [&] { return ibv_create_qp_ex(context, &to_make); });
+    expect("ibv_query_qp", [&] { return ibv_query_qp(qp, &attributes, IBV_QP_STATE, &initial); });
+    attributes.qp_state = IBV_QPS_ERR;
+    expect("ibv_modify_qp", [&] { return ibv_modify_qp(qp, &attributes, IBV_QP_STATE); });
+    expect("ibv_destroy_qp", [&] { return ibv_destroy_qp(qp); });
+    expect("ibv_create_ah", [&] { return ibv_create_ah(pd, &address); });
+    expect("ibv_init_ah_from_wc", [&] { return ibv_init_ah_from_wc(context, 1, &completion, nullptr, &address); });
+    expect("ibv_create_ah_from_wc", [&] { return ibv_create_ah_from_wc(pd, &completion, nullptr, 1); });
+    if (ah != nullptr) expect("ibv_destroy_ah", [&] { return ibv_destroy_ah(ah); });
+    expect("ibv_get_async_event", [&] { return ibv_get_async_event(context, &event); });
+    expect("ibv_close_device", [&] { return ibv_close_device(context); });
     return wrong;
   });
+  if (ah != nullptr) {
+    EXPECT_EQ(ibv_destroy_ah(ah), 0);
+  }
+  EXPECT_EQ(ibv_destroy_cq(ibv_cq_ex_to_cq(extended_cq)), 0);
   ExpectTraffic();
 }
 
