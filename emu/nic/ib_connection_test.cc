@@ -2,6 +2,7 @@
 // time.
 #include "emu/nic/ib_connection.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <poll.h>
 
@@ -167,6 +168,29 @@ TEST_F(IbConnectionTest, AnAnswerThatIsThereIsNoSilence) {
     ASSERT_EQ(a_.completions[i].status, CompletionStatus::kSuccess);
   }
   EXPECT_EQ(wire.sent.size(), 10u) << "nothing was sent again";
+}
+
+// --- SQD ---
+
+TEST_F(IbConnectionTest, AnInvalidationThatFailsWhileDrainingIsNoDrain) {
+  Carry();
+  const TestBuffer buffer = a_.Register(64);
+  fcntl(a_.context->async_events().fd(), F_SETFL, O_NONBLOCK);
+  ASSERT_EQ(PostWrite(1, buffer), 0);
+  ASSERT_EQ(a_.Send(2, {}, PostOpcode::kLocalInvalidate, 0x5a5a5a00), 0);
+  QpAttributes attributes;
+  attributes.state = QpState::kSqd;
+  attributes.notify_drained = true;
+  ASSERT_EQ(a_.qp->Modify(attributes, qp_attr::kState | qp_attr::kEnSqdAsyncNotify), 0);
+  wire_->Arrive(Answer(0, kAck));
+  ASSERT_TRUE(pair_.world.RunUntil([&] { return a_.Completed(2); }));
+  EXPECT_EQ(a_.completions[0].status, CompletionStatus::kSuccess);
+  EXPECT_EQ(a_.completions[1].status, CompletionStatus::kWindowBindError);
+  EXPECT_EQ(a_.qp->state(), QpState::kErr);
+  while (const auto event = a_.context->async_events().GetEvent()) {
+    EXPECT_NE(event->type, AsyncEventType::kSendQueueDrained);
+    a_.context->async_events().Ack(*event);
+  }
 }
 
 // --- RESET ---

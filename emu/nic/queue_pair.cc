@@ -326,6 +326,8 @@ bool QueuePair::IsDraining() {
 }
 
 bool QueuePair::IsSendQueueDrained() const {
+  // What fails here when what is before it is done leaves SQD for an error; that is no drain.
+  if (failed_locally_ != nullptr) return false;
   return !sends_.HasUnretired() || (connection_ != nullptr && !connection_->SendsInProgress());
 }
 
