@@ -435,6 +435,8 @@ void RocePort::Core::Leave(uint32_t qp_number, uint64_t generation) {
   if (member == nullptr) return;
   StopCalling(*member);
   members_.erase(qp_number);
+  // Who has waited for the answer to our own call hears what the QP is now.
+  if (const auto waiting = waiting_.extract(qp_number)) visitors_.at(waiting.mapped())->Retry();
 }
 
 void RocePort::Core::Call(uint32_t qp_number, Member& member) {

@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "base/prng.h"
@@ -62,10 +63,11 @@ class RocePortTest : public RocePairTest {
  protected:
   // A stream of b's host to the port of a's; or of another one.
   std::unique_ptr<Stream> Visit() { return Visit(pair_.fabric_b); }
-  std::unique_ptr<Stream> Visit(Fabric& visitor) {
+  std::unique_ptr<Stream> Visit(Fabric& visitor) { return Visit(visitor, at_a_); }
+  std::unique_ptr<Stream> Visit(Fabric& visitor, const IpEndpoint& whom) {
     std::unique_ptr<Stream> stream;
     const auto attempt =
-        visitor.Connect({}, at_a_.WithPort(a_.nic->profile().port_base),
+        visitor.Connect({}, whom.WithPort(a_.nic->profile().port_base),
                         [&](Result<std::unique_ptr<Stream>, FabricError> result) { stream = std::move(*result); });
     EXPECT_TRUE(pair_.world.RunUntil([&] { return stream != nullptr; }));
     return stream;
@@ -413,6 +415,45 @@ TEST_F(RocePortTest, OfCallsThatCrossBothEndsKeepTheSameOne) {
     EXPECT_EQ(a.nic->counters().connections, 1u) << "seed " << seed;
     EXPECT_EQ(b.nic->counters().connections, 1u) << "seed " << seed;
   }
+}
+
+// b's call has reached a's host, where nobody answers it yet. Then a calls.
+class CrossedCallTest : public RocePortTest {
+ protected:
+  void SetUp() override {
+    for (const QpState state : {QpState::kInit, QpState::kRtr, QpState::kRts}) {
+      QpAttributes attributes = HandAttributes(state, *a_.qp, at_a_);
+      attributes.timeout = 0;  // it waits for ever
+      ASSERT_EQ(Modify(*b_.qp, attributes), 0);
+    }
+    const TestBuffer source = b_.Register(64);
+    ASSERT_EQ(b_.Send(1, {source.All()}), 0);
+    pair_.world.RunFor(100ms);
+    visit_ = Visit(pair_.fabric_a, at_b_);
+    wire::CarrierHello hello = Hello();
+    std::swap(hello.source_qp, hello.destination_qp);
+    std::swap(hello.source, hello.destination);
+    Say(*visit_, hello);
+    pair_.world.RunFor(100ms);
+  }
+  std::unique_ptr<Stream> visit_;
+};
+
+TEST_F(CrossedCallTest, IsAnsweredWhenTheOtherOneHasFailed) {
+  const auto answer = Answer(*visit_);
+  ASSERT_TRUE(answer.has_value());
+  EXPECT_EQ(answer->status, wire::CarrierStatus::kAccepted);
+}
+
+TEST_F(CrossedCallTest, IsAnsweredWhenTheQpEnds) {
+  QpAttributes attributes;
+  attributes.state = QpState::kErr;
+  const Instant end = pair_.world.Now();
+  ASSERT_EQ(b_.qp->Modify(attributes, qp_attr::kState), 0);
+  const auto answer = Answer(*visit_);
+  ASSERT_TRUE(answer.has_value());
+  EXPECT_EQ(answer->status, wire::CarrierStatus::kNotReady);
+  EXPECT_LT(pair_.world.Now() - end, 1s);
 }
 
 TEST_F(RocePortTest, AStreamOnlyOneEndHasForgottenIsReplaced) {
