@@ -75,7 +75,6 @@ TEST_F(DeviceFailureTest, AConnectedQpFailsBehindItsDeviceAndFlushesInOrder) {
   ASSERT_EQ(Post(server.qp(), {.wr_id = 6, .sges = {ours.Sge()}}), 0);
   ExpectFlushed(server.receive_cq.get(), 5, 5);
   ExpectFlushed(server.send_cq.get(), 6, 6);
-  EXPECT_TRUE(EventsOf(pair->client.context()).empty());
 }
 
 TEST_F(DeviceFailureTest, TheSharedQueueIsLeftAloneAndItsLastReceiveIsTold) {

@@ -4,6 +4,7 @@
 #include <netinet/in.h>
 #include <poll.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdlib>
@@ -519,11 +520,15 @@ bool ExpectAsyncEvent(ibv_context* context, ibv_event_type type, const void* abo
 bool ExpectAsyncEvents(std::vector<AwaitedEvent> awaited) {
   std::vector<ibv_context*> contexts;
   for (const AwaitedEvent& one : awaited) contexts.push_back(one.context);
-  const auto strike = [&](const ibv_async_event& event) {
-    std::erase_if(awaited, [&](const AwaitedEvent& one) { return Is(event, one.type, one.about); });
-  };
   const bool all = TheSurroundings().Until([&] {
-    for (ibv_context* const context : contexts) TakeAsyncEvents(context, strike);
+    for (ibv_context* const context : contexts) {
+      TakeAsyncEvents(context, [&](const ibv_async_event& event) {
+        const auto found = std::find_if(awaited.begin(), awaited.end(), [&](const AwaitedEvent& one) {
+          return one.context == context && Is(event, one.type, one.about);
+        });
+        if (found != awaited.end()) awaited.erase(found);
+      });
+    }
     return awaited.empty();
   });
   for (const AwaitedEvent& one : awaited) ADD_FAILURE() << "no event \"" << ibv_event_type_str(one.type) << "\" came";

@@ -41,6 +41,7 @@ class PeerProcess {
   int socket() const { return socket_; }
   // Its exit status, once it has ended by itself.
   int Wait() {
+    if (pid_ <= 0) return -1;
     int status = -1;
     waitpid(pid_, &status, 0);
     pid_ = -1;
