@@ -235,7 +235,7 @@ void TcpStream::Abort() {
   setsockopt(fd_, SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
   sockaddr nobody{};
   nobody.sa_family = AF_UNSPEC;
-  connect(fd_, &nobody, sizeof nobody);
+  member_->ChangeSocket([&] { connect(fd_, &nobody, sizeof nobody); });
 }
 
 size_t TcpStream::MaxSegmentSize() const {
