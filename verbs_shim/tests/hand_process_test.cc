@@ -64,6 +64,9 @@ int RunPeer() {
     if (PostReceive(end.qp.get(), i + 1, {buffer.Sge()}) != 0) return 18;
   }
   std::memset(buffer.bytes().data(), 0, buffer.size());
+  // The peer writes there when it has heard of it; that its own process says so orders nothing here. The QP's lock
+  // does.
+  if (end.State() != IBV_QPS_RTS) return 21;
   if (!Tell(STDIN_FILENO, Introduce(end, buffer))) return 19;
   timeval for_ever{};
   setsockopt(STDIN_FILENO, SOL_SOCKET, SO_RCVTIMEO, &for_ever, sizeof(for_ever));
