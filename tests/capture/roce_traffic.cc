@@ -296,7 +296,6 @@ void RespondOtherwise(int socket, const char* address) {
     end.PostReceive();
     Tell(socket, {});
     end.Complete();
-    Hear(socket);  // a Write says nothing here
   }
   rdma_cm_id* listener = nullptr;
   rdma_cm_id* id = nullptr;
@@ -318,13 +317,13 @@ void RequestOtherwise(int socket, const char* address) {
     End end(socket, address, type);
     end.ToRts();
     Hear(socket);
-    end.Send(IBV_WR_SEND, 100);
-    end.Complete();
     if (type == IBV_QPT_UC) {
       end.Send(IBV_WR_RDMA_WRITE, 100);
       end.Complete();
     }
-    Tell(socket, {});
+    // Says that the Write came, too: nobody else tells the responder of a Write, nor the requester of what came of it.
+    end.Send(IBV_WR_SEND, 100);
+    end.Complete();
   }
   const auto port = static_cast<uint16_t>(Hear(socket).qp_number);
   rdma_cm_id* id = nullptr;
