@@ -34,10 +34,10 @@ Result<const AddressHandle*, int> Nic::CreateAh(NicContext& context, uint32_t pd
   ah->peer = datagrams_->PeerAt(*path);
   std::lock_guard lock(mutex_);
   if (failed()) return Err(EIO);
-  const auto pd = pds_.find(pd_handle);
-  if (pd == pds_.end() || pd->second.context != context.id()) return Err(EINVAL);
+  Pd* const pd = FindPd(context, pd_handle);
+  if (pd == nullptr) return Err(EINVAL);
   if (ahs_.size() >= profile_.max_ah) return Err(ENOMEM);
-  ++pd->second.users;
+  ++pd->users;
   const uint32_t handle = ah->handle = ++last_handle_;
   return (ahs_[handle] = std::move(ah)).get();
 }

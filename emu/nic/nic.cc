@@ -149,6 +149,11 @@ Result<uint32_t, int> Nic::AllocatePd(NicContext& context) {
   return handle;
 }
 
+Nic::Pd* Nic::FindPd(const NicContext& context, uint32_t handle) {
+  const auto found = pds_.find(handle);
+  return found != pds_.end() && found->second.context == context.id() ? &found->second : nullptr;
+}
+
 int Nic::DeallocatePd(uint32_t pd) {
   std::lock_guard lock(mutex_);
   const auto found = pds_.find(pd);
@@ -169,9 +174,9 @@ Result<Nic::Region, int> Nic::RegisterRegion(NicContext& context, const RegionRe
   {
     std::lock_guard lock(mutex_);
     if (failed()) return Err(EIO);
-    const auto pd = pds_.find(request.pd);
-    if (pd == pds_.end() || pd->second.context != context.id()) return Err(EINVAL);
-    ++pd->second.users;  // keeps the PD while memory is probed without the lock
+    Pd* const pd = FindPd(context, request.pd);
+    if (pd == nullptr) return Err(EINVAL);
+    ++pd->users;  // keeps the PD while memory is probed without the lock
   }
   const Result<uint32_t, int> stag = registry_.Register(request);
   std::lock_guard lock(mutex_);
@@ -200,9 +205,9 @@ Result<Nic::Region, int> Nic::ReregisterRegion(NicContext& context, uint32_t han
   const auto found = regions_.find(handle);
   if (found == regions_.end() || found->second.context != context.id()) return Err(ENOENT);
   if (change.pd) {
-    const auto pd = pds_.find(*change.pd);
-    if (pd == pds_.end() || pd->second.context != context.id()) return Err(EINVAL);
-    ++pd->second.users;
+    Pd* const pd = FindPd(context, *change.pd);
+    if (pd == nullptr) return Err(EINVAL);
+    ++pd->users;
   }
   // Out of the table meanwhile: nobody else can change or end it.
   RegionEntry entry = found->second;
@@ -231,14 +236,14 @@ Result<Nic::Region, int> Nic::ReregisterRegion(NicContext& context, uint32_t han
 Result<Nic::Region, int> Nic::AllocateWindow(NicContext& context, uint32_t pd_handle, WindowType type) {
   std::lock_guard lock(mutex_);
   if (failed()) return Err(EIO);
-  const auto pd = pds_.find(pd_handle);
-  if (pd == pds_.end() || pd->second.context != context.id()) return Err(EINVAL);
+  Pd* const pd = FindPd(context, pd_handle);
+  if (pd == nullptr) return Err(EINVAL);
   const Result<uint32_t, int> stag = registry_.AllocateWindow(pd_handle, type);
   if (!stag) {
     if (stag.error() == ENOMEM) Trace(trace(), fabric_.Now(), name(), "registration.failed", {{"bytes", uint64_t{0}}});
     return Err(stag.error());
   }
-  ++pd->second.users;
+  ++pd->users;
   // A window's STag is good for nothing before it is bound.
   Trace(trace(), fabric_.Now(), name(), "window.allocated",
         {{"index", uint64_t{StagIndex(*stag)}}, {"pd", uint64_t{pd_handle}}});
@@ -419,14 +424,14 @@ Result<SharedReceiveQueue*, int> Nic::CreateSrq(NicContext& context, uint32_t pd
   }
   std::lock_guard lock(mutex_);
   if (failed()) return Err(EIO);
-  const auto pd = pds_.find(pd_handle);
-  if (pd == pds_.end() || pd->second.context != context.id()) return Err(EINVAL);
+  Pd* const pd = FindPd(context, pd_handle);
+  if (pd == nullptr) return Err(EINVAL);
   if (srqs_.size() >= profile_.max_srq) return Err(ENOMEM);
   const uint32_t handle = ++last_handle_;
   Srq& entry = srqs_[handle];
   entry.context = context.id();
   entry.srq = std::make_unique<SharedReceiveQueue>(handle, pd_handle, attributes, context.async_events(), cookie);
-  ++pd->second.users;
+  ++pd->users;
   return entry.srq.get();
 }
 
@@ -515,13 +520,13 @@ Result<QueuePair*, int> Nic::CreateQp(NicContext& context, const QpCreate& creat
     slot = *taken;
   }
   std::lock_guard lock(mutex_);
-  const auto pd = pds_.find(create.pd);
+  Pd* const pd = FindPd(context, create.pd);
   const auto send_cq = cqs_.find(create.send_cq->handle());
   const auto receive_cq = cqs_.find(create.receive_cq->handle());
-  if (pd == pds_.end() || send_cq == cqs_.end() || receive_cq == cqs_.end()) return Err(EINVAL);
+  if (pd == nullptr || send_cq == cqs_.end() || receive_cq == cqs_.end()) return Err(EINVAL);
   // Closing the one context would leave the other's QP without what it needs.
-  for (const uint32_t owner : {pd->second.context, send_cq->second.context, receive_cq->second.context}) {
-    if (owner != context.id()) return Err(EINVAL);
+  for (const auto& cq : {send_cq, receive_cq}) {
+    if (cq->second.context != context.id()) return Err(EINVAL);
   }
   if (create.srq != nullptr) {
     const auto srq = srqs_.find(create.srq->handle());
@@ -542,7 +547,7 @@ Result<QueuePair*, int> Nic::CreateQp(NicContext& context, const QpCreate& creat
   QueuePair* const result = qp.get();
   qps_by_number_[number] = result;
   qps_[handle] = std::move(qp);
-  ++pd->second.users;
+  ++pd->users;
   ++send_cq->second.users;
   ++receive_cq->second.users;
   if (create.srq != nullptr) ++srqs_[create.srq->handle()].users;

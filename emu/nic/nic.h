@@ -229,6 +229,8 @@ class Nic {
     uint32_t context = 0;
     uint32_t users = 0;  // regions, windows, address handles, SRQs and QPs
   };
+  // With mutex_ held: null, if the context has no such domain.
+  Pd* FindPd(const NicContext& context, uint32_t handle);
   struct RegionEntry {
     uint32_t context = 0;
     uint32_t pd = 0;
