@@ -116,7 +116,8 @@ class RocePort::Core : public std::enable_shared_from_this<RocePort::Core> {
   // A visitor waits for a QP from now on; who did before has had its time.
   void Wait(uint32_t qp_number, uint64_t visitor);
   void StopWaiting(uint32_t qp_number, uint64_t visitor);
-  // It has had its time, if there is one.
+  // Whoever waits is judged anew, or has had its time.
+  void RetryWaiting(uint32_t qp_number);
   void DismissWaiting(uint32_t qp_number);
   // Not at once: the stream may be calling.
   void RemoveCaller(uint64_t key);
@@ -380,6 +381,10 @@ void RocePort::Core::StopWaiting(uint32_t qp_number, uint64_t visitor) {
   if (found != waiting_.end() && found->second == visitor) waiting_.erase(found);
 }
 
+void RocePort::Core::RetryWaiting(uint32_t qp_number) {
+  if (const auto waiting = waiting_.extract(qp_number)) visitors_.at(waiting.mapped())->Retry();
+}
+
 void RocePort::Core::DismissWaiting(uint32_t qp_number) {
   const auto waiting = waiting_.extract(qp_number);
   if (!waiting) return;
@@ -400,7 +405,7 @@ void RocePort::Core::Join(uint32_t qp_number, uint64_t generation, const RocePat
   RenewAttempts(member);
   Member& joined = members_[qp_number] = member;
   // One that waits has come further than a call of ours would.
-  if (const auto waiting = waiting_.extract(qp_number)) visitors_.at(waiting.mapped())->Retry();
+  RetryWaiting(qp_number);
   if (joined.comes_first && joined.carrier == 0) Call(qp_number, joined);
 }
 
@@ -436,7 +441,7 @@ void RocePort::Core::Leave(uint32_t qp_number, uint64_t generation) {
   StopCalling(*member);
   members_.erase(qp_number);
   // Who has waited for the answer to our own call hears what the QP is now.
-  if (const auto waiting = waiting_.extract(qp_number)) visitors_.at(waiting.mapped())->Retry();
+  RetryWaiting(qp_number);
 }
 
 void RocePort::Core::Call(uint32_t qp_number, Member& member) {
@@ -460,7 +465,7 @@ void RocePort::Core::CallFailed(uint32_t qp_number, uint64_t generation, const s
   member->caller = 0;
   Tell("carrier.failed", {{"qp", uint64_t{qp_number}}, {"why", why}});
   CallLater(qp_number, *member);
-  if (const auto waiting = waiting_.extract(qp_number)) visitors_.at(waiting.mapped())->Retry();
+  RetryWaiting(qp_number);
 }
 
 void RocePort::Core::CallLater(uint32_t qp_number, Member& member) {
