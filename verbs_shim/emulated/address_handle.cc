@@ -15,11 +15,6 @@ namespace {
 
 constexpr uint8_t kPort = 1;
 
-int Refuse(int error) {
-  errno = error;
-  return -1;
-}
-
 }  // namespace
 
 extern "C" {
@@ -39,13 +34,13 @@ struct ibv_ah* ibv_create_ah(struct ibv_pd* pd, struct ibv_ah_attr* attributes) 
 
 int ibv_init_ah_from_wc(struct ibv_context* context, uint8_t port, struct ibv_wc* completion, struct ibv_grh* grh,
                         struct ibv_ah_attr* attributes) {
-  if (IsInherited(context)) return Refuse(ENODEV);
-  if (!NicOf(context).is_infiniband()) return Refuse(EOPNOTSUPP);
-  if (port != kPort) return Refuse(EINVAL);
+  if (IsInherited(context)) return Answer(ENODEV);
+  if (!NicOf(context).is_infiniband()) return Answer(EOPNOTSUPP);
+  if (port != kPort) return Answer(EINVAL);
   emu::AddressVector vector;
   if ((completion->wc_flags & IBV_WC_GRH) != 0) {
     const auto found = NicOf(context).VectorOf({reinterpret_cast<const std::byte*>(grh), sizeof(*grh)});
-    if (!found) return Refuse(found.error());
+    if (!found) return Answer(found.error());
     vector = *found;
   }
   vector.dlid = completion->slid;
@@ -78,7 +73,7 @@ int ibv_detach_mcast(struct ibv_qp*, const union ibv_gid*, uint16_t) {
 }
 
 int ibv_resolve_eth_l2_from_gid(struct ibv_context*, struct ibv_ah_attr*, uint8_t[ETHERNET_LL_SIZE], uint16_t*) {
-  return Refuse(EOPNOTSUPP);
+  return Answer(EOPNOTSUPP);
 }
 
 }  // extern "C"

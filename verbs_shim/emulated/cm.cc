@@ -152,12 +152,6 @@ int CreateQp(ShimId* id, ibv_qp_init_attr_ex* attributes) {
 
 }  // namespace
 
-int Answer(int error) {
-  if (error == 0) return 0;
-  errno = error;
-  return -1;
-}
-
 std::unique_ptr<ShimId> NewId(rdma_event_channel* channel, void* context, rdma_port_space port_space) {
   auto id = std::make_unique<ShimId>();
   id->channel = channel;

@@ -61,9 +61,6 @@ inline bool IsInherited(rdma_cm_event* event) {
   return static_cast<ShimCmEvent*>(event)->born != ForkGeneration();
 }
 
-// The rdma_cm convention: 0, or -1 and errno.
-int Answer(int error);
-
 // Null, with errno set, when there is no descriptor left.
 std::unique_ptr<ShimEventChannel> NewEventChannel();
 // An id without an object of the manager.

@@ -86,15 +86,9 @@ int ibv_destroy_cq(struct ibv_cq* cq) {
 }
 
 int ibv_get_cq_event(struct ibv_comp_channel* channel, struct ibv_cq** cq, void** cq_context) {
-  if (IsInherited(channel->context)) {
-    errno = ENODEV;
-    return -1;
-  }
+  if (IsInherited(channel->context)) return Answer(ENODEV);
   auto got = static_cast<ShimChannel*>(channel)->channel->GetEvent();
-  if (!got) {
-    errno = got.error();
-    return -1;
-  }
+  if (!got) return Answer(got.error());
   *cq = PublicOf(static_cast<ShimCq*>((*got)->cookie()));
   *cq_context = (*cq)->cq_context;
   return 0;

@@ -187,6 +187,12 @@ std::nullptr_t FailWith(int error) {
   return nullptr;
 }
 
+int Answer(int error) {
+  if (error == 0) return 0;
+  errno = error;
+  return -1;
+}
+
 std::vector<ibv_gid> GidTable(emu::Nic& nic) {
   std::vector<ibv_gid> table;
   if (nic.is_infiniband()) {
@@ -318,10 +324,7 @@ struct ibv_context* ibv_open_device(struct ibv_device* device) {
 int ibv_close_device(struct ibv_context* context) {
   if (IsInherited(context)) return ENODEV;
   ShimContext* shim = ToShim(context);
-  if (const int error = shim->nic->CloseContext(shim->context); error != 0) {
-    errno = error;
-    return -1;
-  }
+  if (const int error = shim->nic->CloseContext(shim->context); error != 0) return Answer(error);
   pthread_mutex_destroy(&context->mutex);
   delete shim;
   return 0;
@@ -340,29 +343,17 @@ int ibv_query_port(struct ibv_context* context, uint8_t port, struct _compat_ibv
 }
 
 int ibv_query_gid(struct ibv_context* context, uint8_t port, int index, union ibv_gid* gid) {
-  if (IsInherited(context)) {
-    errno = ENODEV;
-    return -1;
-  }
+  if (IsInherited(context)) return Answer(ENODEV);
   const std::vector<ibv_gid> table = GidTable(NicOf(context));
-  if (port != kPort || index < 0 || static_cast<size_t>(index) >= table.size()) {
-    errno = EINVAL;
-    return -1;
-  }
+  if (port != kPort || index < 0 || static_cast<size_t>(index) >= table.size()) return Answer(EINVAL);
   *gid = table[static_cast<size_t>(index)];
   return 0;
 }
 
 int ibv_get_async_event(struct ibv_context* context, struct ibv_async_event* event) {
-  if (IsInherited(context)) {
-    errno = ENODEV;
-    return -1;
-  }
+  if (IsInherited(context)) return Answer(ENODEV);
   auto got = ToShim(context)->context->async_events().GetEvent();
-  if (!got) {
-    errno = got.error();
-    return -1;
-  }
+  if (!got) return Answer(got.error());
   event->event_type = EventTypeOf(got->type);
   if (IsCqEvent(event->event_type)) {
     auto* cq = static_cast<ShimCq*>(got->cq->cookie());

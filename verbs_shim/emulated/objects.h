@@ -143,6 +143,8 @@ ShimCq* MakeCq(ibv_context* context, int64_t entries, void* cq_context, ibv_comp
 
 // Sets errno and returns the failure value of calls that answer with a pointer.
 std::nullptr_t FailWith(int error);
+// Of those that answer with 0, or with -1 and errno, as all of rdma_cm do.
+int Answer(int error);
 
 ibv_qp_state ToIbv(emu::QpState state);
 

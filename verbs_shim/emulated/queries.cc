@@ -34,11 +34,6 @@ std::vector<ibv_gid_entry> GidEntries(ibv_context* context) {
   return entries;
 }
 
-int Refuse(int error) {
-  errno = error;
-  return -1;
-}
-
 bool IsEmpty(const ibv_gid_entry& entry) {
   return entry.gid.global.subnet_prefix == 0 && entry.gid.global.interface_id == 0;
 }
@@ -67,15 +62,15 @@ using namespace stagecoach::verbs::emulated;  // NOLINT: the entry points stand 
 extern "C" {
 
 int ibv_query_pkey(struct ibv_context* context, uint8_t port, int index, __be16* pkey) {
-  if (IsInherited(context)) return Refuse(ENODEV);
-  if (port != kPort || index != 0) return Refuse(EINVAL);
+  if (IsInherited(context)) return Answer(ENODEV);
+  if (port != kPort || index != 0) return Answer(EINVAL);
   *pkey = htobe16(kDefaultPkey);
   return 0;
 }
 
 int ibv_get_pkey_index(struct ibv_context* context, uint8_t port, __be16 pkey) {
-  if (IsInherited(context)) return Refuse(ENODEV);
-  return port == kPort && be16toh(pkey) == kDefaultPkey ? 0 : Refuse(EINVAL);
+  if (IsInherited(context)) return Answer(ENODEV);
+  return port == kPort && be16toh(pkey) == kDefaultPkey ? 0 : Answer(EINVAL);
 }
 
 int _ibv_query_gid_ex(struct ibv_context* context, uint32_t port, uint32_t index, struct ibv_gid_entry* entry,
