@@ -198,7 +198,7 @@ TEST_F(RoceCmTest, ARejectionOfAnotherTransactionIsNone) {
   CmRej rej;
   rej.remote_id = Last<CmReq>(client).local_id;
   rej.reason = CmReason::kConsumer;
-  const DatagramPeer to = server.mads->PeerAt({kServerAddress.WithPort(0), Address("10.0.0.2")}, 0);
+  const DatagramPeer to = ClientPeer();
   server.mads->Forge(to, {mad.transaction_id + 1, rej});
   world.RunFor(1ms);
   EXPECT_FALSE(client.Waiting());
@@ -374,12 +374,7 @@ TEST_F(RoceCmTest, ValidMessagesWithWrongBitsHarmNobody) {
 }
 
 TEST_F(RoceCmTest, AnRtuOfAStrangerEstablishesNothing) {
-  listener = server.Listening();
-  client.mads->judge = [](CmAttribute message, int) { return message == CmAttribute::kRtu ? 0 : 1; };
-  initiator = client.Connecting();
-  responder = server.Request();
-  ASSERT_EQ(server.Accept(responder), 0);
-  ASSERT_EQ(client.Next(), CmEventType::kEstablished);
+  ASSERT_NO_FATAL_FAILURE(ConnectWithoutRtu());
   Machine stranger(&world, "stranger", Address("10.0.0.3"));
   const auto held = stranger.Listening(1, Address("10.0.0.3", 7));
   const auto& rep = Last<wire::CmRep>(server);
@@ -467,7 +462,7 @@ TEST_F(RoceCmTest, ARefusalOrTwoEndNothingInAnyPhase) {
   initiator = client.Connecting();
   responder = server.Request();
   ASSERT_NE(responder, nullptr);
-  const DatagramPeer to = server.mads->PeerAt({kServerAddress.WithPort(0), Address("10.0.0.2")}, 0);
+  const DatagramPeer to = ClientPeer();
   // It waits for its program, then for its RTU, then for nothing, then for its DREP.
   server.mads->TellLink(to, LinkEvent::kRefused);
   server.mads->TellLink(to, LinkEvent::kRefused);
@@ -491,7 +486,7 @@ TEST_F(RoceCmTest, ARefusalOrTwoEndNothingInAnyPhase) {
 
 TEST_F(RoceCmTest, ThreeRefusalsOfAnInitiatorWithdrawItsRequest) {
   ASSERT_NO_FATAL_FAILURE(Ask());
-  const DatagramPeer to = server.mads->PeerAt({kServerAddress.WithPort(0), Address("10.0.0.2")}, 0);
+  const DatagramPeer to = ClientPeer();
   for (int i = 0; i < 3; ++i) server.mads->TellLink(to, LinkEvent::kRefused);
   EXPECT_EQ(server.Next(), CmEventType::kUnreachable);
   EXPECT_EQ(server.last_status, -ECONNREFUSED);
@@ -539,7 +534,7 @@ TEST_F(RoceCmTest, TheQpFailsThatIsAcceptedWhileItsRequestIsWithdrawn) {
 
 TEST_F(RoceCmTest, TheQpFailsThatIsAcceptedWhileItsInitiatorRefuses) {
   ASSERT_NO_FATAL_FAILURE(Ask());
-  const DatagramPeer to = server.mads->PeerAt({kServerAddress.WithPort(0), Address("10.0.0.2")}, 0);
+  const DatagramPeer to = ClientPeer();
   ASSERT_EQ(server.Accept(responder), 0);
   for (int i = 0; i < 3; ++i) server.mads->TellLink(to, LinkEvent::kRefused);
   EXPECT_EQ(server.Next(), CmEventType::kUnreachable);
@@ -569,7 +564,7 @@ TEST_F(RoceCmTest, AQpThatDoesNotTakeItsConnectionFails) {
 TEST_F(RoceCmTest, ALivingInitiatorOrAccepterSaysSoAndIsAskedOnce) {
   Connect();
   world.RunFor(100ms);
-  const DatagramPeer to_client = server.mads->PeerAt({kServerAddress.WithPort(0), Address("10.0.0.2")}, 0);
+  const DatagramPeer to_client = ClientPeer();
   client.mads->TellLink(client.mads->last_peer, LinkEvent::kLost);
   world.RunFor(60s);
   EXPECT_EQ(client.mads->sent[CmAttribute::kRtu], 2);
@@ -584,7 +579,7 @@ TEST_F(RoceCmTest, ALivingInitiatorOrAccepterSaysSoAndIsAskedOnce) {
 
 TEST_F(RoceCmTest, BothMayAskAtOnce) {
   Connect();
-  const DatagramPeer to_client = server.mads->PeerAt({kServerAddress.WithPort(0), Address("10.0.0.2")}, 0);
+  const DatagramPeer to_client = ClientPeer();
   client.mads->TellLink(client.mads->last_peer, LinkEvent::kLost);
   server.mads->TellLink(to_client, LinkEvent::kLost);
   world.RunFor(600s);

@@ -175,10 +175,7 @@ TEST_F(RoceCmTest, ADisconnectionThatNobodyAnswersEndsAllTheSame) {
 }
 
 TEST_F(RoceCmTest, WhoIsDisconnectedWasConnectedThoughTheRtuIsLost) {
-  client.mads->judge = [](CmAttribute message, int) { return message == CmAttribute::kRtu ? 0 : 1; };
-  ASSERT_NO_FATAL_FAILURE(Ask());
-  ASSERT_EQ(server.Accept(responder), 0);
-  ASSERT_EQ(client.Next(), CmEventType::kEstablished);
+  ASSERT_NO_FATAL_FAILURE(ConnectWithoutRtu());
   ASSERT_EQ(client.cm().Disconnect(initiator), 0);
   EXPECT_EQ(server.Next(), CmEventType::kEstablished);
   EXPECT_EQ(server.Next(), CmEventType::kDisconnected);
@@ -441,10 +438,7 @@ TEST_F(RoceCmTest, AnAnswerIsRejectedWhenItsIdGoes) {
 }
 
 TEST_F(RoceCmTest, AnAnswerThatIsTakenBackAmidstTheRtuDisconnects) {
-  ASSERT_NO_FATAL_FAILURE(Ask());
-  client.mads->judge = [](CmAttribute message, int) { return message == CmAttribute::kRtu ? 0 : 1; };
-  ASSERT_EQ(server.Accept(responder), 0);
-  EXPECT_EQ(client.Next(), CmEventType::kEstablished);
+  ASSERT_NO_FATAL_FAILURE(ConnectWithoutRtu());
   server.cm().Destroy(responder);
   EXPECT_EQ(client.Next(), CmEventType::kDisconnected);
 }
@@ -606,8 +600,7 @@ TEST_F(DatagramCmTest, AnAnswerThatNamesNoQpIsNone) {
   wire::CmSidrRep rep;
   rep.request_id = std::get<wire::CmSidrReq>(asked.message).request_id;
   rep.status = wire::CmSidrStatus::kValid;
-  server.mads->Forge(server.mads->PeerAt({kServerAddress.WithPort(0), Address("10.0.0.2")}, 0),
-                     {asked.transaction_id, rep});
+  server.mads->Forge(ClientPeer(), {asked.transaction_id, rep});
   world.RunFor(1ms);
   EXPECT_FALSE(client.Waiting());
   CmParameters answer;
@@ -800,8 +793,7 @@ TEST_F(RoceCmTest, ARedirectionLeadsToNoOtherHost) {
   rej.reason = CmReason::kRedirected;
   rej.information_length = wire::CmRej::kInformationSize;
   wire::CmRedirect{.gid = GidOf(Address("10.0.0.3")), .qp_number = 1}.Encode(rej.information);
-  server.mads->Forge(server.mads->PeerAt({kServerAddress.WithPort(0), Address("10.0.0.2")}, 0),
-                     {client.mads->last_sent[CmAttribute::kReq].transaction_id, rej});
+  server.mads->Forge(ClientPeer(), {client.mads->last_sent[CmAttribute::kReq].transaction_id, rej});
   EXPECT_EQ(client.Next(), CmEventType::kRejected);
   EXPECT_EQ(client.last_status, static_cast<int>(CmReason::kRedirected));
 }
@@ -815,8 +807,7 @@ TEST_F(RoceCmTest, RedirectionsInACircleEnd) {
   rej.information_length = wire::CmRej::kInformationSize;
   wire::CmRedirect{.gid = GidOf(kServerAddress), .qp_number = 1}.Encode(rej.information);
   for (int i = 0; i < 20 && !client.Waiting(); ++i) {
-    server.mads->Forge(server.mads->PeerAt({kServerAddress.WithPort(0), Address("10.0.0.2")}, 0),
-                       {client.mads->last_sent[CmAttribute::kReq].transaction_id, rej});
+    server.mads->Forge(ClientPeer(), {client.mads->last_sent[CmAttribute::kReq].transaction_id, rej});
     world.RunFor(1ms);
   }
   EXPECT_EQ(client.Next(), CmEventType::kRejected);

@@ -204,6 +204,15 @@ class RoceCmTest : public ::testing::Test {
     responder = server.Request();
     ASSERT_NE(responder, nullptr);
   }
+  // The server has accepted, and does not hear that the client is ready.
+  void ConnectWithoutRtu() {
+    client.mads->judge = [](CmAttribute message, int) { return message == CmAttribute::kRtu ? 0 : 1; };
+    ASSERT_NO_FATAL_FAILURE(Ask());
+    ASSERT_EQ(server.Accept(responder), 0);
+    ASSERT_EQ(client.Next(), CmEventType::kEstablished);
+  }
+  // The client, as the server names it.
+  DatagramPeer ClientPeer() { return server.mads->PeerAt({kServerAddress.WithPort(0), Address("10.0.0.2")}, 0); }
   // A connection that stands.
   void Connect() {
     ASSERT_NO_FATAL_FAILURE(Ask());
