@@ -165,26 +165,20 @@ TEST_F(CqExTrafficTest, TheKeyThatASendInvalidatedIsAField) {
   auto window = AllocateMw(pair->server.pd.get(), IBV_MW_TYPE_2);
   if (!window) GTEST_SKIP() << "skipped: no type 2B memory windows";
   Buffer exposed(pair->server.pd.get(), 64, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND);
-  ibv_send_wr bind{};
-  bind.wr_id = 1;
-  bind.opcode = IBV_WR_BIND_MW;
-  bind.send_flags = IBV_SEND_SIGNALED;
-  bind.bind_mw.mw = window->get();
-  bind.bind_mw.rkey = ibv_inc_rkey((*window)->rkey);
-  bind.bind_mw.bind_info = {
+  const uint32_t rkey = ibv_inc_rkey((*window)->rkey);
+  const ibv_mw_bind_info info = {
       .mr = exposed.mr(), .addr = exposed.address(), .length = 64, .mw_access_flags = IBV_ACCESS_REMOTE_READ};
-  ibv_send_wr* bad = nullptr;
-  ASSERT_EQ(ibv_post_send(pair->server.qp(), &bind, &bad), 0);
+  ASSERT_EQ(PostBind(pair->server.qp(), 1, window->get(), rkey, info), 0);
   ExpectCompletion(pair->server.send_cq.get(), 1);
   ASSERT_EQ(PostReceive(pair->server.qp(), 2, {inbox->Sge()}), 0);
-  ASSERT_EQ(Post(pair->client.qp(),
-                 {.wr_id = 3, .opcode = IBV_WR_SEND_WITH_INV, .sges = {outbox->Sge(0, 4)}, .rkey = bind.bind_mw.rkey}),
-            0);
+  ASSERT_EQ(
+      Post(pair->client.qp(), {.wr_id = 3, .opcode = IBV_WR_SEND_WITH_INV, .sges = {outbox->Sge(0, 4)}, .rkey = rkey}),
+      0);
   ASSERT_TRUE(Start());
   EXPECT_EQ(cq()->status, IBV_WC_SUCCESS);
   EXPECT_EQ(cq()->wr_id, 2u);
   EXPECT_EQ(ibv_wc_read_wc_flags(cq()) & (IBV_WC_WITH_INV | IBV_WC_WITH_IMM), unsigned{IBV_WC_WITH_INV});
-  EXPECT_EQ(ibv_wc_read_invalidated_rkey(cq()), bind.bind_mw.rkey);
+  EXPECT_EQ(ibv_wc_read_invalidated_rkey(cq()), rkey);
   ibv_end_poll(cq());
 }
 

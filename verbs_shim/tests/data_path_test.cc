@@ -353,16 +353,9 @@ class WindowPathTest : public DataPathTest {
   // Binds [offset, offset + length) of the server's buffer and returns the key it is reached by.
   uint32_t Bind(size_t offset, size_t length, unsigned access) {
     const uint32_t rkey = ibv_inc_rkey(window->rkey);
-    ibv_send_wr request{};
-    request.wr_id = 100;
-    request.opcode = IBV_WR_BIND_MW;
-    request.send_flags = IBV_SEND_SIGNALED;
-    request.bind_mw.mw = window.get();
-    request.bind_mw.rkey = rkey;
-    request.bind_mw.bind_info = {
+    const ibv_mw_bind_info info = {
         .mr = bindable->mr(), .addr = bindable->address() + offset, .length = length, .mw_access_flags = access};
-    ibv_send_wr* bad = nullptr;
-    EXPECT_EQ(ibv_post_send(server(), &request, &bad), 0);
+    EXPECT_EQ(PostBind(server(), 100, window.get(), rkey, info), 0);
     EXPECT_EQ(ExpectCompletion(pair->server.send_cq.get(), 100).opcode, IBV_WC_BIND_MW);
     window->rkey = rkey;
     return rkey;
@@ -409,13 +402,7 @@ TEST_F(WindowPathTest, SendWithInvalidateEndsTheBindingAndSaysSo) {
 
 TEST_F(WindowPathTest, LocalInvalidateEndsTheBindingAndItCanBeBoundAnew) {
   const uint32_t first = Bind(0, 64, IBV_ACCESS_REMOTE_READ);
-  ibv_send_wr request{};
-  request.wr_id = 5;
-  request.opcode = IBV_WR_LOCAL_INV;
-  request.send_flags = IBV_SEND_SIGNALED;
-  request.invalidate_rkey = first;
-  ibv_send_wr* bad = nullptr;
-  ASSERT_EQ(ibv_post_send(server(), &request, &bad), 0);
+  ASSERT_EQ(PostInvalidate(server(), 5, first), 0);
   EXPECT_EQ(ExpectCompletion(pair->server.send_cq.get(), 5).opcode, IBV_WC_LOCAL_INV);
   const uint32_t second = Bind(0, 64, IBV_ACCESS_REMOTE_READ);
   EXPECT_NE(first, second);

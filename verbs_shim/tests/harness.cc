@@ -417,6 +417,28 @@ int PostOneReceive(uint64_t wr_id, std::vector<ibv_sge>& sges, Call call) {
 
 }  // namespace
 
+int PostBind(ibv_qp* qp, uint64_t wr_id, ibv_mw* window, uint32_t rkey, const ibv_mw_bind_info& info) {
+  ibv_send_wr request{};
+  request.wr_id = wr_id;
+  request.opcode = IBV_WR_BIND_MW;
+  request.send_flags = IBV_SEND_SIGNALED;
+  request.bind_mw.mw = window;
+  request.bind_mw.rkey = rkey;
+  request.bind_mw.bind_info = info;
+  ibv_send_wr* bad = nullptr;
+  return ibv_post_send(qp, &request, &bad);
+}
+
+int PostInvalidate(ibv_qp* qp, uint64_t wr_id, uint32_t rkey) {
+  ibv_send_wr request{};
+  request.wr_id = wr_id;
+  request.opcode = IBV_WR_LOCAL_INV;
+  request.send_flags = IBV_SEND_SIGNALED;
+  request.invalidate_rkey = rkey;
+  ibv_send_wr* bad = nullptr;
+  return ibv_post_send(qp, &request, &bad);
+}
+
 int PostReceive(ibv_qp* qp, uint64_t wr_id, std::vector<ibv_sge> sges) {
   return PostOneReceive(wr_id, sges, [qp](ibv_recv_wr* wr, ibv_recv_wr** bad) { return ibv_post_recv(qp, wr, bad); });
 }

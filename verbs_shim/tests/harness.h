@@ -174,6 +174,9 @@ struct SendSpec {
 int ErrnoOf(int answer);
 // 0 or the errno the post returned; expects *bad_wr to name the request on failure.
 int Post(ibv_qp* qp, const SendSpec& spec);
+// Signaled. What the window gives is in `info`.
+int PostBind(ibv_qp* qp, uint64_t wr_id, ibv_mw* window, uint32_t rkey, const ibv_mw_bind_info& info);
+int PostInvalidate(ibv_qp* qp, uint64_t wr_id, uint32_t rkey);
 int PostReceive(ibv_qp* qp, uint64_t wr_id, std::vector<ibv_sge> sges);
 int PostReceive(ibv_srq* srq, uint64_t wr_id, std::vector<ibv_sge> sges);
 

@@ -46,26 +46,8 @@ class MwTest : public VerbsTest {
     ibv_mw_bind bind{.wr_id = 50, .send_flags = flags, .bind_info = info};
     return ibv_bind_mw(server(), window.get(), &bind);
   }
-  int TryBind2(uint32_t rkey, const ibv_mw_bind_info& info) {
-    ibv_send_wr request{};
-    request.wr_id = 50;
-    request.opcode = IBV_WR_BIND_MW;
-    request.send_flags = IBV_SEND_SIGNALED;
-    request.bind_mw.mw = window.get();
-    request.bind_mw.rkey = rkey;
-    request.bind_mw.bind_info = info;
-    ibv_send_wr* bad = nullptr;
-    return ibv_post_send(server(), &request, &bad);
-  }
-  int TryInvalidate(ibv_qp* qp, uint32_t rkey) {
-    ibv_send_wr request{};
-    request.wr_id = 6;
-    request.opcode = IBV_WR_LOCAL_INV;
-    request.send_flags = IBV_SEND_SIGNALED;
-    request.invalidate_rkey = rkey;
-    ibv_send_wr* bad = nullptr;
-    return ibv_post_send(qp, &request, &bad);
-  }
+  int TryBind2(uint32_t rkey, const ibv_mw_bind_info& info) { return PostBind(server(), 50, window.get(), rkey, info); }
+  static int TryInvalidate(ibv_qp* qp, uint32_t rkey) { return PostInvalidate(qp, 6, rkey); }
   // A bind or invalidation that fails when it is carried out has a status of its own, which InfiniBand calls "memory
   // management operation error", and ends the QP.
   void ExpectFailed(ibv_qp* qp, ibv_cq* cq, uint64_t wr_id) {

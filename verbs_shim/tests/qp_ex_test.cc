@@ -260,16 +260,9 @@ TEST_F(QpExTrafficTest, ASendWithInvalidateEndsTheWindowItNames) {
   if (!window) GTEST_SKIP() << "skipped: no type 2B windows";
   Buffer exposed(pair->server.pd.get(), 64, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND | IBV_ACCESS_REMOTE_READ);
   const uint32_t rkey = ibv_inc_rkey((*window)->rkey);
-  ibv_send_wr bind{};
-  bind.wr_id = 1;
-  bind.opcode = IBV_WR_BIND_MW;
-  bind.send_flags = IBV_SEND_SIGNALED;
-  bind.bind_mw.mw = window->get();
-  bind.bind_mw.rkey = rkey;
-  bind.bind_mw.bind_info = {
+  const ibv_mw_bind_info info = {
       .mr = exposed.mr(), .addr = exposed.address(), .length = 64, .mw_access_flags = IBV_ACCESS_REMOTE_READ};
-  ibv_send_wr* bad = nullptr;
-  ASSERT_EQ(ibv_post_send(pair->server.qp(), &bind, &bad), 0);
+  ASSERT_EQ(PostBind(pair->server.qp(), 1, window->get(), rkey, info), 0);
   ExpectCompletion(pair->server.send_cq.get(), 1);
   ours->Fill("take it back");
   ASSERT_EQ(PostReceive(pair->server.qp(), 2, {theirs->Sge(0, 64)}), 0);

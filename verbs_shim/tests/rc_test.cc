@@ -180,18 +180,11 @@ TEST_F(RcTest, ASendWithInvalidateEndsTheWindowItNames) {
   Connect();
   auto window = AllocateMw(pair->server.pd.get(), IBV_MW_TYPE_2);
   if (!window) GTEST_SKIP() << "skipped: no memory windows";
-  ibv_send_wr bind{};
-  bind.wr_id = 1;
-  bind.opcode = IBV_WR_BIND_MW;
-  bind.send_flags = IBV_SEND_SIGNALED;
-  bind.bind_mw.mw = window->get();
-  bind.bind_mw.rkey = ibv_inc_rkey((*window)->rkey);
-  bind.bind_mw.bind_info = {
+  const uint32_t rkey = ibv_inc_rkey((*window)->rkey);
+  const ibv_mw_bind_info info = {
       .mr = at_server->mr(), .addr = at_server->address(), .length = 64, .mw_access_flags = IBV_ACCESS_REMOTE_WRITE};
-  ibv_send_wr* bad = nullptr;
-  ASSERT_EQ(ibv_post_send(server_qp(), &bind, &bad), 0);
+  ASSERT_EQ(PostBind(server_qp(), 1, window->get(), rkey, info), 0);
   ExpectCompletion(pair->server.send_cq.get(), 1);
-  const uint32_t rkey = bind.bind_mw.rkey;
   const SendSpec write{.wr_id = 2,
                        .opcode = IBV_WR_RDMA_WRITE,
                        .sges = {at_client->Sge(0, 64)},
