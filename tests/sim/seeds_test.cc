@@ -31,8 +31,8 @@ void PlayTwice(const Scenario& scenario, const std::string& replay) {
   EXPECT_EQ(first.trace_events, second.trace_events);
 }
 
-// Fifty to a test, so that they can run side by side and a failure is near its name. Under sanitizers, which make each ten times as
-// slow, the build asks for fewer.
+// Fifty to a test, so that they can run side by side and a failure is near its name. Under sanitizers, which make each
+// ten times as slow, the build asks for fewer.
 uint64_t SeedsOfATest() {
   const char* const asked = std::getenv("STAGECOACH_TEST_SEEDS");
   return asked == nullptr ? 50 : std::strtoull(asked, nullptr, 10);
