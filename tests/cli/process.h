@@ -25,6 +25,7 @@ class Process {
   std::optional<int> Wait(std::chrono::milliseconds bound = std::chrono::seconds(60));
   bool Running();
   void Signal(int signal);
+  pid_t pid() const { return pid_; }
   // Becomes readable when the process has ended.
   int pidfd() const { return pidfd_; }
 
