@@ -30,6 +30,8 @@ struct BufferArena {
   uint32_t slot_size = 0;
   uint32_t slots = 0;
   uint32_t local_key = 0;
+  // Number of the first of `slots`: an engine that has a part of a block uses the block's numbers.
+  uint32_t first = 0;
 
   MutableBytes slot(uint32_t index) const { return memory.subspan(size_t{index} * slot_size, slot_size); }
 };

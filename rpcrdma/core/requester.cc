@@ -68,15 +68,21 @@ Requester::Requester(const Config& config, BufferArena send, BufferArena receive
       memory_(memory),
       xids_(xids),
       trace_(trace),
-      credits_(std::min(config.credits, receive.slots)),
-      xid_table_(receive.slots) {
+      receives_(config.receives > 0 ? config.receives : receive.slots),
+      credits_(std::min(config.credits, receives_)),
+      xid_table_(receives_) {
+  STAGECOACH_CHECK(receives_ <= receive_.slots);
   STAGECOACH_CHECK(receive_.slots > 0 && send_.slots > 0);
   STAGECOACH_CHECK(config_.limits.send_inline <= send_.slot_size);
   STAGECOACH_CHECK(config_.limits.receive_inline <= receive_.slot_size);
-  for (uint32_t slot = send_.slots; slot > 0; --slot) free_send_slots_.push_back(slot - 1);
+  for (uint32_t slot = send_.slots; slot > 0; --slot) free_send_slots_.push_back(send_.first + slot - 1);
 }
 
 void Requester::Start() {
+  if (config_.receives > 0) {
+    posted_receives_ = receives_;
+    return;
+  }
   for (uint32_t slot = 0; slot < receive_.slots; ++slot) PostReceiveAgain(slot);
 }
 
@@ -111,10 +117,16 @@ Result<CallId, SubmitRefusal> Requester::Submit(CallSpec&& spec, Instant now) {
     STAGECOACH_MARK("requester.no_plan_fits");
     return refuse(SubmitRefusal::kTooLarge);
   }
+  // [5666bis:8.3.4#2] [5666bis:8.3.4#3] RDMA_MSG without chunks, or nothing.
+  if (config_.inline_only && (plan->type != MessageType::kMsg || plan->exposed_segments() > 0)) {
+    STAGECOACH_MARK("requester.call_does_not_fit_inline");
+    return refuse(SubmitRefusal::kTooLarge);
+  }
 
   const uint32_t index = AllocateCall();
   Call& call = *calls_[index];
   call.state = State::kQueued;
+  call.wanted_xid = spec.xid;
   call.cookie = spec.cookie;
   call.submitted = now;
   call.deadline = spec.deadline;
@@ -150,18 +162,22 @@ void Requester::Cancel(CallId id, Instant now) {
     FailWith(index, CallFailure::Kind::kCancelled, now);
   } else if (call->state == State::kSent) {
     STAGECOACH_MARK("requester.cancel_while_sent");
-    // The credit stays spent, and the XID known, until the reply arrives.
-    xid_table_.Erase(call->xid);
-    if (STAGECOACH_MUTANT("cancel-returns-credit", "the credit of a cancelled call is used before its reply is in")) {
-      credits_.OnReply(std::nullopt);
-    } else {
-      xid_table_.Insert(call->xid, kAbandoned);
-      abandoned_.push({call->xid, call->deadline});
-    }
+    Abandon(*call);
     FailWith(index, CallFailure::Kind::kCancelled, now);
   } else if (call->state == State::kFencing) {
     STAGECOACH_MARK("requester.cancel_while_fencing");
   }
+}
+
+// The call is over before its reply is in: the credit stays spent, and the XID known, until the reply arrives.
+void Requester::Abandon(Call& call) {
+  xid_table_.Erase(call.xid);
+  if (STAGECOACH_MUTANT("cancel-returns-credit", "the credit of a cancelled call is used before its reply is in")) {
+    credits_.OnReply(std::nullopt);
+    return;
+  }
+  xid_table_.Insert(call.xid, kAbandoned);
+  abandoned_.push({call.xid, config_.inline_only ? std::nullopt : call.deadline});
 }
 
 void Requester::Close(Instant) {
@@ -188,8 +204,13 @@ void Requester::Pump(Instant now) {
 
 void Requester::Transmit(uint32_t index, Instant now) {
   Call& call = *calls_[index];
-  do call.xid = xids_.Next();
-  while (xid_table_.Find(call.xid).has_value());
+  if (call.wanted_xid) {
+    call.xid = *call.wanted_xid;
+    STAGECOACH_CHECK(!xid_table_.Find(call.xid));
+  } else {
+    do call.xid = xids_.Next();
+    while (xid_table_.Find(call.xid).has_value());
+  }
   // [5666bis:5.1.1#1] one XID in both headers.
   ByteWriter(MutableBytes(call.buffer).first(4)).U32(call.xid);
 
@@ -201,7 +222,7 @@ void Requester::Transmit(uint32_t index, Instant now) {
     return;
   }
 
-  HeaderV1 header = MakeCallHeader(call.plan, call.xid, std::min(config_.credits, receive_.slots), exposures);
+  HeaderV1 header = MakeCallHeader(call.plan, call.xid, std::min(config_.credits, receives_), exposures);
   const uint32_t slot = free_send_slots_.back();
   free_send_slots_.pop_back();
   ByteWriter out(send_.slot(slot));
@@ -231,7 +252,7 @@ void Requester::Transmit(uint32_t index, Instant now) {
          {"stags", uint64_t{call.stags_valid}},
          {"granted", uint64_t{credits_.granted()}},
          {"in_flight", uint64_t{credits_.in_flight()}},
-         {"receives", uint64_t{posted_receives_}},
+         {"receives", uint64_t{posted_receives()}},
          {"received", stats_.receives}});
 }
 
@@ -299,64 +320,65 @@ void Requester::CountSent(const Call& call) {
 
 void Requester::OnReceive(uint32_t slot, uint32_t length, std::optional<uint32_t> invalidated, Instant now) {
   STAGECOACH_CHECK(slot < receive_.slots && length <= receive_.slot_size && posted_receives_ > 0);
+  if (invalidated) OnInvalidatedByPeer(*invalidated);
+  ByteReader in(receive_.slot(slot).first(length));
+  Result<HeaderV1, HeaderFault> header = DecodeHeaderV1(in, config_.list_limits);
+  if (!header) return OnMalformed(slot, length, header.error(), now);
+  OnMessage(slot, std::move(*header), in.Rest(), now);
+}
+
+void Requester::OnMalformed(uint32_t slot, uint32_t length, const HeaderFault& fault, Instant now) {
   --posted_receives_;
   ++stats_.receives;
   if (over_) return;
-  // Whatever the message says, this steering tag is dead now.
-  if (invalidated) NoteInvalidated(*invalidated);
-
-  const ConstBytes message = receive_.slot(slot).first(length);
-  ByteReader in(message);
-  Result<HeaderV1, HeaderFault> header = DecodeHeaderV1(in, config_.list_limits);
-  if (!header) {
-    ++stats_.malformed;
-    const HeaderFault& fault = header.error();
-    // [5666bis:8.3.3#1] Nothing of a message too short for the fixed fields may be used. Otherwise the XID names the
-    // call that can never complete now [5666bis:5.5#5].
-    std::optional<uint32_t> index;
-    if (fault.kind != HeaderFault::Kind::kTooShort && fault.xid) index = xid_table_.Find(*fault.xid);
-    Trace(trace_, now, config_.name, "reply.malformed",
-          {{"length", uint64_t{length}},
-           {"xid", uint64_t{fault.xid.value_or(0)}},
-           {"matched", uint64_t{index ? 1u : 0u}}});
-    if (index) {
-      STAGECOACH_MARK("requester.malformed_reply_ends_its_call");
-      xid_table_.Erase(*fault.xid);
-      credits_.OnReply(std::nullopt);
-      if (*index == kAbandoned) {
-        abandoned_.Remove(*fault.xid);
-      } else {
-        CallFailure failure{.kind = CallFailure::Kind::kBadHeader, .sent = true};
-        failure.header = fault;
-        if (!calls_[*index]->failure) calls_[*index]->failure = failure;
-        Fence(*index, now);
-      }
+  ++stats_.malformed;
+  // [5666bis:8.3.3#1] Nothing of a message too short for the fixed fields may be used. Otherwise the XID names the call
+  // that can never complete now [5666bis:5.5#5].
+  std::optional<uint32_t> index;
+  if (fault.kind != HeaderFault::Kind::kTooShort && fault.xid) index = xid_table_.Find(*fault.xid);
+  Trace(
+      trace_, now, config_.name, "reply.malformed",
+      {{"length", uint64_t{length}}, {"xid", uint64_t{fault.xid.value_or(0)}}, {"matched", uint64_t{index ? 1u : 0u}}});
+  if (index) {
+    STAGECOACH_MARK("requester.malformed_reply_ends_its_call");
+    xid_table_.Erase(*fault.xid);
+    credits_.OnReply(std::nullopt);
+    if (*index == kAbandoned) {
+      abandoned_.Remove(*fault.xid);
+    } else {
+      CallFailure failure{.kind = CallFailure::Kind::kBadHeader, .sent = true};
+      failure.header = fault;
+      if (!calls_[*index]->failure) calls_[*index]->failure = failure;
+      Fence(*index, now);
     }
-    PostReceiveAgain(slot);
-    Pump(now);
-    return;
   }
+  PostReceiveAgain(slot);
+  Pump(now);
+}
 
-  const ConstBytes body = in.Rest();
+void Requester::OnMessage(uint32_t slot, HeaderV1&& header, ConstBytes body, Instant now) {
+  --posted_receives_;
+  ++stats_.receives;
+  if (over_) return;
   const auto ignore = [&](uint64_t* counter, std::string_view why) {
     ++*counter;
     Trace(trace_, now, config_.name, "reply.ignored",
-          {{"xid", uint64_t{header->xid}}, {"why", why}, {"credits", uint64_t{header->credits}}});
+          {{"xid", uint64_t{header.xid}}, {"why", why}, {"credits", uint64_t{header.credits}}});
     PostReceiveAgain(slot);
     Pump(now);
   };
   // [5666bis:5.7.2#1] RDMA_DONE is dropped. So is a reverse-direction call, told apart from a reply by its direction
   // word: no program is offered here [5666bis:8.3.1#1].
-  if (header->type() == MessageType::kDone) {
+  if (header.type() == MessageType::kDone) {
     STAGECOACH_MARK("requester.done_dropped");
     return ignore(&stats_.ignored, "done");
   }
-  if (header->has_inline_message() && body.size() >= 8 && ByteReader(body.subspan(4)).U32() == 0) {
+  if (header.has_inline_message() && body.size() >= 8 && ByteReader(body.subspan(4)).U32() == 0) {
     STAGECOACH_MARK("requester.reverse_call_dropped");
     return ignore(&stats_.ignored, "reverse_call");
   }
 
-  uint32_t xid = header->xid;
+  uint32_t xid = header.xid;
   if (STAGECOACH_MUTANT("reply-matched-by-order", "a reply is given to the oldest call, whatever its XID")) {
     for (const auto& call : calls_) {
       if (call->state == State::kSent && static_cast<int32_t>(call->xid - xid) < 0) xid = call->xid;
@@ -368,14 +390,14 @@ void Requester::OnReceive(uint32_t slot, uint32_t length, std::optional<uint32_t
     return ignore(&stats_.unknown_xids, "unknown_xid");
   }
   xid_table_.Erase(xid);
-  credits_.OnReply(header->credits);
+  credits_.OnReply(header.credits);
   stats_.credits_granted = credits_.granted();
   if (*index == kAbandoned) {
     abandoned_.Remove(xid);
     STAGECOACH_MARK("requester.reply_after_cancel");
     return ignore(&stats_.ignored, "cancelled");
   }
-  OnReplyTo(*index, slot, std::move(*header), body, now);
+  OnReplyTo(*index, slot, std::move(header), body, now);
   Pump(now);
 }
 
@@ -431,7 +453,8 @@ void Requester::TraceReply(uint32_t index, const HeaderV1& header, ConstBytes me
 
 // Finds the exposure of ours that a Send With Invalidate ended. It should be one of the call that is being answered
 // [pvtdata:4.1#2]; a peer that names another's breaks that call only, and this one is fenced all the same.
-void Requester::NoteInvalidated(uint32_t handle) {
+void Requester::OnInvalidatedByPeer(uint32_t handle) {
+  if (over_) return;
   for (const auto& call : calls_) {
     if (call->state != State::kSent && call->state != State::kFencing) continue;
     for (internal::ExposedSegment& exposed : call->exposed) {
@@ -630,6 +653,10 @@ void Requester::OnDeadline(Instant now) {
       STAGECOACH_MARK("requester.deadline_while_queued");
       queue_.Remove(index);
       FailWith(index, CallFailure::Kind::kNoCredit, now);
+    } else if (config_.inline_only) {
+      Trace(trace_, now, config_.name, "call.timed_out", {{"call", IdOf(index)}, {"xid", uint64_t{call.xid}}});
+      Abandon(call);
+      FailWith(index, CallFailure::Kind::kTimedOut, now);
     } else {
       STAGECOACH_MARK("requester.deadline_while_sent");
       call.failure = CallFailure{.kind = CallFailure::Kind::kTimedOut, .sent = true};
@@ -659,7 +686,7 @@ std::string Requester::DebugString() const {
   static constexpr const char* kStates[] = {"free", "queued", "sent", "fencing", "over"};
   const auto number = [](uint64_t value) { return std::to_string(value); };
   std::string text = "  credits granted " + number(credits_.granted()) + ", in flight " + number(credits_.in_flight()) +
-                     "; receives wanted " + number(posted_receives_) + " of " + number(receive_.slots) +
+                     "; receives wanted " + number(posted_receives()) + " of " + number(receives_) +
                      "; send buffers free " + number(free_send_slots_.size()) + " of " + number(send_.slots) +
                      "; calls outstanding " + number(outstanding_) + ", of them queued " + number(queue_.size()) +
                      (over_     ? "; over"
@@ -710,6 +737,7 @@ void Requester::FreeCall(uint32_t index) {
   call.state = State::kFree;
   ++call.generation;
   call.xid = 0;
+  call.wanted_xid.reset();
   call.items.clear();
   call.results.clear();
   call.reply_memory.reset();

@@ -13,7 +13,9 @@
 // are not ours. Each is counted, its Receive is posted again, and at most the one call it names ends with an error.
 //
 // A call is sent at most once on a connection. When a sent call's deadline passes the connection ends, and with it
-// every outstanding call: its reply may still come and must not meet memory that is not the call's any more.
+// every outstanding call: its reply may still come and must not meet memory that is not the call's any more. A call
+// that exposes nothing because nothing may be exposed (inline_only) leaves the connection alone: its credit stays spent
+// until its reply arrives.
 //
 // Does not know RPC headers: a message is bytes, of which the first four are the XID that this class fills in.
 //
@@ -21,6 +23,7 @@
 // are none.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -56,7 +59,7 @@ enum class SubmitRefusal : uint8_t {
 struct CallFailure {
   enum class Kind : uint8_t {
     kNoCredit,  // its deadline passed before a credit was free: not sent
-    kTimedOut,  // its deadline passed after it was sent: the connection ends
+    kTimedOut,  // its deadline passed after it was sent: the connection ends, unless calls are inline only
     kConnectionLost,
     kCancelled,
     kClosed,     // Close() was called
@@ -101,7 +104,13 @@ struct ExposedSegment {
 class Requester final : public ConnectionEngine {
  public:
   struct Config {
-    uint32_t credits = 64;  // at most receive.slots
+    uint32_t credits = 64;  // at most `receives`
+    // Receives for replies. 0: all of the arena, which Start() posts. Otherwise the arena is shared with the other
+    // direction: its owner (duplex.h) posts it and hands over messages, and replies to this many calls find room.
+    uint32_t receives = 0;
+    // No chunks [5666bis:8.3.4#3]: a call that would need one is kTooLarge. Nothing of such a call can be reached by
+    // the peer, so its timing out leaves the connection alone.
+    bool inline_only = false;
     uint32_t queued_max = 4096;
     PlanLimits limits;  // send_inline at most send.slot_size
     ChunkListLimits list_limits;
@@ -114,7 +123,7 @@ class Requester final : public ConnectionEngine {
 
   // --- Commands ---
 
-  // Posts the Receives.
+  // Posts the Receives, unless they are shared.
   void Start();
 
   // A message to fill: recycled, of any content and size. Its bytes beyond the message do not matter.
@@ -129,6 +138,8 @@ class Requester final : public ConnectionEngine {
     uint64_t reply_base_max = 0;           // longest reply without its eligible results
     std::optional<Instant> deadline;
     uint64_t cookie = 0;  // comes back in the outcome
+    // Of a call that another connection may have carried already; not in use on this one. Else the next of XidSource.
+    std::optional<uint32_t> xid;
   };
   // The buffer comes back through the pool in any case.
   Result<CallId, SubmitRefusal> Submit(CallSpec&& spec, Instant now);
@@ -151,12 +162,21 @@ class Requester final : public ConnectionEngine {
   // Entries of the table of calls, free ones included: as many as were ever outstanding at a time.
   size_t call_records() const { return calls_.size(); }
   const Credits& credits() const { return credits_; }
-  // Receives that are posted, or will be once their commands are taken.
-  uint32_t posted_receives() const { return posted_receives_; }
+  // Receives that are posted, or will be once their commands are taken; of shared ones, of its share.
+  uint32_t posted_receives() const { return static_cast<uint32_t>(std::max<int64_t>(posted_receives_, 0)); }
   const ConnectionStats& stats() const { return stats_; }
   // Credits, buffers and each call that is not over, in lines of their own, indented: for people, when a world has
   // stopped moving. Names no memory.
   std::string DebugString() const;
+
+  // --- For the owner of shared Receives, instead of OnReceive ---
+
+  // The Receive `slot` holds a message of this engine: `message` follows `header`.
+  void OnMessage(uint32_t slot, HeaderV1&& header, ConstBytes message, Instant now);
+  // It holds `length` bytes that begin with no header.
+  void OnMalformed(uint32_t slot, uint32_t length, const HeaderFault& fault, Instant now);
+  // The peer invalidated this steering tag of ours, whatever message that came with.
+  void OnInvalidatedByPeer(uint32_t handle);
 
   // --- ConnectionEngine ---
 
@@ -177,6 +197,7 @@ class Requester final : public ConnectionEngine {
     State state = State::kFree;
     uint32_t generation = 0;
     uint32_t xid = 0;
+    std::optional<uint32_t> wanted_xid;
     uint64_t cookie = 0;
     Instant submitted;
     std::optional<Instant> deadline;
@@ -216,7 +237,7 @@ class Requester final : public ConnectionEngine {
   void OnReplyTo(uint32_t index, uint32_t slot, HeaderV1&& header, ConstBytes message, Instant now);
   void TraceReply(uint32_t index, const HeaderV1& header, ConstBytes message, Instant now);
   void TraceOver(uint32_t index, const CallOutcome& outcome, Instant now);
-  void NoteInvalidated(uint32_t handle);
+  void Abandon(Call& call);
   void Fence(uint32_t index, Instant now);
   void Conclude(uint32_t index);
   void FailWith(uint32_t index, CallFailure::Kind kind, Instant now);
@@ -230,6 +251,7 @@ class Requester final : public ConnectionEngine {
   ConnectionMemory& memory_;
   XidSource& xids_;
   TraceSink* const trace_;
+  const uint32_t receives_;  // that replies may use
 
   Credits credits_;
   std::vector<std::unique_ptr<Call>> calls_;
@@ -241,7 +263,8 @@ class Requester final : public ConnectionEngine {
   Ring<Command> commands_;
   Ring<Abandoned> abandoned_;
   XidTable xid_table_;
-  uint32_t posted_receives_ = 0;
+  // Below 0 while a message that no call of ours asked for is in a Receive that is not of its share.
+  int64_t posted_receives_ = 0;
   size_t outstanding_ = 0;
   std::optional<Instant> next_deadline_;
   bool ending_ = false;  // Disconnect was emitted

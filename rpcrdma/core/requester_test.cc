@@ -31,6 +31,7 @@ struct Shape {
   uint64_t reply_base_max = 100;
   std::optional<Instant> deadline;
   uint64_t cookie = 0;
+  std::optional<uint32_t> xid;
 };
 
 class RequesterTest : public ::testing::Test {
@@ -60,6 +61,7 @@ class RequesterTest : public ::testing::Test {
     spec.reply_base_max = shape.reply_base_max;
     spec.deadline = shape.deadline;
     spec.cookie = shape.cookie;
+    spec.xid = shape.xid;
     return requester_->Submit(std::move(spec), now);
   }
   CallId MustSubmit(const Shape& shape = {}) {
@@ -456,6 +458,69 @@ TEST_F(RequesterTest, MsgpIsTreatedAsMsg) {
   const auto outcome = Outcome();
   ASSERT_TRUE(outcome.has_value());
   EXPECT_FALSE(outcome->failure.has_value());
+}
+
+TEST_F(RequesterTest, ACallThatWasSentElsewhereKeepsItsXid) {
+  OpenWith(4);
+  MustSubmit({.xid = 7});
+  MustSubmit();
+  const Taken taken = Take();
+  ASSERT_EQ(taken.sends.size(), 2u);
+  const Sent again = Decode(send_.view(), taken.sends[0]);
+  EXPECT_EQ(again.header.xid, 7u);
+  EXPECT_EQ(ByteReader(again.message).U32(), 7u);
+  EXPECT_EQ(Decode(send_.view(), taken.sends[1]).header.xid, xid_);
+  Reply(7);
+  const auto outcome = Outcome();
+  ASSERT_TRUE(outcome.has_value());
+  EXPECT_FALSE(outcome->failure.has_value());
+}
+
+// [5666bis:8.3.4#2] [5666bis:8.3.4#3]
+TEST_F(RequesterTest, InlineOnlyRefusesWhatNeedsAChunk) {
+  Make({.inline_only = true});
+  const auto item = Pattern(2000);
+  const auto small_item = Pattern(100);
+  std::vector<std::byte> result(2000);
+  const auto refused = [&](const Shape& shape) {
+    const auto id = Submit(shape);
+    return !id.has_value() && id.error() == SubmitRefusal::kTooLarge;
+  };
+  EXPECT_TRUE(refused({.item = item}));
+  EXPECT_TRUE(refused({.words = 300}));
+  EXPECT_TRUE(refused({.results = {result}}));
+  EXPECT_TRUE(refused({.reply_base_max = 1000}));
+  EXPECT_EQ(requester_->outstanding(), 0u);
+  EXPECT_EQ(Take().order, "");
+  // What fits travels, the eligible item inside the message.
+  MustSubmit({.item = small_item});
+  const Taken taken = Take();
+  ASSERT_EQ(taken.sends.size(), 1u);
+  const Sent sent = Decode(send_.view(), taken.sends[0]);
+  EXPECT_EQ(sent.header.type(), MessageType::kMsg);
+  EXPECT_TRUE(sent.header.chunks()->empty());
+  EXPECT_EQ(sent.message.size(), 24u + 100u);
+}
+
+TEST_F(RequesterTest, InlineOnlyCallsThatTimeOutLeaveTheConnectionAlone) {
+  Make({.inline_only = true});
+  MustSubmit({.deadline = At(50)});
+  MustSubmit();
+  EXPECT_EQ(Take().sends.size(), 1u);
+  requester_->OnDeadline(At(50));
+  Taken taken = Take();
+  EXPECT_EQ(taken.order, "") << "neither the end of the connection nor the second call: the credit is spent";
+  auto outcome = Outcome();
+  ASSERT_TRUE(outcome && outcome->failure);
+  EXPECT_EQ(outcome->failure->kind, CallFailure::Kind::kTimedOut);
+  EXPECT_TRUE(outcome->failure->sent);
+  EXPECT_EQ(requester_->abandoned(), 1u);
+  EXPECT_FALSE(requester_->Deadline().has_value());
+  // Late, but an answer: it returns the credit.
+  Reply(kFirstXid);
+  EXPECT_EQ(Take().order, "RS");
+  EXPECT_EQ(requester_->abandoned(), 0u);
+  EXPECT_FALSE(Outcome().has_value());
 }
 
 TEST_F(RequesterTest, RandomBytesNeverLoseAReceiveOrEndAWrongCall) {

@@ -42,14 +42,20 @@ Responder::Responder(const Config& config, BufferArena send, BufferArena receive
       receive_(receive),
       memory_(memory),
       trace_(trace),
+      receives_(config.receives > 0 ? config.receives : receive.slots),
       calls_(receive.slots),
-      in_flight_(send.slots) {
-  STAGECOACH_CHECK(receive_.slots > 0 && send_.slots > 0 && send_.slots < kSendTag && receive_.slots < kSendTag);
+      in_flight_(size_t{send.first} + send.slots) {
+  STAGECOACH_CHECK(receive_.slots > 0 && send_.slots > 0 && in_flight_.size() < kSendTag && receive_.slots < kSendTag);
+  STAGECOACH_CHECK(receives_ <= receive_.slots);
   STAGECOACH_CHECK(config_.send_inline <= send_.slot_size && kMinHeaderSize <= send_.slot_size);
-  for (uint32_t slot = send_.slots; slot > 0; --slot) free_send_slots_.push_back(slot - 1);
+  for (uint32_t slot = send_.slots; slot > 0; --slot) free_send_slots_.push_back(send_.first + slot - 1);
 }
 
 void Responder::Start() {
+  if (config_.receives > 0) {
+    posted_receives_ = receives_;
+    return;
+  }
   for (uint32_t slot = 0; slot < receive_.slots; ++slot) Repost(slot);
 }
 
@@ -64,46 +70,58 @@ void Responder::Repost(uint32_t slot) {
 
 void Responder::OnReceive(uint32_t slot, uint32_t length, std::optional<uint32_t>, Instant now) {
   STAGECOACH_CHECK(slot < receive_.slots && length <= receive_.slot_size && posted_receives_ > 0);
-  --posted_receives_;
-  ++stats_.receives;
-  if (over_ || ending_) {
-    STAGECOACH_MARK("responder.message_after_the_end");
-    return;
-  }
-
   ByteReader in(receive_.slot(slot).first(length));
   Result<HeaderV1, HeaderFault> header = DecodeHeaderV1(in, config_.list_limits);
-  if (!header) {
-    ++stats_.malformed;
-    const HeaderFault& fault = header.error();
-    Trace(trace_, now, config_.name, "call.malformed",
-          {{"length", uint64_t{length}}, {"kind", static_cast<uint64_t>(fault.kind)}});
-    // [5666bis:8.3.3#2] too short: dropped. An RDMA_ERROR is never answered, however malformed.
-    if (fault.action == FaultAction::kDrop || !fault.xid) {
-      STAGECOACH_MARK("responder.malformed_message_dropped");
-      Repost(slot);
-      return;
-    }
-    STAGECOACH_MARK("responder.malformed_call_refused");
-    calls_[slot].xid = *fault.xid;
-    // [5666bis:5.5#2] [5666bis:5.5#3] [5666bis:5.5#4]
-    Answer(slot, fault.action == FaultAction::kAnswerErrVers ? std::optional(ErrVers{}) : std::nullopt);
-    PumpReplies(now);
-    return;
-  }
+  if (!header) return OnMalformed(slot, length, header.error(), now);
+  OnMessage(slot, std::move(*header), in.Rest(), now);
+}
 
-  // [5666bis:5.7.2#1] RDMA_DONE is dropped; an RDMA_ERROR answers a call we never made.
-  const ConstBytes message = in.Rest();
-  const bool is_message = header->chunks() != nullptr;
-  const std::optional<Prefix> prefix = is_message && header->has_inline_message() ? PeekPrefix(message) : std::nullopt;
-  if (!is_message || (prefix && prefix->direction != kCall)) {
-    ++stats_.ignored;
-    STAGECOACH_MARK("responder.message_that_is_no_call_dropped");
-    Trace(trace_, now, config_.name, "call.dropped", {{"xid", uint64_t{header->xid}}, {"why", "not a call"}});
+// Whether it is to be looked at.
+bool Responder::TakeMessage() {
+  --posted_receives_;
+  ++stats_.receives;
+  if (!over_ && !ending_) return true;
+  STAGECOACH_MARK("responder.message_after_the_end");
+  return false;
+}
+
+void Responder::OnMalformed(uint32_t slot, uint32_t length, const HeaderFault& fault, Instant now) {
+  if (!TakeMessage()) return;
+  ++stats_.malformed;
+  Trace(trace_, now, config_.name, "call.malformed",
+        {{"length", uint64_t{length}}, {"kind", static_cast<uint64_t>(fault.kind)}});
+  // [5666bis:8.3.3#2] too short: dropped. An RDMA_ERROR is never answered, however malformed.
+  if (fault.action == FaultAction::kDrop || !fault.xid) {
+    STAGECOACH_MARK("responder.malformed_message_dropped");
     Repost(slot);
     return;
   }
-  OnCall(slot, std::move(*header), message, now);
+  STAGECOACH_MARK("responder.malformed_call_refused");
+  calls_[slot].xid = *fault.xid;
+  // [5666bis:5.5#2] [5666bis:5.5#3] [5666bis:5.5#4]
+  Answer(slot, fault.action == FaultAction::kAnswerErrVers ? std::optional(ErrVers{}) : std::nullopt);
+  PumpReplies(now);
+}
+
+void Responder::OnMessage(uint32_t slot, HeaderV1&& header, ConstBytes message, Instant now) {
+  if (!TakeMessage()) return;
+  const auto drop = [&](std::string_view why) {
+    ++stats_.ignored;
+    Trace(trace_, now, config_.name, "call.dropped", {{"xid", uint64_t{header.xid}}, {"why", why}});
+    Repost(slot);
+  };
+  // [5666bis:5.7.2#1] RDMA_DONE is dropped; an RDMA_ERROR answers a call we never made.
+  const bool is_message = header.chunks() != nullptr;
+  const std::optional<Prefix> prefix = is_message && header.has_inline_message() ? PeekPrefix(message) : std::nullopt;
+  if (!is_message || (prefix && prefix->direction != kCall)) {
+    STAGECOACH_MARK("responder.message_that_is_no_call_dropped");
+    return drop("not a call");
+  }
+  if (config_.inline_only && unanswered_ >= receives_) {
+    STAGECOACH_MARK("responder.call_beyond_credits_dropped");
+    return drop("beyond the credits granted");
+  }
+  OnCall(slot, std::move(header), message, now);
 }
 
 void Responder::OnCall(uint32_t slot, HeaderV1&& header, ConstBytes message, Instant now) {
@@ -111,11 +129,15 @@ void Responder::OnCall(uint32_t slot, HeaderV1&& header, ConstBytes message, Ins
   call.xid = header.xid;
   Result<CallChunks, ChunkFault> chunks = ValidateCall(header, message, config_.data_limits);
   const bool reads_refused = chunks && !chunks->chunks.empty() && config_.reads_max == 0;
-  if (!chunks || reads_refused) {
+  const bool chunks_refused = config_.inline_only && !header.chunks()->empty();
+  if (!chunks || reads_refused || chunks_refused) {
     STAGECOACH_MARK("responder.chunk_lists_refused");
     ++stats_.malformed;
     Trace(trace_, now, config_.name, "call.refused",
-          {{"xid", uint64_t{header.xid}}, {"why", chunks ? "no RDMA Reads" : ToString(chunks.error())}});
+          {{"xid", uint64_t{header.xid}},
+           {"why", !chunks          ? ToString(chunks.error())
+                   : chunks_refused ? "no chunks in this direction"
+                                    : "no RDMA Reads"}});
     Answer(slot, std::nullopt);
     PumpReplies(now);
     return;
@@ -136,7 +158,7 @@ void Responder::OnCall(uint32_t slot, HeaderV1&& header, ConstBytes message, Ins
          {"read_chunks", chunks->chunks.size()},
          {"write_chunks", lists.writes.size()},
          {"unanswered", uint64_t{unanswered_}},
-         {"receives", uint64_t{posted_receives_}}});
+         {"receives", uint64_t{posted_receives()}}});
 
   call.invalidate = config_.may_invalidate ? TagToInvalidate(lists) : std::nullopt;
   call.offered.writes = lists.writes;
@@ -500,7 +522,7 @@ void Responder::SendReply(uint32_t slot, uint32_t send_slot, Instant now) {
          {"written", call.plan.direct_bytes + call.plan.reply_bytes},
          {"invalidate", uint64_t{send.invalidate ? 1u : 0u}},
          {"granted", uint64_t{credits_granted()}},
-         {"receives", uint64_t{posted_receives_}},
+         {"receives", uint64_t{posted_receives()}},
          {"unanswered", uint64_t{unanswered_}},
          {"received", stats_.receives}});
 }
@@ -590,7 +612,7 @@ void Responder::SendError(uint32_t slot, uint32_t send_slot, Instant now) {
          {"error", error},
          {"slot", uint64_t{send_slot}},
          {"granted", uint64_t{credits_granted()}},
-         {"receives", uint64_t{posted_receives_}},
+         {"receives", uint64_t{posted_receives()}},
          {"unanswered", uint64_t{unanswered_}},
          {"received", stats_.receives}});
 }
@@ -711,7 +733,7 @@ std::string Responder::DebugString() const {
                                             "ready",  "executing",          "replying", "being refused"};
   const auto number = [](uint64_t value) { return std::to_string(value); };
   std::string text = "    credits granted " + number(credits_granted()) + "; receives wanted " +
-                     number(posted_receives_) + "; calls unanswered " + number(unanswered_) + "; reads in flight " +
+                     number(posted_receives()) + "; calls unanswered " + number(unanswered_) + "; reads in flight " +
                      number(reads_in_flight_) + " of " + number(config_.reads_max) + "; replies in flight " +
                      number(replies_in_flight()) + ", waiting for a send buffer " + number(replies_.size()) +
                      (over_     ? "; over"

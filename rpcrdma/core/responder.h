@@ -27,6 +27,7 @@
 // are none.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -54,6 +55,12 @@ using RequestId = uint64_t;
 class Responder final : public ConnectionEngine {
  public:
   struct Config {
+    // Receives for calls: the credits granted. 0: all of the arena, which Start() posts. Otherwise the arena is shared
+    // with the other direction: its owner (duplex.h) posts it and hands over messages.
+    uint32_t receives = 0;
+    // [5666bis:8.3.4#3] Calls with chunks are refused, and calls beyond the credits granted are dropped: they would
+    // take the Receives of the other direction.
+    bool inline_only = false;
     uint32_t send_inline = 1024;  // largest Send the requester can receive; at most send.slot_size
     // The requester said that its steering tags may be invalidated, and so did we [pvtdata:4.1#1].
     bool may_invalidate = false;
@@ -69,7 +76,7 @@ class Responder final : public ConnectionEngine {
 
   // --- Commands ---
 
-  // Posts the Receives.
+  // Posts the Receives, unless they are shared.
   void Start();
 
   // What TakeRequest() handed out. The stream and everything it refers to is valid until the request is completed, the
@@ -107,11 +114,19 @@ class Responder final : public ConnectionEngine {
   uint32_t unanswered() const { return unanswered_; }
   // Replies whose Send has not been reported done.
   uint32_t replies_in_flight() const { return send_.slots - static_cast<uint32_t>(free_send_slots_.size()); }
-  uint32_t posted_receives() const { return posted_receives_; }
-  uint32_t credits_granted() const { return receive_.slots; }
+  // Of shared Receives, of its share.
+  uint32_t posted_receives() const { return static_cast<uint32_t>(std::max<int64_t>(posted_receives_, 0)); }
+  uint32_t credits_granted() const { return receives_; }
   const ConnectionStats& stats() const { return stats_; }
   // Credits, and each call that is not answered: see Requester::DebugString.
   std::string DebugString() const;
+
+  // --- For the owner of shared Receives, instead of OnReceive ---
+
+  // The Receive `slot` holds a message of this engine: `message` follows `header`.
+  void OnMessage(uint32_t slot, HeaderV1&& header, ConstBytes message, Instant now);
+  // It holds `length` bytes that begin with no header.
+  void OnMalformed(uint32_t slot, uint32_t length, const HeaderFault& fault, Instant now);
 
   // --- ConnectionEngine ---
 
@@ -177,6 +192,7 @@ class Responder final : public ConnectionEngine {
 
   static constexpr uint32_t kSendTag = 0x80000000u;  // in tags of Invalidate: a send slot, otherwise a receive slot
 
+  bool TakeMessage();
   void OnCall(uint32_t slot, HeaderV1&& header, ConstBytes message, Instant now);
   void Answer(uint32_t slot, std::optional<ErrVers> err_vers);
   void Repost(uint32_t slot);
@@ -202,6 +218,7 @@ class Responder final : public ConnectionEngine {
   const BufferArena receive_;
   ConnectionMemory& memory_;
   TraceSink* const trace_;
+  const uint32_t receives_;  // that calls may use
 
   std::vector<Call> calls_;          // by receive slot
   std::vector<InFlight> in_flight_;  // by send slot
@@ -212,7 +229,8 @@ class Responder final : public ConnectionEngine {
   Ring<uint32_t> replies_;  // for a send buffer
   Ring<Command> commands_;
   uint32_t reads_in_flight_ = 0;
-  uint32_t posted_receives_ = 0;
+  // Below 0 while calls beyond the credits granted are in Receives that are not of its share.
+  int64_t posted_receives_ = 0;
   uint32_t unanswered_ = 0;
   bool ending_ = false;
   bool over_ = false;

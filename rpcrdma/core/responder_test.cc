@@ -522,5 +522,28 @@ TEST_F(ResponderTest, CompletingARequestTwiceDoesNothing) {
   EXPECT_TRUE(Take().order.empty());
 }
 
+// [5666bis:8.3.4#3]
+TEST_F(ResponderTest, InlineOnlyRefusesCallsWithChunks) {
+  Make({.inline_only = true});
+  ChunkLists with_write;
+  with_write.writes.BeginChunk();
+  with_write.writes.AppendSegment({.handle = 1, .length = 100, .offset = 0});
+  Call(1, with_write);
+  EXPECT_EQ(OnlyErrorSent(Take(), 1), MessageType::kError);
+  ChunkLists with_reply;
+  with_reply.reply.emplace();
+  with_reply.reply->push_back({.handle = 1, .length = 100, .offset = 0});
+  Call(2, with_reply);
+  EXPECT_EQ(OnlyErrorSent(Take(), 2), MessageType::kError);
+  ChunkLists with_read;
+  with_read.reads.push_back({.position = 24, .target = {.handle = 1, .length = 100, .offset = 0}});
+  Call(3, with_read);
+  const Taken taken = Take();
+  EXPECT_TRUE(taken.reads.empty());
+  EXPECT_EQ(OnlyErrorSent(taken, 3), MessageType::kError);
+  EXPECT_FALSE(responder_->TakeRequest(At(1)).has_value());
+  EXPECT_EQ(posted_.size(), kSlots);
+}
+
 }  // namespace
 }  // namespace stagecoach::rpcrdma

@@ -6,6 +6,7 @@ namespace {
 constexpr std::string_view kNoGarbage = "both ends are ours, and no byte changes on its way";
 constexpr std::string_view kOursOnly = "both ends are ours, and neither does this";
 constexpr std::string_view kCredit = "each end posts as many Receives as it grants, of the size that was agreed on";
+constexpr std::string_view kNoReverse = "no program makes calls in the reverse direction";
 constexpr std::string_view kOneThread = "a simulated world has one thread, which does nothing in between";
 constexpr std::string_view kCqAcks =
     "programs acknowledge first; CqTrafficTest.DestroyingWaitsUntilEventsAreAcknowledged waits, in simulation too";
@@ -113,6 +114,7 @@ constexpr OutOfReach kOutOfReach[] = {
     {"rdmap.terminate_that_makes_no_sense", kNoGarbage},
     {"rdmap.work_refused_at_its_start", kRegistered},
     {"rdmap.work_submitted_after_the_end", kOneThread},
+    {"requester.call_does_not_fit_inline", kNoReverse},
     {"requester.chunk_lists_not_ours", kOursOnly},
     {"requester.done_dropped", kOursOnly},
     {"requester.err_vers", kOursOnly},
@@ -120,6 +122,7 @@ constexpr OutOfReach kOutOfReach[] = {
     {"requester.reply_chunk_is_not_of_its_call", kOursOnly},
     {"requester.reply_to_nobody", kOursOnly},
     {"requester.reverse_call_dropped", kOursOnly},
+    {"responder.call_beyond_credits_dropped", kNoReverse},
     {"responder.empty_read_segment", kOursOnly},
     {"responder.malformed_call_refused", kNoGarbage},
     {"responder.malformed_message_dropped", kNoGarbage},
