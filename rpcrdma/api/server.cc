@@ -8,6 +8,7 @@
 
 #include "base/mutant.h"
 #include "rpcrdma/api/errors_internal.h"
+#include "rpcrdma/api/request_internal.h"
 #include "rpcrdma/api/resolve.h"
 #include "rpcrdma/core/negotiation.h"
 #include "rpcrdma/core/responder.h"
@@ -50,13 +51,6 @@ Connection::Options ConnectionOptions(const ServerOptions& options, ClientId cli
 
 // The part of a server that its connections need; outlives them by shared ownership.
 class ServerConnection;
-
-struct RequestState {
-  std::shared_ptr<ServerConnection> connection;
-  RequestId id = 0;
-  CallHeader header;
-  XdrReader args{ConstBytes()};
-};
 
 // What exists, of clients that are gone included: a ServerConnection whose Requests somebody holds still has its
 // memory.
@@ -111,7 +105,9 @@ class ServerImpl final : public std::enable_shared_from_this<ServerImpl> {
   UniqueFunction<void()> on_stopped_;
 };
 
-class ServerConnection final : public ConnectionOwner, public std::enable_shared_from_this<ServerConnection> {
+class ServerConnection final : public ConnectionOwner,
+                               public RequestHost,
+                               public std::enable_shared_from_this<ServerConnection> {
  public:
   ServerConnection(ServerImpl& server, ClientId id)
       : server_(&server),
@@ -125,9 +121,9 @@ class ServerConnection final : public ConnectionOwner, public std::enable_shared
   }
   ~ServerConnection() override { --alive_->connections; }
 
-  ClientId id() const { return id_; }
-  const std::string& peer() const { return peer_; }
-  bool connected() const { return server_ != nullptr && connection_.established(); }
+  ClientId id() const override { return id_; }
+  const std::string& peer() const override { return peer_; }
+  bool connected() const override { return server_ != nullptr && connection_.established(); }
 
   // Takes the id of a connection request as far as accepting it.
   verbs::VerbsResult<void> Accept(verbs::CmId id, const CmEvent& request) {
@@ -181,15 +177,15 @@ class ServerConnection final : public ConnectionOwner, public std::enable_shared
            std::to_string(pool_->bytes_max()) + " bytes\n" + (responder_ ? responder_->DebugString() : std::string());
   }
 
-  // --- For Request; all do nothing, or say so, when the client is gone ---
+  // --- RequestHost ---
 
-  std::optional<uint64_t> result_room(RequestId id, size_t i) const { return responder_->result_room(id, i); }
+  std::optional<uint64_t> result_room(RequestId id, size_t i) const override { return responder_->result_room(id, i); }
 
-  Block* Allocate(size_t bytes) { return pool_->Allocate(bytes); }
-  const std::shared_ptr<BlockPool>& pool() const { return pool_; }
+  Block* Allocate(size_t bytes) override { return pool_->Allocate(bytes); }
+  const std::shared_ptr<BlockPool>& pool() const override { return pool_; }
 
   void Finish(RequestState& state, const ReplyHeader& header, Request::ResultsWriter results,
-              std::shared_ptr<const void> memory, bool copy_items) {
+              std::shared_ptr<const void> memory, bool copy_items) override {
     if (!Encode(state, header, results, std::move(memory), copy_items)) {
       // Results that do not fit the limit, or that XDR cannot express.
       Encode(
@@ -199,7 +195,7 @@ class ServerConnection final : public ConnectionOwner, public std::enable_shared
     AfterCommand();
   }
 
-  uint32_t xid(RequestId id) const { return responder_->xid(id); }
+  uint32_t xid(RequestId id) const override { return responder_->xid(id); }
 
   // --- ConnectionOwner ---
 

@@ -68,7 +68,6 @@ class Buffer {
 
  private:
   friend class Request;
-  friend class internal::ServerConnection;
   std::shared_ptr<internal::BlockPool> pool_;
   internal::Block* block_ = nullptr;
   MutableBytes bytes_;
