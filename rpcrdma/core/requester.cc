@@ -244,6 +244,8 @@ void Requester::Transmit(uint32_t index, Instant now) {
     commands_.push(PostSend{.slot = copy, .length = static_cast<uint32_t>(out.position())});
   }
   CountSent(call);
+  stats_.credit_wait.RecordTime(now - call.submitted);
+  stats_.send_bytes.Record(out.position());
   Trace(trace_, now, config_.name, "call.sent",
         {{"call", IdOf(index)},
          {"xid", uint64_t{call.xid}},
@@ -558,6 +560,7 @@ std::optional<CallOutcome> Requester::TakeOutcome(Instant now) {
   } else if (call.reply_memory) {
     STAGECOACH_MARK("requester.reply_chunk_came_back_unused");
   }
+  stats_.call_time.RecordTime(now - call.submitted);
   TraceOver(index, outcome, now);
   return outcome;
 }

@@ -77,16 +77,17 @@ void Responder::OnReceive(uint32_t slot, uint32_t length, std::optional<uint32_t
 }
 
 // Whether it is to be looked at.
-bool Responder::TakeMessage() {
+bool Responder::TakeMessage(uint32_t slot, Instant now) {
   --posted_receives_;
   ++stats_.receives;
+  calls_[slot].arrived = now;
   if (!over_ && !ending_) return true;
   STAGECOACH_MARK("responder.message_after_the_end");
   return false;
 }
 
 void Responder::OnMalformed(uint32_t slot, uint32_t length, const HeaderFault& fault, Instant now) {
-  if (!TakeMessage()) return;
+  if (!TakeMessage(slot, now)) return;
   ++stats_.malformed;
   Trace(trace_, now, config_.name, "call.malformed",
         {{"length", uint64_t{length}}, {"kind", static_cast<uint64_t>(fault.kind)}});
@@ -104,7 +105,7 @@ void Responder::OnMalformed(uint32_t slot, uint32_t length, const HeaderFault& f
 }
 
 void Responder::OnMessage(uint32_t slot, HeaderV1&& header, ConstBytes message, Instant now) {
-  if (!TakeMessage()) return;
+  if (!TakeMessage(slot, now)) return;
   const auto drop = [&](std::string_view why) {
     ++stats_.ignored;
     Trace(trace_, now, config_.name, "call.dropped", {{"xid", uint64_t{header.xid}}, {"why", why}});
@@ -511,6 +512,8 @@ void Responder::SendReply(uint32_t slot, uint32_t send_slot, Instant now) {
                       .invalidate = call.invalidate,
                       .prompt = holds_memory};
   const RequestId id = IdOf(slot);
+  stats_.call_time.RecordTime(now - call.arrived);
+  stats_.send_bytes.Record(send.length);
   CloseRecord(slot);
   commands_.push(send);
   Trace(trace_, now, config_.name, "reply.sent",
@@ -604,6 +607,8 @@ void Responder::SendError(uint32_t slot, uint32_t send_slot, Instant now) {
                       .length = static_cast<uint32_t>(out.position()),
                       .prompt = !in_flight_[send_slot].registrations.empty()};
   const RequestId id = IdOf(slot);
+  stats_.call_time.RecordTime(now - call.arrived);
+  stats_.send_bytes.Record(send.length);
   CloseRecord(slot);
   commands_.push(send);
   Trace(trace_, now, config_.name, "error.sent",

@@ -163,6 +163,7 @@ class Responder final : public ConnectionEngine {
     State state = State::kPosted;
     uint32_t generation = 0;
     uint32_t xid = 0;
+    Instant arrived;
     ChunkLists offered;                  // Write list and Reply chunk
     std::optional<uint32_t> invalidate;  // a steering tag of this call
     ConstBytes inline_message;
@@ -192,7 +193,7 @@ class Responder final : public ConnectionEngine {
 
   static constexpr uint32_t kSendTag = 0x80000000u;  // in tags of Invalidate: a send slot, otherwise a receive slot
 
-  bool TakeMessage();
+  bool TakeMessage(uint32_t slot, Instant now);
   void OnCall(uint32_t slot, HeaderV1&& header, ConstBytes message, Instant now);
   void Answer(uint32_t slot, std::optional<ErrVers> err_vers);
   void Repost(uint32_t slot);

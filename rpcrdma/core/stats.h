@@ -2,6 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <iterator>
+#include <string_view>
+
+#include "rpcrdma/core/histogram.h"
 
 namespace stagecoach::rpcrdma {
 
@@ -36,30 +40,69 @@ struct ConnectionStats {
   uint64_t malformed = 0;     // messages whose header or chunk lists were refused
   uint64_t ignored = 0;       // RDMA_DONE and other messages that are dropped by rule
 
-  ConnectionStats& operator+=(const ConnectionStats& other) {
-    calls += other.calls;
-    calls_inline += other.calls_inline;
-    calls_by_read_chunk += other.calls_by_read_chunk;
-    calls_by_write_chunk += other.calls_by_write_chunk;
-    calls_long += other.calls_long;
-    replies_long += other.replies_long;
-    replies += other.replies;
-    errors += other.errors;
-    bytes_placed_by_read += other.bytes_placed_by_read;
-    bytes_placed_by_write += other.bytes_placed_by_write;
-    credits_granted += other.credits_granted;
-    registrations += other.registrations;
-    invalidations_local += other.invalidations_local;
-    invalidations_remote += other.invalidations_remote;
-    sends += other.sends;
-    receives += other.receives;
-    reads += other.reads;
-    writes += other.writes;
-    unknown_xids += other.unknown_xids;
-    malformed += other.malformed;
-    ignored += other.ignored;
-    return *this;
-  }
+  // How long calls took, in microseconds. Requester: from Submit to the outcome, of calls that were answered.
+  // Responder: from the arrival of a call to its answer's Send, RDMA_ERROR included.
+  Histogram call_time;
+  // Requester: from Submit to the Send, in microseconds; most of it is waiting for a credit.
+  Histogram credit_wait;
+  // Bytes of the messages sent inline, transport header included.
+  Histogram send_bytes;
+
+  ConnectionStats& operator+=(const ConnectionStats& other);
 };
+
+// The counters by name: what is added up and what is published.
+struct StatsCounter {
+  std::string_view name;  // as in the metrics: lower case, underscores
+  std::string_view help;
+  uint64_t ConnectionStats::*value;
+};
+inline constexpr StatsCounter kStatsCounters[] = {
+    {"calls", "Calls sent (requester) or received (responder)", &ConnectionStats::calls},
+    {"calls_inline", "Calls without any chunk", &ConnectionStats::calls_inline},
+    {"calls_by_read_chunk", "Calls whose eligible arguments moved by RDMA Read", &ConnectionStats::calls_by_read_chunk},
+    {"calls_by_write_chunk", "Calls that offered Write chunks", &ConnectionStats::calls_by_write_chunk},
+    {"calls_long", "Calls in a Position-Zero Read chunk", &ConnectionStats::calls_long},
+    {"replies_long", "Replies in a Reply chunk", &ConnectionStats::replies_long},
+    {"replies", "Replies received (requester) or sent (responder)", &ConnectionStats::replies},
+    {"errors", "RDMA_ERROR received (requester) or sent (responder)", &ConnectionStats::errors},
+    {"placed_by_read_bytes", "Eligible bytes that moved by RDMA Read", &ConnectionStats::bytes_placed_by_read},
+    {"placed_by_write_bytes", "Eligible bytes that moved by RDMA Write", &ConnectionStats::bytes_placed_by_write},
+    {"registrations", "Memory registered for one call", &ConnectionStats::registrations},
+    {"invalidations_local", "Registrations undone by this end", &ConnectionStats::invalidations_local},
+    {"invalidations_remote", "Registrations undone by the peer's Send With Invalidate",
+     &ConnectionStats::invalidations_remote},
+    {"sends", "Sends posted", &ConnectionStats::sends},
+    {"receives", "Receives completed", &ConnectionStats::receives},
+    {"reads", "RDMA Reads posted", &ConnectionStats::reads},
+    {"writes", "RDMA Writes posted", &ConnectionStats::writes},
+    {"unknown_xids", "Replies to no outstanding call", &ConnectionStats::unknown_xids},
+    {"malformed", "Messages whose header or chunk lists were refused", &ConnectionStats::malformed},
+    {"ignored", "Messages dropped by rule", &ConnectionStats::ignored},
+};
+
+struct StatsHistogram {
+  std::string_view name;
+  std::string_view help;
+  Histogram ConnectionStats::*value;
+  bool microseconds;  // otherwise bytes
+};
+inline constexpr StatsHistogram kStatsHistograms[] = {
+    {"call_time", "From a call's submission to its outcome (requester), from its arrival to its answer (responder)",
+     &ConnectionStats::call_time, true},
+    {"credit_wait", "From a call's submission to its Send (requester)", &ConnectionStats::credit_wait, true},
+    {"send", "Messages sent inline, with their transport header", &ConnectionStats::send_bytes, false},
+};
+
+// A member that is in neither table, but for credits_granted, would be lost in sums.
+static_assert(sizeof(ConnectionStats) == std::size(kStatsCounters) * sizeof(uint64_t) +
+                                             std::size(kStatsHistograms) * sizeof(Histogram) + sizeof(uint64_t));
+
+inline ConnectionStats& ConnectionStats::operator+=(const ConnectionStats& other) {
+  for (const StatsCounter& each : kStatsCounters) this->*each.value += other.*each.value;
+  for (const StatsHistogram& each : kStatsHistograms) this->*each.value += other.*each.value;
+  credits_granted += other.credits_granted;
+  return *this;
+}
 
 }  // namespace stagecoach::rpcrdma
