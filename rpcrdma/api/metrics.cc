@@ -1,0 +1,124 @@
+#include "rpcrdma/api/metrics.h"
+
+#include <fmt/format.h>
+
+namespace stagecoach::rpcrdma {
+namespace {
+
+constexpr std::string_view kPrefix = "stagecoach_rpc_";
+constexpr uint64_t kMicroseconds = 1000000;
+
+// Of help texts, and of label values with quotes.
+std::string Escape(std::string_view text, bool quotes) {
+  std::string escaped;
+  for (const char c : text) {
+    if (c == '\\' || (c == '"' && quotes)) escaped += '\\';
+    if (c == '\n') {
+      escaped += "\\n";
+    } else {
+      escaped += c;
+    }
+  }
+  return escaped;
+}
+
+// "{server="files",le="1"}", or nothing.
+std::string Braced(const MetricsPage::Labels& labels, std::string_view bound = {}) {
+  std::string text;
+  for (const auto& [name, value] : labels)
+    text += fmt::format("{}{}=\"{}\"", text.empty() ? "" : ",", name, Escape(value, true));
+  if (!bound.empty()) text += fmt::format("{}le=\"{}\"", text.empty() ? "" : ",", bound);
+  return text.empty() ? text : "{" + text + "}";
+}
+
+// Exact where a double is; the shortest text that reads back as the same number.
+std::string Divided(uint64_t value, uint64_t divisor) {
+  return divisor == 1 ? fmt::format("{}", value)
+                      : fmt::format("{}", static_cast<double>(value) / static_cast<double>(divisor));
+}
+
+MetricsPage::Labels With(MetricsPage::Labels labels, std::string_view role) {
+  labels.emplace_back("role", role);
+  return labels;
+}
+
+std::string Prefixed(std::string_view name) {
+  return std::string(kPrefix) + std::string(name);
+}
+
+}  // namespace
+
+std::string& MetricsPage::Samples(const std::string& name, std::string_view kind, std::string_view help) {
+  Family& family = families_[name];
+  if (family.heading.empty()) {
+    family.heading = fmt::format("# HELP {} {}.\n# TYPE {} {}\n", name, Escape(help, false), name, kind);
+  }
+  return family.samples;
+}
+
+void MetricsPage::AddCounter(const std::string& name, std::string_view help, const Labels& labels, uint64_t value) {
+  const std::string full = name + "_total";
+  Samples(full, "counter", help) += fmt::format("{}{} {}\n", full, Braced(labels), value);
+}
+
+void MetricsPage::AddGauge(const std::string& name, std::string_view help, const Labels& labels, uint64_t value) {
+  Samples(name, "gauge", help) += fmt::format("{}{} {}\n", name, Braced(labels), value);
+}
+
+void MetricsPage::AddHistogram(const std::string& name, std::string_view help, const Labels& labels,
+                               const Histogram& histogram, uint64_t divisor) {
+  std::string& samples = Samples(name, "histogram", help);
+  uint64_t below = 0;
+  for (size_t bucket = 0; bucket < Histogram::kBounds; ++bucket) {
+    below += histogram.count(bucket);
+    samples += fmt::format("{}_bucket{} {}\n", name, Braced(labels, Divided(Histogram::bound(bucket), divisor)), below);
+  }
+  const uint64_t count = histogram.count();
+  samples += fmt::format("{}_bucket{} {}\n", name, Braced(labels, "+Inf"), count);
+  samples += fmt::format("{}_sum{} {}\n", name, Braced(labels), Divided(histogram.sum(), divisor));
+  samples += fmt::format("{}_count{} {}\n", name, Braced(labels), count);
+}
+
+void MetricsPage::Add(const Labels& labels, const ConnectionStats& stats) {
+  for (const StatsCounter& each : kStatsCounters) {
+    AddCounter(Prefixed(each.name), each.help, labels, stats.*each.value);
+  }
+  for (const StatsHistogram& each : kStatsHistograms) {
+    AddHistogram(Prefixed(each.name) + (each.microseconds ? "_seconds" : "_bytes"), each.help, labels,
+                 stats.*each.value, each.microseconds ? kMicroseconds : 1);
+  }
+  AddGauge(Prefixed("credits_granted"), "The latest grant seen (requester) or made (responder, over its connections)",
+           labels, stats.credits_granted);
+}
+
+void MetricsPage::Add(const Labels& given, const Client& client) {
+  const Labels labels = With(given, "requester");
+  Add(labels, client.stats());
+  AddGauge(Prefixed("connected"), "Whether the connection is established", labels, client.connected() ? 1 : 0);
+  AddGauge(Prefixed("calls_outstanding"), "Calls sent or waiting", labels, client.outstanding());
+  AddGauge(Prefixed("calls_abandoned"), "Cancelled calls whose reply is not in yet", labels, client.abandoned());
+}
+
+void MetricsPage::Add(const Labels& given, const Server& server) {
+  const Labels labels = With(given, "responder");
+  const ServerStats stats = server.stats();
+  Add(labels, stats.connections);
+  AddGauge(Prefixed("clients_connected"), "Clients connected now", labels, stats.clients);
+  AddCounter(Prefixed("clients"), "Clients that have connected", labels, stats.clients_total);
+  AddCounter(Prefixed("clients_rejected"), "Connection requests that were rejected", labels, stats.clients_rejected);
+  const ServerHoldings holdings = server.holdings();
+  AddGauge(Prefixed("connections_held"), "Connections with memory, those of clients that are gone included", labels,
+           holdings.connections);
+  AddGauge(Prefixed("requests_executing"), "Calls that services have not answered", labels, holdings.requests);
+  AddGauge(Prefixed("pool_bytes"), "Working memory of open connections, in use or kept", labels, holdings.pool_bytes);
+  AddGauge(Prefixed("registered_bytes"), "Working memory that is registered to write results from", labels,
+           holdings.registered_bytes);
+}
+
+std::string MetricsPage::Text() const {
+  std::string text;
+  for (const auto& [name, family] : families_) text += family.heading + family.samples;
+  return text;
+}
+
+}  // namespace stagecoach::rpcrdma
