@@ -76,6 +76,33 @@ TEST_F(CliTest, LargeDataIsPlacedDirectlyAndSmallThingsGoInline) {
   EXPECT_NE(small.out.find("0 by Read chunk, 0 by Write chunk"), std::string::npos) << small.out;
 }
 
+TEST_F(CliTest, AServerKeepsItsMetricsInAFile) {
+  const fs::path metrics = local_ / "stagecoach.prom";
+  Serve({"--metrics", metrics.string()});
+  EXPECT_NE(ReadFile(metrics).find("\nstagecoach_rpc_clients_total{role=\"responder\"} 0\n"), std::string::npos)
+      << "there from the start: " << ReadFile(metrics);
+  WriteFile(local_ / "file", Pattern(kMiB));
+  const Outcome put = Run({"put", (local_ / "file").string(), Url()});
+  ASSERT_EQ(put.code, 0) << put.err;
+  server_->Signal(SIGTERM);
+  ASSERT_EQ(server_->Wait(), 0) << server_->Err();
+  const std::string page = ReadFile(metrics);
+  EXPECT_NE(page.find("\nstagecoach_rpc_clients_total{role=\"responder\"} 1\n"), std::string::npos) << page;
+  EXPECT_NE(page.find("\nstagecoach_rpc_placed_by_read_bytes_total{role=\"responder\"} 1048576\n"), std::string::npos)
+      << page;
+  for (const auto& entry : fs::directory_iterator(local_)) {
+    EXPECT_EQ(entry.path().filename().string().find("stagecoach.prom."), std::string::npos) << "left behind: " << entry;
+  }
+}
+
+TEST_F(CliTest, AMetricsFileThatCannotBeWrittenIsSaidAtTheStart) {
+  const Outcome outcome =
+      Run({"serve", "--listen", "127.0.0.1:0", "--metrics", (local_ / "none" / "m.prom").string(), exported_.string()});
+  EXPECT_EQ(outcome.code, 1);
+  EXPECT_EQ(outcome.err, "stagecoach: serve: metrics cannot be written to '" + (local_ / "none" / "m.prom").string() +
+                             "': No such file or directory\n");
+}
+
 TEST_F(CliTest, PutAndGetNameTheFileAfterADirectoryDestination) {
   WriteFile(local_ / "file", "hello");
   fs::create_directory(exported_ / "dir");

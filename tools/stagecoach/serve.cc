@@ -7,14 +7,17 @@
 #include <asio/signal_set.hpp>
 #include <cstdio>
 #include <memory>
+#include <optional>
 
 #include "base/asio_loop/asio_loop.h"
+#include "rpcrdma/api/metrics.h"
 #include "rpcrdma/api/server.h"
 #include "rpcrdma/ulb/file/executor.h"
 #include "rpcrdma/ulb/file/file_service.h"
 #include "rpcrdma/ulb/file/file_store.h"
 #include "rpcrdma/ulb/file/names.h"
 #include "tools/stagecoach/command.h"
+#include "tools/stagecoach/metrics_file.h"
 #include "tools/stagecoach/signals.h"
 #include "tools/stagecoach/text.h"
 
@@ -35,6 +38,7 @@ struct ServeOptions {
   uint32_t idle_seconds = 60;
   std::string chunk = "1M";
   std::string client_memory = "256M";
+  std::string metrics;  // a file; empty: none
 };
 
 constexpr Duration kGrace = 5s;
@@ -78,6 +82,20 @@ int Serve(const ServeOptions& options) {
     return kExitFailure;
   }
 
+  std::optional<MetricsFile> metrics;
+  if (!options.metrics.empty()) {
+    const auto page = [&server] {
+      rpcrdma::MetricsPage page;
+      page.Add({}, server);
+      return page.Text();
+    };
+    metrics.emplace(loop, options.metrics, page, [](const std::string& why) { Complain("serve", why); });
+    if (const auto started = metrics->Start(); !started) {
+      Complain("serve", started.error());
+      return kExitFailure;
+    }
+  }
+
   asio::signal_set signals(loop.context());
   AddEndingSignals(signals);
   signals.async_wait([&](asio::error_code error, int) {
@@ -108,6 +126,9 @@ int Serve(const ServeOptions& options) {
   loop.Run();
   asio::error_code error;
   signals.cancel(error);
+  if (metrics) {
+    if (const auto written = metrics->Write(); !written) Complain("serve", written.error());
+  }
   if (options.verbose) {
     const auto& counters = service.counters();
     fmt::print(stderr, "stagecoach: served {}, stored {} in {} files; {} abandoned, {} requests refused\n",
@@ -128,6 +149,8 @@ void AddServe(CLI::App& app, int& exit_code) {
       ->capture_default_str();
   command->add_flag("--read-only", options->read_only, "Refuse every change");
   command->add_flag("-v,--verbose", options->verbose, "Say who comes and goes, and what RDMA did for them");
+  command->add_option("--metrics", options->metrics, "Keep counts in a file that Prometheus's node exporter can read")
+      ->type_name("FILE");
   AddCommonOptions(*command, options->common);
   command->add_option("--max-clients", options->clients, "Connections at a time")
       ->type_name("N")
