@@ -397,16 +397,14 @@ void Connection::HandleCompletion(const ibv_wc& completion) {
 }
 
 void Connection::OnSendCompletion(const ibv_wc& completion) {
-  if (!ledger_.Contains(completion.wr_id)) return;
-  // Those before it succeeded without saying so.
-  while (ledger_.oldest() < completion.wr_id) {
+  const std::optional<SendEntry> entry = ledger_.Complete(completion.wr_id, [this](const SendEntry& earlier) {
     ++sends_completed_;
-    FinishEntry(ledger_.Pop());
-  }
+    FinishEntry(earlier);
+  });
+  if (!entry) return;
   ++sends_completed_;
-  const SendEntry entry = ledger_.Pop();
   if (completion.status != IBV_WC_SUCCESS) return OnFailedCompletion(completion);
-  FinishEntry(entry);
+  FinishEntry(*entry);
 }
 
 void Connection::FinishEntry(const SendEntry& entry) {
@@ -576,7 +574,7 @@ ibv_send_wr& Connection::NextSend(const SendEntry& entry, ConstBytes memory, uin
          .lkey = local_key};
   ibv_send_wr& request = send_wr_[sends_];
   request = {};
-  request.wr_id = ledger_.Push(entry);
+  request.wr_id = ledger_.Push(entry, signaled);
   request.sg_list = &sge;
   request.num_sge = memory.empty() ? 0 : 1;
   request.send_flags = signaled ? IBV_SEND_SIGNALED : 0;
@@ -799,7 +797,7 @@ void Connection::Close(bool gracefully, CloseCause cause) {
     close_when_idle_ = true;
     cause_ = std::move(cause);
     ibv_send_wr request = {};
-    request.wr_id = ledger_.Push({.kind = SendEntry::Kind::kMarker});
+    request.wr_id = ledger_.Push({.kind = SendEntry::Kind::kMarker}, /*signaled=*/true);
     request.opcode = IBV_WR_RDMA_WRITE;
     request.send_flags = IBV_SEND_SIGNALED;
     ibv_send_wr* bad = nullptr;
@@ -863,7 +861,7 @@ void Connection::EnterError() {
   attributes.qp_state = IBV_QPS_ERR;
   ibv_modify_qp(id_->qp, &attributes, IBV_QP_STATE);
   ibv_send_wr request = {};
-  request.wr_id = ledger_.Push({.kind = SendEntry::Kind::kMarker});
+  request.wr_id = ledger_.Push({.kind = SendEntry::Kind::kMarker}, /*signaled=*/true);
   request.opcode = IBV_WR_SEND;
   request.send_flags = IBV_SEND_SIGNALED;
   ibv_send_wr* bad = nullptr;
