@@ -80,6 +80,24 @@ CloseCause CauseOf(const Disconnect& command) {
 
 }  // namespace
 
+CloseCause CauseOfConnectErrno(int error) {
+  switch (error) {
+    case ECONNREFUSED:
+      return {.kind = CloseCause::Kind::kRefused, .error = error, .text = "connection refused"};
+    case ECONNRESET:
+    case EHOSTDOWN:
+    case EHOSTUNREACH:
+    case ENETDOWN:
+    case ENETUNREACH:
+    case ETIMEDOUT:
+      return {.kind = CloseCause::Kind::kUnreachable, .error = error, .text = std::strerror(error)};
+    default:
+      return {.kind = CloseCause::Kind::kDevice,
+              .error = error,
+              .text = VerbsError{.error = error, .call = "rdma_connect"}.ToString()};
+  }
+}
+
 Connection::Connection(EventLoop& loop, const Options& options, ConnectionOwner& owner, BlockPool* pool,
                        TraceSink* trace)
     : loop_(loop), options_(options), owner_(owner), pool_(pool), trace_(trace) {}
@@ -250,7 +268,7 @@ void Connection::OnCmEvent(const CmEvent& event) {
       parameters.initiator_depth = static_cast<uint8_t>(outgoing_reads_);
       parameters.retry_count = kRetryCount;
       parameters.rnr_retry_count = kRetryCount;
-      if (rdma_connect(id_.get(), &parameters) != 0) FailDevice({.error = errno, .call = "rdma_connect"});
+      if (rdma_connect(id_.get(), &parameters) != 0) Fail(CauseOfConnectErrno(errno));
       return;
     }
     case RDMA_CM_EVENT_ESTABLISHED:
@@ -295,8 +313,7 @@ void Connection::OnPeerGone(const CmEvent& event) {
       // Nobody listening and a peer that declined are the same event; the status tells: iWARP's is an errno,
       // InfiniBand's a reason.
       if (cause.error == ECONNREFUSED || (event.type == RDMA_CM_EVENT_REJECTED && event.status == kInvalidServiceId)) {
-        cause.kind = CloseCause::Kind::kRefused;
-        cause.text = "connection refused";
+        cause = CauseOfConnectErrno(ECONNREFUSED);
       } else if (event.type == RDMA_CM_EVENT_REJECTED) {
         cause.kind = CloseCause::Kind::kRejected;
         cause.text = "the peer rejected the connection";

@@ -61,6 +61,10 @@ struct CloseCause {
   std::string text;
 };
 
+// What an errno of rdma_connect means. Some drivers connect within the call (Linux's siw): what others say by an event
+// comes here, too.
+CloseCause CauseOfConnectErrno(int error);
+
 class ConnectionOwner {
  public:
   virtual ~ConnectionOwner() = default;
