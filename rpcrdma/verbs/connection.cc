@@ -560,7 +560,11 @@ bool Connection::Interpret(const Command& command) {
         NextSend({.kind = SendEntry::Kind::kSend, .tag = send->slot},
                  ConstBytes(send_arena_.slot(send->slot)).first(send->length), send_arena_.local_key, signaled);
     request.opcode = send->invalidate ? IBV_WR_SEND_WITH_INV : IBV_WR_SEND;
-    if (send->invalidate) request.invalidate_rkey = *send->invalidate;
+    if (send->invalidate) {
+      request.invalidate_rkey = *send->invalidate;
+      // Where Linux's libsiw looks for it (rdma-core 44); nobody else looks here.
+      request.wr.rdma.rkey = *send->invalidate;
+    }
   } else if (const auto* read = std::get_if<PostRead>(&command)) {
     ibv_send_wr& request =
         NextSend({.kind = SendEntry::Kind::kRead, .tag = read->tag}, read->sink, read->local_key, true);
