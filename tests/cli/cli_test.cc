@@ -139,6 +139,11 @@ TEST_F(CliTest, ADirectoryLongerThanOnePageIsListedWhole) {
   const Outcome ls = Run({"ls", Url()});
   ASSERT_EQ(ls.code, 0) << ls.err;
   EXPECT_EQ(std::count(ls.out.begin(), ls.out.end(), '\n'), 500);
+  // In pages that do not go inline.
+  const Outcome long_pages = Run({"ls", "--stats", "--page", "65536", Url()});
+  ASSERT_EQ(long_pages.code, 0) << long_pages.err;
+  EXPECT_TRUE(long_pages.out.starts_with(ls.out)) << long_pages.out;
+  EXPECT_NE(long_pages.out.find("1 long replies"), std::string::npos) << long_pages.out;
 }
 
 TEST_F(CliTest, PingReportsMinMedianAndP99) {

@@ -26,7 +26,7 @@ void Print(const std::vector<file::Entry>& entries) {
   }
 }
 
-int Ls(const std::string& text, EntryBudget budget, const ClientCommandOptions& options) {
+int Ls(const std::string& text, EntryBudget budget, uint32_t page_bytes, const ClientCommandOptions& options) {
   const auto url = UrlArgument("ls", text);
   if (!url) return kExitUsage;
   if (!ApplyCommonOptions("ls", options.common)) return kExitFailure;
@@ -36,7 +36,7 @@ int Ls(const std::string& text, EntryBudget budget, const ClientCommandOptions& 
     const auto attributes = session.Await<file::Attributes>(
         [&](auto handler) { session.files().GetAttributes(url->path, std::move(handler)); });
     if (!attributes) return Err(attributes.error());
-    if (attributes->type == file::Type::kDirectory) return ListDirectory(session, url->path, budget);
+    if (attributes->type == file::Type::kDirectory) return ListDirectory(session, url->path, budget, page_bytes);
     return std::vector<file::Entry>{{url->path.empty() ? "." : url->path.back(), *attributes}};
   };
   const auto entries = run();
@@ -59,14 +59,22 @@ void AddLs(CLI::App& app, int& exit_code) {
     ClientCommandOptions client;
     std::string url;
     uint64_t entries_max = EntryBudget::kDefault;
+    uint32_t page_bytes = kPageBytes;
   };
   const auto options = std::make_shared<Options>();
   CLI::App* command = app.add_subcommand("ls", "List a directory of a server");
   command->add_option("URL", options->url, "stagecoach://HOST:PORT/PATH")->required();
   AddEntriesOption(*command, options->entries_max);
+  command
+      ->add_option("--page", options->page_bytes,
+                   "Ask for this much of the listing at a time; what does not go inline comes by RDMA Write")
+      ->type_name("BYTES")
+      ->check(CLI::Range(512, 65536))
+      ->capture_default_str();
   AddClientOptions(*command, options->client);
-  command->callback(
-      [options, &exit_code] { exit_code = Ls(options->url, EntryBudget(options->entries_max), options->client); });
+  command->callback([options, &exit_code] {
+    exit_code = Ls(options->url, EntryBudget(options->entries_max), options->page_bytes, options->client);
+  });
 }
 
 }  // namespace stagecoach::cli

@@ -17,9 +17,6 @@ namespace {
 
 namespace file = rpcrdma::file;
 
-// Fits an inline reply with the threshold we ask for; a server with a smaller one uses a Reply chunk.
-constexpr uint32_t kPageBytes = 3072;
-
 file::Path Below(const file::Path& path, const std::string& name) {
   file::Path below = path;
   below.push_back(name);
@@ -167,7 +164,8 @@ class Uploader {
 
 }  // namespace
 
-Result<std::vector<file::Entry>, Error> ListDirectory(Session& session, const file::Path& path, EntryBudget& budget) {
+Result<std::vector<file::Entry>, Error> ListDirectory(Session& session, const file::Path& path, EntryBudget& budget,
+                                                      uint32_t page_bytes) {
   const auto hostile = [](std::string what) {
     return Err(Error{"server sent a bad listing: " + std::move(what), false});
   };
@@ -175,7 +173,7 @@ Result<std::vector<file::Entry>, Error> ListDirectory(Session& session, const fi
   uint64_t cookie = 0;
   for (;;) {
     auto page = session.Await<file::Page>([&](auto handler) {
-      session.files().List({path, cookie, kPageBytes}, std::move(handler));
+      session.files().List({path, cookie, page_bytes}, std::move(handler));
     });
     if (!page) return Err(page.error());
     if (!budget.Take(page->entries.size())) {

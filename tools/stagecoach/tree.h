@@ -31,10 +31,14 @@ class EntryBudget {
   uint64_t taken_ = 0;
 };
 
+// Fits an inline reply with the threshold we ask for; a server with a smaller one uses a Reply chunk.
+inline constexpr uint32_t kPageBytes = 3072;
+
 // All entries of a remote directory, sorted by name, which `budget` pays for; a fatal error when it cannot. Whatever
-// the server says is checked: a name that is none and a name given twice are errors.
+// the server says is checked: a name that is none and a name given twice are errors. They are asked for in pages of
+// `page_bytes` at most, encoded; the server may give less.
 Result<std::vector<rpcrdma::file::Entry>, Error> ListDirectory(Session& session, const rpcrdma::file::Path& path,
-                                                               EntryBudget& budget);
+                                                               EntryBudget& budget, uint32_t page_bytes = kPageBytes);
 
 struct TreeResult {
   uint64_t files = 0;
