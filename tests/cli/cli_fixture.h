@@ -1,4 +1,5 @@
-// A directory to work in, and a server process when asked for.
+// A directory to work in, and a server process when asked for, on loopback; or on the address that
+// STAGECOACH_TEST_ADDRESS names (IPv4 or IPv6), for devices that do not answer on loopback.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -61,22 +62,38 @@ class CliTest : public ::testing::Test {
     return {code.value_or(-1), process->Out(), process->Err()};
   }
 
+  // Where servers listen, as --listen and URLs have it: IPv6 addresses in brackets.
+  static std::string Host() {
+    const char* named = std::getenv("STAGECOACH_TEST_ADDRESS");
+    const std::string host = named != nullptr ? named : "127.0.0.1";
+    return host.find(':') == std::string::npos ? host : "[" + host + "]";
+  }
+  static std::string AnyPort() { return Host() + ":0"; }
+  // Where a server said that it listens: "127.0.0.1:34567".
+  static std::string AddressIn(const std::string& line) {
+    const size_t start = line.find(Host() + ":");
+    return start == std::string::npos ? std::string() : line.substr(start, line.find(' ', start) - start);
+  }
+  // What a server said on standard error, apart from the warning that it is not on loopback, where it is not.
+  static std::string ErrWithoutWarning(const Process& server) {
+    const std::string said = server.Err();
+    const bool warned = said.starts_with("stagecoach: warning: ") && Host() != "127.0.0.1";
+    return warned ? said.substr(std::min(said.find('\n') + 1, said.size())) : said;
+  }
+
   // Serves exported_ on a free port; `prefix` is a command that runs the server, if any.
   void Serve(std::vector<std::string> options = {}, std::vector<std::string> prefix = {}) {
     std::vector<std::string> arguments = std::move(prefix);
-    for (const char* argument : {"serve", "--listen", "127.0.0.1:0"}) {
-      if (std::string_view(argument) == "serve") arguments.push_back(StagecoachBinary());
-      arguments.emplace_back(argument);
+    for (const std::string& argument : {StagecoachBinary(), std::string("serve"), std::string("--listen"), AnyPort()}) {
+      arguments.push_back(argument);
     }
     arguments.insert(arguments.end(), options.begin(), options.end());
     arguments.push_back(exported_.string());
     server_ = std::make_unique<Process>((base_ / "logs").string(), arguments);
     ASSERT_TRUE(WaitUntil([&] { return ListeningLine().ends_with('\n') || !server_->Running(); }));
     ASSERT_TRUE(server_->Running()) << server_->Err();
-    const std::string line = ListeningLine();
-    const size_t start = line.find("127.0.0.1:");
-    ASSERT_NE(start, std::string::npos) << line;
-    address_ = line.substr(start, line.find(' ', start) - start);
+    address_ = AddressIn(ListeningLine());
+    ASSERT_NE(address_, "") << ListeningLine();
   }
   std::string ListeningLine() const {
     const std::string out = server_->Out();

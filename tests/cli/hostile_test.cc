@@ -87,9 +87,11 @@ class HostileServerTest : public CliTest {
     CliTest::SetUp();
     liar_ = std::make_unique<Server>(loop_, ServerOptions{});
     liar_->Register(&service_);
-    const auto listening = liar_->Listen("127.0.0.1", 0);
+    std::string host = Host();
+    std::erase_if(host, [](char c) { return c == '[' || c == ']'; });
+    const auto listening = liar_->Listen(host, 0);
     ASSERT_TRUE(listening) << listening.error().ToString();
-    address_ = "127.0.0.1:" + std::to_string(liar_->port());
+    address_ = Host() + ":" + std::to_string(liar_->port());
   }
 
   // Runs a command against the server in this process.

@@ -29,12 +29,20 @@ using rpcrdma::internal::Connection;
 using rpcrdma::internal::ConnectionOwner;
 using rpcrdma::internal::Listener;
 
-sockaddr_in AddressOf(const std::string& host, uint16_t port) {
-  sockaddr_in address = {};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(port);
-  inet_pton(AF_INET, host.c_str(), &address.sin_addr);
-  return address;
+// Of either family.
+sockaddr_storage AddressOf(const std::string& host, uint16_t port) {
+  sockaddr_storage storage = {};
+  auto* address = reinterpret_cast<sockaddr_in*>(&storage);
+  if (inet_pton(AF_INET, host.c_str(), &address->sin_addr) == 1) {
+    address->sin_family = AF_INET;
+    address->sin_port = htons(port);
+    return storage;
+  }
+  auto* address6 = reinterpret_cast<sockaddr_in6*>(&storage);
+  EXPECT_EQ(inet_pton(AF_INET6, host.c_str(), &address6->sin6_addr), 1) << host;
+  address6->sin6_family = AF_INET6;
+  address6->sin6_port = htons(port);
+  return storage;
 }
 
 // An engine that sends what it is told and collects what it receives.
@@ -95,13 +103,13 @@ class RawPeer final : public ConnectionOwner {
 
   void Connect(const std::string& host, uint16_t port) {
     channel_ = std::move(*CmChannel::Create(loop_));
-    const sockaddr_in address = AddressOf(host, port);
+    const sockaddr_storage address = AddressOf(host, port);
     connection_.Connect(*channel_, reinterpret_cast<const sockaddr*>(&address), 5s);
   }
   uint16_t Listen(const std::string& host, std::function<void()> on_connected) {
     on_connected_ = std::move(on_connected);
     channel_ = std::move(*CmChannel::Create(loop_));
-    const sockaddr_in address = AddressOf(host, 0);
+    const sockaddr_storage address = AddressOf(host, 0);
     listener_ = std::move(*Listener::Listen(*channel_, reinterpret_cast<const sockaddr*>(&address), 1,
                                             [this](verbs::CmId id, const CmEvent& request) {
                                               ASSERT_TRUE(connection_.Adopt(std::move(id), request).has_value());

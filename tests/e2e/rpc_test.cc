@@ -267,7 +267,7 @@ TEST_F(RpcTest, ManyCallsWaitTheirTurnUnderFewCredits) {
     client_->Call(
         Id(kEcho), [&](XdrWriter& args) { args.EligibleOpaque(data); }, options,
         [&](Outcome outcome) {
-          EXPECT_TRUE(outcome.has_value());
+          EXPECT_TRUE(outcome.has_value()) << outcome.error().ToString();
           ++answered;
         });
   }
@@ -285,7 +285,7 @@ TEST_F(RpcTest, BigCallsShareTheMemoryAClientMayHave) {
     client_->Call(
         Id(kSize), [&](XdrWriter& args) { args.EligibleOpaque(data); }, {},
         [&](Outcome outcome) {
-          EXPECT_TRUE(outcome.has_value());
+          EXPECT_TRUE(outcome.has_value()) << outcome.error().ToString();
           ++answered;
         });
   }
@@ -349,8 +349,7 @@ TEST_F(RpcTest, NobodyListening) {
   const auto connected = ConnectTo(*client_, port);
   ASSERT_FALSE(connected.has_value());
   EXPECT_EQ(connected.error().kind, CallError::Kind::kRefused);
-  EXPECT_EQ(connected.error().ToString(),
-            "connect to " + setting_->server_host() + ":" + std::to_string(port) + ": connection refused");
+  EXPECT_EQ(connected.error().ToString(), "connect to " + setting_->HostPort(port) + ": connection refused");
   EXPECT_EQ(Call(kNull).error().kind, CallError::Kind::kNotConnected);
 }
 
@@ -522,7 +521,7 @@ TEST_F(RpcTest, CallWithMemoryCancelledInAHandlerEndsAtOnce) {
   client_->Call(
       Id(kNull), [](XdrWriter&) {}, patient,
       [&](Outcome outcome) {
-        EXPECT_TRUE(outcome.has_value());
+        EXPECT_TRUE(outcome.has_value()) << outcome.error().ToString();
         client_->Cancel(ids_.at(1));
       });
   ASSERT_TRUE(setting_->Until([&] { return outcomes.size() == 1; }));
@@ -610,7 +609,7 @@ TEST_F(RpcTest, SeveralClientsAreServedAtOnce) {
       client->Call(
           Id(kSize), [&](XdrWriter& args) { args.EligibleOpaque(data); }, {},
           [&](Outcome outcome) {
-            EXPECT_TRUE(outcome.has_value());
+            EXPECT_TRUE(outcome.has_value()) << outcome.error().ToString();
             ++answered;
           });
     }
@@ -668,7 +667,7 @@ TEST_F(RpcTest, CoroutinesAwaitCalls) {
           const auto data = Pattern(size);
           const auto args = [&](XdrWriter& out) { out.EligibleOpaque(data); };
           Outcome outcome = co_await client_->AsyncCall(Id(kSize), args, {}, asio::use_awaitable);
-          EXPECT_TRUE(outcome.has_value());
+          EXPECT_TRUE(outcome.has_value()) << outcome.error().ToString();
           if (!outcome) co_return;
           EXPECT_EQ(outcome->results().U32("size"), size);
         }

@@ -18,12 +18,21 @@ class Setting {
   // Whose program runs from now on: matters where new objects are made.
   virtual void ActAsServer() {}
   virtual void ActAsClient() {}
+  // A numeric address, of either family.
   virtual std::string server_host() const = 0;
+  // "10.0.0.1:20049", "[::1]:20049": a port of the server host, as messages name it.
+  std::string HostPort(uint16_t port) const;
   // Runs the loop until `done`; false if that takes longer than any test should wait.
   virtual bool Until(const std::function<bool()>& done) = 0;
   // Runs the loop for this long.
   void For(Duration time);
 };
+
+inline std::string Setting::HostPort(uint16_t port) const {
+  const std::string host = server_host();
+  const bool brackets = host.find(':') != std::string::npos;
+  return (brackets ? "[" + host + "]" : host) + ":" + std::to_string(port);
+}
 
 inline void Setting::For(Duration time) {
   bool over = false;
