@@ -5,12 +5,14 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
 #include "base/check.h"
 #include "base/mark.h"
 #include "base/mutant.h"
+#include "rpcrdma/verbs/taken.h"
 
 namespace stagecoach::rpcrdma::internal {
 namespace {
@@ -631,14 +633,14 @@ bool Connection::PostReceives() {
   ibv_recv_wr* bad = nullptr;
   const int count = std::exchange(receives_, 0);
   const int error = ibv_post_recv(id_->qp, receive_wr_, &bad);
-  const auto taken = static_cast<uint32_t>(error == 0 ? count : bad - receive_wr_);
+  const uint32_t taken = Taken(error, receive_wr_, static_cast<uint32_t>(count), bad);
   receives_outstanding_ += taken;
   receives_posted_ += taken;
   if (error == 0) return true;
   STAGECOACH_MARK("connection.post_receive_refused");
   // The Sends of this batch will not be posted, and closing posts a request of its own.
   ledger_.Unpost(static_cast<size_t>(std::exchange(sends_, 0)));
-  FailDevice({.error = error, .call = "ibv_post_recv"});
+  FailDevice({.error = std::abs(error), .call = "ibv_post_recv"});  // siw's is negative
   return false;
 }
 
@@ -647,13 +649,13 @@ bool Connection::PostSends() {
   ibv_send_wr* bad = nullptr;
   const int count = std::exchange(sends_, 0);
   const int error = ibv_post_send(id_->qp, send_wr_, &bad);
-  const int taken = error == 0 ? count : static_cast<int>(bad - send_wr_);
-  sends_posted_ += static_cast<uint64_t>(taken);
-  if (trace_ != nullptr) TraceSends(taken);
+  const uint32_t taken = Taken(error, send_wr_, static_cast<uint32_t>(count), bad);
+  sends_posted_ += taken;
+  if (trace_ != nullptr) TraceSends(static_cast<int>(taken));
   if (error == 0) return true;
   STAGECOACH_MARK("connection.post_send_refused");
-  ledger_.Unpost(static_cast<size_t>(count - taken));
-  FailDevice({.error = error, .call = "ibv_post_send"});
+  ledger_.Unpost(static_cast<uint32_t>(count) - taken);
+  FailDevice({.error = std::abs(error), .call = "ibv_post_send"});
   return false;
 }
 
