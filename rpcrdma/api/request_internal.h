@@ -7,11 +7,13 @@
 #include <string>
 
 #include "rpcrdma/api/service.h"
+#include "rpcrdma/core/replay_cache.h"
 #include "rpcrdma/core/responder.h"
 #include "rpcrdma/verbs/block_pool.h"
 
 namespace stagecoach::rpcrdma::internal {
 
+class ServerImpl;
 struct RequestState;
 
 // Where calls come in. When the peer is gone, its methods do nothing or say so: a Request may outlive its connection.
@@ -34,6 +36,9 @@ class RequestHost {
 struct RequestState {
   std::shared_ptr<RequestHost> connection;
   RequestId id = 0;
+  // Of a call that a server has a record of: who has it, when the connection is gone too.
+  std::weak_ptr<ServerImpl> server;
+  ReplayCache::Record* record = nullptr;
   CallHeader header;
   XdrReader args{ConstBytes()};
 };

@@ -1,6 +1,7 @@
 #include "rpcrdma/api/server.h"
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <optional>
 #include <utility>
@@ -22,6 +23,8 @@ namespace internal {
 namespace {
 
 constexpr size_t kFirstReplyBuffer = 1024;
+// Room for a reply header without results: XID, direction, status, an empty verifier, accept_stat, two versions.
+constexpr size_t kReplyHeaderMax = 64;
 // What the memory of one call may take beyond its bytes: a transport header has at most 256 Read chunks, each in a
 // block of its own
 constexpr uint64_t kDivisionMax = 256 * BlockPool::kSmallest;
@@ -34,6 +37,13 @@ ServerOptions Clamp(ServerOptions options) {
   options.call_bytes_max = std::min(options.call_bytes_max, UINT64_MAX - kDivisionMax);
   options.client_bytes_max = std::max(options.client_bytes_max, options.call_bytes_max + kDivisionMax);
   return options;
+}
+
+// "10.0.0.7:53422" and "[fe80::1]:53422", without the port.
+std::string HostOf(const std::string& peer) {
+  std::string host = peer.substr(0, peer.rfind(':'));
+  if (host.size() >= 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
+  return host;
 }
 
 Connection::Options ConnectionOptions(const ServerOptions& options, ClientId client) {
@@ -49,7 +59,6 @@ Connection::Options ConnectionOptions(const ServerOptions& options, ClientId cli
 
 }  // namespace
 
-// The part of a server that its connections need; outlives them by shared ownership.
 class ServerConnection;
 
 // What exists, of clients that are gone included: a ServerConnection whose Requests somebody holds still has its
@@ -59,9 +68,13 @@ struct Alive {
   size_t requests = 0;
 };
 
+// The part of a server that its connections need; outlives them by shared ownership.
 class ServerImpl final : public std::enable_shared_from_this<ServerImpl> {
  public:
-  ServerImpl(EventLoop& loop, ServerOptions options) : loop_(loop), options_(Clamp(std::move(options))) {}
+  ServerImpl(EventLoop& loop, ServerOptions options)
+      : loop_(loop),
+        options_(Clamp(std::move(options))),
+        replay_cache_(options_.replay, options_.trace, options_.name + "/replay") {}
 
   void Register(Service* service) { services_[service->program()] = service; }
 
@@ -80,6 +93,15 @@ class ServerImpl final : public std::enable_shared_from_this<ServerImpl> {
   bool stopping() const { return stopping_; }
   bool over() const { return over_; }
   const std::shared_ptr<Alive>& alive() const { return alive_; }
+  ReplayCache& replay_cache() { return replay_cache_; }
+  std::string ReplayIdentity(const std::string& host, const CallHeader& header) const {
+    return options_.replay_identity ? options_.replay_identity(host, header) : host;
+  }
+  // Null when it is gone.
+  ServerConnection* connection(ClientId client) const {
+    const auto found = connections_.find(client);
+    return found != connections_.end() ? found->second.get() : nullptr;
+  }
   void OnEstablished(ServerConnection& connection);
   void OnClosed(ServerConnection& connection, const CloseCause& cause, bool was_established);
 
@@ -92,6 +114,7 @@ class ServerImpl final : public std::enable_shared_from_this<ServerImpl> {
 
   EventLoop& loop_;
   const ServerOptions options_;
+  ReplayCache replay_cache_;
   std::map<uint32_t, Service*> services_;
   std::unique_ptr<CmChannel> channel_;
   std::unique_ptr<Listener> listener_;
@@ -132,6 +155,7 @@ class ServerConnection final : public ConnectionOwner,
     const std::optional<PrivateData> theirs = FindPrivateData(request.private_data);
     if (auto adopted = connection_.Adopt(std::move(id), request); !adopted) return adopted;
     peer_ = connection_.PeerAddress();
+    host_ = HostOf(peer_);
 
     // A responder exposes nothing, so whatever it exposes may be invalidated; and its device can send with invalidate.
     const LocalCapabilities own{.inline_threshold = options.inline_threshold, .remote_invalidation = true};
@@ -195,6 +219,29 @@ class ServerConnection final : public ConnectionOwner,
     AfterCommand();
   }
 
+  // Answers a call of this connection that came again with the reply of the one that was executed, or had been. False
+  // when the reply cannot be expressed; nothing happened then.
+  bool AnswerAgain(RequestId id, ConstBytes message, const EligibleItems& items, std::shared_ptr<const void> memory) {
+    if (!responder_->open(id)) return true;
+    std::vector<std::byte>& buffer = responder_->reply_buffer(id);
+    if (buffer.size() < message.size()) buffer.resize(message.size());
+    CopyBytes(buffer, message);
+    return responder_
+        ->Complete(id, {.message_size = message.size(), .items = items, .memory = std::move(memory)}, loop_.Now())
+        .has_value();
+  }
+  // The same for one that waited for it.
+  bool AnswerJoined(RequestId id, ConstBytes message, const EligibleItems& items, std::shared_ptr<const void> memory) {
+    if (!AnswerAgain(id, message, items, std::move(memory))) return false;
+    OnJoinedEnded();
+    return true;
+  }
+  // It will not be answered: one like it came later.
+  void DropJoined(RequestId id) {
+    responder_->Drop(id, "the call came again", loop_.Now());
+    OnJoinedEnded();
+  }
+
   uint32_t xid(RequestId id) const override { return responder_->xid(id); }
 
   // --- ConnectionOwner ---
@@ -256,7 +303,7 @@ class ServerConnection final : public ConnectionOwner,
         case RpcFault::Kind::kNotACall:
         case RpcFault::Kind::kNotAReply:
           OnAnswered();
-          return responder_->Drop(id, loop_.Now());
+          return responder_->Drop(id, "not an RPC call", loop_.Now());
       }
     }
     state->header = std::move(*header);
@@ -270,7 +317,47 @@ class ServerConnection final : public ConnectionOwner,
       return Finish(
           *state, ProgMismatchReply(xid, versions), [](XdrWriter&) {}, nullptr, false);
     }
+    if (server_->replay_cache().enabled() && !service->second->idempotent(state->header.vers, state->header.proc) &&
+        !BeginRecord(*state)) {
+      return;
+    }
     service->second->Handle(Request(std::move(state)));
+  }
+
+  // False: the call is not to be executed, and has been answered or waits for one like it.
+  bool BeginRecord(RequestState& state) {
+    ReplayCache::Key key{
+        .client = server_->ReplayIdentity(host_, state.header),
+        .xid = state.header.xid,
+        .program = state.header.prog,
+        .version = state.header.vers,
+        .procedure = state.header.proc,
+        .digest = DigestCall(state.header, responder_->stream(state.id), static_cast<size_t>(state.args.position()))};
+    const ReplayCache::Verdict verdict = server_->replay_cache().OnCall(key, {id_, state.id}, loop_.Now());
+    if (const auto* fresh = std::get_if<ReplayCache::Fresh>(&verdict)) {
+      state.server = server_->weak_from_this();
+      state.record = fresh->record;
+      return true;
+    }
+    OnAnswered();
+    if (const auto* joined = std::get_if<ReplayCache::Joined>(&verdict)) {
+      ++joined_;
+      if (joined->dropped) {
+        if (ServerConnection* other = server_->connection(joined->dropped->connection)) {
+          other->DropJoined(joined->dropped->request);
+        }
+      }
+    } else if (const auto* replay = std::get_if<ReplayCache::Replay>(&verdict)) {
+      const std::shared_ptr<const ReplyBody>& reply = replay->reply;
+      // It was expressed once.
+      STAGECOACH_CHECK(AnswerAgain(state.id, reply->message, reply->items, reply));
+    } else {
+      std::array<std::byte, kReplyHeaderMax> buffer;
+      XdrWriter out(buffer);
+      EncodeReply(ErrorReply(state.header.xid, AcceptStat::kSystemErr), out);
+      STAGECOACH_CHECK(out.ok() && AnswerAgain(state.id, out.written(), {}, nullptr));
+    }
+    return false;
   }
 
   bool Encode(RequestState& state, const ReplyHeader& header, Request::ResultsWriter results,
@@ -281,15 +368,46 @@ class ServerConnection final : public ConnectionOwner,
       XdrWriter out(buffer);
       EncodeReply(header, out);
       results(out);
-      if (out.ok()) {
-        Responder::ReplySpec reply{
-            .message_size = out.written().size(), .items = out.eligible(), .memory = std::move(memory)};
-        if (copy_items && !reply.items.empty()) reply.memory = CopyItems(&reply.items);
-        return responder_->Complete(state.id, std::move(reply), loop_.Now()).has_value();
-      }
+      if (out.ok()) return Send(state, out.written(), out.eligible(), std::move(memory), copy_items);
       if (buffer.size() >= message_bytes_max_) return false;
       buffer.resize(std::min<size_t>(buffer.size() * 2, message_bytes_max_));
     }
+  }
+
+  // Sends what is in the reply buffer, to where it is wanted by now. False when it cannot be expressed; nothing
+  // happened then.
+  bool Send(RequestState& state, ConstBytes message, const EligibleItems& eligible, std::shared_ptr<const void> memory,
+            bool copy_items) {
+    const auto server = state.record != nullptr ? state.server.lock() : nullptr;
+    std::shared_ptr<const ReplyBody> body;
+    if (server != nullptr && !server->over()) {
+      uint64_t bytes = message.size();
+      for (const EligibleItem& item : eligible) bytes += item.data.size();
+      if (server->replay_cache().Keeps(bytes)) body = std::make_shared<ReplyBody>(message, eligible);
+    }
+    Responder::ReplySpec reply{.message_size = message.size(), .items = eligible, .memory = std::move(memory)};
+    if (copy_items && !reply.items.empty()) {
+      if (body != nullptr) {
+        reply.items = body->items;
+        reply.memory = body;
+      } else {
+        reply.memory = CopyItems(&reply.items);
+      }
+    }
+    if (server == nullptr || server->over()) {
+      return responder_->Complete(state.id, std::move(reply), loop_.Now()).has_value();
+    }
+    const ReplayCache::Place place = server->replay_cache().place(state.record);
+    if (place == ReplayCache::Place{id_, state.id}) {
+      if (!responder_->Complete(state.id, std::move(reply), loop_.Now())) return false;
+    } else {
+      if (ServerConnection* other = server->connection(place.connection)) {
+        if (!other->AnswerJoined(place.request, message, reply.items, std::move(reply.memory))) return false;
+      }
+      responder_->Drop(state.id, "the call came again", loop_.Now());
+    }
+    server->replay_cache().OnReply(std::exchange(state.record, nullptr), std::move(body), loop_.Now());
+    return true;
   }
 
   static std::shared_ptr<const void> CopyItems(EligibleItems* items) {
@@ -310,6 +428,12 @@ class ServerConnection final : public ConnectionOwner,
     --alive_->requests;
   }
 
+  void OnJoinedEnded() {
+    STAGECOACH_CHECK(joined_ > 0);
+    --joined_;
+    AfterCommand();
+  }
+
   // Replies come from handlers, inside OnProgress, or later from the loop. Then nobody else takes the commands.
   void AfterCommand() {
     if (pool_->TakeFreed()) responder_->OnMemoryFreed(loop_.Now());
@@ -318,7 +442,7 @@ class ServerConnection final : public ConnectionOwner,
   }
 
   void DisconnectIfIdle() {
-    if (!stopping_ || executing_ > 0 || disconnecting_) return;
+    if (!stopping_ || executing_ + joined_ > 0 || disconnecting_) return;
     disconnecting_ = true;
     connection_.Close(/*gracefully=*/true, {.kind = CloseCause::Kind::kLocal, .text = "the server stopped"});
   }
@@ -329,10 +453,12 @@ class ServerConnection final : public ConnectionOwner,
   const ClientId id_;
   const uint32_t message_bytes_max_;
   std::string peer_;
+  std::string host_;  // without the port
   bool established_ = false;
   bool stopping_ = false;
   bool disconnecting_ = false;
   size_t executing_ = 0;  // requests handed out
+  size_t joined_ = 0;     // calls that wait for the reply to one that is the same
   std::shared_ptr<BlockPool> pool_;
   std::optional<Responder> responder_;
   Connection connection_;  // destroyed before the responder
@@ -449,6 +575,7 @@ void ServerImpl::Shutdown() {
 ServerStats ServerImpl::stats() const {
   ServerStats stats = stats_;
   for (const auto& [client, connection] : connections_) stats.connections += connection->stats();
+  stats.replay = replay_cache_.stats();
   return stats;
 }
 

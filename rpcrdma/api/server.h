@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -21,6 +22,7 @@
 #include "rpcrdma/api/error.h"
 #include "rpcrdma/api/function.h"
 #include "rpcrdma/api/service.h"
+#include "rpcrdma/core/replay_cache.h"
 #include "rpcrdma/core/stats.h"
 
 struct sockaddr;
@@ -49,6 +51,13 @@ struct ServerOptions {
   uint64_t call_bytes_max = 32u << 20;
   // A reply message without its eligible results.
   uint32_t message_bytes_max = 1 << 20;
+  // The duplicate request cache: what a client repeats after it lost its connection is not executed again (see
+  // Service::idempotent). Survives connections, and ends with the Server.
+  ReplayLimits replay;
+  // Who a client is to that cache; default: the address it connects from, without the port. Called on the loop's thread
+  // for each call that is recorded. Whatever it goes by must be verified: a client that can choose another's identity
+  // can see the replies to it, and one that has many gets the share of many.
+  std::function<std::string(const std::string& host, const CallHeader& header)> replay_identity;
   TraceSink* trace = nullptr;
   std::string name = "server";  // in traces
 };
@@ -58,6 +67,7 @@ struct ServerStats {
   uint64_t clients = 0;         // connected now
   uint64_t clients_total = 0;   // since the start
   uint64_t clients_rejected = 0;
+  ReplayStats replay;  // the duplicate request cache
 };
 
 // What a server holds at this moment. The same work done again and again leaves it as it is.

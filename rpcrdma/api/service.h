@@ -139,6 +139,14 @@ class Service {
   // A call of program(), in versions(), whose header was well formed.
   virtual void Handle(Request request) = 0;
 
+  // Whether executing a call of this procedure twice does no more than executing it once. Calls of all others are
+  // recorded: one that a client repeats on another connection, because it lost the first before it saw the reply, is
+  // executed once, and answered from the record (replay_cache.h). Recording costs a copy of the reply. A reply longer
+  // than ReplayLimits::reply_bytes_max is not kept, and a call that comes again after it fails with SYSTEM_ERR, so
+  // procedures with large results should be idempotent and say so, as READ is. Procedure 0 does nothing; of others
+  // nothing is known here, and being executed twice is the worse mistake.
+  virtual bool idempotent(uint32_t /*version*/, uint32_t procedure) const { return procedure == 0; }
+
   // A client connected, or is gone; its outstanding Requests still exist and may be ended.
   virtual void OnClientConnected(ClientId /*client*/, const std::string& /*peer*/) {}
   virtual void OnClientGone(ClientId /*client*/) {}

@@ -446,11 +446,11 @@ void Responder::Refuse(RequestId id, Instant now) {
   PumpReplies(now);
 }
 
-void Responder::Drop(RequestId id, Instant now) {
+void Responder::Drop(RequestId id, std::string_view why, Instant now) {
   Call* call = Find(id);
   if (call == nullptr) return;
   ++stats_.ignored;
-  Trace(trace_, now, config_.name, "call.dropped", {{"xid", uint64_t{call->xid}}, {"why", "not an RPC call"}});
+  Trace(trace_, now, config_.name, "call.dropped", {{"xid", uint64_t{call->xid}}, {"why", why}});
   FreeSinks(*call);
   CloseRecord(SlotOf(id));
   ServeWaiting(now);

@@ -33,6 +33,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/result.h"
@@ -99,8 +100,10 @@ class Responder final : public ConnectionEngine {
   Result<void, ReplyVerdict> Complete(RequestId id, ReplySpec&& reply, Instant now);
   // Ends the request with ERR_CHUNK.
   void Refuse(RequestId id, Instant now);
-  // Ends the request without a reply: the message was not a call.
-  void Drop(RequestId id, Instant now);
+  // Ends the request without a reply; `why` is for the trace.
+  void Drop(RequestId id, std::string_view why, Instant now);
+  // Whether the request is there: handed out and not ended, connection lost or not.
+  bool open(RequestId id) const { return Find(id) != nullptr; }
 
   void Close(Disconnect::Why why = Disconnect::Why::kAsked);
 

@@ -71,7 +71,9 @@ class RpcTest : public ::testing::Test {
   }
   std::unique_ptr<Client> NewClient(ClientOptions options = {}) {
     setting_->ActAsClient();
-    options.first_xid = 1;
+    // The server would take what one client sends for what another has sent before.
+    options.first_xid = next_xid_;
+    next_xid_ += 1u << 16;
     return std::make_unique<Client>(setting_->loop(), options);
   }
   void Start(ServerOptions server = {}, ClientOptions client = {}) {
@@ -129,6 +131,7 @@ class RpcTest : public ::testing::Test {
   std::optional<Server> server_;
   std::unique_ptr<Client> client_;
   std::map<uint32_t, rpcrdma::CallId> ids_;
+  uint32_t next_xid_ = 1;
 };
 
 TEST_F(RpcTest, NullIsAnsweredInline) {

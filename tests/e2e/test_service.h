@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -91,9 +92,13 @@ class TestService final : public rpcrdma::Service {
     request.Reply([&](rpcrdma::XdrWriter& results) { results.U32(number); });
   }
 
+  bool idempotent(uint32_t version, uint32_t procedure) const override {
+    return repeatable.contains(procedure) || Service::idempotent(version, procedure);
+  }
   void OnClientConnected(rpcrdma::ClientId, const std::string&) override { ++clients; }
   void OnClientGone(rpcrdma::ClientId) override { --clients; }
 
+  std::set<uint32_t> repeatable;  // procedures said to be idempotent
   size_t handled = 0;
   rpcrdma::CallHeader last_call;
   int clients = 0;

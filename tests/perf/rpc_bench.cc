@@ -41,6 +41,7 @@ class BlockService final : public Service {
  public:
   uint32_t program() const override { return kProgram; }
   VersionRange versions() const override { return {kVersion, kVersion}; }
+  bool idempotent(uint32_t, uint32_t) const override { return true; }
   void Handle(Request request) override {
     switch (request.procedure()) {
       case kNull:

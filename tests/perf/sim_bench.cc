@@ -86,6 +86,7 @@ class SinkService final : public Service {
  public:
   uint32_t program() const override { return kProgram; }
   VersionRange versions() const override { return {1, 1}; }
+  bool idempotent(uint32_t, uint32_t) const override { return true; }
   void Handle(Request request) override {
     if (request.procedure() == kPut) request.args().EligibleOpaque("data", kBlock);
     request.Reply();

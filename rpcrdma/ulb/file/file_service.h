@@ -49,6 +49,12 @@ class FileService final : public Service {
   uint32_t program() const override { return kProgram; }
   VersionRange versions() const override { return {kVersion, kVersion}; }
   void Handle(Request request) override;
+  // Handles are of their connection: on another one they have to be made anew, and what named one is refused as stale.
+  // COMMIT and MKDIR have effects that outlast it.
+  bool idempotent(uint32_t /*version*/, uint32_t procedure) const override {
+    return procedure != static_cast<uint32_t>(Procedure::kCommit) &&
+           procedure != static_cast<uint32_t>(Procedure::kMakeDirectory);
+  }
   void OnClientGone(ClientId client) override;
 
   size_t open_handles() const;

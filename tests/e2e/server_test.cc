@@ -1,0 +1,374 @@
+// What a server owes its clients together: calls that come again on another connection, limits, and its end.
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "base/prng.h"
+#include "rpcrdma/api/client.h"
+#include "rpcrdma/api/server.h"
+#include "tests/e2e/setting.h"
+#include "tests/e2e/test_service.h"
+
+namespace stagecoach::e2e {
+namespace {
+
+using rpcrdma::AcceptStat;
+using rpcrdma::CallError;
+using rpcrdma::CallOptions;
+using rpcrdma::Client;
+using rpcrdma::ClientOptions;
+using rpcrdma::ProcedureId;
+using rpcrdma::Reply;
+using rpcrdma::Server;
+using rpcrdma::ServerOptions;
+using rpcrdma::XdrReader;
+using rpcrdma::XdrWriter;
+
+using Outcome = Result<Reply, CallError>;
+
+class ServerTest : public ::testing::Test {
+ protected:
+  ServerTest()
+      : setting_(MakeSetting(StableHash(::testing::UnitTest::GetInstance()->current_test_info()->name()), nullptr)) {}
+  ~ServerTest() override {
+    service_.held.clear();
+    clients_.clear();
+    server_.reset();
+    setting_->For(1ms);
+  }
+
+  void StartServer(ServerOptions options = {}) {
+    setting_->ActAsServer();
+    options.trace = &trace_;
+    server_.emplace(setting_->loop(), options);
+    server_->Register(&service_);
+    const auto listening = server_->Listen(setting_->server_host(), 0);
+    ASSERT_TRUE(listening.has_value()) << listening.error().ToString();
+  }
+
+  // A client whose calls have the XIDs from `first_xid` on. The same number again: as if it had come back and repeated
+  // what it had called.
+  Client& NewClient(uint32_t first_xid, ClientOptions options = {}) {
+    setting_->ActAsClient();
+    options.first_xid = first_xid;
+    clients_.push_back(std::make_unique<Client>(setting_->loop(), options));
+    return *clients_.back();
+  }
+  Result<void, CallError> ConnectOf(Client& client) {
+    setting_->ActAsClient();
+    std::optional<Result<void, CallError>> result;
+    client.Connect(setting_->server_host(), server_->port(),
+                   [&](Result<void, CallError> connected) { result = std::move(connected); });
+    EXPECT_TRUE(setting_->Until([&] { return result.has_value(); })) << "connecting hangs";
+    return result.value_or(Result<void, CallError>());
+  }
+  Client& Connected(uint32_t first_xid, ClientOptions options = {}) {
+    Client& client = NewClient(first_xid, options);
+    const auto connected = ConnectOf(client);
+    EXPECT_TRUE(connected.has_value()) << connected.error().ToString();
+    return client;
+  }
+
+  Outcome Call(
+      Client& client, Procedure procedure, Client::ArgsWriter args = [](XdrWriter&) {},
+      const CallOptions& options = {}) {
+    std::optional<Outcome> result;
+    client.Call(ProcedureId{kProgram, 3, procedure}, args, options,
+                [&](Outcome outcome) { result.emplace(std::move(outcome)); });
+    EXPECT_TRUE(setting_->Until([&] { return result.has_value(); })) << "a call hangs";
+    if (!result) std::abort();  // the handler refers to this frame
+    return std::move(*result);
+  }
+  Outcome Echo(Client& client, ConstBytes data, std::vector<std::byte>* room) {
+    CallOptions options;
+    if (room != nullptr) {
+      options.result_buffers = {*room};
+    } else {
+      options.reply_bytes_max = static_cast<uint32_t>(data.size() + 100);
+    }
+    return Call(
+        client, kEcho, [&](XdrWriter& args) { args.EligibleOpaque(data); }, options);
+  }
+  static void ExpectData(Outcome& outcome, ConstBytes data) {
+    ASSERT_TRUE(outcome.has_value()) << outcome.error().ToString();
+    XdrReader results = outcome->results();
+    const ConstBytes result = outcome->Settle(results.EligibleOpaque("data", kDataMax), 0);
+    ASSERT_TRUE(results.Finish().has_value());
+    ASSERT_EQ(result.size(), data.size());
+    EXPECT_TRUE(std::equal(result.begin(), result.end(), data.begin()));
+  }
+
+  // A call that the service holds until the test says otherwise. Shared: its client may outlive the test's body.
+  using Pending = std::shared_ptr<std::optional<Outcome>>;
+  Pending Hold(Client& client, uint32_t number) {
+    auto outcome = std::make_shared<std::optional<Outcome>>();
+    client.Call(
+        ProcedureId{kProgram, 3, kHold}, [&](XdrWriter& args) { args.U32(number); }, {},
+        [outcome](Outcome result) { outcome->emplace(std::move(result)); });
+    return outcome;
+  }
+  // Its connection goes, its work stays.
+  void Lose(Client& client) {
+    for (auto& each : clients_) {
+      if (each.get() == &client) each.reset();
+    }
+    ASSERT_TRUE(setting_->Until([this, before = service_.clients] { return service_.clients < before; }));
+  }
+
+  rpcrdma::ReplayStats replay() { return server_->stats().replay; }
+  bool Traced(std::string_view event) {
+    for (const std::string& line : trace_.lines()) {
+      if (line.find(" " + std::string(event)) != std::string::npos) return true;
+    }
+    return false;
+  }
+
+  TraceLog trace_;
+  std::unique_ptr<Setting> setting_;
+  TestService service_;
+  std::optional<Server> server_;
+  std::vector<std::unique_ptr<Client>> clients_;
+};
+
+// --- The duplicate request cache ---
+
+TEST_F(ServerTest, ACallRepeatedOnAnotherConnectionIsNotExecutedAgain) {
+  StartServer();
+  const auto data = Pattern(700);
+  for (int round = 0; round < 3; ++round) {
+    Client& client = Connected(77);
+    Outcome outcome = Echo(client, data, nullptr);
+    ExpectData(outcome, data);
+    Lose(client);
+  }
+  EXPECT_EQ(service_.handled, 1u);
+  EXPECT_EQ(replay().replayed, 2u);
+  EXPECT_EQ(replay().entries, 1u);
+  EXPECT_EQ(server_->holdings().requests, 0u);
+}
+
+// The reply is kept without its framing: the second connection brings other chunks, or none.
+TEST_F(ServerTest, ARepeatedCallMayBringOtherChunks) {
+  StartServer();
+  const auto data = Pattern(3000);
+  std::vector<std::byte> room(8000);
+  struct Visit {
+    uint32_t inline_threshold;
+    bool write_chunk;
+  };
+  for (const Visit& visit : {Visit{4096, false}, Visit{1024, true}, Visit{1024, false}, Visit{4096, true}}) {
+    Client& client = Connected(77, {.inline_threshold = visit.inline_threshold});
+    Outcome outcome = Echo(client, data, visit.write_chunk ? &room : nullptr);
+    ExpectData(outcome, data);
+    Lose(client);
+  }
+  EXPECT_EQ(service_.handled, 1u);
+  EXPECT_EQ(replay().replayed, 3u);
+}
+
+TEST_F(ServerTest, ARepeatedCallWithTooLittleRoomIsRefusedAndTheReplyStays) {
+  StartServer();
+  const auto data = Pattern(3000);
+  {
+    Client& client = Connected(77);
+    Outcome outcome = Echo(client, data, nullptr);
+    ExpectData(outcome, data);
+    Lose(client);
+  }
+  {
+    std::vector<std::byte> room(100);
+    CallOptions options;
+    options.result_buffers = {room};
+    options.reply_bytes_max = 500;
+    Client& client = Connected(77, {.inline_threshold = 1024});
+    const Outcome outcome = Call(
+        client, kEcho, [&](XdrWriter& args) { args.EligibleOpaque(data); }, options);
+    ASSERT_FALSE(outcome.has_value());
+    EXPECT_EQ(outcome.error().kind, CallError::Kind::kTransport) << outcome.error().ToString();
+    Lose(client);
+  }
+  Client& client = Connected(77);
+  Outcome outcome = Echo(client, data, nullptr);
+  ExpectData(outcome, data);
+  EXPECT_EQ(service_.handled, 1u);
+}
+
+TEST_F(ServerTest, TheReplyToACallInProgressGoesToItsNewestConnection) {
+  StartServer();
+  Client& first = Connected(77);
+  Hold(first, 5);
+  ASSERT_TRUE(setting_->Until([&] { return service_.held.size() == 1; }));
+  Lose(first);
+  const Pending second = Hold(Connected(77), 5);
+  ASSERT_TRUE(setting_->Until([&] { return replay().joined == 1; }));
+  const Pending third = Hold(Connected(77), 5);
+  ASSERT_TRUE(setting_->Until([&] { return replay().joined == 2; }));
+  EXPECT_EQ(service_.held.size(), 1u);
+  service_.Answer(5);
+  ASSERT_TRUE(setting_->Until([&] { return third->has_value(); }));
+  ASSERT_TRUE((*third)->has_value()) << (*third)->error().ToString();
+  EXPECT_EQ((**third)->results().U32("number"), 5u);
+  EXPECT_FALSE(second->has_value());
+  EXPECT_EQ(service_.handled, 1u);
+  EXPECT_TRUE(Traced("replay.joined"));
+  // Nothing is left of the call that was passed over.
+  EXPECT_EQ(server_->DebugString().find("call xid"), std::string::npos) << server_->DebugString();
+  EXPECT_EQ(server_->holdings().requests, 0u);
+  EXPECT_EQ(replay().in_progress, 0u);
+}
+
+// The old connection is open still, as the server sees it, when the call comes again.
+TEST_F(ServerTest, TheNewestConnectionIsAnsweredWhileTheOldOneLives) {
+  StartServer();
+  const Pending before = Hold(Connected(77), 5);
+  ASSERT_TRUE(setting_->Until([&] { return service_.held.size() == 1; }));
+  const Pending after = Hold(Connected(77), 5);
+  ASSERT_TRUE(setting_->Until([&] { return replay().joined == 1; }));
+  service_.Answer(5);
+  ASSERT_TRUE(setting_->Until([&] { return after->has_value(); }));
+  EXPECT_TRUE((*after)->has_value());
+  EXPECT_FALSE(before->has_value());
+  EXPECT_EQ(server_->DebugString().find("call xid"), std::string::npos) << server_->DebugString();
+  EXPECT_EQ(server_->holdings().requests, 0u);
+}
+
+// A call that waits for one like it is in progress for a server that stops.
+TEST_F(ServerTest, StoppingWaitsForTheAnswerToACallThatCameAgain) {
+  StartServer();
+  Client& first = Connected(77);
+  Hold(first, 5);
+  ASSERT_TRUE(setting_->Until([&] { return service_.held.size() == 1; }));
+  Lose(first);
+  const Pending again = Hold(Connected(77), 5);
+  ASSERT_TRUE(setting_->Until([&] { return replay().joined == 1; }));
+  bool stopped = false;
+  server_->Stop(20s, [&] { stopped = true; });
+  setting_->For(10ms);
+  EXPECT_FALSE(stopped);
+  service_.Answer(5);
+  ASSERT_TRUE(setting_->Until([&] { return stopped && again->has_value(); }));
+  EXPECT_TRUE((*again)->has_value()) << (*again)->error().ToString();
+}
+
+// A long answer, in the pool's memory of a connection that is gone, to the one that is there.
+TEST_F(ServerTest, AReplyFromMemoryOfTheOldConnectionReachesTheNewOne) {
+  StartServer();
+  struct Holder final : rpcrdma::Service {
+    uint32_t program() const override { return kProgram + 1; }
+    rpcrdma::VersionRange versions() const override { return {1, 1}; }
+    void Handle(rpcrdma::Request request) override { held.emplace(std::move(request)); }
+    std::optional<rpcrdma::Request> held;
+  } holder;
+  server_->Register(&holder);
+  const auto data = Pattern(200000);
+  std::vector<std::byte> room(300000);
+  CallOptions options;
+  options.result_buffers = {room};
+  const auto call = [&](Client& client) {
+    auto outcome = std::make_shared<std::optional<Outcome>>();
+    client.Call(
+        ProcedureId{kProgram + 1, 1, 1}, [&](XdrWriter& args) { args.EligibleOpaque(data); }, options,
+        [outcome](Outcome result) { outcome->emplace(std::move(result)); });
+    return outcome;
+  };
+  Client& before = Connected(77);
+  call(before);
+  ASSERT_TRUE(setting_->Until([&] { return holder.held.has_value(); }));
+  Lose(before);
+  const Pending again = call(Connected(77));
+  ASSERT_TRUE(setting_->Until([&] { return replay().joined == 1; }));
+  // The arguments are those of the first call, whose connection is gone.
+  const ConstBytes arguments = holder.held->args().EligibleOpaque("data", kDataMax);
+  auto copy = holder.held->Allocate(arguments.size());
+  ASSERT_TRUE(copy.has_value());
+  CopyBytes(copy->bytes(), arguments);
+  const ConstBytes result = copy->bytes();
+  holder.held->Reply([&](XdrWriter& results) { results.EligibleOpaque(result); }, std::move(*copy));
+  ASSERT_TRUE(setting_->Until([&] { return again->has_value(); }));
+  ExpectData(**again, data);
+  // It is too long to be kept.
+  EXPECT_EQ(replay().not_kept, 1u);
+  const Pending late = call(Connected(77));
+  ASSERT_TRUE(setting_->Until([&] { return late->has_value(); }));
+  ASSERT_FALSE((*late)->has_value());
+  EXPECT_EQ((*late)->error().accept_stat, AcceptStat::kSystemErr) << (*late)->error().ToString();
+  EXPECT_EQ(replay().unanswerable, 1u);
+  // The result buffer is a local.
+  clients_.clear();
+  server_.reset();
+}
+
+TEST_F(ServerTest, IdempotentProceduresAreExecutedEachTime) {
+  StartServer();
+  service_.repeatable = {kSize};
+  const auto data = Pattern(100);
+  for (int round = 0; round < 2; ++round) {
+    Client& client = Connected(77);
+    const Outcome outcome = Call(client, kSize, [&](XdrWriter& args) { args.EligibleOpaque(data); });
+    EXPECT_TRUE(outcome.has_value());
+    Lose(client);
+  }
+  EXPECT_EQ(service_.handled, 2u);
+  EXPECT_EQ(replay().recorded, 0u);
+}
+
+TEST_F(ServerTest, OtherArgumentsUnderTheSameXidAreAnotherCall) {
+  StartServer();
+  for (const uint8_t seed : {1, 2}) {
+    const auto data = Pattern(100000, seed);
+    Client& client = Connected(77);
+    std::vector<std::byte> room(100000);
+    Outcome outcome = Echo(client, data, &room);
+    ExpectData(outcome, data);
+    Lose(client);
+  }
+  EXPECT_EQ(service_.handled, 2u);
+  EXPECT_EQ(replay().replayed, 0u);
+}
+
+TEST_F(ServerTest, TheIdentityHookTellsClientsOfOneAddressApart) {
+  StartServer({.replay_identity = [](const std::string& host, const rpcrdma::CallHeader& header) {
+    return host + "/" + std::to_string(header.cred.flavor);
+  }});
+  rpcrdma::AuthSys sys{.machine_name = "one"};
+  const auto credentials = rpcrdma::MakeAuthSys(sys);
+  const auto data = Pattern(10);
+  for (const bool named : {false, true, false, true}) {
+    Client& client = Connected(77);
+    CallOptions options;
+    if (named) options.credentials = &*credentials;
+    EXPECT_TRUE(Call(
+                    client, kSize, [&](XdrWriter& args) { args.EligibleOpaque(data); }, options)
+                    .has_value());
+    Lose(client);
+  }
+  EXPECT_EQ(service_.handled, 2u);
+  EXPECT_EQ(replay().replayed, 2u);
+}
+
+TEST_F(ServerTest, WithoutACacheEverythingIsExecuted) {
+  StartServer({.replay = {.entries_max = 0}});
+  const auto data = Pattern(10);
+  for (int round = 0; round < 2; ++round) {
+    Client& client = Connected(77);
+    EXPECT_TRUE(Call(client, kSize, [&](XdrWriter& args) { args.EligibleOpaque(data); }).has_value());
+    Lose(client);
+  }
+  EXPECT_EQ(service_.handled, 2u);
+}
+
+// Who held a request and lets go of it after the server is gone must not touch the server's records.
+TEST_F(ServerTest, RecordsEndWithTheServer) {
+  StartServer();
+  const Pending outcome = Hold(Connected(77), 5);
+  ASSERT_TRUE(setting_->Until([&] { return service_.held.size() == 1; }));
+  server_.reset();
+  service_.Answer(5);
+  ASSERT_TRUE(setting_->Until([&] { return outcome->has_value(); }));
+  EXPECT_EQ((*outcome)->error().kind, CallError::Kind::kConnectionLost);
+}
+
+}  // namespace
+}  // namespace stagecoach::e2e
