@@ -1,6 +1,6 @@
 // OUTPUT_DIRECTORY CAPTURE...: writes the seed corpora from recorded traffic, one input for each shape of frame,
 // segment and header that occurs; those of InfiniBand packets and of RFC 7306, of which there is no recording, one for
-// each opcode.
+// each opcode, and of rpcbind's answers, one of each kind.
 //
 // Run from the root of the tree: bazel run //tests/fuzz:make_corpus -- "$PWD/tests/fuzz/corpus"
 // "$PWD"/tests/golden/captures/*.pcap
@@ -17,7 +17,9 @@
 #include "emu/wire/ib.h"
 #include "emu/wire/mpa.h"
 #include "emu/wire/rdmap.h"
+#include "rpcrdma/onc/rpc_message.h"
 #include "rpcrdma/wire/header_v1.h"
+#include "rpcrdma/xdr/xdr_writer.h"
 #include "tests/golden/iwarp_streams.h"
 
 namespace stagecoach::testing {
@@ -215,6 +217,42 @@ void AddCmMads(Corpus& corpus) {
   }
 }
 
+// Records as rpcb_fuzz.cc reads them, in one piece or byte by byte, and addresses.
+void AddRpcbAnswers(Corpus& corpus) {
+  using namespace rpcrdma;
+  const auto add = [&](const std::string& shape, uint8_t step, const ReplyHeader& header, const auto& results) {
+    Bytes record(512);
+    ByteWriter mark(record);
+    XdrWriter out(MutableBytes(record).subspan(4));
+    EncodeReply(header, out);
+    results(out);
+    record.resize(4 + out.written().size());
+    mark.U32(0x80000000u | static_cast<uint32_t>(record.size() - 4));
+    corpus.Add("rpcb", shape, WithChoices(step, record));
+  };
+  const auto nothing = [](XdrWriter&) {};
+  add("done", 0xff, SuccessReply(1), [](XdrWriter& out) { out.Bool(true); });
+  add("versions", 0xff, ProgMismatchReply(1, {2, 3}), nothing);
+  add("denied", 0xff, AuthErrorReply(1, AuthStat::kTooWeak), nothing);
+  for (const uint8_t step : {0, 0xff}) {
+    add("dump_" + std::to_string(step), step, SuccessReply(1), [](XdrWriter& out) {
+      for (const char* netid : {"rdma", "rdma6"}) {
+        out.Optional(true);
+        out.U32(0x20000099);
+        out.U32(1);
+        out.String(netid);
+        out.String(netid == std::string("rdma") ? "0.0.0.0.78.81" : "2001:db8::1.78.81");
+        out.String("superuser");
+      }
+      out.Optional(false);
+    });
+  }
+  for (const char* address : {"192.0.2.1.78.81", "::ffff:192.0.2.1.78.81", "2001:db8:0:1:2:3:4:5.0.111"}) {
+    const ConstBytes text = AsBytes(std::string_view(address));
+    corpus.Add("rpcb", std::string("address_") + std::to_string(text.size()), Bytes(text.begin(), text.end()));
+  }
+}
+
 int Main(int argc, char** argv) {
   if (argc < 3) {
     std::fprintf(stderr, "usage: %s OUTPUT_DIRECTORY CAPTURE...\n", argv[0]);
@@ -225,6 +263,7 @@ int Main(int argc, char** argv) {
   AddExtensions(corpus);
   AddDatagrams(corpus);
   AddCmMads(corpus);
+  AddRpcbAnswers(corpus);
   for (int i = 2; i < argc; ++i) {
     const auto capture = ReadTcpCaptureFile(argv[i]);
     if (!capture.has_value()) {
