@@ -45,12 +45,6 @@ Connection::Options ConnectionOptions(const ClientOptions& options) {
 
 const CloseCause kDestroyed{.kind = CloseCause::Kind::kLocal, .text = "the client was destroyed"};
 
-Result<sockaddr_storage, std::string> AskSystem(const std::string& host, uint16_t port) {
-  const auto address = ResolveHost(host, port);
-  if (!address) return Err(address.error());
-  return address->storage;
-}
-
 uint32_t FirstXid(uint32_t wanted) {
   return wanted != 0 ? wanted : std::random_device()();
 }

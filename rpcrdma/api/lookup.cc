@@ -6,8 +6,15 @@
 #include <utility>
 
 #include "base/signals/signals_blocked.h"
+#include "rpcrdma/api/resolve.h"
 
 namespace stagecoach::rpcrdma::internal {
+
+Result<sockaddr_storage, std::string> AskSystem(const std::string& host, uint16_t port) {
+  const auto address = ResolveHost(host, port);
+  if (!address) return Err(address.error());
+  return address->storage;
+}
 
 struct Lookup::Shared {
   Shared(EventLoop* loop, Handler handler) : loop(loop), handler(std::move(handler)) {}

@@ -18,6 +18,9 @@
 
 namespace stagecoach::rpcrdma::internal {
 
+// What a HostResolver is when nobody gives another: the system's resolver.
+Result<sockaddr_storage, std::string> AskSystem(const std::string& host, uint16_t port);
+
 class Lookup {
  public:
   using Outcome = Result<sockaddr_storage, std::string>;

@@ -80,6 +80,9 @@ class ServerImpl final : public std::enable_shared_from_this<ServerImpl> {
 
   Result<void, CallError> Listen(const sockaddr* address);
   uint16_t port() const { return listener_ ? listener_->port() : 0; }
+  std::optional<sockaddr_storage> address() const {
+    return listener_ ? std::optional(listener_->address()) : std::nullopt;
+  }
   void Stop(Duration grace, UniqueFunction<void()> done);
   void Shutdown();
   ServerStats stats() const;
@@ -738,6 +741,9 @@ Result<void, CallError> Server::Listen(const sockaddr* address) {
 }
 uint16_t Server::port() const {
   return impl_->port();
+}
+std::optional<sockaddr_storage> Server::address() const {
+  return impl_->address();
 }
 void Server::Stop(Duration grace, UniqueFunction<void()> done) {
   impl_->Stop(grace, std::move(done));

@@ -10,9 +10,12 @@
 // Threading: everything on the loop's thread (or before it runs). Loop and services outlive the Server.
 #pragma once
 
+#include <sys/socket.h>
+
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -24,8 +27,6 @@
 #include "rpcrdma/api/service.h"
 #include "rpcrdma/core/replay_cache.h"
 #include "rpcrdma/core/stats.h"
-
-struct sockaddr;
 
 namespace stagecoach::rpcrdma {
 
@@ -100,6 +101,8 @@ class Server {
   Result<void, CallError> Listen(const sockaddr* address);
   // Bound port, host byte order; 0 before Listen.
   uint16_t port() const;
+  // Bound address, port included; nullopt before Listen.
+  std::optional<sockaddr_storage> address() const;
 
   // Accepts no more clients, lets calls in progress finish for at most `grace`, disconnects everybody, then runs
   // `done`.

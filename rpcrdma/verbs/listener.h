@@ -1,14 +1,14 @@
 // Listener: an rdma_cm id that listens, and hands over what connects to it.
 #pragma once
 
+#include <sys/socket.h>
+
 #include <functional>
 #include <memory>
 
 #include "base/event_loop.h"
 #include "rpcrdma/verbs/cm_channel.h"
 #include "verbs_shim/cxx/handles.h"
-
-struct sockaddr;
 
 namespace stagecoach::rpcrdma::internal {
 
@@ -23,6 +23,8 @@ class Listener final : public CmHandler {
 
   // Host byte order.
   uint16_t port() const;
+  // Where it is bound, port included.
+  sockaddr_storage address() const;
 
   void OnCmEvent(const CmEvent& event) override;
 
