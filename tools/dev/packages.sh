@@ -3,7 +3,9 @@ build_packages=(
   bazel-bootstrap g++ libasio-dev libbenchmark-dev libcli11-dev libexpected-dev libfmt-dev libgmock-dev libgtest-dev
   libibverbs-dev libprotobuf-dev librdmacm-dev libspdlog-dev protobuf-compiler python3
 )
-test_packages=(tshark)
+# Debian starts rpcbind as a service when it installs it. The tests run one of their own, elsewhere: "systemctl disable --now rpcbind.socket
+# rpcbind" does them no harm.
+test_packages=(rpcbind tshark)
 clang_packages=(clang clang-format clang-tidy libclang-rt-dev)
 bench_packages=(gcc libtirpc-dev rpcsvc-proto)
 # And the headers of the kernel that the machine runs (tests/interop/prepare).

@@ -1,7 +1,8 @@
-// stagecoach ping URL: NULL calls, one after the other, and how long they took.
+// stagecoach ping HOST: NULL calls, one after the other, and how long they took.
 //
 // Any program and version can be asked, so any RPC-over-RDMA server: --program 100003 --version 3 is NFSv3 of a Linux
-// NFS server.
+// NFS server. The port is the one given, or the one that rpcbind on HOST has for the program, or the program's
+// well-known one.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -17,7 +18,7 @@ namespace {
 
 struct PingOptions {
   ClientCommandOptions client;
-  std::string url;
+  std::string server;  // as ParseServer has it
   uint32_t count = 10;
   uint32_t program = rpcrdma::file::kProgram;
   uint32_t version = rpcrdma::file::kVersion;
@@ -28,9 +29,28 @@ Duration Percentile(const std::vector<Duration>& sorted, uint64_t percent) {
   return sorted[(sorted.size() * percent + 99) / 100 - 1];
 }
 
-// Numbers of the user-defined range read better in hexadecimal; the registered ones are known in decimal.
-std::string ProgramText(uint32_t program) {
-  return program >= 0x20000000 ? fmt::format("{:#x}", program) : fmt::format("{}", program);
+// Whether a program with a well-known port may still be there: rpcbind has not said that the program is elsewhere.
+// Linux's NFS server does not register itself for RDMA at all, and firewalls often hide rpcbind.
+bool MayBeAtWellKnownPort(rpcrdma::RpcbindError::Kind kind) {
+  using Kind = rpcrdma::RpcbindError::Kind;
+  return kind == Kind::kNoRpcbind || kind == Kind::kTimedOut || kind == Kind::kVersions ||
+         kind == Kind::kNotRegistered || kind == Kind::kNotForRdma;
+}
+
+// Gives the session its port; returns where that is from, for messages.
+Result<std::string, Error> FindPort(Session& session, const PingOptions& options) {
+  const std::string host = session.server().host;
+  const auto found = session.LookUp({options.program, options.version});
+  if (found) {
+    return fmt::format("rpcbind at {} has {} for it, netid {}", host, rpcrdma::ToString(found->registered),
+                       rpcrdma::ToString(found->registered.netid));
+  }
+  const auto well_known = rpcrdma::WellKnownPort(options.program);
+  if (!well_known || !MayBeAtWellKnownPort(found.error().kind)) return Err(Error{found.error().message, true});
+  session.set_port(*well_known);
+  fmt::print(stderr, "stagecoach: ping {}: {}; trying port {}, where program {} is by convention\n", host,
+             found.error().message, *well_known, rpcrdma::ProgramText(options.program));
+  return fmt::format("port {} is that of program {} by convention", *well_known, rpcrdma::ProgramText(options.program));
 }
 
 Result<Duration, Error> OneCall(Session& session, const PingOptions& options) {
@@ -57,13 +77,28 @@ Result<Duration, Error> OneCall(Session& session, const PingOptions& options) {
 }
 
 int Ping(const PingOptions& options) {
-  const auto url = UrlArgument("ping", options.url);
-  if (!url) return kExitUsage;
+  const auto server = ParseServer(options.server);
+  if (!server) {
+    Complain("ping", server.error());
+    return kExitUsage;
+  }
   if (!ApplyCommonOptions("ping", options.client.common)) return kExitFailure;
-  Session session(url->server, ToSessionOptions(options.client));
+  Session session({server->host, server->port.value_or(kDefaultPort)}, ToSessionOptions(options.client));
+  std::string where = server->port ? ToString(session.server()) : server->host;
   std::vector<Duration> samples;
   const auto run = [&]() -> Result<void, Error> {
-    if (auto connected = session.Connect(); !connected) return connected;
+    std::string port_from;
+    if (!server->port) {
+      auto found = FindPort(session, options);
+      if (!found) return Err(found.error());
+      port_from = std::move(*found);
+      where = ToString(session.server());
+    }
+    if (auto connected = session.Connect(); !connected) {
+      // A server that is gone, or not of this device, may have left its registration behind.
+      if (!port_from.empty() && !session.interrupted()) connected.error().text += "; " + port_from;
+      return connected;
+    }
     while (samples.size() < options.count) {
       const auto sample = OneCall(session, options);
       if (!sample) return Err(sample.error());
@@ -77,12 +112,12 @@ int Ping(const PingOptions& options) {
   if (!samples.empty()) {
     std::sort(samples.begin(), samples.end());
     fmt::print("{} NULL call{} of program {} version {} at {}: min {}, median {}, p99 {}, max {}\n", samples.size(),
-               samples.size() == 1 ? "" : "s", ProgramText(options.program), options.version, ToString(url->server),
+               samples.size() == 1 ? "" : "s", rpcrdma::ProgramText(options.program), options.version, where,
                FormatDuration(samples.front()), FormatDuration(Percentile(samples, 50)),
                FormatDuration(Percentile(samples, 99)), FormatDuration(samples.back()));
   }
   if (!done) {
-    Complain(fmt::format("ping {}", ToString(url->server)), done.error().text);
+    Complain(fmt::format("ping {}", where), done.error().text);
     return kExitFailure;
   }
   if (options.client.stats) fmt::print("{}", FormatStats(stats));
@@ -94,7 +129,11 @@ int Ping(const PingOptions& options) {
 void AddPing(CLI::App& app, int& exit_code) {
   const auto options = std::make_shared<PingOptions>();
   CLI::App* command = app.add_subcommand("ping", "Measure NULL calls to an RPC-over-RDMA server");
-  command->add_option("URL", options->url, "stagecoach://HOST:PORT/")->required();
+  command
+      ->add_option("HOST", options->server,
+                   "HOST, HOST:PORT or stagecoach://HOST:PORT/; for HOST alone, the port is the one that rpcbind there "
+                   "has for the program, and for NFS 20049 if it has none")
+      ->required();
   command->add_option("-c,--count", options->count, "How many calls")
       ->type_name("N")
       ->check(CLI::Range(1, 10'000'000))

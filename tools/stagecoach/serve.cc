@@ -2,15 +2,24 @@
 //
 // Network on one thread, disk on another (FileService). There is no authentication and no encryption; hence loopback,
 // unless told otherwise.
+//
+// With --rpcbind it can be found by program number: what it registers is there before it says that it listens, and gone
+// when it ends because somebody asked it to. A registration that is there already is replaced, unless a server answers
+// at its address.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <asio/signal_set.hpp>
 #include <cstdio>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include "base/asio_loop/asio_loop.h"
+#include "rpcrdma/api/client.h"
 #include "rpcrdma/api/metrics.h"
+#include "rpcrdma/api/rpcbind.h"
 #include "rpcrdma/api/server.h"
 #include "rpcrdma/ulb/file/executor.h"
 #include "rpcrdma/ulb/file/file_service.h"
@@ -32,6 +41,7 @@ struct ServeOptions {
   std::string listen = "127.0.0.1:20049";
   bool read_only = false;
   bool verbose = false;
+  bool rpcbind = false;
   uint32_t clients = 128;
   uint32_t credits = 64;
   uint32_t handles = 64;
@@ -42,6 +52,76 @@ struct ServeOptions {
 };
 
 constexpr Duration kGrace = 5s;
+// How long a server that may be there is given to take a connection.
+constexpr Duration kProbe = 3s;
+
+// What is done with rpcbind, one thing after the other, before the server's loop runs.
+class Registrar {
+ public:
+  // `stopped` says whether the user has asked for the end.
+  Registrar(AsioLoop& loop, std::function<bool()> stopped)
+      : loop_(loop), stopped_(std::move(stopped)), rpcbind_(loop, {}) {}
+
+  // Does not wait for other servers once the user has asked for the end, and may then have done nothing.
+  Result<void, std::string> Register(const rpcrdma::RpcbindService& service) {
+    using rpcrdma::RpcbindConflict;
+    service_ = service;
+    const Outcome first = Try(RpcbindConflict::kRefuse);
+    if (first) return {};
+    if (first.error().kind != rpcrdma::RpcbindError::Kind::kInUse) return Err(first.error().message);
+    for (const rpcrdma::UniversalAddress& holder : first.error().holders) {
+      if (IsOurs(holder)) continue;
+      const bool answers = Answers(holder);
+      if (stopped_()) return {};
+      if (answers) return Err(first.error().message + ", and a server answers there");
+    }
+    const Outcome second = Try(RpcbindConflict::kReplace);
+    if (!second) return Err(second.error().message);
+    return {};
+  }
+
+  void Withdraw(rpcrdma::Rpcbind::DoneHandler handler) { rpcbind_.Withdraw(service_, std::move(handler)); }
+
+ private:
+  using Outcome = Result<void, rpcrdma::RpcbindError>;
+
+  // To its end, which a timeout bounds: what is half done could not be withdrawn.
+  Outcome Try(rpcrdma::RpcbindConflict conflict) {
+    const auto slot = std::make_shared<std::optional<Outcome>>();
+    rpcbind_.Register(service_, conflict, [slot](Outcome outcome) { slot->emplace(std::move(outcome)); });
+    while (!slot->has_value()) loop_.RunOnce();
+    return std::move(**slot);
+  }
+
+  // Whether this server has taken the holder's place: it listens on the same port, and one of the two on all addresses.
+  bool IsOurs(const rpcrdma::UniversalAddress& holder) const {
+    return std::any_of(service_.addresses.begin(), service_.addresses.end(), [&](const auto& own) {
+      return own.netid == holder.netid && own.port == holder.port && (own.wildcard() || holder.wildcard());
+    });
+  }
+
+  // Whether a server on this host takes connections there.
+  bool Answers(rpcrdma::UniversalAddress holder) {
+    if (holder.wildcard()) {
+      if (holder.netid == rpcrdma::Netid::kRdma) holder.host[0] = std::byte{127};
+      holder.host[holder.netid == rpcrdma::Netid::kRdma ? 3 : 15] = std::byte{1};
+    }
+    rpcrdma::ClientOptions options;
+    options.connect_timeout = kProbe;
+    rpcrdma::Client client(loop_, options);
+    const auto connected = std::make_shared<std::optional<bool>>();
+    const sockaddr_storage address = rpcrdma::ToSockaddr(holder);
+    client.Connect(reinterpret_cast<const sockaddr*>(&address),
+                   [connected](Result<void, rpcrdma::CallError> outcome) { *connected = outcome.has_value(); });
+    while (!connected->has_value() && !stopped_()) loop_.RunOnce();
+    return connected->value_or(false);
+  }
+
+  AsioLoop& loop_;
+  const std::function<bool()> stopped_;
+  rpcrdma::Rpcbind rpcbind_;
+  rpcrdma::RpcbindService service_;
+};
 
 int Serve(const ServeOptions& options) {
   const auto where = ParseHostPort(options.listen);
@@ -96,17 +176,42 @@ int Serve(const ServeOptions& options) {
     }
   }
 
+  std::optional<Registrar> registrar;
+  int parts_left = 0;  // that an end in order waits for
+  const auto end = [&] {
+    const auto part_ended = [&] {
+      if (--parts_left == 0) loop.Stop();
+    };
+    parts_left = registrar ? 2 : 1;
+    // First, so that nobody finds a server that is about to end.
+    if (registrar) {
+      registrar->Withdraw([&, part_ended](Result<void, rpcrdma::RpcbindError> withdrawn) {
+        if (!withdrawn) Complain("serve", fmt::format("--rpcbind: {}", withdrawn.error().message));
+        part_ended();
+      });
+    }
+    server.Stop(kGrace, part_ended);
+  };
+
   asio::signal_set signals(loop.context());
   AddEndingSignals(signals);
+  bool serving = false;
+  bool stopped = false;
   signals.async_wait([&](asio::error_code error, int) {
     if (error) return;
+    stopped = true;
+    if (!serving) {
+      // What is being registered is withdrawn before the end. The next signal does not wait for it.
+      signals.clear(error);
+      return;
+    }
     // A second signal does not wait for any client, a third not even for the disk.
     signals.async_wait([&](asio::error_code again, int) {
       if (again) return;
       signals.clear(again);
       loop.Stop();
     });
-    server.Stop(kGrace, [&] { loop.Stop(); });
+    end();
   });
 
   const HostPort bound{where->host, server.port()};
@@ -116,11 +221,28 @@ int Serve(const ServeOptions& options) {
                "no authentication and no encryption\n",
                ToString(bound), options.read_only ? "" : "and write ", file::Printable(options.directory));
   }
-  fmt::print("stagecoach: listening on {} for '{}' ({}, {})\n", ToString(bound), file::Printable(options.directory),
-             options.read_only ? "read-only" : "read and write", ProviderName());
-  if (std::fflush(stdout) != 0) {
-    // Not worth refusing to serve, and the address must be known.
-    Complain("serve", fmt::format("standard output cannot be written; listening on {}", ToString(bound)));
+  if (options.rpcbind) {
+    registrar.emplace(loop, [&] { return stopped; });
+    rpcrdma::RpcbindService published{.program = service.program()};
+    for (uint32_t version = service.versions().low; version <= service.versions().high; ++version) {
+      published.versions.push_back(version);
+    }
+    published.addresses = rpcrdma::ListeningAddresses(*server.address());
+    if (const auto registered = registrar->Register(published); !registered) {
+      Complain("serve", fmt::format("--rpcbind: {}", registered.error()));
+      return kExitFailure;
+    }
+  }
+  serving = true;
+  if (stopped) {
+    end();
+  } else {
+    fmt::print("stagecoach: listening on {} for '{}' ({}, {})\n", ToString(bound), file::Printable(options.directory),
+               options.read_only ? "read-only" : "read and write", ProviderName());
+    if (std::fflush(stdout) != 0) {
+      // Not worth refusing to serve, and the address must be known.
+      Complain("serve", fmt::format("standard output cannot be written; listening on {}", ToString(bound)));
+    }
   }
 
   loop.Run();
@@ -147,6 +269,8 @@ void AddServe(CLI::App& app, int& exit_code) {
   command->add_option("--listen", options->listen, "Where; port 0 takes a free one")
       ->type_name("HOST:PORT")
       ->capture_default_str();
+  command->add_flag("--rpcbind", options->rpcbind,
+                    "Register with this host's rpcbind, so that clients find the port by the program's number");
   command->add_flag("--read-only", options->read_only, "Refuse every change");
   command->add_flag("-v,--verbose", options->verbose, "Say who comes and goes, and what RDMA did for them");
   command->add_option("--metrics", options->metrics, "Keep counts in a file that Prometheus's node exporter can read")

@@ -18,6 +18,7 @@ rpcrdma::ClientOptions MakeClientOptions(const Session::Options& options) {
 
 Session::Session(HostPort server, Options options)
     : server_(std::move(server)),
+      timeout_(options.timeout),
       signals_(loop_.context()),
       client_(loop_, MakeClientOptions(options)),
       files_(client_) {
@@ -32,6 +33,25 @@ Session::Session(HostPort server, Options options)
 }
 
 Session::~Session() = default;
+
+Result<rpcrdma::RpcbindFound, rpcrdma::RpcbindError> Session::LookUp(const rpcrdma::RpcbindQuery& query) {
+  using Outcome = Result<rpcrdma::RpcbindFound, rpcrdma::RpcbindError>;
+  rpcrdma::RpcbindOptions options;
+  options.timeout = std::min(options.timeout, timeout_);
+  rpcrdma::Rpcbind rpcbind(loop_, options);
+  const auto slot = std::make_shared<std::optional<Outcome>>();
+  rpcbind.LookUp(server_.host, query, [slot](Outcome outcome) { slot->emplace(std::move(outcome)); });
+  while (!slot->has_value()) {
+    if (!RunOnce()) {
+      rpcrdma::RpcbindError error;
+      error.kind = rpcrdma::RpcbindError::Kind::kCancelled;
+      error.message = InterruptedError().text;
+      return Err(std::move(error));
+    }
+  }
+  if (*slot && **slot) server_ = ToHostPort((**slot)->address);
+  return std::move(**slot);
+}
 
 Result<void, Error> Session::Connect() {
   using Outcome = Result<void, rpcrdma::CallError>;

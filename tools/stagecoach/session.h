@@ -18,6 +18,7 @@
 
 #include "base/asio_loop/asio_loop.h"
 #include "rpcrdma/api/client.h"
+#include "rpcrdma/api/rpcbind.h"
 #include "rpcrdma/ulb/file/file_client.h"
 #include "tools/stagecoach/url.h"
 
@@ -34,7 +35,7 @@ struct Error {
 class Session {
  public:
   struct Options {
-    Duration timeout = 60s;  // of one call, and of connecting if less than the default
+    Duration timeout = 60s;  // of one call; of connecting, and of a lookup, if less than the default
     uint32_t inline_threshold = 4096;
   };
 
@@ -42,6 +43,11 @@ class Session {
   ~Session();
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
+
+  // Asks the rpcbind of the server's host which port the program has; the server is that one from then on, by address.
+  // kCancelled when the user has interrupted.
+  Result<rpcrdma::RpcbindFound, rpcrdma::RpcbindError> LookUp(const rpcrdma::RpcbindQuery& query);
+  void set_port(uint16_t port) { server_.port = port; }
 
   Result<void, Error> Connect();
   // Says goodbye; does nothing after an interruption.
@@ -87,6 +93,7 @@ class Session {
 
  private:
   HostPort server_;
+  const Duration timeout_;
   AsioLoop loop_;
   asio::signal_set signals_;
   bool interrupted_ = false;

@@ -2,6 +2,8 @@
 
 #include <arpa/inet.h>
 #include <fmt/format.h>
+#include <netdb.h>
+#include <netinet/in.h>
 
 #include <charconv>
 #include <optional>
@@ -52,9 +54,9 @@ std::string Escape(std::string_view name) {
 }
 
 // The error is what is wrong, without the text.
-Result<HostPort, std::string_view> SplitHostPort(std::string_view text) {
+Result<Server, std::string_view> SplitServer(std::string_view text) {
   const auto fail = [](std::string_view what) { return Err(what); };
-  HostPort result;
+  Server result;
   std::string_view rest;
   if (text.starts_with('[')) {
     const size_t close = text.find(']');
@@ -76,9 +78,17 @@ Result<HostPort, std::string_view> SplitHostPort(std::string_view text) {
   if (rest.empty()) return result;
   if (rest[0] != ':') return fail("after the host comes ':' and a port");
   rest.remove_prefix(1);
-  const auto [end, error] = std::from_chars(rest.data(), rest.data() + rest.size(), result.port);
+  uint16_t port = 0;
+  const auto [end, error] = std::from_chars(rest.data(), rest.data() + rest.size(), port);
   if (error != std::errc() || end != rest.data() + rest.size()) return fail("the port is not a number from 0 to 65535");
+  result.port = port;
   return result;
+}
+
+Result<HostPort, std::string_view> SplitHostPort(std::string_view text) {
+  return SplitServer(text).map([](const Server& server) {
+    return HostPort{server.host, server.port.value_or(kDefaultPort)};
+  });
 }
 
 }  // namespace
@@ -87,6 +97,25 @@ Result<HostPort, std::string> ParseHostPort(std::string_view text) {
   auto result = SplitHostPort(text);
   if (!result) return Err(fmt::format("'{}': {}", Printable(text), result.error()));
   return std::move(*result);
+}
+
+Result<Server, std::string> ParseServer(std::string_view text) {
+  if (text.find("://") != std::string_view::npos) {
+    return ParseUrl(text).map([](const Url& url) { return Server{url.server.host, url.server.port}; });
+  }
+  in6_addr address;
+  if (::inet_pton(AF_INET6, std::string(text).c_str(), &address) == 1 && text.find('\0') == std::string_view::npos) {
+    return Server{std::string(text), std::nullopt};
+  }
+  const auto fail = [&](std::string_view what) { return Err(fmt::format("'{}': {}", Printable(text), what)); };
+  // Whoever writes a path means a URL.
+  if (text.find('/') != std::string_view::npos) {
+    return fail("neither HOST nor HOST:PORT nor a URL of the form stagecoach://HOST:PORT/");
+  }
+  auto server = SplitServer(text);
+  if (!server) return fail(server.error());
+  if (server->port == 0) return fail("port 0 is no address");
+  return std::move(*server);
 }
 
 Result<Url, std::string> ParseUrl(std::string_view text) {
@@ -113,6 +142,20 @@ Result<Url, std::string> ParseUrl(std::string_view text) {
 std::string ToString(const HostPort& server) {
   return server.host.find(':') == std::string::npos ? fmt::format("{}:{}", server.host, server.port)
                                                     : fmt::format("[{}]:{}", server.host, server.port);
+}
+
+HostPort ToHostPort(const sockaddr_storage& address) {
+  HostPort result;
+  const auto universal = rpcrdma::ToUniversalAddress(reinterpret_cast<const sockaddr*>(&address));
+  if (universal) result.port = universal->port;
+  // With the scope of a link-local address, which a universal address has no place for.
+  char host[NI_MAXHOST] = {};
+  const socklen_t size = address.ss_family == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
+  if (::getnameinfo(reinterpret_cast<const sockaddr*>(&address), size, host, sizeof(host), nullptr, 0,
+                    NI_NUMERICHOST) == 0) {
+    result.host = host;
+  }
+  return result;
 }
 
 std::string ToString(const HostPort& server, const rpcrdma::file::Path& path) {

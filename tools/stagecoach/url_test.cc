@@ -66,6 +66,54 @@ TEST(Url, TextFormParsesToTheSameUrl) {
   EXPECT_EQ(url->path, path);
 }
 
+TEST(Server, APortThatIsNotGivenIsForOthersToSay) {
+  const struct {
+    const char* text;
+    Server server;
+  } cases[] = {
+      {"storage", {"storage", std::nullopt}},
+      {"storage:7", {"storage", 7}},
+      {"192.0.2.1", {"192.0.2.1", std::nullopt}},
+      {"192.0.2.1:7", {"192.0.2.1", 7}},
+      {"::1", {"::1", std::nullopt}},
+      {"2001:db8::7", {"2001:db8::7", std::nullopt}},
+      {"[::1]", {"::1", std::nullopt}},
+      {"[::1]:7", {"::1", 7}},
+      {"stagecoach://storage/x", {"storage", kDefaultPort}},
+      {"stagecoach://[::1]:7/", {"::1", 7}},
+  };
+  for (const auto& [text, server] : cases) {
+    const auto parsed = ParseServer(text);
+    ASSERT_TRUE(parsed) << parsed.error();
+    EXPECT_EQ(*parsed, server) << text;
+  }
+}
+
+TEST(Server, WhatIsNoneIsRefusedWithTheReason) {
+  const struct {
+    std::string text;
+    const char* why;
+  } cases[] = {
+      {"", "the host is missing"},
+      {":7", "the host is missing"},
+      {"[::1", "'[' without ']'"},
+      {"[127.0.0.1]", "no IPv6 address in the brackets"},
+      {"1:2:3", "an IPv6 address goes in brackets: [::1]:20049"},
+      {"storage:0", "port 0 is no address"},
+      {"storage:65536", "the port is not a number from 0 to 65535"},
+      {"storage:nfs", "the port is not a number from 0 to 65535"},
+      {"storage/x", "neither HOST nor HOST:PORT nor a URL of the form stagecoach://HOST:PORT/"},
+      {"http://storage/", "not a URL of the form stagecoach://HOST:PORT/PATH"},
+      {"stagecoach://storage:0/", "port 0 is no address"},
+  };
+  for (const auto& [text, why] : cases) {
+    const auto parsed = ParseServer(text);
+    ASSERT_FALSE(parsed) << text;
+    EXPECT_EQ(parsed.error(), "'" + text + "': " + why);
+  }
+  EXPECT_FALSE(ParseServer(std::string_view("::1\0x", 5)));
+}
+
 TEST(Url, LoopbackIsOnlyWhatThisHostReaches) {
   for (const char* host : {"127.0.0.1", "127.9.9.9", "::1", "localhost"}) EXPECT_TRUE(IsLoopback(host)) << host;
   for (const char* host : {"0.0.0.0", "::", "10.0.0.1", "localhost.example", "128.0.0.1", "::ffff:127.0.0.1"}) {
