@@ -76,6 +76,8 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
     if (BeginConnect(FormatAddress(address), std::move(handler))) ConnectTo(address);
   }
 
+  void Register(const Binding& binding) { bindings_.Add(binding); }
+
   // --- Calls ---
 
   CallId Call(const ProcedureId& procedure, Client::ArgsWriter args, const CallOptions& options,
@@ -85,11 +87,11 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
       return FailLater(std::move(handler), NotConnected());
     }
     Requester::CallSpec spec;
-    if (!EncodeCall(procedure, args, options, &spec)) {
+    const ProcedureBinding* binding = FindBinding(procedure);
+    if (!EncodeCall(procedure, args, options, binding, &spec)) {
       return FailLater(std::move(handler), RefusedCall(SubmitRefusal::kTooLarge, name));
     }
-    spec.results = options.result_buffers;
-    spec.reply_base_max = options.reply_bytes_max;
+    ProvideForReply(options, binding, &spec);
     const Instant now = loop_.Now();
     if (options.timeout > Duration::zero()) spec.deadline = now + options.timeout;
 
@@ -279,15 +281,37 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
     connection_.Connect(*channel_, address, connect_deadline_ - loop_.Now());
   }
 
+  // Null: nothing of the call or its reply may be placed directly.
+  const ProcedureBinding* FindBinding(const ProcedureId& procedure) const {
+    const Binding* binding = bindings_.Find(procedure.program, procedure.version);
+    return binding == nullptr ? nullptr : binding->Find(procedure.procedure);
+  }
+
+  // [5666bis:6#1] What the Binding does not list as eligible stays in the reply message, which is so much longer.
+  static void ProvideForReply(const CallOptions& options, const ProcedureBinding* binding, Requester::CallSpec* spec) {
+    const ConstBytes message = ConstBytes(spec->buffer).first(spec->message_size);
+    spec->reply_base_max = options.reply_bytes_max ? *options.reply_bytes_max
+                           : binding != nullptr    ? ReplyBytesMax(*binding, message, spec->items)
+                                                   : kReplyBytesMax;
+    const size_t offered = binding != nullptr ? binding->results.size() : 0;
+    for (const MutableBytes buffer : options.result_buffers) {
+      if (spec->results.size() < offered) {
+        spec->results.push_back(buffer);
+      } else {
+        spec->reply_base_max += XdrRoundUp(buffer.size());
+      }
+    }
+  }
+
   // Encodes header and arguments into a recycled buffer, enlarging it until they fit. False: beyond the limit.
   bool EncodeCall(const ProcedureId& procedure, Client::ArgsWriter args, const CallOptions& options,
-                  Requester::CallSpec* spec) {
+                  const ProcedureBinding* binding, Requester::CallSpec* spec) {
     CallHeader header{.prog = procedure.program, .vers = procedure.version, .proc = procedure.procedure};
     if (options.credentials != nullptr) header.cred = *options.credentials;
     spec->buffer = requester_->TakeBuffer();
     if (spec->buffer.size() < kFirstBuffer) spec->buffer.resize(kFirstBuffer);
     while (true) {
-      XdrWriter out(spec->buffer);
+      XdrWriter out(spec->buffer, binding != nullptr ? binding->arguments.size() : 0);
       rpcrdma::EncodeCall(header, out);  // the requester fills in the XID
       args(out);
       if (out.ok()) {
@@ -405,6 +429,7 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
   HostResolver resolver_;  // until its thread has it
   const ClientOptions options_;
   SequentialXids xids_;
+  BindingRegistry bindings_;
   std::string peer_;
   std::string what_;
   bool started_ = false;
@@ -466,6 +491,9 @@ void Client::Connect(std::string_view host, uint16_t port, ConnectHandler handle
 }
 void Client::Connect(const sockaddr* address, ConnectHandler handler) {
   connection_->Connect(address, std::move(handler));
+}
+void Client::Register(const Binding& binding) {
+  connection_->Register(binding);
 }
 CallId Client::Call(const ProcedureId& procedure, ArgsWriter args, const CallOptions& options, CallHandler handler) {
   return connection_->Call(procedure, args, options, std::move(handler));

@@ -2,6 +2,7 @@
 //
 //   AsioLoop loop;
 //   Client client(loop, {});
+//   client.Register(kBinding);                        // what of the program may be placed directly
 //   std::vector<std::byte> sink(1 << 20);
 //   client.AsyncConnect("127.0.0.1", 20049, [&](Result<void, CallError> connected) {
 //     if (!connected) return Report(connected.error().ToString());
@@ -20,9 +21,11 @@
 //   loop.Run();
 //
 // Arguments written with XdrWriter::EligibleOpaque travel by Read chunk when they do not fit inline; the planner
-// decides. A token of Asio takes the place of the last lambda: a callback, asio::use_future, asio::use_awaitable (with
-// the executor of rpcrdma/loop/loop_context.h). Handlers run on the loop's thread unless they are bound to another
-// executor; never inside the call that started the operation.
+// decides, within what the program's Binding allows. Of a program without one, nothing is placed directly: a message
+// that does not fit inline goes whole, by Position-Zero Read chunk or Reply chunk. A token of Asio takes the place of
+// the last lambda: a callback, asio::use_future, asio::use_awaitable (with the executor of
+// rpcrdma/loop/loop_context.h). Handlers run on the loop's thread unless they are bound to another executor; never
+// inside the call that started the operation.
 //
 // One Client makes one connection. When that is gone, every outstanding call ends with an error that says whether it
 // may have been executed, later calls fail with kNotConnected, and a new Client is needed: a call is sent at most once.
@@ -42,6 +45,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -52,6 +56,7 @@
 #include "base/trace.h"
 #include "rpcrdma/api/error.h"
 #include "rpcrdma/api/function.h"
+#include "rpcrdma/binding/binding.h"
 #include "rpcrdma/core/stats.h"
 #include "rpcrdma/onc/rpc_message.h"
 #include "rpcrdma/xdr/xdr_reader.h"
@@ -106,13 +111,17 @@ struct ProcedureId {
   uint32_t procedure = 0;
 };
 
+inline constexpr uint32_t kReplyBytesMax = 512;
+
 struct CallOptions {
   // Memory for the eligible results of the call, in the order the Binding names them. Offered as Write chunks when the
-  // reply might not fit inline. A result longer than its buffer fails the call.
+  // reply might not fit inline. A result longer than its buffer fails the call. Buffers beyond the results that the
+  // Binding lists are never offered; Reply::Settle copies into them.
   SmallVector<MutableBytes, 2> result_buffers;
-  // Upper bound in bytes of the rest of the reply: RPC header, results, without eligible results. A Reply chunk is
-  // offered when that might not fit inline. A server that needs more answers ERR_CHUNK.
-  uint32_t reply_bytes_max = 512;
+  // Upper bound in bytes of the rest of the reply: RPC header, results, without the results meant for the buffers. A
+  // Reply chunk is offered when that might not fit inline. A server that needs more answers ERR_CHUNK. Absent: what the
+  // Binding says of the call's arguments, or kReplyBytesMax where no Binding has the procedure.
+  std::optional<uint32_t> reply_bytes_max;
   // AUTH_NONE when null. Read before AsyncCall returns.
   const OpaqueAuth* credentials = nullptr;
   // From AsyncCall until the reply; 0 waits for ever. Expiry closes the connection (see CallError::kTimedOut).
@@ -158,6 +167,10 @@ class Client {
   ~Client();
   Client(const Client&) = delete;
   Client& operator=(const Client&) = delete;
+
+  // Says what of a program may be placed directly, in calls made from now on. `binding` outlives the Client; it takes
+  // the place of an earlier one of its program and version.
+  void Register(const Binding& binding);
 
   // --- With plain callbacks ---
 

@@ -1,6 +1,7 @@
 // What stands behind a Request: the connection it came by, and what is kept of the call until its end.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -41,6 +42,7 @@ struct RequestState {
   ReplayCache::Record* record = nullptr;
   CallHeader header;
   XdrReader args{ConstBytes()};
+  size_t eligible_results = 0;  // that the Binding lists
 };
 
 }  // namespace stagecoach::rpcrdma::internal

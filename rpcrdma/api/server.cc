@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/mark.h"
 #include "base/mutant.h"
 #include "rpcrdma/api/errors_internal.h"
 #include "rpcrdma/api/request_internal.h"
@@ -76,7 +77,10 @@ class ServerImpl final : public std::enable_shared_from_this<ServerImpl> {
         options_(Clamp(std::move(options))),
         replay_cache_(options_.replay, options_.trace, options_.name + "/replay") {}
 
-  void Register(Service* service) { services_[service->program()] = service; }
+  void Register(Service* service) {
+    services_[service->program()] = service;
+    for (const Binding& binding : service->bindings()) bindings_.Add(binding);
+  }
 
   Result<void, CallError> Listen(const sockaddr* address);
   uint16_t port() const { return listener_ ? listener_->port() : 0; }
@@ -93,6 +97,7 @@ class ServerImpl final : public std::enable_shared_from_this<ServerImpl> {
   EventLoop& loop() { return loop_; }
   const ServerOptions& options() const { return options_; }
   const std::map<uint32_t, Service*>& services() const { return services_; }
+  const BindingRegistry& bindings() const { return bindings_; }
   bool stopping() const { return stopping_; }
   bool over() const { return over_; }
   const std::shared_ptr<Alive>& alive() const { return alive_; }
@@ -119,6 +124,7 @@ class ServerImpl final : public std::enable_shared_from_this<ServerImpl> {
   const ServerOptions options_;
   ReplayCache replay_cache_;
   std::map<uint32_t, Service*> services_;
+  BindingRegistry bindings_;
   std::unique_ptr<CmChannel> channel_;
   std::unique_ptr<Listener> listener_;
   std::map<ClientId, std::shared_ptr<ServerConnection>> connections_;
@@ -320,11 +326,31 @@ class ServerConnection final : public ConnectionOwner,
       return Finish(
           *state, ProgMismatchReply(xid, versions), [](XdrWriter&) {}, nullptr, false);
     }
+    if (!Bind(*state)) return;
     if (server_->replay_cache().enabled() && !service->second->idempotent(state->header.vers, state->header.proc) &&
         !BeginRecord(*state)) {
       return;
     }
     service->second->Handle(Request(std::move(state)));
+  }
+
+  // [5666bis:6#1] Arguments may come by chunk, and results go by chunk, as far as the Binding lists them. False: the
+  // call has more chunks than that, and is answered as the Binding says [5666bis:6#2]. A chunk for the wrong one of its
+  // arguments is for the reader to find.
+  bool Bind(RequestState& state) {
+    const Binding* binding = server_->bindings().Find(state.header.prog, state.header.vers);
+    const ProcedureBinding* procedure = binding == nullptr ? nullptr : binding->Find(state.header.proc);
+    const size_t eligible = procedure == nullptr ? 0 : procedure->arguments.size();
+    if (responder_->stream(state.id).chunks.size() > eligible) {
+      STAGECOACH_MARK("server.chunk_for_an_item_not_eligible");
+      Finish(
+          state, ErrorReply(xid(state.id), binding == nullptr ? AcceptStat::kGarbageArgs : binding->on_violation),
+          [](XdrWriter&) {}, nullptr, false);
+      return false;
+    }
+    state.args.LimitEligible(eligible);
+    if (procedure != nullptr) state.eligible_results = procedure->results.size();
+    return true;
   }
 
   // False: the call is not to be executed, and has been answered or waits for one like it.
@@ -368,7 +394,7 @@ class ServerConnection final : public ConnectionOwner,
     std::vector<std::byte>& buffer = responder_->reply_buffer(state.id);
     if (buffer.size() < kFirstReplyBuffer) buffer.resize(kFirstReplyBuffer);
     while (true) {
-      XdrWriter out(buffer);
+      XdrWriter out(buffer, state.eligible_results);
       EncodeReply(header, out);
       results(out);
       if (out.ok()) return Send(state, out.written(), out.eligible(), std::move(memory), copy_items);
@@ -666,6 +692,7 @@ XdrReader& Request::args() {
 }
 
 std::optional<uint64_t> Request::result_room(size_t i) const {
+  if (i >= state_->eligible_results) return std::nullopt;
   return state_->connection->result_room(state_->id, i);
 }
 

@@ -4,6 +4,7 @@
 //    public:
 //     uint32_t program() const override { return 0x20000001; }
 //     VersionRange versions() const override { return {1, 1}; }
+//     std::span<const Binding> bindings() const override { return {&kEchoBinding, 1}; }  // without: all in the message
 //     void Handle(Request request) override {
 //       switch (request.procedure()) {
 //         case 0:
@@ -33,11 +34,13 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 
 #include "base/bytes.h"
 #include "rpcrdma/api/function.h"
+#include "rpcrdma/binding/binding.h"
 #include "rpcrdma/onc/rpc_message.h"
 #include "rpcrdma/xdr/xdr_reader.h"
 #include "rpcrdma/xdr/xdr_writer.h"
@@ -101,7 +104,7 @@ class Request {
   XdrReader& args();
 
   // Room in bytes that the client offers for its `i`-th eligible result (Write chunk); nullopt when it offers no such
-  // chunk, in which case the result travels inside the reply message.
+  // chunk, or the Binding lists no such result: then the result travels inside the reply message.
   std::optional<uint64_t> result_room(size_t i) const;
 
   // Pooled memory for an eligible result. nullopt when this client's share of memory (ServerOptions::client_bytes_max)
@@ -136,6 +139,10 @@ class Service {
 
   virtual uint32_t program() const = 0;
   virtual VersionRange versions() const = 0;
+  // What of each version may be placed directly (binding.h). Of a version without a Binding nothing is: eligible items
+  // become part of the message, and a call with a chunk for one is answered with GARBAGE_ARGS. Constants: asked for
+  // once.
+  virtual std::span<const Binding> bindings() const { return {}; }
   // A call of program(), in versions(), whose header was well formed.
   virtual void Handle(Request request) = 0;
 

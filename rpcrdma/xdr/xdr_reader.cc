@@ -74,6 +74,8 @@ ConstBytes XdrReader::TakeChunk(const char* field, uint64_t size, uint64_t start
 
 ConstBytes XdrReader::TakeEligible(const char* field, uint64_t size, uint64_t started) {
   if (!ok()) return {};
+  if (eligible_left_ == 0) return TakeBase(field, size, started);
+  --eligible_left_;
   if (order_ == ReducedStream::ChunkOrder::kByPosition) {
     // An empty item takes no room, so a chunk with data at its position belongs to the item behind it.
     if (ChunkIsHere() && (size > 0 || chunks_[next_chunk_].data.empty())) return TakeChunk(field, size, started);

@@ -5,13 +5,16 @@
 // against the bytes that are left before it is returned, so that a caller may size its storage by it.
 //
 // Chunks. Only EligibleOpaque and EligibleBytes accept an item that came by chunk. A chunk where any other item is
-// expected is a fault, which is how a violation of DDP-eligibility is noticed [5666bis:4.4.1#2] [5666bis:6.1#2].
+// expected is a fault, which is how a violation of DDP-eligibility is noticed [5666bis:4.4.1#2] [5666bis:6.1#2]. So is
+// one for an item beyond those that the Binding lists (LimitEligible).
 //
 // Returned views point into the memory the reader was made over; nothing is copied. The reader itself allocates
 // nothing. Not thread-safe.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -48,6 +51,9 @@ class XdrReader {
   explicit XdrReader(ConstBytes bytes) : base_(bytes) {}
   // `stream` must outlive the reader.
   explicit XdrReader(const ReducedStream& stream) : base_(stream.base), chunks_(stream.chunks), order_(stream.order) {}
+
+  // Of the items read as eligible from here on, only the first `items` may have come by chunk.
+  void LimitEligible(size_t items) { eligible_left_ = items; }
 
   bool ok() const { return !fault_.has_value(); }
   const std::optional<XdrFault>& fault() const { return fault_; }
@@ -103,6 +109,7 @@ class XdrReader {
   size_t next_chunk_ = 0;
   ReducedStream::ChunkOrder order_ = ReducedStream::ChunkOrder::kByPosition;
   uint64_t position_ = 0;
+  size_t eligible_left_ = std::numeric_limits<size_t>::max();
   std::optional<XdrFault> fault_;
 };
 

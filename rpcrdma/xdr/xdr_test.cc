@@ -220,6 +220,45 @@ TEST_F(ReducedCall, AChunkNobodyReadsIsAFault) {
   EXPECT_EQ(in.Finish().error().kind, XdrFaultKind::kUnexpectedChunk);
 }
 
+TEST_F(ReducedCall, AChunkForAnItemBeyondThoseOfTheBindingIsAFault) {
+  for (const size_t listed : {0u, 1u, 2u}) {
+    ReducedStream stream{.base = out_.written()};
+    stream.chunks.push_back({8, AsBytes("hello")});
+    stream.chunks.push_back({24, AsBytes("data")});
+    XdrReader in(stream);
+    in.LimitEligible(listed);
+    in.U32("one");
+    in.EligibleOpaque("first", 100);
+    EXPECT_EQ(in.ok(), listed > 0);
+    in.U32("two");
+    in.EligibleOpaque("second", 100);
+    in.U32("three");
+    ASSERT_EQ(in.Finish().has_value(), listed > 1);
+    if (listed < 2) {
+      EXPECT_EQ(in.fault()->kind, XdrFaultKind::kUnexpectedChunk);
+      EXPECT_STREQ(in.fault()->field, listed == 0 ? "first" : "second");
+    }
+  }
+}
+
+TEST(XdrWriter, ItemsThatMayNotLeaveAreCopiedWithTheirRoundUp) {
+  std::array<std::byte, 32> buffer;
+  XdrWriter out(buffer, 1);
+  out.EligibleOpaque(AsBytes("away"));
+  out.EligibleOpaque(AsBytes("stays"));
+  out.U32(7);
+  ASSERT_TRUE(out.ok());
+  EXPECT_EQ(ToHex(out.written()), "0000000400000005737461797300000000000007");
+  ASSERT_EQ(out.eligible().size(), 1u);
+  EXPECT_EQ(out.eligible()[0].position, 4u);
+  EXPECT_EQ(out.position(), 24u);
+
+  std::array<std::byte, 8> small;
+  XdrWriter full(small, 0);
+  full.EligibleOpaque(AsBytes("stays"));
+  EXPECT_FALSE(full.ok()) << "what does not fit is no message";
+}
+
 TEST(XdrReader, EligibleOptionalDataLeavesItsPresentWordInTheStream) {
   std::array<std::byte, 16> buffer;
   XdrWriter out(buffer);

@@ -30,6 +30,7 @@ void XdrWriter::EligibleOpaque(ConstBytes value) {
 void XdrWriter::EligibleBytes(ConstBytes value) {
   // An item that failed to get its count in must not be planned for.
   if (!ok()) return;
+  if (eligible_.size() >= eligible_max_) return FixedOpaque(value);
   eligible_.push_back({.position = position(), .data = value});
   reduced_ += XdrRoundUp(value.size());
 }

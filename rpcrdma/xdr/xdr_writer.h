@@ -2,13 +2,17 @@
 //
 // An item written with EligibleOpaque or EligibleBytes is not copied: its bytes and round-up stay out of the buffer,
 // and the item is recorded with its position in the unreduced stream [5666bis:4.4.4#1]. The chunk planner then decides
-// whether it travels in a chunk or is gathered inline. The count of an eligible opaque stays in the buffer
-// [5666bis:4.4.3.1#1], and so does the "is present" word of optional-data whose data is eligible [5666bis:4.4.3.1#3].
+// whether it travels in a chunk or is gathered inline. A Binding may allow fewer items than the encoder marks: the
+// others stay in the message, copied like anything else [5666bis:6.1#2]. The count of an eligible opaque stays in the
+// buffer [5666bis:4.4.3.1#1], and so does the "is present" word of optional-data whose data is eligible
+// [5666bis:4.4.3.1#3].
 //
 // Failure (buffer full, item longer than XDR can count) is sticky. Not thread-safe.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <string_view>
 
 #include "base/cursor.h"
@@ -18,7 +22,9 @@ namespace stagecoach::rpcrdma {
 
 class XdrWriter {
  public:
-  explicit XdrWriter(MutableBytes buffer) : out_(buffer) {}
+  // The first `eligible_max` items that are marked eligible may leave the message.
+  explicit XdrWriter(MutableBytes buffer, size_t eligible_max = std::numeric_limits<size_t>::max())
+      : out_(buffer), eligible_max_(eligible_max) {}
 
   bool ok() const { return ok_ && out_.ok(); }
   // What is in the buffer: the message without its eligible items.
@@ -38,7 +44,8 @@ class XdrWriter {
   void FixedOpaque(ConstBytes value);
   void String(std::string_view value) { Opaque(AsBytes(value)); }
 
-  // `value` is not copied and must stay alive and unchanged until the message has been sent.
+  // `value` is not copied, unless the item may not leave, and must stay alive and unchanged until the message has been
+  // sent.
   void EligibleOpaque(ConstBytes value);
   void EligibleBytes(ConstBytes value);
 
@@ -46,6 +53,7 @@ class XdrWriter {
   void Count(size_t size);
 
   ByteWriter out_;
+  const size_t eligible_max_;
   EligibleItems eligible_;
   uint64_t reduced_ = 0;  // bytes, round-up included, that left the stream
   bool ok_ = true;

@@ -163,6 +163,7 @@ void ClientProgram::ProbeAnotherConnection() {
   options.name = fmt::format("{}/another-{}", spec_.name(), ++others_);
   options.first_xid = stage_.FirstXid(options.name);
   another_ = std::make_unique<rpcrdma::Client>(stage_.loop(host()), options);
+  another_->Register(kModelBinding);
   const auto end = [this](bool failed, std::string how) {
     // Not in a handler of the client that goes.
     stage_.loop(host()).Post([this, incarnation = incarnation_, failed, how = std::move(how)] {
@@ -277,6 +278,7 @@ void ClientProgram::Connect() {
   options.name = connection_name_ = fmt::format("{}/{}", spec_.name(), tally_.connections);
   options.first_xid = stage_.FirstXid(options.name);
   client_ = std::make_unique<rpcrdma::Client>(stage_.loop(host()), options);
+  client_->Register(kModelBinding);
   client_->Connect(stage_.AddressOf(spec_.server()), kServicePort,
                    [this, incarnation = incarnation_, connection = tally_.connections](auto result) {
                      if (incarnation == incarnation_ && connection == tally_.connections) {

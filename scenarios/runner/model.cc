@@ -33,7 +33,28 @@ void ForEachWord(uint64_t call, Datum datum, size_t size, Visit visit) {
   }
 }
 
+constexpr const char* kArguments[] = {"argument"};
+constexpr const char* kResults[] = {"result"};
+constexpr rpcrdma::ProcedureBinding kModelProcedures[] = {
+    {.number = kModelNull, .name = "NULL"},
+    {.number = kModelTransform,
+     .name = "TRANSFORM",
+     .arguments = kArguments,
+     .results = kResults,
+     .reply_fixed = 8 + 4 + 4 + 4,
+     .reply_grows =
+         [](XdrReader& args) {
+           args.U64("call");
+           args.U64("service_ns");
+           args.U32("result_bytes");
+           return rpcrdma::XdrRoundUp(args.U32("plain_result_bytes"));
+         }},
+};
+
 }  // namespace
+
+constexpr rpcrdma::Binding kModelBinding{
+    .program = kModelProgram, .version = kModelVersion, .name = "model", .procedures = kModelProcedures};
 
 void FillPattern(uint64_t call, Datum datum, MutableBytes into) {
   ForEachWord(call, datum, into.size(), [&](size_t offset, size_t size, uint64_t word) {

@@ -29,6 +29,7 @@ inline constexpr uint32_t kModelProgram = 0x20000100;
 inline constexpr uint32_t kModelVersion = 1;
 enum ModelProcedure : uint32_t { kModelNull = 0, kModelTransform = 1 };
 inline constexpr uint32_t kModelDataMax = 64u << 20;
+extern const rpcrdma::Binding kModelBinding;
 
 enum class Datum : uint8_t { kArgument, kPlainArgument, kResult, kPlainResult };
 
@@ -55,6 +56,7 @@ class ModelService final : public rpcrdma::Service {
 
   uint32_t program() const override { return kModelProgram; }
   rpcrdma::VersionRange versions() const override { return {kModelVersion, kModelVersion}; }
+  std::span<const rpcrdma::Binding> bindings() const override { return {&kModelBinding, 1}; }
   void Handle(rpcrdma::Request request) override;
 
   size_t held() const { return held_.size(); }

@@ -43,6 +43,7 @@ class ModelTest : public ::testing::Test {
 
   void Connect() {
     client_ = std::make_unique<rpcrdma::Client>(loop(), rpcrdma::ClientOptions());
+    client_->Register(kModelBinding);
     bool connected = false;
     client_->Connect("10.0.0.1", kPort, [&](Result<void, rpcrdma::CallError> result) {
       connected = true;

@@ -128,6 +128,7 @@ constexpr OutOfReach kOutOfReach[] = {
     {"responder.malformed_message_dropped", kNoGarbage},
     {"responder.message_that_is_no_call_dropped", kOursOnly},
     {"responder.pulled_call_is_not_of_its_header", kNoGarbage},
+    {"server.chunk_for_an_item_not_eligible", kOursOnly},
     {"srq.empty", kNoSrq},
     {"srq.full", kNoSrq},
     {"srq.limit_reached", kNoSrq},

@@ -11,6 +11,7 @@
 #include "base/asio_loop/asio_loop.h"
 #include "base/crc32c.h"
 #include "rpcrdma/api/server.h"
+#include "rpcrdma/ulb/file/binding.h"
 #include "rpcrdma/ulb/file/codec.h"
 #include "tests/cli/cli_fixture.h"
 
@@ -44,6 +45,7 @@ class LyingService final : public Service {
 
   uint32_t program() const override { return kProgram; }
   VersionRange versions() const override { return {kVersion, kVersion}; }
+  std::span<const Binding> bindings() const override { return {&kBinding, 1}; }
   void Handle(Request request) override {
     if (intercept && intercept(request)) return;
     switch (static_cast<Procedure>(request.procedure())) {

@@ -42,6 +42,7 @@ History RunWorkload(uint64_t seed) {
     Client client(setting->loop(), {.credits = 6, .first_xid = 77, .trace = &trace});
     std::optional<Client> fleeting(std::in_place, setting->loop(),
                                    rpcrdma::ClientOptions{.first_xid = 9, .trace = &trace, .name = "fleeting"});
+    for (Client* each : {&client, &*fleeting}) each->Register(kBindings[0]);
     int connected = 0;
     const auto count = [&](Result<void, CallError> result) { connected += result.has_value() ? 1 : 0; };
     client.Connect(setting->server_host(), server.port(), count);

@@ -236,6 +236,7 @@ class HostilePeerTest : public ::testing::Test {
     });
     setting_->ActAsClient();
     client_.emplace(setting_->loop(), ClientOptions{.first_xid = 5});
+    client_->Register(kBindings[0]);
     std::optional<bool> connected;
     client_->Connect(setting_->server_host(), port,
                      [&](Result<void, CallError> result) { connected = result.has_value(); });
@@ -245,7 +246,7 @@ class HostilePeerTest : public ::testing::Test {
   CallError CallLyingServer(CallOptions options = {}) {
     std::optional<Result<Reply, CallError>> result;
     client_->Call(
-        {kProgram, 3, kNull}, [](XdrWriter&) {}, options,
+        {kProgram, 3, kSource}, [](XdrWriter& args) { args.U32(0); }, options,
         [&](Result<Reply, CallError> outcome) { result.emplace(std::move(outcome)); });
     EXPECT_TRUE(setting_->Until([&] { return result.has_value(); }));
     EXPECT_FALSE(!result || result->has_value());

@@ -69,12 +69,15 @@ class RpcTest : public ::testing::Test {
     EXPECT_TRUE(setting_->Until([&] { return result.has_value(); })) << "connecting hangs";
     return result.value_or(Result<void, CallError>());
   }
-  std::unique_ptr<Client> NewClient(ClientOptions options = {}) {
+  std::unique_ptr<Client> NewClient(ClientOptions options = {}, bool bound = true) {
     setting_->ActAsClient();
     // The server would take what one client sends for what another has sent before.
     options.first_xid = next_xid_;
     next_xid_ += 1u << 16;
-    return std::make_unique<Client>(setting_->loop(), options);
+    auto client = std::make_unique<Client>(setting_->loop(), options);
+    if (!bound) return client;
+    for (const rpcrdma::Binding& binding : kBindings) client->Register(binding);
+    return client;
   }
   void Start(ServerOptions server = {}, ClientOptions client = {}) {
     StartServer(server);
@@ -221,15 +224,11 @@ TEST_F(RpcTest, LongMessagesTravelBothWays) {
   Start();
   std::vector<uint32_t> words(20000);
   for (uint32_t i = 0; i < words.size(); ++i) words[i] = i * 3;
-  CallOptions options;
-  options.reply_bytes_max = 100000;
-  const Outcome outcome = Call(
-      kWords,
-      [&](XdrWriter& args) {
-        args.U32(static_cast<uint32_t>(words.size()));
-        for (const uint32_t word : words) args.U32(word);
-      },
-      options);
+  // How long the reply can be is for the Binding to say.
+  const Outcome outcome = Call(kWords, [&](XdrWriter& args) {
+    args.U32(static_cast<uint32_t>(words.size()));
+    for (const uint32_t word : words) args.U32(word);
+  });
   ASSERT_TRUE(outcome.has_value()) << outcome.error().ToString();
   XdrReader results = outcome->results();
   ASSERT_EQ(results.Count("words", 100000, 4), words.size());
@@ -238,13 +237,74 @@ TEST_F(RpcTest, LongMessagesTravelBothWays) {
   EXPECT_EQ(client_->stats().replies_long, 1u);
 }
 
+// Both directions of one program, with its Binding at both ends, at one end, and at neither: the data comes through
+// every time, and is placed only where the Binding of that end lists it.
+TEST_F(RpcTest, OnlyWhatTheBindingListsIsPlacedDirectly) {
+  StartServer();
+  UnboundService unbound;
+  setting_->ActAsServer();
+  Server unbound_server(setting_->loop(), {.name = "unbound"});
+  unbound_server.Register(&unbound);
+  ASSERT_TRUE(unbound_server.Listen(setting_->server_host(), 0).has_value());
+  for (const bool client_bound : {true, false}) {
+    for (Server* server : {&*server_, &unbound_server}) {
+      const bool server_bound = server == &*server_;
+      SCOPED_TRACE((client_bound ? "client bound, " : "client not bound, ") +
+                   std::string(server_bound ? "server bound" : "server not bound"));
+      setting_->ActAsClient();
+      client_ = NewClient({}, client_bound);
+      ASSERT_TRUE(ConnectTo(*client_, server->port()).has_value());
+      const auto before = server->stats().connections;
+
+      // An argument: 50,001 bytes.
+      const auto data = Pattern(50001);
+      const Outcome size = Call(kSize, [&](XdrWriter& args) { args.EligibleOpaque(data); });
+      const auto sent = server->stats().connections;
+      EXPECT_EQ(sent.calls_by_read_chunk - before.calls_by_read_chunk, client_bound ? 1u : 0u);
+      EXPECT_EQ(sent.calls_long - before.calls_long, client_bound ? 0u : 1u);
+      if (client_bound && !server_bound) {
+        // [5666bis:6.1#2] A chunk for what is no eligible argument to this server.
+        ASSERT_FALSE(size.has_value());
+        EXPECT_EQ(size.error().kind, CallError::Kind::kRpc);
+        EXPECT_EQ(size.error().accept_stat, AcceptStat::kGarbageArgs);
+      } else {
+        ASSERT_TRUE(size.has_value()) << size.error().ToString();
+        EXPECT_EQ(size->results().U32("size"), data.size());
+      }
+
+      // A result: 70,003 bytes into a buffer.
+      std::vector<std::byte> sink(80000);
+      CallOptions options;
+      options.result_buffers = {sink};
+      if (client_bound && !server_bound)
+        options.reply_bytes_max = 100000;  // room for the result beside its Write chunk
+      const Outcome source = Call(
+          kSource, [](XdrWriter& args) { args.U32(70003); }, options);
+      ASSERT_TRUE(source.has_value()) << source.error().ToString();
+      const bool placed = client_bound && server_bound;
+      EXPECT_EQ(source->placed_bytes(0), placed ? 70003u : 0u);
+      XdrReader results = source->results();
+      const ConstBytes result = source->Settle(results.EligibleOpaque("data", kDataMax), 0);
+      ASSERT_TRUE(results.Finish().has_value());
+      EXPECT_EQ(result.data(), sink.data());
+      EXPECT_EQ(ToHex(result), ToHex(Pattern(70003)));
+      const auto stats = client_->stats();
+      EXPECT_EQ(stats.calls_by_write_chunk, client_bound ? 1u : 0u);
+      EXPECT_EQ(stats.replies_long, placed ? 0u : 1u);
+    }
+  }
+  client_.reset();
+}
+
 TEST_F(RpcTest, ReplyThatFitsNowhereIsAnErrorAndTheConnectionStays) {
   Start();
   const auto words = [](XdrWriter& args) {
     args.U32(2000);
     for (uint32_t i = 0; i < 2000; ++i) args.U32(i);
   };
-  const Outcome outcome = Call(kWords, words);  // promises at most 512 bytes
+  CallOptions short_reply;
+  short_reply.reply_bytes_max = 512;
+  const Outcome outcome = Call(kWords, words, short_reply);
   ASSERT_FALSE(outcome.has_value());
   EXPECT_EQ(outcome.error().kind, CallError::Kind::kTransport);
   EXPECT_NE(outcome.error().ToString().find("ERR_CHUNK"), std::string::npos);

@@ -22,16 +22,35 @@ enum Procedure : uint32_t {
 
 inline constexpr uint32_t kDataMax = 32u << 20;
 
+inline constexpr const char* kData[] = {"data"};
+inline constexpr rpcrdma::ProcedureBinding kProcedures[] = {
+    {.number = kNull, .name = "NULL"},
+    {.number = kEcho, .name = "ECHO", .arguments = kData, .results = kData, .reply_fixed = 4},
+    {.number = kSize, .name = "SIZE", .arguments = kData, .reply_fixed = 4},
+    {.number = kSource, .name = "SOURCE", .results = kData, .reply_fixed = 4},
+    {.number = kHold, .name = "HOLD", .reply_fixed = 4},
+    {.number = kWords,
+     .name = "WORDS",
+     .reply_fixed = 4,
+     .reply_grows = [](rpcrdma::XdrReader& args) { return 4 * uint64_t{args.U32("words")}; }},
+};
+// One for each version of the service.
+inline constexpr rpcrdma::Binding kBindings[] = {
+    {.program = kProgram, .version = 3, .name = "test version 3", .procedures = kProcedures},
+    {.program = kProgram, .version = 4, .name = "test version 4", .procedures = kProcedures},
+};
+
 inline std::vector<std::byte> Pattern(size_t size, uint8_t seed = 1) {
   std::vector<std::byte> bytes(size);
   for (size_t i = 0; i < size; ++i) bytes[i] = static_cast<std::byte>(seed + i * 31 + (i >> 8));
   return bytes;
 }
 
-class TestService final : public rpcrdma::Service {
+class TestService : public rpcrdma::Service {
  public:
   uint32_t program() const override { return kProgram; }
   rpcrdma::VersionRange versions() const override { return {3, 4}; }
+  std::span<const rpcrdma::Binding> bindings() const override { return kBindings; }
 
   void Handle(rpcrdma::Request request) override {
     using rpcrdma::AcceptStat;
@@ -103,6 +122,12 @@ class TestService final : public rpcrdma::Service {
   rpcrdma::CallHeader last_call;
   int clients = 0;
   std::multimap<uint32_t, rpcrdma::Request> held;
+};
+
+// The same program, of which nothing may be placed directly.
+class UnboundService final : public TestService {
+ public:
+  std::span<const rpcrdma::Binding> bindings() const override { return {}; }
 };
 
 }  // namespace stagecoach::e2e

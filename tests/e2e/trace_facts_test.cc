@@ -60,6 +60,7 @@ class Workload {
       options.trace = &trace_;
       options.name = "client-" + std::to_string(i);
       clients[i].emplace(setting_->loop(), options);
+      clients[i]->Register(kBindings[0]);
       clients[i]->Connect(setting_->server_host(), server.port(), [&](auto result) { connected += result ? 1 : 0; });
     }
     ASSERT_TRUE(setting_->Until([&] { return connected == 3; }));

@@ -31,6 +31,14 @@ constexpr uint32_t kVersion = 1;
 enum Procedure : uint32_t { kNull = 0, kPut = 1, kGet = 2 };
 constexpr size_t kBlock = 1 << 20;
 
+constexpr const char* kData[] = {"data"};
+constexpr ProcedureBinding kProcedures[] = {
+    {.number = kNull, .name = "NULL"},
+    {.number = kPut, .name = "PUT", .arguments = kData, .reply_fixed = 4},
+    {.number = kGet, .name = "GET", .results = kData, .reply_fixed = 4},
+};
+constexpr Binding kBinding{.program = kProgram, .version = kVersion, .name = "blocks", .procedures = kProcedures};
+
 [[noreturn]] void Die(const std::string& what) {
   std::fprintf(stderr, "rpc_bench: %s\n", what.c_str());
   std::exit(1);
@@ -42,6 +50,7 @@ class BlockService final : public Service {
   uint32_t program() const override { return kProgram; }
   VersionRange versions() const override { return {kVersion, kVersion}; }
   bool idempotent(uint32_t, uint32_t) const override { return true; }
+  std::span<const Binding> bindings() const override { return {&kBinding, 1}; }
   void Handle(Request request) override {
     switch (request.procedure()) {
       case kNull:
@@ -86,6 +95,7 @@ AsioLoop::Options LoopOptions(bool polling) {
 class Load {
  public:
   Load(const char* address, uint16_t port, bool polling) : loop_(LoopOptions(polling)), client_(loop_, {}) {
+    client_.Register(kBinding);
     bool connected = false;
     client_.Connect(address, port, [&](Result<void, CallError> result) {
       if (!result) Die(result.error().ToString());

@@ -28,6 +28,13 @@ constexpr int kOutstanding = 16;
 constexpr size_t kBlock = 4096;
 enum Procedure : uint32_t { kNull = 0, kPut = 1 };
 
+constexpr const char* kData[] = {"data"};
+constexpr ProcedureBinding kProcedures[] = {
+    {.number = kNull, .name = "NULL"},
+    {.number = kPut, .name = "PUT", .arguments = kData},
+};
+constexpr Binding kBinding{.program = kProgram, .version = 1, .name = "sink", .procedures = kProcedures};
+
 emu::IpEndpoint Address(const char* text) {
   return *emu::IpEndpoint::Parse(text, 0);
 }
@@ -87,6 +94,7 @@ class SinkService final : public Service {
   uint32_t program() const override { return kProgram; }
   VersionRange versions() const override { return {1, 1}; }
   bool idempotent(uint32_t, uint32_t) const override { return true; }
+  std::span<const Binding> bindings() const override { return {&kBinding, 1}; }
   void Handle(Request request) override {
     if (request.procedure() == kPut) request.args().EligibleOpaque("data", kBlock);
     request.Reply();
@@ -113,6 +121,7 @@ double CallRate(double seconds, Procedure procedure, TraceSink* trace) {
     if (!server.Listen("10.0.0.1", 0)) std::abort();
     world.ActAs("client");
     Client client(client_loop, {.trace = trace});
+    client.Register(kBinding);
     bool connected = false;
     client.Connect("10.0.0.1", server.port(), [&](Result<void, CallError> result) { connected = result.has_value(); });
     if (!world.sim().RunUntil([&] { return connected; })) std::abort();

@@ -83,8 +83,7 @@ Result<T, Status> DecodeResult(XdrReader& in) {
 size_t EncodedSize(const Entry& entry);
 // A page without entries, its status included.
 inline constexpr size_t kEmptyPageSize = 4 + 8 + 4 + 4;
-// Any call's arguments and any reply's results without data and LIST entries fit in this.
+// Any call's arguments without data fit in this.
 inline constexpr size_t kArgumentsMax = 8 + 4 + kDepthMax * 8 + kPathBytesMax + 64;
-inline constexpr size_t kResultsMax = 128;
 
 }  // namespace stagecoach::rpcrdma::file

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/prng.h"
+#include "rpcrdma/ulb/file/binding.h"
 
 namespace stagecoach::rpcrdma::file {
 
@@ -238,9 +239,46 @@ TEST(BulkFileCodec, StatedSizesHold) {
   XdrWriter deepest(buffer);
   Encode(deepest, ListArgs{Path(64, std::string(61, 'd')), 1, 1});
   EXPECT_LE(deepest.written().size(), kArgumentsMax);
-  XdrWriter result(buffer);
-  EncodeResult<Opened>(result, Opened{1, kFile});
-  EXPECT_LE(result.written().size(), kResultsMax);
+}
+
+// What a call of `procedure` may be answered with at most, beside the RPC header.
+template <typename Args>
+uint64_t LongestResults(Procedure procedure, const Args& args) {
+  std::vector<std::byte> buffer(70000);
+  XdrWriter out(buffer);
+  EncodeCall({.prog = kProgram, .vers = kVersion, .proc = static_cast<uint32_t>(procedure)}, out);
+  Encode(out, args);
+  EXPECT_TRUE(out.ok());
+  const ProcedureBinding* binding = kBinding.Find(static_cast<uint32_t>(procedure));
+  EXPECT_EQ(out.eligible().size(), binding->arguments.size());
+  return ReplyBytesMax(*binding, out.written(), out.eligible()) - kRpcReplyHeaderMax;
+}
+
+template <typename T>
+uint64_t SizeOfResult(const T& value) {
+  std::vector<std::byte> buffer(70000);
+  XdrWriter out(buffer);
+  EncodeResult<T>(out, value);
+  EXPECT_TRUE(out.ok());
+  return out.written().size();
+}
+
+TEST(FileBinding, RepliesAreAsLongAsTheCodecMakesThem) {
+  const Path path{"a", "bcde", std::string(255, 'f')};
+  const std::string data = "data";
+  EXPECT_EQ(LongestResults(Procedure::kGetAttributes, path), SizeOfResult(kFile));
+  EXPECT_EQ(LongestResults(Procedure::kOpen, path), SizeOfResult(Opened{7, kFile}));
+  EXPECT_EQ(LongestResults(Procedure::kRead, ReadArgs{7, 0, 4}), SizeOfResult(ReadReply{{kFile, 1}, AsBytes(data)}));
+  EXPECT_EQ(LongestResults(Procedure::kClose, file::Handle{7}), 4u);
+  EXPECT_EQ(LongestResults(Procedure::kCreate, CreateArgs{path, 0644}), SizeOfResult(file::Handle{7}));
+  EXPECT_EQ(LongestResults(Procedure::kWrite, WriteRequest{{7, 0, 1}, AsBytes(data)}), 4u);
+  EXPECT_EQ(LongestResults(Procedure::kCommit, CommitArgs{}), SizeOfResult(kFile));
+  EXPECT_EQ(LongestResults(Procedure::kMakeDirectory, MakeDirectoryArgs{path, 0755}), 4u);
+  EXPECT_EQ(kBinding.Find(static_cast<uint32_t>(Procedure::kLimits))->reply_fixed, SizeOfResult(Limits{}));
+  for (const uint32_t room : {0u, 300u, 65536u}) {
+    EXPECT_EQ(LongestResults(Procedure::kList, ListArgs{path, 9, room}), SizeOfResult(Page{}) + room);
+  }
+  EXPECT_EQ(kBinding.procedures.size(), 11u);
 }
 
 }  // namespace

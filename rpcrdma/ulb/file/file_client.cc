@@ -2,11 +2,10 @@
 
 #include <utility>
 
+#include "rpcrdma/ulb/file/binding.h"
+
 namespace stagecoach::rpcrdma::file {
 namespace {
-
-// The RPC reply header with the largest verifier (RFC 5531), and the results without data and entries.
-constexpr uint32_t kReplyBytesMax = 24 + kAuthBodyMax + kResultsMax;
 
 Failure FromCall(const CallError& error) {
   return {Failure::Kind::kCall, Status::kIo, error.kind, error.connection_gone(), error.ToString()};
@@ -33,8 +32,13 @@ Result<T, Failure> Finish(XdrReader& in, Result<T, Status> result) {
 
 }  // namespace
 
+FileClient::FileClient(Client& client) : client_(client) {
+  client_.Register(kBinding);
+}
+
 template <typename T, typename Args>
-void FileClient::Call(Procedure procedure, Args write_args, CallOptions options, Handler<T> handler) {
+void FileClient::Call(Procedure procedure, Args write_args, Handler<T> handler) {
+  CallOptions options;
   options.timeout = timeout_;
   client_.Call({kProgram, kVersion, static_cast<uint32_t>(procedure)}, write_args, options,
                [handler = std::move(handler)](Result<Reply, CallError> reply) mutable {
@@ -46,36 +50,27 @@ void FileClient::Call(Procedure procedure, Args write_args, CallOptions options,
 }
 
 void FileClient::GetLimits(Handler<Limits> handler) {
-  CallOptions options;
-  options.reply_bytes_max = kReplyBytesMax;
   Call<Limits>(
-      Procedure::kLimits, [](XdrWriter&) {}, options, std::move(handler));
+      Procedure::kLimits, [](XdrWriter&) {}, std::move(handler));
 }
 
 void FileClient::GetAttributes(const Path& path, Handler<Attributes> handler) {
-  CallOptions options;
-  options.reply_bytes_max = kReplyBytesMax;
   Call<Attributes>(
-      Procedure::kGetAttributes, [&](XdrWriter& out) { Encode(out, path); }, options, std::move(handler));
+      Procedure::kGetAttributes, [&](XdrWriter& out) { Encode(out, path); }, std::move(handler));
 }
 
 void FileClient::List(const ListArgs& args, Handler<Page> handler) {
-  CallOptions options;
-  options.reply_bytes_max = kReplyBytesMax + args.bytes_max;
   Call<Page>(
-      Procedure::kList, [&](XdrWriter& out) { Encode(out, args); }, options, std::move(handler));
+      Procedure::kList, [&](XdrWriter& out) { Encode(out, args); }, std::move(handler));
 }
 
 void FileClient::Open(const Path& path, Handler<Opened> handler) {
-  CallOptions options;
-  options.reply_bytes_max = kReplyBytesMax;
   Call<Opened>(
-      Procedure::kOpen, [&](XdrWriter& out) { Encode(out, path); }, options, std::move(handler));
+      Procedure::kOpen, [&](XdrWriter& out) { Encode(out, path); }, std::move(handler));
 }
 
 void FileClient::Read(file::Handle handle, uint64_t offset, MutableBytes into, Handler<ReadReply> handler) {
   CallOptions options;
-  options.reply_bytes_max = kReplyBytesMax;
   options.result_buffers = {into};
   options.timeout = timeout_;
   const ReadArgs args{handle, offset, static_cast<uint32_t>(into.size())};
@@ -95,42 +90,32 @@ void FileClient::Read(file::Handle handle, uint64_t offset, MutableBytes into, H
 }
 
 void FileClient::Close(file::Handle handle, Handler<void> done) {
-  CallOptions options;
-  options.reply_bytes_max = kReplyBytesMax;
   Call<void>(
-      Procedure::kClose, [&](XdrWriter& out) { Encode(out, handle); }, options, std::move(done));
+      Procedure::kClose, [&](XdrWriter& out) { Encode(out, handle); }, std::move(done));
 }
 
 void FileClient::Create(const CreateArgs& args, Handler<file::Handle> handler) {
-  CallOptions options;
-  options.reply_bytes_max = kReplyBytesMax;
   Call<file::Handle>(
-      Procedure::kCreate, [&](XdrWriter& out) { Encode(out, args); }, options, std::move(handler));
+      Procedure::kCreate, [&](XdrWriter& out) { Encode(out, args); }, std::move(handler));
 }
 
 void FileClient::Write(const WriteInfo& info, ConstBytes data, Handler<void> handler) {
-  CallOptions options;
-  options.reply_bytes_max = kReplyBytesMax;
   Call<void>(
       Procedure::kWrite,
       [&](XdrWriter& out) {
         Encode(out, WriteRequest{info, data});
       },
-      options, std::move(handler));
+      std::move(handler));
 }
 
 void FileClient::Commit(const CommitArgs& args, Handler<Attributes> handler) {
-  CallOptions options;
-  options.reply_bytes_max = kReplyBytesMax;
   Call<Attributes>(
-      Procedure::kCommit, [&](XdrWriter& out) { Encode(out, args); }, options, std::move(handler));
+      Procedure::kCommit, [&](XdrWriter& out) { Encode(out, args); }, std::move(handler));
 }
 
 void FileClient::MakeDirectory(const MakeDirectoryArgs& args, Handler<void> handler) {
-  CallOptions options;
-  options.reply_bytes_max = kReplyBytesMax;
   Call<void>(
-      Procedure::kMakeDirectory, [&](XdrWriter& out) { Encode(out, args); }, options, std::move(handler));
+      Procedure::kMakeDirectory, [&](XdrWriter& out) { Encode(out, args); }, std::move(handler));
 }
 
 }  // namespace stagecoach::rpcrdma::file

@@ -31,8 +31,8 @@ class FileClient {
   template <typename T>
   using Handler = UniqueFunction<void(Result<T, Failure>)>;
 
-  // `client` outlives this object.
-  explicit FileClient(Client& client) : client_(client) {}
+  // `client` outlives this object. Registers the program's Binding with it.
+  explicit FileClient(Client& client);
 
   // Of each call, from its start to its reply. Disk work on the server counts.
   void set_timeout(Duration timeout) { timeout_ = timeout; }
@@ -53,7 +53,7 @@ class FileClient {
 
  private:
   template <typename T, typename Args>
-  void Call(Procedure procedure, Args write_args, CallOptions options, Handler<T> handler);
+  void Call(Procedure procedure, Args write_args, Handler<T> handler);
 
   Client& client_;
   Duration timeout_ = 60s;

@@ -18,6 +18,7 @@
 
 #include "base/event_loop.h"
 #include "rpcrdma/api/service.h"
+#include "rpcrdma/ulb/file/binding.h"
 #include "rpcrdma/ulb/file/executor.h"
 #include "rpcrdma/ulb/file/file_store.h"
 #include "rpcrdma/ulb/file/types.h"
@@ -48,6 +49,7 @@ class FileService final : public Service {
 
   uint32_t program() const override { return kProgram; }
   VersionRange versions() const override { return {kVersion, kVersion}; }
+  std::span<const Binding> bindings() const override { return {&kBinding, 1}; }
   void Handle(Request request) override;
   // Handles are of their connection: on another one they have to be made anew, and what named one is refused as stale.
   // COMMIT and MKDIR have effects that outlast it.

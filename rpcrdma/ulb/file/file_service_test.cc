@@ -72,6 +72,7 @@ class FileServiceTest : public ::testing::Test {
 
   Client& Connect() {
     clients_.push_back(std::make_unique<Client>(loop_, ClientOptions{}));
+    clients_.back()->Register(kBinding);  // for raw calls
     Client& client = *clients_.back();
     std::optional<Result<void, CallError>> outcome;
     client.Connect("127.0.0.1", server_->port(), [&](Result<void, CallError> done) { outcome = std::move(done); });
