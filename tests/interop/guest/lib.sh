@@ -19,7 +19,7 @@ nfsd_up() {
   rpcbind -w
   echo '/export *(rw,fsid=0,no_root_squash,insecure,no_subtree_check)' >/etc/exports
   exportfs -ra
-  rpc.mountd --no-udp 2>/dev/null || rpc.mountd
+  rpc.mountd --no-udp --port 20048
   rpc.nfsd -U 2
   echo 'rdma 20049' >/proc/fs/nfsd/portlist
 }
