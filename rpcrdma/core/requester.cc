@@ -202,6 +202,12 @@ void Requester::Pump(Instant now) {
   }
 }
 
+uint32_t Requester::room() const {
+  if (ending_ || over_) return 0;
+  const uint64_t spoken_for = credits_.in_flight() + queue_.size();
+  return spoken_for < credits_.granted() ? static_cast<uint32_t>(credits_.granted() - spoken_for) : 0;
+}
+
 void Requester::Transmit(uint32_t index, Instant now) {
   Call& call = *calls_[index];
   if (call.wanted_xid) {

@@ -155,6 +155,11 @@ class Requester final : public ConnectionEngine {
   // Ends the views of an outcome and gives its Receive back.
   void Release(CallId call, Instant now);
 
+  // How many more calls have a credit waiting for them.
+  uint32_t room() const;
+  // Whether a call of this XID was sent and not answered, cancelled or not.
+  bool Knows(uint32_t xid) const { return xid_table_.Find(xid).has_value(); }
+
   // Calls queued, sent or fencing.
   size_t outstanding() const { return outstanding_; }
   // Cancelled calls whose replies are not in: each keeps its credit.

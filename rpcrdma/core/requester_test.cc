@@ -181,6 +181,40 @@ TEST_F(RequesterTest, HeaderCarriesXidCreditsAndNoChunksForASmallCall) {
   EXPECT_EQ(requester_->stats().calls_inline, 1u);
 }
 
+TEST_F(RequesterTest, CallThatHasAnXidKeepsItAndTakesNoneFromTheSource) {
+  OpenWith(2);
+  MustSubmit({.xid = 7});
+  MustSubmit();
+  const Taken taken = Take();
+  ASSERT_EQ(taken.sends.size(), 2u);
+  const Sent first = Decode(send_.view(), taken.sends[0]);
+  EXPECT_EQ(first.header.xid, 7u);
+  EXPECT_EQ(ByteReader(first.message).U32(), 7u) << "[5666bis:5.1.1#1]";
+  EXPECT_EQ(Decode(send_.view(), taken.sends[1]).header.xid, xid_);
+  EXPECT_TRUE(requester_->Knows(7));
+  Reply(7);
+  EXPECT_FALSE(requester_->Knows(7));
+  EXPECT_FALSE(Outcome()->failure.has_value());
+}
+
+TEST_F(RequesterTest, RoomIsWhatTheGrantLeaves) {
+  EXPECT_EQ(requester_->room(), 1u) << "until the first reply";
+  MustSubmit();
+  EXPECT_EQ(requester_->room(), 0u);
+  Take();
+  Reply(xid_++, 3);
+  ASSERT_TRUE(Outcome().has_value());
+  EXPECT_EQ(requester_->room(), 3u);
+  const CallId cancelled = MustSubmit();
+  for (int i = 0; i < 5; ++i) MustSubmit();
+  EXPECT_EQ(requester_->room(), 0u);
+  requester_->Cancel(cancelled, At(1));
+  EXPECT_EQ(requester_->room(), 0u) << "the credit is spent until the reply";
+  EXPECT_TRUE(requester_->Knows(xid_));
+  requester_->OnDisconnected(At(2));
+  EXPECT_EQ(requester_->room(), 0u);
+}
+
 TEST_F(RequesterTest, SmallEligibleItemIsGatheredInlineWithItsRoundUp) {
   const auto item = Pattern(10);
   MustSubmit({.item = item});
