@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/mutant.h"
+#include "rpcrdma/api/call_message.h"
 #include "rpcrdma/api/errors_internal.h"
 #include "rpcrdma/api/lookup.h"
 #include "rpcrdma/api/reply_storage.h"
@@ -21,8 +22,6 @@
 namespace stagecoach::rpcrdma {
 namespace internal {
 namespace {
-
-constexpr size_t kFirstBuffer = 1024;
 
 ClientOptions Clamp(ClientOptions options) {
   options.credits = std::clamp(options.credits, 1u, 1024u);
@@ -43,7 +42,23 @@ Connection::Options ConnectionOptions(const ClientOptions& options) {
   return result;
 }
 
+const CloseCause kCancelled{.kind = CloseCause::Kind::kLocal, .text = "cancelled"};
 const CloseCause kDestroyed{.kind = CloseCause::Kind::kLocal, .text = "the client was destroyed"};
+
+// How far an attempt came: of several that failed, the one that came farthest says what kind of failure it is.
+int Distance(CloseCause::Kind kind) {
+  switch (kind) {
+    case CloseCause::Kind::kRejected:
+      return 3;
+    case CloseCause::Kind::kRefused:
+      return 2;
+    case CloseCause::Kind::kUnreachable:
+    case CloseCause::Kind::kTimedOut:
+      return 1;
+    default:
+      return 0;
+  }
+}
 
 uint32_t FirstXid(uint32_t wanted) {
   return wanted != 0 ? wanted : std::random_device()();
@@ -57,14 +72,18 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
       : loop_(loop),
         resolver_(std::exchange(options.resolver, nullptr)),
         options_(Clamp(std::move(options))),
-        xids_(FirstXid(options_.first_xid)),
-        connection_(loop, ConnectionOptions(options_), *this, nullptr, options_.trace) {}
+        xids_(FirstXid(options_.first_xid)) {
+    NewConnection();
+  }
 
   // --- Connecting ---
 
   void Connect(std::string_view host, uint16_t port, Client::ConnectHandler handler) {
     if (!BeginConnect(FormatHostPort(host, port), std::move(handler))) return;
-    if (const auto address = ParseAddress(host, port)) return ConnectTo(address->get());
+    if (const auto address = ParseAddress(host, port)) {
+      addresses_ = {*address};
+      return TryNextAddress();
+    }
     lookup_timer_ = loop_.At(connect_deadline_, [weak = weak_from_this()] {
       if (auto self = weak.lock()) self->OnLookupTimeout();
     });
@@ -73,7 +92,20 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
   }
 
   void Connect(const sockaddr* address, Client::ConnectHandler handler) {
-    if (BeginConnect(FormatAddress(address), std::move(handler))) ConnectTo(address);
+    if (!BeginConnect(FormatAddress(address), std::move(handler))) return;
+    addresses_ = {CopyAddress(address)};
+    TryNextAddress();
+  }
+
+  void CancelConnect() {
+    if (!on_connected_ || connect_cancelled_) return;
+    connect_cancelled_ = true;
+    EndLookup();
+    if (channel_ && !connection_->closed()) {
+      connection_->Close(/*gracefully=*/false, kCancelled);
+    } else {
+      Later([this] { OnClosed(kCancelled); });
+    }
   }
 
   void Register(const Binding& binding) { bindings_.Add(binding); }
@@ -83,39 +115,34 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
   CallId Call(const ProcedureId& procedure, Client::ArgsWriter args, const CallOptions& options,
               Client::CallHandler handler) {
     const CallName name = NameOf(procedure);
-    if (!requester_ || !connection_.established() || closing_) {
+    if (!requester_ || !connection_->established() || closing_) {
       return FailLater(std::move(handler), NotConnected());
     }
-    Requester::CallSpec spec;
-    const ProcedureBinding* binding = FindBinding(procedure);
-    if (!EncodeCall(procedure, args, options, binding, &spec)) {
+    CallMessage message{.buffer = requester_->TakeBuffer()};
+    if (!EncodeCallMessage(procedure, args, options, bindings_, options_.message_bytes_max, &message)) {
+      requester_->ReturnBuffer(std::move(message.buffer));
       return FailLater(std::move(handler), RefusedCall(SubmitRefusal::kTooLarge, name));
     }
-    ProvideForReply(options, binding, &spec);
-    const Instant now = loop_.Now();
-    if (options.timeout > Duration::zero()) spec.deadline = now + options.timeout;
-
-    uint32_t index = 0;
-    if (free_pending_.empty()) {
-      index = static_cast<uint32_t>(pending_.size());
-      pending_.emplace_back();
-    } else {
-      index = free_pending_.back();
-      free_pending_.pop_back();
-    }
-    spec.cookie = index;
-    const Result<CallId, SubmitRefusal> id = requester_->Submit(std::move(spec), now);
-    if (!id) {
-      free_pending_.push_back(index);
-      return FailLater(std::move(handler), RefusedCall(id.error(), name));
-    }
-    Pending& pending = pending_[index];
-    pending.procedure = procedure;
-    pending.buffers = options.result_buffers;
-    pending.handler = std::move(handler);
-    AfterCommand();
-    return *id;
+    Requester::CallSpec spec = SpecOf(message, std::move(message.buffer));
+    if (options.timeout > Duration::zero()) spec.deadline = loop_.Now() + options.timeout;
+    return Submit(procedure, std::move(spec), options, std::move(handler));
   }
+
+  CallId Submit(const EncodedCall& call, Client::CallHandler handler) {
+    if (!requester_ || !connection_->established() || closing_) {
+      return FailLater(std::move(handler), NotConnected());
+    }
+    std::vector<std::byte> copy = requester_->TakeBuffer();
+    if (copy.size() < call.message.size) copy.resize(call.message.size);
+    CopyBytes(copy, call.message.bytes());
+    Requester::CallSpec spec = SpecOf(call.message, std::move(copy));
+    spec.deadline = call.deadline;
+    spec.xid = call.xid;
+    return Submit(call.procedure, std::move(spec), call.options, std::move(handler));
+  }
+
+  uint32_t room() const { return requester_ && connection_->established() && !closing_ ? requester_->room() : 0; }
+  bool KnowsXid(uint32_t xid) const { return requester_ && requester_->Knows(xid); }
 
   void Cancel(CallId call) {
     if (!requester_) return;
@@ -123,13 +150,17 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
     AfterCommand();
   }
 
+  void Drop(const std::string& why) {
+    connection_->Close(/*gracefully=*/false, {.kind = CloseCause::Kind::kTimedOut, .error = ETIMEDOUT, .text = why});
+  }
+
   void Close(UniqueFunction<void()> handler) {
     on_closed_ = std::move(handler);
     closing_ = true;
     EndLookup();
     const CloseCause cause{.kind = CloseCause::Kind::kLocal, .text = "closed by this end"};
-    if (channel_ && !connection_.closed()) {
-      connection_.Close(/*gracefully=*/true, cause);
+    if (channel_ && !connection_->closed()) {
+      connection_->Close(/*gracefully=*/true, cause);
     } else {
       Later([this, cause] { OnClosed(cause); });
     }
@@ -141,24 +172,24 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
     on_lost_ = nullptr;
     EndLookup();
     RememberLoss(kDestroyed);
-    if (channel_) connection_.CloseNow();
+    if (channel_) connection_->CloseNow();
     channel_.reset();
     if (STAGECOACH_MUTANT("destroy-tells-inside", "~Client tells calls of their end before it returns"))
       DeliverAfterEnd();
     loop_.Post([self = shared_from_this()] { self->DeliverAfterEnd(); });
   }
 
-  bool connected() const { return connection_.established(); }
+  bool connected() const { return connection_->established(); }
   size_t outstanding() const { return requester_ ? requester_->outstanding() : 0; }
   size_t abandoned() const { return requester_ ? requester_->abandoned() : 0; }
   ClientHoldings holdings() const {
     return {.call_records = pending_.size() + (requester_ ? requester_->call_records() : 0),
-            .registration_records = connection_.registration_records()};
+            .registration_records = connection_->registration_records()};
   }
   const std::string& peer() const { return peer_; }
   ConnectionStats stats() const { return requester_ ? requester_->stats() : ConnectionStats{}; }
   std::string DebugString() const {
-    return options_.name + " to " + (peer_.empty() ? "nobody" : peer_) + ": " + connection_.DebugString() + "\n" +
+    return options_.name + " to " + (peer_.empty() ? "nobody" : peer_) + ": " + connection_->DebugString() + "\n" +
            (requester_ ? requester_->DebugString() : std::string());
   }
   EventLoop& loop() const { return loop_; }
@@ -178,10 +209,10 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
     config.queued_max = options_.queued_calls_max;
     config.limits = MakePlanLimits(Capabilities(), limits);
     config.name = options_.name;
-    requester_.emplace(config, connection_.send_arena(), connection_.receive_arena(), connection_, xids_,
+    requester_.emplace(config, connection_->send_arena(), connection_->receive_arena(), *connection_, xids_,
                        options_.trace);
     requester_->Start();
-    connection_.Attach(&*requester_);
+    connection_->Attach(&*requester_);
     if (on_connected_) std::exchange(on_connected_, nullptr)({});
   }
 
@@ -198,8 +229,9 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
   void OnClosing(const CloseCause& cause) override { RememberLoss(cause); }
 
   void OnClosed(const CloseCause& cause) override {
+    if (!abandoned_ && GoOnToNextAddress(cause)) return;
     RememberLoss(cause);
-    if (on_connected_) std::exchange(on_connected_, nullptr)(Err(ConnectError(what_, cause)));
+    if (on_connected_) std::exchange(on_connected_, nullptr)(Err(FailedConnect(cause)));
     if (abandoned_) return;
     if (cause.kind != CloseCause::Kind::kLocal && on_lost_ && requester_) std::exchange(on_lost_, nullptr)(*lost_);
     if (!abandoned_ && on_closed_) std::exchange(on_closed_, nullptr)();
@@ -216,10 +248,44 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
     CallError error;
   };
 
+  static Requester::CallSpec SpecOf(const CallMessage& message, std::vector<std::byte> buffer) {
+    Requester::CallSpec spec;
+    spec.buffer = std::move(buffer);
+    spec.message_size = message.size;
+    spec.items = message.items;
+    spec.results = message.results;
+    spec.reply_base_max = message.reply_base_max;
+    return spec;
+  }
+
+  CallId Submit(const ProcedureId& procedure, Requester::CallSpec&& spec, const CallOptions& options,
+                Client::CallHandler handler) {
+    uint32_t index = 0;
+    if (free_pending_.empty()) {
+      index = static_cast<uint32_t>(pending_.size());
+      pending_.emplace_back();
+    } else {
+      index = free_pending_.back();
+      free_pending_.pop_back();
+    }
+    spec.cookie = index;
+    const Result<CallId, SubmitRefusal> id = requester_->Submit(std::move(spec), loop_.Now());
+    if (!id) {
+      free_pending_.push_back(index);
+      return FailLater(std::move(handler), RefusedCall(id.error(), NameOf(procedure)));
+    }
+    Pending& pending = pending_[index];
+    pending.procedure = procedure;
+    pending.buffers = options.result_buffers;
+    pending.handler = std::move(handler);
+    AfterCommand();
+    return *id;
+  }
+
   LocalCapabilities Capabilities() const {
     return {.inline_threshold = options_.inline_threshold,
-            .remote_invalidation = connection_.uses_windows(),
-            .segment_length_max = connection_.segment_length_max()};
+            .remote_invalidation = connection_->uses_windows(),
+            .segment_length_max = connection_->segment_length_max()};
   }
 
   CallName NameOf(const ProcedureId& procedure) const {
@@ -245,7 +311,13 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
 
   void OnResolved(const Lookup::Outcome& resolved) {
     EndLookup();
-    if (resolved) return ConnectTo(reinterpret_cast<const sockaddr*>(&*resolved));
+    if (resolved) {
+      for (const sockaddr_storage& address : *resolved) {
+        if (addresses_.size() < kAddressesMax) addresses_.push_back({address});
+      }
+      if (!addresses_.empty()) return TryNextAddress();
+      return FailLookup(CallError::Kind::kResolve, "the name has no address");
+    }
     FailLookup(CallError::Kind::kResolve, resolved.error());
   }
 
@@ -267,7 +339,16 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
     loop_.Cancel(std::exchange(lookup_timer_, 0));
   }
 
-  void ConnectTo(const sockaddr* address) {
+  void NewConnection() { connection_.emplace(loop_, ConnectionOptions(options_), *this, nullptr, options_.trace); }
+
+  void TryNextAddress() {
+    if (next_address_ > 0) {
+      // What the attempt before had is gone, and nothing of it can be heard any more: its id took its events back.
+      channel_.reset();
+      NewConnection();
+      lost_.reset();
+    }
+    const SocketAddress& address = addresses_[next_address_++];
     auto channel = CmChannel::Create(loop_);
     if (!channel) {
       const CloseCause cause{
@@ -278,53 +359,33 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
       return;
     }
     channel_ = std::move(*channel);
-    connection_.Connect(*channel_, address, connect_deadline_ - loop_.Now());
+    const Duration left = std::max(connect_deadline_ - loop_.Now(), Duration::zero());
+    connection_->Connect(*channel_, address.get(), left / (1 + addresses_.size() - next_address_));
   }
 
-  // Null: nothing of the call or its reply may be placed directly.
-  const ProcedureBinding* FindBinding(const ProcedureId& procedure) const {
-    const Binding* binding = bindings_.Find(procedure.program, procedure.version);
-    return binding == nullptr ? nullptr : binding->Find(procedure.procedure);
-  }
-
-  // [5666bis:6#1] What the Binding does not list as eligible stays in the reply message, which is so much longer.
-  static void ProvideForReply(const CallOptions& options, const ProcedureBinding* binding, Requester::CallSpec* spec) {
-    const ConstBytes message = ConstBytes(spec->buffer).first(spec->message_size);
-    spec->reply_base_max = options.reply_bytes_max ? *options.reply_bytes_max
-                           : binding != nullptr    ? ReplyBytesMax(*binding, message, spec->items)
-                                                   : kReplyBytesMax;
-    const size_t offered = binding != nullptr ? binding->results.size() : 0;
-    for (const MutableBytes buffer : options.result_buffers) {
-      if (spec->results.size() < offered) {
-        spec->results.push_back(buffer);
-      } else {
-        spec->reply_base_max += XdrRoundUp(buffer.size());
-      }
+  // Whether the attempt that ended was not the last one.
+  bool GoOnToNextAddress(const CloseCause& cause) {
+    if (!on_connected_ || requester_ || cause.kind == CloseCause::Kind::kLocal || addresses_.size() < 2) return false;
+    if (!failed_ || Distance(cause.kind) > Distance(failed_->kind)) failed_ = cause;
+    tried_ += (tried_.empty() ? "" : "; ") + FormatAddress(addresses_[next_address_ - 1].get()) + ": " + cause.text;
+    if (next_address_ == addresses_.size() || loop_.Now() >= connect_deadline_ || closing_ || connect_cancelled_) {
+      failed_->text = tried_;
+      return false;
     }
+    // Later: the connection that is over is on the stack.
+    Later([this] {
+      if (on_connected_ && !closing_ && !connect_cancelled_ && !abandoned_) TryNextAddress();
+    });
+    return true;
   }
 
-  // Encodes header and arguments into a recycled buffer, enlarging it until they fit. False: beyond the limit.
-  bool EncodeCall(const ProcedureId& procedure, Client::ArgsWriter args, const CallOptions& options,
-                  const ProcedureBinding* binding, Requester::CallSpec* spec) {
-    CallHeader header{.prog = procedure.program, .vers = procedure.version, .proc = procedure.procedure};
-    if (options.credentials != nullptr) header.cred = *options.credentials;
-    spec->buffer = requester_->TakeBuffer();
-    if (spec->buffer.size() < kFirstBuffer) spec->buffer.resize(kFirstBuffer);
-    while (true) {
-      XdrWriter out(spec->buffer, binding != nullptr ? binding->arguments.size() : 0);
-      rpcrdma::EncodeCall(header, out);  // the requester fills in the XID
-      args(out);
-      if (out.ok()) {
-        spec->message_size = out.written().size();
-        spec->items = out.eligible();
-        return true;
-      }
-      if (spec->buffer.size() >= options_.message_bytes_max) {
-        requester_->ReturnBuffer(std::move(spec->buffer));
-        return false;
-      }
-      spec->buffer.resize(std::min<size_t>(spec->buffer.size() * 2, options_.message_bytes_max));
+  CallError FailedConnect(const CloseCause& cause) const {
+    if (!connect_cancelled_) {
+      return ConnectError(what_, cause.kind != CloseCause::Kind::kLocal && failed_ ? *failed_ : cause);
     }
+    CallError error = ConnectError(what_, kCancelled);
+    error.kind = CallError::Kind::kCancelled;
+    return error;
   }
 
   CallId FailLater(Client::CallHandler handler, CallError error) {
@@ -366,11 +427,17 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
         outcome.failure && outcome.failure->kind == CallFailure::Kind::kConnectionLost) {
       return Err(NotConnected());
     }
-    if (outcome.failure) return Err(FailedCall(*outcome.failure, name, lost_ ? *lost_ : NotConnected()));
+    const auto failed = [](CallError error, bool sent) {
+      error.sent = sent;
+      return Err(std::move(error));
+    };
+    if (outcome.failure) {
+      return failed(FailedCall(*outcome.failure, name, lost_ ? *lost_ : NotConnected()), outcome.failure->sent);
+    }
     XdrReader reader(outcome.reply);
     const Result<ReplyHeader, RpcFault> header = DecodeReply(reader);
-    if (!header) return Err(BadReply(ToString(header.error()), name));
-    if (!header->success()) return Err(RpcError(*header, name));
+    if (!header) return failed(BadReply(ToString(header.error()), name), true);
+    if (!header->success()) return failed(RpcError(*header, name), true);
 
     Reply reply;
     reply.storage_ = std::make_unique<ReplyStorage>();
@@ -384,7 +451,7 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
   }
 
   void AfterCommand() {
-    connection_.Kick();
+    connection_->Kick();
     // A call that failed at once has its outcome already; its handler must not run in here.
     if (requester_->has_outcome() && !progress_posted_) {
       progress_posted_ = true;
@@ -392,7 +459,7 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
         progress_posted_ = false;
         if (abandoned_) return;
         OnProgress();
-        connection_.Kick();
+        connection_->Kick();
       });
     }
   }
@@ -406,7 +473,7 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
 
   CallError NotConnected() const {
     // While the connection is being closed nobody has been told yet, but why is known.
-    const CloseCause* cause = connection_.cause();
+    const CloseCause* cause = connection_->cause();
     if (!lost_ && (cause == nullptr || closing_)) return RefusedCall(SubmitRefusal::kNotConnected, NameOf({}));
     CallError error = lost_ ? *lost_ : LostError(peer_, *cause, outstanding());
     error.kind = CallError::Kind::kNotConnected;
@@ -439,11 +506,16 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
   bool progress_posted_ = false;
 
   Instant connect_deadline_;
+  bool connect_cancelled_ = false;
+  std::vector<SocketAddress> addresses_;
+  size_t next_address_ = 0;           // the one after that which is being tried
+  std::optional<CloseCause> failed_;  // of several addresses: what came of those tried
+  std::string tried_;                 // of each, in words
   std::optional<Lookup> lookup_;
   EventLoop::TimerId lookup_timer_ = 0;
   std::unique_ptr<CmChannel> channel_;
   std::optional<Requester> requester_;
-  Connection connection_;  // before the requester and the channel in destruction
+  std::optional<Connection> connection_;  // always there; before the requester and the channel in destruction
 
   std::vector<Pending> pending_;
   std::vector<uint32_t> free_pending_;
@@ -498,6 +570,9 @@ void Client::Register(const Binding& binding) {
 CallId Client::Call(const ProcedureId& procedure, ArgsWriter args, const CallOptions& options, CallHandler handler) {
   return connection_->Call(procedure, args, options, std::move(handler));
 }
+void Client::CancelConnect() {
+  connection_->CancelConnect();
+}
 void Client::Cancel(CallId call) {
   connection_->Cancel(call);
 }
@@ -527,6 +602,28 @@ std::string Client::DebugString() const {
 }
 EventLoop& Client::loop() const {
   return connection_->loop();
+}
+UniqueFunction<void()> Client::ConnectCanceller() {
+  return [weak = std::weak_ptr(connection_)] {
+    if (const auto connection = weak.lock()) connection->CancelConnect();
+  };
+}
+UniqueFunction<void()> Client::Canceller(CallId call) {
+  return [weak = std::weak_ptr(connection_), call] {
+    if (const auto connection = weak.lock()) connection->Cancel(call);
+  };
+}
+CallId Client::Submit(const internal::EncodedCall& call, CallHandler handler) {
+  return connection_->Submit(call, std::move(handler));
+}
+uint32_t Client::room() const {
+  return connection_->room();
+}
+bool Client::KnowsXid(uint32_t xid) const {
+  return connection_->KnowsXid(xid);
+}
+void Client::Drop(const std::string& why) {
+  connection_->Drop(why);
 }
 void Client::OnConnectionLost(UniqueFunction<void(const CallError&)> handler) {
   connection_->OnConnectionLost(std::move(handler));

@@ -25,10 +25,12 @@
 // that does not fit inline goes whole, by Position-Zero Read chunk or Reply chunk. A token of Asio takes the place of
 // the last lambda: a callback, asio::use_future, asio::use_awaitable (with the executor of
 // rpcrdma/loop/loop_context.h). Handlers run on the loop's thread unless they are bound to another executor; never
-// inside the call that started the operation.
+// inside the call that started the operation. A token with a cancellation slot (asio::bind_cancellation_slot) cancels
+// its operation when that is emitted, on the loop's thread.
 //
 // One Client makes one connection. When that is gone, every outstanding call ends with an error that says whether it
 // may have been executed, later calls fail with kNotConnected, and a new Client is needed: a call is sent at most once.
+// Session (session.h) makes new connections, and sends calls again.
 //
 // Memory: argument bytes given to EligibleOpaque and result buffers belong to the call until its handler runs: at that
 // moment no STag reaches them any more and no Send or RDMA operation uses them. ~Client ends all access before it
@@ -39,9 +41,7 @@
 
 #include <sys/socket.h>
 
-#include <asio/associated_executor.hpp>
 #include <asio/async_result.hpp>
-#include <asio/dispatch.hpp>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -49,11 +49,13 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "base/event_loop.h"
 #include "base/result.h"
 #include "base/small_vector.h"
 #include "base/trace.h"
+#include "rpcrdma/api/completion.h"
 #include "rpcrdma/api/error.h"
 #include "rpcrdma/api/function.h"
 #include "rpcrdma/binding/binding.h"
@@ -66,6 +68,8 @@ namespace stagecoach::rpcrdma {
 
 namespace internal {
 class ClientConnection;
+class SessionImpl;
+struct EncodedCall;
 struct ReplyStorage;
 }  // namespace internal
 
@@ -75,9 +79,11 @@ struct ClientHoldings {
   size_t registration_records = 0;
 };
 
-// Host name and port (host byte order) to an address; the error says what is wrong, as a clause. Called once, on a
-// thread that nobody waits for: it may block, and must not refer to anything that could be gone by the time it returns.
-using HostResolver = std::function<Result<sockaddr_storage, std::string>(const std::string& host, uint16_t port)>;
+// Host name and port (host byte order) to its addresses, in the order in which they are to be tried, and at least one;
+// the error says what is wrong, as a clause. Called once for each connection, on a thread that nobody waits for: it may
+// block, and must not refer to anything that could be gone by the time it returns.
+using HostResolver =
+    std::function<Result<std::vector<sockaddr_storage>, std::string>(const std::string& host, uint16_t port)>;
 
 struct ClientOptions {
   // Calls this end is ready to have on the wire at a time; fewer when the server grants fewer or the device's queues
@@ -90,7 +96,8 @@ struct ClientOptions {
   uint32_t queued_calls_max = 4096;
   // Bytes of one call message without its eligible items. CallOptions say how long a reply may be.
   uint32_t message_bytes_max = 1 << 20;
-  // From Connect() to the established connection, the lookup of a host name included.
+  // From Connect() to the established connection, the lookup of a host name and all its addresses included: an address
+  // that does not answer gets an equal share of what is left, the last one all of it.
   Duration connect_timeout = 10s;
   // For hosts that are not numeric addresses; empty is the system's resolver.
   HostResolver resolver;
@@ -126,6 +133,10 @@ struct CallOptions {
   const OpaqueAuth* credentials = nullptr;
   // From AsyncCall until the reply; 0 waits for ever. Expiry closes the connection (see CallError::kTimedOut).
   Duration timeout = 30s;
+  // For a Session; a Client never sends a call twice. Whether a call that was sent may be sent again when its
+  // connection ends before the reply: right where it is idempotent, or the server keeps replies in a duplicate request
+  // cache. If not, it ends with kConnectionLost.
+  bool retransmit = true;
 };
 
 using CallId = uint64_t;
@@ -174,10 +185,13 @@ class Client {
 
   // --- With plain callbacks ---
 
-  // Once per Client. `host` is a numeric address, or a name, which is resolved on a thread of its own.
-  // The end of connecting, whichever it is, does not wait for that thread.
+  // Once per Client. `host` is a numeric address, or a name, which is resolved on a thread of its own; its addresses
+  // are tried one after the other, and the error names each. The end of connecting, whichever it is, does not wait for
+  // that thread.
   void Connect(std::string_view host, uint16_t port, ConnectHandler handler);
   void Connect(const sockaddr* address, ConnectHandler handler);
+  // Ends an attempt to connect with kCancelled; does nothing when there is none.
+  void CancelConnect();
   // Returns an id for Cancel, or 0 when the call failed at once (the handler then runs from the loop with the error).
   CallId Call(const ProcedureId& procedure, ArgsWriter args, const CallOptions& options, CallHandler handler);
   // Ends the call with kCancelled as soon as its memory is safe. Its credit returns with the server's reply. Does
@@ -194,7 +208,9 @@ class Client {
   auto AsyncConnect(std::string_view host, uint16_t port, Token&& token) {
     return asio::async_initiate<Token, void(Result<void, CallError>)>(
         [this](auto handler, std::string host, uint16_t port) {
-          Connect(host, port, Bind<Result<void, CallError>>(std::move(handler)));
+          const auto slot = asio::get_associated_cancellation_slot(handler);
+          Connect(host, port, internal::OnItsExecutor<Result<void, CallError>>(std::move(handler)));
+          internal::CancelBy(slot, ConnectCanceller());
         },
         token, std::string(host), port);
   }
@@ -205,7 +221,10 @@ class Client {
   auto AsyncCall(const ProcedureId& procedure, Args&& args, const CallOptions& options, Token&& token) {
     return asio::async_initiate<Token, void(Result<Reply, CallError>)>(
         [this](auto handler, ProcedureId procedure, std::decay_t<Args> args, CallOptions options) {
-          Call(procedure, args, options, Bind<Result<Reply, CallError>>(std::move(handler)));
+          const auto slot = asio::get_associated_cancellation_slot(handler);
+          const CallId call =
+              Call(procedure, args, options, internal::OnItsExecutor<Result<Reply, CallError>>(std::move(handler)));
+          internal::CancelBy(slot, Canceller(call));
         },
         token, procedure, std::forward<Args>(args), options);
   }
@@ -229,16 +248,19 @@ class Client {
   void OnConnectionLost(UniqueFunction<void(const CallError&)> handler);
 
  private:
-  // A handler that runs on its associated executor; directly, when it has none.
-  template <typename Outcome, typename Handler>
-  static auto Bind(Handler handler) {
-    return [handler = std::move(handler)](Outcome outcome) mutable {
-      auto executor = asio::get_associated_executor(handler);
-      asio::dispatch(executor, [handler = std::move(handler), outcome = std::move(outcome)]() mutable {
-        std::move(handler)(std::move(outcome));
-      });
-    };
-  }
+  friend class internal::SessionImpl;
+
+  // They may outlive the Client, and do nothing then.
+  UniqueFunction<void()> ConnectCanceller();
+  UniqueFunction<void()> Canceller(CallId call);
+
+  // --- For Session ---
+  CallId Submit(const internal::EncodedCall& call, CallHandler handler);
+  // See Requester.
+  uint32_t room() const;
+  bool KnowsXid(uint32_t xid) const;
+  // Ends the connection, which counts as lost: `why` is a clause.
+  void Drop(const std::string& why);
 
   std::shared_ptr<internal::ClientConnection> connection_;
 };

@@ -23,7 +23,7 @@ struct CallError {
     kTooLarge,   // arguments longer than ClientOptions::message_bytes_max, or than XDR can count
     kMemory,     // the device would not register the call's memory
     kNoCredit,   // waited for a credit for as long as its timeout
-    // After it may have been sent: it may have been executed, or not.
+    // After it was sent, or while it waited for a credit: `sent` tells.
     kTimedOut,  // and the connection was closed, as no late reply may meet memory that is not the call's any more
     kConnectionLost,
     kCancelled,  // by the caller
@@ -40,6 +40,9 @@ struct CallError {
   AuthStat auth_stat = AuthStat::kOk;             // with kDenied; kOk when the RPC version was denied
   VersionRange versions;  // what the server offers: kRpc with kProgMismatch, kDenied for the RPC version
   int system_error = 0;   // errno, where one is behind it, else 0
+  // Of a call: it went out, so the server may have executed it. Of a Session's call: on any of its connections,
+  // whatever `kind` it ends with.
+  bool sent = false;
   // The whole line: what was attempted, and why it failed. "connect to 127.0.0.1:20049: connection refused".
   std::string message;
 

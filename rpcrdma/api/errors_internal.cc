@@ -141,4 +141,8 @@ CallError BadReply(const std::string& why, const CallName& name) {
   return Make(Kind::kBadReply, fmt::format("bad reply from {}: {}", *name.peer, why));
 }
 
+CallError NamedError(CallError::Kind kind, const CallName& name, std::string_view why) {
+  return Make(kind, fmt::format("{}: {}", Describe(name), why));
+}
+
 }  // namespace stagecoach::rpcrdma::internal

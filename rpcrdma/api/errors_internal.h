@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "rpcrdma/api/error.h"
 #include "rpcrdma/core/requester.h"
@@ -27,5 +28,7 @@ CallError FailedCall(const CallFailure& failure, const CallName& name, const Cal
 // The RPC layer's refusals. `header.success()` is false.
 CallError RpcError(const ReplyHeader& header, const CallName& name);
 CallError BadReply(const std::string& why, const CallName& name);
+// "call of program 100003 version 3 procedure 0 at 10.0.0.1:20049: WHY".
+CallError NamedError(CallError::Kind kind, const CallName& name, std::string_view why);
 
 }  // namespace stagecoach::rpcrdma::internal

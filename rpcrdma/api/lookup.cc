@@ -10,10 +10,12 @@
 
 namespace stagecoach::rpcrdma::internal {
 
-Result<sockaddr_storage, std::string> AskSystem(const std::string& host, uint16_t port) {
-  const auto address = ResolveHost(host, port);
-  if (!address) return Err(address.error());
-  return address->storage;
+Result<std::vector<sockaddr_storage>, std::string> AskSystem(const std::string& host, uint16_t port) {
+  const auto found = ResolveHost(host, port);
+  if (!found) return Err(found.error());
+  std::vector<sockaddr_storage> addresses;
+  for (const SocketAddress& address : *found) addresses.push_back(address.storage);
+  return addresses;
 }
 
 struct Lookup::Shared {

@@ -1,4 +1,4 @@
-// Lookup: a host name on its way to an address, without making anybody wait for it.
+// Lookup: a host name on its way to its addresses, without making anybody wait for it.
 //
 // The system's resolver blocks, for as long as its name servers like, and cannot be interrupted. So each lookup has a
 // thread, which nobody joins: it owns what it works with, and when the Lookup is destroyed before it is done its result
@@ -12,6 +12,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/event_loop.h"
 #include "rpcrdma/api/client.h"
@@ -19,11 +20,11 @@
 namespace stagecoach::rpcrdma::internal {
 
 // What a HostResolver is when nobody gives another: the system's resolver.
-Result<sockaddr_storage, std::string> AskSystem(const std::string& host, uint16_t port);
+Result<std::vector<sockaddr_storage>, std::string> AskSystem(const std::string& host, uint16_t port);
 
 class Lookup {
  public:
-  using Outcome = Result<sockaddr_storage, std::string>;
+  using Outcome = Result<std::vector<sockaddr_storage>, std::string>;
   using Handler = std::function<void(const Outcome&)>;
 
   // `handler` runs from the loop, once, unless the Lookup is destroyed before; it may destroy the Lookup. The thread

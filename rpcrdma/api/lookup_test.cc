@@ -13,14 +13,18 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/asio_loop/asio_loop.h"
 #include "rpcrdma/api/client.h"
+#include "rpcrdma/api/server.h"
 
 namespace stagecoach::rpcrdma {
 namespace {
 
 constexpr auto kBound = std::chrono::seconds(30);
+
+using Addresses = Result<std::vector<sockaddr_storage>, std::string>;
 
 // A resolver that answers when it is told to.
 class SlowResolver {
@@ -34,24 +38,24 @@ class SlowResolver {
         nullptr, [end = std::make_shared<std::promise<void>>(std::move(end_))](void*) { end->set_value(); });
     return [answer = answer_, guard](const std::string&, uint16_t) { return answer.get(); };
   }
-  void Answer(Result<sockaddr_storage, std::string> answer) { promise_.set_value(std::move(answer)); }
+  void Answer(Addresses answer) { promise_.set_value(std::move(answer)); }
   bool Ended() { return ended_.wait_for(kBound) == std::future_status::ready; }
 
  private:
-  std::promise<Result<sockaddr_storage, std::string>> promise_;
-  std::shared_future<Result<sockaddr_storage, std::string>> answer_;
+  std::promise<Addresses> promise_;
+  std::shared_future<Addresses> answer_;
   std::promise<void> end_;
   std::future<void> ended_;
 };
 
-sockaddr_storage Loopback(uint16_t port) {
+std::vector<sockaddr_storage> Loopback(uint16_t port, uint32_t address_in_host_order = INADDR_LOOPBACK) {
   sockaddr_in address = {};
   address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_addr.s_addr = htonl(address_in_host_order);
   address.sin_port = htons(port);
   sockaddr_storage storage = {};
   std::memcpy(&storage, &address, sizeof(address));
-  return storage;
+  return {storage};
 }
 
 class LookupTest : public ::testing::Test {
@@ -83,7 +87,7 @@ class LookupTest : public ::testing::Test {
 
 TEST_F(LookupTest, SignalsAreNotForTheThreadOfTheResolver) {
   std::promise<bool> blocked;
-  Connect([&](const std::string&, uint16_t) -> Result<sockaddr_storage, std::string> {
+  Connect([&](const std::string&, uint16_t) -> Addresses {
     sigset_t mask;
     pthread_sigmask(SIG_SETMASK, nullptr, &mask);
     blocked.set_value(sigismember(&mask, SIGINT) == 1 && sigismember(&mask, SIGSEGV) == 0);
@@ -141,7 +145,7 @@ TEST_F(LookupTest, ClosingEndsALookup) {
 }
 
 TEST_F(LookupTest, WhatTheResolverSaysIsReported) {
-  Connect([](const std::string& host, uint16_t port) -> Result<sockaddr_storage, std::string> {
+  Connect([](const std::string& host, uint16_t port) -> Addresses {
     return Err(host + "/" + std::to_string(port) + " means nothing");
   });
   const CallError error = Error();
@@ -151,10 +155,66 @@ TEST_F(LookupTest, WhatTheResolverSaysIsReported) {
 
 TEST_F(LookupTest, TheAddressFoundIsConnectedTo) {
   // Port 0 takes no connections anywhere.
-  Connect([](const std::string&, uint16_t) -> Result<sockaddr_storage, std::string> { return Loopback(0); });
+  Connect([](const std::string&, uint16_t) -> Addresses { return Loopback(0); });
   const CallError error = Error();
   EXPECT_NE(error.kind, CallError::Kind::kResolve);
   EXPECT_TRUE(error.message.starts_with("connect to name.test:7: ")) << error.message;
+}
+
+sockaddr_storage Loopback6(uint16_t port) {
+  sockaddr_in6 address = {};
+  address.sin6_family = AF_INET6;
+  address.sin6_addr = in6addr_loopback;
+  address.sin6_port = htons(port);
+  sockaddr_storage storage = {};
+  std::memcpy(&storage, &address, sizeof(address));
+  return storage;
+}
+
+TEST_F(LookupTest, EveryAddressIsTriedAndTheErrorNamesEach) {
+  Connect([](const std::string&, uint16_t) -> Addresses {
+    return std::vector<sockaddr_storage>{Loopback(0)[0], Loopback6(0), Loopback(0, INADDR_LOOPBACK + 1)[0]};
+  });
+  const CallError error = Error();
+  EXPECT_NE(error.kind, CallError::Kind::kResolve);
+  EXPECT_TRUE(error.message.starts_with("connect to name.test:7: 127.0.0.1:0: ")) << error.message;
+  EXPECT_NE(error.message.find("; [::1]:0: "), std::string::npos) << error.message;
+  EXPECT_NE(error.message.find("; 127.0.0.2:0: "), std::string::npos) << error.message;
+}
+
+TEST_F(LookupTest, AddressesBehindOneThatRefusesAreReached) {
+  Server server(*loop_, {});
+  ASSERT_TRUE(server.Listen("127.0.0.1", 0).has_value());
+  const uint16_t port = server.port();
+  Connect([port](const std::string&, uint16_t) -> Addresses {
+    return std::vector<sockaddr_storage>{Loopback(port, INADDR_LOOPBACK + 1)[0], Loopback(port)[0]};
+  });
+  const Instant bound = loop_->Now() + kBound;
+  while (!outcome_ && loop_->Now() < bound) loop_->RunOnce(100ms);
+  ASSERT_TRUE(outcome_);
+  EXPECT_TRUE(outcome_->has_value()) << outcome_->error().ToString();
+  EXPECT_TRUE(client_->connected());
+  client_.reset();
+}
+
+TEST_F(LookupTest, ResolverThatFindsNothingIsNotTrusted) {
+  Connect([](const std::string&, uint16_t) -> Addresses { return std::vector<sockaddr_storage>(); });
+  const CallError error = Error();
+  EXPECT_EQ(error.kind, CallError::Kind::kResolve);
+  EXPECT_EQ(error.message, "connect to name.test:7: the name has no address");
+}
+
+TEST_F(LookupTest, CancellingEndsTheLookup) {
+  SlowResolver slow;
+  Connect(slow.resolver());
+  client_->CancelConnect();
+  client_->CancelConnect();
+  EXPECT_FALSE(outcome_) << "the handler ran inside CancelConnect";
+  EXPECT_EQ(Error().kind, CallError::Kind::kCancelled);
+  slow.Answer(Loopback(7));
+  ASSERT_TRUE(slow.Ended());
+  loop_->RunOnce(0ms);
+  EXPECT_FALSE(client_->connected());
 }
 
 }  // namespace

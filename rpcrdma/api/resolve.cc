@@ -3,11 +3,19 @@
 #include <arpa/inet.h>
 #include <netdb.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/bytes.h"
 
 namespace stagecoach::rpcrdma::internal {
+
+SocketAddress CopyAddress(const sockaddr* address) {
+  SocketAddress copy;
+  CopyBytes(AsMutableBytes(&copy.storage, sizeof(copy.storage)),
+            AsBytes(address, address->sa_family == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in)));
+  return copy;
+}
 
 std::optional<SocketAddress> ParseAddress(std::string_view host, uint16_t port) {
   const std::string text(host);
@@ -29,8 +37,8 @@ std::optional<SocketAddress> ParseAddress(std::string_view host, uint16_t port) 
   return std::nullopt;
 }
 
-Result<SocketAddress, std::string> ResolveHost(const std::string& host, uint16_t port) {
-  if (const auto numeric = ParseAddress(host, port)) return *numeric;
+Result<std::vector<SocketAddress>, std::string> ResolveHost(const std::string& host, uint16_t port) {
+  if (const auto numeric = ParseAddress(host, port)) return std::vector<SocketAddress>{*numeric};
   addrinfo hints = {};
   hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = SOCK_STREAM;
@@ -38,18 +46,21 @@ Result<SocketAddress, std::string> ResolveHost(const std::string& host, uint16_t
   if (const int error = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &list); error != 0) {
     return Err(std::string(gai_strerror(error)));
   }
-  // IPv4 first: "localhost" names both, and servers listen on 127.0.0.1 unless told otherwise.
-  const addrinfo* chosen = list;
-  for (const addrinfo* entry = list; entry != nullptr; entry = entry->ai_next) {
-    if (entry->ai_family == AF_INET) {
-      chosen = entry;
-      break;
+  std::vector<SocketAddress> addresses;
+  for (const int family : {AF_INET, AF_INET6}) {
+    for (const addrinfo* entry = list; entry != nullptr && addresses.size() < kAddressesMax; entry = entry->ai_next) {
+      if (entry->ai_family != family || entry->ai_addrlen > sizeof(sockaddr_storage)) continue;
+      SocketAddress address;
+      CopyBytes(AsMutableBytes(&address.storage, sizeof(address.storage)), AsBytes(entry->ai_addr, entry->ai_addrlen));
+      const bool known = std::any_of(addresses.begin(), addresses.end(), [&](const SocketAddress& other) {
+        return std::memcmp(&other.storage, &address.storage, sizeof(address.storage)) == 0;
+      });
+      if (!known) addresses.push_back(address);
     }
   }
-  SocketAddress result;
-  CopyBytes(AsMutableBytes(&result.storage, sizeof(result.storage)), AsBytes(chosen->ai_addr, chosen->ai_addrlen));
   freeaddrinfo(list);
-  return result;
+  if (addresses.empty()) return Err(std::string("the name has no IP address"));
+  return addresses;
 }
 
 std::string FormatAddress(const sockaddr* address) {

@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/result.h"
 
@@ -18,11 +19,18 @@ struct SocketAddress {
   const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
 };
 
+// `address` is of IPv4 or IPv6.
+SocketAddress CopyAddress(const sockaddr* address);
+
 // A numeric IPv4 or IPv6 address; nullopt when `host` is not one. Asks nobody.
 std::optional<SocketAddress> ParseAddress(std::string_view host, uint16_t port);
 
-// Any host name, by the system's resolver: blocks. The error says what is wrong, as a clause.
-Result<SocketAddress, std::string> ResolveHost(const std::string& host, uint16_t port);
+// No more addresses of one name are used.
+inline constexpr size_t kAddressesMax = 16;
+
+// All addresses of a host name, each once, by the system's resolver: blocks. IPv4 first: "localhost" names both, and
+// servers listen on 127.0.0.1 unless told otherwise. Never empty; the error says what is wrong, as a clause.
+Result<std::vector<SocketAddress>, std::string> ResolveHost(const std::string& host, uint16_t port);
 
 // "10.0.0.1:20049", "[::1]:20049".
 std::string FormatAddress(const sockaddr* address);

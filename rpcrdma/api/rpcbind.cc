@@ -85,7 +85,8 @@ class RpcbindOperation : public std::enable_shared_from_this<RpcbindOperation> {
                       const auto self = shared_from_this();
                       lookup_.reset();
                       if (!resolved) return Fail(Kind::kResolve, resolved.error());
-                      OnResolved(*resolved);
+                      if (resolved->empty()) return Fail(Kind::kResolve, "the name has no address");
+                      OnResolved(resolved->front());
                     });
   }
 

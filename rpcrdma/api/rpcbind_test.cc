@@ -20,6 +20,8 @@
 namespace stagecoach::rpcrdma {
 namespace {
 
+using Addresses = Result<std::vector<sockaddr_storage>, std::string>;
+
 using Kind = RpcbindError::Kind;
 using Found = Result<RpcbindFound, RpcbindError>;
 using Done = Result<void, RpcbindError>;
@@ -394,26 +396,28 @@ TEST_F(RpcbindTest, AnAnswerMayComeInFragments) {
 
 TEST_F(RpcbindTest, NamesAreResolvedWithoutMakingAnybodyWait) {
   daemon_->mappings = {{kProgram, 1, "rdma", "0.0.0.0.78.81", "us"}};
-  options_.resolver = [](const std::string& host, uint16_t port) -> Result<sockaddr_storage, std::string> {
+  options_.resolver = [](const std::string& host, uint16_t port) -> Addresses {
     if (host != "name.test") return Err(std::string("no such name"));
     UniversalAddress address = *ParseUniversalAddress(Netid::kRdma, "127.0.0.1.0.0");
     address.port = port;
-    return ToSockaddr(address);
+    return std::vector<sockaddr_storage>{ToSockaddr(address)};
   };
   const Found found = LookUp("name.test");
   ASSERT_TRUE(found) << found.error().message;
   EXPECT_EQ(Text(found->address), "127.0.0.1.78.81");
   EXPECT_EQ(Message(LookUp("other.test"), Kind::kResolve), LookUpOf("other.test") + "no such name");
-  options_.resolver = [](const std::string&, uint16_t) { return sockaddr_storage{}; };
+  options_.resolver = [](const std::string&, uint16_t) -> Addresses { return std::vector<sockaddr_storage>(1); };
   EXPECT_EQ(Message(LookUp("name.test"), Kind::kResolve),
             LookUpOf("name.test") + "neither an IPv4 nor an IPv6 address");
+  options_.resolver = [](const std::string&, uint16_t) -> Addresses { return std::vector<sockaddr_storage>(); };
+  EXPECT_EQ(Message(LookUp("name.test"), Kind::kResolve), LookUpOf("name.test") + "the name has no address");
 }
 
 TEST_F(RpcbindTest, TheTimeoutCoversNames) {
   const auto answer = std::make_shared<std::promise<void>>();
   const auto ended = std::make_shared<std::promise<void>>();
   auto has_ended = ended->get_future();
-  options_.resolver = [answer, ended](const std::string&, uint16_t) -> Result<sockaddr_storage, std::string> {
+  options_.resolver = [answer, ended](const std::string&, uint16_t) -> Addresses {
     answer->get_future().wait();
     ended->set_value();
     return Err(std::string("too late"));

@@ -754,14 +754,14 @@ void Server::Register(Service* service) {
 }
 
 Result<void, CallError> Server::Listen(std::string_view host, uint16_t port) {
-  auto address = internal::ResolveHost(std::string(host), port);
-  if (!address) {
+  auto addresses = internal::ResolveHost(std::string(host), port);
+  if (!addresses) {
     CallError error;
     error.kind = CallError::Kind::kResolve;
-    error.message = "listen on " + internal::FormatHostPort(host, port) + ": " + address.error();
+    error.message = "listen on " + internal::FormatHostPort(host, port) + ": " + addresses.error();
     return Err(std::move(error));
   }
-  return impl_->Listen(address->get());
+  return impl_->Listen(addresses->front().get());
 }
 Result<void, CallError> Server::Listen(const sockaddr* address) {
   return impl_->Listen(address);

@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <asio/awaitable.hpp>
+#include <asio/bind_cancellation_slot.hpp>
+#include <asio/cancellation_signal.hpp>
 #include <asio/co_spawn.hpp>
 #include <asio/detached.hpp>
 #include <asio/use_awaitable.hpp>
@@ -746,6 +748,81 @@ TEST_F(RpcTest, FuturesHoldReplies) {
       Id(kNull), [](XdrWriter&) {}, {}, asio::use_future);
   ASSERT_TRUE(setting_->Until([&] { return future.wait_for(std::chrono::seconds(0)) == std::future_status::ready; }));
   EXPECT_TRUE(future.get().has_value());
+}
+
+TEST_F(RpcTest, CancellationSlotsOfEveryTokenCancelTheCall) {
+  StartWarm();
+  const auto hold = [](XdrWriter& args) { args.U32(1); };
+  asio::cancellation_signal by_callback;
+  asio::cancellation_signal by_future;
+  asio::cancellation_signal by_coroutine;
+  std::vector<Outcome> outcomes;
+  client_->AsyncCall(Id(kHold), hold, {}, asio::bind_cancellation_slot(by_callback.slot(), [&](Outcome outcome) {
+                       outcomes.push_back(std::move(outcome));
+                     }));
+  std::future<Outcome> future =
+      client_->AsyncCall(Id(kHold), hold, {}, asio::bind_cancellation_slot(by_future.slot(), asio::use_future));
+  rpcrdma::LoopContext context(setting_->loop());
+  asio::co_spawn(
+      asio::any_io_executor(context.get_executor()),
+      [&]() -> asio::awaitable<void> {
+        outcomes.push_back(co_await client_->AsyncCall(
+            Id(kHold), hold, {}, asio::bind_cancellation_slot(by_coroutine.slot(), asio::use_awaitable)));
+      },
+      asio::detached);
+  ASSERT_TRUE(setting_->Until([&] { return service_.held.size() == 3; }));
+  by_future.emit(asio::cancellation_type::total);
+  by_coroutine.emit(asio::cancellation_type::partial);
+  EXPECT_TRUE(outcomes.empty()) << "a handler ran inside emit";
+  ASSERT_TRUE(setting_->Until(
+      [&] { return outcomes.size() == 1 && future.wait_for(std::chrono::seconds(0)) == std::future_status::ready; }));
+  EXPECT_EQ(outcomes[0].error().kind, CallError::Kind::kCancelled);
+  EXPECT_EQ(future.get().error().kind, CallError::Kind::kCancelled);
+  by_callback.emit(asio::cancellation_type::terminal);
+  ASSERT_TRUE(setting_->Until([&] { return outcomes.size() == 2; }));
+  EXPECT_EQ(outcomes[1].error().kind, CallError::Kind::kCancelled);
+  EXPECT_TRUE(outcomes[1].error().sent);
+  // It may be emitted later, too, and after the Client.
+  by_callback.emit(asio::cancellation_type::terminal);
+  client_.reset();
+  by_callback.emit(asio::cancellation_type::terminal);
+}
+
+TEST_F(RpcTest, ACancelledAttemptToConnectEndsAtOnce) {
+  StartServer();
+  client_ = NewClient();
+  setting_->ActAsClient();
+  asio::cancellation_signal signal;
+  std::vector<CallError> errors;
+  client_->AsyncConnect(setting_->server_host(), server_->port(),
+                        asio::bind_cancellation_slot(signal.slot(), [&](Result<void, CallError> connected) {
+                          ASSERT_FALSE(connected.has_value());
+                          errors.push_back(connected.error());
+                        }));
+  signal.emit(asio::cancellation_type::terminal);
+  EXPECT_TRUE(errors.empty());
+  ASSERT_TRUE(setting_->Until([&] { return !errors.empty(); }));
+  EXPECT_EQ(errors[0].kind, CallError::Kind::kCancelled);
+  EXPECT_EQ(errors[0].ToString(),
+            "connect to " + setting_->server_host() + ":" + std::to_string(server_->port()) + ": cancelled");
+  signal.emit(asio::cancellation_type::terminal);
+  setting_->For(1ms);
+  EXPECT_EQ(errors.size(), 1u);
+  EXPECT_FALSE(client_->connected());
+}
+
+TEST_F(RpcTest, ErrorsSayWhetherTheCallWasSent) {
+  Start({.credits = 1});
+  ASSERT_TRUE(Call(kNull).has_value());
+  std::map<uint32_t, Outcome> outcomes;
+  AsyncHold(1, &outcomes);
+  AsyncHold(2, &outcomes);
+  ASSERT_TRUE(setting_->Until([&] { return service_.held.size() == 1; }));
+  server_.reset();
+  ASSERT_TRUE(setting_->Until([&] { return outcomes.size() == 2; }));
+  EXPECT_TRUE(outcomes.at(1).error().sent);
+  EXPECT_FALSE(outcomes.at(2).error().sent) << "it waited for the credit";
+  EXPECT_FALSE(Call(kNull).error().sent);
 }
 
 }  // namespace

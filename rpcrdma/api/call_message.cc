@@ -1,0 +1,54 @@
+#include "rpcrdma/api/call_message.h"
+
+#include <algorithm>
+
+namespace stagecoach::rpcrdma::internal {
+namespace {
+
+constexpr size_t kFirstBuffer = 1024;
+
+// Null: nothing of the call or its reply may be placed directly.
+const ProcedureBinding* FindBinding(const BindingRegistry& bindings, const ProcedureId& procedure) {
+  const Binding* binding = bindings.Find(procedure.program, procedure.version);
+  return binding == nullptr ? nullptr : binding->Find(procedure.procedure);
+}
+
+// [5666bis:6#1] What the Binding does not list as eligible stays in the reply message, which is so much longer.
+void ProvideForReply(const CallOptions& options, const ProcedureBinding* binding, CallMessage* message) {
+  message->reply_base_max = options.reply_bytes_max ? *options.reply_bytes_max
+                            : binding != nullptr    ? ReplyBytesMax(*binding, message->bytes(), message->items)
+                                                    : kReplyBytesMax;
+  const size_t offered = binding != nullptr ? binding->results.size() : 0;
+  for (const MutableBytes buffer : options.result_buffers) {
+    if (message->results.size() < offered) {
+      message->results.push_back(buffer);
+    } else {
+      message->reply_base_max += XdrRoundUp(buffer.size());
+    }
+  }
+}
+
+}  // namespace
+
+bool EncodeCallMessage(const ProcedureId& procedure, Client::ArgsWriter args, const CallOptions& options,
+                       const BindingRegistry& bindings, size_t bytes_max, CallMessage* message) {
+  const ProcedureBinding* const binding = FindBinding(bindings, procedure);
+  CallHeader header{.prog = procedure.program, .vers = procedure.version, .proc = procedure.procedure};
+  if (options.credentials != nullptr) header.cred = *options.credentials;
+  if (message->buffer.size() < kFirstBuffer) message->buffer.resize(kFirstBuffer);
+  while (true) {
+    XdrWriter out(message->buffer, binding != nullptr ? binding->arguments.size() : 0);
+    EncodeCall(header, out);
+    args(out);
+    if (out.ok()) {
+      message->size = out.written().size();
+      message->items = out.eligible();
+      ProvideForReply(options, binding, message);
+      return true;
+    }
+    if (message->buffer.size() >= bytes_max) return false;
+    message->buffer.resize(std::min<size_t>(message->buffer.size() * 2, bytes_max));
+  }
+}
+
+}  // namespace stagecoach::rpcrdma::internal
