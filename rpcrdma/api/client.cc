@@ -25,8 +25,9 @@ namespace {
 
 ClientOptions Clamp(ClientOptions options) {
   options.credits = std::clamp(options.credits, 1u, 1024u);
-  options.inline_threshold =
-      std::clamp(options.inline_threshold / 1024 * 1024, kDefaultInlineThreshold, kMaxInlineThreshold);
+  for (uint32_t* size : {&options.inline_send_max, &options.inline_receive_max}) {
+    *size = InlineThreshold(*size != 0 ? *size : options.inline_threshold);
+  }
   options.incoming_reads = std::max<uint8_t>(options.incoming_reads, 1);
   return options;
 }
@@ -35,7 +36,8 @@ Connection::Options ConnectionOptions(const ClientOptions& options) {
   Connection::Options result;
   // With windows, each exposed segment costs a bind, and perhaps an invalidation.
   result.queues = SizesForCredits(options.credits, options.memory_windows ? 2 * options.credits + 64 : 0);
-  result.slot_size = options.inline_threshold;
+  result.send_size = options.inline_send_max;
+  result.receive_size = options.inline_receive_max;
   result.incoming_reads = options.incoming_reads;
   result.memory_windows = options.memory_windows;
   result.name = options.name;
@@ -283,7 +285,8 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
   }
 
   LocalCapabilities Capabilities() const {
-    return {.inline_threshold = options_.inline_threshold,
+    return {.send_size = options_.inline_send_max,
+            .receive_size = options_.inline_receive_max,
             .remote_invalidation = connection_->uses_windows(),
             .segment_length_max = connection_->segment_length_max()};
   }

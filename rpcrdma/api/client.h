@@ -92,6 +92,10 @@ struct ClientOptions {
   // Largest message sent or received inline, header included; in steps of 1024 bytes up to 256 KiB. The connection uses
   // the smaller of this and the peer's.
   uint32_t inline_threshold = 4096;
+  // The same for one direction alone, where the two should differ: 0 is inline_threshold. A peer that says nothing of
+  // its sizes gets messages of 1024 bytes, whatever stands here.
+  uint32_t inline_send_max = 0;
+  uint32_t inline_receive_max = 0;
   // Calls that may wait for a credit.
   uint32_t queued_calls_max = 4096;
   // Bytes of one call message without its eligible items. CallOptions say how long a reply may be.

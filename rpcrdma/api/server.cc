@@ -32,11 +32,13 @@ constexpr uint64_t kDivisionMax = 256 * BlockPool::kSmallest;
 
 ServerOptions Clamp(ServerOptions options) {
   options.credits = std::clamp(options.credits, 1u, 1024u);
-  options.inline_threshold =
-      std::clamp(options.inline_threshold / 1024 * 1024, kDefaultInlineThreshold, kMaxInlineThreshold);
-  // One call always fits, into however many chunks it is divided.
-  options.call_bytes_max = std::min(options.call_bytes_max, UINT64_MAX - kDivisionMax);
-  options.client_bytes_max = std::max(options.client_bytes_max, options.call_bytes_max + kDivisionMax);
+  for (uint32_t* size : {&options.inline_send_max, &options.inline_receive_max}) {
+    *size = InlineThreshold(*size != 0 ? *size : options.inline_threshold);
+  }
+  // One call always fits, into however many chunks it is divided: each is in a block of its own.
+  const uint64_t division_max = uint64_t{options.chunk_limits.read_segments_max} * BlockPool::kSmallest;
+  options.call_bytes_max = std::min(options.call_bytes_max, UINT64_MAX - division_max);
+  options.client_bytes_max = std::max(options.client_bytes_max, options.call_bytes_max + division_max);
   return options;
 }
 
@@ -51,7 +53,8 @@ Connection::Options ConnectionOptions(const ServerOptions& options, ClientId cli
   Connection::Options result;
   // RDMA Reads, and a few RDMA Writes ahead of each Send; more wait for room.
   result.queues = SizesForCredits(options.credits, options.outgoing_reads + 2 * options.credits + 64);
-  result.slot_size = options.inline_threshold;
+  result.send_size = options.inline_send_max;
+  result.receive_size = options.inline_receive_max;
   result.outgoing_reads = options.outgoing_reads;
   result.always_busy = true;
   result.name = options.name + "/" + std::to_string(client);
@@ -167,7 +170,8 @@ class ServerConnection final : public ConnectionOwner,
     host_ = HostOf(peer_);
 
     // A responder exposes nothing, so whatever it exposes may be invalidated; and its device can send with invalidate.
-    const LocalCapabilities own{.inline_threshold = options.inline_threshold, .remote_invalidation = true};
+    const LocalCapabilities own{
+        .send_size = options.inline_send_max, .receive_size = options.inline_receive_max, .remote_invalidation = true};
     const NegotiatedLimits limits = Negotiate(MakePrivateData(own), theirs);
     Responder::Config config;
     config.send_inline = limits.send_inline;

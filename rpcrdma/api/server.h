@@ -42,6 +42,8 @@ struct ServerOptions {
   uint32_t inline_threshold = 4096;
   // Connections beyond this are rejected. One whose client is gone counts for as long as a Request of it is held.
   uint32_t clients_max = 128;
+  uint32_t inline_send_max = 0;
+  uint32_t inline_receive_max = 0;
   int backlog = 64;
   // RDMA Reads in flight towards one client (ORD); the client and the device may lower it.
   uint8_t outgoing_reads = 16;

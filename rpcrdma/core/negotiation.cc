@@ -4,9 +4,14 @@
 
 namespace stagecoach::rpcrdma {
 
+uint32_t InlineThreshold(uint32_t bytes) {
+  return std::clamp(bytes / 1024 * 1024, kDefaultInlineThreshold, kMaxInlineThreshold);
+}
+
 PrivateData MakePrivateData(const LocalCapabilities& own) {
-  const uint32_t size = std::clamp(own.inline_threshold / 1024 * 1024, kDefaultInlineThreshold, kMaxInlineThreshold);
-  return {.remote_invalidation = own.remote_invalidation, .send_size = size, .receive_size = size};
+  return {.remote_invalidation = own.remote_invalidation,
+          .send_size = InlineThreshold(own.send_size),
+          .receive_size = InlineThreshold(own.receive_size)};
 }
 
 NegotiatedLimits Negotiate(const LocalCapabilities& own, ConstBytes peer_private_data) {

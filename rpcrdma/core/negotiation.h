@@ -12,9 +12,15 @@
 
 namespace stagecoach::rpcrdma {
 
+// `bytes` as an inline threshold that private data can state: rounded down to a multiple of 1024, 1024 to 262144.
+uint32_t InlineThreshold(uint32_t bytes);
+
 // What one end brings. Bytes.
 struct LocalCapabilities {
-  uint32_t inline_threshold = 4096;
+  // The largest Send it makes, and the largest that its Receives can take: chosen separately, because calls and replies
+  // differ, and Receive buffers cost memory for as long as the connection lives [5666bis:4.3.1#1].
+  uint32_t send_size = 4096;
+  uint32_t receive_size = 4096;
   // Requester: every steering tag it exposes on this connection may be invalidated by the peer. Responder: its device
   // can Send With Invalidate, and it exposes no steering tags.
   bool remote_invalidation = false;

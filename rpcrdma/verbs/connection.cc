@@ -215,20 +215,20 @@ VerbsResult<void> Connection::CreateResources() {
   attributes.cap.max_recv_sge = 1;
   if (auto created = verbs::CreateCmQp(id_.get(), domain_.get(), &attributes); !created) return Err(created.error());
 
-  if (auto arena = CreateArena(sizes_.sends, &send_memory_, &send_region_, &send_arena_); !arena) return arena;
-  if (auto arena = CreateArena(sizes_.receives, &receive_memory_, &receive_region_, &receive_arena_); !arena) {
-    return arena;
-  }
+  auto arena = CreateArena(sizes_.sends, options_.send_size, &send_memory_, &send_region_, &send_arena_);
+  if (!arena) return arena;
+  arena = CreateArena(sizes_.receives, options_.receive_size, &receive_memory_, &receive_region_, &receive_arena_);
+  if (!arena) return arena;
   return CheckWatch();
 }
 
-VerbsResult<void> Connection::CreateArena(uint32_t slots, std::vector<std::byte>* memory, verbs::MemoryRegion* region,
-                                          BufferArena* arena) {
-  memory->assign(size_t{slots} * options_.slot_size + kArenaTail, std::byte{});
+VerbsResult<void> Connection::CreateArena(uint32_t slots, uint32_t slot_size, std::vector<std::byte>* memory,
+                                          verbs::MemoryRegion* region, BufferArena* arena) {
+  memory->assign(size_t{slots} * slot_size + kArenaTail, std::byte{});
   auto registered = verbs::RegisterMemory(domain_.get(), memory->data(), memory->size(), IBV_ACCESS_LOCAL_WRITE);
   if (!registered) return Err(registered.error());
   *region = std::move(*registered);
-  *arena = {.memory = *memory, .slot_size = options_.slot_size, .slots = slots, .local_key = (*region)->lkey};
+  *arena = {.memory = *memory, .slot_size = slot_size, .slots = slots, .local_key = (*region)->lkey};
   return {};
 }
 

@@ -87,7 +87,8 @@ class Connection final : public CmHandler, public ConnectionMemory {
   // What is wanted; queues are cut to what the device has (queue_sizes.h), and the arenas say how it came out.
   struct Options {
     QueueSizes queues = SizesForCredits(64, 64);  // as the device allows
-    uint32_t slot_size = 4096;                    // bytes of each Send and Receive buffer
+    uint32_t send_size = 4096;                    // bytes of each Send buffer
+    uint32_t receive_size = 4096;                 // bytes of each Receive buffer
     uint8_t incoming_reads = 0;                   // IRD
     uint8_t outgoing_reads = 0;                   // ORD
     bool memory_windows = false;
@@ -166,8 +167,8 @@ class Connection final : public CmHandler, public ConnectionMemory {
   static constexpr uint64_t kReceiveId = uint64_t{1} << 63;  // in wr_id
 
   verbs::VerbsResult<void> CreateResources();
-  verbs::VerbsResult<void> CreateArena(uint32_t slots, std::vector<std::byte>* memory, verbs::MemoryRegion* region,
-                                       BufferArena* arena);
+  verbs::VerbsResult<void> CreateArena(uint32_t slots, uint32_t slot_size, std::vector<std::byte>* memory,
+                                       verbs::MemoryRegion* region, BufferArena* arena);
   verbs::VerbsResult<void> CheckWatch();
   void OnEstablishedEvent(const CmEvent& event);
   void OnPeerGone(const CmEvent& event);
