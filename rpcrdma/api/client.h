@@ -87,7 +87,7 @@ using HostResolver =
 
 struct ClientOptions {
   // Calls this end is ready to have on the wire at a time; fewer when the server grants fewer or the device's queues
-  // are short. 1 to 1024.
+  // are short. 1 to 1024. Each call asks the server for as many as there is use for, up to this.
   uint32_t credits = 64;
   // Largest message sent or received inline, header included; in steps of 1024 bytes up to 256 KiB. The connection uses
   // the smaller of this and the peer's.

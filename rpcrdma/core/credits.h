@@ -1,8 +1,16 @@
-// Credits: how many calls a requester may have on the wire [5666bis:4.3].
+// Credits: how many calls a requester may have on the wire, and how many it asks for [5666bis:4.3].
 //
-// Starts at one until the first reply brings a grant [5666bis:4.3.1#2]. A grant of zero, which the other end must not
-// send [5666bis:4.3#2], counts as one: it would be a deadlock. Grants above our own maximum are of no use, since every
-// outstanding call needs a Receive of ours.
+// The grant. Starts at one until the first reply brings one [5666bis:4.3.1#2]. A grant of zero, which the other end
+// must not send [5666bis:4.3#2], counts as one: it would be a deadlock. Grants above our own maximum are of no use,
+// since every outstanding call needs a Receive of ours. A grant that falls below the calls in flight takes nothing
+// back: no call is sent until enough of them are answered.
+//
+// The request [5666bis:4.3#1]. A connection begins by asking for all that its Receives can take, as nobody knows yet
+// what it will be used for. From then on the request follows need: the calls in flight, the one that carries it, and
+// those that wait behind it. It rises at once and falls slowly, by at most an eighth in kRequestWindow calls and never
+// below the need seen among them, so that a responder that shares its resources out gets back what a quiet connection
+// leaves, and a burst after a short pause finds the grant still there. As the request is never below the calls in
+// flight, "the lower of request and grant" of the document is the grant.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +25,10 @@ namespace stagecoach::rpcrdma {
 
 class Credits {
  public:
-  explicit Credits(uint32_t own_max) : own_max_(std::max(own_max, 1u)) {
+  // Calls after which a request that was not needed becomes smaller.
+  static constexpr uint32_t kRequestWindow = 64;
+
+  explicit Credits(uint32_t own_max) : own_max_(std::max(own_max, 1u)), requested_(own_max_) {
     if (STAGECOACH_MUTANT("initial-credit-ignored",
                           "more than one call is sent before the first reply brings a grant")) {
       granted_ = own_max_;
@@ -29,7 +40,20 @@ class Credits {
     return in_flight_ < granted_;
   }
   uint32_t granted() const { return granted_; }
+  uint32_t requested() const { return requested_; }
   uint32_t in_flight() const { return in_flight_; }
+
+  // What the header of the next call asks for, when `waiting` calls are queued behind it.
+  uint32_t Request(size_t waiting) {
+    const auto need = static_cast<uint32_t>(std::min<uint64_t>(own_max_, uint64_t{in_flight_} + 1 + waiting));
+    needed_ = std::max(needed_, need);
+    ++calls_in_window_;
+    if (need < requested_ && calls_in_window_ < kRequestWindow) return requested_;
+    requested_ = std::max(needed_, requested_ - (requested_ + 7) / 8);
+    needed_ = 0;
+    calls_in_window_ = 0;
+    return requested_;
+  }
 
   void OnSent() { ++in_flight_; }
   // A reply came for a call in flight. `grant` is what its header says; nullopt when that could not be read.
@@ -48,6 +72,9 @@ class Credits {
   uint32_t own_max_;
   uint32_t granted_ = 1;
   uint32_t in_flight_ = 0;
+  uint32_t requested_;
+  uint32_t needed_ = 0;  // the most among the calls of this window
+  uint32_t calls_in_window_ = 0;
 };
 
 }  // namespace stagecoach::rpcrdma

@@ -187,8 +187,8 @@ void Requester::Close(Instant) {
 
 // --- Sending ---
 
-// Sends what may be sent. [5666bis:4.3#4] a credit for each call; and a Receive of ours for each reply, which a peer's
-// unsolicited messages may have used up for the moment.
+// Sends what may be sent. [5666bis:4.3#4] [5666bis:5.1.3#1] a credit for each call; and a Receive of ours for each
+// reply, which a peer's unsolicited messages may have used up for the moment.
 void Requester::Pump(Instant now) {
   while (!ending_ && !over_ && !queue_.empty() && credits_.available() && !free_send_slots_.empty() &&
          posted_receives_ > credits_.in_flight()) {
@@ -228,7 +228,7 @@ void Requester::Transmit(uint32_t index, Instant now) {
     return;
   }
 
-  HeaderV1 header = MakeCallHeader(call.plan, call.xid, std::min(config_.credits, receives_), exposures);
+  HeaderV1 header = MakeCallHeader(call.plan, call.xid, credits_.Request(queue_.size()), exposures);
   const uint32_t slot = free_send_slots_.back();
   free_send_slots_.pop_back();
   ByteWriter out(send_.slot(slot));
@@ -260,6 +260,7 @@ void Requester::Transmit(uint32_t index, Instant now) {
          {"stags", uint64_t{call.stags_valid}},
          {"granted", uint64_t{credits_.granted()}},
          {"in_flight", uint64_t{credits_.in_flight()}},
+         {"requested", uint64_t{header.credits}},
          {"receives", uint64_t{posted_receives()}},
          {"received", stats_.receives}});
 }
@@ -695,9 +696,10 @@ std::string Requester::DebugString() const {
   static constexpr const char* kStates[] = {"free", "queued", "sent", "fencing", "over"};
   const auto number = [](uint64_t value) { return std::to_string(value); };
   std::string text = "  credits granted " + number(credits_.granted()) + ", in flight " + number(credits_.in_flight()) +
-                     "; receives wanted " + number(posted_receives()) + " of " + number(receives_) +
-                     "; send buffers free " + number(free_send_slots_.size()) + " of " + number(send_.slots) +
-                     "; calls outstanding " + number(outstanding_) + ", of them queued " + number(queue_.size()) +
+                     "; asked for " + number(credits_.requested()) + "; receives wanted " + number(posted_receives()) +
+                     " of " + number(receives_) + "; send buffers free " + number(free_send_slots_.size()) + " of " +
+                     number(send_.slots) + "; calls outstanding " + number(outstanding_) + ", of them queued " +
+                     number(queue_.size()) +
                      (over_     ? "; over"
                       : ending_ ? "; ending"
                                 : "") +

@@ -104,7 +104,7 @@ struct ExposedSegment {
 class Requester final : public ConnectionEngine {
  public:
   struct Config {
-    uint32_t credits = 64;  // at most `receives`
+    uint32_t credits = 64;  // the most that is ever asked for; at most `receives`
     // Receives for replies. 0: all of the arena, which Start() posts. Otherwise the arena is shared with the other
     // direction: its owner (duplex.h) posts it and hands over messages, and replies to this many calls find room.
     uint32_t receives = 0;

@@ -168,6 +168,62 @@ TEST_F(RequesterTest, GrantAboveOurReceivesIsCutToThem) {
 
 TEST_F(RequesterTest, HeaderCarriesXidCreditsAndNoChunksForASmallCall) {
   MustSubmit();
+// [5666bis:4.3#1]
+TEST_F(RequesterTest, RequestFallsSlowlyToWhatIsNeededAndRisesAtOnce) {
+  // One call after the other needs one credit.
+  const auto ask = [&] {
+    MustSubmit();
+    const PostSend send = Take().sends.at(0);
+    const uint32_t asked = Decode(send_.view(), send).header.credits;
+    requester_->OnSendDone(send.slot, At(1));
+    Reply(xid_++, kSlots);
+    EXPECT_TRUE(Outcome().has_value());
+    Take();
+    return asked;
+  };
+  for (uint32_t i = 1; i < Credits::kRequestWindow; ++i) ASSERT_EQ(ask(), kSlots);
+  EXPECT_EQ(ask(), kSlots - 1);
+  uint32_t last = kSlots;
+  for (uint32_t i = 0; i < kSlots * Credits::kRequestWindow; ++i) {
+    const uint32_t asked = ask();
+    ASSERT_LE(asked, last);
+    last = asked;
+  }
+  EXPECT_EQ(last, 1u);
+  EXPECT_EQ(requester_->credits().requested(), 1u);
+
+  // Calls that wait are needs: the first of a burst asks for all of them.
+  OpenWith(1);
+  for (int i = 0; i < 3; ++i) MustSubmit();
+  Take();
+  EXPECT_EQ(requester_->credits().requested(), 1u);
+  Reply(xid_++, 1);
+  const Taken taken = Take();
+  ASSERT_EQ(taken.sends.size(), 1u);
+  EXPECT_EQ(Decode(send_.view(), taken.sends[0]).header.credits, 2u);
+}
+
+TEST(CreditsTest, RequestIsNeverBelowWhatIsInFlightNorAboveTheReceives) {
+  for (uint64_t seed = 1; seed <= 50; ++seed) {
+    Prng prng(seed);
+    const auto own_max = static_cast<uint32_t>(prng.Between(1, 40));
+    Credits credits(own_max);
+    for (int i = 0; i < 2000; ++i) {
+      if (credits.available() && prng.OneIn(2)) {
+        const uint32_t before = credits.requested();
+        const uint64_t waiting = prng.OneIn(8) ? prng.Below(100) : 0;
+        const uint32_t asked = credits.Request(waiting);
+        ASSERT_GE(asked, std::min<uint64_t>(own_max, credits.in_flight() + 1 + waiting));
+        ASSERT_LE(asked, own_max);
+        ASSERT_GE(asked, before - (before + 7) / 8);
+        credits.OnSent();
+      } else if (credits.in_flight() > 0) {
+        credits.OnReply(prng.OneIn(10) ? std::nullopt : std::optional(static_cast<uint32_t>(prng.Below(60))));
+      }
+    }
+  }
+}
+
   const Taken taken = Take();
   ASSERT_EQ(taken.sends.size(), 1u);
   const Sent sent = Decode(send_.view(), taken.sends[0]);

@@ -11,11 +11,12 @@
 //      +--> refused (ERR_VERS, ERR_CHUNK) ------------------------------+
 //      +--> dropped: the Receive is posted again at once
 //
-// Credits. Each grant is the number of receive buffers. A buffer is either posted or holds a call that is not answered,
-// so
+// Credits. Each grant is the number of receive buffers, or less by LimitGrant(). A buffer is either posted or holds a
+// call that is not answered, so
 //   Receives posted + calls not yet answered >= credits granted
 // whenever a reply becomes visible (ARCHITECTURE section 7). It also bounds the calls in progress, whatever the peer
-// does.
+// does. Calls in excess of a grant that was lowered are served like others, as there are Receives for them
+// [5666bis:4.3#5].
 //
 // What a call may cost: memory for its Read chunks comes from ConnectionMemory, which knows the peer's allowance; calls
 // wait for it in the order of their arrival.
@@ -107,6 +108,10 @@ class Responder final : public ConnectionEngine {
 
   void Close(Disconnect::Why why = Disconnect::Why::kAsked);
 
+  // From the next reply on, grants are at most `limit`: for owners whose resources or policies are tighter than the
+  // Receives [5666bis:4.3#3]. 0 counts as 1 [5666bis:4.3#2].
+  void LimitGrant(uint32_t limit) { grant_limit_ = std::max(limit, 1u); }
+
   // Memory that ConnectionMemory had refused may be there now.
   void OnMemoryFreed(Instant now);
 
@@ -119,7 +124,8 @@ class Responder final : public ConnectionEngine {
   uint32_t replies_in_flight() const { return send_.slots - static_cast<uint32_t>(free_send_slots_.size()); }
   // Of shared Receives, of its share.
   uint32_t posted_receives() const { return static_cast<uint32_t>(std::max<int64_t>(posted_receives_, 0)); }
-  uint32_t credits_granted() const { return receives_; }
+  // What the next reply grants.
+  uint32_t credits_granted() const { return std::min(receives_, grant_limit_); }
   const ConnectionStats& stats() const { return stats_; }
   // Credits, and each call that is not answered: see Requester::DebugString.
   std::string DebugString() const;
@@ -236,6 +242,7 @@ class Responder final : public ConnectionEngine {
   // Below 0 while calls beyond the credits granted are in Receives that are not of its share.
   int64_t posted_receives_ = 0;
   uint32_t unanswered_ = 0;
+  uint32_t grant_limit_ = UINT32_MAX;
   bool ending_ = false;
   bool over_ = false;
   ConnectionStats stats_;

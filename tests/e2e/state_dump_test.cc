@@ -65,7 +65,7 @@ TEST(StateDump, SaysWhereEachCallIsAndWhatItWaitsFor) {
   const auto [client, server] = TakeDumps();
   EXPECT_TRUE(Has(client, "client to 10.0.0.1:")) << client;
   EXPECT_TRUE(Has(client, ": established; receives posted 4; send queue")) << client;
-  EXPECT_TRUE(Has(client, "credits granted 2, in flight 2;")) << client;
+  EXPECT_TRUE(Has(client, "credits granted 2, in flight 2; asked for ")) << client;
   EXPECT_TRUE(Has(client, "calls outstanding 2, of them queued 1\n")) << client;
   EXPECT_TRUE(Has(client, "xid 78 sent, submitted ")) << client;
   EXPECT_TRUE(Has(client, "xid 0 queued, submitted ")) << client;
