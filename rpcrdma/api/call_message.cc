@@ -33,6 +33,7 @@ void ProvideForReply(const CallOptions& options, const ProcedureBinding* binding
 bool EncodeCallMessage(const ProcedureId& procedure, Client::ArgsWriter args, const CallOptions& options,
                        const BindingRegistry& bindings, size_t bytes_max, CallMessage* message) {
   const ProcedureBinding* const binding = FindBinding(bindings, procedure);
+  message->direct_placement = options.direct_placement;
   CallHeader header{.prog = procedure.program, .vers = procedure.version, .proc = procedure.procedure};
   if (options.credentials != nullptr) header.cred = *options.credentials;
   if (message->buffer.size() < kFirstBuffer) message->buffer.resize(kFirstBuffer);

@@ -18,6 +18,7 @@ struct CallMessage {
   // What is provided for the reply, within what the Binding allows: see Requester::CallSpec.
   SmallVector<MutableBytes, 2> results;
   uint64_t reply_base_max = 0;
+  bool direct_placement = true;
 
   ConstBytes bytes() const { return ConstBytes(buffer).first(size); }
 };

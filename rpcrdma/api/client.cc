@@ -257,6 +257,7 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
     spec.items = message.items;
     spec.results = message.results;
     spec.reply_base_max = message.reply_base_max;
+    spec.direct_placement = message.direct_placement;
     return spec;
   }
 

@@ -133,6 +133,10 @@ struct CallOptions {
   // Reply chunk is offered when that might not fit inline. A server that needs more answers ERR_CHUNK. Absent: what the
   // Binding says of the call's arguments, or kReplyBytesMax where no Binding has the procedure.
   std::optional<uint32_t> reply_bytes_max;
+  // False: eligible arguments and results stay within the messages, which go by Position-Zero Read chunk and Reply
+  // chunk when they are too long to go inline. For data that must not leave the message it was wrapped in (RPCSEC_GSS
+  // integrity and privacy). Result buffers then only say how long the results may be; Reply::Settle copies.
+  bool direct_placement = true;
   // AUTH_NONE when null. Read before AsyncCall returns.
   const OpaqueAuth* credentials = nullptr;
   // From AsyncCall until the reply; 0 waits for ever. Expiry closes the connection (see CallError::kTimedOut).

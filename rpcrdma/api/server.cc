@@ -26,9 +26,6 @@ namespace {
 constexpr size_t kFirstReplyBuffer = 1024;
 // Room for a reply header without results: XID, direction, status, an empty verifier, accept_stat, two versions.
 constexpr size_t kReplyHeaderMax = 64;
-// What the memory of one call may take beyond its bytes: a transport header has at most 256 Read chunks, each in a
-// block of its own
-constexpr uint64_t kDivisionMax = 256 * BlockPool::kSmallest;
 
 ServerOptions Clamp(ServerOptions options) {
   options.credits = std::clamp(options.credits, 1u, 1024u);
@@ -177,7 +174,9 @@ class ServerConnection final : public ConnectionOwner,
     config.send_inline = limits.send_inline;
     config.may_invalidate = limits.remote_invalidation;
     config.reads_max = connection_.outgoing_reads();
-    config.data_limits.read_bytes_max = options.call_bytes_max;
+    config.list_limits = options.chunk_limits;
+    config.data_limits = {.read_bytes_max = options.call_bytes_max, .write_bytes_max = options.call_offer_bytes_max};
+    config.reply_chunk_use = options.reply_chunk_use;
     config.name = options.name + "/" + std::to_string(id_);
     responder_.emplace(config, connection_.send_arena(), connection_.receive_arena(), connection_, options.trace);
     responder_->Start();

@@ -25,8 +25,10 @@
 #include "rpcrdma/api/error.h"
 #include "rpcrdma/api/function.h"
 #include "rpcrdma/api/service.h"
+#include "rpcrdma/core/chunk_planner.h"
 #include "rpcrdma/core/replay_cache.h"
 #include "rpcrdma/core/stats.h"
+#include "rpcrdma/wire/chunk_list.h"
 
 namespace stagecoach::rpcrdma {
 
@@ -40,10 +42,10 @@ struct ServerOptions {
   uint32_t credits = 64;
   // As in ClientOptions.
   uint32_t inline_threshold = 4096;
-  // Connections beyond this are rejected. One whose client is gone counts for as long as a Request of it is held.
-  uint32_t clients_max = 128;
   uint32_t inline_send_max = 0;
   uint32_t inline_receive_max = 0;
+  // Connections beyond this are rejected. One whose client is gone counts for as long as a Request of it is held.
+  uint32_t clients_max = 128;
   int backlog = 64;
   // RDMA Reads in flight towards one client (ORD); the client and the device may lower it.
   uint8_t outgoing_reads = 16;
@@ -52,6 +54,12 @@ struct ServerOptions {
   uint64_t client_bytes_max = 256u << 20;
   // Memory one call may ask for by its Read chunks; more is answered with ERR_CHUNK.
   uint64_t call_bytes_max = 32u << 20;
+  // Memory one call may offer for its reply, by Write chunks and Reply chunk together; more is answered with ERR_CHUNK.
+  uint64_t call_offer_bytes_max = 1u << 30;
+  // How many chunks and segments the header of one call may name; more is answered with ERR_CHUNK.
+  ChunkListLimits chunk_limits;
+  // Whether replies that would fit inline go into the Reply chunk, too, when the client offered one.
+  ReplyChunkUse reply_chunk_use = ReplyChunkUse::kWheneverOffered;
   // A reply message without its eligible results.
   uint32_t message_bytes_max = 1 << 20;
   // The duplicate request cache: what a client repeats after it lost its connection is not executed again (see

@@ -72,11 +72,16 @@ SmallVector<Piece, 8> ReducedPieces(uint64_t base_size, std::span<const Eligible
 std::optional<PlanRefusal> OfferForReply(const CallShape& shape, const PlanLimits& limits, CallPlan& plan) {
   if (shape.reply_base_max > kMaxMessage) return PlanRefusal::kMessageTooLong;
   uint64_t whole_reply = kMinHeaderSize + shape.reply_base_max;
+  uint64_t base_max = shape.reply_base_max;
   bool any_result = false;
   for (const ResultShape& result : shape.results) {
     if (result.max_length > kMaxMessage) return PlanRefusal::kMessageTooLong;
     if (result.memory_length < result.max_length) return PlanRefusal::kMalformedShape;
-    any_result = any_result || result.max_length > 0;
+    if (shape.direct_placement) {
+      any_result = any_result || result.max_length > 0;
+    } else {
+      base_max += XdrRoundUp(result.max_length);
+    }
     whole_reply += XdrRoundUp(result.max_length);
     if (whole_reply > kMinHeaderSize + kMaxMessage) return PlanRefusal::kMessageTooLong;
   }
@@ -102,12 +107,12 @@ std::optional<PlanRefusal> OfferForReply(const CallShape& shape, const PlanLimit
       Split({Piece::Source::kResult, i, 0, capacity}, limits.segment_length_max,
             [&](const Piece& piece) { plan.write_segments.push_back(piece); });
     }
-    if (header + shape.reply_base_max <= limits.receive_inline) return std::nullopt;
+    if (header + base_max <= limits.receive_inline) return std::nullopt;
   }
 
   // [5666bis:5.3.4#1] Sized for the longest reply that can come, Write chunks taken out.
   if (any_result) STAGECOACH_MARK("planner.reply_chunk_beside_write_chunks");
-  plan.reply_capacity = XdrRoundUp(shape.reply_base_max);
+  plan.reply_capacity = XdrRoundUp(base_max);
   const uint64_t count = SegmentsFor(plan.reply_capacity, limits.segment_length_max);
   if (count > limits.segments_per_chunk_max || segments + count > limits.exposed_segments_max) {
     return PlanRefusal::kTooManySegments;
@@ -172,21 +177,24 @@ void AddReads(const CallShape& shape, const Removed& removed, uint32_t segment_l
 // [5666bis:4.6.3#7]: their memory is exposed either way, and at the other end they are placed where they belong.
 std::optional<PlanRefusal> MakeLong(const CallShape& shape, uint64_t segments_max, const PlanLimits& limits,
                                     CallPlan& plan) {
-  uint64_t segments = SegmentsFor(shape.base_size, limits.segment_length_max);
   Removed removed;
   for (const EligibleItem& item : shape.items) {
-    segments += SegmentsFor(item.data.size(), limits.segment_length_max);
-    if (segments > segments_max) return PlanRefusal::kTooManySegments;
-    removed.push_back(item.data.empty() ? 0 : 1);
+    removed.push_back(shape.direct_placement && !item.data.empty() ? 1 : 0);
+  }
+  const SmallVector<Piece, 8> message = ReducedPieces(shape.base_size, shape.items, removed);
+  uint64_t segments = 0;
+  for (const Piece& piece : message) segments += SegmentsFor(piece.length, limits.segment_length_max);
+  for (size_t i = 0; i < shape.items.size(); ++i) {
+    if (removed[i] != 0) segments += SegmentsFor(shape.items[i].data.size(), limits.segment_length_max);
   }
   if (segments > segments_max) return PlanRefusal::kTooManySegments;
   STAGECOACH_MARK("planner.long_call");
   plan.type = MessageType::kNomsg;  // [5666bis:5.3.3#1]
   plan.inline_bytes = 0;
   // [5666bis:4.6.3#2] Position zero, and first in the list.
-  Split({Piece::Source::kBase, 0, 0, shape.base_size}, limits.segment_length_max, [&](const Piece& piece) {
-    plan.reads.push_back({0, piece});
-  });
+  for (const Piece& part : message) {
+    Split(part, limits.segment_length_max, [&](const Piece& piece) { plan.reads.push_back({0, piece}); });
+  }
   AddReads(shape, removed, limits.segment_length_max, plan);
   return std::nullopt;
 }
@@ -279,7 +287,8 @@ Result<CallPlan, PlanRefusal> PlanCall(const CallShape& shape, const PlanLimits&
   Removed removed;
   for (size_t i = 0; i < shape.items.size(); ++i) removed.push_back(0);
   plan.inline_bytes = *whole;
-  const uint64_t segments = Reduce(shape.items, room, segments_max, limits, removed, plan.inline_bytes);
+  const uint64_t segments =
+      shape.direct_placement ? Reduce(shape.items, room, segments_max, limits, removed, plan.inline_bytes) : 0;
   if (plan.inline_bytes + segments * kReadEntrySize <= room) {
     plan.inline_pieces = ReducedPieces(shape.base_size, shape.items, removed);
     AddReads(shape, removed, limits.segment_length_max, plan);
@@ -327,7 +336,8 @@ bool FillSegments(std::span<Segment> segments, uint64_t length) {
   return true;
 }
 
-Result<ReplyPlan, ReplyVerdict> PlanReply(const ReplyShape& shape, const ChunkLists& offered, uint32_t send_inline) {
+Result<ReplyPlan, ReplyVerdict> PlanReply(const ReplyShape& shape, const ChunkLists& offered, uint32_t send_inline,
+                                          ReplyChunkUse use) {
   const auto whole = UnreducedLength(shape.base_size, shape.items);
   if (!whole) return Err(ReplyVerdict::kMalformedShape);
   ReplyPlan plan;
@@ -364,9 +374,11 @@ Result<ReplyPlan, ReplyVerdict> PlanReply(const ReplyShape& shape, const ChunkLi
   plan.header_size = kFixedFieldsSize + EncodedSize(plan.chunks);
   if (plan.header_size > send_inline) return Err(ReplyVerdict::kHeaderTooLong);
   plan.inline_pieces = ReducedPieces(shape.base_size, shape.items, removed);
+  const bool fits_inline = plan.send_size() <= send_inline;
+  const bool declined = fits_inline && use == ReplyChunkUse::kWhenNeeded;
   // [5666bis:4.6.3#4] [5666bis:5.2.2#4] A Reply chunk, once offered, is used whenever the reply fits it. Eligible
   // results that have no Write chunk go with it [5666bis:4.6.3#6].
-  if (plan.chunks.reply.has_value() && FillSegments(*plan.chunks.reply, plan.inline_bytes)) {
+  if (plan.chunks.reply.has_value() && !declined && FillSegments(*plan.chunks.reply, plan.inline_bytes)) {
     STAGECOACH_MARK("planner.long_reply");
     plan.type = MessageType::kNomsg;  // [5666bis:5.3.4#2]
     PairWrites(plan.inline_pieces, *plan.chunks.reply, plan.writes);
@@ -375,9 +387,9 @@ Result<ReplyPlan, ReplyVerdict> PlanReply(const ReplyShape& shape, const ChunkLi
     plan.inline_pieces.clear();
     return plan;
   }
-  if (plan.send_size() > send_inline) return Err(ReplyVerdict::kNoRoomForReply);
+  if (!fits_inline) return Err(ReplyVerdict::kNoRoomForReply);
   if (plan.chunks.reply.has_value()) {
-    STAGECOACH_MARK("planner.reply_overflows_reply_chunk_and_fits_inline");
+    if (!declined) STAGECOACH_MARK("planner.reply_overflows_reply_chunk_and_fits_inline");
     ClearLengths(*plan.chunks.reply);
   }
   return plan;

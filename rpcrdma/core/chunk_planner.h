@@ -16,6 +16,10 @@
 //   does not fit            RDMA_NOMSG +      does not fit              Reply chunk (+ Write chunks)
 //                           Position-Zero
 //                           (+ Read chunks)
+//
+// A call may rule direct placement out, for data that has to stay where it was wrapped (RPCSEC_GSS integrity and
+// privacy): then nothing is eligible, neither in it nor in its reply, and what does not fit goes into the
+// Position-Zero Read chunk and the Reply chunk as a whole.
 #pragma once
 
 #include <cstdint>
@@ -55,10 +59,13 @@ struct CallShape {
   uint64_t base_size = 0;
   // In ascending position. Only position and data.size() matter here.
   std::span<const EligibleItem> items;
-  // In the order in which the Binding maps them to Write chunks [5666bis:6.2#2]; there may be several [5666bis:6.2#1].
+  // In the order in which the Binding maps them to Write chunks [5666bis:6.2#2] [5666bis:5.2.2#3]; there may be several
+  // [5666bis:6.2#1].
   std::span<const ResultShape> results;
   // The longest reply without its eligible results: RPC header, counts and other results.
   uint64_t reply_base_max = 0;
+  // False: `items` and `results` travel within the messages. The results then count towards the longest reply.
+  bool direct_placement = true;
 };
 
 struct ReplyShape {
@@ -158,8 +165,14 @@ enum class ReplyVerdict : uint8_t {
 };
 const char* ToString(ReplyVerdict verdict);
 
+// What becomes of a Reply chunk that was offered and can hold the reply, when the reply would fit inline, too. Either
+// is right for a requester: the document wants the first [5666bis:4.6.3#4], RFC 8166 leaves it to the responder
+// (docs/decisions/0024). The second saves the RDMA Write, and a requester its invalidation of several STags.
+enum class ReplyChunkUse : uint8_t { kWheneverOffered, kWhenNeeded };
+
 // `offered` are the (validated) chunk lists of the call; `send_inline` the largest Send the requester can receive.
-Result<ReplyPlan, ReplyVerdict> PlanReply(const ReplyShape& shape, const ChunkLists& offered, uint32_t send_inline);
+Result<ReplyPlan, ReplyVerdict> PlanReply(const ReplyShape& shape, const ChunkLists& offered, uint32_t send_inline,
+                                          ReplyChunkUse use = ReplyChunkUse::kWheneverOffered);
 HeaderV1 MakeReplyHeader(const ReplyPlan& plan, uint32_t xid, uint32_t credits);
 
 // Spreads `length` bytes over `segments` in order: each length is rewritten to what the segment receives, those that

@@ -148,6 +148,51 @@ TEST(PlanCall, ALongReplyGetsAReplyChunkBesideWriteChunks) {
   EXPECT_EQ(AsVector(plan->reply_segments), (std::vector<Piece>{{Piece::Source::kReplyBuffer, 0, 0, 3004}}));
 }
 
+TEST(PlanCall, WithoutDirectPlacementALargeItemTravelsWithinTheLongCall) {
+  const Items items = {{112, Sized(5001)}, {5120, Sized(6)}};
+  const CallShape shape{.base_size = 120, .items = items, .reply_base_max = 24, .direct_placement = false};
+  const auto plan = PlanCall(shape, {});
+  ASSERT_TRUE(plan.has_value());
+  EXPECT_EQ(plan->type, MessageType::kNomsg);
+  EXPECT_TRUE(plan->inline_pieces.empty());
+  EXPECT_EQ(AsVector(plan->reads), (std::vector<PlannedRead>{{0, Base(0, 112)},
+                                                             {0, Item(0, 0, 5001)},
+                                                             {0, Pad(0, 3)},
+                                                             {0, Base(112, 4)},
+                                                             {0, Item(1, 0, 6)},
+                                                             {0, Pad(1, 2)},
+                                                             {0, Base(116, 4)}}));
+  // Each segment counts, and each is as short as the provider wants it.
+  EXPECT_EQ(PlanCall(shape, {.exposed_segments_max = 6}).error(), PlanRefusal::kTooManySegments);
+  EXPECT_EQ(PlanCall(shape, {.segment_length_max = 2000})->reads.size(), 9u);
+}
+
+TEST(PlanCall, WithoutDirectPlacementAnItemThatFitsGoesInline) {
+  const Items items = {{112, Sized(800)}};
+  const auto plan = PlanCall({.base_size = 112, .items = items, .reply_base_max = 24, .direct_placement = false}, {});
+  ASSERT_TRUE(plan.has_value());
+  EXPECT_EQ(AsVector(plan->inline_pieces), (std::vector<Piece>{Base(0, 112), Item(0, 0, 800)}));
+  EXPECT_EQ(plan->exposed_segments(), 0u);
+}
+
+TEST(PlanCall, WithoutDirectPlacementTheReplyChunkHasRoomForTheResults) {
+  const std::vector<ResultShape> results = {{9001, 9004}, {6, 6}};
+  CallShape shape{.base_size = 40, .results = results, .reply_base_max = 100, .direct_placement = false};
+  const auto plan = PlanCall(shape, {});
+  ASSERT_TRUE(plan.has_value());
+  EXPECT_TRUE(plan->write_counts.empty());
+  EXPECT_EQ(plan->reply_capacity, 100u + 9004u + 8u);
+  EXPECT_EQ(plan->reply_segments.size(), 1u);
+  // Results that fit inline cost nothing, one way or the other.
+  shape.results = std::span(results).last(1);
+  EXPECT_EQ(PlanCall(shape, {})->exposed_segments(), 0u);
+  // 32 bits bound the whole reply.
+  const std::vector<ResultShape> huge = {{0xffffff00, 0xffffff00}};
+  shape.results = huge;
+  shape.reply_base_max = 1000;
+  EXPECT_EQ(PlanCall(shape, {}).error(), PlanRefusal::kMessageTooLong);
+}
+
 TEST(PlanCall, RefusesWhatCannotBeDone) {
   const Items far = {{44, Sized(4)}};
   const Items odd = {{38, Sized(4)}};
@@ -247,6 +292,25 @@ TEST(PlanReply, AReplyChunkIsUsedWheneverTheReplyFitsIt) {
   EXPECT_EQ(ToString(plan->chunks), "reply [0x00000001+124@0x100 0x00000002+720@0x200 0x00000003+0@0x300]");
   EXPECT_EQ(plan->send_size(), kMinHeaderSize + ReplyChunkExtraSize(3));
   EXPECT_EQ(MakeReplyHeader(*plan, 1, 2).type(), MessageType::kNomsg);
+}
+
+TEST(PlanReply, AReplyChunkIsLeftAloneWhenItIsNotNeededAndTheResponderPrefersThat) {
+  const auto offered = Offered({}, SegmentArray{{1, 600, 0x100}, {2, 600, 0x200}});
+  const auto fits = PlanReply({.base_size = 900}, offered, 1024, ReplyChunkUse::kWhenNeeded);
+  ASSERT_TRUE(fits.has_value());
+  EXPECT_EQ(fits->type, MessageType::kMsg);
+  EXPECT_TRUE(fits->writes.empty());
+  EXPECT_EQ(fits->inline_bytes, 900u);
+  // [5666bis:4.4.5.1#1] It comes back as what it is: unused.
+  EXPECT_EQ(ToString(fits->chunks), "reply [0x00000001+0@0x100 0x00000002+0@0x200]");
+  // The header with the segments takes 64 bytes of the Send.
+  const auto edge = PlanReply({.base_size = 960}, offered, 1024, ReplyChunkUse::kWhenNeeded);
+  ASSERT_TRUE(edge.has_value());
+  EXPECT_EQ(edge->type, MessageType::kMsg);
+  const auto over = PlanReply({.base_size = 964}, offered, 1024, ReplyChunkUse::kWhenNeeded);
+  ASSERT_TRUE(over.has_value());
+  EXPECT_EQ(over->type, MessageType::kNomsg);
+  EXPECT_EQ(over->reply_bytes, 964u);
 }
 
 TEST(PlanReply, ResultsWithoutAWriteChunkGoIntoTheReplyChunkWithTheRest) {

@@ -10,8 +10,6 @@
 namespace stagecoach::rpcrdma {
 namespace {
 
-// XDR zero bytes that a long call may have to expose as round-up between its pieces.
-constexpr std::byte kZeros[4] = {};
 // Recycled message buffers that are kept, and the largest worth keeping.
 constexpr size_t kBuffersKept = 64;
 constexpr size_t kBufferKeptMax = 64 * 1024;
@@ -110,9 +108,12 @@ Result<CallId, SubmitRefusal> Requester::Submit(CallSpec&& spec, Instant now) {
 
   SmallVector<ResultShape, 4> results;
   for (const MutableBytes memory : spec.results) results.push_back({memory.size(), memory.size()});
-  auto plan = PlanCall(
-      {.base_size = spec.message_size, .items = spec.items, .results = results, .reply_base_max = spec.reply_base_max},
-      config_.limits);
+  auto plan = PlanCall({.base_size = spec.message_size,
+                        .items = spec.items,
+                        .results = results,
+                        .reply_base_max = spec.reply_base_max,
+                        .direct_placement = spec.direct_placement},
+                       config_.limits);
   if (!plan) {
     STAGECOACH_MARK("requester.no_plan_fits");
     return refuse(SubmitRefusal::kTooLarge);
@@ -240,6 +241,7 @@ void Requester::Transmit(uint32_t index, Instant now) {
   call.state = State::kSent;
   xid_table_.Insert(call.xid, index);
   credits_.OnSent();
+  // [5666bis:5.1.3#4] Header, lists and message in one.
   commands_.push(PostSend{.slot = slot, .length = static_cast<uint32_t>(out.position())});
   if (ReusesSendBuffers()) free_send_slots_.push_back(slot);
   if (STAGECOACH_MUTANT("call-sent-twice", "a call without chunks is sent twice on its connection") &&
@@ -258,14 +260,15 @@ void Requester::Transmit(uint32_t index, Instant now) {
          {"slot", uint64_t{slot}},
          {"bytes", out.position()},
          {"stags", uint64_t{call.stags_valid}},
+         {"requested", uint64_t{header.credits}},
          {"granted", uint64_t{credits_.granted()}},
          {"in_flight", uint64_t{credits_.in_flight()}},
-         {"requested", uint64_t{header.credits}},
          {"receives", uint64_t{posted_receives()}},
          {"received", stats_.receives}});
 }
 
-// Makes each planned segment reachable, in the order the header names them. On failure what was exposed stays in
+// Makes each planned segment reachable, in the order the header names them. The memory is whoever's it was before and
+// will be afterwards [5666bis:5.4.1#1]; what this call owns is the registration. On failure what was exposed stays in
 // call.exposed, to be fenced.
 bool Requester::Expose(uint32_t index, SmallVector<Exposure, 8>* exposures, Instant now) {
   Call& call = *calls_[index];
@@ -307,7 +310,7 @@ ConstBytes Requester::MemoryOf(const Call& call, const Piece& piece) const {
     case Piece::Source::kItem:
       return PieceBytes({ConstBytes(call.buffer).first(call.message_size), call.items}, piece);
     case Piece::Source::kPad:
-      return ConstBytes(kZeros).first(piece.length);
+      return ConstBytes(send_.memory).last(kArenaTail).first(piece.length);
     case Piece::Source::kResult:
       return call.results[piece.index].subspan(piece.offset, piece.length);
     case Piece::Source::kReplyBuffer:

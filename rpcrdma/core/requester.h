@@ -131,11 +131,14 @@ class Requester final : public ConnectionEngine {
   void ReturnBuffer(std::vector<std::byte> buffer);
 
   struct CallSpec {
-    std::vector<std::byte> buffer;         // from TakeBuffer()
-    size_t message_size = 0;               // bytes of `buffer` that are the message without its eligible items
-    EligibleItems items;                   // memory unchanged until the outcome
-    SmallVector<MutableBytes, 2> results;  // memory for eligible results, untouched by the caller until the outcome
-    uint64_t reply_base_max = 0;           // longest reply without its eligible results
+    std::vector<std::byte> buffer;  // from TakeBuffer()
+    size_t message_size = 0;        // bytes of `buffer` that are the message without its eligible items
+    EligibleItems items;            // memory unchanged until the outcome
+    // Memory for eligible results, untouched by the caller until the outcome. Whatever the outcome, what of it is not
+    // `placed` may have been written to [5666bis:4.4.5.1#2].
+    SmallVector<MutableBytes, 2> results;
+    uint64_t reply_base_max = 0;   // longest reply without its eligible results
+    bool direct_placement = true;  // false: no chunks for items and results (CallShape::direct_placement)
     std::optional<Instant> deadline;
     uint64_t cookie = 0;  // comes back in the outcome
     // Of a call that another connection may have carried already; not in use on this one. Else the next of XidSource.

@@ -29,6 +29,7 @@ struct Shape {
   ConstBytes item;
   std::vector<MutableBytes> results;
   uint64_t reply_base_max = 100;
+  bool direct_placement = true;
   std::optional<Instant> deadline;
   uint64_t cookie = 0;
   std::optional<uint32_t> xid;
@@ -59,6 +60,7 @@ class RequesterTest : public ::testing::Test {
     if (!shape.item.empty()) spec.items.push_back({message.size(), shape.item});
     for (const MutableBytes result : shape.results) spec.results.push_back(result);
     spec.reply_base_max = shape.reply_base_max;
+    spec.direct_placement = shape.direct_placement;
     spec.deadline = shape.deadline;
     spec.cookie = shape.cookie;
     spec.xid = shape.xid;
@@ -166,8 +168,6 @@ TEST_F(RequesterTest, GrantAboveOurReceivesIsCutToThem) {
   EXPECT_EQ(Take().sends.size(), kSlots);
 }
 
-TEST_F(RequesterTest, HeaderCarriesXidCreditsAndNoChunksForASmallCall) {
-  MustSubmit();
 // [5666bis:4.3#1]
 TEST_F(RequesterTest, RequestFallsSlowlyToWhatIsNeededAndRisesAtOnce) {
   // One call after the other needs one credit.
@@ -224,6 +224,8 @@ TEST(CreditsTest, RequestIsNeverBelowWhatIsInFlightNorAboveTheReceives) {
   }
 }
 
+TEST_F(RequesterTest, HeaderCarriesXidCreditsAndNoChunksForASmallCall) {
+  MustSubmit();
   const Taken taken = Take();
   ASSERT_EQ(taken.sends.size(), 1u);
   const Sent sent = Decode(send_.view(), taken.sends[0]);
@@ -271,6 +273,27 @@ TEST_F(RequesterTest, RoomIsWhatTheGrantLeaves) {
   EXPECT_EQ(requester_->room(), 0u);
 }
 
+// [5666bis:5.1.3#4]
+TEST_F(RequesterTest, EveryCallIsOneSendWithinTheThreshold) {
+  OpenWith(kSlots);
+  const auto item = Pattern(5001);
+  std::vector<std::byte> result(9000);
+  for (const Shape& shape :
+       {Shape{}, Shape{.item = item, .results = {result}, .reply_base_max = 5000},
+        Shape{.words = 1000, .item = item, .results = {result}}, Shape{.words = 249, .item = ConstBytes(item).first(1)},
+        Shape{.item = item, .direct_placement = false}}) {
+    MustSubmit(shape);
+    const Taken taken = Take();
+    ASSERT_EQ(taken.sends.size(), 1u);
+    EXPECT_LE(taken.sends[0].length, kInline);
+    Reply(xid_++);
+    Invalidated(Take());
+    EXPECT_TRUE(Outcome().has_value());
+    Take();
+    requester_->OnSendDone(taken.sends[0].slot, At(1));
+  }
+}
+
 TEST_F(RequesterTest, SmallEligibleItemIsGatheredInlineWithItsRoundUp) {
   const auto item = Pattern(10);
   MustSubmit({.item = item});
@@ -291,6 +314,42 @@ TEST_F(RequesterTest, LargeEligibleItemTravelsByReadChunk) {
   EXPECT_EQ(read.target.length, 5000u);
   ASSERT_NE(memory_.Find(read.target, MemoryUse::kReadByPeer), nullptr);
   EXPECT_EQ(requester_->stats().calls_by_read_chunk, 1u);
+}
+
+TEST_F(RequesterTest, WithoutDirectPlacementTheWholeCallIsInItsPositionZeroChunk) {
+  const auto item = Pattern(5001);
+  MustSubmit({.item = item, .direct_placement = false});
+  const Sent sent = Decode(send_.view(), Take().sends.at(0));
+  EXPECT_EQ(sent.header.type(), MessageType::kNomsg);
+  std::vector<std::byte> pulled;
+  for (const ReadSegment& read : sent.header.chunks()->reads) {
+    EXPECT_EQ(read.position, 0u);
+    ASSERT_NE(memory_.Find(read.target, MemoryUse::kReadByPeer), nullptr);
+    const auto* bytes = reinterpret_cast<const std::byte*>(read.target.offset);
+    pulled.insert(pulled.end(), bytes, bytes + read.target.length);
+  }
+  EXPECT_EQ(ToHex(pulled), ToHex(Message(kFirstXid, kCallWord)) + ToHex(item) + "000000");
+  EXPECT_EQ(requester_->stats().calls_long, 1u);
+  EXPECT_EQ(requester_->stats().calls_by_read_chunk, 0u);
+}
+
+TEST_F(RequesterTest, WithoutDirectPlacementTheResultComesWithTheReply) {
+  std::vector<std::byte> result(8000);
+  MustSubmit({.results = {result}, .direct_placement = false});
+  const Sent sent = Decode(send_.view(), Take().sends.at(0));
+  EXPECT_TRUE(sent.header.chunks()->writes.empty());
+  ASSERT_TRUE(sent.header.chunks()->reply.has_value());
+  EXPECT_GE(TotalLength(*sent.header.chunks()->reply), 8000u);
+  // The responder found it short enough to go inline.
+  ChunkLists returned;
+  returned.reply = sent.header.chunks()->reply;
+  for (Segment& segment : *returned.reply) segment.length = 0;
+  Reply(kFirstXid, 4, returned);
+  Invalidated(Take());
+  const auto outcome = Outcome();
+  ASSERT_TRUE(outcome && !outcome->failure);
+  EXPECT_TRUE(outcome->placed.empty());
+  EXPECT_TRUE(outcome->reply.chunks.empty());
 }
 
 TEST_F(RequesterTest, LongCallTravelsInAPositionZeroChunkWithItsXid) {
@@ -540,14 +599,48 @@ TEST_F(RequesterTest, DoneAndReverseCallsAreDropped) {
   EXPECT_TRUE(Outcome().has_value());
 }
 
-// [5666bis:5.7.1#2]
+// [5666bis:5.7.1#2] Alignment and threshold are hints that may be ignored; the chunk lists behind them are not.
 TEST_F(RequesterTest, MsgpIsTreatedAsMsg) {
   MustSubmit();
   Take();
-  Receive({.xid = kFirstXid, .credits = 4, .body = RdmaMsgp{}}, Message(kFirstXid, kReplyWord));
-  const auto outcome = Outcome();
+  Receive({.xid = kFirstXid, .credits = 4, .body = RdmaMsgp{.align = 4096, .thresh = 1}},
+          Message(kFirstXid, kReplyWord));
+  auto outcome = Outcome();
   ASSERT_TRUE(outcome.has_value());
   EXPECT_FALSE(outcome->failure.has_value());
+
+  std::vector<std::byte> result(8000);
+  MustSubmit({.results = {result}});
+  const Sent sent = Decode(send_.view(), Take().sends.at(0));
+  ChunkLists returned;
+  returned.writes = sent.header.chunks()->writes;
+  returned.writes.mutable_chunk(0)[0].length = 77;
+  Receive({.xid = sent.header.xid, .credits = 4, .body = RdmaMsgp{.chunks = returned}},
+          Message(sent.header.xid, kReplyWord));
+  Invalidated(Take());
+  outcome = Outcome();
+  ASSERT_TRUE(outcome && !outcome->failure);
+  EXPECT_EQ(outcome->placed[0], 77u);
+}
+
+// [5666bis:4.4.5.1#2] A responder that has used a Write chunk as scratch memory and returns it as unused.
+TEST_F(RequesterTest, UnusedWriteChunkSaysNothingOfItsMemory) {
+  std::vector<std::byte> result(8000);
+  MustSubmit({.results = {result}});
+  const Sent sent = Decode(send_.view(), Take().sends.at(0));
+  ChunkLists returned;
+  returned.writes = sent.header.chunks()->writes;
+  for (Segment& segment : returned.writes.mutable_chunk(0)) {
+    std::memset(reinterpret_cast<void*>(segment.offset), 0xee, segment.length);
+    segment.length = 0;
+  }
+  Reply(kFirstXid, 4, returned);
+  Invalidated(Take());
+  const auto outcome = Outcome();
+  ASSERT_TRUE(outcome && !outcome->failure);
+  ASSERT_EQ(outcome->placed.size(), 1u);
+  EXPECT_EQ(outcome->placed[0], 0u);
+  EXPECT_TRUE(outcome->reply.chunks[0].data.empty());
 }
 
 TEST_F(RequesterTest, ACallThatWasSentElsewhereKeepsItsXid) {

@@ -25,11 +25,19 @@ std::optional<Prefix> PeekPrefix(ConstBytes message) {
   return in.ok() ? std::optional(prefix) : std::nullopt;
 }
 
-// [pvtdata:4.1#2] A steering tag that came with this call and no other.
+// [pvtdata:4.1#2] A steering tag that came with this call and no other. Not that of an empty segment: it names no
+// memory, so it need not name a steering tag either, and invalidating what is none ends the connection.
 std::optional<uint32_t> TagToInvalidate(const ChunkLists& lists) {
-  if (!lists.reads.empty()) return lists.reads.front().target.handle;
-  if (!lists.writes.segments().empty()) return lists.writes.segments().front().handle;
-  if (lists.reply && !lists.reply->empty()) return lists.reply->front().handle;
+  for (const ReadSegment& read : lists.reads) {
+    if (read.target.length > 0) return read.target.handle;
+  }
+  for (const Segment& segment : lists.writes.segments()) {
+    if (segment.length > 0) return segment.handle;
+  }
+  if (!lists.reply) return std::nullopt;
+  for (const Segment& segment : *lists.reply) {
+    if (segment.length > 0) return segment.handle;
+  }
   return std::nullopt;
 }
 
@@ -410,7 +418,8 @@ Result<void, ReplyVerdict> Responder::Complete(RequestId id, ReplySpec&& reply, 
   Call* call = Find(id);
   if (call == nullptr) return {};
   const uint32_t slot = SlotOf(id);
-  auto plan = PlanReply({.base_size = reply.message_size, .items = reply.items}, call->offered, config_.send_inline);
+  auto plan = PlanReply({.base_size = reply.message_size, .items = reply.items}, call->offered, config_.send_inline,
+                        config_.reply_chunk_use);
   if (!plan && plan.error() == ReplyVerdict::kMalformedShape) return Err(plan.error());
   FreeSinks(*call);
   ServeWaiting(now);

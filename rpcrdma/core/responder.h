@@ -70,6 +70,7 @@ class Responder final : public ConnectionEngine {
     uint32_t reads_max = 16;
     ChunkListLimits list_limits;
     ChunkDataLimits data_limits;
+    ReplyChunkUse reply_chunk_use = ReplyChunkUse::kWheneverOffered;
     std::string name = "responder";
   };
 

@@ -385,7 +385,103 @@ TEST_F(ResponderTest, InvalidatesATagOfTheCallOnlyWhenBothEndsAgreed) {
   EXPECT_FALSE(Take().sends.at(0).invalidate.has_value());
 }
 
+// An empty segment need not name a steering tag at all.
+TEST_F(ResponderTest, NeverInvalidatesTheTagOfAnEmptySegment) {
+  Make({.may_invalidate = true});
+  Call(7, WriteChunk({{0, 0, 0}, {22, 1000, 0}}));
+  Complete(MustTakeRequest());
+  EXPECT_EQ(Take().sends.at(0).invalidate, 22u);
+  ChunkLists lists = WriteChunk({{0, 0, 0}});
+  lists.reply.emplace();
+  lists.reply->push_back({0, 0, 0});
+  Call(8, lists);
+  Complete(MustTakeRequest());
+  EXPECT_FALSE(Take().sends.at(0).invalidate.has_value());
+  lists.reply->push_back({24, 4, 0});
+  Call(9, lists);
+  Complete(MustTakeRequest(), {.words = 100});
+  EXPECT_EQ(Take().sends.at(0).invalidate, 24u);
+}
+
+TEST_F(ResponderTest, ReplyChunkIsUsedAsConfigured) {
+  ChunkLists lists;
+  lists.reply.emplace();
+  lists.reply->push_back({31, 4000, 0x1000});
+  for (const ReplyChunkUse use : {ReplyChunkUse::kWheneverOffered, ReplyChunkUse::kWhenNeeded}) {
+    Make({.reply_chunk_use = use});
+    Call(7, lists);
+    Complete(MustTakeRequest());
+    Taken taken = Take();
+    Sent sent = Decode(send_.view(), taken.sends.at(0));
+    const bool always = use == ReplyChunkUse::kWheneverOffered;
+    EXPECT_EQ(sent.header.type(), always ? MessageType::kNomsg : MessageType::kMsg);
+    EXPECT_EQ(taken.writes.size(), always ? 1u : 0u);
+    EXPECT_EQ(TotalLength(*sent.header.chunks()->reply), always ? Message(0, 0, 2).size() : 0u);
+    responder_->OnSendDone(taken.sends[0].slot, At(3));
+    DoInvalidates(Take());
+
+    Call(8, lists);
+    Complete(MustTakeRequest(), {.words = 600});
+    taken = Take();
+    EXPECT_EQ(Decode(send_.view(), taken.sends.at(0)).header.type(), MessageType::kNomsg);
+    responder_->OnSendDone(taken.sends[0].slot, At(3));
+    DoInvalidates(Take());
+  }
+}
+
+// [5666bis:4.3#3] [5666bis:4.3#2]
+TEST_F(ResponderTest, GrantFollowsItsLimitAndIsNeverZero) {
+  const auto grant = [&] {
+    Call(7);
+    Complete(MustTakeRequest());
+    const Taken taken = Take();
+    responder_->OnSendDone(taken.sends.at(0).slot, At(3));
+    return Decode(send_.view(), taken.sends[0]).header.credits;
+  };
+  EXPECT_EQ(grant(), kSlots);
+  responder_->LimitGrant(2);
+  EXPECT_EQ(grant(), 2u);
+  responder_->LimitGrant(0);
+  EXPECT_EQ(grant(), 1u);
+  // Errors grant, too.
+  Receive({.xid = 8, .credits = 1, .body = RdmaMsg{}}, {});
+  EXPECT_EQ(Decode(send_.view(), Take().sends.at(0)).header.credits, 1u);
+  responder_->LimitGrant(1000);
+  EXPECT_EQ(grant(), kSlots);
+}
+
+// [5666bis:4.3#5] A requester that has not heard of the lower grant yet, or does not care.
+TEST_F(ResponderTest, CallsInExcessOfALowerGrantAreServed) {
+  responder_->LimitGrant(1);
+  for (uint32_t xid = 1; xid <= kSlots; ++xid) Call(xid);
+  for (uint32_t xid = 1; xid <= kSlots; ++xid) Complete(MustTakeRequest());
+  EXPECT_EQ(Take().sends.size(), kSlots);
+  EXPECT_EQ(responder_->posted_receives(), kSlots);
+}
+
 // --- What a requester may do wrong ---
+
+// [5666bis:5.7.1#2] Alignment and threshold are hints that may be ignored; the chunk lists behind them are not.
+TEST_F(ResponderTest, MsgpIsTreatedAsMsg) {
+  Receive({.xid = 7, .credits = 1, .body = RdmaMsgp{.align = 4096, .thresh = 1}}, Message(7, kCallWord));
+  RequestId id = MustTakeRequest();
+  EXPECT_EQ(ToHex(responder_->stream(id).base), ToHex(Message(7, kCallWord)));
+  Complete(id);
+  EXPECT_EQ(Decode(send_.view(), Take().sends.at(0)).header.type(), MessageType::kMsg);
+
+  const auto source = Pattern(500);
+  Receive({.xid = 8, .credits = 1, .body = RdmaMsgp{.chunks = ReadChunks({{24, {1, 500, 0}}})}}, Message(8, kCallWord));
+  DoReads(Take(), source);
+  DoInvalidates(Take());
+  id = MustTakeRequest();
+  ASSERT_EQ(responder_->stream(id).chunks.size(), 1u);
+  EXPECT_EQ(ToHex(responder_->stream(id).chunks[0].data), ToHex(source));
+  Complete(id);
+  // What would be wrong in RDMA_MSG is wrong here.
+  Take();
+  Receive({.xid = 9, .credits = 1, .body = RdmaMsgp{}}, {});
+  EXPECT_EQ(OnlyErrorSent(Take(), 9), MessageType::kError);
+}
 
 // [5666bis:5.5#2] [5666bis:5.5#3]
 TEST_F(ResponderTest, OtherVersionIsAnsweredWithErrVersInOurs) {

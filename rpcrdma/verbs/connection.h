@@ -1,7 +1,8 @@
 // Connection: one RPC-over-RDMA connection over the stock verbs and rdma_cm API, and the only interpreter of the
 // engines' commands.
 //
-// Owns the rdma_cm id, a protection domain of its own (what is exposed here is reachable from this connection alone),
+// Owns the rdma_cm id, a protection domain of its own (what is exposed here is reachable from this connection alone
+// [5666bis:10.1#1]),
 // one completion queue with its channel, the queue pair, and the registered buffers for Sends and Receives. Drives one
 // ConnectionEngine: completions and time go in, commands come out and are posted, as many as possible with one
 // doorbell.

@@ -711,6 +711,106 @@ TEST_F(RpcTest, EachConnectionHasTheSettingsOfItsOwnPrivateData) {
   EXPECT_EQ(client_->stats().calls_by_read_chunk, 1u);
 }
 
+// [5666bis:4.3.1#1] Calls and replies have thresholds of their own, and each end may have others.
+TEST_F(RpcTest, InlineThresholdsDifferByDirection) {
+  const auto data = Pattern(9000);
+  const auto size_of = [&] { return Call(kSize, [&](XdrWriter& args) { args.EligibleOpaque(data); }); };
+  // Long calls inline, long replies not: the server sends less than the client could receive.
+  Start({.inline_send_max = 2048, .inline_receive_max = 16384}, {.inline_threshold = 16384});
+  ASSERT_TRUE(size_of().has_value());
+  ExpectEcho(9000, 12000);
+  EXPECT_EQ(client_->stats().calls_by_read_chunk, 0u);
+  EXPECT_EQ(client_->stats().calls_by_write_chunk, 1u);
+
+  // And the other way round: here it is the client that receives more than it sends.
+  client_ = NewClient({.inline_send_max = 1024, .inline_receive_max = 32768});
+  server_.reset();
+  StartServer({.inline_threshold = 16384});
+  ASSERT_TRUE(ConnectTo(*client_, server_->port()).has_value());
+  ASSERT_TRUE(size_of().has_value());
+  ExpectEcho(9000, 12000);
+  EXPECT_EQ(client_->stats().calls_by_read_chunk, 2u);
+  EXPECT_EQ(client_->stats().calls_by_write_chunk, 0u);
+}
+
+TEST_F(RpcTest, WithoutDirectPlacementNothingLeavesItsMessage) {
+  Start();
+  for (const size_t size : {size_t{100}, size_t{100001}}) {
+    const auto data = Pattern(size, 7);
+    std::vector<std::byte> sink(size + 3);
+    CallOptions options;
+    options.result_buffers = {sink};
+    options.direct_placement = false;
+    const Outcome outcome = Call(
+        kEcho, [&](XdrWriter& args) { args.EligibleOpaque(data); }, options);
+    ASSERT_TRUE(outcome.has_value()) << outcome.error().ToString();
+    XdrReader results = outcome->results();
+    const ConstBytes result = outcome->Settle(results.EligibleOpaque("data", kDataMax), 0);
+    ASSERT_TRUE(results.Finish().has_value());
+    EXPECT_EQ(result.data(), sink.data());
+    EXPECT_TRUE(std::equal(result.begin(), result.end(), data.begin(), data.end()));
+    EXPECT_EQ(outcome->placed_bytes(0), 0u);
+  }
+  const auto stats = client_->stats();
+  EXPECT_EQ(stats.calls_inline, 1u);
+  EXPECT_EQ(stats.calls_long, 1u);
+  EXPECT_EQ(stats.replies_long, 1u);
+  EXPECT_EQ(stats.calls_by_read_chunk, 0u);
+  EXPECT_EQ(stats.calls_by_write_chunk, 0u);
+}
+
+TEST_F(RpcTest, ReplyChunkIsUsedAsTheServerPrefers) {
+  for (const auto use : {rpcrdma::ReplyChunkUse::kWheneverOffered, rpcrdma::ReplyChunkUse::kWhenNeeded}) {
+    client_.reset();
+    server_.reset();
+    Start({.reply_chunk_use = use});
+    CallOptions options;
+    options.reply_bytes_max = 100000;
+    const auto words = [&](uint32_t count) {
+      return Call(
+          kWords,
+          [&](XdrWriter& args) {
+            args.U32(count);
+            for (uint32_t i = 0; i < count; ++i) args.U32(i);
+          },
+          options);
+    };
+    const Outcome little = words(3);
+    ASSERT_TRUE(little.has_value()) << little.error().ToString();
+    EXPECT_EQ(client_->stats().replies_long, use == rpcrdma::ReplyChunkUse::kWheneverOffered ? 1u : 0u);
+    const uint64_t before = client_->stats().replies_long;
+    const Outcome much = words(20000);
+    ASSERT_TRUE(much.has_value()) << much.error().ToString();
+    EXPECT_EQ(client_->stats().replies_long, before + 1);
+  }
+}
+
+TEST_F(RpcTest, CallThatNamesMoreThanTheServerAllowsIsRefusedAlone) {
+  std::vector<std::byte> sink(60000);
+  std::vector<std::byte> large(100004);
+  const auto source = [&](std::vector<std::byte>& result) {
+    CallOptions call;
+    call.result_buffers = {result};
+    return Call(
+        kSource, [](XdrWriter& args) { args.U32(100); }, call);
+  };
+  ServerOptions no_writes;
+  no_writes.chunk_limits.write_chunks_max = 0;
+  Start(no_writes);
+  const Outcome any_chunk = source(sink);
+  ASSERT_FALSE(any_chunk.has_value());
+  EXPECT_EQ(any_chunk.error().kind, CallError::Kind::kTransport);
+  EXPECT_TRUE(Call(kNull).has_value());
+
+  client_.reset();
+  server_.reset();
+  Start({.call_offer_bytes_max = 100000});
+  const Outcome too_much = source(large);
+  ASSERT_FALSE(too_much.has_value());
+  EXPECT_EQ(too_much.error().kind, CallError::Kind::kTransport);
+  EXPECT_TRUE(source(sink).has_value());
+}
+
 TEST_F(RpcTest, ArgumentsBeyondTheLimitAreRefusedBeforeSending) {
   Start({}, {.message_bytes_max = 10000});
   const std::string text(20000, 'x');

@@ -200,7 +200,9 @@ class Exchange {
     shape_ = {.base_size = call_message_.base.size(),
               .items = call_message_.items,
               .results = results_,
-              .reply_base_max = reply_base_max_};
+              .reply_base_max = reply_base_max_,
+              .direct_placement = !prng_.OneIn(4)};
+    if (prng_.OneIn(2)) reply_chunk_use_ = ReplyChunkUse::kWhenNeeded;
   }
 
   const CallShape& shape() const { return shape_; }
@@ -224,7 +226,7 @@ class Exchange {
 
   void RunReply() {
     const auto plan = PlanReply({.base_size = reply_message_.base.size(), .items = reply_message_.items},
-                                *header_.chunks(), limits_.receive_inline);
+                                *header_.chunks(), limits_.receive_inline, reply_chunk_use_);
     // What a plan offered is enough for every reply within its bounds.
     ASSERT_TRUE(plan.has_value()) << ToString(plan.error()) << " " << ToString(plan_);
     SCOPED_TRACE(ToString(*plan));
@@ -263,10 +265,15 @@ class Exchange {
       EXPECT_GE(read.position, last_position);
       EXPECT_LE(read.memory.length, limits_.segment_length_max);
       EXPECT_GT(read.memory.length, 0u);
-      EXPECT_NE(read.memory.source, Piece::Source::kPad);  // round-up is elided
+      // Round-up is elided, but within the message.
+      EXPECT_TRUE(read.memory.source != Piece::Source::kPad || (read.position == 0 && !shape_.direct_placement));
       last_position = read.position;
     }
     EXPECT_TRUE(coverage.EachExactlyOnce());
+    if (!shape_.direct_placement) {
+      EXPECT_EQ(last_position, 0u);
+      EXPECT_TRUE(plan_.write_counts.empty());
+    }
     EXPECT_LE(plan_.reads.size(), limits_.read_segments_max);
     EXPECT_LE(plan_.exposed_segments(), limits_.exposed_segments_max);
     // Chunks are used only when needed.
@@ -330,6 +337,7 @@ class Exchange {
   std::vector<Buffer> result_memory_;
   uint64_t reply_base_max_ = 0;
   CallShape shape_;
+  ReplyChunkUse reply_chunk_use_ = ReplyChunkUse::kWheneverOffered;
   CallPlan plan_;
   HeaderV1 header_;
   World world_;
@@ -414,7 +422,7 @@ TEST(ChunkPlannerProperty, ShapesThatMakeNoSenseGetAnAnswerToo) {
       // Counts stay small: a limit of four billion segments may be used up.
       *limit = static_cast<uint32_t>(prng.OneIn(4) ? prng.Below(4) : prng.Below(4096));
     }
-    const auto plan = PlanCall({AnyNumber(prng), items, results, AnyNumber(prng)}, limits);
+    const auto plan = PlanCall({AnyNumber(prng), items, results, AnyNumber(prng), prng.OneIn(2)}, limits);
     if (!plan.has_value()) {
       ++refused;
       continue;
@@ -467,7 +475,9 @@ TEST(ChunkPlannerProperty, WhateverAPeerOffersTheReplyArrivesWholeOrIsRefused) {
     const Script::Message message = script.Encode();
     Offer offer(prng);
     const auto threshold = static_cast<uint32_t>(1024 + seed % 9);
-    const auto plan = PlanReply({.base_size = message.base.size(), .items = message.items}, offer.lists, threshold);
+    const auto use = prng.OneIn(2) ? ReplyChunkUse::kWhenNeeded : ReplyChunkUse::kWheneverOffered;
+    const auto plan =
+        PlanReply({.base_size = message.base.size(), .items = message.items}, offer.lists, threshold, use);
     if (!plan.has_value()) continue;
     SCOPED_TRACE(ToString(*plan));
     ++planned;
