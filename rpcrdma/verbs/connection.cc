@@ -428,7 +428,7 @@ void Connection::OnSendCompletion(const ibv_wc& completion) {
 
 void Connection::FinishEntry(const SendEntry& entry) {
   if (entry.kind == SendEntry::Kind::kLocalInvalidate) {
-    ReleaseRegistration(entry.registration);
+    if (!ReleaseRegistration(entry.registration)) return;
     TraceInvalidated(entry.registration, "local");
   }
   if (engine_ == nullptr) return;
@@ -748,20 +748,29 @@ std::optional<Registration> Connection::Register(ConstBytes memory, MemoryUse us
 }
 
 void Connection::InvalidateNow(const Invalidate& command) {
-  ReleaseRegistration(command.registration);
+  if (!ReleaseRegistration(command.registration)) return;
   TraceInvalidated(command.registration, command.by_peer ? "peer" : "deregistered");
   invalidated_now_ = true;
   engine_->OnInvalidated(command.tag, loop_.Now());
 }
 
-void Connection::ReleaseRegistration(uint32_t number) {
+// False: the device refuses. Then the memory may be reachable for as long as the queue pair is there, so that goes, and
+// with it the connection; the engine hears OnDisconnected instead of OnInvalidated.
+bool Connection::ReleaseRegistration(uint32_t number) {
   Exposed& exposed = exposed_[number - 1];
   STAGECOACH_CHECK(exposed.in_use);
+  if (const int error = exposed.region.Destroy(); error != 0) {
+    STAGECOACH_MARK("connection.deregistration_refused");
+    PostBatch();  // what was taken before it
+    const VerbsError refusal{.error = error, .call = "ibv_dereg_mr"};
+    BeginClosing({.kind = CloseCause::Kind::kDevice, .error = error, .text = refusal.ToString()});
+    return false;
+  }
   if (exposed.window) free_windows_.emplace_back(std::move(exposed.window), exposed.window_key);
   exposed.window = {};
-  exposed.region = {};
   exposed.in_use = false;
   free_exposed_.push_back(number);
+  return true;
 }
 
 void Connection::TraceInvalidated(uint32_t number, std::string_view how) {

@@ -189,7 +189,7 @@ class Connection final : public CmHandler, public ConnectionMemory {
   ibv_send_wr& NextSend(const SendEntry& entry, ConstBytes memory, uint32_t local_key, bool signaled);
   void AddBind(const PendingBind& bind);
   void InvalidateNow(const Invalidate& command);
-  void ReleaseRegistration(uint32_t id);
+  bool ReleaseRegistration(uint32_t id);
   void TraceInvalidated(uint32_t id, std::string_view how);
   bool PostBatch();
   bool PostReceives();

@@ -40,6 +40,7 @@ constexpr OutOfReach kOutOfReach[] = {
     {"cm.id_waits_for_acknowledgements", kIdAcks},
     {"cm.last_words_not_taken", kRoom},
     {"cm.request_with_too_much_private_data", kOursOnly},
+    {"connection.deregistration_refused", "devices deregister what was registered, and windows are let go of first"},
     {"connection.marker_refused", kSized},
     {"connection.post_receive_refused", kSized},
     {"connection.post_send_refused", kSized},
