@@ -270,14 +270,19 @@ class ServerConnection final : public ConnectionOwner,
     if (pool_->TakeFreed()) responder_->OnMemoryFreed(loop_.Now());
     // Calls that arrive while the server stops are left to the disconnect: their client knows that they were not
     // answered.
+    dispatching_ = true;
     while (server_ != nullptr && !stopping_ && !server_->over()) {
       const std::optional<RequestId> id = responder_->TakeRequest(loop_.Now());
       if (!id) break;
       ++executing_;
       ++alive_->requests;
       Dispatch(*id);
-      if (DropsThisClient()) return Disconnect("dropped by a mutant");
+      if (DropsThisClient()) {
+        dispatching_ = false;
+        return Disconnect("dropped by a mutant");
+      }
     }
+    dispatching_ = false;
     DisconnectIfIdle();
   }
 
@@ -471,6 +476,18 @@ class ServerConnection final : public ConnectionOwner,
     if (pool_->TakeFreed()) responder_->OnMemoryFreed(loop_.Now());
     connection_.Kick();
     if (stopping_) DisconnectIfIdle();
+    // The memory of this call may have been all that another one waited for, without anything that is still to come in
+    // from the device.
+    if (!dispatching_ && !dispatch_posted_ && responder_->has_request()) {
+      dispatch_posted_ = true;
+      loop_.Post([weak = weak_from_this()] {
+        const auto self = weak.lock();
+        if (!self) return;
+        self->dispatch_posted_ = false;
+        self->OnProgress();
+        self->connection_.Kick();
+      });
+    }
   }
 
   void DisconnectIfIdle() {
@@ -489,6 +506,8 @@ class ServerConnection final : public ConnectionOwner,
   bool established_ = false;
   bool stopping_ = false;
   bool disconnecting_ = false;
+  bool dispatching_ = false;  // calls are being handed out further up the stack
+  bool dispatch_posted_ = false;
   size_t executing_ = 0;  // requests handed out
   size_t joined_ = 0;     // calls that wait for the reply to one that is the same
   std::shared_ptr<BlockPool> pool_;

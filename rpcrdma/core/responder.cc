@@ -154,7 +154,7 @@ void Responder::OnCall(uint32_t slot, HeaderV1&& header, ConstBytes message, Ins
 
   const ChunkLists& lists = *header.chunks();
   ++unanswered_;
-  ++stats_.calls;
+  call.arrival = ++stats_.calls;
   const bool eligible_reads = chunks->chunks.size() > (chunks->has_position_zero() ? 1u : 0u);
   if (chunks->has_position_zero()) ++stats_.calls_long;
   if (eligible_reads) ++stats_.calls_by_read_chunk;
@@ -213,6 +213,7 @@ void Responder::ServeWaiting(Instant now) {
       break;
     }
     waiting_.pop();
+    overtaken_by_ = 0;
     call.state = State::kPulling;
     pulling_.push(slot);
   }
@@ -371,9 +372,29 @@ void Responder::FreeSinks(Call& call) {
 
 // --- The service ---
 
+bool Responder::IsBehindWaiting(uint32_t slot) const {
+  return !waiting_.empty() && calls_[slot].arrival > calls_[waiting_[0]].arrival;
+}
+
+// Where in ready_ the next call to be handed out stands. Those ahead of the one that waits are never held back: it may
+// wait for what they have.
+std::optional<size_t> Responder::NextReady() const {
+  const bool anybody = waiting_.empty() || overtaken_by_ < receives_;
+  for (size_t i = 0; i < ready_.size(); ++i) {
+    if (anybody || !IsBehindWaiting(ready_[i])) return i;
+  }
+  return std::nullopt;
+}
+
 std::optional<RequestId> Responder::TakeRequest(Instant now) {
-  if (ready_.empty()) return std::nullopt;
-  const uint32_t slot = ready_.pop();
+  const std::optional<size_t> next = NextReady();
+  if (!next) {
+    if (!ready_.empty()) STAGECOACH_MARK("responder.call_held_back_for_memory");
+    return std::nullopt;
+  }
+  const uint32_t slot = ready_[*next];
+  ready_.Remove(slot);
+  if (IsBehindWaiting(slot)) ++overtaken_by_;
   calls_[slot].state = State::kExecuting;
   if (STAGECOACH_MUTANT("arguments-freed-early", "the memory of a call's Read chunks is free while it is executed")) {
     FreeSinks(calls_[slot]);

@@ -18,8 +18,11 @@
 // does. Calls in excess of a grant that was lowered are served like others, as there are Receives for them
 // [5666bis:4.3#5].
 //
-// What a call may cost: memory for its Read chunks comes from ConnectionMemory, which knows the peer's allowance; calls
-// wait for it in the order of their arrival.
+// What a call may cost: memory for its Read chunks comes from ConnectionMemory, which knows the peer's allowance. A
+// call gets all of it at once or none, so those that wait hold nothing that others wait for; and they wait in the order
+// of their arrival. Calls without Read chunks need not wait, but services take memory of the same allowance for them:
+// when as many of these as there are receive buffers have gone ahead of the call that waits first, those behind it are
+// held back until it has its memory. It is never starved.
 //
 // Does not know RPC headers, but for the XID, which must be the same in both headers, and the direction: messages that
 // are not calls are dropped.
@@ -119,6 +122,7 @@ class Responder final : public ConnectionEngine {
   // --- Outputs ---
 
   std::optional<RequestId> TakeRequest(Instant now);
+  bool has_request() const { return NextReady().has_value(); }
   // Calls that arrived and are not answered.
   uint32_t unanswered() const { return unanswered_; }
   // Replies whose Send has not been reported done.
@@ -174,6 +178,7 @@ class Responder final : public ConnectionEngine {
     uint32_t generation = 0;
     uint32_t xid = 0;
     Instant arrived;
+    uint64_t arrival = 0;                // counts the calls of the connection
     ChunkLists offered;                  // Write list and Reply chunk
     std::optional<uint32_t> invalidate;  // a steering tag of this call
     ConstBytes inline_message;
@@ -209,6 +214,8 @@ class Responder final : public ConnectionEngine {
   void Repost(uint32_t slot);
   bool AllocateSinks(Call& call);
   void ServeWaiting(Instant now);
+  bool IsBehindWaiting(uint32_t slot) const;
+  std::optional<size_t> NextReady() const;
   void PumpReads(Instant now);
   void FenceSinks(uint32_t slot, Instant now);
   void OnPulled(uint32_t slot, Instant now);
@@ -244,6 +251,7 @@ class Responder final : public ConnectionEngine {
   int64_t posted_receives_ = 0;
   uint32_t unanswered_ = 0;
   uint32_t grant_limit_ = UINT32_MAX;
+  uint32_t overtaken_by_ = 0;  // calls handed out that arrived behind the one that waits first for memory
   bool ending_ = false;
   bool over_ = false;
   ConnectionStats stats_;

@@ -239,6 +239,52 @@ TEST_F(ResponderTest, CallWaitsForMemoryInOrderOfArrival) {
   EXPECT_EQ(memory_.used, 0u);
 }
 
+// A call that waits for memory holds none, in part or whole: two of them can never wait for each other.
+TEST_F(ResponderTest, CallThatWaitsHoldsNoMemory) {
+  Call(1, ReadChunks({{24, {1, 30000, 0}}, {30024, {2, 30000, 0}}}));
+  EXPECT_EQ(memory_.used, 60000u);
+  Call(2, ReadChunks({{24, {3, 30000, 0}}, {30024, {4, 30000, 0}}}));
+  EXPECT_EQ(memory_.used, 60000u);
+  EXPECT_EQ(Take().reads.size(), 2u);
+  responder_->OnDisconnected(At(3));
+  EXPECT_EQ(memory_.used, 0u);
+}
+
+// Calls without Read chunks are served meanwhile, but no more of them than there are receive buffers: what services
+// take for them is what the call waits for.
+TEST_F(ResponderTest, CallThatWaitsForMemoryIsNotOvertakenForEver) {
+  const auto source = Pattern(100000);
+  Call(1, ReadChunks({{24, {1, 60000, 0}}}));
+  const Taken reads = Take();
+  Call(2, ReadChunks({{24, {2, 60000, 0}}}));
+  // Only two receive buffers are left for the small ones.
+  uint32_t xid = 10;
+  for (uint32_t i = 0; i < kSlots; ++i) {
+    Call(xid++);
+    const RequestId small = MustTakeRequest();
+    Complete(small);
+    const Taken taken = Take();
+    responder_->OnSendDone(taken.sends.at(0).slot, At(3));
+  }
+  Call(xid);
+  EXPECT_FALSE(responder_->has_request());
+  EXPECT_FALSE(responder_->TakeRequest(At(2)).has_value());
+  // The call that arrived before it is handed out all the same: it has the memory.
+  DoReads(reads, source);
+  DoInvalidates(Take());
+  const RequestId first = MustTakeRequest();
+  EXPECT_EQ(responder_->xid(first), 1u);
+  EXPECT_FALSE(responder_->has_request());
+  Complete(first);
+  ASSERT_TRUE(responder_->has_request());
+  EXPECT_EQ(responder_->xid(MustTakeRequest()), xid);
+  DoReads(Take(), source);
+  DoInvalidates(Take());
+  const RequestId second = MustTakeRequest();
+  EXPECT_EQ(responder_->xid(second), 2u);
+  Complete(second);
+}
+
 TEST_F(ResponderTest, MemoryForOneOfTwoWaitingCallsStartsThatOne) {
   const auto large = ReadChunks({{24, {1, 60000, 0}}});
   Call(1, large);
