@@ -91,21 +91,23 @@ std::optional<PlanRefusal> OfferForReply(const CallShape& shape, const PlanLimit
   uint64_t header = kMinHeaderSize;
   uint64_t segments = 0;
   if (any_result) {
-    // [5666bis:6.2#2] Entry i is for result i, so every result gets an entry, an empty one if it has no room to offer.
+    // [5666bis:6.2#2] Entry i is for result i, so every result gets an entry: one empty segment if it has no room to
+    // offer, as a chunk has at least one.
     if (shape.results.size() > limits.write_chunks_max) return PlanRefusal::kTooManySegments;
     for (uint32_t i = 0; i < shape.results.size(); ++i) {
       // [5666bis:4.4.5.2#3] Room for round-up, as far as the memory goes.
       const uint64_t capacity =
           std::min({XdrRoundUp(shape.results[i].max_length), shape.results[i].memory_length, kMaxMessage});
-      const uint64_t count = SegmentsFor(capacity, limits.segment_length_max);
+      const uint64_t count = std::max<uint64_t>(SegmentsFor(capacity, limits.segment_length_max), 1);
       segments += count;
       if (count > limits.segments_per_chunk_max || segments > limits.exposed_segments_max) {
         return PlanRefusal::kTooManySegments;
       }
       header += WriteChunkEntrySize(count);
       plan.write_counts.push_back(static_cast<uint32_t>(count));
-      Split({Piece::Source::kResult, i, 0, capacity}, limits.segment_length_max,
-            [&](const Piece& piece) { plan.write_segments.push_back(piece); });
+      const Piece result{Piece::Source::kResult, i, 0, capacity};
+      if (capacity == 0) plan.write_segments.push_back(result);
+      Split(result, limits.segment_length_max, [&](const Piece& piece) { plan.write_segments.push_back(piece); });
     }
     if (header + base_max <= limits.receive_inline) return std::nullopt;
   }

@@ -123,11 +123,12 @@ TEST(PlanCall, ResultsThatMayBeLongGetWriteChunks) {
   const auto plan = PlanCall({.base_size = 40, .results = results, .reply_base_max = 100}, {});
   ASSERT_TRUE(plan.has_value());
   // Round-up as far as the memory of the result goes, one entry for each result.
-  EXPECT_EQ(AsVector(plan->write_segments),
-            (std::vector<Piece>{{Piece::Source::kResult, 0, 0, 100002}, {Piece::Source::kResult, 1, 0, 8}}));
-  EXPECT_EQ(AsVector(plan->write_counts), (std::vector<uint32_t>{1, 1, 0}));
+  EXPECT_EQ(AsVector(plan->write_segments), (std::vector<Piece>{{Piece::Source::kResult, 0, 0, 100002},
+                                                                {Piece::Source::kResult, 1, 0, 8},
+                                                                {Piece::Source::kResult, 2, 0, 0}}));
+  EXPECT_EQ(AsVector(plan->write_counts), (std::vector<uint32_t>{1, 1, 1}));
   EXPECT_TRUE(plan->reply_segments.empty());
-  EXPECT_EQ(plan->header_size, kMinHeaderSize + 3 * 8 + 2 * kSegmentSize);
+  EXPECT_EQ(plan->header_size, kMinHeaderSize + 3 * 8 + 3 * kSegmentSize);
 }
 
 TEST(PlanCall, ResultsThatFitTheReplyCostNoRegistration) {

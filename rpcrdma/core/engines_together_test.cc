@@ -2,8 +2,10 @@
 // allows: the properties that only show when both ends move.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <deque>
-#include <map>
+#include <set>
+#include <string>
 
 #include "base/prng.h"
 #include "rpcrdma/core/engine_test_support.h"
@@ -20,7 +22,10 @@ using testing::At;
 using testing::FakeMemory;
 using testing::Pattern;
 
-constexpr uint32_t kInline = 1024;
+constexpr uint64_t kLongest = 20000;  // bytes of one argument or result
+
+// How a call travelled, or its reply: "NOMSG reads 2writes reply".
+using Mixes = std::set<std::string>;
 
 struct WireMessage {
   std::vector<std::byte> bytes;
@@ -36,20 +41,49 @@ struct Queues {
   std::deque<WireMessage> arriving;
 };
 
+// What one direction of a connection can take inline, and how both ends prefer to do things. Drawn for each world.
+struct Manners {
+  uint32_t calls_inline = 1024;
+  uint32_t replies_inline = 1024;
+  uint32_t segment_length_max = 1u << 30;
+  uint32_t client_credits = 8;
+  uint32_t server_credits = 8;
+  bool invalidate = false;
+  ReplyChunkUse reply_chunk_use = ReplyChunkUse::kWheneverOffered;
+
+  static Manners Draw(Prng& prng) {
+    Manners manners;
+    if (prng.OneIn(3)) manners.calls_inline = 4096;
+    if (prng.OneIn(3)) manners.replies_inline = 4096;
+    if (prng.OneIn(2)) manners.segment_length_max = static_cast<uint32_t>(prng.Between(kLongest / 4, kLongest));
+    manners.client_credits = static_cast<uint32_t>(prng.Between(1, 8));
+    manners.server_credits = static_cast<uint32_t>(prng.Between(1, 8));
+    manners.invalidate = prng.OneIn(2);
+    if (prng.OneIn(2)) manners.reply_chunk_use = ReplyChunkUse::kWhenNeeded;
+    return manners;
+  }
+};
+
 class World {
  public:
-  World(uint64_t seed, uint32_t client_credits, uint32_t server_credits, bool invalidate)
+  World(uint64_t seed, const Manners& manners)
       : prng_(seed),
-        client_send_(client_credits + 2, kInline),
-        client_receive_(client_credits, kInline),
-        server_send_(server_credits + 2, kInline),
-        server_receive_(server_credits, kInline),
+        client_send_(manners.client_credits + 2, manners.calls_inline),
+        client_receive_(manners.client_credits, manners.replies_inline),
+        server_send_(manners.server_credits + 2, manners.replies_inline),
+        server_receive_(manners.server_credits, manners.calls_inline),
         server_memory_(300000),
         xids_(static_cast<uint32_t>(seed)) {
-    requester_.emplace(Requester::Config{.credits = client_credits}, client_send_.view(), client_receive_.view(),
-                       client_memory_, xids_, nullptr);
-    responder_.emplace(Responder::Config{.may_invalidate = invalidate, .reads_max = 3}, server_send_.view(),
-                       server_receive_.view(), server_memory_, nullptr);
+    Requester::Config client{.credits = manners.client_credits};
+    client.limits.send_inline = manners.calls_inline;
+    client.limits.receive_inline = manners.replies_inline;
+    client.limits.segment_length_max = manners.segment_length_max;
+    requester_.emplace(client, client_send_.view(), client_receive_.view(), client_memory_, xids_, nullptr);
+    responder_.emplace(Responder::Config{.send_inline = manners.replies_inline,
+                                         .may_invalidate = manners.invalidate,
+                                         .reads_max = 3,
+                                         .reply_chunk_use = manners.reply_chunk_use},
+                       server_send_.view(), server_receive_.view(), server_memory_, nullptr);
     requester_->Start();
     responder_->Start();
     TakeCommands();
@@ -58,26 +92,41 @@ class World {
   // Calls outlive the world's own order; each checks its result.
   void Submit() {
     auto call = std::make_unique<OneCall>();
-    call->argument =
-        Pattern(prng_.OneIn(3) ? prng_.Below(50000) : prng_.Below(900), static_cast<uint8_t>(prng_.Next()));
-    call->result_size = prng_.OneIn(3) ? prng_.Below(50000) : prng_.Below(900);
-    call->result.resize(XdrRoundUp(call->result_size));
-    call->extra_words = prng_.OneIn(6) ? prng_.Below(600) : 0;
+    for (uint64_t n = prng_.Below(4); n > 0; --n) {
+      Argument argument{.form = static_cast<Form>(prng_.Below(3))};
+      uint64_t size = prng_.OneIn(2) ? prng_.Below(kLongest) : prng_.Below(600);
+      if (argument.form == Form::kArray) size = size / 8 * 8;
+      argument.bytes = Pattern(size, static_cast<uint8_t>(prng_.Next()));
+      call->hash = StableHash(AsText(argument.bytes), call->hash);
+      call->arguments.push_back(std::move(argument));
+    }
+    for (uint64_t n = prng_.Below(4); n > 0; --n) {
+      call->result_sizes.push_back(prng_.OneIn(2) ? prng_.Below(kLongest) : prng_.Below(600));
+      call->results.emplace_back(call->result_sizes.back() + prng_.Below(8));
+    }
+    call->fails = prng_.OneIn(8);
+    call->reply_words = prng_.OneIn(3) ? prng_.Below(1100) : prng_.Below(20);
+    const uint64_t words = prng_.OneIn(3) ? prng_.Below(1100) : prng_.Below(20);
 
     Requester::CallSpec spec;
     spec.buffer = requester_->TakeBuffer();
-    spec.buffer.resize(4096);
+    spec.buffer.resize(8192);
     XdrWriter out(spec.buffer);
     out.U32(0);
     out.U32(0);  // a call
-    out.U32(static_cast<uint32_t>(call->result_size));
-    out.U32(static_cast<uint32_t>(call->extra_words));
-    for (uint64_t i = 0; i < call->extra_words; ++i) out.U32(static_cast<uint32_t>(i));
-    out.EligibleOpaque(call->argument);
+    out.Bool(call->fails);
+    out.U32(static_cast<uint32_t>(call->reply_words));
+    out.U32(static_cast<uint32_t>(call->result_sizes.size()));
+    for (const uint64_t size : call->result_sizes) out.U32(static_cast<uint32_t>(size));
+    out.U32(static_cast<uint32_t>(words));
+    for (uint32_t i = 0; i < words; ++i) out.U32(i);
+    out.U32(static_cast<uint32_t>(call->arguments.size()));
+    for (const Argument& argument : call->arguments) WriteArgument(argument, out);
     spec.message_size = out.written().size();
     spec.items = out.eligible();
-    spec.results.push_back(call->result);
-    spec.reply_base_max = 16 + call->extra_words * 4;
+    for (std::vector<std::byte>& result : call->results) spec.results.push_back(result);
+    spec.reply_base_max = 16 + call->reply_words * 4 + call->results.size() * 4 + (prng_.OneIn(4) ? 5000 : 0);
+    spec.direct_placement = !prng_.OneIn(5);
     spec.cookie = calls_.size();
     ASSERT_TRUE(requester_->Submit(std::move(spec), At(0)).has_value());
     calls_.push_back(std::move(call));
@@ -128,15 +177,76 @@ class World {
     EXPECT_TRUE(server_memory_.live.empty());
   }
   const ConnectionStats& client_stats() const { return requester_->stats(); }
+  const Mixes& call_mixes() const { return call_mixes_; }
+  const Mixes& reply_mixes() const { return reply_mixes_; }
 
  private:
+  // [5666bis:4.4.3.1#1] [5666bis:4.4.3.1#3] What stays in the stream beside an eligible item.
+  enum class Form : uint32_t { kOpaque, kOptional, kArray };
+  struct Argument {
+    Form form = Form::kOpaque;
+    std::vector<std::byte> bytes;
+  };
   struct OneCall {
-    std::vector<std::byte> argument;
-    uint64_t result_size = 0;
-    std::vector<std::byte> result;
-    uint64_t extra_words = 0;
+    std::vector<Argument> arguments;
+    uint64_t hash = 0;  // of the arguments: what results are made of
+    std::vector<uint64_t> result_sizes;
+    std::vector<std::vector<std::byte>> results;
+    uint64_t reply_words = 0;
+    bool fails = false;  // the reply is without results
     bool over = false;
   };
+
+  static void WriteArgument(const Argument& argument, XdrWriter& out) {
+    out.U32(static_cast<uint32_t>(argument.form));
+    switch (argument.form) {
+      case Form::kOpaque:
+        out.EligibleOpaque(argument.bytes);
+        break;
+      case Form::kOptional:
+        out.U32(static_cast<uint32_t>(argument.bytes.size()));
+        out.Optional(true);
+        out.EligibleBytes(argument.bytes);
+        break;
+      case Form::kArray:
+        out.U32(static_cast<uint32_t>(argument.bytes.size() / 8));
+        out.EligibleBytes(argument.bytes);
+        break;
+    }
+  }
+  static ConstBytes ReadArgument(XdrReader& in) {
+    switch (static_cast<Form>(in.Enum("form", 2))) {
+      case Form::kOpaque:
+        return in.EligibleOpaque("opaque", kLongest);
+      case Form::kOptional: {
+        const uint32_t size = in.U32("size");
+        EXPECT_TRUE(in.Optional("present"));
+        return in.EligibleBytes("optional", size);
+      }
+      case Form::kArray:
+        return in.EligibleBytes("array", uint64_t{in.Count("elements", kLongest / 8, 0)} * 8);
+    }
+    return {};
+  }
+  static std::vector<std::byte> ResultOf(uint64_t hash, size_t index, uint64_t size) {
+    std::vector<std::byte> bytes(size);
+    for (size_t i = 0; i < size; ++i) bytes[i] = static_cast<std::byte>((hash >> (i % 8 * 8)) + index + i / 8);
+    return bytes;
+  }
+
+  static std::string MixOf(ConstBytes send) {
+    ByteReader in(send);
+    const auto header = DecodeHeaderV1(in);
+    EXPECT_TRUE(header.has_value());
+    if (!header) return {};
+    const ChunkLists& lists = *header->chunks();
+    const bool reads = std::ranges::any_of(lists.reads, [](const ReadSegment& read) { return read.position != 0; });
+    std::string mix = header->type() == MessageType::kMsg ? "MSG" : "NOMSG";
+    if (reads) mix += " reads";
+    if (!lists.writes.empty()) mix += lists.writes.size() == 1 ? " write" : " writes";
+    if (lists.reply) mix += " reply";
+    return mix;
+  }
 
   void TakeFrom(ConnectionEngine& engine, Queues& queues) {
     while (std::optional<Command> command = engine.TakeCommand()) {
@@ -164,6 +274,7 @@ class World {
     client_.send_queue.pop_front();
     const auto& send = std::get<PostSend>(command);
     const ConstBytes bytes = client_send_.view().slot(send.slot).first(send.length);
+    call_mixes_.insert(MixOf(bytes));
     server_.arriving.push_back({{bytes.begin(), bytes.end()}, send.invalidate});
     client_.done.push_back(command);
   }
@@ -172,6 +283,7 @@ class World {
     server_.send_queue.pop_front();
     if (const auto* send = std::get_if<PostSend>(&command)) {
       const ConstBytes bytes = server_send_.view().slot(send->slot).first(send->length);
+      reply_mixes_.insert(MixOf(bytes));
       client_.arriving.push_back({{bytes.begin(), bytes.end()}, send->invalidate});
     } else if (const auto* read = std::get_if<PostRead>(&command)) {
       ASSERT_NE(client_memory_.Find(read->source, MemoryUse::kReadByPeer), nullptr) << "Read of memory not exposed";
@@ -235,7 +347,7 @@ class World {
     requester_->OnReceive(slot, static_cast<uint32_t>(message.bytes.size()), message.invalidate, At(0));
   }
 
-  // The service: answers with bytes derived from the argument, after a random while and in a random order.
+  // The service: answers with results made of the arguments, after a random while and in a random order.
   void Execute() {
     const size_t which = prng_.Below(executing_.size());
     const RequestId id = executing_[which];
@@ -243,25 +355,33 @@ class World {
     XdrReader in(responder_->stream(id));
     in.U32("xid");
     in.U32("direction");
-    const uint32_t result_size = in.U32("result size");
-    const uint32_t words = in.Count("words", 1000, 4);
+    const bool fails = in.Bool("fails");
+    const uint32_t reply_words = in.U32("words of the reply");
+    std::vector<uint32_t> sizes(in.Count("results", 3, 4));
+    for (uint32_t& size : sizes) size = in.U32("size of a result");
+    const uint32_t words = in.Count("words", 1100, 4);
     for (uint32_t i = 0; i < words; ++i) EXPECT_EQ(in.U32("word"), i);
-    const ConstBytes argument = in.EligibleOpaque("argument", 1 << 20);
-    EXPECT_TRUE(in.Finish().has_value());
-
-    auto result = std::make_shared<std::vector<std::byte>>(result_size);
-    for (size_t i = 0; i < result_size; ++i) {
-      (*result)[i] = argument.empty() ? std::byte{9} : ~argument[i % argument.size()];
+    uint64_t hash = 0;
+    for (uint32_t arguments = in.Count("arguments", 3, 8); arguments > 0; --arguments) {
+      hash = StableHash(AsText(ReadArgument(in)), hash);
     }
+    const auto finished = in.Finish();
+    EXPECT_TRUE(finished.has_value()) << ToString(finished.error());
+
+    auto results = std::make_shared<std::vector<std::vector<std::byte>>>();
     std::vector<std::byte>& buffer = responder_->reply_buffer(id);
-    if (buffer.size() < 4096) buffer.resize(4096);
+    if (buffer.size() < 8192) buffer.resize(8192);
     XdrWriter out(buffer);
     out.U32(responder_->xid(id));
     out.U32(1);
-    out.U32(words);
-    for (uint32_t i = 0; i < words; ++i) out.U32(i);
-    out.EligibleOpaque(*result);
-    Responder::ReplySpec reply{.message_size = out.written().size(), .items = out.eligible(), .memory = result};
+    out.U32(reply_words);
+    for (uint32_t i = 0; i < reply_words; ++i) out.U32(i);
+    out.Bool(fails);
+    if (!fails) {
+      for (size_t i = 0; i < sizes.size(); ++i) results->push_back(ResultOf(hash, i, sizes[i]));
+      for (const auto& result : *results) out.EligibleOpaque(result);
+    }
+    Responder::ReplySpec reply{.message_size = out.written().size(), .items = out.eligible(), .memory = results};
     EXPECT_TRUE(responder_->Complete(id, std::move(reply), At(0)).has_value());
   }
 
@@ -287,17 +407,16 @@ class World {
     XdrReader in(reply);
     in.U32("xid");
     EXPECT_EQ(in.U32("direction"), 1u);
-    const uint32_t words = in.Count("words", 1000, 4);
-    EXPECT_EQ(words, call.extra_words);
+    const uint32_t words = in.Count("words", 1100, 4);
+    EXPECT_EQ(words, call.reply_words);
     for (uint32_t i = 0; i < words; ++i) EXPECT_EQ(in.U32("word"), i);
-    const ConstBytes result = in.EligibleOpaque("result", 1 << 20);
+    EXPECT_EQ(in.Bool("fails"), call.fails);
+    for (size_t i = 0; i < call.result_sizes.size() && !call.fails; ++i) {
+      const ConstBytes result = in.EligibleOpaque("result", kLongest);
+      EXPECT_TRUE(std::ranges::equal(result, ResultOf(call.hash, i, call.result_sizes[i]))) << "result " << i;
+    }
     const auto verdict = in.Finish();
     EXPECT_TRUE(verdict.has_value()) << ToString(verdict.error());
-    ASSERT_EQ(result.size(), call.result_size);
-    for (size_t i = 0; i < result.size(); ++i) {
-      const std::byte expected = call.argument.empty() ? std::byte{9} : ~call.argument[i % call.argument.size()];
-      ASSERT_EQ(result[i], expected) << "at " << i;
-    }
   }
 
   Prng prng_;
@@ -309,6 +428,8 @@ class World {
   std::optional<Responder> responder_;
   Queues client_, server_;
   std::vector<RequestId> executing_;
+  Mixes call_mixes_;
+  Mixes reply_mixes_;
   uint32_t reads_in_flight_ = 0;
   size_t succeeded_ = 0;
   size_t failed_ = 0;
@@ -317,11 +438,12 @@ class World {
 
 TEST(EnginesTogether, EveryCallIsAnsweredRightInAnyOrderOfEvents) {
   ConnectionStats total;
+  Mixes calls;
+  Mixes replies;
   for (uint64_t seed = 1; seed <= 60 && !::testing::Test::HasFatalFailure(); ++seed) {
     SCOPED_TRACE(seed);
     Prng prng(seed);
-    World world(seed, static_cast<uint32_t>(prng.Between(1, 8)), static_cast<uint32_t>(prng.Between(1, 8)),
-                prng.OneIn(2));
+    World world(seed, Manners::Draw(prng));
     for (int i = 0; i < 60; ++i) {
       world.Submit();
       for (uint64_t steps = prng.Below(12); steps > 0; --steps) world.Step();
@@ -333,6 +455,8 @@ TEST(EnginesTogether, EveryCallIsAnsweredRightInAnyOrderOfEvents) {
     world.ExpectNothingLeft();
     world.ExpectNothingExposed();
     total += world.client_stats();
+    calls.insert(world.call_mixes().begin(), world.call_mixes().end());
+    replies.insert(world.reply_mixes().begin(), world.reply_mixes().end());
   }
   // The mixture did exercise each way to travel.
   EXPECT_GT(total.calls_inline, 0u);
@@ -342,14 +466,26 @@ TEST(EnginesTogether, EveryCallIsAnsweredRightInAnyOrderOfEvents) {
   EXPECT_GT(total.replies_long, 0u);
   EXPECT_GT(total.invalidations_remote, 0u);
   EXPECT_GT(total.invalidations_local, 0u);
+  // Every mix of chunks that the document allows in one call [5666bis:4.6.3#5] [5666bis:4.6.3#7], and in one reply.
+  Mixes all_calls;
+  Mixes all_replies;
+  for (const std::string type : {"MSG", "NOMSG"}) {
+    for (const std::string writes : {"", " write", " writes"}) {
+      for (const std::string reply : {"", " reply"}) {
+        for (const std::string reads : {"", " reads"}) all_calls.insert(type + reads + writes + reply);
+        if (type == "MSG" || !reply.empty()) all_replies.insert(type + writes + reply);
+      }
+    }
+  }
+  EXPECT_EQ(calls, all_calls);
+  EXPECT_EQ(replies, all_replies);
 }
 
 TEST(EnginesTogether, LostConnectionEndsEveryCallOnceAndLeavesNothing) {
   for (uint64_t seed = 1; seed <= 100; ++seed) {
     SCOPED_TRACE(seed);
     Prng prng(seed);
-    World world(seed, static_cast<uint32_t>(prng.Between(1, 8)), static_cast<uint32_t>(prng.Between(1, 8)),
-                prng.OneIn(2));
+    World world(seed, Manners::Draw(prng));
     for (int i = 0; i < 20; ++i) world.Submit();
     for (uint64_t steps = prng.Below(300); steps > 0 && world.Step(); --steps) {
     }

@@ -273,9 +273,11 @@ void Requester::Transmit(uint32_t index, Instant now) {
 bool Requester::Expose(uint32_t index, SmallVector<Exposure, 8>* exposures, Instant now) {
   Call& call = *calls_[index];
   if (call.plan.reply_capacity > 0) call.reply_memory.reset(new std::byte[call.plan.reply_capacity]);
+  SmallVector<size_t, 2> empty;
   const auto expose = [&](const Piece& piece, MemoryUse use) {
     const ConstBytes memory = MemoryOf(call, piece);
     if (memory.empty()) {
+      empty.push_back(exposures->size());
       exposures->push_back({});
       return true;
     }
@@ -300,6 +302,11 @@ bool Requester::Expose(uint32_t index, SmallVector<Exposure, 8>* exposures, Inst
   }
   for (const Piece& piece : call.plan.reply_segments) {
     if (!expose(piece, MemoryUse::kWrittenByPeer)) return false;
+  }
+  // Empty segments name a steering tag of this call, too: a responder that invalidates the first it finds must not come
+  // across one that is none.
+  for (const size_t i : empty) {
+    if (!call.exposed.empty()) (*exposures)[i].handle = call.exposed[0].handle;
   }
   return true;
 }

@@ -431,6 +431,18 @@ TEST_F(RequesterTest, ResultIsWhereTheWriteChunkSaid) {
   EXPECT_EQ(requester_->stats().bytes_placed_by_write, 6001u);
 }
 
+TEST_F(RequesterTest, ResultWithoutRoomHasAChunkOfOneEmptySegmentWithATagOfItsCall) {
+  std::vector<std::byte> result(8000);
+  MustSubmit({.results = {{}, result}});
+  const Sent sent = Decode(send_.view(), Take().sends.at(0));
+  const WriteList& writes = sent.header.chunks()->writes;
+  ASSERT_EQ(writes.size(), 2u);
+  ASSERT_EQ(writes[0].size(), 1u);
+  EXPECT_EQ(writes[0][0].length, 0u);
+  EXPECT_EQ(writes[0][0].handle, writes[1][0].handle);
+  EXPECT_EQ(memory_.live.size(), 1u);
+}
+
 TEST_F(RequesterTest, LongReplyIsReadFromTheReplyChunk) {
   MustSubmit({.reply_base_max = 5000});
   const Sent sent = Decode(send_.view(), Take().sends.at(0));

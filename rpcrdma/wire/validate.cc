@@ -139,6 +139,8 @@ const char* ToString(ChunkFault fault) {
       return "a returned segment is longer than the one offered";
     case ChunkFault::kNoReplyChunk:
       return "RDMA_NOMSG reply without the Reply chunk";
+    case ChunkFault::kTwoReplies:
+      return "an inline reply beside a filled Reply chunk";
   }
   return "unknown chunk fault";
 }
@@ -172,6 +174,8 @@ Result<void, ChunkFault> ValidateReply(const HeaderV1& header, ConstBytes inline
   if (auto fault = CheckReturnedLists(*lists, offered)) return Err(*fault);
   if (header.has_inline_message()) {
     if (auto fault = CheckMessage(header.xid, inline_message)) return Err(*fault);
+    // [5666bis:4.4.5.1#1] A Reply chunk that was not needed is an unused Write chunk.
+    if (lists->reply.has_value() && TotalLength(*lists->reply) > 0) return Err(ChunkFault::kTwoReplies);
     return {};
   }
   if (!inline_message.empty()) return Err(ChunkFault::kMessageWithNomsg);

@@ -38,6 +38,7 @@ enum class ChunkFault : uint8_t {
   kReplyChunkChanged,
   kReturnedTooMuch,  // a returned length above the one offered
   kNoReplyChunk,     // RDMA_NOMSG reply without the Reply chunk, or with one we did not offer
+  kTwoReplies,       // an inline reply beside a Reply chunk that is said to hold one
 };
 const char* ToString(ChunkFault fault);
 

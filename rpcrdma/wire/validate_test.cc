@@ -199,6 +199,11 @@ TEST_F(ValidateReplyTest, LongRepliesNeedTheReplyChunkAndNothingElse) {
   EXPECT_EQ(ValidateReply(Nomsg(Returned(0, 0, 0, 24)), message_, offered_).error(), ChunkFault::kMessageWithNomsg);
 }
 
+TEST_F(ValidateReplyTest, AReplyIsInOnePlace) {
+  EXPECT_EQ(ValidateReply(Msg(Returned(0, 0, 0, 1)), message_, offered_).error(), ChunkFault::kTwoReplies);
+  EXPECT_EQ(ValidateReply(Msg(offered_), message_, offered_).error(), ChunkFault::kTwoReplies);
+}
+
 TEST_F(ValidateReplyTest, TheMessageMustBeThereAndCarryTheSameXid) {
   EXPECT_EQ(ValidateReply(Msg({}), {}, offered_).error(), ChunkFault::kNoMessage);
   message_[0] ^= std::byte{1};
