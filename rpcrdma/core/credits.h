@@ -7,10 +7,10 @@
 //
 // The request [5666bis:4.3#1]. A connection begins by asking for all that its Receives can take, as nobody knows yet
 // what it will be used for. From then on the request follows need: the calls in flight, the one that carries it, and
-// those that wait behind it. It rises at once and falls slowly, by at most an eighth in kRequestWindow calls and never
-// below the need seen among them, so that a responder that shares its resources out gets back what a quiet connection
-// leaves, and a burst after a short pause finds the grant still there. As the request is never below the calls in
-// flight, "the lower of request and grant" of the document is the grant.
+// those that wait behind it; twice the grant when that is used up. It rises at once and falls slowly, by at most an
+// eighth in kRequestWindow calls and never below the need seen among them, so that a responder that shares its
+// resources out gets back what a quiet connection leaves, and a burst after a short pause finds the grant still there.
+// As the request is never below the calls in flight, "the lower of request and grant" of the document is the grant.
 #pragma once
 
 #include <algorithm>
@@ -45,7 +45,10 @@ class Credits {
 
   // What the header of the next call asks for, when `waiting` calls are queued behind it.
   uint32_t Request(size_t waiting) {
-    const auto need = static_cast<uint32_t>(std::min<uint64_t>(own_max_, uint64_t{in_flight_} + 1 + waiting));
+    uint64_t wanted = uint64_t{in_flight_} + 1 + waiting;
+    // Calls that queue elsewhere until there is a credit do not show here: using up the grant is a wish for more.
+    if (in_flight_ + 1 >= granted_) wanted = std::max<uint64_t>(wanted, 2 * uint64_t{granted_});
+    const auto need = static_cast<uint32_t>(std::min<uint64_t>(own_max_, wanted));
     needed_ = std::max(needed_, need);
     ++calls_in_window_;
     if (need < requested_ && calls_in_window_ < kRequestWindow) return requested_;

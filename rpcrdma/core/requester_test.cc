@@ -192,15 +192,14 @@ TEST_F(RequesterTest, RequestFallsSlowlyToWhatIsNeededAndRisesAtOnce) {
   EXPECT_EQ(last, 1u);
   EXPECT_EQ(requester_->credits().requested(), 1u);
 
-  // Calls that wait are needs: the first of a burst asks for all of them.
+  // A grant that is used up is too small, and calls that wait are needs.
   OpenWith(1);
-  for (int i = 0; i < 3; ++i) MustSubmit();
-  Take();
-  EXPECT_EQ(requester_->credits().requested(), 1u);
+  for (int i = 0; i < 5; ++i) MustSubmit();
+  EXPECT_EQ(Decode(send_.view(), Take().sends.at(0)).header.credits, 2u);
   Reply(xid_++, 1);
   const Taken taken = Take();
   ASSERT_EQ(taken.sends.size(), 1u);
-  EXPECT_EQ(Decode(send_.view(), taken.sends[0]).header.credits, 2u);
+  EXPECT_EQ(Decode(send_.view(), taken.sends[0]).header.credits, 4u);
 }
 
 TEST(CreditsTest, RequestIsNeverBelowWhatIsInFlightNorAboveTheReceives) {
