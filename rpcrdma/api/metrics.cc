@@ -8,6 +8,45 @@ namespace {
 constexpr std::string_view kPrefix = "stagecoach_rpc_";
 constexpr uint64_t kMicroseconds = 1000000;
 
+struct SessionCounter {
+  std::string_view name;
+  std::string_view help;
+  uint64_t SessionStats::*value;
+};
+constexpr SessionCounter kSessionCounters[] = {
+    {"session_calls", "Calls a session took", &SessionStats::calls},
+    {"session_calls_failed", "Of them, those that ended without a reply", &SessionStats::calls_failed},
+    {"session_retransmissions", "Calls sent again on another connection", &SessionStats::retransmissions},
+    {"session_attempts", "Attempts to connect", &SessionStats::attempts},
+    {"session_attempts_failed", "Of them, those that failed", &SessionStats::attempts_failed},
+    {"session_connected", "Connections made", &SessionStats::connected},
+    {"session_lost", "Connections that ended without this end's wish", &SessionStats::lost},
+    {"session_useless", "Of them, those that had answered no call", &SessionStats::useless},
+    {"session_idle_closes", "Connections closed because nothing used them", &SessionStats::idle_closes},
+    {"session_keepalives", "Keepalives sent", &SessionStats::keepalives},
+    {"session_keepalives_unanswered", "Of them, those that ended their connection",
+     &SessionStats::keepalives_unanswered},
+};
+
+struct ReplayCounter {
+  std::string_view name;
+  std::string_view help;
+  uint64_t ReplayStats::*value;
+  bool gauge;
+};
+constexpr ReplayCounter kReplayCounters[] = {
+    {"replay_recorded", "Calls executed under a record of the duplicate request cache", &ReplayStats::recorded, false},
+    {"replay_joined", "Calls that came again while they were in progress", &ReplayStats::joined, false},
+    {"replay_replayed", "Calls answered from their record", &ReplayStats::replayed, false},
+    {"replay_unanswerable", "Calls that came again after a reply too long to keep", &ReplayStats::unanswerable, false},
+    {"replay_not_kept", "Replies too long to keep", &ReplayStats::not_kept, false},
+    {"replay_evicted", "Records that went for room", &ReplayStats::evicted, false},
+    {"replay_expired", "Records that went for their age", &ReplayStats::expired, false},
+    {"replay_in_progress", "Calls in progress that have a record", &ReplayStats::in_progress, true},
+    {"replay_entries", "Records of answered calls", &ReplayStats::entries, true},
+    {"replay_bytes", "Their memory", &ReplayStats::bytes, true},
+};
+
 // Of help texts, and of label values with quotes.
 std::string Escape(std::string_view text, bool quotes) {
   std::string escaped;
@@ -94,9 +133,20 @@ void MetricsPage::Add(const Labels& labels, const ConnectionStats& stats) {
 void MetricsPage::Add(const Labels& given, const Client& client) {
   const Labels labels = With(given, "requester");
   Add(labels, client.stats());
-  AddGauge(Prefixed("connected"), "Whether the connection is established", labels, client.connected() ? 1 : 0);
+  AddGauge(Prefixed("connected"), "Connections that calls can be sent on", labels, client.connected() ? 1 : 0);
   AddGauge(Prefixed("calls_outstanding"), "Calls sent or waiting", labels, client.outstanding());
   AddGauge(Prefixed("calls_abandoned"), "Cancelled calls whose reply is not in yet", labels, client.abandoned());
+}
+
+void MetricsPage::Add(const Labels& given, const Session& session) {
+  const Labels labels = With(given, "requester");
+  const SessionStats stats = session.stats();
+  Add(labels, stats.connections);
+  for (const SessionCounter& each : kSessionCounters) {
+    AddCounter(Prefixed(each.name), each.help, labels, stats.*each.value);
+  }
+  AddGauge(Prefixed("connected"), "Connections that calls can be sent on", labels, session.connections());
+  AddGauge(Prefixed("calls_outstanding"), "Calls sent or waiting", labels, session.outstanding());
 }
 
 void MetricsPage::Add(const Labels& given, const Server& server) {
@@ -106,6 +156,13 @@ void MetricsPage::Add(const Labels& given, const Server& server) {
   AddGauge(Prefixed("clients_connected"), "Clients connected now", labels, stats.clients);
   AddCounter(Prefixed("clients"), "Clients that have connected", labels, stats.clients_total);
   AddCounter(Prefixed("clients_rejected"), "Connection requests that were rejected", labels, stats.clients_rejected);
+  for (const ReplayCounter& each : kReplayCounters) {
+    if (each.gauge) {
+      AddGauge(Prefixed(each.name), each.help, labels, stats.replay.*each.value);
+    } else {
+      AddCounter(Prefixed(each.name), each.help, labels, stats.replay.*each.value);
+    }
+  }
   const ServerHoldings holdings = server.holdings();
   AddGauge(Prefixed("connections_held"), "Connections with memory, those of clients that are gone included", labels,
            holdings.connections);

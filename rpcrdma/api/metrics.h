@@ -21,6 +21,7 @@
 
 #include "rpcrdma/api/client.h"
 #include "rpcrdma/api/server.h"
+#include "rpcrdma/api/session.h"
 #include "rpcrdma/core/histogram.h"
 
 namespace stagecoach::rpcrdma {
@@ -33,6 +34,7 @@ class MetricsPage {
 
   // Several of a kind need labels that tell them apart.
   void Add(const Labels& labels, const Client& client);
+  void Add(const Labels& labels, const Session& session);
   void Add(const Labels& labels, const Server& server);
 
   // For a program's own. `name` without the suffix that the kind brings: "uploads" becomes "uploads_total". `help` and

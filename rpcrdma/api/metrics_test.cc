@@ -73,8 +73,10 @@ TEST(MetricsDocTest, ListsEachNameAndNoOther) {
   AsioLoop loop;
   Client client(loop, {});
   Server server(loop, {});
+  Session session(loop, "localhost", 20049, {});
   MetricsPage page;
-  page.Add({}, client);
+  page.Add({{"of", "client"}}, client);
+  page.Add({{"of", "session"}}, session);
   page.Add({}, server);
   const std::set<std::string> published = NamesIn(page.Text());
   for (const std::string& name : published) EXPECT_TRUE(listed.count(name) > 0) << name << " is not listed";
