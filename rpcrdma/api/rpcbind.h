@@ -127,8 +127,9 @@ class Rpcbind {
   // `host` is a numeric address, or a name, which is resolved on a thread of its own. Looks for netid rdma when that is
   // an IPv4 address, for rdma6 when it is IPv6.
   void LookUp(std::string_view host, const RpcbindQuery& query, LookUpHandler handler);
-  // All or nothing, as far as the daemon stays there: what was registered before an error is taken back. What is
-  // registered for the same address already counts as done.
+  // All or nothing, as far as the daemon stays there: what was registered before an error is taken back. What
+  // kReplace has taken away by then is not put back: nobody was there. What is registered for the same address already
+  // counts as done.
   void Register(const RpcbindService& service, RpcbindConflict conflict, DoneHandler handler);
   // Takes back what is registered for these very addresses; another's registration stays.
   void Withdraw(const RpcbindService& service, DoneHandler handler);

@@ -131,8 +131,7 @@ void AddPing(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand("ping", "Measure NULL calls to an RPC-over-RDMA server");
   command
       ->add_option("HOST", options->server,
-                   "HOST, HOST:PORT or stagecoach://HOST:PORT/; for HOST alone, the port is the one that rpcbind there "
-                   "has for the program, and for NFS 20049 if it has none")
+                   "HOST:PORT, stagecoach://HOST:PORT/, or HOST alone: then rpcbind there is asked for the port")
       ->required();
   command->add_option("-c,--count", options->count, "How many calls")
       ->type_name("N")
