@@ -43,7 +43,7 @@
 //   session.connecting      connection, lane (which of the connections), attempt (how many failed in a row, and one)
 //   session.connected       connection
 //   session.attempt_failed  connection, attempt, why (kind of CallError)
-//   session.lost            connection, calls (that were at it), useful (1: a call had a reply), why (in words)
+//   session.lost            connection, useful (1: a call had a reply), why (in words)
 //   session.backing_off     lane, ms, failures (in a row)
 //   session.retransmitted   xid, connection, transmission (2: the second)
 //   session.given_up        xid, sent, why (kind of CallError): a call that will not be sent again
