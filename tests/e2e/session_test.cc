@@ -324,7 +324,7 @@ TEST_F(SessionTest, NobodyThereFailsCallsAfterTheLimitOfAttempts) {
   ASSERT_FALSE(outcome.has_value());
   EXPECT_EQ(outcome.error().kind, Kind::kRefused);
   EXPECT_FALSE(outcome.error().sent);
-  const std::string where = setting_->server_host() + ":" + std::to_string(port_);
+  const std::string where = setting_->HostPort(port_);
   EXPECT_EQ(outcome.error().ToString(), "call of program " + std::to_string(kProgram) + " version 3 procedure 0 at " +
                                             where + ": not sent after 3 failed attempts in a row: connect to " + where +
                                             ": connection refused");
