@@ -298,6 +298,41 @@ TEST_F(RpcTest, OnlyWhatTheBindingListsIsPlacedDirectly) {
   client_.reset();
 }
 
+// The codec marks two arguments, and the Binding lists the first.
+TEST_F(RpcTest, ItemsBeyondThoseOfTheBindingStayInTheMessage) {
+  Start();
+  const auto small = Pattern(10);
+  const auto large = Pattern(20001);
+  const auto join = [&](const std::vector<std::byte>& first, const std::vector<std::byte>& second) {
+    return Call(kJoin, [&](XdrWriter& args) {
+      args.EligibleOpaque(first);
+      args.EligibleOpaque(second);
+    });
+  };
+  const Outcome by_chunk = join(large, small);
+  ASSERT_TRUE(by_chunk.has_value()) << by_chunk.error().ToString();
+  EXPECT_EQ(by_chunk->results().U64("sizes"), (uint64_t{20001} << 32) + 10);
+  EXPECT_EQ(client_->stats().calls_by_read_chunk, 1u);
+  EXPECT_EQ(client_->stats().calls_long, 0u);
+  const Outcome in_the_message = join(small, large);
+  ASSERT_TRUE(in_the_message.has_value()) << in_the_message.error().ToString();
+  EXPECT_EQ(in_the_message->results().U64("sizes"), (uint64_t{10} << 32) + 20001);
+  // Of a long call the first leaves in any case.
+  EXPECT_EQ(client_->stats().bytes_placed_by_read, 20001u + 10u);
+  EXPECT_EQ(client_->stats().calls_long, 1u);
+
+  // A client whose Binding lists both: one chunk, as many as the server's Binding allows, but for the second.
+  static constexpr rpcrdma::ProcedureBinding kBoth[] = {
+      {.number = kJoin, .name = "JOIN", .arguments = kFirstAndSecond, .reply_fixed = 8}};
+  static constexpr rpcrdma::Binding kOther{.program = kProgram, .version = 3, .name = "other", .procedures = kBoth};
+  client_->Register(kOther);
+  const Outcome refused = join(small, large);
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().kind, CallError::Kind::kRpc);
+  EXPECT_EQ(refused.error().accept_stat, AcceptStat::kGarbageArgs);
+  EXPECT_TRUE(join(small, small).has_value());
+}
+
 TEST_F(RpcTest, ReplyThatFitsNowhereIsAnErrorAndTheConnectionStays) {
   Start();
   const auto words = [](XdrWriter& args) {

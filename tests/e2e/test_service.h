@@ -18,11 +18,13 @@ enum Procedure : uint32_t {
   kSource = 3,  // size -> that many bytes of Pattern
   kHold = 4,    // a number -> the same, when the test says so
   kWords = 5,   // words<> -> the same, none eligible
+  kJoin = 6,    // opaque, opaque -> their sizes; the first is eligible, the second only if a Binding says so
 };
 
 inline constexpr uint32_t kDataMax = 32u << 20;
 
 inline constexpr const char* kData[] = {"data"};
+inline constexpr const char* kFirstAndSecond[] = {"first", "second"};
 inline constexpr rpcrdma::ProcedureBinding kProcedures[] = {
     {.number = kNull, .name = "NULL"},
     {.number = kEcho, .name = "ECHO", .arguments = kData, .results = kData, .reply_fixed = 4},
@@ -33,6 +35,7 @@ inline constexpr rpcrdma::ProcedureBinding kProcedures[] = {
      .name = "WORDS",
      .reply_fixed = 4,
      .reply_grows = [](rpcrdma::XdrReader& args) { return 4 * uint64_t{args.U32("words")}; }},
+    {.number = kJoin, .name = "JOIN", .arguments = {kFirstAndSecond, 1}, .reply_fixed = 8},
 };
 // One for each version of the service.
 inline constexpr rpcrdma::Binding kBindings[] = {
@@ -97,6 +100,15 @@ class TestService : public rpcrdma::Service {
         return request.Reply([&](XdrWriter& results) {
           results.U32(count);
           for (const uint32_t word : words) results.U32(word);
+        });
+      }
+      case kJoin: {
+        const auto first = static_cast<uint32_t>(args.EligibleOpaque("first", kDataMax).size());
+        const auto second = static_cast<uint32_t>(args.EligibleOpaque("second", kDataMax).size());
+        if (!args.Finish()) return request.Fail(AcceptStat::kGarbageArgs);
+        return request.Reply([&](XdrWriter& results) {
+          results.U32(first);
+          results.U32(second);
         });
       }
       default:
