@@ -60,6 +60,7 @@ class Nfs3Client {
   void RemoveDirectory(const DirectoryEntryName& args, Handler<Changed> handler);
   void Rename(const RenameArgs& args, Handler<Renamed> handler);
   void Link(const LinkArgs& args, Handler<Linked> handler);
+  // A Reply chunk of `count` or `results_max` bytes, and some more, is provided where that does not fit inline.
   void ReadDirectory(const ReadDirectoryArgs& args, Handler<DirectoryPage> handler);
   void ReadDirectoryPlus(const ReadDirectoryPlusArgs& args, Handler<DirectoryPage> handler);
   void GetFsStat(const FileHandle& root, Handler<FsStat> handler);
