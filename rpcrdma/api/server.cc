@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <deque>
+#include <functional>
 #include <map>
 #include <optional>
 #include <utility>
@@ -29,6 +31,8 @@ constexpr size_t kReplyHeaderMax = 64;
 
 ServerOptions Clamp(ServerOptions options) {
   options.credits = std::clamp(options.credits, 1u, 1024u);
+  options.address_connections_max = std::max(options.address_connections_max, 1u);
+  options.address_requests_max = std::max(options.address_requests_max, 1u);
   for (uint32_t* size : {&options.inline_send_max, &options.inline_receive_max}) {
     *size = InlineThreshold(*size != 0 ? *size : options.inline_threshold);
   }
@@ -67,6 +71,22 @@ class ServerConnection;
 struct Alive {
   size_t connections = 0;
   size_t requests = 0;
+};
+
+// What the connections of one address share. Lives as long as any of them.
+struct Address {
+  explicit Address(const ServerOptions& options)
+      : requests_max(options.address_requests_max),
+        memory(std::make_shared<MemoryAllowance>(options.client_bytes_max)),
+        credits(std::make_shared<CreditBudget>(options.address_requests_max, 0)) {}
+
+  const size_t requests_max;
+  const std::shared_ptr<MemoryAllowance> memory;
+  const std::shared_ptr<CreditBudget> credits;
+  size_t connections = 0;
+  size_t executing = 0;           // requests with services
+  std::deque<ClientId> waiting;   // connections with a request to execute, in the order of their turns
+  std::function<void()> on_room;  // somebody who waits may have a turn: see ServerImpl::GiveTurns
 };
 
 // The part of a server that its connections need; outlives them by shared ownership.
@@ -110,6 +130,8 @@ class ServerImpl final : public std::enable_shared_from_this<ServerImpl> {
     const auto found = connections_.find(client);
     return found != connections_.end() ? found->second.get() : nullptr;
   }
+  void CountWait() { ++stats_.requests_waited; }
+  void CountIdle() { ++stats_.clients_idle; }
   void OnEstablished(ServerConnection& connection);
   void OnClosed(ServerConnection& connection, const CloseCause& cause, bool was_established);
 
@@ -118,6 +140,10 @@ class ServerImpl final : public std::enable_shared_from_this<ServerImpl> {
 
  private:
   void OnRequest(verbs::CmId id, const CmEvent& request);
+  void Reject(rdma_cm_id* id, const std::string& peer, std::string_view why, uint64_t* count);
+  std::shared_ptr<Address> AddressOf(const std::string& host);
+  void GiveTurns(const std::shared_ptr<Address>& address);
+  void GiveMemory(const std::shared_ptr<Address>& address);
   void FinishStopIfIdle();
 
   EventLoop& loop_;
@@ -129,6 +155,7 @@ class ServerImpl final : public std::enable_shared_from_this<ServerImpl> {
   std::unique_ptr<Listener> listener_;
   std::map<ClientId, std::shared_ptr<ServerConnection>> connections_;
   const std::shared_ptr<Alive> alive_ = std::make_shared<Alive>();
+  std::map<std::string, std::weak_ptr<Address>> addresses_;
   ClientId next_client_ = 1;
   ServerStats stats_;  // of connections that are gone, and counters
   bool stopping_ = false;
@@ -141,17 +168,28 @@ class ServerConnection final : public ConnectionOwner,
                                public RequestHost,
                                public std::enable_shared_from_this<ServerConnection> {
  public:
-  ServerConnection(ServerImpl& server, ClientId id)
+  ServerConnection(ServerImpl& server, ClientId id, std::string host, std::shared_ptr<Address> address)
       : server_(&server),
         alive_(server.alive()),
         loop_(server.loop()),
         id_(id),
         message_bytes_max_(server.options().message_bytes_max),
-        pool_(std::make_shared<BlockPool>(server.options().client_bytes_max)),
+        host_(std::move(host)),
+        address_(std::move(address)),
+        pool_(std::make_shared<BlockPool>(address_->memory)),
         connection_(loop_, ConnectionOptions(server.options(), id), *this, pool_.get(), server.options().trace) {
     ++alive_->connections;
+    ++address_->connections;
+    pool_->on_turn = [this] { OnMemoryTurn(); };
   }
-  ~ServerConnection() override { --alive_->connections; }
+  ~ServerConnection() override {
+    CancelIdleTimer();
+    // Buffers may outlive us.
+    pool_->on_turn = nullptr;
+    pool_->StopWaiting();
+    --address_->connections;
+    --alive_->connections;
+  }
 
   ClientId id() const override { return id_; }
   const std::string& peer() const override { return peer_; }
@@ -164,7 +202,6 @@ class ServerConnection final : public ConnectionOwner,
     const std::optional<PrivateData> theirs = FindPrivateData(request.private_data);
     if (auto adopted = connection_.Adopt(std::move(id), request); !adopted) return adopted;
     peer_ = connection_.PeerAddress();
-    host_ = HostOf(peer_);
 
     // A responder exposes nothing, so whatever it exposes may be invalidated; and its device can send with invalidate.
     const LocalCapabilities own{
@@ -177,6 +214,7 @@ class ServerConnection final : public ConnectionOwner,
     config.list_limits = options.chunk_limits;
     config.data_limits = {.read_bytes_max = options.call_bytes_max, .write_bytes_max = options.call_offer_bytes_max};
     config.reply_chunk_use = options.reply_chunk_use;
+    config.budgets = {address_->credits};
     config.name = options.name + "/" + std::to_string(id_);
     responder_.emplace(config, connection_.send_arena(), connection_.receive_arena(), connection_, options.trace);
     responder_->Start();
@@ -186,8 +224,9 @@ class ServerConnection final : public ConnectionOwner,
   }
 
   // Finishes what is in progress, then disconnects.
-  void Stop() {
+  void Stop(Instant deadline) {
     stopping_ = true;
+    stop_deadline_ = deadline;
     DisconnectIfIdle();
   }
   void Disconnect(std::string why) {
@@ -195,7 +234,17 @@ class ServerConnection final : public ConnectionOwner,
   }
   void CloseNow() {
     connection_.CloseNow();
+    CancelIdleTimer();
     server_ = nullptr;
+  }
+
+  // One request, when it is this connection's turn.
+  void TakeTurn() {
+    waits_for_turn_ = false;
+    if (server_ == nullptr || stopping_ || server_->over()) return;
+    TakeRequest();
+    if (responder_->has_request()) WaitForTurn();
+    AfterCommand();
   }
 
   ConnectionStats stats() const {
@@ -210,7 +259,8 @@ class ServerConnection final : public ConnectionOwner,
   std::string DebugString() const {
     return "  client " + std::to_string(id_) + ": " + connection_.DebugString() + "; requests executing " +
            std::to_string(executing_) + "; memory " + std::to_string(pool_->bytes_used()) + " of " +
-           std::to_string(pool_->bytes_max()) + " bytes\n" + (responder_ ? responder_->DebugString() : std::string());
+           std::to_string(pool_->allowance().bytes_max()) + " bytes\n" +
+           (responder_ ? responder_->DebugString() : std::string());
   }
 
   // --- RequestHost ---
@@ -262,21 +312,32 @@ class ServerConnection final : public ConnectionOwner,
 
   void OnEstablished(ConstBytes) override {
     established_ = true;
-    if (server_ != nullptr) server_->OnEstablished(*this);
+    if (server_ == nullptr) return;
+    last_heard_ = loop_.Now();
+    ArmIdleTimer();
+    server_->OnEstablished(*this);
   }
 
   void OnProgress() override {
     if (!responder_) return;
-    if (pool_->TakeFreed()) responder_->OnMemoryFreed(loop_.Now());
+    if (const uint64_t heard = responder_->stats().receives; heard != heard_) {
+      heard_ = heard;
+      last_heard_ = loop_.Now();
+    }
+    TryMemory();
     // Calls that arrive while the server stops are left to the disconnect: their client knows that they were not
     // answered.
     dispatching_ = true;
-    while (server_ != nullptr && !stopping_ && !server_->over()) {
-      const std::optional<RequestId> id = responder_->TakeRequest(loop_.Now());
-      if (!id) break;
-      ++executing_;
-      ++alive_->requests;
-      Dispatch(*id);
+    while (server_ != nullptr && !stopping_ && !server_->over() && !waits_for_turn_ &&
+           responder_->has_request()) {
+      if (address_->executing >= address_->requests_max || !address_->waiting.empty()) {
+        server_->CountWait();
+        Trace(server_->options().trace, loop_.Now(), server_->options().name, "client.waits",
+              {{"peer", peer_}, {"executing", address_->executing}, {"waiting", address_->waiting.size()}});
+        WaitForTurn();
+        break;
+      }
+      TakeRequest();
       if (DropsThisClient()) {
         dispatching_ = false;
         return Disconnect("dropped by a mutant");
@@ -289,6 +350,8 @@ class ServerConnection final : public ConnectionOwner,
   void OnClosing(const CloseCause&) override {}
 
   void OnClosed(const CloseCause& cause) override {
+    CancelIdleTimer();
+    pool_->StopWaiting();
     if (server_ != nullptr) std::exchange(server_, nullptr)->OnClosed(*this, cause, established_);
   }
 
@@ -298,6 +361,53 @@ class ServerConnection final : public ConnectionOwner,
     return STAGECOACH_MUTANT("restart-drops-client",
                              "a server that was started again drops its first client at that client's third request") &&
            server_ != nullptr && id_ == 1 && server_->options().name.back() > '1' && responder_->stats().calls >= 3;
+  }
+
+  void TakeRequest() {
+    const std::optional<RequestId> id = responder_->TakeRequest(loop_.Now());
+    if (!id) return;
+    ++executing_;
+    ++alive_->requests;
+    ++address_->executing;
+    Dispatch(*id);
+  }
+
+  void WaitForTurn() {
+    waits_for_turn_ = true;
+    address_->waiting.push_back(id_);
+  }
+
+  // Calls that wait for memory get what was freed.
+  void TryMemory() {
+    if (pool_->TakeFreed()) responder_->OnMemoryFreed(loop_.Now());
+    if (pool_->waiting() && responder_->waiting_for_memory() == 0) pool_->StopWaiting();
+  }
+
+  // Others of this address have freed some.
+  void OnMemoryTurn() {
+    responder_->OnMemoryFreed(loop_.Now());
+    AfterCommand();
+  }
+
+  void ArmIdleTimer() {
+    if (server_->options().idle_timeout <= Duration(0)) return;
+    idle_timer_ = loop_.At(last_heard_ + server_->options().idle_timeout, [this] {
+      idle_timer_ = 0;
+      OnIdleTimer();
+    });
+  }
+  void OnIdleTimer() {
+    if (server_ == nullptr || !connection_.established()) return;
+    const Instant now = loop_.Now();
+    // Somebody who waits for an answer is not idle.
+    if (responder_->unanswered() > 0) last_heard_ = now;
+    if (now - last_heard_ < server_->options().idle_timeout) return ArmIdleTimer();
+    server_->CountIdle();
+    Trace(server_->options().trace, now, server_->options().name, "client.idle", {{"peer", peer_}});
+    connection_.Close(/*gracefully=*/true, {.kind = CloseCause::Kind::kLocal, .text = "the client was idle"});
+  }
+  void CancelIdleTimer() {
+    if (idle_timer_ != 0) loop_.Cancel(std::exchange(idle_timer_, 0));
   }
 
   void Dispatch(RequestId id) {
@@ -463,6 +573,8 @@ class ServerConnection final : public ConnectionOwner,
   void OnAnswered() {
     --executing_;
     --alive_->requests;
+    --address_->executing;
+    if (!address_->waiting.empty() && address_->on_room) address_->on_room();
   }
 
   void OnJoinedEnded() {
@@ -473,12 +585,12 @@ class ServerConnection final : public ConnectionOwner,
 
   // Replies come from handlers, inside OnProgress, or later from the loop. Then nobody else takes the commands.
   void AfterCommand() {
-    if (pool_->TakeFreed()) responder_->OnMemoryFreed(loop_.Now());
+    TryMemory();
     connection_.Kick();
     if (stopping_) DisconnectIfIdle();
     // The memory of this call may have been all that another one waited for, without anything that is still to come in
     // from the device.
-    if (!dispatching_ && !dispatch_posted_ && responder_->has_request()) {
+    if (!dispatching_ && !dispatch_posted_ && !waits_for_turn_ && responder_->has_request()) {
       dispatch_posted_ = true;
       loop_.Post([weak = weak_from_this()] {
         const auto self = weak.lock();
@@ -492,8 +604,11 @@ class ServerConnection final : public ConnectionOwner,
 
   void DisconnectIfIdle() {
     if (!stopping_ || executing_ + joined_ > 0 || disconnecting_) return;
+    // Replies that wait for a send buffer get one when Sends have completed, and this is looked at again.
+    if (responder_ && responder_->replies_waiting() > 0 && connection_.established()) return;
     disconnecting_ = true;
-    connection_.Close(/*gracefully=*/true, {.kind = CloseCause::Kind::kLocal, .text = "the server stopped"});
+    connection_.Close(/*gracefully=*/true, {.kind = CloseCause::Kind::kLocal, .text = "the server stopped"},
+                      std::max(stop_deadline_ - loop_.Now(), Duration(0)));
   }
 
   ServerImpl* server_;                  // null once the server has forgotten this connection
@@ -501,13 +616,19 @@ class ServerConnection final : public ConnectionOwner,
   EventLoop& loop_;
   const ClientId id_;
   const uint32_t message_bytes_max_;
+  const std::string host_;  // the peer's, without the port
+  const std::shared_ptr<Address> address_;
   std::string peer_;
-  std::string host_;  // without the port
   bool established_ = false;
   bool stopping_ = false;
+  Instant stop_deadline_{};
   bool disconnecting_ = false;
   bool dispatching_ = false;  // calls are being handed out further up the stack
   bool dispatch_posted_ = false;
+  bool waits_for_turn_ = false;
+  uint64_t heard_ = 0;  // messages, when last_heard_ was set
+  Instant last_heard_{};
+  EventLoop::TimerId idle_timer_ = 0;
   size_t executing_ = 0;  // requests handed out
   size_t joined_ = 0;     // calls that wait for the reply to one that is the same
   std::shared_ptr<BlockPool> pool_;
@@ -533,19 +654,69 @@ Result<void, CallError> ServerImpl::Listen(const sockaddr* address) {
   return {};
 }
 
+void ServerImpl::Reject(rdma_cm_id* id, const std::string& peer, std::string_view why, uint64_t* count) {
+  ++stats_.clients_rejected;
+  ++*count;
+  Trace(options_.trace, loop_.Now(), options_.name, "client.rejected", {{"peer", peer}, {"why", why}});
+  if (id != nullptr) rdma_reject(id, nullptr, 0);
+}
+
+std::shared_ptr<Address> ServerImpl::AddressOf(const std::string& host) {
+  std::erase_if(addresses_, [](const auto& each) { return each.second.expired(); });
+  std::weak_ptr<Address>& known = addresses_[host];
+  if (auto address = known.lock()) return address;
+  auto address = std::make_shared<Address>(options_);
+  // Room is made deep inside of handlers; turns are given from the loop.
+  const auto later = [weak = weak_from_this(), about = std::weak_ptr<Address>(address)](auto give) {
+    return [weak, about, give, posted = std::make_shared<bool>(false)] {
+      const auto self = weak.lock();
+      if (self == nullptr || self->over_ || std::exchange(*posted, true)) return;
+      self->loop_.Post([weak, about, give, posted] {
+        *posted = false;
+        const auto server = weak.lock();
+        const auto address = about.lock();
+        if (server != nullptr && address != nullptr && !server->over_) (server.get()->*give)(address);
+      });
+    };
+  };
+  address->on_room = later(&ServerImpl::GiveTurns);
+  address->memory->OnFreed(later(&ServerImpl::GiveMemory));
+  known = address;
+  return address;
+}
+
+void ServerImpl::GiveTurns(const std::shared_ptr<Address>& address) {
+  while (!over_ && address->executing < address->requests_max && !address->waiting.empty()) {
+    const ClientId client = address->waiting.front();
+    address->waiting.pop_front();
+    const auto found = connections_.find(client);
+    if (found == connections_.end()) continue;
+    const std::shared_ptr<ServerConnection> connection = found->second;
+    connection->TakeTurn();
+  }
+}
+
+void ServerImpl::GiveMemory(const std::shared_ptr<Address>& address) {
+  BlockPool* const pool = address->memory->first_waiting();
+  if (pool != nullptr && pool->on_turn) pool->on_turn();
+}
+
 void ServerImpl::OnRequest(verbs::CmId id, const CmEvent& request) {
-  if (stopping_ || over_ || alive_->connections >= options_.clients_max) {
-    ++stats_.clients_rejected;
-    rdma_reject(id.get(), nullptr, 0);
-    return;
+  const std::string peer = FormatAddress(rdma_get_peer_addr(id.get()));
+  if (stopping_ || over_) return Reject(id.get(), peer, "the server stops", &stats_.rejected.stopping);
+  if (alive_->connections >= options_.clients_max) {
+    return Reject(id.get(), peer, "clients_max", &stats_.rejected.clients_max);
+  }
+  const std::string host = HostOf(peer);
+  const std::shared_ptr<Address> address = AddressOf(host);
+  if (address->connections >= options_.address_connections_max) {
+    return Reject(id.get(), peer, "address_connections_max", &stats_.rejected.address_connections_max);
   }
   const ClientId client = next_client_++;
-  auto connection = std::make_shared<ServerConnection>(*this, client);
+  auto connection = std::make_shared<ServerConnection>(*this, client, host, address);
   if (auto accepted = connection->Accept(std::move(id), request); !accepted) {
-    ++stats_.clients_rejected;
-    Trace(options_.trace, loop_.Now(), options_.name, "client.rejected", {{"why", accepted.error().ToString()}});
+    Reject(nullptr, peer, accepted.error().ToString(), &stats_.rejected.device);
     connection->CloseNow();
-    // Its engine may still be on the stack of nobody; the loop lets go of it.
     return;
   }
   connections_.emplace(client, std::move(connection));
@@ -585,7 +756,7 @@ void ServerImpl::Stop(Duration grace, UniqueFunction<void()> done) {
     });
   }
   auto connections = connections_;
-  for (auto& [client, connection] : connections) connection->Stop();
+  for (auto& [client, connection] : connections) connection->Stop(loop_.Now() + grace);
   grace_timer_ = loop_.At(loop_.Now() + grace, [weak = weak_from_this()] {
     auto self = weak.lock();
     if (!self) return;

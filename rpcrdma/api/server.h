@@ -21,6 +21,7 @@
 
 #include "base/event_loop.h"
 #include "base/result.h"
+#include "base/time.h"
 #include "base/trace.h"
 #include "rpcrdma/api/error.h"
 #include "rpcrdma/api/function.h"
@@ -46,11 +47,21 @@ struct ServerOptions {
   uint32_t inline_receive_max = 0;
   // Connections beyond this are rejected. One whose client is gone counts for as long as a Request of it is held.
   uint32_t clients_max = 128;
+  // The same for the connections of one address (the port does not matter). At least 1.
+  uint32_t address_connections_max = 64;
+  // Requests that services hold for one address at a time, over all its connections; others wait, and connections take
+  // turns. Grants shrink with it, so clients that keep to them do not get that far, but each connection has one credit.
+  // At least 1.
+  uint32_t address_requests_max = 1024;
+  // A client that has said nothing for so long, and for which nothing is in progress, is disconnected. 0: never. Peers
+  // that died are the transport's to notice, not this timer's.
+  Duration idle_timeout = Duration(0);
   int backlog = 64;
   // RDMA Reads in flight towards one client (ORD); the client and the device may lower it.
   uint8_t outgoing_reads = 16;
-  // Memory held for one client: arguments that came by Read chunk and Buffers. A call that has to wait for it waits.
-  // Counted in units of 4 KiB; raised to call_bytes_max and 1 MiB, so that one call always fits.
+  // Memory held for the connections of one address: arguments that came by Read chunk and Buffers. A call that has to
+  // wait for it waits, in the order in which the connections began to. Counted in units of 4 KiB; raised to
+  // call_bytes_max and 1 MiB, so that one call always fits.
   uint64_t client_bytes_max = 256u << 20;
   // Memory one call may ask for by its Read chunks; more is answered with ERR_CHUNK.
   uint64_t call_bytes_max = 32u << 20;
@@ -74,11 +85,20 @@ struct ServerOptions {
 };
 
 struct ServerStats {
-  ConnectionStats connections;  // summed over all connections, past and present; credits_granted over those present
-  uint64_t clients = 0;         // connected now
-  uint64_t clients_total = 0;   // since the start
-  uint64_t clients_rejected = 0;
-  ReplayStats replay;  // the duplicate request cache
+  ConnectionStats connections;    // summed over all connections, past and present; credits_granted over those present
+  uint64_t clients = 0;           // connected now
+  uint64_t clients_total = 0;     // since the start
+  uint64_t clients_rejected = 0;  // for any reason:
+  struct Rejected {
+    uint64_t stopping = 0;
+    uint64_t clients_max = 0;
+    uint64_t address_connections_max = 0;
+    uint64_t receives = 0;  // none of the shared ones could be promised
+    uint64_t device = 0;    // it refused what the connection needs
+  } rejected;
+  uint64_t clients_idle = 0;     // disconnected for it
+  uint64_t requests_waited = 0;  // times that a connection had to wait for address_requests_max
+  ReplayStats replay;            // the duplicate request cache
 };
 
 // What a server holds at this moment. The same work done again and again leaves it as it is.
@@ -115,7 +135,8 @@ class Server {
   std::optional<sockaddr_storage> address() const;
 
   // Accepts no more clients, lets calls in progress finish for at most `grace`, disconnects everybody, then runs
-  // `done`.
+  // `done`. Each client is disconnected when the Sends of its replies have completed. Calls that arrive meanwhile, or
+  // still wait to be executed, are not executed; their clients see the connection end (CallError::kConnectionLost).
   void Stop(Duration grace, UniqueFunction<void()> done);
 
   ServerStats stats() const;

@@ -23,7 +23,8 @@
 namespace stagecoach::rpcrdma {
 
 // Equal buffers in one registered block: for Sends, or for Receives. Sizes in bytes. The block ends with kArenaTail
-// bytes that belong to no buffer and stay zero: XDR round-up to write from.
+// bytes that belong to no buffer and stay zero: XDR round-up to write from. Receive buffers shared by connections do
+// not: `places` says where each of those that this one holds begins, and `memory` is empty.
 inline constexpr size_t kArenaTail = 4;
 struct BufferArena {
   MutableBytes memory;
@@ -32,8 +33,12 @@ struct BufferArena {
   uint32_t local_key = 0;
   // Number of the first of `slots`: an engine that has a part of a block uses the block's numbers.
   uint32_t first = 0;
+  std::byte* const* places = nullptr;
 
-  MutableBytes slot(uint32_t index) const { return memory.subspan(size_t{index} * slot_size, slot_size); }
+  MutableBytes slot(uint32_t index) const {
+    if (places != nullptr) return MutableBytes(places[index], slot_size);
+    return memory.subspan(size_t{index} * slot_size, slot_size);
+  }
 };
 
 // What memory outside the arenas is wanted for.
@@ -65,6 +70,9 @@ class ConnectionMemory {
   // Working memory within the peer's allowance; nullopt when that is used up for now.
   virtual std::optional<MutableBytes> Allocate(size_t bytes) = 0;
   virtual void Free(MutableBytes memory) = 0;
+
+  // The receive buffer `slot`, where these are shared with other connections, is not looked at any more.
+  virtual void ReturnReceive(uint32_t /*slot*/) {}
 };
 
 // --- Commands ---
@@ -109,7 +117,7 @@ struct Invalidate {
 
 // End the connection. OnDisconnected follows, when no memory is reachable any more.
 struct Disconnect {
-  enum class Why : uint8_t { kAsked, kCallTimedOut, kNoResources };
+  enum class Why : uint8_t { kAsked, kCallTimedOut, kNoResources, kGrantOverrun };
   Why why = Why::kAsked;
 };
 

@@ -52,11 +52,13 @@ Responder::Responder(const Config& config, BufferArena send, BufferArena receive
       trace_(trace),
       receives_(config.receives > 0 ? config.receives : receive.slots),
       calls_(receive.slots),
-      in_flight_(size_t{send.first} + send.slots) {
+      in_flight_(size_t{send.first} + send.slots),
+      window_(receives_) {
   STAGECOACH_CHECK(receive_.slots > 0 && send_.slots > 0 && in_flight_.size() < kSendTag && receive_.slots < kSendTag);
   STAGECOACH_CHECK(receives_ <= receive_.slots);
   STAGECOACH_CHECK(config_.send_inline <= send_.slot_size && kMinHeaderSize <= send_.slot_size);
   for (uint32_t slot = send_.slots; slot > 0; --slot) free_send_slots_.push_back(send_.first + slot - 1);
+  for (const auto& budget : config_.budgets) window_.Join(budget);
 }
 
 void Responder::Start() {
@@ -69,6 +71,12 @@ void Responder::Start() {
 
 void Responder::Repost(uint32_t slot) {
   calls_[slot].state = State::kPosted;
+  if (config_.shared_receives) {
+    // Connection lost or not, it is others' too.
+    if (!over_) ++posted_receives_;
+    memory_.ReturnReceive(slot);
+    return;
+  }
   if (over_ || ending_) return;
   ++posted_receives_;
   commands_.push(PostReceive{slot});
@@ -77,7 +85,8 @@ void Responder::Repost(uint32_t slot) {
 // --- A call arrives ---
 
 void Responder::OnReceive(uint32_t slot, uint32_t length, std::optional<uint32_t>, Instant now) {
-  STAGECOACH_CHECK(slot < receive_.slots && length <= receive_.slot_size && posted_receives_ > 0);
+  STAGECOACH_CHECK(slot < receive_.slots && length <= receive_.slot_size);
+  STAGECOACH_CHECK(posted_receives_ > 0 || config_.shared_receives);
   ByteReader in(receive_.slot(slot).first(length));
   Result<HeaderV1, HeaderFault> header = DecodeHeaderV1(in, config_.list_limits);
   if (!header) return OnMalformed(slot, length, header.error(), now);
@@ -89,8 +98,17 @@ bool Responder::TakeMessage(uint32_t slot, Instant now) {
   --posted_receives_;
   ++stats_.receives;
   calls_[slot].arrived = now;
-  if (!over_ && !ending_) return true;
-  STAGECOACH_MARK("responder.message_after_the_end");
+  if (over_ || ending_) {
+    STAGECOACH_MARK("responder.message_after_the_end");
+    if (config_.shared_receives) Repost(slot);
+    return false;
+  }
+  if (!config_.shared_receives || unanswered_ < window_.reserved()) return true;
+  ++stats_.grant_overruns;
+  Trace(trace_, now, config_.name, "grant.overrun",
+        {{"unanswered", uint64_t{unanswered_}}, {"granted", uint64_t{credits_granted()}}});
+  Close(Disconnect::Why::kGrantOverrun);
+  Repost(slot);
   return false;
 }
 
@@ -519,7 +537,7 @@ void Responder::SendReply(uint32_t slot, uint32_t send_slot, Instant now) {
     return;
   }
 
-  const HeaderV1 header = MakeReplyHeader(call.plan, call.xid, credits_granted());
+  const HeaderV1 header = MakeReplyHeader(call.plan, call.xid, window_.OnReply(grant_limit_));
   ByteWriter out(send_.slot(send_slot));
   EncodeHeaderV1(header, out);
   WriteInline({ConstBytes(call.reply_buffer).first(call.reply_size), call.reply_items}, call.plan.inline_pieces, out);
@@ -620,7 +638,7 @@ bool Responder::PostWrites(Call& call, InFlight& in_flight) {
 // Error replies never invalidate and carry no chunks.
 void Responder::SendError(uint32_t slot, uint32_t send_slot, Instant now) {
   Call& call = calls_[slot];
-  HeaderV1 header{.xid = call.xid, .credits = credits_granted()};
+  HeaderV1 header{.xid = call.xid, .credits = window_.OnReply(grant_limit_)};
   if (call.err_vers) {
     header.body = *call.err_vers;
   } else {
@@ -723,6 +741,7 @@ void Responder::Close(Disconnect::Why why) {
 
 void Responder::OnDisconnected(Instant now) {
   over_ = true;
+  window_.Leave();
   commands_.clear();
   waiting_.clear();
   pulling_.clear();

@@ -11,12 +11,13 @@
 //      +--> refused (ERR_VERS, ERR_CHUNK) ------------------------------+
 //      +--> dropped: the Receive is posted again at once
 //
-// Credits. Each grant is the number of receive buffers, or less by LimitGrant(). A buffer is either posted or holds a
-// call that is not answered, so
+// Credits. Each grant is the number of receive buffers, or less by LimitGrant() or where budgets say so
+// (credit_budget.h). A buffer is either posted or holds a call that is not answered, so
 //   Receives posted + calls not yet answered >= credits granted
 // whenever a reply becomes visible (ARCHITECTURE section 7). It also bounds the calls in progress, whatever the peer
 // does. Calls in excess of a grant that was lowered are served like others, as there are Receives for them
-// [5666bis:4.3#5].
+// [5666bis:4.3#5]. With Receives shared by connections the rule holds for the sum over these: what each was granted is
+// reserved for it.
 //
 // What a call may cost: memory for its Read chunks comes from ConnectionMemory, which knows the peer's allowance. A
 // call gets all of it at once or none, so those that wait hold nothing that others wait for; and they wait in the order
@@ -44,6 +45,7 @@
 #include "base/trace.h"
 #include "rpcrdma/core/assemble.h"
 #include "rpcrdma/core/chunk_planner.h"
+#include "rpcrdma/core/credit_budget.h"
 #include "rpcrdma/core/engine.h"
 #include "rpcrdma/core/pieces.h"
 #include "rpcrdma/core/ring.h"
@@ -74,6 +76,12 @@ class Responder final : public ConnectionEngine {
     ChunkListLimits list_limits;
     ChunkDataLimits data_limits;
     ReplyChunkUse reply_chunk_use = ReplyChunkUse::kWheneverOffered;
+    // What bounds the grants beside the number of receive buffers.
+    std::vector<std::shared_ptr<CreditBudget>> budgets;
+    // The receive buffers are taken, when messages come, from Receives that other connections draw on as well. They are
+    // given back by ConnectionMemory::ReturnReceive instead of being posted, and who sends more calls than it may is
+    // disconnected: nothing else would stop it from using what was granted to others.
+    bool shared_receives = false;
     std::string name = "responder";
   };
 
@@ -127,10 +135,15 @@ class Responder final : public ConnectionEngine {
   uint32_t unanswered() const { return unanswered_; }
   // Replies whose Send has not been reported done.
   uint32_t replies_in_flight() const { return send_.slots - static_cast<uint32_t>(free_send_slots_.size()); }
-  // Of shared Receives, of its share.
+  // Of Receives shared with the other direction, of its share.
   uint32_t posted_receives() const { return static_cast<uint32_t>(std::max<int64_t>(posted_receives_, 0)); }
-  // What the next reply grants.
-  uint32_t credits_granted() const { return std::min(receives_, grant_limit_); }
+  // What the next reply grants; with budgets, what the latest did.
+  uint32_t credits_granted() const {
+    return std::min(config_.budgets.empty() ? receives_ : window_.granted(), grant_limit_);
+  }
+  // Calls that wait for memory, and replies for a send buffer.
+  size_t waiting_for_memory() const { return waiting_.size(); }
+  size_t replies_waiting() const { return replies_.size(); }
   const ConnectionStats& stats() const { return stats_; }
   // Credits, and each call that is not answered: see Requester::DebugString.
   std::string DebugString() const;
@@ -252,6 +265,7 @@ class Responder final : public ConnectionEngine {
   uint32_t unanswered_ = 0;
   uint32_t grant_limit_ = UINT32_MAX;
   uint32_t overtaken_by_ = 0;  // calls handed out that arrived behind the one that waits first for memory
+  CreditWindow window_;
   bool ending_ = false;
   bool over_ = false;
   ConnectionStats stats_;

@@ -36,9 +36,10 @@ struct ConnectionStats {
   uint64_t writes = 0;  // RDMA Writes posted
 
   // A peer's mistakes, all survived.
-  uint64_t unknown_xids = 0;  // replies to no call of ours, or to one already answered
-  uint64_t malformed = 0;     // messages whose header or chunk lists were refused
-  uint64_t ignored = 0;       // RDMA_DONE and other messages that are dropped by rule
+  uint64_t unknown_xids = 0;    // replies to no call of ours, or to one already answered
+  uint64_t malformed = 0;       // messages whose header or chunk lists were refused
+  uint64_t ignored = 0;         // RDMA_DONE and other messages that are dropped by rule
+  uint64_t grant_overruns = 0;  // more calls than were granted, of Receives that are shared; ended the connection
 
   // How long calls took, in microseconds. Requester: from Submit to the outcome, of calls that were answered.
   // Responder: from the arrival of a call to its answer's Send, RDMA_ERROR included.
@@ -79,6 +80,8 @@ inline constexpr StatsCounter kStatsCounters[] = {
     {"unknown_xids", "Replies to no outstanding call", &ConnectionStats::unknown_xids},
     {"malformed", "Messages whose header or chunk lists were refused", &ConnectionStats::malformed},
     {"ignored", "Messages dropped by rule", &ConnectionStats::ignored},
+    {"grant_overruns", "Connections ended because the client sent more calls than were granted to it",
+     &ConnectionStats::grant_overruns},
 };
 
 struct StatsHistogram {

@@ -9,6 +9,29 @@
 
 namespace stagecoach::rpcrdma::internal {
 
+BlockPool::~BlockPool() {
+  StopWaiting();
+  // Blocks still in use go with the pool: nobody can give them back any more.
+  allowance_->Give(bytes_used_, this);
+}
+
+Block* BlockPool::AllocateInTurn(size_t bytes) {
+  BlockPool* const first = allowance_->first_waiting();
+  Block* const block = first == nullptr || first == this ? Allocate(bytes) : nullptr;
+  if (block == nullptr && !waiting_) {
+    waiting_ = true;
+    allowance_->waiting_.push_back(this);
+  }
+  return block;
+}
+
+void BlockPool::StopWaiting() {
+  if (!std::exchange(waiting_, false)) return;
+  std::erase(allowance_->waiting_, this);
+  // The next one's turn.
+  allowance_->Give(0, this);
+}
+
 Block* BlockPool::Allocate(size_t bytes) {
   size_t size_class = 0;
   size_t capacity = kSmallest;
@@ -18,7 +41,7 @@ Block* BlockPool::Allocate(size_t bytes) {
   }
   if (capacity < bytes) return nullptr;
   const uint64_t charge = (std::max<uint64_t>(bytes, 1) + kSmallest - 1) / kSmallest * kSmallest;
-  if (charge > bytes_max_ - std::min(bytes_used_, bytes_max_)) {
+  if (!allowance_->Take(charge)) {
     STAGECOACH_MARK("pool.allowance_used_up");
     return nullptr;
   }
@@ -31,7 +54,10 @@ Block* BlockPool::Allocate(size_t bytes) {
   } else {
     block = std::make_unique<Block>();
     block->storage.reset(new (std::nothrow) std::byte[capacity]);
-    if (block->storage == nullptr) return nullptr;
+    if (block->storage == nullptr) {
+      allowance_->Give(charge, this);
+      return nullptr;
+    }
     block->capacity = capacity;
     block->size_class = size_class;
     block->number = made_++;
@@ -49,6 +75,7 @@ void BlockPool::Free(Block* block) {
   std::unique_ptr<Block> owned = std::move(found->second);
   in_use_.erase(found);
   bytes_used_ -= owned->charge;
+  allowance_->Give(owned->charge, this);
   freed_ = true;
   if (bytes_kept_ + owned->capacity > kKeptMax) {
     STAGECOACH_MARK("pool.block_not_kept");

@@ -6,7 +6,7 @@ namespace stagecoach::rpcrdma::internal {
 namespace {
 
 TEST(BlockPoolTest, SmallBlocksCountForWhatTheyTake) {
-  BlockPool pool(4 * 4096);
+  BlockPool pool(std::make_shared<MemoryAllowance>(4 * 4096));
   std::vector<Block*> blocks;
   while (Block* block = pool.Allocate(blocks.size() % 2)) {
     blocks.push_back(block);
@@ -19,7 +19,7 @@ TEST(BlockPoolTest, SmallBlocksCountForWhatTheyTake) {
 }
 
 TEST(BlockPoolTest, AllowanceIsForPagesAndIsGivenBack) {
-  BlockPool pool(3 * 4096);
+  BlockPool pool(std::make_shared<MemoryAllowance>(3 * 4096));
   EXPECT_EQ(pool.Allocate(3 * 4096 + 1), nullptr);
   Block* const large = pool.Allocate(4097);
   ASSERT_NE(large, nullptr);
@@ -33,7 +33,7 @@ TEST(BlockPoolTest, AllowanceIsForPagesAndIsGivenBack) {
 }
 
 TEST(BlockPoolTest, TellsWhatItHoldsInUseOrKept) {
-  BlockPool pool(1 << 20);
+  BlockPool pool(std::make_shared<MemoryAllowance>(1 << 20));
   Block* const small = pool.Allocate(1);
   Block* const large = pool.Allocate(5000);
   EXPECT_EQ(pool.holdings().blocks, 2u);
@@ -48,10 +48,59 @@ TEST(BlockPoolTest, TellsWhatItHoldsInUseOrKept) {
 }
 
 TEST(BlockPoolTest, SizesBeyondAnyBlockAreRefused) {
-  BlockPool pool(UINT64_MAX);
+  BlockPool pool(std::make_shared<MemoryAllowance>(UINT64_MAX));
   EXPECT_EQ(pool.Allocate(SIZE_MAX), nullptr);
   EXPECT_EQ(pool.Allocate(SIZE_MAX - 4096), nullptr);
   EXPECT_EQ(pool.bytes_used(), 0u);
+}
+
+TEST(BlockPoolTest, PoolsOfOneAllowanceShareItInTurn) {
+  const auto allowance = std::make_shared<MemoryAllowance>(4 * 4096);
+  int freed = 0;
+  allowance->OnFreed([&] { ++freed; });
+  BlockPool one(allowance), two(allowance), three(allowance);
+  Block* const held = one.Allocate(2 * 4096);
+  ASSERT_NE(held, nullptr);
+  EXPECT_EQ(allowance->bytes_used(), 2u * 4096);
+  // A large call waits, and a small one of another connection behind it.
+  EXPECT_EQ(two.AllocateInTurn(3 * 4096), nullptr);
+  EXPECT_EQ(three.AllocateInTurn(1), nullptr);
+  EXPECT_EQ(allowance->first_waiting(), &two);
+  // What is being executed may go on.
+  Block* const small = three.Allocate(1);
+  ASSERT_NE(small, nullptr);
+  three.Free(small);
+  EXPECT_EQ(freed, 1);
+  one.Free(held);
+  EXPECT_EQ(freed, 2);
+  EXPECT_EQ(three.AllocateInTurn(1), nullptr) << "not its turn";
+  Block* const large = two.AllocateInTurn(3 * 4096);
+  ASSERT_NE(large, nullptr);
+  two.StopWaiting();
+  EXPECT_EQ(freed, 3) << "the next one's turn";
+  EXPECT_EQ(allowance->first_waiting(), &three);
+  Block* const last = three.AllocateInTurn(1);
+  ASSERT_NE(last, nullptr);
+  three.StopWaiting();
+  EXPECT_EQ(allowance->first_waiting(), nullptr);
+  two.Free(large);
+  three.Free(last);
+  EXPECT_EQ(allowance->bytes_used(), 0u);
+}
+
+TEST(BlockPoolTest, APoolThatGoesGivesBackItsPlaceAndItsBytes) {
+  const auto allowance = std::make_shared<MemoryAllowance>(4096);
+  BlockPool stays(allowance);
+  {
+    BlockPool goes(allowance);
+    ASSERT_NE(goes.Allocate(1), nullptr);
+    EXPECT_EQ(goes.AllocateInTurn(1), nullptr);
+    EXPECT_EQ(stays.AllocateInTurn(1), nullptr);
+    EXPECT_EQ(allowance->first_waiting(), &goes);
+  }
+  EXPECT_EQ(allowance->first_waiting(), &stays);
+  EXPECT_EQ(allowance->bytes_used(), 0u);
+  EXPECT_NE(stays.AllocateInTurn(1), nullptr);
 }
 
 }  // namespace

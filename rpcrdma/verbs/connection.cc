@@ -76,6 +76,10 @@ CloseCause CauseOf(const Disconnect& command) {
       return {.kind = CloseCause::Kind::kDevice,
               .error = ENOMEM,
               .text = "closed because the device could not register memory"};
+    case Disconnect::Why::kGrantOverrun:
+      return {.kind = CloseCause::Kind::kTransport,
+              .error = EPROTO,
+              .text = "closed because the client sent more calls than it was granted"};
   }
   return {.kind = CloseCause::Kind::kLocal, .text = "closed by this end"};
 }
@@ -488,8 +492,8 @@ void Connection::Progress() {
   in_progress_ = false;
   if (state_ == State::kClosed) return;
   ArmDeadline();
-  if (close_when_idle_ && ledger_.empty() && state_ == State::kEstablished) {
-    BeginClosing(*cause_);
+  if (close_when_idle_ && !held_ && state_ == State::kEstablished) {
+    if (ledger_.empty() || (!last_marker_posted_ && !PostLastMarker())) BeginClosing(*cause_);
   }
   if (state_ == State::kClosing && Drained()) FinishClosing();
 }
@@ -778,7 +782,7 @@ void Connection::TraceInvalidated(uint32_t number, std::string_view how) {
 }
 
 std::optional<MutableBytes> Connection::Allocate(size_t bytes) {
-  Block* block = pool_ != nullptr ? pool_->Allocate(bytes) : nullptr;
+  Block* block = pool_ != nullptr ? pool_->AllocateInTurn(bytes) : nullptr;
   if (block == nullptr) return std::nullopt;
   return MutableBytes(block->storage.get(), bytes);
 }
@@ -815,7 +819,7 @@ void Connection::CancelTimers() {
 
 // --- Closing ---
 
-void Connection::Close(bool gracefully, CloseCause cause) {
+void Connection::Close(bool gracefully, CloseCause cause, Duration patience) {
   if (state_ == State::kClosing || state_ == State::kClosed) return;
   if (state_ != State::kEstablished) return Fail(std::move(cause));
   if (gracefully) {
@@ -823,19 +827,13 @@ void Connection::Close(bool gracefully, CloseCause cause) {
     Flush();
     if (state_ != State::kEstablished) return;
   }
-  if (gracefully && !ledger_.empty() && !close_when_idle_) {
+  if (gracefully && (!ledger_.empty() || held_) && !close_when_idle_) {
     STAGECOACH_MARK("connection.orderly_end_waits_for_sends");
-    // An empty RDMA Write whose completion says that everything before it is done.
-    close_when_idle_ = true;
     cause_ = std::move(cause);
-    ibv_send_wr request = {};
-    request.wr_id = ledger_.Push({.kind = SendEntry::Kind::kMarker}, /*signaled=*/true);
-    request.opcode = IBV_WR_RDMA_WRITE;
-    request.send_flags = IBV_SEND_SIGNALED;
-    ibv_send_wr* bad = nullptr;
-    if (ibv_post_send(id_->qp, &request, &bad) == 0) {
-      ++sends_posted_;
-      drain_timer_ = loop_.At(loop_.Now() + kDrainTime, [this] {
+    // With a full send queue the rest follows when there is room, and then the marker.
+    if (held_ || PostLastMarker()) {
+      close_when_idle_ = true;
+      drain_timer_ = loop_.At(loop_.Now() + patience, [this] {
         STAGECOACH_MARK("connection.orderly_end_not_waited_for");
         drain_timer_ = 0;
         BeginClosing(*cause_);
@@ -843,10 +841,26 @@ void Connection::Close(bool gracefully, CloseCause cause) {
       });
       return;
     }
-    ledger_.Unpost(1);
+    cause = *cause_;
   }
   BeginClosing(std::move(cause));
   Progress();
+}
+
+// An empty RDMA Write whose completion says that everything before it is done.
+bool Connection::PostLastMarker() {
+  ibv_send_wr request = {};
+  request.wr_id = ledger_.Push({.kind = SendEntry::Kind::kMarker}, /*signaled=*/true);
+  request.opcode = IBV_WR_RDMA_WRITE;
+  request.send_flags = IBV_SEND_SIGNALED;
+  ibv_send_wr* bad = nullptr;
+  if (ibv_post_send(id_->qp, &request, &bad) != 0) {
+    ledger_.Unpost(1);
+    return false;
+  }
+  ++sends_posted_;
+  last_marker_posted_ = true;
+  return true;
 }
 
 void Connection::Fail(CloseCause cause) {

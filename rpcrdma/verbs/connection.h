@@ -115,8 +115,9 @@ class Connection final : public CmHandler, public ConnectionMemory {
   // To be called after commands were given to the engine outside of OnProgress.
   void Kick();
 
-  // Ends the connection; OnClosed follows. Gracefully: after what is posted has been handed over.
-  void Close(bool gracefully, CloseCause cause);
+  // Ends the connection; OnClosed follows. Gracefully: after all that the engine has said was posted, and has been
+  // handed over, or `patience` is over.
+  void Close(bool gracefully, CloseCause cause, Duration patience = 1s);
   // Ends the connection before this returns: no memory is reachable or used any more, the engine has been told,
   // OnClosed is not called.
   void CloseNow();
@@ -197,6 +198,7 @@ class Connection final : public CmHandler, public ConnectionMemory {
   void TraceSends(int count);
   void ArmDeadline();
 
+  bool PostLastMarker();
   void BeginClosing(CloseCause cause);
   void EnterError();
   void OnDrainTimer();
@@ -261,6 +263,7 @@ class Connection final : public CmHandler, public ConnectionMemory {
   bool in_progress_ = false;
   bool invalidated_now_ = false;  // the engine may have outputs that OnProgress has not seen
   bool close_when_idle_ = false;
+  bool last_marker_posted_ = false;
   bool in_error_state_ = false;
   bool closed_at_once_ = false;  // by CloseNow, maybe while it was closing already
   bool send_queue_drained_ = false;

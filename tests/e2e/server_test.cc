@@ -359,6 +359,198 @@ TEST_F(ServerTest, WithoutACacheEverythingIsExecuted) {
   EXPECT_EQ(service_.handled, 2u);
 }
 
+// --- Limits ---
+
+TEST_F(ServerTest, ConnectionsOfOneAddressAreLimited) {
+  StartServer({.address_connections_max = 2});
+  Client& first = Connected(1000);
+  Connected(2000);
+  EXPECT_FALSE(ConnectOf(NewClient(3000)).has_value());
+  EXPECT_EQ(server_->stats().clients_rejected, 1u);
+  EXPECT_EQ(server_->stats().rejected.address_connections_max, 1u);
+  EXPECT_TRUE(Traced("client.rejected")) << "and says why";
+  Lose(first);
+  // The server's end of it goes with the next turn of its loop.
+  ASSERT_TRUE(setting_->Until([&] { return server_->holdings().connections < 2; }));
+  Connected(4000);
+}
+
+// Each connection has one credit, so four calls come where two may be executed.
+TEST_F(ServerTest, RequestsBeyondTheLimitOfAnAddressWaitTheirTurn) {
+  StartServer({.address_requests_max = 2});
+  std::vector<Pending> pending;
+  for (uint32_t number = 0; number < 4; ++number) {
+    pending.push_back(Hold(Connected(1000 * (number + 1)), number));
+    ASSERT_TRUE(setting_->Until([&] { return server_->stats().connections.calls == number + 1; }));
+  }
+  EXPECT_EQ(service_.held.size(), 2u);
+  EXPECT_EQ(server_->holdings().requests, 2u);
+  EXPECT_EQ(server_->stats().requests_waited, 2u);
+  EXPECT_TRUE(Traced("client.waits"));
+  // In the order in which they came.
+  service_.Answer(0);
+  ASSERT_TRUE(setting_->Until([&] { return service_.held.contains(2); }));
+  EXPECT_EQ(service_.held.size(), 2u);
+  service_.Answer(2);
+  ASSERT_TRUE(setting_->Until([&] { return service_.held.contains(3); }));
+  service_.Answer(1);
+  service_.Answer(3);
+  for (const Pending& each : pending) {
+    ASSERT_TRUE(setting_->Until([&] { return each->has_value(); }));
+    EXPECT_TRUE((*each)->has_value());
+  }
+  EXPECT_EQ(server_->holdings().requests, 0u);
+}
+
+// One whose turn will not come does not keep the others from theirs.
+TEST_F(ServerTest, AClientThatGoesLosesItsPlaceInTheQueue) {
+  StartServer({.address_requests_max = 1});
+  const Pending first = Hold(Connected(1000), 0);
+  ASSERT_TRUE(setting_->Until([&] { return service_.held.size() == 1; }));
+  Client& second = Connected(2000);
+  Hold(second, 1);
+  ASSERT_TRUE(setting_->Until([&] { return server_->stats().requests_waited == 1; }));
+  const Pending third = Hold(Connected(3000), 2);
+  ASSERT_TRUE(setting_->Until([&] { return server_->stats().requests_waited == 2; }));
+  Lose(second);
+  service_.Answer(0);
+  ASSERT_TRUE(setting_->Until([&] { return service_.held.contains(2); }));
+  EXPECT_EQ(service_.handled, 2u);
+  service_.Answer(2);
+  ASSERT_TRUE(setting_->Until([&] { return third->has_value(); }));
+}
+
+TEST_F(ServerTest, GrantsShrinkToTheShareOfAConnection) {
+  StartServer({.credits = 16, .address_requests_max = 16});
+  Client& first = Connected(1000);
+  EXPECT_TRUE(Call(first, kNull).has_value());
+  EXPECT_EQ(first.stats().credits_granted, 16u);
+  Client& second = Connected(100000);
+  EXPECT_TRUE(Call(first, kNull).has_value());
+  EXPECT_EQ(first.stats().credits_granted, 8u);
+  // What the first was promised comes back as its calls are answered.
+  EXPECT_TRUE(Call(second, kNull).has_value());
+  EXPECT_EQ(second.stats().credits_granted, 1u) << "never less";
+  for (int i = 0; i < 10; ++i) EXPECT_TRUE(Call(first, kNull).has_value());
+  EXPECT_TRUE(Call(second, kNull).has_value());
+  EXPECT_EQ(second.stats().credits_granted, 8u);
+  Lose(second);
+  EXPECT_TRUE(Call(first, kNull).has_value());
+  EXPECT_EQ(first.stats().credits_granted, 16u);
+}
+
+// Four connections, and memory for one call at a time: all get theirs.
+TEST_F(ServerTest, ConnectionsOfOneAddressShareItsMemory) {
+  StartServer({.client_bytes_max = 1, .call_bytes_max = 4 << 20});
+  const auto data = Pattern(3 << 20);
+  std::vector<std::shared_ptr<std::optional<Outcome>>> outcomes;
+  for (uint32_t i = 0; i < 4; ++i) {
+    auto outcome = std::make_shared<std::optional<Outcome>>();
+    Connected(1000 * (i + 1))
+        .Call(
+            ProcedureId{kProgram, 3, kSize}, [&](XdrWriter& args) { args.EligibleOpaque(data); }, {},
+            [outcome](Outcome result) { outcome->emplace(std::move(result)); });
+    outcomes.push_back(outcome);
+  }
+  for (const auto& outcome : outcomes) {
+    ASSERT_TRUE(setting_->Until([&] { return outcome->has_value(); }));
+    EXPECT_TRUE((*outcome)->has_value());
+  }
+  EXPECT_EQ(service_.handled, 4u);
+}
+
+TEST_F(ServerTest, AClientThatIsSilentForTooLongIsDisconnected) {
+  StartServer({.idle_timeout = 40ms});
+  Client& busy = Connected(1000);
+  const Pending held = Hold(busy, 1);
+  Client& silent = Connected(2000);
+  EXPECT_TRUE(Call(silent, kNull).has_value());
+  ASSERT_TRUE(setting_->Until([&] { return !silent.connected(); }));
+  EXPECT_TRUE(busy.connected()) << "who waits for an answer is not idle";
+  EXPECT_EQ(server_->stats().clients_idle, 1u);
+  EXPECT_TRUE(Traced("client.idle"));
+  service_.Answer(1);
+  ASSERT_TRUE(setting_->Until([&] { return held->has_value(); }));
+  EXPECT_TRUE((*held)->has_value());
+  ASSERT_TRUE(setting_->Until([&] { return !busy.connected(); }));
+  EXPECT_EQ(server_->stats().clients_idle, 2u);
+}
+
+TEST_F(ServerTest, SpeakingKeepsAConnection) {
+  StartServer({.idle_timeout = 200ms});
+  Client& client = Connected(1000);
+  for (int i = 0; i < 30; ++i) {
+    ASSERT_TRUE(Call(client, kNull).has_value());
+    setting_->For(10ms);
+  }
+  EXPECT_EQ(server_->stats().clients_idle, 0u);
+}
+
+// --- The end ---
+
+// More RDMA Writes than the send queue holds, more replies than there are Send buffers: all are delivered first.
+TEST_F(ServerTest, EveryReplyIsDeliveredBeforeTheServerIsGone) {
+  struct Collector final : rpcrdma::Service {
+    uint32_t program() const override { return kProgram + 1; }
+    rpcrdma::VersionRange versions() const override { return {1, 1}; }
+    void Handle(rpcrdma::Request request) override { held.push_back(std::move(request)); }
+    std::vector<rpcrdma::Request> held;
+  } collector;
+  constexpr size_t kCalls = 64, kResults = 8;
+  StartServer({.credits = kCalls});
+  server_->Register(&collector);
+  Client& client = Connected(1000);
+  ASSERT_TRUE(Call(client, kNull).has_value());
+  const auto data = Pattern(2000);
+  std::vector<std::vector<std::byte>> rooms(kCalls * kResults, std::vector<std::byte>(4096));
+  size_t answered = 0, ended = 0;
+  for (size_t i = 0; i < kCalls; ++i) {
+    CallOptions options;
+    for (size_t j = 0; j < kResults; ++j) options.result_buffers.push_back(rooms[i * kResults + j]);
+    client.Call(
+        ProcedureId{kProgram + 1, 1, 1}, [&](XdrWriter& args) { args.U32(static_cast<uint32_t>(i)); }, options,
+        [&](Outcome outcome) {
+          ++ended;
+          answered += outcome.has_value() ? 1 : 0;
+        });
+  }
+  ASSERT_TRUE(setting_->Until([&] { return collector.held.size() == kCalls; }));
+  bool stopped = false;
+  server_->Stop(20s, [&] { stopped = true; });
+  for (rpcrdma::Request& request : collector.held) {
+    request.Reply([&](XdrWriter& results) {
+      for (size_t j = 0; j < kResults; ++j) results.EligibleOpaque(data);
+    });
+  }
+  collector.held.clear();
+  ASSERT_TRUE(setting_->Until([&] { return stopped && ended == kCalls; }));
+  EXPECT_EQ(answered, kCalls);
+  clients_.clear();
+  server_.reset();
+}
+
+TEST_F(ServerTest, CallsThatComeWhileItStopsAreNotExecutedAndTheirClientCanTell) {
+  StartServer();
+  Client& client = Connected(1000);
+  ASSERT_TRUE(Call(client, kNull).has_value());
+  const Pending before = Hold(client, 1);
+  ASSERT_TRUE(setting_->Until([&] { return service_.held.size() == 1; }));
+  bool stopped = false;
+  server_->Stop(20s, [&] { stopped = true; });
+  const Pending during = Hold(client, 2);
+  ASSERT_TRUE(setting_->Until([&] { return server_->stats().connections.calls == 3; }));
+  // Who comes only now finds nobody.
+  const auto refused = ConnectOf(NewClient(2000));
+  EXPECT_FALSE(refused.has_value());
+  EXPECT_FALSE(stopped);
+  service_.Answer(1);
+  ASSERT_TRUE(setting_->Until([&] { return stopped && before->has_value() && during->has_value(); }));
+  EXPECT_TRUE((*before)->has_value());
+  ASSERT_FALSE((*during)->has_value());
+  EXPECT_EQ((*during)->error().kind, CallError::Kind::kConnectionLost);
+  EXPECT_EQ(service_.handled, 2u);
+}
+
 // Who held a request and lets go of it after the server is gone must not touch the server's records.
 TEST_F(ServerTest, RecordsEndWithTheServer) {
   StartServer();
