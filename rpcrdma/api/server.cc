@@ -20,6 +20,7 @@
 #include "rpcrdma/verbs/cm_channel.h"
 #include "rpcrdma/verbs/connection.h"
 #include "rpcrdma/verbs/listener.h"
+#include "rpcrdma/verbs/shared_receives.h"
 
 namespace stagecoach::rpcrdma {
 namespace internal {
@@ -50,8 +51,10 @@ std::string HostOf(const std::string& peer) {
   return host;
 }
 
-Connection::Options ConnectionOptions(const ServerOptions& options, ClientId client) {
+Connection::Options ConnectionOptions(const ServerOptions& options, ClientId client,
+                                      std::shared_ptr<SharedReceives> shared) {
   Connection::Options result;
+  result.shared = std::move(shared);
   // RDMA Reads, and a few RDMA Writes ahead of each Send; more wait for room.
   result.queues = SizesForCredits(options.credits, options.outgoing_reads + 2 * options.credits + 64);
   result.send_size = options.inline_send_max;
@@ -142,6 +145,7 @@ class ServerImpl final : public std::enable_shared_from_this<ServerImpl> {
   void OnRequest(verbs::CmId id, const CmEvent& request);
   void Reject(rdma_cm_id* id, const std::string& peer, std::string_view why, uint64_t* count);
   std::shared_ptr<Address> AddressOf(const std::string& host);
+  std::shared_ptr<SharedReceives> SharedReceivesOf(ibv_context* device);
   void GiveTurns(const std::shared_ptr<Address>& address);
   void GiveMemory(const std::shared_ptr<Address>& address);
   void FinishStopIfIdle();
@@ -156,6 +160,8 @@ class ServerImpl final : public std::enable_shared_from_this<ServerImpl> {
   std::map<ClientId, std::shared_ptr<ServerConnection>> connections_;
   const std::shared_ptr<Alive> alive_ = std::make_shared<Alive>();
   std::map<std::string, std::weak_ptr<Address>> addresses_;
+  // Of each device that a connection came by; null where they are not shared.
+  std::vector<std::pair<ibv_context*, std::shared_ptr<SharedReceives>>> shared_receives_;
   ClientId next_client_ = 1;
   ServerStats stats_;  // of connections that are gone, and counters
   bool stopping_ = false;
@@ -168,7 +174,8 @@ class ServerConnection final : public ConnectionOwner,
                                public RequestHost,
                                public std::enable_shared_from_this<ServerConnection> {
  public:
-  ServerConnection(ServerImpl& server, ClientId id, std::string host, std::shared_ptr<Address> address)
+  ServerConnection(ServerImpl& server, ClientId id, std::string host, std::shared_ptr<Address> address,
+                   std::shared_ptr<SharedReceives> shared)
       : server_(&server),
         alive_(server.alive()),
         loop_(server.loop()),
@@ -177,7 +184,9 @@ class ServerConnection final : public ConnectionOwner,
         host_(std::move(host)),
         address_(std::move(address)),
         pool_(std::make_shared<BlockPool>(address_->memory)),
-        connection_(loop_, ConnectionOptions(server.options(), id), *this, pool_.get(), server.options().trace) {
+        shared_(std::move(shared)),
+        connection_(loop_, ConnectionOptions(server.options(), id, shared_), *this, pool_.get(),
+                    server.options().trace) {
     ++alive_->connections;
     ++address_->connections;
     pool_->on_turn = [this] { OnMemoryTurn(); };
@@ -215,6 +224,11 @@ class ServerConnection final : public ConnectionOwner,
     config.data_limits = {.read_bytes_max = options.call_bytes_max, .write_bytes_max = options.call_offer_bytes_max};
     config.reply_chunk_use = options.reply_chunk_use;
     config.budgets = {address_->credits};
+    if (shared_ != nullptr) {
+      config.shared_receives = true;
+      config.receives = connection_.receive_arena().slots - 1;
+      config.budgets.push_back(shared_->budget());
+    }
     config.name = options.name + "/" + std::to_string(id_);
     responder_.emplace(config, connection_.send_arena(), connection_.receive_arena(), connection_, options.trace);
     responder_->Start();
@@ -496,13 +510,14 @@ class ServerConnection final : public ConnectionOwner,
       }
     } else if (const auto* replay = std::get_if<ReplayCache::Replay>(&verdict)) {
       const std::shared_ptr<const ReplyBody>& reply = replay->reply;
-      // It was expressed once.
-      STAGECOACH_CHECK(AnswerAgain(state.id, reply->message, reply->items, reply));
+      const bool answered = AnswerAgain(state.id, reply->message, reply->items, reply);
+      STAGECOACH_CHECK(answered);  // it was expressed once
     } else {
       std::array<std::byte, kReplyHeaderMax> buffer;
       XdrWriter out(buffer);
       EncodeReply(ErrorReply(state.header.xid, AcceptStat::kSystemErr), out);
-      STAGECOACH_CHECK(out.ok() && AnswerAgain(state.id, out.written(), {}, nullptr));
+      const bool answered = AnswerAgain(state.id, out.written(), {}, nullptr);
+      STAGECOACH_CHECK(out.ok() && answered);
     }
     return false;
   }
@@ -632,6 +647,7 @@ class ServerConnection final : public ConnectionOwner,
   size_t executing_ = 0;  // requests handed out
   size_t joined_ = 0;     // calls that wait for the reply to one that is the same
   std::shared_ptr<BlockPool> pool_;
+  const std::shared_ptr<SharedReceives> shared_;
   std::optional<Responder> responder_;
   Connection connection_;  // destroyed before the responder
 };
@@ -685,6 +701,20 @@ std::shared_ptr<Address> ServerImpl::AddressOf(const std::string& host) {
   return address;
 }
 
+std::shared_ptr<SharedReceives> ServerImpl::SharedReceivesOf(ibv_context* device) {
+  if (options_.shared_receives == 0 || device == nullptr) return nullptr;
+  for (const auto& [known, shared] : shared_receives_) {
+    if (known == device) return shared;
+  }
+  auto created = SharedReceives::Create(device, options_.shared_receives, options_.inline_receive_max);
+  if (created) {
+    Trace(options_.trace, loop_.Now(), options_.name, "receives.shared", {{"receives", uint64_t{(*created)->slots()}}});
+  } else {
+    Trace(options_.trace, loop_.Now(), options_.name, "receives.not_shared", {{"why", created.error().ToString()}});
+  }
+  return shared_receives_.emplace_back(device, created ? std::move(*created) : nullptr).second;
+}
+
 void ServerImpl::GiveTurns(const std::shared_ptr<Address>& address) {
   while (!over_ && address->executing < address->requests_max && !address->waiting.empty()) {
     const ClientId client = address->waiting.front();
@@ -712,8 +742,12 @@ void ServerImpl::OnRequest(verbs::CmId id, const CmEvent& request) {
   if (address->connections >= options_.address_connections_max) {
     return Reject(id.get(), peer, "address_connections_max", &stats_.rejected.address_connections_max);
   }
+  const std::shared_ptr<SharedReceives> shared = SharedReceivesOf(id->verbs);
+  if (shared != nullptr && shared->budget()->free() == 0) {
+    return Reject(id.get(), peer, "no shared Receive is left", &stats_.rejected.receives);
+  }
   const ClientId client = next_client_++;
-  auto connection = std::make_shared<ServerConnection>(*this, client, host, address);
+  auto connection = std::make_shared<ServerConnection>(*this, client, host, address, shared);
   if (auto accepted = connection->Accept(std::move(id), request); !accepted) {
     Reject(nullptr, peer, accepted.error().ToString(), &stats_.rejected.device);
     connection->CloseNow();
@@ -790,6 +824,10 @@ void ServerImpl::Shutdown() {
     loop_.Post([keep = connection] {});
   }
   connections_.clear();
+  // Requests may hold buffers of them.
+  for (const auto& [device, shared] : shared_receives_) {
+    if (shared != nullptr) shared->Close();
+  }
   listener_.reset();
   channel_.reset();
 }
@@ -811,6 +849,12 @@ ServerHoldings ServerImpl::holdings() const {
     holdings.registered_blocks += pool.registered_blocks;
     holdings.registration_records += connection->registration_records();
   }
+  for (const auto& [device, shared] : shared_receives_) {
+    if (shared == nullptr) continue;
+    holdings.shared_receives += shared->slots();
+    holdings.shared_receives_posted += shared->posted();
+    holdings.shared_receives_reserved += shared->budget()->reserved();
+  }
   return holdings;
 }
 
@@ -819,7 +863,12 @@ std::string ServerImpl::DebugString() const {
                      (stopping_   ? "stopping"
                       : listener_ ? "listening"
                                   : "not listening") +
-                     "; clients " + std::to_string(connections_.size()) + "\n";
+                     "; clients " + std::to_string(connections_.size());
+  if (const ServerHoldings now = holdings(); now.shared_receives > 0) {
+    text += "; shared receives posted " + std::to_string(now.shared_receives_posted) + " of " +
+            std::to_string(now.shared_receives) + ", promised " + std::to_string(now.shared_receives_reserved);
+  }
+  text += "\n";
   for (const auto& [client, connection] : connections_) text += connection->DebugString();
   return text;
 }

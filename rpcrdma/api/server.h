@@ -41,6 +41,12 @@ struct ServerOptions {
   // Calls one client may have in progress; granted in every reply. 1 to 1024; fewer when the device's queues are
   // short.
   uint32_t credits = 64;
+  // Receives that all connections draw on, through a shared receive queue: memory for an inline message each,
+  // however many clients there are. Grants follow from what is left, so that nobody can be without a Receive that was
+  // granted, and a client that sends more than it was granted is disconnected. A connection for which not one can be
+  // promised is rejected; a quarter is kept for those to come. 0: each connection has `credits` of its own, as on
+  // devices without shared receive queues, and on iWARP (docs/decisions/0030).
+  uint32_t shared_receives = 0;
   // As in ClientOptions.
   uint32_t inline_threshold = 4096;
   uint32_t inline_send_max = 0;
@@ -112,6 +118,10 @@ struct ServerHoldings {
   uint64_t registered_blocks = 0;
   // Entries of the open connections' tables of registrations, free ones included.
   uint64_t registration_records = 0;
+  // Shared Receives: all of them, those that are posted (the others hold calls), and how many are promised to clients.
+  uint64_t shared_receives = 0;
+  uint64_t shared_receives_posted = 0;
+  uint64_t shared_receives_reserved = 0;
 };
 
 class Server {

@@ -62,8 +62,8 @@ using RequestId = uint64_t;
 class Responder final : public ConnectionEngine {
  public:
   struct Config {
-    // Receives for calls: the credits granted. 0: all of the arena, which Start() posts. Otherwise the arena is shared
-    // with the other direction: its owner (duplex.h) posts it and hands over messages.
+    // Receives for calls: the most that is granted. 0: all of the arena, which Start() posts. Otherwise the arena is
+    // shared with the other direction: its owner (duplex.h) posts it and hands over messages.
     uint32_t receives = 0;
     // [5666bis:8.3.4#3] Calls with chunks are refused, and calls beyond the credits granted are dropped: they would
     // take the Receives of the other direction.
@@ -80,7 +80,8 @@ class Responder final : public ConnectionEngine {
     std::vector<std::shared_ptr<CreditBudget>> budgets;
     // The receive buffers are taken, when messages come, from Receives that other connections draw on as well. They are
     // given back by ConnectionMemory::ReturnReceive instead of being posted, and who sends more calls than it may is
-    // disconnected: nothing else would stop it from using what was granted to others.
+    // disconnected: nothing else would stop it from using what was granted to others. The arena has one buffer more
+    // than `receives`, for the call too many.
     bool shared_receives = false;
     std::string name = "responder";
   };

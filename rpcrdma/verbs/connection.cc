@@ -111,10 +111,13 @@ Connection::Connection(EventLoop& loop, const Options& options, ConnectionOwner&
 Connection::~Connection() {
   if (state_ == State::kClosed || state_ == State::kIdle) {
     DestroyResources();
-    return;
+  } else {
+    engine_ = nullptr;
+    CloseNow();
   }
-  engine_ = nullptr;
-  CloseNow();
+  for (const uint32_t slot : shared_slots_) {
+    if (slot != kNoSlot) options_.shared->Return(slot);
+  }
 }
 
 // --- Making a connection ---
@@ -192,20 +195,29 @@ VerbsResult<void> Connection::CreateResources() {
   incoming_reads_ = std::min<uint32_t>(incoming_reads_, std::max(device.max_qp_rd_atom, 0));
   segment_length_max_ = static_cast<uint32_t>(std::min<uint64_t>(device.max_mr_size, segment_length_max_));
 
-  const auto sizes = FitToDevice(options_.queues, device.max_qp_wr, device.max_cqe);
+  // A completion queue that any number of shared Receives cannot overrun.
+  const int shared_receives = options_.shared ? static_cast<int>(options_.shared->slots()) : 0;
+  const auto sizes = FitToDevice(options_.queues, device.max_qp_wr, device.max_cqe - shared_receives);
   if (!sizes) return Err(VerbsError{.error = ENOSPC, .call = "queues for one message each way"});
   sizes_ = *sizes;
   ledger_ = SendLedger(sizes_.send_queue);
 
-  auto domain = verbs::AllocatePd(context);
-  if (!domain) return Err(domain.error());
-  domain_ = std::move(*domain);
-  if (pool_ != nullptr) pool_->SetDomain(domain_.get());
+  if (options_.shared) {
+    pd_ = options_.shared->domain();
+  } else {
+    auto domain = verbs::AllocatePd(context);
+    if (!domain) return Err(domain.error());
+    domain_ = std::move(*domain);
+    pd_ = domain_.get();
+  }
+  if (pool_ != nullptr) pool_->SetDomain(pd_);
   auto channel = verbs::CreateCompletionChannel(context);
   if (!channel) return Err(channel.error());
   channel_ = std::move(*channel);
   if (!MakeNonBlocking(channel_->fd)) return Err(VerbsError{.error = errno, .call = "fcntl"});
-  auto queue = verbs::CreateCq(context, static_cast<int>(sizes_.completions()), nullptr, channel_.get());
+  const int completions =
+      options_.shared ? static_cast<int>(sizes_.send_queue) + shared_receives : static_cast<int>(sizes_.completions());
+  auto queue = verbs::CreateCq(context, completions, nullptr, channel_.get());
   if (!queue) return Err(queue.error());
   queue_ = std::move(*queue);
 
@@ -214,22 +226,34 @@ VerbsResult<void> Connection::CreateResources() {
   attributes.recv_cq = queue_.get();
   attributes.qp_type = IBV_QPT_RC;
   attributes.cap.max_send_wr = sizes_.send_queue;
-  attributes.cap.max_recv_wr = sizes_.receives;
   attributes.cap.max_send_sge = 1;
-  attributes.cap.max_recv_sge = 1;
-  if (auto created = verbs::CreateCmQp(id_.get(), domain_.get(), &attributes); !created) return Err(created.error());
+  if (options_.shared) {
+    attributes.srq = options_.shared->queue();
+  } else {
+    attributes.cap.max_recv_wr = sizes_.receives;
+    attributes.cap.max_recv_sge = 1;
+  }
+  if (auto created = verbs::CreateCmQp(id_.get(), pd_, &attributes); !created) return Err(created.error());
 
   auto arena = CreateArena(sizes_.sends, options_.send_size, &send_memory_, &send_region_, &send_arena_);
   if (!arena) return arena;
-  arena = CreateArena(sizes_.receives, options_.receive_size, &receive_memory_, &receive_region_, &receive_arena_);
-  if (!arena) return arena;
+  if (options_.shared) {
+    const uint32_t slots = std::min(sizes_.receives, options_.shared->slots()) + 1;
+    places_.assign(slots, nullptr);
+    shared_slots_.assign(slots, kNoSlot);
+    for (uint32_t slot = slots; slot > 0; --slot) free_places_.push_back(slot - 1);
+    receive_arena_ = {.slot_size = options_.shared->slot_size(), .slots = slots, .places = places_.data()};
+  } else {
+    arena = CreateArena(sizes_.receives, options_.receive_size, &receive_memory_, &receive_region_, &receive_arena_);
+    if (!arena) return arena;
+  }
   return CheckWatch();
 }
 
 VerbsResult<void> Connection::CreateArena(uint32_t slots, uint32_t slot_size, std::vector<std::byte>* memory,
                                           verbs::MemoryRegion* region, BufferArena* arena) {
   memory->assign(size_t{slots} * slot_size + kArenaTail, std::byte{});
-  auto registered = verbs::RegisterMemory(domain_.get(), memory->data(), memory->size(), IBV_ACCESS_LOCAL_WRITE);
+  auto registered = verbs::RegisterMemory(pd_, memory->data(), memory->size(), IBV_ACCESS_LOCAL_WRITE);
   if (!registered) return Err(registered.error());
   *region = std::move(*registered);
   *arena = {.memory = *memory, .slot_size = slot_size, .slots = slots, .local_key = (*region)->lkey};
@@ -408,7 +432,10 @@ void Connection::OnChannelReadable() {
 }
 
 void Connection::HandleCompletion(const ibv_wc& completion) {
+  // The opcode of a completion in error means nothing, so the ids of Sends and Receives differ, those of shared
+  // Receives as well: a queue pair with an SRQ has no other.
   if ((completion.wr_id & kReceiveId) == 0) return OnSendCompletion(completion);
+  if (options_.shared) return OnSharedReceive(completion);
   STAGECOACH_CHECK(receives_outstanding_ > 0);
   --receives_outstanding_;
   ++receives_completed_;
@@ -417,6 +444,48 @@ void Connection::HandleCompletion(const ibv_wc& completion) {
   std::optional<uint32_t> invalidated;
   if ((completion.wc_flags & IBV_WC_WITH_INV) != 0) invalidated = completion.invalidated_rkey;
   engine_->OnReceive(static_cast<uint32_t>(completion.wr_id), completion.byte_len, invalidated, loop_.Now());
+}
+
+void Connection::OnSharedReceive(const ibv_wc& completion) {
+  const auto shared = static_cast<uint32_t>(completion.wr_id);
+  options_.shared->OnTaken(shared);
+  // Its own, from the moment it took it.
+  ++receives_posted_;
+  ++receives_completed_;
+  if (completion.status != IBV_WC_SUCCESS || engine_ == nullptr) {
+    options_.shared->Return(shared);
+    if (completion.status != IBV_WC_SUCCESS) OnFailedCompletion(completion);
+    return;
+  }
+  // The engine gives one back for each call too many, so it is never without.
+  STAGECOACH_CHECK(!free_places_.empty());
+  const uint32_t slot = free_places_.back();
+  free_places_.pop_back();
+  shared_slots_[slot] = shared;
+  places_[slot] = options_.shared->place(shared);
+  engine_->OnReceive(slot, completion.byte_len, std::nullopt, loop_.Now());
+}
+
+void Connection::ReturnReceive(uint32_t slot) {
+  STAGECOACH_CHECK(options_.shared && shared_slots_[slot] != kNoSlot);
+  free_places_.push_back(slot);
+  options_.shared->Return(std::exchange(shared_slots_[slot], kNoSlot));
+}
+
+// What the queue pair took from the shared queue and nobody has looked at: in the error state it takes no more, and
+// what it was filling is flushed.
+void Connection::ReturnUndeliveredReceives() {
+  EnterError();
+  ibv_wc completions[kBatch];
+  for (int count = 1; count > 0;) {
+    count = ibv_poll_cq(queue_.get(), kBatch, completions);
+    for (int i = 0; i < count; ++i) {
+      if ((completions[i].wr_id & kReceiveId) == 0) continue;
+      const auto shared = static_cast<uint32_t>(completions[i].wr_id);
+      options_.shared->OnTaken(shared);
+      options_.shared->Return(shared);
+    }
+  }
 }
 
 void Connection::OnSendCompletion(const ibv_wc& completion) {
@@ -671,7 +740,7 @@ void Connection::TraceSends(int count) {
     Trace(trace_, loop_.Now(), options_.name, "send.posted",
           {{"slot", uint64_t{entry.tag}},
            {"bytes", uint64_t{send_sge_[i].length}},
-           {"receives_posted", uint64_t{receives_outstanding_}},
+           {"receives_posted", options_.shared ? free_places_.size() : uint64_t{receives_outstanding_}},
            {"received", receives_completed_}});
   }
 }
@@ -679,7 +748,7 @@ void Connection::TraceSends(int count) {
 // --- Memory ---
 
 std::optional<Registration> Connection::Register(ConstBytes memory, MemoryUse use) {
-  if (!domain_ || memory.empty()) return std::nullopt;
+  if (pd_ == nullptr || memory.empty()) return std::nullopt;
   const bool by_peer = use == MemoryUse::kReadByPeer || use == MemoryUse::kWrittenByPeer;
   // Pooled memory has a registration for local use already; the sink of a Read on iWARP needs more.
   if (!by_peer && pool_ != nullptr && (use == MemoryUse::kWriteSource || !iwarp_)) {
@@ -709,8 +778,7 @@ std::optional<Registration> Connection::Register(ConstBytes memory, MemoryUse us
   const bool window = windows_ && by_peer;
   const int access = AccessOf(use, iwarp_);
   const int region_access = window ? (access & IBV_ACCESS_LOCAL_WRITE) | IBV_ACCESS_MW_BIND : access;
-  auto region =
-      verbs::RegisterMemory(domain_.get(), const_cast<std::byte*>(memory.data()), memory.size(), region_access);
+  auto region = verbs::RegisterMemory(pd_, const_cast<std::byte*>(memory.data()), memory.size(), region_access);
   if (!region) {
     STAGECOACH_MARK("connection.registration_refused");
     return give_up();
@@ -736,7 +804,7 @@ std::optional<Registration> Connection::Register(ConstBytes memory, MemoryUse us
     exposed.window_key = free_windows_.back().second;
     free_windows_.pop_back();
   } else {
-    auto allocated = verbs::AllocateMw(domain_.get(), IBV_MW_TYPE_2);
+    auto allocated = verbs::AllocateMw(pd_, IBV_MW_TYPE_2);
     if (!allocated) {
       STAGECOACH_MARK("connection.window_refused");
       return give_up();
@@ -968,6 +1036,7 @@ void Connection::DestroyResources() {
   if (watch_ != 0) loop_.Unwatch(std::exchange(watch_, 0));
   if (poller_ != 0) loop_.RemovePoller(std::exchange(poller_, 0));
   if (id_ && id_->qp != nullptr) {
+    if (options_.shared && queue_) ReturnUndeliveredReceives();
     rdma_destroy_qp(id_.get());
     if (trace_ != nullptr) TraceClosed();
   }
@@ -984,6 +1053,7 @@ void Connection::DestroyResources() {
   receive_region_ = {};
   queue_ = {};
   channel_ = {};
+  pd_ = nullptr;
   domain_ = {};
   id_ = {};
 }
@@ -1007,8 +1077,9 @@ std::string Connection::DebugString() const {
                                             "established", "closing",   "closed"};
   std::string text = kStates[static_cast<size_t>(state_)];
   if (cause_) text += " (" + cause_->text + ")";
-  text += "; receives posted " + std::to_string(receives_outstanding_) + "; send queue " +
-          std::to_string(ledger_.size()) + " of " + std::to_string(ledger_.size() + ledger_.room());
+  text += (options_.shared ? "; shared receives held " + std::to_string(places_.size() - free_places_.size())
+                           : "; receives posted " + std::to_string(receives_outstanding_)) +
+          "; send queue " + std::to_string(ledger_.size()) + " of " + std::to_string(ledger_.size() + ledger_.room());
   if (!binds_.empty()) text += "; window binds waiting " + std::to_string(binds_.size());
   if (held_) text += "; a command waits";
   if (queue_) text += armed_ ? "; completions armed" : "; completions not armed";

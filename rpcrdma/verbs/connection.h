@@ -41,6 +41,7 @@
 #include "rpcrdma/verbs/cm_channel.h"
 #include "rpcrdma/verbs/queue_sizes.h"
 #include "rpcrdma/verbs/send_ledger.h"
+#include "rpcrdma/verbs/shared_receives.h"
 #include "verbs_shim/cxx/handles.h"
 
 namespace stagecoach::rpcrdma::internal {
@@ -95,6 +96,10 @@ class Connection final : public CmHandler, public ConnectionMemory {
     bool memory_windows = false;
     bool always_busy =
         false;  // poll in the poll phase even when nothing of ours is outstanding: a server expects calls
+    // Receives that it shares with others; null: its own. Then the protection domain is theirs, too, the receive arena
+    // has one buffer more than there are credits, so that one call too many is seen, and the engine gives buffers back
+    // instead of posting them (ReturnReceive).
+    std::shared_ptr<SharedReceives> shared;
     std::string name = "connection";  // in traces
   };
 
@@ -145,6 +150,7 @@ class Connection final : public CmHandler, public ConnectionMemory {
   std::optional<Registration> Register(ConstBytes memory, MemoryUse use) override;
   std::optional<MutableBytes> Allocate(size_t bytes) override;
   void Free(MutableBytes memory) override;
+  void ReturnReceive(uint32_t slot) override;
 
   // --- CmHandler ---
   void OnCmEvent(const CmEvent& event) override;
@@ -166,7 +172,8 @@ class Connection final : public CmHandler, public ConnectionMemory {
   };
 
   static constexpr int kBatch = 32;
-  static constexpr uint64_t kReceiveId = uint64_t{1} << 63;  // in wr_id
+  static constexpr uint64_t kReceiveId = SharedReceives::kReceiveId;  // in wr_id
+  static constexpr uint32_t kNoSlot = UINT32_MAX;
 
   verbs::VerbsResult<void> CreateResources();
   verbs::VerbsResult<void> CreateArena(uint32_t slots, uint32_t slot_size, std::vector<std::byte>* memory,
@@ -180,6 +187,8 @@ class Connection final : public CmHandler, public ConnectionMemory {
   bool Busy() const;
   void OnChannelReadable();
   void HandleCompletion(const ibv_wc& completion);
+  void OnSharedReceive(const ibv_wc& completion);
+  void ReturnUndeliveredReceives();
   void OnSendCompletion(const ibv_wc& completion);
   void FinishEntry(const SendEntry& entry);
   void OnFailedCompletion(const ibv_wc& completion);
@@ -221,7 +230,8 @@ class Connection final : public CmHandler, public ConnectionMemory {
 
   // In the order of their dependencies: destroyed from the last to the first.
   verbs::CmId id_;
-  verbs::ProtectionDomain domain_;
+  verbs::ProtectionDomain domain_;  // unless it is shared
+  ibv_pd* pd_ = nullptr;            // either of them
   verbs::CompletionChannel channel_;
   verbs::CompletionQueue queue_;
   std::vector<std::byte> send_memory_;
@@ -234,6 +244,11 @@ class Connection final : public CmHandler, public ConnectionMemory {
 
   BufferArena send_arena_;
   BufferArena receive_arena_;
+  // With shared Receives: where the buffers of the receive arena are at the moment, and which those of the shared queue
+  // these are.
+  std::vector<std::byte*> places_;
+  std::vector<uint32_t> shared_slots_;
+  std::vector<uint32_t> free_places_;
   bool iwarp_ = false;
   bool windows_ = false;
   uint32_t outgoing_reads_ = 0;

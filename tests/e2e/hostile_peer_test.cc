@@ -189,6 +189,7 @@ class HostilePeerTest : public ::testing::Test {
 
   void StartServer(ServerOptions options = {}) {
     setting_->ActAsServer();
+    if (options.shared_receives == 0) options.shared_receives = SharedReceivesByDefault();
     server_.emplace(setting_->loop(), options);
     server_->Register(&service_);
     ASSERT_TRUE(server_->Listen(setting_->server_host(), 0).has_value());
@@ -329,6 +330,7 @@ TEST_F(HostilePeerTest, WriteChunkThatPointsNowhereEndsThatConnectionOnly) {
 }
 
 TEST_F(HostilePeerTest, CallsBeyondTheCreditsHarmThatConnectionOnly) {
+  if (SharedReceivesByDefault() > 0) GTEST_SKIP() << "skipped: the server ends the connection";
   StartServer({.credits = 2});
   ConnectPeer();
   for (uint32_t xid = 1; xid <= 30; ++xid) {
@@ -351,6 +353,45 @@ TEST_F(HostilePeerTest, CallsBeyondTheCreditsHarmThatConnectionOnly) {
   EXPECT_LE(service_.handled, 4u) << "two of the peer, one for the reply, and that of another client";
   service_.held.clear();
   ExpectServerStillServes();
+}
+
+// Nothing but the server's own count stands between a client and the Receives that were granted to others.
+TEST_F(HostilePeerTest, CallsBeyondTheGrantOfSharedReceivesEndThatConnection) {
+  if (Transport().type != IBV_TRANSPORT_IB) GTEST_SKIP() << "skipped: each connection has Receives of its own";
+  StartServer({.shared_receives = 32});
+  ConnectPeer();
+  const auto hold = [](uint32_t xid) {
+    return Encode(HeaderV1{.xid = xid, .credits = 1, .body = RdmaMsg{}},
+                  Words({xid, 0, 2, kProgram, 3, kHold, 0, 0, 0, 0, xid}));
+  };
+  // One is what a client has before the first reply.
+  peer_->Send(hold(1));
+  ASSERT_TRUE(setting_->Until([&] { return service_.held.size() == 1; }));
+  peer_->Send(hold(2));
+  ASSERT_TRUE(setting_->Until([&] { return peer_->closed.has_value() && server_->stats().clients == 0; }));
+  EXPECT_EQ(server_->stats().connections.grant_overruns, 1u);
+  EXPECT_EQ(service_.handled, 1u);
+  service_.held.clear();
+  EXPECT_EQ(server_->holdings().shared_receives_posted, 32u);
+  ExpectServerStillServes();
+}
+
+// Whatever a peer posts at once, every Receive comes back.
+TEST_F(HostilePeerTest, AFloodOfMessagesCostsNoSharedReceive) {
+  if (Transport().type != IBV_TRANSPORT_IB) GTEST_SKIP() << "skipped: each connection has Receives of its own";
+  StartServer({.shared_receives = 8});
+  for (uint32_t round = 0; round < 5; ++round) {
+    ConnectPeer();
+    for (uint32_t i = 0; i < 40; ++i) {
+      peer_->Send(round % 2 == 0 ? Encode({.xid = i, .credits = 1, .body = RdmaMsg{}}, NullCall(i)) : Words({i}));
+    }
+    setting_->For(20ms);
+    peer_.reset();
+    ASSERT_TRUE(setting_->Until([&] { return server_->stats().clients == 0; }));
+    EXPECT_EQ(server_->holdings().shared_receives_posted, 8u) << round;
+    ExpectServerStillServes();
+    ASSERT_TRUE(setting_->Until([&] { return server_->stats().clients == 0; }));
+  }
 }
 
 TEST_F(HostilePeerTest, ClientThatVanishesDuringItsReadsLeavesNothing) {

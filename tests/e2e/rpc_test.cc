@@ -55,6 +55,7 @@ class RpcTest : public ::testing::Test {
 
   void StartServer(ServerOptions options = {}) {
     setting_->ActAsServer();
+    if (options.shared_receives == 0) options.shared_receives = SharedReceivesByDefault();
     server_.emplace(setting_->loop(), options);
     server_->Register(&service_);
     const auto listening = server_->Listen(setting_->server_host(), 0);

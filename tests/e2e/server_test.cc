@@ -1,6 +1,7 @@
 // What a server owes its clients together: calls that come again on another connection, limits, and its end.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "rpcrdma/api/server.h"
 #include "tests/e2e/setting.h"
 #include "tests/e2e/test_service.h"
+#include "tests/e2e/transports.h"
 
 namespace stagecoach::e2e {
 namespace {
@@ -42,6 +44,7 @@ class ServerTest : public ::testing::Test {
   void StartServer(ServerOptions options = {}) {
     setting_->ActAsServer();
     options.trace = &trace_;
+    if (options.shared_receives == 0) options.shared_receives = SharedReceivesByDefault();
     server_.emplace(setting_->loop(), options);
     server_->Register(&service_);
     const auto listening = server_->Listen(setting_->server_host(), 0);
@@ -484,6 +487,104 @@ TEST_F(ServerTest, SpeakingKeepsAConnection) {
     setting_->For(10ms);
   }
   EXPECT_EQ(server_->stats().clients_idle, 0u);
+}
+
+// --- Shared Receives ---
+
+// On iWARP each connection keeps Receives of its own.
+class SharedReceivesTest : public ServerTest {
+ protected:
+  static bool Shared() { return Transport().type == IBV_TRANSPORT_IB; }
+  // All are posted, and every client has what it was promised.
+  void ExpectAllPosted() {
+    const auto holdings = server_->holdings();
+    EXPECT_EQ(holdings.shared_receives_posted, holdings.shared_receives);
+    EXPECT_LE(holdings.shared_receives_reserved, holdings.shared_receives);
+  }
+};
+
+TEST_F(SharedReceivesTest, ServeManyConnections) {
+  StartServer({.credits = 16, .shared_receives = 32});
+  std::vector<Pending> pending;
+  std::vector<Client*> clients;
+  for (uint32_t i = 0; i < 12; ++i) clients.push_back(&Connected(100000 * (i + 1)));
+  uint32_t number = 0;
+  for (int round = 0; round < 20; ++round) {
+    for (Client* client : clients) pending.push_back(Hold(*client, number++));
+  }
+  const auto all_answered = [&] {
+    while (!service_.held.empty()) service_.Answer(service_.held.begin()->first);
+    return std::all_of(pending.begin(), pending.end(), [](const Pending& each) { return each->has_value(); });
+  };
+  size_t most = 0;
+  ASSERT_TRUE(setting_->Until([&] {
+    most = std::max(most, service_.held.size());
+    const auto holdings = server_->holdings();
+    EXPECT_LE(holdings.shared_receives_reserved, holdings.shared_receives);
+    return all_answered();
+  }));
+  for (const Pending& each : pending) EXPECT_TRUE((*each)->has_value()) << (*each)->error().ToString();
+  EXPECT_EQ(server_->holdings().shared_receives, Shared() ? 32u : 0u);
+  EXPECT_TRUE(Traced(Shared() ? "receives.shared" : "receives.not_shared"));
+  ExpectAllPosted();
+  EXPECT_LE(most, Shared() ? 32u : 12u * 16u);
+  for (Client* client : clients) {
+    EXPECT_GE(client->stats().credits_granted, 1u);
+    EXPECT_LE(client->stats().credits_granted, Shared() ? 32u / 12u : 16u);
+  }
+  clients_.clear();
+  ASSERT_TRUE(setting_->Until([&] { return server_->stats().clients == 0; }));
+  EXPECT_EQ(server_->holdings().shared_receives_reserved, 0u);
+  ExpectAllPosted();
+}
+
+TEST_F(SharedReceivesTest, WhoCannotBePromisedOneIsRejected) {
+  if (!Shared()) GTEST_SKIP() << "skipped: each connection has its own";
+  StartServer({.shared_receives = 4});
+  Client& first = Connected(1000);
+  EXPECT_TRUE(Call(first, kNull).has_value());
+  EXPECT_EQ(first.stats().credits_granted, 3u) << "one is for whoever comes";
+  Connected(2000);
+  auto refused = ConnectOf(NewClient(3000));
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().kind, CallError::Kind::kRejected);
+  EXPECT_EQ(server_->stats().rejected.receives, 1u);
+  // The first one's promise shrinks to its share as it is answered.
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(Call(first, kNull).has_value());
+  EXPECT_EQ(first.stats().credits_granted, 2u);
+  EXPECT_TRUE(Call(Connected(4000), kNull).has_value());
+  Lose(first);
+  Connected(5000);
+  Connected(6000);
+  EXPECT_EQ(server_->stats().clients_rejected, 1u);
+}
+
+// What a client that is gone has left with services holds its buffers, and no others.
+TEST_F(SharedReceivesTest, AConnectionThatGoesReturnsItsReceives) {
+  if (!Shared()) GTEST_SKIP() << "skipped: each connection has its own";
+  StartServer({.credits = 8, .shared_receives = 16});
+  for (uint32_t round = 0; round < 10; ++round) {
+    Client& client = Connected(100000 * (round + 1));
+    ASSERT_TRUE(Call(client, kNull).has_value());
+    for (uint32_t i = 0; i < 8; ++i) Hold(client, i);
+    ASSERT_TRUE(setting_->Until([&] { return service_.held.size() == 8; }));
+    EXPECT_EQ(server_->holdings().shared_receives_posted, 8u);
+    Lose(client);
+    EXPECT_EQ(server_->holdings().shared_receives_reserved, 0u);
+    EXPECT_EQ(server_->holdings().shared_receives_posted, 8u);
+    for (uint32_t i = 0; i < 8; ++i) service_.Answer(i);
+    ExpectAllPosted();
+  }
+}
+
+TEST_F(SharedReceivesTest, TheServerMayGoBeforeItsRequests) {
+  StartServer({.shared_receives = 16});
+  const Pending outcome = Hold(Connected(1000), 7);
+  ASSERT_TRUE(setting_->Until([&] { return service_.held.size() == 1; }));
+  server_.reset();
+  EXPECT_EQ(service_.held.begin()->second.procedure(), static_cast<uint32_t>(kHold));
+  service_.Answer(7);
+  ASSERT_TRUE(setting_->Until([&] { return outcome->has_value(); }));
 }
 
 // --- The end ---

@@ -2,6 +2,8 @@
 // system's RDMA device), or in virtual time.
 #pragma once
 
+#include <cstdint>
+#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <string>
@@ -38,6 +40,13 @@ inline void Setting::For(Duration time) {
   bool over = false;
   loop().At(loop().Now() + time, [&over] { over = true; });
   Until([&over] { return over; });
+}
+
+// ServerOptions::shared_receives for servers that have no number of their own: the tests run with 0, and once more with
+// TEST_SHARED_RECEIVES.
+inline uint32_t SharedReceivesByDefault() {
+  const char* const number = std::getenv("TEST_SHARED_RECEIVES");
+  return number != nullptr ? static_cast<uint32_t>(std::strtoul(number, nullptr, 10)) : 0;
 }
 
 // A fresh one for each test. `seed` and `trace` matter in virtual time.
