@@ -163,7 +163,15 @@ void MetricsPage::Add(const Labels& given, const Server& server) {
       AddCounter(Prefixed(each.name), each.help, labels, stats.replay.*each.value);
     }
   }
+  AddCounter(Prefixed("clients_idle"), "Clients disconnected for being idle", labels, stats.clients_idle);
+  AddCounter(Prefixed("requests_waited"), "Times that a connection waited for others of its address", labels,
+             stats.requests_waited);
   const ServerHoldings holdings = server.holdings();
+  AddGauge(Prefixed("shared_receives"), "Receives that connections share", labels, holdings.shared_receives);
+  AddGauge(Prefixed("shared_receives_posted"), "Of them, those that hold no call", labels,
+           holdings.shared_receives_posted);
+  AddGauge(Prefixed("shared_receives_reserved"), "Of them, those that are promised to clients", labels,
+           holdings.shared_receives_reserved);
   AddGauge(Prefixed("connections_held"), "Connections with memory, those of clients that are gone included", labels,
            holdings.connections);
   AddGauge(Prefixed("requests_executing"), "Calls that services have not answered", labels, holdings.requests);
