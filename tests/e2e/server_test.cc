@@ -2,8 +2,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <iterator>
 #include <memory>
 #include <optional>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "base/prng.h"
@@ -29,6 +32,25 @@ using rpcrdma::XdrReader;
 using rpcrdma::XdrWriter;
 
 using Outcome = Result<Reply, CallError>;
+
+// A second program, whose calls tests answer by themselves: an eligible argument, eight eligible results.
+constexpr const char* kArguments[] = {"data"};
+constexpr const char* kResults[] = {"a", "b", "c", "d", "e", "f", "g", "h"};
+constexpr rpcrdma::ProcedureBinding kOtherProcedures[] = {
+    {.number = 1, .name = "HOLD", .arguments = kArguments, .results = kResults, .reply_fixed = 4 * std::size(kResults)},
+};
+constexpr rpcrdma::Binding kOther = {
+    .program = kProgram + 1, .version = 1, .name = "another", .procedures = kOtherProcedures};
+
+class OtherService final : public rpcrdma::Service {
+ public:
+  uint32_t program() const override { return kProgram + 1; }
+  rpcrdma::VersionRange versions() const override { return {1, 1}; }
+  std::span<const rpcrdma::Binding> bindings() const override { return {&kOther, 1}; }
+  void Handle(rpcrdma::Request request) override { held.push_back(std::move(request)); }
+
+  std::vector<rpcrdma::Request> held;
+};
 
 class ServerTest : public ::testing::Test {
  protected:
@@ -57,6 +79,8 @@ class ServerTest : public ::testing::Test {
     setting_->ActAsClient();
     options.first_xid = first_xid;
     clients_.push_back(std::make_unique<Client>(setting_->loop(), options));
+    for (const rpcrdma::Binding& binding : kBindings) clients_.back()->Register(binding);
+    clients_.back()->Register(kOther);
     return *clients_.back();
   }
   Result<void, CallError> ConnectOf(Client& client) {
@@ -258,12 +282,7 @@ TEST_F(ServerTest, StoppingWaitsForTheAnswerToACallThatCameAgain) {
 // A long answer, in the pool's memory of a connection that is gone, to the one that is there.
 TEST_F(ServerTest, AReplyFromMemoryOfTheOldConnectionReachesTheNewOne) {
   StartServer();
-  struct Holder final : rpcrdma::Service {
-    uint32_t program() const override { return kProgram + 1; }
-    rpcrdma::VersionRange versions() const override { return {1, 1}; }
-    void Handle(rpcrdma::Request request) override { held.emplace(std::move(request)); }
-    std::optional<rpcrdma::Request> held;
-  } holder;
+  OtherService holder;
   server_->Register(&holder);
   const auto data = Pattern(200000);
   std::vector<std::byte> room(300000);
@@ -278,17 +297,17 @@ TEST_F(ServerTest, AReplyFromMemoryOfTheOldConnectionReachesTheNewOne) {
   };
   Client& before = Connected(77);
   call(before);
-  ASSERT_TRUE(setting_->Until([&] { return holder.held.has_value(); }));
+  ASSERT_TRUE(setting_->Until([&] { return !holder.held.empty(); }));
   Lose(before);
   const Pending again = call(Connected(77));
   ASSERT_TRUE(setting_->Until([&] { return replay().joined == 1; }));
   // The arguments are those of the first call, whose connection is gone.
-  const ConstBytes arguments = holder.held->args().EligibleOpaque("data", kDataMax);
-  auto copy = holder.held->Allocate(arguments.size());
+  const ConstBytes arguments = holder.held[0].args().EligibleOpaque("data", kDataMax);
+  auto copy = holder.held[0].Allocate(arguments.size());
   ASSERT_TRUE(copy.has_value());
   CopyBytes(copy->bytes(), arguments);
   const ConstBytes result = copy->bytes();
-  holder.held->Reply([&](XdrWriter& results) { results.EligibleOpaque(result); }, std::move(*copy));
+  holder.held[0].Reply([&](XdrWriter& results) { results.EligibleOpaque(result); }, std::move(*copy));
   ASSERT_TRUE(setting_->Until([&] { return again->has_value(); }));
   ExpectData(**again, data);
   // It is too long to be kept.
@@ -591,23 +610,18 @@ TEST_F(SharedReceivesTest, TheServerMayGoBeforeItsRequests) {
 
 // More RDMA Writes than the send queue holds, more replies than there are Send buffers: all are delivered first.
 TEST_F(ServerTest, EveryReplyIsDeliveredBeforeTheServerIsGone) {
-  struct Collector final : rpcrdma::Service {
-    uint32_t program() const override { return kProgram + 1; }
-    rpcrdma::VersionRange versions() const override { return {1, 1}; }
-    void Handle(rpcrdma::Request request) override { held.push_back(std::move(request)); }
-    std::vector<rpcrdma::Request> held;
-  } collector;
-  constexpr size_t kCalls = 64, kResults = 8;
+  OtherService collector;
+  constexpr size_t kCalls = 64, kItems = std::size(kResults);
   StartServer({.credits = kCalls});
   server_->Register(&collector);
   Client& client = Connected(1000);
   ASSERT_TRUE(Call(client, kNull).has_value());
   const auto data = Pattern(2000);
-  std::vector<std::vector<std::byte>> rooms(kCalls * kResults, std::vector<std::byte>(4096));
+  std::vector<std::vector<std::byte>> rooms(kCalls * kItems, std::vector<std::byte>(4096));
   size_t answered = 0, ended = 0;
   for (size_t i = 0; i < kCalls; ++i) {
     CallOptions options;
-    for (size_t j = 0; j < kResults; ++j) options.result_buffers.push_back(rooms[i * kResults + j]);
+    for (size_t j = 0; j < kItems; ++j) options.result_buffers.push_back(rooms[i * kItems + j]);
     client.Call(
         ProcedureId{kProgram + 1, 1, 1}, [&](XdrWriter& args) { args.U32(static_cast<uint32_t>(i)); }, options,
         [&](Outcome outcome) {
@@ -620,7 +634,7 @@ TEST_F(ServerTest, EveryReplyIsDeliveredBeforeTheServerIsGone) {
   server_->Stop(20s, [&] { stopped = true; });
   for (rpcrdma::Request& request : collector.held) {
     request.Reply([&](XdrWriter& results) {
-      for (size_t j = 0; j < kResults; ++j) results.EligibleOpaque(data);
+      for (size_t j = 0; j < kItems; ++j) results.EligibleOpaque(data);
     });
   }
   collector.held.clear();
