@@ -342,8 +342,7 @@ class ServerConnection final : public ConnectionOwner,
     // Calls that arrive while the server stops are left to the disconnect: their client knows that they were not
     // answered.
     dispatching_ = true;
-    while (server_ != nullptr && !stopping_ && !server_->over() && !waits_for_turn_ &&
-           responder_->has_request()) {
+    while (server_ != nullptr && !stopping_ && !server_->over() && !waits_for_turn_ && responder_->has_request()) {
       if (address_->executing >= address_->requests_max || !address_->waiting.empty()) {
         server_->CountWait();
         Trace(server_->options().trace, loop_.Now(), server_->options().name, "client.waits",
