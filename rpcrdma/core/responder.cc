@@ -411,7 +411,11 @@ std::optional<RequestId> Responder::TakeRequest(Instant now) {
     return std::nullopt;
   }
   const uint32_t slot = ready_[*next];
-  ready_.Remove(slot);
+  if (*next == 0) {
+    ready_.pop();
+  } else {
+    ready_.Remove(slot);
+  }
   if (IsBehindWaiting(slot)) ++overtaken_by_;
   calls_[slot].state = State::kExecuting;
   if (STAGECOACH_MUTANT("arguments-freed-early", "the memory of a call's Read chunks is free while it is executed")) {

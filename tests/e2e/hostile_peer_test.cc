@@ -284,6 +284,42 @@ TEST_F(HostilePeerTest, ServerAnswersBadHeadersAndGoesOn) {
   EXPECT_EQ(service_.handled, 1u);
 }
 
+// [5666bis:5.7.1#2] [5666bis:5.7.2#1]
+TEST_F(HostilePeerTest, ServerTakesMsgpAndDropsDoneAndErrors) {
+  StartServer();
+  ConnectPeer();
+  for (uint32_t xid = 1; xid <= 200; ++xid) {
+    // More of them than there are Receives: none is lost. None is answered.
+    peer_->Send(Encode({.xid = xid, .credits = 1, .body = RdmaDone{}}));
+    peer_->Send(Encode({.xid = xid, .credits = 1, .body = ErrChunk{}}));
+    const auto header =
+        Ask(Encode({.xid = xid, .credits = 1, .body = RdmaMsgp{.align = 4096, .thresh = 64}}, NullCall(xid)));
+    ASSERT_TRUE(header.has_value());
+    EXPECT_EQ(header->xid, xid);
+    EXPECT_TRUE(std::holds_alternative<RdmaMsg>(header->body));
+  }
+  EXPECT_EQ(peer_->engine->received.size(), 200u);
+  EXPECT_EQ(service_.handled, 200u);
+}
+
+// [5666bis:5.7.1#2] [5666bis:5.7.2#1]
+TEST_F(HostilePeerTest, ClientTakesMsgpAndDropsDone) {
+  StartLyingServer([](RawPeer& peer, const HeaderV1& call) {
+    peer.Send(Encode({.xid = call.xid, .credits = 10, .body = RdmaDone{}}));
+    peer.Send(Encode({.xid = call.xid, .credits = 10, .body = RdmaMsgp{.align = 4096, .thresh = 64}},
+                     Words({call.xid, 1, 0, 0, 0, 0})));
+  });
+  for (int i = 0; i < 200; ++i) {
+    std::optional<bool> answered;
+    client_->Call(
+        {kProgram, 3, kNull}, [](XdrWriter&) {}, {},
+        [&](Result<Reply, CallError> reply) { answered = reply.has_value(); });
+    ASSERT_TRUE(setting_->Until([&] { return answered.has_value(); }));
+    EXPECT_TRUE(*answered);
+  }
+  EXPECT_EQ(client_->stats().ignored, 200u);
+}
+
 TEST_F(HostilePeerTest, ServerSurvivesAnyMessage) {
   StartServer({.call_bytes_max = 1 << 16});
   Prng prng(3);
