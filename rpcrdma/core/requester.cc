@@ -118,7 +118,7 @@ Result<CallId, SubmitRefusal> Requester::Submit(CallSpec&& spec, Instant now) {
     STAGECOACH_MARK("requester.no_plan_fits");
     return refuse(SubmitRefusal::kTooLarge);
   }
-  // [5666bis:8.3.4#2] [5666bis:8.3.4#3] RDMA_MSG without chunks, or nothing.
+  // [5666bis:8.3.4#2] [5666bis:8.3.4#3] RDMA_MSG without chunks, or nothing is sent.
   if (config_.inline_only && (plan->type != MessageType::kMsg || plan->exposed_segments() > 0)) {
     STAGECOACH_MARK("requester.call_does_not_fit_inline");
     return refuse(SubmitRefusal::kTooLarge);
@@ -229,6 +229,7 @@ void Requester::Transmit(uint32_t index, Instant now) {
     return;
   }
 
+  // [5666bis:8.3.4#1] [5666bis:8.3.4#4] Of version 1; the message follows at once.
   HeaderV1 header = MakeCallHeader(call.plan, call.xid, credits_.Request(queue_.size()), exposures);
   const uint32_t slot = free_send_slots_.back();
   free_send_slots_.pop_back();

@@ -156,6 +156,7 @@ void Responder::OnCall(uint32_t slot, HeaderV1&& header, ConstBytes message, Ins
   call.xid = header.xid;
   Result<CallChunks, ChunkFault> chunks = ValidateCall(header, message, config_.data_limits);
   const bool reads_refused = chunks && !chunks->chunks.empty() && config_.reads_max == 0;
+  // [5666bis:8.3.5#2] [5666bis:8.3.5#3] What was offered no chunks is answered without, or with RDMA_ERROR.
   const bool chunks_refused = config_.inline_only && !header.chunks()->empty();
   if (!chunks || reads_refused || chunks_refused) {
     STAGECOACH_MARK("responder.chunk_lists_refused");
@@ -541,6 +542,7 @@ void Responder::SendReply(uint32_t slot, uint32_t send_slot, Instant now) {
     return;
   }
 
+  // [5666bis:8.3.5#1] [5666bis:8.3.5#4] Of version 1; the message follows at once.
   const HeaderV1 header = MakeReplyHeader(call.plan, call.xid, window_.OnReply(grant_limit_));
   ByteWriter out(send_.slot(send_slot));
   EncodeHeaderV1(header, out);

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "rpcrdma/core/duplex.h"
+
 namespace stagecoach::rpcrdma::internal {
 namespace {
 
@@ -21,6 +23,13 @@ QueueSizes SizesForCredits(uint32_t credits, uint32_t other_requests) {
   sizes.sends = credits + 2 * sizes.signal_interval;
   sizes.send_queue = sizes.sends + other_requests + kMarkers;
   return sizes;
+}
+
+void AddReverse(uint32_t calls, QueueSizes* sizes) {
+  const uint32_t sends = ReverseSendBuffers(calls);
+  sizes->receives += calls;
+  sizes->sends += sends;
+  sizes->send_queue += sends;
 }
 
 std::optional<QueueSizes> FitToDevice(const QueueSizes& wanted, int max_qp_wr, int max_cqe) {

@@ -28,6 +28,9 @@ inline constexpr uint32_t kMarkers = 2;
 // one request for each Send buffer.
 QueueSizes SizesForCredits(uint32_t credits, uint32_t other_requests);
 
+// Adds what `calls` at a time in the reverse direction need: a Receive for each, and Send buffers.
+void AddReverse(uint32_t calls, QueueSizes* sizes);
+
 // `wanted` cut down to queues of `max_qp_wr` and a completion queue of `max_cqe`, so that a full send queue always has
 // a completion to come. Empty when the device has no room for one message each way.
 std::optional<QueueSizes> FitToDevice(const QueueSizes& wanted, int max_qp_wr, int max_cqe);

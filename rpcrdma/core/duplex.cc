@@ -1,0 +1,172 @@
+#include "rpcrdma/core/duplex.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "rpcrdma/onc/rpc_message.h"
+
+namespace stagecoach::rpcrdma {
+namespace {
+
+BufferArena Part(BufferArena arena, uint32_t first, uint32_t slots) {
+  arena.first = first;
+  arena.slots = slots;
+  return arena;
+}
+
+}  // namespace
+
+// Each message of the reverse direction asks for a completion of its own, so a few beyond the calls are enough for
+// those on their way home.
+uint32_t ReverseSendBuffers(uint32_t reverse) {
+  return reverse + 2;
+}
+
+std::optional<DuplexShares> DivideForDuplex(const BufferArena& send, const BufferArena& receive, uint32_t forward,
+                                            uint32_t reverse) {
+  STAGECOACH_CHECK(forward > 0 && reverse > 0 && send.first == 0 && receive.first == 0);
+  if (send.slots < 2 || receive.slots < 2) return std::nullopt;
+  DuplexShares shares;
+  const uint64_t wanted = uint64_t{forward} + reverse;
+  shares.reverse_receives = reverse;
+  if (receive.slots < wanted) {
+    shares.reverse_receives = static_cast<uint32_t>(std::max<uint64_t>(uint64_t{receive.slots} * reverse / wanted, 1));
+  }
+  shares.forward_receives = receive.slots - shares.reverse_receives;
+  // The larger half stays with the forward direction, whose Sends ask for completions seldom: as many as may go without
+  // one must not take all its buffers (queue_sizes.h).
+  const uint32_t reverse_sends = std::min(ReverseSendBuffers(shares.reverse_receives), send.slots / 2);
+  shares.forward_send = Part(send, 0, send.slots - reverse_sends);
+  shares.reverse_send = Part(send, send.slots - reverse_sends, reverse_sends);
+  return shares;
+}
+
+Duplex::Duplex(const Config& config, Requester& requester, Responder& responder, const DuplexShares& shares,
+               const BufferArena& receive)
+    : config_(config),
+      requester_(requester),
+      responder_(responder),
+      first_reverse_send_(shares.reverse_send.first),
+      receive_(receive) {
+  STAGECOACH_CHECK(shares.forward_receives + shares.reverse_receives == receive.slots);
+}
+
+void Duplex::Start() {
+  requester_.Start();
+  responder_.Start();
+  for (uint32_t slot = 0; slot < receive_.slots; ++slot) receives_.push(slot);
+}
+
+// --- Receiving ---
+
+void Duplex::OnReceive(uint32_t slot, uint32_t length, std::optional<uint32_t> invalidated, Instant now) {
+  STAGECOACH_CHECK(slot < receive_.slots && length <= receive_.slot_size && posted_receives_ > 0);
+  --posted_receives_;
+  // Whatever it came with, this steering tag is dead now.
+  if (invalidated) requester_.OnInvalidatedByPeer(*invalidated);
+
+  ByteReader in(receive_.slot(slot).first(length));
+  Result<HeaderV1, HeaderFault> header = DecodeHeaderV1(in, config_.list_limits);
+  if (!header) {
+    if (forward() == Side::kRequester) {
+      requester_.OnMalformed(slot, length, header.error(), now);
+    } else {
+      responder_.OnMalformed(slot, length, header.error(), now);
+    }
+    return;
+  }
+  const ConstBytes message = in.Rest();
+  const Side side = Route(*header, message);
+  if (side == Side::kRequester) {
+    requester_.OnMessage(slot, std::move(*header), message, now);
+  } else {
+    responder_.OnMessage(slot, std::move(*header), message, now);
+  }
+}
+
+Duplex::Side Duplex::Route(const HeaderV1& header, ConstBytes message) const {
+  const ChunkLists* lists = header.chunks();
+  if (lists == nullptr) return header.type() == MessageType::kError ? Side::kRequester : forward();
+  if (!header.has_inline_message()) return lists->reads.empty() ? forward() : Side::kResponder;
+  // [5666bis:8.3.4#5] [5666bis:8.3.5#5]
+  const std::optional<MessagePrefix> prefix = PeekMessage(message);
+  if (!prefix) return forward();
+  return prefix->direction == MessageDirection::kCall ? Side::kResponder : Side::kRequester;
+}
+
+// --- What the other completions belong to ---
+
+void Duplex::OnSendDone(uint32_t slot, Instant now) {
+  const bool of_requester = (slot < first_reverse_send_) == (forward() == Side::kRequester);
+  if (of_requester) {
+    requester_.OnSendDone(slot, now);
+  } else {
+    responder_.OnSendDone(slot, now);
+  }
+}
+
+// Without chunks nothing is read, and nothing is registered: these are the forward direction's.
+void Duplex::OnReadDone(uint32_t tag, Instant now) {
+  responder_.OnReadDone(tag, now);
+}
+
+void Duplex::OnInvalidated(uint32_t tag, Instant now) {
+  if (forward() == Side::kRequester) {
+    requester_.OnInvalidated(tag, now);
+  } else {
+    responder_.OnInvalidated(tag, now);
+  }
+}
+
+void Duplex::OnDisconnected(Instant now) {
+  requester_.OnDisconnected(now);
+  responder_.OnDisconnected(now);
+  receives_.clear();
+  calls_.clear();
+  replies_.clear();
+  posted_receives_ = 0;
+}
+
+// --- Commands ---
+
+void Duplex::Collect(ConnectionEngine& engine, Ring<Command>* commands) {
+  while (std::optional<Command> command = engine.TakeCommand()) {
+    if (const auto* receive = std::get_if<PostReceive>(&*command)) {
+      receives_.push(receive->slot);
+      continue;
+    }
+    // Few buffers that many Sends of the other direction stand between: their completion is asked for.
+    auto* send = std::get_if<PostSend>(&*command);
+    if (send != nullptr && send->slot >= first_reverse_send_) send->prompt = true;
+    commands->push(*command);
+  }
+}
+
+std::optional<Command> Duplex::TakeCommand() {
+  Collect(requester_, &calls_);
+  Collect(responder_, &replies_);
+  if (!receives_.empty()) {
+    ++posted_receives_;
+    return PostReceive{receives_.pop()};
+  }
+  if (calls_.empty() && replies_.empty()) return std::nullopt;
+  const bool reply = replies_next_ ? !replies_.empty() : calls_.empty();
+  replies_next_ = !reply;
+  return reply ? replies_.pop() : calls_.pop();
+}
+
+// --- Time ---
+
+std::optional<Instant> Duplex::Deadline() const {
+  const std::optional<Instant> one = requester_.Deadline();
+  const std::optional<Instant> other = responder_.Deadline();
+  return one && other ? std::min(*one, *other) : one ? one : other;
+}
+
+void Duplex::OnDeadline(Instant now) {
+  requester_.OnDeadline(now);
+  responder_.OnDeadline(now);
+}
+
+}  // namespace stagecoach::rpcrdma
