@@ -13,6 +13,8 @@
 #include "rpcrdma/api/lookup.h"
 #include "rpcrdma/api/reply_storage.h"
 #include "rpcrdma/api/resolve.h"
+#include "rpcrdma/api/reverse_service.h"
+#include "rpcrdma/core/duplex.h"
 #include "rpcrdma/core/negotiation.h"
 #include "rpcrdma/core/requester.h"
 #include "rpcrdma/core/ring.h"
@@ -29,6 +31,7 @@ ClientOptions Clamp(ClientOptions options) {
     *size = InlineThreshold(*size != 0 ? *size : options.inline_threshold);
   }
   options.incoming_reads = std::max<uint8_t>(options.incoming_reads, 1);
+  options.reverse_credits = options.reverse_services.empty() ? 0 : std::clamp(options.reverse_credits, 1u, 1024u);
   return options;
 }
 
@@ -36,6 +39,7 @@ Connection::Options ConnectionOptions(const ClientOptions& options) {
   Connection::Options result;
   // With windows, each exposed segment costs a bind, and perhaps an invalidation.
   result.queues = SizesForCredits(options.credits, options.memory_windows ? 2 * options.credits + 64 : 0);
+  if (options.reverse_credits > 0) AddReverse(options.reverse_credits, &result.queues);
   result.send_size = options.inline_send_max;
   result.receive_size = options.inline_receive_max;
   result.incoming_reads = options.incoming_reads;
@@ -174,6 +178,7 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
     on_lost_ = nullptr;
     EndLookup();
     RememberLoss(kDestroyed);
+    if (reverse_) reverse_->OnGone();
     if (channel_) connection_->CloseNow();
     channel_.reset();
     if (STAGECOACH_MUTANT("destroy-tells-inside", "~Client tells calls of their end before it returns"))
@@ -190,9 +195,12 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
   }
   const std::string& peer() const { return peer_; }
   ConnectionStats stats() const { return requester_ ? requester_->stats() : ConnectionStats{}; }
+  std::optional<Instant> reverse_active_at() const { return reverse_ ? reverse_->active_at() : std::nullopt; }
+  ConnectionStats reverse_stats() const { return reverse_ ? reverse_->stats() : ConnectionStats{}; }
   std::string DebugString() const {
     return options_.name + " to " + (peer_.empty() ? "nobody" : peer_) + ": " + connection_->DebugString() + "\n" +
-           (requester_ ? requester_->DebugString() : std::string());
+           (requester_ ? requester_->DebugString() : std::string()) +
+           (reverse_ ? reverse_->DebugString() : std::string());
   }
   EventLoop& loop() const { return loop_; }
   void OnConnectionLost(UniqueFunction<void(const CallError&)> handler) { on_lost_ = std::move(handler); }
@@ -211,14 +219,34 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
     config.queued_max = options_.queued_calls_max;
     config.limits = MakePlanLimits(Capabilities(), limits);
     config.name = options_.name;
-    requester_.emplace(config, connection_->send_arena(), connection_->receive_arena(), *connection_, xids_,
-                       options_.trace);
-    requester_->Start();
-    connection_->Attach(&*requester_);
+    std::optional<DuplexShares> shares;
+    if (options_.reverse_credits > 0) {
+      shares = DivideForDuplex(connection_->send_arena(), connection_->receive_arena(), options_.credits,
+                               options_.reverse_credits);
+    }
+    if (shares) config.receives = shares->forward_receives;
+    requester_.emplace(config, shares ? shares->forward_send : connection_->send_arena(), connection_->receive_arena(),
+                       *connection_, xids_, options_.trace);
+    if (shares) {
+      reverse_.emplace(loop_,
+                       ReverseService::Options{.shares = *shares,
+                                               .send_inline = limits.send_inline,
+                                               .services = options_.reverse_services,
+                                               .peer = peer_,
+                                               .name = options_.name,
+                                               .trace = options_.trace},
+                       *requester_, *connection_, weak_from_this());
+      reverse_->Start();
+      connection_->Attach(reverse_->engine());
+    } else {
+      requester_->Start();
+      connection_->Attach(&*requester_);
+    }
     if (on_connected_) std::exchange(on_connected_, nullptr)({});
   }
 
   void OnProgress() override {
+    if (reverse_) reverse_->OnProgress();
     // After ~Client, maybe from one of these handlers, the loop delivers the rest.
     while (requester_ && (!abandoned_ || delivering_after_end_)) {
       std::optional<CallOutcome> outcome = requester_->TakeOutcome(loop_.Now());
@@ -228,7 +256,10 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
   }
 
   // Before the outstanding calls end: they tell why.
-  void OnClosing(const CloseCause& cause) override { RememberLoss(cause); }
+  void OnClosing(const CloseCause& cause) override {
+    RememberLoss(cause);
+    if (reverse_) reverse_->OnGone();
+  }
 
   void OnClosed(const CloseCause& cause) override {
     if (!abandoned_ && GoOnToNextAddress(cause)) return;
@@ -438,19 +469,8 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
     if (outcome.failure) {
       return failed(FailedCall(*outcome.failure, name, lost_ ? *lost_ : NotConnected()), outcome.failure->sent);
     }
-    XdrReader reader(outcome.reply);
-    const Result<ReplyHeader, RpcFault> header = DecodeReply(reader);
-    if (!header) return failed(BadReply(ToString(header.error()), name), true);
-    if (!header->success()) return failed(RpcError(*header, name), true);
-
-    Reply reply;
-    reply.storage_ = std::make_unique<ReplyStorage>();
-    const ConstBytes results = outcome.reply.base.last(reader.base_remaining());
-    reply.stream_ = outcome.reply;
-    reply.storage_->reply_chunk = std::move(outcome.reply_memory);
-    reply.stream_.base = reply.storage_->reply_chunk ? results : reply.storage_->Keep(results);
-    reply.storage_->placed = outcome.placed;
-    reply.buffers_ = buffers;
+    Result<Reply, CallError> reply = ReplyMaker::Make(outcome, name, buffers);
+    if (!reply) return failed(std::move(reply.error()), true);
     return reply;
   }
 
@@ -519,7 +539,8 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
   EventLoop::TimerId lookup_timer_ = 0;
   std::unique_ptr<CmChannel> channel_;
   std::optional<Requester> requester_;
-  std::optional<Connection> connection_;  // always there; before the requester and the channel in destruction
+  std::optional<ReverseService> reverse_;
+  std::optional<Connection> connection_;  // always there; before its engines and the channel in destruction
 
   std::vector<Pending> pending_;
   std::vector<uint32_t> free_pending_;
@@ -529,6 +550,24 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
   UniqueFunction<void(const CallError&)> on_lost_;
   std::optional<CallError> lost_;
 };
+
+Result<Reply, CallError> ReplyMaker::Make(CallOutcome& outcome, const CallName& name,
+                                          const SmallVector<MutableBytes, 2>& buffers) {
+  XdrReader reader(outcome.reply);
+  const Result<ReplyHeader, RpcFault> header = DecodeReply(reader);
+  if (!header) return Err(BadReply(ToString(header.error()), name));
+  if (!header->success()) return Err(RpcError(*header, name));
+
+  Reply reply;
+  reply.storage_ = std::make_unique<ReplyStorage>();
+  const ConstBytes results = outcome.reply.base.last(reader.base_remaining());
+  reply.stream_ = outcome.reply;
+  reply.storage_->reply_chunk = std::move(outcome.reply_memory);
+  reply.stream_.base = reply.storage_->reply_chunk ? results : reply.storage_->Keep(results);
+  reply.storage_->placed = outcome.placed;
+  reply.buffers_ = buffers;
+  return reply;
+}
 
 }  // namespace internal
 
@@ -600,6 +639,12 @@ const std::string& Client::peer() const {
 }
 ConnectionStats Client::stats() const {
   return connection_->stats();
+}
+std::optional<Instant> Client::reverse_active_at() const {
+  return connection_->reverse_active_at();
+}
+ConnectionStats Client::reverse_stats() const {
+  return connection_->reverse_stats();
 }
 std::string Client::DebugString() const {
   return connection_->DebugString();

@@ -58,6 +58,7 @@
 #include "rpcrdma/api/completion.h"
 #include "rpcrdma/api/error.h"
 #include "rpcrdma/api/function.h"
+#include "rpcrdma/api/service.h"
 #include "rpcrdma/binding/binding.h"
 #include "rpcrdma/core/stats.h"
 #include "rpcrdma/onc/rpc_message.h"
@@ -70,6 +71,7 @@ namespace internal {
 class ClientConnection;
 class SessionImpl;
 struct EncodedCall;
+struct ReplyMaker;
 struct ReplyStorage;
 }  // namespace internal
 
@@ -112,6 +114,12 @@ struct ClientOptions {
   bool memory_windows = true;
   // First XID; 0 takes one from the system's generator. Simulations give a number.
   uint32_t first_xid = 0;
+  // Programs that this end serves to its server, which may call them on the connection once the upper layer has told it
+  // so (RFC 8167; reverse_client.h). They outlive the Client. With none, reverse calls are dropped.
+  std::vector<Service*> reverse_services;
+  // Reverse calls that may be in progress; granted in every reply to one. 1 to 1024; fewer when the device's queues are
+  // short. Of no effect without reverse_services.
+  uint32_t reverse_credits = 16;
   TraceSink* trace = nullptr;
   std::string name = "client";  // in traces
 };
@@ -168,7 +176,7 @@ class Reply {
   ConstBytes Settle(ConstBytes data, size_t i) const;
 
  private:
-  friend class internal::ClientConnection;
+  friend struct internal::ReplyMaker;
   ReducedStream stream_;
   SmallVector<MutableBytes, 2> buffers_;
   std::unique_ptr<internal::ReplyStorage> storage_;
@@ -248,6 +256,11 @@ class Client {
   // "127.0.0.1:20049", as asked for.
   const std::string& peer() const;
   ConnectionStats stats() const;
+  // Of reverse calls.
+  ConnectionStats reverse_stats() const;
+  // When a reverse call was last in progress; empty when none ever was. A connection that is in use for them is neither
+  // idle nor silent.
+  std::optional<Instant> reverse_active_at() const;
   // The connection, its credits and each call that is not over, in lines: for the report of a world that has stopped
   // moving, and for a debugger. The same history gives the same text.
   std::string DebugString() const;

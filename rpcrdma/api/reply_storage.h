@@ -1,4 +1,4 @@
-// What a Reply owns: the message, in itself when it is short.
+// What a Reply owns: the message, in itself when it is short. And where a Reply comes from.
 #pragma once
 
 #include <array>
@@ -7,6 +7,9 @@
 
 #include "base/bytes.h"
 #include "base/small_vector.h"
+#include "rpcrdma/api/client.h"
+#include "rpcrdma/api/errors_internal.h"
+#include "rpcrdma/core/requester.h"
 
 namespace stagecoach::rpcrdma::internal {
 
@@ -25,6 +28,12 @@ struct ReplyStorage {
     longer.assign(message.begin(), message.end());
     return longer;
   }
+};
+
+struct ReplyMaker {
+  // Of a call without failure: its reply, or why that is none. Eligible results lie in `buffers` if they were placed.
+  static Result<Reply, CallError> Make(CallOutcome& outcome, const CallName& name,
+                                       const SmallVector<MutableBytes, 2>& buffers);
 };
 
 }  // namespace stagecoach::rpcrdma::internal

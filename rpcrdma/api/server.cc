@@ -6,14 +6,18 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <random>
 #include <utility>
 #include <vector>
 
 #include "base/mark.h"
 #include "base/mutant.h"
+#include "rpcrdma/api/dispatch.h"
 #include "rpcrdma/api/errors_internal.h"
 #include "rpcrdma/api/request_internal.h"
 #include "rpcrdma/api/resolve.h"
+#include "rpcrdma/api/reverse_link.h"
+#include "rpcrdma/core/duplex.h"
 #include "rpcrdma/core/negotiation.h"
 #include "rpcrdma/core/responder.h"
 #include "rpcrdma/verbs/block_pool.h"
@@ -34,6 +38,7 @@ ServerOptions Clamp(ServerOptions options) {
   options.credits = std::clamp(options.credits, 1u, 1024u);
   options.address_connections_max = std::max(options.address_connections_max, 1u);
   options.address_requests_max = std::max(options.address_requests_max, 1u);
+  options.reverse_credits = std::min(options.reverse_credits, 1024u);
   for (uint32_t* size : {&options.inline_send_max, &options.inline_receive_max}) {
     *size = InlineThreshold(*size != 0 ? *size : options.inline_threshold);
   }
@@ -57,6 +62,7 @@ Connection::Options ConnectionOptions(const ServerOptions& options, ClientId cli
   result.shared = std::move(shared);
   // RDMA Reads, and a few RDMA Writes ahead of each Send; more wait for room.
   result.queues = SizesForCredits(options.credits, options.outgoing_reads + 2 * options.credits + 64);
+  if (options.reverse_credits > 0 && result.shared == nullptr) AddReverse(options.reverse_credits, &result.queues);
   result.send_size = options.inline_send_max;
   result.receive_size = options.inline_receive_max;
   result.outgoing_reads = options.outgoing_reads;
@@ -98,7 +104,8 @@ class ServerImpl final : public std::enable_shared_from_this<ServerImpl> {
   ServerImpl(EventLoop& loop, ServerOptions options)
       : loop_(loop),
         options_(Clamp(std::move(options))),
-        replay_cache_(options_.replay, options_.trace, options_.name + "/replay") {}
+        replay_cache_(options_.replay, options_.trace, options_.name + "/replay"),
+        reverse_(std::make_shared<ReverseHub>(loop, FirstXid())) {}
 
   void Register(Service* service) {
     services_[service->program()] = service;
@@ -135,6 +142,7 @@ class ServerImpl final : public std::enable_shared_from_this<ServerImpl> {
   }
   void CountWait() { ++stats_.requests_waited; }
   void CountIdle() { ++stats_.clients_idle; }
+  const std::shared_ptr<ReverseHub>& reverse() const { return reverse_; }
   void OnEstablished(ServerConnection& connection);
   void OnClosed(ServerConnection& connection, const CloseCause& cause, bool was_established);
 
@@ -142,6 +150,9 @@ class ServerImpl final : public std::enable_shared_from_this<ServerImpl> {
   UniqueFunction<void(const std::string&, const std::string&, const ConnectionStats&)> on_client_gone;
 
  private:
+  uint32_t FirstXid() const {
+    return options_.first_xid != 0 || options_.reverse_credits == 0 ? options_.first_xid : std::random_device()();
+  }
   void OnRequest(verbs::CmId id, const CmEvent& request);
   void Reject(rdma_cm_id* id, const std::string& peer, std::string_view why, uint64_t* count);
   std::shared_ptr<Address> AddressOf(const std::string& host);
@@ -153,6 +164,7 @@ class ServerImpl final : public std::enable_shared_from_this<ServerImpl> {
   EventLoop& loop_;
   const ServerOptions options_;
   ReplayCache replay_cache_;
+  const std::shared_ptr<ReverseHub> reverse_;
   std::map<uint32_t, Service*> services_;
   BindingRegistry bindings_;
   std::unique_ptr<CmChannel> channel_;
@@ -230,9 +242,28 @@ class ServerConnection final : public ConnectionOwner,
       config.budgets.push_back(shared_->budget());
     }
     config.name = options.name + "/" + std::to_string(id_);
-    responder_.emplace(config, connection_.send_arena(), connection_.receive_arena(), connection_, options.trace);
-    responder_->Start();
-    connection_.Attach(&*responder_);
+    std::optional<DuplexShares> shares;
+    if (options.reverse_credits > 0 && shared_ == nullptr) {
+      shares = DivideForDuplex(connection_.send_arena(), connection_.receive_arena(), options.credits,
+                               options.reverse_credits);
+    }
+    if (shares) config.receives = shares->forward_receives;
+    responder_.emplace(config, shares ? shares->forward_send : connection_.send_arena(), connection_.receive_arena(),
+                       connection_, options.trace);
+    if (shares) {
+      reverse_.emplace(loop_,
+                       ReverseLink::Options{.shares = *shares,
+                                            .limits = MakePlanLimits(own, limits),
+                                            .list_limits = options.chunk_limits,
+                                            .name = config.name,
+                                            .trace = options.trace},
+                       connection_, *responder_, server_->reverse()->xids(), [this] { AfterCommand(); });
+      reverse_->Start();
+      connection_.Attach(reverse_->engine());
+    } else {
+      responder_->Start();
+      connection_.Attach(&*responder_);
+    }
     const auto private_data = EncodePrivateData(MakePrivateData(own));
     return connection_.Accept(private_data);
   }
@@ -267,6 +298,8 @@ class ServerConnection final : public ConnectionOwner,
     return stats;
   }
 
+  ConnectionStats reverse_stats() const { return reverse_ ? reverse_->stats() : ConnectionStats{}; }
+
   BlockPool::Holdings pool_holdings() const { return pool_->holdings(); }
   size_t registration_records() const { return connection_.registration_records(); }
 
@@ -274,7 +307,8 @@ class ServerConnection final : public ConnectionOwner,
     return "  client " + std::to_string(id_) + ": " + connection_.DebugString() + "; requests executing " +
            std::to_string(executing_) + "; memory " + std::to_string(pool_->bytes_used()) + " of " +
            std::to_string(pool_->allowance().bytes_max()) + " bytes\n" +
-           (responder_ ? responder_->DebugString() : std::string());
+           (responder_ ? responder_->DebugString() : std::string()) +
+           (reverse_ ? reverse_->DebugString() : std::string());
   }
 
   // --- RequestHost ---
@@ -327,6 +361,7 @@ class ServerConnection final : public ConnectionOwner,
   void OnEstablished(ConstBytes) override {
     established_ = true;
     if (server_ == nullptr) return;
+    if (reverse_) server_->reverse()->Add(id_, &*reverse_);
     last_heard_ = loop_.Now();
     ArmIdleTimer();
     server_->OnEstablished(*this);
@@ -334,7 +369,8 @@ class ServerConnection final : public ConnectionOwner,
 
   void OnProgress() override {
     if (!responder_) return;
-    if (const uint64_t heard = responder_->stats().receives; heard != heard_) {
+    if (reverse_) reverse_->OnProgress();
+    if (const uint64_t heard = responder_->stats().receives + reverse_stats().receives; heard != heard_) {
       heard_ = heard;
       last_heard_ = loop_.Now();
     }
@@ -360,7 +396,11 @@ class ServerConnection final : public ConnectionOwner,
     DisconnectIfIdle();
   }
 
-  void OnClosing(const CloseCause&) override {}
+  void OnClosing(const CloseCause& cause) override {
+    if (!reverse_) return;
+    reverse_->OnClosing(cause);
+    if (server_ != nullptr) server_->reverse()->Remove(id_);
+  }
 
   void OnClosed(const CloseCause& cause) override {
     CancelIdleTimer();
@@ -413,7 +453,7 @@ class ServerConnection final : public ConnectionOwner,
     if (server_ == nullptr || !connection_.established()) return;
     const Instant now = loop_.Now();
     // Somebody who waits for an answer is not idle.
-    if (responder_->unanswered() > 0) last_heard_ = now;
+    if (responder_->unanswered() > 0 || (reverse_ && reverse_->outstanding() > 0)) last_heard_ = now;
     if (now - last_heard_ < server_->options().idle_timeout) return ArmIdleTimer();
     server_->CountIdle();
     Trace(server_->options().trace, now, server_->options().name, "client.idle", {{"peer", peer_}});
@@ -428,41 +468,21 @@ class ServerConnection final : public ConnectionOwner,
     state->connection = shared_from_this();
     state->id = id;
     state->args = XdrReader(responder_->stream(id));
-    const uint32_t xid = responder_->xid(id);
-    Result<CallHeader, RpcFault> header = DecodeCall(state->args);
-    if (!header) {
-      const RpcFault& fault = header.error();
-      switch (fault.kind) {
-        case RpcFault::Kind::kRpcMismatch:
-          return Finish(
-              *state, RpcMismatchReply(xid), [](XdrWriter&) {}, nullptr, false);
-        case RpcFault::Kind::kMalformed:
-          // [5666bis:5.5#4]
-          return Finish(
-              *state, ErrorReply(xid, AcceptStat::kGarbageArgs), [](XdrWriter&) {}, nullptr, false);
-        case RpcFault::Kind::kNotACall:
-        case RpcFault::Kind::kNotAReply:
-          OnAnswered();
-          return responder_->Drop(id, "not an RPC call", loop_.Now());
+    const Verdict verdict = Judge(server_->services(), responder_->xid(id), *state);
+    if (verdict.service != nullptr) {
+      if (!Bind(*state)) return;
+      if (server_->replay_cache().enabled() && !verdict.service->idempotent(state->header.vers, state->header.proc) &&
+          !BeginRecord(*state)) {
+        return;
       }
+      return verdict.service->Handle(Request(std::move(state)));
     }
-    state->header = std::move(*header);
-    const auto service = server_->services().find(state->header.prog);
-    if (service == server_->services().end()) {
+    if (verdict.reply) {
       return Finish(
-          *state, ErrorReply(xid, AcceptStat::kProgUnavail), [](XdrWriter&) {}, nullptr, false);
+          *state, *verdict.reply, [](XdrWriter&) {}, nullptr, false);
     }
-    const VersionRange versions = service->second->versions();
-    if (state->header.vers < versions.low || state->header.vers > versions.high) {
-      return Finish(
-          *state, ProgMismatchReply(xid, versions), [](XdrWriter&) {}, nullptr, false);
-    }
-    if (!Bind(*state)) return;
-    if (server_->replay_cache().enabled() && !service->second->idempotent(state->header.vers, state->header.proc) &&
-        !BeginRecord(*state)) {
-      return;
-    }
-    service->second->Handle(Request(std::move(state)));
+    OnAnswered();
+    responder_->Drop(id, "not an RPC call", loop_.Now());
   }
 
   // [5666bis:6#1] Arguments may come by chunk, and results go by chunk, as far as the Binding lists them. False: the
@@ -571,19 +591,6 @@ class ServerConnection final : public ConnectionOwner,
     return true;
   }
 
-  static std::shared_ptr<const void> CopyItems(EligibleItems* items) {
-    size_t total = 0;
-    for (const EligibleItem& item : *items) total += item.data.size();
-    auto copy = std::make_shared<std::vector<std::byte>>(total);
-    size_t at = 0;
-    for (EligibleItem& item : *items) {
-      const MutableBytes place = MutableBytes(*copy).subspan(at, item.data.size());
-      at += CopyBytes(place, item.data);
-      item.data = place;
-    }
-    return copy;
-  }
-
   void OnAnswered() {
     --executing_;
     --alive_->requests;
@@ -617,7 +624,7 @@ class ServerConnection final : public ConnectionOwner,
   }
 
   void DisconnectIfIdle() {
-    if (!stopping_ || executing_ + joined_ > 0 || disconnecting_) return;
+    if (!stopping_ || executing_ + joined_ > 0 || disconnecting_ || (reverse_ && reverse_->outstanding() > 0)) return;
     // Replies that wait for a send buffer get one when Sends have completed, and this is looked at again.
     if (responder_ && responder_->replies_waiting() > 0 && connection_.established()) return;
     disconnecting_ = true;
@@ -648,7 +655,8 @@ class ServerConnection final : public ConnectionOwner,
   std::shared_ptr<BlockPool> pool_;
   const std::shared_ptr<SharedReceives> shared_;
   std::optional<Responder> responder_;
-  Connection connection_;  // destroyed before the responder
+  std::optional<ReverseLink> reverse_;
+  Connection connection_;  // destroyed before its engines
 };
 
 // --- ServerImpl ---
@@ -770,6 +778,8 @@ void ServerImpl::OnClosed(ServerConnection& connection, const CloseCause& cause,
   connections_.erase(found);
   const ConnectionStats stats = connection.stats();
   stats_.connections += stats;
+  stats_.reverse += connection.reverse_stats();
+  stats_.reverse.credits_granted = 0;
   stats_.connections.credits_granted = 0;
   if (was_established) {
     --stats_.clients;
@@ -788,6 +798,7 @@ void ServerImpl::Stop(Duration grace, UniqueFunction<void()> done) {
       if (auto self = weak.lock()) self->listener_.reset();
     });
   }
+  reverse_->Stop();
   auto connections = connections_;
   for (auto& [client, connection] : connections) connection->Stop(loop_.Now() + grace);
   grace_timer_ = loop_.At(loop_.Now() + grace, [weak = weak_from_this()] {
@@ -817,6 +828,7 @@ void ServerImpl::Shutdown() {
   over_ = true;
   if (grace_timer_ != 0) loop_.Cancel(std::exchange(grace_timer_, 0));
   on_stopped_ = nullptr;
+  reverse_->Shutdown();
   for (auto& [client, connection] : connections_) {
     connection->CloseNow();
     // One of its handlers may be what destroys the server.
@@ -833,7 +845,10 @@ void ServerImpl::Shutdown() {
 
 ServerStats ServerImpl::stats() const {
   ServerStats stats = stats_;
-  for (const auto& [client, connection] : connections_) stats.connections += connection->stats();
+  for (const auto& [client, connection] : connections_) {
+    stats.connections += connection->stats();
+    stats.reverse += connection->reverse_stats();
+  }
   stats.replay = replay_cache_.stats();
   return stats;
 }
@@ -1021,6 +1036,9 @@ ServerStats Server::stats() const {
 }
 ServerHoldings Server::holdings() const {
   return impl_->holdings();
+}
+const std::shared_ptr<internal::ReverseHub>& Server::reverse_hub() const {
+  return impl_->reverse();
 }
 std::string Server::DebugString() const {
   return impl_->DebugString();

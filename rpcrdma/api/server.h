@@ -34,8 +34,9 @@
 namespace stagecoach::rpcrdma {
 
 namespace internal {
+class ReverseHub;
 class ServerImpl;
-}
+}  // namespace internal
 
 struct ServerOptions {
   // Calls one client may have in progress; granted in every reply. 1 to 1024; fewer when the device's queues are
@@ -86,12 +87,19 @@ struct ServerOptions {
   // for each call that is recorded. Whatever it goes by must be verified: a client that can choose another's identity
   // can see the replies to it, and one that has many gets the share of many.
   std::function<std::string(const std::string& host, const CallHeader& header)> replay_identity;
+  // Calls of our own that one client may have to answer at a time (see reverse_client.h); fewer when the client grants
+  // fewer or the device's queues are short. 0 to 1024; with 0, or with shared Receives, connections have no reverse
+  // direction.
+  uint32_t reverse_credits = 0;
+  // First XID of reverse calls; 0 takes one from the system's generator. Simulations give a number.
+  uint32_t first_xid = 0;
   TraceSink* trace = nullptr;
   std::string name = "server";  // in traces
 };
 
 struct ServerStats {
   ConnectionStats connections;    // summed over all connections, past and present; credits_granted over those present
+  ConnectionStats reverse;        // the same for reverse calls
   uint64_t clients = 0;           // connected now
   uint64_t clients_total = 0;     // since the start
   uint64_t clients_rejected = 0;  // for any reason:
@@ -160,6 +168,9 @@ class Server {
       UniqueFunction<void(const std::string& peer, const std::string& why, const ConnectionStats&)> observer);
 
  private:
+  friend class ReverseClient;
+  const std::shared_ptr<internal::ReverseHub>& reverse_hub() const;
+
   std::shared_ptr<internal::ServerImpl> impl_;
 };
 

@@ -1,4 +1,5 @@
-// Service: an RPC program that a Server offers; Request: one call of it, to be finished now or later.
+// Service: an RPC program that a Server offers, or a Client to its server in the reverse direction; Request: one call
+// of it, to be finished now or later.
 //
 //   class Echo final : public Service {
 //    public:
@@ -48,13 +49,14 @@
 namespace stagecoach::rpcrdma {
 
 namespace internal {
+class ReverseService;
 class ServerConnection;
 struct RequestState;
 class BlockPool;
 struct Block;
 }  // namespace internal
 
-// One client connection, for as long as the server runs; never reused.
+// One client connection, for as long as the server runs; never reused. 0 of calls that a server makes to a client.
 using ClientId = uint64_t;
 
 // Memory of one connection's pool, already known to its device, for a result that may travel by RDMA Write. Returns to
@@ -129,6 +131,7 @@ class Request {
 
  private:
   friend class internal::ServerConnection;
+  friend class internal::ReverseService;
   explicit Request(std::unique_ptr<internal::RequestState> state);
   std::unique_ptr<internal::RequestState> state_;
 };

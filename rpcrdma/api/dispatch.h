@@ -1,0 +1,26 @@
+// What the two ends that serve calls, a server and the reverse direction of a client, do alike with a call that came
+// in.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+
+#include "rpcrdma/api/request_internal.h"
+
+namespace stagecoach::rpcrdma::internal {
+
+// Who is to serve a call, or else its answer; neither: it is no call, and nobody answers it.
+struct Verdict {
+  Service* service = nullptr;
+  std::optional<ReplyHeader> reply;
+};
+
+// Reads the RPC header of a call from state.args into state.header. `services` are by program.
+Verdict Judge(const std::map<uint32_t, Service*>& services, uint32_t xid, RequestState& state);
+
+// Copies the items' bytes and has them refer to the copy.
+std::shared_ptr<const void> CopyItems(EligibleItems* items);
+
+}  // namespace stagecoach::rpcrdma::internal

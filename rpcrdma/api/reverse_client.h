@@ -1,0 +1,106 @@
+// ReverseClient: calls that a server makes to one of its clients, over connections that the client made.
+//
+//   ReverseClient back(server, {.wait_for_return = true});       // with ServerOptions::reverse_credits above 0
+//   ...
+//   // In the handler of a forward call by which the client said who it is, and that it serves reverse calls:
+//   back.Bind(request.client());
+//   ...
+//   back.Call({kCallbackProgram, kVersion, kRecall}, [&](XdrWriter& args) { args.U64(handle); }, {},
+//             [](Result<Reply, CallError> reply) { ... });
+//
+// draft-ietf-nfsv4-rfc5666bis-01 section 8 (RFC 8167). Calls and replies travel inline: what does not fit the inline
+// thresholds of the connection is refused with kTooLarge before anything is sent, and a reply that does not fit comes
+// back as kTransport.
+//
+// A ReverseClient stands for one client, whatever connection it uses: the upper layer knows who is at the other end of
+// a connection, and that it is prepared; the transport does not. The call that says so must be idempotent
+// (Service::idempotent), since one that is sent again on a new connection means that one. So nothing is sent before
+// Bind() [5666bis:8.3.1#1], and a client that comes back on a new connection is bound again by whatever told of it the
+// first time. With wait_for_return, calls that were outstanding when the connection was lost and calls made since are
+// sent then, those sent before with the XID they had. They may be executed twice: a program whose procedures must not
+// be needs a way of its own to recognise them. No call waits for longer than its timeout, nor beyond Server::Stop().
+//
+// A call that times out leaves the connection alone, unlike a forward call: it has exposed no memory. Its credit stays
+// spent until the client answers.
+//
+// Threading: everything on the loop's thread. May outlive the Server, and then fails every call.
+#pragma once
+
+#include <asio/async_result.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <type_traits>
+#include <utility>
+
+#include "base/time.h"
+#include "rpcrdma/api/client.h"
+#include "rpcrdma/api/server.h"
+
+namespace stagecoach::rpcrdma {
+
+namespace internal {
+class ReverseCalls;
+}
+
+struct ReverseClientOptions {
+  // Calls that wait or are outstanding; more are refused with kQueueFull.
+  uint32_t calls_max = 256;
+  // Calls that have no connection wait for Bind(). Otherwise they end with kConnectionLost when it is lost, and with
+  // kNotConnected when there is none.
+  bool wait_for_return = false;
+};
+
+struct ReverseCallOptions {
+  // Upper bound in bytes of the whole reply, RPC header included. A call whose reply might not fit inline is refused.
+  uint32_t reply_bytes_max = 512;
+  // AUTH_NONE when null. Read before Call returns.
+  const OpaqueAuth* credentials = nullptr;
+  // From Call until the reply, over all connections. Ends with kTimedOut when the call was sent, else with kNoCredit,
+  // or with kNotConnected when the client was not there.
+  Duration timeout = 30s;
+};
+
+class ReverseClient {
+ public:
+  using CallHandler = Client::CallHandler;
+  using ArgsWriter = Client::ArgsWriter;
+
+  explicit ReverseClient(Server& server, ReverseClientOptions options = {});
+  // Calls still outstanding end with kClosed; their handlers run afterwards from the loop.
+  ~ReverseClient();
+  ReverseClient(const ReverseClient&) = delete;
+  ReverseClient& operator=(const ReverseClient&) = delete;
+
+  // The upper layer knows that this connection leads to the client and that it is prepared for reverse calls. Sends
+  // what waits. Calls outstanding on another connection stay there as long as that lasts. Several ReverseClients may
+  // use one connection. False when the connection is gone or has no reverse direction.
+  bool Bind(ClientId connection);
+  // New calls have no connection from now on; outstanding ones keep theirs.
+  void Unbind();
+  bool bound() const;
+
+  // Returns an id for Cancel, or 0 when the call failed at once (the handler then runs from the loop with the error).
+  CallId Call(const ProcedureId& procedure, ArgsWriter args, const ReverseCallOptions& options, CallHandler handler);
+  // Ends the call with kCancelled. Does nothing for an id that is complete.
+  void Cancel(CallId call);
+
+  // Signature void(Result<Reply, CallError>); see Client::AsyncCall.
+  template <typename Args, typename Token>
+  auto AsyncCall(const ProcedureId& procedure, Args&& args, const ReverseCallOptions& options, Token&& token) {
+    return asio::async_initiate<Token, void(Result<Reply, CallError>)>(
+        [this](auto handler, ProcedureId procedure, std::decay_t<Args> args, ReverseCallOptions options) {
+          Call(procedure, args, options, internal::OnItsExecutor<Result<Reply, CallError>>(std::move(handler)));
+        },
+        token, procedure, std::forward<Args>(args), options);
+  }
+
+  // Calls that are not over; of them, those without a connection.
+  size_t outstanding() const;
+  size_t waiting() const;
+
+ private:
+  std::shared_ptr<internal::ReverseCalls> calls_;
+};
+
+}  // namespace stagecoach::rpcrdma

@@ -1,0 +1,378 @@
+#include "rpcrdma/api/reverse_link.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "rpcrdma/api/reply_storage.h"
+#include "rpcrdma/core/negotiation.h"
+
+namespace stagecoach::rpcrdma::internal {
+namespace {
+
+constexpr size_t kFirstBuffer = 1024;
+// No more calls than the callers' own bounds allow ever wait for a credit.
+constexpr uint32_t kQueuedMax = 1u << 16;
+
+Requester::Config RequesterConfig(const ReverseLink::Options& options) {
+  Requester::Config config;
+  config.credits = options.shares.reverse_receives;
+  config.receives = options.shares.reverse_receives;
+  config.inline_only = true;
+  config.queued_max = kQueuedMax;
+  config.limits = options.limits;
+  config.name = options.name + "/reverse";
+  return config;
+}
+
+}  // namespace
+
+// --- ReverseHub ---
+
+void ReverseHub::Remove(ClientId client) {
+  const auto found = links_.find(client);
+  if (found == links_.end()) return;
+  ReverseLink* const link = found->second;
+  links_.erase(found);
+  for (const auto& calls : Everyone()) calls->OnLinkGone(link);
+}
+
+ReverseLink* ReverseHub::Find(ClientId client) const {
+  const auto found = links_.find(client);
+  return found != links_.end() ? found->second : nullptr;
+}
+
+void ReverseHub::Add(std::weak_ptr<ReverseCalls> calls) {
+  Everyone();  // forgets those that are gone
+  calls_.push_back(std::move(calls));
+}
+
+void ReverseHub::Stop() {
+  stopping_ = true;
+  for (const auto& calls : Everyone()) calls->EndWaiting();
+}
+
+void ReverseHub::Shutdown() {
+  stopping_ = true;
+  links_.clear();
+  for (const auto& calls : Everyone()) calls->EndAll(/*connections_live=*/false);
+}
+
+std::vector<std::shared_ptr<ReverseCalls>> ReverseHub::Everyone() {
+  std::vector<std::shared_ptr<ReverseCalls>> everyone;
+  for (const auto& each : calls_) {
+    if (auto calls = each.lock()) everyone.push_back(std::move(calls));
+  }
+  calls_.assign(everyone.begin(), everyone.end());
+  return everyone;
+}
+
+// --- ReverseLink ---
+
+ReverseLink::ReverseLink(EventLoop& loop, const Options& options, Connection& connection, Responder& responder,
+                         XidSource& xids, UniqueFunction<void()> changed)
+    : loop_(loop),
+      connection_(connection),
+      peer_(connection.PeerAddress()),
+      changed_(std::move(changed)),
+      requester_(RequesterConfig(options), options.shares.reverse_send, connection.receive_arena(), connection, xids,
+                 options.trace),
+      duplex_({.end = Duplex::End::kServer, .list_limits = options.list_limits}, requester_, responder, options.shares,
+              connection.receive_arena()) {}
+
+Result<CallId, SubmitRefusal> ReverseLink::Submit(const Call& call) {
+  Requester::CallSpec spec;
+  spec.buffer = requester_.TakeBuffer();
+  spec.buffer.assign(call.message.begin(), call.message.end());
+  spec.message_size = call.message.size();
+  spec.items = call.items;
+  spec.reply_base_max = call.reply_bytes_max;
+  spec.deadline = call.deadline;
+  spec.xid = call.xid;
+  spec.cookie = next_cookie_;
+  const Result<CallId, SubmitRefusal> id = requester_.Submit(std::move(spec), loop_.Now());
+  if (!id) return id;
+  entries_.emplace(next_cookie_++, Entry{call.owner, call.id});
+  changed_();
+  return id;
+}
+
+void ReverseLink::Cancel(CallId call) {
+  requester_.Cancel(call, loop_.Now());
+  changed_();
+}
+
+void ReverseLink::OnProgress() {
+  while (std::optional<CallOutcome> outcome = requester_.TakeOutcome(loop_.Now())) {
+    const auto entry = entries_.extract(outcome->cookie);
+    const std::shared_ptr<ReverseCalls> owner = entry.mapped().owner.lock();
+    std::optional<ReverseCalls::Ending> ending;
+    if (owner != nullptr) ending = owner->OnOutcome(entry.mapped().id, *outcome, lost_ ? *lost_ : CallError{});
+    requester_.Release(outcome->call, loop_.Now());
+    if (ending) ending->handler(std::move(ending->result));
+  }
+}
+
+void ReverseLink::OnClosing(const CloseCause& cause) {
+  if (!lost_) lost_ = LostError(peer_, cause, outstanding());
+}
+
+// --- ReverseCalls ---
+
+ReverseCalls::~ReverseCalls() {
+  loop_.Cancel(timer_);
+}
+
+bool ReverseCalls::Bind(ClientId connection) {
+  ReverseLink* const link = hub_->Find(connection);
+  if (link == nullptr || !link->usable()) return false;
+  link_ = link;
+  peer_ = link->peer();
+  std::vector<CallId> waiting;
+  for (const auto& [id, call] : calls_) {
+    if (call.link == nullptr) waiting.push_back(id);
+  }
+  for (const CallId id : waiting) {
+    if (const auto call = calls_.find(id); call != calls_.end()) SubmitOrEnd(call);
+  }
+  ArmTimer();
+  return true;
+}
+
+void ReverseCalls::OnLinkGone(ReverseLink* link) {
+  if (link_ == link) link_ = nullptr;
+}
+
+size_t ReverseCalls::waiting() const {
+  return static_cast<size_t>(
+      std::count_if(calls_.begin(), calls_.end(), [](const auto& call) { return call.second.link == nullptr; }));
+}
+
+CallId ReverseCalls::Call(const ProcedureId& procedure, ReverseClient::ArgsWriter args,
+                          const ReverseCallOptions& options, ReverseClient::CallHandler handler) {
+  Pending call;
+  call.procedure = procedure;
+  call.handler = std::move(handler);
+  const auto refuse = [&](SubmitRefusal refusal) {
+    RunLater(std::move(call.handler), RefusedCall(refusal, NameOf(call)));
+    return CallId{0};
+  };
+  if (calls_.size() >= options_.calls_max) return refuse(SubmitRefusal::kQueueFull);
+  if (link_ == nullptr && (!options_.wait_for_return || hub_->stopping())) return refuse(SubmitRefusal::kNotConnected);
+  if (!Encode(procedure, args, options.credentials, &call)) return refuse(SubmitRefusal::kTooLarge);
+  call.xid = hub_->xids().Next();
+  call.reply_bytes_max = options.reply_bytes_max;
+  call.deadline = loop_.Now() + options.timeout;
+
+  const CallId id = next_id_++;
+  const auto entry = calls_.emplace(id, std::move(call)).first;
+  if (link_ == nullptr) {
+    ArmTimer();
+    return id;
+  }
+  return SubmitOrEnd(entry) ? id : 0;
+}
+
+// The whole call is kept, as it may have to wait and to be sent again: what is eligible, too, which travels inline.
+bool ReverseCalls::Encode(const ProcedureId& procedure, ReverseClient::ArgsWriter args, const OpaqueAuth* credentials,
+                          Pending* call) {
+  CallHeader header{.prog = procedure.program, .vers = procedure.version, .proc = procedure.procedure};
+  if (credentials != nullptr) header.cred = *credentials;
+  call->message.resize(kFirstBuffer);
+  while (true) {
+    XdrWriter out(call->message);
+    EncodeCall(header, out);  // [5666bis:8.3.4#5] the requester fills in the XID
+    args(out);
+    if (out.ok() && out.position() <= kMaxInlineThreshold) {
+      const size_t size = out.written().size();
+      call->items = out.eligible();
+      size_t bytes = 0;
+      for (const EligibleItem& item : call->items) bytes += item.data.size();
+      call->item_bytes.resize(bytes);
+      size_t at = 0;
+      for (EligibleItem& item : call->items) {
+        const MutableBytes place = MutableBytes(call->item_bytes).subspan(at, item.data.size());
+        at += CopyBytes(place, item.data);
+        item.data = place;
+      }
+      call->message.resize(size);
+      return true;
+    }
+    if (call->message.size() >= kMaxInlineThreshold) return false;
+    call->message.resize(std::min<size_t>(call->message.size() * 2, kMaxInlineThreshold));
+  }
+}
+
+// Gives a call to the connection. False: it was refused, and is over, or waits for a better one.
+bool ReverseCalls::SubmitOrEnd(Calls::iterator entry) {
+  Pending& call = entry->second;
+  const Result<CallId, SubmitRefusal> id = link_->Submit({.owner = weak_from_this(),
+                                                          .id = entry->first,
+                                                          .message = call.message,
+                                                          .items = call.items,
+                                                          .xid = call.xid,
+                                                          .reply_bytes_max = call.reply_bytes_max,
+                                                          .deadline = call.deadline});
+  if (id) {
+    call.link = link_;
+    call.in_link = *id;
+    return true;
+  }
+  EndLater(entry, RefusedCall(id.error(), NameOf(call)));
+  return false;
+}
+
+void ReverseCalls::Cancel(CallId id) {
+  const auto call = calls_.find(id);
+  if (call == calls_.end()) return;
+  ReverseLink* const link = call->second.link;
+  const CallId in_link = call->second.in_link;
+  EndLater(call, Error(CallError::Kind::kCancelled, call->second, "cancelled"));
+  if (link != nullptr) link->Cancel(in_link);
+}
+
+std::optional<ReverseCalls::Ending> ReverseCalls::OnOutcome(CallId id, CallOutcome& outcome, const CallError& lost) {
+  const auto entry = calls_.find(id);
+  if (entry == calls_.end()) return std::nullopt;
+  Pending& call = entry->second;
+  call.link = nullptr;
+  call.in_link = 0;
+  if (outcome.failure) {
+    call.sent = call.sent || outcome.failure->sent;
+    const bool connection_lost = outcome.failure->kind == CallFailure::Kind::kConnectionLost;
+    if (connection_lost && options_.wait_for_return && !hub_->stopping()) {
+      if (link_ != nullptr) {
+        SubmitOrEnd(entry);
+      } else {
+        ArmTimer();
+      }
+      return std::nullopt;
+    }
+  }
+  Ending ending{.handler = std::move(call.handler), .result = ResultOf(call, outcome, lost)};
+  calls_.erase(entry);
+  return ending;
+}
+
+Result<Reply, CallError> ReverseCalls::ResultOf(const Pending& call, CallOutcome& outcome,
+                                                const CallError& lost) const {
+  if (!outcome.failure) return ReplyMaker::Make(outcome, NameOf(call), {});
+  switch (outcome.failure->kind) {
+    case CallFailure::Kind::kNoCredit:
+      if (!call.sent)
+        return Err(Error(CallError::Kind::kNoCredit, call, "timed out before the client granted a credit"));
+      [[fallthrough]];
+    case CallFailure::Kind::kTimedOut:
+      return Err(Error(CallError::Kind::kTimedOut, call, "timed out"));
+    default:
+      return Err(FailedCall(*outcome.failure, NameOf(call), lost));
+  }
+}
+
+void ReverseCalls::EndWaiting() {
+  for (auto call = calls_.begin(); call != calls_.end();) {
+    const auto next = std::next(call);
+    if (call->second.link == nullptr)
+      EndLater(call, Error(CallError::Kind::kClosed, call->second, "the server stopped"));
+    call = next;
+  }
+}
+
+void ReverseCalls::EndAll(bool connections_live) {
+  link_ = nullptr;
+  Calls calls = std::exchange(calls_, {});
+  for (auto& [id, call] : calls) {
+    RunLater(std::move(call.handler), Error(CallError::Kind::kClosed, call, "closed by this end"));
+    if (connections_live && call.link != nullptr) call.link->Cancel(call.in_link);
+  }
+}
+
+CallError ReverseCalls::Error(CallError::Kind kind, const Pending& call, std::string_view why) const {
+  CallError error;
+  error.kind = kind;
+  error.message = peer_ + ": reverse call of program " + std::to_string(call.procedure.program) + " version " +
+                  std::to_string(call.procedure.version) + " procedure " + std::to_string(call.procedure.procedure) +
+                  ": " + std::string(why);
+  return error;
+}
+
+void ReverseCalls::EndLater(Calls::iterator call, CallError error) {
+  RunLater(std::move(call->second.handler), std::move(error));
+  calls_.erase(call);
+}
+
+void ReverseCalls::RunLater(ReverseClient::CallHandler handler, CallError error) {
+  loop_.Post([handler = std::make_shared<ReverseClient::CallHandler>(std::move(handler)), error = std::move(error)] {
+    (*handler)(Err(error));
+  });
+}
+
+// --- Time: of calls that wait; a connection has the deadlines of its own ---
+
+void ReverseCalls::ArmTimer() {
+  std::optional<Instant> earliest;
+  for (const auto& [id, call] : calls_) {
+    if (call.link == nullptr && (!earliest || call.deadline < *earliest)) earliest = call.deadline;
+  }
+  if (earliest == timer_at_) return;
+  loop_.Cancel(std::exchange(timer_, 0));
+  timer_at_ = earliest;
+  if (!earliest) return;
+  timer_ = loop_.At(*earliest, [weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->OnTimer();
+  });
+}
+
+void ReverseCalls::OnTimer() {
+  timer_ = 0;
+  timer_at_.reset();
+  const Instant now = loop_.Now();
+  for (auto call = calls_.begin(); call != calls_.end();) {
+    const auto next = std::next(call);
+    const Pending& pending = call->second;
+    if (pending.link == nullptr && now >= pending.deadline) {
+      EndLater(call, pending.sent
+                         ? Error(CallError::Kind::kTimedOut, pending, "timed out; the client had not come back")
+                         : Error(CallError::Kind::kNotConnected, pending, "the client did not come in time"));
+    }
+    call = next;
+  }
+  ArmTimer();
+}
+
+}  // namespace stagecoach::rpcrdma::internal
+
+namespace stagecoach::rpcrdma {
+
+ReverseClient::ReverseClient(Server& server, ReverseClientOptions options)
+    : calls_(std::make_shared<internal::ReverseCalls>(server.reverse_hub(), options)) {
+  server.reverse_hub()->Add(calls_);
+}
+
+ReverseClient::~ReverseClient() {
+  calls_->EndAll(/*connections_live=*/true);
+}
+
+bool ReverseClient::Bind(ClientId connection) {
+  return calls_->Bind(connection);
+}
+void ReverseClient::Unbind() {
+  calls_->Unbind();
+}
+bool ReverseClient::bound() const {
+  return calls_->bound();
+}
+CallId ReverseClient::Call(const ProcedureId& procedure, ArgsWriter args, const ReverseCallOptions& options,
+                           CallHandler handler) {
+  return calls_->Call(procedure, args, options, std::move(handler));
+}
+void ReverseClient::Cancel(CallId call) {
+  calls_->Cancel(call);
+}
+size_t ReverseClient::outstanding() const {
+  return calls_->outstanding();
+}
+size_t ReverseClient::waiting() const {
+  return calls_->waiting();
+}
+
+}  // namespace stagecoach::rpcrdma

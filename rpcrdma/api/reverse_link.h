@@ -1,0 +1,192 @@
+// The reverse direction at the server: ReverseLink is that of one connection, ReverseHub knows all of one server, and
+// ReverseCalls is what stands behind a ReverseClient. See reverse_client.h.
+//
+// A call belongs to its ReverseCalls from beginning to end, message included. While it is with a connection, that
+// connection's Requester has a copy; when the connection is lost, the call is where it was before.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/event_loop.h"
+#include "base/trace.h"
+#include "rpcrdma/api/errors_internal.h"
+#include "rpcrdma/api/reverse_client.h"
+#include "rpcrdma/core/duplex.h"
+#include "rpcrdma/core/requester.h"
+#include "rpcrdma/core/xid.h"
+#include "rpcrdma/verbs/connection.h"
+
+namespace stagecoach::rpcrdma::internal {
+
+class ReverseCalls;
+class ReverseLink;
+
+class ReverseHub {
+ public:
+  ReverseHub(EventLoop& loop, uint32_t first_xid) : loop_(loop), xids_(first_xid) {}
+
+  EventLoop& loop() { return loop_; }
+  // One source for all connections of the server, so that a call that changes its connection meets no other with its
+  // XID.
+  XidSource& xids() { return xids_; }
+
+  void Add(ClientId client, ReverseLink* link) { links_[client] = link; }
+  // The connection has ended, or is about to: nothing is bound to it any more.
+  void Remove(ClientId client);
+  ReverseLink* Find(ClientId client) const;
+
+  void Add(std::weak_ptr<ReverseCalls> calls);
+  // No client will come back: calls that wait for one end with kClosed. Those with a connection go on.
+  void Stop();
+  // Ends all calls, with kClosed and from the loop.
+  void Shutdown();
+  bool stopping() const { return stopping_; }
+
+ private:
+  std::vector<std::shared_ptr<ReverseCalls>> Everyone();
+
+  EventLoop& loop_;
+  SequentialXids xids_;
+  std::map<ClientId, ReverseLink*> links_;
+  std::vector<std::weak_ptr<ReverseCalls>> calls_;
+  bool stopping_ = false;
+};
+
+class ReverseLink {
+ public:
+  struct Options {
+    DuplexShares shares;
+    PlanLimits limits;
+    ChunkListLimits list_limits;
+    std::string name;
+    TraceSink* trace = nullptr;
+  };
+  // `changed` is to run after commands that were not given from within OnProgress. `responder` is of the same
+  // connection, not started; it, the hub's source of XIDs and `connection` outlive the object.
+  ReverseLink(EventLoop& loop, const Options& options, Connection& connection, Responder& responder, XidSource& xids,
+              UniqueFunction<void()> changed);
+
+  // Of both directions.
+  ConnectionEngine* engine() { return &duplex_; }
+  void Start() { duplex_.Start(); }
+
+  // A call as its ReverseCalls keeps it.
+  struct Call {
+    std::weak_ptr<ReverseCalls> owner;
+    CallId id = 0;  // the owner's
+    ConstBytes message;
+    const EligibleItems& items;
+    uint32_t xid = 0;
+    uint32_t reply_bytes_max = 0;
+    Instant deadline;
+  };
+  // The Requester's id, for Cancel.
+  Result<CallId, SubmitRefusal> Submit(const Call& call);
+  void Cancel(CallId call);
+
+  // Hands out what has ended.
+  void OnProgress();
+  // Why calls will be lost; before they are.
+  void OnClosing(const CloseCause& cause);
+
+  const std::string& peer() const { return peer_; }
+  bool usable() const { return connection_.established(); }
+  // Calls that are not over.
+  size_t outstanding() const { return requester_.outstanding(); }
+  const ConnectionStats& stats() const { return requester_.stats(); }
+  std::string DebugString() const { return requester_.DebugString(); }
+
+ private:
+  struct Entry {
+    std::weak_ptr<ReverseCalls> owner;
+    CallId id = 0;
+  };
+
+  EventLoop& loop_;
+  Connection& connection_;
+  std::string peer_;
+  UniqueFunction<void()> changed_;
+  Requester requester_;
+  Duplex duplex_;
+  std::map<uint64_t, Entry> entries_;  // by cookie
+  uint64_t next_cookie_ = 1;
+  std::optional<CallError> lost_;
+};
+
+class ReverseCalls final : public std::enable_shared_from_this<ReverseCalls> {
+ public:
+  // What is left to do of a call that is over, once its connection has let go of it.
+  struct Ending {
+    ReverseClient::CallHandler handler;
+    Result<Reply, CallError> result;
+  };
+
+  ReverseCalls(std::shared_ptr<ReverseHub> hub, ReverseClientOptions options)
+      : hub_(std::move(hub)), loop_(hub_->loop()), options_(options) {}
+  ~ReverseCalls();
+
+  // --- For ReverseClient ---
+  bool Bind(ClientId connection);
+  void Unbind() { link_ = nullptr; }
+  bool bound() const { return link_ != nullptr; }
+  CallId Call(const ProcedureId& procedure, ReverseClient::ArgsWriter args, const ReverseCallOptions& options,
+              ReverseClient::CallHandler handler);
+  void Cancel(CallId call);
+  size_t outstanding() const { return calls_.size(); }
+  size_t waiting() const;
+
+  // --- For ReverseLink and ReverseHub ---
+  // `lost` says why the connection ended, if it did. Empty: the call is not over, or has been for long.
+  std::optional<Ending> OnOutcome(CallId call, CallOutcome& outcome, const CallError& lost);
+  void OnLinkGone(ReverseLink* link);
+  // End the calls that wait, or all, with kClosed and from the loop.
+  void EndWaiting();
+  void EndAll(bool connections_live);
+
+ private:
+  struct Pending {
+    ProcedureId procedure;
+    std::vector<std::byte> message;
+    std::vector<std::byte> item_bytes;
+    EligibleItems items;  // in item_bytes
+    uint32_t xid = 0;
+    uint32_t reply_bytes_max = 0;
+    Instant deadline;
+    bool sent = false;  // on an earlier connection
+    ReverseLink* link = nullptr;
+    CallId in_link = 0;
+    ReverseClient::CallHandler handler;
+  };
+  using Calls = std::map<CallId, Pending>;
+
+  // False: they are too long for any connection.
+  static bool Encode(const ProcedureId& procedure, ReverseClient::ArgsWriter args, const OpaqueAuth* credentials,
+                     Pending* pending);
+  CallName NameOf(const Pending& pending) const {
+    return {pending.procedure.program, pending.procedure.version, pending.procedure.procedure, &peer_};
+  }
+  CallError Error(CallError::Kind kind, const Pending& pending, std::string_view why) const;
+  bool SubmitOrEnd(Calls::iterator call);
+  Result<Reply, CallError> ResultOf(const Pending& pending, CallOutcome& outcome, const CallError& lost) const;
+  void EndLater(Calls::iterator call, CallError error);
+  void RunLater(ReverseClient::CallHandler handler, CallError error);
+  void ArmTimer();
+  void OnTimer();
+
+  const std::shared_ptr<ReverseHub> hub_;
+  EventLoop& loop_;
+  const ReverseClientOptions options_;
+  std::string peer_ = "a client that has not come yet";
+  ReverseLink* link_ = nullptr;
+  Calls calls_;  // in the order in which they were made
+  CallId next_id_ = 1;
+  EventLoop::TimerId timer_ = 0;
+  std::optional<Instant> timer_at_;
+};
+
+}  // namespace stagecoach::rpcrdma::internal

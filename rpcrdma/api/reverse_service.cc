@@ -1,0 +1,91 @@
+#include "rpcrdma/api/reverse_service.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace stagecoach::rpcrdma::internal {
+namespace {
+
+constexpr size_t kFirstReplyBuffer = 1024;
+// What a service may allocate for results that all travel inline, for each call that may be in progress. Bytes.
+constexpr uint64_t kMemoryPerCall = 1 << 20;
+
+Responder::Config ResponderConfig(const ReverseService::Options& options) {
+  Responder::Config config;
+  config.receives = options.shares.reverse_receives;
+  config.inline_only = true;
+  config.reads_max = 0;
+  config.send_inline = options.send_inline;
+  config.name = options.name + "/reverse";
+  return config;
+}
+
+}  // namespace
+
+ReverseService::ReverseService(EventLoop& loop, const Options& options, Requester& requester, Connection& connection,
+                               std::weak_ptr<void> owner)
+    : loop_(loop),
+      options_(options),
+      connection_(&connection),
+      owner_(std::move(owner)),
+      pool_(std::make_shared<BlockPool>(
+          std::make_shared<MemoryAllowance>(options.shares.reverse_receives * kMemoryPerCall))),
+      responder_(ResponderConfig(options), options.shares.reverse_send, connection.receive_arena(), connection,
+                 options.trace),
+      duplex_({.end = Duplex::End::kClient}, requester, responder_, options.shares, connection.receive_arena()) {
+  for (Service* service : options.services) services_[service->program()] = service;
+}
+
+void ReverseService::OnProgress() {
+  while (connected()) {
+    const std::optional<RequestId> id = responder_.TakeRequest(loop_.Now());
+    if (!id) return;
+    ++executing_;
+    Dispatch(*id);
+  }
+}
+
+void ReverseService::Dispatch(RequestId id) {
+  auto state = std::make_unique<RequestState>();
+  state->connection = std::shared_ptr<RequestHost>(owner_.lock(), this);
+  state->id = id;
+  state->args = XdrReader(responder_.stream(id));
+  const Verdict verdict = Judge(services_, responder_.xid(id), *state);
+  if (verdict.service != nullptr) return verdict.service->Handle(Request(std::move(state)));
+  if (verdict.reply) {
+    return Finish(
+        *state, *verdict.reply, [](XdrWriter&) {}, nullptr, false);
+  }
+  --executing_;
+  responder_.Drop(id, "not an RPC call", loop_.Now());
+}
+
+void ReverseService::Finish(RequestState& state, const ReplyHeader& header, Request::ResultsWriter results,
+                            std::shared_ptr<const void> memory, bool copy_items) {
+  // What cannot be said inline is answered as a result that fits no Reply chunk is [5666bis:5.5#6].
+  if (!Encode(state, header, results, std::move(memory), copy_items)) responder_.Refuse(state.id, loop_.Now());
+  --executing_;
+  active_at_ = loop_.Now();
+  if (connection_ != nullptr) connection_->Kick();
+}
+
+bool ReverseService::Encode(const RequestState& state, const ReplyHeader& header, Request::ResultsWriter results,
+                            std::shared_ptr<const void> memory, bool copy_items) {
+  std::vector<std::byte>& buffer = responder_.reply_buffer(state.id);
+  if (buffer.size() < kFirstReplyBuffer) buffer.resize(kFirstReplyBuffer);
+  while (true) {
+    XdrWriter out(buffer);
+    EncodeReply(header, out);  // [5666bis:8.3.5#5]
+    results(out);
+    if (out.ok()) {
+      Responder::ReplySpec reply{
+          .message_size = out.written().size(), .items = out.eligible(), .memory = std::move(memory)};
+      if (copy_items && !reply.items.empty()) reply.memory = CopyItems(&reply.items);
+      return responder_.Complete(state.id, std::move(reply), loop_.Now()).has_value();
+    }
+    if (buffer.size() >= options_.send_inline) return false;
+    buffer.resize(std::min<size_t>(buffer.size() * 2, options_.send_inline));
+  }
+}
+
+}  // namespace stagecoach::rpcrdma::internal

@@ -1,0 +1,79 @@
+// ReverseService: the reverse direction at the client. Calls that the server makes come in here, go to the Services of
+// ClientOptions::reverse_services, and are answered inline (draft-ietf-nfsv4-rfc5666bis-01 section 8, RFC 8167).
+//
+// Part of a ClientConnection, which Requests keep alive by it: what their arguments refer to lies in its buffers.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/event_loop.h"
+#include "base/trace.h"
+#include "rpcrdma/api/dispatch.h"
+#include "rpcrdma/api/request_internal.h"
+#include "rpcrdma/core/duplex.h"
+#include "rpcrdma/core/requester.h"
+#include "rpcrdma/core/responder.h"
+#include "rpcrdma/verbs/connection.h"
+
+namespace stagecoach::rpcrdma::internal {
+
+class ReverseService final : public RequestHost {
+ public:
+  struct Options {
+    DuplexShares shares;
+    uint32_t send_inline = 1024;  // bytes, as negotiated
+    std::vector<Service*> services;
+    std::string peer;
+    std::string name;
+    TraceSink* trace = nullptr;
+  };
+  // `owner` holds this object, and `requester` and `connection`, which it is of.
+  ReverseService(EventLoop& loop, const Options& options, Requester& requester, Connection& connection,
+                 std::weak_ptr<void> owner);
+
+  // Of both directions.
+  ConnectionEngine* engine() { return &duplex_; }
+  void Start() { duplex_.Start(); }
+
+  // Hands out calls that came in.
+  void OnProgress();
+  // The connection has ended; Requests lead nowhere from now on.
+  void OnGone() { connection_ = nullptr; }
+
+  // When a call was last handed out or answered: now, while one is in progress. Empty when there was none.
+  std::optional<Instant> active_at() const { return executing_ > 0 ? loop_.Now() : active_at_; }
+  const ConnectionStats& stats() const { return responder_.stats(); }
+  std::string DebugString() const { return responder_.DebugString(); }
+
+  // --- RequestHost ---
+  ClientId id() const override { return 0; }
+  const std::string& peer() const override { return options_.peer; }
+  bool connected() const override { return connection_ != nullptr && connection_->established(); }
+  std::optional<uint64_t> result_room(RequestId id, size_t i) const override { return responder_.result_room(id, i); }
+  Block* Allocate(size_t bytes) override { return pool_->Allocate(bytes); }
+  const std::shared_ptr<BlockPool>& pool() const override { return pool_; }
+  uint32_t xid(RequestId id) const override { return responder_.xid(id); }
+  void Finish(RequestState& state, const ReplyHeader& header, Request::ResultsWriter results,
+              std::shared_ptr<const void> memory, bool copy_items) override;
+
+ private:
+  void Dispatch(RequestId id);
+  bool Encode(const RequestState& state, const ReplyHeader& header, Request::ResultsWriter results,
+              std::shared_ptr<const void> memory, bool copy_items);
+
+  EventLoop& loop_;
+  const Options options_;
+  std::map<uint32_t, Service*> services_;
+  Connection* connection_;  // null when it has ended
+  const std::weak_ptr<void> owner_;
+  const std::shared_ptr<BlockPool> pool_;
+  Responder responder_;
+  Duplex duplex_;
+  size_t executing_ = 0;  // calls handed out and not answered
+  std::optional<Instant> active_at_;
+};
+
+}  // namespace stagecoach::rpcrdma::internal
