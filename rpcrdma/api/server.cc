@@ -898,14 +898,14 @@ Buffer::Buffer(Buffer&& other) noexcept
       bytes_(std::exchange(other.bytes_, {})) {}
 Buffer& Buffer::operator=(Buffer&& other) noexcept {
   if (this == &other) return *this;
-  if (block_ != nullptr) pool_->Free(block_);
+  if (block_ != nullptr) pool_->FreeByService(block_);
   pool_ = std::move(other.pool_);
   block_ = std::exchange(other.block_, nullptr);
   bytes_ = std::exchange(other.bytes_, {});
   return *this;
 }
 Buffer::~Buffer() {
-  if (block_ != nullptr) pool_->Free(block_);
+  if (block_ != nullptr) pool_->FreeByService(block_);
 }
 
 // --- Request ---

@@ -85,6 +85,11 @@ void BlockPool::Free(Block* block) {
   free_[owned->size_class].push_back(std::move(owned));
 }
 
+void BlockPool::FreeByService(Block* block) {
+  Free(block);
+  allowance_->Tell();
+}
+
 Block* BlockPool::Find(const void* address) {
   auto after = in_use_.upper_bound(static_cast<const std::byte*>(address));
   if (after == in_use_.begin()) return nullptr;

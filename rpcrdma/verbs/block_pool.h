@@ -53,7 +53,10 @@ class MemoryAllowance {
   }
   void Give(uint64_t bytes, const BlockPool* giver) {
     bytes_used_ -= bytes;
-    if (!waiting_.empty() && waiting_.front() != giver && on_freed_) on_freed_();
+    if (first_waiting() != giver) Tell();
+  }
+  void Tell() {
+    if (!waiting_.empty() && on_freed_) on_freed_();
   }
 
   const uint64_t bytes_max_;
@@ -90,6 +93,8 @@ class BlockPool {
   std::function<void()> on_turn;
 
   void Free(Block* block);
+  // The same for a service, which may let go at any time: a call of this pool's own connection that waits is told, too.
+  void FreeByService(Block* block);
   // The block that `address` lies in, if any is in use.
   Block* Find(const void* address);
 

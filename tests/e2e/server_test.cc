@@ -322,6 +322,35 @@ TEST_F(ServerTest, AReplyFromMemoryOfTheOldConnectionReachesTheNewOne) {
   server_.reset();
 }
 
+// Nothing comes in from the device at that time.
+TEST_F(ServerTest, ACallThatWaitsForMemoryGetsWhatAServiceLetsGoOfAtAnyTime) {
+  // Room for the buffer or for the arguments, not for both.
+  ServerOptions options;
+  options.call_bytes_max = 256 << 10;
+  options.client_bytes_max = 0;
+  options.chunk_limits.read_segments_max = 4;
+  StartServer(options);
+  Client& client = Connected(77);
+  const Pending held = Hold(client, 1);
+  ASSERT_TRUE(setting_->Until([&] { return service_.held.size() == 1; }));
+  auto buffer = service_.held.begin()->second.Allocate(200000);
+  ASSERT_TRUE(buffer.has_value());
+  service_.Answer(1);
+  ASSERT_TRUE(setting_->Until([&] { return held->has_value(); }));
+
+  const auto data = Pattern(100000);
+  auto outcome = std::make_shared<std::optional<Outcome>>();
+  client.Call(
+      ProcedureId{kProgram, 3, kSize}, [&](XdrWriter& args) { args.EligibleOpaque(data); }, {},
+      [outcome](Outcome result) { outcome->emplace(std::move(result)); });
+  ASSERT_TRUE(setting_->Until([&] { return server_->DebugString().find("waiting for memory") != std::string::npos; }));
+  setting_->For(10ms);
+  EXPECT_FALSE(outcome->has_value());
+  buffer.reset();
+  ASSERT_TRUE(setting_->Until([&] { return outcome->has_value(); })) << server_->DebugString();
+  EXPECT_TRUE((*outcome)->has_value()) << (*outcome)->error().ToString();
+}
+
 TEST_F(ServerTest, IdempotentProceduresAreExecutedEachTime) {
   StartServer();
   service_.repeatable = {kSize};
