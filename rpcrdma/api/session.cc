@@ -412,6 +412,8 @@ class SessionImpl final : public std::enable_shared_from_this<SessionImpl> {
 
     if (options_.idle_timeout > Duration::zero()) {
       if (lane.calls > 0) lane.used = now;
+      // The server's calls are use, too.
+      if (const auto reverse = lane.client->reverse_active_at()) lane.used = std::max(lane.used, *reverse);
       if (now >= lane.used + options_.idle_timeout) {
         ++stats_.idle_closes;
         TraceEvent("session.idle", {{"connection", lane.connection}});

@@ -95,7 +95,7 @@ struct SessionOptions {
   uint32_t connections = 1;
   ReconnectOptions reconnect;
   KeepaliveOptions keepalive;
-  // A connection that had no call for so long is closed, in order; 0: never.
+  // A connection that had no call, in either direction, for so long is closed, in order; 0: never.
   Duration idle_timeout = 300s;
   // Of the jitter; 0 takes one from the system's generator. Simulations give a number.
   uint64_t seed = 0;

@@ -5,6 +5,7 @@
 #include <asio/co_spawn.hpp>
 #include <asio/detached.hpp>
 #include <asio/use_awaitable.hpp>
+#include <functional>
 #include <map>
 #include <optional>
 
@@ -12,6 +13,7 @@
 #include "rpcrdma/api/client.h"
 #include "rpcrdma/api/reverse_client.h"
 #include "rpcrdma/api/server.h"
+#include "rpcrdma/api/session.h"
 #include "rpcrdma/loop/loop_context.h"
 #include "tests/e2e/setting.h"
 #include "tests/e2e/test_service.h"
@@ -56,6 +58,7 @@ class Front final : public rpcrdma::Service {
       case kBind:
         last_client = request.client();
         if (back) bound = back->Bind(request.client());
+        if (at_bind) at_bind();
         return request.Reply();
       case kRoundTrip: {
         const uint32_t number = args.U32("number");
@@ -75,6 +78,7 @@ class Front final : public rpcrdma::Service {
   }
 
   ReverseClient* back = nullptr;
+  std::function<void()> at_bind;
   bool bound = false;
   rpcrdma::ClientId last_client = 0;
 };
@@ -585,6 +589,30 @@ TEST_F(ReverseTest, AClientClosesInAnOrderlyWayWithReverseCallsInProgress) {
   ASSERT_TRUE(setting_->Until([&] { return closed && outcomes_.size() == 1; }));
   EXPECT_EQ(KindOf(1), CallError::Kind::kConnectionLost);
   callbacks_.Answer(1);
+}
+
+// A connection that only the server uses is not idle.
+TEST_F(ReverseTest, ASessionIsInUseWhileItsServerCalls) {
+  StartServer();
+  front_.at_bind = [&] { AsyncHold(5); };
+  setting_->ActAsClient();
+  rpcrdma::SessionOptions options;
+  options.client.first_xid = 1;
+  options.client.reverse_services = {&callbacks_};
+  options.idle_timeout = 100ms;
+  options.seed = 1;
+  rpcrdma::Session session(setting_->loop(), setting_->server_host(), server_->port(), options);
+  std::optional<Outcome> bound;
+  session.Call(
+      {kFrontProgram, 1, kBind}, [](XdrWriter&) {}, {}, [&](Outcome outcome) { bound.emplace(std::move(outcome)); });
+  ASSERT_TRUE(setting_->Until([&] { return bound.has_value() && callbacks_.held.size() == 1; }));
+  setting_->For(300ms);
+  EXPECT_EQ(session.connections(), 1u);
+  callbacks_.Answer(5);
+  ASSERT_TRUE(UntilOutcomes(1));
+  EXPECT_TRUE(outcomes_.at(5).has_value()) << outcomes_.at(5).error().ToString();
+  ASSERT_TRUE(setting_->Until([&] { return session.connections() == 0; }));
+  EXPECT_EQ(session.stats().idle_closes, 1u);
 }
 
 asio::awaitable<uint32_t> AskTwice(ReverseClient& back) {
