@@ -24,7 +24,8 @@ struct CallError {
     kMemory,     // the device would not register the call's memory
     kNoCredit,   // waited for a credit for as long as its timeout
     // After it was sent, or while it waited for a credit: `sent` tells.
-    kTimedOut,  // and the connection was closed, as no late reply may meet memory that is not the call's any more
+    kTimedOut,  // and the connection was closed, as no late reply may meet memory that is not the call's any more; but
+                // not for a reverse call, which has no memory that the peer could reach
     kConnectionLost,
     kCancelled,  // by the caller
     kClosed,     // this end closed the client with the call outstanding
@@ -41,7 +42,7 @@ struct CallError {
   VersionRange versions;  // what the server offers: kRpc with kProgMismatch, kDenied for the RPC version
   int system_error = 0;   // errno, where one is behind it, else 0
   // Of a call: it went out, so the server may have executed it. Of a Session's call: on any of its connections,
-  // whatever `kind` it ends with.
+  // whatever `kind` it ends with. Of a reverse call that this end cancelled or closed: it may have gone out.
   bool sent = false;
   // The whole line: what was attempted, and why it failed. "connect to 127.0.0.1:20049: connection refused".
   std::string message;

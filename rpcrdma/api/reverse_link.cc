@@ -41,6 +41,15 @@ ReverseLink* ReverseHub::Find(ClientId client) const {
   return found != links_.end() ? found->second : nullptr;
 }
 
+uint32_t ReverseHub::NextXid() {
+  while (true) {
+    const uint32_t xid = xids_.Next();
+    const bool known =
+        std::any_of(links_.begin(), links_.end(), [&](const auto& link) { return link.second->Knows(xid); });
+    if (!known) return xid;
+  }
+}
+
 void ReverseHub::Add(std::weak_ptr<ReverseCalls> calls) {
   Everyone();  // forgets those that are gone
   calls_.push_back(std::move(calls));
@@ -159,7 +168,7 @@ CallId ReverseCalls::Call(const ProcedureId& procedure, ReverseClient::ArgsWrite
   if (calls_.size() >= options_.calls_max) return refuse(SubmitRefusal::kQueueFull);
   if (link_ == nullptr && (!options_.wait_for_return || hub_->stopping())) return refuse(SubmitRefusal::kNotConnected);
   if (!Encode(procedure, args, options.credentials, &call)) return refuse(SubmitRefusal::kTooLarge);
-  call.xid = hub_->xids().Next();
+  call.xid = hub_->NextXid();
   call.reply_bytes_max = options.reply_bytes_max;
   call.deadline = loop_.Now() + options.timeout;
 
@@ -249,6 +258,7 @@ std::optional<ReverseCalls::Ending> ReverseCalls::OnOutcome(CallId id, CallOutco
     }
   }
   Ending ending{.handler = std::move(call.handler), .result = ResultOf(call, outcome, lost)};
+  if (!ending.result) ending.result.error().sent = call.sent;
   calls_.erase(entry);
   return ending;
 }
@@ -289,6 +299,7 @@ void ReverseCalls::EndAll(bool connections_live) {
 CallError ReverseCalls::Error(CallError::Kind kind, const Pending& call, std::string_view why) const {
   CallError error;
   error.kind = kind;
+  error.sent = call.sent || call.link != nullptr;  // of one that is with its connection, this is not known here
   error.message = peer_ + ": reverse call of program " + std::to_string(call.procedure.program) + " version " +
                   std::to_string(call.procedure.version) + " procedure " + std::to_string(call.procedure.procedure) +
                   ": " + std::string(why);

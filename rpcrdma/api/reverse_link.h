@@ -34,6 +34,8 @@ class ReverseHub {
   // One source for all connections of the server, so that a call that changes its connection meets no other with its
   // XID.
   XidSource& xids() { return xids_; }
+  // One that no connection knows, be it of a call that was cancelled and is not answered.
+  uint32_t NextXid();
 
   void Add(ClientId client, ReverseLink* link) { links_[client] = link; }
   // The connection has ended, or is about to: nothing is bound to it any more.
@@ -88,6 +90,8 @@ class ReverseLink {
   // The Requester's id, for Cancel.
   Result<CallId, SubmitRefusal> Submit(const Call& call);
   void Cancel(CallId call);
+  // Whether a call of this XID was sent and not answered, cancelled or not.
+  bool Knows(uint32_t xid) const { return requester_.Knows(xid); }
 
   // Hands out what has ended.
   void OnProgress();
