@@ -153,6 +153,7 @@ void MetricsPage::Add(const Labels& given, const Server& server) {
   const Labels labels = With(given, "responder");
   const ServerStats stats = server.stats();
   Add(labels, stats.connections);
+  Add(With(given, "reverse_requester"), stats.reverse);
   AddGauge(Prefixed("clients_connected"), "Clients connected now", labels, stats.clients);
   AddCounter(Prefixed("clients"), "Clients that have connected", labels, stats.clients_total);
   AddCounter(Prefixed("clients_rejected"), "Connection requests that were rejected", labels, stats.clients_rejected);
