@@ -41,6 +41,7 @@ class SessionWorld {
     emu::World::Install(std::move(world));
   }
   ~SessionWorld() {
+    *over_ = true;
     service.inner.held.clear();
     session.reset();
     server.reset();
@@ -96,7 +97,11 @@ class SessionWorld {
         [&](XdrWriter& args) {
           if (procedure == kHold) args.U32(number);
         },
-        options, [number, outcomes](Outcome outcome) { outcomes->emplace(number, std::move(outcome)); });
+        options,
+        [number, outcomes, over = over_](Outcome outcome) {
+          // What ends with the world ends after the test's own variables.
+          if (!*over) outcomes->emplace(number, std::move(outcome));
+        });
   }
   void Call(Procedure procedure, uint32_t number, Client::CallHandler handler, CallOptions options) {
     session->Call(
@@ -116,6 +121,7 @@ class SessionWorld {
 
  private:
   SimulatedWorld* world_ = nullptr;
+  const std::shared_ptr<bool> over_ = std::make_shared<bool>(false);
 };
 
 CallOptions Patient() {
