@@ -1,6 +1,7 @@
 // Sessions in virtual time: servers that vanish, drop, partition and come back; what is done when, to the millisecond.
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <set>
 
 #include "base/prng.h"
