@@ -29,12 +29,21 @@ ProcedureId Id(AclProcedure procedure) {
 // For results in which nothing can be wrong that their decoder does not see.
 constexpr auto kNoCheck = [](const Reply&, auto&) { return std::string(); };
 
+// Calls go by `carrier`, which knows what they may have placed directly.
+template <typename Carrier>
+auto SendBy(Carrier& carrier) {
+  carrier.Register(kBinding);
+  carrier.Register(kAclBinding);
+  return [&carrier](const ProcedureId& procedure, Client::ArgsWriter args, const CallOptions& options,
+                    Client::CallHandler handler) { carrier.Call(procedure, args, options, std::move(handler)); };
+}
+
 }  // namespace
 
-Nfs3Client::Nfs3Client(Client& client, OpaqueAuth credentials) : client_(client), credentials_(std::move(credentials)) {
-  client_.Register(kBinding);
-  client_.Register(kAclBinding);
-}
+Nfs3Client::Nfs3Client(Client& client, OpaqueAuth credentials)
+    : send_(SendBy(client)), credentials_(std::move(credentials)) {}
+Nfs3Client::Nfs3Client(Session& session, OpaqueAuth credentials)
+    : send_(SendBy(session)), credentials_(std::move(credentials)) {}
 
 template <typename T, typename Args, typename Decode, typename Check>
 void Nfs3Client::Call(const ProcedureId& procedure, Args write_args, MutableBytes room, Decode decode, Check check,
@@ -43,18 +52,18 @@ void Nfs3Client::Call(const ProcedureId& procedure, Args write_args, MutableByte
   options.credentials = &credentials_;
   options.timeout = timeout_;
   if (!room.empty()) options.result_buffers = {room};
-  client_.Call(procedure, write_args, options,
-               [decode, check, handler = std::move(handler)](Result<Reply, CallError> reply) mutable {
-                 if (!reply) return handler(Err(FromCall(reply.error())));
-                 XdrReader in = reply->results();
-                 Result<T, Status> result = decode(in);
-                 if (const auto end = in.Finish(); !end) return handler(Err(BadReply(ToString(end.error()))));
-                 if (!result) return handler(Err(FromStatus(result.error())));
-                 if (const std::string wrong = check(*reply, *result); !wrong.empty()) {
-                   return handler(Err(BadReply(wrong)));
-                 }
-                 handler(std::move(*result));
-               });
+  send_(procedure, write_args, options,
+        [decode, check, handler = std::move(handler)](Result<Reply, CallError> reply) mutable {
+          if (!reply) return handler(Err(FromCall(reply.error())));
+          XdrReader in = reply->results();
+          Result<T, Status> result = decode(in);
+          if (const auto end = in.Finish(); !end) return handler(Err(BadReply(ToString(end.error()))));
+          if (!result) return handler(Err(FromStatus(result.error())));
+          if (const std::string wrong = check(*reply, *result); !wrong.empty()) {
+            return handler(Err(BadReply(wrong)));
+          }
+          handler(std::move(*result));
+        });
 }
 
 template <typename T, typename Args>
@@ -67,7 +76,7 @@ void Nfs3Client::Null(Handler<void> handler) {
   CallOptions options;
   options.credentials = &credentials_;
   options.timeout = timeout_;
-  client_.Call(
+  send_(
       Id(Procedure::kNull), [](XdrWriter&) {}, options,
       [handler = std::move(handler)](Result<Reply, CallError> reply) mutable {
         if (!reply) return handler(Err(FromCall(reply.error())));

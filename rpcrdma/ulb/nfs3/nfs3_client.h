@@ -1,17 +1,24 @@
-// Nfs3Client: NFS version 3 (RFC 1813) and NFSACL version 3 as typed asynchronous calls over a Client.
+// Nfs3Client: NFS version 3 (RFC 1813) and NFSACL version 3 as typed asynchronous calls over a Client or a Session.
 //
-// Each member is one procedure. The Bindings are registered with the Client, so that the data of READ and WRITE and the
-// paths of links travel by chunks where they do not fit inline, and a Reply chunk is offered for what a procedure may
-// answer at most. Handlers run on the loop's thread, never inside the call that started them. Memory given to Read,
-// Write, ReadLink and MakeSymlink belongs to the call until its handler runs (see Client).
+// Each member is one procedure. The Bindings are registered with what carries the calls, so that the data of READ and
+// WRITE and the paths of links travel by chunks where they do not fit inline, and a Reply chunk is offered for what a
+// procedure may answer at most. Handlers run on the loop's thread, never inside the call that started them. Memory
+// given to Read, Write, ReadLink and MakeSymlink belongs to the call until its handler runs (see Client).
 //
 // No mount, no lock, no cache, no retry: whoever calls has a file handle (mount.h) and decides what to do about errors.
 // After an error the attributes that RFC 1813 has servers send are checked, and dropped.
+//
+// Over a Session calls that a lost connection left unanswered are sent again, with their XIDs. Servers recognise those
+// by a duplicate request cache, which few keep across a restart: then a CREATE, REMOVE, RENAME and their like that were
+// carried out before it may be answered with kExists or kNoEntry (RFC 1813 section 4.5). Unstable WRITEs that a server
+// forgot in between show by their verifier.
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include "rpcrdma/api/client.h"
+#include "rpcrdma/api/session.h"
 #include "rpcrdma/ulb/nfs3/codec.h"
 #include "rpcrdma/ulb/nfs3/types.h"
 
@@ -35,10 +42,11 @@ class Nfs3Client {
   template <typename T>
   using Handler = UniqueFunction<void(Result<T, Failure>)>;
 
-  // `client` outlives this object. `credentials` go with every call.
+  // `client` or `session` outlives this object. `credentials` go with every call.
   Nfs3Client(Client& client, OpaqueAuth credentials);
+  Nfs3Client(Session& session, OpaqueAuth credentials);
 
-  // Of each call, from its start to its reply.
+  // Of each call, from its start to its reply, over all connections.
   void set_timeout(Duration timeout) { timeout_ = timeout; }
 
   void Null(Handler<void> handler);
@@ -79,7 +87,8 @@ class Nfs3Client {
   template <typename T, typename Args>
   void Simple(Procedure procedure, const Args& args, Handler<T> handler);
 
-  Client& client_;
+  // Client::Call or Session::Call.
+  const std::function<void(const ProcedureId&, Client::ArgsWriter, const CallOptions&, Client::CallHandler)> send_;
   const OpaqueAuth credentials_;
   Duration timeout_ = 60s;
 };

@@ -4,9 +4,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/asio_loop/asio_loop.h"
@@ -27,6 +29,11 @@ class ScriptedService final : public Service {
   void Handle(Request request) override {
     procedure = request.procedure();
     credentials = request.header().cred;
+    xids.push_back(request.header().xid);
+    if (hold) {
+      held.push_back(std::move(request));
+      return;
+    }
     XdrReader& args = request.args();
     words_before.clear();
     for (size_t i = 0; i < argument_words; ++i) words_before.push_back(args.U32("word"));
@@ -44,8 +51,12 @@ class ScriptedService final : public Service {
   std::vector<uint32_t> result_words;
   std::optional<std::vector<std::byte>> result_item;
 
+  bool hold = false;  // calls stay without an answer
+  std::vector<Request> held;
+
   uint32_t procedure = 0;
   OpaqueAuth credentials;
+  std::vector<uint32_t> xids;
   std::vector<uint32_t> words_before;
   std::vector<std::byte> argument;
 
@@ -278,6 +289,51 @@ TEST_F(Nfs3ClientTest, LiesEndTheirCallAndNothingElse) {
   nfs_.result_words = {};
   EXPECT_TRUE(Await<void>([&](auto done) { files_->Null(std::move(done)); }).has_value());
   EXPECT_TRUE(client_.connected());
+}
+
+TEST_F(Nfs3ClientTest, CallsOfASessionOutliveTheServerAndKeepTheirXids) {
+  std::optional<Server> server(std::in_place, loop_, ServerOptions());
+  server->Register(&nfs_);
+  ASSERT_TRUE(server->Listen("127.0.0.1", 0).has_value());
+  const uint16_t port = server->port();
+  SessionOptions options;
+  options.reconnect.delay_first = 5ms;
+  options.reconnect.delay_max = 20ms;
+  Session session(loop_, "127.0.0.1", port, options);
+  Nfs3Client files(session, *MakeAuthSys({.machine_name = "test"}));
+  nfs_.result_words = {};
+  ASSERT_TRUE(Await<void>([&](auto done) { files.Null(std::move(done)); }).has_value());
+
+  // The server dies over READs that it has in hand.
+  constexpr size_t kReads = 4;
+  const auto data = Pattern(65537);
+  std::vector<std::vector<std::byte>> into(kReads, std::vector<std::byte>(data.size()));
+  std::vector<std::string> outcomes;
+  nfs_.hold = true;
+  nfs_.xids.clear();
+  for (std::vector<std::byte>& buffer : into) {
+    files.Read(handle_, 0, buffer, [&](Result<ReadData, Failure> read) {
+      outcomes.push_back(read ? ToHex(read->data) == ToHex(data) ? "good" : "other bytes" : read.error().message);
+    });
+  }
+  ASSERT_TRUE(RunUntil([&] { return nfs_.held.size() == kReads; }));
+  std::vector<uint32_t> before = std::exchange(nfs_.xids, {});
+  server.reset();
+  nfs_.held.clear();
+  nfs_.hold = false;
+  nfs_.result_words = {0, 0, static_cast<uint32_t>(data.size()), 1};
+  nfs_.result_item = data;
+  server.emplace(loop_, ServerOptions());
+  server->Register(&nfs_);
+  ASSERT_TRUE(server->Listen("127.0.0.1", port).has_value());
+  ASSERT_TRUE(RunUntil([&] { return outcomes.size() == kReads; })) << session.DebugString();
+  EXPECT_EQ(outcomes, std::vector<std::string>(kReads, "good"));
+  std::ranges::sort(before);
+  std::ranges::sort(nfs_.xids);
+  EXPECT_EQ(nfs_.xids, before);
+  // By the Bindings, on the second connection as on the first.
+  EXPECT_EQ(session.stats().connections.bytes_placed_by_write, kReads * data.size());
+  EXPECT_EQ(session.stats().retransmissions, kReads);
 }
 
 }  // namespace
