@@ -5,7 +5,8 @@
 // into new folder "NAME" of the export, and a copy of it into FOLDER/NAME, for somebody at the server to compare.
 //
 // Every procedure, and data and paths at sizes that make each kind of chunk; what was asked for is compared with what
-// came, and with how it travelled. One line for each step; exit status 0 when all passed.
+// came, and with how it travelled. With --restart the server is restarted under load, by somebody who waits for that.
+// One line for each step, of which nfs3_table.py makes a table; exit status 0 when all passed.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -30,6 +31,7 @@
 #include "base/cursor.h"
 #include "base/prng.h"
 #include "rpcrdma/api/client.h"
+#include "rpcrdma/api/session.h"
 #include "rpcrdma/ulb/nfs3/mount.h"
 #include "rpcrdma/ulb/nfs3/nfs3_client.h"
 
@@ -105,6 +107,28 @@ std::string Numbers() {
   return text;
 }
 
+// Calls as they are sent: which connections each XID went by, and how many were without a reply at a time.
+class SentCalls final : public TraceSink {
+ public:
+  void OnEvent(Instant, std::string_view component, std::string_view event,
+               std::initializer_list<TraceFact> facts) override {
+    if (event != "call.sent") return;
+    if (const auto* xid = FindFact<uint64_t>(facts, "xid")) connections_[*xid].emplace(component);
+    if (const auto* count = FindFact<uint64_t>(facts, "in_flight")) most_at_a_time_ = std::max(most_at_a_time_, *count);
+  }
+
+  uint64_t most_at_a_time() const { return most_at_a_time_; }
+  size_t xids() const { return connections_.size(); }
+  size_t xids_sent_again() const {
+    return static_cast<size_t>(
+        std::ranges::count_if(connections_, [](const auto& sent) { return sent.second.size() > 1; }));
+  }
+
+ private:
+  std::map<uint64_t, std::set<std::string, std::less<>>> connections_;
+  uint64_t most_at_a_time_ = 0;
+};
+
 class Check {
  public:
   struct Options {
@@ -113,6 +137,7 @@ class Check {
     std::string export_path;
     std::filesystem::path folder;
     std::string name;
+    std::filesystem::path restart;  // empty: no such step
     uint32_t inline_threshold = 4096;
     bool memory_windows = true;
   };
@@ -120,7 +145,7 @@ class Check {
   explicit Check(Options options)
       : options_(std::move(options)),
         credentials_(*MakeAuthSys({.machine_name = "nfs3_check"})),
-        client_(loop_, MakeOptions()),
+        client_(loop_, MakeOptions(&sent_)),
         files_(client_, credentials_) {}
 
   bool Run() {
@@ -154,12 +179,21 @@ class Check {
     Step("64 at a time", [&] { return ManyAtATime(); });
     Step("without a binding", [&] { return WithoutBinding(); });
     Step("errors", [&] { return Errors(); });
+    Step("invalidation", [&] { return Invalidation(); });
+    // Ends the connection of all the others.
+    if (!options_.restart.empty()) {
+      Step("restart under load", [&] { return RestartUnderLoad(); });
+    }
     return failed_ == 0;
   }
 
  private:
-  ClientOptions MakeOptions() const {
+  // What Linux's server grants.
+  static constexpr size_t kAtATime = 64;
+
+  ClientOptions MakeOptions(TraceSink* trace = nullptr) const {
     ClientOptions options;
+    options.trace = trace;
     options.inline_threshold = options_.inline_threshold;
     options.memory_windows = options_.memory_windows;
     return options;
@@ -192,7 +226,7 @@ class Check {
 
   void Connect(Client& client) {
     std::optional<Result<void, CallError>> outcome;
-    client.Connect(options_.nfs.host, static_cast<uint16_t>(std::stoi(options_.nfs.port)),
+    client.Connect(options_.nfs.host, Port(),
                    [&](Result<void, CallError> result) { outcome.emplace(std::move(result)); });
     while (!outcome) loop_.RunOnce();
     Unwrap(std::move(*outcome), "connect");
@@ -240,21 +274,22 @@ class Check {
     return Unwrap(Await<Attributes>([&](auto done) { files_.GetAttributes(object, std::move(done)); }), "GETATTR");
   }
   // Reads `size` bytes from `offset`, in one call; what came, and whether it was said to be the end.
-  std::pair<std::vector<std::byte>, bool> ReadOnce(const FileHandle& file, uint64_t offset, size_t size) {
+  std::pair<std::vector<std::byte>, bool> ReadOnce(Nfs3Client& files, const FileHandle& file, uint64_t offset,
+                                                   size_t size) {
     // With a guard behind it.
     std::vector<std::byte> into(size + 16, std::byte{0x77});
     std::vector<std::byte> data;
     const auto read = Unwrap(
-        Await<ReadData>([&](auto done) { files_.Read(file, offset, MutableBytes(into).first(size), std::move(done)); },
+        Await<ReadData>([&](auto done) { files.Read(file, offset, MutableBytes(into).first(size), std::move(done)); },
                         [&](const ReadData& result) { data.assign(result.data.begin(), result.data.end()); }),
         "READ");
     for (size_t i = size; i < into.size(); ++i) Require(into[i] == std::byte{0x77}, "READ wrote behind its buffer");
     return {std::move(data), read.end};
   }
-  std::vector<std::byte> ReadAll(const FileHandle& file, size_t step) {
+  std::vector<std::byte> ReadAll(Nfs3Client& files, const FileHandle& file, size_t step) {
     std::vector<std::byte> whole;
     while (ok()) {
-      const auto [data, end] = ReadOnce(file, whole.size(), step);
+      const auto [data, end] = ReadOnce(files, file, whole.size(), step);
       whole.insert(whole.end(), data.begin(), data.end());
       if (end) break;
       Require(!data.empty(), "READ of nothing, and not the end");
@@ -347,7 +382,7 @@ class Check {
     WriteAll(file, data, transfer_max_);
     const auto between = client_.stats();
     Require(AttributesOf(file).size == size, "the file has another size");
-    Require(ReadAll(file, transfer_max_) == data, "what was read is not what was written");
+    Require(ReadAll(files_, file, transfer_max_) == data, "what was read is not what was written");
     const auto after = client_.stats();
     Expect(name, data);
     const uint64_t read_chunks = between.calls_by_read_chunk - before.calls_by_read_chunk;
@@ -363,11 +398,11 @@ class Check {
   std::string ReadMade() {
     const std::string expected = Numbers();
     const FileHandle file = Find(Find(export_, "made"), "numbers");
-    const auto whole = ReadAll(file, 65533);
+    const auto whole = ReadAll(files_, file, 65533);
     Require(AsText(whole) == expected, "the content is another");
     // A small one comes inline, as no Write chunk is offered for it.
     const uint64_t offered = client_.stats().calls_by_write_chunk;
-    const auto [few, end] = ReadOnce(file, 1001, 99);
+    const auto [few, end] = ReadOnce(files_, file, 1001, 99);
     Require(AsText(few) == std::string_view(expected).substr(1001, 99) && !end, "99 bytes are others");
     Require(client_.stats().calls_by_write_chunk == offered, "a chunk for 99 bytes");
     return fmt::format("{} bytes", whole.size());
@@ -376,12 +411,12 @@ class Check {
   std::string EndOfFile() {
     const std::string expected = Numbers();
     const FileHandle file = Find(Find(export_, "made"), "numbers");
-    const auto [tail, tail_end] = ReadOnce(file, expected.size() - 1237, 70001);
+    const auto [tail, tail_end] = ReadOnce(files_, file, expected.size() - 1237, 70001);
     Require(AsText(tail) == std::string_view(expected).substr(expected.size() - 1237) && tail_end,
             "the tail is another");
-    const auto [nothing, nothing_end] = ReadOnce(file, expected.size(), 70001);
+    const auto [nothing, nothing_end] = ReadOnce(files_, file, expected.size(), 70001);
     Require(nothing.empty() && nothing_end, "something lies behind the end");
-    const auto [beyond, beyond_end] = ReadOnce(file, uint64_t{1} << 40, 5);
+    const auto [beyond, beyond_end] = ReadOnce(files_, file, uint64_t{1} << 40, 5);
     Require(beyond.empty() && beyond_end, "something lies far behind the end");
     return "short, empty, and far beyond";
   }
@@ -505,7 +540,8 @@ class Check {
     Require(client_.outstanding() == into.size(), "not all calls are under way");
     while (over < into.size()) loop_.RunOnce();
     Require(wrong.empty(), wrong);
-    return fmt::format("256 READs under way, {} credits", client_.stats().credits_granted);
+    Require(sent_.most_at_a_time() == kAtATime, fmt::format("{} calls at a time", sent_.most_at_a_time()));
+    return fmt::format("256 READs, {} of them without a reply at a time", sent_.most_at_a_time());
   }
 
   // A client that does not know the program: everything stays in the messages.
@@ -581,13 +617,103 @@ class Check {
             "GETATTR of no handle");
     const auto stats = client_.stats();
     Require(stats.errors == 0 && stats.malformed == 0 && stats.unknown_xids == 0, "the connection had errors");
-    return fmt::format("typed; {} calls over one connection, {} of {} STags invalidated by the server", stats.calls,
-                       stats.invalidations_remote, stats.registrations);
+    return fmt::format("typed; {} calls over one connection", stats.calls);
   }
+
+  // Each call of ours exposes memory by one STag, so the server may invalidate them all, if we let it.
+  std::string Invalidation() {
+    const auto stats = client_.stats();
+    Require(stats.registrations > 0, "no memory was exposed");
+    Require(
+        stats.invalidations_remote == (options_.memory_windows ? stats.registrations : 0),
+        fmt::format("{} of {} STags were invalidated by the server", stats.invalidations_remote, stats.registrations));
+    return fmt::format("{} of {} STags by the server", stats.invalidations_remote, stats.registrations);
+  }
+
+  // A Session has kAtATime calls under way, each followed by another, while the server is restarted, which makes it
+  // forget its connections and its replies. All are READs and stable WRITEs: what may be done twice.
+  std::string RestartUnderLoad() {
+    constexpr size_t kPieces = 100;
+    constexpr size_t kPieceSize = 5001;
+    constexpr size_t kReplies = 3 * kPieces;  // before the restart, and after it: more than all pieces, twice
+    constexpr Duration kRestartMax = 60s;
+    const auto data = Pattern(4711, kPieces * kPieceSize);
+    const FileHandle source = CreateFile(root_, "restart-source");
+    const FileHandle sink = CreateFile(root_, "restart-sink");
+    WriteAll(source, data, transfer_max_);
+    if (!ok()) return "";
+    Expect("restart-source", data);
+    Expect("restart-sink", data);
+
+    SentCalls sent;
+    SessionOptions options;
+    options.client = MakeOptions(&sent);
+    options.reconnect.delay_max = 500ms;
+    Session session(loop_, options_.nfs.host, Port(), options);
+    Nfs3Client files(session, credentials_);
+
+    std::vector<std::vector<std::byte>> into(kAtATime, std::vector<std::byte>(kPieceSize));
+    size_t started = 0;
+    size_t over = 0;
+    bool stop = false;
+    std::string wrong;
+    std::function<void(size_t)> start;
+    const auto end = [&](size_t slot, const std::string& fault) {
+      ++over;
+      if (wrong.empty()) wrong = fault;
+      stop |= !fault.empty();
+      if (!stop) start(slot);
+    };
+    // Each piece is read, then written, then the next; over and over.
+    start = [&](size_t slot) {
+      const size_t offset = started / 2 % kPieces * kPieceSize;
+      const ConstBytes piece = ConstBytes(data).subspan(offset, kPieceSize);
+      if (started++ % 2 == 0) {
+        std::ranges::fill(into[slot], std::byte{});
+        files.Read(source, offset, into[slot], [&end, slot, piece](Result<ReadData, Failure> read) {
+          if (!read) return end(slot, "READ: " + read.error().message);
+          end(slot, std::ranges::equal(read->data, piece) ? "" : "READ brought other bytes");
+        });
+      } else {
+        files.Write({sink, offset, Stable::kFileSync, piece}, [&end, slot, piece](Result<Written, Failure> written) {
+          if (!written) return end(slot, "WRITE: " + written.error().message);
+          end(slot, written->count == piece.size() && written->committed == Stable::kFileSync ? "" : "WRITE did less");
+        });
+      }
+    };
+    const auto run_until = [&](const std::function<bool()>& condition) {
+      while (!stop && !condition()) loop_.RunOnce(20ms);
+    };
+
+    for (size_t slot = 0; slot < kAtATime; ++slot) start(slot);
+    run_until([&] { return over >= kReplies; });
+    std::ofstream(options_.restart).flush();
+    const Instant bound = loop_.Now() + kRestartMax;
+    run_until([&] { return !std::filesystem::exists(options_.restart) || loop_.Now() >= bound; });
+    const size_t over_before = over;
+    run_until([&] { return over >= over_before + kReplies; });
+    stop = true;
+    while (over < started) loop_.RunOnce();  // each ends, at the latest with its timeout
+
+    Require(wrong.empty(), wrong);
+    Require(!std::filesystem::exists(options_.restart), "the server was not restarted");
+    const SessionStats stats = session.stats();
+    Require(stats.lost > 0, "the connection outlived the server");
+    Require(sent.xids_sent_again() > 0 && sent.xids_sent_again() <= stats.retransmissions,
+            fmt::format("{} retransmissions, of {} XIDs", stats.retransmissions, sent.xids_sent_again()));
+    Require(sent.xids() == stats.calls, fmt::format("{} XIDs of {} calls", sent.xids(), stats.calls));
+    Require(sent.most_at_a_time() == kAtATime, fmt::format("{} calls at a time", sent.most_at_a_time()));
+    Require(ReadAll(files, sink, transfer_max_) == data, "what was written is not there");
+    return fmt::format("{} READs and WRITEs of a Session, 64 at a time, {} of them sent again with their XIDs",
+                       stats.calls, sent.xids_sent_again());
+  }
+
+  uint16_t Port() const { return static_cast<uint16_t>(std::stoi(options_.nfs.port)); }
 
   const Options options_;
   const OpaqueAuth credentials_;
   AsioLoop loop_;
+  SentCalls sent_;
   Client client_;
   Nfs3Client files_;
   FileHandle export_;
@@ -610,6 +736,7 @@ int main(int argc, char** argv) {
   app.add_option("EXPORT", options.export_path, "what is exported")->required();
   app.add_option("FOLDER", options.folder, "where copies of what was written go")->required();
   app.add_option("--name", options.name, "of the new folder in the export")->required();
+  app.add_option("--restart", options.restart, "file to make to have the server restarted; gone when that is done");
   app.add_option("--inline", options.inline_threshold, "inline threshold in bytes");
   app.add_flag("--no-windows", plain_regions, "expose memory by plain regions, which are not invalidated remotely");
   CLI11_PARSE(app, argc, argv);

@@ -29,7 +29,7 @@ cases() {
 
 # device_up PROVIDER: the kernel's device, two addresses of the interface it is on, and the libraries of what the host has built.
 device_up() {
-  echo "$(uname -sr) ($(uname -v | grep -o 'Debian [^ ]*'))" >/host/kernel
+  kernel_name >/host/kernel
   "${1}_up" || return 1
   # Addresses of the same interface for both ends: neither device answers on loopback.
   echo 0 >/proc/sys/net/ipv6/conf/eth0/accept_dad

@@ -11,6 +11,11 @@ rxe_up() {
   modprobe rdma_ucm && modprobe rdma_rxe && rdma link add rxe0 type rxe netdev eth0
 }
 
+# kernel_name: "Linux 6.1.0-56-amd64 (Debian 6.1.192-2)".
+kernel_name() {
+  echo "$(uname -sr) ($(uname -v | grep -o 'Debian [^ ]*'))"
+}
+
 # nfsd_up: knfsd exporting a tmpfs over RDMA port 20049.
 nfsd_up() {
   modprobe sunrpc; modprobe rpcrdma; modprobe nfsd; modprobe nfsv3
@@ -20,8 +25,22 @@ nfsd_up() {
   echo '/export *(rw,fsid=0,no_root_squash,insecure,no_subtree_check)' >/etc/exports
   exportfs -ra
   rpc.mountd --no-udp --port 20048
-  rpc.nfsd -U 2
-  echo 'rdma 20049' >/proc/fs/nfsd/portlist
+  nfsd_start
+}
+
+nfsd_start() {
+  rpc.nfsd -U 2 && echo 'rdma 20049' >/proc/fs/nfsd/portlist
+}
+
+# nfsd_restarts FILE: each time FILE appears, ends knfsd, with its connections, starts it anew, and removes FILE. Never returns.
+nfsd_restarts() {
+  while :; do
+    if [ -e "$1" ]; then
+      rpc.nfsd 0
+      nfsd_start && rm "$1"
+    fi
+    sleep 0.1
+  done
 }
 
 # wait_for FILE SECONDS: waits until FILE exists.
