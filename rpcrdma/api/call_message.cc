@@ -1,11 +1,11 @@
 #include "rpcrdma/api/call_message.h"
 
-#include <algorithm>
+#include <utility>
+
+#include "rpcrdma/api/encode_message.h"
 
 namespace stagecoach::rpcrdma::internal {
 namespace {
-
-constexpr size_t kFirstBuffer = 1024;
 
 // Null: nothing of the call or its reply may be placed directly.
 const ProcedureBinding* FindBinding(const BindingRegistry& bindings, const ProcedureId& procedure) {
@@ -36,20 +36,16 @@ bool EncodeCallMessage(const ProcedureId& procedure, Client::ArgsWriter args, co
   message->direct_placement = options.direct_placement;
   CallHeader header{.prog = procedure.program, .vers = procedure.version, .proc = procedure.procedure};
   if (options.credentials != nullptr) header.cred = *options.credentials;
-  if (message->buffer.size() < kFirstBuffer) message->buffer.resize(kFirstBuffer);
-  while (true) {
-    XdrWriter out(message->buffer, binding != nullptr ? binding->arguments.size() : 0);
+  const size_t eligible_max = binding != nullptr ? binding->arguments.size() : 0;
+  auto encoded = EncodeMessage(&message->buffer, bytes_max, eligible_max, [&](XdrWriter& out) {
     EncodeCall(header, out);
     args(out);
-    if (out.ok()) {
-      message->size = out.written().size();
-      message->items = out.eligible();
-      ProvideForReply(options, binding, message);
-      return true;
-    }
-    if (message->buffer.size() >= bytes_max) return false;
-    message->buffer.resize(std::min<size_t>(message->buffer.size() * 2, bytes_max));
-  }
+  });
+  if (!encoded) return false;
+  message->size = encoded->size;
+  message->items = std::move(encoded->items);
+  ProvideForReply(options, binding, message);
+  return true;
 }
 
 }  // namespace stagecoach::rpcrdma::internal

@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <utility>
 
+#include "rpcrdma/api/encode_message.h"
 #include "rpcrdma/api/reply_storage.h"
 #include "rpcrdma/core/negotiation.h"
 
 namespace stagecoach::rpcrdma::internal {
 namespace {
 
-constexpr size_t kFirstBuffer = 1024;
 // No more calls than the callers' own bounds allow ever wait for a credit.
 constexpr uint32_t kQueuedMax = 1u << 16;
 
@@ -186,29 +186,24 @@ bool ReverseCalls::Encode(const ProcedureId& procedure, ReverseClient::ArgsWrite
                           Pending* call) {
   CallHeader header{.prog = procedure.program, .vers = procedure.version, .proc = procedure.procedure};
   if (credentials != nullptr) header.cred = *credentials;
-  call->message.resize(kFirstBuffer);
-  while (true) {
-    XdrWriter out(call->message);
+  auto encoded = EncodeMessage(&call->message, kMaxInlineThreshold, kAnyEligible, [&](XdrWriter& out) {
     EncodeCall(header, out);  // [5666bis:8.3.4#5] the requester fills in the XID
     args(out);
-    if (out.ok() && out.position() <= kMaxInlineThreshold) {
-      const size_t size = out.written().size();
-      call->items = out.eligible();
-      size_t bytes = 0;
-      for (const EligibleItem& item : call->items) bytes += item.data.size();
-      call->item_bytes.resize(bytes);
-      size_t at = 0;
-      for (EligibleItem& item : call->items) {
-        const MutableBytes place = MutableBytes(call->item_bytes).subspan(at, item.data.size());
-        at += CopyBytes(place, item.data);
-        item.data = place;
-      }
-      call->message.resize(size);
-      return true;
-    }
-    if (call->message.size() >= kMaxInlineThreshold) return false;
-    call->message.resize(std::min<size_t>(call->message.size() * 2, kMaxInlineThreshold));
+  });
+  if (!encoded) return false;
+  uint64_t bytes = 0;
+  for (const EligibleItem& item : encoded->items) bytes += item.data.size();
+  if (encoded->size + bytes > kMaxInlineThreshold) return false;
+  call->message.resize(encoded->size);
+  call->items = std::move(encoded->items);
+  call->item_bytes.resize(bytes);
+  size_t at = 0;
+  for (EligibleItem& item : call->items) {
+    const MutableBytes place = MutableBytes(call->item_bytes).subspan(at, item.data.size());
+    at += CopyBytes(place, item.data);
+    item.data = place;
   }
+  return true;
 }
 
 // Gives a call to the connection. False: it was refused, and is over, or waits for a better one.

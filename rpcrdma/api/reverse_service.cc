@@ -1,12 +1,12 @@
 #include "rpcrdma/api/reverse_service.h"
 
-#include <algorithm>
 #include <utility>
+
+#include "rpcrdma/api/encode_message.h"
 
 namespace stagecoach::rpcrdma::internal {
 namespace {
 
-constexpr size_t kFirstReplyBuffer = 1024;
 // What a service may allocate for results that all travel inline, for each call that may be in progress. Bytes.
 constexpr uint64_t kMemoryPerCall = 1 << 20;
 
@@ -71,21 +71,16 @@ void ReverseService::Finish(RequestState& state, const ReplyHeader& header, Requ
 
 bool ReverseService::Encode(const RequestState& state, const ReplyHeader& header, Request::ResultsWriter results,
                             std::shared_ptr<const void> memory, bool copy_items) {
-  std::vector<std::byte>& buffer = responder_.reply_buffer(state.id);
-  if (buffer.size() < kFirstReplyBuffer) buffer.resize(kFirstReplyBuffer);
-  while (true) {
-    XdrWriter out(buffer);
-    EncodeReply(header, out);  // [5666bis:8.3.5#5]
-    results(out);
-    if (out.ok()) {
-      Responder::ReplySpec reply{
-          .message_size = out.written().size(), .items = out.eligible(), .memory = std::move(memory)};
-      if (copy_items && !reply.items.empty()) reply.memory = CopyItems(&reply.items);
-      return responder_.Complete(state.id, std::move(reply), loop_.Now()).has_value();
-    }
-    if (buffer.size() >= options_.send_inline) return false;
-    buffer.resize(std::min<size_t>(buffer.size() * 2, options_.send_inline));
-  }
+  auto encoded =
+      EncodeMessage(&responder_.reply_buffer(state.id), options_.send_inline, kAnyEligible, [&](XdrWriter& out) {
+        EncodeReply(header, out);  // [5666bis:8.3.5#5]
+        results(out);
+      });
+  if (!encoded) return false;
+  Responder::ReplySpec reply{
+      .message_size = encoded->size, .items = std::move(encoded->items), .memory = std::move(memory)};
+  if (copy_items && !reply.items.empty()) reply.memory = CopyItems(&reply.items);
+  return responder_.Complete(state.id, std::move(reply), loop_.Now()).has_value();
 }
 
 }  // namespace stagecoach::rpcrdma::internal

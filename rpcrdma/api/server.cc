@@ -13,6 +13,7 @@
 #include "base/mark.h"
 #include "base/mutant.h"
 #include "rpcrdma/api/dispatch.h"
+#include "rpcrdma/api/encode_message.h"
 #include "rpcrdma/api/errors_internal.h"
 #include "rpcrdma/api/request_internal.h"
 #include "rpcrdma/api/resolve.h"
@@ -30,7 +31,6 @@ namespace stagecoach::rpcrdma {
 namespace internal {
 namespace {
 
-constexpr size_t kFirstReplyBuffer = 1024;
 // Room for a reply header without results: XID, direction, status, an empty verifier, accept_stat, two versions.
 constexpr size_t kReplyHeaderMax = 64;
 
@@ -544,15 +544,12 @@ class ServerConnection final : public ConnectionOwner,
   bool Encode(RequestState& state, const ReplyHeader& header, Request::ResultsWriter results,
               std::shared_ptr<const void> memory, bool copy_items) {
     std::vector<std::byte>& buffer = responder_->reply_buffer(state.id);
-    if (buffer.size() < kFirstReplyBuffer) buffer.resize(kFirstReplyBuffer);
-    while (true) {
-      XdrWriter out(buffer, state.eligible_results);
+    const auto encoded = EncodeMessage(&buffer, message_bytes_max_, state.eligible_results, [&](XdrWriter& out) {
       EncodeReply(header, out);
       results(out);
-      if (out.ok()) return Send(state, out.written(), out.eligible(), std::move(memory), copy_items);
-      if (buffer.size() >= message_bytes_max_) return false;
-      buffer.resize(std::min<size_t>(buffer.size() * 2, message_bytes_max_));
-    }
+    });
+    if (!encoded) return false;
+    return Send(state, ConstBytes(buffer).first(encoded->size), encoded->items, std::move(memory), copy_items);
   }
 
   // Sends what is in the reply buffer, to where it is wanted by now. False when it cannot be expressed; nothing
