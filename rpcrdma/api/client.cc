@@ -18,6 +18,7 @@
 #include "rpcrdma/core/negotiation.h"
 #include "rpcrdma/core/requester.h"
 #include "rpcrdma/core/ring.h"
+#include "rpcrdma/verbs/address_text.h"
 #include "rpcrdma/verbs/cm_channel.h"
 #include "rpcrdma/verbs/connection.h"
 

@@ -63,24 +63,4 @@ Result<std::vector<SocketAddress>, std::string> ResolveHost(const std::string& h
   return addresses;
 }
 
-std::string FormatAddress(const sockaddr* address) {
-  char text[INET6_ADDRSTRLEN] = {};
-  if (address->sa_family == AF_INET) {
-    const auto* in = reinterpret_cast<const sockaddr_in*>(address);
-    inet_ntop(AF_INET, &in->sin_addr, text, sizeof(text));
-    return FormatHostPort(text, ntohs(in->sin_port));
-  }
-  if (address->sa_family == AF_INET6) {
-    const auto* in6 = reinterpret_cast<const sockaddr_in6*>(address);
-    inet_ntop(AF_INET6, &in6->sin6_addr, text, sizeof(text));
-    return FormatHostPort(text, ntohs(in6->sin6_port));
-  }
-  return "address of family " + std::to_string(address->sa_family);
-}
-
-std::string FormatHostPort(std::string_view host, uint16_t port) {
-  const bool brackets = host.find(':') != std::string_view::npos;
-  return (brackets ? "[" + std::string(host) + "]" : std::string(host)) + ":" + std::to_string(port);
-}
-
 }  // namespace stagecoach::rpcrdma::internal

@@ -32,9 +32,4 @@ inline constexpr size_t kAddressesMax = 16;
 // servers listen on 127.0.0.1 unless told otherwise. Never empty; the error says what is wrong, as a clause.
 Result<std::vector<SocketAddress>, std::string> ResolveHost(const std::string& host, uint16_t port);
 
-// "10.0.0.1:20049", "[::1]:20049".
-std::string FormatAddress(const sockaddr* address);
-// "host:port", with brackets where they are needed.
-std::string FormatHostPort(std::string_view host, uint16_t port);
-
 }  // namespace stagecoach::rpcrdma::internal

@@ -17,6 +17,7 @@
 
 #include "rpcrdma/api/lookup.h"
 #include "rpcrdma/api/resolve.h"
+#include "rpcrdma/verbs/address_text.h"
 
 namespace stagecoach::rpcrdma {
 namespace internal {

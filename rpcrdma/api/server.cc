@@ -21,6 +21,7 @@
 #include "rpcrdma/core/duplex.h"
 #include "rpcrdma/core/negotiation.h"
 #include "rpcrdma/core/responder.h"
+#include "rpcrdma/verbs/address_text.h"
 #include "rpcrdma/verbs/block_pool.h"
 #include "rpcrdma/verbs/cm_channel.h"
 #include "rpcrdma/verbs/connection.h"
@@ -47,13 +48,6 @@ ServerOptions Clamp(ServerOptions options) {
   options.call_bytes_max = std::min(options.call_bytes_max, UINT64_MAX - division_max);
   options.client_bytes_max = std::max(options.client_bytes_max, options.call_bytes_max + division_max);
   return options;
-}
-
-// "10.0.0.7:53422" and "[fe80::1]:53422", without the port.
-std::string HostOf(const std::string& peer) {
-  std::string host = peer.substr(0, peer.rfind(':'));
-  if (host.size() >= 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
-  return host;
 }
 
 Connection::Options ConnectionOptions(const ServerOptions& options, ClientId client,
@@ -741,7 +735,7 @@ void ServerImpl::OnRequest(verbs::CmId id, const CmEvent& request) {
   if (alive_->connections >= options_.clients_max) {
     return Reject(id.get(), peer, "clients_max", &stats_.rejected.clients_max);
   }
-  const std::string host = HostOf(peer);
+  const std::string host = FormatHost(rdma_get_peer_addr(id.get()));
   const std::shared_ptr<Address> address = AddressOf(host);
   if (address->connections >= options_.address_connections_max) {
     return Reject(id.get(), peer, "address_connections_max", &stats_.rejected.address_connections_max);

@@ -13,6 +13,7 @@
 #include "rpcrdma/api/errors_internal.h"
 #include "rpcrdma/api/resolve.h"
 #include "rpcrdma/core/xid.h"
+#include "rpcrdma/verbs/address_text.h"
 
 namespace stagecoach::rpcrdma {
 namespace internal {

@@ -1,8 +1,5 @@
 #include "rpcrdma/verbs/connection.h"
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
@@ -12,6 +9,7 @@
 #include "base/check.h"
 #include "base/mark.h"
 #include "base/mutant.h"
+#include "rpcrdma/verbs/address_text.h"
 #include "rpcrdma/verbs/taken.h"
 
 namespace stagecoach::rpcrdma::internal {
@@ -33,21 +31,6 @@ constexpr int kInvalidServiceId = 8;
 VerbsResult<void> Status(int result, const char* call) {
   if (result == 0) return {};
   return Err(VerbsError{.error = errno, .call = call});
-}
-
-std::string FormatAddress(const sockaddr* address) {
-  char text[INET6_ADDRSTRLEN] = {};
-  if (address != nullptr && address->sa_family == AF_INET) {
-    const auto* in = reinterpret_cast<const sockaddr_in*>(address);
-    inet_ntop(AF_INET, &in->sin_addr, text, sizeof(text));
-    return std::string(text) + ":" + std::to_string(ntohs(in->sin_port));
-  }
-  if (address != nullptr && address->sa_family == AF_INET6) {
-    const auto* in6 = reinterpret_cast<const sockaddr_in6*>(address);
-    inet_ntop(AF_INET6, &in6->sin6_addr, text, sizeof(text));
-    return "[" + std::string(text) + "]:" + std::to_string(ntohs(in6->sin6_port));
-  }
-  return {};
 }
 
 int AccessOf(MemoryUse use, bool iwarp) {
@@ -1087,7 +1070,8 @@ std::string Connection::DebugString() const {
 }
 
 std::string Connection::PeerAddress() const {
-  return id_ ? FormatAddress(rdma_get_peer_addr(id_.get())) : std::string();
+  const sockaddr* const address = id_ ? rdma_get_peer_addr(id_.get()) : nullptr;
+  return address != nullptr && address->sa_family != AF_UNSPEC ? FormatAddress(address) : std::string();
 }
 
 }  // namespace stagecoach::rpcrdma::internal
