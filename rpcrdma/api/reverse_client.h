@@ -35,6 +35,7 @@
 
 #include "base/time.h"
 #include "rpcrdma/api/client.h"
+#include "rpcrdma/api/completion.h"
 #include "rpcrdma/api/server.h"
 
 namespace stagecoach::rpcrdma {
@@ -85,12 +86,16 @@ class ReverseClient {
   // Ends the call with kCancelled. Does nothing for an id that is complete.
   void Cancel(CallId call);
 
-  // Signature void(Result<Reply, CallError>); see Client::AsyncCall.
+  // Signature void(Result<Reply, CallError>); see Client::AsyncCall. A cancellation slot of the token cancels the call
+  // wherever it is: waiting for the client, or with it.
   template <typename Args, typename Token>
   auto AsyncCall(const ProcedureId& procedure, Args&& args, const ReverseCallOptions& options, Token&& token) {
     return asio::async_initiate<Token, void(Result<Reply, CallError>)>(
         [this](auto handler, ProcedureId procedure, std::decay_t<Args> args, ReverseCallOptions options) {
-          Call(procedure, args, options, internal::OnItsExecutor<Result<Reply, CallError>>(std::move(handler)));
+          const auto slot = asio::get_associated_cancellation_slot(handler);
+          const CallId call =
+              Call(procedure, args, options, internal::OnItsExecutor<Result<Reply, CallError>>(std::move(handler)));
+          internal::CancelBy(slot, Canceller(call));
         },
         token, procedure, std::forward<Args>(args), options);
   }
@@ -100,6 +105,9 @@ class ReverseClient {
   size_t waiting() const;
 
  private:
+  // May outlive the ReverseClient, and does nothing then.
+  UniqueFunction<void()> Canceller(CallId call);
+
   std::shared_ptr<internal::ReverseCalls> calls_;
 };
 

@@ -374,6 +374,11 @@ CallId ReverseClient::Call(const ProcedureId& procedure, ArgsWriter args, const 
 void ReverseClient::Cancel(CallId call) {
   calls_->Cancel(call);
 }
+UniqueFunction<void()> ReverseClient::Canceller(CallId call) {
+  return [weak = std::weak_ptr(calls_), call] {
+    if (const auto calls = weak.lock()) calls->Cancel(call);
+  };
+}
 size_t ReverseClient::outstanding() const {
   return calls_->outstanding();
 }

@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <asio/awaitable.hpp>
+#include <asio/bind_cancellation_slot.hpp>
+#include <asio/cancellation_signal.hpp>
 #include <asio/co_spawn.hpp>
 #include <asio/detached.hpp>
 #include <asio/use_awaitable.hpp>
@@ -394,6 +396,49 @@ TEST_F(ReverseTest, CancelledCallsEndAtOnceWhereverTheyAre) {
   EXPECT_EQ(KindOf(1), CallError::Kind::kCancelled);
   EXPECT_EQ(KindOf(2), CallError::Kind::kCancelled);
   EXPECT_EQ(back_->outstanding(), 0u);
+}
+
+TEST_F(ReverseTest, EmittingACancellationSlotCancelsTheCall) {
+  Start({.wait_for_return = true});
+  ASSERT_TRUE(CallBack(kNull).has_value());
+  asio::cancellation_signal sent;
+  asio::cancellation_signal waiting;
+  asio::cancellation_signal refused;
+  const auto hold = [&](uint32_t number, asio::cancellation_signal& signal) {
+    back_->AsyncCall(
+        {kProgram, 3, kHold}, [number](XdrWriter& args) { args.U32(number); }, ReverseCallOptions{},
+        asio::bind_cancellation_slot(
+            signal.slot(), [this, number](Outcome outcome) { outcomes_.emplace(number, std::move(outcome)); }));
+  };
+  hold(1, sent);
+  ASSERT_TRUE(UntilHeld(1));
+  back_->Unbind();
+  hold(2, waiting);
+  const auto huge = Pattern(1 << 20);
+  back_->AsyncCall(
+      {kProgram, 3, kSize}, [&](XdrWriter& args) { args.Opaque(huge); }, ReverseCallOptions{},
+      asio::bind_cancellation_slot(refused.slot(),
+                                   [this](Outcome outcome) { outcomes_.emplace(3, std::move(outcome)); }));
+  EXPECT_EQ(back_->waiting(), 1u);
+  for (asio::cancellation_signal* signal : {&sent, &waiting, &refused}) signal->emit(asio::cancellation_type::terminal);
+  EXPECT_TRUE(outcomes_.empty()) << "a handler ran inside emit";
+  ASSERT_TRUE(UntilOutcomes(3));
+  EXPECT_EQ(KindOf(1), CallError::Kind::kCancelled);
+  EXPECT_EQ(KindOf(2), CallError::Kind::kCancelled);
+  EXPECT_EQ(KindOf(3), CallError::Kind::kTooLarge) << "it was over before";
+  EXPECT_EQ(back_->outstanding(), 0u);
+
+  // Over: nothing is left to be cancelled, of the calls or of their client.
+  ASSERT_TRUE(CallFront(kBind).has_value());
+  AsyncHold(4);
+  ASSERT_TRUE(UntilHeld(2));
+  sent.emit(asio::cancellation_type::terminal);
+  callbacks_.Answer(4);
+  ASSERT_TRUE(UntilOutcomes(4));
+  EXPECT_TRUE(outcomes_.at(4).has_value()) << outcomes_.at(4).error().ToString();
+  front_.back = nullptr;
+  back_.reset();
+  waiting.emit(asio::cancellation_type::terminal);
 }
 
 TEST_F(ReverseTest, WithoutAnIdentityCallsEndWithTheirConnection) {
