@@ -76,12 +76,12 @@ class CreditWindow {
   // Calls the requester may have that are not answered, known to us or not.
   uint64_t reserved() const { return limit_ - answered_; }
 
-  // A reply is about to be sent: the grant that goes with it, at most `limit`, and at least one.
-  uint32_t OnReply(uint32_t limit = UINT32_MAX) {
+  // A reply is about to be sent: the grant that goes with it, at least one.
+  uint32_t OnReply() {
     const uint64_t before = reserved();
     ++answered_;
     const uint64_t left = limit_ - std::min(limit_, answered_);
-    uint64_t grant = std::min(most_, limit);
+    uint64_t grant = most_;
     for (const auto& budget : budgets_) {
       const uint64_t others = budget->reserved_ - before;
       const uint64_t free = budget->total_ - std::min<uint64_t>(others + left, budget->total_);

@@ -543,7 +543,7 @@ void Responder::SendReply(uint32_t slot, uint32_t send_slot, Instant now) {
   }
 
   // [5666bis:8.3.5#1] [5666bis:8.3.5#4] Of version 1; the message follows at once.
-  const HeaderV1 header = MakeReplyHeader(call.plan, call.xid, window_.OnReply(grant_limit_));
+  const HeaderV1 header = MakeReplyHeader(call.plan, call.xid, window_.OnReply());
   ByteWriter out(send_.slot(send_slot));
   EncodeHeaderV1(header, out);
   WriteInline({ConstBytes(call.reply_buffer).first(call.reply_size), call.reply_items}, call.plan.inline_pieces, out);
@@ -644,7 +644,7 @@ bool Responder::PostWrites(Call& call, InFlight& in_flight) {
 // Error replies never invalidate and carry no chunks.
 void Responder::SendError(uint32_t slot, uint32_t send_slot, Instant now) {
   Call& call = calls_[slot];
-  HeaderV1 header{.xid = call.xid, .credits = window_.OnReply(grant_limit_)};
+  HeaderV1 header{.xid = call.xid, .credits = window_.OnReply()};
   if (call.err_vers) {
     header.body = *call.err_vers;
   } else {

@@ -11,8 +11,8 @@
 //      +--> refused (ERR_VERS, ERR_CHUNK) ------------------------------+
 //      +--> dropped: the Receive is posted again at once
 //
-// Credits. Each grant is the number of receive buffers, or less by LimitGrant() or where budgets say so
-// (credit_budget.h). A buffer is either posted or holds a call that is not answered, so
+// Credits. Each grant is the number of receive buffers, or less where budgets say so (credit_budget.h). A buffer is
+// either posted or holds a call that is not answered, so
 //   Receives posted + calls not yet answered >= credits granted
 // whenever a reply becomes visible (ARCHITECTURE section 7). It also bounds the calls in progress, whatever the peer
 // does. Calls in excess of a grant that was lowered are served like others, as there are Receives for them
@@ -121,10 +121,6 @@ class Responder final : public ConnectionEngine {
 
   void Close(Disconnect::Why why = Disconnect::Why::kAsked);
 
-  // From the next reply on, grants are at most `limit`: for owners whose resources or policies are tighter than the
-  // Receives [5666bis:4.3#3]. 0 counts as 1 [5666bis:4.3#2].
-  void LimitGrant(uint32_t limit) { grant_limit_ = std::max(limit, 1u); }
-
   // Memory that ConnectionMemory had refused may be there now.
   void OnMemoryFreed(Instant now);
 
@@ -139,9 +135,7 @@ class Responder final : public ConnectionEngine {
   // Of Receives shared with the other direction, of its share.
   uint32_t posted_receives() const { return static_cast<uint32_t>(std::max<int64_t>(posted_receives_, 0)); }
   // What the next reply grants; with budgets, what the latest did.
-  uint32_t credits_granted() const {
-    return std::min(config_.budgets.empty() ? receives_ : window_.granted(), grant_limit_);
-  }
+  uint32_t credits_granted() const { return window_.granted(); }
   // Calls that wait for memory, and replies for a send buffer.
   size_t waiting_for_memory() const { return waiting_.size(); }
   size_t replies_waiting() const { return replies_.size(); }
@@ -264,7 +258,6 @@ class Responder final : public ConnectionEngine {
   // Below 0 while calls beyond the credits granted are in Receives that are not of its share.
   int64_t posted_receives_ = 0;
   uint32_t unanswered_ = 0;
-  uint32_t grant_limit_ = UINT32_MAX;
   uint32_t overtaken_by_ = 0;  // calls handed out that arrived behind the one that waits first for memory
   CreditWindow window_;
   bool ending_ = false;

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <deque>
+
 #include "base/prng.h"
 #include "rpcrdma/core/engine_test_support.h"
 
@@ -476,7 +478,9 @@ TEST_F(ResponderTest, ReplyChunkIsUsedAsConfigured) {
 }
 
 // [5666bis:4.3#3] [5666bis:4.3#2]
-TEST_F(ResponderTest, GrantFollowsItsLimitAndIsNeverZero) {
+TEST_F(ResponderTest, GrantFollowsItsBudgetAndIsNeverZero) {
+  const auto budget = std::make_shared<CreditBudget>(kSlots, 0);
+  Make({.budgets = {budget}});
   const auto grant = [&] {
     Call(7);
     Complete(MustTakeRequest());
@@ -485,23 +489,29 @@ TEST_F(ResponderTest, GrantFollowsItsLimitAndIsNeverZero) {
     return Decode(send_.view(), taken.sends[0]).header.credits;
   };
   EXPECT_EQ(grant(), kSlots);
-  responder_->LimitGrant(2);
+  std::deque<CreditWindow> others;
+  const auto join = [&] { others.emplace_back(kSlots).Join(budget); };
+  join();
   EXPECT_EQ(grant(), 2u);
-  responder_->LimitGrant(0);
-  EXPECT_EQ(grant(), 1u);
+  EXPECT_EQ(responder_->credits_granted(), 2u);
+  for (uint32_t i = 0; i < kSlots; ++i) join();
+  EXPECT_EQ(grant(), 1u) << "though the share of so many is none";
   // Errors grant, too.
   Receive({.xid = 8, .credits = 1, .body = RdmaMsg{}}, {});
   EXPECT_EQ(Decode(send_.view(), Take().sends.at(0)).header.credits, 1u);
-  responder_->LimitGrant(1000);
+  others.clear();
   EXPECT_EQ(grant(), kSlots);
 }
 
 // [5666bis:4.3#5] A requester that has not heard of the lower grant yet, or does not care.
 TEST_F(ResponderTest, CallsInExcessOfALowerGrantAreServed) {
-  responder_->LimitGrant(1);
+  const auto budget = std::make_shared<CreditBudget>(1, 0);
+  Make({.budgets = {budget}});
   for (uint32_t xid = 1; xid <= kSlots; ++xid) Call(xid);
   for (uint32_t xid = 1; xid <= kSlots; ++xid) Complete(MustTakeRequest());
-  EXPECT_EQ(Take().sends.size(), kSlots);
+  const Taken taken = Take();
+  ASSERT_EQ(taken.sends.size(), kSlots);
+  for (const PostSend& send : taken.sends) EXPECT_EQ(Decode(send_.view(), send).header.credits, 1u);
   EXPECT_EQ(responder_->posted_receives(), kSlots);
 }
 
