@@ -8,12 +8,7 @@ namespace {
 constexpr std::string_view kPrefix = "stagecoach_rpc_";
 constexpr uint64_t kMicroseconds = 1000000;
 
-struct SessionCounter {
-  std::string_view name;
-  std::string_view help;
-  uint64_t SessionStats::*value;
-};
-constexpr SessionCounter kSessionCounters[] = {
+constexpr StatsCounter<SessionStats> kSessionCounters[] = {
     {"session_calls", "Calls a session took", &SessionStats::calls},
     {"session_calls_failed", "Of them, those that ended without a reply", &SessionStats::calls_failed},
     {"session_retransmissions", "Calls sent again on another connection", &SessionStats::retransmissions},
@@ -28,23 +23,38 @@ constexpr SessionCounter kSessionCounters[] = {
      &SessionStats::keepalives_unanswered},
 };
 
-struct ReplayCounter {
-  std::string_view name;
-  std::string_view help;
-  uint64_t ReplayStats::*value;
-  bool gauge;
-};
-constexpr ReplayCounter kReplayCounters[] = {
-    {"replay_recorded", "Calls executed under a record of the duplicate request cache", &ReplayStats::recorded, false},
-    {"replay_joined", "Calls that came again while they were in progress", &ReplayStats::joined, false},
-    {"replay_replayed", "Calls answered from their record", &ReplayStats::replayed, false},
-    {"replay_unanswerable", "Calls that came again after a reply too long to keep", &ReplayStats::unanswerable, false},
-    {"replay_not_kept", "Replies too long to keep", &ReplayStats::not_kept, false},
-    {"replay_evicted", "Records that went for room", &ReplayStats::evicted, false},
-    {"replay_expired", "Records that went for their age", &ReplayStats::expired, false},
+constexpr StatsCounter<ReplayStats> kReplayCounters[] = {
+    {"replay_recorded", "Calls executed under a record of the duplicate request cache", &ReplayStats::recorded},
+    {"replay_joined", "Calls that came again while they were in progress", &ReplayStats::joined},
+    {"replay_replayed", "Calls answered from their record", &ReplayStats::replayed},
+    {"replay_unanswerable", "Calls that came again after a reply too long to keep", &ReplayStats::unanswerable},
+    {"replay_not_kept", "Replies too long to keep", &ReplayStats::not_kept},
+    {"replay_evicted", "Records that went for room", &ReplayStats::evicted},
+    {"replay_expired", "Records that went for their age", &ReplayStats::expired},
     {"replay_in_progress", "Calls in progress that have a record", &ReplayStats::in_progress, true},
     {"replay_entries", "Records of answered calls", &ReplayStats::entries, true},
     {"replay_bytes", "Their memory", &ReplayStats::bytes, true},
+};
+
+constexpr StatsCounter<ServerStats> kServerCounters[] = {
+    {"clients_connected", "Clients connected now", &ServerStats::clients, true},
+    {"clients", "Clients that have connected", &ServerStats::clients_total},
+    {"clients_rejected", "Connection requests that were rejected", &ServerStats::clients_rejected},
+    {"clients_idle", "Clients disconnected for being idle", &ServerStats::clients_idle},
+    {"requests_waited", "Times that a connection waited for others of its address", &ServerStats::requests_waited},
+};
+
+constexpr StatsCounter<ServerHoldings> kServerHoldings[] = {
+    {"shared_receives", "Receives that connections share", &ServerHoldings::shared_receives, true},
+    {"shared_receives_posted", "Of them, those that hold no call", &ServerHoldings::shared_receives_posted, true},
+    {"shared_receives_reserved", "Of them, those that are promised to clients",
+     &ServerHoldings::shared_receives_reserved, true},
+    {"connections_held", "Connections with memory, those of clients that are gone included",
+     &ServerHoldings::connections, true},
+    {"requests_executing", "Calls that services have not answered", &ServerHoldings::requests, true},
+    {"pool_bytes", "Working memory of open connections, in use or kept", &ServerHoldings::pool_bytes, true},
+    {"registered_bytes", "Working memory that is registered to write results from", &ServerHoldings::registered_bytes,
+     true},
 };
 
 // Of help texts, and of label values with quotes.
@@ -118,10 +128,19 @@ void MetricsPage::AddHistogram(const std::string& name, std::string_view help, c
   samples += fmt::format("{}_count{} {}\n", name, Braced(labels), count);
 }
 
-void MetricsPage::Add(const Labels& labels, const ConnectionStats& stats) {
-  for (const StatsCounter& each : kStatsCounters) {
-    AddCounter(Prefixed(each.name), each.help, labels, stats.*each.value);
+template <typename Stats, size_t kCount>
+void MetricsPage::AddAll(const StatsCounter<Stats> (&counters)[kCount], const Labels& labels, const Stats& stats) {
+  for (const StatsCounter<Stats>& each : counters) {
+    if (each.gauge) {
+      AddGauge(Prefixed(each.name), each.help, labels, stats.*each.value);
+    } else {
+      AddCounter(Prefixed(each.name), each.help, labels, stats.*each.value);
+    }
   }
+}
+
+void MetricsPage::Add(const Labels& labels, const ConnectionStats& stats) {
+  AddAll(kStatsCounters, labels, stats);
   for (const StatsHistogram& each : kStatsHistograms) {
     AddHistogram(Prefixed(each.name) + (each.microseconds ? "_seconds" : "_bytes"), each.help, labels,
                  stats.*each.value, each.microseconds ? kMicroseconds : 1);
@@ -142,9 +161,7 @@ void MetricsPage::Add(const Labels& given, const Session& session) {
   const Labels labels = With(given, "requester");
   const SessionStats stats = session.stats();
   Add(labels, stats.connections);
-  for (const SessionCounter& each : kSessionCounters) {
-    AddCounter(Prefixed(each.name), each.help, labels, stats.*each.value);
-  }
+  AddAll(kSessionCounters, labels, stats);
   AddGauge(Prefixed("connected"), "Connections that calls can be sent on", labels, session.connections());
   AddGauge(Prefixed("calls_outstanding"), "Calls sent or waiting", labels, session.outstanding());
 }
@@ -154,31 +171,9 @@ void MetricsPage::Add(const Labels& given, const Server& server) {
   const ServerStats stats = server.stats();
   Add(labels, stats.connections);
   Add(With(given, "reverse_requester"), stats.reverse);
-  AddGauge(Prefixed("clients_connected"), "Clients connected now", labels, stats.clients);
-  AddCounter(Prefixed("clients"), "Clients that have connected", labels, stats.clients_total);
-  AddCounter(Prefixed("clients_rejected"), "Connection requests that were rejected", labels, stats.clients_rejected);
-  for (const ReplayCounter& each : kReplayCounters) {
-    if (each.gauge) {
-      AddGauge(Prefixed(each.name), each.help, labels, stats.replay.*each.value);
-    } else {
-      AddCounter(Prefixed(each.name), each.help, labels, stats.replay.*each.value);
-    }
-  }
-  AddCounter(Prefixed("clients_idle"), "Clients disconnected for being idle", labels, stats.clients_idle);
-  AddCounter(Prefixed("requests_waited"), "Times that a connection waited for others of its address", labels,
-             stats.requests_waited);
-  const ServerHoldings holdings = server.holdings();
-  AddGauge(Prefixed("shared_receives"), "Receives that connections share", labels, holdings.shared_receives);
-  AddGauge(Prefixed("shared_receives_posted"), "Of them, those that hold no call", labels,
-           holdings.shared_receives_posted);
-  AddGauge(Prefixed("shared_receives_reserved"), "Of them, those that are promised to clients", labels,
-           holdings.shared_receives_reserved);
-  AddGauge(Prefixed("connections_held"), "Connections with memory, those of clients that are gone included", labels,
-           holdings.connections);
-  AddGauge(Prefixed("requests_executing"), "Calls that services have not answered", labels, holdings.requests);
-  AddGauge(Prefixed("pool_bytes"), "Working memory of open connections, in use or kept", labels, holdings.pool_bytes);
-  AddGauge(Prefixed("registered_bytes"), "Working memory that is registered to write results from", labels,
-           holdings.registered_bytes);
+  AddAll(kServerCounters, labels, stats);
+  AddAll(kReplayCounters, labels, stats.replay);
+  AddAll(kServerHoldings, labels, server.holdings());
 }
 
 std::string MetricsPage::Text() const {

@@ -12,6 +12,7 @@
 // A page is a snapshot, made anew for each reading. Threading: on the loop's thread of what is added; Text() anywhere.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -23,6 +24,7 @@
 #include "rpcrdma/api/server.h"
 #include "rpcrdma/api/session.h"
 #include "rpcrdma/core/histogram.h"
+#include "rpcrdma/core/stats.h"
 
 namespace stagecoach::rpcrdma {
 
@@ -56,6 +58,8 @@ class MetricsPage {
   };
   std::string& Samples(const std::string& name, std::string_view kind, std::string_view help);
   void Add(const Labels& labels, const ConnectionStats& stats);
+  template <typename Stats, size_t kCount>
+  void AddAll(const StatsCounter<Stats> (&counters)[kCount], const Labels& labels, const Stats& stats);
 
   std::map<std::string, Family> families_;
 };

@@ -52,13 +52,17 @@ struct ConnectionStats {
   ConnectionStats& operator+=(const ConnectionStats& other);
 };
 
-// The counters by name: what is added up and what is published.
+// A number of some statistics by name, for those who publish them.
+template <typename Stats>
 struct StatsCounter {
   std::string_view name;  // as in the metrics: lower case, underscores
   std::string_view help;
-  uint64_t ConnectionStats::*value;
+  uint64_t Stats::*value;
+  bool gauge = false;  // goes up and down; otherwise it only grows
 };
-inline constexpr StatsCounter kStatsCounters[] = {
+
+// What is added up and what is published.
+inline constexpr StatsCounter<ConnectionStats> kStatsCounters[] = {
     {"calls", "Calls sent (requester) or received (responder)", &ConnectionStats::calls},
     {"calls_inline", "Calls without any chunk", &ConnectionStats::calls_inline},
     {"calls_by_read_chunk", "Calls whose eligible arguments moved by RDMA Read", &ConnectionStats::calls_by_read_chunk},
@@ -102,7 +106,7 @@ static_assert(sizeof(ConnectionStats) == std::size(kStatsCounters) * sizeof(uint
                                              std::size(kStatsHistograms) * sizeof(Histogram) + sizeof(uint64_t));
 
 inline ConnectionStats& ConnectionStats::operator+=(const ConnectionStats& other) {
-  for (const StatsCounter& each : kStatsCounters) this->*each.value += other.*each.value;
+  for (const auto& each : kStatsCounters) this->*each.value += other.*each.value;
   for (const StatsHistogram& each : kStatsHistograms) this->*each.value += other.*each.value;
   credits_granted += other.credits_granted;
   return *this;
