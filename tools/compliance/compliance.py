@@ -4,10 +4,13 @@
 The format of the tables and what is checked are described in docs/compliance/README.md. Exit status 1 when anything is wrong.
 """
 import argparse
+import ast
+import builtins
 import collections
 import pathlib
 import re
 import sys
+import xml.etree.ElementTree
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HEADING = ["id", "level", "status", "code", "test", "note"]
@@ -16,7 +19,7 @@ SOURCES = ("base", "emu", "examples", "rpcrdma", "scenarios", "tests", "tools", 
 SUFFIXES = {".h", ".cc", ".proto", ".textproto", ".py"}
 ID = re.compile(r"[0-9a-z]+:[0-9]+(\.[0-9]+)*#[0-9]+")
 CITATION = re.compile(r"\[([0-9a-z]+:[0-9.]+#[0-9]+)\]")
-TEST = re.compile(r"\bTEST(?:_F|_P)?\(\s*(\w+)\s*,\s*(\w+)\s*\)")
+TEST = re.compile(r"^TEST(?:_F|_P)?\(\s*(\w+)\s*,\s*(\w+)\s*\)", re.MULTILINE)
 
 Row = collections.namedtuple("Row", HEADING + ["where"])
 
@@ -70,43 +73,145 @@ def citations(texts):
     return found
 
 
-def check_covered(row, texts, cited, problems):
-    if row.code not in texts:
+class BuildFiles:
+    """What the BUILD files declare, found by running them: Starlark is Python but for load()."""
+
+    Rule = collections.namedtuple("Rule", ["kind", "package", "srcs", "deps", "tags"])
+
+    def __init__(self, root):
+        self.root = root
+        self.rules = {}  # by label
+        self.package = ""
+        for top in SOURCES:
+            for path in sorted((root / top).rglob("BUILD.bazel")):
+                self.package = str(path.parent.relative_to(root))
+                self.run(path)
+
+    def run(self, path):
+        """The names that the file defines."""
+        tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
+        called = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+        names = {kind: self.recorder(kind) for kind in called if not hasattr(builtins, kind)}
+        names["load"] = lambda file, *symbols: names.update(self.load(path, file, symbols))
+        names["glob"] = self.glob
+        names["native"] = BuildFiles.Native(self.glob)
+        names["select"] = lambda branches: [value for branch in branches.values() for value in branch]
+        exec(compile(tree, str(path), "exec"), names)  # pylint: disable=exec-used
+        return names
+
+    Native = collections.namedtuple("Native", ["glob"])
+
+    def load(self, path, file, symbols):
+        if file.startswith("@"):
+            return {symbol: self.recorder(symbol) for symbol in symbols}
+        package, _, name = file.rpartition(":")
+        defined = self.run((self.root / package.lstrip("/") if package else path.parent) / name)
+        return {symbol: defined[symbol] for symbol in symbols}
+
+    def recorder(self, kind):
+        def record(*_, name=None, srcs=(), deps=(), tags=(), **__):
+            if name is not None:
+                self.rules[f"//{self.package}:{name}"] = self.Rule(kind, self.package, srcs, deps, tags)
+        return record
+
+    def glob(self, patterns, **_):
+        folder = self.root / self.package
+        return [str(path.relative_to(folder)) for pattern in patterns for path in sorted(folder.glob(pattern))]
+
+    def label(self, package, name):
+        if name.startswith(":"):
+            return f"//{package}{name}"
+        return name if ":" in name else f"{name}:{name.rpartition('/')[2]}"
+
+    def files_of_tests(self):
+        """Sources of the tests that `bazel test //...` runs: their own and those of what they are linked with."""
+        wanted = [label for label, rule in self.rules.items() if rule.kind.endswith("_test") and "manual" not in rule.tags]
+        seen = set()
+        while wanted:
+            label = wanted.pop()
+            if label in seen or label not in self.rules:
+                continue
+            seen.add(label)
+            rule = self.rules[label]
+            wanted.extend(self.label(rule.package, dep) for dep in rule.deps)
+        return {f"{self.rules[label].package}/{source}" for label in seen for source in self.rules[label].srcs}
+
+
+def tests_that_ran(folder):
+    """(file, Suite.Name) of the tests that GoogleTest reports in `folder` as run to their end, and passed."""
+    ran = set()
+    for path in folder.resolve().rglob("test.xml"):
+        try:
+            report = xml.etree.ElementTree.parse(path)
+        except xml.etree.ElementTree.ParseError:  # of a test that crashed
+            continue
+        for case in report.iter("testcase"):
+            if case.get("result") == "completed" and case.find("failure") is None:
+                suite = case.get("classname", "").rpartition("/")[2]
+                ran.add((case.get("file"), f"{suite}.{case.get('name').partition('/')[0]}"))
+    return ran
+
+
+class Sources:
+    """The source files, by path relative to the root: what they cite, and which tests they have that run."""
+
+    def __init__(self, root, results=None):
+        self.texts = read_sources(root)
+        self.cited = citations(self.texts)
+        self.of_tests = BuildFiles(root).files_of_tests()
+        self.results = results
+        self.ran = None if results is None else tests_that_ran(results)
+
+    def problem_of_test(self, test):
+        """Why `test`, that is file:Suite.Name, proves nothing; or None."""
+        path, _, name = test.partition(":")
+        if path not in self.texts:
+            return f"no test file {path!r}"
+        if name not in {f"{suite}.{case}" for suite, case in TEST.findall(self.texts[path])}:
+            return f"{path} has no test {name!r}"
+        if "DISABLED_" in name:
+            return f"{test} is disabled"
+        if path not in self.of_tests:
+            return f"no test target that is run has {path}"
+        if self.ran is not None and (path, name) not in self.ran:
+            return f"{test} did not run and pass, by what is in {self.results}"
+        return None
+
+
+def check_covered(row, sources, problems):
+    if row.code not in sources.texts:
         problems.append(f"{row.where}: {row.id}: no source file {row.code!r}")
-    elif row.code not in cited[row.id]:
+    elif row.code not in sources.cited[row.id]:
         problems.append(f"{row.where}: {row.code} does not cite [{row.id}]")
-    path, _, name = row.test.partition(":")
-    if path not in texts:
-        problems.append(f"{row.where}: {row.id}: no test file {path!r}")
-    elif name not in {f"{suite}.{test}" for suite, test in TEST.findall(texts[path])}:
-        problems.append(f"{row.where}: {row.id}: {path} has no test {name!r}")
+    problem = sources.problem_of_test(row.test)
+    if problem is not None:
+        problems.append(f"{row.where}: {row.id}: {problem}")
 
 
-def check_row(row, texts, cited, problems):
+def check_row(row, sources, problems):
     if row.status not in STATUSES:
         problems.append(f"{row.where}: {row.id}: status {row.status!r}")
     elif not row.level:
         problems.append(f"{row.where}: {row.id}: no level")
     elif row.status == "covered":
-        check_covered(row, texts, cited, problems)
+        check_covered(row, sources, problems)
     elif row.code or row.test:
         problems.append(f"{row.where}: {row.id}: code or test although {row.status}")
     elif row.status == "exception" and not row.note.strip():
         problems.append(f"{row.where}: {row.id}: an exception without a reason")
 
 
-def check(root):
-    """(rows by id, citations by id, problems)"""
+def check(root, results=None):
+    """(rows by id, citations by id, problems); `results` is a folder with what GoogleTest wrote of the tests."""
     problems = []
     table = read_tables(root / "docs" / "compliance", problems)
-    texts = read_sources(root)
-    cited = citations(texts)
-    for id_, paths in sorted(cited.items()):
+    sources = Sources(root, results)
+    for id_, paths in sorted(sources.cited.items()):
         if id_ not in table:
             problems.append(f"{', '.join(paths)}: [{id_}] is in no table")
     for row in table.values():
-        check_row(row, texts, cited, problems)
-    return table, cited, problems
+        check_row(row, sources, problems)
+    return table, sources.cited, problems
 
 
 def print_counts(table):
@@ -127,8 +232,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=pathlib.Path, default=ROOT, help="the source tree")
     parser.add_argument("--list", choices=STATUSES, metavar="STATUS", help="print the rows of one status instead of counts")
+    parser.add_argument("--ran", type=pathlib.Path, metavar="FOLDER",
+                        help="every test named must have run and passed, by the test.xml files here (bazel-testlogs)")
     arguments = parser.parse_args()
-    table, cited, problems = check(arguments.root)
+    table, cited, problems = check(arguments.root, arguments.ran)
     if not table:
         problems.append(f"no tables under {arguments.root}/docs/compliance")
     if arguments.list:

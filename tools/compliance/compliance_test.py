@@ -10,6 +10,8 @@ import compliance
 
 HEADING = "\t".join(compliance.HEADING) + "\n"
 GOOD = "x:1#1\tMUST\tcovered\tbase/a.cc\tbase/a_test.cc:Suite.Name\t\n"
+TEST = "TEST(Suite, Name) {}\n"
+BUILD = 'cc_test(name = "a_test", srcs = ["a_test.cc"])\n'
 
 
 def cite(id_):
@@ -31,13 +33,20 @@ class ThisTree(unittest.TestCase):
 
 
 class WrongTrees(unittest.TestCase):
-    def problems(self, rows, code=CITES, test="TEST(Suite, Name) {}\n"):
+    def problems(self, rows, code=CITES, test=TEST, build=BUILD, more=None, results=None):
+        files = {
+            "docs/compliance/x.tsv": HEADING + rows,
+            "base/a.cc": code,
+            "base/a_test.cc": test,
+            "base/BUILD.bazel": build,
+            **(more or {}),
+        }
         with tempfile.TemporaryDirectory() as folder:
             root = pathlib.Path(folder)
-            for path, text in {"docs/compliance/x.tsv": HEADING + rows, "base/a.cc": code, "base/a_test.cc": test}.items():
+            for path, text in files.items():
                 (root / path).parent.mkdir(parents=True, exist_ok=True)
                 (root / path).write_text(text)
-            return " / ".join(compliance.check(root)[2])
+            return " / ".join(compliance.check(root, results and root / results)[2])
 
     def test_a_right_tree_has_no_problems(self):
         self.assertEqual(self.problems(GOOD), "")
@@ -53,6 +62,42 @@ class WrongTrees(unittest.TestCase):
     def test_a_test_that_does_not_exist(self):
         self.assertIn("has no test 'Suite.Name'", self.problems(GOOD, test="TEST(Suite, Other) {}\n"))
         self.assertIn("no test file", self.problems(GOOD.replace("a_test", "c_test")))
+
+    def test_a_test_that_is_not_compiled(self):
+        self.assertIn("has no test 'Suite.Name'", self.problems(GOOD, test="// " + TEST))
+        disabled = GOOD.replace("Suite.Name", "Suite.DISABLED_Name")
+        self.assertIn("is disabled", self.problems(disabled, test="TEST(Suite, DISABLED_Name) {}\n"))
+
+    def test_a_file_that_no_test_target_runs(self):
+        nobody = "no test target that is run has base/a_test.cc"
+        self.assertIn(nobody, self.problems(GOOD, build='cc_library(name = "a_test", srcs = ["a_test.cc"])\n'))
+        self.assertIn(nobody, self.problems(GOOD, build='cc_test(name = "a_test", srcs = ["b_test.cc"])\n'))
+        self.assertIn(nobody, self.problems(GOOD, build=BUILD.replace(")", ', tags = ["manual"])')))
+
+    def test_targets_are_found_where_they_are_declared(self):
+        library = 'cc_library(name = "cases", srcs = ["a_test.cc"], deps = select({"//x:y": [], "z": []}))\n'
+        self.assertEqual(self.problems(GOOD, build=library + 'cc_test(name = "t", deps = [":cases"])\n'), "")
+        self.assertEqual(self.problems(GOOD, build='[cc_test(name = n, srcs = [n + ".cc"]) for n in ["a_test"]]\n'), "")
+        self.assertEqual(self.problems(GOOD, build=library, more={
+            "emu/BUILD.bazel": 'load("//tools:macros.bzl", "twice")\ntwice(name = "t", deps = ["//base:cases"])\n',
+            "tools/macros.bzl": 'load("@rules_cc//cc:defs.bzl", "cc_test")\n'
+                                'def twice(name, **kwargs):\n'
+                                '    for i in range(2):\n'
+                                '        cc_test(name = "%s_%d" % (name, i), **kwargs)\n',
+        }), "")
+
+    def test_a_test_that_did_not_run(self):
+        def ran(case):
+            xml = f'<testsuites><testsuite name="S">{case}</testsuite></testsuites>'
+            return self.problems(GOOD, more={"logs/base/a_test/test.xml": xml}, results="logs")
+
+        case = '<testcase name="Name" file="base/a_test.cc" status="run" result="completed" classname="Suite"/>'
+        self.assertEqual(ran(case), "")
+        self.assertEqual(ran(case.replace('"Name"', '"Name/3"').replace('"Suite"', '"Every/Suite"')), "")
+        failed = case.replace("/>", '><failure message="no"/></testcase>')
+        for other in ["", failed, case.replace("completed", "skipped"), case.replace("Name", "Other"), case.replace("/a_", "/b_")]:
+            self.assertIn("did not run and pass", ran(other))
+        self.assertIn("did not run and pass", ran(case + "<"))
 
     def test_malformed_rows(self):
         self.assertIn("stands at x.tsv:2 already", self.problems(GOOD + GOOD))
