@@ -11,6 +11,7 @@
 #include "rpcrdma/api/call_message.h"
 #include "rpcrdma/api/errors_internal.h"
 #include "rpcrdma/api/lookup.h"
+#include "rpcrdma/api/options.h"
 #include "rpcrdma/api/reply_storage.h"
 #include "rpcrdma/api/resolve.h"
 #include "rpcrdma/api/reverse_service.h"
@@ -26,13 +27,12 @@ namespace stagecoach::rpcrdma {
 namespace internal {
 namespace {
 
-ClientOptions Clamp(ClientOptions options) {
-  options.credits = std::clamp(options.credits, 1u, 1024u);
+// What one option says of another.
+ClientOptions Completed(ClientOptions options) {
   for (uint32_t* size : {&options.inline_send_max, &options.inline_receive_max}) {
     *size = InlineThreshold(*size != 0 ? *size : options.inline_threshold);
   }
-  options.incoming_reads = std::max<uint8_t>(options.incoming_reads, 1);
-  options.reverse_credits = options.reverse_services.empty() ? 0 : std::clamp(options.reverse_credits, 1u, 1024u);
+  if (options.reverse_services.empty()) options.reverse_credits = 0;
   return options;
 }
 
@@ -78,7 +78,8 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
   ClientConnection(EventLoop& loop, ClientOptions options)
       : loop_(loop),
         resolver_(std::exchange(options.resolver, nullptr)),
-        options_(Clamp(std::move(options))),
+        options_fault_(FaultOf(options)),
+        options_(Completed(std::move(options))),
         xids_(FirstXid(options_.first_xid)) {
     NewConnection();
   }
@@ -329,13 +330,15 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
   }
 
   bool BeginConnect(std::string peer, Client::ConnectHandler handler) {
-    if (started_) {
+    const auto refuse = [&](const CallError& error) {
       auto shared = std::make_shared<Client::ConnectHandler>(std::move(handler));
-      Later([this, shared] {
-        (*shared)(Err(ConnectError("connect to " + peer_,
-                                   {.kind = CloseCause::Kind::kDevice, .text = "this client was used already"})));
-      });
+      loop_.Post([shared, error] { (*shared)(Err(error)); });
       return false;
+    };
+    if (options_fault_) return refuse(OptionsError("connect to " + peer, *options_fault_));
+    if (started_) {
+      return refuse(ConnectError("connect to " + peer_,
+                                 {.kind = CloseCause::Kind::kDevice, .text = "this client was used already"}));
     }
     started_ = true;
     peer_ = std::move(peer);
@@ -519,6 +522,7 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
 
   EventLoop& loop_;
   HostResolver resolver_;  // until its thread has it
+  const std::optional<std::string> options_fault_;
   const ClientOptions options_;
   SequentialXids xids_;
   BindingRegistry bindings_;

@@ -87,12 +87,13 @@ struct ClientHoldings {
 using HostResolver =
     std::function<Result<std::vector<sockaddr_storage>, std::string>(const std::string& host, uint16_t port)>;
 
+// Options out of their ranges are not made to fit: connecting then fails with CallError::Kind::kOptions.
 struct ClientOptions {
   // Calls this end is ready to have on the wire at a time; fewer when the server grants fewer or the device's queues
   // are short. 1 to 1024. Each call asks the server for as many as there is use for, up to this.
   uint32_t credits = 64;
-  // Largest message sent or received inline, header included; in steps of 1024 bytes up to 256 KiB. The connection uses
-  // the smaller of this and the peer's.
+  // Largest message sent or received inline, header included: 1024 bytes to 256 KiB, rounded down to whole KiB, which
+  // is how the ends tell each other. The connection uses the smaller of this and the peer's.
   uint32_t inline_threshold = 4096;
   // The same for one direction alone, where the two should differ: 0 is inline_threshold. A peer that says nothing of
   // its sizes gets messages of 1024 bytes, whatever stands here.
@@ -100,14 +101,14 @@ struct ClientOptions {
   uint32_t inline_receive_max = 0;
   // Calls that may wait for a credit.
   uint32_t queued_calls_max = 4096;
-  // Bytes of one call message without its eligible items. CallOptions say how long a reply may be.
+  // Bytes of one call message without its eligible items; at least 1024. CallOptions say how long a reply may be.
   uint32_t message_bytes_max = 1 << 20;
   // From Connect() to the established connection, the lookup of a host name and all its addresses included: an address
   // that does not answer gets an equal share of what is left, the last one all of it.
   Duration connect_timeout = 10s;
   // For hosts that are not numeric addresses; empty is the system's resolver.
   HostResolver resolver;
-  // The RDMA Reads a server may have in flight towards this end (IRD); the device may lower it.
+  // The RDMA Reads a server may have in flight towards this end (IRD); the device may lower it. At least 1.
   uint8_t incoming_reads = 16;
   // Expose memory through type 2 memory windows where the device has them, so that the server may invalidate them with
   // its reply.

@@ -5,6 +5,8 @@ namespace stagecoach::rpcrdma {
 std::string_view ToString(CallError::Kind kind) {
   using Kind = CallError::Kind;
   switch (kind) {
+    case Kind::kOptions:
+      return "options";
     case Kind::kResolve:
       return "resolve";
     case Kind::kRefused:

@@ -11,6 +11,7 @@ namespace stagecoach::rpcrdma {
 
 struct CallError {
   enum class Kind : uint8_t {
+    kOptions,  // an option is out of its range; nothing was attempted
     // Making the connection.
     kResolve,      // the host name or address means nothing
     kRefused,      // nobody listens there

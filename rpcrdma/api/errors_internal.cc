@@ -48,6 +48,10 @@ CallError ConnectError(const std::string& what, const CloseCause& cause) {
   return error;
 }
 
+CallError OptionsError(const std::string& what, std::string_view fault) {
+  return Make(Kind::kOptions, fmt::format("{}: {}", what, fault));
+}
+
 CallError LostError(const std::string& peer, const CloseCause& cause, size_t outstanding) {
   const bool closed = cause.kind == CloseCause::Kind::kLocal;
   CallError error = Make(closed ? Kind::kClosed : Kind::kConnectionLost, "");

@@ -20,6 +20,8 @@ struct CallName {
 
 // A connection that was not made. `what` names the attempt: "connect to 127.0.0.1:20049".
 CallError ConnectError(const std::string& what, const CloseCause& cause);
+// Nothing was attempted, because of options. `fault` is of options.h.
+CallError OptionsError(const std::string& what, std::string_view fault);
 // A connection that ended with `outstanding` calls; `cause` may be unknown yet.
 CallError LostError(const std::string& peer, const CloseCause& cause, size_t outstanding);
 CallError RefusedCall(SubmitRefusal refusal, const CallName& name);

@@ -15,6 +15,7 @@
 #include "rpcrdma/api/dispatch.h"
 #include "rpcrdma/api/encode_message.h"
 #include "rpcrdma/api/errors_internal.h"
+#include "rpcrdma/api/options.h"
 #include "rpcrdma/api/request_internal.h"
 #include "rpcrdma/api/resolve.h"
 #include "rpcrdma/api/reverse_link.h"
@@ -35,17 +36,13 @@ namespace {
 // Room for a reply header without results: XID, direction, status, an empty verifier, accept_stat, two versions.
 constexpr size_t kReplyHeaderMax = 64;
 
-ServerOptions Clamp(ServerOptions options) {
-  options.credits = std::clamp(options.credits, 1u, 1024u);
-  options.address_connections_max = std::max(options.address_connections_max, 1u);
-  options.address_requests_max = std::max(options.address_requests_max, 1u);
-  options.reverse_credits = std::min(options.reverse_credits, 1024u);
+// What one option says of another.
+ServerOptions Completed(ServerOptions options) {
   for (uint32_t* size : {&options.inline_send_max, &options.inline_receive_max}) {
     *size = InlineThreshold(*size != 0 ? *size : options.inline_threshold);
   }
   // One call always fits, into however many chunks it is divided: each is in a block of its own.
   const uint64_t division_max = uint64_t{options.chunk_limits.read_segments_max} * BlockPool::kSmallest;
-  options.call_bytes_max = std::min(options.call_bytes_max, UINT64_MAX - division_max);
   options.client_bytes_max = std::max(options.client_bytes_max, options.call_bytes_max + division_max);
   return options;
 }
@@ -97,7 +94,8 @@ class ServerImpl final : public std::enable_shared_from_this<ServerImpl> {
  public:
   ServerImpl(EventLoop& loop, ServerOptions options)
       : loop_(loop),
-        options_(Clamp(std::move(options))),
+        options_fault_(FaultOf(options)),
+        options_(Completed(std::move(options))),
         replay_cache_(options_.replay, options_.trace, options_.name + "/replay"),
         reverse_(std::make_shared<ReverseHub>(loop, FirstXid())) {}
 
@@ -156,6 +154,7 @@ class ServerImpl final : public std::enable_shared_from_this<ServerImpl> {
   void FinishStopIfIdle();
 
   EventLoop& loop_;
+  const std::optional<std::string> options_fault_;
   const ServerOptions options_;
   ReplayCache replay_cache_;
   const std::shared_ptr<ReverseHub> reverse_;
@@ -654,6 +653,7 @@ class ServerConnection final : public ConnectionOwner,
 
 Result<void, CallError> ServerImpl::Listen(const sockaddr* address) {
   const std::string what = "listen on " + FormatAddress(address);
+  if (options_fault_) return Err(OptionsError(what, *options_fault_));
   const auto fail = [&](const verbs::VerbsError& error) {
     return Err(ConnectError(what, {.kind = CloseCause::Kind::kDevice, .error = error.error, .text = error.ToString()}));
   };

@@ -38,6 +38,7 @@ class ReverseHub;
 class ServerImpl;
 }  // namespace internal
 
+// Options out of their ranges are not made to fit: Listen then fails with CallError::Kind::kOptions.
 struct ServerOptions {
   // Calls one client may have in progress; granted in every reply. 1 to 1024; fewer when the device's queues are
   // short.
@@ -46,7 +47,8 @@ struct ServerOptions {
   // however many clients there are. Grants follow from what is left, so that nobody can be without a Receive that was
   // granted, and a client that sends more than it was granted is disconnected. A connection for which not one can be
   // promised is rejected; a quarter is kept for those to come. 0: each connection has `credits` of its own, as on
-  // devices without shared receive queues, and on iWARP (docs/decisions/0030).
+  // devices without shared receive queues, and on iWARP (docs/decisions/0030). 0 to 65536, and no more than the device
+  // has.
   uint32_t shared_receives = 0;
   // As in ClientOptions.
   uint32_t inline_threshold = 4096;
@@ -67,18 +69,19 @@ struct ServerOptions {
   // RDMA Reads in flight towards one client (ORD); the client and the device may lower it.
   uint8_t outgoing_reads = 16;
   // Memory held for the connections of one address: arguments that came by Read chunk and Buffers. A call that has to
-  // wait for it waits, in the order in which the connections began to. Counted in units of 4 KiB; raised to
-  // call_bytes_max and 1 MiB, so that one call always fits.
+  // wait for it waits, in the order in which the connections began to. Counted in units of 4 KiB. At most 1 TiB; raised
+  // to call_bytes_max and 4 KiB for each of chunk_limits.read_segments_max, so that one call always fits.
   uint64_t client_bytes_max = 256u << 20;
-  // Memory one call may ask for by its Read chunks; more is answered with ERR_CHUNK.
+  // Memory one call may ask for by its Read chunks, at most 1 TiB; more is answered with ERR_CHUNK.
   uint64_t call_bytes_max = 32u << 20;
   // Memory one call may offer for its reply, by Write chunks and Reply chunk together; more is answered with ERR_CHUNK.
   uint64_t call_offer_bytes_max = 1u << 30;
-  // How many chunks and segments the header of one call may name; more is answered with ERR_CHUNK.
+  // How many chunks and segments the header of one call may name; more is answered with ERR_CHUNK. Each at most 16384:
+  // no header has room for more.
   ChunkListLimits chunk_limits;
   // Whether replies that would fit inline go into the Reply chunk, too, when the client offered one.
   ReplyChunkUse reply_chunk_use = ReplyChunkUse::kWheneverOffered;
-  // A reply message without its eligible results.
+  // Bytes of a reply message without its eligible results; at least 1024.
   uint32_t message_bytes_max = 1 << 20;
   // The duplicate request cache: what a client repeats after it lost its connection is not executed again (see
   // Service::idempotent). Survives connections, and ends with the Server.

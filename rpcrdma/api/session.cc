@@ -11,6 +11,7 @@
 #include "base/prng.h"
 #include "rpcrdma/api/call_message.h"
 #include "rpcrdma/api/errors_internal.h"
+#include "rpcrdma/api/options.h"
 #include "rpcrdma/api/resolve.h"
 #include "rpcrdma/core/xid.h"
 #include "rpcrdma/verbs/address_text.h"
@@ -24,15 +25,6 @@ using Kind = CallError::Kind;
 // Recycled message buffers that are kept, and the largest worth keeping.
 constexpr size_t kBuffersKept = 64;
 constexpr size_t kBufferKeptMax = 64 * 1024;
-
-SessionOptions Clamp(SessionOptions options) {
-  options.connections = std::clamp(options.connections, 1u, 64u);
-  ReconnectOptions& reconnect = options.reconnect;
-  reconnect.delay_first = std::max<Duration>(reconnect.delay_first, 1ms);
-  reconnect.delay_max = std::max(reconnect.delay_max, reconnect.delay_first);
-  reconnect.transmissions_max = std::max(reconnect.transmissions_max, 1u);
-  return options;
-}
 
 uint64_t Drawn(uint64_t wanted) {
   return wanted != 0 ? wanted : std::random_device()();
@@ -55,14 +47,15 @@ class SessionImpl final : public std::enable_shared_from_this<SessionImpl> {
   SessionImpl(EventLoop& loop, std::string host, uint16_t port, std::optional<SocketAddress> address,
               SessionOptions options)
       : loop_(loop),
-        options_(Clamp(std::move(options))),
+        options_fault_(FaultOf(options)),
+        options_(std::move(options)),
         host_(std::move(host)),
         port_(port),
         address_(address),
         peer_(address_ ? FormatAddress(address_->get()) : FormatHostPort(host_, port_)),
         prng_(Prng(Drawn(options_.seed)).Fork(options_.client.name)),
         xids_(static_cast<uint32_t>(Drawn(options_.client.first_xid))),
-        lanes_(options_.connections) {}
+        lanes_(options_fault_ ? 1 : options_.connections) {}
 
   void Register(const Binding& binding) { bindings_.Add(binding); }
 
@@ -71,6 +64,7 @@ class SessionImpl final : public std::enable_shared_from_this<SessionImpl> {
   CallId Call(const ProcedureId& procedure, Client::ArgsWriter args, const CallOptions& options,
               Client::CallHandler handler) {
     const CallName name{procedure.program, procedure.version, procedure.procedure, &peer_};
+    if (options_fault_) return Refuse(std::move(handler), NamedError(Kind::kOptions, name, *options_fault_));
     if (closing_) {
       return Refuse(std::move(handler), NamedError(Kind::kNotConnected, name, "the session was closed"));
     }
@@ -715,6 +709,7 @@ class SessionImpl final : public std::enable_shared_from_this<SessionImpl> {
   }
 
   EventLoop& loop_;
+  const std::optional<std::string> options_fault_;
   const SessionOptions options_;
   const std::string host_;
   const uint16_t port_;

@@ -65,7 +65,8 @@ namespace stagecoach::rpcrdma {
 
 struct ReconnectOptions {
   // Before the first attempt after a connection that ended. Each failure doubles it, up to the second. An attempt waits
-  // for a time between half of that and all of it, evenly distributed.
+  // for a time between half of that and all of it, evenly distributed. From 1 ms to 24 hours, the second not below the
+  // first.
   Duration delay_first = 50ms;
   Duration delay_max = 10s;
   // After so many failures in a row, with no connection left, calls that wait end with the error of the latest; later
@@ -81,12 +82,13 @@ struct KeepaliveOptions {
   // refusal included. 0: never. While there is a grant of more than one, one credit is kept for this; with a grant of
   // one, which a call has, nothing can be asked, and the call's own time-out is what counts.
   Duration interval{};
-  // No answer, and nothing else either, within this time ends the connection.
+  // No answer, and nothing else either, within this time ends the connection. From 1 ms to 24 hours.
   Duration timeout = 10s;
   uint32_t program = 0;
   uint32_t version = 0;
 };
 
+// With options out of their ranges every call fails with CallError::Kind::kOptions.
 struct SessionOptions {
   // Of every connection. `queued_calls_max` bounds the calls that wait in the Session, whose connections have no
   // queues; `first_xid` is the Session's.

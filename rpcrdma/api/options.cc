@@ -1,0 +1,108 @@
+#include "rpcrdma/api/options.h"
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <cstdint>
+#include <string_view>
+#include <utility>
+
+#include "rpcrdma/wire/chunk_list.h"
+#include "rpcrdma/wire/private_data.h"
+
+namespace stagecoach::rpcrdma::internal {
+namespace {
+
+constexpr uint32_t kCreditsMax = 1024;
+constexpr uint32_t kConnectionsMax = 64;
+constexpr uint32_t kMessageBytesMin = 1024;
+constexpr uint32_t kSharedReceivesMax = 65536;
+constexpr uint64_t kMemoryMax = uint64_t{1} << 40;  // bytes: so that sums of them are numbers
+// No header can name more: it fits an inline message.
+constexpr uint32_t kNamedMax = kMaxInlineThreshold / kSegmentSize;
+constexpr Duration kDelayMin = 1ms;
+constexpr Duration kDelayMax = std::chrono::hours(24);
+
+// Keeps the first fault.
+class Ranges {
+ public:
+  explicit Ranges(std::string_view of) : of_(of) {}
+
+  void Number(std::string_view option, uint64_t value, uint64_t low, uint64_t high) {
+    if (value < low || value > high) Report(option, fmt::format("{}", value), fmt::format("from {} to {}", low, high));
+  }
+  void AtLeast(std::string_view option, uint64_t value, uint64_t low) {
+    if (value < low) Report(option, fmt::format("{}", value), fmt::format("at least {}", low));
+  }
+  void Time(std::string_view option, Duration value, Duration low, Duration high) {
+    if (value < low || value > high) Report(option, Text(value), fmt::format("from {} to {}", Text(low), Text(high)));
+  }
+  // The sizes that messages may have inline, of which those for one direction may be left open with 0.
+  template <typename Options>
+  void InlineThresholds(const Options& options) {
+    Number("inline_threshold", options.inline_threshold, kDefaultInlineThreshold, kMaxInlineThreshold);
+    for (const auto& [option, value] : {std::pair("inline_send_max", options.inline_send_max),
+                                        std::pair("inline_receive_max", options.inline_receive_max)}) {
+      if (value != 0) Number(option, value, kDefaultInlineThreshold, kMaxInlineThreshold);
+    }
+  }
+
+  std::optional<std::string> fault;
+
+ private:
+  static std::string Text(Duration value) {
+    return fmt::format("{} ms", std::chrono::duration<double, std::milli>(value).count());
+  }
+  void Report(std::string_view option, const std::string& value, const std::string& allowed) {
+    if (!fault) fault = fmt::format("{}::{} is {}, and must be {}", of_, option, value, allowed);
+  }
+
+  const std::string_view of_;
+};
+
+}  // namespace
+
+std::optional<std::string> FaultOf(const ClientOptions& options) {
+  Ranges ranges("ClientOptions");
+  ranges.Number("credits", options.credits, 1, kCreditsMax);
+  ranges.InlineThresholds(options);
+  ranges.AtLeast("message_bytes_max", options.message_bytes_max, kMessageBytesMin);
+  ranges.AtLeast("incoming_reads", options.incoming_reads, 1);
+  if (!options.reverse_services.empty()) ranges.Number("reverse_credits", options.reverse_credits, 1, kCreditsMax);
+  return ranges.fault;
+}
+
+std::optional<std::string> FaultOf(const SessionOptions& options) {
+  if (auto fault = FaultOf(options.client)) return fault;
+  Ranges ranges("SessionOptions");
+  ranges.Number("connections", options.connections, 1, kConnectionsMax);
+  const ReconnectOptions& reconnect = options.reconnect;
+  ranges.Time("reconnect.delay_first", reconnect.delay_first, kDelayMin, kDelayMax);
+  ranges.Time("reconnect.delay_max", reconnect.delay_max, reconnect.delay_first, kDelayMax);
+  ranges.AtLeast("reconnect.transmissions_max", reconnect.transmissions_max, 1);
+  if (options.keepalive.interval > Duration::zero()) {
+    ranges.Time("keepalive.timeout", options.keepalive.timeout, kDelayMin, kDelayMax);
+  }
+  return ranges.fault;
+}
+
+std::optional<std::string> FaultOf(const ServerOptions& options) {
+  Ranges ranges("ServerOptions");
+  ranges.Number("credits", options.credits, 1, kCreditsMax);
+  ranges.Number("shared_receives", options.shared_receives, 0, kSharedReceivesMax);
+  ranges.InlineThresholds(options);
+  ranges.AtLeast("address_connections_max", options.address_connections_max, 1);
+  ranges.AtLeast("address_requests_max", options.address_requests_max, 1);
+  ranges.Number("client_bytes_max", options.client_bytes_max, 0, kMemoryMax);
+  ranges.Number("call_bytes_max", options.call_bytes_max, 0, kMemoryMax);
+  const ChunkListLimits& chunks = options.chunk_limits;
+  ranges.Number("chunk_limits.read_segments_max", chunks.read_segments_max, 0, kNamedMax);
+  ranges.Number("chunk_limits.write_chunks_max", chunks.write_chunks_max, 0, kNamedMax);
+  ranges.Number("chunk_limits.segments_per_chunk_max", chunks.segments_per_chunk_max, 0, kNamedMax);
+  ranges.Number("chunk_limits.write_segments_max", chunks.write_segments_max, 0, kNamedMax);
+  ranges.AtLeast("message_bytes_max", options.message_bytes_max, kMessageBytesMin);
+  ranges.Number("reverse_credits", options.reverse_credits, 0, kCreditsMax);
+  return ranges.fault;
+}
+
+}  // namespace stagecoach::rpcrdma::internal

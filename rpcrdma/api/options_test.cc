@@ -1,0 +1,165 @@
+// Options and their ranges, and where a program hears of one that is out of its.
+#include "rpcrdma/api/options.h"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "base/asio_loop/asio_loop.h"
+
+namespace stagecoach::rpcrdma {
+namespace {
+
+using internal::FaultOf;
+
+constexpr uint64_t kTebibyte = uint64_t{1} << 40;
+
+class NoService final : public Service {
+ public:
+  uint32_t program() const override { return 0x20000099; }
+  VersionRange versions() const override { return {1, 1}; }
+  void Handle(Request) override {}
+};
+
+// `low` and `high` are allowed, what is beyond them is not, and the fault says so in `range`'s words.
+template <typename Options, typename T>
+void ExpectRange(T& option, const Options& options, const std::string& name, uint64_t low, uint64_t high,
+                 const std::string& range) {
+  SCOPED_TRACE(name);
+  const T usual = option;
+  EXPECT_EQ(FaultOf(options), std::nullopt);
+  for (const uint64_t allowed : {low, high}) {
+    option = static_cast<T>(allowed);
+    EXPECT_EQ(FaultOf(options), std::nullopt);
+  }
+  if (low > 0) {
+    option = static_cast<T>(low - 1);
+    EXPECT_EQ(FaultOf(options), name + " is " + std::to_string(low - 1) + ", and must be " + range);
+  }
+  if (high < std::numeric_limits<T>::max()) {
+    option = static_cast<T>(high + 1);
+    EXPECT_EQ(FaultOf(options), name + " is " + std::to_string(high + 1) + ", and must be " + range);
+  }
+  option = usual;
+}
+
+TEST(Options, ThoseOfAClientHaveRanges) {
+  ClientOptions o;
+  ExpectRange(o.credits, o, "ClientOptions::credits", 1, 1024, "from 1 to 1024");
+  ExpectRange(o.inline_threshold, o, "ClientOptions::inline_threshold", 1024, 262144, "from 1024 to 262144");
+  ExpectRange(o.message_bytes_max, o, "ClientOptions::message_bytes_max", 1024, UINT32_MAX, "at least 1024");
+  ExpectRange(o.incoming_reads, o, "ClientOptions::incoming_reads", 1, UINT8_MAX, "at least 1");
+  for (uint32_t* size : {&o.inline_send_max, &o.inline_receive_max}) {
+    *size = 1024;
+    ExpectRange(*size, o,
+                size == &o.inline_send_max ? "ClientOptions::inline_send_max" : "ClientOptions::inline_receive_max",
+                1024, 262144, "from 1024 to 262144");
+    *size = 0;
+    EXPECT_EQ(FaultOf(o), std::nullopt) << "that of both directions is meant";
+  }
+  // Reverse credits matter to those who serve.
+  o.reverse_credits = 0;
+  EXPECT_EQ(FaultOf(o), std::nullopt);
+  NoService service;
+  o.reverse_services = {&service};
+  o.reverse_credits = 1;
+  ExpectRange(o.reverse_credits, o, "ClientOptions::reverse_credits", 1, 1024, "from 1 to 1024");
+}
+
+TEST(Options, ThoseOfAServerHaveRanges) {
+  ServerOptions o;
+  ExpectRange(o.credits, o, "ServerOptions::credits", 1, 1024, "from 1 to 1024");
+  ExpectRange(o.shared_receives, o, "ServerOptions::shared_receives", 0, 65536, "from 0 to 65536");
+  ExpectRange(o.inline_threshold, o, "ServerOptions::inline_threshold", 1024, 262144, "from 1024 to 262144");
+  ExpectRange(o.address_connections_max, o, "ServerOptions::address_connections_max", 1, UINT32_MAX, "at least 1");
+  ExpectRange(o.address_requests_max, o, "ServerOptions::address_requests_max", 1, UINT32_MAX, "at least 1");
+  ExpectRange(o.client_bytes_max, o, "ServerOptions::client_bytes_max", 0, kTebibyte, "from 0 to 1099511627776");
+  ExpectRange(o.call_bytes_max, o, "ServerOptions::call_bytes_max", 0, kTebibyte, "from 0 to 1099511627776");
+  ExpectRange(o.chunk_limits.read_segments_max, o, "ServerOptions::chunk_limits.read_segments_max", 0, 16384,
+              "from 0 to 16384");
+  ExpectRange(o.chunk_limits.write_chunks_max, o, "ServerOptions::chunk_limits.write_chunks_max", 0, 16384,
+              "from 0 to 16384");
+  ExpectRange(o.chunk_limits.segments_per_chunk_max, o, "ServerOptions::chunk_limits.segments_per_chunk_max", 0, 16384,
+              "from 0 to 16384");
+  ExpectRange(o.chunk_limits.write_segments_max, o, "ServerOptions::chunk_limits.write_segments_max", 0, 16384,
+              "from 0 to 16384");
+  ExpectRange(o.message_bytes_max, o, "ServerOptions::message_bytes_max", 1024, UINT32_MAX, "at least 1024");
+  ExpectRange(o.reverse_credits, o, "ServerOptions::reverse_credits", 0, 1024, "from 0 to 1024");
+}
+
+TEST(Options, ThoseOfASessionHaveRanges) {
+  SessionOptions o;
+  ExpectRange(o.client.credits, o, "ClientOptions::credits", 1, 1024, "from 1 to 1024");
+  ExpectRange(o.connections, o, "SessionOptions::connections", 1, 64, "from 1 to 64");
+  ExpectRange(o.reconnect.transmissions_max, o, "SessionOptions::reconnect.transmissions_max", 1, UINT32_MAX,
+              "at least 1");
+  o.reconnect.delay_first = 500us;
+  EXPECT_EQ(FaultOf(o), "SessionOptions::reconnect.delay_first is 0.5 ms, and must be from 1 ms to 86400000 ms");
+  o.reconnect = {.delay_first = 50ms, .delay_max = 49ms};
+  EXPECT_EQ(FaultOf(o), "SessionOptions::reconnect.delay_max is 49 ms, and must be from 50 ms to 86400000 ms");
+  o.reconnect.delay_max = 50ms;
+  EXPECT_EQ(FaultOf(o), std::nullopt);
+  o.keepalive.timeout = Duration::zero();
+  EXPECT_EQ(FaultOf(o), std::nullopt) << "there are no keepalives";
+  o.keepalive.interval = 1s;
+  EXPECT_EQ(FaultOf(o), "SessionOptions::keepalive.timeout is 0 ms, and must be from 1 ms to 86400000 ms");
+}
+
+class OptionsFaultTest : public ::testing::Test {
+ protected:
+  template <typename Outcome>
+  CallError Await(std::optional<Outcome>& outcome) {
+    EXPECT_FALSE(outcome.has_value()) << "the handler ran inside the call that started it";
+    const Instant bound = loop_.Now() + 60s;
+    while (!outcome && loop_.Now() < bound) loop_.RunOnce(100ms);
+    if (!outcome || outcome->has_value()) {
+      ADD_FAILURE() << "no error";
+      return {};
+    }
+    EXPECT_EQ(outcome->error().kind, CallError::Kind::kOptions);
+    return std::move(outcome->error());
+  }
+
+  AsioLoop loop_;
+};
+
+TEST_F(OptionsFaultTest, AClientDoesNotConnect) {
+  std::optional<Result<void, CallError>> connected;
+  {
+    Client client(loop_, {.credits = 0});
+    client.Connect("198.51.100.7", 20049, [&](Result<void, CallError> outcome) { connected = std::move(outcome); });
+    EXPECT_FALSE(client.connected());
+  }
+  EXPECT_EQ(Await(connected).message,
+            "connect to 198.51.100.7:20049: ClientOptions::credits is 0, and must be from 1 to 1024");
+}
+
+TEST_F(OptionsFaultTest, ASessionRefusesEveryCallAndNeverTriesToConnect) {
+  Session session(loop_, "198.51.100.7", 20049, {.connections = 100});
+  for (int i = 0; i < 2; ++i) {
+    std::optional<Result<Reply, CallError>> called;
+    session.Call(
+        {1, 2, 3}, [](XdrWriter&) {}, {},
+        [&](Result<Reply, CallError> outcome) { called.emplace(std::move(outcome)); });
+    EXPECT_EQ(Await(called).message,
+              "call of program 1 version 2 procedure 3 at 198.51.100.7:20049: SessionOptions::connections is 100, and "
+              "must be from 1 to 64");
+  }
+  EXPECT_EQ(session.stats().attempts, 0u);
+}
+
+TEST_F(OptionsFaultTest, AServerDoesNotListen) {
+  ServerOptions options;
+  options.chunk_limits.read_segments_max = UINT32_MAX;
+  Server server(loop_, options);
+  const auto listening = server.Listen("127.0.0.1", 0);
+  ASSERT_FALSE(listening.has_value());
+  EXPECT_EQ(listening.error().kind, CallError::Kind::kOptions);
+  EXPECT_EQ(listening.error().message,
+            "listen on 127.0.0.1:0: ServerOptions::chunk_limits.read_segments_max is 4294967295, and must be from 0 to "
+            "16384");
+  EXPECT_EQ(server.port(), 0);
+}
+
+}  // namespace
+}  // namespace stagecoach::rpcrdma
