@@ -252,7 +252,8 @@ class SessionImpl final : public std::enable_shared_from_this<SessionImpl> {
     for (size_t i = 1; i <= lanes_.size(); ++i) {
       Lane& lane = lanes_[(latest_lane_ + i) % lanes_.size()];
       if (!IsUsable(lane)) continue;
-      // One credit is left for a keepalive, unless it is the only one.
+      // One credit is left for a keepalive, which may no more exceed the grant than other calls [5666bis:4.3#4]; unless
+      // it is the only one.
       const uint32_t spare = options_.keepalive.interval > Duration::zero() && lane.calls > 0 ? 1 : 0;
       if (lane.client->room() <= spare) continue;
       if (best == nullptr || lane.calls < best->calls) best = &lane;

@@ -79,8 +79,10 @@ struct ReconnectOptions {
 
 struct KeepaliveOptions {
   // A connection on which nothing came for so long is asked to answer a call of procedure 0; any RPC reply will do, a
-  // refusal included. 0: never. While there is a grant of more than one, one credit is kept for this; with a grant of
-  // one, which a call has, nothing can be asked, and the call's own time-out is what counts.
+  // refusal included. 0: never. Such a call takes a Receive of the server's, so it needs a credit like any other
+  // [5666bis:4.3#4]: while the grant is more than one and there are calls, one credit is kept for this, and so many
+  // fewer calls are under way at a time. With a grant of one, which a call has, nothing can be asked, and the call's
+  // own time-out is what counts.
   Duration interval{};
   // No answer, and nothing else either, within this time ends the connection. From 1 ms to 24 hours.
   Duration timeout = 10s;

@@ -282,6 +282,28 @@ TEST(SessionFaults, SlowCallsDoNotMakeAServerLookDead) {
   ASSERT_TRUE(world.Until([&] { return outcomes.size() == 4; }));
 }
 
+// [5666bis:4.3#4] The only credit is the call's.
+TEST(SessionFaults, WithoutACreditNothingIsAsked) {
+  SessionWorld world(9);
+  world.StartServer({.credits = 1});
+  SessionOptions options;
+  options.keepalive = {.interval = 2s, .timeout = 1s, .program = kProgram, .version = 3};
+  world.NewSession(options);
+  ASSERT_TRUE(world.NullWorks());
+  Outcomes outcomes;
+  world.Call(kHold, 1, &outcomes, Patient());
+  ASSERT_TRUE(world.Until([&] { return world.service.inner.held.size() == 1; }));
+  const uint64_t before = world.session->stats().keepalives;
+  world.For(60s);
+  EXPECT_EQ(world.session->stats().keepalives, before);
+  EXPECT_EQ(world.session->stats().lost, 0u);
+  EXPECT_EQ(world.server->stats().connections.calls, 2u);
+  world.service.inner.Answer(1);
+  ASSERT_TRUE(world.Until([&] { return outcomes.size() == 1; }));
+  EXPECT_TRUE(outcomes.at(1).has_value());
+  ASSERT_TRUE(world.Until([&] { return world.session->stats().keepalives > before; }));
+}
+
 TEST(SessionFaults, IdleConnectionIsClosedAndTheNextCallMakesOne) {
   SessionWorld world(10);
   world.StartServer();
