@@ -68,8 +68,9 @@ const RpcbMapping* Find(const std::vector<RpcbMapping>& mappings, const RpcbMapp
 
 }  // namespace
 
-// One conversation with a daemon: a connection, calls on it one after the other, one deadline for all of it. Its timer
-// keeps it alive until it is over.
+// One conversation with a daemon: a connection, calls on it one after the other, one deadline for all of it. Where a
+// host has several addresses there may be one conversation with each, one after the other. Its timer keeps it alive
+// until it is over.
 class RpcbindOperation : public std::enable_shared_from_this<RpcbindOperation> {
  public:
   RpcbindOperation(AsioLoop& loop, const RpcbindOptions& options, std::string what)
@@ -79,20 +80,20 @@ class RpcbindOperation : public std::enable_shared_from_this<RpcbindOperation> {
   RpcbindOperation& operator=(const RpcbindOperation&) = delete;
 
   void StartWithHost(const std::string& host) {
-    SetTimer();
-    if (const auto address = ParseAddress(host, options_.port)) return OnResolved(address->storage);
+    deadline_ = loop_.Now() + options_.timeout;
+    SetTimer(deadline_);
+    if (const auto address = ParseAddress(host, options_.port)) return OnResolved({address->storage});
     lookup_.emplace(loop_, options_.resolver ? options_.resolver : HostResolver(&AskSystem), host, options_.port,
                     [this](const Lookup::Outcome& resolved) {
                       const auto self = shared_from_this();
                       lookup_.reset();
                       if (!resolved) return Fail(Kind::kResolve, resolved.error());
-                      if (resolved->empty()) return Fail(Kind::kResolve, "the name has no address");
-                      OnResolved(resolved->front());
+                      OnResolved(*resolved);
                     });
   }
 
   void StartWithSocket(const std::string& path) {
-    SetTimer();
+    SetTimer(loop_.Now() + options_.timeout);
     sockaddr_un address = {};
     address.sun_family = AF_UNIX;
     if (path.size() >= sizeof(address.sun_path)) {
@@ -111,7 +112,6 @@ class RpcbindOperation : public std::enable_shared_from_this<RpcbindOperation> {
 
   // Of the host; port included.
   const sockaddr_storage& peer() const { return peer_; }
-  bool over() const { return over_; }
 
   // The next call, none other being under way. `next` runs when it is answered, and not when that fails.
   void Dump(uint32_t program, std::function<void(const std::vector<RpcbMapping>&)> next) {
@@ -129,9 +129,9 @@ class RpcbindOperation : public std::enable_shared_from_this<RpcbindOperation> {
     over_ = true;
     loop_.Cancel(timer_);
     lookup_.reset();
-    asio::error_code ignored;
-    socket_.close(ignored);
+    EndConversation();
   }
+  // Of this operation, or of its conversation with one of several addresses.
   void Fail(Kind kind, const std::string& why, int system_error = 0) {
     RpcbindError error;
     error.kind = kind;
@@ -141,7 +141,16 @@ class RpcbindOperation : public std::enable_shared_from_this<RpcbindOperation> {
   void Fail(RpcbindError error, const std::string& why) {
     if (over_) return;
     const auto self = shared_from_this();
-    error.message = what_ + ": " + why;
+    if (error.kind != Kind::kCancelled && addresses_.size() > 1) {
+      // The address at which the most was learnt says what kind of failure it is.
+      tried_ += fmt::format("{}{}: {}", tried_.empty() ? "" : "; ", FormatHost(Sockaddr(peer_)), why);
+      if (!failed_ || error.kind > failed_->kind) failed_ = std::move(error);
+      if (next_address_ < addresses_.size() && loop_.Now() < deadline_) return TryNextAddress();
+      error = std::move(*failed_);
+      error.message = what_ + ": " + tried_;
+    } else {
+      error.message = what_ + ": " + why;
+    }
     End();
     Deliver(std::move(error));
   }
@@ -157,26 +166,57 @@ class RpcbindOperation : public std::enable_shared_from_this<RpcbindOperation> {
   // Takes an answer: decodes it and goes on, or says what is wrong with it.
   using Decoder = std::function<Result<void, RpcbFault>(ConstBytes record)>;
 
-  void SetTimer() {
-    timer_ = loop_.At(loop_.Now() + options_.timeout, [self = shared_from_this()] {
+  static const sockaddr* Sockaddr(const sockaddr_storage& address) {
+    return reinterpret_cast<const sockaddr*>(&address);
+  }
+
+  void SetTimer(Instant when) {
+    loop_.Cancel(timer_);
+    timer_ = loop_.At(when, [self = shared_from_this()] {
       self->Fail(Kind::kTimedOut, self->lookup_ ? "the name was not resolved in time" : "no answer in time", ETIMEDOUT);
     });
   }
 
-  void OnResolved(const sockaddr_storage& address) {
-    if (!ToUniversalAddress(reinterpret_cast<const sockaddr*>(&address))) {
-      return Fail(Kind::kResolve, "neither an IPv4 nor an IPv6 address");
+  void OnResolved(const std::vector<sockaddr_storage>& resolved) {
+    if (resolved.empty()) return Fail(Kind::kResolve, "the name has no address");
+    for (const sockaddr_storage& address : resolved) {
+      if (ToUniversalAddress(Sockaddr(address)) && addresses_.size() < kAddressesMax) addresses_.push_back(address);
     }
-    peer_ = address;
+    if (addresses_.empty()) return Fail(Kind::kResolve, "neither an IPv4 nor an IPv6 address");
+    TryNextAddress();
+  }
+
+  // Each gets an equal share of the time that is left.
+  void TryNextAddress() {
+    EndConversation();
+    version_ = kRpcbVersionMax;
+    const Duration left = std::max(deadline_ - loop_.Now(), Duration::zero());
+    SetTimer(loop_.Now() + left / (addresses_.size() - next_address_));
+    peer_ = addresses_[next_address_++];
     Connect(Endpoint(&peer_, peer_.ss_family == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in)));
   }
 
+  void EndConversation() {
+    ++conversation_;
+    asio::error_code ignored;
+    socket_.close(ignored);
+  }
+
+  // What is still to come of a conversation that has ended leads nowhere.
+  template <typename... Outcome>
+  auto InConversation(void (RpcbindOperation::*then)(Outcome...)) {
+    return [self = shared_from_this(), conversation = conversation_, then](Outcome... outcome) {
+      if (self->conversation_ == conversation) ((*self).*then)(outcome...);
+    };
+  }
+
   void Connect(const Endpoint& endpoint) {
-    socket_.async_connect(endpoint, [self = shared_from_this()](const asio::error_code& error) {
-      if (self->over_) return;
-      if (error) return self->Fail(Kind::kNoRpcbind, "no rpcbind there: " + error.message(), error.value());
-      self->OnConnected();
-    });
+    socket_.async_connect(endpoint, InConversation(&RpcbindOperation::OnConnect));
+  }
+
+  void OnConnect(const asio::error_code& error) {
+    if (error) return Fail(Kind::kNoRpcbind, "no rpcbind there: " + error.message(), error.value());
+    OnConnected();
   }
 
   void Call(RpcbProcedure procedure, RpcbMapping mapping, Decoder decoder) {
@@ -189,18 +229,15 @@ class RpcbindOperation : public std::enable_shared_from_this<RpcbindOperation> {
   void Send() {
     out_ = EncodeRpcbCall(++xid_, version_, procedure_, mapping_);
     answer_.emplace(kRpcbAnswerMax);
-    asio::async_write(socket_, asio::buffer(out_), [self = shared_from_this()](const asio::error_code& error, size_t) {
-      if (self->over_) return;
-      if (error) return self->Fail(Kind::kConnectionLost, error.message(), error.value());
-      self->Receive();
-    });
+    asio::async_write(socket_, asio::buffer(out_), InConversation(&RpcbindOperation::OnSent));
   }
 
-  void Receive() {
-    socket_.async_read_some(asio::buffer(in_), [self = shared_from_this()](const asio::error_code& error, size_t size) {
-      if (!self->over_) self->OnReceived(error, size);
-    });
+  void OnSent(const asio::error_code& error, size_t /*size*/) {
+    if (error) return Fail(Kind::kConnectionLost, error.message(), error.value());
+    Receive();
   }
+
+  void Receive() { socket_.async_read_some(asio::buffer(in_), InConversation(&RpcbindOperation::OnReceived)); }
 
   void OnReceived(const asio::error_code& error, size_t size) {
     if (error == asio::error::eof) return Fail(Kind::kConnectionLost, "it closed the connection without an answer");
@@ -242,7 +279,15 @@ class RpcbindOperation : public std::enable_shared_from_this<RpcbindOperation> {
   bool over_ = false;
   EventLoop::TimerId timer_ = 0;
   std::optional<Lookup> lookup_;
+  // Of a host:
+  Instant deadline_{};
+  std::vector<sockaddr_storage> addresses_;
+  size_t next_address_ = 0;  // the one after that which is being tried
   sockaddr_storage peer_ = {};
+  std::optional<RpcbindError> failed_;  // of several addresses: what came of those tried
+  std::string tried_;                   // of each, in words
+
+  uint64_t conversation_ = 0;
   asio::generic::stream_protocol::socket socket_;
   uint32_t version_ = kRpcbVersionMax;
 
@@ -537,6 +582,12 @@ void Rpcbind::Withdraw(const RpcbindService& service, DoneHandler handler) {
   const auto operation = std::make_shared<internal::WithdrawOperation>(loop_, options_, service, std::move(handler));
   Keep(operation);
   operation->StartWithSocket(options_.local_socket);
+}
+
+UniqueFunction<void()> Rpcbind::LatestCanceller() {
+  return [latest = operations_.back()] {
+    if (const auto operation = latest.lock()) operation->Cancel();
+  };
 }
 
 void Rpcbind::Keep(std::shared_ptr<internal::RpcbindOperation> operation) {

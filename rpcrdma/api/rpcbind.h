@@ -2,21 +2,29 @@
 //
 //   AsioLoop loop;
 //   Rpcbind rpcbind(loop, {});
-//   rpcbind.LookUp("storage.example", {100003, 3}, [&](Result<RpcbindFound, RpcbindError> found) {
+//   rpcbind.AsyncLookUp("storage.example", {100003, 3}, [&](Result<RpcbindFound, RpcbindError> found) {
 //     if (!found) return Report(found.error().message);     // typed, too: see RpcbindError::Kind
-//     client.Connect(found->sockaddr(), ...);
+//     client.Connect(found->sockaddr(), on_connected);
 //   });
 //
-//   RpcbindService service{.program = 0x20000001, .versions = {1}};
-//   service.addresses = ListeningAddresses(*server.address());
-//   rpcbind.Register(service, RpcbindConflict::kRefuse, [&](Result<void, RpcbindError> registered) { ... });
-//   ...
-//   rpcbind.Withdraw(service, [&](Result<void, RpcbindError>) { loop.Stop(); });   // before the process ends
+//   asio::awaitable<void> Publish(Rpcbind& rpcbind, const sockaddr_storage& listening) {
+//     RpcbindService service{.program = 0x20000001, .versions = {1}};
+//     service.addresses = ListeningAddresses(listening);    // *server.address()
+//     const Result<void, RpcbindError> registered =
+//         co_await rpcbind.AsyncRegister(service, RpcbindConflict::kRefuse, asio::use_awaitable);
+//     if (!registered) co_return Report(registered.error().message);
+//     co_await Serve();
+//     co_await rpcbind.AsyncWithdraw(service, asio::use_awaitable);  // before the process ends
+//   }
+//
+// (rpcbind_test.cc has both.)
 //
 // A lookup asks over TCP, port 111; it takes the port from the answer, and nothing else: the address to connect to is
 // the one that answered, so that whoever answers for a host cannot send its clients elsewhere. Registrations go through
 // the daemon's local socket, since it takes them from its own host only and notes whose they are. The daemon keeps them
-// until they are withdrawn or it ends, whatever becomes of the process: a server that is killed leaves its own behind.
+// until they are withdrawn or it ends, whatever becomes of the process: a server that is killed leaves its own behind,
+// and one that outlives its daemon has to register again. Nobody tells; registering what is registered does no harm, so
+// a server may do it from time to time.
 //
 // Whatever answers as rpcbind is bounded in bytes and time, and checked. Messages show none of its bytes that a
 // terminal would act on.
@@ -29,15 +37,18 @@
 
 #include <sys/socket.h>
 
+#include <asio/async_result.hpp>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/asio_loop/asio_loop.h"
 #include "base/result.h"
 #include "rpcrdma/api/client.h"
+#include "rpcrdma/api/completion.h"
 #include "rpcrdma/api/function.h"
 #include "rpcrdma/bind/rpcb.h"
 #include "rpcrdma/bind/universal_address.h"
@@ -49,6 +60,7 @@ class RpcbindOperation;
 }
 
 struct RpcbindError {
+  // In the order of how much was learnt; kCancelled apart.
   enum class Kind : uint8_t {
     kResolve,         // the host name means nothing
     kNoRpcbind,       // nobody answers as rpcbind there: refused, unreachable, no local socket
@@ -61,7 +73,7 @@ struct RpcbindError {
     kNotForRdma,      // the program is, but for other netids only: `netids`
     kOtherVersion,    // the program is, for the netid, in other versions only: `versions`
     kInUse,           // registered for another address already: `holders`
-    kCancelled,       // by ~Rpcbind
+    kCancelled,       // by ~Rpcbind, or by the cancellation slot of a token
   };
 
   Kind kind = Kind::kNoRpcbind;
@@ -77,7 +89,8 @@ struct RpcbindError {
 std::string_view ToString(RpcbindError::Kind kind);
 
 struct RpcbindOptions {
-  // Of one operation, the lookup of a host name included.
+  // Of one operation, the lookup of a host name and all its addresses included: an address that does not answer gets an
+  // equal share of what is left, the last one all of it.
   Duration timeout = 5s;
   uint16_t port = kRpcbPort;
   std::string local_socket = kRpcbLocalSocket;
@@ -124,8 +137,12 @@ class Rpcbind {
   Rpcbind(const Rpcbind&) = delete;
   Rpcbind& operator=(const Rpcbind&) = delete;
 
+  // --- With plain callbacks ---
+
   // `host` is a numeric address, or a name, which is resolved on a thread of its own. Looks for netid rdma when that is
-  // an IPv4 address, for rdma6 when it is IPv6.
+  // an IPv4 address, for rdma6 when it is IPv6. The addresses of a name (16 at most) are asked one after the other
+  // until one has the program; when none has, the error is that of the address at which the most was learnt, and its
+  // message names each.
   void LookUp(std::string_view host, const RpcbindQuery& query, LookUpHandler handler);
   // All or nothing, as far as the daemon stays there: what was registered before an error is taken back. What
   // kReplace has taken away by then is not put back: nobody was there. What is registered for the same address already
@@ -134,7 +151,46 @@ class Rpcbind {
   // Takes back what is registered for these very addresses; another's registration stays.
   void Withdraw(const RpcbindService& service, DoneHandler handler);
 
+  // --- With completion tokens ---
+
+  // Signature void(Result<RpcbindFound, RpcbindError>). What a token with a cancellation slot started ends with
+  // kCancelled when that is emitted; of a registration or its withdrawal, what is changed by then stays so.
+  template <typename Token>
+  auto AsyncLookUp(std::string_view host, const RpcbindQuery& query, Token&& token) {
+    return asio::async_initiate<Token, void(Result<RpcbindFound, RpcbindError>)>(
+        [this](auto handler, const std::string& host, RpcbindQuery query) {
+          const auto slot = asio::get_associated_cancellation_slot(handler);
+          LookUp(host, query, internal::OnItsExecutor<Result<RpcbindFound, RpcbindError>>(std::move(handler)));
+          internal::CancelBy(slot, LatestCanceller());
+        },
+        token, std::string(host), query);
+  }
+  // Signature void(Result<void, RpcbindError>).
+  template <typename Token>
+  auto AsyncRegister(const RpcbindService& service, RpcbindConflict conflict, Token&& token) {
+    return asio::async_initiate<Token, void(Result<void, RpcbindError>)>(
+        [this](auto handler, const RpcbindService& service, RpcbindConflict conflict) {
+          const auto slot = asio::get_associated_cancellation_slot(handler);
+          Register(service, conflict, internal::OnItsExecutor<Result<void, RpcbindError>>(std::move(handler)));
+          internal::CancelBy(slot, LatestCanceller());
+        },
+        token, service, conflict);
+  }
+  // Signature void(Result<void, RpcbindError>).
+  template <typename Token>
+  auto AsyncWithdraw(const RpcbindService& service, Token&& token) {
+    return asio::async_initiate<Token, void(Result<void, RpcbindError>)>(
+        [this](auto handler, const RpcbindService& service) {
+          const auto slot = asio::get_associated_cancellation_slot(handler);
+          Withdraw(service, internal::OnItsExecutor<Result<void, RpcbindError>>(std::move(handler)));
+          internal::CancelBy(slot, LatestCanceller());
+        },
+        token, service);
+  }
+
  private:
+  // Of the operation that began last. May outlive the Rpcbind, and does nothing then.
+  UniqueFunction<void()> LatestCanceller();
   void Keep(std::shared_ptr<internal::RpcbindOperation> operation);
 
   AsioLoop& loop_;

@@ -6,8 +6,14 @@
 #include <unistd.h>
 
 #include <array>
+#include <asio/awaitable.hpp>
+#include <asio/bind_cancellation_slot.hpp>
+#include <asio/cancellation_signal.hpp>
+#include <asio/co_spawn.hpp>
 #include <asio/ip/tcp.hpp>
 #include <asio/local/stream_protocol.hpp>
+#include <asio/use_awaitable.hpp>
+#include <asio/use_future.hpp>
 #include <asio/write.hpp>
 #include <cerrno>
 #include <chrono>
@@ -15,6 +21,7 @@
 #include <filesystem>
 #include <future>
 
+#include "rpcrdma/loop/loop_context.h"
 #include "rpcrdma/xdr/xdr_writer.h"
 
 namespace stagecoach::rpcrdma {
@@ -78,6 +85,7 @@ class FakeRpcbind {
   uint32_t version_max = kRpcbVersionMax;
   Answer answer;                // empty: as rpcbind does
   bool hangs_up = false;        // instead of answering
+  int silent_calls = 0;         // so many more are not answered at all
   std::string refuses_set_of;   // netid
   std::vector<uint32_t> asked;  // versions of the protocol, call by call
 
@@ -124,6 +132,10 @@ class FakeRpcbind {
     EXPECT_TRUE(call);
     EXPECT_EQ(call->prog, kRpcbProgram);
     asked.push_back(call->vers);
+    if (silent_calls > 0) {
+      --silent_calls;
+      return std::nullopt;
+    }
     if (answer) return answer(*call);
     if (call->vers > version_max) return Marked(Reply(ProgMismatchReply(call->xid, {2, version_max})));
     return Marked(Reply(SuccessReply(call->xid), [&](XdrWriter& out) { Results(*call, in, out); }));
@@ -183,6 +195,12 @@ class RpcbindTest : public ::testing::Test {
   void TearDown() override {
     daemon_.reset();
     std::filesystem::remove_all(directory_);
+  }
+
+  bool Until(const std::function<bool()>& done) {
+    const Instant bound = loop_.Now() + 60s;
+    while (!done() && loop_.Now() < bound) loop_.RunOnce(100ms);
+    return done();
   }
 
   template <typename Outcome, typename Start>
@@ -413,6 +431,86 @@ TEST_F(RpcbindTest, NamesAreResolvedWithoutMakingAnybodyWait) {
   EXPECT_EQ(Message(LookUp("name.test"), Kind::kResolve), LookUpOf("name.test") + "the name has no address");
 }
 
+// --- Several addresses of one name ---
+
+// A name that stands for these addresses.
+HostResolver Resolving(std::vector<std::string> hosts) {
+  return [hosts = std::move(hosts)](const std::string&, uint16_t port) -> Addresses {
+    std::vector<sockaddr_storage> addresses;
+    for (const std::string& host : hosts) {
+      const bool ipv4 = host.find(':') == std::string::npos;
+      UniversalAddress address = *ParseUniversalAddress(ipv4 ? Netid::kRdma : Netid::kRdma6, host + ".0.0");
+      address.port = port;
+      addresses.push_back(ToSockaddr(address));
+    }
+    return addresses;
+  };
+}
+
+TEST_F(RpcbindTest, EveryAddressIsAskedUntilOneHasTheProgram) {
+  daemon_->mappings = {{kProgram, 1, "rdma", "0.0.0.0.78.81", "us"}};
+  options_.resolver = Resolving({"127.0.0.3", "127.0.0.2", "127.0.0.1", "127.0.0.4"});
+  const Found found = LookUp("name.test");
+  ASSERT_TRUE(found) << found.error().message;
+  EXPECT_EQ(Text(found->address), "127.0.0.1.78.81");
+}
+
+TEST_F(RpcbindTest, AProgramForOneFamilyIsFoundAtTheAddressOfThat) {
+  if (!daemon_->ListenOnIpv6()) GTEST_SKIP() << "no IPv6 here";
+  daemon_->mappings = {{kProgram, 1, "rdma6", "::.78.81", "us"}};
+  options_.resolver = Resolving({"127.0.0.1", "::1"});
+  const Found found = LookUp("name.test");
+  ASSERT_TRUE(found) << found.error().message;
+  EXPECT_EQ(Text(found->address), "::1.78.81");
+  EXPECT_EQ(found->registered.netid, Netid::kRdma6);
+}
+
+TEST_F(RpcbindTest, AnAddressThatIsSilentLeavesTimeForTheNext) {
+  daemon_->mappings = {{kProgram, 1, "rdma", "0.0.0.0.78.81", "us"}};
+  daemon_->silent_calls = 1;
+  options_.resolver = Resolving({"127.0.0.1", "127.0.0.1"});
+  options_.timeout = 2s;
+  const Found found = LookUp("name.test");
+  ASSERT_TRUE(found) << found.error().message;
+  EXPECT_EQ(daemon_->asked.size(), 2u);
+}
+
+TEST_F(RpcbindTest, WhenNoAddressHasItTheErrorIsThatOfWhichMostWasLearnt) {
+  daemon_->mappings = {{kProgram, 7, "rdma", "0.0.0.0.78.81", "us"}};
+  options_.resolver = Resolving({"127.0.0.2", "127.0.0.1", "127.0.0.3"});
+  const Found found = LookUp("name.test");
+  EXPECT_EQ(Message(found, Kind::kOtherVersion),
+            LookUpOf("name.test") +
+                "127.0.0.2: no rpcbind there: Connection refused; 127.0.0.1: for rdma the program is registered in "
+                "version 7 only; 127.0.0.3: no rpcbind there: Connection refused");
+  EXPECT_EQ(found.error().versions, std::vector<uint32_t>{7});
+  EXPECT_EQ(found.error().system_error, 0);
+}
+
+TEST_F(RpcbindTest, NoMoreThanSixteenAddressesAreAsked) {
+  daemon_->answer = [](const CallHeader& call) { return Marked(Reply(ErrorReply(call.xid, AcceptStat::kSystemErr))); };
+  options_.resolver = Resolving(std::vector<std::string>(1000, "127.0.0.1"));
+  Message(LookUp("name.test"), Kind::kDenied);
+  EXPECT_EQ(daemon_->asked.size(), 16u);
+}
+
+TEST_F(RpcbindTest, WhatIsCancelledTriesNoOtherAddress) {
+  options_.resolver = Resolving({"127.0.0.1", "127.0.0.1"});
+  daemon_->silent_calls = 2;
+  Rpcbind rpcbind(loop_, options_);
+  asio::cancellation_signal signal;
+  std::optional<Found> found;
+  rpcbind.AsyncLookUp("name.test", {kProgram, 1},
+                      asio::bind_cancellation_slot(signal.slot(), [&](Found outcome) { found = std::move(outcome); }));
+  ASSERT_TRUE(Until([&] { return !daemon_->asked.empty(); }));
+  signal.emit(asio::cancellation_type::terminal);
+  EXPECT_FALSE(found.has_value()) << "a handler ran inside emit";
+  ASSERT_TRUE(Until([&] { return found.has_value(); }));
+  EXPECT_EQ(Message(*found, Kind::kCancelled), LookUpOf("name.test") + "cancelled");
+  EXPECT_EQ(daemon_->asked.size(), 1u);
+  signal.emit(asio::cancellation_type::terminal);  // over: nothing is left to be cancelled
+}
+
 TEST_F(RpcbindTest, TheTimeoutCoversNames) {
   const auto answer = std::make_shared<std::promise<void>>();
   const auto ended = std::make_shared<std::promise<void>>();
@@ -527,6 +625,117 @@ TEST_F(RpcbindTest, WithoutALocalSocketThereIsNoRpcbind) {
   EXPECT_EQ(done.error().system_error, ENOENT);
   options_.local_socket = std::string(200, 'x');
   EXPECT_TRUE(Message(Register(Service()), Kind::kNoRpcbind).ends_with("the path is too long for a socket"));
+}
+
+// --- Completion tokens ---
+
+// The examples of rpcbind.h.
+void Find(Rpcbind& rpcbind, Client& client, Client::ConnectHandler on_connected,
+          const std::function<void(const std::string&)>& report) {
+  rpcbind.AsyncLookUp("127.0.0.1", {kProgram, 1},
+                      [&client, on_connected = std::move(on_connected),
+                       report](const Result<RpcbindFound, RpcbindError>& found) mutable {
+                        if (!found) return report(found.error().message);
+                        client.Connect(found->sockaddr(), std::move(on_connected));
+                      });
+}
+
+asio::awaitable<void> Publish(Rpcbind& rpcbind, const sockaddr_storage& listening,
+                              const std::function<asio::awaitable<void>()>& serve,
+                              const std::function<void(const std::string&)>& report) {
+  RpcbindService service{.program = kProgram, .versions = {1}};
+  service.addresses = ListeningAddresses(listening);
+  const Result<void, RpcbindError> registered =
+      co_await rpcbind.AsyncRegister(service, RpcbindConflict::kRefuse, asio::use_awaitable);
+  if (!registered) co_return report(registered.error().message);
+  co_await serve();
+  co_await rpcbind.AsyncWithdraw(service, asio::use_awaitable);
+}
+
+TEST_F(RpcbindTest, ACoroutinePublishesAService) {
+  Rpcbind rpcbind(loop_, options_);
+  LoopContext context(loop_);
+  const sockaddr_storage listening = ToSockaddr(Address(Netid::kRdma, "0.0.0.0.78.81"));
+  std::vector<RpcbMapping> seen;
+  const std::function<asio::awaitable<void>()> serve = [&]() -> asio::awaitable<void> {
+    seen = daemon_->mappings;
+    co_return;
+  };
+  std::string reported;
+  const std::function<void(const std::string&)> report = [&](const std::string& why) { reported = why; };
+  const auto publish = [&] {
+    bool done = false;
+    asio::co_spawn(asio::any_io_executor(context.get_executor()), Publish(rpcbind, listening, serve, report),
+                   [&](const std::exception_ptr&) { done = true; });
+    return Until([&] { return done; });
+  };
+  ASSERT_TRUE(publish());
+  EXPECT_EQ(seen, (std::vector<RpcbMapping>{{kProgram, 1, "rdma", "0.0.0.0.78.81", "us"}}));
+  EXPECT_TRUE(daemon_->mappings.empty());
+  EXPECT_EQ(reported, "");
+  daemon_->refuses_set_of = "rdma";
+  ASSERT_TRUE(publish());
+  EXPECT_TRUE(reported.ends_with("somebody else has registered it meanwhile")) << reported;
+}
+
+TEST_F(RpcbindTest, ACallbackConnectsToWhatIsFound) {
+  Rpcbind rpcbind(loop_, options_);
+  Client client(loop_, {});
+  std::optional<Result<void, CallError>> connected;
+  std::string reported;
+  const auto find = [&] {
+    Find(
+        rpcbind, client, [&](Result<void, CallError> outcome) { connected = std::move(outcome); },
+        [&](const std::string& why) { reported = why; });
+  };
+  find();
+  ASSERT_TRUE(Until([&] { return !reported.empty(); }));
+  EXPECT_EQ(reported, LookUpOf("127.0.0.1") + "the program is not registered there");
+  // Registered, and nobody there.
+  const asio::ip::tcp::endpoint endpoint(asio::ip::address_v4::loopback(), 0);
+  const uint16_t port = asio::ip::tcp::acceptor(loop_.context(), endpoint).local_endpoint().port();
+  const std::string address = "127.0.0.1." + std::to_string(port >> 8) + "." + std::to_string(port & 0xff);
+  daemon_->mappings = {{kProgram, 1, "rdma", address, "us"}};
+  find();
+  ASSERT_TRUE(Until([&] { return connected.has_value(); }));
+  ASSERT_FALSE(connected->has_value());
+  EXPECT_TRUE(connected->error().message.starts_with("connect to 127.0.0.1:" + std::to_string(port) + ": "))
+      << connected->error().message;
+}
+
+TEST_F(RpcbindTest, FuturesHaveTheOutcomes) {
+  Rpcbind rpcbind(loop_, options_);
+  const auto get = [&](auto future) {
+    EXPECT_TRUE(Until([&] { return future.wait_for(std::chrono::seconds(0)) == std::future_status::ready; }));
+    return future.get();
+  };
+  EXPECT_TRUE(get(rpcbind.AsyncRegister(Service(), RpcbindConflict::kRefuse, asio::use_future)));
+  const Found found = get(rpcbind.AsyncLookUp("127.0.0.1", {kProgram, 1}, asio::use_future));
+  ASSERT_TRUE(found) << found.error().message;
+  EXPECT_EQ(Text(found->address), "127.0.0.1.78.81");
+  EXPECT_TRUE(get(rpcbind.AsyncWithdraw(Service(), asio::use_future)));
+  Message(get(rpcbind.AsyncLookUp("127.0.0.1", {kProgram, 1}, asio::use_future)), Kind::kNotRegistered);
+}
+
+TEST_F(RpcbindTest, ACancellationSlotEndsItsOwnOperationAlone) {
+  daemon_->silent_calls = 2;
+  Rpcbind rpcbind(loop_, options_);
+  asio::cancellation_signal first;
+  asio::cancellation_signal second;
+  std::vector<Kind> ends;
+  const auto note = [&](const Done& done) {
+    if (!done) ends.push_back(done.error().kind);
+  };
+  rpcbind.AsyncRegister(Service(), RpcbindConflict::kRefuse, asio::bind_cancellation_slot(first.slot(), note));
+  rpcbind.AsyncWithdraw(Service(), asio::bind_cancellation_slot(second.slot(), note));
+  ASSERT_TRUE(Until([&] { return daemon_->asked.size() == 2; }));
+  first.emit(asio::cancellation_type::total);
+  ASSERT_TRUE(Until([&] { return !ends.empty(); }));
+  EXPECT_EQ(ends, std::vector<Kind>{Kind::kCancelled});
+  EXPECT_TRUE(Register(Service())) << "others go on";
+  EXPECT_EQ(ends.size(), 1u);
+  second.emit(asio::cancellation_type::partial);
+  ASSERT_TRUE(Until([&] { return ends.size() == 2; }));
 }
 
 TEST(ListeningAddresses, AreTheOwnAndThatOfIpv4ForTheWildcardOfBoth) {
