@@ -9,6 +9,7 @@
 namespace stagecoach::emu {
 namespace {
 
+// [5666bis:10.1+3]
 // Draws in blocks: a registration takes a few bits and should not cost a system call each.
 class SystemSource final : public StagSource {
  public:

@@ -13,6 +13,7 @@ const ProcedureBinding* FindBinding(const BindingRegistry& bindings, const Proce
   return binding == nullptr ? nullptr : binding->Find(procedure.procedure);
 }
 
+// [5666bis:4.4.1+2] [5666bis:5.4.2+1] [5666bis:6.2+3]
 // [5666bis:6#1] What the Binding does not list as eligible stays in the reply message, which is so much longer.
 void ProvideForReply(const CallOptions& options, const ProcedureBinding* binding, CallMessage* message) {
   message->reply_base_max = options.reply_bytes_max ? *options.reply_bytes_max

@@ -209,11 +209,13 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
 
   // --- ConnectionOwner ---
 
+  // [pvtdata:4+1]
   std::vector<std::byte> OnDeviceReady() override {
     const auto bytes = EncodePrivateData(MakePrivateData(Capabilities()));
     return {bytes.begin(), bytes.end()};
   }
 
+  // [pvtdata:1+2]
   void OnEstablished(ConstBytes private_data) override {
     const NegotiatedLimits limits = Negotiate(Capabilities(), private_data);
     Requester::Config config;
@@ -318,6 +320,7 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
     return *id;
   }
 
+  // [pvtdata:3.2+4] A window may be invalidated by the peer, a region may not.
   LocalCapabilities Capabilities() const {
     return {.send_size = options_.inline_send_max,
             .receive_size = options_.inline_receive_max,

@@ -131,6 +131,7 @@ ReverseCalls::~ReverseCalls() {
   loop_.Cancel(timer_);
 }
 
+// [5666bis:8.1.2+1] [5666bis:8.3.1+2] [5666bis:8.3.2+2] The client is back, and prepared: so the upper layer says.
 bool ReverseCalls::Bind(ClientId connection) {
   ReverseLink* const link = hub_->Find(connection);
   if (link == nullptr || !link->usable()) return false;
@@ -181,6 +182,7 @@ CallId ReverseCalls::Call(const ProcedureId& procedure, ReverseClient::ArgsWrite
   return SubmitOrEnd(entry) ? id : 0;
 }
 
+// [5666bis:8.4+1] [5666bis:8.4+2]
 // The whole call is kept, as it may have to wait and to be sent again: what is eligible, too, which travels inline.
 bool ReverseCalls::Encode(const ProcedureId& procedure, ReverseClient::ArgsWriter args, const OpaqueAuth* credentials,
                           Pending* call) {
@@ -314,6 +316,7 @@ void ReverseCalls::RunLater(ReverseClient::CallHandler handler, CallError error)
 
 // --- Time: of calls that wait; a connection has the deadlines of its own ---
 
+// [5666bis:8.3.2+3] Nothing else ends the waiting.
 void ReverseCalls::ArmTimer() {
   std::optional<Instant> earliest;
   for (const auto& [id, call] : calls_) {

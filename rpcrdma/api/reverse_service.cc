@@ -62,6 +62,7 @@ void ReverseService::Dispatch(RequestId id) {
 
 void ReverseService::Finish(RequestState& state, const ReplyHeader& header, Request::ResultsWriter results,
                             std::shared_ptr<const void> memory, bool copy_items) {
+  // [5666bis:8.3.3+2]
   // What cannot be said inline is answered as a result that fits no Reply chunk is [5666bis:5.5#6].
   if (!Encode(state, header, results, std::move(memory), copy_items)) responder_.Refuse(state.id, loop_.Now());
   --executing_;

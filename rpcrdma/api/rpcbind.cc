@@ -319,6 +319,7 @@ class LookUpOperation final : public RpcbindOperation {
   }
 
   void OnMappings(const std::vector<RpcbMapping>& mappings) {
+    // [5666bis:7+1]
     // 5666bis section 11: the address family says which netid.
     const Netid netid = ToUniversalAddress(reinterpret_cast<const sockaddr*>(&peer()))->netid;
     const RpcbMapping* const found =
@@ -571,6 +572,7 @@ void Rpcbind::LookUp(std::string_view host, const RpcbindQuery& query, LookUpHan
   operation->StartWithHost(std::string(host));
 }
 
+// [5666bis:7+2]
 void Rpcbind::Register(const RpcbindService& service, RpcbindConflict conflict, DoneHandler handler) {
   const auto operation =
       std::make_shared<internal::RegisterOperation>(loop_, options_, service, conflict, std::move(handler));

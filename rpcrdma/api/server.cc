@@ -217,6 +217,7 @@ class ServerConnection final : public ConnectionOwner,
     if (auto adopted = connection_.Adopt(std::move(id), request); !adopted) return adopted;
     peer_ = connection_.PeerAddress();
 
+    // [pvtdata:3.2+3]
     // A responder exposes nothing, so whatever it exposes may be invalidated; and its device can send with invalidate.
     const LocalCapabilities own{
         .send_size = options.inline_send_max, .receive_size = options.inline_receive_max, .remote_invalidation = true};
@@ -478,6 +479,7 @@ class ServerConnection final : public ConnectionOwner,
     responder_->Drop(id, "not an RPC call", loop_.Now());
   }
 
+  // [5666bis:6+2] [5666bis:6+3] [5666bis:6.3+1]
   // [5666bis:6#1] Arguments may come by chunk, and results go by chunk, as far as the Binding lists them. False: the
   // call has more chunks than that, and is answered as the Binding says [5666bis:6#2]. A chunk for the wrong one of its
   // arguments is for the reader to find.

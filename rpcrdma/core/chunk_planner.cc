@@ -27,6 +27,7 @@ void Split(const Piece& whole, uint32_t segment_length_max, Emit emit) {
   }
 }
 
+// [5666bis:6.1+3] Items lie one behind the other, never within one another.
 // The length of the message with everything in place, or why the shape is no message.
 Result<uint64_t, PlanRefusal> UnreducedLength(uint64_t base_size, std::span<const EligibleItem> items) {
   if (base_size > kMaxMessage) return Err(PlanRefusal::kMessageTooLong);
@@ -48,6 +49,7 @@ Result<uint64_t, PlanRefusal> UnreducedLength(uint64_t base_size, std::span<cons
 // Which items leave the message; index by item.
 using Removed = SmallVector<uint8_t, 8>;
 
+// [5666bis:4.4.4.1+1] [5666bis:4.4.5.2+1] Items that stay keep their round-up.
 // The pieces of a message from which the items marked in `removed` are taken out, round-up and all
 // [5666bis:4.4.4.1#1] [5666bis:4.4.5.2#1].
 SmallVector<Piece, 8> ReducedPieces(uint64_t base_size, std::span<const EligibleItem> items, const Removed& removed) {
@@ -68,6 +70,8 @@ SmallVector<Piece, 8> ReducedPieces(uint64_t base_size, std::span<const Eligible
   return pieces;
 }
 
+// [5666bis:4.4.5+2] [5666bis:6.2+1] [5666bis:6.2+2] A Write chunk for each result that might come, with room for the
+// longest.
 // What a call offers for its reply: fills plan.write_*, plan.reply_*.
 std::optional<PlanRefusal> OfferForReply(const CallShape& shape, const PlanLimits& limits, CallPlan& plan) {
   if (shape.reply_base_max > kMaxMessage) return PlanRefusal::kMessageTooLong;
@@ -112,6 +116,7 @@ std::optional<PlanRefusal> OfferForReply(const CallShape& shape, const PlanLimit
     if (header + base_max <= limits.receive_inline) return std::nullopt;
   }
 
+  // [5666bis:4.6.3+2] [5666bis:5.2.3+2] [5666bis:5.3.4+2]
   // [5666bis:5.3.4#1] Sized for the longest reply that can come, Write chunks taken out.
   if (any_result) STAGECOACH_MARK("planner.reply_chunk_beside_write_chunks");
   plan.reply_capacity = XdrRoundUp(base_max);
@@ -141,6 +146,7 @@ SmallVector<uint32_t, 8> LongestFirst(std::span<const EligibleItem> items) {
   return order;
 }
 
+// [5666bis:4.4.1+1] [5666bis:6.1+2] Only what has to leave does.
 // [5666bis:4.6.1#1] Takes the longest items out of the message until the rest fits the Send, or nothing more helps.
 // Returns the number of Read segments; `inline_bytes` shrinks with each item.
 uint64_t Reduce(std::span<const EligibleItem> items, uint64_t room, uint64_t segments_max, const PlanLimits& limits,
@@ -162,6 +168,7 @@ uint64_t Reduce(std::span<const EligibleItem> items, uint64_t room, uint64_t seg
   return segments;
 }
 
+// [5666bis:4.4.3+1] [5666bis:4.4.3+2] A chunk for each item, of as many segments as it takes.
 // The Read list of the removed items, in order of position [5666bis:5.2#2] because the items are. [5666bis:4.4.4.1#2]
 // Their round-up is not sent.
 void AddReads(const CallShape& shape, const Removed& removed, uint32_t segment_length_max, CallPlan& plan) {
@@ -175,6 +182,7 @@ void AddReads(const CallShape& shape, const Removed& removed, uint32_t segment_l
   }
 }
 
+// [5666bis:4.6.3+1] [5666bis:5.2.1+3]
 // [5666bis:4.6.3#1] [5666bis:5#2] The message itself goes by Read chunk. Its eligible items get chunks of their own
 // [5666bis:4.6.3#7]: their memory is exposed either way, and at the other end they are placed where they belong.
 std::optional<PlanRefusal> MakeLong(const CallShape& shape, uint64_t segments_max, const PlanLimits& limits,
@@ -273,6 +281,8 @@ const char* ToString(ReplyVerdict verdict) {
   return "unknown verdict";
 }
 
+// [5666bis:4.3.1+1] [5666bis:4.6.1+1] [5666bis:4.6.2+1] [5666bis:5.3.4+3] [pvtdata:3.1+2] Whole in the Send if it fits,
+// else without its items, else by Read chunk; whatever its reply takes.
 Result<CallPlan, PlanRefusal> PlanCall(const CallShape& shape, const PlanLimits& limits) {
   if (limits.segment_length_max == 0) return Err(PlanRefusal::kMalformedShape);
   const auto whole = UnreducedLength(shape.base_size, shape.items);
@@ -302,6 +312,7 @@ Result<CallPlan, PlanRefusal> PlanCall(const CallShape& shape, const PlanLimits&
   return plan;
 }
 
+// [5666bis:5.7.2+1] Of two types, here and in replies.
 HeaderV1 MakeCallHeader(const CallPlan& plan, uint32_t xid, uint32_t credits, std::span<const Exposure> exposures) {
   STAGECOACH_CHECK(exposures.size() == plan.exposed_segments());
   size_t next = 0;
@@ -329,6 +340,7 @@ HeaderV1 MakeCallHeader(const CallPlan& plan, uint32_t xid, uint32_t credits, st
   return header;
 }
 
+// [5666bis:4.4.5+3] [5666bis:4.4.5.2+2] [5666bis:5.2.2+3]
 bool FillSegments(std::span<Segment> segments, uint64_t length) {
   if (TotalLength(segments) < length) return false;
   for (Segment& segment : segments) {
@@ -338,6 +350,7 @@ bool FillSegments(std::span<Segment> segments, uint64_t length) {
   return true;
 }
 
+// [5666bis:4.5+1] Any mixture of what was offered.
 Result<ReplyPlan, ReplyVerdict> PlanReply(const ReplyShape& shape, const ChunkLists& offered, uint32_t send_inline,
                                           ReplyChunkUse use) {
   const auto whole = UnreducedLength(shape.base_size, shape.items);
@@ -347,6 +360,7 @@ Result<ReplyPlan, ReplyVerdict> PlanReply(const ReplyShape& shape, const ChunkLi
   plan.chunks.reply = offered.reply;
   plan.inline_bytes = *whole;
 
+  // [5666bis:5.2.2+2] In order, until there are no more results or no more chunks.
   // [5666bis:5.2.2#1] Where the requester offered a Write chunk for a result, the result goes there, however small.
   Removed removed;
   for (uint32_t i = 0; i < shape.items.size(); ++i) {
@@ -378,6 +392,7 @@ Result<ReplyPlan, ReplyVerdict> PlanReply(const ReplyShape& shape, const ChunkLi
   plan.inline_pieces = ReducedPieces(shape.base_size, shape.items, removed);
   const bool fits_inline = plan.send_size() <= send_inline;
   const bool declined = fits_inline && use == ReplyChunkUse::kWhenNeeded;
+  // [5666bis:5.3.4+1]
   // [5666bis:4.6.3#4] [5666bis:5.2.2#4] A Reply chunk, once offered, is used whenever the reply fits it. Eligible
   // results that have no Write chunk go with it [5666bis:4.6.3#6].
   if (plan.chunks.reply.has_value() && !declined && FillSegments(*plan.chunks.reply, plan.inline_bytes)) {

@@ -271,10 +271,10 @@ TEST(PlanReply, ResultsFillTheirWriteChunksInOrder) {
 }
 
 TEST(PlanReply, ResultsBeyondTheWriteListStayInline) {
-  const Items items = {{24, Sized(8)}, {32, Sized(8)}};
+  const Items items = {{24, Sized(8)}, {32, Sized(7)}};
   const auto plan = PlanReply({.base_size = 24, .items = items}, Offered({{{1, 8, 0}}}), 1024);
   ASSERT_TRUE(plan.has_value());
-  EXPECT_EQ(AsVector(plan->inline_pieces), (std::vector<Piece>{Base(0, 24), Item(1, 0, 8)}));
+  EXPECT_EQ(AsVector(plan->inline_pieces), (std::vector<Piece>{Base(0, 24), Item(1, 0, 7), Pad(1, 1)}));
 }
 
 TEST(PlanReply, AWriteChunkThatIsTooSmallIsAVerdict) {

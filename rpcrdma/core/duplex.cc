@@ -23,6 +23,8 @@ uint32_t ReverseSendBuffers(uint32_t reverse) {
   return reverse + 2;
 }
 
+// [5666bis:8.2.1+1] [5666bis:8.2.1+2] [5666bis:8.2.1+3] [5666bis:8.2.2.1+1] [5666bis:8.2.2.2+1] [5666bis:8.2.2.2+2] A
+// Receive for each credit that is granted and each reply that is expected, of either direction.
 std::optional<DuplexShares> DivideForDuplex(const BufferArena& send, const BufferArena& receive, uint32_t forward,
                                             uint32_t reverse) {
   STAGECOACH_CHECK(forward > 0 && reverse > 0 && send.first == 0 && receive.first == 0);
@@ -52,6 +54,8 @@ Duplex::Duplex(const Config& config, Requester& requester, Responder& responder,
   STAGECOACH_CHECK(shares.forward_receives + shares.reverse_receives == receive.slots);
 }
 
+// [5666bis:8.2.2+1] [5666bis:8.2.2.1+2] [5666bis:8.2.2.2+3] All Receives, before anything is sent; a connection that
+// takes the place of another has its own.
 void Duplex::Start() {
   requester_.Start();
   responder_.Start();
@@ -85,6 +89,7 @@ void Duplex::OnReceive(uint32_t slot, uint32_t length, std::optional<uint32_t> i
   }
 }
 
+// [5666bis:8.1.3+1] [5666bis:8.3.3+1] Messages of both directions, in the same Receives.
 Duplex::Side Duplex::Route(const HeaderV1& header, ConstBytes message) const {
   const ChunkLists* lists = header.chunks();
   if (lists == nullptr) return header.type() == MessageType::kError ? Side::kRequester : forward();

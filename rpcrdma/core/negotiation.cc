@@ -4,6 +4,7 @@
 
 namespace stagecoach::rpcrdma {
 
+// [5666bis:4.3.1+3]
 uint32_t InlineThreshold(uint32_t bytes) {
   return std::clamp(bytes / 1024 * 1024, kDefaultInlineThreshold, kMaxInlineThreshold);
 }
@@ -14,6 +15,8 @@ PrivateData MakePrivateData(const LocalCapabilities& own) {
           .receive_size = InlineThreshold(own.receive_size)};
 }
 
+// [5666bis:4.3.1+2] [5666bis:6.4+2] [pvtdata:1+1] [pvtdata:4+2] Once for each connection, whatever the peer said or did
+// not say.
 NegotiatedLimits Negotiate(const LocalCapabilities& own, ConstBytes peer_private_data) {
   return Negotiate(MakePrivateData(own), FindPrivateData(peer_private_data));
 }

@@ -67,6 +67,7 @@ Requester::Requester(const Config& config, BufferArena send, BufferArena receive
       xids_(xids),
       trace_(trace),
       receives_(config.receives > 0 ? config.receives : receive.slots),
+      // [5666bis:4.3+1] As many replies as there are Receives for.
       credits_(std::min(config.credits, receives_)),
       xid_table_(receives_) {
   STAGECOACH_CHECK(receives_ <= receive_.slots);
@@ -170,6 +171,7 @@ void Requester::Cancel(CallId id, Instant now) {
   }
 }
 
+// [5666bis:5.4.1+4] Fenced like any other.
 // The call is over before its reply is in: the credit stays spent, and the XID known, until the reply arrives.
 void Requester::Abandon(Call& call) {
   xid_table_.Erase(call.xid);
@@ -188,6 +190,7 @@ void Requester::Close(Instant) {
 
 // --- Sending ---
 
+// [5666bis:3.2.2+2] [5666bis:4.3+3] [5666bis:4.3+4] [5666bis:4.3.1+4]
 // Sends what may be sent. [5666bis:4.3#4] [5666bis:5.1.3#1] a credit for each call; and a Receive of ours for each
 // reply, which a peer's unsolicited messages may have used up for the moment.
 void Requester::Pump(Instant now) {
@@ -229,6 +232,8 @@ void Requester::Transmit(uint32_t index, Instant now) {
     return;
   }
 
+  // [5666bis:4.2+1] [5666bis:5.1.3+1] [5666bis:5.3.1+1] [5666bis:5.3.2+1] [5666bis:8.3.4+1] Header, then what is left
+  // of the message.
   // [5666bis:8.3.4#1] [5666bis:8.3.4#4] Of version 1; the message follows at once.
   HeaderV1 header = MakeCallHeader(call.plan, call.xid, credits_.Request(queue_.size()), exposures);
   const uint32_t slot = free_send_slots_.back();
@@ -236,6 +241,7 @@ void Requester::Transmit(uint32_t index, Instant now) {
   ByteWriter out(send_.slot(slot));
   EncodeHeaderV1(header, out);
   WriteInline({ConstBytes(call.buffer).first(call.message_size), call.items}, call.plan.inline_pieces, out);
+  // [5666bis:5.1.4+10]
   STAGECOACH_CHECK(out.ok() && out.position() <= config_.limits.send_inline);
   call.offered = *header.chunks();
 
@@ -268,6 +274,7 @@ void Requester::Transmit(uint32_t index, Instant now) {
          {"received", stats_.receives}});
 }
 
+// [5666bis:4.4.2+2] [5666bis:4.4.4+2] [5666bis:5.3.3+1] [5666bis:5.4.1+1] [5666bis:10.1+4]
 // Makes each planned segment reachable, in the order the header names them. The memory is whoever's it was before and
 // will be afterwards [5666bis:5.4.1#1]; what this call owns is the registration. On failure what was exposed stays in
 // call.exposed, to be fenced.
@@ -388,7 +395,7 @@ void Requester::OnMessage(uint32_t slot, HeaderV1&& header, ConstBytes body, Ins
     Pump(now);
   };
   // [5666bis:5.7.2#1] RDMA_DONE is dropped. So is a reverse-direction call, told apart from a reply by its direction
-  // word: no program is offered here [5666bis:8.3.1#1].
+  // word: no program is offered here [5666bis:8.3.1#1] [5666bis:8.3.1+1].
   if (header.type() == MessageType::kDone) {
     STAGECOACH_MARK("requester.done_dropped");
     return ignore(&stats_.ignored, "done");
@@ -425,6 +432,7 @@ void Requester::OnReplyTo(uint32_t index, uint32_t slot, HeaderV1&& header, Cons
   Call& call = *calls_[index];
   if (trace_ != nullptr) TraceReply(index, header, message, now);
   // A call that timed out has its verdict, and waits for the connection to end.
+  // [5666bis:5.5+2] [5666bis:6.3+2] One that is answered with an error, or wrongly, ends with that, for good.
   std::optional<CallFailure> failure = call.failure;
   if (failure) {
     STAGECOACH_MARK("requester.reply_after_deadline");
@@ -471,6 +479,7 @@ void Requester::TraceReply(uint32_t index, const HeaderV1& header, ConstBytes me
          {"reply_returned", returned.reply ? TotalLength(*returned.reply) : 0}});
 }
 
+// [pvtdata:3.2+2]
 // Finds the exposure of ours that a Send With Invalidate ended. It should be one of the call that is being answered
 // [pvtdata:4.1#2]; a peer that names another's breaks that call only, and this one is fenced all the same.
 void Requester::OnInvalidatedByPeer(uint32_t handle) {
@@ -490,6 +499,7 @@ void Requester::OnInvalidatedByPeer(uint32_t handle) {
 
 // --- Ending a call ---
 
+// [5666bis:4.4.4.2+4] [5666bis:5.4.1+2] [5666bis:10.1+5]
 // The call's fate is known; before anybody hears of it, its steering tags must be invalid.
 void Requester::Fence(uint32_t index, Instant) {
   Call& call = *calls_[index];

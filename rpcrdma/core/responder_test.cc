@@ -173,6 +173,56 @@ TEST_F(ResponderTest, ReadChunkIsPulledThenFencedThenHandedOut) {
   EXPECT_EQ(memory_.used, 0u);
 }
 
+TEST_F(ResponderTest, EmptyReadSegmentsArePassedOver) {
+  const auto source = Pattern(1500);
+  Call(7,
+       ReadChunks({{24, {1, 0, 0}}, {24, {2, 1000, 0}}, {24, {3, 0, ~uint64_t{0}}}, {24, {4, 500, 1000}}, {24, {}}}));
+  Taken taken = Take();
+  ASSERT_EQ(taken.reads.size(), 2u);
+  EXPECT_EQ(taken.reads[0].source.handle, 2u);
+  EXPECT_EQ(taken.reads[1].source.handle, 4u);
+  EXPECT_EQ(taken.reads[1].sink.data(), taken.reads[0].sink.data() + 1000);
+  DoReads(taken, source);
+  DoInvalidates(Take());
+  RequestId id = MustTakeRequest();
+  EXPECT_EQ(ToHex(responder_->stream(id).chunks[0].data), ToHex(source));
+  Complete(id);
+
+  // And a chunk of nothing else.
+  Call(8, ReadChunks({{24, {1, 0, 0}}, {24, {2, 0, 0}}}));
+  taken = Take();
+  EXPECT_TRUE(taken.reads.empty());
+  id = MustTakeRequest();
+  ASSERT_EQ(responder_->stream(id).chunks.size(), 1u);
+  EXPECT_TRUE(responder_->stream(id).chunks[0].data.empty());
+  Complete(id);
+}
+
+// [5666bis:4.1+1] Its memory takes part in Reads and Writes of its own alone.
+TEST_F(ResponderTest, ExposesNothingToItsPeer) {
+  const auto source = Pattern(3000);
+  ChunkLists lists = ReadChunks({{24, {11, 3000, 0}}});
+  lists.writes.AppendChunk(SegmentArray{{21, 4000, 0}});
+  lists.reply = SegmentArray{{31, 4000, 0}};
+  Call(7, lists);
+  const Taken reads = Take();
+  ASSERT_EQ(memory_.live.size(), 1u);
+  EXPECT_EQ(memory_.live.begin()->second.use, MemoryUse::kReadSink);
+  DoReads(reads, source);
+  DoInvalidates(Take());
+  EXPECT_TRUE(memory_.live.empty());
+  const auto result = Pattern(2000);
+  Complete(MustTakeRequest(), {.words = 500, .item = result});
+  const Taken taken = Take();
+  EXPECT_EQ(taken.writes.size(), 2u);
+  EXPECT_EQ(memory_.live.size(), 2u);
+  for (const auto& [id, live] : memory_.live) EXPECT_EQ(live.use, MemoryUse::kWriteSource);
+  const Sent sent = Decode(send_.view(), taken.sends.at(0));
+  EXPECT_TRUE(sent.header.chunks()->reads.empty());
+  responder_->OnSendDone(taken.sends[0].slot, At(3));
+  DoInvalidates(Take());
+}
+
 // [5666bis:4.6.3#2]
 TEST_F(ResponderTest, LongCallIsPulledFromItsPositionZeroChunk) {
   const auto message = Message(7, kCallWord, 700);
@@ -372,6 +422,31 @@ TEST_F(ResponderTest, ResultLongerThanItsWriteChunkBecomesErrChunk) {
   EXPECT_TRUE(taken.writes.empty());
 }
 
+TEST_F(ResponderTest, AWriteChunkWithoutSegmentsHoldsNothingAndComesBack) {
+  ChunkLists lists;
+  lists.writes.BeginChunk();
+  lists.reply.emplace();
+  Call(7, lists);
+  RequestId id = MustTakeRequest();
+  EXPECT_EQ(responder_->result_room(id, 0), 0u);
+  Complete(id);
+  Taken taken = Take();
+  EXPECT_TRUE(taken.writes.empty());
+  const Sent sent = Decode(send_.view(), taken.sends.at(0));
+  EXPECT_EQ(sent.header.type(), MessageType::kMsg);
+  ASSERT_EQ(sent.header.chunks()->writes.size(), 1u);
+  EXPECT_TRUE(sent.header.chunks()->writes[0].empty());
+  ASSERT_TRUE(sent.header.chunks()->reply.has_value());
+  EXPECT_TRUE(sent.header.chunks()->reply->empty());
+
+  const auto result = Pattern(4);
+  Call(8, lists);
+  Complete(MustTakeRequest(), {.item = result});
+  taken = Take();
+  EXPECT_TRUE(taken.writes.empty());
+  EXPECT_EQ(OnlyErrorSent(taken, 8), MessageType::kError);
+}
+
 // [5666bis:5.3.4#2] [5666bis:5.5#6]
 TEST_F(ResponderTest, LongReplyGoesIntoTheReplyChunkOrBecomesErrChunk) {
   ChunkLists lists;
@@ -394,7 +469,6 @@ TEST_F(ResponderTest, LongReplyGoesIntoTheReplyChunkOrBecomesErrChunk) {
   EXPECT_EQ(OnlyErrorSent(Take(), 8), MessageType::kError);
 }
 
-// [pvtdata:4.1#1] [pvtdata:4.1#2] [pvtdata:4.1#3]
 TEST_F(ResponderTest, MemoryRegisteredForAReplyThatCannotBeWrittenStaysUntilItIsInvalid) {
   ChunkLists chunks = WriteChunk({{1, 5000, 0}});
   chunks.reply.emplace();
@@ -419,6 +493,7 @@ TEST_F(ResponderTest, MemoryRegisteredForAReplyThatCannotBeWrittenStaysUntilItIs
   EXPECT_TRUE(watch.expired());
 }
 
+// [pvtdata:4.1#1] [pvtdata:4.1#2] [pvtdata:4.1#3]
 TEST_F(ResponderTest, InvalidatesATagOfTheCallOnlyWhenBothEndsAgreed) {
   Call(7, WriteChunk({{21, 1000, 0}}));
   Complete(MustTakeRequest());
@@ -431,6 +506,25 @@ TEST_F(ResponderTest, InvalidatesATagOfTheCallOnlyWhenBothEndsAgreed) {
   Call(9);
   Complete(MustTakeRequest());
   EXPECT_FALSE(Take().sends.at(0).invalidate.has_value());
+}
+
+// A client that offers memory of its own for round-up, behind the result's, keeps its steering tag for other calls. The
+// round-up is not written, and that tag not invalidated.
+TEST_F(ResponderTest, ASegmentForRoundUpUnderAnotherTagIsLeftAlone) {
+  Make({.may_invalidate = true});
+  const auto result = Pattern(1001);
+  Call(7, WriteChunk({{21, 1001, 0x10000}, {99, 3, 0x20000}}));
+  Complete(MustTakeRequest(), {.item = result});
+  const Taken taken = Take();
+  ASSERT_EQ(taken.writes.size(), 1u);
+  EXPECT_EQ(taken.writes[0].target, (Segment{21, 1001, 0x10000}));
+  EXPECT_EQ(taken.sends.at(0).invalidate, 21u);
+  const Sent sent = Decode(send_.view(), taken.sends[0]);
+  ASSERT_EQ(sent.header.chunks()->writes[0].size(), 2u);
+  EXPECT_EQ(sent.header.chunks()->writes[0][0].length, 1001u);
+  EXPECT_EQ(sent.header.chunks()->writes[0][1], (Segment{99, 0, 0x20000}));
+  responder_->OnSendDone(taken.sends[0].slot, At(3));
+  DoInvalidates(Take());
 }
 
 // An empty segment need not name a steering tag at all.

@@ -116,6 +116,7 @@ void Connection::Connect(CmChannel& channel, const sockaddr* address, Duration t
   auto id = channel.CreateId(this);
   if (!id) return FailDevice(id.error());
   id_ = std::move(*id);
+  // [5666bis:3.1.2+3] [5666bis:8.1.1+1]
   // The stock prototype takes the address without const and does not change it.
   if (rdma_resolve_addr(id_.get(), nullptr, const_cast<sockaddr*>(address), kResolveTimeoutMs) != 0) {
     const int error = errno;
@@ -188,6 +189,7 @@ VerbsResult<void> Connection::CreateResources() {
   if (options_.shared) {
     pd_ = options_.shared->domain();
   } else {
+    // [5666bis:10.1+1] What is exposed here is exposed to one peer.
     auto domain = verbs::AllocatePd(context);
     if (!domain) return Err(domain.error());
     domain_ = std::move(*domain);
@@ -207,6 +209,8 @@ VerbsResult<void> Connection::CreateResources() {
   ibv_qp_init_attr attributes = {};
   attributes.send_cq = queue_.get();
   attributes.recv_cq = queue_.get();
+  // [pvtdata:7+1] [5666bis:3.2.2+1] [5666bis:3.2.2+3] [5666bis:3.2.2+5] What the engines rely on is what this type of
+  // queue pair promises.
   attributes.qp_type = IBV_QPT_RC;
   attributes.cap.max_send_wr = sizes_.send_queue;
   attributes.cap.max_send_sge = 1;
@@ -236,6 +240,7 @@ VerbsResult<void> Connection::CreateResources() {
 VerbsResult<void> Connection::CreateArena(uint32_t slots, uint32_t slot_size, std::vector<std::byte>* memory,
                                           verbs::MemoryRegion* region, BufferArena* arena) {
   memory->assign(size_t{slots} * slot_size + kArenaTail, std::byte{});
+  // [5666bis:4.6+1] [5666bis:5.4+1] [5666bis:5.4+2] Once for the connection.
   auto registered = verbs::RegisterMemory(pd_, memory->data(), memory->size(), IBV_ACCESS_LOCAL_WRITE);
   if (!registered) return Err(registered.error());
   *region = std::move(*registered);
@@ -730,6 +735,7 @@ void Connection::TraceSends(int count) {
 
 // --- Memory ---
 
+// [5666bis:5.4.3+1] Tags and offsets are whatever the way of registering gives.
 std::optional<Registration> Connection::Register(ConstBytes memory, MemoryUse use) {
   if (pd_ == nullptr || memory.empty()) return std::nullopt;
   const bool by_peer = use == MemoryUse::kReadByPeer || use == MemoryUse::kWrittenByPeer;

@@ -7,7 +7,7 @@
 namespace stagecoach::rpcrdma {
 namespace {
 
-// rpcrdma1_errcode
+// rpcrdma1_errcode [5666bis:5.6+7]
 constexpr uint32_t kErrVersCode = 1;
 constexpr uint32_t kErrChunkCode = 2;
 
@@ -29,6 +29,7 @@ struct FixedFields {
   }
 };
 
+// [5666bis:5.1.4+8] [5666bis:5.6+8]
 // RDMA_ERROR. Errors are never answered: two ends that misunderstand each other would go on for ever.
 Result<HeaderV1::Body, HeaderFault> DecodeError(ByteReader& in, const FixedFields& fixed) {
   const uint32_t code = in.U32();
@@ -53,6 +54,8 @@ Result<ChunkLists, HeaderFault> DecodeLists(ByteReader& in, const ChunkListLimit
   return lists;
 }
 
+// [5666bis:5.1.4+1] [5666bis:5.1.4+2] [5666bis:5.1.4+3] [5666bis:5.1.4+4] [5666bis:5.1.4+5] [5666bis:5.6+9]
+// [5666bis:5.6+10] What follows, by the number of the type.
 Result<HeaderV1::Body, HeaderFault> DecodeBody(ByteReader& in, const ChunkListLimits& limits,
                                                const FixedFields& fixed) {
   switch (static_cast<MessageType>(fixed.type)) {
@@ -67,6 +70,7 @@ Result<HeaderV1::Body, HeaderFault> DecodeBody(ByteReader& in, const ChunkListLi
     case MessageType::kMsgp: {
       const uint32_t align = in.U32();
       const uint32_t thresh = in.U32();
+      // [5666bis:5.7.1+1] Decoded, and made no use of.
       // If these two are cut off, so are the lists, and DecodeLists says it.
       return DecodeLists(in, limits, fixed).map([&](ChunkLists lists) {
         return HeaderV1::Body(RdmaMsgp{align, thresh, std::move(lists)});
@@ -102,6 +106,7 @@ bool HeaderV1::has_inline_message() const {
 }
 
 Result<HeaderV1, HeaderFault> DecodeHeaderV1(ByteReader& in, const ChunkListLimits& limits) {
+  // [5666bis:5.1+1] [5666bis:5.1.1+1] [5666bis:5.6+11] XID, version, credits, type.
   // [5666bis:5.1#1] Four fixed fields. [5666bis:8.3.3#1] [5666bis:8.3.3#2] Of a message too short to have them nothing
   // is used; it is dropped. The XID is reported all the same, for whoever logs it.
   HeaderFault too_short{.kind = HeaderFault::Kind::kTooShort, .action = FaultAction::kDrop, .offset = in.remaining()};
@@ -130,6 +135,7 @@ Result<HeaderV1, HeaderFault> DecodeHeaderV1(ByteReader& in, const ChunkListLimi
 }
 
 void EncodeHeaderV1(const HeaderV1& header, ByteWriter& out) {
+  // [5666bis:3.1.3+1] [pvtdata:1+3] The document calls XDR little-endian: by RFC 4506, and at every peer, it is not.
   // [5666bis:5#1] XDR throughout: every field a big-endian multiple of four bytes.
   out.U32(header.xid);
   out.U32(header.version);

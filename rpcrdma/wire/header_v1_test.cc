@@ -99,6 +99,42 @@ TEST(HeaderV1, ListsAreLaidOutAsTheSpecificationDrawsThem) {
             "000000000000000a");
 }
 
+TEST(HeaderV1, NumbersAreThoseOfTheXdr) {
+  const auto encoded = [](HeaderV1::Body body) {
+    return ToHex(Encoded({.xid = 7, .credits = 32, .body = std::move(body)}));
+  };
+  const std::string fixed = "000000070000000100000020";
+  const std::string no_lists = "000000000000000000000000";
+  EXPECT_EQ(encoded(RdmaMsg{}), fixed + "00000000" + no_lists);
+  EXPECT_EQ(encoded(RdmaNomsg{}), fixed + "00000001" + no_lists);
+  EXPECT_EQ(encoded(RdmaMsgp{.align = 8, .thresh = 64}), fixed + "00000002" + "00000008" + "00000040" + no_lists);
+  EXPECT_EQ(encoded(RdmaDone{}), fixed + "00000003");
+  EXPECT_EQ(encoded(ErrVers{.low = 1, .high = 2}), fixed + "00000004" + "00000001" + "00000001" + "00000002");
+  EXPECT_EQ(encoded(ErrChunk{}), fixed + "00000004" + "00000002");
+}
+
+// [5666bis:13.1+3] [5666bis:13.1+5] [5666bis:13.1+6]
+TEST(HeaderV1, ListsAreThoseOfTheAppendix) {
+  const Segment segment{0xa, 0xb, 0xc};
+  HeaderV1 header{.xid = 7, .credits = 32, .body = RdmaMsg{}};
+  ChunkLists& lists = std::get<RdmaMsg>(header.body).chunks;
+  lists.reads = {{4, segment}, {4, segment}, {8, segment}};
+  lists.writes.AppendChunk(SegmentArray{segment, segment, segment});
+  lists.writes.AppendChunk(SegmentArray{segment, segment});
+  lists.reply = SegmentArray{segment, segment};
+  const std::string hloo = "0000000a0000000b000000000000000c";
+  const std::string no = "00000000";
+  const std::string yes = "00000001";
+  const std::string two = "00000002";
+  const std::string three = "00000003";
+  const auto bytes = FromHex("00000007000000010000002000000000" +                                                //
+                             yes + "00000004" + hloo + yes + "00000004" + hloo + yes + "00000008" + hloo + no +  //
+                             yes + three + hloo + hloo + hloo + yes + two + hloo + hloo + no +                   //
+                             yes + two + hloo + hloo);
+  EXPECT_EQ(ToHex(Encoded(header)), ToHex(bytes));
+  EXPECT_EQ(*Decoded(bytes), header);
+}
+
 TEST(HeaderV1, EveryTypeRoundTripsAndLeavesTheReaderAtTheMessage) {
   for (const HeaderV1& header : AllHeaders()) {
     auto bytes = Encoded(header);

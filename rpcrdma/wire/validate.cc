@@ -33,6 +33,8 @@ std::optional<ChunkFault> CheckOffered(const ChunkLists& lists, const ChunkDataL
   return std::nullopt;
 }
 
+// [5666bis:4.4.4+3] [5666bis:4.4.4.1+2] [5666bis:4.4.4.1+3] The segments of a position are a chunk, as long as all of
+// them.
 CallChunks Group(const ReadList& reads) {
   CallChunks call;
   call.segments = reads;
@@ -69,6 +71,7 @@ std::optional<ChunkFault> Place(CallChunks& call, uint64_t base_length) {
 }
 
 // [5666bis:5.1.1#1]
+// [5666bis:5.1.4+7] The message begins with its XID.
 std::optional<ChunkFault> CheckMessage(uint32_t xid, ConstBytes message) {
   if (message.size() < 4) return ChunkFault::kNoMessage;
   if (ByteReader(message).U32() != xid) return ChunkFault::kXidMismatch;
@@ -158,6 +161,7 @@ Result<CallChunks, ChunkFault> ValidateCall(const HeaderV1& header, ConstBytes i
     if (call.has_position_zero()) return Err(ChunkFault::kPositionZeroInMsg);
     if (auto fault = CheckMessage(header.xid, inline_message)) return Err(*fault);
   } else {
+    // [5666bis:5.1.4+6] [5666bis:5.2.1+2] Nothing follows the lists.
     // [5666bis:4.6.3#2] [5666bis:5.3.3#1] A long call is wholly in its Position-Zero Read chunk.
     if (!inline_message.empty()) return Err(ChunkFault::kMessageWithNomsg);
     if (!call.has_position_zero()) return Err(ChunkFault::kNoPositionZero);
@@ -170,6 +174,7 @@ Result<CallChunks, ChunkFault> ValidateCall(const HeaderV1& header, ConstBytes i
 Result<void, ChunkFault> ValidateReply(const HeaderV1& header, ConstBytes inline_message, const ChunkLists& offered) {
   const ChunkLists* lists = header.chunks();
   if (lists == nullptr) return Err(ChunkFault::kNotAMessage);
+  // [5666bis:4.1+2] Nobody reads from a responder.
   if (!lists->reads.empty()) return Err(ChunkFault::kUnexpectedReadList);
   if (auto fault = CheckReturnedLists(*lists, offered)) return Err(*fault);
   if (header.has_inline_message()) {

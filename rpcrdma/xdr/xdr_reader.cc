@@ -35,9 +35,11 @@ bool XdrReader::ChunkIsHere() const {
          chunks_[next_chunk_].position == position_;
 }
 
+// [5666bis:3.1.3.2+2] Nobody looks into round-up.
 ConstBytes XdrReader::TakeBase(const char* field, uint64_t size, uint64_t started) {
   if (!ok()) return {};
   const uint64_t pad = XdrPad(size);
+  // [5666bis:4.6.3+3] [5666bis:6.3+3]
   // [5666bis:4.4.1#2] [5666bis:6.1#2] Bytes taken from the base must not have a chunk among them: either this item may
   // not travel by chunk, or the chunk begins in the middle of it.
   if (order_ == ReducedStream::ChunkOrder::kByPosition && next_chunk_ < chunks_.size() && size > 0) {
@@ -59,6 +61,7 @@ ConstBytes XdrReader::TakeBase(const char* field, uint64_t size, uint64_t starte
 
 ConstBytes XdrReader::TakeChunk(const char* field, uint64_t size, uint64_t started) {
   const ConstBytes data = chunks_[next_chunk_].data;
+  // [5666bis:4.4.3.1+1]
   // [5666bis:4.4.3.1#2] The count and the chunk agree. [5666bis:4.4.4.1#3] [5666bis:4.4.5.2#4] The chunk may or may not
   // hold the round-up; in both cases the stream continues behind it.
   if (data.size() != size && data.size() != size + XdrPad(size)) {
@@ -81,6 +84,7 @@ ConstBytes XdrReader::TakeEligible(const char* field, uint64_t size, uint64_t st
     if (ChunkIsHere() && (size > 0 || chunks_[next_chunk_].data.empty())) return TakeChunk(field, size, started);
     return TakeBase(field, size, started);
   }
+  // [5666bis:5.2.2+4] Each result uses up an entry.
   if (next_chunk_ == chunks_.size()) return TakeBase(field, size, started);
   if (size > 0 && chunks_[next_chunk_].data.empty()) {
     // An unused Write chunk: the responder left this result in the stream. The entry is used up all the same.

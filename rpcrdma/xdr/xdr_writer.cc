@@ -12,6 +12,7 @@ void XdrWriter::Count(size_t size) {
   out_.U32(static_cast<uint32_t>(size));
 }
 
+// [5666bis:3.1.3.1+1] [5666bis:3.1.3.2+1] Count, bytes as they are, zeros.
 void XdrWriter::Opaque(ConstBytes value) {
   Count(value.size());
   FixedOpaque(value);
@@ -27,6 +28,7 @@ void XdrWriter::EligibleOpaque(ConstBytes value) {
   EligibleBytes(value);
 }
 
+// [5666bis:5+1] But for what leaves it the message stays what it is.
 void XdrWriter::EligibleBytes(ConstBytes value) {
   // An item that failed to get its count in must not be planned for.
   if (!ok()) return;

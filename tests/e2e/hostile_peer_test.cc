@@ -137,11 +137,15 @@ class RawPeer final : public ConnectionOwner {
   }
   void OnProgress() override {}
   void OnClosing(const CloseCause&) override {}
-  void OnClosed(const CloseCause& cause) override { closed = cause; }
+  void OnClosed(const CloseCause& cause) override {
+    closed = cause;
+    ++closings;
+  }
 
   std::optional<RawEngine> engine;
   bool established = false;
   std::optional<CloseCause> closed;
+  int closings = 0;
 
  private:
   void MakeEngine() {
@@ -224,7 +228,7 @@ class HostilePeerTest : public ::testing::Test {
   }
 
   // A server that answers each call with what `answer` makes of it, and a client connected to it.
-  void StartLyingServer(std::function<void(RawPeer&, const HeaderV1&)> answer) {
+  void StartLyingServer(std::function<void(RawPeer&, const HeaderV1&)> answer, ClientOptions options = {}) {
     setting_->ActAsServer();
     peer_.emplace(setting_->loop());
     const uint16_t port = peer_->Listen(setting_->server_host(), [this, answer] {
@@ -236,7 +240,8 @@ class HostilePeerTest : public ::testing::Test {
       };
     });
     setting_->ActAsClient();
-    client_.emplace(setting_->loop(), ClientOptions{.first_xid = 5});
+    options.first_xid = 5;
+    client_.emplace(setting_->loop(), options);
     client_->Register(kBindings[0]);
     std::optional<bool> connected;
     client_->Connect(setting_->server_host(), port,
@@ -430,6 +435,27 @@ TEST_F(HostilePeerTest, AFloodOfMessagesCostsNoSharedReceive) {
   }
 }
 
+// The connection manager may say it at any time, and more than once.
+TEST_F(HostilePeerTest, ADeviceThatIsRemovedAtAnyTimeEndsItsConnectionOnce) {
+  StartServer();
+  for (const Duration wait : {0us, 20us, 100us, 1000us}) {
+    SCOPED_TRACE(wait.count());
+    setting_->ActAsClient();
+    peer_.emplace(setting_->loop());
+    peer_->Connect(setting_->server_host(), server_->port());
+    setting_->For(wait);
+    peer_->connection().OnCmEvent({.type = RDMA_CM_EVENT_ADDR_CHANGE});
+    for (int i = 0; i < 2; ++i) peer_->connection().OnCmEvent({.type = RDMA_CM_EVENT_DEVICE_REMOVAL});
+    ASSERT_TRUE(setting_->Until([&] { return peer_->closed.has_value(); }));
+    EXPECT_EQ(peer_->closed->kind, CloseCause::Kind::kDevice);
+    peer_->connection().OnCmEvent({.type = RDMA_CM_EVENT_DEVICE_REMOVAL});
+    setting_->For(1ms);
+    EXPECT_EQ(peer_->closings, 1);
+    peer_.reset();
+  }
+  ExpectServerStillServes();
+}
+
 TEST_F(HostilePeerTest, ClientThatVanishesDuringItsReadsLeavesNothing) {
   StartServer();
   ConnectPeer();
@@ -487,6 +513,57 @@ TEST_F(HostilePeerTest, ServerThatReadsMemoryItWasNotGivenLosesItsClient) {
   });
   const CallError error = CallLyingServer();
   EXPECT_EQ(error.kind, CallError::Kind::kConnectionLost);
+}
+
+// [5666bis:10.1+1] What a client exposes on one connection cannot be reached from another of the same program, be it a
+// window or a region.
+TEST_F(HostilePeerTest, AnStagOfAnotherConnectionReachesNothing) {
+  for (const bool windows : {true, false}) {
+    SCOPED_TRACE(windows ? "windows" : "regions");
+    std::optional<Segment> offered;
+    uint32_t xid = 0;
+    StartLyingServer(
+        [&](RawPeer&, const HeaderV1& call) {
+          xid = call.xid;
+          offered = call.chunks()->writes[0][0];
+        },
+        {.memory_windows = windows});
+    std::vector<std::byte> sink(100000);
+    CallOptions options;
+    options.result_buffers = {MutableBytes(sink)};
+    std::optional<Result<Reply, CallError>> result;
+    client_->Call(
+        {kProgram, 3, kSource}, [](XdrWriter& args) { args.U32(100000); }, options,
+        [&](Result<Reply, CallError> outcome) { result.emplace(std::move(outcome)); });
+    ASSERT_TRUE(setting_->Until([&] { return offered.has_value(); }));
+
+    setting_->ActAsServer();
+    RawPeer other(setting_->loop());
+    const uint16_t port = other.Listen(setting_->server_host(), [] {});
+    setting_->ActAsClient();
+    Client other_client(setting_->loop(), {});
+    other_client.Connect(setting_->server_host(), port, [](Result<void, CallError>) {});
+    ASSERT_TRUE(setting_->Until([&] { return other.established; }));
+    const BufferArena arena = other.connection().send_arena();
+    std::fill_n(arena.slot(0).begin(), 1000, std::byte{0xee});
+    other.Give(PostWrite{.source = arena.slot(0).first(1000),
+                         .local_key = arena.local_key,
+                         .target = {offered->handle, 1000, offered->offset}});
+    // Its completion is asked for by a Send behind it.
+    other.Send(Words({1}));
+    EXPECT_TRUE(setting_->Until([&] { return other.closed.has_value(); }));
+    EXPECT_EQ(std::count(sink.begin(), sink.end(), std::byte{}), 100000);
+    EXPECT_FALSE(result.has_value());
+    EXPECT_TRUE(client_->connected());
+
+    peer_->Send(Encode({.xid = xid, .credits = 10, .body = ErrChunk{}}));
+    ASSERT_TRUE(setting_->Until([&] { return result.has_value(); }));
+    ASSERT_FALSE(result->has_value());
+    EXPECT_EQ(result->error().kind, CallError::Kind::kTransport);
+    client_.reset();
+    peer_.reset();
+    setting_->For(1ms);
+  }
 }
 
 TEST_F(HostilePeerTest, ServerThatClosesInsteadOfAnswering) {

@@ -604,6 +604,16 @@ TEST_F(RpcTest, CancelledCallEndsAloneAndItsLateReplyIsDropped) {
   EXPECT_EQ(client_->stats().ignored, 1u);
 }
 
+// [pvtdata:3.2+4] A server would end the connection by invalidating what is no window.
+TEST_F(RpcTest, MemoryRegionsAreNotInvalidatedByTheServer) {
+  Start({}, {.memory_windows = false});
+  ExpectEcho(20000, 20008);
+  EXPECT_EQ(client_->stats().registrations, 2u);
+  EXPECT_EQ(client_->stats().invalidations_local, 2u);
+  EXPECT_EQ(client_->stats().invalidations_remote, 0u);
+  EXPECT_EQ(server_->stats().connections.invalidations_remote, 0u);
+}
+
 TEST_F(RpcTest, CallWithMemoryCancelledInAHandlerEndsAtOnce) {
   Start({}, {.memory_windows = false});
   // No deadline that would look after the call later.

@@ -226,6 +226,37 @@ TEST_F(SessionTest, CallThatOptsOutAndWasNotSentIsSentOnTheNextConnection) {
 
 // [pvtdata:4#1] Thresholds, credits and RDMA Read limits are those of the server that is there now; what was planned
 // for the old ones is planned again.
+// Receives are made anew for each connection, so replies may be as long as the new one allows.
+TEST_F(SessionTest, ServerThatComesBackLargerAnswersInline) {
+  StartServer({.inline_threshold = 1024});
+  SessionOptions options = Quick();
+  options.client.inline_threshold = 16384;
+  NewSession(options);
+  Outcomes outcomes;
+  const auto data = Pattern(9000);
+  const auto echo = [&](uint32_t number) {
+    std::vector<std::byte> sink(12000);
+    CallOptions with_sink;
+    with_sink.result_buffers = {MutableBytes(sink)};
+    Async(
+        kEcho, number, &outcomes, [&](XdrWriter& args) { args.EligibleOpaque(data); }, with_sink);
+    ASSERT_TRUE(Until([&] { return outcomes.count(number) == 1; }));
+    ASSERT_TRUE(outcomes.at(number).has_value()) << outcomes.at(number).error().ToString();
+    XdrReader results = outcomes.at(number)->results();
+    const ConstBytes result = outcomes.at(number)->Settle(results.EligibleOpaque("data", kDataMax), 0);
+    EXPECT_TRUE(std::equal(result.begin(), result.end(), data.begin(), data.end()));
+  };
+  echo(1);
+  EXPECT_EQ(session_->stats().connections.calls_by_write_chunk, 1u);
+  StopServer();
+  ASSERT_TRUE(Until([&] { return session_->connections() == 0; }));
+  StartServer({.inline_threshold = 16384});
+  for (uint32_t number = 2; number < 6; ++number) echo(number);
+  EXPECT_EQ(session_->stats().connections.calls_by_write_chunk, 1u);
+  EXPECT_EQ(session_->stats().connections.calls_by_read_chunk, 1u);
+  EXPECT_EQ(service_.connections, 2);
+}
+
 TEST_F(SessionTest, ServerThatComesBackSmallerIsAskedInItsOwnWay) {
   StartServer({.inline_threshold = 16384});
   SessionOptions options = Quick();

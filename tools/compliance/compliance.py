@@ -17,26 +17,32 @@ HEADING = ["id", "level", "status", "code", "test", "note"]
 STATUSES = ("covered", "exception", "open")
 SOURCES = ("base", "emu", "examples", "rpcrdma", "scenarios", "tests", "tools", "verbs_shim")
 SUFFIXES = {".h", ".cc", ".proto", ".textproto", ".py"}
-ID = re.compile(r"[0-9a-z]+:[0-9]+(\.[0-9]+)*#[0-9]+")
-CITATION = re.compile(r"\[([0-9a-z]+:[0-9.]+#[0-9]+)\]")
+SECTIONS = "sections.tsv"
+SECTION_HEADING = ["document", "section", "title", "without"]
+ID = re.compile(r"[0-9a-z]+:[0-9]+(\.[0-9]+)*[#+][0-9]+")
+CITATION = re.compile(r"\[([0-9a-z]+:[0-9.]+[#+][0-9]+)\]")
 TEST = re.compile(r"^TEST(?:_F|_P)?\(\s*(\w+)\s*,\s*(\w+)\s*\)", re.MULTILINE)
 
 Row = collections.namedtuple("Row", HEADING + ["where"])
 
 
-def read_table(path, problems):
+Section = collections.namedtuple("Section", SECTION_HEADING + ["where"])
+
+
+def read_table(path, kind, heading, problems):
+    """The lines of a table as tuples of `kind`: its fields, and where it stands."""
     rows = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         where = f"{path.name}:{number}"
         fields = line.split("\t")
         if number == 1:
-            if fields != HEADING:
-                problems.append(f"{where}: the heading is not {' '.join(HEADING)}")
+            if fields != heading:
+                problems.append(f"{where}: the heading is not {' '.join(heading)}")
             continue
-        if len(fields) != len(HEADING):
-            problems.append(f"{where}: {len(fields)} fields instead of {len(HEADING)}")
+        if len(fields) != len(heading):
+            problems.append(f"{where}: {len(fields)} fields instead of {len(heading)}")
             continue
-        rows.append(Row(*fields, where))
+        rows.append(kind(*fields, where))
     return rows
 
 
@@ -44,7 +50,9 @@ def read_tables(folder, problems):
     """All rows by id."""
     table = {}
     for path in sorted(folder.glob("*.tsv")):
-        for row in read_table(path, problems):
+        if path.name == SECTIONS:
+            continue
+        for row in read_table(path, Row, HEADING, problems):
             if not ID.fullmatch(row.id) or row.id.split(":")[0] != path.stem:
                 problems.append(f"{row.where}: {row.id!r} is not an id of this document")
             elif row.id in table:
@@ -193,6 +201,8 @@ def check_row(row, sources, problems):
         problems.append(f"{row.where}: {row.id}: status {row.status!r}")
     elif not row.level:
         problems.append(f"{row.where}: {row.id}: no level")
+    elif "+" in row.id and not row.note.strip():
+        problems.append(f"{row.where}: {row.id}: no note says which statement this is")
     elif row.status == "covered":
         check_covered(row, sources, problems)
     elif row.code or row.test:
@@ -201,10 +211,38 @@ def check_row(row, sources, problems):
         problems.append(f"{row.where}: {row.id}: an exception without a reason")
 
 
+def check_sections(folder, table, problems):
+    """Every section of the documents that were read to their ends has rows, or a reason why it has none."""
+    path = folder / SECTIONS
+    if not path.exists():
+        return
+    listed = {}
+    for section in read_table(path, Section, SECTION_HEADING, problems):
+        key = (section.document, section.section)
+        if key in listed:
+            problems.append(f"{section.where}: {section.document} {section.section} stands at {listed[key].where} already")
+        listed[key] = section
+    documents = {document for document, _ in listed}
+    rows = collections.Counter()
+    for row in table.values():
+        document, _, place = row.id.partition(":")
+        key = (document, re.split("[#+]", place)[0])
+        rows[key] += 1
+        if document in documents and key not in listed:
+            problems.append(f"{row.where}: {row.id}: {path.name} has no such section")
+    for key, section in listed.items():
+        if rows[key] == 0 and not section.without.strip():
+            problems.append(f"{section.where}: no row for {section.document} {section.section}, and no reason why")
+        if rows[key] > 0 and section.without:
+            problems.append(f"{section.where}: a reason why {section.document} {section.section} has no rows, but it has")
+
+
 def check(root, results=None):
     """(rows by id, citations by id, problems); `results` is a folder with what GoogleTest wrote of the tests."""
     problems = []
-    table = read_tables(root / "docs" / "compliance", problems)
+    folder = root / "docs" / "compliance"
+    table = read_tables(folder, problems)
+    check_sections(folder, table, problems)
     sources = Sources(root, results)
     for id_, paths in sorted(sources.cited.items()):
         if id_ not in table:
@@ -218,7 +256,7 @@ def print_counts(table):
     counts = collections.defaultdict(collections.Counter)
     for row in table.values():
         document = row.id.split(":")[0]
-        for group in (document, f"{document} {row.level.upper()}"):
+        for group in (document, f"{document} {row.level}"):
             counts[group][row.status] += 1
     print(f"{'document':<26}{'covered':>9}{'exception':>11}{'open':>7}{'of':>6}")
     for group, by_status in sorted(counts.items()):

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """The tables of this tree are right, and a wrong table or citation is noticed."""
+import collections
 import contextlib
 import io
 import pathlib
@@ -26,7 +27,10 @@ class ThisTree(unittest.TestCase):
     def test_tables_and_sources_agree(self):
         table, _, problems = compliance.check(compliance.ROOT)
         self.assertEqual(problems, [])
-        self.assertEqual(len(table), 280)
+        counts = collections.Counter(id_.partition(":")[0] for id_ in table)
+        self.assertEqual(counts, {"2004": 55, "5666": 66, "5666bis": 287, "pvtdata": 45, "v2": 50})
+        sections = (compliance.ROOT / "docs/compliance" / compliance.SECTIONS).read_text().splitlines()[1:]
+        self.assertEqual({line.split("\t")[0] for line in sections}, {"5666bis", "pvtdata"})
         with contextlib.redirect_stdout(io.StringIO()) as out:
             compliance.print_counts(table)
         self.assertIn("5666bis", out.getvalue())
@@ -98,6 +102,27 @@ class WrongTrees(unittest.TestCase):
         for other in ["", failed, case.replace("completed", "skipped"), case.replace("Name", "Other"), case.replace("/a_", "/b_")]:
             self.assertIn("did not run and pass", ran(other))
         self.assertIn("did not run and pass", ran(case + "<"))
+
+    def test_statements_found_by_reading(self):
+        read = GOOD.replace("x:1#1", "x:1+1").replace("\t\n", "\tthis one\n")
+        self.assertEqual(self.problems(GOOD + read, CITES + cite("x:1+1")), "")
+        self.assertIn("does not cite", self.problems(read))
+        self.assertIn("no note says which", self.problems(read.replace("this one", "")))
+        self.assertIn("x:1+2] is in no table", self.problems(GOOD, CITES + cite("x:1+2")))
+
+    def test_sections(self):
+        def with_sections(*lines):
+            text = "\t".join(compliance.SECTION_HEADING) + "\n" + "".join(lines)
+            return self.problems(GOOD, more={"docs/compliance/sections.tsv": text})
+
+        one = "x\t1\tFirst\t\n"
+        self.assertEqual(with_sections(one), "")
+        self.assertEqual(with_sections(one, "x\t2\tSecond\ta heading\n"), "")
+        self.assertIn("no row for x 2, and no reason why", with_sections(one, "x\t2\tSecond\t\n"))
+        self.assertIn("but it has", with_sections("x\t1\tFirst\ta heading\n"))
+        self.assertIn("has no such section", with_sections("x\t2\tSecond\ta heading\n"))
+        self.assertIn("stands at sections.tsv:2 already", with_sections(one, one))
+        self.assertIn("3 fields instead of 4", with_sections("x\t1\tFirst\n"))
 
     def test_malformed_rows(self):
         self.assertIn("stands at x.tsv:2 already", self.problems(GOOD + GOOD))

@@ -17,6 +17,7 @@ constexpr uint64_t kPostOpHandle = 4 + kHandle;
 constexpr uint64_t kVerifier = 8;
 constexpr uint64_t kCreated = kStatus + kPostOpHandle + kPostOpAttr + kWccData;
 
+// [5666bis:4.4.3.2+1] [5666bis:6+1] Opaque data and paths, no union: symlink_data is within one.
 constexpr const char* kWriteArguments[] = {"WRITE3args.data"};
 constexpr const char* kSymlinkArguments[] = {"SYMLINK3args.symlink.symlink_data"};
 constexpr const char* kReadResults[] = {"READ3resok.data"};
