@@ -48,6 +48,7 @@ TEST(Options, ThoseOfAClientHaveRanges) {
   ExpectRange(o.credits, o, "ClientOptions::credits", 1, 1024, "from 1 to 1024");
   ExpectRange(o.inline_threshold, o, "ClientOptions::inline_threshold", 1024, 262144, "from 1024 to 262144");
   ExpectRange(o.message_bytes_max, o, "ClientOptions::message_bytes_max", 1024, UINT32_MAX, "at least 1024");
+  // [traps:interop#18]
   ExpectRange(o.incoming_reads, o, "ClientOptions::incoming_reads", 1, UINT8_MAX, "at least 1");
   for (uint32_t* size : {&o.inline_send_max, &o.inline_receive_max}) {
     *size = 1024;

@@ -245,6 +245,7 @@ ChunkLists Offered(std::vector<SegmentArray> writes, std::optional<SegmentArray>
   return lists;
 }
 
+// [traps:responder#8]
 TEST(PlanReply, WithoutOffersEverythingIsInlineOrNothingGoes) {
   const Items items = {{24, Sized(5)}};
   const auto plan = PlanReply({.base_size = 24, .items = items}, {}, 1024);

@@ -485,6 +485,7 @@ TEST_F(DuplexTest, NoReverseMessageSaysZeroCredits) {
 }
 
 // [5666bis:8.1.4#1]
+// [traps:interop#16]
 TEST_F(DuplexTest, OneXidInBothDirectionsAtOnceIsTwoCalls) {
   Make(Duplex::End::kClient);
   ASSERT_TRUE(Submit().has_value());
@@ -660,6 +661,7 @@ TEST_F(DuplexTest, MalformedMessagesAreTheForwardDirections) {
 }
 
 // [5666bis:8.3.3#1] [5666bis:8.3.3#2] Too short for a header, and for the direction word behind it.
+// [traps:requester#5]
 TEST_F(DuplexTest, ShortMessagesAreDroppedInBothDirections) {
   const auto call = Message(100, kCallWord);
   std::vector<std::byte> whole(28 + 8);

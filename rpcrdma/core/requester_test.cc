@@ -385,6 +385,7 @@ TEST_F(RequesterTest, AnsweredCallIsCompleteOnlyWhenItsTagsAreInvalid) {
 }
 
 // [pvtdata:4.1#1]
+// [traps:interop#3]
 TEST_F(RequesterTest, TagInvalidatedByThePeerNeedsNoInvalidationOfOurs) {
   const auto item = Pattern(5000);
   MustSubmit({.item = item});
@@ -409,6 +410,7 @@ TEST_F(RequesterTest, PeerThatInvalidatesATagOfNoCallChangesNothing) {
   EXPECT_FALSE(outcome->failure.has_value());
 }
 
+// [traps:interop#11]
 TEST_F(RequesterTest, ResultIsWhereTheWriteChunkSaid) {
   std::vector<std::byte> result(8000);
   MustSubmit({.results = {result}});
@@ -491,14 +493,18 @@ TEST_F(RequesterTest, LongReplyThatIsNotOfItsCallFailsTheCall) {
   }
 }
 
+// [traps:requester#3]
 TEST_F(RequesterTest, ReplyToNobodyIsCountedAndItsReceivePostedAgain) {
   MustSubmit();
   Take();
-  Reply(999);
-  EXPECT_EQ(Take().receives.size(), 1u);
-  EXPECT_EQ(requester_->stats().unknown_xids, 1u);
+  for (uint32_t i = 1; i <= 100; ++i) {
+    Reply(999, UINT32_MAX);
+    EXPECT_EQ(Take().receives.size(), 1u);
+    EXPECT_EQ(requester_->stats().unknown_xids, i);
+    EXPECT_EQ(requester_->posted_receives(), kSlots);
+  }
   EXPECT_FALSE(requester_->has_outcome());
-  EXPECT_EQ(requester_->posted_receives(), kSlots);
+  EXPECT_EQ(requester_->credits().granted(), 1u) << "it grants nothing";
 }
 
 TEST_F(RequesterTest, SecondReplyToACallIsAReplyToNobody) {
@@ -578,6 +584,7 @@ TEST_F(RequesterTest, ReplyThatChangesTheOfferedChunksEndsItsCall) {
 }
 
 // [5666bis:5.5#6]
+// [traps:interop#10]
 TEST_F(RequesterTest, RdmaErrorEndsItsCallForGood) {
   OpenWith(4);
   MustSubmit();
@@ -717,6 +724,7 @@ TEST_F(RequesterTest, InlineOnlyCallsThatTimeOutLeaveTheConnectionAlone) {
   EXPECT_FALSE(Outcome().has_value());
 }
 
+// [traps:requester#2]
 TEST_F(RequesterTest, RandomBytesNeverLoseAReceiveOrEndAWrongCall) {
   Prng prng(7);
   OpenWith(4);
@@ -788,6 +796,7 @@ TEST_F(RequesterTest, CallThatTimesOutInTheQueueDoesNotEndTheConnection) {
   EXPECT_TRUE(Outcome().has_value());
 }
 
+// [traps:interop#20]
 TEST_F(RequesterTest, CancelledCallKeepsItsCreditUntilItsReply) {
   OpenWith(1);
   const auto item = Pattern(5000);
@@ -842,20 +851,24 @@ TEST_F(RequesterTest, ReplyThatWaitsForItsFenceSurvivesTheEndOfTheConnection) {
   EXPECT_FALSE(requester_->TakeCommand().has_value());
 }
 
+// [traps:requester#10]
 TEST_F(RequesterTest, RefusedRegistrationFailsTheCallAndReturnsWhatWasRegistered) {
   const auto item = Pattern(5000);
   std::vector<std::byte> result(8000);
-  memory_.refuse_after = 1;
-  MustSubmit({.item = item, .results = {result}});
-  const Taken taken = Take();
-  EXPECT_TRUE(taken.sends.empty());
-  ASSERT_EQ(taken.invalidates.size(), 1u);
-  Invalidated(taken);
-  const auto outcome = Outcome();
-  ASSERT_TRUE(outcome && outcome->failure);
-  EXPECT_EQ(outcome->failure->kind, CallFailure::Kind::kMemory);
-  EXPECT_FALSE(outcome->failure->sent);
-  EXPECT_TRUE(memory_.live.empty());
+  // More often than there are send buffers.
+  for (int i = 0; i < 20; ++i) {
+    memory_.refuse_after = 1;
+    MustSubmit({.item = item, .results = {result}});
+    const Taken taken = Take();
+    EXPECT_TRUE(taken.sends.empty());
+    ASSERT_EQ(taken.invalidates.size(), 1u);
+    Invalidated(taken);
+    const auto outcome = Outcome();
+    ASSERT_TRUE(outcome && outcome->failure);
+    EXPECT_EQ(outcome->failure->kind, CallFailure::Kind::kMemory);
+    EXPECT_FALSE(outcome->failure->sent);
+    EXPECT_TRUE(memory_.live.empty());
+  }
   // The credit was not spent.
   MustSubmit();
   EXPECT_EQ(Take().sends.size(), 1u);
@@ -880,6 +893,7 @@ TEST_F(RequesterTest, ReceiveOfAReplyIsPostedAgainWhenItIsReleased) {
   EXPECT_TRUE(Take().receives.empty());
 }
 
+// [traps:requester#7]
 TEST_F(RequesterTest, CallThatWaitsForAReceiveIsSentWhenOneIsPosted) {
   OpenWith(kSlots);
   for (uint32_t i = 0; i < kSlots + 1; ++i) MustSubmit();
@@ -891,6 +905,7 @@ TEST_F(RequesterTest, CallThatWaitsForAReceiveIsSentWhenOneIsPosted) {
   EXPECT_EQ(Take().order, "RS");
 }
 
+// [traps:requester#1]
 TEST_F(RequesterTest, WaitsForASendBufferWhenNoneIsFree) {
   OpenWith(4);
   // The Sends are never reported done: 8 buffers, one used by OpenWith.

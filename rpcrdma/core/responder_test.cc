@@ -121,6 +121,7 @@ ChunkLists WriteChunk(std::initializer_list<Segment> segments) {
   return lists;
 }
 
+// [traps:interop#15]
 TEST_F(ResponderTest, InlineCallIsHandedOutAndAnswered) {
   Call(7);
   const RequestId id = MustTakeRequest();
@@ -173,6 +174,7 @@ TEST_F(ResponderTest, ReadChunkIsPulledThenFencedThenHandedOut) {
   EXPECT_EQ(memory_.used, 0u);
 }
 
+// [traps:responder#4]
 TEST_F(ResponderTest, EmptyReadSegmentsArePassedOver) {
   const auto source = Pattern(1500);
   Call(7,
@@ -232,6 +234,32 @@ TEST_F(ResponderTest, LongCallIsPulledFromItsPositionZeroChunk) {
   const RequestId id = MustTakeRequest();
   EXPECT_EQ(ToHex(responder_->stream(id).base), ToHex(message));
   EXPECT_EQ(responder_->stats().calls_long, 1u);
+  Complete(id);
+}
+
+// Chunks stand at the end of a segment of the message, and at the end of the message itself.
+// [traps:responder#3]
+TEST_F(ResponderTest, ALongCallMayHaveChunksWhereItsSegmentsEnd) {
+  const auto message = Message(7, kCallWord, 700);  // 2808 bytes
+  const auto item = Pattern(100);
+  ChunkLists lists = ReadChunks({{0, {11, 1000, 0}}, {0, {12, 1808, 1000}}, {1000, {13, 98, 0}}, {2908, {14, 100, 0}}});
+  Receive({.xid = 7, .credits = 1, .body = RdmaNomsg{lists}}, {});
+  const Taken taken = Take();
+  ASSERT_EQ(taken.reads.size(), 4u);
+  for (const PostRead& read : taken.reads) {
+    const ConstBytes source = read.source.handle < 13 ? ConstBytes(message) : ConstBytes(item);
+    CopyBytes(read.sink, source.subspan(read.source.offset, read.source.length));
+    responder_->OnReadDone(read.tag, At(2));
+  }
+  DoInvalidates(Take());
+  const RequestId id = MustTakeRequest();
+  const ReducedStream& stream = responder_->stream(id);
+  EXPECT_EQ(ToHex(stream.base), ToHex(message));
+  ASSERT_EQ(stream.chunks.size(), 2u);
+  EXPECT_EQ(stream.chunks[0].position, 1000u);
+  EXPECT_EQ(ToHex(stream.chunks[0].data), ToHex(ConstBytes(item).first(98)));
+  EXPECT_EQ(stream.chunks[1].position, 2908u);
+  EXPECT_EQ(ToHex(stream.chunks[1].data), ToHex(item));
   Complete(id);
 }
 
@@ -350,6 +378,7 @@ TEST_F(ResponderTest, MemoryForOneOfTwoWaitingCallsStartsThatOne) {
   responder_->OnDisconnected(At(3));
 }
 
+// [traps:responder#5]
 TEST_F(ResponderTest, CallThatAsksForTooMuchIsRefusedAndTheConnectionStays) {
   Responder::Config config;
   config.data_limits.read_bytes_max = 5000;
@@ -422,7 +451,9 @@ TEST_F(ResponderTest, ResultLongerThanItsWriteChunkBecomesErrChunk) {
   EXPECT_TRUE(taken.writes.empty());
 }
 
+// [traps:responder#6]
 TEST_F(ResponderTest, AWriteChunkWithoutSegmentsHoldsNothingAndComesBack) {
+  Make({.may_invalidate = true});
   ChunkLists lists;
   lists.writes.BeginChunk();
   lists.reply.emplace();
@@ -432,7 +463,8 @@ TEST_F(ResponderTest, AWriteChunkWithoutSegmentsHoldsNothingAndComesBack) {
   Complete(id);
   Taken taken = Take();
   EXPECT_TRUE(taken.writes.empty());
-  const Sent sent = Decode(send_.view(), taken.sends.at(0));
+  EXPECT_FALSE(taken.sends.at(0).invalidate.has_value());
+  const Sent sent = Decode(send_.view(), taken.sends[0]);
   EXPECT_EQ(sent.header.type(), MessageType::kMsg);
   ASSERT_EQ(sent.header.chunks()->writes.size(), 1u);
   EXPECT_TRUE(sent.header.chunks()->writes[0].empty());
@@ -510,6 +542,7 @@ TEST_F(ResponderTest, InvalidatesATagOfTheCallOnlyWhenBothEndsAgreed) {
 
 // A client that offers memory of its own for round-up, behind the result's, keeps its steering tag for other calls. The
 // round-up is not written, and that tag not invalidated.
+// [traps:interop#2]
 TEST_F(ResponderTest, ASegmentForRoundUpUnderAnotherTagIsLeftAlone) {
   Make({.may_invalidate = true});
   const auto result = Pattern(1001);
@@ -648,6 +681,7 @@ TEST_F(ResponderTest, OtherVersionIsAnsweredWithErrVersInOurs) {
 }
 
 // [5666bis:5.5#4]
+// [traps:responder#2]
 TEST_F(ResponderTest, MalformedListsAreAnsweredWithErrChunk) {
   std::vector<std::byte> bytes(64);
   ByteWriter out(bytes);
@@ -660,9 +694,15 @@ TEST_F(ResponderTest, MalformedListsAreAnsweredWithErrChunk) {
   EXPECT_EQ(OnlyErrorSent(Take(), 8), MessageType::kError);
   Call(9, ReadChunks({{30, {1, 100, 0}}}));
   EXPECT_EQ(OnlyErrorSent(Take(), 9), MessageType::kError);
-  EXPECT_EQ(responder_->stats().malformed, 3u);
+  // Chunks that overlap, and one behind the end of the message, which has 24 bytes.
+  Call(10, ReadChunks({{20, {1, 5, 0}}, {24, {1, 4, 0}}}));
+  EXPECT_EQ(OnlyErrorSent(Take(), 10), MessageType::kError);
+  Call(11, ReadChunks({{28, {1, 4, 0}}}));
+  EXPECT_EQ(OnlyErrorSent(Take(), 11), MessageType::kError);
+  EXPECT_EQ(responder_->stats().malformed, 5u);
 }
 
+// [traps:responder#12]
 TEST_F(ResponderTest, RdmaErrorDoneRepliesAndScrapsAreDroppedWithoutAnAnswer) {
   Receive({.xid = 7, .credits = 1, .body = ErrChunk{}}, {});
   Receive({.xid = 7, .credits = 1, .body = ErrVers{}}, {});
@@ -679,6 +719,7 @@ TEST_F(ResponderTest, RdmaErrorDoneRepliesAndScrapsAreDroppedWithoutAnAnswer) {
   EXPECT_EQ(responder_->unanswered(), 0u);
 }
 
+// [traps:responder#9]
 TEST_F(ResponderTest, ErrorsWaitForASendBufferAndHoldTheirReceive) {
   // Six send buffers that are never reported done; then four more errors than can be sent.
   for (uint32_t xid = 1; xid <= 6; ++xid) {

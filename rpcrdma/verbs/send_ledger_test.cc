@@ -45,6 +45,7 @@ TEST_F(SendLedgerTest, ARequestThatAskedForACompletionIsReportedByItsOwnAlone) {
   EXPECT_TRUE(ledger_.empty());
 }
 
+// [traps:responder#10]
 TEST_F(SendLedgerTest, NothingIsReportedTwice) {
   const uint64_t read = Push(1, true);
   const uint64_t unsignaled = Push(2, false);

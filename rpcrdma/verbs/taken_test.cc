@@ -13,6 +13,7 @@ TEST(Taken, IsAllWithoutAnError) {
   EXPECT_EQ(Taken(0, list, 3u, static_cast<const ibv_send_wr*>(nullptr)), 3u);
 }
 
+// [traps:requester#6]
 TEST(Taken, IsWhatStandsBeforeTheOneThatIsNamed) {
   const ibv_send_wr list[3] = {};
   for (uint32_t i = 0; i < 3; ++i) EXPECT_EQ(Taken(ENOMEM, list, 3u, list + i), i);

@@ -180,6 +180,7 @@ TEST(HeaderV1, AnotherVersionIsAnsweredWithErrVersWhateverFollows) {
             "RPC-over-RDMA version 2 instead of 1 xid 00000007 at byte 16");
 }
 
+// [traps:interop#8]
 TEST(HeaderV1, ErrVersThatEchoesTheRefusedVersionIsUnderstood) {
   // What svcrdma sends when asked for version 2.
   const auto bytes = FromHex("00000007 00000002 00000040 00000004 00000001 00000001 00000001");

@@ -34,6 +34,7 @@ TEST(PrivateData, EverySizeThatCanBeSaidRoundTrips) {
   }
 }
 
+// [traps:interop#7]
 TEST(PrivateData, SizesThatCannotBeSaidAreNeverOverstated) {
   struct Case {
     uint32_t size;
@@ -52,6 +53,7 @@ TEST(PrivateData, ReservedBitsAreIgnored) {
   }
 }
 
+// [traps:interop#4]
 TEST(PrivateData, IsFoundAtAnyOffset) {
   const PrivateData data{.remote_invalidation = true, .send_size = 8192, .receive_size = 2048};
   const auto message = EncodePrivateData(data);
@@ -87,6 +89,7 @@ TEST(PrivateData, AnAccidentalIdentifierInForeignDataDoesNotHideTheMessage) {
   EXPECT_EQ(FindPrivateData(bytes), (PrivateData{.send_size = 4096}));
 }
 
+// [traps:interop#6]
 TEST(Negotiate, TakesTheSmallerOfBothClaimsPerDirection) {
   const PrivateData own{.send_size = 8192, .receive_size = 2048};
   const PrivateData peer{.send_size = 4096, .receive_size = 16384};
@@ -94,6 +97,7 @@ TEST(Negotiate, TakesTheSmallerOfBothClaimsPerDirection) {
   EXPECT_EQ(Negotiate(peer, own), (NegotiatedLimits{.send_inline = 2048, .receive_inline = 8192}));
 }
 
+// [traps:interop#5]
 TEST(Negotiate, ASilentPeerMeansTheDefaults) {
   const PrivateData own{.remote_invalidation = true, .send_size = 65536, .receive_size = 65536};
   EXPECT_EQ(Negotiate(own, std::nullopt),

@@ -45,6 +45,7 @@ TEST(ValidateCall, AcceptsMessagesWithoutChunks) {
   }
 }
 
+// [traps:responder#7]
 TEST(ValidateCall, GroupsSegmentsOfOnePositionAndCountsRoundUp) {
   // 40 bytes inline; a chunk of 5 bytes (in two segments) at 32, one of 8 at 40, that is right behind its round-up.
   const auto call = ValidateCall(Msg(Reads({At(32, 3), At(32, 2), At(40, 8)})), Message(40));
@@ -56,6 +57,7 @@ TEST(ValidateCall, GroupsSegmentsOfOnePositionAndCountsRoundUp) {
   EXPECT_EQ(call->message_length, 40u + 8 + 8);
 }
 
+// [traps:interop#13]
 TEST(ValidateCall, SortsAnUnsortedListAndKeepsTheOrderWithinAChunk) {
   const auto call = ValidateCall(Msg(Reads({{40, {1, 4, 0}}, {32, {2, 4, 0}}, {40, {3, 4, 0}}})), Message(40));
   ASSERT_TRUE(call.has_value());
@@ -65,6 +67,7 @@ TEST(ValidateCall, SortsAnUnsortedListAndKeepsTheOrderWithinAChunk) {
   EXPECT_EQ(call->segments[2].target.handle, 3u);
 }
 
+// [traps:responder#1]
 TEST(ValidateCall, PositionsMustBeAlignedInsideAndApart) {
   const auto message = Message(40);
   auto fault = [&](std::initializer_list<ReadSegment> reads) { return ValidateCall(Msg(Reads(reads)), message); };

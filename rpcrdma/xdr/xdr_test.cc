@@ -160,6 +160,7 @@ class ReducedCall : public ::testing::Test {
   XdrWriter out_;
 };
 
+// [traps:interop#12]
 TEST_F(ReducedCall, WriterLeavesItemsOutAndRecordsUnreducedPositions) {
   EXPECT_EQ(out_.written().size(), 20u);
   EXPECT_EQ(out_.position(), 32u);

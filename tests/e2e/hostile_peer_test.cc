@@ -290,6 +290,7 @@ TEST_F(HostilePeerTest, ServerAnswersBadHeadersAndGoesOn) {
 }
 
 // [5666bis:5.7.1#2] [5666bis:5.7.2#1]
+// [traps:interop#9]
 TEST_F(HostilePeerTest, ServerTakesMsgpAndDropsDoneAndErrors) {
   StartServer();
   ConnectPeer();
@@ -370,6 +371,7 @@ TEST_F(HostilePeerTest, WriteChunkThatPointsNowhereEndsThatConnectionOnly) {
   ExpectServerStillServes();
 }
 
+// [traps:interop#17]
 TEST_F(HostilePeerTest, CallsBeyondTheCreditsHarmThatConnectionOnly) {
   if (SharedReceivesByDefault() > 0) GTEST_SKIP() << "skipped: the server ends the connection";
   StartServer({.credits = 2});
@@ -436,6 +438,7 @@ TEST_F(HostilePeerTest, AFloodOfMessagesCostsNoSharedReceive) {
 }
 
 // The connection manager may say it at any time, and more than once.
+// [traps:requester#8]
 TEST_F(HostilePeerTest, ADeviceThatIsRemovedAtAnyTimeEndsItsConnectionOnce) {
   StartServer();
   for (const Duration wait : {0us, 20us, 100us, 1000us}) {

@@ -738,6 +738,7 @@ TEST_F(RpcTest, SmallAndLargeInlineThresholdsMeet) {
 }
 
 // [pvtdata:4#1] Neither end may carry the settings of one connection over to the next.
+// [traps:responder#11]
 TEST_F(RpcTest, EachConnectionHasTheSettingsOfItsOwnPrivateData) {
   Start({.inline_threshold = 16384}, {.inline_threshold = 16384});
   ExpectEcho(9000, 12000);
@@ -779,6 +780,7 @@ TEST_F(RpcTest, InlineThresholdsDifferByDirection) {
   EXPECT_EQ(client_->stats().calls_by_write_chunk, 0u);
 }
 
+// [traps:interop#14]
 TEST_F(RpcTest, WithoutDirectPlacementNothingLeavesItsMessage) {
   Start();
   for (const size_t size : {size_t{100}, size_t{100001}}) {
@@ -805,6 +807,7 @@ TEST_F(RpcTest, WithoutDirectPlacementNothingLeavesItsMessage) {
   EXPECT_EQ(stats.calls_by_write_chunk, 0u);
 }
 
+// [traps:interop#1]
 TEST_F(RpcTest, ReplyChunkIsUsedAsTheServerPrefers) {
   for (const auto use : {rpcrdma::ReplyChunkUse::kWheneverOffered, rpcrdma::ReplyChunkUse::kWhenNeeded}) {
     client_.reset();

@@ -177,6 +177,7 @@ TEST_F(ServerTest, ACallRepeatedOnAnotherConnectionIsNotExecutedAgain) {
 }
 
 // The reply is kept without its framing: the second connection brings other chunks, or none.
+// [traps:interop#19]
 TEST_F(ServerTest, ARepeatedCallMayBringOtherChunks) {
   StartServer();
   const auto data = Pattern(3000);

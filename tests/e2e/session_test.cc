@@ -227,6 +227,7 @@ TEST_F(SessionTest, CallThatOptsOutAndWasNotSentIsSentOnTheNextConnection) {
 // [pvtdata:4#1] Thresholds, credits and RDMA Read limits are those of the server that is there now; what was planned
 // for the old ones is planned again.
 // Receives are made anew for each connection, so replies may be as long as the new one allows.
+// [traps:requester#4]
 TEST_F(SessionTest, ServerThatComesBackLargerAnswersInline) {
   StartServer({.inline_threshold = 1024});
   SessionOptions options = Quick();

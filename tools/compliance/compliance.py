@@ -19,14 +19,16 @@ SOURCES = ("base", "emu", "examples", "rpcrdma", "scenarios", "tests", "tools", 
 SUFFIXES = {".h", ".cc", ".proto", ".textproto", ".py"}
 SECTIONS = "sections.tsv"
 SECTION_HEADING = ["document", "section", "title", "without"]
+TRAPS = "traps.tsv"
+TRAP_HEADING = ["id", "what", "reference", "status", "code", "test", "note"]
 ID = re.compile(r"[0-9a-z]+:[0-9]+(\.[0-9]+)*[#+][0-9]+")
-CITATION = re.compile(r"\[([0-9a-z]+:[0-9.]+[#+][0-9]+)\]")
+TRAP_ID = re.compile(r"traps:[a-z]+#[0-9]+")
+CITATION = re.compile(r"\[([0-9a-z]+:[0-9a-z.]+[#+][0-9]+)\]")
 TEST = re.compile(r"^TEST(?:_F|_P)?\(\s*(\w+)\s*,\s*(\w+)\s*\)", re.MULTILINE)
 
 Row = collections.namedtuple("Row", HEADING + ["where"])
-
-
 Section = collections.namedtuple("Section", SECTION_HEADING + ["where"])
+Trap = collections.namedtuple("Trap", TRAP_HEADING + ["where"])
 
 
 def read_table(path, kind, heading, problems):
@@ -50,7 +52,7 @@ def read_tables(folder, problems):
     """All rows by id."""
     table = {}
     for path in sorted(folder.glob("*.tsv")):
-        if path.name == SECTIONS:
+        if path.name in (SECTIONS, TRAPS):
             continue
         for row in read_table(path, Row, HEADING, problems):
             if not ID.fullmatch(row.id) or row.id.split(":")[0] != path.stem:
@@ -85,6 +87,7 @@ class BuildFiles:
     """What the BUILD files declare, found by running them: Starlark is Python but for load()."""
 
     Rule = collections.namedtuple("Rule", ["kind", "package", "srcs", "deps", "tags"])
+    Native = collections.namedtuple("Native", ["glob"])
 
     def __init__(self, root):
         self.root = root
@@ -107,8 +110,6 @@ class BuildFiles:
         exec(compile(tree, str(path), "exec"), names)  # pylint: disable=exec-used
         return names
 
-    Native = collections.namedtuple("Native", ["glob"])
-
     def load(self, path, file, symbols):
         if file.startswith("@"):
             return {symbol: self.recorder(symbol) for symbol in symbols}
@@ -126,7 +127,8 @@ class BuildFiles:
         folder = self.root / self.package
         return [str(path.relative_to(folder)) for pattern in patterns for path in sorted(folder.glob(pattern))]
 
-    def label(self, package, name):
+    @staticmethod
+    def label(package, name):
         if name.startswith(":"):
             return f"//{package}{name}"
         return name if ":" in name else f"{name}:{name.rpartition('/')[2]}"
@@ -189,8 +191,9 @@ class Sources:
 def check_covered(row, sources, problems):
     if row.code not in sources.texts:
         problems.append(f"{row.where}: {row.id}: no source file {row.code!r}")
-    elif row.code not in sources.cited[row.id]:
-        problems.append(f"{row.where}: {row.code} does not cite [{row.id}]")
+    citing = row.test.partition(":")[0] if isinstance(row, Trap) else row.code
+    if citing in sources.texts and citing not in sources.cited[row.id]:
+        problems.append(f"{row.where}: {citing} does not cite [{row.id}]")
     problem = sources.problem_of_test(row.test)
     if problem is not None:
         problems.append(f"{row.where}: {row.id}: {problem}")
@@ -199,7 +202,9 @@ def check_covered(row, sources, problems):
 def check_row(row, sources, problems):
     if row.status not in STATUSES:
         problems.append(f"{row.where}: {row.id}: status {row.status!r}")
-    elif not row.level:
+    elif isinstance(row, Trap) and not row.what.strip():
+        problems.append(f"{row.where}: {row.id}: nothing says what it is")
+    elif isinstance(row, Row) and not row.level:
         problems.append(f"{row.where}: {row.id}: no level")
     elif "+" in row.id and not row.note.strip():
         problems.append(f"{row.where}: {row.id}: no note says which statement this is")
@@ -209,6 +214,20 @@ def check_row(row, sources, problems):
         problems.append(f"{row.where}: {row.id}: code or test although {row.status}")
     elif row.status == "exception" and not row.note.strip():
         problems.append(f"{row.where}: {row.id}: an exception without a reason")
+
+
+def read_traps(folder, problems):
+    """All traps by id."""
+    traps = {}
+    if (folder / TRAPS).exists():
+        for trap in read_table(folder / TRAPS, Trap, TRAP_HEADING, problems):
+            if not TRAP_ID.fullmatch(trap.id):
+                problems.append(f"{trap.where}: {trap.id!r} is not the id of a trap")
+            elif trap.id in traps:
+                problems.append(f"{trap.where}: {trap.id} stands at {traps[trap.id].where} already")
+            else:
+                traps[trap.id] = trap
+    return traps
 
 
 def check_sections(folder, table, problems):
@@ -243,6 +262,7 @@ def check(root, results=None):
     folder = root / "docs" / "compliance"
     table = read_tables(folder, problems)
     check_sections(folder, table, problems)
+    table.update(read_traps(folder, problems))
     sources = Sources(root, results)
     for id_, paths in sorted(sources.cited.items()):
         if id_ not in table:
@@ -252,11 +272,16 @@ def check(root, results=None):
     return table, sources.cited, problems
 
 
+def level_of(row):
+    """The word that counts are divided by: of a trap, whose it was."""
+    return re.split("[:#]", row.id)[1] if isinstance(row, Trap) else row.level
+
+
 def print_counts(table):
     counts = collections.defaultdict(collections.Counter)
     for row in table.values():
         document = row.id.split(":")[0]
-        for group in (document, f"{document} {row.level}"):
+        for group in (document, f"{document} {level_of(row)}"):
             counts[group][row.status] += 1
     print(f"{'document':<26}{'covered':>9}{'exception':>11}{'open':>7}{'of':>6}")
     for group, by_status in sorted(counts.items()):
@@ -279,7 +304,7 @@ def main():
     if arguments.list:
         for row in table.values():
             if row.status == arguments.list:
-                print("\t".join([row.id, row.level, row.code, row.test, row.note]).rstrip())
+                print("\t".join([row.id, level_of(row), row.code, row.test, row.note]).rstrip())
     else:
         print_counts(table)
         hints = [row.id for row in table.values() if row.status == "open" and row.id in cited]

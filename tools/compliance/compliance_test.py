@@ -28,7 +28,7 @@ class ThisTree(unittest.TestCase):
         table, _, problems = compliance.check(compliance.ROOT)
         self.assertEqual(problems, [])
         counts = collections.Counter(id_.partition(":")[0] for id_ in table)
-        self.assertEqual(counts, {"2004": 55, "5666": 66, "5666bis": 287, "pvtdata": 45, "v2": 50})
+        self.assertEqual(counts, {"2004": 55, "5666": 66, "5666bis": 287, "pvtdata": 45, "v2": 50, "traps": 42})
         sections = (compliance.ROOT / "docs/compliance" / compliance.SECTIONS).read_text().splitlines()[1:]
         self.assertEqual({line.split("\t")[0] for line in sections}, {"5666bis", "pvtdata"})
         with contextlib.redirect_stdout(io.StringIO()) as out:
@@ -123,6 +123,24 @@ class WrongTrees(unittest.TestCase):
         self.assertIn("has no such section", with_sections("x\t2\tSecond\ta heading\n"))
         self.assertIn("stands at sections.tsv:2 already", with_sections(one, one))
         self.assertIn("3 fields instead of 4", with_sections("x\t1\tFirst\n"))
+
+    def test_traps(self):
+        trap = "traps:here#1\tgone wrong\t\tcovered\tbase/a.cc\tbase/a_test.cc:Suite.Name\t\n"
+
+        def with_traps(lines, test=cite("traps:here#1") + TEST):
+            return self.problems(GOOD, test=test, more={
+                "docs/compliance/traps.tsv": "\t".join(compliance.TRAP_HEADING) + "\n" + lines})
+
+        self.assertEqual(with_traps(trap), "")
+        self.assertIn("a_test.cc does not cite [" + "traps:here#1]", with_traps(trap, TEST))
+        self.assertIn("traps:here#1] is in no table", with_traps(""))
+        self.assertIn("has no test", with_traps(trap.replace("Name", "Other")))
+        self.assertIn("no source file", with_traps(trap.replace("a.cc\t", "b.cc\t")))
+        self.assertIn("nothing says what it is", with_traps(trap.replace("gone wrong", "")))
+        self.assertIn("not the id of a trap", with_traps(trap.replace("here", "1")))
+        self.assertIn("stands at traps.tsv:2 already", with_traps(trap + trap))
+        lacks_reason = "traps:here#1\tgone wrong\t\texception\t\t\t\n"
+        self.assertIn("an exception without a reason", with_traps(lacks_reason))
 
     def test_malformed_rows(self):
         self.assertIn("stands at x.tsv:2 already", self.problems(GOOD + GOOD))
