@@ -43,7 +43,7 @@ class Program {
     close(output_);
   }
 
-  // Reads output until `text` has appeared or the output ended; gives up after ten seconds of silence.
+  // Reads output until `text` has appeared or the output ended; gives up after a minute of silence.
   bool ReadUntil(const std::string& text) {
     while (seen_.find(text) == std::string::npos) {
       if (!ReadSome()) return false;
@@ -67,7 +67,7 @@ class Program {
  private:
   bool ReadSome() {
     pollfd wait{output_, POLLIN, 0};
-    if (poll(&wait, 1, 10000) <= 0) {
+    if (poll(&wait, 1, 60000) <= 0) {
       hung_ = true;
       return false;
     }
