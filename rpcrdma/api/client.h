@@ -1,24 +1,24 @@
 // Client: ONC RPC calls over one RPC-over-RDMA connection.
 //
-//   AsioLoop loop;
+// From examples/echo.cc#client:
+//
 //   Client client(loop, {});
-//   client.Register(kBinding);                        // what of the program may be placed directly
-//   std::vector<std::byte> sink(1 << 20);
-//   client.AsyncConnect("127.0.0.1", 20049, [&](Result<void, CallError> connected) {
-//     if (!connected) return Report(connected.error().ToString());
-//     CallOptions options;
-//     options.result_buffers = {sink};               // eligible results are placed here by RDMA Write, or copied
-//     client.AsyncCall({kProgram, kVersion, kRead},
-//                      [&](XdrWriter& args) { args.U64(handle); args.U64(offset); args.U32(1 << 20); }, options,
-//                      [&](Result<Reply, CallError> reply) {
-//                        if (!reply) return Report(reply.error().ToString());
-//                        XdrReader results = reply->results();
-//                        const uint32_t status = results.U32("status");
-//                        ConstBytes data = reply->Settle(results.EligibleOpaque("data", 1 << 20), 0);  // now in `sink`
-//                        if (auto end = results.Finish(); !end) return Report(ToString(end.error()));
-//                      });
+//   client.AsyncConnect("127.0.0.1", port, [&](Result<void, CallError> connected) {
+//     if (!connected) {
+//       fmt::print(stderr, "{}\n", connected.error().ToString());
+//       return loop.Stop();
+//     }
+//     const auto args = [](XdrWriter& out) { out.String("Hello"); };
+//     client.AsyncCall(kEcho, args, {}, [&](Result<Reply, CallError> reply) {
+//       answered = reply.has_value();
+//       fmt::print("by callback: {}\n", Describe(reply));
+//       client.Close([&] { loop.Stop(); });
+//     });
 //   });
 //   loop.Run();
+//
+// Calls whose arguments and results are placed directly are in examples/placement.cc, coroutines in
+// examples/coroutines.cc; docs/rpc_guide.md leads through them.
 //
 // Arguments written with XdrWriter::EligibleOpaque travel by Read chunk when they do not fit inline; the planner
 // decides, within what the program's Binding allows. Of a program without one, nothing is placed directly: a message

@@ -1,21 +1,36 @@
 // CoService: a Service whose handler is a coroutine.
 //
-//   class Search final : public CoService {
+// From examples/coroutines.cc#service:
+//
+//   class SearchService final : public CoService {
 //    public:
-//     Search(LoopContext& context, asio::thread_pool& pool) : CoService(context.get_executor()), pool_(pool) {}
-//     uint32_t program() const override { return 0x20000002; }
-//     VersionRange versions() const override { return {1, 1}; }
+//     SearchService(LoopContext& context, asio::thread_pool& pool, std::shared_future<std::string> text)
+//         : CoService(context.get_executor()), pool_(pool), text_(std::move(text)) {}
+//
+//     uint32_t program() const override { return kCount.program; }
+//     VersionRange versions() const override { return {kCount.version, kCount.version}; }
+//
 //     asio::awaitable<void> Serve(Request request) override {
-//       const std::string pattern(request.args().String("pattern", 100));
-//       if (!request.args().Finish()) {
-//         request.Fail(AcceptStat::kGarbageArgs);
-//         co_return;
-//       }
+//       if (request.procedure() == 0) co_return request.Reply();
+//       if (request.procedure() != kCount.procedure) co_return request.Fail(AcceptStat::kProcUnavail);
+//       const std::string pattern(request.args().String("pattern", kPatternMax));
+//       if (!request.args().Finish() || pattern.empty()) co_return request.Fail(AcceptStat::kGarbageArgs);
 //       // Runs on a thread of the pool; what follows, on the loop's again.
 //       const auto count = [this, pattern] { return Count(pattern); };
 //       const uint32_t found = co_await RunOn(pool_, count);
 //       request.Reply([&](XdrWriter& results) { results.U32(found); });
 //     }
+//
+//    private:
+//     uint32_t Count(const std::string& pattern) const {
+//       const std::string& text = text_.get();  // waits for it
+//       uint32_t found = 0;
+//       for (size_t at = text.find(pattern); at != std::string::npos; at = text.find(pattern, at + 1)) ++found;
+//       return found;
+//     }
+//
+//     asio::thread_pool& pool_;
+//     const std::shared_future<std::string> text_;
 //   };
 //
 // The request belongs to the coroutine: one that ends without answering it, or that an exception ends, answers

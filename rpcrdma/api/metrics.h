@@ -1,9 +1,11 @@
 // Metrics: what clients and servers count, in the text format that Prometheus and its node exporter read.
 //
+// From examples/session.cc#metrics:
+//
 //   MetricsPage page;
-//   page.Add({{"server", "files"}}, server);
-//   page.Add({{"client", "backup"}}, client);
-//   WriteFile("/var/lib/node_exporter/stagecoach.prom", page.Text());
+//   page.Add({{"session", "weather"}}, session);
+//   if (server) page.Add({{"server", "weather"}}, *server);
+//   const std::string text = page.Text();  // for a file, or whatever answers GET /metrics
 //
 // Format: https://prometheus.io/docs/instrumenting/exposition_formats, text version 0.0.4. Names begin with
 // stagecoach_rpc_; counters end in _total, times are in seconds, sizes in bytes; docs/metrics.md lists them. A label

@@ -1,12 +1,43 @@
 // ReverseClient: calls that a server makes to one of its clients, over connections that the client made.
 //
-//   ReverseClient back(server, {.wait_for_return = true});       // with ServerOptions::reverse_credits above 0
-//   ...
-//   // In the handler of a forward call by which the client said who it is, and that it serves reverse calls:
-//   back.Bind(request.client());
-//   ...
-//   back.Call({kCallbackProgram, kVersion, kRecall}, [&](XdrWriter& args) { args.U64(handle); }, {},
-//             [](Result<Reply, CallError> reply) { ... });
+// From examples/callback.cc#server:
+//
+//   class NewsService final : public Service {
+//    public:
+//     uint32_t program() const override { return kSubscribe.program; }
+//     VersionRange versions() const override { return {kSubscribe.version, kSubscribe.version}; }
+//     // A client that comes back on another connection subscribes again, and means that one.
+//     bool idempotent(uint32_t, uint32_t) const override { return true; }
+//
+//     void Handle(Request request) override {
+//       if (request.procedure() == 0) return request.Reply();
+//       if (request.procedure() != kSubscribe.procedure) return request.Fail(AcceptStat::kProcUnavail);
+//       // Who calls this procedure says by it that it serves the program of headlines.
+//       // From here on, and not before, the server may call it.
+//       ReverseClient& subscriber = subscribers_.try_emplace(request.client(), *server).first->second;
+//       if (!subscriber.Bind(request.client())) return request.Fail(AcceptStat::kSystemErr);
+//       request.Reply();
+//       Publish(subscriber);
+//     }
+//     void OnClientGone(ClientId client) override { subscribers_.erase(client); }
+//
+//     Server* server = nullptr;
+//     size_t delivered = 0;
+//     std::function<void()> on_delivered;
+//
+//    private:
+//     void Publish(ReverseClient& subscriber) {
+//       for (const std::string_view headline : kHeadlines) {
+//         const auto args = [&](XdrWriter& out) { out.String(headline); };
+//         subscriber.AsyncCall(kHeadline, args, {}, [this](Result<Reply, CallError> reply) {
+//           if (!reply) return fmt::print(stderr, "{}\n", reply.error().ToString());
+//           if (++delivered == std::size(kHeadlines)) on_delivered();
+//         });
+//       }
+//     }
+//
+//     std::map<ClientId, ReverseClient> subscribers_;
+//   };
 //
 // draft-ietf-nfsv4-rfc5666bis-01 section 8 (RFC 8167). Calls and replies travel inline: what does not fit the inline
 // thresholds of the connection is refused with kTooLarge before anything is sent, and a reply that does not fit comes

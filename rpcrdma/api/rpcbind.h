@@ -1,23 +1,30 @@
 // Rpcbind: finding RPC-over-RDMA services by way of the rpcbind daemon (RFC 1833) of their host, and being found.
 //
-//   AsioLoop loop;
-//   Rpcbind rpcbind(loop, {});
-//   rpcbind.AsyncLookUp("storage.example", {100003, 3}, [&](Result<RpcbindFound, RpcbindError> found) {
-//     if (!found) return Report(found.error().message);     // typed, too: see RpcbindError::Kind
-//     client.Connect(found->sockaddr(), on_connected);
-//   });
+// From rpcrdma/api/rpcbind_test.cc#look-up:
 //
-//   asio::awaitable<void> Publish(Rpcbind& rpcbind, const sockaddr_storage& listening) {
-//     RpcbindService service{.program = 0x20000001, .versions = {1}};
-//     service.addresses = ListeningAddresses(listening);    // *server.address()
-//     const Result<void, RpcbindError> registered =
-//         co_await rpcbind.AsyncRegister(service, RpcbindConflict::kRefuse, asio::use_awaitable);
-//     if (!registered) co_return Report(registered.error().message);
-//     co_await Serve();
-//     co_await rpcbind.AsyncWithdraw(service, asio::use_awaitable);  // before the process ends
+//   void Find(Rpcbind& rpcbind, Client& client, Client::ConnectHandler on_connected,
+//             const std::function<void(const std::string&)>& report) {
+//     rpcbind.AsyncLookUp("127.0.0.1", {kProgram, 1},
+//                         [&client, on_connected = std::move(on_connected),
+//                          report](const Result<RpcbindFound, RpcbindError>& found) mutable {
+//                           if (!found) return report(found.error().message);
+//                           client.Connect(found->sockaddr(), std::move(on_connected));
+//                         });
 //   }
 //
-// (rpcbind_test.cc has both.)
+// From rpcrdma/api/rpcbind_test.cc#register:
+//
+//   asio::awaitable<void> Publish(Rpcbind& rpcbind, const sockaddr_storage& listening,
+//                                 const std::function<asio::awaitable<void>()>& serve,
+//                                 const std::function<void(const std::string&)>& report) {
+//     RpcbindService service{.program = kProgram, .versions = {1}};
+//     service.addresses = ListeningAddresses(listening);  // *server.address()
+//     const Result<void, RpcbindError> registered =
+//         co_await rpcbind.AsyncRegister(service, RpcbindConflict::kRefuse, asio::use_awaitable);
+//     if (!registered) co_return report(registered.error().message);
+//     co_await serve();
+//     co_await rpcbind.AsyncWithdraw(service, asio::use_awaitable);  // before the process ends
+//   }
 //
 // A lookup asks over TCP, port 111; it takes the port from the answer, and nothing else: the address to connect to is
 // the one that answered, so that whoever answers for a host cannot send its clients elsewhere. Registrations go through

@@ -630,6 +630,7 @@ TEST_F(RpcbindTest, WithoutALocalSocketThereIsNoRpcbind) {
 // --- Completion tokens ---
 
 // The examples of rpcbind.h.
+// [snippet: look-up]
 void Find(Rpcbind& rpcbind, Client& client, Client::ConnectHandler on_connected,
           const std::function<void(const std::string&)>& report) {
   rpcbind.AsyncLookUp("127.0.0.1", {kProgram, 1},
@@ -639,18 +640,21 @@ void Find(Rpcbind& rpcbind, Client& client, Client::ConnectHandler on_connected,
                         client.Connect(found->sockaddr(), std::move(on_connected));
                       });
 }
+// [end]
 
+// [snippet: register]
 asio::awaitable<void> Publish(Rpcbind& rpcbind, const sockaddr_storage& listening,
                               const std::function<asio::awaitable<void>()>& serve,
                               const std::function<void(const std::string&)>& report) {
   RpcbindService service{.program = kProgram, .versions = {1}};
-  service.addresses = ListeningAddresses(listening);
+  service.addresses = ListeningAddresses(listening);  // *server.address()
   const Result<void, RpcbindError> registered =
       co_await rpcbind.AsyncRegister(service, RpcbindConflict::kRefuse, asio::use_awaitable);
   if (!registered) co_return report(registered.error().message);
   co_await serve();
-  co_await rpcbind.AsyncWithdraw(service, asio::use_awaitable);
+  co_await rpcbind.AsyncWithdraw(service, asio::use_awaitable);  // before the process ends
 }
+// [end]
 
 TEST_F(RpcbindTest, ACoroutinePublishesAService) {
   Rpcbind rpcbind(loop_, options_);

@@ -1,11 +1,22 @@
 // Server: listens for RPC-over-RDMA connections and hands their calls to Services.
 //
+// From examples/echo.cc#server:
+//
 //   AsioLoop loop;
-//   Echo echo;                                    // a Service, see service.h
+//   EchoService echo;  // outlives the server, as the loop does
 //   Server server(loop, {});
 //   server.Register(&echo);
-//   if (auto listening = server.Listen("127.0.0.1", 20049); !listening) return Report(listening.error().ToString());
-//   loop.Run();                                   // until somebody calls server.Stop(5s, [&] { loop.Stop(); })
+//   // RPC-over-RDMA has port 20049; 0 takes a free one.
+//   if (auto listening = server.Listen("127.0.0.1", 0); !listening) {
+//     fmt::print(stderr, "{}\n", listening.error().ToString());
+//     return 1;
+//   }
+//
+// From examples/echo.cc#stop:
+//
+//   // Takes no more clients, lets calls in progress finish for at most five seconds, then disconnects everybody.
+//   server.Stop(5s, [&] { loop.Stop(); });
+//   loop.Run();
 //
 // Threading: everything on the loop's thread (or before it runs). Loop and services outlive the Server.
 #pragma once

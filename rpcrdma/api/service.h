@@ -1,30 +1,29 @@
 // Service: an RPC program that a Server offers, or a Client to its server in the reverse direction; Request: one call
 // of it, to be finished now or later.
 //
-//   class Echo final : public Service {
+// From examples/echo.cc#service:
+//
+//   class EchoService final : public Service {
 //    public:
-//     uint32_t program() const override { return 0x20000001; }
-//     VersionRange versions() const override { return {1, 1}; }
-//     std::span<const Binding> bindings() const override { return {&kEchoBinding, 1}; }  // without: all in the message
+//     uint32_t program() const override { return kEcho.program; }
+//     VersionRange versions() const override { return {kEcho.version, kEcho.version}; }
+//
 //     void Handle(Request request) override {
 //       switch (request.procedure()) {
 //         case 0:
-//           return request.Reply();                                       // NULL
-//         case 1: {
-//           XdrReader& args = request.args();
-//           ConstBytes data = args.EligibleOpaque("data", 1 << 20);       // inline, or where the RDMA Read put it
-//           if (!args.Finish()) return request.Fail(AcceptStat::kGarbageArgs);
-//           std::optional<Buffer> copy = request.Allocate(data.size());
-//           if (!copy) return request.Fail(AcceptStat::kSystemErr);
-//           CopyBytes(copy->bytes(), data);
-//           ConstBytes result = copy->bytes();
-//           return request.Reply([&](XdrWriter& results) { results.EligibleOpaque(result); }, std::move(*copy));
+//           return request.Reply();  // NULL: every program has it, and it does nothing
+//         case kEcho.procedure: {
+//           const std::string_view text = request.args().String("text", kTextMax);
+//           if (!request.args().Finish()) return request.Fail(AcceptStat::kGarbageArgs);
+//           return request.Reply([&](XdrWriter& results) { results.String(text); });
 //         }
 //         default:
 //           return request.Fail(AcceptStat::kProcUnavail);
 //       }
 //     }
 //   };
+//
+// Arguments and results that are placed directly are in examples/placement.cc.
 //
 // The Server answers calls of unknown programs and versions itself; procedures, NULL included, are the Service's.
 //

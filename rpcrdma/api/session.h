@@ -1,9 +1,28 @@
 // Session: ONC RPC calls to one server, over as many RPC-over-RDMA connections as that takes, at a time and one after
 // the other.
 //
-//   AsioLoop loop;
-//   Session session(loop, "server.example", 20049, {});
-//   session.AsyncCall({kProgram, kVersion, kRead}, args, options, [&](Result<Reply, CallError> reply) { ... });
+// From examples/session.cc#session:
+//
+//   Printer printer;
+//   SessionOptions options;
+//   options.client.name = "weather";
+//   options.client.trace = &printer;
+//   options.reconnect.delay_first = 20ms;
+//   options.keepalive = {.interval = 10s, .program = kTemperature.program, .version = kTemperature.version};
+//   Session session(loop, "127.0.0.1", port, options);
+//
+//   std::optional<int32_t> temperature;
+//   const auto args = [](XdrWriter&) {};
+//   session.AsyncCall(kTemperature, args, {}, [&](Result<Reply, CallError> reply) {
+//     if (reply) {
+//       XdrReader results = reply->results();
+//       const int32_t value = results.I32("temperature");
+//       if (results.Finish()) temperature = value;
+//     } else {
+//       fmt::print(stderr, "{}\n", reply.error().ToString());
+//     }
+//     loop.Stop();
+//   });
 //   loop.Run();
 //
 // The first call connects; there is nothing to wait for before it. Every connection is made by a Client of its own, so

@@ -1,12 +1,7 @@
 // LoopContext: an Asio execution context whose executor runs functions on an EventLoop, whichever implements it.
 //
-// It is what coroutines over rpcrdma/api run on, in a real process as in the simulator:
-//
-//   LoopContext context(loop);
-//   asio::co_spawn(context.get_executor(), [&]() -> asio::awaitable<void> {
-//     auto connected = co_await client.AsyncConnect("127.0.0.1", 20049, asio::use_awaitable);
-//     ...
-//   }, asio::detached);
+// It is what coroutines over rpcrdma/api run on, in a real process as in the simulator: examples/coroutines.cc has
+// some.
 //
 // Time comes from the EventLoop; an asio::steady_timer would not stop in a simulation, so none is offered here.
 //

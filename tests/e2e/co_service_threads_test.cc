@@ -1,4 +1,4 @@
-// A service that computes on other threads: the example of co_service.h.
+// A service that computes on other threads, as the example of co_service.h does.
 #include <gtest/gtest.h>
 
 #include <asio/thread_pool.hpp>
