@@ -26,7 +26,7 @@ namespace {
 
 // [snippet: program]
 // program ECHO { version V1 { void NULL(void) = 0; string ECHO(string) = 1; } = 1; } = 0x20000001;
-// Numbers from 0x20000000 to 0x3fffffff are free for anybody's use (RFC 5531 section 8.4).
+// Numbers from 0x20000000 to 0x3fffffff are free for anybody's use (RFC 5531 section 13).
 constexpr ProcedureId kEcho{.program = 0x20000001, .version = 1, .procedure = 1};
 constexpr uint32_t kTextMax = 64 * 1024;
 // [end]

@@ -229,6 +229,12 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
                                options_.reverse_credits);
     }
     if (shares) config.receives = shares->forward_receives;
+    TraceNegotiated(options_.trace, loop_.Now(), options_.name,
+                    {.peer = peer_,
+                     .private_data = FindPrivateData(private_data).has_value(),
+                     .limits = limits,
+                     .reads = connection_->incoming_reads(),
+                     .reverse = shares ? shares->reverse_receives : 0});
     requester_.emplace(config, shares ? shares->forward_send : connection_->send_arena(), connection_->receive_arena(),
                        *connection_, xids_, options_.trace);
     if (shares) {
@@ -402,12 +408,24 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
     }
     channel_ = std::move(*channel);
     const Duration left = std::max(connect_deadline_ - loop_.Now(), Duration::zero());
-    connection_->Connect(*channel_, address.get(), left / (1 + addresses_.size() - next_address_));
+    const Duration share = left / (1 + addresses_.size() - next_address_);
+    if (options_.trace != nullptr) {
+      Trace(options_.trace, loop_.Now(), options_.name, "connect.trying",
+            {{"address", FormatAddress(address.get())},
+             {"left", addresses_.size() - next_address_},
+             {"ms", static_cast<uint64_t>(share / 1ms)}});
+    }
+    connection_->Connect(*channel_, address.get(), share);
   }
 
   // Whether the attempt that ended was not the last one.
   bool GoOnToNextAddress(const CloseCause& cause) {
-    if (!on_connected_ || requester_ || cause.kind == CloseCause::Kind::kLocal || addresses_.size() < 2) return false;
+    if (!on_connected_ || requester_ || cause.kind == CloseCause::Kind::kLocal || next_address_ == 0) return false;
+    if (options_.trace != nullptr) {
+      Trace(options_.trace, loop_.Now(), options_.name, "connect.failed",
+            {{"address", FormatAddress(addresses_[next_address_ - 1].get())}, {"why", cause.text}});
+    }
+    if (addresses_.size() < 2) return false;
     if (!failed_ || Distance(cause.kind) > Distance(failed_->kind)) failed_ = cause;
     tried_ += (tried_.empty() ? "" : "; ") + FormatAddress(addresses_[next_address_ - 1].get()) + ": " + cause.text;
     if (next_address_ == addresses_.size() || loop_.Now() >= connect_deadline_ || closing_ || connect_cancelled_) {

@@ -134,13 +134,17 @@ ReverseCalls::~ReverseCalls() {
 // [5666bis:8.1.2+1] [5666bis:8.3.1+2] [5666bis:8.3.2+2] The client is back, and prepared: so the upper layer says.
 bool ReverseCalls::Bind(ClientId connection) {
   ReverseLink* const link = hub_->Find(connection);
-  if (link == nullptr || !link->usable()) return false;
+  if (link == nullptr || !link->usable()) {
+    hub_->TraceEvent("reverse.not_bound", {{"connection", connection}});
+    return false;
+  }
   link_ = link;
   peer_ = link->peer();
   std::vector<CallId> waiting;
   for (const auto& [id, call] : calls_) {
     if (call.link == nullptr) waiting.push_back(id);
   }
+  hub_->TraceEvent("reverse.bound", {{"connection", connection}, {"waiting", waiting.size()}});
   for (const CallId id : waiting) {
     if (const auto call = calls_.find(id); call != calls_.end()) SubmitOrEnd(call);
   }
@@ -176,6 +180,7 @@ CallId ReverseCalls::Call(const ProcedureId& procedure, ReverseClient::ArgsWrite
   const CallId id = next_id_++;
   const auto entry = calls_.emplace(id, std::move(call)).first;
   if (link_ == nullptr) {
+    TraceWaits(entry->second);
     ArmTimer();
     return id;
   }
@@ -211,6 +216,7 @@ bool ReverseCalls::Encode(const ProcedureId& procedure, ReverseClient::ArgsWrite
 // Gives a call to the connection. False: it was refused, and is over, or waits for a better one.
 bool ReverseCalls::SubmitOrEnd(Calls::iterator entry) {
   Pending& call = entry->second;
+  if (call.sent) hub_->TraceEvent("reverse.retransmitted", {{"xid", uint64_t{call.xid}}, {"peer", peer_}});
   const Result<CallId, SubmitRefusal> id = link_->Submit({.owner = weak_from_this(),
                                                           .id = entry->first,
                                                           .message = call.message,
@@ -249,6 +255,7 @@ std::optional<ReverseCalls::Ending> ReverseCalls::OnOutcome(CallId id, CallOutco
       if (link_ != nullptr) {
         SubmitOrEnd(entry);
       } else {
+        TraceWaits(call);
         ArmTimer();
       }
       return std::nullopt;
@@ -273,6 +280,10 @@ Result<Reply, CallError> ReverseCalls::ResultOf(const Pending& call, CallOutcome
     default:
       return Err(FailedCall(*outcome.failure, NameOf(call), lost));
   }
+}
+
+void ReverseCalls::TraceWaits(const Pending& call) const {
+  hub_->TraceEvent("reverse.waits", {{"xid", uint64_t{call.xid}}, {"sent", uint64_t{call.sent ? 1u : 0u}}});
 }
 
 void ReverseCalls::EndWaiting() {

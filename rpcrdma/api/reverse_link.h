@@ -6,10 +6,13 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/event_loop.h"
@@ -28,7 +31,8 @@ class ReverseLink;
 
 class ReverseHub {
  public:
-  ReverseHub(EventLoop& loop, uint32_t first_xid) : loop_(loop), xids_(first_xid) {}
+  ReverseHub(EventLoop& loop, uint32_t first_xid, TraceSink* trace, std::string name)
+      : loop_(loop), xids_(first_xid), trace_(trace), name_(std::move(name)) {}
 
   EventLoop& loop() { return loop_; }
   // One source for all connections of the server, so that a call that changes its connection meets no other with its
@@ -49,11 +53,18 @@ class ReverseHub {
   void Shutdown();
   bool stopping() const { return stopping_; }
 
+  // Of calls whatever their connection.
+  void TraceEvent(std::string_view event, std::initializer_list<TraceFact> facts) const {
+    Trace(trace_, loop_.Now(), name_, event, facts);
+  }
+
  private:
   std::vector<std::shared_ptr<ReverseCalls>> Everyone();
 
   EventLoop& loop_;
   SequentialXids xids_;
+  TraceSink* const trace_;
+  const std::string name_;
   std::map<ClientId, ReverseLink*> links_;
   std::vector<std::weak_ptr<ReverseCalls>> calls_;
   bool stopping_ = false;
@@ -176,6 +187,7 @@ class ReverseCalls final : public std::enable_shared_from_this<ReverseCalls> {
   }
   CallError Error(CallError::Kind kind, const Pending& pending, std::string_view why) const;
   bool SubmitOrEnd(Calls::iterator call);
+  void TraceWaits(const Pending& call) const;
   Result<Reply, CallError> ResultOf(const Pending& pending, CallOutcome& outcome, const CallError& lost) const;
   void EndLater(Calls::iterator call, CallError error);
   void RunLater(ReverseClient::CallHandler handler, CallError error);

@@ -97,7 +97,7 @@ class ServerImpl final : public std::enable_shared_from_this<ServerImpl> {
         options_fault_(FaultOf(options)),
         options_(Completed(std::move(options))),
         replay_cache_(options_.replay, options_.trace, options_.name + "/replay"),
-        reverse_(std::make_shared<ReverseHub>(loop, FirstXid())) {}
+        reverse_(std::make_shared<ReverseHub>(loop, FirstXid(), options_.trace, options_.name)) {}
 
   void Register(Service* service) {
     services_[service->program()] = service;
@@ -242,6 +242,12 @@ class ServerConnection final : public ConnectionOwner,
                                options.reverse_credits);
     }
     if (shares) config.receives = shares->forward_receives;
+    TraceNegotiated(options.trace, loop_.Now(), config.name,
+                    {.peer = peer_,
+                     .private_data = theirs.has_value(),
+                     .limits = limits,
+                     .reads = connection_.outgoing_reads(),
+                     .reverse = shares ? shares->reverse_receives : 0});
     responder_.emplace(config, shares ? shares->forward_send : connection_.send_arena(), connection_.receive_arena(),
                        connection_, options.trace);
     if (shares) {
@@ -472,6 +478,7 @@ class ServerConnection final : public ConnectionOwner,
       return verdict.service->Handle(Request(std::move(state)));
     }
     if (verdict.reply) {
+      TraceNotServed(*state, ToString(*verdict.reply));
       return Finish(
           *state, *verdict.reply, [](XdrWriter&) {}, nullptr, false);
     }
@@ -489,6 +496,7 @@ class ServerConnection final : public ConnectionOwner,
     const size_t eligible = procedure == nullptr ? 0 : procedure->arguments.size();
     if (responder_->stream(state.id).chunks.size() > eligible) {
       STAGECOACH_MARK("server.chunk_for_an_item_not_eligible");
+      TraceNotServed(state, "a chunk for an item that is not eligible");
       Finish(
           state, ErrorReply(xid(state.id), binding == nullptr ? AcceptStat::kGarbageArgs : binding->on_violation),
           [](XdrWriter&) {}, nullptr, false);
@@ -581,6 +589,13 @@ class ServerConnection final : public ConnectionOwner,
     }
     server->replay_cache().OnReply(std::exchange(state.record, nullptr), std::move(body), loop_.Now());
     return true;
+  }
+
+  // No service hears of the call; the answer says why.
+  void TraceNotServed(const RequestState& state, std::string_view why) {
+    if (server_ == nullptr) return;
+    Trace(server_->options().trace, loop_.Now(), server_->options().name + "/" + std::to_string(id_), "call.not_served",
+          {{"request", state.id}, {"xid", uint64_t{xid(state.id)}}, {"why", why}});
   }
 
   void OnAnswered() {
@@ -791,6 +806,8 @@ void ServerImpl::Stop(Duration grace, UniqueFunction<void()> done) {
       if (auto self = weak.lock()) self->listener_.reset();
     });
   }
+  Trace(options_.trace, loop_.Now(), options_.name, "server.stopping",
+        {{"clients", connections_.size()}, {"grace_ms", static_cast<uint64_t>(std::max(grace, Duration(0)) / 1ms)}});
   reverse_->Stop();
   auto connections = connections_;
   for (auto& [client, connection] : connections) connection->Stop(loop_.Now() + grace);
@@ -799,6 +816,8 @@ void ServerImpl::Stop(Duration grace, UniqueFunction<void()> done) {
     if (!self) return;
     self->grace_timer_ = 0;
     auto connections = self->connections_;
+    Trace(self->options_.trace, self->loop_.Now(), self->options_.name, "server.grace_over",
+          {{"clients", connections.size()}});
     for (auto& [client, connection] : connections)
       connection->Disconnect("the server stopped before the call was done");
   });
@@ -811,6 +830,7 @@ void ServerImpl::FinishStopIfIdle() {
   if (!stopping_ || !connections_.empty()) return;
   if (grace_timer_ != 0) loop_.Cancel(std::exchange(grace_timer_, 0));
   if (on_stopped_) {
+    Trace(options_.trace, loop_.Now(), options_.name, "server.stopped");
     auto done = std::make_shared<UniqueFunction<void()>>(std::move(on_stopped_));
     loop_.Post([done] { (*done)(); });
   }

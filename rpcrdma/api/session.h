@@ -56,18 +56,8 @@
 // Not here: memory registered once for many calls. A call's STags are its own, are invalid before its handler runs, and
 // are never valid on two connections; what a program would register for good fits none of these rules.
 //
-// Trace events, all by SessionOptions::client.name; `connection` counts those that were begun and is part of the names
-// of their own events ("client/3"):
-//
-//   session.connecting      connection, lane (which of the connections), attempt (how many failed in a row, and one)
-//   session.connected       connection
-//   session.attempt_failed  connection, attempt, why (kind of CallError)
-//   session.lost            connection, useful (1: a call had a reply), why (in words)
-//   session.backing_off     lane, ms, failures (in a row)
-//   session.retransmitted   xid, connection, transmission (2: the second)
-//   session.given_up        xid, sent, why (kind of CallError): a call that will not be sent again
-//   session.keepalive       connection, xid
-//   session.keepalive_unanswered, session.idle  connection
+// Each of these decisions is a trace event by SessionOptions::client.name: docs/trace.md lists them. Its connections
+// are numbered, and their own events are by names such as "client/3".
 //
 // Threading: everything on the loop's thread (or before it runs). The loop outlives the Session.
 #pragma once

@@ -68,7 +68,7 @@ void Duplex::OnReceive(uint32_t slot, uint32_t length, std::optional<uint32_t> i
   STAGECOACH_CHECK(slot < receive_.slots && length <= receive_.slot_size && posted_receives_ > 0);
   --posted_receives_;
   // Whatever it came with, this steering tag is dead now.
-  if (invalidated) requester_.OnInvalidatedByPeer(*invalidated);
+  if (invalidated) requester_.OnInvalidatedByPeer(*invalidated, now);
 
   ByteReader in(receive_.slot(slot).first(length));
   Result<HeaderV1, HeaderFault> header = DecodeHeaderV1(in, config_.list_limits);

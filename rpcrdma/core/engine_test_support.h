@@ -8,9 +8,11 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/cursor.h"
+#include "base/trace.h"
 #include "rpcrdma/core/engine.h"
 #include "rpcrdma/wire/header_v1.h"
 
@@ -34,6 +36,22 @@ inline std::vector<std::byte> Message(uint32_t xid, uint32_t direction, size_t w
   out.U32(direction);
   for (size_t i = 0; i < words; ++i) out.U32(static_cast<uint32_t>(i));
   return bytes;
+}
+
+// Events of that name, without the time and the emitter: "call.held why=credit queued=1".
+inline std::vector<std::string> Told(const TraceLog& trace, std::string_view event) {
+  std::vector<std::string> found;
+  for (const std::string& line : trace.lines()) {
+    const size_t at = line.find(' ', line.find(' ') + 1) + 1;
+    const std::string told = line.substr(at);
+    if (told == event || told.starts_with(std::string(event) + " ")) found.push_back(told);
+  }
+  return found;
+}
+// The latest of them; empty when there is none.
+inline std::string LastTold(const TraceLog& trace, std::string_view event) {
+  const std::vector<std::string> found = Told(trace, event);
+  return found.empty() ? std::string() : found.back();
 }
 
 class FakeMemory final : public ConnectionMemory {

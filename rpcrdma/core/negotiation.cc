@@ -29,4 +29,15 @@ PlanLimits MakePlanLimits(const LocalCapabilities& own, const NegotiatedLimits& 
   return limits;
 }
 
+void TraceNegotiated(TraceSink* sink, Instant now, std::string_view component, const NegotiatedFacts& facts) {
+  Trace(sink, now, component, "connection.negotiated",
+        {{"peer", facts.peer},
+         {"private_data", facts.private_data ? "found" : "none"},
+         {"send_inline", uint64_t{facts.limits.send_inline}},
+         {"receive_inline", uint64_t{facts.limits.receive_inline}},
+         {"invalidation", uint64_t{facts.limits.remote_invalidation ? 1u : 0u}},
+         {"reads", uint64_t{facts.reads}},
+         {"reverse", uint64_t{facts.reverse}}});
+}
+
 }  // namespace stagecoach::rpcrdma

@@ -5,8 +5,10 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 #include "base/bytes.h"
+#include "base/trace.h"
 #include "rpcrdma/core/chunk_planner.h"
 #include "rpcrdma/wire/private_data.h"
 
@@ -34,5 +36,15 @@ PrivateData MakePrivateData(const LocalCapabilities& own);
 NegotiatedLimits Negotiate(const LocalCapabilities& own, ConstBytes peer_private_data);
 
 PlanLimits MakePlanLimits(const LocalCapabilities& own, const NegotiatedLimits& negotiated);
+
+// What an end makes of a new connection, as the event connection.negotiated of `component`.
+struct NegotiatedFacts {
+  std::string_view peer;      // its address
+  bool private_data = false;  // the peer's was found; otherwise the defaults hold [pvtdata:5.1#1]
+  NegotiatedLimits limits;
+  uint32_t reads = 0;    // RDMA Reads in flight: from this end (responder), towards it (requester)
+  uint32_t reverse = 0;  // Receives for the reverse direction; 0: it is not offered
+};
+void TraceNegotiated(TraceSink* sink, Instant now, std::string_view component, const NegotiatedFacts& facts);
 
 }  // namespace stagecoach::rpcrdma

@@ -42,6 +42,22 @@ TEST(NegotiationTest, APeerThatSaysNothingUsableGetsTheDefaultsInBothDirections)
   }
 }
 
+TEST(NegotiationTest, TheTraceSaysWhatCameOfIt) {
+  TraceLog trace;
+  TraceNegotiated(&trace, Instant(), "client", {.peer = "10.0.0.1:20049", .reads = 16});
+  TraceNegotiated(&trace, Instant(), "server/1",
+                  {.peer = "10.0.0.7:50000",
+                   .private_data = true,
+                   .limits = {.send_inline = 4096, .receive_inline = 8192, .remote_invalidation = true},
+                   .reads = 4,
+                   .reverse = 8});
+  EXPECT_EQ(trace.lines(), (std::vector<std::string>{
+                               "0.000000000 client connection.negotiated peer=10.0.0.1:20049 private_data=none "
+                               "send_inline=1024 receive_inline=1024 invalidation=0 reads=16 reverse=0",
+                               "0.000000000 server/1 connection.negotiated peer=10.0.0.7:50000 private_data=found "
+                               "send_inline=4096 receive_inline=8192 invalidation=1 reads=4 reverse=8"}));
+}
+
 TEST(NegotiationTest, ThresholdsAreWhatPrivateDataCanSay) {
   EXPECT_EQ(InlineThreshold(0), 1024u);
   EXPECT_EQ(InlineThreshold(1023), 1024u);

@@ -110,6 +110,7 @@ ReplayCache::Verdict ReplayCache::OnCall(const Key& key, Place place, Instant no
     record->original = record->newest = place;
     ++in_progress_;
     ++stats_.recorded;
+    Trace(trace_, now, name_, "replay.recorded", {{"xid", uint64_t{key.xid}}, {"connection", place.connection}});
     return Fresh{record};
   }
   if (record->in_progress) {
@@ -225,6 +226,7 @@ void ReplayCache::MakeRoom(Client* client, Instant now) {
 void ReplayCache::Expire(Instant now) {
   while (!by_use_.empty() && now - by_use_.front()->used >= limits_.age_max) {
     ++stats_.expired;
+    Trace(trace_, now, name_, "replay.expired", {{"xid", uint64_t{by_use_.front()->self->first.xid}}});
     Remove(by_use_.front());
   }
 }

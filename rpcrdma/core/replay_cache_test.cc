@@ -188,12 +188,18 @@ TEST_F(ReplayCacheTest, EveryDecisionIsTraced) {
   ReplayCache::Verdict second = Call("a", 8);
   cache_->OnReply(std::get<ReplayCache::Fresh>(second).record, nullptr, now_);
   Call("a", 8);
+  now_ += ReplayLimits().age_max;
+  Call("a", 9);
   EXPECT_EQ(trace_.lines(), (std::vector<std::string>{
+                                "1.000000000 cache replay.recorded xid=7 connection=1",
                                 "1.000000000 cache replay.joined xid=7 connection=2 instead_of=1",
                                 "1.000000000 cache replay.answered xid=7 connection=1",
+                                "1.000000000 cache replay.recorded xid=8 connection=1",
                                 "1.000000000 cache replay.not_kept xid=8",
                                 "1.000000000 cache replay.evicted xid=7 why=all records",
                                 "1.000000000 cache replay.unanswerable xid=8 connection=1",
+                                "121.000000000 cache replay.expired xid=8",
+                                "121.000000000 cache replay.recorded xid=9 connection=1",
                             }));
 }
 

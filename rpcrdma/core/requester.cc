@@ -25,6 +25,18 @@ bool ReusesSendBuffers() {
   return STAGECOACH_MUTANT("release-before-send-done", "a Send buffer is filled again before its Send has completed");
 }
 
+const char* Word(SubmitRefusal refusal) {
+  switch (refusal) {
+    case SubmitRefusal::kNotConnected:
+      return "not_connected";
+    case SubmitRefusal::kQueueFull:
+      return "queue_full";
+    case SubmitRefusal::kTooLarge:
+      return "too_large";
+  }
+  return "unknown";
+}
+
 // For traces: nanoseconds since the loop's epoch, 0 for none.
 uint64_t Nanoseconds(const std::optional<Instant>& instant) {
   return instant ? static_cast<uint64_t>(instant->time_since_epoch().count()) : 0;
@@ -98,6 +110,8 @@ void Requester::ReturnBuffer(std::vector<std::byte> buffer) {
 
 Result<CallId, SubmitRefusal> Requester::Submit(CallSpec&& spec, Instant now) {
   const auto refuse = [&](SubmitRefusal refusal) {
+    Trace(trace_, now, config_.name, "call.declined",
+          {{"cookie", spec.cookie}, {"bytes", spec.message_size}, {"why", Word(refusal)}});
     ReturnBuffer(std::move(spec.buffer));
     return Err(refusal);
   };
@@ -149,8 +163,35 @@ Result<CallId, SubmitRefusal> Requester::Submit(CallSpec&& spec, Instant now) {
          {"results", call.results.size()},
          {"segments", call.plan.exposed_segments()},
          {"deadline", Nanoseconds(call.deadline)}});
+  if (trace_ != nullptr) TracePlan(index, now);
   Pump(now);
   return id;
+}
+
+void Requester::TracePlan(uint32_t index, Instant now) {
+  const CallPlan& plan = calls_[index]->plan;
+  uint64_t position_zero = 0, read_chunks = 0, read_bytes = 0, write_bytes = 0;
+  uint32_t last_position = 0;
+  for (const PlannedRead& read : plan.reads) {
+    if (read.position == 0) {
+      position_zero += read.memory.length;
+      continue;
+    }
+    if (read.position != last_position) ++read_chunks;
+    last_position = read.position;
+    read_bytes += read.memory.length;
+  }
+  for (const Piece& piece : plan.write_segments) write_bytes += piece.length;
+  Trace(trace_, now, config_.name, "call.planned",
+        {{"call", IdOf(index)},
+         {"type", ToString(plan.type)},
+         {"send", plan.send_size()},
+         {"position_zero", position_zero},
+         {"read_chunks", read_chunks},
+         {"read_bytes", read_bytes},
+         {"write_chunks", plan.write_counts.size()},
+         {"write_bytes", write_bytes},
+         {"reply_chunk", plan.reply_capacity}});
 }
 
 void Requester::Cancel(CallId id, Instant now) {
@@ -198,12 +239,30 @@ void Requester::Pump(Instant now) {
          posted_receives_ > credits_.in_flight()) {
     Transmit(queue_.pop(), now);
   }
-  if (ending_ || over_ || queue_.empty() || !credits_.available()) return;
-  if (free_send_slots_.empty()) {
+  if (ending_ || over_ || queue_.empty()) {
+    held_for_ = {};
+    return;
+  }
+  if (!credits_.available()) {
+    TraceHeld("credit", now);
+  } else if (free_send_slots_.empty()) {
     STAGECOACH_MARK("requester.call_waits_for_send_buffer");
+    TraceHeld("send_buffer", now);
   } else {
     STAGECOACH_MARK("requester.call_waits_for_receive");
+    TraceHeld("receive", now);
   }
+}
+
+// Once for each reason, for as long as calls wait: not for each call.
+void Requester::TraceHeld(std::string_view why, Instant now) {
+  if (why == held_for_) return;
+  held_for_ = why;
+  Trace(trace_, now, config_.name, "call.held",
+        {{"why", why},
+         {"queued", queue_.size()},
+         {"granted", uint64_t{credits_.granted()}},
+         {"in_flight", uint64_t{credits_.in_flight()}}});
 }
 
 uint32_t Requester::room() const {
@@ -347,7 +406,7 @@ void Requester::CountSent(const Call& call) {
 
 void Requester::OnReceive(uint32_t slot, uint32_t length, std::optional<uint32_t> invalidated, Instant now) {
   STAGECOACH_CHECK(slot < receive_.slots && length <= receive_.slot_size && posted_receives_ > 0);
-  if (invalidated) OnInvalidatedByPeer(*invalidated);
+  if (invalidated) OnInvalidatedByPeer(*invalidated, now);
   ByteReader in(receive_.slot(slot).first(length));
   Result<HeaderV1, HeaderFault> header = DecodeHeaderV1(in, config_.list_limits);
   if (!header) return OnMalformed(slot, length, header.error(), now);
@@ -363,9 +422,13 @@ void Requester::OnMalformed(uint32_t slot, uint32_t length, const HeaderFault& f
   // that can never complete now [5666bis:5.5#5].
   std::optional<uint32_t> index;
   if (fault.kind != HeaderFault::Kind::kTooShort && fault.xid) index = xid_table_.Find(*fault.xid);
-  Trace(
-      trace_, now, config_.name, "reply.malformed",
-      {{"length", uint64_t{length}}, {"xid", uint64_t{fault.xid.value_or(0)}}, {"matched", uint64_t{index ? 1u : 0u}}});
+  if (trace_ != nullptr) {
+    Trace(trace_, now, config_.name, "reply.malformed",
+          {{"length", uint64_t{length}},
+           {"xid", uint64_t{fault.xid.value_or(0)}},
+           {"matched", uint64_t{index ? 1u : 0u}},
+           {"why", ToString(fault)}});
+  }
   if (index) {
     STAGECOACH_MARK("requester.malformed_reply_ends_its_call");
     xid_table_.Erase(*fault.xid);
@@ -450,6 +513,8 @@ void Requester::OnReplyTo(uint32_t index, uint32_t slot, HeaderV1&& header, Cons
     failure = CallFailure{.kind = CallFailure::Kind::kBadChunks, .sent = true};
     failure->chunk = valid.error();
     ++stats_.malformed;
+    Trace(trace_, now, config_.name, "reply.refused",
+          {{"call", IdOf(index)}, {"xid", uint64_t{header.xid}}, {"why", ToString(valid.error())}});
   }
   if (failure) {
     call.failure = failure;
@@ -482,7 +547,7 @@ void Requester::TraceReply(uint32_t index, const HeaderV1& header, ConstBytes me
 // [pvtdata:3.2+2]
 // Finds the exposure of ours that a Send With Invalidate ended. It should be one of the call that is being answered
 // [pvtdata:4.1#2]; a peer that names another's breaks that call only, and this one is fenced all the same.
-void Requester::OnInvalidatedByPeer(uint32_t handle) {
+void Requester::OnInvalidatedByPeer(uint32_t handle, Instant now) {
   if (over_) return;
   for (const auto& call : calls_) {
     if (call->state != State::kSent && call->state != State::kFencing) continue;
@@ -495,6 +560,7 @@ void Requester::OnInvalidatedByPeer(uint32_t handle) {
   }
   // Of a call that is over, or none of ours.
   STAGECOACH_MARK("requester.peer_invalidated_unknown_stag");
+  Trace(trace_, now, config_.name, "stag.not_ours", {{"stag", uint64_t{handle}}});
 }
 
 // --- Ending a call ---
@@ -571,6 +637,8 @@ std::optional<CallOutcome> Requester::TakeOutcome(Instant now) {
     outcome.failure = CallFailure{.kind = CallFailure::Kind::kBadChunks, .sent = true};
     outcome.failure->chunk = ChunkFault::kXidMismatch;
     STAGECOACH_MARK("requester.reply_chunk_is_not_of_its_call");
+    Trace(trace_, now, config_.name, "reply.refused",
+          {{"call", outcome.call}, {"xid", uint64_t{call.xid}}, {"why", ToString(ChunkFault::kXidMismatch)}});
     TraceOver(index, outcome, now);
     return outcome;
   }

@@ -29,6 +29,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/result.h"
@@ -184,7 +185,7 @@ class Requester final : public ConnectionEngine {
   // It holds `length` bytes that begin with no header.
   void OnMalformed(uint32_t slot, uint32_t length, const HeaderFault& fault, Instant now);
   // The peer invalidated this steering tag of ours, whatever message that came with.
-  void OnInvalidatedByPeer(uint32_t handle);
+  void OnInvalidatedByPeer(uint32_t handle, Instant now);
 
   // --- ConnectionEngine ---
 
@@ -243,6 +244,8 @@ class Requester final : public ConnectionEngine {
   ConstBytes MemoryOf(const Call& call, const Piece& piece) const;
   void CountSent(const Call& call);
   void OnReplyTo(uint32_t index, uint32_t slot, HeaderV1&& header, ConstBytes message, Instant now);
+  void TracePlan(uint32_t index, Instant now);
+  void TraceHeld(std::string_view why, Instant now);
   void TraceReply(uint32_t index, const HeaderV1& header, ConstBytes message, Instant now);
   void TraceOver(uint32_t index, const CallOutcome& outcome, Instant now);
   void Abandon(Call& call);
@@ -275,9 +278,10 @@ class Requester final : public ConnectionEngine {
   int64_t posted_receives_ = 0;
   size_t outstanding_ = 0;
   std::optional<Instant> next_deadline_;
-  bool ending_ = false;  // Disconnect was emitted
-  bool closed_ = false;  // by Close()
-  bool over_ = false;    // OnDisconnected
+  std::string_view held_for_;  // why calls wait, as the trace was told; empty while none does
+  bool ending_ = false;        // Disconnect was emitted
+  bool closed_ = false;        // by Close()
+  bool over_ = false;          // OnDisconnected
   ConnectionStats stats_;
 };
 

@@ -12,6 +12,7 @@ using testing::Arena;
 using testing::At;
 using testing::Decode;
 using testing::FakeMemory;
+using testing::LastTold;
 using testing::Message;
 using testing::Pattern;
 using testing::Put;
@@ -19,6 +20,7 @@ using testing::PutRaw;
 using testing::Sent;
 using testing::TakeAll;
 using testing::Taken;
+using testing::Told;
 
 constexpr uint32_t kFirstXid = 100;
 constexpr uint32_t kCallWord = 0;
@@ -44,7 +46,7 @@ class RequesterTest : public ::testing::Test {
 
   void Make(Requester::Config config) {
     config.credits = config.credits == 64 ? kSlots : config.credits;
-    requester_.emplace(config, send_.view(), receive_.view(), memory_, xids_, nullptr);
+    requester_.emplace(config, send_.view(), receive_.view(), memory_, xids_, &trace_);
     requester_->Start();
     const Taken taken = TakeAll(*requester_);
     EXPECT_EQ(taken.receives.size(), kSlots);
@@ -121,6 +123,7 @@ class RequesterTest : public ::testing::Test {
     Take();
   }
 
+  TraceLog trace_;
   FakeMemory memory_;
   Arena send_{8, 1024};
   Arena receive_{kSlots, 1024};
@@ -408,6 +411,7 @@ TEST_F(RequesterTest, PeerThatInvalidatesATagOfNoCallChangesNothing) {
   const auto outcome = Outcome();
   ASSERT_TRUE(outcome.has_value());
   EXPECT_FALSE(outcome->failure.has_value());
+  EXPECT_EQ(LastTold(trace_, "stag.not_ours"), "stag.not_ours stag=" + std::to_string(0xdead));
 }
 
 // [traps:interop#11]
@@ -570,7 +574,9 @@ TEST_F(RequesterTest, ReplyThatChangesTheOfferedChunksEndsItsCall) {
     Invalidated(Take());
     const auto outcome = Outcome();
     Take();
-    return outcome && outcome->failure ? std::optional(outcome->failure->chunk) : std::nullopt;
+    if (!outcome || !outcome->failure) return std::optional<ChunkFault>();
+    EXPECT_TRUE(LastTold(trace_, "reply.refused").ends_with(std::string(" why=") + ToString(outcome->failure->chunk)));
+    return std::optional(outcome->failure->chunk);
   };
   EXPECT_EQ(lie([](ChunkLists& lists) { lists.writes.mutable_chunk(0)[0].handle ^= 1; }),
             ChunkFault::kWriteListChanged);
@@ -691,6 +697,8 @@ TEST_F(RequesterTest, InlineOnlyRefusesWhatNeedsAChunk) {
   EXPECT_TRUE(refused({.words = 300}));
   EXPECT_TRUE(refused({.results = {result}}));
   EXPECT_TRUE(refused({.reply_base_max = 1000}));
+  EXPECT_EQ(Told(trace_, "call.declined").size(), 4u);
+  EXPECT_EQ(LastTold(trace_, "call.declined"), "call.declined cookie=0 bytes=24 why=too_large");
   EXPECT_EQ(requester_->outstanding(), 0u);
   EXPECT_EQ(Take().order, "");
   // What fits travels, the eligible item inside the message.
@@ -878,6 +886,38 @@ TEST_F(RequesterTest, QueueIsBounded) {
   Make({.queued_max = 3});
   for (int i = 0; i < 4; ++i) MustSubmit();  // one is sent, three wait
   EXPECT_EQ(Submit({}).error(), SubmitRefusal::kQueueFull);
+  EXPECT_EQ(LastTold(trace_, "call.declined"), "call.declined cookie=0 bytes=24 why=queue_full");
+}
+
+TEST_F(RequesterTest, TheTraceSaysHowEachPartTravels) {
+  MustSubmit();
+  EXPECT_EQ(LastTold(trace_, "call.planned"),
+            "call.planned call=1 type=RDMA_MSG send=52 position_zero=0 read_chunks=0 read_bytes=0 write_chunks=0 "
+            "write_bytes=0 reply_chunk=0");
+  const auto item = Pattern(2001);
+  std::vector<std::byte> result(3000);
+  MustSubmit({.item = item, .results = {result}, .reply_base_max = 2000});
+  const std::string direct = LastTold(trace_, "call.planned");
+  EXPECT_NE(direct.find(" type=RDMA_MSG "), std::string::npos) << direct;
+  EXPECT_NE(direct.find(" position_zero=0 read_chunks=1 read_bytes=2001 write_chunks=1 write_bytes=3000 reply_chunk=2"),
+            std::string::npos)
+      << direct;
+  MustSubmit({.item = item, .direct_placement = false});
+  const std::string whole = LastTold(trace_, "call.planned");
+  EXPECT_NE(whole.find(" type=RDMA_NOMSG "), std::string::npos) << whole;
+  EXPECT_NE(whole.find(" position_zero=2028 read_chunks=0 read_bytes=0 write_chunks=0 "), std::string::npos) << whole;
+}
+
+TEST_F(RequesterTest, TheTraceSaysOnceWhyCallsAreHeld) {
+  for (int i = 0; i < 3; ++i) MustSubmit();
+  EXPECT_EQ(Told(trace_, "call.held"),
+            (std::vector<std::string>{"call.held why=credit queued=1 granted=1 in_flight=1"}));
+  Reply(kFirstXid, 4);
+  ASSERT_TRUE(Outcome().has_value());
+  // Nobody waits any more; the next who does is told of anew.
+  for (int i = 0; i < 3; ++i) MustSubmit();
+  EXPECT_EQ(Told(trace_, "call.held").size(), 2u);
+  EXPECT_EQ(LastTold(trace_, "call.held"), "call.held why=credit queued=1 granted=4 in_flight=4");
 }
 
 TEST_F(RequesterTest, ReceiveOfAReplyIsPostedAgainWhenItIsReleased) {
@@ -901,6 +941,7 @@ TEST_F(RequesterTest, CallThatWaitsForAReceiveIsSentWhenOneIsPosted) {
   // A credit is free, but the reply still occupies its Receive.
   Reply(xid_);
   EXPECT_TRUE(Take().sends.empty());
+  EXPECT_EQ(LastTold(trace_, "call.held"), "call.held why=receive queued=1 granted=4 in_flight=3");
   EXPECT_TRUE(Outcome().has_value());
   EXPECT_EQ(Take().order, "RS");
 }
@@ -918,6 +959,7 @@ TEST_F(RequesterTest, WaitsForASendBufferWhenNoneIsFree) {
   }
   MustSubmit();
   EXPECT_TRUE(Take().sends.empty());
+  EXPECT_EQ(LastTold(trace_, "call.held"), "call.held why=send_buffer queued=1 granted=4 in_flight=0");
   requester_->OnSendDone(0, At(2));
   EXPECT_EQ(Take().sends.size(), 1u);
 }

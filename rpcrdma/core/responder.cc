@@ -117,10 +117,16 @@ bool Responder::TakeMessage(uint32_t slot, Instant now) {
 void Responder::OnMalformed(uint32_t slot, uint32_t length, const HeaderFault& fault, Instant now) {
   if (!TakeMessage(slot, now)) return;
   ++stats_.malformed;
-  Trace(trace_, now, config_.name, "call.malformed",
-        {{"length", uint64_t{length}}, {"kind", static_cast<uint64_t>(fault.kind)}});
   // [5666bis:8.3.3#2] too short: dropped. An RDMA_ERROR is never answered, however malformed.
-  if (fault.action == FaultAction::kDrop || !fault.xid) {
+  const bool drop = fault.action == FaultAction::kDrop || !fault.xid;
+  if (trace_ != nullptr) {
+    Trace(trace_, now, config_.name, "call.malformed",
+          {{"length", uint64_t{length}},
+           {"xid", uint64_t{fault.xid.value_or(0)}},
+           {"dropped", uint64_t{drop ? 1u : 0u}},
+           {"why", ToString(fault)}});
+  }
+  if (drop) {
     STAGECOACH_MARK("responder.malformed_message_dropped");
     Repost(slot);
     return;
@@ -145,7 +151,7 @@ void Responder::OnMessage(uint32_t slot, HeaderV1&& header, ConstBytes message, 
   const std::optional<Prefix> prefix = is_message && header.has_inline_message() ? PeekPrefix(message) : std::nullopt;
   if (!is_message || (prefix && prefix->direction != kCall)) {
     STAGECOACH_MARK("responder.message_that_is_no_call_dropped");
-    return drop("not a call");
+    return drop(is_message ? "not a call" : ToString(header.type()));
   }
   if (config_.inline_only && unanswered_ >= receives_) {
     STAGECOACH_MARK("responder.call_beyond_credits_dropped");
@@ -187,8 +193,11 @@ void Responder::OnCall(uint32_t slot, HeaderV1&& header, ConstBytes message, Ins
         {{"request", IdOf(slot)},
          {"xid", uint64_t{header.xid}},
          {"bytes", message.size()},
+         {"type", ToString(header.type())},
+         {"position_zero", uint64_t{chunks->has_position_zero() ? 1u : 0u}},
          {"read_chunks", chunks->chunks.size()},
          {"write_chunks", lists.writes.size()},
+         {"reply_chunk", lists.reply ? TotalLength(*lists.reply) : 0},
          {"unanswered", uint64_t{unanswered_}},
          {"receives", uint64_t{posted_receives()}}});
 
@@ -207,6 +216,10 @@ void Responder::OnCall(uint32_t slot, HeaderV1&& header, ConstBytes message, Ins
   }
   waiting_.push(slot);
   ServeWaiting(now);
+  if (call.state == State::kWaitingForMemory) {
+    Trace(trace_, now, config_.name, "call.waits",
+          {{"request", IdOf(slot)}, {"xid", uint64_t{call.xid}}, {"waiting", waiting_.size()}});
+  }
 }
 
 // RDMA_ERROR, as soon as there is a buffer for it. It counts as a call not yet answered: its Receive is not posted
@@ -369,6 +382,11 @@ void Responder::OnPulled(uint32_t slot, Instant now) {
   if (!stream || !prefix || prefix->xid != call.xid) {
     STAGECOACH_MARK("responder.pulled_call_is_not_of_its_header");
     ++stats_.malformed;
+    Trace(trace_, now, config_.name, "call.refused",
+          {{"xid", uint64_t{call.xid}},
+           {"why", ToString(!stream  ? stream.error()
+                            : prefix ? ChunkFault::kXidMismatch
+                                     : ChunkFault::kNoMessage)}});
     FreeSinks(call);
     Answer(slot, std::nullopt);
     PumpReplies(now);
@@ -502,6 +520,8 @@ void Responder::Refuse(RequestId id, Instant now) {
   FreeSinks(*call);
   ServeWaiting(now);
   if (over_ || ending_) return CloseRecord(SlotOf(id));
+  Trace(trace_, now, config_.name, "reply.impossible",
+        {{"xid", uint64_t{call->xid}}, {"why", ToString(ReplyVerdict::kNoRoomForReply)}});
   Answer(SlotOf(id), std::nullopt);
   PumpReplies(now);
 }
@@ -540,6 +560,7 @@ void Responder::SendReply(uint32_t slot, uint32_t send_slot, Instant now) {
   InFlight& in_flight = in_flight_[send_slot];
   if (!PostWrites(call, in_flight)) {
     STAGECOACH_MARK("responder.write_source_refused");
+    Trace(trace_, now, config_.name, "source.refused", {{"xid", uint64_t{call.xid}}});
     // What was registered before the refusal stays registered until after the Send.
     if (!in_flight.registrations.empty()) {
       STAGECOACH_MARK("responder.write_source_refused_halfway");
@@ -583,7 +604,10 @@ void Responder::SendReply(uint32_t slot, uint32_t send_slot, Instant now) {
         {{"request", id},
          {"xid", uint64_t{call.xid}},
          {"slot", uint64_t{send_slot}},
+         {"type", ToString(call.plan.type)},
          {"bytes", uint64_t{send.length}},
+         {"placed", call.plan.direct_bytes},
+         {"reply_chunk", call.plan.reply_bytes},
          {"writes", call.plan.writes.size()},
          {"written", call.plan.direct_bytes + call.plan.reply_bytes},
          {"invalidate", uint64_t{send.invalidate ? 1u : 0u}},

@@ -14,6 +14,7 @@ using testing::Arena;
 using testing::At;
 using testing::Decode;
 using testing::FakeMemory;
+using testing::LastTold;
 using testing::Message;
 using testing::Pattern;
 using testing::Put;
@@ -21,6 +22,7 @@ using testing::PutRaw;
 using testing::Sent;
 using testing::TakeAll;
 using testing::Taken;
+using testing::Told;
 
 constexpr uint32_t kCallWord = 0;
 constexpr uint32_t kReplyWord = 1;
@@ -38,7 +40,7 @@ class ResponderTest : public ::testing::Test {
   ResponderTest() : memory_(100000) { Make({}); }
 
   void Make(const Responder::Config& config) {
-    responder_.emplace(config, send_.view(), receive_.view(), memory_, nullptr);
+    responder_.emplace(config, send_.view(), receive_.view(), memory_, &trace_);
     responder_->Start();
     posted_ = TakeAll(*responder_).receives;
     EXPECT_EQ(posted_.size(), kSlots);
@@ -103,6 +105,7 @@ class ResponderTest : public ::testing::Test {
     return sent.header.type();
   }
 
+  TraceLog trace_;
   FakeMemory memory_;
   Arena send_{6, 1024};
   Arena receive_{kSlots, 1024};
@@ -270,6 +273,8 @@ TEST_F(ResponderTest, LongCallWithAnotherXidInsideIsRefused) {
   DoInvalidates(Take());
   EXPECT_FALSE(responder_->TakeRequest(At(1)).has_value());
   EXPECT_EQ(OnlyErrorSent(Take(), 7), MessageType::kError);
+  EXPECT_EQ(LastTold(trace_, "call.refused"),
+            std::string("call.refused xid=7 why=") + ToString(ChunkFault::kXidMismatch));
   EXPECT_EQ(memory_.used, 0u);
 }
 
@@ -305,6 +310,8 @@ TEST_F(ResponderTest, CallWaitsForMemoryInOrderOfArrival) {
   Call(1, large);
   Call(2, large);  // 100000 bytes are allowed
   Call(3, small);  // would fit, and must not overtake
+  EXPECT_EQ(Told(trace_, "call.waits"),
+            (std::vector<std::string>{"call.waits request=2 xid=2 waiting=1", "call.waits request=3 xid=3 waiting=2"}));
   Taken taken = Take();
   ASSERT_EQ(taken.reads.size(), 1u);
   DoReads(taken, source);
@@ -493,6 +500,9 @@ TEST_F(ResponderTest, LongReplyGoesIntoTheReplyChunkOrBecomesErrChunk) {
   EXPECT_EQ(sent.header.type(), MessageType::kNomsg);
   EXPECT_TRUE(sent.message.empty());
   EXPECT_EQ((*sent.header.chunks()->reply)[0].length, 2408u);
+  const std::string told = LastTold(trace_, "reply.sent");
+  EXPECT_NE(told.find(" type=RDMA_NOMSG "), std::string::npos) << told;
+  EXPECT_NE(told.find(" placed=0 reply_chunk=2408 writes=1 written=2408 "), std::string::npos) << told;
   responder_->OnSendDone(taken.sends[0].slot, At(3));
   DoInvalidates(Take());
 
@@ -514,6 +524,7 @@ TEST_F(ResponderTest, MemoryRegisteredForAReplyThatCannotBeWrittenStaysUntilItIs
   Taken taken = Take();
   EXPECT_EQ(OnlyErrorSent(taken, 1), MessageType::kError);
   EXPECT_TRUE(taken.writes.empty());
+  EXPECT_EQ(LastTold(trace_, "source.refused"), "source.refused xid=1");
   ASSERT_EQ(memory_.live.size(), 1u);
   EXPECT_TRUE(taken.sends.at(0).prompt);
   EXPECT_FALSE(watch.expired());
@@ -649,6 +660,8 @@ TEST_F(ResponderTest, MsgpIsTreatedAsMsg) {
   Receive({.xid = 7, .credits = 1, .body = RdmaMsgp{.align = 4096, .thresh = 1}}, Message(7, kCallWord));
   RequestId id = MustTakeRequest();
   EXPECT_EQ(ToHex(responder_->stream(id).base), ToHex(Message(7, kCallWord)));
+  const std::string told = LastTold(trace_, "call.received");
+  EXPECT_NE(told.find(" type=RDMA_MSGP position_zero=0 read_chunks=0 "), std::string::npos) << told;
   Complete(id);
   EXPECT_EQ(Decode(send_.view(), Take().sends.at(0)).header.type(), MessageType::kMsg);
 
@@ -678,6 +691,8 @@ TEST_F(ResponderTest, OtherVersionIsAnsweredWithErrVersInOurs) {
   EXPECT_EQ(sent.header.xid, 7u);
   EXPECT_EQ(std::get<ErrVers>(sent.header.body), (ErrVers{1, 1}));
   EXPECT_EQ(taken.order, "RS");
+  const std::string told = LastTold(trace_, "call.malformed");
+  EXPECT_NE(told.find(" xid=7 dropped=0 why=RPC-over-RDMA version 2 "), std::string::npos) << told;
 }
 
 // [5666bis:5.5#4]
@@ -711,6 +726,9 @@ TEST_F(ResponderTest, RdmaErrorDoneRepliesAndScrapsAreDroppedWithoutAnAnswer) {
   Taken taken = Take();
   EXPECT_EQ(taken.order, "RRRR");
   EXPECT_EQ(responder_->stats().ignored, 4u);
+  EXPECT_EQ(Told(trace_, "call.dropped"),
+            (std::vector<std::string>{"call.dropped xid=7 why=RDMA_ERROR", "call.dropped xid=7 why=RDMA_ERROR",
+                                      "call.dropped xid=7 why=RDMA_DONE", "call.dropped xid=7 why=not a call"}));
   // [5666bis:8.3.3#2]
   ReceiveRaw(Pattern(15));
   ReceiveRaw({});
@@ -830,6 +848,14 @@ TEST_F(ResponderTest, InlineOnlyRefusesCallsWithChunks) {
   EXPECT_EQ(OnlyErrorSent(taken, 3), MessageType::kError);
   EXPECT_FALSE(responder_->TakeRequest(At(1)).has_value());
   EXPECT_EQ(posted_.size(), kSlots);
+}
+
+TEST_F(ResponderTest, TheTraceSaysWhyAReplyIsRefused) {
+  Call(7);
+  responder_->Refuse(MustTakeRequest(), At(2));
+  EXPECT_EQ(OnlyErrorSent(Take(), 7), MessageType::kError);
+  EXPECT_EQ(LastTold(trace_, "reply.impossible"),
+            std::string("reply.impossible xid=7 why=") + ToString(ReplyVerdict::kNoRoomForReply));
 }
 
 }  // namespace

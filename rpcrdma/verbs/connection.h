@@ -132,6 +132,7 @@ class Connection final : public CmHandler, public ConnectionMemory {
   BufferArena receive_arena() const { return receive_arena_; }
   bool uses_windows() const { return windows_; }
   uint32_t outgoing_reads() const { return outgoing_reads_; }
+  uint32_t incoming_reads() const { return incoming_reads_; }
   uint32_t segment_length_max() const { return segment_length_max_; }
 
   // Entries of the table of registrations, free ones included.

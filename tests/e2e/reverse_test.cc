@@ -1,6 +1,7 @@
 // Calls from a server to its clients, end to end through the public API, in whichever setting it is linked with.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <asio/awaitable.hpp>
 #include <asio/bind_cancellation_slot.hpp>
 #include <asio/cancellation_signal.hpp>
@@ -114,7 +115,8 @@ class ReverseTest : public ::testing::Test {
 
   void StartServer(ReverseClientOptions options = {}, uint32_t reverse_credits = 8) {
     setting_->ActAsServer();
-    server_.emplace(setting_->loop(), ServerOptions{.reverse_credits = reverse_credits, .first_xid = 1});
+    server_.emplace(setting_->loop(),
+                    ServerOptions{.reverse_credits = reverse_credits, .first_xid = 1, .trace = &trace_});
     server_->Register(&front_);
     back_.emplace(*server_, options);
     front_.back = &*back_;
@@ -191,6 +193,14 @@ class ReverseTest : public ::testing::Test {
     return found->second.error().kind;
   }
 
+  // How often the server said so.
+  size_t Told(const std::string& event) const {
+    return static_cast<size_t>(std::ranges::count_if(trace_.lines(), [&](const std::string& line) {
+      return line.find(" server " + event + " ") != std::string::npos;
+    }));
+  }
+
+  TraceLog trace_;
   std::unique_ptr<Setting> setting_;
   Front front_;
   TestService callbacks_;  // the client's
@@ -331,6 +341,7 @@ TEST_F(ReverseTest, AServerWithoutReverseCreditsBindsNobody) {
   ConnectClient();
   ASSERT_TRUE(CallFront(kBind).has_value());
   EXPECT_FALSE(front_.bound);
+  EXPECT_EQ(Told("reverse.not_bound"), 1u);
 }
 
 // [5666bis:8.3.1#1] A client that serves nothing drops what it is sent, and stays connected.
@@ -485,6 +496,9 @@ TEST_F(ReverseTest, CallsWaitForTheClientToReturnAndKeepTheirXids) {
   }));
   EXPECT_EQ(xids[1], first_xid);
   EXPECT_EQ(xids[2], second_xid);
+  EXPECT_EQ(Told("reverse.bound"), 2u);
+  EXPECT_EQ(Told("reverse.waits"), 3u);
+  EXPECT_EQ(Told("reverse.retransmitted"), 2u) << "the third was not sent before";
   EXPECT_TRUE(xids[3] != first_xid && xids[3] != second_xid);
   for (const auto& [number, outcome] : outcomes_) {
     ASSERT_TRUE(outcome.has_value()) << outcome.error().ToString();
@@ -574,6 +588,7 @@ TEST_F(ReverseTest, ACallInProgressEndsWhenTheServersGraceIsOver) {
   server_->Stop(10ms, [&] { stopped = true; });
   ASSERT_TRUE(setting_->Until([&] { return stopped && outcomes_.size() == 1; }));
   EXPECT_EQ(KindOf(1), CallError::Kind::kClosed);
+  EXPECT_EQ(Told("server.grace_over"), 1u);
 }
 
 TEST_F(ReverseTest, TheEndOfTheServerEndsEveryCallAndLeavesTheReverseClientUsable) {

@@ -707,5 +707,25 @@ TEST_F(ServerTest, RecordsEndWithTheServer) {
   EXPECT_EQ((*outcome)->error().kind, CallError::Kind::kConnectionLost);
 }
 
+TEST_F(ServerTest, TheTraceSaysWhatNoServiceHearsOfAndWhatCouldNotBeReached) {
+  StartServer();
+  std::optional<Outcome> outcome;
+  Connected(77).Call(
+      ProcedureId{kProgram + 7, 1, 0}, [](XdrWriter&) {}, {},
+      [&](Outcome result) { outcome.emplace(std::move(result)); });
+  ASSERT_TRUE(setting_->Until([&] { return outcome.has_value(); }));
+  EXPECT_TRUE(Traced("call.not_served"));
+
+  const uint16_t port = server_->port();
+  server_.reset();
+  setting_->ActAsClient();
+  Client late(setting_->loop(), {.first_xid = 1, .trace = &trace_});
+  std::optional<bool> connected;
+  late.Connect(setting_->server_host(), port, [&](Result<void, CallError> result) { connected = result.has_value(); });
+  ASSERT_TRUE(setting_->Until([&] { return connected.has_value(); }));
+  EXPECT_FALSE(*connected);
+  EXPECT_TRUE(Traced("connect.failed"));
+}
+
 }  // namespace
 }  // namespace stagecoach::e2e

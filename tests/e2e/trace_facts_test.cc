@@ -147,7 +147,8 @@ TEST(TraceFacts, AHistoryIsJudgedByItsEventsAlone) {
     // Each rule had something to judge.
     for (const char* event :
          {"call.sent", "reply.sent", "error.sent", "send.posted", "send.done", "stag.exposed", "stag.invalidated",
-          "read.issued", "reply.received", "reply.ignored", "connection.closed"}) {
+          "read.issued", "reply.received", "reply.ignored", "connection.closed", "connect.trying",
+          "connection.negotiated", "call.planned", "call.held", "server.stopping", "server.stopped"}) {
       EXPECT_GT(counts.of(event), 0u) << event;
     }
   }
