@@ -146,6 +146,7 @@ asio::awaitable<bool> Search(EventLoop& loop, uint16_t port, std::promise<std::s
   const Result<uint32_t, CallError> refused = co_await Count(another, "", CallOptions());
   if (refused || refused.error().accept_stat != AcceptStat::kGarbageArgs) co_return false;
   fmt::print("{} ({})\n", refused.error().ToString(), Advice(refused.error()));
+  co_await another.AsyncClose(asio::use_awaitable);
   co_return *found == 2;
 }
 

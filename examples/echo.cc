@@ -112,7 +112,8 @@ bool EchoWithFutures(AsioLoop& loop, uint16_t port) {
   // [end]
   fmt::print("by future: {}\n", connected ? Describe(reply) : connected.error().ToString());
   // [snippet: close]
-  loop.Post([&] { client.Close([&] { loop.Stop(); }); });
+  wait_for([&] { return client.AsyncClose(asio::use_future); });
+  loop.Stop();
   network.join();
   // [end]
   return reply.has_value();

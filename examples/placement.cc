@@ -151,7 +151,9 @@ asio::awaitable<bool> Exchange(EventLoop& loop, uint16_t port, ConstBytes served
   const bool placed = stats.bytes_placed_by_read == block.size() && stats.bytes_placed_by_write == data.size() &&
                       data.data() == sink.data() && fetched->placed_bytes(0) == data.size();
   // [end]
-  co_return placed&& data.size() == served.size() && Checksum(data) == Checksum(served);
+  const bool intact = data.size() == served.size() && Checksum(data) == Checksum(served);
+  co_await client.AsyncClose(asio::use_awaitable);
+  co_return (placed && intact);
 }
 
 }  // namespace

@@ -246,6 +246,13 @@ class Client {
         token, procedure, std::forward<Args>(args), options);
   }
 
+  // Signature void().
+  template <typename Token>
+  auto AsyncClose(Token&& token) {
+    return asio::async_initiate<Token, void()>(
+        [this](auto handler) { Close(internal::EndOnItsExecutor(std::move(handler))); }, token);
+  }
+
   // --- What is going on ---
 
   bool connected() const;

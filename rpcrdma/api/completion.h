@@ -22,6 +22,15 @@ auto OnItsExecutor(Handler handler) {
   };
 }
 
+// The same for a handler that is told nothing but the end.
+template <typename Handler>
+auto EndOnItsExecutor(Handler handler) {
+  return [handler = std::move(handler)]() mutable {
+    auto executor = asio::get_associated_executor(handler);
+    asio::dispatch(executor, std::move(handler));
+  };
+}
+
 // Has `slot`, taken from the handler of an operation that has begun, call `cancel` when it is emitted. Whatever kind of
 // cancellation that is: a call that ends early leaves everything in order. `cancel` does nothing once the operation is
 // over, so it may stay in the slot.

@@ -23,6 +23,7 @@
 
 #include <sys/socket.h>
 
+#include <asio/async_result.hpp>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -34,6 +35,7 @@
 #include "base/result.h"
 #include "base/time.h"
 #include "base/trace.h"
+#include "rpcrdma/api/completion.h"
 #include "rpcrdma/api/error.h"
 #include "rpcrdma/api/function.h"
 #include "rpcrdma/api/service.h"
@@ -170,6 +172,12 @@ class Server {
   // `done`. Each client is disconnected when the Sends of its replies have completed. Calls that arrive meanwhile, or
   // still wait to be executed, are not executed; their clients see the connection end (CallError::kConnectionLost).
   void Stop(Duration grace, UniqueFunction<void()> done);
+  // Signature void().
+  template <typename Token>
+  auto AsyncStop(Duration grace, Token&& token) {
+    return asio::async_initiate<Token, void()>(
+        [this, grace](auto handler) { Stop(grace, internal::EndOnItsExecutor(std::move(handler))); }, token);
+  }
 
   ServerStats stats() const;
   ServerHoldings holdings() const;

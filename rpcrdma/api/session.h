@@ -169,13 +169,7 @@ class Session {
   template <typename Token>
   auto AsyncClose(Token&& token) {
     return asio::async_initiate<Token, void()>(
-        [this](auto handler) {
-          Close([handler = std::move(handler)]() mutable {
-            auto executor = asio::get_associated_executor(handler);
-            asio::dispatch(executor, std::move(handler));
-          });
-        },
-        token);
+        [this](auto handler) { Close(internal::EndOnItsExecutor(std::move(handler))); }, token);
   }
 
   // Connections that calls can be sent on now.

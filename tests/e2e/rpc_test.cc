@@ -899,6 +899,20 @@ TEST_F(RpcTest, FuturesHoldReplies) {
   EXPECT_TRUE(future.get().has_value());
 }
 
+TEST_F(RpcTest, ClientsAndServersEndByToken) {
+  Start();
+  const auto ready = [](const std::future<void>& future) {
+    return future.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+  };
+  const std::future<void> closed = client_->AsyncClose(asio::use_future);
+  EXPECT_FALSE(ready(closed)) << "a handler ran inside the call that started it";
+  ASSERT_TRUE(setting_->Until([&] { return ready(closed); }));
+  EXPECT_FALSE(client_->connected());
+  const std::future<void> stopped = server_->AsyncStop(1s, asio::use_future);
+  ASSERT_TRUE(setting_->Until([&] { return ready(stopped); }));
+  EXPECT_EQ(server_->stats().clients, 0u);
+}
+
 TEST_F(RpcTest, CancellationSlotsOfEveryTokenCancelTheCall) {
   StartWarm();
   const auto hold = [](XdrWriter& args) { args.U32(1); };
