@@ -97,12 +97,13 @@ def outcome_in(log, status):
         return Outcome(verdict, reason.group(1) if reason else "skipped without a reason")
     if status == 0 and re.search(r"^\[       OK \]", log, re.M):
         return Outcome("passed", "")
+    unread = [line for line in log.splitlines() if line.startswith("left unread")]
     if status == 137:
-        return Outcome("failed", "does not end")
+        return Outcome("failed", "\n".join(["does not end", *unread]))
     if not re.search(r"^\[  FAILED  \]", log, re.M):
         return Outcome("failed", f"dies: exit status {status}")
     lines = [line for line in log.splitlines() if not re.match(r"\[[-= ]|Note|Running|\s*$|\[ ", line)]
-    return Outcome("failed", "\n".join(lines[:14]))
+    return Outcome("failed", "\n".join([*[line for line in lines if line not in unread][:14], *unread]))
 
 
 def run_here(profile, plan, folder):

@@ -42,6 +42,14 @@ class GuestCasesTest(unittest.TestCase):
         # Killed behind its verdict, or with a sanitizer's complaint.
         self.assertEqual(guest_cases.outcome_in(PASSED, 1).verdict, "failed")
 
+    def test_bytes_that_were_left_unread_are_told(self):
+        lines = "".join(f"line {i}\n" for i in range(40))
+        unread = "left unread: from 0F02000A:1 to 0F02000A:2, bytes 00000000:00000058"
+        for log, status in [(FAILED.replace("said", lines + "said") + unread, 1), (FAILED + unread, 137)]:
+            detail = guest_cases.outcome_in(log + "\n[  1.0] a word of the kernel\n", status).detail
+            self.assertEqual(detail.splitlines().count(unread), 1)
+            self.assertLessEqual(len(detail.splitlines()), 15)
+
     def test_a_suite_without_its_device_has_failed(self):
         log = SKIPPED.replace("it lacks that", "no RDMA device on this machine")
         self.assertEqual(guest_cases.outcome_in(log, 0).verdict, "failed")

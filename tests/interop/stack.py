@@ -52,6 +52,12 @@ def library_versions():
     return done.stdout.splitlines()
 
 
+def commit():
+    """Of what is being built: "commit 3aa9b0612345", as binaries name it."""
+    said = subprocess.run([guest_cases.TOP / "tools/bazel/status"], cwd=guest_cases.TOP, stdout=subprocess.PIPE, text=True, check=True).stdout
+    return "commit " + said.split()[1]
+
+
 def table_of(head, rows):
     return contract_table.table([head, ["---"] * len(head), *rows]) if rows else "- nothing"
 
@@ -108,6 +114,7 @@ def main():
         emulated = work / "emulated/stagecoach"
     chosen = labels() if devices else []
     built = guest_cases.build([*chosen, TOOL], "--config=rdma_core")
+    built_from = commit()
 
     wrong = 0
     columns, exchanges, kernel = {}, {}, ""
@@ -127,7 +134,7 @@ def main():
         passed = sum(outcome.verdict == "passed" for came in exchanges.values() for outcome in came.values())
         print(f"mixed: {passed} passed, {sum(map(len, exchanges.values())) - passed} failed")
     if wrong == 0 and len(columns) == len(COLUMNS) and exchanges:
-        versions = ", ".join([kernel, *library_versions()])
+        versions = ", ".join([kernel, *library_versions(), built_from])
         PAGE.write_text(page_text(PAGE.read_text(), versions, columns, deviations, exchanges))
     return 1 if wrong else 0
 
