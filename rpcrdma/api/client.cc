@@ -207,6 +207,8 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
   EventLoop& loop() const { return loop_; }
   void OnConnectionLost(UniqueFunction<void(const CallError&)> handler) { on_lost_ = std::move(handler); }
 
+  void OnEachProgress(UniqueFunction<void()> handler) { on_progress_ = std::move(handler); }
+
   // --- ConnectionOwner ---
 
   // [pvtdata:4+1]
@@ -260,9 +262,10 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
     // After ~Client, maybe from one of these handlers, the loop delivers the rest.
     while (requester_ && (!abandoned_ || delivering_after_end_)) {
       std::optional<CallOutcome> outcome = requester_->TakeOutcome(loop_.Now());
-      if (!outcome) return;
+      if (!outcome) break;
       Deliver(std::move(*outcome));
     }
+    if (on_progress_ && !abandoned_) on_progress_();
   }
 
   // Before the outstanding calls end: they tell why.
@@ -574,6 +577,7 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
   Client::ConnectHandler on_connected_;
   UniqueFunction<void()> on_closed_;
   UniqueFunction<void(const CallError&)> on_lost_;
+  UniqueFunction<void()> on_progress_;
   std::optional<CallError> lost_;
 };
 
@@ -696,6 +700,9 @@ uint32_t Client::room() const {
 }
 bool Client::KnowsXid(uint32_t xid) const {
   return connection_->KnowsXid(xid);
+}
+void Client::OnProgress(UniqueFunction<void()> handler) {
+  connection_->OnEachProgress(std::move(handler));
 }
 void Client::Drop(const std::string& why) {
   connection_->Drop(why);

@@ -288,6 +288,9 @@ class Client {
   // See Requester.
   uint32_t room() const;
   bool KnowsXid(uint32_t xid) const;
+  // Runs when something came in, after the handlers of calls that ended with it: credits come back with replies to
+  // cancelled calls as well, of which nobody else is told.
+  void OnProgress(UniqueFunction<void()> handler);
   // Ends the connection, which counts as lost: `why` is a clause.
   void Drop(const std::string& why);
 

@@ -43,7 +43,8 @@ struct CallError {
   VersionRange versions;  // what the server offers: kRpc with kProgMismatch, kDenied for the RPC version
   int system_error = 0;   // errno, where one is behind it, else 0
   // Of a call: it went out, so the server may have executed it. Of a Session's call: on any of its connections,
-  // whatever `kind` it ends with. Of a reverse call that this end cancelled or closed: it may have gone out.
+  // whatever `kind` it ends with. Of a reverse call that this end cancelled or closed, and of a call that ~Session
+  // ended: it may have gone out.
   bool sent = false;
   // The whole line: what was attempted, and why it failed. "connect to 127.0.0.1:20049: connection refused".
   std::string message;

@@ -142,8 +142,11 @@ class SessionImpl final : public std::enable_shared_from_this<SessionImpl> {
     for (uint32_t index = 0; index < calls_.size(); ++index) {
       OneCall& call = *calls_[index];
       if (call.state == State::kFree) continue;
-      Defer(index, NamedError(call.cancelled ? Kind::kCancelled : Kind::kClosed, NameOf(call),
-                              call.cancelled ? "cancelled" : "the session was destroyed"));
+      CallError error = NamedError(call.cancelled ? Kind::kCancelled : Kind::kClosed, NameOf(call),
+                                   call.cancelled ? "cancelled" : "the session was destroyed");
+      // Of one that was with a Client that is gone, this may be and must not be denied.
+      error.sent = call.transmissions > 0 || call.state == State::kAtClient;
+      Defer(index, std::move(error));
     }
     if (!on_closed_.empty()) TellClosed();
   }
@@ -304,6 +307,10 @@ class SessionImpl final : public std::enable_shared_from_this<SessionImpl> {
     lane.client->OnConnectionLost([weak = weak_from_this(), number, connection](const CallError& error) {
       const auto self = weak.lock();
       if (self && self->lanes_[number].connection == connection) self->OnLost(self->lanes_[number], error);
+    });
+    lane.client->OnProgress([weak = weak_from_this(), number, connection] {
+      const auto self = weak.lock();
+      if (self && self->lanes_[number].connection == connection && !self->waiting_.empty()) self->Pump();
     });
     auto handler = [weak = weak_from_this(), number, connection](Result<void, CallError> connected) {
       const auto self = weak.lock();

@@ -497,6 +497,23 @@ TEST_F(SessionTest, CallIsCancelledAtTheServer) {
   EXPECT_EQ(service_.connections, 1);
 }
 
+TEST_F(SessionTest, CreditOfACancelledCallGoesToTheCallThatWaitsForOne) {
+  StartServer({.credits = 1});
+  NewSession();
+  Outcomes outcomes;
+  const CallId id = Hold(1, &outcomes);
+  Hold(2, &outcomes);
+  ASSERT_TRUE(Until([&] { return service_.inner.held.size() == 1; }));
+  session_->Cancel(id);
+  ASSERT_TRUE(Until([&] { return outcomes.size() == 1; }));
+  EXPECT_EQ(session_->waiting(), 1u);
+  service_.inner.Answer(1);
+  ASSERT_TRUE(Until([&] { return service_.inner.held.size() == 1; })) << session_->DebugString();
+  service_.inner.Answer(2);
+  ASSERT_TRUE(Until([&] { return outcomes.size() == 2; }));
+  EXPECT_TRUE(outcomes.at(2).has_value());
+}
+
 TEST_F(SessionTest, CallIsCancelledBetweenTwoTransmissions) {
   StartServer();
   NewSession();
@@ -539,6 +556,8 @@ TEST_F(SessionTest, DestroyedInEachStateItTellsEveryCallOnceAndFromTheLoop) {
     EXPECT_TRUE(outcomes.empty());
     ASSERT_TRUE(Until([&] { return outcomes.size() == 2; }));
     for (auto& [number, outcome] : outcomes) EXPECT_EQ(outcome.error().kind, Kind::kClosed);
+    EXPECT_EQ(outcomes.at(1).error().sent, state >= 1);
+    EXPECT_FALSE(outcomes.at(2).error().sent);
     service_.inner.held.clear();
   }
 }
