@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/mark.h"
 #include "rpcrdma/api/encode_message.h"
 #include "rpcrdma/api/reply_storage.h"
 #include "rpcrdma/core/negotiation.h"
@@ -216,7 +217,10 @@ bool ReverseCalls::Encode(const ProcedureId& procedure, ReverseClient::ArgsWrite
 // Gives a call to the connection. False: it was refused, and is over, or waits for a better one.
 bool ReverseCalls::SubmitOrEnd(Calls::iterator entry) {
   Pending& call = entry->second;
-  if (call.sent) hub_->TraceEvent("reverse.retransmitted", {{"xid", uint64_t{call.xid}}, {"peer", peer_}});
+  if (call.sent) {
+    STAGECOACH_MARK("reverse.call_sent_again");
+    hub_->TraceEvent("reverse.retransmitted", {{"xid", uint64_t{call.xid}}, {"peer", peer_}});
+  }
   const Result<CallId, SubmitRefusal> id = link_->Submit({.owner = weak_from_this(),
                                                           .id = entry->first,
                                                           .message = call.message,
@@ -252,6 +256,7 @@ std::optional<ReverseCalls::Ending> ReverseCalls::OnOutcome(CallId id, CallOutco
     call.sent = call.sent || outcome.failure->sent;
     const bool connection_lost = outcome.failure->kind == CallFailure::Kind::kConnectionLost;
     if (connection_lost && options_.wait_for_return && !hub_->stopping()) {
+      STAGECOACH_MARK("reverse.call_waits_for_its_client");
       if (link_ != nullptr) {
         SubmitOrEnd(entry);
       } else {
@@ -350,6 +355,7 @@ void ReverseCalls::OnTimer() {
     const auto next = std::next(call);
     const Pending& pending = call->second;
     if (pending.link == nullptr && now >= pending.deadline) {
+      STAGECOACH_MARK("reverse.client_did_not_come_back");
       EndLater(call, pending.sent
                          ? Error(CallError::Kind::kTimedOut, pending, "timed out; the client had not come back")
                          : Error(CallError::Kind::kNotConnected, pending, "the client did not come in time"));

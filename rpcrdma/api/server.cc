@@ -583,7 +583,10 @@ class ServerConnection final : public ConnectionOwner,
       if (!responder_->Complete(state.id, std::move(reply), loop_.Now())) return false;
     } else {
       if (ServerConnection* other = server->connection(place.connection)) {
+        STAGECOACH_MARK("server.reply_goes_to_the_call_that_came_again");
         if (!other->AnswerJoined(place.request, message, reply.items, std::move(reply.memory))) return false;
+      } else {
+        STAGECOACH_MARK("server.call_that_came_again_is_gone");
       }
       responder_->Drop(state.id, "the call came again", loop_.Now());
     }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/mark.h"
 #include "base/prng.h"
 #include "rpcrdma/api/call_message.h"
 #include "rpcrdma/api/errors_internal.h"
@@ -418,6 +419,7 @@ class SessionImpl final : public std::enable_shared_from_this<SessionImpl> {
       // The server's calls are use, too.
       if (const auto reverse = lane.client->reverse_active_at()) lane.used = std::max(lane.used, *reverse);
       if (now >= lane.used + options_.idle_timeout) {
+        STAGECOACH_MARK("session.idle_connection_closed");
         ++stats_.idle_closes;
         TraceEvent("session.idle", {{"connection", lane.connection}});
         Retire(lane);
@@ -427,6 +429,7 @@ class SessionImpl final : public std::enable_shared_from_this<SessionImpl> {
     }
     if (keepalive.interval > Duration::zero()) {
       if (lane.asked && now >= std::max(*lane.asked, lane.heard) + keepalive.timeout) {
+        STAGECOACH_MARK("session.keepalive_unanswered");
         ++stats_.keepalives_unanswered;
         TraceEvent("session.keepalive_unanswered", {{"connection", lane.connection}});
         lane.client->Drop("no answer to a keepalive");
@@ -489,6 +492,7 @@ class SessionImpl final : public std::enable_shared_from_this<SessionImpl> {
     call.connection = lane.connection;
     ++lane.calls;
     if (call.transmissions > 0) {
+      STAGECOACH_MARK("session.call_sent_again");
       ++stats_.retransmissions;
       TraceEvent("session.retransmitted", {{"xid", uint64_t{call.xid}},
                                            {"connection", call.connection},
@@ -532,6 +536,7 @@ class SessionImpl final : public std::enable_shared_from_this<SessionImpl> {
     } else if (closing_) {
       error.kind = Kind::kClosed;
     } else {
+      STAGECOACH_MARK("session.call_not_to_be_sent_again");
       error.kind = Kind::kConnectionLost;
     }
     error.sent = call.transmissions > 0;
@@ -573,6 +578,7 @@ class SessionImpl final : public std::enable_shared_from_this<SessionImpl> {
   void Expire(uint32_t index) {
     const OneCall& call = *calls_[index];
     if (call.transmissions > 0) {
+      STAGECOACH_MARK("session.timed_out_before_it_was_sent_again");
       return FailWaiting(index, Kind::kTimedOut, "timed out before it could be sent again");
     }
     if (connections() > 0) {

@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/crc32c.h"
+#include "base/mark.h"
 
 namespace stagecoach::rpcrdma {
 namespace {
@@ -114,21 +115,27 @@ ReplayCache::Verdict ReplayCache::OnCall(const Key& key, Place place, Instant no
     return Fresh{record};
   }
   if (record->in_progress) {
+    STAGECOACH_MARK("replay.joined");
     ++stats_.joined;
     Trace(trace_, now, name_, "replay.joined",
           {{"xid", uint64_t{key.xid}}, {"connection", place.connection}, {"instead_of", record->newest.connection}});
     Joined joined;
     // The first is its executor's, who ends it.
-    if (record->newest != record->original) joined.dropped = record->newest;
+    if (record->newest != record->original) {
+      STAGECOACH_MARK("replay.joined_again");
+      joined.dropped = record->newest;
+    }
     record->newest = place;
     return joined;
   }
   Use(record, now);
   if (record->reply == nullptr) {
+    STAGECOACH_MARK("replay.unanswerable");
     ++stats_.unanswerable;
     Trace(trace_, now, name_, "replay.unanswerable", {{"xid", uint64_t{key.xid}}, {"connection", place.connection}});
     return Unanswerable{};
   }
+  STAGECOACH_MARK("replay.answered_from_record");
   ++stats_.replayed;
   Trace(trace_, now, name_, "replay.answered", {{"xid", uint64_t{key.xid}}, {"connection", place.connection}});
   return Replay{record->reply};
@@ -217,14 +224,22 @@ void ReplayCache::MakeRoom(Client* client, Instant now) {
   };
   for (Client* each = own(); each != nullptr; each = own()) {
     if (each->by_use.size() <= limits_.client_entries_max && each->bytes <= limits_.client_bytes_max) break;
+    STAGECOACH_MARK("replay.evicted_for_the_clients_share");
     Evict(each->by_use.front(), now, "the client's share");
   }
-  while (by_use_.size() > limits_.entries_max) Evict(Largest(by_entries_)->by_use.front(), now, "all records");
-  while (bytes_ > limits_.bytes_max) Evict(Largest(by_bytes_)->by_use.front(), now, "all bytes");
+  while (by_use_.size() > limits_.entries_max) {
+    STAGECOACH_MARK("replay.evicted_for_all_records");
+    Evict(Largest(by_entries_)->by_use.front(), now, "all records");
+  }
+  while (bytes_ > limits_.bytes_max) {
+    STAGECOACH_MARK("replay.evicted_for_all_bytes");
+    Evict(Largest(by_bytes_)->by_use.front(), now, "all bytes");
+  }
 }
 
 void ReplayCache::Expire(Instant now) {
   while (!by_use_.empty() && now - by_use_.front()->used >= limits_.age_max) {
+    STAGECOACH_MARK("replay.expired");
     ++stats_.expired;
     Trace(trace_, now, name_, "replay.expired", {{"xid", uint64_t{by_use_.front()->self->first.xid}}});
     Remove(by_use_.front());

@@ -106,6 +106,7 @@ bool Responder::TakeMessage(uint32_t slot, Instant now) {
     return false;
   }
   if (!config_.shared_receives || unanswered_ < window_.reserved()) return true;
+  STAGECOACH_MARK("responder.grant_overrun");
   ++stats_.grant_overruns;
   Trace(trace_, now, config_.name, "grant.overrun",
         {{"unanswered", uint64_t{unanswered_}}, {"granted", uint64_t{credits_granted()}}});

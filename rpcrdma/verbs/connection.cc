@@ -99,7 +99,9 @@ Connection::~Connection() {
     CloseNow();
   }
   for (const uint32_t slot : shared_slots_) {
-    if (slot != kNoSlot) options_.shared->Return(slot);
+    if (slot == kNoSlot) continue;
+    STAGECOACH_MARK("connection.shared_receive_held_to_the_end");
+    options_.shared->Return(slot);
   }
 }
 
@@ -470,6 +472,7 @@ void Connection::ReturnUndeliveredReceives() {
     for (int i = 0; i < count; ++i) {
       if ((completions[i].wr_id & kReceiveId) == 0) continue;
       const auto shared = static_cast<uint32_t>(completions[i].wr_id);
+      STAGECOACH_MARK("connection.shared_receive_taken_and_never_seen");
       options_.shared->OnTaken(shared);
       options_.shared->Return(shared);
     }

@@ -16,7 +16,7 @@ namespace {
 class ConnectionCheckerTest : public ::testing::Test {
  protected:
   void Say(std::string_view event, std::initializer_list<TraceFact> facts = {}) {
-    checker_.OnEvent(Instant(++now_ * 1us), "client", event, facts);
+    checker_.OnEvent(Instant(++now_ * 1us), reverse_ ? "client/reverse" : "client", event, facts);
   }
   void Submit(uint64_t call, uint64_t deadline = 0) { Say("call.submitted", {{"call", call}, {"deadline", deadline}}); }
   void Send(uint64_t call, uint64_t slot, uint64_t in_flight, uint64_t receives) {
@@ -56,6 +56,7 @@ class ConnectionCheckerTest : public ::testing::Test {
   }
 
   int64_t now_ = 0;
+  bool reverse_ = false;  // events are of the reverse direction
   Violations violations_;
   ConnectionChecker checker_{&violations_};
 };
@@ -93,6 +94,59 @@ TEST_F(ConnectionCheckerTest, TwoCallsOnOneCredit) {
   Over(2);
   Close();
   EXPECT_EQ(Broken(), "credit.requester");
+}
+
+TEST_F(ConnectionCheckerTest, EachDirectionHasItsOwnCallsAndCredits) {
+  Say("established");
+  Submit(1);
+  Send(1, 0, 1, 4);
+  reverse_ = true;
+  Submit(1);
+  Send(1, 1, 1, 4);
+  Reply(1, 1);
+  Over(1);
+  reverse_ = false;
+  Reply(1, 1);
+  Over(1);
+  Close();
+  EXPECT_EQ(Broken(), "");
+}
+
+TEST_F(ConnectionCheckerTest, TwoReverseCallsOnOneCredit) {
+  Say("established");
+  reverse_ = true;
+  Submit(1);
+  Submit(2);
+  Send(1, 0, 1, 4);
+  Send(2, 1, 2, 4);
+  Over(1);
+  Over(2);
+  reverse_ = false;
+  Close();
+  EXPECT_EQ(Broken(), "credit.requester");
+}
+
+TEST_F(ConnectionCheckerTest, AReverseCallThatIsNeverOver) {
+  Say("established");
+  reverse_ = true;
+  Submit(1);
+  reverse_ = false;
+  Close();
+  EXPECT_EQ(Broken(), "call.once connection.outlived");
+}
+
+TEST_F(ConnectionCheckerTest, DirectionsShareTheirSendBuffers) {
+  Say("established");
+  Submit(1);
+  Send(1, 0, 1, 4);
+  reverse_ = true;
+  Submit(1);
+  Send(1, 0, 1, 4);
+  Over(1);
+  reverse_ = false;
+  Over(1);
+  Close();
+  EXPECT_EQ(Broken(), "buffer.reuse");
 }
 
 TEST_F(ConnectionCheckerTest, ACallWithoutAReceiveForItsReply) {

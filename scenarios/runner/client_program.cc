@@ -5,44 +5,15 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/check.h"
-#include "base/crc32c.h"
-
 namespace stagecoach::scenario {
 namespace {
 
 using rpcrdma::CallError;
 using rpcrdma::CallOptions;
-using rpcrdma::Reply;
-using rpcrdma::XdrReader;
-using rpcrdma::XdrRoundUp;
 using rpcrdma::XdrWriter;
 
-// RPC header, and the results of TRANSFORM that are not data.
-constexpr uint32_t kReplyOverhead = 64;
-// RPC header without credentials, and the arguments of TRANSFORM that are not data, the lengths of those that are
-// included (RFC 5531 section 9, RFC 4506).
-constexpr uint64_t kCallOverhead = 40 + 24 + 4 + 4;
 constexpr Duration kReconnectDelay = 2ms;
 constexpr uint32_t kAttemptsMax = 2000;
-// More than any fault that is over may still cost: a connect that began in a partition.
-constexpr Duration kProbeTimeout = 20s;
-// A probe may meet the remains of a fault: the connection it broke, whose end is heard of only now.
-constexpr uint32_t kFailedProbesMax = 4;
-// Of a round of probes: calls one after the other, and how many at a time.
-constexpr uint32_t kProbesInRow = 3;
-constexpr uint32_t kProbesTogether = 6;
-constexpr uint32_t kProbesTogetherAtFirst = 12;
-// The service tells calls apart by what is left of their numbers when they are divided by this.
-constexpr uint64_t kKindsOfCalls = 3;
-
-uint32_t ResultRoom(const Call& call) {
-  return call.has_result_room_bytes() ? call.result_room_bytes() : call.result_bytes();
-}
-
-uint32_t PlainRoom(const Call& call) {
-  return call.has_plain_result_room_bytes() ? call.plain_result_room_bytes() : call.plain_result_bytes();
-}
 
 }  // namespace
 
@@ -50,12 +21,9 @@ ClientProgram::ClientProgram(Stage& stage, const Client& spec, uint32_t index)
     : stage_(stage),
       spec_(spec),
       patience_(stage.Patience(spec)),
+      service_(ServiceOf(stage.scenario(), spec)),
       next_number_((uint64_t{index} + 1) << 32),
       cold_(&stage.violations()) {
-  for (const Service& service : stage.scenario().service()) {
-    if (service.host() == spec.server()) service_ = &service;
-  }
-  STAGECOACH_CHECK(service_ != nullptr);
   for (const Call& call : spec.call()) script_.insert(script_.end(), call.repeat(), &call);
 }
 
@@ -85,9 +53,10 @@ void ClientProgram::Kill() {
   for (auto& [number, pending] : pending_) {
     if (pending.cancel_timer != 0) loop.Cancel(pending.cancel_timer);
     ++tally_.disturbed;
-    Retire(pending);
+    pending.Retire(stage_, Who(), &cold_);
   }
   pending_.clear();
+  reverse_.reset();
 }
 
 bool ClientProgram::Idle() const {
@@ -117,16 +86,11 @@ void ClientProgram::NextProbe() {
   probes_open_ = 0;
   probe_step_failed_ = false;
   if (probe_step_ < kProbesInRow) {
-    StartProbes(1, ProbeCall());
+    StartProbes(1, ProbeCall(stage_, spec_));
   } else if (probe_step_ == kProbesInRow) {
-    StartProbes(LacksRoom() ? 1 : std::min(probes_together_, spec_.queued_calls_max()), ProbeCall());
+    StartProbes(LacksRoom() ? 1 : std::min(probes_together_, spec_.queued_calls_max()), ProbeCall(stage_, spec_));
   } else if (probe_step_ == kProbesInRow + 1) {
-    // It has no chunks: the server may take its time without meeting memory that is not there any more.
-    Call call;
-    call.set_service_ns(1'000'000);
-    call.set_cancel_ns(1);
-    call.set_timeout_ns(static_cast<uint64_t>(ProbeTimeout(call).count()));
-    StartProbes(1, call);
+    StartProbes(1, CancelledProbe(stage_, spec_));
   } else if (probe_step_ == kProbesInRow + 2 && !LacksRoom()) {
     ProbeAnotherConnection();
   } else {
@@ -161,7 +125,8 @@ void ClientProgram::ProbeAnotherConnection() {
   options.inline_threshold = spec_.inline_threshold();
   options.trace = stage_.trace();
   options.name = fmt::format("{}/another-{}", spec_.name(), ++others_);
-  options.first_xid = stage_.FirstXid(options.name);
+  options.first_xid = stage_.FirstModelXid(options.name);
+  ServeReverse(stage_, spec_, &reverse_, &options);
   another_ = std::make_unique<rpcrdma::Client>(stage_.loop(host()), options);
   another_->Register(kModelBinding);
   const auto end = [this](bool failed, std::string how) {
@@ -200,7 +165,7 @@ void ClientProgram::ProbeAnotherConnection() {
       [this, incarnation = incarnation_, end, call, again](Result<void, CallError> connected) {
         if (incarnation != incarnation_) return;
         if (!connected) return end(true, connected.error().ToString());
-        call(0, kProbeTimeout, [this, incarnation, end, call, again](Outcome outcome) {
+        call(0, ProbeTimeout(stage_, spec_, Call()), [this, incarnation, end, call, again](Outcome outcome) {
           if (incarnation != incarnation_) return;
           if (!outcome) return end(true, outcome.error().ToString());
           // Which is answered when nobody waits for it any more.
@@ -221,7 +186,7 @@ void ClientProgram::ProbeAnotherConnection() {
 
 // The server counts connections, or a device the registrations: nobody takes more than is needed.
 bool ClientProgram::LacksRoom() const {
-  if (service_->has_clients_max()) return true;
+  if (service_.has_clients_max()) return true;
   const auto& hosts = stage_.scenario().host();
   return std::any_of(hosts.begin(), hosts.end(), [&](const Host& each) {
     return (each.name() == spec_.host() || each.name() == spec_.server()) && HasFewRegistrations(each.device());
@@ -276,7 +241,8 @@ void ClientProgram::Connect() {
   options.memory_windows = spec_.memory_windows();
   options.trace = stage_.trace();
   options.name = connection_name_ = fmt::format("{}/{}", spec_.name(), tally_.connections);
-  options.first_xid = stage_.FirstXid(options.name);
+  options.first_xid = stage_.FirstModelXid(options.name);
+  ServeReverse(stage_, spec_, &reverse_, &options);
   client_ = std::make_unique<rpcrdma::Client>(stage_.loop(host()), options);
   client_->Register(kModelBinding);
   client_->Connect(stage_.AddressOf(spec_.server()), kServicePort,
@@ -398,8 +364,8 @@ void ClientProgram::DestroyAmidst() {
 void ClientProgram::CheckAllToldOfEnd(const char* how) {
   for (auto& [number, pending] : pending_) {
     if (!pending.closed) continue;
-    stage_.Violate("call.ended_untold",
-                   fmt::format("{}: the client is {}, and the call was told nothing", Label(pending, "call"), how));
+    stage_.Violate("call.ended_untold", fmt::format("{}: the client is {}, and the call was told nothing",
+                                                    pending.Label(Who(), "call"), how));
     if (pending.cancel_timer != 0) stage_.loop(host()).Cancel(std::exchange(pending.cancel_timer, 0));
   }
   for (auto entry = pending_.begin(); entry != pending_.end();) {
@@ -441,32 +407,14 @@ void ClientProgram::Begin(const Call& spec, bool probe) {
   ++calls_on_connection_;
   // A probe that is cancelled is no call that anybody wants answered.
   if (!probe || spec.cancel_ns() == 0) ++tally_.calls;
-  Pending& pending = pending_[number];
-  pending.number = number;
-  pending.spec = spec;
+  Pending& pending = pending_.try_emplace(number, number, spec).first->second;
   pending.started = stage_.Now();
   pending.probe = probe;
-  pending.argument = GuardedBuffer(spec.argument_bytes());
-  FillPattern(number, Datum::kArgument, pending.argument.bytes());
-  pending.plain_argument = GuardedBuffer(spec.plain_argument_bytes());
-  FillPattern(number, Datum::kPlainArgument, pending.plain_argument.bytes());
-  pending.result = GuardedBuffer(ResultRoom(spec));
-  CallOptions options;
-  if (pending.result.size() > 0) options.result_buffers = {pending.result.bytes()};
-  options.reply_bytes_max = kReplyOverhead + PlainRoom(spec);
-  options.timeout = Duration(spec.timeout_ns());
-  const auto write = [&](XdrWriter& args) {
-    args.U64(number);
-    args.U64(spec.service_ns());
-    args.U32(spec.result_bytes());
-    args.U32(spec.plain_result_bytes());
-    args.Opaque(pending.plain_argument.bytes());
-    args.EligibleOpaque(pending.argument.bytes());
-  };
-  pending.id = client_->Call({kModelProgram, kModelVersion, kModelTransform}, write, options,
-                             [this, number, incarnation = incarnation_](Outcome outcome) {
-                               if (incarnation == incarnation_) OnOutcome(number, std::move(outcome));
-                             });
+  pending.id = client_->Call(
+      pending.procedure(), [&](XdrWriter& args) { pending.Write(args); }, pending.Options(),
+      [this, number, incarnation = incarnation_](Outcome outcome) {
+        if (incarnation == incarnation_) OnOutcome(number, std::move(outcome));
+      });
   if (spec.cancel_ns() == 0) return;
   pending.cancel_timer = stage_.loop(host()).At(stage_.Now() + Duration(spec.cancel_ns()), [this, number] {
     const auto found = pending_.find(number);
@@ -494,20 +442,20 @@ void ClientProgram::OnOutcome(uint64_t number, Outcome outcome) {
   if (pending.cancel_timer != 0) stage_.loop(host()).Cancel(pending.cancel_timer);
   if (outcome) {
     ++tally_.answered;
-    CheckReply(pending, *outcome);
+    pending.CheckReply(stage_, Who(), *outcome);
   } else {
     const Kind kind = outcome.error().kind;
     if (NeverSent(kind)) unsent_.push_back(number);
     if (LeavesResultAlone(kind) && !pending.result.Untouched()) {
-      stage_.Violate("memory.guard", Label(pending, "result") + ": was written to, and the call failed");
+      stage_.Violate("memory.guard", pending.Label(Who(), "result") + ": was written to, and the call failed");
     }
     const std::string objection = Judge(pending, outcome.error());
     if (!objection.empty()) {
       stage_.Violate(pending.probe ? "liveness.probe" : "call.failed",
-                     fmt::format("{}: {}: {}", Label(pending, "call"), outcome.error().ToString(), objection));
+                     fmt::format("{}: {}: {}", pending.Label(Who(), "call"), outcome.error().ToString(), objection));
     }
   }
-  Retire(pending);
+  pending.Retire(stage_, Who(), &cold_);
   if (pending.probe) {
     // A connection that is being closed is of no use, and its end may take a moment to be told.
     if (!outcome && outcome.error().connection_gone()) connected_ = false;
@@ -520,83 +468,14 @@ void ClientProgram::OnOutcome(uint64_t number, Outcome outcome) {
 }
 
 void ClientProgram::MakeRoom() {
-  if (!pending_.empty() || next_ < script_.size() || !service_->has_clients_max()) return;
+  if (!pending_.empty() || next_ < script_.size() || !service_.has_clients_max()) return;
   // Not in a handler of the client that goes.
   stage_.loop(host()).Post([this, incarnation = incarnation_] {
     if (incarnation == incarnation_ && pending_.empty() && !probing_ && !connecting_ && !stopping_) Drop();
   });
 }
 
-void ClientProgram::CheckReply(Pending& pending, const Reply& reply) {
-  const Call& spec = pending.spec;
-  XdrReader results = reply.results();
-  const uint64_t number = results.U64("call");
-  const uint32_t crc = results.U32("crc");
-  const ConstBytes plain = results.Opaque("plain result", kModelDataMax);
-  ConstBytes result = results.EligibleOpaque("result", kModelDataMax);
-  const auto wrong = [&](std::string text) {
-    stage_.Violate("call.reply", Label(pending, "reply") + ": " + std::move(text));
-  };
-  if (const auto end = results.Finish(); !end) return wrong("does not decode: " + ToString(end.error()));
-  if (number != pending.number) return wrong(fmt::format("is that of call {:#x}", number));
-  if (const uint32_t times = stage_.executions()[number]; times != 1) wrong(fmt::format("executed {} times", times));
-  if (crc != ComputeCrc32c(pending.argument.bytes())) wrong("the service saw another argument");
-  const auto check = [&](const char* what, Datum datum, ConstBytes bytes, size_t wanted) {
-    if (bytes.size() != wanted) return wrong(fmt::format("{} of {} bytes instead of {}", what, bytes.size(), wanted));
-    const size_t matched = MatchPattern(pending.number, datum, bytes);
-    if (matched != wanted) wrong(fmt::format("{} of {} bytes is damaged from byte {} on", what, wanted, matched));
-  };
-  if (pending.result.size() > 0) result = reply.Settle(result, 0);
-  check("plain result", Datum::kPlainResult, plain, spec.plain_result_bytes());
-  check("result", Datum::kResult, result, spec.result_bytes());
-  if (!pending.result.Untouched(spec.result_bytes())) {
-    stage_.Violate("memory.guard", Label(pending, "result") + ": bytes behind it were written");
-  }
-}
-
-void ClientProgram::Retire(Pending& pending) {
-  const auto check = [&](GuardedBuffer& buffer, const char* what) {
-    if (!buffer.GuardsIntact()) stage_.Violate("memory.guard", Label(pending, what) + ": bytes beside it were written");
-  };
-  check(pending.argument, "argument");
-  check(pending.plain_argument, "plain argument");
-  check(pending.result, "result");
-  if (MatchPattern(pending.number, Datum::kArgument, pending.argument.bytes()) != pending.argument.size()) {
-    stage_.Violate("memory.guard", Label(pending, "argument") + ": was written to");
-  }
-  // A Read that comes too late finds something else here.
-  MutableBytes argument = pending.argument.bytes();
-  std::fill(argument.begin(), argument.end(), std::byte{0xdd});
-  cold_.Keep(std::move(pending.argument), Label(pending, "argument"), stage_.Now());
-  cold_.Keep(std::move(pending.result), Label(pending, "result"), stage_.Now());
-}
-
-std::string ClientProgram::Label(const Pending& pending, const char* what) const {
-  return fmt::format("client {}, call {:#x}, {}", spec_.name(), pending.number, what);
-}
-
 // --- Which failures may be ---
-
-// As many as there are at a time may be in its way, on a link that is slow.
-Duration ClientProgram::ProbeTimeout(const Call& call) const {
-  Client client = spec_;
-  client.clear_call();
-  *client.add_call() = call;
-  client.set_concurrency(kProbesTogetherAtFirst);
-  return std::max<Duration>(kProbeTimeout, stage_.Patience(client));
-}
-
-// Something that each server answers, whatever its limits.
-Call ClientProgram::ProbeCall() const {
-  const uint64_t most = std::min({service_->call_bytes_max(), service_->client_bytes_max(),
-                                  uint64_t{service_->message_bytes_max()}, uint64_t{spec_.message_bytes_max()}});
-  const auto bytes = static_cast<uint32_t>(std::clamp<uint64_t>(most / 4, 64, 6000));
-  Call call;
-  call.set_argument_bytes(bytes);
-  call.set_result_bytes(bytes + 1);
-  call.set_timeout_ns(static_cast<uint64_t>(ProbeTimeout(call).count()));
-  return call;
-}
 
 bool ClientProgram::Severed() const {
   return stage_.Severed(spec_.host(), spec_.server(), connection_since_, established_);
@@ -613,46 +492,6 @@ bool ClientProgram::AnyCallLate() const {
                      [&](const auto& entry) { return Late(entry.first, entry.second); });
 }
 
-// Counted as if everything had to be exposed, in as many pieces as the device makes of it. A header may name 64
-// segments, and must fit the smaller inline threshold with all of them (24 bytes for one that is read, 16 for one that
-// is written; RFC 8166 section 4.3).
-bool ClientProgram::TooLarge(const Call& call) const {
-  constexpr uint64_t kSegmentsMax = 64;
-  constexpr uint64_t kHeaderWithoutSegments = 48;
-  const uint64_t message = kCallOverhead + XdrRoundUp(call.plain_argument_bytes());
-  if (message > std::max<uint64_t>(spec_.message_bytes_max(), 1024)) return true;
-  uint64_t longest = UINT32_MAX;
-  for (const Host& each : stage_.scenario().host()) {
-    if (each.name() == spec_.host()) longest = std::min(longest, MakeProfile(each.device()).max_mr_size);
-  }
-  const auto segments = [longest](uint64_t bytes) { return (bytes + longest - 1) / longest; };
-  const uint64_t reads = segments(message) + segments(call.argument_bytes());
-  const uint64_t writes = segments(ResultRoom(call)) + segments(XdrRoundUp(kReplyOverhead + PlainRoom(call)));
-  const uint64_t threshold = std::min(spec_.inline_threshold(), service_->inline_threshold()) / 1024 * 1024;
-  return reads + writes > kSegmentsMax || kHeaderWithoutSegments + 24 * reads + 16 * writes > threshold;
-}
-
-bool ClientProgram::ReplyCannotTravel(const Call& call) const {
-  return call.result_bytes() > ResultRoom(call) || call.plain_result_bytes() > PlainRoom(call);
-}
-
-// Each call that the server may be at work for takes memory for its arguments and its result, in whole pages, and that
-// of a reply is free when its Send has completed.
-bool ClientProgram::ServerMayLackMemory(const Call& call) const {
-  constexpr uint64_t kPage = 4096;
-  uint64_t largest = 0;
-  bool cancels = false;
-  for (const Call& each : spec_.call()) {
-    largest = std::max(largest, uint64_t{each.argument_bytes()} + each.plain_argument_bytes() + each.result_bytes());
-    cancels = cancels || each.cancel_ns() != 0;
-  }
-  const uint64_t credits = std::min(spec_.credits(), service_->credits());
-  const uint64_t at_a_time = cancels ? credits : std::min<uint64_t>(credits, spec_.concurrency());
-  // What it was given in addition: see ServerOptions::client_bytes_max.
-  const uint64_t memory = std::max(service_->client_bytes_max(), service_->call_bytes_max() + (1u << 20));
-  return 2 * at_a_time * (largest + 3 * kPage) + call.result_bytes() + kPage > memory;
-}
-
 bool ClientProgram::NeverSent(Kind kind) {
   return kind >= Kind::kNotConnected && kind <= Kind::kNoCredit;
 }
@@ -663,7 +502,7 @@ bool ClientProgram::LeavesResultAlone(Kind kind) {
 
 void ClientProgram::CheckUnsent() {
   for (const uint64_t number : unsent_) {
-    if (stage_.executions().count(number) == 0) continue;
+    if (stage_.executions()[number].times == 0) continue;
     stage_.Violate(
         "call.executed_unsent",
         fmt::format("client {}, call {:#x}: failed before it was sent, and was executed", spec_.name(), number));
@@ -710,7 +549,7 @@ std::string ClientProgram::Judge(const Pending& pending, const CallError& error)
     case Kind::kQueueFull:
       return refused(spec_.concurrency() > spec_.queued_calls_max());
     case Kind::kTooLarge:
-      return refused(TooLarge(call));
+      return refused(TooLarge(stage_.scenario(), spec_, call));
     case Kind::kMemory:
       return refused(stage_.FailedRegistration(spec_.host(), pending.started));
     case Kind::kConnectionLost:
@@ -719,12 +558,10 @@ std::string ClientProgram::Judge(const Pending& pending, const CallError& error)
       return MayBeLost() ? "" : "nothing has disturbed the connection";
     case Kind::kTransport:
       return refused(ReplyCannotTravel(call) || stage_.FailedRegistration(spec_.server(), pending.started) ||
-                     XdrRoundUp(call.argument_bytes()) + kCallOverhead + XdrRoundUp(call.plain_argument_bytes()) >
-                         service_->call_bytes_max());
+                     ArgumentsExceedServer(service_, call));
     case Kind::kRpc:
       return refused(error.accept_stat == rpcrdma::AcceptStat::kSystemErr &&
-                     (ServerMayLackMemory(call) ||
-                      kReplyOverhead + XdrRoundUp(call.plain_result_bytes()) > service_->message_bytes_max()));
+                     (ServerMayLackMemory(stage_.scenario(), spec_, call) || ReplyExceedsServer(service_, call)));
     case Kind::kClosed:
       return refused(pending.closed);
     case Kind::kDenied:

@@ -12,6 +12,7 @@
 
 #include "rpcrdma/api/client.h"
 #include "scenarios/runner/guarded_memory.h"
+#include "scenarios/runner/model_call.h"
 #include "scenarios/runner/program.h"
 #include "scenarios/runner/stage.h"
 
@@ -43,24 +44,18 @@ class ClientProgram final : public Program {
   using Kind = rpcrdma::CallError::Kind;
   using Outcome = Result<rpcrdma::Reply, rpcrdma::CallError>;
 
-  struct Pending {
-    uint64_t number = 0;
-    Call spec;
+  struct Pending : ModelCall {
+    using ModelCall::ModelCall;
     Instant started{};
     rpcrdma::CallId id = 0;
     bool cancelled = false;
     bool closed = false;  // its client was closed, or destroyed, while it was under way
     bool probe = false;
-    GuardedBuffer argument;
-    GuardedBuffer plain_argument;
-    GuardedBuffer result;
     EventLoop::TimerId cancel_timer = 0;
   };
 
   void Connect();
   void ConnectAfter(Duration delay);
-  Call ProbeCall() const;
-  Duration ProbeTimeout(const Call& call) const;
   void OnConnected(Result<void, rpcrdma::CallError> result);
   // Drops the connection at once; outstanding calls end with kClosed.
   void Drop();
@@ -79,7 +74,6 @@ class ClientProgram final : public Program {
   void MakeRoom();
   void Begin(const Call& spec, bool probe);
   void OnOutcome(uint64_t number, Outcome outcome);
-  void CheckReply(Pending& pending, const rpcrdma::Reply& reply);
   // Why the error must not be; empty when it may. Counts it.
   std::string Judge(const Pending& pending, const rpcrdma::CallError& error);
   // Whether the connection may have ended.
@@ -87,10 +81,6 @@ class ClientProgram final : public Program {
   // Its time is up, which ends the connection if it was sent.
   bool Late(const Call& call, Instant started) const;
   bool AnyCallLate() const;
-  // Calls of the scenario that cannot but fail, or may.
-  bool TooLarge(const Call& call) const;
-  bool ReplyCannotTravel(const Call& call) const;
-  bool ServerMayLackMemory(const Call& call) const;
   // A call that failed so was not sent.
   static bool NeverSent(rpcrdma::CallError::Kind kind);
   // Nor has its result been written to.
@@ -99,13 +89,12 @@ class ClientProgram final : public Program {
   void CheckUnsent();
   // A fault may have ended the connection.
   bool Severed() const;
-  void Retire(Pending& pending);
-  std::string Label(const Pending& pending, const char* what) const;
+  std::string Who() const { return "client " + spec_.name(); }
 
   Stage& stage_;
   const Client& spec_;
   const Duration patience_;
-  const Service* service_ = nullptr;
+  const Service& service_;
   std::vector<const Call*> script_;  // spec_.call, repeats unrolled
   size_t next_ = 0;
   uint64_t next_number_;
@@ -123,6 +112,7 @@ class ClientProgram final : public Program {
   uint32_t incarnation_ = 0;
   uint32_t attempts_ = 0;  // to connect, since the last success
   Stage::Attempts connects_;
+  std::unique_ptr<ModelService> reverse_;  // what it serves to its server; null: nothing
   std::unique_ptr<rpcrdma::Client> client_;
   bool connected_ = false;
   bool connecting_ = false;

@@ -15,6 +15,8 @@ constexpr std::array<std::string_view, 15> kEvents = {
     "call.sent",      "reply.sent",     "error.sent",      "send.posted",       "send.done",
     "reply.received", "reply.ignored",  "call.over",       "connection.closed", "read.issued"};
 
+constexpr std::string_view kReverse = "/reverse";
+
 }  // namespace
 
 void ConnectionChecker::OnEvent(Instant now, std::string_view component, std::string_view event,
@@ -25,8 +27,10 @@ void ConnectionChecker::OnEvent(Instant now, std::string_view component, std::st
   component_ = component;
   facts_ = facts;
   ++judged_;
-  auto end = ends_.find(component);
-  if (end == ends_.end()) end = ends_.emplace(std::string(component), End()).first;
+  reverse_ = component.ends_with(kReverse);
+  const std::string_view name = reverse_ ? component.substr(0, component.size() - kReverse.size()) : component;
+  auto end = ends_.find(name);
+  if (end == ends_.end()) end = ends_.emplace(std::string(name), End()).first;
   if (!Judge(end->second)) ends_.erase(end);
 }
 
@@ -34,8 +38,11 @@ void ConnectionChecker::Finish(Instant now) {
   for (const auto& [name, end] : ends_) {
     // Its owner has destroyed it, and may be gone itself: of what was open nobody need be told.
     if (end.destroyed) continue;
-    for (const auto& [id, call] : end.calls) {
+    for (const auto& [id, call] : end.forward.calls) {
       violations_->Add(now, "call.once", fmt::format("{}: call {} is not over", name, id));
+    }
+    for (const auto& [id, call] : end.reverse.calls) {
+      violations_->Add(now, "call.once", fmt::format("{}{}: call {} is not over", name, kReverse, id));
     }
     violations_->Add(now, "connection.outlived", name + " was never closed");
   }
@@ -62,32 +69,35 @@ void ConnectionChecker::Expect(bool holds, std::string_view rule, std::string_vi
 }
 
 bool ConnectionChecker::Judge(End& end) {
+  Direction& direction = reverse_ ? end.reverse : end.forward;
   if (event_ == "established") {
     end.established = true;
   } else if (event_ == "call.submitted") {
     Call call;
     call.deadline = Number("deadline");
-    Expect(end.calls.emplace(Number("call"), call).second, "call.once", "a call begins twice");
+    Expect(direction.calls.emplace(Number("call"), call).second, "call.once", "a call begins twice");
   } else if (event_ == "stag.registered") {
     Expect(end.valid.insert(Number("registration")).second, "fence", "a registration is valid already");
   } else if (event_ == "stag.invalidated") {
     Expect(end.valid.erase(Number("registration")) == 1, "fence", "invalidated without being valid");
   } else if (event_ == "stag.exposed") {
-    end.calls[Number("call")].registrations.insert(Number("registration"));
+    direction.calls[Number("call")].registrations.insert(Number("registration"));
   } else if (event_ == "call.sent") {
-    ++end.in_flight;
-    const uint64_t deadline = end.calls[Number("call")].deadline;
+    ++direction.in_flight;
+    const uint64_t deadline = direction.calls[Number("call")].deadline;
     const auto now = static_cast<uint64_t>(now_.time_since_epoch().count());
     Expect(deadline == 0 || now <= deadline, "call.late", "sent after its time-out");
-    Expect(end.in_flight == Number("in_flight"), "credit.requester", "calls in flight miscounted");
-    Expect(end.in_flight <= end.granted, "credit.requester", "more calls than granted");
-    Plan(end, {.granted = Number("granted"), .unanswered = Number("in_flight"), .received = Number("received")});
+    Expect(direction.in_flight == Number("in_flight"), "credit.requester", "calls in flight miscounted");
+    Expect(direction.in_flight <= direction.granted, "credit.requester", "more calls than granted");
+    Plan(end, direction,
+         {.granted = Number("granted"), .unanswered = Number("in_flight"), .received = Number("received")});
   } else if (event_ == "reply.sent" || event_ == "error.sent") {
     Expect(Number("receives") + Number("unanswered") >= Number("granted"), "credit.responder", "granted too much");
-    Plan(end, {.reply = true,
-               .granted = Number("granted"),
-               .unanswered = Number("unanswered"),
-               .received = Number("received")});
+    Plan(end, direction,
+         {.reply = true,
+          .granted = Number("granted"),
+          .unanswered = Number("unanswered"),
+          .received = Number("received")});
   } else if (event_ == "read.issued") {
     Expect(Number("in_flight") <= Number("reads_max"), "read.limit", "too many RDMA Reads");
   } else if (event_ == "send.posted") {
@@ -95,18 +105,18 @@ bool ConnectionChecker::Judge(End& end) {
   } else if (event_ == "send.done") {
     end.slots.erase(Number("slot"));
   } else if (event_ == "reply.received") {
-    --end.in_flight;
-    end.granted = std::max<uint64_t>(Number("credits"), 1);
-    Call& call = end.calls[Number("call")];
+    --direction.in_flight;
+    direction.granted = std::max<uint64_t>(Number("credits"), 1);
+    Call& call = direction.calls[Number("call")];
     call.returned = Number("writes_returned");
     Expect(call.returned <= Number("writes_offered"), "reply.lengths", "more than was offered");
     Expect(Number("reply_returned") <= Number("reply_offered"), "reply.lengths", "more than was offered");
   } else if (event_ == "reply.ignored") {
     if (Word("why") != "cancelled") return true;
-    --end.in_flight;
-    end.granted = std::max<uint64_t>(Number("credits"), 1);
+    --direction.in_flight;
+    direction.granted = std::max<uint64_t>(Number("credits"), 1);
   } else if (event_ == "call.over") {
-    JudgeOver(end);
+    JudgeOver(end, direction);
   } else if (event_ == "connection.closed") {
     Expect(Number("receives_posted") == Number("receives_completed") + Number("receives_destroyed"), "conservation",
            "Receives");
@@ -119,12 +129,14 @@ bool ConnectionChecker::Judge(End& end) {
     end.established = false;
   }
   // After the end of the connection, nothing is worth keeping once all its calls are over.
-  return end.established || !end.calls.empty() || !end.valid.empty();
+  return end.established || !end.forward.calls.empty() || !end.reverse.calls.empty() || !end.valid.empty();
 }
 
-void ConnectionChecker::Plan(End& end, const Planned& planned) {
+void ConnectionChecker::Plan(End& end, Direction& direction, const Planned& planned) {
   Expect(end.slots.insert(Number("slot")).second, "buffer.reuse", "filled while in use");
-  end.planned[Number("slot")] = planned;
+  Planned& plan = end.planned[Number("slot")] = planned;
+  plan.reverse = reverse_;
+  direction.received = planned.received;
 }
 
 void ConnectionChecker::JudgePosted(End& end) {
@@ -133,7 +145,8 @@ void ConnectionChecker::JudgePosted(End& end) {
   const Planned planned = found->second;
   end.planned.erase(found);
   // What arrived between the engine's decision and the post is neither posted nor answered.
-  const uint64_t arrived = Number("received") - planned.received;
+  const Direction& other = planned.reverse ? end.forward : end.reverse;
+  const uint64_t arrived = Number("received") - planned.received - other.received;
   if (planned.reply) {
     Expect(Number("receives_posted") + arrived + planned.unanswered >= planned.granted, "credit.responder",
            "too few Receives for the grant");
@@ -143,16 +156,16 @@ void ConnectionChecker::JudgePosted(End& end) {
   }
 }
 
-void ConnectionChecker::JudgeOver(End& end) {
-  const auto found = end.calls.find(Number("call"));
-  if (found == end.calls.end()) return Expect(false, "call.once", "a call ends twice");
+void ConnectionChecker::JudgeOver(End& end, Direction& direction) {
+  const auto found = direction.calls.find(Number("call"));
+  if (found == direction.calls.end()) return Expect(false, "call.once", "a call ends twice");
   const Call call = found->second;
-  end.calls.erase(found);
+  direction.calls.erase(found);
   Expect(Number("stags") == 0, "fence", "STags are valid");
   for (const uint64_t registration : call.registrations) {
     if (end.valid.count(registration) == 0) continue;
     // A number that is valid again belongs to a later call.
-    const bool of_another = std::any_of(end.calls.begin(), end.calls.end(), [&](const auto& other) {
+    const bool of_another = std::any_of(direction.calls.begin(), direction.calls.end(), [&](const auto& other) {
       return other.second.registrations.count(registration) > 0;
     });
     Expect(of_another, "fence", "an STag is valid in the driver");

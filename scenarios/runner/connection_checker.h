@@ -2,7 +2,9 @@
 // inside.
 //
 // The events and their facts are those of rpcrdma/core (what the engine decided) and rpcrdma/verbs (what the device was
-// given and gave back, counted where it happens). A component that traces such events is one end of one connection.
+// given and gave back, counted where it happens). A component that traces such events is one end of one connection;
+// with
+// "/reverse" behind its name, the reverse direction of it, which has calls and credits of its own, and shares all else.
 //
 //   credit.responder   a reply is posted while Receives posted + calls not yet answered >= credits granted
 //   credit.requester   a call is posted while Receives posted >= calls in flight, and calls in flight <= credits
@@ -54,16 +56,23 @@ class ConnectionChecker final : public TraceSink {
     bool reply = false;
     uint64_t granted = 0;
     uint64_t unanswered = 0;  // by the responder; or calls in flight
-    uint64_t received = 0;
+    uint64_t received = 0;    // in this direction
+    bool reverse = false;
+  };
+  // What each direction has of its own.
+  struct Direction {
+    std::map<uint64_t, Call> calls;
+    uint64_t in_flight = 0;
+    uint64_t granted = 1;
+    uint64_t received = 0;  // messages, as far as known
   };
   // One end of one connection.
   struct End {
-    std::map<uint64_t, Call> calls;
+    Direction forward;
+    Direction reverse;
     std::map<uint64_t, Planned> planned;  // by send buffer, until posted
     std::set<uint64_t> slots;             // send buffers in use
     std::set<uint64_t> valid;             // registrations
-    uint64_t in_flight = 0;
-    uint64_t granted = 1;
     bool established = false;
     bool destroyed = false;  // by its owner, in the middle
   };
@@ -75,9 +84,9 @@ class ConnectionChecker final : public TraceSink {
   void Expect(bool holds, std::string_view rule, std::string_view what);
   // False: no event of a connection.
   bool Judge(End& end);
-  void Plan(End& end, const Planned& planned);
+  void Plan(End& end, Direction& direction, const Planned& planned);
   void JudgePosted(End& end);
-  void JudgeOver(End& end);
+  void JudgeOver(End& end, Direction& direction);
 
   Violations* const violations_;
   uint64_t judged_ = 0;
@@ -86,6 +95,7 @@ class ConnectionChecker final : public TraceSink {
   Instant now_{};
   std::string_view event_;
   std::string_view component_;
+  bool reverse_ = false;  // it is of the reverse direction
   std::initializer_list<TraceFact> facts_;
 };
 

@@ -63,6 +63,8 @@ void Evidence::OnEvent(Instant now, std::string_view component, std::string_view
     if (is("why", "cancelled")) ++At(connections_, component).cancelled_replies;
   } else if (event == "registration.failed") {
     At(registrations_, component) = now;
+  } else if (event == "replay.evicted") {
+    if (const auto* xid = FindFact<uint64_t>(facts, "xid")) At(evicted_, component)[*xid] = now;
   }
 }
 
@@ -78,6 +80,13 @@ Evidence::End Evidence::Of(const std::string& host, std::string_view connection)
   end.work_failed = queue_pair->second.work_failed;
   end.window_invalidated = queue_pair->second.window_invalidated;
   return end;
+}
+
+std::optional<Instant> Evidence::LastEvicted(std::string_view cache, uint64_t xid) const {
+  const auto found = evicted_.find(cache);
+  if (found == evicted_.end()) return std::nullopt;
+  const auto record = found->second.find(xid);
+  return record != found->second.end() ? std::optional(record->second) : std::nullopt;
 }
 
 std::optional<Instant> Evidence::LastFailedRegistration(const std::string& host) const {

@@ -41,6 +41,9 @@ class Evidence final : public TraceSink {
 
   // The end on `host` of the connection that has this name in the trace. Names are used once.
   End Of(const std::string& host, std::string_view connection) const;
+  // When a server's duplicate request cache, of this name in the trace, last gave up a record with this XID for want of
+  // room; nullopt: never.
+  std::optional<Instant> LastEvicted(std::string_view cache, uint64_t xid) const;
   // When the host's device last failed a registration; nullopt: never.
   std::optional<Instant> LastFailedRegistration(const std::string& host) const;
 
@@ -57,9 +60,10 @@ class Evidence final : public TraceSink {
     uint64_t cancelled_replies = 0;
   };
 
-  std::map<std::string, QueuePair, std::less<>> queue_pairs_;   // by component, with something to tell
-  std::map<std::string, Connection, std::less<>> connections_;  // by component
-  std::map<std::string, Instant, std::less<>> registrations_;   // last failed, by NIC
+  std::map<std::string, QueuePair, std::less<>> queue_pairs_;                // by component, with something to tell
+  std::map<std::string, Connection, std::less<>> connections_;               // by component
+  std::map<std::string, Instant, std::less<>> registrations_;                // last failed, by NIC
+  std::map<std::string, std::map<uint64_t, Instant>, std::less<>> evicted_;  // last, by cache and XID
 };
 
 }  // namespace stagecoach::scenario

@@ -106,5 +106,12 @@ TEST_F(EvidenceTest, KnowsWhenADeviceFailedARegistration) {
   EXPECT_FALSE(evidence_.LastFailedRegistration("a").has_value());
 }
 
+TEST_F(EvidenceTest, ARecordThatWentForRoomIsKnownByItsCacheAndXid) {
+  Say("a/server-1/replay", "replay.evicted", {{"xid", uint64_t{7}}, {"why", "all records"}});
+  EXPECT_EQ(evidence_.LastEvicted("a/server-1/replay", 7), Instant() + Duration(1));
+  EXPECT_EQ(evidence_.LastEvicted("a/server-1/replay", 8), std::nullopt);
+  EXPECT_EQ(evidence_.LastEvicted("a/server-2/replay", 7), std::nullopt);
+}
+
 }  // namespace
 }  // namespace stagecoach::scenario

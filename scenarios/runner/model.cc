@@ -35,20 +35,26 @@ void ForEachWord(uint64_t call, Datum datum, size_t size, Visit visit) {
 
 constexpr const char* kArguments[] = {"argument"};
 constexpr const char* kResults[] = {"result"};
+uint64_t ReplyGrows(XdrReader& args) {
+  args.U64("call");
+  args.U64("service_ns");
+  args.U32("result_bytes");
+  return rpcrdma::XdrRoundUp(args.U32("plain_result_bytes"));
+}
+
+constexpr rpcrdma::ProcedureBinding Transforming(uint32_t number, const char* name) {
+  return {.number = number,
+          .name = name,
+          .arguments = kArguments,
+          .results = kResults,
+          .reply_fixed = 8 + 4 + 4 + 4,
+          .reply_grows = ReplyGrows};
+}
+
 constexpr rpcrdma::ProcedureBinding kModelProcedures[] = {
     {.number = kModelNull, .name = "NULL"},
-    {.number = kModelTransform,
-     .name = "TRANSFORM",
-     .arguments = kArguments,
-     .results = kResults,
-     .reply_fixed = 8 + 4 + 4 + 4,
-     .reply_grows =
-         [](XdrReader& args) {
-           args.U64("call");
-           args.U64("service_ns");
-           args.U32("result_bytes");
-           return rpcrdma::XdrRoundUp(args.U32("plain_result_bytes"));
-         }},
+    Transforming(kModelTransform, "TRANSFORM"),
+    Transforming(kModelTransformAgain, "TRANSFORM_AGAIN"),
 };
 
 }  // namespace
@@ -74,8 +80,8 @@ size_t MatchPattern(uint64_t call, Datum datum, ConstBytes bytes) {
   return matched;
 }
 
-ModelService::ModelService(EventLoop& loop, Executions* executions, Violations* violations)
-    : loop_(loop), executions_(executions), violations_(violations) {}
+ModelService::ModelService(EventLoop& loop, Executions* executions, Violations* violations, Options options)
+    : loop_(loop), executions_(executions), violations_(violations), options_(std::move(options)) {}
 
 ModelService::~ModelService() {
   for (const auto& [timer, held] : held_) loop_.Cancel(timer);
@@ -86,6 +92,7 @@ void ModelService::Handle(Request request) {
     case kModelNull:
       return request.Reply();
     case kModelTransform:
+    case kModelTransformAgain:
       return Transform(std::move(request));
     default:
       return request.Fail(AcceptStat::kProcUnavail);
@@ -106,9 +113,16 @@ void ModelService::Transform(Request request) {
     return request.Fail(AcceptStat::kGarbageArgs);
   }
   CheckArguments("call.arguments", args.call, argument, plain);
-  if (++(*executions_)[args.call] > 1) {
+  Execution& execution = (*executions_)[args.call];
+  const bool idempotent = this->idempotent(request.version(), request.procedure());
+  const bool remembered = !idempotent && options_.remembers && options_.remembers(execution);
+  if (++execution.times > 1 && (!execution.repeatable || remembered)) {
     violations_->Add(loop_.Now(), "call.executed_twice", fmt::format("call {:#x} is executed again", args.call));
   }
+  execution.life = options_.life;
+  execution.xid = request.header().xid;
+  execution.at = loop_.Now();
+  if (options_.on_call) options_.on_call(args.call, request.client());
   const uint32_t crc = ComputeCrc32c(argument);
   if (args.service_ns == 0) return Answer(std::move(request), args, crc);
   auto number = std::make_shared<EventLoop::TimerId>(0);

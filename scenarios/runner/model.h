@@ -6,11 +6,15 @@
 //   TRANSFORM(call, service time, bytes of result, bytes of plain result, plain argument, argument)
 //     -> (call, CRC32c of the argument, plain result, result)
 //
+// TRANSFORM_AGAIN is the same and says of itself that it is idempotent: a server's duplicate request cache knows
+// nothing of it.
+//
 // Argument and result are eligible for direct placement; "plain" data is not. The result's memory is pooled, the
 // service's own, or copied into the message, by the call's number.
 //
-// The service checks the arguments, counts executions (a call must be executed at most once: the client never sends one
-// twice), and answers late when asked to.
+// The service checks the arguments, counts executions, and answers late when asked to. A call is executed at most once,
+// unless it is one that its caller may send again (a session's, or one in the reverse direction) and that this end has
+// not promised to remember.
 #pragma once
 
 #include <cstdint>
@@ -20,6 +24,7 @@
 #include <string>
 
 #include "base/event_loop.h"
+#include "base/time.h"
 #include "rpcrdma/api/service.h"
 #include "scenarios/runner/violations.h"
 
@@ -27,7 +32,7 @@ namespace stagecoach::scenario {
 
 inline constexpr uint32_t kModelProgram = 0x20000100;
 inline constexpr uint32_t kModelVersion = 1;
-enum ModelProcedure : uint32_t { kModelNull = 0, kModelTransform = 1 };
+enum ModelProcedure : uint32_t { kModelNull = 0, kModelTransform = 1, kModelTransformAgain = 2 };
 inline constexpr uint32_t kModelDataMax = 64u << 20;
 extern const rpcrdma::Binding kModelBinding;
 
@@ -44,13 +49,34 @@ struct TransformArgs {
   uint32_t plain_result_bytes = 0;
 };
 
-// How often each call was executed, over all incarnations of all services.
-using Executions = std::map<uint64_t, uint32_t>;
+// What became of a call, over all incarnations of all services.
+struct Execution {
+  // Its caller may send it again when its connection ends. Said by the caller.
+  bool repeatable = false;
+  uint32_t times = 0;
+  // The latest time:
+  uint32_t life = 0;  // of the service
+  uint32_t xid = 0;
+  Instant at{};
+};
+using Executions = std::map<uint64_t, Execution>;
 
 class ModelService final : public rpcrdma::Service {
  public:
+  struct Options {
+    // Number of this incarnation, of all that there are.
+    uint32_t life = 0;
+    // Whether a call that was executed before is remembered, so that it is not executed again. Empty: none is.
+    std::function<bool(const Execution&)> remembers;
+    // Runs as a call is executed. May be empty.
+    std::function<void(uint64_t call, rpcrdma::ClientId client)> on_call;
+    // Runs when a client's connection is gone. May be empty.
+    std::function<void(rpcrdma::ClientId client)> on_gone;
+  };
   // All outlive the service.
-  ModelService(EventLoop& loop, Executions* executions, Violations* violations);
+  ModelService(EventLoop& loop, Executions* executions, Violations* violations)
+      : ModelService(loop, executions, violations, Options()) {}
+  ModelService(EventLoop& loop, Executions* executions, Violations* violations, Options options);
   // Requests it still holds are let go of.
   ~ModelService() override;
 
@@ -58,6 +84,11 @@ class ModelService final : public rpcrdma::Service {
   rpcrdma::VersionRange versions() const override { return {kModelVersion, kModelVersion}; }
   std::span<const rpcrdma::Binding> bindings() const override { return {&kModelBinding, 1}; }
   void Handle(rpcrdma::Request request) override;
+  bool idempotent(uint32_t /*version*/, uint32_t procedure) const override { return procedure != kModelTransform; }
+
+  void OnClientGone(rpcrdma::ClientId client) override {
+    if (options_.on_gone) options_.on_gone(client);
+  }
 
   size_t held() const { return held_.size(); }
 
@@ -79,6 +110,7 @@ class ModelService final : public rpcrdma::Service {
   EventLoop& loop_;
   Executions* const executions_;
   Violations* const violations_;
+  const Options options_;
   std::map<EventLoop::TimerId, Held> held_;
 };
 

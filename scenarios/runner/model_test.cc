@@ -26,7 +26,9 @@ class ModelTest : public ::testing::Test {
     world_ = world.get();
     emu::World::Install(std::move(world));
     world_->ActAs("server");
-    service_ = std::make_unique<ModelService>(loop(), &executions_, &violations_);
+    ModelService::Options options;
+    options.remembers = [this](const Execution& execution) { return execution.times > 0 && remembers_; };
+    service_ = std::make_unique<ModelService>(loop(), &executions_, &violations_, options);
     server_ = std::make_unique<rpcrdma::Server>(loop(), rpcrdma::ServerOptions());
     server_->Register(service_.get());
     EXPECT_TRUE(server_->Listen("10.0.0.1", kPort).has_value());
@@ -53,13 +55,13 @@ class ModelTest : public ::testing::Test {
   }
 
   // Calls with the argument that belongs to `number`, but for the bytes at `damaged`.
-  void Call(uint64_t number, std::vector<size_t> damaged = {}) {
+  void Call(uint64_t number, std::vector<size_t> damaged = {}, ModelProcedure procedure = kModelTransform) {
     std::vector<std::byte> argument(5000);
     FillPattern(number, Datum::kArgument, argument);
     for (const size_t at : damaged) argument[at] ^= std::byte{1};
     bool answered = false;
     client_->Call(
-        {kModelProgram, kModelVersion, kModelTransform},
+        {kModelProgram, kModelVersion, procedure},
         [&](rpcrdma::XdrWriter& args) {
           args.U64(number);
           args.U64(0);
@@ -82,6 +84,7 @@ class ModelTest : public ::testing::Test {
     return rules;
   }
 
+  bool remembers_ = true;  // what a service has executed
   Executions executions_;
   Violations violations_;
   emu::SimulatedWorld* world_ = nullptr;
@@ -109,6 +112,29 @@ TEST_F(ModelTest, ACallThatIsExecutedAgainOnAnotherConnectionIsSeen) {
   Call(7);
   Connect();
   Call(7);
+  EXPECT_EQ(Rules(), "call.executed_twice");
+}
+
+TEST_F(ModelTest, ACallThatMayBeSentAgainIsExecutedAgainWhereItIsNotRemembered) {
+  Connect();
+  executions_[7].repeatable = true;
+  Call(7);
+  remembers_ = false;
+  Call(7);
+  EXPECT_EQ(Rules(), "");
+  remembers_ = true;
+  Call(7);
+  EXPECT_EQ(Rules(), "call.executed_twice");
+}
+
+TEST_F(ModelTest, AnIdempotentCallIsNotRememberedAndStillNotSentTwiceByAClient) {
+  Connect();
+  executions_[7].repeatable = true;
+  Call(7, {}, kModelTransformAgain);
+  Call(7, {}, kModelTransformAgain);
+  EXPECT_EQ(Rules(), "");
+  Call(8, {}, kModelTransformAgain);
+  Call(8, {}, kModelTransformAgain);
   EXPECT_EQ(Rules(), "call.executed_twice");
 }
 

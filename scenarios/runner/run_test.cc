@@ -79,6 +79,52 @@ TEST_P(Run, AKilledServerComesBackAndItsClientsGoOn) {
   EXPECT_GE(report.tally.answered, 49u);
 }
 
+TEST_P(Run, CallsOfASessionOutliveItsConnections) {
+  const Scenario scenario = Parse(std::string(kPair) + R"(
+      client { name: 'c' host: 'b' server: 'a' session: true concurrency: 4 reconnect_ns: 1000000
+               call { repeat: 60 result_bytes: 5000 service_ns: 2000000 } }
+      fault { at_ns: 3000000 kind: KILL a: 'a' for_ns: 1000000 }
+      fault { at_ns: 9000000 kind: RESTART_SERVICE a: 'a' for_ns: 1 })");
+  ASSERT_TRUE(Validate(scenario).has_value()) << Validate(scenario).error();
+  const RunReport report = RunScenario(scenario);
+  EXPECT_EQ(Rules(report), "");
+  EXPECT_GE(report.tally.connections, 2u);
+  EXPECT_GE(report.tally.calls, 60u);
+  EXPECT_EQ(report.tally.answered, report.tally.calls);
+}
+
+TEST_P(Run, CallsOfASessionThatIsClosedOrDestroyedEndWithThat) {
+  const Scenario scenario = Parse(std::string(kPair) + R"(
+      client { name: 'c' host: 'b' server: 'a' session: true connections: 2 concurrency: 4 credits: 1
+               close_ns: 5000000 destroy_ns: 9000000 call { repeat: 16 service_ns: 2000000 } })");
+  const RunReport report = RunScenario(scenario);
+  EXPECT_EQ(Rules(report), "");
+  EXPECT_EQ(report.tally.refused, 8u);
+}
+
+TEST_P(Run, AServiceCallsItsClientsBackOnTheSameXids) {
+  const Scenario scenario = Parse(R"(
+      host { name: 'a' } host { name: 'b' } service { host: 'a' reverse_credits: 4 } xids: 1
+      client { name: 'c' host: 'b' server: 'a' concurrency: 4 reverse_credits: 2
+               call { repeat: 20 argument_bytes: 10000 service_ns: 100000 }
+               reverse_call { repeat: 2 argument_bytes: 700 result_bytes: 600 } })");
+  ASSERT_TRUE(Validate(scenario).has_value()) << Validate(scenario).error();
+  const RunReport report = RunScenario(scenario);
+  EXPECT_EQ(Rules(report), "");
+  EXPECT_GE(report.tally.answered, 60u);
+  EXPECT_EQ(report.tally.connections, 1u);
+}
+
+TEST_P(Run, ClientsOfASharedPoolOfReceivesAreAllAnswered) {
+  const Scenario scenario = Parse(R"(
+      host { name: 'a' } host { name: 'b' } service { host: 'a' shared_receives: 32 }
+      client { name: 'c' host: 'b' server: 'a' concurrency: 16 call { repeat: 40 argument_bytes: 5000 } }
+      client { name: 'd' host: 'b' server: 'a' concurrency: 16 call { repeat: 40 result_bytes: 5000 } })");
+  const RunReport report = RunScenario(scenario);
+  EXPECT_EQ(Rules(report), "");
+  EXPECT_EQ(report.tally.answered, report.tally.calls);
+}
+
 TEST_P(Run, ClientsOfAServerThatIsGoneForGoodComeToAnEnd) {
   const Scenario scenario = Parse(std::string(kPair) + R"(
       client { name: 'c' host: 'b' server: 'a' call { repeat: 50 pause_ns: 100000 result_bytes: 5000 } }
@@ -270,6 +316,12 @@ constexpr char kWork[] = "call { repeat: 50 pause_ns: 1000000 result_bytes: 5000
 
 TEST(Excuses, AConnectionIsNotLostForNothing) {
   const Scenario scenario = Parse(std::string(kPair) + "client { name: 'c' host: 'b' server: 'a' " + kWork + "}");
+  EXPECT_EQ(FirstRule(RunScenario(scenario, SecretReset(10ms + 500us))), "connection.lost");
+}
+
+TEST(Excuses, AConnectionOfASessionIsNotLostForNothing) {
+  const Scenario scenario =
+      Parse(std::string(kPair) + "client { name: 'c' host: 'b' server: 'a' session: true " + kWork + "}");
   EXPECT_EQ(FirstRule(RunScenario(scenario, SecretReset(10ms + 500us))), "connection.lost");
 }
 
@@ -622,6 +674,17 @@ TEST(Validate, NamesTheFieldAndWhatWasExpected) {
        "file_copy[0].bytes: 1152921504606846976, expected 0 to 268435456"},
       {"host { name: 'a' } fault { at_ns: 18446744073709551615 }",
        "fault[0].at_ns: 18446744073709551615, expected 0 to 86400000000000"},
+      {"host { name: 'a' } service { host: 'a' } "
+       "client { name: 'c' host: 'a' server: 'a' session: true calls_per_connection: 1 }",
+       "client.calls_per_connection: \"1\", expected none of a session"},
+      {"host { name: 'a' } service { host: 'a' clients_max: 9 } "
+       "client { name: 'c' host: 'a' server: 'a' session: true }",
+       "service.clients_max: \"9\", expected no limit for a server of sessions"},
+      {"host { name: 'a' } service { host: 'a' } "
+       "client { name: 'c' host: 'a' server: 'a' reverse_credits: 1 reverse_call { } }",
+       "client.reverse_call: \"c\", expected reverse_credits of both ends"},
+      {"host { name: 'a' } service { host: 'a' reverse_credits: 1 shared_receives: 8 }",
+       "service.shared_receives: \"8\", expected none with reverse_credits"},
       {"host { name: 'a/b' }", "host.name: \"a/b\", expected letters, digits, '-', '_' and '.'"},
       {"host { name: 'a' } host { name: 'b' } service { host: 'a' } ping_pong { client: 'b' server: 'a' port: 20049 }",
        "ping_pong.port: \"20049\", expected another port than that of the host's service"},

@@ -46,15 +46,34 @@ void ServiceProgram::Start() {
   options.credits = spec_.credits();
   options.inline_threshold = spec_.inline_threshold();
   options.clients_max = spec_.clients_max();
+  // A world may have all of its clients on one host, each with several connections.
+  options.address_connections_max = options.clients_max;
   options.outgoing_reads = static_cast<uint8_t>(spec_.outgoing_reads());
   options.client_bytes_max = spec_.client_bytes_max();
   options.call_bytes_max = spec_.call_bytes_max();
   options.message_bytes_max = spec_.message_bytes_max();
   options.trace = stage_.trace();
-  options.name = fmt::format("{}/server-{}", host(), ++starts_);
+  options.replay.entries_max = spec_.replay_entries_max();
+  options.replay.reply_bytes_max = spec_.replay_reply_bytes_max();
+  options.reverse_credits = spec_.reverse_credits();
+  options.shared_receives = spec_.shared_receives();
+  ++starts_;
+  options.name = name();
+  options.first_xid = stage_.FirstModelXid(options.name);
   EventLoop& loop = stage_.loop(host());
-  model_ = std::make_unique<ModelService>(loop, &stage_.executions(), &stage_.violations());
+  life_ = stage_.NewLife();
+  ModelService::Options model;
+  model.life = life_;
+  model.remembers = [this](const Execution& execution) { return Remembers(execution); };
+  if (spec_.reverse_credits() > 0) {
+    model.on_call = [this](uint64_t call, rpcrdma::ClientId client) { reverse_->OnCall(call, client); };
+    model.on_gone = [this](rpcrdma::ClientId client) { reverse_->OnClientGone(client); };
+  }
+  model_ = std::make_unique<ModelService>(loop, &stage_.executions(), &stage_.violations(), std::move(model));
   server_ = std::make_unique<rpcrdma::Server>(loop, options);
+  if (spec_.reverse_credits() > 0) {
+    reverse_ = std::make_unique<ReverseCaller>(stage_, host(), *server_, &reverse_calls_, &tally_);
+  }
   server_->Register(model_.get());
   if (store_ != nullptr) {
     executor_ = std::make_unique<rpcrdma::file::InlineExecutor>(loop);
@@ -71,6 +90,7 @@ void ServiceProgram::Start() {
 void ServiceProgram::Kill() {
   ++incarnation_;
   server_.reset();
+  reverse_.reset();
   files_.reset();
   executor_.reset();
   model_.reset();
@@ -79,10 +99,12 @@ void ServiceProgram::Kill() {
 void ServiceProgram::StopAndThen(Duration grace, std::function<void()> then) {
   if (server_ == nullptr) return;
   stopping_ = true;
+  if (reverse_ != nullptr) reverse_->NoteStop();
   server_->Stop(grace, [this, incarnation = incarnation_, then = std::move(then)] {
     // Not here: the server would be destroyed by its own handler.
     stage_.loop(host()).Post([this, incarnation, then] {
       if (incarnation != incarnation_) return;
+      if (reverse_ != nullptr) reverse_->CheckAllTold();
       Kill();
       then();
     });
@@ -97,10 +119,37 @@ void ServiceProgram::Restart(Duration grace, std::function<void()> started) {
   });
 }
 
+std::string ServiceProgram::name() const {
+  return fmt::format("{}/server-{}", host(), starts_);
+}
+
+// [replay_cache.h] Not by another life of the server, nor what went for room or for age.
+bool ServiceProgram::Remembers(const Execution& execution) const {
+  if (execution.times == 0 || execution.life != life_ || spec_.replay_entries_max() == 0) return false;
+  if (stage_.Now() - execution.at >= rpcrdma::ReplayLimits().age_max) return false;
+  const auto evicted = stage_.evidence().LastEvicted(name() + "/replay", execution.xid);
+  return !evicted || *evicted < execution.at;
+}
+
+void ServiceProgram::CheckNothingHeld() {
+  if (server_ == nullptr) return;
+  const rpcrdma::ReplayStats replay = server_->stats().replay;
+  if (replay.in_progress != 0) {
+    stage_.Violate("growth", fmt::format("service on {}: {} calls are in progress for the duplicate request cache",
+                                         host(), replay.in_progress));
+  }
+  const rpcrdma::ServerHoldings held = server_->holdings();
+  if (held.shared_receives_posted != held.shared_receives) {
+    stage_.Violate("growth", fmt::format("service on {}: {} of {} shared Receives are posted", host(),
+                                         held.shared_receives_posted, held.shared_receives));
+  }
+}
+
 std::string ServiceProgram::Describe() const {
   std::string text = fmt::format("service on {}: {}\n", host(), server_ == nullptr ? "down" : "up");
   if (server_ != nullptr) {
     text += fmt::format("  {} calls held by the service\n", model_->held());
+    if (reverse_ != nullptr) text += reverse_->Describe();
     text += server_->DebugString();
   }
   return text;

@@ -175,8 +175,8 @@ Duration Stage::OutlivesSilence(const std::string& host) const {
   return IsInfiniband(host) ? kRetriesUsedUp : kStreamGivesUp;
 }
 
-uint32_t Stage::FirstXid(std::string_view connection) const {
-  return static_cast<uint32_t>(Luck("xid/" + std::string(connection)).Between(1, UINT32_MAX));
+uint32_t Stage::DrawXid(std::string_view name, uint32_t last) const {
+  return static_cast<uint32_t>(Luck("xid/" + std::string(name)).Between(1, last));
 }
 
 Duration Stage::Patience(const Client& client) const {
@@ -190,6 +190,14 @@ Duration Stage::Patience(const Client& client) const {
   const Segments segments = SegmentsOf(scenario_, client);
   double longest = 0;
   bool cancels = false;
+  // What the server calls meanwhile.
+  double reverse = 0;
+  for (const Call& call : client.reverse_call()) {
+    const double bytes =
+        2 * kHeaders + kRecordOverhead * (static_cast<double>(call.argument_bytes()) + call.plain_argument_bytes() +
+                                          call.result_bytes() + call.plain_result_bytes());
+    reverse += call.repeat() * (2 * (2 * path.way + path.delay) + bytes * path.per_byte);
+  }
   for (const Call& call : client.call()) {
     const auto count = [&](uint32_t bytes) { return std::ceil(bytes / segments.longest); };
     const double reads = count(call.argument_bytes()) + count(call.plain_argument_bytes());
@@ -200,7 +208,7 @@ Duration Stage::Patience(const Client& client) const {
         kHeaders + kRecordOverhead * (static_cast<double>(call.argument_bytes()) + call.plain_argument_bytes() +
                                       call.result_bytes() + call.plain_result_bytes());
     longest = std::max(longest, rounds * (2 * path.way + path.delay) + bytes * path.per_byte + path.retries +
-                                    static_cast<double>(call.service_ns()));
+                                    static_cast<double>(call.service_ns()) + reverse);
     cancels = cancels || call.cancel_ns() != 0;
   }
   const double together = client.concurrency() + (cancels ? client.credits() : 0.0);
@@ -268,19 +276,25 @@ bool Stage::ServerMayBeFull(const std::string& server, Instant since) const {
   const auto to_server = [&](const auto& other) { return other.server() == server; };
   const auto& clients = scenario_.client();
   const auto& copies = scenario_.file_copy();
-  const auto rivals =
-      std::count_if(clients.begin(), clients.end(), to_server) + std::count_if(copies.begin(), copies.end(), to_server);
+  uint64_t rivals = static_cast<uint64_t>(std::count_if(copies.begin(), copies.end(), to_server));
+  for (const Client& client : clients) {
+    if (to_server(client)) rivals += client.session() ? client.connections() : 1;
+  }
   // A listener holds so many that nobody has answered yet.
-  if (rivals > rpcrdma::ServerOptions().backlog) return true;
+  if (rivals > static_cast<uint64_t>(rpcrdma::ServerOptions().backlog)) return true;
   const auto service = std::find_if(scenario_.service().begin(), scenario_.service().end(),
                                     [&](const Service& each) { return each.host() == server; });
   if (service == scenario_.service().end()) return false;
   // A connection that is being replaced may still count, and so may any number of them while the service holds calls
   // of theirs.
   if (rivals * 2 > service->clients_max()) return true;
-  if (!service->has_clients_max()) return false;
+  // Of shared Receives a quarter is kept for those to come, one for each.
+  const bool shares = service->shared_receives() > 0 && IsInfiniband(server);
+  if (shares && rivals * 2 > service->shared_receives() / 4) return true;
+  if (!service->has_clients_max() && !shares) return false;
   if (std::any_of(clients.begin(), clients.end(), [&](const Client& other) {
-        return to_server(other) && (other.calls_per_connection() > 0 || other.has_close_ns() || other.has_destroy_ns());
+        return to_server(other) &&
+               (other.calls_per_connection() > 0 || other.has_close_ns() || other.has_destroy_ns() || other.session());
       })) {
     return true;
   }

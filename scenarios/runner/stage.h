@@ -54,6 +54,8 @@ class Stage {
   Violations& violations() { return violations_; }
   void Violate(std::string_view rule, std::string text) { violations_.Add(Now(), rule, std::move(text)); }
   Executions& executions() { return executions_; }
+  // A number for one more incarnation of a service.
+  uint32_t NewLife() { return ++lives_; }
 
   enum class Harm : uint8_t {
     kWaits,       // connections are kept waiting
@@ -70,8 +72,10 @@ class Stage {
   bool LosesPackets(const std::string& a, const std::string& b) const;
   // How long a connection of this host's device lives without a word of its peer.
   Duration OutlivesSilence(const std::string& host) const;
-  // A first XID for a connection of this name.
-  uint32_t FirstXid(std::string_view connection) const;
+  // A first XID for a client, session or service of this name.
+  uint32_t FirstXid(std::string_view name) const { return DrawXid(name, UINT32_MAX); }
+  // The same for one of the model service, whose calls never have the same arguments: see Scenario::xids.
+  uint32_t FirstModelXid(std::string_view name) const { return DrawXid(name, scenario_.xids()); }
   // What a connection is for.
   enum class Use : uint8_t { kRpc, kPingPong };
   // Whether something of a connection between a client's host and its server that began at `since`, and lasts until
@@ -135,12 +139,14 @@ class Stage {
     }
   };
   bool ServerMayBeFull(const std::string& server, Instant since) const;
+  uint32_t DrawXid(std::string_view name, uint32_t last) const;
 
   const Scenario& scenario_;
   TraceSink* const trace_;
   const Prng prng_;
   Violations violations_;
   Executions executions_;
+  uint32_t lives_ = 0;
   emu::SimulatedWorld* world_ = nullptr;  // installed
   std::vector<Disturbance> disturbances_;
   bool over_ = false;

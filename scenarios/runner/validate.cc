@@ -12,6 +12,7 @@
 
 #include "rpcrdma/api/client.h"
 #include "scenarios/runner/limits.h"
+#include "scenarios/runner/model_call.h"
 #include "scenarios/runner/program.h"
 #include "scenarios/runner/run.h"
 #include "scenarios/runner/stage.h"
@@ -29,8 +30,9 @@ constexpr uint64_t kPingPongCompletions = 8;
 constexpr uint64_t kHeaders = 4096;
 
 // The longer of the two registrations of a connection: send buffers for each credit, and some that are not done yet.
-uint64_t ArenaBytes(uint32_t credits, uint32_t inline_threshold) {
-  const uint64_t slots = credits + 2 * std::clamp(credits / 4, 1u, 16u);
+uint64_t ArenaBytes(uint32_t credits, uint32_t inline_threshold, uint32_t reverse_credits = 0) {
+  uint64_t slots = credits + 2 * std::clamp(credits / 4, 1u, 16u);
+  if (reverse_credits > 0) slots += reverse_credits + 2;
   return slots * inline_threshold + kHeaders;
 }
 
@@ -85,6 +87,9 @@ class Validator {
       Known("service.host", service.host());
       if (!services.insert(service.host()).second) Say("service.host", service.host(), "a host without a service");
       if (service.files()) files.insert(service.host());
+      if (service.shared_receives() > 0 && service.reverse_credits() > 0) {
+        Say("service.shared_receives", std::to_string(service.shared_receives()), "none with reverse_credits");
+      }
     }
     std::set<std::string> names;
     for (const Client& client : scenario_.client()) {
@@ -94,6 +99,8 @@ class Validator {
       }
       if (services.count(client.server()) == 0) Say("client.server", client.server(), "a host with a service");
       Talk("client.server", client.host(), client.server());
+      if (client.session()) CheckSession(client);
+      if (client.reverse_call_size() > 0) CheckReverse(client);
     }
     for (const FileCopy& copy : scenario_.file_copy()) {
       Known("file_copy.host", copy.host());
@@ -150,12 +157,17 @@ class Validator {
     for (const Service& each : scenario_.service()) {
       if (each.host() == host) service = &each;
     }
-    const uint64_t service_arena = service != nullptr ? ArenaBytes(service->credits(), service->inline_threshold()) : 0;
+    const uint64_t service_arena =
+        service != nullptr ? ArenaBytes(service->credits(), service->inline_threshold(), service->reverse_credits())
+                           : 0;
     for (const Client& client : scenario_.client()) {
-      if (client.host() == host) {
-        needs.AddConnection(ArenaBytes(client.credits(), client.inline_threshold()), client.memory_windows());
+      for (uint32_t i = 0; i < (client.session() ? client.connections() : 1); ++i) {
+        if (client.host() == host) {
+          needs.AddConnection(ArenaBytes(client.credits(), client.inline_threshold(), client.reverse_credits()),
+                              client.memory_windows());
+        }
+        if (client.server() == host) needs.AddConnection(std::max(service_arena, LongestBlock(client)), false);
       }
-      if (client.server() == host) needs.AddConnection(std::max(service_arena, LongestBlock(client)), false);
     }
     for (const FileCopy& copy : scenario_.file_copy()) {
       const uint64_t block = std::bit_ceil(copy.chunk_bytes() + kHeaders);
@@ -187,6 +199,41 @@ class Validator {
     check("max_mr", device.max_mr, needs.registrations);
     check("max_mw", device.max_mw, needs.windows);
     check("max_mr_size", device.max_mr_size, needs.registration_bytes);
+  }
+
+  void CheckSession(const Client& client) {
+    if (client.calls_per_connection() > 0) {
+      Say("client.calls_per_connection", std::to_string(client.calls_per_connection()), "none of a session");
+    }
+    if (client.reconnect_max_ns() < client.reconnect_ns()) {
+      Say("client.reconnect_max_ns", std::to_string(client.reconnect_max_ns()), "no less than reconnect_ns");
+    }
+    // It keeps its connections, and more than one at a time.
+    for (const Service& service : scenario_.service()) {
+      if (service.host() == client.server() && service.has_clients_max()) {
+        Say("service.clients_max", std::to_string(service.clients_max()), "no limit for a server of sessions");
+      }
+    }
+  }
+
+  void CheckReverse(const Client& client) {
+    for (const Service& service : scenario_.service()) {
+      if (service.host() == client.server() && (service.reverse_credits() == 0 || client.reverse_credits() == 0)) {
+        Say("client.reverse_call", client.name(), "reverse_credits of both ends");
+      }
+    }
+    for (const Host& host : scenario_.host()) {
+      if (host.name() == client.host() && !HasRoomForReverse(host.device())) {
+        Say("client.reverse_call", client.name(), "a device with longer queues");
+      }
+    }
+    for (const Call& call : client.reverse_call()) {
+      // Those of a client that does not come back would wait for ever.
+      if (call.timeout_ns() == 0) Say("client.reverse_call.timeout_ns", "0", "a time-out");
+      if (call.has_result_room_bytes() || call.has_plain_result_room_bytes()) {
+        Say("client.reverse_call.result_room_bytes", client.name(), "no room: a reverse call offers none");
+      }
+    }
   }
 
   void Say(std::string_view field, std::string_view what, std::string_view expected) {

@@ -17,7 +17,10 @@ constexpr uint64_t kTroubleNs = 40'000'000;
 class Drawer {
  public:
   Drawer(uint64_t seed, const std::string& profile)
-      : prng_(Prng(seed).Fork("swarm")), device_prng_(Prng(seed).Fork("swarm/profile")) {
+      : prng_(Prng(seed).Fork("swarm")),
+        device_prng_(Prng(seed).Fork("swarm/profile")),
+        session_prng_(Prng(seed).Fork("swarm/sessions")),
+        reverse_prng_(Prng(seed).Fork("swarm/reverse")) {
     const bool infiniband = device_prng_.OneIn(2);
     profile_ = !profile.empty() ? profile : infiniband ? "roce" : "iwarp";
     loses_packets_ = device_prng_.OneIn(4);
@@ -33,6 +36,10 @@ class Drawer {
     if (prng_.OneIn(12)) DrawFileCopies();
     if (prng_.OneIn(6)) DrawPingPongs();
     if (!prng_.OneIn(3)) DrawFaults();
+    if (session_prng_.OneIn(3)) DrawSessions();
+    const bool reverse = reverse_prng_.OneIn(5);
+    if (reverse) DrawReverse();
+    if (!reverse && reverse_prng_.OneIn(4)) DrawSharedReceives();
     RaiseImpossibleLimits();
     AdmitSuccessors();
     return std::move(scenario_);
@@ -44,12 +51,13 @@ class Drawer {
     return choices[prng_.Below(N)];
   }
   // Each power of two is as likely as any other.
-  uint64_t Scaled(uint64_t low, uint64_t high) {
+  static uint64_t ScaledBy(Prng& prng, uint64_t low, uint64_t high) {
     uint64_t bits = 0;
     while ((high >> bits) > std::max<uint64_t>(low, 1)) ++bits;
-    const uint64_t top = std::max(low, high >> prng_.Below(bits + 1));
-    return prng_.Between(low, top);
+    const uint64_t top = std::max(low, high >> prng.Below(bits + 1));
+    return prng.Between(low, top);
   }
+  uint64_t Scaled(uint64_t low, uint64_t high) { return ScaledBy(prng_, low, high); }
   const std::string& AnyHost() { return scenario_.host(static_cast<int>(prng_.Below(scenario_.host_size()))).name(); }
 
   const Service& AnyService() {
@@ -309,7 +317,8 @@ class Drawer {
       uint64_t needed = 0;
       for (const Client& client : scenario_.client()) {
         if (client.host() == host.name()) {
-          needed = std::max(needed, uint64_t{2} * (client.credits() + 8) * client.inline_threshold());
+          const uint64_t calls = uint64_t{client.credits()} + client.reverse_credits() + 8;
+          needed = std::max(needed, 2 * calls * client.inline_threshold());
         }
       }
       const bool serves = std::any_of(scenario_.service().begin(), scenario_.service().end(),
@@ -330,14 +339,94 @@ class Drawer {
     }
   }
 
+  // Some clients become sessions, and what their servers remember of calls has its bounds.
+  void DrawSessions() {
+    Prng& prng = session_prng_;
+    if (prng.OneIn(2)) scenario_.set_xids(static_cast<uint32_t>(ScaledBy(prng, 1, 64)));
+    for (Service& service : *scenario_.mutable_service()) {
+      if (prng.OneIn(8))
+        service.set_replay_entries_max(static_cast<uint32_t>(prng.OneIn(2) ? 0 : ScaledBy(prng, 1, 64)));
+      if (prng.OneIn(6)) service.set_replay_reply_bytes_max(static_cast<uint32_t>(ScaledBy(prng, 1024, 1 << 20)));
+    }
+    const bool all = prng.OneIn(2);
+    for (Client& client : *scenario_.mutable_client()) {
+      if (!all && prng.OneIn(2)) continue;
+      client.set_session(true);
+      client.clear_calls_per_connection();
+      if (prng.OneIn(3)) client.set_connections(static_cast<uint32_t>(prng.Between(2, 4)));
+      // Far below what calls are given, and so that more than one attempt falls into a fault.
+      client.set_reconnect_ns(ScaledBy(prng, 1'000'000, 100'000'000));
+      client.set_reconnect_max_ns(client.reconnect_ns() << prng.Below(4));
+      if (prng.OneIn(4)) client.set_keepalive_ns(ScaledBy(prng, 1'000'000, 1'000'000'000));
+      if (prng.OneIn(3)) client.set_idle_ns(ScaledBy(prng, 1'000'000, 1'000'000'000));
+      for (Call& call : *client.mutable_call()) {
+        if (prng.OneIn(6)) call.set_retransmit(false);
+        if (prng.OneIn(6)) call.set_idempotent(true);
+        // At work when something happens to its connection: that is when it comes again.
+        if (prng.OneIn(3)) call.set_service_ns(ScaledBy(prng, 100'000, 50'000'000));
+      }
+      for (Service& service : *scenario_.mutable_service()) {
+        if (service.host() == client.server()) service.clear_clients_max();
+      }
+    }
+  }
+
+  // Services call their clients.
+  void DrawReverse() {
+    Prng& prng = reverse_prng_;
+    if (prng.OneIn(2)) scenario_.set_xids(static_cast<uint32_t>(ScaledBy(prng, 1, 64)));
+    const auto credits = [&] { return static_cast<uint32_t>(prng.OneIn(4) ? 1 : ScaledBy(prng, 1, 32)); };
+    for (Service& service : *scenario_.mutable_service()) service.set_reverse_credits(credits());
+    for (Client& client : *scenario_.mutable_client()) {
+      if (prng.OneIn(4) || HasShortQueues(client.host())) continue;
+      client.set_reverse_credits(credits());
+      client.set_wait_for_return(prng.OneIn(2));
+      const uint64_t kinds = prng.Between(1, 2);
+      for (uint64_t k = 0; k < kinds; ++k) {
+        Call& call = *client.add_reverse_call();
+        if (prng.OneIn(3)) call.set_repeat(static_cast<uint32_t>(prng.Between(2, 3)));
+        // Seldom more than goes inline.
+        const uint64_t most = prng.OneIn(12) ? 20'000 : 800;
+        if (!prng.OneIn(4)) call.set_argument_bytes(static_cast<uint32_t>(ScaledBy(prng, 1, most)));
+        if (!prng.OneIn(4)) call.set_result_bytes(static_cast<uint32_t>(ScaledBy(prng, 1, most)));
+        if (prng.OneIn(3)) call.set_service_ns(ScaledBy(prng, 1, 5'000'000));
+        if (prng.OneIn(8)) call.set_timeout_ns(ScaledBy(prng, 1000, 50'000'000));
+        if (prng.OneIn(8)) call.set_cancel_ns(ScaledBy(prng, 1, 10'000'000));
+      }
+    }
+  }
+
+  // The connections of a service draw on the same Receives. Those of clients that go without a word would keep what
+  // they were promised.
+  void DrawSharedReceives() {
+    if (HasSilentFaults()) return;
+    uint64_t connections = 0;
+    for (const Client& client : scenario_.client()) connections += client.session() ? client.connections() : 1;
+    const uint64_t least = 16 * (connections + static_cast<uint64_t>(scenario_.file_copy_size()) + 1);
+    for (Service& service : *scenario_.mutable_service()) {
+      if (HasShortQueues(service.host())) continue;
+      service.set_shared_receives(static_cast<uint32_t>(ScaledBy(reverse_prng_, least, 8 * least)));
+    }
+  }
+
+  // So short, maybe, that there is no reverse direction, or that hardly a Receive can be shared.
+  bool HasShortQueues(const std::string& name) const {
+    return std::any_of(scenario_.host().begin(), scenario_.host().end(), [&](const Host& host) {
+      return host.name() == name && (host.device().has_max_cqe() || host.device().has_max_qp_wr());
+    });
+  }
+
+  bool HasSilentFaults() const {
+    return std::any_of(scenario_.fault().begin(), scenario_.fault().end(), [](const Fault& fault) {
+      return fault.kind() == Fault::FORGET || fault.kind() == Fault::POWER_LOSS || fault.kind() == Fault::PARTITION;
+    });
+  }
+
   // A server does not ask silent clients whether they are still there, so one that is gone without a word keeps its
   // place among clients_max.
   void AdmitSuccessors() {
-    for (const Fault& fault : scenario_.fault()) {
-      if (fault.kind() != Fault::FORGET && fault.kind() != Fault::POWER_LOSS && fault.kind() != Fault::PARTITION)
-        continue;
-      for (Service& service : *scenario_.mutable_service()) service.clear_clients_max();
-    }
+    if (!HasSilentFaults()) return;
+    for (Service& service : *scenario_.mutable_service()) service.clear_clients_max();
   }
 
   // Chunks of so many segments that a few calls fill a server's send queue.
@@ -357,6 +446,9 @@ class Drawer {
   Prng prng_;
   // What is about the device's transport is drawn by itself, so that all else of a world does not depend on it.
   Prng device_prng_;
+  // The same for what came later, so that a seed is still the world that it was but for this.
+  Prng session_prng_;
+  Prng reverse_prng_;
   std::string profile_;
   bool loses_packets_ = false;
   Scenario scenario_;

@@ -6,7 +6,7 @@ namespace {
 constexpr std::string_view kNoGarbage = "both ends are ours, and no byte changes on its way";
 constexpr std::string_view kOursOnly = "both ends are ours, and neither does this";
 constexpr std::string_view kCredit = "each end posts as many Receives as it grants, of the size that was agreed on";
-constexpr std::string_view kNoReverse = "no program makes calls in the reverse direction";
+constexpr std::string_view kReverseCredit = "a server makes no more reverse calls than it was granted";
 constexpr std::string_view kOneThread = "a simulated world has one thread, which does nothing in between";
 constexpr std::string_view kCqAcks =
     "programs acknowledge first; CqTrafficTest.DestroyingWaitsUntilEventsAreAcknowledged waits, in simulation too";
@@ -17,7 +17,8 @@ constexpr std::string_view kIdAcks =
 constexpr std::string_view kNoFence = "no program asks for a fence: the RPC stack waits for what must be over";
 constexpr std::string_view kNoAtomics = "no program uses atomics";
 constexpr std::string_view kNoUc = "no program uses UC";
-constexpr std::string_view kNoSrq = "no program uses a shared receive queue";
+constexpr std::string_view kSrqSized =
+    "a server promises no more shared Receives than there are, and posts each that holds no call";
 constexpr std::string_view kSized = "queues are as large as what may be outstanding, which their users count";
 constexpr std::string_view kNoLimit = "the swarm does not draw a device that has too few";
 constexpr std::string_view kFewClients = "no world has more clients at once than a listener keeps waiting";
@@ -115,7 +116,6 @@ constexpr OutOfReach kOutOfReach[] = {
     {"rdmap.terminate_that_makes_no_sense", kNoGarbage},
     {"rdmap.work_refused_at_its_start", kRegistered},
     {"rdmap.work_submitted_after_the_end", kOneThread},
-    {"requester.call_does_not_fit_inline", kNoReverse},
     {"requester.chunk_lists_not_ours", kOursOnly},
     {"requester.done_dropped", kOursOnly},
     {"requester.err_vers", kOursOnly},
@@ -123,16 +123,17 @@ constexpr OutOfReach kOutOfReach[] = {
     {"requester.reply_chunk_is_not_of_its_call", kOursOnly},
     {"requester.reply_to_nobody", kOursOnly},
     {"requester.reverse_call_dropped", kOursOnly},
-    {"responder.call_beyond_credits_dropped", kNoReverse},
+    {"responder.call_beyond_credits_dropped", kReverseCredit},
     {"responder.empty_read_segment", kOursOnly},
+    {"responder.grant_overrun", kCredit},
     {"responder.malformed_call_refused", kNoGarbage},
     {"responder.malformed_message_dropped", kNoGarbage},
     {"responder.message_that_is_no_call_dropped", kOursOnly},
     {"responder.pulled_call_is_not_of_its_header", kNoGarbage},
     {"server.chunk_for_an_item_not_eligible", kOursOnly},
-    {"srq.empty", kNoSrq},
-    {"srq.full", kNoSrq},
-    {"srq.limit_reached", kNoSrq},
+    {"srq.empty", kSrqSized},
+    {"srq.full", kSrqSized},
+    {"srq.limit_reached", "a server asks for no word of it: every shared Receive is posted or holds a call"},
     {"xdr.chunk_with_round_up", kOursOnly},
     {"xdr.result_inline_beside_unused_write_chunk", kOursOnly},
 };

@@ -1,0 +1,249 @@
+#include "scenarios/runner/model_call.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "base/crc32c.h"
+
+namespace stagecoach::scenario {
+namespace {
+
+using rpcrdma::Reply;
+using rpcrdma::XdrReader;
+using rpcrdma::XdrRoundUp;
+using rpcrdma::XdrWriter;
+
+// RPC header, and the results of TRANSFORM that are not data.
+constexpr uint32_t kReplyOverhead = 64;
+// RPC header without credentials, and the arguments of TRANSFORM that are not data, the lengths of those that are
+// included (RFC 5531 section 9, RFC 4506).
+constexpr uint64_t kCallOverhead = 40 + 24 + 4 + 4;
+// Transport header of a message without chunks (RFC 8166 section 4.2).
+constexpr uint64_t kInlineHeader = 28;
+// More than any fault that is over may still cost: a connect that began in a partition.
+constexpr Duration kProbeTimeout = 20s;
+
+uint32_t ResultRoom(const Call& call) {
+  return call.has_result_room_bytes() ? call.result_room_bytes() : call.result_bytes();
+}
+
+uint32_t PlainRoom(const Call& call) {
+  return call.has_plain_result_room_bytes() ? call.plain_result_room_bytes() : call.plain_result_bytes();
+}
+
+// What both ends agree on. In steps of 1024 bytes.
+uint64_t Threshold(const Client& client, const Service& service) {
+  return std::min(client.inline_threshold(), service.inline_threshold()) / 1024 * 1024;
+}
+
+}  // namespace
+
+ModelCall::ModelCall(uint64_t its_number, const Call& its_spec, bool lends)
+    : number(its_number),
+      spec(its_spec),
+      argument(its_spec.argument_bytes()),
+      plain_argument(its_spec.plain_argument_bytes()),
+      result(lends ? ResultRoom(its_spec) : 0) {
+  FillPattern(number, Datum::kArgument, argument.bytes());
+  FillPattern(number, Datum::kPlainArgument, plain_argument.bytes());
+}
+
+rpcrdma::ProcedureId ModelCall::procedure() const {
+  return {kModelProgram, kModelVersion, spec.idempotent() ? kModelTransformAgain : kModelTransform};
+}
+
+void ModelCall::Write(XdrWriter& args) {
+  args.U64(number);
+  args.U64(spec.service_ns());
+  args.U32(spec.result_bytes());
+  args.U32(spec.plain_result_bytes());
+  args.Opaque(plain_argument.bytes());
+  args.EligibleOpaque(argument.bytes());
+}
+
+rpcrdma::CallOptions ModelCall::Options() {
+  rpcrdma::CallOptions options;
+  if (result.size() > 0) options.result_buffers = {result.bytes()};
+  options.reply_bytes_max = kReplyOverhead + PlainRoom(spec);
+  options.timeout = Duration(spec.timeout_ns());
+  options.retransmit = spec.retransmit();
+  return options;
+}
+
+uint32_t ModelCall::WholeReply() const {
+  return static_cast<uint32_t>(kReplyOverhead + XdrRoundUp(spec.plain_result_bytes()) +
+                               XdrRoundUp(spec.result_bytes()));
+}
+
+void ModelCall::CheckReply(Stage& stage, const std::string& who, const Reply& reply) {
+  XdrReader results = reply.results();
+  const uint64_t answered = results.U64("call");
+  const uint32_t crc = results.U32("crc");
+  const ConstBytes plain = results.Opaque("plain result", kModelDataMax);
+  ConstBytes data = results.EligibleOpaque("result", kModelDataMax);
+  const auto wrong = [&](std::string text) {
+    stage.Violate("call.reply", Label(who, "reply") + ": " + std::move(text));
+  };
+  if (const auto end = results.Finish(); !end) return wrong("does not decode: " + ToString(end.error()));
+  if (answered != number) return wrong(fmt::format("is that of call {:#x}", answered));
+  const Execution& execution = stage.executions()[number];
+  if (execution.times == 0 || (execution.times > 1 && !execution.repeatable)) {
+    wrong(fmt::format("executed {} times", execution.times));
+  }
+  if (crc != ComputeCrc32c(argument.bytes())) wrong("the service saw another argument");
+  const auto check = [&](const char* what, Datum datum, ConstBytes bytes, size_t wanted) {
+    if (bytes.size() != wanted) return wrong(fmt::format("{} of {} bytes instead of {}", what, bytes.size(), wanted));
+    const size_t matched = MatchPattern(number, datum, bytes);
+    if (matched != wanted) wrong(fmt::format("{} of {} bytes is damaged from byte {} on", what, wanted, matched));
+  };
+  if (result.size() > 0) data = reply.Settle(data, 0);
+  check("plain result", Datum::kPlainResult, plain, spec.plain_result_bytes());
+  check("result", Datum::kResult, data, spec.result_bytes());
+  if (!result.Untouched(spec.result_bytes())) {
+    stage.Violate("memory.guard", Label(who, "result") + ": bytes behind it were written");
+  }
+}
+
+void ModelCall::Retire(Stage& stage, const std::string& who, ColdStorage* cold) {
+  const auto check = [&](GuardedBuffer& buffer, const char* what) {
+    if (!buffer.GuardsIntact()) stage.Violate("memory.guard", Label(who, what) + ": bytes beside it were written");
+  };
+  check(argument, "argument");
+  check(plain_argument, "plain argument");
+  check(result, "result");
+  if (MatchPattern(number, Datum::kArgument, argument.bytes()) != argument.size()) {
+    stage.Violate("memory.guard", Label(who, "argument") + ": was written to");
+  }
+  // A Read that comes too late finds something else here.
+  MutableBytes bytes = argument.bytes();
+  std::fill(bytes.begin(), bytes.end(), std::byte{0xdd});
+  cold->Keep(std::move(argument), Label(who, "argument"), stage.Now());
+  cold->Keep(std::move(result), Label(who, "result"), stage.Now());
+}
+
+std::string ModelCall::Label(const std::string& who, const char* what) const {
+  return fmt::format("{}, call {:#x}, {}", who, number, what);
+}
+
+const Service& ServiceOf(const Scenario& scenario, const Client& client) {
+  const auto found = std::find_if(scenario.service().begin(), scenario.service().end(),
+                                  [&](const Service& service) { return service.host() == client.server(); });
+  STAGECOACH_CHECK(found != scenario.service().end());
+  return *found;
+}
+
+void ServeReverse(Stage& stage, const Client& client, std::unique_ptr<ModelService>* service,
+                  rpcrdma::ClientOptions* options) {
+  if (client.reverse_credits() == 0) return;
+  if (*service == nullptr) {
+    *service = std::make_unique<ModelService>(stage.loop(client.host()), &stage.executions(), &stage.violations());
+  }
+  options->reverse_services = {service->get()};
+  options->reverse_credits = client.reverse_credits();
+}
+
+bool HasRoomForReverse(const Device& device) {
+  const emu::DeviceProfile profile = MakeProfile(device);
+  return profile.max_qp_wr >= 8 && profile.max_cqe >= 16;
+}
+
+// --- Calls that cannot but fail, or may ---
+
+// Counted as if everything had to be exposed, in as many pieces as the device makes of it. A header may name 64
+// segments, and must fit the smaller inline threshold with all of them (24 bytes for one that is read, 16 for one that
+// is written; RFC 8166 section 4.3).
+bool TooLarge(const Scenario& scenario, const Client& client, const Call& call) {
+  constexpr uint64_t kSegmentsMax = 64;
+  constexpr uint64_t kHeaderWithoutSegments = 48;
+  const uint64_t message = kCallOverhead + XdrRoundUp(call.plain_argument_bytes());
+  if (message > std::max<uint64_t>(client.message_bytes_max(), 1024)) return true;
+  uint64_t longest = UINT32_MAX;
+  for (const Host& each : scenario.host()) {
+    if (each.name() == client.host()) longest = std::min(longest, MakeProfile(each.device()).max_mr_size);
+  }
+  const auto segments = [longest](uint64_t bytes) { return (bytes + longest - 1) / longest; };
+  const uint64_t reads = segments(message) + segments(call.argument_bytes());
+  const uint64_t writes = segments(ResultRoom(call)) + segments(XdrRoundUp(kReplyOverhead + PlainRoom(call)));
+  return reads + writes > kSegmentsMax ||
+         kHeaderWithoutSegments + 24 * reads + 16 * writes > Threshold(client, ServiceOf(scenario, client));
+}
+
+bool TooLargeForReverse(const Client& client, const Service& service, const Call& call) {
+  const uint64_t sent = kCallOverhead + XdrRoundUp(call.plain_argument_bytes()) + XdrRoundUp(call.argument_bytes());
+  const uint64_t back = kReplyOverhead + XdrRoundUp(call.plain_result_bytes()) + XdrRoundUp(call.result_bytes());
+  return kInlineHeader + std::max(sent, back) > Threshold(client, service);
+}
+
+bool ReplyCannotTravel(const Call& call) {
+  return call.result_bytes() > ResultRoom(call) || call.plain_result_bytes() > PlainRoom(call);
+}
+
+bool ArgumentsExceedServer(const Service& service, const Call& call) {
+  return XdrRoundUp(call.argument_bytes()) + kCallOverhead + XdrRoundUp(call.plain_argument_bytes()) >
+         service.call_bytes_max();
+}
+
+bool ServerMayLackMemory(const Scenario& scenario, const Client& client, const Call& call) {
+  constexpr uint64_t kPage = 4096;
+  const Service& service = ServiceOf(scenario, client);
+  uint64_t largest = 0;
+  bool cancels = false;
+  for (const Call& each : client.call()) {
+    largest = std::max(largest, uint64_t{each.argument_bytes()} + each.plain_argument_bytes() + each.result_bytes());
+    // One that is sent again may be executed for a connection that is gone.
+    cancels = cancels || each.cancel_ns() != 0 || client.session();
+  }
+  const uint64_t credits =
+      uint64_t{std::min(client.credits(), service.credits())} * (client.session() ? client.connections() : 1);
+  const uint64_t at_a_time = cancels ? credits : std::min<uint64_t>(credits, client.concurrency());
+  // What it was given in addition: see ServerOptions::client_bytes_max.
+  const uint64_t memory = std::max(service.client_bytes_max(), service.call_bytes_max() + (1u << 20));
+  return 2 * at_a_time * (largest + 3 * kPage) + call.result_bytes() + kPage > memory;
+}
+
+bool ReplyExceedsServer(const Service& service, const Call& call) {
+  return kReplyOverhead + XdrRoundUp(call.plain_result_bytes()) > service.message_bytes_max();
+}
+
+bool ReplyIsNotKept(const Service& service, const Call& call) {
+  const uint64_t most = kReplyOverhead + XdrRoundUp(call.plain_result_bytes()) + call.result_bytes();
+  return !call.idempotent() && most > service.replay_reply_bytes_max();
+}
+
+// --- Probes ---
+
+Duration ProbeTimeout(const Stage& stage, const Client& client, const Call& call) {
+  Client probing = client;
+  probing.clear_call();
+  *probing.add_call() = call;
+  probing.set_concurrency(kProbesTogetherAtFirst);
+  return std::max<Duration>(kProbeTimeout, stage.Patience(probing));
+}
+
+Call ProbeCall(const Stage& stage, const Client& client) {
+  const Service& service = ServiceOf(stage.scenario(), client);
+  const uint64_t most = std::min({service.call_bytes_max(), service.client_bytes_max(),
+                                  uint64_t{service.message_bytes_max()}, uint64_t{client.message_bytes_max()}});
+  auto bytes = static_cast<uint32_t>(std::clamp<uint64_t>(most / 4, 64, 6000));
+  // A session's may have to be sent again, and answered from what the server has kept.
+  if (client.session() && service.replay_entries_max() > 0) {
+    bytes = static_cast<uint32_t>(std::min<uint64_t>(bytes, service.replay_reply_bytes_max() / 2));
+  }
+  Call call;
+  call.set_argument_bytes(bytes);
+  call.set_result_bytes(bytes + 1);
+  call.set_timeout_ns(static_cast<uint64_t>(ProbeTimeout(stage, client, call).count()));
+  return call;
+}
+
+Call CancelledProbe(const Stage& stage, const Client& client) {
+  Call call;
+  call.set_service_ns(1'000'000);
+  call.set_cancel_ns(1);
+  call.set_timeout_ns(static_cast<uint64_t>(ProbeTimeout(stage, client, call).count()));
+  return call;
+}
+
+}  // namespace stagecoach::scenario
