@@ -966,8 +966,7 @@ TEST_F(RpcTest, ACancelledAttemptToConnectEndsAtOnce) {
   EXPECT_TRUE(errors.empty());
   ASSERT_TRUE(setting_->Until([&] { return !errors.empty(); }));
   EXPECT_EQ(errors[0].kind, CallError::Kind::kCancelled);
-  EXPECT_EQ(errors[0].ToString(),
-            "connect to " + setting_->server_host() + ":" + std::to_string(server_->port()) + ": cancelled");
+  EXPECT_EQ(errors[0].ToString(), "connect to " + setting_->HostPort(server_->port()) + ": cancelled");
   signal.emit(asio::cancellation_type::terminal);
   setting_->For(1ms);
   EXPECT_EQ(errors.size(), 1u);

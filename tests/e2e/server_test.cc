@@ -512,7 +512,8 @@ TEST_F(ServerTest, ConnectionsOfOneAddressShareItsMemory) {
 }
 
 TEST_F(ServerTest, AClientThatIsSilentForTooLongIsDisconnected) {
-  StartServer({.idle_timeout = 40ms});
+  // Longer than any machine takes from a connection to its first call.
+  StartServer({.idle_timeout = 400ms});
   Client& busy = Connected(1000);
   const Pending held = Hold(busy, 1);
   Client& silent = Connected(2000);
