@@ -76,6 +76,22 @@ TEST_F(CliTest, LargeDataIsPlacedDirectlyAndSmallThingsGoInline) {
   EXPECT_NE(small.out.find("0 by Read chunk, 0 by Write chunk"), std::string::npos) << small.out;
 }
 
+TEST_F(CliTest, WhatFitsTheInlineThresholdOfBothEndsGoesInline) {
+  WriteFile(local_ / "file", Pattern(10000));
+  const auto put = [&](const std::string& size, const std::string& expected) {
+    const Outcome outcome =
+        Run({"put", "--stats", "--inline-threshold", size, (local_ / "file").string(), Url(size + expected)});
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    EXPECT_NE(outcome.out.find(expected + " by Read chunk"), std::string::npos) << size << ": " << outcome.out;
+  };
+  Serve();
+  put("4K", "1");
+  put("16K", "1");  // the server's is 4K
+  Serve({"--inline-threshold", "16K"});
+  put("4096", "1");
+  put("16K", "0");
+}
+
 TEST_F(CliTest, AServerKeepsItsMetricsInAFile) {
   const fs::path metrics = local_ / "stagecoach.prom";
   Serve({"--metrics", metrics.string()});
@@ -239,6 +255,18 @@ TEST_F(CliTest, WrongUsageIsToldWithWhatWasExpected) {
        "stagecoach: get: --depth: Value many not in range 1 to 64\nstagecoach get --help says more."},
       {{"ping", "--program", "-1", url},
        "stagecoach: ping: --program: Value -1 not in range 0 to 4294967295\nstagecoach ping --help says more."},
+      {{"ping", "--inline-threshold", "1023", url},
+       "stagecoach: ping: --inline-threshold: '1023' is not a size from 1K to 256K, in steps of 1K\nstagecoach ping "
+       "--help says more."},
+      {{"get", "--inline-threshold", "257K", url, "x"},
+       "stagecoach: get: --inline-threshold: '257K' is not a size from 1K to 256K, in steps of 1K\nstagecoach get "
+       "--help says more."},
+      {{"put", "--inline-threshold", "1500", "x", url},
+       "stagecoach: put: --inline-threshold: '1500' is not a size from 1K to 256K, in steps of 1K\nstagecoach put "
+       "--help says more."},
+      {{"serve", "--inline-threshold", "large\x1b", "x"},
+       "stagecoach: serve: --inline-threshold: 'large\\x1b' is not a size from 1K to 256K, in steps of 1K\nstagecoach "
+       "serve --help says more."},
       {{"ping"}, "stagecoach: ping: HOST is required\nstagecoach ping --help says more."},
       {{"ping", "storage:nfs"}, "stagecoach: ping: 'storage:nfs': the port is not a number from 0 to 65535"},
       {{"ping", "storage/x"},

@@ -57,6 +57,21 @@ void AddCommonOptions(CLI::App& command, CommonOptions& options) {
   command.add_option("--profile", options.profile, "Which device to emulate; both ends need one of the same transport")
       ->type_name("NAME")
       ->check(CLI::IsMember({"iwarp", "roce", "minimal", "hostile"}));
+  command
+      .add_option("--inline-threshold", options.inline_threshold,
+                  "Largest message that travels without chunks; the smaller of both ends' counts")
+      ->type_name("SIZE")
+      ->check([](const std::string& text) -> std::string {
+        const auto size = ParseSize(text);
+        // Those that the two ends can tell each other (ClientOptions::inline_threshold).
+        if (size && *size % 1024 == 0 && *size >= 1024 && *size <= 256 * 1024) return {};
+        return "'" + text + "' is not a size from 1K to 256K, in steps of 1K";
+      })
+      ->capture_default_str();
+}
+
+uint32_t InlineThresholdOf(const CommonOptions& options) {
+  return static_cast<uint32_t>(*ParseSize(options.inline_threshold));
 }
 
 bool ApplyCommonOptions(std::string_view command, const CommonOptions& options) {
@@ -120,6 +135,7 @@ void AddEntriesOption(CLI::App& command, uint64_t& entries_max) {
 
 Session::Options ToSessionOptions(const ClientCommandOptions& options) {
   Session::Options session;
+  session.inline_threshold = InlineThresholdOf(options.common);
   session.timeout = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(options.timeout_seconds));
   return session;
 }

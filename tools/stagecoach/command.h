@@ -33,12 +33,15 @@ void Complain(std::string_view command, std::string_view text);
 // The URL argument of a command. Complains, and is empty, when it is none: wrong usage.
 std::optional<Url> UrlArgument(std::string_view command, const std::string& text);
 
-// Options of every sub-command.
+// Options of every sub-command that serves or connects.
 struct CommonOptions {
   std::string pcap;
-  std::string profile;  // empty: what the environment says
+  std::string profile;                  // empty: what the environment says
+  std::string inline_threshold = "4K";  // a size that AddCommonOptions has checked
 };
 void AddCommonOptions(CLI::App& command, CommonOptions& options);
+// Bytes.
+uint32_t InlineThresholdOf(const CommonOptions& options);
 // Acts on them; before the first use of a device. Complains and returns false when one cannot be honoured.
 bool ApplyCommonOptions(std::string_view command, const CommonOptions& options);
 
