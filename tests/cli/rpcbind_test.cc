@@ -10,7 +10,9 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <fstream>
 #include <regex>
+#include <sstream>
 
 #include "tests/cli/cli_fixture.h"
 
@@ -124,6 +126,20 @@ class RpcbindDaemonTest : public CliTest {
            Connects(reinterpret_cast<sockaddr*>(&in6), sizeof(in6));
   }
 
+  // Connections to the daemon's local socket that it has not accepted; while it is stopped, it accepts none.
+  static int ConnectionsWaiting() {
+    constexpr const char* kConnecting = "02";
+    int count = 0;
+    std::ifstream sockets("/proc/self/net/unix");
+    for (std::string line; std::getline(sockets, line);) {
+      std::istringstream words(line);
+      std::string number, references, protocol, flags, type, state, inode, path;
+      words >> number >> references >> protocol >> flags >> type >> state >> inode >> path;
+      if (path == kSocket && state == kConnecting) ++count;
+    }
+    return count;
+  }
+
   // What rpcinfo shows of the file program: "1 rdma 127.0.0.1.156.65", by version and netid.
   std::set<std::string> Registered() {
     Process rpcinfo(base_.string(), {kRpcinfo});
@@ -146,9 +162,10 @@ class RpcbindDaemonTest : public CliTest {
     std::unique_ptr<Process> process;
     uint16_t port = 0;
   };
-  Published Publish(const std::string& listen) {
+  Published Publish(const std::string& listen, const std::string& check_seconds = "60") {
     Published server;
-    server.process = Start({"serve", "--rpcbind", "--listen", listen, exported_.string()});
+    server.process =
+        Start({"serve", "--rpcbind", "--rpcbind-check", check_seconds, "--listen", listen, exported_.string()});
     EXPECT_TRUE(WaitUntil([&] { return server.process->Out().ends_with('\n') || !server.process->Running(); }));
     EXPECT_TRUE(server.process->Running()) << server.process->Err();
     const std::string out = server.process->Out();
@@ -268,6 +285,59 @@ TEST_F(RpcbindDaemonTest, AServerLeavesTheRegistrationOfTheOneThatReplacedIt) {
   first.process->Signal(SIGTERM);
   EXPECT_EQ(first.process->Wait(), 0) << first.process->Err();
   EXPECT_EQ(Registered(), (std::set<std::string>{"1 rdma 127.0.0.1" + PortOctets(second.port)}));
+}
+
+TEST_F(RpcbindDaemonTest, AServerRegistersAgainWhenTheDaemonWasStartedAgain) {
+  const Published server = Publish("[::]:0", "1");
+  const std::set<std::string> registered = Registered();
+  ASSERT_EQ(registered.size(), 2u);
+  // Quicker than it looks.
+  server.process->Signal(SIGSTOP);
+  StopDaemon();
+  StartDaemon();
+  EXPECT_EQ(Registered(), std::set<std::string>()) << "this daemon forgets nothing";
+  server.process->Signal(SIGCONT);
+  ASSERT_TRUE(WaitUntil([&] { return Registered() == registered; }));
+
+  // And when it finds none at first.
+  StopDaemon();
+  ASSERT_TRUE(WaitUntil([&] { return server.process->Err().find("no rpcbind there: ") != std::string::npos; }));
+  StartDaemon();
+  ASSERT_TRUE(WaitUntil([&] { return server.process->Err().ends_with("registered with rpcbind again\n"); }));
+  EXPECT_EQ(Registered(), registered);
+  const Outcome ping = Run({"ping", "-c", "1", "127.0.0.1"});
+  EXPECT_EQ(ping.code, 0) << ping.err;
+  server.process->Signal(SIGTERM);
+  EXPECT_EQ(server.process->Wait(), 0) << server.process->Err();
+  EXPECT_EQ(Registered(), std::set<std::string>());
+}
+
+TEST_F(RpcbindDaemonTest, AServerThatIsStoppedWhileItLooksLeavesNothingBehind) {
+  const Published server = Publish("127.0.0.1:0", "1");
+  daemon_->Signal(SIGSTOP);
+  // It has connected, and waits for an answer.
+  ASSERT_TRUE(WaitUntil([&] { return ConnectionsWaiting() > 0; }));
+  server.process->Signal(SIGTERM);
+  daemon_->Signal(SIGCONT);
+  EXPECT_EQ(server.process->Wait(), 0) << server.process->Err();
+  EXPECT_EQ(server.process->Err(), "");
+  EXPECT_EQ(Registered(), std::set<std::string>());
+}
+
+TEST_F(RpcbindDaemonTest, AServerComesBackWhenTheOneThatReplacedItHasEnded) {
+  const Published first = Publish("127.0.0.1:0", "1");
+  const std::set<std::string> registered = Registered();
+  // Stopped, it takes no connections, so that the second one believes it dead.
+  first.process->Signal(SIGSTOP);
+  const Published second = Publish("127.0.0.1:0");
+  first.process->Signal(SIGCONT);
+  ASSERT_TRUE(
+      WaitUntil([&] { return first.process->Err().find(": it is registered already: ") != std::string::npos; }));
+  EXPECT_EQ(Registered(), (std::set<std::string>{"1 rdma 127.0.0.1" + PortOctets(second.port)}));
+  second.process->Signal(SIGTERM);
+  EXPECT_EQ(second.process->Wait(), 0) << second.process->Err();
+  ASSERT_TRUE(WaitUntil([&] { return Registered() == registered; }));
+  ASSERT_TRUE(WaitUntil([&] { return first.process->Err().ends_with("registered with rpcbind again\n"); }));
 }
 
 TEST_F(RpcbindDaemonTest, OtherVersionsAndOtherNetidsAreTold) {

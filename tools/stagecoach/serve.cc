@@ -5,7 +5,8 @@
 //
 // With --rpcbind it can be found by program number: what it registers is there before it says that it listens, and gone
 // when it ends because somebody asked it to. A registration that is there already is replaced, unless a server answers
-// at its address.
+// at its address. While it serves it looks from time to time whether the registration is still there: a daemon that was
+// started again has none.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -42,6 +43,7 @@ struct ServeOptions {
   bool read_only = false;
   bool verbose = false;
   bool rpcbind = false;
+  uint32_t rpcbind_check_seconds = 60;
   uint32_t clients = 128;
   uint32_t credits = 64;
   uint32_t handles = 64;
@@ -55,12 +57,15 @@ constexpr Duration kGrace = 5s;
 // How long a server that may be there is given to take a connection.
 constexpr Duration kProbe = 3s;
 
-// What is done with rpcbind, one thing after the other, before the server's loop runs.
+// What is done with rpcbind, one thing after the other: before the server's loop runs, and then from it.
 class Registrar {
  public:
   // `stopped` says whether the user has asked for the end.
   Registrar(AsioLoop& loop, std::function<bool()> stopped)
       : loop_(loop), stopped_(std::move(stopped)), rpcbind_(loop, {}) {}
+  ~Registrar() { loop_.Cancel(timer_); }
+  Registrar(const Registrar&) = delete;
+  Registrar& operator=(const Registrar&) = delete;
 
   // Does not wait for other servers once the user has asked for the end, and may then have done nothing.
   Result<void, std::string> Register(const rpcrdma::RpcbindService& service) {
@@ -80,7 +85,23 @@ class Registrar {
     return {};
   }
 
-  void Withdraw(rpcrdma::Rpcbind::DoneHandler handler) { rpcbind_.Withdraw(service_, std::move(handler)); }
+  // Registers again every `interval`: what is there is left as it is, also what somebody else has put there. `report`
+  // hears of the first that fails, and of the first that does not after that.
+  void Watch(Duration interval, std::function<void(const std::string&)> report) {
+    interval_ = interval;
+    report_ = std::move(report);
+    ArmTimer();
+  }
+
+  // Ends the watch. Not at the same time as it registers: that might be the later of the two for the daemon.
+  void Withdraw(rpcrdma::Rpcbind::DoneHandler handler) {
+    loop_.Cancel(std::exchange(timer_, 0));
+    if (checking_) {
+      withdraw_ = std::move(handler);
+    } else {
+      rpcbind_.Withdraw(service_, std::move(handler));
+    }
+  }
 
  private:
   using Outcome = Result<void, rpcrdma::RpcbindError>;
@@ -117,10 +138,31 @@ class Registrar {
     return connected->value_or(false);
   }
 
+  void ArmTimer() {
+    timer_ = loop_.At(loop_.Now() + interval_, [this] {
+      timer_ = 0;
+      checking_ = true;
+      rpcbind_.Register(service_, rpcrdma::RpcbindConflict::kRefuse, [this](const Outcome& outcome) {
+        checking_ = false;
+        if (withdraw_) return rpcbind_.Withdraw(service_, std::exchange(withdraw_, nullptr));
+        if (outcome && failing_) report_("registered with rpcbind again");
+        if (!outcome && !failing_) report_(outcome.error().message);
+        failing_ = !outcome;
+        ArmTimer();
+      });
+    });
+  }
+
   AsioLoop& loop_;
   const std::function<bool()> stopped_;
   rpcrdma::Rpcbind rpcbind_;
   rpcrdma::RpcbindService service_;
+  Duration interval_{};
+  std::function<void(const std::string&)> report_;
+  EventLoop::TimerId timer_ = 0;
+  bool checking_ = false;
+  bool failing_ = false;                    // the latest check did
+  rpcrdma::Rpcbind::DoneHandler withdraw_;  // waits for the check that is under way
 };
 
 int Serve(const ServeOptions& options) {
@@ -238,6 +280,10 @@ int Serve(const ServeOptions& options) {
   if (stopped) {
     end();
   } else {
+    if (registrar) {
+      registrar->Watch(std::chrono::seconds(options.rpcbind_check_seconds),
+                       [](const std::string& what) { Complain("serve", fmt::format("--rpcbind: {}", what)); });
+    }
     fmt::print("stagecoach: listening on {} for '{}' ({}, {})\n", ToString(bound), file::Printable(options.directory),
                options.read_only ? "read-only" : "read and write", ProviderName());
     if (std::fflush(stdout) != 0) {
@@ -272,6 +318,12 @@ void AddServe(CLI::App& app, int& exit_code) {
       ->capture_default_str();
   command->add_flag("--rpcbind", options->rpcbind,
                     "Register with this host's rpcbind, so that clients find the port by the program's number");
+  command
+      ->add_option("--rpcbind-check", options->rpcbind_check_seconds,
+                   "With --rpcbind: look so often whether rpcbind still knows, and register again if not")
+      ->type_name("SECONDS")
+      ->check(CLI::Range(1, 86400))
+      ->capture_default_str();
   command->add_flag("--read-only", options->read_only, "Refuse every change");
   command->add_flag("-v,--verbose", options->verbose, "Say who comes and goes, and what RDMA did for them");
   command->add_option("--metrics", options->metrics, "Keep counts in a file that Prometheus's node exporter can read")
