@@ -267,6 +267,9 @@ TEST_F(CliTest, WrongUsageIsToldWithWhatWasExpected) {
       {{"serve", "--inline-threshold", "large\x1b", "x"},
        "stagecoach: serve: --inline-threshold: 'large\\x1b' is not a size from 1K to 256K, in steps of 1K\nstagecoach "
        "serve --help says more."},
+      {{"serve", "--client-memory", "1025G", "x"},
+       "stagecoach: serve: --client-memory: '1025G' is not a size from 1M to 1024G\nstagecoach serve --help says "
+       "more."},
       {{"ping"}, "stagecoach: ping: HOST is required\nstagecoach ping --help says more."},
       {{"ping", "storage:nfs"}, "stagecoach: ping: 'storage:nfs': the port is not a number from 0 to 65535"},
       {{"ping", "storage/x"},
