@@ -270,6 +270,8 @@ TEST_F(CliTest, WrongUsageIsToldWithWhatWasExpected) {
       {{"serve", "--client-memory", "1025G", "x"},
        "stagecoach: serve: --client-memory: '1025G' is not a size from 1M to 1024G\nstagecoach serve --help says "
        "more."},
+      {{"serve", "--rpcbind-check", "1", "x"},
+       "stagecoach: serve: --rpcbind-check requires --rpcbind\nstagecoach serve --help says more."},
       {{"ping"}, "stagecoach: ping: HOST is required\nstagecoach ping --help says more."},
       {{"ping", "storage:nfs"}, "stagecoach: ping: 'storage:nfs': the port is not a number from 0 to 65535"},
       {{"ping", "storage/x"},

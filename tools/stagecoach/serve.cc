@@ -316,11 +316,13 @@ void AddServe(CLI::App& app, int& exit_code) {
   command->add_option("--listen", options->listen, "Where; port 0 takes a free one")
       ->type_name("HOST:PORT")
       ->capture_default_str();
-  command->add_flag("--rpcbind", options->rpcbind,
-                    "Register with this host's rpcbind, so that clients find the port by the program's number");
+  CLI::Option* const rpcbind =
+      command->add_flag("--rpcbind", options->rpcbind,
+                        "Register with this host's rpcbind, so that clients find the port by the program's number");
   command
       ->add_option("--rpcbind-check", options->rpcbind_check_seconds,
-                   "With --rpcbind: look so often whether rpcbind still knows, and register again if not")
+                   "Look so often whether rpcbind still knows, and register again if not")
+      ->needs(rpcbind)
       ->type_name("SECONDS")
       ->check(CLI::Range(1, 86400))
       ->capture_default_str();
