@@ -267,6 +267,8 @@ TEST_F(CliTest, WrongUsageIsToldWithWhatWasExpected) {
       {{"serve", "--inline-threshold", "large\x1b", "x"},
        "stagecoach: serve: --inline-threshold: 'large\\x1b' is not a size from 1K to 256K, in steps of 1K\nstagecoach "
        "serve --help says more."},
+      {{"get", "--chunk", "4\x1b", url, "x"},
+       "stagecoach: get: --chunk: '4\\x1b' is not a size from 4K to 16M\nstagecoach get --help says more."},
       {{"serve", "--client-memory", "1025G", "x"},
        "stagecoach: serve: --client-memory: '1025G' is not a size from 1M to 1024G\nstagecoach serve --help says "
        "more."},

@@ -122,7 +122,7 @@ void AddClientOptions(CLI::App& command, ClientCommandOptions& options) {
 std::string CheckDataSize(const std::string& text) {
   const auto size = ParseSize(text);
   if (size && *size >= 4096 && *size <= rpcrdma::file::kDataMax) return {};
-  return "'" + rpcrdma::file::Printable(text) + "' is not a size from 4K to 16M";
+  return "'" + text + "' is not a size from 4K to 16M";
 }
 
 void AddEntriesOption(CLI::App& command, uint64_t& entries_max) {

@@ -53,7 +53,8 @@ struct ClientCommandOptions {
 };
 void AddClientOptions(CLI::App& command, ClientCommandOptions& options);
 
-// For options that say how many bytes one READ or WRITE moves: what is wrong with `text`, or nothing.
+// For options that say how many bytes one READ or WRITE moves: what is wrong with `text`, or nothing. As it stands:
+// complaints about wrong usage are made printable as a whole.
 std::string CheckDataSize(const std::string& text);
 
 // --max-entries, of the commands that list.

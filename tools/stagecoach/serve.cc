@@ -362,7 +362,7 @@ void AddServe(CLI::App& app, int& exit_code) {
       ->check([](const std::string& text) -> std::string {
         const auto size = ParseSize(text);
         if (size && *size >= (uint64_t{1} << 20) && *size <= (uint64_t{1} << 40)) return {};
-        return "'" + file::Printable(text) + "' is not a size from 1M to 1024G";
+        return "'" + text + "' is not a size from 1M to 1024G";
       })
       ->group("Limits");
   command->callback([options, &exit_code] { exit_code = Serve(*options); });
