@@ -23,6 +23,13 @@ class FuzzInput {
     rest_ = rest_.subspan(1);
     return value;
   }
+  // At most `size` bytes, as many as are left.
+  ConstBytes Bytes(size_t size) {
+    const ConstBytes taken = rest_.first(std::min(size, rest_.size()));
+    rest_ = rest_.subspan(taken.size());
+    return taken;
+  }
+  bool empty() const { return rest_.empty(); }
   ConstBytes Rest() const { return rest_; }
 
  private:

@@ -1,6 +1,6 @@
 // OUTPUT_DIRECTORY CAPTURE...: writes the seed corpora from recorded traffic, one input for each shape of frame,
 // segment and header that occurs; those of InfiniBand packets and of RFC 7306, of which there is no recording, one for
-// each opcode, and of rpcbind's answers, one of each kind.
+// each opcode, and of rpcbind's answers, one of each kind; and operations for the targets that are sequences of them.
 //
 // Run from the root of the tree: bazel run //tests/fuzz:make_corpus -- "$PWD/tests/fuzz/corpus"
 // "$PWD"/tests/golden/captures/*.pcap
@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <initializer_list>
 #include <set>
 #include <string>
 #include <vector>
@@ -114,6 +115,12 @@ void AddHeaders(Corpus& corpus, const std::vector<RecordedFpdu>& fpdus) {
     }
     const ConstBytes input = message.first(std::min<size_t>(kept, 256));
     corpus.Add("rpcrdma_header", shape, Bytes(input.begin(), input.end()));
+    // Behind the limits and the shapes of a call and of a reply: a few of each.
+    for (const uint8_t each : {0x2d, 0xff}) {
+      Bytes semantics(13, static_cast<std::byte>(each));
+      semantics.insert(semantics.end(), input.begin(), input.end());
+      corpus.Add("header_semantics", shape + "_" + std::to_string(each), semantics);
+    }
     if (!header.has_value() || !header->has_inline_message()) continue;
     const ConstBytes whole = message.first(std::min<size_t>(message.size(), 512));
     corpus.Add("rpc_message", shape, Bytes(whole.begin(), whole.end()));
@@ -253,6 +260,61 @@ void AddRpcbAnswers(Corpus& corpus) {
   }
 }
 
+// Operations as the targets of the same names read them: one way through each of the larger parts of an engine.
+void AddOperations(Corpus& corpus) {
+  const auto add = [&](const char* target, const char* shape, Bytes configuration,
+                       std::initializer_list<std::initializer_list<int>> operations) {
+    for (const auto& operation : operations) {
+      for (const int value : operation) configuration.push_back(static_cast<std::byte>(value));
+    }
+    corpus.Add(target, shape, configuration);
+  };
+  const auto bytes = [](std::initializer_list<int> values) {
+    Bytes result;
+    for (const int value : values) result.push_back(static_cast<std::byte>(value));
+    return result;
+  };
+
+  // Submit: 0, choices, words, items, results, longest reply, deadline. Reply: 3, call, choices, amount, credits, no
+  // spoiling, invalidation. Completions: 7 of a Send, 8 of an invalidation.
+  const Bytes calls = bytes({0x42, 0x0a, 0xff, 0xff});
+  add("requester", "inline", calls, {{0, 0, 2, 0}, {7, 0}, {3, 0, 0, 0, 8, 0, 0}, {0, 0, 3, 0}, {0, 0, 4, 0}});
+  add("requester", "read_chunks", calls, {{0, 3, 2, 150, 120, 4}, {3, 0, 0, 4, 8, 0, 0}, {8, 0}, {8, 0}, {7, 0}});
+  add("requester", "write_chunks", calls, {{0, 0x0c, 2, 150, 100, 4}, {3, 0, 1, 33, 8, 0, 3}, {8, 1}, {8, 0}});
+  add("requester", "reply_chunk", calls, {{0, 0x08, 2, 99, 200}, {3, 0, 7, 16, 8, 0, 1}, {8, 0}, {12, 0}});
+  add("requester", "long_call", calls, {{0, 2, 100, 40, 4}, {3, 0, 0, 4, 8, 0, 0}, {8, 0}, {8, 0}});
+  add("requester", "errors", calls,
+      {{0, 2, 2, 200, 4}, {3, 0, 0x20, 0, 3, 0, 0}, {8, 0}, {0, 2, 2, 200, 4}, {3, 0, 0x40, 9, 3, 0, 0}, {8, 0}});
+  add("requester", "cancelled", calls, {{0, 2, 2, 200, 4}, {10, 0}, {8, 0}, {3, 0, 0, 0, 2, 0, 0}});
+  add("requester", "timed_out", calls, {{0, 0x20, 2, 4, 9}, {0, 0x20, 2, 4, 9}, {11, 200}, {3, 0, 0, 0, 2, 0, 0}});
+  add("requester", "lost", calls, {{0, 2, 2, 200, 4}, {0, 0, 2, 4}, {15, 0}, {0, 0, 2, 4}});
+  add("requester", "inline_only", bytes({0x43, 0x0a, 0xff, 0xff}),
+      {{0, 0x20, 2, 4, 9}, {0, 0, 2, 4}, {11, 200}, {3, 0, 0, 0, 2, 0, 0}});
+
+  // A call: 0, choices, XID, counts, segments (length, choice), no spoiling, what its memory holds. Completions: 5 of a
+  // Read, 7 of a Send, 9 of an invalidation. Answer: 10, request, how, size, items.
+  const Bytes requests = bytes({0xe1, 0, 0x0f, 2, 20});
+  add("responder", "inline", requests, {{0, 0x18, 7, 0, 0, 0}, {10, 0, 0, 3}, {7, 0}, {0, 8, 8, 0, 0, 0}});
+  add("responder", "read_chunks", requests,
+      {{0, 0x18, 7, 2, 1, 40, 20, 5, 30, 21, 0, 0}, {5, 1}, {5, 0}, {9, 0}, {9, 0}, {10, 0, 0, 3}, {7, 0}});
+  add("responder", "write_chunks", requests,
+      {{0, 0x18, 7, 8, 2, 40, 20, 30, 21, 1, 80, 22, 0, 0}, {10, 0, 0x10, 3, 60, 50}, {7, 0}, {9, 0}, {9, 0}});
+  add("responder", "reply_chunk", requests,
+      {{0, 0x18, 7, 0x90, 50, 20, 60, 21, 0, 0}, {10, 0, 0x08, 60, 9}, {7, 0}, {9, 0}, {9, 0}});
+  add("responder", "long_call", requests,
+      {{0, 3, 7, 1, 40, 20, 9, 21, 1, 30, 22, 0, 0}, {5, 0}, {5, 0}, {5, 0}, {9, 0}, {9, 0}, {10, 0, 0, 3}});
+  add("responder", "refused", requests, {{0, 0x18, 7, 0, 0, 0}, {10, 0, 1, 0}, {0, 0x18, 7, 0, 0, 0}, {10, 0, 2, 0}});
+  add("responder", "version_2", requests, {{4, 16, 0, 0, 0, 7, 0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0, 0, 0}});
+  add("responder", "error_and_done", requests,
+      {{4, 20, 0, 0, 0, 7, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 4, 0, 0, 0, 2, 0},
+       {4, 16, 0, 0, 0, 7, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 3, 0}});
+  add("responder", "lost", requests, {{0, 0x18, 7, 1, 1, 40, 20, 0, 0}, {0, 0x18, 8, 0, 0, 0}, {15, 0}});
+  add("responder", "overrun", bytes({0xe1, 0xf6, 0x0f, 2, 20}),
+      {{0, 0x18, 7, 0, 0, 0}, {10, 0, 0, 3}, {0, 0x18, 7, 0, 0, 0}, {0, 0x18, 8, 0, 0, 0}, {0, 0x18, 9, 0, 0, 0}});
+  add("responder", "inline_only", bytes({0xf9, 0, 0x0f, 2, 20}),
+      {{0, 0x18, 7, 0, 0, 0}, {0, 0x18, 8, 4, 1, 9, 9, 0, 0}, {10, 0, 0, 3}, {7, 0}});
+}
+
 int Main(int argc, char** argv) {
   if (argc < 3) {
     std::fprintf(stderr, "usage: %s OUTPUT_DIRECTORY CAPTURE...\n", argv[0]);
@@ -264,6 +326,7 @@ int Main(int argc, char** argv) {
   AddDatagrams(corpus);
   AddCmMads(corpus);
   AddRpcbAnswers(corpus);
+  AddOperations(corpus);
   for (int i = 2; i < argc; ++i) {
     const auto capture = ReadTcpCaptureFile(argv[i]);
     if (!capture.has_value()) {

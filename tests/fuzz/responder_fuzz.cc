@@ -1,0 +1,794 @@
+// The responder against a hostile requester, as a sequence of operations: calls with chunk lists of any kind, spoilt,
+// or raw bytes, more of them than were granted; RDMA Reads that complete in any order, late or never; a service that
+// answers with messages and items of any size, refuses, drops, or holds on to the call beyond the connection; memory
+// that is short; the connection's end.
+//
+// A model beside it knows what each Receive holds and what has to become of it. The properties: no more Reads than the
+// peer allows, each of a segment of its call and into the call's own memory; a call is handed out once, whole, when
+// nobody else can write to it any more; every call is answered once and nothing else is; a reply is where the offered
+// segments say, in their order, with the lengths that were written; nothing is invalidated but a steering tag of the
+// call answered; memory lives as long as it is used and no longer.
+//
+// Input: 5 bytes of configuration, then operations of a byte and their arguments.
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "rpcrdma/core/responder.h"
+#include "tests/fuzz/engine_driver.h"
+#include "tests/fuzz/input.h"
+#include "tests/fuzz/messages.h"
+
+namespace stagecoach::rpcrdma {
+namespace {
+
+using fuzz::Block;
+using fuzz::FuzzArena;
+using fuzz::FuzzMemory;
+using fuzz::Inside;
+using fuzz::Pattern;
+using fuzz::Same;
+using fuzz::SendQueue;
+using fuzz::Spread;
+using fuzz::Unreduced;
+using fuzz::WithItems;
+using stagecoach::testing::FuzzInput;
+
+constexpr size_t kMostOperations = 300;
+constexpr uint32_t kReplyWord = 1;
+constexpr uint64_t kReadBytesMax = 2048;
+
+// What is in a Receive, and what has to become of it.
+struct Entry {
+  enum class Fate : uint8_t {
+    kIgnore,              // the Receive is posted again at once
+    kErrVers,             // RDMA_ERROR
+    kErrChunk,            // RDMA_ERROR
+    kErrChunkWhenPulled,  // the message in the Position-Zero Read chunk is not that of the header
+    kIgnoreWhenPulled,    // it is no call
+    kServe,
+  };
+  Fate fate = Fate::kIgnore;
+  uint32_t xid = 0;
+  uint32_t slot = 0;
+  ChunkLists lists;
+  CallChunks chunks;
+  std::vector<Block> data;  // the peer's memory behind the Read chunks
+  Block message;            // the call, whole
+  size_t next_read = 0;     // in chunks.segments: those before it were asked for
+  uint32_t reads_in_flight = 0;
+  std::vector<ConstBytes> sinks;
+
+  std::optional<RequestId> request;
+  bool dropped = false;  // by the service
+  bool refused = false;  // by the service
+  bool answered = false;
+  Block reply;
+  std::vector<Block> reply_data;
+  EligibleItems items;               // of reply_data: copies of what the service gave
+  std::weak_ptr<const void> memory;  // of the items
+};
+
+class World {
+ public:
+  explicit World(FuzzInput& input)
+      : input_(input),
+        config_(Configure(input)),
+        send_(1 + (sizes_ & 3), 512),
+        receive_(Receives(), 320),
+        sends_(send_.view),
+        engine_(config_, send_.view, SharedView(), memory_, nullptr) {
+    memory_.on_return = [this](uint32_t slot) { Returned(slot); };
+    engine_.Start();
+    if (config_.shared_receives || config_.receives > 0) {
+      for (uint32_t slot = 0; slot < receive_.view.slots; ++slot) posted_.push_back(slot);
+    }
+    Drain();
+    FUZZ_PROPERTY(posted_.size() == receive_.view.slots);
+  }
+
+  void Run() {
+    for (size_t n = 0; n < kMostOperations && !input_.empty(); ++n) {
+      Operate(input_.Byte());
+      Drain();
+      Check();
+    }
+    FUZZ_PROPERTY(!engine_.DebugString().empty());
+    if (!ending_ && !over_ && orderly_) Settle();
+    if (!over_) Lose();
+    // What services hold, they let go now.
+    while (!open_.empty()) Serve(0, open_.size() % 3, 0);
+    FUZZ_PROPERTY(engine_.unanswered() == 0 && memory_.used == 0 && !engine_.TakeCommand().has_value());
+    FUZZ_PROPERTY(!engine_.has_request() && engine_.waiting_for_memory() == 0 && engine_.replies_waiting() == 0);
+    for (const auto& memory : service_memory_) FUZZ_PROPERTY(memory.expired());
+    if (config_.shared_receives) FUZZ_PROPERTY(posted_.size() == receive_.view.slots);
+  }
+
+ private:
+  Responder::Config Configure(FuzzInput& input) {
+    const uint8_t choices = input.Byte();
+    const uint8_t more = input.Byte();
+    sizes_ = input.Byte();
+    const uint8_t reads = input.Byte();
+    memory_.bytes_max = 256u * (1 + input.Byte());
+    orderly_ = (choices & 1) != 0;
+    at_once_ = (choices & 2) != 0;
+    memory_.pooled = (choices & 4) != 0;
+    Responder::Config config{.inline_only = (choices & 0x18) == 0x18,
+                             .send_inline = 64u << ((choices >> 5) & 3),
+                             .may_invalidate = (choices & 0x80) != 0,
+                             .reads_max = reads & 3u,
+                             .data_limits = {.read_bytes_max = kReadBytesMax, .write_bytes_max = 1 << 16}};
+    config.reply_chunk_use = (more & 1) != 0 ? ReplyChunkUse::kWhenNeeded : ReplyChunkUse::kWheneverOffered;
+    config.shared_receives = !config.inline_only && (more & 6) == 6;
+    if (config.inline_only || config.shared_receives) config.receives = 1 + ((sizes_ >> 2) & 7);
+    if ((more & 8) != 0 || config.shared_receives) {
+      config.budgets.push_back(std::make_shared<CreditBudget>(1 + (more >> 4), 0));
+    }
+    receives_ = 1 + ((sizes_ >> 2) & 7);
+    return config;
+  }
+  // Those of the other direction, or the one for the call too many.
+  uint32_t Receives() const { return receives_ + (config_.receives > 0 ? 1 : 0); }
+  BufferArena SharedView() {
+    BufferArena view = receive_.view;
+    if (!config_.shared_receives) return view;
+    for (uint32_t slot = 0; slot < view.slots; ++slot) places_.push_back(view.slot(slot).data());
+    view.memory = {};
+    view.places = places_.data();
+    return view;
+  }
+
+  void Operate(uint8_t operation) {
+    switch (operation % 16) {
+      case 0:
+      case 1:
+      case 2:
+      case 3: {
+        Block call = Call();
+        fuzz::Spoil(call, input_);
+        return PeerSends(std::move(call));
+      }
+      case 4: {
+        const ConstBytes bytes = input_.Bytes(input_.Byte());
+        return PeerSends(Block(bytes.begin(), bytes.end()));
+      }
+      case 5:
+      case 6:
+        return CompleteRead(input_.Byte());
+      case 7:
+      case 8:
+        return CompleteSend(input_.Byte());
+      case 9:
+        return CompleteInvalidate(input_.Byte());
+      case 10:
+      case 11:
+      case 12: {
+        const uint8_t which = input_.Byte();
+        const uint8_t how = input_.Byte();
+        if (!open_.empty()) Serve(which % open_.size(), how, input_.Byte());
+        return;
+      }
+      case 13:
+        memory_.refuse_next = true;
+        return;
+      case 14:
+        memory_.bytes_max = 64u * (1 + input_.Byte());
+        engine_.OnMemoryFreed(now_);
+        return;
+      case 15:
+        return Rare(input_.Byte());
+    }
+  }
+
+  void Rare(uint8_t choice) {
+    now_ += std::chrono::milliseconds(choice);
+    if (choice % 8 == 0) return Lose();
+    if (choice % 8 == 1) {
+      engine_.Close();
+      closed_ = true;
+    }
+    if (choice % 8 >= 2) {
+      limit_ = std::max(choice / 8u % 6u, 1u);
+      engine_.LimitGrant(choice / 8u % 6u);
+    }
+  }
+
+  // --- What the requester does ---
+
+  Segment PeerSegment(uint32_t length) {
+    const uint8_t choice = input_.Byte();
+    // Steering tags of its own, but for a few that repeat, or name nothing.
+    const uint32_t handle = choice < 8 ? choice : next_handle_++;
+    const uint64_t offset = choice == 9 ? ~uint64_t{0} - 4 : uint64_t{choice} << 20;
+    return {handle, length, offset};
+  }
+
+  Block Call() {
+    const uint8_t choices = input_.Byte();
+    const uint8_t xid = input_.Byte();
+    const uint8_t counts = input_.Byte();
+    ChunkLists lists;
+    uint32_t position = 8;
+    const bool long_call = (choices & 1) != 0;
+    if (long_call) {
+      for (int n = 1 + ((choices >> 1) & 1); n > 0; --n) lists.reads.push_back({0, PeerSegment(8 + input_.Byte())});
+    }
+    for (int n = counts & 3; n > 0; --n) {
+      const uint8_t place = input_.Byte();
+      const uint32_t length = input_.Byte() * ((choices & 4) != 0 ? 8u : 1u);
+      lists.reads.push_back({position, PeerSegment(length)});
+      // The next one a segment of the same chunk, a chunk right behind it, or one with a gap between.
+      if ((place & 1) != 0) position += length + XdrPad(length) + (place & 4);
+    }
+    for (int n = (counts >> 2) & 3; n > 0; --n) {
+      lists.writes.BeginChunk();
+      for (int m = input_.Byte() & 3; m > 0; --m) lists.writes.AppendSegment(PeerSegment(input_.Byte()));
+    }
+    if ((counts & 0x10) != 0) {
+      SegmentArray& reply = lists.reply.emplace();
+      for (int m = counts >> 6; m > 0; --m) reply.push_back(PeerSegment(input_.Byte() * 4u));
+    }
+    HeaderV1 header{.xid = xid, .credits = counts};
+    Block message;
+    if (!long_call) {
+      message = Pattern(8 + 4 * ((choices >> 3) & 15), xid);
+      ByteWriter head(message);
+      head.U32(xid);
+      head.U32(0);
+      header.body = RdmaMsg{std::move(lists)};
+    } else {
+      header.body = RdmaNomsg{std::move(lists)};
+    }
+    if ((choices & 0x80) != 0 && !long_call && (counts & 0x20) != 0) {
+      header.body = RdmaMsgp{.align = 4, .thresh = 4, .chunks = *header.chunks()};
+    }
+    return fuzz::Encode(header, message);
+  }
+
+  // A Send of the peer's. Where there is no Receive for it, the transport ends the connection.
+  void PeerSends(Block bytes) {
+    const uint8_t truth = input_.Byte();
+    if (over_ || posted_.empty()) return;
+    if (bytes.size() > receive_.view.slot_size) bytes.resize(receive_.view.slot_size);
+    const uint32_t slot = posted_.front();
+    posted_.pop_front();
+    const auto length = static_cast<uint32_t>(CopyBytes(receive_.view.slot(slot), bytes));
+    FUZZ_PROPERTY(!entries_.contains(slot));
+    auto entry = std::make_unique<Entry>();
+    entry->slot = slot;
+    const bool overrun = config_.shared_receives && !ending_ && engine_.unanswered() >= allowed_ - answered_;
+    if (!ending_ && !closed_ && !overrun) Foresee(ConstBytes(receive_.view.slot(slot)).first(length), truth, *entry);
+    may_end_ = may_end_ || overrun;
+    entries_.emplace(slot, std::move(entry));
+    Deliver(slot, length);
+    if (overrun && !closed_) must_end_ = true;
+  }
+
+  // With Receives shared between directions their owner has decoded the header.
+  void Deliver(uint32_t slot, uint32_t length) {
+    if (!config_.inline_only) return engine_.OnReceive(slot, length, std::nullopt, now_);
+    ByteReader in(ConstBytes(receive_.view.slot(slot)).first(length));
+    auto header = DecodeHeaderV1(in, config_.list_limits);
+    if (!header) return engine_.OnMalformed(slot, length, header.error(), now_);
+    engine_.OnMessage(slot, std::move(*header), in.Rest(), now_);
+  }
+
+  // What this message means, by the document.
+  void Foresee(ConstBytes bytes, uint8_t truth, Entry& entry) {
+    using Fate = Entry::Fate;
+    ByteReader in(bytes);
+    const auto header = DecodeHeaderV1(in);
+    if (!header) {
+      const HeaderFault& fault = header.error();
+      entry.xid = fault.xid.value_or(0);
+      if (fault.action == FaultAction::kDrop) return;
+      FUZZ_PROPERTY(bytes.size() >= kFixedFieldsSize);
+      entry.fate = fault.action == FaultAction::kAnswerErrVers ? Fate::kErrVers : Fate::kErrChunk;
+      return;
+    }
+    entry.xid = header->xid;
+    if (header->chunks() == nullptr) return;
+    entry.lists = *header->chunks();
+    const ConstBytes rest = in.Rest();
+    const auto direction = [](ConstBytes message) { return ByteReader(message.subspan(4)).U32(); };
+    if (header->has_inline_message() && rest.size() >= 8 && direction(rest) != 0) return;
+    if (config_.inline_only && engine_.unanswered() >= receives_) return;
+    const auto call = ValidateCall(*header, rest, config_.data_limits);
+    if (!call || (!call->chunks.empty() && config_.reads_max == 0) || (config_.inline_only && !entry.lists.empty())) {
+      entry.fate = Fate::kErrChunk;
+      return;
+    }
+    entry.chunks = *call;
+    for (const ReadChunk& chunk : call->chunks) {
+      Block& data = entry.data.emplace_back(Pattern(chunk.length, header->xid * 31 + chunk.position + truth));
+      if (chunk.position != 0 || data.size() < 8) continue;
+      ByteWriter head(data);
+      head.U32(header->xid + (truth % 8 == 1 ? 1 : 0));
+      head.U32(truth % 8 == 2 ? 1 : 0);
+    }
+    const ConstBytes base = call->has_position_zero() ? ConstBytes(entry.data[0]) : rest;
+    std::vector<ChunkData> chunks;
+    for (size_t i = 0; i < call->chunks.size(); ++i) {
+      if (call->chunks[i].position != 0) chunks.push_back({call->chunks[i].position, entry.data[i]});
+    }
+    entry.message = Unreduced(base, chunks);
+    if (base.size() < 8 || ByteReader(base).U32() != header->xid) {
+      entry.fate = Fate::kErrChunkWhenPulled;
+    } else {
+      entry.fate = direction(base) != 0 ? Fate::kIgnoreWhenPulled : Fate::kServe;
+    }
+  }
+
+  // --- What the device does ---
+
+  void CompleteRead(size_t at) {
+    if (reads_.empty()) return;
+    const auto next = reads_.begin() + static_cast<ptrdiff_t>(at % reads_.size());
+    const auto [read, content] = *next;
+    reads_.erase(next);
+    FUZZ_PROPERTY(memory_.InBlock(read.sink));
+    CopyBytes(read.sink, content);
+    --entries_.at(read.tag)->reads_in_flight;
+    engine_.OnReadDone(read.tag, now_);
+  }
+
+  void CompleteSend(size_t at) {
+    if (sends_.size() == 0) return;
+    at %= sends_.size();
+    const auto memory = sent_memory_.begin() + static_cast<ptrdiff_t>(at);
+    // The items of a reply are there until its Writes have ended.
+    FUZZ_PROPERTY(!memory->second || !memory->first.expired());
+    sent_memory_.erase(memory);
+    engine_.OnSendDone(sends_.Complete(at), now_);
+  }
+
+  void CompleteInvalidate(size_t at) {
+    if (invalidates_.empty()) return;
+    const auto next = invalidates_.begin() + static_cast<ptrdiff_t>(at % invalidates_.size());
+    const Invalidate command = *next;
+    invalidates_.erase(next);
+    CarryOut(command);
+  }
+  void CarryOut(const Invalidate& command) {
+    memory_.Undo(command.registration);
+    engine_.OnInvalidated(command.tag, now_);
+  }
+
+  void Lose() {
+    if (over_) return;
+    over_ = true;
+    must_end_ = false;
+    memory_.regions.clear();
+    invalidates_.clear();
+    reads_.clear();
+    sends_.Lose();
+    sent_memory_.clear();
+    if (!config_.shared_receives) posted_.clear();
+    engine_.OnDisconnected(now_);
+    closing_.clear();
+    if (config_.shared_receives) return;
+    for (auto entry = entries_.begin(); entry != entries_.end();) {
+      entry = entry->second->request && IsOpen(*entry->second->request) ? std::next(entry) : entries_.erase(entry);
+    }
+  }
+  bool IsOpen(RequestId id) const { return std::find(open_.begin(), open_.end(), id) != open_.end(); }
+
+  // --- What the service does ---
+
+  void Serve(size_t which, uint8_t how, uint8_t size) {
+    const RequestId id = open_[which];
+    FUZZ_PROPERTY(engine_.open(id));
+    Entry& entry = *serving_.at(id);
+    CheckRequest(id, entry);
+    if (how % 8 == 1 || how % 8 == 2) {
+      entry.refused = how % 8 == 1;
+      entry.dropped = how % 8 == 2;
+      Forget(which);
+      if (entry.refused) engine_.Refuse(id, now_);
+      if (entry.dropped) engine_.Drop(id, "fuzz", now_);
+      FUZZ_PROPERTY(!engine_.open(id));
+      return;
+    }
+    struct Kept {
+      std::vector<Block> items;
+    };
+    auto kept = std::make_shared<Kept>();
+    Block base = Pattern(8 + 4 * (size & 0x7f) * ((how & 0x80) != 0 ? 4 : 1), entry.xid + size);
+    ByteWriter head(base);
+    head.U32(entry.xid);
+    head.U32(kReplyWord);
+    EligibleItems items;
+    uint64_t position = 8;
+    for (int n = (how >> 3) & 3; n > 0; --n) {
+      const uint8_t length = input_.Byte();
+      kept->items.push_back(Pattern(length * ((how & 0x20) != 0 ? 2u : 1u), entry.xid * 3 + length));
+      items.push_back({position, {}});
+      position += kept->items.back().size() + XdrPad(kept->items.back().size()) + ((how & 0x40) != 0 ? 4 : 0);
+    }
+    for (size_t i = 0; i < items.size(); ++i) items[i].data = kept->items[i];
+    const bool misplaced = how % 8 == 3 && !items.empty();
+    if (misplaced) items[0].position = size % 2 == 0 ? 10 : base.size() + 4;
+    uint64_t items_before = 0;
+    bool well_formed = !misplaced;
+    for (const EligibleItem& item : items) {
+      if (item.position - items_before > base.size()) well_formed = false;
+      items_before += item.data.size() + XdrPad(item.data.size());
+    }
+
+    std::vector<std::byte>& buffer = engine_.reply_buffer(id);
+    FUZZ_PROPERTY(!memory_.Reachable(buffer));
+    if (buffer.size() < base.size()) buffer.resize(base.size());
+    CopyBytes(buffer, base);
+    const size_t message_size = base.size();
+    service_memory_.push_back(kept);
+    if (well_formed) {
+      entry.answered = true;
+      entry.reply = std::move(base);
+      entry.items = items;
+      entry.memory = kept;
+      entry.reply_data = kept->items;
+      for (size_t i = 0; i < items.size(); ++i) entry.items[i].data = entry.reply_data[i];
+    }
+    Responder::ReplySpec reply{.message_size = message_size, .items = items, .memory = std::move(kept)};
+    if (well_formed) Forget(which);
+    const auto completed = engine_.Complete(id, std::move(reply), now_);
+    FUZZ_PROPERTY(completed.has_value() == well_formed && engine_.open(id) == !well_formed);
+  }
+
+  // The service is done with it; after the connection's end nothing else is.
+  void Forget(size_t which) {
+    const RequestId id = open_[which];
+    open_.erase(open_.begin() + static_cast<ptrdiff_t>(which));
+    serving_.erase(id);
+  }
+
+  // --- What the engine wants ---
+
+  void Drain() {
+    for (bool moved = true; moved;) {
+      moved = false;
+      while (!ending_) {
+        const std::optional<Command> command = engine_.TakeCommand();
+        if (!command) break;
+        moved = true;
+        Take(*command);
+      }
+      while (const auto id = engine_.TakeRequest(now_)) {
+        moved = true;
+        HandedOut(*id);
+      }
+    }
+    FUZZ_PROPERTY(!must_end_ || ending_);
+    FUZZ_PROPERTY(!sends_.has_writes());  // a Send follows them
+    if (over_ || ending_) return;
+    // Whatever gave its Receive back without an answer must not be answered.
+    for (const auto& entry : closing_) FUZZ_PROPERTY(!MustAnswer(*entry));
+    closing_.clear();
+  }
+
+  void Take(const Command& command) {
+    FUZZ_PROPERTY(!over_);
+    if (const auto* receive = std::get_if<PostReceive>(&command)) {
+      FUZZ_PROPERTY(!config_.shared_receives && receive->slot < receive_.view.slots);
+      Closed(receive->slot);
+    } else if (const auto* read = std::get_if<PostRead>(&command)) {
+      CheckRead(*read);
+    } else if (const auto* write = std::get_if<PostWrite>(&command)) {
+      const bool pad = write->local_key == fuzz::kArenaKey;
+      if (pad) {
+        FUZZ_PROPERTY(write->source.size() < 4 && Inside(write->source, send_.view.memory.last(kArenaTail)));
+      } else {
+        FUZZ_PROPERTY(memory_.Usable(write->source, write->local_key, MemoryUse::kWriteSource));
+      }
+      sends_.Write(*write);
+      writes_.push_back(*write);
+    } else if (const auto* send = std::get_if<PostSend>(&command)) {
+      FUZZ_PROPERTY(send->length <= config_.send_inline);
+      CheckSent(*send, sends_.Post(*send));
+      writes_.clear();
+    } else if (const auto* invalidate = std::get_if<Invalidate>(&command)) {
+      FUZZ_PROPERTY(!invalidate->by_peer && memory_.regions.contains(invalidate->registration));
+      if (at_once_) {
+        CarryOut(*invalidate);
+      } else {
+        invalidates_.push_back(*invalidate);
+      }
+    } else {
+      using Why = Disconnect::Why;
+      const Why why = std::get<Disconnect>(command).why;
+      FUZZ_PROPERTY(why != Why::kCallTimedOut && (why != Why::kAsked || closed_));
+      FUZZ_PROPERTY(why != Why::kNoResources || memory_.refused[MemoryUse::kReadSink] > 0);
+      FUZZ_PROPERTY(why != Why::kGrantOverrun || may_end_);
+      must_end_ = false;
+      ending_ = true;
+    }
+  }
+
+  void Returned(uint32_t slot) {
+    FUZZ_PROPERTY(config_.shared_receives);
+    Closed(slot);
+  }
+
+  // The Receive is free: its message is over, or its answer is the next Send.
+  void Closed(uint32_t slot) {
+    FUZZ_PROPERTY(std::find(posted_.begin(), posted_.end(), slot) == posted_.end());
+    posted_.push_back(slot);
+    const MutableBytes memory = receive_.view.slot(slot);
+    std::fill(memory.begin(), memory.end(), std::byte{0xee});  // the device's now
+    const auto entry = entries_.find(slot);
+    if (entry == entries_.end()) return;  // posted at the start
+    FUZZ_PROPERTY(entry->second->reads_in_flight == 0 || over_);
+    FUZZ_PROPERTY(!entry->second->request || !IsOpen(*entry->second->request));
+    closing_.push_back(std::move(entry->second));
+    entries_.erase(entry);
+  }
+
+  static bool MustAnswer(const Entry& entry) {
+    using Fate = Entry::Fate;
+    if (entry.fate == Fate::kIgnore || entry.fate == Fate::kIgnoreWhenPulled) return false;
+    return !entry.dropped;
+  }
+
+  void CheckRead(const PostRead& read) {
+    FUZZ_PROPERTY(entries_.contains(read.tag));
+    Entry& entry = *entries_.at(read.tag);
+    const ReadList& segments = entry.chunks.segments;
+    while (entry.next_read < segments.size() && segments[entry.next_read].target.length == 0) ++entry.next_read;
+    FUZZ_PROPERTY(entry.next_read < segments.size() && segments[entry.next_read].target == read.source);
+    FUZZ_PROPERTY(read.sink.size() == read.source.length && memory_.InBlock(read.sink));
+    FUZZ_PROPERTY(memory_.Usable(read.sink, read.local_key, MemoryUse::kReadSink));
+    for (const ConstBytes other : entry.sinks) FUZZ_PROPERTY(!fuzz::Overlap(other, read.sink));
+    entry.sinks.push_back(read.sink);
+    // What the peer has there: the segments of a chunk are cut from it in order.
+    size_t segment = 0;
+    for (size_t i = 0; i < entry.chunks.chunks.size(); ++i) {
+      size_t at = 0;
+      for (const ReadSegment& each : entry.chunks.segments_of(entry.chunks.chunks[i])) {
+        if (segment++ == entry.next_read) {
+          const ConstBytes content = ConstBytes(entry.data[i]).subspan(at, each.target.length);
+          reads_.push_back({read, Block(content.begin(), content.end())});
+        }
+        at += each.target.length;
+      }
+    }
+    ++entry.next_read;
+    ++entry.reads_in_flight;
+    FUZZ_PROPERTY(reads_.size() <= config_.reads_max);
+  }
+
+  void HandedOut(RequestId id) {
+    const ReducedStream& stream = engine_.stream(id);
+    // A call is where its message is.
+    Entry* found = nullptr;
+    for (const auto& [slot, entry] : entries_) {
+      const bool here =
+          Inside(stream.base, receive_.view.slot(slot)) ||
+          (!entry->sinks.empty() && entry->chunks.has_position_zero() && entry->sinks[0].data() == stream.base.data());
+      if (here) found = entry.get();
+    }
+    FUZZ_PROPERTY(found != nullptr && found->fate == Entry::Fate::kServe && !found->request);
+    FUZZ_PROPERTY(found->reads_in_flight == 0);
+    for (size_t i = found->next_read; i < found->chunks.segments.size(); ++i) {
+      FUZZ_PROPERTY(found->chunks.segments[i].target.length == 0);
+    }
+    for (const ConstBytes sink : found->sinks) FUZZ_PROPERTY(!memory_.Reachable(sink));
+    for (const RequestId other : open_) FUZZ_PROPERTY(other != id);
+    found->request = id;
+    open_.push_back(id);
+    serving_[id] = found;
+    CheckRequest(id, *found);
+  }
+
+  void CheckRequest(RequestId id, const Entry& entry) {
+    const ReducedStream& stream = engine_.stream(id);
+    FUZZ_PROPERTY(engine_.xid(id) == entry.xid);
+    FUZZ_PROPERTY(Same(Unreduced(stream.base, stream.chunks), entry.message));
+    for (size_t i = 0; i < entry.lists.writes.size(); ++i) {
+      FUZZ_PROPERTY(engine_.result_room(id, i) == TotalLength(entry.lists.writes[i]));
+    }
+    FUZZ_PROPERTY(!engine_.result_room(id, entry.lists.writes.size()).has_value());
+  }
+
+  void CheckSent(const PostSend& send, ConstBytes bytes) {
+    FUZZ_PROPERTY(!ending_);
+    // Answers leave in the order in which their Receives come back.
+    while (!closing_.empty() && !MustAnswer(*closing_.front())) closing_.pop_front();
+    FUZZ_PROPERTY(!closing_.empty());
+    const std::unique_ptr<Entry> entry = std::move(closing_.front());
+    closing_.pop_front();
+    ByteReader in(bytes);
+    const auto header = DecodeHeaderV1(in);
+    FUZZ_PROPERTY(header.has_value() && header->version == kRpcRdmaVersion1 && header->xid == entry->xid);
+    CheckGrant(*header);
+    CheckInvalidate(send, *header, *entry);
+    if (entry->fate == Entry::Fate::kErrVers) {
+      FUZZ_PROPERTY(header->body == HeaderV1::Body(ErrVers{.low = 1, .high = 1}) && writes_.empty());
+    } else if (header->type() == MessageType::kError) {
+      FUZZ_PROPERTY(header->body == HeaderV1::Body(ErrChunk{}) && in.Rest().empty() && writes_.empty());
+      FUZZ_PROPERTY(entry->fate != Entry::Fate::kServe || entry->refused || entry->answered);
+      if (entry->fate == Entry::Fate::kServe && entry->answered && Travels(*entry) != nullptr) {
+        // There was no way to write from its memory.
+        FUZZ_PROPERTY(refusals_seen_ < memory_.refused[MemoryUse::kWriteSource]);
+        ++refusals_seen_;
+      }
+    } else {
+      FUZZ_PROPERTY(entry->fate == Entry::Fate::kServe && entry->answered && !entry->refused);
+      CheckReply(*header, in.Rest(), *entry);
+      FUZZ_PROPERTY(send.prompt || writes_.empty());
+    }
+    sent_memory_.push_back({entry->memory, !writes_.empty()});
+  }
+
+  // [5666bis:4.3#2] and never more than there are Receives for.
+  void CheckGrant(const HeaderV1& header) {
+    FUZZ_PROPERTY(header.credits >= 1 && header.credits <= receives_);
+    FUZZ_PROPERTY(header.credits <= limit_);
+    ++answered_;
+    allowed_ = std::max<uint64_t>(allowed_, answered_ + header.credits);
+  }
+
+  // [pvtdata:4.1#2]
+  void CheckInvalidate(const PostSend& send, const HeaderV1& header, const Entry& entry) {
+    if (!send.invalidate) return;
+    FUZZ_PROPERTY(config_.may_invalidate && header.type() != MessageType::kError);
+    const auto is_it = [&](const Segment& segment) { return segment.handle == *send.invalidate && segment.length > 0; };
+    const auto writes = entry.lists.writes.segments();
+    FUZZ_PROPERTY(std::any_of(entry.lists.reads.begin(), entry.lists.reads.end(),
+                              [&](const ReadSegment& read) { return is_it(read.target); }) ||
+                  std::any_of(writes.begin(), writes.end(), is_it) ||
+                  (entry.lists.reply && std::any_of(entry.lists.reply->begin(), entry.lists.reply->end(), is_it)));
+  }
+
+  // How a reply to this call has to travel; null when it cannot.
+  struct Way {
+    ChunkLists lists;
+    Block rest;     // inline
+    Block reduced;  // the message without what goes by Write chunk
+    bool by_reply_chunk = false;
+  };
+  std::unique_ptr<Way> Travels(const Entry& entry) {
+    auto way = std::make_unique<Way>();
+    way->lists = {.writes = entry.lists.writes, .reply = entry.lists.reply};
+    if (kFixedFieldsSize + EncodedSize(way->lists) > config_.send_inline) return nullptr;
+    for (size_t i = 0; i < way->lists.writes.size(); ++i) {
+      const size_t length = i < entry.items.size() ? entry.items[i].data.size() : 0;
+      if (!Fill(way->lists.writes.mutable_chunk(i), length)) return nullptr;
+    }
+    way->reduced = WithItems(entry.reply, entry.items, entry.lists.writes.size());
+    const bool fits = kFixedFieldsSize + EncodedSize(way->lists) + way->reduced.size() <= config_.send_inline;
+    const bool wanted = !fits || config_.reply_chunk_use == ReplyChunkUse::kWheneverOffered;
+    if (way->lists.reply && wanted && Fill(*way->lists.reply, way->reduced.size())) {
+      way->by_reply_chunk = true;
+      return way;
+    }
+    if (!fits) return nullptr;
+    if (way->lists.reply) Fill(*way->lists.reply, 0);
+    way->rest = way->reduced;
+    return way;
+  }
+  static bool Fill(std::span<Segment> segments, uint64_t length) {
+    if (length > TotalLength(segments)) return false;
+    const std::vector<uint32_t> lengths = Spread(segments, length);
+    for (size_t i = 0; i < segments.size(); ++i) segments[i].length = lengths[i];
+    return true;
+  }
+
+  void CheckReply(const HeaderV1& header, ConstBytes rest, const Entry& entry) {
+    const std::unique_ptr<Way> way = Travels(entry);
+    FUZZ_PROPERTY(way != nullptr);
+    FUZZ_PROPERTY(header.type() == (way->by_reply_chunk ? MessageType::kNomsg : MessageType::kMsg));
+    FUZZ_PROPERTY(*header.chunks() == way->lists && Same(rest, way->rest));
+    // The Writes: each goes on where the one before it ended.
+    size_t next = 0;
+    size_t done = 0;  // of the current segment
+    const auto written = [&](std::span<const Segment> segments, ConstBytes data) {
+      for (const Segment& segment : segments) {
+        while (done < segment.length) {
+          FUZZ_PROPERTY(next < writes_.size());
+          const PostWrite& write = writes_[next++];
+          FUZZ_PROPERTY(write.target.handle == segment.handle && write.target.offset == segment.offset + done);
+          FUZZ_PROPERTY(write.target.length > 0 && write.target.length <= segment.length - done);
+          FUZZ_PROPERTY(Same(write.source, data.first(write.target.length)));
+          data = data.subspan(write.target.length);
+          done += write.target.length;
+        }
+        done = 0;
+      }
+      FUZZ_PROPERTY(data.empty());
+    };
+    for (size_t i = 0; i < way->lists.writes.size(); ++i) {
+      written(way->lists.writes[i], i < entry.items.size() ? entry.items[i].data : ConstBytes());
+    }
+    if (way->by_reply_chunk) written(*way->lists.reply, way->reduced);
+    FUZZ_PROPERTY(next == writes_.size());
+  }
+
+  // --- Properties between operations ---
+
+  void Check() {
+    FUZZ_PROPERTY(engine_.unanswered() <= receive_.view.slots);
+    FUZZ_PROPERTY(memory_.used <= receive_.view.slots * kReadBytesMax);
+    if (over_ || ending_) return;
+    // Every Receive is posted or holds a message that is not over.
+    FUZZ_PROPERTY(posted_.size() + entries_.size() == receive_.view.slots);
+    FUZZ_PROPERTY(engine_.unanswered() == entries_.size());
+    FUZZ_PROPERTY(engine_.replies_in_flight() >= sends_.size());
+    FUZZ_PROPERTY(engine_.credits_granted() >= 1 && engine_.credits_granted() <= receives_);
+  }
+
+  // Everything completes and is served: every call is answered, and nothing stays behind.
+  void Settle() {
+    memory_.refuse_next = false;
+    memory_.bytes_max = UINT64_MAX;
+    engine_.OnMemoryFreed(now_);
+    Drain();
+    for (size_t rounds = 0; rounds < 2000 && !ending_; ++rounds) {
+      const bool idle = reads_.empty() && sends_.size() == 0 && invalidates_.empty() && open_.empty();
+      if (idle) break;
+      CompleteRead(0);
+      Drain();
+      CompleteInvalidate(0);
+      Drain();
+      CompleteSend(0);
+      Drain();
+      if (!open_.empty()) Serve(0, 0, 0);
+      Drain();
+      Check();
+    }
+    if (ending_) return;
+    FUZZ_PROPERTY(entries_.empty() && engine_.unanswered() == 0 && engine_.replies_in_flight() == 0);
+    FUZZ_PROPERTY(posted_.size() == receive_.view.slots && !engine_.Waiting());
+    FUZZ_PROPERTY(memory_.regions.empty() && memory_.used == 0);
+    for (const auto& memory : service_memory_) FUZZ_PROPERTY(memory.expired());
+  }
+
+  FuzzInput& input_;
+  FuzzMemory memory_;
+  bool orderly_ = false;
+  bool at_once_ = false;  // invalidation
+  uint8_t sizes_ = 0;
+  uint32_t receives_ = 0;
+  const Responder::Config config_;
+  FuzzArena send_;
+  FuzzArena receive_;
+  std::vector<std::byte*> places_;
+  SendQueue sends_;
+  Instant now_{};
+
+  std::deque<uint32_t> posted_;
+  std::map<uint32_t, std::unique_ptr<Entry>> entries_;  // by Receive
+  std::deque<std::unique_ptr<Entry>> closing_;          // their Receives came back, their answers are the next Sends
+  std::vector<RequestId> open_;
+  std::map<RequestId, Entry*> serving_;
+  std::vector<std::pair<PostRead, Block>> reads_;
+  std::vector<PostWrite> writes_;                                        // ahead of the next Send
+  std::vector<std::pair<std::weak_ptr<const void>, bool>> sent_memory_;  // by Send; whether Writes need it
+  std::vector<Invalidate> invalidates_;
+  std::vector<std::weak_ptr<const void>> service_memory_;
+  uint32_t next_handle_ = 0x2000;
+  uint32_t refusals_seen_ = 0;
+  uint32_t limit_ = UINT32_MAX;
+  uint64_t allowed_ = 1;  // calls, from the grants that were seen
+  uint64_t answered_ = 0;
+  bool may_end_ = false;
+  bool must_end_ = false;
+  bool closed_ = false;
+  bool ending_ = false;
+  bool over_ = false;
+
+  Responder engine_;
+};
+
+}  // namespace
+}  // namespace stagecoach::rpcrdma
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  stagecoach::testing::FuzzInput input(data, size);
+  stagecoach::rpcrdma::World(input).Run();
+  return 0;
+}
