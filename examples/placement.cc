@@ -151,6 +151,18 @@ asio::awaitable<bool> Exchange(EventLoop& loop, uint16_t port, ConstBytes served
   const bool placed = stats.bytes_placed_by_read == block.size() && stats.bytes_placed_by_write == data.size() &&
                       data.data() == sink.data() && fetched->placed_bytes(0) == data.size();
   // [end]
+
+  // [snippet: registered]
+  // Memory for many calls: the device gets to know it once, and each call exposes its own part of it while it lasts.
+  std::vector<std::byte> arena(2 * kBlockMax);
+  CallOptions part;
+  part.registered_memory = RegisteredMemory{arena};
+  for (size_t at = 0; at < arena.size(); at += kBlockMax) {
+    part.result_buffers = {MutableBytes(arena).subspan(at, kBlockMax)};
+    const Result<Reply, CallError> again = co_await client.AsyncCall(kFetch, no_args, part, asio::use_awaitable);
+    if (!again || again->placed_bytes(0) != data.size()) co_return false;
+  }
+  // [end]
   const bool intact = data.size() == served.size() && Checksum(data) == Checksum(served);
   co_await client.AsyncClose(asio::use_awaitable);
   co_return (placed && intact);

@@ -4,6 +4,8 @@
 
 #include "rpcrdma/api/encode_message.h"
 
+#include "rpcrdma/api/registered_memory_internal.h"
+
 namespace stagecoach::rpcrdma::internal {
 namespace {
 
@@ -46,6 +48,19 @@ bool EncodeCallMessage(const ProcedureId& procedure, Client::ArgsWriter args, co
   message->size = encoded->size;
   message->items = std::move(encoded->items);
   ProvideForReply(options, binding, message);
+  return true;
+}
+
+bool AdoptMemory(const CallOptions& options, CallMessage* message) {
+  const std::shared_ptr<LastingMemory>& memory = RegisteredMemoryAccess::Of(options.registered_memory);
+  if (memory == nullptr) return true;
+  for (const EligibleItem& item : message->items) {
+    if (!memory->Contains(item.data)) return false;
+  }
+  for (const MutableBytes buffer : options.result_buffers) {
+    if (!memory->Contains(buffer) || (!buffer.empty() && !memory->writable())) return false;
+  }
+  message->lasting = memory;
   return true;
 }
 

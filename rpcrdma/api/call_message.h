@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -19,6 +20,7 @@ struct CallMessage {
   SmallVector<MutableBytes, 2> results;
   uint64_t reply_base_max = 0;
   bool direct_placement = true;
+  std::shared_ptr<LastingMemory> lasting;
 
   ConstBytes bytes() const { return ConstBytes(buffer).first(size); }
 };
@@ -27,6 +29,10 @@ struct CallMessage {
 // until they fit. False: they are longer than `bytes_max`.
 bool EncodeCallMessage(const ProcedureId& procedure, Client::ArgsWriter args, const CallOptions& options,
                        const BindingRegistry& bindings, size_t bytes_max, CallMessage* message);
+
+// Notes the registered memory of an encoded call. False: some of the call's memory is not in it, or is to be written
+// and must not be.
+bool AdoptMemory(const CallOptions& options, CallMessage* message);
 
 // A call that a Session makes through a Client: what it refers to stays the Session's.
 struct EncodedCall {

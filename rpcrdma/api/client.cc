@@ -131,6 +131,10 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
       requester_->ReturnBuffer(std::move(message.buffer));
       return FailLater(std::move(handler), RefusedCall(SubmitRefusal::kTooLarge, name));
     }
+    if (!AdoptMemory(options, &message)) {
+      requester_->ReturnBuffer(std::move(message.buffer));
+      return FailLater(std::move(handler), OutsideMemory(name));
+    }
     Requester::CallSpec spec = SpecOf(message, std::move(message.buffer));
     if (options.timeout > Duration::zero()) spec.deadline = loop_.Now() + options.timeout;
     return Submit(procedure, std::move(spec), options, std::move(handler));
@@ -193,10 +197,15 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
   size_t abandoned() const { return requester_ ? requester_->abandoned() : 0; }
   ClientHoldings holdings() const {
     return {.call_records = pending_.size() + (requester_ ? requester_->call_records() : 0),
-            .registration_records = connection_->registration_records()};
+            .registration_records = connection_->registration_records(),
+            .registered_memories = connection_->lasting_regions()};
   }
   const std::string& peer() const { return peer_; }
-  ConnectionStats stats() const { return requester_ ? requester_->stats() : ConnectionStats{}; }
+  ConnectionStats stats() const {
+    ConnectionStats stats = requester_ ? requester_->stats() : ConnectionStats{};
+    stats.memory_registered += connection_->lasting_registrations();
+    return stats;
+  }
   std::optional<Instant> reverse_active_at() const { return reverse_ ? reverse_->active_at() : std::nullopt; }
   ConnectionStats reverse_stats() const { return reverse_ ? reverse_->stats() : ConnectionStats{}; }
   std::string DebugString() const {
@@ -300,6 +309,7 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
     spec.message_size = message.size;
     spec.items = message.items;
     spec.results = message.results;
+    spec.lasting = message.lasting;
     spec.reply_base_max = message.reply_base_max;
     spec.direct_placement = message.direct_placement;
     return spec;

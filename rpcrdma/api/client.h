@@ -34,7 +34,9 @@
 //
 // Memory: argument bytes given to EligibleOpaque and result buffers belong to the call until its handler runs: at that
 // moment no STag reaches them any more and no Send or RDMA operation uses them. ~Client ends all access before it
-// returns; the handlers of calls still outstanding run afterwards from the loop, with kClosed.
+// returns; the handlers of calls still outstanding run afterwards from the loop, with kClosed. Nothing is copied but
+// what goes inline, so at most an inline threshold's worth. What is used by many calls can be registered once for all
+// of them (registered_memory.h).
 //
 // Threading: everything on the loop's thread (or before it runs). The loop outlives the Client.
 #pragma once
@@ -58,6 +60,7 @@
 #include "rpcrdma/api/completion.h"
 #include "rpcrdma/api/error.h"
 #include "rpcrdma/api/function.h"
+#include "rpcrdma/api/registered_memory.h"
 #include "rpcrdma/api/service.h"
 #include "rpcrdma/binding/binding.h"
 #include "rpcrdma/core/stats.h"
@@ -79,6 +82,7 @@ struct ReplyStorage;
 struct ClientHoldings {
   size_t call_records = 0;
   size_t registration_records = 0;
+  uint64_t registered_memories = 0;  // RegisteredMemory that the device knows of this connection at the moment
 };
 
 // Host name and port (host byte order) to its addresses, in the order in which they are to be tried, and at least one;
@@ -138,6 +142,9 @@ struct CallOptions {
   // reply might not fit inline. A result longer than its buffer fails the call. Buffers beyond the results that the
   // Binding lists are never offered; Reply::Settle copies into them.
   SmallVector<MutableBytes, 2> result_buffers;
+  // Memory that the device gets to know once for many calls. Every eligible argument and every result buffer must lie
+  // in it, and it must be writable for the latter; else the call ends with kMemory and is not sent.
+  RegisteredMemory registered_memory;
   // Upper bound in bytes of the rest of the reply: RPC header, results, without the results meant for the buffers. A
   // Reply chunk is offered when that might not fit inline. A server that needs more answers ERR_CHUNK. Absent: what the
   // Binding says of the call's arguments, or kReplyBytesMax where no Binding has the procedure.

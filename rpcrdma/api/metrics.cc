@@ -44,7 +44,15 @@ constexpr StatsCounter<ServerStats> kServerCounters[] = {
     {"requests_waited", "Times that a connection waited for others of its address", &ServerStats::requests_waited},
 };
 
+constexpr std::string_view kRegisteredMemories =
+    "RegisteredMemory that devices know, for each connection that has used it";
+
+constexpr StatsCounter<ClientHoldings> kClientHoldings[] = {
+    {"registered_memories", kRegisteredMemories, &ClientHoldings::registered_memories, true},
+};
+
 constexpr StatsCounter<ServerHoldings> kServerHoldings[] = {
+    {"registered_memories", kRegisteredMemories, &ServerHoldings::registered_memories, true},
     {"shared_receives", "Receives that connections share", &ServerHoldings::shared_receives, true},
     {"shared_receives_posted", "Of them, those that hold no call", &ServerHoldings::shared_receives_posted, true},
     {"shared_receives_reserved", "Of them, those that are promised to clients",
@@ -155,6 +163,7 @@ void MetricsPage::Add(const Labels& given, const Client& client) {
   AddGauge(Prefixed("connected"), "Connections that calls can be sent on", labels, client.connected() ? 1 : 0);
   AddGauge(Prefixed("calls_outstanding"), "Calls sent or waiting", labels, client.outstanding());
   AddGauge(Prefixed("calls_abandoned"), "Cancelled calls whose reply is not in yet", labels, client.abandoned());
+  AddAll(kClientHoldings, labels, client.holdings());
 }
 
 void MetricsPage::Add(const Labels& given, const Session& session) {

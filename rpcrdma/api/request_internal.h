@@ -42,7 +42,8 @@ struct RequestState {
   ReplayCache::Record* record = nullptr;
   CallHeader header;
   XdrReader args{ConstBytes()};
-  size_t eligible_results = 0;  // that the Binding lists
+  size_t eligible_results = 0;             // that the Binding lists
+  std::shared_ptr<LastingMemory> lasting;  // of the reply
 };
 
 }  // namespace stagecoach::rpcrdma::internal

@@ -16,6 +16,7 @@
 #include "rpcrdma/api/encode_message.h"
 #include "rpcrdma/api/errors_internal.h"
 #include "rpcrdma/api/options.h"
+#include "rpcrdma/api/registered_memory_internal.h"
 #include "rpcrdma/api/request_internal.h"
 #include "rpcrdma/api/resolve.h"
 #include "rpcrdma/api/reverse_link.h"
@@ -295,6 +296,7 @@ class ServerConnection final : public ConnectionOwner,
   ConnectionStats stats() const {
     ConnectionStats stats = responder_ ? responder_->stats() : ConnectionStats{};
     stats.registrations += pool_->registrations();
+    stats.memory_registered += connection_.lasting_registrations();
     return stats;
   }
 
@@ -302,6 +304,7 @@ class ServerConnection final : public ConnectionOwner,
 
   BlockPool::Holdings pool_holdings() const { return pool_->holdings(); }
   size_t registration_records() const { return connection_.registration_records(); }
+  size_t registered_memories() const { return connection_.lasting_regions(); }
 
   std::string DebugString() const {
     return "  client " + std::to_string(id_) + ": " + connection_.DebugString() + "; requests executing " +
@@ -321,7 +324,7 @@ class ServerConnection final : public ConnectionOwner,
   void Finish(RequestState& state, const ReplyHeader& header, Request::ResultsWriter results,
               std::shared_ptr<const void> memory, bool copy_items) override {
     if (!Encode(state, header, results, std::move(memory), copy_items)) {
-      // Results that do not fit the limit, or that XDR cannot express.
+      // Results that do not fit the limit, that XDR cannot express, or that are not where they were said to be.
       Encode(
           state, ErrorReply(responder_->xid(state.id), AcceptStat::kSystemErr), [](XdrWriter&) {}, nullptr, false);
     }
@@ -331,18 +334,17 @@ class ServerConnection final : public ConnectionOwner,
 
   // Answers a call of this connection that came again with the reply of the one that was executed, or had been. False
   // when the reply cannot be expressed; nothing happened then.
-  bool AnswerAgain(RequestId id, ConstBytes message, const EligibleItems& items, std::shared_ptr<const void> memory) {
+  bool AnswerAgain(RequestId id, ConstBytes message, Responder::ReplySpec&& reply) {
     if (!responder_->open(id)) return true;
     std::vector<std::byte>& buffer = responder_->reply_buffer(id);
     if (buffer.size() < message.size()) buffer.resize(message.size());
     CopyBytes(buffer, message);
-    return responder_
-        ->Complete(id, {.message_size = message.size(), .items = items, .memory = std::move(memory)}, loop_.Now())
-        .has_value();
+    reply.message_size = message.size();
+    return responder_->Complete(id, std::move(reply), loop_.Now()).has_value();
   }
   // The same for one that waited for it.
-  bool AnswerJoined(RequestId id, ConstBytes message, const EligibleItems& items, std::shared_ptr<const void> memory) {
-    if (!AnswerAgain(id, message, items, std::move(memory))) return false;
+  bool AnswerJoined(RequestId id, ConstBytes message, Responder::ReplySpec&& reply) {
+    if (!AnswerAgain(id, message, std::move(reply))) return false;
     OnJoinedEnded();
     return true;
   }
@@ -532,13 +534,13 @@ class ServerConnection final : public ConnectionOwner,
       }
     } else if (const auto* replay = std::get_if<ReplayCache::Replay>(&verdict)) {
       const std::shared_ptr<const ReplyBody>& reply = replay->reply;
-      const bool answered = AnswerAgain(state.id, reply->message, reply->items, reply);
+      const bool answered = AnswerAgain(state.id, reply->message, {.items = reply->items, .memory = reply});
       STAGECOACH_CHECK(answered);  // it was expressed once
     } else {
       std::array<std::byte, kReplyHeaderMax> buffer;
       XdrWriter out(buffer);
       EncodeReply(ErrorReply(state.header.xid, AcceptStat::kSystemErr), out);
-      const bool answered = AnswerAgain(state.id, out.written(), {}, nullptr);
+      const bool answered = AnswerAgain(state.id, out.written(), {});
       STAGECOACH_CHECK(out.ok() && answered);
     }
     return false;
@@ -559,6 +561,12 @@ class ServerConnection final : public ConnectionOwner,
   // happened then.
   bool Send(RequestState& state, ConstBytes message, const EligibleItems& eligible, std::shared_ptr<const void> memory,
             bool copy_items) {
+    // Of the reply that the service gave; not of one that says that it cannot be sent.
+    LastingMemory* const lasting = memory != nullptr ? state.lasting.get() : nullptr;
+    if (lasting != nullptr && !std::all_of(eligible.begin(), eligible.end(),
+                                           [&](const EligibleItem& item) { return lasting->Contains(item.data); })) {
+      return false;
+    }
     const auto server = state.record != nullptr ? state.server.lock() : nullptr;
     std::shared_ptr<const ReplyBody> body;
     if (server != nullptr && !server->over()) {
@@ -566,7 +574,8 @@ class ServerConnection final : public ConnectionOwner,
       for (const EligibleItem& item : eligible) bytes += item.data.size();
       if (server->replay_cache().Keeps(bytes)) body = std::make_shared<ReplyBody>(message, eligible);
     }
-    Responder::ReplySpec reply{.message_size = message.size(), .items = eligible, .memory = std::move(memory)};
+    Responder::ReplySpec reply{
+        .message_size = message.size(), .items = eligible, .memory = std::move(memory), .lasting = lasting};
     if (copy_items && !reply.items.empty()) {
       if (body != nullptr) {
         reply.items = body->items;
@@ -584,7 +593,7 @@ class ServerConnection final : public ConnectionOwner,
     } else {
       if (ServerConnection* other = server->connection(place.connection)) {
         STAGECOACH_MARK("server.reply_goes_to_the_call_that_came_again");
-        if (!other->AnswerJoined(place.request, message, reply.items, std::move(reply.memory))) return false;
+        if (!other->AnswerJoined(place.request, message, std::move(reply))) return false;
       } else {
         STAGECOACH_MARK("server.call_that_came_again_is_gone");
       }
@@ -878,9 +887,11 @@ ServerHoldings ServerImpl::holdings() const {
     holdings.registered_bytes += pool.registered_bytes;
     holdings.registered_blocks += pool.registered_blocks;
     holdings.registration_records += connection->registration_records();
+    holdings.registered_memories += connection->registered_memories();
   }
   for (const auto& [device, shared] : shared_receives_) {
     if (shared == nullptr) continue;
+    holdings.registered_memories += shared->regions().size();
     holdings.shared_receives += shared->slots();
     holdings.shared_receives_posted += shared->posted();
     holdings.shared_receives_reserved += shared->budget()->reserved();
@@ -996,6 +1007,13 @@ void Request::Reply(ResultsWriter results, std::shared_ptr<const void> memory) {
   STAGECOACH_CHECK(state_ != nullptr);
   const auto state = std::move(state_);
   state->connection->Finish(*state, SuccessReply(state->connection->xid(state->id)), results, std::move(memory), false);
+}
+
+void Request::Reply(ResultsWriter results, const RegisteredMemory& memory) {
+  STAGECOACH_CHECK(state_ != nullptr);
+  if (!memory) return Reply(results);
+  state_->lasting = internal::RegisteredMemoryAccess::Of(memory);
+  Reply(results, std::shared_ptr<const void>(state_->lasting));
 }
 
 void Request::Fail(AcceptStat stat) {

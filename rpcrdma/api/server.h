@@ -142,6 +142,9 @@ struct ServerHoldings {
   uint64_t registered_blocks = 0;
   // Entries of the open connections' tables of registrations, free ones included.
   uint64_t registration_records = 0;
+  // RegisteredMemory that devices know at the moment, for each connection that has used it; with shared Receives, for
+  // all connections together.
+  uint64_t registered_memories = 0;
   // Shared Receives: all of them, those that are posted (the others hold calls), and how many are promised to clients.
   uint64_t shared_receives = 0;
   uint64_t shared_receives_posted = 0;

@@ -40,6 +40,7 @@
 
 #include "base/bytes.h"
 #include "rpcrdma/api/function.h"
+#include "rpcrdma/api/registered_memory.h"
 #include "rpcrdma/binding/binding.h"
 #include "rpcrdma/onc/rpc_message.h"
 #include "rpcrdma/xdr/xdr_reader.h"
@@ -122,6 +123,9 @@ class Request {
   void Reply(ResultsWriter results, Buffer memory);
   // The same for memory that is not of the pool; registered for the duration of the reply.
   void Reply(ResultsWriter results, std::shared_ptr<const void> memory);
+  // The same for memory that is registered once for many replies, as a cache is. The call fails with SYSTEM_ERR when an
+  // eligible item is not in it. None: as without.
+  void Reply(ResultsWriter results, const RegisteredMemory& memory);
 
   // Accepted, not executed: PROC_UNAVAIL, GARBAGE_ARGS or SYSTEM_ERR.
   void Fail(AcceptStat stat);

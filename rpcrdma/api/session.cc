@@ -77,6 +77,10 @@ class SessionImpl final : public std::enable_shared_from_this<SessionImpl> {
       ReturnBuffer(std::move(message.buffer));
       return Refuse(std::move(handler), RefusedCall(SubmitRefusal::kTooLarge, name));
     }
+    if (!AdoptMemory(options, &message)) {
+      ReturnBuffer(std::move(message.buffer));
+      return Refuse(std::move(handler), OutsideMemory(name));
+    }
 
     const uint32_t index = AllocateCall();
     OneCall& call = *calls_[index];
@@ -86,6 +90,7 @@ class SessionImpl final : public std::enable_shared_from_this<SessionImpl> {
     call.message = std::move(message);
     call.options = options;
     call.options.credentials = nullptr;  // in the message
+    call.options.registered_memory = {};
     if (options.timeout > Duration::zero()) call.deadline = loop_.Now() + options.timeout;
     call.handler = std::move(handler);
     const CallId id = IdOf(index);

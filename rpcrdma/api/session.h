@@ -53,8 +53,9 @@
 // there is no connection, with kNoCredit when there is. One that was sent, on whichever connection: kConnectionLost and
 // kTimedOut; and CallError::sent says so in every case.
 //
-// Not here: memory registered once for many calls. A call's STags are its own, are invalid before its handler runs, and
-// are never valid on two connections; what a program would register for good fits none of these rules.
+// Memory registered once for many calls (registered_memory.h) is registered by each connection that uses it, at its
+// first call there, and deregistered when that connection ends. A call's STags are its own all the same, are invalid
+// before its handler runs, and are never valid on two connections.
 //
 // Each of these decisions is a trace event by SessionOptions::client.name: docs/trace.md lists them. Its connections
 // are numbered, and their own events are by names such as "client/3".

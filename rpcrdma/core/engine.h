@@ -49,6 +49,10 @@ enum class MemoryUse : uint8_t {
   kWriteSource,    // the local end of our RDMA Writes
 };
 
+// Memory of the program that the driver registers once and uses for many calls (rpcrdma/verbs/lasting_memory.h).
+// Engines only pass it on.
+class LastingMemory;
+
 struct Registration {
   // For Invalidate; 0 when there is nothing to undo (memory that is registered for as long as the connection lives).
   uint32_t id = 0;
@@ -56,6 +60,8 @@ struct Registration {
   // The steering tag and tagged offset by which the peer reaches the first byte; meaningless for the local uses.
   uint32_t handle = 0;
   uint64_t offset = 0;
+  // Of memory in a LastingMemory: what that was registered with served, and nothing was registered for this use alone.
+  bool lasting = false;
 };
 
 // Memory of one connection; no other connection can reach it (ARCHITECTURE section 7).
@@ -64,8 +70,9 @@ class ConnectionMemory {
   virtual ~ConnectionMemory() = default;
 
   // Makes `memory` (not empty) usable for `use`, at once; nullopt when the device refuses. `memory` stays where it is
-  // until the registration was undone by Invalidate and OnInvalidated() said so, or the connection ended.
-  virtual std::optional<Registration> Register(ConstBytes memory, MemoryUse use) = 0;
+  // until the registration was undone by Invalidate and OnInvalidated() said so, or the connection ended; with id 0,
+  // until no operation uses it. So does `lasting`, which it lies in, unless that is null.
+  virtual std::optional<Registration> Register(ConstBytes memory, MemoryUse use, LastingMemory* lasting) = 0;
 
   // Working memory within the peer's allowance; nullopt when that is used up for now.
   virtual std::optional<MutableBytes> Allocate(size_t bytes) = 0;

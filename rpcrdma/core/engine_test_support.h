@@ -60,20 +60,24 @@ class FakeMemory final : public ConnectionMemory {
     ConstBytes memory;
     MemoryUse use = MemoryUse::kReadByPeer;
     uint32_t handle = 0;
+    LastingMemory* lasting = nullptr;
   };
 
   explicit FakeMemory(uint64_t bytes_max = UINT64_MAX) : bytes_max_(bytes_max) {}
   ~FakeMemory() override { EXPECT_EQ(blocks_.size(), 0u) << "blocks never freed"; }
 
-  std::optional<Registration> Register(ConstBytes memory, MemoryUse use) override {
+  std::optional<Registration> Register(ConstBytes memory, MemoryUse use, LastingMemory* lasting) override {
     EXPECT_FALSE(memory.empty());
     if (refuse_after.has_value() && (*refuse_after)-- == 0) {
       refuse_after.reset();
       return std::nullopt;
     }
+    const bool reused = lasting != nullptr && reuses_lasting;
+    // As of a pool: nothing to undo.
+    if (reused && use == MemoryUse::kWriteSource) return Registration{.local_key = kLastingKey, .lasting = true};
     const uint32_t id = next_++;
-    live[id] = {memory, use, 0x1000 + id};
-    return Registration{id, 7, 0x1000 + id, reinterpret_cast<uintptr_t>(memory.data())};
+    live[id] = {memory, use, 0x1000 + id, lasting};
+    return Registration{id, 7, 0x1000 + id, reinterpret_cast<uintptr_t>(memory.data()), reused};
   }
   std::optional<MutableBytes> Allocate(size_t bytes) override {
     if (used + bytes > bytes_max_) return std::nullopt;
@@ -101,8 +105,11 @@ class FakeMemory final : public ConnectionMemory {
   }
   uint32_t IdOfHandle(uint32_t handle) const { return handle - 0x1000; }
 
+  static constexpr uint32_t kLastingKey = 9;
+
   std::map<uint32_t, Live> live;
   std::optional<int> refuse_after;
+  bool reuses_lasting = true;
   uint64_t used = 0;
 
  private:

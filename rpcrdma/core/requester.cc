@@ -150,6 +150,7 @@ Result<CallId, SubmitRefusal> Requester::Submit(CallSpec&& spec, Instant now) {
   call.message_size = spec.message_size;
   call.items = std::move(spec.items);
   call.results = std::move(spec.results);
+  call.lasting = std::move(spec.lasting);
   call.plan = std::move(*plan);
   ++outstanding_;
   LowerDeadline(call.deadline);
@@ -348,9 +349,13 @@ bool Requester::Expose(uint32_t index, SmallVector<Exposure, 8>* exposures, Inst
       exposures->push_back({});
       return true;
     }
-    const std::optional<Registration> registration = memory_.Register(memory, use);
+    // What the engine itself keeps, the message and room for a long reply, is not the program's memory.
+    const bool is_programs = piece.source == Piece::Source::kItem || piece.source == Piece::Source::kResult;
+    LastingMemory* const lasting = is_programs ? call.lasting.get() : nullptr;
+    const std::optional<Registration> registration = memory_.Register(memory, use, lasting);
     if (!registration) return false;
     ++stats_.registrations;
+    if (lasting != nullptr) ++(registration->lasting ? stats_.memory_reused : stats_.memory_not_reused);
     ++call.stags_valid;
     call.exposed.push_back({registration->id, registration->handle, false});
     exposures->push_back({registration->handle, registration->offset});
@@ -358,7 +363,8 @@ bool Requester::Expose(uint32_t index, SmallVector<Exposure, 8>* exposures, Inst
           {{"call", IdOf(index)},
            {"registration", uint64_t{registration->id}},
            {"use", use == MemoryUse::kReadByPeer ? "read" : "write"},
-           {"bytes", memory.size()}});
+           {"bytes", memory.size()},
+           {"lasting", uint64_t{registration->lasting ? 1u : 0u}}});
     return true;
   };
   for (const PlannedRead& read : call.plan.reads) {
@@ -840,6 +846,7 @@ void Requester::FreeCall(uint32_t index) {
   call.wanted_xid.reset();
   call.items.clear();
   call.results.clear();
+  call.lasting.reset();
   call.reply_memory.reset();
   call.exposed.clear();
   call.invalidating = 0;

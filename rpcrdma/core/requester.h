@@ -138,6 +138,8 @@ class Requester final : public ConnectionEngine {
     // Memory for eligible results, untouched by the caller until the outcome. Whatever the outcome, what of it is not
     // `placed` may have been written to [5666bis:4.4.5.1#2].
     SmallVector<MutableBytes, 2> results;
+    // What all items and results lie in; null: nothing is known of their memory. Held until Release().
+    std::shared_ptr<LastingMemory> lasting;
     uint64_t reply_base_max = 0;   // longest reply without its eligible results
     bool direct_placement = true;  // false: no chunks for items and results (CallShape::direct_placement)
     std::optional<Instant> deadline;
@@ -214,6 +216,7 @@ class Requester final : public ConnectionEngine {
     size_t message_size = 0;
     EligibleItems items;
     SmallVector<MutableBytes, 2> results;
+    std::shared_ptr<LastingMemory> lasting;
     CallPlan plan;
     ChunkLists offered;
     std::unique_ptr<std::byte[]> reply_memory;

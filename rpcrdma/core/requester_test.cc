@@ -35,7 +35,14 @@ struct Shape {
   std::optional<Instant> deadline;
   uint64_t cookie = 0;
   std::optional<uint32_t> xid;
+  std::shared_ptr<LastingMemory> lasting;
 };
+
+// Engines only pass it on: any object will do.
+std::shared_ptr<LastingMemory> SomeLastingMemory() {
+  const auto object = std::make_shared<int>();
+  return {object, reinterpret_cast<LastingMemory*>(object.get())};
+}
 
 class RequesterTest : public ::testing::Test {
  protected:
@@ -66,6 +73,7 @@ class RequesterTest : public ::testing::Test {
     spec.deadline = shape.deadline;
     spec.cookie = shape.cookie;
     spec.xid = shape.xid;
+    spec.lasting = shape.lasting;
     return requester_->Submit(std::move(spec), now);
   }
   CallId MustSubmit(const Shape& shape = {}) {
@@ -880,6 +888,78 @@ TEST_F(RequesterTest, RefusedRegistrationFailsTheCallAndReturnsWhatWasRegistered
   // The credit was not spent.
   MustSubmit();
   EXPECT_EQ(Take().sends.size(), 1u);
+}
+
+// What the program says of its memory is not true of the engine's own: the message, and room for a long reply.
+TEST_F(RequesterTest, LastingMemoryIsThatOfItemsAndResultsAlone) {
+  const auto item = Pattern(5000);
+  std::vector<std::byte> result(8000);
+  auto lasting = SomeLastingMemory();
+  MustSubmit(
+      {.words = 500, .item = item, .results = {MutableBytes(result)}, .reply_base_max = 3000, .lasting = lasting});
+  Taken taken = Take();
+  const Sent sent = Decode(send_.view(), taken.sends.at(0));
+  EXPECT_EQ(sent.header.type(), MessageType::kNomsg);
+  const ChunkLists& lists = *sent.header.chunks();
+  ASSERT_EQ(lists.reads.size(), 2u);
+  ASSERT_TRUE(lists.reply.has_value());
+  const auto lasting_of = [&](const Segment& segment, MemoryUse use) {
+    const FakeMemory::Live* const live = memory_.Find(segment, use);
+    EXPECT_NE(live, nullptr);
+    return live != nullptr ? live->lasting : nullptr;
+  };
+  EXPECT_EQ(lasting_of(lists.reads[0].target, MemoryUse::kReadByPeer), nullptr) << "the message";
+  EXPECT_EQ(lasting_of(lists.reads[1].target, MemoryUse::kReadByPeer), lasting.get());
+  EXPECT_EQ(lasting_of(lists.writes[0][0], MemoryUse::kWrittenByPeer), lasting.get());
+  EXPECT_EQ(lasting_of((*lists.reply)[0], MemoryUse::kWrittenByPeer), nullptr) << "room for the reply";
+  EXPECT_EQ(requester_->stats().registrations, 4u);
+  EXPECT_EQ(requester_->stats().memory_reused, 2u);
+  EXPECT_EQ(requester_->stats().memory_not_reused, 0u);
+
+  // It is the call's until nothing is valid any more, and nobody's when the handler runs.
+  const std::weak_ptr<LastingMemory> watch = lasting;
+  lasting.reset();
+  ChunkLists returned = lists;
+  returned.reads = {};
+  returned.writes.mutable_chunk(0)[0].length = 0;
+  (*returned.reply)[0].length = 0;
+  Reply(kFirstXid, kSlots, returned);
+  taken = Take();
+  EXPECT_EQ(taken.invalidates.size(), 4u);
+  EXPECT_FALSE(watch.expired());
+  Invalidated(taken);
+  auto outcome = requester_->TakeOutcome(At(1));
+  ASSERT_TRUE(outcome.has_value());
+  EXPECT_FALSE(outcome->failure.has_value());
+  EXPECT_FALSE(watch.expired());
+  requester_->Release(outcome->call, At(1));
+  EXPECT_TRUE(watch.expired());
+}
+
+TEST_F(RequesterTest, LastingMemoryThatHadToBeRegisteredOnceMoreIsCounted) {
+  const auto item = Pattern(5000);
+  memory_.reuses_lasting = false;
+  MustSubmit({.item = item, .lasting = SomeLastingMemory()});
+  EXPECT_EQ(requester_->stats().memory_reused, 0u);
+  EXPECT_EQ(requester_->stats().memory_not_reused, 1u);
+}
+
+TEST_F(RequesterTest, LastingMemoryIsLetGoWithACallThatIsRefusedOrCancelled) {
+  auto lasting = SomeLastingMemory();
+  const std::weak_ptr<LastingMemory> watch = lasting;
+  MustSubmit();
+  Take();
+  // Waits for a credit.
+  const auto item = Pattern(5000);
+  const CallId waiting = MustSubmit({.item = item, .lasting = lasting});
+  // Fits no plan.
+  std::vector<std::byte> much(1000);
+  EXPECT_FALSE(Submit({.results = std::vector<MutableBytes>(100, MutableBytes(much)), .lasting = lasting}).has_value());
+  lasting.reset();
+  EXPECT_EQ(watch.use_count(), 1);
+  requester_->Cancel(waiting, At(1));
+  ASSERT_TRUE(Outcome().has_value());
+  EXPECT_TRUE(watch.expired());
 }
 
 TEST_F(RequesterTest, QueueIsBounded) {

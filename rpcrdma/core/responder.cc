@@ -301,7 +301,7 @@ void Responder::PumpReads(Instant now) {
       return;
     }
     if (!sink.registered && !sink.memory.empty()) {
-      const std::optional<Registration> registration = memory_.Register(sink.memory, MemoryUse::kReadSink);
+      const std::optional<Registration> registration = memory_.Register(sink.memory, MemoryUse::kReadSink, nullptr);
       if (!registration) {
         // The device is out of what registering takes. No reply is possible but this one [5666bis:5.5#6]; Reads of
         // earlier chunks may be in flight, so the connection cannot simply forget the sinks: it ends.
@@ -507,6 +507,7 @@ Result<void, ReplyVerdict> Responder::Complete(RequestId id, ReplySpec&& reply, 
     call->reply_size = reply.message_size;
     call->reply_items = std::move(reply.items);
     call->reply_memory = std::move(reply.memory);
+    call->reply_lasting = reply.lasting;
     call->plan = std::move(*plan);
     call->state = State::kReplying;
     replies_.push(slot);
@@ -627,12 +628,13 @@ bool Responder::PostWrites(Call& call, InFlight& in_flight) {
   std::optional<Registration> base;
   SmallVector<Registration, 4> items;
   SmallVector<uint32_t, 4> item_known;
-  const auto enlist = [&](ConstBytes memory) -> std::optional<Registration> {
-    std::optional<Registration> registration = memory_.Register(memory, MemoryUse::kWriteSource);
+  const auto enlist = [&](ConstBytes memory, LastingMemory* lasting) -> std::optional<Registration> {
+    std::optional<Registration> registration = memory_.Register(memory, MemoryUse::kWriteSource, lasting);
     if (registration && registration->id != 0) {
       in_flight.registrations.push_back(registration->id);
       ++stats_.registrations;
     }
+    if (registration && lasting != nullptr) ++(registration->lasting ? stats_.memory_reused : stats_.memory_not_reused);
     return registration;
   };
   for (size_t i = 0; i < call.reply_items.size(); ++i) {
@@ -642,10 +644,10 @@ bool Responder::PostWrites(Call& call, InFlight& in_flight) {
   bool ok = true;
   for (const PlannedWrite& write : call.plan.writes) {
     if (write.source.source == Piece::Source::kBase && !base) {
-      base = enlist(message.base);
+      base = enlist(message.base, nullptr);
       ok = ok && base.has_value();
     } else if (write.source.source == Piece::Source::kItem && item_known[write.source.index] == 0) {
-      const auto registration = enlist(message.items[write.source.index].data);
+      const auto registration = enlist(message.items[write.source.index].data, call.reply_lasting);
       ok = ok && registration.has_value();
       if (registration) items[write.source.index] = *registration;
       item_known[write.source.index] = 1;
@@ -722,6 +724,7 @@ void Responder::CloseRecord(uint32_t slot) {
   call.stream = {};
   call.reply_items.clear();
   call.reply_memory.reset();
+  call.reply_lasting = nullptr;
   call.err_vers.reset();
   if (call.reply_buffer.size() > kReplyBufferKeptMax) call.reply_buffer = {};
   if (STAGECOACH_MUTANT("refused-receive-lost", "the Receive of a refused call is not posted again") &&

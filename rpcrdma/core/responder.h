@@ -108,6 +108,7 @@ class Responder final : public ConnectionEngine {
     size_t message_size = 0;  // bytes of reply_buffer() that are the message without its eligible items
     EligibleItems items;
     std::shared_ptr<const void> memory;  // keeps the items' memory; let go when no operation uses it any more
+    LastingMemory* lasting = nullptr;    // what all items lie in, kept by `memory`; null: nothing is known of it
   };
   // Ends the request with a reply. On kMalformedShape (items that cannot stand in this message) nothing happened, and
   // the request is still open; any other reason why the reply cannot travel becomes ERR_CHUNK [5666bis:5.5#6].
@@ -202,6 +203,7 @@ class Responder final : public ConnectionEngine {
     size_t reply_size = 0;
     EligibleItems reply_items;
     std::shared_ptr<const void> reply_memory;
+    LastingMemory* reply_lasting = nullptr;
     ReplyPlan plan;
     std::optional<ErrVers> err_vers;  // with kRefused; otherwise ERR_CHUNK
   };

@@ -31,6 +31,7 @@ struct Answer {
   size_t words = 2;
   ConstBytes item;
   std::shared_ptr<const void> memory;
+  LastingMemory* lasting = nullptr;
 };
 
 class ResponderTest : public ::testing::Test {
@@ -78,7 +79,7 @@ class ResponderTest : public ::testing::Test {
     std::vector<std::byte>& buffer = responder_->reply_buffer(id);
     if (buffer.size() < message.size()) buffer.resize(message.size());
     CopyBytes(buffer, message);
-    Responder::ReplySpec reply{.message_size = message.size(), .memory = answer.memory};
+    Responder::ReplySpec reply{.message_size = message.size(), .memory = answer.memory, .lasting = answer.lasting};
     if (!answer.item.empty()) reply.items.push_back({message.size(), answer.item});
     EXPECT_TRUE(responder_->Complete(id, std::move(reply), At(2)).has_value());
   }
@@ -436,6 +437,51 @@ TEST_F(ResponderTest, ResultGoesIntoTheWriteChunkBeforeTheSend) {
   DoInvalidates(Take());
   EXPECT_TRUE(alive.expired());
   EXPECT_TRUE(memory_.live.empty());
+}
+
+// No registration to undo, but the device is still reading until the Send is done.
+TEST_F(ResponderTest, ResultInLastingMemoryIsHeldUntilItsSendIsDone) {
+  Call(7, WriteChunk({{21, 1000, 0x10000}, {22, 1000, 0x20000}}));
+  auto result = std::make_shared<std::vector<std::byte>>(Pattern(1500));
+  std::weak_ptr<const void> alive = result;
+  const ConstBytes item = *result;
+  auto* const lasting = reinterpret_cast<LastingMemory*>(result.get());
+  Complete(MustTakeRequest(), {.item = item, .memory = std::move(result), .lasting = lasting});
+  const Taken taken = Take();
+  ASSERT_EQ(taken.writes.size(), 2u);
+  EXPECT_EQ(taken.writes[0].local_key, FakeMemory::kLastingKey);
+  EXPECT_EQ(taken.writes[1].local_key, FakeMemory::kLastingKey);
+  EXPECT_TRUE(taken.sends.at(0).prompt);
+  EXPECT_TRUE(memory_.live.empty());
+  EXPECT_EQ(responder_->stats().registrations, 0u);
+  EXPECT_EQ(responder_->stats().memory_reused, 1u) << "one item, though in two segments";
+  EXPECT_FALSE(alive.expired());
+  responder_->OnSendDone(taken.sends[0].slot, At(3));
+  EXPECT_TRUE(Take().invalidates.empty());
+  EXPECT_TRUE(alive.expired());
+}
+
+// The message is written from the engine's own buffer.
+TEST_F(ResponderTest, LastingMemoryIsThatOfItemsAlone) {
+  ChunkLists chunks = WriteChunk({{1, 5000, 0}});
+  chunks.reply.emplace();
+  chunks.reply->push_back({2, 5000, 0});
+  Call(1, chunks);
+  const auto item = Pattern(3000);
+  int object = 0;
+  auto* const lasting = reinterpret_cast<LastingMemory*>(&object);
+  memory_.reuses_lasting = false;
+  Complete(MustTakeRequest(), {.words = 500, .item = item, .lasting = lasting});
+  const Taken taken = Take();
+  ASSERT_EQ(taken.writes.size(), 2u);
+  ASSERT_EQ(memory_.live.size(), 2u);
+  for (const auto& [id, live] : memory_.live) {
+    EXPECT_EQ(live.lasting, live.memory.data() == item.data() ? lasting : nullptr);
+  }
+  EXPECT_EQ(responder_->stats().memory_reused, 0u);
+  EXPECT_EQ(responder_->stats().memory_not_reused, 1u);
+  responder_->OnSendDone(taken.sends.at(0).slot, At(3));
+  DoInvalidates(Take());
 }
 
 // [5666bis:4.4.5.1#1]

@@ -30,6 +30,10 @@ struct ConnectionStats {
   uint64_t registrations = 0;         // memory made reachable, or usable by the device, for one call
   uint64_t invalidations_local = 0;   // undone by this end
   uint64_t invalidations_remote = 0;  // undone by the peer's Send With Invalidate
+  // Memory of the program that is registered once for many calls (RegisteredMemory).
+  uint64_t memory_registered = 0;  // once for each connection that used it
+  uint64_t memory_reused = 0;      // pieces of calls and replies in it that needed no registration of their own
+  uint64_t memory_not_reused = 0;  // ... that were registered for one call all the same
   uint64_t sends = 0;
   uint64_t receives = 0;
   uint64_t reads = 0;   // RDMA Read requests posted
@@ -73,10 +77,17 @@ inline constexpr StatsCounter<ConnectionStats> kStatsCounters[] = {
     {"errors", "RDMA_ERROR received (requester) or sent (responder)", &ConnectionStats::errors},
     {"placed_by_read_bytes", "Eligible bytes that moved by RDMA Read", &ConnectionStats::bytes_placed_by_read},
     {"placed_by_write_bytes", "Eligible bytes that moved by RDMA Write", &ConnectionStats::bytes_placed_by_write},
-    {"registrations", "Memory registered for one call", &ConnectionStats::registrations},
+    {"registrations", "Memory made reachable, or known to the device, for one call", &ConnectionStats::registrations},
     {"invalidations_local", "Registrations undone by this end", &ConnectionStats::invalidations_local},
     {"invalidations_remote", "Registrations undone by the peer's Send With Invalidate",
      &ConnectionStats::invalidations_remote},
+    {"memory_registered", "RegisteredMemory registered, once for each connection that used it",
+     &ConnectionStats::memory_registered},
+    {"memory_reused", "Pieces of calls and replies in RegisteredMemory that needed no registration of their own",
+     &ConnectionStats::memory_reused},
+    {"memory_not_reused",
+     "Pieces of calls and replies in RegisteredMemory that were registered for one call all the same",
+     &ConnectionStats::memory_not_reused},
     {"sends", "Sends posted", &ConnectionStats::sends},
     {"receives", "Receives completed", &ConnectionStats::receives},
     {"reads", "RDMA Reads posted", &ConnectionStats::reads},

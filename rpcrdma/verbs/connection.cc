@@ -190,12 +190,15 @@ VerbsResult<void> Connection::CreateResources() {
 
   if (options_.shared) {
     pd_ = options_.shared->domain();
+    regions_ = &options_.shared->regions();
   } else {
     // [5666bis:10.1+1] What is exposed here is exposed to one peer.
     auto domain = verbs::AllocatePd(context);
     if (!domain) return Err(domain.error());
     domain_ = std::move(*domain);
     pd_ = domain_.get();
+    own_regions_.Open(pd_, windows_);
+    regions_ = &own_regions_;
   }
   if (pool_ != nullptr) pool_->SetDomain(pd_);
   auto channel = verbs::CreateCompletionChannel(context);
@@ -678,7 +681,7 @@ void Connection::AddBind(const PendingBind& bind) {
   request.opcode = IBV_WR_BIND_MW;
   request.bind_mw.mw = exposed.window.get();
   request.bind_mw.rkey = exposed.window_key;
-  request.bind_mw.bind_info = {.mr = exposed.region.get(),
+  request.bind_mw.bind_info = {.mr = bind.region,
                                .addr = reinterpret_cast<uintptr_t>(bind.memory.data()),
                                .length = bind.memory.size(),
                                .mw_access_flags = static_cast<unsigned>(bind.access)};
@@ -739,7 +742,7 @@ void Connection::TraceSends(int count) {
 // --- Memory ---
 
 // [5666bis:5.4.3+1] Tags and offsets are whatever the way of registering gives.
-std::optional<Registration> Connection::Register(ConstBytes memory, MemoryUse use) {
+std::optional<Registration> Connection::Register(ConstBytes memory, MemoryUse use, LastingMemory* lasting) {
   if (pd_ == nullptr || memory.empty()) return std::nullopt;
   const bool by_peer = use == MemoryUse::kReadByPeer || use == MemoryUse::kWrittenByPeer;
   // Pooled memory has a registration for local use already; the sink of a Read on iWARP needs more.
@@ -754,6 +757,11 @@ std::optional<Registration> Connection::Register(ConstBytes memory, MemoryUse us
     }
   }
 
+  const bool window = windows_ && by_peer;
+  STAGECOACH_CHECK(lasting == nullptr || lasting->Contains(memory));
+  ibv_mr* const known = lasting != nullptr && (window || use == MemoryUse::kWriteSource) ? RegionOf(*lasting) : nullptr;
+  if (known != nullptr && !window) return Registration{.local_key = known->lkey, .lasting = true};
+
   const uint32_t number = free_exposed_.empty() ? static_cast<uint32_t>(exposed_.size()) + 1 : free_exposed_.back();
   if (free_exposed_.empty()) {
     exposed_.emplace_back();
@@ -767,19 +775,22 @@ std::optional<Registration> Connection::Register(ConstBytes memory, MemoryUse us
     return std::nullopt;
   };
 
-  const bool window = windows_ && by_peer;
   const int access = AccessOf(use, iwarp_);
-  const int region_access = window ? (access & IBV_ACCESS_LOCAL_WRITE) | IBV_ACCESS_MW_BIND : access;
-  auto region = verbs::RegisterMemory(pd_, const_cast<std::byte*>(memory.data()), memory.size(), region_access);
-  if (!region) {
-    STAGECOACH_MARK("connection.registration_refused");
-    return give_up();
+  if (known == nullptr) {
+    const int region_access = window ? (access & IBV_ACCESS_LOCAL_WRITE) | IBV_ACCESS_MW_BIND : access;
+    auto region = verbs::RegisterMemory(pd_, const_cast<std::byte*>(memory.data()), memory.size(), region_access);
+    if (!region) {
+      STAGECOACH_MARK("connection.registration_refused");
+      return give_up();
+    }
+    exposed.region = std::move(*region);
   }
-  exposed.region = std::move(*region);
+  ibv_mr* const region = known != nullptr ? known : exposed.region.get();
   Registration registration{.id = number,
-                            .local_key = exposed.region->lkey,
-                            .handle = exposed.region->rkey,
-                            .offset = reinterpret_cast<uintptr_t>(memory.data())};
+                            .local_key = region->lkey,
+                            .handle = region->rkey,
+                            .offset = reinterpret_cast<uintptr_t>(memory.data()),
+                            .lasting = known != nullptr};
   const auto done = [&] {
     static constexpr const char* kUses[] = {"read_by_peer", "written_by_peer", "read_sink", "write_source"};
     Trace(trace_, loop_.Now(), options_.name, "stag.registered",
@@ -806,9 +817,23 @@ std::optional<Registration> Connection::Register(ConstBytes memory, MemoryUse us
   }
   // The consumer chooses the key of a type 2 window; a fresh one for each use.
   exposed.window_key = ibv_inc_rkey(exposed.window_key);
-  binds_.push({number, memory, access & ~IBV_ACCESS_LOCAL_WRITE});
+  binds_.push({number, region, memory, access & ~IBV_ACCESS_LOCAL_WRITE});
   registration.handle = exposed.window_key;
   return done();
+}
+
+// Null: the device refuses; then memory is registered for each call.
+ibv_mr* Connection::RegionOf(LastingMemory& memory) {
+  const DomainRegions::Found found = regions_->Find(memory);
+  if (!found.first) return found.region;
+  if (found.region != nullptr) {
+    ++lasting_registrations_;
+    Trace(trace_, loop_.Now(), options_.name, "memory.registered", {{"bytes", memory.bytes().size()}});
+  } else {
+    Trace(trace_, loop_.Now(), options_.name, "memory.refused",
+          {{"bytes", memory.bytes().size()}, {"errno", static_cast<uint64_t>(found.error)}});
+  }
+  return found.region;
 }
 
 void Connection::InvalidateNow(const Invalidate& command) {
@@ -1041,6 +1066,8 @@ void Connection::DestroyResources() {
   exposed_.clear();
   free_exposed_.clear();
   if (pool_ != nullptr) pool_->DropRegistrations();
+  own_regions_.Close();
+  regions_ = nullptr;
   send_region_ = {};
   receive_region_ = {};
   queue_ = {};

@@ -22,6 +22,11 @@
 // the Send and in the same post; then the peer may invalidate it with its reply. Otherwise by ibv_reg_mr with exactly
 // the rights of its use.
 //
+// Memory of the program that lasts (LastingMemory) is registered when the connection uses it first, open to no peer.
+// RDMA Writes have it for a source, and windows are bound on it, for each call the bytes of that call alone: as without
+// it, steering tags are a call's own, and invalid when it is over. Without windows the registration itself would have
+// to be open to the peer for as long as it lasts; then what is exposed is registered for each call, as any memory is.
+//
 // Not thread-safe: everything on the loop's thread.
 #pragma once
 
@@ -39,6 +44,7 @@
 #include "rpcrdma/core/ring.h"
 #include "rpcrdma/verbs/block_pool.h"
 #include "rpcrdma/verbs/cm_channel.h"
+#include "rpcrdma/verbs/lasting_memory.h"
 #include "rpcrdma/verbs/queue_sizes.h"
 #include "rpcrdma/verbs/send_ledger.h"
 #include "rpcrdma/verbs/shared_receives.h"
@@ -137,6 +143,9 @@ class Connection final : public CmHandler, public ConnectionMemory {
 
   // Entries of the table of registrations, free ones included.
   size_t registration_records() const { return exposed_.size(); }
+  // LastingMemory registered now, in a domain of its own, and registered ever by this connection.
+  size_t lasting_regions() const { return own_regions_.size(); }
+  uint64_t lasting_registrations() const { return lasting_registrations_; }
 
   bool established() const { return state_ == State::kEstablished; }
   bool closed() const { return state_ == State::kClosed; }
@@ -148,7 +157,7 @@ class Connection final : public CmHandler, public ConnectionMemory {
   std::string DebugString() const;
 
   // --- ConnectionMemory ---
-  std::optional<Registration> Register(ConstBytes memory, MemoryUse use) override;
+  std::optional<Registration> Register(ConstBytes memory, MemoryUse use, LastingMemory* lasting) override;
   std::optional<MutableBytes> Allocate(size_t bytes) override;
   void Free(MutableBytes memory) override;
   void ReturnReceive(uint32_t slot) override;
@@ -168,6 +177,7 @@ class Connection final : public CmHandler, public ConnectionMemory {
   // A window bind waiting to be posted ahead of the Send that names it.
   struct PendingBind {
     uint32_t registration = 0;
+    ibv_mr* region = nullptr;
     ConstBytes memory;
     int access = 0;
   };
@@ -200,6 +210,7 @@ class Connection final : public CmHandler, public ConnectionMemory {
   ibv_send_wr& NextSend(const SendEntry& entry, ConstBytes memory, uint32_t local_key, bool signaled);
   void AddBind(const PendingBind& bind);
   void InvalidateNow(const Invalidate& command);
+  ibv_mr* RegionOf(LastingMemory& memory);
   bool ReleaseRegistration(uint32_t id);
   void TraceInvalidated(uint32_t id, std::string_view how);
   bool PostBatch();
@@ -239,6 +250,8 @@ class Connection final : public CmHandler, public ConnectionMemory {
   std::vector<std::byte> receive_memory_;
   verbs::MemoryRegion send_region_;
   verbs::MemoryRegion receive_region_;
+  DomainRegions own_regions_;         // unless the domain is shared
+  DomainRegions* regions_ = nullptr;  // either domain's
   std::vector<Exposed> exposed_;
   std::vector<uint32_t> free_exposed_;
   std::vector<std::pair<verbs::MemoryWindow, uint32_t>> free_windows_;  // with the key to count on from
@@ -274,6 +287,7 @@ class Connection final : public CmHandler, public ConnectionMemory {
   uint64_t receives_completed_ = 0;
   uint64_t sends_posted_ = 0;     // work requests of the send queue, of any kind
   uint64_t sends_completed_ = 0;  // those that a later completion reported with it included
+  uint64_t lasting_registrations_ = 0;
   Ring<PendingBind> binds_;
   std::optional<Command> held_;  // taken and not yet posted: the send queue was full
   bool in_progress_ = false;

@@ -34,6 +34,7 @@ verbs::VerbsResult<std::shared_ptr<SharedReceives>> SharedReceives::Create(ibv_c
   auto domain = verbs::AllocatePd(context);
   if (!domain) return Err(domain.error());
   shared->domain_ = std::move(*domain);
+  shared->regions_.Open(shared->domain_.get(), /*bindable=*/false);
   auto region = verbs::RegisterMemory(shared->domain_.get(), shared->memory_.data(), shared->memory_.size(),
                                       IBV_ACCESS_LOCAL_WRITE);
   if (!region) return Err(region.error());
@@ -59,6 +60,7 @@ void SharedReceives::Close() {
   if (queue_ != nullptr) ibv_destroy_srq(std::exchange(queue_, nullptr));
   posted_ = 0;
   region_ = {};
+  regions_.Close();
   domain_ = {};
 }
 

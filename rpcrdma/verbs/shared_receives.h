@@ -19,6 +19,7 @@
 
 #include "base/result.h"
 #include "rpcrdma/core/credit_budget.h"
+#include "rpcrdma/verbs/lasting_memory.h"
 #include "verbs_shim/cxx/handles.h"
 
 namespace stagecoach::rpcrdma::internal {
@@ -40,6 +41,8 @@ class SharedReceives {
   void Close();
 
   ibv_pd* domain() const { return domain_.get(); }
+  // What the program has registered there, for all connections.
+  DomainRegions& regions() { return regions_; }
   ibv_srq* queue() const { return queue_; }
   uint32_t slots() const { return static_cast<uint32_t>(held_.size()); }
   uint32_t posted() const { return posted_; }
@@ -64,6 +67,7 @@ class SharedReceives {
   const std::shared_ptr<CreditBudget> budget_;
   verbs::ProtectionDomain domain_;
   verbs::MemoryRegion region_;
+  DomainRegions regions_;
   ibv_srq* queue_ = nullptr;
 };
 

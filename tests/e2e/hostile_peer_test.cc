@@ -3,6 +3,7 @@
 
 #include <arpa/inet.h>
 
+#include <algorithm>
 #include <cstring>
 #include <deque>
 #include <optional>
@@ -463,7 +464,7 @@ TEST_F(HostilePeerTest, ClientThatVanishesDuringItsReadsLeavesNothing) {
   StartServer();
   ConnectPeer();
   auto data = Pattern(1 << 20);
-  const auto exposed = peer_->connection().Register(data, MemoryUse::kReadByPeer);
+  const auto exposed = peer_->connection().Register(data, MemoryUse::kReadByPeer, nullptr);
   ASSERT_TRUE(exposed.has_value());
   ChunkLists lists;
   lists.reads.push_back({44, {exposed->handle, static_cast<uint32_t>(data.size()), exposed->offset}});
@@ -567,6 +568,49 @@ TEST_F(HostilePeerTest, AnStagOfAnotherConnectionReachesNothing) {
     peer_.reset();
     setting_->For(1ms);
   }
+}
+
+// What is registered for many calls is open to the peer where a call exposes it, and no further. [5666bis:10.1#1]
+TEST_F(HostilePeerTest, RegisteredMemoryBesideAResultIsOutOfReach) {
+  constexpr std::byte kUntouched{0x5a};
+  std::vector<std::byte> arena(64 << 10, kUntouched);
+  const MutableBytes result = MutableBytes(arena).subspan(16384, 8192);
+  StartLyingServer([](RawPeer& peer, const HeaderV1& call) {
+    const Segment offered = call.chunks()->writes[0][0];
+    const BufferArena from = peer.connection().send_arena();
+    peer.Give(PostWrite{.source = ConstBytes(from.slot(0)).first(64),
+                        .local_key = from.local_key,
+                        .target = {offered.handle, 64, offered.offset + offered.length}});
+  });
+  CallOptions options;
+  options.registered_memory = RegisteredMemory{arena};
+  options.result_buffers = {result};
+  const CallError error = CallLyingServer(options);
+  EXPECT_EQ(error.kind, CallError::Kind::kConnectionLost);
+  EXPECT_TRUE(std::all_of(arena.begin(), arena.end(), [](std::byte each) { return each == kUntouched; }));
+}
+
+// ... and while the call lasts, though the registration goes on.
+TEST_F(HostilePeerTest, TagOfACallOnRegisteredMemoryIsDeadAfterIt) {
+  constexpr std::byte kUntouched{0x5a};
+  std::vector<std::byte> arena(64 << 10, kUntouched);
+  std::optional<Segment> offered;
+  StartLyingServer([&](RawPeer& peer, const HeaderV1& call) {
+    offered = call.chunks()->writes[0][0];
+    peer.Send(Encode({.xid = call.xid, .credits = 1, .body = ErrChunk{}}));
+  });
+  CallOptions options;
+  options.registered_memory = RegisteredMemory{arena};
+  options.result_buffers = {MutableBytes(arena).subspan(16384, 8192)};
+  EXPECT_EQ(CallLyingServer(options).kind, CallError::Kind::kTransport);
+  ASSERT_TRUE(offered.has_value());
+  ASSERT_TRUE(client_->connected());
+  const BufferArena from = peer_->connection().send_arena();
+  peer_->Give(PostWrite{.source = ConstBytes(from.slot(0)).first(64),
+                        .local_key = from.local_key,
+                        .target = {offered->handle, 64, offered->offset}});
+  ASSERT_TRUE(setting_->Until([&] { return !client_->connected(); }));
+  EXPECT_TRUE(std::all_of(arena.begin(), arena.end(), [](std::byte each) { return each == kUntouched; }));
 }
 
 TEST_F(HostilePeerTest, ServerThatClosesInsteadOfAnswering) {

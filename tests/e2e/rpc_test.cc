@@ -640,6 +640,32 @@ TEST_F(RpcTest, CallWithMemoryCancelledInAHandlerEndsAtOnce) {
   EXPECT_EQ(outcomes.at(1).error().kind, CallError::Kind::kCancelled);
 }
 
+// On any device; those with memory windows register it once (registered_memory_test.cc).
+TEST_F(RpcTest, RegisteredMemoryServesManyCalls) {
+  Start();
+  std::vector<std::byte> arena(400000);
+  const rpcrdma::RegisteredMemory memory{arena};
+  for (uint8_t i = 0; i < 10; ++i) {
+    const MutableBytes data = MutableBytes(arena).subspan(i, 150001);
+    CopyBytes(data, Pattern(data.size(), i));
+    CallOptions options;
+    options.registered_memory = memory;
+    options.result_buffers = {MutableBytes(arena).subspan(200000, data.size())};
+    const Outcome outcome = Call(
+        kEcho, [&](XdrWriter& args) { args.EligibleOpaque(data); }, options);
+    ASSERT_TRUE(outcome.has_value()) << outcome.error().ToString();
+    XdrReader results = outcome->results();
+    const ConstBytes result = outcome->Settle(results.EligibleOpaque("data", kDataMax), 0);
+    ASSERT_TRUE(results.Finish().has_value());
+    EXPECT_EQ(result.data(), arena.data() + 200000);
+    ASSERT_TRUE(std::ranges::equal(result, data));
+  }
+  const auto stats = client_->stats();
+  EXPECT_EQ(stats.memory_reused + stats.memory_not_reused, 20u);
+  EXPECT_EQ(stats.memory_registered, stats.memory_reused > 0 ? 1u : 0u);
+  EXPECT_EQ(stats.invalidations_local + stats.invalidations_remote, stats.registrations);
+}
+
 TEST_F(RpcTest, CloseDisconnectsInOrder) {
   Start();
   EXPECT_TRUE(Call(kNull).has_value());

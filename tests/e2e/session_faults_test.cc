@@ -393,12 +393,16 @@ TEST(SessionFaults, ServerThatGoesAtEveryStepOfACallDoesNoHarm) {
     options.connections = 1 + static_cast<uint32_t>(step) % 3;
     world.NewSession(options);
     ASSERT_TRUE(world.NullWorks());
-    auto sink = std::make_unique<std::vector<std::byte>>(data.size() + 3);
+    // The argument, and room for the result behind it.
+    auto memory = std::make_unique<std::vector<std::byte>>(data);
+    memory->resize(2 * data.size() + 3);
+    const ConstBytes argument = ConstBytes(*memory).first(data.size());
     CallOptions with_sink = Patient();
-    with_sink.result_buffers = {MutableBytes(*sink)};
+    with_sink.result_buffers = {MutableBytes(*memory).subspan(data.size())};
+    if (step % 4 < 2) with_sink.registered_memory = rpcrdma::RegisteredMemory{*memory};
     std::optional<Outcome> outcome;
     world.session->Call(
-        Id(kEcho), [&](XdrWriter& args) { args.EligibleOpaque(data); }, with_sink,
+        Id(kEcho), [&](XdrWriter& args) { args.EligibleOpaque(argument); }, with_sink,
         [&](Outcome result) { outcome.emplace(std::move(result)); });
     world.For(step * 17us);
     world.StopServer();
@@ -412,7 +416,8 @@ TEST(SessionFaults, ServerThatGoesAtEveryStepOfACallDoesNoHarm) {
     const ConstBytes result = (*outcome)->Settle(results.EligibleOpaque("data", kDataMax), 0);
     ASSERT_TRUE(std::equal(result.begin(), result.end(), data.begin(), data.end()));
     sent_again += world.session->stats().retransmissions > 0 ? 1 : 0;
-    sink.reset();
+    with_sink = {};
+    memory.reset();
     world.For(10ms);
     EXPECT_TRUE(world.NullWorks());
   }

@@ -32,7 +32,7 @@ class FuzzMemory final : public ConnectionMemory {
 
   ~FuzzMemory() override { FUZZ_PROPERTY(blocks_.empty() && used == 0); }
 
-  std::optional<Registration> Register(ConstBytes memory, MemoryUse use) override {
+  std::optional<Registration> Register(ConstBytes memory, MemoryUse use, LastingMemory* /*lasting*/) override {
     FUZZ_PROPERTY(!memory.empty());
     if (refuse_next) {
       refuse_next = false;
