@@ -1,5 +1,5 @@
 // Rate of NULL calls and bandwidth of 1 MiB PUT (Read chunk) and GET (Write chunk) between two pinned processes over
-// loopback, through the C++ API.
+// loopback, through the C++ API. GET of 64 KiB and 1 MiB also with the client's memory registered once (_registered).
 //
 // Usage: rpc_bench SECONDS [ADDRESS [polling|events]]
 //
@@ -61,7 +61,9 @@ class BlockService final : public Service {
         return request.Reply([&](XdrWriter& results) { results.U32(static_cast<uint32_t>(data.size())); });
       }
       case kGet: {
-        std::optional<Buffer> block = request.Allocate(kBlock);
+        const uint32_t size = request.args().U32("size");
+        if (!request.args().Finish() || size > kBlock) return request.Fail(AcceptStat::kGarbageArgs);
+        std::optional<Buffer> block = request.Allocate(size);
         if (!block) return request.Fail(AcceptStat::kSystemErr);
         const ConstBytes bytes = block->bytes();
         return request.Reply([bytes](XdrWriter& results) { results.EligibleOpaque(bytes); }, std::move(*block));
@@ -102,24 +104,28 @@ class Load {
       connected = true;
     });
     while (!connected) loop_.RunOnce();
-    for (Slot& slot : slots_) slot.sink.resize(kBlock);
-    source_.resize(kBlock, std::byte{1});
   }
 
-  double NullRate(int depth, double seconds) { return Run(kNull, depth, seconds); }
-  double BlockRate(Procedure procedure, double seconds) {
-    return Run(procedure, 4, seconds) * static_cast<double>(kBlock) / 1e6;
+  double NullRate(int depth, double seconds) { return Run({.procedure = kNull}, depth, seconds); }
+  // In MB/s.
+  double BlockRate(Procedure procedure, size_t size, bool registered, double seconds) {
+    const Kind kind{procedure, size, registered ? memory_ : RegisteredMemory()};
+    return Run(kind, kBlockDepth, seconds) * static_cast<double>(size) / 1e6;
   }
 
  private:
-  struct Slot {
-    std::vector<std::byte> sink;
+  static constexpr int kBlockDepth = 4;
+
+  struct Kind {
+    Procedure procedure;
+    size_t size = 0;
+    RegisteredMemory memory;
   };
 
-  double Run(Procedure procedure, int depth, double seconds) {
+  double Run(const Kind& kind, int depth, double seconds) {
     stop_ = false;
     done_ = 0;
-    for (int i = 0; i < depth; ++i) Start(procedure, slots_[static_cast<size_t>(i)]);
+    for (int i = 0; i < depth; ++i) Start(kind, i);
     while (done_ < 100) loop_.RunOnce();
     const double start = Seconds();
     const uint64_t before = done_;
@@ -132,24 +138,29 @@ class Load {
     return rate;
   }
 
-  void Start(Procedure procedure, Slot& slot) {
+  void Start(const Kind& kind, int slot) {
     CallOptions options;
-    if (procedure == kGet) options.result_buffers = {MutableBytes(slot.sink)};
+    options.registered_memory = kind.memory;
+    if (kind.procedure == kGet) {
+      options.result_buffers = {MutableBytes(sinks_).subspan(static_cast<size_t>(slot) * kBlock, kind.size)};
+    }
     const auto args = [&](XdrWriter& writer) {
-      if (procedure == kPut) writer.EligibleOpaque(source_);
+      if (kind.procedure == kPut) writer.EligibleOpaque(ConstBytes(source_).first(kind.size));
+      if (kind.procedure == kGet) writer.U32(static_cast<uint32_t>(kind.size));
     };
-    client_.Call({kProgram, kVersion, procedure}, args, options,
-                 [this, procedure, &slot](Result<Reply, CallError> reply) {
+    client_.Call({kProgram, kVersion, kind.procedure}, args, options,
+                 [this, &kind, slot](Result<Reply, CallError> reply) {
                    if (!reply) Die(reply.error().ToString());
                    ++done_;
-                   if (!stop_) Start(procedure, slot);
+                   if (!stop_) Start(kind, slot);
                  });
   }
 
   AsioLoop loop_;
   Client client_;
-  Slot slots_[16];
-  std::vector<std::byte> source_;
+  std::vector<std::byte> source_ = std::vector<std::byte>(kBlock, std::byte{1});
+  std::vector<std::byte> sinks_ = std::vector<std::byte>(kBlockDepth * kBlock);
+  const RegisteredMemory memory_{sinks_};
   uint64_t done_ = 0;
   bool stop_ = false;
 };
@@ -174,8 +185,11 @@ void Measure(const char* address, bool polling, double seconds) {
           "calls/s");
       Row(polling ? "rpc_null_rate_polling" : "rpc_null_rate_events", load.NullRate(16, seconds), "calls/s");
       if (polling) {
-        Row("rpc_put_1m", load.BlockRate(kPut, seconds), "MB/s");
-        Row("rpc_get_1m", load.BlockRate(kGet, seconds), "MB/s");
+        Row("rpc_put_1m", load.BlockRate(kPut, kBlock, false, seconds), "MB/s");
+        Row("rpc_get_1m", load.BlockRate(kGet, kBlock, false, seconds), "MB/s");
+        Row("rpc_get_1m_registered", load.BlockRate(kGet, kBlock, true, seconds), "MB/s");
+        Row("rpc_get_64k", load.BlockRate(kGet, 64 << 10, false, seconds), "MB/s");
+        Row("rpc_get_64k_registered", load.BlockRate(kGet, 64 << 10, true, seconds), "MB/s");
       }
     }
     _exit(0);
