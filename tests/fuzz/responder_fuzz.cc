@@ -192,10 +192,6 @@ class World {
       engine_.Close();
       closed_ = true;
     }
-    if (choice % 8 >= 2) {
-      limit_ = std::max(choice / 8u % 6u, 1u);
-      engine_.LimitGrant(choice / 8u % 6u);
-    }
   }
 
   // --- What the requester does ---
@@ -627,7 +623,6 @@ class World {
   // [5666bis:4.3#2] and never more than there are Receives for.
   void CheckGrant(const HeaderV1& header) {
     FUZZ_PROPERTY(header.credits >= 1 && header.credits <= receives_);
-    FUZZ_PROPERTY(header.credits <= limit_);
     ++answered_;
     allowed_ = std::max<uint64_t>(allowed_, answered_ + header.credits);
   }
@@ -772,7 +767,6 @@ class World {
   std::vector<std::weak_ptr<const void>> service_memory_;
   uint32_t next_handle_ = 0x2000;
   uint32_t refusals_seen_ = 0;
-  uint32_t limit_ = UINT32_MAX;
   uint64_t allowed_ = 1;  // calls, from the grants that were seen
   uint64_t answered_ = 0;
   bool may_end_ = false;
