@@ -13,6 +13,8 @@ namespace {
 // Recycled message buffers that are kept, and the largest worth keeping.
 constexpr size_t kBuffersKept = 64;
 constexpr size_t kBufferKeptMax = 64 * 1024;
+// How long beyond its deadline the fence of a call may take before it is had by ending the connection.
+constexpr Duration kFenceTime = 1s;
 
 bool HasEligibleReads(const CallPlan& plan) {
   return std::any_of(plan.reads.begin(), plan.reads.end(), [](const PlannedRead& read) { return read.position != 0; });
@@ -744,8 +746,16 @@ void Requester::OnDeadline(Instant now) {
   bool end = false;
   for (uint32_t index = 0; index < calls_.size(); ++index) {
     Call& call = *calls_[index];
-    if (call.state == State::kFencing && call.deadline && now >= *call.deadline) {
-      STAGECOACH_MARK("requester.deadline_while_fencing");
+    if (call.state == State::kFencing && call.deadline) {
+      if (now >= *call.deadline) STAGECOACH_MARK("requester.deadline_while_fencing");
+      // A peer that has answered and takes nothing more keeps local invalidations from their turn on the send queue.
+      const Instant limit = *call.deadline + kFenceTime;
+      if (now < limit) {
+        LowerDeadline(limit);
+      } else {
+        Trace(trace_, now, config_.name, "call.timed_out", {{"call", IdOf(index)}, {"xid", uint64_t{call.xid}}});
+        end = true;
+      }
     }
     if ((call.state != State::kQueued && call.state != State::kSent) || !call.deadline || call.failure) continue;
     if (STAGECOACH_MUTANT("lost-timeout", "the deadline of a queued call is forgotten") &&

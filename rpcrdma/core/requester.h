@@ -15,7 +15,7 @@
 // A call is sent at most once on a connection. When a sent call's deadline passes the connection ends, and with it
 // every outstanding call: its reply may still come and must not meet memory that is not the call's any more. A call
 // that exposes nothing because nothing may be exposed (inline_only) leaves the connection alone: its credit stays spent
-// until its reply arrives.
+// until its reply arrives. A call that is answered and not fenced a second after its deadline ends it as well.
 //
 // Does not know RPC headers: a message is bytes, of which the first four are the XID that this class fills in.
 //

@@ -843,6 +843,27 @@ TEST_F(RequesterTest, AbandonedCallThatIsNeverAnsweredEndsTheConnectionAtItsDead
   EXPECT_EQ(Take().disconnects.size(), 1u);
 }
 
+// Its answer is in, but the device does not get to invalidating its memory: as when the peer takes nothing more.
+TEST_F(RequesterTest, CallThatIsNotFencedInTimeEndsTheConnectionAndHasItsReply) {
+  const auto item = Pattern(5000);
+  MustSubmit({.item = item, .deadline = At(100)});
+  Take();
+  Reply(kFirstXid);
+  EXPECT_EQ(Take().invalidates.size(), 1u);
+  requester_->OnDeadline(At(100));
+  EXPECT_TRUE(Take().disconnects.empty()) << "it may come any moment";
+  ASSERT_TRUE(requester_->Deadline().has_value());
+  const Instant limit = *requester_->Deadline();
+  EXPECT_GT(limit, At(100));
+  requester_->OnDeadline(limit);
+  EXPECT_EQ(Take().disconnects.size(), 1u);
+  EXPECT_FALSE(requester_->has_outcome());
+  requester_->OnDisconnected(limit);
+  const auto outcome = Outcome();
+  ASSERT_TRUE(outcome.has_value());
+  EXPECT_FALSE(outcome->failure.has_value());
+}
+
 TEST_F(RequesterTest, QueuedCallIsCancelledAtOnce) {
   MustSubmit();
   const CallId queued = MustSubmit();
