@@ -12,6 +12,7 @@ namespace stagecoach::rpcrdma::internal {
 BlockPool::~BlockPool() {
   StopWaiting();
   // Blocks still in use go with the pool: nobody can give them back any more.
+  allowance_->KeepNoLonger(bytes_kept_);
   allowance_->Give(bytes_used_, this);
 }
 
@@ -51,6 +52,7 @@ Block* BlockPool::Allocate(size_t bytes) {
     block = std::move(kept.back());
     kept.pop_back();
     bytes_kept_ -= block->capacity;
+    allowance_->KeepNoLonger(block->capacity);
   } else {
     block = std::make_unique<Block>();
     block->storage.reset(new (std::nothrow) std::byte[capacity]);
@@ -77,7 +79,7 @@ void BlockPool::Free(Block* block) {
   bytes_used_ -= owned->charge;
   allowance_->Give(owned->charge, this);
   freed_ = true;
-  if (bytes_kept_ + owned->capacity > kKeptMax) {
+  if (!allowance_->Keep(owned->capacity)) {
     STAGECOACH_MARK("pool.block_not_kept");
     return;
   }
@@ -136,6 +138,8 @@ void BlockPool::DropRegistrations() {
   for (const auto& [address, block] : in_use_) note(block);
   std::sort(registered.begin(), registered.end(), [](const Block* a, const Block* b) { return a->number < b->number; });
   for (Block* block : registered) block->region = {};
+  for (auto& kept : free_) kept.clear();
+  allowance_->KeepNoLonger(std::exchange(bytes_kept_, 0));
 }
 
 }  // namespace stagecoach::rpcrdma::internal

@@ -2,8 +2,8 @@
 // of that client share.
 //
 // Blocks come in powers of two and are kept for the next user, together with a registration for local use that is made
-// at first need: a result that is written from a block costs no registration of its own. Nothing here is reachable by
-// the peer.
+// at first need: a result that is written from a block costs no registration of its own. What is kept does not count as
+// used, and is bounded for all pools of one client together. Nothing here is reachable by the peer.
 //
 // The memory outlives the connection for as long as somebody holds a block; the registrations end with the protection
 // domain (DropRegistrations). Not thread-safe.
@@ -30,12 +30,16 @@ class BlockPool;
 // Bytes that the pools of one client may have in use together, and who waits for them. Not thread-safe.
 class MemoryAllowance {
  public:
+  // Bytes that the pools together keep for the next user, beside those in use.
+  static constexpr uint64_t kKeptMax = 64u << 20;
+
   explicit MemoryAllowance(uint64_t bytes_max) : bytes_max_(bytes_max) {}
   MemoryAllowance(const MemoryAllowance&) = delete;
   MemoryAllowance& operator=(const MemoryAllowance&) = delete;
 
   uint64_t bytes_max() const { return bytes_max_; }
   uint64_t bytes_used() const { return bytes_used_; }
+  uint64_t bytes_kept() const { return bytes_kept_; }
 
   // Calls that wait for memory wait in the order in which their connections began to: a large one is not starved by
   // small ones of another connection. Null when nobody waits.
@@ -55,12 +59,19 @@ class MemoryAllowance {
     bytes_used_ -= bytes;
     if (first_waiting() != giver) Tell();
   }
+  bool Keep(uint64_t bytes) {
+    if (bytes > kKeptMax - bytes_kept_) return false;
+    bytes_kept_ += bytes;
+    return true;
+  }
+  void KeepNoLonger(uint64_t bytes) { bytes_kept_ -= bytes; }
   void Tell() {
     if (!waiting_.empty() && on_freed_) on_freed_();
   }
 
   const uint64_t bytes_max_;
   uint64_t bytes_used_ = 0;
+  uint64_t bytes_kept_ = 0;
   std::deque<BlockPool*> waiting_;
   std::function<void()> on_freed_;
 };
@@ -101,7 +112,7 @@ class BlockPool {
   // The local key of a block, registering it if need be; nullopt when the device refuses, or after DropRegistrations.
   std::optional<uint32_t> LocalKey(Block* block);
   void SetDomain(ibv_pd* domain) { domain_ = domain; }
-  // Before the protection domain goes.
+  // Before the protection domain goes. Keeps no block for a next user.
   void DropRegistrations();
 
   uint64_t bytes_used() const { return bytes_used_; }
@@ -121,7 +132,6 @@ class BlockPool {
 
  private:
   static constexpr size_t kClasses = 20;  // up to 2 GiB
-  static constexpr uint64_t kKeptMax = 64u << 20;
 
   const std::shared_ptr<MemoryAllowance> allowance_;
   ibv_pd* domain_ = nullptr;

@@ -47,6 +47,36 @@ TEST(BlockPoolTest, TellsWhatItHoldsInUseOrKept) {
   EXPECT_EQ(pool.holdings().bytes, 3u * 4096);
 }
 
+// However many connections a client has, and one after the other leaves its memory behind.
+TEST(BlockPoolTest, PoolsOfOneAllowanceKeepNoMoreThanOneWould) {
+  constexpr uint64_t kBlock = MemoryAllowance::kKeptMax / 4;
+  const auto allowance = std::make_shared<MemoryAllowance>(UINT64_MAX);
+  BlockPool first(allowance), last(allowance);
+  {
+    std::vector<std::unique_ptr<BlockPool>> pools;
+    for (int i = 0; i < 10; ++i) {
+      pools.push_back(std::make_unique<BlockPool>(allowance));
+      pools.back()->Free(pools.back()->Allocate(kBlock));
+    }
+    EXPECT_EQ(allowance->bytes_kept(), MemoryAllowance::kKeptMax);
+    EXPECT_EQ(pools[3]->holdings().bytes, kBlock);
+    EXPECT_EQ(pools[4]->holdings().bytes, 0u);
+    first.Free(first.Allocate(1));
+    EXPECT_EQ(first.holdings().bytes, 0u);
+    // What is taken out again makes room.
+    Block* const again = pools[0]->Allocate(kBlock);
+    first.Free(first.Allocate(1));
+    EXPECT_EQ(first.holdings().bytes, 4096u);
+    pools[0]->Free(again);
+  }
+  EXPECT_EQ(allowance->bytes_kept(), 4096u) << "a pool that goes keeps nothing";
+  last.Free(last.Allocate(kBlock));
+  last.DropRegistrations();
+  EXPECT_EQ(last.holdings().blocks, 0u);
+  EXPECT_EQ(allowance->bytes_kept(), 4096u);
+  EXPECT_EQ(allowance->bytes_used(), 0u);
+}
+
 TEST(BlockPoolTest, SizesBeyondAnyBlockAreRefused) {
   BlockPool pool(std::make_shared<MemoryAllowance>(UINT64_MAX));
   EXPECT_EQ(pool.Allocate(SIZE_MAX), nullptr);
