@@ -313,6 +313,28 @@ void AddOperations(Corpus& corpus) {
       {{0, 0x18, 7, 0, 0, 0}, {10, 0, 0, 3}, {0, 0x18, 7, 0, 0, 0}, {0, 0x18, 8, 0, 0, 0}, {0, 0x18, 9, 0, 0, 0}});
   add("responder", "inline_only", bytes({0xf9, 0, 0x0f, 2, 20}),
       {{0, 0x18, 7, 0, 0, 0}, {0, 0x18, 8, 4, 1, 9, 9, 0, 0}, {10, 0, 0, 3}, {7, 0}});
+
+  // Limits of records and bytes, then calls (client, call), answers (which, message, item) and time.
+  const Bytes limits = bytes({5, 3, 200, 100, 40});
+  add("replay_cache", "again", limits, {{0, 1}, {0, 1}, {2, 20, 8}, {0, 1}, {4, 1}, {2, 200, 200}, {4, 1}});
+  add("replay_cache", "room", limits,
+      {{0, 1},
+       {2, 1, 1},
+       {0, 2},
+       {2, 1, 1},
+       {4, 1},
+       {2, 1, 1},
+       {4, 2},
+       {2, 9, 9},
+       {8, 1},
+       {2, 1, 1},
+       {8, 2},
+       {2, 1, 1},
+       {8, 3},
+       {2, 1, 1},
+       {8, 4},
+       {2, 1, 1}});
+  add("replay_cache", "age", limits, {{0, 1}, {2, 1, 1}, {0xfb}, {0, 1}, {2, 1, 1}});
 }
 
 int Main(int argc, char** argv) {
