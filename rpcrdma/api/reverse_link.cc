@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/mark.h"
+#include "base/mutant.h"
 #include "rpcrdma/api/encode_message.h"
 #include "rpcrdma/api/reply_storage.h"
 #include "rpcrdma/core/negotiation.h"
@@ -257,6 +258,9 @@ std::optional<ReverseCalls::Ending> ReverseCalls::OnOutcome(CallId id, CallOutco
     const bool connection_lost = outcome.failure->kind == CallFailure::Kind::kConnectionLost;
     if (connection_lost && options_.wait_for_return && !hub_->stopping()) {
       STAGECOACH_MARK("reverse.call_waits_for_its_client");
+      if (STAGECOACH_MUTANT("reverse-timeout-lost", "a reverse call that waits for its client has no time-out")) {
+        return std::nullopt;
+      }
       if (link_ != nullptr) {
         SubmitOrEnd(entry);
       } else {

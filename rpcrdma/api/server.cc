@@ -599,6 +599,10 @@ class ServerConnection final : public ConnectionOwner,
       }
       responder_->Drop(state.id, "the call came again", loop_.Now());
     }
+    if (place != ReplayCache::Place{id_, state.id} &&
+        STAGECOACH_MUTANT("replay-record-held", "a call that is answered elsewhere is in progress for ever")) {
+      return true;
+    }
     server->replay_cache().OnReply(std::exchange(state.record, nullptr), std::move(body), loop_.Now());
     return true;
   }

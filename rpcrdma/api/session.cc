@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "base/mark.h"
+#include "base/mutant.h"
 #include "base/prng.h"
 #include "rpcrdma/api/call_message.h"
 #include "rpcrdma/api/errors_internal.h"
@@ -503,12 +504,14 @@ class SessionImpl final : public std::enable_shared_from_this<SessionImpl> {
                                            {"connection", call.connection},
                                            {"transmission", uint64_t{call.transmissions} + 1}});
     }
+    const bool anew = call.transmissions > 0 &&
+                      STAGECOACH_MUTANT("session-draws-xid-anew", "a session sends a call again with another XID");
     call.at_client = lane.client->Submit(
         {.procedure = call.procedure,
          .message = call.message,
          .options = call.options,
          .deadline = call.deadline,
-         .xid = call.xid},
+         .xid = anew ? NextXid() : call.xid},
         [weak = weak_from_this(), id = IdOf(index), connection = call.connection](Result<Reply, CallError> result) {
           if (auto self = weak.lock()) self->OnOutcome(id, connection, std::move(result));
         });
@@ -532,6 +535,7 @@ class SessionImpl final : public std::enable_shared_from_this<SessionImpl> {
       return Finish(*index, std::move(result));
     }
     if (MayGoOn(call, result.error())) {
+      if (STAGECOACH_MUTANT("session-forgets-call", "a session forgets a call whose connection is lost")) return;
       Wait(*index);
       return Pump();
     }

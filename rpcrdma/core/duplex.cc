@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/mutant.h"
 #include "rpcrdma/onc/rpc_message.h"
 
 namespace stagecoach::rpcrdma {
@@ -94,6 +95,10 @@ Duplex::Side Duplex::Route(const HeaderV1& header, ConstBytes message) const {
   const ChunkLists* lists = header.chunks();
   if (lists == nullptr) return header.type() == MessageType::kError ? Side::kRequester : forward();
   if (!header.has_inline_message()) return lists->reads.empty() ? forward() : Side::kResponder;
+  if (requester_.Knows(header.xid) &&
+      STAGECOACH_MUTANT("reverse-routed-by-xid", "what has the XID of a call under way is taken for its reply")) {
+    return Side::kRequester;
+  }
   // [5666bis:8.3.4#5] [5666bis:8.3.5#5]
   const std::optional<MessagePrefix> prefix = PeekMessage(message);
   if (!prefix) return forward();

@@ -99,7 +99,10 @@ Connection::~Connection() {
     CloseNow();
   }
   for (const uint32_t slot : shared_slots_) {
-    if (slot == kNoSlot) continue;
+    if (slot == kNoSlot ||
+        STAGECOACH_MUTANT("shared-receive-lost", "shared Receives that hold calls go with their connection")) {
+      continue;
+    }
     STAGECOACH_MARK("connection.shared_receive_held_to_the_end");
     options_.shared->Return(slot);
   }

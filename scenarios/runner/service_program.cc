@@ -135,13 +135,13 @@ void ServiceProgram::CheckNothingHeld() {
   if (server_ == nullptr) return;
   const rpcrdma::ReplayStats replay = server_->stats().replay;
   if (replay.in_progress != 0) {
-    stage_.Violate("growth", fmt::format("service on {}: {} calls are in progress for the duplicate request cache",
-                                         host(), replay.in_progress));
+    stage_.Violate("replay.held", fmt::format("service on {}: {} calls are in progress for the duplicate request cache",
+                                              host(), replay.in_progress));
   }
   const rpcrdma::ServerHoldings held = server_->holdings();
   if (held.shared_receives_posted != held.shared_receives) {
-    stage_.Violate("growth", fmt::format("service on {}: {} of {} shared Receives are posted", host(),
-                                         held.shared_receives_posted, held.shared_receives));
+    stage_.Violate("receives.held", fmt::format("service on {}: {} of {} shared Receives are posted", host(),
+                                                held.shared_receives_posted, held.shared_receives));
   }
 }
 

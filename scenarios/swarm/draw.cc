@@ -366,9 +366,35 @@ class Drawer {
         if (prng.OneIn(3)) call.set_service_ns(ScaledBy(prng, 100'000, 50'000'000));
       }
       for (Service& service : *scenario_.mutable_service()) {
-        if (service.host() == client.server()) service.clear_clients_max();
+        if (service.host() != client.server()) continue;
+        service.clear_clients_max();
+        if (prng.OneIn(2)) service.set_credits(std::max(service.credits(), 8u));
       }
+      if (prng.OneIn(2)) DrawCallsThatComeAgain(client);
     }
+  }
+
+  // Connections that end while calls are at work, and leave both ends alive: by resets, which take a stream, and by
+  // calls that time out, whatever the transport.
+  void DrawCallsThatComeAgain(Client& client) {
+    Prng& prng = session_prng_;
+    client.set_concurrency(std::max(client.concurrency(), 4u));
+    client.set_credits(std::max(client.credits(), 8u));
+    const uint64_t resets = client.host() == client.server() ? 0 : prng.Below(6);
+    for (uint64_t i = 0; i < resets; ++i) {
+      Fault& fault = *scenario_.add_fault();
+      fault.set_kind(Fault::RESET);
+      fault.set_at_ns(ScaledBy(prng, 100'000, kTroubleNs));
+      fault.set_a(client.host());
+      fault.set_b(client.server());
+    }
+    if (resets > 0 && prng.OneIn(2)) return;
+    Call& late = *client.add_call();
+    late.set_repeat(static_cast<uint32_t>(prng.Between(1, 4)));
+    late.set_service_ns(ScaledBy(prng, 1'000'000, 50'000'000));
+    late.set_timeout_ns(ScaledBy(prng, 10'000, 10'000'000));
+    client.mutable_call()->SwapElements(client.call_size() - 1,
+                                        static_cast<int>(prng.Below(static_cast<uint64_t>(client.call_size()))));
   }
 
   // Services call their clients.
