@@ -40,6 +40,7 @@ using Kind = CallFailure::Kind;
 constexpr size_t kMostOperations = 300;
 constexpr size_t kMostCalls = 120;
 constexpr uint32_t kReplyWord = 1;
+constexpr Duration kFenceTime = 1s;  // beyond its deadline, that a call may wait for its fence
 constexpr uint64_t kCookieBase = 0x51000000;
 
 struct Call {
@@ -223,6 +224,10 @@ class World {
     bool end = false;
     for (const auto& call : calls_) {
       if (!call->deadline || now_ < *call->deadline) continue;
+      if (!call->over && now_ >= *call->deadline + kFenceTime) {
+        end = end || (call->sent && !call->on_wire);
+        may_end_ = may_end_ || (!call->sent && FencingUnsent() > 0);
+      }
       if (call->sent && call->on_wire) {
         if (!call->failure) {
           call->failure = Kind::kTimedOut;
@@ -498,7 +503,7 @@ class World {
         invalidates_.push_back(*invalidate);
       }
     } else if (const auto* disconnect = std::get_if<Disconnect>(&command)) {
-      FUZZ_PROPERTY(must_end_);
+      FUZZ_PROPERTY(must_end_ || may_end_);
       FUZZ_PROPERTY(disconnect->why == (closed_ ? Disconnect::Why::kAsked : Disconnect::Why::kCallTimedOut));
       must_end_ = false;
       ending_ = true;
@@ -770,6 +775,7 @@ class World {
   uint32_t refusals_seen_ = 0;
   size_t most_records_ = 0;
   bool must_end_ = false;  // Disconnect is to come
+  bool may_end_ = false;
   bool closed_ = false;
   bool ending_ = false;
   bool over_ = false;
