@@ -149,7 +149,13 @@ VerbsResult<void> Connection::Adopt(verbs::CmId id, const CmEvent& request) {
 }
 
 VerbsResult<void> Connection::Accept(ConstBytes private_data) {
-  STAGECOACH_CHECK(state_ == State::kAccepting && engine_ != nullptr);
+  STAGECOACH_CHECK(engine_ != nullptr);
+  if (state_ == State::kClosing) {
+    // The device refused the Receives of the engine when that was attached.
+    rdma_reject(id_.get(), nullptr, 0);
+    return Err(VerbsError{.error = cause_->error, .call = "ibv_post_recv"});
+  }
+  STAGECOACH_CHECK(state_ == State::kAccepting);
   rdma_conn_param parameters = {};
   parameters.private_data = private_data.data();
   parameters.private_data_len = static_cast<uint8_t>(private_data.size());
@@ -899,7 +905,7 @@ void Connection::ArmDeadline() {
 }
 
 void Connection::CancelTimers() {
-  for (EventLoop::TimerId* timer : {&connect_timer_, &deadline_timer_, &drain_timer_}) {
+  for (EventLoop::TimerId* timer : {&connect_timer_, &deadline_timer_, &drain_timer_, &failed_timer_}) {
     if (*timer != 0) loop_.Cancel(std::exchange(*timer, 0));
   }
   deadline_.reset();
@@ -911,11 +917,12 @@ void Connection::Close(bool gracefully, CloseCause cause, Duration patience) {
   if (state_ == State::kClosing || state_ == State::kClosed) return;
   if (state_ != State::kEstablished) return Fail(std::move(cause));
   if (gracefully) {
+    if (close_when_idle_) return;  // under way
     // What the engine has said already comes before the end.
     Flush();
     if (state_ != State::kEstablished) return;
   }
-  if (gracefully && (!ledger_.empty() || held_) && !close_when_idle_) {
+  if (gracefully && (!ledger_.empty() || held_)) {
     STAGECOACH_MARK("connection.orderly_end_waits_for_sends");
     cause_ = std::move(cause);
     // With a full send queue the rest follows when there is room, and then the marker.
@@ -969,8 +976,17 @@ void Connection::Fail(CloseCause cause) {
   });
 }
 
+// What was refused may have been posted from inside of a command, whose caller must not be told of its end in there.
 void Connection::FailDevice(const VerbsError& error) {
-  Fail({.kind = CloseCause::Kind::kDevice, .error = error.error, .text = error.ToString()});
+  CloseCause cause{.kind = CloseCause::Kind::kDevice, .error = error.error, .text = error.ToString()};
+  if (state_ != State::kEstablished) return Fail(std::move(cause));
+  BeginClosing(std::move(cause));
+  EnterError();
+  if (in_progress_) return;  // it sees to the rest
+  failed_timer_ = loop_.At(loop_.Now(), [this] {
+    failed_timer_ = 0;
+    Progress();
+  });
 }
 
 void Connection::BeginClosing(CloseCause cause) {

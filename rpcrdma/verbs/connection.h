@@ -117,17 +117,18 @@ class Connection final : public CmHandler, public ConnectionMemory {
   void Connect(CmChannel& channel, const sockaddr* address, Duration timeout);
 
   // Server side: takes an id that came with CONNECT_REQUEST. Creates the resources; then the owner attaches an engine
-  // and calls Accept. On error the id is rejected and gone.
+  // and calls Accept. On error the id is rejected; after Accept's the owner calls CloseNow.
   verbs::VerbsResult<void> Adopt(verbs::CmId id, const CmEvent& request);
   verbs::VerbsResult<void> Accept(ConstBytes private_data);
 
   // Starts driving. The engine outlives the connection's closing.
   void Attach(ConnectionEngine* engine);
-  // To be called after commands were given to the engine outside of OnProgress.
+  // To be called after commands were given to the engine outside of OnProgress. Tells the owner nothing: when the
+  // device refuses what is posted, it hears of that from the loop.
   void Kick();
 
   // Ends the connection; OnClosed follows. Gracefully: after all that the engine has said was posted, and has been
-  // handed over, or `patience` is over.
+  // handed over, or `patience` is over; once more does not hurry it.
   void Close(bool gracefully, CloseCause cause, Duration patience = 1s);
   // Ends the connection before this returns: no memory is reachable or used any more, the engine has been told,
   // OnClosed is not called.
@@ -275,6 +276,7 @@ class Connection final : public CmHandler, public ConnectionMemory {
   EventLoop::TimerId deadline_timer_ = 0;
   std::optional<Instant> deadline_;
   EventLoop::TimerId drain_timer_ = 0;
+  EventLoop::TimerId failed_timer_ = 0;  // tells the owner what came of a verbs call that failed
   bool armed_ = false;
 
   QueueSizes sizes_;
