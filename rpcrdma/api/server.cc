@@ -372,7 +372,7 @@ class ServerConnection final : public ConnectionOwner,
   void OnProgress() override {
     if (!responder_) return;
     if (reverse_) reverse_->OnProgress();
-    if (const uint64_t heard = responder_->stats().receives + reverse_stats().receives; heard != heard_) {
+    if (const uint64_t heard = responder_->signs_of_life() + reverse_stats().receives; heard != heard_) {
       heard_ = heard;
       last_heard_ = loop_.Now();
     }
@@ -454,8 +454,8 @@ class ServerConnection final : public ConnectionOwner,
   void OnIdleTimer() {
     if (server_ == nullptr || !connection_.established()) return;
     const Instant now = loop_.Now();
-    // Somebody who waits for an answer is not idle.
-    if (responder_->unanswered() > 0 || (reverse_ && reverse_->outstanding() > 0)) last_heard_ = now;
+    // Somebody who waits for an answer is not idle; somebody who has us wait may be.
+    if (responder_->busy() || (reverse_ && reverse_->outstanding() > 0)) last_heard_ = now;
     if (now - last_heard_ < server_->options().idle_timeout) return ArmIdleTimer();
     server_->CountIdle();
     Trace(server_->options().trace, now, server_->options().name, "client.idle", {{"peer", peer_}});
@@ -670,7 +670,7 @@ class ServerConnection final : public ConnectionOwner,
   bool dispatching_ = false;  // calls are being handed out further up the stack
   bool dispatch_posted_ = false;
   bool waits_for_turn_ = false;
-  uint64_t heard_ = 0;  // messages, when last_heard_ was set
+  uint64_t heard_ = 0;  // signs of life, when last_heard_ was set
   Instant last_heard_{};
   EventLoop::TimerId idle_timer_ = 0;
   size_t executing_ = 0;  // requests handed out

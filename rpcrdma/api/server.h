@@ -75,8 +75,9 @@ struct ServerOptions {
   // turns. Grants shrink with it, so clients that keep to them do not get that far, but each connection has one credit.
   // At least 1.
   uint32_t address_requests_max = 1024;
-  // A client that has said nothing for so long, and for which nothing is in progress, is disconnected. 0: never. Peers
-  // that died are the transport's to notice, not this timer's.
+  // A client that has said nothing for so long, and for which nothing is in progress, is disconnected; so is one that
+  // keeps this end waiting for so long, for the data of its Read chunks or for it to take replies. 0: never. Peers that
+  // died are otherwise the transport's to notice.
   Duration idle_timeout = Duration(0);
   int backlog = 64;
   // RDMA Reads in flight towards one client (ORD); the client and the device may lower it.

@@ -99,6 +99,7 @@ void Responder::OnReceive(uint32_t slot, uint32_t length, std::optional<uint32_t
 bool Responder::TakeMessage(uint32_t slot, Instant now) {
   --posted_receives_;
   ++stats_.receives;
+  ++signs_of_life_;
   calls_[slot].arrived = now;
   if (over_ || ending_) {
     STAGECOACH_MARK("responder.message_after_the_end");
@@ -347,6 +348,7 @@ void Responder::OnReadDone(uint32_t tag, Instant now) {
   STAGECOACH_CHECK(call.reads_in_flight > 0 && reads_in_flight_ > 0);
   --call.reads_in_flight;
   --reads_in_flight_;
+  ++signs_of_life_;
   if (over_) return;
   if (ending_) STAGECOACH_MARK("responder.read_done_while_ending");
   if (call.state == State::kPulling && call.reads_in_flight == 0 && call.next_chunk == call.chunks.chunks.size()) {
@@ -451,6 +453,17 @@ std::optional<RequestId> Responder::TakeRequest(Instant now) {
   Trace(trace_, now, config_.name, "call.executing",
         {{"request", IdOf(slot)}, {"xid", uint64_t{calls_[slot].xid}}, {"unanswered", uint64_t{unanswered_}}});
   return IdOf(slot);
+}
+
+bool Responder::busy() const {
+  if (has_request()) return true;
+  for (const Call& call : calls_) {
+    if (call.state == State::kExecuting || call.state == State::kFencingSinks) return true;
+  }
+  if (waiting_.empty() || reads_in_flight_ > 0 || !replies_.empty()) return false;
+  // The memory that a call waits for may be that of replies which the peer does not take.
+  return std::none_of(in_flight_.begin(), in_flight_.end(),
+                      [](const InFlight& reply) { return reply.memory != nullptr; });
 }
 
 Responder::Call* Responder::Find(RequestId id) {
@@ -736,6 +749,7 @@ void Responder::CloseRecord(uint32_t slot) {
 }
 
 void Responder::OnSendDone(uint32_t slot, Instant now) {
+  ++signs_of_life_;
   InFlight& in_flight = in_flight_[slot];
   in_flight.fencing = 1;
   for (const uint32_t registration : in_flight.registrations) {

@@ -131,6 +131,11 @@ class Responder final : public ConnectionEngine {
   bool has_request() const { return NextReady().has_value(); }
   // Calls that arrived and are not answered.
   uint32_t unanswered() const { return unanswered_; }
+  // Whether it is for this end to go on with one of them. Otherwise they wait for the peer: to send what is read, or to
+  // take what was sent.
+  bool busy() const;
+  // Counts what shows that the peer is there: its messages, and completed Reads and Sends of ours.
+  uint64_t signs_of_life() const { return signs_of_life_; }
   // Replies whose Send has not been reported done.
   uint32_t replies_in_flight() const { return send_.slots - static_cast<uint32_t>(free_send_slots_.size()); }
   // Of Receives shared with the other direction, of its share.
@@ -260,6 +265,7 @@ class Responder final : public ConnectionEngine {
   // Below 0 while calls beyond the credits granted are in Receives that are not of its share.
   int64_t posted_receives_ = 0;
   uint32_t unanswered_ = 0;
+  uint64_t signs_of_life_ = 0;
   uint32_t overtaken_by_ = 0;  // calls handed out that arrived behind the one that waits first for memory
   CreditWindow window_;
   bool ending_ = false;

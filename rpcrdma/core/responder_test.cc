@@ -229,6 +229,42 @@ TEST_F(ResponderTest, ExposesNothingToItsPeer) {
   DoInvalidates(Take());
 }
 
+TEST_F(ResponderTest, SaysWhoseTurnItIs) {
+  EXPECT_FALSE(responder_->busy());
+  uint64_t signs = responder_->signs_of_life();
+  const auto lives = [&] { return std::exchange(signs, responder_->signs_of_life()) != signs; };
+  const auto source = Pattern(3000);
+  Call(7, ReadChunks({{24, {11, 3000, 0}}}));
+  EXPECT_TRUE(lives());
+  EXPECT_FALSE(responder_->busy()) << "the requester's data is awaited";
+  DoReads(Take(), source);
+  EXPECT_TRUE(lives());
+  DoInvalidates(Take());
+  EXPECT_TRUE(responder_->busy());
+  const RequestId id = MustTakeRequest();
+  EXPECT_TRUE(responder_->busy());
+  EXPECT_FALSE(lives());
+  Complete(id);
+  EXPECT_FALSE(responder_->busy());
+  responder_->OnSendDone(Take().sends.at(0).slot, At(3));
+  EXPECT_TRUE(lives());
+
+  // Memory that somebody else has: to wait for it is not the requester's doing. What its own replies keep is.
+  memory_.used = 100000;
+  Call(8, ReadChunks({{24, {11, 3000, 0}}}));
+  EXPECT_EQ(responder_->waiting_for_memory(), 1u);
+  EXPECT_TRUE(responder_->busy());
+  const auto item = Pattern(900);
+  ChunkLists room = WriteChunk({{21, 1000, 0}});
+  Call(9, room);
+  Complete(MustTakeRequest(), {.item = item, .memory = std::make_shared<int>()});
+  EXPECT_FALSE(responder_->busy());
+  const Taken taken = Take();
+  responder_->OnSendDone(taken.sends.at(0).slot, At(3));
+  DoInvalidates(Take());
+  EXPECT_TRUE(responder_->busy());
+}
+
 // [5666bis:4.6.3#2]
 TEST_F(ResponderTest, LongCallIsPulledFromItsPositionZeroChunk) {
   const auto message = Message(7, kCallWord, 700);

@@ -348,6 +348,28 @@ TEST(SessionFaults, ClientThatAnIdleServerLetsGoComesBackWithItsNextCall) {
   EXPECT_EQ(world.session->stats().attempts, 2u);
 }
 
+// A server does not keep a connection for ever, and the memory of its call, whose client stopped in the middle of it.
+TEST(SessionFaults, ClientThatOwesItsArgumentsForTooLongIsDisconnected) {
+  SessionWorld world(11);
+  world.StartServer({.idle_timeout = 5s});
+  world.NewSession();
+  ASSERT_TRUE(world.NullWorks());
+  const auto data = Pattern(1 << 20);
+  Outcomes outcomes;
+  world.session->Call(
+      Id(kSize), [&](XdrWriter& args) { args.EligibleOpaque(data); }, Patient(),
+      [&](Outcome outcome) { outcomes.emplace(1, std::move(outcome)); });
+  ASSERT_TRUE(world.Until([&] { return world.server->stats().connections.reads > 0; }));
+  const Instant cut = world.Now();
+  world.Partition(true);
+  ASSERT_TRUE(world.Until([&] { return world.server->stats().clients == 0; })) << world.server->DebugString();
+  EXPECT_LE(world.Now() - cut, 10s) << "InfiniBand's retries may be quicker";
+  ASSERT_TRUE(world.Until([&] { return world.server->holdings().connections == 0; }));
+  world.session.reset();
+  world.For(1ms);
+  EXPECT_EQ(outcomes.at(1).error().kind, Kind::kClosed);
+}
+
 // [K2]: what comes of an attempt that was given up comes to nobody.
 TEST(SessionFaults, LateHandshakeOfAnAttemptGivenUpTouchesNothing) {
   for (const Duration outage : {Duration(1100ms), Duration(1500ms), Duration(2500ms), Duration(4s)}) {
