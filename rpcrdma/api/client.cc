@@ -167,7 +167,7 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
   }
 
   void Close(UniqueFunction<void()> handler) {
-    on_closed_ = std::move(handler);
+    if (handler) on_closed_.push_back(std::move(handler));
     closing_ = true;
     EndLookup();
     const CloseCause cause{.kind = CloseCause::Kind::kLocal, .text = "closed by this end"};
@@ -289,7 +289,7 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
     if (on_connected_) std::exchange(on_connected_, nullptr)(Err(FailedConnect(cause)));
     if (abandoned_) return;
     if (cause.kind != CloseCause::Kind::kLocal && on_lost_ && requester_) std::exchange(on_lost_, nullptr)(*lost_);
-    if (!abandoned_ && on_closed_) std::exchange(on_closed_, nullptr)();
+    if (!abandoned_) TellClosed();
   }
 
  private:
@@ -551,7 +551,11 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
     OnProgress();
     while (!deferred_.empty()) DeliverDeferred();
     if (on_connected_) std::exchange(on_connected_, nullptr)(Err(ConnectError(what_, kDestroyed)));
-    if (on_closed_) std::exchange(on_closed_, nullptr)();
+    TellClosed();
+  }
+
+  void TellClosed() {
+    for (UniqueFunction<void()>& handler : std::exchange(on_closed_, {})) handler();
   }
 
   EventLoop& loop_;
@@ -585,7 +589,7 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
   std::vector<uint32_t> free_pending_;
   Ring<Deferred> deferred_;
   Client::ConnectHandler on_connected_;
-  UniqueFunction<void()> on_closed_;
+  std::vector<UniqueFunction<void()>> on_closed_;
   UniqueFunction<void(const CallError&)> on_lost_;
   UniqueFunction<void()> on_progress_;
   std::optional<CallError> lost_;

@@ -223,6 +223,7 @@ class Client {
   // invalid by then, and as with every RDMA device that ends the connection.
   void Cancel(CallId call);
   // Orderly end: refuses new calls, disconnects, completes what is outstanding with kClosed, then runs `handler`.
+  // Again: runs both.
   void Close(UniqueFunction<void()> handler);
 
   // --- With completion tokens ---

@@ -173,7 +173,7 @@ class ServerImpl final : public std::enable_shared_from_this<ServerImpl> {
   bool stopping_ = false;
   bool over_ = false;
   EventLoop::TimerId grace_timer_ = 0;
-  UniqueFunction<void()> on_stopped_;
+  std::vector<UniqueFunction<void()>> on_stopped_;
 };
 
 class ServerConnection final : public ConnectionOwner,
@@ -690,6 +690,9 @@ Result<void, CallError> ServerImpl::Listen(const sockaddr* address) {
   const auto fail = [&](const verbs::VerbsError& error) {
     return Err(ConnectError(what, {.kind = CloseCause::Kind::kDevice, .error = error.error, .text = error.ToString()}));
   };
+  if (channel_ != nullptr) {
+    return Err(ConnectError(what, {.kind = CloseCause::Kind::kDevice, .text = "this server was used already"}));
+  }
   auto channel = CmChannel::Create(loop_);
   if (!channel) return fail(channel.error());
   auto listener =
@@ -788,17 +791,22 @@ void ServerImpl::OnRequest(verbs::CmId id, const CmEvent& request) {
 }
 
 void ServerImpl::OnEstablished(ServerConnection& connection) {
+  const auto self = shared_from_this();  // whoever is told may destroy the Server
   ++stats_.clients_total;
   ++stats_.clients;
-  for (const auto& [program, service] : services_) service->OnClientConnected(connection.id(), connection.peer());
+  for (const auto& [program, service] : services_) {
+    service->OnClientConnected(connection.id(), connection.peer());
+    if (over_) return;
+  }
   if (on_client_connected) on_client_connected(connection.peer());
 }
 
 void ServerImpl::OnClosed(ServerConnection& connection, const CloseCause& cause, bool was_established) {
+  const auto self = shared_from_this();  // as above
   const auto found = connections_.find(connection.id());
   if (found == connections_.end()) return;
   // Called from inside the connection: the loop destroys it.
-  std::shared_ptr<ServerConnection> keep = std::move(found->second);
+  loop_.Post([keep = std::move(found->second)] {});
   connections_.erase(found);
   const ConnectionStats stats = connection.stats();
   stats_.connections += stats;
@@ -807,15 +815,18 @@ void ServerImpl::OnClosed(ServerConnection& connection, const CloseCause& cause,
   stats_.connections.credits_granted = 0;
   if (was_established) {
     --stats_.clients;
-    for (const auto& [program, service] : services_) service->OnClientGone(connection.id());
+    for (const auto& [program, service] : services_) {
+      service->OnClientGone(connection.id());
+      if (over_) return;
+    }
     if (on_client_gone) on_client_gone(connection.peer(), cause.text, stats);
   }
-  loop_.Post([keep = std::move(keep)] {});
   FinishStopIfIdle();
 }
 
 void ServerImpl::Stop(Duration grace, UniqueFunction<void()> done) {
-  on_stopped_ = std::move(done);
+  const auto self = shared_from_this();  // as above
+  if (done) on_stopped_.push_back(std::move(done));
   if (!std::exchange(stopping_, true)) {
     // Not from inside the listener's own event: its channel also serves the connections.
     loop_.Post([weak = weak_from_this()] {
@@ -827,6 +838,8 @@ void ServerImpl::Stop(Duration grace, UniqueFunction<void()> done) {
   reverse_->Stop();
   auto connections = connections_;
   for (auto& [client, connection] : connections) connection->Stop(loop_.Now() + grace);
+  if (over_) return;
+  if (grace_timer_ != 0) loop_.Cancel(grace_timer_);
   grace_timer_ = loop_.At(loop_.Now() + grace, [weak = weak_from_this()] {
     auto self = weak.lock();
     if (!self) return;
@@ -845,18 +858,19 @@ void ServerImpl::Stop(Duration grace, UniqueFunction<void()> done) {
 void ServerImpl::FinishStopIfIdle() {
   if (!stopping_ || !connections_.empty()) return;
   if (grace_timer_ != 0) loop_.Cancel(std::exchange(grace_timer_, 0));
-  if (on_stopped_) {
-    Trace(options_.trace, loop_.Now(), options_.name, "server.stopped");
-    auto done = std::make_shared<UniqueFunction<void()>>(std::move(on_stopped_));
-    loop_.Post([done] { (*done)(); });
-  }
+  if (on_stopped_.empty()) return;
+  Trace(options_.trace, loop_.Now(), options_.name, "server.stopped");
+  const auto handlers = std::make_shared<std::vector<UniqueFunction<void()>>>(std::exchange(on_stopped_, {}));
+  loop_.Post([handlers] {
+    for (UniqueFunction<void()>& done : *handlers) done();
+  });
 }
 
 // ~Server: when this returns, no connection is left; Requests keep theirs as an empty shell.
 void ServerImpl::Shutdown() {
   over_ = true;
   if (grace_timer_ != 0) loop_.Cancel(std::exchange(grace_timer_, 0));
-  on_stopped_ = nullptr;
+  on_stopped_.clear();
   reverse_->Shutdown();
   for (auto& [client, connection] : connections_) {
     connection->CloseNow();

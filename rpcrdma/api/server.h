@@ -165,7 +165,7 @@ class Server {
   // Before Listen. Two services must not have the same program.
   void Register(Service* service);
 
-  // `host` is a numeric address or a name (then resolved before this returns); port 0 takes a free one.
+  // Once. `host` is a numeric address or a name (then resolved before this returns); port 0 takes a free one.
   Result<void, CallError> Listen(std::string_view host, uint16_t port);
   Result<void, CallError> Listen(const sockaddr* address);
   // Bound port, host byte order; 0 before Listen.
@@ -176,6 +176,7 @@ class Server {
   // Accepts no more clients, lets calls in progress finish for at most `grace`, disconnects everybody, then runs
   // `done`. Each client is disconnected when the Sends of its replies have completed. Calls that arrive meanwhile, or
   // still wait to be executed, are not executed; their clients see the connection end (CallError::kConnectionLost).
+  // Again: gives another grace, and runs both; neither, when the Server is destroyed first.
   void Stop(Duration grace, UniqueFunction<void()> done);
   // Signature void().
   template <typename Token>

@@ -118,7 +118,7 @@ class SessionImpl final : public std::enable_shared_from_this<SessionImpl> {
   }
 
   void Close(UniqueFunction<void()> handler) {
-    on_closed_.push_back(std::move(handler));
+    if (handler) on_closed_.push_back(std::move(handler));
     if (std::exchange(closing_, true)) {
       if (open_lanes_ == 0) TellClosed();
       return;

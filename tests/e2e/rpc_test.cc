@@ -680,6 +680,22 @@ TEST_F(RpcTest, CloseDisconnectsInOrder) {
   EXPECT_EQ(Call(kNull).error().kind, CallError::Kind::kNotConnected);
 }
 
+// A second time neither takes the first one's word away nor cuts short what it waits for.
+TEST_F(RpcTest, ClosedTwiceItTellsBothAndSendsWhatWasCalled) {
+  Start();
+  EXPECT_TRUE(Call(kNull).has_value());
+  std::map<uint32_t, Outcome> outcomes;
+  AsyncHold(1, &outcomes);
+  int closed = 0;
+  client_->Close([&] { ++closed; });
+  client_->Close([&] { ++closed; });
+  EXPECT_EQ(closed, 0);
+  ASSERT_TRUE(setting_->Until([&] { return closed == 2; }));
+  EXPECT_EQ(outcomes.at(1).error().kind, CallError::Kind::kClosed);
+  ASSERT_TRUE(setting_->Until([&] { return service_.clients == 0; }));
+  EXPECT_EQ(service_.held.size(), 1u);
+}
+
 TEST_F(RpcTest, ServerStopsWhenItsCallsAreDone) {
   Start();
   std::map<uint32_t, Outcome> outcomes;

@@ -675,6 +675,63 @@ TEST_F(ServerTest, EveryReplyIsDeliveredBeforeTheServerIsGone) {
   server_.reset();
 }
 
+TEST_F(ServerTest, StoppedAgainItTellsBothAndTakesTheLaterGrace) {
+  StartServer();
+  const Pending held = Hold(Connected(1000), 1);
+  ASSERT_TRUE(setting_->Until([&] { return service_.held.size() == 1; }));
+  int first = 0, second = 0;
+  server_->Stop(20s, [&] { ++first; });
+  setting_->For(1ms);
+  const Instant again = setting_->loop().Now();
+  server_->Stop(10ms, [&] { ++second; });
+  ASSERT_TRUE(setting_->Until([&] { return first + second == 2 && held->has_value(); }));
+  EXPECT_EQ(first, 1);
+  EXPECT_LT(setting_->loop().Now() - again, 15s);
+  EXPECT_FALSE((*held)->has_value());
+}
+
+TEST_F(ServerTest, ListensOnce) {
+  StartServer();
+  const uint16_t port = server_->port();
+  const auto again = server_->Listen(setting_->server_host(), 0);
+  ASSERT_FALSE(again.has_value());
+  EXPECT_NE(again.error().message.find("used already"), std::string::npos) << again.error().ToString();
+  EXPECT_EQ(server_->port(), port);
+  EXPECT_TRUE(Call(Connected(1000), kNull).has_value());
+}
+
+// Destroys its server when a client comes, or goes.
+class FatalService final : public rpcrdma::Service {
+ public:
+  uint32_t program() const override { return kProgram + 2; }
+  rpcrdma::VersionRange versions() const override { return {1, 1}; }
+  void Handle(rpcrdma::Request) override {}
+  void OnClientConnected(rpcrdma::ClientId, const std::string&) override {
+    if (at_connect) server->reset();
+  }
+  void OnClientGone(rpcrdma::ClientId) override {
+    if (!at_connect) server->reset();
+  }
+
+  std::optional<Server>* server = nullptr;
+  bool at_connect = false;
+};
+
+TEST_F(ServerTest, WhoIsToldOfAClientMayDestroyTheServer) {
+  for (const bool at_connect : {true, false}) {
+    FatalService fatal;
+    fatal.server = &server_;
+    fatal.at_connect = at_connect;
+    StartServer();
+    server_->Register(&fatal);
+    Client& client = NewClient(1000);
+    ConnectOf(client);
+    if (!at_connect) client.Close(nullptr);
+    ASSERT_TRUE(setting_->Until([&] { return !server_.has_value() && !client.connected(); }));
+    clients_.clear();
+  }
+}
+
 TEST_F(ServerTest, CallsThatComeWhileItStopsAreNotExecutedAndTheirClientCanTell) {
   StartServer();
   Client& client = Connected(1000);
