@@ -153,6 +153,7 @@ class ServerImpl final : public std::enable_shared_from_this<ServerImpl> {
   void GiveTurns(const std::shared_ptr<Address>& address);
   void GiveMemory(const std::shared_ptr<Address>& address);
   void FinishStopIfIdle();
+  void TellStopped();
 
   EventLoop& loop_;
   const std::optional<std::string> options_fault_;
@@ -858,6 +859,10 @@ void ServerImpl::Stop(Duration grace, UniqueFunction<void()> done) {
 void ServerImpl::FinishStopIfIdle() {
   if (!stopping_ || !connections_.empty()) return;
   if (grace_timer_ != 0) loop_.Cancel(std::exchange(grace_timer_, 0));
+  TellStopped();
+}
+
+void ServerImpl::TellStopped() {
   if (on_stopped_.empty()) return;
   Trace(options_.trace, loop_.Now(), options_.name, "server.stopped");
   const auto handlers = std::make_shared<std::vector<UniqueFunction<void()>>>(std::exchange(on_stopped_, {}));
@@ -870,7 +875,6 @@ void ServerImpl::FinishStopIfIdle() {
 void ServerImpl::Shutdown() {
   over_ = true;
   if (grace_timer_ != 0) loop_.Cancel(std::exchange(grace_timer_, 0));
-  on_stopped_.clear();
   reverse_->Shutdown();
   for (auto& [client, connection] : connections_) {
     connection->CloseNow();
@@ -884,6 +888,7 @@ void ServerImpl::Shutdown() {
   }
   listener_.reset();
   channel_.reset();
+  TellStopped();
 }
 
 ServerStats ServerImpl::stats() const {

@@ -176,7 +176,7 @@ class Server {
   // Accepts no more clients, lets calls in progress finish for at most `grace`, disconnects everybody, then runs
   // `done`. Each client is disconnected when the Sends of its replies have completed. Calls that arrive meanwhile, or
   // still wait to be executed, are not executed; their clients see the connection end (CallError::kConnectionLost).
-  // Again: gives another grace, and runs both; neither, when the Server is destroyed first.
+  // Again: gives another grace, and runs both. When the Server is destroyed first, the loop runs them afterwards.
   void Stop(Duration grace, UniqueFunction<void()> done);
   // Signature void().
   template <typename Token>

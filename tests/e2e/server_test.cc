@@ -690,6 +690,21 @@ TEST_F(ServerTest, StoppedAgainItTellsBothAndTakesTheLaterGrace) {
   EXPECT_FALSE((*held)->has_value());
 }
 
+// What waits for the end, a coroutine for instance, is told of it.
+TEST_F(ServerTest, DestroyedWhileStoppingItTellsAfterwards) {
+  StartServer();
+  const Pending held = Hold(Connected(1000), 1);
+  ASSERT_TRUE(setting_->Until([&] { return service_.held.size() == 1; }));
+  bool stopped = false;
+  server_->Stop(20s, [&] { stopped = true; });
+  setting_->For(1ms);
+  EXPECT_FALSE(stopped);
+  service_.held.clear();
+  server_.reset();
+  EXPECT_FALSE(stopped) << "a handler ran inside of the destructor";
+  EXPECT_TRUE(setting_->Until([&] { return stopped && held->has_value(); }));
+}
+
 TEST_F(ServerTest, ListensOnce) {
   StartServer();
   const uint16_t port = server_->port();
