@@ -19,6 +19,7 @@
 #include "rpcrdma/core/negotiation.h"
 #include "rpcrdma/core/requester.h"
 #include "rpcrdma/core/ring.h"
+#include "rpcrdma/loop/deadline.h"
 #include "rpcrdma/verbs/address_text.h"
 #include "rpcrdma/verbs/cm_channel.h"
 #include "rpcrdma/verbs/connection.h"
@@ -136,7 +137,7 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
       return FailLater(std::move(handler), OutsideMemory(name));
     }
     Requester::CallSpec spec = SpecOf(message, std::move(message.buffer));
-    if (options.timeout > Duration::zero()) spec.deadline = loop_.Now() + options.timeout;
+    if (options.timeout > Duration::zero()) spec.deadline = DeadlineAfter(loop_.Now(), options.timeout);
     return Submit(procedure, std::move(spec), options, std::move(handler));
   }
 
@@ -365,7 +366,7 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
     started_ = true;
     peer_ = std::move(peer);
     what_ = "connect to " + peer_;
-    connect_deadline_ = loop_.Now() + options_.connect_timeout;
+    connect_deadline_ = DeadlineAfter(loop_.Now(), options_.connect_timeout);
     on_connected_ = std::move(handler);
     return true;
   }

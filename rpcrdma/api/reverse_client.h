@@ -88,8 +88,8 @@ struct ReverseCallOptions {
   uint32_t reply_bytes_max = 512;
   // AUTH_NONE when null. Read before Call returns.
   const OpaqueAuth* credentials = nullptr;
-  // From Call until the reply, over all connections. Ends with kTimedOut when the call was sent, else with kNoCredit,
-  // or with kNotConnected when the client was not there.
+  // From Call until the reply, over all connections; 0 waits for ever. Ends with kTimedOut when the call was sent, else
+  // with kNoCredit, or with kNotConnected when the client was not there.
   Duration timeout = 30s;
 };
 

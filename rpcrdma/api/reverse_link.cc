@@ -8,6 +8,7 @@
 #include "rpcrdma/api/encode_message.h"
 #include "rpcrdma/api/reply_storage.h"
 #include "rpcrdma/core/negotiation.h"
+#include "rpcrdma/loop/deadline.h"
 
 namespace stagecoach::rpcrdma::internal {
 namespace {
@@ -177,7 +178,7 @@ CallId ReverseCalls::Call(const ProcedureId& procedure, ReverseClient::ArgsWrite
   if (!Encode(procedure, args, options.credentials, &call)) return refuse(SubmitRefusal::kTooLarge);
   call.xid = hub_->NextXid();
   call.reply_bytes_max = options.reply_bytes_max;
-  call.deadline = loop_.Now() + options.timeout;
+  call.deadline = DeadlineAfter(loop_.Now(), options.timeout > Duration::zero() ? options.timeout : Duration::max());
 
   const CallId id = next_id_++;
   const auto entry = calls_.emplace(id, std::move(call)).first;

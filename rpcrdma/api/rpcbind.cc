@@ -17,6 +17,7 @@
 
 #include "rpcrdma/api/lookup.h"
 #include "rpcrdma/api/resolve.h"
+#include "rpcrdma/loop/deadline.h"
 #include "rpcrdma/verbs/address_text.h"
 
 namespace stagecoach::rpcrdma {
@@ -80,7 +81,7 @@ class RpcbindOperation : public std::enable_shared_from_this<RpcbindOperation> {
   RpcbindOperation& operator=(const RpcbindOperation&) = delete;
 
   void StartWithHost(const std::string& host) {
-    deadline_ = loop_.Now() + options_.timeout;
+    deadline_ = DeadlineAfter(loop_.Now(), options_.timeout);
     SetTimer(deadline_);
     if (const auto address = ParseAddress(host, options_.port)) return OnResolved({address->storage});
     lookup_.emplace(loop_, options_.resolver ? options_.resolver : HostResolver(&AskSystem), host, options_.port,
@@ -93,7 +94,7 @@ class RpcbindOperation : public std::enable_shared_from_this<RpcbindOperation> {
   }
 
   void StartWithSocket(const std::string& path) {
-    SetTimer(loop_.Now() + options_.timeout);
+    SetTimer(DeadlineAfter(loop_.Now(), options_.timeout));
     sockaddr_un address = {};
     address.sun_family = AF_UNIX;
     if (path.size() >= sizeof(address.sun_path)) {

@@ -23,6 +23,7 @@
 #include "rpcrdma/core/duplex.h"
 #include "rpcrdma/core/negotiation.h"
 #include "rpcrdma/core/responder.h"
+#include "rpcrdma/loop/deadline.h"
 #include "rpcrdma/verbs/address_text.h"
 #include "rpcrdma/verbs/block_pool.h"
 #include "rpcrdma/verbs/cm_channel.h"
@@ -447,7 +448,7 @@ class ServerConnection final : public ConnectionOwner,
 
   void ArmIdleTimer() {
     if (server_->options().idle_timeout <= Duration(0)) return;
-    idle_timer_ = loop_.At(last_heard_ + server_->options().idle_timeout, [this] {
+    idle_timer_ = loop_.At(DeadlineAfter(last_heard_, server_->options().idle_timeout), [this] {
       idle_timer_ = 0;
       OnIdleTimer();
     });
@@ -837,11 +838,12 @@ void ServerImpl::Stop(Duration grace, UniqueFunction<void()> done) {
   Trace(options_.trace, loop_.Now(), options_.name, "server.stopping",
         {{"clients", connections_.size()}, {"grace_ms", static_cast<uint64_t>(std::max(grace, Duration(0)) / 1ms)}});
   reverse_->Stop();
+  const Instant deadline = DeadlineAfter(loop_.Now(), grace);
   auto connections = connections_;
-  for (auto& [client, connection] : connections) connection->Stop(loop_.Now() + grace);
+  for (auto& [client, connection] : connections) connection->Stop(deadline);
   if (over_) return;
   if (grace_timer_ != 0) loop_.Cancel(grace_timer_);
-  grace_timer_ = loop_.At(loop_.Now() + grace, [weak = weak_from_this()] {
+  grace_timer_ = loop_.At(deadline, [weak = weak_from_this()] {
     auto self = weak.lock();
     if (!self) return;
     self->grace_timer_ = 0;

@@ -16,6 +16,7 @@
 #include "rpcrdma/api/options.h"
 #include "rpcrdma/api/resolve.h"
 #include "rpcrdma/core/xid.h"
+#include "rpcrdma/loop/deadline.h"
 #include "rpcrdma/verbs/address_text.h"
 
 namespace stagecoach::rpcrdma {
@@ -92,7 +93,7 @@ class SessionImpl final : public std::enable_shared_from_this<SessionImpl> {
     call.options = options;
     call.options.credentials = nullptr;  // in the message
     call.options.registered_memory = {};
-    if (options.timeout > Duration::zero()) call.deadline = loop_.Now() + options.timeout;
+    if (options.timeout > Duration::zero()) call.deadline = DeadlineAfter(loop_.Now(), options.timeout);
     call.handler = std::move(handler);
     const CallId id = IdOf(index);
     if (Lane* const lane = waiting_.empty() ? LaneWithRoom() : nullptr; lane != nullptr) {
@@ -424,14 +425,15 @@ class SessionImpl final : public std::enable_shared_from_this<SessionImpl> {
       if (lane.calls > 0) lane.used = now;
       // The server's calls are use, too.
       if (const auto reverse = lane.client->reverse_active_at()) lane.used = std::max(lane.used, *reverse);
-      if (now >= lane.used + options_.idle_timeout) {
+      const Instant idle_at = DeadlineAfter(lane.used, options_.idle_timeout);
+      if (now >= idle_at) {
         STAGECOACH_MARK("session.idle_connection_closed");
         ++stats_.idle_closes;
         TraceEvent("session.idle", {{"connection", lane.connection}});
         Retire(lane);
         return Pump();  // calls may wait for credits that cancelled ones had there
       }
-      look_at(lane.used + options_.idle_timeout);
+      look_at(idle_at);
     }
     if (keepalive.interval > Duration::zero()) {
       if (lane.asked && now >= std::max(*lane.asked, lane.heard) + keepalive.timeout) {
@@ -441,12 +443,12 @@ class SessionImpl final : public std::enable_shared_from_this<SessionImpl> {
         lane.client->Drop("no answer to a keepalive");
         return;
       }
-      if (!lane.asked && now >= lane.heard + keepalive.interval && lane.client->room() > 0) Ask(lane);
+      if (!lane.asked && now >= DeadlineAfter(lane.heard, keepalive.interval) && lane.client->room() > 0) Ask(lane);
       if (lane.asked) {
         look_at(std::max(*lane.asked, lane.heard) + keepalive.timeout);
       } else {
-        const Instant due = lane.heard + keepalive.interval;
-        look_at(due > now ? due : now + keepalive.interval);
+        const Instant due = DeadlineAfter(lane.heard, keepalive.interval);
+        look_at(due > now ? due : DeadlineAfter(now, keepalive.interval));
       }
     }
     if (!next) return;

@@ -391,6 +391,21 @@ TEST_F(ReverseTest, ACallThatTimesOutLeavesTheConnectionAndTheOtherDirectionAlon
   EXPECT_EQ(outcomes_.size(), 1u);
 }
 
+TEST_F(ReverseTest, ACallWithoutATimeoutWaits) {
+  Start();
+  ASSERT_TRUE(CallBack(kNull).has_value());
+  AsyncHold(1, {.timeout = Duration::zero()});
+  AsyncHold(2, {.timeout = Duration::max()});
+  ASSERT_TRUE(UntilHeld(2));
+  setting_->For(20ms);
+  EXPECT_TRUE(outcomes_.empty());
+  callbacks_.Answer(1);
+  callbacks_.Answer(2);
+  ASSERT_TRUE(UntilOutcomes(2));
+  EXPECT_TRUE(outcomes_.at(1).has_value());
+  EXPECT_TRUE(outcomes_.at(2).has_value());
+}
+
 TEST_F(ReverseTest, CancelledCallsEndAtOnceWhereverTheyAre) {
   Start({.wait_for_return = true});
   ASSERT_TRUE(CallBack(kNull).has_value());

@@ -505,6 +505,26 @@ TEST_F(RpcTest, ServerThatGoesAwayEndsEveryCallWithAReason) {
   service_.Answer(1);
 }
 
+// A caller who means for ever may say so by the longest Duration there is.
+TEST_F(RpcTest, TheLongestTimeoutsNeverEnd) {
+  ServerOptions server;
+  server.idle_timeout = Duration::max();
+  ClientOptions client;
+  client.connect_timeout = Duration::max();
+  Start(server, client);
+  ASSERT_TRUE(Call(kNull).has_value());
+  std::map<uint32_t, Outcome> outcomes;
+  AsyncHold(1, &outcomes, {.timeout = Duration::max()});
+  ASSERT_TRUE(setting_->Until([&] { return service_.held.size() == 1; }));
+  bool stopped = false;
+  server_->Stop(Duration::max(), [&] { stopped = true; });
+  setting_->For(20ms);
+  EXPECT_TRUE(outcomes.empty());
+  service_.Answer(1);
+  ASSERT_TRUE(setting_->Until([&] { return stopped && outcomes.size() == 1; }));
+  EXPECT_TRUE(outcomes.at(1).has_value()) << outcomes.at(1).error().ToString();
+}
+
 TEST_F(RpcTest, ServerSeesItsClientGo) {
   Start();
   std::map<uint32_t, Outcome> outcomes;
