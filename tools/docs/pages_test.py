@@ -1,10 +1,10 @@
 """The pages of this tree are true to it, and a page that is not is noticed."""
 
 import pathlib
-import tempfile
 import unittest
 
 import pages
+from tree_of_files import tree_of
 
 GUIDE = """# Guide
 
@@ -32,14 +32,12 @@ FILES = {
 
 def examine(**changes):
     """`changes`: a file, by its stem, and what is replaced in it."""
-    with tempfile.TemporaryDirectory() as folder:
-        root = pathlib.Path(folder)
-        for path, text in FILES.items():
-            for old, new in (changes[stem] for stem in changes if pathlib.Path(path).stem == stem):
-                assert old in text
-                text = text.replace(old, new)
-            (root / path).parent.mkdir(parents=True, exist_ok=True)
-            (root / path).write_text(text)
+    files = dict(FILES)
+    for path in files:
+        for old, new in (changes[stem] for stem in changes if pathlib.Path(path).stem == stem):
+            assert old in files[path]
+            files[path] = files[path].replace(old, new)
+    with tree_of(files) as root:
         return " / ".join(pages.examine(root)[0])
 
 

@@ -1,10 +1,9 @@
 """What the guide and the headers quote is what the examples are, and what is not is noticed."""
 
-import pathlib
-import tempfile
 import unittest
 
 import snippets
+from tree_of_files import tree_of
 
 EXAMPLE = """int main() {
   // [snippet: all]
@@ -42,11 +41,7 @@ HEADER = """// A class.
 
 def examine(example=EXAMPLE, page=PAGE, header=HEADER, write=False):
     """The problems, and the page and the header afterwards."""
-    with tempfile.TemporaryDirectory() as folder:
-        root = pathlib.Path(folder)
-        for path, text in {"examples/a.cc": example, "docs/a.md": page, "rpcrdma/api/a.h": header}.items():
-            (root / path).parent.mkdir(parents=True, exist_ok=True)
-            (root / path).write_text(text)
+    with tree_of({"examples/a.cc": example, "docs/a.md": page, "rpcrdma/api/a.h": header}) as root:
         problems, _ = snippets.examine(root, write)
         return " / ".join(problems), (root / "docs/a.md").read_text(), (root / "rpcrdma/api/a.h").read_text()
 

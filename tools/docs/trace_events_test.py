@@ -1,10 +1,9 @@
 """docs/trace.md is as the code is, and a page or code that is not is noticed."""
 
-import pathlib
-import tempfile
 import unittest
 
 import trace_events
+from tree_of_files import tree_of
 
 PAGE = """
 ## Ones (`rpcrdma/a.cc`)
@@ -33,12 +32,8 @@ void G() { Tell("other", {}); }
 
 
 def examine(page=PAGE, ones=ONES, others=OTHERS):
-    with tempfile.TemporaryDirectory() as folder:
-        root = pathlib.Path(folder)
-        files = {"docs/trace.md": page, "rpcrdma/a.cc": ones, "emu/b/c.h": others, "emu/b/c_test.cc": 'Tell("no", {});'}
-        for path, text in files.items():
-            (root / path).parent.mkdir(parents=True, exist_ok=True)
-            (root / path).write_text(text)
+    files = {"docs/trace.md": page, "rpcrdma/a.cc": ones, "emu/b/c.h": others, "emu/b/c_test.cc": 'Tell("no", {});'}
+    with tree_of(files) as root:
         return " / ".join(trace_events.examine(root)[0])
 
 
