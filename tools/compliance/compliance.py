@@ -48,19 +48,26 @@ def read_table(path, kind, heading, problems):
     return rows
 
 
+def add_rows(table, rows, is_id, what, problems):
+    """Puts rows into the table by their ids, each of which is `what` and stands there once."""
+    for row in rows:
+        if not is_id(row.id):
+            problems.append(f"{row.where}: {row.id!r} is not {what}")
+        elif row.id in table:
+            problems.append(f"{row.where}: {row.id} stands at {table[row.id].where} already")
+        else:
+            table[row.id] = row
+
+
 def read_tables(folder, problems):
     """All rows by id."""
     table = {}
     for path in sorted(folder.glob("*.tsv")):
         if path.name in (SECTIONS, TRAPS):
             continue
-        for row in read_table(path, Row, HEADING, problems):
-            if not ID.fullmatch(row.id) or row.id.split(":")[0] != path.stem:
-                problems.append(f"{row.where}: {row.id!r} is not an id of this document")
-            elif row.id in table:
-                problems.append(f"{row.where}: {row.id} stands at {table[row.id].where} already")
-            else:
-                table[row.id] = row
+        add_rows(table, read_table(path, Row, HEADING, problems),
+                 lambda id_, document=path.stem: ID.fullmatch(id_) and id_.split(":")[0] == document,
+                 "an id of this document", problems)
     return table
 
 
@@ -220,13 +227,8 @@ def read_traps(folder, problems):
     """All traps by id."""
     traps = {}
     if (folder / TRAPS).exists():
-        for trap in read_table(folder / TRAPS, Trap, TRAP_HEADING, problems):
-            if not TRAP_ID.fullmatch(trap.id):
-                problems.append(f"{trap.where}: {trap.id!r} is not the id of a trap")
-            elif trap.id in traps:
-                problems.append(f"{trap.where}: {trap.id} stands at {traps[trap.id].where} already")
-            else:
-                traps[trap.id] = trap
+        add_rows(traps, read_table(folder / TRAPS, Trap, TRAP_HEADING, problems), TRAP_ID.fullmatch,
+                 "the id of a trap", problems)
     return traps
 
 
