@@ -94,7 +94,7 @@ class BuildFiles:
     """What the BUILD files declare, found by running them: Starlark is Python but for load()."""
 
     Rule = collections.namedtuple("Rule", ["kind", "package", "srcs", "deps", "tags"])
-    Native = collections.namedtuple("Native", ["glob"])
+    Native = collections.namedtuple("Native", ["glob", "sh_test"])
 
     def __init__(self, root):
         self.root = root
@@ -112,7 +112,7 @@ class BuildFiles:
         names = {kind: self.recorder(kind) for kind in called if not hasattr(builtins, kind)}
         names["load"] = lambda file, *symbols: names.update(self.load(path, file, symbols))
         names["glob"] = self.glob
-        names["native"] = BuildFiles.Native(self.glob)
+        names["native"] = BuildFiles.Native(self.glob, self.recorder("sh_test"))
         names["select"] = lambda branches: [value for branch in branches.values() for value in branch]
         exec(compile(tree, str(path), "exec"), names)  # pylint: disable=exec-used
         return names

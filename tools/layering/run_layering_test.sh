@@ -1,3 +1,0 @@
-#!/bin/bash
-# The script is found through its link in the runfiles, which leads to the source tree.
-exec python3 "$(readlink -f "$(dirname "$0")/layering_test.py")"
