@@ -3,16 +3,15 @@
 #include <utility>
 
 #include "rpcrdma/api/encode_message.h"
-
 #include "rpcrdma/api/registered_memory_internal.h"
 
 namespace stagecoach::rpcrdma::internal {
 namespace {
 
 // Null: nothing of the call or its reply may be placed directly.
-const ProcedureBinding* FindBinding(const BindingRegistry& bindings, const ProcedureId& procedure) {
-  const Binding* binding = bindings.Find(procedure.program, procedure.version);
-  return binding == nullptr ? nullptr : binding->Find(procedure.procedure);
+const ProcedureBinding* FindBinding(const BindingRegistry& bindings, const CallName& name) {
+  const Binding* binding = bindings.Find(name.program, name.version);
+  return binding == nullptr ? nullptr : binding->Find(name.procedure);
 }
 
 // [5666bis:4.4.1+2] [5666bis:5.4.2+1] [5666bis:6.2+3]
@@ -31,13 +30,12 @@ void ProvideForReply(const CallOptions& options, const ProcedureBinding* binding
   }
 }
 
-}  // namespace
-
-bool EncodeCallMessage(const ProcedureId& procedure, Client::ArgsWriter args, const CallOptions& options,
-                       const BindingRegistry& bindings, size_t bytes_max, CallMessage* message) {
-  const ProcedureBinding* const binding = FindBinding(bindings, procedure);
+// False: longer than `bytes_max`.
+bool Encode(const CallName& name, Client::ArgsWriter args, const CallOptions& options, const BindingRegistry& bindings,
+            size_t bytes_max, CallMessage* message) {
+  const ProcedureBinding* const binding = FindBinding(bindings, name);
   message->direct_placement = options.direct_placement;
-  CallHeader header{.prog = procedure.program, .vers = procedure.version, .proc = procedure.procedure};
+  CallHeader header{.prog = name.program, .vers = name.version, .proc = name.procedure};
   if (options.credentials != nullptr) header.cred = *options.credentials;
   const size_t eligible_max = binding != nullptr ? binding->arguments.size() : 0;
   auto encoded = EncodeMessage(&message->buffer, bytes_max, eligible_max, [&](XdrWriter& out) {
@@ -51,6 +49,7 @@ bool EncodeCallMessage(const ProcedureId& procedure, Client::ArgsWriter args, co
   return true;
 }
 
+// False: some of the call's memory is not in it, or is to be written and must not be.
 bool AdoptMemory(const CallOptions& options, CallMessage* message) {
   const std::shared_ptr<LastingMemory>& memory = RegisteredMemoryAccess::Of(options.registered_memory);
   if (memory == nullptr) return true;
@@ -62,6 +61,19 @@ bool AdoptMemory(const CallOptions& options, CallMessage* message) {
   }
   message->lasting = memory;
   return true;
+}
+
+}  // namespace
+
+std::optional<CallError> MakeCallMessage(const CallName& name, Client::ArgsWriter args, const CallOptions& options,
+                                         const BindingRegistry& bindings, size_t bytes_max, CallMessage* message) {
+  if (!Encode(name, args, options, bindings, bytes_max, message)) return RefusedCall(SubmitRefusal::kTooLarge, name);
+  if (!AdoptMemory(options, message)) {
+    return NamedError(
+        CallError::Kind::kMemory, name,
+        "an argument or a result buffer is not in its registered memory, or is to be written and must not be");
+  }
+  return std::nullopt;
 }
 
 }  // namespace stagecoach::rpcrdma::internal

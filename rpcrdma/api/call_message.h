@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "rpcrdma/api/client.h"
+#include "rpcrdma/api/errors_internal.h"
 #include "rpcrdma/xdr/reduced_stream.h"
 
 namespace stagecoach::rpcrdma::internal {
@@ -26,13 +27,10 @@ struct CallMessage {
 };
 
 // Encodes header (with an XID of zero) and arguments into message->buffer, whatever its size and content, enlarging it
-// until they fit. False: they are longer than `bytes_max`.
-bool EncodeCallMessage(const ProcedureId& procedure, Client::ArgsWriter args, const CallOptions& options,
-                       const BindingRegistry& bindings, size_t bytes_max, CallMessage* message);
-
-// Notes the registered memory of an encoded call. False: some of the call's memory is not in it, or is to be written
-// and must not be.
-bool AdoptMemory(const CallOptions& options, CallMessage* message);
+// until they fit. What the call is refused with, if it is: kTooLarge when they are longer than `bytes_max`, kMemory
+// when some of the call's memory is not in its registered memory, or is to be written and must not be.
+std::optional<CallError> MakeCallMessage(const CallName& name, Client::ArgsWriter args, const CallOptions& options,
+                                         const BindingRegistry& bindings, size_t bytes_max, CallMessage* message);
 
 // A call that a Session makes through a Client: what it refers to stays the Session's.
 struct EncodedCall {

@@ -123,18 +123,14 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
 
   CallId Call(const ProcedureId& procedure, Client::ArgsWriter args, const CallOptions& options,
               Client::CallHandler handler) {
-    const CallName name = NameOf(procedure);
     if (!requester_ || !connection_->established() || closing_) {
       return FailLater(std::move(handler), NotConnected());
     }
     CallMessage message{.buffer = requester_->TakeBuffer()};
-    if (!EncodeCallMessage(procedure, args, options, bindings_, options_.message_bytes_max, &message)) {
+    if (auto refused =
+            MakeCallMessage(NameOf(procedure), args, options, bindings_, options_.message_bytes_max, &message)) {
       requester_->ReturnBuffer(std::move(message.buffer));
-      return FailLater(std::move(handler), RefusedCall(SubmitRefusal::kTooLarge, name));
-    }
-    if (!AdoptMemory(options, &message)) {
-      requester_->ReturnBuffer(std::move(message.buffer));
-      return FailLater(std::move(handler), OutsideMemory(name));
+      return FailLater(std::move(handler), std::move(*refused));
     }
     Requester::CallSpec spec = SpecOf(message, std::move(message.buffer));
     if (options.timeout > Duration::zero()) spec.deadline = DeadlineAfter(loop_.Now(), options.timeout);

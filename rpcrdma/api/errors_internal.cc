@@ -73,12 +73,6 @@ CallError RefusedCall(SubmitRefusal refusal, const CallName& name) {
   return Make(Kind::kTooLarge, fmt::format("{}: arguments or result buffers too large", Describe(name)));
 }
 
-CallError OutsideMemory(const CallName& name) {
-  return NamedError(
-      Kind::kMemory, name,
-      "an argument or a result buffer is not in its registered memory, or is to be written and must not be");
-}
-
 CallError FailedCall(const CallFailure& failure, const CallName& name, const CallError& lost) {
   switch (failure.kind) {
     case CallFailure::Kind::kNoCredit:

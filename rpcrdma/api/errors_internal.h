@@ -25,8 +25,6 @@ CallError OptionsError(const std::string& what, std::string_view fault);
 // A connection that ended with `outstanding` calls; `cause` may be unknown yet.
 CallError LostError(const std::string& peer, const CloseCause& cause, size_t outstanding);
 CallError RefusedCall(SubmitRefusal refusal, const CallName& name);
-// See AdoptMemory (call_message.h).
-CallError OutsideMemory(const CallName& name);
 // `lost` is the error of the connection, for calls that end with it.
 CallError FailedCall(const CallFailure& failure, const CallName& name, const CallError& lost);
 // The RPC layer's refusals. `header.success()` is false.

@@ -75,13 +75,9 @@ class SessionImpl final : public std::enable_shared_from_this<SessionImpl> {
       return Refuse(std::move(handler), RefusedCall(SubmitRefusal::kQueueFull, name));
     }
     CallMessage message{.buffer = TakeBuffer()};
-    if (!EncodeCallMessage(procedure, args, options, bindings_, options_.client.message_bytes_max, &message)) {
+    if (auto refused = MakeCallMessage(name, args, options, bindings_, options_.client.message_bytes_max, &message)) {
       ReturnBuffer(std::move(message.buffer));
-      return Refuse(std::move(handler), RefusedCall(SubmitRefusal::kTooLarge, name));
-    }
-    if (!AdoptMemory(options, &message)) {
-      ReturnBuffer(std::move(message.buffer));
-      return Refuse(std::move(handler), OutsideMemory(name));
+      return Refuse(std::move(handler), std::move(*refused));
     }
 
     const uint32_t index = AllocateCall();
@@ -460,8 +456,10 @@ class SessionImpl final : public std::enable_shared_from_this<SessionImpl> {
     const ProcedureId null{options_.keepalive.program, options_.keepalive.version, 0};
     CallMessage message{.buffer = TakeBuffer()};
     const CallOptions plain;
-    STAGECOACH_CHECK(EncodeCallMessage(
-        null, [](XdrWriter&) {}, plain, bindings_, options_.client.message_bytes_max, &message));
+    const auto refused = MakeCallMessage(
+        {null.program, null.version, null.procedure, &peer_}, [](XdrWriter&) {}, plain, bindings_,
+        options_.client.message_bytes_max, &message);
+    STAGECOACH_CHECK(!refused);
     const uint32_t xid = NextXid();
     ++stats_.keepalives;
     TraceEvent("session.keepalive", {{"connection", lane.connection}, {"xid", uint64_t{xid}}});
