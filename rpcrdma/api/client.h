@@ -233,9 +233,10 @@ class Client {
   auto AsyncConnect(std::string_view host, uint16_t port, Token&& token) {
     return asio::async_initiate<Token, void(Result<void, CallError>)>(
         [this](auto handler, std::string host, uint16_t port) {
-          const auto slot = asio::get_associated_cancellation_slot(handler);
-          Connect(host, port, internal::OnItsExecutor<Result<void, CallError>>(std::move(handler)));
-          internal::CancelBy(slot, ConnectCanceller());
+          internal::Begin<Result<void, CallError>>(std::move(handler), [&](auto completion) {
+            Connect(host, port, std::move(completion));
+            return ConnectCanceller();
+          });
         },
         token, std::string(host), port);
   }
@@ -246,10 +247,9 @@ class Client {
   auto AsyncCall(const ProcedureId& procedure, Args&& args, const CallOptions& options, Token&& token) {
     return asio::async_initiate<Token, void(Result<Reply, CallError>)>(
         [this](auto handler, ProcedureId procedure, std::decay_t<Args> args, CallOptions options) {
-          const auto slot = asio::get_associated_cancellation_slot(handler);
-          const CallId call =
-              Call(procedure, args, options, internal::OnItsExecutor<Result<Reply, CallError>>(std::move(handler)));
-          internal::CancelBy(slot, Canceller(call));
+          internal::Begin<Result<Reply, CallError>>(std::move(handler), [&](auto completion) {
+            return Canceller(Call(procedure, args, options, std::move(completion)));
+          });
         },
         token, procedure, std::forward<Args>(args), options);
   }

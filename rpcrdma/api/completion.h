@@ -31,11 +31,15 @@ auto EndOnItsExecutor(Handler handler) {
   };
 }
 
-// Has `slot`, taken from the handler of an operation that has begun, call `cancel` when it is emitted. Whatever kind of
-// cancellation that is: a call that ends early leaves everything in order. `cancel` does nothing once the operation is
-// over, so it may stay in the slot.
-template <typename Slot>
-void CancelBy(Slot slot, UniqueFunction<void()> cancel) {
+// Begins an operation that ends with an Outcome, which `handler` is told on its executor: `start` is given the callback
+// that does so, and returns what cancels the operation. The handler's cancellation slot calls that, whatever kind of
+// cancellation is emitted: a call that ends early leaves everything in order. Cancelling does nothing once the
+// operation is over, so it may stay in the slot.
+template <typename Outcome, typename Handler, typename Start>
+void Begin(Handler handler, Start start) {
+  // Before the handler moves on: an operation may end, and its handler be gone, before it has begun.
+  auto slot = asio::get_associated_cancellation_slot(handler);
+  UniqueFunction<void()> cancel = start(OnItsExecutor<Outcome>(std::move(handler)));
   if (!slot.is_connected()) return;
   slot.assign([cancel = std::move(cancel)](asio::cancellation_type) mutable { cancel(); });
 }

@@ -123,10 +123,9 @@ class ReverseClient {
   auto AsyncCall(const ProcedureId& procedure, Args&& args, const ReverseCallOptions& options, Token&& token) {
     return asio::async_initiate<Token, void(Result<Reply, CallError>)>(
         [this](auto handler, ProcedureId procedure, std::decay_t<Args> args, ReverseCallOptions options) {
-          const auto slot = asio::get_associated_cancellation_slot(handler);
-          const CallId call =
-              Call(procedure, args, options, internal::OnItsExecutor<Result<Reply, CallError>>(std::move(handler)));
-          internal::CancelBy(slot, Canceller(call));
+          internal::Begin<Result<Reply, CallError>>(std::move(handler), [&](auto completion) {
+            return Canceller(Call(procedure, args, options, std::move(completion)));
+          });
         },
         token, procedure, std::forward<Args>(args), options);
   }

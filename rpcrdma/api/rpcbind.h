@@ -166,9 +166,10 @@ class Rpcbind {
   auto AsyncLookUp(std::string_view host, const RpcbindQuery& query, Token&& token) {
     return asio::async_initiate<Token, void(Result<RpcbindFound, RpcbindError>)>(
         [this](auto handler, const std::string& host, RpcbindQuery query) {
-          const auto slot = asio::get_associated_cancellation_slot(handler);
-          LookUp(host, query, internal::OnItsExecutor<Result<RpcbindFound, RpcbindError>>(std::move(handler)));
-          internal::CancelBy(slot, LatestCanceller());
+          internal::Begin<Result<RpcbindFound, RpcbindError>>(std::move(handler), [&](auto completion) {
+            LookUp(host, query, std::move(completion));
+            return LatestCanceller();
+          });
         },
         token, std::string(host), query);
   }
@@ -177,9 +178,10 @@ class Rpcbind {
   auto AsyncRegister(const RpcbindService& service, RpcbindConflict conflict, Token&& token) {
     return asio::async_initiate<Token, void(Result<void, RpcbindError>)>(
         [this](auto handler, const RpcbindService& service, RpcbindConflict conflict) {
-          const auto slot = asio::get_associated_cancellation_slot(handler);
-          Register(service, conflict, internal::OnItsExecutor<Result<void, RpcbindError>>(std::move(handler)));
-          internal::CancelBy(slot, LatestCanceller());
+          internal::Begin<Result<void, RpcbindError>>(std::move(handler), [&](auto completion) {
+            Register(service, conflict, std::move(completion));
+            return LatestCanceller();
+          });
         },
         token, service, conflict);
   }
@@ -188,9 +190,10 @@ class Rpcbind {
   auto AsyncWithdraw(const RpcbindService& service, Token&& token) {
     return asio::async_initiate<Token, void(Result<void, RpcbindError>)>(
         [this](auto handler, const RpcbindService& service) {
-          const auto slot = asio::get_associated_cancellation_slot(handler);
-          Withdraw(service, internal::OnItsExecutor<Result<void, RpcbindError>>(std::move(handler)));
-          internal::CancelBy(slot, LatestCanceller());
+          internal::Begin<Result<void, RpcbindError>>(std::move(handler), [&](auto completion) {
+            Withdraw(service, std::move(completion));
+            return LatestCanceller();
+          });
         },
         token, service);
   }
