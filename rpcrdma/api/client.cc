@@ -30,9 +30,7 @@ namespace {
 
 // What one option says of another.
 ClientOptions Completed(ClientOptions options) {
-  for (uint32_t* size : {&options.inline_send_max, &options.inline_receive_max}) {
-    *size = InlineThreshold(*size != 0 ? *size : options.inline_threshold);
-  }
+  CompleteInlineThresholds(&options);
   if (options.reverse_services.empty()) options.reverse_credits = 0;
   return options;
 }

@@ -40,9 +40,7 @@ constexpr size_t kReplyHeaderMax = 64;
 
 // What one option says of another.
 ServerOptions Completed(ServerOptions options) {
-  for (uint32_t* size : {&options.inline_send_max, &options.inline_receive_max}) {
-    *size = InlineThreshold(*size != 0 ? *size : options.inline_threshold);
-  }
+  CompleteInlineThresholds(&options);
   // One call always fits, into however many chunks it is divided: each is in a block of its own.
   const uint64_t division_max = uint64_t{options.chunk_limits.read_segments_max} * BlockPool::kSmallest;
   options.client_bytes_max = std::max(options.client_bytes_max, options.call_bytes_max + division_max);
