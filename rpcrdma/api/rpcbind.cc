@@ -163,13 +163,13 @@ class RpcbindOperation : public std::enable_shared_from_this<RpcbindOperation> {
     loop_.Post([shared] { shared->first(std::move(shared->second)); });
   }
 
- private:
-  // Takes an answer: decodes it and goes on, or says what is wrong with it.
-  using Decoder = std::function<Result<void, RpcbFault>(ConstBytes record)>;
-
   static const sockaddr* Sockaddr(const sockaddr_storage& address) {
     return reinterpret_cast<const sockaddr*>(&address);
   }
+
+ private:
+  // Takes an answer: decodes it and goes on, or says what is wrong with it.
+  using Decoder = std::function<Result<void, RpcbFault>(ConstBytes record)>;
 
   void SetTimer(Instant when) {
     loop_.Cancel(timer_);
@@ -322,7 +322,7 @@ class LookUpOperation final : public RpcbindOperation {
   void OnMappings(const std::vector<RpcbMapping>& mappings) {
     // [5666bis:7+1]
     // 5666bis section 11: the address family says which netid.
-    const Netid netid = ToUniversalAddress(reinterpret_cast<const sockaddr*>(&peer()))->netid;
+    const Netid netid = ToUniversalAddress(Sockaddr(peer()))->netid;
     const RpcbMapping* const found =
         Find(mappings, {.program = query_.program, .version = query_.version, .netid = std::string(ToString(netid))});
     if (found == nullptr) return FailNotFound(mappings, ToString(netid));
