@@ -12,6 +12,7 @@
 
 #include "rpcrdma/ulb/file/names.h"
 #include "rpcrdma/ulb/file/types.h"
+#include "rpcrdma/wire/private_data.h"
 #include "tools/stagecoach/text.h"
 
 #if !defined(STAGECOACH_RDMA_CORE)
@@ -26,7 +27,34 @@ namespace {
 constexpr const char* kProfileVariable = "STAGECOACH_PROFILE";
 #endif
 
+// Those that the two ends can tell each other (ClientOptions::inline_threshold).
+constexpr uint64_t kThresholdStep = 1024;
+
+// In the largest unit that ParseSize takes it in.
+std::string SizeText(uint64_t bytes) {
+  std::string_view unit;
+  for (const std::string_view larger : {"K", "M", "G"}) {
+    if (bytes == 0 || bytes % 1024 != 0) break;
+    bytes /= 1024;
+    unit = larger;
+  }
+  return fmt::format("{}{}", bytes, unit);
+}
+
 }  // namespace
+
+std::function<std::string(const std::string&)> SizeFrom(uint64_t low, uint64_t high, uint64_t step) {
+  return [=](const std::string& text) -> std::string {
+    const auto size = ParseSize(text);
+    if (size && *size >= low && *size <= high && *size % step == 0) return {};
+    return fmt::format("'{}' is not a size from {} to {}{}", text, SizeText(low), SizeText(high),
+                       step == 1 ? "" : fmt::format(", in steps of {}", SizeText(step)));
+  };
+}
+
+std::string CheckDataSize(const std::string& text) {
+  return SizeFrom(4096, rpcrdma::file::kDataMax)(text);
+}
 
 void Complain(std::string_view command, std::string_view text) {
   // What is on standard output came first, also when both are one file.
@@ -61,12 +89,7 @@ void AddCommonOptions(CLI::App& command, CommonOptions& options) {
       .add_option("--inline-threshold", options.inline_threshold,
                   "Largest message that travels without chunks; the smaller of both ends' counts")
       ->type_name("SIZE")
-      ->check([](const std::string& text) -> std::string {
-        const auto size = ParseSize(text);
-        // Those that the two ends can tell each other (ClientOptions::inline_threshold).
-        if (size && *size % 1024 == 0 && *size >= 1024 && *size <= 256 * 1024) return {};
-        return "'" + text + "' is not a size from 1K to 256K, in steps of 1K";
-      })
+      ->check(SizeFrom(rpcrdma::kDefaultInlineThreshold, rpcrdma::kMaxInlineThreshold, kThresholdStep))
       ->capture_default_str();
 }
 
@@ -117,12 +140,6 @@ void AddClientOptions(CLI::App& command, ClientCommandOptions& options) {
       ->type_name("SECONDS")
       ->check(CLI::Range(0.001, 86400.0))
       ->capture_default_str();
-}
-
-std::string CheckDataSize(const std::string& text) {
-  const auto size = ParseSize(text);
-  if (size && *size >= 4096 && *size <= rpcrdma::file::kDataMax) return {};
-  return "'" + text + "' is not a size from 4K to 16M";
 }
 
 void AddEntriesOption(CLI::App& command, uint64_t& entries_max) {

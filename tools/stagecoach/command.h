@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -53,8 +54,12 @@ struct ClientCommandOptions {
 };
 void AddClientOptions(CLI::App& command, ClientCommandOptions& options);
 
-// For options that say how many bytes one READ or WRITE moves: what is wrong with `text`, or nothing. As it stands:
-// complaints about wrong usage are made printable as a whole.
+// A check of options that are sizes, as ParseSize takes them, from `low` to `high` and whole multiples of `step`: says
+// what is wrong with a text, or nothing. The text as it stands: complaints about wrong usage are made printable as a
+// whole.
+std::function<std::string(const std::string&)> SizeFrom(uint64_t low, uint64_t high, uint64_t step = 1);
+
+// The same for options that say how many bytes one READ or WRITE moves.
 std::string CheckDataSize(const std::string& text);
 
 // --max-entries, of the commands that list.

@@ -359,11 +359,7 @@ void AddServe(CLI::App& app, int& exit_code) {
   command->add_option("--client-memory", options->client_memory, "Memory for the data of one client's calls")
       ->type_name("SIZE")
       ->capture_default_str()
-      ->check([](const std::string& text) -> std::string {
-        const auto size = ParseSize(text);
-        if (size && *size >= (uint64_t{1} << 20) && *size <= (uint64_t{1} << 40)) return {};
-        return "'" + text + "' is not a size from 1M to 1024G";
-      })
+      ->check(SizeFrom(uint64_t{1} << 20, uint64_t{1} << 40))
       ->group("Limits");
   command->callback([options, &exit_code] { exit_code = Serve(*options); });
 }
