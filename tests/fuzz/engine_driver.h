@@ -1,9 +1,10 @@
-// The driver's end of the contract in rpcrdma/core/engine.h, for targets that run an engine: memory, Sends and
-// registrations whose rules are properties.
+// The driver's end of the contract in rpcrdma/core/engine.h, for targets that run an engine: memory, Sends, Receives
+// and registrations whose rules are properties, and the order in which an engine is driven.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "rpcrdma/core/engine.h"
+#include "tests/fuzz/input.h"
 #include "tests/fuzz/messages.h"
 
 namespace stagecoach::rpcrdma::fuzz {
@@ -143,6 +145,15 @@ class FuzzArena {
   const BufferArena view;
 };
 
+// Takes out one of a number of things, whichever `choice` says.
+template <typename T>
+T TakeOut(std::vector<T>& from, size_t choice) {
+  const auto at = from.begin() + static_cast<ptrdiff_t>(choice % from.size());
+  T taken = std::move(*at);
+  from.erase(at);
+  return taken;
+}
+
 // Sends that have not completed, and the Writes before each: what they use stays as it was.
 class SendQueue {
  public:
@@ -164,8 +175,7 @@ class SendQueue {
   }
   // Completes the `index`-th; its buffer's number.
   uint32_t Complete(size_t index) {
-    const InFlight done = std::move(in_flight_[index]);
-    in_flight_.erase(in_flight_.begin() + static_cast<ptrdiff_t>(index));
+    const InFlight done = TakeOut(in_flight_, index);
     for (const Used& used : done.used) FUZZ_PROPERTY(Same(used.memory, used.content));
     return done.slot;
   }
@@ -188,6 +198,103 @@ class SendQueue {
   const BufferArena arena_;
   std::vector<Used> writes_;
   std::vector<InFlight> in_flight_;
+};
+
+// Receives that are posted, the first to be used first. Who posts one is done with what was in it.
+class ReceiveQueue {
+ public:
+  struct Received {
+    uint32_t slot = 0;
+    ConstBytes bytes;
+  };
+
+  explicit ReceiveQueue(const BufferArena& arena) : arena_(arena) {}
+
+  void Post(uint32_t slot) {
+    FUZZ_PROPERTY(slot < arena_.slots);
+    FUZZ_PROPERTY(std::find(posted_.begin(), posted_.end(), slot) == posted_.end());
+    posted_.push_back(slot);
+    const MutableBytes memory = arena_.slot(slot);
+    std::fill(memory.begin(), memory.end(), std::byte{0xee});  // the device's now
+  }
+  // A Send of the peer's, as much of it as the next one holds.
+  Received Receive(ConstBytes bytes) {
+    const uint32_t slot = posted_.front();
+    posted_.pop_front();
+    const MutableBytes memory = arena_.slot(slot);
+    return {slot, memory.first(CopyBytes(memory, bytes))};
+  }
+  size_t size() const { return posted_.size(); }
+  bool empty() const { return posted_.empty(); }
+  void Lose() { posted_.clear(); }
+
+ private:
+  const BufferArena arena_;
+  std::deque<uint32_t> posted_;
+};
+
+// An engine between its driver's end and a model of it, which the operations of an input set going. Those that derive
+// from it say what the operations are, and what has to come of them.
+class EngineWorld {
+ protected:
+  explicit EngineWorld(stagecoach::testing::FuzzInput& input) : input_(input) {}
+  ~EngineWorld() = default;
+
+  virtual ConnectionEngine& engine() = 0;
+  virtual void Operate(uint8_t operation) = 0;
+  virtual void Take(const Command& command) = 0;
+  // Takes what the engine has for its program; false when it has nothing.
+  virtual bool TakeForProgram() = 0;
+  // The properties between operations.
+  virtual void Check() = 0;
+
+  void RunOperations() {
+    constexpr size_t kMostOperations = 300;
+    for (size_t n = 0; n < kMostOperations && !input_.empty(); ++n) {
+      Operate(input_.Byte());
+      Drain();
+      Check();
+    }
+  }
+
+  // Takes all that the engine has. After its Disconnect nobody carries out what it wants.
+  virtual void Drain() {
+    for (bool moved = true; moved;) {
+      moved = false;
+      while (!ending_) {
+        const std::optional<Command> command = engine().TakeCommand();
+        if (!command) break;
+        moved = true;
+        Take(*command);
+      }
+      while (TakeForProgram()) moved = true;
+    }
+    FUZZ_PROPERTY(!must_end_ || ending_);
+  }
+
+  void TakeInvalidate(const Invalidate& command) {
+    if (at_once_ || command.by_peer) return CarryOut(command);
+    invalidates_.push_back(command);
+  }
+  void CompleteInvalidate(size_t choice) {
+    if (!invalidates_.empty()) CarryOut(TakeOut(invalidates_, choice));
+  }
+  virtual void CarryOut(const Invalidate& command) {
+    memory_.Undo(command.registration);
+    engine().OnInvalidated(command.tag, now_);
+  }
+
+  stagecoach::testing::FuzzInput& input_;
+  FuzzMemory memory_;
+  std::vector<Invalidate> invalidates_;
+  Instant now_{};
+  bool at_once_ = false;   // invalidation
+  bool orderly_ = false;   // everything completes before the connection is lost
+  bool must_end_ = false;  // Disconnect is to come
+  bool may_end_ = false;   // Disconnect may come
+  bool closed_ = false;    // by the program
+  bool ending_ = false;    // Disconnect has come
+  bool over_ = false;      // the connection is lost
 };
 
 }  // namespace stagecoach::rpcrdma::fuzz

@@ -9,7 +9,6 @@
 //
 // Input: 4 bytes of configuration, then operations of a byte and their arguments.
 #include <algorithm>
-#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -26,10 +25,11 @@ namespace {
 
 using fuzz::Append;
 using fuzz::Block;
+using fuzz::EngineWorld;
 using fuzz::FuzzArena;
-using fuzz::FuzzMemory;
 using fuzz::Inside;
 using fuzz::Pattern;
+using fuzz::ReceiveQueue;
 using fuzz::Same;
 using fuzz::SendQueue;
 using fuzz::Unreduced;
@@ -37,7 +37,6 @@ using fuzz::WithItems;
 using stagecoach::testing::FuzzInput;
 using Kind = CallFailure::Kind;
 
-constexpr size_t kMostOperations = 300;
 constexpr size_t kMostCalls = 120;
 constexpr uint32_t kReplyWord = 1;
 constexpr Duration kFenceTime = 1s;  // beyond its deadline, that a call may wait for its fence
@@ -68,14 +67,15 @@ struct Call {
   bool released = false;
 };
 
-class World {
+class World final : public EngineWorld {
  public:
   explicit World(FuzzInput& input)
-      : input_(input),
+      : EngineWorld(input),
         config_(Configure(input)),
         send_(1 + (sizes_ & 3), config_.limits.send_inline),
         receive_(1 + ((sizes_ >> 2) & 7), config_.limits.receive_inline + 8),
         sends_(send_.view),
+        posted_(receive_.view),
         xids_(0xfffffff8),
         engine_(config_, send_.view, receive_.view, memory_, xids_, nullptr),
         own_max_(std::min(config_.credits, receive_.view.slots)) {
@@ -85,11 +85,7 @@ class World {
   }
 
   void Run() {
-    for (size_t n = 0; n < kMostOperations && !input_.empty(); ++n) {
-      Operate(input_.Byte());
-      Drain();
-      Check();
-    }
+    RunOperations();
     FUZZ_PROPERTY(!engine_.DebugString().empty());
     if (!ending_ && !over_ && orderly_) Settle();
     if (!over_) Lose();
@@ -122,7 +118,9 @@ class World {
     return config;
   }
 
-  void Operate(uint8_t operation) {
+  ConnectionEngine& engine() override { return engine_; }
+
+  void Operate(uint8_t operation) override {
     switch (operation % 16) {
       case 0:
       case 1:
@@ -137,7 +135,7 @@ class World {
       case 7:
         return CompleteSend();
       case 8:
-        return CompleteInvalidate();
+        return CompleteInvalidate(input_.Byte());
       case 9:
         return PeerWrites();
       case 10:
@@ -275,7 +273,7 @@ class World {
     memory_.regions.clear();
     invalidates_.clear();
     sends_.Lose();
-    posted_.clear();
+    posted_.Lose();
     for (const auto& call : calls_) {
       if (call->over || call->failure || call->answered_well) continue;
       call->failure = closed_ ? Kind::kClosed : Kind::kConnectionLost;
@@ -288,16 +286,7 @@ class World {
     if (sends_.size() > 0) engine_.OnSendDone(sends_.Complete(at % sends_.size()), now_);
   }
 
-  void CompleteInvalidate() {
-    const size_t at = input_.Byte();
-    if (invalidates_.empty()) return;
-    const auto next = invalidates_.begin() + static_cast<ptrdiff_t>(at % invalidates_.size());
-    const Invalidate command = *next;
-    invalidates_.erase(next);
-    CarryOut(command);
-  }
-
-  void CarryOut(const Invalidate& command) {
+  void CarryOut(const Invalidate& command) override {
     const auto region = memory_.regions.find(command.registration);
     FUZZ_PROPERTY(region != memory_.regions.end());
     FUZZ_PROPERTY(!command.by_peer || region->second.ended_by_peer);
@@ -305,8 +294,7 @@ class World {
       FUZZ_PROPERTY(Same(region->second.memory, region->second.written));
       written_[command.registration] = std::move(region->second.written);
     }
-    memory_.Undo(command.registration);
-    engine_.OnInvalidated(command.tag, now_);
+    EngineWorld::CarryOut(command);
   }
 
   // --- What the responder does ---
@@ -334,7 +322,7 @@ class World {
     const uint8_t credits = input_.Byte();
     Block reply = Reply(*call, choices, amount, credits);
     fuzz::Spoil(reply, input_);
-    PeerSends(std::move(reply));
+    PeerSends(reply);
   }
 
   // A reply to this call; with choices of 0 a short one that grants much.
@@ -411,10 +399,9 @@ class World {
   }
 
   // One Send of the peer's; without a Receive for it, or too long for it, the transport would end the connection.
-  void PeerSends(Block bytes) {
+  void PeerSends(const Block& bytes) {
     const uint8_t with_invalidate = input_.Byte();
     if (over_ || posted_.empty()) return;
-    if (bytes.size() > receive_.view.slot_size) bytes.resize(receive_.view.slot_size);
     std::optional<uint32_t> invalidated;
     if ((with_invalidate & 1) != 0 && !memory_.regions.empty()) {
       auto region = memory_.regions.begin();
@@ -424,11 +411,9 @@ class World {
         invalidated = region->second.handle;
       }
     }
-    const uint32_t slot = posted_.front();
-    posted_.pop_front();
-    const auto length = static_cast<uint32_t>(CopyBytes(receive_.view.slot(slot), bytes));
-    Foresee(bytes);
-    engine_.OnReceive(slot, length, invalidated, now_);
+    const ReceiveQueue::Received received = posted_.Receive(bytes);
+    Foresee(received.bytes);
+    engine_.OnReceive(received.slot, static_cast<uint32_t>(received.bytes.size()), invalidated, now_);
   }
 
   // What this message means, by the document: which call it answers, and how that ends.
@@ -468,40 +453,21 @@ class World {
 
   // --- What the engine wants ---
 
-  void Drain() {
-    for (bool moved = true; moved;) {
-      moved = false;
-      while (!ending_) {
-        const std::optional<Command> command = engine_.TakeCommand();
-        if (!command) break;
-        moved = true;
-        Take(*command);
-      }
-      while (const auto outcome = engine_.TakeOutcome(now_)) {
-        moved = true;
-        CheckOutcome(*outcome);
-      }
-    }
-    FUZZ_PROPERTY(!must_end_ || ending_);
+  bool TakeForProgram() override {
+    const auto outcome = engine_.TakeOutcome(now_);
+    if (outcome) CheckOutcome(*outcome);
+    return outcome.has_value();
   }
 
-  void Take(const Command& command) {
+  void Take(const Command& command) override {
     FUZZ_PROPERTY(!over_);
     if (const auto* receive = std::get_if<PostReceive>(&command)) {
-      FUZZ_PROPERTY(receive->slot < receive_.view.slots);
-      FUZZ_PROPERTY(std::find(posted_.begin(), posted_.end(), receive->slot) == posted_.end());
-      posted_.push_back(receive->slot);
-      const MutableBytes slot = receive_.view.slot(receive->slot);
-      std::fill(slot.begin(), slot.end(), std::byte{0xee});  // the device's now
+      posted_.Post(receive->slot);
     } else if (const auto* send = std::get_if<PostSend>(&command)) {
       FUZZ_PROPERTY(!send->invalidate.has_value() && send->length <= config_.limits.send_inline);
       CheckSent(sends_.Post(*send));
     } else if (const auto* invalidate = std::get_if<Invalidate>(&command)) {
-      if (at_once_ || invalidate->by_peer) {
-        CarryOut(*invalidate);
-      } else {
-        invalidates_.push_back(*invalidate);
-      }
+      TakeInvalidate(*invalidate);
     } else if (const auto* disconnect = std::get_if<Disconnect>(&command)) {
       FUZZ_PROPERTY(must_end_ || may_end_);
       FUZZ_PROPERTY(disconnect->why == (closed_ ? Disconnect::Why::kAsked : Disconnect::Why::kCallTimedOut));
@@ -690,7 +656,7 @@ class World {
         std::count_if(calls_.begin(), calls_.end(), [](const auto& call) { return !call->released; }));
   }
 
-  void Check() {
+  void Check() override {
     memory_.CheckExposed();
     size_t held = 0;
     size_t open = 0;
@@ -732,11 +698,7 @@ class World {
     release_at_once_ = true;
     for (size_t rounds = 0; rounds < 4 * kMostCalls; ++rounds) {
       while (sends_.size() > 0) engine_.OnSendDone(sends_.Complete(0), now_);
-      while (!invalidates_.empty()) {
-        const Invalidate command = invalidates_.back();
-        invalidates_.pop_back();
-        CarryOut(command);
-      }
+      while (!invalidates_.empty()) CompleteInvalidate(invalidates_.size() - 1);
       for (const auto& call : calls_) {
         if (call->over && !call->released) engine_.Release(call->id, now_);
         call->released = call->released || call->over;
@@ -753,32 +715,21 @@ class World {
     FUZZ_PROPERTY(engine_.room() == granted_);
   }
 
-  FuzzInput& input_;
-  bool orderly_ = false;
-  bool at_once_ = false;  // invalidation
   bool release_at_once_ = true;
   uint8_t sizes_ = 0;
   const Requester::Config config_;
-  FuzzMemory memory_;
   FuzzArena send_;
   FuzzArena receive_;
   SendQueue sends_;
+  ReceiveQueue posted_;
   SequentialXids xids_;
-  Instant now_{};
 
   std::vector<std::unique_ptr<Call>> calls_;  // by cookie
-  std::deque<uint32_t> posted_;
-  std::vector<Invalidate> invalidates_;
-  std::map<uint32_t, Block> written_;   // by registrations undone, what the peer left there
-  std::map<CallId, ConstBytes> views_;  // of inline replies
+  std::map<uint32_t, Block> written_;         // by registrations undone, what the peer left there
+  std::map<CallId, ConstBytes> views_;        // of inline replies
   uint32_t granted_ = 1;
   uint32_t refusals_seen_ = 0;
   size_t most_records_ = 0;
-  bool must_end_ = false;  // Disconnect is to come
-  bool may_end_ = false;
-  bool closed_ = false;
-  bool ending_ = false;
-  bool over_ = false;
 
   Requester engine_;
   const uint32_t own_max_;

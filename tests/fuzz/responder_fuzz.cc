@@ -27,18 +27,19 @@ namespace stagecoach::rpcrdma {
 namespace {
 
 using fuzz::Block;
+using fuzz::EngineWorld;
 using fuzz::FuzzArena;
-using fuzz::FuzzMemory;
 using fuzz::Inside;
 using fuzz::Pattern;
+using fuzz::ReceiveQueue;
 using fuzz::Same;
 using fuzz::SendQueue;
 using fuzz::Spread;
+using fuzz::TakeOut;
 using fuzz::Unreduced;
 using fuzz::WithItems;
 using stagecoach::testing::FuzzInput;
 
-constexpr size_t kMostOperations = 300;
 constexpr uint32_t kReplyWord = 1;
 constexpr uint64_t kReadBytesMax = 2048;
 
@@ -73,30 +74,27 @@ struct Entry {
   std::weak_ptr<const void> memory;  // of the items
 };
 
-class World {
+class World final : public EngineWorld {
  public:
   explicit World(FuzzInput& input)
-      : input_(input),
+      : EngineWorld(input),
         config_(Configure(input)),
         send_(1 + (sizes_ & 3), 512),
         receive_(Receives(), 320),
         sends_(send_.view),
+        posted_(receive_.view),
         engine_(config_, send_.view, SharedView(), memory_, nullptr) {
     memory_.on_return = [this](uint32_t slot) { Returned(slot); };
     engine_.Start();
     if (config_.shared_receives || config_.receives > 0) {
-      for (uint32_t slot = 0; slot < receive_.view.slots; ++slot) posted_.push_back(slot);
+      for (uint32_t slot = 0; slot < receive_.view.slots; ++slot) posted_.Post(slot);
     }
     Drain();
     FUZZ_PROPERTY(posted_.size() == receive_.view.slots);
   }
 
   void Run() {
-    for (size_t n = 0; n < kMostOperations && !input_.empty(); ++n) {
-      Operate(input_.Byte());
-      Drain();
-      Check();
-    }
+    RunOperations();
     FUZZ_PROPERTY(!engine_.DebugString().empty());
     if (!ending_ && !over_ && orderly_) Settle();
     if (!over_) Lose();
@@ -143,7 +141,9 @@ class World {
     return view;
   }
 
-  void Operate(uint8_t operation) {
+  ConnectionEngine& engine() override { return engine_; }
+
+  void Operate(uint8_t operation) override {
     switch (operation % 16) {
       case 0:
       case 1:
@@ -151,7 +151,7 @@ class World {
       case 3: {
         Block call = Call();
         fuzz::Spoil(call, input_);
-        return PeerSends(std::move(call));
+        return PeerSends(call);
       }
       case 4: {
         const ConstBytes bytes = input_.Bytes(input_.Byte());
@@ -247,28 +247,26 @@ class World {
   }
 
   // A Send of the peer's. Where there is no Receive for it, the transport ends the connection.
-  void PeerSends(Block bytes) {
+  void PeerSends(const Block& bytes) {
     const uint8_t truth = input_.Byte();
     if (over_ || posted_.empty()) return;
-    if (bytes.size() > receive_.view.slot_size) bytes.resize(receive_.view.slot_size);
-    const uint32_t slot = posted_.front();
-    posted_.pop_front();
-    const auto length = static_cast<uint32_t>(CopyBytes(receive_.view.slot(slot), bytes));
+    const auto [slot, received] = posted_.Receive(bytes);
     FUZZ_PROPERTY(!entries_.contains(slot));
     auto entry = std::make_unique<Entry>();
     entry->slot = slot;
     const bool overrun = config_.shared_receives && !ending_ && engine_.unanswered() >= allowed_ - answered_;
-    if (!ending_ && !closed_ && !overrun) Foresee(ConstBytes(receive_.view.slot(slot)).first(length), truth, *entry);
+    if (!ending_ && !closed_ && !overrun) Foresee(received, truth, *entry);
     may_end_ = may_end_ || overrun;
     entries_.emplace(slot, std::move(entry));
-    Deliver(slot, length);
+    Deliver(slot, received);
     if (overrun && !closed_) must_end_ = true;
   }
 
   // With Receives shared between directions their owner has decoded the header.
-  void Deliver(uint32_t slot, uint32_t length) {
+  void Deliver(uint32_t slot, ConstBytes bytes) {
+    const auto length = static_cast<uint32_t>(bytes.size());
     if (!config_.inline_only) return engine_.OnReceive(slot, length, std::nullopt, now_);
-    ByteReader in(ConstBytes(receive_.view.slot(slot)).first(length));
+    ByteReader in(bytes);
     auto header = DecodeHeaderV1(in, config_.list_limits);
     if (!header) return engine_.OnMalformed(slot, length, header.error(), now_);
     engine_.OnMessage(slot, std::move(*header), in.Rest(), now_);
@@ -324,9 +322,7 @@ class World {
 
   void CompleteRead(size_t at) {
     if (reads_.empty()) return;
-    const auto next = reads_.begin() + static_cast<ptrdiff_t>(at % reads_.size());
-    const auto [read, content] = *next;
-    reads_.erase(next);
+    const auto [read, content] = TakeOut(reads_, at);
     FUZZ_PROPERTY(memory_.InBlock(read.sink));
     CopyBytes(read.sink, content);
     --entries_.at(read.tag)->reads_in_flight;
@@ -343,18 +339,6 @@ class World {
     engine_.OnSendDone(sends_.Complete(at), now_);
   }
 
-  void CompleteInvalidate(size_t at) {
-    if (invalidates_.empty()) return;
-    const auto next = invalidates_.begin() + static_cast<ptrdiff_t>(at % invalidates_.size());
-    const Invalidate command = *next;
-    invalidates_.erase(next);
-    CarryOut(command);
-  }
-  void CarryOut(const Invalidate& command) {
-    memory_.Undo(command.registration);
-    engine_.OnInvalidated(command.tag, now_);
-  }
-
   void Lose() {
     if (over_) return;
     over_ = true;
@@ -364,7 +348,7 @@ class World {
     reads_.clear();
     sends_.Lose();
     sent_memory_.clear();
-    if (!config_.shared_receives) posted_.clear();
+    if (!config_.shared_receives) posted_.Lose();
     engine_.OnDisconnected(now_);
     closing_.clear();
     if (config_.shared_receives) return;
@@ -445,21 +429,14 @@ class World {
 
   // --- What the engine wants ---
 
-  void Drain() {
-    for (bool moved = true; moved;) {
-      moved = false;
-      while (!ending_) {
-        const std::optional<Command> command = engine_.TakeCommand();
-        if (!command) break;
-        moved = true;
-        Take(*command);
-      }
-      while (const auto id = engine_.TakeRequest(now_)) {
-        moved = true;
-        HandedOut(*id);
-      }
-    }
-    FUZZ_PROPERTY(!must_end_ || ending_);
+  bool TakeForProgram() override {
+    const auto id = engine_.TakeRequest(now_);
+    if (id) HandedOut(*id);
+    return id.has_value();
+  }
+
+  void Drain() override {
+    EngineWorld::Drain();
     FUZZ_PROPERTY(!sends_.has_writes());  // a Send follows them
     if (over_ || ending_) return;
     // Whatever gave its Receive back without an answer must not be answered.
@@ -467,10 +444,10 @@ class World {
     closing_.clear();
   }
 
-  void Take(const Command& command) {
+  void Take(const Command& command) override {
     FUZZ_PROPERTY(!over_);
     if (const auto* receive = std::get_if<PostReceive>(&command)) {
-      FUZZ_PROPERTY(!config_.shared_receives && receive->slot < receive_.view.slots);
+      FUZZ_PROPERTY(!config_.shared_receives);
       Closed(receive->slot);
     } else if (const auto* read = std::get_if<PostRead>(&command)) {
       CheckRead(*read);
@@ -489,11 +466,7 @@ class World {
       writes_.clear();
     } else if (const auto* invalidate = std::get_if<Invalidate>(&command)) {
       FUZZ_PROPERTY(!invalidate->by_peer && memory_.regions.contains(invalidate->registration));
-      if (at_once_) {
-        CarryOut(*invalidate);
-      } else {
-        invalidates_.push_back(*invalidate);
-      }
+      TakeInvalidate(*invalidate);
     } else {
       using Why = Disconnect::Why;
       const Why why = std::get<Disconnect>(command).why;
@@ -512,10 +485,7 @@ class World {
 
   // The Receive is free: its message is over, or its answer is the next Send.
   void Closed(uint32_t slot) {
-    FUZZ_PROPERTY(std::find(posted_.begin(), posted_.end(), slot) == posted_.end());
-    posted_.push_back(slot);
-    const MutableBytes memory = receive_.view.slot(slot);
-    std::fill(memory.begin(), memory.end(), std::byte{0xee});  // the device's now
+    posted_.Post(slot);
     const auto entry = entries_.find(slot);
     if (entry == entries_.end()) return;  // posted at the start
     FUZZ_PROPERTY(entry->second->reads_in_flight == 0 || over_);
@@ -705,7 +675,7 @@ class World {
 
   // --- Properties between operations ---
 
-  void Check() {
+  void Check() override {
     FUZZ_PROPERTY(engine_.unanswered() <= receive_.view.slots);
     FUZZ_PROPERTY(memory_.used <= receive_.view.slots * kReadBytesMax);
     if (over_ || ending_) return;
@@ -742,10 +712,6 @@ class World {
     for (const auto& memory : service_memory_) FUZZ_PROPERTY(memory.expired());
   }
 
-  FuzzInput& input_;
-  FuzzMemory memory_;
-  bool orderly_ = false;
-  bool at_once_ = false;  // invalidation
   uint8_t sizes_ = 0;
   uint32_t receives_ = 0;
   const Responder::Config config_;
@@ -753,9 +719,8 @@ class World {
   FuzzArena receive_;
   std::vector<std::byte*> places_;
   SendQueue sends_;
-  Instant now_{};
+  ReceiveQueue posted_;
 
-  std::deque<uint32_t> posted_;
   std::map<uint32_t, std::unique_ptr<Entry>> entries_;  // by Receive
   std::deque<std::unique_ptr<Entry>> closing_;          // their Receives came back, their answers are the next Sends
   std::vector<RequestId> open_;
@@ -763,17 +728,11 @@ class World {
   std::vector<std::pair<PostRead, Block>> reads_;
   std::vector<PostWrite> writes_;                                        // ahead of the next Send
   std::vector<std::pair<std::weak_ptr<const void>, bool>> sent_memory_;  // by Send; whether Writes need it
-  std::vector<Invalidate> invalidates_;
   std::vector<std::weak_ptr<const void>> service_memory_;
   uint32_t next_handle_ = 0x2000;
   uint32_t refusals_seen_ = 0;
   uint64_t allowed_ = 1;  // calls, from the grants that were seen
   uint64_t answered_ = 0;
-  bool may_end_ = false;
-  bool must_end_ = false;
-  bool closed_ = false;
-  bool ending_ = false;
-  bool over_ = false;
 
   Responder engine_;
 };
