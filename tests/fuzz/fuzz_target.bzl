@@ -1,4 +1,4 @@
-"""Fuzz targets: one source with LLVMFuzzerTestOneInput, two programs.
+"""Fuzz targets: one source with LLVMFuzzerTestOneInput, NAME_fuzz.cc, two programs.
 
 NAME_fuzzer links libFuzzer under --config=fuzz (define fuzzing=libfuzzer) and the replay program otherwise.
 NAME_replay_test runs the checked-in corpus, and mutations of it from a fixed seed, as an ordinary test.
@@ -6,20 +6,19 @@ NAME_replay_test runs the checked-in corpus, and mutations of it from a fixed se
 
 load("@rules_cc//cc:defs.bzl", "cc_binary", "cc_library", "cc_test")
 
-def fuzz_target(name, srcs, deps, runs = 5000):
+def fuzz_target(name, deps, runs = 5000):
     """Declares both programs over tests/fuzz/corpus/NAME.
 
     Args:
-      name: names the corpus directory, too.
-      srcs: defines LLVMFuzzerTestOneInput.
-      deps: of srcs.
+      name: names the source and the corpus directory, too.
+      deps: of the source.
       runs: mutated inputs of the replay test.
     """
     corpus = native.glob(["corpus/%s/*" % name])
     cc_library(
         name = name + "_target",
         testonly = True,
-        srcs = srcs,
+        srcs = [name + "_fuzz.cc"],
         deps = deps + ["//base", ":input"],
         alwayslink = True,
     )
