@@ -9,7 +9,6 @@
 #include <stdexcept>
 #include <utility>
 
-#include "base/prng.h"
 #include "rpcrdma/api/client.h"
 #include "rpcrdma/api/server.h"
 #include "rpcrdma/loop/loop_context.h"
@@ -80,10 +79,7 @@ class WaitingService final : public rpcrdma::CoService {
 
 class CoServiceTest : public ::testing::Test {
  protected:
-  CoServiceTest()
-      : setting_(MakeSetting(StableHash(::testing::UnitTest::GetInstance()->current_test_info()->name()), nullptr)),
-        context_(setting_->loop()),
-        service_(context_) {
+  CoServiceTest() : context_(setting_->loop()), service_(context_) {
     service_.OnException([this](const CallHeader& call, std::exception_ptr exception) {
       try {
         std::rethrow_exception(exception);
@@ -123,7 +119,7 @@ class CoServiceTest : public ::testing::Test {
     return std::move(**outcome);
   }
 
-  std::unique_ptr<Setting> setting_;
+  std::unique_ptr<Setting> setting_ = MakeSettingOfThisTest();
   LoopContext context_;
   WaitingService service_;
   std::vector<std::string> reported_;

@@ -183,8 +183,6 @@ std::vector<std::byte> NullCall(uint32_t xid) {
 
 class HostilePeerTest : public ::testing::Test {
  protected:
-  HostilePeerTest()
-      : setting_(MakeSetting(StableHash(::testing::UnitTest::GetInstance()->current_test_info()->name()), nullptr)) {}
   ~HostilePeerTest() override {
     client_.reset();
     peer_.reset();
@@ -260,7 +258,7 @@ class HostilePeerTest : public ::testing::Test {
     return result && !result->has_value() ? result->error() : CallError{};
   }
 
-  std::unique_ptr<Setting> setting_;
+  std::unique_ptr<Setting> setting_ = MakeSettingOfThisTest();
   TestService service_;
   std::optional<Server> server_;
   std::optional<RawPeer> peer_;

@@ -73,10 +73,7 @@ class MemoryEvents final : public TraceSink {
 
 class RegisteredMemoryTest : public ::testing::Test {
  protected:
-  RegisteredMemoryTest()
-      : setting_(MakeSetting(StableHash(::testing::UnitTest::GetInstance()->current_test_info()->name()), nullptr)) {
-    service_.repeatable = {kEcho, kSource};
-  }
+  RegisteredMemoryTest() { service_.repeatable = {kEcho, kSource}; }
   ~RegisteredMemoryTest() override {
     service_.echoes.clear();
     session_.reset();
@@ -164,7 +161,7 @@ class RegisteredMemoryTest : public ::testing::Test {
   MutableBytes source() { return MutableBytes(arena_).subspan(1000, kBytes); }
   MutableBytes sink() { return MutableBytes(arena_).subspan(100000, kBytes); }
 
-  std::unique_ptr<Setting> setting_;
+  std::unique_ptr<Setting> setting_ = MakeSettingOfThisTest();
   CachingService service_;
   std::vector<std::byte> arena_ = std::vector<std::byte>(200000);
   std::optional<Server> server_;

@@ -12,7 +12,6 @@
 #include <map>
 #include <optional>
 
-#include "base/prng.h"
 #include "rpcrdma/api/client.h"
 #include "rpcrdma/api/reverse_client.h"
 #include "rpcrdma/api/server.h"
@@ -101,10 +100,6 @@ class Wordy final : public rpcrdma::Service {
 
 class ReverseTest : public ::testing::Test {
  protected:
-  ReverseTest() {
-    const auto* info = ::testing::UnitTest::GetInstance()->current_test_info();
-    setting_ = MakeSetting(StableHash(info->name()), nullptr);
-  }
   ~ReverseTest() override {
     callbacks_.held.clear();
     client_.reset();
@@ -201,7 +196,7 @@ class ReverseTest : public ::testing::Test {
   }
 
   TraceLog trace_;
-  std::unique_ptr<Setting> setting_;
+  std::unique_ptr<Setting> setting_ = MakeSettingOfThisTest();
   Front front_;
   TestService callbacks_;  // the client's
   Wordy wordy_;

@@ -11,7 +11,6 @@
 #include <future>
 #include <optional>
 
-#include "base/prng.h"
 #include "rpcrdma/api/client.h"
 #include "rpcrdma/api/server.h"
 #include "rpcrdma/loop/loop_context.h"
@@ -41,10 +40,6 @@ ProcedureId Id(Procedure procedure) {
 
 class RpcTest : public ::testing::Test {
  protected:
-  RpcTest() {
-    const auto* info = ::testing::UnitTest::GetInstance()->current_test_info();
-    setting_ = MakeSetting(StableHash(info->name()), nullptr);
-  }
   ~RpcTest() override {
     // Objects of the API before the world they live in; what they posted is run.
     service_.held.clear();
@@ -132,7 +127,7 @@ class RpcTest : public ::testing::Test {
         [number, outcomes](Outcome outcome) { outcomes->emplace(number, std::move(outcome)); });
   }
 
-  std::unique_ptr<Setting> setting_;
+  std::unique_ptr<Setting> setting_ = MakeSettingOfThisTest();
   TestService service_;
   std::optional<Server> server_;
   std::unique_ptr<Client> client_;

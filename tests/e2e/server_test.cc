@@ -9,7 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "base/prng.h"
 #include "rpcrdma/api/client.h"
 #include "rpcrdma/api/server.h"
 #include "tests/e2e/setting.h"
@@ -54,8 +53,6 @@ class OtherService final : public rpcrdma::Service {
 
 class ServerTest : public ::testing::Test {
  protected:
-  ServerTest()
-      : setting_(MakeSetting(StableHash(::testing::UnitTest::GetInstance()->current_test_info()->name()), nullptr)) {}
   ~ServerTest() override {
     service_.held.clear();
     clients_.clear();
@@ -153,7 +150,7 @@ class ServerTest : public ::testing::Test {
   }
 
   TraceLog trace_;
-  std::unique_ptr<Setting> setting_;
+  std::unique_ptr<Setting> setting_ = MakeSettingOfThisTest();
   TestService service_;
   std::optional<Server> server_;
   std::vector<std::unique_ptr<Client>> clients_;

@@ -14,7 +14,6 @@
 #include <set>
 #include <tuple>
 
-#include "base/prng.h"
 #include "rpcrdma/loop/loop_context.h"
 #include "tests/e2e/session_setting.h"
 
@@ -35,10 +34,6 @@ using Kind = CallError::Kind;
 
 class SessionTest : public ::testing::Test {
  protected:
-  SessionTest() {
-    const auto* info = ::testing::UnitTest::GetInstance()->current_test_info();
-    setting_ = MakeSetting(StableHash(info->name()), nullptr);
-  }
   ~SessionTest() override {
     service_.inner.held.clear();
     session_.reset();
@@ -99,7 +94,7 @@ class SessionTest : public ::testing::Test {
   // As many credits as the server grants.
   void Warm() { ASSERT_TRUE(Null().has_value()); }
 
-  std::unique_ptr<Setting> setting_;
+  std::unique_ptr<Setting> setting_ = MakeSettingOfThisTest();
   SessionEvents events_;
   RecordingService service_;
   std::optional<Server> server_;

@@ -2,6 +2,8 @@
 // system's RDMA device), or in virtual time.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <cstdint>
 #include <cstdlib>
 #include <functional>
@@ -9,6 +11,7 @@
 #include <string>
 
 #include "base/event_loop.h"
+#include "base/prng.h"
 #include "base/trace.h"
 
 namespace stagecoach::e2e {
@@ -51,5 +54,11 @@ inline uint32_t SharedReceivesByDefault() {
 
 // A fresh one for each test. `seed` and `trace` matter in virtual time.
 std::unique_ptr<Setting> MakeSetting(uint64_t seed, TraceSink* trace);
+
+// With a seed that each test has for itself: its name.
+inline std::unique_ptr<Setting> MakeSettingOfThisTest() {
+  const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
+  return MakeSetting(StableHash(test->name()), nullptr);
+}
 
 }  // namespace stagecoach::e2e
