@@ -12,6 +12,7 @@
 #include "rpcrdma/api/client.h"
 #include "rpcrdma/api/server.h"
 #include "rpcrdma/loop/loop_context.h"
+#include "tests/e2e/outcome.h"
 #include "tests/e2e/setting.h"
 #include "tests/e2e/test_service.h"
 
@@ -24,12 +25,9 @@ using rpcrdma::CallHeader;
 using rpcrdma::Client;
 using rpcrdma::LoopContext;
 using rpcrdma::ProcedureId;
-using rpcrdma::Reply;
 using rpcrdma::Request;
 using rpcrdma::Server;
 using rpcrdma::XdrWriter;
-
-using Outcome = Result<Reply, CallError>;
 
 enum Behaviour : uint32_t { kAnswer = 1, kWait = 2, kThrow = 3, kThrowAfterWaiting = 4, kForget = 5 };
 

@@ -12,6 +12,7 @@
 
 #include "rpcrdma/api/client.h"
 #include "rpcrdma/api/server.h"
+#include "tests/e2e/outcome.h"
 #include "tests/e2e/setting.h"
 #include "tests/e2e/test_service.h"
 
@@ -21,12 +22,9 @@ namespace {
 using rpcrdma::CallError;
 using rpcrdma::Client;
 using rpcrdma::ClientOptions;
-using rpcrdma::Reply;
 using rpcrdma::Server;
 using rpcrdma::ServerOptions;
 using rpcrdma::XdrWriter;
-
-using Outcome = Result<Reply, CallError>;
 
 // The device of the host at hand, which is as it was again when this goes.
 class Device {

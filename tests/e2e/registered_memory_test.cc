@@ -9,6 +9,7 @@
 #include "rpcrdma/api/client.h"
 #include "rpcrdma/api/server.h"
 #include "rpcrdma/api/session.h"
+#include "tests/e2e/outcome.h"
 #include "tests/e2e/setting.h"
 #include "tests/e2e/test_service.h"
 #include "tests/e2e/transports.h"
@@ -22,15 +23,12 @@ using rpcrdma::CallOptions;
 using rpcrdma::Client;
 using rpcrdma::ClientOptions;
 using rpcrdma::RegisteredMemory;
-using rpcrdma::Reply;
 using rpcrdma::Server;
 using rpcrdma::ServerOptions;
 using rpcrdma::Session;
 using rpcrdma::SessionOptions;
-using rpcrdma::XdrReader;
 using rpcrdma::XdrWriter;
 using Kind = CallError::Kind;
-using Outcome = Result<Reply, CallError>;
 using Counters = emu::MemoryRegistry::Counters;
 
 constexpr uint32_t kBytes = 60001;
@@ -126,7 +124,7 @@ class RegisteredMemoryTest : public ::testing::Test {
   std::optional<Outcome> CallOf(Caller& caller, Procedure procedure, Client::ArgsWriter args,
                                 const CallOptions& options) {
     std::optional<Outcome> result;
-    caller.Call({kProgram, 3, procedure}, args, options, [&](Outcome outcome) { result.emplace(std::move(outcome)); });
+    caller.Call(Id(procedure), args, options, [&](Outcome outcome) { result.emplace(std::move(outcome)); });
     EXPECT_TRUE(setting_->Until([&] { return result.has_value(); })) << caller.DebugString();
     if (!result) std::abort();  // the handler refers to this frame
     return result;
@@ -143,14 +141,7 @@ class RegisteredMemoryTest : public ::testing::Test {
     CopyBytes(source(), Pattern(kBytes, seed));
     std::fill(sink().begin(), sink().end(), std::byte{0});
   }
-  void ExpectEchoed(const Outcome& outcome) {
-    ASSERT_TRUE(outcome.has_value()) << outcome.error().ToString();
-    XdrReader results = outcome->results();
-    const ConstBytes data = outcome->Settle(results.EligibleOpaque("data", kDataMax), 0);
-    EXPECT_TRUE(results.Finish().has_value());
-    EXPECT_EQ(data.data(), sink().data());
-    EXPECT_TRUE(std::ranges::equal(data, source()));
-  }
+  void ExpectEchoed(const Outcome& outcome) { ExpectData(outcome, source(), sink().data()); }
   template <typename Caller>
   void ExpectEcho(Caller& caller, const RegisteredMemory& memory, uint8_t seed = 1) {
     Refill(seed);
@@ -244,15 +235,9 @@ TEST_F(RegisteredMemoryTest, ManyCallsAtATimeShareTheRegistration) {
         options,
         [&over, asks, i, sink](const Outcome& outcome) {
           ++over;
+          if (!asks) return ExpectData(outcome, Pattern(5000 - i), sink.data());
           ASSERT_TRUE(outcome.has_value()) << outcome.error().ToString();
-          XdrReader results = outcome->results();
-          if (asks) {
-            EXPECT_EQ(results.U32("size"), 5000 + i);
-          } else {
-            const ConstBytes data = outcome->Settle(results.EligibleOpaque("data", kDataMax), 0);
-            EXPECT_EQ(data.data(), sink.data());
-            EXPECT_TRUE(std::ranges::equal(data, Pattern(5000 - i)));
-          }
+          EXPECT_EQ(outcome->results().U32("size"), 5000 + i);
         });
   }
   ASSERT_TRUE(setting_->Until([&] { return over == 64; }));
@@ -511,10 +496,7 @@ TEST_F(RegisteredMemoryTest, ServerWritesManyResultsFromOneRegistration) {
     std::fill(sink().begin(), sink().end(), std::byte{0});
     const std::optional<Outcome> outcome = CallOf(
         *client_, kSource, [&](XdrWriter& args) { args.U32(size); }, options);
-    ASSERT_TRUE(outcome->has_value()) << outcome->error().ToString();
-    XdrReader results = (*outcome)->results();
-    const ConstBytes data = (*outcome)->Settle(results.EligibleOpaque("data", kDataMax), 0);
-    EXPECT_TRUE(std::ranges::equal(data, ConstBytes(pages).subspan(100, size)));
+    ExpectData(*outcome, ConstBytes(pages).subspan(100, size));
   };
   const Counters before = AtServer();
   for (uint32_t i = 0; i < 20; ++i) expect_page(kBytes - i);
@@ -588,10 +570,7 @@ TEST_F(RegisteredMemoryTest, ReplyHoldsTheMemoryItIsWrittenFrom) {
       {kProgram, 3, kSource}, [&](XdrWriter& args) { args.U32(kBytes); }, options,
       [&](const Outcome& outcome) {
         answered = true;
-        ASSERT_TRUE(outcome.has_value()) << outcome.error().ToString();
-        XdrReader results = outcome->results();
-        const ConstBytes data = outcome->Settle(results.EligibleOpaque("data", kDataMax), 0);
-        EXPECT_TRUE(std::ranges::equal(data, ConstBytes(expected).subspan(100, kBytes)));
+        ExpectData(outcome, ConstBytes(expected).subspan(100, kBytes));
       });
   ASSERT_TRUE(setting_->Until([&] { return service_.handled == 2; }));
   EXPECT_FALSE(service_.cache);

@@ -17,6 +17,7 @@
 #include "rpcrdma/api/server.h"
 #include "rpcrdma/api/session.h"
 #include "rpcrdma/loop/loop_context.h"
+#include "tests/e2e/outcome.h"
 #include "tests/e2e/setting.h"
 #include "tests/e2e/test_service.h"
 
@@ -29,7 +30,6 @@ using rpcrdma::CallOptions;
 using rpcrdma::Client;
 using rpcrdma::ClientOptions;
 using rpcrdma::ProcedureId;
-using rpcrdma::Reply;
 using rpcrdma::Request;
 using rpcrdma::ReverseCallOptions;
 using rpcrdma::ReverseClient;
@@ -38,8 +38,6 @@ using rpcrdma::Server;
 using rpcrdma::ServerOptions;
 using rpcrdma::XdrReader;
 using rpcrdma::XdrWriter;
-
-using Outcome = Result<Reply, CallError>;
 
 constexpr uint32_t kFrontProgram = 0x200000a0;
 enum FrontProcedure : uint32_t {

@@ -14,6 +14,7 @@
 #include "rpcrdma/api/client.h"
 #include "rpcrdma/api/server.h"
 #include "rpcrdma/loop/loop_context.h"
+#include "tests/e2e/outcome.h"
 #include "tests/e2e/setting.h"
 #include "tests/e2e/test_service.h"
 
@@ -26,17 +27,10 @@ using rpcrdma::CallOptions;
 using rpcrdma::Client;
 using rpcrdma::ClientOptions;
 using rpcrdma::ProcedureId;
-using rpcrdma::Reply;
 using rpcrdma::Server;
 using rpcrdma::ServerOptions;
 using rpcrdma::XdrReader;
 using rpcrdma::XdrWriter;
-
-using Outcome = Result<Reply, CallError>;
-
-ProcedureId Id(Procedure procedure) {
-  return {kProgram, 3, procedure};
-}
 
 class RpcTest : public ::testing::Test {
  protected:
@@ -112,13 +106,7 @@ class RpcTest : public ::testing::Test {
     options.result_buffers = {sink};
     const Outcome outcome = Call(
         kEcho, [&](XdrWriter& args) { args.EligibleOpaque(data); }, options);
-    ASSERT_TRUE(outcome.has_value()) << outcome.error().ToString();
-    XdrReader results = outcome->results();
-    const ConstBytes result = outcome->Settle(results.EligibleOpaque("data", kDataMax), 0);
-    ASSERT_TRUE(results.Finish().has_value());
-    EXPECT_EQ(result.data(), sink.data());
-    ASSERT_EQ(result.size(), size);
-    EXPECT_TRUE(std::equal(result.begin(), result.end(), data.begin()));
+    ExpectData(outcome, data, sink.data());
   }
 
   void AsyncHold(uint32_t number, std::map<uint32_t, Outcome>* outcomes, CallOptions options = {}) {
@@ -281,11 +269,7 @@ TEST_F(RpcTest, OnlyWhatTheBindingListsIsPlacedDirectly) {
       ASSERT_TRUE(source.has_value()) << source.error().ToString();
       const bool placed = client_bound && server_bound;
       EXPECT_EQ(source->placed_bytes(0), placed ? 70003u : 0u);
-      XdrReader results = source->results();
-      const ConstBytes result = source->Settle(results.EligibleOpaque("data", kDataMax), 0);
-      ASSERT_TRUE(results.Finish().has_value());
-      EXPECT_EQ(result.data(), sink.data());
-      EXPECT_EQ(ToHex(result), ToHex(Pattern(70003)));
+      ExpectData(source, Pattern(70003), sink.data());
       const auto stats = client_->stats();
       EXPECT_EQ(stats.calls_by_write_chunk, client_bound ? 1u : 0u);
       EXPECT_EQ(stats.replies_long, placed ? 0u : 1u);
@@ -668,12 +652,7 @@ TEST_F(RpcTest, RegisteredMemoryServesManyCalls) {
     options.result_buffers = {MutableBytes(arena).subspan(200000, data.size())};
     const Outcome outcome = Call(
         kEcho, [&](XdrWriter& args) { args.EligibleOpaque(data); }, options);
-    ASSERT_TRUE(outcome.has_value()) << outcome.error().ToString();
-    XdrReader results = outcome->results();
-    const ConstBytes result = outcome->Settle(results.EligibleOpaque("data", kDataMax), 0);
-    ASSERT_TRUE(results.Finish().has_value());
-    EXPECT_EQ(result.data(), arena.data() + 200000);
-    ASSERT_TRUE(std::ranges::equal(result, data));
+    ExpectData(outcome, data, arena.data() + 200000);
   }
   const auto stats = client_->stats();
   EXPECT_EQ(stats.memory_reused + stats.memory_not_reused, 20u);
@@ -848,12 +827,7 @@ TEST_F(RpcTest, WithoutDirectPlacementNothingLeavesItsMessage) {
     options.direct_placement = false;
     const Outcome outcome = Call(
         kEcho, [&](XdrWriter& args) { args.EligibleOpaque(data); }, options);
-    ASSERT_TRUE(outcome.has_value()) << outcome.error().ToString();
-    XdrReader results = outcome->results();
-    const ConstBytes result = outcome->Settle(results.EligibleOpaque("data", kDataMax), 0);
-    ASSERT_TRUE(results.Finish().has_value());
-    EXPECT_EQ(result.data(), sink.data());
-    EXPECT_TRUE(std::equal(result.begin(), result.end(), data.begin(), data.end()));
+    ASSERT_NO_FATAL_FAILURE(ExpectData(outcome, data, sink.data()));
     EXPECT_EQ(outcome->placed_bytes(0), 0u);
   }
   const auto stats = client_->stats();

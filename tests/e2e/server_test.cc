@@ -11,6 +11,7 @@
 
 #include "rpcrdma/api/client.h"
 #include "rpcrdma/api/server.h"
+#include "tests/e2e/outcome.h"
 #include "tests/e2e/setting.h"
 #include "tests/e2e/test_service.h"
 #include "tests/e2e/transports.h"
@@ -24,13 +25,9 @@ using rpcrdma::CallOptions;
 using rpcrdma::Client;
 using rpcrdma::ClientOptions;
 using rpcrdma::ProcedureId;
-using rpcrdma::Reply;
 using rpcrdma::Server;
 using rpcrdma::ServerOptions;
-using rpcrdma::XdrReader;
 using rpcrdma::XdrWriter;
-
-using Outcome = Result<Reply, CallError>;
 
 // A second program, whose calls tests answer by themselves: an eligible argument, eight eligible results.
 constexpr const char* kArguments[] = {"data"};
@@ -99,8 +96,7 @@ class ServerTest : public ::testing::Test {
       Client& client, Procedure procedure, Client::ArgsWriter args = [](XdrWriter&) {},
       const CallOptions& options = {}) {
     std::optional<Outcome> result;
-    client.Call(ProcedureId{kProgram, 3, procedure}, args, options,
-                [&](Outcome outcome) { result.emplace(std::move(outcome)); });
+    client.Call(Id(procedure), args, options, [&](Outcome outcome) { result.emplace(std::move(outcome)); });
     EXPECT_TRUE(setting_->Until([&] { return result.has_value(); })) << "a call hangs";
     if (!result) std::abort();  // the handler refers to this frame
     return std::move(*result);
@@ -114,14 +110,6 @@ class ServerTest : public ::testing::Test {
     }
     return Call(
         client, kEcho, [&](XdrWriter& args) { args.EligibleOpaque(data); }, options);
-  }
-  static void ExpectData(Outcome& outcome, ConstBytes data) {
-    ASSERT_TRUE(outcome.has_value()) << outcome.error().ToString();
-    XdrReader results = outcome->results();
-    const ConstBytes result = outcome->Settle(results.EligibleOpaque("data", kDataMax), 0);
-    ASSERT_TRUE(results.Finish().has_value());
-    ASSERT_EQ(result.size(), data.size());
-    EXPECT_TRUE(std::equal(result.begin(), result.end(), data.begin()));
   }
 
   // A call that the service holds until the test says otherwise. Shared: its client may outlive the test's body.

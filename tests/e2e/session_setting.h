@@ -14,17 +14,13 @@
 
 #include "rpcrdma/api/server.h"
 #include "rpcrdma/api/session.h"
+#include "tests/e2e/outcome.h"
 #include "tests/e2e/setting.h"
 #include "tests/e2e/test_service.h"
 
 namespace stagecoach::e2e {
 
-using Outcome = Result<rpcrdma::Reply, rpcrdma::CallError>;
 using Outcomes = std::map<uint32_t, Outcome>;
-
-inline rpcrdma::ProcedureId Id(Procedure procedure) {
-  return {kProgram, 3, procedure};
-}
 
 // The test service, which tells what was called.
 class RecordingService final : public rpcrdma::Service {

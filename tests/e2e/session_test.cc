@@ -28,7 +28,6 @@ using rpcrdma::Server;
 using rpcrdma::ServerOptions;
 using rpcrdma::Session;
 using rpcrdma::SessionOptions;
-using rpcrdma::XdrReader;
 using rpcrdma::XdrWriter;
 using Kind = CallError::Kind;
 
@@ -237,10 +236,7 @@ TEST_F(SessionTest, ServerThatComesBackLargerAnswersInline) {
     Async(
         kEcho, number, &outcomes, [&](XdrWriter& args) { args.EligibleOpaque(data); }, with_sink);
     ASSERT_TRUE(Until([&] { return outcomes.count(number) == 1; }));
-    ASSERT_TRUE(outcomes.at(number).has_value()) << outcomes.at(number).error().ToString();
-    XdrReader results = outcomes.at(number)->results();
-    const ConstBytes result = outcomes.at(number)->Settle(results.EligibleOpaque("data", kDataMax), 0);
-    EXPECT_TRUE(std::equal(result.begin(), result.end(), data.begin(), data.end()));
+    ExpectData(outcomes.at(number), data);
   };
   echo(1);
   EXPECT_EQ(session_->stats().connections.calls_by_write_chunk, 1u);
@@ -268,10 +264,7 @@ TEST_F(SessionTest, ServerThatComesBackSmallerIsAskedInItsOwnWay) {
     Async(
         kEcho, number, &outcomes, [&](XdrWriter& args) { args.EligibleOpaque(data); }, with_sink);
     EXPECT_TRUE(Until([&] { return outcomes.count(number) == 1; }));
-    ASSERT_TRUE(outcomes.at(number).has_value()) << outcomes.at(number).error().ToString();
-    XdrReader results = outcomes.at(number)->results();
-    const ConstBytes result = outcomes.at(number)->Settle(results.EligibleOpaque("data", kDataMax), 0);
-    EXPECT_TRUE(std::equal(result.begin(), result.end(), data.begin(), data.end()));
+    ExpectData(outcomes.at(number), data);
   };
   echo(1);
   EXPECT_EQ(session_->stats().connections.calls_by_read_chunk, 0u);
