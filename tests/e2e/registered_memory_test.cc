@@ -141,6 +141,11 @@ class RegisteredMemoryTest : public ::testing::Test {
     CopyBytes(source(), Pattern(kBytes, seed));
     std::fill(sink().begin(), sink().end(), std::byte{0});
   }
+  template <typename Caller>
+  rpcrdma::CallId Echo(Caller& caller, const RegisteredMemory& memory, Client::CallHandler handler) {
+    return caller.Call(
+        Id(kEcho), [&](XdrWriter& args) { args.EligibleOpaque(source()); }, EchoOptions(memory), std::move(handler));
+  }
   void ExpectEchoed(const Outcome& outcome) { ExpectData(outcome, source(), sink().data()); }
   template <typename Caller>
   void ExpectEcho(Caller& caller, const RegisteredMemory& memory, uint8_t seed = 1) {
@@ -171,18 +176,16 @@ TEST_F(RegisteredMemoryTest, ManyCallsAreServedByOneRegistrationAndEachHasItsOwn
   for (uint32_t i = 1; i <= 50; ++i) {
     Refill(static_cast<uint8_t>(i));
     std::optional<Outcome> result;
-    client_->Call(
-        {kProgram, 3, kEcho}, [&](XdrWriter& args) { args.EligibleOpaque(source()); }, EchoOptions(memory),
-        [&](Outcome outcome) {
-          // Of each call's two windows none is valid by now.
-          const Counters now = AtClient();
-          EXPECT_EQ(now.window_binds - before.window_binds, 2 * i);
-          EXPECT_EQ(now.local_invalidations + now.remote_invalidations - before.local_invalidations -
-                        before.remote_invalidations,
-                    2 * i);
-          EXPECT_EQ(now.registrations - before.registrations, 1u);
-          result.emplace(std::move(outcome));
-        });
+    Echo(*client_, memory, [&](Outcome outcome) {
+      // Of each call's two windows none is valid by now.
+      const Counters now = AtClient();
+      EXPECT_EQ(now.window_binds - before.window_binds, 2 * i);
+      EXPECT_EQ(
+          now.local_invalidations + now.remote_invalidations - before.local_invalidations - before.remote_invalidations,
+          2 * i);
+      EXPECT_EQ(now.registrations - before.registrations, 1u);
+      result.emplace(std::move(outcome));
+    });
     ASSERT_TRUE(setting_->Until([&] { return result.has_value(); }));
     ExpectEchoed(*result);
   }
@@ -256,13 +259,11 @@ TEST_F(RegisteredMemoryTest, MemoryThatIsGivenUpStaysWithItsCallsUntilTheirHandl
   {
     const RegisteredMemory memory{arena_,
                                   std::shared_ptr<const void>(&arena_, [&](const void*) { owner_gone = true; })};
-    client_->Call(
-        {kProgram, 3, kEcho}, [&](XdrWriter& args) { args.EligibleOpaque(source()); }, EchoOptions(memory),
-        [&](Outcome outcome) {
-          EXPECT_TRUE(owner_gone);
-          EXPECT_EQ(AtClient().regions, before.regions);
-          result.emplace(std::move(outcome));
-        });
+    Echo(*client_, memory, [&](Outcome outcome) {
+      EXPECT_TRUE(owner_gone);
+      EXPECT_EQ(AtClient().regions, before.regions);
+      result.emplace(std::move(outcome));
+    });
   }
   ASSERT_TRUE(setting_->Until([&] { return !service_.echoes.empty(); }));
   EXPECT_FALSE(owner_gone);
@@ -277,16 +278,13 @@ TEST_F(RegisteredMemoryTest, CancelledCallLetsGoOfItsMemory) {
   const Counters before = AtClient();
   service_.hold_echoes = true;
   std::optional<Outcome> result;
-  const rpcrdma::CallId call = client_->Call(
-      {kProgram, 3, kEcho}, [&](XdrWriter& args) { args.EligibleOpaque(source()); },
-      EchoOptions(RegisteredMemory{arena_}),
-      [&](Outcome outcome) {
-        const Counters now = AtClient();
-        EXPECT_EQ(now.regions, before.regions);
-        EXPECT_EQ(now.window_binds - before.window_binds, 2u);
-        EXPECT_EQ(now.local_invalidations - before.local_invalidations, 2u);
-        result.emplace(std::move(outcome));
-      });
+  const rpcrdma::CallId call = Echo(*client_, RegisteredMemory{arena_}, [&](Outcome outcome) {
+    const Counters now = AtClient();
+    EXPECT_EQ(now.regions, before.regions);
+    EXPECT_EQ(now.window_binds - before.window_binds, 2u);
+    EXPECT_EQ(now.local_invalidations - before.local_invalidations, 2u);
+    result.emplace(std::move(outcome));
+  });
   ASSERT_TRUE(setting_->Until([&] { return !service_.echoes.empty(); }));
   client_->Cancel(call);
   ASSERT_TRUE(setting_->Until([&] { return result.has_value(); }));
@@ -301,9 +299,7 @@ TEST_F(RegisteredMemoryTest, ClientThatGoesLeavesTheMemoryToTheNext) {
   ExpectEcho(*client_, memory);
   service_.hold_echoes = true;
   std::optional<Outcome> result;
-  client_->Call(
-      {kProgram, 3, kEcho}, [&](XdrWriter& args) { args.EligibleOpaque(source()); }, EchoOptions(memory),
-      [&](Outcome outcome) { result.emplace(std::move(outcome)); });
+  Echo(*client_, memory, [&](Outcome outcome) { result.emplace(std::move(outcome)); });
   ASSERT_TRUE(setting_->Until([&] { return !service_.echoes.empty(); }));
   client_.reset();
   EXPECT_EQ(AtClient().regions, idle.regions);
@@ -332,9 +328,7 @@ TEST_F(RegisteredMemoryTest, EachConnectionOfASessionRegistersItAndTakesItAlong)
   service_.hold_echoes = true;
   Refill(9);
   std::optional<Outcome> result;
-  session_->Call(
-      {kProgram, 3, kEcho}, [&](XdrWriter& args) { args.EligibleOpaque(source()); }, EchoOptions(memory),
-      [&](Outcome outcome) { result.emplace(std::move(outcome)); });
+  Echo(*session_, memory, [&](Outcome outcome) { result.emplace(std::move(outcome)); });
   ASSERT_TRUE(setting_->Until([&] { return !service_.echoes.empty(); }));
   server_.reset();
   service_.echoes.clear();
