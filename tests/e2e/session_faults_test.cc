@@ -90,6 +90,12 @@ class SessionWorld {
     session.emplace(loop(), "10.0.0.1", kPort, options);
     for (const rpcrdma::Binding& binding : kBindings) session->Register(binding);
   }
+  // A server, and a session with a connection to it.
+  void Start(const ServerOptions& of_server = {}, const SessionOptions& of_session = {}) {
+    StartServer(of_server);
+    NewSession(of_session);
+    ASSERT_TRUE(NullWorks());
+  }
   rpcrdma::CallId Call(Procedure procedure, uint32_t number, Outcomes* outcomes, CallOptions options = {}) {
     world_->ActAs("client");
     return session->Call(
@@ -127,6 +133,12 @@ class SessionWorld {
 CallOptions Patient() {
   CallOptions options;
   options.timeout = Duration(0);
+  return options;
+}
+
+SessionOptions KeptAlive(Duration interval, Duration timeout, uint32_t program = kProgram) {
+  SessionOptions options;
+  options.keepalive = {.interval = interval, .timeout = timeout, .program = program, .version = 3};
   return options;
 }
 
@@ -219,11 +231,7 @@ TEST(SessionFaults, ServerThatAcceptsAndDropsIsNotStormed) {
 
 TEST(SessionFaults, SilentServerIsFoundOutByKeepaliveAndItsCallsGoOn) {
   SessionWorld world(7);
-  world.StartServer();
-  SessionOptions options;
-  options.keepalive = {.interval = 20s, .timeout = 5s, .program = kProgram, .version = 3};
-  world.NewSession(options);
-  ASSERT_TRUE(world.NullWorks());
+  world.Start({}, KeptAlive(20s, 5s));
   Outcomes outcomes;
   world.Call(kHold, 1, &outcomes, Patient());
   ASSERT_TRUE(world.Until([&] { return world.service.inner.held.size() == 1; }));
@@ -244,12 +252,9 @@ TEST(SessionFaults, SilentServerIsFoundOutByKeepaliveAndItsCallsGoOn) {
 TEST(SessionFaults, QuietConnectionIsKeptAliveByAnswersOfAnyKind) {
   for (const uint32_t program : {kProgram, kProgram + 77}) {
     SessionWorld world(8);
-    world.StartServer();
-    SessionOptions options;
-    options.keepalive = {.interval = 5s, .timeout = 1s, .program = program, .version = 3};
+    SessionOptions options = KeptAlive(5s, 1s, program);
     options.idle_timeout = Duration(0);
-    world.NewSession(options);
-    ASSERT_TRUE(world.NullWorks());
+    world.Start({}, options);
     world.For(60s);
     EXPECT_GE(world.session->stats().keepalives, 11u);
     EXPECT_LE(world.session->stats().keepalives, 12u);
@@ -262,11 +267,7 @@ TEST(SessionFaults, QuietConnectionIsKeptAliveByAnswersOfAnyKind) {
 // With all credits but one in use by calls that take long, there is one to ask with.
 TEST(SessionFaults, SlowCallsDoNotMakeAServerLookDead) {
   SessionWorld world(9);
-  world.StartServer({.credits = 3});
-  SessionOptions options;
-  options.keepalive = {.interval = 2s, .timeout = 1s, .program = kProgram, .version = 3};
-  world.NewSession(options);
-  ASSERT_TRUE(world.NullWorks());
+  world.Start({.credits = 3}, KeptAlive(2s, 1s));
   Outcomes outcomes;
   for (uint32_t number = 1; number <= 4; ++number) world.Call(kHold, number, &outcomes, Patient());
   ASSERT_TRUE(world.Until([&] { return world.service.inner.held.size() == 2; }));
@@ -284,11 +285,7 @@ TEST(SessionFaults, SlowCallsDoNotMakeAServerLookDead) {
 // [5666bis:4.3#4] The only credit is the call's.
 TEST(SessionFaults, WithoutACreditNothingIsAsked) {
   SessionWorld world(9);
-  world.StartServer({.credits = 1});
-  SessionOptions options;
-  options.keepalive = {.interval = 2s, .timeout = 1s, .program = kProgram, .version = 3};
-  world.NewSession(options);
-  ASSERT_TRUE(world.NullWorks());
+  world.Start({.credits = 1}, KeptAlive(2s, 1s));
   Outcomes outcomes;
   world.Call(kHold, 1, &outcomes, Patient());
   ASSERT_TRUE(world.Until([&] { return world.service.inner.held.size() == 1; }));
@@ -305,11 +302,9 @@ TEST(SessionFaults, WithoutACreditNothingIsAsked) {
 
 TEST(SessionFaults, IdleConnectionIsClosedAndTheNextCallMakesOne) {
   SessionWorld world(10);
-  world.StartServer();
   SessionOptions options;
   options.idle_timeout = 10s;
-  world.NewSession(options);
-  ASSERT_TRUE(world.NullWorks());
+  world.Start({}, options);
   // A call that takes long is no idleness.
   Outcomes outcomes;
   world.Call(kHold, 1, &outcomes, Patient());
@@ -333,9 +328,7 @@ TEST(SessionFaults, IdleConnectionIsClosedAndTheNextCallMakesOne) {
 
 TEST(SessionFaults, ClientThatAnIdleServerLetsGoComesBackWithItsNextCall) {
   SessionWorld world(11);
-  world.StartServer();
-  world.NewSession();
-  ASSERT_TRUE(world.NullWorks());
+  world.Start();
   bool stopped = false;
   world.server->Stop(1s, [&] { stopped = true; });
   ASSERT_TRUE(world.Until([&] { return stopped && world.session->connections() == 0; }));
@@ -350,9 +343,7 @@ TEST(SessionFaults, ClientThatAnIdleServerLetsGoComesBackWithItsNextCall) {
 // A server does not keep a connection for ever, and the memory of its call, whose client stopped in the middle of it.
 TEST(SessionFaults, ClientThatOwesItsArgumentsForTooLongIsDisconnected) {
   SessionWorld world(11);
-  world.StartServer({.idle_timeout = 5s});
-  world.NewSession();
-  ASSERT_TRUE(world.NullWorks());
+  world.Start({.idle_timeout = 5s});
   const auto data = Pattern(1 << 20);
   Outcomes outcomes;
   world.session->Call(
@@ -408,12 +399,10 @@ TEST(SessionFaults, ServerThatGoesAtEveryStepOfACallDoesNoHarm) {
   for (int step = 0; step < 60; ++step) {
     SCOPED_TRACE(step);
     SessionWorld world(100 + static_cast<uint64_t>(step), nullptr, {.latency = 10us, .bytes_per_second = 200'000'000});
-    world.StartServer({.inline_threshold = 4096});
     SessionOptions options;
     options.client.memory_windows = step % 2 == 0;
     options.connections = 1 + static_cast<uint32_t>(step) % 3;
-    world.NewSession(options);
-    ASSERT_TRUE(world.NullWorks());
+    world.Start({.inline_threshold = 4096}, options);
     // The argument, and room for the result behind it.
     auto memory = std::make_unique<std::vector<std::byte>>(data);
     memory->resize(2 * data.size() + 3);
@@ -448,12 +437,11 @@ uint64_t Story(uint64_t seed) {
   SessionWorld world(seed, &hash);
   Prng prng(seed);
   world.StartServer();
-  SessionOptions options;
+  SessionOptions options = KeptAlive(100ms, 50ms);
   options.connections = 3;
   options.client.trace = &hash;
   options.client.first_xid = 5;
   options.seed = seed;
-  options.keepalive = {.interval = 100ms, .timeout = 50ms, .program = kProgram, .version = 3};
   options.reconnect.transmissions_max = 100;
   world.session.emplace(world.loop(), "10.0.0.1", kPort, options);
   for (const rpcrdma::Binding& binding : kBindings) world.session->Register(binding);
