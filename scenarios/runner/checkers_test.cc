@@ -13,8 +13,10 @@
 namespace stagecoach::scenario {
 namespace {
 
+// The history of a connection that is established.
 class ConnectionCheckerTest : public ::testing::Test {
  protected:
+  void SetUp() override { Say("established"); }
   void Say(std::string_view event, std::initializer_list<TraceFact> facts = {}) {
     checker_.OnEvent(Instant(++now_ * 1us), reverse_ ? "client/reverse" : "client", event, facts);
   }
@@ -38,13 +40,34 @@ class ConnectionCheckerTest : public ::testing::Test {
   void Over(uint64_t call, uint64_t stags = 0, uint64_t placed = 0) {
     Say("call.over", {{"call", call}, {"stags", stags}, {"outcome", "ok"}, {"placed", placed}});
   }
+  void Expose(uint64_t call, uint64_t registration) {
+    Say("stag.registered", {{"registration", registration}});
+    Say("stag.exposed", {{"call", call}, {"registration", registration}});
+  }
+  void MakeTwoCallsOnOneCredit() {
+    Submit(1);
+    Submit(2);
+    Send(1, 0, 1, 4);
+    Send(2, 1, 2, 4);
+    Over(1);
+    Over(2);
+  }
+  // So many Receives were posted, and two are destroyed. One Send was posted, and has completed.
   void Close(uint64_t posted = 5, uint64_t completed = 3) {
-    Say("connection.closed", {{"why", "peer closed the connection"},
-                              {"receives_posted", posted},
-                              {"receives_completed", completed},
-                              {"receives_destroyed", uint64_t{2}},
-                              {"sends_posted", uint64_t{1}},
-                              {"sends_completed", uint64_t{1}},
+    SayClosed("peer closed the connection", {.posted = posted, .completed = completed, .destroyed = 2}, 1);
+  }
+  struct Receives {
+    uint64_t posted = 0;
+    uint64_t completed = 0;
+    uint64_t destroyed = 0;
+  };
+  void SayClosed(std::string_view why, const Receives& receives, uint64_t sends) {
+    Say("connection.closed", {{"why", why},
+                              {"receives_posted", receives.posted},
+                              {"receives_completed", receives.completed},
+                              {"receives_destroyed", receives.destroyed},
+                              {"sends_posted", sends},
+                              {"sends_completed", sends},
                               {"sends_destroyed", uint64_t{0}}});
   }
   // The rule broken, when it is just one.
@@ -62,10 +85,8 @@ class ConnectionCheckerTest : public ::testing::Test {
 };
 
 TEST_F(ConnectionCheckerTest, AnOrdinaryCallBreaksNoRule) {
-  Say("established");
   Submit(1);
-  Say("stag.registered", {{"registration", uint64_t{9}}});
-  Say("stag.exposed", {{"call", uint64_t{1}}, {"registration", uint64_t{9}}});
+  Expose(1, 9);
   Send(1, 0, 1, 4);
   Say("send.done", {{"slot", uint64_t{0}}});
   Reply(1, 8, 40);
@@ -77,7 +98,6 @@ TEST_F(ConnectionCheckerTest, AnOrdinaryCallBreaksNoRule) {
 }
 
 TEST_F(ConnectionCheckerTest, AnEventWithoutAFactThatARuleNeeds) {
-  Say("established");
   Say("read.issued", {{"in_flight", uint64_t{1}}, {"reads_max", uint64_t{4}}});
   Say("read.issued", {{"reads_max", uint64_t{4}}});
   Close();
@@ -85,19 +105,12 @@ TEST_F(ConnectionCheckerTest, AnEventWithoutAFactThatARuleNeeds) {
 }
 
 TEST_F(ConnectionCheckerTest, TwoCallsOnOneCredit) {
-  Say("established");
-  Submit(1);
-  Submit(2);
-  Send(1, 0, 1, 4);
-  Send(2, 1, 2, 4);
-  Over(1);
-  Over(2);
+  MakeTwoCallsOnOneCredit();
   Close();
   EXPECT_EQ(Broken(), "credit.requester");
 }
 
 TEST_F(ConnectionCheckerTest, EachDirectionHasItsOwnCallsAndCredits) {
-  Say("established");
   Submit(1);
   Send(1, 0, 1, 4);
   reverse_ = true;
@@ -113,21 +126,14 @@ TEST_F(ConnectionCheckerTest, EachDirectionHasItsOwnCallsAndCredits) {
 }
 
 TEST_F(ConnectionCheckerTest, TwoReverseCallsOnOneCredit) {
-  Say("established");
   reverse_ = true;
-  Submit(1);
-  Submit(2);
-  Send(1, 0, 1, 4);
-  Send(2, 1, 2, 4);
-  Over(1);
-  Over(2);
+  MakeTwoCallsOnOneCredit();
   reverse_ = false;
   Close();
   EXPECT_EQ(Broken(), "credit.requester");
 }
 
 TEST_F(ConnectionCheckerTest, AReverseCallThatIsNeverOver) {
-  Say("established");
   reverse_ = true;
   Submit(1);
   reverse_ = false;
@@ -136,7 +142,6 @@ TEST_F(ConnectionCheckerTest, AReverseCallThatIsNeverOver) {
 }
 
 TEST_F(ConnectionCheckerTest, DirectionsShareTheirSendBuffers) {
-  Say("established");
   Submit(1);
   Send(1, 0, 1, 4);
   reverse_ = true;
@@ -150,7 +155,6 @@ TEST_F(ConnectionCheckerTest, DirectionsShareTheirSendBuffers) {
 }
 
 TEST_F(ConnectionCheckerTest, ACallWithoutAReceiveForItsReply) {
-  Say("established");
   Submit(1);
   Send(1, 0, 1, 0);
   Over(1);
@@ -159,7 +163,6 @@ TEST_F(ConnectionCheckerTest, ACallWithoutAReceiveForItsReply) {
 }
 
 TEST_F(ConnectionCheckerTest, AGrantBeforeItsReceiveIsPosted) {
-  Say("established");
   Say("reply.sent", {{"slot", uint64_t{0}},
                      {"granted", uint64_t{4}},
                      {"receives", uint64_t{4}},
@@ -171,17 +174,14 @@ TEST_F(ConnectionCheckerTest, AGrantBeforeItsReceiveIsPosted) {
 }
 
 TEST_F(ConnectionCheckerTest, ACallOverWithAnStagStillValid) {
-  Say("established");
   Submit(1);
-  Say("stag.registered", {{"registration", uint64_t{9}}});
-  Say("stag.exposed", {{"call", uint64_t{1}}, {"registration", uint64_t{9}}});
+  Expose(1, 9);
   Over(1);
   Close();
   EXPECT_EQ(Broken(), "fence");
 }
 
 TEST_F(ConnectionCheckerTest, ACallOverTwiceAndOneNever) {
-  Say("established");
   Submit(1);
   Submit(2);
   Over(1);
@@ -191,7 +191,6 @@ TEST_F(ConnectionCheckerTest, ACallOverTwiceAndOneNever) {
 }
 
 TEST_F(ConnectionCheckerTest, TheCallerIsToldAnotherLength) {
-  Say("established");
   Submit(1);
   Send(1, 0, 1, 4);
   Reply(1, 1, 40);
@@ -201,7 +200,6 @@ TEST_F(ConnectionCheckerTest, TheCallerIsToldAnotherLength) {
 }
 
 TEST_F(ConnectionCheckerTest, ACallSentAfterItsTimeOut) {
-  Say("established");
   Submit(1, 2000);
   Send(1, 0, 1, 4);
   Over(1);
@@ -210,7 +208,6 @@ TEST_F(ConnectionCheckerTest, ACallSentAfterItsTimeOut) {
 }
 
 TEST_F(ConnectionCheckerTest, OneReadTooMany) {
-  Say("established");
   Say("read.issued", {{"in_flight", uint64_t{4}}, {"reads_max", uint64_t{4}}});
   Say("read.issued", {{"in_flight", uint64_t{5}}, {"reads_max", uint64_t{4}}});
   Close();
@@ -218,7 +215,6 @@ TEST_F(ConnectionCheckerTest, OneReadTooMany) {
 }
 
 TEST_F(ConnectionCheckerTest, ASendBufferFilledTwice) {
-  Say("established");
   Submit(1);
   Send(1, 0, 1, 4);
   Reply(1, 8);
@@ -232,28 +228,19 @@ TEST_F(ConnectionCheckerTest, ASendBufferFilledTwice) {
 
 // Handlers of calls that were open run from the loop, if that goes on.
 TEST_F(ConnectionCheckerTest, WhatIsDestroyedMayOrMayNotTellOfItsCalls) {
-  Say("established");
   Submit(1);
   Submit(2);
-  Say("connection.closed", {{"why", "closed at once"},
-                            {"receives_posted", uint64_t{0}},
-                            {"receives_completed", uint64_t{0}},
-                            {"receives_destroyed", uint64_t{0}},
-                            {"sends_posted", uint64_t{0}},
-                            {"sends_completed", uint64_t{0}},
-                            {"sends_destroyed", uint64_t{0}}});
+  SayClosed("closed at once", {}, 0);
   Over(1);
   EXPECT_EQ(Broken(), "");
 }
 
 TEST_F(ConnectionCheckerTest, AReceiveThatNeverCompleted) {
-  Say("established");
   Close(6, 3);
   EXPECT_EQ(Broken(), "conservation");
 }
 
 TEST_F(ConnectionCheckerTest, AConnectionNobodyClosed) {
-  Say("established");
   EXPECT_EQ(Broken(), "connection.outlived");
 }
 
@@ -296,12 +283,27 @@ class NicCheckerTest : public ::testing::Test {
   static constexpr uint64_t kAllRights = kLocalWrite | kRemoteWrite | kRemoteRead | kWindowBind;
 
   void Attach() { Say("connection.attached", {{"pd", kPd}}); }
-  // A region of 100 bytes; its STag.
+  struct Region {
+    uint64_t index = 0;
+    uint64_t key = 0;
+    uint64_t access = kAllRights;
+    uint64_t pd = kPd;
+  };
+  // Of 100 bytes.
+  void SayRegion(std::string_view nic, std::string_view event, const Region& region) {
+    checker_.OnEvent(Instant(), nic, event,
+                     {{"index", region.index},
+                      {"key", region.key},
+                      {"bytes", uint64_t{100}},
+                      {"pd", region.pd},
+                      {"access", region.access}});
+  }
+  // A region; its STag.
   uint64_t Allocate(uint64_t index, uint64_t key, uint64_t access = kAllRights, uint64_t pd = kPd) {
-    SayNic("stag.allocated",
-           {{"index", index}, {"key", key}, {"bytes", uint64_t{100}}, {"pd", pd}, {"access", access}});
+    SayRegion("a-rnic", "stag.allocated", {index, key, access, pd});
     return index << 8 | key;
   }
+  void Free(uint64_t index) { SayNic("stag.freed", {{"index", index}}); }
   void AllocateWindow(uint64_t index, uint64_t pd = kPd) { SayNic("window.allocated", {{"index", index}, {"pd", pd}}); }
   struct Binding {
     uint64_t offset = 0;
@@ -317,6 +319,13 @@ class NicCheckerTest : public ::testing::Test {
                          {"type", uint64_t{2}}});
   }
   void Bind(uint64_t stag, uint64_t region) { Bind(stag, region, Binding{}); }
+  void Invalidate(uint64_t stag) { Say("window.invalidated", {{"stag", stag}}); }
+  // A window for the whole of a region, whose index is 4.
+  static constexpr uint64_t kWindow = 0x501;
+  void BindWindow() {
+    AllocateWindow(5);
+    Bind(kWindow, Allocate(4, 1));
+  }
   void Place(std::string_view opcode, uint64_t stag, uint64_t length = 100, uint64_t offset = 0) {
     PlaceScattered(opcode, stag, length, offset, length);
   }
@@ -346,6 +355,12 @@ class NicCheckerTest : public ::testing::Test {
   uint64_t posted_ = 0;
   Violations violations_;
   NicChecker checker_{&violations_};
+};
+
+// Its queue pair has a connection, and with that a protection domain.
+class AttachedNicCheckerTest : public NicCheckerTest {
+ protected:
+  void SetUp() override { Attach(); }
 };
 
 TEST_F(NicCheckerTest, CompletionsInOrderBreakNoRule) {
@@ -420,12 +435,11 @@ TEST_F(NicCheckerTest, AReceiveSkipped) {
 }
 
 TEST_F(NicCheckerTest, AnStagUsedAgainAtOnceAndOneUsedAgainInTime) {
-  const auto free = [this](uint64_t index) { SayNic("stag.freed", {{"index", index}}); };
   Allocate(5, 1);
-  free(5);
+  Free(5);
   for (uint64_t i = 0; i < 65536; ++i) {
     Allocate(100 + i, 1);
-    free(100 + i);
+    Free(100 + i);
   }
   Allocate(5, 1);
   EXPECT_EQ(Broken(), "");
@@ -435,7 +449,7 @@ TEST_F(NicCheckerTest, AnStagUsedAgainAtOnceAndOneUsedAgainInTime) {
 
 TEST_F(NicCheckerTest, ARestartedHostHasANewNic) {
   Allocate(5, 1);
-  SayNic("stag.freed", {{"index", uint64_t{5}}});
+  Free(5);
   checker_.OnEvent(Instant(), "a", "fabric.restored", {});
   Allocate(5, 1);
   EXPECT_EQ(Broken(), "");
@@ -452,8 +466,7 @@ TEST_F(NicCheckerTest, ASendThatOvertakesAWrite) {
   EXPECT_EQ(Broken(), "placement.order");
 }
 
-TEST_F(NicCheckerTest, WritesOfInfiniBandMayOvertakeOneAnother) {
-  Attach();
+TEST_F(AttachedNicCheckerTest, WritesOfInfiniBandMayOvertakeOneAnother) {
   const uint64_t region = Allocate(5, 1, kRemoteWrite);
   Keep();
   for (const auto* opcode : {"Write First", "Write Middle", "Write Last", "Write Only"}) Place(opcode, region);
@@ -464,8 +477,7 @@ TEST_F(NicCheckerTest, WritesOfInfiniBandMayOvertakeOneAnother) {
   EXPECT_EQ(Broken(), "");
 }
 
-TEST_F(NicCheckerTest, AWriteThatCompletesAReceiveOvertakesAWrite) {
-  Attach();
+TEST_F(AttachedNicCheckerTest, AWriteThatCompletesAReceiveOvertakesAWrite) {
   Keep();
   Place("Write Only with Immediate", Allocate(5, 1));
   EXPECT_EQ(WhatIsWrong(), "placement.order: 1 Writes are not in place");
@@ -479,7 +491,7 @@ TEST_F(NicCheckerTest, MoreWritesArePlacedThanWereKept) {
 
 TEST_F(NicCheckerTest, MemoryDeregisteredWhileWritesAreOnTheirWay) {
   Keep();
-  SayNic("stag.freed", {{"index", uint64_t{5}}});
+  Free(5);
   EXPECT_EQ(Broken(), "placement.order");
 }
 
@@ -497,18 +509,15 @@ TEST_F(NicCheckerTest, AWriteThatIsPlacedWhenItsQueuePairIsGone) {
   EXPECT_EQ(WhatIsWrong(), "placement.order: 0 Writes were to be placed");
 }
 
-TEST_F(NicCheckerTest, AWindowInvalidatedWhileWritesAreOnTheirWay) {
-  Attach();
-  AllocateWindow(5);
-  Bind(0x501, Allocate(4, 1));
-  Place("Write", 0x501);
-  Say("placement.kept", {});
-  Say("window.invalidated", {{"stag", uint64_t{0x501}}});
+TEST_F(AttachedNicCheckerTest, AWindowInvalidatedWhileWritesAreOnTheirWay) {
+  BindWindow();
+  Place("Write", kWindow);
+  Keep();
+  Invalidate(kWindow);
   EXPECT_EQ(Broken(), "placement.order");
 }
 
-TEST_F(NicCheckerTest, PlacementsInValidMemoryBreakNoRule) {
-  Attach();
+TEST_F(AttachedNicCheckerTest, PlacementsInValidMemoryBreakNoRule) {
   const uint64_t region = Allocate(5, 1);
   const uint64_t source = Allocate(7, 1, kRemoteRead);
   const uint64_t sink = Allocate(8, 1, kLocalWrite | kRemoteWrite);
@@ -530,7 +539,7 @@ TEST_F(NicCheckerTest, PlacementsInValidMemoryBreakNoRule) {
   Respond(source, 100);
   Respond(source, 1, 99);
   Respond(0, 0);
-  Say("window.invalidated", {{"stag", uint64_t{0x602}}});
+  Invalidate(0x602);
   Bind(0x603, region, {.offset = 40, .bytes = 60});
   Place("Write", 0x603, 10, 50);
   EXPECT_EQ(checker_.placements_judged(), 12u) << "without bytes no STag is looked at";
@@ -538,83 +547,66 @@ TEST_F(NicCheckerTest, PlacementsInValidMemoryBreakNoRule) {
   EXPECT_EQ(Broken(), "");
 }
 
-TEST_F(NicCheckerTest, APlacementInMemoryThatWasFreed) {
-  Attach();
+TEST_F(AttachedNicCheckerTest, APlacementInMemoryThatWasFreed) {
   const uint64_t region = Allocate(5, 1);
-  SayNic("stag.freed", {{"index", uint64_t{5}}});
+  Free(5);
   Place("Write", region);
   EXPECT_EQ(WhatIsWrong(), "placement.stag: the STag is not valid");
 }
 
-TEST_F(NicCheckerTest, APlacementUnderAnotherKey) {
-  Attach();
+TEST_F(AttachedNicCheckerTest, APlacementUnderAnotherKey) {
   Place("Write", Allocate(5, 1) + 1);
   EXPECT_EQ(WhatIsWrong(), "placement.stag: the STag is not valid");
 }
 
-TEST_F(NicCheckerTest, APlacementInMemoryOfAnotherNic) {
-  Attach();
-  checker_.OnEvent(
-      Instant(), "b-rnic", "stag.allocated",
-      {{"index", uint64_t{5}}, {"key", uint64_t{1}}, {"bytes", uint64_t{100}}, {"pd", kPd}, {"access", kAllRights}});
+TEST_F(AttachedNicCheckerTest, APlacementInMemoryOfAnotherNic) {
+  SayRegion("b-rnic", "stag.allocated", {.index = 5, .key = 1});
   Place("Write", 0x501);
   EXPECT_EQ(WhatIsWrong(), "placement.stag: the STag is not valid");
 }
 
-TEST_F(NicCheckerTest, APlacementInMemoryOfAnotherDomain) {
-  Attach();
+TEST_F(AttachedNicCheckerTest, APlacementInMemoryOfAnotherDomain) {
   Place("Write", Allocate(5, 1, kAllRights, kPd + 1));
   EXPECT_EQ(WhatIsWrong(), "placement.stag: the STag is of PD 4");
 }
 
-TEST_F(NicCheckerTest, APlacementInMemoryThatMovedToAnotherDomain) {
-  Attach();
+TEST_F(AttachedNicCheckerTest, APlacementInMemoryThatMovedToAnotherDomain) {
   Allocate(5, 1);
-  SayNic("stag.reregistered", {{"index", uint64_t{5}},
-                               {"key", uint64_t{2}},
-                               {"bytes", uint64_t{100}},
-                               {"pd", kPd + 1},
-                               {"access", kAllRights}});
+  SayRegion("a-rnic", "stag.reregistered", {.index = 5, .key = 2, .pd = kPd + 1});
   Place("Write", 0x502);
   EXPECT_EQ(WhatIsWrong(), "placement.stag: the STag is of PD 4");
 }
 
-TEST_F(NicCheckerTest, APlacementLongerThanItsMemory) {
-  Attach();
+TEST_F(AttachedNicCheckerTest, APlacementLongerThanItsMemory) {
   Place("Read Response", Allocate(5, 1), 101);
   EXPECT_EQ(WhatIsWrong(), "placement.stag: the STag names 100 bytes");
 }
 
-TEST_F(NicCheckerTest, APlacementThatBeginsInItsMemoryAndEndsBeyond) {
-  Attach();
+TEST_F(AttachedNicCheckerTest, APlacementThatBeginsInItsMemoryAndEndsBeyond) {
   Place("Write", Allocate(5, 1), 10, 91);
   EXPECT_EQ(WhatIsWrong(), "placement.stag: the STag names 100 bytes");
 }
 
-TEST_F(NicCheckerTest, APlacementWhoseOffsetAndLengthWrapAround) {
-  Attach();
+TEST_F(AttachedNicCheckerTest, APlacementWhoseOffsetAndLengthWrapAround) {
   Place("Write", Allocate(5, 1), 10, UINT64_MAX - 4);
   EXPECT_EQ(WhatIsWrong(), "placement.stag: the STag names 100 bytes");
 }
 
-TEST_F(NicCheckerTest, APlacementInAWindowThatEndsBeyondItAndWithinItsRegion) {
-  Attach();
+TEST_F(AttachedNicCheckerTest, APlacementInAWindowThatEndsBeyondItAndWithinItsRegion) {
   AllocateWindow(6);
   Bind(0x602, Allocate(5, 1), {.offset = 10, .bytes = 50});
   Place("Write", 0x602, 10, 41);
   EXPECT_EQ(WhatIsWrong(), "placement.stag: the STag names 50 bytes");
 }
 
-TEST_F(NicCheckerTest, APartPlacedBeyondItsMemory) {
-  Attach();
+TEST_F(AttachedNicCheckerTest, APartPlacedBeyondItsMemory) {
   const uint64_t region = Allocate(5, 1);
   PlaceScattered("Send", region, 30, 0, 10);
   PlacePart(region, 20, 81);
   EXPECT_EQ(WhatIsWrong(), "placement.stag: the STag names 100 bytes");
 }
 
-TEST_F(NicCheckerTest, BytesOfARecordThatArePlacedNowhere) {
-  Attach();
+TEST_F(AttachedNicCheckerTest, BytesOfARecordThatArePlacedNowhere) {
   const uint64_t region = Allocate(5, 1);
   PlaceScattered("Send", region, 30, 0, 10);
   PlacePart(region, 19);
@@ -622,49 +614,42 @@ TEST_F(NicCheckerTest, BytesOfARecordThatArePlacedNowhere) {
   EXPECT_EQ(WhatIsWrong(), "placement.stag: 1 bytes of the record before it are nowhere");
 }
 
-TEST_F(NicCheckerTest, BytesOfTheLastRecordThatArePlacedNowhere) {
-  Attach();
+TEST_F(AttachedNicCheckerTest, BytesOfTheLastRecordThatArePlacedNowhere) {
   PlaceScattered("Send", Allocate(5, 1), 30, 0, 10);
   Destroy({});
   EXPECT_EQ(WhatIsWrong(), "placement.stag: 20 bytes of the record before it are nowhere");
 }
 
-TEST_F(NicCheckerTest, BytesThatArePlacedNowhereWhenTheRunEnds) {
-  Attach();
+TEST_F(AttachedNicCheckerTest, BytesThatArePlacedNowhereWhenTheRunEnds) {
   PlaceScattered("Send", Allocate(5, 1), 30, 0, 10);
   checker_.Finish(Instant());
   ASSERT_EQ(violations_.list().size(), 2u);
   EXPECT_EQ(violations_.list().back().text, "20 bytes of the last record of a-rnic/qp-7 are nowhere");
 }
 
-TEST_F(NicCheckerTest, ARunOfMoreBytesThanARecordHas) {
-  Attach();
+TEST_F(AttachedNicCheckerTest, ARunOfMoreBytesThanARecordHas) {
   PlaceScattered("Write", Allocate(5, 1), 30, 0, 31);
   EXPECT_EQ(WhatIsWrong(), "placement.stag: more than the record has");
 }
 
-TEST_F(NicCheckerTest, MoreBytesThanARecordHas) {
-  Attach();
+TEST_F(AttachedNicCheckerTest, MoreBytesThanARecordHas) {
   const uint64_t region = Allocate(5, 1);
   PlaceScattered("Send", region, 30, 0, 10);
   PlacePart(region, 21);
   EXPECT_EQ(WhatIsWrong(), "placement.stag: more than the record has");
 }
 
-TEST_F(NicCheckerTest, AWriteToMemoryThatMayNotBeWrittenRemotely) {
-  Attach();
+TEST_F(AttachedNicCheckerTest, AWriteToMemoryThatMayNotBeWrittenRemotely) {
   Place("Write", Allocate(5, 1, kLocalWrite | kRemoteRead));
   EXPECT_EQ(WhatIsWrong(), "placement.stag: the STag gives the rights 0x5, and this takes 0x2");
 }
 
-TEST_F(NicCheckerTest, AWriteOfInfiniBandToMemoryThatMayNotBeWrittenRemotely) {
-  Attach();
+TEST_F(AttachedNicCheckerTest, AWriteOfInfiniBandToMemoryThatMayNotBeWrittenRemotely) {
   Place("Write Middle", Allocate(5, 1, kLocalWrite | kRemoteRead));
   EXPECT_EQ(WhatIsWrong(), "placement.stag: the STag gives the rights 0x5, and this takes 0x2");
 }
 
-TEST_F(NicCheckerTest, AnAtomicChangesEightBytesThatAreNoPayload) {
-  Attach();
+TEST_F(AttachedNicCheckerTest, AnAtomicChangesEightBytesThatAreNoPayload) {
   const uint64_t region = Allocate(5, 1, kLocalWrite | kRemoteAtomic);
   PlaceScattered("Fetch and Add", region, 0, 92, 8);
   PlaceScattered("Compare and Swap", region, 0, 0, 8);
@@ -673,27 +658,23 @@ TEST_F(NicCheckerTest, AnAtomicChangesEightBytesThatAreNoPayload) {
   EXPECT_EQ(Broken(), "");
 }
 
-TEST_F(NicCheckerTest, AnAtomicInMemoryThatAllowsNone) {
-  Attach();
+TEST_F(AttachedNicCheckerTest, AnAtomicInMemoryThatAllowsNone) {
   PlaceScattered("Compare and Swap", Allocate(5, 1), 0, 0, 8);
   EXPECT_EQ(WhatIsWrong(), "placement.stag: the STag gives the rights 0x17, and this takes 0x8");
 }
 
-TEST_F(NicCheckerTest, AnAtomicWhoseBytesAreNotTold) {
-  Attach();
+TEST_F(AttachedNicCheckerTest, AnAtomicWhoseBytesAreNotTold) {
   PlaceScattered("Fetch and Add", 0, 0, 0, 0);
   EXPECT_EQ(WhatIsWrong(), "placement.stag: an atomic changes 8 bytes");
 }
 
-TEST_F(NicCheckerTest, AReadIntoMemoryThatMayNotBeWrittenRemotely) {
-  Attach();
+TEST_F(AttachedNicCheckerTest, AReadIntoMemoryThatMayNotBeWrittenRemotely) {
   Place("Read Response", Allocate(5, 1, kLocalWrite));
   EXPECT_EQ(WhatIsWrong(), "placement.stag: the STag gives the rights 0x1, and this takes 0x3");
 }
 
 // An InfiniBand requester knows where its answers go, and tells nobody.
-TEST_F(NicCheckerTest, AnswersOfInfiniBandGoToMemoryThatThisEndMayWrite) {
-  Attach();
+TEST_F(AttachedNicCheckerTest, AnswersOfInfiniBandGoToMemoryThatThisEndMayWrite) {
   const uint64_t sink = Allocate(5, 1, kLocalWrite);
   for (const auto* opcode : {"Read Response First", "Read Response Middle", "Read Response Last", "Read Response Only"})
     Place(opcode, sink);
@@ -704,132 +685,107 @@ TEST_F(NicCheckerTest, AnswersOfInfiniBandGoToMemoryThatThisEndMayWrite) {
   EXPECT_EQ(WhatIsWrong(), "placement.stag: the STag gives the rights 0x6, and this takes 0x1");
 }
 
-TEST_F(NicCheckerTest, ASendToMemoryThatMayNotBeWrittenLocally) {
-  Attach();
+TEST_F(AttachedNicCheckerTest, ASendToMemoryThatMayNotBeWrittenLocally) {
   Place("Send", Allocate(5, 1, kRemoteRead));
   EXPECT_EQ(WhatIsWrong(), "placement.stag: the STag gives the rights 0x4, and this takes 0x1");
 }
 
-TEST_F(NicCheckerTest, AReadAnsweredFromMemoryThatMayNotBeReadRemotely) {
-  Attach();
+TEST_F(AttachedNicCheckerTest, AReadAnsweredFromMemoryThatMayNotBeReadRemotely) {
   Respond(Allocate(5, 1, kLocalWrite | kRemoteWrite), 1);
   EXPECT_EQ(WhatIsWrong(), "placement.stag: the STag gives the rights 0x3, and this takes 0x4");
 }
 
-TEST_F(NicCheckerTest, AWindowUsedAsTheBufferOfAReceive) {
-  Attach();
+TEST_F(AttachedNicCheckerTest, AWindowUsedAsTheBufferOfAReceive) {
   AllocateWindow(6);
   Bind(0x602, Allocate(5, 1), {.access = kAllRights});
   Place("Send", 0x602);
   EXPECT_EQ(WhatIsWrong(), "placement.stag: the STag gives the rights 0x17, and this takes 0x1");
 }
 
-TEST_F(NicCheckerTest, APlacementInAWindowThatWasInvalidated) {
-  Attach();
-  AllocateWindow(5);
-  Bind(0x501, Allocate(4, 1));
-  Say("window.invalidated", {{"stag", uint64_t{0x501}}});
-  Place("Write", 0x501);
+TEST_F(AttachedNicCheckerTest, APlacementInAWindowThatWasInvalidated) {
+  BindWindow();
+  Invalidate(kWindow);
+  Place("Write", kWindow);
   EXPECT_EQ(WhatIsWrong(), "placement.stag: the STag is not valid");
 }
 
-TEST_F(NicCheckerTest, APlacementInAWindowThatIsNotBound) {
-  Attach();
+TEST_F(AttachedNicCheckerTest, APlacementInAWindowThatIsNotBound) {
   AllocateWindow(5);
   Place("Write", 0x500);
   EXPECT_EQ(WhatIsWrong(), "placement.stag: the STag is not valid");
 }
 
-TEST_F(NicCheckerTest, APlacementInAWindowOfAnotherQueuePair) {
-  Attach();
-  AllocateWindow(5);
-  Bind(0x501, Allocate(4, 1));
+TEST_F(AttachedNicCheckerTest, APlacementInAWindowOfAnotherQueuePair) {
+  BindWindow();
   checker_.OnEvent(Instant(), "a-rnic/qp-8", "connection.attached", {{"pd", kPd}});
-  checker_.OnEvent(Instant(), "a-rnic/qp-8", "record.placed",
-                   {{"opcode", "Write"},
-                    {"length", uint64_t{1}},
-                    {"stag", uint64_t{0x501}},
-                    {"offset", uint64_t{0}},
-                    {"run", uint64_t{1}}});
+  checker_.OnEvent(
+      Instant(), "a-rnic/qp-8", "record.placed",
+      {{"opcode", "Write"}, {"length", uint64_t{1}}, {"stag", kWindow}, {"offset", uint64_t{0}}, {"run", uint64_t{1}}});
   EXPECT_EQ(WhatIsWrong(), "placement.stag: the window belongs to a-rnic/qp-7");
 }
 
-TEST_F(NicCheckerTest, APlacementInAWindowWhoseQueuePairIsGone) {
-  Attach();
-  AllocateWindow(5);
-  Bind(0x501, Allocate(4, 1));
+TEST_F(AttachedNicCheckerTest, APlacementInAWindowWhoseQueuePairIsGone) {
+  BindWindow();
   Destroy({});
   Attach();
-  Place("Write", 0x501);
+  Place("Write", kWindow);
   EXPECT_EQ(WhatIsWrong(), "placement.stag: the STag is not valid");
 }
 
-TEST_F(NicCheckerTest, APlacementInAWindowWhoseRegionIsGone) {
-  Attach();
-  AllocateWindow(5);
-  Bind(0x501, Allocate(4, 1));
-  SayNic("stag.freed", {{"index", uint64_t{4}}});
-  Place("Write", 0x501);
+TEST_F(AttachedNicCheckerTest, APlacementInAWindowWhoseRegionIsGone) {
+  BindWindow();
+  Free(4);
+  Place("Write", kWindow);
   EXPECT_EQ(WhatIsWrong(), "placement.stag: the region of the window is not valid");
 }
 
-TEST_F(NicCheckerTest, AReadAnsweredFromMemoryThatWasFreed) {
-  Attach();
+TEST_F(AttachedNicCheckerTest, AReadAnsweredFromMemoryThatWasFreed) {
   const uint64_t region = Allocate(5, 1);
-  SayNic("stag.freed", {{"index", uint64_t{5}}});
+  Free(5);
   Respond(region, 1);
   EXPECT_EQ(WhatIsWrong(), "placement.stag: the STag is not valid");
 }
 
-TEST_F(NicCheckerTest, AWindowBoundBeyondItsRegion) {
-  Attach();
+TEST_F(AttachedNicCheckerTest, AWindowBoundBeyondItsRegion) {
   AllocateWindow(6);
   Bind(0x602, Allocate(5, 1), {.offset = 51, .bytes = 50});
   EXPECT_EQ(WhatIsWrong(), "window.bound: the region has 100 bytes");
 }
 
-TEST_F(NicCheckerTest, AWindowWhoseOffsetAndLengthWrapAround) {
-  Attach();
+TEST_F(AttachedNicCheckerTest, AWindowWhoseOffsetAndLengthWrapAround) {
   AllocateWindow(6);
   Bind(0x602, Allocate(5, 1), {.offset = UINT64_MAX - 9, .bytes = 50});
   EXPECT_EQ(WhatIsWrong(), "window.bound: the region has 100 bytes");
 }
 
-TEST_F(NicCheckerTest, AWindowBoundToARegionThatIsGone) {
-  Attach();
+TEST_F(AttachedNicCheckerTest, AWindowBoundToARegionThatIsGone) {
   AllocateWindow(6);
   const uint64_t region = Allocate(5, 1);
-  SayNic("stag.freed", {{"index", uint64_t{5}}});
+  Free(5);
   Bind(0x602, region);
   EXPECT_EQ(WhatIsWrong(), "window.bound: not a region of the PD");
 }
 
-TEST_F(NicCheckerTest, AWindowBoundToARegionUnderAnotherKey) {
-  Attach();
+TEST_F(AttachedNicCheckerTest, AWindowBoundToARegionUnderAnotherKey) {
   AllocateWindow(6);
   Bind(0x602, Allocate(5, 1) + 1);
   EXPECT_EQ(WhatIsWrong(), "window.bound: not a region of the PD");
 }
 
-TEST_F(NicCheckerTest, AWindowBoundToARegionOfAnotherDomain) {
-  Attach();
+TEST_F(AttachedNicCheckerTest, AWindowBoundToARegionOfAnotherDomain) {
   AllocateWindow(6);
   Bind(0x602, Allocate(5, 1, kAllRights, kPd + 1));
   EXPECT_EQ(WhatIsWrong(), "window.bound: not a region of the PD");
 }
 
-TEST_F(NicCheckerTest, AWindowBoundToARegionOfAnotherNic) {
-  Attach();
+TEST_F(AttachedNicCheckerTest, AWindowBoundToARegionOfAnotherNic) {
   AllocateWindow(6);
-  checker_.OnEvent(
-      Instant(), "b-rnic", "stag.allocated",
-      {{"index", uint64_t{5}}, {"key", uint64_t{1}}, {"bytes", uint64_t{100}}, {"pd", kPd}, {"access", kAllRights}});
+  SayRegion("b-rnic", "stag.allocated", {.index = 5, .key = 1});
   Bind(0x602, 0x501);
   EXPECT_EQ(WhatIsWrong(), "window.bound: not a region of the PD");
 }
 
-TEST_F(NicCheckerTest, AWindowBoundToAWindow) {
-  Attach();
+TEST_F(AttachedNicCheckerTest, AWindowBoundToAWindow) {
   AllocateWindow(6);
   AllocateWindow(7);
   Bind(0x602, Allocate(5, 1));
@@ -837,28 +793,24 @@ TEST_F(NicCheckerTest, AWindowBoundToAWindow) {
   EXPECT_EQ(WhatIsWrong(), "window.bound: not a region of the PD");
 }
 
-TEST_F(NicCheckerTest, AWindowOfAnotherDomainBound) {
-  Attach();
+TEST_F(AttachedNicCheckerTest, AWindowOfAnotherDomainBound) {
   AllocateWindow(6, kPd + 1);
   Bind(0x602, Allocate(5, 1));
   EXPECT_EQ(WhatIsWrong(), "window.bound: not a window of the PD");
 }
 
-TEST_F(NicCheckerTest, ARegionBoundAsAWindow) {
-  Attach();
+TEST_F(AttachedNicCheckerTest, ARegionBoundAsAWindow) {
   Bind(Allocate(6, 2), Allocate(5, 1));
   EXPECT_EQ(WhatIsWrong(), "window.bound: not a window of the PD");
 }
 
-TEST_F(NicCheckerTest, AWindowBoundToARegionThatAllowsNone) {
-  Attach();
+TEST_F(AttachedNicCheckerTest, AWindowBoundToARegionThatAllowsNone) {
   AllocateWindow(6);
   Bind(0x602, Allocate(5, 1, kLocalWrite | kRemoteWrite));
   EXPECT_EQ(WhatIsWrong(), "window.bound: the region gives the rights 0x3");
 }
 
-TEST_F(NicCheckerTest, AWindowThatMayBeWrittenBoundToARegionThatMayNot) {
-  Attach();
+TEST_F(AttachedNicCheckerTest, AWindowThatMayBeWrittenBoundToARegionThatMayNot) {
   AllocateWindow(6);
   Bind(0x602, Allocate(5, 1, kRemoteRead | kWindowBind));
   EXPECT_EQ(WhatIsWrong(), "window.bound: the region gives the rights 0x14");
