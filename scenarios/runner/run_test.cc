@@ -32,6 +32,15 @@ std::string Rules(const RunReport& report) {
   return rules;
 }
 
+// Plays a scenario that makes sense and breaks no rule.
+RunReport RunWell(const Scenario& scenario) {
+  const auto valid = Validate(scenario);
+  EXPECT_TRUE(valid.has_value()) << valid.error();
+  RunReport report = RunScenario(scenario);
+  EXPECT_EQ(Rules(report), "");
+  return report;
+}
+
 const char kPair[] = "host { name: 'a' } host { name: 'b' } service { host: 'a' } ";
 
 // With devices of either transport.
@@ -51,9 +60,7 @@ TEST_P(Run, EveryCallOfAHealthyWorldIsAnswered) {
       client { name: 'c' host: 'b' server: 'a' concurrency: 4
                call { repeat: 20 argument_bytes: 10000 result_bytes: 20000 }
                call { plain_argument_bytes: 30000 plain_result_bytes: 30000 } })");
-  ASSERT_TRUE(Validate(scenario).has_value());
-  const RunReport report = RunScenario(scenario);
-  EXPECT_EQ(Rules(report), "");
+  const RunReport report = RunWell(scenario);
   EXPECT_GE(report.tally.answered, 21u);
   EXPECT_EQ(report.tally.answered, report.tally.calls);
   EXPECT_EQ(report.tally.connections, 1u);
@@ -73,8 +80,7 @@ TEST_P(Run, AKilledServerComesBackAndItsClientsGoOn) {
   const Scenario scenario = Parse(std::string(kPair) + R"(
       client { name: 'c' host: 'b' server: 'a' call { repeat: 50 pause_ns: 100000 result_bytes: 5000 } }
       fault { at_ns: 2000000 kind: KILL a: 'a' for_ns: 1000000 })");
-  const RunReport report = RunScenario(scenario);
-  EXPECT_EQ(Rules(report), "");
+  const RunReport report = RunWell(scenario);
   EXPECT_GE(report.tally.connections, 2u);
   EXPECT_GE(report.tally.answered, 49u);
 }
@@ -85,9 +91,7 @@ TEST_P(Run, CallsOfASessionOutliveItsConnections) {
                call { repeat: 60 result_bytes: 5000 service_ns: 2000000 } }
       fault { at_ns: 3000000 kind: KILL a: 'a' for_ns: 1000000 }
       fault { at_ns: 9000000 kind: RESTART_SERVICE a: 'a' for_ns: 1 })");
-  ASSERT_TRUE(Validate(scenario).has_value()) << Validate(scenario).error();
-  const RunReport report = RunScenario(scenario);
-  EXPECT_EQ(Rules(report), "");
+  const RunReport report = RunWell(scenario);
   EXPECT_GE(report.tally.connections, 2u);
   EXPECT_GE(report.tally.calls, 60u);
   EXPECT_EQ(report.tally.answered, report.tally.calls);
@@ -97,8 +101,7 @@ TEST_P(Run, CallsOfASessionThatIsClosedOrDestroyedEndWithThat) {
   const Scenario scenario = Parse(std::string(kPair) + R"(
       client { name: 'c' host: 'b' server: 'a' session: true connections: 2 concurrency: 4 credits: 1
                close_ns: 5000000 destroy_ns: 9000000 call { repeat: 16 service_ns: 2000000 } })");
-  const RunReport report = RunScenario(scenario);
-  EXPECT_EQ(Rules(report), "");
+  const RunReport report = RunWell(scenario);
   EXPECT_EQ(report.tally.refused, 8u);
 }
 
@@ -108,9 +111,7 @@ TEST_P(Run, AServiceCallsItsClientsBackOnTheSameXids) {
       client { name: 'c' host: 'b' server: 'a' concurrency: 4 reverse_credits: 2
                call { repeat: 20 argument_bytes: 10000 service_ns: 100000 }
                reverse_call { repeat: 2 argument_bytes: 700 result_bytes: 600 } })");
-  ASSERT_TRUE(Validate(scenario).has_value()) << Validate(scenario).error();
-  const RunReport report = RunScenario(scenario);
-  EXPECT_EQ(Rules(report), "");
+  const RunReport report = RunWell(scenario);
   EXPECT_GE(report.tally.answered, 60u);
   EXPECT_EQ(report.tally.connections, 1u);
 }
@@ -120,8 +121,7 @@ TEST_P(Run, ClientsOfASharedPoolOfReceivesAreAllAnswered) {
       host { name: 'a' } host { name: 'b' } service { host: 'a' shared_receives: 32 }
       client { name: 'c' host: 'b' server: 'a' concurrency: 16 call { repeat: 40 argument_bytes: 5000 } }
       client { name: 'd' host: 'b' server: 'a' concurrency: 16 call { repeat: 40 result_bytes: 5000 } })");
-  const RunReport report = RunScenario(scenario);
-  EXPECT_EQ(Rules(report), "");
+  const RunReport report = RunWell(scenario);
   EXPECT_EQ(report.tally.answered, report.tally.calls);
 }
 
@@ -129,8 +129,7 @@ TEST_P(Run, ClientsOfAServerThatIsGoneForGoodComeToAnEnd) {
   const Scenario scenario = Parse(std::string(kPair) + R"(
       client { name: 'c' host: 'b' server: 'a' call { repeat: 50 pause_ns: 100000 result_bytes: 5000 } }
       fault { at_ns: 2000000 kind: POWER_LOSS a: 'a' })");
-  const RunReport report = RunScenario(scenario);
-  EXPECT_EQ(Rules(report), "");
+  const RunReport report = RunWell(scenario);
   EXPECT_GT(report.tally.disturbed, 0u);
 }
 
@@ -139,16 +138,14 @@ TEST_P(Run, FilesComeBackAsTheyWent) {
       host { name: 'a' } host { name: 'b' } service { host: 'a' files: true }
       file_copy { host: 'b' server: 'a' bytes: 300001 }
       fault { at_ns: 300000 kind: RESET a: 'a' b: 'b' })");
-  const RunReport report = RunScenario(scenario);
-  EXPECT_EQ(Rules(report), "");
+  const RunReport report = RunWell(scenario);
   EXPECT_EQ(report.tally.files_copied, 1u);
 }
 
 TEST_P(Run, BlockingProgramsPlayOnFibers) {
   const Scenario scenario =
       Parse("host { name: 'a' } host { name: 'b' } ping_pong { client: 'a' server: 'b' count: 7 }");
-  const RunReport report = RunScenario(scenario);
-  EXPECT_EQ(Rules(report), "");
+  const RunReport report = RunWell(scenario);
   EXPECT_EQ(report.tally.pings, 7u);
 }
 
@@ -190,37 +187,32 @@ TEST_P(Run, WhatTheScenarioItselfWaitsForIsNeitherSlowNorDead) {
   const Scenario scenario = Parse(std::string(kPair) + R"(
       client { name: 'c' host: 'b' server: 'a' start_ns: 10000000000000
                call { repeat: 2 service_ns: 9000000000000 timeout_ns: 0 pause_ns: 20000000000000 } })");
-  const RunReport report = RunScenario(scenario);
-  EXPECT_EQ(Rules(report), "");
+  const RunReport report = RunWell(scenario);
   EXPECT_EQ(report.tally.answered, report.tally.calls);
 }
 
 // --- Clients that end amidst their work ---
 
-// One call is with the service, one is sent and two wait for a credit.
 constexpr char kAmidst[] = "concurrency: 4 call { repeat: 8 service_ns: 1000000 argument_bytes: 10000 } }";
 
+// The client ends so ("close_ns") when one call is with the service, one is sent and two wait for a credit.
+std::string EndsAmidst(const std::string& end) {
+  return "host { name: 'a' } host { name: 'b' } service { host: 'a' credits: 1 } "
+         "client { name: 'c' host: 'b' server: 'a' " +
+         end + ": 2500000 " + kAmidst;
+}
+
 TEST_P(Run, CallsThatAreUnderWayWhenTheirClientIsClosedEndWithThat) {
-  const Scenario scenario = Parse(
-      "host { name: 'a' } host { name: 'b' } service { host: 'a' credits: 1 } "
-      "client { name: 'c' host: 'b' server: 'a' close_ns: 2500000 " +
-      std::string(kAmidst));
-  ASSERT_TRUE(Validate(scenario).has_value());
-  const RunReport report = RunScenario(scenario);
-  EXPECT_EQ(Rules(report), "");
+  const Scenario scenario = Parse(EndsAmidst("close_ns"));
+  const RunReport report = RunWell(scenario);
   EXPECT_GE(report.tally.refused, 3u);
   EXPECT_LE(report.tally.refused, 4u);
   EXPECT_EQ(report.tally.connections, 2u) << "and the client goes on with a new connection";
 }
 
 TEST_P(Run, CallsThatAreUnderWayWhenTheirClientIsDestroyedEndWithThat) {
-  const Scenario scenario = Parse(
-      "host { name: 'a' } host { name: 'b' } service { host: 'a' credits: 1 } "
-      "client { name: 'c' host: 'b' server: 'a' destroy_ns: 2500000 " +
-      std::string(kAmidst));
-  ASSERT_TRUE(Validate(scenario).has_value());
-  const RunReport report = RunScenario(scenario);
-  EXPECT_EQ(Rules(report), "");
+  const Scenario scenario = Parse(EndsAmidst("destroy_ns"));
+  const RunReport report = RunWell(scenario);
   EXPECT_EQ(report.tally.refused, 4u);
   EXPECT_EQ(report.tally.connections, 2u);
 }
@@ -245,8 +237,7 @@ TEST_P(Run, ManyClientsMayComeToOneServerAtOnce) {
   for (int i = 0; i < 100; ++i) {
     text += "client { name: 'c" + std::to_string(i) + "' host: 'b' server: 'a' credits: 2 call { } } ";
   }
-  const RunReport report = RunScenario(Parse(text));
-  EXPECT_EQ(Rules(report), "");
+  const RunReport report = RunWell(Parse(text));
   EXPECT_EQ(report.tally.answered, report.tally.calls);
 }
 
@@ -269,8 +260,7 @@ TEST_P(Run, DevicesHaveTheirHabitsWhileThereIsWork) {
       host { name: 'a' } service { host: 'a' }
       host { name: 'b' device { fault { kind: FAIL_REGISTRATION one_in: 3 } } }
       client { name: 'c' host: 'b' server: 'a' call { repeat: 40 argument_bytes: 20000 } })");
-  const RunReport report = RunScenario(scenario);
-  EXPECT_EQ(Rules(report), "");
+  const RunReport report = RunWell(scenario);
   EXPECT_GT(report.tally.refused, 3u);
   EXPECT_GT(report.tally.answered, 3u);
 }
@@ -291,8 +281,7 @@ TEST_P(Run, KillsOfOneHostMayOverlap) {
       fault { at_ns: 1000000 kind: KILL a: 'a' for_ns: 2000000 }
       fault { at_ns: 2000000 kind: KILL a: 'a' }
       fault { at_ns: 2500000 kind: POWER_LOSS a: 'a' for_ns: 4000000 })");
-  const RunReport report = RunScenario(scenario);
-  EXPECT_EQ(Rules(report), "");
+  const RunReport report = RunWell(scenario);
   EXPECT_GE(report.tally.answered, 48u) << "the second and third kill of a host that is down do nothing";
 }
 
@@ -340,8 +329,7 @@ TEST(Excuses, ACancelledCallIsOneWhileTheServerIsAtWorkForIt) {
       client { name: 'c' host: 'b' server: 'a' concurrency: 2
                call { result_bytes: 5000 service_ns: 2000000 cancel_ns: 50000 }
                call { repeat: 50 pause_ns: 100000 result_bytes: 5000 } })");
-  const RunReport report = RunScenario(scenario);
-  EXPECT_EQ(Rules(report), "");
+  const RunReport report = RunWell(scenario);
   EXPECT_GE(report.tally.connections, 2u) << "which the device ends with the connection";
 }
 
@@ -350,8 +338,7 @@ TEST(Excuses, ACallThatTimedOutBeforeItWasSentIsNone) {
       host { name: 'a' } host { name: 'b' } service { host: 'a' credits: 1 }
       client { name: 'c' host: 'b' server: 'a' concurrency: 2 call { service_ns: 5000000 } call { timeout_ns: 1000000 })" +
                                   std::string(kWork) + "}");
-  const RunReport report = RunScenario(scenario);
-  EXPECT_EQ(Rules(report), "");
+  const RunReport report = RunWell(scenario);
   EXPECT_EQ(report.tally.refused, 1u);
   EXPECT_EQ(FirstRule(RunScenario(scenario, SecretReset(20ms + 500us))), "connection.lost");
 }
@@ -631,9 +618,7 @@ TEST(Validate, TheLeastThatIsAllowedIsEnough) {
       host { name: 'b' device { max_mr: 5 max_mw: 3 max_mr_size: 16384 } }
       client { name: 'c' host: 'b' server: 'a' credits: 8 inline_threshold: 1024
                call { repeat: 5 argument_bytes: 10000 result_bytes: 10000 } })");
-  ASSERT_TRUE(Validate(scenario).has_value()) << Validate(scenario).error();
-  const RunReport report = RunScenario(scenario);
-  EXPECT_EQ(Rules(report), "");
+  const RunReport report = RunWell(scenario);
   EXPECT_GE(report.tally.answered, 40u);
 }
 
