@@ -22,8 +22,6 @@ constexpr uint32_t kReplyOverhead = 64;
 constexpr uint64_t kCallOverhead = 40 + 24 + 4 + 4;
 // Transport header of a message without chunks (RFC 8166 section 4.2).
 constexpr uint64_t kInlineHeader = 28;
-// More than any fault that is over may still cost: a connect that began in a partition.
-constexpr Duration kProbeTimeout = 20s;
 
 uint32_t ResultRoom(const Call& call) {
   return call.has_result_room_bytes() ? call.result_room_bytes() : call.result_bytes();
@@ -210,40 +208,6 @@ bool ReplyExceedsServer(const Service& service, const Call& call) {
 bool ReplyIsNotKept(const Service& service, const Call& call) {
   const uint64_t most = kReplyOverhead + XdrRoundUp(call.plain_result_bytes()) + call.result_bytes();
   return !call.idempotent() && most > service.replay_reply_bytes_max();
-}
-
-// --- Probes ---
-
-Duration ProbeTimeout(const Stage& stage, const Client& client, const Call& call) {
-  Client probing = client;
-  probing.clear_call();
-  *probing.add_call() = call;
-  probing.set_concurrency(kProbesTogetherAtFirst);
-  return std::max<Duration>(kProbeTimeout, stage.Patience(probing));
-}
-
-Call ProbeCall(const Stage& stage, const Client& client) {
-  const Service& service = ServiceOf(stage.scenario(), client);
-  const uint64_t most = std::min({service.call_bytes_max(), service.client_bytes_max(),
-                                  uint64_t{service.message_bytes_max()}, uint64_t{client.message_bytes_max()}});
-  auto bytes = static_cast<uint32_t>(std::clamp<uint64_t>(most / 4, 64, 6000));
-  // A session's may have to be sent again, and answered from what the server has kept.
-  if (client.session() && service.replay_entries_max() > 0) {
-    bytes = static_cast<uint32_t>(std::min<uint64_t>(bytes, service.replay_reply_bytes_max() / 2));
-  }
-  Call call;
-  call.set_argument_bytes(bytes);
-  call.set_result_bytes(bytes + 1);
-  call.set_timeout_ns(static_cast<uint64_t>(ProbeTimeout(stage, client, call).count()));
-  return call;
-}
-
-Call CancelledProbe(const Stage& stage, const Client& client) {
-  Call call;
-  call.set_service_ns(1'000'000);
-  call.set_cancel_ns(1);
-  call.set_timeout_ns(static_cast<uint64_t>(ProbeTimeout(stage, client, call).count()));
-  return call;
 }
 
 }  // namespace stagecoach::scenario

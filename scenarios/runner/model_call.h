@@ -70,23 +70,4 @@ bool ReplyExceedsServer(const Service& service, const Call& call);
 // The reply is longer than the server's duplicate request cache keeps: a call that is sent again is told so.
 bool ReplyIsNotKept(const Service& service, const Call& call);
 
-// --- Probes ---
-
-// Of a round of probes: calls one after the other, and how many at a time.
-inline constexpr uint32_t kProbesInRow = 3;
-inline constexpr uint32_t kProbesTogether = 6;
-inline constexpr uint32_t kProbesTogetherAtFirst = 12;
-// A probe may meet the remains of a fault: the connection it broke, whose end is heard of only now.
-inline constexpr uint32_t kFailedProbesMax = 4;
-// The service tells calls apart by what is left of their numbers when they are divided by this.
-inline constexpr uint64_t kKindsOfCalls = 3;
-
-// As many as there are at a time may be in its way, on a link that is slow.
-Duration ProbeTimeout(const Stage& stage, const Client& client, const Call& call);
-// Something that each server answers, whatever its limits.
-Call ProbeCall(const Stage& stage, const Client& client);
-// A call to be cancelled. It has no chunks: the server may take its time without meeting memory that is not there any
-// more.
-Call CancelledProbe(const Stage& stage, const Client& client);
-
 }  // namespace stagecoach::scenario
