@@ -132,9 +132,10 @@ void ReadinessSet::Dispatch() {
   const int ready = epoll_wait(epoll_.native_handle(), events, kEventBatch, 0);
   for (int i = 0; i < ready; ++i) {
     std::shared_ptr<Member> member;
+    const uint64_t id = events[i].data.u64;  // not by reference: the kernel's structure is packed
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      const auto found = members_.find(events[i].data.u64);
+      const auto found = members_.find(id);
       if (found == members_.end()) continue;
       member = found->second;
     }
