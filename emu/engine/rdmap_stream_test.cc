@@ -84,8 +84,10 @@ class RdmapStreamTest : public ::testing::Test {
   void Run() {
     bool moved = true;
     while (moved) {
-      moved = a.Fill() | b.Fill();
-      moved |= Deliver(a, b) | Deliver(b, a);
+      moved = a.Fill();
+      moved = b.Fill() || moved;
+      moved = Deliver(a, b) || moved;
+      moved = Deliver(b, a) || moved;
     }
   }
   static bool Deliver(End& from, End& to) {
@@ -311,8 +313,10 @@ class Rfc7306StreamTest : public RdmapStreamTest {
   void RunExtended() {
     bool moved = true;
     while (moved) {
-      moved = c->Fill() | d->Fill();
-      moved |= Deliver(*c, *d) | Deliver(*d, *c);
+      moved = c->Fill();
+      moved = d->Fill() || moved;
+      moved = Deliver(*c, *d) || moved;
+      moved = Deliver(*d, *c) || moved;
     }
   }
   static uint64_t WordAt(End& end, uint32_t stag, size_t offset = 0) {

@@ -199,7 +199,8 @@ TEST_F(NicTest, ConnectionNeedsAQpInInitWithoutOne) {
 }
 
 TEST_F(NicTest, DestroyedQpReadsTheProgramsMemoryNoMore) {
-  auto [near, far] = pair_.Streams();
+  auto [near, other] = pair_.Streams();
+  const auto far = std::move(other);
   Attach(host_, std::move(near), /*initiator=*/true);
   TestBuffer buffer = host_.Register(1 << 20, kFullAccess, 0x11);
   // The peer does not read: most of this waits behind a full stream.

@@ -125,8 +125,8 @@ TEST(RpcbAnswers, OtherThanSuccessSayWhatTheyAre) {
       {AuthErrorReply(kXid, AuthStat::kTooWeak), Kind::kDenied, "it denied the call: "},
   };
   for (const auto& [header, kind, text] : cases) {
-    const auto reply = Encoded(header, [&](XdrWriter& out) {
-      if (header.success()) out.Bool(true);
+    const auto reply = Encoded(header, [accepted = header.success()](XdrWriter& out) {
+      if (accepted) out.Bool(true);
     });
     const auto decoded = DecodeRpcbDone(reply, kXid);
     ASSERT_FALSE(decoded) << text;
