@@ -81,15 +81,16 @@ bool ArriveWith(End& end, const SegmentHeader& header, const Message& message) {
 class RdmapStreamTest : public ::testing::Test {
  protected:
   // Moves records both ways until nothing moves any more.
-  void Run() {
+  static void Exchange(End& one, End& other) {
     bool moved = true;
     while (moved) {
-      moved = a.Fill();
-      moved = b.Fill() || moved;
-      moved = Deliver(a, b) || moved;
-      moved = Deliver(b, a) || moved;
+      moved = one.Fill();
+      moved = other.Fill() || moved;
+      moved = Deliver(one, other) || moved;
+      moved = Deliver(other, one) || moved;
     }
   }
+  void Run() { Exchange(a, b); }
   static bool Deliver(End& from, End& to) {
     bool any = false;
     while (!from.out.records.empty()) {
@@ -310,15 +311,7 @@ class Rfc7306StreamTest : public RdmapStreamTest {
   static RdmapOptions Extended(uint16_t ird = 4) {
     return {.ird = ird, .ord = 4, .extensions = wire::RdmapExtensions::kRfc7306};
   }
-  void RunExtended() {
-    bool moved = true;
-    while (moved) {
-      moved = c->Fill();
-      moved = d->Fill() || moved;
-      moved = Deliver(*c, *d) || moved;
-      moved = Deliver(*d, *c) || moved;
-    }
-  }
+  void RunExtended() { Exchange(*c, *d); }
   static uint64_t WordAt(End& end, uint32_t stag, size_t offset = 0) {
     uint64_t word = 0;
     CopyBytes(AsMutableBytes(&word, sizeof(word)), end.memory.Bytes(stag).subspan(offset));
