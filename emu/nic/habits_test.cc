@@ -90,10 +90,7 @@ TEST(HabitsTest, WhatIsOvertakenOnAReliableConnectionArrivesAllTheSame) {
     ASSERT_EQ(hosts.b.Receive(i, {sink.Sge(i * 4000, 4000)}), 0);
     ASSERT_EQ(hosts.a.Send(i, {source.Sge(i * 4000, 4000)}), 0);
   }
-  ASSERT_TRUE(hosts.Until([&] {
-    const bool sent = hosts.a.Completed(40);
-    return hosts.b.Completed(40) && sent;
-  }));
+  ASSERT_TRUE(hosts.Until([&] { return BothCompleted(hosts.a, hosts.b, 40); }));
   EXPECT_EQ(sink.bytes, source.bytes);
   for (uint64_t i = 0; i < 40; ++i) {
     EXPECT_EQ(hosts.a.completions[i].status, CompletionStatus::kSuccess);
@@ -175,10 +172,7 @@ TEST_F(DatagramHabitsTest, SomeAreOvertakenAndNoneIsLost) {
     ASSERT_EQ(hosts_->b.Receive(i, {sink.Sge(i * 41, 41)}), 0);
   }
   for (size_t i = 0; i < 100; ++i) Send({source.Sge(i, 1)});
-  ASSERT_TRUE(hosts_->Until([&] {
-    const bool sent = hosts_->a.Completed(100);
-    return hosts_->b.Completed(100) && sent;
-  }));
+  ASSERT_TRUE(hosts_->Until([&] { return BothCompleted(hosts_->a, hosts_->b, 100); }));
   std::vector<int> order;
   for (size_t i = 0; i < 100; ++i) order.push_back(std::to_integer<int>(sink.bytes[i * 41 + 40]));
   EXPECT_EQ(std::set<int>(order.begin(), order.end()).size(), 100u);

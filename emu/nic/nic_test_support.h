@@ -146,6 +146,12 @@ class TestHost {
   std::vector<WorkCompletion> completions;
 };
 
+// Polls both, whatever the first has.
+inline bool BothCompleted(TestHost& one, TestHost& other, size_t count) {
+  const bool done = one.Completed(count);
+  return other.Completed(count) && done;
+}
+
 struct JoinOptions {
   bool crc = false;
   uint32_t ird = 16;

@@ -76,11 +76,8 @@ class RocePairTest : public ::testing::Test {
       ASSERT_EQ(to.Receive(i, {sink.All()}), 0);
       ASSERT_EQ(from.Send(i, {source.All()}), 0);
     }
-    ASSERT_TRUE(pair_.world.RunUntil([&] {
-      const bool done = from.Completed(count);
-      return to.Completed(count) && done;
-    })) << a_.nic->Describe()
-        << b_.nic->Describe();
+    ASSERT_TRUE(pair_.world.RunUntil([&] { return BothCompleted(from, to, count); }))
+        << a_.nic->Describe() << b_.nic->Describe();
     for (const WorkCompletion& completion : from.completions) EXPECT_EQ(completion.status, CompletionStatus::kSuccess);
     for (const WorkCompletion& completion : to.completions) EXPECT_EQ(completion.status, CompletionStatus::kSuccess);
     EXPECT_EQ(sink.bytes, source.bytes);
