@@ -66,7 +66,7 @@ class SessionImpl final : public std::enable_shared_from_this<SessionImpl> {
 
   CallId Call(const ProcedureId& procedure, Client::ArgsWriter args, const CallOptions& options,
               Client::CallHandler handler) {
-    const CallName name{procedure.program, procedure.version, procedure.procedure, &peer_};
+    const CallName name = NameOf(procedure);
     if (options_fault_) return Refuse(std::move(handler), NamedError(Kind::kOptions, name, *options_fault_));
     if (closing_) {
       return Refuse(std::move(handler), NamedError(Kind::kNotConnected, name, "the session was closed"));
@@ -457,8 +457,7 @@ class SessionImpl final : public std::enable_shared_from_this<SessionImpl> {
     CallMessage message{.buffer = TakeBuffer()};
     const CallOptions plain;
     const auto refused = MakeCallMessage(
-        {null.program, null.version, null.procedure, &peer_}, [](XdrWriter&) {}, plain, bindings_,
-        options_.client.message_bytes_max, &message);
+        NameOf(null), [](XdrWriter&) {}, plain, bindings_, options_.client.message_bytes_max, &message);
     STAGECOACH_CHECK(!refused);
     const uint32_t xid = NextXid();
     ++stats_.keepalives;
@@ -712,9 +711,10 @@ class SessionImpl final : public std::enable_shared_from_this<SessionImpl> {
     if (buffers_.size() < kBuffersKept && buffer.size() <= kBufferKeptMax) buffers_.push_back(std::move(buffer));
   }
 
-  CallName NameOf(const OneCall& call) const {
-    return {call.procedure.program, call.procedure.version, call.procedure.procedure, &peer_};
+  CallName NameOf(const ProcedureId& procedure) const {
+    return {procedure.program, procedure.version, procedure.procedure, &peer_};
   }
+  CallName NameOf(const OneCall& call) const { return NameOf(call.procedure); }
 
   template <typename F>
   void SetTimer(EventLoop::TimerId* timer, Instant when, F function) {
