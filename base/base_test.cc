@@ -208,6 +208,9 @@ TEST(Mark, IsKnownBeforeItIsPassedAndCountsAfterwards) {
 bool Defective() {
   return STAGECOACH_MUTANT("test-defect", "answers yes");
 }
+bool DefectiveElsewhere() {
+  return STAGECOACH_MUTANT("test-defect", "answers yes");
+}
 
 // Ordinary builds have none; --config=mutants has this one.
 TEST(Mutant, OnlyTheSelectedOneIsOnAndOnlyWhereCompiledIn) {
@@ -215,6 +218,8 @@ TEST(Mutant, OnlyTheSelectedOneIsOnAndOnlyWhereCompiledIn) {
   EXPECT_FALSE(Defective());
   EXPECT_EQ(SelectMutant("test-defect"), compiled_in);
   EXPECT_EQ(Defective(), compiled_in);
+  EXPECT_EQ(DefectiveElsewhere(), compiled_in);
+  EXPECT_EQ(AllMutants().size(), compiled_in ? 1u : 0u);
   EXPECT_FALSE(SelectMutant("no-such-defect"));
   EXPECT_FALSE(Defective());
   EXPECT_TRUE(SelectMutant(""));

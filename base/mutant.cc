@@ -20,6 +20,8 @@ std::vector<const Mutant*> AllMutants() {
   std::vector<const Mutant*> mutants(Registered().begin(), Registered().end());
   std::sort(mutants.begin(), mutants.end(),
             [](const Mutant* a, const Mutant* b) { return std::string_view(a->name) < std::string_view(b->name); });
+  const auto same = [](const Mutant* a, const Mutant* b) { return std::string_view(a->name) == b->name; };
+  mutants.erase(std::unique(mutants.begin(), mutants.end(), same), mutants.end());
   return mutants;
 }
 

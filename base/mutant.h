@@ -25,7 +25,7 @@ struct Mutant {
   bool on = false;
 };
 
-// All mutants of the program, by name; none in an ordinary build.
+// All mutants of the program, by name, once each in however many places it stands; none in an ordinary build.
 std::vector<const Mutant*> AllMutants();
 // Switches every other one off. An empty name: all. False: there is none of this name.
 bool SelectMutant(std::string_view name);
