@@ -68,6 +68,8 @@ class CallerProgram : public Program {
   void OpenAfter(Duration delay);
   // Destroys the caller, which tells nobody of its end inside of that.
   void Drop();
+  // Destroys it with calls under way, of which each has to be told before the program goes on.
+  void DestroyAmidst();
   // Makes the calls that are due.
   void Pump();
   // The script is at its end.
@@ -114,7 +116,6 @@ class CallerProgram : public Program {
   // Client::close_ns and Client::destroy_ns.
   void ArmEnds();
   void CloseAmidst();
-  void DestroyAmidst();
   void CheckAllTold(std::string_view how);
   void OnOutcome(uint64_t number, const Outcome& outcome);
 

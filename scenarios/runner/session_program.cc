@@ -74,7 +74,7 @@ void SessionProgram::GiveUp() {
   if (hopeless()) return;
   NoteHopeless();
   calls_.NoteClosed();
-  Drop();
+  DestroyAmidst();
 }
 
 void SessionProgram::OnEvent(Instant now, std::string_view component, std::string_view event,
