@@ -10,6 +10,7 @@
 
 #include <poll.h>
 
+#include "verbs_shim/emulated/cm_device.h"
 #include "verbs_shim/emulated/cm_objects.h"
 
 namespace stagecoach::verbs::emulated {
@@ -167,9 +168,9 @@ void Refresh(ShimId* id) {
   info.remote.ToSockaddr(&id->route.addr.dst_storage);
   // An id bound to no particular address has no device yet.
   if (id->verbs == nullptr && !info.local.IsUnspecified()) {
-    id->verbs = ApiOf(*id->host).CmContext();
+    id->verbs = CmDeviceOf(*id->host).Context();
     if (id->pd == nullptr) {
-      id->pd = ApiOf(*id->host).HoldCmPd();
+      id->pd = CmDeviceOf(*id->host).HoldPd();
       id->holds_default_pd = id->pd != nullptr;
     }
     id->port_num = 1;
@@ -227,7 +228,7 @@ int rdma_destroy_id(struct rdma_cm_id* id) {
   // Otherwise we would wait for ourselves.
   ReleaseEvent(shim.get());
   CmOf(*shim).Destroy(shim->cm);
-  if (shim->holds_default_pd) ApiOf(*shim->host).LetCmPdGo();
+  if (shim->holds_default_pd) CmDeviceOf(*shim->host).LetPdGo();
   return 0;
 }
 
@@ -379,7 +380,7 @@ __be16 rdma_get_dst_port(struct rdma_cm_id* id) {
 }
 
 struct ibv_context** rdma_get_devices(int* num_devices) {
-  ibv_context* context = ApiOf(emu::World::Current().current_host()).CmContext();
+  ibv_context* context = CmDeviceOf(emu::World::Current().current_host()).Context();
   if (context == nullptr) return nullptr;
   auto** list = new (std::nothrow) ibv_context*[2];
   if (list == nullptr) return FailWith(ENOMEM);

@@ -123,11 +123,6 @@ int QueryDeviceExtended(ibv_context* context, const ibv_query_device_ex_input* i
   return 0;
 }
 
-template <size_t Size>
-void SetName(char (&field)[Size], const std::string& text) {
-  std::snprintf(field, Size, "%s", text.c_str());
-}
-
 ibv_event_type EventTypeOf(emu::AsyncEventType type) {
   switch (type) {
     case emu::AsyncEventType::kCqError:
@@ -182,17 +177,6 @@ void Acknowledge(Object* object, emu::EventAccount* account, uint32_t* count) {
 
 }  // namespace
 
-std::nullptr_t FailWith(int error) {
-  errno = error;
-  return nullptr;
-}
-
-int Answer(int error) {
-  if (error == 0) return 0;
-  errno = error;
-  return -1;
-}
-
 std::vector<ibv_gid> GidTable(emu::Nic& nic) {
   std::vector<ibv_gid> table;
   if (nic.is_infiniband()) {
@@ -206,49 +190,6 @@ std::vector<ibv_gid> GidTable(emu::Nic& nic) {
   const __be64 guid = BigEndian(GuidOf(nic));
   std::memcpy(only.raw, &guid, 6);
   return {only};
-}
-
-HostApi::HostApi(emu::Host& its_host) : host(its_host) {
-  device.api = this;
-  const bool infiniband = host.nic().is_infiniband();
-  device.node_type = infiniband ? IBV_NODE_CA : IBV_NODE_RNIC;
-  device.transport_type = infiniband ? IBV_TRANSPORT_IB : IBV_TRANSPORT_IWARP;
-  // The paths name nothing on purpose: there is no such device in sysfs, and programs treat what they cannot read as
-  // unknown.
-  SetName(device.name, host.nic().name());
-  SetName(device.dev_name, "uverbs-" + host.nic().name());
-  SetName(device.dev_path, "/sys/class/infiniband_verbs/uverbs-" + host.nic().name());
-  SetName(device.ibdev_path, "/sys/class/infiniband/" + host.nic().name());
-}
-
-HostApi::~HostApi() {
-  if (cm_pd_ != nullptr) ibv_dealloc_pd(cm_pd_);
-  if (cm_context_ != nullptr) ibv_close_device(cm_context_);
-}
-
-ibv_context* HostApi::CmContext() {
-  std::lock_guard lock(mutex_);
-  if (cm_context_ == nullptr) cm_context_ = ibv_open_device(&device);
-  return cm_context_;
-}
-
-ibv_pd* HostApi::HoldCmPd() {
-  ibv_context* context = CmContext();
-  std::lock_guard lock(mutex_);
-  if (cm_pd_ == nullptr && context != nullptr) cm_pd_ = ibv_alloc_pd(context);
-  if (cm_pd_ != nullptr) ++cm_pd_holders_;
-  return cm_pd_;
-}
-
-void HostApi::LetCmPdGo() {
-  std::lock_guard lock(mutex_);
-  if (--cm_pd_holders_ == 0 && ibv_dealloc_pd(cm_pd_) == 0) cm_pd_ = nullptr;
-}
-
-HostApi& ApiOf(emu::Host& host) {
-  std::lock_guard lock(host.api_mutex);
-  if (host.api_state == nullptr) host.api_state = std::make_shared<HostApi>(host);
-  return *static_cast<HostApi*>(host.api_state.get());
 }
 
 }  // namespace stagecoach::verbs::emulated
@@ -394,6 +335,14 @@ int ibv_fork_init(void) {
 
 enum ibv_fork_status ibv_is_fork_initialized(void) {
   return IBV_FORK_UNNEEDED;
+}
+
+int ibv_dontfork_range(void*, size_t) {
+  return 0;
+}
+
+int ibv_dofork_range(void*, size_t) {
+  return 0;
 }
 
 }  // extern "C"

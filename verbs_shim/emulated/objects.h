@@ -112,24 +112,14 @@ inline const emu::AddressHandle* AddressOf(ibv_ah* ah) {
   return ah != nullptr ? static_cast<ShimAh*>(ah)->address : nullptr;
 }
 
-// What this layer hangs on a host: its device as the API shows it, and what rdma_cm needs one of per device.
+// What this layer hangs on a host: its device as the API shows it, and what rdma_cm keeps for it.
 struct HostApi {
   explicit HostApi(emu::Host& host);
-  ~HostApi();
 
   emu::Host& host;
   ShimDevice device{};
-  // rdma_cm's own open device, made on demand.
-  ibv_context* CmContext();
-  // Its PD for ids that are given none. It goes with the last that holds it, unless something still depends on it then.
-  ibv_pd* HoldCmPd();
-  void LetCmPdGo();
-
- private:
-  std::mutex mutex_;
-  ibv_context* cm_context_ = nullptr;
-  ibv_pd* cm_pd_ = nullptr;
-  size_t cm_pd_holders_ = 0;
+  std::mutex mutex;
+  std::shared_ptr<void> cm;  // cm_device.h; guarded by mutex
 };
 
 HostApi& ApiOf(emu::Host& host);

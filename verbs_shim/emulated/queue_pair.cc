@@ -103,38 +103,6 @@ emu::QueuePair* PairOf(ibv_qp* qp) {
 
 }  // namespace
 
-emu::AddressVector FromIbv(const ibv_ah_attr& from) {
-  emu::AddressVector to;
-  to.is_global = from.is_global != 0;
-  std::memcpy(to.gid.data(), from.grh.dgid.raw, to.gid.size());
-  to.sgid_index = from.grh.sgid_index;
-  to.hop_limit = from.grh.hop_limit;
-  to.traffic_class = from.grh.traffic_class;
-  to.flow_label = from.grh.flow_label;
-  to.dlid = from.dlid;
-  to.service_level = from.sl;
-  to.source_path_bits = from.src_path_bits;
-  to.static_rate = from.static_rate;
-  to.port = from.port_num;
-  return to;
-}
-
-ibv_ah_attr ShownAs(const emu::AddressVector& from) {
-  ibv_ah_attr to{};
-  to.is_global = from.is_global ? 1 : 0;
-  std::memcpy(to.grh.dgid.raw, from.gid.data(), from.gid.size());
-  to.grh.sgid_index = from.sgid_index;
-  to.grh.hop_limit = from.hop_limit;
-  to.grh.traffic_class = from.traffic_class;
-  to.grh.flow_label = from.flow_label;
-  to.dlid = from.dlid;
-  to.sl = from.service_level;
-  to.src_path_bits = from.source_path_bits;
-  to.static_rate = from.static_rate;
-  to.port_num = from.port;
-  return to;
-}
-
 ibv_qp* CreateExtendedQp(ibv_context* context, ibv_qp_init_attr_ex* attributes) {
   if (IsInherited(context)) return FailWith(ENODEV);
   constexpr uint32_t kKnown = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
@@ -147,10 +115,6 @@ ibv_qp* CreateExtendedQp(ibv_context* context, ibv_qp_init_attr_ex* attributes) 
   std::optional<uint64_t> operations;
   if ((mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) != 0) operations = attributes->send_ops_flags;
   return MakeQp(attributes->pd, attributes, operations);
-}
-
-ibv_qp_state ToIbv(emu::QpState state) {
-  return static_cast<ibv_qp_state>(state);
 }
 
 }  // namespace stagecoach::verbs::emulated

@@ -1,0 +1,86 @@
+#include "verbs_shim/emulated/objects.h"
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <string>
+
+#include "base/prng.h"
+
+namespace stagecoach::verbs::emulated {
+namespace {
+
+template <size_t Size>
+void SetName(char (&field)[Size], const std::string& text) {
+  std::snprintf(field, Size, "%s", text.c_str());
+}
+
+}  // namespace
+
+HostApi::HostApi(emu::Host& its_host) : host(its_host) {
+  device.api = this;
+  const bool infiniband = host.nic().is_infiniband();
+  device.node_type = infiniband ? IBV_NODE_CA : IBV_NODE_RNIC;
+  device.transport_type = infiniband ? IBV_TRANSPORT_IB : IBV_TRANSPORT_IWARP;
+  // The paths name nothing on purpose: there is no such device in sysfs, and programs treat what they cannot read as
+  // unknown.
+  SetName(device.name, host.nic().name());
+  SetName(device.dev_name, "uverbs-" + host.nic().name());
+  SetName(device.dev_path, "/sys/class/infiniband_verbs/uverbs-" + host.nic().name());
+  SetName(device.ibdev_path, "/sys/class/infiniband/" + host.nic().name());
+}
+
+HostApi& ApiOf(emu::Host& host) {
+  std::lock_guard lock(host.api_mutex);
+  if (host.api_state == nullptr) host.api_state = std::make_shared<HostApi>(host);
+  return *static_cast<HostApi*>(host.api_state.get());
+}
+
+std::nullptr_t FailWith(int error) {
+  errno = error;
+  return nullptr;
+}
+
+int Answer(int error) {
+  if (error == 0) return 0;
+  errno = error;
+  return -1;
+}
+
+ibv_qp_state ToIbv(emu::QpState state) {
+  return static_cast<ibv_qp_state>(state);
+}
+
+emu::AddressVector FromIbv(const ibv_ah_attr& from) {
+  emu::AddressVector to;
+  to.is_global = from.is_global != 0;
+  std::memcpy(to.gid.data(), from.grh.dgid.raw, to.gid.size());
+  to.sgid_index = from.grh.sgid_index;
+  to.hop_limit = from.grh.hop_limit;
+  to.traffic_class = from.grh.traffic_class;
+  to.flow_label = from.grh.flow_label;
+  to.dlid = from.dlid;
+  to.service_level = from.sl;
+  to.source_path_bits = from.src_path_bits;
+  to.static_rate = from.static_rate;
+  to.port = from.port_num;
+  return to;
+}
+
+ibv_ah_attr ShownAs(const emu::AddressVector& from) {
+  ibv_ah_attr to{};
+  to.is_global = from.is_global ? 1 : 0;
+  std::memcpy(to.grh.dgid.raw, from.gid.data(), from.gid.size());
+  to.grh.sgid_index = from.sgid_index;
+  to.grh.hop_limit = from.hop_limit;
+  to.grh.traffic_class = from.traffic_class;
+  to.grh.flow_label = from.flow_label;
+  to.dlid = from.dlid;
+  to.sl = from.service_level;
+  to.src_path_bits = from.source_path_bits;
+  to.static_rate = from.static_rate;
+  to.port_num = from.port;
+  return to;
+}
+
+}  // namespace stagecoach::verbs::emulated
