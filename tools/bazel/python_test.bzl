@@ -1,10 +1,11 @@
 """Tests in Python of the source tree itself."""
 
-def python_test(name, tags = []):
+def python_test(name, data = [], tags = []):
     """Runs NAME.py where it stands in the source tree, of which it may read anything: hence never cached ("external").
 
     Args:
       name: of the script, without its ending.
+      data: what is built that it looks at, below the working directory.
       tags: further ones.
     """
     native.sh_test(
@@ -12,7 +13,7 @@ def python_test(name, tags = []):
         size = "small",
         srcs = ["//tools/bazel:run_python_test.sh"],
         args = ["$(location %s.py)" % name],
-        data = [name + ".py"],
+        data = [name + ".py"] + data,
         tags = tags + [
             "external",
             "no-sanitizer",

@@ -10,6 +10,7 @@ import collections
 import pathlib
 import re
 import sys
+import unittest.mock
 import xml.etree.ElementTree
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -113,6 +114,8 @@ class BuildFiles:
         names["load"] = lambda file, *symbols: names.update(self.load(path, file, symbols))
         names["glob"] = self.glob
         names["native"] = BuildFiles.Native(self.glob, self.recorder("sh_test"))
+        names["rule"] = lambda **_: self.recorder("rule")
+        names.update(dict.fromkeys(("attr", "CcInfo"), unittest.mock.MagicMock()))  # what rules are declared with
         names["select"] = lambda branches: [value for branch in branches.values() for value in branch]
         exec(compile(tree, str(path), "exec"), names)  # pylint: disable=exec-used
         return names
