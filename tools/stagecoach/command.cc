@@ -79,12 +79,16 @@ std::string_view ProviderName() {
 #endif
 }
 
-void AddCommonOptions(CLI::App& command, CommonOptions& options) {
+void AddDeviceOptions(CLI::App& command, DeviceOptions& options) {
   command.add_option("--pcap", options.pcap, "Capture all RDMA traffic of this process into FILE, for Wireshark")
       ->type_name("FILE");
   command.add_option("--profile", options.profile, "Which device to emulate; both ends need one of the same transport")
       ->type_name("NAME")
       ->check(CLI::IsMember({"iwarp", "roce", "minimal", "hostile"}));
+}
+
+void AddCommonOptions(CLI::App& command, CommonOptions& options) {
+  AddDeviceOptions(command, options.device);
   command
       .add_option("--inline-threshold", options.inline_threshold,
                   "Largest message that travels without chunks; the smaller of both ends' counts")
@@ -97,7 +101,7 @@ uint32_t InlineThresholdOf(const CommonOptions& options) {
   return static_cast<uint32_t>(*ParseSize(options.inline_threshold));
 }
 
-bool ApplyCommonOptions(std::string_view command, const CommonOptions& options) {
+bool ApplyDeviceOptions(std::string_view command, const DeviceOptions& options) {
 #if defined(STAGECOACH_RDMA_CORE)
   if (!options.pcap.empty()) {
     Complain(command,

@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/result.h"
 #include "tools/stagecoach/session.h"
@@ -28,23 +29,33 @@ void AddPut(CLI::App& app, int& exit_code);
 void AddPing(CLI::App& app, int& exit_code);
 void AddSim(CLI::App& app, int& exit_code);
 void AddDevInfo(CLI::App& app, int& exit_code);
+// What it runs does not go through the parser, which would look for options in it.
+void AddRun(CLI::App& app, const std::vector<std::string>& program, int& exit_code);
+// The program of `stagecoach run` with its arguments; returns how many arguments are left for the parser.
+int TakeProgram(const CLI::App& app, int argc, char** argv, std::vector<std::string>* program);
 
 // "stagecoach: COMMAND: TEXT" on standard error.
 void Complain(std::string_view command, std::string_view text);
 // The URL argument of a command. Complains, and is empty, when it is none: wrong usage.
 std::optional<Url> UrlArgument(std::string_view command, const std::string& text);
 
+// What the emulated device is like.
+struct DeviceOptions {
+  std::string pcap;
+  std::string profile;  // empty: what the environment says
+};
+void AddDeviceOptions(CLI::App& command, DeviceOptions& options);
+// Acts on them; before the first use of a device. Complains and returns false when one cannot be honoured.
+bool ApplyDeviceOptions(std::string_view command, const DeviceOptions& options);
+
 // Options of every sub-command that serves or connects.
 struct CommonOptions {
-  std::string pcap;
-  std::string profile;                  // empty: what the environment says
+  DeviceOptions device;
   std::string inline_threshold = "4K";  // a size that AddCommonOptions has checked
 };
 void AddCommonOptions(CLI::App& command, CommonOptions& options);
 // Bytes.
 uint32_t InlineThresholdOf(const CommonOptions& options);
-// Acts on them; before the first use of a device. Complains and returns false when one cannot be honoured.
-bool ApplyCommonOptions(std::string_view command, const CommonOptions& options);
 
 // Options of the commands that connect.
 struct ClientCommandOptions {

@@ -55,6 +55,8 @@ int Main(int argc, char** argv) {
   AddPing(app, exit_code);
   AddSim(app, exit_code);
   AddDevInfo(app, exit_code);
+  std::vector<std::string> program;
+  AddRun(app, program, exit_code);
   // Last: sub-commands would inherit it.
   app.footer(
       "URLs are stagecoach://HOST:PORT/PATH; the port is 20049 unless given.\n\n"
@@ -69,7 +71,8 @@ int Main(int argc, char** argv) {
   }
   // CLI11 reports by exception; nothing else does.
   try {
-    app.parse(argc, argv);
+    const int count = TakeProgram(app, argc, argv, &program);
+    app.parse(count, argv);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() != 0) return UsageError(app, error);
     app.exit(error);  // --help and --version

@@ -82,7 +82,7 @@ int Ping(const PingOptions& options) {
     Complain("ping", server.error());
     return kExitUsage;
   }
-  if (!ApplyCommonOptions("ping", options.client.common)) return kExitFailure;
+  if (!ApplyDeviceOptions("ping", options.client.common.device)) return kExitFailure;
   Session session({server->host, server->port.value_or(kDefaultPort)}, ToSessionOptions(options.client));
   std::string where = server->port ? ToString(session.server()) : server->host;
   std::vector<Duration> samples;
