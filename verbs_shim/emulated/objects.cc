@@ -2,6 +2,7 @@
 
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <string>
 
@@ -22,18 +23,30 @@ HostApi::HostApi(emu::Host& its_host) : host(its_host) {
   const bool infiniband = host.nic().is_infiniband();
   device.node_type = infiniband ? IBV_NODE_CA : IBV_NODE_RNIC;
   device.transport_type = infiniband ? IBV_TRANSPORT_IB : IBV_TRANSPORT_IWARP;
-  // The paths name nothing on purpose: there is no such device in sysfs, and programs treat what they cannot read as
-  // unknown.
+  // The paths name nothing unless `stagecoach run` has put something there (sysfs_tree.h); programs treat what they
+  // cannot read as unknown.
+  const std::string number = "uverbs0";
   SetName(device.name, host.nic().name());
-  SetName(device.dev_name, "uverbs-" + host.nic().name());
-  SetName(device.dev_path, "/sys/class/infiniband_verbs/uverbs-" + host.nic().name());
-  SetName(device.ibdev_path, "/sys/class/infiniband/" + host.nic().name());
+  SetName(device.dev_name, number);
+  SetName(device.dev_path, SysfsPath() + "/class/infiniband_verbs/" + number);
+  SetName(device.ibdev_path, SysfsPath() + "/class/infiniband/" + host.nic().name());
 }
 
 HostApi& ApiOf(emu::Host& host) {
   std::lock_guard lock(host.api_mutex);
   if (host.api_state == nullptr) host.api_state = std::make_shared<HostApi>(host);
   return *static_cast<HostApi*>(host.api_state.get());
+}
+
+const std::string& SysfsPath() {
+  // Never destroyed: programs may ask in their own static destructors.
+  static const std::string& path = *[] {
+    const char* const variable = ::secure_getenv("SYSFS_PATH");
+    auto* const chosen = new std::string(variable != nullptr ? variable : "/sys");
+    while (chosen->ends_with('/')) chosen->pop_back();
+    return chosen;
+  }();
+  return path;
 }
 
 std::nullptr_t FailWith(int error) {

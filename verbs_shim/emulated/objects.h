@@ -9,6 +9,7 @@
 #include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "base/fork/fork.h"
@@ -123,6 +124,9 @@ struct HostApi {
 };
 
 HostApi& ApiOf(emu::Host& host);
+
+// Where sysfs is, without a slash at the end: /sys, or where SYSFS_PATH says, as users of libsysfs have it.
+const std::string& SysfsPath();
 
 // The GIDs of the port by index; zero where there is none now.
 std::vector<ibv_gid> GidTable(emu::Nic& nic);
