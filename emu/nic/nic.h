@@ -61,6 +61,9 @@ struct NicOptions {
   TraceSink* trace = nullptr;
   // Wraps the record layer of each new connection: capture, delay and fault taps. Null: nothing.
   std::function<std::unique_ptr<Llp>(std::unique_ptr<Llp>)> tap;
+  // Hears what programs learn of as an errno alone, and people should read. Any thread, under locks of the NIC. Null:
+  // nobody.
+  std::function<void(const std::string& words)> complain;
 };
 
 // What the handshake has agreed on.
@@ -87,6 +90,9 @@ class Nic {
   const DeviceProfile& profile() const { return profile_; }
   const std::string& name() const { return options_.name; }
   TraceSink* trace() const { return options_.trace; }
+  void Complain(const std::string& words) const {
+    if (options_.complain) options_.complain(words);
+  }
   MemoryRegistry& registry() { return registry_; }
   bool is_infiniband() const { return roce_ != nullptr; }
   // Of an InfiniBand device.

@@ -4,6 +4,7 @@
 #include <array>
 #include <cerrno>
 #include <condition_variable>
+#include <cstring>
 #include <map>
 #include <set>
 #include <utility>
@@ -562,7 +563,7 @@ void RocePort::Core::Close() {
 // --- RocePort ---
 
 RocePort::RocePort(Nic& nic, Fabric& fabric, const DeviceProfile& profile)
-    : profile_(profile), fabric_(fabric), core_(std::make_shared<Core>(nic, fabric, profile)) {}
+    : nic_(nic), profile_(profile), fabric_(fabric), core_(std::make_shared<Core>(nic, fabric, profile)) {}
 
 RocePort::~RocePort() {
   listener_.reset();
@@ -583,12 +584,21 @@ Result<uint8_t, int> RocePort::Slot() {
       listener = fabric_.Listen(*IpEndpoint::Parse("0.0.0.0", port), kBacklog, accept);
     }
     if (!listener && listener.error().error == EADDRINUSE) continue;
-    if (!listener) return Err(listener.error().error);
+    if (!listener) return NoSlot(listener.error().error, std::strerror(listener.error().error));
     listener_ = std::move(*listener);
     slot_ = static_cast<uint8_t>(slot);
     return *slot_;
   }
-  return Err(EAGAIN);
+  return NoSlot(EAGAIN, "all are taken");
+}
+
+Result<uint8_t, int> RocePort::NoSlot(int error, const char* why) {
+  if (!std::exchange(has_complained_, true)) {
+    nic_.Complain("no InfiniBand QPs here: this process needs one of the ports " + std::to_string(profile_.port_base) +
+                  " to " + std::to_string(profile_.port_base + profile_.port_count - 1) + ": " + why +
+                  "; STAGECOACH_PORTS=BASE+COUNT names others, the same on all hosts");
+  }
+  return Err(error);
 }
 
 std::vector<wire::Gid> RocePort::Gids() {

@@ -111,13 +111,17 @@ class RocePort {
   class Visitor;
 
   std::vector<wire::Gid> GidsOf(std::vector<IpEndpoint> addresses);
+  // With mutex_ held. Tells people once.
+  Result<uint8_t, int> NoSlot(int error, const char* why);
 
+  Nic& nic_;
   const DeviceProfile& profile_;
   Fabric& fabric_;
   const std::shared_ptr<Core> core_;
   std::atomic<uint64_t> next_generation_{1};
 
   std::mutex mutex_;  // all below
+  bool has_complained_ = false;
   std::optional<uint8_t> slot_;
   std::unique_ptr<Listener> listener_;
   std::vector<wire::Gid> gids_;

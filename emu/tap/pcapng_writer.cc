@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/cursor.h"
+#include "base/fork/fork.h"
 #include "base/prng.h"
 #include "emu/engine/mpa_framing.h"
 #include "emu/wire/ib.h"
@@ -62,6 +63,10 @@ constexpr uint16_t kRocePort = 4791;
 // routers of a network can spread flows without reordering them.
 constexpr uint16_t kFirstSourcePort = 0xc000;
 constexpr int kSourcePortBits = 14;
+
+PcapNgWriter::Error CannotBeMade(const std::string& path, int error) {
+  return {error, "capture file " + path + ": " + std::generic_category().message(error)};
+}
 
 // A block under construction, in the machine's byte order.
 class BlockBuilder {
@@ -414,35 +419,41 @@ class PcapNgWriter::RoceFlow final : public Flow {
 
 Result<std::shared_ptr<PcapNgWriter>, PcapNgWriter::Error> PcapNgWriter::Create(const std::string& path, Clock clock,
                                                                                 ErrorCallback on_error) {
-  const auto failed = [&](int error, const std::string& words) {
-    return Err(Error{error, "capture file " + path + ": " + words});
-  };
-  const auto say = [](int error) { return std::generic_category().message(error); };
   // Non-blocking, so that opening a pipe nobody reads fails instead of waiting. It means nothing to files.
   const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0600);
-  if (fd < 0) {
-    const int error = errno;
-    return failed(error, say(error));
-  }
+  if (fd < 0) return Err(CannotBeMade(path, errno));
+  return Take(KeepFromChildren(fd), path, "stagecoach", std::move(clock), std::move(on_error));
+}
+
+Result<std::shared_ptr<PcapNgWriter>, PcapNgWriter::Error> PcapNgWriter::Take(int fd, const std::string& path,
+                                                                              const std::string& interface, Clock clock,
+                                                                              ErrorCallback on_error) {
+  std::shared_ptr<PcapNgWriter> writer(new PcapNgWriter(path, fd, std::move(clock), std::move(on_error)));
   struct stat status {};
   if (fstat(fd, &status) != 0 || S_ISFIFO(status.st_mode) || S_ISSOCK(status.st_mode)) {
-    close(fd);
-    return failed(EINVAL, "not a file (a pipe could hold up the NIC)");
+    return Err(Error{EINVAL, "capture file " + path + ": not a file (a pipe could hold up the NIC)"});
   }
-  std::shared_ptr<PcapNgWriter> writer(new PcapNgWriter(path, fd, std::move(clock), std::move(on_error)));
   std::lock_guard<std::mutex> lock(writer->mutex_);
-  if (!writer->WriteHeader()) {
-    const int error = errno;
-    return failed(error, say(error));
-  }
+  if (!writer->WriteHeader(interface)) return Err(CannotBeMade(path, errno));
   return writer;
+}
+
+bool PcapNgWriter::HasNoPackets(int fd) {
+  // Type and length of the section's header, then of the interface's.
+  std::array<uint32_t, 2> section{};
+  std::array<uint32_t, 2> interface {};
+  struct stat status {};
+  return fstat(fd, &status) == 0 && pread(fd, section.data(), sizeof section, 0) == ssize_t{sizeof section} &&
+         section[0] == kSectionHeaderBlock &&
+         pread(fd, interface.data(), sizeof interface, off_t{section[1]}) == ssize_t{sizeof interface} &&
+         interface[0] == kInterfaceBlock && status.st_size == off_t{section[1]} + off_t{interface[1]};
 }
 
 PcapNgWriter::PcapNgWriter(std::string path, int fd, Clock clock, ErrorCallback on_error)
     : path_(std::move(path)), fd_(fd), clock_(std::move(clock)), on_error_(std::move(on_error)) {}
 
 PcapNgWriter::~PcapNgWriter() {
-  close(fd_);
+  CloseDescriptor(fd_);
 }
 
 std::chrono::nanoseconds PcapNgWriter::WallClock() {
@@ -469,7 +480,7 @@ std::string PcapNgWriter::error() const {
   return error_;
 }
 
-bool PcapNgWriter::WriteHeader() {
+bool PcapNgWriter::WriteHeader(const std::string& name) {
   BlockBuilder section;
   section.U32(kSectionHeaderBlock);
   section.U32(0);
@@ -486,7 +497,7 @@ bool PcapNgWriter::WriteHeader() {
   interface.U16(kLinkTypeRaw);
   interface.U16(0);
   interface.U32(0);  // no limit on packet lengths
-  interface.Option(kInterfaceName, "stagecoach");
+  interface.Option(kInterfaceName, name);
   interface.Option(kInterfaceTimeResolution, std::string_view("\x09", 1));  // 10^-9 s
   interface.Option(kOptionEnd, {});
   interface.Finish();

@@ -15,6 +15,8 @@
 // Errors: once a write fails (a full disk), the file is cut back to its last whole packet, the reason is kept and
 // reported once, and everything after is dropped. The NIC is not disturbed.
 //
+// Forked children do not have the file (base/fork).
+//
 // Thread-safe. Flows keep the writer alive. Files are readable by their owner alone: captures hold what was
 // transferred.
 #pragma once
@@ -49,6 +51,13 @@ class PcapNgWriter final : public CaptureSink, public std::enable_shared_from_th
   // Creates or overwrites `path`: a regular file, or a device; a pipe could block the NIC and is refused.
   static Result<std::shared_ptr<PcapNgWriter>, Error> Create(const std::string& path, Clock clock,
                                                              ErrorCallback on_error);
+  // Writes to `fd`, a file from its beginning or a device, which it closes (CloseDescriptor). `path` names it in
+  // messages, `interface` what was captured, where captures of several processes are merged.
+  static Result<std::shared_ptr<PcapNgWriter>, Error> Take(int fd, const std::string& path,
+                                                           const std::string& interface, Clock clock,
+                                                           ErrorCallback on_error);
+  // Whether a file, open for reading, is a capture by this class without a packet.
+  static bool HasNoPackets(int fd);
   ~PcapNgWriter() override;
   PcapNgWriter(const PcapNgWriter&) = delete;
   PcapNgWriter& operator=(const PcapNgWriter&) = delete;
@@ -71,7 +80,7 @@ class PcapNgWriter final : public CaptureSink, public std::enable_shared_from_th
   PcapNgWriter(std::string path, int fd, Clock clock, ErrorCallback on_error);
 
   // All of these with mutex_ held.
-  bool WriteHeader();
+  bool WriteHeader(const std::string& interface);
   void WritePacket(CaptureDirection direction, ConstBytes headers, ConstBytes payload);
   bool WriteAll(std::span<const ConstBytes> parts);
   void Fail(int error);

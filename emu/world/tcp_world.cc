@@ -1,35 +1,69 @@
 // The world of a real process: one host, one NIC over every local address.
 
-#include <cerrno>
+#include <errno.h>
+#include <unistd.h>
+
 #include <cstdio>
-#include <cstring>
 #include <mutex>
+#include <string_view>
 #include <utility>
 
+#include "base/fork/fork.h"
 #include "emu/backend/tcp/tcp_fabric.h"
 #include "emu/tap/pcapng_writer.h"
+#include "emu/world/record_file.h"
 #include "emu/world/world.h"
 
 namespace stagecoach::emu {
 namespace {
 
-// Lines appear as they happen, from any thread.
+constexpr const char* kDeviceName = "stagecoach0";
+
+void Say(const std::string& message) {
+  std::fprintf(stderr, "stagecoach: %s\n", message.c_str());
+}
+
+// Lines appear whole and as they happen, from any thread. What cannot be written is lost.
 class FileTrace final : public TraceSink {
  public:
-  explicit FileTrace(std::FILE* file) : file_(file) {}
-  ~FileTrace() override { std::fclose(file_); }
+  explicit FileTrace(int fd) : fd_(fd) {}
+  ~FileTrace() override { CloseDescriptor(fd_); }
   void OnEvent(Instant now, std::string_view component, std::string_view event,
                std::initializer_list<TraceFact> facts) override {
-    const std::string line = FormatTraceEvent(now, component, event, facts);
+    const std::string line = FormatTraceEvent(now, component, event, facts) + "\n";
     std::lock_guard lock(mutex_);
-    std::fprintf(file_, "%s\n", line.c_str());
-    std::fflush(file_);
+    std::string_view left = line;
+    while (!left.empty()) {
+      const ssize_t written = write(fd_, left.data(), left.size());
+      if (written < 0 && errno == EINTR) continue;
+      if (written <= 0) return;
+      left.remove_prefix(static_cast<size_t>(written));
+    }
   }
 
  private:
   std::mutex mutex_;
-  std::FILE* const file_;
+  const int fd_;
 };
+
+// Of this process, for people who look at captures of several: "stagecoach0 of rping (4711)".
+std::string InterfaceName(const std::string& device) {
+  std::string program = program_invocation_short_name;
+  for (char& letter : program) {
+    if (letter < ' ' || letter > '~') letter = '?';
+  }
+  return device + " of " + program + " (" + std::to_string(getpid()) + ")";
+}
+
+// "capture file" or "trace file" of that name for this process; what is said is said in words.
+Result<RecordFile, std::string> OpenFile(const char* kind, const std::string& name, const RecordFileRules& rules) {
+  auto file = OpenRecordFile(name, rules);
+  if (!file) return Err(std::string(kind) + " " + name + ": " + file.error());
+  if (!file->is_first_choice) {
+    Say(std::string(kind) + " " + RecordFileName(name) + ": is of another process; this one writes " + file->path);
+  }
+  return file;
+}
 
 // The files of a world, if it has any.
 struct Records {
@@ -49,10 +83,11 @@ class TcpWorld final : public World {
  private:
   HostParts Parts(const WorldOptions& options, std::shared_ptr<CaptureSink> capture) {
     HostParts parts;
-    parts.name = "stagecoach0";
+    parts.name = kDeviceName;
     parts.fabric = &fabric_;
     parts.trace = options.trace != nullptr ? options.trace : trace_.get();
     parts.capture = std::move(capture);
+    parts.complain = Say;
     return parts;
   }
 
@@ -66,15 +101,19 @@ class TcpWorld final : public World {
 Result<std::unique_ptr<World>, std::string> MakeTcpWorld(const WorldOptions& options) {
   Records records;
   if (options.trace == nullptr && !options.trace_path.empty()) {
-    std::FILE* file = std::fopen(options.trace_path.c_str(), "we");
-    if (file == nullptr) return Err("trace file " + options.trace_path + ": " + std::strerror(errno));
-    records.trace = std::make_unique<FileTrace>(file);
+    const auto file = OpenFile("trace file", options.trace_path, {});
+    if (!file) return Err(file.error());
+    records.trace = std::make_unique<FileTrace>(file->fd);
   }
   records.capture = options.capture;
   if (records.capture == nullptr && !options.capture_path.empty()) {
-    auto writer = PcapNgWriter::Create(options.capture_path, PcapNgWriter::WallClock, [](const std::string& message) {
-      std::fprintf(stderr, "stagecoach: %s\n", message.c_str());
-    });
+    RecordFileRules rules;
+    rules.mode = 0600;  // it holds what was transferred
+    rules.may_block = false;
+    rules.is_blank = PcapNgWriter::HasNoPackets;
+    const auto file = OpenFile("capture file", options.capture_path, rules);
+    if (!file) return Err(file.error());
+    auto writer = PcapNgWriter::Take(file->fd, file->path, InterfaceName(kDeviceName), PcapNgWriter::WallClock, Say);
     if (!writer) return Err(std::move(writer.error().message));
     records.capture = std::move(*writer);
   }

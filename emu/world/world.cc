@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <string_view>
@@ -14,7 +15,10 @@
 namespace stagecoach::emu {
 namespace {
 
-void Switch(const char* name, bool* value) {
+// Takes what is wrong, in words.
+using Complaints = std::function<void(const std::string&)>;
+
+void Switch(const char* name, bool* value, const Complaints& complain) {
   const char* text = std::getenv(name);
   if (text == nullptr) return;
   const std::string_view word(text);
@@ -23,22 +27,22 @@ void Switch(const char* name, bool* value) {
   } else if (word == "off" || word == "0") {
     *value = false;
   } else {
-    std::fprintf(stderr, "stagecoach: %s=%s: neither on nor off; ignored\n", name, text);
+    complain(std::string(name) + "=" + text + ": neither on nor off");
   }
 }
 
-void Profile(const char* name, DeviceProfile* value) {
+void Profile(const char* name, DeviceProfile* value, const Complaints& complain) {
   const char* text = std::getenv(name);
   if (text == nullptr) return;
   if (const auto profile = ProfileByName(text)) {
     *value = *profile;
   } else {
-    std::fprintf(stderr, "stagecoach: %s=%s: no device profile of that name; ignored\n", name, text);
+    complain(std::string(name) + "=" + text + ": no such profile; there are iwarp, roce, minimal, hostile");
   }
 }
 
 // "base+count"
-void Ports(const char* name, DeviceProfile* profile) {
+void Ports(const char* name, DeviceProfile* profile, const Complaints& complain) {
   const char* text = std::getenv(name);
   if (text == nullptr) return;
   const std::string_view word(text);
@@ -55,12 +59,26 @@ void Ports(const char* name, DeviceProfile* profile) {
     profile->port_base = base;
     profile->port_count = count;
   } else {
-    std::fprintf(stderr, "stagecoach: %s=%s: not a port and a count of at most 256 (24791+256); ignored\n", name, text);
+    complain(std::string(name) + "=" + text + ": not a port and a count of at most 256 (24791+256)");
   }
 }
 
 void Path(const char* name, std::string* value) {
   if (const char* text = std::getenv(name)) *value = text;
+}
+
+WorldOptions FromEnvironment(WorldOptions defaults, const Complaints& complain) {
+  Profile("STAGECOACH_PROFILE", &defaults.profile, complain);
+  Ports("STAGECOACH_PORTS", &defaults.profile, complain);
+  Switch("STAGECOACH_CRC", &defaults.crc, complain);
+  Switch("STAGECOACH_PEER_TO_PEER", &defaults.cm.peer_to_peer, complain);
+  Path("STAGECOACH_PCAP", &defaults.capture_path);
+  Path("STAGECOACH_TRACE", &defaults.trace_path);
+  return defaults;
+}
+
+void IgnoreAloud(const std::string& complaint) {
+  std::fprintf(stderr, "stagecoach: %s; ignored\n", complaint.c_str());
 }
 
 DeviceProfile ProfileOf(const WorldOptions& options) {
@@ -84,6 +102,7 @@ NicOptions NicOptionsOf(HostParts& parts) {
   options.name = parts.name;
   options.stags = std::move(parts.stags);
   options.trace = parts.trace;
+  options.complain = std::move(parts.complain);
   if (parts.capture != nullptr) options.tap = CaptureFabric::WrapRecords;
   return options;
 }
@@ -128,17 +147,17 @@ std::unique_ptr<World> StartTcpWorld() {
 }  // namespace
 
 void TakePortsFromEnvironment(DeviceProfile* profile) {
-  Ports("STAGECOACH_PORTS", profile);
+  Ports("STAGECOACH_PORTS", profile, IgnoreAloud);
 }
 
 WorldOptions OptionsFromEnvironment(WorldOptions defaults) {
-  Profile("STAGECOACH_PROFILE", &defaults.profile);
-  TakePortsFromEnvironment(&defaults.profile);
-  Switch("STAGECOACH_CRC", &defaults.crc);
-  Switch("STAGECOACH_PEER_TO_PEER", &defaults.cm.peer_to_peer);
-  Path("STAGECOACH_PCAP", &defaults.capture_path);
-  Path("STAGECOACH_TRACE", &defaults.trace_path);
-  return defaults;
+  return FromEnvironment(std::move(defaults), IgnoreAloud);
+}
+
+std::vector<std::string> WrongInEnvironment() {
+  std::vector<std::string> wrong;
+  FromEnvironment({}, [&](const std::string& complaint) { wrong.push_back(complaint); });
+  return wrong;
 }
 
 Host::Host(HostParts parts, const WorldOptions& options)

@@ -14,8 +14,10 @@
 //                                       (roce_port.h; 24791+256)
 //   STAGECOACH_CRC          on, off     ask peers for MPA CRCs; a peer that asks gets them anyway (off, as Linux siw)
 //   STAGECOACH_PEER_TO_PEER on, off     ask for a ready-to-receive message when connecting (on)
-//   STAGECOACH_PCAP         a path      write a capture of all connections there (none)
-//   STAGECOACH_TRACE        a path      write one line per decision of the NIC there (none)
+//   STAGECOACH_PCAP         a name      write a capture of all connections into a file of this name (none)
+//   STAGECOACH_TRACE        a name      write one line per decision of the NIC into one of this name (none)
+//
+// Of several processes with one name for a file each has a file of its own (record_file.h).
 //
 // A forked child has the parent's memory and none of its threads: it starts without a world, and with a new one at its
 // first use of verbs. The descriptors of the objects it has inherited are closed, without a word to any peer, and the
@@ -24,6 +26,7 @@
 // Threading: Current() and Install() from any thread; a host's members are what they say themselves.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -43,14 +46,16 @@ struct WorldOptions {
   CmOptions cm;
   // Overrides the profile's wish (DeviceProfile::want_crc).
   bool crc = false;
-  std::string capture_path;              // a file for MakeTcpWorld to write (pcapng_writer.h); empty: none
+  std::string capture_path;              // a name for MakeTcpWorld (pcapng_writer.h, record_file.h); empty: none
   std::shared_ptr<CaptureSink> capture;  // wins over capture_path
-  std::string trace_path;                // a file for MakeTcpWorld to write; empty: none
+  std::string trace_path;                // a name for MakeTcpWorld (record_file.h); empty: none
   TraceSink* trace = nullptr;            // wins over trace_path; must outlive the world
 };
 
 // The environment's words on top of `defaults`. A value that means nothing is reported on standard error and ignored.
 WorldOptions OptionsFromEnvironment(WorldOptions defaults = {});
+// What of the environment would be ignored, and why, a line for each: for those who would rather not begin.
+std::vector<std::string> WrongInEnvironment();
 // Of these, STAGECOACH_PORTS alone: for a profile that was not chosen by the environment.
 void TakePortsFromEnvironment(DeviceProfile* profile);
 
@@ -59,7 +64,8 @@ struct HostParts {
   Fabric* fabric = nullptr;           // must outlive the host, as must `trace`
   std::unique_ptr<StagSource> stags;  // null: the system's
   TraceSink* trace = nullptr;
-  std::shared_ptr<CaptureSink> capture;  // null: none
+  std::shared_ptr<CaptureSink> capture;              // null: none
+  std::function<void(const std::string&)> complain;  // what people should hear of (NicOptions); null: nobody
 };
 
 class Host {

@@ -1,13 +1,13 @@
 #include "tools/stagecoach/command.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "rpcrdma/ulb/file/names.h"
@@ -17,6 +17,7 @@
 
 #if !defined(STAGECOACH_RDMA_CORE)
 #include "emu/nic/device_profile.h"
+#include "emu/world/record_file.h"
 #endif
 
 namespace stagecoach::cli {
@@ -121,19 +122,30 @@ bool ApplyDeviceOptions(std::string_view command, const DeviceOptions& options) 
     Complain(command, fmt::format("--profile: {}", std::strerror(errno)));
     return false;
   }
-  if (options.pcap.empty()) return true;
-  // The emulated device opens the file when it is first used and could then only go on without it.
-  const int fd = ::open(options.pcap.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
-  if (fd < 0) {
-    Complain(command, fmt::format("--pcap '{}': {}", rpcrdma::file::Printable(options.pcap), std::strerror(errno)));
-    return false;
-  }
-  ::close(fd);
-  if (::setenv("STAGECOACH_PCAP", options.pcap.c_str(), 1) == 0) return true;
-  Complain(command, fmt::format("--pcap: {}", std::strerror(errno)));
-  return false;
+  return options.pcap.empty() || ApplyRecordOption(command, "--pcap", options.pcap, "STAGECOACH_PCAP");
 #endif
 }
+
+#if !defined(STAGECOACH_RDMA_CORE)
+bool ApplyRecordOption(std::string_view command, const char* option, const std::string& name, const char* variable) {
+  // The emulated device opens the file when it is first used and could then only go on without it. It is its owner's
+  // alone: captures show what was transferred.
+  if (const auto made = emu::EmptyRecordFile(name, 0600); !made) {
+    Complain(command, fmt::format("{} '{}': {}", option, rpcrdma::file::Printable(name), made.error()));
+    return false;
+  }
+  std::error_code error;
+  std::string path = name;
+  if (!name.starts_with('/')) {
+    path = std::filesystem::current_path(error).string();
+    for (size_t at = path.find('%'); at != std::string::npos; at = path.find('%', at + 2)) path.insert(at, 1, '%');
+    path += "/" + name;
+  }
+  if (!error && ::setenv(variable, path.c_str(), 1) == 0) return true;
+  Complain(command, fmt::format("{}: {}", option, error ? error.message() : std::strerror(errno)));
+  return false;
+}
+#endif
 
 void AddClientOptions(CLI::App& command, ClientCommandOptions& options) {
   AddCommonOptions(command, options.common);

@@ -48,6 +48,10 @@ void AddDeviceOptions(CLI::App& command, DeviceOptions& options);
 // Acts on them; before the first use of a device. Complains and returns false when one cannot be honoured.
 bool ApplyDeviceOptions(std::string_view command, const DeviceOptions& options);
 
+// A file in which the device records, in a variable of its environment, for processes that may change their folder.
+// Complains and returns false when it cannot be made. Not in builds over rdma-core.
+bool ApplyRecordOption(std::string_view command, const char* option, const std::string& name, const char* variable);
+
 // Options of every sub-command that serves or connects.
 struct CommonOptions {
   DeviceOptions device;

@@ -124,7 +124,9 @@ int Run(const RunOptions& options, std::vector<std::string> program) {
   DeviceOptions device = options.device;
   if (device.profile.empty() && std::getenv("STAGECOACH_PROFILE") == nullptr) device.profile = kDefaultProfile;
   if (!ApplyDeviceOptions("run", device)) return kExitFailure;
-  if (!options.trace.empty() && !SetVariable("STAGECOACH_TRACE", options.trace)) return kExitFailure;
+  if (!options.trace.empty() && !ApplyRecordOption("run", "--trace", options.trace, "STAGECOACH_TRACE")) {
+    return kExitFailure;
+  }
   const char* const before = std::getenv("LD_LIBRARY_PATH");
   const bool alone = before == nullptr || *before == '\0';
   if (!SetVariable("LD_LIBRARY_PATH", alone ? folder : fmt::format("{}:{}", folder, before))) return kExitFailure;
