@@ -4,7 +4,6 @@
 
 #include <chrono>
 #include <cstdlib>
-#include <fstream>
 #include <ostream>
 #include <string>
 #include <string_view>
@@ -114,25 +113,6 @@ TEST_F(Run, DeviceIsAnInfinibandOneUnlessToldOtherwise) {
   const auto information = Start("env -u STAGECOACH_PROFILE " + StagecoachBinary() + " run ibv_devinfo");
   EXPECT_EQ(information->Wait(), 0);
   EXPECT_NE(information->Out().find("InfiniBand (0)"), std::string::npos) << information->Out() << information->Err();
-}
-
-// The exit code is the program's; words say why one cannot be run.
-TEST_F(Run, SaysWhatCannotBeRun) {
-  const auto run = [&](std::vector<std::string> arguments) {
-    arguments.insert(arguments.begin(), {StagecoachBinary(), "run"});
-    Process process(base_, arguments);
-    const auto code = process.Wait();
-    return std::to_string(code.value_or(-1)) + ": " + process.Err();
-  };
-  EXPECT_EQ(run({"sh", "-c", "exit 7"}), "7: ");
-  EXPECT_EQ(run({"--", "sh", "-c", "exit 8"}), "8: ");
-  EXPECT_EQ(run({}), "2: stagecoach: run: PROGRAM is required\nstagecoach run --help says more.\n");
-  EXPECT_EQ(run({"/no/such/program"}), "127: stagecoach: run: '/no/such/program': no such program\n");
-  EXPECT_EQ(run({"--profle", "roce", "true"}),
-            "2: stagecoach: run: '--profle': no such option\nstagecoach run --help says more.\n");
-  const std::string script = base_ + "/not-executable";
-  std::ofstream(script) << "#!/bin/sh\n";
-  EXPECT_EQ(run({script}), "126: stagecoach: run: '" + script + "': Permission denied\n");
 }
 
 }  // namespace

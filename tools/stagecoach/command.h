@@ -21,6 +21,8 @@ inline constexpr std::string_view kReleaseVersion = "0.1.0";
 inline constexpr int kExitOk = 0;
 inline constexpr int kExitFailure = 1;
 inline constexpr int kExitUsage = 2;
+// Of `run`, whose other exit codes are the program's; wrong usage, too.
+inline constexpr int kExitRunFailed = 125;
 
 void AddServe(CLI::App& app, int& exit_code);
 void AddLs(CLI::App& app, int& exit_code);

@@ -1,11 +1,12 @@
 // stagecoach: files over RPC-over-RDMA, with or without the hardware.
 //
-// Exit codes: 0 success, 1 failure, 2 wrong usage.
+// Exit codes: 0 success, 1 failure, 2 wrong usage; of `run` see there.
 #include <fmt/format.h>
 
 #include <csignal>
 #include <cstdio>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "rpcrdma/ulb/file/names.h"
@@ -35,12 +36,13 @@ int UsageError(const CLI::App& app, const CLI::ParseError& error) {
   const std::string command = chosen.empty() ? std::string() : chosen.front()->get_name();
   fmt::print(stderr, "stagecoach: {}{}{}\nstagecoach {}{}--help says more.\n", command, command.empty() ? "" : ": ",
              text, command, command.empty() ? "" : " ");
-  return kExitUsage;
+  return command == "run" ? kExitRunFailed : kExitUsage;
 }
 
 int Main(int argc, char** argv) {
-  // A file over the size limit is an error of the write, not the end of the process.
-  std::signal(SIGXFSZ, SIG_IGN);
+  // A file over the size limit is an error of the write, not the end of the process. A program that takes the process's
+  // place would inherit this.
+  if (argc < 2 || std::string_view(argv[1]) != "run") std::signal(SIGXFSZ, SIG_IGN);
 
   CLI::App app("Files over RPC-over-RDMA, with or without the hardware.\n", "stagecoach");
   app.set_version_flag("--version", fmt::format("stagecoach {} ({})", kReleaseVersion, ProviderName()));

@@ -1,13 +1,10 @@
 // stagecoach run [OPTIONS] [--] PROGRAM [ARGUMENT...]: an unmodified RDMA program on the emulated device.
 //
-// The program finds libibverbs and librdmacm of this project before the system's (LD_LIBRARY_PATH), and everything they
-// are told stands in its environment (emu/world/world.h), which its children inherit. Exit codes are the program's; 126
-// and 127 when it cannot be run, as env(1) has them.
-#include <elf.h>
-#include <fcntl.h>
+// The program finds libibverbs and librdmacm of this project before the system's (LD_LIBRARY_PATH), and in its
+// environment everything that they are told (emu/world/world.h). Its children inherit all of it. This process becomes the program: no one stands between it and
+// its signals, terminal and exit code. Other exit codes are those of env(1): 125 when `run` itself fails, 126 and 127
+// when the program cannot be run or is not there.
 #include <fmt/format.h>
-#include <sys/stat.h>
-#include <sys/xattr.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,12 +13,15 @@
 #include <cstring>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "emu/world/world.h"
 #include "rpcrdma/ulb/file/names.h"
 #include "tools/stagecoach/command.h"
+#include "tools/stagecoach/program.h"
 
 namespace stagecoach::cli {
 namespace {
@@ -35,6 +35,7 @@ constexpr const char* kDefaultProfile = "roce";
 struct RunOptions {
   DeviceOptions device;
   std::string trace;
+  bool verbose = false;
 };
 
 // The folder with the libraries; empty: there is none.
@@ -50,92 +51,70 @@ std::string LibraryFolder() {
   return {};
 }
 
-// Where execvp(3) would find it; empty: nowhere.
-std::string FindProgram(const std::string& name) {
-  const auto is_file = [](const std::string& path) {
-    struct stat status {};
-    return ::stat(path.c_str(), &status) == 0 && S_ISREG(status.st_mode);
-  };
-  if (name.find('/') != std::string::npos) return is_file(name) ? name : std::string();
-  const char* const path = std::getenv("PATH");
-  std::string_view rest = path != nullptr ? path : "/usr/local/bin:/usr/bin:/bin";
-  while (true) {
-    const std::string_view folder = rest.substr(0, rest.find(':'));
-    const std::string candidate = fmt::format("{}/{}", folder.empty() ? "." : folder, name);
-    if (is_file(candidate) && ::access(candidate.c_str(), X_OK) == 0) return candidate;
-    if (folder.size() == rest.size()) return {};
-    rest.remove_prefix(folder.size() + 1);
-  }
-}
-
-// Why the dynamic loader would give this program the system's libraries all the same; empty: it would not, as far as
-// can be seen.
-std::string WhyNot(const std::string& program) {
-  struct stat status {};
-  if (::stat(program.c_str(), &status) == 0 && (status.st_mode & (S_ISUID | S_ISGID)) != 0 && ::geteuid() != 0) {
-    return "it is set-user-ID or set-group-ID, and such programs take no libraries from LD_LIBRARY_PATH; run a copy of "
-           "it";
-  }
-  if (::geteuid() != 0 && ::getxattr(program.c_str(), "security.capability", nullptr, 0) > 0) {
-    return "it has file capabilities, and such programs take no libraries from LD_LIBRARY_PATH; run a copy of it";
-  }
-  const int fd = ::open(program.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return {};
-  const std::unique_ptr<const int, void (*)(const int*)> closer(&fd, [](const int* open) { ::close(*open); });
-  Elf64_Ehdr header{};
-  if (::pread(fd, &header, sizeof(header), 0) != static_cast<ssize_t>(sizeof(header))) return {};
-  if (std::memcmp(header.e_ident, ELFMAG, SELFMAG) != 0) return {};  // a script, whose interpreter will do
-  if (header.e_ident[EI_CLASS] != ELFCLASS64) return "it is a 32-bit program, and the libraries have 64 bits";
-  for (uint16_t i = 0; i < header.e_phnum; ++i) {
-    Elf64_Phdr segment{};
-    const auto at = static_cast<off_t>(header.e_phoff + uint64_t{i} * header.e_phentsize);
-    if (::pread(fd, &segment, sizeof(segment), at) != static_cast<ssize_t>(sizeof(segment))) return {};
-    if (segment.p_type == PT_INTERP) return {};
-  }
-  return "it is linked statically, and loads no libraries; build it with shared libibverbs and librdmacm";
-}
-
 bool SetVariable(const char* name, const std::string& value) {
   if (::setenv(name, value.c_str(), 1) == 0) return true;
   Complain("run", fmt::format("{}: {}", name, std::strerror(errno)));
   return false;
 }
 
+std::string ValueOf(const char* variable) {
+  const char* const value = std::getenv(variable);
+  return value != nullptr ? value : "";
+}
+
+// The environment of the device and of the dynamic loader. False: said why not.
+bool SetEnvironment(const RunOptions& options, const std::string& libraries) {
+  DeviceOptions device = options.device;
+  if (device.profile.empty() && std::getenv("STAGECOACH_PROFILE") == nullptr) device.profile = kDefaultProfile;
+  if (!ApplyDeviceOptions("run", device)) return false;
+  if (!options.trace.empty() && !ApplyRecordOption("run", "--trace", options.trace, "STAGECOACH_TRACE")) return false;
+  // Programs with a device ignore what means nothing. Here is somebody who can mend it.
+  if (const std::vector<std::string> wrong = emu::WrongInEnvironment(); !wrong.empty()) {
+    for (const std::string& words : wrong) Complain("run", rpcrdma::file::Printable(words));
+    return false;
+  }
+  const std::string before = ValueOf("LD_LIBRARY_PATH");
+  return SetVariable("LD_LIBRARY_PATH", before.empty() ? libraries : fmt::format("{}:{}", libraries, before));
+}
+
 int Run(const RunOptions& options, std::vector<std::string> program) {
   if (program.empty()) {
     Complain("run", "PROGRAM is required\nstagecoach run --help says more.");
-    return kExitUsage;
+    return kExitRunFailed;
+  }
+  const std::string libraries = LibraryFolder();
+  if (libraries.empty()) {
+    Complain("run", "libibverbs.so.1 is not beside this program (../lib/stagecoach), nor where the build puts it");
+    return kExitRunFailed;
+  }
+  if (libraries.find_first_of(":;$") != std::string::npos) {
+    Complain(
+        "run",
+        fmt::format("'{}', where the libraries are, has one of : ; $ in its name, which LD_LIBRARY_PATH cannot name",
+                    rpcrdma::file::Printable(libraries)));
+    return kExitRunFailed;
   }
   const std::string shown = rpcrdma::file::Printable(program.front());
-  const std::string folder = LibraryFolder();
-  if (folder.empty()) {
-    Complain("run", "libibverbs.so.1 is not beside this program (../lib/stagecoach), nor where the build puts it");
-    return kExitFailure;
+  const Program found = ExamineProgram(program.front(), libraries);
+  if (!found.problem.empty()) {
+    Complain("run", fmt::format("'{}': {}", shown, found.problem));
+    return found.path.empty() ? kExitNotFound : kExitCannotRun;
   }
-  const std::string path = FindProgram(program.front());
-  if (path.empty()) {
-    Complain("run", fmt::format("'{}': no such program", shown));
-    return kExitNotFound;
+  if (!SetEnvironment(options, libraries)) return kExitRunFailed;
+  if (options.verbose) {
+    Complain("run", fmt::format("{} device, profile {}; libraries of {}", ProviderName(),
+                                emu::OptionsFromEnvironment().profile.name, rpcrdma::file::Printable(libraries)));
   }
-  if (const std::string reason = WhyNot(path); !reason.empty()) {
-    Complain("run", fmt::format("'{}': {}", shown, reason));
-    return kExitCannotRun;
-  }
-  DeviceOptions device = options.device;
-  if (device.profile.empty() && std::getenv("STAGECOACH_PROFILE") == nullptr) device.profile = kDefaultProfile;
-  if (!ApplyDeviceOptions("run", device)) return kExitFailure;
-  if (!options.trace.empty() && !ApplyRecordOption("run", "--trace", options.trace, "STAGECOACH_TRACE")) {
-    return kExitFailure;
-  }
-  const char* const before = std::getenv("LD_LIBRARY_PATH");
-  const bool alone = before == nullptr || *before == '\0';
-  if (!SetVariable("LD_LIBRARY_PATH", alone ? folder : fmt::format("{}:{}", folder, before))) return kExitFailure;
 
   std::vector<char*> arguments;
   for (std::string& argument : program) arguments.push_back(argument.data());
   arguments.push_back(nullptr);
-  ::execv(path.c_str(), arguments.data());
-  Complain("run", fmt::format("'{}': {}", shown, std::strerror(errno)));
+  ::execv(found.path.c_str(), arguments.data());
+  // What is neither a program nor a script may have had an interpreter all the same (binfmt_misc).
+  Complain("run", fmt::format("'{}': {}", shown,
+                              errno == ENOEXEC ? "it is neither a program nor a script whose first line names an "
+                                                 "interpreter (#!/bin/sh)"
+                                               : std::strerror(errno)));
   return kExitCannotRun;
 }
 
@@ -166,8 +145,10 @@ void AddRun(CLI::App& app, const std::vector<std::string>& program, int& exit_co
   command->get_option("--profile")->default_str(kDefaultProfile);
   command->add_option("--trace", options->trace, "Write one line per decision of the device into FILE")
       ->type_name("FILE");
+  command->add_flag("--verbose", options->verbose, "Say what the program is given");
   command->footer(
-      "PROGRAM and its arguments stand behind the options, and behind -- if they could be taken for some.\n\n"
+      "PROGRAM and its arguments stand behind the options, and behind -- if they could be taken for some.\n"
+      "In the names of files %p is the process id; processes never share a file.\n\n"
       "  stagecoach run rping -s -a 127.0.0.1 &\n"
       "  stagecoach run rping -c -a 127.0.0.1 -C 10 -v\n"
       "  stagecoach run ibv_rc_pingpong -g 0 &\n"

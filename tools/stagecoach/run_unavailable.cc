@@ -12,7 +12,7 @@ void AddRun(CLI::App& app, const std::vector<std::string>&, int& exit_code) {
       app.add_subcommand("run", "Run an unmodified RDMA program on the emulated device (not in this build)");
   command->callback([&exit_code] {
     Complain("run", "this build uses the system's RDMA device, which programs find by themselves");
-    exit_code = kExitUsage;
+    exit_code = kExitRunFailed;
   });
 }
 
