@@ -1,9 +1,10 @@
 // stagecoach run [OPTIONS] [--] PROGRAM [ARGUMENT...]: an unmodified RDMA program on the emulated device.
 //
-// The program finds libibverbs and librdmacm of this project before the system's (LD_LIBRARY_PATH), and in its
-// environment everything that they are told (emu/world/world.h). Its children inherit all of it. This process becomes the program: no one stands between it and
+// The program finds libibverbs and librdmacm of this project before the system's (LD_LIBRARY_PATH), what it looks for
+// of a device outside of them (surroundings.h), and in its environment everything that they are told
+// (emu/world/world.h). Its children inherit all of it. This process becomes the program: no one stands between it and
 // its signals, terminal and exit code. Other exit codes are those of env(1): 125 when `run` itself fails, 126 and 127
-// when the program cannot be run or is not there.
+// when the program cannot be run or is not there. docs/run.md says more.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -22,6 +23,7 @@
 #include "rpcrdma/ulb/file/names.h"
 #include "tools/stagecoach/command.h"
 #include "tools/stagecoach/program.h"
+#include "tools/stagecoach/surroundings.h"
 
 namespace stagecoach::cli {
 namespace {
@@ -35,6 +37,7 @@ constexpr const char* kDefaultProfile = "roce";
 struct RunOptions {
   DeviceOptions device;
   std::string trace;
+  std::string surroundings = "auto";
   bool verbose = false;
 };
 
@@ -77,6 +80,23 @@ bool SetEnvironment(const RunOptions& options, const std::string& libraries) {
   return SetVariable("LD_LIBRARY_PATH", before.empty() ? libraries : fmt::format("{}:{}", libraries, before));
 }
 
+// False: the program must not run.
+bool Surround(const RunOptions& options) {
+  if (options.surroundings == "off") return true;
+  const std::vector<verbs::emulated::SysfsFile> files = FilesOfDevice();
+  const Surroundings result = EnterSurroundings(files);
+  if (result.outcome == Surroundings::Outcome::kEntered) {
+    if (options.verbose) Complain("run", "the program sees /sys/class/infiniband and /dev/infiniband/uverbs0");
+    return true;
+  }
+  const std::string words =
+      fmt::format("the program cannot be shown /sys/class/infiniband and /dev/infiniband/uverbs0: {}", result.reason);
+  // Few programs look there, and those that do not should not hear of it.
+  const bool goes_on = options.surroundings == "auto" && result.outcome == Surroundings::Outcome::kUnavailable;
+  if (!goes_on || options.verbose) Complain("run", words);
+  return goes_on;
+}
+
 int Run(const RunOptions& options, std::vector<std::string> program) {
   if (program.empty()) {
     Complain("run", "PROGRAM is required\nstagecoach run --help says more.");
@@ -105,6 +125,7 @@ int Run(const RunOptions& options, std::vector<std::string> program) {
     Complain("run", fmt::format("{} device, profile {}; libraries of {}", ProviderName(),
                                 emu::OptionsFromEnvironment().profile.name, rpcrdma::file::Printable(libraries)));
   }
+  if (!Surround(options)) return kExitRunFailed;
 
   std::vector<char*> arguments;
   for (std::string& argument : program) arguments.push_back(argument.data());
@@ -145,7 +166,14 @@ void AddRun(CLI::App& app, const std::vector<std::string>& program, int& exit_co
   command->get_option("--profile")->default_str(kDefaultProfile);
   command->add_option("--trace", options->trace, "Write one line per decision of the device into FILE")
       ->type_name("FILE");
-  command->add_flag("--verbose", options->verbose, "Say what the program is given");
+  command
+      ->add_option(
+          "--surroundings", options->surroundings,
+          "Show the program a device in /sys/class and /dev, too: where that is possible, or else fail, or not")
+      ->type_name("WHEN")
+      ->check(CLI::IsMember({"auto", "on", "off"}))
+      ->capture_default_str();
+  command->add_flag("--verbose", options->verbose, "Say what the program is given, and what not and why");
   command->footer(
       "PROGRAM and its arguments stand behind the options, and behind -- if they could be taken for some.\n"
       "In the names of files %p is the process id; processes never share a file.\n\n"
