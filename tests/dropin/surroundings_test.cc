@@ -49,6 +49,10 @@ class Surroundings : public DropInTest, public testing::WithParamInterface<User>
     stagecoach_ = StagecoachBinary();
     if (GetParam() == User::kSelf) return;
     if (::geteuid() != 0) GTEST_SKIP() << "only root can become another user, and is not here";
+    const std::vector<std::string> nobody = {"setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"};
+    std::vector<std::string> nothing = nobody;
+    nothing.emplace_back("true");
+    if (const Outcome tried = Do(nothing); tried.code != 0) GTEST_SKIP() << "no other user here: " << tried.err;
     // Where everybody can get at it: the build's folders may be their owner's alone.
     char pattern[] = "/tmp/stagecoach-dropin.XXXXXX";
     ASSERT_NE(::mkdtemp(pattern), nullptr);
@@ -61,7 +65,7 @@ class Surroundings : public DropInTest, public testing::WithParamInterface<User>
     for (const char* name : {"libibverbs.so.1", "librdmacm.so.1", "libstagecoach_nic.so.0"}) {
       fs::copy_file(fs::current_path() / "verbs_shim/dropin" / name, public_ / "lib/stagecoach" / name);
     }
-    as_ = {"setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"};
+    as_ = nobody;
   }
   void TearDown() override {
     if (!public_.empty()) fs::remove_all(public_);
@@ -94,6 +98,9 @@ class Surroundings : public DropInTest, public testing::WithParamInterface<User>
 
 #define SKIP_WITHOUT_NAMESPACES() \
   if (const std::string why = WhyNoNamespaces(); !why.empty()) GTEST_SKIP() << "no namespaces on this machine: " << why
+
+#define SKIP_WITHOUT_USER_NAMESPACES() \
+  if (const Outcome tried = Do({"unshare", "-Umr", "true"}); tried.code != 0) GTEST_SKIP() << tried.err
 
 // Each file of sysfs against what ibv_devinfo has from the libraries.
 TEST_P(Surroundings, FilesSayWhatTheLibrariesSay) {
@@ -252,6 +259,7 @@ TEST_P(Surroundings, NobodyElseSeesThem) {
 
 TEST_P(Surroundings, ProgramsMayMakeNamespacesOfTheirOwn) {
   SKIP_WITHOUT_NAMESPACES();
+  SKIP_WITHOUT_USER_NAMESPACES();
   const Outcome run =
       Run({"--surroundings", "on", "unshare", "-Umr", "cat", "/sys/class/infiniband/stagecoach0/fw_ver"});
   EXPECT_EQ(run.code, 0) << run.err;
@@ -260,7 +268,7 @@ TEST_P(Surroundings, ProgramsMayMakeNamespacesOfTheirOwn) {
 
 // A user namespace whose limit of mount namespaces is 0 is a system that allows none.
 TEST_P(Surroundings, WhereTheyCannotBeHadProgramsRunWithoutAndWhoeverAsksIsToldWhy) {
-  SKIP_WITHOUT_NAMESPACES();
+  SKIP_WITHOUT_USER_NAMESPACES();
   const auto run = [&](const std::string& arguments) {
     return Do({"unshare", "-Umr", "sh", "-c",
                "echo 0 > /proc/sys/user/max_mnt_namespaces && exec " + stagecoach_.string() + " run " + arguments});
