@@ -65,7 +65,7 @@ whole 5 "$work"/one/*.pcapng
 
 # Who only looks at the device takes nobody's file.
 mkdir "$work/looked"
-"$stagecoach" run --pcap "$work/looked/all.pcapng" sh -c "ibv_devinfo >/dev/null && bash $work/ends 1" >"$work/out" 2>&1 || fail "$(cat "$work/out")"
+"$stagecoach" run --profile iwarp --pcap "$work/looked/all.pcapng" sh -c "ibv_devinfo >/dev/null && bash $work/ends 1" >"$work/out" 2>&1 || fail "$(cat "$work/out")"
 whole 2 "$work"/looked/*.pcapng
 
 # %p: each its own, without a word.
