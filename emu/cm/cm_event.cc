@@ -1,9 +1,5 @@
 #include "emu/cm/cm_event.h"
 
-#include <fcntl.h>
-
-#include <cerrno>
-
 #include "base/check.h"
 #include "base/mark.h"
 #include "emu/cm/connection_manager.h"
@@ -64,22 +60,19 @@ void CmEventAccount::AwaitAcknowledged(Fabric& fabric) {
   fabric.Wait(lock, acknowledged_, [this, until = deliveries_] { return acknowledgements_ >= until; });
 }
 
-CmChannel::CmChannel(Fabric& fabric) : fabric_(fabric), notifier_(fabric.CreateNotifier()) {}
+CmChannel::CmChannel(Fabric& fabric) : notifier_(fabric.CreateNotifier()) {}
 
 Result<CmEvent, int> CmChannel::GetEvent() {
   for (;;) {
-    {
-      std::lock_guard lock(mutex_);
-      if (!events_.empty()) {
-        notifier_->Consume();
-        CmEvent event = std::move(events_.front());
-        events_.pop_front();
-        AccountHolder(event)->account().Deliver();
-        return event;
-      }
+    if (const int error = notifier_->Take(); error != 0) return Err(int{error});
+    std::lock_guard lock(mutex_);
+    // None only if Forget took it back in between.
+    if (!events_.empty()) {
+      CmEvent event = std::move(events_.front());
+      events_.pop_front();
+      AccountHolder(event)->account().Deliver();
+      return event;
     }
-    if ((fcntl(fd(), F_GETFL) & O_NONBLOCK) != 0) return Err(EAGAIN);
-    if (const int error = fabric_.WaitReadable(fd()); error != 0) return Err(int{error});
   }
 }
 

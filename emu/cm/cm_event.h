@@ -96,9 +96,8 @@ class CmChannel {
   bool usable() const { return notifier_ != nullptr; }
   int fd() const { return notifier_->fd(); }
 
-  // The oldest event. With none: EAGAIN if the program made fd() non-blocking, else waits; the errno of an interrupted
-  // wait otherwise. An event got counts against the id whose program must acknowledge it: the listener for a connect
-  // request, else the id.
+  // The oldest event. With none, it waits, or fails, as Notifier::Take says. An event got counts against the id whose
+  // program must acknowledge it: the listener for a connect request, else the id.
   Result<CmEvent, int> GetEvent();
   // Of an event of whichever channel: its id may have moved on since.
   static void Acknowledge(const CmEvent& event);
@@ -108,7 +107,6 @@ class CmChannel {
   std::deque<CmEvent> Forget(const CmId* id);
 
  private:
-  Fabric& fabric_;
   std::unique_ptr<Notifier> notifier_;
   std::mutex mutex_;
   std::deque<CmEvent> events_;  // guarded by mutex_

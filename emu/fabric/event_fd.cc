@@ -1,6 +1,7 @@
 #include "emu/fabric/event_fd.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/uio.h>
@@ -12,11 +13,27 @@
 #include "base/fork/fork.h"
 
 namespace stagecoach::emu {
+namespace {
 
-std::unique_ptr<EventFd> EventFd::Create() {
+// One signal, if there is one; without waiting. What preadv2(2) answers.
+ssize_t ReadNow(int fd) {
+  uint64_t value = 0;
+  const iovec part{&value, sizeof value};
+  ssize_t n;
+  do {
+    n = preadv2(fd, &part, 1, -1, RWF_NOWAIT);
+  } while (n < 0 && errno == EINTR);
+  return n;
+}
+
+}  // namespace
+
+std::unique_ptr<EventFd> EventFd::Create(bool as_before_linux_5_8) {
   const int fd = KeepFromChildren(eventfd(0, EFD_SEMAPHORE | EFD_CLOEXEC));
   if (fd < 0) return nullptr;
-  return std::unique_ptr<EventFd>(new EventFd(fd));
+  // It has none yet.
+  static const bool has_nowait = ReadNow(fd) < 0 && errno == EAGAIN;
+  return std::unique_ptr<EventFd>(new EventFd(fd, has_nowait && !as_before_linux_5_8));
 }
 
 EventFd::~EventFd() {
@@ -31,25 +48,26 @@ void EventFd::Signal() {
 }
 
 bool EventFd::Consume() {
-  uint64_t value = 0;
-  const iovec part{&value, sizeof value};
-  ssize_t n;
-  do {
-    n = preadv2(fd_, &part, 1, -1, RWF_NOWAIT);
-  } while (n < 0 && errno == EINTR);
-  if (n == sizeof value) return true;
-  if (errno != EOPNOTSUPP && errno != ENOSYS) return false;
-  // Kernels before 5.8. One consumer of ours at a time, so what poll() saw is still there for read().
+  if (has_nowait_) return ReadNow(fd_) > 0;
+  // One consumer of ours at a time, so what poll() saw is still there for read().
   std::lock_guard<std::mutex> lock(consume_mutex_);
+  uint64_t value = 0;
   pollfd ready{fd_, POLLIN, 0};
   if (poll(&ready, 1, 0) != 1) return false;
   return read(fd_, &value, sizeof value) == sizeof value;
 }
 
-int PollReadable(int fd) {
-  pollfd wanted{fd, POLLIN, 0};
-  if (poll(&wanted, 1, -1) < 0) return errno;
-  return (wanted.revents & POLLNVAL) != 0 ? EBADF : 0;
+int EventFd::Take() {
+  if (has_nowait_) {
+    uint64_t value = 0;
+    return read(fd_, &value, sizeof value) >= 0 ? 0 : errno;
+  }
+  while (!Consume()) {
+    if ((fcntl(fd_, F_GETFL) & O_NONBLOCK) != 0) return EAGAIN;
+    pollfd ready{fd_, POLLIN, 0};
+    if (poll(&ready, 1, -1) < 0) return errno;
+  }
+  return 0;
 }
 
 }  // namespace stagecoach::emu

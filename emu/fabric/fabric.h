@@ -65,6 +65,10 @@ class Notifier {
   virtual void Signal() = 0;
   // Takes one signal if there is one. Never blocks, whatever the descriptor's flags say.
   virtual bool Consume() = 0;
+  // Takes one signal. With none, EAGAIN if the program made fd() non-blocking, else blocks the calling program until
+  // there is one. 0, or an errno, as read(2) of the descriptor has it: EINTR when a signal handler has run that was
+  // installed without SA_RESTART; EDEADLK for a dry world, ENODEV for a host that is down.
+  virtual int Take() = 0;
 };
 
 class Fabric {
@@ -115,8 +119,6 @@ class Fabric {
   // program).
   virtual bool Wait(std::unique_lock<std::mutex>& lock, std::condition_variable& changed,
                     const std::function<bool()>& done) = 0;
-  // Blocks until `fd` of a Notifier is readable. 0, or an errno (EINTR passes a signal on; EDEADLK for a dry world).
-  virtual int WaitReadable(int fd) = 0;
 };
 
 }  // namespace stagecoach::emu

@@ -1,30 +1,11 @@
 #include "emu/nic/completion_channel.h"
 
-#include <fcntl.h>
-
 #include <algorithm>
-#include <cerrno>
 
 #include "base/mark.h"
 #include "emu/nic/completion_queue.h"
 
 namespace stagecoach::emu {
-namespace {
-
-// Programs change the flag on the descriptor itself, so it is asked when it matters.
-bool IsNonBlocking(int fd) {
-  const int flags = fcntl(fd, F_GETFL);
-  return flags >= 0 && (flags & O_NONBLOCK) != 0;
-}
-
-// What to do while there is no event: 0 to look again, or the errno to give up with.
-int AwaitEvent(Fabric& fabric, int fd) {
-  if (IsNonBlocking(fd)) return EAGAIN;
-  return fabric.WaitReadable(fd);
-}
-
-}  // namespace
-
 const char* ToString(AsyncEventType type) {
   switch (type) {
     case AsyncEventType::kCqError:
@@ -58,18 +39,16 @@ CompletionChannel::CompletionChannel(Fabric& fabric, uint32_t handle)
 
 Result<CompletionQueue*, int> CompletionChannel::GetEvent() {
   for (;;) {
-    if (notifier_->Consume()) {
-      std::lock_guard lock(mutex_);
-      // None only if Settle took it back in between.
-      if (!events_.empty()) {
-        CompletionQueue* const cq = events_.front();
-        events_.pop_front();
-        ++cq->event_account_.delivered;
-        return cq;
-      }
-      STAGECOACH_MARK("channel.event_taken_back_from_its_waiter");
+    if (const int error = notifier_->Take(); error != 0) return Err(int{error});
+    std::lock_guard lock(mutex_);
+    // None only if Settle took it back in between.
+    if (!events_.empty()) {
+      CompletionQueue* const cq = events_.front();
+      events_.pop_front();
+      ++cq->event_account_.delivered;
+      return cq;
     }
-    if (const int error = AwaitEvent(fabric_, fd())) return Err(error);
+    STAGECOACH_MARK("channel.event_taken_back_from_its_waiter");
   }
 }
 
@@ -116,17 +95,15 @@ AsyncEventQueue::AsyncEventQueue(Fabric& fabric) : fabric_(fabric), notifier_(fa
 
 Result<AsyncEvent, int> AsyncEventQueue::GetEvent() {
   for (;;) {
-    {
-      std::lock_guard lock(mutex_);
-      if (!events_.empty()) {
-        const AsyncEvent event = events_.front();
-        events_.pop_front();
-        notifier_->Consume();
-        if (event.account != nullptr) ++event.account->delivered;
-        return event;
-      }
+    if (const int error = notifier_->Take(); error != 0) return Err(int{error});
+    std::lock_guard lock(mutex_);
+    // None only if Settle took it back in between.
+    if (!events_.empty()) {
+      const AsyncEvent event = events_.front();
+      events_.pop_front();
+      if (event.account != nullptr) ++event.account->delivered;
+      return event;
     }
-    if (const int error = AwaitEvent(fabric_, fd())) return Err(error);
   }
 }
 

@@ -46,9 +46,8 @@ class CompletionChannel {
   bool usable() const { return notifier_ != nullptr; }
   int fd() const { return notifier_->fd(); }
 
-  // ibv_get_cq_event: the oldest event. With none, EAGAIN if the program made fd() non-blocking, else waits; the errno
-  // of an interrupted wait otherwise. Each event got must be acknowledged on its CQ (CompletionQueue::AckEvents) before
-  // the CQ can be destroyed.
+  // ibv_get_cq_event: the oldest event. With none, it waits, or fails, as Notifier::Take says. Each event got must be
+  // acknowledged on its CQ (CompletionQueue::AckEvents) before the CQ can be destroyed.
   Result<CompletionQueue*, int> GetEvent();
 
  private:
@@ -118,7 +117,7 @@ class AsyncEventQueue {
   std::unique_ptr<Notifier> notifier_;
   std::mutex mutex_;
   std::condition_variable acked_;
-  std::deque<AsyncEvent> events_;  // guarded by mutex_; the notifier holds one signal for each
+  std::deque<AsyncEvent> events_;  // guarded by mutex_; a signal for each, but for those that GetEvent is about to take
 };
 
 }  // namespace stagecoach::emu

@@ -49,7 +49,6 @@ class ChangingFabric final : public Fabric {
             const std::function<bool()>& done) override {
     return beneath_.Wait(lock, changed, done);
   }
-  int WaitReadable(int fd) override { return beneath_.WaitReadable(fd); }
 
   std::vector<IpEndpoint> addresses;
   bool calls_are_lost = false;

@@ -1,6 +1,7 @@
 #include "emu/sim/sim_world.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -29,7 +30,8 @@ bool SameAddress(const IpEndpoint& a, const IpEndpoint& b) {
 // A real eventfd, so that programs can poll it, that also marks its channel in the loop.
 class SimNotifier final : public Notifier {
  public:
-  SimNotifier(SimLoop* loop, std::unique_ptr<EventFd> event) : loop_(loop), event_(std::move(event)) {
+  SimNotifier(SimFabric* fabric, SimLoop* loop, std::unique_ptr<EventFd> event)
+      : fabric_(fabric), loop_(loop), event_(std::move(event)) {
     loop_->AddDescriptor(event_->fd());
   }
   ~SimNotifier() override { loop_->RemoveDescriptor(event_->fd()); }
@@ -43,8 +45,16 @@ class SimNotifier final : public Notifier {
     loop_->OnConsumed(event_->fd());
     return true;
   }
+  int Take() override {
+    while (!Consume()) {
+      if ((fcntl(fd(), F_GETFL) & O_NONBLOCK) != 0) return EAGAIN;
+      if (const int error = fabric_->WaitReadable(fd()); error != 0) return error;
+    }
+    return 0;
+  }
 
  private:
+  SimFabric* const fabric_;
   SimLoop* const loop_;
   const std::unique_ptr<EventFd> event_;
 };
@@ -573,7 +583,7 @@ std::unique_ptr<Notifier> SimFabric::CreateNotifier() {
     if (world_->options_.needs_descriptors && (errno == EMFILE || errno == ENFILE)) EndForWantOfDescriptors();
     return nullptr;
   }
-  return std::make_unique<SimNotifier>(&world_->loop_, std::move(event));
+  return std::make_unique<SimNotifier>(this, &world_->loop_, std::move(event));
 }
 
 bool SimFabric::Wait(std::unique_lock<std::mutex>& lock, std::condition_variable& /*changed*/,

@@ -219,7 +219,8 @@ class SimFabric final : public Fabric {
   // has gone down.
   bool Wait(std::unique_lock<std::mutex>& lock, std::condition_variable& changed,
             const std::function<bool()>& done) override;
-  int WaitReadable(int fd) override;
+  // Until `fd` of a Notifier is readable. 0, EDEADLK for a dry world, ENODEV when the host is down.
+  int WaitReadable(int fd);
 
  private:
   friend class SimWorld;

@@ -47,7 +47,6 @@ class CaptureFabric final : public Fabric {
             const std::function<bool()>& done) override {
     return beneath_.Wait(lock, changed, done);
   }
-  int WaitReadable(int fd) override { return beneath_.WaitReadable(fd); }
 
  private:
   Fabric& beneath_;

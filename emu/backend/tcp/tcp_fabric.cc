@@ -318,6 +318,7 @@ class EventFdNotifier final : public Notifier {
   int fd() const override { return event_->fd(); }
   void Signal() override { event_->Signal(); }
   bool Consume() override { return event_->Consume(); }
+  int Take() override { return event_->Take(); }
 
  private:
   const std::unique_ptr<EventFd> event_;
@@ -414,10 +415,6 @@ bool TcpFabric::Wait(std::unique_lock<std::mutex>& lock, std::condition_variable
                      const std::function<bool()>& done) {
   changed.wait(lock, done);
   return true;
-}
-
-int TcpFabric::WaitReadable(int fd) {
-  return PollReadable(fd);
 }
 
 }  // namespace stagecoach::emu

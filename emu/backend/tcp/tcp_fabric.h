@@ -42,7 +42,6 @@ class TcpFabric final : public Fabric {
   std::unique_ptr<Notifier> CreateNotifier() override;
   bool Wait(std::unique_lock<std::mutex>& lock, std::condition_variable& changed,
             const std::function<bool()>& done) override;
-  int WaitReadable(int fd) override;
 
  private:
   AsioLoop loop_;
