@@ -277,10 +277,12 @@ int ibv_query_device(struct ibv_context* context, struct ibv_device_attr* attrib
   return 0;
 }
 
-// For programs older than the table entry: the structure as it was then, which ended before link_layer.
+// For programs older than the table entry, and those that look the function up (dlvsym(3)): the structure as it was
+// before it grew behind its padding. The link layer was put into that, and the latter ask for it.
 int ibv_query_port(struct ibv_context* context, uint8_t port, struct _compat_ibv_port_attr* attributes) {
   if (IsInherited(context)) return ENODEV;
-  return QueryPort(context, port, reinterpret_cast<ibv_port_attr*>(attributes), offsetof(ibv_port_attr, link_layer));
+  return QueryPort(context, port, reinterpret_cast<ibv_port_attr*>(attributes),
+                   offsetof(ibv_port_attr, port_cap_flags2));
 }
 
 int ibv_query_gid(struct ibv_context* context, uint8_t port, int index, union ibv_gid* gid) {

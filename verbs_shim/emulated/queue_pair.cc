@@ -1,6 +1,7 @@
 // Queue pairs: creation, attributes, states.
 
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -169,7 +170,8 @@ int ibv_query_qp(struct ibv_qp* qp, struct ibv_qp_attr* attributes, int mask, st
   emu::QueuePair* const pair = PairOf(qp);
   if (pair == nullptr) return ENOENT;
   const emu::QpAttributes now = pair->Query();
-  *attributes = {};
+  // The structure has grown since: what programs that do not know rate_limit have there is theirs.
+  std::memset(static_cast<void*>(attributes), 0, offsetof(ibv_qp_attr, rate_limit));
   attributes->qp_state = ToIbv(now.state);
   attributes->cur_qp_state = attributes->qp_state;
   attributes->en_sqd_async_notify = now.notify_drained ? 1 : 0;
