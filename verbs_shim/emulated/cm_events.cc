@@ -1,5 +1,7 @@
 // rdma_cm: event channels, and events with their acknowledgement.
 
+#include <pthread.h>
+
 #include <atomic>
 #include <cerrno>
 #include <mutex>
@@ -43,11 +45,15 @@ rdma_cm_event_type ToRdma(CmEventType type) {
 }
 
 // The events programs hold, so that a second acknowledgement of one is told from a first. Never destroyed: programs may
-// acknowledge in their own static destructors.
+// acknowledge in their own static destructors. No thread is in here at the moment of a fork, so that the child finds
+// the lock free.
 class HeldEvents {
  public:
   static HeldEvents& Get() {
-    static auto* const held = new HeldEvents;
+    static auto* const held = [] {
+      pthread_atfork([] { Get().mutex_.lock(); }, [] { Get().mutex_.unlock(); }, [] { Get().mutex_.unlock(); });
+      return new HeldEvents;
+    }();
     return *held;
   }
   void Add(rdma_cm_event* event) {
