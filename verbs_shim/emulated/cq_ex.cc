@@ -21,6 +21,7 @@ ShimCq* ShimOf(ibv_cq_ex* cq) {
 
 int NextPoll(ibv_cq_ex* cq) {
   if (IsInherited(cq->context)) return ENODEV;
+  const NoCancellation no_cancellation;
   ShimCq* shim = ShimOf(cq);
   emu::WorkCompletion completion;
   if (shim->queue->Poll({&completion, 1}) == 0) return ENOENT;
@@ -56,6 +57,7 @@ int StartPoll(ibv_cq_ex* cq, ibv_poll_cq_attr* attributes) {
   if (IsInherited(cq->context)) return ENODEV;
   if (attributes->comp_mask != 0) return EINVAL;
   ShimCq* shim = ShimOf(cq);
+  const NoCancellation no_cancellation;
   if (!TakeTurn(shim)) return EDEADLK;
   const int error = NextPoll(cq);
   // Then no ibv_end_poll follows.

@@ -216,6 +216,7 @@ int BindMw(ibv_qp* qp, ibv_mw* mw, ibv_mw_bind* bind) {
   request.wr_id = bind->wr_id;
   request.opcode = emu::PostOpcode::kBindWindow;
   request.bind = BindingOf(*mw, new_rkey, bind->bind_info);
+  const NoCancellation no_cancellation;
   if (const int error = ToShim(qp)->pair->PostSend(request)) return error;
   mw->rkey = new_rkey;
   return 0;
@@ -223,6 +224,7 @@ int BindMw(ibv_qp* qp, ibv_mw* mw, ibv_mw_bind* bind) {
 
 int PollCq(ibv_cq* cq, int entries, ibv_wc* completions) {
   if (IsInherited(cq->context)) return -ENODEV;
+  const NoCancellation no_cancellation;
   emu::CompletionQueue& queue = *ToShim(cq)->queue;
   std::array<emu::WorkCompletion, kPollBatch> batch;
   int taken = 0;
@@ -237,6 +239,7 @@ int PollCq(ibv_cq* cq, int entries, ibv_wc* completions) {
 
 int RequestNotify(ibv_cq* cq, int solicited_only) {
   if (IsInherited(cq->context)) return ENODEV;
+  const NoCancellation no_cancellation;
   ToShim(cq)->queue->RequestNotify(solicited_only != 0);
   return 0;
 }
@@ -246,6 +249,7 @@ int PostSend(ibv_qp* qp, ibv_send_wr* requests, ibv_send_wr** bad) {
     *bad = requests;
     return ENODEV;
   }
+  const NoCancellation no_cancellation;
   emu::QueuePair& pair = *ToShim(qp)->pair;
   int error = 0;
   for (ibv_send_wr* request = requests; request != nullptr; request = request->next) {
@@ -268,6 +272,7 @@ int PostReceive(ibv_qp* qp, ibv_recv_wr* requests, ibv_recv_wr** bad) {
     *bad = requests;
     return ENODEV;
   }
+  const NoCancellation no_cancellation;
   emu::QueuePair& pair = *ToShim(qp)->pair;
   return PostReceives(requests, bad, [&](const emu::ReceiveRequest& request) { return pair.PostReceive(request); });
 }
@@ -277,6 +282,7 @@ int PostSharedReceive(ibv_srq* srq, ibv_recv_wr* requests, ibv_recv_wr** bad) {
     *bad = requests;
     return ENODEV;
   }
+  const NoCancellation no_cancellation;
   emu::SharedReceiveQueue& queue = *ToShim(srq)->queue;
   return PostReceives(requests, bad, [&](const emu::ReceiveRequest& request) { return queue.Post(request); });
 }

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <infiniband/verbs.h>
+#include <pthread.h>
 
 #include <condition_variable>
 #include <memory>
@@ -54,6 +55,19 @@ inline bool Has(ibv_context* context, emu::ObjectKind kind, uint32_t handle) {
 inline bool IsInherited(ibv_context* context) {
   return ToShim(context)->born != ForkGeneration();
 }
+
+// Programs cancel threads of theirs that post and poll (pthread_cancel(3)), and take neither for a cancellation point.
+// Here both make system calls which are, under locks: a thread that is cancelled finds out when it is out of here.
+class NoCancellation {
+ public:
+  NoCancellation() { pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before_); }
+  ~NoCancellation() { pthread_setcancelstate(before_, nullptr); }
+  NoCancellation(const NoCancellation&) = delete;
+  NoCancellation& operator=(const NoCancellation&) = delete;
+
+ private:
+  int before_ = PTHREAD_CANCEL_ENABLE;
+};
 
 struct ShimChannel : ibv_comp_channel {
   emu::CompletionChannel* channel = nullptr;

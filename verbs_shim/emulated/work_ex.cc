@@ -77,6 +77,7 @@ void Abort(ibv_qp_ex* qp) {
 
 int Complete(ibv_qp_ex* qp) {
   if (IsInherited(qp->qp_base.context)) return ENODEV;
+  const NoCancellation no_cancellation;
   WorkBuilder& builder = *ShimOf(qp)->builder;
   emu::QueuePair& pair = *ShimOf(qp)->pair;
   int error = builder.error;
