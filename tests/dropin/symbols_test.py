@@ -54,6 +54,20 @@ class Symbols(unittest.TestCase):
     def test_librdmacm(self):
         self.check("librdmacm.so.1")
 
+    def test_the_emulators_library_exports_what_is_its_own(self):
+        listing = subprocess.run(["nm", "-DC", "--defined-only", f"{OURS}/libstagecoach_nic.so.0"], check=True, capture_output=True, text=True)
+        symbols = [line.split(maxsplit=2)[1:] for line in listing.stdout.splitlines()]
+        symbols = [(kind, name) for kind, name in symbols if kind != "A"]
+        self.assertGreater(len(symbols), 60)
+        self.assertEqual([name for _, name in symbols if not name.startswith("stagecoach::")], [])
+        # Those the dynamic loader makes one of across a process, whatever version they are of.
+        self.assertEqual([name for kind, name in symbols if kind == "u"], [])
+
+    def test_they_stay_when_they_are_closed(self):
+        for library in ("libibverbs.so.1", "librdmacm.so.1", "libstagecoach_nic.so.0"):
+            dynamic = subprocess.run(["readelf", "-d", f"{OURS}/{library}"], check=True, capture_output=True, text=True).stdout
+            self.assertRegex(dynamic, r"FLAGS_1\).*NODELETE", library)
+
     def test_nothing_is_loaded_but_the_emulator_and_the_language(self):
         allowed = {
             "libstagecoach_nic.so.0", "libibverbs.so.1", "libstdc++.so.6", "libm.so.6", "libgcc_s.so.1", "libc.so.6",

@@ -51,6 +51,10 @@ def _shared_object_impl(ctx):
     if not [option for option in ctx.fragments.cpp.linkopts if option.startswith("-fsanitize")]:
         arguments.add("-Wl,-z,defs")
     arguments.add_all(["-Wl,-z,now", "-Wl,-z,relro", "-Wl,-rpath,$ORIGIN", "-Wl,--as-needed"])
+
+    # A thread may run in it, and tables point into it, when a program closes it: it stays. What it calls of its own is its own, whatever
+    # the program has of that name.
+    arguments.add_all(["-Wl,-z,nodelete", "-Wl,-Bsymbolic"])
     arguments.add("-Wl,--whole-archive")
     arguments.add_all(archives)
     arguments.add("-Wl,--no-whole-archive")
