@@ -35,7 +35,7 @@ enum { MESSAGE = 64, RECEIVES = 4, CONNECTIONS = 8, DESCRIPTORS = 1024 };
 
 extern char** environ;
 
-static void die(const char* format, ...) {
+__attribute__((noreturn, format(printf, 1, 2))) static void die(const char* format, ...) {
   va_list arguments;
   va_start(arguments, format);
   vfprintf(stderr, format, arguments);
@@ -49,7 +49,7 @@ static void die(const char* format, ...) {
     if (!(condition)) die("%d: " #condition, __LINE__); \
   } while (0)
 
-static void say(const char* format, ...) {
+__attribute__((format(printf, 1, 2))) static void say(const char* format, ...) {
   va_list arguments;
   va_start(arguments, format);
   vprintf(format, arguments);
