@@ -23,6 +23,9 @@ LEFT_OUT = [
     (r"libibverbs\.so\.1", r"ibv_register_driver@IBVERBS_1\.1"),
 ]
 
+# Names that later libraries have for providers, without which theirs do not load. No program calls them.
+LATER = {("ibv_cmd_create_cq_ex2@@IBVERBS_PRIVATE_34", "function")}
+
 
 def exported(path):
     listing = subprocess.run(["nm", "-D", "--with-symbol-versions", "--defined-only", path], check=True, capture_output=True, text=True)
@@ -45,11 +48,12 @@ class Symbols(unittest.TestCase):
             if any(re.fullmatch(of, library) and re.fullmatch(name, symbol[0]) for of, name in LEFT_OUT)
         }
         self.assertEqual(stock - ours - left_out, set(), "missing")
-        self.assertEqual(ours - stock, set(), "more than Debian's")
+        self.assertEqual(ours - stock - LATER, set(), "more than Debian's")
         self.assertEqual(left_out & ours, set(), "said to be left out, and there")
+        return ours
 
     def test_libibverbs(self):
-        self.check("libibverbs.so.1")
+        self.assertLessEqual(LATER, self.check("libibverbs.so.1"))
 
     def test_librdmacm(self):
         self.check("librdmacm.so.1")

@@ -64,6 +64,7 @@ PROVIDERS_CALL(ibv_cmd_create_ah)
 PROVIDERS_CALL(ibv_cmd_create_counters)
 PROVIDERS_CALL(ibv_cmd_create_cq)
 PROVIDERS_CALL(ibv_cmd_create_cq_ex)
+PROVIDERS_CALL(ibv_cmd_create_cq_ex2)  // of rdma-core 56, Debian 13's
 PROVIDERS_CALL(ibv_cmd_create_flow)
 PROVIDERS_CALL(ibv_cmd_create_flow_action_esp)
 PROVIDERS_CALL(ibv_cmd_create_qp)
