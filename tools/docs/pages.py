@@ -11,7 +11,7 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PAGES = ["*.md", "docs/*.md", "docs/decisions/*.md", "docs/compliance/*.md"]
+PAGES = ["*.md", "docs/*.md", "docs/guides/*.md", "docs/decisions/*.md", "docs/compliance/*.md"]
 # Records and the log of changes tell what was, too: of those the links alone.
 HISTORY = ["CHANGELOG.md", "docs/decisions/"]
 FOLDERS = "base|docs|emu|examples|rpcrdma|scenarios|tests|tools|verbs_shim"
