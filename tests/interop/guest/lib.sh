@@ -6,6 +6,18 @@ siw_up() {
   modprobe ib_uverbs && modprobe rdma_ucm && modprobe libcrc32c && modprobe siw && rdma link add siw0 type siw netdev eth0
 }
 
+# siw_with_settings_up: the same, of which siw_settings NAME=VALUE... changes the settings for the connections that follow.
+siw_with_settings_up() {
+  modprobe ib_uverbs && modprobe rdma_ucm && modprobe libcrc32c && insmod /lib/siw-settings.ko && rdma link add siw0 type siw netdev eth0
+}
+
+# siw_settings NAME=VALUE...: these, and the others as they are in siw.
+siw_settings() {
+  for setting in zcopy_tx=Y try_gso=N mpa_crc_required=N mpa_crc_strict=N peer_to_peer=N mpa_version=2 "$@"; do
+    echo "${setting#*=}" >"/sys/module/siw/parameters/${setting%%=*}" || return 1
+  done
+}
+
 # rxe_up: the kernel's software RoCE on eth0.
 rxe_up() {
   modprobe rdma_ucm && modprobe rdma_rxe && rdma link add rxe0 type rxe netdev eth0
