@@ -30,6 +30,9 @@ namespace stagecoach::emu {
 // Private data that an event may carry: rdma_conn_param says its length in eight bits.
 inline constexpr size_t kCmReceivedPrivateDataMax = 255;
 
+// How soon an initiator asks again where nobody listens yet (CmOptions::listener_patience).
+inline constexpr Duration kListenerPause = 10ms;
+
 class CmCore : public std::enable_shared_from_this<CmCore> {
  public:
   using State = CmId::State;

@@ -33,6 +33,9 @@ struct CmOptions {
   Duration request_timeout = 5s;
   // How long we wait for the answer to our request; Linux siw waits as long.
   Duration reply_timeout = 10s;
+  // How long an initiator asks again where nobody listens, before it believes that nobody will. Programs that agree by
+  // other means to connect at once count on their listener being the faster one, as on hardware it is.
+  Duration listener_patience{};
   // Of iWARP: of one listener, requests that are incomplete. Of InfiniBand: of one address, requests not answered.
   uint32_t half_open_limit = 128;
 

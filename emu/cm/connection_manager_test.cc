@@ -186,6 +186,45 @@ class ConnectionManagerTest : public ::testing::Test {
   std::unique_ptr<Machine> client_;
 };
 
+// --- Listeners that come late ---
+
+TEST_F(ConnectionManagerTest, AListenerThatComesLateIsFoundByWhoIsPatient) {
+  Start();
+  Machine patient(world_.get(), "patient", Address("10.0.0.3"), {.listener_patience = 1s});
+  const auto initiator = patient.Connecting(kServerAddress);
+  world_->RunFor(500ms);
+  const auto listener = server_->Listening();
+  const auto responder = AcceptNext();
+  EXPECT_EQ(patient.Next(), CmEventType::kEstablished);
+  patient.cm().Destroy(initiator);
+  for (const auto& id : {responder, listener}) server_->cm().Destroy(id);
+}
+
+TEST_F(ConnectionManagerTest, PatienceWithAListenerThatNeverComesEnds) {
+  Start();
+  Machine patient(world_.get(), "patient", Address("10.0.0.3"), {.listener_patience = 1s});
+  const Instant begin = world_->Now();
+  const auto initiator = patient.Connecting(kServerAddress);
+  EXPECT_EQ(patient.Next(), CmEventType::kRejected);
+  EXPECT_EQ(patient.last_status(), -ECONNREFUSED);
+  EXPECT_GE(world_->Now() - begin, 900ms);
+  EXPECT_LE(world_->Now() - begin, 1100ms);
+  patient.cm().Destroy(initiator);
+}
+
+TEST_F(ConnectionManagerTest, AnIdDestroyedWhileItWaitsForAListenerLeavesNothing) {
+  Start();
+  Machine patient(world_.get(), "patient", Address("10.0.0.3"), {.listener_patience = 1s});
+  const auto initiator = patient.Connecting(kServerAddress);
+  world_->RunFor(100ms);
+  patient.cm().Destroy(initiator);
+  const auto listener = server_->Listening();
+  world_->RunFor(5s);
+  EXPECT_EQ(server_->cm().counters().accepted_streams, 0u);
+  EXPECT_EQ(patient.cm().counters().ids, 0u);
+  server_->cm().Destroy(listener);
+}
+
 // --- Strangers ---
 
 TEST_F(ConnectionManagerTest, ARequestMustBeCompleteInTime) {

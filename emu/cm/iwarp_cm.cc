@@ -165,13 +165,11 @@ class IwarpCm::Outgoing final : public Handshake {
       : Handshake(cm, id->serial()), id_(std::move(id)), parameters_(std::move(parameters)) {}
 
   void Start(const StreamOptions& options, const IpEndpoint& local, const IpEndpoint& remote) {
-    attempt_ = core_.fabric().ConnectWith(
-        options, local, remote,
-        [weak = core_.weak_from_this(), cm = &cm_, key = key_](Result<std::unique_ptr<Stream>, FabricError> result) {
-          const auto core = weak.lock();
-          auto* self = core != nullptr ? static_cast<Outgoing*>(cm->Find(key)) : nullptr;
-          if (self != nullptr && !self->finished_) self->OnConnected(std::move(result));
-        });
+    options_ = options;
+    local_ = local;
+    remote_ = remote;
+    patient_until_ = core_.Now() + core_.options().listener_patience;
+    Dial();
   }
 
   void Advance() override {
@@ -183,12 +181,27 @@ class IwarpCm::Outgoing final : public Handshake {
   }
 
   void OnTimer() override {
+    if (finished_) return;
+    if (stream_ == nullptr) return Dial();
     engine_.OnDeadline(core_.Now());
     Advance();
   }
 
  private:
+  void Dial() {
+    attempt_ = core_.fabric().ConnectWith(
+        options_, local_, remote_,
+        [weak = core_.weak_from_this(), cm = &cm_, key = key_](Result<std::unique_ptr<Stream>, FabricError> result) {
+          const auto core = weak.lock();
+          auto* self = core != nullptr ? static_cast<Outgoing*>(cm->Find(key)) : nullptr;
+          if (self != nullptr && !self->finished_) self->OnConnected(std::move(result));
+        });
+  }
+
   void OnConnected(Result<std::unique_ptr<Stream>, FabricError> result) {
+    if (!result && result.error().error == ECONNREFUSED && core_.Now() + kListenerPause <= patient_until_) {
+      return SetTimer(core_.Now() + kListenerPause);
+    }
     if (!result) {
       STAGECOACH_MARK("cm.stream_not_connected");
       core_.Fail(id_, State::kConnecting, FailureOf(result.error().error));
@@ -223,6 +236,10 @@ class IwarpCm::Outgoing final : public Handshake {
 
   const std::shared_ptr<CmId> id_;
   const CmParameters parameters_;
+  StreamOptions options_;
+  IpEndpoint local_;
+  IpEndpoint remote_;
+  Instant patient_until_{};
   std::unique_ptr<ConnectAttempt> attempt_;
   MpaInitiator engine_;
 };

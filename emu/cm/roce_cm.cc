@@ -289,6 +289,7 @@ void RoceCm::Request(const std::shared_ptr<CmId>& id, const CmParameters& parame
   talk.service = {id->port_space(), remote.port};
   talk.transaction_id = luck_->Next();
   talk.patience = wire::CmTime(core_.options().response_timeout);
+  talk.listener_until = core_.Now() + core_.options().listener_patience;
   if (IsForDatagrams(*id)) {
     talk.datagrams = true;
     wire::CmSidrReq req;
@@ -346,7 +347,16 @@ void RoceCm::Ask(Talk& talk, const IpEndpoint& local, const IpEndpoint& remote) 
   Insist(talk);
 }
 
+bool RoceCm::AwaitListener(Talk& talk) {
+  if (talk.awaits_listener) return true;  // the same rejection
+  if (core_.Now() + kListenerPause > talk.listener_until) return false;
+  talk.awaits_listener = true;
+  Arm(talk, kListenerPause);
+  return true;
+}
+
 void RoceCm::FailUnserved(Talk& talk) {
+  if (AwaitListener(talk)) return;
   if (talk.datagrams) return Fail(talk, CmEventType::kUnreachable, static_cast<int>(wire::CmSidrStatus::kUnsupported));
   BringDown(talk);
   Fail(talk, CmEventType::kRejected, static_cast<int>(CmReason::kInvalidServiceId));
@@ -783,6 +793,12 @@ void RoceCm::OnTimer(uint32_t local_id) {
     case Phase::kEstablished:
       return Probe(talk);
     case Phase::kReqSent:
+      if (talk.awaits_listener) {
+        talk.awaits_listener = false;
+        talk.refusals = 0;
+        return Ask(talk, talk.peer.path.local, talk.peer.path.remote);
+      }
+      [[fallthrough]];
     case Phase::kRepSent:
     case Phase::kDreqSent:
       if (core_.Now() < talk.give_up_at) {

@@ -135,6 +135,8 @@ class RoceCm final : public CmTransport {
     std::optional<uint8_t> silent_slot;  // the first that does not answer: the service may be there
     int redirects_left = 0;              // to be followed
     int stale_left = kStaleMax;
+    Instant listener_until{};  // until when nobody's listening may be for now
+    bool awaits_listener = false;
     bool asks_later = false;  // rejected for now; nothing has been asked since
   };
   using Phase = Talk::Phase;
@@ -202,8 +204,9 @@ class RoceCm final : public CmTransport {
   bool RequestAgain(Talk& talk);
   // The same request again, with an MTU that the peer can do; false: that is none.
   bool RequestSmallerPackets(Talk& talk, uint8_t mtu);
-  // Nobody has the service.
+  // Nobody has the service, or nobody yet.
   void FailUnserved(Talk& talk);
+  bool AwaitListener(Talk& talk);
   // Why a request is refused at once.
   enum class Refusal : uint8_t { kNobody, kNoResources, kBacklog };
   // With the core's lock: who is to hear of a request of `from`; else a Refusal, kNobody unless there is another

@@ -315,6 +315,7 @@ void RoceCm::On(const DatagramPeer& from, uint64_t transaction_id, const wire::C
       // Of a request that another one has taken the place of; or ids of an earlier process are drawn again.
       if (transaction_id != talk->transaction_id) return;
       if (rej.reason == CmReason::kStaleConnection && RequestAgain(*talk)) return;
+      if (rej.reason == CmReason::kInvalidServiceId && AwaitListener(*talk)) return;
       if (rej.reason == CmReason::kRedirected && rej.information_length == wire::CmRej::kInformationSize &&
           FollowRedirection(*talk, from, wire::CmRedirect::Decode(rej.information))) {
         return;
@@ -537,6 +538,7 @@ void RoceCm::On(const DatagramPeer& from, uint64_t, const wire::CmSidrRep& rep) 
       FollowRedirection(*talk, from, wire::CmRedirect::Decode(rep.information))) {
     return;
   }
+  if (rep.status == wire::CmSidrStatus::kUnsupported && AwaitListener(*talk)) return;
   if (rep.status != wire::CmSidrStatus::kValid)
     return Fail(*talk, CmEventType::kUnreachable, static_cast<int>(rep.status), VectorOf(rep.private_data));
   if (rep.qp_number == 0 || SlotOf(rep.qp_number) != from.slot) return;

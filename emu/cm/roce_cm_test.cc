@@ -294,6 +294,67 @@ TEST_F(RoceCmTest, NobodyListeningIsRejectedWithTheReasonForThat) {
   EXPECT_EQ(client.last_status, kInvalidServiceId);
 }
 
+// Whether the port's process is another host's, another one of this host, or there is none in use yet.
+TEST(RoceCmListenerPatienceTest, AListenerThatComesLateIsFoundByWhoIsPatient) {
+  for (const bool same_host : {false, true}) {
+    for (const bool in_use : {false, true}) {
+      SCOPED_TRACE(::testing::Message() << (same_host ? "same host" : "other host") << (in_use ? ", in use" : ""));
+      SimWorld world{3};
+      Machine server(&world, "server", kServerAddress);
+      SimFabric& fabric = same_host ? server.fabric() : world.AddHost("client", {Address("10.0.0.2")});
+      Machine client(fabric, &world, "client", {.listener_patience = 1s});
+      const auto other = in_use ? server.Listening(8, Address("10.0.0.1", 8)) : nullptr;
+      const auto initiator = client.Connecting();
+      world.RunFor(500ms);
+      EXPECT_FALSE(client.Waiting());
+      const auto listener = server.Listening();
+      const auto responder = server.Request();
+      ASSERT_NE(responder, nullptr);
+      ASSERT_EQ(server.Accept(responder), 0);
+      EXPECT_EQ(client.Next(), CmEventType::kEstablished);
+      EXPECT_EQ(server.Next(), CmEventType::kEstablished);
+    }
+  }
+}
+
+TEST(RoceCmListenerPatienceTest, PatienceWithAListenerThatNeverComesEnds) {
+  for (const bool in_use : {false, true}) {
+    SCOPED_TRACE(in_use);
+    SimWorld world{3};
+    Machine server(&world, "server", kServerAddress);
+    Machine client(&world, "client", Address("10.0.0.2"), {.listener_patience = 1s});
+    const auto other = in_use ? server.Listening(8, Address("10.0.0.1", 8)) : nullptr;
+    const Instant begin = world.Now();
+    const auto initiator = client.Connecting();
+    EXPECT_EQ(client.Next(), CmEventType::kRejected);
+    EXPECT_EQ(client.last_status, kInvalidServiceId);
+    EXPECT_GE(world.Now() - begin, 900ms);
+    EXPECT_LE(world.Now() - begin, 3s);
+  }
+}
+
+TEST(RoceCmListenerPatienceTest, AServiceForDatagramsIsWaitedForAsWell) {
+  SimWorld world{3};
+  Machine server(&world, "server", kServerAddress);
+  Machine client(&world, "client", Address("10.0.0.2"), {.listener_patience = 1s});
+  const auto other = server.Listening(8, Address("10.0.0.1", 8));
+  const auto initiator = client.cm().CreateId(client.channel(), wire::CmPortSpace::kUdp);
+  ASSERT_EQ(client.cm().ResolveAddress(initiator, {}, kServerAddress), 0);
+  ASSERT_EQ(client.Next(), CmEventType::kAddressResolved);
+  ASSERT_EQ(client.cm().ResolveRoute(initiator), 0);
+  ASSERT_EQ(client.Next(), CmEventType::kRouteResolved);
+  ASSERT_EQ(client.cm().Connect(initiator, {}), 0);
+  world.RunFor(500ms);
+  EXPECT_FALSE(client.Waiting());
+  const auto listener = server.cm().CreateId(server.channel(), wire::CmPortSpace::kUdp);
+  ASSERT_EQ(server.cm().Bind(listener, kServerAddress), 0);
+  ASSERT_EQ(server.cm().Listen(listener, 8), 0);
+  const auto responder = server.Request();
+  ASSERT_NE(responder, nullptr);
+  ASSERT_EQ(server.Accept(responder), 0);
+  EXPECT_EQ(client.Next(), CmEventType::kEstablished);
+}
+
 TEST_F(RoceCmTest, AHostWithoutADeviceInUseIsRejectedToo) {
   initiator = client.Connecting();
   EXPECT_EQ(client.Next(), CmEventType::kRejected);

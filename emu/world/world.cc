@@ -63,6 +63,19 @@ void Ports(const char* name, DeviceProfile* profile, const Complaints& complain)
   }
 }
 
+void Milliseconds(const char* name, Duration* value, const Complaints& complain) {
+  const char* text = std::getenv(name);
+  if (text == nullptr) return;
+  const std::string_view word(text);
+  uint32_t count = 0;
+  const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), count);
+  if (error == std::errc() && end == word.data() + word.size()) {
+    *value = std::chrono::milliseconds(count);
+  } else {
+    complain(std::string(name) + "=" + text + ": no number of milliseconds");
+  }
+}
+
 void Path(const char* name, std::string* value) {
   if (const char* text = std::getenv(name)) *value = text;
 }
@@ -72,6 +85,7 @@ WorldOptions FromEnvironment(WorldOptions defaults, const Complaints& complain) 
   Ports("STAGECOACH_PORTS", &defaults.profile, complain);
   Switch("STAGECOACH_CRC", &defaults.crc, complain);
   Switch("STAGECOACH_PEER_TO_PEER", &defaults.cm.peer_to_peer, complain);
+  Milliseconds("STAGECOACH_LISTENER_PATIENCE", &defaults.cm.listener_patience, complain);
   Path("STAGECOACH_PCAP", &defaults.capture_path);
   Path("STAGECOACH_TRACE", &defaults.trace_path);
   return defaults;

@@ -14,6 +14,7 @@
 //                                       (roce_port.h; 24791+256)
 //   STAGECOACH_CRC          on, off     ask peers for MPA CRCs; a peer that asks gets them anyway (off, as Linux siw)
 //   STAGECOACH_PEER_TO_PEER on, off     ask for a ready-to-receive message when connecting (on)
+//   STAGECOACH_LISTENER_PATIENCE  ms  how long an initiator asks again where nobody listens (0)
 //   STAGECOACH_PCAP         a name      write a capture of all connections into a file of this name (none)
 //   STAGECOACH_TRACE        a name      write one line per decision of the NIC into one of this name (none)
 //

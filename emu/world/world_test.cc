@@ -37,10 +37,12 @@ TEST(WorldOptions, TheDefaultAsksForNoCrcAndForPeerToPeer) {
 TEST(WorldOptions, TheEnvironmentOverrides) {
   Environment crc("STAGECOACH_CRC", "on");
   Environment peer("STAGECOACH_PEER_TO_PEER", "off");
+  Environment patience("STAGECOACH_LISTENER_PATIENCE", "250");
   Environment capture("STAGECOACH_PCAP", "/some/where.pcapng");
   const WorldOptions options = OptionsFromEnvironment();
   EXPECT_TRUE(options.crc);
   EXPECT_FALSE(options.cm.peer_to_peer);
+  EXPECT_EQ(options.cm.listener_patience, 250ms);
   EXPECT_EQ(options.capture_path, "/some/where.pcapng");
 }
 
@@ -62,6 +64,15 @@ TEST(WorldOptions, AValueThatMeansNothingIsReportedAndIgnored) {
   testing::internal::CaptureStderr();
   EXPECT_FALSE(OptionsFromEnvironment().crc);
   EXPECT_NE(testing::internal::GetCapturedStderr().find("STAGECOACH_CRC=perhaps"), std::string::npos);
+}
+
+TEST(WorldOptions, ATimeThatIsNoneIsReportedAndIgnored) {
+  for (const char* text : {"", "-1", "1s", "4294967296"}) {
+    Environment patience("STAGECOACH_LISTENER_PATIENCE", text);
+    testing::internal::CaptureStderr();
+    EXPECT_EQ(OptionsFromEnvironment().cm.listener_patience, Duration::zero()) << text;
+    EXPECT_NE(testing::internal::GetCapturedStderr().find("no number of milliseconds"), std::string::npos) << text;
+  }
 }
 
 TEST(TcpWorld, AFileThatCannotBeMadeIsNamed) {

@@ -34,6 +34,11 @@ constexpr int kExitNotFound = 127;
 // Half of the programs that people try first connect QPs by hand, which iWARP has no form for.
 constexpr const char* kDefaultProfile = "roce";
 
+// Two processes may share a processor with a dozen others, so that a listener is late by many slices of time; and some
+// programs do not survive that.
+constexpr const char* kListenerPatienceVariable = "STAGECOACH_LISTENER_PATIENCE";
+constexpr const char* kListenerPatience = "1000";
+
 struct RunOptions {
   DeviceOptions device;
   std::string trace;
@@ -71,6 +76,9 @@ bool SetEnvironment(const RunOptions& options, const std::string& libraries) {
   if (device.profile.empty() && std::getenv("STAGECOACH_PROFILE") == nullptr) device.profile = kDefaultProfile;
   if (!ApplyDeviceOptions("run", device)) return false;
   if (!options.trace.empty() && !ApplyRecordOption("run", "--trace", options.trace, "STAGECOACH_TRACE")) return false;
+  if (std::getenv(kListenerPatienceVariable) == nullptr && !SetVariable(kListenerPatienceVariable, kListenerPatience)) {
+    return false;
+  }
   // Programs with a device ignore what means nothing. Here is somebody who can mend it.
   if (const std::vector<std::string> wrong = emu::WrongInEnvironment(); !wrong.empty()) {
     for (const std::string& words : wrong) Complain("run", rpcrdma::file::Printable(words));
