@@ -18,6 +18,11 @@ constexpr uint32_t kQpNumberMask = 0xffffff;
 // Of an InfiniBand device's QP numbers: what the slot leaves (roce_port.h).
 constexpr uint32_t kIndexMask = (1u << kSlotShift) - 1;
 
+// Bytes of one buffer's description in a send queue. What a work request describes and what it has inline lie in the
+// same place on devices, so that a QP always takes as much inline data; rdma_xclient counts on 16 bytes that it does
+// not ask for.
+constexpr uint32_t kGatherEntrySize = 16;
+
 NicOptions WithSource(NicOptions options) {
   if (options.stags == nullptr) options.stags = SystemStagSource();
   return options;
@@ -540,6 +545,8 @@ Result<QueuePair*, int> Nic::CreateQp(NicContext& context, const QpCreate& creat
   QpCreate granted = create;
   granted.capabilities = wanted;
   granted.capabilities.max_send_wr = std::max(wanted.max_send_wr, 1u);
+  granted.capabilities.max_inline =
+      std::max(wanted.max_inline, std::min(wanted.max_send_sge * kGatherEntrySize, profile_.max_inline));
   if (create.srq == nullptr) granted.capabilities.max_receive_wr = std::max(wanted.max_receive_wr, 1u);
   const uint32_t handle = ++last_handle_;
   const uint32_t number = NextQpNumber(slot);

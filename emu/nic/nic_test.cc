@@ -70,6 +70,16 @@ TEST_F(NicTest, LimitsAreEnforced) {
   EXPECT_EQ(nic_.CreateQp(*host_.context, QpOf(host_.cq)), Err(ENOMEM));
 }
 
+// Programs send inline what they did not ask room for (rdma_xclient).
+TEST_F(NicTest, InlineDataHaveAtLeastTheRoomOfTheListOfBuffers) {
+  QpCreate create = QpOf(host_.cq);
+  create.capabilities.max_send_sge = 2;
+  create.capabilities.max_inline = 0;
+  const auto qp = nic_.CreateQp(*host_.context, create);
+  ASSERT_TRUE(qp.has_value());
+  EXPECT_EQ((*qp)->capabilities().max_inline, 32u);
+}
+
 TEST_F(NicTest, WhatIsInUseCannotGo) {
   EXPECT_EQ(nic_.DeallocatePd(host_.pd), EBUSY);
   EXPECT_EQ(nic_.DestroyCq(host_.cq->handle()), EBUSY);
