@@ -205,7 +205,7 @@ class Nic {
   // For whoever made the QP, and so knows that it is not being destroyed. Others name it by its number, below.
   QueuePair* FindQp(uint32_t handle);
 
-  // Puts a connection under a QP in INIT or RTR and brings it to RTS. EINVAL: another state, or an unknown QP; EISCONN:
+  // Puts a connection under a QP in INIT and brings it to RTS. EINVAL: another state, or an unknown QP; EISCONN:
   // it has one. On failure the stream goes with `setup.llp`.
   int AttachConnection(uint32_t qp_number, ConnectionSetup setup);
   // A stream that carries packets of an InfiniBand QP in its life `generation`, known to the port as `serial`. False,

@@ -12,6 +12,7 @@
 
 #include "verbs_shim/emulated/cm_device.h"
 #include "verbs_shim/emulated/cm_objects.h"
+#include "verbs_shim/emulated/explain.h"
 
 namespace stagecoach::verbs::emulated {
 namespace {
@@ -196,7 +197,10 @@ int rdma_create_id(struct rdma_event_channel* channel, struct rdma_cm_id** id, v
     case RDMA_PS_TCP:
       break;
     case RDMA_PS_UDP:
-      if (!emu::World::Current().current_host().nic().is_infiniband()) return Answer(EOPNOTSUPP);
+      if (!emu::World::Current().current_host().nic().is_infiniband()) {
+        Explain(Lack::kIwarpDatagrams);
+        return Answer(EOPNOTSUPP);
+      }
       break;
     // IP over InfiniBand, and InfiniBand's own addresses.
     case RDMA_PS_IPOIB:

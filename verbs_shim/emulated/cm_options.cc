@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "verbs_shim/emulated/cm_objects.h"
+#include "verbs_shim/emulated/explain.h"
 
 namespace stagecoach::verbs::emulated {
 namespace {
@@ -140,11 +141,13 @@ int rdma_reject_ece(struct rdma_cm_id* id, const void* private_data, uint8_t pri
 
 // iWARP has no datagrams, and those of InfiniBand go to one port here.
 int rdma_join_multicast(struct rdma_cm_id* id, struct sockaddr*, void*) {
-  return Answer(IsInherited(id) ? ENODEV : EOPNOTSUPP);
+  if (IsInherited(id)) return Answer(ENODEV);
+  Explain(Lack::kMulticast);
+  return Answer(EOPNOTSUPP);
 }
 
 int rdma_join_multicast_ex(struct rdma_cm_id* id, struct rdma_cm_join_mc_attr_ex*, void*) {
-  return Answer(IsInherited(id) ? ENODEV : EOPNOTSUPP);
+  return rdma_join_multicast(id, nullptr, nullptr);
 }
 
 int rdma_leave_multicast(struct rdma_cm_id* id, struct sockaddr*) {

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 
+#include "verbs_shim/emulated/explain.h"
 #include "verbs_shim/emulated/objects.h"
 
 namespace stagecoach::verbs::emulated {
@@ -159,6 +160,8 @@ int ibv_modify_qp(struct ibv_qp* qp, struct ibv_qp_attr* attributes, int mask) {
   wanted.retry_count = attributes->retry_cnt;
   wanted.rnr_retry = attributes->rnr_retry;
   const int error = pair->Modify(wanted, static_cast<uint32_t>(mask));
+  const bool connects = (mask & IBV_QP_STATE) != 0 && attributes->qp_state == IBV_QPS_RTR;
+  if (error == EINVAL && connects && !NicOf(qp->context).is_infiniband()) Explain(Lack::kConnectionsByHand);
   qp->state = ToIbv(pair->state());
   return error;
 }

@@ -1,13 +1,18 @@
 // rsocket(7): sockets over RDMA. Not offered: each call fails with EOPNOTSUPP, so that programs built for them link and
-// fall back. Programs that wait on everything with rpoll and rselect wait on their other descriptors with these.
+// fall back, and are told why. Programs that wait on everything with rpoll and rselect wait on their other descriptors
+// with these.
 
 #include <rdma/rsocket.h>
 
 #include <cerrno>
 
+#include "verbs_shim/emulated/explain.h"
+
 namespace {
 
 int Refuse() {
+  using namespace stagecoach::verbs::emulated;  // NOLINT: the entry points stand in the global namespace
+  Explain(Lack::kRsockets);
   errno = EOPNOTSUPP;
   return -1;
 }
