@@ -18,7 +18,7 @@ class NicMadPort final : public MadPort {
           on_mad(from, payload);
         });
     nic_.datagrams().SetLinkHandler(std::move(handlers.on_link));
-    nic_.roce().SetLossHandler(std::move(handlers.on_carrier_lost));
+    nic_.roce().SetLossHandler(std::move(handlers.on_loss));
   }
 
   void Stop() override {

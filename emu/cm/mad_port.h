@@ -8,6 +8,7 @@
 
 #include "base/bytes.h"
 #include "emu/nic/datagram_port.h"
+#include "emu/nic/roce_port.h"
 
 namespace stagecoach::emu {
 
@@ -17,8 +18,8 @@ class MadPort {
   struct Handlers {
     std::function<void(const DatagramPeer& from, ConstBytes mad)> on_mad;
     std::function<void(const DatagramPeer& to, DatagramPort::LinkEvent event)> on_link;
-    // A connected QP hears nothing of its peer any more, as far as streams go.
-    std::function<void(uint32_t qp_number)> on_carrier_lost;
+    // A connected QP hears nothing of its peer any more, as far as streams go, or never will.
+    RocePort::LossHandler on_loss;
   };
 
   virtual ~MadPort() = default;

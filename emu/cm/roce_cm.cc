@@ -96,7 +96,8 @@ void RoceCm::Start() {
       {.on_mad = [this, with_core](const DatagramPeer& from, ConstBytes mad) { with_core([&] { OnMad(from, mad); }); },
        .on_link = [this, with_core](const DatagramPeer& to,
                                     DatagramPort::LinkEvent event) { with_core([&] { OnLink(to, event); }); },
-       .on_carrier_lost = [this, with_core](uint32_t qp_number) { with_core([&] { OnCarrierLost(qp_number); }); }});
+       .on_loss = [this, with_core](uint32_t qp_number,
+                                    RocePort::Loss what) { with_core([&] { OnLoss(qp_number, what); }); }});
 }
 
 Result<std::unique_ptr<PortHold>, int> RoceCm::HoldPort(const CmId& id, const IpEndpoint& local) {

@@ -48,6 +48,7 @@
 #include "emu/cm/cm_core.h"
 #include "emu/cm/cm_transport.h"
 #include "emu/cm/mad_port.h"
+#include "emu/nic/roce_port.h"
 #include "emu/nic/stag_source.h"
 #include "emu/wire/cm_mad.h"
 
@@ -174,7 +175,7 @@ class RoceCm final : public CmTransport {
   void On(const DatagramPeer& from, uint64_t transaction_id, const wire::CmSidrReq& req);
   void On(const DatagramPeer& from, uint64_t transaction_id, const wire::CmSidrRep& rep);
   void OnLink(const DatagramPeer& to, DatagramPort::LinkEvent event);
-  void OnCarrierLost(uint32_t qp_number);
+  void OnLoss(uint32_t qp_number, RocePort::Loss what);
   void OnTimer(uint32_t local_id);
 
   static bool SamePort(const DatagramPeer& a, const DatagramPeer& b);

@@ -639,9 +639,21 @@ void RoceCm::AskSoon(Talk& talk) {
   }
 }
 
-void RoceCm::OnCarrierLost(uint32_t qp_number) {
+void RoceCm::OnLoss(uint32_t qp_number, RocePort::Loss what) {
   for (auto& [local_id, talk] : talks_) {
-    if (talk.qp_number == qp_number && talk.phase == Phase::kEstablished) BeginProbing(talk);
+    if (talk.qp_number != qp_number) continue;
+    switch (what) {
+      case RocePort::Loss::kCarrier:
+        if (talk.phase == Phase::kEstablished) BeginProbing(talk);
+        break;
+      case RocePort::Loss::kPeer:
+        // The QP is in error already. Who has heard of its peer was connected, RTU or not.
+        if (talk.phase == Phase::kRepSent) Established(talk);
+        if (talk.phase != Phase::kEstablished) break;
+        SayDreq(talk);
+        TellDisconnected(talk, 0);
+        break;
+    }
   }
 }
 

@@ -193,6 +193,31 @@ TEST_F(RoceCmTest, BothMayDisconnectAtOnce) {
   EXPECT_EQ(server.Next(), CmEventType::kTimewaitExit);
 }
 
+// The device knows that the peer is out of reach, which no program has asked for: both are told at once, and what they
+// do about it changes nothing.
+TEST_F(RoceCmTest, APeerOutOfReachIsDisconnected) {
+  Connect();
+  const Instant before = world.Now();
+  client.mads->TellLoss(client.qp->qp_number(), RocePort::Loss::kPeer);
+  EXPECT_EQ(client.Next(), CmEventType::kDisconnected);
+  EXPECT_EQ(server.Next(), CmEventType::kDisconnected);
+  EXPECT_LT(world.Now() - before, 10ms);
+  EXPECT_EQ(client.cm().Disconnect(initiator), 0);
+  EXPECT_EQ(server.cm().Disconnect(responder), 0);
+  EXPECT_EQ(client.Next(), CmEventType::kTimewaitExit);
+  EXPECT_EQ(server.Next(), CmEventType::kTimewaitExit);
+  EXPECT_EQ(client.mads->sent[CmAttribute::kDreq], 1);
+  EXPECT_EQ(server.mads->sent[CmAttribute::kDreq], 0);
+}
+
+TEST_F(RoceCmTest, APeerOutOfReachWasConnectedThoughTheRtuIsLost) {
+  ASSERT_NO_FATAL_FAILURE(ConnectWithoutRtu());
+  server.mads->TellLoss(server.qp->qp_number(), RocePort::Loss::kPeer);
+  EXPECT_EQ(server.Next(), CmEventType::kEstablished);
+  EXPECT_EQ(server.Next(), CmEventType::kDisconnected);
+  EXPECT_EQ(client.Next(), CmEventType::kDisconnected);
+}
+
 TEST_F(RoceCmTest, TheQpOfWhoIsToldOfTheEndWorksOn) {
   Connect();
   ASSERT_EQ(client.cm().Disconnect(initiator), 0);

@@ -71,6 +71,9 @@ class MeddlingPort final : public MadPort {
   // The manager hears that this has become of a link.
   void TellLink(const DatagramPeer& to, DatagramPort::LinkEvent event) { handlers_.on_link(to, event); }
 
+  // The manager hears this of a QP.
+  void TellLoss(uint32_t qp_number, RocePort::Loss what) { handlers_.on_loss(qp_number, what); }
+
   Judge judge;
   // Called for each message that comes, before the manager is.
   std::function<void(CmAttribute message)> before_hearing;

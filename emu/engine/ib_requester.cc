@@ -102,6 +102,10 @@ void IbRequester::Flush() {
   FlushFrom(done_);
 }
 
+void IbRequester::GiveUp(const char* why) {
+  if (!failed_ && done_ < end()) Fail(WorkStatus::kRetryExceeded, why);
+}
+
 void IbRequester::FlushFrom(uint64_t first) {
   for (uint64_t n = first; n < end(); ++n) At(n).status = WorkStatus::kFlushed;
   done_ = next_start_ = cursor_entry_ = end();

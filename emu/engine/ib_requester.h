@@ -58,6 +58,8 @@ class IbRequester {
 
   // Everything that has not completed, and whatever is submitted from now on, is flushed.
   void Flush();
+  // The oldest work request fails, if there is one, as if its retries were used up.
+  void GiveUp(const char* why);
   // The lower layer holds none of our packets any more.
   void ForgetRecords();
   bool TakeCompletion(SendCompletion* completion);

@@ -85,6 +85,15 @@ bool IbTransport::TakeRedialWish() {
   return wish && !context_.carrier && state_ != State::kEnded;
 }
 
+void IbTransport::OnUnreachable() {
+  if (state_ != State::kActive) return;
+  constexpr const char* kWhy = "the peer is out of reach";
+  // What has failed of UC would stop the send queue alone.
+  if (context_.acknowledged()) requester_.GiveUp(kWhy);
+  if (!context_.fault) context_.Raise(FaultKind::kWork, /*syndrome=*/0, /*from_peer=*/false, kWhy);
+  Settle();
+}
+
 // --- Receiving ---
 
 bool IbTransport::IsForUs(const wire::IbHeader& header) const {
@@ -96,6 +105,10 @@ std::optional<size_t> IbTransport::OnRecord(const RecordHead& record, Instant no
   context_.now = now;
   half_ = Half::kNone;
   if (state_ != State::kActive) return std::nullopt;
+  if (wire::IsIbUnreachable(record.head, record.length, context_.options.qp_number)) {
+    half_ = Half::kUnreachable;
+    return record.head.size();
+  }
   const auto header = wire::DecodeIb(record.head, record.length);
   if (!header || !IsForUs(*header)) {
     Trace(context_.trace, now, context_.name, "packet.dropped",
@@ -138,6 +151,7 @@ void IbTransport::OnPlaced(Instant now) {
   const Half half = std::exchange(half_, Half::kNone);
   if (half == Half::kRequester) requester_.Commit(destination_.trail());
   if (half == Half::kResponder) responder_.Commit(destination_.trail());
+  if (half == Half::kUnreachable) return OnUnreachable();
   Settle();
 }
 

@@ -60,6 +60,11 @@ class IbTransport final : public QpTransport {
   // True once for each occasion: something must be sent and there is no carrier.
   bool TakeRedialWish();
 
+  // The peer is out of reach for good, and this end knows it at once instead of by its timer: the oldest work request
+  // fails as if its retries were used up, the others are flushed. The peer says so by a packet of its own
+  // (wire::IsIbUnreachable), the owner by this call.
+  void OnUnreachable();
+
   const IbOptions& options() const { return context_.options; }
 
   // --- QpTransport ---
@@ -107,7 +112,7 @@ class IbTransport final : public QpTransport {
     kEnded,
   };
   // Whose the current record is.
-  enum class Half : uint8_t { kNone, kRequester, kResponder };
+  enum class Half : uint8_t { kNone, kRequester, kResponder, kUnreachable };
 
   bool IsForUs(const wire::IbHeader& header) const;
   bool QueueNext(RecordSink& sink);

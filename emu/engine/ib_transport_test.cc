@@ -1676,5 +1676,40 @@ TEST(IbUcTest, CompletionWaitsUntilTheLastPacketHasLeftOrItsCarrierIsGone) {
   EXPECT_FALSE(pair.a.transport.Deadline().has_value());
 }
 
+// --- A peer that is out of reach for good ---
+
+// The word of it fails what is under way as retries would, and flushes the rest, without any time passing.
+TEST_P(Services, APeerOutOfReachEndsAllWorkAtOnce) {
+  const bool acknowledged = GetParam() == IbService::kRc;
+  IbPair pair(Options(), Options());
+  const uint32_t key = pair.a.AddPattern(100, 1);
+  for (int i = 0; i < 3; ++i) pair.a.PostSend(key, 100);
+  pair.a.out.capacity = 1;
+  pair.a.Fill(pair.now);
+  // For another QP it means nothing.
+  const auto stray = wire::EncodeIbUnreachable(IbPair::kQpB);
+  EXPECT_TRUE(pair.a.Arrive(stray, pair.now));
+  EXPECT_TRUE(pair.a.transport.Receiving());
+  const auto word = wire::EncodeIbUnreachable(IbPair::kQpA);
+  EXPECT_TRUE(pair.a.Arrive(word, pair.now));
+  EXPECT_TRUE(pair.a.transport.Finished());
+  const auto fault = pair.a.transport.TakeFault();
+  ASSERT_TRUE(fault.has_value());
+  EXPECT_EQ(fault->kind, FaultKind::kWork);
+  EXPECT_EQ(pair.a.TakeSendStatuses(),
+            (std::vector<WorkStatus>{acknowledged ? WorkStatus::kRetryExceeded : WorkStatus::kFlushed,
+                                     WorkStatus::kFlushed, WorkStatus::kFlushed}));
+}
+
+TEST(IbTransportTest, WhoHasNothingUnderWayFailsAllTheSameWhenThePeerIsOutOfReach) {
+  IbPair pair;
+  pair.a.transport.OnUnreachable();
+  EXPECT_TRUE(pair.a.transport.TakeFault().has_value());
+  pair.a.Fill(pair.now);
+  EXPECT_TRUE(pair.a.transport.Finished());
+  pair.a.transport.OnUnreachable();
+  EXPECT_FALSE(pair.a.transport.TakeFault().has_value());
+}
+
 }  // namespace
 }  // namespace stagecoach::emu

@@ -78,6 +78,7 @@ class RocePort::Core : public std::enable_shared_from_this<RocePort::Core> {
   void Join(uint32_t qp_number, uint64_t generation, const RocePath& path, uint32_t remote_qp);
   void WantCarrier(uint32_t qp_number, uint64_t generation);
   void CarrierLost(uint32_t qp_number, uint64_t generation, uint64_t serial, bool was_useful);
+  void PeerUnreachable(uint32_t qp_number, uint64_t generation);
   void Leave(uint32_t qp_number, uint64_t generation);
   void OnStream(std::unique_ptr<Stream> stream);
   void Close();
@@ -102,6 +103,7 @@ class RocePort::Core : public std::enable_shared_from_this<RocePort::Core> {
   };
 
   Member* Find(uint32_t qp_number, uint64_t generation);
+  void TellLoss(uint32_t qp_number, Loss what);
   void StopCalling(Member& member);
   // All attempts there are, beginning with short waits.
   void RenewAttempts(Member& member);
@@ -427,13 +429,19 @@ void RocePort::Core::CarrierLost(uint32_t qp_number, uint64_t generation, uint64
   Member* const member = Find(qp_number, generation);
   if (member == nullptr || member->carrier != serial) return;
   member->carrier = 0;
-  {
-    std::lock_guard lock(handler_mutex_);
-    if (loss_handler_) loss_handler_(qp_number);
-  }
+  TellLoss(qp_number, Loss::kCarrier);
   // Who takes streams only to end them is tried as seldom as who takes none.
   if (was_useful) RenewAttempts(*member);
   if (member->comes_first && member->caller == 0 && member->timer == 0) CallLater(qp_number, *member);
+}
+
+void RocePort::Core::PeerUnreachable(uint32_t qp_number, uint64_t generation) {
+  if (Find(qp_number, generation) != nullptr) TellLoss(qp_number, Loss::kPeer);
+}
+
+void RocePort::Core::TellLoss(uint32_t qp_number, Loss what) {
+  std::lock_guard lock(handler_mutex_);
+  if (loss_handler_) loss_handler_(qp_number, what);
 }
 
 void RocePort::Core::Leave(uint32_t qp_number, uint64_t generation) {
@@ -665,6 +673,10 @@ void RocePort::WantCarrier(uint32_t qp_number, uint64_t generation) {
 
 void RocePort::CarrierLost(uint32_t qp_number, uint64_t generation, uint64_t serial, bool was_useful) {
   core_->OnLoop([=](Core& core) { core.CarrierLost(qp_number, generation, serial, was_useful); });
+}
+
+void RocePort::PeerUnreachable(uint32_t qp_number, uint64_t generation) {
+  core_->OnLoop([=](Core& core) { core.PeerUnreachable(qp_number, generation); });
 }
 
 void RocePort::SetLossHandler(LossHandler handler) {

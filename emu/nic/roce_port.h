@@ -98,11 +98,14 @@ class RocePort {
   void WantCarrier(uint32_t qp_number, uint64_t generation);
   // It has given up the carrier `serial`, which had brought a packet if `was_useful`.
   void CarrierLost(uint32_t qp_number, uint64_t generation, uint64_t serial, bool was_useful);
+  // It knows that its peer is out of reach for good.
+  void PeerUnreachable(uint32_t qp_number, uint64_t generation);
   void Leave(uint32_t qp_number, uint64_t generation);
 
-  // Hears of each QP that has given up its carrier; on the loop. An empty one ends it: no call runs or will start when
-  // this returns. Not from within the handler, nor with a lock that it takes.
-  using LossHandler = std::function<void(uint32_t qp_number)>;
+  enum class Loss : uint8_t { kCarrier, kPeer };
+  // Hears of each QP that has given up its carrier, or its peer; on the loop. An empty one ends it: no call runs or
+  // will start when this returns. Not from within the handler, nor with a lock that it takes.
+  using LossHandler = std::function<void(uint32_t qp_number, Loss what)>;
   void SetLossHandler(LossHandler handler);
 
  private:

@@ -10,6 +10,7 @@
 // thread.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -204,6 +205,16 @@ struct IbHeader {
 // Reads the headers of a record of `record_length` bytes from its head: min(record_length, kMaxIbHeaderSize) bytes or
 // more. On success the payload is the rest of the record: record_length - EncodedSize().
 Result<IbHeader, IbFault> DecodeIb(ConstBytes head, size_t record_length);
+
+// --- A packet of our own ---
+
+// Tells an RC or UC QP that its peer cannot be reached any more and cannot reach it: what retries would find out, at
+// once. A BTH alone, whose opcode is one of those that the specification leaves to manufacturers (table 38 of section
+// 9.2.1: the upper two bits set), so that DecodeIb, as every other implementation, has no such packet. Sent where a
+// fault rule cuts a connection (emu/tap/fault_tap.h).
+inline constexpr uint8_t kIbUnreachableOpcode = 0xc0;
+std::array<std::byte, kIbBthSize> EncodeIbUnreachable(uint32_t destination_qp);
+bool IsIbUnreachable(ConstBytes head, size_t record_length, uint32_t destination_qp);
 
 // "RC Write First QP 0x12 PSN 5 A RKey 0x1200 VA 0x1000 length 4096". One line, deterministic.
 std::string Describe(const IbHeader& header);

@@ -221,6 +221,15 @@ TEST(IbHeader, OpcodesThatDoNotExistAreFaults) {
   EXPECT_EQ(accepted, expected);
 }
 
+TEST(IbHeader, TheWordThatAPeerIsOutOfReachIsNoPacketOfTheSpecification) {
+  const auto word = EncodeIbUnreachable(0x123456);
+  EXPECT_EQ(DecodeIb(word, word.size()).error().kind, IbFaultKind::kBadOpcode);
+  EXPECT_TRUE(IsIbUnreachable(word, word.size(), 0x123456));
+  EXPECT_FALSE(IsIbUnreachable(word, word.size(), 0x123457));
+  EXPECT_FALSE(IsIbUnreachable(word, word.size() + 1, 0x123456));
+  EXPECT_FALSE(IsIbUnreachable(ConstBytes(word).first(11), 11, 0x123456));
+}
+
 TEST(IbHeader, OtherVersionsOfTheHeaderAreFaults) {
   for (int version = 1; version < 16; ++version) {
     Bytes record = FromHex("04 40 ffff 00 000001 00 000000");
