@@ -1,0 +1,181 @@
+// FaultPlan: the one evaluator of fault rules. It is shown each segment of each connection, numbers messages, and says
+// which fault is to happen to it. What carries faults out are taps (emu/tap/fault_tap.h).
+//
+// COUNTING. Connections of a device are numbered from 1. On each, each direction counts its messages from 1; a rule
+// that names kinds counts those alone. An RDMA Write, Read or Read response of no bytes is no message here: devices
+// send such for themselves (RFC 6581's ready-to-receive). InfiniBand sends packets again: what has been seen, by its
+// packet number, is the same segment in another attempt, and no new message.
+//
+// ORDER. Rules are asked in the order of the table. The first that disconnects, stalls or drops ends that; delays add
+// up. After a disconnect or a stall no rule is asked on that connection any more.
+//
+// The same segments in the same order have the same faults: what is drawn comes from the rule's seed and the
+// connection's number. Only `times`, which counts on all connections together, depends on how connections meet.
+//
+// Sans-IO. Threading: FaultPlan from any thread; ConnectionFaults is serialised by its connection's lock.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/prng.h"
+#include "base/time.h"
+#include "emu/fault/rule.h"
+
+namespace stagecoach::emu {
+
+// What a segment says of its place in a message.
+struct SegmentFacts {
+  MessageKind kind = MessageKind::kSend;
+  bool ends = true;    // its message
+  bool empty = false;  // a Write, Read or Read response of no bytes
+  // InfiniBand, but for acknowledgements: the packet number, 24 bits, and how many numbers it stands for (a Read
+  // request: as many as the answer has packets). Where there is none, segments come once and in order.
+  struct Packet {
+    uint32_t psn = 0;
+    uint32_t count = 1;
+    bool begins = true;  // a message
+  };
+  std::optional<Packet> packet;
+};
+
+// A rule has fired.
+struct FaultFiring {
+  const FaultRule* rule = nullptr;
+  size_t index = 0;    // in the table
+  uint64_t count = 0;  // how many times it has now
+  uint64_t connection = 0;
+  FaultDirection direction = FaultDirection::kSent;
+  MessageKind kind = MessageKind::kSend;
+  uint64_t message = 0;  // as the rule counts
+  uint64_t segment = 0;
+  uint64_t attempt = 0;
+};
+// "rule 'disconnect message=10' fired: connection 1, message 10 sent (send)", with segment and attempt where these are
+// not the first.
+std::string ToString(const FaultFiring& firing);
+
+// What is to become of a segment.
+struct FaultVerdict {
+  std::optional<FaultAction> action;  // kDisconnect, kStall or kDrop
+  Duration delay{};
+};
+
+// Numbers the messages of one direction of a connection.
+class MessageCounter {
+ public:
+  struct Position {
+    std::array<uint64_t, kMessageKinds> counts{};  // messages of each kind up to this one
+    uint64_t segment = 0;
+    uint64_t attempt = 1;
+    bool is_new = false;  // its message was not seen before
+
+    // Its number among messages of these kinds.
+    uint64_t NumberAmong(uint16_t kinds) const;
+  };
+
+  // Nothing for what is no message, or so old that nobody knows it.
+  std::optional<Position> Next(const SegmentFacts& facts);
+
+ private:
+  struct Message {
+    Position position;  // of its last segment so far
+    bool open = true;   // more segments follow
+    // Of packets.
+    uint32_t first_psn = 0;
+    uint32_t psns = 0;      // of the segments seen
+    uint32_t expected = 0;  // the next one, unless packets are sent again; from first_psn
+  };
+  // Requests and answers have packet numbers of their own.
+  struct Sequence {
+    std::deque<Message> recent;  // by packet number
+    bool forgotten = false;      // there were more
+  };
+
+  Position Begin(MessageKind kind);
+  std::optional<Position> NextPacket(const SegmentFacts& facts, const SegmentFacts::Packet& packet);
+
+  std::array<uint64_t, kMessageKinds> counts_{};
+  std::array<std::optional<Message>, kMessageKinds> current_;  // without packet numbers
+  Sequence requests_;
+  Sequence answers_;
+};
+
+class ConnectionFaults;
+
+class FaultPlan : public std::enable_shared_from_this<FaultPlan> {
+ public:
+  // Hears of each firing, on whatever thread moves the connection and with its lock: not to block, nor to call back.
+  using Listener = std::function<void(const FaultFiring&)>;
+  static std::shared_ptr<FaultPlan> Make(std::vector<FaultRule> rules, Listener listener = {});
+
+  const std::vector<FaultRule>& rules() const { return rules_; }
+  // The next connection of the device; null if no rule is about it. Keeps the plan.
+  std::unique_ptr<ConnectionFaults> NewConnection();
+
+  struct RuleCounters {
+    uint64_t matched = 0;  // segments that all of its addresses match
+    uint64_t fired = 0;
+  };
+  RuleCounters counters(size_t rule) const;
+  // What there was to match, of the connections that rules are about and the kinds that rules are about by default.
+  struct Seen {
+    uint64_t connections = 0;  // all of them
+    uint64_t sent = 0;         // messages
+    uint64_t received = 0;
+  };
+  Seen seen() const;
+
+ private:
+  friend class ConnectionFaults;
+  struct Counters {
+    std::atomic<uint64_t> matched{0};
+    std::atomic<uint64_t> fired{0};
+  };
+
+  FaultPlan(std::vector<FaultRule> rules, Listener listener);
+  // Counts a firing, unless there were as many as there may be: then nothing.
+  std::optional<uint64_t> CountFiring(size_t rule);
+
+  const std::vector<FaultRule> rules_;
+  const Listener listener_;
+  std::vector<Counters> counters_;
+  std::atomic<uint64_t> connections_{0};
+  std::array<std::atomic<uint64_t>, 2> messages_{};  // by direction
+};
+
+// The rules' view of one connection. Outlives the streams that carry it, where these come and go.
+class ConnectionFaults {
+ public:
+  ConnectionFaults(std::shared_ptr<FaultPlan> plan, uint64_t number);
+
+  uint64_t number() const { return number_; }
+  // For each segment once, in order. What of the table has fired for it is in fired() until the next call.
+  FaultVerdict Judge(FaultDirection direction, const SegmentFacts& facts);
+  const std::vector<FaultFiring>& fired() const { return fired_; }
+  // The disconnect or stall that has fired.
+  std::optional<FaultAction> end() const { return end_; }
+
+ private:
+  struct RuleState {
+    uint64_t matched = 0;
+    Prng luck;
+  };
+  bool Fires(size_t rule);
+
+  const std::shared_ptr<FaultPlan> plan_;
+  const uint64_t number_;
+  std::array<MessageCounter, 2> counters_;  // by direction
+  std::vector<RuleState> states_;           // of the plan's rules
+  std::vector<FaultFiring> fired_;
+  std::optional<FaultAction> end_;
+};
+
+}  // namespace stagecoach::emu

@@ -1,0 +1,236 @@
+#include "emu/fault/plan.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace stagecoach::emu {
+namespace {
+
+using Numbers = std::vector<uint64_t>;
+
+std::shared_ptr<FaultPlan> Plan(const std::string& text, FaultPlan::Listener listener = {}) {
+  auto rules = ParseFaultRules(text);
+  EXPECT_TRUE(rules.has_value()) << text;
+  return FaultPlan::Make(std::move(*rules), std::move(listener));
+}
+
+SegmentFacts Whole(MessageKind kind = MessageKind::kSend) {
+  return {.kind = kind};
+}
+SegmentFacts Part(MessageKind kind, bool ends) {
+  return {.kind = kind, .ends = ends};
+}
+SegmentFacts Packet(uint32_t psn, bool begins = true, bool ends = true, MessageKind kind = MessageKind::kSend,
+                    uint32_t count = 1) {
+  return {.kind = kind, .ends = ends, .packet = SegmentFacts::Packet{psn & 0xffffff, count, begins}};
+}
+
+// Which of `count` whole messages, sent one after the other, have the only rule fire.
+Numbers FiresAt(ConnectionFaults& faults, uint64_t count, FaultDirection direction = FaultDirection::kSent) {
+  Numbers fired;
+  for (uint64_t i = 1; i <= count; ++i) {
+    faults.Judge(direction, Whole());
+    if (!faults.fired().empty()) fired.push_back(i);
+  }
+  return fired;
+}
+Numbers FiresAt(const std::string& rule, uint64_t count) {
+  const auto plan = Plan(rule);
+  return FiresAt(*plan->NewConnection(), count);
+}
+
+TEST(FaultPlan, CountsMessagesFromOne) {
+  EXPECT_EQ(FiresAt("delay=1ms message=3", 6), (Numbers{3}));
+  EXPECT_EQ(FiresAt("delay=1ms message=3..4", 6), (Numbers{3, 4}));
+  EXPECT_EQ(FiresAt("delay=1ms message=5..", 6), (Numbers{5, 6}));
+  EXPECT_EQ(FiresAt("delay=1ms every=2", 6), (Numbers{2, 4, 6}));
+  EXPECT_EQ(FiresAt("delay=1ms message=2.. every=2", 6), (Numbers{3, 5}));
+  EXPECT_EQ(FiresAt("delay=1ms times=2", 6), (Numbers{1, 2}));
+}
+
+TEST(FaultPlan, EachConnectionAndDirectionCountsByItself) {
+  const auto plan = Plan("drop message=2");
+  const auto one = plan->NewConnection();
+  const auto two = plan->NewConnection();
+  one->Judge(FaultDirection::kSent, Whole());
+  two->Judge(FaultDirection::kSent, Whole());
+  one->Judge(FaultDirection::kReceived, Whole());
+  EXPECT_EQ(plan->counters(0).fired, 0u);
+  EXPECT_EQ(one->Judge(FaultDirection::kReceived, Whole()).action, FaultAction::kDrop);
+  EXPECT_EQ(ToString(one->fired().at(0)), "rule 'drop message=2' fired: connection 1, message 2 received (send)");
+  EXPECT_EQ(two->Judge(FaultDirection::kSent, Whole()).action, FaultAction::kDrop);
+  EXPECT_EQ(ToString(two->fired().at(0)), "rule 'drop message=2' fired: connection 2, message 2 sent (send)");
+}
+
+TEST(FaultPlan, RulesThatNameKindsCountThoseAlone) {
+  const auto plan = Plan("delay=1ms message=2 kind=write,read");
+  const auto faults = plan->NewConnection();
+  const auto fires = [&](MessageKind kind) {
+    faults->Judge(FaultDirection::kSent, Whole(kind));
+    return !faults->fired().empty();
+  };
+  EXPECT_FALSE(fires(MessageKind::kWrite));
+  EXPECT_FALSE(fires(MessageKind::kSend));
+  EXPECT_FALSE(fires(MessageKind::kSend));
+  EXPECT_TRUE(fires(MessageKind::kRead));
+  EXPECT_FALSE(fires(MessageKind::kWrite));
+  // The protocol's own are counted when they are named.
+  EXPECT_EQ(plan->seen().sent, 5u);
+  EXPECT_FALSE(fires(MessageKind::kTerminate));
+  EXPECT_EQ(plan->seen().sent, 5u);
+}
+
+TEST(FaultPlan, MessagesOfSeveralKindsMayInterleave) {
+  const auto plan = Plan("delay=1ms message=2 kind=read-response segment=2");
+  const auto faults = plan->NewConnection();
+  Numbers fired;
+  const std::vector<SegmentFacts> segments = {
+      Part(MessageKind::kReadResponse, false), Part(MessageKind::kSend, true),   Part(MessageKind::kReadResponse, true),
+      Part(MessageKind::kReadResponse, false), Part(MessageKind::kWrite, false), Part(MessageKind::kReadResponse, true),
+      Part(MessageKind::kWrite, true)};
+  for (size_t i = 0; i < segments.size(); ++i) {
+    faults->Judge(FaultDirection::kSent, segments[i]);
+    if (!faults->fired().empty()) fired.push_back(i);
+  }
+  EXPECT_EQ(fired, (Numbers{5}));
+  EXPECT_EQ(plan->seen().sent, 4u);
+}
+
+TEST(FaultPlan, WritesOfNoBytesAreNoMessages) {
+  const auto plan = Plan("delay=1ms message=1");
+  const auto faults = plan->NewConnection();
+  faults->Judge(FaultDirection::kSent, {.kind = MessageKind::kWrite, .empty = true});
+  EXPECT_TRUE(faults->fired().empty());
+  // Behind others of its message an empty segment is one more of them.
+  faults->Judge(FaultDirection::kSent, Part(MessageKind::kWrite, false));
+  EXPECT_FALSE(faults->fired().empty());
+  faults->Judge(FaultDirection::kSent, {.kind = MessageKind::kWrite, .empty = true});
+  EXPECT_FALSE(faults->fired().empty());
+  faults->Judge(FaultDirection::kSent, Whole(MessageKind::kWrite));
+  EXPECT_TRUE(faults->fired().empty());
+}
+
+TEST(FaultPlan, PacketsSentAgainAreAnotherAttempt) {
+  MessageCounter counter;
+  const auto next = [&](const SegmentFacts& facts) {
+    const auto at = counter.Next(facts);
+    if (!at) return std::string("none");
+    return std::to_string(at->NumberAmong(kProgramsMessages)) + "." + std::to_string(at->segment) + "." +
+           std::to_string(at->attempt) + (at->is_new ? " new" : "");
+  };
+  // Two messages of three packets and of one, over the end of the circle of packet numbers.
+  EXPECT_EQ(next(Packet(0xfffffe, true, false)), "1.1.1 new");
+  EXPECT_EQ(next(Packet(0xffffff, false, false)), "1.2.1");
+  EXPECT_EQ(next(Packet(0, false, true)), "1.3.1");
+  EXPECT_EQ(next(Packet(1)), "2.1.1 new");
+  // From the second packet on, again and again.
+  EXPECT_EQ(next(Packet(0xffffff, false, false)), "1.2.2");
+  EXPECT_EQ(next(Packet(0, false, true)), "1.3.2");
+  EXPECT_EQ(next(Packet(1)), "2.1.2");
+  EXPECT_EQ(next(Packet(0xffffff, false, false)), "1.2.3");
+  EXPECT_EQ(next(Packet(2)), "3.1.1 new");
+  // A Read request stands for the packets of its answer, and goes on where that broke.
+  EXPECT_EQ(next(Packet(3, true, true, MessageKind::kRead, 10)), "4.1.1 new");
+  EXPECT_EQ(next(Packet(7, true, true, MessageKind::kRead, 6)), "4.1.2");
+  EXPECT_EQ(next(Packet(13)), "5.1.1 new");
+  // Answers have the packet numbers of what they answer.
+  EXPECT_EQ(next(Packet(3, true, false, MessageKind::kReadResponse)), "6.1.1 new");
+  EXPECT_EQ(next(Packet(4, false, false, MessageKind::kReadResponse)), "6.2.1");
+  EXPECT_EQ(next(Packet(4, true, true, MessageKind::kReadResponse)), "6.2.2");
+}
+
+TEST(FaultPlan, WhatWasLostBeforeItWasSeenIsCountedWhenItComes) {
+  MessageCounter counter;
+  const auto number = [&](const SegmentFacts& facts) {
+    const auto at = counter.Next(facts);
+    return at ? at->NumberAmong(kProgramsMessages) * 100 + at->attempt : 0;
+  };
+  EXPECT_EQ(number(Packet(5)), 101u);
+  EXPECT_EQ(number(Packet(7)), 201u);
+  EXPECT_EQ(number(Packet(6)), 301u);
+  EXPECT_EQ(number(Packet(7)), 202u);
+  EXPECT_EQ(number(Packet(4)), 401u);
+  EXPECT_EQ(number(Packet(8)), 501u);
+}
+
+TEST(FaultPlan, WhatIsTooOldToBeKnownIsNotCounted) {
+  MessageCounter counter;
+  for (uint32_t psn = 0; psn < 2000; ++psn) ASSERT_TRUE(counter.Next(Packet(psn)).has_value());
+  EXPECT_FALSE(counter.Next(Packet(3)).has_value());
+  EXPECT_EQ(counter.Next(Packet(1990))->attempt, 2u);
+  EXPECT_EQ(counter.Next(Packet(2000))->NumberAmong(kProgramsMessages), 2001u);
+}
+
+TEST(FaultPlan, TheFirstThatEndsASegmentIsTheLastThatIsAsked) {
+  const auto plan = Plan("delay=1ms; delay=2ms message=2; drop message=2; disconnect message=2; stall message=3");
+  const auto faults = plan->NewConnection();
+  EXPECT_EQ(faults->Judge(FaultDirection::kSent, Whole()).delay, 1ms);
+  const FaultVerdict second = faults->Judge(FaultDirection::kSent, Whole());
+  EXPECT_EQ(second.delay, 3ms);
+  EXPECT_EQ(second.action, FaultAction::kDrop);
+  EXPECT_EQ(faults->fired().size(), 3u);
+  EXPECT_EQ(plan->counters(3).matched, 0u);
+  EXPECT_EQ(faults->end(), std::nullopt);
+  EXPECT_EQ(faults->Judge(FaultDirection::kSent, Whole()).action, FaultAction::kStall);
+  EXPECT_EQ(faults->end(), FaultAction::kStall);
+  faults->Judge(FaultDirection::kSent, Whole());
+  EXPECT_TRUE(faults->fired().empty());
+  EXPECT_EQ(plan->counters(0).fired, 3u);
+}
+
+TEST(FaultPlan, TimesCountsOnAllConnectionsTogether) {
+  const auto plan = Plan("disconnect message=2 times=2");
+  Numbers ended;
+  for (int i = 0; i < 4; ++i) {
+    const auto faults = plan->NewConnection();
+    if (!FiresAt(*faults, 3).empty()) ended.push_back(faults->number());
+  }
+  EXPECT_EQ(ended, (Numbers{1, 2}));
+  EXPECT_EQ(plan->counters(0).matched, 4u);
+  EXPECT_EQ(plan->counters(0).fired, 2u);
+}
+
+TEST(FaultPlan, WhatIsDrawnFollowsFromSeedAndConnection) {
+  const auto draw = [](const std::string& rule, int connection) {
+    const auto plan = Plan(rule);
+    for (int i = 1; i < connection; ++i) plan->NewConnection();
+    return FiresAt(*plan->NewConnection(), 2000);
+  };
+  const Numbers first = draw("drop probability=5%", 1);
+  EXPECT_GT(first.size(), 50u);
+  EXPECT_LT(first.size(), 200u);
+  EXPECT_EQ(draw("drop probability=5%", 1), first);
+  EXPECT_NE(draw("drop probability=5%", 2), first);
+  EXPECT_NE(draw("drop probability=5% seed=1", 1), first);
+  EXPECT_EQ(draw("drop probability=100%", 1).size(), 2000u);
+}
+
+TEST(FaultPlan, TellsEachFiringOnce) {
+  std::vector<std::string> told;
+  const auto plan = Plan("delay=1us message=2 kind=write; stall message=4",
+                         [&](const FaultFiring& firing) { told.push_back(ToString(firing)); });
+  const auto faults = plan->NewConnection();
+  faults->Judge(FaultDirection::kSent, Whole(MessageKind::kWrite));
+  faults->Judge(FaultDirection::kSent, Part(MessageKind::kWrite, false));
+  faults->Judge(FaultDirection::kSent, Part(MessageKind::kWrite, true));
+  faults->Judge(FaultDirection::kSent, Whole());
+  faults->Judge(FaultDirection::kSent, Whole());
+  EXPECT_EQ(told, (std::vector<std::string>{
+                      "rule 'delay=1us message=2 kind=write' fired: connection 1, message 2 sent (write)",
+                      "rule 'delay=1us message=2 kind=write' fired: connection 1, message 2 sent (write, segment 2)",
+                      "rule 'stall message=4' fired: connection 1, message 4 sent (send)"}));
+}
+
+TEST(FaultPlan, ConnectionsThatNoRuleIsAboutAreLeftAlone) {
+  const auto plan = Plan("disconnect connection=2");
+  EXPECT_EQ(plan->NewConnection(), nullptr);
+  EXPECT_NE(plan->NewConnection(), nullptr);
+  EXPECT_EQ(plan->NewConnection(), nullptr);
+  EXPECT_EQ(plan->seen().connections, 3u);
+}
+
+}  // namespace
+}  // namespace stagecoach::emu

@@ -1,0 +1,487 @@
+#include "emu/fault/rule.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <numeric>
+#include <span>
+
+namespace stagecoach::emu {
+namespace {
+
+constexpr std::array<std::string_view, 4> kActionNames = {"disconnect", "stall", "drop", "delay"};
+constexpr std::array<std::string_view, 2> kDirectionNames = {"sent", "received"};
+constexpr std::array<std::string_view, kMessageKinds> kKindNames = {
+    "send", "write", "read", "read-response", "atomic", "atomic-response", "immediate", "terminate", "ack"};
+
+enum class Condition : uint8_t {
+  kConnection,
+  kDirection,
+  kKind,
+  kMessage,
+  kSegment,
+  kAttempt,
+  kEvery,
+  kTimes,
+  kProbability,
+  kSeed,
+};
+constexpr std::array<std::string_view, 10> kConditionNames = {
+    "connection", "direction", "kind", "message", "segment", "attempt", "every", "times", "probability", "seed"};
+
+constexpr std::string_view kRangeForms = "a number from 1, a range such as 3..5, or 3.. for all from the third on";
+constexpr std::string_view kDelayForms = "an integer with us, ms or s, such as 5ms, at most 3600s";
+constexpr std::string_view kProbabilityForms = "a part such as 0.01 or 1%, more than 0, at most 1, in steps of 0.0001%";
+constexpr Duration kLongestDelay = std::chrono::hours(1);
+
+struct TimeUnit {
+  std::string_view name;
+  Duration length;
+};
+constexpr std::array<TimeUnit, 3> kTimeUnits = {{{"us", 1us}, {"ms", 1ms}, {"s", 1s}}};
+
+std::string Join(std::span<const std::string_view> names) {
+  std::string text;
+  for (const std::string_view name : names) {
+    if (!text.empty()) text += ", ";
+    text += name;
+  }
+  return text;
+}
+
+// Of what a user wrote, for a terminal.
+std::string Printable(std::string_view text) {
+  std::string printable(text);
+  for (char& c : printable) {
+    if (c < ' ' || c > '~') c = '?';
+  }
+  return printable;
+}
+
+std::string Quoted(std::string_view text) {
+  return "'" + Printable(text) + "'";
+}
+
+// How many letters must change, come or go to make one of the other.
+size_t EditDistance(std::string_view a, std::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 0; i < a.size(); ++i) {
+    size_t diagonal = row[0]++;
+    for (size_t j = 0; j < b.size(); ++j) {
+      const size_t substituted = diagonal + (a[i] == b[j] ? 0 : 1);
+      diagonal = row[j + 1];
+      row[j + 1] = std::min({substituted, row[j] + 1, row[j + 1] + 1});
+    }
+  }
+  return row.back();
+}
+
+template <size_t Count>
+std::optional<size_t> IndexOf(const std::array<std::string_view, Count>& names, std::string_view name) {
+  const auto found = std::find(names.begin(), names.end(), name);
+  if (found == names.end()) return std::nullopt;
+  return static_cast<size_t>(found - names.begin());
+}
+
+// "'mesage' is no condition; did you mean message?", or which there are.
+std::string Unknown(std::string_view word, std::string_view what, std::span<const std::string_view> names) {
+  constexpr size_t kLongestWord = 32;
+  constexpr size_t kNear = 2;
+  std::string text = Quoted(word) + " is no " + std::string(what) + "; ";
+  if (word.size() <= kLongestWord) {
+    const auto nearest = std::min_element(names.begin(), names.end(), [&](std::string_view a, std::string_view b) {
+      return EditDistance(word, a) < EditDistance(word, b);
+    });
+    if (EditDistance(word, *nearest) <= kNear) return text + "did you mean " + std::string(*nearest) + "?";
+  }
+  return text + "there are " + Join(names);
+}
+
+struct Token {
+  std::string_view text;
+  size_t offset = 0;  // in the whole text
+};
+
+class RuleParser {
+ public:
+  // `text` begins `offset` bytes into all that is parsed.
+  RuleParser(std::string_view text, size_t offset) : rest_{text, offset} {}
+
+  // Nothing for a blank rule.
+  Result<std::optional<FaultRule>, FaultRuleError> Parse() {
+    const std::optional<Token> action = Next();
+    if (!action) return std::nullopt;
+    if (auto error = TakeAction(*action)) return Err(std::move(*error));
+    while (const std::optional<Token> token = Next()) {
+      if (auto error = TakeCondition(*token)) return Err(std::move(*error));
+    }
+    if (auto error = CheckTogether()) return Err(std::move(*error));
+    return rule_;
+  }
+
+ private:
+  using MaybeError = std::optional<FaultRuleError>;
+
+  static FaultRuleError ErrorAt(const Token& token, std::string message) {
+    return {.offset = token.offset, .length = token.text.size(), .message = std::move(message)};
+  }
+
+  std::optional<Token> Next() {
+    constexpr std::string_view kBlank = " \t\r";
+    const size_t begin = rest_.text.find_first_not_of(kBlank);
+    if (begin == std::string_view::npos) return std::nullopt;
+    const size_t end = std::min(rest_.text.find_first_of(kBlank, begin), rest_.text.size());
+    const Token token{rest_.text.substr(begin, end - begin), rest_.offset + begin};
+    rest_ = {rest_.text.substr(end), rest_.offset + end};
+    return token;
+  }
+
+  // What stands behind the first '='; nothing: there is none.
+  static std::optional<Token> ValueOf(const Token& token) {
+    const size_t equals = token.text.find('=');
+    if (equals == std::string_view::npos) return std::nullopt;
+    return Token{token.text.substr(equals + 1), token.offset + equals + 1};
+  }
+
+  MaybeError TakeAction(const Token& token) {
+    const std::optional<Token> value = ValueOf(token);
+    const Token name{token.text.substr(0, token.text.find('=')), token.offset};
+    const auto action = IndexOf(kActionNames, name.text);
+    if (!action) {
+      if (IndexOf(kConditionNames, name.text)) {
+        return ErrorAt(name,
+                       Quoted(name.text) + " is a condition, and a rule begins with an action: " + Join(kActionNames));
+      }
+      return ErrorAt(name, Unknown(name.text, "action", kActionNames));
+    }
+    rule_.action = static_cast<FaultAction>(*action);
+    if (rule_.action != FaultAction::kDelay) {
+      if (value) return ErrorAt(token, std::string(name.text) + " takes no value");
+      return std::nullopt;
+    }
+    if (!value) return ErrorAt(token, "delay needs a time, such as delay=5ms");
+    // What has arrived has arrived.
+    rule_.received = false;
+    const auto delay = ParseDelay(value->text);
+    if (!delay) return ErrorAt(*value, Quoted(value->text) + " is no time: " + std::string(kDelayForms));
+    rule_.delay = *delay;
+    return std::nullopt;
+  }
+
+  MaybeError TakeCondition(const Token& token) {
+    const Token name{token.text.substr(0, token.text.find('=')), token.offset};
+    const auto index = IndexOf(kConditionNames, name.text);
+    if (!index) {
+      if (IndexOf(kActionNames, name.text)) {
+        return ErrorAt(name, "a rule has one action; the next rule stands behind ';'");
+      }
+      return ErrorAt(name, Unknown(name.text, "condition", kConditionNames));
+    }
+    const auto condition = static_cast<Condition>(*index);
+    const std::optional<Token> value = ValueOf(token);
+    if (!value || value->text.empty()) {
+      return ErrorAt(token, std::string(name.text) + " needs a value, such as " + ExampleOf(condition));
+    }
+    std::optional<Token>& seen = seen_[*index];
+    if (seen) return ErrorAt(name, std::string(name.text) + " stands twice in this rule");
+    seen = token;
+    return TakeValue(condition, *value);
+  }
+
+  static std::string ExampleOf(Condition condition) {
+    switch (condition) {
+      case Condition::kDirection:
+        return "direction=sent";
+      case Condition::kKind:
+        return "kind=send";
+      case Condition::kProbability:
+        return "probability=1%";
+      default:
+        return std::string(kConditionNames[static_cast<size_t>(condition)]) + "=2";
+    }
+  }
+
+  MaybeError TakeValue(Condition condition, const Token& value) {
+    switch (condition) {
+      case Condition::kConnection:
+        return TakeRange(value, &rule_.connection);
+      case Condition::kMessage:
+        return TakeRange(value, &rule_.message);
+      case Condition::kSegment:
+        return TakeRange(value, &rule_.segment);
+      case Condition::kAttempt:
+        return TakeRange(value, &rule_.attempt);
+      case Condition::kDirection:
+        return TakeDirection(value);
+      case Condition::kKind:
+        return TakeKinds(value);
+      case Condition::kEvery:
+        return TakeNumber(value, /*least=*/1, &rule_.every);
+      case Condition::kTimes:
+        return TakeNumber(value, /*least=*/1, &rule_.times);
+      case Condition::kSeed:
+        return TakeNumber(value, /*least=*/0, &rule_.seed);
+      case Condition::kProbability: {
+        const auto probability = ParseProbability(value.text);
+        if (!probability) {
+          return ErrorAt(value, Quoted(value.text) + " is no probability: " + std::string(kProbabilityForms));
+        }
+        rule_.probability = *probability;
+        return std::nullopt;
+      }
+    }
+    return std::nullopt;
+  }
+
+  // Digits and nothing else.
+  static std::optional<uint64_t> ParseNumber(std::string_view text) {
+    uint64_t number = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+    if (error != std::errc() || end != text.data() + text.size() || number == NumberRange::kNoEnd) return std::nullopt;
+    return number;
+  }
+
+  MaybeError TakeNumber(const Token& value, uint64_t least, uint64_t* into) {
+    const auto number = ParseNumber(value.text);
+    if (!number || *number < least) {
+      return ErrorAt(value, Quoted(value.text) + " is no number from " + std::to_string(least) + " on");
+    }
+    *into = *number;
+    return std::nullopt;
+  }
+
+  MaybeError TakeRange(const Token& value, NumberRange* into) {
+    constexpr std::string_view kDots = "..";
+    const size_t dots = value.text.find(kDots);
+    const auto first = ParseNumber(value.text.substr(0, dots));
+    std::optional<uint64_t> last = first;
+    if (dots != std::string_view::npos) {
+      const std::string_view end = value.text.substr(dots + kDots.size());
+      last = end.empty() ? NumberRange::kNoEnd : ParseNumber(end);
+    }
+    if (!first || *first == 0 || !last) {
+      return ErrorAt(value, Quoted(value.text) + " is neither of these: " + std::string(kRangeForms));
+    }
+    if (*last < *first) return ErrorAt(value, Quoted(value.text) + " ends before it begins");
+    *into = {*first, *last};
+    return std::nullopt;
+  }
+
+  MaybeError TakeDirection(const Token& value) {
+    const auto direction = IndexOf(kDirectionNames, value.text);
+    if (!direction) return ErrorAt(value, Unknown(value.text, "direction", kDirectionNames));
+    if (rule_.action == FaultAction::kDelay && static_cast<FaultDirection>(*direction) == FaultDirection::kReceived) {
+      return ErrorAt(value,
+                     "what is received cannot be delayed; give the rule to the process that sends it, with "
+                     "direction=sent");
+    }
+    rule_.sent = static_cast<FaultDirection>(*direction) == FaultDirection::kSent;
+    rule_.received = !rule_.sent;
+    return std::nullopt;
+  }
+
+  MaybeError TakeKinds(const Token& value) {
+    rule_.kinds = 0;
+    Token rest = value;
+    while (true) {
+      const size_t comma = std::min(rest.text.find(','), rest.text.size());
+      const Token name{rest.text.substr(0, comma), rest.offset};
+      const auto kind = IndexOf(kKindNames, name.text);
+      if (!kind) return ErrorAt(name, Unknown(name.text, "kind of message", kKindNames));
+      const uint16_t bit = KindBit(static_cast<MessageKind>(*kind));
+      if ((rule_.kinds & bit) != 0) return ErrorAt(name, std::string(name.text) + " stands twice in this list");
+      rule_.kinds |= bit;
+      if (comma == rest.text.size()) return std::nullopt;
+      rest = {rest.text.substr(comma + 1), rest.offset + comma + 1};
+    }
+  }
+
+  static std::optional<Duration> ParseDelay(std::string_view text) {
+    const size_t digits = std::min(text.find_first_not_of("0123456789"), text.size());
+    const auto number = ParseNumber(text.substr(0, digits));
+    const auto unit = std::find_if(kTimeUnits.begin(), kTimeUnits.end(),
+                                   [&](const TimeUnit& each) { return each.name == text.substr(digits); });
+    if (!number || *number == 0 || unit == kTimeUnits.end()) return std::nullopt;
+    if (*number > static_cast<uint64_t>(kLongestDelay / unit->length)) return std::nullopt;
+    return unit->length * static_cast<int64_t>(*number);
+  }
+
+  // In millionths.
+  static std::optional<uint32_t> ParseProbability(std::string_view text) {
+    size_t decimals = 6;
+    if (text.ends_with('%')) {
+      text.remove_suffix(1);
+      decimals = 4;
+    }
+    const size_t point = std::min(text.find('.'), text.size());
+    std::string digits(text.substr(0, point));
+    if (digits.empty()) return std::nullopt;
+    std::string_view fraction;
+    if (point < text.size()) {
+      fraction = text.substr(point + 1);
+      if (fraction.empty() || fraction.size() > decimals) return std::nullopt;
+    }
+    digits += fraction;
+    digits.append(decimals - fraction.size(), '0');
+    const auto millionths = ParseNumber(digits);
+    if (!millionths || *millionths == 0 || *millionths > FaultRule::kAlways) return std::nullopt;
+    return static_cast<uint32_t>(*millionths);
+  }
+
+  MaybeError CheckTogether() {
+    const std::optional<Token>& seed = seen_[static_cast<size_t>(Condition::kSeed)];
+    if (seed && !seen_[static_cast<size_t>(Condition::kProbability)]) {
+      return ErrorAt(*seed, "seed is of what is drawn, and without probability nothing is");
+    }
+    if (rule_.probability == FaultRule::kAlways) rule_.seed = 0;  // nor here
+    return std::nullopt;
+  }
+
+  Token rest_;
+  FaultRule rule_;
+  std::array<std::optional<Token>, kConditionNames.size()> seen_;
+};
+
+// Where the rule begins and ends that has this byte.
+std::pair<size_t, size_t> RuleAround(std::string_view text, size_t offset) {
+  constexpr std::string_view kSeparators = ";\n";
+  offset = std::min(offset, text.size());
+  size_t begin = 0;
+  if (offset > 0) {
+    if (const size_t before = text.find_last_of(kSeparators, offset - 1); before != std::string_view::npos) {
+      begin = before + 1;
+    }
+  }
+  while (begin < offset && (text[begin] == ' ' || text[begin] == '\t')) ++begin;
+  return {begin, std::min(text.find_first_of(kSeparators, offset), text.size())};
+}
+
+std::string DelayText(Duration delay) {
+  for (auto unit = kTimeUnits.rbegin(); unit != kTimeUnits.rend(); ++unit) {
+    if (delay % unit->length == Duration::zero()) return std::to_string(delay / unit->length) + std::string(unit->name);
+  }
+  return std::to_string(delay / 1us) + "us";
+}
+
+std::string ProbabilityText(uint32_t millionths) {
+  constexpr uint32_t kPerCent = FaultRule::kAlways / 100;
+  std::string text = std::to_string(millionths / kPerCent);
+  if (const uint32_t rest = millionths % kPerCent; rest != 0) {
+    std::string fraction = std::to_string(kPerCent + rest).substr(1);
+    fraction.erase(fraction.find_last_not_of('0') + 1);
+    text += "." + fraction;
+  }
+  return text + "%";
+}
+
+std::string RangeText(const NumberRange& range) {
+  std::string text = std::to_string(range.first);
+  if (range.last == range.first) return text;
+  text += "..";
+  if (range.last != NumberRange::kNoEnd) text += std::to_string(range.last);
+  return text;
+}
+
+}  // namespace
+
+const char* ToString(FaultAction action) {
+  return kActionNames[static_cast<size_t>(action)].data();
+}
+
+const char* ToString(FaultDirection direction) {
+  return kDirectionNames[static_cast<size_t>(direction)].data();
+}
+
+const char* ToString(MessageKind kind) {
+  return kKindNames[static_cast<size_t>(kind)].data();
+}
+
+std::string FaultRuleError::Explain(std::string_view text) const {
+  const auto [begin, end] = RuleAround(text, offset);
+  const size_t marked = std::min(length, end - std::min(offset, end));
+  std::string explained = message + "\n  " + Printable(text.substr(begin, end - begin)) + "\n  ";
+  explained.append(std::min(offset, end) - begin, ' ');
+  explained += '^';
+  if (marked > 1) explained.append(marked - 1, '~');
+  return explained;
+}
+
+Result<std::vector<FaultRule>, FaultRuleError> ParseFaultRules(std::string_view text) {
+  std::vector<FaultRule> rules;
+  size_t begin = 0;
+  while (begin <= text.size()) {
+    const size_t end = std::min(text.find_first_of(";\n", begin), text.size());
+    auto rule = RuleParser(text.substr(begin, end - begin), begin).Parse();
+    if (!rule) return Err(std::move(rule.error()));
+    if (*rule) rules.push_back(**rule);
+    begin = end + 1;
+  }
+  return rules;
+}
+
+std::string ToString(const FaultRule& rule) {
+  const FaultRule any;
+  std::string text(kActionNames[static_cast<size_t>(rule.action)]);
+  if (rule.action == FaultAction::kDelay) text += "=" + DelayText(rule.delay);
+  const auto add_range = [&](std::string_view name, const NumberRange& range) {
+    if (range != NumberRange()) text += " " + std::string(name) + "=" + RangeText(range);
+  };
+  const auto add_number = [&](std::string_view name, uint64_t number, uint64_t usual) {
+    if (number != usual) text += " " + std::string(name) + "=" + std::to_string(number);
+  };
+  add_range("connection", rule.connection);
+  add_range("message", rule.message);
+  add_range("segment", rule.segment);
+  add_range("attempt", rule.attempt);
+  // A delay has but one.
+  if (rule.sent != rule.received && rule.action != FaultAction::kDelay) {
+    text += std::string(" direction=") + ToString(rule.sent ? FaultDirection::kSent : FaultDirection::kReceived);
+  }
+  if (rule.kinds != any.kinds) {
+    std::string kinds;
+    for (size_t i = 0; i < kMessageKinds; ++i) {
+      const auto kind = static_cast<MessageKind>(i);
+      if ((rule.kinds & KindBit(kind)) == 0) continue;
+      if (!kinds.empty()) kinds += ",";
+      kinds += ToString(kind);
+    }
+    text += " kind=" + kinds;
+  }
+  add_number("every", rule.every, any.every);
+  add_number("times", rule.times, any.times);
+  if (rule.probability != any.probability) text += " probability=" + ProbabilityText(rule.probability);
+  add_number("seed", rule.seed, any.seed);
+  return text;
+}
+
+std::string ToString(const std::vector<FaultRule>& rules) {
+  std::string text;
+  for (const FaultRule& rule : rules) {
+    if (!text.empty()) text += "; ";
+    text += ToString(rule);
+  }
+  return text;
+}
+
+std::optional<std::string> WhyNotOn(FaultTransport transport, const FaultRule& rule) {
+  switch (transport) {
+    case FaultTransport::kIwarp:
+      if (rule.action == FaultAction::kDrop) {
+        return "iWARP cannot lose a segment: TCP carries it or the connection ends, and one that was missing would be "
+               "a fault of the peer; the profile roce has loss, and disconnect ends a connection";
+      }
+      if (rule.kinds == KindBit(MessageKind::kAck))
+        return "iWARP has no acknowledgements of its own; TCP's are not seen";
+      if (rule.attempt.first > 1) return "iWARP sends nothing twice: there is no second attempt";
+      return std::nullopt;
+    case FaultTransport::kInfiniband:
+      if ((rule.kinds & ~(KindBit(MessageKind::kImmediate) | KindBit(MessageKind::kTerminate))) == 0) {
+        return "InfiniBand has neither Terminates nor messages of immediate data: that is part of a Send or a Write";
+      }
+      return std::nullopt;
+  }
+  return std::nullopt;
+}
+
+}  // namespace stagecoach::emu

@@ -1,0 +1,294 @@
+#include "emu/fault/rule.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "base/prng.h"
+
+namespace stagecoach::emu {
+namespace {
+
+// What the only rule of `text` is.
+FaultRule Rule(const std::string& text) {
+  const auto rules = ParseFaultRules(text);
+  if (!rules || rules->size() != 1) {
+    ADD_FAILURE() << text << ": " << (rules ? "not one rule" : rules.error().message);
+    return {};
+  }
+  return rules->front();
+}
+
+TEST(FaultRules, SayWhatAndWhere) {
+  EXPECT_EQ(Rule("disconnect"), FaultRule());
+
+  FaultRule expected;
+  expected.message = {10, 10};
+  EXPECT_EQ(Rule("disconnect message=10"), expected);
+  expected.received = false;
+  expected.connection = {2, 2};
+  EXPECT_EQ(Rule("disconnect message=10 direction=sent connection=2"), expected);
+
+  expected = {};
+  expected.action = FaultAction::kDelay;
+  expected.delay = 5ms;
+  expected.received = false;
+  expected.message = {3, NumberRange::kNoEnd};
+  EXPECT_EQ(Rule("delay=5ms message=3.."), expected);
+  EXPECT_EQ(Rule("delay=5000us message=3.. direction=sent"), expected);
+
+  expected = {};
+  expected.action = FaultAction::kDrop;
+  expected.sent = false;
+  expected.kinds = KindBit(MessageKind::kAck) | KindBit(MessageKind::kReadResponse);
+  expected.segment = {2, 4};
+  expected.attempt = {1, 1};
+  expected.every = 3;
+  expected.times = 5;
+  expected.probability = 12'500;
+  expected.seed = 7;
+  EXPECT_EQ(Rule("drop direction=received kind=read-response,ack segment=2..4 attempt=1 every=3 times=5 "
+                 "probability=1.25% seed=7"),
+            expected);
+}
+
+TEST(FaultRules, AreSeparatedBySemicolonsAndLines) {
+  const auto rules = ParseFaultRules(" stall message=3 ;\n\n;disconnect\tconnection=1\r\n");
+  ASSERT_TRUE(rules.has_value());
+  EXPECT_EQ(ToString(*rules), "stall message=3; disconnect connection=1");
+  EXPECT_TRUE(ParseFaultRules("")->empty());
+  EXPECT_TRUE(ParseFaultRules(" ;\n").value().empty());
+}
+
+TEST(FaultRules, AreWrittenInOneWay) {
+  const struct {
+    const char* text;
+    const char* canonical;
+  } kCases[] = {
+      {"disconnect", "disconnect"},
+      {"stall message=1..", "stall"},
+      {"stall message=4..4 times=1", "stall message=4 times=1"},
+      {"drop attempt=1 kind=write,send", "drop attempt=1 kind=send,write"},
+      {"drop kind=send,write,read,read-response,atomic,atomic-response,immediate", "drop"},
+      {"drop kind=terminate", "drop kind=terminate"},
+      {"delay=1000ms", "delay=1s"},
+      {"delay=1500ms direction=sent", "delay=1500ms"},
+      {"delay=1us every=1", "delay=1us"},
+      {"drop probability=0.01", "drop probability=1%"},
+      {"drop probability=0.000001", "drop probability=0.0001%"},
+      {"drop probability=12.50% seed=0", "drop probability=12.5%"},
+      {"drop probability=100% seed=3", "drop"},
+      {"drop probability=1", "drop"},
+  };
+  for (const auto& each : kCases) {
+    EXPECT_EQ(ToString(Rule(each.text)), each.canonical) << each.text;
+    EXPECT_EQ(Rule(each.canonical), Rule(each.text)) << each.text;
+  }
+}
+
+TEST(FaultRules, ErrorsSayWhatIsWrongWhereAndWhatIsExpected) {
+  const struct {
+    const char* text;
+    const char* explained;
+  } kCases[] = {
+      {"disconnect mesage=10",
+       "'mesage' is no condition; did you mean message?\n"
+       "  disconnect mesage=10\n"
+       "             ^~~~~~"},
+      {"stall; disconect",
+       "'disconect' is no action; did you mean disconnect?\n"
+       "  disconect\n"
+       "  ^~~~~~~~~"},
+      {"stall\ndrop kind=send,acks every=2; delay=1s",
+       "'acks' is no kind of message; did you mean ack?\n"
+       "  drop kind=send,acks every=2\n"
+       "                 ^~~~"},
+      {"corrupt",
+       "'corrupt' is no action; there are disconnect, stall, drop, delay\n"
+       "  corrupt\n"
+       "  ^~~~~~~"},
+      {"message=3",
+       "'message' is a condition, and a rule begins with an action: disconnect, stall, drop, delay\n"
+       "  message=3\n"
+       "  ^~~~~~~"},
+      {"stall drop",
+       "a rule has one action; the next rule stands behind ';'\n"
+       "  stall drop\n"
+       "        ^~~~"},
+      {"stall=3s",
+       "stall takes no value\n"
+       "  stall=3s\n"
+       "  ^~~~~~~~"},
+      {"delay message=1",
+       "delay needs a time, such as delay=5ms\n"
+       "  delay message=1\n"
+       "  ^~~~~"},
+      {"delay=5",
+       "'5' is no time: an integer with us, ms or s, such as 5ms, at most 3600s\n"
+       "  delay=5\n"
+       "        ^"},
+      {"delay=5ms direction=received",
+       "what is received cannot be delayed; give the rule to the process that sends it, with direction=sent\n"
+       "  delay=5ms direction=received\n"
+       "                      ^~~~~~~~"},
+      {"disconnect message",
+       "message needs a value, such as message=2\n"
+       "  disconnect message\n"
+       "             ^~~~~~~"},
+      {"disconnect message=0",
+       "'0' is neither of these: a number from 1, a range such as 3..5, or 3.. for all from the third on\n"
+       "  disconnect message=0\n"
+       "                     ^"},
+      {"disconnect message=5..3",
+       "'5..3' ends before it begins\n"
+       "  disconnect message=5..3\n"
+       "                     ^~~~"},
+      {"disconnect message=1 message=2",
+       "message stands twice in this rule\n"
+       "  disconnect message=1 message=2\n"
+       "                       ^~~~~~~"},
+      {"drop every=0",
+       "'0' is no number from 1 on\n"
+       "  drop every=0\n"
+       "             ^"},
+      {"drop probability=0.00001%",
+       "'0.00001%' is no probability: a part such as 0.01 or 1%, more than 0, at most 1, in steps of 0.0001%\n"
+       "  drop probability=0.00001%\n"
+       "                   ^~~~~~~~"},
+      {"drop seed=4",
+       "seed is of what is drawn, and without probability nothing is\n"
+       "  drop seed=4\n"
+       "       ^~~~~~"},
+      {"drop kind=send,send",
+       "send stands twice in this list\n"
+       "  drop kind=send,send\n"
+       "                 ^~~~"},
+      {"stall \x1b[1mnow",
+       "'?[1mnow' is no condition; there are connection, direction, kind, message, segment, attempt, every, times, "
+       "probability, seed\n"
+       "  stall ?[1mnow\n"
+       "        ^~~~~~~"},
+  };
+  for (const auto& each : kCases) {
+    const auto rules = ParseFaultRules(each.text);
+    ASSERT_FALSE(rules.has_value()) << each.text;
+    EXPECT_EQ(rules.error().Explain(each.text), each.explained);
+  }
+}
+
+TEST(FaultRules, NumbersOutOfBoundsAreErrors) {
+  for (const char* const text : {"stall message=18446744073709551615",
+                                 "stall message=18446744073709551616",
+                                 "stall message=-1",
+                                 "stall message=+1",
+                                 "stall message=0x10",
+                                 "stall message=1...2",
+                                 "stall message=..4",
+                                 "stall message=1..x",
+                                 "stall message= 3",
+                                 "delay=0ms",
+                                 "delay=3601s",
+                                 "delay=9223372036854775807s",
+                                 "delay=1.5ms",
+                                 "delay=-1s",
+                                 "delay=5m",
+                                 "drop probability=0",
+                                 "drop probability=0%",
+                                 "drop probability=1.000001",
+                                 "drop probability=101%",
+                                 "drop probability=.5",
+                                 "drop probability=1.",
+                                 "drop probability=%",
+                                 "drop probability=99999999999999999999",
+                                 "drop kind=",
+                                 "drop kind=send,",
+                                 "drop kind=,send",
+                                 "drop direction=both"}) {
+    EXPECT_FALSE(ParseFaultRules(text).has_value()) << text;
+  }
+}
+
+// Whatever is understood is written so that it means the same, and whatever is not is explained within the text.
+TEST(FaultRules, AnyTextIsUnderstoodOrExplained) {
+  const std::vector<std::string> kParts = {"disconnect",
+                                           "stall",
+                                           "drop",
+                                           "delay=",
+                                           "delay",
+                                           "5ms",
+                                           "1s",
+                                           " ",
+                                           " ",
+                                           " ",
+                                           ";",
+                                           "\n",
+                                           "\t",
+                                           "=",
+                                           "..",
+                                           ",",
+                                           "message=",
+                                           "segment=",
+                                           "attempt=",
+                                           "connection=",
+                                           "direction=",
+                                           "kind=",
+                                           "every=",
+                                           "times=",
+                                           "probability=",
+                                           "seed=",
+                                           "1",
+                                           "2",
+                                           "10",
+                                           "0",
+                                           "99",
+                                           "1%",
+                                           "0.5",
+                                           "sent",
+                                           "received",
+                                           "send",
+                                           "write",
+                                           "ack",
+                                           "read-response",
+                                           "18446744073709551614",
+                                           "x",
+                                           "\xff",
+                                           "#"};
+  Prng luck(1);
+  uint64_t understood = 0;
+  for (int i = 0; i < 200'000; ++i) {
+    std::string text;
+    for (uint64_t parts = luck.Between(1, 12); parts > 0; --parts) text += kParts[luck.Below(kParts.size())];
+    const auto rules = ParseFaultRules(text);
+    if (rules) {
+      const auto again = ParseFaultRules(ToString(*rules));
+      ASSERT_TRUE(again.has_value()) << text << "\n" << ToString(*rules) << "\n" << again.error().message;
+      ASSERT_EQ(*again, *rules) << text;
+      understood += rules->empty() ? 0 : 1;
+      continue;
+    }
+    ASSERT_LE(rules.error().offset + rules.error().length, text.size()) << text;
+    ASSERT_FALSE(rules.error().message.empty()) << text;
+    const std::string explained = rules.error().Explain(text);
+    ASSERT_EQ(std::count(explained.begin(), explained.end(), '\n'), 2) << explained;
+  }
+  EXPECT_GT(understood, 100u);
+}
+
+TEST(FaultRules, SomeCanDoNothingOnATransport) {
+  const auto why_not = [](FaultTransport transport, const char* text) {
+    return WhyNotOn(transport, Rule(text)).value_or("");
+  };
+  EXPECT_NE(why_not(FaultTransport::kIwarp, "drop message=3").find("iWARP cannot lose a segment"), std::string::npos);
+  EXPECT_NE(why_not(FaultTransport::kIwarp, "disconnect kind=ack"), "");
+  EXPECT_NE(why_not(FaultTransport::kIwarp, "stall attempt=2.."), "");
+  EXPECT_EQ(why_not(FaultTransport::kIwarp, "stall attempt=1.. kind=send,ack"), "");
+  EXPECT_EQ(why_not(FaultTransport::kIwarp, "delay=1ms kind=immediate,terminate"), "");
+  EXPECT_EQ(why_not(FaultTransport::kInfiniband, "drop kind=ack attempt=2"), "");
+  EXPECT_NE(why_not(FaultTransport::kInfiniband, "stall kind=immediate,terminate"), "");
+  EXPECT_EQ(why_not(FaultTransport::kInfiniband, "stall kind=immediate,write"), "");
+}
+
+}  // namespace
+}  // namespace stagecoach::emu
