@@ -8,9 +8,11 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "base/bytes.h"
+#include "base/time.h"
 #include "emu/engine/memory_port.h"
 #include "emu/engine/record.h"
 #include "emu/fabric/stream.h"
@@ -65,6 +67,15 @@ class Llp : public RecordSink {
   virtual bool TxIdle() const = 0;
 
   virtual Stream& stream() = 0;
+
+  // What a tap keeps from the owner besides (emu/tap/fault_tap.h); of a record layer without one, nothing.
+  struct Hold {
+    bool severed = false;          // the peer cannot be reached by any stream any more
+    bool receiving = false;        // nothing will be received, whatever the stream's readiness says
+    bool more = false;             // NextRecord would not have blocked, and is to be asked again soon
+    std::optional<Instant> until;  // when Flush has something to send without the stream's becoming writable
+  };
+  virtual Hold hold() const { return {}; }
 
   struct Counters {
     // Payload bytes that passed through an intermediate buffer of ours, beside all payload bytes.

@@ -328,8 +328,8 @@ void Connection::OnTime(Instant now) {
 void Connection::RefreshDeadline() {
   std::optional<Instant> next;
   if (phase_ != Phase::kClosed) {
-    for (const std::optional<Instant>& wish :
-         {nudge_at_, linger_until_, transport_->Deadline(), pump_.PlacementDue(), qp_.HeldUntil()}) {
+    for (const std::optional<Instant>& wish : {nudge_at_, linger_until_, transport_->Deadline(), pump_.PlacementDue(),
+                                               qp_.HeldUntil(), llp_->hold().until}) {
       if (wish) next = std::min(next.value_or(Instant::max()), *wish);
     }
   }
@@ -346,8 +346,8 @@ void Connection::EnsureWake(uint32_t requests) {
     if (continuing || !nic_.loop().Park(&qp_)) nic_.loop().Continue(&qp_);
     return;
   }
-  const bool readable =
-      phase_ == Phase::kLingering || (phase_ == Phase::kOpen && transport_->Receiving() && !rx_ended_);
+  const bool receiving = phase_ == Phase::kOpen && transport_->Receiving() && !rx_ended_ && !llp_->hold().receiving;
+  const bool readable = phase_ == Phase::kLingering || receiving;
   if (continuing) {
     Arm(readable, pump_.tx_blocked());
   } else if (pump_.tx_blocked() && !armed_writable_ && !nic_.loop().Park(&qp_)) {

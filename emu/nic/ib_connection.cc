@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/mark.h"
+#include "emu/tap/fault_tap.h"
 #include "emu/tap/record_faults.h"
 
 namespace stagecoach::emu {
@@ -86,7 +87,8 @@ IbConnection::IbConnection(QueuePair& qp, const QpAttributes& attributes, const 
       receives_(qp.receive_source(), nic_.profile().not_ready_one_in,
                 Prng(nic_.profile().luck_seed).Fork(name_ + "/receives")),
       transport_(EngineOptions(qp, attributes, nic_.profile()), memory_, receives_, nic_.trace(), name_),
-      pump_(qp, nic_, transport_, memory_, name_) {
+      pump_(qp, nic_, transport_, memory_, name_),
+      faults_(nic_.NewConnectionFaults()) {
   transport_.BeginTurn(Now());
   nic_.roce().Join(qp_.qp_number(), generation_, path, remote_qp_);
 }
@@ -126,6 +128,16 @@ bool IbConnection::TakeCarrier(uint64_t generation, uint64_t serial, std::unique
     STAGECOACH_MARK("ib.carrier_replaced_before_its_loss_was_known");
     transport_.OnCarrier(false, now);
     Discard(std::move(carrier_), /*abort=*/true);
+  }
+  if (faults_ != nullptr) {
+    const auto farewell = wire::EncodeIbUnreachable(remote_qp_);
+    llp = WithFaultRules(std::move(llp), faults_,
+                         {.fabric = nic_.fabric(),
+                          .trace = nic_.trace(),
+                          .name = name_,
+                          .transport = FaultTransport::kInfiniband,
+                          .mtu = transport_.options().mtu,
+                          .farewell = {farewell.begin(), farewell.end()}});
   }
   const DeviceProfile& profile = nic_.profile();
   if (profile.drop_one_in != 0 || profile.duplicate_one_in != 0 || profile.overtake_one_in != 0) {
@@ -185,6 +197,7 @@ bool IbConnection::Serve(uint32_t requests) {
       Transmit(now);
       CheckEnd(now);
     }
+    if (phase_ == Phase::kOpen && carrier_ != nullptr && carrier_->llp().hold().severed) Sever(now);
   }
   if (phase_ == Phase::kLingering) Linger();
   if (transport_.TakeRedialWish()) nic_.roce().WantCarrier(qp_.qp_number(), generation_);
@@ -232,6 +245,15 @@ void IbConnection::SendIntoTheVoid(Instant now) {
   pump_.TakeSendCompletions();
   qp_.SubmitPosted(transport_);
   transport_.OnCarrier(false, now);
+}
+
+void IbConnection::Sever(Instant now) {
+  transport_.OnUnreachable();
+  nic_.roce().PeerUnreachable(qp_.qp_number(), generation_);
+  CheckEnd(now);
+  // The engine's last words go nowhere, which it has to be told.
+  Transmit(now);
+  CheckEnd(now);
 }
 
 void IbConnection::OnTime(Instant now) {
@@ -373,8 +395,9 @@ void IbConnection::RefreshDeadline() {
     const std::optional<Instant> engine = phase_ == Phase::kOpen ? transport_.Deadline() : std::nullopt;
     const std::optional<Instant> patience =
         phase_ == Phase::kOpen && transport_.HoldsWork() ? patience_until_ : std::nullopt;
+    const std::optional<Instant> held = carrier_ != nullptr ? carrier_->llp().hold().until : std::nullopt;
     for (const std::optional<Instant>& wish :
-         {engine, patience, linger_until_, pump_.PlacementDue(), qp_.HeldUntil()}) {
+         {engine, patience, linger_until_, pump_.PlacementDue(), qp_.HeldUntil(), held}) {
       if (wish) next = std::min(next.value_or(Instant::max()), *wish);
     }
   }
@@ -391,7 +414,8 @@ void IbConnection::EnsureWake(uint32_t requests) {
     if (continuing || !nic_.loop().Park(&qp_)) nic_.loop().Continue(&qp_);
     return;
   }
-  const bool readable = phase_ == Phase::kLingering || transport_.Receiving();
+  const bool receiving = transport_.Receiving() && !carrier_->llp().hold().receiving;
+  const bool readable = phase_ == Phase::kLingering || receiving;
   if (continuing) {
     Arm(readable, pump_.tx_blocked());
   } else if (pump_.tx_blocked() && !armed_writable_ && !nic_.loop().Park(&qp_)) {

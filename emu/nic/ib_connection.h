@@ -115,6 +115,8 @@ class IbConnection final : public QpConnection {
   void Receive(Instant now);
   void Transmit(Instant now);
   void SendIntoTheVoid(Instant now);
+  // A fault rule has cut the way to the peer.
+  void Sever(Instant now);
   void DropCarrier(Instant now, const char* why);
   // Nobody uses the carrier any more; what is left of it goes without the lock.
   void Discard(std::unique_ptr<StreamCarrier> carrier, bool abort);
@@ -141,7 +143,8 @@ class IbConnection final : public QpConnection {
   Phase phase_ = Phase::kOpen;
   std::unique_ptr<StreamCarrier> carrier_;
   std::vector<std::unique_ptr<Carrier>> old_carriers_;
-  Llp::Counters past_;  // of carriers that are gone
+  Llp::Counters past_;                              // of carriers that are gone
+  const std::shared_ptr<ConnectionFaults> faults_;  // of all carriers; null: none
   bool armed_readable_ = false;
   bool armed_writable_ = false;
   std::optional<Instant> patience_until_;  // UC: when what waits for a carrier is lost

@@ -7,7 +7,9 @@
 #include "base/check.h"
 #include "base/mark.h"
 #include "base/mutant.h"
+#include "emu/fault/plan.h"
 #include "emu/nic/connection.h"
+#include "emu/tap/fault_tap.h"
 
 namespace stagecoach::emu {
 namespace {
@@ -66,6 +68,10 @@ Nic::~Nic() {
   datagrams_.reset();
   // Nothing completes any more.
   loop_.Remove(&cq_caretaker_);
+}
+
+std::shared_ptr<ConnectionFaults> Nic::NewConnectionFaults() {
+  return options_.faults != nullptr ? options_.faults->NewConnection() : nullptr;
 }
 
 // --- Contexts ---
@@ -623,6 +629,13 @@ int Nic::AttachConnection(uint32_t qp_number, ConnectionSetup setup) {
   if (failed()) return EIO;
   if (options_.tap) setup.llp = options_.tap(std::move(setup.llp));
   QueuePair& qp = *found->second;
+  if (std::shared_ptr<ConnectionFaults> faults = NewConnectionFaults()) {
+    setup.llp = WithFaultRules(std::move(setup.llp), std::move(faults),
+                               {.fabric = fabric_,
+                                .trace = options_.trace,
+                                .name = name() + "/qp-" + std::to_string(qp_number),
+                                .transport = FaultTransport::kIwarp});
+  }
   const int error = qp.Attach(std::make_unique<Connection>(qp, std::move(setup)), std::move(observer));
   if (error == 0) ++connections_;
   return error;

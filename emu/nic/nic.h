@@ -40,6 +40,9 @@
 
 namespace stagecoach::emu {
 
+class ConnectionFaults;
+class FaultPlan;
+
 // An open device. Objects belong to the context they were made in; closing it destroys what is left of them.
 class NicContext {
  public:
@@ -59,11 +62,13 @@ struct NicOptions {
   std::string name = "stagecoach0";
   std::unique_ptr<StagSource> stags;  // and of other secrets; null: SystemStagSource()
   TraceSink* trace = nullptr;
-  // Wraps the record layer of each new connection: capture, delay and fault taps. Null: nothing.
+  // Wraps the record layer of each new connection: capture. Null: nothing.
   std::function<std::unique_ptr<Llp>(std::unique_ptr<Llp>)> tap;
   // Hears what programs learn of as an errno alone, and people should read. Any thread, under locks of the NIC. Null:
   // nobody.
   std::function<void(const std::string& words)> complain;
+  // Faults of RC and UC connections, injected above the tap (emu/tap/fault_tap.h). Null: none.
+  std::shared_ptr<FaultPlan> faults;
 };
 
 // What the handshake has agreed on.
@@ -104,6 +109,9 @@ class Nic {
   std::unique_ptr<Llp> Tap(std::unique_ptr<Llp> llp) {
     return options_.tap ? options_.tap(std::move(llp)) : std::move(llp);
   }
+
+  // The next connection, as the options' rules number them; null: no rule is about it.
+  std::shared_ptr<ConnectionFaults> NewConnectionFaults();
 
   // --- The port, and the end of the device ---
   // A port that goes down says so in each context (IBV_EVENT_PORT_ERR, IBV_EVENT_PORT_ACTIVE) and in ibv_query_port;

@@ -59,7 +59,9 @@ class RecordPump {
       }
       const Step step = ReceiveRecord(now, &bytes);
       if (step.end) return step.end;
-      if (!step.moved) return std::nullopt;
+      if (step.moved) continue;
+      if (llp_->hold().more) more_ = true;
+      return std::nullopt;
     }
     return std::nullopt;
   }

@@ -39,6 +39,7 @@ class CaptureTap final : public Llp {
   bool TxIdle() const override { return inner_->TxIdle(); }
 
   Stream& stream() override { return inner_->stream(); }
+  Hold hold() const override { return inner_->hold(); }
   const Counters& counters() const override { return inner_->counters(); }
 
  private:

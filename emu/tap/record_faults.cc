@@ -61,6 +61,7 @@ class FaultyLlp final : public Llp {
   bool TxIdle() const override { return queued_.empty() && !overtaken_ && below_->TxIdle(); }
 
   Stream& stream() override { return below_->stream(); }
+  Hold hold() const override { return below_->hold(); }
   const Counters& counters() const override { return below_->counters(); }
 
  private:

@@ -1,0 +1,280 @@
+// Fault rules on a device of either transport: what programs see of each fault, at both ends, in virtual time.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "emu/nic/roce_test_support.h"
+
+namespace stagecoach::emu {
+namespace {
+
+// Far less than any timer of a device or its retries.
+constexpr Duration kAtOnce = 1ms;
+
+// Two hosts with connected QPs, of which the first has rules. Five Receives are posted at both.
+struct Pair {
+  Pair(TransportKind transport, const std::string& rules, QpKind kind = QpKind::kRc) {
+    const bool iwarp = transport == TransportKind::kIwarp;
+    const DeviceProfile profile = iwarp ? IwarpProfile() : RoceProfile();
+    plan = FaultPlan::Make(ParseFaultRules(rules).value());
+    a = std::make_unique<TestHost>(sim.fabric_a, "a", profile, &trace, 1024, QpCapabilities{64, 64, 4, 4, 128}, nullptr,
+                                   plan);
+    b = std::make_unique<TestHost>(sim.fabric_b, "b", profile);
+    if (kind == QpKind::kUc) {
+      for (TestHost* const host : {a.get(), b.get()}) {
+        QpCreate create;
+        create.type = QpType::kUc;
+        create.pd = host->pd;
+        create.send_cq = create.receive_cq = host->cq;
+        create.capabilities = {64, 64, 4, 4, 128};
+        host->qp = *host->nic->CreateQp(*host->context, create);
+      }
+    }
+    if (iwarp) {
+      sim.Join(*a, *b);
+    } else {
+      ReadyFor(*a->qp, *b->qp, *IpEndpoint::Parse("10.0.0.2", 0));
+      ReadyFor(*b->qp, *a->qp, *IpEndpoint::Parse("10.0.0.1", 0));
+    }
+    for (TestHost* const host : {a.get(), b.get()}) {
+      for (uint64_t i = 0; i < kReceives; ++i) EXPECT_EQ(host->Receive(100 + i, {host->Register(20'000).All()}), 0);
+    }
+    // Carriers, and the ready-to-receive of iWARP, are no concern of the tests.
+    sim.world.RunFor(10ms);
+  }
+
+  // One message of `size` bytes of `from`, which need not arrive.
+  void Send(TestHost& from, uint64_t wr_id, size_t size = 100) {
+    ASSERT_EQ(from.Send(wr_id, {from.Register(size).All()}), 0);
+  }
+  // Several, each of which arrives before the next one is sent.
+  void Exchange(TestHost& from, TestHost& to, uint64_t count) {
+    for (uint64_t i = 1; i <= count; ++i) {
+      const size_t arrived = Of(to, CompletionOpcode::kReceive).size();
+      Send(from, i);
+      ASSERT_TRUE(sim.world.RunUntil([&] { return Of(to, CompletionOpcode::kReceive).size() > arrived; }));
+    }
+    sim.world.RunFor(1ms);
+  }
+  // The statuses of what has completed at a host, in order.
+  static std::vector<CompletionStatus> Of(TestHost& host, CompletionOpcode opcode) {
+    host.Completed(0);
+    std::vector<CompletionStatus> statuses;
+    for (const WorkCompletion& each : host.completions) {
+      if (each.opcode == opcode) statuses.push_back(each.status);
+    }
+    return statuses;
+  }
+  bool BothAreInError() const { return a->qp->state() == QpState::kErr && b->qp->state() == QpState::kErr; }
+  // All Receives are flushed that had no message.
+  static void ExpectFlushed(TestHost& host, size_t arrived) {
+    const auto receives = Of(host, CompletionOpcode::kReceive);
+    ASSERT_EQ(receives.size(), kReceives) << host.nic->name();
+    for (size_t i = 0; i < receives.size(); ++i) {
+      EXPECT_EQ(receives[i], i < arrived ? CompletionStatus::kSuccess : CompletionStatus::kFlushed) << host.nic->name();
+    }
+  }
+  std::vector<std::string> Firings() const {
+    std::vector<std::string> lines;
+    for (const std::string& line : trace.lines()) {
+      if (const size_t at = line.find("fault.fired"); at != std::string::npos) lines.push_back(line.substr(at));
+    }
+    return lines;
+  }
+
+  static constexpr size_t kReceives = 5;
+  TraceLog trace;
+  SimPair sim;
+  std::shared_ptr<FaultPlan> plan;
+  std::unique_ptr<TestHost> a;
+  std::unique_ptr<TestHost> b;
+};
+
+class FaultRules : public ::testing::TestWithParam<TransportKind> {
+ protected:
+  static bool IsIwarp() { return GetParam() == TransportKind::kIwarp; }
+  // What becomes of the send that is under way when its connection is cut.
+  static CompletionStatus CutSend() {
+    return IsIwarp() ? CompletionStatus::kFlushed : CompletionStatus::kRetryExceeded;
+  }
+};
+
+TEST_P(FaultRules, DisconnectEndsBothEndsAtOnce) {
+  Pair pair(GetParam(), "disconnect message=3 direction=sent");
+  pair.Exchange(*pair.a, *pair.b, 2);
+  const Instant before = pair.sim.world.Now();
+  pair.Send(*pair.a, 3);
+  pair.Send(*pair.a, 4);
+  ASSERT_TRUE(pair.sim.world.RunUntil([&] { return pair.BothAreInError(); }));
+  EXPECT_LT(pair.sim.world.Now() - before, kAtOnce);
+  pair.sim.world.RunFor(kAtOnce);
+  Pair::ExpectFlushed(*pair.a, 0);
+  Pair::ExpectFlushed(*pair.b, 2);
+  EXPECT_EQ(Pair::Of(*pair.a, CompletionOpcode::kSend),
+            (std::vector<CompletionStatus>{CompletionStatus::kSuccess, CompletionStatus::kSuccess, CutSend(),
+                                           CompletionStatus::kFlushed}));
+  EXPECT_EQ(pair.Firings(), (std::vector<std::string>{"fault.fired rule=1 action=disconnect connection=1 "
+                                                      "direction=sent kind=send message=3 segment=1 attempt=1"}));
+  if (!IsIwarp()) return;
+  for (TestHost* const host : {pair.a.get(), pair.b.get()}) {
+    ASSERT_TRUE(pair.sim.world.RunUntil([&] { return !host->observer.closed().empty(); }));
+    EXPECT_EQ(host->observer.closed()[0].reason, CloseReason::kStreamFailed);
+    EXPECT_EQ(host->observer.closed()[0].error, ECONNRESET);
+  }
+}
+
+TEST_P(FaultRules, DisconnectAtWhatIsReceived) {
+  Pair pair(GetParam(), "disconnect message=2 direction=received");
+  pair.Exchange(*pair.b, *pair.a, 1);
+  const Instant before = pair.sim.world.Now();
+  pair.Send(*pair.a, 1);
+  pair.Send(*pair.b, 2);
+  ASSERT_TRUE(pair.sim.world.RunUntil([&] { return pair.BothAreInError(); }));
+  EXPECT_LT(pair.sim.world.Now() - before, kAtOnce);
+  pair.sim.world.RunFor(kAtOnce);
+  Pair::ExpectFlushed(*pair.a, 1);
+  // On iWARP a Send is done when it has left.
+  EXPECT_EQ(Pair::Of(*pair.b, CompletionOpcode::kSend).back(), IsIwarp() ? CompletionStatus::kSuccess : CutSend());
+}
+
+TEST_P(FaultRules, DisconnectWithinAMessage) {
+  Pair pair(GetParam(), "disconnect kind=send message=2 segment=3");
+  pair.Exchange(*pair.a, *pair.b, 1);
+  pair.Send(*pair.a, 2, 10'000);
+  ASSERT_TRUE(pair.sim.world.RunUntil([&] { return pair.BothAreInError(); }));
+  pair.sim.world.RunFor(kAtOnce);
+  Pair::ExpectFlushed(*pair.b, 1);
+  ASSERT_EQ(pair.Firings().size(), 1u);
+  EXPECT_NE(pair.Firings()[0].find("message=2 segment=3"), std::string::npos) << pair.Firings()[0];
+}
+
+TEST_P(FaultRules, DisconnectOfAnAnswerFailsTheRead) {
+  Pair pair(GetParam(), "disconnect kind=read-response");
+  const TestBuffer source = pair.b->Register(5000);
+  const TestBuffer sink = pair.a->Register(5000);
+  ASSERT_EQ(pair.a->Send(1, {sink.All()}, PostOpcode::kRead, source.region.stag, source.address()), 0);
+  ASSERT_TRUE(pair.sim.world.RunUntil([&] { return pair.BothAreInError(); }));
+  pair.sim.world.RunFor(kAtOnce);
+  EXPECT_EQ(Pair::Of(*pair.a, CompletionOpcode::kRead), (std::vector<CompletionStatus>{CutSend()}));
+}
+
+TEST_P(FaultRules, DelayIsLatencyAndKeepsTheOrder) {
+  Pair pair(GetParam(), "delay=10ms message=2 attempt=1");
+  const Instant before = pair.sim.world.Now();
+  for (uint64_t i = 1; i <= 3; ++i) pair.Send(*pair.a, i);
+  const auto arrived = [&] { return Pair::Of(*pair.b, CompletionOpcode::kReceive).size(); };
+  ASSERT_TRUE(pair.sim.world.RunUntil([&] { return arrived() == 1; }));
+  EXPECT_LT(pair.sim.world.Now() - before, kAtOnce);
+  ASSERT_TRUE(pair.sim.world.RunUntil([&] { return arrived() == 3; }));
+  EXPECT_GE(pair.sim.world.Now() - before, 10ms);
+  EXPECT_LT(pair.sim.world.Now() - before, 10ms + kAtOnce);
+  pair.sim.world.RunFor(kAtOnce);
+  EXPECT_EQ(Pair::Of(*pair.a, CompletionOpcode::kSend), std::vector<CompletionStatus>(3, CompletionStatus::kSuccess));
+  EXPECT_EQ(pair.Firings().size(), 1u);
+}
+
+// A disconnection in order waits for what is delayed, as for everything that was sent before it.
+TEST_P(FaultRules, WhatIsDelayedLeavesBeforeTheEnd) {
+  Pair pair(GetParam(), "delay=10ms message=1");
+  pair.Send(*pair.a, 1);
+  pair.a->nic->Disconnect(pair.a->qp->qp_number());
+  pair.sim.world.RunFor(20ms);
+  EXPECT_EQ(pair.a->qp->state(), QpState::kErr);
+  if (IsIwarp()) Pair::ExpectFlushed(*pair.b, 1);
+}
+
+TEST_P(FaultRules, RulesOfAnotherConnectionChangeNothing) {
+  Pair pair(GetParam(), "disconnect connection=2; stall message=400");
+  pair.Exchange(*pair.a, *pair.b, 5);
+  EXPECT_EQ(pair.a->qp->state(), QpState::kRts);
+  EXPECT_TRUE(pair.Firings().empty());
+  EXPECT_EQ(pair.plan->seen().sent, 5u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Transports, FaultRules, testing::Values(TransportKind::kIwarp, TransportKind::kInfiniband),
+                         [](const auto& info) {
+                           return std::string(info.param == TransportKind::kIwarp ? "Iwarp" : "Infiniband");
+                         });
+
+// --- iWARP alone ---
+
+TEST(FaultRulesOfIwarp, StallIsSilenceUntilTheProgramGivesUp) {
+  Pair pair(TransportKind::kIwarp, "stall message=2");
+  pair.Exchange(*pair.a, *pair.b, 1);
+  pair.Send(*pair.a, 2);
+  pair.Send(*pair.b, 1);
+  pair.sim.world.RunFor(60s);
+  EXPECT_EQ(pair.a->qp->state(), QpState::kRts);
+  EXPECT_EQ(pair.b->qp->state(), QpState::kRts);
+  EXPECT_TRUE(Pair::Of(*pair.a, CompletionOpcode::kReceive).empty());
+  EXPECT_EQ(Pair::Of(*pair.b, CompletionOpcode::kReceive).size(), 1u);
+  pair.a->nic->Disconnect(pair.a->qp->qp_number());
+  pair.sim.world.RunFor(10s);
+  EXPECT_TRUE(pair.BothAreInError());
+  Pair::ExpectFlushed(*pair.a, 0);
+  Pair::ExpectFlushed(*pair.b, 1);
+}
+
+// --- InfiniBand alone ---
+
+TEST(FaultRulesOfInfiniband, StallIsFoundOutByRetries) {
+  Pair pair(TransportKind::kInfiniband, "stall message=2");
+  pair.Exchange(*pair.a, *pair.b, 1);
+  pair.Send(*pair.a, 2);
+  pair.Send(*pair.b, 1);
+  const Instant before = pair.sim.world.Now();
+  ASSERT_TRUE(pair.sim.world.RunUntil([&] { return pair.BothAreInError(); }));
+  // Eight times 4 ms, as the attributes have it.
+  EXPECT_GE(pair.sim.world.Now() - before, 30ms);
+  pair.sim.world.RunFor(10s);
+  EXPECT_EQ(Pair::Of(*pair.a, CompletionOpcode::kSend).back(), CompletionStatus::kRetryExceeded);
+  EXPECT_EQ(Pair::Of(*pair.b, CompletionOpcode::kSend).back(), CompletionStatus::kRetryExceeded);
+}
+
+TEST(FaultRulesOfInfiniband, APacketThatIsLostOnceIsSentAgain) {
+  Pair pair(TransportKind::kInfiniband, "drop message=2 segment=2 attempt=1 direction=sent");
+  for (uint64_t i = 1; i <= 3; ++i) pair.Send(*pair.a, i, 5000);
+  ASSERT_TRUE(pair.sim.world.RunUntil([&] { return BothCompleted(*pair.a, *pair.b, 3); }));
+  EXPECT_EQ(Pair::Of(*pair.a, CompletionOpcode::kSend), std::vector<CompletionStatus>(3, CompletionStatus::kSuccess));
+  EXPECT_EQ(pair.Firings().size(), 1u);
+  EXPECT_EQ(pair.plan->seen().sent, 3u);
+}
+
+TEST(FaultRulesOfInfiniband, AMessageThatIsAlwaysLostUsesUpTheRetries) {
+  Pair pair(TransportKind::kInfiniband, "drop message=2 direction=sent");
+  pair.Exchange(*pair.a, *pair.b, 1);
+  pair.Send(*pair.a, 2);
+  ASSERT_TRUE(pair.sim.world.RunUntil([&] { return pair.a->qp->state() == QpState::kErr; }));
+  pair.sim.world.RunFor(10s);
+  EXPECT_EQ(Pair::Of(*pair.a, CompletionOpcode::kSend).back(), CompletionStatus::kRetryExceeded);
+  ASSERT_EQ(pair.Firings().size(), 8u);
+  EXPECT_NE(pair.Firings()[7].find("message=2 segment=1 attempt=8"), std::string::npos) << pair.Firings()[7];
+}
+
+// The request came; that its acknowledgement did not, the requester finds out, and its repetition is not carried out.
+TEST(FaultRulesOfInfiniband, AcknowledgementsThatAreLostCostTime) {
+  Pair pair(TransportKind::kInfiniband, "drop kind=ack direction=received message=1..2");
+  pair.Send(*pair.a, 1);
+  ASSERT_TRUE(pair.sim.world.RunUntil([&] { return pair.a->Completed(1); }));
+  EXPECT_EQ(Pair::Of(*pair.a, CompletionOpcode::kSend), (std::vector<CompletionStatus>{CompletionStatus::kSuccess}));
+  EXPECT_EQ(Pair::Of(*pair.b, CompletionOpcode::kReceive).size(), 1u);
+  EXPECT_EQ(pair.plan->counters(0).fired, 2u);
+}
+
+TEST(FaultRulesOfInfiniband, UnreliableConnectionsLoseAndEndAlike) {
+  Pair pair(TransportKind::kInfiniband, "drop message=1; disconnect message=3", QpKind::kUc);
+  for (uint64_t i = 1; i <= 2; ++i) pair.Send(*pair.a, i);
+  ASSERT_TRUE(pair.sim.world.RunUntil([&] { return Pair::Of(*pair.b, CompletionOpcode::kReceive).size() == 1; }));
+  pair.Send(*pair.a, 3);
+  ASSERT_TRUE(pair.sim.world.RunUntil([&] { return pair.BothAreInError(); }));
+  pair.sim.world.RunFor(kAtOnce);
+  Pair::ExpectFlushed(*pair.a, 0);
+  Pair::ExpectFlushed(*pair.b, 1);
+}
+
+}  // namespace
+}  // namespace stagecoach::emu

@@ -1,0 +1,306 @@
+#include "emu/tap/fault_tap.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <deque>
+#include <optional>
+#include <utility>
+
+#include "emu/engine/ring.h"
+#include "emu/wire/ib.h"
+#include "emu/wire/rdmap.h"
+
+namespace stagecoach::emu {
+namespace {
+
+// Records that wait here. Enough for a window of small ones; what is in them stays where it is.
+constexpr size_t kMostHeld = 1024;
+// Records that are thrown away before the owner has its turn.
+constexpr size_t kMostDiscarded = 64;
+
+MessageKind KindOf(wire::RdmapOpcode opcode) {
+  using wire::RdmapOpcode;
+  switch (opcode) {
+    case RdmapOpcode::kWrite:
+      return MessageKind::kWrite;
+    case RdmapOpcode::kReadRequest:
+      return MessageKind::kRead;
+    case RdmapOpcode::kReadResponse:
+      return MessageKind::kReadResponse;
+    case RdmapOpcode::kSend:
+    case RdmapOpcode::kSendInvalidate:
+    case RdmapOpcode::kSendSolicited:
+    case RdmapOpcode::kSendSolicitedInvalidate:
+      return MessageKind::kSend;
+    case RdmapOpcode::kTerminate:
+      return MessageKind::kTerminate;
+    case RdmapOpcode::kImmediate:
+    case RdmapOpcode::kImmediateSolicited:
+      return MessageKind::kImmediate;
+    case RdmapOpcode::kAtomicRequest:
+      return MessageKind::kAtomic;
+    case RdmapOpcode::kAtomicResponse:
+      return MessageKind::kAtomicResponse;
+  }
+  return MessageKind::kSend;
+}
+
+MessageKind KindOf(wire::IbOp op) {
+  if (wire::IsSend(op)) return MessageKind::kSend;
+  if (wire::IsWrite(op)) return MessageKind::kWrite;
+  if (wire::IsReadResponse(op)) return MessageKind::kReadResponse;
+  if (wire::IsAtomic(op)) return MessageKind::kAtomic;
+  if (op == wire::IbOp::kAtomicAck) return MessageKind::kAtomicResponse;
+  return op == wire::IbOp::kReadRequest ? MessageKind::kRead : MessageKind::kAck;
+}
+
+std::optional<SegmentFacts> FactsOfSegment(ConstBytes head, size_t length) {
+  const auto header = wire::DecodeSegment(head, length, wire::RdmapExtensions::kRfc7306);
+  if (!header) return std::nullopt;
+  const MessageKind kind = KindOf(header->opcode());
+  const bool empty = kind == MessageKind::kRead ? header->read_request.length == 0
+                                                : header->tagged() && length == header->EncodedSize();
+  return SegmentFacts{.kind = kind, .ends = header->last, .empty = empty, .packet = std::nullopt};
+}
+
+std::optional<SegmentFacts> FactsOfPacket(ConstBytes head, size_t length, uint32_t mtu) {
+  const auto header = wire::DecodeIb(head, length);
+  if (!header) return std::nullopt;
+  SegmentFacts facts{
+      .kind = KindOf(header->op), .ends = wire::EndsMessage(header->op), .empty = false, .packet = std::nullopt};
+  if (facts.kind == MessageKind::kAck) return facts;
+  SegmentFacts::Packet& packet = facts.packet.emplace();
+  packet.psn = header->psn;
+  packet.begins = wire::BeginsMessage(header->op);
+  switch (facts.kind) {
+    case MessageKind::kRead:
+      facts.empty = header->dma_length == 0;
+      packet.count = std::max<uint32_t>(1, header->dma_length / mtu + (header->dma_length % mtu != 0));
+      break;
+    case MessageKind::kWrite:
+      // With immediate data it is one all the same.
+      facts.empty = packet.begins && header->dma_length == 0 && !wire::HasImmediate(header->op);
+      break;
+    case MessageKind::kReadResponse:
+      facts.empty = packet.begins && facts.ends && length == header->EncodedSize();
+      break;
+    default:
+      break;
+  }
+  return facts;
+}
+
+class FaultTap final : public Llp {
+ public:
+  FaultTap(std::unique_ptr<Llp> below, std::shared_ptr<ConnectionFaults> faults, FaultTapOptions options)
+      : below_(std::move(below)), faults_(std::move(faults)), options_(std::move(options)) {}
+
+  size_t MaxUlpdu() const override { return below_->MaxUlpdu(); }
+  bool CanQueue() const override {
+    if (LosesAll()) return true;
+    return IsStalled() || !held_.empty() ? held_.size() < kMostHeld : below_->CanQueue();
+  }
+  void QueueRecord(ConstBytes header, std::span<const TxPart> payload, uint64_t cookie) override;
+  TxResult Flush(MemoryPort& memory) override;
+  bool TakeSent(uint64_t* cookie) override;
+  bool TxIdle() const override {
+    return queued_.empty() && held_.empty() && (cut_ || !IsSevered()) && below_->TxIdle();
+  }
+
+  RxResult NextRecord(RecordHead* record) override;
+  RxResult Place(size_t head_size, std::span<const MutableBytes> destination) override {
+    return below_->Place(head_size, destination);
+  }
+
+  Stream& stream() override { return below_->stream(); }
+  const Counters& counters() const override { return below_->counters(); }
+  Hold hold() const override {
+    Hold hold{.severed = IsSevered(), .receiving = IsStalled() && !LosesAll(), .more = more_, .until = std::nullopt};
+    if (!held_.empty() && !IsStalled() && !blocked_) hold.until = held_.front().due;
+    return hold;
+  }
+
+ private:
+  // Queued and not reported as sent, in order.
+  struct Queued {
+    uint64_t cookie = 0;
+    bool lost = false;  // never given to the layer below
+  };
+  struct Held {
+    std::vector<std::byte> header;
+    std::vector<TxPart> payload;
+    uint64_t cookie = 0;
+    Instant due{};
+    bool lost = false;
+  };
+
+  bool IsSevered() const { return faults_->end() == FaultAction::kDisconnect; }
+  bool IsStalled() const { return faults_->end() == FaultAction::kStall; }
+  bool Resets() const { return IsSevered() && options_.transport == FaultTransport::kIwarp; }
+  // An InfiniBand network that is silent loses packets; a TCP connection keeps what it has.
+  bool LosesAll() const { return IsSevered() || (IsStalled() && options_.transport == FaultTransport::kInfiniband); }
+
+  FaultVerdict Judge(FaultDirection direction, ConstBytes head, size_t length);
+  void Pass(ConstBytes header, std::span<const TxPart> payload, uint64_t cookie) {
+    below_->QueueRecord(header, payload, cookie);
+    queued_.push_back({.cookie = cookie});
+  }
+  bool HasDue() const { return !IsStalled() && !held_.empty() && held_.front().due <= options_.fabric.Now(); }
+  void Lose(uint64_t cookie) {
+    // Of a stream that is about to be reset nothing more counts as sent.
+    if (Resets()) return;
+    if (LosesAll()) LoseHeld();
+    // What waits was queued before it.
+    if (!held_.empty()) {
+      held_.push_back({{}, {}, cookie, last_due_, /*lost=*/true});
+    } else {
+      queued_.push_back({.cookie = cookie, .lost = true});
+    }
+  }
+  void LoseHeld() {
+    for (const Held& held : held_) {
+      if (!Resets()) queued_.push_back({.cookie = held.cookie, .lost = true});
+    }
+    held_.clear();
+  }
+  void Cut();
+
+  const std::unique_ptr<Llp> below_;
+  const std::shared_ptr<ConnectionFaults> faults_;
+  const FaultTapOptions options_;
+
+  Ring<Queued> queued_;
+  std::deque<Held> held_;
+  Instant last_due_{};         // of what was delayed
+  bool blocked_ = false;       // the stream takes no more
+  bool cut_ = false;           // the peer has been told of the end, or never will be
+  bool more_ = false;          // NextRecord has thrown away as much as it may
+  size_t discarded_head_ = 0;  // of a record that has arrived and is lost; 0: there is none
+};
+
+FaultVerdict FaultTap::Judge(FaultDirection direction, ConstBytes head, size_t length) {
+  const bool is_iwarp = options_.transport == FaultTransport::kIwarp;
+  const auto facts = is_iwarp ? FactsOfSegment(head, length) : FactsOfPacket(head, length, options_.mtu);
+  if (!facts) return {};
+  const FaultVerdict verdict = faults_->Judge(direction, *facts);
+  for (const FaultFiring& firing : faults_->fired()) {
+    Trace(options_.trace, options_.fabric.Now(), options_.name, "fault.fired",
+          {{"rule", uint64_t{firing.index + 1}},
+           {"action", ToString(firing.rule->action)},
+           {"connection", firing.connection},
+           {"direction", ToString(firing.direction)},
+           {"kind", ToString(firing.kind)},
+           {"message", firing.message},
+           {"segment", firing.segment},
+           {"attempt", firing.attempt}});
+  }
+  return verdict;
+}
+
+// --- Sending ---
+
+void FaultTap::QueueRecord(ConstBytes header, std::span<const TxPart> payload, uint64_t cookie) {
+  if (LosesAll()) return Lose(cookie);
+  size_t length = header.size();
+  for (const TxPart& part : payload) length += part.size();
+  // What stands behind the headers is no concern of the decoders.
+  std::array<std::byte, std::max(kMaxRecordHead, kMaxTxHeader)> head{};
+  CopyBytes(head, header);
+  const FaultVerdict verdict =
+      Judge(FaultDirection::kSent, ConstBytes(head).first(std::min(length, head.size())), length);
+  if (verdict.action == FaultAction::kDrop || LosesAll()) return Lose(cookie);
+  if (verdict.delay > Duration::zero()) {
+    last_due_ = std::max(last_due_, options_.fabric.Now() + verdict.delay);
+  }
+  const bool waits = IsStalled() || !held_.empty() || verdict.delay > Duration::zero();
+  if (!waits) return Pass(header, payload, cookie);
+  held_.push_back({{header.begin(), header.end()}, {payload.begin(), payload.end()}, cookie, last_due_, false});
+}
+
+TxResult FaultTap::Flush(MemoryPort& memory) {
+  if (Resets() && cut_) return {.status = TxStatus::kReset, .error = ECONNRESET};
+  if (LosesAll()) LoseHeld();
+  if (IsSevered() && !cut_) Cut();
+  TxResult result;
+  bool more = true;
+  while (more) {
+    while (HasDue() && below_->CanQueue()) {
+      const Held held = std::move(held_.front());
+      held_.pop_front();
+      if (held.lost) {
+        queued_.push_back({.cookie = held.cookie, .lost = true});
+      } else {
+        Pass(held.header, held.payload, held.cookie);
+      }
+    }
+    result = below_->TxIdle() ? TxResult{} : below_->Flush(memory);
+    more = result.status == TxStatus::kIdle && HasDue() && below_->CanQueue();
+  }
+  blocked_ = result.status == TxStatus::kWouldBlock;
+  if (!Resets()) return result;
+  below_->stream().Abort();
+  return {.status = TxStatus::kReset, .error = ECONNRESET};
+}
+
+// Nothing but the farewell leaves any more.
+void FaultTap::Cut() {
+  LoseHeld();
+  cut_ = true;
+  // Without room the peer is left to its timers.
+  if (options_.farewell.empty() || !below_->CanQueue()) return;
+  below_->QueueRecord(options_.farewell, {}, /*cookie=*/0);
+}
+
+bool FaultTap::TakeSent(uint64_t* cookie) {
+  if (queued_.empty()) return false;
+  const Queued front = queued_.front();
+  if (!front.lost && !below_->TakeSent(cookie)) return false;
+  *cookie = front.cookie;
+  queued_.pop_front();
+  return true;
+}
+
+// --- Receiving ---
+
+RxResult FaultTap::NextRecord(RecordHead* record) {
+  const bool is_iwarp = options_.transport == FaultTransport::kIwarp;
+  more_ = false;
+  for (size_t discarded = 0;; ++discarded) {
+    if (IsSevered()) {
+      if (is_iwarp) return {.status = RxStatus::kReset, .error = ECONNRESET};
+      return {.status = RxStatus::kWouldBlock};
+    }
+    if (IsStalled() && is_iwarp) return {.status = RxStatus::kWouldBlock};
+    if (discarded_head_ > 0) {
+      const RxResult placed = below_->Place(discarded_head_, {});
+      if (placed.status != RxStatus::kReady) return placed;
+      discarded_head_ = 0;
+    }
+    if (discarded == kMostDiscarded) {
+      more_ = true;
+      return {.status = RxStatus::kWouldBlock};
+    }
+    const RxResult result = below_->NextRecord(record);
+    if (result.status != RxStatus::kReady) return result;
+    const FaultVerdict verdict =
+        LosesAll() ? FaultVerdict{FaultAction::kDrop} : Judge(FaultDirection::kReceived, record->head, record->length);
+    if (!verdict.action) return result;
+    if (verdict.action != FaultAction::kDisconnect) {
+      discarded_head_ = record->head.size();
+    } else if (is_iwarp) {
+      // There is nothing to wait for; on InfiniBand the next flush tells the peer.
+      Cut();
+      below_->stream().Abort();
+    }
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<Llp> WithFaultRules(std::unique_ptr<Llp> below, std::shared_ptr<ConnectionFaults> faults,
+                                    FaultTapOptions options) {
+  return std::make_unique<FaultTap>(std::move(below), std::move(faults), std::move(options));
+}
+
+}  // namespace stagecoach::emu

@@ -1,0 +1,48 @@
+// WithFaultRules: a record layer that does to its connection what fault rules say (emu/fault/plan.h).
+//
+// What each fault is, to the owner and on the wire:
+//
+//   drop        The record is not sent, and counts as sent; or what has arrived is thrown away. InfiniBand alone.
+//   delay       The record waits here, and those behind it with it: what is late is never overtaken.
+//   stall       From this record on nothing leaves, and nothing that arrives is taken. The stream stays. On iWARP it
+//               fills up; an InfiniBand network that is silent loses what is sent, which then counts as sent.
+//   disconnect  The record is not sent, or not taken, and nothing is any more. On iWARP the stream is reset, behind
+//               what it has taken so far; both ends find out as they would from any reset (ECONNRESET). An InfiniBand
+//               QP would open another stream, so the peer is told by a packet of our own, `farewell`, and hold() tells
+//               the owner. A peer whose stream has no room for it finds out by its retries.
+//
+// Goes on top of a capture's tap, so that captures show what is on the wire when this is done with it: a record that is
+// dropped is not in the capture of the end that drops it on its way out, one that is delayed is there when it leaves.
+// Segments that cannot be decoded are passed on as they are; the engines judge them.
+//
+// Not thread-safe, as the layer below.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/trace.h"
+#include "emu/fabric/fabric.h"
+#include "emu/fault/plan.h"
+#include "emu/llp/llp.h"
+
+namespace stagecoach::emu {
+
+struct FaultTapOptions {
+  const Fabric& fabric;  // its clock; outlives the tap, as does `trace`
+  TraceSink* trace = nullptr;
+  std::string name;  // in traces
+  FaultTransport transport = FaultTransport::kIwarp;
+  // Of InfiniBand connections.
+  uint32_t mtu = 0;
+  std::vector<std::byte> farewell;
+};
+
+// `faults` may have been through an earlier stream of the same connection.
+std::unique_ptr<Llp> WithFaultRules(std::unique_ptr<Llp> below, std::shared_ptr<ConnectionFaults> faults,
+                                    FaultTapOptions options);
+
+}  // namespace stagecoach::emu
