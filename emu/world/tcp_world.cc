@@ -12,6 +12,7 @@
 #include "emu/backend/tcp/tcp_fabric.h"
 #include "emu/tap/pcapng_writer.h"
 #include "emu/world/record_file.h"
+#include "emu/world/rule_words.h"
 #include "emu/world/world.h"
 
 namespace stagecoach::emu {
@@ -88,6 +89,7 @@ class TcpWorld final : public World {
     parts.trace = options.trace != nullptr ? options.trace : trace_.get();
     parts.capture = std::move(capture);
     parts.complain = Say;
+    if (!options.rules.empty()) parts.faults = PlanThatSpeaks(options.rules);
     return parts;
   }
 
@@ -99,6 +101,7 @@ class TcpWorld final : public World {
 }  // namespace
 
 Result<std::unique_ptr<World>, std::string> MakeTcpWorld(const WorldOptions& options) {
+  if (std::string why = WhyNoRules(options.profile, options.rules); !why.empty()) return Err(std::move(why));
   Records records;
   if (options.trace == nullptr && !options.trace_path.empty()) {
     const auto file = OpenFile("trace file", options.trace_path, {});

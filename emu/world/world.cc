@@ -95,10 +95,36 @@ void IgnoreAloud(const std::string& complaint) {
   std::fprintf(stderr, "stagecoach: %s; ignored\n", complaint.c_str());
 }
 
+// Those of the environment, if all of them can be carried out.
+void Rules(const char* name, WorldOptions* options) {
+  const char* const text = std::getenv(name);
+  if (text == nullptr) return;
+  options->rules.clear();
+  const auto rules = ParseFaultRules(text);
+  std::string wrong = rules ? WhyNoRules(options->profile, *rules) : rules.error().Explain(text);
+  if (wrong.empty()) {
+    options->rules = *rules;
+    return;
+  }
+  options->without_device = true;
+  std::fprintf(stderr, "stagecoach: %s: %s\nstagecoach: without its faults, no device can be opened\n", name,
+               wrong.c_str());
+}
+
 DeviceProfile ProfileOf(const WorldOptions& options) {
   DeviceProfile profile = options.profile;
   profile.want_crc = options.crc;
   return profile;
+}
+
+FaultTransport FaultTransportOf(const DeviceProfile& profile) {
+  switch (profile.transport) {
+    case TransportKind::kIwarp:
+      return FaultTransport::kIwarp;
+    case TransportKind::kInfiniband:
+      return FaultTransport::kInfiniband;
+  }
+  return FaultTransport::kIwarp;
 }
 
 CaptureStyle StyleOf(const DeviceProfile& profile) {
@@ -117,6 +143,7 @@ NicOptions NicOptionsOf(HostParts& parts) {
   options.stags = std::move(parts.stags);
   options.trace = parts.trace;
   options.complain = std::move(parts.complain);
+  options.faults = parts.faults;
   if (parts.capture != nullptr) options.tap = CaptureFabric::WrapRecords;
   return options;
 }
@@ -160,12 +187,21 @@ std::unique_ptr<World> StartTcpWorld() {
 
 }  // namespace
 
+std::string WhyNoRules(const DeviceProfile& profile, const std::vector<FaultRule>& rules) {
+  for (const FaultRule& rule : rules) {
+    if (const auto why = WhyNotOn(FaultTransportOf(profile), rule)) return "'" + ToString(rule) + "': " + *why;
+  }
+  return {};
+}
+
 void TakePortsFromEnvironment(DeviceProfile* profile) {
   Ports("STAGECOACH_PORTS", profile, IgnoreAloud);
 }
 
 WorldOptions OptionsFromEnvironment(WorldOptions defaults) {
-  return FromEnvironment(std::move(defaults), IgnoreAloud);
+  WorldOptions options = FromEnvironment(std::move(defaults), IgnoreAloud);
+  Rules("STAGECOACH_RULES", &options);
+  return options;
 }
 
 std::vector<std::string> WrongInEnvironment() {
@@ -180,8 +216,11 @@ Host::Host(HostParts parts, const WorldOptions& options)
                      ? std::make_unique<CaptureFabric>(parts.fabric, parts.capture, StyleOf(options.profile))
                      : nullptr),
       fabric_(capturing_ != nullptr ? static_cast<Fabric&>(*capturing_) : *parts.fabric),
+      faults_(parts.faults),
       nic_(fabric_, ProfileOf(options), NicOptionsOf(parts)),
-      cm_(nic_, options.cm) {}
+      cm_(nic_, options.cm) {
+  if (options.without_device) nic_.Fail();
+}
 
 Host::~Host() {
   api_state.reset();

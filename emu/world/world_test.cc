@@ -4,10 +4,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <cstdlib>
 #include <memory>
 #include <string>
+#include <vector>
 
+#include "emu/world/rule_words.h"
 #include "emu/world/simulated_world.h"
 
 namespace stagecoach::emu {
@@ -57,6 +61,108 @@ TEST(WorldOptions, PortsAreTakenFromTheEnvironmentWhoeverChoseTheProfile) {
   EXPECT_EQ(chosen.name, "hostile");
   EXPECT_EQ(chosen.port_base, 30000);
   EXPECT_EQ(chosen.port_count, 8);
+}
+
+TEST(WorldOptions, RulesAreTakenFromTheEnvironment) {
+  Environment rules("STAGECOACH_RULES", "disconnect message=10; stall connection=2");
+  const WorldOptions options = OptionsFromEnvironment();
+  EXPECT_EQ(ToString(options.rules), "disconnect message=10; stall connection=2");
+  EXPECT_FALSE(options.without_device);
+}
+
+// A test of a fault must not run without it.
+TEST(WorldOptions, WithRulesThatCannotBeCarriedOutThereIsNoDevice) {
+  for (const char* const text : {"disconect message=10", "stall; drop message=3"}) {
+    Environment rules("STAGECOACH_RULES", text);
+    testing::internal::CaptureStderr();
+    const WorldOptions options = OptionsFromEnvironment();
+    const std::string said = testing::internal::GetCapturedStderr();
+    EXPECT_TRUE(options.rules.empty());
+    ASSERT_TRUE(options.without_device);
+    EXPECT_NE(said.find("stagecoach: STAGECOACH_RULES: '"), std::string::npos) << said;
+    EXPECT_NE(said.find("no device can be opened"), std::string::npos) << said;
+    SimulatedWorld world(SimWorld::Options{}, options);
+    EXPECT_EQ(world.AddHost("a", {Address("10.0.0.1")}).nic().OpenContext().error(), EIO);
+  }
+}
+
+TEST(WorldOptions, WhatATransportCanDoDependsOnTheProfile) {
+  Environment rules("STAGECOACH_RULES", "drop message=3");
+  Environment name("STAGECOACH_PROFILE", "roce");
+  EXPECT_EQ(OptionsFromEnvironment().rules.size(), 1u);
+  WorldOptions options;
+  options.rules = OptionsFromEnvironment().rules;
+  const auto made = MakeTcpWorld(options);
+  ASSERT_FALSE(made.has_value());
+  EXPECT_NE(made.error().find("'drop message=3': iWARP cannot lose a segment"), std::string::npos) << made.error();
+}
+
+TEST(SimulatedWorld, EachHostCountsByItself) {
+  WorldOptions options;
+  options.rules = ParseFaultRules("stall message=4").value();
+  SimulatedWorld world(SimWorld::Options{}, options);
+  Host& a = world.AddHost("a", {Address("10.0.0.1")});
+  Host& b = world.AddHost("b", {Address("10.0.0.2")});
+  ASSERT_NE(a.faults(), nullptr);
+  EXPECT_NE(a.faults(), b.faults());
+  EXPECT_EQ(a.faults()->rules(), options.rules);
+}
+
+SegmentFacts WholeMessage() {
+  return {};
+}
+
+TEST(RuleWords, ARuleThatNeverFiredIsNamedWithWhatThereWas) {
+  const auto plan = FaultPlan::Make(
+      ParseFaultRules("stall message=9; delay=1us; stall message=2 every=5; disconnect message=3").value());
+  const auto faults = plan->NewConnection();
+  for (int i = 0; i < 3; ++i) faults->Judge(FaultDirection::kSent, WholeMessage());
+  EXPECT_EQ(LastWordsOf(*plan),
+            (std::vector<std::string>{
+                "rule 'stall message=9' never fired: 1 connection, 3 messages sent and 0 received",
+                "rule 'stall message=2 every=5' never fired: 1 connection, 3 messages sent and 0 received, of which "
+                "1 segment matched"}));
+  const auto unused = FaultPlan::Make(ParseFaultRules("stall").value());
+  EXPECT_EQ(LastWordsOf(*unused), (std::vector<std::string>{"rule 'stall' never fired: 0 connections"}));
+}
+
+// Of a rule that fires again and again the first ten times are told, and the number at the end.
+TEST(RuleWords, FiringsAreToldAsLongAsTheyAreNews) {
+  testing::internal::CaptureStderr();
+  const auto plan = PlanThatSpeaks(ParseFaultRules("delay=1us; delay=2us message=4").value());
+  const auto faults = plan->NewConnection();
+  for (int i = 0; i < 12; ++i) faults->Judge(FaultDirection::kSent, WholeMessage());
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(std::count(said.begin(), said.end(), '\n'), 11) << said;
+  EXPECT_NE(said.find("stagecoach: rule 'delay=2us message=4' fired: connection 1, message 4 sent (send)\n"),
+            std::string::npos)
+      << said;
+  EXPECT_NE(said.find("message 10 sent (send); that makes ten, and no more is said\n"), std::string::npos) << said;
+  EXPECT_EQ(LastWordsOf(*plan), (std::vector<std::string>{"rule 'delay=1us' fired 12 times"}));
+}
+
+// A process that has rules says so when it ends, and a forked child has none of its parent's to speak of.
+TEST(RuleWords, TheEndIsToldByWhoSawIt) {
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  const pid_t process = fork();
+  if (process == 0) {
+    dup2(ends[1], STDERR_FILENO);
+    PlanThatSpeaks(ParseFaultRules("stall message=9").value());
+    const pid_t child = fork();
+    if (child == 0) std::exit(0);
+    int status = 0;
+    std::exit(waitpid(child, &status, 0) == child ? status : 1);
+  }
+  close(ends[1]);
+  std::string said;
+  char buffer[256];
+  for (ssize_t size = 0; (size = read(ends[0], buffer, sizeof(buffer))) > 0;) said.append(buffer, size);
+  close(ends[0]);
+  int status = 1;
+  ASSERT_EQ(waitpid(process, &status, 0), process);
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(said, "stagecoach: rule 'stall message=9' never fired: 0 connections\n");
 }
 
 TEST(WorldOptions, AValueThatMeansNothingIsReportedAndIgnored) {

@@ -1,0 +1,83 @@
+#include "emu/world/rule_words.h"
+
+#include <unistd.h>
+
+#include <mutex>
+#include <utility>
+
+namespace stagecoach::emu {
+namespace {
+
+constexpr uint64_t kFiringsTold = 10;
+
+// One write, so that lines of several processes do not mix.
+void Say(const std::string& text) {
+  const std::string line = "stagecoach: " + text + "\n";
+  // Who does not listen does not hear.
+  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
+}
+
+void SayFired(const FaultFiring& firing) {
+  if (firing.count > kFiringsTold) return;
+  std::string text = ToString(firing);
+  if (firing.count == kFiringsTold && firing.rule->times > kFiringsTold)
+    text += "; that makes ten, and no more is said";
+  Say(text);
+}
+
+std::string Count(uint64_t count, const char* what) {
+  return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
+}
+
+// The plans of this process. Its destructor runs at exit.
+class Plans {
+ public:
+  ~Plans() {
+    // A forked child has what its parent knew, and nothing to say of it.
+    if (process_ != ::getpid()) return;
+    for (const std::shared_ptr<FaultPlan>& plan : plans_) {
+      for (const std::string& line : LastWordsOf(*plan)) Say(line);
+    }
+  }
+  // Worlds are made one at a time (World::Current), so that no fork finds this under way.
+  void Add(std::shared_ptr<FaultPlan> plan) {
+    std::lock_guard lock(mutex_);
+    if (process_ != ::getpid()) plans_.clear();
+    process_ = ::getpid();
+    plans_.push_back(std::move(plan));
+  }
+
+ private:
+  std::mutex mutex_;
+  pid_t process_ = 0;
+  std::vector<std::shared_ptr<FaultPlan>> plans_;
+};
+
+}  // namespace
+
+std::shared_ptr<FaultPlan> PlanThatSpeaks(std::vector<FaultRule> rules) {
+  static Plans plans;
+  auto plan = FaultPlan::Make(std::move(rules), SayFired);
+  plans.Add(plan);
+  return plan;
+}
+
+std::vector<std::string> LastWordsOf(const FaultPlan& plan) {
+  std::vector<std::string> lines;
+  for (size_t i = 0; i < plan.rules().size(); ++i) {
+    const FaultPlan::RuleCounters counters = plan.counters(i);
+    const std::string rule = "rule '" + ToString(plan.rules()[i]) + "' ";
+    if (counters.fired > kFiringsTold) lines.push_back(rule + "fired " + Count(counters.fired, "time"));
+    if (counters.fired > 0) continue;
+    const FaultPlan::Seen seen = plan.seen();
+    std::string why = Count(seen.connections, "connection");
+    if (seen.sent + seen.received > 0) {
+      why += ", " + Count(seen.sent, "message") + " sent and " + std::to_string(seen.received) + " received";
+    }
+    if (counters.matched > 0) why += ", of which " + Count(counters.matched, "segment") + " matched";
+    lines.push_back(rule + "never fired: " + why);
+  }
+  return lines;
+}
+
+}  // namespace stagecoach::emu
