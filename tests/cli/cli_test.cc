@@ -177,6 +177,23 @@ TEST_F(CliTest, PingOfAProgramTheServerHasNotSaysSo) {
   EXPECT_NE(ping.err.find("program 100003 not available"), std::string::npos) << ping.err;
 }
 
+// The rules of a command are its own process's.
+TEST_F(CliTest, ARuleEndsTheConnectionOfACommand) {
+  if (Run({"devinfo", "roce"}).code == 2) GTEST_SKIP() << "this build uses the system's RDMA device";
+  Serve();
+  const Outcome ping = Run({"ping", "-c", "10", "--rule", "disconnect kind=send message=4 direction=sent", Url()});
+  EXPECT_EQ(ping.code, 1);
+  EXPECT_NE(
+      ping.err.find("stagecoach: rule 'disconnect message=4 direction=sent kind=send' fired: connection 1, message "
+                    "4 sent (send)\n"),
+      std::string::npos)
+      << ping.err;
+  ExpectServerAlive();
+  const Outcome wrong = Run({"ping", "--rule", "disconnect=4", Url()});
+  EXPECT_EQ(wrong.code, 2);
+  EXPECT_EQ(wrong.err, "stagecoach: ping: --rule: disconnect takes no value\n  disconnect=4\n  ^~~~~~~~~~~~\n");
+}
+
 TEST_F(CliTest, CapturesStartWithAPcapngSectionHeader) {
   if (Run({"devinfo", "roce"}).code == 2) GTEST_SKIP() << "this build uses the system's RDMA device";
   Serve();

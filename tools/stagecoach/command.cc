@@ -16,8 +16,10 @@
 #include "tools/stagecoach/text.h"
 
 #if !defined(STAGECOACH_RDMA_CORE)
+#include "emu/fault/rule.h"
 #include "emu/nic/device_profile.h"
 #include "emu/world/record_file.h"
+#include "emu/world/world.h"
 #endif
 
 namespace stagecoach::cli {
@@ -26,6 +28,7 @@ namespace {
 #if !defined(STAGECOACH_RDMA_CORE)
 // What says to the device, when it is first used, which one it is (emu/world/world.h).
 constexpr const char* kProfileVariable = "STAGECOACH_PROFILE";
+constexpr const char* kRulesVariable = "STAGECOACH_RULES";
 #endif
 
 // Those that the two ends can tell each other (ClientOptions::inline_threshold).
@@ -86,6 +89,11 @@ void AddDeviceOptions(CLI::App& command, DeviceOptions& options) {
   command.add_option("--profile", options.profile, "Which device to emulate; both ends need one of the same transport")
       ->type_name("NAME")
       ->check(CLI::IsMember({"iwarp", "roce", "minimal", "hostile"}));
+  command
+      .add_option("--rule", options.rules,
+                  "Inject a fault, such as 'disconnect message=10'; may be given several times (docs/faults.md)")
+      ->type_name("RULE")
+      ->allow_extra_args(false);
 }
 
 void AddCommonOptions(CLI::App& command, CommonOptions& options) {
@@ -102,29 +110,71 @@ uint32_t InlineThresholdOf(const CommonOptions& options) {
   return static_cast<uint32_t>(*ParseSize(options.inline_threshold));
 }
 
-bool ApplyDeviceOptions(std::string_view command, const DeviceOptions& options) {
 #if defined(STAGECOACH_RDMA_CORE)
-  if (!options.pcap.empty()) {
-    Complain(command,
-             "--pcap: captures are made by the emulated device, and this build uses rdma-core; a build without "
-             "--config=rdma_core has them");
-    return false;
+int ApplyDeviceOptions(std::string_view command, const DeviceOptions& options) {
+  const struct {
+    bool given;
+    const char* text;
+  } kEmulated[] = {
+      {!options.pcap.empty(), "--pcap: captures are made by"},
+      {!options.profile.empty(), "--profile: is of"},
+      {!options.rules.empty(), "--rule: faults are injected by"},
+  };
+  for (const auto& option : kEmulated) {
+    if (!option.given) continue;
+    Complain(command, fmt::format("{} the emulated device, and this build uses rdma-core; a build without "
+                                  "--config=rdma_core has it",
+                                  option.text));
+    return kExitFailure;
   }
-  if (!options.profile.empty()) {
-    Complain(command,
-             "--profile: is of the emulated device, and this build uses rdma-core; a build without "
-             "--config=rdma_core has it");
-    return false;
-  }
-  return true;
+  return kExitOk;
+}
 #else
+namespace {
+
+// The rules of the options, or else of the environment, which no program is to start with when they are wrong. Says so,
+// and returns false.
+bool ApplyRules(std::string_view command, const std::vector<std::string>& options) {
+  const char* const inherited = std::getenv(kRulesVariable);
+  if (options.empty() && inherited == nullptr) return true;
+  const char* const profile_name = std::getenv(kProfileVariable);
+  const emu::DeviceProfile profile =
+      emu::ProfileByName(profile_name != nullptr ? profile_name : "").value_or(emu::IwarpProfile());
+  std::vector<emu::FaultRule> rules;
+  const auto add = [&](std::string_view from, std::string_view text) {
+    const auto parsed = emu::ParseFaultRules(text);
+    std::string wrong = parsed ? emu::WhyNoRules(profile, *parsed) : parsed.error().Explain(text);
+    if (parsed && parsed->empty() && !options.empty()) wrong = "there is no rule in it";
+    if (!wrong.empty()) {
+      Complain(command, fmt::format("{}: {}", from, wrong));
+      return false;
+    }
+    rules.insert(rules.end(), parsed->begin(), parsed->end());
+    return true;
+  };
+  for (const std::string& text : options) {
+    if (!add("--rule", text)) return false;
+  }
+  if (options.empty()) return add(kRulesVariable, inherited);
+  if (::setenv(kRulesVariable, emu::ToString(rules).c_str(), 1) == 0) return true;
+  Complain(command, fmt::format("--rule: {}", std::strerror(errno)));
+  return false;
+}
+
+}  // namespace
+
+int ApplyDeviceOptions(std::string_view command, const DeviceOptions& options) {
   if (!options.profile.empty() && ::setenv(kProfileVariable, options.profile.c_str(), 1) != 0) {
     Complain(command, fmt::format("--profile: {}", std::strerror(errno)));
-    return false;
+    return kExitFailure;
   }
-  return options.pcap.empty() || ApplyRecordOption(command, "--pcap", options.pcap, "STAGECOACH_PCAP");
-#endif
+  if (!ApplyRules(command, options.rules)) return kExitUsage;
+  if (!options.pcap.empty() && !ApplyRecordOption(command, "--pcap", options.pcap, "STAGECOACH_PCAP")) {
+    return kExitFailure;
+  }
+  return kExitOk;
 }
+#endif
 
 #if !defined(STAGECOACH_RDMA_CORE)
 bool ApplyRecordOption(std::string_view command, const char* option, const std::string& name, const char* variable) {

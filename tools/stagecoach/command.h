@@ -44,11 +44,13 @@ std::optional<Url> UrlArgument(std::string_view command, const std::string& text
 // What the emulated device is like.
 struct DeviceOptions {
   std::string pcap;
-  std::string profile;  // empty: what the environment says
+  std::string profile;             // empty: what the environment says
+  std::vector<std::string> rules;  // empty: what the environment says
 };
 void AddDeviceOptions(CLI::App& command, DeviceOptions& options);
-// Acts on them; before the first use of a device. Complains and returns false when one cannot be honoured.
-bool ApplyDeviceOptions(std::string_view command, const DeviceOptions& options);
+// Acts on them; before the first use of a device. Complains when one cannot be honoured, and returns the exit code; 0:
+// go on.
+int ApplyDeviceOptions(std::string_view command, const DeviceOptions& options);
 
 // A file in which the device records, in a variable of its environment, for processes that may change their folder.
 // Complains and returns false when it cannot be made. Not in builds over rdma-core.

@@ -26,7 +26,7 @@ void AddCopyOptions(CLI::App& command, CopyOptions& options) {
 }
 
 int RunCopy(std::string_view command, const Url& url, const CopyOptions& options, const Copy& copy) {
-  if (!ApplyDeviceOptions(command, options.client.common.device)) return kExitFailure;
+  if (const int code = ApplyDeviceOptions(command, options.client.common.device); code != kExitOk) return code;
   Session session(url.server, ToSessionOptions(options.client));
   const std::string what = fmt::format("{} {}", command, session.UrlOf(url.path));
   TransferOptions transfer{static_cast<uint32_t>(*ParseSize(options.chunk)), options.depth, options.quiet};

@@ -29,7 +29,7 @@ void Print(const std::vector<file::Entry>& entries) {
 int Ls(const std::string& text, EntryBudget budget, uint32_t page_bytes, const ClientCommandOptions& options) {
   const auto url = UrlArgument("ls", text);
   if (!url) return kExitUsage;
-  if (!ApplyDeviceOptions("ls", options.common.device)) return kExitFailure;
+  if (const int code = ApplyDeviceOptions("ls", options.common.device); code != kExitOk) return code;
   Session session(url->server, ToSessionOptions(options));
   const auto run = [&]() -> Result<std::vector<file::Entry>, Error> {
     if (auto connected = session.Connect(); !connected) return Err(connected.error());

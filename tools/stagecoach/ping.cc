@@ -82,7 +82,7 @@ int Ping(const PingOptions& options) {
     Complain("ping", server.error());
     return kExitUsage;
   }
-  if (!ApplyDeviceOptions("ping", options.client.common.device)) return kExitFailure;
+  if (const int code = ApplyDeviceOptions("ping", options.client.common.device); code != kExitOk) return code;
   Session session({server->host, server->port.value_or(kDefaultPort)}, ToSessionOptions(options.client));
   std::string where = server->port ? ToString(session.server()) : server->host;
   std::vector<Duration> samples;

@@ -74,7 +74,7 @@ std::string ValueOf(const char* variable) {
 bool SetEnvironment(const RunOptions& options, const std::string& libraries) {
   DeviceOptions device = options.device;
   if (device.profile.empty() && std::getenv("STAGECOACH_PROFILE") == nullptr) device.profile = kDefaultProfile;
-  if (!ApplyDeviceOptions("run", device)) return false;
+  if (ApplyDeviceOptions("run", device) != kExitOk) return false;
   if (!options.trace.empty() && !ApplyRecordOption("run", "--trace", options.trace, "STAGECOACH_TRACE")) return false;
   if (std::getenv(kListenerPatienceVariable) == nullptr && !SetVariable(kListenerPatienceVariable, kListenerPatience)) {
     return false;

@@ -171,7 +171,7 @@ int Serve(const ServeOptions& options) {
     Complain("serve", fmt::format("--listen {}", where.error()));
     return kExitUsage;
   }
-  if (!ApplyDeviceOptions("serve", options.common.device)) return kExitFailure;
+  if (const int code = ApplyDeviceOptions("serve", options.common.device); code != kExitOk) return code;
   const auto store = file::FileStore::Open(options.directory, {.read_only = options.read_only, .follow_links = true});
   if (!store) {
     Complain("serve", store.error().text);
