@@ -1,5 +1,6 @@
 #include "tests/support/pcap_reader.h"
 
+#include <algorithm>
 #include <fstream>
 #include <iterator>
 #include <map>
@@ -31,8 +32,8 @@ uint32_t FileU32(ConstBytes file, size_t at, bool swapped) {
 struct Segment {
   uint32_t source_address = 0, destination_address = 0;
   uint16_t source_port = 0, destination_port = 0;
-  uint32_t sequence = 0;
-  bool syn = false, ack = false, fin = false;
+  uint32_t sequence = 0, acknowledgement = 0;
+  bool syn = false, ack = false, fin = false, reset = false;
   ConstBytes payload;
 };
 
@@ -41,12 +42,13 @@ std::optional<Segment> ParseTcp(ConstBytes packet, Segment segment) {
   segment.source_port = in.U16();
   segment.destination_port = in.U16();
   segment.sequence = in.U32();
-  in.Skip(4);
+  segment.acknowledgement = in.U32();
   const size_t header_size = static_cast<size_t>(in.U8() >> 4) * 4;
   const uint8_t flags = in.U8();
   if (!in.ok() || header_size < 20 || header_size > packet.size()) return std::nullopt;
   segment.fin = (flags & 0x01) != 0;
   segment.syn = (flags & 0x02) != 0;
+  segment.reset = (flags & 0x04) != 0;
   segment.ack = (flags & 0x10) != 0;
   segment.payload = packet.subspan(header_size);
   return segment;
@@ -85,6 +87,7 @@ class Assembler {
     if (!next_.has_value()) next_ = sequence + 1;
   }
   void OnSegment(const Segment& segment, TcpDirection& out) {
+    out.reset |= segment.reset;
     if (!next_.has_value()) return;
     const uint32_t start = segment.sequence + (segment.syn ? 1 : 0);
     if (!segment.payload.empty()) waiting_.emplace(Distance(start), segment.payload);
@@ -99,6 +102,13 @@ class Assembler {
     }
     out.gap = !waiting_.empty();
     out.fin = fin_at_.has_value() && *fin_at_ == Position(out);
+  }
+  // What the other end says it has of this direction.
+  void OnAcknowledgement(uint32_t number, const TcpDirection& out, TcpPacket& packet) const {
+    if (!next_.has_value()) return;
+    const int64_t has = Distance(number);
+    packet.acknowledged = static_cast<uint64_t>(std::clamp<int64_t>(has, 0, Position(out)));
+    packet.fin_acknowledged = fin_at_.has_value() && has > *fin_at_;
   }
 
  private:
@@ -121,12 +131,18 @@ class Reassembly {
     const Key backward{s.destination_address, s.destination_port, s.source_address, s.source_port};
     if (s.syn && !s.ack) Open(forward, s);
     if (const auto it = live_.find(forward); it != live_.end()) {
-      states_[it->second].client.OnSegment(s, capture.connections[it->second].from_client);
+      State& state = states_[it->second];
+      TcpConnection& connection = capture.connections[it->second];
+      state.client.OnSegment(s, connection.from_client);
+      Note(s, true, connection, connection.from_client, state.server, connection.from_server);
       return true;
     }
     if (const auto it = live_.find(backward); it != live_.end()) {
-      if (s.syn) states_[it->second].server.OnSyn(s.sequence);
-      states_[it->second].server.OnSegment(s, capture.connections[it->second].from_server);
+      State& state = states_[it->second];
+      TcpConnection& connection = capture.connections[it->second];
+      if (s.syn) state.server.OnSyn(s.sequence);
+      state.server.OnSegment(s, connection.from_server);
+      Note(s, false, connection, connection.from_server, state.client, connection.from_client);
       return true;
     }
     return false;
@@ -140,6 +156,13 @@ class Reassembly {
     Assembler client, server;
   };
 
+  static void Note(const Segment& s, bool from_client, TcpConnection& connection, const TcpDirection& own,
+                   const Assembler& other_assembler, const TcpDirection& other) {
+    TcpPacket packet{.from_client = from_client, .sent = own.bytes.size(), .fin = own.fin, .reset = s.reset};
+    if (s.ack) other_assembler.OnAcknowledgement(s.acknowledgement, other, packet);
+    connection.packets.push_back(packet);
+  }
+
   // A repeated SYN is the same connection; another sequence number on the same ports is the next one.
   void Open(const Key& key, const Segment& s) {
     const auto it = live_.find(key);
@@ -152,7 +175,8 @@ class Reassembly {
                                    .server_address = s.destination_address,
                                    .server_port = s.destination_port,
                                    .from_client = {},
-                                   .from_server = {}});
+                                   .from_server = {},
+                                   .packets = {}});
   }
 
   std::map<Key, size_t> live_;

@@ -21,6 +21,18 @@ struct TcpDirection {
   // Set when the capture lacks bytes: `bytes` ends before the gap.
   bool gap = false;
   bool fin = false;
+  bool reset = false;
+};
+
+// What one packet of a connection says of how far its sender had come. What a sender does follows from no more of the
+// other end's bytes than it has acknowledged by then, wherever on the path the capture was taken.
+struct TcpPacket {
+  bool from_client = false;
+  uint64_t sent = 0;              // bytes of the sender's stream that the capture holds by now, in order
+  uint64_t acknowledged = 0;      // bytes of the other end's stream that the sender has; at most what the capture holds
+  bool fin_acknowledged = false;  // and it knows that there will be no more
+  bool fin = false;               // the sender has ended its stream, with this packet or before
+  bool reset = false;
 };
 
 struct TcpConnection {
@@ -30,6 +42,7 @@ struct TcpConnection {
   uint16_t server_port = 0;
   TcpDirection from_client;
   TcpDirection from_server;
+  std::vector<TcpPacket> packets;  // in the order of the capture, from the SYN on
 
   std::string Name() const;  // "10.0.2.15:56258 -> 10.0.2.15:7174"
 };

@@ -11,13 +11,14 @@ namespace {
 
 using Bytes = std::vector<std::byte>;
 
-constexpr uint8_t kFin = 1, kSyn = 2, kAck = 16;
+constexpr uint8_t kFin = 1, kSyn = 2, kReset = 4, kAck = 16;
 
 // Writes pcap files packet by packet, big-endian.
 class PcapWriter {
  public:
   explicit PcapWriter(uint32_t link = 1) { Append({0xa1b2c3d4, 0x00020004, 0, 0, 65535, link}); }
-  void Packet(bool from_client, uint32_t sequence, uint8_t flags, std::string_view payload) {
+  void Packet(bool from_client, uint32_t sequence, uint8_t flags, std::string_view payload,
+              uint32_t acknowledgement = 0) {
     Bytes frame(14 + 20 + 20 + payload.size());
     ByteWriter out(frame);
     out.Zeros(12);
@@ -34,7 +35,7 @@ class PcapWriter {
     out.U16(from_client ? 1000 : 2000);
     out.U16(from_client ? 2000 : 1000);
     out.U32(sequence);
-    out.U32(0);
+    out.U32(acknowledgement);
     out.U8(0x50);
     out.U8(flags);
     out.U16(0);
@@ -87,6 +88,40 @@ TEST(PcapReader, AStreamEndsBeforeAGap) {
   ASSERT_TRUE(capture.has_value());
   EXPECT_EQ(AsText(capture->connections[0].from_client.bytes), "ab");
   EXPECT_TRUE(capture->connections[0].from_client.gap);
+}
+
+TEST(PcapReader, EachPacketSaysHowFarItsSenderHadCome) {
+  PcapWriter pcap;
+  pcap.Packet(true, 0xffffffff, kSyn, "");
+  pcap.Packet(false, 500, kSyn | kAck, "", 0);
+  pcap.Packet(true, 0, kAck, "abc", 501);
+  pcap.Packet(false, 501, kAck | kFin, "xyz", 0);  // sent before "abc" came
+  pcap.Packet(true, 5, kAck, "f", 501);            // early
+  pcap.Packet(true, 3, kAck, "de", 503);
+  pcap.Packet(true, 6, kAck, "", 505);
+  pcap.Packet(false, 505, kReset, "", 1000);  // without ACK the number means nothing
+  const auto capture = ReadTcpCapture(pcap.file());
+  ASSERT_TRUE(capture.has_value());
+  const TcpConnection& c = capture->connections.at(0);
+  EXPECT_FALSE(c.from_client.reset);
+  EXPECT_TRUE(c.from_server.reset);
+  const std::vector<TcpPacket>& p = c.packets;
+  ASSERT_EQ(p.size(), 8u);
+  const auto is = [](const TcpPacket& packet, bool from_client, uint64_t sent, uint64_t acknowledged) {
+    return packet.from_client == from_client && packet.sent == sent && packet.acknowledged == acknowledged;
+  };
+  EXPECT_TRUE(is(p[0], true, 0, 0));
+  EXPECT_TRUE(is(p[1], false, 0, 0));
+  EXPECT_TRUE(is(p[2], true, 3, 0));
+  EXPECT_TRUE(is(p[3], false, 3, 0));
+  EXPECT_TRUE(p[3].fin);
+  EXPECT_TRUE(is(p[4], true, 3, 0));
+  EXPECT_TRUE(is(p[5], true, 6, 2));
+  EXPECT_FALSE(p[5].fin_acknowledged);
+  EXPECT_TRUE(is(p[6], true, 6, 3));
+  EXPECT_TRUE(p[6].fin_acknowledged);
+  EXPECT_TRUE(is(p[7], false, 3, 0));
+  EXPECT_TRUE(p[7].reset);
 }
 
 TEST(PcapReader, PortsUsedAgainAreAnotherConnection) {
