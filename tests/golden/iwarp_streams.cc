@@ -16,6 +16,8 @@ ConstBytes LeadingFrame(MpaFrameKind kind, ConstBytes stream) {
   return size.has_value() && *size <= stream.size() ? stream.first(*size) : ConstBytes{};
 }
 
+}  // namespace
+
 std::vector<RecordedFpdu> CutFpdus(ConstBytes& stream) {
   std::vector<RecordedFpdu> fpdus;
   while (stream.size() >= emu::wire::kMpaLengthSize) {
@@ -32,7 +34,13 @@ std::vector<RecordedFpdu> CutFpdus(ConstBytes& stream) {
   return fpdus;
 }
 
-}  // namespace
+std::vector<std::byte> WithoutSegmentationFlag(ConstBytes frame) {
+  std::vector<std::byte> bytes(frame.begin(), frame.end());
+  if (bytes.size() > emu::wire::kMpaKeySize) {
+    bytes[emu::wire::kMpaKeySize] &= ~std::byte{emu::wire::kMpaFlagSiwSegmentationOffload};
+  }
+  return bytes;
+}
 
 std::optional<IwarpConnection> CutIwarp(const TcpConnection& connection) {
   IwarpConnection iwarp;

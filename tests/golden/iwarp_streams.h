@@ -32,6 +32,12 @@ struct IwarpConnection {
   ConstBytes server_rest;
 };
 
+// Cuts whole FPDUs off the front of `stream`; what is left of it is less than one.
+std::vector<RecordedFpdu> CutFpdus(ConstBytes& stream);
+
+// A Request or Reply without siw's private flag, which we neither set nor copy.
+std::vector<std::byte> WithoutSegmentationFlag(ConstBytes frame);
+
 // nullopt when the client did not send a whole MPA Request: another protocol.
 std::optional<IwarpConnection> CutIwarp(const TcpConnection& connection);
 
