@@ -277,19 +277,27 @@ bool IsRdma(std::string_view name) {
   return name.starts_with("infiniband");
 }
 
+// By number: glibc has these two since 2.36 alone.
+int CopyOfMounts(const char* below) {
+  return static_cast<int>(
+      ::syscall(SYS_open_tree, AT_FDCWD, below, OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_RECURSIVE));
+}
+bool MountCopy(int mounts, const char* at) {
+  return ::syscall(SYS_move_mount, mounts, "", AT_FDCWD, at, MOVE_MOUNT_F_EMPTY_PATH) == 0;
+}
+
 // What makes pseudo-terminals looks for them in the folder "pts" beside itself, in its own mount (devpts of Linux):
 // bound alone it finds none. So it is reached in a copy of the mount as it was, in a folder that listings do not show.
 Reason CoverDev() {
   constexpr const char* kOriginal = "/dev/.stagecoach";
   struct stat status {};
   const bool has_ptmx = ::lstat("/dev/ptmx", &status) == 0 && S_ISCHR(status.st_mode);
-  const Fd original(has_ptmx ? ::open_tree(AT_FDCWD, "/dev", OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_RECURSIVE) : -1);
+  const Fd original(has_ptmx ? CopyOfMounts("/dev") : -1);
   if (has_ptmx && !original.ok()) return fmt::format("/dev: cannot be copied: {}", Words(errno));
   const auto hidden = [&](std::string_view name) { return IsRdma(name) || (has_ptmx && name == "ptmx"); };
   return Cover("/dev", hidden, [&]() -> Reason {
     if (!has_ptmx) return AddNode();
-    if (::mkdir(kOriginal, 0755) != 0 ||
-        ::move_mount(original.get(), "", AT_FDCWD, kOriginal, MOVE_MOUNT_F_EMPTY_PATH) != 0 ||
+    if (::mkdir(kOriginal, 0755) != 0 || !MountCopy(original.get(), kOriginal) ||
         ::symlink(".stagecoach/ptmx", "/dev/ptmx") != 0) {
       return fmt::format("{}: {}", kOriginal, Words(errno));
     }
