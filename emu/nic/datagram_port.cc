@@ -1040,6 +1040,11 @@ void DatagramPort::TakeLink(const wire::CarrierHello& hello, std::unique_ptr<Str
   link->OnStreamReady();
 }
 
+bool DatagramPort::HasUnsent() const {
+  std::lock_guard lock(core_->mutex_);
+  return std::any_of(core_->links_.begin(), core_->links_.end(), [](const auto& each) { return !each.second->Idle(); });
+}
+
 DatagramPort::Counters DatagramPort::counters() const {
   Counters counters;
   counters.sent = core_->sent_;

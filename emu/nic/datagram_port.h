@@ -90,6 +90,9 @@ class DatagramPort {
   // Returns when nothing is being delivered to it and nothing will be.
   void Leave(QueuePair& qp);
 
+  // Whether any of what was sent is still here: its link is being opened, or its stream takes nothing. Any thread.
+  bool HasUnsent() const;
+
   // --- For the connection manager ---
 
   // Datagrams to QP 1 with its Q_Key, on the loop; others to QP 1 are dropped. `payload` is valid during the call. The

@@ -2,11 +2,15 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <charconv>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <future>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string_view>
@@ -159,6 +163,12 @@ World*& CurrentWorld() {
   return world;
 }
 
+// The one that was started by its first use.
+World*& StartedWorld() {
+  static World* world = nullptr;
+  return world;
+}
+
 // No thread is in here at the moment of a fork, so that the child finds the lock free; and it finds no world, since the
 // thread that moved the parent's is not with it.
 void PrepareForFork() {
@@ -172,8 +182,39 @@ void PrepareForFork() {
   });
 }
 
+// On the loop: gives what is posted to it its turn, then what that has posted, and so on for some rounds; then waits
+// for what is on its way to links. Then says so.
+void CatchUp(Host& host, int rounds, const std::shared_ptr<std::promise<void>>& caught_up) {
+  EventLoop& loop = host.fabric().loop();
+  const auto again = [&host, rounds, caught_up] { CatchUp(host, std::max(rounds - 1, 0), caught_up); };
+  if (rounds > 0) return loop.Post(again);
+  if (!host.nic().is_infiniband() || !host.nic().datagrams().HasUnsent()) return caught_up->set_value();
+  constexpr Duration kPause = 1ms;
+  loop.At(loop.Now() + kPause, again);
+}
+
+// What a program has said last (rdma_reject, rdma_disconnect) goes out, as it has when a kernel's device is told: here
+// it may be with the loop still, whose thread ends with the process. Bounded, as nobody knows what exit() has found the
+// thread at.
+void LetTheLoopCatchUp() {
+  // A message is posted to the connection manager, to its port, and to the stream.
+  constexpr int kRounds = 8;
+  constexpr auto kPatience = std::chrono::seconds(1);
+  const auto caught_up = std::make_shared<std::promise<void>>();
+  {
+    std::lock_guard lock(CurrentMutex());
+    // Not of a forked child, whose parent's it was.
+    if (CurrentWorld() == nullptr || CurrentWorld() != StartedWorld()) return;
+    Host& host = CurrentWorld()->current_host();
+    host.fabric().loop().Post([&host, caught_up] { CatchUp(host, kRounds, caught_up); });
+  }
+  caught_up->get_future().wait_for(kPatience);
+}
+
 // A program that runs is worth more than a file about it.
 std::unique_ptr<World> StartTcpWorld() {
+  static std::once_flag once;
+  std::call_once(once, [] { std::atexit(LetTheLoopCatchUp); });
   WorldOptions options = OptionsFromEnvironment();
   auto made = MakeTcpWorld(options);
   if (!made) {
@@ -230,7 +271,7 @@ World& World::Current() {
   PrepareForFork();
   std::lock_guard lock(CurrentMutex());
   World*& world = CurrentWorld();
-  if (world == nullptr) world = StartTcpWorld().release();
+  if (world == nullptr) world = StartedWorld() = StartTcpWorld().release();
   return *world;
 }
 

@@ -160,6 +160,18 @@ INSTANTIATE_TEST_SUITE_P(Without, Ends,
                                          End{"atexit-only-words", 0, "last-words"}),
                          [](const auto& info) { return NameOf(info.param.mode); });
 
+// What a device of hardware or the kernel would have sent by then.
+TEST_F(LifecycleTest, WhatAProgramSaysBeforeItExitsIsHeard) {
+  for (int i = 0; i < 5; ++i) {
+    port_ = FreePort();
+    server_ = Serve(Peer() + " refuse PORT", port_);
+    ASSERT_FALSE(HasFailure());
+    StartClient("be-refused");
+    EXPECT_EQ(client_->Wait(), 0) << client_->Err();
+    EXPECT_EQ(server_->Wait(), 0) << server_->Err();
+  }
+}
+
 class Killed : public LifecycleTest, public ::testing::WithParamInterface<int> {};
 
 TEST_P(Killed, ThePeerHearsOfItAtOnce) {

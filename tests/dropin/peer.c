@@ -136,19 +136,25 @@ static int drain(struct connection* c) {
   return flushed;
 }
 
-static void serve(uint16_t port, int expected) {
+/* The channel that hears of it. */
+static struct rdma_event_channel* listen_on(uint16_t port) {
   struct rdma_event_channel* events = rdma_create_event_channel();
   struct rdma_cm_id* listener;
-  struct connection connections[CONNECTIONS];
-  int count = 0;
-  int over = 0;
-  memset(connections, 0, sizeof connections);
   NEED(events && rdma_create_id(events, &listener, NULL, RDMA_PS_TCP) == 0);
   struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(port)};
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   NEED(rdma_bind_addr(listener, (struct sockaddr*)&address) == 0);
   NEED(rdma_listen(listener, CONNECTIONS) == 0);
   say("listening");
+  return events;
+}
+
+static void serve(uint16_t port, int expected) {
+  struct rdma_event_channel* events = listen_on(port);
+  struct connection connections[CONNECTIONS];
+  int count = 0;
+  int over = 0;
+  memset(connections, 0, sizeof connections);
   while (over < expected) {
     struct pollfd wanted[CONNECTIONS + 1] = {{.fd = events->fd, .events = POLLIN}};
     for (int i = 0; i < count; i++) {
@@ -228,13 +234,37 @@ static void resolve(struct connection* c, uint16_t port) {
   expect(c, RDMA_CM_EVENT_ROUTE_RESOLVED);
 }
 
-static void connect_to(struct connection* c, uint16_t port) {
+static void request(struct connection* c, uint16_t port) {
   resolve(c, port);
   prepare(c);
   struct rdma_conn_param parameters = {
       .responder_resources = 1, .initiator_depth = 1, .retry_count = 7, .rnr_retry_count = 7};
   NEED(rdma_connect(c->id, &parameters) == 0);
+}
+
+static void connect_to(struct connection* c, uint16_t port) {
+  request(c, port);
   expect(c, RDMA_CM_EVENT_ESTABLISHED);
+}
+
+static const char refusal[] = "not now";
+
+/* Ends at once. */
+static void refuse(uint16_t port) {
+  struct rdma_cm_event* event;
+  NEED(rdma_get_cm_event(listen_on(port), &event) == 0 && event->event == RDMA_CM_EVENT_CONNECT_REQUEST);
+  NEED(rdma_reject(event->id, refusal, sizeof refusal) == 0);
+  exit(0);
+}
+
+static void be_refused(struct connection* c, uint16_t port) {
+  struct rdma_cm_event* event;
+  request(c, port);
+  NEED(rdma_get_cm_event(c->events, &event) == 0);
+  if (event->event != RDMA_CM_EVENT_REJECTED) die("%s (%d)", rdma_event_str(event->event), event->status);
+  NEED(event->param.conn.private_data_len >= sizeof refusal);
+  NEED(strcmp(event->param.conn.private_data, refusal) == 0);
+  NEED(rdma_ack_cm_event(event) == 0);
 }
 
 static enum ibv_wc_status completion_of(struct connection* c, struct ibv_send_wr* wr) {
@@ -322,7 +352,8 @@ static void on_segv(int number) {
 }
 
 static void fault(void) {
-  *(volatile int*)16 = 1;
+  static volatile int* volatile nowhere = (volatile int*)16; /* the compiler knows better than to follow a constant */
+  *nowhere = 1;
 }
 
 static pthread_t main_thread;
@@ -643,6 +674,11 @@ int main(int argc, char** argv) {
 #define MODE(name) else if (strcmp(mode, name) == 0)
   if (strcmp(mode, "serve") == 0) {
     serve(port, argc > 3 ? atoi(argv[3]) : 1);
+    return 0;
+  }
+  MODE("refuse") refuse(port);
+  MODE("be-refused") {
+    be_refused(c, port);
     return 0;
   }
   MODE("daemon-first") { /* daemon(3) before anything of RDMA */
