@@ -11,6 +11,9 @@ export STAGECOACH_PORTS=23500+16
 failures=0
 fail() { echo "FAILED: $*"; failures=$((failures + 1)); }
 
+# traffic ADDRESS ...: new captures in the place of those that there are, which a program would not overwrite.
+traffic() { rm -f "$work"/*.pcapng; "$traffic" "$work" "$@"; }
+
 # What is asked of each packet; missing fields are empty.
 fields="-e frame.packet_flags_direction -e infiniband.bth.opcode -e infiniband.bth.psn -e udp.length -e infiniband.invariant.crc
   -e infiniband.aeth.syndrome.opcode -e infiniband.aeth.syndrome.error_code -e rpcordma.msg_type -e rpc.msgtyp
@@ -51,7 +54,7 @@ addresses=127.0.0.1
 for profile in roce hostile; do
   for address in $addresses; do
     name="$profile over $address"
-    "$traffic" "$work" "$address" "$profile" reliable || fail "$name: the traffic"
+    traffic "$address" "$profile" reliable || fail "$name: the traffic"
     for end in requester responder; do
       packets=$work/$end
       list "$work/$end.pcapng" "$packets"
@@ -86,7 +89,7 @@ done
 # What is no RC: each once, but for the connection manager's datagrams.
 for address in $addresses; do
   name="others over $address"
-  "$traffic" "$work" "$address" roce others || fail "$name: the traffic"
+  traffic "$address" roce others || fail "$name: the traffic"
   for end in requester responder; do
     packets=$work/$end
     list "$work/$end.pcapng" "$packets"
