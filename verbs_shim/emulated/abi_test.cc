@@ -64,7 +64,8 @@ TEST(Abi, TheOldQueryPortWritesTheOldStructureOnly) {
   ibv_port_attr attributes;
   std::memcpy(&attributes, memory.data(), sizeof(attributes));
   EXPECT_EQ(attributes.state, IBV_PORT_ACTIVE);
-  for (size_t i = offsetof(ibv_port_attr, link_layer); i < memory.size(); ++i) EXPECT_EQ(memory[i], 0xab);
+  EXPECT_EQ(attributes.link_layer, IBV_LINK_LAYER_ETHERNET);
+  for (size_t i = offsetof(ibv_port_attr, port_cap_flags2); i < memory.size(); ++i) EXPECT_EQ(memory[i], 0xab);
   EXPECT_EQ(ibv_close_device(context), 0);
 }
 
