@@ -17,6 +17,7 @@ import pathlib
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -90,7 +91,8 @@ PROGRAMS = {
 Step = collections.namedtuple("Step", "setting between program cases")
 # Words of one end ("caller", "server", "wire": what our trace tells), or of both ("").
 Key = collections.namedtuple("Key", "what end setting between")
-# Of dropin.tsv. Each of the first four and the words are patterns of fnmatch.
+OR = " | "
+# Of dropin.tsv. Each of the first four is a pattern of fnmatch, and the words are such patterns, any of which may match, between OR.
 Row = collections.namedtuple("Row", "what end setting between words why")
 
 
@@ -158,7 +160,13 @@ def ending(who, status, text):
     if status == 137:
         return f"{who} does not end"
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return f"{who} exits with {status}" + (f": {lines[-1]}" if lines else "")
+    how = f"exits with {status}"
+    # As a shell says it, whose last line it then is.
+    if 128 < status < 128 + signal.NSIG and (name := signal.strsignal(status - 128)):
+        how = f"dies ({name})"
+        if lines and lines[-1] == name:
+            lines.pop()
+    return f"{who} {how}" + (f": {lines[-1]}" if lines else "")
 
 
 def verdict(caller, server):
@@ -235,6 +243,9 @@ def seen(step, caller, server, traces):
         if traces and case in connected and connected.index(case) < len(connections):
             if terminate := connections[connected.index(case)].terminate:
                 came[key(case, "wire")] = terminate
+    # By which the server is ended: it rejects, and exits at once.
+    if step.setting == DEFAULT and "stop" in dict(called):
+        came[key("stop", "caller")] = dict(called)["stop"]
     if traces and step.cases == ["send", "write", "read"]:
         came[key("what is negotiated", "wire")] = negotiated(traces[0])
     return came
@@ -248,10 +259,18 @@ def declared_rows(path=DECLARED):
     return rows
 
 
-def decides(rows, key):
-    """The last row that says something of it, or None."""
-    matching = [row for row in rows if all(fnmatch.fnmatchcase(value, pattern) for value, pattern in zip(key, row))]
-    return matching[-1] if matching else None
+def declared_of(rows, key):
+    """The rows that count of it, and the patterns of the words they accept: the last row that is about it, and those behind that add to it."""
+    counting, patterns = [], []
+    for row in rows:
+        if not all(fnmatch.fnmatchcase(value, pattern) for value, pattern in zip(key, row)):
+            continue
+        if row.words.startswith(OR.lstrip()):
+            counting.append(row)
+            patterns += row.words.removeprefix(OR.lstrip()).split(OR)
+        else:
+            counting, patterns = [row], row.words.split(OR)
+    return counting, patterns
 
 
 def judge(came, rows, whole):
@@ -259,13 +278,13 @@ def judge(came, rows, whole):
     wrong = 0
     needed = set()
     for key, words in came.items():
-        row = decides(rows, key)
-        needed.add(row)
-        if row and fnmatch.fnmatchcase(words, row.words):
+        counting, patterns = declared_of(rows, key)
+        needed.update(counting)
+        if any(fnmatch.fnmatchcase(words, pattern) for pattern in patterns):
             continue
         wrong += 1
         where = ", ".join(part for part in key if part)
-        print(f"dropin: {where}:\n  seen:     {words}\n  declared: {row.words if row else 'nothing'}")
+        print(f"dropin: {where}:\n  seen:     {words}\n  declared: {OR.join(patterns) or 'nothing'}")
     for row in rows:
         if whole and row not in needed:
             wrong += 1
@@ -285,11 +304,13 @@ def page_text(text, versions, came, rows):
     settings = []
     for setting in SETTINGS:
         for between in ACROSS:
-            cases = [words(case, end, setting, between) for case in ("send", "write", "read") for end in ("caller", "server")]
-            fine = all(fnmatch.fnmatchcase(said, "all sizes, *") or not said for said in cases[:5])
+            # A server that is read from says no more than how it ended.
+            odd = [f"{case}, {end}: {said}" for case in ("send", "write", "read") for end in ("caller", "server")
+                   if (said := words(case, end, setting, between)) and not fnmatch.fnmatchcase(said, "all sizes, *") and
+                   (case, end, said) != ("read", "server", words("read", "server", DEFAULT, "ours-ours"))]
             programs_said = [f"`{program}` {words(program, '', setting, between)}" for program in setting.programs]
             settings.append([setting.name, names[between], "; ".join(programs_said),
-                             "works" if fine else "; ".join(dict.fromkeys(said for said in cases if said)),
+                             "; ".join(odd) or "works",
                              words("what is negotiated", "wire", setting, between)])
     whats = dict.fromkeys(key.what for key in came if key.between == "ours-ours")
     cases = []
@@ -299,7 +320,13 @@ def page_text(text, versions, came, rows):
             if any(row):
                 same = ["the same" if said and said == row[0] else said for said in row[1:]]
                 cases.append([what, "Terminate" if end == "wire" else end, row[0], *same])
-    differ = [[row.what, row.end, row.setting, names.get(row.between, row.between), row.words, row.why] for row in rows if row.why]
+    patterns = {"*": "any", "siw-*": "siw calls", "*-siw": "siw is called"}
+
+    def in_words(pattern):
+        return patterns.get(pattern) or names.get(pattern, pattern)
+
+    differ = [[row.what, row.end, in_words(row.setting), in_words(row.between), row.words.replace(OR, " or ").replace("| ", "or "), row.why]
+              for row in rows if row.why]
     heads = [f"{names[between]}, {setting.name}" for setting, between in columns]
     parts = [BEGIN, f"Seen with {versions}.",
              "## Programs", stack.table_of(["program", *heads], programs),

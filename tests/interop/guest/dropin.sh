@@ -18,11 +18,12 @@ segments() {
   esac
 }
 
-# run_as ours|siw END SECONDS COMMAND: runs it with those libraries, and leaves its process in /tmp/END.pid.
+# run_as ours|siw END SECONDS COMMAND: runs it with those libraries, and leaves its process in /tmp/END.pid. Ours have the patience that
+# "stagecoach run" gives them.
 run_as() {
   run="echo \$\$ >/tmp/$2.pid; exec $4"
   if [ "$1" = ours ]; then
-    env $OURS ${TRACED:+STAGECOACH_TRACE=/tmp/$2.trace} LD_LIBRARY_PATH=/tmp/dropin:/tmp/lib PATH="/tmp/programs:$PATH" \
+    env STAGECOACH_LISTENER_PATIENCE=1000 $OURS ${TRACED:+STAGECOACH_TRACE=/tmp/$2.trace} LD_LIBRARY_PATH=/tmp/dropin:/tmp/lib PATH="/tmp/programs:$PATH" \
       timeout -s KILL "$3" sh -c "$run"
   else
     LD_LIBRARY_PATH=/tmp/lib PATH="/tmp/programs:$PATH" timeout -s KILL "$3" sh -c "$run"
