@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <mutex>
@@ -129,6 +130,14 @@ void Show(const emu::CmParameters& parameters, rdma_ud_param* shown) {
   shown->qkey = parameters.qkey;
 }
 
+// Programs destroy a channel whose events another of their threads waits for (rping does), and the stock library's
+// calls answer EBADF then. What is left of the last few channels is kept, so that such a thread finds that out.
+void Bury(ShimEventChannel* channel) {
+  static std::array<std::atomic<ShimEventChannel*>, 16> graves;
+  static std::atomic<size_t> next{0};
+  delete graves[next.fetch_add(1) % graves.size()].exchange(channel);
+}
+
 }  // namespace
 
 std::unique_ptr<ShimEventChannel> NewEventChannel() {
@@ -153,14 +162,28 @@ struct rdma_event_channel* rdma_create_event_channel(void) {
 
 void rdma_destroy_event_channel(struct rdma_event_channel* channel) {
   if (channel == nullptr || IsInherited(channel)) return;
-  delete static_cast<ShimEventChannel*>(channel);
+  auto* const shim = static_cast<ShimEventChannel*>(channel);
+  std::shared_ptr<emu::CmChannel> gone;  // after the lock, unless somebody waits there
+  {
+    std::lock_guard lock(shim->mutex);
+    gone = std::move(shim->channel);
+    shim->fd = -1;
+  }
+  if (gone != nullptr) Bury(shim);
 }
 
 int rdma_get_cm_event(struct rdma_event_channel* channel, struct rdma_cm_event** event) {
   if (channel == nullptr || event == nullptr) return Answer(EINVAL);
   if (IsInherited(channel)) return Answer(ENODEV);
+  std::shared_ptr<CmChannel> waited_on;
+  {
+    auto* const shim = static_cast<ShimEventChannel*>(channel);
+    std::lock_guard lock(shim->mutex);
+    waited_on = shim->channel;
+  }
+  if (waited_on == nullptr) return Answer(EBADF);
   for (;;) {
-    auto got = static_cast<ShimEventChannel*>(channel)->channel->GetEvent();
+    auto got = waited_on->GetEvent();
     if (!got) return Answer(got.error());
     auto shim = std::make_unique<ShimCmEvent>();
     shim->source = std::move(*got);

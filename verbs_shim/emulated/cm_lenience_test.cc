@@ -79,6 +79,16 @@ TEST(CmLenience, AcknowledgingAnEventTwiceDoesNoHarm) {
   rdma_destroy_event_channel(channel);
 }
 
+// rping destroys its channel under the thread that waits there.
+TEST(CmLenience, AChannelThatIsGoneIsABadDescriptor) {
+  rdma_event_channel* channel = rdma_create_event_channel();
+  ASSERT_NE(channel, nullptr);
+  rdma_destroy_event_channel(channel);
+  rdma_cm_event* event = nullptr;
+  EXPECT_EQ(rdma_get_cm_event(channel, &event), -1);
+  EXPECT_EQ(errno, EBADF);
+}
+
 // The stock library would wait for an event that never comes.
 TEST(CmLenience, ASynchronousIdThatHasEndedDisconnectsAtOnce) {
   const ibv_qp_init_attr attributes = Attributes();

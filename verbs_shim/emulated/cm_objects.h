@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -16,7 +17,8 @@
 namespace stagecoach::verbs::emulated {
 
 struct ShimEventChannel : rdma_event_channel {
-  std::shared_ptr<emu::CmChannel> channel;
+  std::mutex mutex;
+  std::shared_ptr<emu::CmChannel> channel;  // guarded by mutex once the program has it; null: it has been destroyed
   const uint32_t born = ForkGeneration();
 };
 
