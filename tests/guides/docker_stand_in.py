@@ -56,9 +56,12 @@ class Docker:
         self.networks = {}
         self.layers = {}
         self.counter = 0
-        # What machines write stays in memory. The layers lie elsewhere, where files may be one with this machine's.
-        (self.folder / "memory").mkdir()
-        machine.mount("-t", "tmpfs", "tmpfs", self.folder / "memory")
+        # Root's alone: layers have set-user-ID programs. What machines write, and what is made for them, stays in memory of these
+        # namespaces; the layers of packages lie elsewhere, where files may be one with this machine's.
+        self.private = self.folder / "private"
+        self.private.mkdir(mode=0o700)
+        (self.private / "memory").mkdir()
+        machine.mount("-t", "tmpfs", "tmpfs", self.private / "memory")
         self.socket_path = self.folder / "docker.sock"
         self.server = socket.socket(socket.AF_UNIX)
         self.server.bind(str(self.socket_path))
@@ -70,7 +73,7 @@ class Docker:
         for name in list(self.containers):
             self.remove(name)
         self.server.close()
-        subprocess.run(["umount", "--lazy", self.folder / "memory"], check=True)
+        subprocess.run(["umount", "--lazy", self.private / "memory"], check=True)
 
     def serve(self):
         while True:
@@ -114,7 +117,7 @@ class Docker:
 
     def new_folder(self, what):
         self.counter += 1
-        return self.folder / f"{what}.{self.counter}"
+        return self.private / f"{what}.{self.counter}"
 
     def layer(self, names):
         """A layer with these packages above debian:12-slim's, or that itself."""

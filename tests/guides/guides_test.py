@@ -70,7 +70,7 @@ class Reader:
         if os.geteuid() == 0 and machine.may_become_others():
             self.become = ["setpriv", f"--reuid={machine.NOBODY}", f"--regid={machine.NOBODY}", "--clear-groups", "--"]
             subprocess.run(["chown", "-R", f"{machine.NOBODY}:{machine.NOBODY}", self.folder], check=True)
-        self.server = None  # (the process, the block, the files with its output and complaints)
+        self.server = None  # what ends it, and: the process, the block, the files with its output and complaints
 
     def stop(self):
         if self.server:

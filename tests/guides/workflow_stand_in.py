@@ -132,7 +132,7 @@ class Job:
         self.machine.remove()
 
     def runner(self):
-        layer = self.workflow.docker.new_folder("layer")
+        layer = self.workflow.docker.new_folder("memory/layer")
         machine.write_program(layer / "usr/bin/sudo", SUDO)
         (layer / "usr/local/lib").mkdir(parents=True)
         shutil.copyfile(shutil.which("setpriv"), layer / "usr/local/lib/become")
