@@ -6,8 +6,12 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <charconv>
 #include <filesystem>
+#include <optional>
+#include <string_view>
 #include <system_error>
+#include <utility>
 
 #include "base/fork/fork.h"
 
@@ -51,6 +55,29 @@ std::string Beside(const std::string& path, int number) {
   return beside.string();
 }
 
+// The descriptor of this process that a name stands for; nothing for names of files.
+std::optional<int> DescriptorNamed(std::string_view path) {
+  if (path == "/dev/stdout") return STDOUT_FILENO;
+  if (path == "/dev/stderr") return STDERR_FILENO;
+  for (const std::string_view folder : {"/dev/fd/", "/proc/self/fd/"}) {
+    if (!path.starts_with(folder)) continue;
+    const std::string_view digits = path.substr(folder.size());
+    int number = -1;
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
+    if (error == std::errc() && end == digits.data() + digits.size() && number >= 0) return number;
+  }
+  return std::nullopt;
+}
+
+// What is private shall not be another user's to read: nothing, or why not.
+std::optional<std::string> KeepPrivate(int fd, mode_t mode, const struct stat& status) {
+  constexpr mode_t kOthers = S_IRWXG | S_IRWXO;
+  if ((mode & kOthers) != 0) return std::nullopt;
+  if (status.st_uid != ::geteuid()) return "belongs to another user, who could read what is recorded";
+  if ((status.st_mode & kOthers) != 0 && ::fchmod(fd, status.st_mode & ~kOthers & 07777) != 0) return Words(errno);
+  return std::nullopt;
+}
+
 // A file system without locks has none to wait for.
 bool IsSomebodyElses(int fd) {
   return ::flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
@@ -65,6 +92,13 @@ std::string RecordFileName(const std::string& name) {
 Result<RecordFile, std::string> OpenRecordFile(const std::string& name, const RecordFileRules& rules) {
   RecordFile file;
   file.path = RecordFileName(name);
+  // What others write there goes between.
+  if (const std::optional<int> named = DescriptorNamed(file.path)) {
+    file.fd = ::fcntl(*named, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+    if (file.fd < 0) return Err(Words(errno));
+    KeepFromChildren(file.fd);
+    return file;
+  }
   // Readable, too, for is_blank; a pipe for writing alone.
   const int wait = rules.may_block ? 0 : O_NONBLOCK;
   struct stat status {};
@@ -78,13 +112,14 @@ Result<RecordFile, std::string> OpenRecordFile(const std::string& name, const Re
   }
   if (!IsSomebodyElses(file.fd) && ::fstat(file.fd, &status) == 0 &&
       (status.st_size == 0 || (rules.is_blank && rules.is_blank(file.fd)))) {
-    if (::ftruncate(file.fd, 0) == 0) {
+    std::optional<std::string> wrong = KeepPrivate(file.fd, rules.mode, status);
+    if (!wrong && ::ftruncate(file.fd, 0) != 0) wrong = Words(errno);
+    if (!wrong) {
       KeepFromChildren(file.fd);
       return file;
     }
-    const int error = errno;
     ::close(file.fd);
-    return Err(Words(error));
+    return Err(std::move(*wrong));
   }
   ::close(file.fd);
   const std::string first_choice = file.path;
@@ -109,17 +144,23 @@ Result<void, std::string> EmptyRecordFile(const std::string& name, mode_t mode) 
     if (::access(folder.empty() ? "." : folder.c_str(), W_OK | X_OK) == 0) return {};
     return Err(Words(errno));
   }
+  if (const std::optional<int> named = DescriptorNamed(expanded.path)) {
+    if (::fcntl(*named, F_GETFD) >= 0) return {};
+    return Err(Words(errno));
+  }
   // Does not wait at a pipe: whoever reads it may come later.
   const int fd = ::open(expanded.path.c_str(), O_WRONLY | O_NONBLOCK | kFlags, mode);
   if (fd < 0 && errno == ENXIO) return {};
   if (fd < 0) return Err(Words(errno));
   struct stat status {};
-  const bool is_file = ::fstat(fd, &status) == 0 && S_ISREG(status.st_mode);
-  const bool emptied = !is_file || IsSomebodyElses(fd) || ::ftruncate(fd, 0) == 0;
-  const int error = errno;
+  std::optional<std::string> wrong;
+  if (::fstat(fd, &status) == 0 && S_ISREG(status.st_mode) && !IsSomebodyElses(fd)) {
+    wrong = KeepPrivate(fd, mode, status);
+    if (!wrong && ::ftruncate(fd, 0) != 0) wrong = Words(errno);
+  }
   ::close(fd);
-  if (emptied) return {};
-  return Err(Words(error));
+  if (!wrong) return {};
+  return Err(std::move(*wrong));
 }
 
 }  // namespace stagecoach::emu

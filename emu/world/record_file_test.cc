@@ -1,5 +1,6 @@
 #include "emu/world/record_file.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -122,6 +123,46 @@ TEST_F(RecordFileTest, DevicesAndPipesAreShared) {
   rules.is_blank = [](int) { return false; };
   EXPECT_FALSE(OpenRecordFile(Name("pipe"), rules)) << "nobody reads it";
   EXPECT_TRUE(EmptyRecordFile(Name("pipe"), 0600)) << "and nobody waits here for one who does";
+}
+
+TEST_F(RecordFileTest, ADescriptorOfTheProcessIsSharedWhateverItLeadsTo) {
+  std::ofstream(Name("log")) << "before ";
+  const int log = open(Name("log").c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
+  ASSERT_GE(log, 0);
+  for (const std::string folder : {"/dev/fd/", "/proc/self/fd/"}) {
+    ASSERT_TRUE(EmptyRecordFile(folder + std::to_string(log), 0600));
+    const auto file = OpenRecordFile(folder + std::to_string(log), {});
+    ASSERT_TRUE(file) << file.error();
+    EXPECT_TRUE(file->is_first_choice);
+    Write(file->fd, "recorded ");
+    CloseDescriptor(file->fd);
+  }
+  close(log);
+  EXPECT_EQ(ReadAll(Name("log")), "before recorded recorded ");
+  EXPECT_FALSE(OpenRecordFile("/dev/fd/" + std::to_string(log), {}));
+  EXPECT_FALSE(EmptyRecordFile("/dev/fd/" + std::to_string(log), 0600));
+}
+
+TEST_F(RecordFileTest, WhatIsPrivateStaysSoInAFileThatWasThere) {
+  RecordFileRules rules;
+  rules.mode = 0600;
+  const auto mode = [&](const char* name) { return std::filesystem::status(Name(name)).permissions(); };
+  for (const char* name : {"emptied", "opened"}) {
+    std::ofstream(Name(name)).close();
+    std::filesystem::permissions(Name(name), std::filesystem::perms(0644));
+  }
+  ASSERT_TRUE(EmptyRecordFile(Name("emptied"), 0600));
+  EXPECT_EQ(mode("emptied"), std::filesystem::perms(0600));
+  const auto file = OpenRecordFile(Name("opened"), rules);
+  ASSERT_TRUE(file) << file.error();
+  EXPECT_EQ(mode("opened"), std::filesystem::perms(0600));
+  CloseDescriptor(file->fd);
+  if (geteuid() != 0) return;
+  // Another user has made it and waits.
+  std::ofstream(Name("theirs")).close();
+  ASSERT_EQ(chown(Name("theirs").c_str(), 65534, 65534), 0);
+  EXPECT_FALSE(EmptyRecordFile(Name("theirs"), 0600));
+  EXPECT_FALSE(OpenRecordFile(Name("theirs"), rules));
 }
 
 // ThreadSanitizer does not follow a process through a fork.
