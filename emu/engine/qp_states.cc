@@ -29,7 +29,7 @@ constexpr uint32_t kSqdOptional = a::kPort | a::kAv | a::kTimeout | a::kRetryCnt
                                   a::kMinRnrTimer | a::kPathMigState;
 
 // There is no RTR: the only way to RTS is a stream, which the connection manager brings. ibv_modify_qp alone, which
-// Linux's siw refuses at RTS, fails at the first step.
+// Linux's siw refuses at RTS, fails at the first step. Programs that go by rdma_init_qp_attr are told no state by it.
 constexpr auto kIwarpTable = std::to_array<QpTransition>({
     {kReset, kModifyReset, kReset},
     {kReset, kModifyInit, kInit, kInitAttributes},

@@ -1,7 +1,10 @@
 #include "emu/world/rule_words.h"
 
+#include <signal.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <ctime>
 #include <mutex>
 #include <utility>
 
@@ -13,8 +16,20 @@ constexpr uint64_t kFiringsTold = 10;
 // One write, so that lines of several processes do not mix.
 void Say(const std::string& text) {
   const std::string line = "stagecoach: " + text + "\n";
-  // Who does not listen does not hear.
-  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
+  // Who does not listen does not hear: a pipe that nobody reads any more is no reason to end the program, whose thread
+  // this may be.
+  sigset_t pipe;
+  sigset_t before;
+  sigset_t pending;
+  sigemptyset(&pipe);
+  sigaddset(&pipe, SIGPIPE);
+  sigpending(&pending);
+  pthread_sigmask(SIG_BLOCK, &pipe, &before);
+  if (::write(STDERR_FILENO, line.data(), line.size()) < 0 && errno == EPIPE && sigismember(&pending, SIGPIPE) == 0) {
+    constexpr timespec kNow{};
+    sigtimedwait(&pipe, nullptr, &kNow);
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 void SayFired(const FaultFiring& firing) {

@@ -202,7 +202,9 @@ void LetTheLoopCatchUp() {
   constexpr auto kPatience = std::chrono::seconds(1);
   const auto caught_up = std::make_shared<std::promise<void>>();
   {
-    std::lock_guard lock(CurrentMutex());
+    // A signal's handler may have called exit() in the middle of World::Current(), whose lock this thread has then.
+    std::unique_lock lock(CurrentMutex(), std::try_to_lock);
+    if (!lock) return;
     // Not of a forked child, whose parent's it was.
     if (CurrentWorld() == nullptr || CurrentWorld() != StartedWorld()) return;
     Host& host = CurrentWorld()->current_host();
@@ -213,16 +215,17 @@ void LetTheLoopCatchUp() {
 
 // A program that runs is worth more than a file about it.
 std::unique_ptr<World> StartTcpWorld() {
-  static std::once_flag once;
-  std::call_once(once, [] { std::atexit(LetTheLoopCatchUp); });
   WorldOptions options = OptionsFromEnvironment();
   auto made = MakeTcpWorld(options);
-  if (!made) {
+  for (std::string* const file : {&options.trace_path, &options.capture_path}) {
+    if (made) break;
     std::fprintf(stderr, "stagecoach: %s; going on without it\n", made.error().c_str());
-    options.capture_path.clear();
-    options.trace_path.clear();
+    file->clear();
     made = MakeTcpWorld(options);
   }
+  // After what says the last words on fault rules (rule_words.h) has been registered, and so before it is called.
+  static std::once_flag once;
+  std::call_once(once, [] { std::atexit(LetTheLoopCatchUp); });
   return std::move(*made);
 }
 
