@@ -202,12 +202,6 @@ std::vector<uint64_t> MeasuredSizes(const std::string& text) {
   return sizes;
 }
 
-// When all is done rping closes its channel of events while another thread of it may be about to read there,
-// and that thread then ends the program with a failure; so it is with the stock library.
-bool HasEndedWell(std::optional<int> code, const Process& program) {
-  return code == 0 || (code == 255 && program.Err().ends_with("rdma_get_cm_event: Bad file descriptor\n"));
-}
-
 class Programs : public DropInTest, public ::testing::WithParamInterface<Program> {
  protected:
   static constexpr std::chrono::seconds kPatience{100};

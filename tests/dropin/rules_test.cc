@@ -102,7 +102,7 @@ TEST_F(RulesTest, ARuleThatNeverFiresIsNamedAtTheEnd) {
   const auto server = Serve("rping -s -a 127.0.0.1 -p PORT -C 5", port);
   ASSERT_FALSE(HasFailure());
   const auto client = Start("rping -c -a 127.0.0.1 -p PORT -C 5", port, {"--rule", "stall message=1000"});
-  EXPECT_EQ(client->Wait(), 0) << Both(*client, *server);
+  EXPECT_TRUE(HasEndedWell(client->Wait(), *client)) << Both(*client, *server);
   EXPECT_EQ(Lines(client->Err(), "stagecoach: "), 1u) << client->Err();
   EXPECT_TRUE(Says(client->Err(), "stagecoach: rule 'stall message=1000' never fired: 1 connection, "))
       << client->Err();

@@ -5,8 +5,10 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <mutex>
 #include <set>
+#include <thread>
 #include <utility>
 
 #include "verbs_shim/emulated/cm_objects.h"
@@ -130,8 +132,11 @@ void Show(const emu::CmParameters& parameters, rdma_ud_param* shown) {
   shown->qkey = parameters.qkey;
 }
 
-// Programs destroy a channel whose events another of their threads waits for (rping does), and the stock library's
-// calls answer EBADF then. What is left of the last few channels is kept, so that such a thread finds that out.
+// Programs destroy a channel whose events another of their threads waits for, and exit (rping does). With hardware that
+// thread is in read(2) by then, as its last event took longer to come, and stays there; or it finds a bad descriptor.
+// So what is left of the last few channels is kept for such a thread to find, and it is held up for as long as exiting
+// takes.
+constexpr auto kTimeToExit = std::chrono::milliseconds(200);
 void Bury(ShimEventChannel* channel) {
   static std::array<std::atomic<ShimEventChannel*>, 16> graves;
   static std::atomic<size_t> next{0};
@@ -181,7 +186,10 @@ int rdma_get_cm_event(struct rdma_event_channel* channel, struct rdma_cm_event**
     std::lock_guard lock(shim->mutex);
     waited_on = shim->channel;
   }
-  if (waited_on == nullptr) return Answer(EBADF);
+  if (waited_on == nullptr) {
+    std::this_thread::sleep_for(kTimeToExit);
+    return Answer(EBADF);
+  }
   for (;;) {
     auto got = waited_on->GetEvent();
     if (!got) return Answer(got.error());
