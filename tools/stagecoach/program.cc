@@ -172,9 +172,7 @@ std::string ElfProblem(const std::string& path, const struct stat& status, const
     return "it has file capabilities, and such programs take no libraries from LD_LIBRARY_PATH; run a copy of it";
   }
   const std::optional<std::string> loader = elf.Loader();
-  if (!loader) {
-    return "it is linked statically, and loads no libraries; build it with shared libibverbs and librdmacm";
-  }
+  if (!loader) return {};  // what it starts may load libraries
   if (loader->find("/ld-musl-") != std::string::npos) {
     return "it was built for musl, and the libraries were built for glibc; build it for glibc";
   }
@@ -237,6 +235,7 @@ std::string PermissionProblem(const std::string& path, const struct stat& status
 // --- Programs and scripts ---
 
 std::string FileProblem(const std::string& path, const std::string& libraries, int depth);
+std::string NamedProblem(Program* program, const std::string& name, const std::string& libraries, int depth);
 
 // What `#!interpreter argument` comes to. env(1) is looked through: it starts what is found in PATH.
 std::string ScriptProblem(std::string_view line, const std::string& libraries, int depth) {
@@ -251,10 +250,15 @@ std::string ScriptProblem(std::string_view line, const std::string& libraries, i
   std::string problem = FileProblem(interpreter, libraries, depth + 1);
   if (problem.empty() && interpreter.ends_with("/env")) {
     for (std::string word; in >> word;) {
+      // Their arguments are no programs.
+      if (word == "-u" || word == "-C" || word == "--unset" || word == "--chdir") {
+        in >> word;
+        continue;
+      }
       if (word.starts_with('-') || word.find('=') != std::string::npos) continue;
       interpreter = word;
-      const Program found = ExamineProgram(interpreter, libraries);
-      problem = found.problem;
+      Program found;
+      problem = NamedProblem(&found, interpreter, libraries, depth + 1);
       break;
     }
   }
@@ -280,40 +284,45 @@ std::string FileProblem(const std::string& path, const std::string& libraries, i
   return ScriptProblem(begin.substr(2, begin.find('\n') - 2), libraries, depth);
 }
 
-}  // namespace
-
-Program ExamineProgram(const std::string& name, const std::string& libraries) {
-  Program program;
+// Finds the file, and says what is wrong with it.
+std::string NamedProblem(Program* program, const std::string& name, const std::string& libraries, int depth) {
   struct stat status {};
   if (name.find('/') != std::string::npos) {
     const bool exists = ::stat(name.c_str(), &status) == 0;
-    if (!exists && (errno == ENOENT || errno == ENOTDIR)) {
-      program.problem = "no such program";
-      return program;
-    }
-    program.path = name;
-    if (!exists) {
-      program.problem = std::strerror(errno);
-      return program;
-    }
-    program.problem = S_ISDIR(status.st_mode) ? "it is a directory" : FileProblem(name, libraries, 0);
-    return program;
+    if (!exists && (errno == ENOENT || errno == ENOTDIR)) return "no such program";
+    program->path = name;
+    if (!exists) return std::strerror(errno);
+    return S_ISDIR(status.st_mode) ? "it is a directory" : FileProblem(name, libraries, depth);
   }
   // As execvp(3): the first one that may be executed, and else the first one.
   for (const std::string& folder : SearchPath()) {
     const std::string candidate = folder + "/" + name;
     if (!IsFile(candidate, &status)) continue;
     const bool executable = ::access(candidate.c_str(), X_OK) == 0;
-    if (executable || program.path.empty()) program.path = candidate;
+    if (executable || program->path.empty()) program->path = candidate;
     if (executable) break;
   }
-  if (!program.path.empty()) {
-    program.problem = FileProblem(program.path, libraries, 0);
-    return program;
+  if (!program->path.empty()) return FileProblem(program->path, libraries, depth);
+  const char* const package = PackageOf(name);
+  return package == nullptr ? "no such program in PATH"
+                            : fmt::format("no such program in PATH; Debian has it in package {}", package);
+}
+
+bool IsStatic(const std::string& path) {
+  const ElfFile elf(path);
+  return std::memcmp(elf.header().e_ident, ELFMAG, SELFMAG) == 0 && !elf.Loader();
+}
+
+}  // namespace
+
+Program ExamineProgram(const std::string& name, const std::string& libraries) {
+  Program program;
+  program.problem = NamedProblem(&program, name, libraries, 0);
+  if (program.problem.empty() && IsStatic(program.path)) {
+    program.warning =
+        "it is linked statically and loads no libraries: what it starts has the device, and it has not; build it with "
+        "shared libibverbs and librdmacm if it uses them";
   }
-  program.problem = "no such program in PATH";
-  if (const char* const package = PackageOf(name))
-    program.problem += fmt::format("; Debian has it in package {}", package);
   return program;
 }
 

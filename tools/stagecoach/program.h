@@ -13,6 +13,7 @@ namespace stagecoach::cli {
 struct Program {
   std::string path;     // to be executed; empty: there is none
   std::string problem;  // why it should not be run, in words; empty: none is known
+  std::string warning;  // what may not be as its user thinks, in words
 };
 
 // `name` as a shell takes it: with a slash a file, else in PATH. `libraries` is the folder that LD_LIBRARY_PATH will

@@ -128,6 +128,7 @@ int Run(const RunOptions& options, std::vector<std::string> program) {
     Complain("run", fmt::format("'{}': {}", shown, found.problem));
     return found.path.empty() ? kExitNotFound : kExitCannotRun;
   }
+  if (!found.warning.empty()) Complain("run", fmt::format("'{}': {}", shown, found.warning));
   if (!SetEnvironment(options, libraries)) return kExitRunFailed;
   if (options.verbose) {
     Complain("run", fmt::format("{} device, profile {}; libraries of {}", ProviderName(),
