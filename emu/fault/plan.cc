@@ -55,7 +55,7 @@ std::optional<MessageCounter::Position> MessageCounter::Next(const SegmentFacts&
   std::optional<Message>& current = current_[static_cast<size_t>(facts.kind)];
   if (!current) {
     if (facts.empty) return std::nullopt;
-    current.emplace().position = Begin(facts.kind);
+    current.emplace(Message{}).position = Begin(facts.kind);
   } else {
     ++current->position.segment;
     current->position.is_new = false;

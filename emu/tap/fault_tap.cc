@@ -70,7 +70,7 @@ std::optional<SegmentFacts> FactsOfPacket(ConstBytes head, size_t length, uint32
   SegmentFacts facts{
       .kind = KindOf(header->op), .ends = wire::EndsMessage(header->op), .empty = false, .packet = std::nullopt};
   if (facts.kind == MessageKind::kAck) return facts;
-  SegmentFacts::Packet& packet = facts.packet.emplace();
+  SegmentFacts::Packet& packet = facts.packet.emplace(SegmentFacts::Packet{});
   packet.psn = header->psn;
   packet.begins = wire::BeginsMessage(header->op);
   switch (facts.kind) {
