@@ -45,10 +45,14 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-// For anything to come, and for what comes with the end of a connection. A server that has waited for each in vain
-// still comes in time to its next client, which waits kPatience for it.
+// For anything to come, and for what comes with the end of a connection. A server waits longer for that: its caller may
+// still be at work, and if nothing ends the connection it is the caller who leaves, so that what either sees does not
+// depend on who is faster. Having waited in vain it still comes in time to its next client, which waits kPatience.
 constexpr milliseconds kPatience{8000};
 constexpr milliseconds kPatienceAtTheEnd{2000};
+constexpr milliseconds kPatienceWithCallers{6000};
+// For an event that may not come, by a server whose caller waits kPatience for what follows.
+constexpr milliseconds kPatienceWithEvents{4000};
 // An answer that takes longer waited for more than its way: between what a slow machine needs and the 250 ms after
 // which our device first sends an empty Write (DeviceProfile::first_answer_nudge).
 constexpr milliseconds kAtOnce{200};
@@ -393,15 +397,16 @@ class End {
   }
 
   // Waits for the end of the connection, and says how it came and what became of the Receives.
-  void Finish() {
-    const auto event = events_.Next(id_, Clock::now() + kPatienceAtTheEnd);
+  void Finish(milliseconds patience) {
+    const auto event = events_.Next(id_, Clock::now() + patience);
     if (!event) {
       Say("no end");
     } else {
       Say(event->Name());
     }
     std::map<std::string, int> became;
-    const auto end = Clock::now() + kPatienceAtTheEnd;
+    // Without an end they have been waited for already.
+    const auto end = Clock::now() + (event ? kPatienceAtTheEnd : milliseconds(0));
     while (posted_ > 0) {
       const auto completion = receives_.Next(end);
       if (!completion) break;
@@ -458,11 +463,15 @@ class End {
 
 void Disconnect(End& end) {
   if (rdma_disconnect(end.id()) != 0) end.Say(fmt::format("rdma_disconnect: {}", std::strerror(errno)));
-  end.Finish();
+  end.Finish(kPatienceAtTheEnd);
 }
 
 void AwaitTheEnd(End& end) {
-  end.Finish();
+  end.Finish(kPatienceAtTheEnd);
+}
+
+void AwaitTheCaller(End& end) {
+  end.Finish(kPatienceWithCallers);
 }
 
 // Messages of all sizes, each answered by the same bytes.
@@ -485,7 +494,7 @@ void ServeSend(End& end) {
     if (!end.Do("Send", IBV_WR_SEND, kSizes[i])) break;
     if (i + 1 == std::size(kSizes)) end.Say("all sizes");
   }
-  AwaitTheEnd(end);
+  AwaitTheCaller(end);
 }
 
 // Writes of all sizes to odd places, each followed by a message without bytes, which is answered when what was written
@@ -517,7 +526,7 @@ void ServeWrite(End& end) {
     if (!end.Do("Send", IBV_WR_SEND, 0)) break;
     if (i + 1 == std::size(kSizes)) end.Say("all sizes");
   }
-  AwaitTheEnd(end);
+  AwaitTheCaller(end);
 }
 
 // Reads of all sizes from odd places, one after another.
@@ -569,11 +578,11 @@ void CallInvalidate(End& end, const Region&) {
 }
 
 void ServeInvalidate(End& end) {
-  if (!end.Receive()) return AwaitTheEnd(end);
+  if (!end.Receive()) return AwaitTheCaller(end);
   const uint32_t key = end.KeyToInvalidate();
   const uint32_t named = htonl(key);
   std::memcpy(end.outbox(), &named, sizeof(named));
-  if (!end.Do("Send", IBV_WR_SEND, sizeof(named))) return AwaitTheEnd(end);
+  if (!end.Do("Send", IBV_WR_SEND, sizeof(named))) return AwaitTheCaller(end);
   if (const auto message = end.Receive()) {
     const bool told = (message->wc_flags & IBV_WC_WITH_INV) != 0;
     end.Say(!told                              ? "the completion does not tell the key"
@@ -581,7 +590,7 @@ void ServeInvalidate(End& end) {
                                                : "another key");
     end.Do("Send", IBV_WR_SEND, 0);
   }
-  AwaitTheEnd(end);
+  AwaitTheCaller(end);
 }
 
 void CallInvalidateUnknown(End& end, const Region& server) {
@@ -603,11 +612,10 @@ void ArmForSolicited(End& end) {
 }
 
 void ServeSolicited(End& end) {
-  const auto now = Clock::now();
-  if (!end.receives().Wait(now + kPatience)) end.Say("no event");
+  if (!end.receives().Wait(Clock::now() + kPatienceWithEvents)) end.Say("no event");
   if (end.Receive(milliseconds(0)) && end.Receive(milliseconds(0))) end.Say("both at the event");
   end.Do("Send", IBV_WR_SEND, 0);
-  AwaitTheEnd(end);
+  AwaitTheCaller(end);
 }
 
 // The first message right behind the handshake: siw's responder may leave it in the socket until another comes.
@@ -655,7 +663,7 @@ void CallOneSend(End& end, const Region&) {
 }
 
 void ServeUntouched(End& end) {
-  end.Finish();
+  AwaitTheCaller(end);
   end.Say(End::Found(end.region(), 0, 0, 0) ? "memory untouched" : "memory written");
 }
 
@@ -668,7 +676,7 @@ void CallOneSendAndAwait(End& end, const Region&) {
   AwaitTheEnd(end);
 }
 void ServeDisconnect(End& end) {
-  if (!end.Receive()) return AwaitTheEnd(end);
+  if (!end.Receive()) return AwaitTheCaller(end);
   Disconnect(end);
 }
 void CallDisconnectInTheMiddle(End& end, const Region& server) {
@@ -678,7 +686,7 @@ void CallDisconnectInTheMiddle(End& end, const Region& server) {
   int completed = 0;
   while (completed < posted && end.sends().Next()) ++completed;
   end.Say(fmt::format("{} of {} Writes completed", completed, kWrites));
-  end.Finish();
+  end.Finish(kPatienceAtTheEnd);
 }
 void CallLeave(End& end, const Region&) {
   if (!end.Do("Send", IBV_WR_SEND, 64)) end.Say("not sent");
@@ -689,7 +697,7 @@ void CallLeave(End& end, const Region&) {
 }
 void ServeLeave(End& end) {
   if (end.Receive()) end.Do("Send", IBV_WR_SEND, 0);
-  AwaitTheEnd(end);
+  AwaitTheCaller(end);
 }
 
 void Nothing(End&) {}
@@ -707,23 +715,23 @@ struct Case {
 constexpr Case kCases[] = {
     {"send", kReceives, kLongest, CallSend, ServeSend},
     {"write", kReceives, kLongest, CallWrite, ServeWrite},
-    {"read", kReceives, kLongest, CallRead, AwaitTheEnd, OfferForRead},
-    {"reads at once", kReceives, kLongest, CallReads, AwaitTheEnd, OfferForRead},
+    {"read", kReceives, kLongest, CallRead, AwaitTheCaller, OfferForRead},
+    {"reads at once", kReceives, kLongest, CallReads, AwaitTheCaller, OfferForRead},
     {"send with invalidate", kReceives, kLongest, CallInvalidate, ServeInvalidate},
     {"solicited event", kReceives, kLongest, CallSolicited, ServeSolicited, ArmForSolicited},
     {"first message", kReceives, kLongest, CallFirst, ServeFirst},
     {"write to unknown memory", kReceives, kLongest, CallWriteUnknown, ServeUntouched},
     {"write beyond the end", kReceives, kLongest, CallWriteBeyond, ServeUntouched},
     {"write without the right", kReceives, kLongest, CallWriteClosed, ServeUntouched},
-    {"read of unknown memory", kReceives, kLongest, CallReadUnknown, AwaitTheEnd},
-    {"read beyond the end", kReceives, kLongest, CallReadBeyond, AwaitTheEnd},
-    {"read without the right", kReceives, kLongest, CallReadClosed, AwaitTheEnd},
-    {"invalidate unknown memory", kReceives, kLongest, CallInvalidateUnknown, AwaitTheEnd},
-    {"send too long", 1, 16, CallOneSend, AwaitTheEnd},
-    {"send without a receive", 0, 0, CallOneSend, AwaitTheEnd},
-    {"client disconnects", kReceives, kLongest, CallDisconnect, AwaitTheEnd},
+    {"read of unknown memory", kReceives, kLongest, CallReadUnknown, AwaitTheCaller},
+    {"read beyond the end", kReceives, kLongest, CallReadBeyond, AwaitTheCaller},
+    {"read without the right", kReceives, kLongest, CallReadClosed, AwaitTheCaller},
+    {"invalidate unknown memory", kReceives, kLongest, CallInvalidateUnknown, AwaitTheCaller},
+    {"send too long", 1, 16, CallOneSend, AwaitTheCaller},
+    {"send without a receive", 0, 0, CallOneSend, AwaitTheCaller},
+    {"client disconnects", kReceives, kLongest, CallDisconnect, AwaitTheCaller},
     {"server disconnects", kReceives, kLongest, CallOneSendAndAwait, ServeDisconnect},
-    {"disconnect in the middle", kReceives, kLongest, CallDisconnectInTheMiddle, AwaitTheEnd},
+    {"disconnect in the middle", kReceives, kLongest, CallDisconnectInTheMiddle, AwaitTheCaller},
     {"rejection", 0, 0, nullptr, nullptr},
     {"nobody listens", 0, 0, nullptr, nullptr},
     {"leave", kReceives, kLongest, CallLeave, ServeLeave},
