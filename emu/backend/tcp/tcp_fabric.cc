@@ -273,6 +273,13 @@ class ConnectState : public std::enable_shared_from_this<ConnectState> {
     socklen_t length = sizeof error;
     if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length) != 0) error = errno;
     if (error != 0) return Fail(error);
+    // Where nobody listens, a socket that was given the very port it calls, or has it, meets itself (RFC 9293 section
+    // 3.5, simultaneous open).
+    if (SocketEndpoint(fd, false) == SocketEndpoint(fd, true)) {
+      const linger reset{1, 0};  // leaves nothing that would keep a listener from the port
+      setsockopt(fd, SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
+      return Fail(ECONNREFUSED);
+    }
     // Out of Asio's reactor: from here on only the readiness set knows the socket.
     std::unique_ptr<Stream> stream = TcpStream::Adopt(readiness_, socket_.release());
     if (stream == nullptr) return Fail(errno);

@@ -182,6 +182,16 @@ TEST_F(TcpFabricTest, ARefusedConnectionSaysSoInWords) {
   EXPECT_EQ(result.error().message, "connect to " + nobody.ToString() + ": Connection refused");
 }
 
+TEST_F(TcpFabricTest, WhoCallsItsOwnPortDoesNotMeetItself) {
+  auto held = fabric_.HoldPort({}, Loopback());
+  ASSERT_TRUE(held.has_value());
+  const IpEndpoint own = (*held)->local();
+  const StreamResult result = ConnectTo(own, own);
+  ASSERT_FALSE(result.has_value());
+  EXPECT_EQ(result.error().error, ECONNREFUSED);
+  EXPECT_TRUE(fabric_.Listen(own, 1, [](std::unique_ptr<Stream>) {}).has_value());
+}
+
 TEST_F(TcpFabricTest, ConnectingToNowhereOrFromAForeignAddressFails) {
   const StreamResult nowhere = ConnectTo(IpEndpoint{});
   ASSERT_FALSE(nowhere.has_value());
