@@ -200,6 +200,28 @@ TEST_F(ConnectionManagerTest, AListenerThatComesLateIsFoundByWhoIsPatient) {
   for (const auto& id : {responder, listener}) server_->cm().Destroy(id);
 }
 
+// As perftest does it: one connection at a port to agree by, then others at the same port, all asked for at once.
+TEST_F(ConnectionManagerTest, AListenerThatIsMadeAgainIsFoundByAllWhoWait) {
+  constexpr int kAtOnce = 4;
+  Start();
+  Machine patient(world_.get(), "patient", Address("10.0.0.3"), {.listener_patience = 1s});
+  std::vector<std::shared_ptr<CmId>> ids;  // of the server
+  std::vector<std::shared_ptr<CmId>> initiators = {patient.Connecting(kServerAddress)};
+  const auto first = server_->Listening(1);
+  ids.push_back(AcceptNext());
+  EXPECT_EQ(patient.Next(), CmEventType::kEstablished);
+  server_->cm().Destroy(first);
+  for (int i = 0; i < kAtOnce; ++i) initiators.push_back(patient.Connecting(kServerAddress));
+  world_->RunFor(100ms);
+  const auto second = server_->Listening(kAtOnce);
+  for (int i = 0; i < kAtOnce; ++i) ids.push_back(AcceptNext());
+  // Nobody is turned away by that.
+  server_->cm().Destroy(second);
+  for (int i = 0; i < kAtOnce; ++i) EXPECT_EQ(patient.Next(), CmEventType::kEstablished);
+  for (const auto& id : initiators) patient.cm().Destroy(id);
+  for (const auto& id : ids) server_->cm().Destroy(id);
+}
+
 TEST_F(ConnectionManagerTest, PatienceWithAListenerThatNeverComesEnds) {
   Start();
   Machine patient(world_.get(), "patient", Address("10.0.0.3"), {.listener_patience = 1s});
