@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -113,14 +114,28 @@ TEST(FaultPlan, WritesOfNoBytesAreNoMessages) {
   EXPECT_TRUE(faults->fired().empty());
 }
 
-TEST(FaultPlan, PacketsSentAgainAreAnotherAttempt) {
-  MessageCounter counter;
-  const auto next = [&](const SegmentFacts& facts) {
+// Where packets stand, as "message.segment.attempt".
+struct Numbered {
+  std::string operator()(const SegmentFacts& facts) {
     const auto at = counter.Next(facts);
-    if (!at) return std::string("none");
+    if (!at) return "none";
     return std::to_string(at->NumberAmong(kProgramsMessages)) + "." + std::to_string(at->segment) + "." +
            std::to_string(at->attempt) + (at->is_new ? " new" : "");
-  };
+  }
+  MessageCounter counter;
+};
+SegmentFacts First(uint32_t psn, MessageKind kind = MessageKind::kSend) {
+  return Packet(psn, true, false, kind);
+}
+SegmentFacts Middle(uint32_t psn, MessageKind kind = MessageKind::kSend) {
+  return Packet(psn, false, false, kind);
+}
+SegmentFacts Last(uint32_t psn, MessageKind kind = MessageKind::kSend) {
+  return Packet(psn, false, true, kind);
+}
+
+TEST(FaultPlan, PacketsSentAgainAreAnotherAttempt) {
+  Numbered next;
   // Two messages of three packets and of one, over the end of the circle of packet numbers.
   EXPECT_EQ(next(Packet(0xfffffe, true, false)), "1.1.1 new");
   EXPECT_EQ(next(Packet(0xffffff, false, false)), "1.2.1");
@@ -140,6 +155,151 @@ TEST(FaultPlan, PacketsSentAgainAreAnotherAttempt) {
   EXPECT_EQ(next(Packet(3, true, false, MessageKind::kReadResponse)), "6.1.1 new");
   EXPECT_EQ(next(Packet(4, false, false, MessageKind::kReadResponse)), "6.2.1");
   EXPECT_EQ(next(Packet(4, true, true, MessageKind::kReadResponse)), "6.2.2");
+}
+
+// What follows behind packets that are sent again may never have been sent.
+TEST(FaultPlan, EachPacketHasItsOwnAttempts) {
+  Numbered next;
+  EXPECT_EQ(next(First(10)), "1.1.1 new");
+  EXPECT_EQ(next(Middle(11)), "1.2.1");
+  EXPECT_EQ(next(First(10)), "1.1.2");
+  EXPECT_EQ(next(Middle(11)), "1.2.2");
+  EXPECT_EQ(next(Middle(12)), "1.3.1");
+  EXPECT_EQ(next(Middle(11)), "1.2.3");
+  EXPECT_EQ(next(Middle(12)), "1.3.2");
+  EXPECT_EQ(next(Last(13)), "1.4.1");
+  EXPECT_EQ(next(First(10)), "1.1.3");
+  // Of a Read request that is repeated in part, the answer's part that was asked for most often counts.
+  EXPECT_EQ(next(Packet(14, true, true, MessageKind::kRead, 4)), "2.1.1 new");
+  EXPECT_EQ(next(Packet(16, true, true, MessageKind::kRead, 2)), "2.1.2");
+  EXPECT_EQ(next(Packet(14, true, true, MessageKind::kRead, 4)), "2.1.3");
+}
+
+TEST(FaultPlan, AttemptsAreThoseOfEachNumber) {
+  PacketAttempts attempts;
+  std::vector<uint64_t> expected(200);
+  Prng luck(1);
+  for (int i = 0; i < 5000; ++i) {
+    const uint64_t first = luck.Below(expected.size());
+    const uint64_t count = 1 + luck.Below(std::min<uint64_t>(8, expected.size() - first));
+    uint64_t most = 0;
+    for (uint64_t at = first; at < first + count; ++at) most = std::max(most, ++expected[at]);
+    ASSERT_EQ(attempts.Note(first, count), most) << i;
+  }
+}
+
+TEST(FaultPlan, WhatComesAgainIsNeverAtItsFirstAttempt) {
+  PacketAttempts attempts;
+  // More runs than are remembered: of three numbers one comes again.
+  EXPECT_EQ(attempts.Note(0, 30'000), 1u);
+  for (uint64_t psn = 0; psn < 30'000; psn += 3) ASSERT_EQ(attempts.Note(psn, 1), 2u);
+  for (uint64_t psn = 29'700; psn < 30'000; ++psn) ASSERT_EQ(attempts.Note(psn, 1), psn % 3 == 0 ? 3u : 2u) << psn;
+  EXPECT_GE(attempts.Note(0, 1), 2u);
+  EXPECT_GE(attempts.Note(1, 1), 2u);
+  EXPECT_EQ(attempts.Note(30'000, 1), 1u);
+}
+
+TEST(FaultPlan, AMessageWhoseFirstPacketsWereLostIsOne) {
+  Numbered next;
+  // One, of the first message that there is.
+  EXPECT_EQ(next(Middle(11)), "1.2.1 new");
+  EXPECT_EQ(next(Last(12)), "1.3.1");
+  EXPECT_EQ(next(Packet(13)), "2.1.1 new");
+  EXPECT_EQ(next(First(10)), "1.1.1");
+  EXPECT_EQ(next(Middle(11)), "1.2.2");
+  EXPECT_EQ(next(Last(12)), "1.3.2");
+  EXPECT_EQ(next(Packet(13)), "2.1.2");
+  // Three; what is not known is guessed.
+  EXPECT_EQ(next(Middle(17)), "3.2.1 new");
+  EXPECT_EQ(next(Middle(18)), "3.3.1");
+  EXPECT_EQ(next(First(14)), "3.1.1");
+  EXPECT_EQ(next(Middle(15)), "3.2.1");
+  EXPECT_EQ(next(Middle(16)), "3.3.1");
+  EXPECT_EQ(next(Middle(17)), "3.4.2");
+  EXPECT_EQ(next(Middle(18)), "3.5.2");
+  EXPECT_EQ(next(Last(19)), "3.6.1");
+  EXPECT_EQ(next(Packet(20)), "4.1.1 new");
+  // Two, which come in the wrong order.
+  EXPECT_EQ(next(Last(23)), "5.2.1 new");
+  EXPECT_EQ(next(Middle(22)), "5.2.1");
+  EXPECT_EQ(next(First(21)), "5.1.1");
+  EXPECT_EQ(next(Last(23)), "5.3.2");
+}
+
+TEST(FaultPlan, MessagesBetweenWhichPacketsWereLostAreSeveral) {
+  Numbered next;
+  // The end of one, and the beginning of the next.
+  EXPECT_EQ(next(First(10)), "1.1.1 new");
+  EXPECT_EQ(next(Middle(13)), "1.4.1");
+  EXPECT_EQ(next(Last(14)), "1.5.1");
+  EXPECT_EQ(next(Last(11)), "1.2.1");
+  EXPECT_EQ(next(First(12)), "2.1.1 new");
+  EXPECT_EQ(next(Middle(13)), "2.2.2");
+  EXPECT_EQ(next(Last(14)), "2.3.2");
+  // The beginning comes before the end.
+  EXPECT_EQ(next(First(15)), "3.1.1 new");
+  EXPECT_EQ(next(Last(18)), "3.4.1");
+  EXPECT_EQ(next(First(17)), "4.1.1 new");
+  EXPECT_EQ(next(Last(16)), "3.2.1");
+  EXPECT_EQ(next(Last(18)), "4.2.2");
+  // A message of one packet between them.
+  EXPECT_EQ(next(First(19)), "5.1.1 new");
+  EXPECT_EQ(next(Last(23)), "5.5.1");
+  EXPECT_EQ(next(Packet(21)), "6.1.1 new");
+  EXPECT_EQ(next(Last(20)), "5.2.1");
+  EXPECT_EQ(next(First(22)), "7.1.1 new");
+  EXPECT_EQ(next(Last(23)), "7.2.2");
+  // Kinds tell them apart.
+  EXPECT_EQ(next(First(24, MessageKind::kWrite)), "8.1.1 new");
+  EXPECT_EQ(next(Middle(27)), "9.2.1 new");
+  EXPECT_EQ(next(Last(25, MessageKind::kWrite)), "8.2.1");
+  EXPECT_EQ(next(First(26)), "9.1.1");
+  // A whole one was lost before one whose beginning was, too.
+  EXPECT_EQ(next(Last(28)), "9.3.1");
+  EXPECT_EQ(next(Last(31)), "10.2.1 new");
+  EXPECT_EQ(next(Packet(29)), "11.1.1 new");
+  EXPECT_EQ(next(First(30)), "10.1.1");
+}
+
+// A requester asks again for what is missing of an answer, and that begins as an answer of its own.
+TEST(FaultPlan, AnAnswerThatGoesOnAfterALossIsTheSame) {
+  constexpr MessageKind kAnswer = MessageKind::kReadResponse;
+  {
+    Numbered next;
+    EXPECT_EQ(next(First(10, kAnswer)), "1.1.1 new");
+    EXPECT_EQ(next(Middle(11, kAnswer)), "1.2.1");
+    EXPECT_EQ(next(First(12, kAnswer)), "1.3.1");
+    EXPECT_EQ(next(Packet(13, true, true, kAnswer)), "1.4.1");
+    EXPECT_EQ(next(First(14, kAnswer)), "2.1.1 new");
+    // The next answer came before the rest of this one.
+    EXPECT_EQ(next(First(16, kAnswer)), "3.1.1 new");
+    EXPECT_EQ(next(Packet(15, true, true, kAnswer)), "2.2.1");
+    EXPECT_EQ(next(First(16, kAnswer)), "3.1.2");
+  }
+  {
+    Numbered next;
+    EXPECT_EQ(next(Last(11, kAnswer)), "1.2.1 new");
+    EXPECT_EQ(next(First(10, kAnswer)), "1.1.1");
+    EXPECT_EQ(next(Last(11, kAnswer)), "1.2.2");
+  }
+  const auto plan = Plan("disconnect kind=read-response message=2");
+  const auto faults = plan->NewConnection();
+  for (const SegmentFacts& facts : {First(10, kAnswer), Middle(11, kAnswer), First(12, kAnswer), Last(13, kAnswer)}) {
+    EXPECT_EQ(faults->Judge(FaultDirection::kReceived, facts).action, std::nullopt);
+  }
+  EXPECT_EQ(faults->Judge(FaultDirection::kReceived, First(14, kAnswer)).action, FaultAction::kDisconnect);
+}
+
+TEST(FaultPlan, NumbersGoOnBeyondTheCircle) {
+  MessageCounter counter;
+  for (uint32_t i = 0; i < 100; ++i) {
+    const uint32_t psn = i * 0x100000;
+    ASSERT_EQ(counter.Next(First(psn))->NumberAmong(kProgramsMessages), i + 1);
+    ASSERT_FALSE(counter.Next(Last(psn + 0xfffff))->is_new);
+    const auto again = counter.Next(First(psn));
+    ASSERT_EQ(again->NumberAmong(kProgramsMessages), i + 1);
+    ASSERT_EQ(again->attempt, 2u);
+  }
 }
 
 TEST(FaultPlan, WhatWasLostBeforeItWasSeenIsCountedWhenItComes) {
@@ -179,6 +339,16 @@ TEST(FaultPlan, TheFirstThatEndsASegmentIsTheLastThatIsAsked) {
   faults->Judge(FaultDirection::kSent, Whole());
   EXPECT_TRUE(faults->fired().empty());
   EXPECT_EQ(plan->counters(0).fired, 3u);
+}
+
+// In text it is refused.
+TEST(FaultPlan, NothingThatIsReceivedIsDelayed) {
+  const auto plan = FaultPlan::Make({FaultRule{.action = FaultAction::kDelay, .delay = 1ms}});
+  const auto faults = plan->NewConnection();
+  EXPECT_EQ(faults->Judge(FaultDirection::kReceived, Whole()).delay, Duration::zero());
+  EXPECT_TRUE(faults->fired().empty());
+  EXPECT_EQ(plan->counters(0).matched, 0u);
+  EXPECT_EQ(faults->Judge(FaultDirection::kSent, Whole()).delay, 1ms);
 }
 
 TEST(FaultPlan, TimesCountsOnAllConnectionsTogether) {

@@ -465,6 +465,7 @@ std::string ToString(const std::vector<FaultRule>& rules) {
 }
 
 std::optional<std::string> WhyNotOn(FaultTransport transport, const FaultRule& rule) {
+  if (rule.action == FaultAction::kDelay && !rule.sent) return "what is received cannot be delayed";
   switch (transport) {
     case FaultTransport::kIwarp:
       if (rule.action == FaultAction::kDrop) {

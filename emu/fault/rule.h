@@ -32,7 +32,7 @@ enum class FaultAction : uint8_t {
   kDisconnect,  // the connection is cut, and both ends know at once
   kStall,       // from here on nothing leaves and nothing is taken, and nobody is told
   kDrop,        // this segment is lost; InfiniBand alone
-  kDelay,       // it leaves later, and what follows does not overtake it
+  kDelay,       // it leaves later, and what follows does not overtake it; of what is sent alone
 };
 
 const char* ToString(FaultAction action);
@@ -83,7 +83,7 @@ struct FaultRule {
   // Of the connection and direction, among the messages of the rule's kinds.
   NumberRange message;
   NumberRange segment;  // of the message: a DDP segment, an InfiniBand packet
-  NumberRange attempt;  // 1: the segment is sent for the first time
+  NumberRange attempt;  // 1: the segment is sent for the first time, or comes for the first time
   bool sent = true;
   bool received = true;
   uint16_t kinds = kProgramsMessages;

@@ -288,6 +288,11 @@ TEST(FaultRules, SomeCanDoNothingOnATransport) {
   EXPECT_EQ(why_not(FaultTransport::kInfiniband, "drop kind=ack attempt=2"), "");
   EXPECT_NE(why_not(FaultTransport::kInfiniband, "stall kind=immediate,terminate"), "");
   EXPECT_EQ(why_not(FaultTransport::kInfiniband, "stall kind=immediate,write"), "");
+  // Of text there is no such rule.
+  FaultRule late{.action = FaultAction::kDelay, .delay = 1ms};
+  EXPECT_EQ(WhyNotOn(FaultTransport::kIwarp, late), std::nullopt);
+  late.sent = false;
+  EXPECT_NE(WhyNotOn(FaultTransport::kIwarp, late), std::nullopt);
 }
 
 }  // namespace
