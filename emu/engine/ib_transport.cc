@@ -50,6 +50,7 @@ void IbTransport::SetAttributes(const IbOptions& options) {
 }
 
 void IbTransport::StartSending() {
+  if (!begun_psn_) begun_psn_ = context_.options.send_psn;
   if (state_ == State::kActive) requester_.StartSending();
 }
 
@@ -94,6 +95,11 @@ void IbTransport::OnUnreachable() {
   Settle();
 }
 
+std::array<std::byte, wire::kIbBthSize> IbTransport::UnreachableWord() const {
+  const IbOptions& options = context_.options;
+  return wire::EncodeIbUnreachable(options.destination_qp, begun_psn_.value_or(options.receive_psn));
+}
+
 // --- Receiving ---
 
 bool IbTransport::IsForUs(const wire::IbHeader& header) const {
@@ -101,11 +107,19 @@ bool IbTransport::IsForUs(const wire::IbHeader& header) const {
          (header.pkey & kPkeyMask) == (wire::kIbDefaultPkey & kPkeyMask);
 }
 
+bool IbTransport::IsUnreachableWord(const RecordHead& record) const {
+  const IbOptions& options = context_.options;
+  const auto names = [&](uint32_t psn) {
+    return wire::IsIbUnreachable(record.head, record.length, options.qp_number, psn);
+  };
+  return names(options.receive_psn) || (begun_psn_ && names(*begun_psn_));
+}
+
 std::optional<size_t> IbTransport::OnRecord(const RecordHead& record, Instant now) {
   context_.now = now;
   half_ = Half::kNone;
   if (state_ != State::kActive) return std::nullopt;
-  if (wire::IsIbUnreachable(record.head, record.length, context_.options.qp_number)) {
+  if (IsUnreachableWord(record)) {
     half_ = Half::kUnreachable;
     return record.head.size();
   }

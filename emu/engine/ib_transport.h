@@ -20,6 +20,8 @@
 // Sans-IO. Not thread-safe: serialised by the connection's lock.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -64,6 +66,9 @@ class IbTransport final : public QpTransport {
   // fails as if its retries were used up, the others are flushed. The peer says so by a packet of its own
   // (wire::IsIbUnreachable), the owner by this call.
   void OnUnreachable();
+  // That packet, for the peer. It names the PSN with which this end has begun to send, which the peer expected; before
+  // that is known (RTR), the one that is expected here, with which a peer has begun that has sent anything.
+  std::array<std::byte, wire::kIbBthSize> UnreachableWord() const;
 
   const IbOptions& options() const { return context_.options; }
 
@@ -115,6 +120,7 @@ class IbTransport final : public QpTransport {
   enum class Half : uint8_t { kNone, kRequester, kResponder, kUnreachable };
 
   bool IsForUs(const wire::IbHeader& header) const;
+  bool IsUnreachableWord(const RecordHead& record) const;
   bool QueueNext(RecordSink& sink);
   // Acts upon what the halves have raised.
   void Settle();
@@ -126,6 +132,7 @@ class IbTransport final : public QpTransport {
   IbResponder responder_;
   State state_ = State::kActive;
   Half half_ = Half::kNone;
+  std::optional<uint32_t> begun_psn_;  // of the first request, once there may be one
   bool answer_turn_ = true;
   bool nak_redial_ = false;
   IbDestination destination_;

@@ -1681,17 +1681,22 @@ TEST(IbUcTest, CompletionWaitsUntilTheLastPacketHasLeftOrItsCarrierIsGone) {
 // The word of it fails what is under way as retries would, and flushes the rest, without any time passing.
 TEST_P(Services, APeerOutOfReachEndsAllWorkAtOnce) {
   const bool acknowledged = GetParam() == IbService::kRc;
-  IbPair pair(Options(), Options());
+  IbOptions of_a = Options();
+  of_a.send_psn = 7;
+  IbOptions of_b = Options();
+  of_b.receive_psn = 7;
+  IbPair pair(of_a, of_b);
   const uint32_t key = pair.a.AddPattern(100, 1);
   for (int i = 0; i < 3; ++i) pair.a.PostSend(key, 100);
   pair.a.out.capacity = 1;
   pair.a.Fill(pair.now);
-  // For another QP it means nothing.
-  const auto stray = wire::EncodeIbUnreachable(IbPair::kQpB);
-  EXPECT_TRUE(pair.a.Arrive(stray, pair.now));
+  // For another QP it means nothing, nor from a stranger, who does not know with what numbers the two have begun.
+  EXPECT_TRUE(pair.a.Arrive(wire::EncodeIbUnreachable(IbPair::kQpB, 100), pair.now));
+  for (const uint32_t psn : {0u, 8u, 99u, 101u}) {
+    EXPECT_TRUE(pair.a.Arrive(wire::EncodeIbUnreachable(IbPair::kQpA, psn), pair.now));
+  }
   EXPECT_TRUE(pair.a.transport.Receiving());
-  const auto word = wire::EncodeIbUnreachable(IbPair::kQpA);
-  EXPECT_TRUE(pair.a.Arrive(word, pair.now));
+  EXPECT_TRUE(pair.a.Arrive(pair.b.transport.UnreachableWord(), pair.now));
   EXPECT_TRUE(pair.a.transport.Finished());
   const auto fault = pair.a.transport.TakeFault();
   ASSERT_TRUE(fault.has_value());
@@ -1699,6 +1704,27 @@ TEST_P(Services, APeerOutOfReachEndsAllWorkAtOnce) {
   EXPECT_EQ(pair.a.TakeSendStatuses(),
             (std::vector<WorkStatus>{acknowledged ? WorkStatus::kRetryExceeded : WorkStatus::kFlushed,
                                      WorkStatus::kFlushed, WorkStatus::kFlushed}));
+}
+
+// An end that only receives (RTR) need not know with what it would begin to send.
+TEST_P(Services, AnEndThatOnlyReceivesSaysAndHearsThatThePeerIsOutOfReach) {
+  IbOptions sends = Options();
+  sends.send_psn = 7;
+  sends.receive_psn = 8;
+  IbOptions receives = Options();
+  receives.send_psn = 0;
+  receives.receive_psn = 7;
+  for (const bool receiver_is_told : {false, true}) {
+    IbEnd sender(sends, IbPair::kQpA, IbPair::kQpB, "sender");
+    IbEnd receiver(receives, IbPair::kQpB, IbPair::kQpA, "receiver");
+    sender.transport.StartSending();
+    IbEnd& told = receiver_is_told ? receiver : sender;
+    const IbEnd& tells = receiver_is_told ? sender : receiver;
+    EXPECT_TRUE(told.Arrive(wire::EncodeIbUnreachable(told.transport.options().qp_number, 0), Instant{}));
+    EXPECT_TRUE(told.transport.Receiving());
+    EXPECT_TRUE(told.Arrive(tells.transport.UnreachableWord(), Instant{}));
+    EXPECT_FALSE(told.transport.Receiving());
+  }
 }
 
 TEST(IbTransportTest, WhoHasNothingUnderWayFailsAllTheSameWhenThePeerIsOutOfReach) {

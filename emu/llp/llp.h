@@ -70,7 +70,6 @@ class Llp : public RecordSink {
 
   // What a tap keeps from the owner besides (emu/tap/fault_tap.h); of a record layer without one, nothing.
   struct Hold {
-    bool severed = false;          // the peer cannot be reached by any stream any more
     bool receiving = false;        // nothing will be received, whatever the stream's readiness says
     bool more = false;             // NextRecord would not have blocked, and is to be asked again soon
     std::optional<Instant> until;  // when Flush has something to send without the stream's becoming writable

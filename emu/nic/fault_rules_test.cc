@@ -17,7 +17,8 @@ constexpr Duration kAtOnce = 1ms;
 
 // Two hosts with connected QPs, of which the first has rules. Five Receives are posted at both.
 struct Pair {
-  Pair(TransportKind transport, const std::string& rules, QpKind kind = QpKind::kRc) {
+  Pair(TransportKind transport, const std::string& rules, QpKind kind = QpKind::kRc, const LinkOptions& link = {})
+      : sim(link) {
     const bool iwarp = transport == TransportKind::kIwarp;
     const DeviceProfile profile = iwarp ? IwarpProfile() : RoceProfile();
     plan = FaultPlan::Make(ParseFaultRules(rules).value());
@@ -264,6 +265,62 @@ TEST(FaultRulesOfInfiniband, AcknowledgementsThatAreLostCostTime) {
   EXPECT_EQ(Pair::Of(*pair.b, CompletionOpcode::kReceive).size(), 1u);
   EXPECT_EQ(pair.plan->counters(0).fired, 2u);
 }
+
+// What the stream cannot take at once leaves before the word of the end, and that before the stream is given up.
+class CutOfAFullStream : public ::testing::TestWithParam<QpKind> {
+ protected:
+  static constexpr size_t kPacketsBefore = 39;  // in one turn
+  static constexpr size_t kMtu = 1024;
+
+  CutOfAFullStream() {
+    EXPECT_EQ(pair_.a->Send(1, {source_.All()}, PostOpcode::kWrite, sink_.region.stag, sink_.address()), 0);
+  }
+  void ExpectCut() {
+    pair_.sim.world.RunFor(kAtOnce);
+    Pair::ExpectFlushed(*pair_.a, 0);
+    Pair::ExpectFlushed(*pair_.b, 0);
+    // What is lost of UC is done.
+    const auto status = GetParam() == QpKind::kRc ? CompletionStatus::kRetryExceeded : CompletionStatus::kSuccess;
+    EXPECT_EQ(Pair::Of(*pair_.a, CompletionOpcode::kWrite), (std::vector<CompletionStatus>{status}));
+    const auto end = std::find(sink_.bytes.begin(), sink_.bytes.end(), std::byte{0});
+    EXPECT_EQ(end - sink_.bytes.begin(), static_cast<ptrdiff_t>(kPacketsBefore * kMtu));
+  }
+
+  Pair pair_{TransportKind::kInfiniband, "disconnect kind=write segment=40 direction=sent", GetParam(),
+             LinkOptions{.buffer = 16 * 1024}};
+  const TestBuffer source_ = pair_.a->Register(100'000, kFullAccess, 7);
+  const TestBuffer sink_ = pair_.b->Register(100'000);
+};
+
+TEST_P(CutOfAFullStream, TellsBothEnds) {
+  const Instant before = pair_.sim.world.Now();
+  ASSERT_TRUE(pair_.sim.world.RunUntil([&] { return pair_.BothAreInError(); }));
+  EXPECT_LT(pair_.sim.world.Now() - before, kAtOnce);
+  ExpectCut();
+}
+
+// For longer than retries would take.
+TEST_P(CutOfAFullStream, TellsBothEndsWhenTheNetworkMovesAgain) {
+  pair_.sim.world.Partition(pair_.sim.fabric_a, pair_.sim.fabric_b, true);
+  pair_.sim.world.RunFor(1s);
+  EXPECT_EQ(pair_.a->qp->state(), QpState::kRts);
+  pair_.sim.world.Partition(pair_.sim.fabric_a, pair_.sim.fabric_b, false);
+  ASSERT_TRUE(pair_.sim.world.RunUntil([&] { return pair_.BothAreInError(); }));
+  ExpectCut();
+}
+
+// A peer that cannot be told does not keep the QP for ever.
+TEST_P(CutOfAFullStream, EndsWithoutTellingWhenThatTakesTooLong) {
+  const Instant before = pair_.sim.world.Now();
+  pair_.sim.world.Partition(pair_.sim.fabric_a, pair_.sim.fabric_b, true);
+  ASSERT_TRUE(pair_.sim.world.RunUntil([&] { return pair_.a->qp->state() == QpState::kErr; }));
+  EXPECT_GE(pair_.sim.world.Now() - before, RoceProfile().close_linger);
+  EXPECT_LT(pair_.sim.world.Now() - before, RoceProfile().close_linger + kAtOnce);
+  Pair::ExpectFlushed(*pair_.a, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, CutOfAFullStream, testing::Values(QpKind::kRc, QpKind::kUc),
+                         [](const auto& info) { return std::string(info.param == QpKind::kRc ? "Rc" : "Uc"); });
 
 TEST(FaultRulesOfInfiniband, UnreliableConnectionsLoseAndEndAlike) {
   Pair pair(TransportKind::kInfiniband, "drop message=1; disconnect message=3", QpKind::kUc);

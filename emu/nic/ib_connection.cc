@@ -130,14 +130,16 @@ bool IbConnection::TakeCarrier(uint64_t generation, uint64_t serial, std::unique
     Discard(std::move(carrier_), /*abort=*/true);
   }
   if (faults_ != nullptr) {
-    const auto farewell = wire::EncodeIbUnreachable(remote_qp_);
     llp = WithFaultRules(std::move(llp), faults_,
                          {.fabric = nic_.fabric(),
                           .trace = nic_.trace(),
                           .name = name_,
                           .transport = FaultTransport::kInfiniband,
                           .mtu = transport_.options().mtu,
-                          .farewell = {farewell.begin(), farewell.end()}});
+                          .farewell = [this] {
+                            const auto word = transport_.UnreachableWord();
+                            return std::vector<std::byte>(word.begin(), word.end());
+                          }});
   }
   const DeviceProfile& profile = nic_.profile();
   if (profile.drop_one_in != 0 || profile.duplicate_one_in != 0 || profile.overtake_one_in != 0) {
@@ -197,7 +199,7 @@ bool IbConnection::Serve(uint32_t requests) {
       Transmit(now);
       CheckEnd(now);
     }
-    if (phase_ == Phase::kOpen && carrier_ != nullptr && carrier_->llp().hold().severed) Sever(now);
+    if (phase_ == Phase::kOpen && faults_ != nullptr && faults_->end() == FaultAction::kDisconnect) Sever(now);
   }
   if (phase_ == Phase::kLingering) Linger();
   if (transport_.TakeRedialWish()) nic_.roce().WantCarrier(qp_.qp_number(), generation_);
@@ -248,6 +250,10 @@ void IbConnection::SendIntoTheVoid(Instant now) {
 }
 
 void IbConnection::Sever(Instant now) {
+  if (!sever_until_) sever_until_ = now + nic_.profile().close_linger;
+  // The end of the engine takes away what the carrier has not sent. One that was lost may have a successor.
+  const bool is_told = carrier_ != nullptr && carrier_->llp().TxIdle();
+  if (!is_told && now < *sever_until_) return;
   transport_.OnUnreachable();
   nic_.roce().PeerUnreachable(qp_.qp_number(), generation_);
   CheckEnd(now);
@@ -258,7 +264,7 @@ void IbConnection::Sever(Instant now) {
 
 void IbConnection::OnTime(Instant now) {
   if (phase_ == Phase::kOpen) {
-    if (const std::optional<Instant> due = transport_.Deadline(); due && *due <= now) {
+    if (const std::optional<Instant> due = EngineDeadline(); due && *due <= now) {
       // What has come and was not looked at yet is no silence: this thread may have been late, not the peer.
       Receive(now);
       transport_.OnDeadline(now);
@@ -389,15 +395,21 @@ const char* IbConnection::PhaseName() const {
 
 // --- Time and waking ---
 
+// While the peer is being told of the end, retries that nobody hears must not be used up.
+std::optional<Instant> IbConnection::EngineDeadline() const {
+  return IsSevering() ? std::nullopt : transport_.Deadline();
+}
+
 void IbConnection::RefreshDeadline() {
   std::optional<Instant> next;
   if (phase_ != Phase::kClosed) {
-    const std::optional<Instant> engine = phase_ == Phase::kOpen ? transport_.Deadline() : std::nullopt;
+    const std::optional<Instant> severed = phase_ == Phase::kOpen ? sever_until_ : std::nullopt;
+    const std::optional<Instant> engine = phase_ == Phase::kOpen ? EngineDeadline() : std::nullopt;
     const std::optional<Instant> patience =
         phase_ == Phase::kOpen && transport_.HoldsWork() ? patience_until_ : std::nullopt;
     const std::optional<Instant> held = carrier_ != nullptr ? carrier_->llp().hold().until : std::nullopt;
     for (const std::optional<Instant>& wish :
-         {engine, patience, linger_until_, pump_.PlacementDue(), qp_.HeldUntil(), held}) {
+         {engine, patience, severed, linger_until_, pump_.PlacementDue(), qp_.HeldUntil(), held}) {
       if (wish) next = std::min(next.value_or(Instant::max()), *wish);
     }
   }

@@ -6,7 +6,8 @@
 // same: nobody hears them.
 //
 // At the end the engine's last words, a NAK or what acknowledges work done, leave by the carrier there is, which is
-// then shut down in order; both within the profile's close_linger.
+// then shut down in order; both within the profile's close_linger. Where a fault rule cuts the connection, the same
+// holds for the word of it to the peer: it leaves, behind what the carrier has taken, before the engine ends.
 //
 // Not thread-safe: runs under the lock of its QP. Of the argument in connection.h who wakes it next holds here while
 // there is a carrier. Without one there is nothing to hear: a post, a deadline of the engine, or a new carrier
@@ -115,8 +116,10 @@ class IbConnection final : public QpConnection {
   void Receive(Instant now);
   void Transmit(Instant now);
   void SendIntoTheVoid(Instant now);
-  // A fault rule has cut the way to the peer.
+  // A fault rule has cut the way to the peer: fails the QP, once the peer has been told.
   void Sever(Instant now);
+  // The peer is being told.
+  bool IsSevering() const { return sever_until_.has_value() && carrier_ != nullptr; }
   void DropCarrier(Instant now, const char* why);
   // Nobody uses the carrier any more; what is left of it goes without the lock.
   void Discard(std::unique_ptr<StreamCarrier> carrier, bool abort);
@@ -126,6 +129,7 @@ class IbConnection final : public QpConnection {
   void Finish(Instant now);
   void Linger();
   void Close();
+  std::optional<Instant> EngineDeadline() const;
   void RefreshDeadline();
   void EnsureWake(uint32_t requests);
   void Arm(bool readable, bool writable);
@@ -148,6 +152,7 @@ class IbConnection final : public QpConnection {
   bool armed_readable_ = false;
   bool armed_writable_ = false;
   std::optional<Instant> patience_until_;  // UC: when what waits for a carrier is lost
+  std::optional<Instant> sever_until_;     // a fault rule has cut the way to the peer, which is told until then
   std::optional<Instant> linger_until_;
   std::optional<Instant> deadline_;  // as NicLoop knows it
 };

@@ -104,9 +104,7 @@ class FaultTap final : public Llp {
   void QueueRecord(ConstBytes header, std::span<const TxPart> payload, uint64_t cookie) override;
   TxResult Flush(MemoryPort& memory) override;
   bool TakeSent(uint64_t* cookie) override;
-  bool TxIdle() const override {
-    return queued_.empty() && held_.empty() && (cut_ || !IsSevered()) && below_->TxIdle();
-  }
+  bool TxIdle() const override { return queued_.empty() && held_.empty() && !HasFarewell() && below_->TxIdle(); }
 
   RxResult NextRecord(RecordHead* record) override;
   RxResult Place(size_t head_size, std::span<const MutableBytes> destination) override {
@@ -116,7 +114,7 @@ class FaultTap final : public Llp {
   Stream& stream() override { return below_->stream(); }
   const Counters& counters() const override { return below_->counters(); }
   Hold hold() const override {
-    Hold hold{.severed = IsSevered(), .receiving = IsStalled() && !LosesAll(), .more = more_, .until = std::nullopt};
+    Hold hold{.receiving = IsStalled() && !LosesAll(), .more = more_, .until = std::nullopt};
     if (!held_.empty() && !IsStalled() && !blocked_) hold.until = held_.front().due;
     return hold;
   }
@@ -146,6 +144,8 @@ class FaultTap final : public Llp {
     below_->QueueRecord(header, payload, cookie);
     queued_.push_back({.cookie = cookie});
   }
+  // The farewell waits for room.
+  bool HasFarewell() const { return IsSevered() && !cut_; }
   bool HasDue() const { return !IsStalled() && !held_.empty() && held_.front().due <= options_.fabric.Now(); }
   void Lose(uint64_t cookie) {
     // Of a stream that is about to be reset nothing more counts as sent.
@@ -174,7 +174,7 @@ class FaultTap final : public Llp {
   std::deque<Held> held_;
   Instant last_due_{};         // of what was delayed
   bool blocked_ = false;       // the stream takes no more
-  bool cut_ = false;           // the peer has been told of the end, or never will be
+  bool cut_ = false;           // nothing more is to be said to the peer
   bool more_ = false;          // NextRecord has thrown away as much as it may
   size_t discarded_head_ = 0;  // of a record that has arrived and is lost; 0: there is none
 };
@@ -221,10 +221,10 @@ void FaultTap::QueueRecord(ConstBytes header, std::span<const TxPart> payload, u
 TxResult FaultTap::Flush(MemoryPort& memory) {
   if (Resets() && cut_) return {.status = TxStatus::kReset, .error = ECONNRESET};
   if (LosesAll()) LoseHeld();
-  if (IsSevered() && !cut_) Cut();
   TxResult result;
   bool more = true;
   while (more) {
+    if (HasFarewell()) Cut();
     while (HasDue() && below_->CanQueue()) {
       const Held held = std::move(held_.front());
       held_.pop_front();
@@ -235,7 +235,7 @@ TxResult FaultTap::Flush(MemoryPort& memory) {
       }
     }
     result = below_->TxIdle() ? TxResult{} : below_->Flush(memory);
-    more = result.status == TxStatus::kIdle && HasDue() && below_->CanQueue();
+    more = result.status == TxStatus::kIdle && (HasDue() || HasFarewell()) && below_->CanQueue();
   }
   blocked_ = result.status == TxStatus::kWouldBlock;
   if (!Resets()) return result;
@@ -243,13 +243,14 @@ TxResult FaultTap::Flush(MemoryPort& memory) {
   return {.status = TxStatus::kReset, .error = ECONNRESET};
 }
 
-// Nothing but the farewell leaves any more.
+// Nothing but the farewell leaves any more, once there is room for it.
 void FaultTap::Cut() {
   LoseHeld();
+  if (!Resets()) {
+    if (!below_->CanQueue()) return;
+    below_->QueueRecord(options_.farewell(), {}, /*cookie=*/0);
+  }
   cut_ = true;
-  // Without room the peer is left to its timers.
-  if (options_.farewell.empty() || !below_->CanQueue()) return;
-  below_->QueueRecord(options_.farewell, {}, /*cookie=*/0);
 }
 
 bool FaultTap::TakeSent(uint64_t* cookie) {
@@ -267,11 +268,8 @@ RxResult FaultTap::NextRecord(RecordHead* record) {
   const bool is_iwarp = options_.transport == FaultTransport::kIwarp;
   more_ = false;
   for (size_t discarded = 0;; ++discarded) {
-    if (IsSevered()) {
-      if (is_iwarp) return {.status = RxStatus::kReset, .error = ECONNRESET};
-      return {.status = RxStatus::kWouldBlock};
-    }
-    if (IsStalled() && is_iwarp) return {.status = RxStatus::kWouldBlock};
+    if (is_iwarp && IsSevered()) return {.status = RxStatus::kReset, .error = ECONNRESET};
+    if (is_iwarp && IsStalled()) return {.status = RxStatus::kWouldBlock};
     if (discarded_head_ > 0) {
       const RxResult placed = below_->Place(discarded_head_, {});
       if (placed.status != RxStatus::kReady) return placed;
@@ -286,12 +284,12 @@ RxResult FaultTap::NextRecord(RecordHead* record) {
     const FaultVerdict verdict =
         LosesAll() ? FaultVerdict{FaultAction::kDrop} : Judge(FaultDirection::kReceived, record->head, record->length);
     if (!verdict.action) return result;
-    if (verdict.action != FaultAction::kDisconnect) {
-      discarded_head_ = record->head.size();
-    } else if (is_iwarp) {
+    if (is_iwarp && IsSevered()) {
       // There is nothing to wait for; on InfiniBand the next flush tells the peer.
       Cut();
       below_->stream().Abort();
+    } else {
+      discarded_head_ = record->head.size();
     }
   }
 }

@@ -8,8 +8,10 @@
 //               fills up; an InfiniBand network that is silent loses what is sent, which then counts as sent.
 //   disconnect  The record is not sent, or not taken, and nothing is any more. On iWARP the stream is reset, behind
 //               what it has taken so far; both ends find out as they would from any reset (ECONNRESET). An InfiniBand
-//               QP would open another stream, so the peer is told by a packet of our own, `farewell`, and hold() tells
-//               the owner. A peer whose stream has no room for it finds out by its retries.
+//               QP would open another stream, so the peer is told by a packet of our own, `farewell`, and the owner
+//               by ConnectionFaults::end(). It leaves behind what the stream has taken so far, when there is room for
+//               it: until then TxIdle() is false, and the owner is to go on as if nothing had happened. What arrives is
+//               lost.
 //
 // Goes on top of a capture's tap, so that captures show what is on the wire when this is done with it: a record that is
 // dropped is not in the capture of the end that drops it on its way out, one that is delayed is there when it leaves.
@@ -20,6 +22,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -38,7 +41,7 @@ struct FaultTapOptions {
   FaultTransport transport = FaultTransport::kIwarp;
   // Of InfiniBand connections.
   uint32_t mtu = 0;
-  std::vector<std::byte> farewell;
+  std::function<std::vector<std::byte>()> farewell;  // asked for when it leaves
 };
 
 // `faults` may have been through an earlier stream of the same connection.

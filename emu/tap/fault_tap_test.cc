@@ -24,6 +24,7 @@ using Bytes = std::vector<std::byte>;
 using Numbers = std::vector<uint64_t>;
 
 constexpr uint32_t kQp = 0x1234;
+constexpr uint32_t kPsn = 0x789abc;
 constexpr uint32_t kMtu = 256;
 
 class AbortableStream final : public Stream {
@@ -131,15 +132,13 @@ class FaultTapTest : public ::testing::Test {
   void UseStream(FaultTransport transport) {
     auto below = std::make_unique<ListLlp>();
     below_ = below.get();
-    const auto farewell = wire::EncodeIbUnreachable(kQp);
     tap_ = WithFaultRules(
         std::move(below), faults_,
-        {.fabric = fabric_,
-         .trace = &trace_,
-         .name = "qp",
-         .transport = transport,
-         .mtu = kMtu,
-         .farewell = transport == FaultTransport::kInfiniband ? Bytes(farewell.begin(), farewell.end()) : Bytes()});
+        {.fabric = fabric_, .trace = &trace_, .name = "qp", .transport = transport, .mtu = kMtu, .farewell = Farewell});
+  }
+  static Bytes Farewell() {
+    const auto word = wire::EncodeIbUnreachable(kQp, kPsn);
+    return {word.begin(), word.end()};
   }
 
   // Headers are given as such, and what is behind as payload, as the engines do.
@@ -345,7 +344,7 @@ TEST_F(FaultTapTest, TheDelayedAreBounded) {
 TEST_F(FaultTapTest, DisconnectResetsAStreamOfIwarpBehindWhatCameBefore) {
   Use("disconnect message=2", FaultTransport::kIwarp);
   for (uint32_t msn = 1; msn <= 3; ++msn) Queue(Send(msn), msn, 18);
-  EXPECT_TRUE(tap_->hold().severed);
+  EXPECT_EQ(faults_->end(), FaultAction::kDisconnect);
   EXPECT_FALSE(below_->own_stream.aborted);
   const TxResult result = Flush();
   EXPECT_EQ(result.status, TxStatus::kReset);
@@ -375,11 +374,10 @@ TEST_F(FaultTapTest, DisconnectTellsAnInfinibandPeer) {
   Use("delay=1s message=2; disconnect message=3", FaultTransport::kInfiniband);
   for (uint32_t psn = 1; psn <= 4; ++psn) Queue(Packet(IbOp::kSendOnly, psn), psn);
   EXPECT_EQ(Flush().status, TxStatus::kIdle);
-  EXPECT_TRUE(tap_->hold().severed);
+  EXPECT_EQ(faults_->end(), FaultAction::kDisconnect);
   EXPECT_EQ(TakeSent(), (Numbers{1, 2, 3, 4}));
   EXPECT_TRUE(tap_->TxIdle());
-  ASSERT_EQ(below_->left.size(), 2u);
-  EXPECT_TRUE(wire::IsIbUnreachable(below_->left[1], below_->left[1].size(), kQp));
+  EXPECT_EQ(below_->left, (std::vector<Bytes>{Packet(IbOp::kSendOnly, 1), Farewell()}));
   EXPECT_FALSE(below_->own_stream.aborted);
   below_->arrived = {Packet(IbOp::kAck, 1)};
   std::vector<Bytes> taken;
@@ -390,6 +388,30 @@ TEST_F(FaultTapTest, DisconnectTellsAnInfinibandPeer) {
   Queue(Packet(IbOp::kSendOnly, 5), 5);
   Flush();
   EXPECT_EQ(below_->left.size(), 1u);
+}
+
+// Behind what was queued before, which the owner must not end the stream with.
+TEST_F(FaultTapTest, TheInfinibandPeerIsToldWhenThereIsRoom) {
+  Use("disconnect direction=received", FaultTransport::kInfiniband);
+  below_->room = 2;
+  below_->blocked = true;
+  for (uint32_t psn = 1; psn <= 2; ++psn) Queue(Packet(IbOp::kSendOnly, psn), psn);
+  below_->arrived = {Packet(IbOp::kSendOnly, 1), Packet(IbOp::kSendOnly, 2)};
+  std::vector<Bytes> taken;
+  while (!below_->arrived.empty()) EXPECT_EQ(ReceiveAll(&taken).status, RxStatus::kWouldBlock);
+  EXPECT_TRUE(taken.empty());
+  EXPECT_EQ(faults_->end(), FaultAction::kDisconnect);
+  Queue(Packet(IbOp::kSendOnly, 3), 3);
+  EXPECT_EQ(Flush().status, TxStatus::kWouldBlock);
+  EXPECT_EQ(TakeSent(), Numbers());
+  EXPECT_FALSE(tap_->TxIdle());
+  below_->blocked = false;
+  EXPECT_EQ(Flush().status, TxStatus::kIdle);
+  EXPECT_EQ(TakeSent(), (Numbers{1, 2, 3}));
+  EXPECT_TRUE(tap_->TxIdle());
+  EXPECT_EQ(below_->left, (std::vector<Bytes>{Packet(IbOp::kSendOnly, 1), Packet(IbOp::kSendOnly, 2), Farewell()}));
+  Flush();
+  EXPECT_EQ(below_->left.size(), 3u);
 }
 
 TEST_F(FaultTapTest, StallKeepsAStreamOfIwarpAsItIs) {

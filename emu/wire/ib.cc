@@ -271,20 +271,20 @@ Result<IbHeader, IbFault> DecodeIb(ConstBytes head, size_t record_length) {
   return header;
 }
 
-std::array<std::byte, kIbBthSize> EncodeIbUnreachable(uint32_t destination_qp) {
+std::array<std::byte, kIbBthSize> EncodeIbUnreachable(uint32_t destination_qp, uint32_t psn) {
   std::array<std::byte, kIbBthSize> bth;
   ByteWriter out(bth);
   out.U8(kIbUnreachableOpcode);
   out.U8(0x40);  // MigReq, as in every other packet; TVer 0
   out.U16(kIbDefaultPkey);
   out.U32(destination_qp & kIbQpMask);
-  out.U32(0);
+  out.U32(psn & kPsnMask);
   return bth;
 }
 
-bool IsIbUnreachable(ConstBytes head, size_t record_length, uint32_t destination_qp) {
+bool IsIbUnreachable(ConstBytes head, size_t record_length, uint32_t destination_qp, uint32_t psn) {
   if (record_length != kIbBthSize || head.size() < kIbBthSize) return false;
-  const auto bth = EncodeIbUnreachable(destination_qp);
+  const auto bth = EncodeIbUnreachable(destination_qp, psn);
   return std::equal(bth.begin(), bth.end(), head.begin());
 }
 

@@ -210,11 +210,12 @@ Result<IbHeader, IbFault> DecodeIb(ConstBytes head, size_t record_length);
 
 // Tells an RC or UC QP that its peer cannot be reached any more and cannot reach it: what retries would find out, at
 // once. A BTH alone, whose opcode is one of those that the specification leaves to manufacturers (table 38 of section
-// 9.2.1: the upper two bits set), so that DecodeIb, as every other implementation, has no such packet. Sent where a
-// fault rule cuts a connection (emu/tap/fault_tap.h).
+// 9.2.1: the upper two bits set), so that DecodeIb, as every other implementation, has no such packet. Its PSN is one
+// of the two with which the QPs have begun to send, so that it is no easier to forge than any other packet of theirs.
+// Sent where a fault rule cuts a connection (emu/tap/fault_tap.h).
 inline constexpr uint8_t kIbUnreachableOpcode = 0xc0;
-std::array<std::byte, kIbBthSize> EncodeIbUnreachable(uint32_t destination_qp);
-bool IsIbUnreachable(ConstBytes head, size_t record_length, uint32_t destination_qp);
+std::array<std::byte, kIbBthSize> EncodeIbUnreachable(uint32_t destination_qp, uint32_t psn);
+bool IsIbUnreachable(ConstBytes head, size_t record_length, uint32_t destination_qp, uint32_t psn);
 
 // "RC Write First QP 0x12 PSN 5 A RKey 0x1200 VA 0x1000 length 4096". One line, deterministic.
 std::string Describe(const IbHeader& header);

@@ -222,12 +222,14 @@ TEST(IbHeader, OpcodesThatDoNotExistAreFaults) {
 }
 
 TEST(IbHeader, TheWordThatAPeerIsOutOfReachIsNoPacketOfTheSpecification) {
-  const auto word = EncodeIbUnreachable(0x123456);
+  const auto word = EncodeIbUnreachable(0x123456, 0x1789abc);
+  EXPECT_EQ(ToHex(word), "c040ffff0012345600789abc");
   EXPECT_EQ(DecodeIb(word, word.size()).error().kind, IbFaultKind::kBadOpcode);
-  EXPECT_TRUE(IsIbUnreachable(word, word.size(), 0x123456));
-  EXPECT_FALSE(IsIbUnreachable(word, word.size(), 0x123457));
-  EXPECT_FALSE(IsIbUnreachable(word, word.size() + 1, 0x123456));
-  EXPECT_FALSE(IsIbUnreachable(ConstBytes(word).first(11), 11, 0x123456));
+  EXPECT_TRUE(IsIbUnreachable(word, word.size(), 0x123456, 0x789abc));
+  EXPECT_FALSE(IsIbUnreachable(word, word.size(), 0x123457, 0x789abc));
+  EXPECT_FALSE(IsIbUnreachable(word, word.size(), 0x123456, 0x789abd));
+  EXPECT_FALSE(IsIbUnreachable(word, word.size() + 1, 0x123456, 0x789abc));
+  EXPECT_FALSE(IsIbUnreachable(ConstBytes(word).first(11), 11, 0x123456, 0x789abc));
 }
 
 TEST(IbHeader, OtherVersionsOfTheHeaderAreFaults) {
