@@ -69,13 +69,16 @@ std::optional<int> DescriptorNamed(std::string_view path) {
   return std::nullopt;
 }
 
-// What is private shall not be another user's to read: nothing, or why not.
-std::optional<std::string> KeepPrivate(int fd, mode_t mode, const struct stat& status) {
+// Empties a file that was there. What is private shall not be another user's to read: the error is in words.
+Result<void, std::string> Empty(int fd, mode_t mode, const struct stat& status) {
   constexpr mode_t kOthers = S_IRWXG | S_IRWXO;
-  if ((mode & kOthers) != 0) return std::nullopt;
-  if (status.st_uid != ::geteuid()) return "belongs to another user, who could read what is recorded";
-  if ((status.st_mode & kOthers) != 0 && ::fchmod(fd, status.st_mode & ~kOthers & 07777) != 0) return Words(errno);
-  return std::nullopt;
+  const bool is_private = (mode & kOthers) == 0;
+  if (is_private && status.st_uid != ::geteuid())
+    return Err("belongs to another user, who could read what is recorded");
+  const bool is_open = (status.st_mode & kOthers) != 0;
+  if (is_private && is_open && ::fchmod(fd, status.st_mode & ~kOthers & 07777) != 0) return Err(Words(errno));
+  if (::ftruncate(fd, 0) != 0) return Err(Words(errno));
+  return {};
 }
 
 // A file system without locks has none to wait for.
@@ -112,14 +115,12 @@ Result<RecordFile, std::string> OpenRecordFile(const std::string& name, const Re
   }
   if (!IsSomebodyElses(file.fd) && ::fstat(file.fd, &status) == 0 &&
       (status.st_size == 0 || (rules.is_blank && rules.is_blank(file.fd)))) {
-    std::optional<std::string> wrong = KeepPrivate(file.fd, rules.mode, status);
-    if (!wrong && ::ftruncate(file.fd, 0) != 0) wrong = Words(errno);
-    if (!wrong) {
-      KeepFromChildren(file.fd);
-      return file;
+    if (auto emptied = Empty(file.fd, rules.mode, status); !emptied) {
+      ::close(file.fd);
+      return Err(std::move(emptied.error()));
     }
-    ::close(file.fd);
-    return Err(std::move(*wrong));
+    KeepFromChildren(file.fd);
+    return file;
   }
   ::close(file.fd);
   const std::string first_choice = file.path;
@@ -153,14 +154,10 @@ Result<void, std::string> EmptyRecordFile(const std::string& name, mode_t mode) 
   if (fd < 0 && errno == ENXIO) return {};
   if (fd < 0) return Err(Words(errno));
   struct stat status {};
-  std::optional<std::string> wrong;
-  if (::fstat(fd, &status) == 0 && S_ISREG(status.st_mode) && !IsSomebodyElses(fd)) {
-    wrong = KeepPrivate(fd, mode, status);
-    if (!wrong && ::ftruncate(fd, 0) != 0) wrong = Words(errno);
-  }
+  const bool is_free = ::fstat(fd, &status) == 0 && S_ISREG(status.st_mode) && !IsSomebodyElses(fd);
+  auto emptied = is_free ? Empty(fd, mode, status) : Result<void, std::string>();
   ::close(fd);
-  if (!wrong) return {};
-  return Err(std::move(*wrong));
+  return emptied;
 }
 
 }  // namespace stagecoach::emu

@@ -7,9 +7,8 @@
 //   a name without it    the file of the first process that comes; it is free as long as nobody has it (flock(2)) and
 //                        nothing is in it. Each other process has one beside it, with its id in the name: all.pcapng
 //                        and all.4711.pcapng, and all.4711-2.pcapng where that exists.
-//   no regular file      (/dev/null, a pipe) is shared, as whoever names it wants; and so is a descriptor of the
-//   process,
-//                        /dev/stderr or /dev/fd/7, whatever it leads to
+//   no regular file      (/dev/null, a pipe) is shared, as whoever names it wants
+//   a descriptor         (/dev/stderr, /dev/fd/7) is shared, too, whatever it leads to
 //
 // A file whose mode keeps others out (RecordFileRules) is kept so where it is there already, and is an error where it
 // is another user's.

@@ -141,8 +141,7 @@ std::string RpathProblem(const ElfFile& elf, const std::string& program, const s
       }
       return fmt::format(
           "its RPATH names {}, which has a {} of its own and is searched before LD_LIBRARY_PATH; take the RPATH out of "
-          "a "
-          "copy of the program (patchelf --remove-rpath)",
+          "a copy of the program (patchelf --remove-rpath)",
           Quoted(folder.string()), library);
     }
   }
