@@ -67,6 +67,12 @@ inline bool HasEndedWell(std::optional<int> code, const Process& program) {
   return code == 0 || (code == 255 && program.Err().ends_with("rdma_get_cm_event: Bad file descriptor\n"));
 }
 
+// Whether the tests run on an InfiniBand device.
+inline bool OnRoce() {
+  const char* const profile = std::getenv("STAGECOACH_PROFILE");
+  return profile != nullptr && std::string_view(profile) == "roce";
+}
+
 class DropInTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -92,12 +98,6 @@ class DropInTest : public ::testing::Test {
     EXPECT_TRUE(WaitUntil([&] { return SomebodyListens(port) || !server->Running(); }));
     EXPECT_TRUE(server->Running()) << server->Out() << server->Err();
     return server;
-  }
-
-  // Whether the tests run on an InfiniBand device.
-  static bool OnRoce() {
-    const char* const profile = std::getenv("STAGECOACH_PROFILE");
-    return profile != nullptr && std::string_view(profile) == "roce";
   }
 
   std::string base_;
