@@ -142,7 +142,9 @@ class FaultTapTest : public ::testing::Test {
   }
 
   // Headers are given as such, and what is behind as payload, as the engines do.
-  void Queue(const Bytes& record, uint64_t cookie, size_t header_size = 0) {
+  void Queue(const Bytes& given, uint64_t cookie, size_t header_size = 0) {
+    // What may wait is referred to until it is sent.
+    const Bytes& record = queued_.emplace_back(given);
     if (header_size == 0) header_size = std::min(record.size(), kMaxTxHeader);
     const TxPart payload{.bytes = ConstBytes(record).subspan(header_size)};
     ASSERT_TRUE(tap_->CanQueue());
@@ -179,6 +181,7 @@ class FaultTapTest : public ::testing::Test {
   std::shared_ptr<FaultPlan> plan_;
   std::shared_ptr<ConnectionFaults> faults_;
   ListLlp* below_ = nullptr;
+  std::deque<Bytes> queued_;
   std::unique_ptr<Llp> tap_;
 };
 

@@ -54,6 +54,11 @@ TEST(KernelStructs, AddressesAreCopied) {
 // All but what programs of 2016 have no room for.
 TEST(KernelStructs, QueuePairsAreCopied) {
   auto given = Patterned<ib_uverbs_qp_attr>();
+  // Enumerations there, which no other value fits.
+  given.qp_state = IBV_QPS_SQD;
+  given.cur_qp_state = IBV_QPS_RTS;
+  given.path_mtu = IBV_MTU_2048;
+  given.path_mig_state = IBV_MIG_REARM;
   ibv_qp_attr shown{};
   shown.rate_limit = 77;
   ibv_copy_qp_attr_from_kern(&shown, &given);
