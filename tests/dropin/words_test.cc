@@ -166,6 +166,19 @@ TEST_F(Words, OfVariablesThatMeanNothing) {
       << "the option is what counts";
 }
 
+// What was recorded before is still there when nothing is run.
+TEST_F(Words, AMistakeCostsNoFile) {
+  for (const std::string option : {"--pcap", "--trace"}) {
+    const std::string path = File("before", "an hour's work");
+    EXPECT_TRUE(Run({option, path, "true"}, {"env", "STAGECOACH_CRC=maybe"}).starts_with("125: ")) << option;
+    EXPECT_TRUE(Run({option, path, "--rule", "drip", "true"}).starts_with("125: ")) << option;
+    EXPECT_TRUE(Run({option, path, "no-such-program"}).starts_with("127: ")) << option;
+    EXPECT_EQ(fs::file_size(path), 14u) << option;
+    EXPECT_EQ(Run({option, path, "true"}), "0: ") << option;
+    EXPECT_EQ(fs::file_size(path), 0u) << option;
+  }
+}
+
 TEST_F(Words, OfFilesThatCannotBeMade) {
   for (const std::string option : {"--pcap", "--trace"}) {
     for (const std::string name : {"/missing/all", "/missing/%p"}) {

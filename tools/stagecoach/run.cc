@@ -17,6 +17,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "emu/world/world.h"
@@ -74,8 +75,9 @@ std::string ValueOf(const char* variable) {
 bool SetEnvironment(const RunOptions& options, const std::string& libraries) {
   DeviceOptions device = options.device;
   if (device.profile.empty() && std::getenv("STAGECOACH_PROFILE") == nullptr) device.profile = kDefaultProfile;
+  // Files are emptied when all else is right.
+  const std::string pcap = std::exchange(device.pcap, {});
   if (ApplyDeviceOptions("run", device) != kExitOk) return false;
-  if (!options.trace.empty() && !ApplyRecordOption("run", "--trace", options.trace, "STAGECOACH_TRACE")) return false;
   if (std::getenv(kListenerPatienceVariable) == nullptr && !SetVariable(kListenerPatienceVariable, kListenerPatience)) {
     return false;
   }
@@ -84,6 +86,8 @@ bool SetEnvironment(const RunOptions& options, const std::string& libraries) {
     for (const std::string& words : wrong) Complain("run", rpcrdma::file::Printable(words));
     return false;
   }
+  if (!options.trace.empty() && !ApplyRecordOption("run", "--trace", options.trace, "STAGECOACH_TRACE")) return false;
+  if (!pcap.empty() && !ApplyRecordOption("run", "--pcap", pcap, "STAGECOACH_PCAP")) return false;
   const std::string before = ValueOf("LD_LIBRARY_PATH");
   return SetVariable("LD_LIBRARY_PATH", before.empty() ? libraries : fmt::format("{}:{}", libraries, before));
 }

@@ -174,8 +174,7 @@ Reason MakeNamespaces() {
   }
   if (own.permitted != 0) {
     return "no mount namespace: that takes CAP_SYS_ADMIN, and in a user namespace the program would lose the "
-           "privileges it "
-           "has";
+           "privileges it has";
   }
   // Of this process, as it is before.
   const uid_t user = ::geteuid();

@@ -3,8 +3,7 @@
 // mount namespace of their own.
 //
 //   /sys/class/infiniband/stagecoach0          what the device says of itself (verbs_shim/emulated/sysfs_tree.h), and
-//   on
-//                                              which network interface its addresses are
+//                                              the network interfaces that its addresses are on
 //   /sys/class/infiniband_verbs/uverbs0/ibdev
 //   /dev/infiniband/uverbs0                    a character device, /dev/null: it is there, and does nothing
 //
