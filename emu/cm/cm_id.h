@@ -85,7 +85,8 @@ class CmId {
   bool awaits_answer_ = false;  // counted in that of listener_; one that was withdrawn, until its program has noticed
 
   // --- iWARP alone ---
-  bool attached_ = false;  // a connection of this id is under the QP, or about to be
+  bool attached_ = false;    // a connection of this id is under the QP, or about to be
+  bool extensions_ = false;  // the peer's request asks for RFC 7306
   uint32_t half_open_ = 0;
 
   // --- InfiniBand alone ---

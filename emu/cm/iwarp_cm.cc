@@ -323,6 +323,7 @@ class IwarpCm::Incoming final : public Handshake {
       const bool wanted = listener != nullptr && listener->state_ == State::kListening && !core_.closed();
       if (wanted && fits && CmCore::HasRoom(*listener)) {
         child_ = core_.NewChild(listener, key_, stream_->local(), stream_->remote());
+        child_->extensions_ = request.extensions;
         const DeviceProfile& profile = core_.nic().profile();
         // Of a peer that does not tell (revision 1, or "my ULP looks after it") we believe what we can do ourselves.
         const bool told = request.enhanced;
@@ -363,9 +364,9 @@ class IwarpCm::Incoming final : public Handshake {
       ++core_.mutable_counters().failed_handshakes;
     }
     if (child_ != nullptr && !outcome) STAGECOACH_MARK("cm.handshake_fails_after_the_request_was_told");
-    if (child_ != nullptr)
-      core_.Fail(child_, State::kAccepting,
-                 {CmEventType::kConnectError, -(outcome ? ECONNABORTED : ErrnoOf(outcome.error()))});
+    if (child_ != nullptr) {
+      cm_.FailAccepted(child_, {CmEventType::kConnectError, -(outcome ? ECONNABORTED : ErrnoOf(outcome.error()))});
+    }
     // The stream is closed with the handshake; what was said still reaches the peer.
     stream_->Shutdown();
     Finish();
@@ -432,6 +433,37 @@ void IwarpCm::Connect(const std::shared_ptr<CmId>& id, const CmParameters& param
     cm.handshakes_[id->serial()] = std::move(outgoing);
     started->Start(options, local, remote);
   });
+}
+
+int IwarpCm::PrepareToAccept(const std::shared_ptr<CmId>& id, const CmParameters&) {
+  uint32_t qp_number = 0;
+  bool extensions = false;
+  {
+    std::lock_guard lock(core_.mutex());
+    qp_number = id->qp_number_;
+    extensions = id->extensions_ && core_.nic().profile().extensions;
+  }
+  core_.nic().ExpectConnection(qp_number, extensions);
+  return 0;
+}
+
+void IwarpCm::UndoAccept(const std::shared_ptr<CmId>& id) {
+  uint32_t qp_number = 0;
+  {
+    std::lock_guard lock(core_.mutex());
+    qp_number = id->qp_number_;
+  }
+  core_.nic().ForgoConnection(qp_number);
+}
+
+void IwarpCm::FailAccepted(const std::shared_ptr<CmId>& id, CmCore::Failure failure) {
+  uint32_t qp_number = 0;
+  {
+    std::lock_guard lock(core_.mutex());
+    if (id->state_ == State::kAccepting) qp_number = id->qp_number_;
+  }
+  if (qp_number != 0) core_.nic().ForgoConnection(qp_number);
+  core_.Fail(id, State::kAccepting, std::move(failure));
 }
 
 void IwarpCm::Accept(const std::shared_ptr<CmId>& id, const CmParameters& parameters) {
@@ -518,6 +550,7 @@ void IwarpCm::Forget(const std::shared_ptr<CmId>& id, State before, bool attache
       if (auto* incoming = static_cast<Incoming*>(cm.Find(key))) incoming->Reject({});
     });
   } else if (before == State::kConnecting || before == State::kAccepting) {
+    if (before == State::kAccepting && !attached) core_.nic().ForgoConnection(qp_number);
     OnLoop([key = id->serial()](IwarpCm& cm) { cm.Remove(key); });
   }
 }

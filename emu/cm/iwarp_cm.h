@@ -45,8 +45,9 @@ class IwarpCm final : public CmTransport {
 
   Result<std::unique_ptr<Listener>, int> Listen(const std::shared_ptr<CmId>& id, const IpEndpoint& local,
                                                 const StreamOptions& options) override;
-  int PrepareToAccept(const std::shared_ptr<CmId>&, const CmParameters&) override { return 0; }
-  void UndoAccept(const std::shared_ptr<CmId>&) override {}
+  // The program may post as soon as it has accepted, before the loop has the connection.
+  int PrepareToAccept(const std::shared_ptr<CmId>& id, const CmParameters& parameters) override;
+  void UndoAccept(const std::shared_ptr<CmId>& id) override;
   int Disconnect(const std::shared_ptr<CmId>& id) override;
   void Forget(const std::shared_ptr<CmId>& id, CmId::State before, bool attached, uint32_t qp_number) override;
   void Stop() override {}
@@ -73,6 +74,8 @@ class IwarpCm final : public CmTransport {
   void Attach(const std::shared_ptr<CmId>& id, CmId::State expected, std::unique_ptr<Stream> stream,
               const MpaOutcome& outcome, bool initiator);
   void AwaitRtr(const std::shared_ptr<CmId>& id);
+  // Of an id whose accepted connection does not come, unless the id has moved on.
+  void FailAccepted(const std::shared_ptr<CmId>& id, CmCore::Failure failure);
 
   // From the observer, on the loop.
   void OnFirstRecord(const std::shared_ptr<CmId>& id);

@@ -37,6 +37,7 @@ constexpr auto kIwarpTable = std::to_array<QpTransition>({
     {kInit, kModifyReset, kReset, 0, 0, e::kDiscardWork},
     {kInit, kModifyInit, kInit, 0, kInitAttributes},
     {kInit, kModifyErr, kErr, 0, 0, kEnterError},
+    {kInit, kAccepted, kRts},
     {kInit, kConnected, kRts, 0, 0, e::kStartSends},
     {kInit, kLocalFault, kErr, 0, 0, kEnterError | e::kRaiseFatal},
 
@@ -44,6 +45,7 @@ constexpr auto kIwarpTable = std::to_array<QpTransition>({
     {kRts, kModifyRts, kRts, 0, kRtsOptional},
     {kRts, kModifySqd, kSqd, 0, a::kEnSqdAsyncNotify, e::kStopSends},
     {kRts, kModifyErr, kErr, 0, 0, kLoseStream},
+    {kRts, kConnected, kRts, 0, 0, e::kStartSends},
     {kRts, kProtectionFault, kErr, 0, 0, kTerminate | e::kRaiseAccessError},
     {kRts, kProtocolFault, kErr, 0, 0, kTerminate | e::kRaiseRequestError},
     {kRts, kLocalFault, kErr, 0, 0, kTerminate | e::kRaiseFatal},
@@ -56,6 +58,7 @@ constexpr auto kIwarpTable = std::to_array<QpTransition>({
     {kSqd, kModifyRts, kRts, 0, kRtsOptional, e::kStartSends},
     {kSqd, kModifySqd, kSqd, 0, kSqdOptional},
     {kSqd, kModifyErr, kErr, 0, 0, kLoseStream},
+    {kSqd, kConnected, kSqd},
     {kSqd, kSendQueueDrained, kSqd, 0, 0, e::kRaiseSqDrained},
     {kSqd, kProtectionFault, kErr, 0, 0, kTerminate | e::kRaiseAccessError},
     {kSqd, kProtocolFault, kErr, 0, 0, kTerminate | e::kRaiseRequestError},
@@ -321,10 +324,10 @@ constexpr auto kEffectNames = std::to_array<BitName>({
 constexpr std::array<const char*, kQpStateCount> kStateNames = {"RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR"};
 
 constexpr std::array<const char*, kQpEventCount> kEventNames = {
-    "modify RESET",     "modify INIT",    "modify RTR",  "modify RTS",         "modify SQD",
-    "modify SQE",       "modify ERR",     "connected",   "first message",      "SQ drained",
-    "protection fault", "protocol fault", "local fault", "Terminate received", "Terminate sent",
-    "stream lost",      "peer closed",    "local close", "work fault",         "send fault"};
+    "modify RESET",   "modify INIT", "modify RTR",         "modify RTS",     "modify SQD",  "modify SQE",
+    "modify ERR",     "accepted",    "connected",          "first message",  "SQ drained",  "protection fault",
+    "protocol fault", "local fault", "Terminate received", "Terminate sent", "stream lost", "peer closed",
+    "local close",    "work fault",  "send fault"};
 
 constexpr std::array<const char*, kQpKindCount> kKindNames = {"iWARP RC", "RC", "UC", "UD"};
 

@@ -69,7 +69,9 @@ enum class QpEvent : uint8_t {
   kModifySqd,
   kModifySqe,
   kModifyErr,
-  // The connection manager has a connection for the QP: it goes straight to RTS, as on every iWARP device.
+  // The connection manager has accepted a connection for the QP, which will come: what is posted waits for it.
+  kAccepted,
+  // It has the connection: the QP goes straight to RTS, as on every iWARP device, if it is not there yet.
   kConnected,
   // The first message has arrived while the program still holds the QP in RTR.
   kFirstMessage,
@@ -95,7 +97,7 @@ enum class QpEvent : uint8_t {
   // The same of a QP whose receiving side does not depend on its sending side (UC, UD).
   kSendFault,
 };
-inline constexpr size_t kQpEventCount = 20;
+inline constexpr size_t kQpEventCount = 21;
 const char* ToString(QpEvent event);
 QpEvent ModifyEvent(QpState requested);
 

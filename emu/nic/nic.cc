@@ -621,6 +621,18 @@ QueuePair* Nic::FindQp(uint32_t handle) {
   return found == qps_.end() ? nullptr : found->second.get();
 }
 
+void Nic::ExpectConnection(uint32_t qp_number, bool extensions) {
+  std::lock_guard lock(mutex_);  // keeps the QP
+  const auto found = qps_by_number_.find(qp_number);
+  if (found != qps_by_number_.end()) found->second->ExpectConnection(extensions);
+}
+
+void Nic::ForgoConnection(uint32_t qp_number) {
+  std::lock_guard lock(mutex_);  // keeps the QP
+  const auto found = qps_by_number_.find(qp_number);
+  if (found != qps_by_number_.end()) found->second->ForgoConnection();
+}
+
 int Nic::AttachConnection(uint32_t qp_number, ConnectionSetup setup) {
   std::shared_ptr<ConnectionObserver> observer = std::move(setup.observer);
   std::lock_guard lock(mutex_);  // keeps the QP

@@ -213,8 +213,11 @@ class Nic {
   // For whoever made the QP, and so knows that it is not being destroyed. Others name it by its number, below.
   QueuePair* FindQp(uint32_t handle);
 
-  // Puts a connection under a QP in INIT and brings it to RTS. EINVAL: another state, or an unknown QP; EISCONN:
-  // it has one. On failure the stream goes with `setup.llp`.
+  // QueuePair::ExpectConnection and ForgoConnection, of the QP of this number if there is one.
+  void ExpectConnection(uint32_t qp_number, bool extensions);
+  void ForgoConnection(uint32_t qp_number);
+  // Puts a connection under a QP in INIT, or one that expects it, and brings it to RTS. EINVAL: another state, or an
+  // unknown QP; EISCONN: it has one. On failure the stream goes with `setup.llp`.
   int AttachConnection(uint32_t qp_number, ConnectionSetup setup);
   // A stream that carries packets of an InfiniBand QP in its life `generation`, known to the port as `serial`. False,
   // and the stream goes, if there is no such QP any more.

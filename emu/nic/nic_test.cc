@@ -208,6 +208,37 @@ TEST_F(NicTest, ConnectionNeedsAQpInInitWithoutOne) {
   EXPECT_TRUE(host_.qp->IsConnected());
 }
 
+TEST_F(NicTest, AQpThatExpectsAConnectionTakesWork) {
+  TestBuffer buffer = host_.Register(64);
+  const uint32_t number = host_.qp->qp_number();
+  nic_.ExpectConnection(number, true);
+  EXPECT_EQ(host_.qp->state(), QpState::kReset) << "it has to be in INIT";
+  host_.ToInit();
+  nic_.ExpectConnection(number, false);
+  EXPECT_EQ(host_.qp->state(), QpState::kRts);
+  EXPECT_EQ(host_.Send(1, {buffer.All()}, PostOpcode::kFetchAdd), EOPNOTSUPP) << "it will be without RFC 7306";
+  EXPECT_EQ(host_.Send(2, {buffer.All()}), 0);
+  EXPECT_TRUE(Statuses().empty());
+  auto [client, server] = pair_.Streams();
+  EXPECT_EQ(nic_.AttachConnection(number, SetupOf(std::move(client), true, {}, nullptr)), 0);
+  EXPECT_EQ(Statuses(), (std::vector{CompletionStatus::kSuccess}));
+  nic_.ForgoConnection(number);
+  EXPECT_TRUE(host_.qp->IsConnected()) << "it has come";
+}
+
+TEST_F(NicTest, WorkForAConnectionThatDoesNotComeIsFlushed) {
+  TestBuffer buffer = host_.Register(64);
+  host_.ToInit();
+  EXPECT_EQ(host_.Receive(1, {buffer.All()}), 0);
+  nic_.ExpectConnection(host_.qp->qp_number(), true);
+  EXPECT_EQ(host_.Send(2, {buffer.All()}), 0);
+  nic_.ForgoConnection(host_.qp->qp_number());
+  EXPECT_EQ(Statuses(), std::vector(2, CompletionStatus::kFlushed));
+  EXPECT_EQ(host_.qp->state(), QpState::kErr);
+  auto [client, server] = pair_.Streams();
+  EXPECT_EQ(nic_.AttachConnection(host_.qp->qp_number(), SetupOf(std::move(client), true, {}, nullptr)), EINVAL);
+}
+
 TEST_F(NicTest, DestroyedQpReadsTheProgramsMemoryNoMore) {
   auto [near, other] = pair_.Streams();
   const auto far = std::move(other);

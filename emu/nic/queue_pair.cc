@@ -644,6 +644,27 @@ void QueuePair::FlushQueues() {
 
 // --- Connection ---
 
+void QueuePair::ExpectConnection(bool extensions) {
+  Enter();
+  if (FindQpTransition(kind_, state(), QpEvent::kAccepted) != nullptr) {
+    {
+      std::lock_guard lock(sends_.mutex());
+      sends_.SetExtensions(extensions);
+    }
+    Apply(QpEvent::kAccepted);
+  }
+  Leave();
+}
+
+void QueuePair::ForgoConnection() {
+  Enter();
+  if (connection_ == nullptr) {
+    Apply(QpEvent::kStreamLost);
+    lock_.Request(kTransmit);
+  }
+  Leave();
+}
+
 int QueuePair::Attach(std::unique_ptr<Connection> connection, std::shared_ptr<ConnectionObserver> observer) {
   std::lock_guard control(control_mutex_);
   connection->stream().SetWatcher(connection.get());

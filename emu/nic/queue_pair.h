@@ -191,6 +191,11 @@ class QueuePair final : public PolledConnection, public LoopClient {
   };
 
   // --- For Nic ---
+  // A connection will come, with or without what RFC 7306 adds: from here on work may be posted, which waits for it. In
+  // another state than INIT, nothing.
+  void ExpectConnection(bool extensions);
+  // It will not come after all: the QP is in error, and what waited is flushed. With a connection, nothing.
+  void ForgoConnection();
   // Puts `connection` under the QP; 0, EINVAL or EISCONN.
   int Attach(std::unique_ptr<Connection> connection, std::shared_ptr<ConnectionObserver> observer);
   // A stream for the life `generation` of an InfiniBand QP; false, and it goes, if that has ended. On the loop.

@@ -363,6 +363,49 @@ TEST_F(CmTest, WorkSentBeforeDisconnectingArrives) {
   EXPECT_EQ(ExpectCompletion(pair->server.receive_cq.get(), 1).byte_len, 1u << 16);
 }
 
+// perftest does: it need not hear of the connection first.
+TEST_F(CmTest, WorkMayBePostedAsSoonAsAConnectionIsAccepted) {
+  Pair pair;
+  pair.Listen();
+  pair.Resolve();
+  pair.Request();
+  Buffer inbox(pair.client.pd.get(), 64);
+  ASSERT_EQ(PostReceive(pair.client.qp(), 1, {inbox.Sge()}), 0);
+  world().ActAsServer();
+  ASSERT_NO_FATAL_FAILURE(pair.server.Prepare(pair.server_options));
+  Buffer outbox(pair.server.pd.get(), 64);
+  outbox.FillPattern(7);
+  ASSERT_EQ(rdma_accept(pair.server.id.get(), &pair.server_options.connection), 0) << std::strerror(errno);
+  EXPECT_EQ(Post(pair.server.qp(), {.wr_id = 2, .sges = {outbox.Sge()}}), 0);
+  EXPECT_EQ(pair.client.ExpectEvent(RDMA_CM_EVENT_ESTABLISHED), 0);
+  EXPECT_EQ(pair.server.ExpectEvent(RDMA_CM_EVENT_ESTABLISHED), 0);
+  ExpectCompletion(pair.server.send_cq.get(), 2);
+  EXPECT_EQ(ExpectCompletion(pair.client.receive_cq.get(), 1).byte_len, 64u);
+}
+
+// What was posted then does not stay, if nothing comes of the connection.
+TEST_F(CmTest, WorkOfAnAcceptedConnectionThatDoesNotComeIsFlushed) {
+  Pair pair;
+  pair.Listen();
+  pair.Resolve();
+  pair.Request();
+  if (!IsIwarp(pair.client.id.get())) GTEST_SKIP() << "an InfiniBand QP sends until its retries are used up";
+  if (world().HasThreads()) GTEST_SKIP() << "the connection may come before its peer goes";
+  world().ActAsServer();
+  ASSERT_NO_FATAL_FAILURE(pair.server.Prepare(pair.server_options));
+  Buffer memory(pair.server.pd.get(), 64);
+  ASSERT_EQ(PostReceive(pair.server.qp(), 1, {memory.Sge()}), 0);
+  ASSERT_EQ(rdma_accept(pair.server.id.get(), &pair.server_options.connection), 0) << std::strerror(errno);
+  ASSERT_EQ(Post(pair.server.qp(), {.wr_id = 2, .sges = {memory.Sge()}}), 0);
+  world().ActAsClient();
+  rdma_destroy_qp(pair.client.id.get());
+  pair.client.id = {};
+  world().ActAsServer();
+  ExpectCompletion(pair.server.send_cq.get(), 2, IBV_WC_WR_FLUSH_ERR);
+  ExpectCompletion(pair.server.receive_cq.get(), 1, IBV_WC_WR_FLUSH_ERR);
+  ExpectState(pair.server.qp(), IBV_QPS_ERR);
+}
+
 TEST_F(CmTest, AConnectionEndsWithItsId) {
   auto pair = Pair::Connected();
   rdma_destroy_qp(pair->client.id.get());
