@@ -35,7 +35,7 @@ int FamilyOf(Netid netid) {
 
 }  // namespace
 
-// [5666bis:11+1]
+// [5666bis:11+1] [5666:12+1]
 std::string_view ToString(Netid netid) {
   return netid == Netid::kRdma ? "rdma" : "rdma6";
 }
@@ -69,7 +69,7 @@ const char* ToString(UniversalAddressFault fault) {
 
 Result<UniversalAddress, UniversalAddressFault> ParseUniversalAddress(Netid netid, std::string_view text) {
   if (text.size() > kUniversalAddressMax) return Err(UniversalAddressFault::kTooLong);
-  // [5666bis:7+6]
+  // [5666bis:7+6] [5666:10+5]
   // A NUL would end the text early for inet_pton.
   if (!std::all_of(text.begin(), text.end(), IsAddressCharacter)) return Err(UniversalAddressFault::kBadCharacter);
   const size_t low = text.rfind('.');
@@ -95,7 +95,7 @@ std::string ToString(const UniversalAddress& address) {
   return std::string(host) + "." + std::to_string(address.port >> 8) + "." + std::to_string(address.port & 0xff);
 }
 
-// [5666bis:11+2] The family of the address says which.
+// [5666bis:11+2] [5666:12+2] The family of the address says which.
 std::optional<UniversalAddress> ToUniversalAddress(const sockaddr* address) {
   UniversalAddress result;
   if (address->sa_family == AF_INET) {
@@ -137,7 +137,7 @@ sockaddr_storage ToSockaddr(const UniversalAddress& address) {
   return storage;
 }
 
-// [5666bis:6+4] [5666bis:7+3] [5666bis:7+4] [5666bis:11+3]
+// [5666bis:6+4] [5666bis:7+3] [5666:10+2] [5666bis:7+4] [5666:10+3] [5666bis:11+3] [5666:12+5]
 std::optional<uint16_t> WellKnownPort(uint32_t program) {
   if (program == kNfsProgram) return kNfsRdmaPort;
   return std::nullopt;

@@ -21,8 +21,8 @@
 
 namespace stagecoach::rpcrdma {
 
-// [5666bis:7#2] [5666:10#2] [5666bis:11#1] "rdma" for services reached by IPv4 addresses and "rdma6" by IPv6 addresses,
-// over iWARP and over InfiniBand alike.
+// [5666bis:7#2] [5666:10#2] [5666bis:11#1] [5666:12+3] "rdma" for services reached by IPv4 addresses and "rdma6" by
+// IPv6 addresses, over iWARP and over InfiniBand alike.
 enum class Netid : uint8_t { kRdma, kRdma6 };
 std::string_view ToString(Netid netid);
 // nullopt for every other netid: "tcp", "RDMA", "".

@@ -49,7 +49,7 @@ Result<uint64_t, PlanRefusal> UnreducedLength(uint64_t base_size, std::span<cons
 // Which items leave the message; index by item.
 using Removed = SmallVector<uint8_t, 8>;
 
-// [5666bis:4.4.4.1+1] [5666bis:4.4.5.2+1] Items that stay keep their round-up.
+// [5666bis:4.4.4.1+1] [5666:3.7+1] [5666bis:4.4.5.2+1] Items that stay keep their round-up.
 // The pieces of a message from which the items marked in `removed` are taken out, round-up and all
 // [5666bis:4.4.4.1#1] [5666bis:4.4.5.2#1].
 SmallVector<Piece, 8> ReducedPieces(uint64_t base_size, std::span<const EligibleItem> items, const Removed& removed) {
@@ -70,9 +70,8 @@ SmallVector<Piece, 8> ReducedPieces(uint64_t base_size, std::span<const Eligible
   return pieces;
 }
 
-// [5666bis:4.4.5+2] [5666bis:6.2+1] [5666bis:6.2+2] A Write chunk for each result that might come, with room for the
-// longest.
-// What a call offers for its reply: fills plan.write_*, plan.reply_*.
+// [5666bis:4.4.5+2] [5666:3.4#3] [5666bis:6.2+1] [5666:3.4#5] [5666bis:6.2+2] A Write chunk for each result that might
+// come, with room for the longest. What a call offers for its reply: fills plan.write_*, plan.reply_*.
 std::optional<PlanRefusal> OfferForReply(const CallShape& shape, const PlanLimits& limits, CallPlan& plan) {
   if (shape.reply_base_max > kMaxMessage) return PlanRefusal::kMessageTooLong;
   uint64_t whole_reply = kMinHeaderSize + shape.reply_base_max;
@@ -116,7 +115,7 @@ std::optional<PlanRefusal> OfferForReply(const CallShape& shape, const PlanLimit
     if (header + base_max <= limits.receive_inline) return std::nullopt;
   }
 
-  // [5666bis:4.6.3+2] [5666bis:5.2.3+2] [5666bis:5.3.4+2]
+  // [5666bis:4.6.3+2] [5666:5.2+1] [5666bis:5.2.3+2] [5666:5.2+5] [5666bis:5.3.4+2] [5666:5.2+4]
   // [5666bis:5.3.4#1] Sized for the longest reply that can come, Write chunks taken out.
   if (any_result) STAGECOACH_MARK("planner.reply_chunk_beside_write_chunks");
   plan.reply_capacity = XdrRoundUp(base_max);
@@ -170,7 +169,7 @@ uint64_t Reduce(std::span<const EligibleItem> items, uint64_t room, uint64_t seg
 
 // [5666bis:4.4.3+1] [5666bis:4.4.3+2] A chunk for each item, of as many segments as it takes.
 // The Read list of the removed items, in order of position [5666bis:5.2#2] because the items are. [5666bis:4.4.4.1#2]
-// Their round-up is not sent.
+// [5666:3.7#2] Their round-up is not sent.
 void AddReads(const CallShape& shape, const Removed& removed, uint32_t segment_length_max, CallPlan& plan) {
   for (uint32_t i = 0; i < shape.items.size(); ++i) {
     if (removed[i] == 0) continue;
@@ -182,9 +181,10 @@ void AddReads(const CallShape& shape, const Removed& removed, uint32_t segment_l
   }
 }
 
-// [5666bis:4.6.3+1] [5666bis:5.2.1+3]
-// [5666bis:4.6.3#1] [5666bis:5#2] The message itself goes by Read chunk. Its eligible items get chunks of their own
-// [5666bis:4.6.3#7]: their memory is exposed either way, and at the other end they are placed where they belong.
+// [5666bis:4.6.3+1] [5666:5.1+2] [5666bis:5.2.1+3]
+// [5666bis:4.6.3#1] [5666bis:5#2] [5666:4#1] The message itself goes by Read chunk. Its eligible items get chunks of
+// their own [5666bis:4.6.3#7]: their memory is exposed either way, and at the other end they are placed where they
+// belong.
 std::optional<PlanRefusal> MakeLong(const CallShape& shape, uint64_t segments_max, const PlanLimits& limits,
                                     CallPlan& plan) {
   Removed removed;
@@ -201,7 +201,7 @@ std::optional<PlanRefusal> MakeLong(const CallShape& shape, uint64_t segments_ma
   STAGECOACH_MARK("planner.long_call");
   plan.type = MessageType::kNomsg;  // [5666bis:5.3.3#1]
   plan.inline_bytes = 0;
-  // [5666bis:4.6.3#2] Position zero, and first in the list.
+  // [5666bis:4.6.3#2] [5666:5.1+1] Position zero, and first in the list.
   for (const Piece& part : message) {
     Split(part, limits.segment_length_max, [&](const Piece& piece) { plan.reads.push_back({0, piece}); });
   }
@@ -281,8 +281,8 @@ const char* ToString(ReplyVerdict verdict) {
   return "unknown verdict";
 }
 
-// [5666bis:4.3.1+1] [5666bis:4.6.1+1] [5666bis:4.6.2+1] [5666bis:5.3.4+3] [pvtdata:3.1+2] Whole in the Send if it fits,
-// else without its items, else by Read chunk; whatever its reply takes.
+// [5666bis:4.3.1+1] [5666:3+2] [5666bis:4.6.1+1] [5666:3.1+1] [5666bis:4.6.2+1] [5666bis:5.3.4+3] [5666:5.1+6]
+// [pvtdata:3.1+2] Whole in the Send if it fits, else without its items, else by Read chunk; whatever its reply takes.
 Result<CallPlan, PlanRefusal> PlanCall(const CallShape& shape, const PlanLimits& limits) {
   if (limits.segment_length_max == 0) return Err(PlanRefusal::kMalformedShape);
   const auto whole = UnreducedLength(shape.base_size, shape.items);
@@ -340,7 +340,7 @@ HeaderV1 MakeCallHeader(const CallPlan& plan, uint32_t xid, uint32_t credits, st
   return header;
 }
 
-// [5666bis:4.4.5+3] [5666bis:4.4.5.2+2] [5666bis:5.2.2+3]
+// [5666bis:4.4.5+3] [5666:3.7+5] [5666bis:4.4.5.2+2] [5666bis:5.2.2+3] [5666:3.6+1]
 bool FillSegments(std::span<Segment> segments, uint64_t length) {
   if (TotalLength(segments) < length) return false;
   for (Segment& segment : segments) {
@@ -350,7 +350,7 @@ bool FillSegments(std::span<Segment> segments, uint64_t length) {
   return true;
 }
 
-// [5666bis:4.5+1] Any mixture of what was offered.
+// [5666bis:4.5+1] [5666:3+3] [5666:3.8+1] Any mixture of what was offered.
 Result<ReplyPlan, ReplyVerdict> PlanReply(const ReplyShape& shape, const ChunkLists& offered, uint32_t send_inline,
                                           ReplyChunkUse use) {
   const auto whole = UnreducedLength(shape.base_size, shape.items);
@@ -361,7 +361,8 @@ Result<ReplyPlan, ReplyVerdict> PlanReply(const ReplyShape& shape, const ChunkLi
   plan.inline_bytes = *whole;
 
   // [5666bis:5.2.2+2] In order, until there are no more results or no more chunks.
-  // [5666bis:5.2.2#1] Where the requester offered a Write chunk for a result, the result goes there, however small.
+  // [5666bis:5.2.2#1] [5666:3.6#1] Where the requester offered a Write chunk for a result, the result goes there,
+  // however small.
   Removed removed;
   for (uint32_t i = 0; i < shape.items.size(); ++i) {
     const bool by_chunk = i < offered.writes.size();
@@ -392,7 +393,7 @@ Result<ReplyPlan, ReplyVerdict> PlanReply(const ReplyShape& shape, const ChunkLi
   plan.inline_pieces = ReducedPieces(shape.base_size, shape.items, removed);
   const bool fits_inline = plan.send_size() <= send_inline;
   const bool declined = fits_inline && use == ReplyChunkUse::kWhenNeeded;
-  // [5666bis:5.3.4+1]
+  // [5666bis:5.3.4+1] [5666:5.2+2]
   // [5666bis:4.6.3#4] [5666bis:5.2.2#4] A Reply chunk, once offered, is used whenever the reply fits it. Eligible
   // results that have no Write chunk go with it [5666bis:4.6.3#6].
   if (plan.chunks.reply.has_value() && !declined && FillSegments(*plan.chunks.reply, plan.inline_bytes)) {

@@ -24,8 +24,8 @@ uint32_t ReverseSendBuffers(uint32_t reverse) {
   return reverse + 2;
 }
 
-// [5666bis:8.2.1+1] [5666bis:8.2.1+2] [5666bis:8.2.1+3] [5666bis:8.2.2.1+1] [5666bis:8.2.2.2+1] [5666bis:8.2.2.2+2] A
-// Receive for each credit that is granted and each reply that is expected, of either direction.
+// [5666bis:8.2.1+1] [5666:3.3+3] [5666bis:8.2.1+2] [5666bis:8.2.1+3] [5666bis:8.2.2.1+1] [5666bis:8.2.2.2+1]
+// [5666bis:8.2.2.2+2] A Receive for each credit that is granted and each reply that is expected, of either direction.
 std::optional<DuplexShares> DivideForDuplex(const BufferArena& send, const BufferArena& receive, uint32_t forward,
                                             uint32_t reverse) {
   STAGECOACH_CHECK(forward > 0 && reverse > 0 && send.first == 0 && receive.first == 0);

@@ -136,7 +136,7 @@ class Requester final : public ConnectionEngine {
     size_t message_size = 0;        // bytes of `buffer` that are the message without its eligible items
     EligibleItems items;            // memory unchanged until the outcome
     // Memory for eligible results, untouched by the caller until the outcome. Whatever the outcome, what of it is not
-    // `placed` may have been written to [5666bis:4.4.5.1#2].
+    // `placed` may have been written to [5666bis:4.4.5.1#2] [5666:3.4#8].
     SmallVector<MutableBytes, 2> results;
     // What all items and results lie in; null: nothing is known of their memory. Held until Release().
     std::shared_ptr<LastingMemory> lasting;

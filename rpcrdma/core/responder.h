@@ -16,8 +16,8 @@
 //   Receives posted + calls not yet answered >= credits granted
 // whenever a reply becomes visible (ARCHITECTURE section 7). It also bounds the calls in progress, whatever the peer
 // does. Calls in excess of a grant that was lowered are served like others, as there are Receives for them
-// [5666bis:4.3#5]. With Receives shared by connections the rule holds for the sum over these: what each was granted is
-// reserved for it.
+// [5666bis:4.3#5] [5666:3.3#5]. With Receives shared by connections the rule holds for the sum over these: what each
+// was granted is reserved for it.
 //
 // What a call may cost: memory for its Read chunks comes from ConnectionMemory, which knows the peer's allowance. A
 // call gets all of it at once or none, so those that wait hold nothing that others wait for; and they wait in the order

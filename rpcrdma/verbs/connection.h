@@ -2,7 +2,7 @@
 // engines' commands.
 //
 // Owns the rdma_cm id, a protection domain of its own (what is exposed here is reachable from this connection alone
-// [5666bis:10.1#1]),
+// [5666bis:10.1#1] [5666:11#3]),
 // one completion queue with its channel, the queue pair, and the registered buffers for Sends and Receives. Drives one
 // ConnectionEngine: completions and time go in, commands come out and are posted, as many as possible with one
 // doorbell.
