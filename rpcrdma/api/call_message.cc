@@ -14,8 +14,9 @@ const ProcedureBinding* FindBinding(const BindingRegistry& bindings, const CallN
   return binding == nullptr ? nullptr : binding->Find(name.procedure);
 }
 
-// [5666bis:4.4.1+2] [5666:3.4#2] [5666bis:5.4.2+1] [5666:3.4+15] [5666:3.5+6] [5666bis:6.2+3] [5666:3.6+4]
-// [5666bis:6#1] What the Binding does not list as eligible stays in the reply message, which is so much longer.
+// [5666bis:4.4.1+2] [5666:3.4#2] [5666bis:5.4.2+1] [5666:3.4+15] [5666:3.5+6] [2004:3.6+4] [5666bis:6.2+3] [5666:3.6+4]
+// [2004:3.7+4] [5666bis:6#1] What the Binding does not list as eligible stays in the reply message, which is so much
+// longer.
 void ProvideForReply(const CallOptions& options, const ProcedureBinding* binding, CallMessage* message) {
   message->reply_base_max = options.reply_bytes_max ? *options.reply_bytes_max
                             : binding != nullptr    ? ReplyBytesMax(*binding, message->bytes(), message->items)

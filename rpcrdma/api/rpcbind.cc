@@ -320,7 +320,7 @@ class LookUpOperation final : public RpcbindOperation {
   }
 
   void OnMappings(const std::vector<RpcbMapping>& mappings) {
-    // [5666bis:7+1] [5666:9+1]
+    // [5666bis:7+1] [5666:9+1] [2004:9+1]
     // 5666bis section 11: the address family says which netid.
     const Netid netid = ToUniversalAddress(Sockaddr(peer()))->netid;
     const RpcbMapping* const found =
@@ -573,7 +573,7 @@ void Rpcbind::LookUp(std::string_view host, const RpcbindQuery& query, LookUpHan
   operation->StartWithHost(std::string(host));
 }
 
-// [5666bis:7+2] [5666:10+1]
+// [5666bis:7+2] [5666:10+1] [2004:10#1]
 void Rpcbind::Register(const RpcbindService& service, RpcbindConflict conflict, DoneHandler handler) {
   const auto operation =
       std::make_shared<internal::RegisterOperation>(loop_, options_, service, conflict, std::move(handler));

@@ -35,7 +35,7 @@ int FamilyOf(Netid netid) {
 
 }  // namespace
 
-// [5666bis:11+1] [5666:12+1]
+// [5666bis:11+1] [5666:12+1] [2004:12+1]
 std::string_view ToString(Netid netid) {
   return netid == Netid::kRdma ? "rdma" : "rdma6";
 }

@@ -33,8 +33,8 @@ struct ProcedureBinding {
   // decoder mark them (XdrWriter::EligibleOpaque and its like): the i-th item they mark is the i-th listed here, and
   // what they mark beyond the list is an item like any other.
   std::span<const char* const> arguments;
-  // [5666bis:5.2.2#3] [5666:3.6#2] Likewise, and entry i of the Write list is for result i, whether the reply has that
-  // result or not.
+  // [5666bis:5.2.2#3] [5666:3.6#2] [2004:3.6#3] Likewise, and entry i of the Write list is for result i, whether the
+  // reply has that result or not.
   std::span<const char* const> results;
   // The longest results in bytes as XDR has them, without the RPC header and without eligible results; the count of an
   // eligible result stays in the message and counts. `reply_fixed` is what all calls have; `reply_grows`, when there is

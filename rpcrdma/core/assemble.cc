@@ -7,7 +7,7 @@
 
 namespace stagecoach::rpcrdma {
 
-// [5666bis:4.4+1] [5666bis:5.3.3+3] [5666:5.1+4] What was taken out is put back where it was.
+// [5666bis:4.4+1] [5666bis:5.3.3+3] [5666:5.1+4] [2004:5.1#1] What was taken out is put back where it was.
 ReducedStream AssembleCall(const CallChunks& call, ConstBytes inline_message, std::span<const ConstBytes> chunk_data) {
   STAGECOACH_CHECK(chunk_data.size() == call.chunks.size());
   ReducedStream stream{.base = inline_message, .order = ReducedStream::ChunkOrder::kByPosition};
@@ -37,8 +37,8 @@ ReducedStream AssembleReply(const HeaderV1& header, ConstBytes inline_message, c
   return stream;
 }
 
-// [5666bis:4.4.5+5] [5666bis:4.4.5.1+1] [5666:3.4+14] [5666bis:5.2.2+5] [5666:3.6+2] What was filled, in the order of
-// the segments, and nothing else.
+// [5666bis:4.4.5+5] [5666bis:4.4.5.1+1] [5666:3.4+14] [5666bis:5.2.2+5] [5666:3.6+2] [2004:3.7+2] What was filled, in
+// the order of the segments, and nothing else.
 ConstBytes CompactChunk(MutableBytes memory, std::span<const Segment> offered, std::span<const Segment> returned) {
   STAGECOACH_CHECK(returned.size() == offered.size() && TotalLength(offered) <= memory.size());
   size_t from = 0;

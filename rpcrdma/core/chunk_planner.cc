@@ -70,8 +70,9 @@ SmallVector<Piece, 8> ReducedPieces(uint64_t base_size, std::span<const Eligible
   return pieces;
 }
 
-// [5666bis:4.4.5+2] [5666:3.4#3] [5666bis:6.2+1] [5666:3.4#5] [5666bis:6.2+2] A Write chunk for each result that might
-// come, with room for the longest. What a call offers for its reply: fills plan.write_*, plan.reply_*.
+// [5666bis:4.4.5+2] [5666:3.4#3] [2004:3.4+3] [5666bis:6.2+1] [5666:3.4#5] [5666bis:6.2+2] A Write chunk for each
+// result that might come, with room for the longest. What a call offers for its reply: fills plan.write_*,
+// plan.reply_*.
 std::optional<PlanRefusal> OfferForReply(const CallShape& shape, const PlanLimits& limits, CallPlan& plan) {
   if (shape.reply_base_max > kMaxMessage) return PlanRefusal::kMessageTooLong;
   uint64_t whole_reply = kMinHeaderSize + shape.reply_base_max;
@@ -115,8 +116,8 @@ std::optional<PlanRefusal> OfferForReply(const CallShape& shape, const PlanLimit
     if (header + base_max <= limits.receive_inline) return std::nullopt;
   }
 
-  // [5666bis:4.6.3+2] [5666:5.2+1] [5666bis:5.2.3+2] [5666:5.2+5] [5666bis:5.3.4+2] [5666:5.2+4]
-  // [5666bis:5.3.4#1] Sized for the longest reply that can come, Write chunks taken out.
+  // [5666bis:4.6.3+2] [5666:5.2+1] [2004:5.2+2] [5666bis:5.2.3+2] [5666:5.2+5] [5666bis:5.3.4+2] [5666:5.2+4]
+  // [2004:5.2+5] [5666bis:5.3.4#1] Sized for the longest reply that can come, Write chunks taken out.
   if (any_result) STAGECOACH_MARK("planner.reply_chunk_beside_write_chunks");
   plan.reply_capacity = XdrRoundUp(base_max);
   const uint64_t count = SegmentsFor(plan.reply_capacity, limits.segment_length_max);
@@ -181,10 +182,10 @@ void AddReads(const CallShape& shape, const Removed& removed, uint32_t segment_l
   }
 }
 
-// [5666bis:4.6.3+1] [5666:5.1+2] [5666bis:5.2.1+3]
-// [5666bis:4.6.3#1] [5666bis:5#2] [5666:4#1] The message itself goes by Read chunk. Its eligible items get chunks of
-// their own [5666bis:4.6.3#7]: their memory is exposed either way, and at the other end they are placed where they
-// belong.
+// [5666bis:4.6.3+1] [5666:5.1+2] [2004:5.1+2] [5666bis:5.2.1+3]
+// [5666bis:4.6.3#1] [5666bis:5#2] [5666:4#1] [2004:4+3] The message itself goes by Read chunk. Its eligible items get
+// chunks of their own [5666bis:4.6.3#7]: their memory is exposed either way, and at the other end they are placed where
+// they belong.
 std::optional<PlanRefusal> MakeLong(const CallShape& shape, uint64_t segments_max, const PlanLimits& limits,
                                     CallPlan& plan) {
   Removed removed;
@@ -201,7 +202,7 @@ std::optional<PlanRefusal> MakeLong(const CallShape& shape, uint64_t segments_ma
   STAGECOACH_MARK("planner.long_call");
   plan.type = MessageType::kNomsg;  // [5666bis:5.3.3#1]
   plan.inline_bytes = 0;
-  // [5666bis:4.6.3#2] [5666:5.1+1] Position zero, and first in the list.
+  // [5666bis:4.6.3#2] [5666:5.1+1] [2004:5.1+1] Position zero, and first in the list.
   for (const Piece& part : message) {
     Split(part, limits.segment_length_max, [&](const Piece& piece) { plan.reads.push_back({0, piece}); });
   }
@@ -281,8 +282,9 @@ const char* ToString(ReplyVerdict verdict) {
   return "unknown verdict";
 }
 
-// [5666bis:4.3.1+1] [5666:3+2] [5666bis:4.6.1+1] [5666:3.1+1] [5666bis:4.6.2+1] [5666bis:5.3.4+3] [5666:5.1+6]
-// [pvtdata:3.1+2] Whole in the Send if it fits, else without its items, else by Read chunk; whatever its reply takes.
+// [5666bis:4.3.1+1] [5666:3+2] [2004:3#2] [5666bis:4.6.1+1] [5666:3.1+1] [2004:3.1+1] [5666bis:4.6.2+1]
+// [5666bis:5.3.4+3] [5666:5.1+6] [pvtdata:3.1+2] Whole in the Send if it fits, else without its items, else by Read
+// chunk; whatever its reply takes.
 Result<CallPlan, PlanRefusal> PlanCall(const CallShape& shape, const PlanLimits& limits) {
   if (limits.segment_length_max == 0) return Err(PlanRefusal::kMalformedShape);
   const auto whole = UnreducedLength(shape.base_size, shape.items);
@@ -340,7 +342,7 @@ HeaderV1 MakeCallHeader(const CallPlan& plan, uint32_t xid, uint32_t credits, st
   return header;
 }
 
-// [5666bis:4.4.5+3] [5666:3.7+5] [5666bis:4.4.5.2+2] [5666bis:5.2.2+3] [5666:3.6+1]
+// [5666bis:4.4.5+3] [5666:3.7+5] [5666bis:4.4.5.2+2] [5666bis:5.2.2+3] [5666:3.6+1] [2004:3.7+1]
 bool FillSegments(std::span<Segment> segments, uint64_t length) {
   if (TotalLength(segments) < length) return false;
   for (Segment& segment : segments) {
@@ -350,7 +352,7 @@ bool FillSegments(std::span<Segment> segments, uint64_t length) {
   return true;
 }
 
-// [5666bis:4.5+1] [5666:3+3] [5666:3.8+1] Any mixture of what was offered.
+// [5666bis:4.5+1] [5666:3+3] [5666:3.8+1] [2004:3#1] [2004:3.8#1] [2004:3.8+1] Any mixture of what was offered.
 Result<ReplyPlan, ReplyVerdict> PlanReply(const ReplyShape& shape, const ChunkLists& offered, uint32_t send_inline,
                                           ReplyChunkUse use) {
   const auto whole = UnreducedLength(shape.base_size, shape.items);
@@ -361,8 +363,8 @@ Result<ReplyPlan, ReplyVerdict> PlanReply(const ReplyShape& shape, const ChunkLi
   plan.inline_bytes = *whole;
 
   // [5666bis:5.2.2+2] In order, until there are no more results or no more chunks.
-  // [5666bis:5.2.2#1] [5666:3.6#1] Where the requester offered a Write chunk for a result, the result goes there,
-  // however small.
+  // [5666bis:5.2.2#1] [5666:3.6#1] [2004:3.6#2] Where the requester offered a Write chunk for a result, the result goes
+  // there, however small.
   Removed removed;
   for (uint32_t i = 0; i < shape.items.size(); ++i) {
     const bool by_chunk = i < offered.writes.size();
@@ -393,7 +395,7 @@ Result<ReplyPlan, ReplyVerdict> PlanReply(const ReplyShape& shape, const ChunkLi
   plan.inline_pieces = ReducedPieces(shape.base_size, shape.items, removed);
   const bool fits_inline = plan.send_size() <= send_inline;
   const bool declined = fits_inline && use == ReplyChunkUse::kWhenNeeded;
-  // [5666bis:5.3.4+1] [5666:5.2+2]
+  // [5666bis:5.3.4+1] [5666:5.2+2] [2004:5.2+3]
   // [5666bis:4.6.3#4] [5666bis:5.2.2#4] A Reply chunk, once offered, is used whenever the reply fits it. Eligible
   // results that have no Write chunk go with it [5666bis:4.6.3#6].
   if (plan.chunks.reply.has_value() && !declined && FillSegments(*plan.chunks.reply, plan.inline_bytes)) {

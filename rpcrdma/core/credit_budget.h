@@ -8,8 +8,9 @@
 //   limit = max over replies (number of the reply + its grant);  reserved = limit - replies sent
 //
 // CreditWindow keeps that number for one connection, and CreditBudget its sum: a grant is lowered at once, and what it
-// had promised comes back one by one, as the calls are answered [5666bis:4.3#3] [5666:3.3#3]. A grant is never less
-// than one [5666bis:4.3#2], and replacing the credit of the call that is being answered by one needs no room.
+// had promised comes back one by one, as the calls are answered [5666bis:4.3#3] [5666:3.3#3] [2004:3.3#4]. A grant is
+// never less than one [5666bis:4.3#2], and replacing the credit of the call that is being answered by one needs no
+// room.
 //
 // Sans-IO. Not thread-safe.
 #pragma once

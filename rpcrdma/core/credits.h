@@ -1,16 +1,17 @@
 // Credits: how many calls a requester may have on the wire, and how many it asks for [5666bis:4.3].
 //
-// The grant. Starts at one until the first reply brings one [5666bis:4.3.1#2] [5666:6.1#2]. A grant of zero, which the
-// other end must not send [5666bis:4.3#2], counts as one: it would be a deadlock. Grants above our own maximum are of
-// no use, since every outstanding call needs a Receive of ours. A grant that falls below the calls in flight takes
-// nothing back: no call is sent until enough of them are answered.
+// The grant. Starts at one until the first reply brings one [5666bis:4.3.1#2] [5666:6.1#2] [2004:6.1#1]. A grant of
+// zero, which the other end must not send [5666bis:4.3#2], counts as one: it would be a deadlock. Grants above our own
+// maximum are of no use, since every outstanding call needs a Receive of ours. A grant that falls below the calls in
+// flight takes nothing back: no call is sent until enough of them are answered.
 //
-// The request [5666bis:4.3#1] [5666:3.3#1]. A connection begins by asking for all that its Receives can take, as nobody
-// knows yet what it will be used for. From then on the request follows need: the calls in flight, the one that carries
-// it, and those that wait behind it; twice the grant when that is used up. It rises at once and falls slowly, by at
-// most an eighth in kRequestWindow calls and never below the need seen among them, so that a responder that shares its
-// resources out gets back what a quiet connection leaves, and a burst after a short pause finds the grant still there.
-// As the request is never below the calls in flight, "the lower of request and grant" of the document is the grant.
+// The request [5666bis:4.3#1] [5666:3.3#1] [2004:3.3#2]. A connection begins by asking for all that its Receives can
+// take, as nobody knows yet what it will be used for. From then on the request follows need: the calls in flight, the
+// one that carries it, and those that wait behind it; twice the grant when that is used up. It rises at once and falls
+// slowly, by at most an eighth in kRequestWindow calls and never below the need seen among them, so that a responder
+// that shares its resources out gets back what a quiet connection leaves, and a burst after a short pause finds the
+// grant still there. As the request is never below the calls in flight, "the lower of request and grant" of the
+// document is the grant.
 #pragma once
 
 #include <algorithm>

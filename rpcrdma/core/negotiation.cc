@@ -4,7 +4,7 @@
 
 namespace stagecoach::rpcrdma {
 
-// [5666bis:4.3.1+3] [5666:6.1+2]
+// [5666bis:4.3.1+3] [5666:6.1+2] [2004:6.1+2]
 uint32_t InlineThreshold(uint32_t bytes) {
   return std::clamp(bytes / 1024 * 1024, kDefaultInlineThreshold, kMaxInlineThreshold);
 }

@@ -234,9 +234,10 @@ void Requester::Close(Instant) {
 
 // --- Sending ---
 
-// [5666bis:3.2.2+2] [5666:3.3+2] [5666bis:4.3+3] [5666bis:4.3+4] [5666:3.3+5] [5666bis:4.3.1+4]
-// Sends what may be sent. [5666bis:4.3#4] [5666:3.3#4] [5666bis:5.1.3#1] [5666:4.1#5] a credit for each call; and a
-// Receive of ours for each reply, which a peer's unsolicited messages may have used up for the moment.
+// [5666bis:3.2.2+2] [5666:3.3+2] [2004:3.3+1] [5666bis:4.3+3] [5666bis:4.3+4] [5666:3.3+5] [2004:3.3#5] [2004:3.3+3]
+// [5666bis:4.3.1+4] Sends what may be sent. [5666bis:4.3#4] [5666:3.3#4] [2004:4.1#3] [5666bis:5.1.3#1] [5666:4.1#5] a
+// credit for each call; and a Receive of ours for each reply, which a peer's unsolicited messages may have used up for
+// the moment.
 void Requester::Pump(Instant now) {
   while (!ending_ && !over_ && !queue_.empty() && credits_.available() && !free_send_slots_.empty() &&
          posted_receives_ > credits_.in_flight()) {
@@ -283,7 +284,7 @@ void Requester::Transmit(uint32_t index, Instant now) {
     do call.xid = xids_.Next();
     while (xid_table_.Find(call.xid).has_value());
   }
-  // [5666bis:5.1.1#1] one XID in both headers.
+  // [5666bis:5.1.1#1] [2004:4.1#5] one XID in both headers.
   ByteWriter(MutableBytes(call.buffer).first(4)).U32(call.xid);
 
   SmallVector<Exposure, 8> exposures;
@@ -294,9 +295,9 @@ void Requester::Transmit(uint32_t index, Instant now) {
     return;
   }
 
-  // [5666bis:4.2+1] [5666:3+1] [5666bis:5.1.3+1] [5666:4.1+4] [5666bis:5.3.1+1] [5666bis:5.3.2+1] [5666:3.4+11]
-  // [5666bis:8.3.4+1] Header, then what is left of the message. [5666bis:8.3.4#1] [5666bis:8.3.4#4] Of version 1; the
-  // message follows at once.
+  // [5666bis:4.2+1] [5666:3+1] [2004:3+1] [5666bis:5.1.3+1] [5666:4.1+4] [2004:4.1+5] [5666bis:5.3.1+1]
+  // [5666bis:5.3.2+1] [5666:3.4+11] [2004:3.4+11] [2004:3.8#2] [5666bis:8.3.4+1] Header, then what is left of the
+  // message. [5666bis:8.3.4#1] [5666bis:8.3.4#4] Of version 1; the message follows at once.
   HeaderV1 header = MakeCallHeader(call.plan, call.xid, credits_.Request(queue_.size()), exposures);
   const uint32_t slot = free_send_slots_.back();
   free_send_slots_.pop_back();
@@ -336,10 +337,11 @@ void Requester::Transmit(uint32_t index, Instant now) {
          {"received", stats_.receives}});
 }
 
-// [5666bis:4.4.2+2] [5666:3.4+2] [5666bis:4.4.4+2] [5666:3.4+4] [5666bis:5.3.3+1] [5666bis:5.4.1+1] [5666:7+3]
-// [5666bis:10.1+4] Makes each planned segment reachable, in the order the header names them. The memory is whoever's it
-// was before and will be afterwards [5666bis:5.4.1#1] [5666:7#1]; what this call owns is the registration. On failure
-// what was exposed stays in call.exposed, to be fenced.
+// [5666bis:4.4.2+2] [5666:3.4+2] [2004:3.3#8] [2004:3.4+1] [5666bis:4.4.4+2] [5666:3.4+4] [2004:3.3#6]
+// [5666bis:5.3.3+1] [5666bis:5.4.1+1] [5666:7+3] [2004:7+2] [5666bis:10.1+4] Makes each planned segment reachable, in
+// the order the header names them. The memory is whoever's it was before and will be afterwards [5666bis:5.4.1#1]
+// [5666:7#1] [2004:7#2]; what this call owns is the registration. On failure what was exposed stays in call.exposed, to
+// be fenced.
 bool Requester::Expose(uint32_t index, SmallVector<Exposure, 8>* exposures, Instant now) {
   Call& call = *calls_[index];
   if (call.plan.reply_capacity > 0) call.reply_memory.reset(new std::byte[call.plan.reply_capacity]);
@@ -573,7 +575,7 @@ void Requester::OnInvalidatedByPeer(uint32_t handle, Instant now) {
 
 // --- Ending a call ---
 
-// [5666bis:4.4.4.2+4] [5666:3.5+4] [5666:3.8+6] [5666bis:5.4.1+2] [5666bis:10.1+5]
+// [5666bis:4.4.4.2+4] [5666:3.5+4] [5666:3.8+6] [2004:3.8+6] [5666bis:5.4.1+2] [5666bis:10.1+5]
 // The call's fate is known; before anybody hears of it, its steering tags must be invalid.
 void Requester::Fence(uint32_t index, Instant) {
   Call& call = *calls_[index];

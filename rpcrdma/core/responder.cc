@@ -135,8 +135,9 @@ void Responder::OnMalformed(uint32_t slot, uint32_t length, const HeaderFault& f
   }
   STAGECOACH_MARK("responder.malformed_call_refused");
   calls_[slot].xid = *fault.xid;
-  // [5666bis:5.5+1] [5666:4.2+1]
-  // [5666bis:5.5#2] [5666:4.2#2] [5666bis:5.5#3] [5666:4.2#3] [5666bis:5.5#4] [5666:4.2#4]
+  // [5666bis:5.5+1] [5666:4.2+1] [2004:5.3+1]
+  // [5666bis:5.5#2] [5666:4.2#2] [2004:5.3#2] [5666bis:5.5#3] [5666:4.2#3] [2004:5.3+2] [5666bis:5.5#4] [5666:4.2#4]
+  // [2004:5.3#3]
   Answer(slot, fault.action == FaultAction::kAnswerErrVers ? std::optional(ErrVers{}) : std::nullopt);
   PumpReplies(now);
 }
@@ -148,7 +149,7 @@ void Responder::OnMessage(uint32_t slot, HeaderV1&& header, ConstBytes message, 
     Trace(trace_, now, config_.name, "call.dropped", {{"xid", uint64_t{header.xid}}, {"why", why}});
     Repost(slot);
   };
-  // [5666bis:5.7.2#1] RDMA_DONE is dropped; an RDMA_ERROR answers a call we never made.
+  // [5666bis:5.7.2#1] [2004:3.8+7] RDMA_DONE is dropped; an RDMA_ERROR answers a call we never made.
   const bool is_message = header.chunks() != nullptr;
   const std::optional<Prefix> prefix = is_message && header.has_inline_message() ? PeekPrefix(message) : std::nullopt;
   if (!is_message || (prefix && prefix->direction != kCall)) {
@@ -165,7 +166,7 @@ void Responder::OnMessage(uint32_t slot, HeaderV1&& header, ConstBytes message, 
 void Responder::OnCall(uint32_t slot, HeaderV1&& header, ConstBytes message, Instant now) {
   Call& call = calls_[slot];
   call.xid = header.xid;
-  // [5666bis:4.4.4.2+1] [5666:3.5+1] The lists first.
+  // [5666bis:4.4.4.2+1] [5666:3.5+1] [2004:3.6+1] The lists first.
   Result<CallChunks, ChunkFault> chunks = ValidateCall(header, message, config_.data_limits);
   const bool reads_refused = chunks && !chunks->chunks.empty() && config_.reads_max == 0;
   // [5666bis:8.3.5#2] [5666bis:8.3.5#3] What was offered no chunks is answered without, or with RDMA_ERROR.
@@ -358,9 +359,9 @@ void Responder::OnReadDone(uint32_t tag, Instant now) {
   PumpReads(now);
 }
 
-// [5666bis:4.4.4.2+3] [5666:3.5+3] [5666:3.8+3] All Reads are over when the call is executed, so its reply can say it.
-// The data is in. Before anybody looks at it, steering tags that reach it are invalidated: what a service has checked
-// must not change under it. (iWARP names the sink of a Read by a steering tag that the peer sees.)
+// [5666bis:4.4.4.2+3] [5666:3.5+3] [5666:3.8+3] [2004:3.8+3] All Reads are over when the call is executed, so its reply
+// can say it. The data is in. Before anybody looks at it, steering tags that reach it are invalidated: what a service
+// has checked must not change under it. (iWARP names the sink of a Read by a steering tag that the peer sees.)
 void Responder::FenceSinks(uint32_t slot, Instant now) {
   Call& call = calls_[slot];
   call.state = State::kFencingSinks;
@@ -375,7 +376,8 @@ void Responder::FenceSinks(uint32_t slot, Instant now) {
   if (--call.fencing == 0) OnPulled(slot, now);
 }
 
-// [5666bis:4.4.4.2+2] [5666:3.5+2] [5666bis:5.3.3+2] [5666:5.1+3] Everything is there before decoding begins.
+// [5666bis:4.4.4.2+2] [5666:3.5+2] [2004:3.6+2] [5666bis:5.3.3+2] [5666:5.1+3] [2004:5.1+3] Everything is there before
+// decoding begins.
 void Responder::OnPulled(uint32_t slot, Instant now) {
   Call& call = calls_[slot];
   SmallVector<ConstBytes, 4> data;
@@ -554,7 +556,7 @@ void Responder::Drop(RequestId id, std::string_view why, Instant now) {
 
 // --- Replies ---
 
-// [5666:3.3+1] A reply needs a send buffer and no Receive: all of these may hold calls.
+// [5666:3.3+1] [2004:3.3#1] A reply needs a send buffer and no Receive: all of these may hold calls.
 void Responder::PumpReplies(Instant now) {
   while (!over_ && !ending_ && !replies_.empty() && !free_send_slots_.empty()) {
     const uint32_t slot = replies_.pop();
@@ -569,9 +571,9 @@ void Responder::PumpReplies(Instant now) {
   if (!over_ && !ending_ && !replies_.empty()) STAGECOACH_MARK("responder.reply_waits_for_send_buffer");
 }
 
-// [5666bis:3.2.2+4] [5666:2+6] [5666bis:4.3+5] [5666bis:4.4.5+4] [5666:3.4+5] [5666bis:4.5+2] [5666:3.8+2]
-// Writes, then the Receive, then the Send: when the reply is seen, its data is there, and so is the buffer for the call
-// it allows.
+// [5666bis:3.2.2+4] [5666:2+6] [2004:2#3] [5666bis:4.3+5] [5666bis:4.4.5+4] [5666:3.4+5] [2004:3.4+4] [2004:3.8#3]
+// [5666bis:4.5+2] [5666:3.8+2] [2004:3.8+2] Writes, then the Receive, then the Send: when the reply is seen, its data
+// is there, and so is the buffer for the call it allows.
 void Responder::SendReply(uint32_t slot, uint32_t send_slot, Instant now) {
   Call& call = calls_[slot];
   InFlight& in_flight = in_flight_[send_slot];
@@ -588,8 +590,8 @@ void Responder::SendReply(uint32_t slot, uint32_t send_slot, Instant now) {
     return;
   }
 
-  // [5666bis:3.1.2+2] [5666:2+2] [5666bis:4.3+2] [5666bis:5.1.3+2] [5666:3.3+4] [5666:4.1+5] [5666bis:8.3.5+1]
-  // [5666bis:8.3.5#1] [5666bis:8.3.5#4] Of version 1; the message follows at once.
+  // [5666bis:3.1.2+2] [5666:2+2] [2004:2+1] [5666bis:4.3+2] [5666bis:5.1.3+2] [5666:3.3+4] [5666:4.1+5] [2004:3.3+2]
+  // [2004:4.1+6] [5666bis:8.3.5+1] [5666bis:8.3.5#1] [5666bis:8.3.5#4] Of version 1; the message follows at once.
   const HeaderV1 header = MakeReplyHeader(call.plan, call.xid, window_.OnReply());
   ByteWriter out(send_.slot(send_slot));
   EncodeHeaderV1(header, out);

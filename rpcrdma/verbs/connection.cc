@@ -223,8 +223,8 @@ VerbsResult<void> Connection::CreateResources() {
   ibv_qp_init_attr attributes = {};
   attributes.send_cq = queue_.get();
   attributes.recv_cq = queue_.get();
-  // [pvtdata:7+1] [5666bis:3.2.2+1] [5666:2+4] [5666bis:3.2.2+3] [5666:2+5] [5666bis:3.2.2+5] [5666:2+7] What the
-  // engines rely on is what this type of queue pair promises.
+  // [pvtdata:7+1] [5666bis:3.2.2+1] [5666:2+4] [2004:2+3] [5666bis:3.2.2+3] [5666:2+5] [2004:2+4] [5666bis:3.2.2+5]
+  // [5666:2+7] [2004:2+5] What the engines rely on is what this type of queue pair promises.
   attributes.qp_type = IBV_QPT_RC;
   attributes.cap.max_send_wr = sizes_.send_queue;
   attributes.cap.max_send_sge = 1;
@@ -254,8 +254,8 @@ VerbsResult<void> Connection::CreateResources() {
 VerbsResult<void> Connection::CreateArena(uint32_t slots, uint32_t slot_size, std::vector<std::byte>* memory,
                                           verbs::MemoryRegion* region, BufferArena* arena) {
   memory->assign(size_t{slots} * slot_size + kArenaTail, std::byte{});
-  // [5666bis:4.6+1] [5666:5+1] [5666:6#2] [5666bis:5.4+1] [5666:2+1] [5666:7+1] [5666bis:5.4+2] [5666:7+2] Once for the
-  // connection.
+  // [5666bis:4.6+1] [5666:5+1] [5666:6#2] [2004:5+1] [2004:6#1] [5666bis:5.4+1] [5666:2+1] [5666:7+1] [2004:2#1]
+  // [2004:7#1] [5666bis:5.4+2] [5666:7+2] [2004:7+1] Once for the connection.
   auto registered = verbs::RegisterMemory(pd_, memory->data(), memory->size(), IBV_ACCESS_LOCAL_WRITE);
   if (!registered) return Err(registered.error());
   *region = std::move(*registered);
@@ -751,7 +751,7 @@ void Connection::TraceSends(int count) {
 
 // --- Memory ---
 
-// [5666bis:5.4.3+1] Tags and offsets are whatever the way of registering gives.
+// [5666bis:5.4.3+1] [2004:3.3#7] Tags and offsets are whatever the way of registering gives.
 std::optional<Registration> Connection::Register(ConstBytes memory, MemoryUse use, LastingMemory* lasting) {
   if (pd_ == nullptr || memory.empty()) return std::nullopt;
   const bool by_peer = use == MemoryUse::kReadByPeer || use == MemoryUse::kWrittenByPeer;

@@ -17,7 +17,8 @@
 
 namespace stagecoach::rpcrdma {
 
-// One contiguous piece of registered memory: 32-bit steering tag, 64-bit address [5666bis:3.2.2#1] [5666:2#1].
+// One contiguous piece of registered memory: 32-bit steering tag, 64-bit address [5666bis:3.2.2#1] [5666:2#1]
+// [2004:2#2].
 struct Segment {
   uint32_t handle = 0;
   uint32_t length = 0;  // bytes

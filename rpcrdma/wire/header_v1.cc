@@ -7,7 +7,7 @@
 namespace stagecoach::rpcrdma {
 namespace {
 
-// rpcrdma1_errcode [5666bis:5.6+7] [5666:4.3+9]
+// rpcrdma1_errcode [5666bis:5.6+7] [5666:4.3+9] [2004:4.2+9]
 constexpr uint32_t kErrVersCode = 1;
 constexpr uint32_t kErrChunkCode = 2;
 
@@ -29,7 +29,7 @@ struct FixedFields {
   }
 };
 
-// [5666bis:5.1.4+8] [5666:4.1+9] [5666bis:5.6+8] [5666:4.3+10]
+// [5666bis:5.1.4+8] [5666:4.1+9] [2004:4.1+11] [5666bis:5.6+8] [5666:4.3+10] [2004:4.2+10]
 // RDMA_ERROR. Errors are never answered: two ends that misunderstand each other would go on for ever.
 Result<HeaderV1::Body, HeaderFault> DecodeError(ByteReader& in, const FixedFields& fixed) {
   const uint32_t code = in.U32();
@@ -54,9 +54,10 @@ Result<ChunkLists, HeaderFault> DecodeLists(ByteReader& in, const ChunkListLimit
   return lists;
 }
 
-// [5666bis:5.1.4+1] [5666bis:5.1.4+2] [5666bis:5.1.4+3] [5666bis:5.1.4+4] [5666bis:5.1.4+5] [5666bis:5.6+9]
-// [5666:3.9+2] [5666:4.1#1] [5666:4.1+8] [5666:4.3+6] [5666bis:5.6+10] [5666:4.1+6] [5666:4.3+5] What follows, by the
-// number of the type.
+// [5666bis:5.1.4+1] [5666bis:5.1.4+2] [5666bis:5.1.4+3] [5666bis:5.1.4+4] [2004:3.8+8] [5666bis:5.1.4+5]
+// [5666bis:5.6+9] [5666:3.9+2] [5666:4.1#1] [5666:4.1+8] [5666:4.3+6] [2004:3.5+2] [2004:4.1#1] [2004:4.1+9]
+// [2004:4.2+6] [5666bis:5.6+10] [5666:4.1+6] [5666:4.3+5] [2004:4.1+7] [2004:4.2+5] What follows, by the number of the
+// type.
 Result<HeaderV1::Body, HeaderFault> DecodeBody(ByteReader& in, const ChunkListLimits& limits,
                                                const FixedFields& fixed) {
   switch (static_cast<MessageType>(fixed.type)) {
@@ -107,9 +108,10 @@ bool HeaderV1::has_inline_message() const {
 }
 
 Result<HeaderV1, HeaderFault> DecodeHeaderV1(ByteReader& in, const ChunkListLimits& limits) {
-  // [5666bis:5.1+1] [5666:4+1] [5666:4.1+1] [5666bis:5.1.1+1] [5666:4.1+2] [5666bis:5.6+11] [5666:4.3+4] XID, version,
-  // credits, type. [5666bis:5.1#1] Four fixed fields. [5666bis:8.3.3#1] [5666bis:8.3.3#2] Of a message too short to
-  // have them nothing is used; it is dropped. The XID is reported all the same, for whoever logs it.
+  // [5666bis:5.1+1] [5666:4+1] [5666:4.1+1] [2004:4+1] [2004:4.1+1] [5666bis:5.1.1+1] [5666:4.1+2] [2004:4.1+2]
+  // [5666bis:5.6+11] [5666:4.3+4] [2004:4.2+4] XID, version, credits, type. [5666bis:5.1#1] Four fixed fields.
+  // [5666bis:8.3.3#1] [5666bis:8.3.3#2] Of a message too short to have them nothing is used; it is dropped. The XID is
+  // reported all the same, for whoever logs it.
   HeaderFault too_short{.kind = HeaderFault::Kind::kTooShort, .action = FaultAction::kDrop, .offset = in.remaining()};
   FixedFields fixed;
   fixed.xid = in.U32();
@@ -123,8 +125,8 @@ Result<HeaderV1, HeaderFault> DecodeHeaderV1(ByteReader& in, const ChunkListLimi
 
   const bool is_error = fixed.type == static_cast<uint32_t>(MessageType::kError);
   if (fixed.version != kRpcRdmaVersion1 && !is_error) {
-    // [5666bis:5.1.2#1] [5666:4.1+3] [5666bis:5.5#2] What follows is laid out as that version says; only the fixed
-    // fields are common.
+    // [5666bis:5.1.2#1] [5666:4.1+3] [2004:4.1+4] [5666bis:5.5#2] What follows is laid out as that version says; only
+    // the fixed fields are common.
     return Err(fixed.Fault(HeaderFault::Kind::kVersion, FaultAction::kAnswerErrVers, in));
   }
   auto body = DecodeBody(in, limits, fixed);
@@ -136,8 +138,8 @@ Result<HeaderV1, HeaderFault> DecodeHeaderV1(ByteReader& in, const ChunkListLimi
 }
 
 void EncodeHeaderV1(const HeaderV1& header, ByteWriter& out) {
-  // [5666bis:3.1.3+1] [5666:2+3] [pvtdata:1+3] The document calls XDR little-endian: by RFC 4506, and at every peer, it
-  // is not. [5666bis:5#1] XDR throughout: every field a big-endian multiple of four bytes.
+  // [5666bis:3.1.3+1] [5666:2+3] [2004:2+2] [pvtdata:1+3] The document calls XDR little-endian: by RFC 4506, and at
+  // every peer, it is not. [5666bis:5#1] XDR throughout: every field a big-endian multiple of four bytes.
   out.U32(header.xid);
   out.U32(header.version);
   out.U32(header.credits);

@@ -63,7 +63,7 @@ struct HeaderV1 {
 
   uint32_t xid = 0;
   // 1, but for a received ERR_VERS: Linux echoes the version it refuses, and what an error says about versions must
-  // stay readable to all versions [5666bis:9.1#1] [5666:4.1#6].
+  // stay readable to all versions [5666bis:9.1#1] [5666:4.1#6] [2004:4.1#4].
   uint32_t version = kRpcRdmaVersion1;
   uint32_t credits = 0;  // requested in a call, granted in a reply
   Body body;

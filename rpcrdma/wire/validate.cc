@@ -71,7 +71,7 @@ std::optional<ChunkFault> Place(CallChunks& call, uint64_t base_length) {
 }
 
 // [5666bis:5.1.1#1] [5666:4.1#2] [5666:4.1#8]
-// [5666bis:5.1.4+7] [5666:4.1#7] The message begins with its XID.
+// [5666bis:5.1.4+7] [5666:4.1#7] [2004:4.1+10] The message begins with its XID.
 std::optional<ChunkFault> CheckMessage(uint32_t xid, ConstBytes message) {
   if (message.size() < 4) return ChunkFault::kNoMessage;
   if (ByteReader(message).U32() != xid) return ChunkFault::kXidMismatch;
@@ -161,7 +161,7 @@ Result<CallChunks, ChunkFault> ValidateCall(const HeaderV1& header, ConstBytes i
     if (call.has_position_zero()) return Err(ChunkFault::kPositionZeroInMsg);
     if (auto fault = CheckMessage(header.xid, inline_message)) return Err(*fault);
   } else {
-    // [5666bis:5.1.4+6] [5666:4.3+8] [5666bis:5.2.1+2] Nothing follows the lists.
+    // [5666bis:5.1.4+6] [5666:4.3+8] [2004:4.2+8] [5666bis:5.2.1+2] Nothing follows the lists.
     // [5666bis:4.6.3#2] [5666bis:5.3.3#1] A long call is wholly in its Position-Zero Read chunk.
     if (!inline_message.empty()) return Err(ChunkFault::kMessageWithNomsg);
     if (!call.has_position_zero()) return Err(ChunkFault::kNoPositionZero);

@@ -1,7 +1,7 @@
 // Judges the chunk lists of a decoded header: do they make sense for a call, or for the reply to a call we made?
 //
 // draft-ietf-nfsv4-rfc5666bis-01 sections 4.4, 5.2 and 5.5. Pure functions; every sum is checked. They run before
-// anything acts on a list [5666bis:5.5#1] [5666:4.2#1].
+// anything acts on a list [5666bis:5.5#1] [5666:4.2#1] [2004:5.3#1].
 #pragma once
 
 #include <cstdint>

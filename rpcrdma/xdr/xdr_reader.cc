@@ -61,9 +61,10 @@ ConstBytes XdrReader::TakeBase(const char* field, uint64_t size, uint64_t starte
 
 ConstBytes XdrReader::TakeChunk(const char* field, uint64_t size, uint64_t started) {
   const ConstBytes data = chunks_[next_chunk_].data;
-  // [5666bis:4.4.3.1+1] [5666:3.4+7]
-  // [5666bis:4.4.3.1#2] [5666:3.4#6] The count and the chunk agree. [5666bis:4.4.4.1#3] [5666:3.7#1] [5666:3.7+7]
-  // [5666bis:4.4.5.2#4] The chunk may or may not hold the round-up; in both cases the stream continues behind it.
+  // [5666bis:4.4.3.1+1] [5666:3.4+7] [2004:3.4+6]
+  // [5666bis:4.4.3.1#2] [5666:3.4#6] [2004:3.3#11] The count and the chunk agree. [5666bis:4.4.4.1#3] [5666:3.7#1]
+  // [5666:3.7+7] [5666bis:4.4.5.2#4] The chunk may or may not hold the round-up; in both cases the stream continues
+  // behind it.
   if (data.size() != size && data.size() != size + XdrPad(size)) {
     FailAt(XdrFaultKind::kChunkSizeMismatch, field, started);
     return {};
@@ -84,7 +85,7 @@ ConstBytes XdrReader::TakeEligible(const char* field, uint64_t size, uint64_t st
     if (ChunkIsHere() && (size > 0 || chunks_[next_chunk_].data.empty())) return TakeChunk(field, size, started);
     return TakeBase(field, size, started);
   }
-  // [5666bis:5.2.2+4] [5666:3.6+3] Each result uses up an entry.
+  // [5666bis:5.2.2+4] [5666:3.6+3] [2004:3.7+3] Each result uses up an entry.
   if (next_chunk_ == chunks_.size()) return TakeBase(field, size, started);
   if (size > 0 && chunks_[next_chunk_].data.empty()) {
     // An unused Write chunk: the responder left this result in the stream. The entry is used up all the same.

@@ -28,7 +28,7 @@ void XdrWriter::EligibleOpaque(ConstBytes value) {
   EligibleBytes(value);
 }
 
-// [5666bis:5+1] [5666:4+2] But for what leaves it the message stays what it is.
+// [5666bis:5+1] [5666:4+2] [2004:4+2] But for what leaves it the message stays what it is.
 void XdrWriter::EligibleBytes(ConstBytes value) {
   // An item that failed to get its count in must not be planned for.
   if (!ok()) return;

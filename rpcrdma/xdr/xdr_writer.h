@@ -4,8 +4,8 @@
 // and the item is recorded with its position in the unreduced stream [5666bis:4.4.4#1]. The chunk planner then decides
 // whether it travels in a chunk or is gathered inline. A Binding may allow fewer items than the encoder marks: the
 // others stay in the message, copied like anything else [5666bis:6.1#2]. The count of an eligible opaque stays in the
-// buffer [5666bis:4.4.3.1#1] [5666:3.4+6], and so does the "is present" word of optional-data whose data is eligible
-// [5666bis:4.4.3.1#3].
+// buffer [5666bis:4.4.3.1#1] [5666:3.4+6] [2004:3.3#10], and so does the "is present" word of optional-data whose data
+// is eligible [5666bis:4.4.3.1#3].
 //
 // Failure (buffer full, item longer than XDR can count) is sticky. Not thread-safe.
 #pragma once
