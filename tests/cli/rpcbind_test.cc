@@ -2,10 +2,8 @@
 //
 // The daemon wants port 111 and files below /run. It has both in namespaces of this test's own, in which this program
 // starts itself again; the machine's network, /run and rpcbind, if it runs one, are not touched.
-#include <net/if.h>
 #include <netinet/in.h>
 #include <signal.h>
-#include <sys/ioctl.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -15,6 +13,7 @@
 #include <sstream>
 
 #include "tests/cli/cli_fixture.h"
+#include "tests/support/loopback.h"
 
 namespace stagecoach::tests {
 namespace {
@@ -59,17 +58,6 @@ std::string EnterOwnNetwork(char** argv) {
     return std::string("exec: ") + std::strerror(errno);
   }
   return reasons;
-}
-
-// In a new network namespace it is down.
-bool BringUpLoopback() {
-  const int fd = ::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-  ifreq request = {};
-  std::strcpy(request.ifr_name, "lo");
-  request.ifr_flags = IFF_UP | IFF_RUNNING;
-  const bool up = ::ioctl(fd, SIOCSIFFLAGS, &request) == 0;
-  ::close(fd);
-  return up;
 }
 
 bool Connects(const sockaddr* address, socklen_t size) {

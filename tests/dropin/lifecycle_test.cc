@@ -2,10 +2,8 @@
 //
 // Real processes: peer.c, which is what a user's program is, and Debian's. They run in namespaces of the test's own
 // where these can be had, so that whatever is left there is theirs: listening ports, names, files, processes.
-#include <net/if.h>
 #include <sched.h>
 #include <signal.h>
-#include <sys/ioctl.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -14,11 +12,11 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <cstring>
 #include <optional>
 #include <ostream>
 
 #include "tests/dropin/dropin_fixture.h"
+#include "tests/support/loopback.h"
 
 namespace stagecoach::tests {
 namespace {
@@ -28,17 +26,6 @@ bool g_alone = false;
 
 void WriteFile(const char* path, const std::string& text) {
   std::ofstream(path) << text;
-}
-
-// In a new network namespace it is down.
-bool BringUpLoopback() {
-  const int fd = ::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-  ifreq request = {};
-  std::strcpy(request.ifr_name, "lo");
-  request.ifr_flags = IFF_UP | IFF_RUNNING;
-  const bool up = ::ioctl(fd, SIOCSIFFLAGS, &request) == 0;
-  ::close(fd);
-  return up;
 }
 
 bool TryToEnterNamespaces() {
