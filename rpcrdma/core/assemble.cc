@@ -22,7 +22,7 @@ ReducedStream AssembleCall(const CallChunks& call, ConstBytes inline_message, st
   return stream;
 }
 
-ReducedStream AssembleReply(const HeaderV1& header, ConstBytes inline_message, const ChunkLists& offered,
+ReducedStream AssembleReply(const Header& header, ConstBytes inline_message, const ChunkLists& offered,
                             std::span<const MutableBytes> result_memory, MutableBytes reply_memory) {
   STAGECOACH_CHECK(result_memory.size() == offered.writes.size());
   const ChunkLists* returned = header.chunks();

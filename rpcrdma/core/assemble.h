@@ -19,7 +19,7 @@ ReducedStream AssembleCall(const CallChunks& call, ConstBytes inline_message, st
 // The stream of a received reply, validated by ValidateReply. `result_memory[i]` is the memory offered as Write chunk
 // i, and `reply_memory` that of the Reply chunk; both as offered, the header says how much of them was filled. They are
 // mutable because a peer may leave a gap inside a chunk, which is then closed in place [5666bis:4.4.5#1] [5666:3.4#7].
-ReducedStream AssembleReply(const HeaderV1& header, ConstBytes inline_message, const ChunkLists& offered,
+ReducedStream AssembleReply(const Header& header, ConstBytes inline_message, const ChunkLists& offered,
                             std::span<const MutableBytes> result_memory, MutableBytes reply_memory);
 
 // Moves the filled part of each segment up against the one before it and returns the concatenation. `memory` is what

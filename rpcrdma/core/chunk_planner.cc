@@ -315,7 +315,7 @@ Result<CallPlan, PlanRefusal> PlanCall(const CallShape& shape, const PlanLimits&
 }
 
 // [5666bis:5.7.2+1] Of two types, here and in replies.
-HeaderV1 MakeCallHeader(const CallPlan& plan, uint32_t xid, uint32_t credits, std::span<const Exposure> exposures) {
+Header MakeCallHeader(const CallPlan& plan, uint32_t xid, uint32_t credits, std::span<const Exposure> exposures) {
   STAGECOACH_CHECK(exposures.size() == plan.exposed_segments());
   size_t next = 0;
   const auto segment = [&](const Piece& piece) {
@@ -333,7 +333,7 @@ HeaderV1 MakeCallHeader(const CallPlan& plan, uint32_t xid, uint32_t credits, st
     SegmentArray& reply = lists.reply.emplace();
     for (const Piece& piece : plan.reply_segments) reply.push_back(segment(piece));
   }
-  HeaderV1 header{.xid = xid, .credits = credits};
+  Header header{.xid = xid, .credits = credits};
   if (plan.type == MessageType::kNomsg) {
     header.body = RdmaNomsg{std::move(lists)};
   } else {
@@ -415,8 +415,8 @@ Result<ReplyPlan, ReplyVerdict> PlanReply(const ReplyShape& shape, const ChunkLi
   return plan;
 }
 
-HeaderV1 MakeReplyHeader(const ReplyPlan& plan, uint32_t xid, uint32_t credits) {
-  HeaderV1 header{.xid = xid, .credits = credits};
+Header MakeReplyHeader(const ReplyPlan& plan, uint32_t xid, uint32_t credits) {
+  Header header{.xid = xid, .credits = credits};
   if (plan.type == MessageType::kNomsg) {
     header.body = RdmaNomsg{plan.chunks};
   } else {

@@ -133,7 +133,7 @@ struct Exposure {
 };
 // The header of a planned call. `exposures`: one for each entry of plan.reads, then of plan.write_segments, then of
 // plan.reply_segments; their number must be plan.exposed_segments().
-HeaderV1 MakeCallHeader(const CallPlan& plan, uint32_t xid, uint32_t credits, std::span<const Exposure> exposures);
+Header MakeCallHeader(const CallPlan& plan, uint32_t xid, uint32_t credits, std::span<const Exposure> exposures);
 
 // One RDMA Write: a contiguous piece of the reply into a contiguous piece of one offered segment.
 struct PlannedWrite {
@@ -173,7 +173,7 @@ enum class ReplyChunkUse : uint8_t { kWheneverOffered, kWhenNeeded };
 // `offered` are the (validated) chunk lists of the call; `send_inline` the largest Send the requester can receive.
 Result<ReplyPlan, ReplyVerdict> PlanReply(const ReplyShape& shape, const ChunkLists& offered, uint32_t send_inline,
                                           ReplyChunkUse use = ReplyChunkUse::kWheneverOffered);
-HeaderV1 MakeReplyHeader(const ReplyPlan& plan, uint32_t xid, uint32_t credits);
+Header MakeReplyHeader(const ReplyPlan& plan, uint32_t xid, uint32_t credits);
 
 // Spreads `length` bytes over `segments` in order: each length is rewritten to what the segment receives, those that
 // receive nothing to zero [5666bis:4.4.5.1#1]; their number stays [5666bis:4.4.5#2]. False, and nothing is changed,

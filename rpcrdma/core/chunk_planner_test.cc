@@ -231,11 +231,11 @@ TEST(MakeCallHeader, PutsExposuresWhereThePlanNamesThem) {
   ASSERT_TRUE(plan.has_value());
   ASSERT_EQ(plan->exposed_segments(), 3u);
   const std::vector<Exposure> exposures = {{1, 100}, {2, 200}, {3, 300}};
-  const HeaderV1 header = MakeCallHeader(*plan, 7, 32, exposures);
+  const Header header = MakeCallHeader(*plan, 7, 32, exposures);
   EXPECT_EQ(ToString(header),
             "RDMA_MSG xid 00000007 credits 32 reads [40:0x00000001+2000@0x64] writes [0x00000002+2000@0xc8] "
             "reply [0x00000003+2000@0x12c]");
-  EXPECT_EQ(EncodedSize(header), plan->header_size);
+  EXPECT_EQ(EncodedSizeV1(header), plan->header_size);
 }
 
 ChunkLists Offered(std::vector<SegmentArray> writes, std::optional<SegmentArray> reply = std::nullopt) {
@@ -362,7 +362,7 @@ TEST(AssembleCall, ReadsALongCallWithAnItemInAChunkOfItsOwn) {
   // Position zero holds word, count and word; the item of five bytes belongs behind the count.
   const std::string base("\0\0\0\7\0\0\0\5\0\0\0\x9", 12);
   const std::string item = "hello";
-  HeaderV1 header{.xid = 7, .credits = 1, .body = RdmaNomsg{}};
+  Header header{.xid = 7, .credits = 1, .body = RdmaNomsg{}};
   std::get<RdmaNomsg>(header.body).chunks.reads = {{0, {1, 12, 0}}, {8, {2, 5, 0}}};
   const auto call = ValidateCall(header, {});
   ASSERT_TRUE(call.has_value());

@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "base/mutant.h"
 #include "rpcrdma/onc/rpc_message.h"
+#include "rpcrdma/wire/header_v1.h"
 
 namespace stagecoach::rpcrdma {
 namespace {
@@ -72,7 +73,7 @@ void Duplex::OnReceive(uint32_t slot, uint32_t length, std::optional<uint32_t> i
   if (invalidated) requester_.OnInvalidatedByPeer(*invalidated, now);
 
   ByteReader in(receive_.slot(slot).first(length));
-  Result<HeaderV1, HeaderFault> header = DecodeHeaderV1(in, config_.list_limits);
+  Result<Header, HeaderFault> header = DecodeHeaderV1(in, config_.list_limits);
   if (!header) {
     if (forward() == Side::kRequester) {
       requester_.OnMalformed(slot, length, header.error(), now);
@@ -91,7 +92,7 @@ void Duplex::OnReceive(uint32_t slot, uint32_t length, std::optional<uint32_t> i
 }
 
 // [5666bis:8.1.3+1] [5666bis:8.3.3+1] Messages of both directions, in the same Receives.
-Duplex::Side Duplex::Route(const HeaderV1& header, ConstBytes message) const {
+Duplex::Side Duplex::Route(const Header& header, ConstBytes message) const {
   const ChunkLists* lists = header.chunks();
   if (lists == nullptr) return header.type() == MessageType::kError ? Side::kRequester : forward();
   if (!header.has_inline_message()) return lists->reads.empty() ? forward() : Side::kResponder;

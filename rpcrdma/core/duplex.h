@@ -97,7 +97,7 @@ class Duplex final : public ConnectionEngine {
   enum class Side : uint8_t { kRequester, kResponder };
 
   Side forward() const { return config_.end == End::kClient ? Side::kRequester : Side::kResponder; }
-  Side Route(const HeaderV1& header, ConstBytes message) const;
+  Side Route(const Header& header, ConstBytes message) const;
   void Collect(ConnectionEngine& engine, Ring<Command>* commands);
 
   const Config config_;

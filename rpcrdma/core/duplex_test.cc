@@ -370,7 +370,7 @@ class DuplexTest : public ::testing::Test {
     posted_.pop_front();
     return slot;
   }
-  void Receive(const HeaderV1& header, ConstBytes message, std::optional<uint32_t> invalidated = std::nullopt) {
+  void Receive(const Header& header, ConstBytes message, std::optional<uint32_t> invalidated = std::nullopt) {
     const uint32_t slot = NextReceive();
     end_->duplex->OnReceive(slot, Put(end_->receive.view(), slot, header, message), invalidated, At(1));
   }

@@ -169,7 +169,7 @@ inline Taken TakeAll(ConnectionEngine& engine) {
 }
 
 // Writes header and message into a receive buffer; returns the length.
-inline uint32_t Put(const BufferArena& arena, uint32_t slot, const HeaderV1& header, ConstBytes message) {
+inline uint32_t Put(const BufferArena& arena, uint32_t slot, const Header& header, ConstBytes message) {
   ByteWriter out(arena.slot(slot));
   EncodeHeaderV1(header, out);
   out.Bytes(message);
@@ -181,14 +181,14 @@ inline uint32_t PutRaw(const BufferArena& arena, uint32_t slot, ConstBytes bytes
 }
 
 struct Sent {
-  HeaderV1 header;
+  Header header;
   ConstBytes message;
 };
 inline Sent Decode(const BufferArena& arena, const PostSend& send) {
   ByteReader in(ConstBytes(arena.slot(send.slot)).first(send.length));
   auto header = DecodeHeaderV1(in);
   EXPECT_TRUE(header.has_value());
-  return {header ? *header : HeaderV1{}, in.Rest()};
+  return {header ? *header : Header{}, in.Rest()};
 }
 
 }  // namespace stagecoach::rpcrdma::testing

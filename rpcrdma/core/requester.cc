@@ -6,6 +6,7 @@
 #include "base/mark.h"
 #include "base/mutant.h"
 #include "base/trace.h"
+#include "rpcrdma/wire/header_v1.h"
 
 namespace stagecoach::rpcrdma {
 namespace {
@@ -298,7 +299,7 @@ void Requester::Transmit(uint32_t index, Instant now) {
   // [5666bis:4.2+1] [5666:3+1] [2004:3+1] [5666bis:5.1.3+1] [5666:4.1+4] [2004:4.1+5] [5666bis:5.3.1+1]
   // [5666bis:5.3.2+1] [5666:3.4+11] [2004:3.4+11] [2004:3.8#2] [5666bis:8.3.4+1] Header, then what is left of the
   // message. [5666bis:8.3.4#1] [5666bis:8.3.4#4] Of version 1; the message follows at once.
-  HeaderV1 header = MakeCallHeader(call.plan, call.xid, credits_.Request(queue_.size()), exposures);
+  Header header = MakeCallHeader(call.plan, call.xid, credits_.Request(queue_.size()), exposures);
   const uint32_t slot = free_send_slots_.back();
   free_send_slots_.pop_back();
   ByteWriter out(send_.slot(slot));
@@ -418,7 +419,7 @@ void Requester::OnReceive(uint32_t slot, uint32_t length, std::optional<uint32_t
   STAGECOACH_CHECK(slot < receive_.slots && length <= receive_.slot_size && posted_receives_ > 0);
   if (invalidated) OnInvalidatedByPeer(*invalidated, now);
   ByteReader in(receive_.slot(slot).first(length));
-  Result<HeaderV1, HeaderFault> header = DecodeHeaderV1(in, config_.list_limits);
+  Result<Header, HeaderFault> header = DecodeHeaderV1(in, config_.list_limits);
   if (!header) return OnMalformed(slot, length, header.error(), now);
   OnMessage(slot, std::move(*header), in.Rest(), now);
 }
@@ -456,7 +457,7 @@ void Requester::OnMalformed(uint32_t slot, uint32_t length, const HeaderFault& f
   Pump(now);
 }
 
-void Requester::OnMessage(uint32_t slot, HeaderV1&& header, ConstBytes body, Instant now) {
+void Requester::OnMessage(uint32_t slot, Header&& header, ConstBytes body, Instant now) {
   --posted_receives_;
   ++stats_.receives;
   if (over_) return;
@@ -501,7 +502,7 @@ void Requester::OnMessage(uint32_t slot, HeaderV1&& header, ConstBytes body, Ins
   Pump(now);
 }
 
-void Requester::OnReplyTo(uint32_t index, uint32_t slot, HeaderV1&& header, ConstBytes message, Instant now) {
+void Requester::OnReplyTo(uint32_t index, uint32_t slot, Header&& header, ConstBytes message, Instant now) {
   Call& call = *calls_[index];
   if (trace_ != nullptr) TraceReply(index, header, message, now);
   // A call that timed out has its verdict, and waits for the connection to end.
@@ -538,7 +539,7 @@ void Requester::OnReplyTo(uint32_t index, uint32_t slot, HeaderV1&& header, Cons
   Fence(index, now);
 }
 
-void Requester::TraceReply(uint32_t index, const HeaderV1& header, ConstBytes message, Instant now) {
+void Requester::TraceReply(uint32_t index, const Header& header, ConstBytes message, Instant now) {
   const ChunkLists& offered = calls_[index]->offered;
   const ChunkLists none;
   const ChunkLists& returned = header.chunks() != nullptr ? *header.chunks() : none;

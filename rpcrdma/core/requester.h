@@ -42,7 +42,7 @@
 #include "rpcrdma/core/ring.h"
 #include "rpcrdma/core/stats.h"
 #include "rpcrdma/core/xid.h"
-#include "rpcrdma/wire/header_v1.h"
+#include "rpcrdma/wire/header.h"
 #include "rpcrdma/wire/validate.h"
 #include "rpcrdma/xdr/reduced_stream.h"
 
@@ -183,7 +183,7 @@ class Requester final : public ConnectionEngine {
   // --- For the owner of shared Receives, instead of OnReceive ---
 
   // The Receive `slot` holds a message of this engine: `message` follows `header`.
-  void OnMessage(uint32_t slot, HeaderV1&& header, ConstBytes message, Instant now);
+  void OnMessage(uint32_t slot, Header&& header, ConstBytes message, Instant now);
   // It holds `length` bytes that begin with no header.
   void OnMalformed(uint32_t slot, uint32_t length, const HeaderFault& fault, Instant now);
   // The peer invalidated this steering tag of ours, whatever message that came with.
@@ -225,7 +225,7 @@ class Requester final : public ConnectionEngine {
     uint32_t stags_valid = 0;   // registrations not reported invalid: counted beside `exposed`, which says what to do
     std::optional<CallFailure> failure;
     std::optional<uint32_t> receive_slot;  // holds the reply
-    HeaderV1 reply_header;
+    Header reply_header;
     ConstBytes reply_inline;
   };
 
@@ -246,10 +246,10 @@ class Requester final : public ConnectionEngine {
   bool Expose(uint32_t index, SmallVector<Exposure, 8>* exposures, Instant now);
   ConstBytes MemoryOf(const Call& call, const Piece& piece) const;
   void CountSent(const Call& call);
-  void OnReplyTo(uint32_t index, uint32_t slot, HeaderV1&& header, ConstBytes message, Instant now);
+  void OnReplyTo(uint32_t index, uint32_t slot, Header&& header, ConstBytes message, Instant now);
   void TracePlan(uint32_t index, Instant now);
   void TraceHeld(std::string_view why, Instant now);
-  void TraceReply(uint32_t index, const HeaderV1& header, ConstBytes message, Instant now);
+  void TraceReply(uint32_t index, const Header& header, ConstBytes message, Instant now);
   void TraceOver(uint32_t index, const CallOutcome& outcome, Instant now);
   void Abandon(Call& call);
   void Fence(uint32_t index, Instant now);

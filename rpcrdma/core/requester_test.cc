@@ -95,7 +95,7 @@ class RequesterTest : public ::testing::Test {
     posted_.erase(posted_.begin());
     return slot;
   }
-  void Receive(const HeaderV1& header, ConstBytes message, std::optional<uint32_t> invalidated = std::nullopt) {
+  void Receive(const Header& header, ConstBytes message, std::optional<uint32_t> invalidated = std::nullopt) {
     const uint32_t slot = NextReceive();
     requester_->OnReceive(slot, Put(receive_.view(), slot, header, message), invalidated, At(1));
   }
@@ -536,7 +536,7 @@ TEST_F(RequesterTest, NothingOfAMessageTooShortIsUsed) {
   MustSubmit();
   MustSubmit();
   Take();
-  HeaderV1 header{.xid = kFirstXid, .credits = 4, .body = RdmaMsg{}};
+  Header header{.xid = kFirstXid, .credits = 4, .body = RdmaMsg{}};
   std::vector<std::byte> bytes(64);
   ByteWriter out(bytes);
   EncodeHeaderV1(header, out);
@@ -553,7 +553,7 @@ TEST_F(RequesterTest, UnparsableReplyEndsItsCallAndNoOther) {
   const CallId first = MustSubmit();
   MustSubmit();
   Take();
-  HeaderV1 header{.xid = xid_, .credits = 4, .body = RdmaMsg{}};
+  Header header{.xid = xid_, .credits = 4, .body = RdmaMsg{}};
   std::vector<std::byte> bytes(64);
   ByteWriter out(bytes);
   EncodeHeaderV1(header, out);
@@ -749,7 +749,7 @@ TEST_F(RequesterTest, RandomBytesNeverLoseAReceiveOrEndAWrongCall) {
   std::vector<std::byte> bytes(200);
   for (int round = 0; round < 20000; ++round) {
     // Often a correct beginning, so that the deeper parts are reached.
-    HeaderV1 header{.xid = static_cast<uint32_t>(prng.Below(50)), .credits = 4, .body = RdmaMsg{}};
+    Header header{.xid = static_cast<uint32_t>(prng.Below(50)), .credits = 4, .body = RdmaMsg{}};
     for (std::byte& byte : bytes) byte = static_cast<std::byte>(prng.Next());
     ByteWriter out(bytes);
     EncodeHeaderV1(header, out);

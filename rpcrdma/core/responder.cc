@@ -6,6 +6,7 @@
 #include "base/cursor.h"
 #include "base/mark.h"
 #include "base/mutant.h"
+#include "rpcrdma/wire/header_v1.h"
 
 namespace stagecoach::rpcrdma {
 namespace {
@@ -90,7 +91,7 @@ void Responder::OnReceive(uint32_t slot, uint32_t length, std::optional<uint32_t
   STAGECOACH_CHECK(slot < receive_.slots && length <= receive_.slot_size);
   STAGECOACH_CHECK(posted_receives_ > 0 || config_.shared_receives);
   ByteReader in(receive_.slot(slot).first(length));
-  Result<HeaderV1, HeaderFault> header = DecodeHeaderV1(in, config_.list_limits);
+  Result<Header, HeaderFault> header = DecodeHeaderV1(in, config_.list_limits);
   if (!header) return OnMalformed(slot, length, header.error(), now);
   OnMessage(slot, std::move(*header), in.Rest(), now);
 }
@@ -142,7 +143,7 @@ void Responder::OnMalformed(uint32_t slot, uint32_t length, const HeaderFault& f
   PumpReplies(now);
 }
 
-void Responder::OnMessage(uint32_t slot, HeaderV1&& header, ConstBytes message, Instant now) {
+void Responder::OnMessage(uint32_t slot, Header&& header, ConstBytes message, Instant now) {
   if (!TakeMessage(slot, now)) return;
   const auto drop = [&](std::string_view why) {
     ++stats_.ignored;
@@ -163,7 +164,7 @@ void Responder::OnMessage(uint32_t slot, HeaderV1&& header, ConstBytes message, 
   OnCall(slot, std::move(header), message, now);
 }
 
-void Responder::OnCall(uint32_t slot, HeaderV1&& header, ConstBytes message, Instant now) {
+void Responder::OnCall(uint32_t slot, Header&& header, ConstBytes message, Instant now) {
   Call& call = calls_[slot];
   call.xid = header.xid;
   // [5666bis:4.4.4.2+1] [5666:3.5+1] [2004:3.6+1] The lists first.
@@ -592,7 +593,7 @@ void Responder::SendReply(uint32_t slot, uint32_t send_slot, Instant now) {
 
   // [5666bis:3.1.2+2] [5666:2+2] [2004:2+1] [5666bis:4.3+2] [5666bis:5.1.3+2] [5666:3.3+4] [5666:4.1+5] [2004:3.3+2]
   // [2004:4.1+6] [5666bis:8.3.5+1] [5666bis:8.3.5#1] [5666bis:8.3.5#4] Of version 1; the message follows at once.
-  const HeaderV1 header = MakeReplyHeader(call.plan, call.xid, window_.OnReply());
+  const Header header = MakeReplyHeader(call.plan, call.xid, window_.OnReply());
   ByteWriter out(send_.slot(send_slot));
   EncodeHeaderV1(header, out);
   WriteInline({ConstBytes(call.reply_buffer).first(call.reply_size), call.reply_items}, call.plan.inline_pieces, out);
@@ -697,7 +698,7 @@ bool Responder::PostWrites(Call& call, InFlight& in_flight) {
 // Error replies never invalidate and carry no chunks.
 void Responder::SendError(uint32_t slot, uint32_t send_slot, Instant now) {
   Call& call = calls_[slot];
-  HeaderV1 header{.xid = call.xid, .credits = window_.OnReply()};
+  Header header{.xid = call.xid, .credits = window_.OnReply()};
   if (call.err_vers) {
     header.body = *call.err_vers;
   } else {

@@ -50,7 +50,7 @@
 #include "rpcrdma/core/pieces.h"
 #include "rpcrdma/core/ring.h"
 #include "rpcrdma/core/stats.h"
-#include "rpcrdma/wire/header_v1.h"
+#include "rpcrdma/wire/header.h"
 #include "rpcrdma/wire/validate.h"
 #include "rpcrdma/xdr/reduced_stream.h"
 
@@ -152,7 +152,7 @@ class Responder final : public ConnectionEngine {
   // --- For the owner of shared Receives, instead of OnReceive ---
 
   // The Receive `slot` holds a message of this engine: `message` follows `header`.
-  void OnMessage(uint32_t slot, HeaderV1&& header, ConstBytes message, Instant now);
+  void OnMessage(uint32_t slot, Header&& header, ConstBytes message, Instant now);
   // It holds `length` bytes that begin with no header.
   void OnMalformed(uint32_t slot, uint32_t length, const HeaderFault& fault, Instant now);
 
@@ -224,7 +224,7 @@ class Responder final : public ConnectionEngine {
   static constexpr uint32_t kSendTag = 0x80000000u;  // in tags of Invalidate: a send slot, otherwise a receive slot
 
   bool TakeMessage(uint32_t slot, Instant now);
-  void OnCall(uint32_t slot, HeaderV1&& header, ConstBytes message, Instant now);
+  void OnCall(uint32_t slot, Header&& header, ConstBytes message, Instant now);
   void Answer(uint32_t slot, std::optional<ErrVers> err_vers);
   void Repost(uint32_t slot);
   bool AllocateSinks(Call& call);

@@ -58,7 +58,7 @@ class ResponderTest : public ::testing::Test {
     posted_.erase(posted_.begin());
     return slot;
   }
-  void Receive(const HeaderV1& header, ConstBytes message) {
+  void Receive(const Header& header, ConstBytes message) {
     const uint32_t slot = NextReceive();
     responder_->OnReceive(slot, Put(receive_.view(), slot, header, message), std::nullopt, At(1));
   }
@@ -842,11 +842,11 @@ TEST_F(ResponderTest, RandomBytesNeverLoseAReceive) {
   std::vector<std::byte> bytes(300);
   for (int round = 0; round < 20000; ++round) {
     for (std::byte& byte : bytes) byte = static_cast<std::byte>(prng.Next());
-    HeaderV1 header{.xid = 7, .credits = 1};
+    Header header{.xid = 7, .credits = 1};
     ChunkLists lists;
     if (prng.OneIn(2)) lists.reads.push_back({static_cast<uint32_t>(prng.Below(20) * 4), {1, 100, 0}});
     if (prng.OneIn(2)) lists.writes.AppendChunk(std::vector<Segment>{{2, 100, 0}});
-    header.body = prng.OneIn(2) ? HeaderV1::Body(RdmaMsg{lists}) : HeaderV1::Body(RdmaNomsg{lists});
+    header.body = prng.OneIn(2) ? Header::Body(RdmaMsg{lists}) : Header::Body(RdmaNomsg{lists});
     ByteWriter out(bytes);
     EncodeHeaderV1(header, out);
     out.U32(7);

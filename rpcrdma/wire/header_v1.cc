@@ -1,7 +1,5 @@
 #include "rpcrdma/wire/header_v1.h"
 
-#include <array>
-#include <cstdio>
 #include <utility>
 
 namespace stagecoach::rpcrdma {
@@ -10,12 +8,6 @@ namespace {
 // rpcrdma1_errcode [5666bis:5.6+7] [5666:4.3+9] [2004:4.2+9]
 constexpr uint32_t kErrVersCode = 1;
 constexpr uint32_t kErrChunkCode = 2;
-
-std::string Hex(uint32_t value) {
-  std::array<char, 9> text;
-  std::snprintf(text.data(), text.size(), "%08x", value);
-  return text.data();
-}
 
 // The part of decoding that knows the fixed fields, and stamps them on every fault.
 struct FixedFields {
@@ -31,7 +23,7 @@ struct FixedFields {
 
 // [5666bis:5.1.4+8] [5666:4.1+9] [2004:4.1+11] [5666bis:5.6+8] [5666:4.3+10] [2004:4.2+10]
 // RDMA_ERROR. Errors are never answered: two ends that misunderstand each other would go on for ever.
-Result<HeaderV1::Body, HeaderFault> DecodeError(ByteReader& in, const FixedFields& fixed) {
+Result<Header::Body, HeaderFault> DecodeError(ByteReader& in, const FixedFields& fixed) {
   const uint32_t code = in.U32();
   if (in.ok() && code == kErrChunkCode) return ErrChunk{};
   if (in.ok() && code == kErrVersCode) {
@@ -58,16 +50,15 @@ Result<ChunkLists, HeaderFault> DecodeLists(ByteReader& in, const ChunkListLimit
 // [5666bis:5.6+9] [5666:3.9+2] [5666:4.1#1] [5666:4.1+8] [5666:4.3+6] [2004:3.5+2] [2004:4.1#1] [2004:4.1+9]
 // [2004:4.2+6] [5666bis:5.6+10] [5666:4.1+6] [5666:4.3+5] [2004:4.1+7] [2004:4.2+5] What follows, by the number of the
 // type.
-Result<HeaderV1::Body, HeaderFault> DecodeBody(ByteReader& in, const ChunkListLimits& limits,
-                                               const FixedFields& fixed) {
+Result<Header::Body, HeaderFault> DecodeBody(ByteReader& in, const ChunkListLimits& limits, const FixedFields& fixed) {
   switch (static_cast<MessageType>(fixed.type)) {
     case MessageType::kMsg:
       return DecodeLists(in, limits, fixed).map([](ChunkLists lists) {
-        return HeaderV1::Body(RdmaMsg{std::move(lists)});
+        return Header::Body(RdmaMsg{std::move(lists)});
       });
     case MessageType::kNomsg:
       return DecodeLists(in, limits, fixed).map([](ChunkLists lists) {
-        return HeaderV1::Body(RdmaNomsg{std::move(lists)});
+        return Header::Body(RdmaNomsg{std::move(lists)});
       });
     case MessageType::kMsgp: {
       const uint32_t align = in.U32();
@@ -75,7 +66,7 @@ Result<HeaderV1::Body, HeaderFault> DecodeBody(ByteReader& in, const ChunkListLi
       // [5666bis:5.7.1+1] Decoded, and made no use of.
       // If these two are cut off, so are the lists, and DecodeLists says it.
       return DecodeLists(in, limits, fixed).map([&](ChunkLists lists) {
-        return HeaderV1::Body(RdmaMsgp{align, thresh, std::move(lists)});
+        return Header::Body(RdmaMsgp{align, thresh, std::move(lists)});
       });
     }
     case MessageType::kDone:
@@ -89,25 +80,7 @@ Result<HeaderV1::Body, HeaderFault> DecodeBody(ByteReader& in, const ChunkListLi
 
 }  // namespace
 
-MessageType HeaderV1::type() const {
-  static constexpr std::array kTypes = {MessageType::kMsg,  MessageType::kNomsg, MessageType::kMsgp,
-                                        MessageType::kDone, MessageType::kError, MessageType::kError};
-  static_assert(kTypes.size() == std::variant_size_v<Body>);
-  return kTypes[body.index()];
-}
-
-const ChunkLists* HeaderV1::chunks() const {
-  if (const auto* msg = std::get_if<RdmaMsg>(&body)) return &msg->chunks;
-  if (const auto* nomsg = std::get_if<RdmaNomsg>(&body)) return &nomsg->chunks;
-  if (const auto* msgp = std::get_if<RdmaMsgp>(&body)) return &msgp->chunks;
-  return nullptr;
-}
-
-bool HeaderV1::has_inline_message() const {
-  return std::holds_alternative<RdmaMsg>(body) || std::holds_alternative<RdmaMsgp>(body);
-}
-
-Result<HeaderV1, HeaderFault> DecodeHeaderV1(ByteReader& in, const ChunkListLimits& limits) {
+Result<Header, HeaderFault> DecodeHeaderV1(ByteReader& in, const ChunkListLimits& limits) {
   // [5666bis:5.1+1] [5666:4+1] [5666:4.1+1] [2004:4+1] [2004:4.1+1] [5666bis:5.1.1+1] [5666:4.1+2] [2004:4.1+2]
   // [5666bis:5.6+11] [5666:4.3+4] [2004:4.2+4] XID, version, credits, type. [5666bis:5.1#1] Four fixed fields.
   // [5666bis:8.3.3#1] [5666bis:8.3.3#2] Of a message too short to have them nothing is used; it is dropped. The XID is
@@ -134,10 +107,10 @@ Result<HeaderV1, HeaderFault> DecodeHeaderV1(ByteReader& in, const ChunkListLimi
   if (fixed.version != kRpcRdmaVersion1 && !std::holds_alternative<ErrVers>(*body)) {
     return Err(fixed.Fault(HeaderFault::Kind::kVersion, FaultAction::kDrop, in));
   }
-  return HeaderV1{.xid = fixed.xid, .version = fixed.version, .credits = fixed.credits, .body = std::move(*body)};
+  return Header{.xid = fixed.xid, .version = fixed.version, .credits = fixed.credits, .body = std::move(*body)};
 }
 
-void EncodeHeaderV1(const HeaderV1& header, ByteWriter& out) {
+void EncodeHeaderV1(const Header& header, ByteWriter& out) {
   // [5666bis:3.1.3+1] [5666:2+3] [2004:2+2] [pvtdata:1+3] The document calls XDR little-endian: by RFC 4506, and at
   // every peer, it is not. [5666bis:5#1] XDR throughout: every field a big-endian multiple of four bytes.
   out.U32(header.xid);
@@ -159,65 +132,13 @@ void EncodeHeaderV1(const HeaderV1& header, ByteWriter& out) {
   }
 }
 
-size_t EncodedSize(const HeaderV1& header) {
+size_t EncodedSizeV1(const Header& header) {
   size_t size = kFixedFieldsSize;
   if (std::holds_alternative<RdmaMsgp>(header.body)) size += 8;
   if (std::holds_alternative<ErrVers>(header.body)) size += 12;
   if (std::holds_alternative<ErrChunk>(header.body)) size += 4;
   if (const ChunkLists* lists = header.chunks()) size += EncodedSize(*lists);
   return size;
-}
-
-const char* ToString(MessageType type) {
-  switch (type) {
-    case MessageType::kMsg:
-      return "RDMA_MSG";
-    case MessageType::kNomsg:
-      return "RDMA_NOMSG";
-    case MessageType::kMsgp:
-      return "RDMA_MSGP";
-    case MessageType::kDone:
-      return "RDMA_DONE";
-    case MessageType::kError:
-      return "RDMA_ERROR";
-  }
-  return "unknown message type";
-}
-
-std::string ToString(const HeaderV1& header) {
-  std::string text = std::string(ToString(header.type())) + " xid " + Hex(header.xid);
-  if (header.version != kRpcRdmaVersion1) text += " version " + std::to_string(header.version);
-  text += " credits " + std::to_string(header.credits);
-  if (const auto* versions = std::get_if<ErrVers>(&header.body)) {
-    return text + " ERR_VERS (" + std::to_string(versions->low) + " to " + std::to_string(versions->high) +
-           " supported)";
-  }
-  if (std::holds_alternative<ErrChunk>(header.body)) return text + " ERR_CHUNK";
-  if (const auto* msgp = std::get_if<RdmaMsgp>(&header.body)) {
-    text += " align " + std::to_string(msgp->align) + " thresh " + std::to_string(msgp->thresh);
-  }
-  if (const ChunkLists* lists = header.chunks()) text += " " + ToString(*lists);
-  return text;
-}
-
-std::string ToString(const HeaderFault& fault) {
-  const std::string where =
-      (fault.xid.has_value() ? " xid " + Hex(*fault.xid) : "") + " at byte " + std::to_string(fault.offset);
-  switch (fault.kind) {
-    case HeaderFault::Kind::kTooShort:
-      return "message of " + std::to_string(fault.offset) + " bytes is too short for a transport header";
-    case HeaderFault::Kind::kVersion:
-      return "RPC-over-RDMA version " + std::to_string(fault.version) + " instead of 1" + where;
-    case HeaderFault::Kind::kUnknownType:
-      return "unknown message type" + where;
-    case HeaderFault::Kind::kChunkList:
-      return std::string(ToString(fault.chunk_list)) + where;
-    case HeaderFault::Kind::kUnknownError:
-      return "RDMA_ERROR with an unknown error code" + where;
-    case HeaderFault::Kind::kTruncatedError:
-      return "RDMA_ERROR without its error information" + where;
-  }
-  return "unknown fault" + where;
 }
 
 }  // namespace stagecoach::rpcrdma

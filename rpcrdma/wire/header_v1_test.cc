@@ -13,8 +13,8 @@
 namespace stagecoach::rpcrdma {
 namespace {
 
-std::vector<std::byte> Encoded(const HeaderV1& header) {
-  std::vector<std::byte> bytes(EncodedSize(header));
+std::vector<std::byte> Encoded(const Header& header) {
+  std::vector<std::byte> bytes(EncodedSizeV1(header));
   ByteWriter out(bytes);
   EncodeHeaderV1(header, out);
   EXPECT_TRUE(out.ok());
@@ -22,7 +22,7 @@ std::vector<std::byte> Encoded(const HeaderV1& header) {
   return bytes;
 }
 
-Result<HeaderV1, HeaderFault> Decoded(ConstBytes bytes, const ChunkListLimits& limits = {}) {
+Result<Header, HeaderFault> Decoded(ConstBytes bytes, const ChunkListLimits& limits = {}) {
   ByteReader in(bytes);
   return DecodeHeaderV1(in, limits);
 }
@@ -38,20 +38,20 @@ ChunkLists SomeLists() {
 }
 
 // Every message type, with and without chunks.
-std::vector<HeaderV1> AllHeaders() {
-  std::vector<HeaderV1::Body> bodies = {RdmaMsg{},
-                                        RdmaNomsg{},
-                                        RdmaMsgp{8, 64, {}},
-                                        RdmaDone{},
-                                        ErrVers{1, 2},
-                                        ErrChunk{},
-                                        RdmaMsg{SomeLists()},
-                                        RdmaNomsg{SomeLists()},
-                                        RdmaMsgp{1, 2, SomeLists()}};
+std::vector<Header> AllHeaders() {
+  std::vector<Header::Body> bodies = {RdmaMsg{},
+                                      RdmaNomsg{},
+                                      RdmaMsgp{8, 64, {}},
+                                      RdmaDone{},
+                                      ErrVers{1, 2},
+                                      ErrChunk{},
+                                      RdmaMsg{SomeLists()},
+                                      RdmaNomsg{SomeLists()},
+                                      RdmaMsgp{1, 2, SomeLists()}};
   RdmaMsg empty_reply_chunk;
   empty_reply_chunk.chunks.reply.emplace();
   bodies.push_back(empty_reply_chunk);
-  std::vector<HeaderV1> headers;
+  std::vector<Header> headers;
   for (auto& body : bodies) headers.push_back({.xid = 0x876de715, .credits = 128, .body = body});
   return headers;
 }
@@ -60,8 +60,8 @@ TEST(HeaderV1, LinuxCallAndReplyHeadersAreByteEqual) {
   // From a capture of an NFSv3 NULL call and its reply over siw.
   const auto call = FromHex("876de715 00000001 00000080 00000000 00000000 00000000 00000000");
   const auto reply = FromHex("876de715 00000001 00000040 00000000 00000000 00000000 00000000");
-  const HeaderV1 expected_call{.xid = 0x876de715, .credits = 128, .body = RdmaMsg{}};
-  const HeaderV1 expected_reply{.xid = 0x876de715, .credits = 64, .body = RdmaMsg{}};
+  const Header expected_call{.xid = 0x876de715, .credits = 128, .body = RdmaMsg{}};
+  const Header expected_reply{.xid = 0x876de715, .credits = 64, .body = RdmaMsg{}};
   EXPECT_EQ(*Decoded(call), expected_call);
   EXPECT_EQ(*Decoded(reply), expected_reply);
   EXPECT_EQ(Encoded(expected_call), call);
@@ -70,7 +70,7 @@ TEST(HeaderV1, LinuxCallAndReplyHeadersAreByteEqual) {
 }
 
 TEST(HeaderV1, ListsAreLaidOutAsTheSpecificationDrawsThem) {
-  HeaderV1 header{.xid = 1, .credits = 2, .body = RdmaMsg{}};
+  Header header{.xid = 1, .credits = 2, .body = RdmaMsg{}};
   auto& lists = std::get<RdmaMsg>(header.body).chunks;
   lists.reads = {{112, {0xaabbccdd, 255, 0x1122334455667788}}};
   lists.writes.AppendChunk(SegmentArray{{5, 6, 7}});
@@ -100,7 +100,7 @@ TEST(HeaderV1, ListsAreLaidOutAsTheSpecificationDrawsThem) {
 }
 
 TEST(HeaderV1, NumbersAreThoseOfTheXdr) {
-  const auto encoded = [](HeaderV1::Body body) {
+  const auto encoded = [](Header::Body body) {
     return ToHex(Encoded({.xid = 7, .credits = 32, .body = std::move(body)}));
   };
   const std::string fixed = "000000070000000100000020";
@@ -116,7 +116,7 @@ TEST(HeaderV1, NumbersAreThoseOfTheXdr) {
 // [5666bis:13.1+3] [5666bis:13.1+5] [5666bis:13.1+6]
 TEST(HeaderV1, ListsAreThoseOfTheAppendix) {
   const Segment segment{0xa, 0xb, 0xc};
-  HeaderV1 header{.xid = 7, .credits = 32, .body = RdmaMsg{}};
+  Header header{.xid = 7, .credits = 32, .body = RdmaMsg{}};
   ChunkLists& lists = std::get<RdmaMsg>(header.body).chunks;
   lists.reads = {{4, segment}, {4, segment}, {8, segment}};
   lists.writes.AppendChunk(SegmentArray{segment, segment, segment});
@@ -136,7 +136,7 @@ TEST(HeaderV1, ListsAreThoseOfTheAppendix) {
 }
 
 TEST(HeaderV1, EveryTypeRoundTripsAndLeavesTheReaderAtTheMessage) {
-  for (const HeaderV1& header : AllHeaders()) {
+  for (const Header& header : AllHeaders()) {
     auto bytes = Encoded(header);
     const size_t size = bytes.size();
     bytes.push_back(std::byte{42});
@@ -149,7 +149,7 @@ TEST(HeaderV1, EveryTypeRoundTripsAndLeavesTheReaderAtTheMessage) {
 }
 
 TEST(HeaderV1, TruncationAtEveryByteIsAFaultWithTheRightAction) {
-  for (const HeaderV1& header : AllHeaders()) {
+  for (const Header& header : AllHeaders()) {
     const auto bytes = Encoded(header);
     for (size_t size = 0; size < bytes.size(); ++size) {
       const auto decoded = Decoded(ConstBytes(bytes).first(size));
@@ -256,7 +256,7 @@ TEST(HeaderV1, AHostileSegmentCountIsRefusedBeforeAnythingIsStored) {
 }
 
 TEST(HeaderV1, CommonHeadersNeedNoAllocation) {
-  HeaderV1 header{.xid = 1, .credits = 1, .body = RdmaMsg{}};
+  Header header{.xid = 1, .credits = 1, .body = RdmaMsg{}};
   auto& lists = std::get<RdmaMsg>(header.body).chunks;
   for (uint32_t i = 0; i < 4; ++i) lists.reads.push_back({i * 4 + 4, {i, i, i}});
   lists.reply = SegmentArray{{1, 2, 3}, {1, 2, 3}, {1, 2, 3}};
@@ -267,7 +267,7 @@ TEST(HeaderV1, CommonHeadersNeedNoAllocation) {
 }
 
 TEST(HeaderV1, LongListsGrowPastTheInlineStorage) {
-  HeaderV1 header{.xid = 1, .credits = 1, .body = RdmaNomsg{}};
+  Header header{.xid = 1, .credits = 1, .body = RdmaNomsg{}};
   auto& lists = std::get<RdmaNomsg>(header.body).chunks;
   for (uint32_t i = 0; i < 256; ++i) lists.reads.push_back({i * 4, {i, i, i}});
   for (uint32_t i = 0; i < 64; ++i) lists.writes.AppendChunk(SegmentArray{{i, 1, 2}, {i, 3, 4}});
@@ -296,9 +296,9 @@ TEST(HeaderV1, RandomBytesNeverDecodeIntoSomethingThatEncodesDifferently) {
 }
 
 TEST(HeaderV1, PrintsOnOneLine) {
-  EXPECT_EQ(ToString(HeaderV1{.xid = 0x876de715, .credits = 128, .body = RdmaMsg{}}),
+  EXPECT_EQ(ToString(Header{.xid = 0x876de715, .credits = 128, .body = RdmaMsg{}}),
             "RDMA_MSG xid 876de715 credits 128 no chunks");
-  HeaderV1 header{.xid = 1, .credits = 2, .body = RdmaNomsg{}};
+  Header header{.xid = 1, .credits = 2, .body = RdmaNomsg{}};
   auto& lists = std::get<RdmaNomsg>(header.body).chunks;
   lists.reads = {{0, {1, 96, 0x10}}, {0, {2, 3904, 0x20}}};
   lists.writes.AppendChunk(SegmentArray{{3, 4, 5}});
@@ -306,7 +306,7 @@ TEST(HeaderV1, PrintsOnOneLine) {
   EXPECT_EQ(ToString(header),
             "RDMA_NOMSG xid 00000001 credits 2 reads [0:0x00000001+96@0x10 0:0x00000002+3904@0x20] "
             "writes [0x00000003+4@0x5] reply []");
-  EXPECT_EQ(ToString(HeaderV1{.body = ErrChunk{}}), "RDMA_ERROR xid 00000000 credits 0 ERR_CHUNK");
+  EXPECT_EQ(ToString(Header{.body = ErrChunk{}}), "RDMA_ERROR xid 00000000 credits 0 ERR_CHUNK");
   EXPECT_EQ(ToString(Decoded({}).error()), "message of 0 bytes is too short for a transport header");
 }
 

@@ -148,7 +148,7 @@ const char* ToString(ChunkFault fault) {
   return "unknown chunk fault";
 }
 
-Result<CallChunks, ChunkFault> ValidateCall(const HeaderV1& header, ConstBytes inline_message,
+Result<CallChunks, ChunkFault> ValidateCall(const Header& header, ConstBytes inline_message,
                                             const ChunkDataLimits& limits) {
   const ChunkLists* lists = header.chunks();
   if (lists == nullptr) return Err(ChunkFault::kNotAMessage);
@@ -171,7 +171,7 @@ Result<CallChunks, ChunkFault> ValidateCall(const HeaderV1& header, ConstBytes i
   return call;
 }
 
-Result<void, ChunkFault> ValidateReply(const HeaderV1& header, ConstBytes inline_message, const ChunkLists& offered) {
+Result<void, ChunkFault> ValidateReply(const Header& header, ConstBytes inline_message, const ChunkLists& offered) {
   const ChunkLists* lists = header.chunks();
   if (lists == nullptr) return Err(ChunkFault::kNotAMessage);
   // [5666bis:4.1+2] Nobody reads from a responder.

@@ -10,7 +10,7 @@
 
 #include "base/bytes.h"
 #include "base/result.h"
-#include "rpcrdma/wire/header_v1.h"
+#include "rpcrdma/wire/header.h"
 
 namespace stagecoach::rpcrdma {
 
@@ -66,11 +66,11 @@ struct CallChunks {
 };
 
 // For a call as a responder received it: `inline_message` is what followed the header.
-Result<CallChunks, ChunkFault> ValidateCall(const HeaderV1& header, ConstBytes inline_message,
+Result<CallChunks, ChunkFault> ValidateCall(const Header& header, ConstBytes inline_message,
                                             const ChunkDataLimits& limits = {});
 
 // For the reply to a call whose chunk lists were `offered`. A Write list or Reply chunk that is absent although offered
 // counts as unused.
-Result<void, ChunkFault> ValidateReply(const HeaderV1& header, ConstBytes inline_message, const ChunkLists& offered);
+Result<void, ChunkFault> ValidateReply(const Header& header, ConstBytes inline_message, const ChunkLists& offered);
 
 }  // namespace stagecoach::rpcrdma

@@ -18,10 +18,10 @@ std::vector<std::byte> Message(size_t size) {
   return bytes;
 }
 
-HeaderV1 Msg(ChunkLists lists) {
+Header Msg(ChunkLists lists) {
   return {.xid = kXid, .credits = 1, .body = RdmaMsg{std::move(lists)}};
 }
-HeaderV1 Nomsg(ChunkLists lists) {
+Header Nomsg(ChunkLists lists) {
   return {.xid = kXid, .credits = 1, .body = RdmaNomsg{std::move(lists)}};
 }
 
@@ -37,7 +37,7 @@ ReadSegment At(uint32_t position, uint32_t length) {
 
 TEST(ValidateCall, AcceptsMessagesWithoutChunks) {
   const auto message = Message(40);
-  for (const HeaderV1& header : {Msg({}), HeaderV1{.xid = kXid, .body = RdmaMsgp{}}}) {
+  for (const Header& header : {Msg({}), Header{.xid = kXid, .body = RdmaMsgp{}}}) {
     const auto call = ValidateCall(header, message);
     ASSERT_TRUE(call.has_value());
     EXPECT_TRUE(call->chunks.empty());
@@ -132,7 +132,7 @@ TEST(ValidateCall, TheMessageMustBeThereAndCarryTheSameXid) {
   EXPECT_EQ(ValidateCall(Msg({}), Message(4)).has_value(), true);
   std::array<std::byte, 4> other{};
   EXPECT_EQ(ValidateCall(Msg({}), other).error(), ChunkFault::kXidMismatch);
-  for (HeaderV1::Body body : {HeaderV1::Body(RdmaDone{}), HeaderV1::Body(ErrChunk{}), HeaderV1::Body(ErrVers{})}) {
+  for (Header::Body body : {Header::Body(RdmaDone{}), Header::Body(ErrChunk{}), Header::Body(ErrVers{})}) {
     EXPECT_EQ(ValidateCall({.xid = kXid, .body = body}, {}).error(), ChunkFault::kNotAMessage);
   }
 }

@@ -161,8 +161,8 @@ class RawPeer final : public ConnectionOwner {
   Connection connection_;
 };
 
-std::vector<std::byte> Encode(const HeaderV1& header, ConstBytes message = {}) {
-  std::vector<std::byte> bytes(EncodedSize(header) + message.size());
+std::vector<std::byte> Encode(const Header& header, ConstBytes message = {}) {
+  std::vector<std::byte> bytes(EncodedSizeV1(header) + message.size());
   ByteWriter out(bytes);
   EncodeHeaderV1(header, out);
   out.Bytes(message);
@@ -204,7 +204,7 @@ class HostilePeerTest : public ::testing::Test {
     ASSERT_TRUE(setting_->Until([&] { return peer_->established; }));
   }
   // What the server answers to one message.
-  std::optional<HeaderV1> Ask(ConstBytes message) {
+  std::optional<Header> Ask(ConstBytes message) {
     const size_t before = peer_->engine->received.size();
     peer_->Send(message);
     if (!setting_->Until([&] { return peer_->engine->received.size() > before; })) return std::nullopt;
@@ -227,7 +227,7 @@ class HostilePeerTest : public ::testing::Test {
   }
 
   // A server that answers each call with what `answer` makes of it, and a client connected to it.
-  void StartLyingServer(std::function<void(RawPeer&, const HeaderV1&)> answer, ClientOptions options = {}) {
+  void StartLyingServer(std::function<void(RawPeer&, const Header&)> answer, ClientOptions options = {}) {
     setting_->ActAsServer();
     peer_.emplace(setting_->loop());
     const uint16_t port = peer_->Listen(setting_->server_host(), [this, answer] {
@@ -309,7 +309,7 @@ TEST_F(HostilePeerTest, ServerTakesMsgpAndDropsDoneAndErrors) {
 
 // [5666bis:5.7.1#2] [5666bis:5.7.2#1]
 TEST_F(HostilePeerTest, ClientTakesMsgpAndDropsDone) {
-  StartLyingServer([](RawPeer& peer, const HeaderV1& call) {
+  StartLyingServer([](RawPeer& peer, const Header& call) {
     peer.Send(Encode({.xid = call.xid, .credits = 10, .body = RdmaDone{}}));
     peer.Send(Encode({.xid = call.xid, .credits = 10, .body = RdmaMsgp{.align = 4096, .thresh = 64}},
                      Words({call.xid, 1, 0, 0, 0, 0})));
@@ -403,7 +403,7 @@ TEST_F(HostilePeerTest, CallsBeyondTheGrantOfSharedReceivesEndThatConnection) {
   StartServer({.shared_receives = 32});
   ConnectPeer();
   const auto hold = [](uint32_t xid) {
-    return Encode(HeaderV1{.xid = xid, .credits = 1, .body = RdmaMsg{}},
+    return Encode(Header{.xid = xid, .credits = 1, .body = RdmaMsg{}},
                   Words({xid, 0, 2, kProgram, 3, kHold, 0, 0, 0, 0, xid}));
   };
   // One is what a client has before the first reply.
@@ -475,7 +475,7 @@ TEST_F(HostilePeerTest, ClientThatVanishesDuringItsReadsLeavesNothing) {
 }
 
 TEST_F(HostilePeerTest, GarbageForRepliesLeavesACallToItsTimeout) {
-  StartLyingServer([](RawPeer& peer, const HeaderV1&) {
+  StartLyingServer([](RawPeer& peer, const Header&) {
     peer.Send(Words({}));
     peer.Send(Words({1}));
     peer.Send(Words({0xffffffff, 1, 1, 0, 0, 0, 0xffffffff, 1}));
@@ -487,7 +487,7 @@ TEST_F(HostilePeerTest, GarbageForRepliesLeavesACallToItsTimeout) {
 }
 
 TEST_F(HostilePeerTest, ReplyThatIsNoRpcReplyIsNamed) {
-  StartLyingServer([](RawPeer& peer, const HeaderV1& call) {
+  StartLyingServer([](RawPeer& peer, const Header& call) {
     peer.Send(Encode({.xid = call.xid, .credits = 10, .body = RdmaMsg{}}, Words({call.xid, 1, 7})));
   });
   const CallError error = CallLyingServer();
@@ -497,7 +497,7 @@ TEST_F(HostilePeerTest, ReplyThatIsNoRpcReplyIsNamed) {
 }
 
 TEST_F(HostilePeerTest, ReplyWithChunksNobodyOfferedIsRefused) {
-  StartLyingServer([](RawPeer& peer, const HeaderV1& call) {
+  StartLyingServer([](RawPeer& peer, const Header& call) {
     ChunkLists lists;
     lists.reply.emplace();
     lists.reply->push_back({1, 100, 0});
@@ -508,7 +508,7 @@ TEST_F(HostilePeerTest, ReplyWithChunksNobodyOfferedIsRefused) {
 
 TEST_F(HostilePeerTest, ServerThatReadsMemoryItWasNotGivenLosesItsClient) {
   std::vector<std::byte> sink(4096);
-  StartLyingServer([&](RawPeer& peer, const HeaderV1&) {
+  StartLyingServer([&](RawPeer& peer, const Header&) {
     peer.Give(PostWrite{.source = peer.connection().send_arena().slot(0),
                         .local_key = peer.connection().send_arena().local_key,
                         .target = {0x12345600, 4096, 0x1000}});
@@ -525,7 +525,7 @@ TEST_F(HostilePeerTest, AnStagOfAnotherConnectionReachesNothing) {
     std::optional<Segment> offered;
     uint32_t xid = 0;
     StartLyingServer(
-        [&](RawPeer&, const HeaderV1& call) {
+        [&](RawPeer&, const Header& call) {
           xid = call.xid;
           offered = call.chunks()->writes[0][0];
         },
@@ -573,7 +573,7 @@ TEST_F(HostilePeerTest, RegisteredMemoryBesideAResultIsOutOfReach) {
   constexpr std::byte kUntouched{0x5a};
   std::vector<std::byte> arena(64 << 10, kUntouched);
   const MutableBytes result = MutableBytes(arena).subspan(16384, 8192);
-  StartLyingServer([](RawPeer& peer, const HeaderV1& call) {
+  StartLyingServer([](RawPeer& peer, const Header& call) {
     const Segment offered = call.chunks()->writes[0][0];
     const BufferArena from = peer.connection().send_arena();
     peer.Give(PostWrite{.source = ConstBytes(from.slot(0)).first(64),
@@ -593,7 +593,7 @@ TEST_F(HostilePeerTest, TagOfACallOnRegisteredMemoryIsDeadAfterIt) {
   constexpr std::byte kUntouched{0x5a};
   std::vector<std::byte> arena(64 << 10, kUntouched);
   std::optional<Segment> offered;
-  StartLyingServer([&](RawPeer& peer, const HeaderV1& call) {
+  StartLyingServer([&](RawPeer& peer, const Header& call) {
     offered = call.chunks()->writes[0][0];
     peer.Send(Encode({.xid = call.xid, .credits = 1, .body = ErrChunk{}}));
   });
@@ -613,14 +613,14 @@ TEST_F(HostilePeerTest, TagOfACallOnRegisteredMemoryIsDeadAfterIt) {
 
 TEST_F(HostilePeerTest, ServerThatClosesInsteadOfAnswering) {
   StartLyingServer(
-      [](RawPeer& peer, const HeaderV1&) { peer.connection().Close(/*gracefully=*/false, {.text = "enough"}); });
+      [](RawPeer& peer, const Header&) { peer.connection().Close(/*gracefully=*/false, {.text = "enough"}); });
   const CallError error = CallLyingServer();
   EXPECT_EQ(error.kind, CallError::Kind::kConnectionLost);
   EXPECT_NE(error.ToString().find("while 1 call was outstanding"), std::string::npos) << error.ToString();
 }
 
 TEST_F(HostilePeerTest, MoreRepliesThanReceivesEndTheConnection) {
-  StartLyingServer([](RawPeer& peer, const HeaderV1& call) {
+  StartLyingServer([](RawPeer& peer, const Header& call) {
     for (int i = 0; i < 96; ++i)
       peer.Send(Encode({.xid = call.xid + 1 + i, .credits = 1, .body = RdmaMsg{}}, Words({1, 1})));
   });

@@ -137,7 +137,7 @@ void ReadThrough(const ReducedStream& stream, ConstBytes message) {
   FUZZ_PROPERTY(in.Finish().has_value() == (message.size() % 4 == 0));
 }
 
-void AsCall(const HeaderV1& header, ConstBytes rest, const ChunkDataLimits& limits) {
+void AsCall(const Header& header, ConstBytes rest, const ChunkDataLimits& limits) {
   const auto call = ValidateCall(header, rest, limits);
   if (!call) {
     FUZZ_PROPERTY(ToString(call.error()) != nullptr);
@@ -180,7 +180,7 @@ Block Filled(std::span<const Segment> returned) {
 }
 
 // The header as the reply to a call that offered its lists, some segments longer.
-void AsReply(const HeaderV1& header, ConstBytes rest, uint8_t longer) {
+void AsReply(const Header& header, ConstBytes rest, uint8_t longer) {
   const ChunkLists& returned = *header.chunks();
   ChunkLists offered{.writes = returned.writes, .reply = returned.reply};
   for (size_t i = 0; i < offered.writes.size(); ++i) {
@@ -328,7 +328,7 @@ void Answer(const Shaped& reply, uint32_t xid, const ChunkLists& offered, uint32
 }
 
 // What the header offers, as a responder uses it for some reply.
-void AnswerWithin(const HeaderV1& header, uint8_t words, std::span<const uint32_t> lengths, uint32_t send_inline) {
+void AnswerWithin(const Header& header, uint8_t words, std::span<const uint32_t> lengths, uint32_t send_inline) {
   const ChunkLists& lists = *header.chunks();
   uint64_t total = TotalLength(lists.writes.segments());
   if (lists.reply) total += TotalLength(*lists.reply);
@@ -372,7 +372,7 @@ void PlanAndReceive(FuzzInput& input) {
   Block rest(plan->inline_bytes);
   ByteWriter out(rest);
   WriteInline(message, plan->inline_pieces, out);
-  const HeaderV1 planned = MakeCallHeader(*plan, 9, 1, exposures);
+  const Header planned = MakeCallHeader(*plan, 9, 1, exposures);
   const Block sent = fuzz::Encode(planned, rest);
   FUZZ_PROPERTY(sent.size() == plan->send_size());
   ByteReader in(sent);

@@ -87,8 +87,8 @@ inline std::vector<uint32_t> Spread(std::span<const Segment> segments, uint64_t 
   return lengths;
 }
 
-inline Block Encode(const HeaderV1& header, ConstBytes message) {
-  Block bytes(EncodedSize(header));
+inline Block Encode(const Header& header, ConstBytes message) {
+  Block bytes(EncodedSizeV1(header));
   ByteWriter out(bytes);
   EncodeHeaderV1(header, out);
   FUZZ_PROPERTY(out.ok() && out.remaining() == 0);

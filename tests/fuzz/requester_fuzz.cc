@@ -61,7 +61,7 @@ struct Call {
 
   std::optional<Kind> failure;  // what it has to end with, once that is known
   bool answered_well = false;   // its outcome is to be this reply
-  HeaderV1 reply;
+  Header reply;
   Block reply_inline;
   bool over = false;  // outcome taken
   bool released = false;
@@ -341,7 +341,7 @@ class World final : public EngineWorld {
     ByteWriter head(message);
     head.U32(call.xid);
     head.U32(kReplyWord);
-    HeaderV1 header{.xid = call.xid, .credits = credits};
+    Header header{.xid = call.xid, .credits = credits};
     const bool long_reply = lists.reply.has_value() && (choices & 4) != 0;
     if (lists.reply) {
       for (size_t n = 0; n < lists.reply->size(); ++n) {
@@ -363,7 +363,7 @@ class World final : public EngineWorld {
         header.body = RdmaMsgp{.align = 1, .thresh = 2, .chunks = std::move(lists)};
         break;
       default:
-        header.body = long_reply ? HeaderV1::Body(RdmaNomsg{std::move(lists)}) : RdmaMsg{std::move(lists)};
+        header.body = long_reply ? Header::Body(RdmaNomsg{std::move(lists)}) : RdmaMsg{std::move(lists)};
         if (long_reply) message.clear();
         break;
     }
@@ -517,7 +517,7 @@ class World final : public EngineWorld {
   }
 
   // The message as the responder puts it together, from registered memory alone.
-  Block AsReceived(const HeaderV1& header, ConstBytes rest) {
+  Block AsReceived(const Header& header, ConstBytes rest) {
     const auto received = ValidateCall(header, rest);
     FUZZ_PROPERTY(received.has_value());
     std::vector<Block> data;

@@ -229,7 +229,7 @@ class World final : public EngineWorld {
       SegmentArray& reply = lists.reply.emplace();
       for (int m = counts >> 6; m > 0; --m) reply.push_back(PeerSegment(input_.Byte() * 4u));
     }
-    HeaderV1 header{.xid = xid, .credits = counts};
+    Header header{.xid = xid, .credits = counts};
     Block message;
     if (!long_call) {
       message = Pattern(8 + 4 * ((choices >> 3) & 15), xid);
@@ -573,9 +573,9 @@ class World final : public EngineWorld {
     CheckGrant(*header);
     CheckInvalidate(send, *header, *entry);
     if (entry->fate == Entry::Fate::kErrVers) {
-      FUZZ_PROPERTY(header->body == HeaderV1::Body(ErrVers{.low = 1, .high = 1}) && writes_.empty());
+      FUZZ_PROPERTY(header->body == Header::Body(ErrVers{.low = 1, .high = 1}) && writes_.empty());
     } else if (header->type() == MessageType::kError) {
-      FUZZ_PROPERTY(header->body == HeaderV1::Body(ErrChunk{}) && in.Rest().empty() && writes_.empty());
+      FUZZ_PROPERTY(header->body == Header::Body(ErrChunk{}) && in.Rest().empty() && writes_.empty());
       FUZZ_PROPERTY(entry->fate != Entry::Fate::kServe || entry->refused || entry->answered);
       if (entry->fate == Entry::Fate::kServe && entry->answered && Travels(*entry) != nullptr) {
         // There was no way to write from its memory.
@@ -591,14 +591,14 @@ class World final : public EngineWorld {
   }
 
   // [5666bis:4.3#2] and never more than there are Receives for.
-  void CheckGrant(const HeaderV1& header) {
+  void CheckGrant(const Header& header) {
     FUZZ_PROPERTY(header.credits >= 1 && header.credits <= receives_);
     ++answered_;
     allowed_ = std::max<uint64_t>(allowed_, answered_ + header.credits);
   }
 
   // [pvtdata:4.1#2]
-  void CheckInvalidate(const PostSend& send, const HeaderV1& header, const Entry& entry) {
+  void CheckInvalidate(const PostSend& send, const Header& header, const Entry& entry) {
     if (!send.invalidate) return;
     FUZZ_PROPERTY(config_.may_invalidate && header.type() != MessageType::kError);
     const auto is_it = [&](const Segment& segment) { return segment.handle == *send.invalidate && segment.length > 0; };
@@ -643,7 +643,7 @@ class World final : public EngineWorld {
     return true;
   }
 
-  void CheckReply(const HeaderV1& header, ConstBytes rest, const Entry& entry) {
+  void CheckReply(const Header& header, ConstBytes rest, const Entry& entry) {
     const std::unique_ptr<Way> way = Travels(entry);
     FUZZ_PROPERTY(way != nullptr);
     FUZZ_PROPERTY(header.type() == (way->by_reply_chunk ? MessageType::kNomsg : MessageType::kMsg));

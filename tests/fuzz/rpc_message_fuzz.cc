@@ -61,7 +61,7 @@ void ReadReply(XdrReader in) {
   static_cast<void>(in.Finish());
 }
 
-void AsCall(const HeaderV1& header, ConstBytes message, ConstBytes rest) {
+void AsCall(const Header& header, ConstBytes message, ConstBytes rest) {
   const auto call = ValidateCall(header, rest, {.read_bytes_max = kChunkBytesMax});
   if (!call.has_value()) return;
   FUZZ_PROPERTY(call->message_length >= rest.size());
@@ -83,7 +83,7 @@ void AnswerTo(const ChunkLists& offered, ConstBytes message) {
   FUZZ_PROPERTY(ValidateReply(MakeReplyHeader(*plan, 1, 1), inline_message, offered).has_value());
 }
 
-void AsReply(const HeaderV1& header, ConstBytes message, ConstBytes rest) {
+void AsReply(const Header& header, ConstBytes message, ConstBytes rest) {
   const ChunkLists& lists = *header.chunks();
   uint64_t total = TotalLength(lists.writes.segments());
   if (lists.reply.has_value()) total += TotalLength(*lists.reply);

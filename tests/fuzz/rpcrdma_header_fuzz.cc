@@ -26,7 +26,7 @@ void Run(ConstBytes message) {
     return;
   }
   FUZZ_PROPERTY(!rpcrdma::ToString(*header).empty());
-  std::vector<std::byte> again(rpcrdma::EncodedSize(*header));
+  std::vector<std::byte> again(rpcrdma::EncodedSizeV1(*header));
   ByteWriter out(again);
   rpcrdma::EncodeHeaderV1(*header, out);
   FUZZ_PROPERTY(out.ok() && out.remaining() == 0);

@@ -20,7 +20,7 @@
 namespace stagecoach::testing {
 namespace {
 
-using rpcrdma::HeaderV1;
+using rpcrdma::Header;
 using Bytes = std::vector<std::byte>;
 
 constexpr uint16_t kNfsRdmaPort = 20049;
@@ -61,11 +61,11 @@ std::vector<Bytes> SentMessages(const std::vector<RecordedFpdu>& fpdus) {
 }
 
 // Decodes the header of one message and checks that encoding it gives the same bytes.
-std::optional<HeaderV1> RoundTrip(const Bytes& message) {
+std::optional<Header> RoundTrip(const Bytes& message) {
   ByteReader in(message);
   const auto header = rpcrdma::DecodeHeaderV1(in);
   if (!header.has_value()) return std::nullopt;
-  Bytes again(rpcrdma::EncodedSize(*header));
+  Bytes again(rpcrdma::EncodedSizeV1(*header));
   ByteWriter out(again);
   rpcrdma::EncodeHeaderV1(*header, out);
   EXPECT_TRUE(out.ok());

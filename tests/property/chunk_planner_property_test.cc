@@ -244,8 +244,8 @@ class Exchange {
   }
 
  private:
-  static Buffer EncodeSend(const HeaderV1& header, const Buffer& message) {
-    Buffer send(EncodedSize(header) + message.size());
+  static Buffer EncodeSend(const Header& header, const Buffer& message) {
+    Buffer send(EncodedSizeV1(header) + message.size());
     ByteWriter out(send);
     EncodeHeaderV1(header, out);
     out.Bytes(message);
@@ -339,7 +339,7 @@ class Exchange {
   CallShape shape_;
   ReplyChunkUse reply_chunk_use_ = ReplyChunkUse::kWheneverOffered;
   CallPlan plan_;
-  HeaderV1 header_;
+  Header header_;
   World world_;
   Buffer reply_memory_;
 };
@@ -490,7 +490,7 @@ TEST(ChunkPlannerProperty, WhateverAPeerOffersTheReplyArrivesWholeOrIsRefused) {
     EXPECT_EQ(written, plan->direct_bytes + plan->reply_bytes);
     const Buffer inline_message = Gather(message, plan->inline_pieces);
     EXPECT_EQ(inline_message.size(), plan->inline_bytes);
-    const HeaderV1 header = MakeReplyHeader(*plan, kXid, 1);
+    const Header header = MakeReplyHeader(*plan, kXid, 1);
     ASSERT_TRUE(ValidateReply(header, inline_message, offer.lists).has_value());
     const std::vector<MutableBytes> memory(offer.write_memory.begin(), offer.write_memory.end());
     const ReducedStream stream = AssembleReply(header, inline_message, offer.lists, memory, offer.reply_memory);
