@@ -6,8 +6,8 @@
 namespace stagecoach::rpcrdma {
 namespace {
 
-// [5666bis:4.4.2+1] [5666:3.4+8] [2004:3.4+7] [5666bis:5.6+1] [5666:4.3+1] [2004:4.2+1] [5666bis:13.1+1] Steering tag,
-// length and offset.
+// [5666bis:4.4.2+1] [5666:3.4+8] [2004:3.4+7] [5666bis:5.6+1] [5666:4.3+1] [2004:4.2+1] [5666bis:13.1+1] [v2:6.3+1]
+// Steering tag, length and offset.
 Segment DecodeSegment(ByteReader& in) {
   Segment segment;
   segment.handle = in.U32();
@@ -41,8 +41,8 @@ std::optional<ChunkListError> DecodeSegmentCount(ByteReader& in, uint32_t max, u
 }
 
 // [5666bis:4.4.4+1] [5666:3.4+9] [2004:3.4+8] [5666bis:5.2.1+1] [5666:3.4+12] [2004:3.4+12] [5666bis:5.6+2]
-// [5666bis:5.6+3] [5666:4.3+2] [2004:4.2+2] [5666bis:13.1+2] [5666bis:13.1+3] Segments with positions, each behind a
-// word that says that it is there.
+// [5666bis:5.6+3] [5666:4.3+2] [2004:4.2+2] [5666bis:13.1+2] [5666bis:13.1+3] [v2:6.3+2] [v2:6.3+3] Segments with
+// positions, each behind a word that says that it is there.
 std::optional<ChunkListError> DecodeReadList(ByteReader& in, const ChunkListLimits& limits, ReadList* out) {
   for (bool present = false;;) {
     if (auto error = DecodePresent(in, &present)) return error;
@@ -57,7 +57,8 @@ std::optional<ChunkListError> DecodeReadList(ByteReader& in, const ChunkListLimi
 }
 
 // [5666bis:4.4.5+1] [5666:3.4+10] [2004:3.4+10] [5666bis:5.2.2+1] [5666:3.4+13] [2004:3.4+13] [5666bis:5.6+4]
-// [5666bis:5.6+5] [5666:4.3+3] [2004:4.2+3] [5666bis:13.1+4] [5666bis:13.1+5] Counted arrays of segments, likewise.
+// [5666bis:5.6+5] [5666:4.3+3] [2004:4.2+3] [5666bis:13.1+4] [5666bis:13.1+5] [v2:6.3+4] [v2:6.3+5] Counted arrays of
+// segments, likewise.
 std::optional<ChunkListError> DecodeWriteList(ByteReader& in, const ChunkListLimits& limits, WriteList* out) {
   for (bool present = false;;) {
     if (auto error = DecodePresent(in, &present)) return error;
@@ -71,7 +72,7 @@ std::optional<ChunkListError> DecodeWriteList(ByteReader& in, const ChunkListLim
   }
 }
 
-// [5666bis:5.2.3+1] [5666:5.2#1] [2004:5.2+1] [5666bis:13.1+6] One such array or none.
+// [5666bis:5.2.3+1] [5666:5.2#1] [2004:5.2+1] [5666bis:13.1+6] [v2:6.3+6] One such array or none.
 std::optional<ChunkListError> DecodeReplyChunk(ByteReader& in, const ChunkListLimits& limits,
                                                std::optional<SegmentArray>* out) {
   bool present = false;
@@ -116,8 +117,8 @@ const char* ToString(ChunkListError error) {
   return "unknown chunk list error";
 }
 
-// [5666bis:5.2+1] [5666bis:5.6+6] [5666:4.3+7] [2004:4.2+7] [5666bis:13.1+7] [5666:4.1+7] [2004:4.1+8] In this order;
-// of a message without chunks each is a word of zero.
+// [5666bis:5.2+1] [5666bis:5.6+6] [5666:4.3+7] [2004:4.2+7] [5666bis:13.1+7] [5666:4.1+7] [2004:4.1+8] [v2:10.1+5] In
+// this order; of a message without chunks each is a word of zero.
 std::optional<ChunkListError> DecodeChunkLists(ByteReader& in, const ChunkListLimits& limits, ChunkLists* out) {
   if (auto error = DecodeReadList(in, limits, &out->reads)) return error;
   if (auto error = DecodeWriteList(in, limits, &out->writes)) return error;

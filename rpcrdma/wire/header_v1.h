@@ -16,9 +16,10 @@
 
 namespace stagecoach::rpcrdma {
 
-// Size in bytes of a header without chunks: RDMA_MSG and RDMA_NOMSG.
-inline constexpr size_t kFixedFieldsSize = 16;
-inline constexpr size_t kMinHeaderSize = kFixedFieldsSize + kEmptyChunkListsSize;
+inline constexpr HeaderLayout kHeaderLayoutV1{.version = kRpcRdmaVersion1, .prefix_size = 16};
+// Sizes in bytes: of the fixed fields, and of RDMA_MSG and RDMA_NOMSG without chunks.
+inline constexpr size_t kFixedFieldsSize = kHeaderLayoutV1.prefix_size;
+inline constexpr size_t kMinHeaderSize = kHeaderLayoutV1.min_size();
 
 // Decodes a header; `in` then stands at the RPC message, if one follows. Its version is 1, but for an ERR_VERS: Linux
 // echoes the version it refuses, and what an error says about versions must stay readable to all versions
@@ -26,7 +27,7 @@ inline constexpr size_t kMinHeaderSize = kFixedFieldsSize + kEmptyChunkListsSize
 // [5666bis:8.3.3#2], ERR_VERS [5666bis:5.5#2], ERR_CHUNK [5666bis:5.5#4].
 Result<Header, HeaderFault> DecodeHeaderV1(ByteReader& in, const ChunkListLimits& limits = {});
 
-// `out` fails when it is too small for EncodedSizeV1().
+// The body must be one of version 1's. `out` fails when it is too small for EncodedSizeV1().
 void EncodeHeaderV1(const Header& header, ByteWriter& out);
 size_t EncodedSizeV1(const Header& header);
 

@@ -78,6 +78,13 @@ std::optional<ChunkFault> CheckMessage(uint32_t xid, ConstBytes message) {
   return std::nullopt;
 }
 
+bool HasHandle(const ChunkLists& lists, uint32_t handle) {
+  const auto is_it = [&](const Segment& segment) { return segment.handle == handle; };
+  return std::ranges::any_of(lists.reads, [&](const ReadSegment& entry) { return is_it(entry.target); }) ||
+         std::ranges::any_of(lists.writes.segments(), is_it) ||
+         (lists.reply.has_value() && std::ranges::any_of(lists.reply->view(), is_it));
+}
+
 // Whether `returned` is `offered` with no length raised.
 std::optional<ChunkFault> CheckReturned(std::span<const Segment> returned, std::span<const Segment> offered,
                                         ChunkFault changed) {
@@ -144,6 +151,8 @@ const char* ToString(ChunkFault fault) {
       return "RDMA_NOMSG reply without the Reply chunk";
     case ChunkFault::kTwoReplies:
       return "an inline reply beside a filled Reply chunk";
+    case ChunkFault::kInvHandleForeign:
+      return "the handle to invalidate is none of the call's";
   }
   return "unknown chunk fault";
 }
@@ -154,6 +163,8 @@ Result<CallChunks, ChunkFault> ValidateCall(const Header& header, ConstBytes inl
   if (lists == nullptr) return Err(ChunkFault::kNotAMessage);
   if (auto fault = CheckReads(lists->reads, limits)) return Err(*fault);
   if (auto fault = CheckOffered(*lists, limits)) return Err(*fault);
+  // [v2:3.3+3] Nothing else may be invalidated, so this contradicts itself. Version 1 names no handle.
+  if (header.inv_handle() != 0 && !HasHandle(*lists, header.inv_handle())) return Err(ChunkFault::kInvHandleForeign);
 
   CallChunks call = Group(lists->reads);
   uint64_t base_length = inline_message.size();
@@ -163,6 +174,7 @@ Result<CallChunks, ChunkFault> ValidateCall(const Header& header, ConstBytes inl
   } else {
     // [5666bis:5.1.4+6] [5666:4.3+8] [2004:4.2+8] [5666bis:5.2.1+2] Nothing follows the lists.
     // [5666bis:4.6.3#2] [5666bis:5.3.3#1] A long call is wholly in its Position-Zero Read chunk.
+    // [v2:5.2+2] [v2:5.3.2+4]
     if (!inline_message.empty()) return Err(ChunkFault::kMessageWithNomsg);
     if (!call.has_position_zero()) return Err(ChunkFault::kNoPositionZero);
     base_length = call.chunks.front().length;

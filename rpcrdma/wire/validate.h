@@ -39,6 +39,7 @@ enum class ChunkFault : uint8_t {
   kReturnedTooMuch,  // a returned length above the one offered
   kNoReplyChunk,     // RDMA_NOMSG reply without the Reply chunk, or with one we did not offer
   kTwoReplies,       // an inline reply beside a Reply chunk that is said to hold one
+  kInvHandleForeign  // a handle to invalidate that is none of the call's segments' [v2:3.3+3]
 };
 const char* ToString(ChunkFault fault);
 

@@ -45,6 +45,29 @@ TEST(ValidateCall, AcceptsMessagesWithoutChunks) {
   }
 }
 
+TEST(ValidateCall, AHandleToInvalidateIsOneOfTheCalls) {
+  ChunkLists lists;
+  lists.reads = {{32, {11, 4, 0}}, {36, {12, 4, 0}}};
+  lists.writes.AppendChunk(SegmentArray{{13, 8, 0}, {14, 8, 0}});
+  lists.reply = SegmentArray{{15, 8, 0}};
+  Header header{.xid = kXid, .version = 2, .credits = 1, .flags = 0};
+  for (uint32_t handle = 11; handle <= 15; ++handle) {
+    header.body = RdmaMsg{lists, handle};
+    EXPECT_TRUE(ValidateCall(header, Message(40)).has_value()) << handle;
+  }
+  for (const uint32_t handle : {1u, 10u, 16u, 0xffffffffu}) {
+    header.body = RdmaMsg{lists, handle};
+    EXPECT_EQ(ValidateCall(header, Message(40)).error(), ChunkFault::kInvHandleForeign) << handle;
+    header.body = RdmaNomsg{Reads({At(0, 8)}), handle};
+    EXPECT_EQ(ValidateCall(header, {}).has_value(), handle == 1);
+  }
+  // None, and none to choose from.
+  header.body = RdmaMsg{{}, 0};
+  EXPECT_TRUE(ValidateCall(header, Message(40)).has_value());
+  header.body = RdmaMsg{{}, 1};
+  EXPECT_EQ(ValidateCall(header, Message(40)).error(), ChunkFault::kInvHandleForeign);
+}
+
 // [traps:responder#7]
 TEST(ValidateCall, GroupsSegmentsOfOnePositionAndCountsRoundUp) {
   // 40 bytes inline; a chunk of 5 bytes (in two segments) at 32, one of 8 at 40, that is right behind its round-up.
