@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 #include "base/mark.h"
+#include "rpcrdma/wire/v2_numbers.h"
 #include "rpcrdma/xdr/xdr_writer.h"
 
 namespace stagecoach::rpcrdma {
@@ -75,7 +77,8 @@ SmallVector<Piece, 8> ReducedPieces(uint64_t base_size, std::span<const Eligible
 // plan.reply_*.
 std::optional<PlanRefusal> OfferForReply(const CallShape& shape, const PlanLimits& limits, CallPlan& plan) {
   if (shape.reply_base_max > kMaxMessage) return PlanRefusal::kMessageTooLong;
-  uint64_t whole_reply = kMinHeaderSize + shape.reply_base_max;
+  const uint64_t empty_header = limits.layout.min_size();
+  uint64_t whole_reply = empty_header + shape.reply_base_max;
   uint64_t base_max = shape.reply_base_max;
   bool any_result = false;
   for (const ResultShape& result : shape.results) {
@@ -87,12 +90,12 @@ std::optional<PlanRefusal> OfferForReply(const CallShape& shape, const PlanLimit
       base_max += XdrRoundUp(result.max_length);
     }
     whole_reply += XdrRoundUp(result.max_length);
-    if (whole_reply > kMinHeaderSize + kMaxMessage) return PlanRefusal::kMessageTooLong;
+    if (whole_reply > empty_header + kMaxMessage) return PlanRefusal::kMessageTooLong;
   }
   // Chunks for results that may come inline would only cost registrations [5666bis:5.2.2#2].
   if (whole_reply <= limits.receive_inline) return std::nullopt;
 
-  uint64_t header = kMinHeaderSize;
+  uint64_t header = empty_header;
   uint64_t segments = 0;
   if (any_result) {
     // [5666bis:6.2#2] Entry i is for result i, so every result gets an entry: one empty segment if it has no room to
@@ -236,6 +239,19 @@ void PairWrites(std::span<const Piece> pieces, std::span<const Segment> segments
   }
 }
 
+// [v2:3.2#2] In version 2 `flags` say whether it is a call or a reply; version 1 has none.
+Header MakeHeader(const HeaderLayout& layout, MessageType type, uint32_t xid, uint32_t credits, uint32_t flags,
+                  ChunkLists lists, uint32_t inv_handle) {
+  Header header{.xid = xid, .version = layout.version, .credits = credits};
+  if (layout.has_flags) header.flags = flags;
+  if (type == MessageType::kNomsg) {
+    header.body = RdmaNomsg{std::move(lists), inv_handle};
+  } else {
+    header.body = RdmaMsg{std::move(lists), inv_handle};
+  }
+  return header;
+}
+
 std::string PieceText(const Piece& piece) {
   static constexpr const char* kNames[] = {"base", "item", "pad", "result", "reply"};
   std::string text = kNames[static_cast<size_t>(piece.source)];
@@ -245,8 +261,9 @@ std::string PieceText(const Piece& piece) {
   return text + "[" + std::to_string(piece.offset) + "+" + std::to_string(piece.length) + "]";
 }
 
-std::string PlanText(MessageType type, size_t header_size, std::span<const Piece> inline_pieces) {
-  std::string text = std::string(ToString(type)) + " header " + std::to_string(header_size);
+std::string PlanText(const HeaderLayout& layout, MessageType type, size_t header_size,
+                     std::span<const Piece> inline_pieces) {
+  std::string text = std::string(ToString(type, layout.version)) + " header " + std::to_string(header_size);
   if (!inline_pieces.empty()) text += " inline";
   for (const Piece& piece : inline_pieces) text += " " + PieceText(piece);
   return text;
@@ -289,10 +306,10 @@ Result<CallPlan, PlanRefusal> PlanCall(const CallShape& shape, const PlanLimits&
   if (limits.segment_length_max == 0) return Err(PlanRefusal::kMalformedShape);
   const auto whole = UnreducedLength(shape.base_size, shape.items);
   if (!whole) return Err(whole.error());
-  CallPlan plan;
+  CallPlan plan{.layout = limits.layout};
   if (const auto refusal = OfferForReply(shape, limits, plan)) return Err(*refusal);
 
-  const uint64_t fixed = kMinHeaderSize + OfferedListsSize(plan);
+  const uint64_t fixed = limits.layout.min_size() + OfferedListsSize(plan);
   if (fixed > limits.send_inline) return Err(PlanRefusal::kHeaderTooLong);
   const uint64_t room = limits.send_inline - fixed;
   const uint64_t segments_max =
@@ -315,7 +332,8 @@ Result<CallPlan, PlanRefusal> PlanCall(const CallShape& shape, const PlanLimits&
 }
 
 // [5666bis:5.7.2+1] Of two types, here and in replies.
-Header MakeCallHeader(const CallPlan& plan, uint32_t xid, uint32_t credits, std::span<const Exposure> exposures) {
+Header MakeCallHeader(const CallPlan& plan, uint32_t xid, uint32_t credits, std::span<const Exposure> exposures,
+                      uint32_t inv_handle) {
   STAGECOACH_CHECK(exposures.size() == plan.exposed_segments());
   size_t next = 0;
   const auto segment = [&](const Piece& piece) {
@@ -333,13 +351,7 @@ Header MakeCallHeader(const CallPlan& plan, uint32_t xid, uint32_t credits, std:
     SegmentArray& reply = lists.reply.emplace();
     for (const Piece& piece : plan.reply_segments) reply.push_back(segment(piece));
   }
-  Header header{.xid = xid, .credits = credits};
-  if (plan.type == MessageType::kNomsg) {
-    header.body = RdmaNomsg{std::move(lists)};
-  } else {
-    header.body = RdmaMsg{std::move(lists)};
-  }
-  return header;
+  return MakeHeader(plan.layout, plan.type, xid, credits, 0, std::move(lists), inv_handle);
 }
 
 // [5666bis:4.4.5+3] [5666:3.7+5] [5666bis:4.4.5.2+2] [5666bis:5.2.2+3] [5666:3.6+1] [2004:3.7+1]
@@ -354,10 +366,11 @@ bool FillSegments(std::span<Segment> segments, uint64_t length) {
 
 // [5666bis:4.5+1] [5666:3+3] [5666:3.8+1] [2004:3#1] [2004:3.8#1] [2004:3.8+1] Any mixture of what was offered.
 Result<ReplyPlan, ReplyVerdict> PlanReply(const ReplyShape& shape, const ChunkLists& offered, uint32_t send_inline,
-                                          ReplyChunkUse use) {
+                                          ReplyChunkUse use, const HeaderLayout& layout) {
   const auto whole = UnreducedLength(shape.base_size, shape.items);
   if (!whole) return Err(ReplyVerdict::kMalformedShape);
   ReplyPlan plan;
+  plan.layout = layout;
   plan.chunks.writes = offered.writes;
   plan.chunks.reply = offered.reply;
   plan.inline_bytes = *whole;
@@ -390,7 +403,7 @@ Result<ReplyPlan, ReplyVerdict> PlanReply(const ReplyShape& shape, const ChunkLi
     ClearLengths(plan.chunks.writes.mutable_chunk(i));
   }
 
-  plan.header_size = kFixedFieldsSize + EncodedSize(plan.chunks);
+  plan.header_size = layout.SizeWith(EncodedSize(plan.chunks));
   if (plan.header_size > send_inline) return Err(ReplyVerdict::kHeaderTooLong);
   plan.inline_pieces = ReducedPieces(shape.base_size, shape.items, removed);
   const bool fits_inline = plan.send_size() <= send_inline;
@@ -416,17 +429,11 @@ Result<ReplyPlan, ReplyVerdict> PlanReply(const ReplyShape& shape, const ChunkLi
 }
 
 Header MakeReplyHeader(const ReplyPlan& plan, uint32_t xid, uint32_t credits) {
-  Header header{.xid = xid, .credits = credits};
-  if (plan.type == MessageType::kNomsg) {
-    header.body = RdmaNomsg{plan.chunks};
-  } else {
-    header.body = RdmaMsg{plan.chunks};
-  }
-  return header;
+  return MakeHeader(plan.layout, plan.type, xid, credits, kFlagResponse, plan.chunks, 0);
 }
 
 std::string ToString(const CallPlan& plan) {
-  std::string text = PlanText(plan.type, plan.header_size, plan.inline_pieces);
+  std::string text = PlanText(plan.layout, plan.type, plan.header_size, plan.inline_pieces);
   if (!plan.reads.empty()) text += " reads";
   for (const PlannedRead& read : plan.reads) text += " " + std::to_string(read.position) + ":" + PieceText(read.memory);
   if (!plan.write_counts.empty()) text += " writes";
@@ -442,7 +449,7 @@ std::string ToString(const CallPlan& plan) {
 }
 
 std::string ToString(const ReplyPlan& plan) {
-  std::string text = PlanText(plan.type, plan.header_size, plan.inline_pieces);
+  std::string text = PlanText(plan.layout, plan.type, plan.header_size, plan.inline_pieces);
   if (!plan.writes.empty()) text += " writes";
   for (const PlannedWrite& write : plan.writes) text += " " + PieceText(write.source) + "->" + ToString(write.target);
   return text;

@@ -36,6 +36,8 @@ namespace stagecoach::rpcrdma {
 
 // What the connection, the peer and the provider allow. Bytes and counts.
 struct PlanLimits {
+  // Of the version of the connection: what the header takes of a Send.
+  HeaderLayout layout = kHeaderLayoutV1;
   // Largest Send the peer can receive and largest Send we can receive, transport header included.
   uint32_t send_inline = 1024;
   uint32_t receive_inline = 1024;
@@ -109,6 +111,7 @@ struct CallPlan {
   // What follows the header in the Send, in order; empty for kNomsg.
   SmallVector<Piece, 8> inline_pieces;
   uint64_t inline_bytes = 0;  // sum of inline_pieces
+  HeaderLayout layout = kHeaderLayoutV1;
   size_t header_size = 0;
   // The Read list, one entry per segment, in order of position.
   SmallVector<PlannedRead, 4> reads;
@@ -132,8 +135,10 @@ struct Exposure {
   uint64_t offset = 0;
 };
 // The header of a planned call. `exposures`: one for each entry of plan.reads, then of plan.write_segments, then of
-// plan.reply_segments; their number must be plan.exposed_segments().
-Header MakeCallHeader(const CallPlan& plan, uint32_t xid, uint32_t credits, std::span<const Exposure> exposures);
+// plan.reply_segments; their number must be plan.exposed_segments(). `inv_handle`, of version 2: one of theirs that the
+// responder may invalidate, or 0.
+Header MakeCallHeader(const CallPlan& plan, uint32_t xid, uint32_t credits, std::span<const Exposure> exposures,
+                      uint32_t inv_handle = 0);
 
 // One RDMA Write: a contiguous piece of the reply into a contiguous piece of one offered segment.
 struct PlannedWrite {
@@ -146,6 +151,7 @@ struct ReplyPlan {
   ChunkLists chunks;                     // what was offered, lengths rewritten; no Read list
   SmallVector<Piece, 8> inline_pieces;
   uint64_t inline_bytes = 0;
+  HeaderLayout layout = kHeaderLayoutV1;
   size_t header_size = 0;
   // To be carried out before the Send.
   SmallVector<PlannedWrite, 8> writes;
@@ -170,9 +176,11 @@ const char* ToString(ReplyVerdict verdict);
 // (docs/decisions/0024). The second saves the RDMA Write, and a requester its invalidation of several STags.
 enum class ReplyChunkUse : uint8_t { kWheneverOffered, kWhenNeeded };
 
-// `offered` are the (validated) chunk lists of the call; `send_inline` the largest Send the requester can receive.
+// `offered` are the (validated) chunk lists of the call; `send_inline` the largest Send the requester can receive;
+// `layout` that of the version of the call.
 Result<ReplyPlan, ReplyVerdict> PlanReply(const ReplyShape& shape, const ChunkLists& offered, uint32_t send_inline,
-                                          ReplyChunkUse use = ReplyChunkUse::kWheneverOffered);
+                                          ReplyChunkUse use = ReplyChunkUse::kWheneverOffered,
+                                          const HeaderLayout& layout = kHeaderLayoutV1);
 Header MakeReplyHeader(const ReplyPlan& plan, uint32_t xid, uint32_t credits);
 
 // Spreads `length` bytes over `segments` in order: each length is rewritten to what the segment receives, those that

@@ -8,6 +8,7 @@
 
 #include "base/bytes.h"
 #include "rpcrdma/core/assemble.h"
+#include "rpcrdma/wire/header_v2.h"
 #include "rpcrdma/xdr/xdr_reader.h"
 
 namespace stagecoach::rpcrdma {
@@ -236,6 +237,22 @@ TEST(MakeCallHeader, PutsExposuresWhereThePlanNamesThem) {
             "RDMA_MSG xid 00000007 credits 32 reads [40:0x00000001+2000@0x64] writes [0x00000002+2000@0xc8] "
             "reply [0x00000003+2000@0x12c]");
   EXPECT_EQ(EncodedSizeV1(header), plan->header_size);
+}
+
+TEST(MakeCallHeader, OfVersion2HasItsFlagsAndNamesAHandle) {
+  const PlanLimits limits{.layout = kHeaderLayoutV2};
+  const Items items = {{40, Sized(2000)}};
+  const auto plan = PlanCall({.base_size = 44, .items = items, .reply_base_max = 24}, limits);
+  ASSERT_TRUE(plan.has_value());
+  EXPECT_EQ(ToString(*plan), "RDMA2_MSG header 60 inline base[0+44] reads 40:item0[0+2000]");
+  const std::vector<Exposure> exposures = {{5, 100}};
+  const Header header = MakeCallHeader(*plan, 7, 32, exposures, 5);
+  EXPECT_EQ(ToString(header),
+            "RDMA2_MSG xid 00000007 credits 32 flags 0 inv_handle 0x00000005 reads [40:0x00000005+2000@0x64]");
+  EXPECT_EQ(EncodedSizeV2(header), plan->header_size);
+  const auto reply = PlanReply({.base_size = 24}, {}, 1024, {}, kHeaderLayoutV2);
+  ASSERT_TRUE(reply.has_value());
+  EXPECT_EQ(ToString(MakeReplyHeader(*reply, 7, 16)), "RDMA2_MSG xid 00000007 credits 16 flags RESPONSE no chunks");
 }
 
 ChunkLists Offered(std::vector<SegmentArray> writes, std::optional<SegmentArray> reply = std::nullopt) {

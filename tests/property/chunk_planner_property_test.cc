@@ -14,6 +14,8 @@
 #include "base/prng.h"
 #include "rpcrdma/core/assemble.h"
 #include "rpcrdma/core/chunk_planner.h"
+#include "rpcrdma/wire/header_v2.h"
+#include "rpcrdma/wire/wire_version.h"
 #include "rpcrdma/xdr/xdr_reader.h"
 #include "rpcrdma/xdr/xdr_writer.h"
 
@@ -182,10 +184,12 @@ MutableBytes Writable(ConstBytes bytes) {
   return {const_cast<std::byte*>(bytes.data()), bytes.size()};
 }
 
-// One call with its reply: planned, exposed, encoded, carried, decoded and read back.
+// One call with its reply, of version 1 or 2: planned, exposed, encoded, carried, decoded and read back.
 class Exchange {
  public:
   explicit Exchange(uint64_t seed) : prng_(seed), limits_(RandomLimits(prng_)) {
+    limits_.layout = seed % 2 == 0 ? kHeaderLayoutV2 : kHeaderLayoutV1;
+    version_ = FindWireVersion(limits_.layout.version);
     call_ = RandomScript(prng_, limits_.send_inline, 4);
     reply_ = RandomScript(prng_, limits_.receive_inline, 3);
     call_message_ = call_.Encode();
@@ -216,7 +220,10 @@ class Exchange {
     SCOPED_TRACE(ToString(plan_));
     CheckCallPlan();
     Expose();
-    header_ = MakeCallHeader(plan_, kXid, 1, world_.exposures);
+    // Version 2 may name a handle.
+    const bool names = limits_.layout.has_flags && !world_.exposures.empty();
+    header_ = MakeCallHeader(plan_, kXid, 1, world_.exposures, names ? world_.exposures.back().handle : 0);
+    EXPECT_EQ(header_.is_response(), false);
     const Buffer send = EncodeSend(header_, Gather(call_message_, plan_.inline_pieces));
     EXPECT_EQ(send.size(), plan_.send_size());
     EXPECT_LE(send.size(), limits_.send_inline);
@@ -226,7 +233,7 @@ class Exchange {
 
   void RunReply() {
     const auto plan = PlanReply({.base_size = reply_message_.base.size(), .items = reply_message_.items},
-                                *header_.chunks(), limits_.receive_inline, reply_chunk_use_);
+                                *header_.chunks(), limits_.receive_inline, reply_chunk_use_, limits_.layout);
     // What a plan offered is enough for every reply within its bounds.
     ASSERT_TRUE(plan.has_value()) << ToString(plan.error()) << " " << ToString(plan_);
     SCOPED_TRACE(ToString(*plan));
@@ -244,10 +251,10 @@ class Exchange {
   }
 
  private:
-  static Buffer EncodeSend(const Header& header, const Buffer& message) {
-    Buffer send(EncodedSizeV1(header) + message.size());
+  Buffer EncodeSend(const Header& header, const Buffer& message) const {
+    Buffer send(version_->encoded_size(header) + message.size());
     ByteWriter out(send);
-    EncodeHeaderV1(header, out);
+    version_->encode(header, out, {});
     out.Bytes(message);
     EXPECT_TRUE(out.ok());
     EXPECT_EQ(out.remaining(), 0u);
@@ -294,7 +301,7 @@ class Exchange {
 
   void ReceiveCall(const Buffer& send) {
     ByteReader in{ConstBytes(send)};
-    const auto header = DecodeHeaderV1(in);
+    const auto header = version_->decode(in, {}, {});
     ASSERT_TRUE(header.has_value()) << ToString(header.error());
     EXPECT_EQ(*header, header_);
     const auto chunks = ValidateCall(*header, in.Rest());
@@ -316,8 +323,9 @@ class Exchange {
 
   void ReceiveReply(const Buffer& send) {
     ByteReader in{ConstBytes(send)};
-    const auto header = DecodeHeaderV1(in);
+    const auto header = version_->decode(in, {}, {});
     ASSERT_TRUE(header.has_value()) << ToString(header.error());
+    EXPECT_EQ(header->is_response(), limits_.layout.has_flags);
     const auto valid = ValidateReply(*header, in.Rest(), *header_.chunks());
     ASSERT_TRUE(valid.has_value()) << ToString(valid.error());
     std::vector<MutableBytes> offered;
@@ -329,6 +337,7 @@ class Exchange {
 
   Prng prng_;
   PlanLimits limits_;
+  const WireVersion* version_ = nullptr;
   Script call_;
   Script reply_;
   Script::Message call_message_;
@@ -369,22 +378,26 @@ TEST(ChunkPlannerProperty, GenerousLimitsRefuseNothing) {
 }
 
 TEST(ChunkPlannerProperty, EveryThresholdIsExact) {
-  for (uint32_t threshold = 1024; threshold <= 1031; ++threshold) {
-    const PlanLimits limits{.send_inline = threshold, .receive_inline = threshold};
-    for (uint64_t length = threshold - 160; length <= threshold; ++length) {
-      const std::vector<EligibleItem> items = {{112, AsBytes(static_cast<const void*>(nullptr), length)}};
-      const uint64_t whole = 28 + 112 + length + XdrPad(length);
-      const auto call = PlanCall({.base_size = 112, .items = items, .reply_base_max = 24}, limits);
-      ASSERT_TRUE(call.has_value());
-      EXPECT_EQ(call->reads.empty(), whole <= threshold) << length << " of " << threshold;
-      const auto reply = PlanReply({.base_size = 112, .items = items}, {}, threshold);
-      EXPECT_EQ(reply.has_value(), whole <= threshold) << length << " of " << threshold;
-      const auto plain = PlanCall({.base_size = length, .reply_base_max = 24}, limits);
-      ASSERT_TRUE(plain.has_value());
-      EXPECT_EQ(plain->type == MessageType::kMsg, 28 + length <= threshold) << length << " of " << threshold;
-      const auto offering = PlanCall({.base_size = 40, .reply_base_max = length}, limits);
-      ASSERT_TRUE(offering.has_value());
-      EXPECT_EQ(offering->reply_segments.empty(), 28 + length <= threshold) << length << " of " << threshold;
+  for (const HeaderLayout& layout : {kHeaderLayoutV1, kHeaderLayoutV2}) {
+    const uint64_t header = layout.version == 1 ? 28 : 36;
+    for (uint32_t threshold = 1024; threshold <= 1031; ++threshold) {
+      const PlanLimits limits{.layout = layout, .send_inline = threshold, .receive_inline = threshold};
+      for (uint64_t length = threshold - 160; length <= threshold; ++length) {
+        SCOPED_TRACE(std::to_string(length) + " of " + std::to_string(threshold));
+        const std::vector<EligibleItem> items = {{112, AsBytes(static_cast<const void*>(nullptr), length)}};
+        const uint64_t whole = header + 112 + length + XdrPad(length);
+        const auto call = PlanCall({.base_size = 112, .items = items, .reply_base_max = 24}, limits);
+        ASSERT_TRUE(call.has_value());
+        EXPECT_EQ(call->reads.empty(), whole <= threshold);
+        const auto reply = PlanReply({.base_size = 112, .items = items}, {}, threshold, {}, layout);
+        EXPECT_EQ(reply.has_value(), whole <= threshold);
+        const auto plain = PlanCall({.base_size = length, .reply_base_max = 24}, limits);
+        ASSERT_TRUE(plain.has_value());
+        EXPECT_EQ(plain->type == MessageType::kMsg, header + length <= threshold);
+        const auto offering = PlanCall({.base_size = 40, .reply_base_max = length}, limits);
+        ASSERT_TRUE(offering.has_value());
+        EXPECT_EQ(offering->reply_segments.empty(), header + length <= threshold);
+      }
     }
   }
 }
