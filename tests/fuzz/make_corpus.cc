@@ -1,6 +1,7 @@
 // OUTPUT_DIRECTORY CAPTURE...: writes the seed corpora from recorded traffic, one input for each shape of frame,
-// segment and header that occurs; those of InfiniBand packets and of RFC 7306, of which there is no recording, one for
-// each opcode, and of rpcbind's answers, one of each kind; and operations for the targets that are sequences of them.
+// segment and header that occurs; those of InfiniBand packets, of RFC 7306 and of version 2 of RPC-over-RDMA, of which
+// there is no recording, one for each opcode or type, and of rpcbind's answers, one of each kind; and operations for
+// the targets that are sequences of them.
 //
 // Run from the root of the tree: bazel run //tests/fuzz:make_corpus -- "$PWD/tests/fuzz/corpus"
 // "$PWD"/tests/golden/captures/*.pcap
@@ -20,6 +21,7 @@
 #include "emu/wire/rdmap.h"
 #include "rpcrdma/onc/rpc_message.h"
 #include "rpcrdma/wire/header_v1.h"
+#include "rpcrdma/wire/header_v2.h"
 #include "rpcrdma/xdr/xdr_writer.h"
 #include "tests/golden/iwarp_streams.h"
 
@@ -260,6 +262,69 @@ void AddRpcbAnswers(Corpus& corpus) {
   }
 }
 
+// One of each header type and error of version 2; answers to a probe in the layout of either version; sets of
+// properties with their exceptions.
+void AddVersion2(Corpus& corpus) {
+  using namespace rpcrdma;
+  const auto words = [](std::initializer_list<uint32_t> values) {
+    Bytes bytes(4 * values.size());
+    ByteWriter out(bytes);
+    for (const uint32_t value : values) out.U32(value);
+    return bytes;
+  };
+  const auto add = [&](const std::string& shape, Header::Body body, uint32_t flags, const Bytes& message = {}) {
+    const Header header{.xid = 7, .version = 2, .credits = 32, .flags = flags, .body = std::move(body)};
+    Bytes bytes(EncodedSizeV2(header));
+    ByteWriter out(bytes);
+    EncodeHeaderV2(header, out);
+    bytes.insert(bytes.end(), message.begin(), message.end());
+    corpus.Add("rpcrdma_header_v2", shape, bytes);
+  };
+  ChunkLists lists;
+  lists.reads = {{8, {1, 5, 0x1000}}, {8, {2, 3, 0x2000}}};
+  lists.writes.AppendChunk(SegmentArray{{3, 100, 0x3000}, {4, 100, 0x4000}});
+  lists.reply = SegmentArray{{5, 1000, 0x5000}};
+  ChunkLists long_call;
+  long_call.reads = {{0, {6, 3000, 0x6000}}};
+  ChunkLists long_reply;
+  long_reply.reply = lists.reply;
+  const Bytes call = words({7, 0, 2, 0x20000099});
+  const Bytes reply = words({7, 1, 0, 0});
+  add("call", RdmaMsg{}, 0, call);
+  add("call_with_chunks", RdmaMsg{lists, 4}, 0, call);
+  add("reply", RdmaMsg{}, kFlagResponse, reply);
+  add("reply_not_marked", RdmaMsg{}, 0, reply);
+  add("long_call", RdmaNomsg{long_call, 6}, 0);
+  add("long_reply", RdmaNomsg{long_reply}, kFlagResponse);
+  add("err_vers", ErrVers{1, 2}, kFlagResponse);
+  add("err_bad_xdr", ErrBadXdr{}, kFlagResponse);
+  add("err_inval_htype", ErrInvalHtype{}, kFlagResponse);
+  add("err_read_chunks", ErrReadChunks{3}, kFlagResponse);
+  add("err_write_chunks", ErrWriteChunks{3}, kFlagResponse);
+  add("err_segments", ErrSegments{3}, kFlagResponse);
+  add("err_write_resource", ErrWriteResource{1, 2000}, kFlagResponse);
+  add("err_reply_resource", ErrReplyResource{2000}, kFlagResponse);
+  add("err_system", ErrSystem{}, kFlagResponse);
+  add("err_other", ErrOther{10}, kFlagResponse);
+  add("connprop", ConnProp{MakePropertySet({})}, 0);
+  add("connprop_answer", ConnProp{MakePropertySet({16384, ReverseSupport::kGeneral})}, kFlagResponse);
+  corpus.Add("rpcrdma_header_v2", "type_6", words({7, 2, 32, 6, 0, 8, 1, 7, 0}));
+  corpus.Add("rpcrdma_header_v2", "type_7", words({7, 2, 32, 7, 2, 4}));
+  corpus.Add("rpcrdma_header_v2", "version_1_echoes_2", words({7, 2, 32, 4, 1, 1, 1}));
+  corpus.Add("rpcrdma_header_v2", "version_1_answers_1", words({7, 1, 32, 4, 1, 1, 1}));
+  corpus.Add("rpcrdma_header_v2", "err_chunk", words({7, 2, 32, 4, 2}));
+
+  corpus.Add("rpcrdma_properties", "none", words({0}));
+  corpus.Add("rpcrdma_properties", "defaults", words({2, 1, 0, 2, 0}));
+  corpus.Add("rpcrdma_properties", "both", words({2, 1, 4, 8192, 2, 4, 2}));
+  corpus.Add("rpcrdma_properties", "twice", words({2, 1, 4, 8192, 1, 4, 8192}));
+  corpus.Add("rpcrdma_properties", "too_long", words({1, 1, 8, 8192, 0}));
+  corpus.Add("rpcrdma_properties", "too_small", words({1, 1, 4, 1023}));
+  corpus.Add("rpcrdma_properties", "no_level", words({1, 2, 4, 3}));
+  corpus.Add("rpcrdma_properties", "of_an_extension", words({2, 77, 8, 1, 2, 1, 4, 1024}));
+  corpus.Add("rpcrdma_properties", "round_up", words({2, 99, 5, 0x01020304, 0x05ffffff, 2, 4, 0}));
+}
+
 // Operations as the targets of the same names read them: one way through each of the larger parts of an engine.
 void AddOperations(Corpus& corpus) {
   const auto add = [&](const char* target, const char* shape, Bytes configuration,
@@ -348,6 +413,7 @@ int Main(int argc, char** argv) {
   AddDatagrams(corpus);
   AddCmMads(corpus);
   AddRpcbAnswers(corpus);
+  AddVersion2(corpus);
   AddOperations(corpus);
   for (int i = 2; i < argc; ++i) {
     const auto capture = ReadTcpCaptureFile(argv[i]);
