@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -47,14 +48,15 @@ struct RdmaNomsg {
   uint32_t inv_handle = 0;  // as above
   friend bool operator==(const RdmaNomsg&, const RdmaNomsg&) = default;
 };
-// RDMA_MSGP of version 1, deprecated.
+// RDMA_MSGP of version 1, deprecated. By the older documents the message is padded (ProtocolProfile::padding).
 struct RdmaMsgp {
   uint32_t align = 0;
   uint32_t thresh = 0;
   ChunkLists chunks;
   friend bool operator==(const RdmaMsgp&, const RdmaMsgp&) = default;
 };
-// RDMA_DONE of version 1, deprecated.
+// RDMA_DONE of version 1, deprecated. By the older documents: the requester has read what the reply of this XID exposed
+// (ProtocolProfile::replies_by_read_chunk).
 struct RdmaDone {
   friend bool operator==(const RdmaDone&, const RdmaDone&) = default;
 };
@@ -147,6 +149,7 @@ struct Header {
   MessageType type() const;
   // The lists, or null for what has none.
   const ChunkLists* chunks() const;
+  ChunkLists* mutable_chunks() { return const_cast<ChunkLists*>(std::as_const(*this).chunks()); }
   // rdma_inv_handle; 0 for what has none.
   uint32_t inv_handle() const;
   // Whether an RPC message, or a part of one, follows the header.

@@ -18,10 +18,13 @@ constexpr uint32_t kErrorProc = 4;
 // rpcrdma1_errcode [5666bis:5.6+7] [5666:4.3+9] [2004:4.2+9]
 constexpr uint32_t kErrVersCode = 1;
 constexpr uint32_t kErrChunkCode = 2;
+// rdma_extra of the older documents, in words.
+constexpr int kErrorExtraWords = 8;
 
 // [5666bis:5.1.4+8] [5666:4.1+9] [2004:4.1+11] [5666bis:5.6+8] [5666:4.3+10] [2004:4.2+10]
 // RDMA_ERROR. Errors are never answered: two ends that misunderstand each other would go on for ever.
-Result<Header::Body, HeaderFault> DecodeError(ByteReader& in, const CommonPrefix& fixed) {
+Result<Header::Body, HeaderFault> DecodeError(ByteReader& in, const CommonPrefix& fixed,
+                                              const ProtocolProfile& profile) {
   const uint32_t code = in.U32();
   if (in.ok() && code == kErrChunkCode) return ErrChunk{};
   if (in.ok() && code == kErrVersCode) {
@@ -29,6 +32,9 @@ Result<Header::Body, HeaderFault> DecodeError(ByteReader& in, const CommonPrefix
     versions.low = in.U32();
     versions.high = in.U32();
     if (in.ok()) return versions;
+  }
+  if (profile.unknown_errors_have_words) {
+    for (int i = 0; i < kErrorExtraWords; ++i) in.U32();
   }
   const auto kind = in.ok() ? HeaderFault::Kind::kUnknownError : HeaderFault::Kind::kTruncatedError;
   return Err(fixed.Fault(kind, FaultAction::kDrop, in));
@@ -47,7 +53,8 @@ Result<ChunkLists, HeaderFault> DecodeLists(ByteReader& in, const ChunkListLimit
 // [5666bis:5.1.4+1] [5666bis:5.1.4+2] [5666bis:5.1.4+3] [5666bis:5.1.4+4] [2004:3.8+8] [5666bis:5.1.4+5]
 // [5666:3.9+2] [5666:4.1#1] [5666:4.1+8] [2004:3.5+2] [2004:4.1#1] [2004:4.1+9] [5666bis:5.6+10] [5666:4.1+6]
 // [5666:4.3+5] [2004:4.1+7] [2004:4.2+5] What follows, by the number of the type.
-Result<Header::Body, HeaderFault> DecodeBody(ByteReader& in, const ChunkListLimits& limits, const CommonPrefix& fixed) {
+Result<Header::Body, HeaderFault> DecodeBody(ByteReader& in, const ChunkListLimits& limits, const CommonPrefix& fixed,
+                                             const ProtocolProfile& profile) {
   switch (fixed.type) {
     case kMsgProc:
       return DecodeLists(in, limits, fixed).map([](ChunkLists lists) {
@@ -60,7 +67,7 @@ Result<Header::Body, HeaderFault> DecodeBody(ByteReader& in, const ChunkListLimi
     case kMsgpProc: {
       const uint32_t align = in.U32();
       const uint32_t thresh = in.U32();
-      // [5666bis:5.7.1+1] Decoded, and made no use of.
+      // [5666bis:5.7.1+1] Decoded, and made use of by those who look for padding.
       // If these two are cut off, so are the lists, and DecodeLists says it.
       return DecodeLists(in, limits, fixed).map([&](ChunkLists lists) {
         return Header::Body(RdmaMsgp{align, thresh, std::move(lists)});
@@ -69,7 +76,7 @@ Result<Header::Body, HeaderFault> DecodeBody(ByteReader& in, const ChunkListLimi
     case kDoneProc:
       return RdmaDone{};
     case kErrorProc:
-      return DecodeError(in, fixed);
+      return DecodeError(in, fixed, profile);
   }
   // [5666bis:5.5#4] A decoding error of the header like any other.
   return Err(fixed.Fault(HeaderFault::Kind::kUnknownType, FaultAction::kAnswerErrChunk, in));
@@ -97,7 +104,8 @@ uint32_t ProcOf(const Header& header) {
 
 }  // namespace
 
-Result<Header, HeaderFault> DecodeHeaderV1(ByteReader& in, const ChunkListLimits& limits) {
+Result<Header, HeaderFault> DecodeHeaderV1(ByteReader& in, const ChunkListLimits& limits,
+                                           const ProtocolProfile& profile) {
   // [5666bis:5.1+1] [5666:4+1] [5666:4.1+1] [2004:4+1] [2004:4.1+1] [5666bis:5.1.1+1] [5666:4.1+2] [2004:4.1+2]
   // [5666bis:5.6+11] [5666:4.3+4] [2004:4.2+4] XID, version, credits, type. [5666bis:5.1#1] Four fixed fields.
   // [5666bis:8.3.3#1] [5666bis:8.3.3#2] Of a message too short to have them nothing is used; it is dropped. The XID is
@@ -111,7 +119,7 @@ Result<Header, HeaderFault> DecodeHeaderV1(ByteReader& in, const ChunkListLimits
     // the fixed fields are common.
     return Err(fixed.Fault(HeaderFault::Kind::kVersion, FaultAction::kAnswerErrVers, in));
   }
-  auto body = DecodeBody(in, limits, fixed);
+  auto body = DecodeBody(in, limits, fixed, profile);
   if (!body) return Err(body.error());
   if (fixed.version != kRpcRdmaVersion1 && !std::holds_alternative<ErrVers>(*body)) {
     return Err(fixed.Fault(HeaderFault::Kind::kVersion, FaultAction::kDrop, in));

@@ -214,6 +214,35 @@ TEST(HeaderV1, UnknownTypesAreAnsweredUnknownErrorsAreNot) {
   }
 }
 
+// rdma_extra of the draft of 2004, section 4.2, and RFC 5666.
+TEST(HeaderV1, UnknownErrorsHaveEightWordsByTheOlderDocuments) {
+  const std::string header = "00000001 00000001 00000001 00000004";
+  std::string words;
+  for (int count = 0; count <= 9; ++count) {
+    for (const ProtocolProfile& profile : AllProfiles()) {
+      const auto bytes = FromHex(header + "00000003" + words);
+      ByteReader in(bytes);
+      const auto decoded = DecodeHeaderV1(in, {}, profile);
+      ASSERT_FALSE(decoded.has_value());
+      const bool whole = count >= 8 || !profile.unknown_errors_have_words;
+      EXPECT_EQ(decoded.error().kind, whole ? HeaderFault::Kind::kUnknownError : HeaderFault::Kind::kTruncatedError);
+      EXPECT_EQ(decoded.error().action, FaultAction::kDrop);
+      // The known ones have none.
+      const auto known = FromHex(header + "00000002" + words);
+      ByteReader chunk(known);
+      EXPECT_EQ(DecodeHeaderV1(chunk, {}, profile)->body, Header::Body(ErrChunk{}));
+    }
+    words += "00000000";
+  }
+}
+
+TEST(ProtocolProfile, IsFoundByItsName) {
+  EXPECT_EQ(AllProfiles().size(), 3u);
+  for (const ProtocolProfile& profile : AllProfiles()) EXPECT_EQ(FindProfile(profile.name), &profile);
+  EXPECT_EQ(FindProfile("rfc8166"), nullptr);
+  EXPECT_EQ(*FindProfile("draft-2004"), kDraft2004);
+}
+
 TEST(HeaderV1, ListDiscriminatorsAreBooleans) {
   // The discriminators of an empty Read list, Write list and Reply chunk stand at 16, 20 and 24.
   for (size_t at : {19u, 23u, 27u}) {

@@ -10,11 +10,12 @@ bool Wraps(const Segment& segment) {
   return segment.length > 0 && segment.offset > std::numeric_limits<uint64_t>::max() - (segment.length - 1);
 }
 
-std::optional<ChunkFault> CheckReads(const ReadList& reads, const ChunkDataLimits& limits) {
+std::optional<ChunkFault> CheckReads(const ReadList& reads, const ChunkDataLimits& limits,
+                                     const ProtocolProfile& profile) {
   uint64_t total = 0;
   for (const ReadSegment& entry : reads) {
-    // [5666bis:4.4.4.1#4]
-    if (entry.position % 4 != 0) return ChunkFault::kUnalignedPosition;
+    // [5666bis:4.4.4.1#4] Of entries that may be the rest of others, Place says it.
+    if (entry.position % 4 != 0 && !profile.read_entries_join) return ChunkFault::kUnalignedPosition;
     if (Wraps(entry.target)) return ChunkFault::kAddressWraps;
     total += entry.target.length;
   }
@@ -35,7 +36,7 @@ std::optional<ChunkFault> CheckOffered(const ChunkLists& lists, const ChunkDataL
 
 // [5666bis:4.4.4+3] [5666bis:4.4.4.1+2] [5666bis:4.4.4.1+3] The segments of a position are a chunk, as long as all of
 // them.
-CallChunks Group(const ReadList& reads) {
+CallChunks Group(const ReadList& reads, const ProtocolProfile& profile) {
   CallChunks call;
   call.segments = reads;
   // [5666bis:5.2#2] Sorted lists are a recommendation to senders. Sorting is stable: segments of one position are
@@ -43,7 +44,13 @@ CallChunks Group(const ReadList& reads) {
   std::stable_sort(call.segments.begin(), call.segments.end(),
                    [](const ReadSegment& a, const ReadSegment& b) { return a.position < b.position; });
   for (uint32_t i = 0; i < call.segments.size(); ++i) {
-    const ReadSegment& entry = call.segments[i];
+    ReadSegment& entry = call.segments[i];
+    if (profile.read_entries_join && !call.chunks.empty()) {
+      // Not of a Position-Zero Read chunk: where that ends in itself says nothing of where it ends in the message.
+      const ReadChunk& before = call.chunks.back();
+      const bool goes_on = before.position != 0 && entry.position == before.position + before.length;
+      if (goes_on) entry.position = before.position;
+    }
     if (call.chunks.empty() || call.chunks.back().position != entry.position) {
       call.chunks.push_back({.position = entry.position, .first = i});
     }
@@ -53,12 +60,13 @@ CallChunks Group(const ReadList& reads) {
   return call;
 }
 
-// Whether every chunk has its place in a message whose other bytes are `base_length` long; sets message_length.
+// Whether every chunk has its place in a message whose other bytes are at most `base_length` long; sets message_length.
 std::optional<ChunkFault> Place(CallChunks& call, uint64_t base_length) {
   uint64_t removed = 0;  // round-up included, before the chunk looked at
   uint64_t end = 0;      // of the previous chunk
   for (const ReadChunk& chunk : call.chunks) {
     if (chunk.position == 0) continue;  // it is the base
+    if (chunk.position % 4 != 0) return ChunkFault::kUnalignedPosition;
     if (chunk.position < end) return ChunkFault::kOverlappingReadChunks;
     // [5666bis:4.4.4#1] Positions count from the start of the RPC message, removed bytes included.
     if (chunk.position - removed > base_length) return ChunkFault::kPositionPastEnd;
@@ -158,15 +166,15 @@ const char* ToString(ChunkFault fault) {
 }
 
 Result<CallChunks, ChunkFault> ValidateCall(const Header& header, ConstBytes inline_message,
-                                            const ChunkDataLimits& limits) {
+                                            const ChunkDataLimits& limits, const ProtocolProfile& profile) {
   const ChunkLists* lists = header.chunks();
   if (lists == nullptr) return Err(ChunkFault::kNotAMessage);
-  if (auto fault = CheckReads(lists->reads, limits)) return Err(*fault);
+  if (auto fault = CheckReads(lists->reads, limits, profile)) return Err(*fault);
   if (auto fault = CheckOffered(*lists, limits)) return Err(*fault);
   // [v2:3.3+3] Nothing else may be invalidated, so this contradicts itself. Version 1 names no handle.
   if (header.inv_handle() != 0 && !HasHandle(*lists, header.inv_handle())) return Err(ChunkFault::kInvHandleForeign);
 
-  CallChunks call = Group(lists->reads);
+  CallChunks call = Group(lists->reads, profile);
   uint64_t base_length = inline_message.size();
   if (header.has_inline_message()) {
     if (call.has_position_zero()) return Err(ChunkFault::kPositionZeroInMsg);
@@ -183,21 +191,56 @@ Result<CallChunks, ChunkFault> ValidateCall(const Header& header, ConstBytes inl
   return call;
 }
 
-Result<void, ChunkFault> ValidateReply(const Header& header, ConstBytes inline_message, const ChunkLists& offered) {
+Result<CallChunks, ChunkFault> ValidateReply(const Header& header, ConstBytes inline_message, const ChunkLists& offered,
+                                             const ProtocolProfile& profile, const ChunkDataLimits& limits) {
   const ChunkLists* lists = header.chunks();
   if (lists == nullptr) return Err(ChunkFault::kNotAMessage);
-  // [5666bis:4.1+2] Nobody reads from a responder.
-  if (!lists->reads.empty()) return Err(ChunkFault::kUnexpectedReadList);
+  // [5666bis:4.1+2] Nobody reads from a responder, but for those of old.
+  if (!lists->reads.empty() && !profile.replies_by_read_chunk) return Err(ChunkFault::kUnexpectedReadList);
   if (auto fault = CheckReturnedLists(*lists, offered)) return Err(*fault);
+  if (auto fault = CheckReads(lists->reads, limits, profile)) return Err(*fault);
+
+  CallChunks reads;
+  if (!lists->reads.empty()) reads = Group(lists->reads, profile);
+  const uint64_t in_reply_chunk = lists->reply.has_value() ? TotalLength(*lists->reply) : 0;
+  uint64_t base_length = inline_message.size();
   if (header.has_inline_message()) {
+    if (reads.has_position_zero()) return Err(ChunkFault::kPositionZeroInMsg);
     if (auto fault = CheckMessage(header.xid, inline_message)) return Err(*fault);
     // [5666bis:4.4.5.1#1] A Reply chunk that was not needed is an unused Write chunk.
-    if (lists->reply.has_value() && TotalLength(*lists->reply) > 0) return Err(ChunkFault::kTwoReplies);
-    return {};
+    if (in_reply_chunk > 0) return Err(ChunkFault::kTwoReplies);
+  } else {
+    if (!inline_message.empty()) return Err(ChunkFault::kMessageWithNomsg);
+    if (reads.has_position_zero()) {
+      if (in_reply_chunk > 0) return Err(ChunkFault::kTwoReplies);
+      base_length = reads.chunks.front().length;
+    } else {
+      if (!lists->reply.has_value()) return Err(ChunkFault::kNoReplyChunk);
+      base_length = in_reply_chunk;
+    }
   }
-  if (!inline_message.empty()) return Err(ChunkFault::kMessageWithNomsg);
-  if (!lists->reply.has_value()) return Err(ChunkFault::kNoReplyChunk);
-  return {};
+  if (reads.chunks.empty()) return reads;
+  // Results that were written are in the stream, too; where, only its decoder knows.
+  base_length += TotalLength(lists->writes.segments()) + 3 * lists->writes.size();
+  if (auto fault = Place(reads, base_length)) return Err(*fault);
+  return reads;
+}
+
+void CutRoundUp(WriteList* returned, const WriteList& offered) {
+  if (returned->size() != offered.size()) return;
+  for (size_t i = 0; i < offered.size(); ++i) {
+    const std::span<Segment> chunk = returned->mutable_chunk(i);
+    if (chunk.size() != offered[i].size()) continue;
+    // Only the last segment that holds data can be longer.
+    for (size_t n = chunk.size(); n > 0; --n) {
+      if (chunk[n - 1].length == 0) continue;
+      const uint64_t room = offered[i][n - 1].length;
+      if (chunk[n - 1].length > room && chunk[n - 1].length - room < 4 && TotalLength(chunk) % 4 == 0) {
+        chunk[n - 1].length = static_cast<uint32_t>(room);
+      }
+      break;
+    }
+  }
 }
 
 }  // namespace stagecoach::rpcrdma

@@ -11,6 +11,7 @@
 #include "base/bytes.h"
 #include "base/result.h"
 #include "rpcrdma/wire/header.h"
+#include "rpcrdma/wire/profile.h"
 
 namespace stagecoach::rpcrdma {
 
@@ -33,12 +34,12 @@ enum class ChunkFault : uint8_t {
   kTooManyWriteBytes,
   kAddressWraps,        // offset + length of a segment passes 2^64
   kXidMismatch,         // [5666bis:5.1.1#1]
-  kUnexpectedReadList,  // a reply with Read chunks
+  kUnexpectedReadList,  // a reply with Read chunks, where none are looked for
   kWriteListChanged,    // a reply whose Write list is not the one offered [5666bis:4.4.5#2]
   kReplyChunkChanged,
   kReturnedTooMuch,  // a returned length above the one offered
   kNoReplyChunk,     // RDMA_NOMSG reply without the Reply chunk, or with one we did not offer
-  kTwoReplies,       // an inline reply beside a Reply chunk that is said to hold one
+  kTwoReplies,       // of an inline reply, a Reply chunk that is said to hold one and a Position-Zero Read chunk, two
   kInvHandleForeign  // a handle to invalidate that is none of the call's segments' [v2:3.3+3]
 };
 const char* ToString(ChunkFault fault);
@@ -53,8 +54,8 @@ struct ReadChunk {
   friend bool operator==(const ReadChunk&, const ReadChunk&) = default;
 };
 
-// The Read list of a call, grouped into chunks of ascending position. Senders should sort the list but need not
-// [5666bis:5.2#2]; segments of one position keep their order.
+// The Read list of a call, or of a reply where these have one, grouped into chunks of ascending position. Senders
+// should sort the list but need not [5666bis:5.2#2]; segments of one position keep their order.
 struct CallChunks {
   ReadList segments;
   SmallVector<ReadChunk, 4> chunks;  // a Position-Zero Read chunk, if any, is the first
@@ -68,10 +69,17 @@ struct CallChunks {
 
 // For a call as a responder received it: `inline_message` is what followed the header.
 Result<CallChunks, ChunkFault> ValidateCall(const Header& header, ConstBytes inline_message,
-                                            const ChunkDataLimits& limits = {});
+                                            const ChunkDataLimits& limits = {},
+                                            const ProtocolProfile& profile = kRfc5666bis);
 
-// For the reply to a call whose chunk lists were `offered`. A Write list or Reply chunk that is absent although offered
-// counts as unused.
-Result<void, ChunkFault> ValidateReply(const Header& header, ConstBytes inline_message, const ChunkLists& offered);
+// For the reply to a call whose chunk lists were `offered`: its Read chunks, of which most profiles allow none. A Write
+// list or Reply chunk that is absent although offered counts as unused.
+Result<CallChunks, ChunkFault> ValidateReply(const Header& header, ConstBytes inline_message, const ChunkLists& offered,
+                                             const ProtocolProfile& profile = kRfc5666bis,
+                                             const ChunkDataLimits& limits = {});
+
+// Of a Write list whose lengths count round-up: cuts off what goes beyond the memory that was offered, at most three
+// bytes of each chunk. What is left may be any part of the round-up (ReducedStream::round_up_cut).
+void CutRoundUp(WriteList* returned, const WriteList& offered);
 
 }  // namespace stagecoach::rpcrdma

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "base/bytes.h"
 #include "base/small_vector.h"
@@ -32,6 +33,19 @@ struct ChunkData {
   ConstBytes data;
 };
 
+// Padding inside of a message, by which its sender aligned long counted opaque items (RDMA_MSGP, [5666:3.9#2]): between
+// count and data, up to the next multiple of `align` of a position that begins `start` bytes before the message's
+// first.
+struct Padding {
+  uint32_t align = 0;     // bytes; 0 and 1: there is none
+  uint64_t shortest = 0;  // of the items that are padded
+  uint64_t start = 0;
+
+  // Behind a count that ends at this byte of the message.
+  uint64_t Before(uint64_t position) const { return align < 2 ? 0 : (align - (start + position) % align) % align; }
+  friend bool operator==(const Padding&, const Padding&) = default;
+};
+
 struct ReducedStream {
   enum class ChunkOrder {
     kByPosition,  // a call: Read chunks, each at its place
@@ -41,6 +55,18 @@ struct ReducedStream {
   ConstBytes base;                   // inline bytes, or those of the Position-Zero Read chunk or the Reply chunk
   SmallVector<ChunkData, 4> chunks;  // by position: ascending and not overlapping
   ChunkOrder order = ChunkOrder::kByPosition;
+
+  // What only peers send that follow an older document (rpcrdma/wire/profile.h).
+  //
+  // A reply's Read chunks, ascending and not overlapping. A result that came by one uses up a Write chunk all the same.
+  std::vector<ChunkData> reads;
+  Padding padding;
+  // Any item may have come by Read chunk, and several by one [5666:3.4#1].
+  bool any_item_by_chunk = false;
+  // Of the round-up of a Write chunk, which was not written, any part may be counted as there.
+  bool round_up_cut = false;
+  // Round-up of data that went by Read chunk stayed in the base.
+  bool round_up_in_base = false;
 };
 
 }  // namespace stagecoach::rpcrdma

@@ -1,5 +1,7 @@
 #include "rpcrdma/xdr/xdr_reader.h"
 
+#include <algorithm>
+
 #include "base/mark.h"
 
 namespace stagecoach::rpcrdma {
@@ -30,20 +32,20 @@ void XdrReader::FailAt(XdrFaultKind kind, const char* field, uint64_t position) 
   if (!fault_.has_value()) fault_ = XdrFault{kind, field, position};
 }
 
-bool XdrReader::ChunkIsHere() const {
-  return order_ == ReducedStream::ChunkOrder::kByPosition && next_chunk_ < chunks_.size() &&
-         chunks_[next_chunk_].position == position_;
+bool XdrReader::ReadIsHere() const {
+  return next_read_ < reads_.size() && reads_[next_read_].position == position_;
 }
 
 // [5666bis:3.1.3.2+2] [5666:3.7+2] Nobody looks into round-up.
 ConstBytes XdrReader::TakeBase(const char* field, uint64_t size, uint64_t started) {
   if (!ok()) return {};
+  if (any_item_by_chunk_ && size > 0 && InRead()) return TakeOfRead(field, size, started);
   const uint64_t pad = XdrPad(size);
   // [5666bis:4.6.3+3] [5666bis:6.3+3]
   // [5666bis:4.4.1#2] [5666bis:6.1#2] Bytes taken from the base must not have a chunk among them: either this item may
   // not travel by chunk, or the chunk begins in the middle of it.
-  if (order_ == ReducedStream::ChunkOrder::kByPosition && next_chunk_ < chunks_.size() && size > 0) {
-    const uint64_t gap = chunks_[next_chunk_].position - position_;
+  if (next_read_ < reads_.size() && size > 0) {
+    const uint64_t gap = reads_[next_read_].position - position_;
     if (gap < size || gap - size < pad) {
       FailAt(XdrFaultKind::kUnexpectedChunk, field, started);
       return {};
@@ -59,8 +61,8 @@ ConstBytes XdrReader::TakeBase(const char* field, uint64_t size, uint64_t starte
   return taken;
 }
 
-ConstBytes XdrReader::TakeChunk(const char* field, uint64_t size, uint64_t started) {
-  const ConstBytes data = chunks_[next_chunk_].data;
+ConstBytes XdrReader::TakeChunk(const ChunkData& chunk, const char* field, uint64_t size, uint64_t started) {
+  const ConstBytes data = chunk.data;
   // [5666bis:4.4.3.1+1] [5666:3.4+7] [2004:3.4+6]
   // [5666bis:4.4.3.1#2] [5666:3.4#6] [2004:3.3#11] The count and the chunk agree. [5666bis:4.4.4.1#3] [5666:3.7#1]
   // [5666:3.7+7] [5666bis:4.4.5.2#4] The chunk may or may not hold the round-up; in both cases the stream continues
@@ -71,29 +73,74 @@ ConstBytes XdrReader::TakeChunk(const char* field, uint64_t size, uint64_t start
   }
   if (XdrPad(size) > 0 && data.size() == size) STAGECOACH_MARK("xdr.chunk_without_round_up");
   if (XdrPad(size) > 0 && data.size() > size) STAGECOACH_MARK("xdr.chunk_with_round_up");
-  ++next_chunk_;
   position_ += size + XdrPad(size);
   return data.first(size);
+}
+
+ConstBytes XdrReader::TakeRead(const char* field, uint64_t size, uint64_t started) {
+  if (any_item_by_chunk_) return TakeOfRead(field, size, started);
+  return TakeChunk(reads_[next_read_++], field, size, started);
+}
+
+ConstBytes XdrReader::TakeWrite(const char* field, uint64_t size, uint64_t started) {
+  const ChunkData& chunk = writes_[next_write_++];
+  const uint64_t room = chunk.data.size();
+  if (!round_up_cut_ || room <= size || room >= size + XdrPad(size)) return TakeChunk(chunk, field, size, started);
+  return TakeChunk({.data = chunk.data.first(size)}, field, size, started);
+}
+
+// [5666:3.7#1] The chunk need not hold the round-up of the last item in it.
+ConstBytes XdrReader::TakeOfRead(const char* field, uint64_t size, uint64_t started) {
+  const ConstBytes data = reads_[next_read_].data;
+  const uint64_t left = data.size() - in_read_;
+  if (size > left) {
+    FailAt(XdrFaultKind::kChunkSizeMismatch, field, started);
+    return {};
+  }
+  const ConstBytes taken = data.subspan(in_read_, size);
+  const uint64_t pad = XdrPad(size);
+  const uint64_t pad_here = std::min(pad, left - size);
+  in_read_ += size + pad_here;
+  position_ += size + pad;
+  if (in_read_ < data.size()) return taken;
+  ++next_read_;
+  in_read_ = 0;
+  if (round_up_in_base_ && pad_here == 0) base_position_ += std::min<uint64_t>(pad, base_remaining());
+  return taken;
 }
 
 ConstBytes XdrReader::TakeEligible(const char* field, uint64_t size, uint64_t started) {
   if (!ok()) return {};
   if (eligible_left_ == 0) return TakeBase(field, size, started);
   --eligible_left_;
+  // An empty item takes no room, so a chunk with data at its position belongs to the item behind it.
+  const bool by_read = in_read_ > 0 || (ReadIsHere() && (size > 0 || reads_[next_read_].data.empty()));
   if (order_ == ReducedStream::ChunkOrder::kByPosition) {
-    // An empty item takes no room, so a chunk with data at its position belongs to the item behind it.
-    if (ChunkIsHere() && (size > 0 || chunks_[next_chunk_].data.empty())) return TakeChunk(field, size, started);
-    return TakeBase(field, size, started);
+    return by_read ? TakeRead(field, size, started) : TakeBase(field, size, started);
   }
   // [5666bis:5.2.2+4] [5666:3.6+3] [2004:3.7+3] Each result uses up an entry.
-  if (next_chunk_ == chunks_.size()) return TakeBase(field, size, started);
-  if (size > 0 && chunks_[next_chunk_].data.empty()) {
+  if (next_write_ == writes_.size()) {
+    return by_read ? TakeRead(field, size, started) : TakeBase(field, size, started);
+  }
+  if (by_read && writes_[next_write_].data.empty()) {
+    ++next_write_;
+    return TakeRead(field, size, started);
+  }
+  if (size > 0 && writes_[next_write_].data.empty()) {
     // An unused Write chunk: the responder left this result in the stream. The entry is used up all the same.
     STAGECOACH_MARK("xdr.result_inline_beside_unused_write_chunk");
-    ++next_chunk_;
+    ++next_write_;
     return TakeBase(field, size, started);
   }
-  return TakeChunk(field, size, started);
+  return TakeWrite(field, size, started);
+}
+
+// [5666:3.9#1] Counted items alone: the figure has four bytes of length before the padding.
+void XdrReader::SkipPadding(const char* field, uint64_t size, uint64_t started) {
+  if (padding_.align < 2 || size == 0 || size < padding_.shortest || !ok() || InRead()) return;
+  const uint64_t padding = padding_.Before(base_position_);
+  if (padding > base_remaining()) return FailAt(XdrFaultKind::kTruncated, field, started);
+  base_position_ += padding;
 }
 
 uint32_t XdrReader::U32(const char* field) {
@@ -125,7 +172,11 @@ uint32_t XdrReader::Count(const char* field, uint32_t max, uint32_t element_size
     FailAt(XdrFaultKind::kTooLong, field, started);
     return 0;
   }
-  if (uint64_t{count} * element_size_min > base_remaining()) {
+  uint64_t remaining = base_remaining();
+  if (any_item_by_chunk_) {
+    for (const ChunkData& chunk : reads_.subspan(next_read_)) remaining += chunk.data.size();
+  }
+  if (uint64_t{count} * element_size_min > remaining) {
     FailAt(XdrFaultKind::kTruncated, field, started);
     return 0;
   }
@@ -139,6 +190,7 @@ ConstBytes XdrReader::Opaque(const char* field, uint32_t max) {
     FailAt(XdrFaultKind::kTooLong, field, started);
     return {};
   }
+  SkipPadding(field, size, started);
   return TakeBase(field, size, started);
 }
 
@@ -153,6 +205,7 @@ ConstBytes XdrReader::EligibleOpaque(const char* field, uint32_t max) {
     FailAt(XdrFaultKind::kTooLong, field, started);
     return {};
   }
+  SkipPadding(field, size, started);
   return TakeEligible(field, size, started);
 }
 
@@ -162,9 +215,9 @@ ConstBytes XdrReader::EligibleBytes(const char* field, uint64_t size) {
 
 Result<void, XdrFault> XdrReader::Finish() {
   if (base_remaining() > 0) FailAt(XdrFaultKind::kTrailingBytes, "end of message", position_);
-  for (; ok() && next_chunk_ < chunks_.size(); ++next_chunk_) {
-    const bool unused_write_chunk = order_ == ReducedStream::ChunkOrder::kInOrder && chunks_[next_chunk_].data.empty();
-    if (!unused_write_chunk) FailAt(XdrFaultKind::kUnexpectedChunk, "end of message", position_);
+  if (ok() && next_read_ < reads_.size()) FailAt(XdrFaultKind::kUnexpectedChunk, "end of message", position_);
+  for (; ok() && next_write_ < writes_.size(); ++next_write_) {
+    if (!writes_[next_write_].data.empty()) FailAt(XdrFaultKind::kUnexpectedChunk, "end of message", position_);
   }
   if (fault_.has_value()) return Err(*fault_);
   return {};

@@ -6,7 +6,8 @@
 //
 // Chunks. Only EligibleOpaque and EligibleBytes accept an item that came by chunk. A chunk where any other item is
 // expected is a fault, which is how a violation of DDP-eligibility is noticed [5666bis:4.4.1#2] [5666bis:6.1#2]. So is
-// one for an item beyond those that the Binding lists (LimitEligible).
+// one for an item beyond those that the Binding lists (LimitEligible). A stream says when its sender's document has
+// other rules (ReducedStream).
 //
 // Returned views point into the memory the reader was made over; nothing is copied. The reader itself allocates
 // nothing. Not thread-safe.
@@ -50,7 +51,16 @@ class XdrReader {
  public:
   explicit XdrReader(ConstBytes bytes) : base_(bytes) {}
   // `stream` must outlive the reader.
-  explicit XdrReader(const ReducedStream& stream) : base_(stream.base), chunks_(stream.chunks), order_(stream.order) {}
+  explicit XdrReader(const ReducedStream& stream)
+      : base_(stream.base),
+        reads_(stream.order == ReducedStream::ChunkOrder::kByPosition ? stream.chunks.view() : stream.reads),
+        order_(stream.order),
+        any_item_by_chunk_(stream.any_item_by_chunk),
+        round_up_cut_(stream.round_up_cut),
+        round_up_in_base_(stream.round_up_in_base),
+        padding_(stream.padding) {
+    if (order_ == ReducedStream::ChunkOrder::kInOrder) writes_ = stream.chunks;
+  }
 
   // Of the items read as eligible from here on, only the first `items` may have come by chunk.
   void LimitEligible(size_t items) { eligible_left_ = items; }
@@ -61,6 +71,8 @@ class XdrReader {
   uint64_t position() const { return position_; }
   // Bytes of the base not read yet; no chunk is counted.
   size_t base_remaining() const { return base_.size() - base_position_; }
+  // Read chunks used up so far.
+  size_t reads_used() const { return next_read_; }
 
   uint32_t U32(const char* field);
   int32_t I32(const char* field) { return static_cast<int32_t>(U32(field)); }
@@ -74,7 +86,8 @@ class XdrReader {
   bool Optional(const char* field) { return Bool(field); }
 
   // The count of a variable-length array of at most `max` elements, each at least `element_size_min` bytes long as
-  // encoded. On success the elements can still all be there: count * element_size_min <= base_remaining().
+  // encoded. On success the elements can still all be there: count * element_size_min <= base_remaining(), unless any
+  // item may have come by chunk.
   uint32_t Count(const char* field, uint32_t max, uint32_t element_size_min);
 
   // Opaque data and strings, with their round-up, whose content receivers ignore.
@@ -97,19 +110,33 @@ class XdrReader {
 
  private:
   void FailAt(XdrFaultKind kind, const char* field, uint64_t position);
-  bool ChunkIsHere() const;
+  bool ReadIsHere() const;
+  bool InRead() const { return in_read_ > 0 || ReadIsHere(); }
+  void SkipPadding(const char* field, uint64_t size, uint64_t started);
   // Takes `size` bytes and their round-up off the base; no chunk may lie inside.
   ConstBytes TakeBase(const char* field, uint64_t size, uint64_t started);
   ConstBytes TakeEligible(const char* field, uint64_t size, uint64_t started);
-  ConstBytes TakeChunk(const char* field, uint64_t size, uint64_t started);
+  // The whole of a chunk that is at hand.
+  ConstBytes TakeChunk(const ChunkData& chunk, const char* field, uint64_t size, uint64_t started);
+  ConstBytes TakeRead(const char* field, uint64_t size, uint64_t started);
+  ConstBytes TakeWrite(const char* field, uint64_t size, uint64_t started);
+  // The next bytes of the Read chunk that the stream is at.
+  ConstBytes TakeOfRead(const char* field, uint64_t size, uint64_t started);
 
   ConstBytes base_;
   size_t base_position_ = 0;
-  std::span<const ChunkData> chunks_;
-  size_t next_chunk_ = 0;
+  std::span<const ChunkData> reads_;   // by position
+  std::span<const ChunkData> writes_;  // in order
+  size_t next_read_ = 0;
+  size_t next_write_ = 0;
+  uint64_t in_read_ = 0;  // bytes of the next Read chunk that were taken already
   ReducedStream::ChunkOrder order_ = ReducedStream::ChunkOrder::kByPosition;
   uint64_t position_ = 0;
   size_t eligible_left_ = std::numeric_limits<size_t>::max();
+  bool any_item_by_chunk_ = false;
+  bool round_up_cut_ = false;
+  bool round_up_in_base_ = false;
+  Padding padding_;
   std::optional<XdrFault> fault_;
 };
 
