@@ -1,9 +1,11 @@
 #include "rpcrdma/core/assemble.h"
 
 #include <cstring>
+#include <variant>
 
 #include "base/mark.h"
 #include "base/mutant.h"
+#include "rpcrdma/wire/header_v1.h"
 
 namespace stagecoach::rpcrdma {
 
@@ -23,7 +25,8 @@ ReducedStream AssembleCall(const CallChunks& call, ConstBytes inline_message, st
 }
 
 ReducedStream AssembleReply(const Header& header, ConstBytes inline_message, const ChunkLists& offered,
-                            std::span<const MutableBytes> result_memory, MutableBytes reply_memory) {
+                            std::span<const MutableBytes> result_memory, MutableBytes reply_memory,
+                            const CallChunks& reads, std::span<const ConstBytes> read_data) {
   STAGECOACH_CHECK(result_memory.size() == offered.writes.size());
   const ChunkLists* returned = header.chunks();
   STAGECOACH_CHECK(returned != nullptr);
@@ -33,8 +36,37 @@ ReducedStream AssembleReply(const Header& header, ConstBytes inline_message, con
     const std::span<const Segment> filled = ignored ? offered.writes[i] : returned->writes[i];
     stream.chunks.push_back({0, CompactChunk(result_memory[i], offered.writes[i], filled)});
   }
-  if (!header.has_inline_message()) stream.base = CompactChunk(reply_memory, *offered.reply, *returned->reply);
+  STAGECOACH_CHECK(read_data.size() == reads.chunks.size());
+  for (size_t i = 0; i < read_data.size(); ++i) {
+    if (reads.chunks[i].position != 0) stream.reads.push_back({reads.chunks[i].position, read_data[i]});
+  }
+  if (reads.has_position_zero()) {
+    stream.base = read_data[0];
+  } else if (!header.has_inline_message()) {
+    stream.base = CompactChunk(reply_memory, *offered.reply, *returned->reply);
+  }
   return stream;
+}
+
+void ApplyProfile(const ProtocolProfile& profile, const Padding& padding, ReducedStream* stream) {
+  stream->padding = padding;
+  stream->any_item_by_chunk = profile.any_item_by_chunk;
+  stream->round_up_cut = profile.written_lengths_count_round_up;
+  // Every part of a message is a multiple of four bytes long, but for padding and round-up: where their sum is not,
+  // round-up is there.
+  stream->round_up_in_base = profile.round_up_may_stay && padding.align < 2 && stream->base.size() % 4 != 0;
+}
+
+Padding PaddingOf(const ProtocolProfile& profile, const Header& header) {
+  const auto* padded = std::get_if<RdmaMsgp>(&header.body);
+  if (padded == nullptr || !profile.padding) return {};
+  return {.align = padded->align,
+          .shortest = uint64_t{padded->thresh} + (profile.padding_at_threshold ? 0 : 1),
+          .start = profile.padding_base == PaddingBase::kSend ? EncodedSizeV1(header) : 0};
+}
+
+void PutXid(ConstBytes message, uint32_t xid) {
+  ByteWriter(MutableBytes(const_cast<std::byte*>(message.data()), 4)).U32(xid);
 }
 
 // [5666bis:4.4.5+5] [5666bis:4.4.5.1+1] [5666:3.4+14] [5666bis:5.2.2+5] [5666:3.6+2] [2004:3.7+2] What was filled, in

@@ -19,8 +19,19 @@ ReducedStream AssembleCall(const CallChunks& call, ConstBytes inline_message, st
 // The stream of a received reply, validated by ValidateReply. `result_memory[i]` is the memory offered as Write chunk
 // i, and `reply_memory` that of the Reply chunk; both as offered, the header says how much of them was filled. They are
 // mutable because a peer may leave a gap inside a chunk, which is then closed in place [5666bis:4.4.5#1] [5666:3.4#7].
+// `reads` are the reply's Read chunks, and `read_data[i]` is what was read for reads.chunks[i].
 ReducedStream AssembleReply(const Header& header, ConstBytes inline_message, const ChunkLists& offered,
-                            std::span<const MutableBytes> result_memory, MutableBytes reply_memory);
+                            std::span<const MutableBytes> result_memory, MutableBytes reply_memory,
+                            const CallChunks& reads = {}, std::span<const ConstBytes> read_data = {});
+
+// Tells the decoder of a message what its sender may have done by this profile.
+void ApplyProfile(const ProtocolProfile& profile, const Padding& padding, ReducedStream* stream);
+// The padding of a message with this header; none where the profile looks for none.
+Padding PaddingOf(const ProtocolProfile& profile, const Header& header);
+
+// Makes a received message that begins otherwise begin with this XID (ProtocolProfile::header_xid_prevails): whoever
+// decodes it, and answers it, sees one XID. It is longer than that, and lies in memory of this end's own.
+void PutXid(ConstBytes message, uint32_t xid);
 
 // Moves the filled part of each segment up against the one before it and returns the concatenation. `memory` is what
 // `offered` covers, in order; returned[i].length <= offered[i].length.

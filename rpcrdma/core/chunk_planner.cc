@@ -152,13 +152,14 @@ SmallVector<uint32_t, 8> LongestFirst(std::span<const EligibleItem> items) {
 // [5666bis:4.4.1+1] [5666bis:6.1+2] Only what has to leave does.
 // [5666bis:4.6.1#1] Takes the longest items out of the message until the rest fits the Send, or nothing more helps.
 // Returns the number of Read segments; `inline_bytes` shrinks with each item.
-uint64_t Reduce(std::span<const EligibleItem> items, uint64_t room, uint64_t segments_max, const PlanLimits& limits,
+uint64_t Reduce(std::span<const EligibleItem> items, uint64_t room, uint64_t segments_max, uint32_t segment_length_max,
                 Removed& removed, uint64_t& inline_bytes) {
   uint64_t segments = 0;
   for (uint32_t i : LongestFirst(items)) {
     const uint64_t length = items[i].data.size();
     if (inline_bytes + segments * kReadEntrySize <= room || length == 0) break;
-    const uint64_t count = SegmentsFor(length, limits.segment_length_max);
+    if (removed[i] != 0) continue;  // a result that goes by Write chunk
+    const uint64_t count = SegmentsFor(length, segment_length_max);
     // An item smaller than its entry in the Read list is no gain.
     if (XdrRoundUp(length) <= count * kReadEntrySize || segments + count > segments_max) {
       STAGECOACH_MARK("planner.item_stays_inline");
@@ -174,13 +175,14 @@ uint64_t Reduce(std::span<const EligibleItem> items, uint64_t room, uint64_t seg
 // [5666bis:4.4.3+1] [5666bis:4.4.3+2] A chunk for each item, of as many segments as it takes.
 // The Read list of the removed items, in order of position [5666bis:5.2#2] because the items are. [5666bis:4.4.4.1#2]
 // [5666:3.7#2] Their round-up is not sent.
-void AddReads(const CallShape& shape, const Removed& removed, uint32_t segment_length_max, CallPlan& plan) {
-  for (uint32_t i = 0; i < shape.items.size(); ++i) {
+void AddReads(std::span<const EligibleItem> items, const Removed& removed, uint32_t segment_length_max,
+              SmallVector<PlannedRead, 4>& reads) {
+  for (uint32_t i = 0; i < items.size(); ++i) {
     if (removed[i] == 0) continue;
-    if (XdrPad(shape.items[i].data.size()) > 0) STAGECOACH_MARK("planner.round_up_of_argument_elided");
-    const auto position = static_cast<uint32_t>(shape.items[i].position);
-    Split({Piece::Source::kItem, i, 0, shape.items[i].data.size()}, segment_length_max, [&](const Piece& piece) {
-      plan.reads.push_back({position, piece});
+    if (XdrPad(items[i].data.size()) > 0) STAGECOACH_MARK("planner.round_up_of_argument_elided");
+    const auto position = static_cast<uint32_t>(items[i].position);
+    Split({Piece::Source::kItem, i, 0, items[i].data.size()}, segment_length_max, [&](const Piece& piece) {
+      reads.push_back({position, piece});
     });
   }
 }
@@ -209,7 +211,7 @@ std::optional<PlanRefusal> MakeLong(const CallShape& shape, uint64_t segments_ma
   for (const Piece& part : message) {
     Split(part, limits.segment_length_max, [&](const Piece& piece) { plan.reads.push_back({0, piece}); });
   }
-  AddReads(shape, removed, limits.segment_length_max, plan);
+  AddReads(shape.items, removed, limits.segment_length_max, plan.reads);
   return std::nullopt;
 }
 
@@ -318,11 +320,12 @@ Result<CallPlan, PlanRefusal> PlanCall(const CallShape& shape, const PlanLimits&
   Removed removed;
   for (size_t i = 0; i < shape.items.size(); ++i) removed.push_back(0);
   plan.inline_bytes = *whole;
-  const uint64_t segments =
-      shape.direct_placement ? Reduce(shape.items, room, segments_max, limits, removed, plan.inline_bytes) : 0;
+  const uint64_t segments = shape.direct_placement ? Reduce(shape.items, room, segments_max, limits.segment_length_max,
+                                                            removed, plan.inline_bytes)
+                                                   : 0;
   if (plan.inline_bytes + segments * kReadEntrySize <= room) {
     plan.inline_pieces = ReducedPieces(shape.base_size, shape.items, removed);
-    AddReads(shape, removed, limits.segment_length_max, plan);
+    AddReads(shape.items, removed, limits.segment_length_max, plan.reads);
   } else if (const auto refusal = MakeLong(shape, segments_max, limits, plan)) {
     return Err(*refusal);
   }
@@ -364,13 +367,79 @@ bool FillSegments(std::span<Segment> segments, uint64_t length) {
   return true;
 }
 
+namespace {
+
+// [5666:3.4#4] [2004:3.3#9] [5666:5.2#2] [2004:5.2#2] The reply fits neither inline nor into the Reply chunk: its
+// longest results leave it by Read chunk until one of them can take the rest; if that is not enough the rest goes
+// likewise, from position zero on. `by_read` are the results that have to go by Read chunk, `by_write` those that are
+// placed.
+std::optional<ReplyVerdict> ExposeReply(const ReplyShape& shape, const Removed& by_write, Removed by_read,
+                                        uint32_t send_inline, const ReplyCustoms& customs, ReplyPlan& plan) {
+  uint64_t segments = 0;
+  for (size_t i = 0; i < shape.items.size(); ++i) {
+    if (by_read[i] != 0) segments += SegmentsFor(shape.items[i].data.size(), customs.segment_length_max);
+  }
+  Removed removed;
+  for (size_t i = 0; i < shape.items.size(); ++i) removed.push_back(by_write[i] | by_read[i]);
+  const Removed gone = removed;
+  const auto refuse = [&](bool possible) {
+    return possible ? std::nullopt : std::optional(ReplyVerdict::kNoRoomForReply);
+  };
+  const uint64_t segments_max = customs.read_segments_max;
+  if (auto verdict = refuse(segments <= segments_max)) return verdict;
+  const auto add_reads = [&] {
+    for (size_t i = 0; i < removed.size(); ++i) by_read[i] = removed[i] != 0 && by_write[i] == 0 ? 1 : 0;
+    AddReads(shape.items, by_read, customs.segment_length_max, plan.reads);
+    for (const PlannedRead& read : plan.reads) plan.read_bytes += read.memory.length;
+    plan.header_size += plan.reads.size() * kReadEntrySize;
+    return plan.header_size > send_inline ? std::optional(ReplyVerdict::kHeaderTooLong) : std::nullopt;
+  };
+  const auto by_reply_chunk = [&] {
+    if (!plan.chunks.reply.has_value() || !FillSegments(*plan.chunks.reply, plan.inline_bytes)) return false;
+    plan.type = MessageType::kNomsg;
+    PairWrites(ReducedPieces(shape.base_size, shape.items, removed), *plan.chunks.reply, plan.writes);
+    plan.reply_bytes = plan.inline_bytes;
+    plan.inline_bytes = 0;
+    return true;
+  };
+
+  const uint64_t used = plan.header_size + segments * kReadEntrySize;
+  const uint64_t room = send_inline - std::min<uint64_t>(send_inline, used);
+  if (plan.inline_bytes > room && by_reply_chunk()) return add_reads();
+  const uint64_t more =
+      Reduce(shape.items, room, segments_max - segments, customs.segment_length_max, removed, plan.inline_bytes);
+  if (used + more * kReadEntrySize + plan.inline_bytes <= send_inline) {
+    if (plan.chunks.reply.has_value()) ClearLengths(*plan.chunks.reply);
+    plan.inline_pieces = ReducedPieces(shape.base_size, shape.items, removed);
+    return add_reads();
+  }
+  if (by_reply_chunk()) return add_reads();
+
+  STAGECOACH_MARK("planner.long_reply_by_read_chunk");
+  if (plan.chunks.reply.has_value()) ClearLengths(*plan.chunks.reply);
+  removed = gone;
+  for (size_t i = 0; i < shape.items.size(); ++i) {
+    if (!shape.items[i].data.empty()) removed[i] = 1;
+  }
+  segments = 0;
+  plan.type = MessageType::kNomsg;
+  plan.inline_bytes = 0;
+  for (const Piece& part : ReducedPieces(shape.base_size, shape.items, removed)) {
+    Split(part, customs.segment_length_max, [&](const Piece& piece) { plan.reads.push_back({0, piece}); });
+  }
+  const auto verdict = add_reads();
+  return verdict ? verdict : refuse(plan.reads.size() <= segments_max);
+}
+
+}  // namespace
+
 // [5666bis:4.5+1] [5666:3+3] [5666:3.8+1] [2004:3#1] [2004:3.8#1] [2004:3.8+1] Any mixture of what was offered.
 Result<ReplyPlan, ReplyVerdict> PlanReply(const ReplyShape& shape, const ChunkLists& offered, uint32_t send_inline,
-                                          ReplyChunkUse use, const HeaderLayout& layout) {
+                                          ReplyChunkUse use, const ReplyCustoms& customs) {
   const auto whole = UnreducedLength(shape.base_size, shape.items);
   if (!whole) return Err(ReplyVerdict::kMalformedShape);
   ReplyPlan plan;
-  plan.layout = layout;
+  plan.layout = customs.layout;
   plan.chunks.writes = offered.writes;
   plan.chunks.reply = offered.reply;
   plan.inline_bytes = *whole;
@@ -379,15 +448,27 @@ Result<ReplyPlan, ReplyVerdict> PlanReply(const ReplyShape& shape, const ChunkLi
   // [5666bis:5.2.2#1] [5666:3.6#1] [2004:3.6#2] Where the requester offered a Write chunk for a result, the result goes
   // there, however small.
   Removed removed;
+  Removed by_read;
+  bool any_by_read = false;
   for (uint32_t i = 0; i < shape.items.size(); ++i) {
     const bool by_chunk = i < offered.writes.size();
     removed.push_back(by_chunk ? 1 : 0);
+    by_read.push_back(0);
     if (!by_chunk) continue;
     const uint64_t length = shape.items[i].data.size();
+    plan.inline_bytes -= XdrRoundUp(length);
     const std::span<Segment> chunk = plan.chunks.writes.mutable_chunk(i);
-    if (!FillSegments(chunk, length)) {
+    const bool fits =
+        (customs.lengths_count_round_up && FillSegments(chunk, XdrRoundUp(length))) || FillSegments(chunk, length);
+    if (!fits) {
       STAGECOACH_MARK("planner.write_chunk_too_small");
-      return Err(ReplyVerdict::kWriteChunkTooSmall);
+      if (customs.read_segments_max == 0) return Err(ReplyVerdict::kWriteChunkTooSmall);
+      // It comes back unused, and is used up all the same: the next result has the next one.
+      ClearLengths(chunk);
+      removed[i] = 0;
+      by_read[i] = 1;
+      any_by_read = true;
+      continue;
     }
     if (length == 0) STAGECOACH_MARK("planner.empty_result_for_write_chunk");
     if (XdrPad(length) > 0) STAGECOACH_MARK("planner.round_up_of_result_elided");
@@ -395,9 +476,8 @@ Result<ReplyPlan, ReplyVerdict> PlanReply(const ReplyShape& shape, const ChunkLi
     const Piece item{Piece::Source::kItem, i, 0, length};
     PairWrites({&item, 1}, chunk, plan.writes);
     plan.direct_bytes += length;
-    plan.inline_bytes -= XdrRoundUp(length);
   }
-  // [5666bis:4.4.5.1#1] Chunks for results that are not in this reply.
+  // [5666bis:4.4.5.1#1] [5666:3.4#7] Chunks for results that are not in this reply.
   for (size_t i = shape.items.size(); i < offered.writes.size(); ++i) {
     STAGECOACH_MARK("planner.write_chunk_unused");
     ClearLengths(plan.chunks.writes.mutable_chunk(i));
@@ -405,9 +485,13 @@ Result<ReplyPlan, ReplyVerdict> PlanReply(const ReplyShape& shape, const ChunkLi
 
   plan.header_size = layout.SizeWith(EncodedSize(plan.chunks));
   if (plan.header_size > send_inline) return Err(ReplyVerdict::kHeaderTooLong);
-  plan.inline_pieces = ReducedPieces(shape.base_size, shape.items, removed);
   const bool fits_inline = plan.send_size() <= send_inline;
   const bool declined = fits_inline && use == ReplyChunkUse::kWhenNeeded;
+  if (any_by_read) {
+    if (auto verdict = ExposeReply(shape, removed, by_read, send_inline, customs, plan)) return Err(*verdict);
+    return plan;
+  }
+  plan.inline_pieces = ReducedPieces(shape.base_size, shape.items, removed);
   // [5666bis:5.3.4+1] [5666:5.2+2] [2004:5.2+3]
   // [5666bis:4.6.3#4] [5666bis:5.2.2#4] A Reply chunk, once offered, is used whenever the reply fits it. Eligible
   // results that have no Write chunk go with it [5666bis:4.6.3#6].
@@ -420,7 +504,12 @@ Result<ReplyPlan, ReplyVerdict> PlanReply(const ReplyShape& shape, const ChunkLi
     plan.inline_pieces.clear();
     return plan;
   }
-  if (!fits_inline) return Err(ReplyVerdict::kNoRoomForReply);
+  if (!fits_inline) {
+    if (customs.read_segments_max == 0) return Err(ReplyVerdict::kNoRoomForReply);
+    plan.inline_pieces.clear();
+    if (auto verdict = ExposeReply(shape, removed, by_read, send_inline, customs, plan)) return Err(*verdict);
+    return plan;
+  }
   if (plan.chunks.reply.has_value()) {
     if (!declined) STAGECOACH_MARK("planner.reply_overflows_reply_chunk_and_fits_inline");
     ClearLengths(*plan.chunks.reply);
@@ -428,8 +517,15 @@ Result<ReplyPlan, ReplyVerdict> PlanReply(const ReplyShape& shape, const ChunkLi
   return plan;
 }
 
-Header MakeReplyHeader(const ReplyPlan& plan, uint32_t xid, uint32_t credits) {
-  return MakeHeader(plan.layout, plan.type, xid, credits, kFlagResponse, plan.chunks, 0);
+Header MakeReplyHeader(const ReplyPlan& plan, uint32_t xid, uint32_t credits, std::span<const Exposure> exposures) {
+  STAGECOACH_CHECK(exposures.size() == plan.reads.size());
+  ChunkLists lists = plan.chunks;
+  for (size_t i = 0; i < exposures.size(); ++i) {
+    const PlannedRead& read = plan.reads[i];
+    lists.reads.push_back(
+        {read.position, {exposures[i].handle, static_cast<uint32_t>(read.memory.length), exposures[i].offset}});
+  }
+  return MakeHeader(plan.layout, plan.type, xid, credits, kFlagResponse, std::move(lists), 0);
 }
 
 std::string ToString(const CallPlan& plan) {
@@ -452,6 +548,8 @@ std::string ToString(const ReplyPlan& plan) {
   std::string text = PlanText(plan.layout, plan.type, plan.header_size, plan.inline_pieces);
   if (!plan.writes.empty()) text += " writes";
   for (const PlannedWrite& write : plan.writes) text += " " + PieceText(write.source) + "->" + ToString(write.target);
+  if (!plan.reads.empty()) text += " reads";
+  for (const PlannedRead& read : plan.reads) text += " " + std::to_string(read.position) + ":" + PieceText(read.memory);
   return text;
 }
 

@@ -17,6 +17,9 @@
 //                           Position-Zero
 //                           (+ Read chunks)
 //
+// Where the profile has Read chunks in replies, a reply that none of these can carry goes as a call does: without its
+// longest results, or whole, from the responder's own memory.
+//
 // A call may rule direct placement out, for data that has to stay where it was wrapped (RPCSEC_GSS integrity and
 // privacy): then nothing is eligible, neither in it nor in its reply, and what does not fit goes into the
 // Position-Zero Read chunk and the Reply chunk as a whole.
@@ -147,8 +150,11 @@ struct PlannedWrite {
 };
 
 struct ReplyPlan {
-  MessageType type = MessageType::kMsg;  // kMsg, or kNomsg when the message goes into the Reply chunk
+  MessageType type = MessageType::kMsg;  // kMsg, or kNomsg when the message goes by Reply chunk or Read chunk
   ChunkLists chunks;                     // what was offered, lengths rewritten; no Read list
+  // The Read list, of the responder's own memory: as in CallPlan.
+  SmallVector<PlannedRead, 4> reads;
+  uint64_t read_bytes = 0;  // sum of reads
   SmallVector<Piece, 8> inline_pieces;
   uint64_t inline_bytes = 0;
   HeaderLayout layout = kHeaderLayoutV1;
@@ -176,12 +182,21 @@ const char* ToString(ReplyVerdict verdict);
 // (docs/decisions/0024). The second saves the RDMA Write, and a requester its invalidation of several STags.
 enum class ReplyChunkUse : uint8_t { kWheneverOffered, kWhenNeeded };
 
-// `offered` are the (validated) chunk lists of the call; `send_inline` the largest Send the requester can receive;
-// `layout` that of the version of the call.
+// What the version and the profile of the connection have of replies.
+struct ReplyCustoms {
+  HeaderLayout layout = kHeaderLayoutV1;
+  bool lengths_count_round_up = false;  // ProtocolProfile::written_lengths_count_round_up
+  // Segments of the responder's own memory that one reply may expose, and their longest. 0: no Read chunks.
+  uint32_t read_segments_max = 0;
+  uint32_t segment_length_max = 1u << 30;
+};
+
+// `offered` are the (validated) chunk lists of the call; `send_inline` the largest Send the requester can receive.
 Result<ReplyPlan, ReplyVerdict> PlanReply(const ReplyShape& shape, const ChunkLists& offered, uint32_t send_inline,
                                           ReplyChunkUse use = ReplyChunkUse::kWheneverOffered,
-                                          const HeaderLayout& layout = kHeaderLayoutV1);
-Header MakeReplyHeader(const ReplyPlan& plan, uint32_t xid, uint32_t credits);
+                                          const ReplyCustoms& customs = {});
+// `exposures`: one for each entry of plan.reads.
+Header MakeReplyHeader(const ReplyPlan& plan, uint32_t xid, uint32_t credits, std::span<const Exposure> exposures = {});
 
 // Spreads `length` bytes over `segments` in order: each length is rewritten to what the segment receives, those that
 // receive nothing to zero [5666bis:4.4.5.1#1]; their number stays [5666bis:4.4.5#2]. False, and nothing is changed,

@@ -250,7 +250,7 @@ TEST(MakeCallHeader, OfVersion2HasItsFlagsAndNamesAHandle) {
   EXPECT_EQ(ToString(header),
             "RDMA2_MSG xid 00000007 credits 32 flags 0 inv_handle 0x00000005 reads [40:0x00000005+2000@0x64]");
   EXPECT_EQ(EncodedSizeV2(header), plan->header_size);
-  const auto reply = PlanReply({.base_size = 24}, {}, 1024, {}, kHeaderLayoutV2);
+  const auto reply = PlanReply({.base_size = 24}, {}, 1024, {}, {.layout = kHeaderLayoutV2});
   ASSERT_TRUE(reply.has_value());
   EXPECT_EQ(ToString(MakeReplyHeader(*reply, 7, 16)), "RDMA2_MSG xid 00000007 credits 16 flags RESPONSE no chunks");
 }

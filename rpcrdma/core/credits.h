@@ -12,6 +12,13 @@
 // that shares its resources out gets back what a quiet connection leaves, and a burst after a short pause finds the
 // grant still there. As the request is never below the calls in flight, "the lower of request and grant" of the
 // document is the grant.
+//
+// RDMA_DONE, of the older documents, takes a credit that nothing gives back [5666:3.8#5] [2004:3.8#4]. It keeps the
+// credit of the call that it ends, from the reply on that asks for it, and so waits for none. The credit is back when a
+// reply comes to a call that was sent after it, as the responder has then dealt with it. And whatever became of it, a
+// requester with no call in flight may send one [5666:3.3#6]: without that a grant of one would end with the first
+// DONE. By the same rule a grant of zero, which these documents have while calls are in progress, needs no other
+// treatment: it is one, and that one is taken.
 #pragma once
 
 #include <algorithm>
@@ -38,17 +45,19 @@ class Credits {
 
   bool available() const {
     if (STAGECOACH_MUTANT("credit-overrun", "one call more than granted is sent")) return in_flight_ <= granted_;
-    return in_flight_ < granted_;
+    return in_flight_ == 0 || in_flight_ + dones() < granted_;
   }
   uint32_t granted() const { return granted_; }
   uint32_t requested() const { return requested_; }
   uint32_t in_flight() const { return in_flight_; }
+  // RDMA_DONEs that may still hold a credit each.
+  uint32_t dones() const { return dones_owed_ + dones_in_transit(); }
 
   // What the header of the next call asks for, when `waiting` calls are queued behind it.
   uint32_t Request(size_t waiting) {
-    uint64_t wanted = uint64_t{in_flight_} + 1 + waiting;
+    uint64_t wanted = uint64_t{in_flight_} + dones() + 1 + waiting;
     // Calls that queue elsewhere until there is a credit do not show here: using up the grant is a wish for more.
-    if (in_flight_ + 1 >= granted_) wanted = std::max<uint64_t>(wanted, 2 * uint64_t{granted_});
+    if (in_flight_ + dones() + 1 >= granted_) wanted = std::max<uint64_t>(wanted, 2 * uint64_t{granted_});
     const auto need = static_cast<uint32_t>(std::min<uint64_t>(own_max_, wanted));
     needed_ = std::max(needed_, need);
     ++calls_in_window_;
@@ -59,11 +68,25 @@ class Credits {
     return requested_;
   }
 
-  void OnSent() { ++in_flight_; }
+  // Returns what OnReply wants to know of this call: how many RDMA_DONEs were sent before it.
+  uint32_t OnSent() {
+    ++in_flight_;
+    return dones_sent_;
+  }
+  // An RDMA_DONE will have to be sent.
+  void OnDoneOwed() { ++dones_owed_; }
+  void OnDoneSent() {
+    STAGECOACH_CHECK(dones_owed_ > 0);
+    --dones_owed_;
+    ++dones_sent_;
+  }
   // A reply came for a call in flight. `grant` is what its header says; nullopt when that could not be read.
-  void OnReply(std::optional<uint32_t> grant) {
+  // `dones_before` is what OnSent returned.
+  void OnReply(std::optional<uint32_t> grant, uint32_t dones_before = 0) {
     STAGECOACH_CHECK(in_flight_ > 0);
     --in_flight_;
+    // Counted modulo 2^32.
+    if (dones_before - dones_dealt_with_ <= dones_in_transit()) dones_dealt_with_ = dones_before;
     if (!grant.has_value()) return;
     if (*grant == 0) STAGECOACH_MARK("credits.grant_of_zero");
     // Once, as a generous peer says it with every reply.
@@ -73,12 +96,17 @@ class Credits {
   }
 
  private:
+  uint32_t dones_in_transit() const { return dones_sent_ - dones_dealt_with_; }
+
   uint32_t own_max_;
   uint32_t granted_ = 1;
   uint32_t in_flight_ = 0;
   uint32_t requested_;
   uint32_t needed_ = 0;  // the most among the calls of this window
   uint32_t calls_in_window_ = 0;
+  uint32_t dones_owed_ = 0;
+  uint32_t dones_sent_ = 0;
+  uint32_t dones_dealt_with_ = 0;
 };
 
 }  // namespace stagecoach::rpcrdma

@@ -124,7 +124,7 @@ struct Invalidate {
 
 // End the connection. OnDisconnected follows, when no memory is reachable any more.
 struct Disconnect {
-  enum class Why : uint8_t { kAsked, kCallTimedOut, kNoResources, kGrantOverrun };
+  enum class Why : uint8_t { kAsked, kCallTimedOut, kNoResources, kGrantOverrun, kReplyNotRead };
   Why why = Why::kAsked;
 };
 

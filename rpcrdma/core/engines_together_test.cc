@@ -23,6 +23,7 @@ using testing::FakeMemory;
 using testing::Pattern;
 
 constexpr uint64_t kLongest = 20000;  // bytes of one argument or result
+constexpr uint64_t kMostExposed = 100000;
 
 // How a call travelled, or its reply: "NOMSG reads 2writes reply".
 using Mixes = std::set<std::string>;
@@ -50,6 +51,10 @@ struct Manners {
   uint32_t server_credits = 8;
   bool invalidate = false;
   ReplyChunkUse reply_chunk_use = ReplyChunkUse::kWheneverOffered;
+  ProtocolProfile client = kRfc5666bis;
+  ProtocolProfile server = kRfc5666bis;
+  uint32_t exposed = 0;
+  bool stingy = false;  // calls say less of their replies than these are
 
   static Manners Draw(Prng& prng) {
     Manners manners;
@@ -71,18 +76,27 @@ class World {
         client_send_(manners.client_credits + 2, manners.calls_inline),
         client_receive_(manners.client_credits, manners.replies_inline),
         server_send_(manners.server_credits + 2, manners.replies_inline),
-        server_receive_(manners.server_credits, manners.calls_inline),
+        server_receive_(manners.server_credits + manners.exposed, manners.calls_inline),
         server_memory_(300000),
-        xids_(static_cast<uint32_t>(seed)) {
+        xids_(static_cast<uint32_t>(seed)),
+        stingy_(manners.stingy),
+        reads_replies_(manners.client.replies_by_read_chunk && manners.exposed > 0) {
     Requester::Config client{.credits = manners.client_credits};
     client.limits.send_inline = manners.calls_inline;
     client.limits.receive_inline = manners.replies_inline;
     client.limits.segment_length_max = manners.segment_length_max;
+    client.profile = manners.client;
+    client.reads_max = manners.client.replies_by_read_chunk ? 2 : 0;
+    client.read_bytes_max = kMostExposed;
     requester_.emplace(client, client_send_.view(), client_receive_.view(), client_memory_, xids_, nullptr);
     responder_.emplace(Responder::Config{.send_inline = manners.replies_inline,
                                          .may_invalidate = manners.invalidate,
                                          .reads_max = 3,
-                                         .reply_chunk_use = manners.reply_chunk_use},
+                                         .reply_chunk_use = manners.reply_chunk_use,
+                                         .profile = manners.server,
+                                         .exposed_max = manners.exposed,
+                                         .exposed_bytes_max = kMostExposed,
+                                         .segment_length_max = manners.segment_length_max},
                        server_send_.view(), server_receive_.view(), server_memory_, nullptr);
     requester_->Start();
     responder_->Start();
@@ -125,7 +139,16 @@ class World {
     spec.message_size = out.written().size();
     spec.items = out.eligible();
     for (std::vector<std::byte>& result : call->results) spec.results.push_back(result);
-    spec.reply_base_max = 16 + call->reply_words * 4 + call->results.size() * 4 + (prng_.OneIn(4) ? 5000 : 0);
+    if (stingy_ && prng_.OneIn(2)) {
+      call->stingy = true;
+      if (!call->results.empty() && prng_.OneIn(2)) {
+        spec.results.pop_back();
+      } else if (!call->results.empty()) {
+        spec.results.back() = spec.results.back().first(spec.results.back().size() / 2);
+      }
+    }
+    spec.reply_base_max =
+        call->stingy ? 20 : 16 + call->reply_words * 4 + call->results.size() * 4 + (prng_.OneIn(4) ? 5000 : 0);
     spec.direct_placement = !prng_.OneIn(5);
     spec.cookie = calls_.size();
     ASSERT_TRUE(requester_->Submit(std::move(spec), At(0)).has_value());
@@ -165,6 +188,7 @@ class World {
   size_t submitted() const { return calls_.size(); }
   size_t succeeded() const { return succeeded_; }
   size_t failed() const { return failed_; }
+  size_t refused() const { return refused_; }
   Prng& prng() { return prng_; }
 
   void ExpectNothingLeft() {
@@ -177,6 +201,7 @@ class World {
     EXPECT_TRUE(server_memory_.live.empty());
   }
   const ConnectionStats& client_stats() const { return requester_->stats(); }
+  const ConnectionStats& server_stats() const { return responder_->stats(); }
   const Mixes& call_mixes() const { return call_mixes_; }
   const Mixes& reply_mixes() const { return reply_mixes_; }
 
@@ -193,7 +218,8 @@ class World {
     std::vector<uint64_t> result_sizes;
     std::vector<std::vector<std::byte>> results;
     uint64_t reply_words = 0;
-    bool fails = false;  // the reply is without results
+    bool fails = false;   // the reply is without results
+    bool stingy = false;  // the reply may find no room
     bool over = false;
   };
 
@@ -239,6 +265,7 @@ class World {
     const auto header = DecodeHeaderV1(in);
     EXPECT_TRUE(header.has_value());
     if (!header) return {};
+    if (header->chunks() == nullptr) return ToString(header->type());
     const ChunkLists& lists = *header->chunks();
     const bool reads = std::ranges::any_of(lists.reads, [](const ReadSegment& read) { return read.position != 0; });
     std::string mix = header->type() == MessageType::kMsg ? "MSG" : "NOMSG";
@@ -266,16 +293,24 @@ class World {
     if (lost_) return;
     // The rules of ARCHITECTURE section 7.
     ASSERT_GE(requester_->posted_receives(), requester_->credits().in_flight());
-    ASSERT_GE(responder_->posted_receives() + responder_->unanswered(), responder_->credits_granted());
+    ASSERT_GE(responder_->posted_receives() + responder_->unanswered(),
+              responder_->credits_granted() + responder_->exposed());
   }
 
   void TransmitClient() {
     const Command command = client_.send_queue.front();
     client_.send_queue.pop_front();
-    const auto& send = std::get<PostSend>(command);
-    const ConstBytes bytes = client_send_.view().slot(send.slot).first(send.length);
-    call_mixes_.insert(MixOf(bytes));
-    server_.arriving.push_back({{bytes.begin(), bytes.end()}, send.invalidate});
+    if (const auto* read = std::get_if<PostRead>(&command)) {
+      ASSERT_NE(server_memory_.Find(read->source, MemoryUse::kReadByPeer), nullptr) << "Read of memory not exposed";
+      ASSERT_EQ(read->sink.size(), read->source.length);
+      CopyBytes(read->sink, AsBytes(reinterpret_cast<const void*>(read->source.offset), read->source.length));
+      EXPECT_LE(++client_reads_in_flight_, 2u);
+    } else {
+      const auto& send = std::get<PostSend>(command);
+      const ConstBytes bytes = client_send_.view().slot(send.slot).first(send.length);
+      call_mixes_.insert(MixOf(bytes));
+      server_.arriving.push_back({{bytes.begin(), bytes.end()}, send.invalidate});
+    }
     client_.done.push_back(command);
   }
   void TransmitServer() {
@@ -301,7 +336,12 @@ class World {
   void CompleteClient() {
     const Command command = client_.done.front();
     client_.done.pop_front();
-    requester_->OnSendDone(std::get<PostSend>(command).slot, At(0));
+    if (const auto* read = std::get_if<PostRead>(&command)) {
+      --client_reads_in_flight_;
+      requester_->OnReadDone(read->tag, At(0));
+    } else {
+      requester_->OnSendDone(std::get<PostSend>(command).slot, At(0));
+    }
   }
   void CompleteServer() {
     const Command command = server_.done.front();
@@ -392,7 +432,12 @@ class World {
       EXPECT_FALSE(call.over) << "completed twice";
       call.over = true;
       if (outcome->failure) {
-        EXPECT_EQ(outcome->failure->kind, CallFailure::Kind::kConnectionLost);
+        if (outcome->failure->kind == CallFailure::Kind::kErrChunk) {
+          EXPECT_TRUE(call.stingy && !reads_replies_) << "there is a way for this reply";
+          ++refused_;
+        } else {
+          EXPECT_EQ(outcome->failure->kind, CallFailure::Kind::kConnectionLost);
+        }
         ++failed_;
       } else {
         Check(call, outcome->reply);
@@ -423,6 +468,8 @@ class World {
   Arena client_send_, client_receive_, server_send_, server_receive_;
   FakeMemory client_memory_, server_memory_;
   SequentialXids xids_;
+  const bool stingy_;
+  const bool reads_replies_;
   std::vector<std::unique_ptr<OneCall>> calls_;
   std::optional<Requester> requester_;
   std::optional<Responder> responder_;
@@ -431,8 +478,10 @@ class World {
   Mixes call_mixes_;
   Mixes reply_mixes_;
   uint32_t reads_in_flight_ = 0;
+  uint32_t client_reads_in_flight_ = 0;
   size_t succeeded_ = 0;
   size_t failed_ = 0;
+  size_t refused_ = 0;
   bool lost_ = false;
 };
 
@@ -481,11 +530,57 @@ TEST(EnginesTogether, EveryCallIsAnsweredRightInAnyOrderOfEvents) {
   EXPECT_EQ(replies, all_replies);
 }
 
+// Every profile with every other: what one end does the other takes, also where a call has said too little of its
+// reply. [5666:3.8#4] No grant is too small.
+TEST(EnginesTogether, EveryProfileServesEveryOther) {
+  for (const ProtocolProfile& client : AllProfiles()) {
+    for (const ProtocolProfile& server : AllProfiles()) {
+      const bool reads = client.replies_by_read_chunk && server.replies_by_read_chunk;
+      ConnectionStats total;
+      size_t refused = 0;
+      for (uint64_t seed = 1; seed <= 12; ++seed) {
+        SCOPED_TRACE(std::string(client.name) + " to " + std::string(server.name) + ", " + std::to_string(seed));
+        Prng prng(seed);
+        Manners manners = Manners::Draw(prng);
+        manners.client = client;
+        manners.server = server;
+        manners.invalidate = false;
+        manners.stingy = true;
+        if (reads) manners.exposed = static_cast<uint32_t>(prng.Between(1, 3));
+        World world(seed, manners);
+        for (int i = 0; i < 40; ++i) {
+          world.Submit();
+          for (uint64_t steps = prng.Below(12); steps > 0; --steps) world.Step();
+          if (::testing::Test::HasFatalFailure()) return;
+        }
+        while (world.Step() && !::testing::Test::HasFatalFailure()) {
+        }
+        EXPECT_EQ(world.succeeded() + world.refused(), world.submitted());
+        world.ExpectNothingLeft();
+        world.ExpectNothingExposed();
+        EXPECT_EQ(world.server_stats().dones, world.server_stats().replies_by_read_chunk);
+        total += world.client_stats();
+        refused += world.refused();
+        if (::testing::Test::HasFailure()) return;
+      }
+      EXPECT_EQ(total.replies_by_read_chunk > 0, reads);
+      EXPECT_EQ(refused > 0, !reads);
+    }
+  }
+}
+
 TEST(EnginesTogether, LostConnectionEndsEveryCallOnceAndLeavesNothing) {
   for (uint64_t seed = 1; seed <= 100; ++seed) {
     SCOPED_TRACE(seed);
     Prng prng(seed);
-    World world(seed, Manners::Draw(prng));
+    Manners manners = Manners::Draw(prng);
+    if (seed % 2 == 0) {
+      manners.client = kDraft2004;
+      manners.server = kRfc5666;
+      manners.exposed = 2;
+      manners.stingy = true;
+    }
+    World world(seed, manners);
     for (int i = 0; i < 20; ++i) world.Submit();
     for (uint64_t steps = prng.Below(300); steps > 0 && world.Step(); --steps) {
     }

@@ -1,6 +1,7 @@
 #include "rpcrdma/core/requester.h"
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include "base/mark.h"
@@ -211,6 +212,14 @@ void Requester::Cancel(CallId id, Instant now) {
     STAGECOACH_MARK("requester.cancel_while_sent");
     Abandon(*call);
     FailWith(index, CallFailure::Kind::kCancelled, now);
+  } else if (call->state == State::kPulling && !call->failure) {
+    STAGECOACH_MARK("requester.cancel_while_pulling");
+    call->failure = CallFailure{.kind = CallFailure::Kind::kCancelled, .sent = true};
+    pulls_.Remove(index);
+    // Reads in flight still write to its memory.
+    if (call->pull->in_flight == 0) EndPull(index);
+    PumpPulls(now);
+    Pump(now);
   } else if (call->state == State::kFencing) {
     STAGECOACH_MARK("requester.cancel_while_fencing");
   }
@@ -225,7 +234,7 @@ void Requester::Abandon(Call& call) {
     return;
   }
   xid_table_.Insert(call.xid, kAbandoned);
-  abandoned_.push({call.xid, config_.inline_only ? std::nullopt : call.deadline});
+  abandoned_.push({call.xid, config_.inline_only ? std::nullopt : call.deadline, call.dones_before});
 }
 
 void Requester::Close(Instant) {
@@ -240,6 +249,7 @@ void Requester::Close(Instant) {
 // credit for each call; and a Receive of ours for each reply, which a peer's unsolicited messages may have used up for
 // the moment.
 void Requester::Pump(Instant now) {
+  PumpDones(now);
   while (!ending_ && !over_ && !queue_.empty() && credits_.available() && !free_send_slots_.empty() &&
          posted_receives_ > credits_.in_flight()) {
     Transmit(queue_.pop(), now);
@@ -272,8 +282,9 @@ void Requester::TraceHeld(std::string_view why, Instant now) {
 
 uint32_t Requester::room() const {
   if (ending_ || over_) return 0;
-  const uint64_t spoken_for = credits_.in_flight() + queue_.size();
-  return spoken_for < credits_.granted() ? static_cast<uint32_t>(credits_.granted() - spoken_for) : 0;
+  const uint64_t spoken_for = uint64_t{credits_.in_flight()} + credits_.dones() + queue_.size();
+  if (spoken_for < credits_.granted()) return static_cast<uint32_t>(credits_.granted() - spoken_for);
+  return credits_.in_flight() == 0 && queue_.empty() ? 1 : 0;
 }
 
 void Requester::Transmit(uint32_t index, Instant now) {
@@ -311,7 +322,7 @@ void Requester::Transmit(uint32_t index, Instant now) {
 
   call.state = State::kSent;
   xid_table_.Insert(call.xid, index);
-  credits_.OnSent();
+  call.dones_before = credits_.OnSent();
   // [5666bis:5.1.3#4] Header, lists and message in one.
   commands_.push(PostSend{.slot = slot, .length = static_cast<uint32_t>(out.position())});
   if (ReusesSendBuffers()) free_send_slots_.push_back(slot);
@@ -419,7 +430,7 @@ void Requester::OnReceive(uint32_t slot, uint32_t length, std::optional<uint32_t
   STAGECOACH_CHECK(slot < receive_.slots && length <= receive_.slot_size && posted_receives_ > 0);
   if (invalidated) OnInvalidatedByPeer(*invalidated, now);
   ByteReader in(receive_.slot(slot).first(length));
-  Result<Header, HeaderFault> header = DecodeHeaderV1(in, config_.list_limits);
+  Result<Header, HeaderFault> header = DecodeHeaderV1(in, config_.list_limits, config_.profile);
   if (!header) return OnMalformed(slot, length, header.error(), now);
   OnMessage(slot, std::move(*header), in.Rest(), now);
 }
@@ -443,10 +454,8 @@ void Requester::OnMalformed(uint32_t slot, uint32_t length, const HeaderFault& f
   if (index) {
     STAGECOACH_MARK("requester.malformed_reply_ends_its_call");
     xid_table_.Erase(*fault.xid);
-    credits_.OnReply(std::nullopt);
-    if (*index == kAbandoned) {
-      abandoned_.Remove(*fault.xid);
-    } else {
+    CountReply(*index, *fault.xid, std::nullopt);
+    if (*index != kAbandoned) {
       CallFailure failure{.kind = CallFailure::Kind::kBadHeader, .sent = true};
       failure.header = fault;
       if (!calls_[*index]->failure) calls_[*index]->failure = failure;
@@ -465,7 +474,13 @@ void Requester::OnMessage(uint32_t slot, Header&& header, ConstBytes body, Insta
     ++*counter;
     Trace(trace_, now, config_.name, "reply.ignored",
           {{"xid", uint64_t{header.xid}}, {"why", why}, {"credits", uint64_t{header.credits}}});
-    PostReceiveAgain(slot);
+    // What a reply exposes is held until somebody says that it may go.
+    if (why != "reverse_call" && OwesDone(header)) {
+      credits_.OnDoneOwed();
+      dones_.push({header.xid, slot});
+    } else {
+      PostReceiveAgain(slot);
+    }
     Pump(now);
   };
   // [5666bis:5.7.2#1] RDMA_DONE is dropped. So is a reverse-direction call, told apart from a reply by its direction
@@ -491,10 +506,9 @@ void Requester::OnMessage(uint32_t slot, Header&& header, ConstBytes body, Insta
     return ignore(&stats_.unknown_xids, "unknown_xid");
   }
   xid_table_.Erase(xid);
-  credits_.OnReply(header.credits);
+  CountReply(*index, xid, header.credits);
   stats_.credits_granted = credits_.granted();
   if (*index == kAbandoned) {
-    abandoned_.Remove(xid);
     STAGECOACH_MARK("requester.reply_after_cancel");
     return ignore(&stats_.ignored, "cancelled");
   }
@@ -502,12 +516,39 @@ void Requester::OnMessage(uint32_t slot, Header&& header, ConstBytes body, Insta
   Pump(now);
 }
 
+// Of a call that was over before, or not.
+void Requester::CountReply(uint32_t index, uint32_t xid, std::optional<uint32_t> grant) {
+  if (index != kAbandoned) return credits_.OnReply(grant, calls_[index]->dones_before);
+  uint32_t dones_before = 0;
+  for (size_t i = 0; i < abandoned_.size(); ++i) {
+    if (abandoned_[i] == xid) dones_before = abandoned_[i].dones_before;
+  }
+  abandoned_.Remove(xid);
+  credits_.OnReply(grant, dones_before);
+}
+
 void Requester::OnReplyTo(uint32_t index, uint32_t slot, Header&& header, ConstBytes message, Instant now) {
   Call& call = *calls_[index];
+  if (config_.profile.header_xid_prevails && header.has_inline_message() && message.size() >= 4) {
+    PutXid(message, header.xid);
+  }
+  if (config_.profile.written_lengths_count_round_up && header.chunks() != nullptr) {
+    CutRoundUp(&header.mutable_chunks()->writes, call.offered.writes);
+  }
+  const bool owes_done = OwesDone(header);
+  if (owes_done) credits_.OnDoneOwed();
   if (trace_ != nullptr) TraceReply(index, header, message, now);
   // A call that timed out has its verdict, and waits for the connection to end.
   // [5666bis:5.5+2] [5666bis:6.3+2] One that is answered with an error, or wrongly, ends with that, for good.
   std::optional<CallFailure> failure = call.failure;
+  const auto refuse = [&](ChunkFault fault) {
+    STAGECOACH_MARK("requester.chunk_lists_not_ours");
+    failure = CallFailure{.kind = CallFailure::Kind::kBadChunks, .sent = true};
+    failure->chunk = fault;
+    ++stats_.malformed;
+    Trace(trace_, now, config_.name, "reply.refused",
+          {{"call", IdOf(index)}, {"xid", uint64_t{header.xid}}, {"why", ToString(fault)}});
+  };
   if (failure) {
     STAGECOACH_MARK("requester.reply_after_deadline");
     ++stats_.ignored;
@@ -519,13 +560,16 @@ void Requester::OnReplyTo(uint32_t index, uint32_t slot, Header&& header, ConstB
     STAGECOACH_MARK("requester.err_chunk");
     failure = CallFailure{.kind = CallFailure::Kind::kErrChunk, .sent = true};
     ++stats_.errors;
-  } else if (const auto valid = ValidateReply(header, message, call.offered); !valid) {
-    STAGECOACH_MARK("requester.chunk_lists_not_ours");
-    failure = CallFailure{.kind = CallFailure::Kind::kBadChunks, .sent = true};
-    failure->chunk = valid.error();
-    ++stats_.malformed;
-    Trace(trace_, now, config_.name, "reply.refused",
-          {{"call", IdOf(index)}, {"xid", uint64_t{header.xid}}, {"why", ToString(valid.error())}});
+  } else if (auto reads = ValidateReply(header, message, call.offered, config_.profile,
+                                        {.read_bytes_max = config_.read_bytes_max});
+             !reads) {
+    refuse(reads.error());
+  } else if (owes_done && config_.reads_max == 0) {
+    refuse(ChunkFault::kUnexpectedReadList);
+  } else if (owes_done) {
+    call.pull = std::make_unique<Pull>();
+    call.pull->chunks = std::move(*reads);
+    for (const ReadChunk& chunk : call.pull->chunks.chunks) call.pull->bytes += chunk.length;
   }
   if (failure) {
     call.failure = failure;
@@ -535,8 +579,136 @@ void Requester::OnReplyTo(uint32_t index, uint32_t slot, Header&& header, ConstB
     call.receive_slot = slot;
     call.reply_header = std::move(header);
     call.reply_inline = message;
+    if (call.pull) {
+      ++stats_.replies_by_read_chunk;
+      call.state = State::kPulling;
+      if (call.pull->bytes == 0) return EndPull(index);
+      pulls_.push(index);
+      return PumpPulls(now);
+    }
   }
   Fence(index, now);
+  if (owes_done) dones_.push({call.xid, std::nullopt});
+}
+
+// --- Reading what a responder exposes ---
+
+bool Requester::OwesDone(const Header& header) const {
+  return config_.profile.replies_by_read_chunk && header.chunks() != nullptr && !header.chunks()->reads.empty();
+}
+
+// [5666:3.5#1] [2004:3.6#1] One for each reply that exposes memory, ahead of any call.
+void Requester::PumpDones(Instant now) {
+  while (!ending_ && !over_ && !dones_.empty() && !free_send_slots_.empty()) {
+    const OwedDone done = dones_.pop();
+    const uint32_t slot = free_send_slots_.back();
+    free_send_slots_.pop_back();
+    ByteWriter out(send_.slot(slot));
+    EncodeHeaderV1({.xid = done.xid, .credits = credits_.requested(), .body = RdmaDone{}}, out);
+    STAGECOACH_CHECK(out.ok());
+    commands_.push(PostSend{.slot = slot, .length = static_cast<uint32_t>(out.position())});
+    credits_.OnDoneSent();
+    ++stats_.sends;
+    ++stats_.dones;
+    Trace(trace_, now, config_.name, "done.sent",
+          {{"xid", uint64_t{done.xid}},
+           {"slot", uint64_t{slot}},
+           {"in_flight", uint64_t{credits_.in_flight()}},
+           {"dones", uint64_t{credits_.dones()}}});
+    if (done.receive_slot) PostReceiveAgain(*done.receive_slot);
+  }
+  if (!ending_ && !over_ && !dones_.empty()) STAGECOACH_MARK("requester.done_waits_for_send_buffer");
+}
+
+// Memory for all that is to be read. False: there is none.
+bool Requester::BeginPull(Call& call) {
+  Pull& pull = *call.pull;
+  pull.memory.reset(new (std::nothrow) std::byte[pull.bytes]);
+  if (pull.memory == nullptr) return false;
+  read_bytes_ += pull.bytes;
+  const auto sink = memory_.Register(ConstBytes(pull.memory.get(), pull.bytes), MemoryUse::kReadSink, nullptr);
+  if (!sink) return false;
+  pull.local_key = sink->local_key;
+  if (sink->id != 0) {
+    ++stats_.registrations;
+    ++call.stags_valid;
+    call.exposed.push_back({sink->id, sink->handle, false});
+  }
+  return true;
+}
+
+// No more at a time than the responder takes, a reply's all before the next one's.
+void Requester::PumpPulls(Instant now) {
+  while (!ending_ && !over_ && !pulls_.empty()) {
+    const uint32_t index = pulls_.front();
+    Call& call = *calls_[index];
+    Pull& pull = *call.pull;
+    if (pull.memory == nullptr) {
+      if (read_bytes_ > 0 && pull.bytes > config_.read_bytes_max - read_bytes_) {
+        STAGECOACH_MARK("requester.reply_waits_for_memory");
+        return;
+      }
+      if (!BeginPull(call)) {
+        STAGECOACH_MARK("requester.sink_refused");
+        pulls_.pop();
+        call.failure = CallFailure{.kind = CallFailure::Kind::kMemory, .sent = true};
+        EndPull(index);
+        continue;
+      }
+    }
+    const ReadList& segments = pull.chunks.segments;
+    if (pull.next_segment == segments.size()) {
+      pulls_.pop();
+      if (pull.in_flight == 0) EndPull(index);
+      continue;
+    }
+    const Segment& source = segments[pull.next_segment].target;
+    if (source.length == 0) {
+      ++pull.next_segment;
+      continue;
+    }
+    if (reads_in_flight_ >= config_.reads_max) {
+      STAGECOACH_MARK("requester.reads_wait_for_others");
+      return;
+    }
+    ++pull.next_segment;
+    commands_.push(PostRead{.sink = MutableBytes(pull.memory.get() + pull.next_byte, source.length),
+                            .local_key = pull.local_key,
+                            .source = source,
+                            .tag = index});
+    pull.next_byte += source.length;
+    ++pull.in_flight;
+    ++reads_in_flight_;
+    ++stats_.reads;
+    Trace(trace_, now, config_.name, "read.issued",
+          {{"xid", uint64_t{call.xid}},
+           {"bytes", uint64_t{source.length}},
+           {"in_flight", uint64_t{reads_in_flight_}},
+           {"reads_max", uint64_t{config_.reads_max}}});
+  }
+}
+
+void Requester::OnReadDone(uint32_t tag, Instant now) {
+  Call& call = *calls_[tag];
+  STAGECOACH_CHECK(call.pull != nullptr && call.pull->in_flight > 0 && reads_in_flight_ > 0);
+  --call.pull->in_flight;
+  --reads_in_flight_;
+  if (over_) return;
+  const bool all = call.failure.has_value() || call.pull->next_segment == call.pull->chunks.segments.size();
+  if (call.pull->in_flight == 0 && all) EndPull(tag);
+  PumpPulls(now);
+  Pump(now);
+}
+
+// Everything is in, or nobody wants it any more, and no Read is in flight. The responder is told without waiting for
+// the fence, which is about memory of this end.
+void Requester::EndPull(uint32_t index) {
+  Fence(index, {});
+  dones_.push({calls_[index]->xid, std::nullopt});
+}
+
+void Requester::ReleaseReadBytes(Call& call) {
+  if (call.pull != nullptr && call.pull->memory != nullptr) read_bytes_ -= call.pull->bytes;
 }
 
 void Requester::TraceReply(uint32_t index, const Header& header, ConstBytes message, Instant now) {
@@ -561,7 +733,7 @@ void Requester::TraceReply(uint32_t index, const Header& header, ConstBytes mess
 void Requester::OnInvalidatedByPeer(uint32_t handle, Instant now) {
   if (over_) return;
   for (const auto& call : calls_) {
-    if (call->state != State::kSent && call->state != State::kFencing) continue;
+    if (call->state != State::kSent && call->state != State::kPulling && call->state != State::kFencing) continue;
     for (internal::ExposedSegment& exposed : call->exposed) {
       if (exposed.handle == handle && !exposed.invalidated_by_peer) {
         exposed.invalidated_by_peer = true;
@@ -632,15 +804,28 @@ std::optional<CallOutcome> Requester::TakeOutcome(Instant now) {
   outcome.call = IdOf(index);
   outcome.cookie = call.cookie;
   outcome.failure = call.failure;
+  ReleaseReadBytes(call);
   if (call.failure) {
     TraceOver(index, outcome, now);
     return outcome;
   }
 
   const MutableBytes reply_memory(call.reply_memory.get(), call.reply_memory ? call.plan.reply_capacity : 0);
-  outcome.reply =
-      AssembleReply(call.reply_header, call.reply_inline, call.offered,
-                    std::span<const MutableBytes>(call.results).first(call.offered.writes.size()), reply_memory);
+  SmallVector<ConstBytes, 4> read_data;
+  if (call.pull != nullptr) {
+    ConstBytes left(call.pull->memory.get(), call.pull->bytes);
+    for (const ReadChunk& chunk : call.pull->chunks.chunks) {
+      read_data.push_back(left.first(chunk.length));
+      left = left.subspan(chunk.length);
+      if (chunk.position != 0) stats_.bytes_placed_by_read += chunk.length;
+    }
+  }
+  static const CallChunks none;
+  outcome.reply = AssembleReply(call.reply_header, call.reply_inline, call.offered,
+                                std::span<const MutableBytes>(call.results).first(call.offered.writes.size()),
+                                reply_memory, call.pull != nullptr ? call.pull->chunks : none, read_data);
+  ApplyProfile(config_.profile, PaddingOf(config_.profile, call.reply_header), &outcome.reply);
+  if (config_.profile.header_xid_prevails && outcome.reply.base.size() >= 4) PutXid(outcome.reply.base, call.xid);
   // A reply in the Reply chunk can be looked at only now that the chunk is fenced [5666bis:5.1.1#1].
   if (outcome.reply.base.size() < 4 || ByteReader(outcome.reply.base).U32() != call.xid) {
     ++stats_.malformed;
@@ -666,6 +851,10 @@ std::optional<CallOutcome> Requester::TakeOutcome(Instant now) {
     outcome.reply_memory = std::move(call.reply_memory);
   } else if (call.reply_memory) {
     STAGECOACH_MARK("requester.reply_chunk_came_back_unused");
+  }
+  if (call.pull != nullptr) {
+    const bool whole = call.pull->chunks.has_position_zero();
+    (whole ? outcome.reply_memory : outcome.read_memory) = std::move(call.pull->memory);
   }
   stats_.call_time.RecordTime(now - call.submitted);
   TraceOver(index, outcome, now);
@@ -694,7 +883,8 @@ void Requester::Release(CallId id, Instant now) {
   if (call->receive_slot && !over_) PostReceiveAgain(*call->receive_slot);
   FreeCall(static_cast<uint32_t>(id & UINT32_MAX) - 1);
   if (STAGECOACH_MUTANT("lost-wakeup", "a call that waits for a Receive is not told of it")) return;
-  Pump(now);  // a call may have waited for this Receive
+  PumpPulls(now);  // one may have waited for this one's memory
+  Pump(now);       // a call may have waited for this Receive
 }
 
 void Requester::OnSendDone(uint32_t slot, Instant now) {
@@ -702,26 +892,27 @@ void Requester::OnSendDone(uint32_t slot, Instant now) {
   Pump(now);
 }
 
-// A requester reads nothing.
-void Requester::OnReadDone(uint32_t, Instant) {}
-
 void Requester::OnDisconnected(Instant now) {
   over_ = true;
   commands_.clear();
   queue_.clear();
   abandoned_.clear();
+  pulls_.clear();
+  dones_.clear();
+  reads_in_flight_ = 0;
   posted_receives_ = 0;
   next_deadline_.reset();
   for (uint32_t index = 0; index < calls_.size(); ++index) {
     Call& call = *calls_[index];
-    if (call.state != State::kQueued && call.state != State::kSent && call.state != State::kFencing) continue;
+    if (call.state == State::kFree || call.state == State::kOver) continue;
     if (call.state == State::kQueued) STAGECOACH_MARK("requester.disconnect_while_queued");
     if (call.state == State::kSent) STAGECOACH_MARK("requester.disconnect_while_sent");
+    if (call.state == State::kPulling) STAGECOACH_MARK("requester.disconnect_while_pulling");
     if (call.state == State::kFencing) STAGECOACH_MARK("requester.disconnect_while_fencing");
     // A reply that was only waiting for its fence is as good as any: the fence has come.
     if (call.state != State::kFencing && !call.failure) {
       call.failure = CallFailure{.kind = closed_ ? CallFailure::Kind::kClosed : CallFailure::Kind::kConnectionLost,
-                                 .sent = call.state == State::kSent};
+                                 .sent = call.state != State::kQueued};
     }
     call.invalidating = 0;
     call.stags_valid = 0;
@@ -749,7 +940,9 @@ void Requester::OnDeadline(Instant now) {
   bool end = false;
   for (uint32_t index = 0; index < calls_.size(); ++index) {
     Call& call = *calls_[index];
-    if (call.state == State::kFencing && call.deadline) {
+    // One that was cancelled while its reply was read waits for the Reads first.
+    const bool ends_soon = call.state == State::kFencing || (call.state == State::kPulling && call.failure);
+    if (ends_soon && call.deadline) {
       if (now >= *call.deadline) STAGECOACH_MARK("requester.deadline_while_fencing");
       // A peer that has answered and takes nothing more keeps local invalidations from their turn on the send queue.
       const Instant limit = *call.deadline + kFenceTime;
@@ -760,7 +953,8 @@ void Requester::OnDeadline(Instant now) {
         end = true;
       }
     }
-    if ((call.state != State::kQueued && call.state != State::kSent) || !call.deadline || call.failure) continue;
+    if (call.state == State::kFree || call.state == State::kFencing || call.state == State::kOver) continue;
+    if (!call.deadline || call.failure) continue;
     if (STAGECOACH_MUTANT("lost-timeout", "the deadline of a queued call is forgotten") &&
         call.state == State::kQueued) {
       continue;
@@ -801,7 +995,7 @@ void Requester::EndConnection(Disconnect::Why why) {
 }
 
 std::string Requester::DebugString() const {
-  static constexpr const char* kStates[] = {"free", "queued", "sent", "fencing", "over"};
+  static constexpr const char* kStates[] = {"free", "queued", "sent", "pulling", "fencing", "over"};
   const auto number = [](uint64_t value) { return std::to_string(value); };
   std::string text = "  credits granted " + number(credits_.granted()) + ", in flight " + number(credits_.in_flight()) +
                      "; asked for " + number(credits_.requested()) + "; receives wanted " + number(posted_receives()) +
@@ -867,6 +1061,7 @@ void Requester::FreeCall(uint32_t index) {
   call.failure.reset();
   call.receive_slot.reset();
   call.reply_inline = {};
+  call.pull.reset();
   if (STAGECOACH_MUTANT("call-records-leak", "the requester never reuses call records")) return;
   free_calls_.push_back(index);
 }

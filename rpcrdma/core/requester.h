@@ -9,6 +9,12 @@
 //                |        +--------+  reply, RDMA_ERROR, bad reply, Cancel
 //                +-------------------- Cancel, deadline
 //
+// Where the profile has replies with Read chunks ("Read-Read", [2004:3.6#1] [5666:3.5#1]) such a call is pulling
+// between sent and fencing: what the responder exposes is read into memory of this end's own, `reads_max` pieces at a
+// time. Then the responder is told by RDMA_DONE that its memory may go; also when the call was cancelled or the reply
+// is of no use, and for a reply to no call at all. What RDMA_DONE costs is told in credits.h. A deadline that passes
+// while Reads are in flight ends the connection, as for a sent call: what they write to must not be anybody else's.
+//
 // What a hostile or broken responder may send: replies to nobody, twice, too short, malformed, with chunk lists that
 // are not ours. Each is counted, its Receive is posted again, and at most the one call it names ends with an error.
 //
@@ -64,7 +70,7 @@ struct CallFailure {
     kConnectionLost,
     kCancelled,
     kClosed,     // Close() was called
-    kMemory,     // the device refused to register its memory: not sent
+    kMemory,     // the device refused to register its memory: not sent; or memory to read its reply into
     kErrVers,    // RDMA_ERROR: `versions` says which the responder speaks
     kErrChunk,   // RDMA_ERROR
     kBadHeader,  // `header` says how the reply's transport header is wrong
@@ -89,6 +95,9 @@ struct CallOutcome {
   ReducedStream reply;
   // Backs reply.base when the reply was long; may be kept.
   std::unique_ptr<std::byte[]> reply_memory;
+  // Backs reply.reads when the reply has any and was not long by Read chunk, in which case reply_memory does; may be
+  // kept.
+  std::unique_ptr<std::byte[]> read_memory;
   // What was written into each result memory, by chunk; empty when no Write chunk was offered.
   SmallVector<uint64_t, 2> placed;
 };
@@ -114,6 +123,12 @@ class Requester final : public ConnectionEngine {
     bool inline_only = false;
     uint32_t queued_max = 4096;
     PlanLimits limits;  // send_inline at most send.slot_size
+    ProtocolProfile profile = kRfc5666bis;
+    // For replies with Read chunks. RDMA Reads in flight (ORD): with 0 they are refused; and bytes that are read, over
+    // all calls, until their outcomes are taken: replies that ask for more are refused, and wait for others that they
+    // have no room beside.
+    uint32_t reads_max = 0;
+    uint64_t read_bytes_max = 32u << 20;
     ChunkListLimits list_limits;
     std::string name = "requester";
   };
@@ -166,7 +181,7 @@ class Requester final : public ConnectionEngine {
   // Whether a call of this XID was sent and not answered, cancelled or not.
   bool Knows(uint32_t xid) const { return xid_table_.Find(xid).has_value(); }
 
-  // Calls queued, sent or fencing.
+  // Calls queued, sent, pulling or fencing.
   size_t outstanding() const { return outstanding_; }
   // Cancelled calls whose replies are not in: each keeps its credit.
   size_t abandoned() const { return abandoned_.size(); }
@@ -202,7 +217,18 @@ class Requester final : public ConnectionEngine {
   void OnDeadline(Instant now) override;
 
  private:
-  enum class State : uint8_t { kFree, kQueued, kSent, kFencing, kOver };
+  enum class State : uint8_t { kFree, kQueued, kSent, kPulling, kFencing, kOver };
+
+  // What is read for a reply.
+  struct Pull {
+    CallChunks chunks;
+    std::unique_ptr<std::byte[]> memory;  // of all chunks, one behind the other
+    uint64_t bytes = 0;
+    uint32_t local_key = 0;
+    size_t next_segment = 0;
+    uint64_t next_byte = 0;
+    uint32_t in_flight = 0;
+  };
 
   struct Call {
     State state = State::kFree;
@@ -227,6 +253,8 @@ class Requester final : public ConnectionEngine {
     std::optional<uint32_t> receive_slot;  // holds the reply
     Header reply_header;
     ConstBytes reply_inline;
+    std::unique_ptr<Pull> pull;
+    uint32_t dones_before = 0;  // Credits::OnSent
   };
 
   static constexpr uint32_t kAbandoned = UINT32_MAX;  // in xid_table_: the call is over, its reply is not in yet
@@ -234,7 +262,14 @@ class Requester final : public ConnectionEngine {
   struct Abandoned {
     uint32_t xid = 0;
     std::optional<Instant> deadline;
+    uint32_t dones_before = 0;
     friend bool operator==(const Abandoned& a, uint32_t xid) { return a.xid == xid; }
+  };
+
+  // RDMA_DONE that may be sent, and waits for a send buffer.
+  struct OwedDone {
+    uint32_t xid = 0;
+    std::optional<uint32_t> receive_slot;  // to be posted again when it is sent: who asks for many gets no further
   };
 
   uint32_t AllocateCall();
@@ -252,6 +287,13 @@ class Requester final : public ConnectionEngine {
   void TraceReply(uint32_t index, const Header& header, ConstBytes message, Instant now);
   void TraceOver(uint32_t index, const CallOutcome& outcome, Instant now);
   void Abandon(Call& call);
+  void CountReply(uint32_t index, uint32_t xid, std::optional<uint32_t> grant);
+  bool OwesDone(const Header& header) const;
+  void PumpDones(Instant now);
+  bool BeginPull(Call& call);
+  void PumpPulls(Instant now);
+  void EndPull(uint32_t index);
+  void ReleaseReadBytes(Call& call);
   void Fence(uint32_t index, Instant now);
   void Conclude(uint32_t index);
   void FailWith(uint32_t index, CallFailure::Kind kind, Instant now);
@@ -276,6 +318,10 @@ class Requester final : public ConnectionEngine {
   Ring<uint32_t> outcomes_;
   Ring<Command> commands_;
   Ring<Abandoned> abandoned_;
+  Ring<uint32_t> pulls_;  // calls with Reads to post, in order
+  Ring<OwedDone> dones_;
+  uint32_t reads_in_flight_ = 0;
+  uint64_t read_bytes_ = 0;  // of pulls with memory whose outcomes were not taken
   XidTable xid_table_;
   // Below 0 while a message that no call of ours asked for is in a Receive that is not of its share.
   int64_t posted_receives_ = 0;

@@ -56,8 +56,11 @@ Responder::Responder(const Config& config, BufferArena send, BufferArena receive
       receives_(config.receives > 0 ? config.receives : receive.slots),
       calls_(receive.slots),
       in_flight_(size_t{send.first} + send.slots),
-      window_(receives_) {
-  STAGECOACH_CHECK(receive_.slots > 0 && send_.slots > 0 && in_flight_.size() < kSendTag && receive_.slots < kSendTag);
+      exposed_(config.exposed_max),
+      window_(receives_ - std::min(config.exposed_max, receives_ - 1)) {
+  STAGECOACH_CHECK(receive_.slots > 0 && send_.slots > 0 && in_flight_.size() < kSendTag);
+  STAGECOACH_CHECK(receive_.slots < kExposedTag && config_.exposed_max < kExposedTag);
+  STAGECOACH_CHECK(config_.exposed_max < receives_ && (config_.exposed_max == 0 || !config_.shared_receives));
   STAGECOACH_CHECK(receives_ <= receive_.slots);
   STAGECOACH_CHECK(config_.send_inline <= send_.slot_size && kMinHeaderSize <= send_.slot_size);
   for (uint32_t slot = send_.slots; slot > 0; --slot) free_send_slots_.push_back(send_.first + slot - 1);
@@ -91,7 +94,7 @@ void Responder::OnReceive(uint32_t slot, uint32_t length, std::optional<uint32_t
   STAGECOACH_CHECK(slot < receive_.slots && length <= receive_.slot_size);
   STAGECOACH_CHECK(posted_receives_ > 0 || config_.shared_receives);
   ByteReader in(receive_.slot(slot).first(length));
-  Result<Header, HeaderFault> header = DecodeHeaderV1(in, config_.list_limits);
+  Result<Header, HeaderFault> header = DecodeHeaderV1(in, config_.list_limits, config_.profile);
   if (!header) return OnMalformed(slot, length, header.error(), now);
   OnMessage(slot, std::move(*header), in.Rest(), now);
 }
@@ -150,6 +153,7 @@ void Responder::OnMessage(uint32_t slot, Header&& header, ConstBytes message, In
     Trace(trace_, now, config_.name, "call.dropped", {{"xid", uint64_t{header.xid}}, {"why", why}});
     Repost(slot);
   };
+  if (header.type() == MessageType::kDone && config_.exposed_max > 0) return OnDone(slot, header.xid, now);
   // [5666bis:5.7.2#1] [2004:3.8+7] RDMA_DONE is dropped; an RDMA_ERROR answers a call we never made.
   const bool is_message = header.chunks() != nullptr;
   const std::optional<Prefix> prefix = is_message && header.has_inline_message() ? PeekPrefix(message) : std::nullopt;
@@ -167,8 +171,11 @@ void Responder::OnMessage(uint32_t slot, Header&& header, ConstBytes message, In
 void Responder::OnCall(uint32_t slot, Header&& header, ConstBytes message, Instant now) {
   Call& call = calls_[slot];
   call.xid = header.xid;
+  if (config_.profile.header_xid_prevails && header.has_inline_message() && message.size() >= 4) {
+    PutXid(message, header.xid);
+  }
   // [5666bis:4.4.4.2+1] [5666:3.5+1] [2004:3.6+1] The lists first.
-  Result<CallChunks, ChunkFault> chunks = ValidateCall(header, message, config_.data_limits);
+  Result<CallChunks, ChunkFault> chunks = ValidateCall(header, message, config_.data_limits, config_.profile);
   const bool reads_refused = chunks && !chunks->chunks.empty() && config_.reads_max == 0;
   // [5666bis:8.3.5#2] [5666bis:8.3.5#3] What was offered no chunks is answered without, or with RDMA_ERROR.
   const bool chunks_refused = config_.inline_only && !header.chunks()->empty();
@@ -208,6 +215,7 @@ void Responder::OnCall(uint32_t slot, Header&& header, ConstBytes message, Insta
   call.invalidate = config_.may_invalidate ? TagToInvalidate(lists) : std::nullopt;
   call.offered.writes = lists.writes;
   call.offered.reply = lists.reply;
+  call.padding = PaddingOf(config_.profile, header);
   call.inline_message = message;
   call.chunks = std::move(*chunks);
   call.next_chunk = 0;
@@ -385,6 +393,7 @@ void Responder::OnPulled(uint32_t slot, Instant now) {
   for (const Sink& sink : call.sinks) data.push_back(sink.memory);
   Result<ReducedStream, ChunkFault> stream = AssembleCall(call.chunks, call.inline_message, data);
   std::optional<Prefix> prefix;
+  if (stream && config_.profile.header_xid_prevails && stream->base.size() >= 4) PutXid(stream->base, call.xid);
   if (stream) prefix = PeekPrefix(stream->base);
   if (!stream || !prefix || prefix->xid != call.xid) {
     STAGECOACH_MARK("responder.pulled_call_is_not_of_its_header");
@@ -403,6 +412,7 @@ void Responder::OnPulled(uint32_t slot, Instant now) {
     stats_.bytes_placed_by_read += call.sinks[i].memory.size();
   }
   call.stream = std::move(*stream);
+  ApplyProfile(config_.profile, call.padding, &call.stream);
   if (prefix->direction != kCall) {
     ++stats_.ignored;
     Trace(trace_, now, config_.name, "call.dropped", {{"xid", uint64_t{call.xid}}, {"why", "not a call"}});
@@ -465,7 +475,8 @@ bool Responder::busy() const {
     if (call.state == State::kExecuting || call.state == State::kFencingSinks) return true;
   }
   if (waiting_.empty() || reads_in_flight_ > 0 || !replies_.empty()) return false;
-  // The memory that a call waits for may be that of replies which the peer does not take.
+  // The memory that a call waits for may be that of replies which the peer does not take, or does not read.
+  if (exposed_count_ > 0) return false;
   return std::none_of(in_flight_.begin(), in_flight_.end(),
                       [](const InFlight& reply) { return reply.memory != nullptr; });
 }
@@ -505,8 +516,14 @@ Result<void, ReplyVerdict> Responder::Complete(RequestId id, ReplySpec&& reply, 
   Call* call = Find(id);
   if (call == nullptr) return {};
   const uint32_t slot = SlotOf(id);
+  const ReplyCustoms customs{.lengths_count_round_up = config_.profile.written_lengths_count_round_up,
+                             .read_segments_max = config_.exposed_max > 0 ? config_.exposed_segments_max : 0,
+                             .segment_length_max = config_.segment_length_max};
+  const ReplyChunkUse use =
+      config_.profile.reply_chunk_when_needed ? ReplyChunkUse::kWhenNeeded : config_.reply_chunk_use;
   auto plan = PlanReply({.base_size = reply.message_size, .items = reply.items}, call->offered, config_.send_inline,
-                        config_.reply_chunk_use);
+                        use, customs);
+  if (plan && plan->read_bytes > config_.exposed_bytes_max) plan = Err(ReplyVerdict::kNoRoomForReply);
   if (!plan && plan.error() == ReplyVerdict::kMalformedShape) return Err(plan.error());
   FreeSinks(*call);
   ServeWaiting(now);
@@ -526,8 +543,21 @@ Result<void, ReplyVerdict> Responder::Complete(RequestId id, ReplySpec&& reply, 
     call->reply_memory = std::move(reply.memory);
     call->reply_lasting = reply.lasting;
     call->plan = std::move(*plan);
-    call->state = State::kReplying;
-    replies_.push(slot);
+    // [5666:11#7] In their order: none is passed over for a smaller one.
+    if (!call->plan.reads.empty() && (!withheld_.empty() || !HasRoomToExpose(call->plan))) {
+      STAGECOACH_MARK("responder.reply_withheld");
+      call->state = State::kWithheld;
+      withheld_.push(slot);
+      Trace(trace_, now, config_.name, "reply.withheld",
+            {{"xid", uint64_t{call->xid}},
+             {"bytes", call->plan.read_bytes},
+             {"exposed", uint64_t{exposed_count_}},
+             {"exposed_bytes", exposed_bytes_}});
+    } else {
+      call->state = State::kReplying;
+      ReserveExposure(call->plan);
+      replies_.push(slot);
+    }
   }
   PumpReplies(now);
   return {};
@@ -578,8 +608,22 @@ void Responder::PumpReplies(Instant now) {
 void Responder::SendReply(uint32_t slot, uint32_t send_slot, Instant now) {
   Call& call = calls_[slot];
   InFlight& in_flight = in_flight_[send_slot];
+  SmallVector<Exposure, 4> exposures;
+  std::optional<uint32_t> exposed;
+  if (!call.plan.reads.empty()) {
+    exposed = Expose(call, &exposures, now);
+    if (!exposed) {
+      SendError(slot, send_slot, now);
+      return;
+    }
+  }
   if (!PostWrites(call, in_flight)) {
     STAGECOACH_MARK("responder.write_source_refused");
+    if (exposed) {
+      // The message stays while it can be read; then nothing of it was to be written.
+      if (call.plan.reads[0].position == 0) exposed_[*exposed].message.swap(call.reply_buffer);
+      FenceExposed(*exposed, now);
+    }
     Trace(trace_, now, config_.name, "source.refused", {{"xid", uint64_t{call.xid}}});
     // What was registered before the refusal stays registered until after the Send.
     if (!in_flight.registrations.empty()) {
@@ -593,12 +637,23 @@ void Responder::SendReply(uint32_t slot, uint32_t send_slot, Instant now) {
 
   // [5666bis:3.1.2+2] [5666:2+2] [2004:2+1] [5666bis:4.3+2] [5666bis:5.1.3+2] [5666:3.3+4] [5666:4.1+5] [2004:3.3+2]
   // [2004:4.1+6] [5666bis:8.3.5+1] [5666bis:8.3.5#1] [5666bis:8.3.5#4] Of version 1; the message follows at once.
-  const Header header = MakeReplyHeader(call.plan, call.xid, window_.OnReply());
+  const Header header = MakeReplyHeader(call.plan, call.xid, window_.OnReply(), exposures);
   ByteWriter out(send_.slot(send_slot));
   EncodeHeaderV1(header, out);
   WriteInline({ConstBytes(call.reply_buffer).first(call.reply_size), call.reply_items}, call.plan.inline_pieces, out);
   STAGECOACH_CHECK(out.ok() && out.position() <= config_.send_inline);
 
+  if (exposed) {
+    ++stats_.replies_by_read_chunk;
+    // The message or its items; what is written is not what is read.
+    if (call.plan.reads[0].position == 0) exposed_[*exposed].message.swap(call.reply_buffer);
+    Trace(trace_, now, config_.name, "reply.exposed",
+          {{"xid", uint64_t{call.xid}},
+           {"segments", call.plan.reads.size()},
+           {"bytes", call.plan.read_bytes},
+           {"exposed", uint64_t{exposed_count_}},
+           {"exposed_bytes", exposed_bytes_}});
+  }
   const bool holds_memory = !call.plan.writes.empty();
   if (holds_memory) {
     const bool early = STAGECOACH_MUTANT("reply-memory-freed-early", "a reply's memory is let go while it is written");
@@ -695,6 +750,122 @@ bool Responder::PostWrites(Call& call, InFlight& in_flight) {
   return true;
 }
 
+// --- What the requester reads ---
+
+bool Responder::HasRoomToExpose(const ReplyPlan& plan) const {
+  return exposed_count_ < config_.exposed_max && plan.read_bytes <= config_.exposed_bytes_max - exposed_bytes_;
+}
+
+void Responder::ReserveExposure(const ReplyPlan& plan) {
+  if (plan.reads.empty()) return;
+  ++exposed_count_;
+  exposed_bytes_ += plan.read_bytes;
+}
+
+// Makes reachable what the plan says, in its order. Empty when the device refuses: what it had done of it is undone.
+std::optional<uint32_t> Responder::Expose(Call& call, SmallVector<Exposure, 4>* exposures, Instant now) {
+  const auto free = std::find_if(exposed_.begin(), exposed_.end(), [](const Exposed& one) { return !one.in_use; });
+  STAGECOACH_CHECK(free != exposed_.end());
+  const auto index = static_cast<uint32_t>(free - exposed_.begin());
+  Exposed& exposed = *free;
+  exposed.in_use = true;
+  exposed.done = false;
+  exposed.xid = call.xid;
+  exposed.order = ++exposed_ever_;
+  exposed.until = now + config_.exposed_time;
+  exposed.bytes = call.plan.read_bytes;
+  exposed.memory = call.reply_memory;
+  const EncodedMessage message{ConstBytes(call.reply_buffer).first(call.reply_size), call.reply_items};
+  for (const PlannedRead& read : call.plan.reads) {
+    LastingMemory* const lasting = read.memory.source == Piece::Source::kItem ? call.reply_lasting : nullptr;
+    const auto registration = memory_.Register(PieceBytes(message, read.memory), MemoryUse::kReadByPeer, lasting);
+    if (!registration) {
+      STAGECOACH_MARK("responder.exposure_refused");
+      Trace(trace_, now, config_.name, "source.refused", {{"xid", uint64_t{call.xid}}});
+      exposed.message.swap(call.reply_buffer);
+      FenceExposed(index, now);
+      return std::nullopt;
+    }
+    ++stats_.registrations;
+    if (lasting != nullptr) ++(registration->lasting ? stats_.memory_reused : stats_.memory_not_reused);
+    if (registration->id != 0) exposed.registrations.push_back(registration->id);
+    exposures->push_back({registration->handle, registration->offset});
+  }
+  return index;
+}
+
+// [5666:3.5#1] RDMA_DONE of this XID. Of several such replies it is for the one that was sent first.
+void Responder::OnDone(uint32_t slot, uint32_t xid, Instant now) {
+  Repost(slot);
+  Exposed* first = nullptr;
+  for (Exposed& exposed : exposed_) {
+    if (!exposed.in_use || exposed.done || exposed.xid != xid) continue;
+    if (first == nullptr || exposed.order < first->order) first = &exposed;
+  }
+  Trace(trace_, now, config_.name, "done.received",
+        {{"xid", uint64_t{xid}},
+         {"matched", uint64_t{first != nullptr ? 1u : 0u}},
+         {"exposed", uint64_t{exposed_count_}}});
+  if (first == nullptr) {
+    STAGECOACH_MARK("responder.done_for_nothing");
+    ++stats_.ignored;
+    return;
+  }
+  ++stats_.dones;
+  FenceExposed(static_cast<uint32_t>(first - exposed_.data()), now);
+}
+
+void Responder::FenceExposed(uint32_t index, Instant now) {
+  Exposed& exposed = exposed_[index];
+  exposed.done = true;
+  exposed.fencing = 1;  // our own, so that answers that come at once do not finish early
+  for (const uint32_t registration : exposed.registrations) {
+    ++exposed.fencing;
+    ++stats_.invalidations_local;
+    commands_.push(Invalidate{.registration = registration, .tag = index | kExposedTag});
+  }
+  exposed.registrations.clear();
+  if (--exposed.fencing == 0) ReleaseExposed(index, now);
+}
+
+void Responder::ReleaseExposed(uint32_t index, Instant now) {
+  Exposed& exposed = exposed_[index];
+  --exposed_count_;
+  exposed_bytes_ -= exposed.bytes;
+  exposed = {};
+  ServeWithheld();
+  PumpReplies(now);
+  ServeWaiting(now);
+}
+
+void Responder::ServeWithheld() {
+  while (!over_ && !ending_ && !withheld_.empty() && HasRoomToExpose(calls_[withheld_.front()].plan)) {
+    const uint32_t slot = withheld_.pop();
+    ReserveExposure(calls_[slot].plan);
+    calls_[slot].state = State::kReplying;
+    replies_.push(slot);
+  }
+}
+
+std::optional<Instant> Responder::Deadline() const {
+  std::optional<Instant> first;
+  for (const Exposed& exposed : exposed_) {
+    if (exposed.in_use && !exposed.done && (!first || exposed.until < *first)) first = exposed.until;
+  }
+  return over_ || ending_ ? std::nullopt : first;
+}
+
+// [5666:3.8#1] [5666:11#5] [5666:11#8] The connection ends, and with it whatever is exposed: the requester's Reads
+// would end it as well.
+void Responder::OnDeadline(Instant now) {
+  const std::optional<Instant> first = Deadline();
+  if (!first || now < *first) return;
+  STAGECOACH_MARK("responder.done_never_came");
+  Trace(trace_, now, config_.name, "exposure.expired",
+        {{"exposed", uint64_t{exposed_count_}}, {"withheld", withheld_.size()}});
+  Close(Disconnect::Why::kReplyNotRead);
+}
+
 // Error replies never invalidate and carry no chunks.
 void Responder::SendError(uint32_t slot, uint32_t send_slot, Instant now) {
   Call& call = calls_[slot];
@@ -738,6 +909,7 @@ void Responder::CloseRecord(uint32_t slot) {
   ++call.generation;
   call.offered = {};
   call.invalidate.reset();
+  call.padding = {};
   call.inline_message = {};
   call.stream = {};
   call.reply_items.clear();
@@ -788,6 +960,12 @@ void Responder::OnInvalidated(uint32_t tag, Instant now) {
     }
     return;
   }
+  if ((tag & kExposedTag) != 0) {
+    const uint32_t index = tag & ~kExposedTag;
+    STAGECOACH_CHECK(exposed_[index].fencing > 0);
+    if (--exposed_[index].fencing == 0) ReleaseExposed(index, now);
+    return;
+  }
   Call& call = calls_[tag];
   STAGECOACH_CHECK(call.fencing > 0);
   if (--call.fencing == 0) OnPulled(tag, now);
@@ -809,6 +987,7 @@ void Responder::OnDisconnected(Instant now) {
   pulling_.clear();
   ready_.clear();
   replies_.clear();
+  withheld_.clear();
   posted_receives_ = 0;
   for (uint32_t slot = 0; slot < calls_.size(); ++slot) {
     Call& call = calls_[slot];
@@ -831,6 +1010,9 @@ void Responder::OnDisconnected(Instant now) {
       case State::kReady:
         STAGECOACH_MARK("responder.disconnect_before_execution");
         break;
+      case State::kWithheld:
+        STAGECOACH_MARK("responder.disconnect_while_withheld");
+        break;
       case State::kReplying:
       case State::kRefused:
         STAGECOACH_MARK("responder.disconnect_while_replying");
@@ -841,21 +1023,29 @@ void Responder::OnDisconnected(Instant now) {
   }
   if (replies_in_flight() > 0) STAGECOACH_MARK("responder.disconnect_with_replies_in_flight");
   for (InFlight& in_flight : in_flight_) in_flight = {};
+  for (Exposed& exposed : exposed_) exposed = {};
+  exposed_count_ = 0;
+  exposed_bytes_ = 0;
   Trace(trace_, now, config_.name, "disconnected", {{"executing", uint64_t{unanswered_}}});
 }
 
 std::string Responder::DebugString() const {
-  static constexpr const char* kStates[] = {"posted", "waiting for memory", "pulling",  "fencing what was pulled",
-                                            "ready",  "executing",          "replying", "being refused"};
+  static constexpr const char* kStates[] = {"posted",       "waiting for memory", "pulling",  "fencing what was pulled",
+                                            "ready",        "executing",          "replying", "withheld",
+                                            "being refused"};
   const auto number = [](uint64_t value) { return std::to_string(value); };
-  std::string text = "    credits granted " + number(credits_granted()) + "; receives wanted " +
-                     number(posted_receives()) + "; calls unanswered " + number(unanswered_) + "; reads in flight " +
-                     number(reads_in_flight_) + " of " + number(config_.reads_max) + "; replies in flight " +
-                     number(replies_in_flight()) + ", waiting for a send buffer " + number(replies_.size()) +
-                     (over_     ? "; over"
-                      : ending_ ? "; ending"
-                                : "") +
-                     "\n";
+  std::string text =
+      "    credits granted " + number(credits_granted()) + "; receives wanted " + number(posted_receives()) +
+      "; calls unanswered " + number(unanswered_) + "; reads in flight " + number(reads_in_flight_) + " of " +
+      number(config_.reads_max) + "; replies in flight " + number(replies_in_flight()) +
+      ", waiting for a send buffer " + number(replies_.size()) +
+      (config_.exposed_max > 0 ? "; exposed " + number(exposed_count_) + " of " + number(config_.exposed_max) +
+                                     ", bytes " + number(exposed_bytes_) + ", withheld " + number(withheld_.size())
+                               : "") +
+      (over_     ? "; over"
+       : ending_ ? "; ending"
+                 : "") +
+      "\n";
   for (const Call& call : calls_) {
     if (call.state == State::kPosted) continue;
     text += "    call xid " + number(call.xid) + " " + kStates[static_cast<size_t>(call.state)];

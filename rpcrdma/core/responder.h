@@ -25,6 +25,16 @@
 // when as many of these as there are receive buffers have gone ahead of the call that waits first, those behind it are
 // held back until it has its memory. It is never starved.
 //
+// Read-Read ([2004:5.2#2], [5666:5.2#2]). Where the profile has it, a reply that fits neither inline nor any chunk that
+// was offered stays in memory of this end, which its Read list exposes. It is "exposed" until the requester says
+// RDMA_DONE for its XID; then it is fenced, and only then let go of. RDMA_DONE takes a Receive, so as many Receives as
+// there may be exposed replies are kept out of the grants:
+//   Receives posted + calls not yet answered >= credits granted + exposed replies
+// and a requester may send one at any time, whatever else it has sent [5666:3.8#4]. A reply that would be one exposed
+// too many, or too large beside the others, is withheld until one of them is over [5666:11#7]; grants stay what they
+// are. Who leaves one exposed for longer than the window loses the connection [5666:3.8#1] [5666:11#5] [5666:11#8],
+// which fences all. An RDMA_DONE for nothing that is exposed is dropped.
+//
 // Does not know RPC headers, but for the XID, which must be the same in both headers, and the direction: messages that
 // are not calls are dropped.
 //
@@ -76,6 +86,15 @@ class Responder final : public ConnectionEngine {
     ChunkListLimits list_limits;
     ChunkDataLimits data_limits;
     ReplyChunkUse reply_chunk_use = ReplyChunkUse::kWheneverOffered;
+    ProtocolProfile profile = kRfc5666bis;
+    // Replies with Read chunks, of profiles that have them. At a time: 0 makes none, and otherwise so many Receives are
+    // kept for RDMA_DONE, less than there are in all. With shared_receives it is 0, as memory would be exposed to all
+    // that share.
+    uint32_t exposed_max = 0;
+    uint64_t exposed_bytes_max = 64u << 20;  // of all of them together
+    Duration exposed_time = 30s;             // of each
+    uint32_t exposed_segments_max = 64;      // of each
+    uint32_t segment_length_max = 1u << 30;  // that the device registers at once
     // What bounds the grants beside the number of receive buffers.
     std::vector<std::shared_ptr<CreditBudget>> budgets;
     // The receive buffers are taken, when messages come, from Receives that other connections draw on as well. They are
@@ -110,8 +129,9 @@ class Responder final : public ConnectionEngine {
     std::shared_ptr<const void> memory;  // keeps the items' memory; let go when no operation uses it any more
     LastingMemory* lasting = nullptr;    // what all items lie in, kept by `memory`; null: nothing is known of it
   };
-  // Ends the request with a reply. On kMalformedShape (items that cannot stand in this message) nothing happened, and
-  // the request is still open; any other reason why the reply cannot travel becomes ERR_CHUNK [5666bis:5.5#6].
+  // Ends the request with a reply, which may have to wait (see Read-Read). On kMalformedShape (items that cannot stand
+  // in this message) nothing happened, and the request is still open; any other reason why the reply cannot travel
+  // becomes ERR_CHUNK [5666bis:5.5#6].
   Result<void, ReplyVerdict> Complete(RequestId id, ReplySpec&& reply, Instant now);
   // Ends the request with ERR_CHUNK.
   void Refuse(RequestId id, Instant now);
@@ -145,6 +165,9 @@ class Responder final : public ConnectionEngine {
   // Calls that wait for memory, and replies for a send buffer.
   size_t waiting_for_memory() const { return waiting_.size(); }
   size_t replies_waiting() const { return replies_.size(); }
+  // Replies that the requester has not read, and those that wait for them.
+  uint32_t exposed() const { return exposed_count_; }
+  size_t replies_withheld() const { return withheld_.size(); }
   const ConnectionStats& stats() const { return stats_; }
   // Credits, and each call that is not answered: see Requester::DebugString.
   std::string DebugString() const;
@@ -164,9 +187,9 @@ class Responder final : public ConnectionEngine {
   void OnInvalidated(uint32_t tag, Instant now) override;
   void OnDisconnected(Instant now) override;
   std::optional<Command> TakeCommand() override;
-  bool Waiting() const override { return reads_in_flight_ > 0 || replies_in_flight() > 0; }
-  std::optional<Instant> Deadline() const override { return std::nullopt; }
-  void OnDeadline(Instant) override {}
+  bool Waiting() const override { return reads_in_flight_ > 0 || replies_in_flight() > 0 || exposed_count_ > 0; }
+  std::optional<Instant> Deadline() const override;
+  void OnDeadline(Instant now) override;
 
  private:
   enum class State : uint8_t {
@@ -177,6 +200,7 @@ class Responder final : public ConnectionEngine {
     kReady,
     kExecuting,  // handed out
     kReplying,   // waits for a send buffer
+    kWithheld,   // waits until replies are exposed no more
     kRefused,    // waits for a send buffer, for RDMA_ERROR
   };
 
@@ -195,6 +219,7 @@ class Responder final : public ConnectionEngine {
     uint64_t arrival = 0;                // counts the calls of the connection
     ChunkLists offered;                  // Write list and Reply chunk
     std::optional<uint32_t> invalidate;  // a steering tag of this call
+    Padding padding;
     ConstBytes inline_message;
     CallChunks chunks;
     std::vector<Sink> sinks;  // one for each of chunks.chunks
@@ -221,7 +246,23 @@ class Responder final : public ConnectionEngine {
     std::shared_ptr<const void> memory;
   };
 
-  static constexpr uint32_t kSendTag = 0x80000000u;  // in tags of Invalidate: a send slot, otherwise a receive slot
+  // A reply in memory that the requester reads.
+  struct Exposed {
+    bool in_use = false;
+    bool done = false;  // being fenced
+    uint32_t xid = 0;
+    uint64_t order = 0;
+    Instant until;
+    uint64_t bytes = 0;
+    SmallVector<uint32_t, 4> registrations;
+    uint32_t fencing = 0;
+    std::vector<std::byte> message;
+    std::shared_ptr<const void> memory;
+  };
+
+  // In tags of Invalidate: a send slot, an exposed reply, otherwise a receive slot.
+  static constexpr uint32_t kSendTag = 0x80000000u;
+  static constexpr uint32_t kExposedTag = 0x40000000u;
 
   bool TakeMessage(uint32_t slot, Instant now);
   void OnCall(uint32_t slot, Header&& header, ConstBytes message, Instant now);
@@ -238,6 +279,13 @@ class Responder final : public ConnectionEngine {
   void PumpReplies(Instant now);
   void SendReply(uint32_t slot, uint32_t send_slot, Instant now);
   bool PostWrites(Call& call, InFlight& in_flight);
+  bool HasRoomToExpose(const ReplyPlan& plan) const;
+  void ReserveExposure(const ReplyPlan& plan);
+  std::optional<uint32_t> Expose(Call& call, SmallVector<Exposure, 4>* exposures, Instant now);
+  void OnDone(uint32_t slot, uint32_t xid, Instant now);
+  void FenceExposed(uint32_t index, Instant now);
+  void ReleaseExposed(uint32_t index, Instant now);
+  void ServeWithheld();
   void SendError(uint32_t slot, uint32_t send_slot, Instant now);
   void CloseRecord(uint32_t slot);
   void ReleaseSendSlot(uint32_t slot);
@@ -260,6 +308,12 @@ class Responder final : public ConnectionEngine {
   Ring<uint32_t> pulling_;  // with Reads to post
   Ring<uint32_t> ready_;
   Ring<uint32_t> replies_;  // for a send buffer
+  Ring<uint32_t> withheld_;
+  std::vector<Exposed> exposed_;
+  // With those that are about to be exposed.
+  uint32_t exposed_count_ = 0;
+  uint64_t exposed_bytes_ = 0;
+  uint64_t exposed_ever_ = 0;
   Ring<Command> commands_;
   uint32_t reads_in_flight_ = 0;
   // Below 0 while calls beyond the credits granted are in Receives that are not of its share.

@@ -13,13 +13,15 @@ struct ConnectionStats {
   // Calls by how they travelled, counted when the message is sent (requester) or was received (responder). A call with
   // both Read and Write chunks counts in both.
   uint64_t calls = 0;
-  uint64_t calls_inline = 0;          // neither chunk nor special chunk in either direction
-  uint64_t calls_by_read_chunk = 0;   // eligible arguments moved by RDMA Read
-  uint64_t calls_by_write_chunk = 0;  // eligible results by RDMA Write; counted when a Write chunk is offered
-  uint64_t calls_long = 0;            // the call itself in a Position-Zero Read chunk
-  uint64_t replies_long = 0;          // the reply itself in a Reply chunk
-  uint64_t replies = 0;               // matched and well formed, or sent
-  uint64_t errors = 0;                // RDMA_ERROR received, or sent
+  uint64_t calls_inline = 0;           // neither chunk nor special chunk in either direction
+  uint64_t calls_by_read_chunk = 0;    // eligible arguments moved by RDMA Read
+  uint64_t calls_by_write_chunk = 0;   // eligible results by RDMA Write; counted when a Write chunk is offered
+  uint64_t calls_long = 0;             // the call itself in a Position-Zero Read chunk
+  uint64_t replies_long = 0;           // the reply itself in a Reply chunk
+  uint64_t replies_by_read_chunk = 0;  // with Read chunks of the responder's memory
+  uint64_t dones = 0;                  // RDMA_DONE sent, or received for such a reply
+  uint64_t replies = 0;                // matched and well formed, or sent
+  uint64_t errors = 0;                 // RDMA_ERROR received, or sent
 
   // Bytes of eligible data that went from memory to memory without passing through a Send: Read and Write chunks.
   uint64_t bytes_placed_by_read = 0;
@@ -73,6 +75,10 @@ inline constexpr StatsCounter<ConnectionStats> kStatsCounters[] = {
     {"calls_by_write_chunk", "Calls that offered Write chunks", &ConnectionStats::calls_by_write_chunk},
     {"calls_long", "Calls in a Position-Zero Read chunk", &ConnectionStats::calls_long},
     {"replies_long", "Replies in a Reply chunk", &ConnectionStats::replies_long},
+    {"replies_by_read_chunk", "Replies with Read chunks of the responder's memory",
+     &ConnectionStats::replies_by_read_chunk},
+    {"dones", "RDMA_DONE sent (requester) or received for a reply with Read chunks (responder)",
+     &ConnectionStats::dones},
     {"replies", "Replies received (requester) or sent (responder)", &ConnectionStats::replies},
     {"errors", "RDMA_ERROR received (requester) or sent (responder)", &ConnectionStats::errors},
     {"placed_by_read_bytes", "Eligible bytes that moved by RDMA Read", &ConnectionStats::bytes_placed_by_read},

@@ -63,6 +63,10 @@ CloseCause CauseOf(const Disconnect& command) {
       return {.kind = CloseCause::Kind::kTransport,
               .error = EPROTO,
               .text = "closed because the client sent more calls than it was granted"};
+    case Disconnect::Why::kReplyNotRead:
+      return {.kind = CloseCause::Kind::kTransport,
+              .error = ETIMEDOUT,
+              .text = "closed because the client did not say in time that it had read a reply"};
   }
   return {.kind = CloseCause::Kind::kLocal, .text = "closed by this end"};
 }
@@ -322,6 +326,8 @@ void Connection::OnCmEvent(const CmEvent& event) {
 void Connection::OnEstablishedEvent(const CmEvent& event) {
   if (state_ != State::kConnecting && state_ != State::kAccepting) return;
   CancelTimers();
+  // What the other end takes, which a client hears of only now.
+  if (state_ == State::kConnecting) outgoing_reads_ = std::min<uint32_t>(outgoing_reads_, event.initiator_depth);
   state_ = State::kEstablished;
   if (trace_ != nullptr) {
     Trace(trace_, loop_.Now(), options_.name, "established",

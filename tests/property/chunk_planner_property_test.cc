@@ -232,8 +232,9 @@ class Exchange {
   }
 
   void RunReply() {
-    const auto plan = PlanReply({.base_size = reply_message_.base.size(), .items = reply_message_.items},
-                                *header_.chunks(), limits_.receive_inline, reply_chunk_use_, limits_.layout);
+    const auto plan =
+        PlanReply({.base_size = reply_message_.base.size(), .items = reply_message_.items}, *header_.chunks(),
+                  limits_.receive_inline, reply_chunk_use_, {.layout = limits_.layout});
     // What a plan offered is enough for every reply within its bounds.
     ASSERT_TRUE(plan.has_value()) << ToString(plan.error()) << " " << ToString(plan_);
     SCOPED_TRACE(ToString(*plan));
@@ -389,7 +390,7 @@ TEST(ChunkPlannerProperty, EveryThresholdIsExact) {
         const auto call = PlanCall({.base_size = 112, .items = items, .reply_base_max = 24}, limits);
         ASSERT_TRUE(call.has_value());
         EXPECT_EQ(call->reads.empty(), whole <= threshold);
-        const auto reply = PlanReply({.base_size = 112, .items = items}, {}, threshold, {}, layout);
+        const auto reply = PlanReply({.base_size = 112, .items = items}, {}, threshold, {}, {.layout = layout});
         EXPECT_EQ(reply.has_value(), whole <= threshold);
         const auto plain = PlanCall({.base_size = length, .reply_base_max = 24}, limits);
         ASSERT_TRUE(plain.has_value());
