@@ -43,6 +43,10 @@ Connection::Options ConnectionOptions(const ClientOptions& options) {
   result.send_size = options.inline_send_max;
   result.receive_size = options.inline_receive_max;
   result.incoming_reads = options.incoming_reads;
+  if (options.profile.replies_by_read_chunk) {
+    result.outgoing_reads = options.outgoing_reads;
+    result.queues.send_queue += options.outgoing_reads;
+  }
   result.memory_windows = options.memory_windows;
   result.name = options.name;
   return result;
@@ -217,17 +221,22 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
 
   // [pvtdata:4+1]
   std::vector<std::byte> OnDeviceReady() override {
+    if (!options_.profile.private_data) return {};
     const auto bytes = EncodePrivateData(MakePrivateData(Capabilities()));
     return {bytes.begin(), bytes.end()};
   }
 
   // [pvtdata:1+2]
   void OnEstablished(ConstBytes private_data) override {
+    if (!options_.profile.private_data) private_data = {};
     const NegotiatedLimits limits = Negotiate(Capabilities(), private_data);
     Requester::Config config;
     config.credits = options_.credits;
     config.queued_max = options_.queued_calls_max;
     config.limits = MakePlanLimits(Capabilities(), limits);
+    config.profile = options_.profile;
+    config.reads_max = connection_->outgoing_reads();
+    config.read_bytes_max = options_.read_bytes_max;
     config.name = options_.name;
     std::optional<DuplexShares> shares;
     if (options_.reverse_credits > 0) {
@@ -590,6 +599,23 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
   std::optional<CallError> lost_;
 };
 
+namespace {
+
+// Makes the stream of a message that of what follows its RPC header, which `reader` has read. False: it ends inside of
+// a Read chunk.
+bool SkipHeader(const XdrReader& reader, ReducedStream* stream) {
+  stream->padding.start += stream->base.size() - reader.base_remaining();
+  std::vector<ChunkData>& reads = stream->reads;
+  reads.erase(reads.begin(), reads.begin() + static_cast<ptrdiff_t>(std::min(reader.reads_used(), reads.size())));
+  for (ChunkData& read : reads) {
+    if (read.position < reader.position()) return false;
+    read.position -= reader.position();
+  }
+  return true;
+}
+
+}  // namespace
+
 Result<Reply, CallError> ReplyMaker::Make(CallOutcome& outcome, const CallName& name,
                                           const SmallVector<MutableBytes, 2>& buffers) {
   XdrReader reader(outcome.reply);
@@ -601,7 +627,10 @@ Result<Reply, CallError> ReplyMaker::Make(CallOutcome& outcome, const CallName& 
   reply.storage_ = std::make_unique<ReplyStorage>();
   const ConstBytes results = outcome.reply.base.last(reader.base_remaining());
   reply.stream_ = outcome.reply;
+  // What stands in the stream by its position has another one in that of the results alone.
+  if (!SkipHeader(reader, &reply.stream_)) return Err(BadReply("a chunk lies across its header and its results", name));
   reply.storage_->reply_chunk = std::move(outcome.reply_memory);
+  reply.storage_->read_chunks = std::move(outcome.read_memory);
   reply.stream_.base = reply.storage_->reply_chunk ? results : reply.storage_->Keep(results);
   reply.storage_->placed = outcome.placed;
   reply.buffers_ = buffers;

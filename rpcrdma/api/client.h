@@ -65,6 +65,7 @@
 #include "rpcrdma/binding/binding.h"
 #include "rpcrdma/core/stats.h"
 #include "rpcrdma/onc/rpc_message.h"
+#include "rpcrdma/wire/profile.h"
 #include "rpcrdma/xdr/xdr_reader.h"
 #include "rpcrdma/xdr/xdr_writer.h"
 
@@ -114,6 +115,15 @@ struct ClientOptions {
   HostResolver resolver;
   // The RDMA Reads a server may have in flight towards this end (IRD); the device may lower it. At least 1.
   uint8_t incoming_reads = 16;
+  // Which document of RPC-over-RDMA version 1 this end follows (docs/profiles.md). Nothing on the wire tells the ends
+  // which the other one does. With the older ones thresholds are 1024 bytes, whatever stands above, and there is no
+  // reverse direction: reverse_services must be empty.
+  ProtocolProfile profile = kRfc5666bis;
+  // For replies in memory that the server exposes, which only the older documents have: RDMA Reads of ours in flight
+  // (ORD), which the server and the device may lower, and memory for what is read and not delivered yet. A reply that
+  // asks for more fails its call.
+  uint8_t outgoing_reads = 16;
+  uint64_t read_bytes_max = 32u << 20;
   // Expose memory through type 2 memory windows where the device has them, so that the server may invalidate them with
   // its reply.
   bool memory_windows = true;

@@ -22,7 +22,8 @@ struct CallError {
     kNotConnected,
     kQueueFull,  // more calls wait for credits than ClientOptions::queued_calls_max
     kTooLarge,   // arguments longer than ClientOptions::message_bytes_max, or than XDR can count
-    kMemory,     // the device would not register the call's memory, or some of that is outside its registered_memory
+    kMemory,     // the device would not register the call's memory, or some of that is outside its registered_memory;
+                 // with `sent`, memory that its reply was to be read into
     kNoCredit,   // waited for a credit for as long as its timeout
     // After it was sent, or while it waited for a credit: `sent` tells.
     kTimedOut,  // and the connection was closed, as no late reply may meet memory that is not the call's any more; but

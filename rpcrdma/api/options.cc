@@ -69,6 +69,10 @@ std::optional<std::string> FaultOf(const ClientOptions& options) {
   ranges.AtLeast("message_bytes_max", options.message_bytes_max, kMessageBytesMin);
   ranges.AtLeast("incoming_reads", options.incoming_reads, 1);
   if (!options.reverse_services.empty()) ranges.Number("reverse_credits", options.reverse_credits, 1, kCreditsMax);
+  if (!options.profile.reverse_direction) {
+    ranges.Number("reverse_services.size()", options.reverse_services.size(), 0, 0);
+  }
+  ranges.Number("read_bytes_max", options.read_bytes_max, 0, kMemoryMax);
   return ranges.fault;
 }
 
@@ -101,7 +105,11 @@ std::optional<std::string> FaultOf(const ServerOptions& options) {
   ranges.Number("chunk_limits.segments_per_chunk_max", chunks.segments_per_chunk_max, 0, kNamedMax);
   ranges.Number("chunk_limits.write_segments_max", chunks.write_segments_max, 0, kNamedMax);
   ranges.AtLeast("message_bytes_max", options.message_bytes_max, kMessageBytesMin);
-  ranges.Number("reverse_credits", options.reverse_credits, 0, kCreditsMax);
+  ranges.Number("reverse_credits", options.reverse_credits, 0, options.profile.reverse_direction ? kCreditsMax : 0);
+  if (options.profile.replies_by_read_chunk) ranges.Number("shared_receives", options.shared_receives, 0, 0);
+  ranges.Number("exposed_replies_max", options.exposed_replies_max, 0, kCreditsMax);
+  ranges.Number("exposed_bytes_max", options.exposed_bytes_max, 0, kMemoryMax);
+  ranges.Time("exposed_time", options.exposed_time, kDelayMin, kDelayMax);
   return ranges.fault;
 }
 

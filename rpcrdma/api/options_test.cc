@@ -58,6 +58,7 @@ TEST(Options, ThoseOfAClientHaveRanges) {
     *size = 0;
     EXPECT_EQ(FaultOf(o), std::nullopt) << "that of both directions is meant";
   }
+  ExpectRange(o.read_bytes_max, o, "ClientOptions::read_bytes_max", 0, kTebibyte, "from 0 to 1099511627776");
   // Reverse credits matter to those who serve.
   o.reverse_credits = 0;
   EXPECT_EQ(FaultOf(o), std::nullopt);
@@ -65,6 +66,8 @@ TEST(Options, ThoseOfAClientHaveRanges) {
   o.reverse_services = {&service};
   o.reverse_credits = 1;
   ExpectRange(o.reverse_credits, o, "ClientOptions::reverse_credits", 1, 1024, "from 1 to 1024");
+  o.profile = kRfc5666;
+  EXPECT_EQ(FaultOf(o), "ClientOptions::reverse_services.size() is 1, and must be from 0 to 0");
 }
 
 TEST(Options, ThoseOfAServerHaveRanges) {
@@ -86,6 +89,18 @@ TEST(Options, ThoseOfAServerHaveRanges) {
               "from 0 to 16384");
   ExpectRange(o.message_bytes_max, o, "ServerOptions::message_bytes_max", 1024, UINT32_MAX, "at least 1024");
   ExpectRange(o.reverse_credits, o, "ServerOptions::reverse_credits", 0, 1024, "from 0 to 1024");
+  ExpectRange(o.exposed_replies_max, o, "ServerOptions::exposed_replies_max", 0, 1024, "from 0 to 1024");
+  ExpectRange(o.exposed_bytes_max, o, "ServerOptions::exposed_bytes_max", 0, kTebibyte, "from 0 to 1099511627776");
+  o.exposed_time = Duration::zero();
+  EXPECT_EQ(FaultOf(o), "ServerOptions::exposed_time is 0 ms, and must be from 1 ms to 86400000 ms");
+  o.exposed_time = 1ms;
+  o.profile = kDraft2004;
+  EXPECT_EQ(FaultOf(o), std::nullopt);
+  o.shared_receives = 64;
+  EXPECT_EQ(FaultOf(o), "ServerOptions::shared_receives is 64, and must be from 0 to 0");
+  o.shared_receives = 0;
+  o.reverse_credits = 1;
+  EXPECT_EQ(FaultOf(o), "ServerOptions::reverse_credits is 1, and must be from 0 to 0");
 }
 
 TEST(Options, ThoseOfASessionHaveRanges) {

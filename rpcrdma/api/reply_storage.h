@@ -17,6 +17,7 @@ struct ReplyStorage {
   std::array<std::byte, 448> brief;
   std::vector<std::byte> longer;
   std::unique_ptr<std::byte[]> reply_chunk;
+  std::unique_ptr<std::byte[]> read_chunks;
   SmallVector<uint64_t, 2> placed;
 
   // Keeps a copy of `message`.

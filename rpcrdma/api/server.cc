@@ -53,6 +53,11 @@ Connection::Options ConnectionOptions(const ServerOptions& options, ClientId cli
   result.shared = std::move(shared);
   // RDMA Reads, and a few RDMA Writes ahead of each Send; more wait for room.
   result.queues = SizesForCredits(options.credits, options.outgoing_reads + 2 * options.credits + 64);
+  if (options.profile.replies_by_read_chunk) {
+    // A Receive for each RDMA_DONE.
+    result.queues.receives += options.exposed_replies_max;
+    result.incoming_reads = options.incoming_reads;
+  }
   if (options.reverse_credits > 0 && result.shared == nullptr) AddReverse(options.reverse_credits, &result.queues);
   result.send_size = options.inline_send_max;
   result.receive_size = options.inline_receive_max;
@@ -214,12 +219,14 @@ class ServerConnection final : public ConnectionOwner,
   verbs::VerbsResult<void> Accept(verbs::CmId id, const CmEvent& request) {
     const ServerOptions& options = server_->options();
     // The event's bytes are only there until the id is adopted.
-    const std::optional<PrivateData> theirs = FindPrivateData(request.private_data);
+    const std::optional<PrivateData> theirs =
+        options.profile.private_data ? FindPrivateData(request.private_data) : std::nullopt;
     if (auto adopted = connection_.Adopt(std::move(id), request); !adopted) return adopted;
     peer_ = connection_.PeerAddress();
 
     // [pvtdata:3.2+3]
-    // A responder exposes nothing, so whatever it exposes may be invalidated; and its device can send with invalidate.
+    // A responder with private data exposes nothing, so whatever it exposes may be invalidated; and its device can send
+    // with invalidate.
     const LocalCapabilities own{
         .send_size = options.inline_send_max, .receive_size = options.inline_receive_max, .remote_invalidation = true};
     const NegotiatedLimits limits = Negotiate(MakePrivateData(own), theirs);
@@ -230,6 +237,17 @@ class ServerConnection final : public ConnectionOwner,
     config.list_limits = options.chunk_limits;
     config.data_limits = {.read_bytes_max = options.call_bytes_max, .write_bytes_max = options.call_offer_bytes_max};
     config.reply_chunk_use = options.reply_chunk_use;
+    config.profile = options.profile;
+    // A client that can read nothing is answered as if there were no such replies.
+    if (options.profile.replies_by_read_chunk && connection_.incoming_reads() > 0) {
+      // Where the device has fewer Receives than would be liked, they are for calls first.
+      const uint32_t slots = connection_.receive_arena().slots;
+      const uint32_t spare = slots > options.credits ? slots - options.credits : std::min(1u, slots - 1);
+      config.exposed_max = std::min(options.exposed_replies_max, spare);
+    }
+    config.exposed_bytes_max = options.exposed_bytes_max;
+    config.exposed_time = options.exposed_time;
+    config.segment_length_max = connection_.segment_length_max();
     config.budgets = {address_->credits};
     if (shared_ != nullptr) {
       config.shared_receives = true;
@@ -265,6 +283,7 @@ class ServerConnection final : public ConnectionOwner,
       responder_->Start();
       connection_.Attach(&*responder_);
     }
+    if (!options.profile.private_data) return connection_.Accept({});
     const auto private_data = EncodePrivateData(MakePrivateData(own));
     return connection_.Accept(private_data);
   }
@@ -496,7 +515,8 @@ class ServerConnection final : public ConnectionOwner,
     const Binding* binding = server_->bindings().Find(state.header.prog, state.header.vers);
     const ProcedureBinding* procedure = binding == nullptr ? nullptr : binding->Find(state.header.proc);
     const size_t eligible = procedure == nullptr ? 0 : procedure->arguments.size();
-    if (responder_->stream(state.id).chunks.size() > eligible) {
+    const ReducedStream& stream = responder_->stream(state.id);
+    if (!stream.any_item_by_chunk && stream.chunks.size() > eligible) {
       STAGECOACH_MARK("server.chunk_for_an_item_not_eligible");
       TraceNotServed(state, "a chunk for an item that is not eligible");
       Finish(

@@ -43,6 +43,7 @@
 #include "rpcrdma/core/replay_cache.h"
 #include "rpcrdma/core/stats.h"
 #include "rpcrdma/wire/chunk_list.h"
+#include "rpcrdma/wire/profile.h"
 
 namespace stagecoach::rpcrdma {
 
@@ -96,6 +97,18 @@ struct ServerOptions {
   ChunkListLimits chunk_limits;
   // Whether replies that would fit inline go into the Reply chunk, too, when the client offered one.
   ReplyChunkUse reply_chunk_use = ReplyChunkUse::kWheneverOffered;
+  // As in ClientOptions; with the older documents reverse_credits must be 0. Those have replies that the client reads
+  // from memory of the server, where it has offered no chunk, or too small a one, for what does not fit inline; so with
+  // them shared_receives must be 0, as whoever shares Receives could reach what is exposed to one.
+  ProtocolProfile profile = kRfc5666bis;
+  // Of such replies. How many one client may have to read at a time: further ones wait; 0 to 1024, and 0 makes none.
+  // Each takes a Receive for the message that says that it was read. Their bytes together: one that is longer is
+  // answered with ERR_CHUNK, and at most 1 TiB. How long a client may take to read one, from 1 ms to 24 hours: then it
+  // is disconnected. And the RDMA Reads that it may have in flight (IRD).
+  uint32_t exposed_replies_max = 16;
+  uint64_t exposed_bytes_max = 64u << 20;
+  Duration exposed_time = 30s;
+  uint8_t incoming_reads = 16;
   // Bytes of a reply message without its eligible results; at least 1024.
   uint32_t message_bytes_max = 1 << 20;
   // The duplicate request cache: what a client repeats after it lost its connection is not executed again (see

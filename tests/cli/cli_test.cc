@@ -92,6 +92,24 @@ TEST_F(CliTest, WhatFitsTheInlineThresholdOfBothEndsGoesInline) {
   put("16K", "0");
 }
 
+TEST_F(CliTest, EachEndFollowsTheDocumentThatItIsTold) {
+  WriteFile(local_ / "file", Pattern(100001));
+  for (const std::string server : {"draft-2004", "rfc5666"}) {
+    Serve({"--rpcrdma-profile", server});
+    for (const std::string client : {"draft-2004", "rfc5666", "rfc5666bis"}) {
+      SCOPED_TRACE(client + " to " + server);
+      const Outcome ping = Run({"ping", "--rpcrdma-profile", client, Url()});
+      EXPECT_EQ(ping.code, 0) << ping.err;
+      const Outcome put = Run({"put", "--rpcrdma-profile", client, (local_ / "file").string(), Url(client + server)});
+      ASSERT_EQ(put.code, 0) << put.err;
+      const Outcome get =
+          Run({"get", "--rpcrdma-profile", client, Url(client + server), (local_ / (client + server)).string()});
+      ASSERT_EQ(get.code, 0) << get.err;
+      EXPECT_EQ(ReadFile(local_ / (client + server)), ReadFile(local_ / "file"));
+    }
+  }
+}
+
 TEST_F(CliTest, AServerKeepsItsMetricsInAFile) {
   const fs::path metrics = local_ / "stagecoach.prom";
   Serve({"--metrics", metrics.string()});
@@ -284,6 +302,10 @@ TEST_F(CliTest, WrongUsageIsToldWithWhatWasExpected) {
       {{"serve", "--inline-threshold", "large\x1b", "x"},
        "stagecoach: serve: --inline-threshold: 'large\\x1b' is not a size from 1K to 256K, in steps of 1K\nstagecoach "
        "serve --help says more."},
+      {{"ping", "--rpcrdma-profile", "rfc8166", url},
+       "stagecoach: ping: --rpcrdma-profile: rfc8166 not in {draft-2004,rfc5666,rfc5666bis}\nstagecoach ping --help "
+       "says "
+       "more."},
       {{"get", "--chunk", "4\x1b", url, "x"},
        "stagecoach: get: --chunk: '4\\x1b' is not a size from 4K to 16M\nstagecoach get --help says more."},
       {{"serve", "--client-memory", "1025G", "x"},

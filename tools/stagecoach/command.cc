@@ -13,6 +13,7 @@
 #include "rpcrdma/ulb/file/names.h"
 #include "rpcrdma/ulb/file/types.h"
 #include "rpcrdma/wire/private_data.h"
+#include "rpcrdma/wire/profile.h"
 #include "tools/stagecoach/text.h"
 
 #if !defined(STAGECOACH_RDMA_CORE)
@@ -104,10 +105,22 @@ void AddCommonOptions(CLI::App& command, CommonOptions& options) {
       ->type_name("SIZE")
       ->check(SizeFrom(rpcrdma::kDefaultInlineThreshold, rpcrdma::kMaxInlineThreshold, kThresholdStep))
       ->capture_default_str();
+  std::vector<std::string> profiles;
+  for (const rpcrdma::ProtocolProfile& profile : rpcrdma::AllProfiles()) profiles.emplace_back(profile.name);
+  command
+      .add_option("--rpcrdma-profile", options.rpcrdma_profile,
+                  "Which document of RPC-over-RDMA version 1 to follow (docs/profiles.md)")
+      ->type_name("NAME")
+      ->check(CLI::IsMember(profiles))
+      ->capture_default_str();
 }
 
 uint32_t InlineThresholdOf(const CommonOptions& options) {
   return static_cast<uint32_t>(*ParseSize(options.inline_threshold));
+}
+
+const rpcrdma::ProtocolProfile& RpcrdmaProfileOf(const CommonOptions& options) {
+  return *rpcrdma::FindProfile(options.rpcrdma_profile);
 }
 
 #if defined(STAGECOACH_RDMA_CORE)
@@ -219,6 +232,7 @@ void AddEntriesOption(CLI::App& command, uint64_t& entries_max) {
 Session::Options ToSessionOptions(const ClientCommandOptions& options) {
   Session::Options session;
   session.inline_threshold = InlineThresholdOf(options.common);
+  session.profile = RpcrdmaProfileOf(options.common);
   session.timeout = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(options.timeout_seconds));
   return session;
 }

@@ -60,10 +60,12 @@ bool ApplyRecordOption(std::string_view command, const char* option, const std::
 struct CommonOptions {
   DeviceOptions device;
   std::string inline_threshold = "4K";  // a size that AddCommonOptions has checked
+  std::string rpcrdma_profile{rpcrdma::kRfc5666bis.name};  // likewise
 };
 void AddCommonOptions(CLI::App& command, CommonOptions& options);
 // Bytes.
 uint32_t InlineThresholdOf(const CommonOptions& options);
+const rpcrdma::ProtocolProfile& RpcrdmaProfileOf(const CommonOptions& options);
 
 // Options of the commands that connect.
 struct ClientCommandOptions {

@@ -189,6 +189,7 @@ int Serve(const ServeOptions& options) {
   rpcrdma::ServerOptions server_options;
   server_options.credits = options.credits;
   server_options.inline_threshold = InlineThresholdOf(options.common);
+  server_options.profile = RpcrdmaProfileOf(options.common);
   server_options.clients_max = options.clients;
   server_options.call_bytes_max = service_options.data_max + 4096;
   server_options.client_bytes_max = std::max(*ParseSize(options.client_memory), 2 * server_options.call_bytes_max);

@@ -10,6 +10,7 @@ namespace {
 rpcrdma::ClientOptions MakeClientOptions(const Session::Options& options) {
   rpcrdma::ClientOptions client;
   client.inline_threshold = options.inline_threshold;
+  client.profile = options.profile;
   client.connect_timeout = std::min(client.connect_timeout, options.timeout);
   return client;
 }
