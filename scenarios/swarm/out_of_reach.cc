@@ -29,6 +29,8 @@ constexpr std::string_view kNoDatagrams = "no program sends datagrams: connectio
 constexpr std::string_view kOneProcess = "a host is one process";
 constexpr std::string_view kRoom = "a stream that is new has room for so few bytes";
 
+constexpr std::string_view kOneDocument = "both ends follow the newest document of version 1";
+
 constexpr OutOfReach kOutOfReach[] = {
     {"assemble.gap_between_segments_closed", kOursOnly},
     {"channel.cq_waits_for_acknowledgements", kCqAcks},
@@ -87,6 +89,7 @@ constexpr OutOfReach kOutOfReach[] = {
     {"nic.buried_before_it_lingers", kOneThread},
     {"nic.context_closed_with_qps", "a NIC goes after the programs of its host, and with them goes all that they made"},
     {"nic.qps_used_up", kNoLimit},
+    {"planner.long_reply_by_read_chunk", kOneDocument},
     {"qp.datagram_too_long_for_its_receive", kNoDatagrams},
     {"qp.datagram_waits_for_room", kNoDatagrams},
     {"qp.device_has_failed", "the device does not fail as a whole"},
@@ -116,20 +119,31 @@ constexpr OutOfReach kOutOfReach[] = {
     {"rdmap.terminate_that_makes_no_sense", kNoGarbage},
     {"rdmap.work_refused_at_its_start", kRegistered},
     {"rdmap.work_submitted_after_the_end", kOneThread},
+    {"requester.cancel_while_pulling", kOneDocument},
     {"requester.chunk_lists_not_ours", kOursOnly},
+    {"requester.disconnect_while_pulling", kOneDocument},
     {"requester.done_dropped", kOursOnly},
+    {"requester.done_waits_for_send_buffer", kOneDocument},
     {"requester.err_vers", kOursOnly},
     {"requester.malformed_reply_ends_its_call", kNoGarbage},
+    {"requester.reads_wait_for_others", kOneDocument},
     {"requester.reply_chunk_is_not_of_its_call", kOursOnly},
     {"requester.reply_to_nobody", kOursOnly},
+    {"requester.reply_waits_for_memory", kOneDocument},
     {"requester.reverse_call_dropped", kOursOnly},
+    {"requester.sink_refused", kOneDocument},
     {"responder.call_beyond_credits_dropped", kReverseCredit},
+    {"responder.disconnect_while_withheld", kOneDocument},
+    {"responder.done_for_nothing", kOneDocument},
+    {"responder.done_never_came", kOneDocument},
     {"responder.empty_read_segment", kOursOnly},
+    {"responder.exposure_refused", kOneDocument},
     {"responder.grant_overrun", kCredit},
     {"responder.malformed_call_refused", kNoGarbage},
     {"responder.malformed_message_dropped", kNoGarbage},
     {"responder.message_that_is_no_call_dropped", kOursOnly},
     {"responder.pulled_call_is_not_of_its_header", kNoGarbage},
+    {"responder.reply_withheld", kOneDocument},
     {"server.chunk_for_an_item_not_eligible", kOursOnly},
     {"srq.empty", kSrqSized},
     {"srq.full", kSrqSized},
