@@ -46,6 +46,7 @@ bool Encode(const CallName& name, Client::ArgsWriter args, const CallOptions& op
   if (!encoded) return false;
   message->size = encoded->size;
   message->items = std::move(encoded->items);
+  message->longest_inside = encoded->longest_inside;
   ProvideForReply(options, binding, message);
   return true;
 }

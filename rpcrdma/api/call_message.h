@@ -17,6 +17,7 @@ struct CallMessage {
   std::vector<std::byte> buffer;
   size_t size = 0;      // bytes of `buffer` that are the message without its eligible items
   EligibleItems items;  // memory of the caller
+  uint64_t longest_inside = 0;
   // What is provided for the reply, within what the Binding allows: see Requester::CallSpec.
   SmallVector<MutableBytes, 2> results;
   uint64_t reply_base_max = 0;

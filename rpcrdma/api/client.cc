@@ -235,6 +235,9 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
     config.queued_max = options_.queued_calls_max;
     config.limits = MakePlanLimits(Capabilities(), limits);
     config.profile = options_.profile;
+    if (options_.profile.padding) config.limits.pad_align = options_.padding_align;
+    config.limits.pad_threshold = options_.padding_threshold;
+    config.limits.padding_base = options_.profile.padding_base;
     config.reads_max = connection_->outgoing_reads();
     config.read_bytes_max = options_.read_bytes_max;
     config.name = options_.name;
@@ -312,6 +315,7 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
     spec.buffer = std::move(buffer);
     spec.message_size = message.size;
     spec.items = message.items;
+    spec.longest_inside = message.longest_inside;
     spec.results = message.results;
     spec.lasting = message.lasting;
     spec.reply_base_max = message.reply_base_max;

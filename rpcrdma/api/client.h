@@ -124,6 +124,11 @@ struct ClientOptions {
   // asks for more fails its call.
   uint8_t outgoing_reads = 16;
   uint64_t read_bytes_max = 32u << 20;
+  // Of profiles with padding (RDMA_MSGP): data longer than the threshold that goes inline begins at a multiple of so
+  // many bytes of its Send, which should be what the server's Receives are aligned to (ServerOptions::receive_align).
+  // 0: no padding. A server by the newest document takes it for data.
+  uint32_t padding_align = 0;
+  uint32_t padding_threshold = 256;
   // Expose memory through type 2 memory windows where the device has them, so that the server may invalidate them with
   // its reply.
   bool memory_windows = true;

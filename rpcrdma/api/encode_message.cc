@@ -16,7 +16,10 @@ std::optional<EncodedMessage> EncodeMessage(std::vector<std::byte>* buffer, size
     if (buffer->size() < room) buffer->resize(room);
     XdrWriter out(MutableBytes(*buffer).first(room), eligible_max);
     write(out);
-    if (out.ok()) return EncodedMessage{.size = out.written().size(), .items = out.eligible()};
+    if (out.ok()) {
+      return EncodedMessage{
+          .size = out.written().size(), .items = out.eligible(), .longest_inside = out.longest_inside()};
+    }
     if (room == bytes_max) return std::nullopt;
     room += std::min(room, bytes_max - room);
   }

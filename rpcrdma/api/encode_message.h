@@ -13,8 +13,9 @@
 namespace stagecoach::rpcrdma::internal {
 
 struct EncodedMessage {
-  size_t size = 0;      // bytes of the buffer that are the message without its eligible items
-  EligibleItems items;  // in memory of whoever wrote them
+  size_t size = 0;              // bytes of the buffer that are the message without its eligible items
+  EligibleItems items;          // in memory of whoever wrote them
+  uint64_t longest_inside = 0;  // XdrWriter::longest_inside
 };
 
 // Every item that is marked eligible may leave the message.

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <bit>
 #include <chrono>
 #include <cstdint>
 #include <string_view>
@@ -17,6 +18,7 @@ constexpr uint32_t kCreditsMax = 1024;
 constexpr uint32_t kConnectionsMax = 64;
 constexpr uint32_t kMessageBytesMin = 1024;
 constexpr uint32_t kSharedReceivesMax = 65536;
+constexpr uint32_t kAlignMax = 65536;
 constexpr uint64_t kMemoryMax = uint64_t{1} << 40;  // bytes: so that sums of them are numbers
 // No header can name more: it fits an inline message.
 constexpr uint32_t kNamedMax = kMaxInlineThreshold / kSegmentSize;
@@ -33,6 +35,11 @@ class Ranges {
   }
   void AtLeast(std::string_view option, uint64_t value, uint64_t low) {
     if (value < low) Report(option, fmt::format("{}", value), fmt::format("at least {}", low));
+  }
+  void PowerOfTwo(std::string_view option, uint64_t value, uint64_t high) {
+    if (!std::has_single_bit(value) || value > high) {
+      Report(option, fmt::format("{}", value), fmt::format("a power of two up to {}", high));
+    }
   }
   void Time(std::string_view option, Duration value, Duration low, Duration high) {
     if (value < low || value > high) Report(option, Text(value), fmt::format("from {} to {}", Text(low), Text(high)));
@@ -72,6 +79,7 @@ std::optional<std::string> FaultOf(const ClientOptions& options) {
   if (!options.profile.reverse_direction) {
     ranges.Number("reverse_services.size()", options.reverse_services.size(), 0, 0);
   }
+  ranges.Number("padding_align", options.padding_align, 0, kAlignMax);
   ranges.Number("read_bytes_max", options.read_bytes_max, 0, kMemoryMax);
   return ranges.fault;
 }
@@ -107,6 +115,7 @@ std::optional<std::string> FaultOf(const ServerOptions& options) {
   ranges.AtLeast("message_bytes_max", options.message_bytes_max, kMessageBytesMin);
   ranges.Number("reverse_credits", options.reverse_credits, 0, options.profile.reverse_direction ? kCreditsMax : 0);
   if (options.profile.replies_by_read_chunk) ranges.Number("shared_receives", options.shared_receives, 0, 0);
+  ranges.PowerOfTwo("receive_align", options.receive_align, kAlignMax);
   ranges.Number("exposed_replies_max", options.exposed_replies_max, 0, kCreditsMax);
   ranges.Number("exposed_bytes_max", options.exposed_bytes_max, 0, kMemoryMax);
   ranges.Time("exposed_time", options.exposed_time, kDelayMin, kDelayMax);

@@ -58,6 +58,7 @@ TEST(Options, ThoseOfAClientHaveRanges) {
     *size = 0;
     EXPECT_EQ(FaultOf(o), std::nullopt) << "that of both directions is meant";
   }
+  ExpectRange(o.padding_align, o, "ClientOptions::padding_align", 0, 65536, "from 0 to 65536");
   ExpectRange(o.read_bytes_max, o, "ClientOptions::read_bytes_max", 0, kTebibyte, "from 0 to 1099511627776");
   // Reverse credits matter to those who serve.
   o.reverse_credits = 0;
@@ -91,6 +92,10 @@ TEST(Options, ThoseOfAServerHaveRanges) {
   ExpectRange(o.reverse_credits, o, "ServerOptions::reverse_credits", 0, 1024, "from 0 to 1024");
   ExpectRange(o.exposed_replies_max, o, "ServerOptions::exposed_replies_max", 0, 1024, "from 0 to 1024");
   ExpectRange(o.exposed_bytes_max, o, "ServerOptions::exposed_bytes_max", 0, kTebibyte, "from 0 to 1099511627776");
+  o.receive_align = 96;
+  EXPECT_EQ(FaultOf(o), "ServerOptions::receive_align is 96, and must be a power of two up to 65536");
+  o.receive_align = 65536;
+  EXPECT_EQ(FaultOf(o), std::nullopt);
   o.exposed_time = Duration::zero();
   EXPECT_EQ(FaultOf(o), "ServerOptions::exposed_time is 0 ms, and must be from 1 ms to 86400000 ms");
   o.exposed_time = 1ms;

@@ -61,6 +61,7 @@ Connection::Options ConnectionOptions(const ServerOptions& options, ClientId cli
   if (options.reverse_credits > 0 && result.shared == nullptr) AddReverse(options.reverse_credits, &result.queues);
   result.send_size = options.inline_send_max;
   result.receive_size = options.inline_receive_max;
+  result.receive_align = options.receive_align;
   result.outgoing_reads = options.outgoing_reads;
   result.always_busy = true;
   result.name = options.name + "/" + std::to_string(client);

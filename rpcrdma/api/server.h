@@ -109,6 +109,9 @@ struct ServerOptions {
   uint64_t exposed_bytes_max = 64u << 20;
   Duration exposed_time = 30s;
   uint8_t incoming_reads = 16;
+  // Receives begin at multiples of so many bytes, a power of two up to 65536: so does data that a client has padded to
+  // that, of profiles with padding (RDMA_MSGP).
+  uint32_t receive_align = 1;
   // Bytes of a reply message without its eligible results; at least 1024.
   uint32_t message_bytes_max = 1 << 20;
   // The duplicate request cache: what a client repeats after it lost its connection is not executed again (see

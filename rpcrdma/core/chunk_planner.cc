@@ -215,6 +215,42 @@ std::optional<PlanRefusal> MakeLong(const CallShape& shape, uint64_t segments_ma
   return std::nullopt;
 }
 
+// [5666:3.9#1] [5666:6.2#6] Makes an inline message a padded one, if there is anything to pad and it still fits. The
+// receiver goes by the length of each counted item alone, and whether one as long as the threshold is padded is read in
+// two ways: so the threshold is above all that cannot be padded, and no item is as long as it.
+void Pad(const CallShape& shape, const PlanLimits& limits, CallPlan& plan) {
+  if (shape.longest_inside >= kMaxMessage / 2) return;
+  uint64_t threshold = std::max<uint64_t>(shape.longest_inside + 1, limits.pad_threshold);
+  for (bool again = true; again;) {
+    again = std::any_of(shape.items.begin(), shape.items.end(),
+                        [&](const EligibleItem& item) { return item.counted && item.data.size() == threshold; });
+    if (again) ++threshold;
+  }
+  const uint64_t header_size = plan.header_size + kPaddingFieldsSize;
+  const Padding padding{.align = limits.pad_align,
+                        .start = limits.padding_base == PaddingBase::kSend ? header_size : 0};
+  SmallVector<Piece, 8> pieces;
+  uint64_t bytes = 0;
+  bool any = false;
+  for (const Piece& piece : plan.inline_pieces) {
+    if (piece.source == Piece::Source::kItem && shape.items[piece.index].counted && piece.length > threshold) {
+      const uint64_t before = padding.Before(bytes);
+      if (before > 0) pieces.push_back({Piece::Source::kPad, piece.index, 0, before});
+      bytes += before;
+      any = true;
+    }
+    pieces.push_back(piece);
+    bytes += piece.length;
+  }
+  if (!any || header_size + bytes > limits.send_inline) return;
+  plan.type = MessageType::kMsgp;
+  plan.pad_align = limits.pad_align;
+  plan.pad_threshold = static_cast<uint32_t>(threshold);
+  plan.header_size = header_size;
+  plan.inline_pieces = pieces;
+  plan.inline_bytes = bytes;
+}
+
 void ClearLengths(std::span<Segment> segments) {
   for (Segment& segment : segments) segment.length = 0;
 }
@@ -331,6 +367,7 @@ Result<CallPlan, PlanRefusal> PlanCall(const CallShape& shape, const PlanLimits&
   }
   plan.header_size = fixed + plan.reads.size() * kReadEntrySize;
   if (plan.send_size() > limits.send_inline) return Err(PlanRefusal::kHeaderTooLong);
+  if (limits.pad_align > 1 && plan.type == MessageType::kMsg && plan.reads.empty()) Pad(shape, limits, plan);
   return plan;
 }
 
@@ -354,7 +391,11 @@ Header MakeCallHeader(const CallPlan& plan, uint32_t xid, uint32_t credits, std:
     SegmentArray& reply = lists.reply.emplace();
     for (const Piece& piece : plan.reply_segments) reply.push_back(segment(piece));
   }
-  return MakeHeader(plan.layout, plan.type, xid, credits, 0, std::move(lists), inv_handle);
+  Header header = MakeHeader(plan.layout, plan.type, xid, credits, 0, std::move(lists), inv_handle);
+  if (plan.type == MessageType::kMsgp) {
+    header.body = RdmaMsgp{plan.pad_align, plan.pad_threshold, std::move(std::get<RdmaMsg>(header.body).chunks)};
+  }
+  return header;
 }
 
 // [5666bis:4.4.5+3] [5666:3.7+5] [5666bis:4.4.5.2+2] [5666bis:5.2.2+3] [5666:3.6+1] [2004:3.7+1]
@@ -380,7 +421,7 @@ std::optional<ReplyVerdict> ExposeReply(const ReplyShape& shape, const Removed& 
     if (by_read[i] != 0) segments += SegmentsFor(shape.items[i].data.size(), customs.segment_length_max);
   }
   Removed removed;
-  for (size_t i = 0; i < shape.items.size(); ++i) removed.push_back(by_write[i] | by_read[i]);
+  for (size_t i = 0; i < shape.items.size(); ++i) removed.push_back(by_write[i] != 0 || by_read[i] != 0 ? 1 : 0);
   const Removed gone = removed;
   const auto refuse = [&](bool possible) {
     return possible ? std::nullopt : std::optional(ReplyVerdict::kNoRoomForReply);
@@ -397,7 +438,7 @@ std::optional<ReplyVerdict> ExposeReply(const ReplyShape& shape, const Removed& 
   const auto by_reply_chunk = [&] {
     if (!plan.chunks.reply.has_value() || !FillSegments(*plan.chunks.reply, plan.inline_bytes)) return false;
     plan.type = MessageType::kNomsg;
-    PairWrites(ReducedPieces(shape.base_size, shape.items, removed), *plan.chunks.reply, plan.writes);
+    PairWrites(ReducedPieces(shape.base_size, shape.items, removed).view(), *plan.chunks.reply, plan.writes);
     plan.reply_bytes = plan.inline_bytes;
     plan.inline_bytes = 0;
     return true;
@@ -483,7 +524,7 @@ Result<ReplyPlan, ReplyVerdict> PlanReply(const ReplyShape& shape, const ChunkLi
     ClearLengths(plan.chunks.writes.mutable_chunk(i));
   }
 
-  plan.header_size = layout.SizeWith(EncodedSize(plan.chunks));
+  plan.header_size = customs.layout.SizeWith(EncodedSize(plan.chunks));
   if (plan.header_size > send_inline) return Err(ReplyVerdict::kHeaderTooLong);
   const bool fits_inline = plan.send_size() <= send_inline;
   const bool declined = fits_inline && use == ReplyChunkUse::kWhenNeeded;

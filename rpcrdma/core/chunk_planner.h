@@ -33,6 +33,7 @@
 #include "base/result.h"
 #include "base/small_vector.h"
 #include "rpcrdma/wire/header_v1.h"
+#include "rpcrdma/wire/profile.h"
 #include "rpcrdma/xdr/reduced_stream.h"
 
 namespace stagecoach::rpcrdma {
@@ -51,6 +52,11 @@ struct PlanLimits {
   // Segments one call may expose in all, and the longest piece the provider can register or move at once.
   uint32_t exposed_segments_max = 64;
   uint32_t segment_length_max = 1u << 30;
+  // Counted items that go inline are padded (RDMA_MSGP) so that they begin at a multiple of this, if they are longer
+  // than the threshold. 0: none is.
+  uint32_t pad_align = 0;
+  uint32_t pad_threshold = 256;
+  PaddingBase padding_base = PaddingBase::kSend;
 };
 
 // A result that may be placed directly.
@@ -69,6 +75,8 @@ struct CallShape {
   std::span<const ResultShape> results;
   // The longest reply without its eligible results: RPC header, counts and other results.
   uint64_t reply_base_max = 0;
+  // Of opaque data in the rest of the call; where it is not known nothing is padded.
+  uint64_t longest_inside = UINT64_MAX;
   // False: `items` and `results` travel within the messages. The results then count towards the longest reply.
   bool direct_placement = true;
 };
@@ -110,7 +118,10 @@ struct PlannedRead {
 };
 
 struct CallPlan {
-  MessageType type = MessageType::kMsg;  // kMsg [5666bis:5.3.1#1] [5666bis:5.3.2#1] or kNomsg
+  // kMsg [5666bis:5.3.1#1] [5666bis:5.3.2#1] or kNomsg; where limits.pad_align says so, kMsgp
+  MessageType type = MessageType::kMsg;
+  uint32_t pad_align = 0;  // with kMsgp
+  uint32_t pad_threshold = 0;
   // What follows the header in the Send, in order; empty for kNomsg.
   SmallVector<Piece, 8> inline_pieces;
   uint64_t inline_bytes = 0;  // sum of inline_pieces

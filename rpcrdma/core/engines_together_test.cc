@@ -141,10 +141,12 @@ class World {
     for (std::vector<std::byte>& result : call->results) spec.results.push_back(result);
     if (stingy_ && prng_.OneIn(2)) {
       call->stingy = true;
-      if (!call->results.empty() && prng_.OneIn(2)) {
-        spec.results.pop_back();
-      } else if (!call->results.empty()) {
-        spec.results.back() = spec.results.back().first(spec.results.back().size() / 2);
+      // The last result without memory, or with too little.
+      const size_t left = prng_.OneIn(2) || call->results.empty() ? 0 : call->results.back().size() / 2;
+      spec.results.clear();
+      for (std::vector<std::byte>& result : call->results) {
+        const bool last = &result == &call->results.back();
+        if (!last || left > 0) spec.results.push_back(MutableBytes(result).first(last ? left : result.size()));
       }
     }
     spec.reply_base_max =

@@ -131,6 +131,7 @@ Result<CallId, SubmitRefusal> Requester::Submit(CallSpec&& spec, Instant now) {
                         .items = spec.items,
                         .results = results,
                         .reply_base_max = spec.reply_base_max,
+                        .longest_inside = spec.longest_inside,
                         .direct_placement = spec.direct_placement},
                        config_.limits);
   if (!plan) {

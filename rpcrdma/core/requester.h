@@ -155,8 +155,9 @@ class Requester final : public ConnectionEngine {
     SmallVector<MutableBytes, 2> results;
     // What all items and results lie in; null: nothing is known of their memory. Held until Release().
     std::shared_ptr<LastingMemory> lasting;
-    uint64_t reply_base_max = 0;   // longest reply without its eligible results
-    bool direct_placement = true;  // false: no chunks for items and results (CallShape::direct_placement)
+    uint64_t reply_base_max = 0;           // longest reply without its eligible results
+    bool direct_placement = true;          // false: no chunks for items and results (CallShape::direct_placement)
+    uint64_t longest_inside = UINT64_MAX;  // CallShape::longest_inside
     std::optional<Instant> deadline;
     uint64_t cookie = 0;  // comes back in the outcome
     // Of a call that another connection may have carried already; not in use on this one. Else the next of XidSource.

@@ -240,7 +240,7 @@ VerbsResult<void> Connection::CreateResources() {
   }
   if (auto created = verbs::CreateCmQp(id_.get(), pd_, &attributes); !created) return Err(created.error());
 
-  auto arena = CreateArena(sizes_.sends, options_.send_size, &send_memory_, &send_region_, &send_arena_);
+  auto arena = CreateArena(sizes_.sends, options_.send_size, 1, &send_memory_, &send_region_, &send_arena_);
   if (!arena) return arena;
   if (options_.shared) {
     const uint32_t slots = std::min(sizes_.receives, options_.shared->slots()) + 1;
@@ -249,21 +249,29 @@ VerbsResult<void> Connection::CreateResources() {
     for (uint32_t slot = slots; slot > 0; --slot) free_places_.push_back(slot - 1);
     receive_arena_ = {.slot_size = options_.shared->slot_size(), .slots = slots, .places = places_.data()};
   } else {
-    arena = CreateArena(sizes_.receives, options_.receive_size, &receive_memory_, &receive_region_, &receive_arena_);
+    arena = CreateArena(sizes_.receives, options_.receive_size, options_.receive_align, &receive_memory_,
+                        &receive_region_, &receive_arena_);
     if (!arena) return arena;
   }
   return CheckWatch();
 }
 
-VerbsResult<void> Connection::CreateArena(uint32_t slots, uint32_t slot_size, std::vector<std::byte>* memory,
-                                          verbs::MemoryRegion* region, BufferArena* arena) {
-  memory->assign(size_t{slots} * slot_size + kArenaTail, std::byte{});
+VerbsResult<void> Connection::CreateArena(uint32_t slots, uint32_t slot_size, uint32_t align,
+                                          std::vector<std::byte>* memory, verbs::MemoryRegion* region,
+                                          BufferArena* arena) {
+  slot_size = (slot_size + align - 1) / align * align;
+  const size_t size = size_t{slots} * slot_size + kArenaTail;
+  memory->assign(size + align - 1, std::byte{});
+  const size_t start = -reinterpret_cast<uintptr_t>(memory->data()) & (align - 1);
   // [5666bis:4.6+1] [5666:5+1] [5666:6#2] [2004:5+1] [2004:6#1] [5666bis:5.4+1] [5666:2+1] [5666:7+1] [2004:2#1]
   // [2004:7#1] [5666bis:5.4+2] [5666:7+2] [2004:7+1] Once for the connection.
   auto registered = verbs::RegisterMemory(pd_, memory->data(), memory->size(), IBV_ACCESS_LOCAL_WRITE);
   if (!registered) return Err(registered.error());
   *region = std::move(*registered);
-  *arena = {.memory = *memory, .slot_size = slot_size, .slots = slots, .local_key = (*region)->lkey};
+  *arena = {.memory = MutableBytes(*memory).subspan(start, size),
+            .slot_size = slot_size,
+            .slots = slots,
+            .local_key = (*region)->lkey};
   return {};
 }
 

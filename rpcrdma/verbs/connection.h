@@ -97,6 +97,7 @@ class Connection final : public CmHandler, public ConnectionMemory {
     QueueSizes queues = SizesForCredits(64, 64);  // as the device allows
     uint32_t send_size = 4096;                    // bytes of each Send buffer
     uint32_t receive_size = 4096;                 // bytes of each Receive buffer
+    uint32_t receive_align = 1;                   // of where each begins: a power of two
     uint8_t incoming_reads = 0;                   // IRD
     uint8_t outgoing_reads = 0;                   // ORD
     bool memory_windows = false;
@@ -188,8 +189,8 @@ class Connection final : public CmHandler, public ConnectionMemory {
   static constexpr uint32_t kNoSlot = UINT32_MAX;
 
   verbs::VerbsResult<void> CreateResources();
-  verbs::VerbsResult<void> CreateArena(uint32_t slots, uint32_t slot_size, std::vector<std::byte>* memory,
-                                       verbs::MemoryRegion* region, BufferArena* arena);
+  verbs::VerbsResult<void> CreateArena(uint32_t slots, uint32_t slot_size, uint32_t align,
+                                       std::vector<std::byte>* memory, verbs::MemoryRegion* region, BufferArena* arena);
   verbs::VerbsResult<void> CheckWatch();
   void OnEstablishedEvent(const CmEvent& event);
   void OnPeerGone(const CmEvent& event);

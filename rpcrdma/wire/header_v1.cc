@@ -150,7 +150,7 @@ void EncodeHeaderV1(const Header& header, ByteWriter& out) {
 
 size_t EncodedSizeV1(const Header& header) {
   size_t size = kFixedFieldsSize;
-  if (std::holds_alternative<RdmaMsgp>(header.body)) size += 8;
+  if (std::holds_alternative<RdmaMsgp>(header.body)) size += kPaddingFieldsSize;
   if (std::holds_alternative<ErrVers>(header.body)) size += 12;
   if (std::holds_alternative<ErrChunk>(header.body)) size += 4;
   if (const ChunkLists* lists = header.chunks()) size += EncodedSize(*lists);

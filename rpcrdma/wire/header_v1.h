@@ -22,6 +22,8 @@ inline constexpr HeaderLayout kHeaderLayoutV1{.version = kRpcRdmaVersion1, .pref
 // Sizes in bytes: of the fixed fields, and of RDMA_MSG and RDMA_NOMSG without chunks.
 inline constexpr size_t kFixedFieldsSize = kHeaderLayoutV1.prefix_size;
 inline constexpr size_t kMinHeaderSize = kHeaderLayoutV1.min_size();
+// What RDMA_MSGP has beside them.
+inline constexpr size_t kPaddingFieldsSize = 8;
 
 // Decodes a header; `in` then stands at the RPC message, if one follows. Its version is 1, but for an ERR_VERS: Linux
 // echoes the version it refuses, and what an error says about versions must stay readable to all versions

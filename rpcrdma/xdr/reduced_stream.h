@@ -21,6 +21,7 @@ namespace stagecoach::rpcrdma {
 struct EligibleItem {
   uint64_t position = 0;  // where its first byte stands in the unreduced stream; a multiple of four
   ConstBytes data;        // without round-up
+  bool counted = false;   // its count stands before it
 };
 using EligibleItems = SmallVector<EligibleItem, 4>;
 

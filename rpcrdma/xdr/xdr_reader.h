@@ -59,7 +59,7 @@ class XdrReader {
         round_up_cut_(stream.round_up_cut),
         round_up_in_base_(stream.round_up_in_base),
         padding_(stream.padding) {
-    if (order_ == ReducedStream::ChunkOrder::kInOrder) writes_ = stream.chunks;
+    if (order_ == ReducedStream::ChunkOrder::kInOrder) writes_ = stream.chunks.view();
   }
 
   // Of the items read as eligible from here on, only the first `items` may have come by chunk.

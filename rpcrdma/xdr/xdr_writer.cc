@@ -1,5 +1,6 @@
 #include "rpcrdma/xdr/xdr_writer.h"
 
+#include <algorithm>
 #include <limits>
 
 namespace stagecoach::rpcrdma {
@@ -19,13 +20,16 @@ void XdrWriter::Opaque(ConstBytes value) {
 }
 
 void XdrWriter::FixedOpaque(ConstBytes value) {
+  longest_inside_ = std::max<uint64_t>(longest_inside_, value.size());
   out_.Bytes(value);
   out_.Zeros(XdrPad(value.size()));
 }
 
 void XdrWriter::EligibleOpaque(ConstBytes value) {
   Count(value.size());
+  const size_t before = eligible_.size();
   EligibleBytes(value);
+  if (eligible_.size() > before) eligible_.back().counted = true;
 }
 
 // [5666bis:5+1] [5666:4+2] [2004:4+2] But for what leaves it the message stays what it is.

@@ -30,6 +30,8 @@ class XdrWriter {
   // What is in the buffer: the message without its eligible items.
   ConstBytes written() const { return out_.written(); }
   const EligibleItems& eligible() const { return eligible_; }
+  // Bytes of the longest opaque data in the buffer.
+  uint64_t longest_inside() const { return longest_inside_; }
   // Bytes of the unreduced stream so far.
   uint64_t position() const { return out_.position() + reduced_; }
 
@@ -56,6 +58,7 @@ class XdrWriter {
   const size_t eligible_max_;
   EligibleItems eligible_;
   uint64_t reduced_ = 0;  // bytes, round-up included, that left the stream
+  uint64_t longest_inside_ = 0;
   bool ok_ = true;
 };
 

@@ -234,5 +234,42 @@ TEST_F(ProfilesTest, ReplyLongerThanTheServerExposesIsErrChunk) {
   EXPECT_EQ(Source(50000, 0), "by reading");
 }
 
+// [5666:3.9#1] [5666:6.2#6] Whatever stands before it in the call.
+TEST_F(ProfilesTest, PaddedDataLandsAligned) {
+  for (const ProtocolProfile& server : AllProfiles()) {
+    for (const uint32_t align : {8u, 64u, 256u, 512u}) {
+      SCOPED_TRACE(std::string(server.name) + " " + std::to_string(align));
+      ProtocolProfile client = rpcrdma::kRfc5666;
+      Start(client, server, {.receive_align = align}, {.padding_align = align, .padding_threshold = 100});
+      if (HasFatalFailure()) return;
+      uint32_t misread = 0;
+      for (uint32_t gids = 0; gids < 16; ++gids) {
+        rpcrdma::AuthSys sys{.machine_name = "client.example"};
+        for (uint32_t n = 0; n < gids; ++n) sys.gids.push_back(7);
+        const auto credentials = rpcrdma::MakeAuthSys(sys);
+        ASSERT_TRUE(credentials.has_value());
+        CallOptions options;
+        options.credentials = &*credentials;
+        const auto data = Pattern(150 + gids);
+        const Outcome outcome = Call(
+            kSize, [&](XdrWriter& args) { args.EligibleOpaque(data); }, options);
+        // Where there happens to be none, there is nothing to misread.
+        if (!server.padding && !outcome) {
+          EXPECT_EQ(outcome.error().kind, CallError::Kind::kRpc);
+          ++misread;
+          continue;
+        }
+        ASSERT_TRUE(outcome.has_value()) << outcome.error().ToString();
+        EXPECT_EQ(ToHex(service_.last_data), ToHex(data));
+        EXPECT_EQ(service_.last_data_at % align, 0u);
+        EXPECT_EQ(service_.last_call.cred, *credentials);
+      }
+      EXPECT_EQ(misread > 0, !server.padding) << "padding is taken for data";
+      // Too short for padding, and by chunk.
+      for (const size_t size : {0u, 99u, 100u, 5000u}) EXPECT_EQ(Size(size), "yes");
+    }
+  }
+}
+
 }  // namespace
 }  // namespace stagecoach::e2e

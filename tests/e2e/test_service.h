@@ -76,6 +76,8 @@ class TestService : public rpcrdma::Service {
       case kSize: {
         const ConstBytes data = args.EligibleOpaque("data", kDataMax);
         if (!args.Finish()) return request.Fail(AcceptStat::kGarbageArgs);
+        last_data.assign(data.begin(), data.end());
+        last_data_at = reinterpret_cast<uintptr_t>(data.data());
         const auto size = static_cast<uint32_t>(data.size());
         return request.Reply([&](XdrWriter& results) { results.U32(size); });
       }
@@ -131,6 +133,8 @@ class TestService : public rpcrdma::Service {
 
   std::set<uint32_t> repeatable;  // procedures said to be idempotent
   size_t handled = 0;
+  std::vector<std::byte> last_data;  // of kSize, and where it was
+  uintptr_t last_data_at = 0;
   rpcrdma::CallHeader last_call;
   int clients = 0;
   std::multimap<uint32_t, rpcrdma::Request> held;
