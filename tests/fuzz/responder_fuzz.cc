@@ -1,13 +1,14 @@
 // The responder against a hostile requester, as a sequence of operations: calls with chunk lists of any kind, spoilt,
 // or raw bytes, more of them than were granted; RDMA Reads that complete in any order, late or never; a service that
 // answers with messages and items of any size, refuses, drops, or holds on to the call beyond the connection; memory
-// that is short; the connection's end.
+// that is short; the connection's end. In some worlds replies may stay in memory that the requester reads, and which it
+// says RDMA_DONE for, or for something else, or never.
 //
 // A model beside it knows what each Receive holds and what has to become of it. The properties: no more Reads than the
 // peer allows, each of a segment of its call and into the call's own memory; a call is handed out once, whole, when
 // nobody else can write to it any more; every call is answered once and nothing else is; a reply is where the offered
 // segments say, in their order, with the lengths that were written; nothing is invalidated but a steering tag of the
-// call answered; memory lives as long as it is used and no longer.
+// call answered; memory lives as long as it is used and no longer, which for a reply that is read is until RDMA_DONE.
 //
 // Input: 5 bytes of configuration, then operations of a byte and their arguments.
 #include <algorithm>
@@ -42,6 +43,7 @@ using stagecoach::testing::FuzzInput;
 
 constexpr uint32_t kReplyWord = 1;
 constexpr uint64_t kReadBytesMax = 2048;
+constexpr Duration kExposedTime = 300ms;
 
 // What is in a Receive, and what has to become of it.
 struct Entry {
@@ -74,6 +76,14 @@ struct Entry {
   std::weak_ptr<const void> memory;  // of the items
 };
 
+// A reply that was left for the requester to read.
+struct Exposed {
+  uint32_t xid = 0;
+  std::vector<uint32_t> regions;
+  uint64_t bytes = 0;
+  Instant sent;
+};
+
 class World final : public EngineWorld {
  public:
   explicit World(FuzzInput& input)
@@ -98,6 +108,7 @@ class World final : public EngineWorld {
     FUZZ_PROPERTY(!engine_.DebugString().empty());
     if (!ending_ && !over_ && orderly_) Settle();
     if (!over_) Lose();
+    FUZZ_PROPERTY(engine_.exposed() == 0 && engine_.replies_withheld() == 0 && !engine_.Deadline().has_value());
     // What services hold, they let go now.
     while (!open_.empty()) Serve(0, open_.size() % 3, 0);
     FUZZ_PROPERTY(engine_.unanswered() == 0 && memory_.used == 0 && !engine_.TakeCommand().has_value());
@@ -128,6 +139,13 @@ class World final : public EngineWorld {
       config.budgets.push_back(std::make_shared<CreditBudget>(1 + (more >> 4), 0));
     }
     receives_ = 1 + ((sizes_ >> 2) & 7);
+    if ((reads & 0xc0) == 0xc0 && receives_ > 1 && config.receives == 0) {
+      config.profile.replies_by_read_chunk = true;
+      config.exposed_max = std::min(1u + ((reads >> 2) & 3u), receives_ - 1);
+      config.exposed_bytes_max = 512u << ((reads >> 4) & 3);
+      config.exposed_time = kExposedTime;
+      config.segment_length_max = (reads & 2) != 0 ? 100 : 1 << 20;
+    }
     return config;
   }
   // Those of the other direction, or the one for the call too many.
@@ -187,11 +205,30 @@ class World final : public EngineWorld {
 
   void Rare(uint8_t choice) {
     now_ += std::chrono::milliseconds(choice);
+    if (config_.exposed_max > 0) {
+      if (choice % 8 == 2) return Later();
+      if (choice % 8 > 3) return PeerIsDone(choice);
+    }
     if (choice % 8 == 0) return Lose();
     if (choice % 8 == 1) {
       engine_.Close();
       closed_ = true;
     }
+  }
+
+  // [5666:3.8#1] Who does not read what is exposed loses the connection.
+  void Later() {
+    for (const Exposed& exposed : exposed_) {
+      if (now_ >= exposed.sent + kExposedTime && !ending_ && !over_ && !closed_) must_end_ = not_read_ = true;
+    }
+    engine_.OnDeadline(now_);
+  }
+
+  // RDMA_DONE: for one of the replies that are exposed, or for whatever XID.
+  void PeerIsDone(uint8_t choice) {
+    uint32_t xid = input_.Byte();
+    if ((choice & 8) != 0 && !exposed_.empty()) xid = exposed_[xid % exposed_.size()].xid;
+    PeerSends(fuzz::Encode({.xid = xid, .credits = 1, .body = RdmaDone{}}, {}));
   }
 
   // --- What the requester does ---
@@ -257,6 +294,12 @@ class World final : public EngineWorld {
     const bool overrun = config_.shared_receives && !ending_ && engine_.unanswered() >= allowed_ - answered_;
     if (!ending_ && !closed_ && !overrun) Foresee(received, truth, *entry);
     may_end_ = may_end_ || overrun;
+    ByteReader in(received);
+    if (const auto header = DecodeHeaderV1(in); header && header->type() == MessageType::kDone) {
+      const auto first =
+          std::find_if(exposed_.begin(), exposed_.end(), [&](const auto& one) { return one.xid == header->xid; });
+      if (first != exposed_.end() && !ending_ && !closed_) exposed_.erase(first);
+    }
     entries_.emplace(slot, std::move(entry));
     Deliver(slot, received);
     if (overrun && !closed_) must_end_ = true;
@@ -348,6 +391,7 @@ class World final : public EngineWorld {
     reads_.clear();
     sends_.Lose();
     sent_memory_.clear();
+    exposed_.clear();
     if (!config_.shared_receives) posted_.Lose();
     engine_.OnDisconnected(now_);
     closing_.clear();
@@ -473,6 +517,7 @@ class World final : public EngineWorld {
       FUZZ_PROPERTY(why != Why::kCallTimedOut && (why != Why::kAsked || closed_));
       FUZZ_PROPERTY(why != Why::kNoResources || memory_.refused[MemoryUse::kReadSink] > 0);
       FUZZ_PROPERTY(why != Why::kGrantOverrun || may_end_);
+      FUZZ_PROPERTY(why != Why::kReplyNotRead || not_read_);
       must_end_ = false;
       ending_ = true;
     }
@@ -582,9 +627,16 @@ class World final : public EngineWorld {
         FUZZ_PROPERTY(refusals_seen_ < memory_.refused[MemoryUse::kWriteSource]);
         ++refusals_seen_;
       }
+      if (entry->fate == Entry::Fate::kServe && entry->answered && MustBeExposed(*entry)) {
+        FUZZ_PROPERTY(memory_.refused[MemoryUse::kReadByPeer] + memory_.refused[MemoryUse::kWriteSource] > 0);
+      }
     } else {
       FUZZ_PROPERTY(entry->fate == Entry::Fate::kServe && entry->answered && !entry->refused);
-      CheckReply(*header, in.Rest(), *entry);
+      if (header->chunks()->reads.empty()) {
+        CheckReply(*header, in.Rest(), *entry);
+      } else {
+        CheckExposed(*header, in.Rest(), *entry);
+      }
       FUZZ_PROPERTY(send.prompt || writes_.empty());
     }
     sent_memory_.push_back({entry->memory, !writes_.empty()});
@@ -673,12 +725,93 @@ class World final : public EngineWorld {
     FUZZ_PROPERTY(next == writes_.size());
   }
 
+  // Whether a reply that no chunk can carry has to be exposed. Of those that might be, a few need so many segments that
+  // this leaves them to the engine.
+  bool MustBeExposed(const Entry& entry) {
+    if (config_.exposed_max == 0 || Travels(entry) != nullptr) return false;
+    uint64_t bytes = entry.reply.size();
+    for (const Block& data : entry.reply_data) bytes += data.size();
+    const size_t lists = EncodedSize(ChunkLists{.writes = entry.lists.writes, .reply = entry.lists.reply});
+    const size_t segments = (bytes / config_.segment_length_max + 2) * (2 * entry.items.size() + 2);
+    return bytes <= config_.exposed_bytes_max && segments <= config_.exposed_segments_max &&
+           kFixedFieldsSize + lists + segments * kReadEntrySize <= config_.send_inline;
+  }
+
+  // What the Writes from `next` on put into these segments, one going on where the one before it ended.
+  Block Written(std::span<const Segment> segments, size_t& next) {
+    Block bytes;
+    for (const Segment& segment : segments) {
+      for (uint32_t done = 0; done < segment.length;) {
+        FUZZ_PROPERTY(next < writes_.size());
+        const PostWrite& write = writes_[next++];
+        FUZZ_PROPERTY(write.target.handle == segment.handle && write.target.offset == segment.offset + done);
+        FUZZ_PROPERTY(write.target.length > 0 && write.target.length <= segment.length - done);
+        fuzz::Append(bytes, write.source);
+        done += write.target.length;
+      }
+    }
+    return bytes;
+  }
+
+  // The requester puts it together from what it got and what it can read: every item is in one place, whole, and the
+  // rest is the message.
+  void CheckExposed(const Header& header, ConstBytes rest, const Entry& entry) {
+    FUZZ_PROPERTY(config_.exposed_max > 0 && Travels(entry) == nullptr);
+    const auto reads = ValidateReply(header, rest, {.writes = entry.lists.writes, .reply = entry.lists.reply},
+                                     config_.profile, {.read_bytes_max = config_.exposed_bytes_max});
+    FUZZ_PROPERTY(reads.has_value());
+    Exposed exposed{.xid = entry.xid, .sent = now_};
+    std::map<uint64_t, Block> data;
+    for (const ReadSegment& read : reads->segments) {
+      const uint32_t id = memory_.Find(read.target, MemoryUse::kReadByPeer);
+      FUZZ_PROPERTY(id != 0 && read.target.length == memory_.regions.at(id).memory.size());
+      FUZZ_PROPERTY(read.target.length > 0 && read.target.length <= config_.segment_length_max);
+      fuzz::Append(data[read.position], memory_.regions.at(id).memory);
+      exposed.regions.push_back(id);
+      exposed.bytes += read.target.length;
+    }
+    const ChunkLists& lists = *header.chunks();
+    Block base(rest.begin(), rest.end());
+    if (data.contains(0)) base = data.extract(0).mapped();
+    const bool by_reply_chunk = base.empty();
+    size_t next = 0;
+    Block expected;
+    uint64_t base_done = 0;
+    uint64_t items_before = 0;
+    for (size_t i = 0; i < entry.items.size(); ++i) {
+      const EligibleItem& item = entry.items[i];
+      const uint64_t here = item.position - items_before;
+      fuzz::Append(expected, ConstBytes(entry.reply).subspan(base_done, here - base_done));
+      base_done = here;
+      items_before += item.data.size() + XdrPad(item.data.size());
+      if (i < lists.writes.size() && TotalLength(lists.writes[i]) > 0) {
+        FUZZ_PROPERTY(Same(Written(lists.writes[i], next), item.data));
+      } else if (!item.data.empty() && data.contains(item.position)) {
+        FUZZ_PROPERTY(Same(data.extract(item.position).mapped(), item.data));
+      } else {
+        fuzz::AppendPadded(expected, item.data);
+      }
+    }
+    fuzz::Append(expected, ConstBytes(entry.reply).subspan(base_done));
+    if (by_reply_chunk) base = Written(*lists.reply, next);
+    FUZZ_PROPERTY(data.empty() && next == writes_.size() && Same(base, expected));
+    exposed_.push_back(std::move(exposed));
+  }
+
   // --- Properties between operations ---
 
   void Check() override {
     FUZZ_PROPERTY(engine_.unanswered() <= receive_.view.slots);
     FUZZ_PROPERTY(memory_.used <= receive_.view.slots * kReadBytesMax);
+    // [5666:11#5] Bounded, and there for as long as nobody said RDMA_DONE.
+    uint64_t bytes = 0;
+    for (const Exposed& exposed : exposed_) {
+      for (const uint32_t id : exposed.regions) FUZZ_PROPERTY(memory_.regions.contains(id));
+      bytes += exposed.bytes;
+    }
+    FUZZ_PROPERTY(exposed_.size() <= config_.exposed_max && bytes <= config_.exposed_bytes_max);
     if (over_ || ending_) return;
+    FUZZ_PROPERTY(exposed_.size() <= engine_.exposed() && engine_.exposed() <= config_.exposed_max);
     // Every Receive is posted or holds a message that is not over.
     FUZZ_PROPERTY(posted_.size() + entries_.size() == receive_.view.slots);
     FUZZ_PROPERTY(engine_.unanswered() == entries_.size());
@@ -694,7 +827,11 @@ class World final : public EngineWorld {
     Drain();
     for (size_t rounds = 0; rounds < 2000 && !ending_; ++rounds) {
       const bool idle = reads_.empty() && sends_.size() == 0 && invalidates_.empty() && open_.empty();
-      if (idle) break;
+      if (idle && exposed_.empty()) break;
+      if (!exposed_.empty() && !posted_.empty()) {
+        PeerSends(fuzz::Encode({.xid = exposed_[0].xid, .credits = 1, .body = RdmaDone{}}, {}));
+        Drain();
+      }
       CompleteRead(0);
       Drain();
       CompleteInvalidate(0);
@@ -730,6 +867,8 @@ class World final : public EngineWorld {
   std::vector<std::pair<std::weak_ptr<const void>, bool>> sent_memory_;  // by Send; whether Writes need it
   std::vector<std::weak_ptr<const void>> service_memory_;
   uint32_t next_handle_ = 0x2000;
+  std::vector<Exposed> exposed_;  // in the order of their Sends
+  bool not_read_ = false;
   uint32_t refusals_seen_ = 0;
   uint64_t allowed_ = 1;  // calls, from the grants that were seen
   uint64_t answered_ = 0;
