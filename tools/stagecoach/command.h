@@ -59,7 +59,7 @@ bool ApplyRecordOption(std::string_view command, const char* option, const std::
 // Options of every sub-command that serves or connects.
 struct CommonOptions {
   DeviceOptions device;
-  std::string inline_threshold = "4K";  // a size that AddCommonOptions has checked
+  std::string inline_threshold = "4K";                     // a size that AddCommonOptions has checked
   std::string rpcrdma_profile{rpcrdma::kRfc5666bis.name};  // likewise
 };
 void AddCommonOptions(CLI::App& command, CommonOptions& options);
