@@ -83,13 +83,13 @@ Requester::Requester(const Config& config, BufferArena send, BufferArena receive
       xids_(xids),
       trace_(trace),
       receives_(config.receives > 0 ? config.receives : receive.slots),
+      limits_(config.limits),
       // [5666bis:4.3+1] As many replies as there are Receives for.
       credits_(std::min(config.credits, receives_)),
       xid_table_(receives_) {
   STAGECOACH_CHECK(receives_ <= receive_.slots);
   STAGECOACH_CHECK(receive_.slots > 0 && send_.slots > 0);
-  STAGECOACH_CHECK(config_.limits.send_inline <= send_.slot_size);
-  STAGECOACH_CHECK(config_.limits.receive_inline <= receive_.slot_size);
+  STAGECOACH_CHECK(limits_.send_inline <= send_.slot_size && limits_.receive_inline <= receive_.slot_size);
   for (uint32_t slot = send_.slots; slot > 0; --slot) free_send_slots_.push_back(send_.first + slot - 1);
 }
 
@@ -133,7 +133,7 @@ Result<CallId, SubmitRefusal> Requester::Submit(CallSpec&& spec, Instant now) {
                         .reply_base_max = spec.reply_base_max,
                         .longest_inside = spec.longest_inside,
                         .direct_placement = spec.direct_placement},
-                       config_.limits);
+                       limits_);
   if (!plan) {
     STAGECOACH_MARK("requester.no_plan_fits");
     return refuse(SubmitRefusal::kTooLarge);
@@ -238,6 +238,12 @@ void Requester::Abandon(Call& call) {
   abandoned_.push({call.xid, config_.inline_only ? std::nullopt : call.deadline, call.dones_before});
 }
 
+void Requester::SetLimits(const PlanLimits& limits) {
+  STAGECOACH_CHECK(queue_.empty());
+  STAGECOACH_CHECK(limits.send_inline <= send_.slot_size && limits.receive_inline <= receive_.slot_size);
+  limits_ = limits;
+}
+
 void Requester::Close(Instant) {
   closed_ = true;
   EndConnection(Disconnect::Why::kAsked);
@@ -318,7 +324,7 @@ void Requester::Transmit(uint32_t index, Instant now) {
   EncodeHeaderV1(header, out);
   WriteInline({ConstBytes(call.buffer).first(call.message_size), call.items}, call.plan.inline_pieces, out);
   // [5666bis:5.1.4+10]
-  STAGECOACH_CHECK(out.ok() && out.position() <= config_.limits.send_inline);
+  STAGECOACH_CHECK(out.ok() && out.position() <= limits_.send_inline);
   call.offered = *header.chunks();
 
   call.state = State::kSent;

@@ -167,11 +167,14 @@ class Requester final : public ConnectionEngine {
   Result<CallId, SubmitRefusal> Submit(CallSpec&& spec, Instant now);
   // Of an id that is over: nothing.
   void Cancel(CallId call, Instant now);
+  // Of calls from now on; see Config. No call waits.
+  void SetLimits(const PlanLimits& limits);
   // Ends the connection; outstanding calls end with kClosed.
   void Close(Instant now);
 
   // --- Outputs ---
 
+  const PlanLimits& limits() const { return limits_; }
   bool has_outcome() const { return !outcomes_.empty(); }
   std::optional<CallOutcome> TakeOutcome(Instant now);
   // Ends the views of an outcome and gives its Receive back.
@@ -309,6 +312,7 @@ class Requester final : public ConnectionEngine {
   XidSource& xids_;
   TraceSink* const trace_;
   const uint32_t receives_;  // that replies may use
+  PlanLimits limits_;
 
   Credits credits_;
   std::vector<std::unique_ptr<Call>> calls_;

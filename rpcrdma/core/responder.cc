@@ -54,6 +54,8 @@ Responder::Responder(const Config& config, BufferArena send, BufferArena receive
       memory_(memory),
       trace_(trace),
       receives_(config.receives > 0 ? config.receives : receive.slots),
+      send_inline_(config.send_inline),
+      reads_max_(config.reads_max),
       calls_(receive.slots),
       in_flight_(size_t{send.first} + send.slots),
       exposed_(config.exposed_max),
@@ -62,7 +64,8 @@ Responder::Responder(const Config& config, BufferArena send, BufferArena receive
   STAGECOACH_CHECK(receive_.slots < kExposedTag && config_.exposed_max < kExposedTag);
   STAGECOACH_CHECK(config_.exposed_max < receives_ && (config_.exposed_max == 0 || !config_.shared_receives));
   STAGECOACH_CHECK(receives_ <= receive_.slots);
-  STAGECOACH_CHECK(config_.send_inline <= send_.slot_size && kMinHeaderSize <= send_.slot_size);
+  STAGECOACH_CHECK(send_inline_ <= send_.slot_size && kMinHeaderSize <= send_.slot_size);
+  STAGECOACH_CHECK(!config_.one_receive_first || (config_.receives == 0 && !config_.shared_receives));
   for (uint32_t slot = send_.slots; slot > 0; --slot) free_send_slots_.push_back(send_.first + slot - 1);
   for (const auto& budget : config_.budgets) window_.Join(budget);
 }
@@ -70,9 +73,24 @@ Responder::Responder(const Config& config, BufferArena send, BufferArena receive
 void Responder::Start() {
   if (config_.receives > 0) {
     posted_receives_ = receives_;
+    first_not_posted_ = receive_.slots;
     return;
   }
-  for (uint32_t slot = 0; slot < receive_.slots; ++slot) Repost(slot);
+  if (config_.one_receive_first) {
+    Repost(first_not_posted_++);
+  } else {
+    PostRemaining();
+  }
+}
+
+// The client may use all that is granted when it sees the answer, which is not posted yet.
+void Responder::OnAnswer() {
+  answered_ = true;
+  PostRemaining();
+}
+
+void Responder::PostRemaining() {
+  while (first_not_posted_ < receive_.slots) Repost(first_not_posted_++);
 }
 
 void Responder::Repost(uint32_t slot) {
@@ -176,7 +194,8 @@ void Responder::OnCall(uint32_t slot, Header&& header, ConstBytes message, Insta
   }
   // [5666bis:4.4.4.2+1] [5666:3.5+1] [2004:3.6+1] The lists first.
   Result<CallChunks, ChunkFault> chunks = ValidateCall(header, message, config_.data_limits, config_.profile);
-  const bool reads_refused = chunks && !chunks->chunks.empty() && config_.reads_max == 0;
+  // [5666:6.2#5] [2004:6.1#6]
+  const bool reads_refused = chunks && !chunks->chunks.empty() && reads_max_ == 0;
   // [5666bis:8.3.5#2] [5666bis:8.3.5#3] What was offered no chunks is answered without, or with RDMA_ERROR.
   const bool chunks_refused = config_.inline_only && !header.chunks()->empty();
   if (!chunks || reads_refused || chunks_refused) {
@@ -308,7 +327,7 @@ void Responder::PumpReads(Instant now) {
       continue;
     }
     const bool one_more = STAGECOACH_MUTANT("read-limit-overrun", "one RDMA Read more is issued than the peer allows");
-    if (reads_in_flight_ >= config_.reads_max + (one_more ? 1 : 0)) {
+    if (reads_in_flight_ >= reads_max_ + (one_more ? 1 : 0)) {
       STAGECOACH_MARK("responder.reads_wait_for_others");
       return;
     }
@@ -350,7 +369,7 @@ void Responder::PumpReads(Instant now) {
           {{"xid", uint64_t{call.xid}},
            {"bytes", uint64_t{source.length}},
            {"in_flight", uint64_t{reads_in_flight_}},
-           {"reads_max", uint64_t{config_.reads_max}}});
+           {"reads_max", uint64_t{reads_max_}}});
   }
 }
 
@@ -521,8 +540,8 @@ Result<void, ReplyVerdict> Responder::Complete(RequestId id, ReplySpec&& reply, 
                              .segment_length_max = config_.segment_length_max};
   const ReplyChunkUse use =
       config_.profile.reply_chunk_when_needed ? ReplyChunkUse::kWhenNeeded : config_.reply_chunk_use;
-  auto plan = PlanReply({.base_size = reply.message_size, .items = reply.items}, call->offered, config_.send_inline,
-                        use, customs);
+  auto plan =
+      PlanReply({.base_size = reply.message_size, .items = reply.items}, call->offered, send_inline_, use, customs);
   if (plan && plan->read_bytes > config_.exposed_bytes_max) plan = Err(ReplyVerdict::kNoRoomForReply);
   if (!plan && plan.error() == ReplyVerdict::kMalformedShape) return Err(plan.error());
   FreeSinks(*call);
@@ -573,6 +592,25 @@ void Responder::Refuse(RequestId id, Instant now) {
         {{"xid", uint64_t{call->xid}}, {"why", ToString(ReplyVerdict::kNoRoomForReply)}});
   Answer(SlotOf(id), std::nullopt);
   PumpReplies(now);
+}
+
+bool Responder::may_adopt_buffers(RequestId id) const {
+  return config_.one_receive_first && open(id) && !answered_ && !over_ && !ending_ && posted_receives_ == 0 &&
+         unanswered_ == 1;
+}
+
+void Responder::AdoptBuffers(const BufferArena& send, const BufferArena& receive) {
+  STAGECOACH_CHECK(config_.one_receive_first && !answered_ && posted_receives_ == 0 && replies_in_flight() == 0);
+  STAGECOACH_CHECK(send.slots == send_.slots && receive.slots == receive_.slots && kMinHeaderSize <= send.slot_size);
+  send_ = send;
+  receive_ = receive;
+  send_inline_ = std::min(send_inline_, send_.slot_size);
+}
+
+void Responder::SetLimits(uint32_t send_inline, uint32_t reads_max) {
+  STAGECOACH_CHECK(send_inline <= send_.slot_size && waiting_.empty() && pulling_.empty());
+  send_inline_ = send_inline;
+  reads_max_ = reads_max;
 }
 
 void Responder::Drop(RequestId id, std::string_view why, Instant now) {
@@ -641,7 +679,8 @@ void Responder::SendReply(uint32_t slot, uint32_t send_slot, Instant now) {
   ByteWriter out(send_.slot(send_slot));
   EncodeHeaderV1(header, out);
   WriteInline({ConstBytes(call.reply_buffer).first(call.reply_size), call.reply_items}, call.plan.inline_pieces, out);
-  STAGECOACH_CHECK(out.ok() && out.position() <= config_.send_inline);
+  // The limit may have been lowered since it was planned.
+  STAGECOACH_CHECK(out.ok() && out.position() <= send_.slot_size);
 
   if (exposed) {
     ++stats_.replies_by_read_chunk;
@@ -673,6 +712,7 @@ void Responder::SendReply(uint32_t slot, uint32_t send_slot, Instant now) {
   const RequestId id = IdOf(slot);
   stats_.call_time.RecordTime(now - call.arrived);
   stats_.send_bytes.Record(send.length);
+  OnAnswer();
   CloseRecord(slot);
   commands_.push(send);
   Trace(trace_, now, config_.name, "reply.sent",
@@ -888,6 +928,7 @@ void Responder::SendError(uint32_t slot, uint32_t send_slot, Instant now) {
   const RequestId id = IdOf(slot);
   stats_.call_time.RecordTime(now - call.arrived);
   stats_.send_bytes.Record(send.length);
+  OnAnswer();
   CloseRecord(slot);
   commands_.push(send);
   Trace(trace_, now, config_.name, "error.sent",
@@ -1037,8 +1078,8 @@ std::string Responder::DebugString() const {
   std::string text =
       "    credits granted " + number(credits_granted()) + "; receives wanted " + number(posted_receives()) +
       "; calls unanswered " + number(unanswered_) + "; reads in flight " + number(reads_in_flight_) + " of " +
-      number(config_.reads_max) + "; replies in flight " + number(replies_in_flight()) +
-      ", waiting for a send buffer " + number(replies_.size()) +
+      number(reads_max_) + "; replies in flight " + number(replies_in_flight()) + ", waiting for a send buffer " +
+      number(replies_.size()) +
       (config_.exposed_max > 0 ? "; exposed " + number(exposed_count_) + " of " + number(config_.exposed_max) +
                                      ", bytes " + number(exposed_bytes_) + ", withheld " + number(withheld_.size())
                                : "") +

@@ -102,6 +102,10 @@ class Responder final : public ConnectionEngine {
     // disconnected: nothing else would stop it from using what was granted to others. The arena has one buffer more
     // than `receives`, for the call too many.
     bool shared_receives = false;
+    // Until the first answer one Receive alone is posted: a client has one credit [5666bis:4.3.1#2]. So when its first
+    // call is in, the device holds no buffer, and all of them may be replaced (AdoptBuffers). Not with Receives that
+    // are shared, with whomever.
+    bool one_receive_first = false;
     std::string name = "responder";
   };
 
@@ -141,6 +145,16 @@ class Responder final : public ConnectionEngine {
   bool open(RequestId id) const { return Find(id) != nullptr; }
 
   void Close(Disconnect::Why why = Disconnect::Why::kAsked);
+
+  // Whether `id` is the first call of its connection (Config::one_receive_first): nothing was answered, and no buffer
+  // is in use but that of the call.
+  bool may_adopt_buffers(RequestId id) const;
+  // Works with these from now on, as many as those before. What those before hold stays where it is until the call is
+  // ended.
+  void AdoptBuffers(const BufferArena& send, const BufferArena& receive);
+  // Of replies that are completed from now on, and RDMA Reads; see Config. No call is unanswered but one that is handed
+  // out.
+  void SetLimits(uint32_t send_inline, uint32_t reads_max);
 
   // Memory that ConnectionMemory had refused may be there now.
   void OnMemoryFreed(Instant now);
@@ -268,6 +282,8 @@ class Responder final : public ConnectionEngine {
   void OnCall(uint32_t slot, Header&& header, ConstBytes message, Instant now);
   void Answer(uint32_t slot, std::optional<ErrVers> err_vers);
   void Repost(uint32_t slot);
+  void OnAnswer();
+  void PostRemaining();
   bool AllocateSinks(Call& call);
   void ServeWaiting(Instant now);
   bool IsBehindWaiting(uint32_t slot) const;
@@ -295,11 +311,13 @@ class Responder final : public ConnectionEngine {
   static uint32_t SlotOf(RequestId id) { return static_cast<uint32_t>(id & UINT32_MAX) - 1; }
 
   const Config config_;
-  const BufferArena send_;
-  const BufferArena receive_;
+  BufferArena send_;
+  BufferArena receive_;
   ConnectionMemory& memory_;
   TraceSink* const trace_;
   const uint32_t receives_;  // that calls may use
+  uint32_t send_inline_;
+  uint32_t reads_max_;
 
   std::vector<Call> calls_;          // by receive slot
   std::vector<InFlight> in_flight_;  // by send slot
@@ -316,6 +334,8 @@ class Responder final : public ConnectionEngine {
   uint64_t exposed_ever_ = 0;
   Ring<Command> commands_;
   uint32_t reads_in_flight_ = 0;
+  uint32_t first_not_posted_ = 0;  // receive buffers from here on were not posted yet
+  bool answered_ = false;          // anything
   // Below 0 while calls beyond the credits granted are in Receives that are not of its share.
   int64_t posted_receives_ = 0;
   uint32_t unanswered_ = 0;

@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <new>
 #include <utility>
 
 #include "base/check.h"
@@ -240,7 +241,7 @@ VerbsResult<void> Connection::CreateResources() {
   }
   if (auto created = verbs::CreateCmQp(id_.get(), pd_, &attributes); !created) return Err(created.error());
 
-  auto arena = CreateArena(sizes_.sends, options_.send_size, 1, &send_memory_, &send_region_, &send_arena_);
+  auto arena = CreateArena(sizes_.sends, options_.send_size, 1, &send_buffers_, &send_arena_);
   if (!arena) return arena;
   if (options_.shared) {
     const uint32_t slots = std::min(sizes_.receives, options_.shared->slots()) + 1;
@@ -249,29 +250,61 @@ VerbsResult<void> Connection::CreateResources() {
     for (uint32_t slot = slots; slot > 0; --slot) free_places_.push_back(slot - 1);
     receive_arena_ = {.slot_size = options_.shared->slot_size(), .slots = slots, .places = places_.data()};
   } else {
-    arena = CreateArena(sizes_.receives, options_.receive_size, options_.receive_align, &receive_memory_,
-                        &receive_region_, &receive_arena_);
+    arena =
+        CreateArena(sizes_.receives, options_.receive_size, options_.receive_align, &receive_buffers_, &receive_arena_);
     if (!arena) return arena;
   }
   return CheckWatch();
 }
 
-VerbsResult<void> Connection::CreateArena(uint32_t slots, uint32_t slot_size, uint32_t align,
-                                          std::vector<std::byte>* memory, verbs::MemoryRegion* region,
+VerbsResult<void> Connection::CreateArena(uint32_t slots, uint32_t slot_size, uint32_t align, Buffers* buffers,
                                           BufferArena* arena) {
   slot_size = (slot_size + align - 1) / align * align;
-  const size_t size = size_t{slots} * slot_size + kArenaTail;
-  memory->assign(size + align - 1, std::byte{});
-  const size_t start = -reinterpret_cast<uintptr_t>(memory->data()) & (align - 1);
+  const size_t used = size_t{slots} * slot_size + kArenaTail;
+  const size_t size = used + align - 1;
+  Buffers made{.memory = std::unique_ptr<std::byte[]>(new (std::nothrow) std::byte[size]()), .size = size};
+  if (made.memory == nullptr) return Err(VerbsError{.error = ENOMEM, .call = "memory for Sends and Receives"});
+  const size_t start = -reinterpret_cast<uintptr_t>(made.memory.get()) & (align - 1);
   // [5666bis:4.6+1] [5666:5+1] [5666:6#2] [2004:5+1] [2004:6#1] [5666bis:5.4+1] [5666:2+1] [5666:7+1] [2004:2#1]
   // [2004:7#1] [5666bis:5.4+2] [5666:7+2] [2004:7+1] Once for the connection.
-  auto registered = verbs::RegisterMemory(pd_, memory->data(), memory->size(), IBV_ACCESS_LOCAL_WRITE);
+  auto registered = verbs::RegisterMemory(pd_, made.memory.get(), size, IBV_ACCESS_LOCAL_WRITE);
   if (!registered) return Err(registered.error());
-  *region = std::move(*registered);
-  *arena = {.memory = MutableBytes(*memory).subspan(start, size),
+  made.region = std::move(*registered);
+  *arena = {.memory = MutableBytes(made.memory.get(), size).subspan(start, used),
             .slot_size = slot_size,
             .slots = slots,
-            .local_key = (*region)->lkey};
+            .local_key = made.region->lkey};
+  *buffers = std::move(made);
+  return {};
+}
+
+size_t Connection::buffer_bytes() const {
+  size_t bytes = send_buffers_.size + receive_buffers_.size;
+  for (const Buffers& buffers : replaced_buffers_) bytes += buffers.size;
+  return bytes;
+}
+
+bool Connection::may_replace_buffers() const {
+  return state_ == State::kEstablished && !options_.shared && receives_outstanding_ == 0 && ledger_.empty() && !held_;
+}
+
+// [5666:6#2] [2004:6#1]
+VerbsResult<void> Connection::ReplaceBuffers(uint32_t send_size, uint32_t receive_size) {
+  STAGECOACH_CHECK(may_replace_buffers());
+  Buffers send, receive;
+  BufferArena send_arena = send_arena_;
+  BufferArena receive_arena = receive_arena_;
+  if (send_size != send_arena.slot_size) {
+    if (auto made = CreateArena(send_arena.slots, send_size, 1, &send, &send_arena); !made) return made;
+  }
+  if (receive_size != receive_arena.slot_size) {
+    auto made = CreateArena(receive_arena.slots, receive_size, options_.receive_align, &receive, &receive_arena);
+    if (!made) return made;
+  }
+  if (send.memory != nullptr) replaced_buffers_.push_back(std::exchange(send_buffers_, std::move(send)));
+  if (receive.memory != nullptr) replaced_buffers_.push_back(std::exchange(receive_buffers_, std::move(receive)));
+  send_arena_ = send_arena;
+  receive_arena_ = receive_arena;
   return {};
 }
 
@@ -1102,8 +1135,10 @@ void Connection::DestroyResources() {
   if (pool_ != nullptr) pool_->DropRegistrations();
   own_regions_.Close();
   regions_ = nullptr;
-  send_region_ = {};
-  receive_region_ = {};
+  // Their memory stays: calls that somebody holds are read there.
+  send_buffers_.region = {};
+  receive_buffers_.region = {};
+  for (Buffers& buffers : replaced_buffers_) buffers.region = {};
   queue_ = {};
   channel_ = {};
   pd_ = nullptr;

@@ -135,6 +135,15 @@ class Connection final : public CmHandler, public ConnectionMemory {
   // OnClosed is not called.
   void CloseNow();
 
+  // --- Buffers of another size, for an engine that can do with them ---
+
+  // Whether the device is at work for none of the buffers, and they are this connection's own.
+  bool may_replace_buffers() const;
+  // Gives it others, as many as before, of these sizes in bytes; the arenas then say so. What those before hold stays
+  // readable until DropReplacedBuffers. On error all is as it was.
+  verbs::VerbsResult<void> ReplaceBuffers(uint32_t send_size, uint32_t receive_size);
+  void DropReplacedBuffers() { replaced_buffers_.clear(); }
+
   // --- What the device offers; after resources exist ---
   BufferArena send_arena() const { return send_arena_; }
   BufferArena receive_arena() const { return receive_arena_; }
@@ -143,6 +152,8 @@ class Connection final : public CmHandler, public ConnectionMemory {
   uint32_t incoming_reads() const { return incoming_reads_; }
   uint32_t segment_length_max() const { return segment_length_max_; }
 
+  // Bytes of Sends and Receives of its own, replaced ones that are still there included.
+  size_t buffer_bytes() const;
   // Entries of the table of registrations, free ones included.
   size_t registration_records() const { return exposed_.size(); }
   // LastingMemory registered now, in a domain of its own, and registered ever by this connection.
@@ -176,6 +187,12 @@ class Connection final : public CmHandler, public ConnectionMemory {
     uint32_t window_key = 0;
     bool in_use = false;
   };
+  // What an arena is made of.
+  struct Buffers {
+    std::unique_ptr<std::byte[]> memory;
+    size_t size = 0;
+    verbs::MemoryRegion region;
+  };
   // A window bind waiting to be posted ahead of the Send that names it.
   struct PendingBind {
     uint32_t registration = 0;
@@ -189,8 +206,8 @@ class Connection final : public CmHandler, public ConnectionMemory {
   static constexpr uint32_t kNoSlot = UINT32_MAX;
 
   verbs::VerbsResult<void> CreateResources();
-  verbs::VerbsResult<void> CreateArena(uint32_t slots, uint32_t slot_size, uint32_t align,
-                                       std::vector<std::byte>* memory, verbs::MemoryRegion* region, BufferArena* arena);
+  verbs::VerbsResult<void> CreateArena(uint32_t slots, uint32_t slot_size, uint32_t align, Buffers* buffers,
+                                       BufferArena* arena);
   verbs::VerbsResult<void> CheckWatch();
   void OnEstablishedEvent(const CmEvent& event);
   void OnPeerGone(const CmEvent& event);
@@ -248,10 +265,9 @@ class Connection final : public CmHandler, public ConnectionMemory {
   ibv_pd* pd_ = nullptr;            // either of them
   verbs::CompletionChannel channel_;
   verbs::CompletionQueue queue_;
-  std::vector<std::byte> send_memory_;
-  std::vector<std::byte> receive_memory_;
-  verbs::MemoryRegion send_region_;
-  verbs::MemoryRegion receive_region_;
+  Buffers send_buffers_;
+  Buffers receive_buffers_;
+  std::vector<Buffers> replaced_buffers_;
   DomainRegions own_regions_;         // unless the domain is shared
   DomainRegions* regions_ = nullptr;  // either domain's
   std::vector<Exposed> exposed_;
