@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/check.h"
+#include "base/mark.h"
 #include "base/mutant.h"
 #include "rpcrdma/api/call_message.h"
 #include "rpcrdma/api/errors_internal.h"
@@ -15,6 +17,8 @@
 #include "rpcrdma/api/reply_storage.h"
 #include "rpcrdma/api/resolve.h"
 #include "rpcrdma/api/reverse_service.h"
+#include "rpcrdma/ccp/ccp.h"
+#include "rpcrdma/ccp/configuration.h"
 #include "rpcrdma/core/duplex.h"
 #include "rpcrdma/core/negotiation.h"
 #include "rpcrdma/core/requester.h"
@@ -74,6 +78,12 @@ uint32_t FirstXid(uint32_t wanted) {
   return wanted != 0 ? wanted : std::random_device()();
 }
 
+// The server was there, and has done nothing: the connection goes on.
+bool IsRefusal(CallError::Kind kind) {
+  return kind == CallError::Kind::kTransport || kind == CallError::Kind::kBadReply || kind == CallError::Kind::kRpc ||
+         kind == CallError::Kind::kDenied;
+}
+
 }  // namespace
 
 class ClientConnection final : public ConnectionOwner, public std::enable_shared_from_this<ClientConnection> {
@@ -125,9 +135,7 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
 
   CallId Call(const ProcedureId& procedure, Client::ArgsWriter args, const CallOptions& options,
               Client::CallHandler handler) {
-    if (!requester_ || !connection_->established() || closing_) {
-      return FailLater(std::move(handler), NotConnected());
-    }
+    if (!usable()) return FailLater(std::move(handler), NotConnected());
     CallMessage message{.buffer = requester_->TakeBuffer()};
     if (auto refused =
             MakeCallMessage(NameOf(procedure), args, options, bindings_, options_.message_bytes_max, &message)) {
@@ -140,9 +148,7 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
   }
 
   CallId Submit(const EncodedCall& call, Client::CallHandler handler) {
-    if (!requester_ || !connection_->established() || closing_) {
-      return FailLater(std::move(handler), NotConnected());
-    }
+    if (!usable()) return FailLater(std::move(handler), NotConnected());
     std::vector<std::byte> copy = requester_->TakeBuffer();
     if (copy.size() < call.message.size) copy.resize(call.message.size);
     CopyBytes(copy, call.message.bytes());
@@ -152,7 +158,7 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
     return Submit(call.procedure, std::move(spec), call.options, std::move(handler));
   }
 
-  uint32_t room() const { return requester_ && connection_->established() && !closing_ ? requester_->room() : 0; }
+  uint32_t room() const { return usable() ? requester_->room() : 0; }
   bool KnowsXid(uint32_t xid) const { return requester_ && requester_->Knows(xid); }
 
   void Cancel(CallId call) {
@@ -191,7 +197,7 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
     loop_.Post([self = shared_from_this()] { self->DeliverAfterEnd(); });
   }
 
-  bool connected() const { return connection_->established(); }
+  bool connected() const { return connection_->established() && !configuring_; }
   size_t outstanding() const { return requester_ ? requester_->outstanding() : 0; }
   size_t abandoned() const { return requester_ ? requester_->abandoned() : 0; }
   ClientHoldings holdings() const {
@@ -200,9 +206,11 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
             .registered_memories = connection_->lasting_regions()};
   }
   const std::string& peer() const { return peer_; }
+  const std::optional<ConnectionConfiguration>& configuration() const { return configuration_; }
   ConnectionStats stats() const {
     ConnectionStats stats = requester_ ? requester_->stats() : ConnectionStats{};
     stats.memory_registered += connection_->lasting_registrations();
+    if (configuration_) ++(configuration_->applied ? stats.configured : stats.not_configured);
     return stats;
   }
   std::optional<Instant> reverse_active_at() const { return reverse_ ? reverse_->active_at() : std::nullopt; }
@@ -230,6 +238,8 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
   void OnEstablished(ConstBytes private_data) override {
     if (!options_.profile.private_data) private_data = {};
     const NegotiatedLimits limits = Negotiate(Capabilities(), private_data);
+    const std::optional<PrivateData> theirs = FindPrivateData(private_data);
+    if (theirs) server_send_ = theirs->send_size;
     Requester::Config config;
     config.credits = options_.credits;
     config.queued_max = options_.queued_calls_max;
@@ -249,7 +259,7 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
     if (shares) config.receives = shares->forward_receives;
     TraceNegotiated(options_.trace, loop_.Now(), options_.name,
                     {.peer = peer_,
-                     .private_data = FindPrivateData(private_data).has_value(),
+                     .private_data = theirs.has_value(),
                      .limits = limits,
                      .reads = connection_->incoming_reads(),
                      .reverse = shares ? shares->reverse_receives : 0});
@@ -270,7 +280,11 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
       requester_->Start();
       connection_->Attach(&*requester_);
     }
-    if (on_connected_) std::exchange(on_connected_, nullptr)({});
+    if (options_.ccp.enabled) {
+      Configure();
+    } else {
+      TellConnected();
+    }
   }
 
   void OnProgress() override {
@@ -295,7 +309,9 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
     RememberLoss(cause);
     if (on_connected_) std::exchange(on_connected_, nullptr)(Err(FailedConnect(cause)));
     if (abandoned_) return;
-    if (cause.kind != CloseCause::Kind::kLocal && on_lost_ && requester_) std::exchange(on_lost_, nullptr)(*lost_);
+    if (cause.kind != CloseCause::Kind::kLocal && on_lost_ && requester_ && !configuring_) {
+      std::exchange(on_lost_, nullptr)(*lost_);
+    }
     if (!abandoned_) TellClosed();
   }
 
@@ -309,6 +325,81 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
     Client::CallHandler handler;
     CallError error;
   };
+
+  bool usable() const { return requester_ && connected() && !closing_; }
+
+  void TellConnected() {
+    if (on_connected_) std::exchange(on_connected_, nullptr)({});
+  }
+
+  // --- The Connection Configuration Protocol ---
+
+  // [5666:6#3] [5666:6.1#1] [2004:6.1#1] The first call of the connection, small enough for any; the next one is made
+  // when its reply is in.
+  void Configure() {
+    configuring_ = true;
+    asked_ = RequestFor(buffers(), connection_->incoming_reads());
+    constexpr ProcedureId kConfigure{kCcpProgram, kCcpVersion, kConfRdma};
+    CallOptions options;
+    options.credentials = &options_.ccp.credentials;
+    CallMessage message{.buffer = requester_->TakeBuffer()};
+    const auto refused = MakeCallMessage(
+        NameOf(kConfigure), [this](XdrWriter& args) { Encode(asked_, args); }, options, bindings_,
+        options_.message_bytes_max, &message);
+    STAGECOACH_CHECK(!refused);
+    Requester::CallSpec spec = SpecOf(message, std::move(message.buffer));
+    spec.deadline = connect_deadline_;
+    Submit(kConfigure, std::move(spec), options,
+           [this](const Result<Reply, CallError>& result) { OnConfigured(result); });
+  }
+
+  void OnConfigured(const Result<Reply, CallError>& result) {
+    // Whoever waits for the connection hears why there is none when it has ended.
+    if (abandoned_ || closing_ || connect_cancelled_ || (!result && !IsRefusal(result.error().kind))) return;
+    configuration_.emplace();
+    if (result) {
+      XdrReader results = result->results();
+      if (const auto reply = DecodeConfigRdmaReply(results)) {
+        Apply(*reply);
+      } else {
+        configuration_->why_not = "the results are malformed: " + ToString(reply.error());
+      }
+    } else {
+      configuration_->why_not = result.error().message;
+    }
+    configuration_->inline_send = requester_->limits().send_inline;
+    configuration_->inline_receive = requester_->limits().receive_inline;
+    if (!configuration_->applied) {
+      STAGECOACH_MARK("client.not_configured");
+      TraceNotConfigured(options_.trace, loop_.Now(), options_.name, configuration_->why_not);
+    }
+    configuring_ = false;
+    TellConnected();
+  }
+
+  void Apply(const ConfigRdmaReply& reply) {
+    const ClientTerms terms = TermsOf(reply, asked_, buffers(), server_send_);
+    PlanLimits limits = requester_->limits();
+    limits.send_inline = terms.send_inline;
+    limits.receive_inline = terms.receive_inline;
+    // Not even the message itself: then a call that does not fit inline cannot be made.
+    if (!terms.read_chunks) limits.read_segments_max = 0;
+    requester_->SetLimits(limits);
+    if (reverse_) reverse_->SetSendInline(terms.send_inline);
+    configuration_->applied = true;
+    configuration_->read_chunks = terms.read_chunks;
+    configuration_->server_reads = terms.reads;
+    configuration_->align = terms.align;
+    TraceConfigured(options_.trace, loop_.Now(), options_.name,
+                    {.send_inline = terms.send_inline,
+                     .receive_inline = terms.receive_inline,
+                     .reads = terms.read_chunks ? connection_->incoming_reads() : 0,
+                     .align = terms.align});
+  }
+
+  BufferSizes buffers() const {
+    return {.send = connection_->send_arena().slot_size, .receive = connection_->receive_arena().slot_size};
+  }
 
   static Requester::CallSpec SpecOf(const CallMessage& message, std::vector<std::byte> buffer) {
     Requester::CallSpec spec;
@@ -461,6 +552,11 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
   }
 
   CallError FailedConnect(const CloseCause& cause) const {
+    if (configuring_ && !connect_cancelled_) {
+      CloseCause unanswered = cause;
+      unanswered.text = "the connection ended before the server had answered CONF_RDMA: " + cause.text;
+      return ConnectError(what_, unanswered);
+    }
     if (!connect_cancelled_) {
       return ConnectError(what_, cause.kind != CloseCause::Kind::kLocal && failed_ ? *failed_ : cause);
     }
@@ -582,6 +678,11 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
 
   Instant connect_deadline_;
   bool connect_cancelled_ = false;
+  std::optional<uint32_t> server_send_;  // bytes: the longest Send that the server's private data speaks of
+  // The server has been asked (CcpClientOptions), and nobody was told of the connection.
+  bool configuring_ = false;
+  ConfigRdmaRequest asked_;
+  std::optional<ConnectionConfiguration> configuration_;
   std::vector<SocketAddress> addresses_;
   size_t next_address_ = 0;           // the one after that which is being tried
   std::optional<CloseCause> failed_;  // of several addresses: what came of those tried
@@ -708,6 +809,9 @@ ClientHoldings Client::holdings() const {
 }
 const std::string& Client::peer() const {
   return connection_->peer();
+}
+const std::optional<ConnectionConfiguration>& Client::configuration() const {
+  return connection_->configuration();
 }
 ConnectionStats Client::stats() const {
   return connection_->stats();

@@ -92,6 +92,16 @@ struct ClientHoldings {
 using HostResolver =
     std::function<Result<std::vector<sockaddr_storage>, std::string>(const std::string& host, uint16_t port)>;
 
+// The Connection Configuration Protocol (RFC 5666 section 6; docs/ccp.md). Each connection begins with a call that
+// tells the server the sizes of ClientOptions and asks for its own, and is connected when that has come to an end: with
+// what the server said, or without. A server that does not know the program, refuses the call, or answers it with what
+// is no answer leaves the connection as it is; one that does not answer it at all has failed to connect.
+struct CcpClientOptions {
+  bool enabled = false;
+  // Of that call: AUTH_NONE, unless the server asks for more.
+  OpaqueAuth credentials;
+};
+
 // Options out of their ranges are not made to fit: connecting then fails with CallError::Kind::kOptions.
 struct ClientOptions {
   // Calls this end is ready to have on the wire at a time; fewer when the server grants fewer or the device's queues
@@ -108,8 +118,8 @@ struct ClientOptions {
   uint32_t queued_calls_max = 4096;
   // Bytes of one call message without its eligible items; at least 1024. CallOptions say how long a reply may be.
   uint32_t message_bytes_max = 1 << 20;
-  // From Connect() to the established connection, the lookup of a host name and all its addresses included: an address
-  // that does not answer gets an equal share of what is left, the last one all of it.
+  // From Connect() to the established connection, its configuration and the lookup of a host name and all its addresses
+  // included: an address that does not answer gets an equal share of what is left, the last one all of it.
   Duration connect_timeout = 10s;
   // For hosts that are not numeric addresses; empty is the system's resolver.
   HostResolver resolver;
@@ -132,6 +142,7 @@ struct ClientOptions {
   // Expose memory through type 2 memory windows where the device has them, so that the server may invalidate them with
   // its reply.
   bool memory_windows = true;
+  CcpClientOptions ccp;
   // First XID; 0 takes one from the system's generator. Simulations give a number.
   uint32_t first_xid = 0;
   // Programs that this end serves to its server, which may call them on the connection once the upper layer has told it
@@ -142,6 +153,18 @@ struct ClientOptions {
   uint32_t reverse_credits = 16;
   TraceSink* trace = nullptr;
   std::string name = "client";  // in traces
+};
+
+// What has come of CcpClientOptions on one connection.
+struct ConnectionConfiguration {
+  bool applied = false;  // what the server answered holds; otherwise what held before
+  std::string why_not;   // a clause, unless it is applied
+  // Bytes of the longest message that goes inline, transport header included: to the server, and from it.
+  uint32_t inline_send = 0;
+  uint32_t inline_receive = 0;
+  bool read_chunks = true;    // false: the server reads nothing, and a call that does not fit inline cannot be made
+  uint32_t server_reads = 0;  // RDMA Reads that the server lets this end have in flight towards it
+  uint32_t align = 0;         // what the server recommends opaque data of calls to be aligned to; 0: nothing
 };
 
 struct ProcedureId {
@@ -286,6 +309,9 @@ class Client {
   ClientHoldings holdings() const;
   // "127.0.0.1:20049", as asked for.
   const std::string& peer() const;
+  // Empty until the server was asked and the connection is made.
+  const std::optional<ConnectionConfiguration>& configuration() const;
+  // The call that configures the connection counts like any other.
   ConnectionStats stats() const;
   // Of reverse calls.
   ConnectionStats reverse_stats() const;

@@ -75,6 +75,7 @@ std::optional<std::string> FaultOf(const ClientOptions& options) {
   ranges.InlineThresholds(options);
   ranges.AtLeast("message_bytes_max", options.message_bytes_max, kMessageBytesMin);
   ranges.AtLeast("incoming_reads", options.incoming_reads, 1);
+  ranges.Number("ccp.credentials.body.size()", options.ccp.credentials.body.size(), 0, kAuthBodyMax);
   if (!options.reverse_services.empty()) ranges.Number("reverse_credits", options.reverse_credits, 1, kCreditsMax);
   if (!options.profile.reverse_direction) {
     ranges.Number("reverse_services.size()", options.reverse_services.size(), 0, 0);
@@ -113,6 +114,14 @@ std::optional<std::string> FaultOf(const ServerOptions& options) {
   ranges.Number("chunk_limits.segments_per_chunk_max", chunks.segments_per_chunk_max, 0, kNamedMax);
   ranges.Number("chunk_limits.write_segments_max", chunks.write_segments_max, 0, kNamedMax);
   ranges.AtLeast("message_bytes_max", options.message_bytes_max, kMessageBytesMin);
+  for (const auto& [option, value] : {std::pair("ccp.inline_send_max", options.ccp.inline_send_max),
+                                      std::pair("ccp.inline_receive_max", options.ccp.inline_receive_max)}) {
+    if (value != 0) ranges.Number(option, value, kDefaultInlineThreshold, kMaxInlineThreshold);
+  }
+  for (const AuthFlavor flavor : options.ccp.flavors) {
+    ranges.Number("ccp.flavors", static_cast<uint32_t>(flavor), static_cast<uint32_t>(AuthFlavor::kNone),
+                  static_cast<uint32_t>(AuthFlavor::kSys));
+  }
   ranges.Number("reverse_credits", options.reverse_credits, 0, options.profile.reverse_direction ? kCreditsMax : 0);
   if (options.profile.replies_by_read_chunk) ranges.Number("shared_receives", options.shared_receives, 0, 0);
   ranges.PowerOfTwo("receive_align", options.receive_align, kAlignMax);

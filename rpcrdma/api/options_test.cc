@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <vector>
 
 #include "base/asio_loop/asio_loop.h"
 
@@ -60,6 +61,11 @@ TEST(Options, ThoseOfAClientHaveRanges) {
   }
   ExpectRange(o.padding_align, o, "ClientOptions::padding_align", 0, 65536, "from 0 to 65536");
   ExpectRange(o.read_bytes_max, o, "ClientOptions::read_bytes_max", 0, kTebibyte, "from 0 to 1099511627776");
+  o.ccp.credentials.body.append(std::vector<std::byte>(kAuthBodyMax));
+  EXPECT_EQ(FaultOf(o), std::nullopt);
+  o.ccp.credentials.body.push_back({});
+  EXPECT_EQ(FaultOf(o), "ClientOptions::ccp.credentials.body.size() is 401, and must be from 0 to 400");
+  o.ccp.credentials.body.clear();
   // Reverse credits matter to those who serve.
   o.reverse_credits = 0;
   EXPECT_EQ(FaultOf(o), std::nullopt);
@@ -89,6 +95,20 @@ TEST(Options, ThoseOfAServerHaveRanges) {
   ExpectRange(o.chunk_limits.write_segments_max, o, "ServerOptions::chunk_limits.write_segments_max", 0, 16384,
               "from 0 to 16384");
   ExpectRange(o.message_bytes_max, o, "ServerOptions::message_bytes_max", 1024, UINT32_MAX, "at least 1024");
+  for (uint32_t* size : {&o.ccp.inline_send_max, &o.ccp.inline_receive_max}) {
+    *size = 1024;
+    ExpectRange(
+        *size, o,
+        size == &o.ccp.inline_send_max ? "ServerOptions::ccp.inline_send_max" : "ServerOptions::ccp.inline_receive_max",
+        1024, 262144, "from 1024 to 262144");
+    *size = 0;
+    EXPECT_EQ(FaultOf(o), std::nullopt) << "no more than without";
+  }
+  o.ccp.flavors = {};
+  EXPECT_EQ(FaultOf(o), std::nullopt) << "nobody's will do";
+  o.ccp.flavors = {AuthFlavor::kSys, AuthFlavor::kRpcsecGss};
+  EXPECT_EQ(FaultOf(o), "ServerOptions::ccp.flavors is 6, and must be from 0 to 1");
+  o.ccp.flavors = {AuthFlavor::kSys};
   ExpectRange(o.reverse_credits, o, "ServerOptions::reverse_credits", 0, 1024, "from 0 to 1024");
   ExpectRange(o.exposed_replies_max, o, "ServerOptions::exposed_replies_max", 0, 1024, "from 0 to 1024");
   ExpectRange(o.exposed_bytes_max, o, "ServerOptions::exposed_bytes_max", 0, kTebibyte, "from 0 to 1099511627776");

@@ -113,6 +113,12 @@ void ReverseLink::Cancel(CallId call) {
   changed_();
 }
 
+void ReverseLink::SetSendInline(uint32_t send_inline) {
+  PlanLimits limits = requester_.limits();
+  limits.send_inline = send_inline;
+  requester_.SetLimits(limits);
+}
+
 void ReverseLink::OnProgress() {
   while (std::optional<CallOutcome> outcome = requester_.TakeOutcome(loop_.Now())) {
     const auto entry = entries_.extract(outcome->cookie);

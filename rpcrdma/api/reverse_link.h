@@ -104,6 +104,8 @@ class ReverseLink {
   // Whether a call of this XID was sent and not answered, cancelled or not.
   bool Knows(uint32_t xid) const { return requester_.Knows(xid); }
 
+  // Bytes of the longest call from now on; no more than the Send buffers have. None is outstanding.
+  void SetSendInline(uint32_t send_inline);
   // Hands out what has ended.
   void OnProgress();
   // Why calls will be lost; before they are.

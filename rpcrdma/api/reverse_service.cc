@@ -30,10 +30,16 @@ ReverseService::ReverseService(EventLoop& loop, const Options& options, Requeste
       owner_(std::move(owner)),
       pool_(std::make_shared<BlockPool>(
           std::make_shared<MemoryAllowance>(options.shares.reverse_receives * kMemoryPerCall))),
+      send_inline_(options.send_inline),
       responder_(ResponderConfig(options), options.shares.reverse_send, connection.receive_arena(), connection,
                  options.trace),
       duplex_({.end = Duplex::End::kClient}, requester, responder_, options.shares, connection.receive_arena()) {
   for (Service* service : options.services) services_[service->program()] = service;
+}
+
+void ReverseService::SetSendInline(uint32_t send_inline) {
+  send_inline_ = send_inline;
+  responder_.SetLimits(send_inline, 0);
 }
 
 void ReverseService::OnProgress() {
@@ -72,11 +78,10 @@ void ReverseService::Finish(RequestState& state, const ReplyHeader& header, Requ
 
 bool ReverseService::Encode(const RequestState& state, const ReplyHeader& header, Request::ResultsWriter results,
                             std::shared_ptr<const void> memory, bool copy_items) {
-  auto encoded =
-      EncodeMessage(&responder_.reply_buffer(state.id), options_.send_inline, kAnyEligible, [&](XdrWriter& out) {
-        EncodeReply(header, out);  // [5666bis:8.3.5#5]
-        results(out);
-      });
+  auto encoded = EncodeMessage(&responder_.reply_buffer(state.id), send_inline_, kAnyEligible, [&](XdrWriter& out) {
+    EncodeReply(header, out);  // [5666bis:8.3.5#5]
+    results(out);
+  });
   if (!encoded) return false;
   Responder::ReplySpec reply{
       .message_size = encoded->size, .items = std::move(encoded->items), .memory = std::move(memory)};

@@ -38,6 +38,8 @@ class ReverseService final : public RequestHost {
   ConnectionEngine* engine() { return &duplex_; }
   void Start() { duplex_.Start(); }
 
+  // Bytes of the longest reply from now on; no more than the Send buffers have.
+  void SetSendInline(uint32_t send_inline);
   // Hands out calls that came in.
   void OnProgress();
   // The connection has ended; Requests lead nowhere from now on.
@@ -70,6 +72,7 @@ class ReverseService final : public RequestHost {
   Connection* connection_;  // null when it has ended
   const std::weak_ptr<void> owner_;
   const std::shared_ptr<BlockPool> pool_;
+  uint32_t send_inline_;
   Responder responder_;
   Duplex duplex_;
   size_t executing_ = 0;  // calls handed out and not answered

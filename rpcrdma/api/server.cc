@@ -20,6 +20,8 @@
 #include "rpcrdma/api/request_internal.h"
 #include "rpcrdma/api/resolve.h"
 #include "rpcrdma/api/reverse_link.h"
+#include "rpcrdma/ccp/ccp.h"
+#include "rpcrdma/ccp/configuration.h"
 #include "rpcrdma/core/duplex.h"
 #include "rpcrdma/core/negotiation.h"
 #include "rpcrdma/core/responder.h"
@@ -41,6 +43,9 @@ constexpr size_t kReplyHeaderMax = 64;
 // What one option says of another.
 ServerOptions Completed(ServerOptions options) {
   CompleteInlineThresholds(&options);
+  options.ccp.inline_send_max = std::max(options.inline_send_max, InlineThreshold(options.ccp.inline_send_max));
+  options.ccp.inline_receive_max =
+      std::max(options.inline_receive_max, InlineThreshold(options.ccp.inline_receive_max));
   // One call always fits, into however many chunks it is divided: each is in a block of its own.
   const uint64_t division_max = uint64_t{options.chunk_limits.read_segments_max} * BlockPool::kSmallest;
   options.client_bytes_max = std::max(options.client_bytes_max, options.call_bytes_max + division_max);
@@ -71,6 +76,21 @@ Connection::Options ConnectionOptions(const ServerOptions& options, ClientId cli
 }  // namespace
 
 class ServerConnection;
+
+// The program by which clients configure their connections: each call is for the connection that it came by.
+class CcpService final : public Service {
+ public:
+  explicit CcpService(ServerImpl& server) : server_(server) {}
+
+  uint32_t program() const override { return kCcpProgram; }
+  VersionRange versions() const override { return {kCcpVersion, kCcpVersion}; }
+  void Handle(Request request) override;
+  // Of another connection it would be another one that is configured.
+  bool idempotent(uint32_t, uint32_t) const override { return true; }
+
+ private:
+  ServerImpl& server_;
+};
 
 // What exists, of clients that are gone included: a ServerConnection whose Requests somebody holds still has its
 // memory.
@@ -103,7 +123,9 @@ class ServerImpl final : public std::enable_shared_from_this<ServerImpl> {
         options_fault_(FaultOf(options)),
         options_(Completed(std::move(options))),
         replay_cache_(options_.replay, options_.trace, options_.name + "/replay"),
-        reverse_(std::make_shared<ReverseHub>(loop, FirstXid(), options_.trace, options_.name)) {}
+        reverse_(std::make_shared<ReverseHub>(loop, FirstXid(), options_.trace, options_.name)) {
+    if (options_.ccp.enabled) services_[kCcpProgram] = &ccp_;
+  }
 
   void Register(Service* service) {
     services_[service->program()] = service;
@@ -165,6 +187,7 @@ class ServerImpl final : public std::enable_shared_from_this<ServerImpl> {
   const ServerOptions options_;
   ReplayCache replay_cache_;
   const std::shared_ptr<ReverseHub> reverse_;
+  CcpService ccp_{*this};
   std::map<uint32_t, Service*> services_;
   BindingRegistry bindings_;
   std::unique_ptr<CmChannel> channel_;
@@ -255,13 +278,14 @@ class ServerConnection final : public ConnectionOwner,
       config.receives = connection_.receive_arena().slots - 1;
       config.budgets.push_back(shared_->budget());
     }
-    config.name = options.name + "/" + std::to_string(id_);
+    config.name = TraceName();
     std::optional<DuplexShares> shares;
     if (options.reverse_credits > 0 && shared_ == nullptr) {
       shares = DivideForDuplex(connection_.send_arena(), connection_.receive_arena(), options.credits,
                                options.reverse_credits);
     }
     if (shares) config.receives = shares->forward_receives;
+    config.one_receive_first = options.ccp.enabled && shared_ == nullptr && !shares;
     TraceNegotiated(options.trace, loop_.Now(), config.name,
                     {.peer = peer_,
                      .private_data = theirs.has_value(),
@@ -287,6 +311,58 @@ class ServerConnection final : public ConnectionOwner,
     if (!options.profile.private_data) return connection_.Accept({});
     const auto private_data = EncodePrivateData(MakePrivateData(own));
     return connection_.Accept(private_data);
+  }
+
+  // A call of CcpService.
+  void Configure(Request request) {
+    const auto self = shared_from_this();
+    switch (request.procedure()) {
+      case kCcpNull:
+        return request.Reply();
+      case kConfRdma:
+        break;
+      default:
+        return request.Fail(AcceptStat::kProcUnavail);
+    }
+    const ServerOptions& options = server_->options();
+    const auto refuse = [&](std::string_view why) {
+      STAGECOACH_MARK("server.not_configured");
+      ++not_configured_;
+      TraceNotConfigured(options.trace, loop_.Now(), TraceName(), why);
+    };
+    if (const AuthStat stat = JudgeFlavor(options.ccp.flavors, request.header().cred); stat != AuthStat::kOk) {
+      refuse(ToString(stat));
+      return request.Deny(stat);
+    }
+    const auto asked = DecodeConfigRdmaRequest(request.args());
+    if (!asked) {
+      refuse("the arguments are malformed");
+      return request.Fail(AcceptStat::kGarbageArgs);
+    }
+    // What is in progress was begun under the limits that hold now, and the client would not know which of its calls
+    // were the last under them.
+    if (configured_ || responder_->unanswered() != 1 || (reverse_ && reverse_->outstanding() > 0)) {
+      refuse(configured_ ? "the connection was configured before" : "other calls are in progress");
+      return request.Fail(AcceptStat::kSystemErr);
+    }
+    configured_ = true;
+    const bool replaced = ReplaceBuffers(request.state_->id, *asked);
+    const BufferSizes buffers{.send = connection_.send_arena().slot_size,
+                              .receive = connection_.receive_arena().slot_size};
+    const ServerTerms terms =
+        TermsFor(*asked, buffers, connection_.outgoing_reads(), connection_.incoming_reads(), options.ccp.align);
+    responder_->SetLimits(terms.send_inline, terms.reads);
+    if (reverse_) reverse_->SetSendInline(terms.send_inline);
+    TraceConfigured(options.trace, loop_.Now(), TraceName(),
+                    {.send_inline = terms.send_inline,
+                     .receive_inline = buffers.receive,
+                     .reads = terms.reads,
+                     .align = terms.reply.align,
+                     .new_buffers = replaced});
+    // All Receives are posted ahead of it.
+    request.Reply([&](XdrWriter& results) { rpcrdma::Encode(terms.reply, results); });
+    // The call was read from one of those before.
+    connection_.DropReplacedBuffers();
   }
 
   // Finishes what is in progress, then disconnects.
@@ -317,12 +393,15 @@ class ServerConnection final : public ConnectionOwner,
     ConnectionStats stats = responder_ ? responder_->stats() : ConnectionStats{};
     stats.registrations += pool_->registrations();
     stats.memory_registered += connection_.lasting_registrations();
+    stats.configured += configured_ ? 1 : 0;
+    stats.not_configured += not_configured_;
     return stats;
   }
 
   ConnectionStats reverse_stats() const { return reverse_ ? reverse_->stats() : ConnectionStats{}; }
 
   BlockPool::Holdings pool_holdings() const { return pool_->holdings(); }
+  size_t buffer_bytes() const { return connection_.buffer_bytes(); }
   size_t registration_records() const { return connection_.registration_records(); }
   size_t registered_memories() const { return connection_.lasting_regions(); }
 
@@ -431,6 +510,34 @@ class ServerConnection final : public ConnectionOwner,
   }
 
  private:
+  std::string TraceName() const { return server_->options().name + "/" + std::to_string(id_); }
+
+  // [5666:11#9]
+  static AuthStat JudgeFlavor(const std::vector<AuthFlavor>& flavors, const OpaqueAuth& credentials) {
+    const auto flavor = static_cast<AuthFlavor>(credentials.flavor);
+    if (std::find(flavors.begin(), flavors.end(), flavor) == flavors.end()) return AuthStat::kTooWeak;
+    return flavor != AuthFlavor::kSys || ParseAuthSys(credentials) ? AuthStat::kOk : AuthStat::kBadCred;
+  }
+
+  // Gives the connection the buffers that `asked` takes, as far as it may have others now, and they can be had. Whether
+  // it has others.
+  bool ReplaceBuffers(RequestId call, const ConfigRdmaRequest& asked) {
+    if (!responder_->may_adopt_buffers(call) || !connection_.may_replace_buffers()) return false;
+    const CcpServerOptions& most = server_->options().ccp;
+    const BufferSizes wanted = BuffersFor(asked, {.send = most.inline_send_max, .receive = most.inline_receive_max});
+    const BufferSizes before{.send = connection_.send_arena().slot_size,
+                             .receive = connection_.receive_arena().slot_size};
+    if (wanted == before) return false;
+    if (const auto done = connection_.ReplaceBuffers(wanted.send, wanted.receive); !done) {
+      STAGECOACH_MARK("server.buffers_not_replaced");
+      Trace(server_->options().trace, loop_.Now(), TraceName(), "buffers.refused",
+            {{"send", uint64_t{wanted.send}}, {"receive", uint64_t{wanted.receive}}, {"why", done.error().ToString()}});
+      return false;
+    }
+    responder_->AdoptBuffers(connection_.send_arena(), connection_.receive_arena());
+    return true;
+  }
+
   // A simulation numbers the lives of a server in its name: "a/server-2" was started again.
   bool DropsThisClient() const {
     return STAGECOACH_MUTANT("restart-drops-client",
@@ -631,7 +738,7 @@ class ServerConnection final : public ConnectionOwner,
   // No service hears of the call; the answer says why.
   void TraceNotServed(const RequestState& state, std::string_view why) {
     if (server_ == nullptr) return;
-    Trace(server_->options().trace, loop_.Now(), server_->options().name + "/" + std::to_string(id_), "call.not_served",
+    Trace(server_->options().trace, loop_.Now(), TraceName(), "call.not_served",
           {{"request", state.id}, {"xid", uint64_t{xid(state.id)}}, {"why", why}});
   }
 
@@ -696,12 +803,18 @@ class ServerConnection final : public ConnectionOwner,
   EventLoop::TimerId idle_timer_ = 0;
   size_t executing_ = 0;  // requests handed out
   size_t joined_ = 0;     // calls that wait for the reply to one that is the same
+  bool configured_ = false;
+  uint64_t not_configured_ = 0;  // calls of the Connection Configuration Protocol that were refused
   std::shared_ptr<BlockPool> pool_;
   const std::shared_ptr<SharedReceives> shared_;
   std::optional<Responder> responder_;
   std::optional<ReverseLink> reverse_;
   Connection connection_;  // destroyed before its engines
 };
+
+void CcpService::Handle(Request request) {
+  if (ServerConnection* connection = server_.connection(request.client())) connection->Configure(std::move(request));
+}
 
 // --- ServerImpl ---
 
@@ -930,6 +1043,7 @@ ServerHoldings ServerImpl::holdings() const {
     holdings.pool_bytes += pool.bytes;
     holdings.registered_bytes += pool.registered_bytes;
     holdings.registered_blocks += pool.registered_blocks;
+    holdings.buffer_bytes += connection->buffer_bytes();
     holdings.registration_records += connection->registration_records();
     holdings.registered_memories += connection->registered_memories();
   }

@@ -30,6 +30,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/event_loop.h"
 #include "base/result.h"
@@ -42,6 +43,7 @@
 #include "rpcrdma/core/chunk_planner.h"
 #include "rpcrdma/core/replay_cache.h"
 #include "rpcrdma/core/stats.h"
+#include "rpcrdma/onc/rpc_message.h"
 #include "rpcrdma/wire/chunk_list.h"
 #include "rpcrdma/wire/profile.h"
 
@@ -51,6 +53,26 @@ namespace internal {
 class ReverseHub;
 class ServerImpl;
 }  // namespace internal
+
+// The Connection Configuration Protocol (RFC 5666 section 6; docs/ccp.md): clients may ask for the sizes of a
+// connection by a call, once for each, and not while others are in progress. As the first call of its connection it may
+// have all buffers replaced, by larger or smaller ones; so until the first reply a connection has one Receive, and a
+// client that sends more before it, as no document allows, does without. With shared Receives or a reverse direction
+// buffers stay as they are, and that is what the client is told.
+struct CcpServerOptions {
+  // Serve the program, which no Service may have then.
+  bool enabled = false;
+  // Bytes of the longest messages that a client can ask for; as for the options they go beyond. 0, or less than those:
+  // no more than without. Calls that would have replies above the first, of clients that offer no chunk for them
+  // because they can take more, are answered with ERR_CHUNK.
+  uint32_t inline_send_max = 0;
+  uint32_t inline_receive_max = 0;
+  // What clients are recommended to align opaque data of calls to; 0: nothing.
+  uint32_t align = 0;
+  // Of credentials. A call with others is denied with AUTH_TOOWEAK, and one whose AUTH_SYS cannot be read with
+  // AUTH_BADCRED. Those that can stand here prove nothing: RPCSEC_GSS, which could, is not implemented.
+  std::vector<AuthFlavor> flavors = {AuthFlavor::kNone, AuthFlavor::kSys};
+};
 
 // Options out of their ranges are not made to fit: Listen then fails with CallError::Kind::kOptions.
 struct ServerOptions {
@@ -121,6 +143,7 @@ struct ServerOptions {
   // for each call that is recorded. Whatever it goes by must be verified: a client that can choose another's identity
   // can see the replies to it, and one that has many gets the share of many.
   std::function<std::string(const std::string& host, const CallHeader& header)> replay_identity;
+  CcpServerOptions ccp;
   // Calls of our own that one client may have to answer at a time (see reverse_client.h); fewer when the client grants
   // fewer or the device's queues are short. 0 to 1024; with 0, or with shared Receives, connections have no reverse
   // direction.
@@ -158,6 +181,8 @@ struct ServerHoldings {
   uint64_t pool_bytes = 0;
   uint64_t registered_bytes = 0;  // of them, for writing results from
   uint64_t registered_blocks = 0;
+  // Sends and Receives of the open connections, but for shared ones.
+  uint64_t buffer_bytes = 0;
   // Entries of the open connections' tables of registrations, free ones included.
   uint64_t registration_records = 0;
   // RegisteredMemory that devices know at the moment, for each connection that has used it; with shared Receives, for

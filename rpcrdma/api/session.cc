@@ -304,7 +304,7 @@ class SessionImpl final : public std::enable_shared_from_this<SessionImpl> {
                {{"connection", connection}, {"lane", uint64_t{number}}, {"attempt", uint64_t{lane.failures} + 1}});
     ClientOptions options = options_.client;
     options.name += "/" + std::to_string(connection);
-    options.first_xid = 1;  // never used: every call brings its own
+    options.first_xid = 1;  // of the call that configures the connection (CcpClientOptions); others bring their own
     lane.state = LaneState::kConnecting;
     lane.connection = connection;
     lane.client = std::make_unique<Client>(loop_, std::move(options));

@@ -47,6 +47,10 @@ struct ConnectionStats {
   uint64_t ignored = 0;         // RDMA_DONE and other messages that are dropped by rule
   uint64_t grant_overruns = 0;  // more calls than were granted, of Receives that are shared; ended the connection
 
+  // The Connection Configuration Protocol (rpcrdma/ccp), at either end.
+  uint64_t configured = 0;      // connections that it was applied to
+  uint64_t not_configured = 0;  // calls of it that were refused, or not answered as they should
+
   // How long calls took, in microseconds. Requester: from Submit to the outcome, of calls that were answered.
   // Responder: from the arrival of a call to its answer's Send, RDMA_ERROR included.
   Histogram call_time;
@@ -103,6 +107,8 @@ inline constexpr StatsCounter<ConnectionStats> kStatsCounters[] = {
     {"ignored", "Messages dropped by rule", &ConnectionStats::ignored},
     {"grant_overruns", "Connections ended because the client sent more calls than were granted to it",
      &ConnectionStats::grant_overruns},
+    {"configured", "Connections configured by CONF_RDMA", &ConnectionStats::configured},
+    {"not_configured", "Calls of CONF_RDMA that came to nothing", &ConnectionStats::not_configured},
 };
 
 struct StatsHistogram {

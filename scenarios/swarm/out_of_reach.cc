@@ -27,6 +27,7 @@ constexpr std::string_view kServerReads =
 constexpr std::string_view kRegistered = "what a work request names stays registered until the work is over";
 constexpr std::string_view kNoDatagrams = "no program sends datagrams: connection managers do, and do not wait";
 constexpr std::string_view kOneProcess = "a host is one process";
+constexpr std::string_view kNoCcp = "no world has its clients configure their connections";
 constexpr std::string_view kRoom = "a stream that is new has room for so few bytes";
 
 constexpr std::string_view kOneDocument = "both ends follow the newest document of version 1";
@@ -36,6 +37,7 @@ constexpr OutOfReach kOutOfReach[] = {
     {"channel.cq_waits_for_acknowledgements", kCqAcks},
     {"channel.event_taken_back_from_its_waiter", kOneThread},
     {"channel.object_waits_for_acknowledgements", kObjectAcks},
+    {"client.not_configured", kNoCcp},
     {"cm.accept_comes_too_late", kOneThread},
     {"cm.backlog_full", kFewClients},
     {"cm.half_open_limit_reached", kFewClients},
@@ -144,7 +146,9 @@ constexpr OutOfReach kOutOfReach[] = {
     {"responder.message_that_is_no_call_dropped", kOursOnly},
     {"responder.pulled_call_is_not_of_its_header", kNoGarbage},
     {"responder.reply_withheld", kOneDocument},
+    {"server.buffers_not_replaced", kNoCcp},
     {"server.chunk_for_an_item_not_eligible", kOursOnly},
+    {"server.not_configured", kNoCcp},
     {"srq.empty", kSrqSized},
     {"srq.full", kSrqSized},
     {"srq.limit_reached", "a server asks for no word of it: every shared Receive is posted or holds a call"},
