@@ -110,6 +110,33 @@ TEST_F(CliTest, EachEndFollowsTheDocumentThatItIsTold) {
   }
 }
 
+TEST_F(CliTest, ConnectionsAreConfiguredByTheClientsWish) {
+  const auto ping = [&](std::vector<std::string> options) {
+    options.insert(options.begin(), {"ping", "-c", "1"});
+    options.push_back(Url());
+    const Outcome outcome = Run(options);
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    return outcome.out.substr(0, outcome.out.find('\n'));
+  };
+  Serve();
+  EXPECT_EQ(ping({"--ccp"}),
+            "the server did not configure the connection (RPC: program 100417 not available); 4096 bytes go inline to "
+            "the server, 4096 from it");
+  Serve({"--ccp", "--inline-threshold", "1K", "--ccp-max", "8K"});
+  EXPECT_EQ(ping({"--ccp", "--inline-threshold", "16K"}),
+            "the server configured the connection; 8192 bytes go inline to the server, 1024 from it");
+  EXPECT_EQ(ping({"--ccp", "--inline-threshold", "2K"}),
+            "the server configured the connection; 2048 bytes go inline to the server, 1024 from it");
+  WriteFile(local_ / "file", Pattern(7000));
+  const Outcome put =
+      Run({"put", "--stats", "--ccp", "--inline-threshold", "16K", (local_ / "file").string(), Url("file")});
+  ASSERT_EQ(put.code, 0) << put.err;
+  EXPECT_NE(put.out.find("0 by Read chunk"), std::string::npos) << put.out;
+  Serve({"--ccp", "--ccp-auth", "sys"});
+  EXPECT_NE(ping({"--ccp"}).find("AUTH_TOOWEAK"), std::string::npos);
+  EXPECT_NE(ping({"--ccp", "--ccp-auth", "sys"}).find("the server configured the connection"), std::string::npos);
+}
+
 TEST_F(CliTest, AServerKeepsItsMetricsInAFile) {
   const fs::path metrics = local_ / "stagecoach.prom";
   Serve({"--metrics", metrics.string()});
@@ -313,6 +340,8 @@ TEST_F(CliTest, WrongUsageIsToldWithWhatWasExpected) {
        "more."},
       {{"serve", "--rpcbind-check", "1", "x"},
        "stagecoach: serve: --rpcbind-check requires --rpcbind\nstagecoach serve --help says more."},
+      {{"serve", "--ccp-max", "8K", "x"},
+       "stagecoach: serve: --ccp-max requires --ccp\nstagecoach serve --help says more."},
       {{"ping"}, "stagecoach: ping: HOST is required\nstagecoach ping --help says more."},
       {{"ping", "storage:nfs"}, "stagecoach: ping: 'storage:nfs': the port is not a number from 0 to 65535"},
       {{"ping", "storage/x"},

@@ -1,7 +1,9 @@
 #include "tools/stagecoach/command.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -10,6 +12,7 @@
 #include <system_error>
 #include <utility>
 
+#include "rpcrdma/onc/rpc_message.h"
 #include "rpcrdma/ulb/file/names.h"
 #include "rpcrdma/ulb/file/types.h"
 #include "rpcrdma/wire/private_data.h"
@@ -46,6 +49,13 @@ std::string SizeText(uint64_t bytes) {
   return fmt::format("{}{}", bytes, unit);
 }
 
+// Who runs this, as AUTH_SYS says it; groups beyond the first are of no use to a server that only asks for the flavor.
+rpcrdma::OpaqueAuth OwnAuthSys() {
+  std::array<char, rpcrdma::kAuthSysMachineNameMax + 1> name{};
+  if (::gethostname(name.data(), name.size() - 1) != 0) name[0] = '\0';
+  return *rpcrdma::MakeAuthSys({.machine_name = name.data(), .uid = ::getuid(), .gid = ::getgid()});
+}
+
 }  // namespace
 
 std::function<std::string(const std::string&)> SizeFrom(uint64_t low, uint64_t high, uint64_t step) {
@@ -59,6 +69,10 @@ std::function<std::string(const std::string&)> SizeFrom(uint64_t low, uint64_t h
 
 std::string CheckDataSize(const std::string& text) {
   return SizeFrom(4096, rpcrdma::file::kDataMax)(text);
+}
+
+std::string CheckThreshold(const std::string& text) {
+  return SizeFrom(rpcrdma::kDefaultInlineThreshold, rpcrdma::kMaxInlineThreshold, kThresholdStep)(text);
 }
 
 void Complain(std::string_view command, std::string_view text) {
@@ -103,7 +117,7 @@ void AddCommonOptions(CLI::App& command, CommonOptions& options) {
       .add_option("--inline-threshold", options.inline_threshold,
                   "Largest message that travels without chunks; the smaller of both ends' counts")
       ->type_name("SIZE")
-      ->check(SizeFrom(rpcrdma::kDefaultInlineThreshold, rpcrdma::kMaxInlineThreshold, kThresholdStep))
+      ->check(CheckThreshold)
       ->capture_default_str();
   std::vector<std::string> profiles;
   for (const rpcrdma::ProtocolProfile& profile : rpcrdma::AllProfiles()) profiles.emplace_back(profile.name);
@@ -219,6 +233,19 @@ void AddClientOptions(CLI::App& command, ClientCommandOptions& options) {
       ->type_name("SECONDS")
       ->check(CLI::Range(0.001, 86400.0))
       ->capture_default_str();
+  CLI::Option* const ccp = command.add_flag(
+      "--ccp", options.ccp,
+      "Begin by asking the server for messages of --inline-threshold, as RFC 5666 does; for peers that "
+      "exchange no private data");
+  AddCcpAuthOption(command, ccp, "The credential that goes with the question", options.ccp_auth);
+}
+
+void AddCcpAuthOption(CLI::App& command, CLI::Option* ccp, const char* help, std::string& auth) {
+  command.add_option("--ccp-auth", auth, help)
+      ->needs(ccp)
+      ->type_name("FLAVOR")
+      ->check(CLI::IsMember({"none", "sys"}))
+      ->capture_default_str();
 }
 
 void AddEntriesOption(CLI::App& command, uint64_t& entries_max) {
@@ -233,6 +260,8 @@ Session::Options ToSessionOptions(const ClientCommandOptions& options) {
   Session::Options session;
   session.inline_threshold = InlineThresholdOf(options.common);
   session.profile = RpcrdmaProfileOf(options.common);
+  session.ccp.enabled = options.ccp;
+  if (options.ccp_auth == "sys") session.ccp.credentials = OwnAuthSys();
   session.timeout = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(options.timeout_seconds));
   return session;
 }

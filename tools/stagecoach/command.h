@@ -72,8 +72,13 @@ struct ClientCommandOptions {
   CommonOptions common;
   bool stats = false;
   double timeout_seconds = 60;
+  bool ccp = false;
+  std::string ccp_auth = "none";
 };
 void AddClientOptions(CLI::App& command, ClientCommandOptions& options);
+
+// --ccp-auth, which goes with --ccp.
+void AddCcpAuthOption(CLI::App& command, CLI::Option* ccp, const char* help, std::string& auth);
 
 // A check of options that are sizes, as ParseSize takes them, from `low` to `high` and whole multiples of `step`: says
 // what is wrong with a text, or nothing. The text as it stands: complaints about wrong usage are made printable as a
@@ -82,6 +87,9 @@ std::function<std::string(const std::string&)> SizeFrom(uint64_t low, uint64_t h
 
 // The same for options that say how many bytes one READ or WRITE moves.
 std::string CheckDataSize(const std::string& text);
+
+// The same for options that say how long a message may be that travels without chunks.
+std::string CheckThreshold(const std::string& text);
 
 // --max-entries, of the commands that list.
 void AddEntriesOption(CLI::App& command, uint64_t& entries_max);

@@ -10,6 +10,7 @@
 #include <memory>
 #include <vector>
 
+#include "rpcrdma/ulb/file/names.h"
 #include "tools/stagecoach/command.h"
 #include "tools/stagecoach/text.h"
 
@@ -51,6 +52,16 @@ Result<std::string, Error> FindPort(Session& session, const PingOptions& options
   fmt::print(stderr, "stagecoach: ping {}: {}; trying port {}, where program {} is by convention\n", host,
              found.error().message, *well_known, rpcrdma::ProgramText(options.program));
   return fmt::format("port {} is that of program {} by convention", *well_known, rpcrdma::ProgramText(options.program));
+}
+
+// What --ccp has come to.
+void PrintConfiguration(const rpcrdma::ConnectionConfiguration& configuration) {
+  fmt::print("{}; {} bytes go inline to the server, {} from it{}\n",
+             configuration.applied ? "the server configured the connection"
+                                   : fmt::format("the server did not configure the connection ({})",
+                                                 rpcrdma::file::Printable(configuration.why_not)),
+             configuration.inline_send, configuration.inline_receive,
+             configuration.read_chunks ? "" : ", and it reads nothing");
 }
 
 Result<Duration, Error> OneCall(Session& session, const PingOptions& options) {
@@ -99,6 +110,7 @@ int Ping(const PingOptions& options) {
       if (!port_from.empty() && !session.interrupted()) connected.error().text += "; " + port_from;
       return connected;
     }
+    if (const auto& configuration = session.client().configuration()) PrintConfiguration(*configuration);
     while (samples.size() < options.count) {
       const auto sample = OneCall(session, options);
       if (!sample) return Err(sample.error());

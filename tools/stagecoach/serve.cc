@@ -51,6 +51,9 @@ struct ServeOptions {
   std::string chunk = "1M";
   std::string client_memory = "256M";
   std::string metrics;  // a file; empty: none
+  bool ccp = false;
+  std::string ccp_max = "4K";
+  std::string ccp_auth = "none";
 };
 
 constexpr Duration kGrace = 5s;
@@ -192,6 +195,10 @@ int Serve(const ServeOptions& options) {
   server_options.profile = RpcrdmaProfileOf(options.common);
   server_options.clients_max = options.clients;
   server_options.call_bytes_max = service_options.data_max + 4096;
+  server_options.ccp.enabled = options.ccp;
+  server_options.ccp.inline_send_max = server_options.ccp.inline_receive_max =
+      static_cast<uint32_t>(*ParseSize(options.ccp_max));
+  if (options.ccp_auth == "sys") server_options.ccp.flavors = {rpcrdma::AuthFlavor::kSys};
   server_options.client_bytes_max = std::max(*ParseSize(options.client_memory), 2 * server_options.call_bytes_max);
   rpcrdma::Server server(loop, server_options);
   server.Register(&service);
@@ -332,6 +339,14 @@ void AddServe(CLI::App& app, int& exit_code) {
   command->add_option("--metrics", options->metrics, "Keep counts in a file that Prometheus's node exporter can read")
       ->type_name("FILE");
   AddCommonOptions(*command, options->common);
+  CLI::Option* const ccp = command->add_flag(
+      "--ccp", options->ccp, "Let clients say how long their messages are, as RFC 5666 does, and make room for them");
+  command->add_option("--ccp-max", options->ccp_max, "The longest that they can ask for")
+      ->needs(ccp)
+      ->type_name("SIZE")
+      ->check(CheckThreshold)
+      ->capture_default_str();
+  AddCcpAuthOption(*command, ccp, "Ask for this credential; with 'sys' AUTH_NONE is too weak", options->ccp_auth);
   command->add_option("--max-clients", options->clients, "Connections at a time")
       ->type_name("N")
       ->check(CLI::Range(1, 65536))

@@ -38,6 +38,7 @@ class Session {
     Duration timeout = 60s;  // of one call; of connecting, and of a lookup, if less than the default
     uint32_t inline_threshold = 4096;
     rpcrdma::ProtocolProfile profile = rpcrdma::kRfc5666bis;
+    rpcrdma::CcpClientOptions ccp;
   };
 
   Session(HostPort server, Options options);
