@@ -334,8 +334,8 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
 
   // --- The Connection Configuration Protocol ---
 
-  // [5666:6#3] [5666:6.1#1] [2004:6.1#1] The first call of the connection, small enough for any; the next one is made
-  // when its reply is in.
+  // [5666:6#3] [5666:6.1#1] [5666:6.1+1] [2004:6.1#1] [2004:6.1+1] The first call of the connection, small enough for
+  // any; the next one is made when its reply is in.
   void Configure() {
     configuring_ = true;
     asked_ = RequestFor(buffers(), connection_->incoming_reads());
@@ -382,7 +382,8 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
     PlanLimits limits = requester_->limits();
     limits.send_inline = terms.send_inline;
     limits.receive_inline = terms.receive_inline;
-    // Not even the message itself: then a call that does not fit inline cannot be made.
+    // [5666:6.2+2] [2004:6.2+3] What is longer goes at position zero; without Reads not even that: then a call that
+    // does not fit inline cannot be made.
     if (!terms.read_chunks) limits.read_segments_max = 0;
     requester_->SetLimits(limits);
     if (reverse_) reverse_->SetSendInline(terms.send_inline);

@@ -313,7 +313,7 @@ class ServerConnection final : public ConnectionOwner,
     return connection_.Accept(private_data);
   }
 
-  // A call of CcpService.
+  // [5666:6+1] [2004:6+2] A call of CcpService.
   void Configure(Request request) {
     const auto self = shared_from_this();
     switch (request.procedure()) {

@@ -2,12 +2,14 @@
 
 namespace stagecoach::rpcrdma {
 
+// [5666:6.2+6] [2004:6.2+7]
 void Encode(const ConfigRdmaRequest& request, XdrWriter& out) {
   out.U32(request.max_call_size);
   out.U32(request.max_reply_size);
   out.U32(request.max_rdma_read);
 }
 
+// [5666:6.2+7] [2004:6.2+8]
 void Encode(const ConfigRdmaReply& reply, XdrWriter& out) {
   out.U32(reply.max_call_size);
   out.U32(reply.align);

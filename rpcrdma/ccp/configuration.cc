@@ -26,7 +26,7 @@ BufferSizes BuffersFor(const ConfigRdmaRequest& request, const BufferSizes& most
           .receive = BufferFor(request.max_call_size, most.receive)};
 }
 
-// [5666:6.2#4] [5666:6.2#5] [2004:6.1#5] [2004:6.1#6]
+// [5666:6.2#4] [5666:6.2#5] [5666:6.2+3] [5666:6.2+4] [2004:6.1#4] [2004:6.1#5] [2004:6.1#6] [2004:6.2+4] [2004:6.2+5]
 ServerTerms TermsFor(const ConfigRdmaRequest& request, const BufferSizes& buffers, uint32_t reads,
                      uint32_t exposed_reads, uint32_t align) {
   ServerTerms terms;
@@ -40,7 +40,7 @@ ServerTerms TermsFor(const ConfigRdmaRequest& request, const BufferSizes& buffer
   return terms;
 }
 
-// [5666:6.2#1]
+// [5666:5+2] [5666:6.2#1] [2004:5+2] [2004:6.2+2]
 ConfigRdmaRequest RequestFor(const BufferSizes& buffers, uint32_t reads) {
   return {.max_call_size = buffers.send, .max_reply_size = buffers.receive, .max_rdma_read = reads};
 }

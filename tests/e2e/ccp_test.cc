@@ -279,6 +279,9 @@ TEST_F(CcpTest, TheServerGrantsNoMoreThanItMay) {
   EXPECT_EQ(client_->stats().calls_by_read_chunk, 0u);
   CallWithData(8000, 64);
   EXPECT_EQ(client_->stats().calls_by_read_chunk, 64u);
+  // Nothing of this one may leave the message, which goes as a whole.
+  CallForWords(2000);
+  EXPECT_EQ(client_->stats().calls_long, 1u);
 }
 
 // [5666:6.2#2]
