@@ -1,0 +1,149 @@
+#include "rpcrdma/core/connection_terms.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "base/mark.h"
+#include "rpcrdma/wire/common_prefix.h"
+#include "rpcrdma/wire/header_v1.h"
+#include "rpcrdma/wire/header_v2.h"
+#include "rpcrdma/wire/probe_answer.h"
+#include "rpcrdma/wire/v2_numbers.h"
+
+namespace stagecoach::rpcrdma {
+
+ConnectionTerms::ConnectionTerms(Config config)
+    : config_(std::move(config)),
+      version_(config_.end == End::kClient ? config_.versions.high : config_.versions.low),
+      settled_(version_ == kRpcRdmaVersion1 && config_.versions.high == kRpcRdmaVersion1) {
+  STAGECOACH_CHECK(kRpcRdmaVersion1 <= config_.versions.low && config_.versions.low <= config_.versions.high &&
+                   config_.versions.high <= kRpcRdmaVersion2);
+  STAGECOACH_CHECK(
+      config_.versions.high < kRpcRdmaVersion2 ||
+      (config_.send_max >= kDefaultReceiveBufferSize && config_.own.receive_buffer_size >= kDefaultReceiveBufferSize));
+}
+
+void ConnectionTerms::SetVersion(uint32_t version) {
+  STAGECOACH_CHECK(!settled_ && config_.versions.contains(version));
+  version_ = version;
+  settled_ = true;
+}
+
+const HeaderLayout& ConnectionTerms::layout() const {
+  return is_v2() ? kHeaderLayoutV2 : kHeaderLayoutV1;
+}
+
+const Extensions& ConnectionTerms::extensions() const {
+  static const Extensions none;
+  return config_.extensions != nullptr ? *config_.extensions : none;
+}
+
+// [v2:5.3.3+1] An error, or what claims to answer something, says nothing of what its sender speaks to us.
+bool ConnectionTerms::Settles(const Header& header) const {
+  return header.type() != MessageType::kError && !header.is_response();
+}
+
+// [v2:7.3#1] [v2:10.1#1] By the version word, which stands at the same place in all.
+Result<Header, HeaderFault> ConnectionTerms::Decode(ByteReader& in) {
+  if (probing()) {
+    Result<ProbeAnswer, HeaderFault> answer = DecodeProbeAnswer(in.Rest(), config_.list_limits, extensions());
+    if (!answer) return Err(answer.error());
+    in.Skip(answer->header_size);
+    return std::move(answer->header);
+  }
+  uint32_t version = version_;
+  if (!settled_) {
+    ByteReader ahead = in;
+    const Result<CommonPrefix, HeaderFault> prefix = DecodeCommonPrefix(ahead);
+    if (prefix && config_.versions.contains(prefix->version)) version = prefix->version;
+  }
+  Result<Header, HeaderFault> header = version == kRpcRdmaVersion2
+                                           ? DecodeHeaderV2(in, config_.list_limits, extensions())
+                                           : DecodeHeaderV1(in, config_.list_limits, config_.profile);
+  if (header && !settled_ && Settles(*header)) SetVersion(version);
+  return header;
+}
+
+void ConnectionTerms::Encode(const Header& header, ByteWriter& out) const {
+  if (header.flags.has_value()) {
+    EncodeHeaderV2(header, out, extensions());
+  } else {
+    EncodeHeaderV1(header, out);
+  }
+}
+
+size_t ConnectionTerms::EncodedSize(const Header& header) const {
+  return header.flags.has_value() ? EncodedSizeV2(header) : EncodedSizeV1(header);
+}
+
+Header ConnectionTerms::MakeHeader(uint32_t xid, uint32_t credits, uint32_t flags, Header::Body body) const {
+  Header header{.xid = xid, .version = version_, .credits = credits, .body = std::move(body)};
+  if (is_v2()) header.flags = flags;
+  return header;
+}
+
+Header ConnectionTerms::MakeRefusal(const HeaderFault& fault) const {
+  STAGECOACH_CHECK(fault.xid.has_value());
+  Header header{.xid = *fault.xid, .version = version_};
+  switch (fault.action) {
+    case FaultAction::kAnswerErrVers: {
+      const VersionRange now = settled_ ? VersionRange{version_, version_} : config_.versions;
+      header.body = ErrVers{now.low, now.high};
+      if (config_.versions.high < kRpcRdmaVersion2) break;
+      // [v2:5.3.3+9] The word of the message that is refused.
+      header.version = fault.version;
+      if (fault.version == kRpcRdmaVersion2) header.flags = kFlagResponse;
+      break;
+    }
+    case FaultAction::kAnswerErrChunk:
+      header.body = ErrChunk{};
+      break;
+    case FaultAction::kAnswerBadXdr:
+      header.body = ErrBadXdr{};
+      break;
+    case FaultAction::kAnswerInvalHtype:
+      header.body = ErrInvalHtype{};
+      break;
+    case FaultAction::kDrop:
+    case FaultAction::kDisconnect:
+      STAGECOACH_CHECK(!"a fault that nobody answers");
+  }
+  if (fault.action == FaultAction::kAnswerBadXdr || fault.action == FaultAction::kAnswerInvalHtype) {
+    header.version = kRpcRdmaVersion2;
+    header.flags = kFlagResponse;
+  }
+  return header;
+}
+
+PropertySet ConnectionTerms::own_set() const {
+  PropertySet set = MakePropertySet(config_.own);
+  set.insert(set.end(), config_.more.begin(), config_.more.end());
+  return set;
+}
+
+bool ConnectionTerms::OnPeerProperties(const PropertySet& set) {
+  if (peer_set_) {
+    STAGECOACH_MARK("terms.properties_said_again");
+    return false;
+  }
+  const auto values = ReadProperties(set, extensions());
+  STAGECOACH_CHECK(values.has_value());
+  peer_ = *values;
+  peer_set_ = set;
+  return true;
+}
+
+uint32_t ConnectionTerms::send_inline() const {
+  if (probing()) return kProbeSizeMax;
+  return std::min(config_.send_max, peer_.receive_buffer_size);
+}
+
+uint32_t ConnectionTerms::receive_inline() const {
+  const uint32_t own = config_.own.receive_buffer_size;
+  const bool follows = peer_set_ && FindProperty(*peer_set_, kRdma2PropidRbsiz) != nullptr;
+  return std::min(own,
+                  follows ? std::max(kDefaultReceiveBufferSize, peer_.receive_buffer_size) : kDefaultReceiveBufferSize);
+}
+
+}  // namespace stagecoach::rpcrdma
