@@ -480,7 +480,10 @@ void Requester::OnMessage(uint32_t slot, Header&& header, ConstBytes body, Insta
   const auto ignore = [&](uint64_t* counter, std::string_view why) {
     ++*counter;
     Trace(trace_, now, config_.name, "reply.ignored",
-          {{"xid", uint64_t{header.xid}}, {"why", why}, {"credits", uint64_t{header.credits}}});
+          {{"xid", uint64_t{header.xid}},
+           {"why", why},
+           {"credits", uint64_t{header.credits}},
+           {"exposes", uint64_t{why != "reverse_call" && OwesDone(header) ? 1u : 0u}}});
     // What a reply exposes is held until somebody says that it may go.
     if (why != "reverse_call" && OwesDone(header)) {
       credits_.OnDoneOwed();
@@ -655,12 +658,21 @@ void Requester::PumpPulls(Instant now) {
         STAGECOACH_MARK("requester.reply_waits_for_memory");
         return;
       }
+      const size_t exposed = call.exposed.size();
       if (!BeginPull(call)) {
         STAGECOACH_MARK("requester.sink_refused");
         pulls_.pop();
         call.failure = CallFailure{.kind = CallFailure::Kind::kMemory, .sent = true};
         EndPull(index);
         continue;
+      }
+      if (call.exposed.size() > exposed) {
+        Trace(trace_, now, config_.name, "stag.exposed",
+              {{"call", IdOf(index)},
+               {"registration", uint64_t{call.exposed.back().registration}},
+               {"use", "sink"},
+               {"bytes", pull.bytes},
+               {"lasting", uint64_t{0}}});
       }
     }
     const ReadList& segments = pull.chunks.segments;
@@ -731,7 +743,8 @@ void Requester::TraceReply(uint32_t index, const Header& header, ConstBytes mess
          {"writes_offered", TotalLength(offered.writes.segments())},
          {"writes_returned", TotalLength(returned.writes.segments())},
          {"reply_offered", offered.reply ? TotalLength(*offered.reply) : 0},
-         {"reply_returned", returned.reply ? TotalLength(*returned.reply) : 0}});
+         {"reply_returned", returned.reply ? TotalLength(*returned.reply) : 0},
+         {"exposes", uint64_t{OwesDone(header) ? 1u : 0u}}});
 }
 
 // [pvtdata:3.2+2]

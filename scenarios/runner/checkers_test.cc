@@ -23,15 +23,18 @@ class ConnectionCheckerTest : public ::testing::Test {
   void Submit(uint64_t call, uint64_t deadline = 0) { Say("call.submitted", {{"call", call}, {"deadline", deadline}}); }
   void Send(uint64_t call, uint64_t slot, uint64_t in_flight, uint64_t receives) {
     Say("call.sent", {{"call", call},
+                      {"xid", call},
                       {"slot", slot},
                       {"granted", uint64_t{1}},
                       {"in_flight", in_flight},
                       {"received", uint64_t{0}}});
     Say("send.posted", {{"slot", slot}, {"receives_posted", receives}, {"received", uint64_t{0}}});
   }
-  void Reply(uint64_t call, uint64_t credits, uint64_t returned = 0) {
+  void Reply(uint64_t call, uint64_t credits, uint64_t returned = 0, uint64_t exposes = 0) {
     Say("reply.received", {{"call", call},
+                           {"xid", call},
                            {"credits", credits},
+                           {"exposes", exposes},
                            {"writes_offered", uint64_t{100}},
                            {"writes_returned", returned},
                            {"reply_offered", uint64_t{0}},
@@ -51,6 +54,36 @@ class ConnectionCheckerTest : public ::testing::Test {
     Send(2, 1, 2, 4);
     Over(1);
     Over(2);
+  }
+  // On a buffer that nothing else uses.
+  void SendDone(uint64_t xid) {
+    Say("done.sent", {{"xid", xid}, {"slot", uint64_t{99}}});
+    Say("send.posted", {{"slot", uint64_t{99}}, {"receives_posted", uint64_t{4}}, {"received", uint64_t{0}}});
+    Say("send.done", {{"slot", uint64_t{99}}});
+  }
+  // Two credits; one is held by the RDMA_DONE that ends the first call.
+  void CallTwiceBehindAnExposedReply(bool done = false) {
+    Submit(1);
+    Send(1, 0, 1, 4);
+    Reply(1, 2, 0, 1);
+    Over(1);
+    if (done) SendDone(1);
+    Submit(2);
+    Submit(3);
+    Send(2, 2, 1, 4);
+    Send(3, 3, 2, 4);
+    Over(2);
+    Over(3);
+  }
+  void ReceiveDone(bool matched) { Say("done.received", {{"matched", uint64_t{matched ? 1u : 0u}}}); }
+  void AnswerByExposing(uint64_t slot, uint64_t granted) {
+    Say("reply.exposed");
+    Say("reply.sent", {{"slot", slot},
+                       {"granted", granted},
+                       {"receives", uint64_t{4}},
+                       {"unanswered", uint64_t{0}},
+                       {"received", uint64_t{7}}});
+    Say("send.posted", {{"slot", slot}, {"receives_posted", uint64_t{4}}, {"received", uint64_t{7}}});
   }
   // So many Receives were posted, and two are destroyed. One Send was posted, and has completed.
   void Close(uint64_t posted = 5, uint64_t completed = 3) {
@@ -171,6 +204,82 @@ TEST_F(ConnectionCheckerTest, AGrantBeforeItsReceiveIsPosted) {
   Say("send.posted", {{"slot", uint64_t{0}}, {"receives_posted", uint64_t{3}}, {"received", uint64_t{7}}});
   Close();
   EXPECT_EQ(Broken(), "credit.responder");
+}
+
+TEST_F(ConnectionCheckerTest, AnRdmaDoneHoldsTheCreditOfItsCallUntilALaterOneIsAnswered) {
+  Submit(1);
+  Send(1, 0, 1, 4);
+  Reply(1, 2, 0, 1);
+  Over(1);
+  SendDone(1);
+  // Nothing else in flight, and after that one credit is left of two.
+  Submit(2);
+  Send(2, 2, 1, 4);
+  Reply(2, 2);
+  Over(2);
+  Submit(3);
+  Submit(4);
+  Send(3, 3, 1, 4);
+  Send(4, 4, 2, 4);
+  Over(3);
+  Over(4);
+  Close();
+  EXPECT_EQ(Broken(), "");
+}
+
+TEST_F(ConnectionCheckerTest, ACallOnTheCreditOfAnRdmaDoneThatIsOwed) {
+  CallTwiceBehindAnExposedReply();
+  Close();
+  EXPECT_EQ(Broken(), "credit.requester");
+}
+
+TEST_F(ConnectionCheckerTest, ACallOnTheCreditOfAnRdmaDoneThatWasSent) {
+  CallTwiceBehindAnExposedReply(/*done=*/true);
+  Close();
+  EXPECT_EQ(Broken(), "credit.requester");
+}
+
+TEST_F(ConnectionCheckerTest, AnRdmaDoneForNothing) {
+  Submit(1);
+  Send(1, 0, 1, 4);
+  Reply(1, 2);
+  Over(1);
+  SendDone(1);
+  Close();
+  EXPECT_EQ(Broken(), "credit.requester");
+}
+
+// Of four Receives one is for RDMA_DONE.
+TEST_F(ConnectionCheckerTest, AGrantThatLeavesAReceiveForAnRdmaDone) {
+  AnswerByExposing(0, 3);
+  ReceiveDone(true);
+  checker_.CheckNothingExposed(Instant(++now_ * 1us));
+  Close();
+  EXPECT_EQ(Broken(), "");
+}
+
+TEST_F(ConnectionCheckerTest, AGrantThatLeavesNoReceiveForAnRdmaDone) {
+  AnswerByExposing(0, 4);
+  Close();
+  EXPECT_EQ(Broken(), "credit.responder credit.responder") << "as it is decided, and as it is posted";
+}
+
+TEST_F(ConnectionCheckerTest, AReplyThatIsStillExposedWhenNobodyIsAtWork) {
+  AnswerByExposing(0, 2);
+  AnswerByExposing(1, 2);
+  ReceiveDone(false);
+  ReceiveDone(true);
+  checker_.CheckNothingExposed(Instant(++now_ * 1us));
+  Close();
+  EXPECT_EQ(Broken(), "exposure.held");
+}
+
+TEST_F(ConnectionCheckerTest, AReplyThatIsReadTwice) {
+  AnswerByExposing(0, 3);
+  ReceiveDone(true);
+  ReceiveDone(true);
+  Close();
+  EXPECT_EQ(Broken(), "exposure.held");
 }
 
 TEST_F(ConnectionCheckerTest, ACallOverWithAnStagStillValid) {

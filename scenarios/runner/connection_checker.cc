@@ -10,10 +10,10 @@ namespace stagecoach::scenario {
 namespace {
 
 // What tells that a component is an end of a connection.
-constexpr std::array<std::string_view, 15> kEvents = {
-    "established",    "call.submitted", "stag.registered", "stag.invalidated",  "stag.exposed",
-    "call.sent",      "reply.sent",     "error.sent",      "send.posted",       "send.done",
-    "reply.received", "reply.ignored",  "call.over",       "connection.closed", "read.issued"};
+constexpr std::array<std::string_view, 18> kEvents = {
+    "established", "call.submitted",    "stag.registered", "stag.invalidated", "stag.exposed",   "call.sent",
+    "reply.sent",  "error.sent",        "send.posted",     "send.done",        "reply.received", "reply.ignored",
+    "call.over",   "connection.closed", "read.issued",     "done.sent",        "done.received",  "reply.exposed"};
 
 constexpr std::string_view kReverse = "/reverse";
 
@@ -32,6 +32,13 @@ void ConnectionChecker::OnEvent(Instant now, std::string_view component, std::st
   auto end = ends_.find(name);
   if (end == ends_.end()) end = ends_.emplace(std::string(name), End()).first;
   if (!Judge(end->second)) ends_.erase(end);
+}
+
+void ConnectionChecker::CheckNothingExposed(Instant now) {
+  for (const auto& [name, end] : ends_) {
+    if (!end.established || end.forward.exposed == 0) continue;
+    violations_->Add(now, "exposure.held", fmt::format("{}: {} replies are exposed", name, end.forward.exposed));
+  }
 }
 
 void ConnectionChecker::Finish(Instant now) {
@@ -88,14 +95,28 @@ bool ConnectionChecker::Judge(End& end) {
     const auto now = static_cast<uint64_t>(now_.time_since_epoch().count());
     Expect(deadline == 0 || now <= deadline, "call.late", "sent after its time-out");
     Expect(direction.in_flight == Number("in_flight"), "credit.requester", "calls in flight miscounted");
-    Expect(direction.in_flight <= direction.granted, "credit.requester", "more calls than granted");
+    const bool fits = direction.in_flight + direction.dones() <= direction.granted;
+    Expect(fits || direction.in_flight == 1, "credit.requester", "more calls than granted");
+    direction.dones_before[Number("xid")] = direction.dones_sent;
     Plan(end, direction,
          {.granted = Number("granted"), .unanswered = Number("in_flight"), .received = Number("received")});
+  } else if (event_ == "reply.exposed") {
+    ++direction.exposed;
+  } else if (event_ == "done.received") {
+    if (Number("matched") == 0) return true;
+    Expect(direction.exposed > 0, "exposure.held", "a reply that was not exposed is said to be read");
+    if (direction.exposed > 0) --direction.exposed;
+  } else if (event_ == "done.sent") {
+    Expect(direction.dones_owed > 0, "credit.requester", "an RDMA_DONE for nothing");
+    if (direction.dones_owed > 0) --direction.dones_owed;
+    ++direction.dones_sent;
+    Plan(end, direction, {.what = Planned::What::kDone, .received = direction.received});
   } else if (event_ == "reply.sent" || event_ == "error.sent") {
-    Expect(Number("receives") + Number("unanswered") >= Number("granted"), "credit.responder", "granted too much");
+    const uint64_t taken = Number("granted") + direction.exposed;
+    Expect(Number("receives") + Number("unanswered") >= taken, "credit.responder", "granted too much");
     Plan(end, direction,
-         {.reply = true,
-          .granted = Number("granted"),
+         {.what = Planned::What::kReply,
+          .granted = taken,
           .unanswered = Number("unanswered"),
           .received = Number("received")});
   } else if (event_ == "read.issued") {
@@ -105,16 +126,17 @@ bool ConnectionChecker::Judge(End& end) {
   } else if (event_ == "send.done") {
     end.slots.erase(Number("slot"));
   } else if (event_ == "reply.received") {
-    --direction.in_flight;
-    direction.granted = std::max<uint64_t>(Number("credits"), 1);
+    JudgeAnswer(direction);
     Call& call = direction.calls[Number("call")];
     call.returned = Number("writes_returned");
     Expect(call.returned <= Number("writes_offered"), "reply.lengths", "more than was offered");
     Expect(Number("reply_returned") <= Number("reply_offered"), "reply.lengths", "more than was offered");
   } else if (event_ == "reply.ignored") {
-    if (Word("why") != "cancelled") return true;
-    --direction.in_flight;
-    direction.granted = std::max<uint64_t>(Number("credits"), 1);
+    if (Word("why") == "cancelled") {
+      JudgeAnswer(direction);
+    } else {
+      direction.dones_owed += Number("exposes");
+    }
   } else if (event_ == "call.over") {
     JudgeOver(end, direction);
   } else if (event_ == "connection.closed") {
@@ -126,10 +148,22 @@ bool ConnectionChecker::Judge(End& end) {
     end.valid.clear();
     end.planned.clear();
     end.slots.clear();
+    end.forward.exposed = 0;
     end.established = false;
   }
   // After the end of the connection, nothing is worth keeping once all its calls are over.
   return end.established || !end.forward.calls.empty() || !end.reverse.calls.empty() || !end.valid.empty();
+}
+
+// A call in flight has its answer.
+void ConnectionChecker::JudgeAnswer(Direction& direction) {
+  --direction.in_flight;
+  direction.granted = std::max<uint64_t>(Number("credits"), 1);
+  direction.dones_owed += Number("exposes");
+  const auto before = direction.dones_before.find(Number("xid"));
+  if (before == direction.dones_before.end()) return;
+  direction.dones_dealt_with = std::max(direction.dones_dealt_with, before->second);
+  direction.dones_before.erase(before);
 }
 
 void ConnectionChecker::Plan(End& end, Direction& direction, const Planned& planned) {
@@ -147,10 +181,10 @@ void ConnectionChecker::JudgePosted(End& end) {
   // What arrived between the engine's decision and the post is neither posted nor answered.
   const Direction& other = planned.reverse ? end.forward : end.reverse;
   const uint64_t arrived = Number("received") - planned.received - other.received;
-  if (planned.reply) {
+  if (planned.what == Planned::What::kReply) {
     Expect(Number("receives_posted") + arrived + planned.unanswered >= planned.granted, "credit.responder",
            "too few Receives for the grant");
-  } else {
+  } else if (planned.what == Planned::What::kCall) {
     Expect(Number("receives_posted") + arrived >= planned.unanswered, "credit.requester",
            "too few Receives for the replies");
   }

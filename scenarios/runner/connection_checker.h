@@ -6,10 +6,12 @@
 // with
 // "/reverse" behind its name, the reverse direction of it, which has calls and credits of its own, and shares all else.
 //
-//   credit.responder   a reply is posted while Receives posted + calls not yet answered >= credits granted
-//   credit.requester   a call is posted while Receives posted >= calls in flight, and calls in flight <= credits
-//   granted
-//                      (ARCHITECTURE section 7)
+//   credit.responder   a reply is posted while Receives posted + calls not yet answered >= credits granted + replies
+//                      exposed
+//   credit.requester   a call is posted while Receives posted >= calls in flight, and calls in flight + RDMA_DONEs that
+//                      hold a credit <= credits granted, or it is the only one in flight (ARCHITECTURE section 7,
+//                      docs/decisions/0043); there is an RDMA_DONE for each reply that exposes memory, and for no other
+//   exposure.held      when nobody is at work, no reply is exposed
 //   fence              when a call is over, none of its STags is valid
 //   call.once          each call submitted is over once
 //   call.late          no call is sent after its time-out
@@ -39,6 +41,8 @@ class ConnectionChecker final : public TraceSink {
 
   void OnEvent(Instant now, std::string_view component, std::string_view event,
                std::initializer_list<TraceFact> facts) override;
+  // Everybody is there and has nothing to do.
+  void CheckNothingExposed(Instant now);
   // Everything has been torn down: what is left is too much.
   void Finish(Instant now);
 
@@ -53,8 +57,9 @@ class ConnectionChecker final : public TraceSink {
   };
   // A Send that the engine asked for.
   struct Planned {
-    bool reply = false;
-    uint64_t granted = 0;
+    enum class What : uint8_t { kCall, kReply, kDone };
+    What what = What::kCall;
+    uint64_t granted = 0;     // and what replies that are exposed take
     uint64_t unanswered = 0;  // by the responder; or calls in flight
     uint64_t received = 0;    // in this direction
     bool reverse = false;
@@ -65,6 +70,16 @@ class ConnectionChecker final : public TraceSink {
     uint64_t in_flight = 0;
     uint64_t granted = 1;
     uint64_t received = 0;  // messages, as far as known
+    // Of a requester, RDMA_DONEs: those that it owes; sent so far; and of these so many are known to have been dealt
+    // with, as a reply has come to a call that was sent later.
+    uint64_t dones_owed = 0;
+    uint64_t dones_sent = 0;
+    uint64_t dones_dealt_with = 0;
+    std::map<uint64_t, uint64_t> dones_before;  // each call in flight, by XID
+    // Of a responder: replies that the requester has not said to be read.
+    uint64_t exposed = 0;
+
+    uint64_t dones() const { return dones_owed + dones_sent - dones_dealt_with; }
   };
   // One end of one connection.
   struct End {
@@ -85,6 +100,7 @@ class ConnectionChecker final : public TraceSink {
   // False: no event of a connection.
   bool Judge(End& end);
   void Plan(End& end, Direction& direction, const Planned& planned);
+  void JudgeAnswer(Direction& direction);
   void JudgePosted(End& end);
   void JudgeOver(End& end, Direction& direction);
 

@@ -342,6 +342,8 @@ class Play {
       }
       last = counts;
       for (const auto& [host, service] : services_) service->CheckNothingHeld();
+      // A client that goes without a word leaves what it was to read.
+      if (!HasSilentFaults()) connections_->CheckNothingExposed(stage_->Now());
     }
     // Calls that are under way at a time may happen to be more than before, once; what grows without end grows always.
     for (const auto& [what, count] : last) {
@@ -350,6 +352,12 @@ class Play {
                                             count, kProbeRounds, before[what], kWarmRounds));
     }
     return true;
+  }
+
+  bool HasSilentFaults() const {
+    return std::any_of(scenario_.fault().begin(), scenario_.fault().end(), [](const Fault& fault) {
+      return fault.kind() == Fault::FORGET || fault.kind() == Fault::POWER_LOSS || fault.kind() == Fault::PARTITION;
+    });
   }
 
   // What must be the same after each round of the same work.
