@@ -83,8 +83,22 @@ rpcrdma::ClientOptions CallerProgram::MakeOptions(const std::string& name) {
   options.trace = stage_.trace();
   options.name = name;
   options.first_xid = stage_.FirstModelXid(name);
+  SetTerms(spec_, &options);
   ServeReverse(stage_, spec_, &reverse_, &options);
   return options;
+}
+
+bool CallerProgram::MayFailToConnect(Instant since, Kind kind) {
+  // The call that configures a connection takes as long as any other.
+  if (spec_.ccp() && kind == Kind::kUnreachable && patience_ > rpcrdma::ClientOptions().connect_timeout) return true;
+  return stage_.MayFailToConnect(spec_.host(), spec_.server(), since, kind, &connects_);
+}
+
+bool CallerProgram::MayBeLostUnread(Instant since) const {
+  if (!RepliesAreRead(spec_, service_)) return false;
+  const auto unread = stage_.evidence().LastUnreadReply(spec_.server());
+  return unread && *unread >= since &&
+         (Duration(service_.exposed_ns()) < patience_ || stage_.Disturbed(spec_.host(), spec_.server(), since));
 }
 
 void CallerProgram::OpenAfter(Duration delay) {
@@ -220,9 +234,13 @@ std::string CallerProgram::JudgeByItself(const CallUnderWay& call, const CallErr
     case Kind::kTooLarge:
       return Refused(TooLarge(stage_.scenario(), spec_, call.spec));
     case Kind::kMemory:
-      return Refused(stage_.FailedRegistration(spec_.host(), call.started));
+      return Refused(stage_.FailedRegistration(spec_.host(), call.started) ||
+                     (error.sent && ReplyExceedsDevice(stage_.scenario(), spec_, call.spec)));
+    case Kind::kBadReply:
+      return Refused(ReplyExceedsClient(spec_, service_, call.spec));
     case Kind::kTransport:
-      return Refused(ReplyCannotTravel(call.spec) || stage_.FailedRegistration(spec_.server(), call.started) ||
+      return Refused(ReplyCannotTravel(stage_.scenario(), spec_, call.spec) ||
+                     stage_.FailedRegistration(spec_.server(), call.started) ||
                      ArgumentsExceedServer(service_, call.spec));
     case Kind::kRpc:
       return Refused(

@@ -83,6 +83,11 @@ class CallerProgram : public Program {
   // The same where what became of connections plays no part: by the call, by what both ends have room for, and by what
   // their devices refused.
   std::string JudgeByItself(const CallUnderWay& call, const rpcrdma::CallError& error);
+  // Whether an attempt to connect that began at `since` may fail so. Counts it.
+  bool MayFailToConnect(Instant since, Kind kind);
+  // A server that has waited long enough for this client to read a reply may have ended a connection that there was
+  // since then.
+  bool MayBeLostUnread(Instant since) const;
   // Of a client by this name, as the scenario says: one that serves the model service to its server, perhaps.
   rpcrdma::ClientOptions MakeOptions(const std::string& name);
   // Lines, the first of which ends with `state`.
@@ -108,6 +113,7 @@ class CallerProgram : public Program {
   const Service& service_;
   const std::string who_;  // "client c"
   const Duration patience_;
+  Stage::Attempts connects_;
   CallsUnderWay calls_;
   ProbeRound probes_;
   std::unique_ptr<ModelService> reverse_;  // what it serves to its server; null: nothing

@@ -61,6 +61,7 @@ void ClientProgram::ProbeAnotherConnection() {
   options.trace = stage_.trace();
   options.name = fmt::format("{}/another-{}", spec_.name(), ++others_);
   options.first_xid = stage_.FirstModelXid(options.name);
+  SetTerms(spec_, &options);
   ServeReverse(stage_, spec_, &reverse_, &options);
   another_ = std::make_unique<rpcrdma::Client>(stage_.loop(host()), options);
   another_->Register(kModelBinding);
@@ -181,7 +182,7 @@ void ClientProgram::OnConnected(Result<void, CallError> result) {
     return;
   }
   if (closing() && result.error().kind == Kind::kClosed) return;
-  if (!stage_.MayFailToConnect(spec_.host(), spec_.server(), connection_since_, result.error().kind, &connects_)) {
+  if (!MayFailToConnect(connection_since_, result.error().kind)) {
     stage_.Violate("connection.refused",
                    fmt::format("{}: {}: nothing in the scenario explains it", who_, result.error().ToString()));
     NoteHopeless();
@@ -261,8 +262,8 @@ bool ClientProgram::AnyCallLate() const {
                                          [&](const auto& due) { return due && *due <= stage_.Now(); });
 }
 
-bool ClientProgram::NeverSent(Kind kind) {
-  return kind >= Kind::kNotConnected && kind <= Kind::kNoCredit;
+bool ClientProgram::NeverSent(const CallError& error) {
+  return error.kind >= Kind::kNotConnected && error.kind <= Kind::kNoCredit && !error.sent;
 }
 
 bool ClientProgram::MayBeLost() const {
@@ -276,6 +277,7 @@ bool ClientProgram::MayBeLost() const {
   // which the device refuses.
   if (end.work_failed && end.window_invalidated && !cancelled_.empty()) return true;
   if (end.call_timed_out) return timed_out_ || AnyCallLate();
+  if (MayBeLostUnread(connection_since_)) return true;
   // A server that cannot register what a call needs lets the connection go. Word of it travels no longer than a call,
   // unless it is held up.
   const bool disturbed = stage_.Disturbed(spec_.host(), spec_.server(), connection_since_);
@@ -284,7 +286,7 @@ bool ClientProgram::MayBeLost() const {
 }
 
 std::string ClientProgram::Judge(const CallUnderWay& call, const CallError& error) {
-  if (NeverSent(error.kind)) calls_.NoteUnsent(call);
+  if (NeverSent(error)) calls_.NoteUnsent(call);
   if (error.kind == Kind::kTransport || error.kind == Kind::kRpc) calls_.CheckResultUntouched(call);
   switch (error.kind) {
     case Kind::kNoCredit:

@@ -58,8 +58,7 @@ class ClientProgram final : public CallerProgram {
   bool MayBeLost() const;
   // One has had its time, which ends the connection if it was sent.
   bool AnyCallLate() const;
-  // A call that failed so was not sent.
-  static bool NeverSent(Kind kind);
+  static bool NeverSent(const rpcrdma::CallError& error);
   // A fault may have ended the connection.
   bool Severed() const;
 
@@ -67,7 +66,6 @@ class ClientProgram final : public CallerProgram {
   bool connected_ = false;
   bool connecting_ = false;
   uint32_t attempts_ = 0;  // to connect, since the last success
-  Stage::Attempts connects_;
   // Of this connection:
   std::string connection_name_;
   Instant connection_since_{};

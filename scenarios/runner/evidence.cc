@@ -65,6 +65,8 @@ void Evidence::OnEvent(Instant now, std::string_view component, std::string_view
     At(registrations_, component) = now;
   } else if (event == "replay.evicted") {
     if (const auto* xid = FindFact<uint64_t>(facts, "xid")) At(evicted_, component)[*xid] = now;
+  } else if (event == "exposure.expired") {
+    At(unread_replies_, component.substr(0, component.find('/'))) = now;
   }
 }
 
@@ -87,6 +89,11 @@ std::optional<Instant> Evidence::LastEvicted(std::string_view cache, uint64_t xi
   if (found == evicted_.end()) return std::nullopt;
   const auto record = found->second.find(xid);
   return record != found->second.end() ? std::optional(record->second) : std::nullopt;
+}
+
+std::optional<Instant> Evidence::LastUnreadReply(const std::string& host) const {
+  const auto found = unread_replies_.find(host);
+  return found != unread_replies_.end() ? std::optional(found->second) : std::nullopt;
 }
 
 std::optional<Instant> Evidence::LastFailedRegistration(const std::string& host) const {

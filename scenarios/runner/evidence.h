@@ -44,6 +44,8 @@ class Evidence final : public TraceSink {
   // When a server's duplicate request cache, of this name in the trace, last gave up a record with this XID for want of
   // room; nullopt: never.
   std::optional<Instant> LastEvicted(std::string_view cache, uint64_t xid) const;
+  // When a service on the host last had waited long enough for a client to read a reply; nullopt: never.
+  std::optional<Instant> LastUnreadReply(const std::string& host) const;
   // When the host's device last failed a registration; nullopt: never.
   std::optional<Instant> LastFailedRegistration(const std::string& host) const;
 
@@ -64,6 +66,7 @@ class Evidence final : public TraceSink {
   std::map<std::string, Connection, std::less<>> connections_;               // by component
   std::map<std::string, Instant, std::less<>> registrations_;                // last failed, by NIC
   std::map<std::string, std::map<uint64_t, Instant>, std::less<>> evicted_;  // last, by cache and XID
+  std::map<std::string, Instant, std::less<>> unread_replies_;               // last, by host
 };
 
 }  // namespace stagecoach::scenario

@@ -106,6 +106,13 @@ TEST_F(EvidenceTest, KnowsWhenADeviceFailedARegistration) {
   EXPECT_FALSE(evidence_.LastFailedRegistration("a").has_value());
 }
 
+TEST_F(EvidenceTest, KnowsWhenAServiceHadWaitedLongEnoughForAReplyToBeRead) {
+  EXPECT_FALSE(evidence_.LastUnreadReply("a").has_value());
+  Say("a/server-1/3", "exposure.expired", {{"exposed", uint64_t{1}}, {"withheld", uint64_t{0}}});
+  EXPECT_EQ(evidence_.LastUnreadReply("a"), Instant() + Duration(1));
+  EXPECT_FALSE(evidence_.LastUnreadReply("b").has_value());
+}
+
 TEST_F(EvidenceTest, ARecordThatWentForRoomIsKnownByItsCacheAndXid) {
   Say("a/server-1/replay", "replay.evicted", {{"xid", uint64_t{7}}, {"why", "all records"}});
   EXPECT_EQ(evidence_.LastEvicted("a/server-1/replay", 7), Instant() + Duration(1));

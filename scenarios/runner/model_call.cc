@@ -6,6 +6,8 @@
 
 #include "base/check.h"
 #include "base/crc32c.h"
+#include "rpcrdma/wire/private_data.h"
+#include "rpcrdma/wire/profile.h"
 
 namespace stagecoach::scenario {
 namespace {
@@ -27,12 +29,17 @@ uint32_t ResultRoom(const Call& call) {
   return call.has_result_room_bytes() ? call.result_room_bytes() : call.result_bytes();
 }
 
+uint64_t WholeReplyOf(const Call& call) {
+  return kReplyOverhead + XdrRoundUp(call.plain_result_bytes()) + XdrRoundUp(call.result_bytes());
+}
+
 uint32_t PlainRoom(const Call& call) {
   return call.has_plain_result_room_bytes() ? call.plain_result_room_bytes() : call.plain_result_bytes();
 }
 
-// What both ends agree on. In steps of 1024 bytes.
+// What both ends agree on, or more where they are configured. In steps of 1024 bytes.
 uint64_t Threshold(const Client& client, const Service& service) {
+  if (!HavePrivateData(client, service)) return rpcrdma::kDefaultInlineThreshold;
   return std::min(client.inline_threshold(), service.inline_threshold()) / 1024 * 1024;
 }
 
@@ -71,8 +78,7 @@ rpcrdma::CallOptions ModelCall::Options() {
 }
 
 uint32_t ModelCall::WholeReply() const {
-  return static_cast<uint32_t>(kReplyOverhead + XdrRoundUp(spec.plain_result_bytes()) +
-                               XdrRoundUp(spec.result_bytes()));
+  return static_cast<uint32_t>(WholeReplyOf(spec));
 }
 
 void ModelCall::CheckReply(Stage& stage, const std::string& who, const Reply& reply) {
@@ -142,12 +148,41 @@ void ServeReverse(Stage& stage, const Client& client, std::unique_ptr<ModelServi
   options->reverse_credits = client.reverse_credits();
 }
 
+void SetTerms(const Client& client, rpcrdma::ClientOptions* options) {
+  options->profile = DocumentOf(client.rpcrdma_profile());
+  options->outgoing_reads = static_cast<uint8_t>(client.outgoing_reads());
+  options->read_bytes_max = client.read_bytes_max();
+  options->padding_align = client.padding_align();
+  options->padding_threshold = client.padding_threshold();
+  options->ccp.enabled = client.ccp();
+}
+
 bool HasRoomForReverse(const Device& device) {
   const emu::DeviceProfile profile = MakeProfile(device);
   return profile.max_qp_wr >= 8 && profile.max_cqe >= 16;
 }
 
 // --- Calls that cannot but fail, or may ---
+
+namespace {
+
+// That the device of the host registers at once.
+uint64_t LongestRegion(const Scenario& scenario, const std::string& host) {
+  uint64_t longest = UINT32_MAX;
+  for (const Host& each : scenario.host()) {
+    if (each.name() == host) longest = std::min(longest, MakeProfile(each.device()).max_mr_size);
+  }
+  return longest;
+}
+
+// So few Receives, maybe, that none can be kept for RDMA_DONE beside that of a call.
+bool HasFewReceives(const Scenario& scenario, const Service& service) {
+  return std::any_of(scenario.host().begin(), scenario.host().end(), [&](const Host& host) {
+    return host.name() == service.host() && !HasRoomForReverse(host.device());
+  });
+}
+
+}  // namespace
 
 // Counted as if everything had to be exposed, in as many pieces as the device makes of it. A header may name 64
 // segments, and must fit the smaller inline threshold with all of them (24 bytes for one that is read, 16 for one that
@@ -157,10 +192,7 @@ bool TooLarge(const Scenario& scenario, const Client& client, const Call& call) 
   constexpr uint64_t kHeaderWithoutSegments = 48;
   const uint64_t message = kCallOverhead + XdrRoundUp(call.plain_argument_bytes());
   if (message > std::max<uint64_t>(client.message_bytes_max(), 1024)) return true;
-  uint64_t longest = UINT32_MAX;
-  for (const Host& each : scenario.host()) {
-    if (each.name() == client.host()) longest = std::min(longest, MakeProfile(each.device()).max_mr_size);
-  }
+  const uint64_t longest = LongestRegion(scenario, client.host());
   const auto segments = [longest](uint64_t bytes) { return (bytes + longest - 1) / longest; };
   const uint64_t reads = segments(message) + segments(call.argument_bytes());
   const uint64_t writes = segments(ResultRoom(call)) + segments(XdrRoundUp(kReplyOverhead + PlainRoom(call)));
@@ -174,8 +206,31 @@ bool TooLargeForReverse(const Client& client, const Service& service, const Call
   return kInlineHeader + std::max(sent, back) > Threshold(client, service);
 }
 
-bool ReplyCannotTravel(const Call& call) {
-  return call.result_bytes() > ResultRoom(call) || call.plain_result_bytes() > PlainRoom(call);
+bool ReplyCannotTravel(const Scenario& scenario, const Client& client, const Call& call) {
+  if (call.result_bytes() <= ResultRoom(call) && call.plain_result_bytes() <= PlainRoom(call)) return false;
+  const Service& service = ServiceOf(scenario, client);
+  if (!RepliesAreRead(client, service) || HasFewReceives(scenario, service)) return true;
+  // The header has room for what was offered, and for what is exposed: the message before and behind the result, and
+  // that, in as many pieces as the devices make of them.
+  constexpr uint64_t kHeaderWithoutSegments = 48;
+  const auto segments = [&](uint64_t bytes, const std::string& host) {
+    const uint64_t longest = LongestRegion(scenario, host);
+    return (bytes + longest - 1) / longest;
+  };
+  const uint64_t offered =
+      segments(ResultRoom(call), client.host()) + segments(XdrRoundUp(kReplyOverhead + PlainRoom(call)), client.host());
+  const uint64_t exposed = 3 + segments(WholeReplyOf(call), service.host());
+  return kHeaderWithoutSegments + 16 * offered + 24 * exposed > Threshold(client, service) || exposed > 64 ||
+         WholeReplyOf(call) > service.exposed_bytes_max();
+}
+
+bool ReplyExceedsClient(const Client& client, const Service& service, const Call& call) {
+  return RepliesAreRead(client, service) && WholeReplyOf(call) > client.read_bytes_max();
+}
+
+bool ReplyExceedsDevice(const Scenario& scenario, const Client& client, const Call& call) {
+  return RepliesAreRead(client, ServiceOf(scenario, client)) &&
+         WholeReplyOf(call) > LongestRegion(scenario, client.host());
 }
 
 bool ArgumentsExceedServer(const Service& service, const Call& call) {
@@ -195,7 +250,9 @@ bool ServerMayLackMemory(const Scenario& scenario, const Client& client, const C
   }
   const uint64_t credits =
       uint64_t{std::min(client.credits(), service.credits())} * (client.session() ? client.connections() : 1);
-  const uint64_t at_a_time = cancels ? credits : std::min<uint64_t>(credits, client.concurrency());
+  // One beside those whose replies are exposed: see credits.h.
+  const uint64_t at_a_time = (cancels ? credits : std::min<uint64_t>(credits, client.concurrency())) +
+                             (RepliesAreRead(client, service) ? 1 : 0);
   // What it was given in addition: see ServerOptions::client_bytes_max.
   const uint64_t memory = std::max(service.client_bytes_max(), service.call_bytes_max() + (1u << 20));
   return 2 * at_a_time * (largest + 3 * kPage) + call.result_bytes() + kPage > memory;

@@ -48,6 +48,9 @@ const Service& ServiceOf(const Scenario& scenario, const Client& client);
 void ServeReverse(Stage& stage, const Client& client, std::unique_ptr<ModelService>* service,
                   rpcrdma::ClientOptions* options);
 
+// What the client says and follows on each of its connections, as the scenario has it.
+void SetTerms(const Client& client, rpcrdma::ClientOptions* options);
+
 // Whether the queues of the device leave room for a reverse direction beside a call. A client without that drops what
 // its server calls, and nobody is told.
 bool HasRoomForReverse(const Device& device);
@@ -58,8 +61,12 @@ bool HasRoomForReverse(const Device& device);
 bool TooLarge(const Scenario& scenario, const Client& client, const Call& call);
 // The same for a call in the reverse direction, which has no chunks: the call or its reply is too long to go inline.
 bool TooLargeForReverse(const Client& client, const Service& service, const Call& call);
-// A result is longer than the room that the caller offers.
-bool ReplyCannotTravel(const Call& call);
+// A result is longer than the room that the caller offers, and it is not read instead; or it cannot be, for what it is
+// and what the ends are.
+bool ReplyCannotTravel(const Scenario& scenario, const Client& client, const Call& call);
+// A reply that is read may be longer than what the client has memory for, or than its device registers at once.
+bool ReplyExceedsClient(const Client& client, const Service& service, const Call& call);
+bool ReplyExceedsDevice(const Scenario& scenario, const Client& client, const Call& call);
 // The service asks for more memory than the server may have.
 bool ArgumentsExceedServer(const Service& service, const Call& call);
 // Each call that the server may be at work for takes memory for its arguments and its result, in whole pages, and that

@@ -125,6 +125,59 @@ TEST_P(Run, ClientsOfASharedPoolOfReceivesAreAllAnswered) {
   EXPECT_EQ(report.tally.answered, report.tally.calls);
 }
 
+// Whatever has no room of its own is read from memory of the server, in worlds of one credit, too.
+TEST_P(Run, RepliesThatFitNowhereAreReadByTheOlderDocuments) {
+  for (const std::string server : {"draft-2004", "rfc5666"}) {
+    for (const std::string client : {"draft-2004", "rfc5666"}) {
+      for (const std::string credits : {"1", "8"}) {
+        SCOPED_TRACE(client + " to " + server + ", credits " + credits);
+        const Scenario scenario =
+            Parse("host { name: 'a' } host { name: 'b' } service { host: 'a' credits: " + credits +
+                  " rpcrdma_profile: '" + server + R"(' exposed_replies_max: 2 receive_align: 64 }
+            client { name: 'c' host: 'b' server: 'a' concurrency: 8 padding_align: 64 padding_threshold: 100
+                     rpcrdma_profile: ')" +
+                  client + R"('
+                     call { repeat: 10 argument_bytes: 600 result_bytes: 20000 result_room_bytes: 10000 }
+                     call { repeat: 10 plain_result_bytes: 5000 plain_result_room_bytes: 10 }
+                     call { repeat: 5 argument_bytes: 30000 result_bytes: 3001 } })");
+        const RunReport report = RunWell(scenario);
+        EXPECT_EQ(report.tally.answered, report.tally.calls);
+        EXPECT_EQ(report.tally.connections, 1u);
+      }
+    }
+  }
+}
+
+TEST_P(Run, RepliesThatFitNowhereAreRefusedWhereOneEndKnowsNoBetter) {
+  const Scenario scenario = Parse(std::string(kPair) + R"(
+      client { name: 'c' host: 'b' server: 'a' rpcrdma_profile: 'rfc5666'
+               call { repeat: 3 result_bytes: 20000 result_room_bytes: 10000 } call { result_bytes: 20000 } })");
+  const RunReport report = RunWell(scenario);
+  EXPECT_EQ(report.tally.refused, 3u);
+}
+
+// As soon as more than its window has passed, for a reason that the scenario has.
+TEST_P(Run, AServerThatWaitsTooShortAWhileForRepliesToBeReadLosesItsClient) {
+  const Scenario scenario = Parse(R"(
+      host { name: 'a' } host { name: 'b' } link { a: 'a' b: 'b' latency_ns: 2000000 }
+      service { host: 'a' rpcrdma_profile: 'rfc5666' exposed_ns: 1000000 }
+      client { name: 'c' host: 'b' server: 'a' rpcrdma_profile: 'rfc5666'
+               call { repeat: 3 result_bytes: 20000 result_room_bytes: 0 } })");
+  const RunReport report = RunWell(scenario);
+  EXPECT_EQ(report.tally.disturbed, 3u);
+  EXPECT_GE(report.tally.connections, 3u);
+}
+
+TEST_P(Run, ClientsConfigureTheirConnectionsWhereTheServerLetsThem) {
+  for (const std::string service : {"ccp: true ccp_inline_max: 16384", ""}) {
+    const Scenario scenario = Parse("host { name: 'a' } host { name: 'b' } service { host: 'a' " + service + R"( }
+        client { name: 'c' host: 'b' server: 'a' ccp: true inline_threshold: 16384 concurrency: 4
+                 call { repeat: 20 argument_bytes: 10000 result_bytes: 10000 } })");
+    const RunReport report = RunWell(scenario);
+    EXPECT_EQ(report.tally.answered, report.tally.calls);
+  }
+}
+
 TEST_P(Run, ClientsOfAServerThatIsGoneForGoodComeToAnEnd) {
   const Scenario scenario = Parse(std::string(kPair) + R"(
       client { name: 'c' host: 'b' server: 'a' call { repeat: 50 pause_ns: 100000 result_bytes: 5000 } }
@@ -670,6 +723,25 @@ TEST(Validate, NamesTheFieldAndWhatWasExpected) {
        "client.reverse_call: \"c\", expected reverse_credits of both ends"},
       {"host { name: 'a' } service { host: 'a' reverse_credits: 1 shared_receives: 8 }",
        "service.shared_receives: \"8\", expected none with reverse_credits"},
+      {"host { name: 'a' } service { host: 'a' rpcrdma_profile: 'rfc8166' }",
+       "service.rpcrdma_profile: \"rfc8166\", expected draft-2004, rfc5666 or rfc5666bis"},
+      {"host { name: 'a' } service { host: 'a' rpcrdma_profile: 'rfc5666' shared_receives: 8 }",
+       "service.shared_receives: \"8\", expected none with an older document"},
+      {"host { name: 'a' } service { host: 'a' rpcrdma_profile: 'draft-2004' reverse_credits: 1 }",
+       "service.reverse_credits: \"1\", expected none with an older document"},
+      {"host { name: 'a' } service { host: 'a' } "
+       "client { name: 'c' host: 'a' server: 'a' rpcrdma_profile: 'rfc5666' reverse_credits: 1 }",
+       "client.reverse_credits: \"1\", expected none with an older document"},
+      {"host { name: 'a' } service { host: 'a' } "
+       "client { name: 'c' host: 'a' server: 'a' rpcrdma_profile: 'rfc5666' padding_align: 8 }",
+       "client.padding_align: \"8\", expected none for a server by rfc5666bis"},
+      {"host { name: 'a' } service { host: 'a' rpcrdma_profile: 'rfc5666' ccp: true } "
+       "client { name: 'c' host: 'a' server: 'a' ccp: true inline_threshold: 8192 }",
+       "client.ccp: \"c\", expected no inline_threshold above the service's"},
+      {"host { name: 'a' } service { host: 'a' receive_align: 3 }",
+       "service.receive_align: \"3\", expected a power of two"},
+      {"host { name: 'a' } service { host: 'a' ccp_inline_max: 1000 }",
+       "service.ccp_inline_max: \"1000\", expected 0, or 1024 and more"},
       {"host { name: 'a/b' }", "host.name: \"a/b\", expected letters, digits, '-', '_' and '.'"},
       {"host { name: 'a' } host { name: 'b' } service { host: 'a' } ping_pong { client: 'b' server: 'a' port: 20049 }",
        "ping_pong.port: \"20049\", expected another port than that of the host's service"},

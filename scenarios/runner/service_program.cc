@@ -57,6 +57,14 @@ void ServiceProgram::Start() {
   options.replay.reply_bytes_max = spec_.replay_reply_bytes_max();
   options.reverse_credits = spec_.reverse_credits();
   options.shared_receives = spec_.shared_receives();
+  options.profile = DocumentOf(spec_.rpcrdma_profile());
+  options.exposed_replies_max = spec_.exposed_replies_max();
+  options.exposed_bytes_max = spec_.exposed_bytes_max();
+  options.exposed_time = Duration(spec_.exposed_ns());
+  options.incoming_reads = static_cast<uint8_t>(spec_.incoming_reads());
+  options.receive_align = spec_.receive_align();
+  options.ccp.enabled = spec_.ccp();
+  options.ccp.inline_send_max = options.ccp.inline_receive_max = spec_.ccp_inline_max();
   ++starts_;
   options.name = name();
   options.first_xid = stage_.FirstModelXid(options.name);

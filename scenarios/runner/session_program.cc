@@ -113,7 +113,7 @@ void SessionProgram::OnAttemptFailed(const Connection& connection, std::string_v
     Post([this] { GiveUp(); });
     return;
   }
-  if (stage_.MayFailToConnect(spec_.host(), spec_.server(), connection.since, KindOf(why), &connects_)) return;
+  if (MayFailToConnect(connection.since, KindOf(why))) return;
   stage_.Violate("connection.refused", fmt::format("{}: {}: nothing in the scenario explains it", who_, why));
 }
 
@@ -189,6 +189,7 @@ bool SessionProgram::MayBeLost(uint64_t number, const Connection& connection) co
              return call.when >= connection.since && call.due && *call.due <= stage_.Now();
            });
   }
+  if (MayBeLostUnread(connection.since)) return true;
   if (connection.keepalive_unanswered) return disturbed || Duration(spec_.keepalive_timeout_ns()) < patience_;
   const Instant heard = disturbed ? connection.since : std::max(connection.since, stage_.Now() - patience_);
   return stage_.FailedRegistration(spec_.server(), heard);

@@ -83,8 +83,7 @@ class SessionProgram final : public CallerProgram, private TraceSink {
   std::string name_;  // the session's, in the trace
   uint32_t sessions_ = 0;
   std::map<uint64_t, Connection> connections_;  // by number
-  Stage::Attempts connects_;
-  uint64_t losses_ = 0;  // connections that ended, and attempts that failed
+  uint64_t losses_ = 0;                         // connections that ended, and attempts that failed
   std::optional<Instant> last_loss_;
   std::optional<Instant> last_timeout_;  // of a call that was sent
   std::vector<Cancelled> cancelled_;

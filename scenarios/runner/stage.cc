@@ -8,6 +8,23 @@
 #include "rpcrdma/api/server.h"
 
 namespace stagecoach::scenario {
+
+const rpcrdma::ProtocolProfile& DocumentOf(const std::string& rpcrdma_profile) {
+  const rpcrdma::ProtocolProfile* const profile = rpcrdma::FindProfile(rpcrdma_profile);
+  STAGECOACH_CHECK(profile != nullptr);
+  return *profile;
+}
+
+bool HavePrivateData(const Client& client, const Service& service) {
+  return DocumentOf(client.rpcrdma_profile()).private_data && DocumentOf(service.rpcrdma_profile()).private_data;
+}
+
+bool RepliesAreRead(const Client& client, const Service& service) {
+  return DocumentOf(client.rpcrdma_profile()).replies_by_read_chunk &&
+         DocumentOf(service.rpcrdma_profile()).replies_by_read_chunk && client.outgoing_reads() > 0 &&
+         service.incoming_reads() > 0 && service.exposed_replies_max() > 0;
+}
+
 emu::DeviceProfile MakeProfile(const Device& device) {
   emu::DeviceProfile profile = *emu::ProfileByName(device.profile());
   const auto set = [](bool present, auto value, auto* field) {
@@ -113,13 +130,16 @@ Path PathBetween(const Scenario& scenario, const std::string& one, const std::st
 struct Segments {
   double longest = 1 << 30;  // bytes in one
   double reads = 1;          // that the server reads at a time
+  double more_rounds = 0;    // of a call whose reply the client reads: the Read, RDMA_DONE, and the fences of both
 };
 
 Segments SegmentsOf(const Scenario& scenario, const Client& client) {
   Segments segments;
   segments.reads = client.incoming_reads();
   for (const Service& service : scenario.service()) {
-    if (service.host() == client.server()) segments.reads = std::min<double>(segments.reads, service.outgoing_reads());
+    if (service.host() != client.server()) continue;
+    segments.reads = std::min<double>(segments.reads, service.outgoing_reads());
+    if (RepliesAreRead(client, service)) segments.more_rounds = 4;
   }
   for (const Host& host : scenario.host()) {
     const emu::DeviceProfile device = MakeProfile(host.device());
@@ -203,7 +223,7 @@ Duration Stage::Patience(const Client& client) const {
     const double reads = count(call.argument_bytes()) + count(call.plain_argument_bytes());
     // A device with a short queue takes them one by one.
     const double writes = count(call.result_bytes()) + count(call.plain_result_bytes());
-    const double rounds = kRounds + std::ceil(reads / segments.reads) + writes;
+    const double rounds = kRounds + std::ceil(reads / segments.reads) + writes + segments.more_rounds;
     const double bytes =
         kHeaders + kRecordOverhead * (static_cast<double>(call.argument_bytes()) + call.plain_argument_bytes() +
                                       call.result_bytes() + call.plain_result_bytes());

@@ -19,6 +19,7 @@
 #include "base/trace.h"
 #include "emu/world/simulated_world.h"
 #include "rpcrdma/api/error.h"
+#include "rpcrdma/wire/profile.h"
 #include "scenarios/proto/scenario.pb.h"
 #include "scenarios/runner/evidence.h"
 #include "scenarios/runner/model.h"
@@ -26,6 +27,13 @@
 
 namespace stagecoach::scenario {
 
+// What an end of this name follows (docs/profiles.md), which FindProfile knows.
+const rpcrdma::ProtocolProfile& DocumentOf(const std::string& rpcrdma_profile);
+// They tell each other how long their messages may be.
+bool HavePrivateData(const Client& client, const Service& service);
+// A reply that fits neither inline nor any chunk is read by the client from memory of the service: both ends know how,
+// and have what it takes.
+bool RepliesAreRead(const Client& client, const Service& service);
 // The emulator's profile with what `device` changes. Its name is one that ProfileByName knows.
 emu::DeviceProfile MakeProfile(const Device& device);
 // So few that what runs on it may run out of them.

@@ -11,6 +11,8 @@
 #include <utility>
 
 #include "rpcrdma/api/client.h"
+#include "rpcrdma/wire/private_data.h"
+#include "rpcrdma/wire/profile.h"
 #include "scenarios/runner/limits.h"
 #include "scenarios/runner/model_call.h"
 #include "scenarios/runner/program.h"
@@ -34,6 +36,10 @@ uint64_t ArenaBytes(uint32_t credits, uint32_t inline_threshold, uint32_t revers
   uint64_t slots = credits + 2 * std::clamp(credits / 4, 1u, 16u);
   if (reverse_credits > 0) slots += reverse_credits + 2;
   return slots * inline_threshold + kHeaders;
+}
+
+uint32_t ReceivesForDone(const Service& service) {
+  return DocumentOf(service.rpcrdma_profile()).replies_by_read_chunk ? service.exposed_replies_max() : 0;
 }
 
 // The longest piece of memory that a call of the client has a server register: it comes in powers of two.
@@ -90,6 +96,13 @@ class Validator {
       if (service.shared_receives() > 0 && service.reverse_credits() > 0) {
         Say("service.shared_receives", std::to_string(service.shared_receives()), "none with reverse_credits");
       }
+      if (CheckDocument("service.rpcrdma_profile", service.rpcrdma_profile())) CheckOlderService(service);
+      if (!std::has_single_bit(service.receive_align())) {
+        Say("service.receive_align", std::to_string(service.receive_align()), "a power of two");
+      }
+      if (service.ccp_inline_max() > 0 && service.ccp_inline_max() < rpcrdma::kDefaultInlineThreshold) {
+        Say("service.ccp_inline_max", std::to_string(service.ccp_inline_max()), "0, or 1024 and more");
+      }
     }
     std::set<std::string> names;
     for (const Client& client : scenario_.client()) {
@@ -99,6 +112,8 @@ class Validator {
       }
       if (services.count(client.server()) == 0) Say("client.server", client.server(), "a host with a service");
       Talk("client.server", client.host(), client.server());
+      if (CheckDocument("client.rpcrdma_profile", client.rpcrdma_profile())) CheckOlderClient(client);
+      CheckConfiguration(client);
       if (client.session()) CheckSession(client);
       if (client.reverse_call_size() > 0) CheckReverse(client);
     }
@@ -130,6 +145,7 @@ class Validator {
       if (fault.kind() == Fault::LINK && !fault.has_link()) Say("fault.link", "", "what the link becomes");
       if (fault.kind() == Fault::PARTITION && fault.for_ns() == 0) Say("fault.for_ns", "0", "how long it lasts");
     }
+    if (!problem_.empty()) return Err(problem_);
     for (const Host& host : scenario_.host()) CheckDevice(host);
     if (!problem_.empty()) return Err(problem_);
     return {};
@@ -158,8 +174,11 @@ class Validator {
       if (each.host() == host) service = &each;
     }
     const uint64_t service_arena =
-        service != nullptr ? ArenaBytes(service->credits(), service->inline_threshold(), service->reverse_credits())
-                           : 0;
+        service != nullptr
+            ? ArenaBytes(service->credits() + ReceivesForDone(*service),
+                         std::max({service->inline_threshold(), service->ccp_inline_max(), service->receive_align()}),
+                         service->reverse_credits())
+            : 0;
     for (const Client& client : scenario_.client()) {
       for (uint32_t i = 0; i < (client.session() ? client.connections() : 1); ++i) {
         if (client.host() == host) {
@@ -199,6 +218,46 @@ class Validator {
     check("max_mr", device.max_mr, needs.registrations);
     check("max_mw", device.max_mw, needs.windows);
     check("max_mr_size", device.max_mr_size, needs.registration_bytes);
+  }
+
+  // Whether it is one of the older documents.
+  bool CheckDocument(std::string_view field, const std::string& name) {
+    const rpcrdma::ProtocolProfile* const profile = rpcrdma::FindProfile(name);
+    if (profile == nullptr) Say(field, name, "draft-2004, rfc5666 or rfc5666bis");
+    return profile != nullptr && *profile != rpcrdma::kRfc5666bis;
+  }
+
+  void CheckOlderService(const Service& service) {
+    if (service.reverse_credits() > 0) {
+      Say("service.reverse_credits", std::to_string(service.reverse_credits()), "none with an older document");
+    }
+    if (service.shared_receives() > 0) {
+      Say("service.shared_receives", std::to_string(service.shared_receives()), "none with an older document");
+    }
+  }
+
+  void CheckOlderClient(const Client& client) {
+    if (client.reverse_credits() > 0) {
+      Say("client.reverse_credits", std::to_string(client.reverse_credits()), "none with an older document");
+    }
+    for (const Service& service : scenario_.service()) {
+      // Others take padding for data.
+      if (service.host() == client.server() && client.padding_align() > 0 &&
+          service.rpcrdma_profile() == rpcrdma::kRfc5666bis.name) {
+        Say("client.padding_align", std::to_string(client.padding_align()), "none for a server by rfc5666bis");
+      }
+    }
+  }
+
+  // The protocol has no word for how long messages the server sends: a client that takes more than those expects more,
+  // unless private data says so (docs/decisions/0046).
+  void CheckConfiguration(const Client& client) {
+    for (const Service& service : scenario_.service()) {
+      if (service.host() == client.server() && client.ccp() && service.ccp() && problem_.empty() &&
+          !HavePrivateData(client, service) && service.inline_threshold() < client.inline_threshold()) {
+        Say("client.ccp", client.name(), "no inline_threshold above the service's");
+      }
+    }
   }
 
   void CheckSession(const Client& client) {

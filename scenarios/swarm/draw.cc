@@ -20,7 +20,8 @@ class Drawer {
       : prng_(Prng(seed).Fork("swarm")),
         device_prng_(Prng(seed).Fork("swarm/profile")),
         session_prng_(Prng(seed).Fork("swarm/sessions")),
-        reverse_prng_(Prng(seed).Fork("swarm/reverse")) {
+        reverse_prng_(Prng(seed).Fork("swarm/reverse")),
+        document_prng_(Prng(seed).Fork("swarm/documents")) {
     const bool infiniband = device_prng_.OneIn(2);
     profile_ = !profile.empty() ? profile : infiniband ? "roce" : "iwarp";
     loses_packets_ = device_prng_.OneIn(4);
@@ -40,6 +41,8 @@ class Drawer {
     const bool reverse = reverse_prng_.OneIn(5);
     if (reverse) DrawReverse();
     if (!reverse && reverse_prng_.OneIn(4)) DrawSharedReceives();
+    if (document_prng_.OneIn(4)) DrawDocuments();
+    if (document_prng_.OneIn(8)) DrawConfiguration();
     RaiseImpossibleLimits();
     AdmitSuccessors();
     return std::move(scenario_);
@@ -435,6 +438,87 @@ class Drawer {
     }
   }
 
+  // Ends follow an older document of version 1, all of them the same or each its own. Between any two there works what
+  // docs/profiles.md says. Left out is what the older ones do not have, reverse calls and shared Receives, and padding
+  // towards servers that take it for data.
+  void DrawDocuments() {
+    Prng& prng = document_prng_;
+    const auto older = [&] { return std::string(prng.OneIn(2) ? "draft-2004" : "rfc5666"); };
+    const std::string same = older();
+    const bool mixed = prng.OneIn(3);
+    const auto is_older = [](const auto& end) { return end.has_rpcrdma_profile(); };
+    const auto draw_into = [&](auto& end) {
+      if (end.reverse_credits() > 0 || (mixed && prng.OneIn(3))) return;
+      end.set_rpcrdma_profile(mixed ? older() : same);
+    };
+    for (Service& service : *scenario_.mutable_service()) {
+      if (service.shared_receives() == 0) draw_into(service);
+      if (!is_older(service)) continue;
+      if (prng.OneIn(2)) service.set_exposed_replies_max(static_cast<uint32_t>(ScaledBy(prng, 1, 8)));
+      if (prng.OneIn(6)) service.set_exposed_bytes_max(ScaledBy(prng, 4096, 1 << 20));
+      if (prng.OneIn(8)) service.set_exposed_ns(ScaledBy(prng, 1'000'000, 1'000'000'000));
+      if (prng.OneIn(3)) service.set_incoming_reads(static_cast<uint32_t>(ScaledBy(prng, 1, 16)));
+      if (prng.OneIn(2)) service.set_receive_align(1u << prng.Between(2, 9));
+    }
+    for (Client& client : *scenario_.mutable_client()) {
+      draw_into(client);
+      if (!is_older(client)) continue;
+      if (prng.OneIn(3)) client.set_outgoing_reads(static_cast<uint32_t>(prng.OneIn(6) ? 0 : ScaledBy(prng, 1, 16)));
+      if (prng.OneIn(6)) client.set_read_bytes_max(ScaledBy(prng, 4096, 1 << 20));
+      const auto& services = scenario_.service();
+      const bool reads = std::any_of(services.begin(), services.end(), [&](const Service& service) {
+        return service.host() == client.server() && is_older(service);
+      });
+      if (!reads) continue;
+      if (prng.OneIn(3)) {
+        client.set_padding_align(1u << prng.Between(2, 9));
+        client.set_padding_threshold(static_cast<uint32_t>(ScaledBy(prng, 1, 512)));
+      }
+      // Replies that find no chunk, or too small a one.
+      for (Call& call : *client.mutable_call()) {
+        if (prng.OneIn(3)) call.set_result_room_bytes(prng.OneIn(2) ? 0 : call.result_bytes() / 2);
+        if (prng.OneIn(4)) call.set_plain_result_room_bytes(call.plain_result_bytes() / 2);
+      }
+      if (prng.OneIn(2)) DrawRepliesToRead(client);
+    }
+  }
+
+  // Many of them at a time.
+  void DrawRepliesToRead(Client& client) {
+    Prng& prng = document_prng_;
+    client.set_concurrency(std::max(client.concurrency(), 8u));
+    client.set_credits(std::max(client.credits(), 4u));
+    Call& call = *client.add_call();
+    call.set_repeat(static_cast<uint32_t>(prng.Between(4, 16)));
+    call.set_result_bytes(static_cast<uint32_t>(ScaledBy(prng, 1000, 100'000)));
+    call.set_result_room_bytes(0);
+    if (prng.OneIn(3)) call.set_plain_result_bytes(static_cast<uint32_t>(ScaledBy(prng, 1000, 20'000)));
+    if (prng.OneIn(3)) call.set_service_ns(ScaledBy(prng, 1, 1'000'000));
+    if (prng.OneIn(4)) call.set_cancel_ns(ScaledBy(prng, 1, 5'000'000));
+    for (Service& service : *scenario_.mutable_service()) {
+      if (service.host() == client.server() && prng.OneIn(2)) service.set_credits(std::max(service.credits(), 8u));
+    }
+  }
+
+  // Clients configure their connections, and most servers let them, whichever document they follow. Left out are those
+  // that would expect longer replies inline than the server sends, for want of private data that says so.
+  void DrawConfiguration() {
+    Prng& prng = document_prng_;
+    for (Service& service : *scenario_.mutable_service()) {
+      if (prng.OneIn(4)) continue;
+      service.set_ccp(true);
+      if (prng.OneIn(2)) service.set_ccp_inline_max(1024 * static_cast<uint32_t>(ScaledBy(prng, 1, 32)));
+    }
+    for (Client& client : *scenario_.mutable_client()) {
+      const auto& services = scenario_.service();
+      const bool is_misled = std::any_of(services.begin(), services.end(), [&](const Service& service) {
+        return service.host() == client.server() && service.inline_threshold() < client.inline_threshold() &&
+               (service.has_rpcrdma_profile() || client.has_rpcrdma_profile());
+      });
+      if (!prng.OneIn(4) && !is_misled) client.set_ccp(true);
+    }
+  }
+
   // So short, maybe, that there is no reverse direction, or that hardly a Receive can be shared.
   bool HasShortQueues(const std::string& name) const {
     return std::any_of(scenario_.host().begin(), scenario_.host().end(), [&](const Host& host) {
@@ -475,6 +559,7 @@ class Drawer {
   // The same for what came later, so that a seed is still the world that it was but for this.
   Prng session_prng_;
   Prng reverse_prng_;
+  Prng document_prng_;
   std::string profile_;
   bool loses_packets_ = false;
   Scenario scenario_;
