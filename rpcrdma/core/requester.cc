@@ -28,6 +28,9 @@ bool SkipsFence() {
 bool ReusesSendBuffers() {
   return STAGECOACH_MUTANT("release-before-send-done", "a Send buffer is filled again before its Send has completed");
 }
+bool SaysDoneAtOnce() {
+  return STAGECOACH_MUTANT("done-before-reads", "RDMA_DONE is sent as soon as the Reads of what it ends are posted");
+}
 
 const char* Word(SubmitRefusal refusal) {
   switch (refusal) {
@@ -592,6 +595,7 @@ void Requester::OnReplyTo(uint32_t index, uint32_t slot, Header&& header, ConstB
     if (call.pull) {
       ++stats_.replies_by_read_chunk;
       call.state = State::kPulling;
+      if (SaysDoneAtOnce()) dones_.push({call.xid, std::nullopt});
       if (call.pull->bytes == 0) return EndPull(index);
       pulls_.push(index);
       return PumpPulls(now);
@@ -723,7 +727,7 @@ void Requester::OnReadDone(uint32_t tag, Instant now) {
 // the fence, which is about memory of this end.
 void Requester::EndPull(uint32_t index) {
   Fence(index, {});
-  dones_.push({calls_[index]->xid, std::nullopt});
+  if (!SaysDoneAtOnce()) dones_.push({calls_[index]->xid, std::nullopt});
 }
 
 void Requester::ReleaseReadBytes(Call& call) {

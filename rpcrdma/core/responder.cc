@@ -44,6 +44,12 @@ std::optional<uint32_t> TagToInvalidate(const ChunkLists& lists) {
   return std::nullopt;
 }
 
+// For RDMA_DONE.
+uint32_t ReceivesKept(const Responder::Config& config, uint32_t receives) {
+  if (STAGECOACH_MUTANT("done-without-receive", "no Receive is kept for RDMA_DONE: all of them are granted")) return 0;
+  return std::min(config.exposed_max, receives - 1);
+}
+
 }  // namespace
 
 Responder::Responder(const Config& config, BufferArena send, BufferArena receive, ConnectionMemory& memory,
@@ -59,7 +65,7 @@ Responder::Responder(const Config& config, BufferArena send, BufferArena receive
       calls_(receive.slots),
       in_flight_(size_t{send.first} + send.slots),
       exposed_(config.exposed_max),
-      window_(receives_ - std::min(config.exposed_max, receives_ - 1)) {
+      window_(receives_ - ReceivesKept(config, receives_)) {
   STAGECOACH_CHECK(receive_.slots > 0 && send_.slots > 0 && in_flight_.size() < kSendTag);
   STAGECOACH_CHECK(receive_.slots < kExposedTag && config_.exposed_max < kExposedTag);
   STAGECOACH_CHECK(config_.exposed_max < receives_ && (config_.exposed_max == 0 || !config_.shared_receives));
@@ -715,6 +721,9 @@ void Responder::SendReply(uint32_t slot, uint32_t send_slot, Instant now) {
   OnAnswer();
   CloseRecord(slot);
   commands_.push(send);
+  if (exposed && STAGECOACH_MUTANT("exposure-ends-with-send", "a reply is let go of when it is sent, not when read")) {
+    FenceExposed(*exposed, now);
+  }
   Trace(trace_, now, config_.name, "reply.sent",
         {{"request", id},
          {"xid", uint64_t{call.xid}},
