@@ -1,7 +1,7 @@
 // OUTPUT_DIRECTORY CAPTURE...: writes the seed corpora from recorded traffic, one input for each shape of frame,
 // segment and header that occurs; those of InfiniBand packets, of RFC 7306 and of version 2 of RPC-over-RDMA, of which
-// there is no recording, one for each opcode or type, and of rpcbind's answers, one of each kind; and operations for
-// the targets that are sequences of them.
+// there is no recording, one for each opcode or type, and of rpcbind's answers, one of each kind; operations for the
+// targets that are sequences of them; and the beginnings of the recordings themselves.
 //
 // Run from the root of the tree: bazel run //tests/fuzz:make_corpus -- "$PWD/tests/fuzz/corpus"
 // "$PWD"/tests/golden/captures/*.pcap
@@ -97,6 +97,31 @@ void AddStream(Corpus& corpus, const IwarpConnection& c, const std::vector<Recor
   if (!stream.empty()) corpus.Add("fpdu", name, WithChoices(c.crc ? 0x11 : 0x12, stream));
 }
 
+// As decode_message_fuzz.cc reads messages: each by itself, and a call with its reply.
+void AddExchange(Corpus& corpus, const std::string& shape, std::initializer_list<Bytes> messages) {
+  Bytes input;
+  uint8_t choices = 6;  // the client, by RFC 5666bis
+  for (const Bytes& message : messages) {
+    for (const size_t value : {size_t{choices}, message.size() >> 8, message.size() & 0xff}) {
+      input.push_back(static_cast<std::byte>(value));
+    }
+    input.insert(input.end(), message.begin(), message.end());
+    choices ^= 1;
+  }
+  corpus.Add("decode_message", shape, input);
+}
+
+// As a message stands in a file of text.
+void AddHex(Corpus& corpus, const std::string& shape, ConstBytes message) {
+  std::string text = ToHex(message) + "\n";
+  const ConstBytes plain = AsBytes(text);
+  corpus.Add("decode_input", "hex_" + shape, Bytes(plain.begin(), plain.end()));
+  std::string dump = "00000000:";
+  for (const std::byte each : message.first(std::min<size_t>(16, message.size()))) dump += " " + ToHex({&each, 1});
+  const ConstBytes xxd = AsBytes(dump);
+  corpus.Add("decode_input", "xxd_" + shape, Bytes(xxd.begin(), xxd.end()));
+}
+
 void AddHeaders(Corpus& corpus, const std::vector<RecordedFpdu>& fpdus) {
   for (const RecordedFpdu& fpdu : fpdus) {
     const auto segment = emu::wire::DecodeSegment(fpdu.ulpdu, fpdu.ulpdu.size());
@@ -117,6 +142,8 @@ void AddHeaders(Corpus& corpus, const std::vector<RecordedFpdu>& fpdus) {
     }
     const ConstBytes input = message.first(std::min<size_t>(kept, 256));
     corpus.Add("rpcrdma_header", shape, Bytes(input.begin(), input.end()));
+    AddExchange(corpus, shape, {Bytes(input.begin(), input.end())});
+    AddHex(corpus, shape, input.first(std::min<size_t>(input.size(), 64)));
     // Behind the limits and the shapes of a call and of a reply: a few of each.
     for (const uint8_t each : {0x2d, 0xff}) {
       Bytes semantics(13, static_cast<std::byte>(each));
@@ -127,6 +154,33 @@ void AddHeaders(Corpus& corpus, const std::vector<RecordedFpdu>& fpdus) {
     const ConstBytes whole = message.first(std::min<size_t>(message.size(), 512));
     corpus.Add("rpc_message", shape, Bytes(whole.begin(), whole.end()));
   }
+}
+
+// Messages of which there is no recording: the deprecated types, and an answer in the layout of version 1.
+void AddExchanges(Corpus& corpus) {
+  const auto words = [](std::initializer_list<uint32_t> values) {
+    Bytes bytes(values.size() * 4);
+    ByteWriter out(bytes);
+    for (const uint32_t value : values) out.U32(value);
+    return bytes;
+  };
+  const Bytes call = words({7, 1, 32, 0, 0, 1, 1, 9, 100, 0, 0, 0, 0, 7, 0, 2, 100417, 1, 1, 0, 0, 0, 0, 1, 2, 3});
+  AddExchange(corpus, "write_chunk",
+              {call, words({7, 1, 32, 0, 0, 1, 1, 9, 99, 0, 0, 0, 0, 7, 1, 0, 0, 0, 0, 4, 5, 6})});
+  AddExchange(corpus, "msgp", {words({7, 1, 32, 2, 64, 512, 0, 0, 0, 7, 0, 2, 100003, 3, 0, 0, 0, 0, 0})});
+  AddExchange(corpus, "done", {words({7, 1, 32, 3})});
+  AddExchange(corpus, "echoed_version", {call, words({7, 2, 32, 4, 1, 1, 1})});
+  AddExchange(corpus, "error", {call, words({7, 1, 32, 4, 3, 0, 0, 0, 0, 0, 0, 0, 0})});
+}
+
+// The beginning of a capture, as decode_input_fuzz.cc reads files.
+void AddFile(Corpus& corpus, const std::string& name, const char* path) {
+  constexpr size_t kFileKept = 1900;
+  std::ifstream file(path, std::ios::binary);
+  std::string text(kFileKept, '\0');
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  const ConstBytes kept = AsBytes(text).first(static_cast<size_t>(file.gcount()));
+  corpus.Add("decode_input", name, Bytes(kept.begin(), kept.end()));
 }
 
 template <typename Message>
@@ -272,6 +326,7 @@ void AddVersion2(Corpus& corpus) {
     for (const uint32_t value : values) out.U32(value);
     return bytes;
   };
+  Bytes before;  // a reply's call, among others
   const auto add = [&](const std::string& shape, Header::Body body, uint32_t flags, const Bytes& message = {}) {
     const Header header{.xid = 7, .version = 2, .credits = 32, .flags = flags, .body = std::move(body)};
     Bytes bytes(EncodedSizeV2(header));
@@ -279,6 +334,8 @@ void AddVersion2(Corpus& corpus) {
     EncodeHeaderV2(header, out);
     bytes.insert(bytes.end(), message.begin(), message.end());
     corpus.Add("rpcrdma_header_v2", shape, bytes);
+    AddExchange(corpus, "v2_" + shape, {before, bytes});
+    before = bytes;
   };
   ChunkLists lists;
   lists.reads = {{8, {1, 5, 0x1000}}, {8, {2, 3, 0x2000}}};
@@ -415,6 +472,7 @@ int Main(int argc, char** argv) {
   AddRpcbAnswers(corpus);
   AddVersion2(corpus);
   AddOperations(corpus);
+  AddExchanges(corpus);
   for (int i = 2; i < argc; ++i) {
     const auto capture = ReadTcpCaptureFile(argv[i]);
     if (!capture.has_value()) {
@@ -422,6 +480,7 @@ int Main(int argc, char** argv) {
       return 1;
     }
     const std::string name = std::filesystem::path(argv[i]).stem();
+    AddFile(corpus, name, argv[i]);
     for (const TcpConnection& connection : capture->connections) {
       const auto iwarp = CutIwarp(connection);
       if (!iwarp.has_value()) continue;
