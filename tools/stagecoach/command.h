@@ -31,6 +31,7 @@ void AddPut(CLI::App& app, int& exit_code);
 void AddPing(CLI::App& app, int& exit_code);
 void AddSim(CLI::App& app, int& exit_code);
 void AddDevInfo(CLI::App& app, int& exit_code);
+void AddDecode(CLI::App& app, int& exit_code);
 // What it runs does not go through the parser, which would look for options in it.
 void AddRun(CLI::App& app, const std::vector<std::string>& program, int& exit_code);
 // The program of `stagecoach run` with its arguments; returns how many arguments are left for the parser.

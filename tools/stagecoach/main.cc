@@ -57,6 +57,7 @@ int Main(int argc, char** argv) {
   AddPing(app, exit_code);
   AddSim(app, exit_code);
   AddDevInfo(app, exit_code);
+  AddDecode(app, exit_code);
   std::vector<std::string> program;
   AddRun(app, program, exit_code);
   // Last: sub-commands would inherit it.
