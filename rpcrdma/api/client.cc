@@ -385,7 +385,10 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
     // [5666:6.2+2] [2004:6.2+3] What is longer goes at position zero; without Reads not even that: then a call that
     // does not fit inline cannot be made.
     if (!terms.read_chunks) limits.read_segments_max = 0;
-    requester_->SetLimits(limits);
+    // [5666:6.2#6] [2004:6.2+6] Unless the program has chosen for itself.
+    if (options_.profile.padding && options_.padding_align == 0) limits.pad_align = terms.align;
+    // [5666:6.2#4] [5666:6.2#5] [2004:6.1#5] [2004:6.1#6]
+    requester_->SetLimits(limits, std::min(connection_->outgoing_reads(), terms.reads));
     if (reverse_) reverse_->SetSendInline(terms.send_inline);
     configuration_->applied = true;
     configuration_->read_chunks = terms.read_chunks;

@@ -126,17 +126,18 @@ struct ClientOptions {
   // The RDMA Reads a server may have in flight towards this end (IRD); the device may lower it. At least 1.
   uint8_t incoming_reads = 16;
   // Which document of RPC-over-RDMA version 1 this end follows (docs/profiles.md). Nothing on the wire tells the ends
-  // which the other one does. With the older ones thresholds are 1024 bytes, whatever stands above, and there is no
-  // reverse direction: reverse_services must be empty.
+  // which the other one does. With the older ones thresholds are 1024 bytes, whatever stands above, unless `ccp` brings
+  // others, and there is no reverse direction: reverse_services must be empty.
   ProtocolProfile profile = kRfc5666bis;
   // For replies in memory that the server exposes, which only the older documents have: RDMA Reads of ours in flight
-  // (ORD), which the server and the device may lower, and memory for what is read and not delivered yet. A reply that
-  // asks for more fails its call.
+  // (ORD), which the server and the device may lower, and with `ccp` the server once more; and memory for what is read
+  // and not delivered yet. A reply that asks for more fails its call.
   uint8_t outgoing_reads = 16;
   uint64_t read_bytes_max = 32u << 20;
   // Of profiles with padding (RDMA_MSGP): data longer than the threshold that goes inline begins at a multiple of so
   // many bytes of its Send, which should be what the server's Receives are aligned to (ServerOptions::receive_align).
-  // 0: no padding. A server by the newest document takes it for data.
+  // 0: what the server recommends, where `ccp` has asked it; else no padding. Any other number prevails over what it
+  // recommends, and 1 is no padding. A server by the newest document takes padding for data.
   uint32_t padding_align = 0;
   uint32_t padding_threshold = 256;
   // Expose memory through type 2 memory windows where the device has them, so that the server may invalidate them with
@@ -162,9 +163,11 @@ struct ConnectionConfiguration {
   // Bytes of the longest message that goes inline, transport header included: to the server, and from it.
   uint32_t inline_send = 0;
   uint32_t inline_receive = 0;
-  bool read_chunks = true;    // false: the server reads nothing, and a call that does not fit inline cannot be made
-  uint32_t server_reads = 0;  // RDMA Reads that the server lets this end have in flight towards it
-  uint32_t align = 0;         // what the server recommends opaque data of calls to be aligned to; 0: nothing
+  bool read_chunks = true;  // false: the server reads nothing, and a call that does not fit inline cannot be made
+  // RDMA Reads that the server lets this end have in flight towards it, and this end has no more; 0: it reads nothing.
+  uint32_t server_reads = 0;
+  // What the server recommends opaque data of calls to be aligned to; 0: nothing. See ClientOptions::padding_align.
+  uint32_t align = 0;
 };
 
 struct ProcedureId {

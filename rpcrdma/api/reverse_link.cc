@@ -116,7 +116,7 @@ void ReverseLink::Cancel(CallId call) {
 void ReverseLink::SetSendInline(uint32_t send_inline) {
   PlanLimits limits = requester_.limits();
   limits.send_inline = send_inline;
-  requester_.SetLimits(limits);
+  requester_.SetLimits(limits, 0);
 }
 
 void ReverseLink::OnProgress() {

@@ -39,7 +39,7 @@ ReverseService::ReverseService(EventLoop& loop, const Options& options, Requeste
 
 void ReverseService::SetSendInline(uint32_t send_inline) {
   send_inline_ = send_inline;
-  responder_.SetLimits(send_inline, 0);
+  responder_.SetLimits(send_inline, 0, false);
 }
 
 void ReverseService::OnProgress() {

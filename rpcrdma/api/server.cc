@@ -262,8 +262,9 @@ class ServerConnection final : public ConnectionOwner,
     config.data_limits = {.read_bytes_max = options.call_bytes_max, .write_bytes_max = options.call_offer_bytes_max};
     config.reply_chunk_use = options.reply_chunk_use;
     config.profile = options.profile;
-    // A client that can read nothing is answered as if there were no such replies.
-    if (options.profile.replies_by_read_chunk && connection_.incoming_reads() > 0) {
+    // A client that can read nothing is answered as if there were no such replies, and is granted no more for that.
+    config.exposes = connection_.incoming_reads() > 0;
+    if (options.profile.replies_by_read_chunk) {
       // Where the device has fewer Receives than would be liked, they are for calls first.
       const uint32_t slots = connection_.receive_arena().slots;
       const uint32_t spare = slots > options.credits ? slots - options.credits : std::min(1u, slots - 1);
@@ -349,9 +350,11 @@ class ServerConnection final : public ConnectionOwner,
     const bool replaced = ReplaceBuffers(request.state_->id, *asked);
     const BufferSizes buffers{.send = connection_.send_arena().slot_size,
                               .receive = connection_.receive_arena().slot_size};
+    // [5666:6.2+5] [2004:6.2+6] Not where padding would be taken for data.
+    const uint32_t align = options.profile.padding && options.receive_align > 1 ? options.receive_align : 0;
     const ServerTerms terms =
-        TermsFor(*asked, buffers, connection_.outgoing_reads(), connection_.incoming_reads(), options.ccp.align);
-    responder_->SetLimits(terms.send_inline, terms.reads);
+        TermsFor(*asked, buffers, connection_.outgoing_reads(), connection_.incoming_reads(), align);
+    responder_->SetLimits(terms.send_inline, terms.reads, terms.exposes && connection_.incoming_reads() > 0);
     if (reverse_) reverse_->SetSendInline(terms.send_inline);
     TraceConfigured(options.trace, loop_.Now(), TraceName(),
                     {.send_inline = terms.send_inline,

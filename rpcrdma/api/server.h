@@ -67,8 +67,6 @@ struct CcpServerOptions {
   // because they can take more, are answered with ERR_CHUNK.
   uint32_t inline_send_max = 0;
   uint32_t inline_receive_max = 0;
-  // What clients are recommended to align opaque data of calls to; 0: nothing.
-  uint32_t align = 0;
   // Of credentials. A call with others is denied with AUTH_TOOWEAK, and one whose AUTH_SYS cannot be read with
   // AUTH_BADCRED. Those that can stand here prove nothing: RPCSEC_GSS, which could, is not implemented.
   std::vector<AuthFlavor> flavors = {AuthFlavor::kNone, AuthFlavor::kSys};
@@ -132,7 +130,8 @@ struct ServerOptions {
   Duration exposed_time = 30s;
   uint8_t incoming_reads = 16;
   // Receives begin at multiples of so many bytes, a power of two up to 65536: so does data that a client has padded to
-  // that, of profiles with padding (RDMA_MSGP).
+  // that, of profiles with padding (RDMA_MSGP). By these a server says so to clients that configure their connections
+  // (`ccp`), which pad to it from then on; 1 is nothing to say.
   uint32_t receive_align = 1;
   // Bytes of a reply message without its eligible results; at least 1024.
   uint32_t message_bytes_max = 1 << 20;

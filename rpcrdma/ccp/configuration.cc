@@ -37,6 +37,7 @@ ServerTerms TermsFor(const ConfigRdmaRequest& request, const BufferSizes& buffer
   // A server that reads says at least 1, though nothing of it can be read: a client that takes 0 for "I read nothing"
   // would never send a chunk.
   if (terms.reads > 0) terms.reply.max_rdma_read = std::max(exposed_reads, 1u);
+  terms.exposes = terms.reply.max_rdma_read > 0;
   return terms;
 }
 

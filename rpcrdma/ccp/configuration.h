@@ -46,11 +46,13 @@ struct ServerTerms {
   ConfigRdmaReply reply;
   uint32_t send_inline = kBasicMessageSize;  // bytes of the longest Send to the client
   uint32_t reads = 0;                        // RDMA Reads in flight towards it; with 0 it is not read from at all
+  bool exposes = false;                      // whether replies may be left for it to read
 
   friend bool operator==(const ServerTerms&, const ServerTerms&) = default;
 };
 // With the buffers that there are, whatever was wanted. `reads`: what this end may have in flight towards the client as
-// far as devices and connection managers are concerned; `exposed_reads`: what the client may have towards this end.
+// far as devices and connection managers are concerned; `exposed_reads`: what the client may have towards this end;
+// `align`: what Receives begin at multiples of, where data that is padded to that is understood, or 0.
 ServerTerms TermsFor(const ConfigRdmaRequest& request, const BufferSizes& buffers, uint32_t reads,
                      uint32_t exposed_reads, uint32_t align);
 

@@ -54,7 +54,9 @@ TEST(Configuration, TheSmallerNumberOfReadsHoldsAndNoneIsNone) {
   for (const ServerTerms& terms : {TermsFor({0, 0, 0}, buffers, 16, 8, 0), TermsFor({0, 0, 4}, buffers, 0, 8, 0)}) {
     EXPECT_EQ(terms.reads, 0u);
     EXPECT_EQ(terms.reply.max_rdma_read, 0u);
+    EXPECT_FALSE(terms.exposes) << "and leaves nothing to be read";
   }
+  EXPECT_TRUE(TermsFor({0, 0, 4}, buffers, 16, 8, 0).exposes);
 }
 
 constexpr BufferSizes kClient{.send = 8192, .receive = 4096};

@@ -96,7 +96,7 @@ TEST_F(ResponderReconfigureTest, TheFirstCallMayHaveTheBuffersReplaced) {
   const RequestId id = Call(first_, 7, receive_.view());
   ASSERT_TRUE(responder_->may_adopt_buffers(id));
   responder_->AdoptBuffers(larger_send_.view(), larger_receive_.view());
-  responder_->SetLimits(4096, 16);
+  responder_->SetLimits(4096, 16, true);
   // It is still read where it came in.
   EXPECT_EQ(ToHex(responder_->stream(id).base), ToHex(Message(7, kCallWord)));
   ASSERT_TRUE(Complete(id, 4));
@@ -139,7 +139,7 @@ TEST_F(ResponderReconfigureTest, LimitsHoldForRepliesCompletedFromThenOn) {
   Make(config);
   const Taken all = TakeAll(*responder_);
   const RequestId id = Call(all.receives[0], 7, receive_.view());
-  responder_->SetLimits(512, 16);
+  responder_->SetLimits(512, 16, true);
   ASSERT_TRUE(Complete(id, 200));  // 808 bytes, and no chunk for them
   const Taken taken = TakeAll(*responder_);
   ASSERT_EQ(taken.sends.size(), 1u);
@@ -151,7 +151,7 @@ TEST_F(ResponderReconfigureTest, WithoutRdmaReadsCallsWithReadChunksAreRefused) 
   Make({});
   const Taken all = TakeAll(*responder_);
   const RequestId id = Call(all.receives[0], 7, receive_.view());
-  responder_->SetLimits(1024, 0);
+  responder_->SetLimits(1024, 0, false);
   ASSERT_TRUE(Complete(id, 4));
   TakeAll(*responder_);
   ChunkLists lists;
@@ -174,7 +174,7 @@ TEST_F(ResponderReconfigureTest, NoMoreReadsAreInFlightThanTheLimitThatHolds) {
   Make({});
   const Taken all = TakeAll(*responder_);
   const RequestId id = Call(all.receives[0], 7, receive_.view());
-  responder_->SetLimits(1024, 2);
+  responder_->SetLimits(1024, 2, true);
   ASSERT_TRUE(Complete(id, 4));
   TakeAll(*responder_);
   ChunkLists lists;
@@ -217,7 +217,7 @@ TEST_F(RequesterReconfigureTest, TheNextCallIsPlannedWithinTheNewLimits) {
   PlanLimits limits;
   limits.send_inline = 4096;
   limits.receive_inline = 4096;
-  requester_->SetLimits(limits);
+  requester_->SetLimits(limits, 0);
   ASSERT_TRUE(Submit(900));
   Taken taken = TakeAll(*requester_);
   ASSERT_EQ(taken.sends.size(), 1u);
@@ -229,7 +229,7 @@ TEST_F(RequesterReconfigureTest, TheNextCallIsPlannedWithinTheNewLimits) {
 TEST_F(RequesterReconfigureTest, WithoutReadsACallGoesInlineOrNotAtAll) {
   PlanLimits limits;
   limits.read_segments_max = 0;
-  requester_->SetLimits(limits);
+  requester_->SetLimits(limits, 0);
   const auto refused = Submit(900);
   ASSERT_FALSE(refused.has_value());
   EXPECT_EQ(refused.error(), SubmitRefusal::kTooLarge);

@@ -87,6 +87,7 @@ Requester::Requester(const Config& config, BufferArena send, BufferArena receive
       trace_(trace),
       receives_(config.receives > 0 ? config.receives : receive.slots),
       limits_(config.limits),
+      reads_max_(config.reads_max),
       // [5666bis:4.3+1] As many replies as there are Receives for.
       credits_(std::min(config.credits, receives_)),
       xid_table_(receives_) {
@@ -241,10 +242,11 @@ void Requester::Abandon(Call& call) {
   abandoned_.push({call.xid, config_.inline_only ? std::nullopt : call.deadline, call.dones_before});
 }
 
-void Requester::SetLimits(const PlanLimits& limits) {
-  STAGECOACH_CHECK(queue_.empty());
+void Requester::SetLimits(const PlanLimits& limits, uint32_t reads_max) {
+  STAGECOACH_CHECK(queue_.empty() && reads_in_flight_ == 0);
   STAGECOACH_CHECK(limits.send_inline <= send_.slot_size && limits.receive_inline <= receive_.slot_size);
   limits_ = limits;
+  reads_max_ = reads_max;
 }
 
 void Requester::Close(Instant) {
@@ -577,7 +579,8 @@ void Requester::OnReplyTo(uint32_t index, uint32_t slot, Header&& header, ConstB
                                         {.read_bytes_max = config_.read_bytes_max});
              !reads) {
     refuse(reads.error());
-  } else if (owes_done && config_.reads_max == 0) {
+  } else if (owes_done && reads_max_ == 0) {
+    // [5666:6.2#5] [2004:6.1#6] Nothing may be read of a responder that has said so.
     refuse(ChunkFault::kUnexpectedReadList);
   } else if (owes_done) {
     call.pull = std::make_unique<Pull>();
@@ -690,7 +693,7 @@ void Requester::PumpPulls(Instant now) {
       ++pull.next_segment;
       continue;
     }
-    if (reads_in_flight_ >= config_.reads_max) {
+    if (reads_in_flight_ >= reads_max_) {
       STAGECOACH_MARK("requester.reads_wait_for_others");
       return;
     }
@@ -707,7 +710,7 @@ void Requester::PumpPulls(Instant now) {
           {{"xid", uint64_t{call.xid}},
            {"bytes", uint64_t{source.length}},
            {"in_flight", uint64_t{reads_in_flight_}},
-           {"reads_max", uint64_t{config_.reads_max}}});
+           {"reads_max", uint64_t{reads_max_}}});
   }
 }
 

@@ -167,8 +167,8 @@ class Requester final : public ConnectionEngine {
   Result<CallId, SubmitRefusal> Submit(CallSpec&& spec, Instant now);
   // Of an id that is over: nothing.
   void Cancel(CallId call, Instant now);
-  // Of calls from now on; see Config. No call waits.
-  void SetLimits(const PlanLimits& limits);
+  // Of calls from now on, and of RDMA Reads (Config::reads_max); see Config. No call waits, and no Read is in flight.
+  void SetLimits(const PlanLimits& limits, uint32_t reads_max);
   // Ends the connection; outstanding calls end with kClosed.
   void Close(Instant now);
 
@@ -313,6 +313,7 @@ class Requester final : public ConnectionEngine {
   TraceSink* const trace_;
   const uint32_t receives_;  // that replies may use
   PlanLimits limits_;
+  uint32_t reads_max_;
 
   Credits credits_;
   std::vector<std::unique_ptr<Call>> calls_;

@@ -62,6 +62,7 @@ Responder::Responder(const Config& config, BufferArena send, BufferArena receive
       receives_(config.receives > 0 ? config.receives : receive.slots),
       send_inline_(config.send_inline),
       reads_max_(config.reads_max),
+      exposes_(config.exposes && config.exposed_max > 0),
       calls_(receive.slots),
       in_flight_(size_t{send.first} + send.slots),
       exposed_(config.exposed_max),
@@ -541,8 +542,9 @@ Result<void, ReplyVerdict> Responder::Complete(RequestId id, ReplySpec&& reply, 
   Call* call = Find(id);
   if (call == nullptr) return {};
   const uint32_t slot = SlotOf(id);
+  // [5666:6.2#5] [2004:6.1#6] Nothing is left for a requester to read that reads nothing.
   const ReplyCustoms customs{.lengths_count_round_up = config_.profile.written_lengths_count_round_up,
-                             .read_segments_max = config_.exposed_max > 0 ? config_.exposed_segments_max : 0,
+                             .read_segments_max = exposes_ ? config_.exposed_segments_max : 0,
                              .segment_length_max = config_.segment_length_max};
   const ReplyChunkUse use =
       config_.profile.reply_chunk_when_needed ? ReplyChunkUse::kWhenNeeded : config_.reply_chunk_use;
@@ -613,10 +615,11 @@ void Responder::AdoptBuffers(const BufferArena& send, const BufferArena& receive
   send_inline_ = std::min(send_inline_, send_.slot_size);
 }
 
-void Responder::SetLimits(uint32_t send_inline, uint32_t reads_max) {
+void Responder::SetLimits(uint32_t send_inline, uint32_t reads_max, bool exposes) {
   STAGECOACH_CHECK(send_inline <= send_.slot_size && waiting_.empty() && pulling_.empty());
   send_inline_ = send_inline;
   reads_max_ = reads_max;
+  exposes_ = exposes && config_.exposed_max > 0;
 }
 
 void Responder::Drop(RequestId id, std::string_view why, Instant now) {

@@ -91,6 +91,7 @@ class Responder final : public ConnectionEngine {
     // kept for RDMA_DONE, less than there are in all. With shared_receives it is 0, as memory would be exposed to all
     // that share.
     uint32_t exposed_max = 0;
+    bool exposes = true;  // false: the Receives are kept, and no such reply is made until SetLimits says otherwise
     uint64_t exposed_bytes_max = 64u << 20;  // of all of them together
     Duration exposed_time = 30s;             // of each
     uint32_t exposed_segments_max = 64;      // of each
@@ -152,9 +153,10 @@ class Responder final : public ConnectionEngine {
   // Works with these from now on, as many as those before. What those before hold stays where it is until the call is
   // ended.
   void AdoptBuffers(const BufferArena& send, const BufferArena& receive);
-  // Of replies that are completed from now on, and RDMA Reads; see Config. No call is unanswered but one that is handed
-  // out.
-  void SetLimits(uint32_t send_inline, uint32_t reads_max);
+  // Of replies that are completed from now on, and RDMA Reads; see Config. `exposes`: whether replies may be left for
+  // the requester to read, as far as Config has them at all; the Receives for RDMA_DONE stay kept. No call is
+  // unanswered but one that is handed out.
+  void SetLimits(uint32_t send_inline, uint32_t reads_max, bool exposes);
 
   // Memory that ConnectionMemory had refused may be there now.
   void OnMemoryFreed(Instant now);
@@ -318,6 +320,7 @@ class Responder final : public ConnectionEngine {
   const uint32_t receives_;  // that calls may use
   uint32_t send_inline_;
   uint32_t reads_max_;
+  bool exposes_;
 
   std::vector<Call> calls_;          // by receive slot
   std::vector<InFlight> in_flight_;  // by send slot

@@ -366,14 +366,6 @@ TEST_F(CcpTest, AServerThatReadsNothingGetsNoReadChunks) {
   CallWithData(4000, 8);
 }
 
-TEST_F(CcpTest, TheRecommendedAlignmentIsPassedOn) {
-  ServerOptions options = Serving(4096);
-  options.ccp.align = 512;
-  StartServer(options);
-  Connect(Asking(4096, 4096));
-  EXPECT_EQ(configuration().align, 512u);
-}
-
 // Receives that others draw on stay as they are, and the client is told what is true.
 TEST_F(CcpTest, SharedReceivesKeepTheirSize) {
   if (Transport().type != IBV_TRANSPORT_IB) GTEST_SKIP() << "skipped: each connection has Receives of its own";
@@ -483,7 +475,13 @@ TEST_F(CcpTest, EachConnectionOfASessionIsConfiguredAnew) {
 TEST_F(CcpTest, TheServersAnswerIsTheseWords) {
   ServerOptions options = Serving(1024, 8192);
   options.credits = 5;
-  options.ccp.align = 64;
+  options.receive_align = 64;
+  StartServer(options);
+  ConnectPeer();
+  EXPECT_EQ(Ask(ConfRdma(9, {4096, 2048, 3})),
+            (std::vector<uint32_t>{9, 1, 5, 0, 0, 0, 0, 9, 1, 0, 0, 0, 0, 4096, 0, 1}));
+  // Who takes RDMA_MSGP for what it is says what its Receives are aligned to.
+  options.profile = rpcrdma::kRfc5666;
   StartServer(options);
   ConnectPeer();
   EXPECT_EQ(Ask(ConfRdma(9, {4096, 2048, 3})),

@@ -55,6 +55,7 @@ void Run(testing::FuzzInput in) {
   FUZZ_PROPERTY(terms.send_inline <= std::max(request.max_reply_size, kBasicMessageSize));
   FUZZ_PROPERTY(terms.reads <= reads && terms.reads <= request.max_rdma_read);
   FUZZ_PROPERTY((terms.reads == 0) == (terms.reply.max_rdma_read == 0));
+  FUZZ_PROPERTY(terms.exposes == (terms.reply.max_rdma_read > 0));
 
   // The client, of any server.
   const ConfigRdmaRequest asked = RequestFor(client, reads);
@@ -73,6 +74,7 @@ void Run(testing::FuzzInput in) {
   FUZZ_PROPERTY(of_client.send_inline <= client.receive);
   FUZZ_PROPERTY(of_server.send_inline <= BuffersFor(asked, most).receive);
   FUZZ_PROPERTY(of_server.read_chunks == (of_client.reads > 0));
+  FUZZ_PROPERTY(of_client.exposes == (of_server.reads > 0));
 }
 
 }  // namespace
