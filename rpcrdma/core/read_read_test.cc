@@ -596,6 +596,13 @@ class ExposingResponderTest : public ::testing::Test {
             ->Complete(*id, {.message_size = out.written().size(), .items = out.eligible(), .memory = memory}, now_)
             .has_value());
   }
+  // What is granted with the answer to a call that was handed out, of so many words.
+  uint32_t GrantWith(RequestId id, size_t words) {
+    const auto message = Message(responder_->xid(id), kReplyWord, words);
+    responder_->reply_buffer(id) = message;
+    EXPECT_TRUE(responder_->Complete(id, {.message_size = message.size()}, now_).has_value());
+    return OnlySent(Take()).header.credits;
+  }
   Sent OnlySent(const Taken& taken) {
     EXPECT_EQ(taken.sends.size(), 1u);
     if (taken.sends.size() != 1) return {};
@@ -779,6 +786,51 @@ TEST_F(ExposingResponderTest, OneExposedTooManyIsWithheldAndOthersAreNot) {
   EXPECT_EQ(OnlySent(Take()).header.xid, 3u);
   EXPECT_EQ(responder_->exposed(), 2u);
   EXPECT_EQ(responder_->replies_withheld(), 0u);
+}
+
+// [2004:3.3#3] [5666:3.3#2] [5666:11+3]
+TEST_F(ExposingResponderTest, NothingIsGrantedWhileAnotherCallIsInProgressAndOneCreditWithTheLast) {
+  for (const ProtocolProfile& profile : AllProfiles()) {
+    SCOPED_TRACE(profile.name);
+    const auto budget = std::make_shared<CreditBudget>(3, 0);
+    auto config = Usual();
+    config.profile = profile;
+    config.exposed_max = profile.replies_by_read_chunk ? 2 : 0;
+    config.budgets = {budget};
+    Make(config);
+    Answer(1, 2);
+    EXPECT_EQ(OnlySent(Take()).header.credits, 3u);
+    // Others come, for whom there is no more than this.
+    CreditWindow second(8), third(8);
+    second.Join(budget);
+    third.Join(budget);
+    std::vector<RequestId> ids;
+    for (uint32_t xid = 2; xid <= 4; ++xid) {
+      Receive({.xid = xid, .credits = 10, .body = RdmaMsg{}}, Message(xid, kCallWord));
+      ids.push_back(*responder_->TakeRequest(now_));
+    }
+    const uint32_t least = profile.zero_grants ? 0 : 1;
+    EXPECT_EQ(GrantWith(ids[0], 2), least);
+    responder_->Refuse(ids[1], now_);
+    Sent sent = OnlySent(Take());
+    EXPECT_EQ(sent.header.body, Header::Body(ErrChunk{}));
+    EXPECT_EQ(sent.header.credits, least) << "with RDMA_ERROR as well";
+    EXPECT_EQ(responder_->stats().credits_granted, least);
+    EXPECT_EQ(GrantWith(ids[2], 2), 1u) << "nothing else would bring the next credit";
+    EXPECT_EQ(responder_->stats().credits_granted, 1u);
+    if (!profile.replies_by_read_chunk) continue;
+
+    // RDMA_DONE takes a credit.
+    for (uint32_t xid = 5; xid <= 6; ++xid) {
+      Receive({.xid = xid, .credits = 10, .body = RdmaMsg{}}, Message(xid, kCallWord));
+      ids.push_back(*responder_->TakeRequest(now_));
+    }
+    EXPECT_EQ(GrantWith(ids[3], 1000), 1u);
+    EXPECT_EQ(responder_->exposed(), 1u);
+    EXPECT_EQ(GrantWith(ids[4], 2), 1u);
+    Done(5);
+    DoInvalidates(Take());
+  }
 }
 
 TEST_F(ExposingResponderTest, BytesAreBoundedAsWell) {

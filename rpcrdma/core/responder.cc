@@ -634,6 +634,21 @@ void Responder::Drop(RequestId id, std::string_view why, Instant now) {
 
 // --- Replies ---
 
+// [2004:3.3#3] [5666:3.3#2] [5666:11+3] What goes with the answer to the call in `slot`. The one credit that is left
+// when nothing else is, is not promised while a service is at work for another call of the requester's: the answer to
+// that brings it. Nor is it held back while replies are exposed, since whoever goes by the letter needs it for
+// RDMA_DONE. To a requester both are the same: calls in flight count against the grant.
+uint32_t Responder::Grant(uint32_t slot) {
+  const uint32_t grant = window_.OnReply();
+  if (!config_.profile.zero_grants || grant > 1 || exposed_count_ > 0) return grant;
+  for (uint32_t other = 0; other < calls_.size(); ++other) {
+    if (other == slot || calls_[other].state != State::kExecuting) continue;
+    STAGECOACH_MARK("responder.nothing_granted");
+    return 0;
+  }
+  return grant;
+}
+
 // [5666:3.3+1] [2004:3.3#1] A reply needs a send buffer and no Receive: all of these may hold calls.
 void Responder::PumpReplies(Instant now) {
   while (!over_ && !ending_ && !replies_.empty() && !free_send_slots_.empty()) {
@@ -684,7 +699,7 @@ void Responder::SendReply(uint32_t slot, uint32_t send_slot, Instant now) {
 
   // [5666bis:3.1.2+2] [5666:2+2] [2004:2+1] [5666bis:4.3+2] [5666bis:5.1.3+2] [5666:3.3+4] [5666:4.1+5] [2004:3.3+2]
   // [2004:4.1+6] [5666bis:8.3.5+1] [5666bis:8.3.5#1] [5666bis:8.3.5#4] Of version 1; the message follows at once.
-  const Header header = MakeReplyHeader(call.plan, call.xid, window_.OnReply(), exposures);
+  const Header header = MakeReplyHeader(call.plan, call.xid, Grant(slot), exposures);
   ByteWriter out(send_.slot(send_slot));
   EncodeHeaderV1(header, out);
   WriteInline({ConstBytes(call.reply_buffer).first(call.reply_size), call.reply_items}, call.plan.inline_pieces, out);
@@ -712,7 +727,7 @@ void Responder::SendReply(uint32_t slot, uint32_t send_slot, Instant now) {
   ++stats_.sends;
   stats_.bytes_placed_by_write += call.plan.direct_bytes;
   if (call.plan.type == MessageType::kNomsg) ++stats_.replies_long;
-  stats_.credits_granted = credits_granted();
+  stats_.credits_granted = header.credits;
   if (call.invalidate) ++stats_.invalidations_remote;
   const PostSend send{.slot = send_slot,
                       .length = static_cast<uint32_t>(out.position()),
@@ -738,7 +753,7 @@ void Responder::SendReply(uint32_t slot, uint32_t send_slot, Instant now) {
          {"writes", call.plan.writes.size()},
          {"written", call.plan.direct_bytes + call.plan.reply_bytes},
          {"invalidate", uint64_t{send.invalidate ? 1u : 0u}},
-         {"granted", uint64_t{credits_granted()}},
+         {"granted", uint64_t{header.credits}},
          {"receives", uint64_t{posted_receives()}},
          {"unanswered", uint64_t{unanswered_}},
          {"received", stats_.receives}});
@@ -921,7 +936,7 @@ void Responder::OnDeadline(Instant now) {
 // Error replies never invalidate and carry no chunks.
 void Responder::SendError(uint32_t slot, uint32_t send_slot, Instant now) {
   Call& call = calls_[slot];
-  Header header{.xid = call.xid, .credits = window_.OnReply()};
+  Header header{.xid = call.xid, .credits = Grant(slot)};
   if (call.err_vers) {
     header.body = *call.err_vers;
   } else {
@@ -932,7 +947,7 @@ void Responder::SendError(uint32_t slot, uint32_t send_slot, Instant now) {
   STAGECOACH_CHECK(out.ok());
   ++stats_.errors;
   ++stats_.sends;
-  stats_.credits_granted = credits_granted();
+  stats_.credits_granted = header.credits;
   const char* const error = call.err_vers ? "ERR_VERS" : "ERR_CHUNK";
   const PostSend send{.slot = send_slot,
                       .length = static_cast<uint32_t>(out.position()),
@@ -948,7 +963,7 @@ void Responder::SendError(uint32_t slot, uint32_t send_slot, Instant now) {
          {"xid", uint64_t{call.xid}},
          {"error", error},
          {"slot", uint64_t{send_slot}},
-         {"granted", uint64_t{credits_granted()}},
+         {"granted", uint64_t{header.credits}},
          {"receives", uint64_t{posted_receives()}},
          {"unanswered", uint64_t{unanswered_}},
          {"received", stats_.receives}});

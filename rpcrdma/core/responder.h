@@ -176,7 +176,8 @@ class Responder final : public ConnectionEngine {
   uint32_t replies_in_flight() const { return send_.slots - static_cast<uint32_t>(free_send_slots_.size()); }
   // Of Receives shared with the other direction, of its share.
   uint32_t posted_receives() const { return static_cast<uint32_t>(std::max<int64_t>(posted_receives_, 0)); }
-  // What the next reply grants; with budgets, what the latest did.
+  // What the next reply grants; with budgets, what the latest did. At least one, whatever the profile: see
+  // ProtocolProfile::zero_grants.
   uint32_t credits_granted() const { return window_.granted(); }
   // Calls that wait for memory, and replies for a send buffer.
   size_t waiting_for_memory() const { return waiting_.size(); }
@@ -297,6 +298,7 @@ class Responder final : public ConnectionEngine {
   void PumpReplies(Instant now);
   void SendReply(uint32_t slot, uint32_t send_slot, Instant now);
   bool PostWrites(Call& call, InFlight& in_flight);
+  uint32_t Grant(uint32_t slot);
   bool HasRoomToExpose(const ReplyPlan& plan) const;
   void ReserveExposure(const ReplyPlan& plan);
   std::optional<uint32_t> Expose(Call& call, SmallVector<Exposure, 4>* exposures, Instant now);

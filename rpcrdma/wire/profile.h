@@ -43,6 +43,9 @@ struct ProtocolProfile {
   bool round_up_may_stay = false;
   // Any item may have come by Read chunk, whatever a Binding says, and a chunk may hold several items [5666:3.4#1].
   bool any_item_by_chunk = false;
+  // A grant may be zero while calls of the requester are in progress [2004:3.3#3] [5666:3.3#2]. Otherwise it never is
+  // [5666bis:4.3#2].
+  bool zero_grants = false;
   // The XID of the transport header prevails over that of the message. Otherwise they must agree [5666:4.1#8]
   // [5666bis:5.1.1#1].
   bool header_xid_prevails = false;
@@ -70,6 +73,7 @@ inline constexpr ProtocolProfile kDraft2004 = {
     .read_entries_join = true,
     .round_up_may_stay = true,
     .any_item_by_chunk = true,
+    .zero_grants = true,
     .header_xid_prevails = true,
     .unknown_errors_have_words = true,
     .padding = true,
@@ -84,6 +88,7 @@ inline constexpr ProtocolProfile kRfc5666 = {
     .read_entries_join = true,
     .round_up_may_stay = true,
     .any_item_by_chunk = true,
+    .zero_grants = true,
     .unknown_errors_have_words = true,
     .padding = true,
 };

@@ -127,6 +127,7 @@ constexpr OutOfReach kOutOfReach[] = {
     {"responder.malformed_call_refused", kNoGarbage},
     {"responder.malformed_message_dropped", kNoGarbage},
     {"responder.message_that_is_no_call_dropped", kOursOnly},
+    {"responder.nothing_granted", "no world bounds what the connections of an address may have executed"},
     {"responder.pulled_call_is_not_of_its_header", kNoGarbage},
     {"server.chunk_for_an_item_not_eligible", kOursOnly},
     {"server.not_configured", "a client configures a connection once, with what it does first"},
