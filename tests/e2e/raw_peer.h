@@ -68,7 +68,7 @@ class RawEngine final : public rpcrdma::ConnectionEngine {
     commands_.push_back(rpcrdma::PostReceive{slot});
   }
   void OnSendDone(uint32_t slot, Instant) override { free_.push_back(slot); }
-  void OnReadDone(uint32_t, Instant) override {}
+  void OnReadDone(uint32_t, Instant) override { ++reads_done; }
   void OnInvalidated(uint32_t, Instant) override {}
   void OnDisconnected(Instant) override { over = true; }
   std::optional<rpcrdma::Command> TakeCommand() override {
@@ -83,6 +83,7 @@ class RawEngine final : public rpcrdma::ConnectionEngine {
 
   std::vector<std::vector<std::byte>> received;
   std::function<void(const std::vector<std::byte>&)> on_message;
+  size_t reads_done = 0;
   bool over = false;
 
  private:
