@@ -413,6 +413,15 @@ void AddOperations(Corpus& corpus) {
   add("requester", "inline_only", bytes({0x43, 0x0a, 0xff, 0xff}),
       {{0, 0x20, 2, 4, 9}, {0, 0, 2, 4}, {11, 200}, {3, 0, 0, 0, 2, 0, 0}});
 
+  // A reply that is read: its counts and lengths come before what spoils it. Completions: 2 of a Read.
+  const Bytes reading = bytes({0x42, 0xaa, 0xff, 0xff});
+  add("requester", "long_reply_read", reading,
+      {{0, 0, 2, 0}, {7, 0}, {3, 0, 0x10, 0, 8, 5, 40, 60, 0, 0}, {2, 1}, {2, 0}, {8, 0}, {7, 0}, {0, 0, 2, 0}});
+  add("requester", "results_read", reading,
+      {{0, 0, 2, 0}, {7, 0}, {3, 0, 0x10, 0x1c, 8, 0x11, 20, 5, 0, 0}, {2, 0}, {2, 0}, {8, 0}, {7, 0}});
+  add("requester", "reading_cancelled", reading,
+      {{0, 0, 2, 0}, {7, 0}, {3, 0, 0x10, 0, 8, 4, 40, 0, 0}, {10, 0}, {2, 0}, {8, 0}, {7, 0}});
+
   // A call: 0, choices, XID, counts, segments (length, choice), no spoiling, what its memory holds. Completions: 5 of a
   // Read, 7 of a Send, 9 of an invalidation. Answer: 10, request, how, size, items.
   const Bytes requests = bytes({0xe1, 0, 0x0f, 2, 20});
@@ -435,6 +444,16 @@ void AddOperations(Corpus& corpus) {
       {{0, 0x18, 7, 0, 0, 0}, {10, 0, 0, 3}, {0, 0x18, 7, 0, 0, 0}, {0, 0x18, 8, 0, 0, 0}, {0, 0x18, 9, 0, 0, 0}});
   add("responder", "inline_only", bytes({0xf9, 0, 0x0f, 2, 20}),
       {{0, 0x18, 7, 0, 0, 0}, {0, 0x18, 8, 4, 1, 9, 9, 0, 0}, {10, 0, 0, 3}, {7, 0}});
+
+  // RDMA_DONE: 15, choice, which of the replies that are exposed, what the memory of a call would hold.
+  add("responder", "exposed", bytes({0xe1, 0, 0x0f, 0xfe, 20}),
+      {{0, 0x18, 7, 0, 0, 0},
+       {10, 0, 0, 255, 0},
+       {7, 0},
+       {15, 12, 0, 0},
+       {9, 0},
+       {0, 0x18, 8, 0, 0, 0},
+       {10, 0, 0, 3}});
 
   // Limits of records and bytes, then calls (client, call), answers (which, message, item) and time.
   const Bytes limits = bytes({5, 3, 200, 100, 40});

@@ -139,6 +139,7 @@ class World final : public EngineWorld {
       config.budgets.push_back(std::make_shared<CreditBudget>(1 + (more >> 4), 0));
     }
     receives_ = 1 + ((sizes_ >> 2) & 7);
+    config.profile.zero_grants = (reads & 0x80) != 0;
     if ((reads & 0xc0) == 0xc0 && receives_ > 1 && config.receives == 0) {
       config.profile.replies_by_read_chunk = true;
       config.exposed_max = std::min(1u + ((reads >> 2) & 3u), receives_ - 1);
@@ -644,9 +645,11 @@ class World final : public EngineWorld {
 
   // [5666bis:4.3#2] and never more than there are Receives for.
   void CheckGrant(const Header& header) {
-    FUZZ_PROPERTY(header.credits >= 1 && header.credits <= receives_);
+    FUZZ_PROPERTY(header.credits <= receives_);
+    // [2004:3.3#3] [5666:11+3] Nothing only while the answer to another call is to come, and no RDMA_DONE.
+    FUZZ_PROPERTY(header.credits >= 1 || (config_.profile.zero_grants && !open_.empty() && exposed_.empty()));
     ++answered_;
-    allowed_ = std::max<uint64_t>(allowed_, answered_ + header.credits);
+    allowed_ = std::max<uint64_t>(allowed_, answered_ + std::max(header.credits, 1u));
   }
 
   // [pvtdata:4.1#2]
