@@ -564,7 +564,7 @@ class SessionImpl final : public std::enable_shared_from_this<SessionImpl> {
     lane.heard = loop_.Now();
   }
 
-  // [5666bis:5.5+4] [5666:8+2] [2004:8+2] [5666bis:8.3.2+1]
+  // [5666bis:5.5+4] [5666:8+2] [5666:11+2] [2004:8+2] [5666bis:8.3.2+1]
   // Of a call that its connection has left behind.
   bool MayGoOn(const OneCall& call, const CallError& lost) const {
     if (call.cancelled || closing_) return false;

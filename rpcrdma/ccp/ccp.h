@@ -18,7 +18,7 @@
 
 namespace stagecoach::rpcrdma {
 
-// [5666:6.2+1] [5666:6.2+8] [2004:6.2+1] [2004:6.2+9]
+// [5666:6.2+1] [5666:6.2+8] [5666:12+6] [2004:6.2+1] [2004:6.2+9]
 inline constexpr uint32_t kCcpProgram = 100417;
 inline constexpr uint32_t kCcpVersion = 1;
 // Of every program, by convention (RFC 5531 section 12.1); the documents do not mention it.

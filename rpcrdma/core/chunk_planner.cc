@@ -174,7 +174,7 @@ uint64_t Reduce(std::span<const EligibleItem> items, uint64_t room, uint64_t seg
 
 // [5666bis:4.4.3+1] [5666bis:4.4.3+2] A chunk for each item, of as many segments as it takes.
 // The Read list of the removed items, in order of position [5666bis:5.2#2] because the items are. [5666bis:4.4.4.1#2]
-// [5666:3.7#2] Their round-up is not sent.
+// [5666:3.7#2] Their round-up is not sent. [2004:3.3#12] Of a reply likewise.
 void AddReads(std::span<const EligibleItem> items, const Removed& removed, uint32_t segment_length_max,
               SmallVector<PlannedRead, 4>& reads) {
   for (uint32_t i = 0; i < items.size(); ++i) {
@@ -215,7 +215,8 @@ std::optional<PlanRefusal> MakeLong(const CallShape& shape, uint64_t segments_ma
   return std::nullopt;
 }
 
-// [5666:3.9#1] [5666:6.2#6] Makes an inline message a padded one, if there is anything to pad and it still fits. The
+// [5666:3.9#1] [5666:3.9+1] [2004:3.5+1] Makes an inline message a padded one, if there is anything to pad and it still
+// fits. [5666:3.9+4] [2004:3.5+3] Zeros up to the next multiple of the alignment. [5666:3.9+3] [2004:3.5#1] The
 // receiver goes by the length of each counted item alone, and whether one as long as the threshold is padded is read in
 // two ways: so the threshold is above all that cannot be padded, and no item is as long as it.
 void Pad(const CallShape& shape, const PlanLimits& limits, CallPlan& plan) {
@@ -410,10 +411,10 @@ bool FillSegments(std::span<Segment> segments, uint64_t length) {
 
 namespace {
 
-// [5666:3.4#4] [2004:3.3#9] [5666:5.2#2] [2004:5.2#2] The reply fits neither inline nor into the Reply chunk: its
-// longest results leave it by Read chunk until one of them can take the rest; if that is not enough the rest goes
-// likewise, from position zero on. `by_read` are the results that have to go by Read chunk, `by_write` those that are
-// placed.
+// [5666:3.4#4] [5666:3.8#3] [2004:3.3#9] [5666:5.2#2] [2004:5.2#2] The reply fits neither inline nor into the Reply
+// chunk: its longest results leave it by Read chunk until one of them can take the rest; if that is not enough the rest
+// goes likewise, from position zero on. `by_read` are the results that have to go by Read chunk, `by_write` those that
+// are placed.
 std::optional<ReplyVerdict> ExposeReply(const ReplyShape& shape, const Removed& by_write, Removed by_read,
                                         uint32_t send_inline, const ReplyCustoms& customs, ReplyPlan& plan) {
   uint64_t segments = 0;
@@ -499,12 +500,13 @@ Result<ReplyPlan, ReplyVerdict> PlanReply(const ReplyShape& shape, const ChunkLi
     const uint64_t length = shape.items[i].data.size();
     plan.inline_bytes -= XdrRoundUp(length);
     const std::span<Segment> chunk = plan.chunks.writes.mutable_chunk(i);
+    // [5666:3.7+4] The lengths count it as far as there is room, and it is not written.
     const bool fits =
         (customs.lengths_count_round_up && FillSegments(chunk, XdrRoundUp(length))) || FillSegments(chunk, length);
     if (!fits) {
       STAGECOACH_MARK("planner.write_chunk_too_small");
       if (customs.read_segments_max == 0) return Err(ReplyVerdict::kWriteChunkTooSmall);
-      // It comes back unused, and is used up all the same: the next result has the next one.
+      // [5666:3.8+8] [2004:3.8+10] It comes back unused, and is used up all the same: the next result has the next one.
       ClearLengths(chunk);
       removed[i] = 0;
       by_read[i] = 1;

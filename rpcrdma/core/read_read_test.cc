@@ -2,6 +2,8 @@
 // that keeps to the documents or does not.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstring>
 #include <memory>
 #include <vector>
 
@@ -55,12 +57,13 @@ class ReadingRequesterTest : public ::testing::Test {
     return taken;
   }
   // Submits a call and takes its Send; its XID.
-  uint32_t Call(std::optional<Instant> deadline = std::nullopt, std::vector<MutableBytes> results = {}) {
+  uint32_t Call(std::optional<Instant> deadline = std::nullopt, std::vector<MutableBytes> results = {},
+                uint64_t reply_base_max = 100) {
     Requester::CallSpec spec;
     spec.buffer = Message(0, kCallWord);
     spec.message_size = spec.buffer.size();
     for (const MutableBytes result : results) spec.results.push_back(result);
-    spec.reply_base_max = 100;
+    spec.reply_base_max = reply_base_max;
     spec.deadline = deadline;
     const auto id = requester_->Submit(std::move(spec), At(0));
     EXPECT_TRUE(id.has_value());
@@ -508,6 +511,75 @@ TEST_F(ReadingRequesterTest, UnderTheDraftOf2004TheXidOfTheHeaderPrevails) {
   }
 }
 
+// [2004:4.1+3] Wherever it is.
+TEST_F(ReadingRequesterTest, UnderTheDraftOf2004TheXidOfTheHeaderPrevailsOverThatOfALongReply) {
+  for (const ProtocolProfile& profile : AllProfiles()) {
+    for (const bool by_reply_chunk : {true, false}) {
+      if (!by_reply_chunk && !profile.replies_by_read_chunk) continue;
+      SCOPED_TRACE(profile.name);
+      auto config = Usual();
+      config.profile = profile;
+      Make(config);
+      const uint32_t xid = Call(std::nullopt, {}, 3000);
+      const auto reply = Message(xid + 1, kReplyWord, 500);
+      if (by_reply_chunk) {
+        ChunkLists lists{.reply = offered_.reply};
+        ASSERT_TRUE(lists.reply.has_value());
+        Segment& segment = (*lists.reply)[0];
+        ASSERT_NE(memory_.Find(segment, MemoryUse::kWrittenByPeer), nullptr);
+        std::memcpy(reinterpret_cast<void*>(segment.offset), reply.data(), reply.size());
+        segment.length = static_cast<uint32_t>(reply.size());
+        Receive({.xid = xid, .credits = kSlots, .body = RdmaNomsg{std::move(lists)}});
+      } else {
+        LongReply(xid, {{0, {1, static_cast<uint32_t>(reply.size()), 0}}});
+        DoReads(Take(), reply);
+      }
+      Invalidated(Take());
+      const auto outcome = requester_->TakeOutcome(At(2));
+      ASSERT_TRUE(outcome.has_value());
+      EXPECT_EQ(outcome->failure.has_value(), !profile.header_xid_prevails);
+      if (!outcome->failure) {
+        EXPECT_EQ(ByteReader(outcome->reply.base).U32(), xid);
+      }
+      requester_->Release(outcome->call, At(2));
+      Take();
+    }
+  }
+}
+
+// [5666:3.9+1] [2004:3.5+1] Ours pad no replies, but understand them.
+TEST_F(ReadingRequesterTest, PaddedReplyIsReadWithoutItsPadding) {
+  for (const ProtocolProfile& profile : AllProfiles()) {
+    SCOPED_TRACE(profile.name);
+    auto config = Usual();
+    config.profile = profile;
+    Make(config);
+    const uint32_t xid = Call();
+    // 36 bytes of transport header, 12 to the count, 16 more to a multiple of 64.
+    const auto data = Pattern(100);
+    std::vector<std::byte> message(12 + 16 + 100 + 4);
+    ByteWriter out(message);
+    out.U32(xid);
+    out.U32(kReplyWord);
+    out.U32(100);
+    out.Bytes(std::vector<std::byte>(16, std::byte{0xaa}));  // whatever it consists of
+    out.Bytes(data);
+    out.U32(77);
+    Receive({.xid = xid, .credits = kSlots, .body = RdmaMsgp{.align = 64, .thresh = 50}}, message);
+    const auto outcome = requester_->TakeOutcome(At(2));
+    ASSERT_TRUE(outcome && !outcome->failure);
+    XdrReader in(outcome->reply);
+    in.U64("XID and direction");
+    const ConstBytes read = in.EligibleOpaque("data", 1000);
+    EXPECT_EQ(std::ranges::equal(read, data), profile.padding) << "the newest document takes padding for data";
+    if (profile.padding) {
+      EXPECT_EQ(in.U32("a word"), 77u);
+    }
+    requester_->Release(outcome->call, At(2));
+    Take();
+  }
+}
+
 // RFC 5666 section 3.7.
 TEST_F(ReadingRequesterTest, LengthsThatCountRoundUpMayGoBeyondTheMemory) {
   for (const ProtocolProfile& profile : AllProfiles()) {
@@ -933,6 +1005,90 @@ TEST_F(ExposingResponderTest, UnderTheDraftOf2004TheXidOfTheHeaderPrevails) {
     EXPECT_EQ(ByteReader(responder_->stream(*id).base).U32(), 7u) << "and so says the message";
     responder_->Drop(*id, "test", now_);
     Take();
+  }
+}
+
+// [2004:4.1+3]
+TEST_F(ExposingResponderTest, UnderTheDraftOf2004TheXidOfTheHeaderPrevailsOverThatOfALongCall) {
+  for (const ProtocolProfile& profile : AllProfiles()) {
+    SCOPED_TRACE(profile.name);
+    auto config = Usual();
+    config.profile = profile;
+    Make(config);
+    const auto message = Message(8, kCallWord, 20);
+    ChunkLists lists;
+    lists.reads.push_back({0, {1, static_cast<uint32_t>(message.size()), 0}});
+    Receive({.xid = 7, .credits = 1, .body = RdmaNomsg{std::move(lists)}});
+    const Taken taken = Take();
+    ASSERT_EQ(taken.reads.size(), 1u);
+    CopyBytes(taken.reads[0].sink, message);
+    responder_->OnReadDone(taken.reads[0].tag, now_);
+    DoInvalidates(Take());
+    const auto id = responder_->TakeRequest(now_);
+    ASSERT_EQ(id.has_value(), profile.header_xid_prevails);
+    if (!id) {
+      EXPECT_EQ(OnlySent(Take()).header.body, Header::Body(ErrChunk{}));
+      continue;
+    }
+    EXPECT_EQ(ByteReader(responder_->stream(*id).base).U32(), 7u);
+    responder_->Drop(*id, "test", now_);
+    Take();
+  }
+}
+
+// [5666:5.2+3] [2004:5.2+4]
+TEST_F(ExposingResponderTest, ReplyThatFitsInlineLeavesTheReplyChunkAloneByTheOlderDocuments) {
+  for (const ProtocolProfile& profile : AllProfiles()) {
+    SCOPED_TRACE(profile.name);
+    auto config = Usual();
+    config.profile = profile;
+    Make(config);
+    ChunkLists offered;
+    offered.reply.emplace().push_back({0x77, 8192, 0x1000});
+    Answer(7, 10, {}, std::move(offered));
+    const Taken taken = Take();
+    EXPECT_EQ(taken.writes.empty(), profile.reply_chunk_when_needed);
+    const Sent sent = OnlySent(taken);
+    EXPECT_EQ(sent.header.type(), profile.reply_chunk_when_needed ? MessageType::kMsg : MessageType::kNomsg);
+    EXPECT_EQ((*sent.header.chunks()->reply)[0].length, profile.reply_chunk_when_needed ? 0u : 48u);
+    DoInvalidates(taken);
+  }
+}
+
+// [5666:3.7+6] Ours leave it out.
+TEST_F(ExposingResponderTest, RoundUpOfAChunkMayHaveStayedInTheMessage) {
+  const auto data = Pattern(101, 3);
+  for (const ProtocolProfile& profile : AllProfiles()) {
+    for (const size_t round_up : {0u, 3u}) {
+      SCOPED_TRACE(std::string(profile.name) + " " + std::to_string(round_up));
+      auto config = Usual();
+      config.profile = profile;
+      Make(config);
+      ChunkLists lists;
+      lists.reads.push_back({12, {1, 101, 0}});
+      std::vector<std::byte> message(12 + round_up + 4);
+      ByteWriter out(message);
+      out.U32(7);
+      out.U32(kCallWord);
+      out.U32(101);
+      out.Bytes(std::vector<std::byte>(round_up, std::byte{0xaa}));
+      out.U32(77);
+      Receive({.xid = 7, .credits = 1, .body = RdmaMsg{std::move(lists)}}, message);
+      const Taken taken = Take();
+      ASSERT_EQ(taken.reads.size(), 1u);
+      CopyBytes(taken.reads[0].sink, data);
+      responder_->OnReadDone(taken.reads[0].tag, now_);
+      DoInvalidates(Take());
+      const auto id = responder_->TakeRequest(now_);
+      ASSERT_TRUE(id.has_value());
+      XdrReader in(responder_->stream(*id));
+      in.U64("XID and direction");
+      EXPECT_EQ(ToHex(in.EligibleOpaque("data", 200)), ToHex(data));
+      const bool right = in.U32("word") == 77u && in.Finish().has_value();
+      EXPECT_EQ(right, round_up == 0 || profile.round_up_may_stay);
+      responder_->Drop(*id, "test", now_);
+      Take();
+    }
   }
 }
 

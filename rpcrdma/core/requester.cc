@@ -614,7 +614,7 @@ bool Requester::OwesDone(const Header& header) const {
   return config_.profile.replies_by_read_chunk && header.chunks() != nullptr && !header.chunks()->reads.empty();
 }
 
-// [5666:3.5#1] [2004:3.6#1] One for each reply that exposes memory, ahead of any call.
+// [5666:3.5#1] [2004:3.6#1] [5666:3.8+4] [2004:3.8+4] One for each reply that exposes memory, ahead of any call.
 void Requester::PumpDones(Instant now) {
   while (!ending_ && !over_ && !dones_.empty() && !free_send_slots_.empty()) {
     const OwedDone done = dones_.pop();
@@ -637,7 +637,7 @@ void Requester::PumpDones(Instant now) {
   if (!ending_ && !over_ && !dones_.empty()) STAGECOACH_MARK("requester.done_waits_for_send_buffer");
 }
 
-// Memory for all that is to be read. False: there is none.
+// [5666:5.1+5] [2004:5.1+4] Memory for all that is to be read. False: there is none.
 bool Requester::BeginPull(Call& call) {
   Pull& pull = *call.pull;
   pull.memory.reset(new (std::nothrow) std::byte[pull.bytes]);
@@ -654,7 +654,7 @@ bool Requester::BeginPull(Call& call) {
   return true;
 }
 
-// No more at a time than the responder takes, a reply's all before the next one's.
+// [5666:3.5+5] [2004:3.6+3] No more at a time than the responder takes, a reply's all before the next one's.
 void Requester::PumpPulls(Instant now) {
   while (!ending_ && !over_ && !pulls_.empty()) {
     const uint32_t index = pulls_.front();

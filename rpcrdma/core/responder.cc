@@ -66,6 +66,7 @@ Responder::Responder(const Config& config, BufferArena send, BufferArena receive
       calls_(receive.slots),
       in_flight_(size_t{send.first} + send.slots),
       exposed_(config.exposed_max),
+      // [5666:11#6] One Receive for each RDMA_DONE that may be owed.
       window_(receives_ - ReceivesKept(config, receives_)) {
   STAGECOACH_CHECK(receive_.slots > 0 && send_.slots > 0 && in_flight_.size() < kSendTag);
   STAGECOACH_CHECK(receive_.slots < kExposedTag && config_.exposed_max < kExposedTag);
@@ -829,7 +830,8 @@ void Responder::ReserveExposure(const ReplyPlan& plan) {
   exposed_bytes_ += plan.read_bytes;
 }
 
-// Makes reachable what the plan says, in its order. Empty when the device refuses: what it had done of it is undone.
+// [5666:3.4+3] [2004:3.4+2] Makes reachable what the plan says, in its order. Empty when the device refuses: what it
+// had done of it is undone.
 std::optional<uint32_t> Responder::Expose(Call& call, SmallVector<Exposure, 4>* exposures, Instant now) {
   const auto free = std::find_if(exposed_.begin(), exposed_.end(), [](const Exposed& one) { return !one.in_use; });
   STAGECOACH_CHECK(free != exposed_.end());
@@ -861,7 +863,8 @@ std::optional<uint32_t> Responder::Expose(Call& call, SmallVector<Exposure, 4>* 
   return index;
 }
 
-// [5666:3.5#1] RDMA_DONE of this XID. Of several such replies it is for the one that was sent first.
+// [5666:3.5#1] [5666:3.8+5] [2004:3.8+5] RDMA_DONE of this XID. Of several such replies it is for the one that was sent
+// first.
 void Responder::OnDone(uint32_t slot, uint32_t xid, Instant now) {
   Repost(slot);
   Exposed* first = nullptr;
@@ -882,6 +885,7 @@ void Responder::OnDone(uint32_t slot, uint32_t xid, Instant now) {
   FenceExposed(static_cast<uint32_t>(first - exposed_.data()), now);
 }
 
+// [5666:3.8+7] Who reads after that has the device against it.
 void Responder::FenceExposed(uint32_t index, Instant now) {
   Exposed& exposed = exposed_[index];
   exposed.done = true;
@@ -922,8 +926,8 @@ std::optional<Instant> Responder::Deadline() const {
   return over_ || ending_ ? std::nullopt : first;
 }
 
-// [5666:3.8#1] [5666:11#5] [5666:11#8] The connection ends, and with it whatever is exposed: the requester's Reads
-// would end it as well.
+// [5666:3.8#1] [5666:11#5] [5666:11#8] [5666:11+4] [2004:3.8+9] The connection ends, and with it whatever is exposed:
+// the requester's Reads would end it as well.
 void Responder::OnDeadline(Instant now) {
   const std::optional<Instant> first = Deadline();
   if (!first || now < *first) return;

@@ -33,6 +33,7 @@ Result<Header::Body, HeaderFault> DecodeError(ByteReader& in, const CommonPrefix
     versions.high = in.U32();
     if (in.ok()) return versions;
   }
+  // [5666:4.3+11] [2004:4.2+11] Of no meaning.
   if (profile.unknown_errors_have_words) {
     for (int i = 0; i < kErrorExtraWords; ++i) in.U32();
   }

@@ -30,24 +30,25 @@ struct ProtocolProfile {
   // Without it replies have no Read list, such a reply is ERR_CHUNK [5666bis:5.5#6], and RDMA_DONE is dropped
   // [5666bis:5.7.2#1].
   bool replies_by_read_chunk = false;
-  // A Reply chunk is for replies too long to go inline [5666:5.2#1]. Otherwise it is used whenever it was offered
-  // [5666bis:4.6.3#4].
+  // A Reply chunk is for replies too long to go inline [5666:5.2#1] [5666:5.2+3] [2004:5.2+4]. Otherwise it is used
+  // whenever it was offered [5666bis:4.6.3#4].
   bool reply_chunk_when_needed = false;
   // The lengths of a returned Write chunk count round-up, which is not written (RFC 5666 section 3.7).
   bool written_lengths_count_round_up = false;
   // An entry of a Read list that begins where the data before it ends belongs to the same chunk: data may be cut
-  // without repeating its position, and round-up may be an entry of its own [5666:3.7#2]. Otherwise it is a chunk,
-  // which stands at a multiple of four [5666bis:4.4.4.1#4].
+  // without repeating its position, and round-up may be an entry of its own [5666:3.7#2] [5666:3.7+3] [2004:3.4+9].
+  // Otherwise it is a chunk, which stands at a multiple of four [5666bis:4.4.4.1#4].
   bool read_entries_join = false;
-  // Round-up of data that went by Read chunk may have stayed in the message.
+  // Round-up of data that went by Read chunk may have stayed in the message [5666:3.7+6].
   bool round_up_may_stay = false;
-  // Any item may have come by Read chunk, whatever a Binding says, and a chunk may hold several items [5666:3.4#1].
+  // Any item may have come by Read chunk, whatever a Binding says, and a chunk may hold several items [5666:3.4#1]
+  // [2004:3.4+5].
   bool any_item_by_chunk = false;
   // A grant may be zero while calls of the requester are in progress [2004:3.3#3] [5666:3.3#2]. Otherwise it never is
   // [5666bis:4.3#2].
   bool zero_grants = false;
-  // The XID of the transport header prevails over that of the message. Otherwise they must agree [5666:4.1#8]
-  // [5666bis:5.1.1#1].
+  // The XID of the transport header prevails over that of the message [2004:4.1+3]. Otherwise they must agree
+  // [5666:4.1#8] [5666bis:5.1.1#1].
   bool header_xid_prevails = false;
   // RDMA_ERROR with a code that the document does not know has eight words that say no more.
   bool unknown_errors_have_words = false;

@@ -135,7 +135,7 @@ ConstBytes XdrReader::TakeEligible(const char* field, uint64_t size, uint64_t st
   return TakeWrite(field, size, started);
 }
 
-// [5666:3.9#1] Counted items alone: the figure has four bytes of length before the padding.
+// [5666:3.9#1] [2004:3.5+4] Counted items alone: the figure has four bytes of length before the padding.
 void XdrReader::SkipPadding(const char* field, uint64_t size, uint64_t started) {
   if (padding_.align < 2 || size == 0 || size < padding_.shortest || !ok() || InRead()) return;
   const uint64_t padding = padding_.Before(base_position_);
