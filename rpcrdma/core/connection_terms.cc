@@ -88,7 +88,7 @@ Header ConnectionTerms::MakeRefusal(const HeaderFault& fault) const {
   Header header{.xid = *fault.xid, .version = version_};
   switch (fault.action) {
     case FaultAction::kAnswerErrVers: {
-      const VersionRange now = settled_ ? VersionRange{version_, version_} : config_.versions;
+      const TransportVersions now = settled_ ? TransportVersions{version_, version_} : config_.versions;
       header.body = ErrVers{now.low, now.high};
       if (config_.versions.high < kRpcRdmaVersion2) break;
       // [v2:5.3.3+9] The word of the message that is refused.

@@ -27,18 +27,6 @@
 
 namespace stagecoach::rpcrdma {
 
-// The versions that an end speaks: from the lowest to the highest of them, 1 and 2 at most.
-struct VersionRange {
-  uint32_t low = kRpcRdmaVersion1;
-  uint32_t high = kRpcRdmaVersion1;
-
-  bool contains(uint32_t version) const { return low <= version && version <= high; }
-  friend bool operator==(const VersionRange&, const VersionRange&) = default;
-};
-inline constexpr VersionRange kVersion1Alone{};
-inline constexpr VersionRange kVersion2Alone{kRpcRdmaVersion2, kRpcRdmaVersion2};
-inline constexpr VersionRange kVersions1And2{kRpcRdmaVersion1, kRpcRdmaVersion2};
-
 // Bytes of the probe at most, and of whatever a client sends before it is answered [v2:7#1].
 inline constexpr uint32_t kProbeSizeMax = 1024;
 
@@ -47,7 +35,7 @@ class ConnectionTerms {
   enum class End : uint8_t { kClient, kServer };
   struct Config {
     End end = End::kServer;
-    VersionRange versions;
+    TransportVersions versions;
     // Version 1: which document.
     ProtocolProfile profile = kRfc5666bis;
     ChunkListLimits list_limits;
@@ -71,7 +59,7 @@ class ConnectionTerms {
   bool probing() const { return !settled_ && config_.end == End::kClient; }
   // Settles it. One of this end's own; not when it is settled.
   void SetVersion(uint32_t version);
-  const VersionRange& versions() const { return config_.versions; }
+  const TransportVersions& versions() const { return config_.versions; }
 
   // --- Headers ---
 

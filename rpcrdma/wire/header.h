@@ -23,6 +23,18 @@ namespace stagecoach::rpcrdma {
 inline constexpr uint32_t kRpcRdmaVersion1 = 1;
 inline constexpr uint32_t kRpcRdmaVersion2 = 2;
 
+// The versions that an end speaks: from the lowest to the highest of them, 1 and 2 at most.
+struct TransportVersions {
+  uint32_t low = kRpcRdmaVersion1;
+  uint32_t high = kRpcRdmaVersion1;
+
+  bool contains(uint32_t version) const { return low <= version && version <= high; }
+  friend bool operator==(const TransportVersions&, const TransportVersions&) = default;
+};
+inline constexpr TransportVersions kVersion1Alone{};
+inline constexpr TransportVersions kVersion2Alone{kRpcRdmaVersion2, kRpcRdmaVersion2};
+inline constexpr TransportVersions kVersions1And2{kRpcRdmaVersion1, kRpcRdmaVersion2};
+
 // What a header is. The codecs know the numbers of a version.
 enum class MessageType : uint8_t {
   kMsg,
