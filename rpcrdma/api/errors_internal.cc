@@ -67,6 +67,9 @@ CallError RefusedCall(SubmitRefusal refusal, const CallName& name) {
       return Make(Kind::kNotConnected, fmt::format("{}: not connected", *name.peer));
     case SubmitRefusal::kQueueFull:
       return Make(Kind::kQueueFull, fmt::format("{}: too many calls wait for a credit", Describe(name)));
+    case SubmitRefusal::kNotServed:
+      return Make(Kind::kNotConnected, fmt::format("{}: the client serves no calls", Describe(name)));
+    case SubmitRefusal::kNotSpoken:
     case SubmitRefusal::kTooLarge:
       break;
   }
@@ -97,6 +100,22 @@ CallError FailedCall(const CallFailure& failure, const CallName& name, const Cal
       return BadReply("RPC-over-RDMA header: " + rpcrdma::ToString(failure.header), name);
     case CallFailure::Kind::kBadChunks:
       return BadReply(fmt::format("RPC-over-RDMA chunks: {}", rpcrdma::ToString(failure.chunk)), name);
+    case CallFailure::Kind::kBadDirection:
+      return BadReply(fmt::format("RPC-over-RDMA direction: {}", rpcrdma::ToString(failure.direction)), name);
+    case CallFailure::Kind::kTooLarge:
+      return Make(Kind::kTooLarge,
+                  fmt::format("{}: what the server says of itself leaves no way to send it", Describe(name)));
+    case CallFailure::Kind::kErrBadXdr:
+    case CallFailure::Kind::kErrInvalHtype:
+    case CallFailure::Kind::kErrReadChunks:
+    case CallFailure::Kind::kErrWriteChunks:
+    case CallFailure::Kind::kErrSegments:
+    case CallFailure::Kind::kErrWriteResource:
+    case CallFailure::Kind::kErrReplyResource:
+    case CallFailure::Kind::kErrSystem:
+    case CallFailure::Kind::kErrOther:
+      return Make(Kind::kTransport, fmt::format("RPC-over-RDMA: {} reported {} for the {}", *name.peer,
+                                                ErrorText(failure.error), Describe(name)));
   }
   return lost;
 }

@@ -84,7 +84,7 @@ std::optional<PlanRefusal> OfferForReply(const CallShape& shape, const PlanLimit
   for (const ResultShape& result : shape.results) {
     if (result.max_length > kMaxMessage) return PlanRefusal::kMessageTooLong;
     if (result.memory_length < result.max_length) return PlanRefusal::kMalformedShape;
-    if (shape.direct_placement) {
+    if (shape.direct_results) {
       any_result = any_result || result.max_length > 0;
     } else {
       base_max += XdrRoundUp(result.max_length);
@@ -93,11 +93,12 @@ std::optional<PlanRefusal> OfferForReply(const CallShape& shape, const PlanLimit
     if (whole_reply > empty_header + kMaxMessage) return PlanRefusal::kMessageTooLong;
   }
   // Chunks for results that may come inline would only cost registrations [5666bis:5.2.2#2].
-  if (whole_reply <= limits.receive_inline) return std::nullopt;
+  const bool may_come_inline = whole_reply <= limits.receive_inline;
+  if (may_come_inline && shape.reply_chunk_min == 0) return std::nullopt;
 
   uint64_t header = empty_header;
   uint64_t segments = 0;
-  if (any_result) {
+  if (any_result && !may_come_inline) {
     // [5666bis:6.2#2] Entry i is for result i, so every result gets an entry: one empty segment if it has no room to
     // offer, as a chunk has at least one.
     if (shape.results.size() > limits.write_chunks_max) return PlanRefusal::kTooManySegments;
@@ -116,13 +117,15 @@ std::optional<PlanRefusal> OfferForReply(const CallShape& shape, const PlanLimit
       if (capacity == 0) plan.write_segments.push_back(result);
       Split(result, limits.segment_length_max, [&](const Piece& piece) { plan.write_segments.push_back(piece); });
     }
-    if (header + base_max <= limits.receive_inline) return std::nullopt;
+    if (header + base_max <= limits.receive_inline && shape.reply_chunk_min == 0) return std::nullopt;
   }
 
   // [5666bis:4.6.3+2] [5666:5.2+1] [2004:5.2+2] [5666bis:5.2.3+2] [5666:5.2+5] [5666bis:5.3.4+2] [5666:5.2+4]
   // [2004:5.2+5] [5666bis:5.3.4#1] Sized for the longest reply that can come, Write chunks taken out.
-  if (any_result) STAGECOACH_MARK("planner.reply_chunk_beside_write_chunks");
-  plan.reply_capacity = XdrRoundUp(base_max);
+  if (!plan.write_counts.empty()) STAGECOACH_MARK("planner.reply_chunk_beside_write_chunks");
+  // Without Write chunks everything is in it. [v2:5.3.3#20] Or as long as the responder has asked for.
+  const uint64_t longest = any_result && may_come_inline ? whole_reply - empty_header : base_max;
+  plan.reply_capacity = XdrRoundUp(std::max(longest, shape.reply_chunk_min));
   const uint64_t count = SegmentsFor(plan.reply_capacity, limits.segment_length_max);
   if (count > limits.segments_per_chunk_max || segments + count > limits.exposed_segments_max) {
     return PlanRefusal::kTooManySegments;
@@ -149,12 +152,19 @@ SmallVector<uint32_t, 8> LongestFirst(std::span<const EligibleItem> items) {
   return order;
 }
 
+// What one end takes of Read chunks, and of the segments of each.
+struct ChunkCounts {
+  uint64_t chunks_max = std::numeric_limits<uint64_t>::max();
+  uint64_t segments_max = std::numeric_limits<uint64_t>::max();
+};
+
 // [5666bis:4.4.1+1] [5666bis:6.1+2] Only what has to leave does.
 // [5666bis:4.6.1#1] Takes the longest items out of the message until the rest fits the Send, or nothing more helps.
 // Returns the number of Read segments; `inline_bytes` shrinks with each item.
 uint64_t Reduce(std::span<const EligibleItem> items, uint64_t room, uint64_t segments_max, uint32_t segment_length_max,
-                Removed& removed, uint64_t& inline_bytes) {
+                Removed& removed, uint64_t& inline_bytes, const ChunkCounts& counts = {}) {
   uint64_t segments = 0;
+  uint64_t chunks = 0;
   for (uint32_t i : LongestFirst(items)) {
     const uint64_t length = items[i].data.size();
     if (inline_bytes + segments * kReadEntrySize <= room || length == 0) break;
@@ -165,6 +175,8 @@ uint64_t Reduce(std::span<const EligibleItem> items, uint64_t room, uint64_t seg
       STAGECOACH_MARK("planner.item_stays_inline");
       continue;
     }
+    if (chunks == counts.chunks_max || count > counts.segments_max) continue;
+    ++chunks;
     segments += count;
     removed[i] = 1;
     inline_bytes -= XdrRoundUp(length);
@@ -194,15 +206,35 @@ void AddReads(std::span<const EligibleItem> items, const Removed& removed, uint3
 std::optional<PlanRefusal> MakeLong(const CallShape& shape, uint64_t segments_max, const PlanLimits& limits,
                                     CallPlan& plan) {
   Removed removed;
-  for (const EligibleItem& item : shape.items) {
-    removed.push_back(shape.direct_placement && !item.data.empty() ? 1 : 0);
-  }
-  const SmallVector<Piece, 8> message = ReducedPieces(shape.base_size, shape.items, removed);
+  for (size_t i = 0; i < shape.items.size(); ++i) removed.push_back(0);
   uint64_t segments = 0;
-  for (const Piece& piece : message) segments += SegmentsFor(piece.length, limits.segment_length_max);
-  for (size_t i = 0; i < shape.items.size(); ++i) {
-    if (removed[i] != 0) segments += SegmentsFor(shape.items[i].data.size(), limits.segment_length_max);
+  uint64_t chunks = 0;
+  for (const uint32_t i : LongestFirst(shape.items)) {
+    const uint64_t count = SegmentsFor(shape.items[i].data.size(), limits.segment_length_max);
+    if (!shape.direct_arguments || count == 0) continue;
+    if (chunks == limits.read_chunks_max || count > limits.segments_per_read_chunk_max) continue;
+    removed[i] = 1;
+    ++chunks;
+    segments += count;
   }
+  SmallVector<Piece, 8> message = ReducedPieces(shape.base_size, shape.items, removed);
+  uint64_t pieces = 0;
+  uint64_t bytes = 0;
+  for (const Piece& piece : message) {
+    pieces += SegmentsFor(piece.length, limits.segment_length_max);
+    bytes += piece.length;
+  }
+  if (pieces > limits.segments_per_read_chunk_max) {
+    if (bytes > limits.gather_bytes_max) return PlanRefusal::kTooManySegments;
+    STAGECOACH_MARK("planner.long_call_gathered");
+    plan.gathered_pieces.assign(message.begin(), message.end());
+    plan.gathered_bytes = bytes;
+    message.clear();
+    message.push_back({Piece::Source::kGathered, 0, 0, bytes});
+    pieces = SegmentsFor(bytes, limits.segment_length_max);
+    if (pieces > limits.segments_per_read_chunk_max) return PlanRefusal::kTooManySegments;
+  }
+  segments += pieces;
   if (segments > segments_max) return PlanRefusal::kTooManySegments;
   STAGECOACH_MARK("planner.long_call");
   plan.type = MessageType::kNomsg;  // [5666bis:5.3.3#1]
@@ -292,9 +324,10 @@ Header MakeHeader(const HeaderLayout& layout, MessageType type, uint32_t xid, ui
 }
 
 std::string PieceText(const Piece& piece) {
-  static constexpr const char* kNames[] = {"base", "item", "pad", "result", "reply"};
+  static constexpr const char* kNames[] = {"base", "item", "pad", "result", "reply", "message"};
   std::string text = kNames[static_cast<size_t>(piece.source)];
-  if (piece.source != Piece::Source::kBase && piece.source != Piece::Source::kReplyBuffer) {
+  using Source = Piece::Source;
+  if (piece.source == Source::kItem || piece.source == Source::kPad || piece.source == Source::kResult) {
     text += std::to_string(piece.index);
   }
   return text + "[" + std::to_string(piece.offset) + "+" + std::to_string(piece.length) + "]";
@@ -357,9 +390,10 @@ Result<CallPlan, PlanRefusal> PlanCall(const CallShape& shape, const PlanLimits&
   Removed removed;
   for (size_t i = 0; i < shape.items.size(); ++i) removed.push_back(0);
   plan.inline_bytes = *whole;
-  const uint64_t segments = shape.direct_placement ? Reduce(shape.items, room, segments_max, limits.segment_length_max,
-                                                            removed, plan.inline_bytes)
-                                                   : 0;
+  const uint64_t segments =
+      shape.direct_arguments ? Reduce(shape.items, room, segments_max, limits.segment_length_max, removed,
+                                      plan.inline_bytes, {limits.read_chunks_max, limits.segments_per_read_chunk_max})
+                             : 0;
   if (plan.inline_bytes + segments * kReadEntrySize <= room) {
     plan.inline_pieces = ReducedPieces(shape.base_size, shape.items, removed);
     AddReads(shape.items, removed, limits.segment_length_max, plan.reads);

@@ -20,15 +20,16 @@
 // Where the profile has Read chunks in replies, a reply that none of these can carry goes as a call does: without its
 // longest results, or whole, from the responder's own memory.
 //
-// A call may rule direct placement out, for data that has to stay where it was wrapped (RPCSEC_GSS integrity and
-// privacy): then nothing is eligible, neither in it nor in its reply, and what does not fit goes into the
-// Position-Zero Read chunk and the Reply chunk as a whole.
+// A call may rule direct placement out, of its arguments, its results or both: for data that has to stay where it was
+// wrapped (RPCSEC_GSS integrity and privacy), and in version 2 for a responder that takes no such chunks. Then nothing
+// is eligible, and what does not fit goes into the Position-Zero Read chunk and the Reply chunk as a whole.
 #pragma once
 
 #include <cstdint>
 #include <limits>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "base/result.h"
 #include "base/small_vector.h"
@@ -52,6 +53,14 @@ struct PlanLimits {
   // Segments one call may expose in all, and the longest piece the provider can register or move at once.
   uint32_t exposed_segments_max = 64;
   uint32_t segment_length_max = 1u << 30;
+  // What a responder of version 2 has said that it takes: Read chunks of a call, without the Position-Zero Read chunk,
+  // and segments of each, that one included. (Of Write chunks, segments_per_chunk_max.)
+  uint32_t read_chunks_max = std::numeric_limits<uint32_t>::max();
+  uint32_t segments_per_read_chunk_max = std::numeric_limits<uint32_t>::max();
+  // A long call of more segments than that is copied into one piece, if it has no more bytes than this. 0: never.
+  uint64_t gather_bytes_max = 0;
+
+  friend bool operator==(const PlanLimits&, const PlanLimits&) = default;
   // Counted items that go inline are padded (RDMA_MSGP) so that they begin at a multiple of this, if they are longer
   // than the threshold. 0: none is.
   uint32_t pad_align = 0;
@@ -77,8 +86,12 @@ struct CallShape {
   uint64_t reply_base_max = 0;
   // Of opaque data in the rest of the call; where it is not known nothing is padded.
   uint64_t longest_inside = UINT64_MAX;
-  // False: `items` and `results` travel within the messages. The results then count towards the longest reply.
-  bool direct_placement = true;
+  // False: `items` travel within the call.
+  bool direct_arguments = true;
+  // False: `results` travel within the reply, and count towards the longest.
+  bool direct_results = true;
+  // Bytes of a Reply chunk that is offered whatever the limits say. 0: only when the reply may need one.
+  uint64_t reply_chunk_min = 0;
 };
 
 struct ReplyShape {
@@ -94,6 +107,7 @@ struct Piece {
     kPad,          // `length` zero bytes of XDR round-up
     kResult,       // memory for result `index`
     kReplyBuffer,  // memory for the whole reply message
+    kGathered,     // the encoded message, one copy, with such items as stay in it and their round-up
   };
   Source source = Source::kBase;
   uint32_t index = 0;
@@ -129,6 +143,9 @@ struct CallPlan {
   size_t header_size = 0;
   // The Read list, one entry per segment, in order of position.
   SmallVector<PlannedRead, 4> reads;
+  // What the kGathered pieces of `reads` are a copy of, in order; empty when there are none.
+  std::vector<Piece> gathered_pieces;
+  uint64_t gathered_bytes = 0;  // sum of gathered_pieces
   // The Write list: segments of all chunks in order, and how many belong to each chunk.
   SmallVector<Piece, 4> write_segments;
   SmallVector<uint32_t, 4> write_counts;
@@ -139,6 +156,8 @@ struct CallPlan {
   size_t exposed_segments() const { return reads.size() + write_segments.size() + reply_segments.size(); }
   // The size of the Send.
   uint64_t send_size() const { return header_size + inline_bytes; }
+
+  friend bool operator==(const CallPlan&, const CallPlan&) = default;
 };
 
 Result<CallPlan, PlanRefusal> PlanCall(const CallShape& shape, const PlanLimits& limits);

@@ -152,7 +152,8 @@ TEST(PlanCall, ALongReplyGetsAReplyChunkBesideWriteChunks) {
 
 TEST(PlanCall, WithoutDirectPlacementALargeItemTravelsWithinTheLongCall) {
   const Items items = {{112, Sized(5001)}, {5120, Sized(6)}};
-  const CallShape shape{.base_size = 120, .items = items, .reply_base_max = 24, .direct_placement = false};
+  const CallShape shape{
+      .base_size = 120, .items = items, .reply_base_max = 24, .direct_arguments = false, .direct_results = false};
   const auto plan = PlanCall(shape, {});
   ASSERT_TRUE(plan.has_value());
   EXPECT_EQ(plan->type, MessageType::kNomsg);
@@ -171,7 +172,8 @@ TEST(PlanCall, WithoutDirectPlacementALargeItemTravelsWithinTheLongCall) {
 
 TEST(PlanCall, WithoutDirectPlacementAnItemThatFitsGoesInline) {
   const Items items = {{112, Sized(800)}};
-  const auto plan = PlanCall({.base_size = 112, .items = items, .reply_base_max = 24, .direct_placement = false}, {});
+  const auto plan = PlanCall(
+      {.base_size = 112, .items = items, .reply_base_max = 24, .direct_arguments = false, .direct_results = false}, {});
   ASSERT_TRUE(plan.has_value());
   EXPECT_EQ(AsVector(plan->inline_pieces), (std::vector<Piece>{Base(0, 112), Item(0, 0, 800)}));
   EXPECT_EQ(plan->exposed_segments(), 0u);
@@ -179,7 +181,8 @@ TEST(PlanCall, WithoutDirectPlacementAnItemThatFitsGoesInline) {
 
 TEST(PlanCall, WithoutDirectPlacementTheReplyChunkHasRoomForTheResults) {
   const std::vector<ResultShape> results = {{9001, 9004}, {6, 6}};
-  CallShape shape{.base_size = 40, .results = results, .reply_base_max = 100, .direct_placement = false};
+  CallShape shape{
+      .base_size = 40, .results = results, .reply_base_max = 100, .direct_arguments = false, .direct_results = false};
   const auto plan = PlanCall(shape, {});
   ASSERT_TRUE(plan.has_value());
   EXPECT_TRUE(plan->write_counts.empty());
@@ -192,6 +195,73 @@ TEST(PlanCall, WithoutDirectPlacementTheReplyChunkHasRoomForTheResults) {
   const std::vector<ResultShape> huge = {{0xffffff00, 0xffffff00}};
   shape.results = huge;
   shape.reply_base_max = 1000;
+  EXPECT_EQ(PlanCall(shape, {}).error(), PlanRefusal::kMessageTooLong);
+}
+
+// Version 2: what the responder has said that it takes.
+TEST(PlanCall, AsManyReadChunksAsAreTakenAndTheRestInTheMessage) {
+  const Items items = {{40, Sized(3000)}, {3040, Sized(5000)}, {8040, Sized(4000)}};
+  const CallShape shape{.base_size = 80, .items = items, .reply_base_max = 24};
+  const auto positions = [&](uint32_t read_chunks_max) {
+    std::vector<uint32_t> found;
+    const auto plan = PlanCall(shape, {.read_chunks_max = read_chunks_max});
+    for (const PlannedRead& read : plan->reads) {
+      if (read.position != 0) found.push_back(read.position);
+    }
+    return found;
+  };
+  EXPECT_EQ(positions(3), (std::vector<uint32_t>{40, 3040, 8040}));
+  EXPECT_EQ(positions(2), (std::vector<uint32_t>{3040, 8040})) << "the longest";
+  EXPECT_EQ(positions(1), (std::vector<uint32_t>{3040}));
+  EXPECT_EQ(positions(0), (std::vector<uint32_t>{}));
+  EXPECT_EQ(PlanCall(shape, {.read_chunks_max = 0})->type, MessageType::kNomsg);
+  // Position zero does not count, and where the rest fits inline there is none.
+  EXPECT_EQ(PlanCall(shape, {.send_inline = 4096, .read_chunks_max = 2})->type, MessageType::kMsg);
+}
+
+TEST(PlanCall, ALongCallOfTooManySegmentsIsGatheredIfItMayBe) {
+  const Items items = {{112, Sized(5001)}, {5120, Sized(6)}};
+  const CallShape shape{.base_size = 120, .items = items, .reply_base_max = 24, .direct_arguments = false};
+  const uint64_t whole = 120 + 5004 + 8;
+  const auto plan = PlanCall(shape, {.segments_per_read_chunk_max = 6, .gather_bytes_max = whole});
+  ASSERT_TRUE(plan.has_value());
+  EXPECT_EQ(AsVector(plan->reads), (std::vector<PlannedRead>{{0, {Piece::Source::kGathered, 0, 0, whole}}}));
+  EXPECT_EQ(plan->gathered_bytes, whole);
+  EXPECT_EQ(plan->gathered_pieces, (std::vector<Piece>{Base(0, 112), Item(0, 0, 5001), Pad(0, 3), Base(112, 4),
+                                                       Item(1, 0, 6), Pad(1, 2), Base(116, 4)}));
+  EXPECT_TRUE(PlanCall(shape, {.segments_per_read_chunk_max = 7})->gathered_pieces.empty());
+  EXPECT_EQ(PlanCall(shape, {.segments_per_read_chunk_max = 6, .gather_bytes_max = whole - 1}).error(),
+            PlanRefusal::kTooManySegments);
+  // Not even that is enough where segments are short.
+  EXPECT_EQ(PlanCall(shape, {.segment_length_max = 2000, .segments_per_read_chunk_max = 2, .gather_bytes_max = whole})
+                .error(),
+            PlanRefusal::kTooManySegments);
+  EXPECT_EQ(PlanCall(shape, {.segment_length_max = 2000, .segments_per_read_chunk_max = 3, .gather_bytes_max = whole})
+                ->reads.size(),
+            3u);
+  // An item of more segments than a chunk may have is no chunk.
+  const Items one = {{112, Sized(5000)}};
+  const auto inside = PlanCall({.base_size = 120, .items = one, .reply_base_max = 24},
+                               {.segment_length_max = 2000, .segments_per_read_chunk_max = 2});
+  EXPECT_FALSE(inside.has_value());
+}
+
+TEST(PlanCall, AReplyChunkThatIsAskedForIsOfferedWhateverFits) {
+  const std::vector<ResultShape> results = {{200, 200}};
+  CallShape shape{.base_size = 40, .results = results, .reply_base_max = 100, .reply_chunk_min = 301};
+  auto plan = PlanCall(shape, {});
+  ASSERT_TRUE(plan.has_value());
+  EXPECT_TRUE(plan->write_counts.empty()) << "the whole reply would fit inline";
+  EXPECT_EQ(plan->reply_capacity, 304u);
+  shape.reply_chunk_min = 1;
+  EXPECT_EQ(PlanCall(shape, {})->reply_capacity, 300u) << "results have room in it";
+  const std::vector<ResultShape> large = {{2000, 2000}};
+  shape.results = large;
+  plan = PlanCall(shape, {});
+  ASSERT_TRUE(plan.has_value());
+  EXPECT_EQ(plan->write_counts.size(), 1u);
+  EXPECT_EQ(plan->reply_capacity, 100u);
+  shape.reply_chunk_min = uint64_t{1} << 32;
   EXPECT_EQ(PlanCall(shape, {}).error(), PlanRefusal::kMessageTooLong);
 }
 

@@ -80,7 +80,9 @@ class ConnectionTerms {
   // (docs/decisions/0049): it says which versions this end takes now.
   Header MakeRefusal(const HeaderFault& fault) const;
 
-  const ProtocolProfile& profile() const { return config_.profile; }
+  // How messages are read and made: version 1 by its document, version 2, which has the chunks of the last of these, by
+  // that one.
+  const ProtocolProfile& profile() const { return is_v2() ? kRfc5666bis : config_.profile; }
   const ChunkListLimits& list_limits() const { return config_.list_limits; }
   const Extensions& extensions() const;
 

@@ -62,6 +62,8 @@ struct Registration {
   uint64_t offset = 0;
   // Of memory in a LastingMemory: what that was registered with served, and nothing was registered for this use alone.
   bool lasting = false;
+  // `handle` is of a memory window that was bound for this use alone: a peer may invalidate it.
+  bool window = false;
 };
 
 // Memory of one connection; no other connection can reach it (ARCHITECTURE section 7).
@@ -124,7 +126,14 @@ struct Invalidate {
 
 // End the connection. OnDisconnected follows, when no memory is reachable any more.
 struct Disconnect {
-  enum class Why : uint8_t { kAsked, kCallTimedOut, kNoResources, kGrantOverrun, kReplyNotRead };
+  enum class Why : uint8_t {
+    kAsked,
+    kCallTimedOut,
+    kNoResources,
+    kGrantOverrun,
+    kReplyNotRead,
+    kBadProperties  // version 2: the peer's answer to this end's properties was malformed
+  };
   Why why = Why::kAsked;
 };
 

@@ -77,7 +77,7 @@ class FakeMemory final : public ConnectionMemory {
     if (reused && use == MemoryUse::kWriteSource) return Registration{.local_key = kLastingKey, .lasting = true};
     const uint32_t id = next_++;
     live[id] = {memory, use, 0x1000 + id, lasting};
-    return Registration{id, 7, 0x1000 + id, reinterpret_cast<uintptr_t>(memory.data()), reused};
+    return Registration{id, 7, 0x1000 + id, reinterpret_cast<uintptr_t>(memory.data()), reused, windows};
   }
   std::optional<MutableBytes> Allocate(size_t bytes) override {
     if (used + bytes > bytes_max_) return std::nullopt;
@@ -110,6 +110,7 @@ class FakeMemory final : public ConnectionMemory {
   std::map<uint32_t, Live> live;
   std::optional<int> refuse_after;
   bool reuses_lasting = true;
+  bool windows = true;
   uint64_t used = 0;
 
  private:

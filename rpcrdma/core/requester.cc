@@ -7,7 +7,8 @@
 #include "base/mark.h"
 #include "base/mutant.h"
 #include "base/trace.h"
-#include "rpcrdma/wire/header_v1.h"
+#include "rpcrdma/wire/v2_numbers.h"
+#include "rpcrdma/xdr/xdr_writer.h"
 
 namespace stagecoach::rpcrdma {
 namespace {
@@ -17,6 +18,8 @@ constexpr size_t kBuffersKept = 64;
 constexpr size_t kBufferKeptMax = 64 * 1024;
 // How long beyond its deadline the fence of a call may take before it is had by ending the connection.
 constexpr Duration kFenceTime = 1s;
+// Of RDMA2_CONNPROP, which has no call to take one from (docs/decisions/0048).
+constexpr uint32_t kConnPropXid = 0;
 
 bool HasEligibleReads(const CallPlan& plan) {
   return std::any_of(plan.reads.begin(), plan.reads.end(), [](const PlannedRead& read) { return read.position != 0; });
@@ -32,6 +35,29 @@ bool SaysDoneAtOnce() {
   return STAGECOACH_MUTANT("done-before-reads", "RDMA_DONE is sent as soon as the Reads of what it ends are posted");
 }
 
+// [v2:6.4+8] [v2:9.3+2] By its code.
+CallFailure::Kind KindOf(const Header::Body& error) {
+  using Kind = CallFailure::Kind;
+  if (std::holds_alternative<ErrVers>(error)) return Kind::kErrVers;
+  if (std::holds_alternative<ErrBadXdr>(error)) return Kind::kErrBadXdr;
+  if (std::holds_alternative<ErrInvalHtype>(error)) return Kind::kErrInvalHtype;
+  if (std::holds_alternative<ErrReadChunks>(error)) return Kind::kErrReadChunks;
+  if (std::holds_alternative<ErrWriteChunks>(error)) return Kind::kErrWriteChunks;
+  if (std::holds_alternative<ErrSegments>(error)) return Kind::kErrSegments;
+  if (std::holds_alternative<ErrWriteResource>(error)) return Kind::kErrWriteResource;
+  if (std::holds_alternative<ErrReplyResource>(error)) return Kind::kErrReplyResource;
+  if (std::holds_alternative<ErrSystem>(error)) return Kind::kErrSystem;
+  return Kind::kErrOther;
+}
+
+// Of version 2.
+CallFailure FailureOf(const Header::Body& error) {
+  CallFailure failure{.kind = KindOf(error), .sent = true};
+  if (const auto* versions = std::get_if<ErrVers>(&error)) failure.versions = *versions;
+  failure.error = error;
+  return failure;
+}
+
 const char* Word(SubmitRefusal refusal) {
   switch (refusal) {
     case SubmitRefusal::kNotConnected:
@@ -40,6 +66,10 @@ const char* Word(SubmitRefusal refusal) {
       return "queue_full";
     case SubmitRefusal::kTooLarge:
       return "too_large";
+    case SubmitRefusal::kNotSpoken:
+      return "not_spoken";
+    case SubmitRefusal::kNotServed:
+      return "not_served";
   }
   return "unknown";
 }
@@ -73,6 +103,40 @@ const char* ToString(CallFailure::Kind kind) {
       return "bad_header";
     case CallFailure::Kind::kBadChunks:
       return "bad_chunks";
+    case CallFailure::Kind::kErrBadXdr:
+      return "err_bad_xdr";
+    case CallFailure::Kind::kErrInvalHtype:
+      return "err_inval_htype";
+    case CallFailure::Kind::kErrReadChunks:
+      return "err_read_chunks";
+    case CallFailure::Kind::kErrWriteChunks:
+      return "err_write_chunks";
+    case CallFailure::Kind::kErrSegments:
+      return "err_segments";
+    case CallFailure::Kind::kErrWriteResource:
+      return "err_write_resource";
+    case CallFailure::Kind::kErrReplyResource:
+      return "err_reply_resource";
+    case CallFailure::Kind::kErrSystem:
+      return "err_system";
+    case CallFailure::Kind::kErrOther:
+      return "err_other";
+    case CallFailure::Kind::kBadDirection:
+      return "bad_direction";
+    case CallFailure::Kind::kTooLarge:
+      return "too_large";
+  }
+  return "unknown";
+}
+
+const char* ToString(ExchangeEnd end) {
+  switch (end) {
+    case ExchangeEnd::kAnswered:
+      return "answered";
+    case ExchangeEnd::kRefused:
+      return "refused";
+    case ExchangeEnd::kUnanswered:
+      return "unanswered";
   }
   return "unknown";
 }
@@ -80,6 +144,9 @@ const char* ToString(CallFailure::Kind kind) {
 Requester::Requester(const Config& config, BufferArena send, BufferArena receive, ConnectionMemory& memory,
                      XidSource& xids, TraceSink* trace)
     : config_(config),
+      terms_(config.terms != nullptr ? *config.terms
+                                     : own_terms_.emplace(ConnectionTerms::Config{.profile = config.profile,
+                                                                                  .list_limits = config.list_limits})),
       send_(send),
       receive_(receive),
       memory_(memory),
@@ -129,21 +196,26 @@ Result<CallId, SubmitRefusal> Requester::Submit(CallSpec&& spec, Instant now) {
     return refuse(SubmitRefusal::kQueueFull);
   }
 
-  SmallVector<ResultShape, 4> results;
-  for (const MutableBytes memory : spec.results) results.push_back({memory.size(), memory.size()});
-  auto plan = PlanCall({.base_size = spec.message_size,
-                        .items = spec.items,
-                        .results = results,
-                        .reply_base_max = spec.reply_base_max,
-                        .longest_inside = spec.longest_inside,
-                        .direct_placement = spec.direct_placement},
-                       limits_);
+  STAGECOACH_CHECK(!terms_.probing() || outstanding_ == 0);
+  // [v2:7.3#2] A server does not know it before its client has spoken.
+  if (!terms_.settled() && !terms_.probing()) return refuse(SubmitRefusal::kNotConnected);
+  // [v2:4.2.2+3]
+  if (terms_.is_v2() && config_.reverse && terms_.peer().reverse_requests == ReverseSupport::kNone) {
+    STAGECOACH_MARK("requester.reverse_calls_not_served");
+    return refuse(SubmitRefusal::kNotServed);
+  }
+
+  const Wish wish{.reply_base_max = spec.reply_base_max,
+                  .longest_inside = spec.longest_inside,
+                  .direct_arguments = spec.direct_placement,
+                  .direct_results = spec.direct_placement};
+  const PlanLimits planned_by = limits();
+  auto plan = Plan(spec.message_size, spec.items, spec.results, wish, planned_by);
   if (!plan) {
     STAGECOACH_MARK("requester.no_plan_fits");
     return refuse(SubmitRefusal::kTooLarge);
   }
-  // [5666bis:8.3.4#2] [5666bis:8.3.4#3] RDMA_MSG without chunks, or nothing is sent.
-  if (config_.inline_only && (plan->type != MessageType::kMsg || plan->exposed_segments() > 0)) {
+  if (!Permits(*plan)) {
     STAGECOACH_MARK("requester.call_does_not_fit_inline");
     return refuse(SubmitRefusal::kTooLarge);
   }
@@ -161,6 +233,9 @@ Result<CallId, SubmitRefusal> Requester::Submit(CallSpec&& spec, Instant now) {
   call.results = std::move(spec.results);
   call.lasting = std::move(spec.lasting);
   call.plan = std::move(*plan);
+  call.wish = wish;
+  call.planned_by = planned_by;
+  call.flags = spec.flags & terms_.extensions().flags();
   ++outstanding_;
   LowerDeadline(call.deadline);
   queue_.push(index);
@@ -176,6 +251,75 @@ Result<CallId, SubmitRefusal> Requester::Submit(CallSpec&& spec, Instant now) {
   if (trace_ != nullptr) TracePlan(index, now);
   Pump(now);
   return id;
+}
+
+// [v2:9.1+2] Of those that the program knows. Nothing before the probe is answered [v2:7#1].
+Result<CallId, SubmitRefusal> Requester::SubmitExtension(ExtensionSpec&& spec, Instant now) {
+  const auto refuse = [&](SubmitRefusal refusal) {
+    Trace(trace_, now, config_.name, "call.declined",
+          {{"cookie", spec.cookie}, {"bytes", spec.body.size()}, {"why", Word(refusal)}});
+    return Err(refusal);
+  };
+  if (ending_ || over_) return refuse(SubmitRefusal::kNotConnected);
+  if (queue_.size() >= config_.queued_max) return refuse(SubmitRefusal::kQueueFull);
+  const HeaderTypeRow* const row = terms_.extensions().FindHeaderType(spec.type);
+  if (!terms_.is_v2() || terms_.probing() || row == nullptr || row->has_message) {
+    STAGECOACH_MARK("requester.extension_not_spoken");
+    return refuse(SubmitRefusal::kNotSpoken);
+  }
+  if (terms_.layout().prefix_size + spec.body.size() > limits().send_inline) return refuse(SubmitRefusal::kTooLarge);
+
+  const uint32_t index = AllocateCall();
+  Call& call = *calls_[index];
+  call.state = State::kQueued;
+  call.cookie = spec.cookie;
+  call.submitted = now;
+  call.deadline = spec.deadline;
+  call.message_size = 0;
+  call.plan = {};
+  call.offered = {};
+  call.flags = spec.flags & terms_.extensions().flags();
+  call.extension = Extension{.type = spec.type, .body = std::move(spec.body)};
+  ++outstanding_;
+  LowerDeadline(call.deadline);
+  queue_.push(index);
+  const CallId id = IdOf(index);
+  Trace(trace_, now, config_.name, "extension.submitted",
+        {{"call", id},
+         {"cookie", call.cookie},
+         {"type", uint64_t{spec.type}},
+         {"bytes", call.extension->body.size()},
+         {"deadline", Nanoseconds(call.deadline)}});
+  Pump(now);
+  return id;
+}
+
+Result<CallPlan, PlanRefusal> Requester::Plan(size_t message_size, std::span<const EligibleItem> items,
+                                              std::span<const MutableBytes> memory, const Wish& wish,
+                                              const PlanLimits& limits) const {
+  SmallVector<ResultShape, 4> results;
+  for (const MutableBytes each : memory) results.push_back({each.size(), each.size()});
+  return PlanCall({.base_size = message_size,
+                   .items = items,
+                   .results = results,
+                   .reply_base_max = wish.reply_base_max,
+                   .longest_inside = wish.longest_inside,
+                   .direct_arguments = wish.direct_arguments,
+                   .direct_results = wish.direct_results && memory.size() <= peer_takes_.write_chunks,
+                   .reply_chunk_min = wish.reply_chunk_min},
+                  limits);
+}
+
+bool Requester::MayUseChunks() const {
+  if (!terms_.is_v2()) return !config_.inline_only;
+  // [v2:7+3] Not of the probe. [v2:4.2.2+4] [v2:4.2.2+5] Of reverse calls, by what the client has said.
+  if (terms_.probing()) return false;
+  return config_.reverse ? terms_.peer().reverse_requests == ReverseSupport::kGeneral : !config_.inline_only;
+}
+
+// [5666bis:8.3.4#2] [5666bis:8.3.4#3] RDMA_MSG without chunks, or nothing is sent.
+bool Requester::Permits(const CallPlan& plan) const {
+  return MayUseChunks() || (plan.type == MessageType::kMsg && plan.exposed_segments() == 0);
 }
 
 void Requester::TracePlan(uint32_t index, Instant now) {
@@ -194,7 +338,7 @@ void Requester::TracePlan(uint32_t index, Instant now) {
   for (const Piece& piece : plan.write_segments) write_bytes += piece.length;
   Trace(trace_, now, config_.name, "call.planned",
         {{"call", IdOf(index)},
-         {"type", ToString(plan.type)},
+         {"type", ToString(plan.type, plan.layout.version)},
          {"send", plan.send_size()},
          {"position_zero", position_zero},
          {"read_chunks", read_chunks},
@@ -225,6 +369,10 @@ void Requester::Cancel(CallId id, Instant now) {
     if (call->pull->in_flight == 0) EndPull(index);
     PumpPulls(now);
     Pump(now);
+  } else if (call->state == State::kFencing && call->next != nullptr) {
+    STAGECOACH_MARK("requester.cancel_before_resend");
+    call->next.reset();
+    call->failure = CallFailure{.kind = CallFailure::Kind::kCancelled, .sent = true};
   } else if (call->state == State::kFencing) {
     STAGECOACH_MARK("requester.cancel_while_fencing");
   }
@@ -239,7 +387,13 @@ void Requester::Abandon(Call& call) {
     return;
   }
   xid_table_.Insert(call.xid, kAbandoned);
-  abandoned_.push({call.xid, config_.inline_only ? std::nullopt : call.deadline, call.dones_before});
+  abandoned_.push({call.xid, MayTimeOut(call) ? std::nullopt : call.deadline, call.dones_before});
+}
+
+// Whether the connection goes on when it is not answered: where that is so at all, nothing of it may be within the
+// peer's reach.
+bool Requester::MayTimeOut(const Call& call) const {
+  return call.extension.has_value() || ((config_.inline_only || config_.reverse) && call.stags_valid == 0);
 }
 
 void Requester::SetLimits(const PlanLimits& limits, uint32_t reads_max) {
@@ -247,6 +401,36 @@ void Requester::SetLimits(const PlanLimits& limits, uint32_t reads_max) {
   STAGECOACH_CHECK(limits.send_inline <= send_.slot_size && limits.receive_inline <= receive_.slot_size);
   limits_ = limits;
   reads_max_ = reads_max;
+}
+
+// [v2:4.2.1+2] [v2:4.2.1+3] [v2:4.2.1+4] [v2:4.2.1+5] [v2:8.3+1] [v2:8.3+2] In version 2 by what both ends have said of
+// themselves, and by what the responder has refused before.
+PlanLimits Requester::limits() const {
+  if (!terms_.is_v2()) return limits_;
+  PlanLimits limits = limits_;
+  limits.layout = terms_.layout();
+  limits.send_inline = std::min(terms_.send_inline(), send_.slot_size);
+  limits.receive_inline = std::min(terms_.receive_inline(), receive_.slot_size);
+  limits.pad_align = 0;
+  limits.read_chunks_max = std::min(limits.read_chunks_max, peer_takes_.read_chunks);
+  limits.segments_per_read_chunk_max = std::min(limits.segments_per_read_chunk_max, peer_takes_.segments);
+  limits.segments_per_chunk_max = std::min(limits.segments_per_chunk_max, peer_takes_.segments);
+  limits.gather_bytes_max = config_.grown_bytes_max;
+  return limits;
+}
+
+// [v2:5.3.4+5] [v2:5.3.4+3] [v2:4+1] Ahead of the calls.
+void Requester::SendProperties(Instant until, Instant now) {
+  STAGECOACH_CHECK(terms_.is_v2() && terms_.settled() && exchange_ == Exchange::kNone);
+  if (ending_ || over_) return;
+  exchange_ = Exchange::kWaiting;
+  exchange_until_ = until;
+  LowerDeadline(until);
+  Pump(now);
+}
+
+std::optional<ExchangeEnd> Requester::TakeExchangeEnd() {
+  return std::exchange(exchange_end_, std::nullopt);
 }
 
 void Requester::Close(Instant) {
@@ -262,7 +446,8 @@ void Requester::Close(Instant) {
 // the moment.
 void Requester::Pump(Instant now) {
   PumpDones(now);
-  while (!ending_ && !over_ && !queue_.empty() && credits_.available() && !free_send_slots_.empty() &&
+  PumpExchange(now);
+  while (!ending_ && !over_ && !queue_.empty() && !exchanging() && credits_.available() && !free_send_slots_.empty() &&
          posted_receives_ > credits_.in_flight()) {
     Transmit(queue_.pop(), now);
   }
@@ -270,7 +455,9 @@ void Requester::Pump(Instant now) {
     held_for_ = {};
     return;
   }
-  if (!credits_.available()) {
+  if (exchanging()) {
+    TraceHeld("properties", now);
+  } else if (!credits_.available()) {
     TraceHeld("credit", now);
   } else if (free_send_slots_.empty()) {
     STAGECOACH_MARK("requester.call_waits_for_send_buffer");
@@ -299,17 +486,52 @@ uint32_t Requester::room() const {
   return credits_.in_flight() == 0 && queue_.empty() ? 1 : 0;
 }
 
-void Requester::Transmit(uint32_t index, Instant now) {
-  Call& call = *calls_[index];
+// [v2:3.2+4] [v2:10.1+2] XID 0 is that of RDMA2_CONNPROP, and a call may come to a connection of version 2 from one of
+// version 1.
+void Requester::DrawXid(Call& call) {
+  if (call.resends > 0) resending_.Remove(call.xid);
   if (call.wanted_xid) {
     call.xid = *call.wanted_xid;
     STAGECOACH_CHECK(!xid_table_.Find(call.xid));
-  } else {
-    do call.xid = xids_.Next();
-    while (xid_table_.Find(call.xid).has_value());
+    return;
   }
+  const auto taken = [&](uint32_t xid) {
+    if (xid == 0 && terms_.versions().contains(kRpcRdmaVersion2)) return true;
+    for (size_t i = 0; i < resending_.size(); ++i) {
+      if (resending_[i] == xid) return true;
+    }
+    return xid_table_.Find(xid).has_value();
+  };
+  do call.xid = xids_.Next();
+  while (taken(call.xid));
+}
+
+// By what is known now, if that is not what was known when it was planned. False: there is no way for it any more.
+bool Requester::PlanAgain(uint32_t index, Instant now) {
+  if (!terms_.is_v2()) return true;
+  Call& call = *calls_[index];
+  const PlanLimits limits = this->limits();
+  if (call.extension) return terms_.layout().prefix_size + call.extension->body.size() <= limits.send_inline;
+  if (!(limits == call.planned_by)) {
+    auto plan = Plan(call.message_size, call.items, call.results, call.wish, limits);
+    if (!plan) return false;
+    call.plan = std::move(*plan);
+    call.planned_by = limits;
+    if (trace_ != nullptr) TracePlan(index, now);
+  }
+  return Permits(call.plan);
+}
+
+void Requester::Transmit(uint32_t index, Instant now) {
+  Call& call = *calls_[index];
+  if (!PlanAgain(index, now)) {
+    STAGECOACH_MARK("requester.no_plan_fits_any_more");
+    FailWith(index, CallFailure::Kind::kTooLarge, now);
+    return;
+  }
+  DrawXid(call);
   // [5666bis:5.1.1#1] [2004:4.1#5] one XID in both headers.
-  ByteWriter(MutableBytes(call.buffer).first(4)).U32(call.xid);
+  if (!call.extension) ByteWriter(MutableBytes(call.buffer).first(4)).U32(call.xid);
 
   SmallVector<Exposure, 8> exposures;
   if (!Expose(index, &exposures, now)) {
@@ -322,15 +544,25 @@ void Requester::Transmit(uint32_t index, Instant now) {
   // [5666bis:4.2+1] [5666:3+1] [2004:3+1] [5666bis:5.1.3+1] [5666:4.1+4] [2004:4.1+5] [5666bis:5.3.1+1]
   // [5666bis:5.3.2+1] [5666:3.4+11] [2004:3.4+11] [2004:3.8#2] [5666bis:8.3.4+1] Header, then what is left of the
   // message. [5666bis:8.3.4#1] [5666bis:8.3.4#4] Of version 1; the message follows at once.
-  Header header = MakeCallHeader(call.plan, call.xid, credits_.Request(queue_.size()), exposures);
+  const uint32_t requested = credits_.Request(queue_.size());
+  Header header;
+  if (call.extension) {
+    header = terms_.MakeHeader(call.xid, requested, call.flags, *call.extension);
+  } else {
+    STAGECOACH_CHECK(call.plan.layout == terms_.layout());
+    call.inv_handle = InvHandle(call);
+    call.invalidated_at.reset();
+    header = MakeCallHeader(call.plan, call.xid, requested, exposures, call.inv_handle);
+    if (header.flags) *header.flags |= call.flags;
+    call.offered = *header.chunks();
+  }
   const uint32_t slot = free_send_slots_.back();
   free_send_slots_.pop_back();
   ByteWriter out(send_.slot(slot));
-  EncodeHeaderV1(header, out);
+  terms_.Encode(header, out);
   WriteInline({ConstBytes(call.buffer).first(call.message_size), call.items}, call.plan.inline_pieces, out);
   // [5666bis:5.1.4+10]
-  STAGECOACH_CHECK(out.ok() && out.position() <= limits_.send_inline);
-  call.offered = *header.chunks();
+  STAGECOACH_CHECK(out.ok() && out.position() <= limits().send_inline);
 
   call.state = State::kSent;
   xid_table_.Insert(call.xid, index);
@@ -346,7 +578,7 @@ void Requester::Transmit(uint32_t index, Instant now) {
     commands_.push(PostSend{.slot = copy, .length = static_cast<uint32_t>(out.position())});
   }
   CountSent(call);
-  stats_.credit_wait.RecordTime(now - call.submitted);
+  if (call.resends == 0) stats_.credit_wait.RecordTime(now - call.submitted);
   stats_.send_bytes.Record(out.position());
   Trace(trace_, now, config_.name, "call.sent",
         {{"call", IdOf(index)},
@@ -369,6 +601,7 @@ void Requester::Transmit(uint32_t index, Instant now) {
 bool Requester::Expose(uint32_t index, SmallVector<Exposure, 8>* exposures, Instant now) {
   Call& call = *calls_[index];
   if (call.plan.reply_capacity > 0) call.reply_memory.reset(new std::byte[call.plan.reply_capacity]);
+  if (call.plan.gathered_bytes > 0) Gather(call);
   SmallVector<size_t, 2> empty;
   const auto expose = [&](const Piece& piece, MemoryUse use) {
     const ConstBytes memory = MemoryOf(call, piece);
@@ -378,14 +611,16 @@ bool Requester::Expose(uint32_t index, SmallVector<Exposure, 8>* exposures, Inst
       return true;
     }
     // What the engine itself keeps, the message and room for a long reply, is not the program's memory.
-    const bool is_programs = piece.source == Piece::Source::kItem || piece.source == Piece::Source::kResult;
+    const bool is_programs =
+        piece.source == Piece::Source::kItem ||
+        (piece.source == Piece::Source::kResult && (call.grown.empty() || call.grown[piece.index] == nullptr));
     LastingMemory* const lasting = is_programs ? call.lasting.get() : nullptr;
     const std::optional<Registration> registration = memory_.Register(memory, use, lasting);
     if (!registration) return false;
     ++stats_.registrations;
     if (lasting != nullptr) ++(registration->lasting ? stats_.memory_reused : stats_.memory_not_reused);
     ++call.stags_valid;
-    call.exposed.push_back({registration->id, registration->handle, false});
+    call.exposed.push_back({registration->id, registration->handle, false, registration->window});
     exposures->push_back({registration->handle, registration->offset});
     Trace(trace_, now, config_.name, "stag.exposed",
           {{"call", IdOf(index)},
@@ -412,6 +647,23 @@ bool Requester::Expose(uint32_t index, SmallVector<Exposure, 8>* exposures, Inst
   return true;
 }
 
+// [v2:3.3+3] [v2:3.3+4] [v2:8.4+1] [v2:8.4+2] [v2:8.4+3] [v2:8.4+5] [v2:8.4.1+3] [v2:8.4.1+4] The first window: it was
+// bound for this call, and its end does nobody else any harm. 0: nothing here is one.
+uint32_t Requester::InvHandle(const Call& call) const {
+  if (!terms_.is_v2()) return 0;
+  for (const internal::ExposedSegment& exposed : call.exposed) {
+    if (exposed.window) return exposed.handle;
+  }
+  return 0;
+}
+
+void Requester::Gather(Call& call) {
+  call.gathered.reset(new std::byte[call.plan.gathered_bytes]);
+  ByteWriter out(MutableBytes(call.gathered.get(), call.plan.gathered_bytes));
+  WriteInline({ConstBytes(call.buffer).first(call.message_size), call.items}, call.plan.gathered_pieces, out);
+  STAGECOACH_CHECK(out.ok());
+}
+
 ConstBytes Requester::MemoryOf(const Call& call, const Piece& piece) const {
   switch (piece.source) {
     case Piece::Source::kBase:
@@ -423,13 +675,16 @@ ConstBytes Requester::MemoryOf(const Call& call, const Piece& piece) const {
       return call.results[piece.index].subspan(piece.offset, piece.length);
     case Piece::Source::kReplyBuffer:
       return ConstBytes(call.reply_memory.get(), call.plan.reply_capacity).subspan(piece.offset, piece.length);
+    case Piece::Source::kGathered:
+      return ConstBytes(call.gathered.get(), call.plan.gathered_bytes).subspan(piece.offset, piece.length);
   }
   return {};
 }
 
 void Requester::CountSent(const Call& call) {
-  ++stats_.calls;
   ++stats_.sends;
+  if (call.resends > 0 || call.extension) return;
+  ++stats_.calls;
   if (call.plan.type == MessageType::kNomsg) ++stats_.calls_long;
   if (HasEligibleReads(call.plan)) ++stats_.calls_by_read_chunk;
   if (!call.plan.write_counts.empty()) ++stats_.calls_by_write_chunk;
@@ -442,7 +697,7 @@ void Requester::OnReceive(uint32_t slot, uint32_t length, std::optional<uint32_t
   STAGECOACH_CHECK(slot < receive_.slots && length <= receive_.slot_size && posted_receives_ > 0);
   if (invalidated) OnInvalidatedByPeer(*invalidated, now);
   ByteReader in(receive_.slot(slot).first(length));
-  Result<Header, HeaderFault> header = DecodeHeaderV1(in, config_.list_limits, config_.profile);
+  Result<Header, HeaderFault> header = terms_.Decode(in);
   if (!header) return OnMalformed(slot, length, header.error(), now);
   OnMessage(slot, std::move(*header), in.Rest(), now);
 }
@@ -454,8 +709,14 @@ void Requester::OnMalformed(uint32_t slot, uint32_t length, const HeaderFault& f
   ++stats_.malformed;
   // [5666bis:8.3.3#1] Nothing of a message too short for the fixed fields may be used. Otherwise the XID names the call
   // that can never complete now [5666bis:5.5#5].
+  // [v2:3.2+3] [v2:7.3#2] In version 2 it has to say that it is an answer, which another version's does not; and
+  // [v2:5.2#3] what is of no type that we know may answer anything.
+  const bool says_nothing = fault.kind == HeaderFault::Kind::kTooShort || !fault.xid ||
+                            (fault.flags && fault.kind == HeaderFault::Kind::kUnknownType);
+  const bool is_response = fault.flags ? (*fault.flags & kFlagResponse) != 0 : !(terms_.settled() && terms_.is_v2());
+  const bool answers = is_response && !says_nothing;
   std::optional<uint32_t> index;
-  if (fault.kind != HeaderFault::Kind::kTooShort && fault.xid) index = xid_table_.Find(*fault.xid);
+  if (answers) index = xid_table_.Find(*fault.xid);
   if (trace_ != nullptr) {
     Trace(trace_, now, config_.name, "reply.malformed",
           {{"length", uint64_t{length}},
@@ -473,6 +734,16 @@ void Requester::OnMalformed(uint32_t slot, uint32_t length, const HeaderFault& f
       if (!calls_[*index]->failure) calls_[*index]->failure = failure;
       Fence(*index, now);
     }
+  }
+  if (answers && fault.action == FaultAction::kDisconnect) {
+    // [v2:4.1#1] [v2:5.3.3#1] Without an answer, as a requester sends none; and without what the peer takes there is
+    // nothing to go by.
+    STAGECOACH_MARK("requester.malformed_properties");
+    EndConnection(Disconnect::Why::kBadProperties);
+  } else if (answers && exchange_ == Exchange::kSent && fault.xid == kConnPropXid) {
+    STAGECOACH_MARK("requester.answer_to_properties_cannot_be_read");
+    credits_.OnReply(std::nullopt);
+    EndExchange(ExchangeEnd::kRefused, now);
   }
   PostReceiveAgain(slot);
   Pump(now);
@@ -498,13 +769,31 @@ void Requester::OnMessage(uint32_t slot, Header&& header, ConstBytes body, Insta
     }
     Pump(now);
   };
+  CountHeader(header, now);
+  // [v2:3.2#2] [v2:3.2#5] [v2:3.2+3] [v2:8.2+4] Nothing that is not marked as an answer is one, whatever its XID.
+  if (header.flags && !header.is_response()) {
+    STAGECOACH_MARK("requester.not_marked_as_response");
+    return ignore(&stats_.ignored, header.type() == MessageType::kError ? "not_marked" : "reverse_call");
+  }
+  // [v2:10.1+2] Answers to the one are found by their type.
+  if (header.type() == MessageType::kConnProp) return OnProperties(slot, header, now);
+  if (exchange_ == Exchange::kSent && header.type() == MessageType::kError && header.xid == kConnPropXid) {
+    // [v2:4.2+3] [v2:5.3.4#1] By the defaults, then.
+    STAGECOACH_MARK("requester.properties_refused");
+    ++stats_.errors;
+    Trace(trace_, now, config_.name, "properties.refused", {{"why", ErrorText(header.body, terms_.extensions())}});
+    credits_.OnReply(std::nullopt);
+    EndExchange(ExchangeEnd::kRefused, now);
+    PostReceiveAgain(slot);
+    return Pump(now);
+  }
   // [5666bis:5.7.2#1] RDMA_DONE is dropped. So is a reverse-direction call, told apart from a reply by its direction
   // word: no program is offered here [5666bis:8.3.1#1] [5666bis:8.3.1+1].
   if (header.type() == MessageType::kDone) {
     STAGECOACH_MARK("requester.done_dropped");
     return ignore(&stats_.ignored, "done");
   }
-  if (header.has_inline_message() && body.size() >= 8 && ByteReader(body.subspan(4)).U32() == 0) {
+  if (!header.flags && header.has_inline_message() && body.size() >= 8 && ByteReader(body.subspan(4)).U32() == 0) {
     STAGECOACH_MARK("requester.reverse_call_dropped");
     return ignore(&stats_.ignored, "reverse_call");
   }
@@ -521,7 +810,7 @@ void Requester::OnMessage(uint32_t slot, Header&& header, ConstBytes body, Insta
     return ignore(&stats_.unknown_xids, "unknown_xid");
   }
   xid_table_.Erase(xid);
-  CountReply(*index, xid, header.credits);
+  CountReply(*index, xid, GrantOf(header));
   stats_.credits_granted = credits_.granted();
   if (*index == kAbandoned) {
     STAGECOACH_MARK("requester.reply_after_cancel");
@@ -529,6 +818,24 @@ void Requester::OnMessage(uint32_t slot, Header&& header, ConstBytes body, Insta
   }
   OnReplyTo(*index, slot, std::move(header), body, now);
   Pump(now);
+}
+
+// [v2:10.1+3] What it grants. [v2:5.3.3#2] [v2:7#1] An error of version 2 nothing; nor does the one that ends a probe.
+std::optional<uint32_t> Requester::GrantOf(const Header& header) const {
+  const bool counts = header.type() != MessageType::kError || !(header.flags || terms_.probing());
+  if (counts || STAGECOACH_MUTANT("v2-error-grants", "the credit word of an RDMA2_ERROR is taken for a grant")) {
+    return header.credits;
+  }
+  return std::nullopt;
+}
+
+// [v2:3.2#1] Flags that nobody has defined are of no meaning.
+void Requester::CountHeader(const Header& header, Instant now) {
+  const uint32_t unknown = UnknownFlags(header, terms_.extensions());
+  if (unknown == 0) return;
+  STAGECOACH_MARK("requester.unknown_flags");
+  ++stats_.unknown_flags;
+  Trace(trace_, now, config_.name, "flags.unknown", {{"xid", uint64_t{header.xid}}, {"flags", uint64_t{unknown}}});
 }
 
 // Of a call that was over before, or not.
@@ -544,10 +851,10 @@ void Requester::CountReply(uint32_t index, uint32_t xid, std::optional<uint32_t>
 
 void Requester::OnReplyTo(uint32_t index, uint32_t slot, Header&& header, ConstBytes message, Instant now) {
   Call& call = *calls_[index];
-  if (config_.profile.header_xid_prevails && header.has_inline_message() && message.size() >= 4) {
-    PutXid(message, header.xid);
-  }
-  if (config_.profile.written_lengths_count_round_up && header.chunks() != nullptr) {
+  call.answered_in = header.flags ? kRpcRdmaVersion2 : kRpcRdmaVersion1;
+  const ProtocolProfile& profile = terms_.profile();
+  if (profile.header_xid_prevails && header.has_inline_message() && message.size() >= 4) PutXid(message, header.xid);
+  if (profile.written_lengths_count_round_up && header.chunks() != nullptr) {
     CutRoundUp(&header.mutable_chunks()->writes, call.offered.writes);
   }
   const bool owes_done = OwesDone(header);
@@ -564,9 +871,26 @@ void Requester::OnReplyTo(uint32_t index, uint32_t slot, Header&& header, ConstB
     Trace(trace_, now, config_.name, "reply.refused",
           {{"call", IdOf(index)}, {"xid", uint64_t{header.xid}}, {"why", ToString(fault)}});
   };
+  const auto refuse_direction = [&](DirectionFault fault) {
+    STAGECOACH_MARK("requester.reply_is_marked_wrongly");
+    failure = CallFailure{.kind = CallFailure::Kind::kBadDirection, .sent = true};
+    failure->direction = fault;
+    ++stats_.malformed;
+    Trace(trace_, now, config_.name, "reply.refused",
+          {{"call", IdOf(index)}, {"xid", uint64_t{header.xid}}, {"why", ToString(fault)}});
+  };
   if (failure) {
     STAGECOACH_MARK("requester.reply_after_deadline");
     ++stats_.ignored;
+  } else if (header.flags && header.type() == MessageType::kError) {
+    ++stats_.errors;
+    CountInvalidation(call, /*error=*/true);
+    if (auto attempt = AttemptAfter(call, header.body)) {
+      PostReceiveAgain(slot);
+      return Resend(index, std::move(attempt), header.body, now);
+    }
+    STAGECOACH_MARK("requester.error_ends_its_call");
+    failure = FailureOf(header.body);
   } else if (const auto* versions = std::get_if<ErrVers>(&header.body)) {
     STAGECOACH_MARK("requester.err_vers");
     failure = CallFailure{.kind = CallFailure::Kind::kErrVers, .sent = true, .versions = *versions};
@@ -575,8 +899,27 @@ void Requester::OnReplyTo(uint32_t index, uint32_t slot, Header&& header, ConstB
     STAGECOACH_MARK("requester.err_chunk");
     failure = CallFailure{.kind = CallFailure::Kind::kErrChunk, .sent = true};
     ++stats_.errors;
-  } else if (auto reads = ValidateReply(header, message, call.offered, config_.profile,
-                                        {.read_bytes_max = config_.read_bytes_max});
+  } else if (call.extension) {
+    auto* const answer = std::get_if<Extension>(&header.body);
+    if (answer != nullptr && !answer->has_message) {
+      ++stats_.replies;
+      call.extension = std::move(*answer);
+      PostReceiveAgain(slot);
+      return Fence(index, now);
+    }
+    STAGECOACH_MARK("requester.extension_answered_otherwise");
+    ++stats_.malformed;
+    failure = CallFailure{.kind = CallFailure::Kind::kBadHeader, .sent = true};
+    failure->header = {.kind = HeaderFault::Kind::kExtension,
+                       .xid = header.xid,
+                       .version = header.version,
+                       .expected = kRpcRdmaVersion2,
+                       .flags = header.flags};
+  } else if (const auto direction = CheckDirection(header, message)) {
+    // [v2:3.2#2] [v2:3.2#3]
+    refuse_direction(*direction);
+  } else if (auto reads =
+                 ValidateReply(header, message, call.offered, profile, {.read_bytes_max = config_.read_bytes_max});
              !reads) {
     refuse(reads.error());
   } else if (owes_done && reads_max_ == 0) {
@@ -595,6 +938,7 @@ void Requester::OnReplyTo(uint32_t index, uint32_t slot, Header&& header, ConstB
     call.receive_slot = slot;
     call.reply_header = std::move(header);
     call.reply_inline = message;
+    CountInvalidation(call, /*error=*/false);
     if (call.pull) {
       ++stats_.replies_by_read_chunk;
       call.state = State::kPulling;
@@ -608,10 +952,197 @@ void Requester::OnReplyTo(uint32_t index, uint32_t slot, Header&& header, ConstB
   if (owes_done) dones_.push({call.xid, std::nullopt});
 }
 
+// --- Version 2: errors, and what is made of them ---
+
+// [v2:5.3.3#8] [v2:5.3.3#9] [v2:5.3.3#12] [v2:5.3.3#13] [v2:5.3.3#17] [v2:5.3.3#20] [v2:5.3.3#22] [v2:5.3.3+10]
+// [v2:8.5+1] How the call is to be
+// sent again, where the error says how it could be served (docs/decisions/0050). Null: it ends with the error, as it
+// does when the same call would be refused again. What the responder takes is remembered in either case, but for errors
+// that this call cannot have caused.
+std::unique_ptr<Requester::Attempt> Requester::AttemptAfter(Call& call, const Header::Body& error) {
+  if (call.extension) return nullptr;
+  const CallPlan& last = call.plan;
+  auto attempt = std::make_unique<Attempt>();
+  attempt->wish = call.wish;
+  Wish& wish = attempt->wish;
+  bool helps = false;
+  if (const auto* reads = std::get_if<ErrReadChunks>(&error)) {
+    if (last.reads.empty()) return nullptr;
+    peer_takes_.read_chunks = std::min(peer_takes_.read_chunks, reads->max_chunks);
+    // All of the message at position zero.
+    helps = HasEligibleReads(last);
+    wish.direct_arguments = false;
+  } else if (const auto* writes = std::get_if<ErrWriteChunks>(&error)) {
+    if (last.write_counts.empty()) return nullptr;
+    peer_takes_.write_chunks = std::min(peer_takes_.write_chunks, writes->max_chunks);
+    helps = true;
+    wish.direct_results = false;
+  } else if (const auto* segments = std::get_if<ErrSegments>(&error)) {
+    if (last.exposed_segments() == 0 || segments->max_segments == 0) return nullptr;
+    peer_takes_.segments = std::min(peer_takes_.segments, segments->max_segments);
+    helps = !call.fewer_segments;
+    call.fewer_segments = true;
+  } else if (const auto* result = std::get_if<ErrWriteResource>(&error)) {
+    helps = config_.resend_executed && Grow(call, *result, attempt.get());
+  } else if (const auto* reply = std::get_if<ErrReplyResource>(&error)) {
+    const uint64_t offered = call.offered.reply ? TotalLength(*call.offered.reply) : 0;
+    if (reply->length_needed > 0) {
+      helps = config_.resend_executed && reply->length_needed > offered;
+      wish.reply_chunk_min = reply->length_needed;
+    } else if (!last.write_counts.empty()) {
+      // No Write chunk at all can be taken. Nothing was executed.
+      peer_takes_.write_chunks = 0;
+      helps = true;
+      wish.direct_results = false;
+    }
+  }
+  if (!helps || ending_) return nullptr;
+  if (call.resends == config_.resends_max) {
+    STAGECOACH_MARK("requester.resent_often_enough");
+    return nullptr;
+  }
+
+  SmallVector<MutableBytes, 2> results = call.results;
+  if (attempt->grown) results[attempt->grown_index] = {attempt->grown.get(), attempt->grown_size};
+  attempt->planned_by = limits();
+  auto plan = Plan(call.message_size, call.items, results, wish, attempt->planned_by);
+  if (!plan || *plan == last || !Permits(*plan)) return nullptr;
+  attempt->plan = std::move(*plan);
+  if (OwnBytes(call, *attempt) > config_.grown_bytes_max) {
+    STAGECOACH_MARK("requester.resend_would_take_too_much_memory");
+    return nullptr;
+  }
+  return attempt;
+}
+
+// [v2:5.3.3+9] A longer Write chunk: counted from one, and in memory of this end's own.
+bool Requester::Grow(const Call& call, const ErrWriteResource& error, Attempt* attempt) const {
+  const WriteList& offered = call.offered.writes;
+  if (error.chunk_index == 0 || error.chunk_index > offered.size()) return false;
+  attempt->grown_index = error.chunk_index - 1;
+  if (error.length_needed <= TotalLength(offered[attempt->grown_index])) return false;
+  attempt->grown_size = XdrRoundUp(error.length_needed);
+  if (attempt->grown_size > config_.grown_bytes_max) return false;
+  attempt->grown.reset(new (std::nothrow) std::byte[attempt->grown_size]);
+  return attempt->grown != nullptr;
+}
+
+// What this end adds of its own to serve the call.
+uint64_t Requester::OwnBytes(const Call& call, const Attempt& attempt) const {
+  uint64_t bytes = attempt.grown_size + attempt.wish.reply_chunk_min + attempt.plan.gathered_bytes;
+  for (size_t i = 0; i < call.grown.size(); ++i) {
+    const bool replaced = attempt.grown && attempt.grown_index == i;
+    if (call.grown[i] && !replaced) bytes += call.results[i].size();
+  }
+  return bytes;
+}
+
+// [v2:5.3.3+11] Under its XID, by which a replay cache knows it. The credit of the first attempt has come back with the
+// error; the next takes one of its own.
+void Requester::Resend(uint32_t index, std::unique_ptr<Attempt> attempt, const Header::Body& error, Instant now) {
+  Call& call = *calls_[index];
+  STAGECOACH_MARK("requester.resend");
+  if (attempt->wish.direct_arguments != call.wish.direct_arguments) STAGECOACH_MARK("requester.resend_as_long_call");
+  if (attempt->wish.direct_results != call.wish.direct_results) STAGECOACH_MARK("requester.resend_without_writes");
+  if (attempt->plan.gathered_bytes > 0) STAGECOACH_MARK("requester.resend_gathered");
+  if (attempt->grown) STAGECOACH_MARK("requester.resend_with_longer_write_chunk");
+  if (attempt->wish.reply_chunk_min > 0) STAGECOACH_MARK("requester.resend_with_longer_reply_chunk");
+  ++call.resends;
+  ++stats_.resends;
+  Trace(trace_, now, config_.name, "call.resent",
+        {{"call", IdOf(index)},
+         {"xid", uint64_t{call.xid}},
+         {"resends", uint64_t{call.resends}},
+         {"why", ErrorText(error, terms_.extensions())}});
+  call.wanted_xid = call.xid;
+  resending_.push(call.xid);
+  call.next = std::move(attempt);
+  if (STAGECOACH_MUTANT("v2-resend-before-fence", "a call is sent again while STags of its first attempt are valid")) {
+    return Requeue(index, now);
+  }
+  Fence(index, now);
+}
+
+// What was offered before is out of the peer's reach now. It has waited once: it is the next.
+void Requester::Requeue(uint32_t index, Instant now) {
+  Call& call = *calls_[index];
+  const std::unique_ptr<Attempt> next = std::move(call.next);
+  call.wish = next->wish;
+  call.plan = std::move(next->plan);
+  call.planned_by = next->planned_by;
+  if (next->grown) {
+    call.grown.resize(call.results.size());
+    call.results[next->grown_index] = {next->grown.get(), next->grown_size};
+    call.grown[next->grown_index] = std::move(next->grown);
+  }
+  if (STAGECOACH_MUTANT("v2-resend-new-xid", "a call that is sent again has another XID")) call.wanted_xid.reset();
+  call.state = State::kQueued;
+  queue_.push_front(index);
+  if (trace_ != nullptr) TracePlan(index, now);
+}
+
+// --- Version 2: properties ---
+
+// [v2:8.2+1] [v2:3.2#4] One message that awaits an answer, as a call is.
+void Requester::PumpExchange(Instant now) {
+  if (exchange_ != Exchange::kWaiting || ending_ || over_ || !credits_.available() || free_send_slots_.empty() ||
+      posted_receives_ <= credits_.in_flight()) {
+    return;
+  }
+  const Header header = terms_.MakeHeader(kConnPropXid, credits_.Request(queue_.size()), 0, ConnProp{terms_.own_set()});
+  const uint32_t slot = free_send_slots_.back();
+  free_send_slots_.pop_back();
+  ByteWriter out(send_.slot(slot));
+  terms_.Encode(header, out);
+  STAGECOACH_CHECK(out.ok());
+  commands_.push(PostSend{.slot = slot, .length = static_cast<uint32_t>(out.position())});
+  credits_.OnSent();
+  exchange_ = Exchange::kSent;
+  ++stats_.sends;
+  stats_.send_bytes.Record(out.position());
+  Trace(trace_, now, config_.name, "properties.sent",
+        {{"slot", uint64_t{slot}},
+         {"bytes", out.position()},
+         {"requested", uint64_t{header.credits}},
+         {"granted", uint64_t{credits_.granted()}},
+         {"in_flight", uint64_t{credits_.in_flight()}},
+         {"receives", uint64_t{posted_receives()}},
+         {"received", stats_.receives}});
+}
+
+// [v2:5.3.4+4] [v2:5.3.4+7] [v2:5.3.4+8] What answers ours, or comes by itself: taken all the same, for once. Only an
+// answer that is waited for has a credit to return, and a grant.
+void Requester::OnProperties(uint32_t slot, const Header& header, Instant now) {
+  const bool first = terms_.OnPeerProperties(std::get<ConnProp>(header.body).properties);
+  if (!first) ++stats_.properties_again;
+  const bool awaited = exchange_ == Exchange::kSent;
+  if (!awaited) STAGECOACH_MARK("requester.properties_nobody_asked_for");
+  Trace(trace_, now, config_.name, "properties.received",
+        {{"xid", uint64_t{header.xid}},
+         {"credits", uint64_t{header.credits}},
+         {"receive_buffer", uint64_t{terms_.peer().receive_buffer_size}},
+         {"reverse", ToString(terms_.peer().reverse_requests)},
+         {"first", uint64_t{first ? 1u : 0u}},
+         {"awaited", uint64_t{awaited ? 1u : 0u}}});
+  if (awaited) {
+    credits_.OnReply(header.credits);
+    stats_.credits_granted = credits_.granted();
+    EndExchange(ExchangeEnd::kAnswered, now);
+  }
+  PostReceiveAgain(slot);
+  Pump(now);
+}
+
+void Requester::EndExchange(ExchangeEnd end, Instant now) {
+  exchange_ = Exchange::kOver;
+  exchange_end_ = end;
+  Trace(trace_, now, config_.name, "properties.over", {{"how", ToString(end)}});
+}
+
 // --- Reading what a responder exposes ---
 
 bool Requester::OwesDone(const Header& header) const {
-  return config_.profile.replies_by_read_chunk && header.chunks() != nullptr && !header.chunks()->reads.empty();
+  return terms_.profile().replies_by_read_chunk && header.chunks() != nullptr && !header.chunks()->reads.empty();
 }
 
 // [5666:3.5#1] [2004:3.6#1] [5666:3.8+4] [2004:3.8+4] One for each reply that exposes memory, ahead of any call.
@@ -621,7 +1152,7 @@ void Requester::PumpDones(Instant now) {
     const uint32_t slot = free_send_slots_.back();
     free_send_slots_.pop_back();
     ByteWriter out(send_.slot(slot));
-    EncodeHeaderV1({.xid = done.xid, .credits = credits_.requested(), .body = RdmaDone{}}, out);
+    terms_.Encode(terms_.MakeHeader(done.xid, credits_.requested(), 0, RdmaDone{}), out);
     STAGECOACH_CHECK(out.ok());
     commands_.push(PostSend{.slot = slot, .length = static_cast<uint32_t>(out.position())});
     credits_.OnDoneSent();
@@ -744,7 +1275,7 @@ void Requester::TraceReply(uint32_t index, const Header& header, ConstBytes mess
   Trace(trace_, now, config_.name, "reply.received",
         {{"call", IdOf(index)},
          {"xid", uint64_t{header.xid}},
-         {"type", ToString(header.type())},
+         {"type", ToString(header.type(), header.flags ? kRpcRdmaVersion2 : kRpcRdmaVersion1)},
          {"bytes", message.size()},
          {"credits", uint64_t{header.credits}},
          {"writes_offered", TotalLength(offered.writes.segments())},
@@ -764,20 +1295,35 @@ void Requester::OnInvalidatedByPeer(uint32_t handle, Instant now) {
     for (internal::ExposedSegment& exposed : call->exposed) {
       if (exposed.handle == handle && !exposed.invalidated_by_peer) {
         exposed.invalidated_by_peer = true;
+        if (!terms_.is_v2()) return;
+        if (handle == call->inv_handle) {
+          call->invalidated_at = stats_.receives;
+        } else {
+          STAGECOACH_MARK("requester.peer_invalidated_unasked");
+          ++stats_.invalidations_unasked;
+        }
         return;
       }
     }
   }
+  if (terms_.is_v2()) ++stats_.invalidations_unasked;
   // Of a call that is over, or none of ours.
   STAGECOACH_MARK("requester.peer_invalidated_unknown_stag");
   Trace(trace_, now, config_.name, "stag.not_ours", {{"stag", uint64_t{handle}}});
+}
+
+// A call asks for an invalidation with its reply: with no error, and with no other message.
+void Requester::CountInvalidation(const Call& call, bool error) {
+  if (!call.invalidated_at || (!error && *call.invalidated_at + 1 == stats_.receives)) return;
+  STAGECOACH_MARK("requester.peer_invalidated_unasked");
+  ++stats_.invalidations_unasked;
 }
 
 // --- Ending a call ---
 
 // [5666bis:4.4.4.2+4] [5666:3.5+4] [5666:3.8+6] [2004:3.8+6] [5666bis:5.4.1+2] [5666bis:10.1+5]
 // The call's fate is known; before anybody hears of it, its steering tags must be invalid.
-void Requester::Fence(uint32_t index, Instant) {
+void Requester::Fence(uint32_t index, Instant now) {
   Call& call = *calls_[index];
   call.state = State::kFencing;
   for (const internal::ExposedSegment& exposed : call.exposed) {
@@ -797,10 +1343,10 @@ void Requester::Fence(uint32_t index, Instant) {
         Invalidate{.registration = exposed.registration, .tag = index, .by_peer = exposed.invalidated_by_peer});
   }
   call.exposed.clear();
-  if (call.invalidating == 0 || SkipsFence()) Conclude(index);
+  if (call.invalidating == 0 || SkipsFence()) Conclude(index, now);
 }
 
-void Requester::OnInvalidated(uint32_t tag, Instant) {
+void Requester::OnInvalidated(uint32_t tag, Instant now) {
   Call& call = *calls_[tag];
   if (SkipsFence()) {
     if (call.stags_valid > 0) --call.stags_valid;
@@ -808,18 +1354,23 @@ void Requester::OnInvalidated(uint32_t tag, Instant) {
   }
   STAGECOACH_CHECK(call.invalidating > 0 && call.stags_valid > 0);
   --call.stags_valid;
-  if (--call.invalidating == 0 && call.state == State::kFencing) Conclude(tag);
+  if (--call.invalidating > 0 || call.state != State::kFencing) return;
+  Conclude(tag, now);
+  if (call.state == State::kQueued) Pump(now);
 }
 
-void Requester::Conclude(uint32_t index) {
-  calls_[index]->state = State::kOver;
+void Requester::Conclude(uint32_t index, Instant now) {
+  Call& call = *calls_[index];
+  if (call.next != nullptr) return Requeue(index, now);
+  if (call.resends > 0) resending_.Remove(call.xid);
+  call.state = State::kOver;
   --outstanding_;
   outcomes_.push(index);
 }
 
 void Requester::FailWith(uint32_t index, CallFailure::Kind kind, Instant now) {
   Call& call = *calls_[index];
-  call.failure = CallFailure{.kind = kind, .sent = call.state == State::kSent};
+  call.failure = CallFailure{.kind = kind, .sent = call.state == State::kSent || call.resends > 0};
   Fence(index, now);
 }
 
@@ -831,8 +1382,16 @@ std::optional<CallOutcome> Requester::TakeOutcome(Instant now) {
   outcome.call = IdOf(index);
   outcome.cookie = call.cookie;
   outcome.failure = call.failure;
+  outcome.resends = call.resends;
+  outcome.answered_in = call.answered_in;
   ReleaseReadBytes(call);
   if (call.failure) {
+    TraceOver(index, outcome, now);
+    return outcome;
+  }
+  if (call.extension) {
+    outcome.extension = std::move(call.extension);
+    stats_.call_time.RecordTime(now - call.submitted);
     TraceOver(index, outcome, now);
     return outcome;
   }
@@ -851,8 +1410,9 @@ std::optional<CallOutcome> Requester::TakeOutcome(Instant now) {
   outcome.reply = AssembleReply(call.reply_header, call.reply_inline, call.offered,
                                 std::span<const MutableBytes>(call.results).first(call.offered.writes.size()),
                                 reply_memory, call.pull != nullptr ? call.pull->chunks : none, read_data);
-  ApplyProfile(config_.profile, PaddingOf(config_.profile, call.reply_header), &outcome.reply);
-  if (config_.profile.header_xid_prevails && outcome.reply.base.size() >= 4) PutXid(outcome.reply.base, call.xid);
+  const ProtocolProfile& profile = terms_.profile();
+  ApplyProfile(profile, PaddingOf(profile, call.reply_header), &outcome.reply);
+  if (profile.header_xid_prevails && outcome.reply.base.size() >= 4) PutXid(outcome.reply.base, call.xid);
   // A reply in the Reply chunk can be looked at only now that the chunk is fenced [5666bis:5.1.1#1].
   if (outcome.reply.base.size() < 4 || ByteReader(outcome.reply.base).U32() != call.xid) {
     ++stats_.malformed;
@@ -865,6 +1425,19 @@ std::optional<CallOutcome> Requester::TakeOutcome(Instant now) {
     TraceOver(index, outcome, now);
     return outcome;
   }
+  // [v2:3.2#2] Nor could its direction be seen before.
+  if (const auto direction = CheckDirection(call.reply_header, outcome.reply.base)) {
+    STAGECOACH_MARK("requester.reply_chunk_holds_no_reply");
+    ++stats_.malformed;
+    outcome.reply = {};
+    outcome.failure = CallFailure{.kind = CallFailure::Kind::kBadDirection, .sent = true};
+    outcome.failure->direction = *direction;
+    Trace(trace_, now, config_.name, "reply.refused",
+          {{"call", outcome.call}, {"xid", uint64_t{call.xid}}, {"why", ToString(*direction)}});
+    TraceOver(index, outcome, now);
+    return outcome;
+  }
+  outcome.grown = std::move(call.grown);
   for (const ChunkData& chunk : outcome.reply.chunks) {
     if (chunk.data.empty()) STAGECOACH_MARK("requester.write_chunk_came_back_unused");
     outcome.placed.push_back(chunk.data.size());
@@ -926,6 +1499,8 @@ void Requester::OnDisconnected(Instant now) {
   abandoned_.clear();
   pulls_.clear();
   dones_.clear();
+  resending_.clear();
+  exchange_ = Exchange::kOver;
   reads_in_flight_ = 0;
   posted_receives_ = 0;
   next_deadline_.reset();
@@ -936,15 +1511,17 @@ void Requester::OnDisconnected(Instant now) {
     if (call.state == State::kSent) STAGECOACH_MARK("requester.disconnect_while_sent");
     if (call.state == State::kPulling) STAGECOACH_MARK("requester.disconnect_while_pulling");
     if (call.state == State::kFencing) STAGECOACH_MARK("requester.disconnect_while_fencing");
-    // A reply that was only waiting for its fence is as good as any: the fence has come.
-    if (call.state != State::kFencing && !call.failure) {
+    // A reply that was only waiting for its fence is as good as any: the fence has come. An error that would have the
+    // call sent again is none.
+    if ((call.state != State::kFencing || call.next != nullptr) && !call.failure) {
       call.failure = CallFailure{.kind = closed_ ? CallFailure::Kind::kClosed : CallFailure::Kind::kConnectionLost,
-                                 .sent = call.state != State::kQueued};
+                                 .sent = call.state != State::kQueued || call.resends > 0};
     }
+    call.next.reset();
     call.invalidating = 0;
     call.stags_valid = 0;
     call.exposed.clear();
-    Conclude(index);
+    Conclude(index, now);
   }
   Trace(trace_, now, config_.name, "disconnected", {{"calls_ended", outcomes_.size()}});
 }
@@ -965,9 +1542,24 @@ void Requester::OnDeadline(Instant now) {
   if (over_ || !next_deadline_ || now < *next_deadline_) return;
   next_deadline_.reset();
   bool end = false;
+  bool exchange_over = false;
+  if (exchanging() && now < exchange_until_) LowerDeadline(exchange_until_);
+  if (exchanging() && now >= exchange_until_) {
+    // [v2:5.3.4#1] By the defaults. A peer that passes over it has its Receive for the next message all the same.
+    STAGECOACH_MARK("requester.properties_unanswered");
+    if (exchange_ == Exchange::kSent) credits_.OnReply(std::nullopt);
+    EndExchange(ExchangeEnd::kUnanswered, now);
+    exchange_over = true;
+  }
   for (uint32_t index = 0; index < calls_.size(); ++index) {
     Call& call = *calls_[index];
     // One that was cancelled while its reply was read waits for the Reads first.
+    if (call.next != nullptr && call.deadline && now < *call.deadline) LowerDeadline(call.deadline);
+    if (call.next != nullptr && call.deadline && now >= *call.deadline) {
+      STAGECOACH_MARK("requester.deadline_before_resend");
+      call.next.reset();
+      call.failure = CallFailure{.kind = CallFailure::Kind::kTimedOut, .sent = true};
+    }
     const bool ends_soon = call.state == State::kFencing || (call.state == State::kPulling && call.failure);
     if (ends_soon && call.deadline) {
       if (now >= *call.deadline) STAGECOACH_MARK("requester.deadline_while_fencing");
@@ -991,8 +1583,8 @@ void Requester::OnDeadline(Instant now) {
     } else if (call.state == State::kQueued) {
       STAGECOACH_MARK("requester.deadline_while_queued");
       queue_.Remove(index);
-      FailWith(index, CallFailure::Kind::kNoCredit, now);
-    } else if (config_.inline_only) {
+      FailWith(index, call.resends > 0 ? CallFailure::Kind::kTimedOut : CallFailure::Kind::kNoCredit, now);
+    } else if (MayTimeOut(call)) {
       Trace(trace_, now, config_.name, "call.timed_out", {{"call", IdOf(index)}, {"xid", uint64_t{call.xid}}});
       Abandon(call);
       FailWith(index, CallFailure::Kind::kTimedOut, now);
@@ -1013,6 +1605,7 @@ void Requester::OnDeadline(Instant now) {
     if (deadline && now < *deadline) LowerDeadline(deadline);
   }
   if (end) EndConnection(Disconnect::Why::kCallTimedOut);
+  if (exchange_over) Pump(now);
 }
 
 void Requester::EndConnection(Disconnect::Why why) {
@@ -1039,8 +1632,10 @@ std::string Requester::DebugString() const {
     text += "  call " + number(IdOf(index)) + " xid " + number(call.xid) + " " +
             kStates[static_cast<size_t>(call.state)] + ", submitted " + FormatSeconds(call.submitted) +
             (call.deadline ? ", deadline " + FormatSeconds(*call.deadline) : ", no deadline") + ", STags valid " +
-            number(call.stags_valid) + (call.failure ? std::string(", ") + ToString(call.failure->kind) : "") + "\n";
+            number(call.stags_valid) + (call.failure ? std::string(", ") + ToString(call.failure->kind) : "") +
+            (call.resends > 0 ? ", resent " + number(call.resends) : "") + "\n";
   }
+  if (exchanging()) text += "  properties of the peer are waited for until " + FormatSeconds(exchange_until_) + "\n";
   for (size_t i = 0; i < abandoned_.size(); ++i) {
     text += "  cancelled call xid " + number(abandoned_[i].xid) + " holds its credit until its reply" +
             (abandoned_[i].deadline ? ", deadline " + FormatSeconds(*abandoned_[i].deadline) : "") + "\n";
@@ -1089,6 +1684,16 @@ void Requester::FreeCall(uint32_t index) {
   call.receive_slot.reset();
   call.reply_inline = {};
   call.pull.reset();
+  call.answered_in = 0;
+  call.flags = 0;
+  call.inv_handle = 0;
+  call.invalidated_at.reset();
+  call.next.reset();
+  call.resends = 0;
+  call.fewer_segments = false;
+  call.grown.clear();
+  call.gathered.reset();
+  call.extension.reset();
   if (STAGECOACH_MUTANT("call-records-leak", "the requester never reuses call records")) return;
   free_calls_.push_back(index);
 }

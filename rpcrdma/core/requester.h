@@ -1,13 +1,24 @@
-// Requester: the calling end of an RPC-over-RDMA version 1 connection.
+// Requester: the calling end of an RPC-over-RDMA connection.
 //
-// draft-ietf-nfsv4-rfc5666bis-01 (RFC 8166). A call is planned when submitted, waits for a credit, is exposed, encoded
-// and sent, and ends when its reply is in *and* no steering tag of it is valid any more (fence before complete). Sends
-// carry copies in the connection's own buffers, so the memory of a call is referenced by steering tags alone.
+// draft-ietf-nfsv4-rfc5666bis-01 (RFC 8166), draft-cel-nfsv4-rpcrdma-version-two-09. A call is planned when submitted,
+// waits for a credit, is exposed, encoded and sent, and ends when its reply is in *and* no steering tag of it is valid
+// any more (fence before complete). Sends carry copies in the connection's own buffers, so the memory of a call is
+// referenced by steering tags alone.
 //
 //   Submit -> queued -> sent -> fencing -> outcome -> Release
 //                |        |        ^
 //                |        +--------+  reply, RDMA_ERROR, bad reply, Cancel
 //                +-------------------- Cancel, deadline
+//
+// Which version is in ConnectionTerms. In version 2
+//   - an RDMA2_ERROR that says how a call could be served has it sent again: with the same XID, the same message and
+//     the same deadline, otherwise planned, once every steering tag of the first attempt is invalid, and for a credit
+//     of its own (docs/decisions/0050). So the arrow from fencing goes back to queued, a bounded number of times. What
+//     the responder has said of its limits holds for later calls as well.
+//   - a call names a steering tag that the responder may invalidate with its reply.
+//   - SendProperties exchanges properties, and SubmitExtension sends messages of extensions: what they send takes a
+//     credit until it is answered, and exposes nothing.
+//   - while the terms are probing, one call is submitted: the probe.
 //
 // Where the profile has replies with Read chunks ("Read-Read", [2004:3.6#1] [5666:3.5#1]) such a call is pulling
 // between sent and fencing: what the responder exposes is read into memory of this end's own, `reads_max` pieces at a
@@ -18,10 +29,10 @@
 // What a hostile or broken responder may send: replies to nobody, twice, too short, malformed, with chunk lists that
 // are not ours. Each is counted, its Receive is posted again, and at most the one call it names ends with an error.
 //
-// A call is sent at most once on a connection. When a sent call's deadline passes the connection ends, and with it
-// every outstanding call: its reply may still come and must not meet memory that is not the call's any more. A call
-// that exposes nothing because nothing may be exposed (inline_only) leaves the connection alone: its credit stays spent
-// until its reply arrives. A call that is answered and not fenced a second after its deadline ends it as well.
+// In version 1 a call is sent at most once on a connection. When a sent call's deadline passes the connection ends, and
+// with it every outstanding call: its reply may still come and must not meet memory that is not the call's any more. A
+// call that exposes nothing because nothing may be exposed (inline_only) leaves the connection alone: its credit stays
+// spent until its reply arrives. A call that is answered and not fenced a second after its deadline ends it as well.
 //
 // Does not know RPC headers: a message is bytes, of which the first four are the XID that this class fills in.
 //
@@ -42,6 +53,7 @@
 #include "base/trace.h"
 #include "rpcrdma/core/assemble.h"
 #include "rpcrdma/core/chunk_planner.h"
+#include "rpcrdma/core/connection_terms.h"
 #include "rpcrdma/core/credits.h"
 #include "rpcrdma/core/engine.h"
 #include "rpcrdma/core/pieces.h"
@@ -49,6 +61,7 @@
 #include "rpcrdma/core/stats.h"
 #include "rpcrdma/core/xid.h"
 #include "rpcrdma/wire/header.h"
+#include "rpcrdma/wire/header_v2.h"
 #include "rpcrdma/wire/validate.h"
 #include "rpcrdma/xdr/reduced_stream.h"
 
@@ -60,7 +73,9 @@ using CallId = uint64_t;
 enum class SubmitRefusal : uint8_t {
   kNotConnected,
   kQueueFull,
-  kTooLarge,  // PlanRefusal: no plan fits the limits of the connection
+  kTooLarge,   // PlanRefusal: no plan fits the limits of the connection
+  kNotSpoken,  // an extension's message, of a type that is not known, or where version 2 is not spoken
+  kNotServed   // of the reverse direction: the client has said that it serves none (ReverseSupport::kNone)
 };
 
 struct CallFailure {
@@ -75,12 +90,26 @@ struct CallFailure {
     kErrChunk,   // RDMA_ERROR
     kBadHeader,  // `header` says how the reply's transport header is wrong
     kBadChunks,  // `chunk` says how its chunk lists disagree with what was offered
+    // Of version 2, from here on. RDMA2_ERROR, by its code: `error` has what it says. kErrVers and kErrOther as well.
+    kErrBadXdr,
+    kErrInvalHtype,
+    kErrReadChunks,
+    kErrWriteChunks,
+    kErrSegments,
+    kErrWriteResource,
+    kErrReplyResource,
+    kErrSystem,
+    kErrOther,
+    kBadDirection,  // `direction` says how what the reply is disagrees with its flag
+    kTooLarge       // what the peer has said of itself since it was submitted leaves no plan for it
   };
   Kind kind = Kind::kConnectionLost;
   bool sent = false;  // the responder may have executed it
   ErrVers versions;
   HeaderFault header;
   ChunkFault chunk = ChunkFault::kNoMessage;
+  Header::Body error;  // one of the errors, if `kind` says so
+  DirectionFault direction = DirectionFault::kNoDirection;
 };
 // "timed_out": a word for traces and dumps.
 const char* ToString(CallFailure::Kind kind);
@@ -100,7 +129,23 @@ struct CallOutcome {
   std::unique_ptr<std::byte[]> read_memory;
   // What was written into each result memory, by chunk; empty when no Write chunk was offered.
   SmallVector<uint64_t, 2> placed;
+  // Of a result that turned out longer than its memory, and was given memory of this end's own: that. By result, null
+  // for the others; empty when there is none. May be kept.
+  std::vector<std::unique_ptr<std::byte[]>> grown;
+  uint32_t resends = 0;
+  // Of SubmitExtension, without failure: the answer. `reply` is then empty.
+  std::optional<Extension> extension;
+  // The version in whose layout the answer came, error or not: what an answer to the probe shows. 0: none came.
+  uint32_t answered_in = 0;
 };
+
+// How an exchange of properties ended.
+enum class ExchangeEnd : uint8_t {
+  kAnswered,   // the terms have the peer's properties
+  kRefused,    // by an RDMA2_ERROR, or an answer that cannot be read: the peer may go by the defaults
+  kUnanswered  // in time. A later answer still counts
+};
+const char* ToString(ExchangeEnd end);
 
 namespace internal {
 // One registration of a call's memory.
@@ -108,6 +153,7 @@ struct ExposedSegment {
   uint32_t registration = 0;
   uint32_t handle = 0;
   bool invalidated_by_peer = false;
+  bool window = false;  // Registration::window
 };
 }  // namespace internal
 
@@ -122,8 +168,21 @@ class Requester final : public ConnectionEngine {
     // the peer, so its timing out leaves the connection alone.
     bool inline_only = false;
     uint32_t queued_max = 4096;
-    PlanLimits limits;  // send_inline at most send.slot_size
+    PlanLimits limits;  // send_inline at most send.slot_size; in version 2 layout and sizes are those of the terms
     ProtocolProfile profile = kRfc5666bis;
+    // What the ends of the connection have settled; outlives the object. Null: version 1, by `profile`.
+    ConnectionTerms* terms = nullptr;
+    // Version 2. Of the reverse direction: the peer's level says whether calls may have chunks (inline_only says it for
+    // version 1), and a call without any that times out leaves the connection alone.
+    bool reverse = false;
+    // Bytes of memory of this end's own that resends may take for one call, together: longer Write chunks, a longer
+    // Reply chunk, one piece out of many segments. 0: none. The Reply chunk that takes the place of Write chunks does
+    // not count: it is as long as the memory that the caller has offered for them.
+    uint64_t grown_bytes_max = 1u << 20;
+    uint32_t resends_max = 4;  // of one call
+    // Whether calls that the responder has executed, and could not answer, are sent again: its replay cache has the
+    // reply. Otherwise they end.
+    bool resend_executed = true;
     // For replies with Read chunks. RDMA Reads in flight (ORD): with 0 they are refused; and bytes that are read, over
     // all calls, until their outcomes are taken: replies that ask for more are refused, and wait for others that they
     // have no room beside.
@@ -162,9 +221,30 @@ class Requester final : public ConnectionEngine {
     uint64_t cookie = 0;  // comes back in the outcome
     // Of a call that another connection may have carried already; not in use on this one. Else the next of XidSource.
     std::optional<uint32_t> xid;
+    // Version 2: flags that the extensions of the terms define, for the header of this call.
+    uint32_t flags = 0;
   };
   // The buffer comes back through the pool in any case.
   Result<CallId, SubmitRefusal> Submit(CallSpec&& spec, Instant now);
+
+  // Version 2, once it is settled.
+
+  // Tells the peer this end's properties (RDMA2_CONNPROP, XID 0), ahead of calls that wait, and waits until `until` for
+  // its own; calls wait for the end of that. Once in the life of a connection.
+  void SendProperties(Instant until, Instant now);
+
+  // A message of an extension: a header type without an RPC message.
+  struct ExtensionSpec {
+    uint32_t type = 0;            // one that the extensions of the terms have
+    std::vector<std::byte> body;  // what the header has behind the prefix
+    uint32_t flags = 0;           // CallSpec::flags
+    std::optional<Instant> deadline;
+    uint64_t cookie = 0;  // comes back in the outcome
+  };
+  // Ends, as a call does, by an answer of the same XID that is an extension's header or an RDMA2_ERROR. When its
+  // deadline passes, or it is cancelled, the connection goes on.
+  Result<CallId, SubmitRefusal> SubmitExtension(ExtensionSpec&& spec, Instant now);
+
   // Of an id that is over: nothing.
   void Cancel(CallId call, Instant now);
   // Of calls from now on, and of RDMA Reads (Config::reads_max); see Config. No call waits, and no Read is in flight.
@@ -174,18 +254,21 @@ class Requester final : public ConnectionEngine {
 
   // --- Outputs ---
 
-  const PlanLimits& limits() const { return limits_; }
+  // Of calls from now on.
+  PlanLimits limits() const;
   bool has_outcome() const { return !outcomes_.empty(); }
   std::optional<CallOutcome> TakeOutcome(Instant now);
   // Ends the views of an outcome and gives its Receive back.
   void Release(CallId call, Instant now);
+  // How the exchange that SendProperties began has ended, once.
+  std::optional<ExchangeEnd> TakeExchangeEnd();
 
   // How many more calls have a credit waiting for them.
   uint32_t room() const;
   // Whether a call of this XID was sent and not answered, cancelled or not.
   bool Knows(uint32_t xid) const { return xid_table_.Find(xid).has_value(); }
 
-  // Calls queued, sent, pulling or fencing.
+  // Calls queued, sent, pulling or fencing; messages of extensions among them.
   size_t outstanding() const { return outstanding_; }
   // Cancelled calls whose replies are not in: each keeps its credit.
   size_t abandoned() const { return abandoned_.size(); }
@@ -216,7 +299,7 @@ class Requester final : public ConnectionEngine {
   void OnInvalidated(uint32_t tag, Instant now) override;
   void OnDisconnected(Instant now) override;
   std::optional<Command> TakeCommand() override;
-  bool Waiting() const override { return outstanding_ > 0; }
+  bool Waiting() const override { return outstanding_ > 0 || exchanging(); }
   std::optional<Instant> Deadline() const override;
   void OnDeadline(Instant now) override;
 
@@ -232,6 +315,26 @@ class Requester final : public ConnectionEngine {
     size_t next_segment = 0;
     uint64_t next_byte = 0;
     uint32_t in_flight = 0;
+  };
+
+  // What of a CallShape is not in the message: the caller's wish, and what errors of the responder have made of it.
+  struct Wish {
+    uint64_t reply_base_max = 0;
+    uint64_t longest_inside = UINT64_MAX;
+    bool direct_arguments = true;
+    bool direct_results = true;
+    uint64_t reply_chunk_min = 0;
+  };
+
+  // How a call is to be sent again, once its STags are invalid: till then the peer may still use what it was offered.
+  struct Attempt {
+    Wish wish;
+    CallPlan plan;
+    PlanLimits planned_by;
+    // Longer memory for result `grown_index`, if there is any.
+    size_t grown_index = 0;
+    uint64_t grown_size = 0;
+    std::unique_ptr<std::byte[]> grown;
   };
 
   struct Call {
@@ -259,6 +362,30 @@ class Requester final : public ConnectionEngine {
     ConstBytes reply_inline;
     std::unique_ptr<Pull> pull;
     uint32_t dones_before = 0;  // Credits::OnSent
+    uint32_t answered_in = 0;   // CallOutcome
+
+    // Version 2.
+    uint32_t flags = 0;
+    Wish wish;
+    PlanLimits planned_by;
+    uint32_t inv_handle = 0;                 // that the responder may invalidate; 0: none
+    std::optional<uint64_t> invalidated_at;  // it has: so many messages had come before
+    std::unique_ptr<Attempt> next;           // fencing, and not over
+    uint32_t resends = 0;
+    bool fewer_segments = false;                      // resent because of ERR_SEGMENTS
+    std::vector<std::unique_ptr<std::byte[]>> grown;  // CallOutcome
+    std::unique_ptr<std::byte[]> gathered;            // CallPlan
+    std::optional<Extension> extension;               // instead of a call: what is sent, and then its answer
+  };
+
+  // RDMA2_CONNPROP of this end.
+  enum class Exchange : uint8_t { kNone, kWaiting, kSent, kOver };
+
+  // What the responder has said that it takes (RDMA2_ERROR).
+  struct PeerTakes {
+    uint32_t read_chunks = UINT32_MAX;
+    uint32_t write_chunks = UINT32_MAX;
+    uint32_t segments = UINT32_MAX;  // of a chunk
   };
 
   static constexpr uint32_t kAbandoned = UINT32_MAX;  // in xid_table_: the call is over, its reply is not in yet
@@ -282,10 +409,32 @@ class Requester final : public ConnectionEngine {
   CallId IdOf(uint32_t index) const;
   void Pump(Instant now);
   void Transmit(uint32_t index, Instant now);
+  void DrawXid(Call& call);
+  bool MayUseChunks() const;
+  bool Permits(const CallPlan& plan) const;
+  Result<CallPlan, PlanRefusal> Plan(size_t message_size, std::span<const EligibleItem> items,
+                                     std::span<const MutableBytes> results, const Wish& wish,
+                                     const PlanLimits& limits) const;
+  bool PlanAgain(uint32_t index, Instant now);
+  void Gather(Call& call);
   bool Expose(uint32_t index, SmallVector<Exposure, 8>* exposures, Instant now);
   ConstBytes MemoryOf(const Call& call, const Piece& piece) const;
+  uint32_t InvHandle(const Call& call) const;
   void CountSent(const Call& call);
   void OnReplyTo(uint32_t index, uint32_t slot, Header&& header, ConstBytes message, Instant now);
+  std::optional<uint32_t> GrantOf(const Header& header) const;
+  void CountHeader(const Header& header, Instant now);
+  void CountInvalidation(const Call& call, bool error);
+  std::unique_ptr<Attempt> AttemptAfter(Call& call, const Header::Body& error);
+  bool Grow(const Call& call, const ErrWriteResource& error, Attempt* attempt) const;
+  uint64_t OwnBytes(const Call& call, const Attempt& attempt) const;
+  void Resend(uint32_t index, std::unique_ptr<Attempt> attempt, const Header::Body& error, Instant now);
+  void Requeue(uint32_t index, Instant now);
+  bool MayTimeOut(const Call& call) const;
+  void PumpExchange(Instant now);
+  void OnProperties(uint32_t slot, const Header& header, Instant now);
+  void EndExchange(ExchangeEnd end, Instant now);
+  bool exchanging() const { return exchange_ == Exchange::kWaiting || exchange_ == Exchange::kSent; }
   void TracePlan(uint32_t index, Instant now);
   void TraceHeld(std::string_view why, Instant now);
   void TraceReply(uint32_t index, const Header& header, ConstBytes message, Instant now);
@@ -299,13 +448,15 @@ class Requester final : public ConnectionEngine {
   void EndPull(uint32_t index);
   void ReleaseReadBytes(Call& call);
   void Fence(uint32_t index, Instant now);
-  void Conclude(uint32_t index);
+  void Conclude(uint32_t index, Instant now);
   void FailWith(uint32_t index, CallFailure::Kind kind, Instant now);
   void PostReceiveAgain(uint32_t slot);
   void LowerDeadline(const std::optional<Instant>& deadline);
   void EndConnection(Disconnect::Why why);
 
   const Config config_;
+  std::optional<ConnectionTerms> own_terms_;
+  ConnectionTerms& terms_;
   const BufferArena send_;
   const BufferArena receive_;
   ConnectionMemory& memory_;
@@ -326,6 +477,11 @@ class Requester final : public ConnectionEngine {
   Ring<Abandoned> abandoned_;
   Ring<uint32_t> pulls_;  // calls with Reads to post, in order
   Ring<OwedDone> dones_;
+  Ring<uint32_t> resending_;  // XIDs of calls that are to be sent again, and not in xid_table_
+  PeerTakes peer_takes_;
+  Exchange exchange_ = Exchange::kNone;
+  Instant exchange_until_;
+  std::optional<ExchangeEnd> exchange_end_;  // to be taken
   uint32_t reads_in_flight_ = 0;
   uint64_t read_bytes_ = 0;  // of pulls with memory whose outcomes were not taken
   XidTable xid_table_;

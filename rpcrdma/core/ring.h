@@ -1,5 +1,6 @@
-// Ring<T>: a first-in first-out queue in one block of memory. Grows by doubling and never shrinks, so a queue whose
-// length is bounded by what the connection allows stops allocating once it has seen its longest.
+// Ring<T>: a first-in first-out queue in one block of memory, which now and then lets one go first. Grows by doubling
+// and never shrinks, so a queue whose length is bounded by what the connection allows stops allocating once it has seen
+// its longest.
 #pragma once
 
 #include <cstddef>
@@ -19,6 +20,13 @@ class Ring {
   void push(T value) {
     if (size_ == slots_.size()) Grow();
     slots_[(head_ + size_) & (slots_.size() - 1)] = std::move(value);
+    ++size_;
+  }
+  // Ahead of all others.
+  void push_front(T value) {
+    if (size_ == slots_.size()) Grow();
+    head_ = (head_ + slots_.size() - 1) & (slots_.size() - 1);
+    slots_[head_] = std::move(value);
     ++size_;
   }
   T& front() {

@@ -22,6 +22,7 @@ struct ConnectionStats {
   uint64_t dones = 0;                  // RDMA_DONE sent, or received for such a reply
   uint64_t replies = 0;                // matched and well formed, or sent
   uint64_t errors = 0;                 // RDMA_ERROR received, or sent
+  uint64_t resends = 0;                // version 2: calls sent again because of an RDMA2_ERROR
 
   // Bytes of eligible data that went from memory to memory without passing through a Send: Read and Write chunks.
   uint64_t bytes_placed_by_read = 0;
@@ -29,9 +30,10 @@ struct ConnectionStats {
 
   uint32_t credits_granted = 0;  // the latest grant seen (requester) or made (responder)
 
-  uint64_t registrations = 0;         // memory made reachable, or usable by the device, for one call
-  uint64_t invalidations_local = 0;   // undone by this end
-  uint64_t invalidations_remote = 0;  // undone by the peer's Send With Invalidate
+  uint64_t registrations = 0;          // memory made reachable, or usable by the device, for one call
+  uint64_t invalidations_local = 0;    // undone by this end
+  uint64_t invalidations_remote = 0;   // undone by the peer's Send With Invalidate
+  uint64_t invalidations_unasked = 0;  // version 2: by a Send With Invalidate that no call had asked for
   // Memory of the program that is registered once for many calls (RegisteredMemory).
   uint64_t memory_registered = 0;  // once for each connection that used it
   uint64_t memory_reused = 0;      // pieces of calls and replies in it that needed no registration of their own
@@ -42,10 +44,12 @@ struct ConnectionStats {
   uint64_t writes = 0;  // RDMA Writes posted
 
   // A peer's mistakes, all survived.
-  uint64_t unknown_xids = 0;    // replies to no call of ours, or to one already answered
-  uint64_t malformed = 0;       // messages whose header or chunk lists were refused
-  uint64_t ignored = 0;         // RDMA_DONE and other messages that are dropped by rule
-  uint64_t grant_overruns = 0;  // more calls than were granted, of Receives that are shared; ended the connection
+  uint64_t unknown_xids = 0;      // replies to no call of ours, or to one already answered
+  uint64_t malformed = 0;         // messages whose header or chunk lists were refused
+  uint64_t ignored = 0;           // RDMA_DONE and other messages that are dropped by rule
+  uint64_t grant_overruns = 0;    // more calls than were granted, of Receives that are shared; ended the connection
+  uint64_t unknown_flags = 0;     // version 2: headers with reserved flags, which are passed over
+  uint64_t properties_again = 0;  // version 2: RDMA2_CONNPROP after the first, which changes nothing
 
   // The Connection Configuration Protocol (rpcrdma/ccp), at either end.
   uint64_t configured = 0;      // connections that it was applied to
@@ -85,12 +89,15 @@ inline constexpr StatsCounter<ConnectionStats> kStatsCounters[] = {
      &ConnectionStats::dones},
     {"replies", "Replies received (requester) or sent (responder)", &ConnectionStats::replies},
     {"errors", "RDMA_ERROR received (requester) or sent (responder)", &ConnectionStats::errors},
+    {"resends", "Calls of version 2 sent again because of an RDMA2_ERROR (requester)", &ConnectionStats::resends},
     {"placed_by_read_bytes", "Eligible bytes that moved by RDMA Read", &ConnectionStats::bytes_placed_by_read},
     {"placed_by_write_bytes", "Eligible bytes that moved by RDMA Write", &ConnectionStats::bytes_placed_by_write},
     {"registrations", "Memory made reachable, or known to the device, for one call", &ConnectionStats::registrations},
     {"invalidations_local", "Registrations undone by this end", &ConnectionStats::invalidations_local},
     {"invalidations_remote", "Registrations undone by the peer's Send With Invalidate",
      &ConnectionStats::invalidations_remote},
+    {"invalidations_unasked", "Invalidations by a Send With Invalidate of version 2 that no call had asked for",
+     &ConnectionStats::invalidations_unasked},
     {"memory_registered", "RegisteredMemory registered, once for each connection that used it",
      &ConnectionStats::memory_registered},
     {"memory_reused", "Pieces of calls and replies in RegisteredMemory that needed no registration of their own",
@@ -107,6 +114,8 @@ inline constexpr StatsCounter<ConnectionStats> kStatsCounters[] = {
     {"ignored", "Messages dropped by rule", &ConnectionStats::ignored},
     {"grant_overruns", "Connections ended because the client sent more calls than were granted to it",
      &ConnectionStats::grant_overruns},
+    {"unknown_flags", "Headers of version 2 with reserved flags", &ConnectionStats::unknown_flags},
+    {"properties_again", "RDMA2_CONNPROP after the first, which changes nothing", &ConnectionStats::properties_again},
     {"configured", "Connections configured by CONF_RDMA", &ConnectionStats::configured},
     {"not_configured", "Calls of CONF_RDMA that came to nothing", &ConnectionStats::not_configured},
 };

@@ -68,6 +68,10 @@ CloseCause CauseOf(const Disconnect& command) {
       return {.kind = CloseCause::Kind::kTransport,
               .error = ETIMEDOUT,
               .text = "closed because the client did not say in time that it had read a reply"};
+    case Disconnect::Why::kBadProperties:
+      return {.kind = CloseCause::Kind::kTransport,
+              .error = EPROTO,
+              .text = "closed because the peer's transport properties were malformed"};
   }
   return {.kind = CloseCause::Kind::kLocal, .text = "closed by this end"};
 }
@@ -876,6 +880,7 @@ std::optional<Registration> Connection::Register(ConstBytes memory, MemoryUse us
   exposed.window_key = ibv_inc_rkey(exposed.window_key);
   binds_.push({number, region, memory, access & ~IBV_ACCESS_LOCAL_WRITE});
   registration.handle = exposed.window_key;
+  registration.window = true;
   return done();
 }
 

@@ -359,7 +359,8 @@ void PlanAndReceive(FuzzInput& input) {
                         .items = call.items,
                         .results = std::span(result_shapes).first((choices >> 4) & 3 ? 2 : 0),
                         .reply_base_max = 8 + reply_words * 4,
-                        .direct_placement = (choices & 0x40) == 0};
+                        .direct_arguments = (choices & 0x40) == 0,
+                        .direct_results = (choices & 0x40) == 0};
   const auto plan = PlanCall(shape, limits);
   if (!plan) return;
   FUZZ_PROPERTY(!ToString(*plan).empty() && plan->send_size() <= limits.send_inline);

@@ -205,7 +205,8 @@ class Exchange {
               .items = call_message_.items,
               .results = results_,
               .reply_base_max = reply_base_max_,
-              .direct_placement = !prng_.OneIn(4)};
+              .direct_arguments = !prng_.OneIn(4),
+              .direct_results = !prng_.OneIn(4)};
     if (prng_.OneIn(2)) reply_chunk_use_ = ReplyChunkUse::kWhenNeeded;
   }
 
@@ -274,14 +275,12 @@ class Exchange {
       EXPECT_LE(read.memory.length, limits_.segment_length_max);
       EXPECT_GT(read.memory.length, 0u);
       // Round-up is elided, but within the message.
-      EXPECT_TRUE(read.memory.source != Piece::Source::kPad || (read.position == 0 && !shape_.direct_placement));
+      EXPECT_TRUE(read.memory.source != Piece::Source::kPad || (read.position == 0 && !shape_.direct_arguments));
       last_position = read.position;
     }
     EXPECT_TRUE(coverage.EachExactlyOnce());
-    if (!shape_.direct_placement) {
-      EXPECT_EQ(last_position, 0u);
-      EXPECT_TRUE(plan_.write_counts.empty());
-    }
+    EXPECT_TRUE(shape_.direct_arguments || last_position == 0);
+    EXPECT_TRUE(shape_.direct_results || plan_.write_counts.empty());
     EXPECT_LE(plan_.reads.size(), limits_.read_segments_max);
     EXPECT_LE(plan_.exposed_segments(), limits_.exposed_segments_max);
     // Chunks are used only when needed.
