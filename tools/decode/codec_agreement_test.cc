@@ -42,7 +42,7 @@ Bytes Spoilt(Bytes message, Prng& prng) {
 
 // Spoils each message of a pool many times, behind the call, and compares.
 void ExpectAgreement(const rpcrdma::ProtocolProfile& profile, const Bytes& call, const std::vector<Bytes>& messages) {
-  constexpr int kRounds = 4000;
+  constexpr int kRounds = 2000;
   Prng prng(1);
   int legal = 0;
   for (int i = 0; i < kRounds; ++i) {
