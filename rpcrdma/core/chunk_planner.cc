@@ -510,10 +510,10 @@ std::optional<ReplyVerdict> ExposeReply(const ReplyShape& shape, const Removed& 
 }  // namespace
 
 // [5666bis:4.5+1] [5666:3+3] [5666:3.8+1] [2004:3#1] [2004:3.8#1] [2004:3.8+1] Any mixture of what was offered.
-Result<ReplyPlan, ReplyVerdict> PlanReply(const ReplyShape& shape, const ChunkLists& offered, uint32_t send_inline,
-                                          ReplyChunkUse use, const ReplyCustoms& customs) {
+Result<ReplyPlan, ReplyFault> PlanReply(const ReplyShape& shape, const ChunkLists& offered, uint32_t send_inline,
+                                        ReplyChunkUse use, const ReplyCustoms& customs) {
   const auto whole = UnreducedLength(shape.base_size, shape.items);
-  if (!whole) return Err(ReplyVerdict::kMalformedShape);
+  if (!whole) return Err(ReplyFault{ReplyVerdict::kMalformedShape});
   ReplyPlan plan;
   plan.layout = customs.layout;
   plan.chunks.writes = offered.writes;
@@ -539,7 +539,7 @@ Result<ReplyPlan, ReplyVerdict> PlanReply(const ReplyShape& shape, const ChunkLi
         (customs.lengths_count_round_up && FillSegments(chunk, XdrRoundUp(length))) || FillSegments(chunk, length);
     if (!fits) {
       STAGECOACH_MARK("planner.write_chunk_too_small");
-      if (customs.read_segments_max == 0) return Err(ReplyVerdict::kWriteChunkTooSmall);
+      if (customs.read_segments_max == 0) return Err(ReplyFault{ReplyVerdict::kWriteChunkTooSmall, i, length});
       // [5666:3.8+8] [2004:3.8+10] It comes back unused, and is used up all the same: the next result has the next one.
       ClearLengths(chunk);
       removed[i] = 0;
@@ -561,11 +561,13 @@ Result<ReplyPlan, ReplyVerdict> PlanReply(const ReplyShape& shape, const ChunkLi
   }
 
   plan.header_size = customs.layout.SizeWith(EncodedSize(plan.chunks));
-  if (plan.header_size > send_inline) return Err(ReplyVerdict::kHeaderTooLong);
+  if (plan.header_size > send_inline) return Err(ReplyFault{ReplyVerdict::kHeaderTooLong});
   const bool fits_inline = plan.send_size() <= send_inline;
   const bool declined = fits_inline && use == ReplyChunkUse::kWhenNeeded;
   if (any_by_read) {
-    if (auto verdict = ExposeReply(shape, removed, by_read, send_inline, customs, plan)) return Err(*verdict);
+    if (auto verdict = ExposeReply(shape, removed, by_read, send_inline, customs, plan)) {
+      return Err(ReplyFault{*verdict});
+    }
     return plan;
   }
   plan.inline_pieces = ReducedPieces(shape.base_size, shape.items, removed);
@@ -582,9 +584,11 @@ Result<ReplyPlan, ReplyVerdict> PlanReply(const ReplyShape& shape, const ChunkLi
     return plan;
   }
   if (!fits_inline) {
-    if (customs.read_segments_max == 0) return Err(ReplyVerdict::kNoRoomForReply);
+    if (customs.read_segments_max == 0) return Err(ReplyFault{ReplyVerdict::kNoRoomForReply, 0, plan.inline_bytes});
     plan.inline_pieces.clear();
-    if (auto verdict = ExposeReply(shape, removed, by_read, send_inline, customs, plan)) return Err(*verdict);
+    if (auto verdict = ExposeReply(shape, removed, by_read, send_inline, customs, plan)) {
+      return Err(ReplyFault{*verdict});
+    }
     return plan;
   }
   if (plan.chunks.reply.has_value()) {

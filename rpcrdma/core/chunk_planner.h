@@ -197,8 +197,8 @@ struct ReplyPlan {
   uint64_t send_size() const { return header_size + inline_bytes; }
 };
 
-// Why the offered chunks cannot carry this reply. Every one of them means RDMA_ERROR with ERR_CHUNK [5666bis:5.5#6],
-// but kMalformedShape, which is the service's mistake (SYSTEM_ERR).
+// Why the offered chunks cannot carry this reply. Every one of them means RDMA_ERROR, of version 1 with ERR_CHUNK
+// [5666bis:5.5#6], but kMalformedShape, which is the service's mistake (SYSTEM_ERR).
 enum class ReplyVerdict : uint8_t {
   kMalformedShape,
   kWriteChunkTooSmall,  // a result is longer than the Write chunk meant for it
@@ -206,6 +206,19 @@ enum class ReplyVerdict : uint8_t {
   kHeaderTooLong,       // the offered lists, returned, do not fit the inline threshold
 };
 const char* ToString(ReplyVerdict verdict);
+
+// With what the requester would have to offer instead, which version 2 tells it.
+struct ReplyFault {
+  ReplyVerdict verdict = ReplyVerdict::kMalformedShape;
+  uint32_t chunk = 0;   // kWriteChunkTooSmall: the first such Write chunk, from 0
+  uint64_t length = 0;  // bytes: of its result, without round-up; kNoRoomForReply: that would go by Reply chunk
+
+  friend bool operator==(const ReplyFault&, const ReplyFault&) = default;
+  friend bool operator==(const ReplyFault& fault, ReplyVerdict verdict) { return fault.verdict == verdict; }
+};
+inline const char* ToString(const ReplyFault& fault) {
+  return ToString(fault.verdict);
+}
 
 // What becomes of a Reply chunk that was offered and can hold the reply, when the reply would fit inline, too. Either
 // is right for a requester: the document wants the first [5666bis:4.6.3#4], RFC 8166 leaves it to the responder
@@ -222,9 +235,9 @@ struct ReplyCustoms {
 };
 
 // `offered` are the (validated) chunk lists of the call; `send_inline` the largest Send the requester can receive.
-Result<ReplyPlan, ReplyVerdict> PlanReply(const ReplyShape& shape, const ChunkLists& offered, uint32_t send_inline,
-                                          ReplyChunkUse use = ReplyChunkUse::kWheneverOffered,
-                                          const ReplyCustoms& customs = {});
+Result<ReplyPlan, ReplyFault> PlanReply(const ReplyShape& shape, const ChunkLists& offered, uint32_t send_inline,
+                                        ReplyChunkUse use = ReplyChunkUse::kWheneverOffered,
+                                        const ReplyCustoms& customs = {});
 // `exposures`: one for each entry of plan.reads.
 Header MakeReplyHeader(const ReplyPlan& plan, uint32_t xid, uint32_t credits, std::span<const Exposure> exposures = {});
 

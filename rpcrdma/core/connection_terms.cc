@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/mark.h"
+#include "base/mutant.h"
 #include "rpcrdma/wire/common_prefix.h"
 #include "rpcrdma/wire/header_v1.h"
 #include "rpcrdma/wire/header_v2.h"
@@ -12,6 +13,47 @@
 #include "rpcrdma/wire/v2_numbers.h"
 
 namespace stagecoach::rpcrdma {
+namespace {
+
+PropertySet SetOf(const TransportProperties& own, const PropertySet& more) {
+  PropertySet set = MakePropertySet(own);
+  set.insert(set.end(), more.begin(), more.end());
+  return set;
+}
+
+}  // namespace
+
+std::string ToString(const OwnPropertiesFault& fault) {
+  switch (fault.kind) {
+    case OwnPropertiesFault::Kind::kUnknown:
+      return "property " + std::to_string(fault.id) + " is none of an extension's";
+    case OwnPropertiesFault::Kind::kMalformed:
+      return ToString(fault.property);
+    case OwnPropertiesFault::Kind::kTooLong:
+      return "RDMA2_CONNPROP would take " + std::to_string(fault.size) + " bytes of " +
+             std::to_string(kConnPropSizeMax);
+  }
+  return "unknown fault";
+}
+
+std::optional<OwnPropertiesFault> CheckOwnProperties(const TransportProperties& own, const PropertySet& more,
+                                                     const Extensions& extensions) {
+  using Kind = OwnPropertiesFault::Kind;
+  for (const Property& property : more) {
+    if (extensions.FindProperty(property.id) == nullptr) {
+      return OwnPropertiesFault{.kind = Kind::kUnknown, .id = property.id};
+    }
+  }
+  const PropertySet set = SetOf(own, more);
+  const auto values = ReadProperties(set, extensions);
+  if (!values) return OwnPropertiesFault{.kind = Kind::kMalformed, .id = values.error().id, .property = values.error()};
+  // [v2:5.3.4+6]
+  const size_t size = EncodedSizeV2(Header{.version = kRpcRdmaVersion2, .body = ConnProp{set}});
+  if (set.size() > kPropertiesMax || size > kConnPropSizeMax) {
+    return OwnPropertiesFault{.kind = Kind::kTooLong, .size = size};
+  }
+  return std::nullopt;
+}
 
 ConnectionTerms::ConnectionTerms(Config config)
     : config_(std::move(config)),
@@ -19,9 +61,10 @@ ConnectionTerms::ConnectionTerms(Config config)
       settled_(version_ == kRpcRdmaVersion1 && config_.versions.high == kRpcRdmaVersion1) {
   STAGECOACH_CHECK(kRpcRdmaVersion1 <= config_.versions.low && config_.versions.low <= config_.versions.high &&
                    config_.versions.high <= kRpcRdmaVersion2);
-  STAGECOACH_CHECK(
-      config_.versions.high < kRpcRdmaVersion2 ||
-      (config_.send_max >= kDefaultReceiveBufferSize && config_.own.receive_buffer_size >= kDefaultReceiveBufferSize));
+  STAGECOACH_CHECK(config_.versions.high < kRpcRdmaVersion2 ||
+                   (config_.send_max >= kDefaultReceiveBufferSize &&
+                    config_.own.receive_buffer_size >= kDefaultReceiveBufferSize &&
+                    !CheckOwnProperties(config_.own, config_.more, extensions())));
 }
 
 void ConnectionTerms::SetVersion(uint32_t version) {
@@ -44,6 +87,15 @@ bool ConnectionTerms::Settles(const Header& header) const {
   return header.type() != MessageType::kError && !header.is_response();
 }
 
+// [v2:5.3.3+1] Whether what was refused for its version is marked as an answer, which is not answered. It can be told
+// of a version that this end speaks.
+bool ConnectionTerms::IsResponseOfVersion2(ConstBytes message, const HeaderFault& fault) const {
+  if (fault.kind != HeaderFault::Kind::kVersion || fault.version != kRpcRdmaVersion2) return false;
+  ByteReader in(message);
+  in.Skip(kCommonPrefixSize);
+  return config_.versions.contains(kRpcRdmaVersion2) && (in.U32() & kFlagResponse) != 0;
+}
+
 // [v2:7.3#1] [v2:10.1#1] By the version word, which stands at the same place in all.
 Result<Header, HeaderFault> ConnectionTerms::Decode(ByteReader& in) {
   if (probing()) {
@@ -52,6 +104,7 @@ Result<Header, HeaderFault> ConnectionTerms::Decode(ByteReader& in) {
     in.Skip(answer->header_size);
     return std::move(answer->header);
   }
+  const ConstBytes message = in.Rest();
   uint32_t version = version_;
   if (!settled_) {
     ByteReader ahead = in;
@@ -62,6 +115,7 @@ Result<Header, HeaderFault> ConnectionTerms::Decode(ByteReader& in) {
                                            ? DecodeHeaderV2(in, config_.list_limits, extensions())
                                            : DecodeHeaderV1(in, config_.list_limits, config_.profile);
   if (header && !settled_ && Settles(*header)) SetVersion(version);
+  if (!header && IsResponseOfVersion2(message, header.error())) header.error().action = FaultAction::kDrop;
   return header;
 }
 
@@ -88,10 +142,11 @@ Header ConnectionTerms::MakeRefusal(const HeaderFault& fault) const {
   Header header{.xid = *fault.xid, .version = version_};
   switch (fault.action) {
     case FaultAction::kAnswerErrVers: {
+      // [v2:7.2#1] [v2:7.2+1] From the lowest to the highest.
       const TransportVersions now = settled_ ? TransportVersions{version_, version_} : config_.versions;
       header.body = ErrVers{now.low, now.high};
       if (config_.versions.high < kRpcRdmaVersion2) break;
-      // [v2:5.3.3+9] The word of the message that is refused.
+      // [v2:5.3.3+3] [v2:5.3.3+6] The word of the message that is refused, and its layout.
       header.version = fault.version;
       if (fault.version == kRpcRdmaVersion2) header.flags = kFlagResponse;
       break;
@@ -116,16 +171,18 @@ Header ConnectionTerms::MakeRefusal(const HeaderFault& fault) const {
   return header;
 }
 
+// [v2:5.3.4+3]
 PropertySet ConnectionTerms::own_set() const {
-  PropertySet set = MakePropertySet(config_.own);
-  set.insert(set.end(), config_.more.begin(), config_.more.end());
-  return set;
+  return SetOf(config_.own, config_.more);
 }
 
+// [v2:5.3.4+7] [v2:5.3.4+8] [v2:4.2+3] Those of the first; defaults before it, and for what it does not name.
 bool ConnectionTerms::OnPeerProperties(const PropertySet& set) {
   if (peer_set_) {
     STAGECOACH_MARK("terms.properties_said_again");
-    return false;
+    if (!STAGECOACH_MUTANT("v2-properties-change", "RDMA2_CONNPROP after the first changes what its sender takes")) {
+      return false;
+    }
   }
   const auto values = ReadProperties(set, extensions());
   STAGECOACH_CHECK(values.has_value());
@@ -134,11 +191,13 @@ bool ConnectionTerms::OnPeerProperties(const PropertySet& set) {
   return true;
 }
 
+// [v2:4.2.1+2] [v2:4.2.1+3] [v2:7.1+2]
 uint32_t ConnectionTerms::send_inline() const {
   if (probing()) return kProbeSizeMax;
   return std::min(config_.send_max, peer_.receive_buffer_size);
 }
 
+// [v2:5.3.4+4]
 uint32_t ConnectionTerms::receive_inline() const {
   const uint32_t own = config_.own.receive_buffer_size;
   const bool follows = peer_set_ && FindProperty(*peer_set_, kRdma2PropidRbsiz) != nullptr;

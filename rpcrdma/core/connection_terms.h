@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "base/bytes.h"
 #include "base/cursor.h"
@@ -29,6 +30,27 @@ namespace stagecoach::rpcrdma {
 
 // Bytes of the probe at most, and of whatever a client sends before it is answered [v2:7#1].
 inline constexpr uint32_t kProbeSizeMax = 1024;
+// Bytes of RDMA2_CONNPROP of this end at most, header included: what every peer takes before it has said anything.
+inline constexpr uint32_t kConnPropSizeMax = 1024;
+
+// Why an end cannot say of itself what it was told to say.
+struct OwnPropertiesFault {
+  enum class Kind : uint8_t {
+    kUnknown,    // `id` is no property of an extension that was given
+    kMalformed,  // `property`: a value that is none of its type, or a property that is there twice
+    kTooLong     // `size` bytes of RDMA2_CONNPROP, more than kConnPropSizeMax
+  };
+  Kind kind = Kind::kUnknown;
+  uint32_t id = 0;
+  PropertyFault property;
+  size_t size = 0;
+
+  friend bool operator==(const OwnPropertiesFault&, const OwnPropertiesFault&) = default;
+};
+std::string ToString(const OwnPropertiesFault& fault);
+// Whether an end can say `own`, and `more` of these extensions beside it: nullopt, or why not.
+std::optional<OwnPropertiesFault> CheckOwnProperties(const TransportProperties& own, const PropertySet& more,
+                                                     const Extensions& extensions = {});
 
 class ConnectionTerms {
  public:
@@ -43,7 +65,7 @@ class ConnectionTerms {
     std::shared_ptr<const Extensions> extensions;  // may be null
     // What this end says of itself. receive_buffer_size: bytes that each of its Receives takes.
     TransportProperties own;
-    PropertySet more;  // of extensions; at most kConnPropSizeMax bytes of header with the rest
+    PropertySet more;  // of extensions; CheckOwnProperties has nothing against it
     // Bytes of the largest Send of this end; at least kDefaultReceiveBufferSize where version 2 is spoken.
     uint32_t send_max = kDefaultReceiveBufferSize;
   };
@@ -108,6 +130,7 @@ class ConnectionTerms {
 
  private:
   bool Settles(const Header& header) const;
+  bool IsResponseOfVersion2(ConstBytes message, const HeaderFault& fault) const;
 
   const Config config_;
   uint32_t version_;

@@ -90,14 +90,28 @@ class CreditWindow {
       grant = std::min(grant, std::min(share, left + free - std::min<uint64_t>(free, budget->spare_)));
     }
     granted_ = static_cast<uint32_t>(std::max<uint64_t>(grant, 1));
-    limit_ = std::max(limit_, answered_ + granted_);
-    for (const auto& budget : budgets_) budget->reserved_ += reserved() - before;
+    in_force_ = granted_;
+    Reserve(before);
+    return granted_;
+  }
+  // An answer is about to be sent whose grant the requester passes over, as that of version 2's errors [v2:5.3.3#2]:
+  // it goes by the one before. Returns the grant as it stands.
+  uint32_t OnAnswerWithoutGrant() {
+    const uint64_t before = reserved();
+    ++answered_;
+    Reserve(before);
     return granted_;
   }
 
  private:
+  void Reserve(uint64_t before) {
+    limit_ = std::max(limit_, answered_ + in_force_);
+    for (const auto& budget : budgets_) budget->reserved_ += reserved() - before;
+  }
+
   const uint32_t most_;
   uint32_t granted_;
+  uint32_t in_force_ = 1;  // what the requester goes by
   uint64_t limit_ = 1;
   uint64_t answered_ = 0;
   std::vector<std::shared_ptr<CreditBudget>> budgets_;

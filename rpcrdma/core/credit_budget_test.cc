@@ -48,6 +48,28 @@ TEST(CreditWindow, SpareCreditsAreForConnectionsToCome) {
   for (CreditWindow& each : others) EXPECT_EQ(each.OnReply(), 1u);
 }
 
+// A requester whose calls end with errors goes by the grant before them, however many there are and whatever the share
+// has become: what it may send stays reserved.
+TEST(CreditWindow, AnAnswerWithoutGrantLeavesTheGrantInForce) {
+  const auto budget = std::make_shared<CreditBudget>(16, 0);
+  CreditWindow first(16);
+  first.Join(budget);
+  EXPECT_EQ(first.OnAnswerWithoutGrant(), 1u);
+  EXPECT_EQ(first.reserved(), 1u) << "the one that a connection has before its first grant";
+  EXPECT_EQ(first.OnReply(), 16u);
+  CreditWindow second(16);
+  second.Join(budget);
+  for (int i = 0; i < 40; ++i) {
+    EXPECT_EQ(first.OnAnswerWithoutGrant(), 16u);
+    EXPECT_EQ(first.reserved(), 16u);
+    EXPECT_EQ(budget->reserved(), 17u);
+  }
+  EXPECT_EQ(first.OnReply(), 8u);
+  for (int i = 0; i < 40; ++i) first.OnAnswerWithoutGrant();
+  EXPECT_EQ(first.reserved(), 8u);
+  EXPECT_EQ(budget->reserved(), 9u);
+}
+
 TEST(CreditWindow, WhoLeavesGivesBackEverything) {
   const auto budget = std::make_shared<CreditBudget>(16, 0);
   {

@@ -7,12 +7,14 @@
 #include "base/mark.h"
 #include "base/mutant.h"
 #include "rpcrdma/wire/header_v1.h"
+#include "rpcrdma/wire/header_v2.h"
 
 namespace stagecoach::rpcrdma {
 namespace {
 
 // [5666bis:3.1.2+1] The direction word of an RPC message (RFC 5531 section 9).
 constexpr uint32_t kCall = 0;
+constexpr uint32_t kReply = 1;
 // Replies larger than this give their buffer back instead of keeping it for the next reply.
 constexpr size_t kReplyBufferKeptMax = 64 * 1024;
 
@@ -50,11 +52,39 @@ uint32_t ReceivesKept(const Responder::Config& config, uint32_t receives) {
   return std::min(config.exposed_max, receives - 1);
 }
 
+// [v2:3.3+5] [v2:3.3+6] In version 2 the requester names it, or none.
+std::optional<uint32_t> TagNamed(const Header& header) {
+  const ChunkLists& lists = *header.chunks();
+  if (STAGECOACH_MUTANT("v2-invalidates-another", "a reply invalidates a steering tag that its call did not name")) {
+    if (lists.reply && !lists.reply->empty()) return lists.reply->back().handle;
+    if (!lists.writes.segments().empty()) return lists.writes.segments().back().handle;
+    if (!lists.reads.empty()) return lists.reads.back().target.handle;
+  }
+  return header.inv_handle() != 0 ? std::optional(header.inv_handle()) : std::nullopt;
+}
+
+// How many chunks a Read list has, by their positions, that of position zero among them.
+uint32_t CountReadChunks(const ReadList& reads) {
+  SmallVector<uint32_t, 8> positions;
+  for (const ReadSegment& entry : reads) positions.push_back(entry.position);
+  std::sort(positions.begin(), positions.end());
+  return static_cast<uint32_t>(std::unique(positions.begin(), positions.end()) - positions.begin());
+}
+
+// "ERR_WRITE_RESOURCE"
+std::string ErrorName(const Header& header) {
+  const std::string text = ErrorText(header.body);
+  return text.substr(0, text.find(' '));
+}
+
 }  // namespace
 
 Responder::Responder(const Config& config, BufferArena send, BufferArena receive, ConnectionMemory& memory,
                      TraceSink* trace)
     : config_(config),
+      terms_(config.terms != nullptr ? *config.terms
+                                     : own_terms_.emplace(ConnectionTerms::Config{.profile = config.profile,
+                                                                                  .list_limits = config.list_limits})),
       send_(send),
       receive_(receive),
       memory_(memory),
@@ -73,6 +103,7 @@ Responder::Responder(const Config& config, BufferArena send, BufferArena receive
   STAGECOACH_CHECK(config_.exposed_max < receives_ && (config_.exposed_max == 0 || !config_.shared_receives));
   STAGECOACH_CHECK(receives_ <= receive_.slots);
   STAGECOACH_CHECK(send_inline_ <= send_.slot_size && kMinHeaderSize <= send_.slot_size);
+  STAGECOACH_CHECK(terms_.versions().high < kRpcRdmaVersion2 || send_.slot_size >= kConnPropSizeMax);
   STAGECOACH_CHECK(!config_.one_receive_first || (config_.receives == 0 && !config_.shared_receives));
   for (uint32_t slot = send_.slots; slot > 0; --slot) free_send_slots_.push_back(send_.first + slot - 1);
   for (const auto& budget : config_.budgets) window_.Join(budget);
@@ -120,7 +151,7 @@ void Responder::OnReceive(uint32_t slot, uint32_t length, std::optional<uint32_t
   STAGECOACH_CHECK(slot < receive_.slots && length <= receive_.slot_size);
   STAGECOACH_CHECK(posted_receives_ > 0 || config_.shared_receives);
   ByteReader in(receive_.slot(slot).first(length));
-  Result<Header, HeaderFault> header = DecodeHeaderV1(in, config_.list_limits, config_.profile);
+  Result<Header, HeaderFault> header = terms_.Decode(in);
   if (!header) return OnMalformed(slot, length, header.error(), now);
   OnMessage(slot, std::move(*header), in.Rest(), now);
 }
@@ -149,8 +180,10 @@ bool Responder::TakeMessage(uint32_t slot, Instant now) {
 void Responder::OnMalformed(uint32_t slot, uint32_t length, const HeaderFault& fault, Instant now) {
   if (!TakeMessage(slot, now)) return;
   ++stats_.malformed;
-  // [5666bis:8.3.3#2] too short: dropped. An RDMA_ERROR is never answered, however malformed.
-  const bool drop = fault.action == FaultAction::kDrop || !fault.xid;
+  // [5666bis:8.3.3#2] too short: dropped. An RDMA_ERROR is never answered, however malformed; nor is what is marked as
+  // an answer [v2:5.3.3+1].
+  const bool response = fault.action == FaultAction::kDisconnect;
+  const bool drop = fault.action == FaultAction::kDrop || response || !fault.xid || (fault.flags && IsBeyondCredits());
   if (trace_ != nullptr) {
     Trace(trace_, now, config_.name, "call.malformed",
           {{"length", uint64_t{length}},
@@ -164,21 +197,107 @@ void Responder::OnMalformed(uint32_t slot, uint32_t length, const HeaderFault& f
     return;
   }
   STAGECOACH_MARK("responder.malformed_call_refused");
-  calls_[slot].xid = *fault.xid;
   // [5666bis:5.5+1] [5666:4.2+1] [2004:5.3+1]
   // [5666bis:5.5#2] [5666:4.2#2] [2004:5.3#2] [5666bis:5.5#3] [5666:4.2#3] [2004:5.3+2] [5666bis:5.5#4] [5666:4.2#4]
-  // [2004:5.3#3]
-  Answer(slot, fault.action == FaultAction::kAnswerErrVers ? std::optional(ErrVers{}) : std::nullopt);
+  // [2004:5.3#3] [v2:5.2#3] [v2:4.1#1] [v2:5.3.3#3] [v2:5.3.3#4] [v2:5.3.3#5] [v2:7.3#2]
+  Header refusal = terms_.MakeRefusal(fault);
+  if (auto error = RefusalOfUndecoded(slot, length, fault)) refusal.body = std::move(*error);
+  Answer(slot, std::move(refusal));
   PumpReplies(now);
+}
+
+// More chunks, or segments of them, than this end looks at are no malformed lists in version 2. Its codec stopped where
+// they became too many; what they are like to the last is bounded by the Receive.
+std::optional<Header::Body> Responder::RefusalOfUndecoded(uint32_t slot, uint32_t length,
+                                                          const HeaderFault& fault) const {
+  if (fault.action != FaultAction::kAnswerBadXdr || fault.kind != HeaderFault::Kind::kChunkList) return std::nullopt;
+  ByteReader in(receive_.slot(slot).first(length));
+  in.Skip(kHeaderLayoutV2.prefix_size + kHeaderLayoutV2.lists_prefix_size);
+  constexpr uint32_t kAny = UINT32_MAX;
+  ChunkLists lists;
+  if (DecodeChunkLists(in, {kAny, kAny, kAny, kAny}, &lists)) return std::nullopt;
+  return RefusalOf(lists);
+}
+
+// Whether chunk lists of a call of version 2 ask for what this end does not do, and how it says so.
+std::optional<Header::Body> Responder::RefusalOf(const ChunkLists& lists) const {
+  const ReverseSupport level = config_.reverse.value_or(ReverseSupport::kGeneral);
+  // [v2:4.2.2+3] [v2:5.3.3#21] No code says it; the upper layer at the other end was told.
+  if (level == ReverseSupport::kNone) return ErrSystem{};
+  // [v2:4.2.2+4] Without chunks, but a Reply chunk that is offered may be left alone.
+  const bool is_inline = level == ReverseSupport::kInline;
+  const ChunkListLimits& limits = terms_.list_limits();
+  if (!lists.reads.empty()) {
+    // [v2:5.3.3#7] Not those of position zero either.
+    if (is_inline || reads_max_ == 0) return ErrReadChunks{0};
+    // [v2:5.3.3#6] [v2:5.3.3#13] Only the entries are bounded, so what has too many has too many chunks, or too many
+    // segments for so many chunks.
+    if (lists.reads.size() > limits.read_segments_max) {
+      const uint32_t chunks = CountReadChunks(lists.reads);
+      const bool position_zero =
+          std::ranges::any_of(lists.reads, [](const ReadSegment& entry) { return entry.position == 0; });
+      const uint32_t taken = limits.read_segments_max;
+      if (chunks > taken) return ErrReadChunks{taken - std::min<uint32_t>(position_zero ? 1 : 0, taken)};
+      return ErrSegments{taken / chunks};
+    }
+  }
+  if (!lists.writes.empty()) {
+    // [v2:5.3.3#11]
+    if (is_inline || limits.write_chunks_max == 0) return ErrReplyResource{0};
+    // [v2:5.3.3#10]
+    if (lists.writes.size() > limits.write_chunks_max) return ErrWriteChunks{limits.write_chunks_max};
+  }
+  // [v2:5.3.3#13]
+  const auto too_many = [&](size_t segments) { return segments > limits.segments_per_chunk_max; };
+  bool any = lists.reply.has_value() && too_many(lists.reply->size());
+  for (size_t i = 0; i < lists.writes.size(); ++i) any = any || too_many(lists.writes[i].size());
+  if (any) return ErrSegments{limits.segments_per_chunk_max};
+  if (lists.writes.segments().size() > limits.write_segments_max) {
+    const auto taken = static_cast<uint32_t>(limits.write_segments_max / lists.writes.size());
+    return taken > 0 ? Header::Body(ErrSegments{taken}) : Header::Body(ErrWriteChunks{limits.write_segments_max});
+  }
+  return std::nullopt;
 }
 
 void Responder::OnMessage(uint32_t slot, Header&& header, ConstBytes message, Instant now) {
   if (!TakeMessage(slot, now)) return;
+  if (const uint32_t unknown = UnknownFlags(header, terms_.extensions()); unknown != 0) {
+    STAGECOACH_MARK("responder.reserved_flags_passed_over");
+    ++stats_.unknown_flags;
+    Trace(trace_, now, config_.name, "flags.unknown", {{"xid", uint64_t{header.xid}}, {"flags", uint64_t{unknown}}});
+  }
   const auto drop = [&](std::string_view why) {
     ++stats_.ignored;
     Trace(trace_, now, config_.name, "call.dropped", {{"xid", uint64_t{header.xid}}, {"why", why}});
     Repost(slot);
   };
+  // [v2:10.1#1] At a client that has begun with version 2.
+  if (!header.flags && terms_.is_v2()) {
+    STAGECOACH_MARK("responder.version_1_while_probing");
+    return drop("of another version");
+  }
+  const bool properties = header.type() == MessageType::kConnProp;
+  if (header.is_response()) {
+    // [v2:3.2+4] [v2:5.3.4+1] To nothing that this engine has sent.
+    if (!properties) return drop("an answer");
+    STAGECOACH_MARK("responder.properties_that_are_an_answer");
+    TakeProperties(header, now);
+    return Repost(slot);
+  }
+  // [v2:3.2#2] [v2:3.2#5] Of which end the XID is, is what is in doubt: an error might end a call of the peer's.
+  const std::optional<DirectionFault> direction =
+      CheckDirection(header, header.has_inline_message() ? message : ConstBytes());
+  if (direction && direction != DirectionFault::kNoDirection) {
+    STAGECOACH_MARK("responder.flag_and_direction_disagree");
+    return drop(ToString(*direction));
+  }
+  if (header.flags && IsBeyondCredits()) {
+    STAGECOACH_MARK("responder.call_beyond_credits_dropped");
+    return drop("beyond the credits granted");
+  }
+  if (properties) return OnProperties(slot, header, now);
+  if (header.type() == MessageType::kExtension) return OnExtension(slot, header, now);
+  if (direction) return RefuseCall(slot, header.xid, ErrBadXdr{}, ToString(*direction), now);
   if (header.type() == MessageType::kDone && config_.exposed_max > 0) return OnDone(slot, header.xid, now);
   // [5666bis:5.7.2#1] [2004:3.8+7] RDMA_DONE is dropped; an RDMA_ERROR answers a call we never made.
   const bool is_message = header.chunks() != nullptr;
@@ -187,36 +306,111 @@ void Responder::OnMessage(uint32_t slot, Header&& header, ConstBytes message, In
     STAGECOACH_MARK("responder.message_that_is_no_call_dropped");
     return drop(is_message ? "not a call" : ToString(header.type()));
   }
-  if (config_.inline_only && unanswered_ >= receives_) {
+  if (!header.flags && config_.reverse == ReverseSupport::kNone) {
+    STAGECOACH_MARK("responder.reverse_call_to_nobody_dropped");
+    return drop("no calls in this direction");
+  }
+  if (!header.flags && config_.inline_only && unanswered_ >= receives_) {
     STAGECOACH_MARK("responder.call_beyond_credits_dropped");
     return drop("beyond the credits granted");
   }
   OnCall(slot, std::move(header), message, now);
 }
 
+// [v2:4+1] [v2:5.3.4+1] [v2:3.2+4] Answered by those of this end, as often as it comes.
+void Responder::OnProperties(uint32_t slot, const Header& header, Instant now) {
+  TakeProperties(header, now);
+  Answer(slot, MakeAnswer(header.xid, ConnProp{terms_.own_set()}));
+  PumpReplies(now);
+}
+
+// [v2:5.3.4+7] [v2:5.3.4+8]
+void Responder::TakeProperties(const Header& header, Instant now) {
+  const PropertySet& set = std::get<ConnProp>(header.body).properties;
+  const bool first = terms_.OnPeerProperties(set);
+  if (!first) ++stats_.properties_again;
+  if (trace_ == nullptr) return;
+  Trace(trace_, now, config_.name, "properties.received",
+        {{"xid", uint64_t{header.xid}},
+         {"answer", uint64_t{header.is_response() ? 1u : 0u}},
+         {"first", uint64_t{first ? 1u : 0u}},
+         {"properties", ToString(set, terms_.extensions())}});
+}
+
+// [v2:5.2#3] [v2:9#4] By whoever knows it.
+void Responder::OnExtension(uint32_t slot, const Header& header, Instant now) {
+  const Extension& extension = std::get<Extension>(header.body);
+  if (!config_.answer_extension || extension.has_message) {
+    STAGECOACH_MARK("responder.extension_without_a_handler");
+    return RefuseCall(slot, header.xid, ErrInvalHtype{}, "nobody answers this header type", now);
+  }
+  Header answer = MakeAnswer(header.xid, config_.answer_extension(extension));
+  const bool is_error = answer.type() == MessageType::kError && !std::holds_alternative<ErrChunk>(answer.body);
+  const auto* theirs = std::get_if<Extension>(&answer.body);
+  const HeaderTypeRow* row = theirs != nullptr ? terms_.extensions().FindHeaderType(theirs->type) : nullptr;
+  const bool is_theirs = row != nullptr && !row->has_message && terms_.EncodedSize(answer) <= SendLimit();
+  if (!is_error && !is_theirs) {
+    STAGECOACH_MARK("responder.extension_answered_wrongly");
+    return RefuseCall(slot, header.xid, ErrSystem{}, "its handler's answer cannot be sent", now);
+  }
+  Trace(trace_, now, config_.name, "extension.received",
+        {{"xid", uint64_t{header.xid}}, {"type", uint64_t{extension.type}}, {"bytes", extension.body.size()}});
+  Answer(slot, std::move(answer));
+  PumpReplies(now);
+}
+
+void Responder::RefuseCall(uint32_t slot, uint32_t xid, Header::Body error, std::string_view why, Instant now) {
+  ++stats_.malformed;
+  Trace(trace_, now, config_.name, "call.refused", {{"xid", uint64_t{xid}}, {"why", why}});
+  Answer(slot, MakeAnswer(xid, std::move(error)));
+  PumpReplies(now);
+}
+
+// [v2:7.2+5]
+uint32_t Responder::SendLimit() const {
+  return terms_.is_v2() ? std::min(terms_.send_inline(), send_.slot_size) : send_inline_;
+}
+
+Header Responder::MakeAnswer(uint32_t xid, Header::Body body) const {
+  return terms_.MakeHeader(xid, 0, kFlagResponse, std::move(body));
+}
+
+// What version 1 has one error for.
+Header::Body Responder::ErrorOr(Header::Body in_version_2) const {
+  return terms_.is_v2() ? std::move(in_version_2) : Header::Body(ErrChunk{});
+}
+
 void Responder::OnCall(uint32_t slot, Header&& header, ConstBytes message, Instant now) {
   Call& call = calls_[slot];
   call.xid = header.xid;
-  if (config_.profile.header_xid_prevails && header.has_inline_message() && message.size() >= 4) {
+  const bool v2 = header.flags.has_value();
+  if (v2) {
+    if (auto error = RefusalOf(*header.chunks())) {
+      STAGECOACH_MARK("responder.chunks_beyond_what_is_taken");
+      const std::string why = ErrorText(*error);
+      return RefuseCall(slot, header.xid, std::move(*error), why, now);
+    }
+  }
+  if (terms_.profile().header_xid_prevails && header.has_inline_message() && message.size() >= 4) {
     PutXid(message, header.xid);
   }
   // [5666bis:4.4.4.2+1] [5666:3.5+1] [2004:3.6+1] The lists first.
-  Result<CallChunks, ChunkFault> chunks = ValidateCall(header, message, config_.data_limits, config_.profile);
+  Result<CallChunks, ChunkFault> chunks = ValidateCall(header, message, config_.data_limits, terms_.profile());
   // [5666:6.2#5] [2004:6.1#6]
   const bool reads_refused = chunks && !chunks->chunks.empty() && reads_max_ == 0;
   // [5666bis:8.3.5#2] [5666bis:8.3.5#3] What was offered no chunks is answered without, or with RDMA_ERROR.
-  const bool chunks_refused = config_.inline_only && !header.chunks()->empty();
+  const bool chunks_refused = !v2 && config_.inline_only && !header.chunks()->empty();
   if (!chunks || reads_refused || chunks_refused) {
     STAGECOACH_MARK("responder.chunk_lists_refused");
-    ++stats_.malformed;
-    Trace(trace_, now, config_.name, "call.refused",
-          {{"xid", uint64_t{header.xid}},
-           {"why", !chunks          ? ToString(chunks.error())
-                   : chunks_refused ? "no chunks in this direction"
-                                    : "no RDMA Reads"}});
-    Answer(slot, std::nullopt);
-    PumpReplies(now);
-    return;
+    // [v2:5.3.3#4] [v2:3.3+3] [v2:5.3.1+2] [v2:5.3.1+3] [v2:5.3.2+3] What contradicts itself; a bound on bytes has no
+    // code.
+    const bool too_much = !chunks && (chunks.error() == ChunkFault::kTooManyReadBytes ||
+                                      chunks.error() == ChunkFault::kTooManyWriteBytes);
+    return RefuseCall(slot, header.xid, ErrorOr(too_much ? Header::Body(ErrSystem{}) : Header::Body(ErrBadXdr{})),
+                      !chunks          ? ToString(chunks.error())
+                      : chunks_refused ? "no chunks in this direction"
+                                       : "no RDMA Reads",
+                      now);
   }
 
   const ChunkLists& lists = *header.chunks();
@@ -231,7 +425,7 @@ void Responder::OnCall(uint32_t slot, Header&& header, ConstBytes message, Insta
         {{"request", IdOf(slot)},
          {"xid", uint64_t{header.xid}},
          {"bytes", message.size()},
-         {"type", ToString(header.type())},
+         {"type", ToString(header.type(), header.version)},
          {"position_zero", uint64_t{chunks->has_position_zero() ? 1u : 0u}},
          {"read_chunks", chunks->chunks.size()},
          {"write_chunks", lists.writes.size()},
@@ -239,10 +433,19 @@ void Responder::OnCall(uint32_t slot, Header&& header, ConstBytes message, Insta
          {"unanswered", uint64_t{unanswered_}},
          {"receives", uint64_t{posted_receives()}}});
 
-  call.invalidate = config_.may_invalidate ? TagToInvalidate(lists) : std::nullopt;
+  // [v2:8.4+4] [v2:8.4.1+2]
+  call.invalidate.reset();
+  if (v2 ? config_.can_invalidate : config_.may_invalidate) {
+    call.invalidate = v2 ? TagNamed(header) : TagToInvalidate(lists);
+  }
   call.offered.writes = lists.writes;
   call.offered.reply = lists.reply;
-  call.padding = PaddingOf(config_.profile, header);
+  if (v2 && config_.reverse == ReverseSupport::kInline && call.offered.reply) {
+    // [v2:4.2.2+6] It comes back, and nothing goes there.
+    STAGECOACH_MARK("responder.reply_chunk_of_a_reverse_call_left_alone");
+    for (Segment& segment : *call.offered.reply) segment.length = 0;
+  }
+  call.padding = PaddingOf(terms_.profile(), header);
   call.inline_message = message;
   call.chunks = std::move(*chunks);
   call.next_chunk = 0;
@@ -261,13 +464,14 @@ void Responder::OnCall(uint32_t slot, Header&& header, ConstBytes message, Insta
   }
 }
 
-// RDMA_ERROR, as soon as there is a buffer for it. It counts as a call not yet answered: its Receive is not posted
-// either.
-void Responder::Answer(uint32_t slot, std::optional<ErrVers> err_vers) {
+// RDMA_ERROR, or what else is no reply, as soon as there is a buffer for it. It counts as a call not yet answered: its
+// Receive is not posted either.
+void Responder::Answer(uint32_t slot, Header&& answer) {
   Call& call = calls_[slot];
   if (call.state == State::kPosted) ++unanswered_;
-  call.state = State::kRefused;
-  call.err_vers = err_vers;
+  call.state = State::kAnswering;
+  call.xid = answer.xid;
+  call.answer = std::move(answer);
   replies_.push(slot);
 }
 
@@ -420,18 +624,21 @@ void Responder::OnPulled(uint32_t slot, Instant now) {
   for (const Sink& sink : call.sinks) data.push_back(sink.memory);
   Result<ReducedStream, ChunkFault> stream = AssembleCall(call.chunks, call.inline_message, data);
   std::optional<Prefix> prefix;
-  if (stream && config_.profile.header_xid_prevails && stream->base.size() >= 4) PutXid(stream->base, call.xid);
+  if (stream && terms_.profile().header_xid_prevails && stream->base.size() >= 4) PutXid(stream->base, call.xid);
   if (stream) prefix = PeekPrefix(stream->base);
-  if (!stream || !prefix || prefix->xid != call.xid) {
+  // Version 1 passes over what is neither a call nor a reply.
+  const bool no_direction = terms_.is_v2() && prefix && prefix->direction > kReply;
+  if (!stream || !prefix || prefix->xid != call.xid || no_direction) {
     STAGECOACH_MARK("responder.pulled_call_is_not_of_its_header");
     ++stats_.malformed;
     Trace(trace_, now, config_.name, "call.refused",
           {{"xid", uint64_t{call.xid}},
-           {"why", ToString(!stream  ? stream.error()
-                            : prefix ? ChunkFault::kXidMismatch
-                                     : ChunkFault::kNoMessage)}});
+           {"why", no_direction ? ToString(DirectionFault::kNoDirection)
+                                : ToString(!stream  ? stream.error()
+                                           : prefix ? ChunkFault::kXidMismatch
+                                                    : ChunkFault::kNoMessage)}});
     FreeSinks(call);
-    Answer(slot, std::nullopt);
+    Answer(slot, MakeAnswer(call.xid, ErrorOr(ErrBadXdr{})));
     PumpReplies(now);
     return;
   }
@@ -439,7 +646,7 @@ void Responder::OnPulled(uint32_t slot, Instant now) {
     stats_.bytes_placed_by_read += call.sinks[i].memory.size();
   }
   call.stream = std::move(*stream);
-  ApplyProfile(config_.profile, call.padding, &call.stream);
+  ApplyProfile(terms_.profile(), call.padding, &call.stream);
   if (prefix->direction != kCall) {
     ++stats_.ignored;
     Trace(trace_, now, config_.name, "call.dropped", {{"xid", uint64_t{call.xid}}, {"why", "not a call"}});
@@ -543,16 +750,19 @@ Result<void, ReplyVerdict> Responder::Complete(RequestId id, ReplySpec&& reply, 
   Call* call = Find(id);
   if (call == nullptr) return {};
   const uint32_t slot = SlotOf(id);
+  const ProtocolProfile& profile = terms_.profile();
   // [5666:6.2#5] [2004:6.1#6] Nothing is left for a requester to read that reads nothing.
-  const ReplyCustoms customs{.lengths_count_round_up = config_.profile.written_lengths_count_round_up,
-                             .read_segments_max = exposes_ ? config_.exposed_segments_max : 0,
+  const bool may_expose = exposes_ && !terms_.is_v2();
+  const ReplyCustoms customs{.layout = terms_.layout(),
+                             .lengths_count_round_up = profile.written_lengths_count_round_up,
+                             .read_segments_max = may_expose ? config_.exposed_segments_max : 0,
                              .segment_length_max = config_.segment_length_max};
-  const ReplyChunkUse use =
-      config_.profile.reply_chunk_when_needed ? ReplyChunkUse::kWhenNeeded : config_.reply_chunk_use;
+  const ReplyChunkUse use = profile.reply_chunk_when_needed ? ReplyChunkUse::kWhenNeeded : config_.reply_chunk_use;
+  // [v2:4.2.1+6] [v2:4.2.2+7] [v2:8.3+1]
   auto plan =
-      PlanReply({.base_size = reply.message_size, .items = reply.items}, call->offered, send_inline_, use, customs);
-  if (plan && plan->read_bytes > config_.exposed_bytes_max) plan = Err(ReplyVerdict::kNoRoomForReply);
-  if (!plan && plan.error() == ReplyVerdict::kMalformedShape) return Err(plan.error());
+      PlanReply({.base_size = reply.message_size, .items = reply.items}, call->offered, SendLimit(), use, customs);
+  if (plan && plan->read_bytes > config_.exposed_bytes_max) plan = Err(ReplyFault{ReplyVerdict::kNoRoomForReply});
+  if (!plan && plan.error() == ReplyVerdict::kMalformedShape) return Err(plan.error().verdict);
   FreeSinks(*call);
   ServeWaiting(now);
   if (over_ || ending_) {
@@ -563,8 +773,8 @@ Result<void, ReplyVerdict> Responder::Complete(RequestId id, ReplySpec&& reply, 
   if (!plan) {
     STAGECOACH_MARK("responder.reply_impossible");
     Trace(trace_, now, config_.name, "reply.impossible",
-          {{"xid", uint64_t{call->xid}}, {"why", ToString(plan.error())}});
-    Answer(slot, std::nullopt);
+          {{"xid", uint64_t{call->xid}}, {"why", ToString(plan.error().verdict)}});
+    Answer(slot, MakeAnswer(call->xid, ErrorOr(ErrorFor(plan.error()))));
   } else {
     call->reply_size = reply.message_size;
     call->reply_items = std::move(reply.items);
@@ -591,6 +801,24 @@ Result<void, ReplyVerdict> Responder::Complete(RequestId id, ReplySpec&& reply, 
   return {};
 }
 
+// [v2:8.5+1] Of version 2: what the requester would have to offer, so that it can.
+Header::Body Responder::ErrorFor(const ReplyFault& fault) const {
+  const auto length = static_cast<uint32_t>(std::min<uint64_t>(fault.length, UINT32_MAX));
+  switch (fault.verdict) {
+    case ReplyVerdict::kWriteChunkTooSmall:
+      // [v2:5.3.3#14] [v2:5.3.3#15] [v2:5.3.3#16] [v2:5.3.3+9]
+      return ErrWriteResource{.chunk_index = fault.chunk + 1, .length_needed = length};
+    case ReplyVerdict::kNoRoomForReply:
+      // [v2:5.3.3#18] [v2:5.3.3#19] Where no chunk is taken, no length helps.
+      return ErrReplyResource{config_.reverse == ReverseSupport::kInline ? 0 : length};
+    case ReplyVerdict::kHeaderTooLong:
+    case ReplyVerdict::kMalformedShape:
+      break;
+  }
+  // [v2:5.3.3#21]
+  return ErrSystem{};
+}
+
 void Responder::Refuse(RequestId id, Instant now) {
   Call* call = Find(id);
   if (call == nullptr) return;
@@ -599,17 +827,18 @@ void Responder::Refuse(RequestId id, Instant now) {
   if (over_ || ending_) return CloseRecord(SlotOf(id));
   Trace(trace_, now, config_.name, "reply.impossible",
         {{"xid", uint64_t{call->xid}}, {"why", ToString(ReplyVerdict::kNoRoomForReply)}});
-  Answer(SlotOf(id), std::nullopt);
+  Answer(SlotOf(id), MakeAnswer(call->xid, ErrorOr(ErrSystem{})));
   PumpReplies(now);
 }
 
 bool Responder::may_adopt_buffers(RequestId id) const {
   return config_.one_receive_first && open(id) && !answered_ && !over_ && !ending_ && posted_receives_ == 0 &&
-         unanswered_ == 1;
+         unanswered_ == 1 && !terms_.is_v2();
 }
 
 void Responder::AdoptBuffers(const BufferArena& send, const BufferArena& receive) {
   STAGECOACH_CHECK(config_.one_receive_first && !answered_ && posted_receives_ == 0 && replies_in_flight() == 0);
+  STAGECOACH_CHECK(!terms_.is_v2());
   STAGECOACH_CHECK(send.slots == send_.slots && receive.slots == receive_.slots && kMinHeaderSize <= send.slot_size);
   send_ = send;
   receive_ = receive;
@@ -641,7 +870,7 @@ void Responder::Drop(RequestId id, std::string_view why, Instant now) {
 // RDMA_DONE. To a requester both are the same: calls in flight count against the grant.
 uint32_t Responder::Grant(uint32_t slot) {
   const uint32_t grant = window_.OnReply();
-  if (!config_.profile.zero_grants || grant > 1 || exposed_count_ > 0) return grant;
+  if (!terms_.profile().zero_grants || grant > 1 || exposed_count_ > 0) return grant;
   for (uint32_t other = 0; other < calls_.size(); ++other) {
     if (other == slot || calls_[other].state != State::kExecuting) continue;
     STAGECOACH_MARK("responder.nothing_granted");
@@ -659,7 +888,7 @@ void Responder::PumpReplies(Instant now) {
     if (calls_[slot].state == State::kReplying) {
       SendReply(slot, send_slot, now);
     } else {
-      SendError(slot, send_slot, now);
+      SendAnswer(slot, send_slot, now);
     }
   }
   if (!over_ && !ending_ && !replies_.empty()) STAGECOACH_MARK("responder.reply_waits_for_send_buffer");
@@ -676,7 +905,8 @@ void Responder::SendReply(uint32_t slot, uint32_t send_slot, Instant now) {
   if (!call.plan.reads.empty()) {
     exposed = Expose(call, &exposures, now);
     if (!exposed) {
-      SendError(slot, send_slot, now);
+      call.answer = MakeAnswer(call.xid, ErrorOr(ErrSystem{}));
+      SendAnswer(slot, send_slot, now);
       return;
     }
   }
@@ -694,15 +924,17 @@ void Responder::SendReply(uint32_t slot, uint32_t send_slot, Instant now) {
       in_flight.memory = std::move(call.reply_memory);
       in_flight.message.swap(call.reply_buffer);
     }
-    SendError(slot, send_slot, now);
+    call.answer = MakeAnswer(call.xid, ErrorOr(ErrSystem{}));
+    SendAnswer(slot, send_slot, now);
     return;
   }
 
   // [5666bis:3.1.2+2] [5666:2+2] [2004:2+1] [5666bis:4.3+2] [5666bis:5.1.3+2] [5666:3.3+4] [5666:4.1+5] [2004:3.3+2]
   // [2004:4.1+6] [5666bis:8.3.5+1] [5666bis:8.3.5#1] [5666bis:8.3.5#4] Of version 1; the message follows at once.
+  // [v2:5.3.1+1] [v2:5.3.2+1] [v2:7.1+1] [v2:7.3#1] Or of version 2, as its call was.
   const Header header = MakeReplyHeader(call.plan, call.xid, Grant(slot), exposures);
   ByteWriter out(send_.slot(send_slot));
-  EncodeHeaderV1(header, out);
+  terms_.Encode(header, out);
   WriteInline({ConstBytes(call.reply_buffer).first(call.reply_size), call.reply_items}, call.plan.inline_pieces, out);
   // The limit may have been lowered since it was planned.
   STAGECOACH_CHECK(out.ok() && out.position() <= send_.slot_size);
@@ -747,7 +979,7 @@ void Responder::SendReply(uint32_t slot, uint32_t send_slot, Instant now) {
         {{"request", id},
          {"xid", uint64_t{call.xid}},
          {"slot", uint64_t{send_slot}},
-         {"type", ToString(call.plan.type)},
+         {"type", ToString(call.plan.type, header.version)},
          {"bytes", uint64_t{send.length}},
          {"placed", call.plan.direct_bytes},
          {"reply_chunk", call.plan.reply_bytes},
@@ -937,22 +1169,22 @@ void Responder::OnDeadline(Instant now) {
   Close(Disconnect::Why::kReplyNotRead);
 }
 
-// Error replies never invalidate and carry no chunks.
-void Responder::SendError(uint32_t slot, uint32_t send_slot, Instant now) {
+// [v2:3.2#4] [v2:3.2#5] [v2:5.3.3+4] Errors and other answers that are no replies never invalidate and carry no
+// chunks. Their Receive is posted before them, too [v2:8.2+2] [v2:8.2+3].
+void Responder::SendAnswer(uint32_t slot, uint32_t send_slot, Instant now) {
   Call& call = calls_[slot];
-  Header header{.xid = call.xid, .credits = Grant(slot)};
-  if (call.err_vers) {
-    header.body = *call.err_vers;
-  } else {
-    header.body = ErrChunk{};
-  }
+  Header header = std::move(call.answer);
+  const bool is_error = header.type() == MessageType::kError;
+  // [v2:5.3.3+5] In version 2 replies grant, and properties; errors have a grant that nobody looks at.
+  const bool v2 = terms_.is_v2() || header.flags.has_value();
+  const bool grants = !v2 || header.type() == MessageType::kConnProp;
+  header.credits = grants ? Grant(slot) : window_.OnAnswerWithoutGrant();
   ByteWriter out(send_.slot(send_slot));
-  EncodeHeaderV1(header, out);
+  terms_.Encode(header, out);
   STAGECOACH_CHECK(out.ok());
-  ++stats_.errors;
+  if (is_error) ++stats_.errors;
   ++stats_.sends;
   stats_.credits_granted = header.credits;
-  const char* const error = call.err_vers ? "ERR_VERS" : "ERR_CHUNK";
   const PostSend send{.slot = send_slot,
                       .length = static_cast<uint32_t>(out.position()),
                       .prompt = !in_flight_[send_slot].registrations.empty()};
@@ -962,10 +1194,11 @@ void Responder::SendError(uint32_t slot, uint32_t send_slot, Instant now) {
   OnAnswer();
   CloseRecord(slot);
   commands_.push(send);
-  Trace(trace_, now, config_.name, "error.sent",
+  if (trace_ == nullptr) return;
+  Trace(trace_, now, config_.name, is_error ? "error.sent" : "answer.sent",
         {{"request", id},
-         {"xid", uint64_t{call.xid}},
-         {"error", error},
+         {"xid", uint64_t{header.xid}},
+         {is_error ? "error" : "type", is_error ? ErrorName(header) : ToString(header.type(), header.version)},
          {"slot", uint64_t{send_slot}},
          {"granted", uint64_t{header.credits}},
          {"receives", uint64_t{posted_receives()}},
@@ -987,10 +1220,10 @@ void Responder::CloseRecord(uint32_t slot) {
   call.reply_items.clear();
   call.reply_memory.reset();
   call.reply_lasting = nullptr;
-  call.err_vers.reset();
+  call.answer = {};
   if (call.reply_buffer.size() > kReplyBufferKeptMax) call.reply_buffer = {};
   if (STAGECOACH_MUTANT("refused-receive-lost", "the Receive of a refused call is not posted again") &&
-      call.state == State::kRefused) {
+      call.state == State::kAnswering) {
     call.state = State::kPosted;
     return;
   }
@@ -1086,7 +1319,7 @@ void Responder::OnDisconnected(Instant now) {
         STAGECOACH_MARK("responder.disconnect_while_withheld");
         break;
       case State::kReplying:
-      case State::kRefused:
+      case State::kAnswering:
         STAGECOACH_MARK("responder.disconnect_while_replying");
         break;
     }
@@ -1102,9 +1335,9 @@ void Responder::OnDisconnected(Instant now) {
 }
 
 std::string Responder::DebugString() const {
-  static constexpr const char* kStates[] = {"posted",       "waiting for memory", "pulling",  "fencing what was pulled",
-                                            "ready",        "executing",          "replying", "withheld",
-                                            "being refused"};
+  static constexpr const char* kStates[] = {
+      "posted",    "waiting for memory", "pulling",  "fencing what was pulled", "ready",
+      "executing", "replying",           "withheld", "answered without a reply"};
   const auto number = [](uint64_t value) { return std::to_string(value); };
   std::string text =
       "    credits granted " + number(credits_granted()) + "; receives wanted " + number(posted_receives()) +

@@ -1,14 +1,14 @@
-// Responder: the answering end of an RPC-over-RDMA version 1 connection.
+// Responder: the answering end of an RPC-over-RDMA connection, of version 1 or 2.
 //
-// draft-ietf-nfsv4-rfc5666bis-01 (RFC 8166). A call lives in the receive buffer it arrived in: the buffer's number is
-// the call's. Its header is decoded once and judged before anything acts on it; its Read chunks are pulled, at most
-// `reads_max` at a time over all calls; then it is handed out. The reply is planned when it is completed: Writes into
-// the Write chunks and the Reply chunk, then the Send.
+// draft-ietf-nfsv4-rfc5666bis-01 (RFC 8166), draft-cel-nfsv4-rpcrdma-version-two-09. A call lives in the receive buffer
+// it arrived in: the buffer's number is the call's. Its header is decoded once and judged before anything acts on it;
+// its Read chunks are pulled, at most `reads_max` at a time over all calls; then it is handed out. The reply is planned
+// when it is completed: Writes into the Write chunks and the Reply chunk, then the Send.
 //
 //   Receive -> waiting for memory -> pulling -> ready -> executing -> replying -> Send, and the Receive is posted again
 //   before it
 //      |                                                                ^
-//      +--> refused (ERR_VERS, ERR_CHUNK) ------------------------------+
+//      +--> answered without one (ERR_VERS, ERR_CHUNK, ...) ------------+
 //      +--> dropped: the Receive is posted again at once
 //
 // Credits. Each grant is the number of receive buffers, or less where budgets say so (credit_budget.h). A buffer is
@@ -35,6 +35,16 @@
 // are. Who leaves one exposed for longer than the window loses the connection [5666:3.8#1] [5666:11#5] [5666:11#8],
 // which fences all. An RDMA_DONE for nothing that is exposed is dropped.
 //
+// Version 2. What the ends have settled is in the ConnectionTerms, which the connection's engines share; without a
+// Requester beside it this engine alone reads what comes, and the first header that it can take settles the version.
+//   RDMA2_CONNPROP  is answered by one with the properties of this end. The peer's hold from the first on. What says
+//                   that it is an answer is taken likewise, and not answered.
+//   extensions      are answered by Config::answer_extension.
+//   errors          say why, each with a code of its own [v2:5.3.3], where version 1 has ERR_CHUNK: see RefusalOf in
+//                   responder.cc. They go to requesters alone: what is marked as an answer, or claims to be an error of
+//                   a requester's, is dropped.
+// All of it holds its Receive until it is answered, as calls do.
+//
 // Does not know RPC headers, but for the XID, which must be the same in both headers, and the direction: messages that
 // are not calls are dropped.
 //
@@ -44,6 +54,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -55,6 +66,7 @@
 #include "base/trace.h"
 #include "rpcrdma/core/assemble.h"
 #include "rpcrdma/core/chunk_planner.h"
+#include "rpcrdma/core/connection_terms.h"
 #include "rpcrdma/core/credit_budget.h"
 #include "rpcrdma/core/engine.h"
 #include "rpcrdma/core/pieces.h"
@@ -76,17 +88,31 @@ class Responder final : public ConnectionEngine {
     // shared with the other direction: its owner (duplex.h) posts it and hands over messages.
     uint32_t receives = 0;
     // [5666bis:8.3.4#3] Calls with chunks are refused, and calls beyond the credits granted are dropped: they would
-    // take the Receives of the other direction.
+    // take the Receives of the other direction. Version 1.
     bool inline_only = false;
-    uint32_t send_inline = 1024;  // largest Send the requester can receive; at most send.slot_size
+    // Version 2: this is the responder of the reverse direction, and follows calls so far. Calls beyond the credits
+    // granted are dropped here, too. kNone holds for version 1 as well, in which such calls are dropped.
+    std::optional<ReverseSupport> reverse;
+    // Largest Send the requester can receive; at most send.slot_size. Version 1: of version 2 the terms know it.
+    uint32_t send_inline = 1024;
     // The requester said that its steering tags may be invalidated, and so did we [pvtdata:4.1#1].
     bool may_invalidate = false;
+    // Version 2: the device can Send With Invalidate, so that a requester that asks for it has its steering tag
+    // invalidated [v2:3.3+4].
+    bool can_invalidate = false;
     // RDMA Reads in flight (ORD). With 0 every call with Read chunks is refused.
     uint32_t reads_max = 16;
+    // What the ends have settled; outlives the object. Null: version 1, by `list_limits` and `profile`, which do not
+    // count otherwise.
+    ConnectionTerms* terms = nullptr;
     ChunkListLimits list_limits;
     ChunkDataLimits data_limits;
     ReplyChunkUse reply_chunk_use = ReplyChunkUse::kWheneverOffered;
     ProtocolProfile profile = kRfc5666bis;
+    // Version 2: answers a header type of an extension that no RPC message follows, by one of the extension's or by
+    // an error of version 2 (header.h); what is neither, or too long for a Send, becomes RDMA2_ERR_SYSTEM. Called on
+    // the loop, and pure as far as the engine goes: it must not call it. Null: RDMA2_ERR_INVAL_HTYPE.
+    std::function<Header::Body(const Extension&)> answer_extension;
     // Replies with Read chunks, of profiles that have them. At a time: 0 makes none, and otherwise so many Receives are
     // kept for RDMA_DONE, less than there are in all. With shared_receives it is 0, as memory would be exposed to all
     // that share.
@@ -136,9 +162,9 @@ class Responder final : public ConnectionEngine {
   };
   // Ends the request with a reply, which may have to wait (see Read-Read). On kMalformedShape (items that cannot stand
   // in this message) nothing happened, and the request is still open; any other reason why the reply cannot travel
-  // becomes ERR_CHUNK [5666bis:5.5#6].
+  // becomes ERR_CHUNK [5666bis:5.5#6], in version 2 WRITE_RESOURCE, REPLY_RESOURCE or SYSTEM.
   Result<void, ReplyVerdict> Complete(RequestId id, ReplySpec&& reply, Instant now);
-  // Ends the request with ERR_CHUNK.
+  // Ends the request with ERR_CHUNK, in version 2 with RDMA2_ERR_SYSTEM.
   void Refuse(RequestId id, Instant now);
   // Ends the request without a reply; `why` is for the trace.
   void Drop(RequestId id, std::string_view why, Instant now);
@@ -147,15 +173,15 @@ class Responder final : public ConnectionEngine {
 
   void Close(Disconnect::Why why = Disconnect::Why::kAsked);
 
-  // Whether `id` is the first call of its connection (Config::one_receive_first): nothing was answered, and no buffer
-  // is in use but that of the call.
+  // Whether `id` is the first call of its connection (Config::one_receive_first), of version 1: nothing was answered,
+  // and no buffer is in use but that of the call.
   bool may_adopt_buffers(RequestId id) const;
   // Works with these from now on, as many as those before. What those before hold stays where it is until the call is
   // ended.
   void AdoptBuffers(const BufferArena& send, const BufferArena& receive);
-  // Of replies that are completed from now on, and RDMA Reads; see Config. `exposes`: whether replies may be left for
-  // the requester to read, as far as Config has them at all; the Receives for RDMA_DONE stay kept. No call is
-  // unanswered but one that is handed out.
+  // Of replies of version 1 that are completed from now on, and RDMA Reads; see Config. `exposes`: whether replies may
+  // be left for the requester to read, as far as Config has them at all; the Receives for RDMA_DONE stay kept. No call
+  // is unanswered but one that is handed out.
   void SetLimits(uint32_t send_inline, uint32_t reads_max, bool exposes);
 
   // Memory that ConnectionMemory had refused may be there now.
@@ -218,7 +244,7 @@ class Responder final : public ConnectionEngine {
     kExecuting,  // handed out
     kReplying,   // waits for a send buffer
     kWithheld,   // waits until replies are exposed no more
-    kRefused,    // waits for a send buffer, for RDMA_ERROR
+    kAnswering,  // waits for a send buffer, for what is not a reply: an error, properties, an extension's
   };
 
   struct Sink {
@@ -252,7 +278,7 @@ class Responder final : public ConnectionEngine {
     std::shared_ptr<const void> reply_memory;
     LastingMemory* reply_lasting = nullptr;
     ReplyPlan plan;
-    std::optional<ErrVers> err_vers;  // with kRefused; otherwise ERR_CHUNK
+    Header answer;  // with kAnswering; without credits
   };
 
   // A Send and the Writes before it, until they are done.
@@ -282,8 +308,19 @@ class Responder final : public ConnectionEngine {
   static constexpr uint32_t kExposedTag = 0x40000000u;
 
   bool TakeMessage(uint32_t slot, Instant now);
+  bool IsBeyondCredits() const { return (config_.inline_only || config_.reverse) && unanswered_ >= receives_; }
   void OnCall(uint32_t slot, Header&& header, ConstBytes message, Instant now);
-  void Answer(uint32_t slot, std::optional<ErrVers> err_vers);
+  void OnProperties(uint32_t slot, const Header& header, Instant now);
+  void OnExtension(uint32_t slot, const Header& header, Instant now);
+  void TakeProperties(const Header& header, Instant now);
+  std::optional<Header::Body> RefusalOf(const ChunkLists& lists) const;
+  std::optional<Header::Body> RefusalOfUndecoded(uint32_t slot, uint32_t length, const HeaderFault& fault) const;
+  void RefuseCall(uint32_t slot, uint32_t xid, Header::Body error, std::string_view why, Instant now);
+  Header::Body ErrorFor(const ReplyFault& fault) const;
+  Header::Body ErrorOr(Header::Body in_version_2) const;
+  Header MakeAnswer(uint32_t xid, Header::Body body) const;
+  uint32_t SendLimit() const;
+  void Answer(uint32_t slot, Header&& answer);
   void Repost(uint32_t slot);
   void OnAnswer();
   void PostRemaining();
@@ -306,7 +343,7 @@ class Responder final : public ConnectionEngine {
   void FenceExposed(uint32_t index, Instant now);
   void ReleaseExposed(uint32_t index, Instant now);
   void ServeWithheld();
-  void SendError(uint32_t slot, uint32_t send_slot, Instant now);
+  void SendAnswer(uint32_t slot, uint32_t send_slot, Instant now);
   void CloseRecord(uint32_t slot);
   void ReleaseSendSlot(uint32_t slot);
   Call* Find(RequestId id);
@@ -315,6 +352,8 @@ class Responder final : public ConnectionEngine {
   static uint32_t SlotOf(RequestId id) { return static_cast<uint32_t>(id & UINT32_MAX) - 1; }
 
   const Config config_;
+  std::optional<ConnectionTerms> own_terms_;
+  ConnectionTerms& terms_;
   BufferArena send_;
   BufferArena receive_;
   ConnectionMemory& memory_;

@@ -10,10 +10,11 @@ namespace stagecoach::scenario {
 namespace {
 
 // What tells that a component is an end of a connection.
-constexpr std::array<std::string_view, 18> kEvents = {
-    "established", "call.submitted",    "stag.registered", "stag.invalidated", "stag.exposed",   "call.sent",
-    "reply.sent",  "error.sent",        "send.posted",     "send.done",        "reply.received", "reply.ignored",
-    "call.over",   "connection.closed", "read.issued",     "done.sent",        "done.received",  "reply.exposed"};
+constexpr std::array<std::string_view, 19> kEvents = {
+    "established",    "call.submitted", "stag.registered", "stag.invalidated",  "stag.exposed",
+    "call.sent",      "reply.sent",     "error.sent",      "send.posted",       "send.done",
+    "reply.received", "reply.ignored",  "call.over",       "connection.closed", "read.issued",
+    "done.sent",      "done.received",  "reply.exposed",   "answer.sent"};
 
 constexpr std::string_view kReverse = "/reverse";
 
@@ -111,7 +112,7 @@ bool ConnectionChecker::Judge(End& end) {
     if (direction.dones_owed > 0) --direction.dones_owed;
     ++direction.dones_sent;
     Plan(end, direction, {.what = Planned::What::kDone, .received = direction.received});
-  } else if (event_ == "reply.sent" || event_ == "error.sent") {
+  } else if (event_ == "reply.sent" || event_ == "error.sent" || event_ == "answer.sent") {
     const uint64_t taken = Number("granted") + direction.exposed;
     Expect(Number("receives") + Number("unanswered") >= taken, "credit.responder", "granted too much");
     Plan(end, direction,
