@@ -6,7 +6,7 @@
 #include "base/check.h"
 #include "base/mutant.h"
 #include "rpcrdma/onc/rpc_message.h"
-#include "rpcrdma/wire/header_v1.h"
+#include "rpcrdma/wire/v2_numbers.h"
 
 namespace stagecoach::rpcrdma {
 namespace {
@@ -49,11 +49,14 @@ std::optional<DuplexShares> DivideForDuplex(const BufferArena& send, const Buffe
 Duplex::Duplex(const Config& config, Requester& requester, Responder& responder, const DuplexShares& shares,
                const BufferArena& receive)
     : config_(config),
+      terms_(config.terms != nullptr ? *config.terms
+                                     : own_terms_.emplace(ConnectionTerms::Config{.list_limits = config.list_limits})),
       requester_(requester),
       responder_(responder),
       first_reverse_send_(shares.reverse_send.first),
       receive_(receive) {
   STAGECOACH_CHECK(shares.forward_receives + shares.reverse_receives == receive.slots);
+  STAGECOACH_CHECK(receive.slots < kRequesterTag && first_reverse_send_ + shares.reverse_send.slots < kRequesterTag);
 }
 
 // [5666bis:8.2.2+1] [5666bis:8.2.2.1+2] [5666bis:8.2.2.2+3] All Receives, before anything is sent; a connection that
@@ -73,9 +76,9 @@ void Duplex::OnReceive(uint32_t slot, uint32_t length, std::optional<uint32_t> i
   if (invalidated) requester_.OnInvalidatedByPeer(*invalidated, now);
 
   ByteReader in(receive_.slot(slot).first(length));
-  Result<Header, HeaderFault> header = DecodeHeaderV1(in, config_.list_limits);
+  Result<Header, HeaderFault> header = terms_.Decode(in);
   if (!header) {
-    if (forward() == Side::kRequester) {
+    if (RouteOf(header.error()) == Side::kRequester) {
       requester_.OnMalformed(slot, length, header.error(), now);
     } else {
       responder_.OnMalformed(slot, length, header.error(), now);
@@ -91,8 +94,17 @@ void Duplex::OnReceive(uint32_t slot, uint32_t length, std::optional<uint32_t> i
   }
 }
 
+// [v2:3.2+3] Where the flags can be read they say it, whatever is wrong behind them. Another version's cannot.
+Duplex::Side Duplex::RouteOf(const HeaderFault& fault) const {
+  if (!fault.flags) return forward();
+  return (*fault.flags & kFlagResponse) != 0 ? Side::kRequester : Side::kResponder;
+}
+
 // [5666bis:8.1.3+1] [5666bis:8.3.3+1] Messages of both directions, in the same Receives.
 Duplex::Side Duplex::Route(const Header& header, ConstBytes message) const {
+  // [v2:3.2#2] [v2:3.2+3] Never by an XID, which the other direction may have, too, nor by the direction of the RPC
+  // message, which a long one does not show.
+  if (header.flags) return header.is_response() ? Side::kRequester : Side::kResponder;
   const ChunkLists* lists = header.chunks();
   if (lists == nullptr) return header.type() == MessageType::kError ? Side::kRequester : forward();
   if (!header.has_inline_message()) return lists->reads.empty() ? forward() : Side::kResponder;
@@ -117,14 +129,17 @@ void Duplex::OnSendDone(uint32_t slot, Instant now) {
   }
 }
 
-// Without chunks nothing is read, and nothing is registered: these are the forward direction's.
 void Duplex::OnReadDone(uint32_t tag, Instant now) {
-  responder_.OnReadDone(tag, now);
+  if ((tag & kRequesterTag) != 0) {
+    requester_.OnReadDone(tag & ~kRequesterTag, now);
+  } else {
+    responder_.OnReadDone(tag, now);
+  }
 }
 
 void Duplex::OnInvalidated(uint32_t tag, Instant now) {
-  if (forward() == Side::kRequester) {
-    requester_.OnInvalidated(tag, now);
+  if ((tag & kRequesterTag) != 0) {
+    requester_.OnInvalidated(tag & ~kRequesterTag, now);
   } else {
     responder_.OnInvalidated(tag, now);
   }
@@ -150,6 +165,10 @@ void Duplex::Collect(ConnectionEngine& engine, Ring<Command>* commands) {
     // Few buffers that many Sends of the other direction stand between: their completion is asked for.
     auto* send = std::get_if<PostSend>(&*command);
     if (send != nullptr && send->slot >= first_reverse_send_) send->prompt = true;
+    if (&engine == &requester_) {
+      if (auto* read = std::get_if<PostRead>(&*command)) read->tag |= kRequesterTag;
+      if (auto* invalidate = std::get_if<Invalidate>(&*command)) invalidate->tag |= kRequesterTag;
+    }
     commands->push(*command);
   }
 }

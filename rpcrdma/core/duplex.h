@@ -1,6 +1,7 @@
-// Duplex: calls in both directions on one RPC-over-RDMA version 1 connection.
+// Duplex: calls in both directions on one RPC-over-RDMA connection, of version 1 or 2.
 //
-// draft-ietf-nfsv4-rfc5666bis-01 section 8 (RFC 8167). A client calls its server as ever (the forward direction) and
+// draft-ietf-nfsv4-rfc5666bis-01 section 8 (RFC 8167), draft-cel-nfsv4-rpcrdma-version-two-09 sections 3.2 and 8.4. A
+// client calls its server as ever (the forward direction) and
 // answers calls that the server makes (the reverse, or backward, direction). Each end has a Requester and a Responder,
 // which know nothing of each other: XIDs [5666bis:8.1.4#1] and credits [5666bis:8.2.1#1] of the directions are
 // separate. What they share is the queue pair, and this class divides it:
@@ -16,7 +17,9 @@
 //   Sends     buffers are divided; the engines take turns at the send queue, command by command, so that neither waits
 //             for more than one request of the other. Receives go first: a Send may allow the peer to use them.
 //
-// Routing. The header is decoded once. Then, in this order:
+// Routing. The header is decoded once. In version 2 it says itself where it goes: RPCRDMA2_F_RESPONSE makes it the
+// requester's, of whatever type it is, and otherwise it is the responder's [v2:3.2+1]. That holds for what is malformed
+// behind the flag, too. In version 1, in this order:
 //   no header can be made of it  the forward direction's, which answers or drops it as without this class: what cannot
 //                                be parsed says nothing of its direction that could be believed
 //   RDMA_ERROR                   the requester's. Errors go from responders to requesters, and each end has one
@@ -27,8 +30,12 @@
 //   a message                    by its direction word, CALL or REPLY; one that is too short to have it, or has
 //                                another, is the forward direction's
 //
-// A client whose upper layer serves no reverse calls has a Requester alone, which drops them; and a server makes none
-// before its upper layer says so: [5666bis:8.3.1#1] is decided above.
+// A client of version 1 whose upper layer serves no reverse calls has a Requester alone, which drops them; and a server
+// makes none before its upper layer says so: [5666bis:8.3.1#1] is decided above. A client that may speak version 2
+// always has both, as it has to answer for its properties; before its probe is answered it reads both versions.
+//
+// The engine of the reverse direction moves no data in version 1. In version 2 it may (ReverseSupport::kGeneral), and
+// either engine of an end may register memory, and the responder Read: what they ask for is told apart by its tag.
 //
 // Sans-IO, like the engines. Commands to them go to them directly; everything from below goes through here.
 #pragma once
@@ -36,6 +43,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "rpcrdma/core/connection_terms.h"
 #include "rpcrdma/core/engine.h"
 #include "rpcrdma/core/requester.h"
 #include "rpcrdma/core/responder.h"
@@ -63,11 +71,15 @@ class Duplex final : public ConnectionEngine {
   enum class End : uint8_t { kClient, kServer };  // the client made the connection
   struct Config {
     End end = End::kClient;
+    // What the ends have settled, the same that the engines have; outlives the object. Null: version 1, with
+    // list_limits, which do not count otherwise.
+    ConnectionTerms* terms = nullptr;
     ChunkListLimits list_limits;
   };
 
-  // Both engines were made with `shares` and with all of `receive`, the one of the reverse direction with inline_only.
-  // Neither is started yet. They outlive the object.
+  // Both engines were made with `shares` and with all of `receive`, the one of the reverse direction with inline_only
+  // and, where it is a responder and version 2 is spoken, with `reverse`. Neither is started yet. They outlive the
+  // object.
   Duplex(const Config& config, Requester& requester, Responder& responder, const DuplexShares& shares,
          const BufferArena& receive);
 
@@ -97,10 +109,16 @@ class Duplex final : public ConnectionEngine {
   enum class Side : uint8_t { kRequester, kResponder };
 
   Side forward() const { return config_.end == End::kClient ? Side::kRequester : Side::kResponder; }
+  // In tags of commands: the requester's.
+  static constexpr uint32_t kRequesterTag = 0x20000000u;
+
   Side Route(const Header& header, ConstBytes message) const;
+  Side RouteOf(const HeaderFault& fault) const;
   void Collect(ConnectionEngine& engine, Ring<Command>* commands);
 
   const Config config_;
+  std::optional<ConnectionTerms> own_terms_;
+  ConnectionTerms& terms_;
   Requester& requester_;
   Responder& responder_;
   const uint32_t first_reverse_send_;  // slots from here on are the reverse direction's

@@ -9,6 +9,7 @@
 #include "rpcrdma/core/engine_test_support.h"
 #include "rpcrdma/xdr/xdr_reader.h"
 #include "rpcrdma/xdr/xdr_writer.h"
+#include "tests/support/hex.h"
 
 namespace stagecoach::rpcrdma {
 namespace {
@@ -29,9 +30,10 @@ constexpr uint32_t kInline = 1024;
 constexpr uint32_t kCallWord = 0;
 constexpr uint32_t kReplyWord = 1;
 
-// One end with both engines.
+// One end with both engines. Chunks in the reverse direction are no matter of Duplex: version 2 has them.
 struct EndOf {
-  EndOf(Duplex::End end, uint32_t forward, uint32_t reverse, uint32_t first_xid)
+  EndOf(Duplex::End end, uint32_t forward, uint32_t reverse, uint32_t first_xid, bool reverse_chunks = false,
+        ConnectionTerms* terms = nullptr)
       : send(forward + ReverseSendBuffers(reverse) + 2, kInline),
         receive(forward + reverse, kInline),
         xids(first_xid),
@@ -40,14 +42,16 @@ struct EndOf {
     Requester::Config calls;
     calls.credits = client ? forward : reverse;
     calls.receives = client ? shares.forward_receives : shares.reverse_receives;
-    calls.inline_only = !client;
+    calls.inline_only = !client && !reverse_chunks;
     requester.emplace(calls, client ? shares.forward_send : shares.reverse_send, receive.view(), memory, xids, nullptr);
     Responder::Config replies;
     replies.receives = client ? shares.reverse_receives : shares.forward_receives;
-    replies.inline_only = client;
-    replies.reads_max = client ? 0 : 3;
+    replies.inline_only = client && !reverse_chunks;
+    replies.reads_max = client && !reverse_chunks ? 0 : 3;
+    replies.terms = terms;
+    if (client) replies.reverse = ReverseSupport::kGeneral;
     responder.emplace(replies, client ? shares.reverse_send : shares.forward_send, receive.view(), memory, nullptr);
-    duplex.emplace(Duplex::Config{.end = end}, *requester, *responder, shares, receive.view());
+    duplex.emplace(Duplex::Config{.end = end, .terms = terms}, *requester, *responder, shares, receive.view());
     duplex->Start();
   }
 
@@ -79,8 +83,8 @@ struct Party : EndOf {
     bool over = false;
   };
 
-  Party(Duplex::End end, uint32_t forward, uint32_t reverse, uint32_t first_xid)
-      : EndOf(end, forward, reverse, first_xid), tag(end == Duplex::End::kClient ? 1 : 2) {}
+  Party(Duplex::End end, uint32_t forward, uint32_t reverse, uint32_t first_xid, bool reverse_chunks)
+      : EndOf(end, forward, reverse, first_xid, reverse_chunks), tag(end == Duplex::End::kClient ? 1 : 2) {}
 
   const uint32_t tag;  // in every call it makes and every reply it gives
   std::deque<Command> send_queue;
@@ -97,16 +101,17 @@ struct Party : EndOf {
 
 class World {
  public:
-  World(uint64_t seed, uint32_t forward, uint32_t reverse)
+  World(uint64_t seed, uint32_t forward, uint32_t reverse, bool reverse_chunks = false)
       : prng_(seed),
+        reverse_chunks_(reverse_chunks),
         // The same XIDs in both directions, at the same time.
-        client_(Duplex::End::kClient, forward, reverse, 1),
-        server_(Duplex::End::kServer, forward, reverse, 1) {
+        client_(Duplex::End::kClient, forward, reverse, 1, reverse_chunks),
+        server_(Duplex::End::kServer, forward, reverse, 1, reverse_chunks) {
     TakeCommands();
   }
 
   void Submit(Party& party) {
-    const bool reverse = &party == &server_;
+    const bool reverse = &party == &server_ && !reverse_chunks_;
     auto call = std::make_unique<Party::Call>();
     const size_t most = reverse || !prng_.OneIn(3) ? 800 : 20000;
     call->argument = Pattern(prng_.Below(most), static_cast<uint8_t>(prng_.Next()));
@@ -294,6 +299,7 @@ class World {
   }
 
   Prng prng_;
+  const bool reverse_chunks_;
   Party client_, server_;
   size_t shared_xids_ = 0;
   bool lost_ = false;
@@ -325,6 +331,31 @@ TEST(DuplexWorld, EveryCallOfBothDirectionsIsAnsweredRightInAnyOrderOfEvents) {
   EXPECT_GT(shared_xids, 0u) << "no XID was outstanding in both directions at once";
 }
 
+// [v2:8.4.1+1] Both engines of an end Read, Write and register: what completes is told to the one that asked for it.
+TEST(DuplexWorld, ChunksInBothDirectionsAreEachEnginesOwn) {
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    SCOPED_TRACE(seed);
+    Prng prng(seed);
+    World world(seed, static_cast<uint32_t>(prng.Between(1, 8)), static_cast<uint32_t>(prng.Between(1, 8)), true);
+    for (int i = 0; i < 60; ++i) {
+      world.Submit(prng.OneIn(2) ? world.client() : world.server());
+      for (uint64_t steps = prng.Below(12); steps > 0; --steps) world.Step();
+      if (::testing::Test::HasFatalFailure()) return;
+    }
+    while (world.Step() && !::testing::Test::HasFatalFailure()) {
+    }
+    for (Party* party : {&world.client(), &world.server()}) {
+      EXPECT_EQ(party->succeeded, party->calls.size());
+      EXPECT_TRUE(party->idle());
+      EXPECT_TRUE(party->memory.live.empty());
+      EXPECT_EQ(party->memory.used, 0u);
+      EXPECT_EQ(party->receives.size(), party->receive.view().slots);
+      EXPECT_GT(party->requester->stats().registrations, 0u);
+      EXPECT_GT(party->responder->stats().reads, 0u);
+    }
+  }
+}
+
 TEST(DuplexWorld, LostConnectionEndsEveryCallOfBothDirectionsOnce) {
   for (uint64_t seed = 1; seed <= 60; ++seed) {
     SCOPED_TRACE(seed);
@@ -353,8 +384,18 @@ class DuplexTest : public ::testing::Test {
   static constexpr uint32_t kForward = 4;
   static constexpr uint32_t kReverse = 2;
 
-  void Make(Duplex::End end) {
-    end_.emplace(end, kForward, kReverse, 100);
+  void Make(Duplex::End end) { Make(end, nullptr); }
+  // Of an end that speaks both versions.
+  void MakeV2(Duplex::End end) {
+    if (end_) end_->duplex->OnDisconnected(At(2));
+    end_.reset();
+    const bool client = end == Duplex::End::kClient;
+    terms_.emplace(ConnectionTerms::Config{
+        .end = client ? ConnectionTerms::End::kClient : ConnectionTerms::End::kServer, .versions = kVersions1And2});
+    Make(end, &*terms_);
+  }
+  void Make(Duplex::End end, ConnectionTerms* terms) {
+    end_.emplace(end, kForward, kReverse, 100, false, terms);
     posted_.clear();
     Take();
     EXPECT_EQ(posted_.size(), kForward + kReverse);
@@ -414,6 +455,17 @@ class DuplexTest : public ::testing::Test {
     EXPECT_EQ(end_->duplex->posted_receives(), kForward + kReverse);
   }
 
+  // Which engine a message of version 2 with these words behind its version and credits came to: 'q' or 's'.
+  char GoesTo(const std::string& words) {
+    const uint64_t before = end_->requester->stats().receives;
+    const uint64_t others = end_->responder->stats().receives;
+    ReceiveRaw(FromHex("00000064 00000002 00000008" + words));
+    const bool to_requester = end_->requester->stats().receives == before + 1;
+    EXPECT_NE(to_requester, end_->responder->stats().receives == others + 1);
+    return to_requester ? 'q' : 's';
+  }
+
+  std::optional<ConnectionTerms> terms_;
   std::optional<EndOf> end_;
   std::deque<uint32_t> posted_;
 };
@@ -428,6 +480,75 @@ ChunkLists OneReadChunk(uint32_t position) {
   ChunkLists lists;
   lists.reads.push_back({.position = position, .target = {.handle = 1, .length = 64, .offset = 0}});
   return lists;
+}
+
+// --- Version 2 ---
+
+// By the flag alone, at either end: whatever it is, whatever is wrong behind it, and whoever has that XID under way.
+TEST_F(DuplexTest, MessagesOfVersion2GoWhereTheirFlagSays) {
+  const std::string no_lists = "00000000 00000000 00000000 00000000";
+  const std::string long_call =
+      "00000000 00000001 00000000 00000001 00000018 0000000000000000 00000000 00000000 00000000";
+  const std::string behind_flag[] = {
+      "00000000 F" + no_lists + "00000064 00000000",  // MSG with a call
+      "00000000 F" + no_lists + "00000064 00000001",  // MSG with a reply
+      "00000000 F" + no_lists + "00000064",           // neither
+      "00000000 F",                                   // cut off
+      "00000001 F" + no_lists,                        // NOMSG
+      "00000001 F" + long_call,                       // ... with a Read list
+      "00000004 F 00000009",                          // ERROR
+      "00000004 F 00000004",                          // ... cut off
+      "00000005 F 00000000",                          // CONNPROP
+      "00000005 F 00000009",                          // ... malformed
+      "00000002 F",                                   // unknown types
+      "000000ff F 00000000",
+  };
+  for (const Duplex::End end : {Duplex::End::kClient, Duplex::End::kServer}) {
+    for (const bool response : {false, true}) {
+      for (const std::string& words : behind_flag) {
+        MakeV2(end);
+        terms_->SetVersion(2);
+        if (!response) {
+          ASSERT_TRUE(Submit().has_value());
+          EXPECT_EQ(OnlySend(Take()).header.xid, 100u);
+        }
+        std::string message = words;
+        message.replace(message.find('F'), 1, response ? "00000001" : "00000000");
+        EXPECT_EQ(GoesTo(message), response ? 'q' : 's') << message;
+        EXPECT_FALSE(Outcome().has_value()) << "the call with that XID goes on: " << message;
+      }
+    }
+  }
+}
+
+// Of a version whose flags are not known, and of none: the forward direction's, which answers or drops it.
+TEST_F(DuplexTest, AnotherVersionIsTheForwardDirectionsMatter) {
+  for (const Duplex::End end : {Duplex::End::kClient, Duplex::End::kServer}) {
+    const bool client = end == Duplex::End::kClient;
+    MakeV2(end);
+    terms_->SetVersion(2);
+    for (const char* hex : {"00000064 00000001 00000008 00000000 00000000 00000000 00000000 00000064 00000000",
+                            "00000064 00000003 00000008 00000000 00000001", "00000064 00000002 00000008 00000000"}) {
+      const uint64_t before = end_->requester->stats().receives;
+      ReceiveRaw(FromHex(hex));
+      EXPECT_EQ(end_->requester->stats().receives - before, client ? 1u : 0u);
+    }
+    const Taken taken = Take();
+    EXPECT_EQ(taken.sends.size(), client ? 0u : 2u) << "a client answers nothing";
+  }
+}
+
+TEST_F(DuplexTest, WhileAClientProbesErrorsOfVersion1AreItsRequesters) {
+  for (const char* hex : {"00000064 00000002 00000008 00000004 00000001 00000001 00000001",
+                          "00000064 00000001 00000008 00000004 00000001 00000001 00000001",
+                          "00000064 00000002 00000008 00000004 00000002",
+                          "00000064 00000002 00000008 00000004 00000001 00000001 00000001 00000001"}) {
+    MakeV2(Duplex::End::kClient);
+    ReceiveRaw(FromHex(hex));
+    EXPECT_EQ(end_->requester->stats().receives, 1u) << hex;
+    EXPECT_TRUE(Take().sends.empty());
+    EXPECT_TRUE(terms_->probing());
+  }
 }
 
 // [5666bis:8.3.4#1] [5666bis:8.3.4#2] [5666bis:8.3.4#3] [5666bis:8.3.4#4] [5666bis:8.3.4#5] [5666bis:8.2.1#2]
