@@ -1,5 +1,7 @@
 #include "rpcrdma/api/client.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <optional>
@@ -17,8 +19,10 @@
 #include "rpcrdma/api/reply_storage.h"
 #include "rpcrdma/api/resolve.h"
 #include "rpcrdma/api/reverse_service.h"
+#include "rpcrdma/api/version_memory.h"
 #include "rpcrdma/ccp/ccp.h"
 #include "rpcrdma/ccp/configuration.h"
+#include "rpcrdma/core/connection_terms.h"
 #include "rpcrdma/core/duplex.h"
 #include "rpcrdma/core/negotiation.h"
 #include "rpcrdma/core/requester.h"
@@ -35,7 +39,12 @@ namespace {
 // What one option says of another.
 ClientOptions Completed(ClientOptions options) {
   CompleteInlineThresholds(&options);
-  if (options.reverse_services.empty()) options.reverse_credits = 0;
+  if (options.reverse_services.empty()) {
+    // Of version 2 everyone answers something: RDMA2_CONNPROP, and what it does not know or serve.
+    options.reverse_credits = options.versions.contains(kRpcRdmaVersion2) ? 1 : 0;
+    options.reverse_chunks = false;
+  }
+  options.reverse_chunks = options.reverse_chunks && options.versions.contains(kRpcRdmaVersion2);
   return options;
 }
 
@@ -47,7 +56,7 @@ Connection::Options ConnectionOptions(const ClientOptions& options) {
   result.send_size = options.inline_send_max;
   result.receive_size = options.inline_receive_max;
   result.incoming_reads = options.incoming_reads;
-  if (options.profile.replies_by_read_chunk) {
+  if (options.profile.replies_by_read_chunk || options.reverse_chunks) {
     result.outgoing_reads = options.outgoing_reads;
     result.queues.send_queue += options.outgoing_reads;
   }
@@ -76,6 +85,22 @@ int Distance(CloseCause::Kind kind) {
 
 uint32_t FirstXid(uint32_t wanted) {
   return wanted != 0 ? wanted : std::random_device()();
+}
+
+// Cookie of the call that a connection begins with; others are indices.
+constexpr uint64_t kProbeCookie = uint64_t{1} << 32;
+
+// Nothing came in answer.
+bool IsSilence(CallFailure::Kind kind) {
+  using Kind = CallFailure::Kind;
+  return kind == Kind::kTimedOut || kind == Kind::kConnectionLost || kind == Kind::kClosed ||
+         kind == Kind::kCancelled || kind == Kind::kNoCredit || kind == Kind::kMemory || kind == Kind::kTooLarge;
+}
+
+// The server refuses the version and has it in its range, or has an empty range: it only says that it does not speak
+// what it was offered.
+bool Contradicts(const ErrVers& spoken, uint32_t refused) {
+  return spoken.low > spoken.high || (spoken.low <= refused && refused <= spoken.high);
 }
 
 // The server was there, and has done nothing: the connection goes on.
@@ -147,6 +172,27 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
     return Submit(procedure, std::move(spec), options, std::move(handler));
   }
 
+  CallId SendExtension(uint32_t type, std::vector<std::byte> body, Client::ExtensionHandler handler, Duration timeout) {
+    const auto fail = [&](const CallError& error) {
+      auto shared = std::make_shared<Client::ExtensionHandler>(std::move(handler));
+      loop_.Post([shared, error] { (*shared)(Err(error)); });
+      return CallId{0};
+    };
+    if (!usable()) return fail(NotConnected());
+    const uint32_t index = AllocatePending();
+    Requester::ExtensionSpec spec{.type = type, .body = std::move(body), .cookie = index};
+    if (timeout > Duration::zero()) spec.deadline = DeadlineAfter(loop_.Now(), timeout);
+    const Result<CallId, SubmitRefusal> id = requester_->SubmitExtension(std::move(spec), loop_.Now());
+    if (!id) {
+      free_pending_.push_back(index);
+      return fail(RefusedCall(id.error(), NameOfExtension(type)));
+    }
+    pending_[index].extension = type;
+    pending_[index].on_extension = std::move(handler);
+    AfterCommand();
+    return *id;
+  }
+
   CallId Submit(const EncodedCall& call, Client::CallHandler handler) {
     if (!usable()) return FailLater(std::move(handler), NotConnected());
     std::vector<std::byte> copy = requester_->TakeBuffer();
@@ -197,7 +243,10 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
     loop_.Post([self = shared_from_this()] { self->DeliverAfterEnd(); });
   }
 
-  bool connected() const { return connection_->established() && !configuring_; }
+  bool connected() const { return connection_->established() && phase_ == Phase::kReady; }
+  uint32_t version() const { return phase_ != Phase::kReady ? 0 : terms_ ? terms_->version() : kRpcRdmaVersion1; }
+  const PropertySet* peer_properties() const { return terms_ ? terms_->peer_set() : nullptr; }
+  void UseVersionMemory(std::shared_ptr<VersionMemory> memory) { version_memory_ = std::move(memory); }
   size_t outstanding() const { return requester_ ? requester_->outstanding() : 0; }
   size_t abandoned() const { return requester_ ? requester_->abandoned() : 0; }
   ClientHoldings holdings() const {
@@ -208,7 +257,8 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
   const std::string& peer() const { return peer_; }
   const std::optional<ConnectionConfiguration>& configuration() const { return configuration_; }
   ConnectionStats stats() const {
-    ConnectionStats stats = requester_ ? requester_->stats() : ConnectionStats{};
+    ConnectionStats stats = past_stats_;
+    if (requester_) stats += requester_->stats();
     stats.memory_registered += connection_->lasting_registrations();
     if (configuration_) ++(configuration_->applied ? stats.configured : stats.not_configured);
     return stats;
@@ -248,15 +298,27 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
     if (options_.profile.padding) config.limits.pad_align = options_.padding_align;
     config.limits.pad_threshold = options_.padding_threshold;
     config.limits.padding_base = options_.profile.padding_base;
-    config.reads_max = connection_->outgoing_reads();
+    config.reads_max = options_.profile.replies_by_read_chunk ? connection_->outgoing_reads() : 0;
     config.read_bytes_max = options_.read_bytes_max;
     config.name = options_.name;
+    config.grown_bytes_max = options_.grown_bytes_max;
+    config.resend_executed = options_.resend_executed;
     std::optional<DuplexShares> shares;
-    if (options_.reverse_credits > 0) {
+    if (attempt_versions_.contains(kRpcRdmaVersion2) || !options_.reverse_services.empty()) {
       shares = DivideForDuplex(connection_->send_arena(), connection_->receive_arena(), options_.credits,
                                options_.reverse_credits);
     }
     if (shares) config.receives = shares->forward_receives;
+    if (attempt_versions_.contains(kRpcRdmaVersion2)) {
+      if (!shares) {
+        return connection_->Close(/*gracefully=*/false,
+                                  {.kind = CloseCause::Kind::kDevice,
+                                   .error = ENOMEM,
+                                   .text = "the device has no buffers for both directions, as version 2 needs them"});
+      }
+      terms_.emplace(TermsConfig());
+      config.terms = &*terms_;
+    }
     TraceNegotiated(options_.trace, loop_.Now(), options_.name,
                     {.peer = peer_,
                      .private_data = theirs.has_value(),
@@ -268,7 +330,13 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
     if (shares) {
       reverse_.emplace(loop_,
                        ReverseService::Options{.shares = *shares,
+                                               .terms = terms_ ? &*terms_ : nullptr,
                                                .send_inline = limits.send_inline,
+                                               .memory = reverse_memory_,
+                                               .pool = pool_,
+                                               .call_bytes_max = options_.reverse_call_bytes_max,
+                                               .message_bytes_max = options_.message_bytes_max,
+                                               .reads_max = ReverseReads(),
                                                .services = options_.reverse_services,
                                                .peer = peer_,
                                                .name = options_.name,
@@ -280,21 +348,25 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
       requester_->Start();
       connection_->Attach(&*requester_);
     }
-    if (options_.ccp.enabled) {
-      Configure();
+    if (options_.versions.contains(kRpcRdmaVersion2)) {
+      FindVersion();
     } else {
-      TellConnected();
+      BeginVersion1();
     }
   }
 
   void OnProgress() override {
-    if (reverse_) reverse_->OnProgress();
+    // What the server calls waits until it is certain that this is the connection.
+    const bool was_ready = phase_ == Phase::kReady;
+    if (reverse_ && was_ready) reverse_->OnProgress();
+    if (phase_ == Phase::kExchanging) LookAtExchange();
     // After ~Client, maybe from one of these handlers, the loop delivers the rest.
     while (requester_ && (!abandoned_ || delivering_after_end_)) {
       std::optional<CallOutcome> outcome = requester_->TakeOutcome(loop_.Now());
       if (!outcome) break;
       Deliver(std::move(*outcome));
     }
+    if (reverse_ && !was_ready && phase_ == Phase::kReady && !abandoned_) reverse_->OnProgress();
     if (on_progress_ && !abandoned_) on_progress_();
   }
 
@@ -305,11 +377,11 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
   }
 
   void OnClosed(const CloseCause& cause) override {
-    if (!abandoned_ && GoOnToNextAddress(cause)) return;
+    if (!abandoned_ && (GoOnWithOtherVersion(cause) || GoOnToNextAddress(cause))) return;
     RememberLoss(cause);
     if (on_connected_) std::exchange(on_connected_, nullptr)(Err(FailedConnect(cause)));
     if (abandoned_) return;
-    if (cause.kind != CloseCause::Kind::kLocal && on_lost_ && requester_ && !configuring_) {
+    if (cause.kind != CloseCause::Kind::kLocal && on_lost_ && phase_ == Phase::kReady) {
       std::exchange(on_lost_, nullptr)(*lost_);
     }
     if (!abandoned_) TellClosed();
@@ -320,6 +392,17 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
     ProcedureId procedure;
     SmallVector<MutableBytes, 2> buffers;
     Client::CallHandler handler;
+    // Of an extension's message instead: its type.
+    uint32_t extension = 0;
+    Client::ExtensionHandler on_extension;
+  };
+  // Of the connection, once it is established.
+  enum class Phase : uint8_t {
+    kConnecting,   // not established, or never begun
+    kProbing,      // the first call is out, whose answer says which version the connection has
+    kExchanging,   // version 2: transport properties
+    kConfiguring,  // version 1: CcpClientOptions
+    kReady         // whoever waited was told
   };
   struct Deferred {
     Client::CallHandler handler;
@@ -329,7 +412,176 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
   bool usable() const { return requester_ && connected() && !closing_; }
 
   void TellConnected() {
+    phase_ = Phase::kReady;
+    if (options_.versions.contains(kRpcRdmaVersion2)) {
+      Trace(options_.trace, loop_.Now(), options_.name, "connection.version", {{"version", uint64_t{version()}}});
+    }
     if (on_connected_) std::exchange(on_connected_, nullptr)({});
+  }
+
+  // --- The version of the connection (docs/decisions/0049) ---
+
+  // [v2:4.2.1+1] The buffers are those that the connection has from the start.
+  ConnectionTerms::Config TermsConfig() const {
+    ConnectionTerms::Config config;
+    config.end = ConnectionTerms::End::kClient;
+    config.versions = attempt_versions_;
+    config.profile = options_.profile;
+    config.extensions = options_.extensions;
+    config.own.receive_buffer_size = connection_->receive_arena().slot_size;
+    config.own.reverse_requests = ReverseService::SupportOf(options_.reverse_services, ReverseReads());
+    config.more = options_.properties;
+    config.send_max = connection_->send_arena().slot_size;
+    return config;
+  }
+
+  // [v2:4.2.2+1] Reads for reverse calls, where those may have chunks.
+  uint32_t ReverseReads() const { return options_.reverse_chunks ? connection_->outgoing_reads() : 0; }
+
+  // [v2:7+1] [v2:7+3] [v2:7+4] The first message: a short call that needs no chunks, in the highest version that this
+  // connection may have. A connection that can only be of version 1 begins with it, too, if the client speaks version 2
+  // as well: it is there because of what became of another one, and the server may be of version 2 all the same.
+  void FindVersion() {
+    if (!probing() && options_.ccp.enabled) return Configure();
+    phase_ = Phase::kProbing;
+    CallMessage message{.buffer = requester_->TakeBuffer()};
+    // Of no Binding: the reply goes inline, whatever the program.
+    const auto refused = MakeCallMessage(
+        NameOf(options_.probe), [](XdrWriter&) {}, CallOptions(), BindingRegistry(), options_.message_bytes_max,
+        &message);
+    STAGECOACH_CHECK(!refused);
+    Requester::CallSpec spec = SpecOf(message, std::move(message.buffer));
+    spec.deadline = ProbeDeadline();
+    spec.cookie = kProbeCookie;
+    Trace(options_.trace, loop_.Now(), options_.name, "version.probing",
+          {{"version", uint64_t{probing() ? kRpcRdmaVersion2 : kRpcRdmaVersion1}}});
+    // Refused, it is because the connection has ended, of which OnClosed tells.
+    if (requester_->Submit(std::move(spec), loop_.Now())) AfterCommand();
+  }
+
+  bool probing() const { return terms_ && terms_->probing(); }
+
+  // [v2:7.2+4] Leaves as much time for version 1 as it takes.
+  Instant ProbeDeadline() const {
+    if (!probing() || !options_.versions.contains(kRpcRdmaVersion1)) return connect_deadline_;
+    const Duration left = std::max(connect_deadline_ - loop_.Now(), Duration::zero());
+    const Duration share = left / (1 + addresses_.size() - next_address_);
+    return loop_.Now() + std::min(options_.probe_wait, share / 2);
+  }
+
+  void OnProbed(const CallOutcome& outcome) {
+    const std::optional<CallFailure> failure = outcome.failure;
+    const uint32_t answered_in = outcome.answered_in;
+    requester_->Release(outcome.call, loop_.Now());
+    if (phase_ != Phase::kProbing || abandoned_ || closing_ || connect_cancelled_) return;
+    if (failure && IsSilence(failure->kind)) {
+      // Mostly the connection is over, or ending: OnClosed goes on.
+      return connection_->Close(
+          /*gracefully=*/false,
+          {.kind = CloseCause::Kind::kTransport, .error = ETIMEDOUT, .text = "no answer came in time"});
+    }
+    const bool refused = failure && failure->kind == CallFailure::Kind::kErrVers;
+    if (!probing()) {
+      if (refused) return OnVersion1Refused(failure->versions);
+      return TellConnected();
+    }
+    if (!failure && answered_in == kRpcRdmaVersion2) return OnVersion2();
+    if (refused) return OnVersion2Refused(failure->versions);
+    // [v2:7.2#1] Who says ERR_CHUNK speaks version 1 alone.
+    if (failure && failure->kind == CallFailure::Kind::kErrChunk) return OnVersion2Refused(ErrVers{1, 1});
+    const std::string why =
+        failure ? FailedCall(*failure, NameOf(options_.probe), NotConnected()).message : "it is of version 1";
+    connection_->Close(/*gracefully=*/false, {.kind = CloseCause::Kind::kTransport,
+                                              .error = EPROTO,
+                                              .text = "the answer to version 2 of RPC-over-RDMA is of no use: " + why});
+  }
+
+  // [v2:5.3.4+5] [v2:8.1+1] Properties before any call of the program's.
+  void OnVersion2() {
+    terms_->SetVersion(kRpcRdmaVersion2);
+    if (version_memory_) version_memory_->Forget(Address());
+    phase_ = Phase::kExchanging;
+    requester_->SendProperties(std::min(DeadlineAfter(loop_.Now(), options_.exchange_wait), connect_deadline_),
+                               loop_.Now());
+    AfterCommand();
+  }
+
+  void LookAtExchange() {
+    const std::optional<ExchangeEnd> end = requester_->TakeExchangeEnd();
+    if (!end || abandoned_ || closing_ || connect_cancelled_) return;
+    Trace(options_.trace, loop_.Now(), options_.name, "properties.exchanged",
+          {{"outcome", ToString(*end)},
+           {"send_inline", uint64_t{terms_->send_inline()}},
+           {"receive_inline", uint64_t{terms_->receive_inline()}}});
+    TellConnected();
+  }
+
+  // [v2:7.2+2] [v2:7.2+5] The highest version of the range that may be spoken: version 1, on this connection, with the
+  // limits that private data gave for that; or none.
+  void OnVersion2Refused(const ErrVers& spoken) {
+    TraceRefusal(kRpcRdmaVersion2, spoken);
+    const bool has_version_1 =
+        Contradicts(spoken, kRpcRdmaVersion2) || (spoken.low <= kRpcRdmaVersion1 && kRpcRdmaVersion1 <= spoken.high);
+    if (!has_version_1 || !options_.versions.contains(kRpcRdmaVersion1)) return EndWithoutVersion(spoken);
+    terms_->SetVersion(kRpcRdmaVersion1);
+    if (version_memory_) version_memory_->Remember(Address(), loop_.Now());
+    FindVersion();
+  }
+
+  // By a server that was remembered not to speak version 2: it is asked after all. Otherwise it was asked just now.
+  void OnVersion1Refused(const ErrVers& spoken) {
+    TraceRefusal(kRpcRdmaVersion1, spoken);
+    if (version_memory_) version_memory_->Forget(Address());
+    if (offered_version_2_) return EndWithoutVersion(spoken);
+    once_more_ = true;
+    connection_->Close(/*gracefully=*/false, {.kind = CloseCause::Kind::kTransport,
+                                              .error = EPROTONOSUPPORT,
+                                              .text = "the server does not speak version 1 of RPC-over-RDMA"});
+  }
+
+  void EndWithoutVersion(const ErrVers& spoken) {
+    version_error_ = VersionError(what_, spoken, options_.versions);
+    connection_->Close(
+        /*gracefully=*/false,
+        {.kind = CloseCause::Kind::kTransport, .error = EPROTONOSUPPORT, .text = "no version in common"});
+  }
+
+  // [v2:7.2+3] [v2:7.2+4] Whether a connection that might have become one of version 2, and ended before anybody was
+  // told of it, is followed by one of version 1: with version 2 it would end the same way again. Never in its place on
+  // the same connection: an answer in version 2 might still come [v2:7.3#2].
+  bool GoOnWithOtherVersion(const CloseCause& cause) {
+    if (!on_connected_ || closing_ || connect_cancelled_ || version_error_ || phase_ == Phase::kConnecting ||
+        cause.kind == CloseCause::Kind::kLocal || cause.kind == CloseCause::Kind::kDevice) {
+      return false;
+    }
+    if (!std::exchange(once_more_, false)) {
+      if (!terms_ || !options_.versions.contains(kRpcRdmaVersion1)) return false;
+      if (version_memory_) version_memory_->Remember(Address(), loop_.Now());
+      version_1_next_ = true;
+    }
+    if (loop_.Now() >= connect_deadline_) return false;
+    Trace(options_.trace, loop_.Now(), options_.name, "version.given_up",
+          {{"address", FormatAddress(Address())},
+           {"version", uint64_t{version_1_next_ ? kRpcRdmaVersion2 : kRpcRdmaVersion1}},
+           {"why", std::string_view(cause.text)}});
+    // Later: the connection that is over is on the stack.
+    Later([this] {
+      if (on_connected_ && !closing_ && !connect_cancelled_ && !abandoned_) TryAddress();
+    });
+    return true;
+  }
+
+  void TraceRefusal(uint32_t version, const ErrVers& spoken) const {
+    Trace(options_.trace, loop_.Now(), options_.name, "version.refused",
+          {{"version", uint64_t{version}}, {"low", uint64_t{spoken.low}}, {"high", uint64_t{spoken.high}}});
+  }
+
+  void BeginVersion1() {
+    if (options_.ccp.enabled) {
+      Configure();
+    } else {
+      TellConnected();
+    }
   }
 
   // --- The Connection Configuration Protocol ---
@@ -337,7 +589,7 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
   // [5666:6#3] [5666:6.1#1] [5666:6.1+1] [2004:6.1#1] [2004:6.1+1] The first call of the connection, small enough for
   // any; the next one is made when its reply is in.
   void Configure() {
-    configuring_ = true;
+    phase_ = Phase::kConfiguring;
     asked_ = RequestFor(buffers(), connection_->incoming_reads());
     constexpr ProcedureId kConfigure{kCcpProgram, kCcpVersion, kConfRdma};
     CallOptions options;
@@ -356,6 +608,9 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
   void OnConfigured(const Result<Reply, CallError>& result) {
     // Whoever waits for the connection hears why there is none when it has ended.
     if (abandoned_ || closing_ || connect_cancelled_ || (!result && !IsRefusal(result.error().kind))) return;
+    if (!result && result.error().transport_error == kRdma2ErrVers && options_.versions.contains(kRpcRdmaVersion2)) {
+      return OnVersion1Refused({result.error().versions.low, result.error().versions.high});
+    }
     configuration_.emplace();
     if (result) {
       XdrReader results = result->results();
@@ -373,7 +628,6 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
       STAGECOACH_MARK("client.not_configured");
       TraceNotConfigured(options_.trace, loop_.Now(), options_.name, configuration_->why_not);
     }
-    configuring_ = false;
     TellConnected();
   }
 
@@ -418,17 +672,21 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
     return spec;
   }
 
+  uint32_t AllocatePending() {
+    if (free_pending_.empty()) {
+      pending_.emplace_back();
+      return static_cast<uint32_t>(pending_.size() - 1);
+    }
+    const uint32_t index = free_pending_.back();
+    free_pending_.pop_back();
+    return index;
+  }
+
   CallId Submit(const ProcedureId& procedure, Requester::CallSpec&& spec, const CallOptions& options,
                 Client::CallHandler handler) {
-    uint32_t index = 0;
-    if (free_pending_.empty()) {
-      index = static_cast<uint32_t>(pending_.size());
-      pending_.emplace_back();
-    } else {
-      index = free_pending_.back();
-      free_pending_.pop_back();
-    }
+    const uint32_t index = AllocatePending();
     spec.cookie = index;
+    spec.flags = options.transport_flags;
     const Result<CallId, SubmitRefusal> id = requester_->Submit(std::move(spec), loop_.Now());
     if (!id) {
       free_pending_.push_back(index);
@@ -453,6 +711,7 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
   CallName NameOf(const ProcedureId& procedure) const {
     return {procedure.program, procedure.version, procedure.procedure, &peer_};
   }
+  CallName NameOfExtension(uint32_t type) const { return {.peer = &peer_, .extension = type}; }
 
   bool BeginConnect(std::string peer, Client::ConnectHandler handler) {
     const auto refuse = [&](const CallError& error) {
@@ -503,16 +762,47 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
     loop_.Cancel(std::exchange(lookup_timer_, 0));
   }
 
-  void NewConnection() { connection_.emplace(loop_, ConnectionOptions(options_), *this, nullptr, options_.trace); }
+  void NewConnection() {
+    if (options_.reverse_credits > 0) {
+      reverse_memory_ = ReverseService::MakeAllowance(options_.reverse_call_bytes_max);
+      pool_ = std::make_shared<BlockPool>(reverse_memory_);
+    }
+    connection_.emplace(loop_, ConnectionOptions(options_), *this, pool_.get(), options_.trace);
+  }
+
+  // What the attempt before had is gone, and nothing of it can be heard any more: its id took its events back, and what
+  // the server called was not handed out.
+  void ForgetAttempt() {
+    if (requester_) past_stats_ += requester_->stats();
+    past_stats_.memory_registered += connection_->lasting_registrations();
+    past_stats_.credits_granted = 0;
+    channel_.reset();
+    connection_.reset();
+    reverse_.reset();
+    requester_.reset();
+    terms_.reset();
+    NewConnection();
+    configuration_.reset();
+    server_send_.reset();
+    lost_.reset();
+    phase_ = Phase::kConnecting;
+  }
+
+  const sockaddr* Address() const { return addresses_[next_address_ - 1].get(); }
 
   void TryNextAddress() {
-    if (next_address_ > 0) {
-      // What the attempt before had is gone, and nothing of it can be heard any more: its id took its events back.
-      channel_.reset();
-      NewConnection();
-      lost_.reset();
-    }
-    const SocketAddress& address = addresses_[next_address_++];
+    ++next_address_;
+    offered_version_2_ = false;
+    TryAddress();
+  }
+
+  void TryAddress() {
+    if (std::exchange(attempted_, true)) ForgetAttempt();
+    const bool version_1_alone =
+        std::exchange(version_1_next_, false) || (options_.versions.contains(kRpcRdmaVersion1) && version_memory_ &&
+                                                  version_memory_->Knows(Address(), loop_.Now()));
+    attempt_versions_ = version_1_alone ? kVersion1Alone : options_.versions;
+    offered_version_2_ = offered_version_2_ || !version_1_alone;
     auto channel = CmChannel::Create(loop_);
     if (!channel) {
       const CloseCause cause{
@@ -527,11 +817,11 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
     const Duration share = left / (1 + addresses_.size() - next_address_);
     if (options_.trace != nullptr) {
       Trace(options_.trace, loop_.Now(), options_.name, "connect.trying",
-            {{"address", FormatAddress(address.get())},
+            {{"address", FormatAddress(Address())},
              {"left", addresses_.size() - next_address_},
              {"ms", static_cast<uint64_t>(share / 1ms)}});
     }
-    connection_->Connect(*channel_, address.get(), share);
+    connection_->Connect(*channel_, Address(), share);
   }
 
   // Whether the attempt that ended was not the last one.
@@ -556,9 +846,10 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
   }
 
   CallError FailedConnect(const CloseCause& cause) const {
-    if (configuring_ && !connect_cancelled_) {
+    if (version_error_ && !connect_cancelled_) return *version_error_;
+    if (!connect_cancelled_ && phase_ != Phase::kConnecting) {
       CloseCause unanswered = cause;
-      unanswered.text = "the connection ended before the server had answered CONF_RDMA: " + cause.text;
+      unanswered.text = fmt::format("the connection ended before the server had answered {}: {}", Asked(), cause.text);
       return ConnectError(what_, unanswered);
     }
     if (!connect_cancelled_) {
@@ -567,6 +858,13 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
     CallError error = ConnectError(what_, kCancelled);
     error.kind = CallError::Kind::kCancelled;
     return error;
+  }
+
+  // What nobody was told of the connection for.
+  std::string_view Asked() const {
+    if (phase_ == Phase::kConfiguring) return "CONF_RDMA";
+    if (phase_ == Phase::kExchanging) return "RDMA2_CONNPROP";
+    return probing() ? "in version 2 of RPC-over-RDMA" : "its first call";
   }
 
   CallId FailLater(Client::CallHandler handler, CallError error) {
@@ -585,7 +883,9 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
   }
 
   void Deliver(CallOutcome outcome) {
+    if (outcome.cookie == kProbeCookie) return OnProbed(outcome);
     const auto index = static_cast<uint32_t>(outcome.cookie);
+    if (pending_[index].on_extension) return DeliverExtension(std::move(outcome), index);
     const ProcedureId procedure = pending_[index].procedure;
     Client::CallHandler handler = std::move(pending_[index].handler);
     Result<Reply, CallError> result = ResultOf(outcome, NameOf(procedure), pending_[index].buffers);
@@ -602,6 +902,28 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
     if (twice) handler(Err(NotConnected()));
   }
 
+  void DeliverExtension(CallOutcome outcome, uint32_t index) {
+    const CallName name = NameOfExtension(pending_[index].extension);
+    Client::ExtensionHandler handler = std::move(pending_[index].on_extension);
+    Result<Extension, CallError> result = Err(CallError());
+    if (outcome.failure) {
+      CallError error = FailedCall(*outcome.failure, name, lost_ ? *lost_ : NotConnected(), ExtensionsOf(options_));
+      error.sent = outcome.failure->sent;
+      result = Err(std::move(error));
+    } else {
+      STAGECOACH_CHECK(outcome.extension.has_value());
+      result = std::move(*outcome.extension);
+    }
+    requester_->Release(outcome.call, loop_.Now());
+    free_pending_.push_back(index);
+    handler(std::move(result));
+  }
+
+  static const Extensions& ExtensionsOf(const ClientOptions& options) {
+    static const Extensions none;
+    return options.extensions != nullptr ? *options.extensions : none;
+  }
+
   Result<Reply, CallError> ResultOf(CallOutcome& outcome, const CallName& name,
                                     const SmallVector<MutableBytes, 2>& buffers) {
     if (STAGECOACH_MUTANT("sending-denied", "a call that is lost with its connection is said not to have been sent") &&
@@ -613,7 +935,8 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
       return Err(std::move(error));
     };
     if (outcome.failure) {
-      return failed(FailedCall(*outcome.failure, name, lost_ ? *lost_ : NotConnected()), outcome.failure->sent);
+      return failed(FailedCall(*outcome.failure, name, lost_ ? *lost_ : NotConnected(), ExtensionsOf(options_)),
+                    outcome.failure->sent);
     }
     Result<Reply, CallError> reply = ReplyMaker::Make(outcome, name, buffers);
     if (!reply) return failed(std::move(reply.error()), true);
@@ -683,8 +1006,7 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
   Instant connect_deadline_;
   bool connect_cancelled_ = false;
   std::optional<uint32_t> server_send_;  // bytes: the longest Send that the server's private data speaks of
-  // The server has been asked (CcpClientOptions), and nobody was told of the connection.
-  bool configuring_ = false;
+  Phase phase_ = Phase::kConnecting;
   ConfigRdmaRequest asked_;
   std::optional<ConnectionConfiguration> configuration_;
   std::vector<SocketAddress> addresses_;
@@ -693,7 +1015,20 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
   std::string tried_;                 // of each, in words
   std::optional<Lookup> lookup_;
   EventLoop::TimerId lookup_timer_ = 0;
+  std::shared_ptr<VersionMemory> version_memory_;  // a Session's; null: its own attempts are all that counts
+  TransportVersions attempt_versions_;             // what this connection may be of
+  bool attempted_ = false;
+  // At the address being tried: the next attempt is of version 1 alone; one was made that was not; version 1 was
+  // refused without such a one.
+  bool version_1_next_ = false;
+  bool offered_version_2_ = false;
+  bool once_more_ = false;
+  std::optional<CallError> version_error_;
+  ConnectionStats past_stats_;  // of attempts before
   std::unique_ptr<CmChannel> channel_;
+  std::shared_ptr<MemoryAllowance> reverse_memory_;
+  std::shared_ptr<BlockPool> pool_;       // of reverse calls; the connection's
+  std::optional<ConnectionTerms> terms_;  // there is version 2 in attempt_versions_
   std::optional<Requester> requester_;
   std::optional<ReverseService> reverse_;
   std::optional<Connection> connection_;  // always there; before its engines and the channel in destruction
@@ -740,6 +1075,7 @@ Result<Reply, CallError> ReplyMaker::Make(CallOutcome& outcome, const CallName& 
   if (!SkipHeader(reader, &reply.stream_)) return Err(BadReply("a chunk lies across its header and its results", name));
   reply.storage_->reply_chunk = std::move(outcome.reply_memory);
   reply.storage_->read_chunks = std::move(outcome.read_memory);
+  reply.storage_->grown = std::move(outcome.grown);
   reply.stream_.base = reply.storage_->reply_chunk ? results : reply.storage_->Keep(results);
   reply.storage_->placed = outcome.placed;
   reply.buffers_ = buffers;
@@ -790,6 +1126,9 @@ void Client::Register(const Binding& binding) {
 CallId Client::Call(const ProcedureId& procedure, ArgsWriter args, const CallOptions& options, CallHandler handler) {
   return connection_->Call(procedure, args, options, std::move(handler));
 }
+CallId Client::SendExtension(uint32_t type, std::vector<std::byte> body, ExtensionHandler handler, Duration timeout) {
+  return connection_->SendExtension(type, std::move(body), std::move(handler), timeout);
+}
 void Client::CancelConnect() {
   connection_->CancelConnect();
 }
@@ -816,6 +1155,12 @@ const std::string& Client::peer() const {
 }
 const std::optional<ConnectionConfiguration>& Client::configuration() const {
   return connection_->configuration();
+}
+uint32_t Client::version() const {
+  return connection_->version();
+}
+const PropertySet* Client::peer_properties() const {
+  return connection_->peer_properties();
 }
 ConnectionStats Client::stats() const {
   return connection_->stats();
@@ -856,6 +1201,9 @@ void Client::OnProgress(UniqueFunction<void()> handler) {
 }
 void Client::Drop(const std::string& why) {
   connection_->Drop(why);
+}
+void Client::UseVersionMemory(std::shared_ptr<internal::VersionMemory> memory) {
+  connection_->UseVersionMemory(std::move(memory));
 }
 void Client::OnConnectionLost(UniqueFunction<void(const CallError&)> handler) {
   connection_->OnConnectionLost(std::move(handler));

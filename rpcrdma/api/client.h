@@ -65,7 +65,10 @@
 #include "rpcrdma/binding/binding.h"
 #include "rpcrdma/core/stats.h"
 #include "rpcrdma/onc/rpc_message.h"
+#include "rpcrdma/wire/extensions.h"
+#include "rpcrdma/wire/header.h"
 #include "rpcrdma/wire/profile.h"
+#include "rpcrdma/wire/properties.h"
 #include "rpcrdma/xdr/xdr_reader.h"
 #include "rpcrdma/xdr/xdr_writer.h"
 
@@ -77,6 +80,7 @@ class SessionImpl;
 struct EncodedCall;
 struct ReplyMaker;
 struct ReplyStorage;
+class VersionMemory;
 }  // namespace internal
 
 // Tables of one connection, free entries included. They grow to what was ever in use at a time, and no further.
@@ -102,6 +106,12 @@ struct CcpClientOptions {
   OpaqueAuth credentials;
 };
 
+struct ProcedureId {
+  uint32_t program = 0;
+  uint32_t version = 0;
+  uint32_t procedure = 0;
+};
+
 // Options out of their ranges are not made to fit: connecting then fails with CallError::Kind::kOptions.
 struct ClientOptions {
   // Calls this end is ready to have on the wire at a time; fewer when the server grants fewer or the device's queues
@@ -118,20 +128,46 @@ struct ClientOptions {
   uint32_t queued_calls_max = 4096;
   // Bytes of one call message without its eligible items; at least 1024. CallOptions say how long a reply may be.
   uint32_t message_bytes_max = 1 << 20;
-  // From Connect() to the established connection, its configuration and the lookup of a host name and all its addresses
-  // included: an address that does not answer gets an equal share of what is left, the last one all of it.
+  // From Connect() to the established connection, its version, its configuration and the lookup of a host name and all
+  // its addresses included: an address that does not answer gets an equal share of what is left, the last one all of
+  // it.
   Duration connect_timeout = 10s;
   // For hosts that are not numeric addresses; empty is the system's resolver.
   HostResolver resolver;
   // The RDMA Reads a server may have in flight towards this end (IRD); the device may lower it. At least 1.
   uint8_t incoming_reads = 16;
+  // The versions of RPC-over-RDMA that this end speaks (docs/version2.md): version 2 is that of an individual draft, so
+  // it is spoken on request. With it among them a connection begins with `probe`, whose answer says which version it
+  // has: 2 if the server speaks that, and otherwise 1, if it is among them, if need be on a new connection. Inline
+  // sizes are then 4096 bytes at least in both directions, and `profile` is one with a reverse direction.
+  TransportVersions versions = kVersion1Alone;
+  // The call that a connection begins with: one without arguments that does nothing, whose program the server need not
+  // have, since any RPC reply will do. NULL of the Connection Configuration Protocol: every server says something to
+  // it.
+  ProcedureId probe = {100417, 1, 0};
+  // How long its answer is waited for before version 1 is tried on another connection; less where connect_timeout has
+  // no room for that. 1 ms to 24 hours.
+  Duration probe_wait = 5s;
+  // How long calls of version 2 wait for the server's transport properties, within connect_timeout; after that they go
+  // by the defaults. 1 ms to 24 hours.
+  Duration exchange_wait = 1s;
+  // Version 2: what other documents add (rpcrdma/wire/extensions.h), and the properties of theirs that the server is
+  // told of this end.
+  std::shared_ptr<const Extensions> extensions;
+  PropertySet properties;
+  // Version 2: memory that one call may be given beyond what was offered for its results and its reply, when the server
+  // says that it needs more: the call is then sent again, with its XID. Bytes; 0: such a call fails.
+  uint64_t grown_bytes_max = 1 << 20;
+  // Version 2: whether that is done to calls that the server has executed before it found its reply too long: right
+  // where it keeps replies in a duplicate request cache, or procedures are idempotent.
+  bool resend_executed = true;
   // Which document of RPC-over-RDMA version 1 this end follows (docs/profiles.md). Nothing on the wire tells the ends
   // which the other one does. With the older ones thresholds are 1024 bytes, whatever stands above, unless `ccp` brings
   // others, and there is no reverse direction: reverse_services must be empty.
   ProtocolProfile profile = kRfc5666bis;
-  // For replies in memory that the server exposes, which only the older documents have: RDMA Reads of ours in flight
-  // (ORD), which the server and the device may lower, and with `ccp` the server once more; and memory for what is read
-  // and not delivered yet. A reply that asks for more fails its call.
+  // For replies in memory that the server exposes, which only the older documents have, and for reverse_chunks: RDMA
+  // Reads of ours in flight (ORD), which the server and the device may lower, and with `ccp` the server once more. For
+  // the former, memory for what is read and not delivered yet: a reply that asks for more fails its call.
   uint8_t outgoing_reads = 16;
   uint64_t read_bytes_max = 32u << 20;
   // Of profiles with padding (RDMA_MSGP): data longer than the threshold that goes inline begins at a multiple of so
@@ -152,6 +188,12 @@ struct ClientOptions {
   // Reverse calls that may be in progress; granted in every reply to one. 1 to 1024; fewer when the device's queues are
   // short. Of no effect without reverse_services.
   uint32_t reverse_credits = 16;
+  // Version 2: reverse calls may have chunks, as forward ones do, if the device lets this end have RDMA Reads in flight
+  // towards the server (`outgoing_reads` at most). Of no effect without reverse_services.
+  bool reverse_chunks = false;
+  // What one reverse call may have in Read chunks, and so what those in progress may hold together, beside what
+  // services allocate, of memory of this end. Bytes.
+  uint64_t reverse_call_bytes_max = 32u << 20;
   TraceSink* trace = nullptr;
   std::string name = "client";  // in traces
 };
@@ -170,25 +212,21 @@ struct ConnectionConfiguration {
   uint32_t align = 0;
 };
 
-struct ProcedureId {
-  uint32_t program = 0;
-  uint32_t version = 0;
-  uint32_t procedure = 0;
-};
-
 inline constexpr uint32_t kReplyBytesMax = 512;
 
 struct CallOptions {
   // Memory for the eligible results of the call, in the order the Binding names them. Offered as Write chunks when the
-  // reply might not fit inline. A result longer than its buffer fails the call. Buffers beyond the results that the
-  // Binding lists are never offered; Reply::Settle copies into them.
+  // reply might not fit inline. A result longer than its buffer fails the call; in version 2, only one longer than
+  // ClientOptions::grown_bytes_max allows. Buffers beyond the results that the Binding lists are never offered;
+  // Reply::Settle copies into them.
   SmallVector<MutableBytes, 2> result_buffers;
   // Memory that the device gets to know once for many calls. Every eligible argument and every result buffer must lie
   // in it, and it must be writable for the latter; else the call ends with kMemory and is not sent.
   RegisteredMemory registered_memory;
   // Upper bound in bytes of the rest of the reply: RPC header, results, without the results meant for the buffers. A
-  // Reply chunk is offered when that might not fit inline. A server that needs more answers ERR_CHUNK. Absent: what the
-  // Binding says of the call's arguments, or kReplyBytesMax where no Binding has the procedure.
+  // Reply chunk is offered when that might not fit inline. A server that needs more answers ERR_CHUNK; in version 2 it
+  // says how much, and gets it within ClientOptions::grown_bytes_max. Absent: what the Binding says of the call's
+  // arguments, or kReplyBytesMax where no Binding has the procedure.
   std::optional<uint32_t> reply_bytes_max;
   // False: eligible arguments and results stay within the messages, which go by Position-Zero Read chunk and Reply
   // chunk when they are too long to go inline. For data that must not leave the message it was wrapped in (RPCSEC_GSS
@@ -198,10 +236,12 @@ struct CallOptions {
   const OpaqueAuth* credentials = nullptr;
   // From AsyncCall until the reply; 0 waits for ever. Expiry closes the connection (see CallError::kTimedOut).
   Duration timeout = 30s;
-  // For a Session; a Client never sends a call twice. Whether a call that was sent may be sent again when its
-  // connection ends before the reply: right where it is idempotent, or the server keeps replies in a duplicate request
-  // cache. If not, it ends with kConnectionLost.
+  // For a Session; a Client sends a call again only when the server asks for that (ClientOptions::grown_bytes_max).
+  // Whether a call that was sent may be sent again when its connection ends before the reply: right where it is
+  // idempotent, or the server keeps replies in a duplicate request cache. If not, it ends with kConnectionLost.
   bool retransmit = true;
+  // Version 2: flags of the call's header that ClientOptions::extensions has. Ignored in version 1.
+  uint32_t transport_flags = 0;
 };
 
 using CallId = uint64_t;
@@ -221,7 +261,7 @@ class Reply {
   size_t placed_bytes(size_t i) const;
   // Makes sure that an eligible result is in result buffer `i`: copies `data` there unless it lies there already (a
   // server that was offered no Write chunk sends it inline). Returns where it is now: in the buffer, or `data` itself
-  // when the buffer is too small.
+  // when the buffer is too small: in memory of this Reply.
   ConstBytes Settle(ConstBytes data, size_t i) const;
 
  private:
@@ -235,6 +275,7 @@ class Client {
  public:
   using ConnectHandler = UniqueFunction<void(Result<void, CallError>)>;
   using CallHandler = UniqueFunction<void(Result<Reply, CallError>)>;
+  using ExtensionHandler = UniqueFunction<void(Result<Extension, CallError>)>;
   // Writes a call's arguments. Runs before AsyncCall returns, and again with a larger buffer when they did not fit: no
   // side effects.
   using ArgsWriter = FunctionRef<void(XdrWriter&)>;
@@ -263,6 +304,11 @@ class Client {
   // nothing for an id that is complete. A server that is still at work for a call with chunks may use memory that is
   // invalid by then, and as with every RDMA device that ends the connection.
   void Cancel(CallId call);
+  // Sends a header of an extension's type, without an RPC message: `body` is what it has behind the fields that all
+  // headers of version 2 have. Ends as a call does, with a header of an extension's in answer, or an error; what the
+  // type means is its author's. On a connection of version 1, and of a type that ClientOptions::extensions does not
+  // have, it ends with kNotSpoken. A `timeout` that expires ends this alone. Cancel() takes its id as well.
+  CallId SendExtension(uint32_t type, std::vector<std::byte> body, ExtensionHandler handler, Duration timeout = 30s);
   // Orderly end: refuses new calls, disconnects, completes what is outstanding with kClosed, then runs `handler`.
   // Again: runs both.
   void Close(UniqueFunction<void()> handler);
@@ -295,6 +341,18 @@ class Client {
         token, procedure, std::forward<Args>(args), options);
   }
 
+  // Signature void(Result<Extension, CallError>). See SendExtension.
+  template <typename Token>
+  auto AsyncExtension(uint32_t type, std::vector<std::byte> body, Token&& token, Duration timeout = 30s) {
+    return asio::async_initiate<Token, void(Result<Extension, CallError>)>(
+        [this](auto handler, uint32_t type, std::vector<std::byte> body, Duration timeout) {
+          internal::Begin<Result<Extension, CallError>>(std::move(handler), [&](auto completion) {
+            return Canceller(SendExtension(type, std::move(body), std::move(completion), timeout));
+          });
+        },
+        token, type, std::move(body), timeout);
+  }
+
   // Signature void().
   template <typename Token>
   auto AsyncClose(Token&& token) {
@@ -314,7 +372,13 @@ class Client {
   const std::string& peer() const;
   // Empty until the server was asked and the connection is made.
   const std::optional<ConnectionConfiguration>& configuration() const;
-  // The call that configures the connection counts like any other.
+  // The version of RPC-over-RDMA that the connection has, 1 or 2; 0 until it is made. It never changes.
+  uint32_t version() const;
+  // What the server has said of itself, extensions' properties among it; null until it has, and in version 1. Lives as
+  // long as the Client.
+  const PropertySet* peer_properties() const;
+  // The call that a connection begins with, and the one that configures it, count like any other; so does a connection
+  // that was given up for one of version 1.
   ConnectionStats stats() const;
   // Of reverse calls.
   ConnectionStats reverse_stats() const;
@@ -345,6 +409,8 @@ class Client {
   void OnProgress(UniqueFunction<void()> handler);
   // Ends the connection, which counts as lost: `why` is a clause.
   void Drop(const std::string& why);
+  // What is known of servers that do not speak version 2, from before, and for later. Before connecting.
+  void UseVersionMemory(std::shared_ptr<internal::VersionMemory> memory);
 
   std::shared_ptr<internal::ClientConnection> connection_;
 };

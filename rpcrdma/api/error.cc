@@ -15,6 +15,8 @@ std::string_view ToString(CallError::Kind kind) {
       return "rejected";
     case Kind::kUnreachable:
       return "unreachable";
+    case Kind::kVersion:
+      return "version";
     case Kind::kDevice:
       return "device";
     case Kind::kNotConnected:
@@ -27,6 +29,10 @@ std::string_view ToString(CallError::Kind kind) {
       return "memory";
     case Kind::kNoCredit:
       return "no credit";
+    case Kind::kNotServed:
+      return "not served";
+    case Kind::kNotSpoken:
+      return "not spoken";
     case Kind::kTimedOut:
       return "timed out";
     case Kind::kConnectionLost:

@@ -16,6 +16,7 @@ struct CallError {
     kResolve,      // the host name or address means nothing
     kRefused,      // nobody listens there
     kRejected,     // somebody listens, and declined (not RPC-over-RDMA, or full)
+    kVersion,      // it speaks RPC-over-RDMA, of no version that this end may: `versions` are its own
     kUnreachable,  // no route, no device, or no answer in time
     kDevice,       // this end's RDMA device refused to create what the connection needs
     // Before the call was sent: it was not executed.
@@ -25,6 +26,8 @@ struct CallError {
     kMemory,     // the device would not register the call's memory, or some of that is outside its registered_memory;
                  // with `sent`, memory that its reply was to be read into
     kNoCredit,   // waited for a credit for as long as its timeout
+    kNotServed,  // a reverse call to a client that has said that it serves none
+    kNotSpoken,  // an extension's message of a type that this end does not know, or on a connection of version 1
     // After it was sent, or while it waited for a credit: `sent` tells.
     kTimedOut,  // and the connection was closed, as no late reply may meet memory that is not the call's any more; but
                 // not for a reverse call, which has no memory that the peer could reach
@@ -32,7 +35,7 @@ struct CallError {
     kCancelled,  // by the caller
     kClosed,     // this end closed the client with the call outstanding
     // The peer answered, and repeating the call would not help.
-    kTransport,  // RDMA_ERROR: ERR_CHUNK or ERR_VERS
+    kTransport,  // RDMA_ERROR: `transport_error` says which, `message` what it means
     kBadReply,   // the reply breaks the rules: header, chunk lists, or RPC message
     kRpc,        // accepted and not executed: `accept_stat` says why
     kDenied,     // rejected: RPC version or authentication
@@ -41,8 +44,12 @@ struct CallError {
   Kind kind = Kind::kConnectionLost;
   AcceptStat accept_stat = AcceptStat::kSuccess;  // with kRpc
   AuthStat auth_stat = AuthStat::kOk;             // with kDenied; kOk when the RPC version was denied
-  VersionRange versions;  // what the server offers: kRpc with kProgMismatch, kDenied for the RPC version
-  int system_error = 0;   // errno, where one is behind it, else 0
+  // What the server offers: kRpc with kProgMismatch, kDenied for the RPC version, kVersion and ERR_VERS.
+  VersionRange versions;
+  // With kTransport: the code. In version 1: 1 (ERR_VERS), 2 (ERR_CHUNK). In version 2: rdma_err of
+  // draft-cel-nfsv4-rpcrdma-version-two-09 section 6.4, or an extension's.
+  uint32_t transport_error = 0;
+  int system_error = 0;  // errno, where one is behind it, else 0
   // Of a call: it went out, so the server may have executed it. Of a Session's call: on any of its connections,
   // whatever `kind` it ends with. Of a reverse call that this end cancelled or closed, and of a call that ~Session
   // ended: it may have gone out.

@@ -2,6 +2,10 @@
 
 #include <fmt/format.h>
 
+#include "rpcrdma/wire/header.h"
+#include "rpcrdma/wire/header_v2.h"
+#include "rpcrdma/wire/v2_numbers.h"
+
 namespace stagecoach::rpcrdma::internal {
 namespace {
 
@@ -15,8 +19,18 @@ CallError Make(Kind kind, std::string message) {
 }
 
 std::string Describe(const CallName& name) {
+  if (name.extension) return fmt::format("extension's message of type {:#x} to {}", *name.extension, *name.peer);
   return fmt::format("call of program {} version {} procedure {} at {}", name.program, name.version, name.procedure,
                      *name.peer);
+}
+
+// [v2:8.5+1] RDMA2_ERROR of version 2: what it says, its number, and what it means.
+CallError RemoteError(const CallFailure& failure, uint32_t code, std::string_view meaning, const CallName& name,
+                      const Extensions& extensions) {
+  CallError error = Make(Kind::kTransport, fmt::format("RPC-over-RDMA: {} reported {} for the {}: {}", *name.peer,
+                                                       ErrorText(failure.error, extensions), Describe(name), meaning));
+  error.transport_error = code;
+  return error;
 }
 
 std::string Calls(size_t count) {
@@ -48,6 +62,15 @@ CallError ConnectError(const std::string& what, const CloseCause& cause) {
   return error;
 }
 
+CallError VersionError(const std::string& what, const ErrVers& spoken, const TransportVersions& wanted) {
+  CallError error =
+      Make(Kind::kVersion, fmt::format("{}: it speaks versions {} to {} of RPC-over-RDMA, of which this end "
+                                       "may use none ({} to {})",
+                                       what, spoken.low, spoken.high, wanted.low, wanted.high));
+  error.versions = {spoken.low, spoken.high};
+  return error;
+}
+
 CallError OptionsError(const std::string& what, std::string_view fault) {
   return Make(Kind::kOptions, fmt::format("{}: {}", what, fault));
 }
@@ -68,15 +91,19 @@ CallError RefusedCall(SubmitRefusal refusal, const CallName& name) {
     case SubmitRefusal::kQueueFull:
       return Make(Kind::kQueueFull, fmt::format("{}: too many calls wait for a credit", Describe(name)));
     case SubmitRefusal::kNotServed:
-      return Make(Kind::kNotConnected, fmt::format("{}: the client serves no calls", Describe(name)));
+      return Make(Kind::kNotServed, fmt::format("{}: the client serves no calls", Describe(name)));
     case SubmitRefusal::kNotSpoken:
+      return Make(Kind::kNotSpoken,
+                  fmt::format("{}: the connection is of version 1, or the type is not of this end's extensions",
+                              Describe(name)));
     case SubmitRefusal::kTooLarge:
       break;
   }
   return Make(Kind::kTooLarge, fmt::format("{}: arguments or result buffers too large", Describe(name)));
 }
 
-CallError FailedCall(const CallFailure& failure, const CallName& name, const CallError& lost) {
+CallError FailedCall(const CallFailure& failure, const CallName& name, const CallError& lost,
+                     const Extensions& extensions) {
   switch (failure.kind) {
     case CallFailure::Kind::kNoCredit:
       return Make(Kind::kNoCredit,
@@ -90,32 +117,55 @@ CallError FailedCall(const CallFailure& failure, const CallName& name, const Cal
       return Make(Kind::kCancelled, fmt::format("{}: cancelled", Describe(name)));
     case CallFailure::Kind::kMemory:
       return Make(Kind::kMemory, fmt::format("{}: the device refused to register its memory", Describe(name)));
-    case CallFailure::Kind::kErrVers:
-      return Make(Kind::kTransport, fmt::format("RPC-over-RDMA: {} reported ERR_VERS (it speaks versions {} to {})",
-                                                *name.peer, failure.versions.low, failure.versions.high));
-    case CallFailure::Kind::kErrChunk:
-      return Make(Kind::kTransport,
-                  fmt::format("RPC-over-RDMA: {} reported ERR_CHUNK for the {}", *name.peer, Describe(name)));
+    case CallFailure::Kind::kTooLarge:
+      return Make(Kind::kTooLarge,
+                  fmt::format("{}: what the server says of itself leaves no way to send it", Describe(name)));
+    case CallFailure::Kind::kErrVers: {
+      CallError error =
+          Make(Kind::kTransport, fmt::format("RPC-over-RDMA: {} reported ERR_VERS (it speaks versions {} to {})",
+                                             *name.peer, failure.versions.low, failure.versions.high));
+      error.versions = {failure.versions.low, failure.versions.high};
+      error.transport_error = kRdma2ErrVers;
+      return error;
+    }
+    case CallFailure::Kind::kErrChunk: {
+      CallError error = Make(
+          Kind::kTransport, fmt::format("RPC-over-RDMA: {} reported ERR_CHUNK for the {}", *name.peer, Describe(name)));
+      error.transport_error = 2;
+      return error;
+    }
+    case CallFailure::Kind::kErrBadXdr:
+      return RemoteError(failure, kRdma2ErrBadXdr, "it could not parse the transport header", name, extensions);
+    case CallFailure::Kind::kErrInvalHtype:
+      return RemoteError(failure, kRdma2ErrInvalHtype, "it does not know the header type", name, extensions);
+    case CallFailure::Kind::kErrReadChunks:
+      return RemoteError(failure, kRdma2ErrReadChunks, "it takes no more Read chunks, nor the whole call as one", name,
+                         extensions);
+    case CallFailure::Kind::kErrWriteChunks:
+      return RemoteError(failure, kRdma2ErrWriteChunks,
+                         "it takes no more Write chunks, and the reply cannot do without", name, extensions);
+    case CallFailure::Kind::kErrSegments:
+      return RemoteError(failure, kRdma2ErrSegments, "it takes no chunk of more segments", name, extensions);
+    case CallFailure::Kind::kErrWriteResource:
+      return RemoteError(failure, kRdma2ErrWriteResource, "a result is longer than the memory offered for it", name,
+                         extensions);
+    case CallFailure::Kind::kErrReplyResource:
+      return RemoteError(failure, kRdma2ErrReplyResource, "the reply is longer than the memory offered for it", name,
+                         extensions);
+    case CallFailure::Kind::kErrSystem:
+      return RemoteError(failure, kRdma2ErrSystem, "a lasting failure of its own, which it does not name", name,
+                         extensions);
+    case CallFailure::Kind::kErrOther: {
+      const auto* other = std::get_if<ErrOther>(&failure.error);
+      return RemoteError(failure, other != nullptr ? other->code : 0, "no error of the base protocol", name,
+                         extensions);
+    }
+    case CallFailure::Kind::kBadDirection:
+      return BadReply(fmt::format("RPC-over-RDMA direction: {}", rpcrdma::ToString(failure.direction)), name);
     case CallFailure::Kind::kBadHeader:
       return BadReply("RPC-over-RDMA header: " + rpcrdma::ToString(failure.header), name);
     case CallFailure::Kind::kBadChunks:
       return BadReply(fmt::format("RPC-over-RDMA chunks: {}", rpcrdma::ToString(failure.chunk)), name);
-    case CallFailure::Kind::kBadDirection:
-      return BadReply(fmt::format("RPC-over-RDMA direction: {}", rpcrdma::ToString(failure.direction)), name);
-    case CallFailure::Kind::kTooLarge:
-      return Make(Kind::kTooLarge,
-                  fmt::format("{}: what the server says of itself leaves no way to send it", Describe(name)));
-    case CallFailure::Kind::kErrBadXdr:
-    case CallFailure::Kind::kErrInvalHtype:
-    case CallFailure::Kind::kErrReadChunks:
-    case CallFailure::Kind::kErrWriteChunks:
-    case CallFailure::Kind::kErrSegments:
-    case CallFailure::Kind::kErrWriteResource:
-    case CallFailure::Kind::kErrReplyResource:
-    case CallFailure::Kind::kErrSystem:
-    case CallFailure::Kind::kErrOther:
-      return Make(Kind::kTransport, fmt::format("RPC-over-RDMA: {} reported {} for the {}", *name.peer,
-                                                ErrorText(failure.error), Describe(name)));
   }
   return lost;
 }

@@ -1,6 +1,8 @@
 // How failures of the layers below become CallErrors: one line that says what was attempted, where, and why it failed.
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -16,6 +18,8 @@ struct CallName {
   uint32_t version = 0;
   uint32_t procedure = 0;
   const std::string* peer = nullptr;
+  // No call, but an extension's message, of this type; the numbers above are then of no meaning.
+  std::optional<uint32_t> extension = std::nullopt;
 };
 
 // A connection that was not made. `what` names the attempt: "connect to 127.0.0.1:20049".
@@ -26,7 +30,10 @@ CallError OptionsError(const std::string& what, std::string_view fault);
 CallError LostError(const std::string& peer, const CloseCause& cause, size_t outstanding);
 CallError RefusedCall(SubmitRefusal refusal, const CallName& name);
 // `lost` is the error of the connection, for calls that end with it.
-CallError FailedCall(const CallFailure& failure, const CallName& name, const CallError& lost);
+CallError FailedCall(const CallFailure& failure, const CallName& name, const CallError& lost,
+                     const Extensions& extensions = {});
+// The server speaks RPC-over-RDMA in these versions, of which none may be used. `what` as for ConnectError.
+CallError VersionError(const std::string& what, const ErrVers& spoken, const TransportVersions& wanted);
 // The RPC layer's refusals. `header.success()` is false.
 CallError RpcError(const ReplyHeader& header, const CallName& name);
 CallError BadReply(const std::string& why, const CallName& name);

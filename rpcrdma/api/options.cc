@@ -8,8 +8,10 @@
 #include <string_view>
 #include <utility>
 
+#include "rpcrdma/core/connection_terms.h"
 #include "rpcrdma/wire/chunk_list.h"
 #include "rpcrdma/wire/private_data.h"
+#include "rpcrdma/wire/properties.h"
 
 namespace stagecoach::rpcrdma::internal {
 namespace {
@@ -30,6 +32,9 @@ class Ranges {
  public:
   explicit Ranges(std::string_view of) : of_(of) {}
 
+  void Report(std::string_view option, const std::string& value, std::string_view allowed) {
+    if (!fault) fault = fmt::format("{}::{} is {}, and must be {}", of_, option, value, allowed);
+  }
   void Number(std::string_view option, uint64_t value, uint64_t low, uint64_t high) {
     if (value < low || value > high) Report(option, fmt::format("{}", value), fmt::format("from {} to {}", low, high));
   }
@@ -54,14 +59,36 @@ class Ranges {
     }
   }
 
+  // The versions of RPC-over-RDMA, and what version 2 asks for. An end that may speak it has, from the start, buffers
+  // as long as what its peer may send and take without asking [v2:7.1+2].
+  template <typename Options>
+  void Versions(const Options& options) {
+    Number("versions.low", options.versions.low, kRpcRdmaVersion1, kRpcRdmaVersion2);
+    Number("versions.high", options.versions.high, options.versions.low, kRpcRdmaVersion2);
+    if (fault || options.versions.high < kRpcRdmaVersion2) return;
+    for (const auto& [option, value] : {std::pair("inline_send_max", options.inline_send_max),
+                                        std::pair("inline_receive_max", options.inline_receive_max)}) {
+      const bool of_both = value == 0;
+      const uint32_t size = of_both ? options.inline_threshold : value;
+      if (size < kDefaultReceiveBufferSize) {
+        Report(of_both ? "inline_threshold" : option, fmt::format("{}", size),
+               fmt::format("at least {} with version 2 of RPC-over-RDMA", kDefaultReceiveBufferSize));
+      }
+    }
+    // [v2:9.2+1]
+    const Extensions none;
+    const Extensions& extensions = options.extensions != nullptr ? *options.extensions : none;
+    if (const auto wrong = CheckOwnProperties({}, options.properties, extensions)) {
+      Report("properties", "refused (" + ToString(*wrong) + ")",
+             "well-formed, of ::extensions, each there once, and short");
+    }
+  }
+
   std::optional<std::string> fault;
 
  private:
   static std::string Text(Duration value) {
     return fmt::format("{} ms", std::chrono::duration<double, std::milli>(value).count());
-  }
-  void Report(std::string_view option, const std::string& value, const std::string& allowed) {
-    if (!fault) fault = fmt::format("{}::{} is {}, and must be {}", of_, option, value, allowed);
   }
 
   const std::string_view of_;
@@ -80,6 +107,17 @@ std::optional<std::string> FaultOf(const ClientOptions& options) {
   if (!options.profile.reverse_direction) {
     ranges.Number("reverse_services.size()", options.reverse_services.size(), 0, 0);
   }
+  ranges.Versions(options);
+  if (options.versions.high >= kRpcRdmaVersion2) {
+    // Both directions have their engines from the start, whatever the version turns out to be.
+    if (!options.profile.reverse_direction) {
+      ranges.Report("profile", std::string(options.profile.name), "one with a reverse direction beside version 2");
+    }
+    ranges.Time("probe_wait", options.probe_wait, kDelayMin, kDelayMax);
+    ranges.Time("exchange_wait", options.exchange_wait, kDelayMin, kDelayMax);
+    ranges.Number("grown_bytes_max", options.grown_bytes_max, 0, kMemoryMax);
+  }
+  ranges.Number("reverse_call_bytes_max", options.reverse_call_bytes_max, 0, kMemoryMax);
   ranges.Number("padding_align", options.padding_align, 0, kAlignMax);
   ranges.Number("read_bytes_max", options.read_bytes_max, 0, kMemoryMax);
   return ranges.fault;
@@ -93,6 +131,7 @@ std::optional<std::string> FaultOf(const SessionOptions& options) {
   ranges.Time("reconnect.delay_first", reconnect.delay_first, kDelayMin, kDelayMax);
   ranges.Time("reconnect.delay_max", reconnect.delay_max, reconnect.delay_first, kDelayMax);
   ranges.AtLeast("reconnect.transmissions_max", reconnect.transmissions_max, 1);
+  ranges.Time("version_memory", options.version_memory, Duration::zero(), kDelayMax);
   if (options.keepalive.interval > Duration::zero()) {
     ranges.Time("keepalive.timeout", options.keepalive.timeout, kDelayMin, kDelayMax);
   }

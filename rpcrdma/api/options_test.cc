@@ -4,9 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <memory>
+#include <string>
 #include <vector>
 
 #include "base/asio_loop/asio_loop.h"
+#include "rpcrdma/wire/v2_numbers.h"
 
 namespace stagecoach::rpcrdma {
 namespace {
@@ -77,6 +80,73 @@ TEST(Options, ThoseOfAClientHaveRanges) {
   EXPECT_EQ(FaultOf(o), "ClientOptions::reverse_services.size() is 1, and must be from 0 to 0");
 }
 
+// [v2:7.1+2] [v2:9.2+1] [v2:5.3.4+6]
+TEST(Options, Version2AsksForRoom) {
+  ClientOptions o;
+  ExpectRange(o.versions.high, o, "ClientOptions::versions.high", 1, 2, "from 1 to 2");
+  o.versions.low = 0;
+  EXPECT_EQ(FaultOf(o), "ClientOptions::versions.low is 0, and must be from 1 to 2");
+  o.versions = {2, 1};
+  EXPECT_EQ(FaultOf(o), "ClientOptions::versions.high is 1, and must be from 2 to 2");
+  o.versions = kVersions1And2;
+  EXPECT_EQ(FaultOf(o), std::nullopt);
+
+  const std::string least = ", and must be at least 4096 with version 2 of RPC-over-RDMA";
+  o.inline_threshold = 3072;
+  EXPECT_EQ(FaultOf(o), "ClientOptions::inline_threshold is 3072" + least);
+  o.inline_send_max = 4096;
+  EXPECT_EQ(FaultOf(o), "ClientOptions::inline_threshold is 3072" + least) << "still that of one direction";
+  o.inline_receive_max = 2048;
+  EXPECT_EQ(FaultOf(o), "ClientOptions::inline_receive_max is 2048" + least);
+  o.inline_receive_max = 8192;
+  EXPECT_EQ(FaultOf(o), std::nullopt) << "both directions have their own";
+  o.inline_send_max = 1024;
+  EXPECT_EQ(FaultOf(o), "ClientOptions::inline_send_max is 1024" + least);
+  o.versions = kVersion1Alone;
+  EXPECT_EQ(FaultOf(o), std::nullopt);
+
+  o = {};
+  o.versions = kVersion2Alone;
+  o.profile = kDraft2004;
+  EXPECT_EQ(FaultOf(o),
+            "ClientOptions::profile is draft-2004, and must be one with a reverse direction beside version 2");
+  o.profile = kRfc5666bis;
+  for (Duration* wait : {&o.probe_wait, &o.exchange_wait}) {
+    const std::string name = wait == &o.probe_wait ? "probe_wait" : "exchange_wait";
+    const Duration usual = *wait;
+    *wait = 0ms;
+    EXPECT_EQ(FaultOf(o), "ClientOptions::" + name + " is 0 ms, and must be from 1 ms to 86400000 ms");
+    *wait = usual;
+  }
+  ExpectRange(o.grown_bytes_max, o, "ClientOptions::grown_bytes_max", 0, kTebibyte, "from 0 to 1099511627776");
+
+  // Properties are those of extensions, and go into one short message.
+  static constexpr PropertyRow kProperties[] = {
+      {.id = kExperimentalNumbers, .name = "clock", .valid = [](ConstBytes data) { return data.size() % 8 == 0; }}};
+  static constexpr Feature kFeature{.name = "clocks", .properties = kProperties};
+  const auto extensions = std::make_shared<Extensions>();
+  ASSERT_EQ(extensions->Add(kFeature), std::nullopt);
+  const auto expect_refused = [&](const std::string& why) {
+    EXPECT_EQ(FaultOf(o).value_or(""), "ClientOptions::properties is refused (" + why +
+                                           "), and must be well-formed, of ::extensions, each there once, and short");
+  };
+  o.properties = {{kExperimentalNumbers, std::vector<std::byte>(8)}};
+  expect_refused("property 2147483648 is none of an extension's");
+  o.extensions = extensions;
+  EXPECT_EQ(FaultOf(o), std::nullopt);
+  o.properties[0].data.resize(7);
+  EXPECT_NE(FaultOf(o), std::nullopt);
+  o.properties[0].data.resize(968);
+  EXPECT_EQ(FaultOf(o), std::nullopt);
+  o.properties[0].data.resize(976);
+  expect_refused("RDMA2_CONNPROP would take 1032 bytes of 1024");
+  o.properties[0].data.resize(8);
+  o.properties.push_back(o.properties[0]);
+  EXPECT_NE(FaultOf(o), std::nullopt) << "twice";
+  o.properties = {{kRdma2PropidRbsiz, {}}};
+  expect_refused("property 1 is none of an extension's");
+}
+
 TEST(Options, ThoseOfAServerHaveRanges) {
   ServerOptions o;
   ExpectRange(o.credits, o, "ServerOptions::credits", 1, 1024, "from 1 to 1024");
@@ -134,6 +204,10 @@ TEST(Options, ThoseOfASessionHaveRanges) {
   ExpectRange(o.connections, o, "SessionOptions::connections", 1, 64, "from 1 to 64");
   ExpectRange(o.reconnect.transmissions_max, o, "SessionOptions::reconnect.transmissions_max", 1, UINT32_MAX,
               "at least 1");
+  o.version_memory = -1ms;
+  EXPECT_EQ(FaultOf(o), "SessionOptions::version_memory is -1 ms, and must be from 0 ms to 86400000 ms");
+  o.version_memory = 0ms;
+  EXPECT_EQ(FaultOf(o), std::nullopt);
   o.reconnect.delay_first = 500us;
   EXPECT_EQ(FaultOf(o), "SessionOptions::reconnect.delay_first is 0.5 ms, and must be from 1 ms to 86400000 ms");
   o.reconnect = {.delay_first = 50ms, .delay_max = 49ms};

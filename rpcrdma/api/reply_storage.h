@@ -18,6 +18,7 @@ struct ReplyStorage {
   std::vector<std::byte> longer;
   std::unique_ptr<std::byte[]> reply_chunk;
   std::unique_ptr<std::byte[]> read_chunks;
+  std::vector<std::unique_ptr<std::byte[]>> grown;  // results that were longer than the caller's memory
   SmallVector<uint64_t, 2> placed;
 
   // Keeps a copy of `message`.

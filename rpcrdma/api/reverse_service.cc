@@ -7,14 +7,14 @@
 namespace stagecoach::rpcrdma::internal {
 namespace {
 
-// What a service may allocate for results that all travel inline, for each call that may be in progress. Bytes.
-constexpr uint64_t kMemoryPerCall = 1 << 20;
-
 Responder::Config ResponderConfig(const ReverseService::Options& options) {
   Responder::Config config;
   config.receives = options.shares.reverse_receives;
+  config.terms = options.terms;
   config.inline_only = true;
-  config.reads_max = 0;
+  config.reverse = ReverseService::SupportOf(options.services, options.reads_max);
+  config.reads_max = options.reads_max;
+  config.data_limits.read_bytes_max = options.call_bytes_max;
   config.send_inline = options.send_inline;
   config.name = options.name + "/reverse";
   return config;
@@ -28,12 +28,11 @@ ReverseService::ReverseService(EventLoop& loop, const Options& options, Requeste
       options_(options),
       connection_(&connection),
       owner_(std::move(owner)),
-      pool_(std::make_shared<BlockPool>(
-          std::make_shared<MemoryAllowance>(options.shares.reverse_receives * kMemoryPerCall))),
       send_inline_(options.send_inline),
       responder_(ResponderConfig(options), options.shares.reverse_send, connection.receive_arena(), connection,
                  options.trace),
-      duplex_({.end = Duplex::End::kClient}, requester, responder_, options.shares, connection.receive_arena()) {
+      duplex_({.end = Duplex::End::kClient, .terms = options.terms}, requester, responder_, options.shares,
+              connection.receive_arena()) {
   for (Service* service : options.services) services_[service->program()] = service;
 }
 

@@ -13,6 +13,7 @@
 #include "base/trace.h"
 #include "rpcrdma/api/dispatch.h"
 #include "rpcrdma/api/request_internal.h"
+#include "rpcrdma/core/connection_terms.h"
 #include "rpcrdma/core/duplex.h"
 #include "rpcrdma/core/requester.h"
 #include "rpcrdma/core/responder.h"
@@ -24,7 +25,15 @@ class ReverseService final : public RequestHost {
  public:
   struct Options {
     DuplexShares shares;
-    uint32_t send_inline = 1024;  // bytes, as negotiated
+    // Of the connection; outlives the object. Null: the connection is of version 1.
+    ConnectionTerms* terms = nullptr;
+    uint32_t send_inline = 1024;  // bytes, as negotiated; version 1
+    // What is read for calls, and what services allocate: the connection's pool, of MakeAllowance(call_bytes_max).
+    std::shared_ptr<MemoryAllowance> memory;
+    std::shared_ptr<BlockPool> pool;
+    uint64_t call_bytes_max = 32u << 20;   // by Read chunks
+    uint32_t message_bytes_max = 1 << 20;  // of a reply without its eligible results
+    uint32_t reads_max = 0;                // RDMA Reads in flight (ORD)
     std::vector<Service*> services;
     std::string peer;
     std::string name;
@@ -37,6 +46,17 @@ class ReverseService final : public RequestHost {
   // Of both directions.
   ConnectionEngine* engine() { return &duplex_; }
   void Start() { duplex_.Start(); }
+
+  // What a client says of itself that serves this, on a connection that lets it have `reads_max` RDMA Reads in flight.
+  static ReverseSupport SupportOf(const std::vector<Service*>& services, uint32_t reads_max) {
+    return services.empty() ? ReverseSupport::kNone
+           : reads_max == 0 ? ReverseSupport::kInline
+                            : ReverseSupport::kGeneral;
+  }
+  // Memory for what calls may ask for.
+  static std::shared_ptr<MemoryAllowance> MakeAllowance(uint64_t call_bytes_max) {
+    return std::make_shared<MemoryAllowance>(call_bytes_max);
+  }
 
   // Bytes of the longest reply from now on; no more than the Send buffers have.
   void SetSendInline(uint32_t send_inline);
@@ -55,8 +75,8 @@ class ReverseService final : public RequestHost {
   const std::string& peer() const override { return options_.peer; }
   bool connected() const override { return connection_ != nullptr && connection_->established(); }
   std::optional<uint64_t> result_room(RequestId id, size_t i) const override { return responder_.result_room(id, i); }
-  Block* Allocate(size_t bytes) override { return pool_->Allocate(bytes); }
-  const std::shared_ptr<BlockPool>& pool() const override { return pool_; }
+  Block* Allocate(size_t bytes) override { return options_.pool->Allocate(bytes); }
+  const std::shared_ptr<BlockPool>& pool() const override { return options_.pool; }
   uint32_t xid(RequestId id) const override { return responder_.xid(id); }
   void Finish(RequestState& state, const ReplyHeader& header, Request::ResultsWriter results,
               std::shared_ptr<const void> memory, bool copy_items) override;
@@ -71,7 +91,6 @@ class ReverseService final : public RequestHost {
   std::map<uint32_t, Service*> services_;
   Connection* connection_;  // null when it has ended
   const std::weak_ptr<void> owner_;
-  const std::shared_ptr<BlockPool> pool_;
   uint32_t send_inline_;
   Responder responder_;
   Duplex duplex_;

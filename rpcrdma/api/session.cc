@@ -15,6 +15,7 @@
 #include "rpcrdma/api/errors_internal.h"
 #include "rpcrdma/api/options.h"
 #include "rpcrdma/api/resolve.h"
+#include "rpcrdma/api/version_memory.h"
 #include "rpcrdma/core/xid.h"
 #include "rpcrdma/loop/deadline.h"
 #include "rpcrdma/verbs/address_text.h"
@@ -58,6 +59,7 @@ class SessionImpl final : public std::enable_shared_from_this<SessionImpl> {
         peer_(address_ ? FormatAddress(address_->get()) : FormatHostPort(host_, port_)),
         prng_(Prng(Drawn(options_.seed)).Fork(options_.client.name)),
         xids_(static_cast<uint32_t>(Drawn(options_.client.first_xid))),
+        version_memory_(std::make_shared<VersionMemory>(options_.version_memory)),
         lanes_(options_fault_ ? 1 : options_.connections) {}
 
   void Register(const Binding& binding) { bindings_.Add(binding); }
@@ -304,10 +306,11 @@ class SessionImpl final : public std::enable_shared_from_this<SessionImpl> {
                {{"connection", connection}, {"lane", uint64_t{number}}, {"attempt", uint64_t{lane.failures} + 1}});
     ClientOptions options = options_.client;
     options.name += "/" + std::to_string(connection);
-    options.first_xid = 1;  // of the call that configures the connection (CcpClientOptions); others bring their own
+    options.first_xid = 1;  // of the calls that the connection begins with; others bring their own
     lane.state = LaneState::kConnecting;
     lane.connection = connection;
     lane.client = std::make_unique<Client>(loop_, std::move(options));
+    lane.client->UseVersionMemory(version_memory_);
     lane.client->OnConnectionLost([weak = weak_from_this(), number, connection](const CallError& error) {
       const auto self = weak.lock();
       if (self && self->lanes_[number].connection == connection) self->OnLost(self->lanes_[number], error);
@@ -367,7 +370,9 @@ class SessionImpl final : public std::enable_shared_from_this<SessionImpl> {
     lane.not_before = loop_.Now() + delay / 2 + Duration(prng_.Below(static_cast<uint64_t>((delay / 2).count()) + 1));
     latest_error_ = std::move(error);
     const uint32_t limit = options_.reconnect.attempts_max;
-    if (limit > 0 && lane.failures >= limit && connections() == 0) {
+    // [v2:7.2+2] Nor is a server tried again by itself with which there is no version in common.
+    const bool useless = latest_error_.kind == Kind::kVersion || (limit > 0 && lane.failures >= limit);
+    if (useless && connections() == 0) {
       while (!waiting_.empty()) FailUnconnected(waiting_.begin()->second, lane.failures);
     }
     Pump();
@@ -742,6 +747,7 @@ class SessionImpl final : public std::enable_shared_from_this<SessionImpl> {
   Prng prng_;
   SequentialXids xids_;
   std::unordered_set<uint32_t> xids_in_use_;
+  const std::shared_ptr<VersionMemory> version_memory_;
 
   BindingRegistry bindings_;
   std::vector<std::unique_ptr<OneCall>> calls_;

@@ -49,7 +49,8 @@
 // the server ends its connection (see CallError::kTimedOut); the other calls there go on with the next.
 //
 // How a call ends that never was sent: with the error of the latest attempt to connect (kResolve, kRefused, kRejected,
-// kUnreachable, kDevice) when ReconnectOptions::attempts_max is reached; with kNotConnected when its time is over and
+// kVersion, kUnreachable, kDevice) when ReconnectOptions::attempts_max is reached, or when it is kVersion, since asking
+// again would not help; with kNotConnected when its time is over and
 // there is no connection, with kNoCredit when there is. One that was sent, on whichever connection: kConnectionLost and
 // kTimedOut; and CallError::sent says so in every case.
 //
@@ -111,6 +112,10 @@ struct SessionOptions {
   KeepaliveOptions keepalive;
   // A connection that had no call, in either direction, for so long is closed, in order; 0: never.
   Duration idle_timeout = 300s;
+  // With version 2 among ClientOptions::versions: a server that was found not to speak it, by its own word or by what
+  // became of the connection, is not asked again for so long; connections then begin with version 1. 0 to 24 hours;
+  // with 0 each connection asks.
+  Duration version_memory = 600s;
   // Of the jitter; 0 takes one from the system's generator. Simulations give a number.
   uint64_t seed = 0;
 };
