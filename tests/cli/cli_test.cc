@@ -137,6 +137,32 @@ TEST_F(CliTest, ConnectionsAreConfiguredByTheClientsWish) {
   EXPECT_NE(ping({"--ccp", "--ccp-auth", "sys"}).find("the server configured the connection"), std::string::npos);
 }
 
+TEST_F(CliTest, EachEndSpeaksTheVersionsThatItIsTold) {
+  WriteFile(local_ / "file", Pattern(100001));
+  const auto ping = [&](const std::string& version) {
+    const Outcome outcome = Run({"ping", "-c", "1", "--rpcrdma", version, Url()});
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    return outcome.out.substr(0, outcome.out.find('\n'));
+  };
+  Serve();
+  EXPECT_EQ(ping("2"), "RPC-over-RDMA version 2");
+  EXPECT_EQ(ping("auto"), "RPC-over-RDMA version 2");
+  EXPECT_TRUE(ping("1").starts_with("1 NULL call of program")) << "as ever";
+  for (const std::string version : {"2", "auto"}) {
+    const Outcome put = Run({"put", "--rpcrdma", version, (local_ / "file").string(), Url(version)});
+    ASSERT_EQ(put.code, 0) << put.err;
+    const Outcome get = Run({"get", "--rpcrdma", version, Url(version), (local_ / version).string()});
+    ASSERT_EQ(get.code, 0) << get.err;
+    EXPECT_EQ(ReadFile(local_ / version), ReadFile(local_ / "file"));
+  }
+  // A server whose messages are shorter than version 2 needs them speaks version 1 alone.
+  Serve({"--inline-threshold", "1K"});
+  EXPECT_EQ(ping("auto"), "RPC-over-RDMA version 1");
+  const Outcome refused = Run({"ping", "-c", "1", "--rpcrdma", "2", Url()});
+  EXPECT_EQ(refused.code, 1);
+  EXPECT_NE(refused.err.find("it speaks versions 1 to 1 of RPC-over-RDMA"), std::string::npos) << refused.err;
+}
+
 TEST_F(CliTest, AServerKeepsItsMetricsInAFile) {
   const fs::path metrics = local_ / "stagecoach.prom";
   Serve({"--metrics", metrics.string()});

@@ -233,6 +233,12 @@ void AddClientOptions(CLI::App& command, ClientCommandOptions& options) {
       ->type_name("SECONDS")
       ->check(CLI::Range(0.001, 86400.0))
       ->capture_default_str();
+  command
+      .add_option("--rpcrdma", options.rpcrdma,
+                  "Which version of RPC-over-RDMA to speak; auto: 2 if the server does, else 1 (docs/version2.md)")
+      ->type_name("VERSION")
+      ->check(CLI::IsMember({"1", "2", "auto"}))
+      ->capture_default_str();
   CLI::Option* const ccp = command.add_flag(
       "--ccp", options.ccp,
       "Begin by asking the server for messages of --inline-threshold, as RFC 5666 does; for peers that "
@@ -260,6 +266,9 @@ Session::Options ToSessionOptions(const ClientCommandOptions& options) {
   Session::Options session;
   session.inline_threshold = InlineThresholdOf(options.common);
   session.profile = RpcrdmaProfileOf(options.common);
+  if (options.rpcrdma != "1") {
+    session.versions = options.rpcrdma == "2" ? rpcrdma::kVersion2Alone : rpcrdma::kVersions1And2;
+  }
   session.ccp.enabled = options.ccp;
   if (options.ccp_auth == "sys") session.ccp.credentials = OwnAuthSys();
   session.timeout = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(options.timeout_seconds));

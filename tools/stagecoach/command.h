@@ -73,6 +73,7 @@ struct ClientCommandOptions {
   CommonOptions common;
   bool stats = false;
   double timeout_seconds = 60;
+  std::string rpcrdma = "1";
   bool ccp = false;
   std::string ccp_auth = "none";
 };

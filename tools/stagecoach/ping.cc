@@ -94,7 +94,9 @@ int Ping(const PingOptions& options) {
     return kExitUsage;
   }
   if (const int code = ApplyDeviceOptions("ping", options.client.common.device); code != kExitOk) return code;
-  Session session({server->host, server->port.value_or(kDefaultPort)}, ToSessionOptions(options.client));
+  Session::Options session_options = ToSessionOptions(options.client);
+  session_options.probe = {options.program, options.version, 0};
+  Session session({server->host, server->port.value_or(kDefaultPort)}, session_options);
   std::string where = server->port ? ToString(session.server()) : server->host;
   std::vector<Duration> samples;
   const auto run = [&]() -> Result<void, Error> {
@@ -109,6 +111,9 @@ int Ping(const PingOptions& options) {
       // A server that is gone, or not of this device, may have left its registration behind.
       if (!port_from.empty() && !session.interrupted()) connected.error().text += "; " + port_from;
       return connected;
+    }
+    if (session_options.versions != rpcrdma::kVersion1Alone) {
+      fmt::print("RPC-over-RDMA version {}\n", session.client().version());
     }
     if (const auto& configuration = session.client().configuration()) PrintConfiguration(*configuration);
     while (samples.size() < options.count) {

@@ -11,6 +11,8 @@ rpcrdma::ClientOptions MakeClientOptions(const Session::Options& options) {
   rpcrdma::ClientOptions client;
   client.inline_threshold = options.inline_threshold;
   client.profile = options.profile;
+  client.versions = options.versions;
+  client.probe = options.probe;
   client.ccp = options.ccp;
   client.connect_timeout = std::min(client.connect_timeout, options.timeout);
   return client;

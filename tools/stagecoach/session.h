@@ -20,6 +20,7 @@
 #include "rpcrdma/api/client.h"
 #include "rpcrdma/api/rpcbind.h"
 #include "rpcrdma/ulb/file/file_client.h"
+#include "rpcrdma/ulb/file/names.h"
 #include "tools/stagecoach/url.h"
 
 namespace stagecoach::cli {
@@ -38,6 +39,9 @@ class Session {
     Duration timeout = 60s;  // of one call; of connecting, and of a lookup, if less than the default
     uint32_t inline_threshold = 4096;
     rpcrdma::ProtocolProfile profile = rpcrdma::kRfc5666bis;
+    rpcrdma::TransportVersions versions = rpcrdma::kVersion1Alone;
+    // What the connection begins with, where the version has to be found (ClientOptions::probe): NULL of this program.
+    rpcrdma::ProcedureId probe{rpcrdma::file::kProgram, rpcrdma::file::kVersion, 0};
     rpcrdma::CcpClientOptions ccp;
   };
 
