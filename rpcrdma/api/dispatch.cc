@@ -3,6 +3,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/mark.h"
+
 namespace stagecoach::rpcrdma::internal {
 
 Verdict Judge(const std::map<uint32_t, Service*>& services, uint32_t xid, RequestState& state) {
@@ -27,6 +29,20 @@ Verdict Judge(const std::map<uint32_t, Service*>& services, uint32_t xid, Reques
     return {.reply = ProgMismatchReply(xid, versions)};
   }
   return {.service = service->second};
+}
+
+// [5666bis:6+2] [5666bis:6+3] [5666bis:6.3+1]
+std::optional<AcceptStat> Bind(const BindingRegistry& bindings, const ReducedStream& stream, RequestState& state) {
+  const Binding* binding = bindings.Find(state.header.prog, state.header.vers);
+  const ProcedureBinding* procedure = binding == nullptr ? nullptr : binding->Find(state.header.proc);
+  const size_t eligible = procedure == nullptr ? 0 : procedure->arguments.size();
+  if (!stream.any_item_by_chunk && stream.chunks.size() > eligible) {
+    STAGECOACH_MARK("server.chunk_for_an_item_not_eligible");
+    return binding == nullptr ? AcceptStat::kGarbageArgs : binding->on_violation;
+  }
+  state.args.LimitEligible(eligible);
+  if (procedure != nullptr) state.eligible_results = procedure->results.size();
+  return std::nullopt;
 }
 
 std::shared_ptr<const void> CopyItems(EligibleItems* items) {

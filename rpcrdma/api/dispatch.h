@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "rpcrdma/api/request_internal.h"
+#include "rpcrdma/binding/binding.h"
 
 namespace stagecoach::rpcrdma::internal {
 
@@ -19,6 +20,12 @@ struct Verdict {
 
 // Reads the RPC header of a call from state.args into state.header. `services` are by program.
 Verdict Judge(const std::map<uint32_t, Service*>& services, uint32_t xid, RequestState& state);
+
+// Of such a call, once it is known who serves it: arguments may come by chunk, and results go by chunk, as far as the
+// Binding of its program lists them [5666bis:6#1]; `state` knows it from then on. A call with more chunks than that is
+// not executed: its answer, as the Binding says [5666bis:6#2]. A chunk for the wrong one of its arguments is for the
+// reader to find.
+std::optional<AcceptStat> Bind(const BindingRegistry& bindings, const ReducedStream& stream, RequestState& state);
 
 // Copies the items' bytes and has them refer to the copy.
 std::shared_ptr<const void> CopyItems(EligibleItems* items);

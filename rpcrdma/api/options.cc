@@ -161,6 +161,13 @@ std::optional<std::string> FaultOf(const ServerOptions& options) {
     ranges.Number("ccp.flavors", static_cast<uint32_t>(flavor), static_cast<uint32_t>(AuthFlavor::kNone),
                   static_cast<uint32_t>(AuthFlavor::kSys));
   }
+  ranges.Versions(options);
+  for (const auto& [type, handler] : options.answer_extension) {
+    if (handler == nullptr || options.extensions == nullptr || options.extensions->FindHeaderType(type) == nullptr) {
+      ranges.Report("answer_extension", fmt::format("for header type {}", type),
+                    "of handlers for header types of the extensions");
+    }
+  }
   ranges.Number("reverse_credits", options.reverse_credits, 0, options.profile.reverse_direction ? kCreditsMax : 0);
   if (options.profile.replies_by_read_chunk) ranges.Number("shared_receives", options.shared_receives, 0, 0);
   ranges.PowerOfTwo("receive_align", options.receive_align, kAlignMax);

@@ -25,10 +25,12 @@ class RequestHost {
   virtual ClientId id() const = 0;
   virtual const std::string& peer() const = 0;
   virtual bool connected() const = 0;
+  virtual uint32_t rpcrdma_version() const = 0;
   virtual std::optional<uint64_t> result_room(RequestId id, size_t i) const = 0;
   virtual Block* Allocate(size_t bytes) = 0;
   virtual const std::shared_ptr<BlockPool>& pool() const = 0;
   virtual uint32_t xid(RequestId id) const = 0;
+  virtual uint32_t flags(RequestId id) const = 0;
   // Ends the call. `memory` keeps the eligible items' memory; with `copy_items` there is none, and they are copied.
   virtual void Finish(RequestState& state, const ReplyHeader& header, Request::ResultsWriter results,
                       std::shared_ptr<const void> memory, bool copy_items) = 0;

@@ -39,9 +39,14 @@
 //     std::map<ClientId, ReverseClient> subscribers_;
 //   };
 //
-// draft-ietf-nfsv4-rfc5666bis-01 section 8 (RFC 8167). Calls and replies travel inline: what does not fit the inline
-// thresholds of the connection is refused with kTooLarge before anything is sent, and a reply that does not fit comes
-// back as kTransport.
+// draft-ietf-nfsv4-rfc5666bis-01 section 8 (RFC 8167). Calls and replies of version 1 travel inline: what does not fit
+// the inline thresholds of the connection is refused with kTooLarge before anything is sent, and a reply that does not
+// fit comes back as kTransport.
+//
+// In version 2 the client says how far it follows (draft-cel-nfsv4-rpcrdma-version-two-09 section 4.2.2), and calls go
+// by that: none at all (kNotServed, nothing is sent), inline ones as in version 1, or ones with chunks, which carry
+// what forward calls do. A client that has said nothing takes inline ones. What may be placed directly of a program is
+// in its Binding, as for a Client (docs/decisions/0051).
 //
 // A ReverseClient stands for one client, whatever connection it uses: the upper layer knows who is at the other end of
 // a connection, and that it is prepared; the transport does not. The call that says so must be idempotent
@@ -51,8 +56,11 @@
 // sent then, those sent before with the XID they had. They may be executed twice: a program whose procedures must not
 // be needs a way of its own to recognise them. No call waits for longer than its timeout, nor beyond Server::Stop().
 //
-// A call that times out leaves the connection alone, unlike a forward call: it has exposed no memory. Its credit stays
-// spent until the client answers.
+// A call without chunks that times out leaves the connection alone, unlike a forward call: it has exposed no memory.
+// Its credit stays spent until the client answers. With chunks it ends the connection, as a forward call does.
+//
+// Memory: a call is copied, arguments that are placed directly among it, since it may be sent again. Result buffers
+// belong to the call until its handler runs: at that moment nobody reaches them any more.
 //
 // Threading: everything on the loop's thread. May outlive the Server, and then fails every call.
 #pragma once
@@ -64,10 +72,13 @@
 #include <type_traits>
 #include <utility>
 
+#include "base/bytes.h"
+#include "base/small_vector.h"
 #include "base/time.h"
 #include "rpcrdma/api/client.h"
 #include "rpcrdma/api/completion.h"
 #include "rpcrdma/api/server.h"
+#include "rpcrdma/binding/binding.h"
 
 namespace stagecoach::rpcrdma {
 
@@ -81,10 +92,17 @@ struct ReverseClientOptions {
   // Calls that have no connection wait for Bind(). Otherwise they end with kConnectionLost when it is lost, and with
   // kNotConnected when there is none.
   bool wait_for_return = false;
+  // Bytes of one call, RPC header and all arguments; longer ones are refused with kTooLarge. A call is kept until it is
+  // over, so this many times calls_max is what calls may hold.
+  uint32_t call_bytes_max = 1 << 20;
 };
 
 struct ReverseCallOptions {
-  // Upper bound in bytes of the whole reply, RPC header included. A call whose reply might not fit inline is refused.
+  // Memory for the eligible results of the call: see CallOptions::result_buffers. Offered as Write chunks, where calls
+  // may have chunks, when the reply might not fit inline.
+  SmallVector<MutableBytes, 2> result_buffers;
+  // Upper bound in bytes of the rest of the reply, RPC header included. A call whose reply might not fit inline has a
+  // Reply chunk, or is refused where calls may have none.
   uint32_t reply_bytes_max = 512;
   // AUTH_NONE when null. Read before Call returns.
   const OpaqueAuth* credentials = nullptr;
@@ -104,9 +122,13 @@ class ReverseClient {
   ReverseClient(const ReverseClient&) = delete;
   ReverseClient& operator=(const ReverseClient&) = delete;
 
+  // Says what of a program may be placed directly, in calls made from now on: see Client::Register.
+  void Register(const Binding& binding);
+
   // The upper layer knows that this connection leads to the client and that it is prepared for reverse calls. Sends
   // what waits. Calls outstanding on another connection stay there as long as that lasts. Several ReverseClients may
-  // use one connection. False when the connection is gone or has no reverse direction.
+  // use one connection. False when the connection is gone or has no reverse direction, and as long as it is open which
+  // version it has: at a server of several that is until the client's first message.
   bool Bind(ClientId connection);
   // New calls have no connection from now on; outstanding ones keep theirs.
   void Unbind();

@@ -5,9 +5,8 @@
 
 #include "base/mark.h"
 #include "base/mutant.h"
-#include "rpcrdma/api/encode_message.h"
+#include "rpcrdma/api/dispatch.h"
 #include "rpcrdma/api/reply_storage.h"
-#include "rpcrdma/core/negotiation.h"
 #include "rpcrdma/loop/deadline.h"
 
 namespace stagecoach::rpcrdma::internal {
@@ -20,9 +19,13 @@ Requester::Config RequesterConfig(const ReverseLink::Options& options) {
   Requester::Config config;
   config.credits = options.shares.reverse_receives;
   config.receives = options.shares.reverse_receives;
+  config.terms = options.terms;  // [v2:8.3+3] whose sizes are those of version 2, for either direction
   config.inline_only = true;
+  config.reverse = true;
   config.queued_max = kQueuedMax;
   config.limits = options.limits;
+  // What the client cannot Read has to go inline.
+  if (!options.readable) config.limits.read_segments_max = 0;
   config.name = options.name + "/reverse";
   return config;
 }
@@ -83,34 +86,50 @@ std::vector<std::shared_ptr<ReverseCalls>> ReverseHub::Everyone() {
 ReverseLink::ReverseLink(EventLoop& loop, const Options& options, Connection& connection, Responder& responder,
                          XidSource& xids, UniqueFunction<void()> changed)
     : loop_(loop),
+      terms_(*options.terms),
       connection_(connection),
       peer_(connection.PeerAddress()),
       changed_(std::move(changed)),
       requester_(RequesterConfig(options), options.shares.reverse_send, connection.receive_arena(), connection, xids,
                  options.trace),
-      duplex_({.end = Duplex::End::kServer, .list_limits = options.list_limits}, requester_, responder, options.shares,
+      duplex_({.end = Duplex::End::kServer, .terms = options.terms}, requester_, responder, options.shares,
               connection.receive_arena()) {}
 
-Result<CallId, SubmitRefusal> ReverseLink::Submit(const Call& call) {
+Result<uint64_t, SubmitRefusal> ReverseLink::Submit(const Call& call) {
   Requester::CallSpec spec;
+  const ConstBytes message = call.message.bytes();
   spec.buffer = requester_.TakeBuffer();
-  spec.buffer.assign(call.message.begin(), call.message.end());
-  spec.message_size = call.message.size();
-  spec.items = call.items;
-  spec.reply_base_max = call.reply_bytes_max;
+  spec.buffer.assign(message.begin(), message.end());
+  spec.message_size = message.size();
+  spec.items = call.message.items;
+  spec.results = call.message.results;
+  spec.reply_base_max = call.message.reply_base_max;
   spec.deadline = call.deadline;
   spec.xid = call.xid;
   spec.cookie = next_cookie_;
   const Result<CallId, SubmitRefusal> id = requester_.Submit(std::move(spec), loop_.Now());
-  if (!id) return id;
-  entries_.emplace(next_cookie_++, Entry{call.owner, call.id});
+  if (!id) return Err(id.error());
+  const uint64_t number = next_cookie_++;
+  entries_.emplace(number, Entry{.owner = call.owner, .id = call.id, .in_requester = *id, .memory = call.memory});
   changed_();
-  return id;
+  return number;
 }
 
-void ReverseLink::Cancel(CallId call) {
-  requester_.Cancel(call, loop_.Now());
+void ReverseLink::Cancel(uint64_t number, std::optional<Ending> ending) {
+  Entry& entry = entries_.at(number);
+  entry.owner.reset();
+  entry.ending = std::move(ending);
+  requester_.Cancel(entry.in_requester, loop_.Now());
   changed_();
+}
+
+void ReverseLink::EndCancelled() {
+  for (auto& [number, entry] : entries_) {
+    if (!entry.ending) continue;
+    loop_.Post(
+        [ending = std::make_shared<Ending>(std::move(*entry.ending))] { ending->handler(std::move(ending->result)); });
+    entry.ending.reset();
+  }
 }
 
 void ReverseLink::SetSendInline(uint32_t send_inline) {
@@ -121,10 +140,11 @@ void ReverseLink::SetSendInline(uint32_t send_inline) {
 
 void ReverseLink::OnProgress() {
   while (std::optional<CallOutcome> outcome = requester_.TakeOutcome(loop_.Now())) {
-    const auto entry = entries_.extract(outcome->cookie);
-    const std::shared_ptr<ReverseCalls> owner = entry.mapped().owner.lock();
-    std::optional<ReverseCalls::Ending> ending;
-    if (owner != nullptr) ending = owner->OnOutcome(entry.mapped().id, *outcome, lost_ ? *lost_ : CallError{});
+    auto entry = entries_.extract(outcome->cookie);
+    std::optional<Ending> ending = std::move(entry.mapped().ending);
+    if (const std::shared_ptr<ReverseCalls> owner = entry.mapped().owner.lock()) {
+      ending = owner->OnOutcome(entry.mapped().id, *outcome, lost_ ? *lost_ : CallError{});
+    }
     requester_.Release(outcome->call, loop_.Now());
     if (ending) ending->handler(std::move(ending->result));
   }
@@ -175,15 +195,16 @@ CallId ReverseCalls::Call(const ProcedureId& procedure, ReverseClient::ArgsWrite
   Pending call;
   call.procedure = procedure;
   call.handler = std::move(handler);
-  const auto refuse = [&](SubmitRefusal refusal) {
-    RunLater(std::move(call.handler), RefusedCall(refusal, NameOf(call)));
+  const auto refuse = [&](CallError error) {
+    RunLater(std::move(call.handler), std::move(error));
     return CallId{0};
   };
-  if (calls_.size() >= options_.calls_max) return refuse(SubmitRefusal::kQueueFull);
-  if (link_ == nullptr && (!options_.wait_for_return || hub_->stopping())) return refuse(SubmitRefusal::kNotConnected);
-  if (!Encode(procedure, args, options.credentials, &call)) return refuse(SubmitRefusal::kTooLarge);
+  if (calls_.size() >= options_.calls_max) return refuse(RefusedCall(SubmitRefusal::kQueueFull, NameOf(call)));
+  if (link_ == nullptr && (!options_.wait_for_return || hub_->stopping())) {
+    return refuse(RefusedCall(SubmitRefusal::kNotConnected, NameOf(call)));
+  }
+  if (auto refused = Encode(args, options, &call)) return refuse(std::move(*refused));
   call.xid = hub_->NextXid();
-  call.reply_bytes_max = options.reply_bytes_max;
   call.deadline = DeadlineAfter(loop_.Now(), options.timeout > Duration::zero() ? options.timeout : Duration::max());
 
   const CallId id = next_id_++;
@@ -197,29 +218,22 @@ CallId ReverseCalls::Call(const ProcedureId& procedure, ReverseClient::ArgsWrite
 }
 
 // [5666bis:8.4+1] [5666bis:8.4+2]
-// The whole call is kept, as it may have to wait and to be sent again: what is eligible, too, which travels inline.
-bool ReverseCalls::Encode(const ProcedureId& procedure, ReverseClient::ArgsWriter args, const OpaqueAuth* credentials,
-                          Pending* call) {
-  CallHeader header{.prog = procedure.program, .vers = procedure.version, .proc = procedure.procedure};
-  if (credentials != nullptr) header.cred = *credentials;
-  auto encoded = EncodeMessage(&call->message, kMaxInlineThreshold, kAnyEligible, [&](XdrWriter& out) {
-    EncodeCall(header, out);  // [5666bis:8.3.4#5] the requester fills in the XID
-    args(out);
-  });
-  if (!encoded) return false;
-  uint64_t bytes = 0;
-  for (const EligibleItem& item : encoded->items) bytes += item.data.size();
-  if (encoded->size + bytes > kMaxInlineThreshold) return false;
-  call->message.resize(encoded->size);
-  call->items = std::move(encoded->items);
-  call->item_bytes.resize(bytes);
-  size_t at = 0;
-  for (EligibleItem& item : call->items) {
-    const MutableBytes place = MutableBytes(call->item_bytes).subspan(at, item.data.size());
-    at += CopyBytes(place, item.data);
-    item.data = place;
-  }
-  return true;
+// The whole call is kept, as it may have to wait and to be sent again.
+std::optional<CallError> ReverseCalls::Encode(ReverseClient::ArgsWriter args, const ReverseCallOptions& options,
+                                              Pending* call) {
+  CallOptions all;
+  all.result_buffers = options.result_buffers;
+  all.reply_bytes_max = options.reply_bytes_max;
+  all.credentials = options.credentials;
+  // [5666bis:8.3.4#5] the requester fills in the XID
+  auto refused = MakeCallMessage(NameOf(*call), args, all, bindings_, options_.call_bytes_max, &call->message);
+  if (refused) return refused;
+  uint64_t bytes = call->message.size;
+  for (const EligibleItem& item : call->message.items) bytes += item.data.size();
+  if (bytes > options_.call_bytes_max) return RefusedCall(SubmitRefusal::kTooLarge, NameOf(*call));
+  if (!call->message.items.empty()) call->memory = CopyItems(&call->message.items);
+  call->result_buffers = options.result_buffers;
+  return std::nullopt;
 }
 
 // Gives a call to the connection. False: it was refused, and is over, or waits for a better one.
@@ -229,13 +243,12 @@ bool ReverseCalls::SubmitOrEnd(Calls::iterator entry) {
     STAGECOACH_MARK("reverse.call_sent_again");
     hub_->TraceEvent("reverse.retransmitted", {{"xid", uint64_t{call.xid}}, {"peer", peer_}});
   }
-  const Result<CallId, SubmitRefusal> id = link_->Submit({.owner = weak_from_this(),
-                                                          .id = entry->first,
-                                                          .message = call.message,
-                                                          .items = call.items,
-                                                          .xid = call.xid,
-                                                          .reply_bytes_max = call.reply_bytes_max,
-                                                          .deadline = call.deadline});
+  const Result<uint64_t, SubmitRefusal> id = link_->Submit({.owner = weak_from_this(),
+                                                            .id = entry->first,
+                                                            .message = call.message,
+                                                            .memory = call.memory,
+                                                            .xid = call.xid,
+                                                            .deadline = call.deadline});
   if (id) {
     call.link = link_;
     call.in_link = *id;
@@ -246,12 +259,24 @@ bool ReverseCalls::SubmitOrEnd(Calls::iterator entry) {
 }
 
 void ReverseCalls::Cancel(CallId id) {
-  const auto call = calls_.find(id);
-  if (call == calls_.end()) return;
-  ReverseLink* const link = call->second.link;
-  const CallId in_link = call->second.in_link;
-  EndLater(call, Error(CallError::Kind::kCancelled, call->second, "cancelled"));
-  if (link != nullptr) link->Cancel(in_link);
+  const auto found = calls_.find(id);
+  if (found == calls_.end()) return;
+  Pending call = std::move(found->second);
+  calls_.erase(found);
+  CallError error = Error(CallError::Kind::kCancelled, call, "cancelled");
+  LetGo(std::move(call), std::move(error));
+}
+
+// Of a call that is not in calls_ any more. Memory of the caller's is that until the handler runs, so this waits for
+// its end; what else the client may reach is the connection's as well.
+void ReverseCalls::LetGo(Pending&& call, CallError error) {
+  if (call.link == nullptr) return RunLater(std::move(call.handler), std::move(error));
+  if (!call.result_buffers.empty()) {
+    call.link->Cancel(call.in_link, Ending{.handler = std::move(call.handler), .result = Err(std::move(error))});
+    return;
+  }
+  RunLater(std::move(call.handler), std::move(error));
+  call.link->Cancel(call.in_link, std::nullopt);
 }
 
 std::optional<ReverseCalls::Ending> ReverseCalls::OnOutcome(CallId id, CallOutcome& outcome, const CallError& lost) {
@@ -285,7 +310,7 @@ std::optional<ReverseCalls::Ending> ReverseCalls::OnOutcome(CallId id, CallOutco
 
 Result<Reply, CallError> ReverseCalls::ResultOf(const Pending& call, CallOutcome& outcome,
                                                 const CallError& lost) const {
-  if (!outcome.failure) return ReplyMaker::Make(outcome, NameOf(call), {});
+  if (!outcome.failure) return ReplyMaker::Make(outcome, NameOf(call), call.result_buffers);
   switch (outcome.failure->kind) {
     case CallFailure::Kind::kNoCredit:
       if (!call.sent)
@@ -315,8 +340,9 @@ void ReverseCalls::EndAll(bool connections_live) {
   link_ = nullptr;
   Calls calls = std::exchange(calls_, {});
   for (auto& [id, call] : calls) {
-    RunLater(std::move(call.handler), Error(CallError::Kind::kClosed, call, "closed by this end"));
-    if (connections_live && call.link != nullptr) call.link->Cancel(call.in_link);
+    CallError error = Error(CallError::Kind::kClosed, call, "closed by this end");
+    if (!connections_live) call.link = nullptr;
+    LetGo(std::move(call), std::move(error));
   }
 }
 
@@ -391,6 +417,9 @@ ReverseClient::~ReverseClient() {
 
 bool ReverseClient::Bind(ClientId connection) {
   return calls_->Bind(connection);
+}
+void ReverseClient::Register(const Binding& binding) {
+  calls_->Register(binding);
 }
 void ReverseClient::Unbind() {
   calls_->Unbind();

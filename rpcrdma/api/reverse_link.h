@@ -2,7 +2,9 @@
 // ReverseCalls is what stands behind a ReverseClient. See reverse_client.h.
 //
 // A call belongs to its ReverseCalls from beginning to end, message included. While it is with a connection, that
-// connection's Requester has a copy; when the connection is lost, the call is where it was before.
+// connection's Requester has a copy; when the connection is lost, the call is where it was before. Memory that the
+// client may reach is held by the connection as well, and a call whose results are written to memory of the caller's
+// ends when that cannot happen any more, whoever has let go of it before.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +19,11 @@
 
 #include "base/event_loop.h"
 #include "base/trace.h"
+#include "rpcrdma/api/call_message.h"
 #include "rpcrdma/api/errors_internal.h"
 #include "rpcrdma/api/reverse_client.h"
+#include "rpcrdma/binding/binding.h"
+#include "rpcrdma/core/connection_terms.h"
 #include "rpcrdma/core/duplex.h"
 #include "rpcrdma/core/requester.h"
 #include "rpcrdma/core/xid.h"
@@ -74,8 +79,9 @@ class ReverseLink {
  public:
   struct Options {
     DuplexShares shares;
-    PlanLimits limits;
-    ChunkListLimits list_limits;
+    ConnectionTerms* terms = nullptr;  // outlives the object
+    PlanLimits limits;                 // sizes are version 1's
+    bool readable = false;             // the client may Read from this end (IRD)
     std::string name;
     TraceSink* trace = nullptr;
   };
@@ -92,15 +98,23 @@ class ReverseLink {
   struct Call {
     std::weak_ptr<ReverseCalls> owner;
     CallId id = 0;  // the owner's
-    ConstBytes message;
-    const EligibleItems& items;
+    const CallMessage& message;
+    std::shared_ptr<const void> memory;  // of its items
     uint32_t xid = 0;
-    uint32_t reply_bytes_max = 0;
     Instant deadline;
   };
-  // The Requester's id, for Cancel.
-  Result<CallId, SubmitRefusal> Submit(const Call& call);
-  void Cancel(CallId call);
+  // What is left to do of a call that is over, once nobody reaches its memory any more.
+  struct Ending {
+    ReverseClient::CallHandler handler;
+    Result<Reply, CallError> result;
+  };
+
+  // A number for Cancel.
+  Result<uint64_t, SubmitRefusal> Submit(const Call& call);
+  // The owner has no part in it any more; `ending`, if there is one, is for when its memory is safe.
+  void Cancel(uint64_t number, std::optional<Ending> ending);
+  // The connection is gone, and with it whoever could reach memory: endings that waited for that follow from the loop.
+  void EndCancelled();
   // Whether a call of this XID was sent and not answered, cancelled or not.
   bool Knows(uint32_t xid) const { return requester_.Knows(xid); }
 
@@ -112,7 +126,9 @@ class ReverseLink {
   void OnClosing(const CloseCause& cause);
 
   const std::string& peer() const { return peer_; }
-  bool usable() const { return connection_.established(); }
+  // A client that has said nothing yet has not said which version it speaks either.
+  bool usable() const { return connection_.established() && terms_.settled(); }
+  bool has_outcome() const { return requester_.has_outcome(); }
   // Calls that are not over.
   size_t outstanding() const { return requester_.outstanding(); }
   const ConnectionStats& stats() const { return requester_.stats(); }
@@ -122,9 +138,13 @@ class ReverseLink {
   struct Entry {
     std::weak_ptr<ReverseCalls> owner;
     CallId id = 0;
+    CallId in_requester = 0;
+    std::shared_ptr<const void> memory;
+    std::optional<Ending> ending;
   };
 
   EventLoop& loop_;
+  const ConnectionTerms& terms_;
   Connection& connection_;
   std::string peer_;
   UniqueFunction<void()> changed_;
@@ -137,17 +157,14 @@ class ReverseLink {
 
 class ReverseCalls final : public std::enable_shared_from_this<ReverseCalls> {
  public:
-  // What is left to do of a call that is over, once its connection has let go of it.
-  struct Ending {
-    ReverseClient::CallHandler handler;
-    Result<Reply, CallError> result;
-  };
+  using Ending = ReverseLink::Ending;
 
   ReverseCalls(std::shared_ptr<ReverseHub> hub, ReverseClientOptions options)
       : hub_(std::move(hub)), loop_(hub_->loop()), options_(options) {}
   ~ReverseCalls();
 
   // --- For ReverseClient ---
+  void Register(const Binding& binding) { bindings_.Add(binding); }
   bool Bind(ClientId connection);
   void Unbind() { link_ = nullptr; }
   bool bound() const { return link_ != nullptr; }
@@ -168,22 +185,20 @@ class ReverseCalls final : public std::enable_shared_from_this<ReverseCalls> {
  private:
   struct Pending {
     ProcedureId procedure;
-    std::vector<std::byte> message;
-    std::vector<std::byte> item_bytes;
-    EligibleItems items;  // in item_bytes
+    CallMessage message;
+    std::shared_ptr<const void> memory;           // of the message's items
+    SmallVector<MutableBytes, 2> result_buffers;  // the caller's
     uint32_t xid = 0;
-    uint32_t reply_bytes_max = 0;
     Instant deadline;
     bool sent = false;  // on an earlier connection
     ReverseLink* link = nullptr;
-    CallId in_link = 0;
+    uint64_t in_link = 0;
     ReverseClient::CallHandler handler;
   };
   using Calls = std::map<CallId, Pending>;
 
-  // False: they are too long for any connection.
-  static bool Encode(const ProcedureId& procedure, ReverseClient::ArgsWriter args, const OpaqueAuth* credentials,
-                     Pending* pending);
+  // What it is refused with, if it is.
+  std::optional<CallError> Encode(ReverseClient::ArgsWriter args, const ReverseCallOptions& options, Pending* pending);
   CallName NameOf(const Pending& pending) const {
     return {pending.procedure.program, pending.procedure.version, pending.procedure.procedure, &peer_};
   }
@@ -192,6 +207,7 @@ class ReverseCalls final : public std::enable_shared_from_this<ReverseCalls> {
   void TraceWaits(const Pending& call) const;
   Result<Reply, CallError> ResultOf(const Pending& pending, CallOutcome& outcome, const CallError& lost) const;
   void EndLater(Calls::iterator call, CallError error);
+  void LetGo(Pending&& call, CallError error);
   void RunLater(ReverseClient::CallHandler handler, CallError error);
   void ArmTimer();
   void OnTimer();
@@ -199,6 +215,7 @@ class ReverseCalls final : public std::enable_shared_from_this<ReverseCalls> {
   const std::shared_ptr<ReverseHub> hub_;
   EventLoop& loop_;
   const ReverseClientOptions options_;
+  BindingRegistry bindings_;
   std::string peer_ = "a client that has not come yet";
   ReverseLink* link_ = nullptr;
   Calls calls_;  // in the order in which they were made

@@ -22,6 +22,7 @@
 #include "rpcrdma/api/reverse_link.h"
 #include "rpcrdma/ccp/ccp.h"
 #include "rpcrdma/ccp/configuration.h"
+#include "rpcrdma/core/connection_terms.h"
 #include "rpcrdma/core/duplex.h"
 #include "rpcrdma/core/negotiation.h"
 #include "rpcrdma/core/responder.h"
@@ -63,7 +64,16 @@ Connection::Options ConnectionOptions(const ServerOptions& options, ClientId cli
     result.queues.receives += options.exposed_replies_max;
     result.incoming_reads = options.incoming_reads;
   }
-  if (options.reverse_credits > 0 && result.shared == nullptr) AddReverse(options.reverse_credits, &result.queues);
+  if (options.reverse_credits > 0 && result.shared == nullptr) {
+    AddReverse(options.reverse_credits, &result.queues);
+    // The version is not known yet. [v2:8.4.1+1] Reverse calls of version 2 have memory that the client reads.
+    if (options.versions.contains(kRpcRdmaVersion2)) {
+      result.incoming_reads = options.incoming_reads;
+      result.memory_windows = options.memory_windows;
+      // With windows, each exposed segment costs a bind, and perhaps an invalidation.
+      result.queues.send_queue += 2 * options.reverse_credits + 64;
+    }
+  }
   result.send_size = options.inline_send_max;
   result.receive_size = options.inline_receive_max;
   result.receive_align = options.receive_align;
@@ -238,6 +248,7 @@ class ServerConnection final : public ConnectionOwner,
   ClientId id() const override { return id_; }
   const std::string& peer() const override { return peer_; }
   bool connected() const override { return server_ != nullptr && connection_.established(); }
+  uint32_t rpcrdma_version() const override { return terms_->version(); }
 
   // Takes the id of a connection request as far as accepting it.
   verbs::VerbsResult<void> Accept(verbs::CmId id, const CmEvent& request) {
@@ -249,14 +260,39 @@ class ServerConnection final : public ConnectionOwner,
     peer_ = connection_.PeerAddress();
 
     // [pvtdata:3.2+3]
-    // A responder with private data exposes nothing, so whatever it exposes may be invalidated; and its device can send
-    // with invalidate.
-    const LocalCapabilities own{
-        .send_size = options.inline_send_max, .receive_size = options.inline_receive_max, .remote_invalidation = true};
+    // A responder of version 1 with private data exposes nothing, so whatever it exposes may be invalidated; and its
+    // device can send with invalidate.
+    const LocalCapabilities own{.send_size = options.inline_send_max,
+                                .receive_size = options.inline_receive_max,
+                                .remote_invalidation = true,
+                                .segment_length_max = connection_.segment_length_max()};
     const NegotiatedLimits limits = Negotiate(MakePrivateData(own), theirs);
+    std::optional<DuplexShares> shares;
+    if (options.reverse_credits > 0 && shared_ == nullptr) {
+      shares = DivideForDuplex(connection_.send_arena(), connection_.receive_arena(), options.credits,
+                               options.reverse_credits);
+    }
+    // [v2:1+1] [v2:7.1+1] Whichever version the first message has, of those that this port takes. [v2:4.2.2+5] Of a
+    // server the level is said of replies to its calls: it takes them as it makes its calls.
+    const bool exposes = shares && connection_.incoming_reads() > 0;
+    terms_.emplace(ConnectionTerms::Config{
+        .end = ConnectionTerms::End::kServer,
+        .versions = options.versions,
+        .profile = options.profile,
+        .list_limits = options.chunk_limits,
+        .extensions = options.extensions,
+        .own = {.receive_buffer_size = connection_.receive_arena().slot_size,
+                .reverse_requests = exposes ? ReverseSupport::kGeneral : ReverseSupport::kInline},
+        .more = options.properties,
+        .send_max = connection_.send_arena().slot_size});
     Responder::Config config;
+    config.terms = &*terms_;
+    if (options.versions.contains(kRpcRdmaVersion2)) {
+      config.answer_extension = [this](const Extension& message) { return AnswerExtension(message); };
+    }
     config.send_inline = limits.send_inline;
     config.may_invalidate = limits.remote_invalidation;
+    config.can_invalidate = true;
     config.reads_max = connection_.outgoing_reads();
     config.list_limits = options.chunk_limits;
     config.data_limits = {.read_bytes_max = options.call_bytes_max, .write_bytes_max = options.call_offer_bytes_max};
@@ -280,11 +316,6 @@ class ServerConnection final : public ConnectionOwner,
       config.budgets.push_back(shared_->budget());
     }
     config.name = TraceName();
-    std::optional<DuplexShares> shares;
-    if (options.reverse_credits > 0 && shared_ == nullptr) {
-      shares = DivideForDuplex(connection_.send_arena(), connection_.receive_arena(), options.credits,
-                               options.reverse_credits);
-    }
     if (shares) config.receives = shares->forward_receives;
     config.one_receive_first = options.ccp.enabled && shared_ == nullptr && !shares;
     TraceNegotiated(options.trace, loop_.Now(), config.name,
@@ -298,8 +329,9 @@ class ServerConnection final : public ConnectionOwner,
     if (shares) {
       reverse_.emplace(loop_,
                        ReverseLink::Options{.shares = *shares,
+                                            .terms = &*terms_,
                                             .limits = MakePlanLimits(own, limits),
-                                            .list_limits = options.chunk_limits,
+                                            .readable = exposes,
                                             .name = config.name,
                                             .trace = options.trace},
                        connection_, *responder_, server_->reverse()->xids(), [this] { AfterCommand(); });
@@ -317,6 +349,8 @@ class ServerConnection final : public ConnectionOwner,
   // [5666:6+1] [2004:6+2] A call of CcpService.
   void Configure(Request request) {
     const auto self = shared_from_this();
+    // Its sizes are those of version 1: version 2 has properties.
+    if (terms_->is_v2()) return request.Fail(AcceptStat::kProgUnavail);
     switch (request.procedure()) {
       case kCcpNull:
         return request.Reply();
@@ -379,6 +413,7 @@ class ServerConnection final : public ConnectionOwner,
   }
   void CloseNow() {
     connection_.CloseNow();
+    if (reverse_) reverse_->EndCancelled();
     CancelIdleTimer();
     server_ = nullptr;
   }
@@ -457,6 +492,7 @@ class ServerConnection final : public ConnectionOwner,
   }
 
   uint32_t xid(RequestId id) const override { return responder_->xid(id); }
+  uint32_t flags(RequestId id) const override { return responder_->flags(id); }
 
   // --- ConnectionOwner ---
 
@@ -473,6 +509,7 @@ class ServerConnection final : public ConnectionOwner,
 
   void OnProgress() override {
     if (!responder_) return;
+    TraceVersionOnce();
     if (reverse_) reverse_->OnProgress();
     if (const uint64_t heard = responder_->signs_of_life() + reverse_stats().receives; heard != heard_) {
       heard_ = heard;
@@ -514,6 +551,29 @@ class ServerConnection final : public ConnectionOwner,
 
  private:
   std::string TraceName() const { return server_->options().name + "/" + std::to_string(id_); }
+
+  // Once it is settled.
+  void TraceVersionOnce() {
+    if (version_told_ || server_ == nullptr || !terms_->settled()) return;
+    version_told_ = true;
+    if (terms_->versions().contains(kRpcRdmaVersion2)) {
+      TraceVersion(server_->options().trace, loop_.Now(), TraceName(), *terms_);
+    }
+  }
+
+  // [v2:9.3+2] Only what this end's extensions have is sent; of headers the responder sees to that.
+  Header::Body AnswerExtension(const Extension& message) {
+    const auto& handlers = server_->options().answer_extension;
+    const auto handler = handlers.find(message.type);
+    if (handler == handlers.end()) return ErrInvalHtype{};
+    ExtensionAnswer answer = handler->second({.message = message, .client = id_, .properties = terms_->peer_set()});
+    if (answer) return std::move(*answer);
+    if (terms_->extensions().FindError(answer.error().code) == nullptr) {
+      STAGECOACH_MARK("server.extension_error_is_unknown");
+      return ErrSystem{};
+    }
+    return answer.error();
+  }
 
   // [5666:11#9]
   static AuthStat JudgeFlavor(const std::vector<AuthFlavor>& flavors, const OpaqueAuth& credentials) {
@@ -602,7 +662,11 @@ class ServerConnection final : public ConnectionOwner,
     state->args = XdrReader(responder_->stream(id));
     const Verdict verdict = Judge(server_->services(), responder_->xid(id), *state);
     if (verdict.service != nullptr) {
-      if (!Bind(*state)) return;
+      if (const auto refused = Bind(server_->bindings(), responder_->stream(id), *state)) {
+        TraceNotServed(*state, "a chunk for an item that is not eligible");
+        return Finish(
+            *state, ErrorReply(xid(id), *refused), [](XdrWriter&) {}, nullptr, false);
+      }
       if (server_->replay_cache().enabled() && !verdict.service->idempotent(state->header.vers, state->header.proc) &&
           !BeginRecord(*state)) {
         return;
@@ -616,28 +680,6 @@ class ServerConnection final : public ConnectionOwner,
     }
     OnAnswered();
     responder_->Drop(id, "not an RPC call", loop_.Now());
-  }
-
-  // [5666bis:6+2] [5666bis:6+3] [5666bis:6.3+1]
-  // [5666bis:6#1] Arguments may come by chunk, and results go by chunk, as far as the Binding lists them. False: the
-  // call has more chunks than that, and is answered as the Binding says [5666bis:6#2]. A chunk for the wrong one of its
-  // arguments is for the reader to find.
-  bool Bind(RequestState& state) {
-    const Binding* binding = server_->bindings().Find(state.header.prog, state.header.vers);
-    const ProcedureBinding* procedure = binding == nullptr ? nullptr : binding->Find(state.header.proc);
-    const size_t eligible = procedure == nullptr ? 0 : procedure->arguments.size();
-    const ReducedStream& stream = responder_->stream(state.id);
-    if (!stream.any_item_by_chunk && stream.chunks.size() > eligible) {
-      STAGECOACH_MARK("server.chunk_for_an_item_not_eligible");
-      TraceNotServed(state, "a chunk for an item that is not eligible");
-      Finish(
-          state, ErrorReply(xid(state.id), binding == nullptr ? AcceptStat::kGarbageArgs : binding->on_violation),
-          [](XdrWriter&) {}, nullptr, false);
-      return false;
-    }
-    state.args.LimitEligible(eligible);
-    if (procedure != nullptr) state.eligible_results = procedure->results.size();
-    return true;
   }
 
   // False: the call is not to be executed, and has been answered or waits for one like it.
@@ -765,16 +807,20 @@ class ServerConnection final : public ConnectionOwner,
     if (stopping_) DisconnectIfIdle();
     // The memory of this call may have been all that another one waited for, without anything that is still to come in
     // from the device.
-    if (!dispatching_ && !dispatch_posted_ && !waits_for_turn_ && responder_->has_request()) {
-      dispatch_posted_ = true;
-      loop_.Post([weak = weak_from_this()] {
-        const auto self = weak.lock();
-        if (!self) return;
-        self->dispatch_posted_ = false;
-        self->OnProgress();
-        self->connection_.Kick();
-      });
-    }
+    if (!dispatching_ && !waits_for_turn_ && responder_->has_request()) ProgressLater();
+    // A reverse call may be over at once.
+    if (reverse_ && reverse_->has_outcome()) ProgressLater();
+  }
+
+  void ProgressLater() {
+    if (std::exchange(progress_posted_, true)) return;
+    loop_.Post([weak = weak_from_this()] {
+      const auto self = weak.lock();
+      if (!self) return;
+      self->progress_posted_ = false;
+      self->OnProgress();
+      self->connection_.Kick();
+    });
   }
 
   void DisconnectIfIdle() {
@@ -799,7 +845,7 @@ class ServerConnection final : public ConnectionOwner,
   Instant stop_deadline_{};
   bool disconnecting_ = false;
   bool dispatching_ = false;  // calls are being handed out further up the stack
-  bool dispatch_posted_ = false;
+  bool progress_posted_ = false;
   bool waits_for_turn_ = false;
   uint64_t heard_ = 0;  // signs of life, when last_heard_ was set
   Instant last_heard_{};
@@ -810,6 +856,8 @@ class ServerConnection final : public ConnectionOwner,
   uint64_t not_configured_ = 0;  // calls of the Connection Configuration Protocol that were refused
   std::shared_ptr<BlockPool> pool_;
   const std::shared_ptr<SharedReceives> shared_;
+  std::optional<ConnectionTerms> terms_;
+  bool version_told_ = false;  // in the trace
   std::optional<Responder> responder_;
   std::optional<ReverseLink> reverse_;
   Connection connection_;  // destroyed before its engines
@@ -1130,6 +1178,12 @@ const std::string& Request::peer() const {
 }
 bool Request::connected() const {
   return state_->connection->connected();
+}
+uint32_t Request::rpcrdma_version() const {
+  return state_->connection->rpcrdma_version();
+}
+uint32_t Request::transport_flags() const {
+  return state_->connection->flags(state_->id);
 }
 XdrReader& Request::args() {
   return state_->args;

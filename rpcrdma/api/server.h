@@ -26,6 +26,7 @@
 #include <asio/async_result.hpp>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -38,6 +39,7 @@
 #include "base/trace.h"
 #include "rpcrdma/api/completion.h"
 #include "rpcrdma/api/error.h"
+#include "rpcrdma/api/extension.h"
 #include "rpcrdma/api/function.h"
 #include "rpcrdma/api/service.h"
 #include "rpcrdma/core/chunk_planner.h"
@@ -45,6 +47,7 @@
 #include "rpcrdma/core/stats.h"
 #include "rpcrdma/onc/rpc_message.h"
 #include "rpcrdma/wire/chunk_list.h"
+#include "rpcrdma/wire/header.h"
 #include "rpcrdma/wire/profile.h"
 
 namespace stagecoach::rpcrdma {
@@ -121,10 +124,21 @@ struct ServerOptions {
   // from memory of the server, where it has offered no chunk, or too small a one, for what does not fit inline; so with
   // them shared_receives must be 0, as whoever shares Receives could reach what is exposed to one.
   ProtocolProfile profile = kRfc5666bis;
+  // The versions of RPC-over-RDMA that are taken, of 1 and 2. The first message of a connection settles its own, which
+  // it keeps; clients of every version come to the same port. Version 2 is draft-cel-nfsv4-rpcrdma-version-two-09, an
+  // individual draft that nobody else is known to speak. With it messages of 4096 bytes have to fit inline, each way.
+  // `profile` and `ccp` are about version 1.
+  TransportVersions versions;
+  // Of version 2: the extensions that are known here, what clients are told of them beside the properties of the base
+  // protocol, and who answers messages of their header types; a type without an entry is answered as if it were not
+  // known (docs/extensions.md).
+  std::shared_ptr<const Extensions> extensions;
+  PropertySet properties;
+  std::map<uint32_t, ExtensionHandler> answer_extension;
   // Of such replies. How many one client may have to read at a time: further ones wait; 0 to 1024, and 0 makes none.
   // Each takes a Receive for the message that says that it was read. Their bytes together: one that is longer is
   // answered with ERR_CHUNK, and at most 1 TiB. How long a client may take to read one, from 1 ms to 24 hours: then it
-  // is disconnected. And the RDMA Reads that it may have in flight (IRD).
+  // is disconnected. And the RDMA Reads that it may have in flight (IRD), of reverse calls with chunks as well.
   uint32_t exposed_replies_max = 16;
   uint64_t exposed_bytes_max = 64u << 20;
   Duration exposed_time = 30s;
@@ -147,6 +161,8 @@ struct ServerOptions {
   // fewer or the device's queues are short. 0 to 1024; with 0, or with shared Receives, connections have no reverse
   // direction.
   uint32_t reverse_credits = 0;
+  // Expose memory of reverse calls, which only version 2 has, through type 2 memory windows where the device has them.
+  bool memory_windows = true;
   // First XID of reverse calls; 0 takes one from the system's generator. Simulations give a number.
   uint32_t first_xid = 0;
   TraceSink* trace = nullptr;

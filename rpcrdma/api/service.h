@@ -101,6 +101,11 @@ class Request {
   const std::string& peer() const;
   // Whether the client is still there.
   bool connected() const;
+  // The version of RPC-over-RDMA that the call came in, and its connection speaks: 1 or 2. version() is the program's.
+  uint32_t rpcrdma_version() const;
+  // In version 2, the flags of the transport header: those of extensions that are known here (docs/extensions.md), and
+  // others, which mean nothing. 0 in version 1.
+  uint32_t transport_flags() const;
 
   // Stands behind the call header. Eligible arguments are read in place with EligibleOpaque.
   XdrReader& args();
@@ -115,7 +120,7 @@ class Request {
 
   // Accepted, SUCCESS. Eligible items go into the client's Write chunks, one each, in order; those beyond the chunks
   // offered, and all when none are, become part of the message. A reply that fits neither inline nor in a Reply chunk
-  // becomes ERR_CHUNK.
+  // becomes ERR_CHUNK; in version 2 an error that says how much room it needs.
   void Reply();  // void results
   // Everything is copied before this returns: eligible items are small or come inline.
   void Reply(ResultsWriter results);

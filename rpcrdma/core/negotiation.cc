@@ -40,4 +40,8 @@ void TraceNegotiated(TraceSink* sink, Instant now, std::string_view component, c
          {"reverse", uint64_t{facts.reverse}}});
 }
 
+void TraceVersion(TraceSink* sink, Instant now, std::string_view component, const ConnectionTerms& terms) {
+  Trace(sink, now, component, "connection.version", {{"version", uint64_t{terms.version()}}});
+}
+
 }  // namespace stagecoach::rpcrdma

@@ -10,6 +10,7 @@
 #include "base/bytes.h"
 #include "base/trace.h"
 #include "rpcrdma/core/chunk_planner.h"
+#include "rpcrdma/core/connection_terms.h"
 #include "rpcrdma/wire/private_data.h"
 
 namespace stagecoach::rpcrdma {
@@ -46,5 +47,8 @@ struct NegotiatedFacts {
   uint32_t reverse = 0;  // Receives for the reverse direction; 0: it is not offered
 };
 void TraceNegotiated(TraceSink* sink, Instant now, std::string_view component, const NegotiatedFacts& facts);
+
+// Which version a connection has: the event connection.version, once.
+void TraceVersion(TraceSink* sink, Instant now, std::string_view component, const ConnectionTerms& terms);
 
 }  // namespace stagecoach::rpcrdma

@@ -383,6 +383,7 @@ Header::Body Responder::ErrorOr(Header::Body in_version_2) const {
 void Responder::OnCall(uint32_t slot, Header&& header, ConstBytes message, Instant now) {
   Call& call = calls_[slot];
   call.xid = header.xid;
+  call.flags = header.flags.value_or(0);
   const bool v2 = header.flags.has_value();
   if (v2) {
     if (auto error = RefusalOf(*header.chunks())) {
@@ -732,6 +733,12 @@ uint32_t Responder::xid(RequestId id) const {
   const Call* call = Find(id);
   STAGECOACH_CHECK(call != nullptr);
   return call->xid;
+}
+
+uint32_t Responder::flags(RequestId id) const {
+  const Call* call = Find(id);
+  STAGECOACH_CHECK(call != nullptr);
+  return call->flags;
 }
 
 std::optional<uint64_t> Responder::result_room(RequestId id, size_t i) const {

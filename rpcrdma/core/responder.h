@@ -148,6 +148,8 @@ class Responder final : public ConnectionEngine {
   // connection lost or not.
   const ReducedStream& stream(RequestId id) const;
   uint32_t xid(RequestId id) const;
+  // Version 2: rdma_flags of its header as received, reserved ones among them; 0 in version 1.
+  uint32_t flags(RequestId id) const;
   // Room in the `i`-th Write chunk; nullopt when there is no such chunk.
   std::optional<uint64_t> result_room(RequestId id, size_t i) const;
 
@@ -258,6 +260,7 @@ class Responder final : public ConnectionEngine {
     State state = State::kPosted;
     uint32_t generation = 0;
     uint32_t xid = 0;
+    uint32_t flags = 0;
     Instant arrived;
     uint64_t arrival = 0;                // counts the calls of the connection
     ChunkLists offered;                  // Write list and Reply chunk

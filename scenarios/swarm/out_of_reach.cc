@@ -139,6 +139,7 @@ constexpr OutOfReach kOutOfReach[] = {
     {"responder.reverse_call_to_nobody_dropped", kOursOnly},
     {"responder.version_1_while_probing", kOursOnly},
     {"server.chunk_for_an_item_not_eligible", kOursOnly},
+    {"server.extension_error_is_unknown", kOursOnly},
     {"server.not_configured", "a client configures a connection once, with what it does first"},
     {"srq.empty", kSrqSized},
     {"srq.full", kSrqSized},
