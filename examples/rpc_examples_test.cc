@@ -48,6 +48,9 @@ INSTANTIATE_TEST_SUITE_P(
         Example{"placement",
                 {"CHECK: 1000001 bytes by RDMA Read, in 1 call\n", "FETCH: 3000003 bytes by RDMA Write, in 1 call\n",
                  "calls: 2 Sends, of "}},
+        Example{"extension",
+                {"idle: Hello\n", "with 1000 bytes: not sent\n", "with work in the background: Hello again\n",
+                 "with urgent work: too busy\n", "afterwards: Hello!\n"}},
         Example{"callback", {"Rain expected\n", "Rain falls\n", "Rain has stopped\n"}}),
     [](const auto& info) { return info.param.name; });
 
