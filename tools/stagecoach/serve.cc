@@ -193,6 +193,10 @@ int Serve(const ServeOptions& options) {
   server_options.credits = options.credits;
   server_options.inline_threshold = InlineThresholdOf(options.common);
   server_options.profile = RpcrdmaProfileOf(options.common);
+  // Whatever a client speaks, but for messages that version 2 has to carry inline.
+  if (server_options.inline_threshold >= rpcrdma::kDefaultReceiveBufferSize) {
+    server_options.versions = rpcrdma::kVersions1And2;
+  }
   server_options.clients_max = options.clients;
   server_options.call_bytes_max = service_options.data_max + 4096;
   server_options.ccp.enabled = options.ccp;
