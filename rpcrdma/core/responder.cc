@@ -1202,10 +1202,22 @@ void Responder::SendAnswer(uint32_t slot, uint32_t send_slot, Instant now) {
   CloseRecord(slot);
   commands_.push(send);
   if (trace_ == nullptr) return;
-  Trace(trace_, now, config_.name, is_error ? "error.sent" : "answer.sent",
+  if (is_error) {
+    Trace(trace_, now, config_.name, "error.sent",
+          {{"request", id},
+           {"xid", uint64_t{header.xid}},
+           {"error", ErrorName(header)},
+           {"slot", uint64_t{send_slot}},
+           {"granted", uint64_t{credits_granted()}},
+           {"receives", uint64_t{posted_receives()}},
+           {"unanswered", uint64_t{unanswered_}},
+           {"received", stats_.receives}});
+    return;
+  }
+  Trace(trace_, now, config_.name, "answer.sent",
         {{"request", id},
          {"xid", uint64_t{header.xid}},
-         {is_error ? "error" : "type", is_error ? ErrorName(header) : ToString(header.type(), header.version)},
+         {"type", ToString(header.type(), header.version)},
          {"slot", uint64_t{send_slot}},
          {"granted", uint64_t{header.credits}},
          {"receives", uint64_t{posted_receives()}},
