@@ -268,16 +268,15 @@ VerbsResult<void> Connection::CreateArena(uint32_t slots, uint32_t slot_size, ui
   const size_t size = used + align - 1;
   Buffers made{.memory = std::unique_ptr<std::byte[]>(new (std::nothrow) std::byte[size]()), .size = size};
   if (made.memory == nullptr) return Err(VerbsError{.error = ENOMEM, .call = "memory for Sends and Receives"});
+  // Where the allocator put the block must not show in what is placed where of the region.
   const size_t start = -reinterpret_cast<uintptr_t>(made.memory.get()) & (align - 1);
+  const MutableBytes memory(made.memory.get() + start, used);
   // [5666bis:4.6+1] [5666:5+1] [5666:6#2] [2004:5+1] [2004:6#1] [5666bis:5.4+1] [5666:2+1] [5666:7+1] [2004:2#1]
   // [2004:7#1] [5666bis:5.4+2] [5666:7+2] [2004:7+1] Once for the connection.
-  auto registered = verbs::RegisterMemory(pd_, made.memory.get(), size, IBV_ACCESS_LOCAL_WRITE);
+  auto registered = verbs::RegisterMemory(pd_, memory.data(), memory.size(), IBV_ACCESS_LOCAL_WRITE);
   if (!registered) return Err(registered.error());
   made.region = std::move(*registered);
-  *arena = {.memory = MutableBytes(made.memory.get(), size).subspan(start, used),
-            .slot_size = slot_size,
-            .slots = slots,
-            .local_key = made.region->lkey};
+  *arena = {.memory = memory, .slot_size = slot_size, .slots = slots, .local_key = made.region->lkey};
   *buffers = std::move(made);
   return {};
 }
