@@ -201,17 +201,17 @@ void AddReads(std::span<const EligibleItem> items, const Removed& removed, uint3
 
 // [5666bis:4.6.3+1] [5666:5.1+2] [2004:5.1+2] [5666bis:5.2.1+3]
 // [5666bis:4.6.3#1] [5666bis:5#2] [5666:4#1] [2004:4+3] The message itself goes by Read chunk. Its eligible items get
-// chunks of their own [5666bis:4.6.3#7]: their memory is exposed either way, and at the other end they are placed where
-// they belong.
-std::optional<PlanRefusal> MakeLong(const CallShape& shape, uint64_t segments_max, const PlanLimits& limits,
-                                    CallPlan& plan) {
+// chunks of their own, if `direct` [5666bis:4.6.3#7]: their memory is exposed either way, and at the other end they are
+// placed where they belong. `room` is what the Send has for the Read list. A refusal leaves the plan as it was.
+std::optional<PlanRefusal> MakeLong(const CallShape& shape, bool direct, uint64_t segments_max, uint64_t room,
+                                    const PlanLimits& limits, CallPlan& plan) {
   Removed removed;
   for (size_t i = 0; i < shape.items.size(); ++i) removed.push_back(0);
   uint64_t segments = 0;
   uint64_t chunks = 0;
   for (const uint32_t i : LongestFirst(shape.items)) {
     const uint64_t count = SegmentsFor(shape.items[i].data.size(), limits.segment_length_max);
-    if (!shape.direct_arguments || count == 0) continue;
+    if (!direct || count == 0) continue;
     if (chunks == limits.read_chunks_max || count > limits.segments_per_read_chunk_max) continue;
     removed[i] = 1;
     ++chunks;
@@ -224,19 +224,19 @@ std::optional<PlanRefusal> MakeLong(const CallShape& shape, uint64_t segments_ma
     pieces += SegmentsFor(piece.length, limits.segment_length_max);
     bytes += piece.length;
   }
-  if (pieces > limits.segments_per_read_chunk_max) {
-    if (bytes > limits.gather_bytes_max) return PlanRefusal::kTooManySegments;
+  const bool gathered = pieces > limits.segments_per_read_chunk_max && bytes <= limits.gather_bytes_max;
+  if (gathered) pieces = SegmentsFor(bytes, limits.segment_length_max);
+  segments += pieces;
+  if (pieces > limits.segments_per_read_chunk_max || segments > segments_max) return PlanRefusal::kTooManySegments;
+  if (segments * kReadEntrySize > room) return PlanRefusal::kHeaderTooLong;
+  STAGECOACH_MARK("planner.long_call");
+  if (gathered) {
     STAGECOACH_MARK("planner.long_call_gathered");
     plan.gathered_pieces.assign(message.begin(), message.end());
     plan.gathered_bytes = bytes;
     message.clear();
     message.push_back({Piece::Source::kGathered, 0, 0, bytes});
-    pieces = SegmentsFor(bytes, limits.segment_length_max);
-    if (pieces > limits.segments_per_read_chunk_max) return PlanRefusal::kTooManySegments;
   }
-  segments += pieces;
-  if (segments > segments_max) return PlanRefusal::kTooManySegments;
-  STAGECOACH_MARK("planner.long_call");
   plan.type = MessageType::kNomsg;  // [5666bis:5.3.3#1]
   plan.inline_bytes = 0;
   // [5666bis:4.6.3#2] [5666:5.1+1] [2004:5.1+1] Position zero, and first in the list.
@@ -374,6 +374,8 @@ const char* ToString(ReplyVerdict verdict) {
 // [5666bis:4.3.1+1] [5666:3+2] [2004:3#2] [5666bis:4.6.1+1] [5666:3.1+1] [2004:3.1+1] [5666bis:4.6.2+1]
 // [5666bis:5.3.4+3] [5666:5.1+6] [pvtdata:3.1+2] Whole in the Send if it fits, else without its items, else by Read
 // chunk; whatever its reply takes.
+// [v2:3.3+2] [v2:5.3.2+2] As in version 1: Write and Reply chunk for the reply, Read chunks for the arguments, and a
+// long call where that is not enough.
 Result<CallPlan, PlanRefusal> PlanCall(const CallShape& shape, const PlanLimits& limits) {
   if (limits.segment_length_max == 0) return Err(PlanRefusal::kMalformedShape);
   const auto whole = UnreducedLength(shape.base_size, shape.items);
@@ -397,11 +399,13 @@ Result<CallPlan, PlanRefusal> PlanCall(const CallShape& shape, const PlanLimits&
   if (plan.inline_bytes + segments * kReadEntrySize <= room) {
     plan.inline_pieces = ReducedPieces(shape.base_size, shape.items, removed);
     AddReads(shape.items, removed, limits.segment_length_max, plan.reads);
-  } else if (const auto refusal = MakeLong(shape, segments_max, limits, plan)) {
-    return Err(*refusal);
+  } else {
+    // Where items with chunks of their own make too many segments, one copy of all may not.
+    auto refusal = MakeLong(shape, shape.direct_arguments, segments_max, room, limits, plan);
+    if (refusal && shape.direct_arguments) refusal = MakeLong(shape, false, segments_max, room, limits, plan);
+    if (refusal) return Err(*refusal);
   }
   plan.header_size = fixed + plan.reads.size() * kReadEntrySize;
-  if (plan.send_size() > limits.send_inline) return Err(PlanRefusal::kHeaderTooLong);
   if (limits.pad_align > 1 && plan.type == MessageType::kMsg && plan.reads.empty()) Pad(shape, limits, plan);
   return plan;
 }
@@ -497,7 +501,6 @@ std::optional<ReplyVerdict> ExposeReply(const ReplyShape& shape, const Removed& 
   for (size_t i = 0; i < shape.items.size(); ++i) {
     if (!shape.items[i].data.empty()) removed[i] = 1;
   }
-  segments = 0;
   plan.type = MessageType::kNomsg;
   plan.inline_bytes = 0;
   for (const Piece& part : ReducedPieces(shape.base_size, shape.items, removed)) {
@@ -564,12 +567,13 @@ Result<ReplyPlan, ReplyFault> PlanReply(const ReplyShape& shape, const ChunkList
   if (plan.header_size > send_inline) return Err(ReplyFault{ReplyVerdict::kHeaderTooLong});
   const bool fits_inline = plan.send_size() <= send_inline;
   const bool declined = fits_inline && use == ReplyChunkUse::kWhenNeeded;
-  if (any_by_read) {
+  const auto expose = [&]() -> Result<ReplyPlan, ReplyFault> {
     if (auto verdict = ExposeReply(shape, removed, by_read, send_inline, customs, plan)) {
       return Err(ReplyFault{*verdict});
     }
     return plan;
-  }
+  };
+  if (any_by_read) return expose();
   plan.inline_pieces = ReducedPieces(shape.base_size, shape.items, removed);
   // [5666bis:5.3.4+1] [5666:5.2+2] [2004:5.2+3]
   // [5666bis:4.6.3#4] [5666bis:5.2.2#4] A Reply chunk, once offered, is used whenever the reply fits it. Eligible
@@ -586,10 +590,7 @@ Result<ReplyPlan, ReplyFault> PlanReply(const ReplyShape& shape, const ChunkList
   if (!fits_inline) {
     if (customs.read_segments_max == 0) return Err(ReplyFault{ReplyVerdict::kNoRoomForReply, 0, plan.inline_bytes});
     plan.inline_pieces.clear();
-    if (auto verdict = ExposeReply(shape, removed, by_read, send_inline, customs, plan)) {
-      return Err(ReplyFault{*verdict});
-    }
-    return plan;
+    return expose();
   }
   if (plan.chunks.reply.has_value()) {
     if (!declined) STAGECOACH_MARK("planner.reply_overflows_reply_chunk_and_fits_inline");

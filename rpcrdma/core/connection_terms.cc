@@ -180,9 +180,7 @@ PropertySet ConnectionTerms::own_set() const {
 bool ConnectionTerms::OnPeerProperties(const PropertySet& set) {
   if (peer_set_) {
     STAGECOACH_MARK("terms.properties_said_again");
-    if (!STAGECOACH_MUTANT("v2-properties-change", "RDMA2_CONNPROP after the first changes what its sender takes")) {
-      return false;
-    }
+    return false;
   }
   const auto values = ReadProperties(set, extensions());
   STAGECOACH_CHECK(values.has_value());
@@ -191,9 +189,13 @@ bool ConnectionTerms::OnPeerProperties(const PropertySet& set) {
   return true;
 }
 
-// [v2:4.2.1+2] [v2:4.2.1+3] [v2:7.1+2]
+// [v2:4.2.1+2] [v2:4.2.1+3] [v2:7.1+2] No more than this end can send, whatever has become of the peer's number on its
+// way [v2:11.1+2].
 uint32_t ConnectionTerms::send_inline() const {
   if (probing()) return kProbeSizeMax;
+  if (STAGECOACH_MUTANT("v2-peer-size-ignored", "an end sends as much as it can, whatever its peer takes")) {
+    return config_.send_max;
+  }
   return std::min(config_.send_max, peer_.receive_buffer_size);
 }
 

@@ -28,6 +28,10 @@ inline std::vector<std::byte> Pattern(size_t size, uint8_t seed = 1) {
   return bytes;
 }
 
+// Its direction, the second word of an RPC message (RFC 5531 section 9).
+inline constexpr uint32_t kCallWord = 0;
+inline constexpr uint32_t kReplyWord = 1;
+
 // An RPC message as far as the engines look into it: XID, direction, then `words` further words.
 inline std::vector<std::byte> Message(uint32_t xid, uint32_t direction, size_t words = 4) {
   std::vector<std::byte> bytes(8 + words * 4);

@@ -17,10 +17,7 @@
 namespace stagecoach::rpcrdma {
 namespace {
 
-using testing::Arena;
-using testing::At;
-using testing::FakeMemory;
-using testing::Pattern;
+using namespace testing;  // NOLINT: what tests of the engines are made of
 
 constexpr uint64_t kLongest = 20000;  // bytes of one argument or result
 constexpr uint64_t kMostExposed = 100000;

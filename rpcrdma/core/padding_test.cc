@@ -13,7 +13,7 @@
 namespace stagecoach::rpcrdma {
 namespace {
 
-using testing::Pattern;
+using namespace testing;  // NOLINT: what tests of the engines are made of
 
 // A call with `words` words, a counted item, a short string, another counted item and one that is not counted.
 struct Call {

@@ -16,21 +16,8 @@
 namespace stagecoach::rpcrdma {
 namespace {
 
-using testing::Arena;
-using testing::At;
-using testing::Decode;
-using testing::FakeMemory;
-using testing::LastTold;
-using testing::Message;
-using testing::Pattern;
-using testing::Put;
-using testing::Sent;
-using testing::TakeAll;
-using testing::Taken;
-using testing::Told;
+using namespace testing;  // NOLINT: what tests of the engines are made of
 
-constexpr uint32_t kCallWord = 0;
-constexpr uint32_t kReplyWord = 1;
 constexpr uint32_t kSlots = 4;
 
 // --- The requester ---
@@ -50,6 +37,11 @@ class ReadingRequesterTest : public ::testing::Test {
     requester_.emplace(config ? *config : Usual(), send_.view(), receive_.view(), memory_, xids_, &trace_);
     requester_->Start();
     posted_ = TakeAll(*requester_).receives;
+  }
+  void MakeBy(const ProtocolProfile& profile) {
+    auto config = Usual();
+    config.profile = profile;
+    Make(config);
   }
   Taken Take() {
     Taken taken = TakeAll(*requester_);
@@ -495,9 +487,7 @@ TEST_F(ReadingRequesterTest, SinkThatTheDeviceRefusesEndsTheCall) {
 TEST_F(ReadingRequesterTest, UnderTheDraftOf2004TheXidOfTheHeaderPrevails) {
   for (const ProtocolProfile& profile : AllProfiles()) {
     SCOPED_TRACE(profile.name);
-    auto config = Usual();
-    config.profile = profile;
-    Make(config);
+    MakeBy(profile);
     const uint32_t xid = Call();
     Receive({.xid = xid, .credits = kSlots, .body = RdmaMsg{}}, Message(xid + 1, kReplyWord));
     const auto outcome = requester_->TakeOutcome(At(2));
@@ -517,9 +507,7 @@ TEST_F(ReadingRequesterTest, UnderTheDraftOf2004TheXidOfTheHeaderPrevailsOverTha
     for (const bool by_reply_chunk : {true, false}) {
       if (!by_reply_chunk && !profile.replies_by_read_chunk) continue;
       SCOPED_TRACE(profile.name);
-      auto config = Usual();
-      config.profile = profile;
-      Make(config);
+      MakeBy(profile);
       const uint32_t xid = Call(std::nullopt, {}, 3000);
       const auto reply = Message(xid + 1, kReplyWord, 500);
       if (by_reply_chunk) {
@@ -551,9 +539,7 @@ TEST_F(ReadingRequesterTest, UnderTheDraftOf2004TheXidOfTheHeaderPrevailsOverTha
 TEST_F(ReadingRequesterTest, PaddedReplyIsReadWithoutItsPadding) {
   for (const ProtocolProfile& profile : AllProfiles()) {
     SCOPED_TRACE(profile.name);
-    auto config = Usual();
-    config.profile = profile;
-    Make(config);
+    MakeBy(profile);
     const uint32_t xid = Call();
     // 36 bytes of transport header, 12 to the count, 16 more to a multiple of 64.
     const auto data = Pattern(100);
@@ -584,9 +570,7 @@ TEST_F(ReadingRequesterTest, PaddedReplyIsReadWithoutItsPadding) {
 TEST_F(ReadingRequesterTest, LengthsThatCountRoundUpMayGoBeyondTheMemory) {
   for (const ProtocolProfile& profile : AllProfiles()) {
     SCOPED_TRACE(profile.name);
-    auto config = Usual();
-    config.profile = profile;
-    Make(config);
+    MakeBy(profile);
     std::vector<std::byte> result(2002);
     const uint32_t xid = Call(std::nullopt, {result});
     ASSERT_EQ(offered_.writes.size(), 1u);
@@ -636,6 +620,11 @@ class ExposingResponderTest : public ::testing::Test {
     responder_->Start();
     posted_ = TakeAll(*responder_).receives;
     EXPECT_EQ(posted_.size(), kReceives);
+  }
+  void MakeBy(const ProtocolProfile& profile) {
+    auto config = Usual();
+    config.profile = profile;
+    Make(config);
   }
   Taken Take() {
     Taken taken = TakeAll(*responder_);
@@ -992,9 +981,7 @@ TEST_F(ExposingResponderTest, WhatTheDeviceDoesNotExposeIsErrChunk) {
 TEST_F(ExposingResponderTest, UnderTheDraftOf2004TheXidOfTheHeaderPrevails) {
   for (const ProtocolProfile& profile : AllProfiles()) {
     SCOPED_TRACE(profile.name);
-    auto config = Usual();
-    config.profile = profile;
-    Make(config);
+    MakeBy(profile);
     Receive({.xid = 7, .credits = 1, .body = RdmaMsg{}}, Message(8, kCallWord));
     const auto id = responder_->TakeRequest(now_);
     ASSERT_EQ(id.has_value(), profile.header_xid_prevails);
@@ -1012,9 +999,7 @@ TEST_F(ExposingResponderTest, UnderTheDraftOf2004TheXidOfTheHeaderPrevails) {
 TEST_F(ExposingResponderTest, UnderTheDraftOf2004TheXidOfTheHeaderPrevailsOverThatOfALongCall) {
   for (const ProtocolProfile& profile : AllProfiles()) {
     SCOPED_TRACE(profile.name);
-    auto config = Usual();
-    config.profile = profile;
-    Make(config);
+    MakeBy(profile);
     const auto message = Message(8, kCallWord, 20);
     ChunkLists lists;
     lists.reads.push_back({0, {1, static_cast<uint32_t>(message.size()), 0}});
@@ -1040,9 +1025,7 @@ TEST_F(ExposingResponderTest, UnderTheDraftOf2004TheXidOfTheHeaderPrevailsOverTh
 TEST_F(ExposingResponderTest, ReplyThatFitsInlineLeavesTheReplyChunkAloneByTheOlderDocuments) {
   for (const ProtocolProfile& profile : AllProfiles()) {
     SCOPED_TRACE(profile.name);
-    auto config = Usual();
-    config.profile = profile;
-    Make(config);
+    MakeBy(profile);
     ChunkLists offered;
     offered.reply.emplace().push_back({0x77, 8192, 0x1000});
     Answer(7, 10, {}, std::move(offered));
@@ -1061,9 +1044,7 @@ TEST_F(ExposingResponderTest, RoundUpOfAChunkMayHaveStayedInTheMessage) {
   for (const ProtocolProfile& profile : AllProfiles()) {
     for (const size_t round_up : {0u, 3u}) {
       SCOPED_TRACE(std::string(profile.name) + " " + std::to_string(round_up));
-      auto config = Usual();
-      config.profile = profile;
-      Make(config);
+      MakeBy(profile);
       ChunkLists lists;
       lists.reads.push_back({12, {1, 101, 0}});
       std::vector<std::byte> message(12 + round_up + 4);
@@ -1097,9 +1078,7 @@ TEST_F(ExposingResponderTest, ReadEntriesJoinAndAnyItemMayComeByThem) {
   const auto data = Pattern(101, 3);
   for (const ProtocolProfile& profile : AllProfiles()) {
     SCOPED_TRACE(profile.name);
-    auto config = Usual();
-    config.profile = profile;
-    Make(config);
+    MakeBy(profile);
     // A counted item in two entries with a third for its round-up, then a word and a string by one chunk.
     ChunkLists lists;
     lists.reads.push_back({12, {1, 60, 0}});

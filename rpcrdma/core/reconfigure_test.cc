@@ -8,20 +8,8 @@
 namespace stagecoach::rpcrdma {
 namespace {
 
-using testing::Arena;
-using testing::At;
-using testing::Decode;
-using testing::FakeMemory;
-using testing::Message;
-using testing::Pattern;
-using testing::Put;
-using testing::PutRaw;
-using testing::Sent;
-using testing::TakeAll;
-using testing::Taken;
+using namespace testing;  // NOLINT: what tests of the engines are made of
 
-constexpr uint32_t kCallWord = 0;
-constexpr uint32_t kReplyWord = 1;
 constexpr uint32_t kSlots = 4;
 
 class ResponderReconfigureTest : public ::testing::Test {

@@ -50,6 +50,20 @@ CallFailure::Kind KindOf(const Header::Body& error) {
   return Kind::kErrOther;
 }
 
+// Each by itself: a swarm has to meet them all.
+void MarkError(const Header::Body& error) {
+  if (std::holds_alternative<ErrVers>(error)) STAGECOACH_MARK("requester.err_vers");
+  if (std::holds_alternative<ErrBadXdr>(error)) STAGECOACH_MARK("requester.err_bad_xdr");
+  if (std::holds_alternative<ErrInvalHtype>(error)) STAGECOACH_MARK("requester.err_inval_htype");
+  if (std::holds_alternative<ErrReadChunks>(error)) STAGECOACH_MARK("requester.err_read_chunks");
+  if (std::holds_alternative<ErrWriteChunks>(error)) STAGECOACH_MARK("requester.err_write_chunks");
+  if (std::holds_alternative<ErrSegments>(error)) STAGECOACH_MARK("requester.err_segments");
+  if (std::holds_alternative<ErrWriteResource>(error)) STAGECOACH_MARK("requester.err_write_resource");
+  if (std::holds_alternative<ErrReplyResource>(error)) STAGECOACH_MARK("requester.err_reply_resource");
+  if (std::holds_alternative<ErrSystem>(error)) STAGECOACH_MARK("requester.err_system");
+  if (std::holds_alternative<ErrOther>(error)) STAGECOACH_MARK("requester.err_other");
+}
+
 // Of version 2.
 CallFailure FailureOf(const Header::Body& error) {
   CallFailure failure{.kind = KindOf(error), .sent = true};
@@ -512,7 +526,8 @@ bool Requester::PlanAgain(uint32_t index, Instant now) {
   Call& call = *calls_[index];
   const PlanLimits limits = this->limits();
   if (call.extension) return terms_.layout().prefix_size + call.extension->body.size() <= limits.send_inline;
-  if (!(limits == call.planned_by)) {
+  const bool too_many_writes = call.plan.write_counts.size() > peer_takes_.write_chunks;
+  if (!(limits == call.planned_by) || too_many_writes) {
     auto plan = Plan(call.message_size, call.items, call.results, call.wish, limits);
     if (!plan) return false;
     call.plan = std::move(*plan);
@@ -755,13 +770,15 @@ void Requester::OnMessage(uint32_t slot, Header&& header, ConstBytes body, Insta
   if (over_) return;
   const auto ignore = [&](uint64_t* counter, std::string_view why) {
     ++*counter;
+    const bool exposes = why != "reverse_call" && OwesDone(header);
     Trace(trace_, now, config_.name, "reply.ignored",
           {{"xid", uint64_t{header.xid}},
            {"why", why},
+           {"type", ToString(header.type(), header.flags ? kRpcRdmaVersion2 : kRpcRdmaVersion1)},
            {"credits", uint64_t{header.credits}},
-           {"exposes", uint64_t{why != "reverse_call" && OwesDone(header) ? 1u : 0u}}});
+           {"exposes", uint64_t{exposes ? 1u : 0u}}});
     // What a reply exposes is held until somebody says that it may go.
-    if (why != "reverse_call" && OwesDone(header)) {
+    if (exposes) {
       credits_.OnDoneOwed();
       dones_.push({header.xid, slot});
     } else {
@@ -822,11 +839,8 @@ void Requester::OnMessage(uint32_t slot, Header&& header, ConstBytes body, Insta
 
 // [v2:10.1+3] What it grants. [v2:5.3.3#2] [v2:7#1] An error of version 2 nothing; nor does the one that ends a probe.
 std::optional<uint32_t> Requester::GrantOf(const Header& header) const {
-  const bool counts = header.type() != MessageType::kError || !(header.flags || terms_.probing());
-  if (counts || STAGECOACH_MUTANT("v2-error-grants", "the credit word of an RDMA2_ERROR is taken for a grant")) {
-    return header.credits;
-  }
-  return std::nullopt;
+  if (header.type() == MessageType::kError && (header.flags || terms_.probing())) return std::nullopt;
+  return header.credits;
 }
 
 // [v2:3.2#1] Flags that nobody has defined are of no meaning.
@@ -863,27 +877,22 @@ void Requester::OnReplyTo(uint32_t index, uint32_t slot, Header&& header, ConstB
   // A call that timed out has its verdict, and waits for the connection to end.
   // [5666bis:5.5+2] [5666bis:6.3+2] One that is answered with an error, or wrongly, ends with that, for good.
   std::optional<CallFailure> failure = call.failure;
-  const auto refuse = [&](ChunkFault fault) {
-    STAGECOACH_MARK("requester.chunk_lists_not_ours");
-    failure = CallFailure{.kind = CallFailure::Kind::kBadChunks, .sent = true};
-    failure->chunk = fault;
+  const auto refuse = [&](CallFailure::Kind kind, const char* why) -> CallFailure& {
     ++stats_.malformed;
     Trace(trace_, now, config_.name, "reply.refused",
-          {{"call", IdOf(index)}, {"xid", uint64_t{header.xid}}, {"why", ToString(fault)}});
+          {{"call", IdOf(index)}, {"xid", uint64_t{header.xid}}, {"why", why}});
+    return failure.emplace(CallFailure{.kind = kind, .sent = true});
   };
-  const auto refuse_direction = [&](DirectionFault fault) {
-    STAGECOACH_MARK("requester.reply_is_marked_wrongly");
-    failure = CallFailure{.kind = CallFailure::Kind::kBadDirection, .sent = true};
-    failure->direction = fault;
-    ++stats_.malformed;
-    Trace(trace_, now, config_.name, "reply.refused",
-          {{"call", IdOf(index)}, {"xid", uint64_t{header.xid}}, {"why", ToString(fault)}});
+  const auto refuse_chunks = [&](ChunkFault fault) {
+    STAGECOACH_MARK("requester.chunk_lists_not_ours");
+    refuse(CallFailure::Kind::kBadChunks, ToString(fault)).chunk = fault;
   };
   if (failure) {
     STAGECOACH_MARK("requester.reply_after_deadline");
     ++stats_.ignored;
   } else if (header.flags && header.type() == MessageType::kError) {
     ++stats_.errors;
+    MarkError(header.body);
     CountInvalidation(call, /*error=*/true);
     if (auto attempt = AttemptAfter(call, header.body)) {
       PostReceiveAgain(slot);
@@ -916,15 +925,16 @@ void Requester::OnReplyTo(uint32_t index, uint32_t slot, Header&& header, ConstB
                        .expected = kRpcRdmaVersion2,
                        .flags = header.flags};
   } else if (const auto direction = CheckDirection(header, message)) {
-    // [v2:3.2#2] [v2:3.2#3]
-    refuse_direction(*direction);
+    // [v2:3.2#2]
+    STAGECOACH_MARK("requester.reply_is_marked_wrongly");
+    refuse(CallFailure::Kind::kBadDirection, ToString(*direction)).direction = *direction;
   } else if (auto reads =
                  ValidateReply(header, message, call.offered, profile, {.read_bytes_max = config_.read_bytes_max});
              !reads) {
-    refuse(reads.error());
+    refuse_chunks(reads.error());
   } else if (owes_done && reads_max_ == 0) {
     // [5666:6.2#5] [2004:6.1#6] Nothing may be read of a responder that has said so.
-    refuse(ChunkFault::kUnexpectedReadList);
+    refuse_chunks(ChunkFault::kUnexpectedReadList);
   } else if (owes_done) {
     call.pull = std::make_unique<Pull>();
     call.pull->chunks = std::move(*reads);
@@ -955,10 +965,9 @@ void Requester::OnReplyTo(uint32_t index, uint32_t slot, Header&& header, ConstB
 // --- Version 2: errors, and what is made of them ---
 
 // [v2:5.3.3#8] [v2:5.3.3#9] [v2:5.3.3#12] [v2:5.3.3#13] [v2:5.3.3#17] [v2:5.3.3#20] [v2:5.3.3#22] [v2:5.3.3+10]
-// [v2:8.5+1] How the call is to be
-// sent again, where the error says how it could be served (docs/decisions/0050). Null: it ends with the error, as it
-// does when the same call would be refused again. What the responder takes is remembered in either case, but for errors
-// that this call cannot have caused.
+// [v2:8.5+1] How the call is to be sent again, where the error says how it could be served (docs/decisions/0050). Null:
+// it ends with the error, as it does when the same call would be refused again. What the responder takes is remembered
+// in either case, but for errors that this call cannot have caused.
 std::unique_ptr<Requester::Attempt> Requester::AttemptAfter(Call& call, const Header::Body& error) {
   if (call.extension) return nullptr;
   const CallPlan& last = call.plan;
@@ -1321,7 +1330,7 @@ void Requester::CountInvalidation(const Call& call, bool error) {
 
 // --- Ending a call ---
 
-// [5666bis:4.4.4.2+4] [5666:3.5+4] [5666:3.8+6] [2004:3.8+6] [5666bis:5.4.1+2] [5666bis:10.1+5]
+// [5666bis:4.4.4.2+4] [5666:3.5+4] [5666:3.8+6] [2004:3.8+6] [5666bis:5.4.1+2] [5666bis:10.1+5] [v2:11+1]
 // The call's fate is known; before anybody hears of it, its steering tags must be invalid.
 void Requester::Fence(uint32_t index, Instant now) {
   Call& call = *calls_[index];

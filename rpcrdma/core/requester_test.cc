@@ -8,23 +8,9 @@
 namespace stagecoach::rpcrdma {
 namespace {
 
-using testing::Arena;
-using testing::At;
-using testing::Decode;
-using testing::FakeMemory;
-using testing::LastTold;
-using testing::Message;
-using testing::Pattern;
-using testing::Put;
-using testing::PutRaw;
-using testing::Sent;
-using testing::TakeAll;
-using testing::Taken;
-using testing::Told;
+using namespace testing;  // NOLINT: what tests of the engines are made of
 
 constexpr uint32_t kFirstXid = 100;
-constexpr uint32_t kCallWord = 0;
-constexpr uint32_t kReplyWord = 1;
 
 struct Shape {
   size_t words = 4;

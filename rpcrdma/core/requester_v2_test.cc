@@ -14,22 +14,10 @@
 namespace stagecoach::rpcrdma {
 namespace {
 
-using testing::Arena;
-using testing::At;
-using testing::FakeMemory;
-using testing::LastTold;
-using testing::Message;
-using testing::Pattern;
-using testing::PutRaw;
-using testing::Sent;
-using testing::TakeAll;
-using testing::Taken;
-using testing::Told;
+using namespace testing;  // NOLINT: what tests of the engines are made of
 using Kind = CallFailure::Kind;
 
 constexpr uint32_t kFirstXid = 100;
-constexpr uint32_t kCallWord = 0;
-constexpr uint32_t kReplyWord = 1;
 constexpr uint32_t kSlots = 4;
 constexpr uint32_t kSlotSize = 16384;
 constexpr uint32_t kResponse = kFlagResponse;
@@ -1013,6 +1001,24 @@ TEST_F(RequesterV2Test, AfterWriteChunksAReplyChunkHasRoomForAll) {
     MustSubmit({.results = {one}});
     EXPECT_EQ(Next().header.chunks()->writes.size(), std::holds_alternative<ErrWriteChunks>(error) ? 1u : 0u);
   }
+}
+
+// [v2:5.3.3#12] What another call's error has said holds for those that wait, planned or not.
+TEST_F(RequesterV2Test, CallsThatWaitHaveNoMoreWriteChunksThanAreTaken) {
+  Open(1);
+  auto one = Filled(5000);
+  auto two = Filled(7001);
+  MustSubmit({.results = {one, two}});
+  const Header first = Next().header;
+  auto three = Filled(5000);
+  auto four = Filled(7001);
+  MustSubmit({.results = {three, four}});
+  NothingIsSent();
+  // It goes while the first one is fenced.
+  Error(first.xid, ErrWriteChunks{1});
+  const Header second = Next().header;
+  EXPECT_TRUE(second.chunks()->writes.empty());
+  EXPECT_TRUE(second.chunks()->reply.has_value());
 }
 
 // [v2:5.3.3#13]

@@ -10,22 +10,7 @@
 namespace stagecoach::rpcrdma {
 namespace {
 
-using testing::Arena;
-using testing::At;
-using testing::Decode;
-using testing::FakeMemory;
-using testing::LastTold;
-using testing::Message;
-using testing::Pattern;
-using testing::Put;
-using testing::PutRaw;
-using testing::Sent;
-using testing::TakeAll;
-using testing::Taken;
-using testing::Told;
-
-constexpr uint32_t kCallWord = 0;
-constexpr uint32_t kReplyWord = 1;
+using namespace testing;  // NOLINT: what tests of the engines are made of
 
 struct Answer {
   size_t words = 2;

@@ -14,20 +14,8 @@
 namespace stagecoach::rpcrdma {
 namespace {
 
-using testing::Arena;
-using testing::At;
-using testing::FakeMemory;
-using testing::LastTold;
-using testing::Message;
-using testing::Pattern;
-using testing::Put;
-using testing::PutRaw;
-using testing::Sent;
-using testing::TakeAll;
-using testing::Taken;
+using namespace testing;  // NOLINT: what tests of the engines are made of
 
-constexpr uint32_t kCallWord = 0;
-constexpr uint32_t kReplyWord = 1;
 constexpr uint32_t kSlotSize = 16384;
 
 // An extension: a question of one word, which the answer gives back; one that a message follows; an error; a property.

@@ -12,7 +12,7 @@ Result<CommonPrefix, HeaderFault> DecodeCommonPrefix(ByteReader& in) {
   prefix.xid = in.U32();
   if (!in.ok()) return Err(too_short);
   too_short.xid = prefix.xid;
-  prefix.version = in.U32();
+  prefix.version = in.U32();  // [v2:7+2]
   too_short.version = prefix.version;
   prefix.credits = in.U32();
   prefix.type = in.U32();

@@ -1,7 +1,7 @@
 // The transport header as a value: what precedes every RPC message on an RPC-over-RDMA connection, of either version.
 //
 // Whoever works with headers (the validation of chunk lists, the planner, the engines) works with this type; the codecs
-// beside it (header_v1.h, header_v2.h, and wire_version.h to choose one by its number) say how it stands on the wire.
+// beside it (header_v1.h and header_v2.h) say how it stands on the wire.
 //
 // Values; thread-compatible.
 #pragma once

@@ -48,8 +48,8 @@ class Decoder {
     return fault;
   }
 
-  // [v2:5.1+1] [v2:5.2+5] [v2:6.5+2] What follows the prefix, by the number of the type: any number [v2:3.1+3]
-  // [v2:10.1+4].
+  // [v2:5.1+1] [v2:5.2#1] [v2:5.2+5] [v2:6.5+2] What follows the prefix, by the number of the type: any number
+  // [v2:3.1+3] [v2:10.1+4].
   Result<Header::Body, HeaderFault> DecodeBody() {
     switch (prefix_.type) {
       case kRdma2Msg:

@@ -9,7 +9,7 @@
 
 #include "base/bytes.h"
 #include "base/prng.h"
-#include "rpcrdma/wire/wire_version.h"
+#include "rpcrdma/wire/header_v1.h"
 #include "tests/support/hex.h"
 
 namespace stagecoach::rpcrdma {
@@ -372,27 +372,18 @@ TEST(HeaderV2, RandomBytesNeverDecodeIntoSomethingThatEncodesDifferently) {
   EXPECT_GT(properties, 100u);
 }
 
-TEST(WireVersion, BothVersionsAreFoundByTheirNumberAndNoOther) {
-  for (const uint32_t number : {1u, 2u}) {
-    const WireVersion* version = FindWireVersion(number);
-    ASSERT_NE(version, nullptr);
-    EXPECT_EQ(version->layout.version, number);
-    Header header{.xid = 7, .version = number, .credits = 3, .body = RdmaNomsg{SomeLists()}};
-    if (version->layout.has_flags) header.flags = kFlagResponse;
-    std::vector<std::byte> bytes(version->encoded_size(header));
-    ByteWriter out(bytes);
-    version->encode(header, out, {});
-    EXPECT_TRUE(out.ok() && out.remaining() == 0);
-    ByteReader in{ConstBytes(bytes)};
-    EXPECT_EQ(*version->decode(in, {}, {}), header);
-    // The sizes by which one plans.
-    EXPECT_EQ(version->layout.SizeWith(EncodedSize(*header.chunks())), bytes.size());
-    header.body = RdmaMsg{};
-    EXPECT_EQ(version->layout.min_size(), version->encoded_size(header));
-    EXPECT_EQ(version->layout.min_size(), number == 1 ? 28u : 36u);
+// By which one plans.
+TEST(HeaderLayouts, SayWhatTheirCodecsWrite) {
+  EXPECT_EQ(kHeaderLayoutV1.min_size(), 28u);
+  EXPECT_EQ(kHeaderLayoutV2.min_size(), 36u);
+  for (const auto& [layout, encoded_size] :
+       {std::pair(kHeaderLayoutV1, &EncodedSizeV1), std::pair(kHeaderLayoutV2, &EncodedSizeV2)}) {
+    Header header{.xid = 7, .version = layout.version, .body = RdmaMsg{}};
+    if (layout.has_flags) header.flags = 0;
+    EXPECT_EQ(encoded_size(header), layout.min_size());
+    header.body = RdmaNomsg{SomeLists()};
+    EXPECT_EQ(encoded_size(header), layout.SizeWith(EncodedSize(*header.chunks())));
   }
-  EXPECT_EQ(FindWireVersion(0), nullptr);
-  EXPECT_EQ(FindWireVersion(3), nullptr);
 }
 
 }  // namespace

@@ -167,6 +167,7 @@ const char* ToString(ChunkFault fault) {
 
 Result<CallChunks, ChunkFault> ValidateCall(const Header& header, ConstBytes inline_message,
                                             const ChunkDataLimits& limits, const ProtocolProfile& profile) {
+  // [v2:1+2] Of both versions.
   const ChunkLists* lists = header.chunks();
   if (lists == nullptr) return Err(ChunkFault::kNotAMessage);
   if (auto fault = CheckReads(lists->reads, limits, profile)) return Err(*fault);

@@ -7,6 +7,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,8 +16,8 @@
 #include "base/prng.h"
 #include "rpcrdma/core/assemble.h"
 #include "rpcrdma/core/chunk_planner.h"
+#include "rpcrdma/wire/header_v1.h"
 #include "rpcrdma/wire/header_v2.h"
-#include "rpcrdma/wire/wire_version.h"
 #include "rpcrdma/xdr/xdr_reader.h"
 #include "rpcrdma/xdr/xdr_writer.h"
 
@@ -115,6 +117,44 @@ PlanLimits RandomLimits(Prng& prng) {
   if (prng.OneIn(2)) limits.segment_length_max = static_cast<uint32_t>(prng.Between(500, 9000));
   if (prng.OneIn(8)) limits.read_segments_max = static_cast<uint32_t>(prng.Below(5));
   if (prng.OneIn(8)) limits.exposed_segments_max = static_cast<uint32_t>(prng.Below(7));
+  // What a responder has said that it takes, and what is copied to serve it.
+  if (prng.OneIn(6)) limits.read_chunks_max = static_cast<uint32_t>(prng.Below(4));
+  if (prng.OneIn(6)) limits.segments_per_read_chunk_max = static_cast<uint32_t>(prng.Below(5));
+  if (prng.OneIn(10)) limits.write_chunks_max = static_cast<uint32_t>(prng.Below(4));
+  if (prng.OneIn(10)) limits.segments_per_chunk_max = static_cast<uint32_t>(prng.Between(1, 6));
+  if (prng.OneIn(2)) limits.gather_bytes_max = prng.OneIn(2) ? prng.Below(8000) : 1u << 20;
+  return limits;
+}
+
+// The first of the limits that a plan does not keep to; null: it keeps to all.
+const char* Exceeded(const CallPlan& plan, const PlanLimits& limits) {
+  std::map<uint32_t, uint32_t> read_chunks;  // segments, by position
+  for (const PlannedRead& read : plan.reads) {
+    ++read_chunks[read.position];
+    if (read.memory.length > limits.segment_length_max) return "segment_length_max";
+  }
+  if (plan.reads.size() > limits.read_segments_max) return "read_segments_max";
+  if (read_chunks.size() - read_chunks.count(0) > limits.read_chunks_max) return "read_chunks_max";
+  for (const auto& [position, segments] : read_chunks) {
+    if (segments > limits.segments_per_read_chunk_max) return "segments_per_read_chunk_max";
+  }
+  if (plan.write_counts.size() > limits.write_chunks_max) return "write_chunks_max";
+  for (const uint32_t count : plan.write_counts) {
+    if (count > limits.segments_per_chunk_max) return "segments_per_chunk_max of a Write chunk";
+  }
+  if (plan.reply_segments.size() > limits.segments_per_chunk_max) return "segments_per_chunk_max of the Reply chunk";
+  if (plan.exposed_segments() > limits.exposed_segments_max) return "exposed_segments_max";
+  if (plan.gathered_bytes > limits.gather_bytes_max) return "gather_bytes_max";
+  if (plan.send_size() > limits.send_inline) return "send_inline";
+  return nullptr;
+}
+
+// The same without any bound on counts. Nothing is copied then, either.
+PlanLimits WithoutCounts(PlanLimits limits) {
+  for (uint32_t* count : {&limits.read_segments_max, &limits.write_chunks_max, &limits.segments_per_chunk_max,
+                          &limits.exposed_segments_max, &limits.read_chunks_max, &limits.segments_per_read_chunk_max}) {
+    *count = UINT32_MAX;
+  }
   return limits;
 }
 
@@ -133,6 +173,14 @@ Buffer Gather(const Script::Message& message, std::span<const Piece> pieces) {
     bytes.insert(bytes.end(), part.begin(), part.end());
   }
   return bytes;
+}
+
+// How many segments pieces of memory take.
+uint64_t Segments(std::span<const Piece> pieces, const PlanLimits& limits) {
+  uint64_t segments = 0;
+  for (const Piece& piece : pieces)
+    segments += (piece.length + limits.segment_length_max - 1) / limits.segment_length_max;
+  return segments;
 }
 
 // Counts how often each byte of the message travels.
@@ -189,7 +237,6 @@ class Exchange {
  public:
   explicit Exchange(uint64_t seed) : prng_(seed), limits_(RandomLimits(prng_)) {
     limits_.layout = seed % 2 == 0 ? kHeaderLayoutV2 : kHeaderLayoutV1;
-    version_ = FindWireVersion(limits_.layout.version);
     call_ = RandomScript(prng_, limits_.send_inline, 4);
     reply_ = RandomScript(prng_, limits_.receive_inline, 3);
     call_message_ = call_.Encode();
@@ -206,7 +253,8 @@ class Exchange {
               .results = results_,
               .reply_base_max = reply_base_max_,
               .direct_arguments = !prng_.OneIn(4),
-              .direct_results = !prng_.OneIn(4)};
+              .direct_results = !prng_.OneIn(4),
+              .reply_chunk_min = prng_.OneIn(8) ? prng_.Below(9000) : 0};
     if (prng_.OneIn(2)) reply_chunk_use_ = ReplyChunkUse::kWhenNeeded;
   }
 
@@ -254,9 +302,10 @@ class Exchange {
 
  private:
   Buffer EncodeSend(const Header& header, const Buffer& message) const {
-    Buffer send(version_->encoded_size(header) + message.size());
+    const bool v2 = limits_.layout.has_flags;
+    Buffer send((v2 ? EncodedSizeV2(header) : EncodedSizeV1(header)) + message.size());
     ByteWriter out(send);
-    version_->encode(header, out, {});
+    v2 ? EncodeHeaderV2(header, out) : EncodeHeaderV1(header, out);
     out.Bytes(message);
     EXPECT_TRUE(out.ok());
     EXPECT_EQ(out.remaining(), 0u);
@@ -266,30 +315,39 @@ class Exchange {
   void CheckCallPlan() {
     Coverage coverage(call_message_);
     for (const Piece& piece : plan_.inline_pieces) coverage.Add(piece);
+    for (const Piece& piece : plan_.gathered_pieces) coverage.Add(piece);
+    gathered_ = Gather(call_message_, plan_.gathered_pieces);
+    EXPECT_EQ(gathered_.size(), plan_.gathered_bytes);
     EXPECT_EQ(plan_.type, plan_.inline_pieces.empty() ? MessageType::kNomsg : MessageType::kMsg);
+    const char* const exceeded = Exceeded(plan_, limits_);
+    EXPECT_EQ(exceeded, nullptr) << exceeded;
     uint32_t last_position = 0;
     for (const PlannedRead& read : plan_.reads) {
-      coverage.Add(read.memory);
+      if (read.memory.source != Piece::Source::kGathered) coverage.Add(read.memory);
       EXPECT_EQ(read.position % 4, 0u);
       EXPECT_GE(read.position, last_position);
-      EXPECT_LE(read.memory.length, limits_.segment_length_max);
       EXPECT_GT(read.memory.length, 0u);
       // Round-up is elided, but within the message.
-      EXPECT_TRUE(read.memory.source != Piece::Source::kPad || (read.position == 0 && !shape_.direct_arguments));
+      EXPECT_TRUE(read.memory.source != Piece::Source::kPad || read.position == 0);
       last_position = read.position;
     }
     EXPECT_TRUE(coverage.EachExactlyOnce());
     EXPECT_TRUE(shape_.direct_arguments || last_position == 0);
     EXPECT_TRUE(shape_.direct_results || plan_.write_counts.empty());
-    EXPECT_LE(plan_.reads.size(), limits_.read_segments_max);
-    EXPECT_LE(plan_.exposed_segments(), limits_.exposed_segments_max);
+    // A copy is for what would be too many pieces.
+    EXPECT_TRUE(plan_.gathered_bytes == 0 ||
+                Segments(plan_.gathered_pieces, limits_) > limits_.segments_per_read_chunk_max);
     // Chunks are used only when needed.
     const uint64_t without_reads = plan_.header_size - plan_.reads.size() * kReadEntrySize + call_message_.unreduced;
     EXPECT_EQ(plan_.reads.empty(), without_reads <= limits_.send_inline);
   }
 
   void Expose() {
-    for (const PlannedRead& read : plan_.reads) world_.Expose(prng_, Writable(BytesOf(call_message_, read.memory)));
+    for (const PlannedRead& read : plan_.reads) {
+      const bool is_copy = read.memory.source == Piece::Source::kGathered;
+      world_.Expose(prng_, is_copy ? MutableBytes(gathered_).subspan(read.memory.offset, read.memory.length)
+                                   : Writable(BytesOf(call_message_, read.memory)));
+    }
     for (const Piece& piece : plan_.write_segments) {
       world_.Expose(prng_, MutableBytes(result_memory_[piece.index]).subspan(piece.offset, piece.length));
     }
@@ -299,9 +357,13 @@ class Exchange {
     }
   }
 
+  Result<Header, HeaderFault> Decode(ByteReader& in) const {
+    return limits_.layout.has_flags ? DecodeHeaderV2(in) : DecodeHeaderV1(in);
+  }
+
   void ReceiveCall(const Buffer& send) {
     ByteReader in{ConstBytes(send)};
-    const auto header = version_->decode(in, {}, {});
+    const auto header = Decode(in);
     ASSERT_TRUE(header.has_value()) << ToString(header.error());
     EXPECT_EQ(*header, header_);
     const auto chunks = ValidateCall(*header, in.Rest());
@@ -323,7 +385,7 @@ class Exchange {
 
   void ReceiveReply(const Buffer& send) {
     ByteReader in{ConstBytes(send)};
-    const auto header = version_->decode(in, {}, {});
+    const auto header = Decode(in);
     ASSERT_TRUE(header.has_value()) << ToString(header.error());
     EXPECT_EQ(header->is_response(), limits_.layout.has_flags);
     const auto valid = ValidateReply(*header, in.Rest(), *header_.chunks());
@@ -337,7 +399,6 @@ class Exchange {
 
   Prng prng_;
   PlanLimits limits_;
-  const WireVersion* version_ = nullptr;
   Script call_;
   Script reply_;
   Script::Message call_message_;
@@ -348,6 +409,7 @@ class Exchange {
   CallShape shape_;
   ReplyChunkUse reply_chunk_use_ = ReplyChunkUse::kWheneverOffered;
   CallPlan plan_;
+  Buffer gathered_;
   Header header_;
   World world_;
   Buffer reply_memory_;
@@ -365,6 +427,68 @@ TEST(ChunkPlannerProperty, EveryByteTravelsOnceWithinTheThresholdAndIsReadBackIn
   }
   // Tight limits make some refusals; most shapes must go.
   EXPECT_GT(planned, kSeeds * 3 / 4);
+}
+
+// What the reply is offered decides what is left for the call; with an empty call nothing else is planned.
+std::optional<CallPlan> PlanOfReply(CallShape shape, const PlanLimits& limits) {
+  shape.base_size = 0;
+  shape.items = {};
+  const auto plan = PlanCall(shape, limits);
+  return plan ? std::optional(*plan) : std::nullopt;
+}
+
+// Whether all of the call can travel from position zero on, its items in it: as it lies in memory, or, when that would
+// be too many pieces, in one copy.
+bool CanTravelWhole(const CallShape& shape, const PlanLimits& limits, const CallPlan& reply) {
+  uint64_t bytes = shape.base_size;
+  uint64_t at = 0;  // of the base
+  uint64_t before = 0;
+  uint64_t segments = 0;
+  const auto add = [&](uint64_t length) {
+    segments += (length + limits.segment_length_max - 1) / limits.segment_length_max;
+  };
+  for (const EligibleItem& item : shape.items) {
+    const uint64_t length = item.data.size();
+    if (length > 0) {
+      add(item.position - before - at);
+      at = item.position - before;
+      add(length);
+      add(XdrPad(length));
+    }
+    before += XdrRoundUp(length);
+    bytes += XdrRoundUp(length);
+  }
+  add(shape.base_size - at);
+  if (segments > limits.segments_per_read_chunk_max && bytes <= limits.gather_bytes_max) {
+    segments = 0;
+    add(bytes);
+  }
+  return segments <= limits.segments_per_read_chunk_max && segments <= limits.read_segments_max &&
+         reply.exposed_segments() + segments <= limits.exposed_segments_max &&
+         reply.header_size + segments * kReadEntrySize <= limits.send_inline;
+}
+
+TEST(ChunkPlannerProperty, ACallIsRefusedForItsCountsOnlyWhenItWouldHaveTooMany) {
+  uint32_t refused = 0;
+  for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    const Exchange exchange(seed);
+    const CallShape& shape = exchange.shape();
+    const PlanLimits& limits = exchange.limits();
+    const auto plan = PlanCall(shape, limits);
+    if (plan.has_value()) continue;
+    ++refused;
+    // Of its own plans no legal one is refused.
+    const auto unbounded = PlanCall(shape, WithoutCounts(limits));
+    if (unbounded.has_value()) {
+      ASSERT_NE(Exceeded(*unbounded, limits), nullptr) << ToString(*unbounded);
+    }
+    // Nor is what would go as one message.
+    if (const auto reply = PlanOfReply(shape, limits)) {
+      ASSERT_FALSE(CanTravelWhole(shape, limits, *reply)) << ToString(plan.error()) << " " << ToString(*reply);
+    }
+  }
+  EXPECT_GT(refused, kSeeds / 10);
 }
 
 TEST(ChunkPlannerProperty, GenerousLimitsRefuseNothing) {
@@ -429,19 +553,26 @@ TEST(ChunkPlannerProperty, ShapesThatMakeNoSenseGetAnAnswerToo) {
     std::vector<ResultShape> results(prng.Below(3));
     for (auto& result : results) result = {AnyNumber(prng), AnyNumber(prng)};
     PlanLimits limits;
-    for (uint32_t* limit :
-         {&limits.send_inline, &limits.receive_inline, &limits.read_segments_max, &limits.write_chunks_max,
-          &limits.segments_per_chunk_max, &limits.exposed_segments_max, &limits.segment_length_max}) {
+    for (uint32_t* limit : {&limits.send_inline, &limits.receive_inline, &limits.read_segments_max,
+                            &limits.write_chunks_max, &limits.segments_per_chunk_max, &limits.exposed_segments_max,
+                            &limits.segment_length_max, &limits.read_chunks_max, &limits.segments_per_read_chunk_max}) {
       // Counts stay small: a limit of four billion segments may be used up.
       *limit = static_cast<uint32_t>(prng.OneIn(4) ? prng.Below(4) : prng.Below(4096));
     }
-    const auto plan = PlanCall({AnyNumber(prng), items, results, AnyNumber(prng), prng.OneIn(2)}, limits);
+    if (prng.OneIn(2)) limits.gather_bytes_max = AnyNumber(prng);
+    const auto plan = PlanCall({.base_size = AnyNumber(prng),
+                                .items = items,
+                                .results = results,
+                                .reply_base_max = AnyNumber(prng),
+                                .direct_arguments = prng.OneIn(2),
+                                .direct_results = prng.OneIn(2),
+                                .reply_chunk_min = prng.OneIn(4) ? AnyNumber(prng) : 0},
+                               limits);
     if (!plan.has_value()) {
       ++refused;
       continue;
     }
-    EXPECT_LE(plan->send_size(), limits.send_inline);
-    EXPECT_LE(plan->exposed_segments(), limits.exposed_segments_max);
+    EXPECT_EQ(Exceeded(*plan, limits), nullptr);
   }
   EXPECT_GT(refused, 0u);
   EXPECT_LT(refused, 20000u);
