@@ -126,7 +126,7 @@ uint32_t PayloadMax(const Client& client) {
 asio::awaitable<std::string> Ping(Client& client, std::string_view payload) {
   if (payload.size() > PayloadMax(client)) co_return "not sent";
   const Result<Extension, CallError> answer =
-      co_await client.AsyncExtension(kPing, Encode(payload), asio::use_awaitable);
+      co_await client.AsyncExtension(kPing, Encode(payload), 5s, asio::use_awaitable);
   if (!answer) co_return answer.error().transport_error == kErrTooBusy ? "too busy" : answer.error().ToString();
   XdrReader in(answer->body);
   co_return std::string(in.String("payload", kPayloadMax));

@@ -69,7 +69,7 @@ bool AdoptMemory(const CallOptions& options, CallMessage* message) {
 
 std::optional<CallError> MakeCallMessage(const CallName& name, Client::ArgsWriter args, const CallOptions& options,
                                          const BindingRegistry& bindings, size_t bytes_max, CallMessage* message) {
-  if (!Encode(name, args, options, bindings, bytes_max, message)) return RefusedCall(SubmitRefusal::kTooLarge, name);
+  if (!Encode(name, args, options, bindings, bytes_max, message)) return TooLargeCall(name, bytes_max);
   if (!AdoptMemory(options, message)) {
     return NamedError(
         CallError::Kind::kMemory, name,

@@ -103,6 +103,11 @@ bool Contradicts(const ErrVers& spoken, uint32_t refused) {
   return spoken.low > spoken.high || (spoken.low <= refused && refused <= spoken.high);
 }
 
+// Disconnect::Why::kBadProperties, and nothing else that ends a connection while properties are exchanged.
+bool IsBadProperties(const CloseCause& cause) {
+  return cause.kind == CloseCause::Kind::kTransport && cause.error == EPROTO;
+}
+
 // The server was there, and has done nothing: the connection goes on.
 bool IsRefusal(CallError::Kind kind) {
   return kind == CallError::Kind::kTransport || kind == CallError::Kind::kBadReply || kind == CallError::Kind::kRpc ||
@@ -130,9 +135,6 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
       addresses_ = {*address};
       return TryNextAddress();
     }
-    lookup_timer_ = loop_.At(connect_deadline_, [weak = weak_from_this()] {
-      if (auto self = weak.lock()) self->OnLookupTimeout();
-    });
     lookup_.emplace(loop_, resolver_ ? std::exchange(resolver_, nullptr) : HostResolver(&AskSystem), std::string(host),
                     port, [this](const Lookup::Outcome& resolved) { OnResolved(resolved); });
   }
@@ -146,7 +148,7 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
   void CancelConnect() {
     if (!on_connected_ || connect_cancelled_) return;
     connect_cancelled_ = true;
-    EndLookup();
+    lookup_.reset();
     if (channel_ && !connection_->closed()) {
       connection_->Close(/*gracefully=*/false, kCancelled);
     } else {
@@ -173,9 +175,8 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
   }
 
   CallId SendExtension(uint32_t type, std::vector<std::byte> body, Client::ExtensionHandler handler, Duration timeout) {
-    const auto fail = [&](const CallError& error) {
-      auto shared = std::make_shared<Client::ExtensionHandler>(std::move(handler));
-      loop_.Post([shared, error] { (*shared)(Err(error)); });
+    const auto fail = [&](CallError error) {
+      PostError(std::move(handler), std::move(error));
       return CallId{0};
     };
     if (!usable()) return fail(NotConnected());
@@ -220,7 +221,7 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
   void Close(UniqueFunction<void()> handler) {
     if (handler) on_closed_.push_back(std::move(handler));
     closing_ = true;
-    EndLookup();
+    lookup_.reset();
     const CloseCause cause{.kind = CloseCause::Kind::kLocal, .text = "closed by this end"};
     if (channel_ && !connection_->closed()) {
       connection_->Close(/*gracefully=*/true, cause);
@@ -233,7 +234,8 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
   void Abandon() {
     abandoned_ = true;
     on_lost_ = nullptr;
-    EndLookup();
+    lookup_.reset();
+    loop_.Cancel(std::exchange(connect_timer_, 0));
     RememberLoss(kDestroyed);
     if (reverse_) reverse_->OnGone();
     if (channel_) connection_->CloseNow();
@@ -379,7 +381,7 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
   void OnClosed(const CloseCause& cause) override {
     if (!abandoned_ && (GoOnWithOtherVersion(cause) || GoOnToNextAddress(cause))) return;
     RememberLoss(cause);
-    if (on_connected_) std::exchange(on_connected_, nullptr)(Err(FailedConnect(cause)));
+    if (on_connected_) EndConnecting(Err(FailedConnect(cause)));
     if (abandoned_) return;
     if (cause.kind != CloseCause::Kind::kLocal && on_lost_ && phase_ == Phase::kReady) {
       std::exchange(on_lost_, nullptr)(*lost_);
@@ -416,7 +418,31 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
     if (options_.versions.contains(kRpcRdmaVersion2)) {
       Trace(options_.trace, loop_.Now(), options_.name, "connection.version", {{"version", uint64_t{version()}}});
     }
-    if (on_connected_) std::exchange(on_connected_, nullptr)({});
+    EndConnecting({});
+  }
+
+  // Tells whoever waits for the connection.
+  void EndConnecting(Result<void, CallError> result) {
+    loop_.Cancel(std::exchange(connect_timer_, 0));
+    if (on_connected_) std::exchange(on_connected_, nullptr)(std::move(result));
+  }
+
+  // connect_timeout is over. While the connection is being made it has its share of that time, and the exchange of
+  // properties ends by itself, and well.
+  void OnConnectTimeout() {
+    connect_timer_ = 0;
+    if (lookup_) {
+      lookup_.reset();
+      return FailLookup(CallError::Kind::kUnreachable, "the name was not resolved in time", ETIMEDOUT);
+    }
+    if (closing_ || connect_cancelled_) return;  // it ends already, for another reason
+    if (phase_ == Phase::kProbing || phase_ == Phase::kConfiguring) EndUnanswered();
+  }
+
+  // Mostly the connection is over, or ending: OnClosed goes on.
+  void EndUnanswered() {
+    connection_->Close(/*gracefully=*/false,
+                       {.kind = CloseCause::Kind::kTransport, .error = ETIMEDOUT, .text = "no answer came in time"});
   }
 
   // --- The version of the connection (docs/decisions/0049) ---
@@ -455,8 +481,18 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
     spec.cookie = kProbeCookie;
     Trace(options_.trace, loop_.Now(), options_.name, "version.probing",
           {{"version", uint64_t{probing() ? kRpcRdmaVersion2 : kRpcRdmaVersion1}}});
-    // Refused, it is because the connection has ended, of which OnClosed tells.
-    if (requester_->Submit(std::move(spec), loop_.Now())) AfterCommand();
+    const Result<CallId, SubmitRefusal> id = requester_->Submit(std::move(spec), loop_.Now());
+    if (id) return AfterCommand();
+    EndUnasked(RefusedCall(id.error(), NameOf(options_.probe)));
+  }
+
+  // A call that the connection begins with was not made, or its answer could not be taken; so nobody can be told of the
+  // connection. Of one that has ended already OnClosed says why.
+  void EndUnasked(const CallError& error) {
+    const bool device = error.kind == CallError::Kind::kMemory;
+    connection_->Close(/*gracefully=*/false, {.kind = device ? CloseCause::Kind::kDevice : CloseCause::Kind::kTransport,
+                                              .error = device ? ENOMEM : 0,
+                                              .text = error.message});
   }
 
   bool probing() const { return terms_ && terms_->probing(); }
@@ -474,12 +510,7 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
     const uint32_t answered_in = outcome.answered_in;
     requester_->Release(outcome.call, loop_.Now());
     if (phase_ != Phase::kProbing || abandoned_ || closing_ || connect_cancelled_) return;
-    if (failure && IsSilence(failure->kind)) {
-      // Mostly the connection is over, or ending: OnClosed goes on.
-      return connection_->Close(
-          /*gracefully=*/false,
-          {.kind = CloseCause::Kind::kTransport, .error = ETIMEDOUT, .text = "no answer came in time"});
-    }
+    if (failure && IsSilence(failure->kind)) return EndUnanswered();
     const bool refused = failure && failure->kind == CallFailure::Kind::kErrVers;
     if (!probing()) {
       if (refused) return OnVersion1Refused(failure->versions);
@@ -517,12 +548,19 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
   }
 
   // [v2:7.2+2] [v2:7.2+5] The highest version of the range that may be spoken: version 1, on this connection, with the
-  // limits that private data gave for that; or none.
+  // limits that private data gave for that, unless it is that of an older document; or none.
   void OnVersion2Refused(const ErrVers& spoken) {
     TraceRefusal(kRpcRdmaVersion2, spoken);
     const bool has_version_1 =
         Contradicts(spoken, kRpcRdmaVersion2) || (spoken.low <= kRpcRdmaVersion1 && kRpcRdmaVersion1 <= spoken.high);
     if (!has_version_1 || !options_.versions.contains(kRpcRdmaVersion1)) return EndWithoutVersion(spoken);
+    if (!options_.profile.reverse_direction) {
+      // This connection has engines for both directions, among which replies by an older document would lose their way:
+      // GoOnWithOtherVersion makes one that has not.
+      return connection_->Close(/*gracefully=*/false, {.kind = CloseCause::Kind::kTransport,
+                                                       .error = EPROTONOSUPPORT,
+                                                       .text = "the server does not speak version 2 of RPC-over-RDMA"});
+    }
     terms_->SetVersion(kRpcRdmaVersion1);
     if (version_memory_) version_memory_->Remember(Address(), loop_.Now());
     FindVersion();
@@ -546,9 +584,9 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
         {.kind = CloseCause::Kind::kTransport, .error = EPROTONOSUPPORT, .text = "no version in common"});
   }
 
-  // [v2:7.2+3] [v2:7.2+4] Whether a connection that might have become one of version 2, and ended before anybody was
-  // told of it, is followed by one of version 1: with version 2 it would end the same way again. Never in its place on
-  // the same connection: an answer in version 2 might still come [v2:7.3#2].
+  // [v2:7.2+3] [v2:7.2+4] Whether a connection that might have become one of version 2, and ended before the server had
+  // shown that it speaks that, is followed by one of version 1: with version 2 it would end the same way again. Never
+  // in its place on the same connection: an answer in version 2 might still come [v2:7.3#2].
   bool GoOnWithOtherVersion(const CloseCause& cause) {
     if (!on_connected_ || closing_ || connect_cancelled_ || version_error_ || phase_ == Phase::kConnecting ||
         cause.kind == CloseCause::Kind::kLocal || cause.kind == CloseCause::Kind::kDevice) {
@@ -556,6 +594,9 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
     }
     if (!std::exchange(once_more_, false)) {
       if (!terms_ || !options_.versions.contains(kRpcRdmaVersion1)) return false;
+      // Who has answered in version 2 speaks it: the connection was lost as any other may be, unless it was for
+      // properties that cannot be read.
+      if (phase_ == Phase::kExchanging && !IsBadProperties(cause)) return false;
       if (version_memory_) version_memory_->Remember(Address(), loop_.Now());
       version_1_next_ = true;
     }
@@ -606,8 +647,8 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
   }
 
   void OnConfigured(const Result<Reply, CallError>& result) {
-    // Whoever waits for the connection hears why there is none when it has ended.
-    if (abandoned_ || closing_ || connect_cancelled_ || (!result && !IsRefusal(result.error().kind))) return;
+    if (abandoned_ || closing_ || connect_cancelled_) return;
+    if (!result && !IsRefusal(result.error().kind)) return EndUnasked(result.error());
     if (!result && result.error().transport_error == kRdma2ErrVers && options_.versions.contains(kRpcRdmaVersion2)) {
       return OnVersion1Refused({result.error().versions.low, result.error().versions.high});
     }
@@ -714,26 +755,36 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
   CallName NameOfExtension(uint32_t type) const { return {.peer = &peer_, .extension = type}; }
 
   bool BeginConnect(std::string peer, Client::ConnectHandler handler) {
-    const auto refuse = [&](const CallError& error) {
-      auto shared = std::make_shared<Client::ConnectHandler>(std::move(handler));
-      loop_.Post([shared, error] { (*shared)(Err(error)); });
+    if (options_fault_) {
+      PostError(std::move(handler), OptionsError("connect to " + peer, *options_fault_));
       return false;
-    };
-    if (options_fault_) return refuse(OptionsError("connect to " + peer, *options_fault_));
+    }
     if (started_) {
-      return refuse(ConnectError("connect to " + peer_,
-                                 {.kind = CloseCause::Kind::kDevice, .text = "this client was used already"}));
+      PostError(std::move(handler), ConnectError("connect to " + peer_, {.kind = CloseCause::Kind::kDevice,
+                                                                         .text = "this client was used already"}));
+      return false;
     }
     started_ = true;
     peer_ = std::move(peer);
     what_ = "connect to " + peer_;
     connect_deadline_ = DeadlineAfter(loop_.Now(), options_.connect_timeout);
+    connect_timer_ = loop_.At(connect_deadline_, [weak = weak_from_this()] {
+      if (auto self = weak.lock()) self->OnConnectTimeout();
+    });
     on_connected_ = std::move(handler);
     return true;
   }
 
+  // Not from inside of what `handler` was given to.
+  template <typename Handler>
+  void PostError(Handler handler, CallError error) {
+    loop_.Post([handler = std::make_shared<Handler>(std::move(handler)), error = std::move(error)] {
+      (*handler)(Err(error));
+    });
+  }
+
   void OnResolved(const Lookup::Outcome& resolved) {
-    EndLookup();
+    lookup_.reset();
     if (resolved) {
       for (const sockaddr_storage& address : *resolved) {
         if (addresses_.size() < kAddressesMax) addresses_.push_back({address});
@@ -744,22 +795,12 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
     FailLookup(CallError::Kind::kResolve, resolved.error());
   }
 
-  void OnLookupTimeout() {
-    EndLookup();
-    FailLookup(CallError::Kind::kUnreachable, "the name was not resolved in time", ETIMEDOUT);
-  }
-
   void FailLookup(CallError::Kind kind, const std::string& why, int system_error = 0) {
     CallError error;
     error.kind = kind;
     error.system_error = system_error;
     error.message = what_ + ": " + why;
-    std::exchange(on_connected_, nullptr)(Err(std::move(error)));
-  }
-
-  void EndLookup() {
-    lookup_.reset();
-    loop_.Cancel(std::exchange(lookup_timer_, 0));
+    EndConnecting(Err(std::move(error)));
   }
 
   void NewConnection() {
@@ -807,9 +848,7 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
     if (!channel) {
       const CloseCause cause{
           .kind = CloseCause::Kind::kDevice, .error = channel.error().error, .text = channel.error().ToString()};
-      Later([this, cause] {
-        if (on_connected_) std::exchange(on_connected_, nullptr)(Err(ConnectError(what_, cause)));
-      });
+      Later([this, cause] { EndConnecting(Err(ConnectError(what_, cause))); });
       return;
     }
     channel_ = std::move(*channel);
@@ -909,6 +948,7 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
     if (outcome.failure) {
       CallError error = FailedCall(*outcome.failure, name, lost_ ? *lost_ : NotConnected(), ExtensionsOf(options_));
       error.sent = outcome.failure->sent;
+      error.rpcrdma_version = outcome.answered_in;
       result = Err(std::move(error));
     } else {
       STAGECOACH_CHECK(outcome.extension.has_value());
@@ -930,8 +970,9 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
         outcome.failure && outcome.failure->kind == CallFailure::Kind::kConnectionLost) {
       return Err(NotConnected());
     }
-    const auto failed = [](CallError error, bool sent) {
+    const auto failed = [&](CallError error, bool sent) {
       error.sent = sent;
+      error.rpcrdma_version = outcome.answered_in;
       return Err(std::move(error));
     };
     if (outcome.failure) {
@@ -981,7 +1022,7 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
     delivering_after_end_ = true;
     OnProgress();
     while (!deferred_.empty()) DeliverDeferred();
-    if (on_connected_) std::exchange(on_connected_, nullptr)(Err(ConnectError(what_, kDestroyed)));
+    EndConnecting(Err(ConnectError(what_, kDestroyed)));
     TellClosed();
   }
 
@@ -1014,7 +1055,7 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
   std::optional<CloseCause> failed_;  // of several addresses: what came of those tried
   std::string tried_;                 // of each, in words
   std::optional<Lookup> lookup_;
-  EventLoop::TimerId lookup_timer_ = 0;
+  EventLoop::TimerId connect_timer_ = 0;           // until whoever waits was told
   std::shared_ptr<VersionMemory> version_memory_;  // a Session's; null: its own attempts are all that counts
   TransportVersions attempt_versions_;             // what this connection may be of
   bool attempted_ = false;
@@ -1079,6 +1120,7 @@ Result<Reply, CallError> ReplyMaker::Make(CallOutcome& outcome, const CallName& 
   reply.stream_.base = reply.storage_->reply_chunk ? results : reply.storage_->Keep(results);
   reply.storage_->placed = outcome.placed;
   reply.buffers_ = buffers;
+  reply.rpcrdma_version_ = outcome.answered_in;
   return reply;
 }
 

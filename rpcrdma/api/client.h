@@ -28,9 +28,11 @@
 // inside the call that started the operation. A token with a cancellation slot (asio::bind_cancellation_slot) cancels
 // its operation when that is emitted, on the loop's thread.
 //
-// One Client makes one connection. When that is gone, every outstanding call ends with an error that says whether it
-// may have been executed, later calls fail with kNotConnected, and a new Client is needed: a call is sent at most once.
-// Session (session.h) makes new connections, and sends calls again.
+// One Client has one connection: connecting may take several, one after the other, to find the address and the version
+// of its server; calls go by the last one alone. When that is gone, every outstanding call ends with an error that says
+// whether it may have been executed, later calls fail with kNotConnected, and a new Client is needed. A call is sent
+// once, unless a server of version 2 asks for it again (ClientOptions::grown_bytes_max). Session (session.h) makes new
+// connections, and sends calls again.
 //
 // Memory: argument bytes given to EligibleOpaque and result buffers belong to the call until its handler runs: at that
 // moment no STag reaches them any more and no Send or RDMA operation uses them. ~Client ends all access before it
@@ -124,7 +126,7 @@ struct ClientOptions {
   // its sizes gets messages of 1024 bytes, whatever stands here.
   uint32_t inline_send_max = 0;
   uint32_t inline_receive_max = 0;
-  // Calls that may wait for a credit.
+  // Calls that may wait for a credit; at least 1: every call does, if only for a moment.
   uint32_t queued_calls_max = 4096;
   // Bytes of one call message without its eligible items; at least 1024. CallOptions say how long a reply may be.
   uint32_t message_bytes_max = 1 << 20;
@@ -139,7 +141,7 @@ struct ClientOptions {
   // The versions of RPC-over-RDMA that this end speaks (docs/version2.md): version 2 is that of an individual draft, so
   // it is spoken on request. With it among them a connection begins with `probe`, whose answer says which version it
   // has: 2 if the server speaks that, and otherwise 1, if it is among them, if need be on a new connection. Inline
-  // sizes are then 4096 bytes at least in both directions, and `profile` is one with a reverse direction.
+  // sizes are then 4096 bytes at least in both directions.
   TransportVersions versions = kVersion1Alone;
   // The call that a connection begins with: one without arguments that does nothing, whose program the server need not
   // have, since any RPC reply will do. NULL of the Connection Configuration Protocol: every server says something to
@@ -163,7 +165,7 @@ struct ClientOptions {
   bool resend_executed = true;
   // Which document of RPC-over-RDMA version 1 this end follows (docs/profiles.md). Nothing on the wire tells the ends
   // which the other one does. With the older ones thresholds are 1024 bytes, whatever stands above, unless `ccp` brings
-  // others, and there is no reverse direction: reverse_services must be empty.
+  // others, and there is no reverse direction: reverse_services must be empty. It says nothing of version 2.
   ProtocolProfile profile = kRfc5666bis;
   // For replies in memory that the server exposes, which only the older documents have, and for reverse_chunks: RDMA
   // Reads of ours in flight (ORD), which the server and the device may lower, and with `ccp` the server once more. For
@@ -173,7 +175,8 @@ struct ClientOptions {
   // Of profiles with padding (RDMA_MSGP): data longer than the threshold that goes inline begins at a multiple of so
   // many bytes of its Send, which should be what the server's Receives are aligned to (ServerOptions::receive_align).
   // 0: what the server recommends, where `ccp` has asked it; else no padding. Any other number prevails over what it
-  // recommends, and 1 is no padding. A server by the newest document takes padding for data.
+  // recommends, and is 1, no padding, or a multiple of 4 up to 65536. A server by the newest document takes padding for
+  // data.
   uint32_t padding_align = 0;
   uint32_t padding_threshold = 256;
   // Expose memory through type 2 memory windows where the device has them, so that the server may invalidate them with
@@ -183,7 +186,8 @@ struct ClientOptions {
   // First XID; 0 takes one from the system's generator. Simulations give a number.
   uint32_t first_xid = 0;
   // Programs that this end serves to its server, which may call them on the connection once the upper layer has told it
-  // so (RFC 8167; reverse_client.h). They outlive the Client. With none, reverse calls are dropped.
+  // so (RFC 8167; reverse_client.h). They outlive the Client. With none, reverse calls are dropped in version 1; in
+  // version 2 the server is told that nothing is served.
   std::vector<Service*> reverse_services;
   // Reverse calls that may be in progress; granted in every reply to one. 1 to 1024; fewer when the device's queues are
   // short. Of no effect without reverse_services.
@@ -240,7 +244,10 @@ struct CallOptions {
   // Whether a call that was sent may be sent again when its connection ends before the reply: right where it is
   // idempotent, or the server keeps replies in a duplicate request cache. If not, it ends with kConnectionLost.
   bool retransmit = true;
-  // Version 2: flags of the call's header that ClientOptions::extensions has. Ignored in version 1.
+  // Version 2: flags of the call's header that ClientOptions::extensions has. Nothing of them is sent in version 1.
+  // They are for servers that have shown that they take them [v2:9.4+3], by a property of the extension's
+  // (Client::peer_properties) or whatever else its document says. A Session sends them to whichever server its
+  // connection has come to: only for those of which that is known otherwise.
   uint32_t transport_flags = 0;
 };
 
@@ -255,6 +262,8 @@ class Reply {
   Reply& operator=(Reply&&) noexcept;
   ~Reply();
 
+  // The version of RPC-over-RDMA that it came in, 1 or 2: that of its connection.
+  uint32_t rpcrdma_version() const { return rpcrdma_version_; }
   // Stands at the first byte of the procedure's results. Valid while this Reply lives and is not moved.
   XdrReader results() const { return XdrReader(stream_); }
   // How many bytes the server wrote into result buffer `i` by RDMA Write (round-up included, if it wrote that).
@@ -268,6 +277,7 @@ class Reply {
   friend struct internal::ReplyMaker;
   ReducedStream stream_;
   SmallVector<MutableBytes, 2> buffers_;
+  uint32_t rpcrdma_version_ = 0;
   std::unique_ptr<internal::ReplyStorage> storage_;
 };
 
@@ -343,7 +353,7 @@ class Client {
 
   // Signature void(Result<Extension, CallError>). See SendExtension.
   template <typename Token>
-  auto AsyncExtension(uint32_t type, std::vector<std::byte> body, Token&& token, Duration timeout = 30s) {
+  auto AsyncExtension(uint32_t type, std::vector<std::byte> body, Duration timeout, Token&& token) {
     return asio::async_initiate<Token, void(Result<Extension, CallError>)>(
         [this](auto handler, uint32_t type, std::vector<std::byte> body, Duration timeout) {
           internal::Begin<Result<Extension, CallError>>(std::move(handler), [&](auto completion) {

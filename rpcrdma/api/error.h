@@ -22,7 +22,9 @@ struct CallError {
     // Before the call was sent: it was not executed.
     kNotConnected,
     kQueueFull,  // more calls wait for credits than ClientOptions::queued_calls_max
-    kTooLarge,   // arguments longer than ClientOptions::message_bytes_max, or than XDR can count
+    kTooLarge,   // arguments longer than ClientOptions::message_bytes_max, or than XDR can count; or more than the
+                 // connection has a way for: with a server that reads nothing (ConnectionConfiguration::read_chunks),
+                 // more than goes inline
     kMemory,     // the device would not register the call's memory, or some of that is outside its registered_memory;
                  // with `sent`, memory that its reply was to be read into
     kNoCredit,   // waited for a credit for as long as its timeout
@@ -49,6 +51,9 @@ struct CallError {
   // With kTransport: the code. In version 1: 1 (ERR_VERS), 2 (ERR_CHUNK). In version 2: rdma_err of
   // draft-cel-nfsv4-rpcrdma-version-two-09 section 6.4, or an extension's.
   uint32_t transport_error = 0;
+  // The version of RPC-over-RDMA that the answer came in, 1 or 2, with every error that is one: so which code
+  // `transport_error` is. 0: no answer came, or none that could be read.
+  uint32_t rpcrdma_version = 0;
   int system_error = 0;  // errno, where one is behind it, else 0
   // Of a call: it went out, so the server may have executed it. Of a Session's call: on any of its connections,
   // whatever `kind` it ends with. Of a reverse call that this end cancelled or closed, and of a call that ~Session

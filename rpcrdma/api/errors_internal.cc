@@ -99,7 +99,17 @@ CallError RefusedCall(SubmitRefusal refusal, const CallName& name) {
     case SubmitRefusal::kTooLarge:
       break;
   }
-  return Make(Kind::kTooLarge, fmt::format("{}: arguments or result buffers too large", Describe(name)));
+  return Make(Kind::kTooLarge,
+              fmt::format("{}: the connection has no way for so much: what may go inline, in how many segments, and "
+                          "whether the other end reads any, leave none",
+                          Describe(name)));
+}
+
+CallError TooLargeCall(const CallName& name, uint64_t bytes_max) {
+  return Make(Kind::kTooLarge,
+              fmt::format("{}: arguments too large: a message has {} bytes at most beside its eligible "
+                          "items, and those no more than XDR can count",
+                          Describe(name), bytes_max));
 }
 
 CallError FailedCall(const CallFailure& failure, const CallName& name, const CallError& lost,

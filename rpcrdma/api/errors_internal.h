@@ -29,6 +29,8 @@ CallError OptionsError(const std::string& what, std::string_view fault);
 // A connection that ended with `outstanding` calls; `cause` may be unknown yet.
 CallError LostError(const std::string& peer, const CloseCause& cause, size_t outstanding);
 CallError RefusedCall(SubmitRefusal refusal, const CallName& name);
+// Its arguments are longer than this end makes messages, in bytes, or than XDR can count.
+CallError TooLargeCall(const CallName& name, uint64_t bytes_max);
 // `lost` is the error of the connection, for calls that end with it.
 CallError FailedCall(const CallFailure& failure, const CallName& name, const CallError& lost,
                      const Extensions& extensions = {});

@@ -30,7 +30,9 @@ struct ExtensionRequest {
 // answered with RDMA2_ERR_SYSTEM.
 using ExtensionAnswer = Result<Extension, ErrOther>;
 
-// Answers before it returns: there is no later. On the loop's thread; must not destroy the Server.
+// Answers before it returns: there is no later. On the loop's thread, while the connection takes in what has come. It
+// may end Requests, call clients back and stop the Server, all of which then happens when it has returned; it must not
+// destroy the Server, which ends the program.
 using ExtensionHandler = std::function<ExtensionAnswer(const ExtensionRequest&)>;
 
 }  // namespace stagecoach::rpcrdma

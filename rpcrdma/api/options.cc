@@ -24,6 +24,8 @@ constexpr uint32_t kAlignMax = 65536;
 constexpr uint64_t kMemoryMax = uint64_t{1} << 40;  // bytes: so that sums of them are numbers
 // No header can name more: it fits an inline message.
 constexpr uint32_t kNamedMax = kMaxInlineThreshold / kSegmentSize;
+constexpr uint32_t kXdrUnit = 4;
+constexpr std::string_view kNoReverseDirection = "no server by it calls its clients";
 constexpr Duration kDelayMin = 1ms;
 constexpr Duration kDelayMax = std::chrono::hours(24);
 
@@ -37,6 +39,11 @@ class Ranges {
   }
   void Number(std::string_view option, uint64_t value, uint64_t low, uint64_t high) {
     if (value < low || value > high) Report(option, fmt::format("{}", value), fmt::format("from {} to {}", low, high));
+  }
+  // An option that asks for what the profile has not.
+  void NotWith(std::string_view option, uint64_t value, const ProtocolProfile& profile, std::string_view why) {
+    if (value > 0)
+      Report(option, fmt::format("{}", value), fmt::format("0 with the profile {}: {}", profile.name, why));
   }
   void AtLeast(std::string_view option, uint64_t value, uint64_t low) {
     if (value < low) Report(option, fmt::format("{}", value), fmt::format("at least {}", low));
@@ -80,7 +87,7 @@ class Ranges {
     const Extensions& extensions = options.extensions != nullptr ? *options.extensions : none;
     if (const auto wrong = CheckOwnProperties({}, options.properties, extensions)) {
       Report("properties", "refused (" + ToString(*wrong) + ")",
-             "well-formed, of ::extensions, each there once, and short");
+             fmt::format("well-formed, of {}::extensions, each there once, and short", of_));
     }
   }
 
@@ -100,25 +107,26 @@ std::optional<std::string> FaultOf(const ClientOptions& options) {
   Ranges ranges("ClientOptions");
   ranges.Number("credits", options.credits, 1, kCreditsMax);
   ranges.InlineThresholds(options);
+  ranges.AtLeast("queued_calls_max", options.queued_calls_max, 1);
   ranges.AtLeast("message_bytes_max", options.message_bytes_max, kMessageBytesMin);
   ranges.AtLeast("incoming_reads", options.incoming_reads, 1);
   ranges.Number("ccp.credentials.body.size()", options.ccp.credentials.body.size(), 0, kAuthBodyMax);
   if (!options.reverse_services.empty()) ranges.Number("reverse_credits", options.reverse_credits, 1, kCreditsMax);
   if (!options.profile.reverse_direction) {
-    ranges.Number("reverse_services.size()", options.reverse_services.size(), 0, 0);
+    ranges.NotWith("reverse_services.size()", options.reverse_services.size(), options.profile, kNoReverseDirection);
   }
   ranges.Versions(options);
   if (options.versions.high >= kRpcRdmaVersion2) {
-    // Both directions have their engines from the start, whatever the version turns out to be.
-    if (!options.profile.reverse_direction) {
-      ranges.Report("profile", std::string(options.profile.name), "one with a reverse direction beside version 2");
-    }
     ranges.Time("probe_wait", options.probe_wait, kDelayMin, kDelayMax);
     ranges.Time("exchange_wait", options.exchange_wait, kDelayMin, kDelayMax);
     ranges.Number("grown_bytes_max", options.grown_bytes_max, 0, kMemoryMax);
   }
   ranges.Number("reverse_call_bytes_max", options.reverse_call_bytes_max, 0, kMemoryMax);
   ranges.Number("padding_align", options.padding_align, 0, kAlignMax);
+  if (options.padding_align > 1 && options.padding_align % kXdrUnit != 0) {
+    ranges.Report("padding_align", fmt::format("{}", options.padding_align),
+                  "0, 1 or a multiple of 4: XDR begins no item elsewhere");
+  }
   ranges.Number("read_bytes_max", options.read_bytes_max, 0, kMemoryMax);
   return ranges.fault;
 }
@@ -158,8 +166,9 @@ std::optional<std::string> FaultOf(const ServerOptions& options) {
     if (value != 0) ranges.Number(option, value, kDefaultInlineThreshold, kMaxInlineThreshold);
   }
   for (const AuthFlavor flavor : options.ccp.flavors) {
-    ranges.Number("ccp.flavors", static_cast<uint32_t>(flavor), static_cast<uint32_t>(AuthFlavor::kNone),
-                  static_cast<uint32_t>(AuthFlavor::kSys));
+    if (flavor == AuthFlavor::kNone || flavor == AuthFlavor::kSys) continue;
+    ranges.Report("ccp.flavors", fmt::format("with flavor {}", static_cast<uint32_t>(flavor)),
+                  "of AUTH_NONE (0) and AUTH_SYS (1) alone");
   }
   ranges.Versions(options);
   for (const auto& [type, handler] : options.answer_extension) {
@@ -168,8 +177,14 @@ std::optional<std::string> FaultOf(const ServerOptions& options) {
                     "of handlers for header types of the extensions");
     }
   }
-  ranges.Number("reverse_credits", options.reverse_credits, 0, options.profile.reverse_direction ? kCreditsMax : 0);
-  if (options.profile.replies_by_read_chunk) ranges.Number("shared_receives", options.shared_receives, 0, 0);
+  ranges.Number("reverse_credits", options.reverse_credits, 0, kCreditsMax);
+  if (!options.profile.reverse_direction) {
+    ranges.NotWith("reverse_credits", options.reverse_credits, options.profile, kNoReverseDirection);
+  }
+  if (options.profile.replies_by_read_chunk) {
+    ranges.NotWith("shared_receives", options.shared_receives, options.profile,
+                   "replies may stay in memory of the server, which whoever shares Receives could reach");
+  }
   ranges.PowerOfTwo("receive_align", options.receive_align, kAlignMax);
   ranges.Number("exposed_replies_max", options.exposed_replies_max, 0, kCreditsMax);
   ranges.Number("exposed_bytes_max", options.exposed_bytes_max, 0, kMemoryMax);

@@ -51,6 +51,7 @@ TEST(Options, ThoseOfAClientHaveRanges) {
   ClientOptions o;
   ExpectRange(o.credits, o, "ClientOptions::credits", 1, 1024, "from 1 to 1024");
   ExpectRange(o.inline_threshold, o, "ClientOptions::inline_threshold", 1024, 262144, "from 1024 to 262144");
+  ExpectRange(o.queued_calls_max, o, "ClientOptions::queued_calls_max", 1, UINT32_MAX, "at least 1");
   ExpectRange(o.message_bytes_max, o, "ClientOptions::message_bytes_max", 1024, UINT32_MAX, "at least 1024");
   // [traps:interop#18]
   ExpectRange(o.incoming_reads, o, "ClientOptions::incoming_reads", 1, UINT8_MAX, "at least 1");
@@ -63,6 +64,15 @@ TEST(Options, ThoseOfAClientHaveRanges) {
     EXPECT_EQ(FaultOf(o), std::nullopt) << "that of both directions is meant";
   }
   ExpectRange(o.padding_align, o, "ClientOptions::padding_align", 0, 65536, "from 0 to 65536");
+  for (const uint32_t align : {2u, 3u, 6u, 4098u}) {
+    o.padding_align = align;
+    EXPECT_EQ(FaultOf(o), "ClientOptions::padding_align is " + std::to_string(align) +
+                              ", and must be 0, 1 or a multiple of 4: XDR begins no item elsewhere");
+  }
+  for (const uint32_t align : {1u, 4u, 12u, 0u}) {
+    o.padding_align = align;
+    EXPECT_EQ(FaultOf(o), std::nullopt);
+  }
   ExpectRange(o.read_bytes_max, o, "ClientOptions::read_bytes_max", 0, kTebibyte, "from 0 to 1099511627776");
   o.ccp.credentials.body.append(std::vector<std::byte>(kAuthBodyMax));
   EXPECT_EQ(FaultOf(o), std::nullopt);
@@ -77,7 +87,10 @@ TEST(Options, ThoseOfAClientHaveRanges) {
   o.reverse_credits = 1;
   ExpectRange(o.reverse_credits, o, "ClientOptions::reverse_credits", 1, 1024, "from 1 to 1024");
   o.profile = kRfc5666;
-  EXPECT_EQ(FaultOf(o), "ClientOptions::reverse_services.size() is 1, and must be from 0 to 0");
+  EXPECT_EQ(
+      FaultOf(o),
+      "ClientOptions::reverse_services.size() is 1, and must be 0 with the profile rfc5666: no server by it calls its "
+      "clients");
 }
 
 // [v2:7.1+2] [v2:9.2+1] [v2:5.3.4+6]
@@ -106,11 +119,11 @@ TEST(Options, Version2AsksForRoom) {
   EXPECT_EQ(FaultOf(o), std::nullopt);
 
   o = {};
-  o.versions = kVersion2Alone;
+  o.versions = kVersions1And2;
   o.profile = kDraft2004;
-  EXPECT_EQ(FaultOf(o),
-            "ClientOptions::profile is draft-2004, and must be one with a reverse direction beside version 2");
+  EXPECT_EQ(FaultOf(o), std::nullopt) << "version 1 by any document";
   o.profile = kRfc5666bis;
+  o.versions = kVersion2Alone;
   for (Duration* wait : {&o.probe_wait, &o.exchange_wait}) {
     const std::string name = wait == &o.probe_wait ? "probe_wait" : "exchange_wait";
     const Duration usual = *wait;
@@ -127,8 +140,9 @@ TEST(Options, Version2AsksForRoom) {
   const auto extensions = std::make_shared<Extensions>();
   ASSERT_EQ(extensions->Add(kFeature), std::nullopt);
   const auto expect_refused = [&](const std::string& why) {
-    EXPECT_EQ(FaultOf(o).value_or(""), "ClientOptions::properties is refused (" + why +
-                                           "), and must be well-formed, of ::extensions, each there once, and short");
+    EXPECT_EQ(FaultOf(o).value_or(""),
+              "ClientOptions::properties is refused (" + why +
+                  "), and must be well-formed, of ClientOptions::extensions, each there once, and short");
   };
   o.properties = {{kExperimentalNumbers, std::vector<std::byte>(8)}};
   expect_refused("property 2147483648 is none of an extension's");
@@ -177,7 +191,8 @@ TEST(Options, ThoseOfAServerHaveRanges) {
   o.ccp.flavors = {};
   EXPECT_EQ(FaultOf(o), std::nullopt) << "nobody's will do";
   o.ccp.flavors = {AuthFlavor::kSys, AuthFlavor::kRpcsecGss};
-  EXPECT_EQ(FaultOf(o), "ServerOptions::ccp.flavors is 6, and must be from 0 to 1");
+  EXPECT_EQ(FaultOf(o),
+            "ServerOptions::ccp.flavors is with flavor 6, and must be of AUTH_NONE (0) and AUTH_SYS (1) alone");
   o.ccp.flavors = {AuthFlavor::kSys};
   ExpectRange(o.reverse_credits, o, "ServerOptions::reverse_credits", 0, 1024, "from 0 to 1024");
   ExpectRange(o.exposed_replies_max, o, "ServerOptions::exposed_replies_max", 0, 1024, "from 0 to 1024");
@@ -192,10 +207,15 @@ TEST(Options, ThoseOfAServerHaveRanges) {
   o.profile = kDraft2004;
   EXPECT_EQ(FaultOf(o), std::nullopt);
   o.shared_receives = 64;
-  EXPECT_EQ(FaultOf(o), "ServerOptions::shared_receives is 64, and must be from 0 to 0");
+  EXPECT_EQ(
+      FaultOf(o),
+      "ServerOptions::shared_receives is 64, and must be 0 with the profile draft-2004: replies may stay in memory of "
+      "the server, which whoever shares Receives could reach");
   o.shared_receives = 0;
   o.reverse_credits = 1;
-  EXPECT_EQ(FaultOf(o), "ServerOptions::reverse_credits is 1, and must be from 0 to 0");
+  EXPECT_EQ(FaultOf(o),
+            "ServerOptions::reverse_credits is 1, and must be 0 with the profile draft-2004: no server by it calls its "
+            "clients");
 }
 
 TEST(Options, ThoseOfASessionHaveRanges) {

@@ -230,7 +230,7 @@ std::optional<CallError> ReverseCalls::Encode(ReverseClient::ArgsWriter args, co
   if (refused) return refused;
   uint64_t bytes = call->message.size;
   for (const EligibleItem& item : call->message.items) bytes += item.data.size();
-  if (bytes > options_.call_bytes_max) return RefusedCall(SubmitRefusal::kTooLarge, NameOf(*call));
+  if (bytes > options_.call_bytes_max) return TooLargeCall(NameOf(*call), options_.call_bytes_max);
   if (!call->message.items.empty()) call->memory = CopyItems(&call->message.items);
   call->result_buffers = options.result_buffers;
   return std::nullopt;
@@ -303,7 +303,10 @@ std::optional<ReverseCalls::Ending> ReverseCalls::OnOutcome(CallId id, CallOutco
     }
   }
   Ending ending{.handler = std::move(call.handler), .result = ResultOf(call, outcome, lost)};
-  if (!ending.result) ending.result.error().sent = call.sent;
+  if (!ending.result) {
+    ending.result.error().sent = call.sent;
+    ending.result.error().rpcrdma_version = outcome.answered_in;
+  }
   calls_.erase(entry);
   return ending;
 }

@@ -1,5 +1,7 @@
 #include "rpcrdma/api/server.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <deque>
@@ -412,6 +414,7 @@ class ServerConnection final : public ConnectionOwner,
     connection_.Close(/*gracefully=*/false, {.kind = CloseCause::Kind::kLocal, .text = std::move(why)});
   }
   void CloseNow() {
+    STAGECOACH_CHECK(!answering_);  // ExtensionHandler: it must not destroy the Server
     connection_.CloseNow();
     if (reverse_) reverse_->EndCancelled();
     CancelIdleTimer();
@@ -566,7 +569,9 @@ class ServerConnection final : public ConnectionOwner,
     const auto& handlers = server_->options().answer_extension;
     const auto handler = handlers.find(message.type);
     if (handler == handlers.end()) return ErrInvalHtype{};
+    answering_ = true;
     ExtensionAnswer answer = handler->second({.message = message, .client = id_, .properties = terms_->peer_set()});
+    answering_ = false;
     if (answer) return std::move(*answer);
     if (terms_->extensions().FindError(answer.error().code) == nullptr) {
       STAGECOACH_MARK("server.extension_error_is_unknown");
@@ -800,8 +805,10 @@ class ServerConnection final : public ConnectionOwner,
     AfterCommand();
   }
 
-  // Replies come from handlers, inside OnProgress, or later from the loop. Then nobody else takes the commands.
+  // Replies come from handlers, inside OnProgress, or later from the loop. Then nobody else takes the commands. What an
+  // ExtensionHandler did waits until the connection has handed over what is coming in.
   void AfterCommand() {
+    if (answering_) return ProgressLater();
     TryMemory();
     connection_.Kick();
     if (stopping_) DisconnectIfIdle();
@@ -824,6 +831,7 @@ class ServerConnection final : public ConnectionOwner,
   }
 
   void DisconnectIfIdle() {
+    if (answering_) return ProgressLater();
     if (!stopping_ || executing_ + joined_ > 0 || disconnecting_ || (reverse_ && reverse_->outstanding() > 0)) return;
     // Replies that wait for a send buffer get one when Sends have completed, and this is looked at again.
     if (responder_ && responder_->replies_waiting() > 0 && connection_.established()) return;
@@ -845,6 +853,7 @@ class ServerConnection final : public ConnectionOwner,
   Instant stop_deadline_{};
   bool disconnecting_ = false;
   bool dispatching_ = false;  // calls are being handed out further up the stack
+  bool answering_ = false;    // an ExtensionHandler is further up the stack
   bool progress_posted_ = false;
   bool waits_for_turn_ = false;
   uint64_t heard_ = 0;  // signs of life, when last_heard_ was set
@@ -872,6 +881,12 @@ void CcpService::Handle(Request request) {
 Result<void, CallError> ServerImpl::Listen(const sockaddr* address) {
   const std::string what = "listen on " + FormatAddress(address);
   if (options_fault_) return Err(OptionsError(what, *options_fault_));
+  if (options_.ccp.enabled && services_.at(kCcpProgram) != &ccp_) {
+    return Err(
+        OptionsError(what, fmt::format("ServerOptions::ccp.enabled is true, and must be false where a Service has "
+                                       "its program, {}",
+                                       kCcpProgram)));
+  }
   const auto fail = [&](const verbs::VerbsError& error) {
     return Err(ConnectError(what, {.kind = CloseCause::Kind::kDevice, .error = error.error, .text = error.ToString()}));
   };

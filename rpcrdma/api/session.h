@@ -61,6 +61,10 @@
 // Each of these decisions is a trace event by SessionOptions::client.name: docs/trace.md lists them. Its connections
 // are numbered, and their own events are by names such as "client/3".
 //
+// Versions. With both of RPC-over-RDMA among ClientOptions::versions each connection finds its own, and they need not
+// agree. What a call went by is in its end: Reply::rpcrdma_version, CallError::rpcrdma_version. What depends on the
+// server of one connection, as its properties and messages of extensions do, is a Client's.
+//
 // Threading: everything on the loop's thread (or before it runs). The loop outlives the Session.
 #pragma once
 

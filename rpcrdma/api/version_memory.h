@@ -1,6 +1,7 @@
-// VersionMemory: which servers do not speak version 2, by address, for some time. A connection that version 2 was the
-// end of is then not followed by another one of the same kind [v2:7.2+3] [v2:7.2+4]; and a server that learns it is
-// found to speak it when that time is over.
+// VersionMemory: which servers do not speak version 2, by address, for some time: those that have said so, or have not
+// answered in it, or whose properties cannot be read. A connection that version 2 was the end of is then not followed
+// by another one of the same kind [v2:7.2+3] [v2:7.2+4]; and a server that learns it is found to speak it when that
+// time is over.
 //
 // Bounded: of more addresses than any name has the oldest is forgotten. Not thread-safe.
 #pragma once

@@ -1,5 +1,5 @@
-// What a server grants a client that asks for larger messages when its device has no more room: in simulation, where
-// devices are what a test wants.
+// What a server grants a client that asks for larger messages when its device has no more room, and what becomes of a
+// client whose device has none for the answer: in simulation, where devices are what a test wants.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -11,7 +11,9 @@
 #include "emu/world/simulated_world.h"
 #include "rpcrdma/api/client.h"
 #include "rpcrdma/api/server.h"
+#include "rpcrdma/wire/profile.h"
 #include "tests/e2e/outcome.h"
+#include "tests/e2e/raw_peer.h"
 #include "tests/e2e/test_service.h"
 
 namespace stagecoach::e2e {
@@ -40,6 +42,7 @@ class CcpDeviceTest : public ::testing::TestWithParam<uint32_t> {
   }
   ~CcpDeviceTest() override {
     client_.reset();
+    peer_.reset();
     server_.reset();
     world_->sim().RunFor(1ms);
     emu::World::Install(nullptr);
@@ -54,6 +57,7 @@ class CcpDeviceTest : public ::testing::TestWithParam<uint32_t> {
   TraceLog trace_;
   TestService service_;
   std::optional<Server> server_;
+  std::optional<RawPeer> peer_;
   std::optional<Client> client_;
 };
 
@@ -96,6 +100,34 @@ TEST_P(CcpDeviceTest, WhatIsGrantedIsWhatIsThere) {
   ASSERT_TRUE(Until([&] { return over == 100; }));
   EXPECT_EQ(good, 100);
   EXPECT_EQ(client_->stats().calls_by_read_chunk, 0u);
+}
+
+// By the older documents the answer may have to be read from memory of the server: a device that has no room for it, or
+// a server that has no such memory, is an end of connecting, and not of the patience of who waits for it.
+TEST_P(CcpDeviceTest, AnAnswerThatCannotBeReadEndsTheAttempt) {
+  const bool room = GetParam() > 2;
+  world_->ActAs("server");
+  peer_.emplace(world_->sim().loop());
+  const uint16_t port = peer_->Listen("10.0.0.1", [&] {
+    peer_->engine->on_message = [&](const std::vector<std::byte>& call) {
+      // RDMA_NOMSG with a Position-Zero Read chunk of 100 bytes, of a steering tag that was never valid.
+      peer_->Send(Words({ByteReader(call).U32(), 1, 8, 1, 1, 0, 0x5eed0000, 100, 0, 0x1000, 0, 0, 0}));
+    };
+  });
+  world_->ActAs("client");
+  ClientOptions asking{
+      .profile = rpcrdma::kDraft2004, .memory_windows = false, .ccp = {.enabled = true}, .first_xid = 1};
+  client_.emplace(world_->sim().loop(), asking);
+  std::optional<Result<void, CallError>> connected;
+  client_->Connect("10.0.0.1", port, [&](Result<void, CallError> result) { connected = std::move(result); });
+  const Instant start = world_->sim().loop().Now();
+  ASSERT_TRUE(Until([&] { return connected.has_value(); })) << "connecting hangs";
+  EXPECT_LT(world_->sim().loop().Now() - start, 5s);
+  ASSERT_FALSE(connected->has_value());
+  EXPECT_EQ(connected->error().kind, room ? CallError::Kind::kUnreachable : CallError::Kind::kDevice);
+  EXPECT_NE(connected->error().message.find("before the server had answered CONF_RDMA"), std::string::npos)
+      << connected->error().message;
+  EXPECT_FALSE(client_->connected());
 }
 
 INSTANTIATE_TEST_SUITE_P(Registrations, CcpDeviceTest, ::testing::Values(2u, 3u, 4u));

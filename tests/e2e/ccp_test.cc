@@ -226,6 +226,32 @@ size_t Told(const TraceLog& trace, const std::string& event) {
   }));
 }
 
+// The server serves the program itself.
+TEST_F(CcpTest, NoServiceMayHaveItsProgram) {
+  class Other final : public rpcrdma::Service {
+   public:
+    uint32_t program() const override { return kCcpProgram; }
+    rpcrdma::VersionRange versions() const override { return {1, 1}; }
+    void Handle(rpcrdma::Request request) override { request.Reply(); }
+  } other;
+  for (const bool enabled : {true, false}) {
+    setting_->ActAsServer();
+    ServerOptions options = Serving(1024);
+    options.ccp.enabled = enabled;
+    server_.emplace(setting_->loop(), options);
+    server_->Register(&other);
+    const auto listening = server_->Listen(setting_->server_host(), 0);
+    ASSERT_EQ(listening.has_value(), !enabled);
+    if (enabled) {
+      EXPECT_EQ(listening.error().kind, CallError::Kind::kOptions);
+      EXPECT_EQ(listening.error().message,
+                "listen on " + setting_->HostPort(0) +
+                    ": ServerOptions::ccp.enabled is true, and must be false where a Service has its program, 100417");
+    }
+    server_.reset();
+  }
+}
+
 // --- Two honest ends ---
 
 // [5666:6#2] [5666:6#3] [5666:6.1#1] [5666:6.2#2] [2004:6#1] [2004:6.1#2]
@@ -362,6 +388,7 @@ TEST_F(CcpTest, AServerThatReadsNothingGetsNoReadChunks) {
   ASSERT_TRUE(outcome.has_value());
   ASSERT_FALSE(outcome->has_value());
   EXPECT_EQ(outcome->error().kind, CallError::Kind::kTooLarge) << "and nothing was sent";
+  EXPECT_NE(outcome->error().message.find("whether the other end reads any"), std::string::npos);
   EXPECT_FALSE(outcome->error().sent);
   CallWithData(4000, 8);
 }

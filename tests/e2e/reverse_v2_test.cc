@@ -280,6 +280,35 @@ TEST_F(ReverseV2Test, RepliesAreNotLeftToBeReadInVersion2) {
   EXPECT_EQ(server_->stats().connections.dones, 0u);
 }
 
+// Version 1 by any document, with all that it has; and version 2, of which that document says nothing.
+TEST_F(ReverseV2Test, AClientByAnOlderDocumentSpeaksBoth) {
+  ServerOptions older = Both();
+  older.versions = kVersion1Alone;
+  older.profile = rpcrdma::kRfc5666;
+  older.reverse_credits = 0;
+  StartServer(older);
+  Client& client = Connect({.versions = kVersions1And2, .profile = rpcrdma::kRfc5666, .first_xid = 1});
+  EXPECT_EQ(client.version(), 1u);
+  const auto source = [](XdrWriter& args) { args.U32(50000); };
+  ExpectData(CallOn(client, Id(kSource), source), Pattern(50000));
+  EXPECT_EQ(client.stats().replies_by_read_chunk, 1u);
+  const uint32_t count = 20000;
+  const Outcome outcome = CallOn(client, Id(kWords),
+                                 [&](XdrWriter& args) {
+                                   args.U32(count);
+                                   for (uint32_t i = 0; i < count; ++i) args.U32(i);
+                                 },
+                                 {.reply_bytes_max = 512});
+  ASSERT_TRUE(outcome.has_value()) << outcome.error().ToString();
+  EXPECT_EQ(client.stats().replies_by_read_chunk, 2u) << "the whole message";
+  back_.reset();
+  clients_.clear();
+  server_.reset();
+
+  StartServer();
+  EXPECT_EQ(Connect({.versions = kVersions1And2, .profile = rpcrdma::kRfc5666, .first_xid = 1}).version(), 2u);
+}
+
 // [v2:5.3.3+11]
 TEST_F(ReverseV2Test, ACallThatIsSentAgainForItsReplyIsExecutedOnce) {
   StartServer();
@@ -322,6 +351,7 @@ TEST_F(ReverseV2Test, AClientWithoutChunksIsCalledInline) {
   const Outcome outcome = CallBack(Id(kSource), [](XdrWriter& args) { args.U32(5000); });
   ASSERT_EQ(KindOf(outcome), CallError::Kind::kTransport);
   EXPECT_EQ(outcome.error().transport_error, rpcrdma::kRdma2ErrReplyResource);
+  EXPECT_EQ(outcome.error().rpcrdma_version, 2u);
   EXPECT_TRUE(CallBack(Id(kNull)).has_value());
   EXPECT_EQ(client.reverse_stats().reads, 0u);
   EXPECT_EQ(Reverse().registrations, 0u);
@@ -717,6 +747,40 @@ TEST_F(ExtensionTest, AnAnswerThatIsNoneIsASystemError) {
     ASSERT_FALSE(answer.has_value());
     EXPECT_EQ(answer.error().transport_error, kRdma2ErrSystem);
   }
+}
+
+// What a handler may do: it happens when the handler has returned, and the connection goes on.
+TEST_F(ExtensionTest, AHandlerMayEndRequestsCallBackAndStop) {
+  std::optional<Outcome> called_back;
+  bool stopped = false;
+  std::function<void()> act;
+  StartServer(Answering([&](const ExtensionRequest& request) -> ExtensionAnswer {
+    act();
+    return Extension{.type = kPong, .body = request.message.body};
+  }));
+  Client& client = Connect(Knowing());
+  BindOn(client);
+  std::optional<Outcome> held;
+  client.Call(
+      {kProgram, 3, kHold}, [](XdrWriter& args) { args.U32(1); }, {},
+      [&](Outcome outcome) { held.emplace(std::move(outcome)); });
+  ASSERT_TRUE(setting_->Until([&] { return service_.held.size() == 1; }));
+  act = [&] {
+    service_.Answer(1);
+    back_->Call(
+        Id(kNull), [](XdrWriter&) {}, {}, [&](Outcome outcome) { called_back.emplace(std::move(outcome)); });
+  };
+  ASSERT_TRUE(Send(client, kPing).has_value());
+  ASSERT_TRUE(setting_->Until([&] { return held.has_value() && called_back.has_value(); }));
+  EXPECT_TRUE(held->has_value());
+  EXPECT_TRUE(called_back->has_value());
+
+  // With no Send of the server's on its way, nothing but the handler's return is left to wait for.
+  ASSERT_TRUE(CallBack(Id(kNull)).has_value());
+  setting_->For(1ms);
+  act = [&] { server_->Stop(5s, [&] { stopped = true; }); };
+  ASSERT_TRUE(Send(client, kPing).has_value()) << "its answer comes first";
+  EXPECT_TRUE(setting_->Until([&] { return stopped && !client.connected(); }));
 }
 
 // [v2:1#1] Who does not know an extension works with whoever does.

@@ -1,5 +1,5 @@
 // Clients that speak version 2 of RPC-over-RDMA: how they find out which version a server speaks, and what they do with
-// one that does not speak it, says so badly, or says nothing.
+// one that does not speak it, says so badly, or says nothing. In whichever setting it is linked with.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -130,6 +130,9 @@ class Version2Test : public ::testing::Test {
   Duration took_{};
 };
 
+// About how long things take: in virtual time alone.
+class Version2TimeTest : public Version2Test {};
+
 // --- A server that speaks it ---
 
 // [v2:7+1] [v2:7+2] [v2:7+3] [v2:7+4] [v2:7#1] [v2:5.3.4+5] [v2:5.3.4+3] [v2:3.2#4] [v2:8.1+1] [v2:4.2.1+1]
@@ -141,6 +144,8 @@ TEST_F(Version2Test, TheFirstMessagesWordByWord) {
   ClientOptions options = Speaking(rpcrdma::kVersions1And2);
   options.credits = 32;
   options.probe = {kProgram, 3, 0};
+  options.connect_timeout = 60s;
+  options.exchange_wait = 30s;
   options.trace = &trace_;
   setting_->ActAsClient();
   client_.emplace(setting_->loop(), options);
@@ -203,7 +208,7 @@ TEST_F(Version2Test, AnyRpcReplyShowsTheVersion) {
 }
 
 // [v2:5.3.4+4] [v2:5.3.4#1] [v2:4.2+3]
-TEST_F(Version2Test, WithoutAnAnswerToItsPropertiesItGoesByTheDefaults) {
+TEST_F(Version2TimeTest, WithoutAnAnswerToItsPropertiesItGoesByTheDefaults) {
   std::optional<Message> asked;
   Serve([&](Visitor& to, const Message& message) {
     if (message.type() == kRdma2ConnProp) {
@@ -225,7 +230,7 @@ TEST_F(Version2Test, WithoutAnAnswerToItsPropertiesItGoesByTheDefaults) {
   ExpectCallsWork();
 }
 
-TEST_F(Version2Test, AServerThatRefusesItsPropertiesIsCalledAtOnce) {
+TEST_F(Version2TimeTest, AServerThatRefusesItsPropertiesIsCalledAtOnce) {
   Serve([&](Visitor& to, const Message& message) {
     if (message.type() == kRdma2ConnProp) {
       to.Send(Version2(message.xid(), kFlagResponse, rpcrdma::ErrInvalHtype{}));
@@ -344,7 +349,7 @@ TEST_F(Version2Test, ErrChunkIsVersion1) {
   }
 }
 
-TEST_F(Version2Test, WithoutVersion1ThereIsNothingToFallBackTo) {
+TEST_F(Version2TimeTest, WithoutVersion1ThereIsNothingToFallBackTo) {
   ServeVersion1(
       [](Visitor& to, const Message& message) { to.Send(ErrVersIn(Layout::kAnswersIn1, message.xid(), 1, 1)); });
   const Connected refused = TryConnect(Speaking(rpcrdma::kVersion2Alone));
@@ -366,7 +371,7 @@ TEST_F(Version2Test, WithoutVersion1ThereIsNothingToFallBackTo) {
 }
 
 // [v2:7.2+4] [v2:7.3#2]
-TEST_F(Version2Test, SilenceLeadsToANewConnectionWithVersion1) {
+TEST_F(Version2TimeTest, SilenceLeadsToANewConnectionWithVersion1) {
   std::optional<Message> probe;
   ServeVersion1([&](Visitor&, const Message& message) { probe = message; });
   ClientOptions options = Speaking(rpcrdma::kVersions1And2);
@@ -385,7 +390,7 @@ TEST_F(Version2Test, SilenceLeadsToANewConnectionWithVersion1) {
   EXPECT_EQ(client_->stats().calls, 1u + 1 + 6) << "both first calls count";
 }
 
-TEST_F(Version2Test, SilenceLeavesTimeForVersion1) {
+TEST_F(Version2TimeTest, SilenceLeavesTimeForVersion1) {
   ServeVersion1([](Visitor&, const Message&) {});
   ClientOptions options = Speaking(rpcrdma::kVersions1And2);
   options.connect_timeout = 2s;
@@ -394,7 +399,7 @@ TEST_F(Version2Test, SilenceLeavesTimeForVersion1) {
   ExpectVersion1(2, 1);
 }
 
-TEST_F(Version2Test, ADisconnectionLeadsToANewConnectionWithVersion1) {
+TEST_F(Version2TimeTest, ADisconnectionLeadsToANewConnectionWithVersion1) {
   ServeVersion1([](Visitor& to, const Message&) { to.HangUp(); });
   Connect(Speaking(rpcrdma::kVersions1And2));
   EXPECT_LT(took_, 1s);
@@ -452,6 +457,60 @@ TEST_F(Version2Test, MalformedPropertiesLeadToANewConnectionWithVersion1) {
   Connect(Speaking(rpcrdma::kVersions1And2));
   ExpectVersion1(2, 1);
   EXPECT_EQ(visitor(0).received.size(), 2u) << "no error goes back";
+}
+
+// Who has answered in version 2 speaks it, whatever becomes of the connection: that is no evidence for version 1.
+TEST_F(Version2Test, AConnectionThatIsLostBehindTheAnswerIsLost) {
+  ServeVersion1([](Visitor& to, const Message& message) {
+    if (message.type() == kRdma2ConnProp) return to.HangUp();
+    ReplyIn2(to, message);
+  });
+  const Connected lost = TryConnect(Speaking(rpcrdma::kVersions1And2));
+  ASSERT_FALSE(lost.has_value());
+  EXPECT_EQ(lost.error().kind, CallError::Kind::kUnreachable);
+  EXPECT_NE(lost.error().message.find("before the server had answered RDMA2_CONNPROP"), std::string::npos)
+      << lost.error().message;
+  EXPECT_EQ(persona_->visitors.size(), 1u);
+}
+
+// An older document has no reverse direction, so not the engines for it that the refused connection has.
+TEST_F(Version2Test, AnOlderDocumentHasAConnectionOfItsOwn) {
+  ServeVersion1(
+      [](Visitor& to, const Message& message) { to.Send(ErrVersIn(Layout::kAnswersIn1, message.xid(), 1, 1)); });
+  ClientOptions options = Speaking(rpcrdma::kVersions1And2);
+  options.profile = rpcrdma::kRfc5666;
+  Connect(options);
+  ExpectVersion1(2, 1);
+}
+
+// However a client has come to version 1: what it serves is served there, and with nothing to serve calls are dropped.
+TEST_F(Version2Test, ReverseCallsFareAlikeAfterEitherWayToVersion1) {
+  TestService service;
+  for (const bool serves : {true, false}) {
+    for (const bool hangs_up : {false, true}) {
+      ServeVersion1([hangs_up](Visitor& to, const Message& message) {
+        hangs_up ? to.HangUp() : to.Send(ErrVersIn(Layout::kAnswersIn1, message.xid(), 1, 1));
+      });
+      ClientOptions options = Speaking(rpcrdma::kVersions1And2);
+      if (serves) options.reverse_services = {&service};
+      Connect(options);
+      ExpectVersion1(hangs_up ? 2 : 1, 1);
+      Visitor& server = *persona_->visitors.back();
+      const size_t before = server.received.size();
+      server.Send(Words({0x77, 1, 8, 0, 0, 0, 0, 0x77, 0, 2, kProgram, 3, 0, 0, 0, 0, 0}));
+      // It comes ahead of the answer to a call that is made behind it.
+      ExpectCallsWork();
+      const auto reply = std::find_if(server.received.begin(), server.received.end(),
+                                      [](const Message& message) { return message.xid() == 0x77; });
+      ASSERT_EQ(reply != server.received.end(), serves);
+      EXPECT_EQ(server.received.size(), before + 3 + (serves ? 1 : 0));
+      if (serves) {
+        EXPECT_EQ(reply->words[8], 1u) << "REPLY";
+        EXPECT_EQ(reply->words.back(), 0u) << "SUCCESS";
+      }
+      client_.reset();
+    }
+  }
 }
 
 // The Connection Configuration Protocol is of version 1, and its first call there.
@@ -516,12 +575,11 @@ TEST_F(Version2Test, ReverseCallsWaitUntilTheConnectionIsMade) {
   ASSERT_TRUE(setting_->Until([&] { return asked.has_value(); }));
   visitor(1).HangUp();
   ASSERT_TRUE(setting_->Until([&] { return connected.has_value(); }));
-  EXPECT_TRUE(connected->has_value());
-  EXPECT_EQ(client_->version(), 1u);
+  EXPECT_FALSE(connected->has_value());
   EXPECT_EQ(service.handled, 1u);
 }
 
-TEST_F(Version2Test, ConnectingMayBeCancelledOrDestroyedAtEveryStep) {
+TEST_F(Version2TimeTest, ConnectingMayBeCancelledOrDestroyedAtEveryStep) {
   for (const bool answers_probe : {false, true}) {
     for (const int how : {0, 1, 2}) {
       Serve([answers_probe](Visitor& to, const Message& message) {
@@ -549,7 +607,7 @@ TEST_F(Version2Test, ConnectingMayBeCancelledOrDestroyedAtEveryStep) {
 // --- Sessions ---
 
 // [v2:7.2+3] [v2:7.2+4] One that cannot stand version 2 meets it once in version_memory, and not in a loop.
-TEST_F(Version2Test, ASessionRemembersForATimeWhoDoesNotSpeakIt) {
+TEST_F(Version2TimeTest, ASessionRemembersForATimeWhoDoesNotSpeakIt) {
   for (const bool refuses : {false, true}) {
     SCOPED_TRACE(refuses);
     ServeVersion1([refuses](Visitor& to, const Message& message) {
@@ -589,7 +647,7 @@ TEST_F(Version2Test, ASessionRemembersForATimeWhoDoesNotSpeakIt) {
 }
 
 // Version 1 alone is offered because of what was remembered, and that does not hold any more.
-TEST_F(Version2Test, ASessionThatRemembersWrongFindsOutAtOnce) {
+TEST_F(Version2TimeTest, ASessionThatRemembersWrongFindsOutAtOnce) {
   ServeVersion1([](Visitor& to, const Message&) { to.HangUp(); });
   SessionOptions options;
   options.client = Speaking(rpcrdma::kVersions1And2);
@@ -617,8 +675,82 @@ TEST_F(Version2Test, ASessionThatRemembersWrongFindsOutAtOnce) {
   EXPECT_EQ(visitor(4).first_version(), 2u);
 }
 
+// A server that is restarted at a bad moment has not unlearned version 2.
+TEST_F(Version2Test, ASessionAsksAgainInVersion2WhoHadAnsweredInIt) {
+  int restarts = 2;
+  ServeVersion1([&](Visitor& to, const Message& message) {
+    if (message.type() == kRdma2ConnProp && restarts-- > 0) return to.HangUp();
+    AnswerAsVersion2(to, message);
+  });
+  SessionOptions options;
+  options.client = Speaking(rpcrdma::kVersions1And2);
+  session_.emplace(setting_->loop(), setting_->server_host(), persona_->port(), options);
+  std::optional<Outcome> outcome;
+  session_->Call(
+      Id(kNull), [](XdrWriter&) {}, {}, [&](Outcome result) { outcome.emplace(std::move(result)); });
+  ASSERT_TRUE(setting_->Until([&] { return outcome.has_value(); }));
+  EXPECT_TRUE(outcome->has_value()) << outcome->error().ToString();
+  EXPECT_EQ(persona_->Began(2), 3);
+  EXPECT_EQ(persona_->Began(1), 0);
+}
+
+// Properties that cannot be read are like a refusal: it is not asked again for a time.
+TEST_F(Version2TimeTest, ASessionRemembersWhosePropertiesAreMalformed) {
+  ServeVersion1([](Visitor& to, const Message& message) {
+    AnswerAsVersion2(to, message, {Word(rpcrdma::kRdma2PropidRbsiz, 1023)});
+  });
+  SessionOptions options;
+  options.client = Speaking(rpcrdma::kVersions1And2);
+  options.idle_timeout = 1s;
+  session_.emplace(setting_->loop(), setting_->server_host(), persona_->port(), options);
+  int good = 0;
+  for (int i = 0; i < 3; ++i) {
+    session_->Call(
+        Id(kNull), [](XdrWriter&) {}, {}, [&](const Outcome& outcome) { good += outcome.has_value() ? 1 : 0; });
+    setting_->For(3s);
+  }
+  EXPECT_EQ(good, 3);
+  EXPECT_EQ(persona_->Began(2), 1);
+  EXPECT_EQ(persona_->Began(1), 3);
+}
+
+// The connections of a Session may be of either version, and 2 means another thing in each.
+TEST_F(Version2Test, EveryAnswerSaysWhichVersionItCameIn) {
+  for (const uint32_t version : {1u, 2u}) {
+    int calls = 0;
+    Serve([&, version](Visitor& to, const Message& message) {
+      if (message.version() != version) return to.Send(ErrVersIn(Layout::kAnswersIn1, message.xid(), 1, 1));
+      if (version == 1) {
+        // The first is the one that its connection begins with.
+        return ++calls == 2 ? to.Send(Words({message.xid(), 1, 8, 4, 2})) : ReplyIn1(to, message);
+      }
+      if (message.is_call() && ++calls == 2) {
+        return to.Send(Version2(message.xid(), kFlagResponse, rpcrdma::ErrBadXdr{}));
+      }
+      AnswerAsVersion2(to, message);
+    });
+    SessionOptions options;
+    options.client = Speaking(rpcrdma::kVersions1And2);
+    session_.emplace(setting_->loop(), setting_->server_host(), persona_->port(), options);
+    for (const bool refused : {true, false}) {
+      std::optional<Outcome> outcome;
+      session_->Call(
+          Id(kNull), [](XdrWriter&) {}, {}, [&](Outcome result) { outcome.emplace(std::move(result)); });
+      ASSERT_TRUE(setting_->Until([&] { return outcome.has_value(); }));
+      ASSERT_EQ(outcome->has_value(), !refused);
+      if (refused) {
+        EXPECT_EQ(outcome->error().transport_error, 2u);
+        EXPECT_EQ(outcome->error().rpcrdma_version, version);
+      } else {
+        EXPECT_EQ((*outcome)->rpcrdma_version(), version);
+      }
+    }
+    session_.reset();
+  }
+}
+
 // [v2:7.2+2]
-TEST_F(Version2Test, ASessionDoesNotAskAgainWhereThereIsNoVersionInCommon) {
+TEST_F(Version2TimeTest, ASessionDoesNotAskAgainWhereThereIsNoVersionInCommon) {
   Serve([](Visitor& to, const Message& message) { to.Send(ErrVersIn(Layout::kEchoes, message.xid(), 3, 9)); });
   SessionOptions options;
   options.client = Speaking(rpcrdma::kVersions1And2);
@@ -665,6 +797,7 @@ TEST_F(Version2Test, EachErrorOfACallSaysWhatItMeans) {
     const CallError& error = outcome->error();
     EXPECT_EQ(error.kind, CallError::Kind::kTransport);
     EXPECT_EQ(error.transport_error, next + 1 < errors.size() ? next + 1 : 4711);
+    EXPECT_EQ(error.rpcrdma_version, 2u);
     EXPECT_TRUE(error.sent);
     EXPECT_NE(error.message.find(errors[next].second), std::string::npos) << error.message;
     EXPECT_FALSE(error.connection_gone());
@@ -721,8 +854,8 @@ TEST_F(Version2Test, ExtensionsHaveMessagesPropertiesErrorsAndFlags) {
 
   const auto ask = [&](uint32_t type, uint32_t word, Duration timeout = 30s) {
     std::optional<Result<Extension, CallError>> answer;
-    client_->AsyncExtension(
-        type, Words({word}), [&](Result<Extension, CallError> result) { answer.emplace(std::move(result)); }, timeout);
+    client_->AsyncExtension(type, Words({word}), timeout,
+                            [&](Result<Extension, CallError> result) { answer.emplace(std::move(result)); });
     EXPECT_FALSE(answer.has_value()) << "not from inside";
     EXPECT_TRUE(setting_->Until([&] { return answer.has_value(); }));
     return *answer;
@@ -736,6 +869,7 @@ TEST_F(Version2Test, ExtensionsHaveMessagesPropertiesErrorsAndFlags) {
   ASSERT_FALSE(no_clock.has_value());
   EXPECT_EQ(no_clock.error().kind, CallError::Kind::kTransport);
   EXPECT_EQ(no_clock.error().transport_error, kTime);
+  EXPECT_EQ(no_clock.error().rpcrdma_version, 2u);
   EXPECT_NE(no_clock.error().message.find("ERR_NO_CLOCK"), std::string::npos) << no_clock.error().message;
 
   knows = false;
@@ -752,6 +886,7 @@ TEST_F(Version2Test, ExtensionsHaveMessagesPropertiesErrorsAndFlags) {
   ASSERT_FALSE(silence.has_value());
   EXPECT_EQ(silence.error().kind, CallError::Kind::kTimedOut);
   EXPECT_TRUE(silence.error().sent);
+  EXPECT_EQ(silence.error().rpcrdma_version, 0u) << "nobody answered";
   flags.clear();
   CallOptions urgent;
   urgent.transport_flags = 0x80000000;
@@ -777,7 +912,13 @@ TEST_F(Version2Test, Version1HasNoExtensions) {
   EXPECT_EQ(answer->error().kind, CallError::Kind::kNotSpoken);
   CallOptions urgent;
   urgent.transport_flags = 0x80000000;
-  EXPECT_TRUE(Call(urgent)->has_value()) << "it has no flags either, and they are no harm";
+  const auto outcome = Call(urgent);
+  ASSERT_TRUE(outcome->has_value()) << "it has no flags either, and they are no harm";
+  EXPECT_EQ((*outcome)->rpcrdma_version(), 1u);
+  for (size_t i = 1; i < visitor().received.size(); ++i) {
+    EXPECT_EQ(visitor().received[i].version(), 1u);
+    EXPECT_EQ(visitor().received[i].bytes.size(), 68u) << "no word more than without";
+  }
 }
 
 }  // namespace
