@@ -1,8 +1,10 @@
 #!/bin/bash
 # Our own traffic, captured by the tap, in the eyes of stock tshark: MPA, DDP/RDMAP and RPC-over-RDMA with nothing malformed, with and
-# without CRC. One server and one client process each, a file both ways.
+# without CRC. One server and one client process each, a file both ways. Version 2 as well, in the eyes of tshark with our script and
+# of our decoder.
 set -u
 stagecoach=$(readlink -f "$1")
+script=$(readlink -f "$2")
 command -v tshark >/dev/null || { echo "tshark is missing; ./dev test installs it"; exit 1; }
 work=$(mktemp -d "${TEST_TMPDIR:-/tmp}/capture.XXXXXX")
 server=
@@ -27,11 +29,8 @@ none() { # FILE FILTER WHAT
   [ "$n" -eq 0 ] || { fail "$3: $n frames"; tshark -r "$1" -Y "$2" 2>/dev/null | head -5; }
 }
 
-head -c 300001 /dev/urandom >"$work/data"
-for crc in off on; do
-  export STAGECOACH_CRC=$crc
-  mkdir -p "$work/served$crc"
-  "$stagecoach" serve --listen 127.0.0.1:0 --pcap "$work/server$crc.pcapng" "$work/served$crc" >"$work/log" 2>&1 &
+serve() { # sets server and url
+  "$stagecoach" serve --listen 127.0.0.1:0 "$@" >"$work/log" 2>&1 &
   server=$!
   for _ in $(seq 200); do
     grep -q 'listening on' "$work/log" && break
@@ -39,13 +38,23 @@ for crc in off on; do
     sleep 0.05 # a bounded wait for a condition, not for time to pass
   done
   url=stagecoach://$(sed -n 's/.*listening on \([^ ]*:[0-9]*\).*/\1/p' "$work/log" | head -1)
+}
+stop_serving() { # WHERE
+  kill -TERM "$server"; wait "$server" || fail "the server ended badly, $1"
+  server=
+}
+
+head -c 300001 /dev/urandom >"$work/data"
+for crc in off on; do
+  export STAGECOACH_CRC=$crc
+  mkdir -p "$work/served$crc"
+  serve --pcap "$work/server$crc.pcapng" "$work/served$crc"
   "$stagecoach" put --pcap "$work/put$crc.pcapng" "$work/data" "$url/data" || fail "put, CRC $crc"
   "$stagecoach" get --pcap "$work/get$crc.pcapng" "$url/data" "$work/back$crc" || fail "get, CRC $crc"
   "$stagecoach" ls --pcap "$work/ls$crc.pcapng" "$url/" >"$work/listing" || fail "ls, CRC $crc"
   grep -q data "$work/listing" || fail "ls does not show the file, CRC $crc"
   cmp "$work/data" "$work/back$crc" || fail "the file changed, CRC $crc"
-  kill -TERM "$server"; wait "$server" || fail "the server ended badly, CRC $crc"
-  server=
+  stop_serving "CRC $crc"
   for capture in "$work/server$crc.pcapng" "$work/put$crc.pcapng" "$work/get$crc.pcapng" "$work/ls$crc.pcapng"; do
     name=$(basename "$capture")
     least=6
@@ -68,5 +77,18 @@ for crc in off on; do
   at_least "$work/get$crc.pcapng" 'iwarp_rdma.opcode == 0' 1 "get: Writes"
   at_least "$work/get$crc.pcapng" 'rpcordma.writes_count > 0' 1 "get: Write chunks"
 done
+# Stock tshark takes it for version 1.
+serve "$work/servedoff"
+"$stagecoach" put --rpcrdma 2 --pcap "$work/version2.pcapng" "$work/data" "$url/data2" || fail "put in version 2"
+stop_serving "version 2"
+"$stagecoach" decode "$work/version2.pcapng" >"$work/text" || { fail "decode finds something illegal in version 2"; grep ILLEGAL "$work/text"; }
+for each in 'RDMA2_MSG, version 2: call' 'RDMA2_MSG, version 2: reply' 'RDMA2_CONNPROP, version 2'; do
+  grep -q "$each" "$work/text" || fail "decode shows no '$each'"
+done
+tshark() { command tshark "${others[@]}" -X "lua_script:$script" "$@"; }
+at_least "$work/version2.pcapng" 'rpcrdma2.htype == 0' 4 "version 2: RDMA2_MSG"
+at_least "$work/version2.pcapng" 'rpcrdma2.htype == 5' 2 "version 2: RDMA2_CONNPROP"
+at_least "$work/version2.pcapng" 'rpcrdma2.reads == 1' 1 "version 2: Read chunks"
+none "$work/version2.pcapng" '_ws.malformed || _ws.lua.error || _ws.expert.severity == error' "version 2: what is wrong with it"
 [ "$failures" -eq 0 ] && echo "tshark sees nothing wrong"
 exit "$((failures > 0))"

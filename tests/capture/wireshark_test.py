@@ -58,8 +58,8 @@ class WiresharkTest(unittest.TestCase):
 
     def test_properties_and_calls_of_version_2_over_iwarp(self):
         connection = Iwarp(self.pcap)
-        probe = connection.send(True, connprop(0, 0, (1, words(8192)), (2, words(2)), (77, b"abcde"), (1, b"")))
-        answer = connection.send(False, connprop(0, RESPONSE, (1, words(4096))))
+        probe = connection.send(True, connprop(0, 0, (1, words(8192)), (2, b""), (77, b"abcde"), (77, b"")))
+        answer = connection.send(False, connprop(0, RESPONSE, (1, words(4096)), (2, words(2))))
         lists = read_list((48, segment(0x1234, 100, 0xABCDEF0123))) + write_list([segment(1, 2, 3), segment(4, 5, 6)], []) + words(0)
         asked = connection.send(True, msg(7, 0, call(7), lists, invalidate=0x1234), parts=3)
         answered = connection.send(False, msg(7, RESPONSE, reply(7)))
@@ -70,8 +70,8 @@ class WiresharkTest(unittest.TestCase):
             "rpcrdma2.inv_handle", "rpcrdma2.position", "rpcrdma2.handle", "rpcrdma2.length", "rpcrdma2.offset", "rpcrdma2.segments",
             "rpcrdma2.reply", "rpc.msgtyp", "rpc.program", "rpcordma.xid",
         )  # fmt: skip
-        self.check(frames[probe], rpcrdma2__htype=[5], rpcrdma2__which=[1, 2, 77, 1], rpcrdma2__rbsiz=[8192], rpcrdma2__brs=[2], rpcrdma2__data=["6162636465"])
-        self.check(frames[answer], rpcrdma2__htype=[5], rpcrdma2__rbsiz=[4096], rpcordma__xid=None)
+        self.check(frames[probe], rpcrdma2__htype=[5], rpcrdma2__which=[1, 2, 77, 77], rpcrdma2__rbsiz=[8192], rpcrdma2__brs=None, rpcrdma2__data=["6162636465"])
+        self.check(frames[answer], rpcrdma2__htype=[5], rpcrdma2__rbsiz=[4096], rpcrdma2__brs=[2], rpcordma__xid=None)
         self.check(
             frames[asked], rpcrdma2__htype=[0], rpcrdma2__inv_handle=["0x00001234"], rpcrdma2__position=[48],
             rpcrdma2__handle=["0x00001234", "0x00000001", "0x00000004"], rpcrdma2__length=[100, 2, 5],
@@ -114,6 +114,8 @@ class WiresharkTest(unittest.TestCase):
             "there is no room for as many": version2(8, 5, 0, words(1000)),
             "the property's type has 4 bytes": connprop(9, 0, (1, bytes(8))),
             "no level of support": connprop(10, 0, (2, words(3))),
+            "less than the 1024 bytes": connprop(19, 0, (1, words(1023))),
+            "the same property twice": connprop(20, 0, (1, b""), (1, words(4096))),
             "nothing is to follow this header": connprop(11, 0) + bytes(4),
             "the RPC message that is to follow is not there": msg(12, 0, b""),
             "the RPC message has another XID": msg(13, 0, call(14)),
@@ -220,6 +222,22 @@ class WiresharkTest(unittest.TestCase):
             for number in (numbers[1], numbers[3]):
                 self.check(frames[number], rpcrdma_ccp__accept_stat=[0], rpcrdma_ccp__maxcall_sendsize=[4096], rpcrdma_ccp__align=[512], rpcrdma_ccp__maxrdmaread=[8])
             self.check(frames[numbers[5]], rpcrdma_ccp__maxcall_sendsize=None)
+
+    def test_a_reply_is_that_of_its_own_connections_call(self):
+        configured = NO_CHUNKS + call(1, CCP, 1, 1, words(1024, 2048, 16))
+        first, second = Iwarp(self.pcap), Iwarp(self.pcap, client_port=40010)
+        first.send(True, version1(1, 0, configured))
+        other = second.send(False, version1(1, 0, NO_CHUNKS + reply(1)))
+        answered = first.send(False, version1(1, 0, NO_CHUNKS + reply(1, words(4096, 512, 8))))
+        # The XID once more: of another program's call, and of none.
+        again = first.send(False, version1(1, 0, NO_CHUNKS + reply(1)))
+        first.send(True, version1(1, 0, configured))
+        first.send(True, version1(1, 0, NO_CHUNKS + call(1)))
+        nulls = first.send(False, version1(1, 0, NO_CHUNKS + reply(1)))
+        frames = self.seen("rpcrdma_ccp.maxcall_sendsize", "rpcrdma_ccp.accept_stat")
+        self.check(frames[answered], rpcrdma_ccp__accept_stat=[0], rpcrdma_ccp__maxcall_sendsize=[4096])
+        for number in (other, again, nulls):
+            self.check(frames[number], rpcrdma_ccp__accept_stat=None)
 
     def test_version_1_stays_with_the_dissector_that_wireshark_has(self):
         for capture in sorted(CAPTURES.glob("siw_nfs3*.pcap")):

@@ -161,6 +161,14 @@ TEST_F(CliTest, EachEndSpeaksTheVersionsThatItIsTold) {
   const Outcome refused = Run({"ping", "-c", "1", "--rpcrdma", "2", Url()});
   EXPECT_EQ(refused.code, 1);
   EXPECT_NE(refused.err.find("it speaks versions 1 to 1 of RPC-over-RDMA"), std::string::npos) << refused.err;
+  Serve({"--rpcrdma", "2"});
+  EXPECT_EQ(ping("auto"), "RPC-over-RDMA version 2");
+  EXPECT_EQ(Run({"ping", "-c", "1", Url()}).code, 1);
+  Serve({"--rpcrdma", "1"});
+  EXPECT_EQ(ping("auto"), "RPC-over-RDMA version 1");
+  const Outcome short_messages = Run({"ping", "-c", "1", "--rpcrdma", "auto", "--inline-threshold", "1K", Url()});
+  EXPECT_EQ(short_messages.code, 0) << short_messages.err;
+  EXPECT_TRUE(short_messages.out.starts_with("RPC-over-RDMA version 1\n")) << short_messages.out;
 }
 
 TEST_F(CliTest, AServerKeepsItsMetricsInAFile) {
@@ -359,6 +367,11 @@ TEST_F(CliTest, WrongUsageIsToldWithWhatWasExpected) {
        "stagecoach: ping: --rpcrdma-profile: rfc8166 not in {draft-2004,rfc5666,rfc5666bis}\nstagecoach ping --help "
        "says "
        "more."},
+      {{"ping", "--rpcrdma", "2", "--inline-threshold", "3K", url},
+       "stagecoach: ping: --rpcrdma: 2 carries 4K inline, and --inline-threshold is 3K\nstagecoach ping --help says "
+       "more."},
+      {{"serve", "--rpcrdma", "2", "--ccp", "x"},
+       "stagecoach: serve: --rpcrdma: --ccp is of version 1\nstagecoach serve --help says more."},
       {{"get", "--chunk", "4\x1b", url, "x"},
        "stagecoach: get: --chunk: '4\\x1b' is not a size from 4K to 16M\nstagecoach get --help says more."},
       {{"serve", "--client-memory", "1025G", "x"},

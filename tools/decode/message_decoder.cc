@@ -177,11 +177,19 @@ void MessageDecoder::JudgeSize(Walker& walker, End sender, const SeenHeader& hea
   const auto own = static_cast<size_t>(sender);
   const std::string text = "the message has " + Number(size) + " bytes, the inline threshold is ";
   if (header.version == rpcrdma::kRpcRdmaVersion2) {
+    if (!from_beginning_) return;
+    if (sender == End::kClient && !version_) {
+      if (size > rpcrdma::kMinReceiveBufferSize) {
+        walker.Illegal(
+            header.xid_field,
+            text + Number(rpcrdma::kMinReceiveBufferSize) + " until the server has shown that it speaks version 2",
+            {Document::kV2, "7"});
+      }
+      return;
+    }
     // What was under way when the properties came was planned by the default.
     const uint32_t most = std::max(rpcrdma::kDefaultReceiveBufferSize, receive_buffer_size_[1 - own].value_or(0));
-    if (from_beginning_ && size > most) {
-      walker.Illegal(header.xid_field, text + Number(most), {Document::kV2, "4.2.1"});
-    }
+    if (size > most) walker.Illegal(header.xid_field, text + Number(most), {Document::kV2, "4.2.1"});
     return;
   }
   // The older texts leave it to configuration, by their own protocol or otherwise.

@@ -342,6 +342,12 @@ TEST(MessageDecoder, MessagesOfVersion2FitTheReceivesOfTheOtherEnd) {
   MessageDecoder decoder(rpcrdma::kRfc5666bis);
   EXPECT_EQ(remarks(decoder, 4100), "") << "what was said before is not known";
   decoder.OnBeginning();
+  EXPECT_EQ(remarks(decoder, 1024), "");
+  EXPECT_EQ(
+      remarks(decoder, 1028),
+      "rdma_xid: ILLEGAL the message has 1028 bytes, the inline threshold is 1024 until the server has shown that "
+      "it speaks version 2 (v2 7)\n");
+  decoder.OnMessage(End::kServer, Version2(8, 0, 1, Words({0}) + kNoChunks) + Reply(8));
   EXPECT_EQ(remarks(decoder, 4096), "");
   EXPECT_EQ(remarks(decoder, 4100), too_long);
   // The server's size counts, from the first properties that can be read.

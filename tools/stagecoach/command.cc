@@ -127,6 +127,28 @@ void AddCommonOptions(CLI::App& command, CommonOptions& options) {
       ->type_name("NAME")
       ->check(CLI::IsMember(profiles))
       ->capture_default_str();
+  command
+      .add_option(
+          "--rpcrdma", options.rpcrdma,
+          "Which version of RPC-over-RDMA to speak; auto: 2 if the peer does and --inline-threshold is at least "
+          "4K, else 1 (docs/version2.md)")
+      ->type_name("VERSION")
+      ->check(CLI::IsMember({"1", "2", "auto"}))
+      ->capture_default_str();
+  command.parse_complete_callback([&command, &options] {
+    if (options.rpcrdma != "2") return;
+    if (InlineThresholdOf(options) < rpcrdma::kDefaultReceiveBufferSize) {
+      throw CLI::ValidationError(
+          "--rpcrdma", fmt::format("2 carries 4K inline, and --inline-threshold is {}", options.inline_threshold));
+    }
+    if (command.count("--ccp") > 0) throw CLI::ValidationError("--rpcrdma", "--ccp is of version 1");
+  });
+}
+
+rpcrdma::TransportVersions RpcrdmaVersionsOf(const CommonOptions& options) {
+  if (options.rpcrdma == "2") return rpcrdma::kVersion2Alone;
+  const bool may_be_2 = options.rpcrdma == "auto" && InlineThresholdOf(options) >= rpcrdma::kDefaultReceiveBufferSize;
+  return may_be_2 ? rpcrdma::kVersions1And2 : rpcrdma::kVersion1Alone;
 }
 
 uint32_t InlineThresholdOf(const CommonOptions& options) {
@@ -233,12 +255,6 @@ void AddClientOptions(CLI::App& command, ClientCommandOptions& options) {
       ->type_name("SECONDS")
       ->check(CLI::Range(0.001, 86400.0))
       ->capture_default_str();
-  command
-      .add_option("--rpcrdma", options.rpcrdma,
-                  "Which version of RPC-over-RDMA to speak; auto: 2 if the server does, else 1 (docs/version2.md)")
-      ->type_name("VERSION")
-      ->check(CLI::IsMember({"1", "2", "auto"}))
-      ->capture_default_str();
   CLI::Option* const ccp = command.add_flag(
       "--ccp", options.ccp,
       "Begin by asking the server for messages of --inline-threshold, as RFC 5666 does; for peers that "
@@ -266,9 +282,7 @@ Session::Options ToSessionOptions(const ClientCommandOptions& options) {
   Session::Options session;
   session.inline_threshold = InlineThresholdOf(options.common);
   session.profile = RpcrdmaProfileOf(options.common);
-  if (options.rpcrdma != "1") {
-    session.versions = options.rpcrdma == "2" ? rpcrdma::kVersion2Alone : rpcrdma::kVersions1And2;
-  }
+  session.versions = RpcrdmaVersionsOf(options.common);
   session.ccp.enabled = options.ccp;
   if (options.ccp_auth == "sys") session.ccp.credentials = OwnAuthSys();
   session.timeout = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(options.timeout_seconds));

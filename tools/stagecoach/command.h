@@ -62,18 +62,21 @@ struct CommonOptions {
   DeviceOptions device;
   std::string inline_threshold = "4K";                     // a size that AddCommonOptions has checked
   std::string rpcrdma_profile{rpcrdma::kRfc5666bis.name};  // likewise
+  std::string rpcrdma = "1";                               // "1", "2" or "auto"
 };
+// `options` lasts as long as the command.
 void AddCommonOptions(CLI::App& command, CommonOptions& options);
 // Bytes.
 uint32_t InlineThresholdOf(const CommonOptions& options);
 const rpcrdma::ProtocolProfile& RpcrdmaProfileOf(const CommonOptions& options);
+// Version 1 alone is what is left of "auto" where messages are shorter than version 2 has to carry inline.
+rpcrdma::TransportVersions RpcrdmaVersionsOf(const CommonOptions& options);
 
 // Options of the commands that connect.
 struct ClientCommandOptions {
   CommonOptions common;
   bool stats = false;
   double timeout_seconds = 60;
-  std::string rpcrdma = "1";
   bool ccp = false;
   std::string ccp_auth = "none";
 };

@@ -112,7 +112,7 @@ int Ping(const PingOptions& options) {
       if (!port_from.empty() && !session.interrupted()) connected.error().text += "; " + port_from;
       return connected;
     }
-    if (session_options.versions != rpcrdma::kVersion1Alone) {
+    if (options.client.common.rpcrdma != "1") {
       fmt::print("RPC-over-RDMA version {}\n", session.client().version());
     }
     if (const auto& configuration = session.client().configuration()) PrintConfiguration(*configuration);

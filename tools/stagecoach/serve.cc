@@ -193,10 +193,7 @@ int Serve(const ServeOptions& options) {
   server_options.credits = options.credits;
   server_options.inline_threshold = InlineThresholdOf(options.common);
   server_options.profile = RpcrdmaProfileOf(options.common);
-  // Whatever a client speaks, but for messages that version 2 has to carry inline.
-  if (server_options.inline_threshold >= rpcrdma::kDefaultReceiveBufferSize) {
-    server_options.versions = rpcrdma::kVersions1And2;
-  }
+  server_options.versions = RpcrdmaVersionsOf(options.common);
   server_options.clients_max = options.clients;
   server_options.call_bytes_max = service_options.data_max + 4096;
   server_options.ccp.enabled = options.ccp;
@@ -342,6 +339,7 @@ void AddServe(CLI::App& app, int& exit_code) {
   command->add_flag("-v,--verbose", options->verbose, "Say who comes and goes, and what RDMA did for them");
   command->add_option("--metrics", options->metrics, "Keep counts in a file that Prometheus's node exporter can read")
       ->type_name("FILE");
+  options->common.rpcrdma = "auto";  // whatever a client speaks
   AddCommonOptions(*command, options->common);
   CLI::Option* const ccp = command->add_flag(
       "--ccp", options->ccp, "Let clients say how long their messages are, as RFC 5666 does, and make room for them");

@@ -224,9 +224,34 @@ local function read_lists(r, tree)
 end
 
 ------------------------------------------------------------------------------------------------------------------------
--- Connection Configuration Protocol. Calls are remembered by XID, for their replies: these do not name the program.
+-- Connection Configuration Protocol. Replies do not name the program: they are those of the calls whose XID they have on
+-- the same connection, which are remembered on the first pass.
 
 local ccp_calls = {}
+local ccp_replies = {}
+
+-- The call of `xid` from one end to the other. Of RoCE, the hosts have to do: each direction has a queue pair of its own.
+local function call_key(xid, from, to)
+  local stream = get.stream()
+  return string.format("%08x %s %s %s", xid, stream and stream.value or "roce", tostring(from), tostring(to))
+end
+
+local function note_call(xid, pinfo, is_ccp)
+  if not pinfo.visited then
+    ccp_calls[call_key(xid, pinfo.src, pinfo.dst)] = is_ccp or nil
+  end
+end
+
+-- A call is answered once.
+local function answers_ccp(xid, pinfo)
+  local reply = string.format("%08x %d", xid, pinfo.number)
+  if not pinfo.visited then
+    local key = call_key(xid, pinfo.dst, pinfo.src)
+    ccp_replies[reply] = ccp_replies[reply] or ccp_calls[key]
+    ccp_calls[key] = nil
+  end
+  return ccp_replies[reply]
+end
 
 local function skip_auth(r)
   r:skip(4)
@@ -246,12 +271,13 @@ local function dissect_ccp(tvb, at, pinfo, tree)
     local program = r:u32()
     r:skip(4)
     procedure = r:u32()
-    if not r.ok or program ~= CCP_PROGRAM then return false end
-    if procedure == 1 then ccp_calls[xid] = true end
+    if not r.ok then return false end
+    note_call(xid, pinfo, program == CCP_PROGRAM and procedure == 1)
+    if program ~= CCP_PROGRAM then return false end
     skip_auth(r)
     skip_auth(r)
   else
-    if not ccp_calls[xid] then return false end
+    if not answers_ccp(xid, pinfo) then return false end
     -- Denied replies have no status of this kind.
     if r:u32() ~= 0 then return false end
     skip_auth(r)
@@ -289,10 +315,16 @@ local function read_properties(r, tree)
     r.bad = true
     illegal(item, "there is no room for as many (v2 5.3.4)")
   end
+  local seen = {}
   for _ = 1, count do
     if not r.ok then return end
     local sub = tree and tree:add(v2, r.tvb(r.at, math.min(8, r:left())), "Property")
-    local which = r:u32(sub, f.which)
+    local which, which_item = r:u32(sub, f.which)
+    if r.ok and seen[which] and which <= 2 then
+      r.bad = true
+      illegal(which_item, "the same property twice (v2 4.1)")
+    end
+    seen[which] = true
     local length, length_item = r:u32(sub, f.data_length)
     if not r.ok then return end
     local field = ({ f.rbsiz, f.brs })[which]
@@ -302,7 +334,10 @@ local function read_properties(r, tree)
     end
     if length == 4 and field then
       local value, value_item = r:u32(sub, field)
-      if r.ok and which == 2 and value > 2 then
+      if r.ok and which == 1 and value < 1024 then
+        r.bad = true
+        illegal(value_item, "less than the 1024 bytes that every end takes (v2 7)")
+      elseif r.ok and which == 2 and value > 2 then
         r.bad = true
         illegal(value_item, "no level of support (v2 4.2.2)")
       end
@@ -438,7 +473,7 @@ local partial = {}
 local found = {}
 
 function v2.init()
-  known, partial, found, ccp_calls = {}, {}, {}, {}
+  known, partial, found, ccp_calls, ccp_replies = {}, {}, {}, {}, {}
 end
 
 local function claims(key, tvb)
