@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -89,8 +90,12 @@ rpcrdma::ClientOptions CallerProgram::MakeOptions(const std::string& name) {
 }
 
 bool CallerProgram::MayFailToConnect(Instant since, Kind kind) {
-  // The call that configures a connection takes as long as any other.
-  if (spec_.ccp() && kind == Kind::kUnreachable && patience_ > rpcrdma::ClientOptions().connect_timeout) return true;
+  // The calls that configure a connection, or show its version, take as long as any other, and end as it does.
+  const bool calls = spec_.ccp() || spec_.version_high() > 1;
+  if (calls && kind == Kind::kUnreachable &&
+      (patience_ > rpcrdma::ClientOptions().connect_timeout || stage_.FailedRegistration(spec_.server(), since))) {
+    return true;
+  }
   return stage_.MayFailToConnect(spec_.host(), spec_.server(), since, kind, &connects_);
 }
 
@@ -99,6 +104,14 @@ bool CallerProgram::MayBeLostUnread(Instant since) const {
   const auto unread = stage_.evidence().LastUnreadReply(spec_.server());
   return unread && *unread >= since &&
          (Duration(service_.exposed_ns()) < patience_ || stage_.Disturbed(spec_.host(), spec_.server(), since));
+}
+
+bool CallerProgram::MayBeLostByReverseCall(Instant since) const {
+  if (!spec_.reverse_chunks()) return false;
+  const auto& calls = spec_.reverse_call();
+  return stage_.Disturbed(spec_.host(), spec_.server(), since) ||
+         std::any_of(calls.begin(), calls.end(),
+                     [&](const Call& call) { return Duration(call.timeout_ns()) < patience_; });
 }
 
 void CallerProgram::OpenAfter(Duration delay) {
@@ -243,9 +256,11 @@ std::string CallerProgram::JudgeByItself(const CallUnderWay& call, const CallErr
                      stage_.FailedRegistration(spec_.server(), call.started) ||
                      ArgumentsExceedServer(service_, call.spec));
     case Kind::kRpc:
-      return Refused(
-          error.accept_stat == rpcrdma::AcceptStat::kSystemErr &&
-          (ServerMayLackMemory(stage_.scenario(), spec_, call.spec) || ReplyExceedsServer(service_, call.spec)));
+      return Refused(error.accept_stat == rpcrdma::AcceptStat::kSystemErr &&
+                     (ServerMayLackMemory(stage_.scenario(), spec_, call.spec) ||
+                      ReplyExceedsServer(service_, call.spec) ||
+                      // Sent again because the reply found no room: what was executed is not kept.
+                      (MayBeOfVersion2(spec_, service_) && ReplyIsNotKept(service_, call.spec))));
     case Kind::kClosed:
       return Refused(call.closed);
     default:

@@ -34,11 +34,33 @@ class ConnectionCheckerTest : public ::testing::Test {
     Say("reply.received", {{"call", call},
                            {"xid", call},
                            {"credits", credits},
+                           {"type", "RDMA_MSG"},
                            {"exposes", exposes},
                            {"writes_offered", uint64_t{100}},
                            {"writes_returned", returned},
                            {"reply_offered", uint64_t{0}},
                            {"reply_returned", uint64_t{0}}});
+  }
+  // An error of version 2, with `credits` in its header, and the call goes again.
+  void RefuseAndResend(uint64_t call, uint64_t credits = 1) {
+    Say("reply.received", {{"call", call},
+                           {"xid", call},
+                           {"credits", credits},
+                           {"type", "RDMA2_ERROR"},
+                           {"exposes", uint64_t{0}},
+                           {"writes_offered", uint64_t{100}},
+                           {"writes_returned", uint64_t{0}},
+                           {"reply_offered", uint64_t{0}},
+                           {"reply_returned", uint64_t{0}}});
+    Say("call.resent", {{"call", call}, {"xid", call}});
+  }
+  void Invalidate(uint64_t registration) { Say("stag.invalidated", {{"registration", registration}}); }
+  void SayVersion(uint64_t version) { Say("connection.version", {{"version", version}}); }
+  void SendProperties(uint64_t slot) {
+    Say("properties.sent",
+        {{"slot", slot}, {"granted", uint64_t{1}}, {"in_flight", uint64_t{1}}, {"received", uint64_t{0}}});
+    Say("send.posted", {{"slot", slot}, {"receives_posted", uint64_t{4}}, {"received", uint64_t{0}}});
+    Say("send.done", {{"slot", slot}});
   }
   void Over(uint64_t call, uint64_t stags = 0, uint64_t placed = 0) {
     Say("call.over", {{"call", call}, {"stags", stags}, {"outcome", "ok"}, {"placed", placed}});
@@ -290,6 +312,19 @@ TEST_F(ConnectionCheckerTest, ACallOverWithAnStagStillValid) {
   EXPECT_EQ(Broken(), "fence");
 }
 
+// As that of a call, or of memory that this end reads a call of the other direction into.
+TEST_F(ConnectionCheckerTest, ANumberThatIsValidAgainIsThatOfAnotherStag) {
+  Submit(1);
+  Expose(1, 9);
+  Send(1, 0, 1, 4);
+  Reply(1, 2);
+  Invalidate(9);
+  Say("stag.registered", {{"registration", uint64_t{9}}});
+  Over(1);
+  Close();
+  EXPECT_EQ(Broken(), "");
+}
+
 TEST_F(ConnectionCheckerTest, ACallOverTwiceAndOneNever) {
   Submit(1);
   Submit(2);
@@ -314,6 +349,108 @@ TEST_F(ConnectionCheckerTest, ACallSentAfterItsTimeOut) {
   Over(1);
   Close();
   EXPECT_EQ(Broken(), "call.late");
+}
+
+// Version 2: properties first, then a call that is sent again behind its fence.
+TEST_F(ConnectionCheckerTest, ACallThatIsSentAgainBreaksNoRule) {
+  SayVersion(2);
+  SendProperties(7);
+  Say("properties.received", {{"credits", uint64_t{2}}, {"awaited", uint64_t{1}}});
+  Say("properties.over");
+  Submit(1);
+  Expose(1, 9);
+  Send(1, 0, 1, 4);
+  Say("send.done", {{"slot", uint64_t{0}}});
+  RefuseAndResend(1);
+  Invalidate(9);
+  Expose(1, 10);
+  Send(1, 0, 1, 4);
+  Say("send.done", {{"slot", uint64_t{0}}});
+  Reply(1, 2);
+  Invalidate(10);
+  Over(1);
+  SayVersion(2);
+  Close();
+  EXPECT_EQ(Broken(), "");
+}
+
+TEST_F(ConnectionCheckerTest, ACallThatIsSentAgainWhileAnStagOfItIsValid) {
+  Submit(1);
+  Expose(1, 9);
+  Send(1, 0, 1, 4);
+  RefuseAndResend(1);
+  Expose(1, 10);
+  Send(1, 1, 1, 4);
+  Reply(1, 2);
+  Invalidate(9);
+  Invalidate(10);
+  Over(1);
+  Close();
+  EXPECT_EQ(Broken(), "fence");
+}
+
+TEST_F(ConnectionCheckerTest, ACallThatIsSentAgainWithAnotherXid) {
+  Submit(1);
+  Send(1, 0, 1, 4);
+  RefuseAndResend(1);
+  Say("call.sent", {{"call", uint64_t{1}},
+                    {"xid", uint64_t{5}},
+                    {"slot", uint64_t{1}},
+                    {"granted", uint64_t{1}},
+                    {"in_flight", uint64_t{1}},
+                    {"received", uint64_t{0}}});
+  Reply(1, 2);
+  Over(1);
+  Close();
+  EXPECT_EQ(Broken(), "call.once");
+}
+
+TEST_F(ConnectionCheckerTest, ACallThatIsSentAgainBeforeItIsAnswered) {
+  Submit(1);
+  Send(1, 0, 1, 4);
+  Say("call.resent", {{"call", uint64_t{1}}, {"xid", uint64_t{1}}});
+  Over(1);
+  Close();
+  EXPECT_EQ(Broken(), "call.once");
+}
+
+TEST_F(ConnectionCheckerTest, AnErrorOfVersion2GrantsNothing) {
+  Submit(1);
+  Send(1, 0, 1, 4);
+  RefuseAndResend(1, 8);
+  Submit(2);
+  Send(1, 1, 1, 4);
+  Send(2, 2, 2, 4);
+  Over(1);
+  Over(2);
+  Close();
+  EXPECT_EQ(Broken(), "credit.requester");
+}
+
+TEST_F(ConnectionCheckerTest, PropertiesTakeACreditUntilTheyAreAnswered) {
+  SendProperties(7);
+  Submit(1);
+  Send(1, 0, 2, 4);
+  Over(1);
+  Close();
+  EXPECT_EQ(Broken(), "credit.requester");
+}
+
+TEST_F(ConnectionCheckerTest, AConnectionThatChangesItsVersion) {
+  SayVersion(2);
+  SayVersion(1);
+  Close();
+  EXPECT_EQ(Broken(), "version.fixed");
+}
+
+// A client that begins anew has the same name in the trace.
+TEST_F(ConnectionCheckerTest, TheNextConnectionHasAVersionOfItsOwn) {
+  SayVersion(2);
+  Close();
+  Say("established");
+  SayVersion(1);
+  Close();
+  EXPECT_EQ(Broken(), "");
 }
 
 TEST_F(ConnectionCheckerTest, OneReadTooMany) {

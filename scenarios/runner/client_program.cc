@@ -229,6 +229,8 @@ bool ClientProgram::Ready() {
 
 rpcrdma::CallId ClientProgram::Send(CallUnderWay& call, rpcrdma::Client::CallHandler handler) {
   ++calls_on_connection_;
+  // When the server says that its reply found no room.
+  if (MayBeOfVersion2(spec_, service_)) stage_.executions()[call.number].repeatable = true;
   const auto args = [&](XdrWriter& out) { call.Write(out); };
   return client_->Call(call.procedure(), args, call.Options(), std::move(handler));
 }
@@ -277,7 +279,7 @@ bool ClientProgram::MayBeLost() const {
   // which the device refuses.
   if (end.work_failed && end.window_invalidated && !cancelled_.empty()) return true;
   if (end.call_timed_out) return timed_out_ || AnyCallLate();
-  if (MayBeLostUnread(connection_since_)) return true;
+  if (MayBeLostUnread(connection_since_) || MayBeLostByReverseCall(connection_since_)) return true;
   // A server that cannot register what a call needs lets the connection go. Word of it travels no longer than a call,
   // unless it is held up.
   const bool disturbed = stage_.Disturbed(spec_.host(), spec_.server(), connection_since_);

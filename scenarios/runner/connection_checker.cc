@@ -10,11 +10,12 @@ namespace stagecoach::scenario {
 namespace {
 
 // What tells that a component is an end of a connection.
-constexpr std::array<std::string_view, 19> kEvents = {
-    "established",    "call.submitted", "stag.registered", "stag.invalidated",  "stag.exposed",
-    "call.sent",      "reply.sent",     "error.sent",      "send.posted",       "send.done",
-    "reply.received", "reply.ignored",  "call.over",       "connection.closed", "read.issued",
-    "done.sent",      "done.received",  "reply.exposed",   "answer.sent"};
+constexpr std::array<std::string_view, 24> kEvents = {
+    "established",     "call.submitted", "stag.registered",     "stag.invalidated",  "stag.exposed",
+    "call.sent",       "reply.sent",     "error.sent",          "send.posted",       "send.done",
+    "reply.received",  "reply.ignored",  "call.over",           "connection.closed", "read.issued",
+    "done.sent",       "done.received",  "reply.exposed",       "call.resent",       "connection.version",
+    "properties.sent", "answer.sent",    "properties.received", "properties.over"};
 
 constexpr std::string_view kReverse = "/reverse";
 
@@ -85,11 +86,14 @@ bool ConnectionChecker::Judge(End& end) {
     call.deadline = Number("deadline");
     Expect(direction.calls.emplace(Number("call"), call).second, "call.once", "a call begins twice");
   } else if (event_ == "stag.registered") {
-    Expect(end.valid.insert(Number("registration")).second, "fence", "a registration is valid already");
+    Expect(end.valid.emplace(Number("registration"), ++end.registered).second, "fence",
+           "a registration is valid already");
   } else if (event_ == "stag.invalidated") {
     Expect(end.valid.erase(Number("registration")) == 1, "fence", "invalidated without being valid");
   } else if (event_ == "stag.exposed") {
-    direction.calls[Number("call")].registrations.insert(Number("registration"));
+    if (const auto valid = end.valid.find(Number("registration")); valid != end.valid.end()) {
+      direction.calls[Number("call")].registrations.insert_or_assign(valid->first, valid->second);
+    }
   } else if (event_ == "call.sent") {
     ++direction.in_flight;
     const uint64_t deadline = direction.calls[Number("call")].deadline;
@@ -99,8 +103,29 @@ bool ConnectionChecker::Judge(End& end) {
     const bool fits = direction.in_flight + direction.dones() <= direction.granted;
     Expect(fits || direction.in_flight == 1, "credit.requester", "more calls than granted");
     direction.dones_before[Number("xid")] = direction.dones_sent;
+    JudgeSent(end, direction);
     Plan(end, direction,
          {.granted = Number("granted"), .unanswered = Number("in_flight"), .received = Number("received")});
+  } else if (event_ == "properties.sent") {
+    ++direction.in_flight;
+    Expect(direction.in_flight <= direction.granted, "credit.requester", "more than granted");
+    Plan(end, direction,
+         {.granted = Number("granted"), .unanswered = Number("in_flight"), .received = Number("received")});
+  } else if (event_ == "properties.received") {
+    // At a responder nobody waits for them.
+    const auto* const awaited = FindFact<uint64_t>(facts_, "awaited");
+    if (awaited != nullptr && *awaited != 0) direction.granted = std::max<uint64_t>(Number("credits"), 1);
+  } else if (event_ == "properties.over") {
+    if (direction.in_flight > 0) --direction.in_flight;
+  } else if (event_ == "call.resent") {
+    Call& call = direction.calls[Number("call")];
+    Expect(!call.in_flight, "call.once", "sent again without an answer");
+    call.xid = Number("xid");
+    call.before = std::move(call.registrations);
+    call.registrations.clear();
+  } else if (event_ == "connection.version") {
+    Expect(end.version == 0 || end.version == Number("version"), "version.fixed", "another version");
+    end.version = Number("version");
   } else if (event_ == "reply.exposed") {
     ++direction.exposed;
   } else if (event_ == "done.received") {
@@ -129,6 +154,7 @@ bool ConnectionChecker::Judge(End& end) {
   } else if (event_ == "reply.received") {
     JudgeAnswer(direction);
     Call& call = direction.calls[Number("call")];
+    call.in_flight = false;
     call.returned = Number("writes_returned");
     Expect(call.returned <= Number("writes_offered"), "reply.lengths", "more than was offered");
     Expect(Number("reply_returned") <= Number("reply_offered"), "reply.lengths", "more than was offered");
@@ -150,6 +176,7 @@ bool ConnectionChecker::Judge(End& end) {
     end.planned.clear();
     end.slots.clear();
     end.forward.exposed = 0;
+    end.version = 0;
     end.established = false;
   }
   // After the end of the connection, nothing is worth keeping once all its calls are over.
@@ -159,12 +186,32 @@ bool ConnectionChecker::Judge(End& end) {
 // A call in flight has its answer.
 void ConnectionChecker::JudgeAnswer(Direction& direction) {
   --direction.in_flight;
-  direction.granted = std::max<uint64_t>(Number("credits"), 1);
+  // An error of version 2 grants nothing.
+  if (Word("type") != "RDMA2_ERROR") direction.granted = std::max<uint64_t>(Number("credits"), 1);
   direction.dones_owed += Number("exposes");
   const auto before = direction.dones_before.find(Number("xid"));
   if (before == direction.dones_before.end()) return;
   direction.dones_dealt_with = std::max(direction.dones_dealt_with, before->second);
   direction.dones_before.erase(before);
+}
+
+// The call of this event goes out, for the first time or again.
+void ConnectionChecker::JudgeSent(End& end, Direction& direction) {
+  Call& call = direction.calls[Number("call")];
+  Expect(!call.in_flight, "call.once", "sent while it is in flight");
+  call.in_flight = true;
+  if (!call.xid) return;
+  Expect(*call.xid == Number("xid"), "call.once", "sent again with another XID");
+  call.xid.reset();
+  Expect(!AnyValid(end, std::exchange(call.before, {})), "fence", "an STag of the attempt before is valid");
+}
+
+// A number that is valid again is that of another registration, of whichever engine of this end.
+bool ConnectionChecker::AnyValid(const End& end, const Registrations& registrations) {
+  return std::any_of(registrations.begin(), registrations.end(), [&](const auto& registration) {
+    const auto valid = end.valid.find(registration.first);
+    return valid != end.valid.end() && valid->second == registration.second;
+  });
 }
 
 void ConnectionChecker::Plan(End& end, Direction& direction, const Planned& planned) {
@@ -197,14 +244,7 @@ void ConnectionChecker::JudgeOver(End& end, Direction& direction) {
   const Call call = found->second;
   direction.calls.erase(found);
   Expect(Number("stags") == 0, "fence", "STags are valid");
-  for (const uint64_t registration : call.registrations) {
-    if (end.valid.count(registration) == 0) continue;
-    // A number that is valid again belongs to a later call.
-    const bool of_another = std::any_of(direction.calls.begin(), direction.calls.end(), [&](const auto& other) {
-      return other.second.registrations.count(registration) > 0;
-    });
-    Expect(of_another, "fence", "an STag is valid in the driver");
-  }
+  Expect(!AnyValid(end, call.registrations), "fence", "an STag is valid in the driver");
   if (Word("outcome") == "ok") Expect(Number("placed") == call.returned, "reply.lengths", "the caller gets another");
 }
 

@@ -13,7 +13,9 @@
 //                      docs/decisions/0043); there is an RDMA_DONE for each reply that exposes memory, and for no other
 //   exposure.held      when nobody is at work, no reply is exposed
 //   fence              when a call is over, none of its STags is valid
-//   call.once          each call submitted is over once
+//   call.once          each call submitted is over once; it is sent again only when it was answered with an error of
+//                      version 2, and with its XID
+//   version.fixed      a connection has one version
 //   call.late          no call is sent after its time-out
 //   read.limit         no more RDMA Reads are under way than the connection allows
 //   reply.lengths      what comes back is within what was offered, and the caller gets what the responder wrote
@@ -25,6 +27,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -50,10 +53,16 @@ class ConnectionChecker final : public TraceSink {
   uint64_t judged() const { return judged_; }
 
  private:
+  // By number, which is used again: the how-manieth registration of the end it is.
+  using Registrations = std::map<uint64_t, uint64_t>;
   struct Call {
     uint64_t deadline = 0;  // ns; 0: none
-    std::set<uint64_t> registrations;
+    Registrations registrations;
     uint64_t returned = 0;
+    bool in_flight = false;
+    // Of one that is sent again: its XID, and what its last attempt had registered.
+    std::optional<uint64_t> xid;
+    Registrations before;
   };
   // A Send that the engine asked for.
   struct Planned {
@@ -87,7 +96,9 @@ class ConnectionChecker final : public TraceSink {
     Direction reverse;
     std::map<uint64_t, Planned> planned;  // by send buffer, until posted
     std::set<uint64_t> slots;             // send buffers in use
-    std::set<uint64_t> valid;             // registrations
+    Registrations valid;
+    uint64_t registered = 0;  // registrations so far
+    uint64_t version = 0;     // as far as it is told
     bool established = false;
     bool destroyed = false;  // by its owner, in the middle
   };
@@ -100,7 +111,9 @@ class ConnectionChecker final : public TraceSink {
   // False: no event of a connection.
   bool Judge(End& end);
   void Plan(End& end, Direction& direction, const Planned& planned);
+  static bool AnyValid(const End& end, const Registrations& registrations);
   void JudgeAnswer(Direction& direction);
+  void JudgeSent(End& end, Direction& direction);
   void JudgePosted(End& end);
   void JudgeOver(End& end, Direction& direction);
 

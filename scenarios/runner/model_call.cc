@@ -24,6 +24,8 @@ constexpr uint32_t kReplyOverhead = 64;
 constexpr uint64_t kCallOverhead = 40 + 24 + 4 + 4;
 // Transport header of a message without chunks (RFC 8166 section 4.2).
 constexpr uint64_t kInlineHeader = 28;
+// The same in version 2 (draft-cel-nfsv4-rpcrdma-version-two-09 section 6.4).
+constexpr uint64_t kInlineHeaderOfVersion2 = 36;
 
 uint32_t ResultRoom(const Call& call) {
   return call.has_result_room_bytes() ? call.result_room_bytes() : call.result_bytes();
@@ -155,6 +157,9 @@ void SetTerms(const Client& client, rpcrdma::ClientOptions* options) {
   options->padding_align = client.padding_align();
   options->padding_threshold = client.padding_threshold();
   options->ccp.enabled = client.ccp();
+  options->versions = {client.version_low(), client.version_high()};
+  options->grown_bytes_max = client.grown_bytes_max();
+  options->reverse_chunks = client.reverse_chunks();
 }
 
 bool HasRoomForReverse(const Device& device) {
@@ -173,6 +178,33 @@ uint64_t LongestRegion(const Scenario& scenario, const std::string& host) {
     if (each.name() == host) longest = std::min(longest, MakeProfile(each.device()).max_mr_size);
   }
   return longest;
+}
+
+// What is sent if nothing of the call goes by a chunk of its own.
+uint64_t WholeCallOf(const Call& call) {
+  return kCallOverhead + XdrRoundUp(call.plain_argument_bytes()) + XdrRoundUp(call.argument_bytes());
+}
+
+// The service takes so few chunks, or segments of them, that a call may have to go as one and its reply as another, and
+// that cannot be had: the device would make several segments of them, or there is no memory to put the call together.
+bool NeedsMoreChunks(const Scenario& scenario, const Client& client, const Call& call) {
+  const Service& service = ServiceOf(scenario, client);
+  const bool few = service.has_read_segments_max() || service.has_write_chunks_max() ||
+                   service.has_segments_per_chunk_max() || service.has_write_segments_max();
+  if (!few) return false;
+  const uint64_t reply =
+      XdrRoundUp(kReplyOverhead + PlainRoom(call)) + XdrRoundUp(std::max(ResultRoom(call), call.result_bytes()));
+  return WholeCallOf(call) > client.grown_bytes_max() ||
+         std::max(WholeCallOf(call), reply) > LongestRegion(scenario, client.host());
+}
+
+// Whatever was offered: the client is told what the reply needs, and has memory for it and, beside that, for a call
+// that has to be put together.
+bool ReplyGetsItsRoom(const Scenario& scenario, const Client& client, const Call& call) {
+  const Service& service = ServiceOf(scenario, client);
+  return std::max(client.version_low(), service.version_low()) == 2 &&
+         WholeReplyOf(call) <= LongestRegion(scenario, client.host()) &&
+         2 * WholeReplyOf(call) + WholeCallOf(call) <= client.grown_bytes_max();
 }
 
 // So few Receives, maybe, that none can be kept for RDMA_DONE beside that of a call.
@@ -196,19 +228,20 @@ bool TooLarge(const Scenario& scenario, const Client& client, const Call& call) 
   const auto segments = [longest](uint64_t bytes) { return (bytes + longest - 1) / longest; };
   const uint64_t reads = segments(message) + segments(call.argument_bytes());
   const uint64_t writes = segments(ResultRoom(call)) + segments(XdrRoundUp(kReplyOverhead + PlainRoom(call)));
-  return reads + writes > kSegmentsMax ||
+  return reads + writes > kSegmentsMax || NeedsMoreChunks(scenario, client, call) ||
          kHeaderWithoutSegments + 24 * reads + 16 * writes > Threshold(client, ServiceOf(scenario, client));
 }
 
 bool TooLargeForReverse(const Client& client, const Service& service, const Call& call) {
-  const uint64_t sent = kCallOverhead + XdrRoundUp(call.plain_argument_bytes()) + XdrRoundUp(call.argument_bytes());
-  const uint64_t back = kReplyOverhead + XdrRoundUp(call.plain_result_bytes()) + XdrRoundUp(call.result_bytes());
-  return kInlineHeader + std::max(sent, back) > Threshold(client, service);
+  const uint64_t header = MayBeOfVersion2(client, service) ? kInlineHeaderOfVersion2 : kInlineHeader;
+  return header + std::max(WholeCallOf(call), WholeReplyOf(call)) > Threshold(client, service);
 }
 
 bool ReplyCannotTravel(const Scenario& scenario, const Client& client, const Call& call) {
-  if (call.result_bytes() <= ResultRoom(call) && call.plain_result_bytes() <= PlainRoom(call)) return false;
   const Service& service = ServiceOf(scenario, client);
+  if (NeedsMoreChunks(scenario, client, call)) return true;
+  if (call.result_bytes() <= ResultRoom(call) && call.plain_result_bytes() <= PlainRoom(call)) return false;
+  if (ReplyGetsItsRoom(scenario, client, call)) return false;
   if (!RepliesAreRead(client, service) || HasFewReceives(scenario, service)) return true;
   // The header has room for what was offered, and for what is exposed: the message before and behind the result, and
   // that, in as many pieces as the devices make of them.
@@ -234,8 +267,7 @@ bool ReplyExceedsDevice(const Scenario& scenario, const Client& client, const Ca
 }
 
 bool ArgumentsExceedServer(const Service& service, const Call& call) {
-  return XdrRoundUp(call.argument_bytes()) + kCallOverhead + XdrRoundUp(call.plain_argument_bytes()) >
-         service.call_bytes_max();
+  return WholeCallOf(call) > service.call_bytes_max();
 }
 
 bool ServerMayLackMemory(const Scenario& scenario, const Client& client, const Call& call) {

@@ -59,10 +59,11 @@ bool HasRoomForReverse(const Device& device);
 
 // The call needs more segments than a header has room for, or a longer message than the client sends.
 bool TooLarge(const Scenario& scenario, const Client& client, const Call& call);
-// The same for a call in the reverse direction, which has no chunks: the call or its reply is too long to go inline.
+// The same for a call in the reverse direction, which may have no chunks: the call or its reply is too long to go
+// inline.
 bool TooLargeForReverse(const Client& client, const Service& service, const Call& call);
-// A result is longer than the room that the caller offers, and it is not read instead; or it cannot be, for what it is
-// and what the ends are.
+// A result is longer than the room that the caller offers, and it is neither read instead nor given more room; or it
+// cannot be, for what it is and what the ends are. Or the service takes fewer chunks than that needs.
 bool ReplyCannotTravel(const Scenario& scenario, const Client& client, const Call& call);
 // A reply that is read may be longer than what the client has memory for, or than its device registers at once.
 bool ReplyExceedsClient(const Client& client, const Service& service, const Call& call);

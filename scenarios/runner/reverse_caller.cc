@@ -140,6 +140,12 @@ std::string ReverseCaller::Judge(const Pending& pending, const CallError& error)
   switch (error.kind) {
     case Kind::kTooLarge:
       return refused(TooLargeForReverse(client, ServiceOf(stage_.scenario(), client), call));
+    case Kind::kNotServed:
+      return refused(client.reverse_credits() == 0);
+    case Kind::kMemory:
+      return refused(client.reverse_chunks() && stage_.FailedRegistration(host_, pending.started));
+    case Kind::kTransport:
+      return refused(client.reverse_chunks() && stage_.FailedRegistration(client.host(), pending.started));
     case Kind::kQueueFull:
       return refused(pending.crowded);
     case Kind::kNotConnected:

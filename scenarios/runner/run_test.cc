@@ -178,6 +178,70 @@ TEST_P(Run, ClientsConfigureTheirConnectionsWhereTheServerLetsThem) {
   }
 }
 
+TEST_P(Run, EndsFindTheVersionThatTheyHaveInCommon) {
+  const auto versions = [](int low, int high) {
+    return "version_low: " + std::to_string(low) + " version_high: " + std::to_string(high) + " ";
+  };
+  for (const std::string& service : {versions(1, 1), versions(1, 2), versions(2, 2)}) {
+    for (const std::string& client : {versions(1, 1), versions(1, 2), versions(2, 2)}) {
+      for (const std::string session : {"session: true", ""}) {
+        const Scenario scenario =
+            Parse("host { name: 'a' } host { name: 'b' } service { host: 'a' " + service + "} " +
+                  "client { name: 'c' host: 'b' server: 'a' concurrency: 4 " + client + session +
+                  " call { repeat: 10 argument_bytes: 10000 result_bytes: 20000 } call { plain_result_bytes: 9000 } }");
+        if (!Validate(scenario)) continue;
+        SCOPED_TRACE(client + " to " + service + " " + session);
+        const RunReport report = RunWell(scenario);
+        EXPECT_EQ(report.tally.answered, report.tally.calls);
+        EXPECT_EQ(report.tally.connections, 1u);
+      }
+    }
+  }
+}
+
+// Too many chunks, or segments, or too little room for a reply: in version 2 the client is told, and makes do.
+TEST_P(Run, InVersion2CallsAreAnsweredByServersThatTakeLittle) {
+  for (const std::string limits :
+       {"read_segments_max: 1", "read_segments_max: 2", "write_chunks_max: 0", "write_segments_max: 0",
+        "segments_per_chunk_max: 1", "read_segments_max: 1 write_chunks_max: 0 segments_per_chunk_max: 1"}) {
+    SCOPED_TRACE(limits);
+    const Scenario scenario = Parse(
+        "host { name: 'a' } host { name: 'b' } service { host: 'a' version_low: 2 version_high: 2 " + limits + R"(}
+        client { name: 'c' host: 'b' server: 'a' version_low: 2 version_high: 2 concurrency: 4
+                 call { repeat: 5 plain_argument_bytes: 9001 argument_bytes: 10001 result_bytes: 20000 }
+                 call { repeat: 5 argument_bytes: 9001 result_bytes: 20000 result_room_bytes: 10000 }
+                 call { repeat: 5 plain_result_bytes: 20000 plain_result_room_bytes: 10 }
+                 call { repeat: 5 plain_argument_bytes: 9001 argument_bytes: 10001
+                        result_bytes: 20000 result_room_bytes: 0 } })");
+    const RunReport report = RunWell(scenario);
+    EXPECT_EQ(report.tally.answered, report.tally.calls);
+    EXPECT_EQ(report.tally.connections, 1u);
+  }
+}
+
+// As far as the client follows: not at all, without chunks, with them.
+TEST_P(Run, InVersion2AServiceCallsItsClientsAsFarAsTheyFollow) {
+  struct Row {
+    std::string client;
+    uint64_t refused;
+  };
+  for (const Row& row :
+       {Row{"", 60}, Row{"reverse_credits: 2", 20}, Row{"reverse_credits: 2 reverse_chunks: true", 0}}) {
+    SCOPED_TRACE(row.client);
+    const Scenario scenario = Parse(R"(host { name: 'a' } host { name: 'b' }
+        service { host: 'a' reverse_credits: 4 version_low: 2 version_high: 2 } xids: 1
+        client { name: 'c' host: 'b' server: 'a' concurrency: 4 version_low: 2 version_high: 2 )" +
+                                    row.client + R"( call { repeat: 20 argument_bytes: 10000 service_ns: 100000 }
+                 reverse_call { repeat: 2 argument_bytes: 700 result_bytes: 600 }
+                 reverse_call { argument_bytes: 9000 result_bytes: 8000 } })");
+    const RunReport report = RunWell(scenario);
+    EXPECT_EQ(report.tally.answered + report.tally.refused, report.tally.calls);
+    // Probes are answered by calls, too.
+    EXPECT_EQ(report.tally.refused > 0, row.refused > 0);
+    EXPECT_GE(report.tally.refused, row.refused);
+  }
+}
+
 TEST_P(Run, ClientsOfAServerThatIsGoneForGoodComeToAnEnd) {
   const Scenario scenario = Parse(std::string(kPair) + R"(
       client { name: 'c' host: 'b' server: 'a' call { repeat: 50 pause_ns: 100000 result_bytes: 5000 } }
@@ -721,6 +785,15 @@ TEST(Validate, NamesTheFieldAndWhatWasExpected) {
       {"host { name: 'a' } service { host: 'a' } "
        "client { name: 'c' host: 'a' server: 'a' reverse_credits: 1 reverse_call { } }",
        "client.reverse_call: \"c\", expected reverse_credits of both ends"},
+      {"host { name: 'a' } service { host: 'a' version_low: 2 }",
+       "service.version_low: \"2\", expected no more than version_high"},
+      {"host { name: 'a' } service { host: 'a' version_high: 2 inline_threshold: 2048 }",
+       "service.inline_threshold: \"2048\", expected at least 4096 with version 2"},
+      {"host { name: 'a' } service { host: 'a' version_high: 2 rpcrdma_profile: 'rfc5666' }",
+       "service.rpcrdma_profile: \"rfc5666\", expected rfc5666bis with version 2"},
+      {"host { name: 'a' } service { host: 'a' } "
+       "client { name: 'c' host: 'a' server: 'a' version_low: 2 version_high: 2 }",
+       "client.version_high: \"c\", expected a version that the service speaks"},
       {"host { name: 'a' } service { host: 'a' reverse_credits: 1 shared_receives: 8 }",
        "service.shared_receives: \"8\", expected none with reverse_credits"},
       {"host { name: 'a' } service { host: 'a' rpcrdma_profile: 'rfc8166' }",

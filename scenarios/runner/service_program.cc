@@ -65,6 +65,11 @@ void ServiceProgram::Start() {
   options.receive_align = spec_.receive_align();
   options.ccp.enabled = spec_.ccp();
   options.ccp.inline_send_max = options.ccp.inline_receive_max = spec_.ccp_inline_max();
+  options.versions = {spec_.version_low(), spec_.version_high()};
+  options.chunk_limits.read_segments_max = spec_.read_segments_max();
+  options.chunk_limits.write_chunks_max = spec_.write_chunks_max();
+  options.chunk_limits.segments_per_chunk_max = spec_.segments_per_chunk_max();
+  options.chunk_limits.write_segments_max = spec_.write_segments_max();
   ++starts_;
   options.name = name();
   options.first_xid = stage_.FirstModelXid(options.name);

@@ -145,7 +145,7 @@ Instant SessionProgram::OldestConnection() const {
 rpcrdma::CallId SessionProgram::Send(CallUnderWay& call, rpcrdma::Client::CallHandler handler) {
   call.since = OldestConnection();
   call.losses = losses_;
-  stage_.executions()[call.number].repeatable = call.spec.retransmit();
+  stage_.executions()[call.number].repeatable = call.spec.retransmit() || MayBeOfVersion2(spec_, service_);
   const auto args = [&](XdrWriter& out) { call.Write(out); };
   return session_->Call(call.procedure(), args, call.Options(), std::move(handler));
 }
@@ -189,7 +189,7 @@ bool SessionProgram::MayBeLost(uint64_t number, const Connection& connection) co
              return call.when >= connection.since && call.due && *call.due <= stage_.Now();
            });
   }
-  if (MayBeLostUnread(connection.since)) return true;
+  if (MayBeLostUnread(connection.since) || MayBeLostByReverseCall(connection.since)) return true;
   if (connection.keepalive_unanswered) return disturbed || Duration(spec_.keepalive_timeout_ns()) < patience_;
   const Instant heard = disturbed ? connection.since : std::max(connection.since, stage_.Now() - patience_);
   return stage_.FailedRegistration(spec_.server(), heard);

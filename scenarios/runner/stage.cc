@@ -19,6 +19,10 @@ bool HavePrivateData(const Client& client, const Service& service) {
   return DocumentOf(client.rpcrdma_profile()).private_data && DocumentOf(service.rpcrdma_profile()).private_data;
 }
 
+bool MayBeOfVersion2(const Client& client, const Service& service) {
+  return std::min(client.version_high(), service.version_high()) == 2;
+}
+
 bool RepliesAreRead(const Client& client, const Service& service) {
   return DocumentOf(client.rpcrdma_profile()).replies_by_read_chunk &&
          DocumentOf(service.rpcrdma_profile()).replies_by_read_chunk && client.outgoing_reads() > 0 &&
@@ -77,6 +81,9 @@ constexpr Duration kBlinkOfInfiniband = 10s;
 constexpr uint32_t kUnansweredMax = 3;
 constexpr uint32_t kRejectedPerUnanswered = 4;
 
+// So often may a call be sent again for what a server says that it needs (Requester::Config::resends_max).
+constexpr double kResendsMax = 4;
+
 // What a connection meets on its way, at its worst.
 struct Path {
   double way = 0;       // ns, one way
@@ -131,6 +138,7 @@ struct Segments {
   double longest = 1 << 30;  // bytes in one
   double reads = 1;          // that the server reads at a time
   double more_rounds = 0;    // of a call whose reply the client reads: the Read, RDMA_DONE, and the fences of both
+  double attempts = 1;       // of a call that an error of version 2 has sent again
 };
 
 Segments SegmentsOf(const Scenario& scenario, const Client& client) {
@@ -140,6 +148,7 @@ Segments SegmentsOf(const Scenario& scenario, const Client& client) {
     if (service.host() != client.server()) continue;
     segments.reads = std::min<double>(segments.reads, service.outgoing_reads());
     if (RepliesAreRead(client, service)) segments.more_rounds = 4;
+    if (MayBeOfVersion2(client, service)) segments.attempts = 1 + kResendsMax;
   }
   for (const Host& host : scenario.host()) {
     const emu::DeviceProfile device = MakeProfile(host.device());
@@ -227,8 +236,8 @@ Duration Stage::Patience(const Client& client) const {
     const double bytes =
         kHeaders + kRecordOverhead * (static_cast<double>(call.argument_bytes()) + call.plain_argument_bytes() +
                                       call.result_bytes() + call.plain_result_bytes());
-    longest = std::max(longest, rounds * (2 * path.way + path.delay) + bytes * path.per_byte + path.retries +
-                                    static_cast<double>(call.service_ns()) + reverse);
+    longest = std::max(longest, segments.attempts * (rounds * (2 * path.way + path.delay) + bytes * path.per_byte +
+                                                     path.retries + static_cast<double>(call.service_ns()) + reverse));
     cancels = cancels || call.cancel_ns() != 0;
   }
   const double together = client.concurrency() + (cancels ? client.credits() : 0.0);

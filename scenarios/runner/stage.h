@@ -31,6 +31,8 @@ namespace stagecoach::scenario {
 const rpcrdma::ProtocolProfile& DocumentOf(const std::string& rpcrdma_profile);
 // They tell each other how long their messages may be.
 bool HavePrivateData(const Client& client, const Service& service);
+// Their connection may be of version 2.
+bool MayBeOfVersion2(const Client& client, const Service& service);
 // A reply that fits neither inline nor any chunk is read by the client from memory of the service: both ends know how,
 // and have what it takes.
 bool RepliesAreRead(const Client& client, const Service& service);

@@ -97,6 +97,7 @@ class Validator {
         Say("service.shared_receives", std::to_string(service.shared_receives()), "none with reverse_credits");
       }
       if (CheckDocument("service.rpcrdma_profile", service.rpcrdma_profile())) CheckOlderService(service);
+      CheckVersions("service", service);
       if (!std::has_single_bit(service.receive_align())) {
         Say("service.receive_align", std::to_string(service.receive_align()), "a power of two");
       }
@@ -114,6 +115,13 @@ class Validator {
       Talk("client.server", client.host(), client.server());
       if (CheckDocument("client.rpcrdma_profile", client.rpcrdma_profile())) CheckOlderClient(client);
       CheckConfiguration(client);
+      CheckVersions("client", client);
+      for (const Service& service : scenario_.service()) {
+        if (service.host() == client.server() &&
+            (service.version_low() > client.version_high() || client.version_low() > service.version_high())) {
+          Say("client.version_high", client.name(), "a version that the service speaks");
+        }
+      }
       if (client.session()) CheckSession(client);
       if (client.reverse_call_size() > 0) CheckReverse(client);
     }
@@ -182,7 +190,9 @@ class Validator {
     for (const Client& client : scenario_.client()) {
       for (uint32_t i = 0; i < (client.session() ? client.connections() : 1); ++i) {
         if (client.host() == host) {
-          needs.AddConnection(ArenaBytes(client.credits(), client.inline_threshold(), client.reverse_credits()),
+          // Version 2 has a reverse direction, if only to say that nobody is there.
+          const uint32_t reverse = std::max(client.reverse_credits(), client.version_high() - 1);
+          needs.AddConnection(ArenaBytes(client.credits(), client.inline_threshold(), reverse),
                               client.memory_windows());
         }
         if (client.server() == host) needs.AddConnection(std::max(service_arena, LongestBlock(client)), false);
@@ -225,6 +235,20 @@ class Validator {
     const rpcrdma::ProtocolProfile* const profile = rpcrdma::FindProfile(name);
     if (profile == nullptr) Say(field, name, "draft-2004, rfc5666 or rfc5666bis");
     return profile != nullptr && *profile != rpcrdma::kRfc5666bis;
+  }
+
+  template <typename End>
+  void CheckVersions(const std::string& where, const End& end) {
+    if (end.version_low() > end.version_high()) {
+      Say(where + ".version_low", std::to_string(end.version_low()), "no more than version_high");
+    }
+    if (end.version_high() < 2) return;
+    if (end.inline_threshold() < 4096) {
+      Say(where + ".inline_threshold", std::to_string(end.inline_threshold()), "at least 4096 with version 2");
+    }
+    if (end.rpcrdma_profile() != rpcrdma::kRfc5666bis.name) {
+      Say(where + ".rpcrdma_profile", end.rpcrdma_profile(), "rfc5666bis with version 2");
+    }
   }
 
   void CheckOlderService(const Service& service) {
@@ -277,7 +301,10 @@ class Validator {
 
   void CheckReverse(const Client& client) {
     for (const Service& service : scenario_.service()) {
-      if (service.host() == client.server() && (service.reverse_credits() == 0 || client.reverse_credits() == 0)) {
+      // In version 1 an end that serves nothing cannot say so.
+      const bool may_serve_none = client.version_low() == 2;
+      if (service.host() == client.server() &&
+          (service.reverse_credits() == 0 || (client.reverse_credits() == 0 && !may_serve_none))) {
         Say("client.reverse_call", client.name(), "reverse_credits of both ends");
       }
     }

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/prng.h"
 
@@ -21,7 +22,8 @@ class Drawer {
         device_prng_(Prng(seed).Fork("swarm/profile")),
         session_prng_(Prng(seed).Fork("swarm/sessions")),
         reverse_prng_(Prng(seed).Fork("swarm/reverse")),
-        document_prng_(Prng(seed).Fork("swarm/documents")) {
+        document_prng_(Prng(seed).Fork("swarm/documents")),
+        version_prng_(Prng(seed).Fork("swarm/versions")) {
     const bool infiniband = device_prng_.OneIn(2);
     profile_ = !profile.empty() ? profile : infiniband ? "roce" : "iwarp";
     loses_packets_ = device_prng_.OneIn(4);
@@ -43,6 +45,7 @@ class Drawer {
     if (!reverse && reverse_prng_.OneIn(4)) DrawSharedReceives();
     if (document_prng_.OneIn(4)) DrawDocuments();
     if (document_prng_.OneIn(8)) DrawConfiguration();
+    if (version_prng_.OneIn(4)) DrawVersions();
     RaiseImpossibleLimits();
     AdmitSuccessors();
     return std::move(scenario_);
@@ -519,6 +522,108 @@ class Drawer {
     }
   }
 
+  // Ends speak version 2, with or without version 1. Some servers have not heard of it, those that follow an older
+  // document among them, and their clients find out. Left out are clients that configure connections or follow the
+  // older documents, which is about version 1; devices with short queues, which have no room for the reverse direction
+  // that version 2 always has; and pairs without a version in common.
+  void DrawVersions() {
+    Prng& prng = version_prng_;
+    const auto may = [&](const auto& end) {
+      return !end.has_rpcrdma_profile() && !end.ccp() && !HasShortQueues(end.host());
+    };
+    const auto speak = [](auto& end, uint32_t low) {
+      end.set_version_low(low);
+      end.set_version_high(2);
+      end.set_inline_threshold(std::max(end.inline_threshold(), 4096u));
+    };
+    if (prng.OneIn(2)) AdmitVersion2();
+    for (Service& service : *scenario_.mutable_service()) {
+      std::vector<Client*> clients;
+      for (Client& client : *scenario_.mutable_client()) {
+        if (client.server() == service.host()) clients.push_back(&client);
+      }
+      const bool all = std::all_of(clients.begin(), clients.end(), [&](const Client* client) { return may(*client); });
+      const bool never = prng.OneIn(6) || !may(service);
+      const bool alone = prng.OneIn(2) && all && !service.files() && !never;
+      if (!never) speak(service, alone ? 2 : 1);
+      for (Client* client : clients) {
+        if (!may(*client) || (!alone && prng.OneIn(4))) continue;
+        speak(*client, !never && prng.OneIn(alone ? 2 : 3) ? 2 : 1);
+        if (!never) DrawWhatVersion2Has(*client);
+      }
+      if (alone && !prng.OneIn(3)) DrawFewChunks(service, clients);
+    }
+  }
+
+  // Takes away what keeps ends from it, and devices from long segments: what remains is about version 2.
+  void AdmitVersion2() {
+    for (Host& host : *scenario_.mutable_host()) {
+      host.mutable_device()->clear_max_qp_wr();
+      host.mutable_device()->clear_max_cqe();
+      host.mutable_device()->clear_max_mr_size();
+    }
+    for (Service& service : *scenario_.mutable_service()) {
+      service.clear_rpcrdma_profile();
+      service.clear_ccp();
+    }
+    for (Client& client : *scenario_.mutable_client()) {
+      client.clear_rpcrdma_profile();
+      client.clear_padding_align();
+      client.clear_ccp();
+    }
+  }
+
+  // Replies that find too little room, and reverse calls beyond what goes inline.
+  void DrawWhatVersion2Has(Client& client) {
+    Prng& prng = version_prng_;
+    if (prng.OneIn(4)) client.set_grown_bytes_max(ScaledBy(prng, 1024, 1 << 20));
+    for (Call& call : *client.mutable_call()) {
+      if (prng.OneIn(4)) call.set_result_room_bytes(call.result_bytes() / 2);
+      if (prng.OneIn(4)) call.set_plain_result_room_bytes(call.plain_result_bytes() / 2);
+    }
+    if (client.reverse_call_size() == 0) return;
+    if (client.version_low() == 2 && prng.OneIn(4)) {
+      client.clear_reverse_credits();
+    } else if (prng.OneIn(2)) {
+      client.set_reverse_chunks(true);
+      for (Call& call : *client.mutable_reverse_call()) {
+        if (prng.OneIn(2)) call.set_argument_bytes(static_cast<uint32_t>(ScaledBy(prng, 1000, 50'000)));
+        if (prng.OneIn(2)) call.set_result_bytes(static_cast<uint32_t>(ScaledBy(prng, 1000, 50'000)));
+        // With chunks either is the end of the connection, or may be.
+        call.clear_timeout_ns();
+        call.clear_cancel_ns();
+      }
+    }
+  }
+
+  // The service takes few chunks, or few segments of them, and gets calls that would have more. Where one segment is
+  // enough for any chunk: fewer than the device makes there cannot be.
+  void DrawFewChunks(Service& service, const std::vector<Client*>& clients) {
+    Prng& prng = version_prng_;
+    const bool long_segments = std::all_of(clients.begin(), clients.end(), [&](const Client* client) {
+      return std::any_of(scenario_.host().begin(), scenario_.host().end(), [&](const Host& host) {
+        return host.name() == client->host() && !host.device().has_max_mr_size();
+      });
+    });
+    if (!long_segments) return;
+    if (!prng.OneIn(3)) service.set_read_segments_max(static_cast<uint32_t>(prng.Between(1, 2)));
+    if (prng.OneIn(4)) service.set_write_chunks_max(static_cast<uint32_t>(prng.Below(2)));
+    if (prng.OneIn(2)) service.set_write_segments_max(static_cast<uint32_t>(prng.Below(2)));
+    if (prng.OneIn(4)) service.set_segments_per_chunk_max(static_cast<uint32_t>(prng.Between(1, 2)));
+    // A client that has been refused chunks puts later calls together as well, those among them that must be answered.
+    constexpr uint64_t kPutTogether = 16384;
+    for (Client* client : clients) {
+      if (client->grown_bytes_max() < kPutTogether) client->set_grown_bytes_max(kPutTogether);
+      if (prng.OneIn(3)) continue;
+      Call& call = *client->add_call();
+      call.set_repeat(static_cast<uint32_t>(prng.Between(1, 4)));
+      call.set_plain_argument_bytes(static_cast<uint32_t>(ScaledBy(prng, 1000, 40'000)));
+      call.set_argument_bytes(static_cast<uint32_t>(ScaledBy(prng, 1000, 40'000)));
+      if (prng.OneIn(2)) call.set_result_bytes(static_cast<uint32_t>(ScaledBy(prng, 1000, 40'000)));
+      if (prng.OneIn(4)) call.set_cancel_ns(ScaledBy(prng, 1, 5'000'000));
+    }
+  }
+
   // So short, maybe, that there is no reverse direction, or that hardly a Receive can be shared.
   bool HasShortQueues(const std::string& name) const {
     return std::any_of(scenario_.host().begin(), scenario_.host().end(), [&](const Host& host) {
@@ -560,6 +665,7 @@ class Drawer {
   Prng session_prng_;
   Prng reverse_prng_;
   Prng document_prng_;
+  Prng version_prng_;
   std::string profile_;
   bool loses_packets_ = false;
   Scenario scenario_;
