@@ -29,6 +29,7 @@ class FuzzMemory final : public ConnectionMemory {
     uint32_t handle = 0;
     uint64_t offset = 0;
     bool ended_by_peer = false;
+    bool window = false;
     Block written;  // what the peer wrote, where it may write
   };
 
@@ -48,10 +49,15 @@ class FuzzMemory final : public ConnectionMemory {
       FUZZ_PROPERTY(!Reachable(memory));  // nobody else writes there, or reads what is written
     }
     const uint32_t id = next_++;
+    region.window = windows && by_peer && id % 3 != 0;
     region.handle = HandleOf(id);
     region.offset = uint64_t{id} << 32;
     if (use == MemoryUse::kWrittenByPeer) region.written.assign(memory.begin(), memory.end());
-    const Registration registration{id, LocalKeyOf(id), region.handle, region.offset};
+    const Registration registration{.id = id,
+                                    .local_key = LocalKeyOf(id),
+                                    .handle = region.handle,
+                                    .offset = region.offset,
+                                    .window = region.window};
     regions.emplace(id, std::move(region));
     return registration;
   }
@@ -125,6 +131,7 @@ class FuzzMemory final : public ConnectionMemory {
   uint64_t bytes_max = UINT64_MAX;
   bool refuse_next = false;
   bool pooled = false;
+  bool windows = false;  // for some of what the peer may reach
 
  private:
   uint32_t next_ = 1;

@@ -10,7 +10,7 @@
 #include <filesystem>
 #include <fstream>
 #include <initializer_list>
-#include <set>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -42,17 +42,27 @@ class Corpus {
 
   // Keeps the first input of each shape.
   void Add(const std::string& target, const std::string& shape, const Bytes& input) {
-    if (!shapes_.insert(target + "/" + shape).second) return;
+    if (sizes_.emplace(target + "/" + shape, input.size()).second) Write(target, shape, input);
+  }
+  // Keeps the longest, which has most to be read, and of several the first.
+  void AddLongest(const std::string& target, const std::string& shape, const Bytes& input) {
+    const auto [known, is_first] = sizes_.emplace(target + "/" + shape, input.size());
+    if (!is_first && known->second >= input.size()) return;
+    known->second = input.size();
+    Write(target, shape, input);
+  }
+  size_t size() const { return sizes_.size(); }
+
+ private:
+  void Write(const std::string& target, const std::string& shape, const Bytes& input) {
     const auto directory = root_ / target;
     std::filesystem::create_directories(directory);
     std::ofstream file(directory / shape, std::ios::binary);
     file.write(reinterpret_cast<const char*>(input.data()), static_cast<std::streamsize>(input.size()));
   }
-  size_t size() const { return shapes_.size(); }
 
- private:
   std::filesystem::path root_;
-  std::set<std::string> shapes_;
+  std::map<std::string, size_t> sizes_;  // by target and shape
 };
 
 Bytes WithChoices(uint8_t choices, ConstBytes bytes) {
@@ -152,7 +162,7 @@ void AddHeaders(Corpus& corpus, const std::vector<RecordedFpdu>& fpdus) {
     }
     if (!header.has_value() || !header->has_inline_message()) continue;
     const ConstBytes whole = message.first(std::min<size_t>(message.size(), 512));
-    corpus.Add("rpc_message", shape, Bytes(whole.begin(), whole.end()));
+    corpus.AddLongest("rpc_message", shape, Bytes(whole.begin(), whole.end()));
   }
 }
 
@@ -174,7 +184,7 @@ void AddExchanges(Corpus& corpus) {
 }
 
 // The beginning of a capture, as decode_input_fuzz.cc reads files.
-void AddFile(Corpus& corpus, const std::string& name, const char* path) {
+void AddFile(Corpus& corpus, const std::string& name, const std::string& path) {
   constexpr size_t kFileKept = 1900;
   std::ifstream file(path, std::ios::binary);
   std::string text(kFileKept, '\0');
@@ -422,6 +432,56 @@ void AddOperations(Corpus& corpus) {
   add("requester", "reading_cancelled", reading,
       {{0, 0, 2, 0}, {7, 0}, {3, 0, 0x10, 0, 8, 4, 40, 0, 0}, {10, 0}, {2, 0}, {8, 0}, {7, 0}});
 
+  // Version 2, in the second byte of the configuration: 0x40 from the start, 0x80 to be found, 0xc0 the reverse
+  // direction. Behind the four: what of resends, windows and buffers; what of the ends. Errors: choices 0x20, and
+  // before what spoils them their code and number. 2 0: an extension's message; 2 1: properties; 2 2: properties of the
+  // peer.
+  const auto speaking = [&](int kind, int of_calls, int of_ends) {
+    return bytes({0x42, 0x1a + kind, 0xff, 0xff, of_calls, of_ends});
+  };
+  const Bytes version_2 = speaking(0x40, 0, 8);
+  add("requester", "v2_inline", version_2,
+      {{0, 0x80, 2, 0}, {7, 0}, {3, 0, 0, 0, 8, 0, 0}, {0, 0, 3, 0}, {0, 0, 4, 0}, {3, 0, 0x60, 0, 8, 0, 0}});
+  add("requester", "v2_remote_invalidation", speaking(0x40, 0x20, 0),
+      {{0, 3, 2, 150, 120, 4}, {3, 0, 0, 4, 8, 0, 1}, {8, 0}, {8, 0}});
+  add("requester", "v2_err_read_chunks", version_2,
+      {{0, 3, 2, 150, 120, 4}, {3, 0, 0x20, 0, 8, 4, 0, 0, 0}, {8, 0}, {8, 0}, {7, 0}, {3, 0, 0, 4, 8, 0, 0}});
+  add("requester", "v2_err_write_chunks", version_2,
+      {{0, 0x0c, 2, 150, 100, 4}, {3, 0, 0x20, 0, 8, 5, 1, 0, 0}, {8, 0}, {8, 0}, {7, 0}, {3, 0, 7, 16, 8, 0, 0}});
+  add("requester", "v2_err_segments", version_2,
+      {{0, 0x13, 2, 150, 120, 4}, {3, 0, 0x20, 0, 8, 6, 2, 0, 0}, {8, 0}, {8, 0}, {8, 0}, {8, 0}, {8, 0}, {7, 0}});
+  add("requester", "v2_err_write_resource", version_2,
+      {{0, 8, 2, 150, 4}, {3, 0, 0x20, 0, 8, 7, 0x41, 0, 0}, {8, 0}, {7, 0}, {3, 0, 3, 0, 8, 0, 0}, {8, 0}});
+  add("requester", "v2_err_reply_resource", version_2,
+      {{0, 0, 2, 99}, {3, 0, 0x20, 0, 8, 8, 0x60, 0, 0}, {8, 0}, {7, 0}, {3, 0, 7, 16, 8, 0, 0}, {8, 0}});
+  add("requester", "v2_errors", version_2,
+      {{0, 2, 2, 200, 4},
+       {3, 0, 0x20, 0, 8, 2, 0, 0, 0},
+       {8, 0},
+       {0, 0, 2, 4},
+       {3, 0, 0x20, 0, 8, 9, 0, 0, 0},
+       {7, 0},
+       {0, 0, 2, 4},
+       {3, 0, 0x20, 0, 8, 10, 0, 0, 0}});
+  add("requester", "v2_cancelled_before_resend", version_2,
+      {{0, 3, 2, 150, 120, 4}, {3, 0, 0x20, 0, 8, 4, 0, 0, 0}, {10, 0}, {8, 0}, {8, 0}});
+  add("requester", "v2_properties", speaking(0x40, 0xc0, 0xe),
+      {{2, 1, 50}, {0, 0, 255, 0}, {2, 2, 7, 0x2a, 0, 0}, {7, 0}, {2, 2, 7, 0x2e, 0, 0}, {3, 0, 0, 0, 2, 0, 0}});
+  add("requester", "v2_properties_refused", version_2, {{2, 1, 50}, {2, 3, 3, 0, 0, 0}, {0, 0, 2, 0}});
+  add("requester", "v2_properties_unanswered", version_2, {{2, 1, 50}, {7, 0}, {11, 60}, {2, 2, 7, 0x2a, 0, 0}});
+  add("requester", "v2_properties_malformed", version_2, {{2, 1, 50}, {0, 0, 2, 0}, {2, 2, 7, 1, 0, 0}});
+  add("requester", "v2_extension", version_2,
+      {{2, 0, 4, 10}, {3, 0, 0x80, 3, 8, 0, 0}, {7, 0}, {2, 0, 8, 10, 5}, {11, 9}, {3, 0, 0x80, 3, 8, 0, 0}});
+  add("requester", "probe", speaking(0x80, 0, 0),
+      {{0, 0, 2, 0}, {7, 0}, {3, 0, 0, 0, 8, 0, 0}, {2, 1, 50}, {2, 2, 7, 0x2a, 0, 0}, {0, 2, 2, 200, 4}});
+  add("requester", "probe_refused", speaking(0x80, 0, 0),
+      {{0, 0, 2, 0}, {7, 0}, {3, 0, 0xa0, 1, 8, 0, 0}, {0, 2, 2, 200, 4}, {7, 0}, {3, 0, 0, 0, 8, 0, 0}, {8, 0}});
+  add("requester", "probe_refused_by_2", speaking(0x80, 0, 0),
+      {{0, 0, 2, 0}, {3, 0, 0x20, 0, 8, 1, 0x41, 0, 0}, {7, 0}, {0, 0, 2, 0}, {3, 0, 0, 0, 8, 0, 0}});
+  add("requester", "reverse", speaking(0xc0, 0, 0),
+      {{0, 0x20, 2, 4, 9}, {11, 20}, {3, 0, 0, 0, 8, 0, 0}, {2, 2, 0, 0x30, 0, 0}, {0, 0x22, 2, 200, 4, 9}, {11, 20}});
+  add("requester", "reverse_not_served", speaking(0xc0, 0, 0), {{0, 0, 2, 4}, {2, 2, 0, 0x20, 0, 0}, {0, 0, 2, 4}});
+
   // A call: 0, choices, XID, counts, segments (length, choice), no spoiling, what its memory holds. Completions: 5 of a
   // Read, 7 of a Send, 9 of an invalidation. Answer: 10, request, how, size, items.
   const Bytes requests = bytes({0xe1, 0, 0x0f, 2, 20});
@@ -444,6 +504,38 @@ void AddOperations(Corpus& corpus) {
       {{0, 0x18, 7, 0, 0, 0}, {10, 0, 0, 3}, {0, 0x18, 7, 0, 0, 0}, {0, 0x18, 8, 0, 0, 0}, {0, 0x18, 9, 0, 0, 0}});
   add("responder", "inline_only", bytes({0xf9, 0, 0x0f, 2, 20}),
       {{0, 0x18, 7, 0, 0, 0}, {0, 0x18, 8, 4, 1, 9, 9, 0, 0}, {10, 0, 0, 3}, {7, 0}});
+
+  // Version 2, in the fourth byte of the configuration: 0x40. Behind the five: who this is, and what it knows; how many
+  // chunks it takes. A call has its form (0: of version 2; 0x40 properties, 0x80 an extension's message) and the handle
+  // to invalidate before what spoils it.
+  const auto answering = [&](int choices, int lists) { return bytes({0xe1, 0, 0x0f, 0x42, 20, choices, lists}); };
+  add("responder", "v2_inline", answering(0, 0),
+      {{0, 0x18, 7, 0, 0, 0, 0, 0}, {10, 0, 0, 3}, {7, 0}, {0, 0x18, 8, 0, 0x10, 0, 0}, {0, 0x18, 9, 0, 4, 0, 0, 0}});
+  add("responder", "v1_first", answering(0, 0),
+      {{0, 0x18, 7, 0, 0x10, 0, 0}, {10, 0, 0, 3}, {7, 0}, {0, 0x18, 8, 0, 0, 0, 0, 0}, {0, 0x18, 9, 0, 0x10, 0, 0}});
+  add("responder", "v2_alone", answering(1, 0), {{0, 0x18, 7, 0, 0x10, 0, 0}, {0, 0x18, 8, 0, 0, 0, 0, 0}});
+  add("responder", "v2_invalidate", answering(0x12, 0),
+      {{0, 0x18, 7, 2, 1, 40, 20, 5, 30, 21, 0, 1, 0, 0}, {5, 1}, {5, 0}, {9, 0}, {9, 0}, {10, 0, 0, 3}, {7, 0}});
+  add("responder", "v2_handle_of_nobody", answering(0x12, 0), {{0, 0x18, 7, 2, 1, 40, 20, 5, 30, 21, 0, 255, 0, 0}});
+  add("responder", "v2_properties", answering(0x20, 0),
+      {{0, 0x18, 7, 0, 0x40, 0x2a, 0, 0}, {0, 0x18, 0, 0, 0x44, 0x2e, 0, 0}, {0, 0x18, 8, 0, 0x40, 1, 0, 0}, {7, 0}});
+  add("responder", "v2_extension", answering(0x60, 0),
+      {{0, 0x18, 7, 0, 0x80, 0, 0, 0}, {0, 0x18, 7, 0, 0x80, 4, 0, 0}, {7, 0}, {0, 0x18, 7, 0, 0xa0, 0, 0, 0}});
+  add("responder", "v2_limits", answering(0x82, 0x25),
+      {{0, 0x18, 7, 2, 1, 40, 20, 1, 30, 21, 0, 0, 0, 0},
+       {0, 0x18, 7, 8, 1, 40, 20, 1, 30, 21, 0, 0, 0, 0},
+       {7, 0},
+       {0, 0x18, 7, 0xd0, 9, 20, 9, 21, 9, 22, 0, 0, 0, 0}});
+  add("responder", "v2_err_write_resource", answering(2, 0),
+      {{0, 0x18, 7, 4, 1, 10, 20, 0, 0, 0, 0}, {10, 0, 8, 3, 60}, {7, 0}, {9, 0}});
+  add("responder", "v2_err_reply_resource", answering(2, 0), {{0, 0x18, 7, 0, 0, 0, 0, 0}, {10, 0, 0x80, 127}});
+  add("responder", "v2_err_system", answering(2, 0), {{0, 0x18, 7, 0, 0, 0, 0, 0}, {10, 0, 1, 0}});
+  add("responder", "v2_reverse", answering(0x13, 0),
+      {{0, 0x18, 7, 1, 1, 40, 20, 0, 0, 0, 0}, {5, 0}, {9, 0}, {10, 0, 0, 3}, {7, 0}});
+  add("responder", "v2_reverse_inline", answering(7, 0),
+      {{0, 0x18, 7, 1, 1, 40, 20, 0, 0, 0, 0}, {7, 0}, {0, 0x18, 7, 0x50, 9, 20, 0, 0, 0, 0}, {10, 0, 0, 3}});
+  add("responder", "v2_reverse_none", answering(0x0b, 0),
+      {{0, 0x18, 7, 0, 0, 0, 0, 0}, {0, 0x18, 7, 0, 0x40, 0, 0, 0}});
 
   // RDMA_DONE: 15, choice, which of the replies that are exposed, what the memory of a call would hold.
   add("responder", "exposed", bytes({0xe1, 0, 0x0f, 0xfe, 20}),
@@ -492,14 +584,17 @@ int Main(int argc, char** argv) {
   AddVersion2(corpus);
   AddOperations(corpus);
   AddExchanges(corpus);
-  for (int i = 2; i < argc; ++i) {
-    const auto capture = ReadTcpCaptureFile(argv[i]);
+  // What comes first counts: in whatever order a shell has them.
+  std::vector<std::string> captures(argv + 2, argv + argc);
+  std::sort(captures.begin(), captures.end());
+  for (const std::string& path : captures) {
+    const auto capture = ReadTcpCaptureFile(path);
     if (!capture.has_value()) {
       std::fprintf(stderr, "%s\n", capture.error().c_str());
       return 1;
     }
-    const std::string name = std::filesystem::path(argv[i]).stem();
-    AddFile(corpus, name, argv[i]);
+    const std::string name = std::filesystem::path(path).stem();
+    AddFile(corpus, name, path);
     for (const TcpConnection& connection : capture->connections) {
       const auto iwarp = CutIwarp(connection);
       if (!iwarp.has_value()) continue;

@@ -1,18 +1,24 @@
-// What the targets for messages with chunks share: messages put together in a way that nothing under test uses, and the
-// spoiling of encoded ones.
+// What the targets for messages with chunks share: messages put together in a way that nothing under test uses, an
+// extension of version 2, and the spoiling of encoded ones.
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "base/bytes.h"
 #include "base/cursor.h"
 #include "rpcrdma/wire/chunk_list.h"
+#include "rpcrdma/wire/extensions.h"
 #include "rpcrdma/wire/header_v1.h"
+#include "rpcrdma/wire/header_v2.h"
+#include "rpcrdma/wire/properties.h"
+#include "rpcrdma/wire/v2_numbers.h"
 #include "rpcrdma/xdr/reduced_stream.h"
 #include "tests/fuzz/input.h"
 
@@ -87,13 +93,66 @@ inline std::vector<uint32_t> Spread(std::span<const Segment> segments, uint64_t 
   return lengths;
 }
 
+inline Block Word(uint32_t value) {
+  Block bytes(4);
+  ByteWriter(bytes).U32(value);
+  return bytes;
+}
+
+// What an extension of version 2 may have: a header type with a message behind it and one without, whose first word
+// says how long they are; a property of one word; an error; a flag for every header.
+inline constexpr uint32_t kExtensionType = kExperimentalNumbers;
+inline constexpr uint32_t kExtensionTypeWithMessage = kExperimentalNumbers + 1;
+inline constexpr uint32_t kExtensionProperty = kExperimentalNumbers;
+inline constexpr uint32_t kExtensionError = kExperimentalNumbers;
+inline constexpr uint32_t kExtensionFlag = 0x80000000;
+
+inline std::shared_ptr<const Extensions> KnownExtensions() {
+  static constexpr auto kSize = [](ConstBytes rest) {
+    const uint32_t size = ByteReader(rest).U32();
+    return size >= 4 ? std::optional<size_t>(size) : std::nullopt;
+  };
+  static constexpr HeaderTypeRow kTypes[] = {
+      {.type = kExtensionType, .name = "alone", .size = kSize},
+      {.type = kExtensionTypeWithMessage, .name = "with a message", .has_message = true, .size = kSize}};
+  static constexpr PropertyRow kProperties[] = {
+      {.id = kExtensionProperty, .name = "word", .valid = [](ConstBytes data) { return data.size() == 4; }}};
+  static constexpr ErrorRow kErrors[] = {{kExtensionError, "error"}};
+  static constexpr FlagRow kFlags[] = {
+      {.flag = kExtensionFlag, .name = "flag", .use = [](uint32_t) { return FlagUse::kMay; }}};
+  static constexpr Feature kFeature{"fuzz", kTypes, kProperties, kErrors, kFlags};
+  static const std::shared_ptr<const Extensions> known = [] {
+    auto extensions = std::make_shared<Extensions>();
+    FUZZ_PROPERTY(!extensions->Add(kFeature).has_value());
+    return extensions;
+  }();
+  return known;
+}
+
+// A message in the layout of version 2, if it has flags.
 inline Block Encode(const Header& header, ConstBytes message) {
-  Block bytes(EncodedSizeV1(header));
+  Block bytes(header.flags ? EncodedSizeV2(header) : EncodedSizeV1(header));
   ByteWriter out(bytes);
-  EncodeHeaderV1(header, out);
+  if (header.flags) {
+    EncodeHeaderV2(header, out, *KnownExtensions());
+  } else {
+    EncodeHeaderV1(header, out);
+  }
   FUZZ_PROPERTY(out.ok() && out.remaining() == 0);
   Append(bytes, message);
   return bytes;
+}
+
+// What a peer may say of itself, in truth or not.
+inline ConnProp AnyProperties(stagecoach::testing::FuzzInput& input) {
+  static constexpr std::array<uint32_t, 8> kSizes = {0, 1023, 1024, 1500, 4095, 4096, 8192, 0xffffffff};
+  const uint8_t choices = input.Byte();
+  ConnProp body;
+  if ((choices & 7) != 0) body.properties.push_back({kRdma2PropidRbsiz, Word(kSizes[choices & 7])});
+  if ((choices & 0x20) != 0) body.properties.push_back({kRdma2PropidBrs, Word((choices >> 3) & 3)});
+  if ((choices & 0x40) != 0) body.properties.push_back({kExtensionProperty, Block((choices & 0x80) != 0 ? 3 : 4)});
+  if ((choices & 0x80) != 0) body.properties.push_back({77, Block(choices & 7)});
+  return body;
 }
 
 // Words of a message overwritten, and its end cut off, as the input says; often nothing.

@@ -1,17 +1,22 @@
 // The requester against a hostile responder, as a sequence of operations: calls of any shape, cancelled or timed out;
 // replies made from what was sent, with anything about them changed, or raw bytes; RDMA Writes to whatever is exposed;
 // remote invalidation; completions in any order; the connection's end. In some worlds replies may be left in memory of
-// the responder's, to be read.
+// the responder's, to be read. In others the ends speak version 2, or find out whether they do: its errors, properties
+// of either end at any time, messages of an extension, calls of the reverse direction.
 //
 // A model beside it knows what is on the wire, and what each call has to end with. The properties: no call beyond the
 // grant, none twice; nothing is exposed but what its call says; no outcome while a registration reaches the call's
 // memory; what an outcome holds is what the peer wrote, sent, or had read from it; no more Reads than the peer allows,
 // each of a segment of its reply and none twice, and no more memory for them than there may be; RDMA_DONE once for each
 // reply that has something to read, when nothing of it is read any more; every Receive comes back; nothing grows with
-// what the peer sends.
+// what the peer sends. Of version 2: a call is sent again for an error that says how it could be served, with its XID
+// and its message, so that it can be, so often as may be and when nothing of the last attempt is exposed; no call asks
+// for what the responder has said it does not take; no Send is longer than it said that it takes.
 //
-// Input: 4 bytes of configuration, then operations of a byte and their arguments.
+// Input: 4 bytes of configuration, 2 more where the second says version 2, then operations of a byte and their
+// arguments.
 #include <algorithm>
+#include <array>
 #include <map>
 #include <memory>
 #include <optional>
@@ -26,6 +31,7 @@
 namespace stagecoach::rpcrdma {
 namespace {
 
+using fuzz::AnyProperties;
 using fuzz::Append;
 using fuzz::Block;
 using fuzz::EngineWorld;
@@ -44,6 +50,27 @@ constexpr size_t kMostCalls = 120;
 constexpr uint32_t kReplyWord = 1;
 constexpr Duration kFenceTime = 1s;  // beyond its deadline, that a call may wait for its fence
 constexpr uint64_t kCookieBase = 0x51000000;
+constexpr uint32_t kPropertiesXid = 0;
+
+struct KindOfBody {
+  Kind operator()(const ErrVers&) const { return Kind::kErrVers; }
+  Kind operator()(const ErrBadXdr&) const { return Kind::kErrBadXdr; }
+  Kind operator()(const ErrInvalHtype&) const { return Kind::kErrInvalHtype; }
+  Kind operator()(const ErrReadChunks&) const { return Kind::kErrReadChunks; }
+  Kind operator()(const ErrWriteChunks&) const { return Kind::kErrWriteChunks; }
+  Kind operator()(const ErrSegments&) const { return Kind::kErrSegments; }
+  Kind operator()(const ErrWriteResource&) const { return Kind::kErrWriteResource; }
+  Kind operator()(const ErrReplyResource&) const { return Kind::kErrReplyResource; }
+  Kind operator()(const ErrSystem&) const { return Kind::kErrSystem; }
+  Kind operator()(const auto&) const { return Kind::kErrOther; }
+};
+Kind KindOf(const Header::Body& error) {
+  return std::visit(KindOfBody{}, error);
+}
+
+bool HasEligibleReads(const ChunkLists& lists) {
+  return std::any_of(lists.reads.begin(), lists.reads.end(), [](const auto& read) { return read.position != 0; });
+}
 
 struct Call {
   CallId id = 0;
@@ -60,6 +87,7 @@ struct Call {
   ChunkLists offered;
   std::vector<uint32_t> reads;                // registrations behind the Read segments
   std::vector<std::vector<uint32_t>> writes;  // by chunk and segment, the Reply chunk last; 0 for an empty one
+  std::vector<MutableBytes> result_memory;    // by chunk: what was offered for it
   bool on_wire = false;                       // the responder's to answer
 
   std::optional<Kind> failure;  // what it has to end with, once that is known
@@ -77,7 +105,21 @@ struct Call {
   size_t next_segment = 0;
   size_t next_byte = 0;
   uint32_t reads_in_flight = 0;
-  bool over = false;  // outcome taken
+  // Of version 2.
+  uint32_t flags = 0;
+  std::optional<Extension> extension;  // instead of a call
+  std::optional<Extension> answer;     // to that
+  std::optional<Header::Body> error;   // the latest
+  uint32_t answered_in = 0;
+  uint64_t known = 0;      // of what the peer takes, when it was submitted
+  bool resending = false;  // from an error on until it is sent again
+  uint32_t resends = 0;
+  // What it has to be like by now.
+  bool without_read_chunks = false;
+  bool without_write_chunks = false;
+  std::map<size_t, uint64_t> grown_to;  // by result: bytes that its Write chunk has to have
+  uint64_t reply_needed = 0;            // bytes that its Reply chunk has to have
+  bool over = false;                    // outcome taken
   bool released = false;
 };
 
@@ -121,6 +163,7 @@ class World final : public EngineWorld {
     sizes_ = input.Byte();
     orderly_ = (choices & 2) != 0;
     at_once_ = (choices & 4) != 0;
+    const bool version_2 = (thresholds & 0x20) == 0 && (thresholds & 0xc0) != 0;
     Requester::Config config{.credits = 1u + (choices >> 4), .inline_only = (choices & 1) != 0};
     config.queued_max = 1 + (sizes_ >> 5);
     config.limits = {.send_inline = 64u << (thresholds & 3),
@@ -134,7 +177,39 @@ class World final : public EngineWorld {
       config.reads_max = (thresholds >> 6) & 3u;
       config.read_bytes_max = 300u * (1 + (choices >> 4));
     }
+    if (version_2) {
+      ConfigureVersion2(input, thresholds >> 6, config);
+    } else {
+      seen_.emplace(ConnectionTerms::Config{.profile = config.profile});
+    }
     return config;
+  }
+
+  // 1: spoken from the start. 2: by a client that is to find out. 3: by a server, in the reverse direction.
+  void ConfigureVersion2(FuzzInput& input, int kind, Requester::Config& config) {
+    static constexpr std::array<uint64_t, 4> kGrown = {1 << 20, 4096, 300, 0};
+    const uint8_t choices = input.Byte();
+    const uint8_t terms = input.Byte();
+    config.grown_bytes_max = kGrown[choices & 3];
+    config.resends_max = 3u - ((choices >> 2) & 3u);
+    config.resend_executed = (choices & 0x10) == 0;
+    memory_.windows = (choices & 0x20) != 0;
+    if ((choices & 0x40) != 0) config.limits.send_inline = 2400;
+    if ((choices & 0x80) != 0) config.limits.receive_inline = 5000;
+    config.reverse = kind == 3;
+    ConnectionTerms::Config both{.end = config.reverse ? ConnectionTerms::End::kServer : ConnectionTerms::End::kClient,
+                                 .versions = {(terms & 1) != 0 ? kRpcRdmaVersion2 : kRpcRdmaVersion1, kRpcRdmaVersion2},
+                                 .own = {.receive_buffer_size = (terms & 2) != 0 ? 8192u : 4096u},
+                                 .send_max = (terms & 4) != 0 ? 8192u : 4096u};
+    if ((terms & 8) != 0) {
+      both.extensions = fuzz::KnownExtensions();
+      both.more.push_back({fuzz::kExtensionProperty, fuzz::Word(terms)});
+    }
+    for (auto* each : {&terms_, &seen_}) {
+      each->emplace(both);
+      if (kind != 2) (*each)->SetVersion(kRpcRdmaVersion2);
+    }
+    config.terms = &*terms_;
   }
 
   ConnectionEngine& engine() override { return engine_; }
@@ -145,6 +220,7 @@ class World final : public EngineWorld {
       case 1:
         return Submit();
       case 2:
+        if (terms_) return Version2(input_.Byte());
         return reads_.empty() ? Submit() : CompleteRead(input_.Byte());
       case 3:
       case 4:
@@ -175,12 +251,42 @@ class World final : public EngineWorld {
     }
   }
 
+  void Version2(uint8_t operation) {
+    switch (operation % 4) {
+      case 0:
+        return SubmitExtension();
+      case 1:
+        return SendProperties();
+      case 2: {
+        const uint8_t choices = input_.Byte();
+        Block message = fuzz::Encode({.xid = (choices & 8) != 0 ? choices : kPropertiesXid,
+                                      .version = kRpcRdmaVersion2,
+                                      .credits = choices & 7u,
+                                      .flags = (choices & 0x10) != 0 ? 0 : kFlagResponse,
+                                      .body = AnyProperties(input_)},
+                                     {});
+        fuzz::Spoil(message, input_);
+        return PeerSends(message);
+      }
+      case 3: {
+        Block message = fuzz::Encode({.xid = kPropertiesXid,
+                                      .version = kRpcRdmaVersion2,
+                                      .credits = 9,
+                                      .flags = kFlagResponse,
+                                      .body = AnyError()},
+                                     {});
+        fuzz::Spoil(message, input_);
+        return PeerSends(message);
+      }
+    }
+  }
+
   // --- What a program does ---
 
   void Submit() {
     const uint8_t choices = input_.Byte();
     const size_t words = input_.Byte();
-    if (calls_.size() == kMostCalls) return;
+    if (calls_.size() == kMostCalls || MustWaitForProbe()) return;
     auto call = std::make_unique<Call>();
     call->cookie = kCookieBase + calls_.size();
     call->base = Pattern((words + 3) * 4, static_cast<uint32_t>(call->cookie));
@@ -203,6 +309,11 @@ class World final : public EngineWorld {
     if ((choices & 0x20) != 0) spec.deadline = call->deadline = now_ + std::chrono::milliseconds(1 + input_.Byte());
     // Of XIDs apart from those of the source, as of a call that another connection has carried.
     if ((choices & 0x40) != 0) spec.xid = static_cast<uint32_t>(call->cookie);
+    if ((choices & 0x80) != 0) {
+      spec.flags = UINT32_MAX;
+      call->flags = seen_->extensions().flags();
+    }
+    call->known = known_;
     spec.cookie = call->cookie;
     spec.buffer = engine_.TakeBuffer();
     FUZZ_PROPERTY(!memory_.Reachable(spec.buffer));
@@ -215,13 +326,72 @@ class World final : public EngineWorld {
     if (!id) {
       FUZZ_PROPERTY((id.error() == SubmitRefusal::kNotConnected) == (ending_ || over_));
       FUZZ_PROPERTY((id.error() == SubmitRefusal::kQueueFull) == (!ending_ && !over_ && queued >= config_.queued_max));
+      FUZZ_PROPERTY(id.error() != SubmitRefusal::kNotSpoken);
+      FUZZ_PROPERTY(id.error() != SubmitRefusal::kNotServed || NotServed());
       return;
     }
+    FUZZ_PROPERTY(!NotServed());
     FUZZ_PROPERTY(*id != 0 && !ending_ && !over_ && queued < config_.queued_max);
     for (const auto& other : calls_) FUZZ_PROPERTY(other->id != *id);
     call->id = *id;
     calls_.push_back(std::move(call));
     most_records_ = std::max(most_records_, NotReleased());
+  }
+
+  // Calls of the reverse direction, to a client that has said that it takes none.
+  bool NotServed() const {
+    return seen_->is_v2() && config_.reverse && seen_->peer().reverse_requests == ReverseSupport::kNone;
+  }
+  // Of a client that is to find out which version is spoken: one call at a time.
+  bool MustWaitForProbe() const {
+    return seen_->probing() && std::any_of(calls_.begin(), calls_.end(), [](const auto& call) { return !call->over; });
+  }
+
+  void SubmitExtension() {
+    const uint8_t choices = input_.Byte();
+    const uint8_t size = input_.Byte();
+    if (calls_.size() == kMostCalls || MustWaitForProbe()) return;
+    auto call = std::make_unique<Call>();
+    call->cookie = kCookieBase + calls_.size();
+    call->extension = Extension{.type = fuzz::kExtensionType + (choices & 3), .body = ExtensionBody(*call, size)};
+    if ((choices & 4) != 0) call->flags = seen_->extensions().flags();
+    if ((choices & 8) != 0) call->deadline = now_ + std::chrono::milliseconds(1 + input_.Byte());
+    const size_t queued = Queued();
+    const auto id = engine_.SubmitExtension({.type = call->extension->type,
+                                             .body = call->extension->body,
+                                             .flags = (choices & 4) != 0 ? UINT32_MAX : 0,
+                                             .deadline = call->deadline,
+                                             .cookie = call->cookie},
+                                            now_);
+    const bool spoken = seen_->is_v2() && !seen_->probing() && (choices & 3) == 0 && seen_->extensions().flags() != 0;
+    const bool fits = kHeaderLayoutV2.prefix_size + call->extension->body.size() <= SendMax();
+    FUZZ_PROPERTY(id.has_value() == (!ending_ && !over_ && queued < config_.queued_max && spoken && fits));
+    if (!id) return;
+    call->id = *id;
+    call->known = known_;
+    calls_.push_back(std::move(call));
+    most_records_ = std::max(most_records_, NotReleased());
+  }
+  // How long it is, whose it is, and whatever.
+  static Block ExtensionBody(const Call& call, uint8_t size) {
+    Block body = Pattern(8 + 2 * size_t{size}, size);
+    ByteWriter head(body);
+    head.U32(static_cast<uint32_t>(body.size()));
+    head.U32(static_cast<uint32_t>(call.cookie));
+    return body;
+  }
+
+  void SendProperties() {
+    const Instant until = now_ + std::chrono::milliseconds(input_.Byte());
+    if (ending_ || over_ || exchange_ != Exchange::kNone || !seen_->is_v2() || !seen_->settled()) return;
+    exchange_ = Exchange::kWaiting;
+    exchange_until_ = until;
+    engine_.SendProperties(until, now_);
+  }
+  bool exchanging() const { return exchange_ == Exchange::kWaiting || exchange_ == Exchange::kSent; }
+  void EndExchange(ExchangeEnd end) {
+    exchange_ = Exchange::kOver;
+    exchange_end_ = end;
   }
 
   void Cancel() {
@@ -231,6 +401,7 @@ class World final : public EngineWorld {
     engine_.Cancel(call.id, now_);
     if (call.over || over_) return;
     // One that is being fenced already keeps its verdict.
+    if (call.resending && !call.failure) call.failure = Kind::kCancelled;
     if (call.sent ? call.on_wire : !call.failure) call.failure = Kind::kCancelled;
     if (!call.pulling || call.failure) return;
     call.failure = Kind::kCancelled;
@@ -243,20 +414,23 @@ class World final : public EngineWorld {
     const bool was_ending = ending_;
     engine_.OnDeadline(now_);
     if (over_) return;
+    if (exchanging() && now_ >= exchange_until_) EndExchange(ExchangeEnd::kUnanswered);
     bool end = false;
     for (const auto& call : calls_) {
       if (!call->deadline || now_ < *call->deadline) continue;
       if (!call->over && now_ >= *call->deadline + kFenceTime) {
-        end = end || (call->sent && !call->on_wire);
-        may_end_ = may_end_ || (!call->sent && FencingUnsent() > 0);
+        end = end || (call->sent && !call->on_wire && !IsQueuedAgain(*call));
+        may_end_ = may_end_ || ((!call->sent || call->resending) && FencingUnsent() > 0);
       }
       if (call->sent && call->on_wire) {
         if (!call->failure) {
           call->failure = Kind::kTimedOut;
-          end = end || !config_.inline_only;
-        } else if (call->failure == Kind::kCancelled && !config_.inline_only) {
+          end = end || !MayTimeOut(*call);
+        } else if (call->failure == Kind::kCancelled && !MayTimeOut(*call)) {
           end = true;
         }
+      } else if (call->resending && !call->over && !call->failure) {
+        call->failure = Kind::kTimedOut;
       } else if (!call->sent && !call->over && !call->failure) {
         call->failure = Kind::kNoCredit;
       } else if (call->pulling && !call->failure) {
@@ -266,6 +440,11 @@ class World final : public EngineWorld {
       }
     }
     if (end && !was_ending) must_end_ = true;
+  }
+
+  // Whether the connection goes on without an answer to it: nothing of it may be within the peer's reach.
+  bool MayTimeOut(const Call& call) const {
+    return call.extension.has_value() || ((config_.inline_only || config_.reverse) && IdsOf(call).empty());
   }
 
   void ReleaseOne() {
@@ -304,6 +483,7 @@ class World final : public EngineWorld {
     posted_.Lose();
     reads_.clear();
     owed_dones_.clear();
+    exchange_ = Exchange::kOver;
     for (const auto& call : calls_) {
       // What is read is no reply yet; what was only waiting for its fence is one.
       const bool good = call->answered_well && !call->pulling;
@@ -371,6 +551,7 @@ class World final : public EngineWorld {
 
   // A reply to this call; with choices of 0 a short one that grants much.
   Block Reply(const Call& call, uint8_t choices, uint8_t amount, uint8_t credits) {
+    if (call.extension && choices == 0) return Extended(call, amount, credits);
     ChunkLists lists{.writes = call.offered.writes, .reply = call.offered.reply};
     const auto shorten = [&](Segment& segment, size_t n) {
       if ((choices & 3) == 0) segment.length = 0;
@@ -386,6 +567,10 @@ class World final : public EngineWorld {
     head.U32(call.xid);
     head.U32(kReplyWord);
     Header header{.xid = call.xid, .credits = credits};
+    if (seen_->is_v2() && choices >> 5 < 5) {
+      header.version = kRpcRdmaVersion2;
+      header.flags = choices >> 5 == 3 ? 0 : kFlagResponse;
+    }
     const bool long_reply = lists.reply.has_value() && (choices & 4) != 0;
     const bool whole_read = (choices & 0x10) != 0 && LeaveToRead(&lists);
     if (lists.reply) {
@@ -395,7 +580,18 @@ class World final : public EngineWorld {
       }
     }
     if ((choices & 8) == 0) Place(call, message);
-    switch (choices >> 5) {
+    if (seen_->is_v2()) {
+      if (choices >> 5 == 1) return fuzz::Encode(WithBody(header, AnyError()), {});
+      if (choices >> 5 == 2) return fuzz::Encode(WithBody(header, AnyProperties(input_)), {});
+      if (choices >> 5 == 4) return Extended(call, amount, credits);
+      // In the layout of version 1, and maybe with another word for the version.
+      if (choices >> 5 == 5) {
+        header.version = 1 + (amount >> 7);
+        return fuzz::Encode(WithBody(header, ErrVers{.low = 1, .high = amount & 3u}), {});
+      }
+      if (choices >> 5 == 6) return fuzz::Encode(WithBody(header, ErrChunk{}), {});
+    }
+    switch (seen_->is_v2() ? 0 : choices >> 5) {
       case 1:
         header.body = ErrChunk{};
         message.clear();
@@ -413,6 +609,46 @@ class World final : public EngineWorld {
         break;
     }
     return fuzz::Encode(header, message);
+  }
+
+  static Header WithBody(Header header, Header::Body body) {
+    header.body = std::move(body);
+    return header;
+  }
+  Block Extended(const Call& call, uint8_t amount, uint8_t credits) {
+    return fuzz::Encode({.xid = call.xid,
+                         .version = kRpcRdmaVersion2,
+                         .credits = credits,
+                         .flags = kFlagResponse,
+                         .body = Extension{.type = fuzz::kExtensionType, .body = ExtensionBody(call, amount & 0x3f)}},
+                        {});
+  }
+  Header::Body AnyError() {
+    static constexpr std::array<uint32_t, 8> kLengths = {0, 1, 4, 40, 300, 1000, 3000, UINT32_MAX};
+    const uint8_t code = input_.Byte();
+    const uint8_t number = input_.Byte();
+    const uint32_t length = number < 0xf8 ? (number >> 2) * 20u : kLengths[number & 7];
+    switch (code % 11) {
+      case kRdma2ErrVers:
+        return ErrVers{number & 3u, uint32_t{number} >> 6};
+      case kRdma2ErrBadXdr:
+        return ErrBadXdr{};
+      case kRdma2ErrInvalHtype:
+        return ErrInvalHtype{};
+      case kRdma2ErrReadChunks:
+        return ErrReadChunks{number & 3u};
+      case kRdma2ErrWriteChunks:
+        return ErrWriteChunks{number & 3u};
+      case kRdma2ErrSegments:
+        return ErrSegments{number & 7u};
+      case kRdma2ErrWriteResource:
+        return ErrWriteResource{number & 3u, length};
+      case kRdma2ErrReplyResource:
+        return ErrReplyResource{length};
+      case kRdma2ErrSystem:
+        return ErrSystem{};
+    }
+    return ErrOther{code % 11 == 10 ? fuzz::kExtensionError : number};
   }
 
   // A Read list for a reply; whether it has the whole of it.
@@ -471,42 +707,143 @@ class World final : public EngineWorld {
       }
     }
     const ReceiveQueue::Received received = posted_.Receive(bytes);
-    Foresee(received.bytes, (with_invalidate & 0xe0) != 0xe0);
+    Call* const refused = Foresee(received.bytes, (with_invalidate & 0xe0) != 0xe0);
+    const uint64_t resends = engine_.stats().resends;
     engine_.OnReceive(received.slot, static_cast<uint32_t>(received.bytes.size()), invalidated, now_);
+    if (engine_.stats().resends == resends) return;
+    FUZZ_PROPERTY(refused != nullptr && engine_.stats().resends == resends + 1);
+    WillBeSentAgain(*refused);
+  }
+
+  // In spite of its error, which has to have said how.
+  void WillBeSentAgain(Call& call) {
+    FUZZ_PROPERTY(!call.extension && !ending_ && call.resends < config_.resends_max);
+    const Header::Body& error = *call.error;
+    if (std::holds_alternative<ErrReadChunks>(error)) {
+      FUZZ_PROPERTY(HasEligibleReads(call.offered));
+      call.without_read_chunks = true;
+    } else if (std::holds_alternative<ErrWriteChunks>(error)) {
+      FUZZ_PROPERTY(!call.offered.writes.empty());
+      call.without_write_chunks = true;
+    } else if (const auto* segments = std::get_if<ErrSegments>(&error)) {
+      FUZZ_PROPERTY(segments->max_segments > 0 && !call.offered.empty());
+    } else if (const auto* result = std::get_if<ErrWriteResource>(&error)) {
+      FUZZ_PROPERTY(config_.resend_executed);
+      FUZZ_PROPERTY(result->chunk_index > 0 && result->chunk_index <= call.offered.writes.size());
+      FUZZ_PROPERTY(result->length_needed > TotalLength(call.offered.writes[result->chunk_index - 1]));
+      call.grown_to[result->chunk_index - 1] = result->length_needed;
+    } else {
+      const auto* reply = std::get_if<ErrReplyResource>(&error);
+      FUZZ_PROPERTY(reply != nullptr);
+      if (reply->length_needed > 0) {
+        FUZZ_PROPERTY(config_.resend_executed);
+        FUZZ_PROPERTY(!call.offered.reply || reply->length_needed > TotalLength(*call.offered.reply));
+        call.reply_needed = reply->length_needed;
+      } else {
+        FUZZ_PROPERTY(!call.offered.writes.empty());
+        call.without_write_chunks = true;
+      }
+    }
+    call.failure.reset();
+    call.resending = true;
+    ++call.resends;
+  }
+
+  // What the responder takes, as its errors say: of those that this call can have caused.
+  void Learn(const Call& call, const Header::Body& error) {
+    if (call.extension) return;
+    const ChunkLists& offered = call.offered;
+    ++known_;
+    if (const auto* reads = std::get_if<ErrReadChunks>(&error); reads != nullptr && !offered.reads.empty()) {
+      read_chunks_taken_ = std::min(read_chunks_taken_, reads->max_chunks);
+    }
+    if (const auto* writes = std::get_if<ErrWriteChunks>(&error); writes != nullptr && !offered.writes.empty()) {
+      write_chunks_taken_ = std::min(write_chunks_taken_, writes->max_chunks);
+    }
+    if (const auto* segments = std::get_if<ErrSegments>(&error);
+        segments != nullptr && segments->max_segments > 0 && !offered.empty()) {
+      segments_taken_ = std::min(segments_taken_, segments->max_segments);
+    }
+    if (error == Header::Body(ErrReplyResource{0}) && !offered.writes.empty()) write_chunks_taken_ = 0;
+  }
+
+  void TakeProperties(const Header& header) {
+    if (seen_->OnPeerProperties(std::get<ConnProp>(header.body).properties)) ++known_;
+    if (exchange_ != Exchange::kSent) return;
+    granted_ = std::clamp(header.credits, 1u, own_max_);
+    EndExchange(ExchangeEnd::kAnswered);
   }
 
   // What this message means, by the document: which call it answers, and how that ends. `honest`: of a reply that is
-  // read, whether it is that of its call.
-  void Foresee(ConstBytes bytes, bool honest) {
+  // read, whether it is that of its call. Returns the call that an error of version 2 is for.
+  Call* Foresee(ConstBytes bytes, bool honest) {
     ByteReader in(bytes);
-    const auto header = DecodeHeaderV1(in, {}, config_.profile);
+    const bool version_2 = seen_->settled() && seen_->is_v2();
+    const bool probing = seen_->probing();
+    const auto header = seen_->Decode(in);
     std::optional<uint32_t> xid;
     bool owes_done = false;
-    if (header) {
+    if (header && header->flags) {
+      if (!header->is_response()) return nullptr;
+      if (header->type() == MessageType::kConnProp) {
+        TakeProperties(*header);
+        return nullptr;
+      }
+      if (exchange_ == Exchange::kSent && header->type() == MessageType::kError && header->xid == kPropertiesXid) {
+        EndExchange(ExchangeEnd::kRefused);
+        return nullptr;
+      }
+      xid = header->xid;
+    } else if (header) {
       const bool is_call =
           header->has_inline_message() && in.Rest().size() >= 8 && ByteReader(in.Rest().subspan(4)).U32() == 0;
       if (header->type() != MessageType::kDone && !is_call) xid = header->xid;
       owes_done = xid.has_value() && config_.profile.replies_by_read_chunk && header->chunks() != nullptr &&
                   !header->chunks()->reads.empty();
-    } else if (header.error().kind != HeaderFault::Kind::kTooShort) {
-      xid = header.error().xid;
+    } else if (const HeaderFault& fault = header.error(); fault.kind != HeaderFault::Kind::kTooShort) {
+      const bool is_response = fault.flags ? (*fault.flags & kFlagResponse) != 0 : !version_2;
+      if (!is_response || (fault.flags && fault.kind == HeaderFault::Kind::kUnknownType)) return nullptr;
+      xid = fault.xid;
+      if (fault.action == FaultAction::kDisconnect) {
+        bad_properties_ = must_end_ = !ending_;
+      } else if (exchange_ == Exchange::kSent && xid == kPropertiesXid) {
+        EndExchange(ExchangeEnd::kRefused);
+      }
     }
-    if (!xid) return;
+    if (!xid) return nullptr;
     for (const auto& call : calls_) {
       if (!call->on_wire || call->xid != *xid) continue;
       call->on_wire = false;
-      if (header) granted_ = std::clamp(header->credits, 1u, own_max_);
+      // Errors of version 2 grant nothing, nor does one that ends a probe.
+      const bool grants = header && (header->type() != MessageType::kError || !(header->flags || probing));
+      if (grants) granted_ = std::clamp(header->credits, 1u, own_max_);
       if (call->failure) {
         // Its Receive waits for RDMA_DONE.
         if (owes_done) owed_dones_.push_back({*xid, true});
-        return;
+        return nullptr;
       }
+      if (header) call->answered_in = header->flags ? kRpcRdmaVersion2 : kRpcRdmaVersion1;
       if (!header) {
         call->failure = Kind::kBadHeader;
+      } else if (header->flags && header->type() == MessageType::kError) {
+        call->failure = KindOf(header->body);
+        call->error = header->body;
+        Learn(*call, header->body);
+        return call.get();
       } else if (std::holds_alternative<ErrVers>(header->body)) {
         call->failure = Kind::kErrVers;
       } else if (std::holds_alternative<ErrChunk>(header->body)) {
         call->failure = Kind::kErrChunk;
+      } else if (call->extension) {
+        const auto* answer = std::get_if<Extension>(&header->body);
+        if (answer == nullptr || answer->has_message) {
+          call->failure = Kind::kBadHeader;
+        } else {
+          call->answered_well = true;
+          call->answer = *answer;
+        }
+      } else if (CheckDirection(*header, in.Rest()).has_value()) {
+        call->failure = Kind::kBadDirection;
       } else if (const auto reads = ValidateReply(*header, in.Rest(), call->offered, config_.profile,
                                                   {.read_bytes_max = config_.read_bytes_max});
                  !reads || (owes_done && config_.reads_max == 0)) {
@@ -518,9 +855,10 @@ class World final : public EngineWorld {
         call->reply_inline.assign(in.Rest().begin(), in.Rest().end());
         if (owes_done) BeginPull(*call, *reads, honest);
       }
-      return;
+      return nullptr;
     }
     if (owes_done) owed_dones_.push_back({*xid, true});
+    return nullptr;
   }
 
   void BeginPull(Call& call, const CallChunks& chunks, bool honest) {
@@ -598,6 +936,11 @@ class World final : public EngineWorld {
   // --- What the engine wants ---
 
   bool TakeForProgram() override {
+    if (const auto end = engine_.TakeExchangeEnd()) {
+      FUZZ_PROPERTY(end == exchange_end_);
+      exchange_end_.reset();
+    }
+    FUZZ_PROPERTY(!exchange_end_);
     const auto outcome = engine_.TakeOutcome(now_);
     if (outcome) CheckOutcome(*outcome);
     return outcome.has_value();
@@ -609,13 +952,15 @@ class World final : public EngineWorld {
     if (const auto* receive = std::get_if<PostReceive>(&command)) {
       posted_.Post(receive->slot);
     } else if (const auto* send = std::get_if<PostSend>(&command)) {
-      FUZZ_PROPERTY(!send->invalidate.has_value() && send->length <= config_.limits.send_inline);
+      FUZZ_PROPERTY(!send->invalidate.has_value() && send->length <= SendMax());
       CheckSent(sends_.Post(*send));
     } else if (const auto* invalidate = std::get_if<Invalidate>(&command)) {
       TakeInvalidate(*invalidate);
     } else if (const auto* disconnect = std::get_if<Disconnect>(&command)) {
       FUZZ_PROPERTY(must_end_ || may_end_);
-      FUZZ_PROPERTY(disconnect->why == (closed_ ? Disconnect::Why::kAsked : Disconnect::Why::kCallTimedOut));
+      FUZZ_PROPERTY(disconnect->why == (closed_           ? Disconnect::Why::kAsked
+                                        : bad_properties_ ? Disconnect::Why::kBadProperties
+                                                          : Disconnect::Why::kCallTimedOut));
       must_end_ = false;
       ending_ = true;
     } else if (const auto* read = std::get_if<PostRead>(&command)) {
@@ -625,10 +970,21 @@ class World final : public EngineWorld {
     }
   }
 
+  // Bytes of the longest Send to this peer.
+  uint32_t SendMax() const {
+    return std::min(config_.limits.send_inline, seen_->is_v2() ? seen_->send_inline() : UINT32_MAX);
+  }
+  // Of calls, by what is known of the peer.
+  bool MayUseChunks() const {
+    if (seen_->probing()) return false;
+    return seen_->is_v2() && config_.reverse ? seen_->peer().reverse_requests == ReverseSupport::kGeneral
+                                             : !config_.inline_only;
+  }
+
   void CheckSent(ConstBytes bytes) {
     ByteReader in(bytes);
-    const auto header = DecodeHeaderV1(in);
-    FUZZ_PROPERTY(header.has_value() && header->version == kRpcRdmaVersion1);
+    const auto header = seen_->is_v2() ? DecodeHeaderV2(in, {}, seen_->extensions()) : DecodeHeaderV1(in);
+    FUZZ_PROPERTY(header.has_value() && header->version == seen_->version() && !header->is_response());
     if (header->type() == MessageType::kDone) {
       const auto owed = std::find_if(owed_dones_.begin(), owed_dones_.end(),
                                      [&](const OwedDone& done) { return done.xid == header->xid; });
@@ -636,39 +992,115 @@ class World final : public EngineWorld {
       owed_dones_.erase(owed);
       return;
     }
-    FUZZ_PROPERTY(header->type() == MessageType::kMsg || header->type() == MessageType::kNomsg);
     FUZZ_PROPERTY(header->credits >= 1 && header->credits <= own_max_);
+    if (header->type() == MessageType::kConnProp) {
+      FUZZ_PROPERTY(exchange_ == Exchange::kWaiting && header->xid == kPropertiesXid && header->flags == 0u);
+      FUZZ_PROPERTY(header->body == Header::Body(ConnProp{seen_->own_set()}));
+      exchange_ = Exchange::kSent;
+    } else {
+      FUZZ_PROPERTY(!exchanging());
+      Call& call = header->type() == MessageType::kExtension ? CheckExtension(*header) : CheckCall(*header, in.Rest());
+      FUZZ_PROPERTY(call.flags == header->flags.value_or(call.flags));
+      for (const auto& other : calls_) {
+        FUZZ_PROPERTY(other.get() == &call || !(other->on_wire || other->resending) || other->xid != header->xid);
+      }
+      FUZZ_PROPERTY(header->xid != kPropertiesXid || !terms_);
+      FUZZ_PROPERTY(!call.resending || call.xid == header->xid);
+      call.sent = call.on_wire = true;
+      call.resending = false;
+      call.xid = header->xid;
+    }
+    // [5666bis:4.3#4] [5666bis:5.1.3#1] and a Receive for every reply that is to come.
+    FUZZ_PROPERTY(InFlight() <= granted_ && InFlight() <= posted_.size());
+  }
+
+  // Whose it is stands in its third word.
+  Call& NextToBeSent(uint32_t cookie) {
+    const uint32_t number = cookie - static_cast<uint32_t>(kCookieBase);
+    FUZZ_PROPERTY(number < calls_.size());
+    Call& call = *calls_[number];
+    FUZZ_PROPERTY((!call.sent || call.resending) && !call.over && !call.failure && !IsExposed(call));
+    return call;
+  }
+
+  Call& CheckExtension(const Header& header) {
+    const Extension& extension = std::get<Extension>(header.body);
+    Call& call = NextToBeSent(ByteReader(ConstBytes(extension.body).subspan(4)).U32());
+    FUZZ_PROPERTY(!call.sent && call.extension == extension);
+    return call;
+  }
+
+  Call& CheckCall(const Header& header_sent, ConstBytes rest) {
+    const Header* const header = &header_sent;
+    FUZZ_PROPERTY(header->type() == MessageType::kMsg || header->type() == MessageType::kNomsg);
     const ChunkLists& lists = *header->chunks();
-    FUZZ_PROPERTY(lists.empty() || !config_.inline_only);
+    FUZZ_PROPERTY(lists.empty() || MayUseChunks());
     FUZZ_PROPERTY(std::is_sorted(lists.reads.begin(), lists.reads.end(),
                                  [](const auto& a, const auto& b) { return a.position < b.position; }));
-    const Block message = AsReceived(*header, in.Rest());
+    const Block message = AsReceived(*header, rest);
     ByteReader words(message);
     const uint32_t xid = words.U32();
     words.U32();
-    const uint32_t number = words.U32() - static_cast<uint32_t>(kCookieBase);
-    FUZZ_PROPERTY(xid == header->xid && number < calls_.size());
-    Call& call = *calls_[number];
-    FUZZ_PROPERTY(!call.sent && !call.over && !call.failure);
-    for (const auto& other : calls_) FUZZ_PROPERTY(!other->on_wire || other->xid != xid);
+    Call& call = NextToBeSent(words.U32());
+    FUZZ_PROPERTY(xid == header->xid && !call.extension);
     Block expected = WithItems(call.base, call.items, 0);
     ByteWriter(MutableBytes(expected)).U32(xid);
     FUZZ_PROPERTY(Same(message, expected));
 
-    call.sent = call.on_wire = true;
-    call.xid = xid;
     call.offered = lists;
+    call.reads.clear();
+    call.writes.clear();
+    call.result_memory.clear();
     for (const ReadSegment& read : lists.reads) {
       if (read.target.length > 0) call.reads.push_back(memory_.Find(read.target, MemoryUse::kReadByPeer));
     }
     for (size_t i = 0; i < lists.writes.size(); ++i) {
       FUZZ_PROPERTY(i < call.results.size());
-      ClaimWritten(call, lists.writes[i], &call.results[i]);
+      ClaimWritten(call, lists.writes[i], i);
     }
-    if (lists.reply) ClaimWritten(call, *lists.reply, nullptr);
-    // [5666bis:4.3#4] [5666bis:5.1.3#1] and a Receive for every reply that is to come.
-    FUZZ_PROPERTY(OnWire() <= granted_ && OnWire() <= posted_.size());
+    if (lists.reply) ClaimWritten(call, *lists.reply, std::nullopt);
+    if (seen_->is_v2()) CheckAsked(call, *header);
+    return call;
   }
+
+  // What the responder has said that it takes is not asked for again, nor what it could not do for this call.
+  void CheckAsked(const Call& call, const Header& header) {
+    const ChunkLists& lists = call.offered;
+    std::map<uint32_t, uint32_t> read_chunks;  // segments, by position
+    for (const ReadSegment& read : lists.reads) ++read_chunks[read.position];
+    for (const auto& [position, segments] : read_chunks) FUZZ_PROPERTY(segments <= segments_taken_);
+    FUZZ_PROPERTY(read_chunks.size() - read_chunks.count(0) <= read_chunks_taken_);
+    FUZZ_PROPERTY(lists.writes.size() <= write_chunks_taken_);
+    for (size_t i = 0; i < lists.writes.size(); ++i) FUZZ_PROPERTY(lists.writes[i].size() <= segments_taken_);
+    FUZZ_PROPERTY(!lists.reply || lists.reply->size() <= segments_taken_);
+    FUZZ_PROPERTY(!call.without_read_chunks || !HasEligibleReads(lists));
+    FUZZ_PROPERTY(!call.without_write_chunks || lists.writes.empty());
+    FUZZ_PROPERTY(call.reply_needed == 0 || (lists.reply && TotalLength(*lists.reply) >= call.reply_needed));
+    uint64_t own = call.reply_needed;
+    for (const auto& [result, length] : call.grown_to) {
+      if (result < call.result_memory.size()) own += call.result_memory[result].size();
+    }
+    FUZZ_PROPERTY(own <= config_.grown_bytes_max);
+    // The responder is asked to invalidate the first window of the call, if it has any.
+    uint32_t handle = 0;
+    for (const uint32_t id : IdsOf(call)) {
+      if (handle == 0 && memory_.regions.at(id).window) handle = memory_.HandleOf(id);
+    }
+    FUZZ_PROPERTY(header.inv_handle() == handle);
+  }
+
+  // The registrations of its latest attempt, in their order.
+  static std::vector<uint32_t> IdsOf(const Call& call) {
+    std::vector<uint32_t> ids = call.reads;
+    for (const auto& chunk : call.writes) ids.insert(ids.end(), chunk.begin(), chunk.end());
+    std::erase(ids, 0u);
+    return ids;
+  }
+  bool IsExposed(const Call& call) const {
+    const std::vector<uint32_t> ids = IdsOf(call);
+    return std::any_of(ids.begin(), ids.end(), [&](uint32_t id) { return memory_.regions.contains(id); });
+  }
+  bool IsQueuedAgain(const Call& call) const { return call.resending && !call.over && !IsExposed(call); }
 
   // The message as the responder puts it together, from registered memory alone.
   Block AsReceived(const Header& header, ConstBytes rest) {
@@ -689,9 +1121,19 @@ class World final : public EngineWorld {
     return Unreduced(stream.base, stream.chunks);
   }
 
-  // What is offered for writing belongs to this call: result memory from its start on, or memory for the reply.
-  void ClaimWritten(Call& call, std::span<const Segment> segments, Block* result) {
+  // What is offered for writing belongs to this call: result memory from its start on, the caller's or, when that was
+  // too short, other memory; or memory for the reply.
+  void ClaimWritten(Call& call, std::span<const Segment> segments, std::optional<size_t> result) {
     std::vector<uint32_t>& ids = call.writes.emplace_back();
+    MutableBytes memory;
+    if (result) memory = call.results[*result];
+    if (result && call.grown_to.contains(*result)) {
+      const uint32_t first = memory_.Find(segments[0], MemoryUse::kWrittenByPeer);
+      FUZZ_PROPERTY(first != 0 && TotalLength(segments) >= call.grown_to.at(*result));
+      memory = {memory_.regions.at(first).memory.data(), TotalLength(segments)};
+      for (const Block& callers : call.results) FUZZ_PROPERTY(!fuzz::Overlap(memory, callers));
+    }
+    if (result) call.result_memory.push_back(memory);
     size_t done = 0;
     for (const Segment& segment : segments) {
       if (segment.length == 0) {
@@ -700,9 +1142,9 @@ class World final : public EngineWorld {
       }
       const uint32_t id = memory_.Find(segment, MemoryUse::kWrittenByPeer);
       FUZZ_PROPERTY(id != 0 && segment.length == memory_.regions.at(id).memory.size());
-      if (result != nullptr) {
-        FUZZ_PROPERTY(segment.length <= result->size() - done);
-        FUZZ_PROPERTY(memory_.regions.at(id).memory.data() == result->data() + done);
+      if (result) {
+        FUZZ_PROPERTY(segment.length <= memory.size() - done);
+        FUZZ_PROPERTY(memory_.regions.at(id).memory.data() == memory.data() + done);
         done += segment.length;
       }
       ids.push_back(id);
@@ -730,19 +1172,29 @@ class World final : public EngineWorld {
     FUZZ_PROPERTY(over_ || (!call.pulling && call.reads_in_flight == 0));
     call.over = true;
     CheckFenced(call);
-    if (!outcome.failure) {
+    FUZZ_PROPERTY(outcome.resends == call.resends);
+    FUZZ_PROPERTY(outcome.answered_in == call.answered_in || call.failure == Kind::kTimedOut);
+    if (!outcome.failure && call.extension) {
+      FUZZ_PROPERTY(call.answered_well && outcome.extension == call.answer && outcome.reply.base.empty());
+    } else if (!outcome.failure) {
       CheckReply(call, outcome);
     } else if (call.answered_well) {
       // A Reply chunk that holds something else is seen when it is looked at.
-      FUZZ_PROPERTY(outcome.failure->kind == Kind::kBadChunks && outcome.failure->chunk == ChunkFault::kXidMismatch);
+      FUZZ_PROPERTY((outcome.failure->kind == Kind::kBadChunks && outcome.failure->chunk == ChunkFault::kXidMismatch) ||
+                    (outcome.failure->kind == Kind::kBadDirection && seen_->is_v2()));
       FUZZ_PROPERTY(call.reply.type() == MessageType::kNomsg && outcome.failure->sent);
       call.answered_well = false;
-    } else if (outcome.failure->kind == Kind::kMemory && !call.sent) {
+    } else if (outcome.failure->kind == Kind::kMemory && (!call.sent || call.resending)) {
       FUZZ_PROPERTY(refusals_seen_ < Refusals());
       ++refusals_seen_;
+    } else if (outcome.failure->kind == Kind::kTooLarge) {
+      // What the peer has said meanwhile leaves no way for it.
+      FUZZ_PROPERTY(!call.failure && (!call.sent || call.resending) && known_ > call.known);
+      FUZZ_PROPERTY(outcome.failure->sent == call.sent);
     } else {
       FUZZ_PROPERTY(call.failure.has_value() && outcome.failure->kind == *call.failure);
       FUZZ_PROPERTY(outcome.failure->sent == call.sent);
+      if (call.error && *call.failure == KindOf(*call.error)) FUZZ_PROPERTY(outcome.failure->error == *call.error);
     }
     if (outcome.failure) {
       FUZZ_PROPERTY(ToString(outcome.failure->kind) != nullptr && outcome.placed.empty());
@@ -752,6 +1204,20 @@ class World final : public EngineWorld {
       engine_.Release(call.id, now_);
       call.released = true;
     }
+    if (seen_->probing()) OnProbed(outcome);
+  }
+
+  // As an owner does that was told to find out.
+  void OnProbed(const CallOutcome& outcome) {
+    if (ending_ || over_ || outcome.answered_in == 0) return;
+    const bool refused =
+        outcome.failure && (outcome.failure->kind == Kind::kErrVers || outcome.failure->kind == Kind::kErrChunk);
+    uint32_t version = 0;
+    if (!outcome.failure && outcome.answered_in == kRpcRdmaVersion2) version = kRpcRdmaVersion2;
+    if (refused && seen_->versions().contains(kRpcRdmaVersion1)) version = kRpcRdmaVersion1;
+    if (version == 0) return End(1);
+    seen_->SetVersion(version);
+    terms_->SetVersion(version);
   }
   uint32_t Refusals() const {
     uint32_t sum = 0;
@@ -775,7 +1241,10 @@ class World final : public EngineWorld {
     for (size_t i = 0; i < returned.writes.size(); ++i) {
       const ConstBytes data = outcome.reply.chunks[i].data;
       FUZZ_PROPERTY(outcome.placed[i] == TotalLength(returned.writes[i]) && data.size() == outcome.placed[i]);
-      FUZZ_PROPERTY(Inside(data, call.results[i]));
+      FUZZ_PROPERTY(Inside(data, call.result_memory[i]));
+      const bool grown = i < outcome.grown.size() && outcome.grown[i] != nullptr;
+      FUZZ_PROPERTY(grown == call.grown_to.contains(i));
+      FUZZ_PROPERTY(!grown || outcome.grown[i].get() == call.result_memory[i].data());
       FUZZ_PROPERTY(Same(data, written(i, returned.writes[i])));
     }
     std::vector<ConstBytes> read(call.read_data.begin(), call.read_data.end());
@@ -812,9 +1281,12 @@ class World final : public EngineWorld {
     return static_cast<size_t>(
         std::count_if(calls_.begin(), calls_.end(), [](const auto& call) { return call->on_wire; }));
   }
+  // With the properties of this end.
+  size_t InFlight() const { return OnWire() + (exchange_ == Exchange::kSent ? 1 : 0); }
   size_t Queued() const {
-    return static_cast<size_t>(std::count_if(calls_.begin(), calls_.end(),
-                                             [](const auto& call) { return !call->sent && !call->over; })) -
+    return static_cast<size_t>(
+               std::count_if(calls_.begin(), calls_.end(),
+                             [&](const auto& call) { return (!call->sent && !call->over) || IsQueuedAgain(*call); })) -
            FencingUnsent();
   }
   // Calls whose memory was refused, until they are fenced.
@@ -839,8 +1311,12 @@ class World final : public EngineWorld {
     for (const OwedDone& done : owed_dones_) held += done.holds_receive ? 1 : 0;
     FUZZ_PROPERTY(engine_.outstanding() == open);
     FUZZ_PROPERTY(engine_.call_records() <= most_records_);
+    if (terms_) {
+      FUZZ_PROPERTY(terms_->version() == seen_->version() && terms_->settled() == seen_->settled());
+      FUZZ_PROPERTY(terms_->peer() == seen_->peer() && terms_->peer_has_spoken() == seen_->peer_has_spoken());
+    }
     if (over_) return;
-    FUZZ_PROPERTY(engine_.credits().in_flight() == OnWire() && engine_.credits().granted() == granted_);
+    FUZZ_PROPERTY(engine_.credits().in_flight() == InFlight() && engine_.credits().granted() == granted_);
     FUZZ_PROPERTY(engine_.abandoned() <= OnWire());
     for (const auto& call : calls_) {
       if (call->on_wire) FUZZ_PROPERTY(engine_.Knows(call->xid));
@@ -855,12 +1331,14 @@ class World final : public EngineWorld {
     // Nobody waits for what is there.
     const bool has_buffer = sends_.size() < send_.view.slots;
     FUZZ_PROPERTY(!has_buffer || owed_dones_.empty());
-    const bool may_send = (OnWire() == 0 || OnWire() + dones < granted_) && OnWire() < posted_.size() && has_buffer;
-    FUZZ_PROPERTY(!may_send || Queued() == 0);
+    const bool may_send =
+        (InFlight() == 0 || InFlight() + dones < granted_) && InFlight() < posted_.size() && has_buffer;
+    FUZZ_PROPERTY(!may_send || (exchanging() ? exchange_ == Exchange::kSent : Queued() == 0));
+    FUZZ_PROPERTY(!exchanging() || (engine_.Deadline().has_value() && *engine_.Deadline() <= exchange_until_));
     CheckPulls();
     for (const auto& call : calls_) {
-      const bool waits =
-          call->sent ? (call->on_wire || call->pulling) && !call->failure : !call->over && !call->failure;
+      const bool answer_comes = call->on_wire || call->pulling || (call->resending && !call->over);
+      const bool waits = call->sent ? answer_comes && !call->failure : !call->over && !call->failure;
       if (waits && call->deadline && FencingUnsent() == 0) {
         FUZZ_PROPERTY(engine_.Deadline().has_value() && *engine_.Deadline() <= *call->deadline);
       }
@@ -899,10 +1377,15 @@ class World final : public EngineWorld {
       const auto waiting = std::find_if(calls_.begin(), calls_.end(), [](const auto& call) { return call->on_wire; });
       if (waiting != calls_.end()) PeerSends(Reply(**waiting, 0, 0, 4));
       Drain();
+      if (exchange_ == Exchange::kSent) {
+        PeerSends(
+            fuzz::Encode({.version = kRpcRdmaVersion2, .credits = 4, .flags = kFlagResponse, .body = ConnProp{}}, {}));
+        Drain();
+      }
       Check();
-      if (engine_.outstanding() == 0 && OnWire() == 0 && owed_dones_.empty()) break;
+      if (engine_.outstanding() == 0 && InFlight() == 0 && owed_dones_.empty() && !exchanging()) break;
     }
-    FUZZ_PROPERTY(pulls_.empty() && owed_dones_.empty());
+    FUZZ_PROPERTY(pulls_.empty() && owed_dones_.empty() && !exchanging());
     FUZZ_PROPERTY(engine_.outstanding() == 0 && engine_.abandoned() == 0 && OnWire() == 0);
     FUZZ_PROPERTY(posted_.size() == receive_.view.slots && memory_.regions.empty());
     const uint32_t dones = engine_.credits().dones();
@@ -920,8 +1403,13 @@ class World final : public EngineWorld {
     bool holds_receive = false;
   };
 
+  // RDMA2_CONNPROP of this end.
+  enum class Exchange : uint8_t { kNone, kWaiting, kSent, kOver };
+
   bool release_at_once_ = true;
   uint8_t sizes_ = 0;
+  std::optional<ConnectionTerms> terms_;  // the engine's, where version 2 may be spoken
+  std::optional<ConnectionTerms> seen_;   // what they have to be
   const Requester::Config config_;
   FuzzArena send_;
   FuzzArena receive_;
@@ -939,6 +1427,15 @@ class World final : public EngineWorld {
   uint32_t granted_ = 1;
   uint32_t refusals_seen_ = 0;
   size_t most_records_ = 0;
+  Exchange exchange_ = Exchange::kNone;
+  Instant exchange_until_;
+  std::optional<ExchangeEnd> exchange_end_;  // that the owner was not told of
+  bool bad_properties_ = false;
+  // What the peer has said that it takes; how often it has said anything of that.
+  uint32_t read_chunks_taken_ = UINT32_MAX;
+  uint32_t write_chunks_taken_ = UINT32_MAX;
+  uint32_t segments_taken_ = UINT32_MAX;
+  uint64_t known_ = 0;
 
   Requester engine_;
   const uint32_t own_max_;

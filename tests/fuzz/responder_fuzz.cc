@@ -2,15 +2,20 @@
 // or raw bytes, more of them than were granted; RDMA Reads that complete in any order, late or never; a service that
 // answers with messages and items of any size, refuses, drops, or holds on to the call beyond the connection; memory
 // that is short; the connection's end. In some worlds replies may stay in memory that the requester reads, and which it
-// says RDMA_DONE for, or for something else, or never.
+// says RDMA_DONE for, or for something else, or never. In others version 2 may be spoken, or has to be: its properties,
+// handles to invalidate, messages of an extension and of the other direction, limits that calls do not keep to, the
+// levels of the reverse direction.
 //
 // A model beside it knows what each Receive holds and what has to become of it. The properties: no more Reads than the
 // peer allows, each of a segment of its call and into the call's own memory; a call is handed out once, whole, when
 // nobody else can write to it any more; every call is answered once and nothing else is; a reply is where the offered
 // segments say, in their order, with the lengths that were written; nothing is invalidated but a steering tag of the
 // call answered; memory lives as long as it is used and no longer, which for a reply that is read is until RDMA_DONE.
+// Of version 2: every error says what the call did, and what it says of this end is so; what is marked as an answer has
+// none; what a call asks to be invalidated is, and nothing else.
 //
-// Input: 5 bytes of configuration, then operations of a byte and their arguments.
+// Input: 5 bytes of configuration, 2 more where the fourth says version 2, then operations of a byte and their
+// arguments.
 #include <algorithm>
 #include <deque>
 #include <map>
@@ -27,6 +32,7 @@
 namespace stagecoach::rpcrdma {
 namespace {
 
+using fuzz::AnyProperties;
 using fuzz::Block;
 using fuzz::EngineWorld;
 using fuzz::FuzzArena;
@@ -51,6 +57,8 @@ struct Entry {
     kIgnore,              // the Receive is posted again at once
     kErrVers,             // RDMA_ERROR
     kErrChunk,            // RDMA_ERROR
+    kErrLimits,           // RDMA2_ERROR: this end does not take chunks like these
+    kAnswer,              // what is no reply
     kErrChunkWhenPulled,  // the message in the Position-Zero Read chunk is not that of the header
     kIgnoreWhenPulled,    // it is no call
     kServe,
@@ -67,6 +75,14 @@ struct Entry {
   std::vector<ConstBytes> sinks;
 
   std::optional<RequestId> request;
+  // The layout of the answer, and its version word.
+  bool is_v2 = false;
+  uint32_t version = kRpcRdmaVersion1;
+  std::optional<Header::Body> answer;  // instead of ERR_CHUNK, or of a reply
+  uint32_t flags = 0;
+  uint32_t inv_handle = 0;
+  uint32_t send_max = 0;  // when it was replied to
+
   bool dropped = false;  // by the service
   bool refused = false;  // by the service
   bool answered = false;
@@ -89,7 +105,7 @@ class World final : public EngineWorld {
   explicit World(FuzzInput& input)
       : EngineWorld(input),
         config_(Configure(input)),
-        send_(1 + (sizes_ & 3), 512),
+        send_(1 + (sizes_ & 3), terms_ ? 1200 : 512),
         receive_(Receives(), 320),
         sends_(send_.view),
         posted_(receive_.view),
@@ -147,7 +163,67 @@ class World final : public EngineWorld {
       config.exposed_time = kExposedTime;
       config.segment_length_max = (reads & 2) != 0 ? 100 : 1 << 20;
     }
+    if ((reads & 0xc0) == 0x40) {
+      ConfigureVersion2(input, config);
+    } else {
+      seen_.emplace(ConnectionTerms::Config{.profile = config.profile});
+    }
     return config;
+  }
+
+  // A server of both versions, of version 2 alone, one that has been asked in it; or a client, for the reverse
+  // direction.
+  void ConfigureVersion2(FuzzInput& input, Responder::Config& config) {
+    const uint8_t choices = input.Byte();
+    const uint8_t lists = input.Byte();
+    const bool is_reverse = (choices & 3) == 3;
+    ConnectionTerms::Config both{
+        .end = is_reverse ? ConnectionTerms::End::kClient : ConnectionTerms::End::kServer,
+        .versions = {(choices & 3) == 1 ? kRpcRdmaVersion2 : kRpcRdmaVersion1, kRpcRdmaVersion2},
+        .own = {.receive_buffer_size = 5000}};
+    config.can_invalidate = (choices & 0x10) != 0;
+    if ((choices & 0x20) != 0) {
+      both.extensions = fuzz::KnownExtensions();
+      both.more.push_back({fuzz::kExtensionProperty, fuzz::Word(choices)});
+    }
+    if ((choices & 0x40) != 0) config.answer_extension = AnswerExtension;
+    if ((choices & 0x80) != 0) {
+      both.list_limits = {.read_segments_max = lists & 3u,
+                          .write_chunks_max = (lists >> 2) & 3u,
+                          .segments_per_chunk_max = 1u + ((lists >> 4) & 1u),
+                          .write_segments_max = 1u + (lists >> 5)};
+    }
+    if (is_reverse) {
+      constexpr ReverseSupport kLevels[] = {ReverseSupport::kGeneral, ReverseSupport::kInline, ReverseSupport::kNone};
+      config.reverse = kLevels[((choices >> 2) & 3) % 3];
+      config.inline_only = true;
+      config.shared_receives = false;
+      config.receives = receives_;
+    }
+    for (auto* each : {&terms_, &seen_}) {
+      each->emplace(both);
+      if ((choices & 3) >= 2) (*each)->SetVersion(kRpcRdmaVersion2);
+    }
+    config.terms = &*terms_;
+  }
+
+  // Rightly or not.
+  static Header::Body AnswerExtension(const Extension& asked) {
+    switch (asked.body.size() % 9) {
+      case 0:
+        return ErrOther{fuzz::kExtensionError};
+      case 1:
+        return ErrChunk{};
+      case 2:
+        return RdmaMsg{};
+      case 3:
+        return Extension{.type = fuzz::kExtensionTypeWithMessage, .body = asked.body, .has_message = true};
+      case 4:
+        return Extension{.type = asked.type, .body = Pattern(2000, 1)};
+      case 5:
+        return ErrReadChunks{7};
+    }
+    return asked;
   }
   // Those of the other direction, or the one for the call too many.
   uint32_t Receives() const { return receives_ + (config_.receives > 0 ? 1 : 0); }
@@ -269,17 +345,57 @@ class World final : public EngineWorld {
     }
     Header header{.xid = xid, .credits = counts};
     Block message;
+    const uint8_t form = terms_ ? input_.Byte() : 0;
     if (!long_call) {
       message = Pattern(8 + 4 * ((choices >> 3) & 15), xid);
       ByteWriter head(message);
       head.U32(xid);
-      head.U32(0);
+      head.U32(form >> 5 == 1 ? form & 3 : 0);
       header.body = RdmaMsg{std::move(lists)};
     } else {
       header.body = RdmaNomsg{std::move(lists)};
     }
     if ((choices & 0x80) != 0 && !long_call && (counts & 0x20) != 0) {
       header.body = RdmaMsgp{.align = 4, .thresh = 4, .chunks = *header.chunks()};
+    }
+    if (!terms_ || (form & 0x10) != 0) return fuzz::Encode(header, message);
+    return AsVersion2(std::move(header), message, form);
+  }
+
+  // The same in version 2, or something else that it has.
+  Block AsVersion2(Header header, const Block& message, uint8_t form) {
+    header.version = kRpcRdmaVersion2;
+    header.flags = ((form & 4) != 0 ? kFlagResponse : 0) | ((form & 8) != 0 ? fuzz::kExtensionFlag : 0);
+    ChunkLists lists = *header.chunks();
+    switch (form >> 5) {
+      case 2:
+        header.body = AnyProperties(input_);
+        return fuzz::Encode(header, {});
+      case 3:
+        header.body = ErrSegments{form};
+        return fuzz::Encode(header, {});
+      case 4:
+      case 5: {
+        Block body = Pattern(4 + form + input_.Byte(), form);
+        ByteWriter(body).U32(static_cast<uint32_t>(body.size()));
+        const uint32_t type = form >> 5 == 4 ? fuzz::kExtensionType : fuzz::kExtensionTypeWithMessage;
+        header.body = Extension{.type = type, .body = std::move(body), .has_message = form >> 5 == 5};
+        return fuzz::Encode(header, header.has_inline_message() ? ConstBytes(message) : ConstBytes());
+      }
+    }
+    // Of the call's handles one, or another.
+    const uint8_t named = input_.Byte();
+    std::vector<uint32_t> handles;
+    for (const ReadSegment& read : lists.reads) handles.push_back(read.target.handle);
+    for (const Segment& segment : lists.writes.segments()) handles.push_back(segment.handle);
+    if (lists.reply) {
+      for (const Segment& segment : *lists.reply) handles.push_back(segment.handle);
+    }
+    const uint32_t inv_handle = named == 0 || handles.empty() ? named : handles[named % handles.size()];
+    if (header.type() == MessageType::kNomsg) {
+      header.body = RdmaNomsg{std::move(lists), named == 0xff ? 0x77 : inv_handle};
+    } else {
+      header.body = RdmaMsg{std::move(lists), named == 0xff ? 0x77 : inv_handle};
     }
     return fuzz::Encode(header, message);
   }
@@ -311,7 +427,7 @@ class World final : public EngineWorld {
     const auto length = static_cast<uint32_t>(bytes.size());
     if (!config_.inline_only) return engine_.OnReceive(slot, length, std::nullopt, now_);
     ByteReader in(bytes);
-    auto header = DecodeHeaderV1(in, config_.list_limits);
+    auto header = terms_ ? terms_->Decode(in) : DecodeHeaderV1(in, config_.list_limits);
     if (!header) return engine_.OnMalformed(slot, length, header.error(), now_);
     engine_.OnMessage(slot, std::move(*header), in.Rest(), now_);
   }
@@ -320,27 +436,38 @@ class World final : public EngineWorld {
   void Foresee(ConstBytes bytes, uint8_t truth, Entry& entry) {
     using Fate = Entry::Fate;
     ByteReader in(bytes);
-    const auto header = DecodeHeaderV1(in);
-    if (!header) {
-      const HeaderFault& fault = header.error();
-      entry.xid = fault.xid.value_or(0);
-      if (fault.action == FaultAction::kDrop) return;
-      FUZZ_PROPERTY(bytes.size() >= kFixedFieldsSize);
-      entry.fate = fault.action == FaultAction::kAnswerErrVers ? Fate::kErrVers : Fate::kErrChunk;
-      return;
-    }
+    const auto header = seen_->Decode(in);
+    if (!header) return ForeseeRefusal(bytes, header.error(), entry);
     entry.xid = header->xid;
+    const ConstBytes rest = in.Rest();
+    if (header->flags) {
+      entry.is_v2 = true;
+      entry.version = kRpcRdmaVersion2;
+      entry.flags = *header->flags;
+      entry.inv_handle = header->inv_handle();
+      if (!IsRequest(*header, rest, entry)) return;
+    }
     if (header->chunks() == nullptr) return;
     entry.lists = *header->chunks();
-    const ConstBytes rest = in.Rest();
     const auto direction = [](ConstBytes message) { return ByteReader(message.subspan(4)).U32(); };
-    if (header->has_inline_message() && rest.size() >= 8 && direction(rest) != 0) return;
-    if (config_.inline_only && engine_.unanswered() >= receives_) return;
-    const auto call = ValidateCall(*header, rest, config_.data_limits);
-    if (!call || (!call->chunks.empty() && config_.reads_max == 0) || (config_.inline_only && !entry.lists.empty())) {
-      entry.fate = Fate::kErrChunk;
+    if (!entry.is_v2) {
+      if (header->has_inline_message() && rest.size() >= 8 && direction(rest) != 0) return;
+      if (IsBeyondCredits()) return;
+    } else if (IsBeyondLimits(entry.lists)) {
+      entry.fate = Fate::kErrLimits;
       return;
     }
+    const auto call = ValidateCall(*header, rest, config_.data_limits);
+    if (!call || (!call->chunks.empty() && config_.reads_max == 0) ||
+        (!entry.is_v2 && config_.inline_only && !entry.lists.empty())) {
+      entry.fate = Fate::kErrChunk;
+      if (!entry.is_v2) return;
+      const bool too_much =
+          call.error() == ChunkFault::kTooManyReadBytes || call.error() == ChunkFault::kTooManyWriteBytes;
+      entry.answer = too_much ? Header::Body(ErrSystem{}) : ErrBadXdr{};
+      return;
+    }
+    if (entry.is_v2 && config_.reverse == ReverseSupport::kInline && entry.lists.reply) Fill(*entry.lists.reply, 0);
     entry.chunks = *call;
     for (const ReadChunk& chunk : call->chunks) {
       Block& data = entry.data.emplace_back(Pattern(chunk.length, header->xid * 31 + chunk.position + truth));
@@ -355,10 +482,124 @@ class World final : public EngineWorld {
       if (call->chunks[i].position != 0) chunks.push_back({call->chunks[i].position, entry.data[i]});
     }
     entry.message = Unreduced(base, chunks);
-    if (base.size() < 8 || ByteReader(base).U32() != header->xid) {
+    if (base.size() < 8 || ByteReader(base).U32() != header->xid || (entry.is_v2 && direction(base) > 1)) {
       entry.fate = Fate::kErrChunkWhenPulled;
+      if (entry.is_v2) entry.answer = ErrBadXdr{};
     } else {
       entry.fate = direction(base) != 0 ? Fate::kIgnoreWhenPulled : Fate::kServe;
+    }
+  }
+
+  void ForeseeRefusal(ConstBytes bytes, const HeaderFault& fault, Entry& entry) {
+    using Fate = Entry::Fate;
+    entry.xid = fault.xid.value_or(0);
+    if (fault.action == FaultAction::kDrop || fault.action == FaultAction::kDisconnect) return;
+    FUZZ_PROPERTY(bytes.size() >= kFixedFieldsSize);
+    if (fault.flags && IsBeyondCredits()) return;
+    entry.fate = Fate::kErrChunk;
+    const TransportVersions& versions = seen_->versions();
+    if (fault.action == FaultAction::kAnswerErrVers) {
+      entry.fate = Fate::kErrVers;
+      entry.answer =
+          seen_->settled() ? ErrVers{seen_->version(), seen_->version()} : ErrVers{versions.low, versions.high};
+      if (versions.contains(kRpcRdmaVersion2)) entry.version = fault.version;
+      entry.is_v2 = entry.version == kRpcRdmaVersion2;
+    } else if (fault.action != FaultAction::kAnswerErrChunk) {
+      entry.is_v2 = true;
+      entry.version = kRpcRdmaVersion2;
+      entry.answer = ErrBadXdr{};
+      if (fault.action == FaultAction::kAnswerInvalHtype) entry.answer = ErrInvalHtype{};
+      // More than this end looks at is well-formed all the same.
+      if (fault.kind != HeaderFault::Kind::kChunkList) return;
+      ByteReader in(bytes.subspan(kHeaderLayoutV2.prefix_size + kHeaderLayoutV2.lists_prefix_size));
+      if (!DecodeChunkLists(in, {UINT32_MAX, UINT32_MAX, UINT32_MAX, UINT32_MAX}, &entry.lists)) {
+        entry.fate = Fate::kErrLimits;
+        FUZZ_PROPERTY(IsBeyondLimits(entry.lists));
+      }
+    }
+  }
+
+  // Of version 2: whether it is a call; if not, what becomes of it.
+  bool IsRequest(const Header& header, ConstBytes rest, Entry& entry) {
+    using Fate = Entry::Fate;
+    const auto* properties = std::get_if<ConnProp>(&header.body);
+    if (header.is_response()) {
+      if (properties != nullptr) seen_->OnPeerProperties(properties->properties);
+      return false;
+    }
+    const auto direction = CheckDirection(header, header.has_inline_message() ? rest : ConstBytes());
+    if ((direction && direction != DirectionFault::kNoDirection) || IsBeyondCredits()) return false;
+    if (properties != nullptr) {
+      seen_->OnPeerProperties(properties->properties);
+      entry.fate = Fate::kAnswer;
+      entry.answer = ConnProp{seen_->own_set()};
+    } else if (const auto* extension = std::get_if<Extension>(&header.body)) {
+      entry.fate = Fate::kAnswer;
+      entry.answer = ErrInvalHtype{};
+      if (!config_.answer_extension || extension->has_message) return false;
+      entry.answer = AnswerExtension(*extension);
+      const auto* answer = std::get_if<Extension>(&*entry.answer);
+      const bool is_theirs = answer != nullptr && answer->type == fuzz::kExtensionType &&
+                             kHeaderLayoutV2.prefix_size + answer->body.size() <= SendMax();
+      const bool is_error =
+          std::holds_alternative<ErrOther>(*entry.answer) || std::holds_alternative<ErrReadChunks>(*entry.answer);
+      if (!is_theirs && !is_error) entry.answer = ErrSystem{};
+    } else if (direction) {
+      entry.fate = Fate::kErrChunk;
+      entry.answer = ErrBadXdr{};
+    } else {
+      return true;
+    }
+    return false;
+  }
+
+  bool IsBeyondCredits() const { return (config_.inline_only || config_.reverse) && engine_.unanswered() >= receives_; }
+  ReverseSupport Level() const { return config_.reverse.value_or(ReverseSupport::kGeneral); }
+  // Bytes of the longest Send to this peer.
+  uint32_t SendMax() const {
+    return seen_->is_v2() ? std::min(seen_->send_inline(), send_.view.slot_size) : config_.send_inline;
+  }
+
+  // How many segments each Read chunk has, by position.
+  static std::map<uint32_t, uint32_t> ReadChunks(const ChunkLists& lists) {
+    std::map<uint32_t, uint32_t> chunks;
+    for (const ReadSegment& read : lists.reads) ++chunks[read.position];
+    return chunks;
+  }
+  static uint32_t LongestWritten(const ChunkLists& lists) {
+    size_t longest = lists.reply ? lists.reply->size() : 0;
+    for (size_t i = 0; i < lists.writes.size(); ++i) longest = std::max(longest, lists.writes[i].size());
+    return static_cast<uint32_t>(longest);
+  }
+
+  // [v2:4.2.2+3] [v2:4.2.2+4] [v2:5.3.3#6] [v2:5.3.3#10] [v2:5.3.3#13] Version 2.
+  bool IsBeyondLimits(const ChunkLists& lists) const {
+    const ChunkListLimits& limits = seen_->list_limits();
+    if (Level() == ReverseSupport::kNone) return true;
+    if (Level() == ReverseSupport::kInline && !(lists.reads.empty() && lists.writes.empty())) return true;
+    if (!lists.reads.empty() && config_.reads_max == 0) return true;
+    return lists.reads.size() > limits.read_segments_max || lists.writes.size() > limits.write_chunks_max ||
+           lists.writes.segments().size() > limits.write_segments_max ||
+           LongestWritten(lists) > limits.segments_per_chunk_max;
+  }
+
+  // What it says of this end is what the call did not keep to, so that one that does is another call.
+  void CheckLimitError(const Header::Body& error, const ChunkLists& lists) const {
+    const std::map<uint32_t, uint32_t> reads = ReadChunks(lists);
+    uint32_t longest = LongestWritten(lists);
+    for (const auto& [position, segments] : reads) longest = std::max(longest, segments);
+    if (Level() == ReverseSupport::kNone) {
+      FUZZ_PROPERTY(error == Header::Body(ErrSystem{}));
+    } else if (const auto* read_chunks = std::get_if<ErrReadChunks>(&error)) {
+      const bool none = read_chunks->max_chunks == 0 && !reads.empty();
+      FUZZ_PROPERTY(none || reads.size() - reads.count(0) > read_chunks->max_chunks);
+    } else if (const auto* write_chunks = std::get_if<ErrWriteChunks>(&error)) {
+      FUZZ_PROPERTY(write_chunks->max_chunks > 0 && lists.writes.size() > write_chunks->max_chunks);
+    } else if (const auto* segments = std::get_if<ErrSegments>(&error)) {
+      FUZZ_PROPERTY(segments->max_segments > 0 && longest > segments->max_segments);
+    } else {
+      FUZZ_PROPERTY(error == Header::Body(ErrReplyResource{0}) && !lists.writes.empty());
+      FUZZ_PROPERTY(Level() == ReverseSupport::kInline || seen_->list_limits().write_chunks_max == 0);
     }
   }
 
@@ -453,6 +694,7 @@ class World final : public EngineWorld {
     service_memory_.push_back(kept);
     if (well_formed) {
       entry.answered = true;
+      entry.send_max = SendMax();
       entry.reply = std::move(base);
       entry.items = items;
       entry.memory = kept;
@@ -506,7 +748,7 @@ class World final : public EngineWorld {
       sends_.Write(*write);
       writes_.push_back(*write);
     } else if (const auto* send = std::get_if<PostSend>(&command)) {
-      FUZZ_PROPERTY(send->length <= config_.send_inline);
+      FUZZ_PROPERTY(send->length <= send_.view.slot_size && (terms_ || send->length <= config_.send_inline));
       CheckSent(*send, sends_.Post(*send));
       writes_.clear();
     } else if (const auto* invalidate = std::get_if<Invalidate>(&command)) {
@@ -598,7 +840,7 @@ class World final : public EngineWorld {
 
   void CheckRequest(RequestId id, const Entry& entry) {
     const ReducedStream& stream = engine_.stream(id);
-    FUZZ_PROPERTY(engine_.xid(id) == entry.xid);
+    FUZZ_PROPERTY(engine_.xid(id) == entry.xid && engine_.flags(id) == entry.flags);
     FUZZ_PROPERTY(Same(Unreduced(stream.base, stream.chunks), entry.message));
     for (size_t i = 0; i < entry.lists.writes.size(); ++i) {
       FUZZ_PROPERTY(engine_.result_room(id, i) == TotalLength(entry.lists.writes[i]));
@@ -614,14 +856,19 @@ class World final : public EngineWorld {
     const std::unique_ptr<Entry> entry = std::move(closing_.front());
     closing_.pop_front();
     ByteReader in(bytes);
-    const auto header = DecodeHeaderV1(in);
-    FUZZ_PROPERTY(header.has_value() && header->version == kRpcRdmaVersion1 && header->xid == entry->xid);
+    const auto header = entry->is_v2 ? DecodeHeaderV2(in, {}, seen_->extensions()) : DecodeHeaderV1(in);
+    FUZZ_PROPERTY(header.has_value() && header->version == entry->version && header->xid == entry->xid);
+    FUZZ_PROPERTY(!entry->is_v2 || header->flags == kFlagResponse);
     CheckGrant(*header);
     CheckInvalidate(send, *header, *entry);
-    if (entry->fate == Entry::Fate::kErrVers) {
-      FUZZ_PROPERTY(header->body == Header::Body(ErrVers{.low = 1, .high = 1}) && writes_.empty());
+    if (entry->fate == Entry::Fate::kErrVers || entry->fate == Entry::Fate::kAnswer) {
+      FUZZ_PROPERTY(header->body == *entry->answer && in.Rest().empty() && writes_.empty());
+    } else if (entry->fate == Entry::Fate::kErrLimits) {
+      FUZZ_PROPERTY(in.Rest().empty() && writes_.empty());
+      CheckLimitError(header->body, entry->lists);
     } else if (header->type() == MessageType::kError) {
-      FUZZ_PROPERTY(header->body == Header::Body(ErrChunk{}) && in.Rest().empty() && writes_.empty());
+      FUZZ_PROPERTY(in.Rest().empty() && writes_.empty());
+      FUZZ_PROPERTY(header->body == ErrorFor(*entry));
       FUZZ_PROPERTY(entry->fate != Entry::Fate::kServe || entry->refused || entry->answered);
       if (entry->fate == Entry::Fate::kServe && entry->answered && Travels(*entry) != nullptr) {
         // There was no way to write from its memory.
@@ -633,6 +880,7 @@ class World final : public EngineWorld {
       }
     } else {
       FUZZ_PROPERTY(entry->fate == Entry::Fate::kServe && entry->answered && !entry->refused);
+      FUZZ_PROPERTY(send.length <= entry->send_max && header->inv_handle() == 0);
       if (header->chunks()->reads.empty()) {
         CheckReply(*header, in.Rest(), *entry);
       } else {
@@ -646,14 +894,28 @@ class World final : public EngineWorld {
   // [5666bis:4.3#2] and never more than there are Receives for.
   void CheckGrant(const Header& header) {
     FUZZ_PROPERTY(header.credits <= receives_);
+    // [v2:5.3.3#2] [v2:10.1+3] In version 2 replies and properties grant; after the rest the latest grant goes on.
+    const bool grants =
+        !(header.flags || seen_->is_v2()) || header.chunks() != nullptr || header.type() == MessageType::kConnProp;
+    if (!grants) {
+      ++answered_;
+      allowed_ = std::max<uint64_t>(allowed_, answered_ + granted_);
+      return;
+    }
+    granted_ = std::max(header.credits, 1u);
     // [2004:3.3#3] [5666:11+3] Nothing only while the answer to another call is to come, and no RDMA_DONE.
     FUZZ_PROPERTY(header.credits >= 1 || (config_.profile.zero_grants && !open_.empty() && exposed_.empty()));
     ++answered_;
-    allowed_ = std::max<uint64_t>(allowed_, answered_ + std::max(header.credits, 1u));
+    allowed_ = std::max<uint64_t>(allowed_, answered_ + granted_);
   }
 
-  // [pvtdata:4.1#2]
+  // [pvtdata:4.1#2] [v2:3.3+5] [v2:3.3+6]
   void CheckInvalidate(const PostSend& send, const Header& header, const Entry& entry) {
+    if (entry.is_v2) {
+      const bool asked = config_.can_invalidate && header.chunks() != nullptr && entry.inv_handle != 0;
+      FUZZ_PROPERTY(send.invalidate == (asked ? std::optional(entry.inv_handle) : std::nullopt));
+      return;
+    }
     if (!send.invalidate) return;
     FUZZ_PROPERTY(config_.may_invalidate && header.type() != MessageType::kError);
     const auto is_it = [&](const Segment& segment) { return segment.handle == *send.invalidate && segment.length > 0; };
@@ -664,29 +926,48 @@ class World final : public EngineWorld {
                   (entry.lists.reply && std::any_of(entry.lists.reply->begin(), entry.lists.reply->end(), is_it)));
   }
 
-  // How a reply to this call has to travel; null when it cannot.
+  // What refuses a call, or its reply.
+  Header::Body ErrorFor(const Entry& entry) {
+    if (entry.answer) return *entry.answer;
+    if (!entry.is_v2) return ErrChunk{};
+    Header::Body error = ErrSystem{};
+    if (entry.fate == Entry::Fate::kServe && entry.answered) Travels(entry, &error);
+    return error;
+  }
+
+  // How a reply to this call has to travel; null when it cannot, and why, as version 2 says it.
   struct Way {
     ChunkLists lists;
     Block rest;     // inline
     Block reduced;  // the message without what goes by Write chunk
     bool by_reply_chunk = false;
   };
-  std::unique_ptr<Way> Travels(const Entry& entry) {
+  std::unique_ptr<Way> Travels(const Entry& entry, Header::Body* error = nullptr) {
     auto way = std::make_unique<Way>();
     way->lists = {.writes = entry.lists.writes, .reply = entry.lists.reply};
-    if (kFixedFieldsSize + EncodedSize(way->lists) > config_.send_inline) return nullptr;
-    for (size_t i = 0; i < way->lists.writes.size(); ++i) {
+    const auto cannot = [&](Header::Body why) {
+      if (error != nullptr) *error = std::move(why);
+      return nullptr;
+    };
+    for (uint32_t i = 0; i < way->lists.writes.size(); ++i) {
       const size_t length = i < entry.items.size() ? entry.items[i].data.size() : 0;
-      if (!Fill(way->lists.writes.mutable_chunk(i), length)) return nullptr;
+      if (!Fill(way->lists.writes.mutable_chunk(i), length)) {
+        return cannot(ErrWriteResource{i + 1, static_cast<uint32_t>(length)});
+      }
     }
+    const size_t header_size = (entry.is_v2 ? kHeaderLayoutV2 : kHeaderLayoutV1).SizeWith(EncodedSize(way->lists));
+    if (header_size > entry.send_max) return cannot(ErrSystem{});
     way->reduced = WithItems(entry.reply, entry.items, entry.lists.writes.size());
-    const bool fits = kFixedFieldsSize + EncodedSize(way->lists) + way->reduced.size() <= config_.send_inline;
+    const bool fits = header_size + way->reduced.size() <= entry.send_max;
     const bool wanted = !fits || config_.reply_chunk_use == ReplyChunkUse::kWheneverOffered;
     if (way->lists.reply && wanted && Fill(*way->lists.reply, way->reduced.size())) {
       way->by_reply_chunk = true;
       return way;
     }
-    if (!fits) return nullptr;
+    if (!fits) {
+      const bool helps = Level() == ReverseSupport::kGeneral;
+      return cannot(ErrReplyResource{helps ? static_cast<uint32_t>(way->reduced.size()) : 0});
+    }
     if (way->lists.reply) Fill(*way->lists.reply, 0);
     way->rest = way->reduced;
     return way;
@@ -814,6 +1095,10 @@ class World final : public EngineWorld {
     }
     FUZZ_PROPERTY(exposed_.size() <= config_.exposed_max && bytes <= config_.exposed_bytes_max);
     if (over_ || ending_) return;
+    if (terms_ && !closed_) {
+      FUZZ_PROPERTY(terms_->version() == seen_->version() && terms_->settled() == seen_->settled());
+      FUZZ_PROPERTY(terms_->peer() == seen_->peer() && terms_->peer_has_spoken() == seen_->peer_has_spoken());
+    }
     FUZZ_PROPERTY(exposed_.size() <= engine_.exposed() && engine_.exposed() <= config_.exposed_max);
     // Every Receive is posted or holds a message that is not over.
     FUZZ_PROPERTY(posted_.size() + entries_.size() == receive_.view.slots);
@@ -854,6 +1139,8 @@ class World final : public EngineWorld {
 
   uint8_t sizes_ = 0;
   uint32_t receives_ = 0;
+  std::optional<ConnectionTerms> terms_;  // the engine's, where version 2 may be spoken
+  std::optional<ConnectionTerms> seen_;   // what they have to be
   const Responder::Config config_;
   FuzzArena send_;
   FuzzArena receive_;
@@ -875,6 +1162,7 @@ class World final : public EngineWorld {
   uint32_t refusals_seen_ = 0;
   uint64_t allowed_ = 1;  // calls, from the grants that were seen
   uint64_t answered_ = 0;
+  uint32_t granted_ = 1;  // that the requester goes by
 
   Responder engine_;
 };
