@@ -599,11 +599,14 @@ TEST(Excuses, APacketNowAndThenIsNoneForAServerThatIsNeverReached) {
 
 // --- Growth and what is left ---
 
-// Registers something with the loop of b's programs ten times a second, as long as any run of the test may last.
-RunOptions Leak(std::function<void(EventLoop&)> leak) {
+// As long as any run of these tests may last.
+constexpr Duration kAllTheTime = 150s;
+
+// Registers something with the loop of b's programs ten times a second.
+RunOptions Leak(std::function<void(EventLoop&)> leak, Duration how_long = kAllTheTime) {
   RunOptions options;
-  options.sabotage = [leak](emu::SimulatedWorld& world) {
-    for (int i = 0; i < 500; ++i) {
+  options.sabotage = [leak, how_long](emu::SimulatedWorld& world) {
+    for (int i = 0; i < how_long / 100ms; ++i) {
       world.sim().loop().At(Instant() + i * 100ms, [&world, leak] {
         if (world.fabric("b").IsUp()) leak(world.fabric("b").program_loop());
       });
@@ -627,19 +630,28 @@ TEST(Growth, OfTimersAndPollersIsSeenAndSoIsWhatIsLeftOfThem) {
   EXPECT_NE(pollers.find("teardown.loop: b: "), std::string::npos) << pollers;
 }
 
+TEST(Growth, IsNoneWhenItEnds) {
+  const Scenario scenario = Parse(std::string(kPair) + "client { name: 'c' host: 'b' server: 'a' call { } }");
+  const auto add = [](EventLoop& loop) { loop.At(loop.Now() + 600s, [] {}); };
+  // Longer than it takes to begin to doubt.
+  const std::string rules = Rules(RunScenario(scenario, Leak(add, 36s)));
+  EXPECT_EQ(rules.find("growth"), std::string::npos) << rules;
+  EXPECT_NE(rules.find("teardown.loop: b: 360 timers"), std::string::npos) << rules;
+}
+
 TEST(Growth, OfRdmaCmIdsIsSeen) {
   const Scenario scenario = Parse(std::string(kPair) + "client { name: 'c' host: 'b' server: 'a' call { } }");
   std::vector<std::shared_ptr<emu::CmId>> ids;
   RunOptions options;
   options.sabotage = [&ids](emu::SimulatedWorld& world) {
-    for (int i = 0; i < 500; ++i) {
+    for (int i = 0; i < kAllTheTime / 100ms; ++i) {
       world.sim().loop().At(Instant() + i * 100ms, [&world, &ids] {
         emu::ConnectionManager& cm = world.host("b").cm();
         ids.push_back(cm.CreateId(ids.empty() ? cm.CreateChannel() : ids.front()->channel()));
       });
     }
     // They do not outlive the world.
-    world.sim().loop().At(Instant() + 51s, [&ids] { ids.clear(); });
+    world.sim().loop().At(Instant() + kAllTheTime + 1s, [&ids] { ids.clear(); });
   };
   const std::string rules = Rules(RunScenario(scenario, options));
   EXPECT_NE(rules.find("growth: b: rdma_cm ids: "), std::string::npos) << rules;
