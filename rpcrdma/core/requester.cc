@@ -1005,7 +1005,7 @@ std::unique_ptr<Requester::Attempt> Requester::AttemptAfter(Call& call, const He
       wish.direct_results = false;
     }
   }
-  if (!helps || ending_) return nullptr;
+  if (!helps) return nullptr;
   if (call.resends == config_.resends_max) {
     STAGECOACH_MARK("requester.resent_often_enough");
     return nullptr;

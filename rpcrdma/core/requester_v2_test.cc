@@ -1359,6 +1359,24 @@ TEST_F(BetweenAttempts, TheConnectionMayEnd) {
   EXPECT_EQ(Failure(), Kind::kClosed);
 }
 
+// What comes of it is not known, so a session may send it on another connection.
+TEST_F(BetweenAttempts, AConnectionThatEndsAlreadyTakesItAlong) {
+  Open(2);
+  MustSubmit({.deadline = At(700)});
+  Next();
+  MustSubmit({.items = {item_}});
+  first_ = Next().header;
+  requester_->OnDeadline(At(700));
+  ASSERT_EQ(Take().disconnects.size(), 1u);
+  Error(first_.xid, ErrReadChunks{0});
+  Invalidated(Take());
+  EXPECT_FALSE(requester_->TakeOutcome(At(701)).has_value());
+  NothingIsSent();
+  requester_->OnDisconnected(At(702));
+  EXPECT_EQ(Failure(), Kind::kTimedOut);
+  Failed(Kind::kConnectionLost);
+}
+
 TEST_F(BetweenAttempts, ItsMemoryMayBeRefused) {
   Refuse();
   memory_.refuse_after = 0;
