@@ -160,8 +160,8 @@ struct ClientOptions {
   // Version 2: memory that one call may be given beyond what was offered for its results and its reply, when the server
   // says that it needs more: the call is then sent again, with its XID. Bytes; 0: such a call fails.
   uint64_t grown_bytes_max = 1 << 20;
-  // Version 2: whether that is done to calls that the server has executed before it found its reply too long: right
-  // where it keeps replies in a duplicate request cache, or procedures are idempotent.
+  // Version 2: whether calls are sent again that the server may have executed before it found no room for the reply:
+  // right where it keeps replies in a duplicate request cache, or procedures are idempotent.
   bool resend_executed = true;
   // Which document of RPC-over-RDMA version 1 this end follows (docs/profiles.md). Nothing on the wire tells the ends
   // which the other one does. With the older ones thresholds are 1024 bytes, whatever stands above, unless `ccp` brings

@@ -995,13 +995,14 @@ std::unique_ptr<Requester::Attempt> Requester::AttemptAfter(Call& call, const He
     helps = config_.resend_executed && Grow(call, *result, attempt.get());
   } else if (const auto* reply = std::get_if<ErrReplyResource>(&error)) {
     const uint64_t offered = call.offered.reply ? TotalLength(*call.offered.reply) : 0;
+    // Whatever length it says: it is found when a reply is made, and nothing in it says that there was none.
     if (reply->length_needed > 0) {
       helps = config_.resend_executed && reply->length_needed > offered;
       wish.reply_chunk_min = reply->length_needed;
     } else if (!last.write_counts.empty()) {
-      // No Write chunk at all can be taken. Nothing was executed.
+      // No Write chunk at all can be taken.
       peer_takes_.write_chunks = 0;
-      helps = true;
+      helps = config_.resend_executed;
       wish.direct_results = false;
     }
   }

@@ -1174,16 +1174,24 @@ TEST_F(RequesterV2Test, WhatWasExecutedIsNotSentAgainWhereThatIsRuledOut) {
   Make({.config = config});
   Open();
   auto result = Filled(9000);
-  for (const Header::Body& error : {Header::Body(ErrWriteResource{1, 9500}), Header::Body(ErrReplyResource{500})}) {
+  // REPLY_RESOURCE of zero as well: that a responder sees before it executes anything that it takes no Write chunks is
+  // nowhere written.
+  for (const Header::Body& error : {Header::Body(ErrWriteResource{1, 9500}), Header::Body(ErrReplyResource{500}),
+                                    Header::Body(ErrReplyResource{0})}) {
     MustSubmit({.results = {result}});
     Error(Next().header.xid, error);
     Fence();
     EXPECT_EQ(Failure(), KindOfError(error));
   }
-  // What was not, is.
+  // What it said of its limits holds for later calls all the same.
+  MustSubmit({.results = {result}});
+  EXPECT_TRUE(Next().header.chunks()->writes.empty());
+  // What was not executed, is.
+  Make({.config = config});
+  Open();
   MustSubmit({.results = {result}});
   const Header first = Next().header;
-  Error(first.xid, ErrReplyResource{0});
+  Error(first.xid, ErrWriteChunks{0});
   EXPECT_TRUE(Resent(first).header.chunks()->writes.empty());
 }
 

@@ -735,8 +735,8 @@ class World final : public EngineWorld {
     } else {
       const auto* reply = std::get_if<ErrReplyResource>(&error);
       FUZZ_PROPERTY(reply != nullptr);
+      FUZZ_PROPERTY(config_.resend_executed);
       if (reply->length_needed > 0) {
-        FUZZ_PROPERTY(config_.resend_executed);
         FUZZ_PROPERTY(!call.offered.reply || reply->length_needed > TotalLength(*call.offered.reply));
         call.reply_needed = reply->length_needed;
       } else {
