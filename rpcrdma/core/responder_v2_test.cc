@@ -606,6 +606,19 @@ TEST_F(ResponderV2, SaysWhichWriteChunkIsTooShortAndHowLongTheResultIs) {
   EXPECT_NE(LastTold(trace_, "error.sent").find("error=ERR_WRITE_RESOURCE "), std::string::npos);
 }
 
+// Version 2 has no RDMA_DONE, so nothing would end it.
+TEST_F(ResponderV2, LeavesNothingInItsMemoryToBeRead) {
+  Make({.config = {.exposed_max = 2}});
+  const auto item = Pattern(5000);
+  Call(7);
+  Complete(MustTakeRequest(), 2, {item});
+  EXPECT_EQ(OnlyAnswer(7), Header::Body(ErrReplyResource{16 + 5000}));
+  Call(7, Writes({{{5, 4999, 0}}}));
+  Complete(MustTakeRequest(), 2, {item});
+  EXPECT_EQ(OnlyAnswer(7), Header::Body(ErrWriteResource{.chunk_index = 1, .length_needed = 5000}));
+  EXPECT_TRUE(memory_.live.empty());
+}
+
 TEST_F(ResponderV2, SaysHowLongAReplyChunkWouldHaveToBe) {
   const auto item = Pattern(500);
   // 36 bytes of header, 8 + 4052: one byte fewer would be no message.
