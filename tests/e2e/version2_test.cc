@@ -110,6 +110,26 @@ class Version2Test : public ::testing::Test {
       ASSERT_TRUE(outcome && outcome->has_value()) << (*outcome).error().ToString();
     }
   }
+  // A Session that may speak version 2, whatever else its options say.
+  void MakeSession(SessionOptions options = {}) {
+    options.client = Speaking(rpcrdma::kVersions1And2);
+    session_.emplace(setting_->loop(), setting_->server_host(), persona_->port(), options);
+  }
+  std::optional<Outcome> CallOfSession() {
+    std::optional<Outcome> outcome;
+    session_->Call(
+        Id(kNull), [](XdrWriter&) {}, {}, [&](Outcome result) { outcome.emplace(std::move(result)); });
+    EXPECT_TRUE(setting_->Until([&] { return outcome.has_value(); })) << "a call hangs";
+    return outcome;
+  }
+  // That each of so many calls, with so long between them, is answered.
+  void ExpectCallsOfSessionWork(int count, Duration pause) {
+    for (int i = 0; i < count; ++i) {
+      const auto outcome = CallOfSession();
+      ASSERT_TRUE(outcome && outcome->has_value()) << i << ": " << (*outcome).error().ToString();
+      setting_->For(pause);
+    }
+  }
   // The connection is of version 1, and so was each of this many connections that were made, from this one on.
   void ExpectVersion1(size_t connections, size_t first_in_1) {
     EXPECT_EQ(client_->version(), 1u);
@@ -615,18 +635,11 @@ TEST_F(Version2TimeTest, ASessionRemembersForATimeWhoDoesNotSpeakIt) {
       to.HangUp();
     });
     SessionOptions options;
-    options.client = Speaking(rpcrdma::kVersions1And2);
     options.idle_timeout = 30s;
     options.seed = 7;
-    session_.emplace(setting_->loop(), setting_->server_host(), persona_->port(), options);
+    MakeSession(options);
     // For an hour and more, a little more than every minute, a call that needs a new connection.
-    int good = 0;
-    for (int minute = 0; minute < 65; ++minute) {
-      session_->Call(
-          Id(kNull), [](XdrWriter&) {}, {}, [&](const Outcome& outcome) { good += outcome.has_value() ? 1 : 0; });
-      setting_->For(61s);
-    }
-    EXPECT_EQ(good, 65);
+    ExpectCallsOfSessionWork(65, 61s);
     EXPECT_EQ(persona_->Began(2), 7);
     EXPECT_EQ(persona_->Began(1), 65);
     // The server learns it.
@@ -634,12 +647,7 @@ TEST_F(Version2TimeTest, ASessionRemembersForATimeWhoDoesNotSpeakIt) {
       if (message.version() == 1) return ReplyIn1(to, message);
       AnswerAsVersion2(to, message);
     });
-    for (int minute = 0; minute < 11; ++minute) {
-      session_->Call(
-          Id(kNull), [](XdrWriter&) {}, {}, [&](const Outcome& outcome) { good += outcome.has_value() ? 1 : 0; });
-      setting_->For(61s);
-    }
-    EXPECT_EQ(good, 76);
+    ExpectCallsOfSessionWork(11, 61s);
     EXPECT_EQ(persona_->visitors.back()->first_version(), 2u);
     EXPECT_GT(persona_->visitors.back()->received.size(), 2u);
     session_.reset();
@@ -650,28 +658,19 @@ TEST_F(Version2TimeTest, ASessionRemembersForATimeWhoDoesNotSpeakIt) {
 TEST_F(Version2TimeTest, ASessionThatRemembersWrongFindsOutAtOnce) {
   ServeVersion1([](Visitor& to, const Message&) { to.HangUp(); });
   SessionOptions options;
-  options.client = Speaking(rpcrdma::kVersions1And2);
   options.idle_timeout = 1s;
-  session_.emplace(setting_->loop(), setting_->server_host(), persona_->port(), options);
-  const auto call = [&] {
-    std::optional<Outcome> outcome;
-    session_->Call(
-        Id(kNull), [](XdrWriter&) {}, {}, [&](Outcome result) { outcome.emplace(std::move(result)); });
-    EXPECT_TRUE(setting_->Until([&] { return outcome.has_value(); }));
-    EXPECT_TRUE(outcome && outcome->has_value()) << outcome->error().ToString();
-    setting_->For(2s);
-  };
-  call();
+  MakeSession(options);
+  ExpectCallsOfSessionWork(1, 2s);
   ASSERT_EQ(persona_->visitors.size(), 2u);
   persona_->Become([](Visitor& to, const Message& message) {
     if (message.version() == 1) return to.Send(ErrVersIn(Layout::kAnswersIn1, message.xid(), 2, 2));
     AnswerAsVersion2(to, message);
   });
-  call();
+  ExpectCallsOfSessionWork(1, 2s);
   ASSERT_EQ(persona_->visitors.size(), 4u);
   EXPECT_EQ(visitor(2).first_version(), 1u);
   EXPECT_EQ(visitor(3).first_version(), 2u);
-  call();
+  ExpectCallsOfSessionWork(1, 2s);
   EXPECT_EQ(visitor(4).first_version(), 2u);
 }
 
@@ -682,14 +681,8 @@ TEST_F(Version2Test, ASessionAsksAgainInVersion2WhoHadAnsweredInIt) {
     if (message.type() == kRdma2ConnProp && restarts-- > 0) return to.HangUp();
     AnswerAsVersion2(to, message);
   });
-  SessionOptions options;
-  options.client = Speaking(rpcrdma::kVersions1And2);
-  session_.emplace(setting_->loop(), setting_->server_host(), persona_->port(), options);
-  std::optional<Outcome> outcome;
-  session_->Call(
-      Id(kNull), [](XdrWriter&) {}, {}, [&](Outcome result) { outcome.emplace(std::move(result)); });
-  ASSERT_TRUE(setting_->Until([&] { return outcome.has_value(); }));
-  EXPECT_TRUE(outcome->has_value()) << outcome->error().ToString();
+  MakeSession();
+  ExpectCallsOfSessionWork(1, 0s);
   EXPECT_EQ(persona_->Began(2), 3);
   EXPECT_EQ(persona_->Began(1), 0);
 }
@@ -700,16 +693,9 @@ TEST_F(Version2TimeTest, ASessionRemembersWhosePropertiesAreMalformed) {
     AnswerAsVersion2(to, message, {Word(rpcrdma::kRdma2PropidRbsiz, 1023)});
   });
   SessionOptions options;
-  options.client = Speaking(rpcrdma::kVersions1And2);
   options.idle_timeout = 1s;
-  session_.emplace(setting_->loop(), setting_->server_host(), persona_->port(), options);
-  int good = 0;
-  for (int i = 0; i < 3; ++i) {
-    session_->Call(
-        Id(kNull), [](XdrWriter&) {}, {}, [&](const Outcome& outcome) { good += outcome.has_value() ? 1 : 0; });
-    setting_->For(3s);
-  }
-  EXPECT_EQ(good, 3);
+  MakeSession(options);
+  ExpectCallsOfSessionWork(3, 3s);
   EXPECT_EQ(persona_->Began(2), 1);
   EXPECT_EQ(persona_->Began(1), 3);
 }
@@ -729,14 +715,10 @@ TEST_F(Version2Test, EveryAnswerSaysWhichVersionItCameIn) {
       }
       AnswerAsVersion2(to, message);
     });
-    SessionOptions options;
-    options.client = Speaking(rpcrdma::kVersions1And2);
-    session_.emplace(setting_->loop(), setting_->server_host(), persona_->port(), options);
+    MakeSession();
     for (const bool refused : {true, false}) {
-      std::optional<Outcome> outcome;
-      session_->Call(
-          Id(kNull), [](XdrWriter&) {}, {}, [&](Outcome result) { outcome.emplace(std::move(result)); });
-      ASSERT_TRUE(setting_->Until([&] { return outcome.has_value(); }));
+      const std::optional<Outcome> outcome = CallOfSession();
+      ASSERT_TRUE(outcome.has_value());
       ASSERT_EQ(outcome->has_value(), !refused);
       if (refused) {
         EXPECT_EQ(outcome->error().transport_error, 2u);
@@ -752,13 +734,9 @@ TEST_F(Version2Test, EveryAnswerSaysWhichVersionItCameIn) {
 // [v2:7.2+2]
 TEST_F(Version2TimeTest, ASessionDoesNotAskAgainWhereThereIsNoVersionInCommon) {
   Serve([](Visitor& to, const Message& message) { to.Send(ErrVersIn(Layout::kEchoes, message.xid(), 3, 9)); });
-  SessionOptions options;
-  options.client = Speaking(rpcrdma::kVersions1And2);
-  session_.emplace(setting_->loop(), setting_->server_host(), persona_->port(), options);
-  std::optional<Outcome> outcome;
-  session_->Call(
-      Id(kNull), [](XdrWriter&) {}, {}, [&](Outcome result) { outcome.emplace(std::move(result)); });
-  ASSERT_TRUE(setting_->Until([&] { return outcome.has_value(); }));
+  MakeSession();
+  const std::optional<Outcome> outcome = CallOfSession();
+  ASSERT_TRUE(outcome.has_value());
   ASSERT_FALSE(outcome->has_value());
   EXPECT_EQ(outcome->error().kind, CallError::Kind::kVersion);
   EXPECT_FALSE(outcome->error().sent);
