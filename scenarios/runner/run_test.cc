@@ -820,6 +820,9 @@ TEST(Validate, NamesTheFieldAndWhatWasExpected) {
       {"host { name: 'a' } service { host: 'a' } "
        "client { name: 'c' host: 'a' server: 'a' rpcrdma_profile: 'rfc5666' padding_align: 8 }",
        "client.padding_align: \"8\", expected none for a server by rfc5666bis"},
+      {"host { name: 'a' } service { host: 'a' rpcrdma_profile: 'rfc5666' } "
+       "client { name: 'c' host: 'a' server: 'a' rpcrdma_profile: 'rfc5666' padding_align: 6 }",
+       "client.padding_align: \"6\", expected 0, 1 or a multiple of 4"},
       {"host { name: 'a' } service { host: 'a' rpcrdma_profile: 'rfc5666' ccp: true } "
        "client { name: 'c' host: 'a' server: 'a' ccp: true inline_threshold: 8192 }",
        "client.ccp: \"c\", expected no inline_threshold above the service's"},

@@ -114,6 +114,9 @@ class Validator {
       if (services.count(client.server()) == 0) Say("client.server", client.server(), "a host with a service");
       Talk("client.server", client.host(), client.server());
       if (CheckDocument("client.rpcrdma_profile", client.rpcrdma_profile())) CheckOlderClient(client);
+      if (client.padding_align() > 1 && client.padding_align() % 4 != 0) {
+        Say("client.padding_align", std::to_string(client.padding_align()), "0, 1 or a multiple of 4");
+      }
       CheckConfiguration(client);
       CheckVersions("client", client);
       for (const Service& service : scenario_.service()) {
