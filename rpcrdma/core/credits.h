@@ -19,6 +19,10 @@
 // requester with no call in flight may send one [5666:3.3#6]: without that a grant of one would end with the first
 // DONE. By the same rule a grant of zero, which these documents have while calls are in progress, needs no other
 // treatment: it is one, and that one is taken.
+//
+// A message of an extension of version 2 that is given up, since nobody has to answer it, is an RDMA_DONE from then on:
+// whoever passes over it has its Receive for the next message, and what answers a later one shows that it was dealt
+// with.
 #pragma once
 
 #include <algorithm>
@@ -81,6 +85,12 @@ class Credits {
   void OnDoneSent() {
     STAGECOACH_CHECK(dones_owed_ > 0);
     --dones_owed_;
+    ++dones_sent_;
+  }
+  // A message in flight is not waited for any longer, as it may never be answered.
+  void OnGivenUp() {
+    STAGECOACH_CHECK(in_flight_ > 0);
+    --in_flight_;
     ++dones_sent_;
   }
   // A reply came for a call in flight. `grant` is what its header says; nullopt when that could not be read.

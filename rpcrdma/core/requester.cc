@@ -373,8 +373,9 @@ void Requester::Cancel(CallId id, Instant now) {
     FailWith(index, CallFailure::Kind::kCancelled, now);
   } else if (call->state == State::kSent) {
     STAGECOACH_MARK("requester.cancel_while_sent");
-    Abandon(*call);
+    Abandon(*call, now);
     FailWith(index, CallFailure::Kind::kCancelled, now);
+    Pump(now);
   } else if (call->state == State::kPulling && !call->failure) {
     STAGECOACH_MARK("requester.cancel_while_pulling");
     call->failure = CallFailure{.kind = CallFailure::Kind::kCancelled, .sent = true};
@@ -393,9 +394,17 @@ void Requester::Cancel(CallId id, Instant now) {
 }
 
 // [5666bis:5.4.1+4] Fenced like any other.
-// The call is over before its reply is in: the credit stays spent, and the XID known, until the reply arrives.
-void Requester::Abandon(Call& call) {
+// The call is over before its reply is in: the credit stays spent, and the XID known, until the reply arrives. Not
+// those of an extension's message: who does not know its type may say nothing, ever, so that a few of them would leave
+// no credit (docs/decisions/0052).
+void Requester::Abandon(Call& call, Instant now) {
   xid_table_.Erase(call.xid);
+  if (call.extension) {
+    STAGECOACH_MARK("requester.extension_given_up");
+    credits_.OnGivenUp();
+    Trace(trace_, now, config_.name, "extension.given_up", {{"xid", uint64_t{call.xid}}});
+    return;
+  }
   if (STAGECOACH_MUTANT("cancel-returns-credit", "the credit of a cancelled call is used before its reply is in")) {
     credits_.OnReply(std::nullopt);
     return;
@@ -1553,6 +1562,7 @@ void Requester::OnDeadline(Instant now) {
   next_deadline_.reset();
   bool end = false;
   bool exchange_over = false;
+  bool given_up = false;
   if (exchanging() && now < exchange_until_) LowerDeadline(exchange_until_);
   if (exchanging() && now >= exchange_until_) {
     // [v2:5.3.4#1] By the defaults. A peer that passes over it has its Receive for the next message all the same.
@@ -1596,8 +1606,9 @@ void Requester::OnDeadline(Instant now) {
       FailWith(index, call.resends > 0 ? CallFailure::Kind::kTimedOut : CallFailure::Kind::kNoCredit, now);
     } else if (MayTimeOut(call)) {
       Trace(trace_, now, config_.name, "call.timed_out", {{"call", IdOf(index)}, {"xid", uint64_t{call.xid}}});
-      Abandon(call);
+      Abandon(call, now);
       FailWith(index, CallFailure::Kind::kTimedOut, now);
+      given_up = given_up || call.extension.has_value();
     } else {
       STAGECOACH_MARK("requester.deadline_while_sent");
       call.failure = CallFailure{.kind = CallFailure::Kind::kTimedOut, .sent = true};
@@ -1615,7 +1626,7 @@ void Requester::OnDeadline(Instant now) {
     if (deadline && now < *deadline) LowerDeadline(deadline);
   }
   if (end) EndConnection(Disconnect::Why::kCallTimedOut);
-  if (exchange_over) Pump(now);
+  if (exchange_over || given_up) Pump(now);
 }
 
 void Requester::EndConnection(Disconnect::Why why) {

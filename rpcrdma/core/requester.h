@@ -242,7 +242,8 @@ class Requester final : public ConnectionEngine {
     uint64_t cookie = 0;  // comes back in the outcome
   };
   // Ends, as a call does, by an answer of the same XID that is an extension's header or an RDMA2_ERROR. When its
-  // deadline passes, or it is cancelled, the connection goes on.
+  // deadline passes, or it is cancelled, the connection goes on, a later answer is one to nobody, and its credit is
+  // back with the next answer to what is sent later.
   Result<CallId, SubmitRefusal> SubmitExtension(ExtensionSpec&& spec, Instant now);
 
   // Of an id that is over: nothing.
@@ -439,7 +440,7 @@ class Requester final : public ConnectionEngine {
   void TraceHeld(std::string_view why, Instant now);
   void TraceReply(uint32_t index, const Header& header, ConstBytes message, Instant now);
   void TraceOver(uint32_t index, const CallOutcome& outcome, Instant now);
-  void Abandon(Call& call);
+  void Abandon(Call& call, Instant now);
   void CountReply(uint32_t index, uint32_t xid, std::optional<uint32_t> grant);
   bool OwesDone(const Header& header) const;
   void PumpDones(Instant now);

@@ -847,12 +847,53 @@ TEST_F(RequesterV2Test, AnExtensionsMessageThatIsNotAnsweredLeavesTheConnectionA
   requester_->OnDeadline(At(500));
   EXPECT_TRUE(Take().disconnects.empty());
   EXPECT_EQ(Failure(), Kind::kTimedOut);
-  EXPECT_EQ(requester_->abandoned(), 1u);
+  EXPECT_EQ(requester_->abandoned(), 0u);
   requester_->OnDeadline(At(100000));
   EXPECT_TRUE(Take().disconnects.empty());
+  // One that comes after all is one to nobody.
   Receive({.xid = xid, .credits = 3, .flags = kResponse, .body = Extension{.type = kPing, .body = Pattern(8)}});
-  EXPECT_EQ(requester_->abandoned(), 0u);
-  EXPECT_EQ(requester_->credits().granted(), 3u);
+  EXPECT_EQ(requester_->credits().granted(), kSlots);
+  EXPECT_EQ(requester_->stats().unknown_xids, 1u);
+  EXPECT_EQ(requester_->posted_receives(), kSlots);
+}
+
+// A responder may pass over a type that it does not know.
+TEST_F(RequesterV2Test, ExtensionsMessagesThatNobodyAnswersLeaveTheCreditsToCalls) {
+  Open(2);
+  for (const bool times_out : {true, false}) {
+    std::vector<CallId> pings;
+    for (int i = 0; i < 2; ++i) {
+      auto spec = Ping();
+      if (times_out) spec.deadline = At(500);
+      const auto id = requester_->SubmitExtension(std::move(spec), At(0));
+      ASSERT_TRUE(id.has_value());
+      pings.push_back(*id);
+    }
+    EXPECT_EQ(Take().sends.size(), 2u);
+    xid_ += 2;
+    MustSubmit();
+    NothingIsSent();
+    if (times_out) {
+      requester_->OnDeadline(At(500));
+    } else {
+      requester_->Cancel(pings[0], At(1));
+      EXPECT_TRUE(Take().sends.empty()) << "the other may be answered yet";
+      requester_->Cancel(pings[1], At(1));
+    }
+    // One at a time until something shows that the responder has dealt with them.
+    EXPECT_EQ(Next().header.xid, xid_);
+    MustSubmit();
+    NothingIsSent();
+    Reply(xid_, {}, {}, 2);
+    EXPECT_EQ(Next().header.xid, xid_ + 1);
+    MustSubmit();
+    EXPECT_EQ(Next().header.xid, xid_ + 2) << "both credits are back";
+    for (int i = 1; i < 3; ++i) Reply(xid_ + i, {}, {}, 2);
+    xid_ += 3;
+    while (Outcome()) continue;
+  }
+  EXPECT_EQ(requester_->credits().dones(), 0u);
+  EXPECT_EQ(requester_->credits().in_flight(), 0u);
 }
 
 // [v2:9.1+2]

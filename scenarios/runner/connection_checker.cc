@@ -10,12 +10,12 @@ namespace stagecoach::scenario {
 namespace {
 
 // What tells that a component is an end of a connection.
-constexpr std::array<std::string_view, 24> kEvents = {
+constexpr std::array<std::string_view, 25> kEvents = {
     "established",     "call.submitted", "stag.registered",     "stag.invalidated",  "stag.exposed",
     "call.sent",       "reply.sent",     "error.sent",          "send.posted",       "send.done",
     "reply.received",  "reply.ignored",  "call.over",           "connection.closed", "read.issued",
     "done.sent",       "done.received",  "reply.exposed",       "call.resent",       "connection.version",
-    "properties.sent", "answer.sent",    "properties.received", "properties.over"};
+    "properties.sent", "answer.sent",    "properties.received", "properties.over",   "extension.given_up"};
 
 constexpr std::string_view kReverse = "/reverse";
 
@@ -117,6 +117,9 @@ bool ConnectionChecker::Judge(End& end) {
     if (awaited != nullptr && *awaited != 0) direction.granted = std::max<uint64_t>(Number("credits"), 1);
   } else if (event_ == "properties.over") {
     if (direction.in_flight > 0) --direction.in_flight;
+  } else if (event_ == "extension.given_up") {
+    if (direction.in_flight > 0) --direction.in_flight;
+    ++direction.dones_sent;
   } else if (event_ == "call.resent") {
     Call& call = direction.calls[Number("call")];
     Expect(!call.in_flight, "call.once", "sent again without an answer");

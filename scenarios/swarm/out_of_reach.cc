@@ -121,6 +121,7 @@ constexpr OutOfReach kOutOfReach[] = {
     {"requester.err_inval_htype", kNoExtensions},
     {"requester.err_other", kNoExtensions},
     {"requester.extension_answered_otherwise", kNoExtensions},
+    {"requester.extension_given_up", kNoExtensions},
     {"requester.extension_not_spoken", kNoExtensions},
     {"requester.malformed_properties", kNoGarbage},
     {"requester.malformed_reply_ends_its_call", kNoGarbage},

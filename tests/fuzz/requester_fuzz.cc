@@ -403,6 +403,7 @@ class World final : public EngineWorld {
     // One that is being fenced already keeps its verdict.
     if (call.resending && !call.failure) call.failure = Kind::kCancelled;
     if (call.sent ? call.on_wire : !call.failure) call.failure = Kind::kCancelled;
+    GiveUp(call);
     if (!call.pulling || call.failure) return;
     call.failure = Kind::kCancelled;
     call.answered_well = false;
@@ -426,6 +427,7 @@ class World final : public EngineWorld {
         if (!call->failure) {
           call->failure = Kind::kTimedOut;
           end = end || !MayTimeOut(*call);
+          GiveUp(*call);
         } else if (call->failure == Kind::kCancelled && !MayTimeOut(*call)) {
           end = true;
         }
@@ -440,6 +442,11 @@ class World final : public EngineWorld {
       }
     }
     if (end && !was_ending) must_end_ = true;
+  }
+
+  // An extension's message is not waited for: an answer that comes after all is one to nobody.
+  static void GiveUp(Call& call) {
+    if (call.extension) call.on_wire = false;
   }
 
   // Whether the connection goes on without an answer to it: nothing of it may be within the peer's reach.
