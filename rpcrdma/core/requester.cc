@@ -21,6 +21,9 @@ constexpr Duration kFenceTime = 1s;
 // Of RDMA2_CONNPROP, which has no call to take one from (docs/decisions/0048).
 constexpr uint32_t kConnPropXid = 0;
 
+bool HasPositionZero(const CallPlan& plan) {
+  return std::any_of(plan.reads.begin(), plan.reads.end(), [](const PlannedRead& read) { return read.position == 0; });
+}
 bool HasEligibleReads(const CallPlan& plan) {
   return std::any_of(plan.reads.begin(), plan.reads.end(), [](const PlannedRead& read) { return read.position != 0; });
 }
@@ -987,8 +990,9 @@ std::unique_ptr<Requester::Attempt> Requester::AttemptAfter(Call& call, const He
   if (const auto* reads = std::get_if<ErrReadChunks>(&error)) {
     if (last.reads.empty()) return nullptr;
     peer_takes_.read_chunks = std::min(peer_takes_.read_chunks, reads->max_chunks);
-    // All of the message at position zero.
-    helps = HasEligibleReads(last);
+    // All of the message at position zero, unless it has a chunk there: such a call ends, whatever else could be left
+    // out.
+    helps = !HasPositionZero(last);
     wish.direct_arguments = false;
   } else if (const auto* writes = std::get_if<ErrWriteChunks>(&error)) {
     if (last.write_counts.empty()) return nullptr;

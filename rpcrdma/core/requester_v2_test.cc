@@ -1017,6 +1017,27 @@ TEST_F(RequesterV2Test, LaterCallsHaveAsManyReadChunksAsAreTaken) {
             1);
 }
 
+// [v2:5.3.3#9] Also where it would fare better without what it has beside that chunk.
+TEST_F(RequesterV2Test, ReadChunksEndsACallByPositionZeroWhateverElseItCarries) {
+  Open();
+  const auto item = Pattern(6001);
+  MustSubmit({.words = 2000, .items = {item}});
+  const Header first = Next().header;
+  ASSERT_EQ(first.chunks()->reads.size(), 2u);
+  EXPECT_EQ(first.chunks()->reads[0].position, 0u);
+  Error(first.xid, ErrReadChunks{0});
+  Fence();
+  const auto outcome = Outcome();
+  ASSERT_TRUE(outcome.has_value() && outcome->failure.has_value());
+  EXPECT_EQ(outcome->failure->kind, Kind::kErrReadChunks);
+  EXPECT_EQ(outcome->resends, 0u);
+  NothingIsSent();
+  // The next one is told by what was said.
+  MustSubmit({.words = 2000, .items = {item}});
+  const ReadList& reads = Next().header.chunks()->reads;
+  EXPECT_TRUE(std::ranges::all_of(reads, [](const ReadSegment& read) { return read.position == 0; }));
+}
+
 // [v2:5.3.3#12]
 TEST_F(RequesterV2Test, AfterWriteChunksAReplyChunkHasRoomForAll) {
   for (const Header::Body& error : {Header::Body(ErrWriteChunks{1}), Header::Body(ErrReplyResource{0})}) {

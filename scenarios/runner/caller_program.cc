@@ -252,9 +252,9 @@ std::string CallerProgram::JudgeByItself(const CallUnderWay& call, const CallErr
     case Kind::kBadReply:
       return Refused(ReplyExceedsClient(spec_, service_, call.spec));
     case Kind::kTransport:
-      return Refused(ReplyCannotTravel(stage_.scenario(), spec_, call.spec) ||
-                     stage_.FailedRegistration(spec_.server(), call.started) ||
-                     ArgumentsExceedServer(service_, call.spec));
+      return Refused(
+          ReplyCannotTravel(stage_.scenario(), spec_, call.spec) || EndsForReadChunks(spec_, service_, call.spec) ||
+          stage_.FailedRegistration(spec_.server(), call.started) || ArgumentsExceedServer(service_, call.spec));
     case Kind::kRpc:
       return Refused(error.accept_stat == rpcrdma::AcceptStat::kSystemErr &&
                      (ServerMayLackMemory(stage_.scenario(), spec_, call.spec) ||

@@ -257,6 +257,15 @@ bool ReplyCannotTravel(const Scenario& scenario, const Client& client, const Cal
          WholeReplyOf(call) > service.exposed_bytes_max();
 }
 
+// [v2:5.3.3#9] A message that may be too long to go inline, beside the longest header.
+bool EndsForReadChunks(const Client& client, const Service& service, const Call& call) {
+  constexpr uint64_t kInlineOfVersion2 = 4096;
+  constexpr uint64_t kHeaderMax = 52 + 64 * 24;
+  return MayBeOfVersion2(client, service) && service.has_read_segments_max() && service.read_segments_max() == 1 &&
+         call.argument_bytes() > 0 &&
+         kHeaderMax + kCallOverhead + XdrRoundUp(call.plain_argument_bytes()) > kInlineOfVersion2;
+}
+
 bool ReplyExceedsClient(const Client& client, const Service& service, const Call& call) {
   return RepliesAreRead(client, service) && WholeReplyOf(call) > client.read_bytes_max();
 }

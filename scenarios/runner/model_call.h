@@ -65,6 +65,8 @@ bool TooLargeForReverse(const Client& client, const Service& service, const Call
 // A result is longer than the room that the caller offers, and it is neither read instead nor given more room; or it
 // cannot be, for what it is and what the ends are. Or the service takes fewer chunks than that needs.
 bool ReplyCannotTravel(const Scenario& scenario, const Client& client, const Call& call);
+// The call has two Read chunks, one of which is its message, and the service takes one: in version 2 such a call ends.
+bool EndsForReadChunks(const Client& client, const Service& service, const Call& call);
 // A reply that is read may be longer than what the client has memory for, or than its device registers at once.
 bool ReplyExceedsClient(const Client& client, const Service& service, const Call& call);
 bool ReplyExceedsDevice(const Scenario& scenario, const Client& client, const Call& call);

@@ -68,6 +68,10 @@ Kind KindOf(const Header::Body& error) {
   return std::visit(KindOfBody{}, error);
 }
 
+bool HasPositionZero(const ChunkLists& lists) {
+  return std::any_of(lists.reads.begin(), lists.reads.end(),
+                     [](const ReadSegment& read) { return read.position == 0; });
+}
 bool HasEligibleReads(const ChunkLists& lists) {
   return std::any_of(lists.reads.begin(), lists.reads.end(), [](const auto& read) { return read.position != 0; });
 }
@@ -727,7 +731,7 @@ class World final : public EngineWorld {
     FUZZ_PROPERTY(!call.extension && !ending_ && call.resends < config_.resends_max);
     const Header::Body& error = *call.error;
     if (std::holds_alternative<ErrReadChunks>(error)) {
-      FUZZ_PROPERTY(HasEligibleReads(call.offered));
+      FUZZ_PROPERTY(HasEligibleReads(call.offered) && !HasPositionZero(call.offered));
       call.without_read_chunks = true;
     } else if (std::holds_alternative<ErrWriteChunks>(error)) {
       FUZZ_PROPERTY(!call.offered.writes.empty());
