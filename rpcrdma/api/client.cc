@@ -103,11 +103,6 @@ bool Contradicts(const ErrVers& spoken, uint32_t refused) {
   return spoken.low > spoken.high || (spoken.low <= refused && refused <= spoken.high);
 }
 
-// Disconnect::Why::kBadProperties, and nothing else that ends a connection while properties are exchanged.
-bool IsBadProperties(const CloseCause& cause) {
-  return cause.kind == CloseCause::Kind::kTransport && cause.error == EPROTO;
-}
-
 // The server was there, and has done nothing: the connection goes on.
 bool IsRefusal(CallError::Kind kind) {
   return kind == CallError::Kind::kTransport || kind == CallError::Kind::kBadReply || kind == CallError::Kind::kRpc ||
@@ -596,7 +591,7 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
       if (!terms_ || !options_.versions.contains(kRpcRdmaVersion1)) return false;
       // Who has answered in version 2 speaks it: the connection was lost as any other may be, unless it was for
       // properties that cannot be read.
-      if (phase_ == Phase::kExchanging && !IsBadProperties(cause)) return false;
+      if (phase_ == Phase::kExchanging && cause.kind != CloseCause::Kind::kBadProperties) return false;
       if (version_memory_) version_memory_->Remember(Address(), loop_.Now());
       version_1_next_ = true;
     }

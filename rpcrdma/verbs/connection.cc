@@ -69,7 +69,7 @@ CloseCause CauseOf(const Disconnect& command) {
               .error = ETIMEDOUT,
               .text = "closed because the client did not say in time that it had read a reply"};
     case Disconnect::Why::kBadProperties:
-      return {.kind = CloseCause::Kind::kTransport,
+      return {.kind = CloseCause::Kind::kBadProperties,
               .error = EPROTO,
               .text = "closed because the peer's transport properties were malformed"};
   }

@@ -60,9 +60,10 @@ struct CloseCause {
     kRefused,
     kRejected,
     kUnreachable,
-    kTimedOut,   // connecting
-    kDevice,     // a verbs call failed
-    kTransport,  // a work request failed
+    kTimedOut,       // connecting
+    kDevice,         // a verbs call failed
+    kTransport,      // a work request failed
+    kBadProperties,  // Disconnect::Why::kBadProperties
   };
   Kind kind = Kind::kLocal;
   int error = 0;  // errno, or 0
