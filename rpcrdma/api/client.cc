@@ -513,6 +513,7 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
     }
     if (!failure && answered_in == kRpcRdmaVersion2) return OnVersion2();
     if (refused) return OnVersion2Refused(failure->versions);
+    version_2_ruled_out_ = failure.has_value() || answered_in != kRpcRdmaVersion2;
     // [v2:7.2#1] Who says ERR_CHUNK speaks version 1 alone.
     if (failure && failure->kind == CallFailure::Kind::kErrChunk) return OnVersion2Refused(ErrVers{1, 1});
     const std::string why =
@@ -545,6 +546,7 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
   // [v2:7.2+2] [v2:7.2+5] The highest version of the range that may be spoken: version 1, on this connection, with the
   // limits that private data gave for that, unless it is that of an older document; or none.
   void OnVersion2Refused(const ErrVers& spoken) {
+    version_2_ruled_out_ = true;
     TraceRefusal(kRpcRdmaVersion2, spoken);
     const bool has_version_1 =
         Contradicts(spoken, kRpcRdmaVersion2) || (spoken.low <= kRpcRdmaVersion1 && kRpcRdmaVersion1 <= spoken.high);
@@ -561,11 +563,15 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
     FindVersion();
   }
 
-  // By a server that was remembered not to speak version 2: it is asked after all. Otherwise it was asked just now.
+  // By a server that was remembered not to speak version 2: it is asked after all. So is one that says now that it
+  // speaks that, and has said nothing when it was asked: the connection was lost, as it may be on any server's restart.
+  // Otherwise it was asked just now.
   void OnVersion1Refused(const ErrVers& spoken) {
     TraceRefusal(kRpcRdmaVersion1, spoken);
     if (version_memory_) version_memory_->Forget(Address());
-    if (offered_version_2_) return EndWithoutVersion(spoken);
+    const bool has_version_2 = spoken.low <= kRpcRdmaVersion2 && kRpcRdmaVersion2 <= spoken.high;
+    if (version_2_ruled_out_ || (offered_version_2_ && !has_version_2)) return EndWithoutVersion(spoken);
+    version_1_refused_ = true;
     once_more_ = true;
     connection_->Close(/*gracefully=*/false, {.kind = CloseCause::Kind::kTransport,
                                               .error = EPROTONOSUPPORT,
@@ -588,10 +594,12 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
       return false;
     }
     if (!std::exchange(once_more_, false)) {
-      if (!terms_ || !options_.versions.contains(kRpcRdmaVersion1)) return false;
+      // Nor once the server has refused version 1: there is nothing left that it was not asked in.
+      if (!terms_ || !options_.versions.contains(kRpcRdmaVersion1) || version_1_refused_) return false;
       // Who has answered in version 2 speaks it: the connection was lost as any other may be, unless it was for
       // properties that cannot be read.
       if (phase_ == Phase::kExchanging && cause.kind != CloseCause::Kind::kBadProperties) return false;
+      version_2_ruled_out_ = version_2_ruled_out_ || phase_ == Phase::kExchanging;
       if (version_memory_) version_memory_->Remember(Address(), loop_.Now());
       version_1_next_ = true;
     }
@@ -829,6 +837,8 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
   void TryNextAddress() {
     ++next_address_;
     offered_version_2_ = false;
+    version_2_ruled_out_ = false;
+    version_1_refused_ = false;
     TryAddress();
   }
 
@@ -1054,10 +1064,12 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
   std::shared_ptr<VersionMemory> version_memory_;  // a Session's; null: its own attempts are all that counts
   TransportVersions attempt_versions_;             // what this connection may be of
   bool attempted_ = false;
-  // At the address being tried: the next attempt is of version 1 alone; one was made that was not; version 1 was
-  // refused without such a one.
+  // At the address being tried: the next attempt is of version 1 alone; one was made that was not; what the server made
+  // of that was no silence; it refused version 1 and may speak version 2 nevertheless, in which it is to be asked next.
   bool version_1_next_ = false;
   bool offered_version_2_ = false;
+  bool version_2_ruled_out_ = false;
+  bool version_1_refused_ = false;
   bool once_more_ = false;
   std::optional<CallError> version_error_;
   ConnectionStats past_stats_;  // of attempts before

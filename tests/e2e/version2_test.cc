@@ -674,6 +674,42 @@ TEST_F(Version2TimeTest, ASessionThatRemembersWrongFindsOutAtOnce) {
   EXPECT_EQ(visitor(4).first_version(), 2u);
 }
 
+// Of version 2 alone, and restarted as it is asked in that: version 1 shows it, and it is asked once more.
+TEST_F(Version2TimeTest, AServerOfVersion2AloneThatWasLostIsAskedOnceMore) {
+  int restarts = 1;
+  const auto serve = [&] {
+    Serve([&](Visitor& to, const Message& message) {
+      if (message.version() == 1) return to.Send(ErrVersIn(Layout::kAnswersIn1, message.xid(), 2, 2));
+      if (restarts-- > 0) return to.HangUp();
+      AnswerAsVersion2(to, message);
+    });
+  };
+  serve();
+  Connect(Speaking(rpcrdma::kVersions1And2));
+  EXPECT_EQ(client_->version(), 2u);
+  EXPECT_EQ(persona_->Began(2), 2);
+  EXPECT_EQ(persona_->Began(1), 1);
+  client_.reset();
+
+  // Once: who disconnects each time is no better than any other server that does.
+  restarts = 1000;
+  serve();
+  const Connected lost = TryConnect(Speaking(rpcrdma::kVersions1And2));
+  ASSERT_FALSE(lost.has_value());
+  EXPECT_EQ(lost.error().kind, CallError::Kind::kUnreachable) << lost.error().ToString();
+  EXPECT_EQ(persona_->Began(2), 2);
+  EXPECT_EQ(persona_->Began(1), 1);
+  client_.reset();
+
+  // A session, which has asked before: each attempt to connect is one in each version, and no more.
+  restarts = 4;
+  serve();
+  MakeSession();
+  ExpectCallsOfSessionWork(1, 0s);
+  EXPECT_EQ(persona_->Began(2), 5);
+  EXPECT_EQ(persona_->Began(1), 2);
+}
+
 // A server that is restarted at a bad moment has not unlearned version 2.
 TEST_F(Version2Test, ASessionAsksAgainInVersion2WhoHadAnsweredInIt) {
   int restarts = 2;
