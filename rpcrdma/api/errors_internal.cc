@@ -33,6 +33,10 @@ CallError RemoteError(const CallFailure& failure, uint32_t code, std::string_vie
   return error;
 }
 
+CallError NotServed(const CallName& name) {
+  return Make(Kind::kNotServed, fmt::format("{}: the client serves no calls", Describe(name)));
+}
+
 std::string Calls(size_t count) {
   return count == 1 ? "while 1 call was outstanding" : fmt::format("while {} calls were outstanding", count);
 }
@@ -91,7 +95,7 @@ CallError RefusedCall(SubmitRefusal refusal, const CallName& name) {
     case SubmitRefusal::kQueueFull:
       return Make(Kind::kQueueFull, fmt::format("{}: too many calls wait for a credit", Describe(name)));
     case SubmitRefusal::kNotServed:
-      return Make(Kind::kNotServed, fmt::format("{}: the client serves no calls", Describe(name)));
+      return NotServed(name);
     case SubmitRefusal::kNotSpoken:
       return Make(Kind::kNotSpoken,
                   fmt::format("{}: the connection is of version 1, or the type is not of this end's extensions",
@@ -127,6 +131,8 @@ CallError FailedCall(const CallFailure& failure, const CallName& name, const Cal
       return Make(Kind::kCancelled, fmt::format("{}: cancelled", Describe(name)));
     case CallFailure::Kind::kMemory:
       return Make(Kind::kMemory, fmt::format("{}: the device refused to register its memory", Describe(name)));
+    case CallFailure::Kind::kNotServed:
+      return NotServed(name);
     case CallFailure::Kind::kTooLarge:
       return Make(Kind::kTooLarge,
                   fmt::format("{}: what the server says of itself leaves no way to send it", Describe(name)));

@@ -87,10 +87,12 @@ void Duplex::OnReceive(uint32_t slot, uint32_t length, std::optional<uint32_t> i
   }
   const ConstBytes message = in.Rest();
   const Side side = Route(*header, message);
+  const bool properties = header->type() == MessageType::kConnProp;
   if (side == Side::kRequester) {
     requester_.OnMessage(slot, std::move(*header), message, now);
   } else {
     responder_.OnMessage(slot, std::move(*header), message, now);
+    if (properties) requester_.OnPeerProperties(now);
   }
 }
 

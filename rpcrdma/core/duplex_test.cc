@@ -7,6 +7,7 @@
 
 #include "base/prng.h"
 #include "rpcrdma/core/engine_test_support.h"
+#include "rpcrdma/wire/header_v2.h"
 #include "rpcrdma/xdr/xdr_reader.h"
 #include "rpcrdma/xdr/xdr_writer.h"
 #include "tests/support/hex.h"
@@ -21,7 +22,7 @@ constexpr uint32_t kInline = 1024;
 // One end with both engines. Chunks in the reverse direction are no matter of Duplex: version 2 has them.
 struct EndOf {
   EndOf(Duplex::End end, uint32_t forward, uint32_t reverse, uint32_t first_xid, bool reverse_chunks = false,
-        ConnectionTerms* terms = nullptr)
+        ConnectionTerms* terms = nullptr, ConnectionTerms* engines_terms = nullptr)
       : send(forward + ReverseSendBuffers(reverse) + 2, kInline),
         receive(forward + reverse, kInline),
         xids(first_xid),
@@ -31,6 +32,8 @@ struct EndOf {
     calls.credits = client ? forward : reverse;
     calls.receives = client ? shares.forward_receives : shares.reverse_receives;
     calls.inline_only = !client && !reverse_chunks;
+    calls.reverse = !client;
+    calls.terms = engines_terms;
     requester.emplace(calls, client ? shares.forward_send : shares.reverse_send, receive.view(), memory, xids, nullptr);
     Responder::Config replies;
     replies.receives = client ? shares.reverse_receives : shares.forward_receives;
@@ -503,6 +506,30 @@ TEST_F(DuplexTest, MessagesOfVersion2GoWhereTheirFlagSays) {
       }
     }
   }
+}
+
+// [v2:4.2.2+3] The responder has them, and calls that wait at the requester go by them.
+TEST_F(DuplexTest, PropertiesOfTheClientEndReverseCallsThatWait) {
+  terms_.emplace(ConnectionTerms::Config{.versions = kVersion2Alone});
+  terms_->SetVersion(2);
+  end_.emplace(Duplex::End::kServer, kForward, kReverse, 100, false, &*terms_, &*terms_);
+  posted_.clear();
+  const auto sent = Submit();
+  const auto waiting = Submit();
+  ASSERT_TRUE(sent.has_value() && waiting.has_value());
+  EXPECT_EQ(Take().sends.size(), 1u);
+  std::vector<std::byte> bytes(256);
+  ByteWriter out(bytes);
+  EncodeHeaderV2({.version = 2,
+                  .credits = 8,
+                  .flags = 0,
+                  .body = ConnProp{MakePropertySet({.reverse_requests = ReverseSupport::kNone})}},
+                 out);
+  ReceiveRaw(out.written());
+  const auto outcome = Outcome();
+  ASSERT_TRUE(outcome.has_value() && outcome->failure.has_value());
+  EXPECT_EQ(outcome->call, *waiting);
+  EXPECT_EQ(outcome->failure->kind, CallFailure::Kind::kNotServed);
 }
 
 // Of a version whose flags are not known, and of none: the forward direction's, which answers or drops it.

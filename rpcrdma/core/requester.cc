@@ -140,6 +140,8 @@ const char* ToString(CallFailure::Kind kind) {
       return "err_other";
     case CallFailure::Kind::kBadDirection:
       return "bad_direction";
+    case CallFailure::Kind::kNotServed:
+      return "not_served";
     case CallFailure::Kind::kTooLarge:
       return "too_large";
   }
@@ -217,7 +219,7 @@ Result<CallId, SubmitRefusal> Requester::Submit(CallSpec&& spec, Instant now) {
   // [v2:7.3#2] A server does not know it before its client has spoken.
   if (!terms_.settled() && !terms_.probing()) return refuse(SubmitRefusal::kNotConnected);
   // [v2:4.2.2+3]
-  if (terms_.is_v2() && config_.reverse && terms_.peer().reverse_requests == ReverseSupport::kNone) {
+  if (!IsServed()) {
     STAGECOACH_MARK("requester.reverse_calls_not_served");
     return refuse(SubmitRefusal::kNotServed);
   }
@@ -325,6 +327,11 @@ Result<CallPlan, PlanRefusal> Requester::Plan(size_t message_size, std::span<con
                    .direct_results = wish.direct_results && memory.size() <= peer_takes_.write_chunks,
                    .reply_chunk_min = wish.reply_chunk_min},
                   limits);
+}
+
+// Whether the peer may be called: a client has its say in that.
+bool Requester::IsServed() const {
+  return !terms_.is_v2() || !config_.reverse || terms_.peer().reverse_requests != ReverseSupport::kNone;
 }
 
 bool Requester::MayUseChunks() const {
@@ -473,6 +480,10 @@ void Requester::Close(Instant) {
 void Requester::Pump(Instant now) {
   PumpDones(now);
   PumpExchange(now);
+  // [v2:4.2.2+3] Submitted before the client had said it.
+  while (!ending_ && !over_ && !queue_.empty() && !IsServed()) {
+    FailWith(queue_.pop(), CallFailure::Kind::kNotServed, now);
+  }
   while (!ending_ && !over_ && !queue_.empty() && !exchanging() && credits_.available() && !free_send_slots_.empty() &&
          posted_receives_ > credits_.in_flight()) {
     Transmit(queue_.pop(), now);

@@ -101,6 +101,7 @@ struct CallFailure {
     kErrSystem,
     kErrOther,
     kBadDirection,  // `direction` says how what the reply is disagrees with its flag
+    kNotServed,     // of the reverse direction: the client has said meanwhile that it serves none
     kTooLarge       // what the peer has said of itself since it was submitted leaves no plan for it
   };
   Kind kind = Kind::kConnectionLost;
@@ -245,6 +246,9 @@ class Requester final : public ConnectionEngine {
   // deadline passes, or it is cancelled, the connection goes on, a later answer is one to nobody, and its credit is
   // back with the next answer to what is sent later.
   Result<CallId, SubmitRefusal> SubmitExtension(ExtensionSpec&& spec, Instant now);
+
+  // The terms have properties of the peer that did not come to this engine: calls that wait go by them.
+  void OnPeerProperties(Instant now) { Pump(now); }
 
   // Of an id that is over: nothing.
   void Cancel(CallId call, Instant now);
@@ -411,6 +415,7 @@ class Requester final : public ConnectionEngine {
   void Pump(Instant now);
   void Transmit(uint32_t index, Instant now);
   void DrawXid(Call& call);
+  bool IsServed() const;
   bool MayUseChunks() const;
   bool Permits(const CallPlan& plan) const;
   Result<CallPlan, PlanRefusal> Plan(size_t message_size, std::span<const EligibleItem> items,

@@ -1488,6 +1488,33 @@ TEST_F(RequesterV2Test, ReverseCallsAreWhatTheClientHasSaidThatItServes) {
   }
 }
 
+// [v2:4.2.2+3] What the client says ends those that were submitted before, whatever they wait for.
+TEST_F(RequesterV2Test, ReverseCallsThatWaitEndWhenTheClientSaysThatItServesNone) {
+  Requester::Config config;
+  config.inline_only = true;
+  config.reverse = true;
+  Make({.config = config, .end = ConnectionTerms::End::kServer});
+  MustSubmit();
+  MustSubmit();
+  MustSubmit();
+  Next();
+  terms_->OnPeerProperties(MakePropertySet({.reverse_requests = ReverseSupport::kNone}));
+  requester_->OnPeerProperties(At(1));
+  for (int i = 0; i < 2; ++i) {
+    const auto outcome = Outcome();
+    ASSERT_TRUE(outcome.has_value() && outcome->failure.has_value());
+    EXPECT_EQ(outcome->failure->kind, Kind::kNotServed);
+    EXPECT_FALSE(outcome->failure->sent);
+    EXPECT_EQ(std::string(ToString(outcome->failure->kind)), "not_served");
+  }
+  NothingIsSent();
+  // What was sent is the client's to answer.
+  EXPECT_EQ(requester_->outstanding(), 1u);
+  Error(kFirstXid, ErrSystem{});
+  EXPECT_EQ(Failure(), Kind::kErrSystem);
+  NothingIsSent();
+}
+
 // --- Anything ---
 
 // A responder that answers with anything, and a caller that cancels and waits: every call ends once, with no STag of it

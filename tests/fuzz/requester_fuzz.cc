@@ -1198,6 +1198,9 @@ class World final : public EngineWorld {
     } else if (outcome.failure->kind == Kind::kMemory && (!call.sent || call.resending)) {
       FUZZ_PROPERTY(refusals_seen_ < Refusals());
       ++refusals_seen_;
+    } else if (outcome.failure->kind == Kind::kNotServed) {
+      FUZZ_PROPERTY(NotServed() && !call.failure && (!call.sent || call.resending));
+      FUZZ_PROPERTY(outcome.failure->sent == call.sent);
     } else if (outcome.failure->kind == Kind::kTooLarge) {
       // What the peer has said meanwhile leaves no way for it.
       FUZZ_PROPERTY(!call.failure && (!call.sent || call.resending) && known_ > call.known);
