@@ -523,17 +523,15 @@ uint32_t Requester::room() const {
   return credits_.in_flight() == 0 && queue_.empty() ? 1 : 0;
 }
 
-// [v2:3.2+4] [v2:10.1+2] XID 0 is that of RDMA2_CONNPROP, and a call may come to a connection of version 2 from one of
-// version 1.
+// [v2:3.2+4] [v2:10.1+2] Not 0, which is RDMA2_CONNPROP's: XidSource has none, nor has whoever brings an XID along.
 void Requester::DrawXid(Call& call) {
   if (call.resends > 0) resending_.Remove(call.xid);
   if (call.wanted_xid) {
     call.xid = *call.wanted_xid;
-    STAGECOACH_CHECK(!xid_table_.Find(call.xid));
+    STAGECOACH_CHECK(call.xid != kConnPropXid && !xid_table_.Find(call.xid));
     return;
   }
   const auto taken = [&](uint32_t xid) {
-    if (xid == 0 && terms_.versions().contains(kRpcRdmaVersion2)) return true;
     for (size_t i = 0; i < resending_.size(); ++i) {
       if (resending_[i] == xid) return true;
     }

@@ -346,6 +346,15 @@ TEST_F(RequesterV2Test, NoCallHasTheXidOfProperties) {
   EXPECT_EQ(ByteReader(send_.view().slot(taken.sends[0].slot)).U32(), 1u);
 }
 
+// Sessions and the callers of clients draw the XIDs of their calls themselves.
+TEST(SequentialXids, NoneIsThatOfProperties) {
+  SequentialXids xids(0xfffffffe);
+  EXPECT_EQ(xids.Next(), 0xfffffffeu);
+  EXPECT_EQ(xids.Next(), 0xffffffffu);
+  EXPECT_EQ(xids.Next(), 1u);
+  EXPECT_EQ(xids.Next(), 2u);
+}
+
 // [v2:3.2#1] [v2:9.4+3]
 TEST_F(RequesterV2Test, FlagsOfACallAreThoseThatAreRegistered) {
   MustSubmit({.flags = 0xffffffff});

@@ -14,13 +14,18 @@ namespace stagecoach::rpcrdma {
 class XidSource {
  public:
   virtual ~XidSource() = default;
+  // Not 0, in any version: where a call goes is not known when its XID is drawn, and on a connection of version 2 that
+  // is the XID of RDMA2_CONNPROP [v2:3.2+4] [v2:10.1+2].
   virtual uint32_t Next() = 0;
 };
 
 class SequentialXids final : public XidSource {
  public:
   explicit SequentialXids(uint32_t first) : next_(first) {}
-  uint32_t Next() override { return next_++; }
+  uint32_t Next() override {
+    if (next_ == 0) ++next_;
+    return next_++;
+  }
 
  private:
   uint32_t next_;
