@@ -820,7 +820,7 @@ void Requester::OnMessage(uint32_t slot, Header&& header, ConstBytes body, Insta
     STAGECOACH_MARK("requester.properties_refused");
     ++stats_.errors;
     Trace(trace_, now, config_.name, "properties.refused", {{"why", ErrorText(header.body, terms_.extensions())}});
-    credits_.OnReply(std::nullopt);
+    credits_.OnReply(GrantOf(header));
     EndExchange(ExchangeEnd::kRefused, now);
     PostReceiveAgain(slot);
     return Pump(now);
@@ -858,7 +858,8 @@ void Requester::OnMessage(uint32_t slot, Header&& header, ConstBytes body, Insta
   Pump(now);
 }
 
-// [v2:10.1+3] What it grants. [v2:5.3.3#2] [v2:7#1] An error of version 2 nothing; nor does the one that ends a probe.
+// [v2:10.1+3] What it grants, if it answers what this end has sent; else nothing. So Responder::SendAnswer reckons.
+// [v2:5.3.3#2] [v2:7#1] An error of version 2 nothing; nor does the one that ends a probe.
 std::optional<uint32_t> Requester::GrantOf(const Header& header) const {
   if (header.type() == MessageType::kError && (header.flags || terms_.probing())) return std::nullopt;
   return header.credits;
@@ -1157,7 +1158,7 @@ void Requester::OnProperties(uint32_t slot, const Header& header, Instant now) {
          {"first", uint64_t{first ? 1u : 0u}},
          {"awaited", uint64_t{awaited ? 1u : 0u}}});
   if (awaited) {
-    credits_.OnReply(header.credits);
+    credits_.OnReply(GrantOf(header));
     stats_.credits_granted = credits_.granted();
     EndExchange(ExchangeEnd::kAnswered, now);
   }

@@ -1182,9 +1182,9 @@ void Responder::SendAnswer(uint32_t slot, uint32_t send_slot, Instant now) {
   Call& call = calls_[slot];
   Header header = std::move(call.answer);
   const bool is_error = header.type() == MessageType::kError;
-  // [v2:5.3.3+5] In version 2 replies grant, and properties; errors have a grant that nobody looks at.
+  // [v2:5.3.3+5] Whatever answers does, but errors of version 2, whose grant nobody looks at (Requester::GrantOf).
   const bool v2 = terms_.is_v2() || header.flags.has_value();
-  const bool grants = !v2 || header.type() == MessageType::kConnProp;
+  const bool grants = !v2 || !is_error;
   header.credits = grants ? Grant(slot) : window_.OnAnswerWithoutGrant();
   ByteWriter out(send_.slot(send_slot));
   terms_.Encode(header, out);

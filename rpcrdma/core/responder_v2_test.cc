@@ -766,6 +766,27 @@ TEST_F(ResponderV2, AnExtensionIsAnsweredByWhoeverKnowsIt) {
   EXPECT_EQ(ask(), answer) << "as long as the peer takes";
 }
 
+// As a requester takes it (Requester::GrantOf): with what is shared, the answer to what comes first has the first
+// grant.
+TEST_F(ResponderV2, AllAnswersGrantButErrors) {
+  const auto budget = std::make_shared<CreditBudget>(kSlots, 0);
+  const Extension question{.type = kQuestion, .body = Pattern(4)};
+  struct Row {
+    Header::Body sent;
+    uint32_t grant;
+  };
+  for (const Row& row : {Row{question, kSlots}, Row{ConnProp{}, kSlots}, Row{RdmaNomsg{}, 1}}) {
+    Make({.config = {
+              .answer_extension = [](const Extension&) { return Extension{.type = kAnswerType, .body = Pattern(4)}; },
+              .budgets = {budget}}});
+    Receive(Make2(7, row.sent));
+    const Taken taken = Take();
+    ASSERT_EQ(taken.sends.size(), 1u);
+    EXPECT_EQ(ByteReader(ConstBytes(send_.view().slot(taken.sends[0].slot)).subspan(8)).U32(), row.grant);
+    responder_->OnDisconnected(At(2));
+  }
+}
+
 TEST_F(ResponderV2, AnExtensionThatNobodyAnswersIsAnUnknownType) {
   Receive(Make2(7, Extension{.type = kQuestion, .body = Pattern(4)}));
   EXPECT_EQ(OnlyAnswer(7), Header::Body(ErrInvalHtype{}));
