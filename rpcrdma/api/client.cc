@@ -523,9 +523,15 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
                                               .text = "the answer to version 2 of RPC-over-RDMA is of no use: " + why});
   }
 
+  // Of a connection that may have more than one: it has engines for both directions.
+  void SettleVersion(uint32_t version) {
+    terms_->SetVersion(version);
+    reverse_->OnVersionSettled();
+  }
+
   // [v2:5.3.4+5] [v2:8.1+1] Properties before any call of the program's.
   void OnVersion2() {
-    terms_->SetVersion(kRpcRdmaVersion2);
+    SettleVersion(kRpcRdmaVersion2);
     if (version_memory_) version_memory_->Forget(Address());
     phase_ = Phase::kExchanging;
     requester_->SendProperties(std::min(DeadlineAfter(loop_.Now(), options_.exchange_wait), connect_deadline_),
@@ -558,7 +564,7 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
                                                        .error = EPROTONOSUPPORT,
                                                        .text = "the server does not speak version 2 of RPC-over-RDMA"});
     }
-    terms_->SetVersion(kRpcRdmaVersion1);
+    SettleVersion(kRpcRdmaVersion1);
     if (version_memory_) version_memory_->Remember(Address(), loop_.Now());
     FindVersion();
   }

@@ -99,6 +99,10 @@ void ReverseService::SetSendInline(uint32_t send_inline) {
   responder_.SetLimits(send_inline, 0, false);
 }
 
+void ReverseService::OnVersionSettled() {
+  responder_.OnVersionSettled(loop_.Now());
+}
+
 void ReverseService::OnProgress() {
   if (connected()) TryMemory();
   while (connected()) {

@@ -62,6 +62,8 @@ class ReverseService final : public RequestHost {
 
   // Bytes of the longest reply from now on; no more than the Send buffers have. Version 1.
   void SetSendInline(uint32_t send_inline);
+  // The version of the connection is known now.
+  void OnVersionSettled();
   // Hands out calls that came in.
   void OnProgress();
   // The connection has ended; Requests lead nowhere from now on.

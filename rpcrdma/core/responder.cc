@@ -886,8 +886,27 @@ uint32_t Responder::Grant(uint32_t slot) {
   return grant;
 }
 
+// [v2:7.3#2] What was to be said in version 2 is not said where that is version 1.
+void Responder::OnVersionSettled(Instant now) {
+  for (size_t left = replies_.size(); left > 0 && !over_; --left) {
+    const uint32_t slot = replies_.pop();
+    const Call& call = calls_[slot];
+    if (call.state == State::kAnswering && call.answer.flags && !terms_.is_v2()) {
+      ++stats_.ignored;
+      Trace(trace_, now, config_.name, "call.dropped", {{"xid", uint64_t{call.xid}}, {"why", "of another version"}});
+      CloseRecord(slot);
+    } else {
+      replies_.push(slot);
+    }
+  }
+  PumpReplies(now);
+}
+
 // [5666:3.3+1] [2004:3.3#1] A reply needs a send buffer and no Receive: all of these may hold calls.
 void Responder::PumpReplies(Instant now) {
+  // [v2:7#1] Nor anything of a client whose first message is not answered. It asks the server for nothing, so whatever
+  // it has to answer then is no reason to send more than that.
+  if (terms_.probing()) return;
   while (!over_ && !ending_ && !replies_.empty() && !free_send_slots_.empty()) {
     const uint32_t slot = replies_.pop();
     const uint32_t send_slot = free_send_slots_.back();

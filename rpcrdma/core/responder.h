@@ -186,6 +186,9 @@ class Responder final : public ConnectionEngine {
   // is unanswered but one that is handed out.
   void SetLimits(uint32_t send_inline, uint32_t reads_max, bool exposes);
 
+  // A client's probe is answered, and the terms have its version. Until then nothing is sent.
+  void OnVersionSettled(Instant now);
+
   // Memory that ConnectionMemory had refused may be there now.
   void OnMemoryFreed(Instant now);
 

@@ -895,8 +895,26 @@ TEST_F(ReverseV2, BeforeTheProbeIsAnsweredOnlyVersion2IsTaken) {
   responder_->OnMessage(NextReceive(), {.xid = 7, .body = RdmaMsg{}}, Message(7, kCallWord), At(1));
   ExpectDropped();
   SayProperties(8, {});
-  EXPECT_TRUE(std::holds_alternative<ConnProp>(OnlyAnswer(8)));
   EXPECT_TRUE(terms_->probing()) << "the probe decides";
+  terms_->SetVersion(kRpcRdmaVersion2);
+  responder_->OnVersionSettled(At(2));
+  EXPECT_TRUE(std::holds_alternative<ConnProp>(OnlyAnswer(8)));
+}
+
+// [v2:7#1] Whatever the server asks meanwhile.
+TEST_F(ReverseV2, NothingIsSentBeforeTheProbeIsAnswered) {
+  for (const uint32_t version : {kRpcRdmaVersion1, kRpcRdmaVersion2}) {
+    Make({.config = {.receives = kSlots, .inline_only = true, .reverse = ReverseSupport::kNone},
+          .end = ConnectionTerms::End::kClient});
+    SayProperties(7, {});
+    Call(8);
+    EXPECT_EQ(Take().order, "");
+    terms_->SetVersion(version);
+    responder_->OnVersionSettled(At(2));
+    // In the order in which they came; or not at all, in a version that has no such answers.
+    EXPECT_EQ(Take().order, version == kRpcRdmaVersion2 ? "RSRS" : "RR");
+    EXPECT_EQ(responder_->unanswered(), 0u);
+  }
 }
 
 TEST_F(ReverseV2, AtLevelNoneCallsOfVersion1AreDropped) {
