@@ -894,9 +894,8 @@ class World final : public EngineWorld {
   // [5666bis:4.3#2] and never more than there are Receives for.
   void CheckGrant(const Header& header) {
     FUZZ_PROPERTY(header.credits <= receives_);
-    // [v2:5.3.3#2] [v2:10.1+3] In version 2 replies and properties grant; after the rest the latest grant goes on.
-    const bool grants =
-        !(header.flags || seen_->is_v2()) || header.chunks() != nullptr || header.type() == MessageType::kConnProp;
+    // [v2:5.3.3#2] [v2:10.1+3] After an error of version 2 the latest grant goes on.
+    const bool grants = !(header.flags || seen_->is_v2()) || header.type() != MessageType::kError;
     if (!grants) {
       ++answered_;
       allowed_ = std::max<uint64_t>(allowed_, answered_ + granted_);
