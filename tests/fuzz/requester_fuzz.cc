@@ -726,9 +726,9 @@ class World final : public EngineWorld {
     WillBeSentAgain(*refused);
   }
 
-  // In spite of its error, which has to have said how.
+  // In spite of its error, which has to have said how; or it goes with the connection, where that is ending.
   void WillBeSentAgain(Call& call) {
-    FUZZ_PROPERTY(!call.extension && !ending_ && call.resends < config_.resends_max);
+    FUZZ_PROPERTY(!call.extension && call.resends < config_.resends_max);
     const Header::Body& error = *call.error;
     if (std::holds_alternative<ErrReadChunks>(error)) {
       FUZZ_PROPERTY(HasEligibleReads(call.offered) && !HasPositionZero(call.offered));
