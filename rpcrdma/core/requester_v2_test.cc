@@ -1043,8 +1043,8 @@ TEST_F(RequesterV2Test, ReadChunksEndsACallByPositionZeroWhateverElseItCarries) 
   NothingIsSent();
   // The next one is told by what was said.
   MustSubmit({.words = 2000, .items = {item}});
-  const ReadList& reads = Next().header.chunks()->reads;
-  EXPECT_TRUE(std::ranges::all_of(reads, [](const ReadSegment& read) { return read.position == 0; }));
+  const Header second = Next().header;
+  EXPECT_TRUE(std::ranges::all_of(second.chunks()->reads, [](const ReadSegment& read) { return read.position == 0; }));
 }
 
 // [v2:5.3.3#12]
