@@ -96,11 +96,24 @@ bool ConnectionTerms::IsResponseOfVersion2(ConstBytes message, const HeaderFault
   return config_.versions.contains(kRpcRdmaVersion2) && (in.U32() & kFlagResponse) != 0;
 }
 
+// Properties that cannot be read are an error to their sender [v2:4.1#1] [v2:4.1#2], and a requester sends no errors
+// [v2:5.3.3#1]. A client is the requester of its connection, whatever the properties are marked as: it sends none, and
+// as it does not know what the server takes it ends the connection. So does a server that is told them as an answer,
+// which nobody answers.
+HeaderFault ConnectionTerms::Judged(HeaderFault fault) const {
+  const bool of_properties =
+      fault.version == kRpcRdmaVersion2 && fault.flags.has_value() && fault.type == kRdma2ConnProp;
+  if (!of_properties) return fault;
+  const bool is_response = (*fault.flags & kFlagResponse) != 0;
+  if (config_.end == End::kClient || is_response) fault.action = FaultAction::kDisconnect;
+  return fault;
+}
+
 // [v2:7.3#1] [v2:10.1#1] By the version word, which stands at the same place in all.
 Result<Header, HeaderFault> ConnectionTerms::Decode(ByteReader& in) {
   if (probing()) {
     Result<ProbeAnswer, HeaderFault> answer = DecodeProbeAnswer(in.Rest(), config_.list_limits, extensions());
-    if (!answer) return Err(answer.error());
+    if (!answer) return Err(Judged(answer.error()));
     in.Skip(answer->header_size);
     return std::move(answer->header);
   }
@@ -115,8 +128,9 @@ Result<Header, HeaderFault> ConnectionTerms::Decode(ByteReader& in) {
                                            ? DecodeHeaderV2(in, config_.list_limits, extensions())
                                            : DecodeHeaderV1(in, config_.list_limits, config_.profile);
   if (header && !settled_ && Settles(*header)) SetVersion(version);
-  if (!header && IsResponseOfVersion2(message, header.error())) header.error().action = FaultAction::kDrop;
-  return header;
+  if (header) return header;
+  if (IsResponseOfVersion2(message, header.error())) header.error().action = FaultAction::kDrop;
+  return Err(Judged(header.error()));
 }
 
 void ConnectionTerms::Encode(const Header& header, ByteWriter& out) const {

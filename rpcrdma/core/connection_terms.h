@@ -91,6 +91,8 @@ class ConnectionTerms {
   //   unsettled, client   as DecodeProbeAnswer
   //   otherwise           as the codec of the version, at an unsettled server that of the message; another version is
   //                       kVersion
+  // Malformed properties are kDisconnect at a client, and at a server where they come as an answer; otherwise a server
+  // answers them with BAD_XDR (docs/decisions/0048).
   Result<Header, HeaderFault> Decode(ByteReader& in);
   // Into the layout that header.flags ask for: version 2's when they are there.
   void Encode(const Header& header, ByteWriter& out) const;
@@ -131,6 +133,7 @@ class ConnectionTerms {
  private:
   bool Settles(const Header& header) const;
   bool IsResponseOfVersion2(ConstBytes message, const HeaderFault& fault) const;
+  HeaderFault Judged(HeaderFault fault) const;
 
   const Config config_;
   uint32_t version_;

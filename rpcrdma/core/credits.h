@@ -20,9 +20,10 @@
 // DONE. By the same rule a grant of zero, which these documents have while calls are in progress, needs no other
 // treatment: it is one, and that one is taken.
 //
-// A message of an extension of version 2 that is given up, since nobody has to answer it, is an RDMA_DONE from then on:
-// whoever passes over it has its Receive for the next message, and what answers a later one shows that it was dealt
-// with.
+// A message of version 2 that is given up is an RDMA_DONE from then on: whoever passes over it has its Receive for the
+// next message, and what answers a later one shows that it was dealt with. That is a message of an extension whose time
+// is over, and the properties of this end when the peer has told its own without being asked: nobody has to answer
+// either.
 #pragma once
 
 #include <algorithm>
@@ -100,15 +101,19 @@ class Credits {
     --in_flight_;
     // Counted modulo 2^32.
     if (dones_before - dones_dealt_with_ <= dones_in_transit()) dones_dealt_with_ = dones_before;
-    if (!grant.has_value()) return;
-    if (*grant == 0) STAGECOACH_MARK("credits.grant_of_zero");
-    // Once, as a generous peer says it with every reply.
-    if (*grant > own_max_ && granted_ < own_max_) STAGECOACH_MARK("credits.grant_above_own_maximum");
-    granted_ = std::clamp(*grant, 1u, own_max_);
-    if (granted_ < in_flight_) STAGECOACH_MARK("credits.grant_below_calls_in_flight");
+    if (grant.has_value()) SetGrant(*grant);
   }
+  // A message that was given up is answered after all.
+  void OnLateAnswer(uint32_t grant) { SetGrant(grant); }
 
  private:
+  void SetGrant(uint32_t grant) {
+    if (grant == 0) STAGECOACH_MARK("credits.grant_of_zero");
+    // Once, as a generous peer says it with every reply.
+    if (grant > own_max_ && granted_ < own_max_) STAGECOACH_MARK("credits.grant_above_own_maximum");
+    granted_ = std::clamp(grant, 1u, own_max_);
+    if (granted_ < in_flight_) STAGECOACH_MARK("credits.grant_below_calls_in_flight");
+  }
   uint32_t dones_in_transit() const { return dones_sent_ - dones_dealt_with_; }
 
   uint32_t own_max_;

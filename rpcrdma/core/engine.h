@@ -132,7 +132,7 @@ struct Disconnect {
     kNoResources,
     kGrantOverrun,
     kReplyNotRead,
-    kBadProperties  // version 2: the peer's answer to this end's properties was malformed
+    kBadProperties  // version 2: properties of the peer are malformed, and this end sends it no error
   };
   Why why = Why::kAsked;
 };

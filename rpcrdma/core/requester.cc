@@ -152,6 +152,8 @@ const char* ToString(ExchangeEnd end) {
   switch (end) {
     case ExchangeEnd::kAnswered:
       return "answered";
+    case ExchangeEnd::kAnnounced:
+      return "announced";
     case ExchangeEnd::kRefused:
       return "refused";
     case ExchangeEnd::kUnanswered:
@@ -771,9 +773,9 @@ void Requester::OnMalformed(uint32_t slot, uint32_t length, const HeaderFault& f
       Fence(*index, now);
     }
   }
-  if (answers && fault.action == FaultAction::kDisconnect) {
-    // [v2:4.1#1] [v2:5.3.3#1] Without an answer, as a requester sends none; and without what the peer takes there is
-    // nothing to go by.
+  if (fault.action == FaultAction::kDisconnect) {
+    // Without an answer, as a requester sends none; and without what the peer takes there is nothing to go by.
+    // [v2:4.1#1] [v2:5.3.3#1]
     STAGECOACH_MARK("requester.malformed_properties");
     EndConnection(Disconnect::Why::kBadProperties);
   } else if (answers && exchange_ == Exchange::kSent && fault.xid == kConnPropXid) {
@@ -1141,14 +1143,30 @@ void Requester::PumpExchange(Instant now) {
          {"in_flight", uint64_t{credits_.in_flight()}},
          {"receives", uint64_t{posted_receives()}},
          {"received", stats_.receives}});
+  EndExchangeIfTold(now);
+}
+
+void Requester::OnPeerProperties(Instant now) {
+  EndExchangeIfTold(now);
+  Pump(now);
+}
+
+// The draft does not say that properties are answered, nor how an end marks those that it tells of itself: a peer that
+// has told its own may never answer ours (docs/decisions/0048). [v2:5.3.4+1] [v2:5.3.4+5]
+void Requester::EndExchangeIfTold(Instant now) {
+  if (exchange_ != Exchange::kSent || !terms_.peer_has_spoken()) return;
+  STAGECOACH_MARK("requester.peer_announced_its_properties");
+  credits_.OnGivenUp();
+  EndExchange(ExchangeEnd::kAnnounced, now);
+  exchange_ = Exchange::kTold;
 }
 
 // [v2:5.3.4+4] [v2:5.3.4+7] [v2:5.3.4+8] What answers ours, or comes by itself: taken all the same, for once. Only an
-// answer that is waited for has a credit to return, and a grant.
+// answer to ours has a grant; one that is waited for returns the credit as well.
 void Requester::OnProperties(uint32_t slot, const Header& header, Instant now) {
   const bool first = terms_.OnPeerProperties(std::get<ConnProp>(header.body).properties);
   if (!first) ++stats_.properties_again;
-  const bool awaited = exchange_ == Exchange::kSent;
+  const bool awaited = exchange_ == Exchange::kSent || exchange_ == Exchange::kTold;
   if (!awaited) STAGECOACH_MARK("requester.properties_nobody_asked_for");
   Trace(trace_, now, config_.name, "properties.received",
         {{"xid", uint64_t{header.xid}},
@@ -1157,11 +1175,15 @@ void Requester::OnProperties(uint32_t slot, const Header& header, Instant now) {
          {"reverse", ToString(terms_.peer().reverse_requests)},
          {"first", uint64_t{first ? 1u : 0u}},
          {"awaited", uint64_t{awaited ? 1u : 0u}}});
-  if (awaited) {
-    credits_.OnReply(GrantOf(header));
-    stats_.credits_granted = credits_.granted();
+  if (exchange_ == Exchange::kSent) {
+    credits_.OnReply(header.credits);
     EndExchange(ExchangeEnd::kAnswered, now);
+  } else if (exchange_ == Exchange::kTold) {
+    STAGECOACH_MARK("requester.announced_and_answered");
+    credits_.OnLateAnswer(header.credits);
+    exchange_ = Exchange::kOver;
   }
+  stats_.credits_granted = credits_.granted();
   PostReceiveAgain(slot);
   Pump(now);
 }

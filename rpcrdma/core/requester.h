@@ -142,9 +142,10 @@ struct CallOutcome {
 
 // How an exchange of properties ended.
 enum class ExchangeEnd : uint8_t {
-  kAnswered,   // the terms have the peer's properties
+  kAnswered,   // the terms have the peer's properties, marked as an answer
+  kAnnounced,  // the terms have the peer's properties, told without being asked; whether ours are answered is open
   kRefused,    // by an RDMA2_ERROR, or an answer that cannot be read: the peer may go by the defaults
-  kUnanswered  // in time. A later answer still counts
+  kUnanswered  // in time. Later properties still count
 };
 const char* ToString(ExchangeEnd end);
 
@@ -231,7 +232,8 @@ class Requester final : public ConnectionEngine {
   // Version 2, once it is settled.
 
   // Tells the peer this end's properties (RDMA2_CONNPROP, XID 0), ahead of calls that wait, and waits until `until` for
-  // its own; calls wait for the end of that. Once in the life of a connection.
+  // its own, marked as an answer or not; calls wait for the end of that. Once in the life of a connection. A peer that
+  // has told its own before is not waited for.
   void SendProperties(Instant until, Instant now);
 
   // A message of an extension: a header type without an RPC message.
@@ -247,8 +249,9 @@ class Requester final : public ConnectionEngine {
   // back with the next answer to what is sent later.
   Result<CallId, SubmitRefusal> SubmitExtension(ExtensionSpec&& spec, Instant now);
 
-  // The terms have properties of the peer that did not come to this engine: calls that wait go by them.
-  void OnPeerProperties(Instant now) { Pump(now); }
+  // The terms have properties of the peer that did not come to this engine: calls that wait go by them, and an exchange
+  // under way is over.
+  void OnPeerProperties(Instant now);
 
   // Of an id that is over: nothing.
   void Cancel(CallId call, Instant now);
@@ -383,8 +386,8 @@ class Requester final : public ConnectionEngine {
     std::optional<Extension> extension;               // instead of a call: what is sent, and then its answer
   };
 
-  // RDMA2_CONNPROP of this end.
-  enum class Exchange : uint8_t { kNone, kWaiting, kSent, kOver };
+  // RDMA2_CONNPROP of this end. kTold: the peer has told its own and may still answer this.
+  enum class Exchange : uint8_t { kNone, kWaiting, kSent, kTold, kOver };
 
   // What the responder has said that it takes (RDMA2_ERROR).
   struct PeerTakes {
@@ -440,6 +443,7 @@ class Requester final : public ConnectionEngine {
   void PumpExchange(Instant now);
   void OnProperties(uint32_t slot, const Header& header, Instant now);
   void EndExchange(ExchangeEnd end, Instant now);
+  void EndExchangeIfTold(Instant now);
   bool exchanging() const { return exchange_ == Exchange::kWaiting || exchange_ == Exchange::kSent; }
   void TracePlan(uint32_t index, Instant now);
   void TraceHeld(std::string_view why, Instant now);

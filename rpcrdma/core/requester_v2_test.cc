@@ -163,6 +163,12 @@ class RequesterV2Test : public ::testing::Test {
     Receive({.xid = xid, .credits = credits, .flags = flags, .body = ConnProp{MakePropertySet(properties)}});
   }
 
+  // The peer's properties, not marked as an answer, which the responder of the same connection takes.
+  void Announce(const TransportProperties& properties) {
+    terms_->OnPeerProperties(MakePropertySet(properties));
+    requester_->OnPeerProperties(At(1));
+  }
+
   void Invalidated(const Taken& taken) {
     for (const Invalidate& invalidate : taken.invalidates) {
       EXPECT_EQ(memory_.live.erase(invalidate.registration), 1u);
@@ -755,8 +761,72 @@ TEST_F(RequesterV2Test, PropertiesThatCouldNotBeSentInTimeAreNot) {
   NothingIsSent();
 }
 
-// [v2:4.1#1] [v2:5.3.3#1] Every end of them, as the answer and unasked.
-TEST_F(RequesterV2Test, MalformedPropertiesEndTheConnectionIfTheyAreAResponse) {
+// It is not asked to, and tells its own: nobody has to answer ours. [v2:5.3.4+1] [v2:5.3.4+5]
+TEST_F(RequesterV2Test, APeerThatAnnouncesItselfIsNotWaitedFor) {
+  requester_->SendProperties(At(1000), At(0));
+  Next();
+  MustSubmit();
+  MustSubmit();
+  NothingIsSent();
+  Announce({.receive_buffer_size = 16384});
+  EXPECT_EQ(requester_->TakeExchangeEnd(), ExchangeEnd::kAnnounced);
+  EXPECT_EQ(LastTold(trace_, "properties.over"), "properties.over how=announced");
+  // With the one credit of the beginning: whether the peer has read ours is not known.
+  EXPECT_EQ(Next().header.xid, kFirstXid);
+  EXPECT_EQ(requester_->credits().in_flight(), 1u);
+  EXPECT_EQ(requester_->credits().dones(), 1u);
+  // The answer to what came behind it shows that it has.
+  Reply(kFirstXid, {}, {}, 2);
+  EXPECT_EQ(requester_->credits().dones(), 0u);
+  Outcome();
+  EXPECT_EQ(requester_->credits().in_flight(), 1u);
+  // Nothing is waited for any more.
+  requester_->OnDeadline(At(1000));
+  EXPECT_EQ(requester_->Deadline(), std::nullopt);
+  EXPECT_EQ(requester_->TakeExchangeEnd(), std::nullopt);
+  EXPECT_EQ(requester_->credits().in_flight(), 1u);
+}
+
+// Before ours was out: the probe's answer, which makes room for ours, came behind it.
+TEST_F(RequesterV2Test, APeerThatHasAnnouncedItselfIsToldAndNotWaitedFor) {
+  for (const bool marked : {false, true}) {
+    Make();
+    if (marked) {
+      Properties(kResponse, {.receive_buffer_size = 16384});
+    } else {
+      Announce({.receive_buffer_size = 16384});
+    }
+    EXPECT_FALSE(requester_->TakeExchangeEnd().has_value());
+    requester_->SendProperties(At(1000), At(0));
+    EXPECT_EQ(Next().header.type(), MessageType::kConnProp);
+    EXPECT_EQ(requester_->TakeExchangeEnd(), ExchangeEnd::kAnnounced);
+    EXPECT_EQ(requester_->credits().in_flight(), 0u);
+    requester_->OnDeadline(At(1000));
+    EXPECT_EQ(requester_->Deadline(), std::nullopt);
+    EXPECT_EQ(requester_->TakeExchangeEnd(), std::nullopt);
+    MustSubmit();
+    EXPECT_EQ(Next().header.xid, kFirstXid);
+  }
+}
+
+// Both are taken: what it tells of itself, and later the answer, which grants.
+TEST_F(RequesterV2Test, APeerThatAnnouncesItselfMayAnswerAsWell) {
+  requester_->SendProperties(At(1000), At(0));
+  Next();
+  Announce({.receive_buffer_size = 16384});
+  EXPECT_EQ(requester_->credits().granted(), 1u);
+  Properties(kResponse, {.receive_buffer_size = 8192}, 0, 3);
+  EXPECT_EQ(requester_->credits().granted(), 3u);
+  EXPECT_EQ(requester_->limits().send_inline, 16384u) << "the first hold";
+  EXPECT_EQ(requester_->TakeExchangeEnd(), ExchangeEnd::kAnnounced);
+  // Once: a second answer is to nothing.
+  Properties(kResponse, {.receive_buffer_size = 8192}, 0, 4);
+  EXPECT_EQ(requester_->credits().granted(), 3u);
+  EXPECT_EQ(requester_->stats().properties_again, 2u);
+}
+
+// Whatever they are marked as: a client is the requester of its connection. [v2:4.1#1] [v2:5.3.3#1]
+TEST_F(RequesterV2Test, MalformedPropertiesEndTheConnection) {
   const auto whole = Encoded({.xid = 0, .credits = 1, .flags = kResponse, .body = ConnProp{MakePropertySet({})}}, {});
   for (size_t length = 20; length <= whole.size() + 4; ++length) {
     if (length == whole.size()) continue;
@@ -772,7 +842,7 @@ TEST_F(RequesterV2Test, MalformedPropertiesEndTheConnectionIfTheyAreAResponse) {
         ByteWriter(MutableBytes(bytes).subspan(16, 4)).U32(flags);
         ReceiveRaw(bytes);
         const Taken taken = Take();
-        EXPECT_EQ(taken.disconnects.size(), flags == kResponse ? 1u : 0u) << length;
+        EXPECT_EQ(taken.disconnects.size(), 1u) << length;
         for (const Disconnect& end : taken.disconnects) EXPECT_EQ(end.why, Disconnect::Why::kBadProperties);
         EXPECT_TRUE(taken.sends.empty());
         EXPECT_FALSE(terms_->peer_has_spoken());

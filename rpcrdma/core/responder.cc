@@ -182,14 +182,21 @@ void Responder::OnMalformed(uint32_t slot, uint32_t length, const HeaderFault& f
   ++stats_.malformed;
   // [5666bis:8.3.3#2] too short: dropped. An RDMA_ERROR is never answered, however malformed; nor is what is marked as
   // an answer [v2:5.3.3+1].
-  const bool response = fault.action == FaultAction::kDisconnect;
-  const bool drop = fault.action == FaultAction::kDrop || response || !fault.xid || (fault.flags && IsBeyondCredits());
+  const bool disconnect = fault.action == FaultAction::kDisconnect;
+  const bool drop =
+      fault.action == FaultAction::kDrop || disconnect || !fault.xid || (fault.flags && IsBeyondCredits());
   if (trace_ != nullptr) {
     Trace(trace_, now, config_.name, "call.malformed",
           {{"length", uint64_t{length}},
            {"xid", uint64_t{fault.xid.value_or(0)}},
            {"dropped", uint64_t{drop ? 1u : 0u}},
            {"why", ToString(fault)}});
+  }
+  if (disconnect) {
+    // [v2:4.1#1] [v2:5.3.3#1] It may not be answered, and without what the peer takes there is nothing to go by.
+    STAGECOACH_MARK("responder.malformed_properties");
+    Close(Disconnect::Why::kBadProperties);
+    return Repost(slot);
   }
   if (drop) {
     STAGECOACH_MARK("responder.malformed_message_dropped");
@@ -293,6 +300,8 @@ void Responder::OnMessage(uint32_t slot, Header&& header, ConstBytes message, In
   }
   if (header.flags && IsBeyondCredits()) {
     STAGECOACH_MARK("responder.call_beyond_credits_dropped");
+    // What the peer tells of itself needs no answer to be true.
+    if (properties) TakeProperties(header, now);
     return drop("beyond the credits granted");
   }
   if (properties) return OnProperties(slot, header, now);
@@ -317,9 +326,18 @@ void Responder::OnMessage(uint32_t slot, Header&& header, ConstBytes message, In
   OnCall(slot, std::move(header), message, now);
 }
 
-// [v2:4+1] [v2:5.3.4+1] [v2:3.2+4] Answered by those of this end, as often as it comes.
+// Answered by those of this end, so many times: a peer that answers each answer in the same way would be answered
+// without end. [v2:4+1] [v2:5.3.4+1] [v2:3.2+4]
 void Responder::OnProperties(uint32_t slot, const Header& header, Instant now) {
   TakeProperties(header, now);
+  if (properties_answered_ == kPropertiesAnswersMax) {
+    STAGECOACH_MARK("responder.properties_once_too_often");
+    ++stats_.ignored;
+    Trace(trace_, now, config_.name, "call.dropped",
+          {{"xid", uint64_t{header.xid}}, {"why", "properties that were answered before"}});
+    return Repost(slot);
+  }
+  ++properties_answered_;
   Answer(slot, MakeAnswer(header.xid, ConnProp{terms_.own_set()}));
   PumpReplies(now);
 }

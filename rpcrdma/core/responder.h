@@ -37,8 +37,9 @@
 //
 // Version 2. What the ends have settled is in the ConnectionTerms, which the connection's engines share; without a
 // Requester beside it this engine alone reads what comes, and the first header that it can take settles the version.
-//   RDMA2_CONNPROP  is answered by one with the properties of this end. The peer's hold from the first on. What says
-//                   that it is an answer is taken likewise, and not answered.
+//   RDMA2_CONNPROP  is answered by one with the properties of this end, kPropertiesAnswersMax times on a connection.
+//                   The peer's hold from the first on. What says that it is an answer is taken likewise, and not
+//                   answered. Malformed ones: ConnectionTerms::Decode says whether they are answered or the end.
 //   extensions      are answered by Config::answer_extension.
 //   errors          say why, each with a code of its own [v2:5.3.3], where version 1 has ERR_CHUNK: see RefusalOf in
 //                   responder.cc. They go to requesters alone: what is marked as an answer, or claims to be an error of
@@ -77,6 +78,10 @@
 #include "rpcrdma/xdr/reduced_stream.h"
 
 namespace stagecoach::rpcrdma {
+
+// How often the properties of this end are sent in answer to the peer's, on one connection. One that follows the draft
+// tells them once or twice; it is the bound for a peer that answers each answer (docs/decisions/0048).
+inline constexpr uint32_t kPropertiesAnswersMax = 8;
 
 // Never 0, never reused on one connection (in 2^32 calls of one receive buffer).
 using RequestId = uint64_t;
@@ -388,6 +393,7 @@ class Responder final : public ConnectionEngine {
   bool answered_ = false;          // anything
   // Below 0 while calls beyond the credits granted are in Receives that are not of its share.
   int64_t posted_receives_ = 0;
+  uint32_t properties_answered_ = 0;
   uint32_t unanswered_ = 0;
   uint64_t signs_of_life_ = 0;
   uint32_t overtaken_by_ = 0;  // calls handed out that arrived behind the one that waits first for memory

@@ -327,8 +327,8 @@ TEST_F(ResponderV2, ErrorsAndAnswersSettleNothingAndAreNotAnswered) {
   Receive(Make2(7, RdmaMsg{}, kFlagResponse), Message(7, kReplyWord));
   ExpectDropped();
   EXPECT_FALSE(terms_->settled());
-  // Malformed ones neither, whatever they are of.
-  for (const char* type : {"00000000", "00000001", "00000004", "00000005", "00000063"}) {
+  // Malformed ones neither, whatever they are of, but for properties, which end the connection.
+  for (const char* type : {"00000000", "00000001", "00000004", "00000063"}) {
     ReceiveRaw(FromHex(std::string("00000007 00000002 0000000a") + type + "00000001 ffffffff"));
     ExpectDropped();
   }
@@ -336,7 +336,7 @@ TEST_F(ResponderV2, ErrorsAndAnswersSettleNothingAndAreNotAnswered) {
   ExpectDropped();
   EXPECT_FALSE(terms_->settled());
   EXPECT_EQ(responder_->stats().errors, 0u);
-  EXPECT_EQ(responder_->stats().malformed, 5u) << "a code of nobody is well-formed";
+  EXPECT_EQ(responder_->stats().malformed, 4u) << "a code of nobody is well-formed";
 }
 
 // --- Properties ---
@@ -408,13 +408,47 @@ TEST_F(ResponderV2, MalformedPropertiesAreBadXdrAndSetNothing) {
   EXPECT_EQ(responder_->stats().properties_again, 0u);
 }
 
+// A server that is told them as an answer may not answer, and does not know what its client takes.
+// [v2:4.1#1] [v2:5.3.3#1] [v2:5.3.3+1]
+TEST_F(ResponderV2, MalformedPropertiesThatAreAnAnswerEndTheConnection) {
+  for (const bool settled : {false, true}) {
+    Make({});
+    if (settled) ExpectServes(6);
+    ReceiveRaw(FromHex("00000001 00000002 0000000a 00000005 00000001 00000002 00000001 00000004"));
+    const Taken taken = Take();
+    EXPECT_TRUE(taken.sends.empty());
+    ASSERT_EQ(taken.disconnects.size(), 1u);
+    EXPECT_EQ(taken.disconnects[0].why, Disconnect::Why::kBadProperties);
+    EXPECT_FALSE(terms_->peer_has_spoken());
+  }
+}
+
+// One that answers each answer by properties that ask again would be answered without end.
+TEST_F(ResponderV2, PropertiesAreAnsweredEightTimes) {
+  for (uint32_t xid = 1; xid <= 8; ++xid) {
+    SayProperties(xid, {});
+    EXPECT_TRUE(std::holds_alternative<ConnProp>(OnlyAnswer(xid))) << xid;
+  }
+  for (uint32_t xid = 9; xid <= 20; ++xid) {
+    SayProperties(xid, {});
+    ExpectDropped();
+  }
+  EXPECT_EQ(LastTold(trace_, "call.dropped"), "call.dropped xid=20 why=properties that were answered before");
+  EXPECT_EQ(responder_->stats().properties_again, 19u);
+  EXPECT_EQ(responder_->stats().ignored, 12u);
+  ExpectServes(21);
+  // What is malformed is an error each time.
+  ReceiveRaw(FromHex("00000016 00000002 0000000a 00000005 00000000 00000002"));
+  EXPECT_EQ(OnlyAnswer(22), Header::Body(ErrBadXdr{}));
+}
+
 // Each keeps its Receive until its answer can be sent.
-TEST_F(ResponderV2, AFloodOfPropertiesIsBoundedByTheReceives) {
+TEST_F(ResponderV2, AFloodOfWhatIsRefusedIsBoundedByTheReceives) {
   std::vector<uint32_t> slots;
   size_t said = 0;
   for (; !posted_.empty(); ++said) {
     ASSERT_LT(said, 100u);
-    SayProperties(static_cast<uint32_t>(said), {});
+    ReceiveRaw(FromHex("00000007 00000002 0000000a 00000063 00000000"));  // of no known type
     for (const PostSend& send : Take().sends) slots.push_back(send.slot);
   }
   EXPECT_EQ(said, send_.view().slots + kSlots);
@@ -880,8 +914,10 @@ TEST_F(ReverseV2, WhatIsBeyondTheCreditsGrantedIsDropped) {
   const RequestId id = MustTakeRequest();
   Call(8);
   EXPECT_EQ(Take().order, "R");
-  SayProperties(9, {});
+  // Without an answer properties are true as well.
+  SayProperties(9, MakePropertySet({.receive_buffer_size = 1024}));
   EXPECT_EQ(Take().order, "R");
+  EXPECT_EQ(terms_->peer().receive_buffer_size, 1024u);
   ReceiveRaw(FromHex("00000007 00000002 0000000a 00000063 00000000 00000000"));
   EXPECT_EQ(Take().order, "R");
   Complete(id);
@@ -899,6 +935,27 @@ TEST_F(ReverseV2, BeforeTheProbeIsAnsweredOnlyVersion2IsTaken) {
   terms_->SetVersion(kRpcRdmaVersion2);
   responder_->OnVersionSettled(At(2));
   EXPECT_TRUE(std::holds_alternative<ConnProp>(OnlyAnswer(8)));
+}
+
+// A client sends no error for them, whatever they are marked as: it is the requester of its connection. Before the
+// probe is answered and later; with credits of the reverse direction and without. [v2:4.1#1] [v2:5.3.3#1]
+TEST_F(ReverseV2, MalformedPropertiesEndAClientsConnection) {
+  for (const bool settled : {false, true}) {
+    for (const bool has_credits : {false, true}) {
+      Make({.config = {.receives = 1, .inline_only = true, .reverse = ReverseSupport::kInline},
+            .end = ConnectionTerms::End::kClient});
+      if (settled) {
+        terms_->SetVersion(kRpcRdmaVersion2);
+        responder_->OnVersionSettled(At(1));
+      }
+      if (!has_credits) Call(7);
+      ReceiveRaw(FromHex("00000001 00000002 0000000a 00000005 00000000 00000002"));
+      const Taken taken = Take();
+      EXPECT_TRUE(taken.sends.empty());
+      ASSERT_EQ(taken.disconnects.size(), 1u);
+      EXPECT_EQ(taken.disconnects[0].why, Disconnect::Why::kBadProperties);
+    }
+  }
 }
 
 // [v2:7#1] Whatever the server asks meanwhile.

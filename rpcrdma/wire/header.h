@@ -196,7 +196,7 @@ enum class FaultAction : uint8_t {
   kAnswerErrChunk,    // version 1
   kAnswerBadXdr,      // version 2
   kAnswerInvalHtype,  // version 2
-  kDisconnect         // version 2: properties that nobody may answer, without which sizes are not known
+  kDisconnect  // version 2: malformed properties that this end may not answer. No codec says it: ConnectionTerms does
 };
 
 struct HeaderFault {

@@ -136,10 +136,8 @@ class Decoder {
     return Header::Body(std::move(connprop));
   }
 
-  // What a response says cannot be answered, and what its sender takes is not known.
   HeaderFault PropertiesFault(Kind kind, const PropertyFault& property) const {
     HeaderFault fault = Fault(kind, FaultAction::kAnswerBadXdr);
-    if (fault.action == FaultAction::kDrop) fault.action = FaultAction::kDisconnect;
     fault.property = property;
     return fault;
   }

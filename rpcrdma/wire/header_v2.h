@@ -34,7 +34,7 @@ inline constexpr HeaderLayout kHeaderLayoutV2{
 // A fault's action is what the document has a receiver do: drop what has not even the prefix; ERR_VERS to another
 // version; ERR_INVAL_HTYPE to a header type that is not known [v2:5.2#3]; ERR_BAD_XDR to what cannot be parsed
 // [v2:5.3.3#4]. A requester sends no errors [v2:5.3.3#1], so there is no answer to what is marked as a response, nor
-// ever to an error; a response whose properties are malformed is kDisconnect.
+// ever to an error. What becomes of a connection whose peer's properties are malformed is ConnectionTerms' to say.
 Result<Header, HeaderFault> DecodeHeaderV2(ByteReader& in, const ChunkListLimits& limits = {},
                                            const Extensions& extensions = {});
 

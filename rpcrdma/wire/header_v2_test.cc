@@ -163,7 +163,6 @@ TEST_P(HeaderV2Rows, TruncationAtEveryByteIsAFaultWithTheRightAction) {
     EXPECT_EQ(fault.expected, 2u);
     FaultAction action = FaultAction::kAnswerBadXdr;
     if (size < 20 || type == MessageType::kError || row.header.is_response()) action = FaultAction::kDrop;
-    if (size >= 20 && type == MessageType::kConnProp && row.header.is_response()) action = FaultAction::kDisconnect;
     EXPECT_EQ(fault.action, action);
     EXPECT_FALSE(ToString(fault).empty());
   }
@@ -260,11 +259,11 @@ void ExpectMalformedProperties(const std::string& hex, PropertyFault fault, Head
     EXPECT_EQ(decoded.error().kind, kind) << hex;
     EXPECT_EQ(decoded.error().property, fault) << hex << ToString(decoded.error());
     EXPECT_EQ(decoded.error().action,
-              flags == std::string("00000000") ? FaultAction::kAnswerBadXdr : FaultAction::kDisconnect);
+              flags == std::string("00000000") ? FaultAction::kAnswerBadXdr : FaultAction::kDrop);
   }
 }
 
-TEST(HeaderV2, MalformedPropertiesAreBadXdrOrTheEndOfTheConnection) {
+TEST(HeaderV2, MalformedPropertiesAreBadXdrOrDropped) {
   using Kind = PropertyFault::Kind;
   const auto malformed = HeaderFault::Kind::kProperties;
   ExpectMalformedProperties("", {Kind::kTruncated, 0}, malformed);

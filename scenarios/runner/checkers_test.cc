@@ -351,12 +351,33 @@ TEST_F(ConnectionCheckerTest, ACallSentAfterItsTimeOut) {
   EXPECT_EQ(Broken(), "call.late");
 }
 
+// What was told to a peer that announces itself may still hold its Receive when calls come.
+TEST_F(ConnectionCheckerTest, PropertiesOfAPeerThatAnnouncesItselfHoldACredit) {
+  SayVersion(2);
+  Say("properties.received", {{"credits", uint64_t{2}}, {"awaited", uint64_t{1}}});
+  SendProperties(7);
+  Say("properties.over", {{"how", "announced"}});
+  MakeTwoCallsOnOneCredit();
+  Close();
+  EXPECT_EQ(Broken(), "credit.requester");
+}
+
+TEST_F(ConnectionCheckerTest, PropertiesThatAreAnsweredHoldNoCredit) {
+  SayVersion(2);
+  SendProperties(7);
+  Say("properties.received", {{"credits", uint64_t{2}}, {"awaited", uint64_t{1}}});
+  Say("properties.over", {{"how", "answered"}});
+  MakeTwoCallsOnOneCredit();
+  Close();
+  EXPECT_EQ(Broken(), "");
+}
+
 // Version 2: properties first, then a call that is sent again behind its fence.
 TEST_F(ConnectionCheckerTest, ACallThatIsSentAgainBreaksNoRule) {
   SayVersion(2);
   SendProperties(7);
   Say("properties.received", {{"credits", uint64_t{2}}, {"awaited", uint64_t{1}}});
-  Say("properties.over");
+  Say("properties.over", {{"how", "answered"}});
   Submit(1);
   Expose(1, 9);
   Send(1, 0, 1, 4);

@@ -117,6 +117,8 @@ bool ConnectionChecker::Judge(End& end) {
     if (awaited != nullptr && *awaited != 0) direction.granted = std::max<uint64_t>(Number("credits"), 1);
   } else if (event_ == "properties.over") {
     if (direction.in_flight > 0) --direction.in_flight;
+    // It may still be unread when what is sent next arrives.
+    if (Word("how") == "announced") ++direction.dones_sent;
   } else if (event_ == "extension.given_up") {
     if (direction.in_flight > 0) --direction.in_flight;
     ++direction.dones_sent;

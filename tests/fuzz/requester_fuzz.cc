@@ -263,6 +263,7 @@ class World final : public EngineWorld {
         return SendProperties();
       case 2: {
         const uint8_t choices = input_.Byte();
+        if ((choices & 0x20) != 0) return PeerAnnounces(AnyProperties(input_));
         Block message = fuzz::Encode({.xid = (choices & 8) != 0 ? choices : kPropertiesXid,
                                       .version = kRpcRdmaVersion2,
                                       .credits = choices & 7u,
@@ -391,6 +392,19 @@ class World final : public EngineWorld {
     exchange_ = Exchange::kWaiting;
     exchange_until_ = until;
     engine_.SendProperties(until, now_);
+  }
+  // The owner has given the peer's properties to the responder beside this engine.
+  void PeerAnnounces(const ConnProp& said) {
+    if (over_ || !ReadProperties(said.properties, seen_->extensions())) return;
+    if (seen_->OnPeerProperties(said.properties)) ++known_;
+    terms_->OnPeerProperties(said.properties);
+    EndExchangeIfTold();
+    engine_.OnPeerProperties(now_);
+  }
+  void EndExchangeIfTold() {
+    if (exchange_ != Exchange::kSent || !seen_->peer_has_spoken()) return;
+    EndExchange(ExchangeEnd::kAnnounced);
+    exchange_ = Exchange::kTold;
   }
   bool exchanging() const { return exchange_ == Exchange::kWaiting || exchange_ == Exchange::kSent; }
   void EndExchange(ExchangeEnd end) {
@@ -780,9 +794,10 @@ class World final : public EngineWorld {
 
   void TakeProperties(const Header& header) {
     if (seen_->OnPeerProperties(std::get<ConnProp>(header.body).properties)) ++known_;
-    if (exchange_ != Exchange::kSent) return;
+    if (exchange_ != Exchange::kSent && exchange_ != Exchange::kTold) return;
     granted_ = std::clamp(header.credits, 1u, own_max_);
-    EndExchange(ExchangeEnd::kAnswered);
+    if (exchange_ == Exchange::kSent) EndExchange(ExchangeEnd::kAnswered);
+    exchange_ = Exchange::kOver;
   }
 
   // What this message means, by the document: which call it answers, and how that ends. `honest`: of a reply that is
@@ -813,11 +828,10 @@ class World final : public EngineWorld {
                   !header->chunks()->reads.empty();
     } else if (const HeaderFault& fault = header.error(); fault.kind != HeaderFault::Kind::kTooShort) {
       const bool is_response = fault.flags ? (*fault.flags & kFlagResponse) != 0 : !version_2;
+      if (fault.action == FaultAction::kDisconnect) bad_properties_ = must_end_ = !ending_;
       if (!is_response || (fault.flags && fault.kind == HeaderFault::Kind::kUnknownType)) return nullptr;
       xid = fault.xid;
-      if (fault.action == FaultAction::kDisconnect) {
-        bad_properties_ = must_end_ = !ending_;
-      } else if (exchange_ == Exchange::kSent && xid == kPropertiesXid) {
+      if (fault.action != FaultAction::kDisconnect && exchange_ == Exchange::kSent && xid == kPropertiesXid) {
         EndExchange(ExchangeEnd::kRefused);
       }
     }
@@ -1023,6 +1037,7 @@ class World final : public EngineWorld {
     }
     // [5666bis:4.3#4] [5666bis:5.1.3#1] and a Receive for every reply that is to come.
     FUZZ_PROPERTY(InFlight() <= granted_ && InFlight() <= posted_.size());
+    EndExchangeIfTold();
   }
 
   // Whose it is stands in its third word.
@@ -1418,7 +1433,7 @@ class World final : public EngineWorld {
   };
 
   // RDMA2_CONNPROP of this end.
-  enum class Exchange : uint8_t { kNone, kWaiting, kSent, kOver };
+  enum class Exchange : uint8_t { kNone, kWaiting, kSent, kTold, kOver };
 
   bool release_at_once_ = true;
   uint8_t sizes_ = 0;

@@ -493,6 +493,7 @@ class World final : public EngineWorld {
   void ForeseeRefusal(ConstBytes bytes, const HeaderFault& fault, Entry& entry) {
     using Fate = Entry::Fate;
     entry.xid = fault.xid.value_or(0);
+    if (fault.action == FaultAction::kDisconnect) bad_properties_ = must_end_ = true;
     if (fault.action == FaultAction::kDrop || fault.action == FaultAction::kDisconnect) return;
     FUZZ_PROPERTY(bytes.size() >= kFixedFieldsSize);
     if (fault.flags && IsBeyondCredits()) return;
@@ -528,9 +529,11 @@ class World final : public EngineWorld {
       return false;
     }
     const auto direction = CheckDirection(header, header.has_inline_message() ? rest : ConstBytes());
-    if ((direction && direction != DirectionFault::kNoDirection) || IsBeyondCredits()) return false;
+    if (direction && direction != DirectionFault::kNoDirection) return false;
+    if (properties != nullptr) seen_->OnPeerProperties(properties->properties);
+    if (IsBeyondCredits()) return false;
     if (properties != nullptr) {
-      seen_->OnPeerProperties(properties->properties);
+      if (properties_answered_++ >= kPropertiesAnswersMax) return false;
       entry.fate = Fate::kAnswer;
       entry.answer = ConnProp{seen_->own_set()};
     } else if (const auto* extension = std::get_if<Extension>(&header.body)) {
@@ -761,6 +764,7 @@ class World final : public EngineWorld {
       FUZZ_PROPERTY(why != Why::kNoResources || memory_.refused[MemoryUse::kReadSink] > 0);
       FUZZ_PROPERTY(why != Why::kGrantOverrun || may_end_);
       FUZZ_PROPERTY(why != Why::kReplyNotRead || not_read_);
+      FUZZ_PROPERTY((why == Why::kBadProperties) == bad_properties_ || why == Why::kAsked);
       must_end_ = false;
       ending_ = true;
     }
@@ -1162,7 +1166,9 @@ class World final : public EngineWorld {
   std::vector<std::pair<std::weak_ptr<const void>, bool>> sent_memory_;  // by Send; whether Writes need it
   std::vector<std::weak_ptr<const void>> service_memory_;
   uint32_t next_handle_ = 0x2000;
-  std::vector<Exposed> exposed_;  // in the order of their Sends
+  std::vector<Exposed> exposed_;      // in the order of their Sends
+  bool bad_properties_ = false;       // malformed ones, which end the connection
+  uint32_t properties_answered_ = 0;  // RDMA2_CONNPROP that asked for an answer
   bool not_read_ = false;
   uint32_t refusals_seen_ = 0;
   uint64_t allowed_ = 1;  // calls, from the grants that were seen

@@ -47,11 +47,11 @@ void CheckFault(const HeaderFault& fault, size_t size) {
   FUZZ_PROPERTY(!ToString(fault).empty());
   // A requester sends no errors, and an error is not answered.
   const bool response = fault.flags.has_value() && (*fault.flags & kFlagResponse) != 0;
-  const bool silent = fault.action == FaultAction::kDrop || fault.action == FaultAction::kDisconnect;
+  const bool silent = fault.action == FaultAction::kDrop;
   if (response || fault.type == kRdma2Error || size < kHeaderLayoutV2.prefix_size) {
     FUZZ_PROPERTY(silent || (size >= 16 && fault.kind == HeaderFault::Kind::kVersion));
   }
-  if (fault.action == FaultAction::kDisconnect) FUZZ_PROPERTY(response && fault.type == kRdma2ConnProp);
+  FUZZ_PROPERTY(fault.action != FaultAction::kDisconnect);
   FUZZ_PROPERTY((fault.action == FaultAction::kAnswerInvalHtype) ==
                 (fault.kind == HeaderFault::Kind::kUnknownType && !silent));
 }
