@@ -171,6 +171,47 @@ TEST_F(CliTest, EachEndSpeaksTheVersionsThatItIsTold) {
   EXPECT_TRUE(short_messages.out.starts_with("RPC-over-RDMA version 1\n")) << short_messages.out;
 }
 
+// Version 2 was to be spoken if the peer does, and whoever wonders why it is not is told what keeps it away.
+TEST_F(CliTest, AThresholdThatKeepsVersion2AwayIsNamed) {
+  WriteFile(local_ / "file", "text");
+  const std::string why = "version 2 needs an --inline-threshold of at least 4K, and this one is ";
+  Serve({"--rpcrdma", "2"});
+  EXPECT_EQ(ErrWithoutWarning(*server_), "");
+  const std::string refusal = "RPC-over-RDMA: " + address_ + " reported ERR_VERS (it speaks versions 2 to 2)";
+  const auto error = [&](std::vector<std::string> arguments, std::vector<std::string> options) {
+    arguments.insert(arguments.begin() + 1, options.begin(), options.end());
+    const Outcome outcome = Run(arguments);
+    EXPECT_EQ(outcome.code, 1) << outcome.out;
+    EXPECT_TRUE(outcome.err.starts_with("stagecoach: " + arguments[0] + " ")) << outcome.err;
+    return outcome.err.substr(outcome.err.find(": RPC-over-RDMA") + 2);
+  };
+  const std::vector<std::vector<std::string>> commands = {
+      {"ping", Url()},
+      {"ping", "--ccp", Url()},
+      {"ls", Url()},
+      {"get", Url("file"), (local_ / "back").string()},
+      {"get", "-r", Url(), (local_ / "tree").string()},
+      {"put", (local_ / "file").string(), Url()},
+      {"put", "-r", local_.string(), Url("tree")},
+  };
+  for (const auto& command : commands) {
+    SCOPED_TRACE(command[0] + " " + command[1]);
+    EXPECT_EQ(error(command, {"--rpcrdma", "auto", "--inline-threshold", "1K"}), refusal + "; " + why + "1K\n");
+    EXPECT_EQ(error(command, {"--rpcrdma", "auto", "--inline-threshold", "3072"}), refusal + "; " + why + "3072\n");
+    EXPECT_EQ(error(command, {"--rpcrdma", "1", "--inline-threshold", "1K"}), refusal + "\n") << "as it was asked";
+  }
+  EXPECT_EQ(Run({"ping", "-c", "1", "--rpcrdma", "auto", "--inline-threshold", "4K", Url()}).code, 0);
+
+  // A server has nobody to tell but who starts it.
+  const std::string warning = "stagecoach: warning: version 1 of RPC-over-RDMA alone is served: " + why;
+  Serve({"--inline-threshold", "1K"});
+  EXPECT_EQ(ErrWithoutWarning(*server_), warning + "1K\n");
+  Serve({"--rpcrdma", "auto", "--inline-threshold", "3K"});
+  EXPECT_EQ(ErrWithoutWarning(*server_), warning + "3K\n");
+  Serve({"--rpcrdma", "1", "--inline-threshold", "1K"});
+  EXPECT_EQ(ErrWithoutWarning(*server_), "") << "as it was asked";
+}
+
 TEST_F(CliTest, AServerKeepsItsMetricsInAFile) {
   const fs::path metrics = local_ / "stagecoach.prom";
   Serve({"--metrics", metrics.string()});

@@ -147,8 +147,16 @@ void AddCommonOptions(CLI::App& command, CommonOptions& options) {
 
 rpcrdma::TransportVersions RpcrdmaVersionsOf(const CommonOptions& options) {
   if (options.rpcrdma == "2") return rpcrdma::kVersion2Alone;
-  const bool may_be_2 = options.rpcrdma == "auto" && InlineThresholdOf(options) >= rpcrdma::kDefaultReceiveBufferSize;
+  const bool may_be_2 = options.rpcrdma == "auto" && !WhyNotVersion2(options);
   return may_be_2 ? rpcrdma::kVersions1And2 : rpcrdma::kVersion1Alone;
+}
+
+std::optional<std::string> WhyNotVersion2(const CommonOptions& options) {
+  if (options.rpcrdma != "auto" || InlineThresholdOf(options) >= rpcrdma::kDefaultReceiveBufferSize) {
+    return std::nullopt;
+  }
+  return fmt::format("version 2 needs an --inline-threshold of at least {}, and this one is {}",
+                     SizeText(rpcrdma::kDefaultReceiveBufferSize), options.inline_threshold);
 }
 
 uint32_t InlineThresholdOf(const CommonOptions& options) {
@@ -283,6 +291,7 @@ Session::Options ToSessionOptions(const ClientCommandOptions& options) {
   session.inline_threshold = InlineThresholdOf(options.common);
   session.profile = RpcrdmaProfileOf(options.common);
   session.versions = RpcrdmaVersionsOf(options.common);
+  session.why_not_version_2 = WhyNotVersion2(options.common);
   session.ccp.enabled = options.ccp;
   if (options.ccp_auth == "sys") session.ccp.credentials = OwnAuthSys();
   session.timeout = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(options.timeout_seconds));

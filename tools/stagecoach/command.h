@@ -71,6 +71,8 @@ uint32_t InlineThresholdOf(const CommonOptions& options);
 const rpcrdma::ProtocolProfile& RpcrdmaProfileOf(const CommonOptions& options);
 // Version 1 alone is what is left of "auto" where messages are shorter than version 2 has to carry inline.
 rpcrdma::TransportVersions RpcrdmaVersionsOf(const CommonOptions& options);
+// Why it is, as a clause; nothing where "auto" is left as it is, or was not asked for.
+std::optional<std::string> WhyNotVersion2(const CommonOptions& options);
 
 // Options of the commands that connect.
 struct ClientCommandOptions {

@@ -83,7 +83,7 @@ Result<Duration, Error> OneCall(Session& session, const PingOptions& options) {
   while (!slot->outcome) {
     if (!session.RunOnce()) return Err(Session::InterruptedError());
   }
-  if (!*slot->outcome) return Err(Error{slot->outcome->error().ToString(), true});
+  if (!*slot->outcome) return Err(session.FromCall(slot->outcome->error()));
   return slot->end - start;
 }
 

@@ -273,6 +273,9 @@ int Serve(const ServeOptions& options) {
                "no authentication and no encryption\n",
                ToString(bound), options.read_only ? "" : "and write ", file::Printable(options.directory));
   }
+  if (const auto why = WhyNotVersion2(options.common)) {
+    fmt::print(stderr, "stagecoach: warning: version 1 of RPC-over-RDMA alone is served: {}\n", *why);
+  }
   if (options.rpcbind) {
     registrar.emplace(loop, [&] { return stopped; });
     rpcrdma::RpcbindService published{.program = service.program()};

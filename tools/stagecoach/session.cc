@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "rpcrdma/wire/header.h"
 #include "tools/stagecoach/signals.h"
 
 namespace stagecoach::cli {
@@ -23,6 +24,7 @@ rpcrdma::ClientOptions MakeClientOptions(const Session::Options& options) {
 Session::Session(HostPort server, Options options)
     : server_(std::move(server)),
       timeout_(options.timeout),
+      why_not_version_2_(options.why_not_version_2),
       signals_(loop_.context()),
       client_(loop_, MakeClientOptions(options)),
       files_(client_) {
@@ -64,7 +66,7 @@ Result<void, Error> Session::Connect() {
   while (!slot->has_value()) {
     if (!RunOnce()) return Err(InterruptedError());
   }
-  if (!**slot) return Err(Error{(**slot).error().ToString(), true});
+  if (!**slot) return Err(FromCall((**slot).error()));
   return {};
 }
 
@@ -84,6 +86,25 @@ const std::vector<MutableBytes>& Session::Buffers(size_t count, size_t size) {
   buffers_.clear();
   for (size_t i = 0; i < count; ++i) buffers_.emplace_back(memory_.get() + i * size, size);
   return buffers_;
+}
+
+Error Session::FromCall(const rpcrdma::CallError& error) const {
+  return {error.ToString() + Advice(error.kind, error.versions), true};
+}
+
+Error Session::FromFailure(const rpcrdma::file::Failure& failure) const {
+  using Failure = rpcrdma::file::Failure;
+  Error error{failure.message, failure.connection_gone};
+  if (failure.kind == Failure::Kind::kStatus) error.status = failure.status;
+  if (failure.kind == Failure::Kind::kCall) error.text += Advice(failure.call, failure.versions);
+  return error;
+}
+
+std::string Session::Advice(rpcrdma::CallError::Kind kind, const rpcrdma::VersionRange& versions) const {
+  // Of errors that are the transport's, ERR_VERS alone has versions.
+  const bool speaks_2 = kind == rpcrdma::CallError::Kind::kTransport && versions.low <= rpcrdma::kRpcRdmaVersion2 &&
+                        rpcrdma::kRpcRdmaVersion2 <= versions.high;
+  return speaks_2 && why_not_version_2_ ? "; " + *why_not_version_2_ : "";
 }
 
 bool Session::RunOnce() {

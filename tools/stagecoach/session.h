@@ -40,6 +40,8 @@ class Session {
     uint32_t inline_threshold = 4096;
     rpcrdma::ProtocolProfile profile = rpcrdma::kRfc5666bis;
     rpcrdma::TransportVersions versions = rpcrdma::kVersion1Alone;
+    // A clause that goes with the error where the server speaks version 2, and refuses version 1.
+    std::optional<std::string> why_not_version_2;
     // What the connection begins with, where the version has to be found (ClientOptions::probe): NULL of this program.
     rpcrdma::ProcedureId probe{rpcrdma::file::kProgram, rpcrdma::file::kVersion, 0};
     rpcrdma::CcpClientOptions ccp;
@@ -90,16 +92,17 @@ class Session {
       return std::move(***slot);
     }
   }
-  static Error FromFailure(const rpcrdma::file::Failure& failure) {
-    using Failure = rpcrdma::file::Failure;
-    Error error{failure.message, failure.connection_gone};
-    if (failure.kind == Failure::Kind::kStatus) error.status = failure.status;
-    return error;
-  }
+  // Of calls on client() and files().
+  Error FromCall(const rpcrdma::CallError& error) const;
+  Error FromFailure(const rpcrdma::file::Failure& failure) const;
 
  private:
+  // What goes behind the error of a call that ended with `kind`, where the server says that it speaks `versions`.
+  std::string Advice(rpcrdma::CallError::Kind kind, const rpcrdma::VersionRange& versions) const;
+
   HostPort server_;
   const Duration timeout_;
+  const std::optional<std::string> why_not_version_2_;
   AsioLoop loop_;
   asio::signal_set signals_;
   bool interrupted_ = false;

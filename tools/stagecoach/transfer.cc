@@ -172,7 +172,7 @@ Result<uint64_t, Error> Download(Session& session, const file::Path& from, const
               opened->handle, offset, buffer,
               [&local, &session, shown, attributes, crcs, index, offset, wanted = buffer.size(),
                settled = std::move(settled)](Result<file::ReadReply, file::Failure> reply) {
-                if (!reply) return settled(Err(Session::FromFailure(reply.error())));
+                if (!reply) return settled(Err(session.FromFailure(reply.error())));
                 if (session.interrupted()) return settled(Err(Session::InterruptedError()));
                 if (reply->data.size() != wanted || !SameVersion(reply->info.attributes, attributes)) {
                   return settled(Err(Error{"the file changed on the server while it was read", false}));
@@ -235,8 +235,8 @@ Result<uint64_t, Error> Upload(Session& session, const std::string& from, const 
           if (crcs.size() <= index) crcs.resize(index + 1);
           crcs[index] = crc;
           session.files().Write({*handle, offset, crc}, buffer,
-                                [settled = std::move(settled)](Result<void, file::Failure> written) {
-                                  if (!written) return settled(Err(Session::FromFailure(written.error())));
+                                [&session, settled = std::move(settled)](Result<void, file::Failure> written) {
+                                  if (!written) return settled(Err(session.FromFailure(written.error())));
                                   settled({});
                                 });
         });

@@ -8,7 +8,7 @@ namespace stagecoach::rpcrdma::file {
 namespace {
 
 Failure FromCall(const CallError& error) {
-  return {Failure::Kind::kCall, Status::kIo, error.kind, error.connection_gone(), error.ToString()};
+  return {Failure::Kind::kCall, Status::kIo, error.kind, error.connection_gone(), error.ToString(), error.versions};
 }
 
 Failure FromStatus(Status status) {

@@ -23,7 +23,8 @@ struct Failure {
   Status status = Status::kIo;                              // with kStatus
   CallError::Kind call = CallError::Kind::kConnectionLost;  // with kCall
   bool connection_gone = false;
-  std::string message;  // one line for people: "server says: no such file or directory"
+  std::string message;    // one line for people: "server says: no such file or directory"
+  VersionRange versions;  // with kCall: CallError::versions
 };
 
 class FileClient {
