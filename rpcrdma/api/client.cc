@@ -560,6 +560,7 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
     if (!options_.profile.reverse_direction) {
       // This connection has engines for both directions, among which replies by an older document would lose their way:
       // GoOnWithOtherVersion makes one that has not.
+      STAGECOACH_MARK("client.older_document_on_a_connection_of_its_own");
       return connection_->Close(/*gracefully=*/false, {.kind = CloseCause::Kind::kTransport,
                                                        .error = EPROTONOSUPPORT,
                                                        .text = "the server does not speak version 2 of RPC-over-RDMA"});

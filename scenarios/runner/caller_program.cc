@@ -6,6 +6,9 @@
 #include <optional>
 #include <utility>
 
+#include "base/mark.h"
+#include "rpcrdma/wire/header.h"
+
 namespace stagecoach::scenario {
 
 using rpcrdma::CallError;
@@ -223,6 +226,7 @@ void CallerProgram::OnOutcome(uint64_t number, const Outcome& outcome) {
   if (!call) return;
   if (outcome) {
     ++tally_.answered;
+    NoteVersion(outcome->rpcrdma_version());
     call->CheckReply(stage_, who_, *outcome);
   } else if (const std::string objection = Judge(*call, outcome.error()); !objection.empty()) {
     stage_.Violate(call->probe ? "liveness.probe" : "call.failed",
@@ -230,6 +234,16 @@ void CallerProgram::OnOutcome(uint64_t number, const Outcome& outcome) {
   }
   calls_.Retire(*call);
   OnOver(*call, outcome);
+}
+
+// It may speak version 2, and an older document is what its version 1 is by.
+void CallerProgram::NoteVersion(uint32_t version) const {
+  if (spec_.version_high() < rpcrdma::kRpcRdmaVersion2 || !IsOlderDocument(spec_.rpcrdma_profile())) return;
+  if (version == rpcrdma::kRpcRdmaVersion2) {
+    STAGECOACH_MARK("caller.version_2_beside_an_older_document");
+  } else {
+    STAGECOACH_MARK("caller.older_document_in_place_of_version_2");
+  }
 }
 
 std::string CallerProgram::Refused(bool may) {

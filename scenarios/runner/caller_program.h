@@ -126,6 +126,7 @@ class CallerProgram : public Program {
   void CloseAmidst();
   void CheckAllTold(std::string_view how);
   void OnOutcome(uint64_t number, const Outcome& outcome);
+  void NoteVersion(uint32_t version) const;
 
   const std::string kind_;
   std::vector<const Call*> script_;  // spec_.call, repeats unrolled

@@ -122,7 +122,7 @@ void ModelService::Transform(Request request) {
   execution.life = options_.life;
   execution.xid = request.header().xid;
   execution.at = loop_.Now();
-  if (options_.on_call) options_.on_call(args.call, request.client());
+  if (options_.on_call) options_.on_call(args.call, request);
   const uint32_t crc = ComputeCrc32c(argument);
   if (args.service_ns == 0) return Answer(std::move(request), args, crc);
   auto number = std::make_shared<EventLoop::TimerId>(0);

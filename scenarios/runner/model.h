@@ -69,7 +69,7 @@ class ModelService final : public rpcrdma::Service {
     // Whether a call that was executed before is remembered, so that it is not executed again. Empty: none is.
     std::function<bool(const Execution&)> remembers;
     // Runs as a call is executed. May be empty.
-    std::function<void(uint64_t call, rpcrdma::ClientId client)> on_call;
+    std::function<void(uint64_t call, const rpcrdma::Request& request)> on_call;
     // Runs when a client's connection is gone. May be empty.
     std::function<void(rpcrdma::ClientId client)> on_gone;
   };

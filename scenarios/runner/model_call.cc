@@ -198,12 +198,10 @@ bool NeedsMoreChunks(const Scenario& scenario, const Client& client, const Call&
          std::max(WholeCallOf(call), reply) > LongestRegion(scenario, client.host());
 }
 
-// Whatever was offered: the client is told what the reply needs, and has memory for it and, beside that, for a call
-// that has to be put together.
+// In version 2, whatever was offered: the client is told what the reply needs, and has memory for it and, beside that,
+// for a call that has to be put together.
 bool ReplyGetsItsRoom(const Scenario& scenario, const Client& client, const Call& call) {
-  const Service& service = ServiceOf(scenario, client);
-  return std::max(client.version_low(), service.version_low()) == 2 &&
-         WholeReplyOf(call) <= LongestRegion(scenario, client.host()) &&
+  return WholeReplyOf(call) <= LongestRegion(scenario, client.host()) &&
          2 * WholeReplyOf(call) + WholeCallOf(call) <= client.grown_bytes_max();
 }
 
@@ -212,6 +210,24 @@ bool HasFewReceives(const Scenario& scenario, const Service& service) {
   return std::any_of(scenario.host().begin(), scenario.host().end(), [&](const Host& host) {
     return host.name() == service.host() && !HasRoomForReverse(host.device());
   });
+}
+
+// In version 1, where RepliesAreRead: it is one that the service can expose. The header has room for what was offered,
+// and for what is exposed: the message before and behind the result, and that, in as many pieces as the devices make of
+// them.
+bool ReplyCanBeRead(const Scenario& scenario, const Client& client, const Call& call) {
+  const Service& service = ServiceOf(scenario, client);
+  if (HasFewReceives(scenario, service)) return false;
+  constexpr uint64_t kHeaderWithoutSegments = 48;
+  const auto segments = [&](uint64_t bytes, const std::string& host) {
+    const uint64_t longest = LongestRegion(scenario, host);
+    return (bytes + longest - 1) / longest;
+  };
+  const uint64_t offered =
+      segments(ResultRoom(call), client.host()) + segments(XdrRoundUp(kReplyOverhead + PlainRoom(call)), client.host());
+  const uint64_t exposed = 3 + segments(WholeReplyOf(call), service.host());
+  return kHeaderWithoutSegments + 16 * offered + 24 * exposed <= Threshold(client, service) && exposed <= 64 &&
+         WholeReplyOf(call) <= service.exposed_bytes_max();
 }
 
 }  // namespace
@@ -241,20 +257,11 @@ bool ReplyCannotTravel(const Scenario& scenario, const Client& client, const Cal
   const Service& service = ServiceOf(scenario, client);
   if (NeedsMoreChunks(scenario, client, call)) return true;
   if (call.result_bytes() <= ResultRoom(call) && call.plain_result_bytes() <= PlainRoom(call)) return false;
-  if (ReplyGetsItsRoom(scenario, client, call)) return false;
-  if (!RepliesAreRead(client, service) || HasFewReceives(scenario, service)) return true;
-  // The header has room for what was offered, and for what is exposed: the message before and behind the result, and
-  // that, in as many pieces as the devices make of them.
-  constexpr uint64_t kHeaderWithoutSegments = 48;
-  const auto segments = [&](uint64_t bytes, const std::string& host) {
-    const uint64_t longest = LongestRegion(scenario, host);
-    return (bytes + longest - 1) / longest;
-  };
-  const uint64_t offered =
-      segments(ResultRoom(call), client.host()) + segments(XdrRoundUp(kReplyOverhead + PlainRoom(call)), client.host());
-  const uint64_t exposed = 3 + segments(WholeReplyOf(call), service.host());
-  return kHeaderWithoutSegments + 16 * offered + 24 * exposed > Threshold(client, service) || exposed > 64 ||
-         WholeReplyOf(call) > service.exposed_bytes_max();
+  // A client that speaks both versions may come to either, whichever the service would rather have.
+  const bool fails_in_1 =
+      MayBeOfVersion1(client, service) && !(RepliesAreRead(client, service) && ReplyCanBeRead(scenario, client, call));
+  const bool fails_in_2 = MayBeOfVersion2(client, service) && !ReplyGetsItsRoom(scenario, client, call);
+  return fails_in_1 || fails_in_2;
 }
 
 // [v2:5.3.3#9] A message that may be too long to go inline, beside the longest header.

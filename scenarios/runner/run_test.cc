@@ -6,12 +6,14 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "base/mark.h"
 #include "emu/nic/nic.h"
 #include "emu/world/simulated_world.h"
 #include "scenarios/runner/nic_checker.h"
@@ -40,6 +42,20 @@ RunReport RunWell(const Scenario& scenario) {
   EXPECT_EQ(Rules(report), "");
   return report;
 }
+
+// How often marks are passed from now on.
+class Marks {
+ public:
+  uint64_t Passed(const std::string& name) const { return Counts().at(name) - before_.at(name); }
+
+ private:
+  static std::map<std::string, uint64_t> Counts() {
+    std::map<std::string, uint64_t> counts;
+    for (const Mark* mark : AllMarks()) counts[mark->name()] += mark->passed();
+    return counts;
+  }
+  const std::map<std::string, uint64_t> before_ = Counts();
+};
 
 const char kPair[] = "host { name: 'a' } host { name: 'b' } service { host: 'a' } ";
 
@@ -178,24 +194,62 @@ TEST_P(Run, ClientsConfigureTheirConnectionsWhereTheServerLetsThem) {
   }
 }
 
+// Whichever document their version 1 is by.
 TEST_P(Run, EndsFindTheVersionThatTheyHaveInCommon) {
-  const auto versions = [](int low, int high) {
-    return "version_low: " + std::to_string(low) + " version_high: " + std::to_string(high) + " ";
-  };
-  for (const std::string& service : {versions(1, 1), versions(1, 2), versions(2, 2)}) {
-    for (const std::string& client : {versions(1, 1), versions(1, 2), versions(2, 2)}) {
+  std::vector<std::string> ends;
+  for (const std::string document : {"draft-2004", "rfc5666", "rfc5666bis"}) {
+    for (const std::string versions :
+         {"version_low: 1 version_high: 1", "version_low: 1 version_high: 2", "version_low: 2 version_high: 2"}) {
+      ends.push_back("rpcrdma_profile: '" + document + "' " + versions + " ");
+    }
+  }
+  int met = 0;
+  for (const std::string& service : ends) {
+    for (const std::string& client : ends) {
       for (const std::string session : {"session: true", ""}) {
         const Scenario scenario =
             Parse("host { name: 'a' } host { name: 'b' } service { host: 'a' " + service + "} " +
                   "client { name: 'c' host: 'b' server: 'a' concurrency: 4 " + client + session +
                   " call { repeat: 10 argument_bytes: 10000 result_bytes: 20000 } call { plain_result_bytes: 9000 } }");
         if (!Validate(scenario)) continue;
+        ++met;
         SCOPED_TRACE(client + " to " + service + " " + session);
         const RunReport report = RunWell(scenario);
         EXPECT_EQ(report.tally.answered, report.tally.calls);
         EXPECT_EQ(report.tally.connections, 1u);
       }
     }
+  }
+  EXPECT_EQ(met, 2 * (81 - 2 * 9)) << "all but version 1 alone with version 2 alone";
+}
+
+// One server has clients of each kind. What found no room is read in version 1 by the older documents, and in version 2
+// the service says how much it needs; a client with both has it either way.
+TEST_P(Run, ClientsOfBothVersionsAndOfOlderDocumentsMeetOnOneServer) {
+  const std::string calls = R"(
+      call { repeat: 10 argument_bytes: 9000 result_bytes: 20000 result_room_bytes: 10000 }
+      call { repeat: 10 argument_bytes: 600 plain_result_bytes: 5000 plain_result_room_bytes: 10 } } )";
+  const auto client = [&](const std::string& name, const std::string& terms) {
+    return "client { name: '" + name + "' host: 'b' server: 'a' concurrency: 8 " + terms + calls;
+  };
+  const struct {
+    std::string server;
+    bool speaks_2;
+  } kRows[] = {{"version_low: 1 version_high: 2", true}, {"version_low: 1 version_high: 1", false}};
+  for (const auto& row : kRows) {
+    SCOPED_TRACE(row.server);
+    const Scenario scenario =
+        Parse("host { name: 'a' } host { name: 'b' } service { host: 'a' rpcrdma_profile: 'rfc5666' " + row.server +
+              "} " + client("older", "rpcrdma_profile: 'rfc5666'") +
+              client("both", "rpcrdma_profile: 'draft-2004' version_high: 2 padding_align: 64"));
+    const Marks marks;
+    const RunReport report = RunWell(scenario);
+    EXPECT_EQ(report.tally.answered, report.tally.calls);
+    EXPECT_EQ(marks.Passed("service.called_in_both_versions"), row.speaks_2 ? 1u : 0u);
+    EXPECT_EQ(marks.Passed("service.version_2_beside_an_older_document") > 0, row.speaks_2);
+    EXPECT_EQ(marks.Passed("caller.version_2_beside_an_older_document") > 0, row.speaks_2);
+    EXPECT_EQ(marks.Passed("caller.older_document_in_place_of_version_2") > 0, !row.speaks_2);
+    EXPECT_EQ(marks.Passed("client.older_document_on_a_connection_of_its_own") > 0, !row.speaks_2);
   }
 }
 
@@ -804,8 +858,8 @@ TEST(Validate, NamesTheFieldAndWhatWasExpected) {
        "service.version_low: \"2\", expected no more than version_high"},
       {"host { name: 'a' } service { host: 'a' version_high: 2 inline_threshold: 2048 }",
        "service.inline_threshold: \"2048\", expected at least 4096 with version 2"},
-      {"host { name: 'a' } service { host: 'a' version_high: 2 rpcrdma_profile: 'rfc5666' }",
-       "service.rpcrdma_profile: \"rfc5666\", expected rfc5666bis with version 2"},
+      {"host { name: 'a' } service { host: 'a' version_high: 2 rpcrdma_profile: 'rfc5666' reverse_credits: 1 }",
+       "service.reverse_credits: \"1\", expected none with an older document"},
       {"host { name: 'a' } service { host: 'a' } "
        "client { name: 'c' host: 'a' server: 'a' version_low: 2 version_high: 2 }",
        "client.version_high: \"c\", expected a version that the service speaks"},

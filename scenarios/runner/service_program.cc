@@ -9,6 +9,9 @@
 #include <system_error>
 #include <utility>
 
+#include "base/mark.h"
+#include "rpcrdma/wire/header.h"
+
 namespace stagecoach::scenario {
 
 ServiceProgram::Directory::Directory() {
@@ -78,8 +81,9 @@ void ServiceProgram::Start() {
   ModelService::Options model;
   model.life = life_;
   model.remembers = [this](const Execution& execution) { return Remembers(execution); };
+  called_in_.clear();
+  model.on_call = [this](uint64_t call, const rpcrdma::Request& request) { OnCall(call, request); };
   if (spec_.reverse_credits() > 0) {
-    model.on_call = [this](uint64_t call, rpcrdma::ClientId client) { reverse_->OnCall(call, client); };
     model.on_gone = [this](rpcrdma::ClientId client) { reverse_->OnClientGone(client); };
   }
   model_ = std::make_unique<ModelService>(loop, &stage_.executions(), &stage_.violations(), std::move(model));
@@ -130,6 +134,16 @@ void ServiceProgram::Restart(Duration grace, std::function<void()> started) {
     Start();
     started();
   });
+}
+
+// Clients of several kinds meet here.
+void ServiceProgram::OnCall(uint64_t call, const rpcrdma::Request& request) {
+  const uint32_t version = request.rpcrdma_version();
+  if (called_in_.insert(version).second && called_in_.size() > 1) STAGECOACH_MARK("service.called_in_both_versions");
+  if (version == rpcrdma::kRpcRdmaVersion2 && IsOlderDocument(spec_.rpcrdma_profile())) {
+    STAGECOACH_MARK("service.version_2_beside_an_older_document");
+  }
+  if (reverse_ != nullptr) reverse_->OnCall(call, request.client());
 }
 
 std::string ServiceProgram::name() const {

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 
 #include "rpcrdma/api/server.h"
@@ -50,6 +51,7 @@ class ServiceProgram final : public Program {
   void StopAndThen(Duration grace, std::function<void()> then);
   // Whether the duplicate request cache has promised to remember this call.
   bool Remembers(const Execution& execution) const;
+  void OnCall(uint64_t call, const rpcrdma::Request& request);
   std::string name() const;
 
   // Removed with everything in it.
@@ -77,6 +79,7 @@ class ServiceProgram final : public Program {
   bool stopping_ = false;
   uint32_t incarnation_ = 0;
   uint32_t starts_ = 0;
+  std::set<uint32_t> called_in_;  // versions of RPC-over-RDMA, since the start
 };
 
 }  // namespace stagecoach::scenario

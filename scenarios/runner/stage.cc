@@ -15,8 +15,16 @@ const rpcrdma::ProtocolProfile& DocumentOf(const std::string& rpcrdma_profile) {
   return *profile;
 }
 
+bool IsOlderDocument(const std::string& rpcrdma_profile) {
+  return DocumentOf(rpcrdma_profile) != rpcrdma::kRfc5666bis;
+}
+
 bool HavePrivateData(const Client& client, const Service& service) {
   return DocumentOf(client.rpcrdma_profile()).private_data && DocumentOf(service.rpcrdma_profile()).private_data;
+}
+
+bool MayBeOfVersion1(const Client& client, const Service& service) {
+  return std::max(client.version_low(), service.version_low()) == 1;
 }
 
 bool MayBeOfVersion2(const Client& client, const Service& service) {

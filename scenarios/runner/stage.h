@@ -29,12 +29,15 @@ namespace stagecoach::scenario {
 
 // What an end of this name follows (docs/profiles.md), which FindProfile knows.
 const rpcrdma::ProtocolProfile& DocumentOf(const std::string& rpcrdma_profile);
+// One of those before RFC 8166.
+bool IsOlderDocument(const std::string& rpcrdma_profile);
 // They tell each other how long their messages may be.
 bool HavePrivateData(const Client& client, const Service& service);
-// Their connection may be of version 2.
+// Their connection may be of this version.
+bool MayBeOfVersion1(const Client& client, const Service& service);
 bool MayBeOfVersion2(const Client& client, const Service& service);
-// A reply that fits neither inline nor any chunk is read by the client from memory of the service: both ends know how,
-// and have what it takes.
+// In version 1 a reply that fits neither inline nor any chunk is read by the client from memory of the service: both
+// ends know how, and have what it takes.
 bool RepliesAreRead(const Client& client, const Service& service);
 // The emulator's profile with what `device` changes. Its name is one that ProfileByName knows.
 emu::DeviceProfile MakeProfile(const Device& device);

@@ -249,9 +249,6 @@ class Validator {
     if (end.inline_threshold() < 4096) {
       Say(where + ".inline_threshold", std::to_string(end.inline_threshold()), "at least 4096 with version 2");
     }
-    if (end.rpcrdma_profile() != rpcrdma::kRfc5666bis.name) {
-      Say(where + ".rpcrdma_profile", end.rpcrdma_profile(), "rfc5666bis with version 2");
-    }
   }
 
   void CheckOlderService(const Service& service) {
