@@ -23,7 +23,8 @@ class Drawer {
         session_prng_(Prng(seed).Fork("swarm/sessions")),
         reverse_prng_(Prng(seed).Fork("swarm/reverse")),
         document_prng_(Prng(seed).Fork("swarm/documents")),
-        version_prng_(Prng(seed).Fork("swarm/versions")) {
+        version_prng_(Prng(seed).Fork("swarm/versions")),
+        mix_prng_(Prng(seed).Fork("swarm/mixes")) {
     const bool infiniband = device_prng_.OneIn(2);
     profile_ = !profile.empty() ? profile : infiniband ? "roce" : "iwarp";
     loses_packets_ = device_prng_.OneIn(4);
@@ -45,7 +46,9 @@ class Drawer {
     if (!reverse && reverse_prng_.OneIn(4)) DrawSharedReceives();
     if (document_prng_.OneIn(4)) DrawDocuments();
     if (document_prng_.OneIn(8)) DrawConfiguration();
-    if (version_prng_.OneIn(4)) DrawVersions();
+    const bool mixed = mix_prng_.OneIn(4);
+    if (mixed) DrawMixes();
+    if (!mixed && version_prng_.OneIn(4)) DrawVersions();
     RaiseImpossibleLimits();
     AdmitSuccessors();
     return std::move(scenario_);
@@ -65,6 +68,12 @@ class Drawer {
   }
   uint64_t Scaled(uint64_t low, uint64_t high) { return ScaledBy(prng_, low, high); }
   const std::string& AnyHost() { return scenario_.host(static_cast<int>(prng_.Below(scenario_.host_size()))).name(); }
+
+  const Service& ServiceOf(const Client& client) const {
+    const auto& services = scenario_.service();
+    return *std::find_if(services.begin(), services.end(),
+                         [&](const Service& service) { return service.host() == client.server(); });
+  }
 
   const Service& AnyService() {
     return scenario_.service(static_cast<int>(prng_.Below(static_cast<uint64_t>(scenario_.service_size()))));
@@ -456,34 +465,39 @@ class Drawer {
     };
     for (Service& service : *scenario_.mutable_service()) {
       if (service.shared_receives() == 0) draw_into(service);
-      if (!is_older(service)) continue;
-      if (prng.OneIn(2)) service.set_exposed_replies_max(static_cast<uint32_t>(ScaledBy(prng, 1, 8)));
-      if (prng.OneIn(6)) service.set_exposed_bytes_max(ScaledBy(prng, 4096, 1 << 20));
-      if (prng.OneIn(8)) service.set_exposed_ns(ScaledBy(prng, 1'000'000, 1'000'000'000));
-      if (prng.OneIn(3)) service.set_incoming_reads(static_cast<uint32_t>(ScaledBy(prng, 1, 16)));
-      if (prng.OneIn(2)) service.set_receive_align(1u << prng.Between(2, 9));
+      if (is_older(service)) DrawWhatOlderServicesHave(service);
     }
     for (Client& client : *scenario_.mutable_client()) {
       draw_into(client);
-      if (!is_older(client)) continue;
-      if (prng.OneIn(3)) client.set_outgoing_reads(static_cast<uint32_t>(prng.OneIn(6) ? 0 : ScaledBy(prng, 1, 16)));
-      if (prng.OneIn(6)) client.set_read_bytes_max(ScaledBy(prng, 4096, 1 << 20));
-      const auto& services = scenario_.service();
-      const bool reads = std::any_of(services.begin(), services.end(), [&](const Service& service) {
-        return service.host() == client.server() && is_older(service);
-      });
-      if (!reads) continue;
-      if (prng.OneIn(3)) {
-        client.set_padding_align(1u << prng.Between(2, 9));
-        client.set_padding_threshold(static_cast<uint32_t>(ScaledBy(prng, 1, 512)));
-      }
-      // Replies that find no chunk, or too small a one.
-      for (Call& call : *client.mutable_call()) {
-        if (prng.OneIn(3)) call.set_result_room_bytes(prng.OneIn(2) ? 0 : call.result_bytes() / 2);
-        if (prng.OneIn(4)) call.set_plain_result_room_bytes(call.plain_result_bytes() / 2);
-      }
-      if (prng.OneIn(2)) DrawRepliesToRead(client);
+      if (is_older(client)) DrawWhatOlderClientsHave(client);
     }
+  }
+
+  void DrawWhatOlderServicesHave(Service& service) {
+    Prng& prng = document_prng_;
+    if (prng.OneIn(2)) service.set_exposed_replies_max(static_cast<uint32_t>(ScaledBy(prng, 1, 8)));
+    if (prng.OneIn(6)) service.set_exposed_bytes_max(ScaledBy(prng, 4096, 1 << 20));
+    if (prng.OneIn(8)) service.set_exposed_ns(ScaledBy(prng, 1'000'000, 1'000'000'000));
+    if (prng.OneIn(3)) service.set_incoming_reads(static_cast<uint32_t>(ScaledBy(prng, 1, 16)));
+    if (prng.OneIn(2)) service.set_receive_align(1u << prng.Between(2, 9));
+  }
+
+  void DrawWhatOlderClientsHave(Client& client) {
+    Prng& prng = document_prng_;
+    if (prng.OneIn(3)) client.set_outgoing_reads(static_cast<uint32_t>(prng.OneIn(6) ? 0 : ScaledBy(prng, 1, 16)));
+    if (prng.OneIn(6)) client.set_read_bytes_max(ScaledBy(prng, 4096, 1 << 20));
+    const bool reads = ServiceOf(client).has_rpcrdma_profile();
+    if (!reads) return;
+    if (prng.OneIn(3)) {
+      client.set_padding_align(1u << prng.Between(2, 9));
+      client.set_padding_threshold(static_cast<uint32_t>(ScaledBy(prng, 1, 512)));
+    }
+    // Replies that find no chunk, or too small a one.
+    for (Call& call : *client.mutable_call()) {
+      if (prng.OneIn(3)) call.set_result_room_bytes(prng.OneIn(2) ? 0 : call.result_bytes() / 2);
+      if (prng.OneIn(4)) call.set_plain_result_room_bytes(call.plain_result_bytes() / 2);
+    }
+    if (prng.OneIn(2)) DrawRepliesToRead(client);
   }
 
   // Many of them at a time.
@@ -513,13 +527,15 @@ class Drawer {
       if (prng.OneIn(2)) service.set_ccp_inline_max(1024 * static_cast<uint32_t>(ScaledBy(prng, 1, 32)));
     }
     for (Client& client : *scenario_.mutable_client()) {
-      const auto& services = scenario_.service();
-      const bool is_misled = std::any_of(services.begin(), services.end(), [&](const Service& service) {
-        return service.host() == client.server() && service.inline_threshold() < client.inline_threshold() &&
-               (service.has_rpcrdma_profile() || client.has_rpcrdma_profile());
-      });
-      if (!prng.OneIn(4) && !is_misled) client.set_ccp(true);
+      if (!prng.OneIn(4) && !IsMisled(client)) client.set_ccp(true);
     }
+  }
+
+  // Whether it would be, once its connection is configured.
+  bool IsMisled(const Client& client) const {
+    const Service& service = ServiceOf(client);
+    return service.inline_threshold() < client.inline_threshold() &&
+           (service.has_rpcrdma_profile() || client.has_rpcrdma_profile());
   }
 
   // Ends speak version 2, with or without version 1. Some servers have not heard of it, those that follow an older
@@ -531,11 +547,7 @@ class Drawer {
     const auto may = [&](const auto& end) {
       return !end.has_rpcrdma_profile() && !end.ccp() && !HasShortQueues(end.host());
     };
-    const auto speak = [](auto& end, uint32_t low) {
-      end.set_version_low(low);
-      end.set_version_high(2);
-      end.set_inline_threshold(std::max(end.inline_threshold(), 4096u));
-    };
+    const auto speak = [](auto& end, uint32_t low) { Speak(end, low, 2); };
     if (prng.OneIn(2)) AdmitVersion2();
     for (Service& service : *scenario_.mutable_service()) {
       std::vector<Client*> clients;
@@ -555,21 +567,105 @@ class Drawer {
     }
   }
 
-  // Takes away what keeps ends from it, and devices from long segments: what remains is about version 2.
-  void AdmitVersion2() {
-    for (Host& host : *scenario_.mutable_host()) {
-      host.mutable_device()->clear_max_qp_wr();
-      host.mutable_device()->clear_max_cqe();
-      host.mutable_device()->clear_max_mr_size();
-    }
+  template <typename End>
+  static void Speak(End& end, uint32_t low, uint32_t high) {
+    if (high < 2) return;
+    end.set_version_low(low);
+    end.set_version_high(high);
+    end.set_inline_threshold(std::max(end.inline_threshold(), 4096u));
+  }
+
+  // Each end follows a document and speaks versions of its own, so that clients of several kinds meet on one server,
+  // and ends fall back from version 2 to a version 1 by an older document. Left out is what the older documents do not
+  // have, short queues with version 2 (DrawVersions), and pairs without a version in common.
+  void DrawMixes() {
+    Prng& prng = mix_prng_;
+    ClearDocuments();
+    if (!prng.OneIn(3)) AdmitMixes();
+    AddCompany();
+    const std::array<std::string, 3> documents = {"draft-2004", "rfc5666", "rfc5666bis"};
+    // The newest is what an end follows that is told nothing.
+    const auto follow = [&](auto& end) {
+      const std::string& document = documents[prng.Below(documents.size())];
+      if (document != end.rpcrdma_profile()) end.set_rpcrdma_profile(document);
+      return end.has_rpcrdma_profile();
+    };
+    const auto range = [&](bool may_be_2, uint32_t low_max, uint32_t high_min) {
+      // Version 1, both, or version 2.
+      const uint64_t kind = may_be_2 ? prng.Between(high_min - 1, low_max) : 0;
+      return std::pair<uint32_t, uint32_t>(kind == 2 ? 2 : 1, kind == 0 ? 1 : 2);
+    };
     for (Service& service : *scenario_.mutable_service()) {
-      service.clear_rpcrdma_profile();
-      service.clear_ccp();
+      std::vector<Client*> clients;
+      for (Client& client : *scenario_.mutable_client()) {
+        if (client.server() == service.host()) clients.push_back(&client);
+      }
+      const auto has_room = [&](const auto& end) { return !HasShortQueues(end.host()); };
+      const bool all =
+          std::all_of(clients.begin(), clients.end(), [&](const Client* client) { return has_room(*client); });
+      if (service.reverse_credits() == 0 && service.shared_receives() == 0 && follow(service)) {
+        DrawWhatOlderServicesHave(service);
+      }
+      // Who copies files speaks version 1.
+      const auto [low, high] = range(has_room(service), all && !service.files() ? 2 : 1, 1);
+      Speak(service, low, high);
+      for (Client* client : clients) {
+        const auto [its_low, its_high] = range(has_room(*client), high, low);
+        Speak(*client, its_low, its_high);
+        const bool is_older = client->reverse_credits() == 0 && follow(*client);
+        if (is_older) DrawWhatOlderClientsHave(*client);
+        if (std::min(high, its_high) == 2) DrawWhatVersion2Has(*client);
+        if (its_low == 2 || IsMisled(*client)) client->clear_ccp();
+      }
     }
+  }
+
+  // A client that has its server to itself gets another like it.
+  void AddCompany() {
+    for (const Service& service : scenario_.service()) {
+      const auto& clients = scenario_.client();
+      const auto comes_here = [&](const Client& client) { return client.server() == service.host(); };
+      if (std::count_if(clients.begin(), clients.end(), comes_here) != 1) continue;
+      Client another = *std::find_if(clients.begin(), clients.end(), comes_here);
+      another.set_name("client-" + std::to_string(clients.size()));
+      *scenario_.add_client() = std::move(another);
+    }
+  }
+
+  void ClearDocuments() {
+    for (Service& service : *scenario_.mutable_service()) service.clear_rpcrdma_profile();
     for (Client& client : *scenario_.mutable_client()) {
       client.clear_rpcrdma_profile();
       client.clear_padding_align();
-      client.clear_ccp();
+    }
+  }
+
+  // Takes away what keeps ends from following older documents, or from speaking version 2.
+  void AdmitMixes() {
+    LengthenQueues();
+    for (Service& service : *scenario_.mutable_service()) {
+      service.clear_reverse_credits();
+      service.clear_shared_receives();
+    }
+    for (Client& client : *scenario_.mutable_client()) {
+      client.clear_reverse_credits();
+      client.clear_reverse_call();
+    }
+  }
+
+  // Takes away what keeps ends from it, and devices from long segments: what remains is about version 2.
+  void AdmitVersion2() {
+    LengthenQueues();
+    for (Host& host : *scenario_.mutable_host()) host.mutable_device()->clear_max_mr_size();
+    ClearDocuments();
+    for (Service& service : *scenario_.mutable_service()) service.clear_ccp();
+    for (Client& client : *scenario_.mutable_client()) client.clear_ccp();
+  }
+
+  void LengthenQueues() {
+    for (Host& host : *scenario_.mutable_host()) {
+      host.mutable_device()->clear_max_qp_wr();
+      host.mutable_device()->clear_max_cqe();
     }
   }
 
@@ -666,6 +762,7 @@ class Drawer {
   Prng reverse_prng_;
   Prng document_prng_;
   Prng version_prng_;
+  Prng mix_prng_;
   std::string profile_;
   bool loses_packets_ = false;
   Scenario scenario_;

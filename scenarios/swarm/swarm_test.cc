@@ -2,6 +2,7 @@
 #include <google/protobuf/util/message_differencer.h>
 #include <gtest/gtest.h>
 
+#include <map>
 #include <set>
 #include <string>
 
@@ -36,6 +37,53 @@ TEST(Draw, EveryKindOfFaultComesUp) {
   }
   EXPECT_EQ(faults.size(), static_cast<size_t>(Fault::Kind_MAX));
   EXPECT_EQ(device_faults.size(), static_cast<size_t>(DeviceFault::Kind_MAX));
+}
+
+std::string VersionsOf(const auto& end) {
+  return std::to_string(end.version_low()) + "-" + std::to_string(end.version_high());
+}
+
+// Ends of each kind, alone and beside others: one in so many worlds has each.
+TEST(Draw, VersionsAndDocumentsMeet) {
+  constexpr int kWorlds = 400;
+  std::map<std::string, int> worlds;
+  for (uint64_t seed = 1; seed <= kWorlds; ++seed) {
+    const Scenario scenario = Draw(seed);
+    std::set<std::string> seen;
+    for (const Service& service : scenario.service()) {
+      seen.insert("service " + service.rpcrdma_profile() + " " + VersionsOf(service));
+      std::set<std::string> versions;
+      std::set<std::string> documents;
+      for (const Client& client : scenario.client()) {
+        if (client.server() != service.host()) continue;
+        seen.insert("client " + client.rpcrdma_profile() + " " + VersionsOf(client));
+        versions.insert(VersionsOf(client));
+        documents.insert(client.rpcrdma_profile());
+        // What it falls back to, from a server that speaks version 2 and from one that does not.
+        if (client.version_high() == 2 && client.version_low() == 1 && client.rpcrdma_profile() != "rfc5666bis") {
+          seen.insert("auto and older to " + VersionsOf(service));
+        }
+      }
+      if (versions.size() > 1) seen.insert("clients of several versions");
+      if (documents.size() > 1) seen.insert("clients of several documents");
+      if (versions.size() > 1 && documents.size() > 1) seen.insert("clients of several versions and documents");
+    }
+    for (const std::string& each : seen) ++worlds[each];
+  }
+  for (const std::string end : {"service", "client"}) {
+    for (const std::string document : {"draft-2004", "rfc5666", "rfc5666bis"}) {
+      for (const std::string versions : {"1-1", "1-2", "2-2"}) {
+        const std::string kind = end + " " + document + " " + versions;
+        EXPECT_GE(worlds[kind], kWorlds / 80) << kind;
+      }
+    }
+  }
+  for (const std::string service : {"1-1", "1-2", "2-2"}) {
+    EXPECT_GE(worlds["auto and older to " + service], kWorlds / 80) << service;
+  }
+  EXPECT_GE(worlds["clients of several versions"], kWorlds / 6);
+  EXPECT_GE(worlds["clients of several documents"], kWorlds / 6);
+  EXPECT_GE(worlds["clients of several versions and documents"], kWorlds / 10);
 }
 
 // So that a seed says the same of both transports, and what was known of it before there were two.
