@@ -57,6 +57,8 @@ void ApplyProfile(const ProtocolProfile& profile, const Padding& padding, Reduce
   stream->round_up_in_base = profile.round_up_may_stay && padding.align < 2 && stream->base.size() % 4 != 0;
 }
 
+// [5666:3.9+3] [2004:3.5#1] What is shorter than the threshold is not padded; of what is as long the texts say two
+// things.
 Padding PaddingOf(const ProtocolProfile& profile, const Header& header) {
   const auto* padded = std::get_if<RdmaMsgp>(&header.body);
   if (padded == nullptr || !profile.padding) return {};

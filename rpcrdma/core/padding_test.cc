@@ -146,6 +146,58 @@ TEST(Padding, ThereIsNoneWhereItDoesNotFitOrIsNotWanted) {
   EXPECT_EQ(PlanCall(large.shape(), Limits(64))->type, MessageType::kMsg) << "its data goes by Read chunk";
 }
 
+// [5666:3.9+3] [2004:3.5#1] A Send of RDMA_MSGP as it stands on the wire: 36 bytes of header, whose alignment is 16 and
+// whose threshold is 12; XID, direction and a word; the count of the item; its data, which begin at byte 52, or at byte
+// 64 behind 12 bytes of padding; and a word.
+TEST(Padding, AnItemAsLongAsTheThresholdIsPaddedOrNotAsTheProfileHasIt) {
+  EXPECT_TRUE(kRfc5666.padding_at_threshold);
+  EXPECT_TRUE(kDraft2004.padding_at_threshold);
+  const struct {
+    size_t length;
+    bool padded_at_threshold;  // the switch
+    size_t begins_at;          // in the Send
+  } kRows[] = {{11, true, 52}, {12, true, 64}, {13, true, 64}, {11, false, 52}, {12, false, 52}, {13, false, 64}};
+  for (const auto& row : kRows) {
+    const auto item = Pattern(row.length);
+    for (const size_t begins_at : {size_t{52}, size_t{64}}) {
+      SCOPED_TRACE(std::to_string(row.length) + (row.padded_at_threshold ? " padded" : " not padded") + " at " +
+                   std::to_string(begins_at));
+      std::vector<std::byte> send(begins_at + XdrRoundUp(row.length) + 4);
+      ByteWriter out(send);
+      for (const uint32_t word : {7u, 1u, 1u, 2u, 16u, 12u, 0u, 0u, 0u}) out.U32(word);
+      for (const uint32_t word : {7u, 0u, 99u}) out.U32(word);
+      out.U32(static_cast<uint32_t>(row.length));
+      out.Zeros(begins_at - 52);
+      out.Bytes(item);
+      out.Zeros(XdrPad(row.length));
+      out.U32(77);
+      ASSERT_TRUE(out.ok() && out.remaining() == 0);
+
+      ProtocolProfile profile = kRfc5666;
+      profile.padding_at_threshold = row.padded_at_threshold;
+      ByteReader in(send);
+      const auto header = DecodeHeaderV1(in, {}, profile);
+      ASSERT_TRUE(header.has_value());
+      ReducedStream stream{.base = in.Rest()};
+      ApplyProfile(profile, PaddingOf(profile, *header), &stream);
+      XdrReader reader(stream);
+      reader.U64("XID and direction");
+      reader.U32("word");
+      const ConstBytes data = reader.EligibleOpaque("item", 100);
+      const uint32_t behind = reader.U32("word behind it");
+      const bool whole = reader.Finish().has_value();
+      if (begins_at == row.begins_at) {
+        EXPECT_TRUE(whole);
+        EXPECT_EQ(behind, 77u);
+        EXPECT_EQ(data.data(), send.data() + begins_at);
+        EXPECT_EQ(ToHex(data), ToHex(item));
+      } else {
+        EXPECT_FALSE(whole && behind == 77) << "it is read the other way";
+      }
+    }
+  }
+}
+
 // [5666bis:5.7.1#2]
 TEST(Padding, TheNewestDocumentTakesItForData) {
   const Call call(2, 500, 100);
