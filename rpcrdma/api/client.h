@@ -221,8 +221,9 @@ inline constexpr uint32_t kReplyBytesMax = 512;
 struct CallOptions {
   // Memory for the eligible results of the call, in the order the Binding names them. Offered as Write chunks when the
   // reply might not fit inline. A result longer than its buffer fails the call; in version 2, only one longer than
-  // ClientOptions::grown_bytes_max allows. Buffers beyond the results that the Binding lists are never offered;
-  // Reply::Settle copies into them.
+  // ClientOptions::grown_bytes_max allows. What a buffer has beyond the result is room for the round-up that servers by
+  // RFC 5666 count in the length they return, and do not write. Buffers beyond the results that the Binding lists are
+  // never offered; Reply::Settle copies into them.
   SmallVector<MutableBytes, 2> result_buffers;
   // Memory that the device gets to know once for many calls. Every eligible argument and every result buffer must lie
   // in it, and it must be writable for the latter; else the call ends with kMemory and is not sent.
@@ -266,7 +267,8 @@ class Reply {
   uint32_t rpcrdma_version() const { return rpcrdma_version_; }
   // Stands at the first byte of the procedure's results. Valid while this Reply lives and is not moved.
   XdrReader results() const { return XdrReader(stream_); }
-  // How many bytes the server wrote into result buffer `i` by RDMA Write (round-up included, if it wrote that).
+  // How many bytes the server says that it wrote into result buffer `i` by RDMA Write: round-up included, if it counts
+  // that (ProtocolProfile::written_lengths_count_round_up).
   size_t placed_bytes(size_t i) const;
   // Makes sure that an eligible result is in result buffer `i`: copies `data` there unless it lies there already (a
   // server that was offered no Write chunk sends it inline). Returns where it is now: in the buffer, or `data` itself

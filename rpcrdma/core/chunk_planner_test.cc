@@ -358,6 +358,46 @@ TEST(PlanReply, ResultsFillTheirWriteChunksInOrder) {
   EXPECT_EQ(plan->direct_bytes, 153u);
 }
 
+// [5666:3.7+4]
+TEST(PlanReply, ReturnedLengthsCountRoundUpWhereTheOfferHasRoomAndTheProfileHasIt) {
+  const struct {
+    size_t result;
+    std::vector<uint32_t> offered;   // segments of one chunk
+    std::vector<uint32_t> counted;   // what they come back with, where round-up counts
+    std::vector<uint32_t> as_it_is;  // and where it does not
+    std::vector<uint32_t> written;   // by RDMA Write, in either case
+  } kRows[] = {
+      {2001, {2004}, {2004}, {2001}, {2001}},
+      {2002, {2004}, {2004}, {2002}, {2002}},
+      {2003, {5000}, {2004}, {2003}, {2003}},
+      {2004, {5000}, {2004}, {2004}, {2004}},
+      {0, {100}, {0}, {0}, {}},
+      // No room, or not for all of it.
+      {2001, {2001}, {2001}, {2001}, {2001}},
+      {2001, {2003}, {2001}, {2001}, {2001}},
+      // In a segment of its own, and across the end of one.
+      {2001, {2001, 3, 8}, {2001, 3, 0}, {2001, 0, 0}, {2001}},
+      {2001, {2000, 2, 2}, {2000, 2, 2}, {2000, 1, 0}, {2000, 1}},
+  };
+  for (const auto& row : kRows) {
+    for (const bool counts : {true, false}) {
+      SCOPED_TRACE(std::to_string(row.result) + " into " + std::to_string(row.offered[0]) + (counts ? " counted" : ""));
+      SegmentArray segments;
+      for (const uint32_t length : row.offered) segments.push_back({1, length, 0});
+      const Items items = {{28, Sized(row.result)}};
+      const auto plan = PlanReply({.base_size = 28, .items = items}, Offered({segments}), 1024,
+                                  ReplyChunkUse::kWheneverOffered, {.lengths_count_round_up = counts});
+      ASSERT_TRUE(plan.has_value());
+      std::vector<uint32_t> returned, written;
+      for (const Segment& segment : plan->chunks.writes[0]) returned.push_back(segment.length);
+      for (const PlannedWrite& write : plan->writes) written.push_back(write.target.length);
+      EXPECT_EQ(returned, counts ? row.counted : row.as_it_is);
+      EXPECT_EQ(written, row.written);
+      EXPECT_EQ(plan->direct_bytes, row.result);
+    }
+  }
+}
+
 TEST(PlanReply, ResultsBeyondTheWriteListStayInline) {
   const Items items = {{24, Sized(8)}, {32, Sized(7)}};
   const auto plan = PlanReply({.base_size = 24, .items = items}, Offered({{{1, 8, 0}}}), 1024);

@@ -137,7 +137,8 @@ void FileCopyProgram::ReadAll() {
   step_ = "reading";
   MoveAll(
       [this](uint64_t offset, size_t size) {
-        files_->Read(handle_, offset, MutableBytes(copy_).subspan(offset, size), Now([this, size](auto result) {
+        files_->Read(handle_, offset, static_cast<uint32_t>(size), MutableBytes(copy_).subspan(offset, size),
+                     Now([this, size](auto result) {
                        if (!result) return Fail("read", result.error());
                        if (result->data.size() != size || ComputeCrc32c(result->data) != result->info.crc32c) {
                          stage_.Violate("file.content",

@@ -8,6 +8,10 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <set>
+#include <sstream>
+#include <string>
+#include <string_view>
 
 #include "tests/cli/cli_fixture.h"
 
@@ -107,6 +111,36 @@ TEST_F(CliTest, EachEndFollowsTheDocumentThatItIsTold) {
       ASSERT_EQ(get.code, 0) << get.err;
       EXPECT_EQ(ReadFile(local_ / (client + server)), ReadFile(local_ / "file"));
     }
+  }
+}
+
+// RFC 5666 section 3.7: its servers count round-up in the lengths that they return, where there is room for it.
+TEST_F(CliTest, GetOffersRoomForTheRoundUpOfTheLastChunk) {
+  WriteFile(exported_ / "file", Pattern(4096 + 5001));
+  for (const std::string profile : {"rfc5666", "rfc5666bis"}) {
+    SCOPED_TRACE(profile);
+    Serve({"--rpcrdma-profile", profile});
+    const std::string capture = (local_ / (profile + ".pcap")).string();
+    const std::string copy = (local_ / profile).string();
+    const Outcome get =
+        Run({"get", "--chunk", "5001", "--rpcrdma-profile", profile, "--pcap", capture, Url("file"), copy});
+    ASSERT_EQ(get.code, 0) << get.err;
+    EXPECT_EQ(ReadFile(copy), ReadFile(exported_ / "file"));
+    const Outcome decoded = Run({"decode", "--rpcrdma-profile", profile, capture});
+    std::istringstream lines(decoded.out);
+    std::multiset<uint32_t> lengths;
+    for (std::string line; std::getline(lines, line);) {
+      // "length" in the one document, "rdma_length" in the other.
+      const size_t at = line.find("length ");
+      if (at == std::string::npos) continue;
+      uint32_t length = 0;
+      std::istringstream(line.substr(at + std::string_view("length ").size())) >> length;
+      lengths.insert(length);
+    }
+    // Offered and returned, of either READ.
+    EXPECT_EQ(lengths, profile == "rfc5666" ? (std::multiset<uint32_t>{4096, 4096, 5004, 5004})
+                                            : (std::multiset<uint32_t>{4096, 4096, 5001, 5004}))
+        << decoded.out;
   }
 }
 

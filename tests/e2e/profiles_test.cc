@@ -395,6 +395,66 @@ TEST_F(ProfilesTest, PaddedDataLandsAligned) {
   }
 }
 
+// [5666:3.7+4] RFC 5666 alone has them counted, and none of the documents has the round-up written.
+TEST_F(ProfilesTest, ReturnedLengthsCountRoundUpWhereTheOfferHasRoomAndItIsNotWritten) {
+  for (const ProtocolProfile& profile : AllProfiles()) {
+    for (const uint32_t room : {2001u, 2003u, 2004u, 2008u}) {
+      SCOPED_TRACE(std::string(profile.name) + " " + std::to_string(room));
+      const uint32_t returned = profile.name == "rfc5666" && room >= 2004 ? 2004 : 2001;
+      Start(profile, profile, {}, {.inline_threshold = 1024});
+      if (HasFatalFailure()) return;
+      std::vector<std::byte> sink(2008, std::byte{0xee});
+      std::vector<std::byte> expected = Pattern(2001);
+      expected.resize(2008, std::byte{0xee});
+
+      // On the wire: a call for 2001 bytes with a Write chunk of one segment.
+      ConnectPeer();
+      const auto exposed =
+          peer_->connection().Register(MutableBytes(sink).first(room), rpcrdma::MemoryUse::kWrittenByPeer, nullptr);
+      ASSERT_TRUE(exposed.has_value());
+      const rpcrdma::Header answer = Ask(e2e::Words({1,
+                                                     1,
+                                                     1,
+                                                     0,
+                                                     /*reads=*/0,
+                                                     /*writes=*/1,
+                                                     /*segments=*/1,
+                                                     exposed->handle,
+                                                     room,
+                                                     static_cast<uint32_t>(exposed->offset >> 32),
+                                                     static_cast<uint32_t>(exposed->offset),
+                                                     0,
+                                                     /*reply=*/0,
+                                                     1,
+                                                     0,
+                                                     2,
+                                                     kProgram,
+                                                     3,
+                                                     kSource,
+                                                     0,
+                                                     0,
+                                                     0,
+                                                     0,
+                                                     2001}));
+      ASSERT_NE(answer.chunks(), nullptr);
+      ASSERT_EQ(answer.chunks()->writes.size(), 1u);
+      EXPECT_EQ(answer.chunks()->writes[0][0].length, returned);
+      EXPECT_EQ(ToHex(sink), ToHex(expected));
+      peer_.reset();  // before its sink
+
+      // Between our own ends: what a program gives is offered up to the round-up, and nothing behind it.
+      std::fill(sink.begin(), sink.end(), std::byte{0xee});
+      CallOptions options;
+      options.result_buffers = {MutableBytes(sink).first(room)};
+      const Outcome outcome = Call(
+          kSource, [](XdrWriter& args) { args.U32(2001); }, options);
+      ExpectData(outcome, Pattern(2001), sink.data());
+      EXPECT_EQ(outcome->placed_bytes(0), returned);
+      EXPECT_EQ(ToHex(sink), ToHex(expected));
+    }
+  }
+}
+
 // --- Configured by the protocol of RFC 5666 ---
 
 ServerOptions Serving(uint32_t receive_align = 1) {

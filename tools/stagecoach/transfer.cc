@@ -25,10 +25,10 @@ namespace file = rpcrdma::file;
 // So often a chunk is asked for that the server is too busy for, with nothing else in flight.
 constexpr int kAttemptsAlone = 10;
 
-// Chunks of one file in flight. `issue(offset, buffer, settled)` starts one operation that calls `settled` when it is
-// over; the run goes on until the last byte is settled or something failed, and returns only when nothing is in flight
-// (or the user interrupted, after which the loop does not run again). State is shared with the handlers so that it
-// outlives them in that case too.
+// Chunks of one file in flight. `issue(offset, count, buffer, settled)` starts one operation on `count` bytes, with a
+// buffer that has room for their round-up as well, that calls `settled` when it is over; the run goes on until the last
+// byte is settled or something failed, and returns only when nothing is in flight (or the user interrupted, after which
+// the loop does not run again). State is shared with the handlers so that it outlives them in that case too.
 //
 // A server may have less memory for one client than depth times chunk, and says so only by being busy. A chunk it was
 // too busy for is issued again, in whatever order that gives, and never more of them at a time than were in flight when
@@ -38,7 +38,7 @@ constexpr int kAttemptsAlone = 10;
 class Pipeline {
  public:
   using Settled = std::function<void(Result<void, Error>)>;
-  using Issue = std::function<void(uint64_t offset, MutableBytes buffer, Settled settled)>;
+  using Issue = std::function<void(uint64_t offset, uint32_t count, MutableBytes buffer, Settled settled)>;
 
   static Result<void, Error> Run(Session& session, uint64_t size, const TransferOptions& options, Progress& progress,
                                  const Issue& issue) {
@@ -54,7 +54,7 @@ class Pipeline {
     const auto state = std::make_shared<State>();
     const size_t depth = static_cast<size_t>(std::min<uint64_t>(options.depth, size / options.chunk + 1));
     const auto chunk = static_cast<size_t>(std::min<uint64_t>(options.chunk, std::max<uint64_t>(size, 1)));
-    const std::vector<MutableBytes>& buffers = session.Buffers(depth, chunk);
+    const std::vector<MutableBytes>& buffers = session.Buffers(depth, file::FileClient::RoomFor(chunk));
     for (size_t i = depth; i > 0; --i) state->idle.push_back(i - 1);
     state->window = depth;
 
@@ -70,9 +70,9 @@ class Pipeline {
         }
         const size_t index = state->idle.back();
         state->idle.pop_back();
-        const MutableBytes buffer = buffers[index].first(static_cast<size_t>(std::min<uint64_t>(chunk, size - offset)));
+        const auto count = static_cast<uint32_t>(std::min<uint64_t>(chunk, size - offset));
         ++state->in_flight;
-        issue(offset, buffer, [state, index, offset, bytes = buffer.size()](Result<void, Error> outcome) {
+        issue(offset, count, buffers[index], [state, index, offset, bytes = count](Result<void, Error> outcome) {
           --state->in_flight;
           state->idle.push_back(index);
           if (outcome) {
@@ -164,13 +164,14 @@ Result<uint64_t, Error> Download(Session& session, const file::Path& from, const
     const auto crcs = std::make_shared<std::vector<uint32_t>>();
     Progress progress(shown, size, session.Now(), options.quiet);
     const auto fetched = Pipeline::Run(
-        session, size, options, progress, [&](uint64_t offset, MutableBytes buffer, Pipeline::Settled settled) {
+        session, size, options, progress,
+        [&](uint64_t offset, uint32_t count, MutableBytes buffer, Pipeline::Settled settled) {
           const size_t index = static_cast<size_t>(offset / options.chunk);
           // Grows with what is asked for, not with the size the server claims.
           if (crcs->size() <= index) crcs->resize(index + 1);
           session.files().Read(
-              opened->handle, offset, buffer,
-              [&local, &session, shown, attributes, crcs, index, offset, wanted = buffer.size(),
+              opened->handle, offset, count, buffer,
+              [&local, &session, shown, attributes, crcs, index, offset, wanted = count,
                settled = std::move(settled)](Result<file::ReadReply, file::Failure> reply) {
                 if (!reply) return settled(Err(session.FromFailure(reply.error())));
                 if (session.interrupted()) return settled(Err(Session::InterruptedError()));
@@ -219,27 +220,28 @@ Result<uint64_t, Error> Upload(Session& session, const std::string& from, const 
   const auto transfer = [&]() -> Result<uint64_t, Error> {
     std::vector<uint32_t> crcs;
     Progress progress(from, size, session.Now(), options.quiet);
-    const auto sent = Pipeline::Run(
-        session, size, options, progress, [&](uint64_t offset, MutableBytes buffer, Pipeline::Settled settled) {
-          size_t filled = 0;
-          while (filled < buffer.size()) {
-            const ssize_t n = ::pread(local->get(), buffer.data() + filled, buffer.size() - filled,
-                                      static_cast<off_t>(offset + filled));
-            if (n < 0 && errno == EINTR) continue;
-            if (n < 0) return settled(Err(LocalError(from, std::strerror(errno))));
-            if (n == 0) return settled(Err(LocalError(from, "changed while it was read")));
-            filled += static_cast<size_t>(n);
-          }
-          const uint32_t crc = ComputeCrc32c(buffer);
-          const size_t index = static_cast<size_t>(offset / options.chunk);
-          if (crcs.size() <= index) crcs.resize(index + 1);
-          crcs[index] = crc;
-          session.files().Write({*handle, offset, crc}, buffer,
-                                [&session, settled = std::move(settled)](Result<void, file::Failure> written) {
-                                  if (!written) return settled(Err(session.FromFailure(written.error())));
-                                  settled({});
-                                });
-        });
+    const auto send = [&](uint64_t offset, uint32_t count, MutableBytes room, Pipeline::Settled settled) {
+      const MutableBytes buffer = room.first(count);
+      size_t filled = 0;
+      while (filled < buffer.size()) {
+        const ssize_t n =
+            ::pread(local->get(), buffer.data() + filled, buffer.size() - filled, static_cast<off_t>(offset + filled));
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) return settled(Err(LocalError(from, std::strerror(errno))));
+        if (n == 0) return settled(Err(LocalError(from, "changed while it was read")));
+        filled += static_cast<size_t>(n);
+      }
+      const uint32_t crc = ComputeCrc32c(buffer);
+      const size_t index = static_cast<size_t>(offset / options.chunk);
+      if (crcs.size() <= index) crcs.resize(index + 1);
+      crcs[index] = crc;
+      session.files().Write({*handle, offset, crc}, buffer,
+                            [&session, settled = std::move(settled)](Result<void, file::Failure> written) {
+                              if (!written) return settled(Err(session.FromFailure(written.error())));
+                              settled({});
+                            });
+    };
+    const auto sent = Pipeline::Run(session, size, options, progress, send);
     if (!sent) return Err(sent.error());
     struct stat after;
     if (::fstat(local->get(), &after) != 0) return Err(LocalError(from, std::strerror(errno)));

@@ -1,7 +1,9 @@
 #include "rpcrdma/ulb/file/file_client.h"
 
+#include <algorithm>
 #include <utility>
 
+#include "base/check.h"
 #include "rpcrdma/ulb/file/binding.h"
 
 namespace stagecoach::rpcrdma::file {
@@ -69,19 +71,21 @@ void FileClient::Open(const Path& path, Handler<Opened> handler) {
       Procedure::kOpen, [&](XdrWriter& out) { Encode(out, path); }, std::move(handler));
 }
 
-void FileClient::Read(file::Handle handle, uint64_t offset, MutableBytes into, Handler<ReadReply> handler) {
+void FileClient::Read(file::Handle handle, uint64_t offset, uint32_t count, MutableBytes into,
+                      Handler<ReadReply> handler) {
+  STAGECOACH_CHECK(into.size() >= count);
   CallOptions options;
-  options.result_buffers = {into};
+  options.result_buffers = {into.first(std::min(into.size(), RoomFor(count)))};
   options.timeout = timeout_;
-  const ReadArgs args{handle, offset, static_cast<uint32_t>(into.size())};
+  const ReadArgs args{handle, offset, count};
   client_.Call(
       {kProgram, kVersion, static_cast<uint32_t>(Procedure::kRead)}, [&](XdrWriter& out) { Encode(out, args); },
       options,
-      [size = into.size(), handler = std::move(handler)](Result<Reply, CallError> reply) mutable {
+      [count, handler = std::move(handler)](Result<Reply, CallError> reply) mutable {
         if (!reply) return handler(Err(FromCall(reply.error())));
         XdrReader in = reply->results();
         Result<ReadReply, Failure> read = Finish<ReadReply>(in, DecodeResult<ReadReply>(in));
-        if (read && read->data.size() > size) {
+        if (read && read->data.size() > count) {
           return handler(Err(BadReply("more data than was asked for")));
         }
         if (read) read->data = reply->Settle(read->data, 0);

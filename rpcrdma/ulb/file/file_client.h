@@ -42,9 +42,14 @@ class FileClient {
   void GetAttributes(const Path& path, Handler<Attributes> handler);
   void List(const ListArgs& args, Handler<Page> handler);
   void Open(const Path& path, Handler<Opened> handler);
-  // Reads into.size() bytes (fewer at the end of the file). The reply's data lies at the start of `into`, placed by
-  // RDMA Write or copied from a reply that came inline, and is not checked against its CRC32c: who stores it does that.
-  void Read(file::Handle handle, uint64_t offset, MutableBytes into, Handler<ReadReply> handler);
+  // Bytes of memory for a read of `count` bytes with room for its round-up, which servers by RFC 5666 count in the
+  // length that they return (section 3.7).
+  static constexpr size_t RoomFor(size_t count) { return XdrRoundUp(count); }
+  // Reads `count` bytes (fewer at the end of the file). `into` is at least as long; of what it has beyond that, up to
+  // RoomFor(count) bytes are offered to the server, and their content is then unspecified. The reply's data lies at the
+  // start of `into`, placed by RDMA Write or copied from a reply that came inline, and is not checked against its
+  // CRC32c: who stores it does that.
+  void Read(file::Handle handle, uint64_t offset, uint32_t count, MutableBytes into, Handler<ReadReply> handler);
   void Close(file::Handle handle, Handler<void> done);
   void Create(const CreateArgs& args, Handler<file::Handle> handler);
   // `data` travels in a Read chunk unless it is small.

@@ -221,8 +221,8 @@ TEST_F(FileServiceTest, AFileGoesThereAndBackWhateverItsSize) {
     EXPECT_EQ(opened->attributes.size, size);
     EXPECT_EQ(opened->attributes.modified, (Time{1'500'000'000, 7}));
     std::vector<std::byte> into(kDataLimit);
-    const auto read =
-        Await<ReadReply>([&](auto handler) { FileClient(client).Read(opened->handle, 0, into, std::move(handler)); });
+    const auto read = Await<ReadReply>(
+        [&](auto handler) { FileClient(client).Read(opened->handle, 0, kDataLimit, into, std::move(handler)); });
     ASSERT_TRUE(read) << read.error().message;
     EXPECT_EQ(AsText(read->data), text);
     if (size > 0) {
@@ -253,12 +253,11 @@ TEST_F(FileServiceTest, LargeDataTravelsByChunksAndSmallDataInline) {
   ASSERT_TRUE(opened);
   std::vector<std::byte> into(kDataLimit);
   before = client.stats();
-  ASSERT_TRUE(Await<ReadReply>([&](auto handler) {
-    FileClient(client).Read(opened->handle, 0, MutableBytes(into).first(100), std::move(handler));
-  }));
+  ASSERT_TRUE(Await<ReadReply>(
+      [&](auto handler) { FileClient(client).Read(opened->handle, 0, 100, into, std::move(handler)); }));
   EXPECT_EQ(client.stats().calls_by_write_chunk, before.calls_by_write_chunk);
-  ASSERT_TRUE(
-      Await<ReadReply>([&](auto handler) { FileClient(client).Read(opened->handle, 0, into, std::move(handler)); }));
+  ASSERT_TRUE(Await<ReadReply>(
+      [&](auto handler) { FileClient(client).Read(opened->handle, 0, kDataLimit, into, std::move(handler)); }));
   EXPECT_EQ(client.stats().calls_by_write_chunk, before.calls_by_write_chunk + 1);
   EXPECT_EQ(server_->stats().connections.bytes_placed_by_write, kDataLimit);
 }
@@ -293,7 +292,7 @@ TEST_F(FileServiceTest, HandlesMeanNothingOnAnotherConnection) {
   ASSERT_TRUE(writing);
   std::vector<std::byte> into(16);
   const auto read =
-      Await<ReadReply>([&](auto handler) { FileClient(thief).Read(reading->handle, 0, into, std::move(handler)); });
+      Await<ReadReply>([&](auto handler) { FileClient(thief).Read(reading->handle, 0, 16, into, std::move(handler)); });
   ASSERT_FALSE(read);
   EXPECT_EQ(read.error().status, Status::kStale);
   EXPECT_EQ(Write(thief, *writing, 0, "x").error().status, Status::kStale);
@@ -313,7 +312,7 @@ TEST_F(FileServiceTest, HandlesAreOfTheKindTheyWereMadeAndEndOnce) {
   EXPECT_EQ(Write(client, reading->handle, 0, "x").error().status, Status::kInvalid);
   EXPECT_EQ(Commit(client, reading->handle, "").error().status, Status::kInvalid);
   const auto read =
-      Await<ReadReply>([&](auto handler) { FileClient(client).Read(*writing, 0, into, std::move(handler)); });
+      Await<ReadReply>([&](auto handler) { FileClient(client).Read(*writing, 0, 16, into, std::move(handler)); });
   EXPECT_EQ(read.error().status, Status::kInvalid);
   EXPECT_TRUE(Close(client, reading->handle));
   EXPECT_EQ(Close(client, reading->handle).error().status, Status::kStale);
