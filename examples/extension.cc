@@ -41,7 +41,7 @@ namespace {
 constexpr uint32_t kPing = kExperimentalNumbers + 0x70;
 constexpr uint32_t kPingProperty = kExperimentalNumbers + 0x70;
 constexpr uint32_t kErrTooBusy = kExperimentalNumbers + 0x70;
-// In calls: there is no hurry. The sender has seen the property, and may set it in any call.
+// In calls: there is no hurry. It goes to servers whose property is not 0.
 constexpr uint32_t kFlagBackground = 0x80000000;
 constexpr uint32_t kPayloadMax = 512;
 // [end]
@@ -62,6 +62,9 @@ bool IsPingProperty(ConstBytes data) {
   in.U32("payload_max");
   return in.Finish().has_value();
 }
+bool TakesPings(ConstBytes data) {
+  return XdrReader(data).U32("payload_max") > 0;
+}
 FlagUse UseOfBackground(uint32_t header_type) {
   return header_type == kRdma2Msg || header_type == kRdma2Nomsg ? FlagUse::kMay : FlagUse::kMustNot;
 }
@@ -69,7 +72,11 @@ FlagUse UseOfBackground(uint32_t header_type) {
 constexpr HeaderTypeRow kHeaderTypes[] = {{.type = kPing, .name = "PING", .size = PingSize, .text = PingText}};
 constexpr PropertyRow kProperties[] = {{.id = kPingProperty, .name = "ping", .valid = IsPingProperty}};
 constexpr ErrorRow kErrors[] = {{.code = kErrTooBusy, .name = "TOO_BUSY"}};
-constexpr FlagRow kFlags[] = {{.flag = kFlagBackground, .name = "BACKGROUND", .use = UseOfBackground}};
+constexpr FlagRow kFlags[] = {{.flag = kFlagBackground,
+                               .name = "BACKGROUND",
+                               .use = UseOfBackground,
+                               .property = kPingProperty,
+                               .shows = TakesPings}};
 constexpr Feature kPingFeature{
     .name = "ping", .header_types = kHeaderTypes, .properties = kProperties, .errors = kErrors, .flags = kFlags};
 // [end]
@@ -152,7 +159,7 @@ asio::awaitable<bool> Use(EventLoop& loop, uint16_t port, std::shared_ptr<const 
 
   // [snippet: flag]
   CallOptions in_background;
-  if (PayloadMax(client) > 0) in_background.transport_flags = kFlagBackground;
+  in_background.transport_flags = kFlagBackground;
   // [end]
   const auto none = [](XdrWriter&) {};
   size_t done = 0;

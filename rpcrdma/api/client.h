@@ -245,10 +245,10 @@ struct CallOptions {
   // Whether a call that was sent may be sent again when its connection ends before the reply: right where it is
   // idempotent, or the server keeps replies in a duplicate request cache. If not, it ends with kConnectionLost.
   bool retransmit = true;
-  // Version 2: flags of the call's header that ClientOptions::extensions has. Nothing of them is sent in version 1.
-  // They are for servers that have shown that they take them [v2:9.4+3], by a property of the extension's
-  // (Client::peer_properties) or whatever else its document says. A Session sends them to whichever server its
-  // connection has come to: only for those of which that is known otherwise.
+  // Version 2: flags of the call's header that ClientOptions::extensions has. They are sent to servers that have shown
+  // that they take them, by the property that the flag's row names (FlagRow::property) [v2:9.4+3]; to others, and in
+  // version 1, the call goes without them. A flag whose row names none is sent to every server of version 2: it is for
+  // those of which the program knows otherwise that they take it.
   uint32_t transport_flags = 0;
 };
 

@@ -58,7 +58,8 @@ std::optional<OwnPropertiesFault> CheckOwnProperties(const TransportProperties& 
 ConnectionTerms::ConnectionTerms(Config config)
     : config_(std::move(config)),
       version_(config_.end == End::kClient ? config_.versions.high : config_.versions.low),
-      settled_(version_ == kRpcRdmaVersion1 && config_.versions.high == kRpcRdmaVersion1) {
+      settled_(version_ == kRpcRdmaVersion1 && config_.versions.high == kRpcRdmaVersion1),
+      flags_taken_(FlagsTaken({}, extensions())) {
   STAGECOACH_CHECK(kRpcRdmaVersion1 <= config_.versions.low && config_.versions.low <= config_.versions.high &&
                    config_.versions.high <= kRpcRdmaVersion2);
   STAGECOACH_CHECK(config_.versions.high < kRpcRdmaVersion2 ||
@@ -200,6 +201,7 @@ bool ConnectionTerms::OnPeerProperties(const PropertySet& set) {
   STAGECOACH_CHECK(values.has_value());
   peer_ = *values;
   peer_set_ = set;
+  flags_taken_ = FlagsTaken(set, extensions());
   return true;
 }
 

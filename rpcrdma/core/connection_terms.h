@@ -123,6 +123,10 @@ class ConnectionTerms {
   // What it said, extensions' among it; null: nothing yet.
   const PropertySet* peer_set() const { return peer_set_ ? &*peer_set_ : nullptr; }
 
+  // Flags of extensions that the peer takes, as far as properties show it: none of those that go by one before it has
+  // spoken.
+  uint32_t flags_taken() const { return flags_taken_; }
+
   // Bytes of the longest Send to the peer [v2:4.2.1+1]: kProbeSizeMax while probing; later what its Receives take, as
   // far as this end can send it.
   uint32_t send_inline() const;
@@ -140,6 +144,7 @@ class ConnectionTerms {
   bool settled_;
   TransportProperties peer_;
   std::optional<PropertySet> peer_set_;
+  uint32_t flags_taken_;
 };
 
 }  // namespace stagecoach::rpcrdma

@@ -560,6 +560,18 @@ bool Requester::PlanAgain(uint32_t index, Instant now) {
   return Permits(call.plan);
 }
 
+// [v2:3.2#1] [v2:9.4+3] Of those that were asked for, the ones that the peer takes, by what it has said by now.
+uint32_t Requester::FlagsFor(uint32_t index, Instant now) const {
+  const Call& call = *calls_[index];
+  const uint32_t withheld = call.flags & ~terms_.flags_taken();
+  if (withheld != 0) {
+    STAGECOACH_MARK("requester.flags_withheld");
+    Trace(trace_, now, config_.name, "flags.withheld",
+          {{"call", IdOf(index)}, {"xid", uint64_t{call.xid}}, {"flags", uint64_t{withheld}}});
+  }
+  return call.flags & ~withheld;
+}
+
 void Requester::Transmit(uint32_t index, Instant now) {
   Call& call = *calls_[index];
   if (!PlanAgain(index, now)) {
@@ -585,13 +597,13 @@ void Requester::Transmit(uint32_t index, Instant now) {
   const uint32_t requested = credits_.Request(queue_.size());
   Header header;
   if (call.extension) {
-    header = terms_.MakeHeader(call.xid, requested, call.flags, *call.extension);
+    header = terms_.MakeHeader(call.xid, requested, FlagsFor(index, now), *call.extension);
   } else {
     STAGECOACH_CHECK(call.plan.layout == terms_.layout());
     call.inv_handle = InvHandle(call);
     call.invalidated_at.reset();
     header = MakeCallHeader(call.plan, call.xid, requested, exposures, call.inv_handle);
-    if (header.flags) *header.flags |= call.flags;
+    if (header.flags) *header.flags |= FlagsFor(index, now);
     call.offered = *header.chunks();
   }
   const uint32_t slot = free_send_slots_.back();

@@ -223,7 +223,8 @@ class Requester final : public ConnectionEngine {
     uint64_t cookie = 0;  // comes back in the outcome
     // Of a call that another connection may have carried already; not in use on this one. Else the next of XidSource.
     std::optional<uint32_t> xid;
-    // Version 2: flags that the extensions of the terms define, for the header of this call.
+    // Version 2: flags that the extensions of the terms define, for the header of this call. Those that the peer has
+    // not shown that it takes are left out (ConnectionTerms::flags_taken).
     uint32_t flags = 0;
   };
   // The buffer comes back through the pool in any case.
@@ -416,6 +417,7 @@ class Requester final : public ConnectionEngine {
   Call* Find(CallId id);
   CallId IdOf(uint32_t index) const;
   void Pump(Instant now);
+  uint32_t FlagsFor(uint32_t index, Instant now) const;
   void Transmit(uint32_t index, Instant now);
   void DrawXid(Call& call);
   bool IsServed() const;

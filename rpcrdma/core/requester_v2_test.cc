@@ -59,11 +59,13 @@ class RequesterV2Test : public ::testing::Test {
     uint32_t receive_buffer_size = kSlotSize;
     bool settle = true;
     uint32_t first_xid = kFirstXid;
+    std::vector<Feature> more_features;
   };
   void Make() { Make(Setup{}); }
   void Make(Setup setup) {
     auto extensions = std::make_shared<Extensions>();
     ASSERT_EQ(extensions->Add(kFeature), std::nullopt);
+    for (const Feature& feature : setup.more_features) ASSERT_EQ(extensions->Add(feature), std::nullopt);
     extensions_ = *extensions;
     terms_.emplace(ConnectionTerms::Config{.end = setup.end,
                                            .versions = setup.versions,
@@ -369,6 +371,54 @@ TEST_F(RequesterV2Test, FlagsOfACallAreThoseThatAreRegistered) {
   EXPECT_FALSE(Outcome()->failure.has_value());
   MustSubmit();
   EXPECT_EQ(Next().header.flags, 0u);
+}
+
+// A flag that a peer shows that it takes by the first word of a property.
+constexpr uint32_t kGently = 0x40000000;
+constexpr uint32_t kMood = 0x80000007;
+constexpr PropertyRow kMoods[] = {
+    {.id = kMood, .name = "mood", .valid = [](ConstBytes data) { return data.size() == 4; }}};
+constexpr FlagRow kGentleFlags[] = {{.flag = kGently,
+                                     .name = "GENTLY",
+                                     .use = [](uint32_t) { return FlagUse::kMay; },
+                                     .property = kMood,
+                                     .shows = [](ConstBytes data) { return ByteReader(data).U32() != 0; }}};
+constexpr Feature kGentle{.name = "gentle", .properties = kMoods, .flags = kGentleFlags};
+
+// [v2:3.2#1] [v2:9.4+3]
+TEST_F(RequesterV2Test, AFlagGoesToAPeerThatHasShownThatItTakesItAndToNoOther) {
+  const Property mood{.id = kMood, .data = {std::byte{0}, std::byte{0}, std::byte{0}, std::byte{1}}};
+  const struct {
+    const char* said;
+    std::optional<PropertySet> set;
+    uint32_t sent;
+  } kPeers[] = {
+      {"nothing yet", std::nullopt, kUrgent},
+      {"no property of the kind", PropertySet{}, kUrgent},
+      {"its default", PropertySet{{.id = kMood}}, kUrgent},
+      {"no", PropertySet{{.id = kMood, .data = std::vector<std::byte>(4)}}, kUrgent},
+      {"yes by another", PropertySet{{.id = kMood + 1, .data = mood.data}}, kUrgent},
+      {"yes", PropertySet{mood}, kUrgent | kGently},
+  };
+  for (const auto& peer : kPeers) {
+    SCOPED_TRACE(peer.said);
+    Make({.more_features = {kGentle}});
+    MustSubmit();
+    Next();
+    // It waits for the credit, and what holds is what has been said when it goes out.
+    MustSubmit({.flags = kUrgent | kGently});
+    NothingIsSent();
+    if (peer.set) {
+      ASSERT_TRUE(terms_->OnPeerProperties(*peer.set));
+    }
+    Reply(kFirstXid);
+    EXPECT_EQ(Next().header.flags, peer.sent);
+    EXPECT_FALSE(Outcome()->failure.has_value());
+    auto ping = Ping();
+    ping.flags = kGently;
+    ASSERT_TRUE(requester_->SubmitExtension(std::move(ping), At(0)).has_value());
+    EXPECT_EQ(Next().header.flags, peer.sent & kGently);
+  }
 }
 
 // [v2:3.2#1]

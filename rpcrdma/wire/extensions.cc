@@ -35,7 +35,7 @@ bool IsComplete(const ErrorRow&) {
   return true;
 }
 bool IsComplete(const FlagRow& row) {
-  return row.use != nullptr;
+  return row.use != nullptr && row.property.has_value() == (row.shows != nullptr);
 }
 
 bool IsOfBaseProtocol(const HeaderTypeRow& row) {
@@ -77,6 +77,8 @@ std::string ToString(const FeatureConflict& conflict) {
       return "flag " + number + " is not one bit";
     case FeatureConflict::Kind::kIncomplete:
       return "the row of " + number + " lacks a function";
+    case FeatureConflict::Kind::kNoProperty:
+      return "flag " + number + " goes by a property that its feature does not have";
   }
   return "unknown conflict";
 }
@@ -88,6 +90,9 @@ std::optional<FeatureConflict> Extensions::Add(const Feature& feature) {
   if (auto conflict = Check(features_, feature, &Feature::flags, &FlagRow::flag)) return conflict;
   for (const FlagRow& row : feature.flags) {
     if (!std::has_single_bit(row.flag)) return FeatureConflict{FeatureConflict::Kind::kNotOneFlag, row.flag};
+    if (row.property && FindIn(feature.properties, &PropertyRow::id, *row.property) == nullptr) {
+      return FeatureConflict{FeatureConflict::Kind::kNoProperty, row.flag};
+    }
   }
   for (const FlagRow& row : feature.flags) flags_ |= row.flag;
   features_.push_back(feature);

@@ -67,6 +67,12 @@ struct FlagRow {
   uint32_t flag = 0;  // one bit, and not RPCRDMA2_F_RESPONSE
   const char* name = "";
   FlagUse (*use)(uint32_t header_type) = nullptr;
+  // The property, of the same Feature, by which a peer shows that it takes the flag, and whether `data`, which its row
+  // has found valid, say so. To a peer that has not said it, or has said its default, no header goes with the flag
+  // [v2:3.2#1] [v2:9.4+3]. Absent, both of them: the document has another way to find out, such as a header type whose
+  // receivers all take the flag, and whoever sets it goes by that.
+  std::optional<uint32_t> property = std::nullopt;
+  bool (*shows)(ConstBytes data) = nullptr;
 };
 
 // The elements of one document. The tables must outlive whatever is told of them: constants.
@@ -83,7 +89,8 @@ struct FeatureConflict {
   enum class Kind : uint8_t {
     kTaken,       // defined by the base protocol, by another feature, or twice by this one
     kNotOneFlag,  // a flag that is no bit or several
-    kIncomplete   // a row without the function it needs
+    kIncomplete,  // a row without the function it needs
+    kNoProperty   // a flag whose property is none of this feature
   };
   Kind kind = Kind::kTaken;
   uint32_t number = 0;  // header type, property, error code or flag

@@ -10,6 +10,7 @@
 
 #include "base/bytes.h"
 #include "rpcrdma/wire/header_v2.h"
+#include "rpcrdma/wire/v2_numbers.h"
 #include "tests/support/hex.h"
 
 namespace stagecoach::rpcrdma {
@@ -230,7 +231,20 @@ TEST(Extensions, AFeatureIsAddedWholeOrNotAtAll) {
   EXPECT_EQ(conflict({.properties = no_valid}), (FeatureConflict{Conflict::kIncomplete, 78}));
   const FlagRow no_use[] = {{.flag = 4}};
   EXPECT_EQ(conflict({.flags = no_use}), (FeatureConflict{Conflict::kIncomplete, 4}));
+  // A flag that goes by a property.
+  constexpr auto yes = [](ConstBytes) { return true; };
+  const PropertyRow properties[] = {{.id = 79, .valid = IsPatience}};
+  const FlagRow no_property[] = {{.flag = 4, .use = UseOfUrgent, .shows = yes}};
+  EXPECT_EQ(conflict({.properties = properties, .flags = no_property}), (FeatureConflict{Conflict::kIncomplete, 4}));
+  const FlagRow no_shows[] = {{.flag = 4, .use = UseOfUrgent, .property = 79}};
+  EXPECT_EQ(conflict({.properties = properties, .flags = no_shows}), (FeatureConflict{Conflict::kIncomplete, 4}));
+  for (const uint32_t foreign : {78u, kPatience, kRdma2PropidRbsiz}) {
+    const FlagRow rows[] = {{.flag = 4, .use = UseOfUrgent, .property = foreign, .shows = yes}};
+    EXPECT_EQ(conflict({.properties = properties, .flags = rows}), (FeatureConflict{Conflict::kNoProperty, 4}));
+  }
   EXPECT_EQ(ToString(FeatureConflict{Conflict::kTaken, 5}), "5 is defined already");
+  EXPECT_EQ(ToString(FeatureConflict{Conflict::kNoProperty, 4}),
+            "flag 4 goes by a property that its feature does not have");
 }
 
 TEST(Extensions, TwoEndsOfOneProcessMayKnowDifferentOnes) {

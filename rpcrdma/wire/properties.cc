@@ -142,6 +142,16 @@ Result<TransportProperties, PropertyFault> ReadProperties(const PropertySet& set
   return properties;
 }
 
+uint32_t FlagsTaken(const PropertySet& set, const Extensions& extensions) {
+  uint32_t taken = 0;
+  for (uint32_t left = extensions.flags(); left != 0; left &= left - 1) {
+    const FlagRow& row = *extensions.FindFlag(left & (~left + 1));
+    const Property* const said = row.property ? FindProperty(set, *row.property) : nullptr;
+    if (!row.property || (said != nullptr && !said->data.empty() && row.shows(said->data))) taken |= row.flag;
+  }
+  return taken;
+}
+
 // [v2:5.3.4+3]
 PropertySet MakePropertySet(const TransportProperties& properties) {
   return {MakeProperty(kRdma2PropidRbsiz, properties.receive_buffer_size),

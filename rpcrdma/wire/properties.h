@@ -78,6 +78,9 @@ struct TransportProperties {
 // Reads the base protocol's properties of a set, and checks those of `extensions` beside them: the fault of the first
 // one that does not hold. What is not known is passed over [v2:4.1+9]; what is not there, or empty, has its default.
 Result<TransportProperties, PropertyFault> ReadProperties(const PropertySet& set, const Extensions& extensions = {});
+// The flags of `extensions` that a peer takes which has said this: those whose property shows it, and those that go by
+// none (FlagRow::property). `set` is one that ReadProperties has nothing against [v2:9.4+3].
+uint32_t FlagsTaken(const PropertySet& set, const Extensions& extensions);
 // What to tell a peer: every property of the base protocol. The caller adds those of its extensions [v2:9.2+1].
 PropertySet MakePropertySet(const TransportProperties& properties);
 

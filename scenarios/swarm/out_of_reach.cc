@@ -123,6 +123,7 @@ constexpr OutOfReach kOutOfReach[] = {
     {"requester.extension_answered_otherwise", kNoExtensions},
     {"requester.extension_given_up", kNoExtensions},
     {"requester.extension_not_spoken", kNoExtensions},
+    {"requester.flags_withheld", kNoExtensions},
     {"requester.malformed_properties", kNoGarbage},
     {"requester.malformed_reply_ends_its_call", kNoGarbage},
     {"requester.not_marked_as_response", kOursOnly},

@@ -666,7 +666,11 @@ constexpr rpcrdma::HeaderTypeRow kTypes[] = {{.type = kPing, .name = "PING", .si
                                              {.type = kPong, .name = "PONG", .size = AllOf}};
 constexpr rpcrdma::PropertyRow kProperties[] = {{.id = kPingProperty, .name = "ping", .valid = AnyWord}};
 constexpr rpcrdma::ErrorRow kErrors[] = {{.code = kErrNotNow, .name = "NOT_NOW"}};
-constexpr rpcrdma::FlagRow kFlags[] = {{.flag = kFlagGently, .name = "GENTLY", .use = UseInCalls}};
+// The property is a number of pings, and who takes none takes no such flag.
+constexpr rpcrdma::FlagRow kFlags[] = {
+    {.flag = kFlagGently, .name = "GENTLY", .use = UseInCalls, .property = kPingProperty, .shows = [](ConstBytes data) {
+       return ByteReader(data).U32() != 0;
+     }}};
 constexpr rpcrdma::Feature kFeature{
     .name = "ping", .header_types = kTypes, .properties = kProperties, .errors = kErrors, .flags = kFlags};
 
@@ -791,6 +795,46 @@ TEST_F(ExtensionTest, AServerThatDoesNotKnowItServesItsClient) {
   ASSERT_FALSE(answer.has_value());
   EXPECT_EQ(answer.error().transport_error, kRdma2ErrInvalHtype);
   EXPECT_TRUE(CallOn(client, Id(kNull)).has_value());
+}
+
+// [v2:3.2#1] [v2:9.4+3] A server that has not shown it may take the flag for one of another extension, or count it as
+// one that nobody has defined.
+TEST_F(ExtensionTest, AFlagGoesToAServerThatHasShownThatItTakesItAndToNoOther) {
+  const auto knows = [&](rpcrdma::PropertySet properties) {
+    ServerOptions options = Answering(nullptr);
+    options.properties = std::move(properties);
+    return options;
+  };
+  const struct {
+    const char* server;
+    ServerOptions options;
+    uint32_t seen;
+  } kServers[] = {
+      {"takes it", knows({{.id = kPingProperty, .data = Words({99})}}), kFlagGently},
+      {"takes none", knows({{.id = kPingProperty, .data = Words({0})}}), 0},
+      {"says the default", knows({{.id = kPingProperty}}), 0},
+      {"says nothing of it", knows({}), 0},
+      {"does not know it", Both(), 0},
+  };
+  for (const auto& row : kServers) {
+    SCOPED_TRACE(row.server);
+    clients_.clear();
+    back_.reset();
+    server_.reset();
+    front_.flags_seen.clear();
+    StartServer(row.options);
+    TraceLog trace;
+    ClientOptions options = Knowing();
+    options.trace = &trace;
+    Client& client = Connect(options);
+    EXPECT_TRUE(CallOn(client, {kFrontProgram, 1, 0}, [](XdrWriter&) {}, {.transport_flags = kFlagGently}).has_value());
+    EXPECT_EQ(front_.flags_seen, std::vector<uint32_t>{row.seen});
+    EXPECT_EQ(server_->stats().connections.unknown_flags, 0u) << "it is not on the wire";
+    const auto withheld = std::ranges::count_if(
+        trace.lines(), [](const std::string& line) { return line.find(" flags.withheld ") != std::string::npos; });
+    EXPECT_EQ(withheld, row.seen == 0 ? 1 : 0);
+    clients_.clear();  // before its trace
+  }
 }
 
 // [v2:9.4+3]
