@@ -9,6 +9,7 @@
 #include "rpcrdma/api/client.h"
 #include "rpcrdma/api/server.h"
 #include "rpcrdma/api/session.h"
+#include "rpcrdma/wire/profile.h"
 #include "tests/e2e/outcome.h"
 #include "tests/e2e/setting.h"
 #include "tests/e2e/test_service.h"
@@ -209,6 +210,47 @@ TEST_F(RegisteredMemoryTest, ManyCallsAreServedByOneRegistrationAndEachHasItsOwn
   client_.reset();
   EXPECT_EQ(AtClient().regions, idle.regions);
   EXPECT_EQ(AtClient().windows, idle.windows);
+}
+
+// [5666:7+2] [2004:7+1] [5666:7+1]
+TEST_F(RegisteredMemoryTest, HeadersAndListsAreInMemoryThatIsRegisteredOnceForTheConnection) {
+  for (const rpcrdma::ProtocolProfile& profile : rpcrdma::AllProfiles()) {
+    SCOPED_TRACE(profile.name);
+    StartServer({.profile = profile});
+    const Counters idle_client = AtClient();
+    const Counters idle_server = AtServer();
+    client_ = NewClient({.profile = profile, .memory_windows = false});
+    const Counters client = AtClient();
+    // Sends and Receives of one end.
+    EXPECT_EQ(client.registrations - idle_client.registrations, 2u);
+    const auto data = Pattern(100);
+    const auto ask = [&] {
+      ASSERT_TRUE(CallOf(*client_, kNull, [](XdrWriter&) {}, {})->has_value());
+      const auto outcome = CallOf(*client_, kEcho, [&](XdrWriter& args) { args.EligibleOpaque(data); }, {});
+      ExpectData(*outcome, data);
+    };
+    ask();
+    EXPECT_EQ(AtServer().registrations - idle_server.registrations, 2u);
+    for (int i = 0; i < 200; ++i) ask();
+    EXPECT_EQ(AtClient().registrations, client.registrations);
+    EXPECT_EQ(AtServer().registrations - idle_server.registrations, 2u);
+
+    // With chunks: at the client one registration for the argument and one for the result, and none for the lists that
+    // name them. At the server memory is taken from the pool, registered when it is used first; but on iWARP the sink
+    // of RDMA Reads is open to the peer, so that it is registered for its call alone.
+    for (uint8_t i = 0; i < 5; ++i) ExpectEcho(*client_, {}, i);
+    const Counters warm_client = AtClient();
+    const Counters warm_server = AtServer();
+    for (uint8_t i = 0; i < 50; ++i) ExpectEcho(*client_, {}, i);
+    EXPECT_EQ(AtClient().registrations - warm_client.registrations, 100u);
+    EXPECT_EQ(AtClient().deregistrations - warm_client.deregistrations, 100u);
+    const uint64_t sinks = Transport().type == IBV_TRANSPORT_IWARP ? 50 : 0;
+    EXPECT_EQ(AtServer().registrations - warm_server.registrations, sinks);
+    EXPECT_EQ(AtServer().deregistrations - warm_server.deregistrations, sinks);
+    client_.reset();
+    server_.reset();
+    setting_->For(1ms);
+  }
 }
 
 TEST_F(RegisteredMemoryTest, ManyCallsAtATimeShareTheRegistration) {
