@@ -455,6 +455,105 @@ TEST_F(ProfilesTest, ReturnedLengthsCountRoundUpWhereTheOfferHasRoomAndItIsNotWr
   }
 }
 
+// --- The message that every end can take ---
+
+// A call of kSize and a reply of kSource that are so many bytes long, header included: 1024 for 952 and for 968 bytes
+// of data.
+std::vector<std::byte> CallOfLength(uint32_t xid, size_t length) {
+  std::vector<std::byte> bytes = CallBytes(xid, kProgram, 3, kSize, {static_cast<uint32_t>(length - 72)});
+  const auto data = Pattern(length - 72);
+  bytes.insert(bytes.end(), data.begin(), data.end());
+  return bytes;
+}
+std::vector<std::byte> ReplyOfLength(uint32_t xid, size_t length) {
+  std::vector<std::byte> bytes = NothingBytes(xid);
+  const auto count = Words({static_cast<uint32_t>(length - 56)});
+  bytes.insert(bytes.end(), count.begin(), count.end());
+  const auto data = Pattern(length - 56);
+  bytes.insert(bytes.end(), data.begin(), data.end());
+  return bytes;
+}
+
+// [5666:6.1+2] [2004:6.1+2] Nothing is agreed on: the client that the test plays has no private data, and has asked for
+// no other size, or for one byte.
+TEST_F(ProfilesTest, AServerTakes1024BytesWhateverItsOptionsAndMoreAsFarAsItsReceivesGo) {
+  for (const ProtocolProfile& profile : AllProfiles()) {
+    const struct {
+      const char* which;
+      ServerOptions options;
+      bool configure;
+      bool takes_more;
+    } kServers[] = {
+        {"smallest", {.credits = 1, .inline_threshold = 1024, .exposed_replies_max = 0}, false, false},
+        {"smallest receive", {.inline_receive_max = 1024}, false, false},
+        {"largest", {.inline_threshold = 256 * 1024}, false, true},
+        {"asked for one byte", {.ccp = {.enabled = true}}, true, false},
+    };
+    for (const auto& row : kServers) {
+      SCOPED_TRACE(std::string(profile.name) + " " + row.which);
+      Start(profile, profile, row.options);
+      if (HasFatalFailure()) return;
+      ConnectPeer();
+      uint32_t xid = 1;
+      if (row.configure) {
+        EXPECT_EQ(Ask(CallBytes(xid++, kCcpProgram, 1, kConfRdma, {1, 1, 4})).type(), MessageType::kMsg);
+      }
+      ASSERT_EQ(CallOfLength(xid, 1024).size(), 1024u);
+      EXPECT_EQ(Ask(CallOfLength(xid, 1024)).xid, xid);
+      EXPECT_EQ(ToHex(service_.last_data), ToHex(Pattern(952)));
+      const size_t handled = service_.handled;
+      // One byte more, of which XDR makes four.
+      auto longer = CallOfLength(++xid, 1028);
+      if (!row.takes_more) longer.resize(1025);
+      peer_->Send(longer);
+      ASSERT_TRUE(setting_->Until([&] { return service_.handled > handled || peer_->closed.has_value(); }));
+      EXPECT_EQ(service_.handled > handled, row.takes_more);
+      EXPECT_EQ(peer_->closed.has_value(), !row.takes_more) << "the device ends the connection";
+      peer_.reset();
+      EXPECT_TRUE(Call(kNull).has_value()) << "that of another client goes on";
+    }
+  }
+}
+
+// [5666:6.1+2] [2004:6.1+2]
+TEST_F(ProfilesTest, AClientTakes1024BytesWhateverItsOptionsAndMoreAsFarAsItsReceivesGo) {
+  for (const ProtocolProfile& profile : AllProfiles()) {
+    const struct {
+      const char* which;
+      ClientOptions options;
+      bool takes_more;
+    } kClients[] = {
+        {"smallest", {.credits = 1, .inline_threshold = 1024}, false},
+        {"smallest receive", {.inline_receive_max = 1024}, false},
+        {"largest", {.inline_threshold = 256 * 1024}, true},
+        {"told of one byte", {.inline_threshold = 1024, .ccp = {.enabled = true}}, false},
+    };
+    for (const auto& row : kClients) {
+      SCOPED_TRACE(std::string(profile.name) + " " + row.which);
+      size_t length = 1024;
+      StartLyingServer(profile, row.options, [&](RawPeer& peer, uint32_t xid, uint32_t program, uint32_t) {
+        if (program == kCcpProgram) {
+          return peer.Send(e2e::Words({xid, 1, 8, 0, 0, 0, 0, xid, 1, 0, 0, 0, 0, /*max_call_size=*/1, 0, 4}));
+        }
+        auto reply = ReplyOfLength(xid, (length + 3) / 4 * 4);
+        reply.resize(length);
+        peer.Send(reply);
+      });
+      if (HasFatalFailure()) return;
+      ASSERT_EQ(ReplyOfLength(1, 1024).size(), 1024u);
+      ExpectData(Call(kSource, [](XdrWriter& args) { args.U32(968); }), Pattern(968));
+      length = row.takes_more ? 1028 : 1025;
+      const Outcome longer = Call(kSource, [](XdrWriter& args) { args.U32(972); });
+      if (row.takes_more) {
+        ExpectData(longer, Pattern(972));
+      } else {
+        ASSERT_FALSE(longer.has_value());
+        EXPECT_EQ(longer.error().kind, CallError::Kind::kConnectionLost) << longer.error().ToString();
+      }
+    }
+  }
+}
+
 // --- Configured by the protocol of RFC 5666 ---
 
 ServerOptions Serving(uint32_t receive_align = 1) {
