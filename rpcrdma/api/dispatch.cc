@@ -4,8 +4,17 @@
 #include <vector>
 
 #include "base/mark.h"
+#include "rpcrdma/onc/credentials.h"
 
 namespace stagecoach::rpcrdma::internal {
+namespace {
+
+Verdict Denied(uint32_t xid, AuthStat stat) {
+  STAGECOACH_MARK("server.credentials_denied");
+  return {.reply = AuthErrorReply(xid, stat), .denied = stat};
+}
+
+}  // namespace
 
 Verdict Judge(const std::map<uint32_t, Service*>& services, uint32_t xid, RequestState& state) {
   Result<CallHeader, RpcFault> header = DecodeCall(state.args);
@@ -16,6 +25,8 @@ Verdict Judge(const std::map<uint32_t, Service*>& services, uint32_t xid, Reques
       case RpcFault::Kind::kMalformed:
         // [5666bis:5.5#4]
         return {.reply = ErrorReply(xid, AcceptStat::kGarbageArgs)};
+      case RpcFault::Kind::kBadAuth:
+        return Denied(xid, header.error().auth_stat);
       case RpcFault::Kind::kNotACall:
       case RpcFault::Kind::kNotAReply:
         return {};
@@ -24,6 +35,8 @@ Verdict Judge(const std::map<uint32_t, Service*>& services, uint32_t xid, Reques
   state.header = std::move(*header);
   const auto service = services.find(state.header.prog);
   if (service == services.end()) return {.reply = ErrorReply(xid, AcceptStat::kProgUnavail)};
+  const AuthStat stat = JudgeAuth(state.header, service->second->flavors());
+  if (stat != AuthStat::kOk) return Denied(xid, stat);
   const VersionRange versions = service->second->versions();
   if (state.header.vers < versions.low || state.header.vers > versions.high) {
     return {.reply = ProgMismatchReply(xid, versions)};

@@ -16,6 +16,7 @@ namespace stagecoach::rpcrdma::internal {
 struct Verdict {
   Service* service = nullptr;
   std::optional<ReplyHeader> reply;
+  AuthStat denied = AuthStat::kOk;  // what the answer says of its credential or verifier
 };
 
 // Reads the RPC header of a call from state.args into state.header. `services` are by program.

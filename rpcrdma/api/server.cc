@@ -96,6 +96,7 @@ class CcpService final : public Service {
 
   uint32_t program() const override { return kCcpProgram; }
   VersionRange versions() const override { return {kCcpVersion, kCcpVersion}; }
+  std::span<const AuthFlavor> flavors() const override;
   void Handle(Request request) override;
   // Of another connection it would be another one that is configured.
   bool idempotent(uint32_t, uint32_t) const override { return true; }
@@ -362,24 +363,15 @@ class ServerConnection final : public ConnectionOwner,
         return request.Fail(AcceptStat::kProcUnavail);
     }
     const ServerOptions& options = server_->options();
-    const auto refuse = [&](std::string_view why) {
-      STAGECOACH_MARK("server.not_configured");
-      ++not_configured_;
-      TraceNotConfigured(options.trace, loop_.Now(), TraceName(), why);
-    };
-    if (const AuthStat stat = JudgeFlavor(options.ccp.flavors, request.header().cred); stat != AuthStat::kOk) {
-      refuse(ToString(stat));
-      return request.Deny(stat);
-    }
     const auto asked = DecodeConfigRdmaRequest(request.args());
     if (!asked) {
-      refuse("the arguments are malformed");
+      CountNotConfigured("the arguments are malformed");
       return request.Fail(AcceptStat::kGarbageArgs);
     }
     // What is in progress was begun under the limits that hold now, and the client would not know which of its calls
     // were the last under them.
     if (configured_ || responder_->unanswered() != 1 || (reverse_ && reverse_->outstanding() > 0)) {
-      refuse(configured_ ? "the connection was configured before" : "other calls are in progress");
+      CountNotConfigured(configured_ ? "the connection was configured before" : "other calls are in progress");
       return request.Fail(AcceptStat::kSystemErr);
     }
     configured_ = true;
@@ -580,11 +572,10 @@ class ServerConnection final : public ConnectionOwner,
     return answer.error();
   }
 
-  // [5666:11#9]
-  static AuthStat JudgeFlavor(const std::vector<AuthFlavor>& flavors, const OpaqueAuth& credentials) {
-    const auto flavor = static_cast<AuthFlavor>(credentials.flavor);
-    if (std::find(flavors.begin(), flavors.end(), flavor) == flavors.end()) return AuthStat::kTooWeak;
-    return flavor != AuthFlavor::kSys || ParseAuthSys(credentials) ? AuthStat::kOk : AuthStat::kBadCred;
+  void CountNotConfigured(std::string_view why) {
+    STAGECOACH_MARK("server.not_configured");
+    ++not_configured_;
+    TraceNotConfigured(server_->options().trace, loop_.Now(), TraceName(), why);
   }
 
   // Gives the connection the buffers that `asked` takes, as far as it may have others now, and they can be had. Whether
@@ -680,6 +671,9 @@ class ServerConnection final : public ConnectionOwner,
     }
     if (verdict.reply) {
       TraceNotServed(*state, ToString(*verdict.reply));
+      if (verdict.denied != AuthStat::kOk && state->header.prog == kCcpProgram && server_->options().ccp.enabled) {
+        CountNotConfigured(ToString(verdict.denied));
+      }
       return Finish(
           *state, *verdict.reply, [](XdrWriter&) {}, nullptr, false);
     }
@@ -871,6 +865,11 @@ class ServerConnection final : public ConnectionOwner,
   std::optional<ReverseLink> reverse_;
   Connection connection_;  // destroyed before its engines
 };
+
+// [5666:11#9]
+std::span<const AuthFlavor> CcpService::flavors() const {
+  return server_.options().ccp.flavors;
+}
 
 void CcpService::Handle(Request request) {
   if (ServerConnection* connection = server_.connection(request.client())) connection->Configure(std::move(request));

@@ -70,8 +70,8 @@ struct CcpServerOptions {
   // because they can take more, are answered with ERR_CHUNK.
   uint32_t inline_send_max = 0;
   uint32_t inline_receive_max = 0;
-  // Of credentials. A call with others is denied with AUTH_TOOWEAK, and one whose AUTH_SYS cannot be read with
-  // AUTH_BADCRED. Those that can stand here prove nothing: RPCSEC_GSS, which could, is not implemented.
+  // Of credentials, as Service::flavors has them. Those that can stand here prove nothing: RPCSEC_GSS, which could, is
+  // not implemented.
   std::vector<AuthFlavor> flavors = {AuthFlavor::kNone, AuthFlavor::kSys};
 };
 

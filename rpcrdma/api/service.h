@@ -25,7 +25,8 @@
 //
 // Arguments and results that are placed directly are in examples/placement.cc.
 //
-// The Server answers calls of unknown programs and versions itself; procedures, NULL included, are the Service's.
+// The Server answers calls of unknown programs and versions itself, and denies credentials that the Service does not
+// take; procedures, NULL included, are the Service's.
 //
 // Threading: everything on the loop's thread. A service that computes elsewhere keeps the Request and posts its end
 // back to the loop.
@@ -42,6 +43,7 @@
 #include "rpcrdma/api/function.h"
 #include "rpcrdma/api/registered_memory.h"
 #include "rpcrdma/binding/binding.h"
+#include "rpcrdma/onc/credentials.h"
 #include "rpcrdma/onc/rpc_message.h"
 #include "rpcrdma/xdr/xdr_reader.h"
 #include "rpcrdma/xdr/xdr_writer.h"
@@ -154,7 +156,12 @@ class Service {
   // become part of the message, and a call with a chunk for one is answered with GARBAGE_ARGS. Constants: asked for
   // once.
   virtual std::span<const Binding> bindings() const { return {}; }
-  // A call of program(), in versions(), whose header was well formed.
+  // The flavors of credentials that it takes. A call with another one is denied before anybody looks at its arguments,
+  // and so is one whose AUTH_SYS cannot be read (credentials.h has what with); procedure 0 is always taken with
+  // AUTH_NONE. Of flavors beyond AUTH_NONE and AUTH_SYS, what is in a credential and its verifier is for Handle to
+  // judge.
+  virtual std::span<const AuthFlavor> flavors() const { return kUsualFlavors; }
+  // A call of program(), in versions(), whose header was well formed, with a credential of flavors().
   virtual void Handle(Request request) = 0;
 
   // Whether executing a call of this procedure twice does no more than executing it once. Calls of all others are

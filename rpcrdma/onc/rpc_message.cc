@@ -49,6 +49,16 @@ RpcFault Malformed(std::optional<uint32_t> xid, const XdrReader& in) {
   return {.kind = RpcFault::Kind::kMalformed, .xid = xid, .xdr = *in.fault()};
 }
 
+// Of a credential or verifier of a call, that was read last. One that is too long is wrong by itself (RFC 5531 section
+// 9), as one that the message ends in is not.
+RpcFault AuthFault(uint32_t xid, const XdrReader& in, AuthStat stat) {
+  RpcFault fault = Malformed(xid, in);
+  if (fault.xdr.kind != XdrFaultKind::kTooLong) return fault;
+  fault.kind = RpcFault::Kind::kBadAuth;
+  fault.auth_stat = stat;
+  return fault;
+}
+
 // Reads xid and direction; `wrong` is the fault of a message that is not of direction `expected`.
 Result<uint32_t, RpcFault> DecodePrefix(XdrReader& in, MessageDirection expected, RpcFault::Kind wrong) {
   const uint32_t xid = in.U32("xid");
@@ -179,8 +189,9 @@ Result<CallHeader, RpcFault> DecodeCall(XdrReader& in) {
   header.vers = in.U32("program version");
   header.proc = in.U32("procedure");
   header.cred = DecodeAuth(in, "credential flavor", "credential body");
+  if (!in.ok()) return Err(AuthFault(*xid, in, AuthStat::kBadCred));
   header.verf = DecodeAuth(in, "verifier flavor", "verifier body");
-  if (!in.ok()) return Err(Malformed(*xid, in));
+  if (!in.ok()) return Err(AuthFault(*xid, in, AuthStat::kBadVerf));
   return header;
 }
 
@@ -255,6 +266,7 @@ std::string ToString(const RpcFault& fault) {
   const std::string xid = fault.xid.has_value() ? " xid " + Hex(*fault.xid) : "";
   switch (fault.kind) {
     case RpcFault::Kind::kMalformed:
+    case RpcFault::Kind::kBadAuth:
       return "malformed RPC message" + xid + ": " + ToString(fault.xdr);
     case RpcFault::Kind::kNotACall:
       return "not an RPC call" + xid;

@@ -133,14 +133,16 @@ ReplyHeader AuthErrorReply(uint32_t xid, AuthStat stat);
 struct RpcFault {
   enum class Kind : uint8_t {
     kMalformed,    // `xdr` says where
+    kBadAuth,      // a call's credential or verifier is longer than one can be: answer AUTH_ERROR with `auth_stat`
     kNotACall,     // DecodeCall met a reply, or a message of neither kind
     kNotAReply,    // DecodeReply met a call, or a message of neither kind
     kRpcMismatch,  // a call of another RPC version: answer RPC_MISMATCH
   };
   Kind kind = Kind::kMalformed;
   std::optional<uint32_t> xid;
-  uint32_t rpc_version = 0;  // with kRpcMismatch
-  XdrFault xdr;              // with kMalformed
+  uint32_t rpc_version = 0;            // with kRpcMismatch
+  XdrFault xdr;                        // with kMalformed and kBadAuth
+  AuthStat auth_stat = AuthStat::kOk;  // with kBadAuth
 };
 std::string ToString(const RpcFault& fault);
 

@@ -134,18 +134,32 @@ TEST(RpcMessage, AnotherRpcVersionIsToldApartFromGarbage) {
   EXPECT_EQ(ToString(fault.error()), "RPC version 3 instead of 2 xid 876de715");
 }
 
+// RFC 5531 section 8.2. One that is longer is answered as a bad credential, or verifier; all of it need not be there.
 TEST(RpcMessage, AuthBodiesEndAt400Bytes) {
-  for (size_t size : {400u, 401u}) {
-    CallHeader header = SomeCall();
-    header.verf.flavor = 6;
-    header.verf.body.append(std::vector<std::byte>(size));
-    const auto bytes = Encoded(header);
-    XdrReader in{ConstBytes(bytes)};
-    const auto decoded = DecodeCall(in);
-    EXPECT_EQ(decoded.has_value(), size == 400);
-    if (!decoded.has_value()) {
-      EXPECT_EQ(decoded.error().xdr.kind, XdrFaultKind::kTooLong);
-      EXPECT_STREQ(decoded.error().xdr.field, "verifier body");
+  struct Case {
+    OpaqueAuth CallHeader::*auth;
+    const char* field;
+    AuthStat stat;
+  };
+  for (const Case& each : {Case{&CallHeader::cred, "credential body", AuthStat::kBadCred},
+                           Case{&CallHeader::verf, "verifier body", AuthStat::kBadVerf}}) {
+    for (const size_t size : {400u, 401u, 404u, 100000u}) {
+      CallHeader header = SomeCall();
+      header.*each.auth = {.flavor = 6};
+      (header.*each.auth).body.append(std::vector<std::byte>(size));
+      const auto bytes = Encoded(header);
+      for (const size_t there : {bytes.size(), size_t{450}}) {
+        if (there > bytes.size()) continue;
+        XdrReader in(ConstBytes(bytes).first(there));
+        const auto decoded = DecodeCall(in);
+        EXPECT_EQ(decoded.has_value(), size == 400 && there == bytes.size());
+        if (decoded.has_value() || size == 400) continue;
+        EXPECT_EQ(decoded.error().kind, RpcFault::Kind::kBadAuth) << each.field << " " << size << " " << there;
+        EXPECT_EQ(decoded.error().auth_stat, each.stat);
+        EXPECT_EQ(decoded.error().xid, 0x876de715u);
+        EXPECT_EQ(decoded.error().xdr.kind, XdrFaultKind::kTooLong);
+        EXPECT_STREQ(decoded.error().xdr.field, each.field);
+      }
     }
   }
 }

@@ -153,6 +153,7 @@ constexpr OutOfReach kOutOfReach[] = {
     {"responder.reverse_call_to_nobody_dropped", kOursOnly},
     {"responder.version_1_while_probing", kOursOnly},
     {"server.chunk_for_an_item_not_eligible", kOursOnly},
+    {"server.credentials_denied", "callers have credentials that everybody takes"},
     {"server.extension_error_is_unknown", kNoExtensions},
     {"server.not_configured", "a client configures a connection once, with what it does first"},
     {"srq.empty", kSrqSized},

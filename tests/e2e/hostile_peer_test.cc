@@ -142,6 +142,53 @@ TEST_F(HostilePeerTest, ServerAnswersBadHeadersAndGoesOn) {
   EXPECT_EQ(service_.handled, 1u);
 }
 
+// RFC 5531 sections 8.2 and 9.
+TEST_F(HostilePeerTest, CredentialsAndVerifiersAreAnsweredWithWhatIsWrongWithThem) {
+  StartServer();
+  ConnectPeer();
+  // Flavor and length of both; bodies are of zeros.
+  struct Case {
+    uint32_t cred, cred_bytes, verf, verf_bytes;
+    AuthStat stat;
+  };
+  for (const Case& each : {
+           Case{0, 0, 0, 0, AuthStat::kOk},
+           Case{0, 8, 0, 400, AuthStat::kOk},
+           Case{1, 20, 0, 0, AuthStat::kOk},
+           Case{1, 24, 0, 0, AuthStat::kBadCred},
+           Case{1, 16, 0, 0, AuthStat::kBadCred},
+           Case{1, 20, 1, 20, AuthStat::kBadVerf},
+           Case{0, 0, 6, 28, AuthStat::kBadVerf},
+           Case{0, 401, 0, 0, AuthStat::kBadCred},
+           Case{0, 404, 0, 0, AuthStat::kBadCred},
+           Case{0, 0, 0, 404, AuthStat::kBadVerf},
+           Case{0, 0xffffffff, 0, 0, AuthStat::kBadCred},
+           Case{0, 0, 0, 0xffffffff, AuthStat::kBadVerf},
+           Case{6, 20, 0, 0, AuthStat::kRejectedCred},
+       }) {
+    for (int times = 0; times < 100; ++times) {  // more than there are credits
+      std::vector<std::byte> call = Words({9, 0, 2, kProgram, 3, kNull});
+      const auto append = [&](uint32_t flavor, uint32_t size) {
+        const auto words = Words({flavor, size});
+        call.insert(call.end(), words.begin(), words.end());
+        call.resize(call.size() + std::min(XdrRoundUp(size), uint64_t{408}));
+      };
+      append(each.cred, each.cred_bytes);
+      append(each.verf, each.verf_bytes);
+      ASSERT_TRUE(Ask(Encode({.xid = 9, .credits = 1, .body = RdmaMsg{}}, call)).has_value());
+      ByteReader in(peer_->engine->received.back());
+      ASSERT_TRUE(DecodeHeaderV1(in).has_value());
+      XdrReader message(in.Rest());
+      const auto reply = DecodeReply(message);
+      ASSERT_TRUE(reply.has_value());
+      EXPECT_EQ(*reply, each.stat == AuthStat::kOk ? SuccessReply(9) : AuthErrorReply(9, each.stat))
+          << each.cred << " " << each.cred_bytes << " " << each.verf << " " << each.verf_bytes << ": "
+          << ToString(*reply);
+    }
+  }
+  EXPECT_EQ(service_.handled, 300u);
+}
+
 // [5666bis:5.7.1#2] [5666bis:5.7.2#1]
 // [traps:interop#9]
 TEST_F(HostilePeerTest, ServerTakesMsgpAndDropsDoneAndErrors) {

@@ -25,6 +25,7 @@ namespace stagecoach::e2e {
 namespace {
 
 using rpcrdma::AcceptStat;
+using rpcrdma::AuthStat;
 using rpcrdma::CallError;
 using rpcrdma::CallOptions;
 using rpcrdma::Client;
@@ -308,6 +309,34 @@ TEST_F(ReverseTest, ErrorsOfTheRpcLayerArrive) {
   EXPECT_EQ(kind({kProgram, 9, 0}), AcceptStat::kProgMismatch);
   EXPECT_EQ(kind({kProgram, 3, 99}), AcceptStat::kProcUnavail);
   EXPECT_EQ(kind({kProgram, 3, kSize}), AcceptStat::kGarbageArgs);
+}
+
+TEST_F(ReverseTest, AClientDeniesCredentialsAsAServerDoes) {
+  Start();
+  const auto stat = [&](const rpcrdma::OpaqueAuth& credentials) {
+    ReverseCallOptions options;
+    options.credentials = &credentials;
+    const Outcome outcome = CallBack(
+        kWords, [](XdrWriter& args) { args.U32(0); }, options);
+    if (outcome.has_value()) return AuthStat::kOk;
+    EXPECT_EQ(outcome.error().kind, CallError::Kind::kDenied) << outcome.error().ToString();
+    return outcome.error().auth_stat;
+  };
+  const rpcrdma::OpaqueAuth sys = *rpcrdma::MakeAuthSys({});
+  const rpcrdma::OpaqueAuth bad{.flavor = 1};
+  const rpcrdma::OpaqueAuth gss{.flavor = 6};
+  rpcrdma::OpaqueAuth longer;
+  longer.body.append(std::vector<std::byte>(404));
+  for (int times = 0; times < 20; ++times) {  // more than there are credits
+    EXPECT_EQ(stat(sys), AuthStat::kOk);
+    EXPECT_EQ(stat(bad), AuthStat::kBadCred);
+    EXPECT_EQ(stat(gss), AuthStat::kRejectedCred);
+    EXPECT_EQ(stat(longer), AuthStat::kBadCred);
+  }
+  callbacks_.taken = {rpcrdma::AuthFlavor::kSys};
+  EXPECT_EQ(stat(rpcrdma::AuthNone()), AuthStat::kTooWeak);
+  EXPECT_EQ(stat(sys), AuthStat::kOk);
+  EXPECT_EQ(callbacks_.handled, 21u);
 }
 
 // [5666bis:8.3.1#1]

@@ -15,6 +15,7 @@
 #include "rpcrdma/api/server.h"
 #include "rpcrdma/loop/loop_context.h"
 #include "tests/e2e/outcome.h"
+#include "tests/e2e/raw_peer.h"
 #include "tests/e2e/setting.h"
 #include "tests/e2e/test_service.h"
 
@@ -22,6 +23,7 @@ namespace stagecoach::e2e {
 namespace {
 
 using rpcrdma::AcceptStat;
+using rpcrdma::AuthStat;
 using rpcrdma::CallError;
 using rpcrdma::CallOptions;
 using rpcrdma::Client;
@@ -31,6 +33,12 @@ using rpcrdma::Server;
 using rpcrdma::ServerOptions;
 using rpcrdma::XdrReader;
 using rpcrdma::XdrWriter;
+
+rpcrdma::OpaqueAuth Flavored(uint32_t flavor, ConstBytes body) {
+  rpcrdma::OpaqueAuth auth{.flavor = flavor};
+  auth.body.append(body);
+  return auth;
+}
 
 class RpcTest : public ::testing::Test {
  protected:
@@ -415,6 +423,101 @@ TEST_F(RpcTest, RpcRefusalsSayWhatIsThere) {
   EXPECT_EQ(CallAs({kProgram, 3, 77}, [](XdrWriter&) {}, {}).error().accept_stat, AcceptStat::kProcUnavail);
   EXPECT_EQ(Call(kSource).error().accept_stat, AcceptStat::kGarbageArgs);
   EXPECT_TRUE(Call(kNull).has_value());
+}
+
+// A call that is denied is over: nothing of it was executed or recorded, and nothing of it is held.
+TEST_F(RpcTest, CredentialsThatAreNotTakenAreDenied) {
+  const rpcrdma::OpaqueAuth sys = *rpcrdma::MakeAuthSys({.machine_name = "client", .uid = 7, .gid = 8});
+  rpcrdma::OpaqueAuth longer = sys;
+  longer.body.append(std::vector<std::byte>(4));
+  struct Case {
+    rpcrdma::OpaqueAuth credentials;
+    AuthStat stat;
+    const char* name;
+  };
+  const std::vector<Case> cases = {
+      // RPCSEC_GSS_INIT of RFC 2203: version 1, its procedure, sequence number 0, service 1, no handle.
+      {Flavored(6, Words({1, 1, 0, 1, 0})), AuthStat::kRejectedCred, "AUTH_REJECTEDCRED"},
+      {Flavored(2, Words({1, 2})), AuthStat::kRejectedCred, "AUTH_REJECTEDCRED"},
+      {Flavored(390003, {}), AuthStat::kRejectedCred, "AUTH_REJECTEDCRED"},
+      {Flavored(1, {}), AuthStat::kBadCred, "AUTH_BADCRED"},
+      {longer, AuthStat::kBadCred, "AUTH_BADCRED"},
+      {Flavored(0, std::vector<std::byte>(404)), AuthStat::kBadCred, "AUTH_BADCRED"},
+      {Flavored(1, std::vector<std::byte>(404)), AuthStat::kBadCred, "AUTH_BADCRED"},
+      {Flavored(6, std::vector<std::byte>(404)), AuthStat::kBadCred, "AUTH_BADCRED"},
+  };
+  for (const rpcrdma::TransportVersions versions : {rpcrdma::kVersion1Alone, rpcrdma::kVersion2Alone}) {
+    Start({.credits = 4, .versions = versions}, {.versions = versions});
+    const auto data = Pattern(100000);
+    const auto take = [&] {
+      CallOptions options;
+      options.credentials = &sys;
+      const Outcome outcome = Call(
+          kSize, [&](XdrWriter& args) { args.EligibleOpaque(data); }, options);
+      EXPECT_TRUE(outcome.has_value()) << outcome.error().ToString();
+    };
+    take();
+    const uint64_t pool = server_->holdings().pool_bytes;  // what the connection keeps for the next call
+    for (int round = 0; round < 8; ++round) {
+      for (const Case& each : cases) {
+        CallOptions options;
+        options.credentials = &each.credentials;
+        const Outcome outcome = Call(
+            kSize, [&](XdrWriter& args) { args.EligibleOpaque(data); }, options);
+        ASSERT_FALSE(outcome.has_value()) << each.credentials.flavor;
+        EXPECT_EQ(outcome.error().kind, CallError::Kind::kDenied) << outcome.error().ToString();
+        EXPECT_EQ(outcome.error().auth_stat, each.stat) << each.credentials.flavor;
+        EXPECT_EQ(outcome.error().ToString(),
+                  "RPC: " + setting_->HostPort(server_->port()) + " denied the call: " + each.name);
+      }
+    }
+    EXPECT_EQ(service_.handled, 1u);
+    EXPECT_EQ(server_->stats().replay.recorded, 1u);
+    EXPECT_EQ(server_->holdings().requests, 0u);
+    EXPECT_EQ(server_->stats().connections.replies, 1 + 8 * cases.size()) << "each was answered";
+    take();
+    EXPECT_EQ(service_.handled, 2u);
+    EXPECT_EQ(server_->holdings().pool_bytes, pool) << "their arguments are not kept";
+    service_.handled = 0;
+    client_.reset();
+    server_.reset();
+    setting_->For(1ms);
+  }
+}
+
+TEST_F(RpcTest, AServiceSaysWhichCredentialsItTakes) {
+  service_.taken = {rpcrdma::AuthFlavor::kSys, rpcrdma::AuthFlavor::kRpcsecGss};
+  Start();
+  EXPECT_TRUE(Call(kNull).has_value()) << "NULL is taken with AUTH_NONE";
+  const Outcome weak = Call(kWords, [](XdrWriter& args) { args.U32(0); });
+  ASSERT_FALSE(weak.has_value());
+  EXPECT_EQ(weak.error().auth_stat, AuthStat::kTooWeak);
+  // The flavor that the stack cannot read reaches the service as it was sent, and so may be answered with Deny.
+  const rpcrdma::OpaqueAuth gss = Flavored(6, Words({1, 0, 1, 1, 0}));
+  const rpcrdma::OpaqueAuth sys = *rpcrdma::MakeAuthSys({});
+  for (const rpcrdma::OpaqueAuth* taken : {&gss, &sys}) {
+    CallOptions options;
+    options.credentials = taken;
+    const Outcome outcome = Call(
+        kWords, [](XdrWriter& args) { args.U32(0); }, options);
+    ASSERT_TRUE(outcome.has_value()) << outcome.error().ToString();
+    EXPECT_EQ(service_.last_call.cred, *taken);
+  }
+  EXPECT_EQ(service_.handled, 3u);
+  // A program that is not there says nothing of credentials; a version that is not there is behind them.
+  CallOptions options;
+  const rpcrdma::OpaqueAuth unknown = Flavored(77, {});
+  options.credentials = &unknown;
+  EXPECT_EQ(CallAs(
+                {100003, 3, 0}, [](XdrWriter&) {}, options)
+                .error()
+                .accept_stat,
+            AcceptStat::kProgUnavail);
+  EXPECT_EQ(CallAs(
+                {kProgram, 9, 0}, [](XdrWriter&) {}, options)
+                .error()
+                .auth_stat,
+            AuthStat::kRejectedCred);
 }
 
 TEST_F(RpcTest, NobodyListening) {

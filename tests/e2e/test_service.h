@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -54,6 +55,7 @@ class TestService : public rpcrdma::Service {
   uint32_t program() const override { return kProgram; }
   rpcrdma::VersionRange versions() const override { return {3, 4}; }
   std::span<const rpcrdma::Binding> bindings() const override { return kBindings; }
+  std::span<const rpcrdma::AuthFlavor> flavors() const override { return taken ? *taken : Service::flavors(); }
 
   void Handle(rpcrdma::Request request) override {
     using rpcrdma::AcceptStat;
@@ -131,7 +133,8 @@ class TestService : public rpcrdma::Service {
   void OnClientConnected(rpcrdma::ClientId, const std::string&) override { ++clients; }
   void OnClientGone(rpcrdma::ClientId) override { --clients; }
 
-  std::set<uint32_t> repeatable;  // procedures said to be idempotent
+  std::set<uint32_t> repeatable;                          // procedures said to be idempotent
+  std::optional<std::vector<rpcrdma::AuthFlavor>> taken;  // flavors of credentials; absent: says nothing
   size_t handled = 0;
   std::vector<std::byte> last_data;  // of kSize, and where it was
   uintptr_t last_data_at = 0;
