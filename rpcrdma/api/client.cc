@@ -258,6 +258,7 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
     if (requester_) stats += requester_->stats();
     stats.memory_registered += connection_->lasting_registrations();
     if (configuration_) ++(configuration_->applied ? stats.configured : stats.not_configured);
+    if (wrong_lengths_ != nullptr) stats.lengths_wrong += wrong_lengths_->chunks;
     return stats;
   }
   std::optional<Instant> reverse_active_at() const { return reverse_ ? reverse_->active_at() : std::nullopt; }
@@ -297,6 +298,7 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
     config.limits.padding_base = options_.profile.padding_base;
     config.reads_max = options_.profile.replies_by_read_chunk ? connection_->outgoing_reads() : 0;
     config.read_bytes_max = options_.read_bytes_max;
+    config.wrong_lengths = wrong_lengths_.get();
     config.name = options_.name;
     config.grown_bytes_max = options_.grown_bytes_max;
     config.resend_executed = options_.resend_executed;
@@ -376,6 +378,7 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
   void OnClosed(const CloseCause& cause) override {
     if (!abandoned_ && (GoOnWithOtherVersion(cause) || GoOnToNextAddress(cause))) return;
     RememberLoss(cause);
+    TraceWrongLengthsOnce();
     if (on_connected_) EndConnecting(Err(FailedConnect(cause)));
     if (abandoned_) return;
     if (cause.kind != CloseCause::Kind::kLocal && on_lost_ && phase_ == Phase::kReady) {
@@ -935,6 +938,7 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
 
   void Deliver(CallOutcome outcome) {
     if (outcome.cookie == kProbeCookie) return OnProbed(outcome);
+    TraceWrongLengthsOnce();
     const auto index = static_cast<uint32_t>(outcome.cookie);
     if (pending_[index].on_extension) return DeliverExtension(std::move(outcome), index);
     const ProcedureId procedure = pending_[index].procedure;
@@ -951,6 +955,14 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
         lost_ && result;
     handler(std::move(result));
     if (twice) handler(Err(NotConnected()));
+    TraceWrongLengthsOnce();
+  }
+
+  // Handlers read results, or keep them for others who do: then it is said with the next reply, or at the end.
+  void TraceWrongLengthsOnce() {
+    if (wrong_lengths_told_ || wrong_lengths_ == nullptr || wrong_lengths_->chunks == 0) return;
+    wrong_lengths_told_ = true;
+    Trace(options_.trace, loop_.Now(), options_.name, "connection.lengths_wrong");
   }
 
   void DeliverExtension(CallOutcome outcome, uint32_t index) {
@@ -991,7 +1003,7 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
       return failed(FailedCall(*outcome.failure, name, lost_ ? *lost_ : NotConnected(), ExtensionsOf(options_)),
                     outcome.failure->sent);
     }
-    Result<Reply, CallError> reply = ReplyMaker::Make(outcome, name, buffers);
+    Result<Reply, CallError> reply = ReplyMaker::Make(outcome, name, buffers, wrong_lengths_);
     if (!reply) return failed(std::move(reply.error()), true);
     return reply;
   }
@@ -1080,6 +1092,10 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
   bool once_more_ = false;
   std::optional<CallError> version_error_;
   ConnectionStats past_stats_;  // of attempts before
+  // Of results, whose Replies may outlive this. Null where they are to be exact.
+  const std::shared_ptr<WrongLengths> wrong_lengths_ =
+      options_.exact_lengths ? nullptr : std::make_shared<WrongLengths>();
+  bool wrong_lengths_told_ = false;  // in the trace
   std::unique_ptr<CmChannel> channel_;
   std::shared_ptr<MemoryAllowance> reverse_memory_;
   std::shared_ptr<BlockPool> pool_;       // of reverse calls; the connection's
@@ -1116,7 +1132,8 @@ bool SkipHeader(const XdrReader& reader, ReducedStream* stream) {
 }  // namespace
 
 Result<Reply, CallError> ReplyMaker::Make(CallOutcome& outcome, const CallName& name,
-                                          const SmallVector<MutableBytes, 2>& buffers) {
+                                          const SmallVector<MutableBytes, 2>& buffers,
+                                          std::shared_ptr<WrongLengths> wrong_lengths) {
   XdrReader reader(outcome.reply);
   const Result<ReplyHeader, RpcFault> header = DecodeReply(reader);
   if (!header) return Err(BadReply(ToString(header.error()), name));
@@ -1133,6 +1150,8 @@ Result<Reply, CallError> ReplyMaker::Make(CallOutcome& outcome, const CallName& 
   reply.storage_->grown = std::move(outcome.grown);
   reply.stream_.base = reply.storage_->reply_chunk ? results : reply.storage_->Keep(results);
   reply.storage_->placed = outcome.placed;
+  reply.storage_->wrong_lengths = std::move(wrong_lengths);
+  reply.stream_.wrong_lengths = reply.storage_->wrong_lengths.get();
   reply.buffers_ = buffers;
   reply.rpcrdma_version_ = outcome.answered_in;
   return reply;

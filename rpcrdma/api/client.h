@@ -179,6 +179,10 @@ struct ClientOptions {
   // data.
   uint32_t padding_align = 0;
   uint32_t padding_threshold = 256;
+  // Whether the returned length of a Write chunk has to be that of its result, with or without round-up, as all
+  // documents have it. Otherwise one to three bytes more are passed over, as Linux does: there are servers that round
+  // the length up wrongly. Each is counted (ConnectionStats::lengths_wrong), and the first of a connection is traced.
+  bool exact_lengths = false;
   // Expose memory through type 2 memory windows where the device has them, so that the server may invalidate them with
   // its reply.
   bool memory_windows = true;

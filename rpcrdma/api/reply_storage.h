@@ -10,6 +10,7 @@
 #include "rpcrdma/api/client.h"
 #include "rpcrdma/api/errors_internal.h"
 #include "rpcrdma/core/requester.h"
+#include "rpcrdma/xdr/reduced_stream.h"
 
 namespace stagecoach::rpcrdma::internal {
 
@@ -20,6 +21,7 @@ struct ReplyStorage {
   std::unique_ptr<std::byte[]> read_chunks;
   std::vector<std::unique_ptr<std::byte[]>> grown;  // results that were longer than the caller's memory
   SmallVector<uint64_t, 2> placed;
+  std::shared_ptr<WrongLengths> wrong_lengths;  // of the connection
 
   // Keeps a copy of `message`.
   ConstBytes Keep(ConstBytes message) {
@@ -34,8 +36,10 @@ struct ReplyStorage {
 
 struct ReplyMaker {
   // Of a call without failure: its reply, or why that is none. Eligible results lie in `buffers` if they were placed.
+  // `wrong_lengths` is null where they are to be exact.
   static Result<Reply, CallError> Make(CallOutcome& outcome, const CallName& name,
-                                       const SmallVector<MutableBytes, 2>& buffers);
+                                       const SmallVector<MutableBytes, 2>& buffers,
+                                       std::shared_ptr<WrongLengths> wrong_lengths = nullptr);
 };
 
 }  // namespace stagecoach::rpcrdma::internal

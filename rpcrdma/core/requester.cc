@@ -907,6 +907,9 @@ void Requester::OnReplyTo(uint32_t index, uint32_t slot, Header&& header, ConstB
   if (profile.written_lengths_count_round_up && header.chunks() != nullptr) {
     CutRoundUp(&header.mutable_chunks()->writes, call.offered.writes);
   }
+  if (config_.wrong_lengths != nullptr && header.chunks() != nullptr) {
+    config_.wrong_lengths->chunks += CutWrongLengths(&header.mutable_chunks()->writes, call.offered.writes);
+  }
   const bool owes_done = OwesDone(header);
   if (owes_done) credits_.OnDoneOwed();
   if (trace_ != nullptr) TraceReply(index, header, message, now);

@@ -190,6 +190,9 @@ class Requester final : public ConnectionEngine {
     // have no room beside.
     uint32_t reads_max = 0;
     uint64_t read_bytes_max = 32u << 20;
+    // Where Write chunks are counted that were returned up to three bytes longer than they were offered, and are taken
+    // as filled. Outlives the object. Null: such replies are refused.
+    WrongLengths* wrong_lengths = nullptr;
     ChunkListLimits list_limits;
     std::string name = "requester";
   };

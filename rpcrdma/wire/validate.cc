@@ -227,8 +227,13 @@ Result<CallChunks, ChunkFault> ValidateReply(const Header& header, ConstBytes in
   return reads;
 }
 
-void CutRoundUp(WriteList* returned, const WriteList& offered) {
-  if (returned->size() != offered.size()) return;
+namespace {
+
+// Cuts chunks to the memory that was offered which go beyond it by at most three bytes, if `may` says so of one.
+template <typename May>
+uint64_t CutToOffer(WriteList* returned, const WriteList& offered, May may) {
+  uint64_t cut = 0;
+  if (returned->size() != offered.size()) return cut;
   for (size_t i = 0; i < offered.size(); ++i) {
     const std::span<Segment> chunk = returned->mutable_chunk(i);
     if (chunk.size() != offered[i].size()) continue;
@@ -236,12 +241,24 @@ void CutRoundUp(WriteList* returned, const WriteList& offered) {
     for (size_t n = chunk.size(); n > 0; --n) {
       if (chunk[n - 1].length == 0) continue;
       const uint64_t room = offered[i][n - 1].length;
-      if (chunk[n - 1].length > room && chunk[n - 1].length - room < 4 && TotalLength(chunk) % 4 == 0) {
+      if (chunk[n - 1].length > room && chunk[n - 1].length - room < 4 && may(chunk)) {
         chunk[n - 1].length = static_cast<uint32_t>(room);
+        ++cut;
       }
       break;
     }
   }
+  return cut;
+}
+
+}  // namespace
+
+void CutRoundUp(WriteList* returned, const WriteList& offered) {
+  CutToOffer(returned, offered, [](std::span<const Segment> chunk) { return TotalLength(chunk) % 4 == 0; });
+}
+
+uint64_t CutWrongLengths(WriteList* returned, const WriteList& offered) {
+  return CutToOffer(returned, offered, [](std::span<const Segment>) { return true; });
 }
 
 }  // namespace stagecoach::rpcrdma

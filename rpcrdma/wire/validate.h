@@ -82,4 +82,7 @@ Result<CallChunks, ChunkFault> ValidateReply(const Header& header, ConstBytes in
 // bytes of each chunk. What is left may be any part of the round-up (ReducedStream::round_up_cut).
 void CutRoundUp(WriteList* returned, const WriteList& offered);
 
+// The same of a Write list whose lengths may be wrong (WrongLengths), whatever they count. How many chunks were cut.
+uint64_t CutWrongLengths(WriteList* returned, const WriteList& offered);
+
 }  // namespace stagecoach::rpcrdma

@@ -8,6 +8,7 @@
 // Views only: whoever makes one keeps the memory alive. Thread-compatible values.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <vector>
 
@@ -47,6 +48,13 @@ struct Padding {
   friend bool operator==(const Padding&, const Padding&) = default;
 };
 
+// Write chunks whose returned lengths were found to be wrong, as servers make them that round a length up wrongly: one
+// to three bytes more than the item, and not its round-up. Counted by whoever decodes, on any thread.
+struct WrongLengths {
+  static constexpr uint64_t kExcessMax = 3;
+  std::atomic<uint64_t> chunks = 0;
+};
+
 struct ReducedStream {
   enum class ChunkOrder {
     kByPosition,  // a call: Read chunks, each at its place
@@ -68,6 +76,10 @@ struct ReducedStream {
   bool round_up_cut = false;
   // Round-up of data that went by Read chunk stayed in the base.
   bool round_up_in_base = false;
+
+  // Where Write chunks with wrong lengths are counted, of which the item is then the first bytes; outlives the stream.
+  // Null: they are faults.
+  WrongLengths* wrong_lengths = nullptr;
 };
 
 }  // namespace stagecoach::rpcrdma

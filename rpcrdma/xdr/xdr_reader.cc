@@ -85,7 +85,16 @@ ConstBytes XdrReader::TakeRead(const char* field, uint64_t size, uint64_t starte
 ConstBytes XdrReader::TakeWrite(const char* field, uint64_t size, uint64_t started) {
   const ChunkData& chunk = writes_[next_write_++];
   const uint64_t room = chunk.data.size();
-  if (!round_up_cut_ || room <= size || room >= size + XdrPad(size)) return TakeChunk(chunk, field, size, started);
+  const uint64_t excess = room > size ? room - size : 0;
+  if (excess == 0 || excess == XdrPad(size)) return TakeChunk(chunk, field, size, started);
+  const bool cut = round_up_cut_ && excess < XdrPad(size);
+  const bool wrong = !cut && wrong_lengths_ != nullptr && excess <= WrongLengths::kExcessMax;
+  if (!cut && !wrong) return TakeChunk(chunk, field, size, started);
+  // [traps:interop#21]
+  if (wrong) {
+    STAGECOACH_MARK("xdr.write_chunk_with_a_wrong_length");
+    wrong_lengths_->chunks.fetch_add(1, std::memory_order_relaxed);
+  }
   return TakeChunk({.data = chunk.data.first(size)}, field, size, started);
 }
 

@@ -58,6 +58,7 @@ class XdrReader {
         any_item_by_chunk_(stream.any_item_by_chunk),
         round_up_cut_(stream.round_up_cut),
         round_up_in_base_(stream.round_up_in_base),
+        wrong_lengths_(stream.wrong_lengths),
         padding_(stream.padding) {
     if (order_ == ReducedStream::ChunkOrder::kInOrder) writes_ = stream.chunks.view();
   }
@@ -136,6 +137,7 @@ class XdrReader {
   bool any_item_by_chunk_ = false;
   bool round_up_cut_ = false;
   bool round_up_in_base_ = false;
+  WrongLengths* wrong_lengths_ = nullptr;
   Padding padding_;
   std::optional<XdrFault> fault_;
 };

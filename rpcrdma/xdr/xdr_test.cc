@@ -242,6 +242,52 @@ TEST_F(ReducedCall, AChunkForAnItemBeyondThoseOfTheBindingIsAFault) {
   }
 }
 
+// [traps:interop#21]
+TEST(XdrReader, AWriteChunkUpToThreeBytesTooLongIsTakenWhereThatIsAllowed) {
+  const std::array<std::byte, 64> written{};
+  for (const bool allowed : {false, true}) {
+    for (uint32_t size = 0; size <= 9; ++size) {
+      for (size_t returned = 0; returned <= size + 9; ++returned) {
+        std::array<std::byte, 12> base;
+        XdrWriter out(base);
+        out.U32(size);
+        // An unused Write chunk: the item stands in the base, where it is not.
+        if (returned == 0 && size > 0) continue;
+        WrongLengths wrong;
+        ReducedStream stream{.base = out.written(), .order = ReducedStream::ChunkOrder::kInOrder};
+        stream.chunks.push_back({0, ConstBytes(written).first(returned)});
+        if (allowed) stream.wrong_lengths = &wrong;
+        XdrReader in(stream);
+        const ConstBytes item = in.EligibleOpaque("data", 100);
+        const bool right = returned == size || returned == XdrRoundUp(size);
+        const bool taken = right || (allowed && returned > size && returned <= size + 3);
+        EXPECT_EQ(in.Finish().has_value(), taken) << size << " bytes in a chunk of " << returned;
+        EXPECT_EQ(wrong.chunks, taken && !right ? 1u : 0u) << size << " " << returned;
+        if (taken) {
+          EXPECT_EQ(item.size(), size);
+          EXPECT_EQ(in.position(), 4 + XdrRoundUp(size));
+        } else {
+          EXPECT_EQ(in.fault()->kind, XdrFaultKind::kChunkSizeMismatch);
+        }
+      }
+    }
+  }
+}
+
+// No more than that is taken of a count that reaches beyond all memory.
+TEST(XdrReader, AnItemThatIsLongerThanAnythingIsInNoWriteChunk) {
+  const std::array<std::byte, 64> written{};
+  for (const uint64_t size : {UINT64_MAX, UINT64_MAX - 1, UINT64_MAX - 3, uint64_t{65}}) {
+    WrongLengths wrong;
+    ReducedStream stream{.order = ReducedStream::ChunkOrder::kInOrder, .wrong_lengths = &wrong};
+    stream.chunks.push_back({0, written});
+    XdrReader in(stream);
+    EXPECT_TRUE(in.EligibleBytes("data", size).empty());
+    EXPECT_FALSE(in.ok());
+    EXPECT_EQ(wrong.chunks, 0u);
+  }
+}
+
 TEST(XdrWriter, ItemsThatMayNotLeaveAreCopiedWithTheirRoundUp) {
   std::array<std::byte, 32> buffer;
   XdrWriter out(buffer, 1);

@@ -68,6 +68,7 @@ void FileCopyProgram::Attempt() {
   options.trace = stage_.trace();
   options.name = connection_ = fmt::format("copy-{}/{}", index_, tally_.connections);
   options.first_xid = stage_.FirstXid(options.name);
+  options.exact_lengths = true;
   client_ = std::make_unique<rpcrdma::Client>(stage_.loop(host()), options);
   files_ = std::make_unique<rpcrdma::file::FileClient>(*client_);
   client_->Connect(stage_.AddressOf(spec_.server()), kServicePort, Now([this](Result<void, CallError> result) {

@@ -160,6 +160,7 @@ void SetTerms(const Client& client, rpcrdma::ClientOptions* options) {
   options->versions = {client.version_low(), client.version_high()};
   options->grown_bytes_max = client.grown_bytes_max();
   options->reverse_chunks = client.reverse_chunks();
+  options->exact_lengths = true;  // of servers that keep to the document
 }
 
 bool HasRoomForReverse(const Device& device) {

@@ -161,6 +161,7 @@ constexpr OutOfReach kOutOfReach[] = {
     {"srq.limit_reached", "a server asks for no word of it: every shared Receive is posted or holds a call"},
     {"terms.properties_said_again", kOursOnly},
     {"xdr.result_inline_beside_unused_write_chunk", kOursOnly},
+    {"xdr.write_chunk_with_a_wrong_length", kOursOnly},
 };
 
 }  // namespace

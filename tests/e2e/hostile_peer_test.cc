@@ -407,6 +407,80 @@ TEST_F(HostilePeerTest, ReplyWithChunksNobodyOfferedIsRefused) {
   EXPECT_EQ(CallLyingServer().kind, CallError::Kind::kBadReply);
 }
 
+// Servers that round the length of a READ up wrongly: 1 byte comes in a chunk of 2, and 3 in one of 6.
+// [traps:interop#21]
+TEST_F(HostilePeerTest, AResultMayBeUpToThreeBytesShorterThanItsWriteChunk) {
+  for (const bool exact : {false, true}) {
+    TraceLog trace;
+    uint32_t size = 0;
+    uint32_t returned = 0;
+    StartLyingServer(
+        [&](RawPeer& peer, const Header& call) {
+          Header reply{.xid = call.xid, .credits = 10, .body = RdmaMsg{*call.chunks()}};
+          reply.mutable_chunks()->reply.reset();
+          reply.mutable_chunks()->writes.mutable_chunk(0)[0].length = returned;
+          peer.Send(Encode(reply, Words({call.xid, 1, 0, 0, 0, 0, size})));
+        },
+        {.exact_lengths = exact, .trace = &trace});
+    std::vector<std::byte> buffer(8000);
+    uint64_t wrong = 0;
+    for (size = 1; size <= 7; ++size) {
+      for (returned = size; returned <= size + 5; ++returned) {
+        CallOptions options;
+        options.result_buffers = {buffer};
+        std::optional<bool> taken;
+        client_->Call(
+            {kProgram, 3, kSource}, [&](XdrWriter& args) { args.U32(size); }, options,
+            [&](Result<Reply, CallError> outcome) {
+              ASSERT_TRUE(outcome.has_value()) << outcome.error().ToString();
+              XdrReader results = outcome->results();
+              const ConstBytes data = results.EligibleOpaque("data", 100);
+              taken = results.Finish().has_value();
+              EXPECT_EQ(data.size(), *taken ? size : 0);
+            });
+        ASSERT_TRUE(setting_->Until([&] { return taken.has_value(); }));
+        const bool right = returned == size || returned == XdrRoundUp(size);
+        EXPECT_EQ(*taken, right || (!exact && returned - size <= 3)) << size << " in a chunk of " << returned;
+        if (*taken && !right) ++wrong;
+        EXPECT_EQ(client_->stats().lengths_wrong, wrong);
+      }
+    }
+    EXPECT_EQ(wrong == 0, exact);
+    // The same where the memory ends with the result: what goes beyond it is no part of anything.
+    size = 3;
+    for (returned = 3; returned <= 8; ++returned) {
+      CallOptions options;
+      options.result_buffers = {MutableBytes(buffer).first(3)};
+      options.reply_bytes_max = 8000;
+      std::optional<bool> taken;
+      client_->Call(
+          {kProgram, 3, kSource}, [&](XdrWriter& args) { args.U32(size); }, options,
+          [&](Result<Reply, CallError> outcome) {
+            if (outcome.has_value()) {
+              XdrReader results = outcome->results();
+              EXPECT_EQ(results.EligibleOpaque("data", 100).data(), buffer.data());
+              EXPECT_TRUE(results.Finish().has_value());
+            } else {
+              EXPECT_EQ(outcome.error().kind, CallError::Kind::kBadReply) << outcome.error().ToString();
+            }
+            taken = outcome.has_value();
+          });
+      ASSERT_TRUE(setting_->Until([&] { return taken.has_value(); }));
+      EXPECT_EQ(*taken, returned == 3 || (!exact && returned <= 6)) << returned;
+      if (*taken && returned > 3) ++wrong;
+      EXPECT_EQ(client_->stats().lengths_wrong, wrong);
+    }
+    EXPECT_EQ(std::ranges::count_if(
+                  trace.lines(),
+                  [](const std::string& line) { return line.find("connection.lengths_wrong") != std::string::npos; }),
+              exact ? 0 : 1);
+    EXPECT_TRUE(client_->connected());
+    client_.reset();
+    peer_.reset();
+    setting_->For(1ms);
+  }
+}
+
 TEST_F(HostilePeerTest, ServerThatReadsMemoryItWasNotGivenLosesItsClient) {
   std::vector<std::byte> sink(4096);
   StartLyingServer([&](RawPeer& peer, const Header&) {

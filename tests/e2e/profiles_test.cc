@@ -103,6 +103,7 @@ class ProfilesTest : public ::testing::Test {
   void StartClient(const ProtocolProfile& client, ClientOptions client_options, uint16_t port) {
     setting_->ActAsClient();
     client_options.profile = client;
+    client_options.exact_lengths = true;
     // The server would take what one client sends for what another has sent before.
     client_options.first_xid = next_xid_;
     next_xid_ += 1u << 16;
