@@ -1,7 +1,7 @@
 // stagecoach serve DIR: offers one directory with the bulk file program.
 //
-// Network on one thread, disk on another (FileService). There is no authentication and no encryption; hence loopback,
-// unless told otherwise.
+// Network on one thread, disk on a few others (FileService). There is no authentication and no encryption; hence
+// loopback, unless told otherwise.
 //
 // With --rpcbind it can be found by program number: what it registers is there before it says that it listens, and gone
 // when it ends because somebody asked it to. A registration that is there already is replaced, unless a server answers
@@ -182,7 +182,7 @@ int Serve(const ServeOptions& options) {
   }
 
   AsioLoop loop;
-  file::WorkerThread disk(loop);
+  file::WorkerPool disk(loop);
   file::FileService::Options service_options;
   service_options.data_max = static_cast<uint32_t>(*ParseSize(options.chunk));
   service_options.handles_max = options.handles;

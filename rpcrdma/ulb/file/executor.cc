@@ -2,40 +2,66 @@
 
 #include <utility>
 
+#include "base/check.h"
+
 namespace stagecoach::rpcrdma::file {
 
-void InlineExecutor::Submit(Work work, Work done) {
+void InlineExecutor::Submit(Lane /*lane*/, Kind /*kind*/, Work work, Work done) {
   work();
   loop_.Post(std::move(done));
 }
 
-WorkerThread::WorkerThread(EventLoop& loop) : loop_(loop), thread_([this] { Run(); }) {}
+WorkerPool::WorkerPool(EventLoop& loop, size_t workers) : loop_(loop), long_max_(workers - kBriefOnly) {
+  STAGECOACH_CHECK(workers > kBriefOnly);
+  for (size_t i = 0; i < workers; ++i) threads_.emplace_back([this] { Run(); });
+}
 
-WorkerThread::~WorkerThread() {
+WorkerPool::~WorkerPool() {
   *gone_ = true;
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
   }
-  wake_.notify_one();
-  thread_.join();
+  wake_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
 }
 
-void WorkerThread::Submit(Work work, Work done) {
-  {
-    const std::lock_guard lock(mutex_);
-    queue_.push_back({std::move(work), std::move(done)});
+void WorkerPool::Submit(Lane lane, Kind kind, Work work, Work done) {
+  const std::lock_guard lock(mutex_);
+  std::deque<Job>& jobs = lanes_[lane];
+  jobs.push_back({submitted_++, kind, std::move(work), std::move(done)});
+  if (jobs.size() == 1) MakeReady(lane);
+}
+
+void WorkerPool::MakeReady(Lane lane) {
+  (lanes_.at(lane).front().kind == Kind::kLong ? ready_long_ : ready_brief_).push_back(lane);
+  wake_.notify_one();
+}
+
+std::optional<Executor::Lane> WorkerPool::TakeReady() {
+  const auto number = [this](const std::deque<Lane>& ready) { return lanes_.at(ready.front()).front().number; };
+  std::deque<Lane>* ready = ready_brief_.empty() ? nullptr : &ready_brief_;
+  if (!ready_long_.empty() && long_running_ < long_max_ && (ready == nullptr || number(ready_long_) < number(*ready))) {
+    ready = &ready_long_;
   }
-  wake_.notify_one();
+  if (ready == nullptr) return std::nullopt;
+  const Lane lane = ready->front();
+  ready->pop_front();
+  return lane;
 }
 
-void WorkerThread::Run() {
+void WorkerPool::Run() {
   std::unique_lock lock(mutex_);
   for (;;) {
-    wake_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
-    if (queue_.empty()) return;
-    Job job = std::move(queue_.front());
-    queue_.pop_front();
+    const std::optional<Lane> lane = TakeReady();
+    if (!lane) {
+      if (stopping_ && lanes_.empty()) return;
+      wake_.wait(lock);
+      continue;
+    }
+    Job job = std::move(lanes_.at(*lane).front());
+    const bool is_long = job.kind == Kind::kLong;
+    if (is_long) ++long_running_;
     lock.unlock();
     job.work();
     job.work = nullptr;  // what the work held goes on this thread, in order: the last owner of a file closes it here
@@ -44,6 +70,16 @@ void WorkerThread::Run() {
     });
     job.done = nullptr;
     lock.lock();
+    if (is_long) --long_running_;
+    const auto jobs = lanes_.find(*lane);
+    jobs->second.pop_front();
+    if (jobs->second.empty()) {
+      lanes_.erase(jobs);
+    } else {
+      MakeReady(*lane);
+    }
+    // This thread takes what has become possible by that; the others wait for the end with it.
+    if (stopping_) wake_.notify_all();
   }
 }
 

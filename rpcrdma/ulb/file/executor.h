@@ -1,15 +1,22 @@
 // Executor: where blocking work runs, so that the event loop does not.
 //
-// Disk calls block. The server hands each to an executor, in order; the outcome comes back on the loop's thread. A
-// process uses WorkerThread; the simulated fabric and tests use InlineExecutor, which keeps one thread and one order.
+// Disk calls block. The server hands each to an executor; the outcome comes back on the loop's thread. Work is in
+// lanes: in each it runs in order, one piece at a time, and lanes do not wait for each other, as far as there are
+// threads. So what is done to one file needs no lock, and a disk that takes its time over one file holds up nobody
+// else. A process uses WorkerPool; the simulated fabric and tests use InlineExecutor, which keeps one thread and one
+// order.
 #pragma once
 
 #include <condition_variable>
+#include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
+#include <vector>
 
 #include "base/event_loop.h"
 
@@ -18,11 +25,17 @@ namespace stagecoach::rpcrdma::file {
 class Executor {
  public:
   using Work = std::function<void()>;
+  // A number that those who share an executor agree on.
+  using Lane = uint64_t;
+  enum class Kind : uint8_t {
+    kBrief,  // names and attributes
+    kLong,   // data of files, and what waits until it is on the disk
+  };
 
   virtual ~Executor() = default;
-  // Runs `work` after everything submitted before it, then `done` on the loop's thread. Both are called exactly once,
-  // unless the executor is destroyed first: then `work` has still run, `done` may not.
-  virtual void Submit(Work work, Work done) = 0;
+  // Runs `work` after everything submitted to this lane before, then `done` on the loop's thread. Both are called
+  // exactly once, unless the executor is destroyed first: then `work` has still run, `done` may not.
+  virtual void Submit(Lane lane, Kind kind, Work work, Work done) = 0;
 };
 
 // Runs work at once, and `done` by the loop, after the current callback. Loop's thread only.
@@ -30,36 +43,53 @@ class InlineExecutor final : public Executor {
  public:
   // `loop` must outlive the executor.
   explicit InlineExecutor(EventLoop& loop) : loop_(loop) {}
-  void Submit(Work work, Work done) override;
+  void Submit(Lane lane, Kind kind, Work work, Work done) override;
 
  private:
   EventLoop& loop_;
 };
 
-// One thread with a queue. Its length is bounded by whoever submits: the file service by the limits of its clients.
-// Submit and destruction belong to the loop's thread; destruction finishes the queue and waits.
-class WorkerThread final : public Executor {
+// A few threads, of which two are never given work that is long: however slow the disk is with data, names are looked
+// up beside it. How much waits is bounded by whoever submits: the file service by the limits of its clients. Submit and
+// destruction belong to the loop's thread; destruction finishes all work and waits.
+class WorkerPool final : public Executor {
  public:
-  // `loop` must outlive the executor.
-  explicit WorkerThread(EventLoop& loop);
-  ~WorkerThread() override;
-  void Submit(Work work, Work done) override;
+  static constexpr size_t kWorkers = 8;
+  static constexpr size_t kBriefOnly = 2;
+
+  // `loop` must outlive the executor. At least kBriefOnly + 1 `workers`.
+  explicit WorkerPool(EventLoop& loop, size_t workers = kWorkers);
+  ~WorkerPool() override;
+  void Submit(Lane lane, Kind kind, Work work, Work done) override;
 
  private:
   struct Job {
+    uint64_t number = 0;  // in order of submission
+    Kind kind = Kind::kBrief;
     Work work;
     Work done;
   };
   void Run();
+  // The first job of the lane may run.
+  void MakeReady(Lane lane);
+  // Of the lanes with a job that may run now, the one that has waited longest; nullopt when there is none.
+  std::optional<Lane> TakeReady();
 
   EventLoop& loop_;
-  // Set by the destructor. Outcomes posted to the loop outlive the worker, and must not act then. Loop's thread only.
+  const size_t long_max_;
+  // Set by the destructor. Outcomes posted to the loop outlive the pool, and must not act then. Loop's thread only.
   std::shared_ptr<bool> gone_ = std::make_shared<bool>(false);
+
+  // Guarded by mutex_:
   std::mutex mutex_;
   std::condition_variable wake_;
-  std::deque<Job> queue_;  // guarded by mutex_
-  bool stopping_ = false;  // guarded by mutex_
-  std::thread thread_;     // last: starts when everything else is there
+  std::map<Lane, std::deque<Job>> lanes_;      // not empty; the first of each is running, or its lane is ready
+  std::deque<Lane> ready_brief_, ready_long_;  // by the kind of their first job
+  size_t long_running_ = 0;
+  uint64_t submitted_ = 0;
+  bool stopping_ = false;
+
+  std::vector<std::thread> threads_;  // last: they start when everything else is there
 };
 
 }  // namespace stagecoach::rpcrdma::file

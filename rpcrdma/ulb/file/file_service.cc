@@ -11,6 +11,8 @@
 namespace stagecoach::rpcrdma::file {
 namespace {
 
+using Kind = Executor::Kind;
+
 // A page never needs more, whatever the client would take.
 constexpr uint32_t kPageBytesMax = 64 * 1024;
 
@@ -39,7 +41,7 @@ FileService::~FileService() {
 }
 
 template <typename Work, typename Done>
-void FileService::Offload(Work work, Done done) {
+void FileService::Offload(Executor::Lane lane, Executor::Kind kind, Work work, Done done) {
   using Outcome = std::invoke_result_t<Work&>;
   // std::function wants copies, and what requests hold cannot be copied: both halves share one state.
   struct Job {
@@ -49,6 +51,7 @@ void FileService::Offload(Work work, Done done) {
   };
   auto job = std::make_shared<Job>(Job{std::move(work), std::move(done), std::nullopt});
   executor_.Submit(
+      lane, kind,
       [job] {
         job->outcome.emplace((*job->work)());
         job->work.reset();  // lets go of the file here and now: work queued behind counts on it
@@ -103,23 +106,28 @@ void FileService::Limits(Request request) {
 void FileService::GetAttributes(Request request) {
   Path path;
   if (!DecodeArguments(request, path)) return;
-  Offload([&store = store_, path = std::move(path)] { return store.GetAttributes(path); },
-          [this, request = std::move(request)](Result<Attributes, Status> result) mutable { Answer(request, result); });
+  Offload(
+      next_lane_++, Kind::kBrief, [&store = store_, path = std::move(path)] { return store.GetAttributes(path); },
+      [this, request = std::move(request)](Result<Attributes, Status> result) mutable { Answer(request, result); });
 }
 
 void FileService::List(Request request) {
   ListArgs args;
   if (!DecodeArguments(request, args)) return;
   args.bytes_max = std::min(args.bytes_max, kPageBytesMax);
-  Offload([&store = store_, args = std::move(args)] { return store.List(args.path, args.cookie, args.bytes_max); },
-          [this, request = std::move(request)](Result<Page, Status> result) mutable { Answer(request, result); });
+  Offload(
+      next_lane_++, Kind::kBrief,
+      [&store = store_, args = std::move(args)] { return store.List(args.path, args.cookie, args.bytes_max); },
+      [this, request = std::move(request)](Result<Page, Status> result) mutable { Answer(request, result); });
 }
 
 void FileService::MakeDirectory(Request request) {
   MakeDirectoryArgs args;
   if (!DecodeArguments(request, args)) return;
-  Offload([&store = store_, args = std::move(args)] { return store.MakeDirectory(args.path, args.mode); },
-          [this, request = std::move(request)](Result<void, Status> result) mutable { Answer(request, result); });
+  Offload(
+      next_lane_++, Kind::kLong,
+      [&store = store_, args = std::move(args)] { return store.MakeDirectory(args.path, args.mode); },
+      [this, request = std::move(request)](Result<void, Status> result) mutable { Answer(request, result); });
 }
 
 void FileService::Open(Request request) {
@@ -130,7 +138,9 @@ void FileService::Open(Request request) {
     std::shared_ptr<const ReadableFile> file;
     Attributes attributes;
   };
+  const Executor::Lane lane = next_lane_++;
   Offload(
+      lane, Kind::kBrief,
       [&store = store_, path = std::move(path)]() -> Result<Found, Status> {
         auto file = store.OpenFile(path);
         if (!file) return Err(file.error());
@@ -138,12 +148,12 @@ void FileService::Open(Request request) {
         if (!attributes) return Err(attributes.error());
         return Found{std::make_shared<const ReadableFile>(std::move(*file)), *attributes};
       },
-      [this, request = std::move(request)](Result<Found, Status> found) mutable {
+      [this, lane, request = std::move(request)](Result<Found, Status> found) mutable {
         if (!found) {
           Unreserve(request.client());
           return Answer<Opened>(request, Err(found.error()));
         }
-        const file::Handle handle = Install(request.client(), {std::move(found->file), nullptr, {}, 0});
+        const file::Handle handle = Install(request.client(), {std::move(found->file), nullptr, lane, {}, 0});
         Answer<Opened>(request, Opened{handle, found->attributes});
       });
 }
@@ -153,18 +163,20 @@ void FileService::Create(Request request) {
   if (!DecodeArguments(request, args)) return;
   if (!Reserve(request.client())) return Answer<file::Handle>(request, Err(Status::kLimit));
   using Created = Result<std::shared_ptr<PartialFile>, Status>;
+  const Executor::Lane lane = next_lane_++;
   Offload(
+      lane, Kind::kBrief,
       [&store = store_, args = std::move(args)]() -> Created {
         auto file = store.Create(args.path, args.mode);
         if (!file) return Err(file.error());
         return std::shared_ptr<PartialFile>(std::move(*file));
       },
-      [this, request = std::move(request)](Created created) mutable {
+      [this, lane, request = std::move(request)](Created created) mutable {
         if (!created) {
           Unreserve(request.client());
           return Answer<file::Handle>(request, Err(created.error()));
         }
-        const file::Handle handle = Install(request.client(), {nullptr, std::move(*created), {}, 0});
+        const file::Handle handle = Install(request.client(), {nullptr, std::move(*created), lane, {}, 0});
         Answer<file::Handle>(request, handle);
       });
 }
@@ -186,6 +198,7 @@ void FileService::Read(Request request) {
   const MutableBytes into = buffer->bytes().first(count);
   using Outcome = Result<ReadReply, Status>;
   Offload(
+      file->lane, Kind::kLong,
       [file = file->reading, into, offset = args.offset]() -> Outcome {
         const bool narrow = STAGECOACH_MUTANT("file-offset-narrow", "of the offset of a READ 16 bits are used");
         const auto size = file->ReadAt(narrow ? offset & 0xffff : offset, into);
@@ -214,12 +227,14 @@ void FileService::Write(Request request) {
 
   BeginUse(*file);
   // The request keeps the memory that `args.data` is a view of.
-  Offload([file = file->writing, args] { return file->WriteAt(args.info.offset, args.data, args.info.crc32c); },
-          [this, args, request = std::move(request)](Result<void, Status> result) mutable {
-            EndUse(request.client(), args.info.handle);
-            if (result) counters_.bytes_written += args.data.size();
-            Answer(request, result);
-          });
+  Offload(
+      file->lane, Kind::kLong,
+      [file = file->writing, args] { return file->WriteAt(args.info.offset, args.data, args.info.crc32c); },
+      [this, args, request = std::move(request)](Result<void, Status> result) mutable {
+        EndUse(request.client(), args.info.handle);
+        if (result) counters_.bytes_written += args.data.size();
+        Answer(request, result);
+      });
 }
 
 void FileService::Commit(Request request) {
@@ -232,8 +247,10 @@ void FileService::Commit(Request request) {
 
   // The handle ends here, whatever comes of it; WRITEs still queued run first.
   std::shared_ptr<PartialFile> file = std::move(found->writing);
+  const Executor::Lane lane = found->lane;
   sessions_[request.client()].files.erase(args.handle);
   Offload(
+      lane, Kind::kLong,
       [file = std::move(file), args]() mutable {
         auto result = file->Commit(args.size, args.crc32c, args.modified);
         file.reset();
@@ -252,10 +269,12 @@ void FileService::Close(Request request) {
   if (found == nullptr) return Answer<void>(request, Err(Status::kStale));
   OpenFile file = std::move(*found);
   sessions_[request.client()].files.erase(handle);
+  const Executor::Lane lane = file.lane;
   Drop(std::move(file));
   // Answered behind the drop: when the client hears of it, the hidden file is gone.
-  Offload([] { return Result<void, Status>(); },
-          [this, request = std::move(request)](Result<void, Status> result) mutable { Answer(request, result); });
+  Offload(
+      lane, Kind::kLong, [] { return Result<void, Status>(); },
+      [this, request = std::move(request)](Result<void, Status> result) mutable { Answer(request, result); });
 }
 
 void FileService::OnClientGone(ClientId client) {
@@ -322,7 +341,8 @@ void FileService::EndUse(ClientId client, file::Handle handle) {
 
 void FileService::Drop(OpenFile file) {
   if (file.writing != nullptr) ++counters_.files_abandoned;
-  executor_.Submit([reading = std::move(file.reading), writing = std::move(file.writing)] {}, [] {});
+  executor_.Submit(
+      file.lane, Kind::kLong, [reading = std::move(file.reading), writing = std::move(file.writing)] {}, [] {});
 }
 
 void FileService::ScheduleExpiry() {

@@ -1,8 +1,8 @@
 // FileService: the server side of the bulk file program (bulk_file.x) over a FileStore.
 //
 // Arguments are decoded and results encoded on the loop's thread; every system call on a file goes through the
-// Executor, one after the other. The data of WRITE goes from where the RDMA Read put it to the file, that of READ from
-// the file into pooled memory the device already knows: neither is copied in between.
+// Executor, those of one handle one after the other. The data of WRITE goes from where the RDMA Read put it to the
+// file, that of READ from the file into pooled memory the device already knows: neither is copied in between.
 //
 // What a client may hold is bounded: handles by Options::handles_max; requests by the credits and bytes by the
 // client_bytes_max of the Server; idle handles are closed after Options::idle. A handle is a number that means
@@ -32,6 +32,9 @@ class FileService final : public Service {
     uint32_t handles_max = 64;    // per client, those being opened included
     Duration idle = 60s;
   };
+
+  // It uses this lane of its executor and all above; those below are for others.
+  static constexpr Executor::Lane kFirstLane = 16;
 
   struct Counters {
     uint64_t bytes_read = 0;
@@ -67,6 +70,7 @@ class FileService final : public Service {
   struct OpenFile {
     std::shared_ptr<const ReadableFile> reading;
     std::shared_ptr<PartialFile> writing;
+    Executor::Lane lane = 0;
     Instant last_used;
     uint32_t operations = 0;  // on the executor now
   };
@@ -88,7 +92,7 @@ class FileService final : public Service {
 
   // Runs `work` on the executor, then `done(value)` on the loop while this service lives.
   template <typename Work, typename Done>
-  void Offload(Work work, Done done);
+  void Offload(Executor::Lane lane, Executor::Kind kind, Work work, Done done);
   template <typename T>
   void Answer(Request& request, const Result<T, Status>& result);
 
@@ -112,6 +116,7 @@ class FileService final : public Service {
   const Options options_;
   std::map<ClientId, Session> sessions_;  // of clients that hold or are being given handles
   file::Handle next_handle_ = 1;
+  Executor::Lane next_lane_ = kFirstLane;  // for a handle, or for a call without one
   EventLoop::TimerId expiry_ = 0;
   Counters counters_;
   std::shared_ptr<const int> alive_ = std::make_shared<int>(0);  // outcomes of work that outlives us look at it

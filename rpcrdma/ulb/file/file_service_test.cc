@@ -2,12 +2,16 @@
 // (FileClient) or say whatever they like (raw calls), in one process over the device that is linked in.
 #include "rpcrdma/ulb/file/file_service.h"
 
+#include <dlfcn.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <condition_variable>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <set>
 #include <string>
@@ -20,6 +24,49 @@
 #include "rpcrdma/api/server.h"
 #include "rpcrdma/ulb/file/codec.h"
 #include "rpcrdma/ulb/file/file_client.h"
+
+namespace stagecoach::rpcrdma::file {
+namespace {
+
+// A disk that syncs nothing between Begin() and End(), while it is waited for.
+class SlowDisk {
+ public:
+  void Begin() {
+    const std::lock_guard lock(mutex_);
+    slow_ = true;
+  }
+  void End() {
+    const std::lock_guard lock(mutex_);
+    slow_ = false;
+    changed_.notify_all();
+  }
+  size_t syncing() {
+    const std::lock_guard lock(mutex_);
+    return syncing_;
+  }
+  void Sync() {
+    std::unique_lock lock(mutex_);
+    ++syncing_;
+    changed_.wait(lock, [this] { return !slow_; });
+    --syncing_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool slow_ = false;
+  size_t syncing_ = 0;
+};
+SlowDisk slow_disk;
+
+}  // namespace
+}  // namespace stagecoach::rpcrdma::file
+
+// Before the C library's.
+extern "C" int fsync(int fd) {
+  stagecoach::rpcrdma::file::slow_disk.Sync();
+  return reinterpret_cast<int (*)(int)>(::dlsym(RTLD_NEXT, "fsync"))(fd);
+}
 
 namespace stagecoach::rpcrdma::file {
 namespace {
@@ -40,6 +87,7 @@ class FileServiceTest : public ::testing::Test {
     Start({}, {kDataLimit, 4, 60s});
   }
   void TearDown() override {
+    slow_disk.End();
     clients_.clear();
     server_.reset();
     service_.reset();
@@ -55,7 +103,7 @@ class FileServiceTest : public ::testing::Test {
     auto store = FileStore::Open(root_.string(), store_options);
     ASSERT_TRUE(store);
     store_ = std::move(*store);
-    executor_ = std::make_unique<WorkerThread>(loop_);
+    executor_ = std::make_unique<WorkerPool>(loop_);
     service_ = std::make_unique<FileService>(loop_, *store_, *executor_, options);
     server_ = std::make_unique<Server>(loop_, ServerOptions{});
     server_->Register(service_.get());
@@ -196,7 +244,7 @@ class FileServiceTest : public ::testing::Test {
   fs::path base_;
   fs::path root_;
   std::unique_ptr<FileStore> store_;
-  std::unique_ptr<WorkerThread> executor_;
+  std::unique_ptr<WorkerPool> executor_;
   std::unique_ptr<FileService> service_;
   std::unique_ptr<Server> server_;
   std::vector<std::unique_ptr<Client>> clients_;
@@ -415,6 +463,54 @@ TEST_F(FileServiceTest, ListingsComeInPagesThatFitTheMessage) {
 }
 
 // --- Raw requests: what no honest client sends ---
+
+// The file that a COMMIT waits for the disk with is locked by nobody, and everything but it goes on.
+TEST_F(FileServiceTest, ADiskThatTakesItsTimeOverOneFileHoldsUpNobodyElse) {
+  std::ofstream(root_ / "file") << "hello";
+  Client& slow = Connect();
+  Client& other = Connect();
+  const auto handle = Create(slow, {"slow"});
+  ASSERT_TRUE(handle);
+  slow_disk.Begin();
+  std::optional<bool> committed;
+  FileClient(slow).Commit({*handle, 0, 0, {}}, [&](Result<Attributes, Failure> done) { committed = done.has_value(); });
+  ASSERT_TRUE(RunUntil([&] { return slow_disk.syncing() == 1; }));
+  for (int i = 0; i < 3; ++i) {
+    const auto page = Await<Page>([&](auto handler) { FileClient(other).List({{}, 0, 4096}, std::move(handler)); });
+    ASSERT_TRUE(page);
+    EXPECT_EQ(page->entries.size(), 1u);
+    EXPECT_TRUE(Open(slow, {"file"})) << "nor its own client";
+    const auto written = Create(other, {"other"});
+    ASSERT_TRUE(written);
+    EXPECT_TRUE(Write(other, *written, 0, "data"));
+    EXPECT_TRUE(Close(other, *written));
+  }
+  EXPECT_FALSE(committed.has_value());
+  slow_disk.End();
+  ASSERT_TRUE(RunUntil([&] { return committed.has_value(); }));
+  EXPECT_TRUE(*committed);
+}
+
+// As many COMMITs as there are files leave room for names.
+TEST_F(FileServiceTest, ADiskThatTakesItsTimeOverEveryFileHoldsUpNoListing) {
+  Start({}, {kDataLimit, 64, 60s});
+  Client& slow = Connect();
+  Client& other = Connect();
+  slow_disk.Begin();
+  int committed = 0;
+  for (int i = 0; i < 30; ++i) {
+    const auto handle = Create(slow, {"slow-" + std::to_string(i)});
+    ASSERT_TRUE(handle);
+    FileClient(slow).Commit({*handle, 0, 0, {}}, [&](Result<Attributes, Failure> done) { committed += done ? 1 : 0; });
+  }
+  ASSERT_TRUE(RunUntil([&] { return slow_disk.syncing() == WorkerPool::kWorkers - WorkerPool::kBriefOnly; }));
+  for (int i = 0; i < 10; ++i) {
+    EXPECT_TRUE(Await<Page>([&](auto handler) { FileClient(other).List({{}, 0, 4096}, std::move(handler)); }));
+  }
+  EXPECT_EQ(committed, 0);
+  slow_disk.End();
+  EXPECT_TRUE(RunUntil([&] { return committed == 30; }));
+}
 
 TEST_F(FileServiceTest, RawNullAndUnknownProcedures) {
   Client& client = Connect();
