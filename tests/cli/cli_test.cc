@@ -7,6 +7,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <set>
 #include <sstream>
@@ -804,6 +805,58 @@ TEST_F(CliTest, AClientThatVanishesInMidTransferLeavesNothingBehind) {
   put->Wait();
   EXPECT_TRUE(WaitUntil([&] { return fs::is_empty(exported_); }));
   ExpectServerAlive();
+}
+
+// What a killed server has left is removed by the next one, before it says that it listens, and told.
+TEST_F(CliTest, TheNextServerRemovesWhatAKilledOneLeft) {
+  MakeSparse(local_ / "large", uint64_t{1} << 34);
+  fs::create_directories(exported_ / "a" / "b");
+  WriteFile(exported_ / "a" / "kept", "text");
+  Serve();
+  const auto put = Start({"put", (local_ / "large").string(), Url("a/b/large")});
+  ASSERT_TRUE(WaitUntil([&] { return !fs::is_empty(exported_ / "a" / "b") || !put->Running(); })) << put->Err();
+  server_->Signal(SIGKILL);
+  server_->Wait();
+  EXPECT_EQ(put->Wait(), 1) << put->Err();
+  ASSERT_FALSE(fs::is_empty(exported_ / "a" / "b"));
+  // One that may change nothing leaves it, and shows it to nobody.
+  Serve({"--read-only"});
+  EXPECT_FALSE(fs::is_empty(exported_ / "a" / "b"));
+  EXPECT_EQ(Run({"ls", Url("a/b")}).out, "");
+  Serve();
+  EXPECT_EQ(Tree(exported_), (std::set<std::string>{"a", "a/b", "a/kept"}));
+  EXPECT_EQ(ErrWithoutWarning(*server_), "stagecoach: removed 1 unfinished file of processes that were killed\n");
+  // What another server is writing is not touched.
+  const std::unique_ptr<Process> first = std::move(server_);
+  const auto second_put = Start({"put", (local_ / "large").string(), Url("a/b/large")});
+  ASSERT_TRUE(WaitUntil([&] { return !fs::is_empty(exported_ / "a" / "b") || !second_put->Running(); }));
+  Serve();
+  EXPECT_FALSE(fs::is_empty(exported_ / "a" / "b"));
+  EXPECT_EQ(ErrWithoutWarning(*server_), "");
+}
+
+TEST_F(CliTest, TheNextGetRemovesWhatAKilledOneLeft) {
+  MakeSparse(exported_ / "large", uint64_t{1} << 34);
+  WriteFile(exported_ / "tree" / "sub" / "file", "text");
+  Serve();
+  for (const std::string where : {"", "sub"}) {
+    fs::create_directories(local_ / "tree" / where);
+    const auto get = Start({"get", Url("large"), (local_ / "tree" / where / "large").string()});
+    ASSERT_TRUE(WaitUntil([&] {
+      const auto names = fs::directory_iterator(local_ / "tree" / where);
+      return !get->Running() || std::any_of(fs::begin(names), fs::end(names),
+                                            [](const auto& entry) { return entry.path().extension() == ".part"; });
+    })) << get->Err();
+    get->Signal(SIGKILL);
+    get->Wait();
+  }
+  EXPECT_EQ(Tree(local_ / "tree").size(), 3u) << "one of each, and the folder";
+  WriteFile(exported_ / "small", "x");
+  EXPECT_EQ(Run({"get", "-q", Url("small"), (local_ / "tree").string()}).code, 0);
+  EXPECT_EQ(Tree(local_ / "tree").size(), 3u);
+  EXPECT_TRUE(fs::exists(local_ / "tree" / "small"));
+  EXPECT_EQ(Run({"get", "-q", "-r", Url("tree"), (local_ / "tree").string()}).code, 0);
+  EXPECT_EQ(Tree(local_ / "tree"), (std::set<std::string>{"small", "sub", "sub/file"}));
 }
 
 TEST_F(CliTest, AnInterruptedTransferLeavesNothingBehind) {

@@ -39,6 +39,7 @@ Result<TreeResult, Error> GetFile(Session& session, const Url& url, const std::s
     return Err(Error{fmt::format("'{}' is no name for a file", file::Printable(name)), false});
   const auto store = file::FileStore::Open(directory, {});
   if (!store) return Err(Error{store.error().text, false});
+  static_cast<void>((*store)->RemoveAbandoned({}));  // if it cannot be, it is no worse than before
   const std::string shown = directory == "." ? name : directory + (directory.ends_with('/') ? "" : "/") + name;
   const auto size = Download(session, url.path, **store, {name}, shown, transfer);
   if (!size) {

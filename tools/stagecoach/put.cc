@@ -24,7 +24,7 @@ Result<TreeResult, Error> PutFile(Session& session, const std::string& local, co
   if (!into_directory) {
     const auto found =
         session.Await<file::Attributes>([&](auto handler) { session.files().GetAttributes(to, std::move(handler)); });
-    if (!found && found.error().fatal) return Err(found.error());
+    if (!found && (found.error().fatal || to.empty())) return Err(found.error());
     into_directory = found && found->type == file::Type::kDirectory;
   }
   if (into_directory) {

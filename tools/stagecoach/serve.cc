@@ -57,6 +57,8 @@ struct ServeOptions {
 };
 
 constexpr Duration kGrace = 5s;
+// For how long a start is held up by looking for what killed servers have left; what is left then is done beside.
+constexpr Duration kCleaning = 1s;
 // How long a server that may be there is given to take a connection.
 constexpr Duration kProbe = 3s;
 
@@ -168,6 +170,43 @@ class Registrar {
   rpcrdma::Rpcbind::DoneHandler withdraw_;  // waits for the check that is under way
 };
 
+// Removes the files in the making that killed processes have left in the tree, and says so.
+class Cleaning {
+ public:
+  Cleaning(AsioLoop& loop, const file::FileStore& store, file::Executor& disk)
+      : loop_(loop), disk_(disk), sweep_(store.SweepAbandoned()) {}
+
+  // Before the loop runs, for kCleaning at most; then by the executor, while this object and it live.
+  void Start() {
+    const Instant until = loop_.Now() + kCleaning;
+    bool more = true;
+    while (more && loop_.Now() < until) more = sweep_.Step(kEntries);
+    GoOn(more);
+  }
+
+ private:
+  static constexpr size_t kEntries = 256;
+  static constexpr file::Executor::Lane kLane = 0;
+  static_assert(kLane < file::FileService::kFirstLane);
+
+  void GoOn(bool more) {
+    if (!more) return Report();
+    disk_.Submit(
+        kLane, file::Executor::Kind::kLong, [this] { more_ = sweep_.Step(kEntries); }, [this] { GoOn(more_); });
+  }
+
+  void Report() const {
+    if (sweep_.removed() == 0) return;
+    fmt::print(stderr, "stagecoach: removed {} unfinished {} of processes that were killed\n", sweep_.removed(),
+               sweep_.removed() == 1 ? "file" : "files");
+  }
+
+  AsioLoop& loop_;
+  file::Executor& disk_;
+  file::PartSweep sweep_;  // of one thread at a time
+  bool more_ = false;
+};
+
 int Serve(const ServeOptions& options) {
   const auto where = ParseHostPort(options.listen);
   if (!where) {
@@ -182,6 +221,7 @@ int Serve(const ServeOptions& options) {
   }
 
   AsioLoop loop;
+  std::optional<Cleaning> cleaning;  // outlives the work that it has submitted
   file::WorkerPool disk(loop);
   file::FileService::Options service_options;
   service_options.data_max = static_cast<uint32_t>(*ParseSize(options.chunk));
@@ -213,6 +253,8 @@ int Serve(const ServeOptions& options) {
     Complain("serve", listening.error().ToString());
     return kExitFailure;
   }
+
+  if (!options.read_only) cleaning.emplace(loop, **store, disk).Start();
 
   std::optional<MetricsFile> metrics;
   if (!options.metrics.empty()) {

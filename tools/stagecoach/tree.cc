@@ -31,6 +31,7 @@ class Downloader {
 
   // A failure that was reported is no error here.
   Result<void, Error> Directory(const file::Path& from, const file::Path& to) {
+    static_cast<void>(store_.RemoveAbandoned(to));  // if it cannot be, it is no worse than before
     const auto entries = ListDirectory(session_, from, budget_);
     if (!entries) return Fail(session_.UrlOf(from), entries.error());
     for (const file::Entry& entry : *entries) {

@@ -49,7 +49,8 @@ struct TreeResult {
 using Report = std::function<void(const std::string& subject, const std::string& text)>;
 
 // Makes the contents of a remote directory the contents of the local directory `to`, which is created if missing.
-// Nothing is written outside it: links in it are not followed. A fatal error ends it.
+// Nothing is written outside it: links in it are not followed. Removes the unfinished files that killed processes have
+// left in each directory. A fatal error ends it.
 Result<TreeResult, Error> DownloadTree(Session& session, const rpcrdma::file::Path& from, const std::string& to,
                                        EntryBudget budget, const TransferOptions& options, const Report& report);
 

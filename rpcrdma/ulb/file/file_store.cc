@@ -3,7 +3,6 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <linux/openat2.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -22,6 +21,9 @@ namespace stagecoach::rpcrdma::file {
 namespace {
 
 constexpr uint64_t kOffsetMax = static_cast<uint64_t>(std::numeric_limits<off_t>::max());
+
+// Of every hidden file, so that whoever looks for abandoned ones can open it; the finished file has what was asked for.
+constexpr uint32_t kPartMode = S_IRUSR | S_IWUSR;
 
 Status LastError() {
   return StatusFromErrno(errno);
@@ -57,11 +59,20 @@ auto Retry(Call call) {
   return result;
 }
 
-std::string RandomHiddenName() {
-  // Only has to be new in its directory, which O_EXCL sees to; GRND_NONBLOCK so that an early boot does not hang us.
-  uint64_t random = 0;
-  if (::getrandom(&random, sizeof(random), GRND_NONBLOCK) != sizeof(random)) random = static_cast<uint64_t>(::getpid());
-  return ".stagecoach." + ToHex(AsBytes(&random, sizeof(random))) + ".part";
+// The directory `directory` leads to, to be synced. Not valid: it may be written but not read, and so cannot be synced.
+Result<Descriptor, Status> OpenToSync(const Descriptor& directory) {
+  Descriptor fd(Retry([&] { return ::openat(directory.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC); }));
+  if (!fd.valid() && errno != EACCES) return Err(LastError());
+  return fd;
+}
+
+// Names in it are durable after that.
+Result<void, Status> SyncDirectory(const Descriptor& directory) {
+  // EINVAL: a file system that has nothing to sync.
+  if (directory.valid() && Retry([&] { return ::fsync(directory.get()); }) != 0 && errno != EINVAL) {
+    return Err(LastError());
+  }
+  return {};
 }
 
 }  // namespace
@@ -138,11 +149,13 @@ Result<Attributes, Status> ReadableFile::GetAttributes() const {
   return ToAttributes(st);
 }
 
-PartialFile::PartialFile(Descriptor directory, std::string hidden_name, std::string final_name, Descriptor fd)
+PartialFile::PartialFile(Descriptor directory, std::string hidden_name, std::string final_name, Descriptor fd,
+                         uint32_t mode)
     : directory_(std::move(directory)),
       hidden_name_(std::move(hidden_name)),
       final_name_(std::move(final_name)),
-      fd_(std::move(fd)) {}
+      fd_(std::move(fd)),
+      mode_(mode) {}
 
 PartialFile::~PartialFile() {
   if (!hidden_name_.empty()) ::unlinkat(directory_.get(), hidden_name_.c_str(), 0);
@@ -200,20 +213,23 @@ Result<Attributes, Status> PartialFile::Commit(uint64_t size, uint32_t crc32c, T
   if (whole.size > size) return Err(Status::kInvalid);
   if (whole.crc32c != crc32c) return Err(Status::kBadChecksum);
 
+  struct stat st;
+  if ((mode_ & kPartMode) != kPartMode) {
+    if (::fstat(fd_.get(), &st) != 0) return Err(LastError());
+    if (::fchmod(fd_.get(), st.st_mode & mode_) != 0) return Err(LastError());
+  }
   const timespec times[2] = {{0, UTIME_OMIT}, {modified.seconds, static_cast<long>(modified.nanoseconds)}};
   if (::futimens(fd_.get(), times) != 0) return Err(LastError());
   if (Retry([&] { return ::fsync(fd_.get()); }) != 0) return Err(LastError());
-  struct stat st;
   if (::fstat(fd_.get(), &st) != 0) return Err(LastError());
+  // Before the name is changed: whatever may fail is to fail while nothing has happened.
+  const auto directory = OpenToSync(directory_);
+  if (!directory) return Err(directory.error());
   if (::renameat(directory_.get(), hidden_name_.c_str(), directory_.get(), final_name_.c_str()) != 0) {
     return Err(LastError());
   }
   hidden_name_.clear();
-  // The name is durable once its directory is. A directory that may be written but not read cannot be opened to be
-  // synced; the rename has happened and stands.
-  const Descriptor directory(::openat(directory_.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (directory.valid() && Retry([&] { return ::fsync(directory.get()); }) != 0 && errno != EINVAL)
-    return Err(LastError());
+  if (const auto synced = SyncDirectory(*directory); !synced) return Err(synced.error());
   return ToAttributes(st);
 }
 
@@ -344,18 +360,24 @@ Result<std::unique_ptr<PartialFile>, Status> FileStore::Create(const Path& path,
   } else if (errno != ENOENT) {
     return Err(LastError());
   }
-  constexpr int kAttempts = 4;
+  constexpr int kAttempts = 16;
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
-    std::string hidden = RandomHiddenName();
+    std::string hidden = RandomPartName();
     Descriptor fd(Retry([&] {
       return ::openat(directory->get(), hidden.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
-                      static_cast<mode_t>(mode & kModeMask));
+                      static_cast<mode_t>((mode & kModeMask) | kPartMode));
     }));
-    if (fd.valid()) {
-      return std::unique_ptr<PartialFile>(
-          new PartialFile(std::move(*directory), std::move(hidden), path.back(), std::move(fd)));
+    if (!fd.valid()) {
+      if (errno != EEXIST) return Err(LastError());
+      continue;
     }
-    if (errno != EEXIST) return Err(LastError());
+    const auto claimed = ClaimPart(fd.get());
+    if (claimed && *claimed) {
+      return std::unique_ptr<PartialFile>(
+          new PartialFile(std::move(*directory), std::move(hidden), path.back(), std::move(fd), mode & kModeMask));
+    }
+    ::unlinkat(directory->get(), hidden.c_str(), 0);
+    if (!claimed) return Err(claimed.error());
   }
   return Err(Status::kBusy);
 }
@@ -366,10 +388,27 @@ Result<void, Status> FileStore::MakeDirectory(const Path& path, uint32_t mode) c
   if (options_.read_only) return Err(Status::kReadOnly);
   const auto directory = OpenParent(path);
   if (!directory) return Err(directory.error());
+  const auto to_sync = OpenToSync(*directory);
+  if (!to_sync) return Err(to_sync.error());
   if (::mkdirat(directory->get(), path.back().c_str(), static_cast<mode_t>((mode & kModeMask) | S_IRWXU)) != 0) {
     return Err(LastError());
   }
-  return {};
+  return SyncDirectory(*to_sync);
+}
+
+Result<uint64_t, Status> FileStore::RemoveAbandoned(const Path& path) const {
+  if (!IsValidPath(path)) return Err(Status::kBadName);
+  if (options_.read_only) return Err(Status::kReadOnly);
+  const auto directory = OpenBeneath(Join(path), O_RDONLY | O_DIRECTORY | O_NONBLOCK);
+  if (!directory) return Err(directory.error());
+  PartSweep sweep(directory->get(), 0);
+  while (sweep.Step(std::numeric_limits<size_t>::max())) {
+  }
+  return sweep.removed();
+}
+
+PartSweep FileStore::SweepAbandoned() const {
+  return PartSweep(root_.get(), kDepthMax);
 }
 
 }  // namespace stagecoach::rpcrdma::file

@@ -12,10 +12,11 @@
 // Only regular files and directories are opened; an object is looked at through an O_PATH descriptor before it is
 // opened, so that no device sees an open. A file being written lives under a hidden name (names.h) in its final
 // directory and gets its final name by rename(2) once whole and synced; dropping it removes it. A process that is
-// killed outright leaves the hidden file behind, never a final one.
+// killed outright leaves the hidden file behind, never a final one, and what it left is removed by who looks for it
+// (parts.h).
 //
-// Blocking system calls: the owner decides which thread that happens on (executor.h). Thread-compatible; open files do
-// not need the store that opened them.
+// Blocking system calls: the owner decides which thread that happens on (executor.h). A store may be used by several
+// threads at once; files are thread-compatible, and do not need the store that opened them.
 #pragma once
 
 #include <map>
@@ -24,6 +25,7 @@
 
 #include "base/bytes.h"
 #include "base/result.h"
+#include "rpcrdma/ulb/file/parts.h"
 #include "rpcrdma/ulb/file/types.h"
 
 namespace stagecoach::rpcrdma::file {
@@ -74,9 +76,10 @@ class PartialFile {
   // stays failed.
   Result<void, Status> WriteAt(uint64_t offset, ConstBytes data, uint32_t crc32c);
 
-  // Checks that exactly the bytes 0 to `size` were written (kIncomplete) and have this CRC32c (kBadChecksum), sets the
-  // time, syncs the file, renames it over the final name, and syncs the directory. May be called once; on failure the
-  // hidden file is gone when this object is.
+  // Checks that exactly the bytes 0 to `size` were written (kIncomplete) and have this CRC32c (kBadChecksum), sets mode
+  // and time, syncs the file, renames it over the final name, and syncs the directory. May be called once; on failure
+  // the hidden file is gone when this object is. Under the final name is then what was there before; or, when only the
+  // last step failed, the new file, which a loss of power may undo.
   Result<Attributes, Status> Commit(uint64_t size, uint32_t crc32c, Time modified);
 
   static constexpr size_t kPiecesMax = 1024;
@@ -87,12 +90,13 @@ class PartialFile {
     uint64_t size = 0;
     uint32_t crc32c = 0;
   };
-  PartialFile(Descriptor directory, std::string hidden_name, std::string final_name, Descriptor fd);
+  PartialFile(Descriptor directory, std::string hidden_name, std::string final_name, Descriptor fd, uint32_t mode);
 
   Descriptor directory_;
   std::string hidden_name_;  // empty once renamed
   std::string final_name_;
-  Descriptor fd_;
+  Descriptor fd_;                     // holds the lock of the hidden file
+  const uint32_t mode_;               // of the finished file, before the umask
   std::map<uint64_t, Piece> pieces_;  // by offset; neighbours that touch are merged
   Status failed_ = Status::kOk;
 };
@@ -133,6 +137,11 @@ class FileStore {
 
   // The owner's bits are always set.
   Result<void, Status> MakeDirectory(const Path& path, uint32_t mode) const;
+
+  // Removes what killed processes have left in this directory: hidden files that nobody writes any more. How many.
+  Result<uint64_t, Status> RemoveAbandoned(const Path& path) const;
+  // The same for the whole tree, as the sweep is told to go on. Does not need the store.
+  PartSweep SweepAbandoned() const;
 
  private:
   FileStore(Descriptor root, Options options) : root_(std::move(root)), options_(options) {}
