@@ -859,6 +859,30 @@ TEST_F(CliTest, TheNextGetRemovesWhatAKilledOneLeft) {
   EXPECT_EQ(Tree(local_ / "tree"), (std::set<std::string>{"small", "sub", "sub/file"}));
 }
 
+TEST_F(CliTest, AServedDirectoryThatIsRemovedIsAnError) {
+  WriteFile(exported_ / "file", "text");
+  WriteFile(local_ / "file", "text");
+  Serve();
+  ASSERT_EQ(Run({"ls", Url()}).code, 0);
+  fs::remove_all(exported_);
+  const std::string why = ": server says: no such file or directory";
+  const std::vector<std::vector<std::string>> commands = {
+      {"ls", Url()},
+      {"get", "-r", Url(), (local_ / "tree").string()},
+      {"get", Url("file"), (local_ / "got").string()},
+      {"put", (local_ / "file").string(), Url("file")},
+      {"put", (local_ / "file").string(), "stagecoach://" + address_},
+      {"put", "-r", local_.string(), Url()},
+  };
+  for (const std::vector<std::string>& command : commands) {
+    const Outcome outcome = Run(command);
+    EXPECT_EQ(outcome.code, 1) << command.front();
+    EXPECT_EQ(outcome.out, "") << command.front();
+    EXPECT_NE(outcome.err.find(why), std::string::npos) << command.front() << ": " << outcome.err;
+  }
+  ExpectServerAlive();
+}
+
 TEST_F(CliTest, AnInterruptedTransferLeavesNothingBehind) {
   MakeSparse(exported_ / "large", uint64_t{1} << 34);
   Serve();

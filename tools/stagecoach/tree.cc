@@ -144,7 +144,8 @@ class Uploader {
         [&](auto handler) { session_.files().GetAttributes(path, std::move(handler)); });
     if (found && found->type == file::Type::kDirectory) return {};
     if (found) return Err(Error{"exists on the server and is not a directory", false});
-    if (found.error().fatal) return Err(found.error());
+    // The served directory itself is not made, but gone.
+    if (found.error().fatal || path.empty()) return Err(found.error());
     return session_.Await<void>([&](auto handler) {
       session_.files().MakeDirectory({path, mode}, std::move(handler));
     });

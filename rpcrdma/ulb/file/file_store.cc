@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <limits>
@@ -73,6 +74,15 @@ Result<void, Status> SyncDirectory(const Descriptor& directory) {
     return Err(LastError());
   }
   return {};
+}
+
+// Whether an open directory was removed. It has no links then, and reads as empty. There are file systems that count no
+// links, so the kernel is asked as well, whose word the C library takes for the end of the directory.
+bool WasRemoved(int directory, const struct stat& st) {
+  if (st.st_nlink > 0) return false;
+  const Descriptor again(::openat(directory, ".", O_RDONLY | O_DIRECTORY | O_NONBLOCK | O_CLOEXEC));
+  std::array<std::byte, 64> entries;
+  return ::syscall(SYS_getdents64, again.get(), entries.data(), entries.size()) < 0 && errno == ENOENT;
 }
 
 }  // namespace
@@ -273,6 +283,7 @@ Result<Attributes, Status> FileStore::GetAttributes(const Path& path) const {
   if (!fd) return Err(fd.error());
   struct stat st;
   if (::fstat(fd->get(), &st) != 0) return Err(LastError());
+  if (S_ISDIR(st.st_mode) && WasRemoved(fd->get(), st)) return Err(Status::kNoEntry);
   return ToAttributes(st);
 }
 
@@ -295,6 +306,9 @@ Result<Page, Status> FileStore::List(const Path& path, uint64_t cookie, size_t b
     const dirent* found = ::readdir(directory.get());
     if (found == nullptr) {
       if (errno != 0) return Err(LastError());
+      struct stat read;
+      if (::fstat(::dirfd(directory.get()), &read) != 0) return Err(LastError());
+      if (WasRemoved(::dirfd(directory.get()), read)) return Err(Status::kNoEntry);
       page.end = true;
       return page;
     }

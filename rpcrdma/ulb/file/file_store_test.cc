@@ -399,6 +399,22 @@ TEST_F(FileStoreTest, ListingShowsLinksToFilesAsFilesAndOthersAsLinks) {
   EXPECT_EQ(by_name["pipe"].type, Type::kOther);
 }
 
+TEST_F(FileStoreTest, ADirectoryThatWasRemovedIsAnErrorAndNotEmpty) {
+  fs::create_directory(root_ / "sub");
+  EXPECT_TRUE(store_->List({"sub"}, 0, 4096)->entries.empty());
+  fs::remove(root_ / "sub");
+  EXPECT_EQ(store_->List({"sub"}, 0, 4096).error(), Status::kNoEntry);
+  // The root is held, and can be reached without a name.
+  fs::remove(root_);
+  EXPECT_EQ(store_->List({}, 0, 4096).error(), Status::kNoEntry);
+  EXPECT_EQ(store_->GetAttributes({}).error(), Status::kNoEntry);
+  EXPECT_EQ(CreateStatus({"file"}), Status::kNoEntry);
+  EXPECT_EQ(MakeStatus({"made"}), Status::kNoEntry);
+  // Another one of that name is not the one that was opened.
+  fs::create_directory(root_);
+  EXPECT_EQ(store_->List({}, 0, 4096).error(), Status::kNoEntry);
+}
+
 TEST_F(FileStoreTest, ADirectorySwappedForALinkDuringUseNeverLeadsOut) {
   fs::create_directory(root_ / "dir");
   WriteText(root_ / "dir" / "secret", "inside");
