@@ -883,6 +883,33 @@ TEST_F(CliTest, AServedDirectoryThatIsRemovedIsAnError) {
   ExpectServerAlive();
 }
 
+// A name may be anything that has no slash. Control characters in one are for whoever asks for them.
+TEST_F(CliTest, NamesWithControlCharactersAreTakenWhenAskedFor) {
+  const std::string escape = "evil\x1b[2J";
+  const std::string line = "two\nlines";
+  WriteFile(exported_ / escape, "1");
+  WriteFile(exported_ / line / "inner", "2");
+  WriteFile(exported_ / "caf\xc3\xa9", "3");
+  WriteFile(exported_ / "plain", "4");
+  Serve();
+  const Outcome get = Run({"get", "-q", "-r", Url(), (local_ / "some").string()});
+  EXPECT_EQ(get.code, 1);
+  EXPECT_EQ(Tree(local_ / "some"), (std::set<std::string>{"caf\xc3\xa9", "plain"}));
+  EXPECT_NE(get.err.find("skipped: the name has control characters; --raw-names takes it"), std::string::npos)
+      << get.err;
+  EXPECT_NE(get.err.find("2 could not be copied"), std::string::npos) << get.err;
+  EXPECT_EQ(get.err.find('\x1b'), std::string::npos);
+  const Outcome raw = Run({"get", "-q", "-r", "--raw-names", Url(), (local_ / "all").string()});
+  EXPECT_EQ(raw.code, 0) << raw.err;
+  EXPECT_EQ(Tree(local_ / "all"), Tree(exported_));
+  // A listing shows them, and is safe to look at.
+  const Outcome ls = Run({"ls", Url()});
+  EXPECT_EQ(ls.code, 0);
+  EXPECT_NE(ls.out.find("evil\\x1b[2J\n"), std::string::npos) << ls.out;
+  EXPECT_EQ(std::count(ls.out.begin(), ls.out.end(), '\n'), 4);
+  EXPECT_EQ(ls.out.find('\x1b'), std::string::npos);
+}
+
 TEST_F(CliTest, AnInterruptedTransferLeavesNothingBehind) {
   MakeSparse(exported_ / "large", uint64_t{1} << 34);
   Serve();

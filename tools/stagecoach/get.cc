@@ -50,7 +50,7 @@ Result<TreeResult, Error> GetFile(Session& session, const Url& url, const std::s
   return TreeResult{1, *size, 0};
 }
 
-int Get(const CopyOptions& options, EntryBudget budget, const std::string& url_text, const std::string& local) {
+int Get(const CopyOptions& options, const TreeOptions& tree, const std::string& url_text, const std::string& local) {
   const auto url = UrlArgument("get", url_text);
   if (!url) return kExitUsage;
   if (local.empty()) {
@@ -63,7 +63,7 @@ int Get(const CopyOptions& options, EntryBudget budget, const std::string& url_t
         [&](auto handler) { copy.session.files().GetAttributes(url->path, std::move(handler)); });
     if (!attributes) return Err(attributes.error());
     if (attributes->type != file::Type::kDirectory) return GetFile(copy.session, *url, local, copy.transfer);
-    return DownloadTree(copy.session, url->path, local, budget, copy.transfer, copy.report);
+    return DownloadTree(copy.session, url->path, local, tree, copy.transfer, copy.report);
   });
 }
 
@@ -75,6 +75,7 @@ void AddGet(CLI::App& app, int& exit_code) {
     std::string url;
     std::string local;
     uint64_t entries_max = EntryBudget::kDefault;
+    bool raw_names = false;
   };
   const auto options = std::make_shared<Options>();
   CLI::App* command = app.add_subcommand("get", "Copy a file or a tree from a server");
@@ -82,8 +83,11 @@ void AddGet(CLI::App& app, int& exit_code) {
   command->add_option("LOCAL", options->local, "Where to: a file, or a directory that takes it")->required();
   AddCopyOptions(*command, options->copy);
   AddEntriesOption(*command, options->entries_max);
+  command->add_flag("--raw-names", options->raw_names,
+                    "With -r: copy files whose names have control characters, too, under these names");
   command->callback([options, &exit_code] {
-    exit_code = Get(options->copy, EntryBudget(options->entries_max), options->url, options->local);
+    const TreeOptions tree{EntryBudget(options->entries_max), options->raw_names};
+    exit_code = Get(options->copy, tree, options->url, options->local);
   });
 }
 

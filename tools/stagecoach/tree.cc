@@ -25,14 +25,14 @@ file::Path Below(const file::Path& path, const std::string& name) {
 
 class Downloader {
  public:
-  Downloader(Session& session, const file::FileStore& store, std::string root, EntryBudget budget,
+  Downloader(Session& session, const file::FileStore& store, std::string root, const TreeOptions& tree,
              const TransferOptions& options, const Report& report)
-      : session_(session), store_(store), root_(std::move(root)), budget_(budget), options_(options), report_(report) {}
+      : session_(session), store_(store), root_(std::move(root)), tree_(tree), options_(options), report_(report) {}
 
   // A failure that was reported is no error here.
   Result<void, Error> Directory(const file::Path& from, const file::Path& to) {
     static_cast<void>(store_.RemoveAbandoned(to));  // if it cannot be, it is no worse than before
-    const auto entries = ListDirectory(session_, from, budget_);
+    const auto entries = ListDirectory(session_, from, tree_.budget);
     if (!entries) return Fail(session_.UrlOf(from), entries.error());
     for (const file::Entry& entry : *entries) {
       if (auto done = Entry(Below(from, entry.name), Below(to, entry.name), entry.attributes); !done) return done;
@@ -45,6 +45,9 @@ class Downloader {
   Result<void, Error> Entry(const file::Path& from, const file::Path& to, const file::Attributes& attributes) {
     const std::string subject = session_.UrlOf(from);
     if (!file::IsValidPath(from)) return Fail(subject, {"the path is too deep or too long", false});
+    if (!tree_.raw_names && file::HasControlCharacters(from.back())) {
+      return Fail(subject, {"skipped: the name has control characters; --raw-names takes it", false});
+    }
     switch (attributes.type) {
       case file::Type::kRegular: {
         const auto size = Download(session_, from, store_, to, root_ + "/" + file::Join(to), options_);
@@ -82,7 +85,7 @@ class Downloader {
   Session& session_;
   const file::FileStore& store_;
   const std::string root_;
-  EntryBudget budget_;
+  TreeOptions tree_;
   const TransferOptions options_;
   const Report& report_;
   TreeResult result_;
@@ -200,13 +203,13 @@ Result<std::vector<file::Entry>, Error> ListDirectory(Session& session, const fi
 }
 
 Result<TreeResult, Error> DownloadTree(Session& session, const file::Path& from, const std::string& to,
-                                       EntryBudget budget, const TransferOptions& options, const Report& report) {
+                                       const TreeOptions& tree, const TransferOptions& options, const Report& report) {
   if (::mkdir(to.c_str(), 0777) != 0 && errno != EEXIST) {
     return Err(Error{fmt::format("'{}': {}", file::Printable(to), std::strerror(errno)), true});
   }
   const auto store = file::FileStore::Open(to, {.read_only = false, .follow_links = false});
   if (!store) return Err(Error{store.error().text, true});
-  Downloader downloader(session, **store, to, budget, options, report);
+  Downloader downloader(session, **store, to, tree, options, report);
   if (const auto done = downloader.Directory(from, {}); !done) return Err(done.error());
   return downloader.result();
 }

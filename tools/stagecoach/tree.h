@@ -48,11 +48,17 @@ struct TreeResult {
 // Reports one failure and lets the copying go on.
 using Report = std::function<void(const std::string& subject, const std::string& text)>;
 
+// What of a remote tree is taken.
+struct TreeOptions {
+  EntryBudget budget;
+  bool raw_names = false;  // also names with control characters; otherwise they count as failures
+};
+
 // Makes the contents of a remote directory the contents of the local directory `to`, which is created if missing.
 // Nothing is written outside it: links in it are not followed. Removes the unfinished files that killed processes have
 // left in each directory. A fatal error ends it.
 Result<TreeResult, Error> DownloadTree(Session& session, const rpcrdma::file::Path& from, const std::string& to,
-                                       EntryBudget budget, const TransferOptions& options, const Report& report);
+                                       const TreeOptions& tree, const TransferOptions& options, const Report& report);
 
 // Makes the contents of the local directory `from` the contents of a remote one, which is created if missing. Links to
 // regular files are copied as the files; links to directories, and what is neither file nor directory, count as

@@ -87,6 +87,18 @@ Path SplitPath(std::string_view text) {
   return path;
 }
 
+bool HasControlCharacters(std::string_view name) {
+  while (!name.empty()) {
+    const size_t length = Utf8Length(name);
+    const auto lead = static_cast<uint8_t>(name[0]);
+    if (lead < 0x20 || lead == 0x7f) return true;
+    if (length == 0 && lead >= 0x80 && lead < 0xa0) return true;
+    if (length == 2 && lead == 0xc2 && static_cast<uint8_t>(name[1]) < 0xa0) return true;
+    name.remove_prefix(std::max<size_t>(length, 1));
+  }
+  return false;
+}
+
 std::string Printable(std::string_view text) {
   static constexpr char kDigits[] = "0123456789abcdef";
   std::string shown;

@@ -26,6 +26,10 @@ std::string Join(const Path& path);
 // names.
 Path SplitPath(std::string_view text);
 
+// Whether it has one of the control characters of ASCII or of ISO 6429 (C1), in UTF-8 or as a byte of its own, which a
+// terminal, or a script that reads a listing line by line, may take for something else.
+bool HasControlCharacters(std::string_view name);
+
 // `text` with control characters, bytes that are not UTF-8, and backslashes shown as \xHH or \\: safe on a terminal and
 // one line.
 std::string Printable(std::string_view text);

@@ -81,5 +81,23 @@ TEST(Names, PrintableEscapesEveryCharacterThatIsNotSeen) {
   for (const char* text : {"\xd8\x9b", "\xef\xbb\xbc", "\xf3\xa0\x84\x80"}) EXPECT_EQ(Printable(text), text);
 }
 
+TEST(HasControlCharacters, InWhateverFormTheyCome) {
+  for (const std::string& name :
+       {std::string("a\nb"), std::string("\x1b[2J"), std::string("\x7f"), std::string("a\0b", 3),
+        std::string("\xc2\x9b"
+                    "2J"),
+        std::string("\xc2\x80"), std::string("\xc2\x9f"),
+        std::string("\x9b"
+                    "2J"),
+        std::string("\xe9\x80"), std::string("\t")}) {
+    EXPECT_TRUE(HasControlCharacters(name)) << Printable(name);
+  }
+  for (const std::string& name : {std::string("plain name"), std::string("\xc2\xa0"), std::string("\xc3\xa9"),
+                                  std::string("\xe9"), std::string("\xf0\x9f\x9a\x8c"), std::string("\xd8\x9c"),
+                                  std::string("\xe2\x80\xae"), std::string("~"), std::string(" "), std::string("\\")}) {
+    EXPECT_FALSE(HasControlCharacters(name)) << Printable(name);
+  }
+}
+
 }  // namespace
 }  // namespace stagecoach::rpcrdma::file
