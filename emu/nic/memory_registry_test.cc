@@ -277,11 +277,31 @@ TEST_F(MemoryRegistryTest, BindingIsRefusedWhereItWouldGrantTooMuch) {
   EXPECT_FALSE(registry_.BindWindow(kPd, kQp, {window, window, region, 0x10000 - 1, 10, kAccessRemoteRead}));
   EXPECT_FALSE(registry_.BindWindow(kPd, kQp, {window, window, region, 0x10000, 0, kAccessRemoteRead}));
   EXPECT_FALSE(registry_.BindWindow(kPd + 1, kQp, {window, window, region, 0x10000, 10, kAccessRemoteRead}));
-  EXPECT_FALSE(registry_.BindWindow(kPd, kQp, {window, window + 256, region, 0x10000, 10, kAccessRemoteRead}));
   EXPECT_FALSE(registry_.BindWindow(kPd, kQp, {window, window, region ^ 1, 0x10000, 10, kAccessRemoteRead}));
   EXPECT_FALSE(registry_.BindWindow(kPd, kQp, {region, region, region, 0x10000, 10, kAccessRemoteRead}));
   EXPECT_TRUE(registry_.BindWindow(kPd, kQp, {window, window, region, 0x10000, 10, kAccessRemoteRead}));
   EXPECT_FALSE(registry_.BindWindow(kPd, kQp, {window, window, region, 0x10000, 10, kAccessRemoteRead})) << "bound";
+}
+
+TEST_F(MemoryRegistryTest, ABindChangesTheKeyOfAWindowAndNeverItsIndex) {
+  const uint32_t region = *registry_.Register(Request(4096, kFull));
+  const uint32_t window = *registry_.AllocateWindow(kPd);
+  const uint32_t index = window & ~0xffu;
+  for (const uint32_t asked : {0x00u, 0xffu, region, ~index}) {
+    const WindowBinding binding{window, asked, region, 0x10000, 10, kAccessRemoteRead};
+    EXPECT_EQ(binding.BoundRkey(), index | (asked & 0xff));
+    ASSERT_TRUE(registry_.BindWindow(kPd, kQp, binding));
+    EXPECT_TRUE(CanPin(binding.BoundRkey(), 0x10000, 10, MemoryAccess::kRemoteRead)) << asked;
+    ASSERT_TRUE(registry_.InvalidateLocally(kPd, kQp, binding.BoundRkey()));
+  }
+}
+
+TEST_F(MemoryRegistryTest, LocalWriteAmongTheRightsOfAWindowIsNoRight) {
+  const uint32_t read_only = *registry_.Register(Request(4096, kAccessWindowBind));
+  const uint32_t rkey = BoundWindow(read_only, 0x10000, 10, kAccessRemoteRead | kAccessLocalWrite);
+  EXPECT_TRUE(CanPin(rkey, 0x10000, 10, MemoryAccess::kRemoteRead));
+  EXPECT_EQ(PinFault(rkey, 0x10000, 10, MemoryAccess::kLocalWrite), MemoryFault::kNoPermission);
+  EXPECT_EQ(PinFault(rkey, 0x10000, 10, MemoryAccess::kRemoteWrite), MemoryFault::kNoPermission);
 }
 
 TEST_F(MemoryRegistryTest, RegionStaysWhileAWindowIsBoundToIt) {

@@ -436,10 +436,10 @@ void QueuePair::ExecuteLocally(SendSlot& slot) {
     if (offset) {
       if (bind.length == 0) {
         Trace(nic_.trace(), nic_.fabric().Now(), trace_name_, "window.invalidated",
-              {{"stag", uint64_t{bind.new_rkey}}, {"by", "bind"}});
+              {{"stag", uint64_t{bind.BoundRkey()}}, {"by", "bind"}});
       } else {
         Trace(nic_.trace(), nic_.fabric().Now(), trace_name_, "window.bound",
-              {{"stag", uint64_t{bind.new_rkey}},
+              {{"stag", uint64_t{bind.BoundRkey()}},
                {"region", uint64_t{bind.region_lkey}},
                {"offset", *offset},
                {"bytes", bind.length},

@@ -48,13 +48,16 @@ constexpr bool IsAtomic(PostOpcode opcode) {
 
 // What IBV_WR_BIND_MW and ibv_bind_mw ask for.
 struct WindowBinding {
-  uint32_t window_rkey = 0;  // the window: its rkey as it is now
-  uint32_t new_rkey = 0;     // same index, another key
+  uint32_t window_rkey = 0;  // the window: of an rkey that it has, or has had, the index
+  uint32_t new_rkey = 0;     // the key that it gets: of this the low 8 bits
   uint32_t region_lkey = 0;
   uint64_t address = 0;
   uint64_t length = 0;  // type 1: 0 ends the binding
   uint32_t access = 0;  // AccessFlags
   WindowType type = WindowType::kType2;
+
+  // What the window is named by once it is bound.
+  uint32_t BoundRkey() const { return (window_rkey & ~uint32_t{0xff}) | (new_rkey & 0xff); }
 };
 
 struct SendRequest {

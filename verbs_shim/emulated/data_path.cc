@@ -143,7 +143,7 @@ ibv_wc_opcode ToIbv(emu::CompletionOpcode opcode) {
 }
 
 emu::WindowBinding BindingOf(const ibv_mw& window, uint32_t new_rkey, const ibv_mw_bind_info& info) {
-  return {.window_rkey = window.rkey,
+  return {.window_rkey = ToShim(window).first_rkey,
           .new_rkey = new_rkey,
           .region_lkey = info.mr != nullptr ? info.mr->lkey : 0,
           .address = info.addr,
@@ -212,13 +212,12 @@ int BindMw(ibv_qp* qp, ibv_mw* mw, ibv_mw_bind* bind) {
   if (IsInherited(qp->context)) return ENODEV;
   emu::SendRequest request;
   if (!ConvertSendFlags(bind->send_flags, &request) || request.is_inline) return EINVAL;
-  const uint32_t new_rkey = ibv_inc_rkey(mw->rkey);
   request.wr_id = bind->wr_id;
   request.opcode = emu::PostOpcode::kBindWindow;
-  request.bind = BindingOf(*mw, new_rkey, bind->bind_info);
+  request.bind = BindingOf(*mw, ibv_inc_rkey(mw->rkey), bind->bind_info);
   const NoCancellation no_cancellation;
   if (const int error = ToShim(qp)->pair->PostSend(request)) return error;
-  mw->rkey = new_rkey;
+  mw->rkey = request.bind.BoundRkey();
   return 0;
 }
 
@@ -261,6 +260,7 @@ int PostSend(ibv_qp* qp, ibv_send_wr* requests, ibv_send_wr** bad) {
       *bad = request;
       break;
     }
+    if (converted.opcode == emu::PostOpcode::kBindWindow) request->bind_mw.mw->rkey = converted.bind.BoundRkey();
   }
   // What stands before a bad request has been posted.
   pair.RingDoorbell();

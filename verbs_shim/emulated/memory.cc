@@ -53,10 +53,10 @@ ibv_mw* AllocateMw(ibv_pd* pd, ibv_mw_type type) {
   auto window = context->nic->AllocateWindow(*context->context, pd->handle,
                                              type == IBV_MW_TYPE_1 ? emu::WindowType::kType1 : emu::WindowType::kType2);
   if (!window) return FailWith(window.error());
-  auto* mw = new ibv_mw{};
+  auto* mw = new ShimMw{};
   mw->context = pd->context;
   mw->pd = pd;
-  mw->rkey = window->stag;
+  mw->rkey = mw->first_rkey = window->stag;
   mw->handle = window->handle;
   mw->type = type;
   return mw;
@@ -66,7 +66,7 @@ int DeallocateMw(ibv_mw* mw) {
   if (IsInherited(mw->context)) return ENODEV;
   if (!Has(mw->context, emu::ObjectKind::kWindow, mw->handle)) return ENOENT;
   if (const int error = NicOf(mw->context).DeallocateWindow(mw->handle); error != 0) return error;
-  delete mw;
+  delete static_cast<ShimMw*>(mw);
   return 0;
 }
 

@@ -103,6 +103,10 @@ struct ShimSrq : ibv_srq {
   emu::EventAccount* events = nullptr;
 };
 
+struct ShimMw : ibv_mw {
+  uint32_t first_rkey = 0;  // a program may write the one in ibv_mw; the index of both is the window's for life
+};
+
 struct ShimAh : ibv_ah {
   const emu::AddressHandle* address = nullptr;
 };
@@ -118,6 +122,9 @@ inline ShimQp* ToShim(ibv_qp* qp) {
 }
 inline ibv_qp* PublicOf(ShimQp* qp) {
   return &qp->qp_base;
+}
+inline const ShimMw& ToShim(const ibv_mw& mw) {
+  return static_cast<const ShimMw&>(mw);
 }
 inline ShimSrq* ToShim(ibv_srq* srq) {
   return static_cast<ShimSrq*>(srq);

@@ -18,6 +18,7 @@ struct WorkBuilder {
     emu::SendRequest request;
     std::vector<emu::ScatterGather> sges;
     std::vector<std::byte> inline_data;
+    ibv_mw* window = nullptr;  // of a bind
   };
 
   std::mutex mutex;  // held from start to complete or abort
@@ -53,6 +54,7 @@ emu::SendRequest& Begin(ibv_qp_ex* qp, emu::PostOpcode opcode) {
   if (builder.used == builder.pending.size()) builder.pending.emplace_back();
   WorkBuilder::Pending& next = builder.pending[builder.used++];
   next.request = {};
+  next.window = nullptr;
   next.sges.clear();
   next.inline_data.clear();
   if (!ConvertSendFlags(qp->wr_flags, &next.request)) builder.Refuse(EINVAL);
@@ -93,6 +95,9 @@ int Complete(ibv_qp_ex* qp) {
       builder.batch.push_back(pending.request);
     }
     error = pair.EnqueueSends(builder.batch);
+  }
+  for (size_t i = 0; error == 0 && i < builder.used; ++i) {
+    if (ibv_mw* const window = builder.pending[i].window) window->rkey = builder.batch[i].bind.BoundRkey();
   }
   builder.mutex.unlock();
   if (error == 0) pair.RingDoorbell();
@@ -152,8 +157,10 @@ void LocalInvalidate(ibv_qp_ex* qp, uint32_t rkey) {
 }
 
 void Bind(ibv_qp_ex* qp, ibv_mw* window, uint32_t rkey, const ibv_mw_bind_info* info) {
+  WorkBuilder& builder = *ShimOf(qp)->builder;
   emu::SendRequest& request = Begin(qp, emu::PostOpcode::kBindWindow);
-  if (const int error = ConvertBinding(window, rkey, *info, &request)) ShimOf(qp)->builder->Refuse(error);
+  if (const int error = ConvertBinding(window, rkey, *info, &request)) return builder.Refuse(error);
+  builder.Current()->window = window;
 }
 
 void SetUdAddress(ibv_qp_ex* qp, ibv_ah* ah, uint32_t remote_qp, uint32_t remote_qkey) {

@@ -353,7 +353,6 @@ TEST_F(QpExTrafficTest, WindowsAreBoundInvalidatedAndInvalidatedFromAfar) {
   ibv_wr_local_inv(qp, first);
   Begin(3);
   const uint32_t second = ibv_inc_rkey(first);
-  (*window)->rkey = first;
   ibv_wr_bind_mw(qp, window->get(), second, &info);
   ASSERT_EQ(ibv_wr_complete(qp), 0);
   EXPECT_EQ(ExpectCompletion(cq(), 1).opcode, IBV_WC_BIND_MW);
@@ -364,6 +363,36 @@ TEST_F(QpExTrafficTest, WindowsAreBoundInvalidatedAndInvalidatedFromAfar) {
                  {.wr_id = 5, .opcode = IBV_WR_SEND_WITH_INV, .sges = {theirs->Sge(0, 8)}, .rkey = second}),
             0);
   EXPECT_EQ(ExpectCompletion(pair->client.receive_cq.get(), 8).invalidated_rkey, second);
+}
+
+TEST_F(QpExTrafficTest, AWindowIsNamedByItsNewKeyOnceTheBatchIsTaken) {
+  auto window = AllocateMw(pair->client.pd.get(), IBV_MW_TYPE_2);
+  if (!window) GTEST_SKIP() << "skipped: no type 2B windows";
+  const ibv_mw_bind_info info{
+      .mr = ours->mr(), .addr = ours->address(), .length = 100, .mw_access_flags = IBV_ACCESS_REMOTE_WRITE};
+  const uint32_t before = (*window)->rkey;
+  const uint32_t bound = ibv_inc_rkey(before);
+  ibv_wr_start(qp);
+  Begin(1);
+  ibv_wr_bind_mw(qp, window->get(), bound, &info);
+  ibv_wr_abort(qp);
+  EXPECT_EQ((*window)->rkey, before) << "nothing was posted";
+  ibv_wr_start(qp);
+  Begin(1);
+  // Another index than the window's: its own stays.
+  ibv_wr_bind_mw(qp, window->get(), bound ^ 0x5a5a5a00, &info);
+  EXPECT_EQ(ibv_wr_complete(qp), 0);
+  EXPECT_EQ((*window)->rkey, bound);
+  ExpectCompletion(cq(), 1);
+  ours->Fill("by window");
+  theirs->Fill("by window");
+  ASSERT_EQ(Post(pair->server.qp(), {.wr_id = 5,
+                                     .opcode = IBV_WR_RDMA_WRITE,
+                                     .sges = {theirs->Sge(0, 9)},
+                                     .remote_address = ours->address() + 50,
+                                     .rkey = bound}),
+            0);
+  ExpectCompletion(pair->server.send_cq.get(), 5);
 }
 
 }  // namespace
