@@ -108,9 +108,13 @@ Result<DatagramHead, DatagramFault> JudgeDatagram(const RecordHead& record, size
   return DatagramHead{*header, head_size, payload};
 }
 
+RouteHeader HeaderOf(const Route& route) {
+  return IsMapped(route.source) && IsMapped(route.destination) ? RouteHeader::kIpv4 : RouteHeader::kIpv6;
+}
+
 void WriteGrh(const Route& route, size_t packet, std::span<std::byte, kGrhSize> out) {
   std::fill(out.begin(), out.end(), std::byte{0});
-  if (IsMapped(route.source) && IsMapped(route.destination)) {
+  if (HeaderOf(route) == RouteHeader::kIpv4) {
     WriteIpv4(route, packet, out.subspan(kIpv4At, kIpv4Size));
   } else {
     WriteIpv6(route, packet, out);

@@ -59,6 +59,10 @@ struct Route {
   friend bool operator==(const Route&, const Route&) = default;
 };
 
+// Which of the two headers a route is shown by. The numbers are those that completions of mlx5 have for it.
+enum class RouteHeader : uint8_t { kIpv6 = 1, kIpv4 = 2 };
+RouteHeader HeaderOf(const Route& route);
+
 // As RoCEv2 hands it to the receiver of a packet whose BTH to pad bytes and CRC take `packet` bytes: an IPv6 header; or
 // 20 zeros and an IPv4 header, where the GIDs are IPv4 addresses.
 void WriteGrh(const Route& route, size_t packet, std::span<std::byte, kGrhSize> out);

@@ -21,6 +21,7 @@ wire::IbHeader Sample() {
   header.destination_qp = 0x10002;
   header.source_qp = 0x20003;
   header.qkey = 0x11223344;
+  header.traffic_class = 0xb8;
   header.immediate = 7;
   return header;
 }
@@ -49,6 +50,7 @@ TEST(Datagram, IsTakenAsItWasSent) {
     EXPECT_EQ(judged->header.source_qp, Sample().source_qp);
     EXPECT_EQ(judged->header.destination_qp, Sample().destination_qp);
     EXPECT_EQ(judged->header.immediate, 7u);
+    EXPECT_EQ(judged->header.traffic_class, 0xb8);
   }
 }
 
@@ -118,6 +120,7 @@ TEST(Grh, OfIpv4AddressesIsAnIpv4HeaderBehindZeros) {
             "0000000000000000000000000000000000000000"
             "45200038000040004011228d0a0102030a010204");
   EXPECT_EQ(ReadGrh(grh), route);
+  EXPECT_EQ(HeaderOf(route), RouteHeader::kIpv4);
 }
 
 TEST(Grh, OfIpv6AddressesIsAnIpv6Header) {
@@ -130,6 +133,7 @@ TEST(Grh, OfIpv6AddressesIsAnIpv6Header) {
             "fd000102030405060708090a0b0c0d0e"
             "00000000000000000000ffff0a010204");
   EXPECT_EQ(ReadGrh(grh), route);
+  EXPECT_EQ(HeaderOf(route), RouteHeader::kIpv6);
 }
 
 TEST(Grh, WhatStandsInFrontOfAnIpv4HeaderDoesNotMatter) {

@@ -98,6 +98,7 @@ struct ReceiveCompletion {
   uint32_t invalidated_stag = 0;
   bool has_grh = false;    // a datagram: the Receive begins with its route, which `byte_length` counts, too
   uint32_t source_qp = 0;  // of a datagram
+  uint8_t route_kind = 0;  // of a datagram: RouteHeader (ib_datagram.h)
 };
 
 }  // namespace stagecoach::emu

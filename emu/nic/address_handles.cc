@@ -13,7 +13,6 @@ namespace {
 
 // InfiniBand's multicast GIDs are IPv6's, and of IPv4 those of RFC 5771.
 bool IsMulticast(const AddressVector& vector) {
-  if (!vector.is_global) return false;
   const IpEndpoint address = AddressOf(vector.gid);
   if (address.family == IpEndpoint::Family::kIpv4) return (address.address[0] & 0xf0) == 0xe0;
   return address.address[0] == 0xff;
@@ -22,7 +21,10 @@ bool IsMulticast(const AddressVector& vector) {
 }  // namespace
 
 Result<const AddressHandle*, int> Nic::CreateAh(NicContext& context, uint32_t pd_handle, const AddressVector& vector) {
-  if (!is_infiniband() || IsMulticast(vector)) return Err(EOPNOTSUPP);
+  if (!is_infiniband()) return Err(EOPNOTSUPP);
+  // Nothing is named by local identifiers on Ethernet (annex A16 of the InfiniBand specification).
+  if (!vector.is_global) return Err(EINVAL);
+  if (IsMulticast(vector)) return Err(EOPNOTSUPP);
   // The system is asked for the way, which is not to be done under the lock.
   const Result<RocePath, int> path = roce_->PathTo(vector);
   if (!path) return Err(path.error());

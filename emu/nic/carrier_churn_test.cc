@@ -2,6 +2,7 @@
 // here are what the thread sanitizer is for.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -85,12 +86,19 @@ struct ChurnPair {
       return (*mortality)(std::move(llp));
     };
   }
+  // Of the GID that an address is.
+  static uint8_t IndexOf(Nic& nic, const IpEndpoint& address) {
+    const auto gids = nic.roce().Gids();
+    const auto found = std::find(gids.begin(), gids.end(), GidOf(address));
+    EXPECT_NE(found, gids.end());
+    return static_cast<uint8_t>(found - gids.begin());
+  }
   // As much patience as a busy machine needs.
   static void Ready(TestHost& host, const TestHost& peer, uint8_t timeout = 16, uint8_t retries = 7) {
     const IpEndpoint loopback = *IpEndpoint::Parse("127.0.0.1", 0);
     for (const QpState state : {QpState::kInit, QpState::kRtr, QpState::kRts}) {
       QpAttributes attributes = HandAttributes(state, *peer.qp, loopback);
-      attributes.path.is_global = false;
+      attributes.path.sgid_index = IndexOf(*host.nic, loopback);
       attributes.timeout = timeout;
       attributes.retry_count = retries;
       ASSERT_EQ(Modify(*host.qp, attributes), 0);

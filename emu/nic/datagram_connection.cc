@@ -12,7 +12,8 @@ namespace stagecoach::emu {
 namespace {
 
 constexpr size_t kSmallestMtu = 128;  // shifted by the code of ibv_mtu: 1 is 256
-// The record has no IP header, so of the sender's wishes about it none arrives: what is usual stands in its place.
+// Of the sender's wishes about the IP header, which the record has not, the traffic class alone arrives; for the hop
+// limit stands what is usual.
 constexpr uint8_t kHopLimit = 64;
 
 uint64_t LengthOf(std::span<const ScatterGather> sges) {
@@ -68,6 +69,7 @@ bool DatagramConnection::SendOne(SendSlot& slot) {
   header.solicited = slot.solicited;
   header.destination_qp = target.remote_qp;
   header.source_qp = qp_.qp_number();
+  header.traffic_class = target.traffic_class;
   header.qkey = QkeyToSend(target.remote_qkey, qp_.attributes_.qkey);
   header.psn = psn_;
   header.immediate = slot.immediate;
@@ -138,7 +140,11 @@ DatagramFate DatagramConnection::TakeDatagram(const RocePath& from, const wire::
   }
   std::array<std::byte, kGrhSize> grh;
   const size_t packet = header.EncodedSize() + payload.size() + header.pad + wire::kIbIcrcSize;
-  WriteGrh({.source = GidOf(from.remote), .destination = GidOf(from.local), .hop_limit = kHopLimit}, packet, grh);
+  const Route route{.source = GidOf(from.remote),
+                    .destination = GidOf(from.local),
+                    .traffic_class = header.traffic_class,
+                    .hop_limit = kHopLimit};
+  WriteGrh(route, packet, grh);
   const ConstBytes parts[] = {grh, payload};
   ReceiveCompletion done;
   done.work = std::exchange(receive_, nullptr);
@@ -150,6 +156,7 @@ DatagramFate DatagramConnection::TakeDatagram(const RocePath& from, const wire::
     done.immediate = header.immediate;
     done.has_grh = true;
     done.source_qp = header.source_qp;
+    done.route_kind = static_cast<uint8_t>(HeaderOf(route));
     qp_.FinishReceive(done);
   } else {
     qp_.Apply(QpEvent::kWorkFault);

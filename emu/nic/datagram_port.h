@@ -79,10 +79,10 @@ class DatagramPort {
     kFull,     // no room, or no link yet: not taken
     kDropped,  // lost, as far as can be known already
   };
-  // Sends one datagram. Of the header count the opcode (kSendOnly, kSendOnlyImm), `solicited`, both QPs, Q_Key, PSN and
-  // the immediate. At most 4096 bytes of payload. After kFull the QP `waiter` is asked to go on (its send queue is
-  // looked at again) when there may be room. Without a waiter datagrams wait for a link that is being opened, too, so
-  // that kFull is rare, and then it is for the caller to try again some time.
+  // Sends one datagram. Of the header count the opcode (kSendOnly, kSendOnlyImm), `solicited`, both QPs, Q_Key, PSN,
+  // traffic class and the immediate. At most 4096 bytes of payload. After kFull the QP `waiter` is asked to go on (its
+  // send queue is looked at again) when there may be room. Without a waiter datagrams wait for a link that is being
+  // opened, too, so that kFull is rare, and then it is for the caller to try again some time.
   Sent Send(const DatagramPeer& to, const wire::IbHeader& header, ConstBytes payload, uint32_t waiter = 0);
 
   // --- For QPs of programs ---

@@ -176,7 +176,8 @@ class Nic {
   int DeallocateWindow(uint32_t handle);
 
   // --- Address handles ---
-  // EOPNOTSUPP on iWARP, and for a multicast GID; what PathTo says of the vector; EINVAL for an unknown PD. The handle
+  // EOPNOTSUPP on iWARP, and for a multicast GID; EINVAL without a GID; what PathTo says of the vector; EINVAL for an
+  // unknown PD. The handle
   // stays until DestroyAh.
   Result<const AddressHandle*, int> CreateAh(NicContext& context, uint32_t pd, const AddressVector& vector);
   int DestroyAh(uint32_t handle);

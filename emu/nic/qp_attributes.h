@@ -20,7 +20,7 @@ enum class QpType : uint8_t { kRc, kUc, kUd };
 
 // The way to a peer, as ibv_ah_attr says it. What means nothing on Ethernet is remembered alone.
 struct AddressVector {
-  bool is_global = false;         // `gid` names the peer's port; else it is on this host
+  bool is_global = false;         // `gid` names the peer's port, as it must on Ethernet
   std::array<uint8_t, 16> gid{};  // of the peer
   uint8_t sgid_index = 0;
   uint8_t hop_limit = 0;

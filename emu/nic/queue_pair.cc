@@ -250,6 +250,8 @@ int QueuePair::Modify(const QpAttributes& attributes, uint32_t mask) {
   // The system is asked for the way, which is not to be done under the lock.
   std::optional<RocePath> path;
   if (kind_ != QpKind::kIwarp && (mask & qp_attr::kAv) != 0) {
+    // Nothing is named by local identifiers on Ethernet (annex A16 of the InfiniBand specification).
+    if (!attributes.path.is_global) return EINVAL;
     const Result<RocePath, int> found = nic_.roce().PathTo(attributes.path);
     if (!found) return found.error();
     path = *found;
@@ -541,6 +543,7 @@ void QueuePair::FinishReceive(const ReceiveCompletion& completion) {
       .immediate = completion.immediate,
       .has_grh = completion.has_grh,
       .source_qp = completion.source_qp,
+      .service_level = completion.route_kind,
       .solicited = completion.solicited};
   uint64_t number = 0;
   if (create_.srq != nullptr) {

@@ -108,7 +108,8 @@ int SendQueue::Add(const SendRequest& request) {
   slot.inline_data = {};
   if (!targets_.empty()) {
     DatagramTarget& target = targets_[index];
-    target = {request.destination->peer, request.remote_qp, request.remote_qkey};
+    target = {request.destination->peer, request.remote_qp, request.remote_qkey,
+              request.destination->vector.traffic_class};
     // With the general services every process has a QP of the same number: that of the first is meant.
     target.peer.slot = static_cast<uint8_t>(request.remote_qp >> kSlotShift);
   }

@@ -32,6 +32,7 @@ struct DatagramTarget {
   DatagramPeer peer;
   uint32_t remote_qp = 0;
   uint32_t remote_qkey = 0;
+  uint8_t traffic_class = 0;
 };
 
 // What may be posted, besides what the capabilities say.

@@ -127,10 +127,11 @@ struct WorkCompletion {
   uint32_t invalidated_rkey = 0;
   bool has_immediate = false;  // Receive
   uint32_t immediate = 0;
-  bool has_grh = false;    // Receive of a datagram
-  uint32_t source_qp = 0;  // likewise
-  bool solicited = false;  // Receive of a Send with Solicited Event
-  Instant at{};            // when it was put on the CQ, by the fabric's clock, where its consumer asked for that
+  bool has_grh = false;       // Receive of a datagram
+  uint32_t source_qp = 0;     // likewise
+  uint8_t service_level = 0;  // likewise; on Ethernet it tells the kind of the route header: RouteHeader
+  bool solicited = false;     // Receive of a Send with Solicited Event
+  Instant at{};               // when it was put on the CQ, by the fabric's clock, where its consumer asked for that
 };
 
 }  // namespace stagecoach::emu

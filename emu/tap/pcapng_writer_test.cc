@@ -480,6 +480,29 @@ TEST(PcapNgWriter, ARocePacketIsWhatAnAdapterWouldSend) {
       << Hex(packets[1].ip);
 }
 
+TEST(PcapNgWriter, TheTrafficClassOfADatagramStandsInItsIpHeader) {
+  const std::string path = TempPath("roce_class.pcapng");
+  const auto writer = MustCreate(path);
+  wire::IbHeader header;
+  header.service = wire::IbService::kUd;
+  header.source_qp = 0x10002;
+  header.traffic_class = 0xb8;
+  std::string record(header.EncodedSize(), '\0');
+  ByteWriter out(AsMutableBytes(record.data(), record.size()));
+  header.Encode(out);
+  const auto v4 = writer->OpenFlow(CaptureStyle::kRoce, Local(), Remote(), true);
+  Record(*v4, kSent, record, "");
+  const auto v6 = writer->OpenFlow(CaptureStyle::kRoce, Local("2001:db8::1"), Remote("2001:db8::2"), false);
+  Record(*v6, kReceived, record, "");
+  const std::vector<RawPacket> packets = RawPackets(path);
+  ASSERT_EQ(packets.size(), 2u);
+  EXPECT_EQ(Hex(packets[0].ip.substr(0, 4)), "45b80034");
+  EXPECT_EQ(Hex(packets[1].ip.substr(0, 4)), "6b800000");
+  // Behind IP, UDP, BTH and Q_Key, where the record had it.
+  EXPECT_EQ(Hex(packets[0].ip.substr(20 + 8 + 12 + 4, 4)), "00010002");
+  EXPECT_EQ(Hex(packets[1].ip.substr(40 + 8 + 12 + 4, 4)), "00010002");
+}
+
 TEST(PcapNgWriter, OfAStreamThatCarriesRocePacketsNothingIsShown) {
   const std::string path = TempPath("roce_stream.pcapng");
   const auto writer = MustCreate(path);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <utility>
 
 #include "base/check.h"
 
@@ -56,6 +57,8 @@ constexpr uint8_t kOpMask = 0x1f;
 
 // Offsets of fields in the BTH, for faults.
 constexpr uint32_t kFlagsAt = 1;
+// Of the DETH's reserved byte, behind BTH and Q_Key.
+constexpr size_t kTrafficClassAt = kIbBthSize + 4;
 
 bool Exists(uint8_t opcode) {
   const uint8_t op = opcode & kOpMask;
@@ -200,7 +203,7 @@ void IbHeader::Encode(ByteWriter& out) const {
   out.U32((ack_request ? 0x80000000u : 0) | (psn & kPsnMask));
   if (parts & kDeth) {
     out.U32(qkey);
-    out.U32(source_qp & kIbQpMask);
+    out.U32(uint32_t{traffic_class} << 24 | (source_qp & kIbQpMask));
   }
   if (parts & (kReth | kAtomicEth)) {
     out.U64(address);
@@ -242,7 +245,9 @@ Result<IbHeader, IbFault> DecodeIb(ConstBytes head, size_t record_length) {
   if (record_length < size || head.size() < size) return truncated();
   if (parts & kDeth) {
     header.qkey = in.U32();
-    header.source_qp = Read24(in);
+    const uint32_t source = in.U32();
+    header.traffic_class = static_cast<uint8_t>(source >> 24);
+    header.source_qp = source & kIbQpMask;
   }
   if (parts & (kReth | kAtomicEth)) {
     header.address = in.U64();
@@ -269,6 +274,13 @@ Result<IbHeader, IbFault> DecodeIb(ConstBytes head, size_t record_length) {
   }
   if (header.pad != IbPad(payload)) return Err(IbFault{IbFaultKind::kBadPad, kFlagsAt, header.pad});
   return header;
+}
+
+uint8_t TakeTrafficClass(MutableBytes record) {
+  if (record.size() <= kTrafficClassAt) return 0;
+  const auto opcode = std::to_integer<uint8_t>(record[0]);
+  if (!Exists(opcode) || static_cast<IbService>(opcode & kServiceMask) != IbService::kUd) return 0;
+  return std::to_integer<uint8_t>(std::exchange(record[kTrafficClassAt], std::byte{0}));
 }
 
 std::array<std::byte, kIbBthSize> EncodeIbUnreachable(uint32_t destination_qp, uint32_t psn) {

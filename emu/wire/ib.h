@@ -177,6 +177,9 @@ struct IbHeader {
   uint32_t psn = 0;  // 24 bits
   // DETH (UD).
   uint32_t qkey = 0;
+  // The reserved byte. A record has no IP header, whose traffic class stands here on its way between us; on a wire the
+  // byte is 0.
+  uint8_t traffic_class = 0;
   uint32_t source_qp = 0;  // 24 bits
   // RETH (first packet of a Write, Read Request); AtomicETH has the first two as well.
   uint64_t address = 0;
@@ -205,6 +208,10 @@ struct IbHeader {
 // Reads the headers of a record of `record_length` bytes from its head: min(record_length, kMaxIbHeaderSize) bytes or
 // more. On success the payload is the rest of the record: record_length - EncodedSize().
 Result<IbHeader, IbFault> DecodeIb(ConstBytes head, size_t record_length);
+
+// Takes the traffic class out of a record, in front of which an IP header is put: what is left of it is a packet as it
+// stands on a wire. 0 where there is none.
+uint8_t TakeTrafficClass(MutableBytes record);
 
 // --- A packet of our own ---
 

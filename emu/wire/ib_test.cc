@@ -243,8 +243,31 @@ TEST(IbHeader, OtherVersionsOfTheHeaderAreFaults) {
 
 TEST(IbHeader, CongestionAndReservedBitsAreNotJudged) {
   const Bytes plain = FromHex("64 40 ffff 00 0a0b0c 00 010203 80010000 00 000001");
-  const Bytes marked = FromHex("64 40 ffff ff 0a0b0c 7f 010203 80010000 ff 000001");
+  const Bytes marked = FromHex("64 40 ffff ff 0a0b0c 7f 010203 80010000 00 000001");
   EXPECT_EQ(*DecodeIb(plain, plain.size()), *DecodeIb(marked, marked.size()));
+}
+
+TEST(IbHeader, ADatagramHasItsTrafficClassWhereTheSpecificationHasNothing) {
+  Bytes plain = FromHex("64 40 ffff 00 0a0b0c 00 010203 80010000 00 000001");
+  IbHeader header = *DecodeIb(plain, plain.size());
+  EXPECT_EQ(header.traffic_class, 0);
+  for (const uint8_t traffic_class : {uint8_t{0x01}, uint8_t{0x80}, uint8_t{0xff}}) {
+    header.traffic_class = traffic_class;
+    Bytes record = Encoded(header);
+    EXPECT_EQ(*DecodeIb(record, record.size()), header);
+    EXPECT_NE(record, plain);
+    EXPECT_EQ(TakeTrafficClass(record), traffic_class);
+    EXPECT_EQ(record, plain) << "as on a wire";
+  }
+  // Other services, other packets, and what is too short have none.
+  for (const char* other :
+       {"04 40 ffff 00 0a0b0c 00 010203 80010000 ff 000001", "24 40 ffff 00 0a0b0c 00 010203 80010000 ff",
+        "66 40 ffff 00 0a0b0c 00 010203 80010000 ff 000001", "64 40 ffff 00 0a0b0c 00 010203 80010000", ""}) {
+    Bytes record = FromHex(other);
+    const Bytes before = record;
+    EXPECT_EQ(TakeTrafficClass(record), 0) << other;
+    EXPECT_EQ(record, before) << other;
+  }
 }
 
 TEST(IbHeader, AnythingThatDecodesEncodesToWhatDecodesTheSame) {

@@ -1,8 +1,8 @@
 // Extended CQs: completions read field by field (ibv_create_cq_ex(3)).
 //
 // Offered are the standard fields and the completion timestamp, which is the fabric's clock in nanoseconds. Not offered
-// (EOPNOTSUPP): wall-clock timestamps, VLAN and flow tags, tag matching. LIDs and the service level are zero, as in a
-// plain ibv_wc here: they mean nothing on Ethernet.
+// (EOPNOTSUPP): wall-clock timestamps, VLAN and flow tags, tag matching. LIDs are zero, as in a plain ibv_wc here, and
+// so is the service level but for a datagram's: they mean nothing on Ethernet.
 
 #include <cerrno>
 #include <mutex>

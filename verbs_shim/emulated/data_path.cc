@@ -188,6 +188,7 @@ ibv_wc ToIbv(const emu::WorkCompletion& from) {
   if (from.has_grh) {
     to.wc_flags |= IBV_WC_GRH;
     to.src_qp = from.source_qp;
+    to.sl = from.service_level;
   }
   return to;
 }

@@ -77,9 +77,26 @@ TEST_F(AhTest, AHandleIsThatOfItsContext) {
   }
 }
 
-TEST_F(AhTest, WithoutAGidThePortIsOnThisHost) {
+// RoCE has no local identifiers to name a port by.
+TEST_F(AhTest, WithoutAGlobalRouteItIsInvalid) {
   good.is_global = 0;
-  EXPECT_EQ(ErrorOf(good), 0);
+  EXPECT_EQ(ErrorOf(good), EINVAL);
+  ibv_port_attr port{};
+  ASSERT_EQ(ibv_query_port(end->context.get(), 1, &port), 0);
+  good.dlid = port.lid;
+  EXPECT_EQ(ErrorOf(good), EINVAL) << "of the port itself";
+  good.grh = {};
+  good.dlid = 1;
+  EXPECT_EQ(ErrorOf(good), EINVAL);
+}
+
+TEST_F(AhTest, OfACompletionWithoutARouteThereIsNoHandle) {
+  ibv_wc completion{};
+  completion.slid = 1;
+  ibv_grh nothing{};
+  errno = 0;
+  EXPECT_EQ(ibv_create_ah_from_wc(end->pd.get(), &completion, &nothing, 1), nullptr);
+  EXPECT_EQ(errno, EINVAL);
 }
 
 TEST_F(AhTest, MulticastIsNotOffered) {

@@ -1,7 +1,6 @@
 #include "verbs_shim/tests/hand_connected.h"
 
 #include <cerrno>
-#include <cstring>
 
 namespace stagecoach::verbs {
 HandEnd::HandEnd(bool server, const HandOptions& wanted) : is_server(server), options(wanted) {
@@ -52,13 +51,10 @@ ibv_qp_attr HandEnd::RtrAttributes(const HandAddress& peer) const {
 ibv_ah_attr HandEnd::AddressOf(const HandAddress& peer) const {
   ibv_ah_attr address{};
   address.port_num = 1;
-  address.dlid = peer.lid;
-  if (options.with_gid) {
-    address.is_global = 1;
-    address.grh.dgid = peer.gid;
-    address.grh.sgid_index = gid_index;
-    address.grh.hop_limit = 1;
-  }
+  address.is_global = 1;
+  address.grh.dgid = peer.gid;
+  address.grh.sgid_index = gid_index;
+  address.grh.hop_limit = 1;
   return address;
 }
 
@@ -144,10 +140,7 @@ bool HandEnd::IsDraining() const {
 
 HandAddress HandEnd::Address() const {
   HandAddress address{.qp_number = qp->qp_num, .psn = options.psn};
-  ibv_port_attr port{};
-  EXPECT_EQ(ibv_query_port(context.get(), 1, &port), 0);
   EXPECT_EQ(ibv_query_gid(context.get(), 1, gid_index, &address.gid), 0);
-  address.lid = port.lid;
   return address;
 }
 

@@ -27,7 +27,6 @@ struct HandOptions {
   uint8_t timeout = kPatientTimeout;
   uint8_t retry_count = kPatientCount;
   uint8_t rnr_retry = 7;
-  bool with_gid = true;
   uint32_t qkey = 0x11111111;  // UD
 };
 
@@ -41,7 +40,6 @@ struct HandAddress {
   uint32_t qp_number = 0;
   uint32_t psn = 0;
   ibv_gid gid{};
-  uint16_t lid = 0;
 };
 
 // One end. Steps fail the test that takes them.

@@ -166,6 +166,52 @@ TEST_F(UdTest, OverIpv6TheRouteIsItsHeaderAndLeadsBack) {
   EXPECT_EQ(std::memcmp(attributes.grh.dgid.raw, from.raw, sizeof(from)), 0);
 }
 
+TEST_F(UdTest, TheTrafficClassArrivesInTheRoute) {
+  for (const bool ipv6 : {false, true}) {
+    if (ipv6) {
+      const int at_server = Ipv6Gid(server->context.get());
+      const int at_client = Ipv6Gid(client->context.get());
+      if (at_server < 0 || at_client < 0) break;
+      server->gid_index = static_cast<uint8_t>(at_server);
+      client->gid_index = static_cast<uint8_t>(at_client);
+    }
+    const ibv_gid from = client->Address().gid;
+    const bool mapped = IN6_IS_ADDR_V4MAPPED(reinterpret_cast<const in6_addr*>(from.raw));
+    // The lowest two bits are for congestion notification.
+    for (const uint8_t traffic_class : {uint8_t{0}, uint8_t{0x04}, uint8_t{0xb8}, uint8_t{0xfc}}) {
+      ibv_ah_attr attributes = client->AddressOf(server->Address());
+      attributes.grh.traffic_class = traffic_class;
+      to_server.reset(ibv_create_ah(client->pd.get(), &attributes));
+      ASSERT_NE(to_server, nullptr) << errno;
+      ASSERT_EQ(Receive(1), 0);
+      Send(2, "of a class");
+      ExpectCompletion(received(), 1);
+      const auto* const route = reinterpret_cast<const uint8_t*>(inbox->bytes().data());
+      const int arrived = mapped ? route[21] : (route[0] & 0x0f) << 4 | route[1] >> 4;
+      EXPECT_EQ(arrived, traffic_class) << (mapped ? "IPv4" : "IPv6");
+    }
+  }
+}
+
+// UCX asks it for the header's kind: of mlx5 it is 2 where that is IPv4's, and 1 where it is IPv6's.
+TEST_F(UdTest, TheServiceLevelTellsTheKindOfTheRoute) {
+  const auto level = [&] {
+    EXPECT_EQ(Receive(1), 0);
+    Send(2, "which?");
+    return ExpectCompletion(received(), 1).sl;
+  };
+  const ibv_gid from = client->Address().gid;
+  EXPECT_EQ(level(), IN6_IS_ADDR_V4MAPPED(reinterpret_cast<const in6_addr*>(from.raw)) ? 2 : 1);
+  const int at_server = Ipv6Gid(server->context.get());
+  const int at_client = Ipv6Gid(client->context.get());
+  if (at_server < 0 || at_client < 0) return;
+  server->gid_index = static_cast<uint8_t>(at_server);
+  client->gid_index = static_cast<uint8_t>(at_client);
+  to_server = client->CreateAh(server->Address());
+  ASSERT_NE(to_server, nullptr) << errno;
+  EXPECT_EQ(level(), 1);
+}
+
 TEST_F(UdTest, EveryLengthUpToTheMtuArrives) {
   for (const size_t size : {size_t{0}, size_t{1}, size_t{255}, mtu - 1, mtu}) {
     outbox->FillPattern(static_cast<uint32_t>(size));
