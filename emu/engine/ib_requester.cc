@@ -133,7 +133,7 @@ bool IbRequester::AwaitsAnswer(const Entry& entry) {
   return entry.work->opcode == SendOpcode::kRead || IsAtomic(entry.work->opcode);
 }
 
-// The checks a device makes when it begins a work request: its scatter/gather list against local memory.
+// The checks a device makes when it begins a work request: what it is, how long it is, and the memory that is sent.
 WorkStatus IbRequester::CheckWork(const SendWork& work, uint32_t* length, std::string* why) {
   *length = 0;
   const IbOptions& options = context_.options;
@@ -160,11 +160,13 @@ WorkStatus IbRequester::CheckWork(const SendWork& work, uint32_t* length, std::s
     *why = "an atomic brings back eight bytes";
     return WorkStatus::kLocalLengthError;
   }
-  if (work.is_inline) return WorkStatus::kSuccess;
-  const auto access = answered ? MemoryAccess::kLocalWrite : MemoryAccess::kLocalRead;
+  // The memory of an answer is judged when the answer is there (ib_requester_answers.cc): what the peer refuses has
+  // that status whatever this end's keys are, and an atomic has happened at the peer by then.
+  if (work.is_inline || answered) return WorkStatus::kSuccess;
   for (const ScatterGather& part : work.sges) {
     if (part.length == 0) continue;
-    if (const auto pin = context_.memory.Pin(part.lkey, part.address, part.length, access); !pin) {
+    const auto pin = context_.memory.Pin(part.lkey, part.address, part.length, MemoryAccess::kLocalRead);
+    if (!pin) {
       *why = ToString(pin.error());
       return WorkStatus::kLocalProtectionError;
     }

@@ -686,7 +686,6 @@ TEST(IbTransportTest, FaultsOfOnesOwnWaitForWhatCameBeforeAndSendNothing) {
   IbOptions options = TestOptions();
   options.max_message_bytes = 2000;
   const LocalCase cases[] = {
-      {"no right to write", {.opcode = SendOpcode::kRead}, 8, FakeMemory::kNone, WorkStatus::kLocalProtectionError},
       {"beyond the region", {.opcode = SendOpcode::kSend}, 1001, 0, WorkStatus::kLocalProtectionError},
       {"too long", {.opcode = SendOpcode::kSend}, 2001, 0, WorkStatus::kLocalLengthError},
       {"atomic of 4 bytes", {.opcode = SendOpcode::kFetchAdd}, 4, FakeMemory::kAll, WorkStatus::kLocalLengthError},
@@ -711,6 +710,58 @@ TEST(IbTransportTest, FaultsOfOnesOwnWaitForWhatCameBeforeAndSendNothing) {
     EXPECT_EQ(pair.a.transport.TakeFault()->kind, FaultKind::kWork);
     EXPECT_TRUE(pair.a.transport.Finished());
     EXPECT_TRUE(pair.b.transport.Receiving());
+  }
+}
+
+// The request has been carried out when its answer finds no memory here.
+TEST(IbTransportTest, MemoryOfAnAnswerIsJudgedWhenTheAnswerIsThere) {
+  for (const SendOpcode opcode : {SendOpcode::kRead, SendOpcode::kFetchAdd, SendOpcode::kCompareSwap}) {
+    SCOPED_TRACE(ToString(opcode));
+    IbPair pair;
+    const uint32_t target = pair.b.memory.Add(64);
+    const uint32_t closed = pair.a.memory.Add(64, FakeMemory::kNone);
+    pair.b.PostReceive(10);
+    pair.a.Post({.opcode = opcode, .remote_stag = target, .remote_offset = pair.b.At(target)},
+                {pair.a.Sge(closed, 0, 8)});
+    pair.a.Post({.opcode = SendOpcode::kSend});
+    EXPECT_TRUE(pair.Run());
+    EXPECT_THAT(pair.a.TakeSendStatuses(), ElementsAre(WorkStatus::kLocalProtectionError, WorkStatus::kFlushed));
+    EXPECT_EQ(pair.b.memory.atomics(), opcode == SendOpcode::kRead ? 0 : 1);
+    EXPECT_EQ(pair.a.transport.TakeFault()->kind, FaultKind::kWork);
+    EXPECT_TRUE(pair.a.transport.Finished());
+    EXPECT_TRUE(pair.b.transport.Receiving()) << "the peer hears nothing of it";
+  }
+}
+
+TEST(IbTransportTest, WhatThePeerRefusesComesBeforeABadKeyHere) {
+  struct Case {
+    SendOpcode opcode;
+    uint64_t misplaced;  // so many bytes from the beginning of the target
+    bool known_key;
+    WorkStatus status;
+  };
+  const Case cases[] = {
+      {SendOpcode::kRead, 0, false, WorkStatus::kRemoteAccessError},
+      {SendOpcode::kRead, 57, true, WorkStatus::kRemoteAccessError},
+      {SendOpcode::kFetchAdd, 0, false, WorkStatus::kRemoteAccessError},
+      {SendOpcode::kFetchAdd, 1, true, WorkStatus::kRemoteInvalidRequest},
+      {SendOpcode::kCompareSwap, 7, true, WorkStatus::kRemoteInvalidRequest},
+      {SendOpcode::kCompareSwap, 4, false, WorkStatus::kRemoteInvalidRequest},
+  };
+  for (const Case& each : cases) {
+    SCOPED_TRACE(std::string(ToString(each.opcode)) + " at " + std::to_string(each.misplaced));
+    IbPair pair;
+    const uint32_t target = pair.b.memory.Add(64);
+    const uint32_t sink = pair.a.memory.Add(64);
+    ScatterGather unknown = pair.a.Sge(sink, 0, 8);
+    unknown.lkey ^= 0x7f0000;
+    pair.a.Post({.opcode = each.opcode,
+                 .remote_stag = each.known_key ? target : target ^ 0x7f0000,
+                 .remote_offset = pair.b.At(target) + each.misplaced},
+                {unknown});
+    EXPECT_TRUE(pair.Run());
+    EXPECT_THAT(pair.a.TakeSendStatuses(), ElementsAre(each.status));
+    EXPECT_EQ(pair.b.memory.atomics(), 0);
   }
 }
 

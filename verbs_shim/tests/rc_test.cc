@@ -19,6 +19,8 @@ constexpr size_t kLong = 20001;
 class RcTest : public HandTest {
  protected:
   void Connect(const HandOptions& server = {}, const HandOptions& client = {}) {
+    at_server.reset();
+    at_client.reset();
     pair = HandPair::Connected(server, client);
     at_server = std::make_unique<Buffer>(pair->server.pd.get(), kLong, kAllAccess);
     at_client = std::make_unique<Buffer>(pair->client.pd.get(), kLong, kAllAccess);
@@ -616,6 +618,56 @@ TEST_F(RcTest, ASendFromMemoryThatIsNotItsFailsHere) {
   ExpectCompletion(sent(), 2, IBV_WC_LOC_PROT_ERR);
   ExpectCompletion(sent(), 3, IBV_WC_WR_FLUSH_ERR);
   EXPECT_EQ(pair->server.State(), IBV_QPS_RTS);
+}
+
+// --- Of Reads and atomics the keys here are judged when the answer is there ---
+
+TEST_F(RcTest, AnAtomicWhoseAnswerHasNoMemoryHasHappened) {
+  Connect();
+  SetFirst(*at_server, 5);
+  SetFirst(*at_client, 77);
+  SendSpec swap = Atomic(1, IBV_WR_ATOMIC_CMP_AND_SWP, 5, 6);
+  swap.sges[0].lkey += 0x100;
+  ASSERT_EQ(Post(client_qp(), swap), 0);
+  ExpectCompletion(sent(), 1, IBV_WC_LOC_PROT_ERR);
+  EXPECT_EQ(First(*at_server), 6u);
+  EXPECT_EQ(First(*at_client), 77u);
+  EXPECT_EQ(pair->client.State(), IBV_QPS_ERR);
+  EXPECT_EQ(pair->server.State(), IBV_QPS_RTS);
+}
+
+TEST_F(RcTest, AReadIntoMemoryThatIsNotItsFailsHere) {
+  Connect();
+  SendSpec read = OnAll(1, IBV_WR_RDMA_READ);
+  read.sges[0].lkey += 0x100;
+  ASSERT_EQ(Post(client_qp(), read), 0);
+  ExpectCompletion(sent(), 1, IBV_WC_LOC_PROT_ERR);
+  EXPECT_EQ(pair->client.State(), IBV_QPS_ERR);
+  EXPECT_EQ(pair->server.State(), IBV_QPS_RTS);
+}
+
+TEST_F(RcTest, ARemoteAccessErrorComesBeforeABadKeyHere) {
+  for (const ibv_wr_opcode opcode : {IBV_WR_RDMA_READ, IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_ATOMIC_CMP_AND_SWP}) {
+    Connect();
+    SendSpec both = Atomic(1, opcode, 1);
+    both.sges[0].lkey += 0x100;
+    both.rkey += 0x100;
+    ASSERT_EQ(Post(client_qp(), both), 0);
+    ExpectCompletion(sent(), 1, IBV_WC_REM_ACCESS_ERR);
+    EXPECT_EQ(First(*at_server), 0u) << opcode;
+  }
+}
+
+TEST_F(RcTest, AnOddAddressComesBeforeABadKeyHereOrThere) {
+  for (const bool at_target : {false, true}) {
+    Connect();
+    SendSpec both = Atomic(1, IBV_WR_ATOMIC_FETCH_AND_ADD, 1);
+    ++both.remote_address;
+    (at_target ? both.rkey : both.sges[0].lkey) += 0x100;
+    ASSERT_EQ(Post(client_qp(), both), 0);
+    ExpectCompletion(sent(), 1, IBV_WC_REM_INV_REQ_ERR);
+    EXPECT_EQ(First(*at_server), 0u);
+  }
 }
 
 TEST_F(RcTest, AReadWithoutRoomForReadsFailsHere) {
