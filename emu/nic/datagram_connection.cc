@@ -55,7 +55,8 @@ bool DatagramConnection::Send() {
 
 bool DatagramConnection::SendOne(SendSlot& slot) {
   size_t size = 0;
-  const WorkStatus gathered = Gather(slot, &size);
+  const bool can = IsDatagram(slot.posted) && !qp_.sends_.TargetOf(slot).foreign;
+  const WorkStatus gathered = can ? Gather(slot, &size) : WorkStatus::kLocalOperationError;
   if (gathered != WorkStatus::kSuccess) {
     // The state changes before a completion shows why, as programs that see one ask for the other.
     qp_.Apply(QpEvent::kSendFault);

@@ -41,12 +41,8 @@ int CheckOpcode(const SendRules& rules, bool extensions, PostOpcode opcode) {
     if (opcode == PostOpcode::kSendImmediate) return EOPNOTSUPP;
     return (opcode == PostOpcode::kWriteImmediate || IsAtomic(opcode)) && !extensions ? EOPNOTSUPP : 0;
   }
-  if (rules.kind == QpKind::kUd)
-    return opcode == PostOpcode::kSend || opcode == PostOpcode::kSendImmediate ? 0 : EINVAL;
-  if (IsAtomic(opcode) && !rules.atomics) return EOPNOTSUPP;
-  // Nothing that needs an answer, and nothing that must not be lost (InfiniBand specification, table 39).
-  const bool reliable = opcode == PostOpcode::kRead || opcode == PostOpcode::kSendInvalidate || IsAtomic(opcode);
-  return rules.kind == QpKind::kUc && reliable ? EINVAL : 0;
+  // What QPs of a type do not carry out is found out when its turn comes.
+  return IsAtomic(opcode) && !rules.atomics && rules.kind != QpKind::kUd ? EOPNOTSUPP : 0;
 }
 
 }  // namespace
@@ -62,11 +58,7 @@ SendQueue::SendQueue(const QpCapabilities& capabilities, const SendRules& rules)
 
 int SendQueue::Check(const SendRequest& request, size_t ahead) const {
   if (const int error = CheckOpcode(rules_, extensions_, request.opcode)) return error;
-  if (rules_.kind == QpKind::kUd) {
-    const AddressHandle* const to = request.destination;
-    if (to == nullptr || to->nic != rules_.nic || to->pd != rules_.pd) return EINVAL;
-    if (request.remote_qp > wire::kIbQpMask) return EINVAL;
-  }
+  if (rules_.kind == QpKind::kUd && IsDatagram(request.opcode) && request.destination == nullptr) return EINVAL;
   if (request.sges.size() > max_sge_) return EINVAL;
   const bool is_read = request.opcode == PostOpcode::kRead;
   // What an answer is to be put into cannot be inline.
@@ -106,13 +98,7 @@ int SendQueue::Add(const SendRequest& request) {
   slot.byte_length = 0;
   slot.sges = {};
   slot.inline_data = {};
-  if (!targets_.empty()) {
-    DatagramTarget& target = targets_[index];
-    target = {request.destination->peer, request.remote_qp, request.remote_qkey,
-              request.destination->vector.traffic_class};
-    // With the general services every process has a QP of the same number: that of the first is meant.
-    target.peer.slot = static_cast<uint8_t>(request.remote_qp >> kSlotShift);
-  }
+  if (!targets_.empty() && IsDatagram(request.opcode)) targets_[index] = TargetOf(request);
   if (request.is_inline) {
     std::byte* const data = inline_data_.data() + index * max_inline_;
     size_t at = 0;
@@ -129,6 +115,18 @@ int SendQueue::Add(const SendRequest& request) {
   }
   posted_.store(number + 1, std::memory_order_release);
   return 0;
+}
+
+DatagramTarget SendQueue::TargetOf(const SendRequest& request) const {
+  const AddressHandle& to = *request.destination;
+  DatagramTarget target{.peer = to.peer,
+                        .remote_qp = request.remote_qp & wire::kIbQpMask,
+                        .remote_qkey = request.remote_qkey,
+                        .traffic_class = to.vector.traffic_class,
+                        .foreign = to.nic != rules_.nic || to.pd != rules_.pd};
+  // With the general services every process has a QP of the same number: that of the first is meant.
+  target.peer.slot = static_cast<uint8_t>(target.remote_qp >> kSlotShift);
+  return target;
 }
 
 SendSlot& SendQueue::SlotOf(const SendWork* work) {

@@ -33,6 +33,7 @@ struct DatagramTarget {
   uint32_t remote_qp = 0;
   uint32_t remote_qkey = 0;
   uint8_t traffic_class = 0;
+  bool foreign = false;  // the handle is of another domain than the QP
 };
 
 // What may be posted, besides what the capabilities say.
@@ -41,7 +42,7 @@ struct SendRules {
   uint32_t max_read_sge = 1;
   bool atomics = false;
   bool signal_all = false;
-  // That address handles must be of.
+  // That address handles are to be of.
   const Nic* nic = nullptr;
   uint32_t pd = 0;
 };
@@ -69,7 +70,7 @@ class SendQueue {
   // Requests since the QP was made or reset: posted, and of these completed.
   uint64_t posted() const { return posted_.load(std::memory_order_acquire); }
   uint64_t retired() const { return retired_.load(std::memory_order_relaxed); }
-  // Of a UD QP's request.
+  // Of a datagram.
   const DatagramTarget& TargetOf(const SendSlot& slot) const {
     return targets_[static_cast<size_t>(&slot - slots_.data())];
   }
@@ -87,6 +88,7 @@ class SendQueue {
 
  private:
   SendSlot& At(uint64_t number) { return slots_[number % slots_.size()]; }
+  DatagramTarget TargetOf(const SendRequest& request) const;
 
   const uint32_t max_sge_;
   const uint32_t max_inline_;

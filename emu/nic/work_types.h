@@ -42,6 +42,10 @@ enum class PostOpcode : uint8_t {
   kCompareSwap,
   kFetchAdd,
 };
+// All that a UD QP carries out.
+constexpr bool IsDatagram(PostOpcode opcode) {
+  return opcode == PostOpcode::kSend || opcode == PostOpcode::kSendImmediate;
+}
 constexpr bool IsAtomic(PostOpcode opcode) {
   return opcode == PostOpcode::kCompareSwap || opcode == PostOpcode::kFetchAdd;
 }
@@ -74,9 +78,9 @@ struct SendRequest {
   uint64_t compare_add = 0;  // atomics: what is added, or what must be there for the swap
   uint64_t swap = 0;
   WindowBinding bind;  // kBindWindow
-  // UD: to whom. The handle is used during the call alone.
+  // UD, of datagrams: to whom. The handle is used during the call alone.
   const AddressHandle* destination = nullptr;
-  uint32_t remote_qp = 0;
+  uint32_t remote_qp = 0;  // 24 bits count
   uint32_t remote_qkey = 0;
 };
 

@@ -32,14 +32,15 @@ int Convert(const ibv_send_wr& from, ibv_qp_type type, SgeArray* storage, emu::S
   if (!ConvertSendFlags(from.send_flags, to)) return EINVAL;
   if (!Convert(from.sg_list, from.num_sge, storage, &to->sges)) return EINVAL;
   to->wr_id = from.wr_id;
-  if (type == IBV_QPT_UD) {
+  // A C program may have put any number there.
+  std::underlying_type_t<ibv_wr_opcode> opcode;
+  std::memcpy(&opcode, &from.opcode, sizeof(opcode));
+  // In requests of other operations there may be anything where the handle stands.
+  if (type == IBV_QPT_UD && (opcode == IBV_WR_SEND || opcode == IBV_WR_SEND_WITH_IMM)) {
     to->destination = AddressOf(from.wr.ud.ah);
     to->remote_qp = from.wr.ud.remote_qpn;
     to->remote_qkey = from.wr.ud.remote_qkey;
   }
-  // A C program may have put any number there.
-  std::underlying_type_t<ibv_wr_opcode> opcode;
-  std::memcpy(&opcode, &from.opcode, sizeof(opcode));
   switch (opcode) {
     case IBV_WR_SEND:
       to->opcode = emu::PostOpcode::kSend;

@@ -101,13 +101,25 @@ TEST_F(UcTest, AWriteWithImmediateArrives) {
   ExpectCompletion(sent(), 2);
 }
 
-TEST_F(UcTest, WhatNeedsAnAnswerIsRefusedAtPost) {
+// Nothing that needs an answer, and nothing that must not be lost (InfiniBand specification, table 39).
+TEST_F(UcTest, WhatNeedsAnAnswerFailsWhenItsTurnComes) {
+  uint64_t id = 1;
   for (const ibv_wr_opcode opcode :
        {IBV_WR_RDMA_READ, IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_SEND_WITH_INV}) {
-    SendSpec spec = OnAll(1, opcode);
+    SendSpec spec = OnAll(id, opcode);
     spec.sges = {at_client->Sge(0, 8)};
-    EXPECT_EQ(Post(client_qp(), spec), EINVAL) << opcode;
+    ASSERT_EQ(Post(client_qp(), spec), 0) << opcode;
+    ASSERT_EQ(Post(client_qp(), OnAll(id + 1, IBV_WR_RDMA_WRITE)), 0);
+    ExpectCompletion(sent(), id, IBV_WC_LOC_QP_OP_ERR);
+    EXPECT_EQ(pair->client.State(), IBV_QPS_SQE);
+    ExpectCompletion(sent(), id + 1, IBV_WC_WR_FLUSH_ERR);
+    ASSERT_EQ(pair->client.To(IBV_QPS_RTS), 0);
+    id += 2;
   }
+  at_client->FillPattern(9);
+  ASSERT_EQ(Post(client_qp(), OnAll(99, IBV_WR_RDMA_WRITE)), 0);
+  ExpectCompletion(sent(), 99);
+  EXPECT_TRUE(world().Until([&] { return Arrived(); }));
 }
 
 TEST_F(UcTest, ASendThatFindsNoReceiveIsLost) {
