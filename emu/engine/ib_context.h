@@ -79,7 +79,7 @@ class IbDestination {
 
   // `size` bytes of a scatter list, `skip` bytes into it. What the list is too short for is not there.
   Result<void, MemoryFault> AddLocal(MemoryPort& memory, std::span<const ScatterGather> list, uint64_t skip,
-                                     uint64_t size) {
+                                     uint64_t size, MemoryAccess access = MemoryAccess::kLocalWrite) {
     for (const ScatterGather& part : list) {
       if (size == 0) break;
       if (skip >= part.length) {
@@ -87,7 +87,7 @@ class IbDestination {
         continue;
       }
       const uint64_t n = part.length - skip < size ? part.length - skip : size;
-      const auto added = Add(memory, part.lkey, part.address + skip, n, MemoryAccess::kLocalWrite);
+      const auto added = Add(memory, part.lkey, part.address + skip, n, access);
       if (!added) return added;
       size -= n;
       skip = 0;

@@ -202,7 +202,8 @@ void IbResponder::Pin(IbDestination& destination) {
   const wire::IbHeader& header = judged_.header;
   const Message& message = MessageInProgress();
   if (wire::IsSend(header.op)) {
-    const auto added = destination.AddLocal(context_.memory, receive_->sges, message.received, judged_.payload);
+    const auto added = destination.AddLocal(context_.memory, receive_->sges, message.received, judged_.payload,
+                                            MemoryAccess::kReceive);
     if (added) return;
     destination.Clear();
     OnPlacementFault(added.error());

@@ -1,9 +1,10 @@
 // MemoryPort: how an engine turns (STag, tagged offset, length, access) into bytes. Memory, and not I/O.
 //
-// A port is bound to one protection domain and one QP, so an engine never says on whose behalf it asks. A pin holds the
-// region valid while bytes are being moved; it is taken just before a read or write of the stream and dropped right
-// after, never held while waiting, so that deregistration and invalidation wait for at most one such call. It does not
-// keep a program from unmapping the memory: whoever touches the bytes of a pin does it with base/safe_copy.
+// A port is bound to one QP and its protection domain, and to that of its Receives, which an SRQ may have brought
+// along. So an engine never says on whose behalf it asks. A pin holds the region valid while bytes are being moved; it
+// is taken just before a read or write of the stream and dropped right after, never held while waiting, so that
+// deregistration and invalidation wait for at most one such call. It does not keep a program from unmapping the memory:
+// whoever touches the bytes of a pin does it with base/safe_copy.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +19,7 @@ namespace stagecoach::emu {
 enum class MemoryAccess : uint8_t {
   kLocalRead,
   kLocalWrite,
+  kReceive,  // a Receive's buffer: as kLocalWrite, in the domain that the Receives are of
   // The sink of an iWARP Read, by lkey. The peer's response names it by STag as a Write would (RFC 5040 section 4.5),
   // so the region must admit the peer's writing, too.
   kReadSink,

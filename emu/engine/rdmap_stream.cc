@@ -439,7 +439,7 @@ bool RdmapStream::PinCurrent() {
     case RdmapOpcode::kSendSolicitedInvalidate:
       break;
   }
-  if (PinParts(inbound_->receive->sges, inbound_->received, current_payload_, MemoryAccess::kLocalWrite, &fault)) {
+  if (PinParts(inbound_->receive->sges, inbound_->received, current_payload_, MemoryAccess::kReceive, &fault)) {
     return true;
   }
   FaultOnDestination(fault);

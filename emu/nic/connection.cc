@@ -46,7 +46,7 @@ Connection::Connection(QueuePair& qp, ConnectionSetup setup)
       nic_(qp.nic_),
       initiator_(setup.initiator),
       name_(nic_.name() + "/qp-" + std::to_string(qp.qp_number())),
-      memory_(nic_.registry(), qp.pd(), qp.qp_number()),
+      memory_(nic_.registry(), qp.pd(), qp.receive_pd(), qp.qp_number()),
       llp_(std::move(setup.llp)),
       transport_(std::make_unique<RdmapStream>(EngineOptions(setup, nic_.profile()), memory_, qp.receive_source(),
                                                nic_.trace(), name_)),

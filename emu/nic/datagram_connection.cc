@@ -28,7 +28,7 @@ DatagramConnection::DatagramConnection(QueuePair& qp)
     : qp_(qp),
       nic_(qp.nic_),
       mtu_(kSmallestMtu << nic_.profile().active_mtu),
-      memory_(nic_.registry(), qp.pd(), qp.qp_number()),
+      memory_(nic_.registry(), qp.pd(), qp.receive_pd(), qp.qp_number()),
       luck_(Prng(nic_.profile().luck_seed).Fork(nic_.name() + "/qp-" + std::to_string(qp.qp_number()) + "/datagrams")) {
 }
 
@@ -174,7 +174,7 @@ WorkStatus DatagramConnection::Place(const ReceiveWork& receive, std::span<const
   for (const ScatterGather& sge : receive.sges) {
     const size_t here = std::min<size_t>(sge.length, left);
     if (here == 0) continue;
-    const auto pin = memory_.Pin(sge.lkey, sge.address, here, MemoryAccess::kLocalWrite);
+    const auto pin = memory_.Pin(sge.lkey, sge.address, here, MemoryAccess::kReceive);
     if (!pin) return WorkStatus::kLocalProtectionError;
     left -= here;
     MutableBytes into = pin->bytes();

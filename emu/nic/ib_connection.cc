@@ -83,7 +83,7 @@ IbConnection::IbConnection(QueuePair& qp, const QpAttributes& attributes, const 
       name_(nic_.name() + "/qp-" + std::to_string(qp.qp_number())),
       generation_(nic_.roce().NextGeneration()),
       remote_qp_(attributes.destination_qp_number),
-      memory_(nic_.registry(), qp.pd(), qp.qp_number()),
+      memory_(nic_.registry(), qp.pd(), qp.receive_pd(), qp.qp_number()),
       receives_(qp.receive_source(), nic_.profile().not_ready_one_in,
                 Prng(nic_.profile().luck_seed).Fork(name_ + "/receives")),
       transport_(EngineOptions(qp, attributes, nic_.profile()), memory_, receives_, nic_.trace(), name_),

@@ -47,6 +47,7 @@ bool Grants(uint32_t access, MemoryAccess wanted) {
     case MemoryAccess::kLocalRead:
       return true;
     case MemoryAccess::kLocalWrite:
+    case MemoryAccess::kReceive:
       return (access & kAccessLocalWrite) != 0;
     case MemoryAccess::kReadSink:
       return (access & kAccessLocalWrite) != 0 && (access & kAccessRemoteWrite) != 0;
@@ -61,7 +62,8 @@ bool Grants(uint32_t access, MemoryAccess wanted) {
 }
 
 bool IsLocal(MemoryAccess access) {
-  return access == MemoryAccess::kLocalRead || access == MemoryAccess::kLocalWrite || access == MemoryAccess::kReadSink;
+  return access == MemoryAccess::kLocalRead || access == MemoryAccess::kLocalWrite ||
+         access == MemoryAccess::kReceive || access == MemoryAccess::kReadSink;
 }
 
 }  // namespace
@@ -492,8 +494,8 @@ MemoryRegistry::Counters MemoryRegistry::counters() const {
 
 Result<MemoryPin, MemoryFault> RegistryPort::Pin(uint32_t stag, uint64_t tagged_offset, uint64_t length,
                                                  MemoryAccess access) {
-  const Result<MemoryRegistry::Pinned, MemoryFault> pinned =
-      registry_.Pin(pd_, qp_number_, stag, tagged_offset, length, access);
+  const Result<MemoryRegistry::Pinned, MemoryFault> pinned = registry_.Pin(
+      access == MemoryAccess::kReceive ? receive_pd_ : pd_, qp_number_, stag, tagged_offset, length, access);
   if (!pinned) return Err(pinned.error());
   return MemoryPin(this, pinned->token, pinned->bytes, pinned->offset);
 }

@@ -170,8 +170,9 @@ class MemoryRegistry {
 // The registry as one connection sees it. Lives as long as the connection; the registry outlives both.
 class RegistryPort final : public MemoryPort {
  public:
-  RegistryPort(MemoryRegistry& registry, uint32_t pd, uint32_t qp_number)
-      : registry_(registry), pd_(pd), qp_number_(qp_number) {}
+  // `receive_pd`: that of the SRQ, if the QP has one.
+  RegistryPort(MemoryRegistry& registry, uint32_t pd, uint32_t receive_pd, uint32_t qp_number)
+      : registry_(registry), pd_(pd), receive_pd_(receive_pd), qp_number_(qp_number) {}
 
   Result<MemoryPin, MemoryFault> Pin(uint32_t stag, uint64_t tagged_offset, uint64_t length,
                                      MemoryAccess access) override;
@@ -185,6 +186,7 @@ class RegistryPort final : public MemoryPort {
  private:
   MemoryRegistry& registry_;
   const uint32_t pd_;
+  const uint32_t receive_pd_;
   const uint32_t qp_number_;
 };
 

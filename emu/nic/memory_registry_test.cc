@@ -69,10 +69,25 @@ TEST_F(MemoryRegistryTest, PinYieldsTheBytesTheTaggedOffsetNames) {
   registry_.Unpin(pinned->token);
 }
 
+TEST_F(MemoryRegistryTest, APortLooksForReceivesInTheirOwnDomain) {
+  const uint32_t of_the_qp = *registry_.Register(Request(64));
+  RegionRequest request = Request(64);
+  request.pd = kPd + 1;
+  const uint32_t of_the_queue = *registry_.Register(request);
+  RegistryPort port(registry_, kPd, kPd + 1, kQp);
+  EXPECT_TRUE(port.Pin(of_the_queue, 0x10000, 64, MemoryAccess::kReceive).has_value());
+  EXPECT_EQ(port.Pin(of_the_qp, 0x10000, 64, MemoryAccess::kReceive).error(), MemoryFault::kForeignStag);
+  for (const MemoryAccess access : {MemoryAccess::kLocalRead, MemoryAccess::kLocalWrite, MemoryAccess::kReadSink,
+                                    MemoryAccess::kRemoteRead, MemoryAccess::kRemoteWrite}) {
+    EXPECT_TRUE(port.Pin(of_the_qp, 0x10000, 64, access).has_value());
+    EXPECT_EQ(port.Pin(of_the_queue, 0x10000, 64, access).error(), MemoryFault::kForeignStag);
+  }
+}
+
 TEST_F(MemoryRegistryTest, PinOfAWindowCountsItsOffsetFromTheWindow) {
   const uint32_t region = *registry_.Register(Request(4096));
   const uint32_t rkey = BoundWindow(region, 0x10000 + 1000, 100, kAccessRemoteRead);
-  RegistryPort port(registry_, kPd, kQp);
+  RegistryPort port(registry_, kPd, kPd, kQp);
   const auto pin = port.Pin(rkey, 0x10000 + 1030, 70, MemoryAccess::kRemoteRead);
   ASSERT_TRUE(pin.has_value());
   EXPECT_EQ(pin->bytes().data(), memory_.data() + 1030);
@@ -352,8 +367,9 @@ TEST_F(MemoryRegistryTest, RandomOperationsAgreeWithAModel) {
       const auto& [stag, known] = *it;
       const uint64_t offset = 0x10000 + prng.Below(memory_.size() + 2) - prng.Below(2);
       const uint64_t length = prng.Below(memory_.size() + 2);
-      const auto access = static_cast<MemoryAccess>(prng.Below(5));
+      const auto access = static_cast<MemoryAccess>(prng.Below(6));
       const bool granted = access == MemoryAccess::kLocalRead || access == MemoryAccess::kLocalWrite ||
+                           access == MemoryAccess::kReceive ||
                            (access == MemoryAccess::kReadSink && (known.access & kAccessRemoteWrite) != 0) ||
                            (access == MemoryAccess::kRemoteRead && (known.access & kAccessRemoteRead) != 0) ||
                            (access == MemoryAccess::kRemoteWrite && (known.access & kAccessRemoteWrite) != 0);
@@ -380,8 +396,8 @@ TEST_F(MemoryRegistryTest, RandomOperationsAgreeWithAModel) {
 TEST_F(MemoryRegistryTest, AtomicsReturnWhatStoodThereAndNeedTheirOwnRight) {
   const uint32_t stag = *registry_.Register(Request(64, kAccessLocalWrite | kAccessRemoteAtomic));
   const uint32_t plain = *registry_.Register(Request(64));
-  RegistryPort port(registry_, kPd, kQp);
-  RegistryPort elsewhere(registry_, kPd + 1, kQp);
+  RegistryPort port(registry_, kPd, kPd, kQp);
+  RegistryPort elsewhere(registry_, kPd + 1, kPd + 1, kQp);
   auto* words = reinterpret_cast<uint64_t*>(memory_.data());
   words[1] = 40;
   EXPECT_EQ(port.Atomic(stag, 0x10008, AtomicOp::kFetchAdd, 2, 0)->original, 40u);
@@ -406,7 +422,7 @@ TEST_F(MemoryRegistryTest, AtomicsReturnWhatStoodThereAndNeedTheirOwnRight) {
 }
 
 TEST_F(MemoryRegistryTest, AtomicsNeedBothTheirOffsetAndTheirMemoryAligned) {
-  RegistryPort port(registry_, kPd, kQp);
+  RegistryPort port(registry_, kPd, kPd, kQp);
   RegionRequest request = Request(64, kAccessLocalWrite | kAccessRemoteAtomic);
   const uint32_t stag = *registry_.Register(request);
   for (uint64_t offset = 1; offset < 8; ++offset) {
@@ -422,7 +438,7 @@ TEST_F(MemoryRegistryTest, AtomicsOfSeveralThreadsLoseNothing) {
   const uint32_t stag = *registry_.Register(Request(8, kAccessLocalWrite | kAccessRemoteAtomic));
   constexpr int kEach = 10000;
   const auto add = [&] {
-    RegistryPort port(registry_, kPd, kQp);
+    RegistryPort port(registry_, kPd, kPd, kQp);
     for (int i = 0; i < kEach; ++i) ASSERT_TRUE(port.Atomic(stag, 0x10000, AtomicOp::kFetchAdd, 1, 0).has_value());
   };
   std::thread first(add), second(add);

@@ -541,7 +541,7 @@ Result<QueuePair*, int> Nic::CreateQp(NicContext& context, const QpCreate& creat
   }
   if (create.srq != nullptr) {
     const auto srq = srqs_.find(create.srq->handle());
-    if (srq == srqs_.end() || srq->second.context != context.id() || create.srq->pd() != create.pd) return Err(EINVAL);
+    if (srq == srqs_.end() || srq->second.context != context.id()) return Err(EINVAL);
   }
   if (failed()) return Err(EIO);
   if (qps_.size() >= profile_.max_qp) {

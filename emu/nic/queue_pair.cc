@@ -292,7 +292,8 @@ int QueuePair::Modify(const QpAttributes& attributes, uint32_t mask) {
         } else {
           connection_ = std::make_unique<IbConnection>(*this, attributes_, *path);
         }
-        Trace(nic_.trace(), nic_.fabric().Now(), trace_name_, "connection.attached", {{"pd", uint64_t{pd()}}});
+        Trace(nic_.trace(), nic_.fabric().Now(), trace_name_, "connection.attached",
+              {{"pd", uint64_t{pd()}}, {"receive_pd", uint64_t{receive_pd()}}});
         connected = kind_ != QpKind::kUd;  // a UD QP has no stream that pollers could move
       }
       // Sends failed, and the program knows: those posted from now on are new.
@@ -688,7 +689,8 @@ int QueuePair::Attach(std::unique_ptr<Connection> connection, std::shared_ptr<Co
   }
   Leave();
   if (error != 0) return error;
-  Trace(nic_.trace(), nic_.fabric().Now(), trace_name_, "connection.attached", {{"pd", uint64_t{pd()}}});
+  Trace(nic_.trace(), nic_.fabric().Now(), trace_name_, "connection.attached",
+        {{"pd", uint64_t{pd()}}, {"receive_pd", uint64_t{receive_pd()}}});
   AttachToCqs();
   Ask(kContinue);
   return 0;

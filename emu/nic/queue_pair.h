@@ -95,6 +95,8 @@ class QueuePair final : public PolledConnection, public LoopClient {
   QpType type() const { return create_.type; }
   QpKind kind() const { return kind_; }
   uint32_t pd() const { return create_.pd; }
+  // Which judges the memory of Receives.
+  uint32_t receive_pd() const { return create_.srq != nullptr ? create_.srq->pd() : create_.pd; }
   NicContext& context() const { return context_; }
   void* cookie() const { return create_.cookie; }
   void set_cookie(void* cookie) { create_.cookie = cookie; }

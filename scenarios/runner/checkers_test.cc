@@ -549,7 +549,7 @@ class NicCheckerTest : public ::testing::Test {
   static constexpr uint64_t kWindowBind = 16;
   static constexpr uint64_t kAllRights = kLocalWrite | kRemoteWrite | kRemoteRead | kWindowBind;
 
-  void Attach() { Say("connection.attached", {{"pd", kPd}}); }
+  void Attach(uint64_t receive_pd = kPd) { Say("connection.attached", {{"pd", kPd}, {"receive_pd", receive_pd}}); }
   struct Region {
     uint64_t index = 0;
     uint64_t key = 0;
@@ -837,6 +837,15 @@ TEST_F(AttachedNicCheckerTest, APlacementInMemoryOfAnotherDomain) {
   EXPECT_EQ(WhatIsWrong(), "placement.stag: the STag is of PD 4");
 }
 
+TEST_F(AttachedNicCheckerTest, ReceivesAreOfTheDomainOfTheirQueue) {
+  Attach(kPd + 1);
+  Place("Send Only", Allocate(5, 1, kAllRights, kPd + 1));
+  Place("Write", Allocate(6, 1));
+  EXPECT_EQ(WhatIsWrong(), "");
+  Place("Send Only", 0x601);
+  EXPECT_EQ(WhatIsWrong(), "placement.stag: the STag is of PD 3");
+}
+
 TEST_F(AttachedNicCheckerTest, APlacementInMemoryThatMovedToAnotherDomain) {
   Allocate(5, 1);
   SayRegion("a-rnic", "stag.reregistered", {.index = 5, .key = 2, .pd = kPd + 1});
@@ -984,7 +993,7 @@ TEST_F(AttachedNicCheckerTest, APlacementInAWindowThatIsNotBound) {
 
 TEST_F(AttachedNicCheckerTest, APlacementInAWindowOfAnotherQueuePair) {
   BindWindow();
-  checker_.OnEvent(Instant(), "a-rnic/qp-8", "connection.attached", {{"pd", kPd}});
+  checker_.OnEvent(Instant(), "a-rnic/qp-8", "connection.attached", {{"pd", kPd}, {"receive_pd", kPd}});
   checker_.OnEvent(
       Instant(), "a-rnic/qp-8", "record.placed",
       {{"opcode", "Write"}, {"length", uint64_t{1}}, {"stag", kWindow}, {"offset", uint64_t{0}}, {"run", uint64_t{1}}});
@@ -1121,7 +1130,7 @@ TEST(NicCheckerFacts, EachThatARuleAsksForIsMissed) {
   constexpr uint64_t kRights = 0x17;
   const auto number = [](uint64_t value) { return value; };
   const std::vector<Told> history = {
-      {kQp, "connection.attached", {{"pd", kPd}}},
+      {kQp, "connection.attached", {{"pd", kPd}, {"receive_pd", kPd}}},
       {kNic,
        "stag.allocated",
        {{"index", number(5)}, {"key", number(1)}, {"bytes", number(100)}, {"pd", kPd}, {"access", kRights}}},
@@ -1176,7 +1185,7 @@ TEST(NicCheckerFacts, EachThatARuleAsksForIsMissed) {
       EXPECT_TRUE(missed) << expected;
     }
   }
-  EXPECT_EQ(dropped, 43u);
+  EXPECT_EQ(dropped, 44u);
 }
 
 TEST_F(NicCheckerTest, ANumberThatIsToldAsAWord) {

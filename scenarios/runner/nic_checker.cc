@@ -22,6 +22,11 @@ bool IsWrite(std::string_view opcode) {
   return opcode.substr(0, 5) == "Write";
 }
 
+// Fills a Receive.
+bool IsSend(std::string_view opcode) {
+  return opcode.substr(0, 4) == "Send";
+}
+
 bool IsAtomic(std::string_view opcode) {
   return opcode == "Compare and Swap" || opcode == "Fetch and Add" || opcode == "Atomic Request";
 }
@@ -80,6 +85,7 @@ void NicChecker::OnEvent(Instant now, std::string_view component, std::string_vi
   const Event event{now, component, event_name, facts, violations_};
   if (event_name == "connection.attached") {
     QueuePairOf(component).pd = event.Number("pd");
+    QueuePairOf(component).receive_pd = event.Number("receive_pd");
   } else if (event_name == "work.posted") {
     QueuePair& qp = QueuePairOf(component);
     if (event.Number("number") != qp.sends_posted) Object(event, "completion.order", "posted out of turn");
@@ -105,7 +111,7 @@ void NicChecker::OnEvent(Instant now, std::string_view component, std::string_vi
   } else if (event_name == "record.placed") {
     JudgeRecord(event, QueuePairOf(component));
   } else if (event_name == "response.started") {
-    JudgeUse(event, event.Number("length"), kRemoteRead);
+    JudgeUse(event, event.Number("length"), kRemoteRead, QueuePairOf(component).pd);
   } else if (event_name == "part.placed") {
     JudgePart(event, QueuePairOf(component));
   } else if (event_name == "stag.allocated" || event_name == "window.allocated") {
@@ -196,25 +202,26 @@ void NicChecker::JudgeRecord(const Event& event, QueuePair& qp) {
   if (IsAtomic(opcode)) {
     // Its operands are no payload; what it changes is told all the same.
     if (run != kAtomicSize) Object(event, "placement.stag", "an atomic changes 8 bytes");
-    return JudgeUse(event, run, kRemoteAtomic);
+    return JudgeUse(event, run, kRemoteAtomic, qp.pd);
   }
   uint64_t right = IsWrite(opcode) ? kRemoteWrite : kLocalWrite;
   // Of iWARP: it names the sink of the Read by STag, as a Write would.
   if (opcode == "Read Response") right = kLocalWrite | kRemoteWrite;
-  JudgeUse(event, run, right);
   qp.right = right;
+  qp.domain = IsSend(opcode) ? qp.receive_pd : qp.pd;
+  JudgeUse(event, run, qp.right, qp.domain);
   if (run > length) Object(event, "placement.stag", "more than the record has");
   qp.unplaced = length - std::min(run, length);
 }
 
 void NicChecker::JudgePart(const Event& event, QueuePair& qp) {
   const uint64_t length = event.Number("length");
-  JudgeUse(event, length, qp.right);
+  JudgeUse(event, length, qp.right, qp.domain);
   if (length > qp.unplaced) Object(event, "placement.stag", "more than the record has");
   qp.unplaced -= std::min(length, qp.unplaced);
 }
 
-void NicChecker::JudgeUse(const Event& event, uint64_t length, uint64_t right) {
+void NicChecker::JudgeUse(const Event& event, uint64_t length, uint64_t right, std::optional<uint64_t> domain) {
   // Without bytes nothing is touched, and no STag is looked at (RFC 5040 section 5.1).
   if (length == 0) return;
   ++placements_judged_;
@@ -222,7 +229,7 @@ void NicChecker::JudgeUse(const Event& event, uint64_t length, uint64_t right) {
   const Stag* const stag = nic.Find(event.Number("stag"));
   if (stag == nullptr) {
     Object(event, "placement.stag", "the STag is not valid");
-  } else if (stag->pd != QueuePairOf(event.component).pd) {
+  } else if (stag->pd != domain) {
     Object(event, "placement.stag", fmt::format("the STag is of PD {}", stag->pd));
   } else if (stag->window && !stag->any_queue_pair && stag->queue_pair != event.component) {
     Object(event, "placement.stag", fmt::format("the window belongs to {}", stag->queue_pair));

@@ -55,9 +55,13 @@ class NicChecker final : public TraceSink {
     uint64_t sends_posted = 0;     // seen being posted
     std::deque<uint64_t> awaited;  // of these, the numbers that asked for a completion and have none yet
     bool failed = false;           // a send has: all that follow are flushed, and say so
-    std::optional<uint64_t> pd;    // known since it was connected
-    uint64_t right = 0;            // that the last record takes of memory
-    uint64_t unplaced = 0;         // bytes of the last record that are to be told of by "part.placed"
+    // Known since it was connected; the second one is that of its Receives, which may be of an SRQ.
+    std::optional<uint64_t> pd;
+    std::optional<uint64_t> receive_pd;
+    // What the last record takes of memory: this right, in that PD.
+    uint64_t right = 0;
+    std::optional<uint64_t> domain;
+    uint64_t unplaced = 0;  // bytes of the last record that are to be told of by "part.placed"
   };
 
   // What an STag index names.
@@ -111,8 +115,8 @@ class NicChecker final : public TraceSink {
   // The last record has had all its parts.
   void JudgeLeftOver(const Event& event, const QueuePair& qp);
   void JudgePart(const Event& event, QueuePair& qp);
-  // Uses `length` bytes of the memory that the event names, as `right` (of ibv_access_flags) allows.
-  void JudgeUse(const Event& event, uint64_t length, uint64_t right);
+  // Uses `length` bytes of the memory of PD `domain` that the event names, as `right` (of ibv_access_flags) allows.
+  void JudgeUse(const Event& event, uint64_t length, uint64_t right, std::optional<uint64_t> domain);
 
   Violations* const violations_;
   uint64_t placements_judged_ = 0;

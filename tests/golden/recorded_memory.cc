@@ -20,6 +20,7 @@ uint8_t NeededFor(MemoryAccess access) {
     case MemoryAccess::kLocalRead:
       return RecordedMemory::kNone;
     case MemoryAccess::kLocalWrite:
+    case MemoryAccess::kReceive:
       return RecordedMemory::kLocalWrite;
     case MemoryAccess::kReadSink:
       return RecordedMemory::kLocalWrite | RecordedMemory::kRemoteWrite;

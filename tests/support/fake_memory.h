@@ -115,6 +115,7 @@ class FakeMemory final : public MemoryPort {
       case MemoryAccess::kLocalRead:
         return kNone;
       case MemoryAccess::kLocalWrite:
+      case MemoryAccess::kReceive:
         return kLocalWrite;
       case MemoryAccess::kReadSink:
         return kLocalWrite | kRemoteWrite;

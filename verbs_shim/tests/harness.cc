@@ -141,6 +141,7 @@ void Endpoint::Prepare(const EndpointOptions& options) {
   if (options.srq_wr > 0) srq = CreateSrq(pd.get(), options.srq_wr);
   ibv_srq* const shared = options.srq != nullptr ? options.srq : srq.get();
   ASSERT_TRUE(options.srq_wr == 0 || shared != nullptr) << std::strerror(errno);
+  ibv_pd* const domain = shared != nullptr && !options.own_domain ? shared->pd : pd.get();
   if (options.receive_fields) {
     ibv_cq_init_attr_ex wanted{};
     wanted.cqe = static_cast<uint32_t>(options.cq_entries);
@@ -165,7 +166,7 @@ void Endpoint::Prepare(const EndpointOptions& options) {
     attributes.cap = options.cap;
     attributes.qp_type = IBV_QPT_RC;
     attributes.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
-    attributes.pd = shared != nullptr ? shared->pd : pd.get();
+    attributes.pd = domain;
     attributes.send_ops_flags = *options.send_ops;
     if (id) {
       ASSERT_EQ(rdma_create_qp_ex(id.get(), &attributes), 0) << std::strerror(errno);
@@ -182,7 +183,6 @@ void Endpoint::Prepare(const EndpointOptions& options) {
   attributes.cap = options.cap;
   attributes.qp_type = IBV_QPT_RC;
   attributes.sq_sig_all = options.all_signaled ? 1 : 0;
-  ibv_pd* const domain = shared != nullptr ? shared->pd : pd.get();
   if (!id) {
     auto made = CreateQp(domain, &attributes);
     ASSERT_TRUE(made) << made.error().ToString();

@@ -62,9 +62,10 @@ struct EndpointOptions {
   bool all_signaled = false;
   int cq_entries = 128;
   // Receives come from an SRQ of this size that the end makes itself, or from one that others use too: the QP is then
-  // of its PD.
+  // of its PD, unless it is to be of one of its own.
   uint32_t srq_wr = 0;
   ibv_srq* srq = nullptr;
+  bool own_domain = false;
   // The QP is made for ibv_wr_* with these operations.
   std::optional<uint64_t> send_ops;
   // The receive CQ is an extended one with these fields and flags.

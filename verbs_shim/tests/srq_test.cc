@@ -115,7 +115,7 @@ TEST_F(SrqTest, AQpWithAnSrqTakesNoReceivesOfItsOwn) {
   EXPECT_EQ(PostReceive(qp->get(), 1, {inbox.Sge()}), EINVAL);
 }
 
-TEST_F(SrqTest, AnSrqOfAnotherContextOrDomainIsRefused) {
+TEST_F(SrqTest, AnSrqOfAnotherContextIsRefused) {
   auto other = OpenDevice();
   ASSERT_TRUE(other);
   auto foreign_pd = AllocatePd(other->get());
@@ -124,17 +124,9 @@ TEST_F(SrqTest, AnSrqOfAnotherContextOrDomainIsRefused) {
   attributes.send_cq = attributes.recv_cq = cq->get();
   attributes.qp_type = IBV_QPT_RC;
   attributes.cap = {.max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1, .max_inline_data = 0};
-  {
-    SharedQueue foreign = CreateSrq(foreign_pd->get(), 8);
-    attributes.srq = foreign.get();
-    EXPECT_FALSE(CreateQp(pd.get(), &attributes));
-  }
-  auto second_pd = AllocatePd(context.get());
-  SharedQueue elsewhere = CreateSrq(second_pd->get(), 8);
-  attributes.srq = elsewhere.get();
-  auto qp = CreateQp(pd.get(), &attributes);
-  ASSERT_FALSE(qp);
-  EXPECT_EQ(qp.error().error, EINVAL);
+  SharedQueue foreign = CreateSrq(foreign_pd->get(), 8);
+  attributes.srq = foreign.get();
+  EXPECT_FALSE(CreateQp(pd.get(), &attributes));
 }
 
 TEST_F(SrqTest, TakesAsManyAsItHoldsAndTooManyPartsAreRefused) {
@@ -241,6 +233,51 @@ TEST_F(SrqTrafficTest, ReceivesGoInOrderToWhicheverQpNeedsOne) {
   ExpectCompletion(first->server.receive_cq.get(), 3);
   EXPECT_EQ(inbox->Text(128),
             std::string("from the first  ") + std::string(48, '\0') + "from the second " + std::string(48, '\0'));
+}
+
+// The QP is of a domain of its own in all else: it sends from there, and its peer reaches what is there.
+TEST_F(SrqTrafficTest, ReceivesAreOfTheDomainOfTheQueueWhateverThatOfTheQpIs) {
+  EndpointOptions apart;
+  apart.srq = srq();
+  apart.own_domain = true;
+  auto third = Pair::Connected(apart);
+  ASSERT_NE(third->server.qp()->pd, srq()->pd);
+  Buffer source(third->client.pd.get(), 64);
+  source.Fill("for another one");
+  PostShared(1);
+  ASSERT_EQ(Post(third->client.qp(), {.wr_id = 2, .sges = {source.Sge(0, 16)}}), 0);
+  EXPECT_EQ(ExpectCompletion(third->server.receive_cq.get(), 1).qp_num, third->server.qp()->qp_num);
+  ExpectCompletion(third->client.send_cq.get(), 2);
+  EXPECT_EQ(AsText(ConstBytes(inbox->bytes()).subspan(64, 15)), "for another one");
+
+  Buffer own(third->server.pd.get(), 64, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+  ASSERT_EQ(Post(third->client.qp(), {.wr_id = 3,
+                                      .opcode = IBV_WR_RDMA_WRITE,
+                                      .sges = {source.Sge(0, 16)},
+                                      .remote_address = own.address(),
+                                      .rkey = own.rkey()}),
+            0);
+  ExpectCompletion(third->client.send_cq.get(), 3);
+  ASSERT_TRUE(world().Until([&] { return own.Text(15) == "for another one"; }));
+  Buffer answer(third->client.pd.get(), 64);
+  ASSERT_EQ(PostReceive(third->client.qp(), 4, {answer.Sge()}), 0);
+  ASSERT_EQ(Post(third->server.qp(), {.wr_id = 5, .sges = {own.Sge(0, 16)}}), 0);
+  ExpectCompletion(third->client.receive_cq.get(), 4);
+  ExpectCompletion(third->server.send_cq.get(), 5);
+  EXPECT_EQ(answer.Text(15), "for another one");
+}
+
+TEST_F(SrqTrafficTest, MemoryOfTheQpsOwnDomainIsNoneForAReceiveOfTheQueue) {
+  EndpointOptions apart;
+  apart.srq = srq();
+  apart.own_domain = true;
+  auto third = Pair::Connected(apart);
+  Buffer own(third->server.pd.get(), 64);
+  Buffer source(third->client.pd.get(), 64);
+  ASSERT_EQ(PostReceive(srq(), 1, {own.Sge()}), 0);
+  ASSERT_EQ(Post(third->client.qp(), {.wr_id = 2, .sges = {source.Sge(0, 16)}}), 0);
+  ExpectCompletion(third->server.receive_cq.get(), 1, IBV_WC_LOC_PROT_ERR);
+  ExpectStateIsReached(third->server.qp(), IBV_QPS_ERR);
 }
 
 TEST_F(SrqTrafficTest, SlotsThatComeBackInAnyOrderAreUsedAgain) {
