@@ -287,28 +287,23 @@ void IbResponder::Take(const MemoryTrail& placed) {
   } else if (header.op == IbOp::kReadRequest) {
     TakeRead();
   } else {
-    epsn_ = PsnAdd(header.psn, 1);
-    if (wire::IsSend(header.op)) {
-      TakeSend();
-    } else {
-      TakeWrite();
-    }
-    if (header.ack_request && context_.acknowledged()) Acknowledge(/*after_rnr=*/true);
+    const bool done = wire::IsSend(header.op) ? TakeSend() : TakeWrite();
+    if (done) epsn_ = PsnAdd(header.psn, 1);
+    if (done && header.ack_request && context_.acknowledged()) Acknowledge(/*after_rnr=*/true);
   }
   nak_sent_ = false;
   context_.TracePlaced(header, judged_.payload, place, placed);
 }
 
-void IbResponder::TakeSend() {
+bool IbResponder::TakeSend() {
   const wire::IbHeader& header = judged_.header;
   message_.kind = Message::Kind::kSend;
   message_.received += judged_.payload;
-  if (!wire::EndsMessage(header.op)) return;
+  if (!wire::EndsMessage(header.op)) return true;
   ReceiveCompletion completion{.work = receive_, .byte_length = message_.received};
-  ++msn_;
   if (wire::HasInvalidate(header.op)) {
     // Before the Receive completes: the program may rely on it when it sees the completion. A key that cannot be
-    // invalidated is this end's failure alone; the message has arrived and is acknowledged (class J of section 9.9.3).
+    // invalidated is a fault of class J (section 9.9.3): this end fails, and the message is not answered.
     const auto invalidated = context_.memory.InvalidateRemotely(header.invalidate_rkey);
     if (invalidated) {
       Trace(context_.trace, context_.now, context_.name, "window.invalidated",
@@ -321,23 +316,27 @@ void IbResponder::TakeSend() {
       completion.status = WorkStatus::kRemoteInvalidRequest;
     }
   }
+  const bool done = completion.status == WorkStatus::kSuccess;
+  if (done) ++msn_;
   CompleteReceive(completion);
+  return done;
 }
 
-void IbResponder::TakeWrite() {
+bool IbResponder::TakeWrite() {
   const wire::IbHeader& header = judged_.header;
   if (wire::BeginsMessage(header.op)) {
     message_ = {
         .kind = Message::Kind::kWrite, .rkey = header.rkey, .address = header.address, .length = header.dma_length};
   }
   message_.received += judged_.payload;
-  if (!wire::EndsMessage(header.op)) return;
+  if (!wire::EndsMessage(header.op)) return true;
   ++msn_;
   if (wire::HasImmediate(header.op)) {
     CompleteReceive({.work = receive_, .byte_length = message_.length, .write_immediate = true});
   } else {
     message_ = {};
   }
+  return true;
 }
 
 void IbResponder::CompleteReceive(ReceiveCompletion completion) {

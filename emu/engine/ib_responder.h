@@ -135,8 +135,9 @@ class IbResponder {
   Resource& At(uint64_t resource) { return resources_[resource - resource_first_]; }
 
   void Take(const MemoryTrail& placed);
-  void TakeSend();
-  void TakeWrite();
+  // False: what came whole could not be carried out to the end, and stays without an answer.
+  bool TakeSend();
+  bool TakeWrite();
   void TakeRead();
   // `changed`: the bytes it was carried out on.
   bool TakeAtomic(MemoryPlace* changed);

@@ -659,19 +659,37 @@ TEST(IbTransportTest, KeyThatGoesInTheMiddleOfAWriteIsARemoteAccessErrorAndNothi
   EXPECT_TRUE(SameBytes(pair.b.memory.Bytes(to).subspan(kMtu), TestBytes(2 * kMtu)));
 }
 
-TEST(IbTransportTest, InvalidatingABadKeyFailsTheReceiveAlone) {
-  IbPair pair;
-  const uint32_t to = pair.b.PostReceive(10);
-  const uint32_t from = pair.a.AddPattern(10, 4);
-  pair.a.Post({.opcode = SendOpcode::kSendInvalidate, .remote_stag = 0x7f005a}, {pair.a.Sge(from, 0, 10)});
-  EXPECT_TRUE(pair.Run());
-  // The message has arrived: its sender is told so.
-  EXPECT_THAT(pair.a.TakeSendStatuses(), ElementsAre(WorkStatus::kSuccess));
-  EXPECT_THAT(pair.b.TakeReceiveStatuses(), ElementsAre(WorkStatus::kRemoteInvalidRequest));
-  EXPECT_TRUE(SameBytes(pair.b.memory.Bytes(to), pair.a.memory.Bytes(from)));
-  EXPECT_TRUE(pair.b.transport.Finished());
-  EXPECT_EQ(pair.b.transport.TakeFault()->kind, FaultKind::kWork);
-  EXPECT_TRUE(pair.a.transport.Receiving());
+// [IBTA 9.9.3, class J] No NAK, the Receive in error, the QP in error; and no acknowledgement, which would say that all
+// of it is done.
+TEST(IbTransportTest, InvalidatingABadKeyFailsTheReceiverWithoutAnAnswer) {
+  for (const uint32_t size : {10u, 2 * kMtu + 1}) {
+    SCOPED_TRACE(size);
+    IbOptions options = TestOptions();
+    options.retry_count = 2;
+    IbPair pair(options);
+    pair.b.PostReceive(10);
+    const uint32_t to = pair.b.PostReceive(size);
+    const uint32_t behind = pair.b.PostReceive(10);
+    const uint32_t from = pair.a.AddPattern(size, 4);
+    pair.a.PostSend(from, 10);
+    pair.a.Post({.opcode = SendOpcode::kSendInvalidate, .remote_stag = 0x7f005a}, {pair.a.Sge(from, 0, size)});
+    pair.a.PostSend(from, 10);
+    EXPECT_TRUE(pair.Run());
+    // What came before it is acknowledged.
+    EXPECT_THAT(pair.a.TakeSendStatuses(),
+                ElementsAre(WorkStatus::kSuccess, WorkStatus::kRetryExceeded, WorkStatus::kFlushed));
+    EXPECT_THAT(pair.b.TakeReceiveStatuses(), ElementsAre(WorkStatus::kSuccess, WorkStatus::kRemoteInvalidRequest));
+    EXPECT_TRUE(SameBytes(pair.b.memory.Bytes(to), pair.a.memory.Bytes(from)));
+    EXPECT_TRUE(SameBytes(pair.b.memory.Bytes(behind), TestBytes(10)));
+    EXPECT_TRUE(pair.b.transport.Finished());
+    EXPECT_EQ(pair.b.transport.TakeFault()->kind, FaultKind::kWork);
+    EXPECT_EQ(pair.a.transport.TakeFault()->kind, FaultKind::kWork);
+    for (const TestBytes& packet : pair.from_b.log) {
+      const IbHeader answer = HeaderOf(packet);
+      EXPECT_EQ(answer.syndrome, wire::kIbAck) << Describe(answer);
+      EXPECT_LT(wire::PsnOffset(answer.psn, 100), IbPacketsOf(size, kMtu)) << Describe(answer);
+    }
+  }
 }
 
 struct LocalCase {

@@ -537,6 +537,24 @@ TEST_F(RcTest, ASendLongerThanItsReceiveFailsAtBothEnds) {
   EXPECT_EQ(pair->server.State(), IBV_QPS_ERR);
 }
 
+// [IBTA 9.9.3, class J] Neither acknowledged nor refused, so that its sender tries again and again.
+TEST_F(RcTest, ASendThatInvalidatesABadKeyStaysWithoutAnAnswer) {
+  Connect({}, Impatient());
+  for (uint64_t i = 1; i < 4; ++i) ASSERT_EQ(PostReceive(server_qp(), i, {at_server->Sge()}), 0);
+  ASSERT_EQ(Post(client_qp(), {.wr_id = 4, .sges = {at_client->Sge(0, 8)}}), 0);
+  ASSERT_EQ(Post(client_qp(), {.wr_id = 5,
+                               .opcode = IBV_WR_SEND_WITH_INV,
+                               .sges = {at_client->Sge()},
+                               .rkey = at_server->rkey() ^ 0x5a5a5a00}),
+            0);
+  ExpectCompletion(received(), 1);
+  ExpectCompletion(received(), 2, IBV_WC_REM_INV_REQ_ERR);
+  ExpectCompletion(received(), 3, IBV_WC_WR_FLUSH_ERR);
+  EXPECT_EQ(pair->server.State(), IBV_QPS_ERR);
+  ExpectCompletion(sent(), 4);
+  ExpectCompletion(sent(), 5, IBV_WC_RETRY_EXC_ERR);
+}
+
 TEST_F(RcTest, AReceiveThatCannotBeWrittenFailsAtBothEnds) {
   Connect();
   ibv_sge unknown = at_server->Sge(0, 64);
