@@ -116,6 +116,80 @@ TEST_F(DecodeTest, WhatCannotBeUsedIsSaid) {
   EXPECT_EQ(Run({"decode"}).code, 2);
 }
 
+// A pcap file of packets of this link type, of which these many bytes more were on the wire.
+std::string PcapOf(uint32_t link_type, const std::vector<std::string>& packets, uint32_t cut = 0) {
+  std::string file;
+  const auto word = [&](uint32_t value) {
+    for (int i = 0; i < 4; ++i) file += static_cast<char>(value >> 8 * i);
+  };
+  for (const uint32_t value : {0xa1b2c3d4u, 0x00040002u, 0u, 0u, 65536u, link_type}) word(value);
+  for (const std::string& packet : packets) {
+    const auto size = static_cast<uint32_t>(packet.size());
+    for (const uint32_t value : {1u, 0u, size, size + cut}) word(value);
+    file += packet;
+  }
+  return file;
+}
+
+// Ethernet, IPv4, and a UDP datagram of no bytes to port 53 that nobody takes for RDMA.
+std::string UdpPacket() {
+  std::string packet(42, '\0');
+  packet[12] = 8;
+  packet[14] = 0x45;
+  packet[17] = 28;
+  packet[23] = 17;
+  packet[37] = 53;
+  packet[39] = 8;
+  return packet;
+}
+std::string TcpPacket() {
+  std::string packet(54, '\0');
+  packet[12] = 8;
+  packet[14] = 0x45;
+  packet[17] = 60;
+  packet[23] = 6;
+  packet[46] = 0x50;
+  return packet;
+}
+
+TEST_F(DecodeTest, ThatThereIsNoMessageIsSaidOfPacketsThatWereUnderstood) {
+  const auto expect = [&](const std::string& capture, const std::vector<std::string>& sentences) {
+    const std::string file = File(capture);
+    std::string said;
+    for (const std::string& each : sentences) said += "stagecoach: decode: " + file + ": " + each + "\n";
+    const Outcome outcome = Run({"decode", file});
+    EXPECT_EQ(outcome.err, said);
+    EXPECT_EQ(outcome.code, 2);
+  };
+  expect(PcapOf(147, std::vector<std::string>(12, "what")),
+         {"12 packets of link type 147 were not understood", "none of the 12 packets in it was understood"});
+  expect(PcapOf(1, {UdpPacket()}), {"no RPC-over-RDMA message is in it"});
+  std::string fragment = UdpPacket();
+  fragment[20] = 0x20;
+  expect(PcapOf(1, {UdpPacket(), fragment, UdpPacket(), fragment}),
+         {"2 IP fragments were not put together", "no RPC-over-RDMA message is in the 2 packets that were understood"});
+  // Cut behind the headers and in them.
+  expect(PcapOf(1, std::vector<std::string>(5, TcpPacket()), 6),
+         {"5 packets were cut by the snap length", "none of the 5 packets in it was understood"});
+  expect(PcapOf(1, {UdpPacket(), TcpPacket().substr(0, 40)}, 20),
+         {"1 packet was cut by the snap length", "no RPC-over-RDMA message is in the 1 packet that was understood"});
+  expect(PcapOf(147, {"what"}),
+         {"1 packet of link type 147 was not understood", "the packet in it was not understood"});
+  expect(PcapOf(1, {}), {"no packet is in it"});
+  expect("\x1f\x8b\x08 and so on", {"compressed by gzip: gunzip it first"});
+  // Packets of tcpdump -x, the second of which is GRE.
+  expect(
+      "12:00 IP\n\t0x0000:  4500 0020 0000 0000 0001 0000 0a00 0001\n\t0x0010:  0a00 0002 0000 0000 0000 0000 0000 "
+      "0000\n"
+      "12:00 IP\n\t0x0000:  4500 0018 0000 0000 002f 0000 0a00 0001\n\t0x0010:  0a00 0002 0000 0000\n",
+      {"1 packet of IP protocol 47 (GRE) was not understood",
+       "no RPC-over-RDMA message is in the 1 packet that was understood"});
+  expect("0000000 2ec9 6698 0000 0100\n0000008\n",
+         {"line 1: '0000000' looks like an offset, and what follows like the words or numbers of od or hexdump, whose "
+          "bytes are in the order of the host: print single bytes in hexadecimal, as xxd, hexdump -C and od -A x -t x1 "
+          "do"});
+}
+
 // What docs/decode.md shows is what is printed: "..." stands for lines that are left out.
 TEST_F(DecodeTest, ThePageShowsWhatTheCommandPrints) {
   std::istringstream page(ReadFile("docs/decode.md"));

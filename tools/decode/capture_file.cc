@@ -1,7 +1,7 @@
 #include "tools/decode/capture_file.h"
 
 #include <algorithm>
-#include <cstring>
+#include <iterator>
 
 #include "base/cursor.h"
 
@@ -13,8 +13,11 @@ constexpr uint32_t kMagicNanoseconds = 0xa1b23c4d;
 constexpr uint32_t kSectionHeader = 0x0a0d0d0a;  // the same in both byte orders
 constexpr uint32_t kByteOrderMagic = 0x1a2b3c4d;
 constexpr uint32_t kInterfaceDescription = 1;
+constexpr uint32_t kPacket = 2;  // what older tools write
 constexpr uint32_t kSimplePacket = 3;
 constexpr uint32_t kEnhancedPacket = 6;
+// Names, statistics, events of systemd, secrets of TLS, and custom blocks, which may be copied or not: no packets.
+constexpr uint32_t kOtherBlocks[] = {4, 5, 9, 10, 0xbad, 0x40000bad};
 constexpr uint16_t kOptionEnd = 0;
 constexpr uint16_t kOptionTimeResolution = 9;
 constexpr size_t kBlockHead = 8;       // type and length
@@ -42,8 +45,8 @@ bool CaptureFile::Begins(ConstBytes bytes) {
          magic == Swap(kMagicMicroseconds) || magic == Swap(kMagicNanoseconds);
 }
 
-CaptureFile::CaptureFile(ConstBytes beginning, std::istream* in)
-    : in_(*in), beginning_(beginning.begin(), beginning.end()) {}
+CaptureFile::CaptureFile(ConstBytes beginning, std::istream* in, NotUnderstoodCounts* skipped)
+    : in_(*in), skipped_(*skipped), beginning_(beginning.begin(), beginning.end()) {}
 
 bool CaptureFile::Read(size_t size) {
   buffer_.resize(size);
@@ -137,9 +140,9 @@ Result<void, CaptureFile::Error> CaptureFile::ReadSectionHeader() {
   return {};
 }
 
-void CaptureFile::ReadInterface(size_t size) {
-  if (size < 8 || interfaces_.size() == kInterfacesMax) return;
-  Interface interface { .link_type = U16(0) };
+CaptureFile::Interface CaptureFile::ReadInterface(size_t size) const {
+  if (size < 8) return {};
+  Interface interface { .described = true, .link_type = U16(0), .snap_length = U32(4) };
   for (size_t at = 8; at + 4 <= size;) {
     const uint16_t code = U16(at);
     const size_t length = U16(at + 2);
@@ -159,22 +162,52 @@ void CaptureFile::ReadInterface(size_t size) {
     }
     at += length + XdrPad(length);
   }
-  interfaces_.push_back(interface);
+  return interface;
 }
 
-// nullopt: not a packet that can be made sense of.
-std::optional<Packet> CaptureFile::ReadEnhancedPacket(size_t size) {
+const CaptureFile::Interface* CaptureFile::Find(uint32_t interface) const {
+  return interface < interfaces_.size() && interfaces_[interface].described ? &interfaces_[interface] : nullptr;
+}
+
+// Of an Enhanced Packet Block or a Packet Block, which differ in their first word. nullopt: not a packet that can be
+// made sense of.
+std::optional<Packet> CaptureFile::ReadPacket(uint32_t type, size_t size) {
   constexpr size_t kHead = 20;
-  if (size < kHead) return std::nullopt;
-  const uint32_t interface = U32(0);
+  if (size < kHead || U32(12) > size - kHead) {
+    skipped_.Add({NotUnderstood::Reason::kBlockLength});
+    return std::nullopt;
+  }
+  const Interface* interface = Find(type == kPacket ? U16(0) : U32(0));
+  if (interface == nullptr) {
+    skipped_.Add({NotUnderstood::Reason::kNoInterface});
+    return std::nullopt;
+  }
   const uint64_t ticks = uint64_t{U32(4)} << 32 | U32(8);
-  const uint32_t captured = U32(12);
-  if (interface >= interfaces_.size() || captured > size - kHead) return std::nullopt;
   return Packet{.number = packets_,
-                .time = ToNanoseconds(ticks, interfaces_[interface].ticks_per_second),
-                .link_type = interfaces_[interface].link_type,
+                .time = ToNanoseconds(ticks, interface->ticks_per_second),
+                .link_type = interface->link_type,
                 .original_size = U32(16),
-                .bytes = ConstBytes(buffer_).subspan(kHead, captured)};
+                .bytes = ConstBytes(buffer_).subspan(kHead, U32(12))};
+}
+
+// It does not say how much of the packet was captured: all that the interface captures of one.
+std::optional<Packet> CaptureFile::ReadSimplePacket(size_t size) {
+  if (size < 4) {
+    skipped_.Add({NotUnderstood::Reason::kBlockLength});
+    return std::nullopt;
+  }
+  const Interface* interface = Find(0);
+  if (interface == nullptr) {
+    skipped_.Add({NotUnderstood::Reason::kNoInterface});
+    return std::nullopt;
+  }
+  const uint32_t original = U32(0);
+  size_t captured = std::min<size_t>(original, size - 4);
+  if (interface->snap_length != 0) captured = std::min<size_t>(captured, interface->snap_length);
+  return Packet{.number = packets_,
+                .link_type = interface->link_type,
+                .original_size = original,
+                .bytes = ConstBytes(buffer_).subspan(4, captured)};
 }
 
 Result<std::optional<Packet>, CaptureFile::Error> CaptureFile::NextOfPcapNg() {
@@ -194,26 +227,25 @@ Result<std::optional<Packet>, CaptureFile::Error> CaptureFile::NextOfPcapNg() {
     if (size < kBlockOverhead || size % 4 != 0) {
       return Err("a block of " + std::to_string(size) + " bytes at byte " + std::to_string(start));
     }
-    const bool packet_block = type == kEnhancedPacket || type == kSimplePacket;
+    const bool packet_block = type == kEnhancedPacket || type == kPacket || type == kSimplePacket;
+    const bool interface_block = type == kInterfaceDescription;
     if (packet_block) ++packets_;
-    if ((!packet_block && type != kInterfaceDescription) || size > kBlockMax) {
+    if ((!packet_block && !interface_block) || size > kBlockMax) {
       if (!Skip(size - kBlockHead)) return Err(Cut());
       // An interface that is left out must be there all the same, for those behind it to have their numbers.
-      if (type == kInterfaceDescription && interfaces_.size() < kInterfacesMax) interfaces_.push_back({});
+      if (interface_block && interfaces_.size() < kInterfacesMax) interfaces_.push_back({});
+      if (packet_block) skipped_.Add({NotUnderstood::Reason::kBlockTooLong});
+      if (!packet_block && !interface_block && std::ranges::find(kOtherBlocks, type) == std::end(kOtherBlocks)) {
+        skipped_.Add({NotUnderstood::Reason::kBlockType, type});
+      }
       continue;
     }
     if (!Read(size - kBlockHead)) return Err(Cut());
     const size_t body = size - kBlockOverhead;
-    if (type == kInterfaceDescription) {
-      ReadInterface(body);
-    } else if (type == kEnhancedPacket) {
-      if (auto packet = ReadEnhancedPacket(body)) return packet;
-    } else if (body >= 4 && !interfaces_.empty()) {
-      const uint32_t original = U32(0);
-      return Packet{.number = packets_,
-                    .link_type = interfaces_[0].link_type,
-                    .original_size = original,
-                    .bytes = ConstBytes(buffer_).subspan(4, std::min<size_t>(original, body - 4))};
+    if (interface_block) {
+      if (interfaces_.size() < kInterfacesMax) interfaces_.push_back(ReadInterface(body));
+    } else if (auto packet = type == kSimplePacket ? ReadSimplePacket(body) : ReadPacket(type, body)) {
+      return packet;
     }
   }
 }

@@ -49,12 +49,16 @@ File PcapNgHeader(bool big_endian) {
 std::string Packets(const std::string& text) {
   std::istringstream in(text.substr(std::min<size_t>(4, text.size())));
   EXPECT_TRUE(CaptureFile::Begins(AsBytes(text)));
-  CaptureFile file(AsBytes(text).first(4), &in);
+  NotUnderstoodCounts skipped;
+  CaptureFile file(AsBytes(text).first(4), &in, &skipped);
   std::string all;
   for (;;) {
     const auto packet = file.Next();
     if (!packet) return all + "error: " + packet.error();
-    if (!*packet) return all;
+    if (!*packet) {
+      for (const std::string& each : skipped.Sentences()) all += each + "\n";
+      return all;
+    }
     const Packet& p = **packet;
     all += std::to_string(p.number) + "@" + (p.time ? std::to_string(*p.time) : "?") + "/" +
            std::to_string(p.link_type) + ":" + std::string(AsText(p.bytes)) + " of " + std::to_string(p.original_size) +
@@ -87,8 +91,59 @@ TEST(CaptureFile, PcapNgWithInterfacesOfTheirOwnAndBlocksOfOtherKinds) {
     file.Block(6, File(empty).U32(7).U32(0).U32(0).U32(1).U32(1).Bytes("none"));  // of no interface
     file.Block(0x0a0d0d0a, File(empty).U32(0x1a2b3c4d).U16(1).U16(0).U32(0xffffffff).U32(0xffffffff));
     file.Block(6, File(empty).U32(0).U32(0).U32(0).U32(1).U32(1).Bytes("none"));  // that was another section's
-    EXPECT_EQ(Packets(file.text()), "1@1000000000/1:abc of 9\n2@500000000/101:x of 1\n3@?/1:yz of 2\n");
+    EXPECT_EQ(Packets(file.text()),
+              "1@1000000000/1:abc of 9\n2@500000000/101:x of 1\n3@?/1:yz of 2\n"
+              "2 packets were captured on an interface that the file does not describe\n");
   }
+}
+
+TEST(CaptureFile, PacketBlocksOfOlderTools) {
+  for (const bool big_endian : {false, true}) {
+    File file = PcapNgHeader(big_endian);
+    const File empty = file.Empty();
+    file.Block(1, File(empty).U16(1).U16(0).U32(0));
+    file.Block(1, File(empty).U16(101).U16(0).U32(0));
+    // Interface, packets lost, time, sizes.
+    file.Block(2, File(empty).U16(1).U16(0xffff).U32(0).U32(1000000).U32(3).U32(9).Bytes(std::string("abc\0", 4)));
+    file.Block(2, File(empty).U16(2).U16(0).U32(0).U32(0).U32(0).U32(0));
+    file.Block(2, File(empty).U16(0).U16(0).U32(0).U32(0).U32(5).U32(5).Bytes("four"));
+    EXPECT_EQ(Packets(file.text()),
+              "1@1000000000/101:abc of 9\n"
+              "1 packet was captured on an interface that the file does not describe\n"
+              "1 packet block has lengths that contradict each other\n");
+  }
+}
+
+TEST(CaptureFile, SimplePacketBlocksEndAtTheSnapLength) {
+  for (const auto& [snap_length, bytes] :
+       {std::pair{0u, "abcdefgh"}, std::pair{5u, "abcde"}, std::pair{8u, "abcdefgh"}, std::pair{9u, "abcdefgh"}}) {
+    File file = PcapNgHeader(false);
+    file.Block(1, file.Empty().U16(1).U16(0).U32(snap_length));
+    file.Block(3, file.Empty().U32(2000).Bytes("abcdefgh"));
+    EXPECT_EQ(Packets(file.text()), std::string("1@?/1:") + bytes + " of 2000\n") << snap_length;
+  }
+  File none = PcapNgHeader(false);
+  none.Block(3, none.Empty().U32(1).Bytes("abcd")).Block(3, none.Empty());
+  EXPECT_EQ(Packets(none.text()),
+            "1 packet was captured on an interface that the file does not describe\n"
+            "1 packet block has lengths that contradict each other\n");
+}
+
+TEST(CaptureFile, BlocksThatAreLeftOutAreCounted) {
+  File file = PcapNgHeader(false);
+  const File empty = file.Empty();
+  // Too short to describe an interface, and all the same the first one.
+  file.Block(1, File(empty).U32(1)).Block(1, File(empty).U16(101).U16(0).U32(0));
+  file.Block(6, File(empty).U32(0).U32(0).U32(0).U32(1).U32(1).Bytes("none"));
+  file.Block(6, File(empty).U32(1).U32(0).U32(0).U32(4).U32(4).Bytes("here"));
+  file.Block(6, File(empty).Bytes(std::string(CaptureFile::kPacketMax + 128 * 1024, 'x')));
+  for (const uint32_t known : {4u, 5u, 9u, 10u, 0xbadu, 0x40000badu}) file.Block(known, File(empty).U32(0));
+  for (int i = 0; i < 2; ++i) file.Block(0x80000001, File(empty).U32(0));
+  EXPECT_EQ(Packets(file.text()),
+            "2@0/101:here of 4\n"
+            "1 packet was captured on an interface that the file does not describe\n"
+            "1 packet block is too long to be read\n"
+            "2 blocks of type 0x80000001 were not read\n");
 }
 
 TEST(CaptureFile, WhatCameBeforeTheEndOfAnInterruptedFileIsThere) {
@@ -121,7 +176,8 @@ TEST(CaptureFile, AsManyInterfacesAsItLikes) {
   }
   file.Block(6, file.Empty().U32(CaptureFile::kInterfacesMax + 1).U32(0).U32(0).U32(1).U32(1).Bytes("none"));
   file.Block(6, file.Empty().U32(CaptureFile::kInterfacesMax - 1).U32(0).U32(0).U32(4).U32(4).Bytes("last"));
-  EXPECT_EQ(Packets(file.text()), "2@0/101:last of 4\n");
+  EXPECT_EQ(Packets(file.text()),
+            "2@0/101:last of 4\n1 packet was captured on an interface that the file does not describe\n");
 }
 
 }  // namespace

@@ -1,17 +1,18 @@
 // What of a captured packet is TCP or UDP over IP: addresses, ports, payload.
 //
-// Ethernet (with VLAN tags), Linux' cooked captures, BSD's loopback and raw IP; IPv4 and IPv6. Not understood, and no
-// error: IP fragments, IPv6 extension headers. Checksums are not looked at: captures of a sending host have none yet.
-// Pure functions; any thread.
+// Ethernet, Linux' cooked captures (both with VLAN tags, however many), BSD's loopback and raw IP; IPv4, and IPv6 with
+// its extension headers (RFC 8200 section 4). IP fragments are not put together. Checksums are not looked at: captures
+// of a sending host have none yet. Pure functions; any thread.
 #pragma once
 
 #include <array>
 #include <compare>
 #include <cstdint>
-#include <optional>
 #include <string>
 
 #include "base/bytes.h"
+#include "base/result.h"
+#include "tools/decode/not_understood.h"
 
 namespace stagecoach::decode {
 
@@ -39,7 +40,8 @@ struct Datagram {
   size_t missing = 0;  // bytes of the payload that were not captured
 };
 
-// nullopt: something else.
-std::optional<Datagram> ParsePacket(uint32_t link_type, ConstBytes packet);
+// `original_size`: of the packet on the wire, of which `packet` may be the beginning. The error says why it is neither
+// TCP nor UDP, or is not known to be.
+Result<Datagram, NotUnderstood> ParsePacket(uint32_t link_type, ConstBytes packet, size_t original_size);
 
 }  // namespace stagecoach::decode

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <optional>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -20,21 +21,31 @@ class Packets {
       : iwarp_(profile, &sinks), roce_(profile, &sinks) {}
 
   void On(uint32_t link_type, ConstBytes bytes, size_t original_size, const Origin& origin) {
-    auto datagram = ParsePacket(link_type, bytes);
-    // What lies beyond the end of the packet was never there to be captured.
-    if (!datagram || (datagram->missing > 0 && original_size <= bytes.size())) return;
+    const auto datagram = ParsePacket(link_type, bytes, original_size);
+    if (!datagram) return not_understood_.Add(datagram.error());
+    if (!datagram->tcp && datagram->destination.port != kRocePort) return;
+    if (datagram->missing > 0) {
+      // What lies beyond the end of the packet was never there to be captured.
+      const bool cut = original_size > bytes.size();
+      not_understood_.Add({cut ? NotUnderstood::Reason::kCut : NotUnderstood::Reason::kContradiction});
+      if (!cut) return;
+    }
     if (datagram->tcp) {
       iwarp_.OnSegment(*datagram, origin);
-    } else if (datagram->destination.port == kRocePort) {
+    } else {
       roce_.OnPacket(*datagram, origin);
     }
   }
-  uint64_t Finish() {
+  void Finish(Totals* totals) {
     iwarp_.Finish();
-    return iwarp_.others() + roce_.others();
+    totals->others = iwarp_.others() + roce_.others();
+    totals->not_understood = not_understood_.packets();
+    totals->sentences = not_understood_.Sentences();
   }
+  NotUnderstoodCounts& not_understood() { return not_understood_; }
 
  private:
+  NotUnderstoodCounts not_understood_;
   Iwarp iwarp_;
   Roce roce_;
 };
@@ -43,17 +54,40 @@ bool IsPrivateData(ConstBytes bytes) {
   return bytes.size() >= 4 && ByteReader(bytes).U32() == rpcrdma::kPrivateDataMagic;
 }
 
-// A packet with its headers, as tshark -x shows it: with or without Ethernet's. Its lengths say so, which those of a
-// message would do by chance alone.
+// A packet with its headers, as tshark -x and tcpdump -x show it: with or without those of its link. Its lengths say
+// so, which those of a message would do by chance alone.
 std::optional<uint32_t> LinkTypeOf(ConstBytes bytes) {
-  for (const uint32_t link_type : {kLinkEthernet, kLinkRaw}) {
-    const auto datagram = ParsePacket(link_type, bytes);
+  for (const uint32_t link_type : {kLinkEthernet, kLinkRaw, kLinkLinuxSll, kLinkLinuxSll2}) {
+    const auto datagram = ParsePacket(link_type, bytes, bytes.size());
     if (datagram && datagram->missing == 0 && (datagram->tcp || datagram->destination.port == kRocePort)) {
       return link_type;
     }
   }
   return std::nullopt;
 }
+
+bool HasIpVersion(ConstBytes bytes) {
+  const int version = bytes.empty() ? 0 : std::to_integer<int>(bytes[0]) >> 4;
+  return version == 4 || version == 6;
+}
+
+// Files that people have captures in, and that are not read as they are.
+struct OtherFormat {
+  std::string_view beginning;
+  const char* what;
+};
+constexpr OtherFormat kOtherFormats[] = {
+    {"\x1f\x8b", "compressed by gzip: gunzip it first"},
+    {"\x28\xb5\x2f\xfd", "compressed by zstd: unzstd it first"},
+    {"\xfd\x37\x7a\x58", "compressed by xz: unxz it first"},
+    {"\x04\x22\x4d\x18", "compressed by lz4: unlz4 it first"},
+    {"BZh", "compressed by bzip2: bunzip2 it first"},
+    {"snoo", "a capture of snoop, which is not read: editcap -F pcapng turns it into one that is"},
+    {"\xa1\xb2\xcd\x34",
+     "a capture of a modified pcap, which is not read: editcap -F pcapng turns it into one that is"},
+    {"\x34\xcd\xb2\xa1",
+     "a capture of a modified pcap, which is not read: editcap -F pcapng turns it into one that is"},
+};
 
 class Decoder {
  public:
@@ -74,38 +108,38 @@ class Decoder {
   Decoder(const Decoder&) = delete;
 
   Result<Totals, std::string> ReadCapture(ConstBytes beginning, std::istream& in) {
-    CaptureFile file(beginning, &in);
+    CaptureFile file(beginning, &in, &packets_.not_understood());
+    totals_.capture = true;
     for (;;) {
       auto packet = file.Next();
+      if (packet) totals_.packets = file.packets();
       if (!packet && totals_.packets == 0) return Err(packet.error());
       if (!packet) {
         sinks_.trouble({.packet = totals_.packets}, packet.error());
         break;
       }
       if (!packet->has_value()) break;
-      totals_.packets = (*packet)->number;
       packets_.On((*packet)->link_type, (*packet)->bytes, (*packet)->original_size,
                   {.packet = (*packet)->number, .time = (*packet)->time});
     }
-    totals_.others = packets_.Finish();
+    packets_.Finish(&totals_);
     return totals_;
   }
 
   Result<Totals, std::string> ReadHex(const std::string& text) {
-    auto blocks = ParseHexDump(text);
-    if (!blocks) return Err(blocks.error());
-    for (const Block& block : *blocks) OnBlock(block);
-    totals_.others = packets_.Finish();
+    auto dump = ParseHexDump(text);
+    if (!dump) return Err(dump.error());
+    for (const Block& block : dump->blocks) OnBlock(block, dump->packets);
+    packets_.Finish(&totals_);
     return totals_;
   }
 
  private:
-  void OnBlock(const Block& block) {
+  void OnBlock(const Block& block, bool is_packet) {
     const Origin origin{.packet = ++totals_.packets};
-    if (const auto link_type = LinkTypeOf(block)) {
-      packets_.On(*link_type, block, block.size(), origin);
-      return;
-    }
+    auto link_type = LinkTypeOf(block);
+    if (!link_type && is_packet) link_type = HasIpVersion(block) ? kLinkRaw : kLinkEthernet;
+    if (link_type) return packets_.On(*link_type, block, block.size(), origin);
     if (block.size() > kMessageMax) return sinks_.trouble(origin, "too long for a message");
     ConstBytes bytes = block;
     const char* carrier = "";
@@ -142,6 +176,9 @@ Result<Totals, std::string> DecodeInput(std::istream& in, const rpcrdma::Protoco
   const ConstBytes begun = ConstBytes(beginning).first(got);
   Decoder decoder(profile, sinks);
   if (CaptureFile::Begins(begun)) return decoder.ReadCapture(begun, in);
+  for (const OtherFormat& each : kOtherFormats) {
+    if (AsText(begun).starts_with(each.beginning)) return Err(std::string(each.what));
+  }
 
   std::string text(AsText(begun));
   std::array<char, 64 * 1024> part;

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <istream>
 #include <string>
+#include <vector>
 
 #include "base/result.h"
 #include "tools/decode/capture_file.h"
@@ -17,11 +18,14 @@
 namespace stagecoach::decode {
 
 struct Totals {
+  bool capture = false;   // or a hex dump
   uint64_t packets = 0;   // of a capture; blocks of a hex dump
   uint64_t messages = 0;  // that were decoded, private data among them
   uint64_t illegal = 0;   // of these
   uint64_t others = 0;    // Sends of connections that nothing says are of RPC-over-RDMA
   uint64_t troubles = 0;
+  uint64_t not_understood = 0;         // packets
+  std::vector<std::string> sentences;  // why not, and what else was left out: "5 packets were cut by the snap length"
 };
 
 // Reads `in` to its end: a capture, or a hex dump. The error says why it is neither. `profile`, one of

@@ -1,6 +1,7 @@
 // stagecoach decode FILE: the RPC-over-RDMA messages of a capture or a hex dump, field by field.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <filesystem>
 #include <fstream>
@@ -27,9 +28,20 @@ struct Options {
   bool json = false;
 };
 
-// "1 message", "2 messages".
-std::string Counted(uint64_t count, const char* what) {
-  return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
+using decode::Counted;
+
+// Why there is no message in a file. That there is none is said of packets that were understood alone.
+std::string NoMessage(const decode::Totals& totals) {
+  const uint64_t understood = totals.packets - std::min(totals.packets, totals.not_understood);
+  if (totals.capture && totals.packets == 0) return "no packet is in it";
+  if (totals.others > 0) {
+    return fmt::format("no RPC-over-RDMA message is in it, but {} of something else", Counted(totals.others, "Send"));
+  }
+  if (totals.not_understood == 0) return "no RPC-over-RDMA message is in it";
+  if (totals.packets == 1) return "the packet in it was not understood";
+  if (understood == 0) return fmt::format("none of the {} packets in it was understood", totals.packets);
+  return fmt::format("no RPC-over-RDMA message is in the {} that {} understood", Counted(understood, "packet"),
+                     understood == 1 ? "was" : "were");
 }
 
 int Decode(const Options& options) {
@@ -69,10 +81,9 @@ int Decode(const Options& options) {
     return kExitUsage;
   }
   if (troubles > kTroublesShown) complain(fmt::format("{} more complaints", troubles - kTroublesShown));
+  for (const std::string& sentence : totals->sentences) complain(sentence);
   if (totals->messages == 0) {
-    complain(totals->others == 0 ? "no RPC-over-RDMA message is in it"
-                                 : fmt::format("no RPC-over-RDMA message is in it, but {} of something else",
-                                               Counted(totals->others, "Send")));
+    complain(NoMessage(*totals));
     return kExitUsage;
   }
   if (!options.json) {
