@@ -1,7 +1,9 @@
 """The Lua dissectors in the eyes of the tshark that loads them: fields, expert information, and never a Lua error."""
 
+import json
 import os
 import pathlib
+import random
 import subprocess
 import tempfile
 import unittest
@@ -15,6 +17,8 @@ SCRIPT = ROOT / "tools/wireshark/stagecoach.lua"
 CAPTURES = ROOT / "tests/golden/captures"
 NO_CHUNKS = packets.NO_CHUNKS
 CCP = 100417
+# Where the test was started, what was built for it is.
+DECODER = pathlib.Path("tools/stagecoach/stagecoach").resolve()
 
 
 def tshark(path, *arguments):
@@ -60,7 +64,7 @@ class WiresharkTest(unittest.TestCase):
         connection = Iwarp(self.pcap)
         probe = connection.send(True, connprop(0, 0, (1, words(8192)), (2, b""), (77, b"abcde"), (77, b"")))
         answer = connection.send(False, connprop(0, RESPONSE, (1, words(4096)), (2, words(2))))
-        lists = read_list((48, segment(0x1234, 100, 0xABCDEF0123))) + write_list([segment(1, 2, 3), segment(4, 5, 6)], []) + words(0)
+        lists = read_list((40, segment(0x1234, 100, 0xABCDEF0123))) + write_list([segment(1, 2, 3), segment(4, 5, 6)], []) + words(0)
         asked = connection.send(True, msg(7, 0, call(7), lists, invalidate=0x1234), parts=3)
         answered = connection.send(False, msg(7, RESPONSE, reply(7)))
         long_call = connection.send(True, nomsg(8, 0, read_list((0, segment(9, 4000, 0))) + words(0, 0)))
@@ -73,7 +77,7 @@ class WiresharkTest(unittest.TestCase):
         self.check(frames[probe], rpcrdma2__htype=[5], rpcrdma2__which=[1, 2, 77, 77], rpcrdma2__rbsiz=[8192], rpcrdma2__brs=None, rpcrdma2__data=["6162636465"])
         self.check(frames[answer], rpcrdma2__htype=[5], rpcrdma2__rbsiz=[4096], rpcrdma2__brs=[2], rpcordma__xid=None)
         self.check(
-            frames[asked], rpcrdma2__htype=[0], rpcrdma2__inv_handle=["0x00001234"], rpcrdma2__position=[48],
+            frames[asked], rpcrdma2__htype=[0], rpcrdma2__inv_handle=["0x00001234"], rpcrdma2__position=[40],
             rpcrdma2__handle=["0x00001234", "0x00000001", "0x00000004"], rpcrdma2__length=[100, 2, 5],
             rpcrdma2__offset=["0x000000abcdef0123", "0x0000000000000003", "0x0000000000000006"], rpcrdma2__segments=[2, 0],
             rpc__msgtyp=[0], rpc__program=[100003],
@@ -128,6 +132,54 @@ class WiresharkTest(unittest.TestCase):
         frames = self.seen("rpcrdma2.xid")
         for text, number in numbers.items():
             self.assertIn(text, " ".join(frames[number].get("_ws.expert.message", [])), text)
+
+    def test_what_is_illegal_is_so_for_the_decoder_too(self):
+        two = read_list((48, segment(9, 40, 8)), (64, segment(9, 1, 8))) + words(0, 0)
+        inside = read_list((48, segment(9, 100, 8)), (64, segment(9, 1, 8))) + words(0, 0)
+        messages = [
+            error(1, 1, 2, 3), error(1, 1, 3, 2), error(1, 1, 0xFFFFFFFF, 0), error(1, 2), error(1, 2, 0), error(1, 7, 1, 2), error(1, 99), error(1, 99, 1),
+            version2(1, 4, 0, words(2)), version2(1, 9, 0, b""), connprop(1, 0), connprop(1, 0) + bytes(4), connprop(1, 0, (1, words(1023))),
+            msg(1, 0, call(1)), msg(1, 0, call(2)), msg(1, 1, call(1)), msg(1, 1, reply(1)), msg(1, 0, b""), version2(1, 0, 1, words(0) + NO_CHUNKS + reply(1), credits=0),
+            version2(1, 0, 0, words(0) + NO_CHUNKS + call(1), credits=0), version2(1, 1, 1, words(0, 0, 0) + reply_chunk(segment(1, 2, 3)), credits=0),
+            msg(1, 0, call(1), two), msg(1, 0, call(1), inside), msg(1, 0, call(1), read_list((400, segment(9, 4, 8))) + words(0, 0)),
+            msg(1, 0, call(1), read_list((40, segment(9, 4, 8))) + words(0, 0)), msg(1, 0, call(1), read_list((44, segment(9, 4, 8))) + words(0, 0)),
+            msg(1, 0, call(1), words(0, 0) + reply_chunk(segment(9, 16, (1 << 64) - 16))), msg(1, 0, call(1), words(0, 0) + reply_chunk(segment(9, 17, (1 << 64) - 16))),
+            msg(1, 1, reply(1), words(0, 0) + reply_chunk(segment(9, 0, 8))), msg(1, 1, reply(1), words(0, 0) + reply_chunk(segment(9, 1, 8))),
+            nomsg(1, 0, read_list((0, segment(9, 100, 8)), (100, segment(9, 4, 8))) + words(0, 0)), nomsg(1, 0, read_list((0, segment(9, 100, 8)), (104, segment(9, 4, 8))) + words(0, 0)),
+            nomsg(1, 0, read_list((0, segment(9, 100, 8))) + words(0, 0)) + words(0), nomsg(1, 1, words(0, 0) + reply_chunk(segment(9, 4, 8))),
+        ]  # fmt: skip
+        lists = read_list((48, segment(1, 8, 3))) + write_list([segment(4, 5, 6)]) + reply_chunk(segment(7, 8, 9))
+        for i, whole in enumerate([msg(1, 0, b"", lists), msg(1, 1, b"", write_list([segment(4, 5, 6)]) + words(0)), error(1, 7, 1, 2), connprop(1, 0, (1, words(4096)), (77, b"abcd"))]):
+            draw = random.Random(i)
+            behind = call(1) if i == 0 else reply(1) if i == 1 else b""
+            for _ in range(150):
+                spoilt = bytearray(whole)
+                at = draw.randrange(8, len(spoilt), 4)
+                spoilt[at : at + 4] = words(draw.choice([0, 1, 2, 3, 4, 5, 44, 48, 100, 0x7FFFFFFF, 0xFFFFFFFF]))
+                messages.append(bytes(spoilt)[: draw.choice([len(spoilt), len(spoilt), draw.randrange(20, len(spoilt), 4)])] + behind)
+        numbers = []
+        for i, message in enumerate(messages):
+            # A connection for each, that is one of version 2 beyond doubt.
+            connection = Iwarp(self.pcap, client_port=43000 + i)
+            connection.send(True, connprop(0, 0))
+            numbers.append(connection.send(True, message))
+        frames = self.seen("rpcrdma2.xid")
+        decoded = subprocess.run([DECODER, "decode", "--json", self.path], capture_output=True, text=True, timeout=120)
+        self.assertIn(decoded.returncode, (0, 1), decoded.stderr)
+        remarks = {}
+        for line in decoded.stdout.splitlines():
+            message = json.loads(line)
+            each = [remark for field in message["fields"] for remark in field.get("remarks", []) if remark["verdict"] == "illegal"]
+            remarks[message["packet"]] = [(remark["document"], remark["text"]) for remark in each]
+        compared = {True: 0, False: 0}
+        for message, number in zip(messages, numbers):
+            # Of RPC messages that are none, Wireshark's own dissector has its opinion.
+            if any(document != "v2" for document, _ in remarks[number]):
+                continue
+            ours = [text for text in frames[number].get("_ws.expert.message", []) if "(v2 " in text or "The message ends here" in text]
+            self.assertEqual(bool(ours), bool(remarks[number]), f"{message.hex()}: {ours} {remarks[number]}")
+            compared[bool(ours)] += 1
+        self.assertGreater(min(compared.values()), 50, compared)
 
     def test_a_message_that_is_cut_anywhere_is_marked_as_cut(self):
         connection = Iwarp(self.pcap)

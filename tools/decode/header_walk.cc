@@ -116,7 +116,8 @@ void WalkVersions(Walker& walker, Section section) {
   walker.Mean("the lowest version that is supported");
   const uint32_t high = walker.U32("rdma_vers_high", section);
   walker.Mean("the highest version that is supported");
-  if (walker.ok() && low > high) walker.Note("the range has no version in it", section);
+  // Every end supports a version.
+  if (walker.ok() && low > high) walker.Illegal("the range has no version in it", section);
 }
 
 // --- Version 1 ---

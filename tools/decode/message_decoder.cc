@@ -89,6 +89,27 @@ const char* NameOf(const SeenHeader& header) {
   return header.type == HeaderType::kUnknown ? "unknown message type" : header.type_name;
 }
 
+// Where the document says what a header of this type is, and so what is not to follow it.
+Section SectionOf(const SeenHeader& header) {
+  const Terms& terms = *header.terms;
+  switch (header.type) {
+    case HeaderType::kMsg:
+    case HeaderType::kMsgp:
+      return In(terms, terms.message);
+    case HeaderType::kNomsg:
+      return In(terms, terms.no_message);
+    case HeaderType::kDone:
+      return In(terms, terms.done);
+    case HeaderType::kError:
+      return In(terms, terms.errors);
+    case HeaderType::kConnProp:
+      return {Document::kV2, "5.3.4"};
+    case HeaderType::kUnknown:
+      break;
+  }
+  return In(terms, terms.fixed_fields);
+}
+
 }  // namespace
 
 // --- Calls that wait for their replies ---
@@ -385,7 +406,7 @@ DecodedMessage MessageDecoder::OnMessage(End sender, ConstBytes message) {
   decoded.summary = std::string(NameOf(header)) + ", version " + Number(header.version);
   JudgeSize(walker, sender, header, message.size());
   if (!header.walked) {
-    walker.Opaque("(rest)", walker.remaining(), In(*header.terms, header.terms->fixed_fields));
+    walker.Opaque("(rest)", walker.remaining(), SectionOf(header));
     return decoded;
   }
 
@@ -396,8 +417,7 @@ DecodedMessage MessageDecoder::OnMessage(End sender, ConstBytes message) {
   Role role = Role::kUnknown;
   if (header.has_message) {
     if (inline_size == 0) {
-      walker.Illegal(header.type_field, "the RPC message that is to follow is not there",
-                     In(terms, terms.message_type));
+      walker.Illegal(header.type_field, "the RPC message that is to follow is not there", SectionOf(header));
     } else {
       rpc = WalkRpc(walker, terms, call != nullptr ? call->procedure : std::nullopt);
       if (rpc.xid && *rpc.xid != header.xid) {
@@ -410,8 +430,8 @@ DecodedMessage MessageDecoder::OnMessage(End sender, ConstBytes message) {
   } else {
     if (header.type == HeaderType::kNomsg) role = RoleOfNomsg(sender, header);
     if (inline_size > 0) {
-      walker.Opaque("(rest)", inline_size, In(terms, terms.no_message));
-      walker.Illegal("nothing is to follow the header", In(terms, terms.no_message));
+      walker.Opaque("(rest)", inline_size, SectionOf(header));
+      walker.Illegal("nothing is to follow the header", SectionOf(header));
     }
   }
 

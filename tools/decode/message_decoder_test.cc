@@ -107,6 +107,26 @@ TEST(MessageDecoder, WhatAllTextsForbidIsIllegalByEach) {
   ExpectAlike(Version1(7, kMsg, kNoChunks + Words({7, 0, 2, 1, 1, 1, 0, 401})), "more than 400 bytes");
 }
 
+TEST(MessageDecoder, WhatFollowsAHeaderThatIsAllOfAMessageCitesThatHeader) {
+  const std::string end = "(rest): ILLEGAL nothing is to follow the header ";
+  for (const uint32_t code : {1, 2}) {
+    const Bytes error = Version1(7, kError, (code == 1 ? Words({1, 1, 1}) : Words({2})) + Words({0}));
+    ExpectByProfile(error, end + "(2004 5.3)\n", end + "(5666 4.2)\n", end + "(5666bis 5.5)\n");
+  }
+  ExpectByProfile(Version1(7, kNomsg, Read(0, 40) + Words({0, 0, 0, 0})), end + "(2004 4.1)\n", end + "(5666 4.1)\n",
+                  end + "(5666bis 5.1.4)\n");
+  ExpectAlike(Version1(7, kDone, Words({0})), "nothing is to follow the header");
+}
+
+TEST(MessageDecoder, ARangeOfVersionsHasOneInIt) {
+  const std::string empty = "rdma_vers_high: ILLEGAL the range has no version in it ";
+  ExpectByProfile(Version1(7, kError, Words({1, 2, 1})), empty + "(2004 5.3)\n", empty + "(5666 4.2)\n",
+                  empty + "(5666bis 5.5)\n");
+  ExpectByProfile(Version1(7, kError, Words({1, 0xffffffff, 0})), empty + "(2004 5.3)\n", empty + "(5666 4.2)\n",
+                  empty + "(5666bis 5.5)\n");
+  ExpectByProfile(Version1(7, kError, Words({1, 1, 1})), "", "", "");
+}
+
 TEST(MessageDecoder, OneTextForbidsWhatAnotherAllows) {
   ExpectByProfile(Version1(7, kMsgp, Words({4096, 1024}) + kNoChunks + Call(7)), "", "",
                   "rdma_proc: deprecated: should not be sent (5666bis 5.7.1)\n");
@@ -129,7 +149,7 @@ TEST(MessageDecoder, OneTextForbidsWhatAnotherAllows) {
   // Eight words of their own behind an error code that is not known; and less than that.
   ExpectByProfile(Version1(7, kError, Words({3, 0, 0, 0, 0, 0, 0, 0, 0})), "", "",
                   "err: ILLEGAL no error code of version 1 (5666bis 5.5)\n"
-                  "(rest): ILLEGAL nothing is to follow the header (5666bis 5.1.4)\n");
+                  "(rest): ILLEGAL nothing is to follow the header (5666bis 5.5)\n");
   ExpectByProfile(Version1(7, kError, Words({3})),
                   "rdma_extra: ILLEGAL the message ends here, 0 bytes into an item of 4 (2004 5.3)\n",
                   "rdma_extra: ILLEGAL the message ends here, 0 bytes into an item of 4 (5666 4.2)\n",
@@ -307,7 +327,13 @@ TEST(MessageDecoder, RulesOfVersion2) {
   expect(Version2(7, 0, 1, Words({0}) + Read(24, 4) + Words({0, 0, 0}) + Reply(7)),
          "rdma_reads: ILLEGAL nothing is read from a responder (v2 3.3)\n");
   expect(Version2(7, 4, 1, Words({99})), "rdma_err: an extension may have it (v2 9.3)\n");
-  expect(Version2(7, 4, 1, Words({8, 5000, 0})), "(rest): ILLEGAL nothing is to follow the header (v2 5.3.2)\n");
+  expect(Version2(7, 4, 1, Words({8, 5000, 0})), "(rest): ILLEGAL nothing is to follow the header (v2 5.3.3)\n");
+  expect(Version2(7, 4, 1, Words({1, 2, 1})), "rdma_vers_high: ILLEGAL the range has no version in it (v2 5.3.3)\n");
+  expect(Version2(7, 4, 1, Words({1, 2, 2})), "");
+  expect(Version2(7, 0, 0, no_lists),
+         "rdma_htype: ILLEGAL the RPC message that is to follow is not there (v2 5.3.1)\n");
+  expect(Version2(7, 1, 0, Words({0}) + Read(0, 40) + Words({0, 0, 0}) + Call(7)),
+         "(rest): ILLEGAL nothing is to follow the header (v2 5.3.2)\n");
 }
 
 TEST(MessageDecoder, PropertiesOfVersion2) {

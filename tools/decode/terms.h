@@ -50,6 +50,7 @@ struct Terms {
   const char* padded;  // RDMA_MSGP
   const char* done;
   const char* errors;
+  const char* message;  // that the RPC message follows RDMA_MSG
   const char* long_call;
   const char* no_message;  // that nothing follows RDMA_NOMSG
   Section configuration;   // of connections: RFC 5666 is the last document that has it

@@ -165,12 +165,18 @@ end
 ------------------------------------------------------------------------------------------------------------------------
 -- Chunk lists. Without a tree: whether they are well-formed.
 
+-- Its handle and length.
 local function read_segment(r, tree)
   local handle = r:u32(tree, f.handle)
-  r:u32(tree, f.length)
+  local length = r:u32(tree, f.length)
   local range = r:take(8, tree)
-  if tree and range then tree:add(f.offset, range) end
-  return handle
+  if tree and range then
+    local item = tree:add(f.offset, range)
+    if length > 0 and range:uint64() > UInt64.max() - UInt64(length - 1) then
+      illegal(item, "the segment passes the end of the address space (v2 6.3)")
+    end
+  end
+  return handle, length
 end
 
 -- The word before an item of optional-data.
@@ -185,42 +191,84 @@ local function read_present(r, tree, field, what)
   return word ~= 0
 end
 
+-- Returns how many bytes there are in it.
 local function read_chunk(r, tree, handles)
+  local total = 0
   local count, item = r:u32(tree, f.segments)
-  if not r.ok then return end
+  if not r.ok then return total end
   if count * 16 > r:left() then
     r.bad = true
     illegal(item, "there is no room for as many (v2 6.3)")
   end
   for i = 1, count do
-    if not r.ok then return end
+    if not r.ok then return total end
     local sub = tree and tree:add(v2, r.tvb(r.at, math.min(16, r:left())), "Segment " .. (i - 1))
-    handles[read_segment(r, sub)] = true
+    local handle, length = read_segment(r, sub)
+    handles[handle] = true
+    total = total + length
   end
+  return total
 end
 
 local function read_lists(r, tree)
   local handles = {}
-  local lists = { reads = 0, writes = 0, reply = false, position_zero = false, handles = handles }
+  local lists = {
+    reads = 0, writes = 0, reply = false, position_zero = false, handles = handles,
+    entries = {}, written = 0, replied = 0, zero_length = 0,
+  }
   while read_present(r, tree, f.reads, "Read segment " .. lists.reads) do
     local sub = tree and tree:add(v2, r.tvb(r.at, math.min(20, r:left())), "Read segment " .. lists.reads)
     local position, item = r:u32(sub, f.position)
     if position % 4 ~= 0 then illegal(item, "not a multiple of four (v2 10.1)") end
     if position == 0 then lists.position_zero = true end
-    handles[read_segment(r, sub)] = true
+    local handle, length = read_segment(r, sub)
+    handles[handle] = true
+    if position == 0 then
+      lists.zero_length = lists.zero_length + length
+    else
+      lists.entries[#lists.entries + 1] = { position = position, length = length, item = item, number = #lists.entries }
+    end
     lists.reads = lists.reads + 1
   end
   while r.ok and read_present(r, tree, f.writes, "Write chunk " .. lists.writes) do
     local sub = tree and tree:add(v2, r.tvb(r.at, math.min(4, r:left())), "Write chunk " .. lists.writes)
-    read_chunk(r, sub, handles)
+    -- With room for its round-up.
+    lists.written = lists.written + read_chunk(r, sub, handles) + 3
     lists.writes = lists.writes + 1
   end
   if r.ok and read_present(r, tree, f.reply, "Reply chunk") then
     lists.reply = true
     local sub = tree and tree:add(v2, r.tvb(r.at, math.min(4, r:left())), "Reply chunk")
-    read_chunk(r, sub, handles)
+    lists.replied = read_chunk(r, sub, handles)
   end
   return lists
+end
+
+-- Whether chunks begin in the message, and behind each other. `size`: of the message without them.
+local function judge_positions(lists, size)
+  table.sort(lists.entries, function(a, b)
+    if a.position ~= b.position then return a.position < b.position end
+    return a.number < b.number
+  end)
+  local chunks = {}
+  for _, entry in ipairs(lists.entries) do
+    local last = chunks[#chunks]
+    if last and last.position == entry.position then
+      last.length = last.length + entry.length
+    else
+      chunks[#chunks + 1] = { position = entry.position, length = entry.length, item = entry.item }
+    end
+  end
+  local chunk_end, removed = 0, 0
+  for _, chunk in ipairs(chunks) do
+    if chunk.position % 4 == 0 and chunk.position < chunk_end then
+      illegal(chunk.item, "begins inside of the chunk before it (v2 6.3)")
+    elseif chunk.position % 4 == 0 and chunk.position > size + removed then
+      illegal(chunk.item, "behind the end of the message (v2 6.3)")
+    end
+    removed = removed + padded(chunk.length)
+    chunk_end = chunk.position + padded(chunk.length)
+  end
 end
 
 ------------------------------------------------------------------------------------------------------------------------
@@ -393,13 +441,18 @@ local function is_version2(tvb)
   return r.ok and not r.bad and r:left() == 0
 end
 
+-- Where the document says what a header of each type is.
+local sections = {
+  [HTYPE.MSG] = "5.3.1", [HTYPE.NOMSG] = "5.3.2", [HTYPE.ERROR] = "5.3.3", [HTYPE.CONNPROP] = "5.3.4",
+}
+
 local function dissect_version2(tvb, pinfo, tree)
   pinfo.cols.protocol = "RPCoRDMA2"
   local sub = tree:add(v2, tvb())
   local r = new_reader(tvb, 0, e_cut)
   local xid = r:u32(sub, f.xid)
   r:u32(sub, f.vers)
-  r:u32(sub, f.credit)
+  local credits, credit_item = r:u32(sub, f.credit)
   local htype, htype_item = r:u32(sub, f.htype)
   if not r.ok then return end
   local name = htype_names[htype] or ("header type " .. htype)
@@ -419,6 +472,7 @@ local function dissect_version2(tvb, pinfo, tree)
     illegal(flags_item, "reserved flags are set (v2 3.2)")
   end
   local response = flags % 2 == F_RESPONSE
+  local lists
 
   if htype == HTYPE.ERROR then
     if not response then illegal(flags_item, "an error is a response: the flag is to be set (v2 3.2)") end
@@ -427,12 +481,16 @@ local function dissect_version2(tvb, pinfo, tree)
     read_properties(r, sub)
   elseif htype == HTYPE.MSG or htype == HTYPE.NOMSG then
     local handle, handle_item = r:u32(sub, f.inv_handle)
-    local lists = read_lists(r, sub)
-    if not r.ok then return end
+    lists = read_lists(r, sub)
+    if not r.ok or r.bad then return end
     if handle ~= 0 and not response and not lists.handles[handle] then
       illegal(handle_item, "none of the handles in this header (v2 3.3)")
     end
     if response and lists.reads > 0 then illegal(htype_item, "a reply with a Read list (v2 3.3)") end
+    if response and lists.replied > 0 and (htype == HTYPE.MSG or lists.position_zero) then
+      illegal(htype_item, "a message beside a filled Reply chunk (v2 10.1)")
+    end
+    if htype == HTYPE.NOMSG and response and credits == 0 then illegal(credit_item, "a grant is never zero (v2 10.1)") end
     if htype == HTYPE.NOMSG and not response and not lists.position_zero then
       illegal(htype_item, "a long call without a Position-Zero Read chunk (v2 5.3.2)")
     elseif htype == HTYPE.NOMSG and response and not lists.reply then
@@ -446,18 +504,32 @@ local function dissect_version2(tvb, pinfo, tree)
   end
   if not r.ok then return end
 
+  if lists then
+    local size = htype == HTYPE.MSG and r:left() or lists.zero_length
+    if response then size = size + lists.written end
+    if response and htype == HTYPE.NOMSG and not lists.position_zero then size = size + lists.replied end
+    judge_positions(lists, size)
+  end
   if htype ~= HTYPE.MSG then
-    if r:left() > 0 then illegal(htype_item, "nothing is to follow this header (v2 5.2)") end
+    if r:left() > 0 then
+      illegal(htype_item, "nothing is to follow this header (v2 " .. sections[htype] .. ")")
+    end
     return
   end
-  if r:left() < 4 then
+  if r:left() == 0 then
     illegal(htype_item, "the RPC message that is to follow is not there (v2 5.3.1)")
     return
   end
+  if r:left() < 4 then
+    sub:add_proto_expert_info(e_cut, "The message ends here")
+    return
+  end
   if tvb(r.at, 4):uint() ~= xid then illegal(htype_item, "the RPC message has another XID (v2 10.1)") end
-  if r:left() >= 8 and tvb(r.at + 4, 4):uint() ~= flags % 2 then
+  local direction = r:left() >= 8 and tvb(r.at + 4, 4):uint()
+  if (direction == 0 or direction == 1) and direction ~= flags % 2 then
     illegal(flags_item, "RESPONSE is not what the RPC message says (v2 3.2)")
   end
+  if direction == 1 and credits == 0 then illegal(credit_item, "a grant is never zero (v2 10.1)") end
   if not dissect_ccp(tvb, r.at, pinfo, tree) then
     Dissector.get("rpc"):call(tvb(r.at):tvb(), pinfo, tree)
   end
