@@ -7,8 +7,23 @@
 #include <cstring>
 
 #include "base/bytes.h"
+#include "rpcrdma/verbs/address_text.h"
 
 namespace stagecoach::rpcrdma::internal {
+namespace {
+
+struct ZonedHost {
+  std::string_view address;
+  std::optional<std::string_view> zone;  // there is a '%'
+};
+
+ZonedHost SplitZone(std::string_view host) {
+  const size_t percent = host.find('%');
+  if (percent == std::string_view::npos) return {host, std::nullopt};
+  return {host.substr(0, percent), host.substr(percent + 1)};
+}
+
+}  // namespace
 
 SocketAddress CopyAddress(const sockaddr* address) {
   SocketAddress copy;
@@ -18,27 +33,36 @@ SocketAddress CopyAddress(const sockaddr* address) {
 }
 
 std::optional<SocketAddress> ParseAddress(std::string_view host, uint16_t port) {
-  const std::string text(host);
+  // It would end the text early for inet_pton.
+  if (host.find('\0') != std::string_view::npos) return std::nullopt;
   SocketAddress result;
   sockaddr_in in = {};
-  if (inet_pton(AF_INET, text.c_str(), &in.sin_addr) == 1) {
+  if (inet_pton(AF_INET, std::string(host).c_str(), &in.sin_addr) == 1) {
     in.sin_family = AF_INET;
     in.sin_port = htons(port);
     std::memcpy(&result.storage, &in, sizeof(in));
     return result;
   }
+  const ZonedHost parts = SplitZone(host);
   sockaddr_in6 in6 = {};
-  if (inet_pton(AF_INET6, text.c_str(), &in6.sin6_addr) == 1) {
-    in6.sin6_family = AF_INET6;
-    in6.sin6_port = htons(port);
-    std::memcpy(&result.storage, &in6, sizeof(in6));
-    return result;
+  if (inet_pton(AF_INET6, std::string(parts.address).c_str(), &in6.sin6_addr) != 1) return std::nullopt;
+  if (parts.zone) {
+    const auto zone = FindZone(*parts.zone);
+    if (!zone) return std::nullopt;
+    in6.sin6_scope_id = *zone;
   }
-  return std::nullopt;
+  in6.sin6_family = AF_INET6;
+  in6.sin6_port = htons(port);
+  std::memcpy(&result.storage, &in6, sizeof(in6));
+  return result;
 }
 
 Result<std::vector<SocketAddress>, std::string> ResolveHost(const std::string& host, uint16_t port) {
   if (const auto numeric = ParseAddress(host, port)) return std::vector<SocketAddress>{*numeric};
+  if (const ZonedHost parts = SplitZone(host); parts.zone && ParseAddress(parts.address, port)) {
+    if (parts.address.find(':') == std::string_view::npos) return Err(std::string("an IPv4 address has no zone"));
+    return Err("this host has no network interface '" + std::string(*parts.zone) + "'");
+  }
   addrinfo hints = {};
   hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = SOCK_STREAM;

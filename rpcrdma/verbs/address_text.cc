@@ -1,9 +1,21 @@
 #include "rpcrdma/verbs/address_text.h"
 
 #include <arpa/inet.h>
+#include <net/if.h>
 #include <netinet/in.h>
 
+#include <charconv>
+
 namespace stagecoach::rpcrdma::internal {
+namespace {
+
+// By its number where the interface has gone.
+std::string ZoneText(uint32_t scope_id) {
+  char name[IF_NAMESIZE] = {};
+  return if_indextoname(scope_id, name) != nullptr ? name : std::to_string(scope_id);
+}
+
+}  // namespace
 
 std::string FormatHost(const sockaddr* address) {
   char text[INET6_ADDRSTRLEN] = {};
@@ -11,7 +23,9 @@ std::string FormatHost(const sockaddr* address) {
     return inet_ntop(AF_INET, &reinterpret_cast<const sockaddr_in*>(address)->sin_addr, text, sizeof(text));
   }
   if (address->sa_family == AF_INET6) {
-    return inet_ntop(AF_INET6, &reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr, text, sizeof(text));
+    const auto* in6 = reinterpret_cast<const sockaddr_in6*>(address);
+    const std::string host = inet_ntop(AF_INET6, &in6->sin6_addr, text, sizeof(text));
+    return in6->sin6_scope_id == 0 ? host : host + "%" + ZoneText(in6->sin6_scope_id);
   }
   return "address of family " + std::to_string(address->sa_family);
 }
@@ -30,6 +44,18 @@ std::string FormatAddress(const sockaddr* address) {
 std::string FormatHostPort(std::string_view host, uint16_t port) {
   const bool brackets = host.find(':') != std::string_view::npos;
   return (brackets ? "[" + std::string(host) + "]" : std::string(host)) + ":" + std::to_string(port);
+}
+
+std::optional<uint32_t> FindZone(std::string_view zone) {
+  if (zone.find('\0') != std::string_view::npos) return std::nullopt;
+  if (const unsigned index = if_nametoindex(std::string(zone).c_str()); index != 0) return index;
+  uint32_t index = 0;
+  const auto [end, error] = std::from_chars(zone.data(), zone.data() + zone.size(), index);
+  char name[IF_NAMESIZE];
+  if (error != std::errc() || end != zone.data() + zone.size() || if_indextoname(index, name) == nullptr) {
+    return std::nullopt;
+  }
+  return index;
 }
 
 }  // namespace stagecoach::rpcrdma::internal

@@ -4,16 +4,21 @@
 #include <sys/socket.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
 namespace stagecoach::rpcrdma::internal {
 
-// "10.0.0.1:20049", "[::1]:20049"; "address of family 27" where it is neither IPv4 nor IPv6.
+// "10.0.0.1:20049", "[::1]:20049", "[fe80::1%eth0]:20049"; "address of family 27" where it is neither IPv4 nor IPv6.
 std::string FormatAddress(const sockaddr* address);
-// The same without the port, and without brackets: "10.0.0.1", "::1".
+// The same without the port, and without brackets: "10.0.0.1", "::1", "fe80::1%eth0".
 std::string FormatHost(const sockaddr* address);
 // "host:port", with brackets where they are needed.
 std::string FormatHostPort(std::string_view host, uint16_t port);
+
+// Zones (RFC 4007 section 11.2) are interfaces, by their names or by their numbers. nullopt: this host has none like
+// it.
+std::optional<uint32_t> FindZone(std::string_view zone);
 
 }  // namespace stagecoach::rpcrdma::internal

@@ -264,6 +264,32 @@ TEST_F(RpcbindDaemonTest, AServerThatAnswersKeepsItsRegistration) {
   }
 }
 
+// A universal address has no place for a zone.
+TEST_F(RpcbindDaemonTest, AServerAtALinkLocalAddressIsRegisteredWithoutItsZoneAndFoundInIt) {
+  Process link(base_.string(),
+               {"sh", "-c",
+                "ip link add name zone0 type veth peer name zone1 && ip address add fe80::7/64 dev zone0 "
+                "nodad && ip link set zone0 up && ip link set zone1 up"});
+  ASSERT_EQ(link.Wait(), 0) << link.Err();
+  {
+    const Published first = Publish("[fe80::7%zone0]:0");
+    EXPECT_EQ(Registered(), (std::set<std::string>{"1 rdma6 fe80::7" + PortOctets(first.port)}));
+    for (const char* host : {"fe80::7%zone0", "[fe80::7%zone0]"}) {
+      const Outcome ping = Run({"ping", "-c", "1", host});
+      EXPECT_EQ(ping.code, 0) << ping.err;
+      EXPECT_NE(ping.out.find(" at [fe80::7%zone0]:" + std::to_string(first.port)), std::string::npos) << ping.out;
+    }
+    for (const char* listen : {"[fe80::7%zone0]:0", "[::]:0"}) {
+      const Outcome second = Run({"serve", "--rpcbind", "--listen", listen, exported_.string()});
+      EXPECT_EQ(second.code, 1);
+      EXPECT_TRUE(second.err.ends_with("'fe80::7" + PortOctets(first.port) + "', and a server answers there\n"))
+          << second.err;
+    }
+  }
+  Process gone(base_.string(), {"ip", "link", "del", "zone0"});
+  EXPECT_EQ(gone.Wait(), 0) << gone.Err();
+}
+
 TEST_F(RpcbindDaemonTest, AServerLeavesTheRegistrationOfTheOneThatReplacedIt) {
   const Published first = Publish("127.0.0.1:0");
   // Stopped, it takes no connections, so that the second one believes it dead.

@@ -8,6 +8,9 @@
 // at its address. While it serves it looks from time to time whether the registration is still there: a daemon that was
 // started again has none.
 #include <fmt/format.h>
+#include <ifaddrs.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <asio/signal_set.hpp>
@@ -55,6 +58,21 @@ struct ServeOptions {
   std::string ccp_max = "4K";
   std::string ccp_auth = "none";
 };
+
+// A universal address has no place for a zone. Of an address of this host it is the interface that has the address.
+sockaddr_storage WithZone(sockaddr_storage address) {
+  auto* in6 = reinterpret_cast<sockaddr_in6*>(&address);
+  if (address.ss_family != AF_INET6 || !IN6_IS_ADDR_LINKLOCAL(&in6->sin6_addr)) return address;
+  ifaddrs* list = nullptr;
+  if (::getifaddrs(&list) != 0) return address;
+  for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
+    if (entry->ifa_addr == nullptr || entry->ifa_addr->sa_family != AF_INET6) continue;
+    const auto* own = reinterpret_cast<const sockaddr_in6*>(entry->ifa_addr);
+    if (IN6_ARE_ADDR_EQUAL(&own->sin6_addr, &in6->sin6_addr)) in6->sin6_scope_id = own->sin6_scope_id;
+  }
+  ::freeifaddrs(list);
+  return address;
+}
 
 constexpr Duration kGrace = 5s;
 // For how long a start is held up by looking for what killed servers have left; what is left then is done beside.
@@ -136,7 +154,7 @@ class Registrar {
     options.connect_timeout = kProbe;
     rpcrdma::Client client(loop_, options);
     const auto connected = std::make_shared<std::optional<bool>>();
-    const sockaddr_storage address = rpcrdma::ToSockaddr(holder);
+    const sockaddr_storage address = WithZone(rpcrdma::ToSockaddr(holder));
     client.Connect(reinterpret_cast<const sockaddr*>(&address),
                    [connected](Result<void, rpcrdma::CallError> outcome) { *connected = outcome.has_value(); });
     while (!connected->has_value() && !stopped_()) loop_.RunOnce();
@@ -367,7 +385,7 @@ void AddServe(CLI::App& app, int& exit_code) {
   const auto options = std::make_shared<ServeOptions>();
   CLI::App* command = app.add_subcommand("serve", "Serve a directory");
   command->add_option("DIR", options->directory, "What to serve; nothing outside it is reachable")->required();
-  command->add_option("--listen", options->listen, "Where; port 0 takes a free one")
+  command->add_option("--listen", options->listen, "Where, [fe80::1%eth0]:PORT for instance; port 0 takes a free one")
       ->type_name("HOST:PORT")
       ->capture_default_str();
   CLI::Option* const rpcbind =

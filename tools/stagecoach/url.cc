@@ -5,6 +5,7 @@
 #include <netdb.h>
 #include <netinet/in.h>
 
+#include <algorithm>
 #include <charconv>
 #include <optional>
 #include <utility>
@@ -53,8 +54,45 @@ std::string Escape(std::string_view name) {
   return escaped;
 }
 
+// Where a host begins to be a zone; the size of the text where there is none.
+size_t ZoneOf(std::string_view host) {
+  return std::min(host.find('%'), host.size());
+}
+
+std::optional<in6_addr> ParseIpv6(std::string_view host) {
+  in6_addr address;
+  const std::string text(host.substr(0, ZoneOf(host)));
+  if (text.find('\0') != std::string::npos || ::inet_pton(AF_INET6, text.c_str(), &address) != 1) return std::nullopt;
+  return address;
+}
+
+// What is wrong with an IPv6 address and its zone; empty: nothing.
+std::string_view FaultOfIpv6(std::string_view host) {
+  const auto address = ParseIpv6(host);
+  if (!address) return "no IPv6 address in the brackets";
+  if (host.ends_with('%')) return "an interface is to follow '%': [fe80::1%eth0]:20049";
+  if (IN6_IS_ADDR_LINKLOCAL(&*address) && ZoneOf(host) == host.size()) {
+    return "a link-local address is nothing without its interface: [fe80::1%eth0]:20049";
+  }
+  return {};
+}
+
+// RFC 6874 section 2.
+std::string EscapeZone(std::string_view zone) {
+  std::string escaped;
+  for (const char c : zone) {
+    const bool plain = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
+                       std::string_view("-._~").find(c) != std::string_view::npos;
+    escaped += plain ? std::string(1, c) : fmt::format("%{:02x}", static_cast<uint8_t>(c));
+  }
+  return escaped;
+}
+
+// Where a text stands: URLs alone escape zones.
+enum class Form { kPlain, kUrl };
+
 // The error is what is wrong, without the text.
-Result<Server, std::string_view> SplitServer(std::string_view text) {
+Result<Server, std::string_view> SplitServer(std::string_view text, Form form = Form::kPlain) {
   const auto fail = [](std::string_view what) { return Err(what); };
   Server result;
   std::string_view rest;
@@ -62,8 +100,14 @@ Result<Server, std::string_view> SplitServer(std::string_view text) {
     const size_t close = text.find(']');
     if (close == std::string_view::npos) return fail("'[' without ']'");
     result.host = text.substr(1, close - 1);
-    in6_addr address;
-    if (::inet_pton(AF_INET6, result.host.c_str(), &address) != 1) return fail("no IPv6 address in the brackets");
+    const size_t zone = ZoneOf(result.host);
+    // "%25" alone is the interface of number 25.
+    if (form == Form::kUrl && result.host.compare(zone, 3, "%25") == 0 && result.host.size() > zone + 3) {
+      const auto unescaped = Unescape(std::string_view(result.host).substr(zone + 3));
+      if (!unescaped) return fail("in a zone, '%' stands before two hexadecimal digits");
+      result.host = result.host.substr(0, zone) + "%" + *unescaped;
+    }
+    if (const std::string_view fault = FaultOfIpv6(result.host); !fault.empty()) return fail(fault);
     rest = text.substr(close + 1);
   } else {
     const size_t colon = text.find(':');
@@ -85,8 +129,8 @@ Result<Server, std::string_view> SplitServer(std::string_view text) {
   return result;
 }
 
-Result<HostPort, std::string_view> SplitHostPort(std::string_view text) {
-  return SplitServer(text).map([](const Server& server) {
+Result<HostPort, std::string_view> SplitHostPort(std::string_view text, Form form = Form::kPlain) {
+  return SplitServer(text, form).map([](const Server& server) {
     return HostPort{server.host, server.port.value_or(kDefaultPort)};
   });
 }
@@ -103,11 +147,12 @@ Result<Server, std::string> ParseServer(std::string_view text) {
   if (text.find("://") != std::string_view::npos) {
     return ParseUrl(text).map([](const Url& url) { return Server{url.server.host, url.server.port}; });
   }
-  in6_addr address;
-  if (::inet_pton(AF_INET6, std::string(text).c_str(), &address) == 1 && text.find('\0') == std::string_view::npos) {
-    return Server{std::string(text), std::nullopt};
-  }
   const auto fail = [&](std::string_view what) { return Err(fmt::format("'{}': {}", Printable(text), what)); };
+  if (ParseIpv6(text)) {
+    auto server = SplitServer(fmt::format("[{}]", text));
+    if (!server) return fail(server.error());
+    return std::move(*server);
+  }
   // Whoever writes a path means a URL.
   if (text.find('/') != std::string_view::npos) {
     return fail("neither HOST nor HOST:PORT nor a URL of the form stagecoach://HOST:PORT/");
@@ -123,7 +168,7 @@ Result<Url, std::string> ParseUrl(std::string_view text) {
   if (!text.starts_with(kScheme)) return fail("not a URL of the form stagecoach://HOST:PORT/PATH");
   std::string_view rest = text.substr(kScheme.size());
   const size_t slash = std::min(rest.find('/'), rest.size());
-  auto server = SplitHostPort(rest.substr(0, slash));
+  auto server = SplitHostPort(rest.substr(0, slash), Form::kUrl);
   if (!server) return fail(server.error());
   if (server->port == 0) return fail("port 0 is no address");
   rest.remove_prefix(slash);
@@ -159,7 +204,11 @@ HostPort ToHostPort(const sockaddr_storage& address) {
 }
 
 std::string ToString(const HostPort& server, const rpcrdma::file::Path& path) {
-  std::string text = std::string(kScheme) + ToString(server);
+  HostPort shown = server;
+  if (const size_t zone = ZoneOf(server.host); zone < server.host.size()) {
+    shown.host = server.host.substr(0, zone) + "%25" + EscapeZone(std::string_view(server.host).substr(zone + 1));
+  }
+  std::string text = std::string(kScheme) + ToString(shown);
   for (const std::string& name : path) text += "/" + Escape(name);
   if (path.empty()) text += '/';
   return text;
@@ -170,8 +219,8 @@ bool IsLoopback(std::string_view host) {
   if (name == "localhost") return true;
   in_addr v4;
   if (::inet_pton(AF_INET, name.c_str(), &v4) == 1) return (ntohl(v4.s_addr) >> 24) == 127;
-  in6_addr v6;
-  return ::inet_pton(AF_INET6, name.c_str(), &v6) == 1 && IN6_IS_ADDR_LOOPBACK(&v6);
+  const auto v6 = ParseIpv6(host);
+  return v6 && IN6_IS_ADDR_LOOPBACK(&*v6);
 }
 
 }  // namespace stagecoach::cli

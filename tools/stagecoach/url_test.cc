@@ -32,6 +32,51 @@ TEST(Url, Ipv6GoesInBrackets) {
   EXPECT_FALSE(ParseUrl("stagecoach://[127.0.0.1]/x"));
 }
 
+TEST(Url, AZoneIsWrittenPlainlyOrEscaped) {
+  for (const char* text : {"stagecoach://[fe80::1%25eth0]:99/x", "stagecoach://[fe80::1%eth0]:99/x"}) {
+    const auto url = ParseUrl(text);
+    ASSERT_TRUE(url) << url.error();
+    EXPECT_EQ(url->server, (HostPort{"fe80::1%eth0", 99}));
+    EXPECT_EQ(ToString(url->server), "[fe80::1%eth0]:99");
+    EXPECT_EQ(ToString(url->server, url->path), "stagecoach://[fe80::1%25eth0]:99/x");
+  }
+  // By number, 25 among them, and with characters that URLs escape.
+  EXPECT_EQ(ParseUrl("stagecoach://[fe80::1%252]/")->server.host, "fe80::1%2");
+  EXPECT_EQ(ParseUrl("stagecoach://[fe80::1%2]/")->server.host, "fe80::1%2");
+  EXPECT_EQ(ParseUrl("stagecoach://[fe80::1%25]/")->server.host, "fe80::1%25");
+  EXPECT_EQ(ParseUrl("stagecoach://[fe80::1%25a%2b%40%25]/")->server.host, "fe80::1%a+@%");
+  for (const char* zone : {"eth0", "25", "2", "a+@%", "br-0.100", "25eth0"}) {
+    const HostPort server{std::string("fe80::1%") + zone, 1};
+    EXPECT_EQ(ParseUrl(ToString(server, {}))->server, server) << zone;
+    EXPECT_EQ(*ParseHostPort(ToString(server)), server) << zone;
+  }
+  EXPECT_EQ(ParseUrl("stagecoach://[::1%lo]/")->server.host, "::1%lo");
+}
+
+TEST(Url, AZoneThatCannotBeIsRefusedWithTheReason) {
+  const struct {
+    const char* host;
+    const char* why;
+  } cases[] = {
+      {"[fe80::1%]", "an interface is to follow '%': [fe80::1%eth0]:20049"},
+      {"[fe80::1]", "a link-local address is nothing without its interface: [fe80::1%eth0]:20049"},
+      {"[febf::1]:7", "a link-local address is nothing without its interface: [fe80::1%eth0]:20049"},
+      {"[10.0.0.1%eth0]", "no IPv6 address in the brackets"},
+      {"[%eth0]", "no IPv6 address in the brackets"},
+      {"[fe80::1%eth 0]", "not a host name"},
+  };
+  for (const auto& [host, why] : cases) {
+    for (const std::string text : {std::string(host), std::string("stagecoach://") + host + "/"}) {
+      const auto parsed = ParseServer(text);
+      ASSERT_FALSE(parsed) << text;
+      EXPECT_EQ(parsed.error(), "'" + text + "': " + why);
+    }
+    EXPECT_FALSE(ParseHostPort(host)) << host;
+  }
+  EXPECT_EQ(ParseUrl("stagecoach://[fe80::1%25a%zz]/").error(),
+            "'stagecoach://[fe80::1%25a%zz]/': in a zone, '%' stands before two hexadecimal digits");
+}
+
 TEST(Url, PathsThatCannotBeAreRefusedWithTheReason) {
   for (const char* text :
        {"stagecoach://h/../etc/passwd", "stagecoach://h/a/%2e%2e/b", "stagecoach://h/a%2fb", "stagecoach://h/%00",
@@ -79,6 +124,11 @@ TEST(Server, APortThatIsNotGivenIsForOthersToSay) {
       {"2001:db8::7", {"2001:db8::7", std::nullopt}},
       {"[::1]", {"::1", std::nullopt}},
       {"[::1]:7", {"::1", 7}},
+      {"fe80::1%eth0", {"fe80::1%eth0", std::nullopt}},
+      {"::1%lo", {"::1%lo", std::nullopt}},
+      {"[fe80::1%eth0]", {"fe80::1%eth0", std::nullopt}},
+      {"[fe80::1%eth0]:7", {"fe80::1%eth0", 7}},
+      {"stagecoach://[fe80::1%25eth0]:7/", {"fe80::1%eth0", 7}},
       {"stagecoach://storage/x", {"storage", kDefaultPort}},
       {"stagecoach://[::1]:7/", {"::1", 7}},
   };
@@ -98,6 +148,8 @@ TEST(Server, WhatIsNoneIsRefusedWithTheReason) {
       {":7", "the host is missing"},
       {"[::1", "'[' without ']'"},
       {"[127.0.0.1]", "no IPv6 address in the brackets"},
+      {"fe80::1", "a link-local address is nothing without its interface: [fe80::1%eth0]:20049"},
+      {"fe80::1%", "an interface is to follow '%': [fe80::1%eth0]:20049"},
       {"1:2:3", "an IPv6 address goes in brackets: [::1]:20049"},
       {"storage:0", "port 0 is no address"},
       {"storage:65536", "the port is not a number from 0 to 65535"},
@@ -115,8 +167,10 @@ TEST(Server, WhatIsNoneIsRefusedWithTheReason) {
 }
 
 TEST(Url, LoopbackIsOnlyWhatThisHostReaches) {
-  for (const char* host : {"127.0.0.1", "127.9.9.9", "::1", "localhost"}) EXPECT_TRUE(IsLoopback(host)) << host;
-  for (const char* host : {"0.0.0.0", "::", "10.0.0.1", "localhost.example", "128.0.0.1", "::ffff:127.0.0.1"}) {
+  for (const char* host : {"127.0.0.1", "127.9.9.9", "::1", "::1%lo", "localhost"})
+    EXPECT_TRUE(IsLoopback(host)) << host;
+  for (const char* host :
+       {"0.0.0.0", "::", "10.0.0.1", "localhost.example", "128.0.0.1", "::ffff:127.0.0.1", "fe80::1%lo"}) {
     EXPECT_FALSE(IsLoopback(host)) << host;
   }
 }
