@@ -10,11 +10,11 @@
 #include <cstring>
 #include <fstream>
 #include <memory>
-#include <sstream>
 #include <string>
 #include <utility>
 
 #include "base/mutant.h"
+#include "rpcrdma/ulb/file/names.h"
 #include "scenarios/runner/run.h"
 #include "scenarios/swarm/draw.h"
 #include "tools/stagecoach/command.h"
@@ -28,12 +28,16 @@ namespace {
 
 using scenario::Scenario;
 
+// Far more than any world needs. What is handed in may be anything, /dev/zero included.
+constexpr size_t kScenarioMax = 4 * 1024 * 1024;
+
 // Collects the positions of what text format objects to.
 class Errors final : public google::protobuf::io::ErrorCollector {
  public:
   explicit Errors(std::string file) : file_(std::move(file)) {}
   void AddError(int line, google::protobuf::io::ColumnNumber column, const std::string& message) override {
-    Complain("sim", fmt::format("{}:{}:{}: {}", file_, line + 1, column + 1, message));
+    // It quotes what is in the file.
+    Complain("sim", fmt::format("{}:{}:{}: {}", file_, line + 1, column + 1, rpcrdma::file::Printable(message)));
   }
 
  private:
@@ -41,21 +45,29 @@ class Errors final : public google::protobuf::io::ErrorCollector {
 };
 
 bool ReadScenario(const std::string& path, Scenario* scenario) {
+  const std::string shown = rpcrdma::file::Printable(path);
+  errno = 0;
   std::ifstream file(path);
-  std::stringstream text;
-  if (!file || !(text << file.rdbuf())) {
+  std::string text(kScenarioMax + 1, '\0');
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<size_t>(file.gcount()));
+  if (text.empty()) {
     const bool number = !path.empty() && path.find_first_not_of("0123456789") == std::string::npos;
-    Complain("sim", fmt::format("{}: {}{}", path, errno != 0 ? std::strerror(errno) : "is empty",
+    Complain("sim", fmt::format("{}: {}{}", shown, errno != 0 ? std::strerror(errno) : "is empty",
                                 number ? fmt::format("; the world of a seed: --seed {}", path) : ""));
     return false;
   }
-  Errors errors(path);
+  if (text.size() > kScenarioMax) {
+    Complain("sim", fmt::format("{}: longer than the {} bytes that a scenario may have", shown, kScenarioMax));
+    return false;
+  }
+  Errors errors(shown);
   google::protobuf::TextFormat::Parser parser;
   parser.RecordErrorsTo(&errors);
-  if (!parser.ParseFromString(text.str(), scenario)) return false;
+  if (!parser.ParseFromString(text, scenario)) return false;
   if (!scenario->has_name()) scenario->set_name(path);
   if (const auto valid = scenario::Validate(*scenario); !valid) {
-    Complain("sim", fmt::format("{}: {}", path, valid.error()));
+    Complain("sim", fmt::format("{}: {}", shown, valid.error()));
     return false;
   }
   return true;
