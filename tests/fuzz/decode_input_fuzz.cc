@@ -30,6 +30,11 @@ void Run(ConstBytes file) {
     std::istringstream in{std::string(AsText(file))};
     const auto totals = DecodeInput(in, *profile, sinks);
     FUZZ_PROPERTY(totals ? totals->messages == number && totals->illegal <= number : !totals.error().empty());
+    if (!totals) continue;
+    // Each packet is counted once, and what is counted is said.
+    FUZZ_PROPERTY(totals->not_understood <= totals->packets);
+    FUZZ_PROPERTY(totals->not_understood == 0 || !totals->sentences.empty());
+    FUZZ_PROPERTY(totals->sentences.size() <= NotUnderstoodCounts::kKindsMax + 2);
   }
 }
 

@@ -1,7 +1,8 @@
 // OUTPUT_DIRECTORY CAPTURE...: writes the seed corpora from recorded traffic, one input for each shape of frame,
 // segment and header that occurs; those of InfiniBand packets, of RFC 7306 and of version 2 of RPC-over-RDMA, of which
 // there is no recording, one for each opcode or type, and of rpcbind's answers, one of each kind; operations for the
-// targets that are sequences of them; and the beginnings of the recordings themselves.
+// targets that are sequences of them; the beginnings of the recordings themselves, and files in the other forms that
+// `stagecoach decode` reads.
 //
 // Run from the root of the tree: bazel run //tests/fuzz:make_corpus -- "$PWD/tests/fuzz/corpus"
 // "$PWD"/tests/golden/captures/*.pcap
@@ -23,6 +24,7 @@
 #include "rpcrdma/wire/header_v1.h"
 #include "rpcrdma/wire/header_v2.h"
 #include "rpcrdma/xdr/xdr_writer.h"
+#include "tests/fuzz/decode_inputs.h"
 #include "tests/golden/iwarp_streams.h"
 
 namespace stagecoach::testing {
@@ -584,6 +586,10 @@ int Main(int argc, char** argv) {
   AddVersion2(corpus);
   AddOperations(corpus);
   AddExchanges(corpus);
+  for (const auto& [name, file] : DecodeInputs()) {
+    const ConstBytes bytes = AsBytes(file);
+    corpus.Add("decode_input", name, Bytes(bytes.begin(), bytes.end()));
+  }
   // What comes first counts: in whatever order a shell has them.
   std::vector<std::string> captures(argv + 2, argv + argc);
   std::sort(captures.begin(), captures.end());
