@@ -1,5 +1,6 @@
 #include "tools/stagecoach/metrics_file.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -8,17 +9,31 @@
 #include <cstring>
 #include <utility>
 
+#include "rpcrdma/ulb/file/file_store.h"
+#include "rpcrdma/ulb/file/parts.h"
+
 namespace stagecoach::cli {
+
+namespace file = rpcrdma::file;
 
 MetricsFile::MetricsFile(EventLoop& loop, std::string path, std::function<std::string()> page,
                          std::function<void(const std::string&)> complain)
-    : loop_(loop), path_(std::move(path)), page_(std::move(page)), complain_(std::move(complain)) {}
+    : loop_(loop),
+      path_(std::move(path)),
+      folder_(path_.find('/') == std::string::npos ? "." : path_.substr(0, path_.rfind('/') + 1)),
+      page_(std::move(page)),
+      complain_(std::move(complain)) {}
 
 MetricsFile::~MetricsFile() {
   loop_.Cancel(timer_);
 }
 
 Result<void, std::string> MetricsFile::Start() {
+  // What killed processes have left of theirs, or of files that they received.
+  const file::Descriptor folder(::open(folder_.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+  file::PartSweep sweep(folder.get(), 0);
+  while (sweep.Step(1024)) {
+  }
   auto written = Write();
   if (written) Arm();
   return written;
@@ -32,14 +47,18 @@ void MetricsFile::Arm() {
 }
 
 Result<void, std::string> MetricsFile::Write() {
-  // Beside it, as only a rename within one file system is atomic; named after the process, as two may be told the same.
-  const std::string beside = fmt::format("{}.{}", path_, ::getpid());
+  // Beside it, as only a rename within one file system is atomic; under a name of its own, as two may be told the same.
+  const std::string beside = folder_ + "/" + file::RandomPartName();
   const auto fail = [&](int error) -> Result<void, std::string> {
     ::unlink(beside.c_str());
     return Err(fmt::format("metrics cannot be written to '{}': {}", path_, std::strerror(error)));
   };
-  std::FILE* const file = std::fopen(beside.c_str(), "we");
+  file::Descriptor part(::open(beside.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+  if (!part.valid()) return fail(errno);
+  if (const auto claimed = file::ClaimPart(part.get()); !claimed || !*claimed) return fail(EBUSY);
+  std::FILE* const file = ::fdopen(part.get(), "w");
   if (file == nullptr) return fail(errno);
+  part.Release();
   const std::string text = page_();
   const bool whole = std::fwrite(text.data(), 1, text.size(), file) == text.size();
   const int error = errno;

@@ -34,6 +34,7 @@ class MetricsFile {
 
   EventLoop& loop_;
   const std::string path_;
+  const std::string folder_;  // that it is in
   const std::function<std::string()> page_;
   const std::function<void(const std::string&)> complain_;
   EventLoop::TimerId timer_ = 0;
