@@ -6,10 +6,11 @@
 namespace stagecoach::emu::wire {
 namespace {
 
-constexpr std::string_view kHelloKey("Stagecoach IB \0\1", 16);
-constexpr std::string_view kAnswerKey("Stagecoach ib \0\1", 16);
+constexpr std::string_view kHelloKey("Stagecoach IB \0\2", kCarrierKeySize);
+constexpr std::string_view kAnswerKey("Stagecoach ib \0\2", kCarrierKeySize);
 constexpr uint8_t kFlagCrc = 1;
 constexpr uint8_t kFlagDatagrams = 2;
+constexpr uint8_t kFlagSends = 2;  // of an answer
 constexpr uint32_t kQpMax = 0xffffff;
 // Of a QP's number, what is not its process's.
 constexpr uint32_t kIndexMask = 0xffff;
@@ -22,8 +23,15 @@ bool AreZeros(ConstBytes bytes) {
   return std::all_of(bytes.begin(), bytes.end(), [](std::byte value) { return value == std::byte{0}; });
 }
 
-bool IsKey(ConstBytes bytes, std::string_view key) {
-  return AsText(bytes) == key;
+std::optional<CarrierFault> JudgeKey(ConstBytes bytes, std::string_view key) {
+  const std::string_view text = AsText(bytes);
+  if (text == key) return std::nullopt;
+  const size_t fixed = key.size() - 1;
+  return text.substr(0, fixed) == key.substr(0, fixed) ? CarrierFault::kBadVersion : CarrierFault::kBadKey;
+}
+
+bool HasToken(CarrierStatus status) {
+  return status == CarrierStatus::kProve || status == CarrierStatus::kAccepted;
 }
 
 }  // namespace
@@ -40,6 +48,14 @@ const char* ToString(CarrierStatus status) {
       return "QP has another peer";
     case CarrierStatus::kBusy:
       return "busy";
+    case CarrierStatus::kProve:
+      return "to be proven";
+    case CarrierStatus::kNotProven:
+      return "not proven to be the peer: packet numbers or secrets of the two QPs differ";
+    case CarrierStatus::kTooOften:
+      return "refused too often";
+    case CarrierStatus::kOtherVersion:
+      return "another version of the carrier's hello";
   }
   return "unknown";
 }
@@ -50,6 +66,8 @@ const char* ToString(CarrierFault fault) {
       return "truncated";
     case CarrierFault::kBadKey:
       return "not a carrier's hello";
+    case CarrierFault::kBadVersion:
+      return "another version of the carrier's hello";
     case CarrierFault::kBadFlags:
       return "unknown flags";
     case CarrierFault::kNotZero:
@@ -71,19 +89,25 @@ void CarrierHello::Encode(ByteWriter& out) const {
   PutZeros(out, 4);
   for (const uint8_t byte : source) out.U8(byte);
   for (const uint8_t byte : destination) out.U8(byte);
+  out.Bytes(nonce);
 }
 
 void CarrierAnswer::Encode(ByteWriter& out) const {
   out.Bytes(AsBytes(kAnswerKey));
   out.U8(static_cast<uint8_t>(status));
-  out.U8(crc ? kFlagCrc : 0);
+  out.U8(static_cast<uint8_t>((crc ? kFlagCrc : 0) | (sends ? kFlagSends : 0)));
   PutZeros(out, 6);
+  out.Bytes(HasToken(status) ? token : SipTag{});
+}
+
+std::optional<CarrierFault> JudgeCarrierKey(ConstBytes key) {
+  return JudgeKey(key, kHelloKey);
 }
 
 Result<CarrierHello, CarrierFault> DecodeCarrierHello(ConstBytes bytes) {
   if (bytes.size() != kCarrierHelloSize) return Err(CarrierFault::kTruncated);
   ByteReader in(bytes);
-  if (!IsKey(in.Bytes(kHelloKey.size()), kHelloKey)) return Err(CarrierFault::kBadKey);
+  if (const auto fault = JudgeKey(in.Bytes(kHelloKey.size()), kHelloKey)) return Err(CarrierFault{*fault});
   CarrierHello hello;
   const uint8_t flags = in.U8();
   if ((flags & ~(kFlagCrc | kFlagDatagrams)) != 0) return Err(CarrierFault::kBadFlags);
@@ -99,21 +123,26 @@ Result<CarrierHello, CarrierFault> DecodeCarrierHello(ConstBytes bytes) {
   if (!AreZeros(in.Bytes(4))) return Err(CarrierFault::kNotZero);
   for (uint8_t& byte : hello.source) byte = in.U8();
   for (uint8_t& byte : hello.destination) byte = in.U8();
+  CopyBytes(hello.nonce, in.Bytes(hello.nonce.size()));
   return hello;
 }
 
 Result<CarrierAnswer, CarrierFault> DecodeCarrierAnswer(ConstBytes bytes) {
   if (bytes.size() != kCarrierAnswerSize) return Err(CarrierFault::kTruncated);
   ByteReader in(bytes);
-  if (!IsKey(in.Bytes(kAnswerKey.size()), kAnswerKey)) return Err(CarrierFault::kBadKey);
+  if (const auto fault = JudgeKey(in.Bytes(kAnswerKey.size()), kAnswerKey)) return Err(CarrierFault{*fault});
   CarrierAnswer answer;
   const uint8_t status = in.U8();
-  if (status > static_cast<uint8_t>(CarrierStatus::kBusy)) return Err(CarrierFault::kBadStatus);
+  if (status > static_cast<uint8_t>(CarrierStatus::kOtherVersion)) return Err(CarrierFault::kBadStatus);
   answer.status = static_cast<CarrierStatus>(status);
   const uint8_t flags = in.U8();
-  if ((flags & ~kFlagCrc) != 0) return Err(CarrierFault::kBadFlags);
+  if ((flags & ~(kFlagCrc | kFlagSends)) != 0) return Err(CarrierFault::kBadFlags);
   answer.crc = (flags & kFlagCrc) != 0;
+  answer.sends = (flags & kFlagSends) != 0;
   if (!AreZeros(in.Bytes(6))) return Err(CarrierFault::kNotZero);
+  const ConstBytes token = in.Bytes(answer.token.size());
+  if (!HasToken(answer.status) && !AreZeros(token)) return Err(CarrierFault::kNotZero);
+  CopyBytes(answer.token, token);
   return answer;
 }
 

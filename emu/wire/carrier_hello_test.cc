@@ -19,6 +19,7 @@ CarrierHello SampleHello() {
   for (uint8_t i = 0; i < 16; ++i) {
     hello.source[i] = i;
     hello.destination[i] = static_cast<uint8_t>(0xf0 + i);
+    hello.nonce[i] = static_cast<std::byte>(0xa0 + i);
   }
   return hello;
 }
@@ -42,23 +43,33 @@ TEST(CarrierHello, ComesBackAsItWasWritten) {
 TEST(CarrierHello, HasTheLayoutTheHeaderSays) {
   const std::string text = ToHex(Encoded(SampleHello(), kCarrierHelloSize));
   EXPECT_EQ(text,
-            "5374616765636f616368204942200001"
+            "5374616765636f616368204942200002"
             "01000000"
             "00010203"
             "00fffffe"
             "00000000"
             "000102030405060708090a0b0c0d0e0f"
-            "f0f1f2f3f4f5f6f7f8f9fafbfcfdfeff");
+            "f0f1f2f3f4f5f6f7f8f9fafbfcfdfeff"
+            "a0a1a2a3a4a5a6a7a8a9aaabacadaeaf");
   const CarrierAnswer answer{.status = CarrierStatus::kNotReady, .crc = true};
   EXPECT_EQ(ToHex(Encoded(answer, kCarrierAnswerSize)),
-            "5374616765636f616368206962200001"
-            "0201000000000000");
+            "5374616765636f616368206962200002"
+            "0201000000000000"
+            "00000000000000000000000000000000");
+  const CarrierAnswer challenge{.status = CarrierStatus::kProve, .sends = true, .token = SampleHello().nonce};
+  EXPECT_EQ(ToHex(Encoded(challenge, kCarrierAnswerSize)),
+            "5374616765636f616368206962200002"
+            "0502000000000000"
+            "a0a1a2a3a4a5a6a7a8a9aaabacadaeaf");
 }
 
 TEST(CarrierAnswer, ComesBackAsItWasWritten) {
-  for (const CarrierStatus status : {CarrierStatus::kAccepted, CarrierStatus::kNoQp, CarrierStatus::kNotReady,
-                                     CarrierStatus::kMismatch, CarrierStatus::kBusy}) {
-    const CarrierAnswer answer{.status = status};
+  for (const CarrierStatus status :
+       {CarrierStatus::kAccepted, CarrierStatus::kNoQp, CarrierStatus::kNotReady, CarrierStatus::kMismatch,
+        CarrierStatus::kBusy, CarrierStatus::kProve, CarrierStatus::kNotProven, CarrierStatus::kTooOften,
+        CarrierStatus::kOtherVersion}) {
+    CarrierAnswer answer{.status = status};
+    if (status == CarrierStatus::kProve || status == CarrierStatus::kAccepted) answer.token = SampleHello().nonce;
     const auto decoded = DecodeCarrierAnswer(Encoded(answer, kCarrierAnswerSize));
     ASSERT_TRUE(decoded.has_value()) << ToString(status);
     EXPECT_EQ(*decoded, answer);
@@ -70,7 +81,7 @@ TEST(CarrierHello, WhatIsWrongWithItIsSaid) {
     size_t at;
     uint8_t value;
     CarrierFault fault;
-  } kCases[] = {{0, 'M', CarrierFault::kBadKey},        {15, 2, CarrierFault::kBadKey},
+  } kCases[] = {{0, 'M', CarrierFault::kBadKey},        {15, 1, CarrierFault::kBadVersion},
                 {16, 4, CarrierFault::kBadFlags},       {17, 1, CarrierFault::kNotZero},
                 {19, 1, CarrierFault::kNotZero},        {20, 1, CarrierFault::kBadQpNumber},
                 {24, 0xff, CarrierFault::kBadQpNumber}, {28, 1, CarrierFault::kNotZero}};
@@ -98,16 +109,41 @@ TEST(CarrierHello, OfALinkNamesProcessesAndNotQps) {
   }
 }
 
+// Whatever the other end was about to say: no proof leaves with a refusal.
+TEST(CarrierAnswer, ARefusalHasNothingToTell) {
+  CarrierAnswer answer{.status = CarrierStatus::kNotProven, .token = SampleHello().nonce};
+  const auto decoded = DecodeCarrierAnswer(Encoded(answer, kCarrierAnswerSize));
+  ASSERT_TRUE(decoded.has_value());
+  EXPECT_EQ(decoded->token, SipTag{});
+}
+
+TEST(CarrierHello, OfAnotherVersionIsKnownByItsKeyAlone) {
+  std::vector<std::byte> bytes = Encoded(SampleHello(), kCarrierHelloSize);
+  const ConstBytes key = ConstBytes(bytes).first(kCarrierKeySize);
+  EXPECT_EQ(JudgeCarrierKey(key), std::nullopt);
+  for (int version = 0; version < 256; ++version) {
+    bytes[15] = static_cast<std::byte>(version);
+    if (version == 2) continue;
+    EXPECT_EQ(JudgeCarrierKey(key), CarrierFault::kBadVersion) << version;
+  }
+  bytes[0] = std::byte{'s'};
+  EXPECT_EQ(JudgeCarrierKey(key), CarrierFault::kBadKey);
+  std::vector<std::byte> answer = Encoded(CarrierAnswer{}, kCarrierAnswerSize);
+  answer[15] = std::byte{3};
+  EXPECT_EQ(DecodeCarrierAnswer(answer).error(), CarrierFault::kBadVersion);
+}
+
 TEST(CarrierAnswer, WhatIsWrongWithItIsSaid) {
-  const CarrierAnswer good;
+  const CarrierAnswer good{.status = CarrierStatus::kNoQp};
   const struct {
     size_t at;
     uint8_t value;
     CarrierFault fault;
   } kCases[] = {{10, '!', CarrierFault::kBadKey},
-                {16, 5, CarrierFault::kBadStatus},
+                {16, 9, CarrierFault::kBadStatus},
                 {17, 0x80, CarrierFault::kBadFlags},
-                {23, 1, CarrierFault::kNotZero}};
+                {23, 1, CarrierFault::kNotZero},
+                {39, 1, CarrierFault::kNotZero}};
   for (const auto& each : kCases) {
     std::vector<std::byte> bytes = Encoded(good, kCarrierAnswerSize);
     bytes[each.at] = std::byte{each.value};

@@ -16,6 +16,8 @@
 #include <vector>
 
 #include "base/cursor.h"
+#include "emu/wire/carrier_hello.h"
+#include "emu/wire/carrier_proof.h"
 #include "emu/wire/cm_mad.h"
 #include "emu/wire/ib.h"
 #include "emu/wire/mpa.h"
@@ -289,6 +291,36 @@ void AddCmMads(Corpus& corpus) {
   for (const CmMessage& message : messages) {
     const CmMadBytes bytes = EncodeCmMad({1, message});
     corpus.Add("cm_mad", ToString(AttributeOf(message)), Bytes(bytes.begin(), bytes.end()));
+  }
+}
+
+// The hello of a carrier and of a link, each answer, and what is said when a proof is asked for.
+void AddCarrierHellos(Corpus& corpus) {
+  using namespace emu::wire;
+  const auto add = [&](const std::string& shape, const auto& message, size_t size) {
+    Bytes bytes(size);
+    ByteWriter out(bytes);
+    message.Encode(out);
+    corpus.Add("carrier_hello", shape, bytes);
+    return bytes;
+  };
+  CarrierHello hello{.source_qp = 2, .destination_qp = 0x10002};
+  hello.source[15] = 1;
+  hello.destination[15] = 2;
+  hello.nonce[0] = std::byte{3};
+  Bytes proven = add("carrier", hello, kCarrierHelloSize);
+  proven.resize(proven.size() + sizeof(CarrierNonce) + kCarrierProofSize, std::byte{4});
+  corpus.Add("carrier_hello", "proof", proven);
+  hello.crc = true;
+  add("carrier_crc", hello, kCarrierHelloSize);
+  hello.datagrams = true;
+  hello.source_qp = hello.destination_qp = 0x10000;
+  add("link", hello, kCarrierHelloSize);
+  for (int status = 0; status <= static_cast<int>(CarrierStatus::kOtherVersion); ++status) {
+    CarrierAnswer answer{.status = static_cast<CarrierStatus>(status)};
+    answer.sends = answer.status == CarrierStatus::kProve;
+    answer.token.fill(std::byte{5});
+    add("answer_" + std::to_string(status), answer, kCarrierAnswerSize);
   }
 }
 
@@ -581,6 +613,7 @@ int Main(int argc, char** argv) {
   AddIbPackets(corpus);
   AddExtensions(corpus);
   AddDatagrams(corpus);
+  AddCarrierHellos(corpus);
   AddCmMads(corpus);
   AddRpcbAnswers(corpus);
   AddVersion2(corpus);
