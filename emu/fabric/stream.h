@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "base/bytes.h"
@@ -61,6 +62,11 @@ class Stream {
 
   virtual IpEndpoint local() const = 0;
   virtual IpEndpoint remote() const = 0;
+
+  // The user (as getuid has it) whose process has the other end, where the system knows: on this host. kNoUser: nobody
+  // has it any more. nullopt: the other end is elsewhere. Asks the system each time.
+  static constexpr uint32_t kNoUser = 0xffffffff;
+  virtual std::optional<uint32_t> PeerUser() const { return std::nullopt; }
 
   // Effective maximum segment size in bytes: what one segment of the transport carries. Sizes the FPDUs (RFC 5044
   // section 5).

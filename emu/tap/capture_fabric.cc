@@ -94,6 +94,7 @@ class CapturedStream final : public Stream {
   int PollDescriptor() const override { return inner_->PollDescriptor(); }
   IpEndpoint local() const override { return inner_->local(); }
   IpEndpoint remote() const override { return inner_->remote(); }
+  std::optional<uint32_t> PeerUser() const override { return inner_->PeerUser(); }
   size_t MaxSegmentSize() const override { return inner_->MaxSegmentSize(); }
 
  private:

@@ -34,6 +34,7 @@
 #include <mutex>
 
 #include "base/asio_loop/asio_loop.h"
+#include "emu/backend/tcp/peer_user.h"
 #include "emu/fabric/stream.h"
 
 namespace stagecoach::emu {
@@ -110,6 +111,7 @@ class TcpStream final : public Stream {
   int PollDescriptor() const override { return fd_; }
   IpEndpoint local() const override { return local_; }
   IpEndpoint remote() const override { return remote_; }
+  std::optional<uint32_t> PeerUser() const override { return UserOfSocket(remote_, local_); }
   size_t MaxSegmentSize() const override;
 
  private:

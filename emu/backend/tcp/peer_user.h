@@ -1,0 +1,17 @@
+// Whose process has the other end of a TCP connection within this host (this network namespace).
+//
+// The kernel knows which user made each socket, and says it of any (sock_diag(7)). Threading: any thread.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "emu/fabric/address.h"
+
+namespace stagecoach::emu {
+
+// The user who has the socket whose own address is `socket` and whose peer is `peer`; Stream::kNoUser: it has been
+// closed, and the kernel has the rest of it alone. nullopt: there is no such socket here, or the kernel does not say.
+std::optional<uint32_t> UserOfSocket(const IpEndpoint& socket, const IpEndpoint& peer);
+
+}  // namespace stagecoach::emu

@@ -1,0 +1,99 @@
+#include "emu/backend/tcp/peer_user.h"
+
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <optional>
+
+#include "emu/backend/tcp/tcp_stream.h"
+#include "emu/fabric/stream.h"
+
+namespace stagecoach::emu {
+namespace {
+
+constexpr uid_t kNobody = 65534;
+
+// A listener on loopback, and a child of another user who connects to it.
+class PeerUserTest : public ::testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    const IpEndpoint any = *IpEndpoint::Parse(GetParam(), 0);
+    sockaddr_storage address;
+    socklen_t length = any.ToSockaddr(&address);
+    listener_ = socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (listener_ < 0 || bind(listener_, reinterpret_cast<sockaddr*>(&address), length) != 0) {
+      GTEST_SKIP() << "no such addresses here";
+    }
+    ASSERT_EQ(listen(listener_, 8), 0);
+    const IpEndpoint to = *IpEndpoint::Parse(any.family == IpEndpoint::Family::kIpv4 ? "127.0.0.1" : "::1",
+                                             SocketEndpoint(listener_, false).port);
+    length = to.ToSockaddr(&address);
+    ASSERT_EQ(pipe(orders_), 0);
+    child_ = fork();
+    ASSERT_GE(child_, 0);
+    if (child_ == 0) {
+      if (geteuid() == 0 && (setgid(kNobody) != 0 || setuid(kNobody) != 0)) _exit(1);
+      const int mine = socket(address.ss_family, SOCK_STREAM, 0);
+      if (connect(mine, reinterpret_cast<sockaddr*>(&address), length) != 0) _exit(1);
+      char order = 0;
+      if (read(orders_[0], &order, 1) != 1) _exit(1);
+      close(mine);
+      for (;;) pause();
+    }
+    accepted_ = accept(listener_, nullptr, nullptr);
+    ASSERT_GE(accepted_, 0);
+  }
+  void TearDown() override {
+    if (child_ > 0) {
+      kill(child_, SIGKILL);
+      waitpid(child_, nullptr, 0);
+    }
+    for (const int fd : {listener_, accepted_, orders_[0], orders_[1]}) {
+      if (fd >= 0) close(fd);
+    }
+  }
+  std::optional<uint32_t> UserOfPeer() const {
+    return UserOfSocket(SocketEndpoint(accepted_, true), SocketEndpoint(accepted_, false));
+  }
+
+  int listener_ = -1;
+  int accepted_ = -1;
+  int orders_[2] = {-1, -1};
+  pid_t child_ = -1;
+};
+
+TEST_P(PeerUserTest, TheKernelKnowsWhoConnected) {
+  const auto user = UserOfPeer();
+  if (!user) GTEST_SKIP() << "this kernel does not say";
+  EXPECT_EQ(*user, geteuid() == 0 ? kNobody : geteuid());
+  const auto own = UserOfSocket(SocketEndpoint(accepted_, false), SocketEndpoint(accepted_, true));
+  EXPECT_EQ(own, geteuid());
+}
+
+// Or root's might seem to be whatever was closed in time.
+TEST_P(PeerUserTest, ASocketThatItsProcessHasClosedIsNobodys) {
+  if (!UserOfPeer()) GTEST_SKIP() << "this kernel does not say";
+  ASSERT_EQ(write(orders_[1], "x", 1), 1);
+  char byte = 0;
+  ASSERT_EQ(read(accepted_, &byte, 1), 0) << "the end of what it says";
+  EXPECT_EQ(UserOfPeer(), Stream::kNoUser);
+}
+
+TEST_P(PeerUserTest, WhatIsNoConnectionHereIsUnknown) {
+  IpEndpoint elsewhere = SocketEndpoint(accepted_, true);
+  elsewhere.port = static_cast<uint16_t>(elsewhere.port == 9 ? 10 : 9);
+  EXPECT_EQ(UserOfSocket(elsewhere, SocketEndpoint(accepted_, false)), std::nullopt);
+  // A listener there is no peer.
+  const IpEndpoint nobody = elsewhere.WithPort(1);
+  EXPECT_EQ(UserOfSocket(SocketEndpoint(accepted_, false), nobody), std::nullopt);
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, PeerUserTest, ::testing::Values("127.0.0.1", "::1", "::"));
+
+}  // namespace
+}  // namespace stagecoach::emu
