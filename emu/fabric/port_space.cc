@@ -152,11 +152,14 @@ std::optional<uint8_t> PortSpace::Find(uint16_t space, uint16_t port) const {
     if (const auto found = found_.find(key); found != found_.end()) before = found->second;
   }
   if (system_ == nullptr) return std::nullopt;
-  if (before && system_->IsTaken(NameOf(space, port, *before))) return before;
+  // Anybody can have taken the other names.
+  const std::optional<System::Owner> owner = system_->OwnerOf(NameOf(space, port));
+  const auto is_its = [&](const std::string& name) { return system_->OwnerOf(name) == owner; };
   std::optional<uint8_t> now;
-  if (system_->IsTaken(NameOf(space, port)) && system_->IsTaken(NameOfListener(space, port))) {
+  if (owner && before && is_its(NameOf(space, port, *before))) return before;
+  if (owner && is_its(NameOfListener(space, port))) {
     for (int slot = 0; slot < kSlots && !now; ++slot) {
-      if (system_->IsTaken(NameOf(space, port, slot))) now = static_cast<uint8_t>(slot);
+      if (is_its(NameOf(space, port, slot))) now = static_cast<uint8_t>(slot);
     }
   }
   std::lock_guard lock(mutex_);

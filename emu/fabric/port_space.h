@@ -5,12 +5,16 @@
 // emu/nic/roce_port.h), so that one process can tell which other to ask. A claim ends with its process, however that
 // ends.
 //
+// Who has a port's name has the port, and nobody else says anything about it: of the names that tell its slot those
+// count alone that the same process has, by the system's word.
+//
 // Two claims of one port by one holder share it: which ids of a program may have the same port is their manager's to
 // decide (emu/cm).
 //
 // Threading: every member from any thread.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -45,7 +49,13 @@ class PortSpace {
     virtual ~System() = default;
     // EADDRINUSE: a process has it; or another errno.
     virtual Result<std::unique_ptr<Name>, int> Take(const std::string& name) = 0;
-    virtual bool IsTaken(const std::string& name) const = 0;
+    // The process that has the name, as the system knows it. nullopt: none has, or the system does not say.
+    struct Owner {
+      uint32_t user = 0;
+      int32_t process = 0;
+      friend auto operator<=>(const Owner&, const Owner&) = default;
+    };
+    virtual std::optional<Owner> OwnerOf(const std::string& name) const = 0;
   };
 
   // Without a system this process is all there is on the host. Ports that nobody asks for by number are tried from
@@ -60,7 +70,7 @@ class PortSpace {
   // free. EADDRINUSE: another process or holder has it, or all are taken.
   Result<std::unique_ptr<PortClaim>, int> Claim(uint16_t space, uint16_t port, uint64_t holder = 0);
   // The slot of the process that listens on the port; nullopt: none does. Of a port that another process has, this asks
-  // the system: twice when it does not listen, once when it listens where it did the last time, else for each slot.
+  // the system: twice when it does not listen or listens where it did the last time, else for each slot.
   std::optional<uint8_t> Find(uint16_t space, uint16_t port) const;
 
   // RFC 6335 section 6.

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cerrno>
+#include <map>
 #include <optional>
 #include <set>
 #include <utility>
@@ -14,18 +15,22 @@ namespace {
 constexpr uint16_t kTcp = 0x106;
 constexpr uint16_t kUdp = 0x111;
 
+using Owner = PortSpace::System::Owner;
+using Names = std::map<std::string, Owner>;
+
 // The names of a host, for several "processes" in one.
 class SharedNames final : public PortSpace::System {
  public:
-  explicit SharedNames(std::set<std::string>* names) : names_(*names) {}
+  explicit SharedNames(Names* names, const Owner& self = {1000, 17}) : names_(*names), self_(self) {}
   Result<std::unique_ptr<PortSpace::Name>, int> Take(const std::string& name) override {
     if (names_.size() >= room) return Err(EMFILE);
-    if (!names_.insert(name).second) return Err(EADDRINUSE);
+    if (!names_.emplace(name, self_).second) return Err(EADDRINUSE);
     return std::make_unique<Taken>(names_, name);
   }
-  bool IsTaken(const std::string& name) const override {
+  std::optional<Owner> OwnerOf(const std::string& name) const override {
     ++asked;
-    return names_.count(name) != 0;
+    const auto found = names_.find(name);
+    return found != names_.end() ? std::optional(found->second) : std::nullopt;
   }
 
   size_t room = 100000;
@@ -34,14 +39,15 @@ class SharedNames final : public PortSpace::System {
  private:
   class Taken final : public PortSpace::Name {
    public:
-    Taken(std::set<std::string>& names, std::string name) : names_(names), name_(std::move(name)) {}
+    Taken(Names& names, std::string name) : names_(names), name_(std::move(name)) {}
     ~Taken() override { names_.erase(name_); }
 
    private:
-    std::set<std::string>& names_;
+    Names& names_;
     const std::string name_;
   };
-  std::set<std::string>& names_;
+  Names& names_;
+  const Owner self_;
 };
 
 TEST(PortSpaceTest, APortIsFoundWhileSomebodyListensThere) {
@@ -83,7 +89,7 @@ TEST(PortSpaceTest, ClaimsOfOneProcessShareAPort) {
 }
 
 TEST(PortSpaceTest, ProcessesDoNotShareAPortAndFindEachOther) {
-  std::set<std::string> names;
+  Names names;
   PortSpace here(std::make_unique<SharedNames>(&names));
   PortSpace there(std::make_unique<SharedNames>(&names));
   auto claim = here.Claim(kTcp, 20049);
@@ -127,7 +133,7 @@ TEST(PortSpaceTest, OfClaimsThatListenTheOldestIsFound) {
 }
 
 TEST(PortSpaceTest, LookingForAPortAgainAsksLittle) {
-  std::set<std::string> names;
+  Names names;
   PortSpace here(std::make_unique<SharedNames>(&names));
   auto system = std::make_unique<SharedNames>(&names);
   const SharedNames& asked_of = *system;
@@ -143,19 +149,58 @@ TEST(PortSpaceTest, LookingForAPortAgainAsksLittle) {
   EXPECT_EQ(asked(std::nullopt), 2);
   EXPECT_EQ((*claim)->Publish(200), 0);
   EXPECT_LE(asked(200), 203);
-  EXPECT_EQ(asked(200), 1);
+  EXPECT_EQ(asked(200), 2);
   // Somewhere else, and nowhere.
   claim->reset();
   claim = here.Claim(kTcp, 7);
   EXPECT_EQ((*claim)->Publish(100), 0);
   EXPECT_LE(asked(100), 104);
   claim->reset();
-  EXPECT_EQ(asked(std::nullopt), 2);
   EXPECT_EQ(asked(std::nullopt), 1);
 }
 
+TEST(PortSpaceTest, NamesOfAnotherProcessSayNothingOfAPort) {
+  const Owner strangers[] = {{1000, 18}, {1001, 17}};  // another process, another user
+  for (const Owner& stranger : strangers) {
+    Names names;
+    PortSpace holder(std::make_unique<SharedNames>(&names));
+    PortSpace seeker(std::make_unique<SharedNames>(&names, Owner{1002, 3}));
+    SharedNames liar(&names, stranger);
+    std::vector<std::unique_ptr<PortSpace::Name>> lies;
+    const std::string port = "stagecoach-rdma/" + std::to_string(kTcp) + "/7";
+    auto claim = holder.Claim(kTcp, 7);
+    ASSERT_TRUE(claim);
+    for (int slot = 0; slot < 256; ++slot) {
+      if (slot != 5) lies.push_back(std::move(*liar.Take(port + "/" + std::to_string(slot))));
+    }
+    EXPECT_EQ(seeker.Find(kTcp, 7), std::nullopt) << "the holder does not listen";
+    lies.push_back(std::move(*liar.Take(port + "/listens")));
+    EXPECT_EQ(seeker.Find(kTcp, 7), std::nullopt);
+    EXPECT_EQ((*claim)->Publish(5), EADDRINUSE) << "that it cannot say where is an error, and no other place";
+    lies.pop_back();
+    EXPECT_EQ((*claim)->Publish(5), 0);
+    EXPECT_EQ(seeker.Find(kTcp, 7), 5);
+    EXPECT_EQ(seeker.Find(kTcp, 7), 5) << "asked again";
+    // Where it was is another's now.
+    claim->reset();
+    lies.push_back(std::move(*liar.Take(port + "/5")));
+    claim = holder.Claim(kTcp, 7);
+    EXPECT_EQ(seeker.Find(kTcp, 7), std::nullopt);
+  }
+}
+
+TEST(PortSpaceTest, APortThatNobodyHasIsNotFoundWhateverNamesThereAre) {
+  Names names;
+  SharedNames liar(&names);
+  PortSpace seeker(std::make_unique<SharedNames>(&names, Owner{1000, 18}));
+  const std::string port = "stagecoach-rdma/" + std::to_string(kTcp) + "/7";
+  const auto slot = liar.Take(port + "/0");
+  const auto listens = liar.Take(port + "/listens");
+  EXPECT_EQ(seeker.Find(kTcp, 7), std::nullopt);
+}
+
 TEST(PortSpaceTest, PortsAreChosenThatNobodyHas) {
-  std::set<std::string> names;
+  Names names;
   PortSpace here(std::make_unique<SharedNames>(&names), 65534);
   PortSpace there(std::make_unique<SharedNames>(&names), 65534);
   std::set<uint16_t> ports;
@@ -184,7 +229,7 @@ TEST(PortSpaceTest, WhenAllAreTakenThereIsNone) {
 }
 
 TEST(PortSpaceTest, WhatTheSystemLacksIsSaid) {
-  std::set<std::string> names;
+  Names names;
   auto system = std::make_unique<SharedNames>(&names);
   system->room = 1;
   PortSpace space(std::move(system));

@@ -2,6 +2,7 @@
 
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstddef>
@@ -13,14 +14,55 @@
 namespace stagecoach::emu {
 namespace {
 
-class Descriptor final : public PortSpace::Name {
+// How many may ask before those that have are sent away; the kernel allows less.
+constexpr int kBacklog = 4096;
+// Sent away in one turn of the loop.
+constexpr int kBatch = 64;
+
+class Descriptor {
  public:
   // A child would keep the name of a parent that is gone.
   explicit Descriptor(int fd) : fd_(KeepFromChildren(fd)) {}
-  ~Descriptor() override { CloseDescriptor(fd_); }
+  ~Descriptor() { CloseDescriptor(fd_); }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  int fd() const { return fd_; }
 
  private:
   const int fd_;
+};
+
+class Listening final : public PortSpace::Name, public StreamWatcher {
+ public:
+  explicit Listening(int fd) : socket_(fd) {}
+  ~Listening() override {
+    if (member_ != nullptr) set_->Remove(member_);
+  }
+
+  // False, with errno set.
+  bool WatchIn(ReadinessSet* set) {
+    set_ = set;
+    member_ = set->Add(socket_.fd());
+    if (member_ == nullptr) return false;
+    member_->SetWatcher(this);
+    member_->Arm(true, false);
+    return true;
+  }
+
+  void OnStreamReady() override {
+    for (int i = 0; i < kBatch; ++i) {
+      const int asker = accept4(socket_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+      // Without a descriptor to spare they stay: nothing depends on it yet, and the next one who asks wakes us again.
+      if (asker < 0) break;
+      close(asker);
+    }
+    member_->Arm(true, false);
+  }
+
+ private:
+  const Descriptor socket_;
+  ReadinessSet* set_ = nullptr;
+  std::shared_ptr<ReadinessSet::Member> member_;
 };
 
 // Abstract names begin with a zero and need none at the end. The length goes with them.
@@ -35,22 +77,29 @@ socklen_t AddressOf(const std::string& name, sockaddr_un* address) {
 }  // namespace
 
 Result<std::unique_ptr<PortSpace::Name>, int> AbstractNames::Take(const std::string& name) {
-  const int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (fd < 0) return Err(int{errno});
-  auto taken = std::make_unique<Descriptor>(fd);
+  auto taken = std::make_unique<Listening>(fd);
   sockaddr_un address;
   const socklen_t length = AddressOf(name, &address);
   if (bind(fd, reinterpret_cast<const sockaddr*>(&address), length) != 0) return Err(int{errno});
+  if (listen(fd, kBacklog) != 0) return Err(int{errno});
+  if (readiness_ != nullptr && !taken->WatchIn(readiness_)) return Err(int{errno});
   return taken;
 }
 
-bool AbstractNames::IsTaken(const std::string& name) const {
-  const int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-  if (fd < 0) return false;
-  const Descriptor closer(fd);
+std::optional<PortSpace::System::Owner> AbstractNames::OwnerOf(const std::string& name) const {
+  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (fd < 0) return std::nullopt;
+  const Descriptor asker(fd);
   sockaddr_un address;
   const socklen_t length = AddressOf(name, &address);
-  return connect(fd, reinterpret_cast<const sockaddr*>(&address), length) == 0;
+  if (connect(fd, reinterpret_cast<const sockaddr*>(&address), length) != 0) return std::nullopt;
+  // Of who called listen(2), at that time.
+  ucred listening{};
+  socklen_t size = sizeof listening;
+  if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &listening, &size) != 0) return std::nullopt;
+  return Owner{listening.uid, listening.pid};
 }
 
 }  // namespace stagecoach::emu

@@ -333,7 +333,7 @@ class EventFdNotifier final : public Notifier {
 
 }  // namespace
 
-TcpFabric::TcpFabric() : readiness_(&loop_), ports_(std::make_unique<AbstractNames>(), FirstPort()) {
+TcpFabric::TcpFabric() : readiness_(&loop_), ports_(std::make_unique<AbstractNames>(&readiness_), FirstPort()) {
   readiness_.Start();
   const SignalsBlocked signals_blocked;
   thread_ = std::thread([this] {
