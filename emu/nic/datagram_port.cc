@@ -16,8 +16,10 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/cursor.h"
 #include "base/mark.h"
 #include "base/prng.h"
+#include "base/siphash.h"
 #include "base/trace.h"
 #include "emu/engine/ib_datagram.h"
 #include "emu/engine/no_memory.h"
@@ -26,6 +28,7 @@
 #include "emu/nic/nic_loop.h"
 #include "emu/nic/qp_connection.h"
 #include "emu/nic/queue_pair.h"
+#include "emu/nic/stag_source.h"
 
 namespace stagecoach::emu {
 namespace {
@@ -61,6 +64,15 @@ Waiting Pack(wire::IbHeader header, ConstBytes payload) {
   return packed;
 }
 
+SipKey NewKey(const Nic& nic) {
+  const std::unique_ptr<StagSource> luck = nic.Secrets("links");
+  SipKey key;
+  ByteWriter out(key);
+  out.U64(luck->Next());
+  out.U64(luck->Next());
+  return key;
+}
+
 const char* WordFor(DatagramPort::LinkEvent event) {
   switch (event) {
     case DatagramPort::LinkEvent::kUp:
@@ -88,10 +100,20 @@ class DatagramPort::Core : public std::enable_shared_from_this<DatagramPort::Cor
         profile_(profile),
         name_(nic.name() + "/datagrams"),
         mtu_(kSmallestMtu << profile.active_mtu),
+        name_key_(NewKey(nic)),
         luck_(Prng(profile.luck_seed).Fork(name_)) {}
 
   Sent Send(const DatagramPeer& to, const wire::IbHeader& header, ConstBytes payload, uint32_t waiter);
   void Close();
+
+  // How the port at the other end knows links of this process from those of others, which do not know the name.
+  wire::CarrierNonce NameFor(const wire::CarrierHello& hello) const {
+    std::array<std::byte, sizeof(wire::Gid) + sizeof(uint32_t)> port;
+    ByteWriter out(port);
+    for (const uint8_t byte : hello.destination) out.U8(byte);
+    out.U32(hello.destination_qp);
+    return SipHash128(name_key_, port);
+  }
 
   // Runs `action` on the loop, if the port still lives then.
   template <typename Action>
@@ -149,6 +171,7 @@ class DatagramPort::Core : public std::enable_shared_from_this<DatagramPort::Cor
   const DeviceProfile& profile_;
   const std::string name_;
   const size_t mtu_;
+  const SipKey name_key_;
   NoMemory no_memory_;  // payload of datagrams is always copied
 
   std::mutex members_mutex_;
@@ -495,6 +518,7 @@ void DatagramPort::Outgoing::Call() {
   hello.destination_qp = uint32_t{peer_.slot} << kSlotShift;
   hello.source = GidOf(peer_.path.local);
   hello.destination = GidOf(peer_.path.remote);
+  hello.nonce = core_.NameFor(hello);
   uint64_t call = 0;
   {
     std::lock_guard lock(mutex_);
@@ -661,8 +685,8 @@ void DatagramPort::Outgoing::Close() {
 
 class DatagramPort::Incoming final : public StreamWatcher {
  public:
-  Incoming(Core& core, uint64_t key, const DatagramPeer& peer, std::unique_ptr<Llp> llp)
-      : core_(core), key_(key), peer_(peer), llp_(std::move(llp)), last_record_(core.fabric_.Now()) {
+  Incoming(Core& core, uint64_t key, const DatagramPeer& peer, const wire::CarrierNonce& name, std::unique_ptr<Llp> llp)
+      : core_(core), key_(key), peer_(peer), name_(name), llp_(std::move(llp)), last_record_(core.fabric_.Now()) {
     llp_->stream().SetWatcher(this);
     SetTimer();
   }
@@ -672,6 +696,11 @@ class DatagramPort::Incoming final : public StreamWatcher {
   }
 
   const DatagramPeer& peer() const { return peer_; }
+  // Whether it comes from the process that has opened another one with this hello.
+  bool IsOf(const wire::CarrierHello& hello) const {
+    return EqualInConstantTime(name_, hello.nonce) && GidOf(peer_.path.remote) == hello.source &&
+           peer_.slot == hello.source_qp >> kSlotShift;
+  }
   Instant last_record() const { return last_record_; }
   bool ended() const { return ended_; }
 
@@ -756,6 +785,7 @@ class DatagramPort::Incoming final : public StreamWatcher {
   Core& core_;
   const uint64_t key_;
   const DatagramPeer peer_;
+  const wire::CarrierNonce name_;  // of its process
   const std::unique_ptr<Llp> llp_;
   Instant last_record_;
   EventLoop::TimerId timer_ = 0;
@@ -1028,14 +1058,15 @@ void DatagramPort::TakeLink(const wire::CarrierHello& hello, std::unique_ptr<Str
   peer.path.local.scope_id = stream->local().scope_id;
   size_t living = 0;
   for (const auto& [other, link] : core_->incoming_) {
-    if (GidOf(link->peer().path.remote) == hello.source && link->peer().slot == peer.slot) link->Replace();
+    if (link->IsOf(hello)) link->Replace();
     if (!link->ended()) ++living;
   }
   if (living >= core_->profile_.max_links) core_->EvictIncoming(hello.source);
   const uint64_t key = core_->next_key_++;
   core_->Tell("link.taken", {{"slot", uint64_t{peer.slot}}});
   auto& link = core_->incoming_[key];
-  link = std::make_unique<Incoming>(*core_, key, peer, core_->nic_.Tap(CarrierRecords(std::move(stream), crc)));
+  link = std::make_unique<Incoming>(*core_, key, peer, hello.nonce,
+                                    core_->nic_.Tap(CarrierRecords(std::move(stream), crc)));
   core_->incoming_count_.fetch_add(1, std::memory_order_relaxed);
   link->OnStreamReady();
 }

@@ -861,6 +861,28 @@ TEST_F(DatagramPortTest, OnlyWhoIsWhereItSaysGetsALink) {
   EXPECT_EQ(status_with([](wire::CarrierHello&) {}), wire::CarrierStatus::kAccepted);
 }
 
+// A process names its links by a word that no other process knows.
+TEST_F(DatagramPortTest, AStrangerWithThePlaceOfAProcessEndsNoneOfItsLinks) {
+  const auto link_named = [&](uint8_t name) {
+    wire::CarrierHello hello = Hello();
+    hello.nonce[15] = std::byte{name};
+    std::unique_ptr<Stream> stream = Visit();
+    EXPECT_EQ(StatusFor(*stream, hello), wire::CarrierStatus::kAccepted);
+    return stream;
+  };
+  const std::unique_ptr<Stream> first = link_named(1);
+  const std::unique_ptr<Stream> strangers = link_named(2);
+  pair_.world.RunFor(1s);
+  EXPECT_FALSE(Ended(*first));
+  Write(*first, Framed(FromStranger(8), 8));
+  Write(*strangers, Framed(FromStranger(8), 8));
+  ASSERT_TRUE(pair_.world.RunUntil([&] { return heard_by_a_.size() == 2; }));
+  // The same process again: the newer in place of the elder.
+  const std::unique_ptr<Stream> second = link_named(1);
+  EXPECT_TRUE(pair_.world.RunUntil([&] { return Ended(*first); }));
+  EXPECT_FALSE(Ended(*strangers));
+}
+
 TEST_F(DatagramPortTest, AStrangerThatSaysNothingMoreIsLeftInTheEnd) {
   const std::unique_ptr<Stream> silent = Link(6);
   const std::unique_ptr<Stream> half = Link();
