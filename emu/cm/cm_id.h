@@ -12,6 +12,7 @@
 #include "emu/cm/cm_event.h"
 #include "emu/fabric/fabric.h"
 #include "emu/nic/qp_attributes.h"
+#include "emu/wire/carrier_proof.h"
 #include "emu/wire/cm_mad.h"
 
 namespace stagecoach::emu {
@@ -23,6 +24,7 @@ struct CmWay {
   uint32_t remote_qp = 0;
   uint32_t local_psn = 0;
   uint32_t remote_psn = 0;
+  wire::CarrierSecret secret{};     // the two QPs'
   uint8_t responder_resources = 0;  // Reads of the peer
   uint8_t initiator_depth = 0;      // Reads of ours
   uint8_t ack_timeout = 0;

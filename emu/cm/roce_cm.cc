@@ -1,11 +1,13 @@
 #include "emu/cm/roce_cm.h"
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <limits>
 #include <utility>
 
 #include "base/check.h"
+#include "base/cursor.h"
 #include "base/mark.h"
 #include "emu/nic/roce_port.h"
 #include "emu/wire/ib.h"
@@ -222,6 +224,30 @@ CmTransport::QpChange RoceCm::ChangeTo(const CmWay& way, QpState state) const {
   }
 }
 
+// A request that another process redirected was seen there, too; an answer goes from its process to the initiator's and
+// nowhere else. So no third one knows all of this.
+wire::CarrierSecret RoceCm::SecretOf(const Talk& talk, uint64_t remote_guid, const CmWay& way) const {
+  const auto put = [&talk](ByteWriter& out, auto ours, auto theirs) {
+    for (const auto value : {talk.initiator ? ours : theirs, talk.initiator ? theirs : ours}) {
+      if constexpr (sizeof(value) == sizeof(uint64_t)) {
+        out.U64(value);
+      } else {
+        out.U32(value);
+      }
+    }
+  };
+  SipKey key{};
+  ByteWriter key_out(key);
+  key_out.U64(talk.transaction_id);
+  put(key_out, talk.local_id, talk.remote_id);
+  std::array<std::byte, 24> drawn{};
+  ByteWriter out(drawn);
+  put(out, way.local_psn, way.remote_psn);
+  put(out, ca_guid_, remote_guid);
+  STAGECOACH_CHECK(key_out.ok() && out.ok());
+  return wire::DeriveCarrierSecret(key, drawn);
+}
+
 int RoceCm::BringUp(uint32_t qp_number, const CmWay& way) {
   for (const QpState state : {QpState::kRtr, QpState::kRts}) {
     const QpChange change = ChangeTo(way, state);
@@ -380,6 +406,8 @@ int RoceCm::PrepareToAccept(const std::shared_ptr<CmId>& id, const CmParameters&
     way.ack_timeout = id->ack_timeout_.value_or(way.ack_timeout);
     qp_number = id->qp_number_;
   }
+  const uint32_t given_qp = qp_number != 0 ? qp_number : parameters.qp_number;
+  core_.nic().ShareSecret(given_qp, way.remote_qp, way.secret);
   if (const int error = qp_number != 0 ? BringUp(qp_number, way) : 0; error != 0) return error;
   std::lock_guard lock(core_.mutex());
   id->way_ = way;

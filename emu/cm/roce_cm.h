@@ -30,7 +30,8 @@
 // nothing behind. What a program has accepted counts no more: one that accepts whoever comes has a QP, of the program's
 // making, for each that never says RTU, for as long as the REP is repeated (16 times what the request asks for, 137 s
 // at most, and five minutes more if MRAs come). What names a conversation is drawn where nobody can guess it: ids,
-// packet and transaction numbers, and the GUID of the process.
+// packet and transaction numbers, and the GUID of the process. From these both ends make the secret that their QPs
+// prove to each other when they open a stream (emu/wire/carrier_proof.h): it is never said.
 //
 // Threading: cm_transport.h. Conversations belong to the loop.
 #pragma once
@@ -226,6 +227,8 @@ class RoceCm final : public CmTransport {
   std::shared_ptr<CmId> FindListener(const wire::CmServicePort& service, const IpEndpoint& local);
   // An established connection with that QP; null: there is none.
   Talk* FindConnected(const DatagramPeer& peer, uint32_t remote_qp);
+  // What the QPs of a connection are to prove to each other: from what both ends have drawn for it.
+  wire::CarrierSecret SecretOf(const Talk& talk, uint64_t remote_guid, const CmWay& way) const;
   // 0 or an errno. Without locks.
   int BringUp(uint32_t qp_number, const CmWay& way);
   void BringDown(const Talk& talk);

@@ -155,7 +155,6 @@ void RoceCm::On(const DatagramPeer& from, uint64_t transaction_id, const wire::C
       way.ack_timeout = (*listener)->ack_timeout_.value_or(req.ack_timeout);
       way.retry_count = req.retry_count;
       way.rnr_retry_count = req.rnr_retry_count;
-      child->way_ = way;
       Talk& talk = NewTalk(child);
       talk.phase = Phase::kReqReceived;
       talk.peer = from;
@@ -165,6 +164,8 @@ void RoceCm::On(const DatagramPeer& from, uint64_t transaction_id, const wire::C
       talk.transaction_id = transaction_id;
       talk.service = *service;
       talk.patience = wire::CmTime(std::clamp(req.local_response_timeout, kShortestTimeout, kLongestTimeout));
+      way.secret = SecretOf(talk, req.ca_guid, way);
+      child->way_ = way;
       by_request_[key] = talk.local_id;
       CountUnanswered(talk);
       CmEvent event{CmEventType::kConnectRequest, child, *listener, 0, {}};
@@ -397,11 +398,15 @@ void RoceCm::On(const DatagramPeer& from, uint64_t transaction_id, const wire::C
     ours.remote_psn = rep.starting_psn;
     ours.initiator_depth = event.parameters.initiator_depth;
     ours.rnr_retry_count = rep.rnr_retry_count;
+    ours.secret = SecretOf(*talk, rep.ca_guid, ours);
     way = ours;
-    if (!talk->managed) {
-      talk->phase = Phase::kRepReceived;
-      return core_.Emit(std::move(event));
-    }
+  }
+  core_.nic().ShareSecret(talk->qp_number, way.remote_qp, way.secret);
+  if (!talk->managed) {
+    talk->phase = Phase::kRepReceived;
+    std::lock_guard lock(core_.mutex());
+    if (talk->id->state_ != State::kConnecting) return;
+    return core_.Emit(std::move(event));
   }
   if (const int error = BringUp(talk->qp_number, way); error != 0) {
     STAGECOACH_MARK("gsi.qp_does_not_take_the_connection");

@@ -3,14 +3,20 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cerrno>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "base/bytes.h"
+#include "base/cursor.h"
 #include "base/prng.h"
+#include "base/siphash.h"
 #include "emu/cm/roce_cm_test_support.h"
+#include "emu/fabric/stream.h"
+#include "emu/wire/carrier_hello.h"
+#include "emu/wire/carrier_proof.h"
 
 namespace stagecoach::emu {
 namespace {
@@ -29,6 +35,48 @@ TEST_F(RoceCmTest, ThreeDatagramsMakeAConnectionAndBringBothQpsUp) {
   EXPECT_EQ(ours.send_psn, theirs.receive_psn);
   EXPECT_EQ(theirs.send_psn, ours.receive_psn);
   EXPECT_EQ(AddressOf(ours.path.gid), kServerAddress.WithPort(0));
+}
+
+// Packet numbers stand in captures and are 48 bits; what both managers have drawn is more, and is never said.
+TEST_F(RoceCmTest, TheQpsShareASecretBesideTheirPacketNumbers) {
+  Connect();
+  world.RunFor(1s);
+  EXPECT_EQ(client.nic().counters().connections, 1u) << "no carrier: the two have made different secrets";
+  EXPECT_EQ(server.nic().counters().connections, 1u);
+  const IpEndpoint at_client = Address("10.0.0.2");
+  std::unique_ptr<Stream> stream;
+  const auto attempt = client.fabric().Connect(
+      {}, kServerAddress.WithPort(server.nic().profile().port_base),
+      [&](Result<std::unique_ptr<Stream>, FabricError> result) { stream = std::move(*result); });
+  ASSERT_TRUE(world.RunUntil([&] { return stream != nullptr; }));
+  wire::CarrierHello hello;
+  hello.source_qp = client.qp->qp_number();
+  hello.destination_qp = server.qp->qp_number();
+  hello.source = GidOf(at_client);
+  hello.destination = GidOf(kServerAddress);
+  const auto say = [&](ConstBytes bytes) { ASSERT_EQ(stream->Write({&bytes, 1}).bytes, bytes.size()); };
+  const auto hear = [&] {
+    std::array<std::byte, wire::kCarrierAnswerSize> bytes{};
+    size_t read = 0;
+    EXPECT_TRUE(world.RunUntil([&] {
+      const MutableBytes rest = MutableBytes(bytes).subspan(read);
+      const IoResult result = stream->Read({&rest, 1});
+      if (result.status == IoStatus::kOk) read += result.bytes;
+      return read == bytes.size() || (result.status != IoStatus::kOk && result.status != IoStatus::kWouldBlock);
+    }));
+    return wire::DecodeCarrierAnswer(bytes).value();
+  };
+  std::array<std::byte, wire::kCarrierHelloSize> bytes;
+  ByteWriter out(bytes);
+  hello.Encode(out);
+  say(bytes);
+  const wire::CarrierAnswer challenge = hear();
+  ASSERT_EQ(challenge.status, wire::CarrierStatus::kProve);
+  const SipTag tag = wire::ProveCarrier(wire::CarrierRole::kInitiator, {}, hello, challenge.token,
+                                        {client.qp->Query().send_psn, server.qp->Query().send_psn});
+  say(wire::CarrierProof{tag, tag}.Encoded());
+  EXPECT_EQ(hear().status, wire::CarrierStatus::kNotProven);
+  EXPECT_EQ(server.nic().counters().connections, 1u);
 }
 
 TEST_F(RoceCmTest, WhatEachEndAsksForIsWhatTheOtherHearsAndTheQpsGet) {

@@ -68,6 +68,8 @@ class IbRequester {
   void OnDeadline(Instant now);
 
   bool HasWork() const { return !sq_.empty(); }
+  // Of the oldest request that is not acknowledged; of the next one, if all are.
+  uint32_t oldest_psn() const { return una_; }
   // Something has begun and is not complete.
   bool InProgress() const { return done_ < next_start_; }
 

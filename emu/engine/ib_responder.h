@@ -61,6 +61,7 @@ class IbResponder {
   bool Idle() const { return jobs_.empty() && !control_ && !fatal_nak_ && queued_records_ == 0; }
   // The NAK that ended the connection waits for a carrier.
   bool WantsCarrier() const { return fatal_nak_.has_value(); }
+  uint32_t expected_psn() const { return epsn_; }
 
  private:
   enum class Verdict : uint8_t {

@@ -71,6 +71,10 @@ class IbTransport final : public QpTransport {
   std::array<std::byte, wire::kIbBthSize> UnreachableWord() const;
 
   const IbOptions& options() const { return context_.options; }
+  // What this end has come to: the packet number of the oldest request that is not acknowledged, and the one that is
+  // expected of the peer. Neither changes without a carrier.
+  uint32_t oldest_psn() const { return requester_.oldest_psn(); }
+  uint32_t expected_psn() const { return responder_.expected_psn(); }
 
   // --- QpTransport ---
   // Once Finished(), every submitted work request is complete: what of it is still queued in the lower layer must be

@@ -77,12 +77,14 @@ size_t IbConnection::Void::MaxUlpdu() const {
   return MtuOf(5) + wire::kMaxIbHeaderSize;
 }
 
-IbConnection::IbConnection(QueuePair& qp, const QpAttributes& attributes, const RocePath& path)
+IbConnection::IbConnection(QueuePair& qp, const QpAttributes& attributes, const RocePath& path,
+                           const wire::CarrierSecret& secret)
     : qp_(qp),
       nic_(qp.nic_),
       name_(nic_.name() + "/qp-" + std::to_string(qp.qp_number())),
       generation_(nic_.roce().NextGeneration()),
       remote_qp_(attributes.destination_qp_number),
+      knowledge_{.begun = {.send = std::nullopt, .receive = attributes.receive_psn}, .secret = secret},
       memory_(nic_.registry(), qp.pd(), qp.receive_pd(), qp.qp_number()),
       receives_(qp.receive_source(), nic_.profile().not_ready_one_in,
                 Prng(nic_.profile().luck_seed).Fork(name_ + "/receives")),
@@ -90,7 +92,7 @@ IbConnection::IbConnection(QueuePair& qp, const QpAttributes& attributes, const 
       pump_(qp, nic_, transport_, memory_, name_),
       faults_(nic_.NewConnectionFaults()) {
   transport_.BeginTurn(Now());
-  nic_.roce().Join(qp_.qp_number(), generation_, path, remote_qp_);
+  nic_.roce().Join(qp_.qp_number(), generation_, path, remote_qp_, knowledge_);
 }
 
 IbConnection::~IbConnection() = default;
@@ -110,13 +112,23 @@ void IbConnection::OnModified(QpState to, const QpAttributes& attributes) {
   transport_.BeginTurn(Now());
   transport_.SetAttributes(EngineOptions(qp_, attributes, nic_.profile()));
   if (to == QpState::kRts) transport_.StartSending();
+  if (to == QpState::kRts && !knowledge_.begun.send) {
+    knowledge_.begun.send = attributes.send_psn;
+    nic_.roce().Learn(qp_.qp_number(), generation_, knowledge_);
+  }
   if (to == QpState::kSqd) transport_.StopSending();
 }
 
 void IbConnection::OnPath(const RocePath& path) {
   if (phase_ != Phase::kOpen) return;
   DropCarrier(Now(), "another path");
-  nic_.roce().Join(qp_.qp_number(), generation_, path, remote_qp_);
+  nic_.roce().Join(qp_.qp_number(), generation_, path, remote_qp_, knowledge_);
+}
+
+void IbConnection::OnSecret(const wire::CarrierSecret& secret) {
+  if (phase_ != Phase::kOpen) return;
+  knowledge_.secret = secret;
+  nic_.roce().Learn(qp_.qp_number(), generation_, knowledge_);
 }
 
 bool IbConnection::TakeCarrier(uint64_t generation, uint64_t serial, std::unique_ptr<Llp>& llp) {
@@ -168,7 +180,10 @@ void IbConnection::DropCarrier(Instant now, const char* why) {
   transport_.OnCarrier(false, now);
   pump_.Use(nullptr);
   Discard(std::move(carrier_), /*abort=*/true);
-  nic_.roce().CarrierLost(qp_.qp_number(), generation_, serial, was_useful);
+  const bool sends = knowledge_.begun.send.has_value();
+  nic_.roce().CarrierLost(
+      qp_.qp_number(), generation_, serial, was_useful,
+      {.send = sends ? std::optional(transport_.oldest_psn()) : std::nullopt, .receive = transport_.expected_psn()});
 }
 
 void IbConnection::Discard(std::unique_ptr<StreamCarrier> carrier, bool abort) {

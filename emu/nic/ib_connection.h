@@ -29,13 +29,14 @@
 #include "emu/nic/queue_pair.h"
 #include "emu/nic/record_pump.h"
 #include "emu/nic/roce_port.h"
+#include "emu/wire/carrier_proof.h"
 
 namespace stagecoach::emu {
 
 class IbConnection final : public QpConnection {
  public:
   // In RTR: `attributes` say with whom and how. Joins the NIC's port.
-  IbConnection(QueuePair& qp, const QpAttributes& attributes, const RocePath& path);
+  IbConnection(QueuePair& qp, const QpAttributes& attributes, const RocePath& path, const wire::CarrierSecret& secret);
   ~IbConnection() override;
   IbConnection(const IbConnection&) = delete;
   IbConnection& operator=(const IbConnection&) = delete;
@@ -57,6 +58,7 @@ class IbConnection final : public QpConnection {
 
   void OnModified(QpState to, const QpAttributes& attributes) override;
   void OnPath(const RocePath& path) override;
+  void OnSecret(const wire::CarrierSecret& secret) override;
   bool TakeCarrier(uint64_t generation, uint64_t serial, std::unique_ptr<Llp>& llp) override;
   std::vector<std::unique_ptr<Carrier>> TakeOldCarriers() override;
 
@@ -139,6 +141,7 @@ class IbConnection final : public QpConnection {
   const std::string name_;  // in traces
   const uint64_t generation_;
   const uint32_t remote_qp_;
+  PeerKnowledge knowledge_;
   RegistryPort memory_;
   ReluctantReceives receives_;
   IbTransport transport_;

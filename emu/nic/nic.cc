@@ -676,6 +676,12 @@ int Nic::ModifyQp(uint32_t qp_number, const QpAttributes& attributes, uint32_t m
   return found == qps_by_number_.end() ? ENOENT : found->second->Modify(attributes, mask);
 }
 
+void Nic::ShareSecret(uint32_t qp_number, uint32_t remote_qp, const wire::CarrierSecret& secret) {
+  std::lock_guard lock(mutex_);  // keeps the QP
+  const auto found = qps_by_number_.find(qp_number);
+  if (found != qps_by_number_.end()) found->second->ShareSecret(remote_qp, secret);
+}
+
 int Nic::Disconnect(uint32_t qp_number) {
   // Held throughout, as DestroyQp takes a QP out of the table under it: the QP stays. The connection's turn that this
   // may be waits for nobody.

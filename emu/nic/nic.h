@@ -37,6 +37,7 @@
 #include "emu/nic/roce_port.h"
 #include "emu/nic/shared_receive_queue.h"
 #include "emu/nic/stag_source.h"
+#include "emu/wire/carrier_proof.h"
 
 namespace stagecoach::emu {
 
@@ -227,6 +228,8 @@ class Nic {
   std::optional<QpState> StateOf(uint32_t qp_number);
   // QueuePair::Modify. ENOENT: no QP has this number, or no longer.
   int ModifyQp(uint32_t qp_number, const QpAttributes& attributes, uint32_t mask);
+  // QueuePair::ShareSecret, of the QP of this number if there is one.
+  void ShareSecret(uint32_t qp_number, uint32_t remote_qp, const wire::CarrierSecret& secret);
   // QueuePair::Disconnect. ENOENT: no QP has this number, or no longer.
   int Disconnect(uint32_t qp_number);
 

@@ -77,6 +77,7 @@ class TestHost {
     options.trace = trace;
     options.tap = std::move(tap);
     options.faults = std::move(faults);
+    options.complain = [this](const std::string& words) { complaints.push_back(words); };
     nic = std::make_unique<Nic>(fabric, std::move(profile), std::move(options));
     context = *nic->OpenContext();
     pd = *nic->AllocatePd(*context);
@@ -140,6 +141,7 @@ class TestHost {
 
   std::deque<std::vector<std::byte>> memory;  // before the NIC, as the observer: the NIC uses both to its end
   RecordingObserver observer;
+  std::vector<std::string> complaints;  // for tests with one thread
   std::unique_ptr<Nic> nic;
   NicContext* context = nullptr;
   uint32_t pd = 0;

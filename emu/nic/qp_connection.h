@@ -14,6 +14,7 @@
 #include "emu/fabric/stream.h"
 #include "emu/llp/llp.h"
 #include "emu/nic/qp_attributes.h"
+#include "emu/wire/carrier_proof.h"
 #include "emu/wire/ib.h"
 
 namespace stagecoach::emu {
@@ -66,6 +67,8 @@ class QpConnection {
   virtual void OnModified(QpState, const QpAttributes&) {}
   // It has changed the way to the peer.
   virtual void OnPath(const RocePath&) {}
+  // A connection manager tells what this QP and its peer alone know.
+  virtual void OnSecret(const wire::CarrierSecret&) {}
   // A stream that the peer has agreed to, known to the port as `serial`. False, and nothing taken, unless it is for
   // this life of the QP.
   virtual bool TakeCarrier(uint64_t /*generation*/, uint64_t /*serial*/, std::unique_ptr<Llp>&) { return false; }

@@ -290,7 +290,8 @@ int QueuePair::Modify(const QpAttributes& attributes, uint32_t mask) {
         if (kind_ == QpKind::kUd) {
           connection_ = std::make_unique<DatagramConnection>(*this);
         } else {
-          connection_ = std::make_unique<IbConnection>(*this, attributes_, *path);
+          connection_ =
+              std::make_unique<IbConnection>(*this, attributes_, *path, SecretWith(attributes_.destination_qp_number));
         }
         Trace(nic_.trace(), nic_.fabric().Now(), trace_name_, "connection.attached",
               {{"pd", uint64_t{pd()}}, {"receive_pd", uint64_t{receive_pd()}}});
@@ -694,6 +695,17 @@ int QueuePair::Attach(std::unique_ptr<Connection> connection, std::shared_ptr<Co
   AttachToCqs();
   Ask(kContinue);
   return 0;
+}
+
+void QueuePair::ShareSecret(uint32_t remote_qp, const wire::CarrierSecret& secret) {
+  Enter();
+  shared_secret_ = {remote_qp, secret};
+  if (connection_ != nullptr && attributes_.destination_qp_number == remote_qp) connection_->OnSecret(secret);
+  Leave();
+}
+
+wire::CarrierSecret QueuePair::SecretWith(uint32_t remote_qp) const {
+  return shared_secret_ && shared_secret_->first == remote_qp ? shared_secret_->second : wire::CarrierSecret{};
 }
 
 bool QueuePair::TakeCarrier(uint64_t generation, uint64_t serial, std::unique_ptr<Llp> llp) {

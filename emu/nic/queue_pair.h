@@ -16,6 +16,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/prng.h"
@@ -28,6 +29,7 @@
 #include "emu/nic/qp_attributes.h"
 #include "emu/nic/shared_receive_queue.h"
 #include "emu/nic/work_queues.h"
+#include "emu/wire/carrier_proof.h"
 
 namespace stagecoach::emu {
 
@@ -137,6 +139,9 @@ class QueuePair final : public PolledConnection, public LoopClient {
   // goes to ERROR. Nothing happens without a connection. Idempotent.
   void Disconnect();
   bool IsConnected();
+  // What this QP and `remote_qp` alone know: carriers between the two prove it from now on, in this life of the QP and
+  // in each one after it. Replaces what was shared before.
+  void ShareSecret(uint32_t remote_qp, const wire::CarrierSecret& secret);
   // One line for people: number, state, work outstanding.
   std::string Describe();
 
@@ -173,6 +178,9 @@ class QueuePair final : public PolledConnection, public LoopClient {
   void OnNotice() override;
 
  private:
+  // With lock_ held.
+  wire::CarrierSecret SecretWith(uint32_t remote_qp) const;
+
   friend class Connection;
   friend class DatagramConnection;
   friend class IbConnection;
@@ -281,7 +289,8 @@ class QueuePair final : public PolledConnection, public LoopClient {
   // among the locks: connection.h.
   std::mutex control_mutex_;
   CombiningLock lock_;
-  QpAttributes attributes_;  // guarded by lock_, as all of this block
+  QpAttributes attributes_;                                                // guarded by lock_, as all of this block
+  std::optional<std::pair<uint32_t, wire::CarrierSecret>> shared_secret_;  // with the remote QP of that number
   std::unique_ptr<QpConnection> connection_;
   std::shared_ptr<ConnectionObserver> observer_;
   bool first_record_to_tell_ = false;

@@ -1,7 +1,10 @@
 #include "emu/nic/roce_port.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <condition_variable>
 #include <cstring>
@@ -14,6 +17,8 @@
 #include "emu/nic/carrier_stream.h"
 #include "emu/nic/echo_stream.h"
 #include "emu/nic/nic.h"
+#include "emu/nic/refusals.h"
+#include "emu/nic/stag_source.h"
 #include "emu/wire/ib.h"
 
 namespace stagecoach::emu {
@@ -33,6 +38,15 @@ bool IsLinkLocal(const IpEndpoint& address) {
   return address.family == IpEndpoint::Family::kIpv6 && address.address[0] == 0xfe &&
          (address.address[1] & 0xc0) == 0x80;
 }
+
+// Whether the other end may be who it says where nothing that it has proven is secret.
+bool IsOfOurUser(const Stream& stream) {
+  const std::optional<uint32_t> user = stream.PeerUser();
+  constexpr uint32_t kRoot = 0;
+  return !user || *user == geteuid() || *user == kRoot;
+}
+
+constexpr const char* kAnotherUser = "the packet numbers are no secret, and another user has the other end";
 
 }  // namespace
 
@@ -64,7 +78,7 @@ IpEndpoint AddressOf(const wire::Gid& gid) {
 class RocePort::Core : public std::enable_shared_from_this<RocePort::Core> {
  public:
   Core(Nic& nic, Fabric& fabric, const DeviceProfile& profile)
-      : nic_(nic), fabric_(fabric), profile_(profile), name_(nic.name() + "/port") {}
+      : nic_(nic), fabric_(fabric), profile_(profile), name_(nic.name() + "/port"), luck_(nic.Secrets("carriers")) {}
 
   // Runs `action` on the loop, if the port still lives then.
   template <typename Action>
@@ -75,9 +89,11 @@ class RocePort::Core : public std::enable_shared_from_this<RocePort::Core> {
     });
   }
 
-  void Join(uint32_t qp_number, uint64_t generation, const RocePath& path, uint32_t remote_qp);
+  void Join(uint32_t qp_number, uint64_t generation, const RocePath& path, uint32_t remote_qp,
+            const PeerKnowledge& knowledge);
+  void Learn(uint32_t qp_number, uint64_t generation, const PeerKnowledge& knowledge);
   void WantCarrier(uint32_t qp_number, uint64_t generation);
-  void CarrierLost(uint32_t qp_number, uint64_t generation, uint64_t serial, bool was_useful);
+  void CarrierLost(uint32_t qp_number, uint64_t generation, uint64_t serial, bool was_useful, const QpNumbers& reached);
   void PeerUnreachable(uint32_t qp_number, uint64_t generation);
   void Leave(uint32_t qp_number, uint64_t generation);
   void OnStream(std::unique_ptr<Stream> stream);
@@ -94,8 +110,11 @@ class RocePort::Core : public std::enable_shared_from_this<RocePort::Core> {
     uint32_t remote_qp = 0;
     bool is_its_peer = false;  // connected with itself
     bool comes_first = false;  // of the two, this end goes to the other
-    uint64_t carrier = 0;      // serial; 0: none
-    uint64_t caller = 0;       // key of the attempt under way; 0: none
+    PeerKnowledge knowledge;
+    std::optional<QpNumbers> reached;  // when the last carrier was lost
+    bool peer_sends = false;           // it has proven so, and is not believed when it says less
+    uint64_t carrier = 0;              // serial; 0: none
+    uint64_t caller = 0;               // key of the attempt under way; 0: none
     int attempts_left = 0;
     Duration wait{};               // before the attempt after the next failure
     EventLoop::TimerId timer = 0;  // of the next attempt
@@ -114,8 +133,15 @@ class RocePort::Core : public std::enable_shared_from_this<RocePort::Core> {
   void SetTimer(uint32_t qp_number, Member& member, Instant at);
   // Gives the QP its carrier; what was under way to get one ends. On failure the stream goes.
   void Attach(uint32_t qp_number, Member& member, std::unique_ptr<Stream> stream, bool crc);
-  // What becomes of a stream that asks for a QP; nullopt: it waits.
+  // Why a stream that asks for a QP is refused; nullopt: it is not, or not yet.
   std::optional<CarrierStatus> Judge(const wire::CarrierHello& hello, const IpEndpoint& from);
+  // Whether our own call to its peer may have arrived.
+  bool HasAsked(const Member& member) const;
+  wire::CarrierNonce NewNonce();
+  // A stream that wanted to be a carrier is refused, by `status` if it was told one.
+  void Refused(const Stream& stream, const std::string& why, std::optional<CarrierStatus> status);
+  // Somebody speaks another version of the hello: people should hear of it.
+  void ComplainOfVersion(const IpEndpoint& peer);
   // A visitor waits for a QP from now on; who did before has had its time.
   void Wait(uint32_t qp_number, uint64_t visitor);
   void StopWaiting(uint32_t qp_number, uint64_t visitor);
@@ -135,11 +161,18 @@ class RocePort::Core : public std::enable_shared_from_this<RocePort::Core> {
   const DeviceProfile& profile_;
   const std::string name_;
 
+  const std::unique_ptr<StagSource> luck_;
+  Refusals refusals_;
+  bool has_complained_of_version_ = false;
+  std::atomic<uint64_t> carriers_refused_{0};
+  std::atomic<uint64_t> not_proven_{0};
+  std::atomic<uint64_t> calls_not_proven_{0};
+
   uint64_t next_key_ = 1;  // of callers, visitors and carriers
   std::map<uint32_t, Member> members_;
   std::map<uint64_t, std::unique_ptr<Caller>> callers_;
   std::map<uint64_t, std::unique_ptr<Visitor>> visitors_;
-  std::set<uint64_t> strangers_;          // visitors that have not said for whom they are, the oldest first
+  std::set<uint64_t> strangers_;          // visitors that have proven nothing and are to speak, the oldest first
   std::map<uint32_t, uint64_t> waiting_;  // visitors by the QP they wait for
   bool closed_ = false;
 
@@ -156,14 +189,14 @@ class RocePort::Caller final : public StreamWatcher {
  public:
   Caller(Core& core, uint64_t key, uint32_t qp_number, const Core::Member& member)
       : core_(core), key_(key), qp_number_(qp_number), generation_(member.generation) {
-    wire::CarrierHello hello;
-    hello.crc = core.profile_.want_crc;
-    hello.source_qp = qp_number;
-    hello.destination_qp = member.remote_qp;
-    hello.source = GidOf(member.path.local);
-    hello.destination = GidOf(member.path.remote);
-    ByteWriter out(hello_);
-    hello.Encode(out);
+    hello_.crc = core.profile_.want_crc;
+    hello_.source_qp = qp_number;
+    hello_.destination_qp = member.remote_qp;
+    hello_.source = GidOf(member.path.local);
+    hello_.destination = GidOf(member.path.remote);
+    hello_.nonce = core.NewNonce();
+    ByteWriter out(hello_bytes_);
+    hello_.Encode(out);
   }
   ~Caller() override {
     if (timer_ != 0) core_.fabric_.loop().Cancel(timer_);
@@ -197,7 +230,7 @@ class RocePort::Caller final : public StreamWatcher {
   void OnStreamReady() override { Advance(); }
 
   // The other end has heard of us, or will.
-  bool HasAsked() const { return written_ == hello_.size(); }
+  bool HasAsked() const { return written_ == hello_bytes_.size(); }
 
   // Nobody waits for it any more.
   void Drop() {
@@ -208,22 +241,79 @@ class RocePort::Caller final : public StreamWatcher {
 
  private:
   void Advance() {
-    if (finished_) return;
-    if (!WriteRest(*stream_, hello_, &written_) || !ReadRest(*stream_, answer_, &read_)) return Fail("stream lost");
-    if (read_ < answer_.size()) return stream_->Arm(true, written_ < hello_.size());
-    const auto answer = wire::DecodeCarrierAnswer(answer_);
-    if (!answer) return Fail(ToString(answer.error()));
-    if (answer->status != CarrierStatus::kAccepted) return Fail(ToString(answer->status));
-    Core::Member* const member = core_.Find(qp_number_, generation_);
-    if (member == nullptr) return Drop();
+    while (!finished_) {
+      const bool writes = WriteRest(*stream_, hello_bytes_, &written_) &&
+                          (!proves_ || WriteRest(*stream_, proof_bytes_, &proof_written_));
+      if (!writes || !ReadRest(*stream_, answer_, &read_)) return Fail("stream lost");
+      if (read_ < answer_.size()) {
+        const bool is_written = HasAsked() && (!proves_ || proof_written_ == proof_bytes_.size());
+        return stream_->Arm(true, !is_written);
+      }
+      const auto answer = wire::DecodeCarrierAnswer(answer_);
+      if (!answer) {
+        if (answer.error() == wire::CarrierFault::kBadVersion) core_.ComplainOfVersion(stream_->remote());
+        return Fail(ToString(answer.error()));
+      }
+      Core::Member* const member = core_.Find(qp_number_, generation_);
+      if (member == nullptr) return Drop();
+      switch (answer->status) {
+        case CarrierStatus::kProve:
+          Prove(*answer, *member);
+          continue;
+        case CarrierStatus::kAccepted:
+          return Accepted(*answer, *member);
+        case CarrierStatus::kOtherVersion:
+          core_.ComplainOfVersion(stream_->remote());
+          [[fallthrough]];
+        default:
+          return Fail(ToString(answer->status));
+      }
+    }
+  }
+
+  void Prove(const wire::CarrierAnswer& challenge, Core::Member& member) {
+    // Again, if it has come to send meanwhile.
+    if (proves_ && (proves_both_ || !challenge.sends)) return Fail("asks for a proof twice");
+    const PeerKnowledge& knowledge = member.knowledge;
+    // Who has a number of its own keeps it. It would be easier to guess ours, if it had none.
+    if (member.peer_sends && !challenge.sends) return FailUnproven("a peer that knows less than before");
+    const auto numbers_of = [&](const QpNumbers& numbers) {
+      return wire::CarrierNumbers{numbers.send.value_or(0),
+                                  challenge.sends ? std::optional(numbers.receive) : std::nullopt};
+    };
+    const wire::CarrierNumbers begun = numbers_of(knowledge.begun);
+    if (wire::IsGuessable(knowledge.secret, begun) && !IsOfOurUser(*stream_)) return FailUnproven(kAnotherUser);
+    const wire::CarrierNumbers reached = numbers_of(member.reached.value_or(knowledge.begun));
+    const auto prove = [&](wire::CarrierRole role, const wire::CarrierNumbers& numbers) {
+      return wire::ProveCarrier(role, knowledge.secret, hello_, challenge.token, numbers);
+    };
+    const wire::CarrierProof proof{prove(wire::CarrierRole::kInitiator, begun),
+                                   prove(wire::CarrierRole::kInitiator, reached)};
+    expected_ = {prove(wire::CarrierRole::kListener, begun), prove(wire::CarrierRole::kListener, reached)};
+    proof_bytes_ = proof.Encoded();
+    proves_ = true;
+    proves_both_ = challenge.sends;
+    proof_written_ = read_ = 0;
+  }
+
+  void Accepted(const wire::CarrierAnswer& answer, Core::Member& member) {
+    const bool is_first = EqualInConstantTime(answer.token, expected_.begun);
+    const bool is_second = EqualInConstantTime(answer.token, expected_.reached);
+    if (!proves_ || !(is_first || is_second)) return FailUnproven("who accepts has not proven to be the peer");
     finished_ = true;
-    member->caller = 0;
+    member.peer_sends |= proves_both_;
+    member.caller = 0;
     stream_->SetWatcher(nullptr);
     core_.DismissWaiting(qp_number_);  // it has given up its own call, having taken ours
-    core_.Attach(qp_number_, *member, std::move(stream_), answer->crc);
+    core_.Attach(qp_number_, member, std::move(stream_), answer.crc);
     core_.RemoveCaller(key_);
   }
 
+  void FailUnproven(const std::string& why) {
+    STAGECOACH_MARK("port.called_somebody_who_is_not_the_peer");
+    core_.calls_not_proven_.fetch_add(1, std::memory_order_relaxed);
+    Fail(why);
+  }
   void Fail(const std::string& why) {
     Drop();
     core_.CallFailed(qp_number_, generation_, why);
@@ -236,10 +326,16 @@ class RocePort::Caller final : public StreamWatcher {
   std::unique_ptr<ConnectAttempt> attempt_;
   std::unique_ptr<Stream> stream_;
   EventLoop::TimerId timer_ = 0;
-  std::array<std::byte, wire::kCarrierHelloSize> hello_{};
+  wire::CarrierHello hello_;
+  std::array<std::byte, wire::kCarrierHelloSize> hello_bytes_{};
   std::array<std::byte, wire::kCarrierAnswerSize> answer_{};
+  std::array<std::byte, wire::kCarrierProofSize> proof_bytes_{};
+  wire::CarrierProof expected_;  // of the other end, for either of ours
   size_t written_ = 0;
+  size_t proof_written_ = 0;
   size_t read_ = 0;
+  bool proves_ = false;
+  bool proves_both_ = false;  // the packet number of the other end, too
   bool finished_ = false;
 };
 
@@ -270,66 +366,191 @@ class RocePort::Visitor final : public StreamWatcher {
 
   void Advance() {
     if (finished_) return;
-    if (hello_) {
-      // It waits. Nothing may come before the answer, so what can be read is the end.
-      std::array<std::byte, 1> byte;
-      size_t read = 0;
-      if (!ReadRest(*stream_, byte, &read) || read > 0) return End("stream lost");
-      return stream_->Arm(true, false);
+    switch (phase_) {
+      case Phase::kHello: {
+        if (!ReadRest(*stream_, hello_bytes_, &read_)) return End("stream lost");
+        // One of another version is shorter or longer: who says it waits for a word.
+        if (read_ >= wire::kCarrierKeySize && !JudgeKey()) return;
+        if (read_ < hello_bytes_.size()) return stream_->Arm(true, false);
+        const auto decoded = wire::DecodeCarrierHello(hello_bytes_);
+        if (!decoded) return End(ToString(decoded.error()));
+        hello_ = *decoded;
+        core_.strangers_.erase(key_);
+        return Consider();
+      }
+      case Phase::kProof:
+        if (!ReadRest(*stream_, proof_, &read_)) return End("stream lost");
+        if (read_ < proof_.size()) return stream_->Arm(true, false);
+        core_.strangers_.erase(key_);
+        return Check();
+      case Phase::kWaits: {
+        // Nothing may come before the answer, so what can be read is the end.
+        std::array<std::byte, 1> byte;
+        size_t read = 0;
+        if (!ReadRest(*stream_, byte, &read) || read > 0) return End("stream lost");
+        return stream_->Arm(true, false);
+      }
     }
-    if (!ReadRest(*stream_, bytes_, &read_)) return End("stream lost");
-    if (read_ < bytes_.size()) return stream_->Arm(true, false);
-    const auto decoded = wire::DecodeCarrierHello(bytes_);
-    if (!decoded) return End(ToString(decoded.error()));
-    hello_ = *decoded;
-    core_.strangers_.erase(key_);
-    Consider();
   }
 
-  void End(const std::string& why, bool abort = true) {
-    core_.Tell("carrier.refused", {{"why", why}});
-    if (abort) stream_->Abort();
+  void End(const std::string& why, std::optional<CarrierStatus> told = std::nullopt) {
+    core_.Refused(*stream_, why, told);
+    if (!told) stream_->Abort();
     Finish();
   }
 
  private:
+  enum class Phase : uint8_t {
+    kHello,
+    kProof,
+    kWaits,  // for the QP, or for the answer to our own call
+  };
+
+  // False: the stream has ended.
+  bool JudgeKey() {
+    const auto fault = wire::JudgeCarrierKey(ConstBytes(hello_bytes_).first(wire::kCarrierKeySize));
+    if (!fault) return true;
+    if (*fault == wire::CarrierFault::kBadVersion) {
+      core_.ComplainOfVersion(stream_->remote());
+      Answer(CarrierStatus::kOtherVersion);
+    } else {
+      End(ToString(*fault));
+    }
+    return false;
+  }
+
   void Consider() {
     if (hello_->datagrams) return Answer(core_.nic_.datagrams().Judge(*hello_, *stream_));
     if (const std::optional<CarrierStatus> status = core_.Judge(*hello_, stream_->remote())) return Answer(*status);
-    STAGECOACH_MARK("port.visitor_waits_for_its_qp");
+    const auto found = core_.members_.find(hello_->destination_qp);
+    if (found == core_.members_.end()) {
+      STAGECOACH_MARK("port.visitor_waits_for_its_qp");
+      return Wait();
+    }
+    const Core::Member& member = found->second;
+    // One that may never get there keeps nobody out.
+    const bool has_asked = core_.HasAsked(member);
+    if (has_asked && member.comes_first) {
+      // Ours will reach the other end, and one is enough.
+      STAGECOACH_MARK("port.busy_with_our_own_call");
+      return Answer(CarrierStatus::kBusy);
+    }
+    if (proven_for_ != member.generation) return Challenge(member);
+    if (!has_asked) return Answer(CarrierStatus::kAccepted);
+    // Our hello is on its way to where this one comes from. After a yes of ours it would look like a newer stream
+    // there, and replace the very one we said yes to.
+    STAGECOACH_MARK("port.visitor_waits_for_the_answer_to_our_own_call");
+    Wait();
+  }
+
+  void Wait() {
+    phase_ = Phase::kWaits;
     core_.Wait(hello_->destination_qp, key_);
     Advance();
   }
 
-  void Answer(CarrierStatus status) {
+  void Challenge(const Core::Member& member) {
+    // Now: of a socket that was closed the system does not say any more whose it was.
+    source_.emplace(GidOf(stream_->remote()), stream_->PeerUser());
+    if (core_.refusals_.IsTooOften(*source_, core_.fabric_.Now())) {
+      STAGECOACH_MARK("port.source_refused_too_often");
+      return Answer(CarrierStatus::kTooOften);
+    }
+    challenged_in_ = member.generation;
+    peer_is_to_know_our_number_ = member.knowledge.begun.send.has_value();
+    challenge_ = core_.NewNonce();
+    phase_ = Phase::kProof;
+    read_ = 0;
+    if (!Say({.status = CarrierStatus::kProve, .sends = peer_is_to_know_our_number_, .token = challenge_})) return;
+    core_.strangers_.insert(key_);
+    Advance();
+  }
+
+  void Check() {
+    if (const std::optional<CarrierStatus> status = core_.Judge(*hello_, stream_->remote())) return Answer(*status);
+    const auto found = core_.members_.find(hello_->destination_qp);
+    if (found == core_.members_.end() || found->second.generation != challenged_in_) {
+      return Answer(CarrierStatus::kNotReady);
+    }
+    const Core::Member& member = found->second;
+    const PeerKnowledge& knowledge = member.knowledge;
+    const wire::CarrierProof proof = wire::CarrierProof::Decode(proof_);
+    std::optional<wire::CarrierNumbers> proven;
+    for (const QpNumbers& ours : {member.reached.value_or(knowledge.begun), knowledge.begun}) {
+      const wire::CarrierNumbers numbers{ours.receive, peer_is_to_know_our_number_ ? ours.send : std::nullopt};
+      const SipTag expected =
+          wire::ProveCarrier(wire::CarrierRole::kInitiator, knowledge.secret, *hello_, challenge_, numbers);
+      for (const SipTag& tag : {proof.begun, proof.reached}) {
+        if (EqualInConstantTime(tag, expected)) proven = numbers;
+      }
+    }
+    const bool is_guessable = wire::IsGuessable(knowledge.secret, {knowledge.begun.receive, knowledge.begun.send});
+    const bool is_stranger = proven && is_guessable && !IsOfOurUser(*stream_);
+    if (!proven || is_stranger) {
+      STAGECOACH_MARK("port.visitor_cannot_prove_to_be_the_peer");
+      core_.refusals_.Count(*source_, core_.fabric_.Now());
+      return Answer(CarrierStatus::kNotProven, is_stranger ? kAnotherUser : ToString(CarrierStatus::kNotProven));
+    }
+    if (knowledge.begun.send && !peer_is_to_know_our_number_) {
+      // It has got to RTS meanwhile, and more can be asked for.
+      STAGECOACH_MARK("port.visitor_is_to_prove_more");
+      return Challenge(member);
+    }
+    proven_for_ = member.generation;
+    token_ = wire::ProveCarrier(wire::CarrierRole::kListener, knowledge.secret, *hello_, challenge_, *proven);
+    Consider();
+  }
+
+  // False: the stream has ended.
+  bool Say(const wire::CarrierAnswer& answer) {
+    std::array<std::byte, wire::kCarrierAnswerSize> bytes;
+    ByteWriter out(bytes);
+    answer.Encode(out);
+    size_t written = 0;
+    if (!WriteRest(*stream_, bytes, &written)) {
+      End("stream lost");
+      return false;
+    }
+    // Little was written before it, so there is room.
+    if (written < bytes.size()) {
+      End("no room for the answer");
+      return false;
+    }
+    return true;
+  }
+
+  void Answer(CarrierStatus status) { Answer(status, ToString(status)); }
+  void Answer(CarrierStatus status, const std::string& why) {
     const bool accepted = status == CarrierStatus::kAccepted;
     const bool crc = accepted && (hello_->crc || core_.profile_.want_crc);
-    std::array<std::byte, wire::kCarrierAnswerSize> answer;
-    ByteWriter out(answer);
-    wire::CarrierAnswer{.status = status, .crc = crc}.Encode(out);
-    size_t written = 0;
-    if (!WriteRest(*stream_, answer, &written)) return End("stream lost");
-    // Nothing was written before it, so there is room.
-    if (written < answer.size()) return End("no room for the answer");
+    if (!Say({.status = status, .crc = crc, .token = token_})) return;
     if (!accepted) {
       // Read by the other end before it hears of our end.
       stream_->Shutdown();
-      return End(ToString(status), /*abort=*/false);
+      return End(why, status);
     }
     stream_->SetWatcher(nullptr);
     if (hello_->datagrams) {
       core_.nic_.datagrams().TakeLink(*hello_, std::move(stream_), crc);
       return Finish();
     }
-    core_.Attach(hello_->destination_qp, core_.members_.at(hello_->destination_qp), std::move(stream_), crc);
+    Core::Member& member = core_.members_.at(hello_->destination_qp);
+    member.peer_sends = true;  // who calls does
+    core_.Attach(hello_->destination_qp, member, std::move(stream_), crc);
     Finish();
   }
 
   void OnTimer() {
     timer_ = 0;
     if (finished_) return;
-    if (hello_) return GiveUpWaiting();
-    End("no hello in time");
+    switch (phase_) {
+      case Phase::kHello:
+        return End("no hello in time");
+      case Phase::kProof:
+        return End("no proof in time");
+      case Phase::kWaits:
+        return GiveUpWaiting();
+    }
   }
 
   void Finish() {
@@ -343,9 +564,17 @@ class RocePort::Visitor final : public StreamWatcher {
   const uint64_t key_;
   std::unique_ptr<Stream> stream_;
   EventLoop::TimerId timer_ = 0;
-  std::array<std::byte, wire::kCarrierHelloSize> bytes_{};
-  size_t read_ = 0;
+  Phase phase_ = Phase::kHello;
+  std::array<std::byte, wire::kCarrierHelloSize> hello_bytes_{};
+  std::array<std::byte, wire::kCarrierProofSize> proof_{};
+  size_t read_ = 0;  // of what the phase waits for
   std::optional<wire::CarrierHello> hello_;
+  wire::CarrierNonce challenge_{};
+  uint64_t challenged_in_ = 0;  // that life of the QP
+  bool peer_is_to_know_our_number_ = false;
+  std::optional<Refusals::Source> source_;  // once it was challenged
+  std::optional<uint64_t> proven_for_;
+  SipTag token_{};  // our own proof, once there is no doubt of the other end's
   bool finished_ = false;
 };
 
@@ -395,9 +624,17 @@ void RocePort::Core::DismissWaiting(uint32_t qp_number) {
   visitors_.at(waiting.mapped())->GiveUpWaiting();
 }
 
-void RocePort::Core::Join(uint32_t qp_number, uint64_t generation, const RocePath& path, uint32_t remote_qp) {
-  if (const auto old = members_.find(qp_number); old != members_.end()) StopCalling(old->second);
+void RocePort::Core::Join(uint32_t qp_number, uint64_t generation, const RocePath& path, uint32_t remote_qp,
+                          const PeerKnowledge& knowledge) {
   Member member;
+  if (const auto old = members_.find(qp_number); old != members_.end()) {
+    StopCalling(old->second);
+    if (old->second.generation == generation) {
+      member.reached = old->second.reached;
+      member.peer_sends = old->second.peer_sends;
+    }
+  }
+  member.knowledge = knowledge;
   member.generation = generation;
   member.path = path;
   member.remote_qp = remote_qp;
@@ -410,6 +647,16 @@ void RocePort::Core::Join(uint32_t qp_number, uint64_t generation, const RocePat
   // One that waits has come further than a call of ours would.
   RetryWaiting(qp_number);
   if (joined.comes_first && joined.carrier == 0) Call(qp_number, joined);
+}
+
+void RocePort::Core::Learn(uint32_t qp_number, uint64_t generation, const PeerKnowledge& knowledge) {
+  Member* const member = Find(qp_number, generation);
+  if (member == nullptr) return;
+  member->knowledge = knowledge;
+  if (member->reached && !member->reached->send) member->reached->send = knowledge.begun.send;
+  if (!member->comes_first || member->carrier != 0 || member->caller != 0 || member->timer != 0) return;
+  RenewAttempts(*member);
+  Call(qp_number, *member);
 }
 
 void RocePort::Core::WantCarrier(uint32_t qp_number, uint64_t generation) {
@@ -425,10 +672,12 @@ void RocePort::Core::WantCarrier(uint32_t qp_number, uint64_t generation) {
   SetTimer(qp_number, *member, soon);
 }
 
-void RocePort::Core::CarrierLost(uint32_t qp_number, uint64_t generation, uint64_t serial, bool was_useful) {
+void RocePort::Core::CarrierLost(uint32_t qp_number, uint64_t generation, uint64_t serial, bool was_useful,
+                                 const QpNumbers& reached) {
   Member* const member = Find(qp_number, generation);
   if (member == nullptr || member->carrier != serial) return;
   member->carrier = 0;
+  member->reached = reached;
   TellLoss(qp_number, Loss::kCarrier);
   // Who takes streams only to end them is tried as seldom as who takes none.
   if (was_useful) RenewAttempts(*member);
@@ -454,6 +703,8 @@ void RocePort::Core::Leave(uint32_t qp_number, uint64_t generation) {
 }
 
 void RocePort::Core::Call(uint32_t qp_number, Member& member) {
+  // In RTR there is nothing to send yet, nor is there anything to prove; Learn() comes when there is.
+  if (!member.knowledge.begun.send && !member.is_its_peer) return;
   --member.attempts_left;
   if (member.is_its_peer) {
     return Attach(qp_number, member, std::make_unique<EchoStream>(fabric_, member.path.local), profile_.want_crc);
@@ -527,18 +778,33 @@ std::optional<CarrierStatus> RocePort::Core::Judge(const wire::CarrierHello& hel
       hello.destination != GidOf(member.path.local)) {
     return CarrierStatus::kMismatch;
   }
-  // One that may never get there keeps nobody out.
-  const bool has_asked = member.caller != 0 && callers_.at(member.caller)->HasAsked();
-  if (!has_asked) return CarrierStatus::kAccepted;
-  if (member.comes_first) {
-    // Ours will reach the other end, and one is enough.
-    STAGECOACH_MARK("port.busy_with_our_own_call");
-    return CarrierStatus::kBusy;
-  }
-  // Our hello is on its way to where this one comes from. After a yes of ours it would look like a newer stream there,
-  // and replace the very one we said yes to.
-  STAGECOACH_MARK("port.visitor_waits_for_the_answer_to_our_own_call");
   return std::nullopt;
+}
+
+bool RocePort::Core::HasAsked(const Member& member) const {
+  return member.caller != 0 && callers_.at(member.caller)->HasAsked();
+}
+
+wire::CarrierNonce RocePort::Core::NewNonce() {
+  wire::CarrierNonce nonce;
+  ByteWriter out(nonce);
+  out.U64(luck_->Next());
+  out.U64(luck_->Next());
+  return nonce;
+}
+
+void RocePort::Core::Refused(const Stream& stream, const std::string& why, std::optional<CarrierStatus> status) {
+  Tell("carrier.refused", {{"why", why}, {"from", stream.remote().ToString()}});
+  carriers_refused_.fetch_add(1, std::memory_order_relaxed);
+  if (status == CarrierStatus::kNotProven || status == CarrierStatus::kTooOften) {
+    not_proven_.fetch_add(1, std::memory_order_relaxed);
+  }
+}
+
+void RocePort::Core::ComplainOfVersion(const IpEndpoint& peer) {
+  if (std::exchange(has_complained_of_version_, true)) return;
+  nic_.Complain("the process at " + peer.ToString() +
+                " opens streams for InfiniBand packets as another version of Stagecoach does; both ends need the same");
 }
 
 void RocePort::Core::OnStream(std::unique_ptr<Stream> stream) {
@@ -663,16 +929,22 @@ Result<RocePath, int> RocePort::PathTo(const AddressVector& vector) {
   return RocePath{local->WithPort(0), remote};
 }
 
-void RocePort::Join(uint32_t qp_number, uint64_t generation, const RocePath& path, uint32_t remote_qp) {
-  core_->OnLoop([=](Core& core) { core.Join(qp_number, generation, path, remote_qp); });
+void RocePort::Join(uint32_t qp_number, uint64_t generation, const RocePath& path, uint32_t remote_qp,
+                    const PeerKnowledge& knowledge) {
+  core_->OnLoop([=](Core& core) { core.Join(qp_number, generation, path, remote_qp, knowledge); });
+}
+
+void RocePort::Learn(uint32_t qp_number, uint64_t generation, const PeerKnowledge& knowledge) {
+  core_->OnLoop([=](Core& core) { core.Learn(qp_number, generation, knowledge); });
 }
 
 void RocePort::WantCarrier(uint32_t qp_number, uint64_t generation) {
   core_->OnLoop([=](Core& core) { core.WantCarrier(qp_number, generation); });
 }
 
-void RocePort::CarrierLost(uint32_t qp_number, uint64_t generation, uint64_t serial, bool was_useful) {
-  core_->OnLoop([=](Core& core) { core.CarrierLost(qp_number, generation, serial, was_useful); });
+void RocePort::CarrierLost(uint32_t qp_number, uint64_t generation, uint64_t serial, bool was_useful,
+                           const QpNumbers& reached) {
+  core_->OnLoop([=](Core& core) { core.CarrierLost(qp_number, generation, serial, was_useful, reached); });
 }
 
 void RocePort::PeerUnreachable(uint32_t qp_number, uint64_t generation) {
@@ -682,6 +954,10 @@ void RocePort::PeerUnreachable(uint32_t qp_number, uint64_t generation) {
 void RocePort::SetLossHandler(LossHandler handler) {
   std::lock_guard lock(core_->handler_mutex_);
   core_->loss_handler_ = std::move(handler);
+}
+
+RocePort::Counters RocePort::counters() const {
+  return {core_->carriers_refused_, core_->not_proven_, core_->calls_not_proven_};
 }
 
 void RocePort::Leave(uint32_t qp_number, uint64_t generation) {

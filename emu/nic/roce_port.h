@@ -12,7 +12,7 @@
 //
 // A CARRIER is a stream behind the hello of emu/wire/carrier_hello.h. It is no connection: a QP whose carrier is gone
 // is none the worse until it wants to send something (ib_transport.h). Of two QPs the one with the smaller name
-// (number, then GID) comes to the other as soon as it is in RTR. The other one comes by itself only when it has
+// (number, then GID) comes to the other as soon as it is in RTS. The other one comes by itself only when it has
 // something to send and there is no carrier; it is told to wait when the first is on its way and its hello has left.
 // Where both hellos have left it answers the first when it has heard that: what it said could arrive after its answer
 // and be taken for a newer stream. So there is one carrier for a pair at most, the same at both ends, whichever asks
@@ -24,12 +24,17 @@
 // A QP that is connected with itself comes to itself at once, by a stream of one end (echo_stream.h), and takes no
 // other.
 //
-// Who may be a carrier: the stream comes from the address of the GID it claims, and both QPs name each other. A QP that
-// was reset and connected anew is still that QP, as on a network; that its peer was not is for their packet numbers to
-// find out. No stream outlives the QP's life at either end, so that no packet of an earlier one arrives late.
+// Who may be a carrier: the stream comes from the address of the GID it claims, both QPs name each other, and each end
+// proves that it knows what only the two know (emu/wire/carrier_proof.h): the packet numbers that both start with,
+// which is why an end calls in RTS and not before, and the secret of a connection manager. Without a proof nothing is
+// carried and nothing is replaced. Where what is to be proven is no secret, because a program has all its packet
+// numbers be 0, the kernel says on one host whose the other end is: our user's, or root's. Who was wrong too often is
+// not listened to for a while (refusals.h). A QP that was reset and connected anew at the numbers that its peer has
+// come to is still that QP, as on a network. No stream outlives the QP's life at either end, so that no packet of an
+// earlier one arrives late.
 //
-// Bounds towards strangers: streams that have not said for whom they are, in number, where the oldest makes room, and
-// in time; those that wait, one for each QP of ours, where the newest stays, and in time.
+// Bounds towards strangers: streams that have proven nothing, in number, where the oldest makes room, and in time;
+// those that wait, one for each QP of ours, where the newest stays, and in time.
 //
 // Threading: every member from any thread, also under the lock of a QP; what follows happens on the fabric's loop. The
 // NIC is called without any lock held.
@@ -49,6 +54,7 @@
 #include "emu/nic/device_profile.h"
 #include "emu/nic/qp_attributes.h"
 #include "emu/wire/carrier_hello.h"
+#include "emu/wire/carrier_proof.h"
 
 namespace stagecoach::emu {
 
@@ -66,6 +72,18 @@ IpEndpoint AddressOf(const wire::Gid& gid);
 struct RocePath {
   IpEndpoint local;
   IpEndpoint remote;
+};
+
+// Packet numbers of a QP: its own, once it sends, and its peer's.
+struct QpNumbers {
+  std::optional<uint32_t> send;
+  uint32_t receive = 0;
+};
+
+// What a QP knows of its peer, and the peer of it.
+struct PeerKnowledge {
+  QpNumbers begun;  // in RTR and RTS
+  wire::CarrierSecret secret{};
 };
 
 class RocePort {
@@ -93,11 +111,14 @@ class RocePort {
 
   // QP `qp_number`, in the life `generation`, is in RTR and wants packets carried; again when its path changes.
   // Carriers come by Nic::TakeCarrier.
-  void Join(uint32_t qp_number, uint64_t generation, const RocePath& path, uint32_t remote_qp);
+  void Join(uint32_t qp_number, uint64_t generation, const RocePath& path, uint32_t remote_qp,
+            const PeerKnowledge& knowledge);
+  // It knows more of its peer: it sends from now on, or was told a secret.
+  void Learn(uint32_t qp_number, uint64_t generation, const PeerKnowledge& knowledge);
   // It wants to send and has no carrier.
   void WantCarrier(uint32_t qp_number, uint64_t generation);
   // It has given up the carrier `serial`, which had brought a packet if `was_useful`.
-  void CarrierLost(uint32_t qp_number, uint64_t generation, uint64_t serial, bool was_useful);
+  void CarrierLost(uint32_t qp_number, uint64_t generation, uint64_t serial, bool was_useful, const QpNumbers& reached);
   // It knows that its peer is out of reach for good.
   void PeerUnreachable(uint32_t qp_number, uint64_t generation);
   void Leave(uint32_t qp_number, uint64_t generation);
@@ -107,6 +128,13 @@ class RocePort {
   // will start when this returns. Not from within the handler, nor with a lock that it takes.
   using LossHandler = std::function<void(uint32_t qp_number, Loss what)>;
   void SetLossHandler(LossHandler handler);
+
+  struct Counters {
+    uint64_t carriers_refused = 0;  // streams that wanted to be one
+    uint64_t not_proven = 0;        // of them, those whose proof was wrong, or not looked at for others of their source
+    uint64_t calls_not_proven = 0;  // streams of ours to who could not prove to be the peer
+  };
+  Counters counters() const;
 
  private:
   class Core;

@@ -3,17 +3,21 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "base/prng.h"
+#include "emu/nic/refusals.h"
 #include "emu/nic/roce_test_support.h"
 #include "emu/wire/carrier_hello.h"
+#include "emu/wire/carrier_proof.h"
 #include "emu/wire/ib.h"
 
 namespace stagecoach::emu {
@@ -107,10 +111,40 @@ class RocePortTest : public RocePairTest {
     EXPECT_TRUE(answer.has_value());
     return answer ? std::optional(*answer) : std::nullopt;
   }
-  std::optional<wire::CarrierStatus> StatusFor(const wire::CarrierHello& hello) {
+  // It does not call from there.
+  void AToRtr() {
+    for (const QpState state : {QpState::kInit, QpState::kRtr}) {
+      ASSERT_EQ(Modify(*a_.qp, HandAttributes(state, *b_.qp, at_b_)), 0);
+    }
+  }
+  // What a visitor knows of a's QP and b's.
+  struct Knowledge {
+    wire::CarrierNumbers numbers{0, 0};  // of b's QP, and of a's
+    wire::CarrierSecret secret{};
+  };
+  static wire::CarrierProof ProofFor(const wire::CarrierHello& hello, const wire::CarrierAnswer& challenge,
+                                     const Knowledge& knowledge) {
+    wire::CarrierNumbers numbers = knowledge.numbers;
+    if (!challenge.sends) numbers.listener.reset();
+    const SipTag tag =
+        wire::ProveCarrier(wire::CarrierRole::kInitiator, knowledge.secret, hello, challenge.token, numbers);
+    return {tag, tag};
+  }
+  // The last answer to a hello that was said: proofs are given as often as they are asked for.
+  std::optional<wire::CarrierAnswer> LastAnswer(Stream& stream, const wire::CarrierHello& hello,
+                                                const Knowledge& knowledge) {
+    for (;;) {
+      const auto answer = Answer(stream);
+      if (!answer || answer->status != wire::CarrierStatus::kProve) return answer;
+      Write(stream, ProofFor(hello, *answer, knowledge).Encoded());
+    }
+  }
+  std::optional<wire::CarrierAnswer> LastAnswer(Stream& stream) { return LastAnswer(stream, Hello(), {}); }
+  std::optional<wire::CarrierStatus> StatusFor(const wire::CarrierHello& hello) { return StatusFor(hello, {}); }
+  std::optional<wire::CarrierStatus> StatusFor(const wire::CarrierHello& hello, const Knowledge& knowledge) {
     const std::unique_ptr<Stream> stream = Visit();
     Say(*stream, hello);
-    const auto answer = Answer(*stream);
+    const auto answer = LastAnswer(*stream, hello, knowledge);
     return answer ? std::optional(answer->status) : std::nullopt;
   }
   // An FPDU without CRC: length, record, pad, four bytes nobody looks at.
@@ -230,8 +264,8 @@ TEST_F(RocePortTest, OfThoseThatWaitForOneQpTheNewestStays) {
   ASSERT_TRUE(answer.has_value());
   EXPECT_EQ(answer->status, wire::CarrierStatus::kNotReady);
   EXPECT_LT(pair_.world.Now() - before, 1s);
-  ReadyA();
-  const auto accepted = Answer(*second);
+  AToRtr();
+  const auto accepted = LastAnswer(*second);
   ASSERT_TRUE(accepted.has_value());
   EXPECT_EQ(accepted->status, wire::CarrierStatus::kAccepted);
 }
@@ -288,6 +322,344 @@ TEST_F(RocePortTest, ANewerStreamOfThePeerReplacesTheOneThereIs) {
   ExpectTraffic(3);
 }
 
+// The numbers and the secret of b's QP and a's.
+class ProvenCarrierTest : public RocePortTest {
+ protected:
+  static constexpr uint32_t kNumberOfA = 0x00a5a5;
+  static constexpr uint32_t kNumberOfB = 0x5b5b00;
+
+  static void ReadyWith(TestHost& host, const TestHost& peer, const IpEndpoint& address, uint32_t send,
+                        uint32_t receive, QpState last = QpState::kRts) {
+    for (const QpState state : {QpState::kInit, QpState::kRtr, QpState::kRts}) {
+      QpAttributes attributes = HandAttributes(state, *peer.qp, address);
+      attributes.send_psn = send;
+      attributes.receive_psn = receive;
+      ASSERT_EQ(Modify(*host.qp, attributes), 0);
+      if (state == last) return;
+    }
+  }
+  void ReadyA(QpState last = QpState::kRts) { ReadyWith(a_, b_, at_b_, kNumberOfA, kNumberOfB, last); }
+  void ReadyB(QpState last = QpState::kRts) { ReadyWith(b_, a_, at_a_, kNumberOfB, kNumberOfA, last); }
+  void Connect() {
+    ReadyA();
+    ReadyB();
+    ExpectTraffic(1);
+  }
+  static wire::CarrierSecret Secret(uint8_t last = 0) {
+    wire::CarrierSecret secret{};
+    secret[3] = std::byte{77};
+    secret[15] = std::byte{last};
+    return secret;
+  }
+  void Share(const wire::CarrierSecret& secret) {
+    a_.nic->ShareSecret(a_.qp->qp_number(), b_.qp->qp_number(), secret);
+    b_.nic->ShareSecret(b_.qp->qp_number(), a_.qp->qp_number(), secret);
+  }
+  uint64_t CarriersOfA() const { return a_.nic->counters().connections; }
+  static Knowledge All(const wire::CarrierSecret& secret = {}) { return {{kNumberOfB, kNumberOfA}, secret}; }
+};
+
+TEST_F(ProvenCarrierTest, WhoKnowsBothNumbersIsThePeer) {
+  Connect();
+  EXPECT_EQ(StatusFor(Hello(), All()), wire::CarrierStatus::kAccepted);
+}
+
+TEST_F(ProvenCarrierTest, WhoDoesNotReplacesNothing) {
+  Connect();
+  const uint64_t carriers = CarriersOfA();
+  const Knowledge guesses[] = {{{0, 0}},
+                               {{kNumberOfB, 0}},
+                               {{0, kNumberOfA}},
+                               {{kNumberOfA, kNumberOfB}},
+                               {{kNumberOfB + 1, kNumberOfA}},
+                               {{kNumberOfB, kNumberOfA - 1}},
+                               {{kNumberOfB, std::nullopt}},
+                               {{kNumberOfB, kNumberOfA}, Secret()}};
+  for (const Knowledge& guess : guesses) {
+    EXPECT_EQ(StatusFor(Hello(), guess), wire::CarrierStatus::kNotProven);
+  }
+  pair_.world.RunFor(1s);
+  EXPECT_EQ(CarriersOfA(), carriers);
+  EXPECT_EQ(a_.nic->roce().counters().not_proven, std::size(guesses));
+  ExpectTraffic(3);
+  EXPECT_EQ(CarriersOfA(), carriers) << "it is still the first one that carries";
+}
+
+TEST_F(ProvenCarrierTest, WithASecretTheNumbersAreNotEnough) {
+  Share(Secret());
+  Connect();
+  const uint64_t carriers = CarriersOfA();
+  EXPECT_EQ(StatusFor(Hello(), All()), wire::CarrierStatus::kNotProven);
+  EXPECT_EQ(StatusFor(Hello(), All(Secret(1))), wire::CarrierStatus::kNotProven);
+  EXPECT_EQ(CarriersOfA(), carriers);
+  EXPECT_EQ(StatusFor(Hello(), All(Secret())), wire::CarrierStatus::kAccepted);
+}
+
+TEST_F(ProvenCarrierTest, ASecretThatIsSharedLateHoldsForCarriersToCome) {
+  Connect();
+  Share(Secret());
+  pair_.world.RunFor(1ms);
+  EXPECT_EQ(StatusFor(Hello(), All()), wire::CarrierStatus::kNotProven);
+  pair_.world.ResetConnections(pair_.fabric_a, pair_.fabric_b);
+  ExpectTraffic(3);
+}
+
+TEST_F(ProvenCarrierTest, ASecretWithAnotherQpIsNone) {
+  a_.nic->ShareSecret(a_.qp->qp_number(), b_.qp->qp_number() + 1, Secret());
+  Connect();
+}
+
+TEST_F(ProvenCarrierTest, AProofThatWasSaidIsWorthNothingOnAnotherStream) {
+  Connect();
+  const std::unique_ptr<Stream> first = Visit();
+  Say(*first, Hello());
+  const auto challenge = Answer(*first);
+  ASSERT_TRUE(challenge.has_value());
+  const auto overheard = ProofFor(Hello(), *challenge, All()).Encoded();
+  Write(*first, overheard);
+  EXPECT_EQ(Answer(*first)->status, wire::CarrierStatus::kAccepted);
+  const std::unique_ptr<Stream> second = Visit();
+  Say(*second, Hello());
+  const auto another = Answer(*second);
+  ASSERT_TRUE(another.has_value());
+  EXPECT_NE(another->token, challenge->token);
+  Write(*second, overheard);
+  EXPECT_EQ(Answer(*second)->status, wire::CarrierStatus::kNotProven);
+}
+
+// Nothing of what a listener says is of use to who knows nothing: its own proof comes last, and is no initiator's.
+TEST_F(ProvenCarrierTest, AListenerProvesNothingToWhoHasNot) {
+  Connect();
+  const std::unique_ptr<Stream> stream = Visit();
+  Say(*stream, Hello());
+  const auto challenge = Answer(*stream);
+  ASSERT_TRUE(challenge.has_value());
+  Write(*stream, wire::CarrierProof{challenge->token, challenge->token}.Encoded());
+  const auto refusal = Answer(*stream);
+  ASSERT_TRUE(refusal.has_value());
+  EXPECT_EQ(refusal->status, wire::CarrierStatus::kNotProven);
+  EXPECT_EQ(refusal->token, SipTag{});
+  EXPECT_FALSE(Answer(*stream).has_value()) << "there is no second try";
+}
+
+TEST_F(ProvenCarrierTest, AQpThatDoesNotSendHasThePeersNumberProven) {
+  ReadyA(QpState::kRtr);
+  EXPECT_EQ(StatusFor(Hello(), {{0, 0}}), wire::CarrierStatus::kNotProven);
+  EXPECT_EQ(StatusFor(Hello(), {{kNumberOfA, 0}}), wire::CarrierStatus::kNotProven);
+  ReadyB();
+  ExpectTraffic(b_, a_, 3);
+}
+
+// b's QP receives alone, as that of a program whose peer does all the sending.
+TEST_F(ProvenCarrierTest, OneEndThatSendsIsEnough) {
+  ReadyB(QpState::kRtr);
+  ReadyA();
+  ExpectTraffic(a_, b_, 3);
+  pair_.world.ResetConnections(pair_.fabric_a, pair_.fabric_b);
+  ExpectTraffic(a_, b_, 3);
+}
+
+TEST_F(ProvenCarrierTest, WhoWaitedForAQpProvesAllThatItComesToKnow) {
+  const std::unique_ptr<Stream> stream = Visit();
+  Say(*stream, Hello());
+  pair_.world.RunFor(10ms);
+  ReadyA();
+  auto answer = Answer(*stream);
+  ASSERT_TRUE(answer.has_value());
+  ASSERT_EQ(answer->status, wire::CarrierStatus::kProve);
+  // It was asked when a's QP was in RTR, and would have a carrier by half of what there is to know.
+  Write(*stream, ProofFor(Hello(), *answer, {{kNumberOfB, 0}}).Encoded());
+  answer = Answer(*stream);
+  ASSERT_TRUE(answer.has_value());
+  ASSERT_EQ(answer->status, wire::CarrierStatus::kProve);
+  EXPECT_TRUE(answer->sends);
+  Write(*stream, ProofFor(Hello(), *answer, {{kNumberOfB, 0}}).Encoded());
+  EXPECT_EQ(Answer(*stream)->status, wire::CarrierStatus::kNotProven);
+}
+
+TEST_F(ProvenCarrierTest, HalfAProofIsNotWaitedForAndKeepsNobodyOut) {
+  Connect();
+  const std::unique_ptr<Stream> half = Visit();
+  Say(*half, Hello());
+  const auto challenge = Answer(*half);
+  ASSERT_TRUE(challenge.has_value());
+  const auto proof = ProofFor(Hello(), *challenge, All()).Encoded();
+  Write(*half, ConstBytes(proof).first(proof.size() - 1));
+  std::vector<std::unique_ptr<Stream>> silent;
+  for (uint32_t i = 0; i < 2 * a_.nic->profile().max_joining; ++i) {
+    silent.push_back(Visit());
+    Say(*silent.back(), Hello());
+  }
+  EXPECT_EQ(StatusFor(Hello(), All()), wire::CarrierStatus::kAccepted);
+  const Instant before = pair_.world.Now();
+  EXPECT_FALSE(Answer(*half).has_value());
+  for (const auto& stream : silent) {
+    while (Answer(*stream).has_value()) continue;
+  }
+  EXPECT_LE(pair_.world.Now() - before, a_.nic->profile().join_timeout + 1s);
+  ExpectTraffic(3);
+}
+
+TEST_F(ProvenCarrierTest, WhoGuessesTooOftenIsNotListenedToForAWhile) {
+  Connect();
+  for (int i = 0; i < Refusals::kAtOnce; ++i) {
+    ASSERT_EQ(StatusFor(Hello(), {{0, 0}}), wire::CarrierStatus::kNotProven) << i;
+  }
+  EXPECT_EQ(StatusFor(Hello(), All()), wire::CarrierStatus::kTooOften) << "whatever it might know";
+  // Of another address nobody has guessed.
+  const IpEndpoint at_c = *IpEndpoint::Parse("10.0.0.3", 0);
+  SimFabric& fabric_c = pair_.world.AddHost("c", {at_c});
+  QpCreate create;
+  create.pd = a_.pd;
+  create.send_cq = create.receive_cq = a_.cq;
+  QueuePair* const second = *a_.nic->CreateQp(*a_.context, create);
+  ReadyFor(*second, *b_.qp, at_c);
+  wire::CarrierHello hello = Hello();
+  hello.destination_qp = second->qp_number();
+  hello.source = GidOf(at_c);
+  const std::unique_ptr<Stream> stream = Visit(fabric_c);
+  Say(*stream, hello);
+  EXPECT_EQ(LastAnswer(*stream, hello, {})->status, wire::CarrierStatus::kAccepted);
+  ExpectTraffic(3);
+  pair_.world.RunFor(Refusals::kForEach);
+  EXPECT_EQ(StatusFor(Hello(), All()), wire::CarrierStatus::kAccepted);
+}
+
+// Somebody else has got the port of a peer that is gone, and learns what it can.
+class StrangerListens : public ProvenCarrierTest, public StreamWatcher {
+ protected:
+  void OnStreamReady() override {
+    for (;;) {
+      std::array<std::byte, 256> bytes;
+      const MutableBytes into(bytes);
+      const IoResult result = stream_->Read({&into, 1});
+      if (result.status == IoStatus::kOk) {
+        heard_.insert(heard_.end(), bytes.begin(), bytes.begin() + static_cast<ptrdiff_t>(result.bytes));
+        continue;
+      }
+      if (result.status == IoStatus::kWouldBlock) break;
+      return;
+    }
+    React();
+    stream_->Arm(true, false);
+  }
+  // It is the peer, after all, and ends each stream that it has taken.
+  wire::CarrierAnswer AsThePeer(size_t step) {
+    wire::CarrierNonce challenge{};
+    challenge[0] = static_cast<std::byte>(streams_);
+    if (step == 1) {
+      return wire::CarrierAnswer{.status = wire::CarrierStatus::kProve, .sends = true, .token = challenge};
+    }
+    const auto hello = wire::DecodeCarrierHello(ConstBytes(heard_).first(wire::kCarrierHelloSize));
+    const SipTag proof =
+        wire::ProveCarrier(wire::CarrierRole::kListener, {}, *hello, challenge, {kNumberOfA, kNumberOfB});
+    pair_.world.loop().Post([this] { stream_->Shutdown(); });
+    return wire::CarrierAnswer{.token = proof};
+  }
+  static wire::CarrierAnswer AsOneThatDoesNotSend() { return {.status = wire::CarrierStatus::kProve}; }
+  // Says whatever `says` has for what was heard on this stream.
+  void React() {
+    if (streams_ > 1) most_heard_ = std::max(most_heard_, heard_.size());
+    const size_t step = heard_.size() == wire::kCarrierHelloSize                             ? 1
+                        : heard_.size() == wire::kCarrierHelloSize + wire::kCarrierProofSize ? 2
+                                                                                             : 0;
+    if (step <= said_) return;
+    said_ = step;
+    wire::CarrierAnswer answer = says_(step);
+    std::array<std::byte, wire::kCarrierAnswerSize> bytes;
+    ByteWriter out(bytes);
+    answer.Encode(out);
+    Write(*stream_, bytes);
+  }
+  std::unique_ptr<Listener> Listen() {
+    const IpEndpoint at_c = *IpEndpoint::Parse("10.0.0.3", 0);
+    SimFabric& fabric_c = pair_.world.AddHost("c", {at_c});
+    auto listener =
+        *fabric_c.Listen(at_c.WithPort(a_.nic->profile().port_base), 8, [&](std::unique_ptr<Stream> stream) {
+          if (stream_ != nullptr) stream_->SetWatcher(nullptr);
+          stream_ = std::move(stream);
+          heard_.clear();
+          said_ = 0;
+          ++streams_;
+          stream_->SetWatcher(this);
+          OnStreamReady();
+        });
+    ReadyWith(a_, b_, at_c, kNumberOfA, kNumberOfB);  // a QP of b's number, at c
+    return listener;
+  }
+
+  void TearDown() override {
+    if (stream_ != nullptr) stream_->SetWatcher(nullptr);
+  }
+
+  std::function<wire::CarrierAnswer(size_t step)> says_;
+  std::unique_ptr<Stream> stream_;
+  std::vector<std::byte> heard_;
+  size_t said_ = 0;
+  size_t most_heard_ = 0;  // on any but the first
+  uint32_t streams_ = 0;
+};
+
+TEST_F(StrangerListens, AYesWithoutAProofIsNone) {
+  says_ = [](size_t) { return wire::CarrierAnswer{}; };
+  const auto listener = Listen();
+  EXPECT_TRUE(pair_.world.RunUntilIdle()) << "it goes on and on";
+  EXPECT_EQ(CarriersOfA(), 0u);
+  EXPECT_GT(streams_, 3u);
+  EXPECT_EQ(a_.nic->roce().counters().calls_not_proven, streams_);
+}
+
+TEST_F(StrangerListens, WhatItHearsIsNoAnswerOfItsOwn) {
+  says_ = [this](size_t step) {
+    if (step == 1) return wire::CarrierAnswer{.status = wire::CarrierStatus::kProve, .sends = true};
+    const auto proof = wire::CarrierProof::Decode(ConstBytes(heard_).subspan(wire::kCarrierHelloSize));
+    return wire::CarrierAnswer{.token = proof.begun};
+  };
+  const auto listener = Listen();
+  EXPECT_TRUE(pair_.world.RunUntilIdle());
+  EXPECT_EQ(CarriersOfA(), 0u);
+  EXPECT_EQ(a_.nic->roce().counters().calls_not_proven, streams_);
+}
+
+TEST_F(StrangerListens, AskingForAProofAgainAndAgainEndsTheStream) {
+  says_ = [](size_t) { return wire::CarrierAnswer{.status = wire::CarrierStatus::kProve, .sends = true}; };
+  const auto listener = Listen();
+  EXPECT_TRUE(pair_.world.RunUntilIdle());
+  EXPECT_EQ(CarriersOfA(), 0u);
+}
+
+// Or half of the numbers could be tried by itself.
+TEST_F(StrangerListens, APeerThatSentIsNotBelievedThatItDoesNot) {
+  says_ = [this](size_t step) { return streams_ == 1 ? AsThePeer(step) : AsOneThatDoesNotSend(); };
+  const auto listener = Listen();
+  EXPECT_TRUE(pair_.world.RunUntilIdle());
+  EXPECT_EQ(CarriersOfA(), 1u);
+  EXPECT_GT(streams_, 3u);
+  EXPECT_EQ(most_heard_, wire::kCarrierHelloSize) << "it was told a proof";
+}
+
+TEST_F(StrangerListens, AnotherVersionIsSaidToPeople) {
+  says_ = [](size_t) { return wire::CarrierAnswer{.status = wire::CarrierStatus::kOtherVersion}; };
+  const auto listener = Listen();
+  EXPECT_TRUE(pair_.world.RunUntilIdle());
+  EXPECT_EQ(a_.complaints.size(), 1u);
+}
+
+TEST_F(RocePortTest, AHelloOfAnotherVersionIsAnsweredBeforeItIsAllThere) {
+  const std::unique_ptr<Stream> stream = Visit();
+  std::array<std::byte, wire::kCarrierHelloSize> bytes;
+  ByteWriter out(bytes);
+  Hello().Encode(out);
+  bytes[wire::kCarrierKeySize - 1] = std::byte{1};
+  Write(*stream, ConstBytes(bytes).first(64));  // as long as that of version 1
+  const Instant before = pair_.world.Now();
+  const auto answer = Answer(*stream);
+  ASSERT_TRUE(answer.has_value());
+  EXPECT_EQ(answer->status, wire::CarrierStatus::kOtherVersion);
+  EXPECT_LT(pair_.world.Now() - before, 1s);
+  EXPECT_EQ(a_.complaints.size(), 1u);
+}
+
 TEST_F(RocePortTest, AnotherAddressThanTheClaimedOneIsRefused) {
   // From a's own host, with b's name.
   ReadyA();
@@ -325,10 +697,11 @@ TEST_F(RocePortTest, RecordsOfAStrangerThatGotInAreNoRequests) {
   ASSERT_EQ(b_.ToState(QpState::kReset), 0);
   const std::unique_ptr<Stream> stream = Visit();
   Say(*stream, Hello());
-  ReadyA();
-  const auto answer = Answer(*stream);
+  AToRtr();
+  const auto answer = LastAnswer(*stream);
   ASSERT_TRUE(answer.has_value());
   ASSERT_EQ(answer->status, wire::CarrierStatus::kAccepted);
+  ASSERT_EQ(Modify(*a_.qp, HandAttributes(QpState::kRts, *b_.qp, at_b_)), 0);
   const uint64_t records_before = a_.nic->counters().work.llp.rx_records;
   uint64_t said = 0;
   Prng luck(5);
@@ -433,6 +806,10 @@ class CrossedCallTest : public RocePortTest {
     std::swap(hello.source_qp, hello.destination_qp);
     std::swap(hello.source, hello.destination);
     Say(*visit_, hello);
+    const auto challenge = Answer(*visit_);
+    ASSERT_TRUE(challenge.has_value());
+    ASSERT_EQ(challenge->status, wire::CarrierStatus::kProve);
+    Write(*visit_, ProofFor(hello, *challenge, {}).Encoded());
     pair_.world.RunFor(100ms);
   }
   std::unique_ptr<Stream> visit_;
@@ -583,23 +960,13 @@ TEST_F(RocePortTest, AttemptsEndWhenNobodyWantsThem) {
   EXPECT_LE(pair_.world.Now() - before, 5s);
 }
 
-TEST_F(RocePortTest, APeerThatTakesStreamsAndEndsThemIsTriedSoOften) {
-  const IpEndpoint at_c = *IpEndpoint::Parse("10.0.0.3", 0);
-  SimFabric& fabric_c = pair_.world.AddHost("c", {at_c});
-  std::vector<std::unique_ptr<Stream>> streams;
-  const auto listener =
-      *fabric_c.Listen(at_c.WithPort(a_.nic->profile().port_base), 8, [&](std::unique_ptr<Stream> stream) {
-        std::array<std::byte, wire::kCarrierAnswerSize> bytes;
-        ByteWriter out(bytes);
-        wire::CarrierAnswer{}.Encode(out);
-        Write(*stream, bytes);
-        stream->Shutdown();
-        streams.push_back(std::move(stream));
-      });
-  ReadyFor(*a_.qp, *b_.qp, at_c);  // a QP of b's number, at c
+TEST_F(StrangerListens, APeerThatTakesStreamsAndEndsThemIsTriedSoOften) {
+  says_ = [this](size_t step) { return AsThePeer(step); };
+  const auto listener = Listen();
   EXPECT_TRUE(pair_.world.RunUntilIdle()) << "it goes on and on";
-  EXPECT_GT(streams.size(), 3u);
-  EXPECT_LT(streams.size(), 30u);
+  EXPECT_EQ(CarriersOfA(), streams_);
+  EXPECT_GT(streams_, 3u);
+  EXPECT_LT(streams_, 30u);
 }
 
 TEST_F(RocePortTest, AFirewallThatIsOpenInOneDirectionOnlyIsEnough) {
