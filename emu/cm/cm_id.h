@@ -89,7 +89,6 @@ class CmId {
   // --- iWARP alone ---
   bool attached_ = false;    // a connection of this id is under the QP, or about to be
   bool extensions_ = false;  // the peer's request asks for RFC 7306
-  uint32_t half_open_ = 0;
 
   // --- InfiniBand alone ---
   // Where the connection goes, once both ends have said what the QPs must know.

@@ -36,7 +36,9 @@ struct CmOptions {
   // How long an initiator asks again where nobody listens, before it believes that nobody will. Programs that agree by
   // other means to connect at once count on their listener being the faster one, as on hardware it is.
   Duration listener_patience{};
-  // Of iWARP: of one listener, requests that are incomplete. Of InfiniBand: of one address, requests not answered.
+  // Of iWARP: of one listener, streams whose request is incomplete, or as many as its backlog where that is more; then
+  // the oldest of the address that has the most gives way (emu/fabric/half_open.h). Of InfiniBand: of one address,
+  // requests not answered.
   uint32_t half_open_limit = 128;
 
   // --- InfiniBand alone. Times are codes: 4.096 us * 2^code ---

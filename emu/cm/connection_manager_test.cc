@@ -277,21 +277,82 @@ TEST_F(ConnectionManagerTest, AWrongKeyIsKnownAtItsFirstByte) {
   server_->cm().Destroy(listener);
 }
 
-TEST_F(ConnectionManagerTest, StrangersBeyondTheHalfOpenLimitAreTurnedAway) {
+TEST_F(ConnectionManagerTest, TheOldestOfTooManyStrangersGivesWay) {
   CmOptions options;
   options.half_open_limit = 3;
   Start(options);
-  auto listener = server_->Listening();
+  auto listener = server_->Listening(2);
   std::vector<std::unique_ptr<Stranger>> strangers;
   for (int i = 0; i < 5; ++i) strangers.push_back(std::make_unique<Stranger>(world_.get(), &client_->fabric()));
   world_->RunFor(1ms);
-  for (int i = 0; i < 5; ++i) EXPECT_EQ(strangers[i]->ended(), i >= 3) << i;
+  for (int i = 0; i < 5; ++i) EXPECT_EQ(strangers[i]->ended(), i < 2) << i;
   EXPECT_EQ(server_->cm().counters().refused_streams, 2u);
-  // When one of them has spoken there is room again.
-  strangers[0]->Say(Request(false));
+  EXPECT_EQ(server_->cm().counters().half_open, 3u);
+  // When one of them has spoken nobody has to give way.
+  strangers[2]->Say(Request(false));
+  world_->RunFor(1ms);
   Stranger next(world_.get(), &client_->fabric());
   world_->RunFor(1ms);
+  for (int i = 2; i < 5; ++i) EXPECT_FALSE(strangers[i]->ended()) << i;
   EXPECT_FALSE(next.ended());
+  server_->cm().Destroy(listener);
+}
+
+// 140 silent streams used to lock out everybody for as long as their peers liked.
+TEST_F(ConnectionManagerTest, SilentStrangersKeepNobodyOut) {
+  constexpr int kSilent = 140;
+  Start();
+  auto listener = server_->Listening();
+  std::vector<std::unique_ptr<Stranger>> strangers;
+  for (int i = 0; i < kSilent; ++i) strangers.push_back(std::make_unique<Stranger>(world_.get(), &client_->fabric()));
+  // Of the same address, and of another one.
+  Machine other(world_.get(), "other", Address("10.0.0.3"));
+  for (Machine* const machine : {client_.get(), &other}) {
+    const auto initiator = machine->Connecting(kServerAddress);
+    const auto responder = AcceptNext();
+    EXPECT_EQ(machine->Next(), CmEventType::kEstablished);
+    EXPECT_EQ(server_->Next(), CmEventType::kEstablished);
+    machine->cm().Destroy(initiator);
+    server_->cm().Destroy(responder);
+  }
+  EXPECT_EQ(server_->cm().counters().half_open, CmOptions{}.half_open_limit - 1) << "the others are still there";
+  server_->cm().Destroy(listener);
+}
+
+TEST_F(ConnectionManagerTest, AnAddressWithFewStrangersGivesWayToNoneWithMany) {
+  CmOptions options;
+  options.half_open_limit = 3;
+  Start(options);
+  auto listener = server_->Listening(2);
+  Machine other(world_.get(), "other", Address("10.0.0.3"));
+  Stranger slow(world_.get(), &other.fabric());
+  slow.Say("MPA ID Req");
+  std::vector<std::unique_ptr<Stranger>> crowd;
+  for (int i = 0; i < 20; ++i) crowd.push_back(std::make_unique<Stranger>(world_.get(), &client_->fabric()));
+  world_->RunFor(1ms);
+  EXPECT_FALSE(slow.ended());
+  slow.Say(Request(false).substr(10));
+  const auto request = server_->NextEvent();
+  ASSERT_TRUE(request);
+  EXPECT_EQ(request->type, CmEventType::kConnectRequest);
+  server_->cm().Destroy(request->id);
+  server_->cm().Destroy(listener);
+}
+
+// Whoever says that it takes many requests at a time has room for as many that are on their way.
+TEST_F(ConnectionManagerTest, AListenerHasRoomForWhatItsBacklogSays) {
+  constexpr int kBacklog = 20;
+  CmOptions options;
+  options.half_open_limit = 3;
+  Start(options);
+  auto listener = server_->Listening(kBacklog);
+  std::vector<std::unique_ptr<Stranger>> strangers;
+  for (int i = 0; i <= kBacklog; ++i) {
+    strangers.push_back(std::make_unique<Stranger>(world_.get(), &client_->fabric()));
+  }
+  world_->RunFor(1ms);
+  for (int i = 0; i <= kBacklog; ++i) EXPECT_EQ(strangers[i]->ended(), i < 1) << i;
+  EXPECT_EQ(server_->cm().counters().half_open, uint64_t{kBacklog});
   server_->cm().Destroy(listener);
 }
 

@@ -17,8 +17,8 @@ namespace {
 
 using State = CmId::State;
 
-// Connections the host's own stack may hold before we see them.
-constexpr int kStreamBacklog = 256;
+// Connections the host's own stack may hold before we see them, or as many as the program's backlog where that is more.
+constexpr uint32_t kStreamBacklog = 256;
 
 uint8_t Narrow(uint32_t depth) {
   return static_cast<uint8_t>(std::min<uint32_t>(depth, 0xff));
@@ -246,13 +246,30 @@ class IwarpCm::Outgoing final : public Handshake {
 
 class IwarpCm::Incoming final : public Handshake {
  public:
-  Incoming(IwarpCm& cm, uint64_t key, std::weak_ptr<CmId> listener, std::unique_ptr<Stream> stream)
+  // Counted in `strangers`.
+  Incoming(IwarpCm& cm, uint64_t key, std::weak_ptr<CmId> listener, std::shared_ptr<HalfOpen> strangers,
+           std::unique_ptr<Stream> stream)
       : Handshake(cm, key),
         listener_(std::move(listener)),
+        strangers_(std::move(strangers)),
         engine_({.timeout = core_.options().request_timeout}, core_.Now()) {
     Take(std::move(stream));
   }
   ~Incoming() override { LeaveHalfOpen(); }
+
+  // A newer stranger needs its room.
+  void GiveWay() {
+    LeaveHalfOpen();
+    if (finished_) return;
+    STAGECOACH_MARK("cm.half_open_limit_reached");
+    {
+      std::lock_guard lock(core_.mutex());
+      ++core_.mutable_counters().refused_streams;
+    }
+    core_.Tell("stream.refused", {{"remote", stream_->remote().ToString()}, {"why", "too many say nothing"}});
+    stream_->Abort();
+    Finish();
+  }
 
   // Whether its request has not been answered or turned into an event yet.
   bool IsStrangerOf(const CmId* listener) const { return half_open_ && listener_.lock().get() == listener; }
@@ -309,9 +326,9 @@ class IwarpCm::Incoming final : public Handshake {
   void LeaveHalfOpen() {
     if (!half_open_) return;
     half_open_ = false;
+    strangers_->Leave(key_);
     std::lock_guard lock(core_.mutex());
     --core_.mutable_counters().half_open;
-    if (auto listener = listener_.lock()) --listener->half_open_;
   }
 
   void OnRequest(const MpaRequest& request) {
@@ -373,8 +390,9 @@ class IwarpCm::Incoming final : public Handshake {
   }
 
   std::weak_ptr<CmId> listener_;
-  std::shared_ptr<CmId> child_;  // once its request is an event
-  bool half_open_ = true;        // counted as such
+  const std::shared_ptr<HalfOpen> strangers_;  // of the listener
+  std::shared_ptr<CmId> child_;                // once its request is an event
+  bool half_open_ = true;                      // counted as such
   MpaResponder engine_;
   std::optional<Result<MpaOutcome, MpaFault>> outcome_;
   std::optional<Instant> last_words_due_;
@@ -417,11 +435,18 @@ Result<std::unique_ptr<PortHold>, int> IwarpCm::HoldPort(const CmId& id, const I
 
 Result<std::unique_ptr<Listener>, int> IwarpCm::Listen(const std::shared_ptr<CmId>& id, const IpEndpoint& local,
                                                        const StreamOptions& options) {
-  auto listener = core_.fabric().ListenWith(
-      options, local, kStreamBacklog,
-      [this, weak = core_.weak_from_this(), weak_id = std::weak_ptr<CmId>(id)](std::unique_ptr<Stream> stream) {
-        if (const auto core = weak.lock()) OnStream(weak_id, std::move(stream));
-      });
+  uint32_t backlog = 0;
+  {
+    std::lock_guard lock(core_.mutex());
+    backlog = id->backlog_;
+  }
+  const auto half_open = std::make_shared<HalfOpen>(std::max(core_.options().half_open_limit, backlog));
+  auto listener = core_.fabric().ListenWith(options, local, static_cast<int>(std::max(kStreamBacklog, backlog)),
+                                            [this, weak = core_.weak_from_this(), weak_id = std::weak_ptr<CmId>(id),
+                                             half_open](std::unique_ptr<Stream> stream) {
+                                              if (const auto core = weak.lock())
+                                                OnStream(weak_id, half_open, std::move(stream));
+                                            });
   if (!listener) return Err(int{listener.error().error});
   return std::move(*listener);
 }
@@ -570,7 +595,8 @@ void IwarpCm::Remove(uint64_t key) {
   handshakes_.erase(key);
 }
 
-void IwarpCm::OnStream(const std::weak_ptr<CmId>& weak_listener, std::unique_ptr<Stream> stream) {
+void IwarpCm::OnStream(const std::weak_ptr<CmId>& weak_listener, const std::shared_ptr<HalfOpen>& half_open,
+                       std::unique_ptr<Stream> stream) {
   uint64_t key = 0;
   {
     std::lock_guard lock(core_.mutex());
@@ -578,22 +604,21 @@ void IwarpCm::OnStream(const std::weak_ptr<CmId>& weak_listener, std::unique_ptr
     if (core_.closed() || listener == nullptr || listener->state_ != State::kListening) {
       STAGECOACH_MARK("cm.listener_closes_before_the_stream");
       ++core_.mutable_counters().refused_streams;
-    } else if (listener->half_open_ >= core_.options().half_open_limit) {
-      STAGECOACH_MARK("cm.half_open_limit_reached");
-      ++core_.mutable_counters().refused_streams;
     } else {
       ++core_.mutable_counters().accepted_streams;
       ++core_.mutable_counters().half_open;
-      ++listener->half_open_;
       key = core_.NextSerial();
     }
   }
   if (key == 0) {
-    core_.Tell("stream.refused", {});
+    core_.Tell("stream.refused", {{"remote", stream->remote().ToString()}, {"why", "nobody listens any more"}});
     stream->Abort();
     return;
   }
-  auto incoming = std::make_unique<Incoming>(*this, key, weak_listener, std::move(stream));
+  if (const auto oldest = half_open->Enter(key, stream->remote())) {
+    static_cast<Incoming*>(handshakes_.at(*oldest).get())->GiveWay();
+  }
+  auto incoming = std::make_unique<Incoming>(*this, key, weak_listener, half_open, std::move(stream));
   Incoming* started = incoming.get();
   handshakes_[key] = std::move(incoming);
   started->Advance();

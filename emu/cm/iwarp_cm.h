@@ -4,8 +4,9 @@
 // (Nic::AttachConnection) and this only observes. Initiators ask for the enhanced revision 2 with IRD and ORD and for
 // peer-to-peer mode with an RTR, so that either end may send first.
 //
-// A listener holds at most `half_open_limit` connections whose request is incomplete; a request must be complete within
-// `request_timeout`; bytes that are no MPA request end that stream and nothing else.
+// A listener holds at most `half_open_limit` streams whose request is incomplete, or as many as the program's backlog
+// where that is more: then one of them gives way to a newer one (emu/fabric/half_open.h). A request must be complete
+// within `request_timeout`; bytes that are no MPA request end that stream and nothing else.
 //
 // Threading: cm_transport.h. Streams in handshake belong to the fabric's loop and are touched there only.
 #pragma once
@@ -18,6 +19,7 @@
 
 #include "emu/cm/cm_core.h"
 #include "emu/cm/cm_transport.h"
+#include "emu/fabric/half_open.h"
 
 namespace stagecoach::emu {
 
@@ -68,7 +70,8 @@ class IwarpCm final : public CmTransport {
   // On the loop.
   Handshake* Find(uint64_t key);
   void Remove(uint64_t key);
-  void OnStream(const std::weak_ptr<CmId>& weak_listener, std::unique_ptr<Stream> stream);
+  void OnStream(const std::weak_ptr<CmId>& weak_listener, const std::shared_ptr<HalfOpen>& half_open,
+                std::unique_ptr<Stream> stream);
   // Puts the stream under the id's QP. The id must be in `expected`; then it is kConnected, or kAccepting while an RTR
   // is awaited.
   void Attach(const std::shared_ptr<CmId>& id, CmId::State expected, std::unique_ptr<Stream> stream,

@@ -9,10 +9,10 @@
 #include <condition_variable>
 #include <cstring>
 #include <map>
-#include <set>
 #include <utility>
 
 #include "base/mark.h"
+#include "emu/fabric/half_open.h"
 #include "emu/fabric/stream.h"
 #include "emu/nic/carrier_stream.h"
 #include "emu/nic/echo_stream.h"
@@ -78,7 +78,12 @@ IpEndpoint AddressOf(const wire::Gid& gid) {
 class RocePort::Core : public std::enable_shared_from_this<RocePort::Core> {
  public:
   Core(Nic& nic, Fabric& fabric, const DeviceProfile& profile)
-      : nic_(nic), fabric_(fabric), profile_(profile), name_(nic.name() + "/port"), luck_(nic.Secrets("carriers")) {}
+      : nic_(nic),
+        fabric_(fabric),
+        profile_(profile),
+        name_(nic.name() + "/port"),
+        luck_(nic.Secrets("carriers")),
+        strangers_(profile.max_joining) {}
 
   // Runs `action` on the loop, if the port still lives then.
   template <typename Action>
@@ -172,7 +177,7 @@ class RocePort::Core : public std::enable_shared_from_this<RocePort::Core> {
   std::map<uint32_t, Member> members_;
   std::map<uint64_t, std::unique_ptr<Caller>> callers_;
   std::map<uint64_t, std::unique_ptr<Visitor>> visitors_;
-  std::set<uint64_t> strangers_;          // visitors that have proven nothing and are to speak, the oldest first
+  HalfOpen strangers_;                    // visitors that have proven nothing and are to speak
   std::map<uint32_t, uint64_t> waiting_;  // visitors by the QP they wait for
   bool closed_ = false;
 
@@ -375,13 +380,13 @@ class RocePort::Visitor final : public StreamWatcher {
         const auto decoded = wire::DecodeCarrierHello(hello_bytes_);
         if (!decoded) return End(ToString(decoded.error()));
         hello_ = *decoded;
-        core_.strangers_.erase(key_);
+        core_.strangers_.Leave(key_);
         return Consider();
       }
       case Phase::kProof:
         if (!ReadRest(*stream_, proof_, &read_)) return End("stream lost");
         if (read_ < proof_.size()) return stream_->Arm(true, false);
-        core_.strangers_.erase(key_);
+        core_.strangers_.Leave(key_);
         return Check();
       case Phase::kWaits: {
         // Nothing may come before the answer, so what can be read is the end.
@@ -462,7 +467,11 @@ class RocePort::Visitor final : public StreamWatcher {
     phase_ = Phase::kProof;
     read_ = 0;
     if (!Say({.status = CarrierStatus::kProve, .sends = peer_is_to_know_our_number_, .token = challenge_})) return;
-    core_.strangers_.insert(key_);
+    // It is older now than those that came since, and may be the one that gives way.
+    if (const auto oldest = core_.strangers_.Enter(key_, stream_->remote())) {
+      core_.visitors_.at(*oldest)->End("too many");
+      if (*oldest == key_) return;
+    }
     Advance();
   }
 
@@ -555,7 +564,7 @@ class RocePort::Visitor final : public StreamWatcher {
 
   void Finish() {
     finished_ = true;
-    core_.strangers_.erase(key_);
+    core_.strangers_.Leave(key_);
     if (hello_) core_.StopWaiting(hello_->destination_qp, key_);
     core_.RemoveVisitor(key_);
   }
@@ -809,10 +818,8 @@ void RocePort::Core::ComplainOfVersion(const IpEndpoint& peer) {
 
 void RocePort::Core::OnStream(std::unique_ptr<Stream> stream) {
   if (closed_) return;
-  // An honest one says for whom it is as soon as it comes, so that the oldest is the least likely to be one.
-  if (strangers_.size() >= profile_.max_joining) visitors_.at(*strangers_.begin())->End("too many");
   const uint64_t key = next_key_++;
-  strangers_.insert(key);
+  if (const auto oldest = strangers_.Enter(key, stream->remote())) visitors_.at(*oldest)->End("too many");
   Visitor* const visitor = (visitors_[key] = std::make_unique<Visitor>(*this, key, std::move(stream))).get();
   visitor->Advance();
 }

@@ -33,8 +33,8 @@
 // come to is still that QP, as on a network. No stream outlives the QP's life at either end, so that no packet of an
 // earlier one arrives late.
 //
-// Bounds towards strangers: streams that have proven nothing, in number, where the oldest makes room, and in time;
-// those that wait, one for each QP of ours, where the newest stays, and in time.
+// Bounds towards strangers: streams that have proven nothing, in number (emu/fabric/half_open.h), and in time; those
+// that wait, one for each QP of ours, where the newest stays, and in time.
 //
 // Threading: every member from any thread, also under the lock of a QP; what follows happens on the fabric's loop. The
 // NIC is called without any lock held.

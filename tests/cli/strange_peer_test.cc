@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -146,6 +147,46 @@ TEST_F(StrangePeerTest, APeerThatAcceptsAndThenHangsUp) {
     ::shutdown(peer, SHUT_WR);
     ReadUntilEnd(peer);
   });
+}
+
+// A stream to the server that says what it is told, and goes with its object.
+class Visitor {
+ public:
+  explicit Visitor(uint16_t port) {
+    fd_ = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    address.sin_port = htons(port);
+    EXPECT_EQ(::connect(fd_, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  }
+  ~Visitor() { ::close(fd_); }
+  Visitor(const Visitor&) = delete;
+  Visitor& operator=(const Visitor&) = delete;
+  int fd() const { return fd_; }
+  // What the server says until it hangs up, or for 20 s.
+  std::string ReadToTheEnd() const {
+    std::string said;
+    for (pollfd readable{fd_, POLLIN, 0}; ::poll(&readable, 1, 20'000) == 1;) {
+      char buffer[4096];
+      const ssize_t n = ::read(fd_, buffer, sizeof(buffer));
+      if (n <= 0) return said;
+      said.append(buffer, static_cast<size_t>(n));
+    }
+    ADD_FAILURE() << "the server does not hang up";
+    return said;
+  }
+
+ private:
+  int fd_ = -1;
+};
+
+TEST_F(CliTest, SilentStreamsOnItsPortKeepNobodyFromAServer) {
+  Serve();
+  const uint16_t port = static_cast<uint16_t>(std::stoi(address_.substr(address_.find(':') + 1)));
+  std::vector<std::unique_ptr<Visitor>> silent;
+  for (int i = 0; i < 300; ++i) silent.push_back(std::make_unique<Visitor>(port));
+  ExpectServerAlive();
 }
 
 TEST_F(CliTest, AServerOutlivesGarbageOnItsPort) {
