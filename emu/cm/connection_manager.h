@@ -41,6 +41,12 @@ struct CmOptions {
   // requests not answered.
   uint32_t half_open_limit = 128;
 
+  // --- iWARP alone. StreamOptions says what they mean; 0: none ---
+  // A host that is gone without a word, its cable pulled, is noticed a minute later, whether anything is sent to it or
+  // not. A process that is stopped is not gone while its host has room for what it is sent.
+  Duration keepalive = 30s;
+  Duration user_timeout = 60s;
+
   // --- InfiniBand alone. Times are codes: 4.096 us * 2^code ---
   // How long an answer of the peer's manager may take before a message is repeated (0.5 s), and how often it is.
   uint8_t response_timeout = 17;

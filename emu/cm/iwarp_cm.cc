@@ -166,6 +166,7 @@ class IwarpCm::Outgoing final : public Handshake {
 
   void Start(const StreamOptions& options, const IpEndpoint& local, const IpEndpoint& remote) {
     options_ = options;
+    cm_.SetPatience(&options_);
     local_ = local;
     remote_ = remote;
     patient_until_ = core_.Now() + core_.options().listener_patience;
@@ -440,8 +441,10 @@ Result<std::unique_ptr<Listener>, int> IwarpCm::Listen(const std::shared_ptr<CmI
     std::lock_guard lock(core_.mutex());
     backlog = id->backlog_;
   }
+  StreamOptions patient = options;
+  SetPatience(&patient);
   const auto half_open = std::make_shared<HalfOpen>(std::max(core_.options().half_open_limit, backlog));
-  auto listener = core_.fabric().ListenWith(options, local, static_cast<int>(std::max(kStreamBacklog, backlog)),
+  auto listener = core_.fabric().ListenWith(patient, local, static_cast<int>(std::max(kStreamBacklog, backlog)),
                                             [this, weak = core_.weak_from_this(), weak_id = std::weak_ptr<CmId>(id),
                                              half_open](std::unique_ptr<Stream> stream) {
                                               if (const auto core = weak.lock())
@@ -449,6 +452,11 @@ Result<std::unique_ptr<Listener>, int> IwarpCm::Listen(const std::shared_ptr<CmI
                                             });
   if (!listener) return Err(int{listener.error().error});
   return std::move(*listener);
+}
+
+void IwarpCm::SetPatience(StreamOptions* options) const {
+  options->keepalive = core_.options().keepalive;
+  options->user_timeout = core_.options().user_timeout;
 }
 
 void IwarpCm::Connect(const std::shared_ptr<CmId>& id, const CmParameters& parameters) {

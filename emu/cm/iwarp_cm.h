@@ -67,6 +67,9 @@ class IwarpCm final : public CmTransport {
     core_.OnLoop([this, action = std::move(action)](CmCore&) mutable { action(*this); });
   }
 
+  // With the peers' hosts.
+  void SetPatience(StreamOptions* options) const;
+
   // On the loop.
   Handshake* Find(uint64_t key);
   void Remove(uint64_t key);

@@ -16,6 +16,7 @@
 
 #include "base/event_loop.h"
 #include "base/result.h"
+#include "base/time.h"
 #include "emu/fabric/address.h"
 #include "emu/fabric/port_space.h"
 #include "emu/fabric/stream.h"
@@ -33,6 +34,14 @@ struct FabricError {
 struct StreamOptions {
   std::optional<uint8_t> service_class;  // the octet of RFC 2474: IPv4's TOS, IPv6's traffic class
   bool own_family_only = false;          // a listener on "::" takes no IPv4
+  // How long the peer's host may be silent before it is asked for a sign of life (RFC 9293 section 3.8.4); again after
+  // a third of that each, and after three that were not answered the stream fails with ETIMEDOUT. 0: it is never asked.
+  // A fabric may round up to whole seconds.
+  Duration keepalive{};
+  // How long bytes may be under way without being acknowledged, or without the peer's host having room for them (the
+  // user timeout of RFC 5482): then, and by then when the keepalives are not answered, the stream fails with ETIMEDOUT.
+  // 0: as long as the host's TCP thinks fit.
+  Duration user_timeout{};
 };
 
 // Accepts streams until destroyed. Destruction does not wait for a running callback unless called off the loop thread.

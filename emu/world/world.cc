@@ -90,6 +90,8 @@ WorldOptions FromEnvironment(WorldOptions defaults, const Complaints& complain) 
   Switch("STAGECOACH_CRC", &defaults.crc, complain);
   Switch("STAGECOACH_PEER_TO_PEER", &defaults.cm.peer_to_peer, complain);
   Milliseconds("STAGECOACH_LISTENER_PATIENCE", &defaults.cm.listener_patience, complain);
+  Milliseconds("STAGECOACH_KEEPALIVE", &defaults.cm.keepalive, complain);
+  Milliseconds("STAGECOACH_USER_TIMEOUT", &defaults.cm.user_timeout, complain);
   Path("STAGECOACH_PCAP", &defaults.capture_path);
   Path("STAGECOACH_TRACE", &defaults.trace_path);
   return defaults;

@@ -15,6 +15,9 @@
 //   STAGECOACH_CRC          on, off     ask peers for MPA CRCs; a peer that asks gets them anyway (off, as Linux siw)
 //   STAGECOACH_PEER_TO_PEER on, off     ask for a ready-to-receive message when connecting (on)
 //   STAGECOACH_LISTENER_PATIENCE  ms  how long an initiator asks again where nobody listens (0)
+//   STAGECOACH_KEEPALIVE    ms          how long a peer's host may be silent on an iWARP connection before it is asked
+//                                       for a sign of life; 0: never (30000; fabric.h: StreamOptions)
+//   STAGECOACH_USER_TIMEOUT ms          how long it may leave bytes unacknowledged; 0: the system decides (60000)
 //   STAGECOACH_PCAP         a name      write a capture of all connections into a file of this name (none)
 //   STAGECOACH_TRACE        a name      write one line per decision of the NIC into one of this name (none)
 //   STAGECOACH_RULES        rules       faults to inject, as text (emu/fault/rule.h; docs/faults.md; none)

@@ -35,6 +35,8 @@ TEST(WorldOptions, TheDefaultAsksForNoCrcAndForPeerToPeer) {
   const WorldOptions options = OptionsFromEnvironment();
   EXPECT_FALSE(options.crc);
   EXPECT_TRUE(options.cm.peer_to_peer);
+  EXPECT_EQ(options.cm.keepalive, 30s);
+  EXPECT_EQ(options.cm.user_timeout, 60s);
   EXPECT_EQ(options.capture_path, "");
 }
 
@@ -42,11 +44,15 @@ TEST(WorldOptions, TheEnvironmentOverrides) {
   Environment crc("STAGECOACH_CRC", "on");
   Environment peer("STAGECOACH_PEER_TO_PEER", "off");
   Environment patience("STAGECOACH_LISTENER_PATIENCE", "250");
+  Environment keepalive("STAGECOACH_KEEPALIVE", "5000");
+  Environment user_timeout("STAGECOACH_USER_TIMEOUT", "0");
   Environment capture("STAGECOACH_PCAP", "/some/where.pcapng");
   const WorldOptions options = OptionsFromEnvironment();
   EXPECT_TRUE(options.crc);
   EXPECT_FALSE(options.cm.peer_to_peer);
   EXPECT_EQ(options.cm.listener_patience, 250ms);
+  EXPECT_EQ(options.cm.keepalive, 5s);
+  EXPECT_EQ(options.cm.user_timeout, Duration::zero());
   EXPECT_EQ(options.capture_path, "/some/where.pcapng");
 }
 

@@ -4,12 +4,14 @@
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <pthread.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <asio/posix/stream_descriptor.hpp>
+#include <limits>
 #include <system_error>
 
 #include "base/check.h"
@@ -30,10 +32,37 @@ FabricError MakeError(int error, const std::string& what) {
   return {error, what + ": " + std::generic_category().message(error)};
 }
 
-// On a socket of `family` that is not bound yet. Streams accepted from it inherit the service class.
+// `time` in units of `unit`, rounded up, as the system takes it; at most the largest that it does.
+int InUnits(Duration time, Duration unit, int most) {
+  const auto count = time / unit + (time % unit > Duration::zero() ? 1 : 0);
+  return static_cast<int>(std::min<int64_t>(count, most));
+}
+
+// What the peer's host has to say from time to time.
+void ApplyPatience(const StreamOptions& options, int fd) {
+  constexpr int kProbes = 3;
+  constexpr int kSecondsMax = 32767;  // tcp(7): TCP_KEEPIDLE, TCP_KEEPINTVL
+  constexpr int kUserTimeoutMax = std::numeric_limits<int>::max();
+  if (options.keepalive > Duration::zero()) {
+    const int on = 1;
+    const int idle = InUnits(options.keepalive, 1s, kSecondsMax);
+    const int interval = InUnits(options.keepalive / kProbes, 1s, kSecondsMax);
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &kProbes, sizeof kProbes);
+  }
+  if (options.user_timeout > Duration::zero()) {
+    const int timeout = InUnits(options.user_timeout, 1ms, kUserTimeoutMax);
+    setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout, sizeof timeout);
+  }
+}
+
+// On a socket of `family` that is not bound yet. Streams accepted from it inherit all but the family.
 void Apply(const StreamOptions& options, int fd, int family) {
   const int only = options.own_family_only ? 1 : 0;
   if (family == AF_INET6) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &only, sizeof only);
+  ApplyPatience(options, fd);
   if (!options.service_class) return;
   // A hint to the network: a stack that refuses a value (some need a privilege) leaves us where we were.
   const int service_class = *options.service_class;

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -12,6 +13,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <climits>
 #include <future>
 #include <thread>
 
@@ -589,6 +591,58 @@ TEST_F(TcpFabricTest, TheProgramsSignalsStayWithItsThreads) {
                       sigismember(&mask, SIGSEGV) == 0 && sigismember(&mask, SIGBUS) == 0);
   });
   EXPECT_TRUE(blocked.get_future().get());
+}
+
+// --- Peers that are gone without a word ---
+
+int OptionOf(const Stream& stream, int level, int name) {
+  int value = -1;
+  socklen_t length = sizeof value;
+  EXPECT_EQ(getsockopt(stream.PollDescriptor(), level, name, &value, &length), 0);
+  return value;
+}
+
+TEST_F(TcpFabricTest, BothEndsAskForSignsOfLife) {
+  const StreamOptions options{.keepalive = 20s, .user_timeout = 1500us};
+  std::promise<std::unique_ptr<Stream>> accepted;
+  auto listener = fabric_.ListenWith(options, Loopback(), 8,
+                                     [&](std::unique_ptr<Stream> stream) { accepted.set_value(std::move(stream)); });
+  ASSERT_TRUE(listener.has_value());
+  std::promise<StreamResult> connected;
+  const auto attempt = fabric_.ConnectWith(options, {}, (*listener)->local(),
+                                           [&](StreamResult result) { connected.set_value(std::move(result)); });
+  const StreamResult client = connected.get_future().get();
+  ASSERT_TRUE(client.has_value());
+  const std::unique_ptr<Stream> server = accepted.get_future().get();
+  for (const Stream* stream : {client->get(), server.get()}) {
+    EXPECT_EQ(OptionOf(*stream, SOL_SOCKET, SO_KEEPALIVE), 1);
+    EXPECT_EQ(OptionOf(*stream, IPPROTO_TCP, TCP_KEEPIDLE), 20);
+    EXPECT_EQ(OptionOf(*stream, IPPROTO_TCP, TCP_KEEPINTVL), 7) << "rounded up";
+    EXPECT_EQ(OptionOf(*stream, IPPROTO_TCP, TCP_KEEPCNT), 3);
+    EXPECT_EQ(OptionOf(*stream, IPPROTO_TCP, TCP_USER_TIMEOUT), 2) << "milliseconds, rounded up";
+  }
+}
+
+TEST_F(TcpFabricTest, NoneAreAskedForUnlessThatIsWanted) {
+  const Connected pair = Pair();
+  for (const Stream* stream : {pair.client.get(), pair.server.get()}) {
+    EXPECT_EQ(OptionOf(*stream, SOL_SOCKET, SO_KEEPALIVE), 0);
+    EXPECT_EQ(OptionOf(*stream, IPPROTO_TCP, TCP_USER_TIMEOUT), 0);
+  }
+}
+
+// What the system's integers cannot say is as long as they can.
+TEST_F(TcpFabricTest, TimesBeyondTheSystemsAreItsLongest) {
+  std::promise<std::unique_ptr<Stream>> accepted;
+  const StreamOptions options{.keepalive = Duration::max(), .user_timeout = Duration::max()};
+  auto listener = fabric_.ListenWith(options, Loopback(), 8,
+                                     [&](std::unique_ptr<Stream> stream) { accepted.set_value(std::move(stream)); });
+  ASSERT_TRUE(listener.has_value());
+  const StreamResult client = ConnectTo((*listener)->local());
+  ASSERT_TRUE(client.has_value());
+  const std::unique_ptr<Stream> server = accepted.get_future().get();
+  EXPECT_EQ(OptionOf(*server, IPPROTO_TCP, TCP_KEEPIDLE), 32767);
+  EXPECT_EQ(OptionOf(*server, IPPROTO_TCP, TCP_USER_TIMEOUT), INT_MAX);
 }
 
 }  // namespace
