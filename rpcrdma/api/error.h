@@ -15,7 +15,7 @@ struct CallError {
     // Making the connection.
     kResolve,      // the host name or address means nothing
     kRefused,      // nobody listens there
-    kRejected,     // somebody listens, and declined (not RPC-over-RDMA, or full)
+    kRejected,     // somebody listens, and declined: not RPC-over-RDMA, or full (a Server of ours says what it lacks)
     kVersion,      // it speaks RPC-over-RDMA, of no version that this end may: `versions` are its own
     kUnreachable,  // no route, no device, or no answer in time
     kDevice,       // this end's RDMA device refused to create what the connection needs

@@ -6,6 +6,7 @@
 #include <array>
 #include <deque>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <random>
@@ -35,6 +36,7 @@
 #include "rpcrdma/verbs/connection.h"
 #include "rpcrdma/verbs/listener.h"
 #include "rpcrdma/verbs/shared_receives.h"
+#include "rpcrdma/wire/refusal.h"
 
 namespace stagecoach::rpcrdma {
 namespace internal {
@@ -103,6 +105,25 @@ class CcpService final : public Service {
 
  private:
   ServerImpl& server_;
+};
+
+// Why connection requests are rejected: how that is said to the client, traced, counted, and said to people.
+struct Rejection {
+  Refusal::Reason reason;
+  std::string_view traced;  // empty: what the device said
+  std::string_view option;
+  uint64_t ServerStats::Rejected::*count;
+  std::string_view why;  // with a limit: what there are at most so many of
+};
+using Rejected = ServerStats::Rejected;
+constexpr Rejection kRejections[] = {
+    {Refusal::Reason::kStopping, "the server stops", "", &Rejected::stopping, "the server is about to stop"},
+    {Refusal::Reason::kClients, "clients_max", "clients_max", &Rejected::clients_max, "clients at a time"},
+    {Refusal::Reason::kAddressConnections, "address_connections_max", "address_connections_max",
+     &Rejected::address_connections_max, "connections of this address"},
+    {Refusal::Reason::kReceives, "no shared Receive is left", "shared_receives", &Rejected::receives,
+     "shared Receives, which are promised to others"},
+    {Refusal::Reason::kDevice, "", "", &Rejected::device, "the device has no resources for it"},
 };
 
 // What exists, of clients that are gone included: a ServerConnection whose Requests somebody holds still has its
@@ -181,13 +202,17 @@ class ServerImpl final : public std::enable_shared_from_this<ServerImpl> {
 
   UniqueFunction<void(const std::string&)> on_client_connected;
   UniqueFunction<void(const std::string&, const std::string&, const ConnectionStats&)> on_client_gone;
+  UniqueFunction<void(const RefusedClient&)> on_client_refused;
 
  private:
   uint32_t FirstXid() const {
     return options_.first_xid != 0 || options_.reverse_credits == 0 ? options_.first_xid : std::random_device()();
   }
   void OnRequest(verbs::CmId id, const CmEvent& request);
-  void Reject(rdma_cm_id* id, const std::string& peer, std::string_view why, uint64_t* count);
+  // Without an id its rejection is under way. `limit`: what the option says.
+  void Reject(rdma_cm_id* id, const std::string& peer, Refusal::Reason reason, uint32_t limit = 0,
+              std::string_view of_device = {});
+  void TellOfRefusal(const Rejection& rejection, const std::string& peer, uint32_t limit);
   std::shared_ptr<Address> AddressOf(const std::string& host);
   std::shared_ptr<SharedReceives> SharedReceivesOf(ibv_context* device);
   void GiveTurns(const std::shared_ptr<Address>& address);
@@ -212,6 +237,11 @@ class ServerImpl final : public std::enable_shared_from_this<ServerImpl> {
   std::vector<std::pair<ibv_context*, std::shared_ptr<SharedReceives>>> shared_receives_;
   ClientId next_client_ = 1;
   ServerStats stats_;  // of connections that are gone, and counters
+  struct Untold {
+    std::optional<Instant> told;  // when one was, if ever
+    uint64_t count = 0;           // since then
+  };
+  std::map<Refusal::Reason, Untold> untold_;
   bool stopping_ = false;
   bool over_ = false;
   EventLoop::TimerId grace_timer_ = 0;
@@ -903,11 +933,39 @@ Result<void, CallError> ServerImpl::Listen(const sockaddr* address) {
   return {};
 }
 
-void ServerImpl::Reject(rdma_cm_id* id, const std::string& peer, std::string_view why, uint64_t* count) {
+void ServerImpl::Reject(rdma_cm_id* id, const std::string& peer, Refusal::Reason reason, uint32_t limit,
+                        std::string_view of_device) {
+  const Rejection& rejection = *std::find_if(std::begin(kRejections), std::end(kRejections),
+                                             [&](const Rejection& each) { return each.reason == reason; });
   ++stats_.clients_rejected;
-  ++*count;
-  Trace(options_.trace, loop_.Now(), options_.name, "client.rejected", {{"peer", peer}, {"why", why}});
-  if (id != nullptr) rdma_reject(id, nullptr, 0);
+  ++(stats_.rejected.*rejection.count);
+  Trace(options_.trace, loop_.Now(), options_.name, "client.rejected",
+        {{"peer", peer}, {"why", rejection.traced.empty() ? of_device : rejection.traced}, {"limit", uint64_t{limit}}});
+  if (id != nullptr) {
+    const auto words = EncodeRefusal({.reason = reason, .limit = limit});
+    rdma_reject(id, words.data(), static_cast<uint8_t>(words.size()));
+  }
+  TellOfRefusal(rejection, peer, limit);
+}
+
+void ServerImpl::TellOfRefusal(const Rejection& rejection, const std::string& peer, uint32_t limit) {
+  if (!on_client_refused) return;
+  Untold& untold = untold_[rejection.reason];
+  if (untold.told && loop_.Now() < DeadlineAfter(*untold.told, options_.refusals_told_every)) {
+    ++untold.count;
+    return;
+  }
+  untold.told = loop_.Now();
+  RefusedClient refused{
+      .peer = peer,
+      .why = limit > 0 ? fmt::format("at most {} {}", limit, rejection.why) : std::string(rejection.why),
+      .option = rejection.option,
+      .untold = std::exchange(untold.count, 0)};
+  // Whoever is told may destroy the Server.
+  loop_.Post([weak = weak_from_this(), refused = std::move(refused)] {
+    const auto self = weak.lock();
+    if (self != nullptr && self->on_client_refused) self->on_client_refused(refused);
+  });
 }
 
 std::shared_ptr<Address> ServerImpl::AddressOf(const std::string& host) {
@@ -966,23 +1024,24 @@ void ServerImpl::GiveMemory(const std::shared_ptr<Address>& address) {
 
 void ServerImpl::OnRequest(verbs::CmId id, const CmEvent& request) {
   const std::string peer = FormatAddress(rdma_get_peer_addr(id.get()));
-  if (stopping_ || over_) return Reject(id.get(), peer, "the server stops", &stats_.rejected.stopping);
+  using Reason = Refusal::Reason;
+  if (stopping_ || over_) return Reject(id.get(), peer, Reason::kStopping);
   if (alive_->connections >= options_.clients_max) {
-    return Reject(id.get(), peer, "clients_max", &stats_.rejected.clients_max);
+    return Reject(id.get(), peer, Reason::kClients, options_.clients_max);
   }
   const std::string host = FormatHost(rdma_get_peer_addr(id.get()));
   const std::shared_ptr<Address> address = AddressOf(host);
   if (address->connections >= options_.address_connections_max) {
-    return Reject(id.get(), peer, "address_connections_max", &stats_.rejected.address_connections_max);
+    return Reject(id.get(), peer, Reason::kAddressConnections, options_.address_connections_max);
   }
   const std::shared_ptr<SharedReceives> shared = SharedReceivesOf(id->verbs);
   if (shared != nullptr && shared->budget()->free() == 0) {
-    return Reject(id.get(), peer, "no shared Receive is left", &stats_.rejected.receives);
+    return Reject(id.get(), peer, Reason::kReceives, shared->slots());
   }
   const ClientId client = next_client_++;
   auto connection = std::make_shared<ServerConnection>(*this, client, host, address, shared);
   if (auto accepted = connection->Accept(std::move(id), request); !accepted) {
-    Reject(nullptr, peer, accepted.error().ToString(), &stats_.rejected.device);
+    Reject(nullptr, peer, Reason::kDevice, 0, accepted.error().ToString());
     connection->CloseNow();
     return;
   }
@@ -1308,6 +1367,9 @@ std::string Server::DebugString() const {
 }
 void Server::OnClientConnected(UniqueFunction<void(const std::string&)> observer) {
   impl_->on_client_connected = std::move(observer);
+}
+void Server::OnClientRefused(UniqueFunction<void(const RefusedClient&)> observer) {
+  impl_->on_client_refused = std::move(observer);
 }
 void Server::OnClientGone(
     UniqueFunction<void(const std::string&, const std::string&, const ConnectionStats&)> observer) {

@@ -91,7 +91,8 @@ struct ServerOptions {
   uint32_t inline_threshold = 4096;
   uint32_t inline_send_max = 0;
   uint32_t inline_receive_max = 0;
-  // Connections beyond this are rejected. One whose client is gone counts for as long as a Request of it is held.
+  // Connections beyond this are rejected, and their clients are told why, as for every other limit
+  // (rpcrdma/wire/refusal.h). One whose client is gone counts for as long as a Request of it is held.
   uint32_t clients_max = 128;
   // The same for the connections of one address (the port does not matter). At least 1.
   uint32_t address_connections_max = 64;
@@ -103,6 +104,8 @@ struct ServerOptions {
   // keeps this end waiting for so long, for the data of its Read chunks or for it to take replies. 0: never. Peers that
   // died are otherwise the transport's to notice.
   Duration idle_timeout = Duration(0);
+  // How often Server::OnClientRefused is told of refusals for one and the same reason; 0: of each.
+  Duration refusals_told_every = 60s;
   int backlog = 64;
   // RDMA Reads in flight towards one client (ORD); the client and the device may lower it.
   uint8_t outgoing_reads = 16;
@@ -167,6 +170,14 @@ struct ServerOptions {
   uint32_t first_xid = 0;
   TraceSink* trace = nullptr;
   std::string name = "server";  // in traces
+};
+
+// A connection request that was rejected.
+struct RefusedClient {
+  std::string peer;         // "10.0.0.7:53422"
+  std::string why;          // a clause: "at most 64 connections of this address"
+  std::string_view option;  // of ServerOptions, which sets the limit; empty: none does
+  uint64_t untold = 0;      // others that were refused for the same reason since the last one that was told
 };
 
 struct ServerStats {
@@ -250,6 +261,9 @@ class Server {
   void OnClientConnected(UniqueFunction<void(const std::string& peer)> observer);
   void OnClientGone(
       UniqueFunction<void(const std::string& peer, const std::string& why, const ConnectionStats&)> observer);
+  // Of each reason the first one, and then one in ServerOptions::refusals_told_every: a flood of requests is no flood
+  // of words.
+  void OnClientRefused(UniqueFunction<void(const RefusedClient&)> observer);
 
  private:
   friend class ReverseClient;

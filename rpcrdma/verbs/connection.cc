@@ -12,6 +12,7 @@
 #include "base/mutant.h"
 #include "rpcrdma/verbs/address_text.h"
 #include "rpcrdma/verbs/taken.h"
+#include "rpcrdma/wire/refusal.h"
 
 namespace stagecoach::rpcrdma::internal {
 namespace {
@@ -48,6 +49,22 @@ int AccessOf(MemoryUse use, bool iwarp) {
       return 0;
   }
   return 0;
+}
+
+void RejectForWantOfResources(rdma_cm_id* id) {
+  const auto why = EncodeRefusal({.reason = Refusal::Reason::kDevice});
+  rdma_reject(id, why.data(), static_cast<uint8_t>(why.size()));
+}
+
+// Nobody listening and a peer that declined are the same event; the status tells: iWARP's is an errno, InfiniBand's a
+// reason. A Server says why it declined.
+CloseCause CauseOfRejection(const CmEvent& event) {
+  const int error = std::abs(event.status);
+  if (const auto refusal = DecodeRefusal(event.private_data)) {
+    return {.kind = CloseCause::Kind::kRejected, .error = error, .text = ToString(*refusal)};
+  }
+  if (error == ECONNREFUSED || event.status == kInvalidServiceId) return CauseOfConnectErrno(ECONNREFUSED);
+  return {.kind = CloseCause::Kind::kRejected, .error = error, .text = "the peer rejected the connection"};
 }
 
 CloseCause CauseOf(const Disconnect& command) {
@@ -150,7 +167,7 @@ VerbsResult<void> Connection::Adopt(verbs::CmId id, const CmEvent& request) {
   auto created = CreateResources();
   if (!created) {
     STAGECOACH_MARK("connection.no_resources_to_accept");
-    rdma_reject(id_.get(), nullptr, 0);
+    RejectForWantOfResources(id_.get());
     state_ = State::kClosed;
     DestroyResources();
   }
@@ -161,7 +178,7 @@ VerbsResult<void> Connection::Accept(ConstBytes private_data) {
   STAGECOACH_CHECK(engine_ != nullptr);
   if (state_ == State::kClosing) {
     // The device refused the Receives of the engine when that was attached.
-    rdma_reject(id_.get(), nullptr, 0);
+    RejectForWantOfResources(id_.get());
     return Err(VerbsError{.error = cause_->error, .call = "ibv_post_recv"});
   }
   STAGECOACH_CHECK(state_ == State::kAccepting);
@@ -391,15 +408,12 @@ void Connection::OnPeerGone(const CmEvent& event) {
       .kind = CloseCause::Kind::kPeer, .error = std::abs(event.status), .text = "peer closed the connection"};
   switch (event.type) {
     case RDMA_CM_EVENT_REJECTED:
+      cause = CauseOfRejection(event);
+      break;
     case RDMA_CM_EVENT_CONNECT_ERROR:
     case RDMA_CM_EVENT_UNREACHABLE:
-      // Nobody listening and a peer that declined are the same event; the status tells: iWARP's is an errno,
-      // InfiniBand's a reason.
-      if (cause.error == ECONNREFUSED || (event.type == RDMA_CM_EVENT_REJECTED && event.status == kInvalidServiceId)) {
+      if (cause.error == ECONNREFUSED) {
         cause = CauseOfConnectErrno(ECONNREFUSED);
-      } else if (event.type == RDMA_CM_EVENT_REJECTED) {
-        cause.kind = CloseCause::Kind::kRejected;
-        cause.text = "the peer rejected the connection";
       } else {
         cause.kind = CloseCause::Kind::kUnreachable;
         cause.text = cause.error == EPROTO ? "what answers there does not speak iWARP (MPA)"

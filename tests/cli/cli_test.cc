@@ -686,6 +686,23 @@ TEST_F(CliTest, PipesAreNotWaitedFor) {
   EXPECT_NE(put.err.find("not a regular file"), std::string::npos) << put.err;
 }
 
+TEST_F(CliTest, WhoIsRefusedHearsWhyAndWhoeverServesHearsItOnce) {
+  Serve({"--verbose", "--max-clients", "5", "--max-address-clients", "1"});
+  const auto holder = Start({"ping", "-c", "10000000", Url()});
+  ASSERT_TRUE(WaitUntil([&] { return server_->Err().find(" connected\n") != std::string::npos; }));
+  for (int i = 0; i < 3; ++i) {
+    const Outcome refused = Run({"ping", "-c", "1", Url()});
+    EXPECT_EQ(refused.code, 1);
+    EXPECT_NE(refused.err.find(": the server takes at most 1 connections of this address\n"), std::string::npos)
+        << refused.err;
+  }
+  const std::string said = server_->Err();
+  const std::string words = " refused: at most 1 connections of this address (--max-address-clients)\n";
+  const size_t first = said.find(words);
+  ASSERT_NE(first, std::string::npos) << said;
+  EXPECT_EQ(said.find(words, first + 1), std::string::npos) << said;
+}
+
 TEST_F(CliTest, AServerWithLittleMemoryPerClientIsServedFromSlowerAndWhole) {
   // Two chunks fit; eight are asked for at a time.
   const std::string content = Pattern(16 * kMiB);

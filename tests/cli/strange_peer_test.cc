@@ -189,6 +189,28 @@ TEST_F(CliTest, SilentStreamsOnItsPortKeepNobodyFromAServer) {
   ExpectServerAlive();
 }
 
+// MPA revision 1, and eight bytes of private data (RFC 8797): 4096 bytes inline, each way.
+void AskForAConnection(const Visitor& client) {
+  SendAll(client.fd(), "MPA ID Req Frame" + std::string("\x00\x01\x00\x08\xf6\xab\x0e\x18\x01\x00\x03\x03", 12));
+}
+
+// A limit for all, and another one for each address, which does not contradict it: 64 used to be the end.
+TEST_F(CliTest, HalfOfManyPlacesAreForOneAddress) {
+  Serve({"--max-clients", "200"});
+  const uint16_t port = static_cast<uint16_t>(std::stoi(address_.substr(address_.find(':') + 1)));
+  std::vector<std::unique_ptr<Visitor>> clients;
+  for (int i = 0; i < 100; ++i) {
+    clients.push_back(std::make_unique<Visitor>(port));
+    AskForAConnection(*clients.back());
+    char reply[28];
+    ASSERT_EQ(::recv(clients.back()->fd(), reply, sizeof(reply), MSG_WAITALL), ssize_t{sizeof(reply)});
+    EXPECT_EQ(reply[16] & 0x20, 0) << "client " << i << " is rejected";
+  }
+  const Outcome refused = Run({"ping", "-c", "1", Url()});
+  EXPECT_NE(refused.err.find(": the server takes at most 100 connections of this address\n"), std::string::npos)
+      << refused.err;
+}
+
 TEST_F(CliTest, AServerOutlivesGarbageOnItsPort) {
   Serve();
   const uint16_t port = static_cast<uint16_t>(std::stoi(address_.substr(address_.find(':') + 1)));

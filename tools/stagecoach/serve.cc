@@ -18,6 +18,8 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <utility>
 
 #include "base/asio_loop/asio_loop.h"
@@ -48,6 +50,7 @@ struct ServeOptions {
   bool rpcbind = false;
   uint32_t rpcbind_check_seconds = 60;
   uint32_t clients = 128;
+  uint32_t address_clients = 0;  // 0: see AddressClientsOf
   uint32_t credits = 64;
   uint32_t handles = 64;
   uint32_t idle_seconds = 60;
@@ -225,6 +228,28 @@ class Cleaning {
   bool more_ = false;
 };
 
+// One address may take half of the places, so that there are some for others; few are everybody's.
+uint32_t AddressClientsOf(const ServeOptions& options) {
+  constexpr uint32_t kFew = 64;
+  if (options.address_clients > 0) return options.address_clients;
+  return std::max(options.clients / 2, kFew);
+}
+
+// By what a limit of the server can be changed; empty: by nothing here.
+std::string_view FlagFor(std::string_view server_option) {
+  if (server_option == "clients_max") return "--max-clients";
+  if (server_option == "address_connections_max") return "--max-address-clients";
+  return {};
+}
+
+void TellOfRefusal(const rpcrdma::RefusedClient& refused) {
+  const std::string_view flag = FlagFor(refused.option);
+  std::string line = fmt::format("{} refused: {}", refused.peer, file::Printable(refused.why));
+  if (!flag.empty()) line += fmt::format(" ({})", flag);
+  if (refused.untold > 0) line += fmt::format("; {} more since this was last said", refused.untold);
+  Complain("serve", line);
+}
+
 int Serve(const ServeOptions& options) {
   const auto where = ParseHostPort(options.listen);
   if (!where) {
@@ -253,6 +278,9 @@ int Serve(const ServeOptions& options) {
   server_options.profile = RpcrdmaProfileOf(options.common);
   server_options.versions = RpcrdmaVersionsOf(options.common);
   server_options.clients_max = options.clients;
+  // All of them may come at once.
+  server_options.backlog = static_cast<int>(std::max<uint32_t>(options.clients, server_options.backlog));
+  server_options.address_connections_max = AddressClientsOf(options);
   server_options.call_bytes_max = service_options.data_max + 4096;
   server_options.ccp.enabled = options.ccp;
   server_options.ccp.inline_send_max = server_options.ccp.inline_receive_max =
@@ -260,6 +288,7 @@ int Serve(const ServeOptions& options) {
   if (options.ccp_auth == "sys") server_options.ccp.flavors = {rpcrdma::AuthFlavor::kSys};
   server_options.client_bytes_max = std::max(*ParseSize(options.client_memory), 2 * server_options.call_bytes_max);
   rpcrdma::Server server(loop, server_options);
+  server.OnClientRefused(TellOfRefusal);
   server.Register(&service);
   if (options.verbose) {
     server.OnClientConnected([](const std::string& peer) { fmt::print(stderr, "stagecoach: {} connected\n", peer); });
@@ -416,6 +445,12 @@ void AddServe(CLI::App& app, int& exit_code) {
       ->type_name("N")
       ->check(CLI::Range(1, 65536))
       ->capture_default_str()
+      ->group("Limits");
+  command
+      ->add_option("--max-address-clients", options->address_clients,
+                   "Of them, from one address (half of --max-clients, and at least 64)")
+      ->type_name("N")
+      ->check(CLI::Range(1, 65536))
       ->group("Limits");
   command->add_option("--credits", options->credits, "Calls one client may have in progress")
       ->type_name("N")
