@@ -154,6 +154,7 @@ std::optional<std::string> FaultOf(const ServerOptions& options) {
   ranges.AtLeast("address_connections_max", options.address_connections_max, 1);
   ranges.AtLeast("address_requests_max", options.address_requests_max, 1);
   ranges.Number("client_bytes_max", options.client_bytes_max, 0, kMemoryMax);
+  ranges.Number("bytes_max", options.bytes_max, 0, kMemoryMax);
   ranges.Number("call_bytes_max", options.call_bytes_max, 0, kMemoryMax);
   const ChunkListLimits& chunks = options.chunk_limits;
   ranges.Number("chunk_limits.read_segments_max", chunks.read_segments_max, 0, kNamedMax);

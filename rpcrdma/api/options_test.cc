@@ -169,6 +169,7 @@ TEST(Options, ThoseOfAServerHaveRanges) {
   ExpectRange(o.address_connections_max, o, "ServerOptions::address_connections_max", 1, UINT32_MAX, "at least 1");
   ExpectRange(o.address_requests_max, o, "ServerOptions::address_requests_max", 1, UINT32_MAX, "at least 1");
   ExpectRange(o.client_bytes_max, o, "ServerOptions::client_bytes_max", 0, kTebibyte, "from 0 to 1099511627776");
+  ExpectRange(o.bytes_max, o, "ServerOptions::bytes_max", 0, kTebibyte, "from 0 to 1099511627776");
   ExpectRange(o.call_bytes_max, o, "ServerOptions::call_bytes_max", 0, kTebibyte, "from 0 to 1099511627776");
   ExpectRange(o.chunk_limits.read_segments_max, o, "ServerOptions::chunk_limits.read_segments_max", 0, 16384,
               "from 0 to 16384");

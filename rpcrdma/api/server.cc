@@ -1,6 +1,7 @@
 #include "rpcrdma/api/server.h"
 
 #include <fmt/format.h>
+#include <malloc.h>
 
 #include <algorithm>
 #include <array>
@@ -44,6 +45,8 @@ namespace {
 
 // Room for a reply header without results: XID, direction, status, an empty verifier, accept_stat, two versions.
 constexpr size_t kReplyHeaderMax = 64;
+// How long memory is kept that nobody needs.
+constexpr Duration kShrinkInterval = 10s;
 
 // What one option says of another.
 ServerOptions Completed(ServerOptions options) {
@@ -54,6 +57,7 @@ ServerOptions Completed(ServerOptions options) {
   // One call always fits, into however many chunks it is divided: each is in a block of its own.
   const uint64_t division_max = uint64_t{options.chunk_limits.read_segments_max} * BlockPool::kSmallest;
   options.client_bytes_max = std::max(options.client_bytes_max, options.call_bytes_max + division_max);
+  options.bytes_max = std::max(options.bytes_max, options.call_bytes_max + division_max);
   return options;
 }
 
@@ -135,9 +139,9 @@ struct Alive {
 
 // What the connections of one address share. Lives as long as any of them.
 struct Address {
-  explicit Address(const ServerOptions& options)
+  Address(const ServerOptions& options, std::shared_ptr<MemoryTotal> total)
       : requests_max(options.address_requests_max),
-        memory(std::make_shared<MemoryAllowance>(options.client_bytes_max)),
+        memory(std::make_shared<MemoryAllowance>(options.client_bytes_max, std::move(total))),
         credits(std::make_shared<CreditBudget>(options.address_requests_max, 0)) {}
 
   const size_t requests_max;
@@ -156,10 +160,13 @@ class ServerImpl final : public std::enable_shared_from_this<ServerImpl> {
       : loop_(loop),
         options_fault_(FaultOf(options)),
         options_(Completed(std::move(options))),
+        memory_(std::make_shared<MemoryTotal>(options_.bytes_max)),
         replay_cache_(options_.replay, options_.trace, options_.name + "/replay"),
         reverse_(std::make_shared<ReverseHub>(loop, FirstXid(), options_.trace, options_.name)) {
     if (options_.ccp.enabled) services_[kCcpProgram] = &ccp_;
+    memory_->OnKept([this] { ArmShrinkTimer(); });
   }
+  ~ServerImpl() { memory_->OnKept(nullptr); }
 
   void Register(Service* service) {
     services_[service->program()] = service;
@@ -217,12 +224,15 @@ class ServerImpl final : public std::enable_shared_from_this<ServerImpl> {
   std::shared_ptr<SharedReceives> SharedReceivesOf(ibv_context* device);
   void GiveTurns(const std::shared_ptr<Address>& address);
   void GiveMemory(const std::shared_ptr<Address>& address);
+  void ArmShrinkTimer();
+  void Shrink();
   void FinishStopIfIdle();
   void TellStopped();
 
   EventLoop& loop_;
   const std::optional<std::string> options_fault_;
   const ServerOptions options_;
+  const std::shared_ptr<MemoryTotal> memory_;  // of all addresses
   ReplayCache replay_cache_;
   const std::shared_ptr<ReverseHub> reverse_;
   CcpService ccp_{*this};
@@ -245,6 +255,8 @@ class ServerImpl final : public std::enable_shared_from_this<ServerImpl> {
   bool stopping_ = false;
   bool over_ = false;
   EventLoop::TimerId grace_timer_ = 0;
+  EventLoop::TimerId shrink_timer_ = 0;
+  bool has_lost_clients_ = false;  // since Shrink
   std::vector<UniqueFunction<void()>> on_stopped_;
 };
 
@@ -464,6 +476,7 @@ class ServerConnection final : public ConnectionOwner,
   ConnectionStats reverse_stats() const { return reverse_ ? reverse_->stats() : ConnectionStats{}; }
 
   BlockPool::Holdings pool_holdings() const { return pool_->holdings(); }
+  uint64_t ShrinkPool() { return pool_->Shrink(); }
   size_t buffer_bytes() const { return connection_.buffer_bytes(); }
   size_t registration_records() const { return connection_.registration_records(); }
   size_t registered_memories() const { return connection_.lasting_regions(); }
@@ -651,7 +664,13 @@ class ServerConnection final : public ConnectionOwner,
   // Calls that wait for memory get what was freed.
   void TryMemory() {
     if (pool_->TakeFreed()) responder_->OnMemoryFreed(loop_.Now());
-    if (pool_->waiting() && responder_->waiting_for_memory() == 0) pool_->StopWaiting();
+    const uint64_t before = std::exchange(given_memory_, responder_->given_memory());
+    if (!pool_->waiting()) return;
+    if (responder_->waiting_for_memory() == 0) {
+      pool_->StopWaiting();
+    } else if (given_memory_ != before) {
+      pool_->PassTurn();
+    }
   }
 
   // Others of this address have freed some.
@@ -883,8 +902,9 @@ class ServerConnection final : public ConnectionOwner,
   uint64_t heard_ = 0;  // signs of life, when last_heard_ was set
   Instant last_heard_{};
   EventLoop::TimerId idle_timer_ = 0;
-  size_t executing_ = 0;  // requests handed out
-  size_t joined_ = 0;     // calls that wait for the reply to one that is the same
+  size_t executing_ = 0;       // requests handed out
+  size_t joined_ = 0;          // calls that wait for the reply to one that is the same
+  uint64_t given_memory_ = 0;  // to calls that waited for it, when that was last looked at
   bool configured_ = false;
   uint64_t not_configured_ = 0;  // calls of the Connection Configuration Protocol that were refused
   std::shared_ptr<BlockPool> pool_;
@@ -972,7 +992,7 @@ std::shared_ptr<Address> ServerImpl::AddressOf(const std::string& host) {
   std::erase_if(addresses_, [](const auto& each) { return each.second.expired(); });
   std::weak_ptr<Address>& known = addresses_[host];
   if (auto address = known.lock()) return address;
-  auto address = std::make_shared<Address>(options_);
+  auto address = std::make_shared<Address>(options_, memory_);
   // Room is made deep inside of handlers; turns are given from the loop.
   const auto later = [weak = weak_from_this(), about = std::weak_ptr<Address>(address)](auto give) {
     return [weak, about, give, posted = std::make_shared<bool>(false)] {
@@ -1022,6 +1042,29 @@ void ServerImpl::GiveMemory(const std::shared_ptr<Address>& address) {
   if (pool != nullptr && pool->on_turn) pool->on_turn();
 }
 
+// While any pool keeps something, and once after a connection has gone.
+void ServerImpl::ArmShrinkTimer() {
+  if (over_ || shrink_timer_ != 0) return;
+  shrink_timer_ = loop_.At(loop_.Now() + kShrinkInterval, [weak = weak_from_this()] {
+    const auto self = weak.lock();
+    if (self == nullptr) return;
+    self->shrink_timer_ = 0;
+    self->Shrink();
+  });
+}
+
+void ServerImpl::Shrink() {
+  uint64_t bytes = 0;
+  for (const auto& [client, connection] : connections_) bytes += connection->ShrinkPool();
+  if (bytes > 0) Trace(options_.trace, loop_.Now(), options_.name, "memory.returned", {{"bytes", bytes}});
+#ifdef __GLIBC__
+  // What was freed is still the process's. It takes the allocator's locks for a moment, so not for little.
+  constexpr uint64_t kWorthwhile = 1u << 20;
+  if (std::exchange(has_lost_clients_, false) || bytes >= kWorthwhile) malloc_trim(0);
+#endif
+  if (memory_->bytes_kept() > 0) ArmShrinkTimer();
+}
+
 void ServerImpl::OnRequest(verbs::CmId id, const CmEvent& request) {
   const std::string peer = FormatAddress(rdma_get_peer_addr(id.get()));
   using Reason = Refusal::Reason;
@@ -1065,6 +1108,8 @@ void ServerImpl::OnClosed(ServerConnection& connection, const CloseCause& cause,
   if (found == connections_.end()) return;
   // Called from inside the connection: the loop destroys it.
   loop_.Post([keep = std::move(found->second)] {});
+  has_lost_clients_ = true;
+  ArmShrinkTimer();
   connections_.erase(found);
   const ConnectionStats stats = connection.stats();
   stats_.connections += stats;
@@ -1133,6 +1178,7 @@ void ServerImpl::TellStopped() {
 void ServerImpl::Shutdown() {
   over_ = true;
   if (grace_timer_ != 0) loop_.Cancel(std::exchange(grace_timer_, 0));
+  if (shrink_timer_ != 0) loop_.Cancel(std::exchange(shrink_timer_, 0));
   reverse_->Shutdown();
   for (auto& [client, connection] : connections_) {
     connection->CloseNow();

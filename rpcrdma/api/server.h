@@ -111,9 +111,12 @@ struct ServerOptions {
   uint8_t outgoing_reads = 16;
   // Memory held for the connections of one address: arguments that came by Read chunk and Buffers. A call that has to
   // wait for it waits, in the order in which the connections began to. Counted in units of 4 KiB. At most 1 TiB; raised
-  // to call_bytes_max and 4 KiB for each of chunk_limits.read_segments_max, so that one call always fits. Beside it, up
-  // to 64 MiB are kept for the next calls of the address.
+  // to call_bytes_max and 4 KiB for each of chunk_limits.read_segments_max, so that one call always fits.
   uint64_t client_bytes_max = 256u << 20;
+  // The same for all connections together, of whatever address. At most 1 TiB; raised so that one call always fits.
+  // Addresses that have to wait for it take turns. Beside it, up to a quarter as much is kept for the next calls, and
+  // 64 MiB of that for one address; what nobody needed for 10 s goes back to the system.
+  uint64_t bytes_max = 1u << 30;
   // Memory one call may ask for by its Read chunks, at most 1 TiB; more is answered with ERR_CHUNK.
   uint64_t call_bytes_max = 32u << 20;
   // Memory one call may offer for its reply, by Write chunks and Reply chunk together; more is answered with ERR_CHUNK.

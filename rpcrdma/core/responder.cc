@@ -511,6 +511,7 @@ void Responder::ServeWaiting(Instant now) {
       break;
     }
     waiting_.pop();
+    ++given_memory_;
     overtaken_by_ = 0;
     call.state = State::kPulling;
     pulling_.push(slot);

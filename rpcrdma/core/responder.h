@@ -217,6 +217,7 @@ class Responder final : public ConnectionEngine {
   uint32_t credits_granted() const { return window_.granted(); }
   // Calls that wait for memory, and replies for a send buffer.
   size_t waiting_for_memory() const { return waiting_.size(); }
+  uint64_t given_memory() const { return given_memory_; }
   size_t replies_waiting() const { return replies_.size(); }
   // Replies that the requester has not read, and those that wait for them.
   uint32_t exposed() const { return exposed_count_; }
@@ -396,6 +397,7 @@ class Responder final : public ConnectionEngine {
   uint32_t properties_answered_ = 0;
   uint32_t unanswered_ = 0;
   uint64_t signs_of_life_ = 0;
+  uint64_t given_memory_ = 0;
   uint32_t overtaken_by_ = 0;  // calls handed out that arrived behind the one that waits first for memory
   CreditWindow window_;
   bool ending_ = false;

@@ -1,6 +1,7 @@
 #include "rpcrdma/verbs/block_pool.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <new>
 #include <utility>
 
@@ -8,6 +9,103 @@
 #include "base/mark.h"
 
 namespace stagecoach::rpcrdma::internal {
+
+// --- MemoryTotal ---
+
+bool MemoryTotal::Keep(uint64_t bytes) {
+  if (bytes > kept_max() - bytes_kept_) return false;
+  const bool first = bytes_kept_ == 0;
+  bytes_kept_ += bytes;
+  if (first && on_kept_) on_kept_();
+  return true;
+}
+
+void MemoryTotal::Wait(MemoryAllowance* allowance) {
+  if (std::find(waiting_.begin(), waiting_.end(), allowance) == waiting_.end()) waiting_.push_back(allowance);
+}
+
+void MemoryTotal::StopWaiting(MemoryAllowance* allowance) {
+  if (std::erase(waiting_, allowance) > 0) Tell(nullptr);
+}
+
+void MemoryTotal::PassTurn(MemoryAllowance* allowance) {
+  if (waiting_.size() < 2 || waiting_.front() != allowance) return;
+  waiting_.pop_front();
+  waiting_.push_back(allowance);
+  Tell(nullptr);
+}
+
+void MemoryTotal::Tell(const BlockPool* giver) {
+  if (!waiting_.empty() && waiting_.front()->first_waiting() != giver) waiting_.front()->Tell();
+}
+
+// --- MemoryAllowance ---
+
+bool MemoryAllowance::Take(uint64_t bytes) {
+  if (!HasRoom(bytes)) return false;
+  if (total_ != nullptr) {
+    if (!total_->HasRoom(bytes)) {
+      STAGECOACH_MARK("pool.total_used_up");
+      return false;
+    }
+    total_->bytes_used_ += bytes;
+  }
+  bytes_used_ += bytes;
+  return true;
+}
+
+void MemoryAllowance::Give(uint64_t bytes, const BlockPool* giver) {
+  bytes_used_ -= bytes;
+  if (first_waiting() != giver) Tell();
+  if (total_ == nullptr) return;
+  total_->bytes_used_ -= bytes;
+  total_->Tell(giver);
+}
+
+bool MemoryAllowance::Keep(uint64_t bytes) {
+  if (bytes > kKeptMax - bytes_kept_ || (total_ != nullptr && !total_->Keep(bytes))) return false;
+  bytes_kept_ += bytes;
+  return true;
+}
+
+void MemoryAllowance::KeepNoLonger(uint64_t bytes) {
+  bytes_kept_ -= bytes;
+  if (total_ != nullptr) total_->bytes_kept_ -= bytes;
+}
+
+bool MemoryAllowance::IsTurnOf(const BlockPool* pool) const {
+  return (waiting_.empty() || waiting_.front() == pool) && (total_ == nullptr || total_->IsTurnOf(this));
+}
+
+void MemoryAllowance::Wait(BlockPool* pool, uint64_t bytes) {
+  if (!std::exchange(pool->waiting_, true)) waiting_.push_back(pool);
+  if (total_ == nullptr || first_waiting() != pool) return;
+  if (HasRoom(bytes)) {
+    total_->Wait(this);
+  } else {
+    // What it waits for is of this client alone: it is in nobody else's way.
+    total_->StopWaiting(this);
+  }
+}
+
+void MemoryAllowance::StopWaiting(BlockPool* pool) {
+  std::erase(waiting_, pool);
+  // The next one's turn.
+  Tell();
+  if (total_ != nullptr && waiting_.empty()) total_->StopWaiting(this);
+}
+
+void MemoryAllowance::PassTurn(BlockPool* pool) {
+  if (first_waiting() != pool) return;
+  if (waiting_.size() > 1) {
+    waiting_.pop_front();
+    waiting_.push_back(pool);
+    Tell();
+  }
+  if (total_ != nullptr) total_->PassTurn(this);
+}
+
+// --- BlockPool ---
 
 BlockPool::~BlockPool() {
   StopWaiting();
@@ -17,20 +115,13 @@ BlockPool::~BlockPool() {
 }
 
 Block* BlockPool::AllocateInTurn(size_t bytes) {
-  BlockPool* const first = allowance_->first_waiting();
-  Block* const block = first == nullptr || first == this ? Allocate(bytes) : nullptr;
-  if (block == nullptr && !waiting_) {
-    waiting_ = true;
-    allowance_->waiting_.push_back(this);
-  }
+  Block* const block = allowance_->IsTurnOf(this) ? Allocate(bytes) : nullptr;
+  if (block == nullptr) allowance_->Wait(this, ChargeOf(bytes));
   return block;
 }
 
 void BlockPool::StopWaiting() {
-  if (!std::exchange(waiting_, false)) return;
-  std::erase(allowance_->waiting_, this);
-  // The next one's turn.
-  allowance_->Give(0, this);
+  if (std::exchange(waiting_, false)) allowance_->StopWaiting(this);
 }
 
 Block* BlockPool::Allocate(size_t bytes) {
@@ -41,7 +132,7 @@ Block* BlockPool::Allocate(size_t bytes) {
     ++size_class;
   }
   if (capacity < bytes) return nullptr;
-  const uint64_t charge = (std::max<uint64_t>(bytes, 1) + kSmallest - 1) / kSmallest * kSmallest;
+  const uint64_t charge = ChargeOf(bytes);
   if (!allowance_->Take(charge)) {
     STAGECOACH_MARK("pool.allowance_used_up");
     return nullptr;
@@ -51,6 +142,7 @@ Block* BlockPool::Allocate(size_t bytes) {
   if (auto& kept = free_[size_class]; !kept.empty()) {
     block = std::move(kept.back());
     kept.pop_back();
+    unneeded_[size_class] = std::min(unneeded_[size_class], kept.size());
     bytes_kept_ -= block->capacity;
     allowance_->KeepNoLonger(block->capacity);
   } else {
@@ -126,6 +218,21 @@ BlockPool::Holdings BlockPool::holdings() const {
   return holdings;
 }
 
+uint64_t BlockPool::Shrink() {
+  uint64_t bytes = 0;
+  for (size_t i = 0; i < kClasses; ++i) {
+    auto& kept = free_[i];
+    // The last ones are taken first, so that those in front are the ones.
+    const auto end = kept.begin() + static_cast<std::ptrdiff_t>(std::min(unneeded_[i], kept.size()));
+    for (auto block = kept.begin(); block != end; ++block) bytes += (*block)->capacity;
+    kept.erase(kept.begin(), end);
+    unneeded_[i] = kept.size();
+  }
+  bytes_kept_ -= bytes;
+  allowance_->KeepNoLonger(bytes);
+  return bytes;
+}
+
 void BlockPool::DropRegistrations() {
   domain_ = nullptr;
   // Not in the order of their addresses: that of two runs may differ, and so would the order in which the device gets
@@ -139,6 +246,7 @@ void BlockPool::DropRegistrations() {
   std::sort(registered.begin(), registered.end(), [](const Block* a, const Block* b) { return a->number < b->number; });
   for (Block* block : registered) block->region = {};
   for (auto& kept : free_) kept.clear();
+  unneeded_ = {};
   allowance_->KeepNoLonger(std::exchange(bytes_kept_, 0));
 }
 

@@ -703,6 +703,17 @@ TEST_F(CliTest, WhoIsRefusedHearsWhyAndWhoeverServesHearsItOnce) {
   EXPECT_EQ(said.find(words, first + 1), std::string::npos) << said;
 }
 
+TEST_F(CliTest, AServerWithLittleMemoryForAllIsServedFromSlowerAndWhole) {
+  const std::string content = Pattern(16 * kMiB);
+  WriteFile(local_ / "file", content);
+  Serve({"--memory", "1M"});
+  const Outcome put = Run({"put", (local_ / "file").string(), Url()});
+  EXPECT_EQ(put.code, 0) << put.err;
+  const Outcome get = Run({"get", Url("file"), (local_ / "back").string()});
+  EXPECT_EQ(get.code, 0) << get.err;
+  EXPECT_TRUE(ReadFile(local_ / "back") == content);
+}
+
 TEST_F(CliTest, AServerWithLittleMemoryPerClientIsServedFromSlowerAndWhole) {
   // Two chunks fit; eight are asked for at a time.
   const std::string content = Pattern(16 * kMiB);

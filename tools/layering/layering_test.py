@@ -19,7 +19,7 @@ FOREIGN = {
     "protobuf": re.compile(r"^google/protobuf"),
     "cli": re.compile(r"^(CLI|spdlog)/"),
     "fmt": re.compile(r"^fmt/"),
-    "system": re.compile(r"^(sys|net|netinet|arpa|linux)/|^(unistd|fcntl|poll|signal|dlfcn|netdb|ifaddrs|pthread|sched|dirent|ucontext)\.h$"),
+    "system": re.compile(r"^(sys|net|netinet|arpa|linux)/|^(unistd|fcntl|poll|signal|dlfcn|netdb|ifaddrs|pthread|sched|dirent|ucontext|malloc)\.h$"),
     "threads": re.compile(r"^(thread|mutex|shared_mutex|condition_variable|future|semaphore|barrier|latch)$"),
     "clock": re.compile(r"^(ctime|time\.h)$"),
     "random": re.compile(r"^random$"),

@@ -56,6 +56,7 @@ struct ServeOptions {
   uint32_t idle_seconds = 60;
   std::string chunk = "1M";
   std::string client_memory = "256M";
+  std::string memory = "1G";
   std::string metrics;  // a file; empty: none
   bool ccp = false;
   std::string ccp_max = "4K";
@@ -287,6 +288,7 @@ int Serve(const ServeOptions& options) {
       static_cast<uint32_t>(*ParseSize(options.ccp_max));
   if (options.ccp_auth == "sys") server_options.ccp.flavors = {rpcrdma::AuthFlavor::kSys};
   server_options.client_bytes_max = std::max(*ParseSize(options.client_memory), 2 * server_options.call_bytes_max);
+  server_options.bytes_max = *ParseSize(options.memory);
   rpcrdma::Server server(loop, server_options);
   server.OnClientRefused(TellOfRefusal);
   server.Register(&service);
@@ -473,6 +475,11 @@ void AddServe(CLI::App& app, int& exit_code) {
       ->check(CheckDataSize)
       ->group("Limits");
   command->add_option("--client-memory", options->client_memory, "Memory for the data of one client's calls")
+      ->type_name("SIZE")
+      ->capture_default_str()
+      ->check(SizeFrom(uint64_t{1} << 20, uint64_t{1} << 40))
+      ->group("Limits");
+  command->add_option("--memory", options->memory, "The same for all clients together")
       ->type_name("SIZE")
       ->capture_default_str()
       ->check(SizeFrom(uint64_t{1} << 20, uint64_t{1} << 40))
