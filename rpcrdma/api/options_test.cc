@@ -205,6 +205,15 @@ TEST(Options, ThoseOfAServerHaveRanges) {
   o.exposed_time = Duration::zero();
   EXPECT_EQ(FaultOf(o), "ServerOptions::exposed_time is 0 ms, and must be from 1 ms to 86400000 ms");
   o.exposed_time = 1ms;
+  for (const Duration wrong :
+       {Duration(-1), Duration(1), Duration(1ms) - Duration(1), Duration(std::chrono::hours(24)) + Duration(1)}) {
+    o.data_time = wrong;
+    EXPECT_NE(FaultOf(o).value_or("").find("ServerOptions::data_time is "), std::string::npos) << wrong.count();
+  }
+  for (const Duration right : {Duration::zero(), Duration(1ms), Duration(std::chrono::hours(24))}) {
+    o.data_time = right;
+    EXPECT_EQ(FaultOf(o), std::nullopt) << right.count();
+  }
   o.profile = kDraft2004;
   EXPECT_EQ(FaultOf(o), std::nullopt);
   o.shared_receives = 64;

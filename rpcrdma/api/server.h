@@ -101,9 +101,13 @@ struct ServerOptions {
   // At least 1.
   uint32_t address_requests_max = 1024;
   // A client that has said nothing for so long, and for which nothing is in progress, is disconnected; so is one that
-  // keeps this end waiting for so long, for the data of its Read chunks or for it to take replies. 0: never. Peers that
-  // died are otherwise the transport's to notice.
-  Duration idle_timeout = Duration(0);
+  // keeps this end waiting for so long, for the data of its Read chunks or for it to take replies. 0: never. A bit
+  // longer than Sessions, and NFS clients of Linux, keep a connection that nothing uses. A client that waits to be
+  // called (reverse_credits) is as silent as any: its answers are what keeps it.
+  Duration idle_timeout = std::chrono::minutes(6);
+  // How long a client may take, whatever else it says meanwhile, for the data that one RDMA Read fetches, or to take a
+  // reply that holds memory: then it is disconnected, and what it held is others'. From 1 ms to 24 hours; 0: for ever.
+  Duration data_time = 30s;
   // How often Server::OnClientRefused is told of refusals for one and the same reason; 0: of each.
   Duration refusals_told_every = 60s;
   int backlog = 64;

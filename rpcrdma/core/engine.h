@@ -132,6 +132,7 @@ struct Disconnect {
     kNoResources,
     kGrantOverrun,
     kReplyNotRead,
+    kPeerOverdue,   // what the peer owes did not come in time (Responder::Config::data_time)
     kBadProperties  // version 2: properties of the peer are malformed, and this end sends it no error
   };
   Why why = Why::kAsked;

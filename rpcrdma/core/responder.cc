@@ -596,6 +596,7 @@ void Responder::PumpReads(Instant now) {
     call.chunk_offset += source.length;
     ++call.reads_in_flight;
     ++reads_in_flight_;
+    ArmPatience(now);
     ++stats_.reads;
     Trace(trace_, now, config_.name, "read.issued",
           {{"xid", uint64_t{call.xid}},
@@ -612,6 +613,7 @@ void Responder::OnReadDone(uint32_t tag, Instant now) {
   --reads_in_flight_;
   ++signs_of_life_;
   if (over_) return;
+  OnPeerDid(now);
   if (ending_) STAGECOACH_MARK("responder.read_done_while_ending");
   if (call.state == State::kPulling && call.reads_in_flight == 0 && call.next_chunk == call.chunks.chunks.size()) {
     FenceSinks(tag, now);
@@ -937,6 +939,7 @@ void Responder::PumpReplies(Instant now) {
     }
   }
   if (!over_ && !ending_ && !replies_.empty()) STAGECOACH_MARK("responder.reply_waits_for_send_buffer");
+  ArmPatience(now);
 }
 
 // [5666bis:3.2.2+4] [5666:2+6] [2004:2#3] [5666bis:4.3+5] [5666bis:4.4.5+4] [5666:3.4+5] [2004:3.4+4] [2004:3.8#3]
@@ -1011,6 +1014,7 @@ void Responder::SendReply(uint32_t slot, uint32_t send_slot, Instant now) {
                       .length = static_cast<uint32_t>(out.position()),
                       .invalidate = call.invalidate,
                       .prompt = holds_memory};
+  if (send.prompt) Await(&in_flight, now);
   const RequestId id = IdOf(slot);
   stats_.call_time.RecordTime(now - call.arrived);
   stats_.send_bytes.Record(send.length);
@@ -1200,7 +1204,30 @@ std::optional<Instant> Responder::Deadline() const {
   for (const Exposed& exposed : exposed_) {
     if (exposed.in_use && !exposed.done && (!first || exposed.until < *first)) first = exposed.until;
   }
+  if (patient_until_ && (!first || *patient_until_ < *first)) first = patient_until_;
   return over_ || ending_ ? std::nullopt : first;
+}
+
+void Responder::Await(InFlight* in_flight, Instant now) {
+  in_flight->awaited = true;
+  ++sends_awaited_;
+  ArmPatience(now);
+}
+
+void Responder::ArmPatience(Instant now) {
+  if (config_.data_time <= Duration::zero()) return;
+  const bool awaits = reads_in_flight_ > 0 || sends_awaited_ > 0 || !replies_.empty();
+  if (!awaits) {
+    patient_until_.reset();
+  } else if (!patient_until_) {
+    patient_until_ = now + config_.data_time;
+  }
+}
+
+// One of the operations that the peer has a part in has completed. What else it owes has all the time there is.
+void Responder::OnPeerDid(Instant now) {
+  patient_until_.reset();
+  ArmPatience(now);
 }
 
 // [5666:3.8#1] [5666:11#5] [5666:11#8] [5666:11+4] [2004:3.8+9] The connection ends, and with it whatever is exposed:
@@ -1208,6 +1235,14 @@ std::optional<Instant> Responder::Deadline() const {
 void Responder::OnDeadline(Instant now) {
   const std::optional<Instant> first = Deadline();
   if (!first || now < *first) return;
+  if (first == patient_until_) {
+    if (reads_in_flight_ > 0) STAGECOACH_MARK("responder.promised_data_never_came");
+    if (sends_awaited_ > 0) STAGECOACH_MARK("responder.reply_never_taken");
+    Trace(trace_, now, config_.name, "peer.overdue",
+          {{"reads", uint64_t{reads_in_flight_}}, {"sends", uint64_t{sends_awaited_}}, {"replies", replies_.size()}});
+    Close(Disconnect::Why::kPeerOverdue);
+    return;
+  }
   STAGECOACH_MARK("responder.done_never_came");
   Trace(trace_, now, config_.name, "exposure.expired",
         {{"exposed", uint64_t{exposed_count_}}, {"withheld", withheld_.size()}});
@@ -1233,6 +1268,7 @@ void Responder::SendAnswer(uint32_t slot, uint32_t send_slot, Instant now) {
   const PostSend send{.slot = send_slot,
                       .length = static_cast<uint32_t>(out.position()),
                       .prompt = !in_flight_[send_slot].registrations.empty()};
+  if (send.prompt) Await(&in_flight_[send_slot], now);
   const RequestId id = IdOf(slot);
   stats_.call_time.RecordTime(now - call.arrived);
   stats_.send_bytes.Record(send.length);
@@ -1290,6 +1326,7 @@ void Responder::CloseRecord(uint32_t slot) {
 void Responder::OnSendDone(uint32_t slot, Instant now) {
   ++signs_of_life_;
   InFlight& in_flight = in_flight_[slot];
+  if (std::exchange(in_flight.awaited, false)) --sends_awaited_;
   in_flight.fencing = 1;
   for (const uint32_t registration : in_flight.registrations) {
     ++in_flight.fencing;
@@ -1297,6 +1334,7 @@ void Responder::OnSendDone(uint32_t slot, Instant now) {
     commands_.push(Invalidate{.registration = registration, .tag = slot | kSendTag});
   }
   in_flight.registrations.clear();
+  OnPeerDid(now);
   if (--in_flight.fencing > 0) return;
   ReleaseSendSlot(slot);
   PumpReplies(now);
@@ -1385,6 +1423,8 @@ void Responder::OnDisconnected(Instant now) {
   }
   if (replies_in_flight() > 0) STAGECOACH_MARK("responder.disconnect_with_replies_in_flight");
   for (InFlight& in_flight : in_flight_) in_flight = {};
+  sends_awaited_ = 0;
+  patient_until_.reset();
   for (Exposed& exposed : exposed_) exposed = {};
   exposed_count_ = 0;
   exposed_bytes_ = 0;

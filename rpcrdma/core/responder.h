@@ -35,6 +35,12 @@
 // are. Who leaves one exposed for longer than the window loses the connection [5666:3.8#1] [5666:11#5] [5666:11#8],
 // which fences all. An RDMA_DONE for nothing that is exposed is dropped.
 //
+// Patience (Config::data_time). RDMA Reads that are not answered hold the memory that the data is to go to, and Sends
+// that are not taken the memory of their replies; and where all send buffers are in use, replies wait for them. While
+// there is any of these, something has to complete within that time. Work requests complete in their order, so a peer
+// cannot make up for a Read that it leaves alone by taking what was sent later. Otherwise the connection ends, which
+// fences all. Small replies that hold nothing but a send buffer may be unreported for as long as they like.
+//
 // Version 2. What the ends have settled is in the ConnectionTerms, which the connection's engines share; without a
 // Requester beside it this engine alone reads what comes, and the first header that it can take settles the version.
 //   RDMA2_CONNPROP  is answered by one with the properties of this end, kPropertiesAnswersMax times on a connection.
@@ -126,6 +132,7 @@ class Responder final : public ConnectionEngine {
     uint64_t exposed_bytes_max = 64u << 20;  // of all of them together
     Duration exposed_time = 30s;             // of each
     uint32_t exposed_segments_max = 64;      // of each
+    Duration data_time{};                    // see Patience; 0: for ever
     uint32_t segment_length_max = 1u << 30;  // that the device registers at once
     // What bounds the grants beside the number of receive buffers.
     std::vector<std::shared_ptr<CreditBudget>> budgets;
@@ -215,7 +222,7 @@ class Responder final : public ConnectionEngine {
   // What the next reply grants; with budgets, what the latest did. At least one, whatever the profile: see
   // ProtocolProfile::zero_grants.
   uint32_t credits_granted() const { return window_.granted(); }
-  // Calls that wait for memory, and replies for a send buffer.
+  // Calls that wait for memory, and those that had to and were given it; replies that wait for a send buffer.
   size_t waiting_for_memory() const { return waiting_.size(); }
   uint64_t given_memory() const { return given_memory_; }
   size_t replies_waiting() const { return replies_.size(); }
@@ -295,6 +302,7 @@ class Responder final : public ConnectionEngine {
 
   // A Send and the Writes before it, until they are done.
   struct InFlight {
+    bool awaited = false;  // it holds more than a send buffer
     std::vector<uint32_t> registrations;
     uint32_t fencing = 0;
     std::vector<std::byte> message;
@@ -355,6 +363,9 @@ class Responder final : public ConnectionEngine {
   void FenceExposed(uint32_t index, Instant now);
   void ReleaseExposed(uint32_t index, Instant now);
   void ServeWithheld();
+  void Await(InFlight* in_flight, Instant now);
+  void OnPeerDid(Instant now);
+  void ArmPatience(Instant now);
   void SendAnswer(uint32_t slot, uint32_t send_slot, Instant now);
   void CloseRecord(uint32_t slot);
   void ReleaseSendSlot(uint32_t slot);
@@ -390,8 +401,10 @@ class Responder final : public ConnectionEngine {
   uint64_t exposed_ever_ = 0;
   Ring<Command> commands_;
   uint32_t reads_in_flight_ = 0;
-  uint32_t first_not_posted_ = 0;  // receive buffers from here on were not posted yet
-  bool answered_ = false;          // anything
+  uint32_t sends_awaited_ = 0;
+  std::optional<Instant> patient_until_;  // while something is awaited; see Patience
+  uint32_t first_not_posted_ = 0;         // receive buffers from here on were not posted yet
+  bool answered_ = false;                 // anything
   // Below 0 while calls beyond the credits granted are in Receives that are not of its share.
   int64_t posted_receives_ = 0;
   uint32_t properties_answered_ = 0;

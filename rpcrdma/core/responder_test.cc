@@ -925,5 +925,126 @@ TEST_F(ResponderTest, TheTraceSaysWhyAReplyIsRefused) {
             std::string("reply.impossible xid=7 why=") + ToString(ReplyVerdict::kNoRoomForReply));
 }
 
+// --- Peers that owe something ---
+
+class PatienceTest : public ResponderTest {
+ protected:
+  static constexpr Duration kTime = 100s;
+
+  PatienceTest() { Make({.data_time = kTime}); }
+  ~PatienceTest() override { responder_->OnDisconnected(At(1000000)); }
+
+  // Not a nanosecond earlier.
+  void ExpectEndsAt(Instant due) {
+    EXPECT_EQ(responder_->Deadline(), due);
+    responder_->OnDeadline(due - Duration(1));
+    EXPECT_TRUE(Take().disconnects.empty());
+    responder_->OnDeadline(due);
+    EXPECT_EQ(responder_->Deadline(), std::nullopt) << "once";
+    const Taken taken = Take();
+    ASSERT_EQ(taken.disconnects.size(), 1u);
+    EXPECT_EQ(taken.disconnects[0].why, Disconnect::Why::kPeerOverdue);
+  }
+};
+
+TEST_F(PatienceTest, NobodyWaitsForAClientThatOwesNothing) {
+  EXPECT_EQ(responder_->Deadline(), std::nullopt);
+  Call(7);
+  Complete(MustTakeRequest());
+  EXPECT_EQ(Take().sends.size(), 1u);
+  EXPECT_EQ(responder_->Deadline(), std::nullopt) << "its Send may be reported late, and holds nothing";
+}
+
+TEST_F(PatienceTest, DataThatNeverComesEndsTheConnection) {
+  Call(7, ReadChunks({{24, {11, 2000, 0}}, {24, {12, 1001, 2000}}}));
+  const Taken taken = Take();
+  ASSERT_EQ(taken.reads.size(), 2u);
+  // One of the two comes.
+  responder_->OnReadDone(taken.reads[0].tag, At(50));
+  ExpectEndsAt(At(50) + kTime);
+}
+
+TEST_F(PatienceTest, DataThatComesIsWaitedForNoLonger) {
+  const auto source = Pattern(2000);
+  Call(7, ReadChunks({{24, {11, 2000, 0}}}));
+  EXPECT_EQ(responder_->Deadline(), At(1) + kTime);
+  DoReads(Take(), source);
+  DoInvalidates(Take());
+  EXPECT_EQ(responder_->Deadline(), std::nullopt);
+  responder_->OnDeadline(At(1) + kTime);  // an old timer
+  EXPECT_TRUE(Take().disconnects.empty());
+  Complete(MustTakeRequest());
+}
+
+TEST_F(PatienceTest, AReplyThatIsNeverTakenEndsTheConnection) {
+  const auto data = Pattern(500);
+  Call(7, WriteChunk({{33, 500, 0}}));
+  Complete(MustTakeRequest(), {.item = data});
+  const Taken taken = Take();
+  ASSERT_EQ(taken.sends.size(), 1u);
+  ASSERT_TRUE(taken.sends[0].prompt);
+  ExpectEndsAt(At(2) + kTime);
+}
+
+TEST_F(PatienceTest, AReplyThatIsTakenIsWaitedForNoLonger) {
+  const auto data = Pattern(500);
+  Call(7, WriteChunk({{33, 500, 0}}));
+  Complete(MustTakeRequest(), {.item = data});
+  responder_->OnSendDone(Take().sends.at(0).slot, At(5));
+  DoInvalidates(Take());
+  EXPECT_EQ(responder_->Deadline(), std::nullopt);
+}
+
+// Of two that are awaited at once, the end of one leaves the other its time.
+TEST_F(PatienceTest, AReplyThatIsTakenLeavesTheDataAwaited) {
+  const auto data = Pattern(500);
+  Call(7, WriteChunk({{33, 500, 0}}));
+  Complete(MustTakeRequest(), {.item = data});
+  const Taken reply = Take();
+  Call(8, ReadChunks({{24, {11, 2000, 0}}}));
+  EXPECT_EQ(Take().reads.size(), 1u);
+  responder_->OnSendDone(reply.sends.at(0).slot, At(60));
+  DoInvalidates(Take());
+  ExpectEndsAt(At(60) + kTime);
+}
+
+TEST_F(PatienceTest, RepliesThatWaitForASendBufferAreAwaited) {
+  // As many small replies as there are send buffers, of which none is reported as taken, and one more.
+  for (uint32_t xid = 1; xid <= 7; ++xid) {
+    EXPECT_EQ(responder_->Deadline(), std::nullopt) << xid;
+    Call(xid);
+    Complete(MustTakeRequest());
+    Take();
+  }
+  EXPECT_EQ(responder_->replies_waiting(), 1u);
+  ExpectEndsAt(At(2) + kTime);
+}
+
+TEST_F(PatienceTest, AReplyThatHasGotItsSendBufferIsNot) {
+  std::vector<uint32_t> slots;
+  for (uint32_t xid = 1; xid <= 7; ++xid) {
+    Call(xid);
+    Complete(MustTakeRequest());
+    for (const PostSend& send : Take().sends) slots.push_back(send.slot);
+  }
+  responder_->OnSendDone(slots.at(0), At(9));
+  EXPECT_EQ(Take().sends.size(), 1u);
+  EXPECT_EQ(responder_->Deadline(), std::nullopt);
+}
+
+TEST_F(PatienceTest, WithoutALimitItIsWaitedForAsLongAsItTakes) {
+  Make({});
+  Call(7, ReadChunks({{24, {11, 2000, 0}}}));
+  EXPECT_EQ(Take().reads.size(), 1u);
+  EXPECT_EQ(responder_->Deadline(), std::nullopt);
+}
+
+TEST_F(PatienceTest, AConnectionThatIsGoneIsWaitedForNoLonger) {
+  Call(7, ReadChunks({{24, {11, 2000, 0}}}));
+  Take();
+  responder_->OnDisconnected(At(3));
+  EXPECT_EQ(responder_->Deadline(), std::nullopt);
+}
+
 }  // namespace
 }  // namespace stagecoach::rpcrdma

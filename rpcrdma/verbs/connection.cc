@@ -85,6 +85,10 @@ CloseCause CauseOf(const Disconnect& command) {
       return {.kind = CloseCause::Kind::kTransport,
               .error = ETIMEDOUT,
               .text = "closed because the client did not say in time that it had read a reply"};
+    case Disconnect::Why::kPeerOverdue:
+      return {.kind = CloseCause::Kind::kTransport,
+              .error = ETIMEDOUT,
+              .text = "closed because the client neither sent promised data nor took a reply in time"};
     case Disconnect::Why::kBadProperties:
       return {.kind = CloseCause::Kind::kBadProperties,
               .error = EPROTO,

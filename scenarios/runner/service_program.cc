@@ -64,6 +64,8 @@ void ServiceProgram::Start() {
   options.exposed_replies_max = spec_.exposed_replies_max();
   options.exposed_bytes_max = spec_.exposed_bytes_max();
   options.exposed_time = Duration(spec_.exposed_ns());
+  // Links may be as slow, and clients as quiet, as a scenario says.
+  options.data_time = options.idle_timeout = Duration::zero();
   options.incoming_reads = static_cast<uint8_t>(spec_.incoming_reads());
   options.receive_align = spec_.receive_align();
   options.ccp.enabled = spec_.ccp();

@@ -22,6 +22,7 @@ constexpr std::string_view kSrqSized =
 constexpr std::string_view kSized = "queues are as large as what may be outstanding, which their users count";
 constexpr std::string_view kNoLimit = "the swarm does not draw a device that has too few";
 constexpr std::string_view kFewClients = "no world has more clients at once than a listener keeps waiting";
+constexpr std::string_view kPatient = "the servers of the swarm wait for a client as long as it takes";
 constexpr std::string_view kReadsCounted = "whoever issues RDMA Reads counts them";
 constexpr std::string_view kRegistered = "what a work request names stays registered until the work is over";
 constexpr std::string_view kNoDatagrams = "no program sends datagrams: connection managers do, and do not wait";
@@ -147,9 +148,11 @@ constexpr OutOfReach kOutOfReach[] = {
     {"responder.malformed_message_dropped", kNoGarbage},
     {"responder.message_that_is_no_call_dropped", kOursOnly},
     {"responder.nothing_granted", "no world bounds what the connections of an address may have executed"},
+    {"responder.promised_data_never_came", kPatient},
     {"responder.properties_that_are_an_answer", kOursOnly},
     {"responder.pulled_call_is_not_of_its_header", kNoGarbage},
     {"responder.reply_chunk_of_a_reverse_call_left_alone", kOursOnly},
+    {"responder.reply_never_taken", kPatient},
     {"responder.reserved_flags_passed_over", kOursOnly},
     {"responder.reverse_call_to_nobody_dropped", kOursOnly},
     {"responder.version_1_while_probing", kOursOnly},

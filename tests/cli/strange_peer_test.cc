@@ -211,6 +211,16 @@ TEST_F(CliTest, HalfOfManyPlacesAreForOneAddress) {
       << refused.err;
 }
 
+TEST_F(CliTest, AClientThatAsksForNothingLosesItsPlace) {
+  Serve({"--max-clients", "1", "--client-idle", "1"});
+  const uint16_t port = static_cast<uint16_t>(std::stoi(address_.substr(address_.find(':') + 1)));
+  const Visitor client(port);
+  AskForAConnection(client);
+  EXPECT_EQ(client.ReadToTheEnd().substr(0, 16), "MPA ID Rep Frame");
+  // The server gives it a moment to close its end.
+  EXPECT_TRUE(WaitUntil([&] { return Run({"ping", "-c", "1", Url()}).code == 0; }));
+}
+
 TEST_F(CliTest, AServerOutlivesGarbageOnItsPort) {
   Serve();
   const uint16_t port = static_cast<uint16_t>(std::stoi(address_.substr(address_.find(':') + 1)));

@@ -54,6 +54,8 @@ struct ServeOptions {
   uint32_t credits = 64;
   uint32_t handles = 64;
   uint32_t idle_seconds = 60;
+  uint32_t client_idle_seconds = 60;
+  uint32_t data_seconds = 30;
   std::string chunk = "1M";
   std::string client_memory = "256M";
   std::string memory = "1G";
@@ -282,6 +284,8 @@ int Serve(const ServeOptions& options) {
   // All of them may come at once.
   server_options.backlog = static_cast<int>(std::max<uint32_t>(options.clients, server_options.backlog));
   server_options.address_connections_max = AddressClientsOf(options);
+  server_options.idle_timeout = std::chrono::seconds(options.client_idle_seconds);
+  server_options.data_time = std::chrono::seconds(options.data_seconds);
   server_options.call_bytes_max = service_options.data_max + 4096;
   server_options.ccp.enabled = options.ccp;
   server_options.ccp.inline_send_max = server_options.ccp.inline_receive_max =
@@ -453,6 +457,20 @@ void AddServe(CLI::App& app, int& exit_code) {
                    "Of them, from one address (half of --max-clients, and at least 64)")
       ->type_name("N")
       ->check(CLI::Range(1, 65536))
+      ->group("Limits");
+  command
+      ->add_option("--client-idle", options->client_idle_seconds,
+                   "Disconnect a client that has asked for nothing for so long; 0: never")
+      ->type_name("SECONDS")
+      ->check(CLI::Range(0, 86400))
+      ->capture_default_str()
+      ->group("Limits");
+  command
+      ->add_option("--data-time", options->data_seconds,
+                   "Disconnect a client that keeps promised data, or leaves a reply, for so long; 0: never")
+      ->type_name("SECONDS")
+      ->check(CLI::Range(0, 86400))
+      ->capture_default_str()
       ->group("Limits");
   command->add_option("--credits", options->credits, "Calls one client may have in progress")
       ->type_name("N")
