@@ -42,7 +42,7 @@ TEST_F(CliTest, ATreeGoesThereAndBackUnchanged) {
   const Outcome put = Run({"put", "-r", source.string(), Url("tree")});
   EXPECT_EQ(put.code, 0) << put.err;
   EXPECT_EQ(put.err, "");
-  const Outcome get = Run({"get", "-r", Url("tree"), (local_ / "back").string()});
+  const Outcome get = Run({"get", "-r", "--raw-names", Url("tree"), (local_ / "back").string()});
   EXPECT_EQ(get.code, 0) << get.err;
   EXPECT_EQ(get.err, "");
 
