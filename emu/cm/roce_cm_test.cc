@@ -652,6 +652,10 @@ TEST_F(RoceCmTest, AnExternalQpIsTakenThroughItsStatesByItsProgram) {
   EXPECT_EQ(client.cm().Establish(id), EINVAL);
   EXPECT_EQ(server.Next(), CmEventType::kEstablished);
   EXPECT_FALSE(client.Waiting());
+  // The QPs have been told the secret of the connection, although nobody but their programs brought them up.
+  world.RunFor(1s);
+  EXPECT_EQ(client.nic().counters().connections, 1u);
+  EXPECT_EQ(server.nic().counters().connections, 1u);
   // Nor does anybody but the program end it.
   EXPECT_EQ(client.cm().Disconnect(id), 0);
   EXPECT_EQ(ours->state(), QpState::kRts);

@@ -328,6 +328,12 @@ std::string Nic::Describe() {
                      " windows, " + std::to_string(count.channels) + " channels, " + std::to_string(count.cqs) +
                      " CQs, " + std::to_string(count.srqs) + " SRQs, " + std::to_string(count.ahs) + " AHs, " +
                      std::to_string(count.qps) + " QPs\n";
+  if (roce_ != nullptr) {
+    const RocePort::Counters port = roce_->counters();
+    text += "  streams for packets: " + std::to_string(port.carriers_refused) + " refused, " +
+            std::to_string(port.not_proven) + " of them without a proof, " + std::to_string(port.calls_not_proven) +
+            " of ours to who is not the peer\n";
+  }
   std::lock_guard lock(mutex_);
   for (const auto& [handle, qp] : qps_) text += "  " + qp->Describe() + "\n";
   for (const auto& qp : lingering_) text += "  " + qp->Describe() + ", destroyed\n";

@@ -117,7 +117,8 @@ class RocePort::Core : public std::enable_shared_from_this<RocePort::Core> {
     bool comes_first = false;  // of the two, this end goes to the other
     PeerKnowledge knowledge;
     std::optional<QpNumbers> reached;  // when the last carrier was lost
-    bool peer_sends = false;           // it has proven so, and is not believed when it says less
+    bool both_proven = false;          // both packet numbers have been, and less will not do
+    bool fits_one_way = false;         // both were refused: each by itself is to be tried
     uint64_t carrier = 0;              // serial; 0: none
     uint64_t caller = 0;               // key of the attempt under way; 0: none
     int attempts_left = 0;
@@ -269,6 +270,9 @@ class RocePort::Caller final : public StreamWatcher {
           return Accepted(*answer, *member);
         case CarrierStatus::kOtherVersion:
           core_.ComplainOfVersion(stream_->remote());
+          return Fail(ToString(answer->status));
+        case CarrierStatus::kNotProven:
+          member->fits_one_way = !proves_each_;
           [[fallthrough]];
         default:
           return Fail(ToString(answer->status));
@@ -280,21 +284,26 @@ class RocePort::Caller final : public StreamWatcher {
     // Again, if it has come to send meanwhile.
     if (proves_ && (proves_both_ || !challenge.sends)) return Fail("asks for a proof twice");
     const PeerKnowledge& knowledge = member.knowledge;
-    // Who has a number of its own keeps it. It would be easier to guess ours, if it had none.
-    if (member.peer_sends && !challenge.sends) return FailUnproven("a peer that knows less than before");
+    // It would be easier to guess ours if it had none any more.
+    if (member.both_proven && !challenge.sends) return FailUnproven("a peer that knows less than before");
     const auto numbers_of = [&](const QpNumbers& numbers) {
-      return wire::CarrierNumbers{numbers.send.value_or(0),
-                                  challenge.sends ? std::optional(numbers.receive) : std::nullopt};
+      return wire::CarrierNumbers{numbers.send, challenge.sends ? std::optional(numbers.receive) : std::nullopt};
     };
-    const wire::CarrierNumbers begun = numbers_of(knowledge.begun);
-    if (wire::IsGuessable(knowledge.secret, begun) && !IsOfOurUser(*stream_)) return FailUnproven(kAnotherUser);
-    const wire::CarrierNumbers reached = numbers_of(member.reached.value_or(knowledge.begun));
+    wire::CarrierNumbers first = numbers_of(knowledge.begun);
+    wire::CarrierNumbers second = numbers_of(member.reached.value_or(knowledge.begun));
+    if (wire::IsGuessable(knowledge.secret, first) && !IsOfOurUser(*stream_)) return FailUnproven(kAnotherUser);
+    proves_each_ = member.fits_one_way && !member.both_proven && challenge.sends;
+    if (proves_each_) {
+      STAGECOACH_MARK("port.numbers_proven_one_by_one");
+      second = {std::nullopt, first.listener};
+      first.listener.reset();
+    }
     const auto prove = [&](wire::CarrierRole role, const wire::CarrierNumbers& numbers) {
       return wire::ProveCarrier(role, knowledge.secret, hello_, challenge.token, numbers);
     };
-    const wire::CarrierProof proof{prove(wire::CarrierRole::kInitiator, begun),
-                                   prove(wire::CarrierRole::kInitiator, reached)};
-    expected_ = {prove(wire::CarrierRole::kListener, begun), prove(wire::CarrierRole::kListener, reached)};
+    const wire::CarrierProof proof{prove(wire::CarrierRole::kInitiator, first),
+                                   prove(wire::CarrierRole::kInitiator, second)};
+    expected_ = {prove(wire::CarrierRole::kListener, first), prove(wire::CarrierRole::kListener, second)};
     proof_bytes_ = proof.Encoded();
     proves_ = true;
     proves_both_ = challenge.sends;
@@ -302,11 +311,11 @@ class RocePort::Caller final : public StreamWatcher {
   }
 
   void Accepted(const wire::CarrierAnswer& answer, Core::Member& member) {
-    const bool is_first = EqualInConstantTime(answer.token, expected_.begun);
-    const bool is_second = EqualInConstantTime(answer.token, expected_.reached);
+    const bool is_first = EqualInConstantTime(answer.token, expected_.first);
+    const bool is_second = EqualInConstantTime(answer.token, expected_.second);
     if (!proves_ || !(is_first || is_second)) return FailUnproven("who accepts has not proven to be the peer");
     finished_ = true;
-    member.peer_sends |= proves_both_;
+    member.both_proven |= proves_both_ && !proves_each_;
     member.caller = 0;
     stream_->SetWatcher(nullptr);
     core_.DismissWaiting(qp_number_);  // it has given up its own call, having taken ours
@@ -341,6 +350,7 @@ class RocePort::Caller final : public StreamWatcher {
   size_t read_ = 0;
   bool proves_ = false;
   bool proves_both_ = false;  // the packet number of the other end, too
+  bool proves_each_ = false;  // by itself
   bool finished_ = false;
 };
 
@@ -484,17 +494,30 @@ class RocePort::Visitor final : public StreamWatcher {
     const Core::Member& member = found->second;
     const PeerKnowledge& knowledge = member.knowledge;
     const wire::CarrierProof proof = wire::CarrierProof::Decode(proof_);
-    std::optional<wire::CarrierNumbers> proven;
-    for (const QpNumbers& ours : {member.reached.value_or(knowledge.begun), knowledge.begun}) {
-      const wire::CarrierNumbers numbers{ours.receive, peer_is_to_know_our_number_ ? ours.send : std::nullopt};
+    const auto numbers_of = [this](const QpNumbers& ours) {
+      return wire::CarrierNumbers{ours.receive, peer_is_to_know_our_number_ ? ours.send : std::nullopt};
+    };
+    const wire::CarrierNumbers begun = numbers_of(knowledge.begun);
+    struct Candidate {
+      wire::CarrierNumbers numbers;
+      bool is_all;
+    };
+    const Candidate candidates[] = {{{begun.initiator, std::nullopt}, false},
+                                    {{std::nullopt, begun.listener}, false},
+                                    {numbers_of(member.reached.value_or(knowledge.begun)), true},
+                                    {begun, true}};
+    std::optional<Candidate> proven;
+    for (const Candidate& candidate : candidates) {
+      // Who has once proven both numbers does not prove one only.
+      if (!candidate.is_all && (member.both_proven || !begun.listener)) continue;
       const SipTag expected =
-          wire::ProveCarrier(wire::CarrierRole::kInitiator, knowledge.secret, *hello_, challenge_, numbers);
-      for (const SipTag& tag : {proof.begun, proof.reached}) {
-        if (EqualInConstantTime(tag, expected)) proven = numbers;
+          wire::ProveCarrier(wire::CarrierRole::kInitiator, knowledge.secret, *hello_, challenge_, candidate.numbers);
+      for (const SipTag& tag : {proof.first, proof.second}) {
+        if (EqualInConstantTime(tag, expected)) proven = candidate;
       }
     }
-    const bool is_guessable = wire::IsGuessable(knowledge.secret, {knowledge.begun.receive, knowledge.begun.send});
-    const bool is_stranger = proven && is_guessable && !IsOfOurUser(*stream_);
+    const bool is_guessable = proven && wire::IsGuessable(knowledge.secret, proven->is_all ? begun : proven->numbers);
+    const bool is_stranger = is_guessable && !IsOfOurUser(*stream_);
     if (!proven || is_stranger) {
       STAGECOACH_MARK("port.visitor_cannot_prove_to_be_the_peer");
       core_.refusals_.Count(*source_, core_.fabric_.Now());
@@ -506,7 +529,8 @@ class RocePort::Visitor final : public StreamWatcher {
       return Challenge(member);
     }
     proven_for_ = member.generation;
-    token_ = wire::ProveCarrier(wire::CarrierRole::kListener, knowledge.secret, *hello_, challenge_, *proven);
+    both_proven_ = proven->is_all && begun.listener.has_value();
+    token_ = wire::ProveCarrier(wire::CarrierRole::kListener, knowledge.secret, *hello_, challenge_, proven->numbers);
     Consider();
   }
 
@@ -544,7 +568,7 @@ class RocePort::Visitor final : public StreamWatcher {
       return Finish();
     }
     Core::Member& member = core_.members_.at(hello_->destination_qp);
-    member.peer_sends = true;  // who calls does
+    member.both_proven |= both_proven_;
     core_.Attach(hello_->destination_qp, member, std::move(stream_), crc);
     Finish();
   }
@@ -583,6 +607,7 @@ class RocePort::Visitor final : public StreamWatcher {
   bool peer_is_to_know_our_number_ = false;
   std::optional<Refusals::Source> source_;  // once it was challenged
   std::optional<uint64_t> proven_for_;
+  bool both_proven_ = false;
   SipTag token_{};  // our own proof, once there is no doubt of the other end's
   bool finished_ = false;
 };
@@ -640,7 +665,7 @@ void RocePort::Core::Join(uint32_t qp_number, uint64_t generation, const RocePat
     StopCalling(old->second);
     if (old->second.generation == generation) {
       member.reached = old->second.reached;
-      member.peer_sends = old->second.peer_sends;
+      member.both_proven = old->second.both_proven;
     }
   }
   member.knowledge = knowledge;
@@ -917,14 +942,6 @@ std::vector<wire::Gid> RocePort::GidsOf(std::vector<IpEndpoint> addresses) {
 Result<RocePath, int> RocePort::PathTo(const AddressVector& vector) {
   if (vector.port != kPort) return Err(EINVAL);
   const std::vector<IpEndpoint> addresses = fabric_.LocalAddresses();
-  if (addresses.empty()) return Err(EINVAL);
-  if (!vector.is_global) {
-    // Both ends are on this host and choose alike: loopback, if there is such a thing.
-    const auto loopback = std::find_if(addresses.begin(), addresses.end(),
-                                       [](const IpEndpoint& address) { return address.IsLoopback(); });
-    const IpEndpoint here = (loopback != addresses.end() ? *loopback : addresses.front()).WithPort(0);
-    return RocePath{here, here};
-  }
   const std::vector<wire::Gid> gids = GidsOf(addresses);
   if (vector.sgid_index >= gids.size() || gids[vector.sgid_index] == wire::Gid{}) return Err(EINVAL);
   const wire::Gid& source = gids[vector.sgid_index];

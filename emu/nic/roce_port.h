@@ -6,7 +6,7 @@
 //     slot (8 bits) | index (16 bits)
 //
 // where the slot is that of the process: it listens on the first free port of the profile's block, and its slot says
-// which. A path without a GID (LID-only addressing) reaches this host alone.
+// which.
 //
 // All hosts must have the same block: a QP calls the ports of its own.
 //

@@ -477,6 +477,27 @@ TEST_F(ProvenCarrierTest, WhoWaitedForAQpProvesAllThatItComesToKnow) {
   EXPECT_EQ(Answer(*stream)->status, wire::CarrierStatus::kNotProven);
 }
 
+// As where one end alone sends, and nobody looks at what else was told.
+TEST_F(ProvenCarrierTest, NumbersThatFitOneWayCarryThatWay) {
+  ReadyWith(a_, b_, at_b_, kNumberOfA, kNumberOfB + (1u << 22));
+  ReadyB();
+  ExpectTraffic(a_, b_, 3);
+  const TestBuffer source = b_.Register(64);
+  b_.completions.clear();
+  ASSERT_EQ(b_.Send(1, {source.All()}), 0);
+  ASSERT_TRUE(pair_.world.RunUntil([&] { return b_.Completed(1); }));
+  EXPECT_EQ(b_.completions[0].status, CompletionStatus::kRetryExceeded);
+}
+
+TEST_F(ProvenCarrierTest, WhereBothNumbersWereProvenOneOfThemIsNotEnough) {
+  Connect();
+  const uint64_t carriers = CarriersOfA();
+  const Knowledge halves[] = {{{kNumberOfB, std::nullopt}}, {{std::nullopt, kNumberOfA}}};
+  for (const Knowledge& half : halves) EXPECT_EQ(StatusFor(Hello(), half), wire::CarrierStatus::kNotProven);
+  EXPECT_EQ(CarriersOfA(), carriers);
+  ExpectTraffic(3);
+}
+
 TEST_F(ProvenCarrierTest, HalfAProofIsNotWaitedForAndKeepsNobodyOut) {
   Connect();
   const std::unique_ptr<Stream> half = Visit();
@@ -613,7 +634,7 @@ TEST_F(StrangerListens, WhatItHearsIsNoAnswerOfItsOwn) {
   says_ = [this](size_t step) {
     if (step == 1) return wire::CarrierAnswer{.status = wire::CarrierStatus::kProve, .sends = true};
     const auto proof = wire::CarrierProof::Decode(ConstBytes(heard_).subspan(wire::kCarrierHelloSize));
-    return wire::CarrierAnswer{.token = proof.begun};
+    return wire::CarrierAnswer{.token = proof.first};
   };
   const auto listener = Listen();
   EXPECT_TRUE(pair_.world.RunUntilIdle());

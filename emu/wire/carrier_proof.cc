@@ -6,12 +6,12 @@
 namespace stagecoach::emu::wire {
 namespace {
 
-constexpr size_t kNumbersSize = 10;
+constexpr size_t kNumbersSize = 11;
 
 }  // namespace
 
 bool IsGuessable(const CarrierSecret& secret, const CarrierNumbers& numbers) {
-  return secret == CarrierSecret{} && numbers.initiator == 0 && numbers.listener.value_or(0) == 0;
+  return secret == CarrierSecret{} && numbers.initiator.value_or(0) == 0 && numbers.listener.value_or(0) == 0;
 }
 
 SipTag ProveCarrier(CarrierRole role, const CarrierSecret& secret, const CarrierHello& hello,
@@ -21,9 +21,10 @@ SipTag ProveCarrier(CarrierRole role, const CarrierSecret& secret, const Carrier
   out.U8(static_cast<uint8_t>(role));
   hello.Encode(out);
   out.Bytes(challenge);
-  out.U32(numbers.initiator);
-  out.U8(numbers.listener ? 1 : 0);
-  out.U32(numbers.listener.value_or(0));
+  for (const std::optional<uint32_t>& number : {numbers.initiator, numbers.listener}) {
+    out.U8(number ? 1 : 0);
+    out.U32(number.value_or(0));
+  }
   STAGECOACH_CHECK(out.ok() && out.remaining() == 0);
   return SipHash128(secret, said);
 }
@@ -31,16 +32,16 @@ SipTag ProveCarrier(CarrierRole role, const CarrierSecret& secret, const Carrier
 std::array<std::byte, kCarrierProofSize> CarrierProof::Encoded() const {
   std::array<std::byte, kCarrierProofSize> bytes;
   ByteWriter out(bytes);
-  out.Bytes(begun);
-  out.Bytes(reached);
+  out.Bytes(first);
+  out.Bytes(second);
   return bytes;
 }
 
 CarrierProof CarrierProof::Decode(ConstBytes bytes) {
   STAGECOACH_CHECK(bytes.size() == kCarrierProofSize);
   CarrierProof proof;
-  CopyBytes(proof.begun, bytes.first(sizeof(SipTag)));
-  CopyBytes(proof.reached, bytes.subspan(sizeof(SipTag)));
+  CopyBytes(proof.first, bytes.first(sizeof(SipTag)));
+  CopyBytes(proof.second, bytes.subspan(sizeof(SipTag)));
   return proof;
 }
 

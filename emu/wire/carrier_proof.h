@@ -9,7 +9,9 @@
 // A QP that does not send yet has no packet number of its own. It proves, and has proven, the peer's alone.
 //
 // A QP may be connected anew, alone, at the packet numbers that its peer has reached meanwhile. So an initiator says
-// two proofs: of the numbers that it began with, and of those that it had reached when its last carrier ended.
+// two proofs: of the numbers that it began with, and of those that it had reached when its last carrier ended. Programs
+// whose QPs send in one direction may have told each other wrong numbers for the other. So an initiator whose two
+// proofs were refused, and none before, proves each number by itself.
 //
 // Plain values and pure functions; any thread.
 #pragma once
@@ -27,10 +29,10 @@ namespace stagecoach::emu::wire {
 // All zeros: the two have none.
 using CarrierSecret = SipKey;
 
-// Packet numbers, 24 bits each.
+// Packet numbers of the two ends, 24 bits each; nullopt: not to be proven.
 struct CarrierNumbers {
-  uint32_t initiator = 0;            // that of its next request
-  std::optional<uint32_t> listener;  // nullopt: it does not send
+  std::optional<uint32_t> initiator;
+  std::optional<uint32_t> listener;
   friend bool operator==(const CarrierNumbers&, const CarrierNumbers&) = default;
 };
 
@@ -44,8 +46,8 @@ SipTag ProveCarrier(CarrierRole role, const CarrierSecret& secret, const Carrier
 
 // What the initiator says when it is asked to prove itself.
 struct CarrierProof {
-  SipTag begun{};
-  SipTag reached{};
+  SipTag first{};   // of the numbers begun with; or of the initiator's alone
+  SipTag second{};  // of the numbers reached; or of the listener's alone
 
   std::array<std::byte, kCarrierProofSize> Encoded() const;
   // `bytes` are kCarrierProofSize: there is nothing to find wrong with them.

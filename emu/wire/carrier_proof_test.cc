@@ -36,13 +36,23 @@ TEST(CarrierProof, ChangesWithWhateverWasSaidAndWithWhateverIsKnown) {
       [](Proven& p) { p.hello.destination[15] = 1; },
       [](Proven& p) { p.hello.nonce[15] = std::byte{1}; },
       [](Proven& p) { p.challenge[15] = std::byte{1}; },
-      [](Proven& p) { p.numbers.initiator ^= 1; },
-      [](Proven& p) { p.numbers.initiator ^= 0x800000; },
+      [](Proven& p) { p.numbers.initiator = *p.numbers.initiator ^ 1; },
+      [](Proven& p) { p.numbers.initiator = *p.numbers.initiator ^ 0x800000; },
       [](Proven& p) { p.numbers.listener = *p.numbers.listener ^ 1; },
       [](Proven& p) { p.numbers.listener = *p.numbers.listener ^ 0x800000; },
       [](Proven& p) { p.numbers.listener = 0; },
       [](Proven& p) { p.numbers.listener.reset(); },
-      [](Proven& p) { std::swap(p.numbers.initiator, *p.numbers.listener); },
+      [](Proven& p) { p.numbers.initiator.reset(); },
+      [](Proven& p) {
+        p.numbers = {std::nullopt, std::nullopt};
+      },
+      [](Proven& p) {
+        p.numbers = {*p.numbers.listener, std::nullopt};
+      },
+      [](Proven& p) {
+        p.numbers = {std::nullopt, *p.numbers.initiator};
+      },
+      [](Proven& p) { std::swap(p.numbers.initiator, p.numbers.listener); },
   };
   std::set<SipTag> tags;
   for (const auto& change : changes) {
@@ -55,8 +65,8 @@ TEST(CarrierProof, ChangesWithWhateverWasSaidAndWithWhateverIsKnown) {
 
 TEST(CarrierProof, ComesBackAsItWasWritten) {
   CarrierProof proof;
-  proof.begun[0] = std::byte{1};
-  proof.reached[15] = std::byte{2};
+  proof.first[0] = std::byte{1};
+  proof.second[15] = std::byte{2};
   const auto bytes = proof.Encoded();
   EXPECT_EQ(ToHex(bytes),
             "01000000000000000000000000000000"

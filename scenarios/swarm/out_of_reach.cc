@@ -88,6 +88,8 @@ constexpr OutOfReach kOutOfReach[] = {
     {"nic.context_closed_with_qps", "a NIC goes after the programs of its host, and with them goes all that they made"},
     {"nic.qps_used_up", kNoLimit},
     {"pool.total_used_up", "no world has as many calls at once as a server has memory for"},
+    {"port.called_somebody_who_is_not_the_peer", kOursOnly},
+    {"port.source_refused_too_often", kOursOnly},
     {"qp.datagram_too_long_for_its_receive", kNoDatagrams},
     {"qp.datagram_waits_for_room", kNoDatagrams},
     {"qp.device_has_failed", "the device does not fail as a whole"},

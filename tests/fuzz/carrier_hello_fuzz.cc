@@ -46,7 +46,7 @@ void CheckProof(const CarrierHello& hello, ConstBytes challenge, ConstBytes said
   CopyBytes(nonce, challenge);
   const CarrierProof proof = CarrierProof::Decode(said);
   const SipTag expected = ProveCarrier(CarrierRole::kInitiator, secret, hello, nonce, {0x123456, 0x654321});
-  FUZZ_PROPERTY(!EqualInConstantTime(proof.begun, expected) && !EqualInConstantTime(proof.reached, expected));
+  FUZZ_PROPERTY(!EqualInConstantTime(proof.first, expected) && !EqualInConstantTime(proof.second, expected));
   FUZZ_PROPERTY(AsText(proof.Encoded()) == AsText(said));
 }
 
