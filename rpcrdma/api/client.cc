@@ -358,13 +358,14 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
     // What the server calls waits until it is certain that this is the connection.
     const bool was_ready = phase_ == Phase::kReady;
     if (reverse_ && was_ready) reverse_->OnProgress();
-    if (phase_ == Phase::kExchanging) LookAtExchange();
     // After ~Client, maybe from one of these handlers, the loop delivers the rest.
     while (requester_ && (!abandoned_ || delivering_after_end_)) {
       std::optional<CallOutcome> outcome = requester_->TakeOutcome(loop_.Now());
       if (!outcome) break;
       Deliver(std::move(*outcome));
     }
+    // The answer to the probe may have begun an exchange that was over at once.
+    if (phase_ == Phase::kExchanging) LookAtExchange();
     if (reverse_ && !was_ready && phase_ == Phase::kReady && !abandoned_) reverse_->OnProgress();
     if (on_progress_ && !abandoned_) on_progress_();
   }

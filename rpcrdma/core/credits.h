@@ -22,8 +22,8 @@
 //
 // A message of version 2 that is given up is an RDMA_DONE from then on: whoever passes over it has its Receive for the
 // next message, and what answers a later one shows that it was dealt with. That is a message of an extension whose time
-// is over, and the properties of this end when the peer has told its own without being asked: nobody has to answer
-// either.
+// is over, and the properties of this end when their time is over, or the peer has told its own without being asked:
+// nobody has to answer either.
 #pragma once
 
 #include <algorithm>

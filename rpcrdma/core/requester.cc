@@ -829,13 +829,17 @@ void Requester::OnMessage(uint32_t slot, Header&& header, ConstBytes body, Insta
   }
   // [v2:10.1+2] Answers to the one are found by their type.
   if (header.type() == MessageType::kConnProp) return OnProperties(slot, header, now);
-  if (exchange_ == Exchange::kSent && header.type() == MessageType::kError && header.xid == kConnPropXid) {
+  const bool may_be_refused = exchange_ == Exchange::kSent || exchange_ == Exchange::kGivenUp;
+  if (may_be_refused && header.type() == MessageType::kError && header.xid == kConnPropXid) {
     // [v2:4.2+3] [v2:5.3.4#1] By the defaults, then.
     STAGECOACH_MARK("requester.properties_refused");
     ++stats_.errors;
     Trace(trace_, now, config_.name, "properties.refused", {{"why", ErrorText(header.body, terms_.extensions())}});
-    credits_.OnReply(GrantOf(header));
-    EndExchange(ExchangeEnd::kRefused, now);
+    if (exchange_ == Exchange::kSent) {
+      credits_.OnReply(GrantOf(header));
+      EndExchange(ExchangeEnd::kRefused, now);
+    }
+    exchange_ = Exchange::kOver;
     PostReceiveAgain(slot);
     return Pump(now);
   }
@@ -1171,9 +1175,14 @@ void Requester::OnPeerProperties(Instant now) {
 void Requester::EndExchangeIfTold(Instant now) {
   if (exchange_ != Exchange::kSent || !terms_.peer_has_spoken()) return;
   STAGECOACH_MARK("requester.peer_announced_its_properties");
+  GiveExchangeUp(ExchangeEnd::kAnnounced, now);
+}
+
+// The peer may not have read it yet, so that its credit is not back.
+void Requester::GiveExchangeUp(ExchangeEnd end, Instant now) {
   credits_.OnGivenUp();
-  EndExchange(ExchangeEnd::kAnnounced, now);
-  exchange_ = Exchange::kTold;
+  EndExchange(end, now);
+  exchange_ = Exchange::kGivenUp;
 }
 
 // [v2:5.3.4+4] [v2:5.3.4+7] [v2:5.3.4+8] What answers ours, or comes by itself: taken all the same, for once. Only an
@@ -1181,7 +1190,7 @@ void Requester::EndExchangeIfTold(Instant now) {
 void Requester::OnProperties(uint32_t slot, const Header& header, Instant now) {
   const bool first = terms_.OnPeerProperties(std::get<ConnProp>(header.body).properties);
   if (!first) ++stats_.properties_again;
-  const bool awaited = exchange_ == Exchange::kSent || exchange_ == Exchange::kTold;
+  const bool awaited = exchange_ == Exchange::kSent || exchange_ == Exchange::kGivenUp;
   if (!awaited) STAGECOACH_MARK("requester.properties_nobody_asked_for");
   Trace(trace_, now, config_.name, "properties.received",
         {{"xid", uint64_t{header.xid}},
@@ -1193,7 +1202,7 @@ void Requester::OnProperties(uint32_t slot, const Header& header, Instant now) {
   if (exchange_ == Exchange::kSent) {
     credits_.OnReply(header.credits);
     EndExchange(ExchangeEnd::kAnswered, now);
-  } else if (exchange_ == Exchange::kTold) {
+  } else if (exchange_ == Exchange::kGivenUp) {
     STAGECOACH_MARK("requester.announced_and_answered");
     credits_.OnLateAnswer(header.credits);
     exchange_ = Exchange::kOver;
@@ -1616,10 +1625,13 @@ void Requester::OnDeadline(Instant now) {
   bool given_up = false;
   if (exchanging() && now < exchange_until_) LowerDeadline(exchange_until_);
   if (exchanging() && now >= exchange_until_) {
-    // [v2:5.3.4#1] By the defaults. A peer that passes over it has its Receive for the next message all the same.
+    // By the defaults. [v2:5.3.4#1]
     STAGECOACH_MARK("requester.properties_unanswered");
-    if (exchange_ == Exchange::kSent) credits_.OnReply(std::nullopt);
-    EndExchange(ExchangeEnd::kUnanswered, now);
+    if (exchange_ == Exchange::kSent) {
+      GiveExchangeUp(ExchangeEnd::kUnanswered, now);
+    } else {
+      EndExchange(ExchangeEnd::kUnanswered, now);
+    }
     exchange_over = true;
   }
   for (uint32_t index = 0; index < calls_.size(); ++index) {

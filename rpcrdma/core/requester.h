@@ -390,8 +390,8 @@ class Requester final : public ConnectionEngine {
     std::optional<Extension> extension;               // instead of a call: what is sent, and then its answer
   };
 
-  // RDMA2_CONNPROP of this end. kTold: the peer has told its own and may still answer this.
-  enum class Exchange : uint8_t { kNone, kWaiting, kSent, kTold, kOver };
+  // RDMA2_CONNPROP of this end. kGivenUp: no answer is waited for, and one may still come.
+  enum class Exchange : uint8_t { kNone, kWaiting, kSent, kGivenUp, kOver };
 
   // What the responder has said that it takes (RDMA2_ERROR).
   struct PeerTakes {
@@ -448,6 +448,7 @@ class Requester final : public ConnectionEngine {
   void PumpExchange(Instant now);
   void OnProperties(uint32_t slot, const Header& header, Instant now);
   void EndExchange(ExchangeEnd end, Instant now);
+  void GiveExchangeUp(ExchangeEnd end, Instant now);
   void EndExchangeIfTold(Instant now);
   bool exchanging() const { return exchange_ == Exchange::kWaiting || exchange_ == Exchange::kSent; }
   void TracePlan(uint32_t index, Instant now);

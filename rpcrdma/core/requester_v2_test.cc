@@ -775,7 +775,7 @@ TEST_F(RequesterV2Test, AnErrorForPropertiesThatCannotBeReadIsARefusal) {
   EXPECT_EQ(requester_->credits().in_flight(), 0u);
 }
 
-// [v2:5.3.4#1] [v2:5.3.4+7] A peer that ignores it has its Receive posted all the same. What comes later holds.
+// What comes later holds. [v2:5.3.4#1] [v2:5.3.4+7]
 TEST_F(RequesterV2Test, PropertiesThatAreNotAnsweredInTimeHoldUpNothing) {
   requester_->SendProperties(At(1000), At(0));
   Next();
@@ -789,9 +789,10 @@ TEST_F(RequesterV2Test, PropertiesThatAreNotAnsweredInTimeHoldUpNothing) {
   EXPECT_EQ(requester_->TakeExchangeEnd(), ExchangeEnd::kUnanswered);
   EXPECT_EQ(Next().header.xid, kFirstXid);
   EXPECT_EQ(requester_->credits().in_flight(), 1u);
+  EXPECT_EQ(requester_->credits().dones(), 1u) << "the peer may not have read it yet";
   Properties(kResponse, {.receive_buffer_size = 2048}, 0, 1000);
-  EXPECT_EQ(requester_->credits().in_flight(), 1u) << "its credit had come back";
-  EXPECT_EQ(requester_->credits().granted(), 1u);
+  EXPECT_EQ(requester_->credits().in_flight(), 1u) << "it is not waited for";
+  EXPECT_EQ(requester_->credits().granted(), kSlots) << "and grants as much as there are Receives for";
   EXPECT_EQ(requester_->limits().send_inline, 2048u);
   EXPECT_FALSE(requester_->TakeExchangeEnd().has_value());
   // [v2:5.3.4+8]
@@ -873,6 +874,19 @@ TEST_F(RequesterV2Test, APeerThatAnnouncesItselfMayAnswerAsWell) {
   Properties(kResponse, {.receive_buffer_size = 8192}, 0, 4);
   EXPECT_EQ(requester_->credits().granted(), 3u);
   EXPECT_EQ(requester_->stats().properties_again, 2u);
+}
+
+// Nor is its refusal a reply to nobody.
+TEST_F(RequesterV2Test, APeerThatAnnouncesItselfMayRefuseAsWell) {
+  requester_->SendProperties(At(1000), At(0));
+  Next();
+  Announce({.receive_buffer_size = 16384});
+  Error(0, ErrInvalHtype{});
+  EXPECT_EQ(LastTold(trace_, "properties.refused").substr(0, 18), "properties.refused");
+  EXPECT_EQ(requester_->stats().unknown_xids, 0u);
+  EXPECT_EQ(requester_->TakeExchangeEnd(), ExchangeEnd::kAnnounced);
+  Error(0, ErrInvalHtype{});
+  EXPECT_EQ(requester_->stats().unknown_xids, 1u) << "a second one is";
 }
 
 // Whatever they are marked as: a client is the requester of its connection. [v2:4.1#1] [v2:5.3.3#1]

@@ -108,6 +108,7 @@ bool ConnectionChecker::Judge(End& end) {
          {.granted = Number("granted"), .unanswered = Number("in_flight"), .received = Number("received")});
   } else if (event_ == "properties.sent") {
     ++direction.in_flight;
+    direction.tells_properties = true;
     Expect(direction.in_flight <= direction.granted, "credit.requester", "more than granted");
     Plan(end, direction,
          {.granted = Number("granted"), .unanswered = Number("in_flight"), .received = Number("received")});
@@ -116,9 +117,11 @@ bool ConnectionChecker::Judge(End& end) {
     const auto* const awaited = FindFact<uint64_t>(facts_, "awaited");
     if (awaited != nullptr && *awaited != 0) direction.granted = std::max<uint64_t>(Number("credits"), 1);
   } else if (event_ == "properties.over") {
-    if (direction.in_flight > 0) --direction.in_flight;
-    // It may still be unread when what is sent next arrives.
-    if (Word("how") == "announced") ++direction.dones_sent;
+    const std::string_view how = Word("how");
+    if (!std::exchange(direction.tells_properties, false)) return true;
+    --direction.in_flight;
+    // Without an answer it may still be unread when what is sent next arrives.
+    if (how == "announced" || how == "unanswered") ++direction.dones_sent;
   } else if (event_ == "extension.given_up") {
     if (direction.in_flight > 0) --direction.in_flight;
     ++direction.dones_sent;

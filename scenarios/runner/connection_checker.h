@@ -77,6 +77,7 @@ class ConnectionChecker final : public TraceSink {
   struct Direction {
     std::map<uint64_t, Call> calls;
     uint64_t in_flight = 0;
+    bool tells_properties = false;  // an RDMA2_CONNPROP among them
     uint64_t granted = 1;
     uint64_t received = 0;  // messages, as far as known
     // Of a requester, RDMA_DONEs: those that it owes; sent so far; and of these so many are known to have been dealt

@@ -125,14 +125,17 @@ class ClientPropertiesTest : public ::testing::Test {
 
 // [v2:5.3.4+1] [v2:5.3.4+5]
 TEST_F(ClientPropertiesTest, AServerThatAnnouncesItselfFirst) {
-  bool announced = false;
-  Serve([&](Visitor& to, const Message& message) {
-    if (!std::exchange(announced, true)) Announce(to);
-    if (!IsProperties(message)) ReplyIn2(to, message);
-  });
-  ExpectConnectsByItsProperties();
-  EXPECT_EQ(Told(0), 1) << "it is told ours, too";
-  EXPECT_EQ(Told(kFlagResponse), 1);
+  for (const uint32_t flags : {0u, kFlagResponse}) {
+    bool announced = false;
+    Serve([&](Visitor& to, const Message& message) {
+      if (!std::exchange(announced, true)) Announce(to, flags);
+      if (!IsProperties(message)) ReplyIn2(to, message);
+    });
+    ExpectConnectsByItsProperties();
+    EXPECT_EQ(Told(0), 1) << "it is told ours, too";
+    EXPECT_EQ(Told(kFlagResponse), flags == 0 ? 1 : 0);
+    client_.reset();
+  }
 }
 
 TEST_F(ClientPropertiesTest, AServerThatAnnouncesItselfInsteadOfAnswering) {
@@ -186,6 +189,9 @@ TEST_F(ClientPropertiesTest, AServerThatSaysEverythingTwice) {
       to.Send(Version2(message.xid(), second, rpcrdma::ConnProp{}));
     });
     ExpectConnectsByItsProperties();
+    EXPECT_EQ(rpcrdma::ReadProperties(*client_->peer_properties())->receive_buffer_size, kReceiveSize)
+        << "after replies that came behind the second";
+    EXPECT_EQ(Told(kFlagResponse), second == 0 ? 1 : 0) << "which had come";
     client_.reset();
   }
 }

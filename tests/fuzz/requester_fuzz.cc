@@ -403,8 +403,13 @@ class World final : public EngineWorld {
   }
   void EndExchangeIfTold() {
     if (exchange_ != Exchange::kSent || !seen_->peer_has_spoken()) return;
-    EndExchange(ExchangeEnd::kAnnounced);
-    exchange_ = Exchange::kTold;
+    GiveExchangeUp(ExchangeEnd::kAnnounced);
+  }
+  // It may be answered all the same.
+  void GiveExchangeUp(ExchangeEnd end) {
+    const bool sent = exchange_ == Exchange::kSent;
+    EndExchange(end);
+    if (sent) exchange_ = Exchange::kGivenUp;
   }
   bool exchanging() const { return exchange_ == Exchange::kWaiting || exchange_ == Exchange::kSent; }
   void EndExchange(ExchangeEnd end) {
@@ -433,7 +438,7 @@ class World final : public EngineWorld {
     const bool was_ending = ending_;
     engine_.OnDeadline(now_);
     if (over_) return;
-    if (exchanging() && now_ >= exchange_until_) EndExchange(ExchangeEnd::kUnanswered);
+    if (exchanging() && now_ >= exchange_until_) GiveExchangeUp(ExchangeEnd::kUnanswered);
     bool end = false;
     for (const auto& call : calls_) {
       if (!call->deadline || now_ < *call->deadline) continue;
@@ -794,7 +799,7 @@ class World final : public EngineWorld {
 
   void TakeProperties(const Header& header) {
     if (seen_->OnPeerProperties(std::get<ConnProp>(header.body).properties)) ++known_;
-    if (exchange_ != Exchange::kSent && exchange_ != Exchange::kTold) return;
+    if (exchange_ != Exchange::kSent && exchange_ != Exchange::kGivenUp) return;
     granted_ = std::clamp(header.credits, 1u, own_max_);
     if (exchange_ == Exchange::kSent) EndExchange(ExchangeEnd::kAnswered);
     exchange_ = Exchange::kOver;
@@ -815,8 +820,10 @@ class World final : public EngineWorld {
         TakeProperties(*header);
         return nullptr;
       }
-      if (exchange_ == Exchange::kSent && header->type() == MessageType::kError && header->xid == kPropertiesXid) {
-        EndExchange(ExchangeEnd::kRefused);
+      const bool may_be_refused = exchange_ == Exchange::kSent || exchange_ == Exchange::kGivenUp;
+      if (may_be_refused && header->type() == MessageType::kError && header->xid == kPropertiesXid) {
+        if (exchange_ == Exchange::kSent) EndExchange(ExchangeEnd::kRefused);
+        exchange_ = Exchange::kOver;
         return nullptr;
       }
       xid = header->xid;
@@ -961,11 +968,11 @@ class World final : public EngineWorld {
   // --- What the engine wants ---
 
   bool TakeForProgram() override {
+    // The message of an exchange that was over at once may not have been taken yet: Check() compares.
     if (const auto end = engine_.TakeExchangeEnd()) {
-      FUZZ_PROPERTY(end == exchange_end_);
-      exchange_end_.reset();
+      FUZZ_PROPERTY(!told_exchange_end_);
+      told_exchange_end_ = end;
     }
-    FUZZ_PROPERTY(!exchange_end_);
     const auto outcome = engine_.TakeOutcome(now_);
     if (outcome) CheckOutcome(*outcome);
     return outcome.has_value();
@@ -1326,6 +1333,7 @@ class World final : public EngineWorld {
   }
 
   void Check() override {
+    FUZZ_PROPERTY(std::exchange(told_exchange_end_, std::nullopt) == std::exchange(exchange_end_, std::nullopt));
     memory_.CheckExposed();
     SeeRefusedSinks();
     size_t held = 0;
@@ -1433,7 +1441,7 @@ class World final : public EngineWorld {
   };
 
   // RDMA2_CONNPROP of this end.
-  enum class Exchange : uint8_t { kNone, kWaiting, kSent, kTold, kOver };
+  enum class Exchange : uint8_t { kNone, kWaiting, kSent, kGivenUp, kOver };
 
   bool release_at_once_ = true;
   uint8_t sizes_ = 0;
@@ -1458,7 +1466,8 @@ class World final : public EngineWorld {
   size_t most_records_ = 0;
   Exchange exchange_ = Exchange::kNone;
   Instant exchange_until_;
-  std::optional<ExchangeEnd> exchange_end_;  // that the owner was not told of
+  std::optional<ExchangeEnd> exchange_end_;       // since the last Check()
+  std::optional<ExchangeEnd> told_exchange_end_;  // what the owner was told of it
   bool bad_properties_ = false;
   // What the peer has said that it takes; how often it has said anything of that.
   uint32_t read_chunks_taken_ = UINT32_MAX;
