@@ -6,11 +6,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <csignal>
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "base/cursor.h"
 #include "emu/backend/tcp/tcp_fabric.h"
@@ -118,9 +120,12 @@ wire::CarrierStatus StatusFor(Asker& asker, uint32_t number) {
   TestHost host(fabric, "host", RoceProfile());
   const IpEndpoint loopback = *IpEndpoint::Parse("127.0.0.1", 0);
   const uint32_t peer = 0xff0001;  // of the last slot, where nobody listens
+  const std::vector<wire::Gid> gids = host.nic->roce().Gids();
+  const auto at_loopback = std::find(gids.begin(), gids.end(), GidOf(loopback));
+  EXPECT_NE(at_loopback, gids.end());
   for (const QpState state : {QpState::kInit, QpState::kRtr, QpState::kRts}) {
     QpAttributes attributes = HandAttributes(state, *host.qp, loopback);
-    attributes.path.is_global = false;
+    attributes.path.sgid_index = static_cast<uint8_t>(at_loopback - gids.begin());
     attributes.destination_qp_number = peer;
     attributes.send_psn = attributes.receive_psn = number;
     EXPECT_EQ(Modify(*host.qp, attributes), 0);

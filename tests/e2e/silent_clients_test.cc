@@ -126,6 +126,7 @@ class SilentClientsTest : public ::testing::Test {
 TEST_F(SilentClientsTest, AServerWithoutOptionsKeepsNoPlaceForASilentClient) {
   StartServer();
   Connected("one");
+  ASSERT_TRUE(Until([&] { return server_->stats().clients == 1; })) << "the server has heard of it as well";
   CutPower("one");
   Connected("two");
   ASSERT_TRUE(Until([&] { return server_->stats().clients == 2; }));

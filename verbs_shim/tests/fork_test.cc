@@ -102,6 +102,8 @@ TEST_F(ForkTest, EachCallOnAnInheritedObjectAnswersThatThereIsNoDevice) {
   // A handle to nowhere in particular, where the device has any.
   ibv_ah_attr address{};
   address.port_num = 1;
+  address.is_global = 1;
+  ASSERT_EQ(ibv_query_gid(context, 1, 0, &address.grh.dgid), 0);
   ibv_ah* const ah = ibv_create_ah(pd, &address);
   ASSERT_EQ(ah == nullptr, end.IsIwarp());
 
