@@ -24,8 +24,9 @@ class HalfOpen {
   // At least one.
   explicit HalfOpen(size_t most) : most_(most > 0 ? most : 1) {}
 
-  // Counts a stream that came from `remote`, whose port does not matter. Keys grow with each stream. What is returned
-  // has to end: it is counted no more. A stream that has just come is never the one; one that is counted again may be.
+  // Counts a stream that came from `remote`, whose port does not matter. Of two keys the smaller one is the older. What
+  // is returned has to end, and is counted no more. It is another one than `key` if that is the largest so far; one
+  // that left and comes back is as old as it was, and may be the one.
   std::optional<uint64_t> Enter(uint64_t key, const IpEndpoint& remote);
   // It has said what it wants, or has ended. Nothing if it is not counted.
   void Leave(uint64_t key);

@@ -53,6 +53,17 @@ TEST(HalfOpen, OfAddressesWithAsManyTheOldestStreamGivesWay) {
   EXPECT_EQ(half_open.Enter(5, Address("10.0.0.5")), 2u);
 }
 
+TEST(HalfOpen, WhoComesBackIsAsOldAsBefore) {
+  HalfOpen half_open(2);
+  half_open.Enter(1, Address("10.0.0.1"));
+  half_open.Leave(1);
+  half_open.Enter(2, Address("10.0.0.1"));
+  half_open.Enter(3, Address("10.0.0.1"));
+  EXPECT_EQ(half_open.Enter(1, Address("10.0.0.1")), 1u);
+  EXPECT_EQ(half_open.size(), 2u);
+  EXPECT_EQ(half_open.Enter(4, Address("10.0.0.1")), 2u);
+}
+
 TEST(HalfOpen, TheNewestStaysHoweverFewThereMayBe) {
   for (const size_t most : {size_t{0}, size_t{1}}) {
     HalfOpen half_open(most);
