@@ -66,7 +66,7 @@ TEST(Url, AZoneThatCannotBeIsRefusedWithTheReason) {
       {"[fe80::1%eth 0]", "not a host name"},
   };
   for (const auto& [host, why] : cases) {
-    for (const std::string text : {std::string(host), std::string("stagecoach://") + host + "/"}) {
+    for (const std::string& text : {std::string(host), std::string("stagecoach://") + host + "/"}) {
       const auto parsed = ParseServer(text);
       ASSERT_FALSE(parsed) << text;
       EXPECT_EQ(parsed.error(), "'" + text + "': " + why);
