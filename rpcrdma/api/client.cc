@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
+#include <memory>
 #include <optional>
 #include <random>
 #include <utility>
@@ -258,7 +260,7 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
     if (requester_) stats += requester_->stats();
     stats.memory_registered += connection_->lasting_registrations();
     if (configuration_) ++(configuration_->applied ? stats.configured : stats.not_configured);
-    if (wrong_lengths_ != nullptr) stats.lengths_wrong += wrong_lengths_->chunks;
+    if (wrong_lengths_ != nullptr) stats.lengths_wrong += *wrong_lengths_;
     return stats;
   }
   std::optional<Instant> reverse_active_at() const { return reverse_ ? reverse_->active_at() : std::nullopt; }
@@ -298,7 +300,7 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
     config.limits.padding_base = options_.profile.padding_base;
     config.reads_max = options_.profile.replies_by_read_chunk ? connection_->outgoing_reads() : 0;
     config.read_bytes_max = options_.read_bytes_max;
-    config.wrong_lengths = wrong_lengths_.get();
+    config.lengths_may_be_wrong = !options_.exact_lengths;
     config.name = options_.name;
     config.grown_bytes_max = options_.grown_bytes_max;
     config.resend_executed = options_.resend_executed;
@@ -961,7 +963,7 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
 
   // Handlers read results, or keep them for others who do: then it is said with the next reply, or at the end.
   void TraceWrongLengthsOnce() {
-    if (wrong_lengths_told_ || wrong_lengths_ == nullptr || wrong_lengths_->chunks == 0) return;
+    if (wrong_lengths_told_ || wrong_lengths_ == nullptr || *wrong_lengths_ == 0) return;
     wrong_lengths_told_ = true;
     Trace(options_.trace, loop_.Now(), options_.name, "connection.lengths_wrong");
   }
@@ -1093,9 +1095,9 @@ class ClientConnection final : public ConnectionOwner, public std::enable_shared
   bool once_more_ = false;
   std::optional<CallError> version_error_;
   ConnectionStats past_stats_;  // of attempts before
-  // Of results, whose Replies may outlive this. Null where they are to be exact.
-  const std::shared_ptr<WrongLengths> wrong_lengths_ =
-      options_.exact_lengths ? nullptr : std::make_shared<WrongLengths>();
+  // Counted by Replies, which may outlive this. Null where lengths are to be exact.
+  const std::shared_ptr<std::atomic<uint64_t>> wrong_lengths_ =
+      options_.exact_lengths ? nullptr : std::make_shared<std::atomic<uint64_t>>(0);
   bool wrong_lengths_told_ = false;  // in the trace
   std::unique_ptr<CmChannel> channel_;
   std::shared_ptr<MemoryAllowance> reverse_memory_;
@@ -1134,7 +1136,7 @@ bool SkipHeader(const XdrReader& reader, ReducedStream* stream) {
 
 Result<Reply, CallError> ReplyMaker::Make(CallOutcome& outcome, const CallName& name,
                                           const SmallVector<MutableBytes, 2>& buffers,
-                                          std::shared_ptr<WrongLengths> wrong_lengths) {
+                                          std::shared_ptr<std::atomic<uint64_t>> wrong_lengths) {
   XdrReader reader(outcome.reply);
   const Result<ReplyHeader, RpcFault> header = DecodeReply(reader);
   if (!header) return Err(BadReply(ToString(header.error()), name));
@@ -1151,8 +1153,9 @@ Result<Reply, CallError> ReplyMaker::Make(CallOutcome& outcome, const CallName& 
   reply.storage_->grown = std::move(outcome.grown);
   reply.stream_.base = reply.storage_->reply_chunk ? results : reply.storage_->Keep(results);
   reply.storage_->placed = outcome.placed;
-  reply.storage_->wrong_lengths = std::move(wrong_lengths);
-  reply.stream_.wrong_lengths = reply.storage_->wrong_lengths.get();
+  if (wrong_lengths != nullptr) {
+    reply.stream_.wrong_lengths = &reply.storage_->wrong_lengths.emplace(std::move(wrong_lengths));
+  }
   reply.buffers_ = buffers;
   reply.rpcrdma_version_ = outcome.answered_in;
   return reply;

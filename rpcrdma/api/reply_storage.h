@@ -2,7 +2,10 @@
 #pragma once
 
 #include <array>
+#include <atomic>
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "base/bytes.h"
@@ -21,7 +24,7 @@ struct ReplyStorage {
   std::unique_ptr<std::byte[]> read_chunks;
   std::vector<std::unique_ptr<std::byte[]>> grown;  // results that were longer than the caller's memory
   SmallVector<uint64_t, 2> placed;
-  std::shared_ptr<WrongLengths> wrong_lengths;  // of the connection
+  std::optional<WrongLengths> wrong_lengths;  // unless they are to be exact
 
   // Keeps a copy of `message`.
   ConstBytes Keep(ConstBytes message) {
@@ -36,10 +39,10 @@ struct ReplyStorage {
 
 struct ReplyMaker {
   // Of a call without failure: its reply, or why that is none. Eligible results lie in `buffers` if they were placed.
-  // `wrong_lengths` is null where they are to be exact.
+  // `wrong_lengths` counts those of the connection (WrongLengths), and is null where they are to be exact.
   static Result<Reply, CallError> Make(CallOutcome& outcome, const CallName& name,
                                        const SmallVector<MutableBytes, 2>& buffers,
-                                       std::shared_ptr<WrongLengths> wrong_lengths = nullptr);
+                                       std::shared_ptr<std::atomic<uint64_t>> wrong_lengths = nullptr);
 };
 
 }  // namespace stagecoach::rpcrdma::internal

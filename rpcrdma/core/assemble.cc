@@ -51,7 +51,7 @@ ReducedStream AssembleReply(const Header& header, ConstBytes inline_message, con
 void ApplyProfile(const ProtocolProfile& profile, const Padding& padding, ReducedStream* stream) {
   stream->padding = padding;
   stream->any_item_by_chunk = profile.any_item_by_chunk;
-  stream->round_up_cut = profile.written_lengths_count_round_up;
+  stream->round_up_goes_beyond = profile.written_lengths_count_round_up;
   // Every part of a message is a multiple of four bytes long, but for padding and round-up: where their sum is not,
   // round-up is there.
   stream->round_up_in_base = profile.round_up_may_stay && padding.align < 2 && stream->base.size() % 4 != 0;

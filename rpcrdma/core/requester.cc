@@ -908,11 +908,14 @@ void Requester::OnReplyTo(uint32_t index, uint32_t slot, Header&& header, ConstB
   call.answered_in = header.flags ? kRpcRdmaVersion2 : kRpcRdmaVersion1;
   const ProtocolProfile& profile = terms_.profile();
   if (profile.header_xid_prevails && header.has_inline_message() && message.size() >= 4) PutXid(message, header.xid);
-  if (profile.written_lengths_count_round_up && header.chunks() != nullptr) {
-    CutRoundUp(&header.mutable_chunks()->writes, call.offered.writes);
-  }
-  if (config_.wrong_lengths != nullptr && header.chunks() != nullptr) {
-    config_.wrong_lengths->chunks += CutWrongLengths(&header.mutable_chunks()->writes, call.offered.writes);
+  call.cut_lengths.clear();
+  if (header.chunks() != nullptr) {
+    WriteList* const writes = &header.mutable_chunks()->writes;
+    if (config_.lengths_may_be_wrong) {
+      call.cut_lengths = CutWrongLengths(writes, call.offered.writes);
+    } else if (profile.written_lengths_count_round_up) {
+      call.cut_lengths = CutRoundUp(writes, call.offered.writes);
+    }
   }
   const bool owes_done = OwesDone(header);
   if (owes_done) credits_.OnDoneOwed();
@@ -1491,6 +1494,7 @@ std::optional<CallOutcome> Requester::TakeOutcome(Instant now) {
                                 reply_memory, call.pull != nullptr ? call.pull->chunks : none, read_data);
   const ProtocolProfile& profile = terms_.profile();
   ApplyProfile(profile, PaddingOf(profile, call.reply_header), &outcome.reply);
+  for (size_t i = 0; i < call.cut_lengths.size(); ++i) outcome.reply.chunks[i].beyond = call.cut_lengths[i];
   if (profile.header_xid_prevails && outcome.reply.base.size() >= 4) PutXid(outcome.reply.base, call.xid);
   // A reply in the Reply chunk can be looked at only now that the chunk is fenced [5666bis:5.1.1#1].
   if (outcome.reply.base.size() < 4 || ByteReader(outcome.reply.base).U32() != call.xid) {

@@ -190,9 +190,9 @@ class Requester final : public ConnectionEngine {
     // have no room beside.
     uint32_t reads_max = 0;
     uint64_t read_bytes_max = 32u << 20;
-    // Where Write chunks are counted that were returned up to three bytes longer than they were offered, and are taken
-    // as filled. Outlives the object. Null: such replies are refused.
-    WrongLengths* wrong_lengths = nullptr;
+    // Whether Write chunks that were returned up to three bytes longer than they were offered are taken as filled. The
+    // reply says by how much (ChunkData::beyond), and whoever decodes it may take that or not. Otherwise it is refused.
+    bool lengths_may_be_wrong = false;
     ChunkListLimits list_limits;
     std::string name = "requester";
   };
@@ -372,6 +372,7 @@ class Requester final : public ConnectionEngine {
     std::optional<uint32_t> receive_slot;  // holds the reply
     Header reply_header;
     ConstBytes reply_inline;
+    CutLengths cut_lengths;  // of its Write list
     std::unique_ptr<Pull> pull;
     uint32_t dones_before = 0;  // Credits::OnSent
     uint32_t answered_in = 0;   // CallOutcome

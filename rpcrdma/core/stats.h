@@ -50,7 +50,7 @@ struct ConnectionStats {
   uint64_t grant_overruns = 0;    // more calls than were granted, of Receives that are shared; ended the connection
   uint64_t unknown_flags = 0;     // version 2: headers with reserved flags, which are passed over
   uint64_t properties_again = 0;  // version 2: RDMA2_CONNPROP after the first, which changes nothing
-  uint64_t lengths_wrong = 0;     // Write chunks returned up to three bytes too long for their results (requester)
+  uint64_t lengths_wrong = 0;     // Write chunks returned up to three bytes too long, and taken (requester)
 
   // The Connection Configuration Protocol (rpcrdma/ccp), at either end.
   uint64_t configured = 0;      // connections that it was applied to
@@ -117,8 +117,7 @@ inline constexpr StatsCounter<ConnectionStats> kStatsCounters[] = {
      &ConnectionStats::grant_overruns},
     {"unknown_flags", "Headers of version 2 with reserved flags", &ConnectionStats::unknown_flags},
     {"properties_again", "RDMA2_CONNPROP after the first, which changes nothing", &ConnectionStats::properties_again},
-    {"lengths_wrong", "Write chunks returned up to three bytes too long for their results",
-     &ConnectionStats::lengths_wrong},
+    {"lengths_wrong", "Write chunks returned up to three bytes too long, and taken", &ConnectionStats::lengths_wrong},
     {"configured", "Connections configured by CONF_RDMA", &ConnectionStats::configured},
     {"not_configured", "Calls of CONF_RDMA that came to nothing", &ConnectionStats::not_configured},
 };

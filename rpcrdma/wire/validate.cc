@@ -231,8 +231,8 @@ namespace {
 
 // Cuts chunks to the memory that was offered which go beyond it by at most three bytes, if `may` says so of one.
 template <typename May>
-uint64_t CutToOffer(WriteList* returned, const WriteList& offered, May may) {
-  uint64_t cut = 0;
+CutLengths CutToOffer(WriteList* returned, const WriteList& offered, May may) {
+  CutLengths cut;
   if (returned->size() != offered.size()) return cut;
   for (size_t i = 0; i < offered.size(); ++i) {
     const std::span<Segment> chunk = returned->mutable_chunk(i);
@@ -240,24 +240,26 @@ uint64_t CutToOffer(WriteList* returned, const WriteList& offered, May may) {
     // Only the last segment that holds data can be longer.
     for (size_t n = chunk.size(); n > 0; --n) {
       if (chunk[n - 1].length == 0) continue;
-      const uint64_t room = offered[i][n - 1].length;
-      if (chunk[n - 1].length > room && chunk[n - 1].length - room < 4 && may(chunk)) {
-        chunk[n - 1].length = static_cast<uint32_t>(room);
-        ++cut;
+      const uint32_t room = offered[i][n - 1].length;
+      if (room > 0 && chunk[n - 1].length > room && chunk[n - 1].length - room < 4 && may(chunk)) {
+        while (cut.size() < i) cut.push_back(0);
+        cut.push_back(static_cast<uint8_t>(chunk[n - 1].length - room));
+        chunk[n - 1].length = room;
       }
       break;
     }
   }
+  while (!cut.empty() && cut.size() < offered.size()) cut.push_back(0);
   return cut;
 }
 
 }  // namespace
 
-void CutRoundUp(WriteList* returned, const WriteList& offered) {
-  CutToOffer(returned, offered, [](std::span<const Segment> chunk) { return TotalLength(chunk) % 4 == 0; });
+CutLengths CutRoundUp(WriteList* returned, const WriteList& offered) {
+  return CutToOffer(returned, offered, [](std::span<const Segment> chunk) { return TotalLength(chunk) % 4 == 0; });
 }
 
-uint64_t CutWrongLengths(WriteList* returned, const WriteList& offered) {
+CutLengths CutWrongLengths(WriteList* returned, const WriteList& offered) {
   return CutToOffer(returned, offered, [](std::span<const Segment>) { return true; });
 }
 

@@ -10,6 +10,7 @@
 
 #include "base/bytes.h"
 #include "base/result.h"
+#include "base/small_vector.h"
 #include "rpcrdma/wire/header.h"
 #include "rpcrdma/wire/profile.h"
 
@@ -78,11 +79,14 @@ Result<CallChunks, ChunkFault> ValidateReply(const Header& header, ConstBytes in
                                              const ProtocolProfile& profile = kRfc5666bis,
                                              const ChunkDataLimits& limits = {});
 
-// Of a Write list whose lengths count round-up: cuts off what goes beyond the memory that was offered, at most three
-// bytes of each chunk. What is left may be any part of the round-up (ReducedStream::round_up_cut).
-void CutRoundUp(WriteList* returned, const WriteList& offered);
+// By Write chunk: how many bytes were cut off its length. Empty: none of any.
+using CutLengths = SmallVector<uint8_t, 2>;
 
-// The same of a Write list whose lengths may be wrong (WrongLengths), whatever they count. How many chunks were cut.
-uint64_t CutWrongLengths(WriteList* returned, const WriteList& offered);
+// Of a Write list whose lengths count round-up: cuts off what goes beyond the memory that was offered, at most three
+// bytes of each chunk. Whoever decodes judges by that too (ChunkData::beyond).
+CutLengths CutRoundUp(WriteList* returned, const WriteList& offered);
+
+// The same of a Write list whose lengths may be wrong (WrongLengths), whatever they count.
+CutLengths CutWrongLengths(WriteList* returned, const WriteList& offered);
 
 }  // namespace stagecoach::rpcrdma

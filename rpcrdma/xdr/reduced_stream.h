@@ -8,8 +8,12 @@
 // Views only: whoever makes one keeps the memory alive. Thread-compatible values.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "base/bytes.h"
@@ -33,6 +37,8 @@ struct ChunkData {
   uint64_t position = 0;
   // The sender may have moved the round-up too, or not [5666bis:4.4.4.1#2].
   ConstBytes data;
+  // By how many bytes the length of a Write chunk, as it was returned, goes beyond its memory.
+  uint64_t beyond = 0;
 };
 
 // Padding inside of a message, by which its sender aligned long counted opaque items (RDMA_MSGP, [5666:3.9#2]): between
@@ -48,11 +54,26 @@ struct Padding {
   friend bool operator==(const Padding&, const Padding&) = default;
 };
 
-// Write chunks whose returned lengths were found to be wrong, as servers make them that round a length up wrongly: one
-// to three bytes more than the item, and not its round-up. Counted by whoever decodes, on any thread.
-struct WrongLengths {
+// Counts the Write chunks of one reply whose returned lengths were found to be wrong, as servers make them that round a
+// length up wrongly: one to three bytes more than the item, and not round-up that it may have. Each is counted once,
+// however often the reply is decoded, and on whatever thread.
+class WrongLengths {
+ public:
   static constexpr uint64_t kExcessMax = 3;
-  std::atomic<uint64_t> chunks = 0;
+
+  // Where they are counted, beside those of other replies.
+  explicit WrongLengths(std::shared_ptr<std::atomic<uint64_t>> total) : total_(std::move(total)) {}
+
+  // The Write chunk at this place of its list. No list has more than 64 (ChunkListLimits).
+  void Count(size_t chunk) {
+    const uint64_t bit = uint64_t{1} << std::min<size_t>(chunk, 63);
+    if ((counted_.fetch_or(bit, std::memory_order_relaxed) & bit) != 0) return;
+    total_->fetch_add(1, std::memory_order_relaxed);
+  }
+
+ private:
+  const std::shared_ptr<std::atomic<uint64_t>> total_;
+  std::atomic<uint64_t> counted_ = 0;  // a bit for each chunk
 };
 
 struct ReducedStream {
@@ -72,13 +93,13 @@ struct ReducedStream {
   Padding padding;
   // Any item may have come by Read chunk, and several by one [5666:3.4#1].
   bool any_item_by_chunk = false;
-  // Of the round-up of a Write chunk, which was not written, any part may be counted as there.
-  bool round_up_cut = false;
+  // The lengths of Write chunks count round-up that was not written, for which there may have been no memory.
+  bool round_up_goes_beyond = false;
   // Round-up of data that went by Read chunk stayed in the base.
   bool round_up_in_base = false;
 
-  // Where Write chunks with wrong lengths are counted, of which the item is then the first bytes; outlives the stream.
-  // Null: they are faults.
+  // Counts Write chunks with wrong lengths, of which the item is then the first bytes; outlives the stream. Null: they
+  // are faults.
   WrongLengths* wrong_lengths = nullptr;
 };
 

@@ -82,18 +82,25 @@ ConstBytes XdrReader::TakeRead(const char* field, uint64_t size, uint64_t starte
   return TakeChunk(reads_[next_read_++], field, size, started);
 }
 
+// The returned length is judged by the item, whether or not there was memory for all of it.
 ConstBytes XdrReader::TakeWrite(const char* field, uint64_t size, uint64_t started) {
-  const ChunkData& chunk = writes_[next_write_++];
-  const uint64_t room = chunk.data.size();
-  const uint64_t excess = room > size ? room - size : 0;
-  if (excess == 0 || excess == XdrPad(size)) return TakeChunk(chunk, field, size, started);
-  const bool cut = round_up_cut_ && excess < XdrPad(size);
-  const bool wrong = !cut && wrong_lengths_ != nullptr && excess <= WrongLengths::kExcessMax;
-  if (!cut && !wrong) return TakeChunk(chunk, field, size, started);
+  const size_t place = next_write_++;
+  const ChunkData& chunk = writes_[place];
+  if (chunk.beyond == 0 && (chunk.data.size() == size || chunk.data.size() == size + XdrPad(size))) {
+    return TakeChunk(chunk, field, size, started);
+  }
+  const uint64_t returned = chunk.data.size() + chunk.beyond;
+  const uint64_t excess = returned > size ? returned - size : 0;
+  const bool round_up = round_up_goes_beyond_ && excess > 0 && excess == XdrPad(size);
+  const bool wrong = !round_up && wrong_lengths_ != nullptr && excess > 0 && excess <= WrongLengths::kExcessMax;
+  if ((!round_up && !wrong) || chunk.data.size() < size) {
+    FailAt(XdrFaultKind::kChunkSizeMismatch, field, started);
+    return {};
+  }
   // [traps:interop#21]
   if (wrong) {
     STAGECOACH_MARK("xdr.write_chunk_with_a_wrong_length");
-    wrong_lengths_->chunks.fetch_add(1, std::memory_order_relaxed);
+    wrong_lengths_->Count(place);
   }
   return TakeChunk({.data = chunk.data.first(size)}, field, size, started);
 }

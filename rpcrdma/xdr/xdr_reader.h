@@ -56,7 +56,7 @@ class XdrReader {
         reads_(stream.order == ReducedStream::ChunkOrder::kByPosition ? stream.chunks.view() : stream.reads),
         order_(stream.order),
         any_item_by_chunk_(stream.any_item_by_chunk),
-        round_up_cut_(stream.round_up_cut),
+        round_up_goes_beyond_(stream.round_up_goes_beyond),
         round_up_in_base_(stream.round_up_in_base),
         wrong_lengths_(stream.wrong_lengths),
         padding_(stream.padding) {
@@ -135,7 +135,7 @@ class XdrReader {
   uint64_t position_ = 0;
   size_t eligible_left_ = std::numeric_limits<size_t>::max();
   bool any_item_by_chunk_ = false;
-  bool round_up_cut_ = false;
+  bool round_up_goes_beyond_ = false;
   bool round_up_in_base_ = false;
   WrongLengths* wrong_lengths_ = nullptr;
   Padding padding_;
