@@ -447,6 +447,8 @@ void AddOperations(Corpus& corpus) {
   add("requester", "inline", calls, {{0, 0, 2, 0}, {7, 0}, {3, 0, 0, 0, 8, 0, 0}, {0, 0, 3, 0}, {0, 0, 4, 0}});
   add("requester", "read_chunks", calls, {{0, 3, 2, 150, 120, 4}, {3, 0, 0, 4, 8, 0, 0}, {8, 0}, {8, 0}, {7, 0}});
   add("requester", "write_chunks", calls, {{0, 0x0c, 2, 150, 100, 4}, {3, 0, 1, 33, 8, 0, 3}, {8, 1}, {8, 0}});
+  add("requester", "wrong_length", bytes({0x4a, 0x1a, 0xff, 0xff}),
+      {{0, 0x08, 2, 150, 4}, {3, 0, 3, 3, 8, 0, 0}, {8, 0}, {0, 0x08, 2, 150, 4}, {3, 0, 3, 4, 8, 0, 0}, {8, 0}});
   add("requester", "reply_chunk", calls, {{0, 0x08, 2, 99, 200}, {3, 0, 7, 16, 8, 0, 1}, {8, 0}, {12, 0}});
   add("requester", "long_call", calls, {{0, 2, 100, 40, 4}, {3, 0, 0, 4, 8, 0, 0}, {8, 0}, {8, 0}});
   add("requester", "errors", calls,

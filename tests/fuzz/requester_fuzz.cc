@@ -17,6 +17,7 @@
 // arguments.
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <map>
 #include <memory>
 #include <optional>
@@ -24,6 +25,7 @@
 #include <vector>
 
 #include "rpcrdma/core/requester.h"
+#include "rpcrdma/xdr/xdr_reader.h"
 #include "tests/fuzz/engine_driver.h"
 #include "tests/fuzz/input.h"
 #include "tests/fuzz/messages.h"
@@ -92,6 +94,7 @@ struct Call {
   std::vector<uint32_t> reads;                // registrations behind the Read segments
   std::vector<std::vector<uint32_t>> writes;  // by chunk and segment, the Reply chunk last; 0 for an empty one
   std::vector<MutableBytes> result_memory;    // by chunk: what was offered for it
+  std::vector<uint64_t> beyond;               // by chunk: how much longer than that it was returned, in a reply taken
   bool on_wire = false;                       // the responder's to answer
 
   std::optional<Kind> failure;  // what it has to end with, once that is known
@@ -169,6 +172,7 @@ class World final : public EngineWorld {
     at_once_ = (choices & 4) != 0;
     const bool version_2 = (thresholds & 0x20) == 0 && (thresholds & 0xc0) != 0;
     Requester::Config config{.credits = 1u + (choices >> 4), .inline_only = (choices & 1) != 0};
+    config.lengths_may_be_wrong = (choices & 8) != 0;
     config.queued_max = 1 + (sizes_ >> 5);
     config.limits = {.send_inline = 64u << (thresholds & 3),
                      .receive_inline = 64u << ((thresholds >> 2) & 3),
@@ -587,6 +591,7 @@ class World final : public EngineWorld {
       if ((choices & 3) == 0) segment.length = 0;
       if ((choices & 3) == 1) segment.length = std::min<uint32_t>(segment.length, amount);
       if ((choices & 3) == 2) segment.length = std::min<uint32_t>(segment.length, (amount * (n + 1)) & 0x3f);
+      if ((choices & 3) == 3 && config_.lengths_may_be_wrong) segment.length += amount & 7;
     };
     for (size_t i = 0; i < lists.writes.size(); ++i) {
       const auto chunk = lists.writes.mutable_chunk(i);
@@ -805,6 +810,29 @@ class World final : public EngineWorld {
     exchange_ = Exchange::kOver;
   }
 
+  // Where lengths may be wrong, a Write chunk may be returned up to three bytes longer than the memory that its last
+  // bytes went to, and is full then. In all other respects the reply is what came.
+  Header WithinOffer(Call& call, Header header) const {
+    call.beyond.assign(call.offered.writes.size(), 0);
+    if (!config_.lengths_may_be_wrong || header.chunks() == nullptr) return header;
+    WriteList& writes = header.mutable_chunks()->writes;
+    if (writes.size() != call.offered.writes.size()) return header;
+    for (size_t i = 0; i < writes.size(); ++i) {
+      const auto chunk = writes.mutable_chunk(i);
+      const auto offered = call.offered.writes[i];
+      if (chunk.size() != offered.size()) continue;
+      size_t filled = chunk.size();
+      while (filled > 0 && chunk[filled - 1].length == 0) --filled;
+      if (filled == 0) continue;
+      uint32_t& length = chunk[filled - 1].length;
+      const uint32_t room = offered[filled - 1].length;
+      if (room == 0 || length <= room || length - room > WrongLengths::kExcessMax) continue;
+      call.beyond[i] = length - room;
+      length = room;
+    }
+    return header;
+  }
+
   // What this message means, by the document: which call it answers, and how that ends. `honest`: of a reply that is
   // read, whether it is that of its call. Returns the call that an error of version 2 is for.
   Call* Foresee(ConstBytes bytes, bool honest) {
@@ -876,14 +904,14 @@ class World final : public EngineWorld {
         }
       } else if (CheckDirection(*header, in.Rest()).has_value()) {
         call->failure = Kind::kBadDirection;
-      } else if (const auto reads = ValidateReply(*header, in.Rest(), call->offered, config_.profile,
-                                                  {.read_bytes_max = config_.read_bytes_max});
+      } else if (const auto reads = ValidateReply(WithinOffer(*call, *header), in.Rest(), call->offered,
+                                                  config_.profile, {.read_bytes_max = config_.read_bytes_max});
                  !reads || (owes_done && config_.reads_max == 0)) {
         call->failure = Kind::kBadChunks;
         if (owes_done) owed_dones_.push_back({*xid, false});
       } else {
         call->answered_well = call->holds_receive = true;
-        call->reply = *header;
+        call->reply = WithinOffer(*call, *header);
         call->reply_inline.assign(in.Rest().begin(), in.Rest().end());
         if (owes_done) BeginPull(*call, *reads, honest);
       }
@@ -1282,6 +1310,8 @@ class World final : public EngineWorld {
       FUZZ_PROPERTY(grown == call.grown_to.contains(i));
       FUZZ_PROPERTY(!grown || outcome.grown[i].get() == call.result_memory[i].data());
       FUZZ_PROPERTY(Same(data, written(i, returned.writes[i])));
+      FUZZ_PROPERTY(outcome.reply.chunks[i].beyond == call.beyond[i]);
+      CheckLength(outcome.reply.chunks[i]);
     }
     std::vector<ConstBytes> read(call.read_data.begin(), call.read_data.end());
     if (call.chunks.has_position_zero()) {
@@ -1303,6 +1333,24 @@ class World final : public EngineWorld {
     }
     FUZZ_PROPERTY(outcome.reply.base.size() >= 4 && ByteReader(outcome.reply.base).U32() == call.xid);
     CheckViews(call);
+  }
+
+  // No item is taken from a chunk that is more than three bytes longer, however little memory was offered for it.
+  static void CheckLength(const ChunkData& chunk) {
+    const uint64_t returned = chunk.data.size() + chunk.beyond;
+    const auto count = std::make_shared<std::atomic<uint64_t>>(0);
+    for (uint64_t excess = 0; excess <= 8 && excess < returned; ++excess) {
+      WrongLengths wrong(count);
+      ReducedStream stream{.order = ReducedStream::ChunkOrder::kInOrder, .wrong_lengths = &wrong};
+      stream.chunks.push_back(chunk);
+      *count = 0;
+      for (int again = 0; again < 2; ++again) {
+        XdrReader in(stream);
+        in.EligibleBytes("result", returned - excess);
+        FUZZ_PROPERTY(in.ok() == (excess <= WrongLengths::kExcessMax && chunk.beyond <= excess));
+        FUZZ_PROPERTY(*count <= 1 && (in.ok() || *count == 0) && (chunk.beyond == 0 || !in.ok() || *count == 1));
+      }
+    }
   }
 
   // The inline reply stays what it was until Release.
