@@ -268,12 +268,16 @@ int Serve(const ServeOptions& options) {
 
   AsioLoop loop;
   std::optional<Cleaning> cleaning;  // outlives the work that it has submitted
-  file::WorkerPool disk(loop);
+  const auto disk = file::WorkerPool::Make(loop);
+  if (!disk) {
+    Complain("serve", fmt::format("too few threads for the work with the disk: {}", disk.error().message()));
+    return kExitFailure;
+  }
   file::FileService::Options service_options;
   service_options.data_max = static_cast<uint32_t>(*ParseSize(options.chunk));
   service_options.handles_max = options.handles;
   service_options.idle = std::chrono::seconds(options.idle_seconds);
-  file::FileService service(loop, **store, disk, service_options);
+  file::FileService service(loop, **store, **disk, service_options);
 
   rpcrdma::ServerOptions server_options;
   server_options.credits = options.credits;
@@ -307,7 +311,7 @@ int Serve(const ServeOptions& options) {
     return kExitFailure;
   }
 
-  if (!options.read_only) cleaning.emplace(loop, **store, disk).Start();
+  if (!options.read_only) cleaning.emplace(loop, **store, **disk).Start();
 
   std::optional<MetricsFile> metrics;
   if (!options.metrics.empty()) {

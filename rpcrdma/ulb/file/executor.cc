@@ -11,9 +11,19 @@ void InlineExecutor::Submit(Lane /*lane*/, Kind /*kind*/, Work work, Work done) 
   loop_.Post(std::move(done));
 }
 
-WorkerPool::WorkerPool(EventLoop& loop, size_t workers) : loop_(loop), long_max_(workers - kBriefOnly) {
+Result<std::unique_ptr<WorkerPool>, std::error_code> WorkerPool::Make(EventLoop& loop, size_t workers,
+                                                                      const Start& start) {
   STAGECOACH_CHECK(workers > kBriefOnly);
-  for (size_t i = 0; i < workers; ++i) threads_.emplace_back([this] { Run(); });
+  std::unique_ptr<WorkerPool> pool(new WorkerPool(loop));
+  pool->threads_.reserve(workers);
+  try {
+    while (pool->threads_.size() < workers) pool->threads_.push_back(start([each = pool.get()] { each->Run(); }));
+  } catch (const std::system_error& error) {
+    if (pool->threads_.size() <= kBriefOnly) return Err(error.code());
+  }
+  const std::lock_guard lock(pool->mutex_);
+  pool->long_max_ = pool->threads_.size() - kBriefOnly;
+  return pool;
 }
 
 WorkerPool::~WorkerPool() {

@@ -15,10 +15,13 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/event_loop.h"
+#include "base/result.h"
 
 namespace stagecoach::rpcrdma::file {
 
@@ -57,9 +60,15 @@ class WorkerPool final : public Executor {
   static constexpr size_t kWorkers = 8;
   static constexpr size_t kBriefOnly = 2;
 
-  // `loop` must outlive the executor. At least kBriefOnly + 1 `workers`.
-  explicit WorkerPool(EventLoop& loop, size_t workers = kWorkers);
+  // Makes a thread that runs this, or throws std::system_error as std::thread does. Tests have their own.
+  using Start = std::function<std::thread(std::function<void()>)>;
+
+  // `loop` must outlive the executor. At least kBriefOnly + 1 `workers`; when no more threads than that can be had, so
+  // many are enough. Otherwise why there are too few: the error of the last thread's making.
+  static Result<std::unique_ptr<WorkerPool>, std::error_code> Make(EventLoop& loop, size_t workers = kWorkers,
+                                                                   const Start& start = StartThread);
   ~WorkerPool() override;
+  size_t workers() const { return threads_.size(); }
   void Submit(Lane lane, Kind kind, Work work, Work done) override;
 
  private:
@@ -69,14 +78,16 @@ class WorkerPool final : public Executor {
     Work work;
     Work done;
   };
+  explicit WorkerPool(EventLoop& loop) : loop_(loop) {}
+  static std::thread StartThread(std::function<void()> run) { return std::thread(std::move(run)); }
   void Run();
   // The first job of the lane may run.
   void MakeReady(Lane lane);
-  // Of the lanes with a job that may run now, the one that has waited longest; nullopt when there is none.
+  // Of the lanes with a job that may run now, one of the two that became ready first, of those with brief and of those
+  // with long work: the one whose job was submitted first. Nullopt when there is none.
   std::optional<Lane> TakeReady();
 
   EventLoop& loop_;
-  const size_t long_max_;
   // Set by the destructor. Outcomes posted to the loop outlive the pool, and must not act then. Loop's thread only.
   std::shared_ptr<bool> gone_ = std::make_shared<bool>(false);
 
@@ -85,11 +96,12 @@ class WorkerPool final : public Executor {
   std::condition_variable wake_;
   std::map<Lane, std::deque<Job>> lanes_;      // not empty; the first of each is running, or its lane is ready
   std::deque<Lane> ready_brief_, ready_long_;  // by the kind of their first job
+  size_t long_max_ = 0;                        // when all threads are there
   size_t long_running_ = 0;
   uint64_t submitted_ = 0;
   bool stopping_ = false;
 
-  std::vector<std::thread> threads_;  // last: they start when everything else is there
+  std::vector<std::thread> threads_;
 };
 
 }  // namespace stagecoach::rpcrdma::file

@@ -2,12 +2,17 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <condition_variable>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/asio_loop/asio_loop.h"
@@ -64,7 +69,7 @@ TEST(InlineExecutor, WorkRunsAtOnceAndDoneFromTheLoop) {
 
 TEST(WorkerPool, WorkOfALaneRunsInOrderOnOtherThreadsAndDoneOnTheLoops) {
   AsioLoop loop;
-  WorkerPool executor(loop);
+  const auto executor = std::move(*WorkerPool::Make(loop));
   constexpr int kLanes = 20;
   constexpr int kEach = 200;
   std::vector<std::vector<int>> worked(kLanes);  // each of one lane alone
@@ -74,7 +79,7 @@ TEST(WorkerPool, WorkOfALaneRunsInOrderOnOtherThreadsAndDoneOnTheLoops) {
   int total = 0;
   for (int i = 0; i < kEach; ++i) {
     for (int lane = 0; lane < kLanes; ++lane) {
-      executor.Submit(
+      executor->Submit(
           static_cast<Executor::Lane>(lane), i % 3 == 0 ? Kind::kLong : Kind::kBrief,
           [&, lane, i] {
             if (std::this_thread::get_id() == loops) on_loops_thread = true;
@@ -100,17 +105,17 @@ TEST(WorkerPool, WorkOfALaneRunsInOrderOnOtherThreadsAndDoneOnTheLoops) {
 TEST(WorkerPool, ALaneThatTakesItsTimeHoldsUpNoOther) {
   AsioLoop loop;
   Door door;
-  WorkerPool executor(loop);
+  const auto executor = std::move(*WorkerPool::Make(loop));
   bool late = false;
   bool brief = false;
   bool other = false;
-  executor.Submit(
+  executor->Submit(
       1, Kind::kLong, [&] { door.Pass(); }, [] {});
-  executor.Submit(
+  executor->Submit(
       1, Kind::kBrief, [] {}, [&] { late = true; });
-  executor.Submit(
+  executor->Submit(
       2, Kind::kBrief, [] {}, [&] { brief = true; });
-  executor.Submit(
+  executor->Submit(
       3, Kind::kLong, [] {}, [&] { other = true; });
   EXPECT_TRUE(RunUntil(loop, [&] { return brief && other; }));
   EXPECT_FALSE(late) << "it is behind the first of its lane";
@@ -121,15 +126,15 @@ TEST(WorkerPool, ALaneThatTakesItsTimeHoldsUpNoOther) {
 TEST(WorkerPool, HoweverMuchLongWorkThereIsBriefWorkIsDone) {
   AsioLoop loop;
   Door door;
-  WorkerPool executor(loop, 5);
+  const auto executor = std::move(*WorkerPool::Make(loop, 5));
   int ended = 0;
   for (Executor::Lane lane = 0; lane < 100; ++lane) {
-    executor.Submit(
+    executor->Submit(
         lane, Kind::kLong, [&] { door.Pass(); }, [&] { ++ended; });
   }
   int brief = 0;
   for (Executor::Lane lane = 100; lane < 200; ++lane) {
-    executor.Submit(
+    executor->Submit(
         lane, Kind::kBrief, [] {}, [&] { ++brief; });
   }
   EXPECT_TRUE(RunUntil(loop, [&] { return brief == 100 && door.waiting() == 3; }));
@@ -139,16 +144,50 @@ TEST(WorkerPool, HoweverMuchLongWorkThereIsBriefWorkIsDone) {
   EXPECT_TRUE(RunUntil(loop, [&] { return ended == 100; }));
 }
 
+// A process may have no more threads.
+TEST(WorkerPool, AFewThreadsLessDoTheSameAndTooFewAreAnError) {
+  AsioLoop loop;
+  for (size_t available = 0; available <= 6; ++available) {
+    SCOPED_TRACE(available);
+    size_t started = 0;
+    auto made = WorkerPool::Make(loop, 5, [&](std::function<void()> run) {
+      if (started == available) throw std::system_error(EAGAIN, std::generic_category());
+      ++started;
+      return std::thread(std::move(run));
+    });
+    ASSERT_EQ(made.has_value(), available > WorkerPool::kBriefOnly);
+    if (!made) {
+      EXPECT_EQ(made.error(), std::errc::resource_unavailable_try_again);
+      continue;
+    }
+    const auto executor = std::move(*made);
+    EXPECT_EQ(executor->workers(), std::min<size_t>(available, 5));
+    Door door;
+    int ended = 0;
+    for (Executor::Lane lane = 0; lane < 10; ++lane) {
+      executor->Submit(
+          lane, Kind::kLong, [&] { door.Pass(); }, [&] { ++ended; });
+    }
+    bool brief = false;
+    executor->Submit(
+        10, Kind::kBrief, [] {}, [&] { brief = true; });
+    const auto waiting = static_cast<int>(executor->workers() - WorkerPool::kBriefOnly);
+    EXPECT_TRUE(RunUntil(loop, [&] { return brief && door.waiting() == waiting; }));
+    door.Open();
+    EXPECT_TRUE(RunUntil(loop, [&] { return ended == 10; }));
+  }
+}
+
 TEST(WorkerPool, WhatWorkHeldIsGoneBeforeTheNextWorkOfItsLaneRuns) {
   AsioLoop loop;
-  WorkerPool executor(loop);
+  const auto executor = std::move(*WorkerPool::Make(loop));
   auto held = std::make_shared<int>(1);
   const std::weak_ptr<int> watch = held;
   bool gone = false;
   bool finished = false;
-  executor.Submit(
+  executor->Submit(
       1, Kind::kLong, [held = std::move(held)] {}, [] {});
-  executor.Submit(
+  executor->Submit(
       1, Kind::kBrief, [&] { gone = watch.expired(); }, [&] { finished = true; });
   ASSERT_TRUE(RunUntil(loop, [&] { return finished; }));
   EXPECT_TRUE(gone);
@@ -159,9 +198,9 @@ TEST(WorkerPool, DestructionFinishesAllWorkAndNothingIsDoneAfterwards) {
   std::atomic<int> worked = 0;
   int done = 0;
   {
-    WorkerPool executor(loop);
+    const auto executor = std::move(*WorkerPool::Make(loop));
     for (Executor::Lane i = 0; i < 300; ++i) {
-      executor.Submit(
+      executor->Submit(
           i % 7, i % 2 == 0 ? Kind::kLong : Kind::kBrief, [&] { ++worked; }, [&] { ++done; });
     }
   }

@@ -103,7 +103,7 @@ class FileServiceTest : public ::testing::Test {
     auto store = FileStore::Open(root_.string(), store_options);
     ASSERT_TRUE(store);
     store_ = std::move(*store);
-    executor_ = std::make_unique<WorkerPool>(loop_);
+    executor_ = std::move(*WorkerPool::Make(loop_));
     service_ = std::make_unique<FileService>(loop_, *store_, *executor_, options);
     server_ = std::make_unique<Server>(loop_, ServerOptions{});
     server_->Register(service_.get());
