@@ -31,8 +31,8 @@ class Executor {
   // A number that those who share an executor agree on.
   using Lane = uint64_t;
   enum class Kind : uint8_t {
-    kBrief,  // names and attributes
-    kLong,   // data of files, and what waits until it is on the disk
+    kBrief,  // what reads names and attributes, or lets go of what was read
+    kLong,   // data of files, and whatever changes the disk: journals, locks of other hosts and syncs are waited for
   };
 
   virtual ~Executor() = default;

@@ -165,7 +165,7 @@ void FileService::Create(Request request) {
   using Created = Result<std::shared_ptr<PartialFile>, Status>;
   const Executor::Lane lane = next_lane_++;
   Offload(
-      lane, Kind::kBrief,
+      lane, Kind::kLong,
       [&store = store_, args = std::move(args)]() -> Created {
         auto file = store.Create(args.path, args.mode);
         if (!file) return Err(file.error());
@@ -270,10 +270,11 @@ void FileService::Close(Request request) {
   OpenFile file = std::move(*found);
   sessions_[request.client()].files.erase(handle);
   const Executor::Lane lane = file.lane;
+  const Kind kind = KindOfDrop(file);
   Drop(std::move(file));
   // Answered behind the drop: when the client hears of it, the hidden file is gone.
   Offload(
-      lane, Kind::kLong, [] { return Result<void, Status>(); },
+      lane, kind, [] { return Result<void, Status>(); },
       [this, request = std::move(request)](Result<void, Status> result) mutable { Answer(request, result); });
 }
 
@@ -339,10 +340,15 @@ void FileService::EndUse(ClientId client, file::Handle handle) {
   file->last_used = loop_.Now();
 }
 
+Executor::Kind FileService::KindOfDrop(const OpenFile& file) {
+  return file.writing != nullptr ? Kind::kLong : Kind::kBrief;
+}
+
 void FileService::Drop(OpenFile file) {
   if (file.writing != nullptr) ++counters_.files_abandoned;
+  const Kind kind = KindOfDrop(file);
   executor_.Submit(
-      file.lane, Kind::kLong, [reading = std::move(file.reading), writing = std::move(file.writing)] {}, [] {});
+      file.lane, kind, [reading = std::move(file.reading), writing = std::move(file.writing)] {}, [] {});
 }
 
 void FileService::ScheduleExpiry() {

@@ -105,8 +105,10 @@ class FileService final : public Service {
   // Marks a handle busy, and idle again, whatever became of it meanwhile.
   void BeginUse(OpenFile& file);
   void EndUse(ClientId client, file::Handle handle);
-  // The last reference goes on the executor, after what is queued there: closing and unlinking are disk work too.
+  // The last reference goes on the executor, after what is queued there: closing and unlinking are disk work too, and
+  // unlinking changes the disk.
   void Drop(OpenFile file);
+  static Executor::Kind KindOfDrop(const OpenFile& file);
   void ScheduleExpiry();
   void Expire();
 

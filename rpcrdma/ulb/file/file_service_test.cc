@@ -4,6 +4,7 @@
 
 #include <dlfcn.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <condition_variable>
@@ -28,7 +29,7 @@
 namespace stagecoach::rpcrdma::file {
 namespace {
 
-// A disk that syncs nothing between Begin() and End(), while it is waited for.
+// A disk that does nothing of a kind between Begin() and End(), while it is waited for.
 class SlowDisk {
  public:
   void Begin() {
@@ -40,32 +41,37 @@ class SlowDisk {
     slow_ = false;
     changed_.notify_all();
   }
-  size_t syncing() {
+  size_t waiting() {
     const std::lock_guard lock(mutex_);
-    return syncing_;
+    return waiting_;
   }
-  void Sync() {
+  void Pass() {
     std::unique_lock lock(mutex_);
-    ++syncing_;
+    ++waiting_;
     changed_.wait(lock, [this] { return !slow_; });
-    --syncing_;
+    --waiting_;
   }
 
  private:
   std::mutex mutex_;
   std::condition_variable changed_;
   bool slow_ = false;
-  size_t syncing_ = 0;
+  size_t waiting_ = 0;
 };
-SlowDisk slow_disk;
+SlowDisk slow_syncs;
+SlowDisk slow_locks;  // as those of a network file system are
 
 }  // namespace
 }  // namespace stagecoach::rpcrdma::file
 
 // Before the C library's.
 extern "C" int fsync(int fd) {
-  stagecoach::rpcrdma::file::slow_disk.Sync();
+  stagecoach::rpcrdma::file::slow_syncs.Pass();
   return reinterpret_cast<int (*)(int)>(::dlsym(RTLD_NEXT, "fsync"))(fd);
+}
+extern "C" int flock(int fd, int operation) noexcept {
+  stagecoach::rpcrdma::file::slow_locks.Pass();
+  return reinterpret_cast<int (*)(int, int)>(::dlsym(RTLD_NEXT, "flock"))(fd, operation);
 }
 
 namespace stagecoach::rpcrdma::file {
@@ -87,7 +93,8 @@ class FileServiceTest : public ::testing::Test {
     Start({}, {kDataLimit, 4, 60s});
   }
   void TearDown() override {
-    slow_disk.End();
+    slow_syncs.End();
+    slow_locks.End();
     clients_.clear();
     server_.reset();
     service_.reset();
@@ -462,19 +469,19 @@ TEST_F(FileServiceTest, ListingsComeInPagesThatFitTheMessage) {
   }
 }
 
-// --- Raw requests: what no honest client sends ---
+// --- A disk that is slow ---
 
-// The file that a COMMIT waits for the disk with is locked by nobody, and everything but it goes on.
+// While one COMMIT waits for the disk, everything else goes on, for its client as for others.
 TEST_F(FileServiceTest, ADiskThatTakesItsTimeOverOneFileHoldsUpNobodyElse) {
   std::ofstream(root_ / "file") << "hello";
   Client& slow = Connect();
   Client& other = Connect();
   const auto handle = Create(slow, {"slow"});
   ASSERT_TRUE(handle);
-  slow_disk.Begin();
+  slow_syncs.Begin();
   std::optional<bool> committed;
   FileClient(slow).Commit({*handle, 0, 0, {}}, [&](Result<Attributes, Failure> done) { committed = done.has_value(); });
-  ASSERT_TRUE(RunUntil([&] { return slow_disk.syncing() == 1; }));
+  ASSERT_TRUE(RunUntil([&] { return slow_syncs.waiting() == 1; }));
   for (int i = 0; i < 3; ++i) {
     const auto page = Await<Page>([&](auto handler) { FileClient(other).List({{}, 0, 4096}, std::move(handler)); });
     ASSERT_TRUE(page);
@@ -486,31 +493,51 @@ TEST_F(FileServiceTest, ADiskThatTakesItsTimeOverOneFileHoldsUpNobodyElse) {
     EXPECT_TRUE(Close(other, *written));
   }
   EXPECT_FALSE(committed.has_value());
-  slow_disk.End();
+  slow_syncs.End();
   ASSERT_TRUE(RunUntil([&] { return committed.has_value(); }));
   EXPECT_TRUE(*committed);
 }
 
-// As many COMMITs as there are files leave room for names.
+// As many COMMITs and CREATEs as there are files leave room for names and attributes, and for the end of a READ.
 TEST_F(FileServiceTest, ADiskThatTakesItsTimeOverEveryFileHoldsUpNoListing) {
+  std::ofstream(root_ / "file") << "hello";
   Start({}, {kDataLimit, 64, 60s});
   Client& slow = Connect();
   Client& other = Connect();
-  slow_disk.Begin();
-  int committed = 0;
+  FileClient files(slow);
+  std::vector<file::Handle> handles;
   for (int i = 0; i < 30; ++i) {
     const auto handle = Create(slow, {"slow-" + std::to_string(i)});
     ASSERT_TRUE(handle);
-    FileClient(slow).Commit({*handle, 0, 0, {}}, [&](Result<Attributes, Failure> done) { committed += done ? 1 : 0; });
+    handles.push_back(*handle);
   }
-  ASSERT_TRUE(RunUntil([&] { return slow_disk.syncing() == WorkerPool::kWorkers - WorkerPool::kBriefOnly; }));
-  for (int i = 0; i < 10; ++i) {
-    EXPECT_TRUE(Await<Page>([&](auto handler) { FileClient(other).List({{}, 0, 4096}, std::move(handler)); }));
+  for (SlowDisk* disk : {&slow_syncs, &slow_locks}) {
+    SCOPED_TRACE(disk == &slow_syncs ? "COMMIT" : "CREATE");
+    disk->Begin();
+    size_t ended = 0;
+    for (size_t i = 0; i < handles.size(); ++i) {
+      if (disk == &slow_syncs) {
+        files.Commit({handles[i], 0, 0, {}}, [&](Result<Attributes, Failure> done) { ended += done ? 1 : 0; });
+      } else {
+        files.Create({{"new-" + std::to_string(i)}, 0644},
+                     [&](Result<file::Handle, Failure> done) { ended += done ? 1 : 0; });
+      }
+    }
+    EXPECT_TRUE(RunUntil([&] { return disk->waiting() >= WorkerPool::kWorkers - WorkerPool::kBriefOnly; }));
+    for (int i = 0; i < 10; ++i) {
+      ASSERT_TRUE(Await<Page>([&](auto handler) { FileClient(other).List({{}, 0, 4096}, std::move(handler)); }));
+      const auto opened = Open(other, {"file"});
+      ASSERT_TRUE(opened);
+      ASSERT_TRUE(Close(other, opened->handle));
+    }
+    EXPECT_EQ(disk->waiting(), WorkerPool::kWorkers - WorkerPool::kBriefOnly);
+    EXPECT_EQ(ended, 0u);
+    disk->End();
+    EXPECT_TRUE(RunUntil([&] { return ended == handles.size(); }));
   }
-  EXPECT_EQ(committed, 0);
-  slow_disk.End();
-  EXPECT_TRUE(RunUntil([&] { return committed == 30; }));
 }
+
+// --- Raw requests: what no honest client sends ---
 
 TEST_F(FileServiceTest, RawNullAndUnknownProcedures) {
   Client& client = Connect();
