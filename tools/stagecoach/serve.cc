@@ -204,7 +204,8 @@ class Cleaning {
   void Start() {
     const Instant until = loop_.Now() + kCleaning;
     bool more = true;
-    while (more && loop_.Now() < until) more = sweep_.Step(kEntries);
+    // An entry may be a long file to remove.
+    while (more && loop_.Now() < until) more = sweep_.Step(1);
     GoOn(more);
   }
 
