@@ -392,6 +392,12 @@ class ServerConnection final : public ConnectionOwner,
     return connection_.Accept(private_data);
   }
 
+  // What would be CONF_RDMA if it were not denied.
+  bool IsConfRdma(const CallHeader& call) const {
+    return server_->options().ccp.enabled && !terms_->is_v2() && call.prog == kCcpProgram && call.vers == kCcpVersion &&
+           call.proc == kConfRdma;
+  }
+
   // [5666:6+1] [2004:6+2] A call of CcpService.
   void Configure(Request request) {
     const auto self = shared_from_this();
@@ -721,9 +727,7 @@ class ServerConnection final : public ConnectionOwner,
     }
     if (verdict.reply) {
       TraceNotServed(*state, ToString(*verdict.reply));
-      if (verdict.denied != AuthStat::kOk && state->header.prog == kCcpProgram && server_->options().ccp.enabled) {
-        CountNotConfigured(ToString(verdict.denied));
-      }
+      if (verdict.denied != AuthStat::kOk && IsConfRdma(state->header)) CountNotConfigured(ToString(verdict.denied));
       return Finish(
           *state, *verdict.reply, [](XdrWriter&) {}, nullptr, false);
     }

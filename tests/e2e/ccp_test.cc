@@ -604,6 +604,38 @@ TEST_F(CcpTest, OtherProceduresVersionsAndArgumentsAreAnsweredAsRpcSays) {
   EXPECT_EQ(ResultsOf(Ask(ConfRdma(6, {4096, 4096, 16})), 6, 0).size(), 3u);
 }
 
+// What is denied counts when it would have configured something.
+TEST_F(CcpTest, OnlyCallsOfConfRdmaAreCountedAsRefused) {
+  ServerOptions options = Serving(4096);
+  options.ccp.flavors = {AuthFlavor::kSys};
+  options.versions = rpcrdma::kVersions1And2;
+  StartServer(options);
+  ConnectPeer();
+  const auto denied = [](const std::vector<uint32_t>& answer) {
+    return answer.size() > 9 && answer[8] == 1 && answer[9] == 1;  // REPLY, MSG_DENIED
+  };
+  // NULL, by a flavor that nobody takes.
+  EXPECT_TRUE(denied(Ask(Words({1, 1, 1, 0, 0, 0, 0, 1, 0, 2, kCcpProgram, 1, 0, 99, 0, 0, 0}))));
+  EXPECT_TRUE(denied(Ask(CallOf(2, kCcpProgram, 1, 2, {}))));
+  EXPECT_TRUE(denied(Ask(CallOf(3, kCcpProgram, 2, kConfRdma, {1, 2, 3}))));
+  EXPECT_EQ(server_->stats().connections.not_configured, 0u);
+  EXPECT_TRUE(denied(Ask(ConfRdma(4, {4096, 4096, 16}))));
+  EXPECT_EQ(server_->stats().connections.not_configured, 1u);
+  // Version 2 has properties for that.
+  Connect({.versions = rpcrdma::kVersion2Alone});
+  std::optional<Outcome> outcome;
+  client_->Call(
+      {kCcpProgram, 1, kConfRdma},
+      [](XdrWriter& args) {
+        for (const uint32_t word : {4096u, 4096u, 16u}) args.U32(word);
+      },
+      {}, [&](Outcome result) { outcome.emplace(std::move(result)); });
+  ASSERT_TRUE(setting_->Until([&] { return outcome.has_value(); }));
+  EXPECT_FALSE(outcome->has_value());
+  EXPECT_EQ(server_->stats().connections.not_configured, 1u);
+  EXPECT_EQ(Told(trace_, "connection.not_configured"), 1u);
+}
+
 TEST_F(CcpTest, AConnectionIsConfiguredOnce) {
   StartServer(Serving(1024, 8192));
   ConnectPeer();
