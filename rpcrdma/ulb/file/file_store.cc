@@ -123,6 +123,7 @@ Status StatusFromErrno(int error) {
     case EMFILE:
     case ENFILE:
     case ENOMEM:
+    case ENOLCK:
     case EBUSY:
     case ETXTBSY:
       return Status::kBusy;

@@ -47,8 +47,7 @@ Result<bool, Status> ClaimPart(int part) {
       break;
     case EWOULDBLOCK:
       return false;
-    case EOPNOTSUPP:  // a file system that has no locks
-    case ENOLCK:
+    case EOPNOTSUPP:  // a file system that has no locks; ENOLCK is one that has none left, or not at the moment
     case ENOSYS:
     case EINVAL:
       return true;

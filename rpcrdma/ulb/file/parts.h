@@ -25,7 +25,8 @@ namespace stagecoach::rpcrdma::file {
 std::string RandomPartName();
 
 // Takes the lock of a part that was just made. False: somebody took it for abandoned, and removes it; another one has
-// to be made. On a file system without locks nobody can tell, and nothing is ever removed.
+// to be made. On a file system without locks nobody can tell, and nothing is ever removed. kBusy: it has locks, and
+// none can be had now.
 Result<bool, Status> ClaimPart(int part);
 
 // Removes the file of this hidden name, if its process is gone. Whether it was removed.

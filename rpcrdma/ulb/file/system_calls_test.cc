@@ -255,15 +255,24 @@ TEST_F(SystemCallsTest, ACallThatIsInterruptedIsMadeAgain) {
 
 // File systems that have none of it.
 TEST_F(SystemCallsTest, LocksAndSyncsOfFoldersThatAFileSystemDoesNotHaveAreDoneWithout) {
-  for (const auto& [call, error] : {std::pair<std::string, int>{"flock", EOPNOTSUPP},
-                                    {"flock", ENOLCK},
-                                    {"flock", ENOSYS},
-                                    {"fsync folder", EINVAL}}) {
+  for (const auto& [call, error] :
+       {std::pair<std::string, int>{"flock", EOPNOTSUPP}, {"flock", ENOSYS}, {"fsync folder", EINVAL}}) {
     WriteOld();
     const size_t place = static_cast<size_t>(std::find(kPut.begin(), kPut.end(), call) - kPut.begin());
     EXPECT_TRUE(Record([&] { return Put(); }, place, error)) << call << ": " << std::strerror(error);
     EXPECT_EQ(Content(), kNew);
   }
+}
+
+// Whoever locks for it may be back before the file is finished, and what is not locked would be removed then.
+TEST_F(SystemCallsTest, APutThatGetsNoLockNowIsRefused) {
+  WriteOld();
+  const size_t place = static_cast<size_t>(std::find(kPut.begin(), kPut.end(), "flock") - kPut.begin());
+  const auto result = Record([&] { return Put(); }, place, ENOLCK);
+  ASSERT_FALSE(result);
+  EXPECT_EQ(result.error(), Status::kBusy);
+  EXPECT_EQ(Content(), kOld);
+  EXPECT_EQ(Names(), std::set<std::string>{"file"}) << "nothing is left beside it";
 }
 
 TEST_F(SystemCallsTest, HiddenNamesThatAreTakenAreTriedNoLongerThanThat) {
