@@ -224,22 +224,26 @@ Result<Attributes, Status> PartialFile::Commit(uint64_t size, uint32_t crc32c, T
   if (whole.size > size) return Err(Status::kInvalid);
   if (whole.crc32c != crc32c) return Err(Status::kBadChecksum);
 
-  struct stat st;
-  if ((mode_ & kPartMode) != kPartMode) {
-    if (::fstat(fd_.get(), &st) != 0) return Err(LastError());
-    if (::fchmod(fd_.get(), st.st_mode & mode_) != 0) return Err(LastError());
-  }
   const timespec times[2] = {{0, UTIME_OMIT}, {modified.seconds, static_cast<long>(modified.nanoseconds)}};
   if (::futimens(fd_.get(), times) != 0) return Err(LastError());
   if (Retry([&] { return ::fsync(fd_.get()); }) != 0) return Err(LastError());
+  struct stat st;
   if (::fstat(fd_.get(), &st) != 0) return Err(LastError());
   // Before the name is changed: whatever may fail is to fail while nothing has happened.
   const auto directory = OpenToSync(directory_);
   if (!directory) return Err(directory.error());
+  // At the last moment: a part that its owner may not read cannot be removed by whoever finds it abandoned, and syncing
+  // takes its time.
+  const bool closes = (mode_ & kPartMode) != kPartMode;
+  if (closes) {
+    st.st_mode &= S_IFMT | mode_;
+    if (::fchmod(fd_.get(), st.st_mode & kModeMask) != 0) return Err(LastError());
+  }
   if (::renameat(directory_.get(), hidden_name_.c_str(), directory_.get(), final_name_.c_str()) != 0) {
     return Err(LastError());
   }
   hidden_name_.clear();
+  if (closes && Retry([&] { return ::fsync(fd_.get()); }) != 0) return Err(LastError());
   if (const auto synced = SyncDirectory(*directory); !synced) return Err(synced.error());
   return ToAttributes(st);
 }

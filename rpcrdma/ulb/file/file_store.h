@@ -76,10 +76,11 @@ class PartialFile {
   // stays failed.
   Result<void, Status> WriteAt(uint64_t offset, ConstBytes data, uint32_t crc32c);
 
-  // Checks that exactly the bytes 0 to `size` were written (kIncomplete) and have this CRC32c (kBadChecksum), sets mode
-  // and time, syncs the file, renames it over the final name, and syncs the directory. May be called once; on failure
-  // the hidden file is gone when this object is. Under the final name is then what was there before; or, when only the
-  // last step failed, the new file, which a loss of power may undo.
+  // Checks that exactly the bytes 0 to `size` were written (kIncomplete) and have this CRC32c (kBadChecksum), sets the
+  // time, syncs the file, sets the mode, renames it over the final name, and syncs the directory, and the mode where it
+  // is one without the owner's rights. May be called once; on failure the hidden file is gone when this object is.
+  // Under the final name is then what was there before; or, when only the last step failed, the new file, which a loss
+  // of power may undo.
   Result<Attributes, Status> Commit(uint64_t size, uint32_t crc32c, Time modified);
 
   static constexpr size_t kPiecesMax = 1024;

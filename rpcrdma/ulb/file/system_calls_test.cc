@@ -208,12 +208,33 @@ TEST_F(SystemCallsTest, APutSyncsTheFileBeforeItsNameAndTheFolderBehind) {
   ASSERT_TRUE(Record([&] { return Put(); }));
   EXPECT_EQ(recorder.calls, kPut);
   EXPECT_EQ(Content(), kNew);
-  // A mode without the owner's rights is that of the finished file.
-  auto expected = kPut;
-  expected.insert(expected.begin() + 7, {"fstat", "fchmod"});
-  ASSERT_TRUE(Record([&] { return Put(0040); }));
+}
+
+// A part that its owner may not read is never waited for: whoever is killed leaves what can be removed.
+TEST_F(SystemCallsTest, AModeWithoutTheOwnersRightsIsSetWhenTheDataIsSynced) {
+  const std::vector<std::string> expected = {
+      "openat2 sub", "fstatat file", "openat part",        "flock",      "fstat",
+      "pwrite",      "pwrite",       "futimens",           "fsync part", "fstat",
+      "openat .",    "fchmod",       "renameat part file", "fsync part", "fsync folder"};
+  WriteOld();
+  const auto put = Record([&] { return Put(0040); });
+  ASSERT_TRUE(put);
+  EXPECT_EQ(put->mode, 0040u);
   EXPECT_EQ(recorder.calls, expected);
   EXPECT_EQ(store_->GetAttributes({"sub", "file"})->mode, 0040u);
+  EXPECT_EQ(store_->GetAttributes({"sub", "file"})->modified, put->modified);
+  fs::permissions(root_ / "sub" / "file", fs::perms::owner_read);
+  EXPECT_EQ(Content(), kNew);
+  // Whichever of them fails, nothing is left beside the file.
+  for (size_t place = 0; place < expected.size(); ++place) {
+    SCOPED_TRACE(expected[place]);
+    WriteOld();
+    EXPECT_FALSE(Record([&] { return Put(0040); }, place, EIO));
+    EXPECT_EQ(Names(), std::set<std::string>{"file"});
+    const bool renamed = place > 12;
+    fs::permissions(root_ / "sub" / "file", fs::perms::owner_read);
+    EXPECT_EQ(Content(), renamed ? kNew : kOld);
+  }
 }
 
 TEST_F(SystemCallsTest, APutOfWhichACallFailsSaysSoAndLosesNothing) {
