@@ -17,6 +17,7 @@
 #include "base/crc32c.h"
 #include "rpcrdma/ulb/file/codec.h"
 #include "rpcrdma/ulb/file/names.h"
+#include "rpcrdma/ulb/file/system_calls.h"
 
 namespace stagecoach::rpcrdma::file {
 namespace {
@@ -43,21 +44,6 @@ Attributes ToAttributes(const struct stat& st) {
   attributes.mode = st.st_mode & kModeMask;
   attributes.modified = {st.st_mtim.tv_sec, static_cast<uint32_t>(st.st_mtim.tv_nsec)};
   return attributes;
-}
-
-// glibc has no wrapper for openat2.
-int OpenAt2(int directory, const char* path, int flags, uint64_t resolve) {
-  open_how how{};
-  how.flags = static_cast<uint64_t>(flags | O_CLOEXEC);
-  how.resolve = resolve;
-  return static_cast<int>(::syscall(SYS_openat2, directory, path, &how, sizeof(how)));
-}
-
-template <typename Call>
-auto Retry(Call call) {
-  auto result = call();
-  while (result < 0 && errno == EINTR) result = call();
-  return result;
 }
 
 // The directory `directory` leads to, to be synced. Not valid: it may be written but not read, and so cannot be synced.

@@ -5,7 +5,6 @@
 #include <sys/file.h>
 #include <sys/random.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -14,16 +13,14 @@
 #include "base/bytes.h"
 #include "rpcrdma/ulb/file/file_store.h"
 #include "rpcrdma/ulb/file/names.h"
+#include "rpcrdma/ulb/file/system_calls.h"
 
 namespace stagecoach::rpcrdma::file {
 namespace {
 
 // errno, or 0 when the lock is held now.
 int Lock(int fd) {
-  for (;;) {
-    if (::flock(fd, LOCK_EX | LOCK_NB) == 0) return 0;
-    if (errno != EINTR) return errno;
-  }
+  return Retry([&] { return ::flock(fd, LOCK_EX | LOCK_NB); }) == 0 ? 0 : errno;
 }
 
 bool IsTheFileOf(int directory, const char* name, const struct stat& st) {
@@ -98,10 +95,10 @@ bool PartSweep::Step(size_t entries) {
     if (IsHiddenName(name)) {
       if (RemoveIfAbandoned(directory, entry->d_name)) ++removed_;
     } else if ((entry->d_type == DT_DIR || entry->d_type == DT_UNKNOWN) && levels_.size() <= depth_max_) {
-      open_how how{};
-      how.flags = O_RDONLY | O_DIRECTORY | O_NONBLOCK | O_CLOEXEC;
-      how.resolve = RESOLVE_BENEATH | RESOLVE_NO_XDEV | RESOLVE_NO_SYMLINKS;
-      Enter(static_cast<int>(::syscall(SYS_openat2, directory, entry->d_name, &how, sizeof(how))));
+      Enter(Retry([&] {
+        return OpenAt2(directory, entry->d_name, O_RDONLY | O_DIRECTORY | O_NONBLOCK,
+                       RESOLVE_BENEATH | RESOLVE_NO_XDEV | RESOLVE_NO_SYMLINKS);
+      }));
     }
   }
   return !levels_.empty();
