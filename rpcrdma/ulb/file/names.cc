@@ -29,17 +29,38 @@ size_t Utf8Length(std::string_view text) {
   return 0;
 }
 
-// Code points that move, hide or reorder text on a terminal: C1 controls, the bidirectional controls, and what has no
-// width, so that two names look alike: U+FEFF, and the tags (U+E0000 to U+E007F).
-bool IsDeceptive(std::string_view sequence) {
-  if (sequence == "\xd8\x9c" || sequence == "\xef\xbb\xbf") return true;  // U+061C, U+FEFF
-  if (sequence.size() == 4) return sequence.starts_with("\xf3\xa0\x80") || sequence.starts_with("\xf3\xa0\x81");
-  if (sequence.size() == 2) return sequence[0] == '\xc2' && static_cast<uint8_t>(sequence[1]) < 0xa0;
-  if (sequence.size() != 3 || sequence[0] != '\xe2') return false;
-  const auto second = static_cast<uint8_t>(sequence[1]);
-  const auto third = static_cast<uint8_t>(sequence[2]);
-  if (second == 0x80) return (third >= 0x8b && third <= 0x8f) || (third >= 0xa8 && third <= 0xae);
-  return second == 0x81 && third >= 0xa0 && third <= 0xaf;
+// What a terminal or a reader may be led by, of a well-formed sequence or of one byte that belongs to none.
+enum class Effect : uint8_t {
+  kNone,
+  kControl,    // the controls of ASCII and C1, and those that turn the direction of the text behind them
+  kInvisible,  // marks and joiners without a width: two names look alike
+};
+
+Effect EffectOf(std::string_view sequence) {
+  const auto byte = [&](size_t i) { return static_cast<uint8_t>(sequence[i]); };
+  if (sequence.size() == 1) {
+    const uint8_t lead = byte(0);
+    return lead < 0x20 || (lead >= 0x7f && lead < 0xa0) ? Effect::kControl : Effect::kNone;
+  }
+  if (sequence.size() == 2) {
+    if (byte(0) == 0xc2 && byte(1) < 0xa0) return Effect::kControl;
+    return sequence == "\xd8\x9c" ? Effect::kInvisible : Effect::kNone;  // U+061C
+  }
+  if (sequence.size() == 4) {  // the tags, U+E0000 to U+E007F
+    const bool tag = sequence.starts_with("\xf3\xa0\x80") || sequence.starts_with("\xf3\xa0\x81");
+    return tag ? Effect::kInvisible : Effect::kNone;
+  }
+  if (sequence == "\xef\xbb\xbf") return Effect::kInvisible;  // U+FEFF
+  if (sequence.starts_with("\xe2\x80")) {
+    if (byte(2) >= 0xaa && byte(2) <= 0xae) return Effect::kControl;                 // U+202A to U+202E
+    if (byte(2) == 0xa8 || byte(2) == 0xa9) return Effect::kControl;                 // ends of lines, as U+0085
+    return byte(2) >= 0x8b && byte(2) <= 0x8f ? Effect::kInvisible : Effect::kNone;  // U+200B to U+200F
+  }
+  if (sequence.starts_with("\xe2\x81")) {
+    if (byte(2) >= 0xa6 && byte(2) <= 0xa9) return Effect::kControl;                 // U+2066 to U+2069
+    return byte(2) >= 0xa0 && byte(2) <= 0xaf ? Effect::kInvisible : Effect::kNone;  // U+2060 to U+206F
+  }
+  return Effect::kNone;
 }
 
 }  // namespace
@@ -89,12 +110,9 @@ Path SplitPath(std::string_view text) {
 
 bool HasControlCharacters(std::string_view name) {
   while (!name.empty()) {
-    const size_t length = Utf8Length(name);
-    const auto lead = static_cast<uint8_t>(name[0]);
-    if (lead < 0x20 || lead == 0x7f) return true;
-    if (length == 0 && lead >= 0x80 && lead < 0xa0) return true;
-    if (length == 2 && lead == 0xc2 && static_cast<uint8_t>(name[1]) < 0xa0) return true;
-    name.remove_prefix(std::max<size_t>(length, 1));
+    const size_t length = std::max<size_t>(Utf8Length(name), 1);
+    if (EffectOf(name.substr(0, length)) == Effect::kControl) return true;
+    name.remove_prefix(length);
   }
   return false;
 }
@@ -117,8 +135,7 @@ std::string Printable(std::string_view text) {
       continue;
     }
     const std::string_view sequence = text.substr(0, length);
-    const auto lead = static_cast<uint8_t>(sequence[0]);
-    if (lead < 0x20 || lead == 0x7f || IsDeceptive(sequence)) {
+    if (EffectOf(sequence) != Effect::kNone) {
       for (char c : sequence) escape(c);
     } else if (sequence == "\\") {
       shown += "\\\\";

@@ -27,11 +27,13 @@ std::string Join(const Path& path);
 Path SplitPath(std::string_view text);
 
 // Whether it has one of the control characters of ASCII or of ISO 6429 (C1), in UTF-8 or as a byte of its own, which a
-// terminal, or a script that reads a listing line by line, may take for something else.
+// terminal, or a script that reads a listing line by line, may take for something else; or one of Unicode's that end a
+// line or turn the direction of the text behind them (U+2028 to U+202E, U+2066 to U+2069), by which a name is shown as
+// another one. Marks and joiners without a width are none: names in many scripts are written with them.
 bool HasControlCharacters(std::string_view name);
 
-// `text` with control characters, bytes that are not UTF-8, and backslashes shown as \xHH or \\: safe on a terminal and
-// one line.
+// `text` with control characters, what has no width, bytes that are not UTF-8, and backslashes shown as \xHH or \\:
+// safe on a terminal, on one line, and two names are not taken for one.
 std::string Printable(std::string_view text);
 
 }  // namespace stagecoach::rpcrdma::file

@@ -89,12 +89,19 @@ TEST(HasControlCharacters, InWhateverFormTheyCome) {
         std::string("\xc2\x80"), std::string("\xc2\x9f"),
         std::string("\x9b"
                     "2J"),
-        std::string("\xe9\x80"), std::string("\t")}) {
+        std::string("\xe9\x80"), std::string("\t"), std::string("\xe2\x80\xa8"), std::string("\xe2\x80\xa9"),
+        std::string("a\xe2\x80\xaa"),
+        std::string("\xe2\x80\xae"
+                    "gpj.exe"),
+        std::string("\xe2\x81\xa6"), std::string("\xe2\x81\xa9")}) {
     EXPECT_TRUE(HasControlCharacters(name)) << Printable(name);
   }
-  for (const std::string& name : {std::string("plain name"), std::string("\xc2\xa0"), std::string("\xc3\xa9"),
-                                  std::string("\xe9"), std::string("\xf0\x9f\x9a\x8c"), std::string("\xd8\x9c"),
-                                  std::string("\xe2\x80\xae"), std::string("~"), std::string(" "), std::string("\\")}) {
+  for (const std::string& name :
+       {std::string("plain name"), std::string("\xc2\xa0"), std::string("\xc3\xa9"), std::string("\xe9"),
+        std::string("\xf0\x9f\x9a\x8c"), std::string("\xd8\x9c"), std::string("\xe2\x80\x8b"),
+        std::string("\xe2\x80\x8f"), std::string("\xe2\x81\xa5"), std::string("\xe2\x81\xaa"),
+        std::string("\xef\xbb\xbf"), std::string("\xf3\xa0\x81\xbf"), std::string("\xe2\x80\xa7"),
+        std::string("\xe2\x80\xaf"), std::string("~"), std::string(" "), std::string("\\")}) {
     EXPECT_FALSE(HasControlCharacters(name)) << Printable(name);
   }
 }
