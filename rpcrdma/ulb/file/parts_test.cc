@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/file.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -12,6 +13,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <memory>
 #include <set>
 #include <string>
@@ -168,21 +170,42 @@ TEST_F(PartsTest, APartThatWasTakenForAbandonedIsGivenUp) {
   EXPECT_EQ(*store_->RemoveAbandoned({}), 0u);
 }
 
+// A process that is killed when the test leaves it, and when the test is killed.
+class Helper {
+ public:
+  explicit Helper(const std::function<void()>& run) {
+    const pid_t test = ::getpid();
+    child_ = ::fork();
+    if (child_ != 0) return;
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    while (::getppid() == test) run();
+    ::_exit(0);
+  }
+  ~Helper() {
+    if (child_ <= 0) return;
+    ::kill(child_, SIGKILL);
+    int status = 0;
+    ::waitpid(child_, &status, 0);
+  }
+  Helper(const Helper&) = delete;
+  Helper& operator=(const Helper&) = delete;
+
+  bool started() const { return child_ > 0; }
+
+ private:
+  pid_t child_ = -1;
+};
+
 // Nor while somebody makes and finishes parts without a pause.
 TEST_F(PartsTest, WhoMakesPartsIsNotDisturbedByWhoLooksForAbandonedOnes) {
-  const pid_t child = ::fork();
-  if (child == 0) {
-    for (;;) static_cast<void>(store_->RemoveAbandoned({}));
-  }
+  const Helper looking([&] { static_cast<void>(store_->RemoveAbandoned({})); });
+  ASSERT_TRUE(looking.started());
   for (int i = 0; i < 3000; ++i) {
     auto file = store_->Create({"file"}, 0644);
     ASSERT_TRUE(file) << Describe(file.error());
     const auto committed = (*file)->Commit(0, 0, {});
     ASSERT_TRUE(committed) << i << ": " << Describe(committed.error());
   }
-  ::kill(child, SIGKILL);
-  int status = 0;
-  ::waitpid(child, &status, 0);
   EXPECT_EQ(Names(root_), std::set<std::string>{"file"});
 }
 
