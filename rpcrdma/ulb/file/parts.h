@@ -5,7 +5,7 @@
 // looks for abandoned ones locks a part before it removes it, and who makes one locks it before it writes, so a new
 // part is never taken for an old one.
 //
-// Blocking system calls. Not for users of FileStore, which is told what to look through.
+// Blocking system calls. FileStore makes parts and sweeps; who has a sweep of one (FileStore::SweepAbandoned) drives it.
 #pragma once
 
 #include <cstddef>
