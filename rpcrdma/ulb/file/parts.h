@@ -5,7 +5,8 @@
 // looks for abandoned ones locks a part before it removes it, and who makes one locks it before it writes, so a new
 // part is never taken for an old one.
 //
-// Blocking system calls. FileStore makes parts and sweeps; who has a sweep of one (FileStore::SweepAbandoned) drives it.
+// Blocking system calls. FileStore makes parts and sweeps; who has a sweep of one (FileStore::SweepAbandoned) drives
+// it.
 #pragma once
 
 #include <cstddef>
