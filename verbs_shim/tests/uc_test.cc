@@ -117,9 +117,11 @@ TEST_F(UcTest, WhatNeedsAnAnswerFailsWhenItsTurnComes) {
     id += 2;
   }
   at_client->FillPattern(9);
-  ASSERT_EQ(Post(client_qp(), OnAll(99, IBV_WR_RDMA_WRITE)), 0);
+  ASSERT_EQ(PostReceive(server_qp(), 98, {at_server->Sge(0, 8)}), 0);
+  ASSERT_EQ(Post(client_qp(), OnAll(99, IBV_WR_RDMA_WRITE_WITH_IMM)), 0);
   ExpectCompletion(sent(), 99);
-  EXPECT_TRUE(world().Until([&] { return Arrived(); }));
+  ExpectCompletion(received(), 98);
+  EXPECT_TRUE(Arrived());
 }
 
 TEST_F(UcTest, ASendThatFindsNoReceiveIsLost) {
