@@ -1206,7 +1206,7 @@ void Requester::OnProperties(uint32_t slot, const Header& header, Instant now) {
     credits_.OnReply(header.credits);
     EndExchange(ExchangeEnd::kAnswered, now);
   } else if (exchange_ == Exchange::kGivenUp) {
-    STAGECOACH_MARK("requester.announced_and_answered");
+    STAGECOACH_MARK("requester.properties_answered_late");
     credits_.OnLateAnswer(header.credits);
     exchange_ = Exchange::kOver;
   }
