@@ -6,14 +6,13 @@
 
 #include "base/prng.h"
 #include "emu/world/simulated_world.h"
+#include "tests/e2e/installed_world.h"
 #include "tests/e2e/session_setting.h"
 
 namespace stagecoach::e2e {
 namespace {
 
 using emu::Cut;
-using emu::IpEndpoint;
-using emu::SimulatedWorld;
 using rpcrdma::CallError;
 using rpcrdma::CallOptions;
 using rpcrdma::Client;
@@ -27,38 +26,17 @@ using Kind = CallError::Kind;
 constexpr uint16_t kPort = 20049;
 
 // A host with a server and one with a client.
-class SessionWorld {
+class SessionWorld : public InstalledWorld {
  public:
-  explicit SessionWorld(uint64_t seed, TraceSink* trace = nullptr, const emu::LinkOptions& link = {.chop = true}) {
-    emu::SimWorld::Options options;
-    options.seed = seed;
-    options.trace = trace;
-    options.link = link;
-    auto world = std::make_unique<SimulatedWorld>(options, emu::OptionsFromEnvironment());
-    world->AddHost("server", {*IpEndpoint::Parse("10.0.0.1", 0)});
-    world->AddHost("client", {*IpEndpoint::Parse("10.0.0.2", 0)});
-    world_ = world.get();
-    emu::World::Install(std::move(world));
+  explicit SessionWorld(uint64_t seed, TraceSink* trace = nullptr, const emu::LinkOptions& link = {.chop = true})
+      : InstalledWorld({.seed = seed, .trace = trace, .link = link}, {{"server", "10.0.0.1"}, {"client", "10.0.0.2"}}) {
   }
   ~SessionWorld() {
     *over_ = true;
     service.inner.held.clear();
     session.reset();
     server.reset();
-    For(1ms);
-    emu::World::Install(nullptr);
-  }
-
-  EventLoop& loop() { return world_->sim().loop(); }
-  Instant Now() { return loop().Now(); }
-  void For(Duration time) { world_->sim().RunFor(time); }
-  // Within as much virtual time as anything here may take.
-  bool Until(const std::function<bool()>& done) {
-    bool late = false;
-    const auto limit = loop().At(Now() + 3600s, [&late] { late = true; });
-    const bool ended = world_->sim().RunUntil([&] { return late || done(); });
-    loop().Cancel(limit);
-    return ended && !late;
+    Uninstall();
   }
 
   void StartServer(ServerOptions options = {}) {
@@ -126,7 +104,6 @@ class SessionWorld {
   std::optional<Session> session;
 
  private:
-  SimulatedWorld* world_ = nullptr;
   const std::shared_ptr<bool> over_ = std::make_shared<bool>(false);
 };
 

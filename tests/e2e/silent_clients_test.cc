@@ -12,6 +12,7 @@
 #include "emu/world/simulated_world.h"
 #include "rpcrdma/api/client.h"
 #include "rpcrdma/api/server.h"
+#include "tests/e2e/installed_world.h"
 #include "tests/e2e/outcome.h"
 #include "tests/e2e/test_service.h"
 
@@ -19,8 +20,6 @@ namespace stagecoach::e2e {
 namespace {
 
 using emu::Cut;
-using emu::IpEndpoint;
-using emu::SimulatedWorld;
 using rpcrdma::CallError;
 using rpcrdma::Client;
 using rpcrdma::RefusedClient;
@@ -31,38 +30,17 @@ using rpcrdma::XdrWriter;
 constexpr uint16_t kPort = 20049;
 
 // A host with a server, and two with clients.
-class SilentClientsTest : public ::testing::Test {
+class SilentClientsTest : public ::testing::Test, public InstalledWorld {
  protected:
-  SilentClientsTest() {
-    emu::SimWorld::Options options;
-    options.link = {.chop = true};
-    auto world = std::make_unique<SimulatedWorld>(options, emu::OptionsFromEnvironment());
-    for (const auto& [name, address] :
-         {std::pair("server", "10.0.0.1"), std::pair("one", "10.0.0.2"), std::pair("two", "10.0.0.3")}) {
-      world->AddHost(name, {*IpEndpoint::Parse(address, 0)});
-    }
-    world_ = world.get();
-    emu::World::Install(std::move(world));
-  }
+  SilentClientsTest()
+      : InstalledWorld({.link = {.chop = true}}, {{"server", "10.0.0.1"}, {"one", "10.0.0.2"}, {"two", "10.0.0.3"}}) {}
   ~SilentClientsTest() override {
     *over_ = true;
     clients_.clear();
     server_.reset();
-    For(1ms);
-    emu::World::Install(nullptr);
+    Uninstall();
   }
 
-  EventLoop& loop() { return world_->sim().loop(); }
-  Instant Now() { return loop().Now(); }
-  void For(Duration time) { world_->sim().RunFor(time); }
-  // Within as much virtual time as anything here may take.
-  bool Until(const std::function<bool()>& done) {
-    bool late = false;
-    const auto limit = loop().At(Now() + 3600s, [&late] { late = true; });
-    const bool ended = world_->sim().RunUntil([&] { return late || done(); });
-    loop().Cancel(limit);
-    return ended && !late;
-  }
   // Not a word from it any more, and nobody tells its peers.
   void CutPower(const char* host) { world_->sim().CutHost(world_->fabric(host), Cut::kSilent); }
 
@@ -111,7 +89,6 @@ class SilentClientsTest : public ::testing::Test {
     CutPower(host);
   }
 
-  SimulatedWorld* world_ = nullptr;
   const std::shared_ptr<bool> over_ = std::make_shared<bool>(false);
   TestService service_;
   std::optional<Server> server_;
