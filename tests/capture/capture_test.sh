@@ -30,7 +30,8 @@ none() { # FILE FILTER WHAT
 }
 
 serve() { # sets server and url
-  "$stagecoach" serve --listen 127.0.0.1:0 "$@" >"$work/log" 2>&1 &
+  : >"$work/log" # what the last server said is not what this one says
+  "$stagecoach" serve --listen 127.0.0.1:0 "$@" >>"$work/log" 2>&1 &
   server=$!
   for _ in $(seq 200); do
     grep -q 'listening on' "$work/log" && break
