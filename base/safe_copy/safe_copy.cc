@@ -16,12 +16,19 @@
 namespace stagecoach {
 namespace {
 
+// Of the addresses from here up to the kernel's, none is one: their upper bits do not repeat bit 47. A use of one is no
+// page fault, so the kernel cannot say where it was: it sends SIGSEGV (SIGBUS, where the processor takes it for the
+// stack) with SI_KERNEL and no address.
+constexpr uintptr_t kUserSpaceEnd = uintptr_t{1} << 47;
+
 // What a function of ours touches while it is the guard of its thread. On the stack of that function.
 struct Guard {
   struct Range {
     uintptr_t begin = 0;
     size_t size = 0;
     bool Holds(uintptr_t address) const { return address - begin < size; }
+    // Whether some of it lies where no program of an x86-64 processor with four levels of page tables has memory.
+    bool LeavesUserSpace() const { return begin >= kUserSpaceEnd || size > kUserSpaceEnd - begin; }
   };
   Range first;
   Range second;
@@ -81,11 +88,16 @@ void Chain(Signal& signal, int index, siginfo_t* info, void* context) {
   }
 }
 
+// A handler of the program's that interrupts a copy may have a fault of its own.
+bool IsOf(const Guard& guard, const siginfo_t& info) {
+  if (info.si_code == SI_KERNEL) return guard.first.LeavesUserSpace() || guard.second.LeavesUserSpace();
+  const auto address = reinterpret_cast<uintptr_t>(info.si_addr);
+  return info.si_code > 0 && (guard.first.Holds(address) || guard.second.Holds(address));
+}
+
 void OnSignal(int number, siginfo_t* info, void* context) {
   Guard* const guard = guard_of_thread.load(std::memory_order_relaxed);
-  const auto address = reinterpret_cast<uintptr_t>(info->si_addr);
-  // A handler of the program's that interrupts a copy may have a fault of its own.
-  if (guard != nullptr && info->si_code > 0 && (guard->first.Holds(address) || guard->second.Holds(address))) {
+  if (guard != nullptr && IsOf(*guard, *info)) {
     // A handler of the program's may have called us, under a mask of its own.
     pthread_sigmask(SIG_SETMASK, &static_cast<const ucontext_t*>(context)->uc_sigmask, nullptr);
     siglongjmp(guard->go_on, 1);

@@ -79,6 +79,40 @@ TEST_F(SafeCopyTest, MemoryThatMayNotBeWrittenIsNotWritten) {
   EXPECT_TRUE(IsReadable(holed.EndingIn(8, 8)));
 }
 
+// What is no address at all is no page fault either: the kernel does not say which one it was.
+TEST_F(SafeCopyTest, WhatIsNoAddressIsNoticed) {
+  constexpr uint64_t kFirst = uint64_t{1} << 47;  // that is none, and the last but as many as the kernel has
+  constexpr uint64_t kNowhere[] = {
+      1,
+      kFirst - 1,             // is one, of a page that is never there
+#ifndef __SANITIZE_ADDRESS__  // which looks for what it knows of them where nothing is either
+      kFirst,
+      kFirst + 1,
+#endif
+      uint64_t{1} << 56,        // the first with five levels of page tables
+      (uint64_t{1} << 63) - 8,  //
+      uint64_t{1} << 63,        //
+      ~kFirst - 7,              // reaches into what is the kernel's
+      ~kFirst + 1,              // the kernel's first
+      UINT64_MAX - 7,
+      UINT64_MAX,
+  };
+  for (const uint64_t address : kNowhere) {
+    SCOPED_TRACE(address);
+    for (const size_t size : {1, 2, 8, 16, 100, 4096}) {
+      const MutableBytes nowhere(reinterpret_cast<std::byte*>(address), size);
+      EXPECT_FALSE(SafeCopy(here, nowhere)) << size;
+      EXPECT_FALSE(SafeCopy(nowhere, ConstBytes(here).first(size))) << size;
+      EXPECT_FALSE(IsReadable(nowhere)) << size;
+    }
+    auto* const at = reinterpret_cast<std::byte*>(address & ~uint64_t{7});
+    EXPECT_FALSE(SafeStoreRelease(at, ConstBytes(here).first(8)));
+    EXPECT_EQ(SafeFetchAdd(at, 1), std::nullopt);
+    EXPECT_EQ(SafeCompareExchange(at, 0, 1), std::nullopt);
+  }
+  EXPECT_TRUE(IsReadable(here)) << "and what is there still is";
+}
+
 // Pages beyond the end of a file that is mapped are SIGBUS.
 TEST_F(SafeCopyTest, AFileThatWasCutIsNoticed) {
   char name[] = "/tmp/safe_copy_XXXXXX";
@@ -170,6 +204,12 @@ void ReportingHandler(int number, siginfo_t* info, void* context) {
   found.sa_sigaction(number, info, context);
 }
 
+// A use of what is no address, while a copy of ours that could have had such a fault is not under way.
+void TouchWhatIsNoAddress() {
+  auto* const nowhere = reinterpret_cast<volatile std::byte*>(uint64_t{1} << 62);
+  if (sigsetjmp(away, 1) == 0) *nowhere = std::byte{1};
+}
+
 struct sigaction Action(void (*handler)(int, siginfo_t*, void*)) {
   struct sigaction action {};
   action.sa_sigaction = handler;
@@ -208,6 +248,20 @@ TEST(SafeCopyHandlersDeathTest, TheProgramsHandlerHearsOfItsOwnFaultsAlone) {
       EXPECT_EQ(fault_address, holed.hole());
       EXPECT_EQ(masked, 3) << "the signal, and what the handler asked for";
     }
+  });
+}
+
+TEST(SafeCopyHandlersDeathTest, TheProgramsHandlerHearsOfWhatIsNoAddress) {
+  ExpectFine([] {
+    struct sigaction own = Action(JumpingHandler);
+    sigaction(SIGSEGV, &own, nullptr);
+    CatchMemoryFaults();
+    std::byte byte{};
+    EXPECT_FALSE(SafeCopy({reinterpret_cast<std::byte*>(uint64_t{1} << 62), 1}, {&byte, 1}));
+    EXPECT_EQ(calls, 0);
+    TouchWhatIsNoAddress();
+    EXPECT_EQ(calls, 1);
+    EXPECT_EQ(fault_address, nullptr);
   });
 }
 

@@ -311,6 +311,22 @@ TEST_F(UnmappedInlineTest, DataThatCannotBeReadIsRefusedAtPost) {
   EXPECT_TRUE(NoCompletion(pair->client.send_cq.get()));
 }
 
+// Of most numbers of 64 bits none is an address at all, which the processor reports otherwise than a page that is not
+// there.
+TEST_F(UnmappedInlineTest, DataFromWhatIsNoAddressIsRefusedAtPost) {
+  for (const uint64_t address :
+       {uint64_t{1}, uint64_t{1} << 56, (uint64_t{1} << 63) - 16, uint64_t{1} << 63, UINT64_MAX - 16, UINT64_MAX}) {
+    for (const uint32_t length : {1, 8, 16, 64}) {
+      EXPECT_EQ(Post(pair->client.qp(), {.wr_id = 1,
+                                         .flags = IBV_SEND_SIGNALED | IBV_SEND_INLINE,
+                                         .sges = {{.addr = address, .length = length, .lkey = 0}}}),
+                EFAULT)
+          << address << ' ' << length;
+    }
+  }
+  EXPECT_TRUE(NoCompletion(pair->client.send_cq.get()));
+}
+
 TEST_F(UnmappedInlineTest, DataIsTheCallersAgainAfterThePost) {
   Vanishing gone(pair->client.pd.get(), kAll);
   std::memcpy(reinterpret_cast<void*>(gone.address()), "taken with it", 13);
