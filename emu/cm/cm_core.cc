@@ -218,11 +218,21 @@ int CmCore::SetAckTimeout(const std::shared_ptr<CmId>& id, uint8_t timeout) {
   return 0;
 }
 
+bool CmCore::KeepsItsQp(const CmId& id) {
+  return id.state_ == State::kListening || id.state_ == State::kConnecting || id.state_ == State::kAccepting ||
+         id.state_ == State::kConnected || id.state_ == State::kDestroyed;
+}
+
 int CmCore::SetQp(const std::shared_ptr<CmId>& id, uint32_t qp_number) {
   std::lock_guard lock(mutex_);
-  if (id->state_ == State::kListening || id->state_ == State::kConnecting || id->state_ == State::kAccepting ||
-      id->state_ == State::kConnected || id->state_ == State::kDestroyed) {
-    return EINVAL;
+  if (id->qp_number_ == qp_number) return 0;
+  if (KeepsItsQp(*id)) return NotRequested(*id);
+  if (const auto user = users_.find(qp_number); user != users_.end()) {
+    if (const auto other = user->second.lock()) {
+      if (KeepsItsQp(*other)) return EINVAL;
+      STAGECOACH_MARK("cm.qp_taken_from_another_id");
+      other->qp_number_ = 0;
+    }
   }
   if (id->qp_number_ != 0) users_.erase(id->qp_number_);
   id->qp_number_ = qp_number;

@@ -104,8 +104,9 @@ class ConnectionManager {
   int SetServiceClass(const std::shared_ptr<CmId>& id, uint8_t service_class);
   // Of the QP, a code as in CmOptions; 0: it waits for ever. Without effect on iWARP.
   int SetAckTimeout(const std::shared_ptr<CmId>& id, uint8_t timeout);
-  // Which QP connect and accept will use; 0: none any more. A connection on the QP ends without further events but
-  // kDisconnected.
+  // Which QP connect and accept will use; 0: none any more. One that another id has, which has made no connection of
+  // it, is taken from that. EINVAL: either id is connecting, or connected. A connection on the QP ends without further
+  // events but kDisconnected.
   int SetQp(const std::shared_ptr<CmId>& id, uint32_t qp_number);
   // The QP is about to be destroyed; whichever id uses it lets go.
   void ForgetQp(uint32_t qp_number);

@@ -476,6 +476,27 @@ TEST_F(RoceCmTest, AFullBacklogIsRejected) {
   EXPECT_NE(server.Request(), nullptr);
 }
 
+TEST_F(RoceCmTest, AQpIsTakenFromAnIdThatHasMadeNoConnectionOfIt) {
+  listener = server.Listening();
+  QueuePair* const qp = client.NewQp();
+  const auto before = client.Routed();
+  ASSERT_EQ(client.cm().SetQp(before, qp->qp_number()), 0);
+  initiator = client.Routed();
+  ASSERT_EQ(client.cm().SetQp(initiator, qp->qp_number()), 0);
+  EXPECT_EQ(client.cm().Connect(before, {}), EINVAL) << "it has none any more";
+  client.cm().Destroy(before);
+  ASSERT_EQ(client.cm().Connect(initiator, {}), 0);
+  responder = server.Request();
+  ASSERT_EQ(server.Accept(responder), 0);
+  EXPECT_EQ(client.Next(), CmEventType::kEstablished);
+  EXPECT_EQ(qp->state(), QpState::kRts);
+  // Now there is one.
+  const auto after = client.Routed();
+  EXPECT_EQ(client.cm().SetQp(after, qp->qp_number()), EINVAL);
+  ASSERT_EQ(client.cm().Disconnect(initiator), 0);
+  EXPECT_EQ(qp->state(), QpState::kErr);
+}
+
 TEST_F(RoceCmTest, MorePrivateDataThanThereIsRoomForIsInvalid) {
   listener = server.Listening();
   CmParameters much;

@@ -41,6 +41,7 @@ constexpr OutOfReach kOutOfReach[] = {
     {"cm.id_gone_while_its_connection_is_attached", kOneThread},
     {"cm.id_waits_for_acknowledgements", kIdAcks},
     {"cm.last_words_not_taken", kRoom},
+    {"cm.qp_taken_from_another_id", "a program connects an id by the queue pair that it made on it"},
     {"cm.request_with_too_much_private_data", kOursOnly},
     {"connection.deregistration_refused", "devices deregister what was registered, and windows are let go of first"},
     {"connection.marker_refused", kSized},

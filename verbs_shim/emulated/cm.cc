@@ -56,14 +56,6 @@ bool IsUsable(const ShimId& id, const rdma_conn_param* parameters) {
   return fits(parameters->responder_resources, profile.max_ird) && fits(parameters->initiator_depth, profile.max_ord);
 }
 
-// A QP made with ibv_create_qp may be named by number instead. On InfiniBand its program takes it through its states;
-// on iWARP that is the connection's business.
-int UseQpOf(ShimId* id, const rdma_conn_param* parameters) {
-  if (!IsUsable(*id, parameters)) return EINVAL;
-  if (IsInfiniband(*id) || id->qp != nullptr || parameters->qp_num == 0) return 0;
-  return CmOf(*id).SetQp(id->cm, parameters->qp_num);
-}
-
 // The id goes to the host that has `address`, if there is one. Only before it is bound; one host is all there is
 // outside a simulation.
 int MoveToHostOf(ShimId* id, const IpEndpoint& address) {
@@ -92,6 +84,31 @@ void ShowState(ibv_qp* qp) {
   if (const auto state = NicOf(qp->context).StateOf(qp->qp_num)) qp->state = ToIbv(*state);
 }
 
+int ChangeTo(rdma_cm_id* id, ibv_qp* qp, ibv_qp_state state) {
+  ibv_qp_attr change{};
+  change.qp_state = state;
+  int mask = 0;
+  if (rdma_init_qp_attr(id, &change, &mask) != 0) return errno;
+  return ibv_modify_qp(qp, &change, mask);
+}
+
+// Which QP is to be connected is what `id->qp` says at this moment: a program may have put another one there, that of
+// another id, or none. A QP made with ibv_create_qp may be named by number instead. On InfiniBand its program takes it
+// through its states; on iWARP that is the connection's business.
+int UseQpOf(ShimId* id, const rdma_conn_param* parameters) {
+  if (!IsUsable(*id, parameters)) return EINVAL;
+  if (id->qp == nullptr) {
+    const bool by_number = !IsInfiniband(*id) && parameters != nullptr;
+    return CmOf(*id).SetQp(id->cm, by_number ? parameters->qp_num : 0);
+  }
+  if (&NicOf(id->qp->context) != &id->host->nic()) return EINVAL;
+  if (const int error = CmOf(*id).SetQp(id->cm, id->qp->qp_num); error != 0) return error;
+  if (id->ps == RDMA_PS_UDP) return 0;
+  // One that rdma_create_qp has not prepared.
+  ShowState(id->qp);
+  return id->qp->state == IBV_QPS_RESET ? ChangeTo(id, id->qp, IBV_QPS_INIT) : 0;
+}
+
 // A CQ of the id's own, on a channel of its own (rdma_create_qp(3)).
 int SupplyCq(ShimId* id, uint32_t entries, ibv_comp_channel** channel, ibv_cq** cq) {
   *channel = ibv_create_comp_channel(id->verbs);
@@ -107,14 +124,6 @@ void ReleaseCqs(ShimId* id) {
   if (id->send_cq_channel != nullptr) ibv_destroy_comp_channel(id->send_cq_channel);
   id->recv_cq = id->send_cq = nullptr;
   id->recv_cq_channel = id->send_cq_channel = nullptr;
-}
-
-int ChangeTo(rdma_cm_id* id, ibv_qp* qp, ibv_qp_state state) {
-  ibv_qp_attr change{};
-  change.qp_state = state;
-  int mask = 0;
-  if (rdma_init_qp_attr(id, &change, &mask) != 0) return errno;
-  return ibv_modify_qp(qp, &change, mask);
 }
 
 int CreateQp(ShimId* id, ibv_qp_init_attr_ex* attributes) {

@@ -1,8 +1,9 @@
-// QPs that rdma_cm does not manage: made with ibv_create_qp, named by number, and taken through their states with what
-// rdma_init_qp_attr says.
+// QPs that rdma_cm has not made for their ids: named by number, and taken through their states with what
+// rdma_init_qp_attr says; or put into an id by its program.
 
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "verbs_shim/tests/harness.h"
 
@@ -91,6 +92,89 @@ TEST_F(CmExternalTest, QpsNamedByNumberAreConnected) {
     EXPECT_EQ(rdma_disconnect(pair.server.id.get()), 0);
   }
   EXPECT_EQ(pair.client.ExpectEvent(RDMA_CM_EVENT_DISCONNECTED), 0);
+}
+
+// A message from client to server.
+void ExpectTraffic(Pair* pair) {
+  Buffer inbox(pair->server.pd.get(), 64);
+  Buffer outbox(pair->client.pd.get(), 64);
+  outbox.Fill("arrives");
+  ASSERT_EQ(PostReceive(pair->server.qp(), 1, {inbox.Sge()}), 0);
+  ASSERT_EQ(Post(pair->client.qp(), {.wr_id = 2, .sges = {outbox.Sge()}}), 0);
+  ExpectCompletion(pair->client.send_cq.get(), 2);
+  ExpectCompletion(pair->server.receive_cq.get(), 1);
+  EXPECT_EQ(inbox.Text(7), "arrives");
+}
+
+// uDAPL's consumers choose a QP before they know which request it will answer.
+TEST_F(CmExternalTest, TheQpOfAnotherIdIsConnectedWhereAnIdNamesIt) {
+  Pair pair;
+  pair.Listen();
+  pair.Resolve();
+  // Makes everything of `end` on `other`, and gives its QP to the id of `end`.
+  const auto prepare_on = [](Endpoint* end, CmId* other, const EndpointOptions& options) {
+    end->id.swap(*other);
+    end->Prepare(options);
+    end->id.swap(*other);
+    ASSERT_NE((*other)->qp, nullptr);
+    end->id->qp = std::exchange((*other)->qp, nullptr);
+  };
+  world().ActAsClient();
+  CmId other_client = std::move(CreateCmId(pair.client.channel.get()).value());
+  sockaddr_storage there = pair.ListenAddress();
+  ASSERT_EQ(rdma_resolve_addr(other_client.get(), nullptr, reinterpret_cast<sockaddr*>(&there), 2000), 0);
+  EXPECT_EQ(pair.client.ExpectEvent(RDMA_CM_EVENT_ADDR_RESOLVED), 0);
+  ASSERT_NO_FATAL_FAILURE(prepare_on(&pair.client, &other_client, pair.client_options));
+  ASSERT_EQ(rdma_connect(pair.client.id.get(), &pair.client_options.connection), 0) << std::strerror(errno);
+  CmEvent request = pair.server.NextEvent();
+  ASSERT_TRUE(request);
+  ASSERT_EQ(request->event, RDMA_CM_EVENT_CONNECT_REQUEST);
+  pair.server.id = CmId(request->id);
+  request = {};
+
+  world().ActAsServer();
+  CmId other_server = std::move(CreateCmId(pair.server.channel.get()).value());
+  sockaddr_storage here = world().ServerAddress();
+  ASSERT_EQ(rdma_bind_addr(other_server.get(), reinterpret_cast<sockaddr*>(&here)), 0);
+  ASSERT_NO_FATAL_FAILURE(prepare_on(&pair.server, &other_server, pair.server_options));
+  ASSERT_EQ(rdma_accept(pair.server.id.get(), &pair.server_options.connection), 0) << std::strerror(errno);
+  EXPECT_EQ(pair.client.ExpectEvent(RDMA_CM_EVENT_ESTABLISHED), 0);
+  EXPECT_EQ(pair.server.ExpectEvent(RDMA_CM_EVENT_ESTABLISHED), 0);
+  // The ids that it was made for are no part of the connection.
+  EXPECT_EQ(other_client.Destroy(), 0);
+  EXPECT_EQ(other_server.Destroy(), 0);
+  ExpectTraffic(&pair);
+
+  // A QP in a connection is not for another one.
+  Pair second;
+  ASSERT_NO_FATAL_FAILURE(second.ResolveTo(pair.ListenAddress()));
+  second.client.id->qp = pair.client.id->qp;
+  EXPECT_EQ(rdma_connect(second.client.id.get(), &pair.client_options.connection), -1);
+  EXPECT_EQ(errno, EINVAL);
+  second.client.id->qp = nullptr;
+  ExpectTraffic(&pair);
+}
+
+TEST_F(CmExternalTest, AQpThatIsPutIntoAnIdIsTakenThroughItsStates) {
+  Pair pair;
+  pair.Listen();
+  pair.Resolve();
+  QueuePair client_qp = MakeQp(&pair.client);
+  pair.client.id->qp = client_qp.get();
+  ASSERT_EQ(rdma_connect(pair.client.id.get(), &pair.client_options.connection), 0) << std::strerror(errno);
+  CmEvent request = pair.server.NextEvent();
+  ASSERT_TRUE(request);
+  ASSERT_EQ(request->event, RDMA_CM_EVENT_CONNECT_REQUEST);
+  pair.server.id = CmId(request->id);
+  request = {};
+  world().ActAsServer();
+  QueuePair server_qp = MakeQp(&pair.server);
+  pair.server.id->qp = server_qp.get();
+  ASSERT_EQ(rdma_accept(pair.server.id.get(), &pair.server_options.connection), 0) << std::strerror(errno);
+  EXPECT_EQ(pair.client.ExpectEvent(RDMA_CM_EVENT_ESTABLISHED), 0);
+  EXPECT_EQ(pair.server.ExpectEvent(RDMA_CM_EVENT_ESTABLISHED), 0);
+  ExpectTraffic(&pair);
+  pair.client.id->qp = pair.server.id->qp = nullptr;  // they are not the ids' to destroy
 }
 
 TEST_F(CmExternalTest, AttributesForInitNameThePortAndTheRights) {
