@@ -12,9 +12,6 @@ namespace {
 
 using State = CmId::State;
 
-// What rdma_listen's callers may have waiting at most, and what a backlog of 0 means (as Linux's iWARP connection
-// manager has it).
-constexpr uint32_t kBacklogMax = 256;
 constexpr uint8_t kAckTimeoutMax = 31;
 
 bool SameAddress(const IpEndpoint& a, const IpEndpoint& b) {
@@ -198,7 +195,7 @@ int CmCore::Listen(const std::shared_ptr<CmId>& id, int backlog) {
     options = id->stream_options_;
     // Before the fabric hands over the first stream.
     id->state_ = State::kListening;
-    id->backlog_ = backlog <= 0 ? kBacklogMax : std::min(static_cast<uint32_t>(backlog), kBacklogMax);
+    id->backlog_ = backlog <= 0 ? options_.backlog_max : std::min(static_cast<uint32_t>(backlog), options_.backlog_max);
   }
   auto listener = transport_->Listen(id, local, options);
   std::lock_guard lock(mutex_);

@@ -3,7 +3,7 @@
 // One manager per host. How two ends agree on a connection depends on the device: iWARP opens a stream to a real TCP
 // port, so that kernel peers find it, and shakes hands as MPA does (iwarp_cm.h); InfiniBand exchanges datagrams, and
 // has ports of its own (roce_cm.h). What strangers can do is bounded in either case: `half_open_limit`, and a
-// listener's `backlog` of requests its program has not answered.
+// listener's backlog of requests its program has not answered.
 //
 // Threading: every public member from any thread; none blocks but Destroy and Migrate (until events are acknowledged).
 // What goes on between the ends belongs to the fabric's loop. The manager's lock guards ids; it is not held while
@@ -36,10 +36,14 @@ struct CmOptions {
   // How long an initiator asks again where nobody listens, before it believes that nobody will. Programs that agree by
   // other means to connect at once count on their listener being the faster one, as on hardware it is.
   Duration listener_patience{};
-  // Of iWARP: of one listener, streams whose request is incomplete, or as many as its backlog where that is more; then
-  // the oldest of the address that has the most gives way (emu/fabric/half_open.h). Of InfiniBand: of one address,
-  // requests not answered.
+  // Of iWARP: of one listener, streams whose request is incomplete, or as many as its backlog where that is more, but
+  // no more than `half_open_max`, since each holds a descriptor; then the oldest of the address that has the most gives
+  // way (emu/fabric/half_open.h). Of InfiniBand: of one address, requests not answered, or half of the listener's
+  // backlog where that is more.
   uint32_t half_open_limit = 128;
+  uint32_t half_open_max = 4096;
+  // The longest backlog of a listener, and what one of 0 or less means: the host's SOMAXCONN.
+  uint32_t backlog_max = 4096;
 
   // --- iWARP alone. StreamOptions says what they mean; 0: none ---
   // A host that is gone without a word, its cable pulled, is noticed a minute later, whether anything is sent to it or
@@ -95,7 +99,9 @@ class ConnectionManager {
   // also when the families differ.
   int ResolveAddress(const std::shared_ptr<CmId>& id, const IpEndpoint& source, const IpEndpoint& destination);
   int ResolveRoute(const std::shared_ptr<CmId>& id);
-  // EADDRINUSE and the like come from the fabric. A backlog of 0 means the most there may be.
+  // EADDRINUSE and the like come from the fabric. `backlog` is how many requests wait for the program's answer at most;
+  // 0 or less, or more than there may be, means CmOptions::backlog_max. What is beyond it is rejected on iWARP, and
+  // dropped on InfiniBand, where its sender repeats it.
   int Listen(const std::shared_ptr<CmId>& id, int backlog);
   // RDMA_OPTION_ID_*. Reuse: ids that all ask for it may bind the same port, and one of them may listen. Own family
   // only: an IPv6 listener takes no IPv4. The service class (the octet of RFC 2474) is that of streams opened later.

@@ -356,6 +356,20 @@ TEST_F(ConnectionManagerTest, AListenerHasRoomForWhatItsBacklogSays) {
   server_->cm().Destroy(listener);
 }
 
+// Each holds a descriptor, of which a process has few.
+TEST_F(ConnectionManagerTest, ALongBacklogMakesRoomForSoManyStrangersAndNoMore) {
+  CmOptions options;
+  options.half_open_limit = 3;
+  options.half_open_max = 5;
+  Start(options);
+  auto listener = server_->Listening(/*backlog=*/0);
+  std::vector<std::unique_ptr<Stranger>> strangers;
+  for (int i = 0; i < 7; ++i) strangers.push_back(std::make_unique<Stranger>(world_.get(), &client_->fabric()));
+  world_->RunFor(1ms);
+  for (int i = 0; i < 7; ++i) EXPECT_EQ(strangers[i]->ended(), i < 2) << i;
+  server_->cm().Destroy(listener);
+}
+
 TEST_F(ConnectionManagerTest, RequestsBeyondTheBacklogAreRejected) {
   Start();
   auto listener = server_->Listening(2);

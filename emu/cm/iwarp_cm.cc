@@ -443,7 +443,9 @@ Result<std::unique_ptr<Listener>, int> IwarpCm::Listen(const std::shared_ptr<CmI
   }
   StreamOptions patient = options;
   SetPatience(&patient);
-  const auto half_open = std::make_shared<HalfOpen>(std::max(core_.options().half_open_limit, backlog));
+  const CmOptions& limits = core_.options();
+  const auto half_open =
+      std::make_shared<HalfOpen>(std::max(limits.half_open_limit, std::min(backlog, limits.half_open_max)));
   auto listener = core_.fabric().ListenWith(patient, local, static_cast<int>(std::max(kStreamBacklog, backlog)),
                                             [this, weak = core_.weak_from_this(), weak_id = std::weak_ptr<CmId>(id),
                                              half_open](std::unique_ptr<Stream> stream) {

@@ -26,12 +26,14 @@
 // asks the same question; its initiator tries again a little later. So who only claims to be the peer ends nothing.
 //
 // What strangers can do is bounded: a listener's backlog holds the requests its program has not answered, withdrawn
-// ones as well that it has heard of; one address may have `half_open_limit` of them; and what else they send leaves
-// nothing behind. What a program has accepted counts no more: one that accepts whoever comes has a QP, of the program's
-// making, for each that never says RTU, for as long as the REP is repeated (16 times what the request asks for, 137 s
-// at most, and five minutes more if MRAs come). What names a conversation is drawn where nobody can guess it: ids,
-// packet and transaction numbers, and the GUID of the process. From these both ends make the secret that their QPs
-// prove to each other when they open a stream (emu/wire/carrier_proof.h): it is never said.
+// ones as well that it has heard of; one address may have half of them, or `half_open_limit` where that is more; and
+// what else they send leaves nothing behind. A request for which there is no room is not answered: its sender repeats
+// it (docs/decisions/0066-requests-without-room.md). What a program has accepted counts no more: one that accepts
+// whoever comes has a QP, of the program's making, for each that never says RTU, for as long as the REP is repeated (16
+// times what the request asks for, 137 s at most, and five minutes more if MRAs come). What names a conversation is
+// drawn where nobody can guess it: ids, packet and transaction numbers, and the GUID of the process. From these both
+// ends make the secret that their QPs prove to each other when they open a stream (emu/wire/carrier_proof.h): it is
+// never said.
 //
 // Threading: cm_transport.h. Conversations belong to the loop.
 #pragma once
@@ -210,9 +212,8 @@ class RoceCm final : public CmTransport {
   void FailUnserved(Talk& talk);
   bool AwaitListener(Talk& talk);
   // Why a request is refused at once.
-  enum class Refusal : uint8_t { kNobody, kNoResources, kBacklog };
-  // With the core's lock: who is to hear of a request of `from`; else a Refusal, kNobody unless there is another
-  // reason.
+  enum class Refusal : uint8_t { kNobody, kNoRoom };
+  // With the core's lock: who is to hear of a request of `from`; else why nobody does.
   Result<std::shared_ptr<CmId>, Refusal> ListenerFor(const wire::CmServicePort& service, const DatagramPeer& from,
                                                      uint32_t unanswered);
   uint32_t UnansweredOf(const DatagramPeer& from) const;

@@ -180,8 +180,10 @@ void RoceCm::On(const DatagramPeer& from, uint64_t transaction_id, const wire::C
       return core_.Emit(std::move(event));
     }
   }
-  if (refusal == Refusal::kNoResources) return refuse(CmReason::kNoResources);
-  if (refusal == Refusal::kBacklog) return refuse(CmReason::kConsumer);
+  if (refusal == Refusal::kNoRoom) {
+    core_.Tell("request.dropped", {{"why", "no room"}});
+    return;
+  }
   const auto redirect = RedirectionTo(*service, from);
   if (!redirect) return refuse(CmReason::kInvalidServiceId);
   wire::CmRej rej;
@@ -214,15 +216,15 @@ Result<std::shared_ptr<CmId>, RoceCm::Refusal> RoceCm::ListenerFor(const wire::C
                                                                    const DatagramPeer& from, uint32_t unanswered) {
   std::shared_ptr<CmId> listener = FindListener(service, from.path.local);
   if (listener == nullptr) return Err(Refusal::kNobody);
-  if (unanswered >= core_.options().half_open_limit) {
+  if (unanswered >= std::max(core_.options().half_open_limit, listener->backlog_ / 2)) {
     STAGECOACH_MARK("gsi.too_many_requests_of_one_address");
     ++core_.mutable_counters().refused_streams;
-    return Err(Refusal::kNoResources);
+    return Err(Refusal::kNoRoom);
   }
   if (!CmCore::HasRoom(*listener)) {
     STAGECOACH_MARK("gsi.backlog_full");
     ++core_.mutable_counters().refused_streams;
-    return Err(Refusal::kBacklog);
+    return Err(Refusal::kNoRoom);
   }
   ++core_.mutable_counters().accepted_streams;
   return listener;

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cerrno>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -462,18 +463,33 @@ TEST_F(RoceCmTest, ARequestWhoseProgramGivesUpIsWithdrawn) {
   EXPECT_EQ(server.Accept(responder), EINVAL);
 }
 
-TEST_F(RoceCmTest, AFullBacklogIsRejected) {
+TEST_F(RoceCmTest, ARequestBeyondTheBacklogComesAgainAndIsTakenWhenThereIsRoom) {
   listener = server.Listening(/*backlog=*/1);
   initiator = client.Connecting();
   responder = server.Request();
   const auto second = client.Connecting();
-  EXPECT_EQ(client.Next(), CmEventType::kRejected);
-  EXPECT_EQ(client.last_status, kConsumer);
+  world.RunFor(2s);
+  EXPECT_FALSE(client.Waiting()) << "it is not a rejection";
+  EXPECT_FALSE(server.Waiting());
+  EXPECT_GT(server.cm().counters().refused_streams, 1u);
   // Room again, once the first is answered.
-  ASSERT_EQ(server.cm().Reject(responder, {}), 0);
-  EXPECT_EQ(client.Next(), CmEventType::kRejected);
-  const auto third = client.Connecting();
-  EXPECT_NE(server.Request(), nullptr);
+  ASSERT_EQ(server.Accept(responder), 0);
+  EXPECT_EQ(client.Next(), CmEventType::kEstablished);
+  EXPECT_EQ(server.Next(), CmEventType::kEstablished);
+  const auto second_responder = server.Request();
+  ASSERT_NE(second_responder, nullptr);
+  EXPECT_EQ(server.Accept(second_responder), 0);
+  EXPECT_EQ(client.Next(), CmEventType::kEstablished);
+}
+
+TEST_F(RoceCmTest, ARequestForWhichThereNeverIsRoomIsOneThatNobodyAnswers) {
+  listener = server.Listening(/*backlog=*/1);
+  initiator = client.Connecting();
+  responder = server.Request();
+  const auto second = client.Connecting();
+  EXPECT_EQ(client.Next(), CmEventType::kUnreachable);
+  EXPECT_EQ(client.last_status, -ETIMEDOUT);
+  EXPECT_FALSE(server.Waiting());
 }
 
 TEST_F(RoceCmTest, AQpIsTakenFromAnIdThatHasMadeNoConnectionOfIt) {
@@ -923,21 +939,58 @@ TEST_F(RoceCmTest, ARequestInTheNameOfAnotherIsRejected) {
 }
 
 TEST(RoceCmLimitTest, OneAddressMayHaveSoManyRequestsUnanswered) {
-  SimWorld world{12};
-  Machine server(&world, "server", kServerAddress, {.half_open_limit = 3});
-  Machine client(&world, "client", Address("10.0.0.2"));
-  Machine other(&world, "other", Address("10.0.0.3"));
-  const auto listener = server.Listening(/*backlog=*/100);
-  std::vector<std::shared_ptr<CmId>> ids;
-  for (int i = 0; i < 3; ++i) {
+  struct Case {
+    uint32_t limit;
+    int backlog;
+    int allowed;
+  };
+  for (const Case& made : {Case{3, 6, 3}, Case{3, 5, 3}, Case{3, 12, 6}}) {
+    SCOPED_TRACE(made.backlog);
+    SimWorld world{12};
+    Machine server(&world, "server", kServerAddress, {.half_open_limit = made.limit});
+    Machine client(&world, "client", Address("10.0.0.2"));
+    Machine other(&world, "other", Address("10.0.0.3"));
+    const auto listener = server.Listening(made.backlog);
+    std::vector<std::shared_ptr<CmId>> ids;
+    for (int i = 0; i < made.allowed; ++i) {
+      ids.push_back(client.Connecting());
+      ids.push_back(server.Request());
+    }
     ids.push_back(client.Connecting());
+    world.RunFor(1s);
+    EXPECT_FALSE(server.Waiting());
+    ids.push_back(other.Connecting());
     ids.push_back(server.Request());
+    ASSERT_NE(ids.back(), nullptr);
+    EXPECT_EQ(GidOf(server.cm().Describe(*ids.back()).remote), GidOf(Address("10.0.0.3")));
+    // Room again, once one is answered.
+    ASSERT_EQ(server.cm().Reject(ids[1], {}), 0);
+    EXPECT_EQ(client.Next(), CmEventType::kRejected);
+    EXPECT_NE(server.Request(), nullptr);
+    EXPECT_FALSE(client.Waiting());
   }
-  ids.push_back(client.Connecting());
-  EXPECT_EQ(client.Next(), CmEventType::kRejected);
-  EXPECT_EQ(client.last_status, static_cast<int>(CmReason::kNoResources));
-  ids.push_back(other.Connecting());
-  EXPECT_NE(server.Request(), nullptr);
+}
+
+TEST(RoceCmLimitTest, ABacklogOfNothingOrOfTooMuchIsTheLongest) {
+  for (const int backlog : {0, -1, 5, std::numeric_limits<int>::max()}) {
+    SCOPED_TRACE(backlog);
+    SimWorld world{12};
+    Machine server(&world, "server", kServerAddress, {.half_open_limit = 2, .backlog_max = 4});
+    Machine client(&world, "client", Address("10.0.0.2"));
+    Machine other(&world, "other", Address("10.0.0.3"));
+    Machine late(&world, "late", Address("10.0.0.4"));
+    const auto listener = server.Listening(backlog);
+    std::vector<std::shared_ptr<CmId>> ids;
+    for (Machine* const from : {&client, &client, &other, &other}) {
+      ids.push_back(from->Connecting());
+      ids.push_back(server.Request());
+    }
+    ids.push_back(late.Connecting());
+    world.RunFor(1s);
+    EXPECT_FALSE(server.Waiting());
+    server.cm().Destroy(ids[1]);
+    EXPECT_NE(server.Request(), nullptr);
+  }
 }
 
 TEST_F(RoceCmTest, ARedirectionLeadsToNoOtherHost) {

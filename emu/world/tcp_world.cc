@@ -1,9 +1,12 @@
 // The world of a real process: one host, one NIC over every local address.
 
 #include <errno.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
+#include <fstream>
 #include <mutex>
 #include <string_view>
 #include <utility>
@@ -66,6 +69,26 @@ Result<RecordFile, std::string> OpenFile(const char* kind, const std::string& na
   return file;
 }
 
+// What there is of the first word of `path`, a number; `otherwise` if it cannot be read.
+uint32_t NumberIn(const char* path, uint32_t otherwise) {
+  uint32_t number = 0;
+  return std::ifstream(path) >> number ? number : otherwise;
+}
+
+// The limits of the host and of this process.
+WorldOptions Within(const WorldOptions& options) {
+  // Streams that have said nothing yet leave as many descriptors to the program and its connections.
+  constexpr uint32_t kPart = 2;
+  WorldOptions bounded = options;
+  bounded.cm.backlog_max = NumberIn("/proc/sys/net/core/somaxconn", options.cm.backlog_max);
+  rlimit descriptors{};
+  if (getrlimit(RLIMIT_NOFILE, &descriptors) == 0) {
+    bounded.cm.half_open_max =
+        static_cast<uint32_t>(std::min<rlim_t>(options.cm.half_open_max, descriptors.rlim_cur / kPart));
+  }
+  return bounded;
+}
+
 // The files of a world, if it has any.
 struct Records {
   std::unique_ptr<TraceSink> trace;
@@ -75,7 +98,7 @@ struct Records {
 class TcpWorld final : public World {
  public:
   TcpWorld(const WorldOptions& options, Records records)
-      : trace_(std::move(records.trace)), host_(Parts(options, std::move(records.capture)), options) {}
+      : trace_(std::move(records.trace)), host_(Parts(options, std::move(records.capture)), Within(options)) {}
 
   Host& current_host() override { return host_; }
   // Every address of this host is the one NIC's; the fabric says which exist.

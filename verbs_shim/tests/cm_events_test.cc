@@ -129,7 +129,8 @@ TEST_F(CmEventsTest, EventsMayBeAcknowledgedInAnyOrder) {
   EXPECT_EQ(pair.client.id.Destroy(), 0);
 }
 
-TEST_F(CmEventsTest, MoreRequestsThanTheBacklogAreRejected) {
+// On InfiniBand they come again, until there is room (cm_storm_test.cc).
+TEST_F(CmEventsTest, MoreRequestsThanTheBacklogAreRejectedOnIwarp) {
   Pair listening;
   listening.Listen();  // with a backlog of 8
   std::vector<std::unique_ptr<Pair>> clients;
@@ -137,6 +138,7 @@ TEST_F(CmEventsTest, MoreRequestsThanTheBacklogAreRejected) {
   for (int i = 0; i < 9; ++i) {
     auto client = std::make_unique<Pair>();
     ASSERT_NO_FATAL_FAILURE(client->ResolveTo(listening.ListenAddress()));
+    if (!IsIwarp(client->client.id.get())) GTEST_SKIP() << "not an iWARP device";
     client->client.Prepare(client->client_options);
     ASSERT_EQ(rdma_connect(client->client.id.get(), &client->client_options.connection), 0);
     clients.push_back(std::move(client));
@@ -148,14 +150,7 @@ TEST_F(CmEventsTest, MoreRequestsThanTheBacklogAreRejected) {
   EXPECT_EQ(rejected, 1);
   for (const auto& client : clients) {
     if (!client->client.EventWaiting()) continue;
-    const bool is_iwarp = IsIwarp(client->client.id.get());
-    const int status = client->client.ExpectEvent(RDMA_CM_EVENT_REJECTED);
-    // InfiniBand: the consumer's reason (table 110 of the specification).
-    if (is_iwarp) {
-      EXPECT_NE(status, 0);
-    } else {
-      EXPECT_EQ(status, 28);
-    }
+    EXPECT_NE(client->client.ExpectEvent(RDMA_CM_EVENT_REJECTED), 0);
   }
 }
 
