@@ -70,7 +70,7 @@ class Credits {
     needed_ = std::max(needed_, need);
     ++calls_in_window_;
     if (need < requested_ && calls_in_window_ < kRequestWindow) return requested_;
-    requested_ = std::max(needed_, requested_ - (requested_ + 7) / 8);
+    requested_ = std::max(needed_, requested_ - requested_ / 8 - (requested_ % 8 != 0 ? 1 : 0));
     needed_ = 0;
     calls_in_window_ = 0;
     return requested_;
