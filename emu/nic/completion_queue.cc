@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <new>
 
 #include "base/fork/fork.h"
 #include "base/mark.h"
@@ -21,6 +22,13 @@ constexpr size_t kAlwaysActive = 2;
 constexpr uint32_t kIdlePollsUntilWatched = 256;
 // ... which is asked every so many polls.
 constexpr uint32_t kPollsPerWatch = 16;
+// With more connections than these ...
+constexpr size_t kCrowd = 8;
+// ... only so many stay active that bring nothing, so that a poll asks no more than it would of a few, ...
+constexpr size_t kActiveOfACrowd = 4;
+// ... and the poll set is asked about as often as they are.
+constexpr uint32_t kPollsPerWatchOfACrowd = 2;
+constexpr size_t kSmallestRing = 16;
 
 }  // namespace
 
@@ -35,7 +43,7 @@ CompletionQueue::CompletionQueue(Fabric& fabric, NicLoop* loop, const DeviceProf
       channel_(channel),
       async_events_(async_events),
       flags_(flags),
-      ring_(capacity) {}
+      capacity_(capacity) {}
 
 CompletionQueue::~CompletionQueue() {
   if (poll_set_ >= 0) CloseDescriptor(poll_set_);
@@ -43,7 +51,7 @@ CompletionQueue::~CompletionQueue() {
 
 uint32_t CompletionQueue::capacity() const {
   std::lock_guard lock(mutex_);
-  return static_cast<uint32_t>(ring_.size());
+  return capacity_;
 }
 
 uint64_t CompletionQueue::pushed() const {
@@ -77,6 +85,7 @@ size_t CompletionQueue::Poll(std::span<WorkCompletion> out) {
   // Another thread polling this CQ is moving the same connections already.
   if (std::unique_lock lock(drive_mutex_, std::try_to_lock); lock.owns_lock()) {
     DriveActive();
+    DriveWoken();
     DriveWatched();
   }
   return TakeCompletions(out);
@@ -95,57 +104,92 @@ void CompletionQueue::EndLease() {
   if (parked_.load(std::memory_order_seq_cst) != 0) loop_->Unpark();
 }
 
+bool CompletionQueue::IsCrowded() const {
+  return members_.size() > kCrowd;
+}
+
 void CompletionQueue::DriveActive() {
   for (size_t i = 0; i < active_.size();) {
-    Active& active = active_[i];
-    if (active.connection->Drive()) {
-      active.idle_polls = 0;
-    } else if (++active.idle_polls >= kIdlePollsUntilWatched && active_.size() > kAlwaysActive &&
-               Watch(active.connection)) {
-      active_.erase(active_.begin() + static_cast<ptrdiff_t>(i));
-      continue;
+    Member& member = *active_[i];
+    if (member.connection->Drive()) {
+      member.idle_polls = 0;
+    } else {
+      ++member.idle_polls;
+      const bool is_idle = member.idle_polls >= kIdlePollsUntilWatched && active_.size() > kAlwaysActive;
+      const bool is_one_too_many = IsCrowded() && active_.size() > kActiveOfACrowd;
+      if ((is_idle || is_one_too_many) && Watch(member)) {
+        active_.erase(active_.begin() + static_cast<ptrdiff_t>(i));
+        continue;
+      }
     }
     ++i;
   }
 }
 
-bool CompletionQueue::Watch(PolledConnection* connection) {
-  const int fd = connection->PollDescriptor();
-  if (fd < 0 || connection->Unfinished()) return false;
+bool CompletionQueue::Watch(Member& member) {
+  const int fd = member.connection->PollDescriptor();
+  if (fd < 0 && fd != PolledConnection::kNoStream) return false;
   if (poll_set_ < 0) poll_set_ = KeepFromChildren(epoll_create1(EPOLL_CLOEXEC));
+  if (poll_set_ < 0) return false;
+  // Before it is asked whether it is unfinished: see watchers().
+  member.connection->watchers().fetch_add(1, std::memory_order_seq_cst);
   epoll_event event{};
-  event.events = EPOLLIN;
-  event.data.ptr = connection;
-  if (poll_set_ < 0 || epoll_ctl(poll_set_, EPOLL_CTL_ADD, fd, &event) != 0) return false;
-  watched_.push_back(connection);
+  event.events = EPOLLIN | EPOLLONESHOT;
+  event.data.ptr = &member;
+  const int operation = member.descriptor < 0 ? EPOLL_CTL_ADD : EPOLL_CTL_MOD;
+  if (member.connection->Unfinished() || (fd >= 0 && epoll_ctl(poll_set_, operation, fd, &event) != 0)) {
+    member.connection->watchers().fetch_sub(1, std::memory_order_seq_cst);
+    return false;
+  }
+  if (fd >= 0) member.descriptor = fd;
+  member.is_active = false;
   return true;
 }
 
-void CompletionQueue::DriveWatched() {
-  if (watched_.empty() || polls_until_watch_-- > 0) return;
-  polls_until_watch_ = kPollsPerWatch;
-  // One that was idle has been posted to since, and its stream is full: nothing need ever arrive on it.
-  for (size_t i = 0; i < watched_.size();) {
-    if (watched_[i]->Unfinished()) {
-      Unwatch(watched_[i]);
-    } else {
-      ++i;
+void CompletionQueue::Activate(Member& member) {
+  if (member.is_active) return;
+  member.is_active = true;
+  member.idle_polls = 0;
+  member.connection->watchers().fetch_sub(1, std::memory_order_seq_cst);
+  active_.push_back(&member);
+  if (member.connection->Drive()) return;
+  ++member.idle_polls;
+}
+
+void CompletionQueue::Wake(PolledConnection* connection) {
+  std::lock_guard lock(woken_mutex_);
+  if (std::find(woken_.begin(), woken_.end(), connection) != woken_.end()) return;
+  woken_.push_back(connection);  // Attach has made room
+  any_woken_.store(true, std::memory_order_release);
+}
+
+void CompletionQueue::DriveWoken() {
+  if (!any_woken_.load(std::memory_order_acquire)) return;
+  for (;;) {
+    PolledConnection* connection = nullptr;
+    {
+      std::lock_guard lock(woken_mutex_);
+      if (woken_.empty()) {
+        any_woken_.store(false, std::memory_order_release);
+        return;
+      }
+      connection = woken_.back();
+      woken_.pop_back();
     }
+    // One that was idle has been posted to since, and its stream is full: nothing need ever arrive on it.
+    if (const auto found = members_.find(connection); found != members_.end()) Activate(found->second);
   }
+}
+
+void CompletionQueue::DriveWatched() {
+  if (active_.size() == members_.size() || polls_until_watch_-- > 0) return;
+  polls_until_watch_ = (IsCrowded() ? kPollsPerWatchOfACrowd : kPollsPerWatch) - 1;
   std::array<epoll_event, 32> events;
   const int count = epoll_wait(poll_set_, events.data(), static_cast<int>(events.size()), 0);
   for (int i = 0; i < count; ++i) {
     // Detach takes connections out under drive_mutex_, so what is in the set is alive.
-    auto* const connection = static_cast<PolledConnection*>(events[static_cast<size_t>(i)].data.ptr);
-    Unwatch(connection);
+    Activate(*static_cast<Member*>(events[static_cast<size_t>(i)].data.ptr));
   }
-}
-
-void CompletionQueue::Unwatch(PolledConnection* connection) {
-  epoll_ctl(poll_set_, EPOLL_CTL_DEL, connection->PollDescriptor(), nullptr);
-  std::erase(watched_, connection);
-  active_.push_back({connection, 0});
-  connection->Drive();
 }
 
 void CompletionQueue::RequestNotify(bool solicited_only) {
@@ -167,22 +211,46 @@ void CompletionQueue::AckEvents(uint32_t count) {
 int CompletionQueue::Resize(uint32_t capacity) {
   std::lock_guard lock(mutex_);
   if (capacity == 0 || capacity < used_) return EINVAL;
-  std::vector<WorkCompletion> ring(capacity);
+  if (capacity < ring_.size()) {
+    try {
+      MoveTo(capacity);
+    } catch (const std::bad_alloc&) {
+      return ENOMEM;
+    }
+  }
+  capacity_ = capacity;
+  return 0;
+}
+
+void CompletionQueue::MoveTo(size_t size) {
+  std::vector<WorkCompletion> ring(size);
   for (size_t i = 0; i < used_; ++i) ring[i] = ring_[(first_ + i) % ring_.size()];
   ring_ = std::move(ring);
   first_ = 0;
-  return 0;
+}
+
+bool CompletionQueue::Grow() {
+  if (ring_.size() == capacity_) return false;
+  try {
+    MoveTo(std::min<size_t>(capacity_, std::max(kSmallestRing, 2 * ring_.size())));
+  } catch (const std::bad_alloc&) {
+    STAGECOACH_MARK("cq.no_memory_to_grow");
+    return false;
+  }
+  return true;
 }
 
 bool CompletionQueue::Push(const WorkCompletion& completion) {
   std::unique_lock lock(mutex_);
   if (overrun_) return false;
-  if (used_ == ring_.size() && flags_.ignore_overrun) {
+  bool is_full = used_ == ring_.size() && !Grow();
+  if (is_full && flags_.ignore_overrun && used_ > 0) {
     STAGECOACH_MARK("cq.oldest_completion_overwritten");
     first_ = first_ + 1 == ring_.size() ? 0 : first_ + 1;
     --used_;
+    is_full = false;
   }
-  if (used_ == ring_.size()) {
+  if (is_full) {
     STAGECOACH_MARK("cq.overrun");
     overrun_ = true;
     lock.unlock();
@@ -236,20 +304,32 @@ void CompletionQueue::Settle(bool wait) {
 
 void CompletionQueue::Attach(PolledConnection* connection) {
   std::lock_guard lock(drive_mutex_);
-  active_.push_back({connection, 0});
+  // Before anything changes, and for all that is added to these later.
+  const size_t count = members_.size() + 1;
+  if (active_.capacity() < count) active_.reserve(2 * count);
+  {
+    std::lock_guard woken(woken_mutex_);
+    if (woken_.capacity() < count) woken_.reserve(2 * count);
+  }
+  Member& member = members_[connection];
+  member.connection = connection;
+  active_.push_back(&member);
 }
 
 void CompletionQueue::Detach(PolledConnection* connection) {
   std::lock_guard lock(drive_mutex_);
-  const auto found = std::find_if(active_.begin(), active_.end(),
-                                  [connection](const Active& active) { return active.connection == connection; });
-  if (found != active_.end()) {
-    active_.erase(found);
-    return;
+  const auto found = members_.find(connection);
+  if (found == members_.end()) return;
+  Member& member = found->second;
+  if (member.descriptor >= 0) epoll_ctl(poll_set_, EPOLL_CTL_DEL, member.descriptor, nullptr);
+  if (member.is_active) {
+    std::erase(active_, &member);
+  } else {
+    connection->watchers().fetch_sub(1, std::memory_order_seq_cst);
   }
-  const int fd = connection->PollDescriptor();
-  if (fd >= 0 && poll_set_ >= 0) epoll_ctl(poll_set_, EPOLL_CTL_DEL, fd, nullptr);
-  std::erase(watched_, connection);
+  members_.erase(found);
+  std::lock_guard woken(woken_mutex_);
+  std::erase(woken_, connection);
 }
 
 }  // namespace stagecoach::emu

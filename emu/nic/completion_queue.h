@@ -1,9 +1,13 @@
-// CompletionQueue: a fixed ring of completions, its arming, and the polling that drives the connections which complete
-// into it.
+// CompletionQueue: a ring of completions that grows up to its capacity, its arming, and the polling that drives the
+// connections which complete into it.
+//
+// What a poll costs does not depend on how many connections there are: some are ACTIVE, and driven by every poll; the
+// others are WATCHED, which is to say in an epoll set. Who brings something becomes active, who brought nothing for a
+// while is watched again, sooner where there are many.
 //
 // Threading: every public member from any thread. Locks, in order: drive_mutex_ (held while this CQ's connections are
 // pumped by a poller), then a connection's lock, then mutex_ (the ring and the arming; a leaf but for the event queue's
-// lock).
+// lock) or woken_mutex_ (a leaf).
 #pragma once
 
 #include <atomic>
@@ -13,6 +17,7 @@
 #include <memory>
 #include <mutex>
 #include <span>
+#include <unordered_map>
 #include <vector>
 
 #include "base/time.h"
@@ -31,11 +36,22 @@ class PolledConnection {
   // Moves whatever is ready, without waiting: returns true if anything moved. Does nothing while another thread is at
   // it.
   virtual bool Drive() = 0;
-  // A descriptor that is readable when Drive() would find something, or -1.
+  // A descriptor that is readable when Drive() would find something. -1: there is none that could tell. kNoStream:
+  // there is nothing that Drive() could find, and the connection is attached anew when there may be.
+  static constexpr int kNoStream = -2;
   virtual int PollDescriptor() const = 0;
   // True while it has something to send that waits for the stream or for its turn: readability of the descriptor then
-  // tells too little, and it must be driven.
+  // tells too little, and it must be driven. When it becomes true and IsWatched(), the CQs are to be told
+  // (CompletionQueue::Wake).
   virtual bool Unfinished() const = 0;
+
+  // Of how many CQs it may be watched. Each of the two sides says its own first, the CQ that it watches, the connection
+  // that it is unfinished, and looks at the other's then: so one of them notices.
+  std::atomic<uint32_t>& watchers() { return watchers_; }
+  bool IsWatched() const { return watchers_.load(std::memory_order_seq_cst) != 0; }
+
+ private:
+  std::atomic<uint32_t> watchers_{0};
 };
 
 // What a CQ does that few ask for (ibv_create_cq_ex(3)).
@@ -78,12 +94,13 @@ class CompletionQueue {
   void RequestNotify(bool solicited_only);
   // ibv_ack_cq_events.
   void AckEvents(uint32_t count);
-  // Keeps what is in the ring. EINVAL when that does not fit `capacity`.
+  // Keeps what is in the ring. EINVAL when that does not fit `capacity`; ENOMEM.
   int Resize(uint32_t capacity);
 
   // --- The NIC's side ---
 
-  // False if the ring is full: the CQ is then in error, for good, and kCqError has been raised once. Sets `at`.
+  // False if the ring is full, or cannot grow: the CQ is then in error, for good, and kCqError has been raised once.
+  // Sets `at`.
   bool Push(const WorkCompletion& completion);
   // Forgets the completions of a destroyed QP.
   void RemoveCompletionsOf(uint32_t qp_number);
@@ -94,6 +111,8 @@ class CompletionQueue {
   // Connections that complete into this CQ. Detach returns when no poller is inside the connection or will be.
   void Attach(PolledConnection* connection);
   void Detach(PolledConnection* connection);
+  // The connection is unfinished and may be watched here. Under its lock.
+  void Wake(PolledConnection* connection);
 
   // The end of the pollers' lease: until then they, and not the loop's thread, move this CQ's connections
   // (connection.h).
@@ -110,19 +129,27 @@ class CompletionQueue {
 
   enum class Armed : uint8_t { kNo, kSolicited, kAny };
 
-  struct Active {
+  struct Member {
     PolledConnection* connection = nullptr;
-    uint32_t idle_polls = 0;
+    uint32_t idle_polls = 0;  // while it is active
+    bool is_active = true;
+    int descriptor = -1;  // in the poll set, armed unless the member is active; -1: it is not there
   };
 
   size_t TakeCompletions(std::span<WorkCompletion> out);
+  // With mutex_ held: room for one more completion. False: there can be none.
+  bool Grow();
+  // With mutex_ held: what is there, in a ring of this size.
+  void MoveTo(size_t size);
   void RenewLease();
   void EndLease();
-  // Both with drive_mutex_ held.
+  // All with drive_mutex_ held.
+  bool IsCrowded() const;
   void DriveActive();
+  void DriveWoken();
   void DriveWatched();
-  bool Watch(PolledConnection* connection);
-  void Unwatch(PolledConnection* connection);
+  bool Watch(Member& member);
+  void Activate(Member& member);
 
   Fabric& fabric_;
   NicLoop* const loop_;
@@ -135,7 +162,8 @@ class CompletionQueue {
   std::function<void()> on_overrun_;
 
   mutable std::mutex mutex_;
-  std::vector<WorkCompletion> ring_;  // guarded by mutex_, as all of this block
+  uint32_t capacity_;                 // guarded by mutex_, as all of this block
+  std::vector<WorkCompletion> ring_;  // as large as it had to be
   size_t first_ = 0;
   size_t used_ = 0;
   Armed armed_ = Armed::kNo;
@@ -149,10 +177,14 @@ class CompletionQueue {
   std::atomic<uint32_t> parked_{0};
 
   std::mutex drive_mutex_;
-  std::vector<Active> active_;              // guarded by drive_mutex_, as all of this block
-  std::vector<PolledConnection*> watched_;  // idle for a while: in poll_set_ instead of active_
-  int poll_set_ = -1;                       // epoll descriptor
+  std::unordered_map<PolledConnection*, Member> members_;  // guarded by drive_mutex_, as all of this block
+  std::vector<Member*> active_;
+  int poll_set_ = -1;  // epoll descriptor
   uint32_t polls_until_watch_ = 0;
+
+  std::mutex woken_mutex_;
+  std::vector<PolledConnection*> woken_;  // guarded by woken_mutex_; each once
+  std::atomic<bool> any_woken_{false};
 
   EventAccount event_account_;  // guarded by the channel's lock
   EventAccount async_account_;  // guarded by the async event queue's lock

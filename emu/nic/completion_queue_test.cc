@@ -3,9 +3,12 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
+#include <deque>
 #include <memory>
 #include <thread>
 
@@ -130,6 +133,36 @@ TEST_F(CompletionQueueTest, ResizeKeepsTheContents) {
   EXPECT_EQ(Drain(), (Ids{3, 4, 5, 6, 7}));
 }
 
+// The ring has as much memory as it needed so far, wherever its beginning stands when it grows or shrinks.
+TEST_F(CompletionQueueTest, ALargeRingGrowsAndKeepsTheOrder) {
+  ASSERT_EQ(cq_.Resize(4194304), 0);
+  EXPECT_EQ(cq_.capacity(), 4194304u);
+  uint64_t pushed = 0;
+  uint64_t taken = 0;
+  WorkCompletion batch[8];
+  for (int i = 0; i < 1000; ++i) {
+    for (int more = 0; more < 5 + i % 8; ++more) ASSERT_TRUE(cq_.Push(Completion(pushed++)));
+    const size_t count = cq_.Poll(batch);
+    for (size_t k = 0; k < count; ++k) ASSERT_EQ(batch[k].wr_id, taken++);
+  }
+  ASSERT_GT(pushed - taken, 16u);
+  EXPECT_EQ(cq_.Resize(static_cast<uint32_t>(pushed - taken - 1)), EINVAL);
+  ASSERT_EQ(cq_.Resize(static_cast<uint32_t>(pushed - taken)), 0);
+  EXPECT_FALSE(cq_.Push(Completion(0))) << "it is full now";
+  for (const uint64_t id : Drain()) ASSERT_EQ(id, taken++);
+  EXPECT_EQ(taken, pushed);
+}
+
+TEST_F(CompletionQueueTest, ARingThatForgetsTheOldestHasGrownToItsCapacityBefore) {
+  CompletionQueue forgetful(pair_.fabric_a, nullptr, host_.nic->profile(), 9, 40, nullptr, nullptr, nullptr,
+                            {.ignore_overrun = true, .timestamps = false});
+  for (uint64_t i = 0; i < 100; ++i) ASSERT_TRUE(forgetful.Push(Completion(i)));
+  WorkCompletion all[64];
+  ASSERT_EQ(forgetful.Poll(all), 40u);
+  EXPECT_EQ(all[0].wr_id, 60u);
+  EXPECT_EQ(all[39].wr_id, 99u);
+}
+
 TEST_F(CompletionQueueTest, CompletionsOfOneQpCanBeForgotten) {
   cq_.Push(Completion(1, false, CompletionStatus::kSuccess, 5));
   cq_.Push(Completion(2, false, CompletionStatus::kSuccess, 6));
@@ -246,6 +279,133 @@ TEST(CompletionQueue, DestroyWhileAnotherThreadTakesEventsLeavesTheChannelInAgre
     while (host.cq->Poll(batch) != 0) {
     }
   }
+}
+
+// --- Many connections ---
+
+// Something that may be driven, and moves when its descriptor says so.
+class FakeConnection final : public PolledConnection {
+ public:
+  explicit FakeConnection(bool has_stream = true) : fd_(has_stream ? eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC) : -1) {}
+  ~FakeConnection() override {
+    if (fd_ >= 0) close(fd_);
+  }
+  bool Drive() override {
+    ++drives;
+    uint64_t value = 0;
+    const bool moved = fd_ >= 0 && read(fd_, &value, sizeof value) == sizeof value;
+    arrivals += moved;
+    return moved;
+  }
+  int PollDescriptor() const override { return fd_ >= 0 ? fd_ : kNoStream; }
+  bool Unfinished() const override {
+    ++questions;
+    return unfinished;
+  }
+  void Arrive() {
+    const uint64_t one = 1;
+    ASSERT_EQ(write(fd_, &one, sizeof one), static_cast<ssize_t>(sizeof one));
+  }
+
+  uint64_t drives = 0;
+  mutable uint64_t questions = 0;
+  uint64_t arrivals = 0;
+  bool unfinished = false;
+
+ private:
+  const int fd_;
+};
+
+class ManyConnectionsTest : public ::testing::Test {
+ protected:
+  ~ManyConnectionsTest() override {
+    for (FakeConnection& each : connections_) host_.cq->Detach(&each);
+  }
+  void Have(size_t count, bool with_streams = true) {
+    while (connections_.size() < count) host_.cq->Attach(&connections_.emplace_back(with_streams));
+    Poll(1000);  // until it is known who has nothing
+  }
+  void Poll(int times) {
+    WorkCompletion batch[1];
+    for (int i = 0; i < times; ++i) EXPECT_EQ(host_.cq->Poll(batch), 0u);
+  }
+  uint64_t Asked() const {
+    uint64_t sum = 0;
+    for (const FakeConnection& each : connections_) sum += each.drives + each.questions;
+    return sum;
+  }
+  // Of `polls` while nothing happens.
+  uint64_t CostOf(int polls) {
+    const uint64_t before = Asked();
+    Poll(polls);
+    return Asked() - before;
+  }
+
+  TcpFabric fabric_;
+  TestHost host_{fabric_, "a"};
+  std::deque<FakeConnection> connections_;
+};
+
+TEST_F(ManyConnectionsTest, APollAsksAsManyOfHundredsAsOfTen) {
+  Have(10);
+  const uint64_t of_ten = CostOf(1000);
+  Have(300);
+  EXPECT_EQ(CostOf(1000), of_ten);
+}
+
+TEST_F(ManyConnectionsTest, OnesWithoutAStreamCostNothing) {
+  Have(300, /*with_streams=*/false);
+  EXPECT_LE(CostOf(1000), 4000u) << "a few";
+}
+
+TEST_F(ManyConnectionsTest, WhateverArrivesIsFoundWithinAFewPolls) {
+  Have(300);
+  const uint64_t before = Asked();
+  for (int round = 0; round < 3; ++round) {
+    for (FakeConnection& each : connections_) {
+      each.Arrive();
+      Poll(4);
+      ASSERT_EQ(each.arrivals, static_cast<uint64_t>(round + 1));
+    }
+  }
+  EXPECT_LE(Asked() - before, 3u * 300 * 4 * 10) << "of those that brought something, only a few stay active";
+  // All at once.
+  for (FakeConnection& each : connections_) each.Arrive();
+  Poll(100);
+  for (const FakeConnection& each : connections_) EXPECT_EQ(each.arrivals, 4u);
+}
+
+// One whose stream is full need not hear anything: it says that it must be driven.
+TEST_F(ManyConnectionsTest, AWatchedOneThatIsUnfinishedIsDriven) {
+  Have(300);
+  for (const size_t which : {size_t{0}, size_t{150}, size_t{299}}) {
+    FakeConnection& one = connections_[which];
+    ASSERT_TRUE(one.IsWatched() || which == 299);
+    one.unfinished = true;
+    host_.cq->Wake(&one);
+    const uint64_t before = one.drives;
+    Poll(100);
+    EXPECT_GE(one.drives - before, 100u) << "by each poll";
+    EXPECT_FALSE(one.IsWatched());
+    one.unfinished = false;
+    Poll(1000);
+  }
+  EXPECT_LE(CostOf(100), 100u * 10);
+}
+
+TEST_F(ManyConnectionsTest, OneThatGoesIsNotAskedAndCanComeBack) {
+  Have(20);
+  FakeConnection& one = connections_[3];
+  host_.cq->Wake(&one);
+  host_.cq->Detach(&one);
+  EXPECT_FALSE(one.IsWatched());
+  const uint64_t before = one.drives;
+  one.Arrive();
+  Poll(1000);
+  EXPECT_EQ(one.drives, before);
+  host_.cq->Attach(&one);
+  Poll(10);
+  EXPECT_EQ(one.arrivals, 1u);
 }
 
 TEST(CompletionQueue, GetEventBlocksUntilTheNextCompletion) {

@@ -45,7 +45,7 @@ DeviceProfile RoceProfile() {
   profile.name = "roce";
   profile.transport = TransportKind::kInfiniband;
   profile.vendor_part_id = 2;
-  profile.max_ah = 4096;
+  profile.max_ah = 65536;
   profile.max_sge_rd = profile.max_sge;
   profile.max_ird = 16;
   profile.max_ord = 16;

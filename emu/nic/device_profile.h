@@ -2,8 +2,8 @@
 //
 // A profile is a value: take one by name, or one of those below, and change what a test or scenario wants otherwise.
 //
-// Limits are modest on purpose: strict suites create objects until the advertised maximum is reached, and a limit is
-// only worth advertising when it is enforced.
+// Limits are as large as those of adapters, as programs ask for what adapters have without looking; each is enforced.
+// They cost nothing: memory is taken as objects are made and queues are filled (docs/decisions/0062).
 #pragma once
 
 #include <cstddef>
@@ -34,20 +34,20 @@ struct DeviceProfile {
   uint64_t firmware_version = 0x0001'0000'0000'0000;  // 1.0.0.0, sixteen bits each
 
   // Objects.
-  uint32_t max_pd = 4096;
+  uint32_t max_pd = 65536;
   uint32_t max_mr = 65536;
   uint32_t max_mw = 65536;
-  uint32_t max_cq = 4096;
-  uint32_t max_qp = 4096;
-  uint32_t max_srq = 1024;
+  uint32_t max_cq = 65536;
+  uint32_t max_qp = 65536;  // of an InfiniBand device with the two that every port has (Nic::CreateQp)
+  uint32_t max_srq = 65536;
   uint32_t max_ah = 0;
 
   // Sizes. `max_mr_size` in bytes.
-  uint32_t max_cqe = 131072;
-  uint32_t max_qp_wr = 8192;
-  uint32_t max_srq_wr = 8192;
-  uint32_t max_srq_sge = 16;
-  uint32_t max_sge = 16;
+  uint32_t max_cqe = 4194304;
+  uint32_t max_qp_wr = 32768;
+  uint32_t max_srq_wr = 32768;
+  uint32_t max_srq_sge = 32;
+  uint32_t max_sge = 32;
   uint32_t max_sge_rd = 1;  // RFC 5040 section 4.4: a Read Request has one sink buffer
   uint32_t max_inline = 512;
   uint64_t max_mr_size = uint64_t{1} << 46;

@@ -104,7 +104,7 @@ Llp::Counters IbConnection::llp_counters() const {
 }
 
 int IbConnection::PollDescriptor() const {
-  return carrier_ != nullptr ? carrier_->stream().PollDescriptor() : -1;
+  return carrier_ != nullptr ? carrier_->stream().PollDescriptor() : PolledConnection::kNoStream;
 }
 
 void IbConnection::OnModified(QpState to, const QpAttributes& attributes) {

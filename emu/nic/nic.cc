@@ -507,7 +507,10 @@ void Nic::Fail() {
 
 // --- Queue pairs ---
 
-uint32_t Nic::NextQpNumber(uint8_t slot) {
+std::optional<uint32_t> Nic::NextQpNumber(uint8_t slot) {
+  // The slot's first and last numbers are special in some, and in each as many are given out.
+  constexpr size_t kNumbersOfASlot = kIndexMask + 1 - kFirstQpNumber;
+  if (is_infiniband() && qps_by_number_.size() >= kNumbersOfASlot) return std::nullopt;
   do {
     if (is_infiniband()) {
       last_qp_number_ = uint32_t{slot} << kSlotShift | ((last_qp_number_ + 1) & kIndexMask);
@@ -560,11 +563,15 @@ Result<QueuePair*, int> Nic::CreateQp(NicContext& context, const QpCreate& creat
   granted.capabilities.max_inline =
       std::max(wanted.max_inline, std::min(wanted.max_send_sge * kGatherEntrySize, profile_.max_inline));
   if (create.srq == nullptr) granted.capabilities.max_receive_wr = std::max(wanted.max_receive_wr, 1u);
+  const std::optional<uint32_t> number = NextQpNumber(slot);
+  if (!number) {
+    STAGECOACH_MARK("nic.qp_numbers_used_up");
+    return Err(ENOMEM);
+  }
   const uint32_t handle = ++last_handle_;
-  const uint32_t number = NextQpNumber(slot);
-  auto qp = std::make_unique<QueuePair>(*this, context, handle, number, granted);
+  auto qp = std::make_unique<QueuePair>(*this, context, handle, *number, granted);
   QueuePair* const result = qp.get();
-  qps_by_number_[number] = result;
+  qps_by_number_[*number] = result;
   qps_[handle] = std::move(qp);
   ++pd->users;
   ++send_cq->second.users;

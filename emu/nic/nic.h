@@ -209,7 +209,9 @@ class Nic {
 
   // --- Queue pairs ---
   // With an SRQ, which must be of the same context and PD, the QP has no room for Receives of its own. EOPNOTSUPP: the
-  // device has no QPs of the type; EAGAIN: an InfiniBand device finds no port for this process (RocePort::Slot).
+  // device has no QPs of the type; EAGAIN: an InfiniBand device finds no port for this process (RocePort::Slot);
+  // ENOMEM: there are max_qp of them, or as many as there are numbers, which is two less where QP 0 and QP 1 have
+  // theirs among them.
   Result<QueuePair*, int> CreateQp(NicContext& context, const QpCreate& create);
   int DestroyQp(uint32_t handle);
   // For whoever made the QP, and so knows that it is not being destroyed. Others name it by its number, below.
@@ -299,7 +301,8 @@ class Nic {
   int DestroySrq(uint32_t handle, bool settle);
   using EntryTable = std::map<uint32_t, RegionEntry>;
   int Release(EntryTable& table, uint32_t handle, int (MemoryRegistry::*release)(uint32_t));
-  uint32_t NextQpNumber(uint8_t slot);
+  // nullopt: all are in use.
+  std::optional<uint32_t> NextQpNumber(uint8_t slot);
 
   Fabric& fabric_;
   const DeviceProfile profile_;

@@ -4,6 +4,7 @@
 #include <condition_variable>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace stagecoach::emu {
@@ -21,36 +22,39 @@ struct NicLoop::State : std::enable_shared_from_this<NicLoop::State> {
   std::mutex mutex;
   std::condition_variable call_ended;
   bool closed = false;
-  std::vector<LoopClient*> clients;  // with a wish, in the order of their first
-  std::vector<Call> calls;           // running
+  ListLink parked;
+  Instant look_at{};  // at the leases of those parked, if there are any; some may have been made longer
+  ListLink called;    // to be called by the loop's thread
+  DeadlineHeap deadlines;
+  std::vector<Call> calls;  // running
   bool run_posted = false;
   size_t running = 0;  // Run() in progress
   std::thread::id runner;
 
-  // The loop's timer; touched on the loop's thread.
+  // The loop's timer: touched on the loop's thread, and with the lock held.
   EventLoop::TimerId timer = 0;
-  Instant timer_at{};
+  std::optional<Instant> timer_at;
+
+  static LoopClient* OfLink(ListLink* link) { return static_cast<LoopClient::Link*>(link)->client; }
+  static LoopClient* OfDeadline(DeadlineEntry* entry) { return static_cast<LoopClient::Deadline*>(entry)->client; }
 
   void List(LoopClient* client) {
-    if (client->listed_) return;
-    client->listed_ = true;
-    clients.push_back(client);
-  }
-
-  void Unlist(LoopClient* client) {
-    if (!client->listed_) return;
-    client->listed_ = false;
-    clients.erase(std::find(clients.begin(), clients.end(), client));
-  }
-
-  void UnlistIfIdle(LoopClient* client) {
-    if (!client->parked_ && !client->continue_ && !client->notice_ && !client->deadline_) Unlist(client);
+    if (!client->called_.IsLinked()) client->called_.InsertBefore(called);
   }
 
   void EndParking(LoopClient* client) {
-    if (!client->parked_) return;
-    client->parked_ = false;
-    client->CountParked(false);
+    client->parked_.Unlink();
+    if (std::exchange(client->counted_, false)) client->CountParked(false);
+  }
+
+  // When the loop's thread must look at the wishes, if nobody says so before.
+  std::optional<Instant> NextLook() const {
+    std::optional<Instant> next;
+    if (parked.IsLinked()) next = look_at;
+    if (const DeadlineEntry* const first = deadlines.Earliest()) {
+      next = std::min(next.value_or(Instant::max()), *first->when());
+    }
+    return next;
   }
 
   // Makes the loop's thread look at the wishes.
@@ -81,8 +85,20 @@ struct NicLoop::State : std::enable_shared_from_this<NicLoop::State> {
     });
   }
 
-  // True while the client has wishes: calls made without the lock may have removed it.
-  bool IsListed(LoopClient* client) const { return std::find(clients.begin(), clients.end(), client) != clients.end(); }
+  // Ends the parking of those whose leases are over, and has them go on: they are moved to `over`.
+  void EndLeases(Instant now, ListLink& over) {
+    look_at = Instant::max();
+    for (ListLink* link = parked.next(); link != &parked;) {
+      LoopClient* const client = OfLink(link);
+      link = link->next();
+      if (const Instant end = client->LeaseEnd(); end > now) {
+        look_at = std::min(look_at, end);
+        continue;
+      }
+      EndParking(client);
+      client->parked_.InsertBefore(over);
+    }
+  }
 
   // On the loop's thread: carries out what is due and sets the timer for the rest.
   void Run() {
@@ -92,26 +108,43 @@ struct NicLoop::State : std::enable_shared_from_this<NicLoop::State> {
     ++running;
     runner = std::this_thread::get_id();
     const Instant now = fabric.loop().Now();
-    // Over a copy: wishes made by the calls themselves wait for the next run, so nobody can hold the loop.
-    const std::vector<LoopClient*> batch = clients;
-    for (LoopClient* client : batch) {
-      if (!IsListed(client)) continue;
-      const bool lease_over = client->parked_ && client->LeaseEnd() <= now;
-      const bool due = client->deadline_ && *client->deadline_ <= now;
-      const bool go_on = client->continue_ || lease_over;
-      const bool notice = client->notice_;
-      if (lease_over) EndParking(client);
-      if (due) client->deadline_.reset();
-      client->continue_ = false;
-      client->notice_ = false;
-      UnlistIfIdle(client);
-      if (!go_on && !due && !notice) continue;
+    if (parked.IsLinked() && look_at <= now) {
+      ListLink over;
+      EndLeases(now, over);
+      while (over.IsLinked()) {
+        LoopClient* const client = OfLink(over.next());
+        client->parked_.Unlink();
+        client->continue_ = true;
+        List(client);
+      }
+    }
+    for (;;) {
+      DeadlineEntry* const first = deadlines.Earliest();
+      if (first == nullptr || *first->when() > now) break;
+      LoopClient* const client = OfDeadline(first);
+      deadlines.Set(first, std::nullopt);
+      client->due_ = true;
+      List(client);
+    }
+    // Apart from what the calls themselves ask for, which waits for the next run, so that nobody can hold the loop.
+    ListLink batch;
+    while (called.IsLinked()) {
+      ListLink* const link = called.next();
+      link->Unlink();
+      link->InsertBefore(batch);
+    }
+    while (batch.IsLinked()) {
+      LoopClient* const client = OfLink(batch.next());
+      client->called_.Unlink();
+      const bool go_on = std::exchange(client->continue_, false);
+      const bool due = std::exchange(client->due_, false);
+      const bool notice = std::exchange(client->notice_, false);
+      if (closed || (!go_on && !due && !notice)) continue;
       CallClient(lock, client, [&] {
         if (go_on) client->OnContinue();
         if (due) client->OnDeadline(now);
         if (notice) client->OnNotice();  // last: the client may delete itself
       });
-      if (closed) break;
     }
     if (!closed) SetTimer(now);
     --running;
@@ -119,21 +152,25 @@ struct NicLoop::State : std::enable_shared_from_this<NicLoop::State> {
   }
 
   void SetTimer(Instant now) {
-    std::optional<Instant> next;
-    for (const LoopClient* client : clients) {
-      if (client->parked_) next = std::min(next.value_or(Instant::max()), client->LeaseEnd());
-      if (client->deadline_) next = std::min(next.value_or(Instant::max()), *client->deadline_);
-      if (client->continue_ || client->notice_) PostRun();
-    }
-    if (timer != 0 && next && timer_at == *next) return;
+    const std::optional<Instant> next = NextLook();
+    if (timer != 0 && timer_at == next) return;
     if (timer != 0) fabric.loop().Cancel(timer);
     timer = 0;
+    timer_at = next;
     if (!next) return;
-    timer_at = std::max(*next, now);
-    timer = fabric.loop().At(timer_at, [state = shared_from_this()] {
-      state->timer = 0;
+    timer = fabric.loop().At(std::max(*next, now), [state = shared_from_this()] {
+      {
+        std::lock_guard lock(state->mutex);
+        state->timer = 0;
+        state->timer_at.reset();
+      }
       state->Run();
     });
+  }
+
+  // After a wish that may have changed when to look.
+  void CheckTimer() {
+    if (NextLook() != timer_at) PostRun();
   }
 };
 
@@ -149,30 +186,31 @@ NicLoop::~NicLoop() {
 bool NicLoop::Park(LoopClient* client) {
   State& state = *state_;
   std::lock_guard lock(state.mutex);
-  if (client->parked_) return true;
+  if (client->parked_.IsLinked()) return true;
   if (client->LeaseEnd() <= state.fabric.Now()) return false;
   // Counted before the lease is looked at, as the one who ends a lease looks at the count afterwards: one of the two
   // sees the other.
   client->CountParked(true);
-  if (client->LeaseEnd() <= state.fabric.Now()) {
+  const Instant end = client->LeaseEnd();
+  if (end <= state.fabric.Now()) {
     client->CountParked(false);
     return false;
   }
-  client->parked_ = true;
-  state.List(client);
-  state.PostRun();
+  client->counted_ = true;
+  state.look_at = state.parked.IsLinked() ? std::min(state.look_at, end) : end;
+  client->parked_.InsertBefore(state.parked);
+  state.CheckTimer();
   return true;
 }
 
 void NicLoop::Unpark() {
   State& state = *state_;
   std::unique_lock lock(state.mutex);
-  const Instant now = state.fabric.Now();
-  const std::vector<LoopClient*> batch = state.clients;
-  for (LoopClient* client : batch) {
-    if (!state.IsListed(client) || !client->parked_ || client->LeaseEnd() > now) continue;
-    state.EndParking(client);
-    state.UnlistIfIdle(client);
+  ListLink over;
+  state.EndLeases(state.fabric.Now(), over);
+  while (over.IsLinked()) {
+    LoopClient* const client = State::OfLink(over.next());
+    client->parked_.Unlink();
     state.CallClient(lock, client, [&] { client->OnContinue(); });
   }
 }
@@ -186,14 +224,10 @@ void NicLoop::Continue(LoopClient* client) {
 
 void NicLoop::SetDeadline(LoopClient* client, std::optional<Instant> when) {
   std::lock_guard lock(state_->mutex);
-  if (client->deadline_ == when) return;
-  client->deadline_ = when;
-  if (when) {
-    state_->List(client);
-  } else {
-    state_->UnlistIfIdle(client);
-  }
-  state_->PostRun();
+  client->due_ = false;
+  if (client->deadline_.when() == when) return;
+  state_->deadlines.Set(&client->deadline_, when);
+  state_->CheckTimer();
 }
 
 void NicLoop::Notify(LoopClient* client) {
@@ -206,10 +240,9 @@ void NicLoop::Notify(LoopClient* client) {
 void NicLoop::Remove(LoopClient* client) {
   std::unique_lock lock(state_->mutex);
   state_->EndParking(client);
-  client->continue_ = false;
-  client->notice_ = false;
-  client->deadline_.reset();
-  state_->Unlist(client);
+  client->called_.Unlink();
+  client->continue_ = client->due_ = client->notice_ = false;
+  state_->deadlines.Set(&client->deadline_, std::nullopt);
   state_->AwaitCalls(lock, client);
 }
 

@@ -5,6 +5,9 @@
 // wishes here, under one small lock, and the loop's thread carries them out. Remove() returns when no call to the
 // client is running or will start.
 //
+// A wish costs what it costs however many clients there are. Of those that are parked all are looked at, but only once
+// in the time of a lease.
+//
 // Threading: every member from any thread. The lock is taken under connections' locks and never held during a call to a
 // client.
 #pragma once
@@ -15,8 +18,35 @@
 
 #include "base/time.h"
 #include "emu/fabric/fabric.h"
+#include "emu/nic/deadline_heap.h"
 
 namespace stagecoach::emu {
+
+// A place in one list at most, which knows its neighbours. A list is a circle of these, one of which is nobody's.
+class ListLink {
+ public:
+  ListLink() = default;
+  ListLink(const ListLink&) = delete;
+  ListLink& operator=(const ListLink&) = delete;
+
+  bool IsLinked() const { return next_ != this; }
+  ListLink* next() { return next_; }
+  // Before `other`, which of a list's nobody is its end.
+  void InsertBefore(ListLink& other) {
+    previous_ = other.previous_;
+    next_ = &other;
+    previous_->next_ = other.previous_ = this;
+  }
+  void Unlink() {
+    previous_->next_ = next_;
+    next_->previous_ = previous_;
+    next_ = previous_ = this;
+  }
+
+ private:
+  ListLink* previous_ = this;
+  ListLink* next_ = this;
+};
 
 // Called without locks: OnContinue on the loop's thread or in a call of NicLoop::Unpark, the others on the loop's
 // thread alone.
@@ -37,12 +67,22 @@ class LoopClient {
 
  private:
   friend class NicLoop;
+  struct Link : ListLink {
+    explicit Link(LoopClient* of) : client(of) {}
+    LoopClient* const client;
+  };
+  struct Deadline : DeadlineEntry {
+    explicit Deadline(LoopClient* of) : client(of) {}
+    LoopClient* const client;
+  };
   // Wishes; guarded by NicLoop's lock.
-  bool listed_ = false;
-  bool parked_ = false;
+  Link parked_{this};     // among those that are, or whose leases have just ended
+  bool counted_ = false;  // as parked
+  Link called_{this};     // among those that are to be called, for what follows
   bool continue_ = false;
+  bool due_ = false;  // its deadline has passed
   bool notice_ = false;
-  std::optional<Instant> deadline_;
+  Deadline deadline_{this};
 };
 
 class NicLoop {

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -68,6 +69,31 @@ TEST_F(NicTest, LimitsAreEnforced) {
   EXPECT_EQ(nic_.CreateQp(*host_.context, create), Err(EINVAL));
   ASSERT_TRUE(nic_.CreateQp(*host_.context, QpOf(host_.cq)).has_value());
   EXPECT_EQ(nic_.CreateQp(*host_.context, QpOf(host_.cq)), Err(ENOMEM));
+}
+
+// Of the numbers that a process has, two are the port's own.
+TEST_F(NicTest, AsManyQpsAsThereAreNumbersAndNoMore) {
+  DeviceProfile profile = RoceProfile();
+  TestHost host(pair_.fabric_b, "roce", profile, nullptr, 4, {1, 1, 1, 1, 0});
+  QpCreate create;
+  create.pd = host.pd;
+  create.send_cq = create.receive_cq = host.cq;
+  std::vector<QueuePair*> qps;
+  std::set<uint32_t> numbers{host.qp->qp_number()};
+  while (qps.size() + 1 < profile.max_qp - 2) {
+    const auto qp = host.nic->CreateQp(*host.context, create);
+    ASSERT_TRUE(qp.has_value()) << qps.size();
+    qps.push_back(*qp);
+    ASSERT_TRUE(numbers.insert((*qp)->qp_number()).second);
+  }
+  EXPECT_GE(*numbers.begin(), 2u);
+  EXPECT_LE(*numbers.rbegin(), 0xffffu);
+  EXPECT_EQ(host.nic->CreateQp(*host.context, create), Err(ENOMEM));
+  const uint32_t gone = qps[1000]->qp_number();
+  ASSERT_EQ(host.nic->DestroyQp(qps[1000]->handle()), 0);
+  const auto again = host.nic->CreateQp(*host.context, create);
+  ASSERT_TRUE(again.has_value());
+  EXPECT_EQ((*again)->qp_number(), gone);
 }
 
 // Programs send inline what they did not ask room for (rdma_xclient).

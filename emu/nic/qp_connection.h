@@ -56,7 +56,7 @@ class QpConnection {
   // Nothing is left to do and the connection may be deleted.
   virtual bool IsClosed() const = 0;
   virtual Llp::Counters llp_counters() const = 0;
-  // Of the stream there is now, for CompletionQueue; -1: none.
+  // Of the stream there is now, as PolledConnection has it.
   virtual int PollDescriptor() const = 0;
 
   // What was submitted and must be complete before an SQD is drained is still going on.

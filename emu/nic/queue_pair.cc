@@ -731,7 +731,7 @@ void QueuePair::ChangeCarriers() {
   Enter();
   const std::vector<std::unique_ptr<Carrier>> old =
       connection_ != nullptr ? connection_->TakeOldCarriers() : std::vector<std::unique_ptr<Carrier>>();
-  const int descriptor = connection_ != nullptr ? connection_->PollDescriptor() : -1;
+  const int descriptor = connection_ != nullptr ? connection_->PollDescriptor() : kNoStream;
   Leave();
   // A CQ that watches the old descriptor must not find another one in its place.
   if (descriptor == poll_descriptor_.load(std::memory_order_acquire)) return;
@@ -783,7 +783,7 @@ void QueuePair::Reap(bool abort) {
     Leave();
     if (connection == nullptr) return;
     if (!retired_.load()) DetachFromCqs();
-    poll_descriptor_.store(-1, std::memory_order_release);
+    poll_descriptor_.store(kNoStream, std::memory_order_release);
     // Still under the lock: the next connection must not find its own deadline withdrawn.
     nic_.loop().SetDeadline(this, std::nullopt);
   }
@@ -852,6 +852,15 @@ void QueuePair::Drop() {
 
 bool QueuePair::Drive() {
   return lock_.TryRequest(kPoll) && Leave();
+}
+
+void QueuePair::SetUnfinished(bool unfinished) {
+  if (unfinished_.load(std::memory_order_relaxed) == unfinished) return;
+  unfinished_.store(unfinished, std::memory_order_seq_cst);
+  // Until it has been retired the CQs are there.
+  if (!unfinished || !IsWatched() || retired_.load()) return;
+  create_.send_cq->Wake(this);
+  if (create_.receive_cq != create_.send_cq) create_.receive_cq->Wake(this);
 }
 
 Instant QueuePair::LeaseEnd() const {

@@ -168,9 +168,9 @@ class QueuePair final : public PolledConnection, public LoopClient {
   // --- PolledConnection, LoopClient; for the NIC ---
   bool Drive() override;
   int PollDescriptor() const override { return poll_descriptor_.load(std::memory_order_acquire); }
-  bool Unfinished() const override { return unfinished_.load(std::memory_order_acquire); }
+  bool Unfinished() const override { return unfinished_.load(std::memory_order_seq_cst); }
   // Said by the connection at the end of each turn.
-  void SetUnfinished(bool unfinished) { unfinished_.store(unfinished, std::memory_order_release); }
+  void SetUnfinished(bool unfinished);
   Instant LeaseEnd() const override;
   void CountParked(bool parked) override;
   void OnContinue() override;
@@ -279,7 +279,7 @@ class QueuePair final : public PolledConnection, public LoopClient {
   Prng completion_luck_;  // guarded by lock_
   std::atomic<QpState> state_{QpState::kReset};
   std::atomic<bool> retired_{false};
-  std::atomic<int> poll_descriptor_{-1};
+  std::atomic<int> poll_descriptor_{kNoStream};
   std::atomic<bool> unfinished_{false};
 
   SendQueue sends_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <new>
 
 #include "base/mark.h"
 #include "base/safe_copy/safe_copy.h"
@@ -48,15 +49,26 @@ int CheckOpcode(const SendRules& rules, bool extensions, PostOpcode opcode) {
 }  // namespace
 
 SendQueue::SendQueue(const QpCapabilities& capabilities, const SendRules& rules)
-    : max_sge_(capabilities.max_send_sge),
+    : capacity_(std::max(capabilities.max_send_wr, 1u)),
+      max_sge_(capabilities.max_send_sge),
       max_inline_(capabilities.max_inline),
       rules_(rules),
-      slots_(std::max(capabilities.max_send_wr, 1u)),
-      sges_(slots_.size() * max_sge_),
-      inline_data_(slots_.size() * max_inline_),
-      targets_(rules.kind == QpKind::kUd ? slots_.size() : 0) {}
+      slots_(capacity_) {}
 
-int SendQueue::Check(const SendRequest& request, size_t ahead) const {
+SendQueue::Block* SendQueue::NewBlock() const {
+  std::unique_ptr<Block> block(new (std::nothrow) Block);
+  if (block == nullptr) return nullptr;
+  block->sges.reset(new (std::nothrow) ScatterGather[kSlotsOfABlock * max_sge_]);
+  block->inline_data.reset(new (std::nothrow) std::byte[kSlotsOfABlock * max_inline_]);
+  if (block->sges == nullptr || block->inline_data == nullptr) return nullptr;
+  if (rules_.kind != QpKind::kUd) return block.release();
+  block->targets.reset(new (std::nothrow) DatagramTarget[kSlotsOfABlock]);
+  if (block->targets == nullptr) return nullptr;
+  for (size_t i = 0; i < kSlotsOfABlock; ++i) block->slots[i].target = &block->targets[i];
+  return block.release();
+}
+
+int SendQueue::Check(const SendRequest& request, size_t ahead) {
   if (const int error = CheckOpcode(rules_, extensions_, request.opcode)) return error;
   if (rules_.kind == QpKind::kUd && IsDatagram(request.opcode) && request.destination == nullptr) return EINVAL;
   if (request.sges.size() > max_sge_) return EINVAL;
@@ -70,16 +82,20 @@ int SendQueue::Check(const SendRequest& request, size_t ahead) const {
     if (inline_size > max_inline_) return EINVAL;
   }
   const uint64_t number = posted_.load(std::memory_order_relaxed) + ahead;
-  if (number - retired_.load(std::memory_order_acquire) < slots_.size()) return 0;
-  STAGECOACH_MARK("qp.send_queue_full");
-  return ENOMEM;
+  const uint64_t retired = retired_.load(std::memory_order_acquire);
+  if (number - retired >= capacity_) {
+    STAGECOACH_MARK("qp.send_queue_full");
+    return ENOMEM;
+  }
+  return slots_.Room(number, retired, [this] { return NewBlock(); }) ? 0 : ENOMEM;
 }
 
 int SendQueue::Add(const SendRequest& request) {
   if (const int error = Check(request)) return error;
   const uint64_t number = posted_.load(std::memory_order_relaxed);
-  const size_t index = number % slots_.size();
-  SendSlot& slot = slots_[index];
+  const size_t index = Slots::IndexOf(number);
+  Block& block = slots_.BlockOf(number);
+  SendSlot& slot = block.slots[index];
   slot.wr_id = request.wr_id;
   slot.opcode = EngineOpcode(request.opcode);
   slot.signaled = request.signaled || rules_.signal_all;
@@ -98,9 +114,9 @@ int SendQueue::Add(const SendRequest& request) {
   slot.byte_length = 0;
   slot.sges = {};
   slot.inline_data = {};
-  if (!targets_.empty() && IsDatagram(request.opcode)) targets_[index] = TargetOf(request);
+  if (slot.target != nullptr && IsDatagram(request.opcode)) *slot.target = TargetOf(request);
   if (request.is_inline) {
-    std::byte* const data = inline_data_.data() + index * max_inline_;
+    std::byte* const data = block.inline_data.get() + index * max_inline_;
     size_t at = 0;
     for (const ScatterGather& sge : request.sges) {
       const ConstBytes piece = AsBytes(reinterpret_cast<const void*>(sge.address), sge.length);
@@ -109,7 +125,7 @@ int SendQueue::Add(const SendRequest& request) {
     }
     slot.inline_data = ConstBytes(data, at);
   } else if (!request.sges.empty()) {
-    ScatterGather* const sges = sges_.data() + index * max_sge_;
+    ScatterGather* const sges = block.sges.get() + index * max_sge_;
     std::copy(request.sges.begin(), request.sges.end(), sges);
     slot.sges = {sges, request.sges.size()};
   }
@@ -130,7 +146,8 @@ DatagramTarget SendQueue::TargetOf(const SendRequest& request) const {
 }
 
 SendSlot& SendQueue::SlotOf(const SendWork* work) {
-  return slots_[static_cast<size_t>(static_cast<const SendSlot*>(work) - slots_.data())];
+  // Ours, and given out as const only to be left alone.
+  return *const_cast<SendSlot*>(static_cast<const SendSlot*>(work));
 }
 
 SendSlot* SendQueue::OldestDone() {
@@ -140,29 +157,38 @@ SendSlot* SendQueue::OldestDone() {
 }
 
 void SendQueue::Clear() {
+  slots_.Clear();
   posted_.store(0, std::memory_order_relaxed);
   retired_.store(0, std::memory_order_relaxed);
   submitted_ = 0;
 }
 
 ReceiveQueue::ReceiveQueue(const QpCapabilities& capabilities)
-    : max_sge_(capabilities.max_receive_sge),
-      slots_(std::max(capabilities.max_receive_wr, 1u)),
-      sges_(slots_.size() * max_sge_) {}
+    : capacity_(std::max(capabilities.max_receive_wr, 1u)), max_sge_(capabilities.max_receive_sge), slots_(capacity_) {}
+
+ReceiveQueue::Block* ReceiveQueue::NewBlock() const {
+  std::unique_ptr<Block> block(new (std::nothrow) Block);
+  if (block == nullptr) return nullptr;
+  block->sges.reset(new (std::nothrow) ScatterGather[kSlotsOfABlock * max_sge_]);
+  return block->sges != nullptr ? block.release() : nullptr;
+}
 
 int ReceiveQueue::Add(const ReceiveRequest& request) {
   if (request.sges.size() > max_sge_) return EINVAL;
   const uint64_t number = posted_.load(std::memory_order_relaxed);
-  if (number - retired_.load(std::memory_order_acquire) >= slots_.size()) {
+  const uint64_t retired = retired_.load(std::memory_order_acquire);
+  if (number - retired >= capacity_) {
     STAGECOACH_MARK("qp.receive_queue_full");
     return ENOMEM;
   }
-  const size_t index = number % slots_.size();
-  ReceiveWork& slot = slots_[index];
+  if (!slots_.Room(number, retired, [this] { return NewBlock(); })) return ENOMEM;
+  const size_t index = Slots::IndexOf(number);
+  Block& block = slots_.BlockOf(number);
+  ReceiveWork& slot = block.slots[index];
   slot.wr_id = request.wr_id;
   slot.sges = {};
   if (!request.sges.empty()) {
-    ScatterGather* const sges = sges_.data() + index * max_sge_;
+    ScatterGather* const sges = block.sges.get() + index * max_sge_;
     std::copy(request.sges.begin(), request.sges.end(), sges);
     slot.sges = {sges, request.sges.size()};
   }
@@ -172,12 +198,12 @@ int ReceiveQueue::Add(const ReceiveRequest& request) {
 
 const ReceiveWork* ReceiveQueue::TakeReceive() {
   if (taken_ >= posted_.load(std::memory_order_acquire)) return nullptr;
-  return &slots_[taken_++ % slots_.size()];
+  return &At(taken_++);
 }
 
 const ReceiveWork* ReceiveQueue::Oldest() {
   const uint64_t retired = retired_.load(std::memory_order_relaxed);
-  return retired < posted_.load(std::memory_order_acquire) ? &slots_[retired % slots_.size()] : nullptr;
+  return retired < posted_.load(std::memory_order_acquire) ? &At(retired) : nullptr;
 }
 
 void ReceiveQueue::Retire() {
@@ -187,6 +213,7 @@ void ReceiveQueue::Retire() {
 }
 
 void ReceiveQueue::Clear() {
+  slots_.Clear();
   posted_.store(0, std::memory_order_relaxed);
   retired_.store(0, std::memory_order_relaxed);
   taken_ = 0;

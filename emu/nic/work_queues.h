@@ -1,4 +1,5 @@
-// The send and receive rings of a QP: work requests copied at post, in fixed slots allocated with the QP.
+// The send and receive rings of a QP: work requests copied at post, in slots that are allocated as they are used
+// (slot_ring.h).
 //
 // Each ring has two sides. Posters add at the head, serialised by the ring's own lock, so that posting never waits for
 // a connection that is being moved. The connection's holder takes from there, and gives slots back at the tail when
@@ -6,26 +7,20 @@
 // other with them (release, acquire).
 #pragma once
 
+#include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <mutex>
-#include <vector>
 
 #include "emu/engine/work.h"
 #include "emu/nic/datagram_port.h"
 #include "emu/nic/qp_attributes.h"
+#include "emu/nic/slot_ring.h"
 #include "emu/nic/work_types.h"
 
 namespace stagecoach::emu {
-
-// A posted send. The base is what the transport engine is given; local operations never reach it.
-struct SendSlot : SendWork {
-  PostOpcode posted = PostOpcode::kSend;
-  WindowBinding bind;
-  bool done = false;
-  CompletionStatus status = CompletionStatus::kSuccess;
-  uint32_t byte_length = 0;
-};
 
 // Where a datagram goes.
 struct DatagramTarget {
@@ -34,6 +29,16 @@ struct DatagramTarget {
   uint32_t remote_qkey = 0;
   uint8_t traffic_class = 0;
   bool foreign = false;  // the handle is of another domain than the QP
+};
+
+// A posted send. The base is what the transport engine is given; local operations never reach it.
+struct SendSlot : SendWork {
+  PostOpcode posted = PostOpcode::kSend;
+  WindowBinding bind;
+  DatagramTarget* target = nullptr;  // of a UD QP
+  bool done = false;
+  CompletionStatus status = CompletionStatus::kSuccess;
+  uint32_t byte_length = 0;
 };
 
 // What may be posted, besides what the capabilities say.
@@ -58,8 +63,8 @@ class SendQueue {
   // 0, EINVAL or ENOMEM (ibv_post_send(3)); EOPNOTSUPP for an operation that the device or connection does not have;
   // EFAULT for inline data that cannot be read.
   int Add(const SendRequest& request);
-  // What Add would say of the request if `ahead` others were added first.
-  int Check(const SendRequest& request, size_t ahead = 0) const;
+  // What Add would say of the request if `ahead` others were added first. Takes the memory that it will need.
+  int Check(const SendRequest& request, size_t ahead = 0);
 
   // --- Holder's side ---
   bool HasUnsubmitted() const { return submitted_ < posted_.load(std::memory_order_acquire); }
@@ -71,34 +76,39 @@ class SendQueue {
   uint64_t posted() const { return posted_.load(std::memory_order_acquire); }
   uint64_t retired() const { return retired_.load(std::memory_order_relaxed); }
   // Of a datagram.
-  const DatagramTarget& TargetOf(const SendSlot& slot) const {
-    return targets_[static_cast<size_t>(&slot - slots_.data())];
-  }
+  static const DatagramTarget& TargetOf(const SendSlot& slot) { return *slot.target; }
   // The slot of work the engine was given.
-  SendSlot& SlotOf(const SendWork* work);
+  static SendSlot& SlotOf(const SendWork* work);
   // The oldest submitted request if it is done, else null.
   SendSlot* OldestDone();
   // Whether everything before this submitted request has been retired.
-  bool IsOldest(const SendSlot& slot) const {
-    return &slot == &slots_[retired_.load(std::memory_order_relaxed) % slots_.size()];
-  }
+  bool IsOldest(const SendSlot& slot) const { return &slot == &At(retired_.load(std::memory_order_relaxed)); }
   void Retire() { retired_.store(retired_.load(std::memory_order_relaxed) + 1, std::memory_order_release); }
   // Forgets everything; mutex() held as well.
   void Clear();
 
  private:
-  SendSlot& At(uint64_t number) { return slots_[number % slots_.size()]; }
+  struct Block {
+    std::array<SendSlot, kSlotsOfABlock> slots;
+    std::unique_ptr<ScatterGather[]> sges;      // max_sge_ for each slot
+    std::unique_ptr<std::byte[]> inline_data;   // max_inline_ for each slot
+    std::unique_ptr<DatagramTarget[]> targets;  // of a UD QP: one for each slot
+    Block* next = nullptr;
+  };
+  using Slots = SlotRing<Block>;
+
+  SendSlot& At(uint64_t number) const { return slots_.BlockOf(number).slots[Slots::IndexOf(number)]; }
+  // Null for want of memory.
+  Block* NewBlock() const;
   DatagramTarget TargetOf(const SendRequest& request) const;
 
+  const uint32_t capacity_;
   const uint32_t max_sge_;
   const uint32_t max_inline_;
   const SendRules rules_;
   std::mutex mutex_;
   bool extensions_ = false;  // guarded by mutex_
-  std::vector<SendSlot> slots_;
-  std::vector<ScatterGather> sges_;      // max_sge_ for each slot
-  std::vector<std::byte> inline_data_;   // max_inline_ for each slot
-  std::vector<DatagramTarget> targets_;  // of a UD QP: one for each slot
+  Slots slots_;
   std::atomic<uint64_t> posted_{0};
   uint64_t submitted_ = 0;
   std::atomic<uint64_t> retired_{0};
@@ -121,10 +131,20 @@ class ReceiveQueue final : public ReceiveSource {
   void Clear();
 
  private:
+  struct Block {
+    std::array<ReceiveWork, kSlotsOfABlock> slots;
+    std::unique_ptr<ScatterGather[]> sges;
+    Block* next = nullptr;
+  };
+  using Slots = SlotRing<Block>;
+
+  ReceiveWork& At(uint64_t number) const { return slots_.BlockOf(number).slots[Slots::IndexOf(number)]; }
+  Block* NewBlock() const;
+
+  const uint32_t capacity_;
   const uint32_t max_sge_;
   std::mutex mutex_;
-  std::vector<ReceiveWork> slots_;
-  std::vector<ScatterGather> sges_;
+  Slots slots_;
   std::atomic<uint64_t> posted_{0};
   uint64_t taken_ = 0;
   std::atomic<uint64_t> retired_{0};

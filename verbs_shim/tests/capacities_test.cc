@@ -16,6 +16,7 @@ namespace {
 
 constexpr int kMostObjects = 100000;
 constexpr uint64_t kMostBytes = 16 << 20;
+constexpr int kMostEntries = 100000;
 
 class CapacitiesTest : public VerbsTest {
  protected:
@@ -38,15 +39,18 @@ class CapacitiesTest : public VerbsTest {
     if (object == nullptr) return nullptr;
     return Object(object, [destroy](void* kept) { EXPECT_EQ(destroy(static_cast<T*>(kept)), 0); });
   }
-  // `advertised` of them can be made. One more is ENOMEM, and can be made when another one has gone.
-  static void ExpectExactly(const char* what, int advertised, const std::function<Object()>& make) {
+  // `advertised` of them can be made, or less by as many as may be in use already. One more is ENOMEM, and can be made
+  // when another one has gone.
+  static void ExpectExactly(const char* what, int advertised, const std::function<Object()>& make, int in_use = 0) {
     SCOPED_TRACE(what);
     ASSERT_GE(advertised, 0);
     if (advertised > kMostObjects) return;
     std::vector<Object> made;
     for (int i = 0; i < advertised; ++i) {
-      made.push_back(make());
-      ASSERT_NE(made.back(), nullptr) << i << " of " << advertised << ", " << std::strerror(errno);
+      Object object = make();
+      if (object == nullptr && i >= advertised - in_use) break;
+      ASSERT_NE(object, nullptr) << i << " of " << advertised << ", " << std::strerror(errno);
+      made.push_back(std::move(object));
     }
     errno = 0;
     EXPECT_EQ(make(), nullptr) << "more than " << advertised;
@@ -107,10 +111,14 @@ TEST_F(CapacitiesTest, Objects) {
     attributes.attr = {.max_wr = 1, .max_sge = 1, .srq_limit = 0};
     return Keep(ibv_create_srq(pd->get(), &attributes), ibv_destroy_srq);
   });
-  ExpectExactly("max_qp", limits.max_qp, [&] {
-    ibv_qp_init_attr attributes = QpAttributes(cq->get());
-    return Keep(ibv_create_qp(pd->get(), &attributes), ibv_destroy_qp);
-  });
+  // The two special QPs of the port may count.
+  ExpectExactly(
+      "max_qp", limits.max_qp,
+      [&] {
+        ibv_qp_init_attr attributes = QpAttributes(cq->get());
+        return Keep(ibv_create_qp(pd->get(), &attributes), ibv_destroy_qp);
+      },
+      limits.max_qp > 2 ? 2 : 0);
 }
 
 TEST_F(CapacitiesTest, Sizes) {
@@ -160,12 +168,11 @@ TEST_F(CapacitiesTest, Sizes) {
   });
 }
 
-// The largest queues hold what they say.
+// The largest queues hold what they say; of a CQ one that takes what several of them flush.
 TEST_F(CapacitiesTest, Queues) {
   auto pd = AllocatePd(context.get());
-  auto cq = CreateCq(context.get(), limits.max_cqe);
+  auto cq = CreateCq(context.get(), std::min(limits.max_cqe, kMostEntries));
   ASSERT_TRUE(pd && cq);
-  if ((*cq)->cqe > 1 << 20) GTEST_SKIP() << "skipped: too many to fill";
   // Receives of nothing, of as many QPs as it takes to fill the CQ when they are flushed.
   uint64_t posted = 0;
   const auto capacity = static_cast<uint64_t>((*cq)->cqe);

@@ -116,7 +116,7 @@ TEST_F(LimitsTest, AnSrqScattersIntoAsManyPartsAsAdvertised) {
   sharing.cap.max_recv_sge = 0;
   EndpointOptions plain;
   auto second = Pair::Connected(sharing, plain);
-  Buffer from(second->client.pd.get(), 256);
+  Buffer from(second->client.pd.get(), 8192);
   from.FillPattern(3);
   const std::vector<ibv_sge> to = Parts(*theirs, limits.max_srq_sge);
   size_t room = 0;
