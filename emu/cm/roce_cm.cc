@@ -299,7 +299,7 @@ void RoceCm::Request(const std::shared_ptr<CmId>& id, const CmParameters& parame
     return core_.Fail(id, State::kConnecting, {CmEventType::kConnectError, -EADDRNOTAVAIL});
   }
   way.path = *path;
-  way.path_mtu = profile.active_mtu;
+  way.path_mtu = core_.nic().roce().MtuOf(local);
   way.local_psn = static_cast<uint32_t>(luck_->Next()) & wire::kPsnMask;
   way.responder_resources = Depth(parameters.responder_resources, profile.max_ird);
   way.initiator_depth = Depth(parameters.initiator_depth, profile.max_ord);

@@ -112,13 +112,14 @@ void RoceCm::On(const DatagramPeer& from, uint64_t transaction_id, const wire::C
     return refuse(CmReason::kInvalidGid);
   }
   const DeviceProfile& profile = core_.nic().profile();
-  if (req.path_mtu == 0 || req.path_mtu > profile.active_mtu) {
+  const uint8_t link_mtu = core_.nic().roce().MtuOf(from.path.local);
+  if (req.path_mtu == 0 || req.path_mtu > link_mtu) {
     // With the largest that would do.
     wire::CmRej rej;
     rej.remote_id = req.local_id;
     rej.reason = CmReason::kInvalidMtu;
     rej.information_length = 1;
-    rej.information[0] = static_cast<std::byte>(profile.active_mtu << kMtuShift);
+    rej.information[0] = static_cast<std::byte>(link_mtu << kMtuShift);
     return SendTo(from, transaction_id, rej);
   }
   const std::optional<AddressVector> path = PathBetween(from.path.local, from.path.remote, {});

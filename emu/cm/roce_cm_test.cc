@@ -281,7 +281,7 @@ TEST_F(RoceCmTest, TheQpOfWhoIsToldOfTheEndWorksOn) {
 TEST(RoceCmMtuTest, TheSmallerMtuIsThatOfTheConnection) {
   SimWorld world{13};
   DeviceProfile small = RoceProfile();
-  small.active_mtu = 1;
+  small.max_mtu = 1;
   Machine server(world.AddHost("server", {kServerAddress.WithPort(0)}), &world, "server", {}, small);
   Machine client(&world, "client", Address("10.0.0.2"));
   const auto listener = server.Listening();
@@ -300,13 +300,38 @@ TEST(RoceCmMtuTest, TheSmallerMtuIsThatOfTheConnection) {
   EXPECT_EQ(client.qp->Query().path_mtu, 1);
 }
 
+// On links that differ, whichever end is on the larger one, the connection has what fits both; on a large link, all.
+TEST(RoceCmMtuTest, AConnectionHasTheMtuOfItsLinks) {
+  struct Row {
+    uint32_t client_link;
+    uint32_t server_link;
+    uint8_t mtu;
+  };
+  for (const Row& row : {Row{1500, 1500, 3}, Row{9000, 1500, 3}, Row{1500, 9000, 3}, Row{4192, 4191, 4},
+                         Row{4191, 4192, 4}, Row{4192, 9000, 5}, Row{65536, 65536, 5}}) {
+    SimWorld world{13};
+    Machine server(&world, "server", kServerAddress);
+    Machine client(&world, "client", Address("10.0.0.2"));
+    client.fabric().SetLinkMtu(row.client_link);
+    server.fabric().SetLinkMtu(row.server_link);
+    const auto listener = server.Listening();
+    const auto initiator = client.Connecting();
+    const auto responder = server.Request();
+    ASSERT_NE(responder, nullptr);
+    ASSERT_EQ(server.Accept(responder), 0);
+    ASSERT_EQ(client.Next(), CmEventType::kEstablished);
+    EXPECT_EQ(client.qp->Query().path_mtu, row.mtu) << row.client_link << " " << row.server_link;
+    EXPECT_EQ(server.qp->Query().path_mtu, row.mtu) << row.client_link << " " << row.server_link;
+  }
+}
+
 // Each message as often as it may come where links are lost, or where a device sends twice.
 class RoceCmRepeatedMtuTest : public ::testing::TestWithParam<CmAttribute> {};
 
 TEST_P(RoceCmRepeatedMtuTest, TheSmallerMtuIsAgreedOnAllTheSame) {
   SimWorld world{13};
   DeviceProfile small = RoceProfile();
-  small.active_mtu = 1;
+  small.max_mtu = 1;
   Machine server(world.AddHost("server", {kServerAddress.WithPort(0)}), &world, "server", {}, small);
   Machine client(&world, "client", Address("10.0.0.2"));
   const auto repeat = [](CmAttribute message, int) { return message == GetParam() ? 3 : 1; };

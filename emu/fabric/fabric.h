@@ -6,6 +6,7 @@
 #pragma once
 
 #include <condition_variable>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -43,6 +44,9 @@ struct StreamOptions {
   // 0: as long as the host's TCP thinks fit.
   Duration user_timeout{};
 };
+
+// In bytes, of an IP packet (RFC 894).
+inline constexpr uint32_t kEthernetMtu = 1500;
 
 // Accepts streams until destroyed. Destruction does not wait for a running callback unless called off the loop thread.
 class Listener {
@@ -119,6 +123,8 @@ class Fabric {
   virtual std::optional<IpEndpoint> RouteTo(const IpEndpoint& remote) const = 0;
   // Addresses of this host, loopback last.
   virtual std::vector<IpEndpoint> LocalAddresses() const = 0;
+  // How many bytes an IP packet may have on the link that the address is of; kEthernetMtu if that cannot be told.
+  virtual uint32_t LinkMtu(const IpEndpoint& local) const = 0;
 
   // Null, with errno set, when the system has no descriptor left.
   virtual std::unique_ptr<Notifier> CreateNotifier() = 0;

@@ -24,10 +24,10 @@ uint64_t LengthOf(std::span<const ScatterGather> sges) {
 
 }  // namespace
 
-DatagramConnection::DatagramConnection(QueuePair& qp)
+DatagramConnection::DatagramConnection(QueuePair& qp, uint8_t mtu)
     : qp_(qp),
       nic_(qp.nic_),
-      mtu_(kSmallestMtu << nic_.profile().active_mtu),
+      mtu_(kSmallestMtu << mtu),
       memory_(nic_.registry(), qp.pd(), qp.receive_pd(), qp.qp_number()),
       luck_(Prng(nic_.profile().luck_seed).Fork(nic_.name() + "/qp-" + std::to_string(qp.qp_number()) + "/datagrams")) {
 }

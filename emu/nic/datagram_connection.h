@@ -35,7 +35,8 @@ namespace stagecoach::emu {
 
 class DatagramConnection final : public QpConnection {
  public:
-  explicit DatagramConnection(QueuePair& qp);
+  // `mtu`: the longest datagram that may be sent, as a code of ibv_mtu.
+  DatagramConnection(QueuePair& qp, uint8_t mtu);
   DatagramConnection(const DatagramConnection&) = delete;
   DatagramConnection& operator=(const DatagramConnection&) = delete;
 

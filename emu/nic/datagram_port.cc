@@ -99,7 +99,7 @@ class DatagramPort::Core : public std::enable_shared_from_this<DatagramPort::Cor
         fabric_(fabric),
         profile_(profile),
         name_(nic.name() + "/datagrams"),
-        mtu_(kSmallestMtu << profile.active_mtu),
+        mtu_(kSmallestMtu << profile.max_mtu),
         name_key_(NewKey(nic)),
         luck_(Prng(profile.luck_seed).Fork(name_)) {}
 

@@ -612,7 +612,7 @@ class MixedPortsTest : public DatagramPortTest {
     DatagramPortTest::SetUp();
     from_ = ReadyQp(a_);
     to_ = ReadyQp(good_);
-    large_.emplace(a_.Register(size_t{128} << a_.nic->profile().active_mtu));
+    large_.emplace(a_.Register(size_t{128} << a_.nic->active_mtu()));
     box_.emplace(good_.Register(8192));
   }
   // For ten seconds, every 100 ms: `bad` datagrams to the bad port and behind them one to the good one. What the good

@@ -50,7 +50,6 @@ DeviceProfile RoceProfile() {
   profile.max_ird = 16;
   profile.max_ord = 16;
   profile.atomics = true;
-  profile.active_mtu = 3;  // what fits an Ethernet frame of 1500 bytes
   profile.max_message = 1u << 31;
   profile.first_answer_nudge = Duration::zero();
   return profile;
@@ -79,7 +78,6 @@ DeviceProfile MinimalProfile() {
   profile.max_ord = 1;
   profile.atomics = false;
   profile.max_mtu = 1;
-  profile.active_mtu = 1;
   profile.max_message = 1u << 20;
   profile.window_packets = 4;
   profile.max_links = 4;
@@ -137,7 +135,6 @@ std::string DescribeProfile(const DeviceProfile& profile) {
   Line(&text, "max_ird", profile.max_ird);
   Line(&text, "max_ord", profile.max_ord);
   Line(&text, "max_mtu", profile.max_mtu);
-  Line(&text, "active_mtu", profile.active_mtu);
   Line(&text, "max_message", profile.max_message);
   Line(&text, "stag_quarantine", profile.stag_quarantine);
   Flag(&text, "want_crc", profile.want_crc);

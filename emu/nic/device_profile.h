@@ -57,9 +57,9 @@ struct DeviceProfile {
   uint32_t max_ird = 128;
   uint32_t max_ord = 128;
   bool atomics = false;  // on InfiniBand; see `extensions` for iWARP
-  // Of the port, as codes of ibv_mtu: 1 is 256 bytes, 5 is 4096.
+  // Of the port, as a code of ibv_mtu: 1 is 256 bytes, 5 is 4096. QPs take any path MTU up to it. What is active is
+  // that of the link, if that is smaller (Nic::active_mtu).
   uint8_t max_mtu = 5;
-  uint8_t active_mtu = 5;
   uint32_t max_message = 0xffffffff;  // bytes
 
   // How many freed STags must be in quarantine before the oldest is used again.

@@ -74,6 +74,10 @@ std::shared_ptr<ConnectionFaults> Nic::NewConnectionFaults() {
   return options_.faults != nullptr ? options_.faults->NewConnection() : nullptr;
 }
 
+uint8_t Nic::active_mtu() {
+  return is_infiniband() ? roce_->ActiveMtu() : profile_.max_mtu;
+}
+
 // --- Contexts ---
 
 Result<NicContext*, int> Nic::OpenContext() {

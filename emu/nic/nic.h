@@ -118,6 +118,8 @@ class Nic {
   // A port that goes down says so in each context (IBV_EVENT_PORT_ERR, IBV_EVENT_PORT_ACTIVE) and in ibv_query_port;
   // streams may well outlive it.
   void SetPortState(bool active);
+  // As a code of ibv_mtu: of an InfiniBand device RocePort::ActiveMtu, else the profile's.
+  uint8_t active_mtu();
   bool port_active() const { return port_active_.load(std::memory_order_acquire) && !failed(); }
   // The device fails for good: IBV_EVENT_DEVICE_FATAL in each context, every QP goes to ERROR with its event, and what
   // would make or attach something answers EIO. Objects are destroyed as ever.

@@ -216,7 +216,7 @@ int QueuePair::CheckAttributes(const QpAttributes& attributes, uint32_t mask) co
   if (has(qp_attr::kMaxDestRdAtomic) && attributes.max_dest_rd_atomic > profile.max_ird) return EINVAL;
   if (kind_ == QpKind::kIwarp) return 0;
   if (has(qp_attr::kAltPath)) return EINVAL;  // there is one port, and nothing migrates
-  if (has(qp_attr::kPathMtu) && (attributes.path_mtu < 1 || attributes.path_mtu > profile.active_mtu)) return EINVAL;
+  if (has(qp_attr::kPathMtu) && (attributes.path_mtu < 1 || attributes.path_mtu > profile.max_mtu)) return EINVAL;
   if (has(qp_attr::kTimeout) && attributes.timeout > kTimerCodeMax) return EINVAL;
   if (has(qp_attr::kMinRnrTimer) && attributes.min_rnr_timer > kTimerCodeMax) return EINVAL;
   if (has(qp_attr::kRetryCnt) && attributes.retry_count > kRetryMax) return EINVAL;
@@ -247,7 +247,7 @@ void QueuePair::KeepAttributes(const QpAttributes& attributes, uint32_t mask) {
 }
 
 int QueuePair::Modify(const QpAttributes& attributes, uint32_t mask) {
-  // The system is asked for the way, which is not to be done under the lock.
+  // The system is asked for the way, and for its MTU, which is not to be done under the lock.
   std::optional<RocePath> path;
   if (kind_ != QpKind::kIwarp && (mask & qp_attr::kAv) != 0) {
     // Nothing is named by local identifiers on Ethernet (annex A16 of the InfiniBand specification).
@@ -257,6 +257,7 @@ int QueuePair::Modify(const QpAttributes& attributes, uint32_t mask) {
     path = *found;
   }
   const bool connects = kind_ != QpKind::kIwarp && (mask & qp_attr::kState) != 0 && attributes.state == QpState::kRtr;
+  const uint8_t datagram_mtu = connects && kind_ == QpKind::kUd ? nic_.active_mtu() : 0;
   std::unique_lock control(control_mutex_, std::defer_lock);
   if (connects) control.lock();
   bool connected = false;
@@ -288,7 +289,7 @@ int QueuePair::Modify(const QpAttributes& attributes, uint32_t mask) {
       }
       if (connects) {
         if (kind_ == QpKind::kUd) {
-          connection_ = std::make_unique<DatagramConnection>(*this);
+          connection_ = std::make_unique<DatagramConnection>(*this, datagram_mtu);
         } else {
           connection_ =
               std::make_unique<IbConnection>(*this, attributes_, *path, SecretWith(attributes_.destination_qp_number));

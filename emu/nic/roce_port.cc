@@ -34,6 +34,11 @@ constexpr int kBacklog = 256;
 // between.
 constexpr int kAttempts = 17;
 
+// What a packet has at most besides its payload: route header, UDP header, BTH, AtomicETH, four bytes of immediate data
+// or a key, ICRC.
+constexpr uint32_t kPacketOverhead = 40 + 8 + 12 + 28 + 4 + wire::kIbIcrcSize;
+constexpr uint32_t kSmallestMtu = 128;  // shifted by the code of ibv_mtu: 1 is 256
+
 bool IsLinkLocal(const IpEndpoint& address) {
   return address.family == IpEndpoint::Family::kIpv6 && address.address[0] == 0xfe &&
          (address.address[1] & 0xc0) == 0x80;
@@ -937,6 +942,23 @@ std::vector<wire::Gid> RocePort::GidsOf(std::vector<IpEndpoint> addresses) {
     if (!is_in(present, gid)) gid = {};
   }
   return table;
+}
+
+uint8_t RocePort::MtuOf(const IpEndpoint& local) const {
+  const uint32_t link = fabric_.LinkMtu(local);
+  uint8_t code = profile_.max_mtu;
+  while (code > 1 && (kSmallestMtu << code) + kPacketOverhead > link) --code;
+  return code;
+}
+
+uint8_t RocePort::ActiveMtu() {
+  const std::vector<IpEndpoint> addresses = fabric_.LocalAddresses();
+  const std::vector<wire::Gid> gids = GidsOf(addresses);
+  const auto first = std::find_if(gids.begin(), gids.end(), [](const wire::Gid& gid) { return gid != wire::Gid{}; });
+  if (first == gids.end()) return profile_.max_mtu;
+  const auto own = std::find_if(addresses.begin(), addresses.end(),
+                                [&](const IpEndpoint& address) { return GidOf(address) == *first; });
+  return MtuOf(*own);
 }
 
 Result<RocePath, int> RocePort::PathTo(const AddressVector& vector) {

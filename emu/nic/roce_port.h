@@ -103,6 +103,10 @@ class RocePort {
   // unless told. An index stays what it is: the GID of an address that has gone is zero until the address is back, and
   // new ones come behind, or, when the profile allows no more, in the place of those that have gone.
   std::vector<wire::Gid> Gids();
+  // The largest MTU, as a code of ibv_mtu, with which packets fit the link of one of this host's addresses.
+  uint8_t MtuOf(const IpEndpoint& local) const;
+  // Of the link that the first GID is of: what a program has that asks for no other.
+  uint8_t ActiveMtu();
   // EINVAL: another port than 1, no such source GID, or a destination that can be no address.
   Result<RocePath, int> PathTo(const AddressVector& vector);
 

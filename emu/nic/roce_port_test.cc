@@ -48,6 +48,7 @@ class ChangingFabric final : public Fabric {
   PortSpace& ports() override { return beneath_.ports(); }
   std::optional<IpEndpoint> RouteTo(const IpEndpoint& remote) const override { return beneath_.RouteTo(remote); }
   std::vector<IpEndpoint> LocalAddresses() const override { return addresses; }
+  uint32_t LinkMtu(const IpEndpoint& local) const override { return beneath_.LinkMtu(local); }
   std::unique_ptr<Notifier> CreateNotifier() override { return beneath_.CreateNotifier(); }
   bool Wait(std::unique_lock<std::mutex>& lock, std::condition_variable& changed,
             const std::function<bool()>& done) override {
@@ -1001,6 +1002,64 @@ TEST_F(RocePortTest, AFirewallThatIsOpenInOneDirectionOnlyIsEnough) {
   ASSERT_GT(fabric.calls, 0) << "it comes first, or would";
   ExpectTraffic(open, walled, 3);
   ExpectTraffic(walled, open, 3);
+}
+
+// --- The MTU ---
+
+TEST_F(RocePortTest, TheActiveMtuIsTheLargestThatFitsTheLink) {
+  struct Row {
+    uint32_t link;
+    uint8_t code;
+  };
+  // With 96 bytes of headers.
+  for (const Row& row :
+       {Row{0, 1}, Row{68, 1}, Row{607, 1}, Row{608, 2}, Row{1119, 2}, Row{1120, 3}, Row{1500, 3}, Row{2143, 3},
+        Row{2144, 4}, Row{4191, 4}, Row{4192, 5}, Row{9000, 5}, Row{65536, 5}, Row{0xffffffff, 5}}) {
+    pair_.fabric_a.SetLinkMtu(row.link);
+    EXPECT_EQ(a_.nic->roce().MtuOf(at_a_), row.code) << row.link;
+    EXPECT_EQ(a_.nic->active_mtu(), row.code) << row.link;
+  }
+  DeviceProfile small = RoceProfile();
+  small.max_mtu = 2;
+  TestHost host(pair_.fabric_a, "small", small);
+  EXPECT_EQ(host.nic->active_mtu(), 2) << "the device can do no more";
+  TestHost iwarp(pair_.fabric_a, "iwarp", IwarpProfile());
+  EXPECT_EQ(iwarp.nic->active_mtu(), 5);
+}
+
+TEST_F(RocePortTest, TheActiveMtuIsThatOfTheFirstGidThatIsThere) {
+  ChangingFabric fabric(pair_.fabric_a);
+  pair_.fabric_a.SetLinkMtu(2144);
+  fabric.addresses = {*IpEndpoint::Parse("127.0.0.1", 0)};
+  TestHost host(fabric, "host", RoceProfile());
+  EXPECT_EQ(host.nic->active_mtu(), 5);
+  fabric.addresses = {at_a_};
+  EXPECT_EQ(host.nic->active_mtu(), 4) << "the first has gone";
+  fabric.addresses.clear();
+  EXPECT_EQ(host.nic->active_mtu(), 5) << "there is no link that it could be of";
+}
+
+TEST_F(RocePortTest, QpsTakeAnyPathMtuOfTheDevice) {
+  for (uint8_t mtu = 1; mtu <= 5; ++mtu) {
+    QpAttributes rtr = HandAttributes(QpState::kRtr, *b_.qp, at_b_);
+    QpAttributes rtr_of_b = HandAttributes(QpState::kRtr, *a_.qp, at_a_);
+    rtr.path_mtu = rtr_of_b.path_mtu = mtu;
+    ASSERT_EQ(Modify(*a_.qp, HandAttributes(QpState::kInit, *b_.qp, at_b_)), 0);
+    ASSERT_EQ(Modify(*b_.qp, HandAttributes(QpState::kInit, *a_.qp, at_a_)), 0);
+    for (const uint8_t bad : {0, 6, 255}) {
+      QpAttributes refused = rtr;
+      refused.path_mtu = bad;
+      EXPECT_EQ(Modify(*a_.qp, refused), EINVAL);
+    }
+    ASSERT_EQ(Modify(*a_.qp, rtr), 0);
+    ASSERT_EQ(Modify(*b_.qp, rtr_of_b), 0);
+    ASSERT_EQ(Modify(*a_.qp, HandAttributes(QpState::kRts, *b_.qp, at_b_)), 0);
+    ASSERT_EQ(Modify(*b_.qp, HandAttributes(QpState::kRts, *a_.qp, at_a_)), 0);
+    ExpectTraffic(a_, b_, 2);
+    ExpectTraffic(b_, a_, 2);
+    Reset(a_);
+    Reset(b_);
+  }
 }
 
 // --- GIDs ---

@@ -577,6 +577,10 @@ std::vector<IpEndpoint> SimFabric::LocalAddresses() const {
   return addresses;
 }
 
+uint32_t SimFabric::LinkMtu(const IpEndpoint& local) const {
+  return local.IsLoopback() ? kLoopbackMtu : link_mtu_;
+}
+
 std::unique_ptr<Notifier> SimFabric::CreateNotifier() {
   std::unique_ptr<EventFd> event = EventFd::Create();
   if (event == nullptr) {

@@ -213,6 +213,9 @@ class SimFabric final : public Fabric {
   std::optional<IpEndpoint> RouteTo(const IpEndpoint& remote) const override;
   // The addresses the host was given; there is no implicit loopback address, which would name every host of the world.
   std::vector<IpEndpoint> LocalAddresses() const override;
+  // What SetLinkMtu said, of any of its addresses; 65536 of loopback ones.
+  uint32_t LinkMtu(const IpEndpoint& local) const override;
+  void SetLinkMtu(uint32_t bytes) { link_mtu_ = bytes; }
   std::unique_ptr<Notifier> CreateNotifier() override;
   // The world goes on meanwhile. False, and EDEADLK, when nothing can ever satisfy the wait: for the main context in a
   // world that has run dry; a callback stays parked then, since the main context may yet do something. ENODEV: the host
@@ -231,6 +234,8 @@ class SimFabric final : public Fabric {
   friend class SimHostLoop;
 
   enum class State : uint8_t { kUp, kKilled, kSilent };
+
+  static constexpr uint32_t kLoopbackMtu = 65536;
 
   struct ListenEntry {
     AcceptCallback on_accept;
@@ -252,6 +257,7 @@ class SimFabric final : public Fabric {
   const size_t index_;
   const std::string name_;
   const std::vector<IpEndpoint> addresses_;
+  uint32_t link_mtu_ = kEthernetMtu;
   const std::unique_ptr<EventLoop> program_loop_;
   State state_ = State::kUp;
   PortSpace ports_;

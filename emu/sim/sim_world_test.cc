@@ -624,6 +624,11 @@ TEST(SimWorld, HostsKnowTheirAddressesAndRoutes) {
   EXPECT_EQ(pair.a->RouteTo(Address("10.9.9.9")), std::nullopt);
   EXPECT_EQ(pair.a->LocalAddresses().size(), 2u);
   EXPECT_FALSE(pair.a->HasProgressThread());
+  EXPECT_EQ(pair.a->LinkMtu(Address("10.0.0.1")), kEthernetMtu);
+  pair.a->SetLinkMtu(9000);
+  EXPECT_EQ(pair.a->LinkMtu(Address("10.0.0.1")), 9000u);
+  EXPECT_EQ(pair.b->LinkMtu(Address("10.0.0.2")), kEthernetMtu);
+  EXPECT_EQ(pair.a->LinkMtu(Address("127.0.0.1")), 65536u);
 }
 
 // --- Programs ---

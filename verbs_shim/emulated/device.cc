@@ -40,7 +40,7 @@ int QueryPort(ibv_context* context, uint8_t port, ibv_port_attr* attributes, siz
   all.state = active ? IBV_PORT_ACTIVE : IBV_PORT_DOWN;
   const DeviceProfile& profile = NicOf(context).profile();
   all.max_mtu = static_cast<ibv_mtu>(profile.max_mtu);
-  all.active_mtu = static_cast<ibv_mtu>(profile.active_mtu);
+  all.active_mtu = static_cast<ibv_mtu>(NicOf(context).active_mtu());
   all.gid_tbl_len = static_cast<int>(GidTable(NicOf(context)).size());
   all.pkey_tbl_len = 1;
   all.port_cap_flags = IBV_PORT_CM_SUP;

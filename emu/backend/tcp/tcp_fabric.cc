@@ -6,11 +6,13 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <pthread.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <asio/posix/stream_descriptor.hpp>
+#include <cstring>
 #include <limits>
 #include <system_error>
 
@@ -439,6 +441,22 @@ std::vector<IpEndpoint> TcpFabric::LocalAddresses() const {
   std::stable_partition(addresses.begin(), addresses.end(),
                         [](const IpEndpoint& address) { return !address.IsLoopback(); });
   return addresses;
+}
+
+uint32_t TcpFabric::LinkMtu(const IpEndpoint& local) const {
+  ifaddrs* list = nullptr;
+  if (getifaddrs(&list) != 0) return kEthernetMtu;
+  ifreq link{};
+  for (const ifaddrs* entry = list; entry != nullptr && link.ifr_name[0] == 0; entry = entry->ifa_next) {
+    const auto address = IpEndpoint::FromSockaddr(entry->ifa_addr);
+    if (address && *address == local.WithPort(0)) std::strncpy(link.ifr_name, entry->ifa_name, IFNAMSIZ - 1);
+  }
+  freeifaddrs(list);
+  const int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) return kEthernetMtu;
+  const bool is_known = link.ifr_name[0] != 0 && ioctl(fd, SIOCGIFMTU, &link) == 0 && link.ifr_mtu > 0;
+  close(fd);
+  return is_known ? static_cast<uint32_t>(link.ifr_mtu) : kEthernetMtu;
 }
 
 std::unique_ptr<Notifier> TcpFabric::CreateNotifier() {

@@ -39,6 +39,7 @@ class TcpFabric final : public Fabric {
 
   std::optional<IpEndpoint> RouteTo(const IpEndpoint& remote) const override;
   std::vector<IpEndpoint> LocalAddresses() const override;
+  uint32_t LinkMtu(const IpEndpoint& local) const override;
   std::unique_ptr<Notifier> CreateNotifier() override;
   bool Wait(std::unique_lock<std::mutex>& lock, std::condition_variable& changed,
             const std::function<bool()>& done) override;

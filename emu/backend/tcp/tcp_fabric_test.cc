@@ -14,6 +14,7 @@
 #include <atomic>
 #include <cerrno>
 #include <climits>
+#include <fstream>
 #include <future>
 #include <thread>
 
@@ -555,6 +556,15 @@ TEST_F(TcpFabricTest, KnowsItsAddressesAndRoutes) {
   EXPECT_NE(std::find(addresses.begin(), addresses.end(), Loopback()), addresses.end());
   EXPECT_EQ(fabric_.RouteTo(Loopback(20049)), Loopback());
   EXPECT_EQ(fabric_.RouteTo(IpEndpoint{}), std::nullopt);
+}
+
+TEST_F(TcpFabricTest, KnowsTheMtuOfTheLinkOfAnAddress) {
+  uint32_t mtu = 0;
+  ASSERT_TRUE(std::ifstream("/sys/class/net/lo/mtu") >> mtu);
+  EXPECT_EQ(fabric_.LinkMtu(Loopback()), mtu);
+  EXPECT_EQ(fabric_.LinkMtu(Loopback(20049)), mtu) << "whatever the port";
+  EXPECT_EQ(fabric_.LinkMtu(*IpEndpoint::Parse("203.0.113.9", 0)), kEthernetMtu) << "an address of nobody here";
+  EXPECT_EQ(fabric_.LinkMtu(IpEndpoint{}), kEthernetMtu);
 }
 
 TEST_F(TcpFabricTest, TheSegmentSizeIsTheKernels) {
