@@ -18,10 +18,11 @@ bool SameAddress(const IpEndpoint& a, const IpEndpoint& b) {
   return a.WithPort(0) == b.WithPort(0);
 }
 
-bool IsLocal(const Fabric& fabric, const IpEndpoint& address) {
+bool IsLocal(Fabric& fabric, const IpEndpoint& address) {
   if (address.IsUnspecified() || address.IsLoopback()) return true;
-  const std::vector<IpEndpoint> all = fabric.LocalAddresses();
-  return std::any_of(all.begin(), all.end(), [&](const IpEndpoint& own) { return SameAddress(own, address); });
+  const std::vector<LocalAddress> all = fabric.LocalAddresses();
+  return std::any_of(all.begin(), all.end(),
+                     [&](const LocalAddress& own) { return SameAddress(own.address, address); });
 }
 
 bool IsLinkLocal(const IpEndpoint& address) {
@@ -101,6 +102,7 @@ int CmCore::Bind(const std::shared_ptr<CmId>& id, const IpEndpoint& wanted) {
   const IpEndpoint local = WithoutIdleScope(wanted);
   if (LacksScope(local)) return EINVAL;
   if (!IsLocal(fabric_, local)) return EADDRNOTAVAIL;
+  if (const int error = transport_->WhyNotFrom(local); error != 0) return error;
   std::lock_guard lock(mutex_);
   if (id->state_ != State::kIdle) return EINVAL;
   if (const int error = TakePort(id.get(), local); error != 0) return error;
@@ -123,7 +125,9 @@ int CmCore::ResolveAddress(const std::shared_ptr<CmId>& id, const IpEndpoint& fr
   const IpEndpoint destination = WithoutIdleScope(to);
   if (LacksScope(source) || LacksScope(destination)) return EINVAL;
   if (!source.IsUnspecified() && !IsLocal(fabric_, source)) return EADDRNOTAVAIL;
+  if (const int error = transport_->WhyNotFrom(source); error != 0) return error;
   const std::optional<IpEndpoint> route = fabric_.RouteTo(destination);
+  const int no_way_from_there = route ? transport_->WhyNotFrom(*route) : 0;
   std::lock_guard lock(mutex_);
   if (id->state_ != State::kIdle && id->state_ != State::kBound) return EINVAL;
   const IpEndpoint& local = id->state_ == State::kIdle ? source : id->local_;
@@ -138,12 +142,14 @@ int CmCore::ResolveAddress(const std::shared_ptr<CmId>& id, const IpEndpoint& fr
     }
   }
   id->remote_ = destination;
-  if (!route || destination.IsUnspecified()) {
+  const bool chooses = id->local_.IsUnspecified();
+  const int error = !route || destination.IsUnspecified() ? ENETUNREACH : chooses ? no_way_from_there : 0;
+  if (error != 0) {
     id->state_ = State::kBound;
-    Emit(CmEventType::kAddressError, id, -ENETUNREACH);
+    Emit(CmEventType::kAddressError, id, -error);
     return 0;
   }
-  if (id->local_.IsUnspecified()) id->local_ = route->WithPort(id->local_.port);
+  if (chooses) id->local_ = route->WithPort(id->local_.port);
   id->state_ = State::kAddressResolved;
   Emit(CmEventType::kAddressResolved, id);
   return 0;

@@ -108,6 +108,13 @@ Result<std::unique_ptr<PortHold>, int> RoceCm::HoldPort(const CmId& id, const Ip
   return std::make_unique<HeldPort>(local, std::move(*claim));
 }
 
+int RoceCm::WhyNotFrom(const IpEndpoint& local) const {
+  if (local.IsUnspecified() || core_.nic().roce().IndexOf(local)) return 0;
+  STAGECOACH_MARK("gsi.no_gid_for_the_address");
+  core_.nic().roce().ComplainOf(local);
+  return ENODEV;
+}
+
 Result<std::unique_ptr<Listener>, int> RoceCm::Listen(const std::shared_ptr<CmId>& id, const IpEndpoint& local,
                                                       const StreamOptions&) {
   const Result<uint8_t, int> slot = core_.nic().roce().Slot();
@@ -149,13 +156,12 @@ std::shared_ptr<CmId> RoceCm::FindListener(const wire::CmServicePort& service, c
 
 std::optional<AddressVector> RoceCm::PathBetween(const IpEndpoint& local, const IpEndpoint& remote,
                                                  const StreamOptions& options) const {
-  const std::vector<wire::Gid> gids = core_.nic().roce().Gids();
-  const auto source = std::find(gids.begin(), gids.end(), emu::GidOf(local));
-  if (source == gids.end()) return std::nullopt;
+  const std::optional<uint8_t> source = core_.nic().roce().IndexOf(local);
+  if (!source) return std::nullopt;
   AddressVector path;
   path.is_global = true;
   path.gid = emu::GidOf(remote);
-  path.sgid_index = static_cast<uint8_t>(source - gids.begin());
+  path.sgid_index = *source;
   path.hop_limit = kHopLimit;
   path.traffic_class = options.service_class.value_or(0);
   return path;
@@ -295,7 +301,7 @@ void RoceCm::Request(const std::shared_ptr<CmId>& id, const CmParameters& parame
   }
   const std::optional<AddressVector> path = PathBetween(local, remote, options);
   if (!path) {
-    STAGECOACH_MARK("gsi.no_gid_for_the_address");
+    STAGECOACH_MARK("gsi.address_gone_before_its_request");
     return core_.Fail(id, State::kConnecting, {CmEventType::kConnectError, -EADDRNOTAVAIL});
   }
   way.path = *path;

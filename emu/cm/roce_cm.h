@@ -77,6 +77,8 @@ class RoceCm final : public CmTransport {
   int Notify(const std::shared_ptr<CmId>& id, bool communication_established) override;
   Result<QpChange, int> ChangeTo(const CmId& id, QpState state) const override;
 
+  // ENODEV: it has no GID.
+  int WhyNotFrom(const IpEndpoint& local) const override;
   Result<std::unique_ptr<Listener>, int> Listen(const std::shared_ptr<CmId>& id, const IpEndpoint& local,
                                                 const StreamOptions& options) override;
   int PrepareToAccept(const std::shared_ptr<CmId>& id, const CmParameters& parameters) override;

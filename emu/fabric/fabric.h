@@ -45,6 +45,15 @@ struct StreamOptions {
   Duration user_timeout{};
 };
 
+// An address of this host, on an interface that is up.
+struct LocalAddress {
+  IpEndpoint address;      // port 0
+  uint32_t interface = 0;  // the system's number of one that has it; 0: there is none
+  // The interface leads to other hosts, and has a carrier.
+  bool is_linked = true;
+  friend bool operator==(const LocalAddress&, const LocalAddress&) = default;
+};
+
 // In bytes, of an IP packet (RFC 894).
 inline constexpr uint32_t kEthernetMtu = 1500;
 
@@ -121,8 +130,14 @@ class Fabric {
 
   // The source address this host would use towards `remote`; nullopt when there is no route.
   virtual std::optional<IpEndpoint> RouteTo(const IpEndpoint& remote) const = 0;
-  // Addresses of this host, loopback last.
-  virtual std::vector<IpEndpoint> LocalAddresses() const = 0;
+  // Addresses of this host, loopback last. None is there twice; one that is good on its link alone is there for each
+  // link that has it.
+  virtual std::vector<LocalAddress> LocalAddresses() = 0;
+  // From now on calls this on the loop after LocalAddresses may have changed, also where it has not; in place of what
+  // was given before. An empty one ends it: no call runs or will start when this returns. Not from within the call, nor
+  // with a lock that it takes. False: there was no descriptor for it, and it will not be called. Of a fabric whose
+  // addresses stay what they are it never is.
+  virtual bool WatchAddresses(std::function<void()> on_change) { return true; }
   // How many bytes an IP packet may have on the link that the address is of; kEthernetMtu if that cannot be told.
   virtual uint32_t LinkMtu(const IpEndpoint& local) const = 0;
 

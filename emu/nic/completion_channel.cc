@@ -28,6 +28,8 @@ const char* ToString(AsyncEventType type) {
       return "port active";
     case AsyncEventType::kPortError:
       return "port error";
+    case AsyncEventType::kGidChange:
+      return "GID table changed";
     case AsyncEventType::kDeviceFatal:
       return "device fatal error";
   }
@@ -116,6 +118,8 @@ void AsyncEventQueue::Ack(const AsyncEvent& event) {
 
 void AsyncEventQueue::Push(const AsyncEvent& event) {
   std::lock_guard lock(mutex_);
+  const auto is_one = [](const AsyncEvent& other) { return other.type == AsyncEventType::kGidChange; };
+  if (is_one(event) && std::any_of(events_.begin(), events_.end(), is_one)) return;
   events_.push_back(event);
   notifier_->Signal();
 }

@@ -79,6 +79,7 @@ enum class AsyncEventType : uint8_t {
   kSrqLimitReached,
   kPortActive,
   kPortError,
+  kGidChange,
   kDeviceFatal,
 };
 const char* ToString(AsyncEventType type);
@@ -107,6 +108,7 @@ class AsyncEventQueue {
   // ibv_ack_async_event.
   void Ack(const AsyncEvent& event);
 
+  // Of kGidChange one at a time is there: whoever takes it looks at the whole table.
   void Push(const AsyncEvent& event);
   // Called before the object of `account` goes: takes undelivered events about it back and, when `wait`, waits until
   // delivered ones are acknowledged.

@@ -203,10 +203,11 @@ class DatagramPort::Core : public std::enable_shared_from_this<DatagramPort::Cor
  private:
   friend class DatagramPort;
 
-  // One link for each: our address, theirs, the slot of their process.
+  // One link for each: our address, theirs, the interface where they are good on it alone, the slot of their process.
   struct LinkKey {
     wire::Gid local{};
     wire::Gid remote{};
+    uint32_t scope = 0;
     uint8_t slot = 0;
     friend auto operator<=>(const LinkKey&, const LinkKey&) = default;
   };
@@ -216,7 +217,7 @@ class DatagramPort::Core : public std::enable_shared_from_this<DatagramPort::Cor
   };
 
   static LinkKey KeyOf(const DatagramPeer& peer) {
-    return {GidOf(peer.path.local), GidOf(peer.path.remote), peer.slot};
+    return {GidOf(peer.path.local), GidOf(peer.path.remote), peer.path.remote.scope_id, peer.slot};
   }
   Sent SendHere(const DatagramPeer& to, const wire::IbHeader& header, ConstBytes payload, uint32_t waiter);
   // Null: there are as many as there may be.
@@ -1007,11 +1008,11 @@ DatagramPort::~DatagramPort() {
 }
 
 DatagramPeer DatagramPort::PeerAt(const RocePath& path, uint8_t slot) const {
-  const std::vector<IpEndpoint> addresses = core_->fabric_.LocalAddresses();
-  const wire::Gid remote = GidOf(path.remote);
+  const std::vector<LocalAddress> addresses = core_->fabric_.LocalAddresses();
+  const IpEndpoint remote = path.remote.WithPort(0);
   const bool here =
       path.remote.IsLoopback() ||
-      std::any_of(addresses.begin(), addresses.end(), [&](const IpEndpoint& each) { return GidOf(each) == remote; });
+      std::any_of(addresses.begin(), addresses.end(), [&](const LocalAddress& each) { return each.address == remote; });
   return {path, slot, here};
 }
 

@@ -79,6 +79,7 @@ DeviceProfile MinimalProfile() {
   profile.atomics = false;
   profile.max_mtu = 1;
   profile.max_message = 1u << 20;
+  profile.max_gids = 16;
   profile.window_packets = 4;
   profile.max_links = 4;
   profile.link_queue = 4;

@@ -97,8 +97,8 @@ struct DeviceProfile {
 
   // --- InfiniBand alone ---
 
-  // Addresses of the host that the port shows as GIDs.
-  uint32_t max_gids = 16;
+  // Addresses of the host that the port has GIDs for, 256 at most: what names one has eight bits (ibv_global_route).
+  uint32_t max_gids = 256;
   // Requests of one QP that may be unacknowledged, in packets.
   uint32_t window_packets = 256;
   // A process listens for carriers of packets on the first free port of this block. What it took is part of its QP

@@ -55,6 +55,7 @@ Nic::Nic(Fabric& fabric, DeviceProfile profile, NicOptions options)
       last_qp_number_(kFirstQpNumber - 1) {}
 
 Nic::~Nic() {
+  if (is_watching_) fabric_.WatchAddresses(nullptr);
   while (!contexts_.empty()) CloseContext(contexts_.begin()->second.get());
   std::vector<std::unique_ptr<QueuePair>> lingering;
   {
@@ -81,6 +82,7 @@ uint8_t Nic::active_mtu() {
 // --- Contexts ---
 
 Result<NicContext*, int> Nic::OpenContext() {
+  WatchHost();
   std::lock_guard lock(mutex_);
   if (failed()) return Err(EIO);
   const uint32_t id = ++last_handle_;
@@ -493,8 +495,38 @@ SharedReceiveQueue* Nic::FindSrq(uint32_t handle) {
 
 // --- The port, and the end of the device ---
 
+bool Nic::IsLinked() {
+  const std::vector<LocalAddress> addresses = fabric_.LocalAddresses();
+  return std::any_of(addresses.begin(), addresses.end(), [](const LocalAddress& each) { return each.is_linked; });
+}
+
+void Nic::WatchHost() {
+  // Without a descriptor for it the device works, and the next program that opens it may have more luck.
+  if (is_watching_ || !fabric_.WatchAddresses([this] { OnHostChanged(); })) return;
+  // What there is now is no news.
+  const bool linked = IsLinked();
+  if (roce_ != nullptr) roce_->GidsHaveChanged();
+  std::lock_guard lock(mutex_);
+  if (!is_watching_.exchange(true)) is_linked_ = linked;
+}
+
+void Nic::OnHostChanged() {
+  const bool gids_have_changed = roce_ != nullptr && roce_->GidsHaveChanged();
+  const bool linked = IsLinked();
+  std::lock_guard lock(mutex_);
+  if (gids_have_changed && !failed()) {
+    Trace(trace(), fabric_.Now(), name(), "port.gids_changed");
+    for (const auto& [id, context] : contexts_) context->async_events().Push({.type = AsyncEventType::kGidChange});
+  }
+  if (std::exchange(is_linked_, linked) != linked) ShowPortState(linked);
+}
+
 void Nic::SetPortState(bool active) {
   std::lock_guard lock(mutex_);
+  ShowPortState(active);
+}
+
+void Nic::ShowPortState(bool active) {
   if (port_active_.exchange(active) == active || failed()) return;
   for (const auto& [id, context] : contexts_) {
     context->async_events().Push({.type = active ? AsyncEventType::kPortActive : AsyncEventType::kPortError});

@@ -116,7 +116,10 @@ class Nic {
 
   // --- The port, and the end of the device ---
   // A port that goes down says so in each context (IBV_EVENT_PORT_ERR, IBV_EVENT_PORT_ACTIVE) and in ibv_query_port;
-  // streams may well outlive it.
+  // streams may well outlive it. From when a program has opened the device the port goes down with the last address of
+  // the host that leads to others, and comes up with the next. A host that never had one works by its loopback
+  // addresses, and its port is active. Of an InfiniBand device contexts hear of GIDs that come and go, too
+  // (IBV_EVENT_GID_CHANGE).
   void SetPortState(bool active);
   // As a code of ibv_mtu: of an InfiniBand device RocePort::ActiveMtu, else the profile's.
   uint8_t active_mtu();
@@ -293,6 +296,12 @@ class Nic {
     Nic& nic_;
   };
 
+  // Before there is a context for the first time: hears from the fabric of the host's addresses and links.
+  void WatchHost();
+  void OnHostChanged();
+  bool IsLinked();
+  // With mutex_ held.
+  void ShowPortState(bool active);
   NicLoop& loop() { return loop_; }
   void FailQpsOfOverrunCqs();
   // Deletes a destroyed QP whose stream has ended. On the loop's thread.
@@ -315,12 +324,14 @@ class Nic {
   CqCaretaker cq_caretaker_{*this};
   std::atomic<bool> port_active_{true};
   std::atomic<bool> failed_{false};
+  std::atomic<bool> is_watching_{false};
   std::optional<NicFaults> faults_;
   LatePlacements late_placements_;
   std::unique_ptr<RocePort> roce_;           // of an InfiniBand device
   std::unique_ptr<DatagramPort> datagrams_;  // likewise
 
-  mutable std::mutex mutex_;  // the tables below; taken before every other lock
+  mutable std::mutex mutex_;  // all below; taken before every other lock
+  bool is_linked_ = false;    // when the fabric last said something
   uint32_t last_handle_ = 0;  // handles are never used twice
   uint32_t last_qp_number_ = 0;
   std::map<uint32_t, std::unique_ptr<NicContext>> contexts_;

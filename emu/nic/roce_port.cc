@@ -55,17 +55,6 @@ constexpr const char* kAnotherUser = "the packet numbers are no secret, and anot
 
 }  // namespace
 
-wire::Gid GidOf(const IpEndpoint& address) {
-  wire::Gid gid{};
-  if (address.family == IpEndpoint::Family::kIpv4) {
-    std::copy(kMappedPrefix.begin(), kMappedPrefix.end(), gid.begin());
-    std::copy_n(address.address.begin(), kIpv4Size, gid.begin() + kMappedPrefix.size());
-  } else {
-    std::copy(address.address.begin(), address.address.end(), gid.begin());
-  }
-  return gid;
-}
-
 IpEndpoint AddressOf(const wire::Gid& gid) {
   IpEndpoint address;
   if (std::equal(kMappedPrefix.begin(), kMappedPrefix.end(), gid.begin())) {
@@ -874,7 +863,11 @@ void RocePort::Core::Close() {
 // --- RocePort ---
 
 RocePort::RocePort(Nic& nic, Fabric& fabric, const DeviceProfile& profile)
-    : nic_(nic), profile_(profile), fabric_(fabric), core_(std::make_shared<Core>(nic, fabric, profile)) {}
+    : nic_(nic),
+      profile_(profile),
+      fabric_(fabric),
+      core_(std::make_shared<Core>(nic, fabric, profile)),
+      gids_(profile.max_gids) {}
 
 RocePort::~RocePort() {
   listener_.reset();
@@ -912,36 +905,42 @@ Result<uint8_t, int> RocePort::NoSlot(int error, const char* why) {
   return Err(error);
 }
 
-std::vector<wire::Gid> RocePort::Gids() {
-  return GidsOf(fabric_.LocalAddresses());
+std::vector<GidTable::Entry> RocePort::GidEntries() {
+  const std::vector<LocalAddress> addresses = fabric_.LocalAddresses();
+  std::lock_guard lock(mutex_);
+  gids_.Update(addresses);
+  return gids_.entries();
 }
 
-std::vector<wire::Gid> RocePort::GidsOf(std::vector<IpEndpoint> addresses) {
-  const auto first = std::find_if(addresses.begin(), addresses.end(), [](const IpEndpoint& address) {
-    return address.family == IpEndpoint::Family::kIpv4 && !address.IsLoopback();
-  });
-  if (first != addresses.end()) std::rotate(addresses.begin(), first, first + 1);
-  std::vector<wire::Gid> present;
-  for (const IpEndpoint& address : addresses) present.push_back(GidOf(address));
-  const auto is_in = [](const std::vector<wire::Gid>& gids, const wire::Gid& gid) {
-    return std::find(gids.begin(), gids.end(), gid) != gids.end();
-  };
+std::vector<wire::Gid> RocePort::Gids() {
+  std::vector<wire::Gid> gids;
+  for (const GidTable::Entry& entry : GidEntries()) gids.push_back(entry.gid);
+  return gids;
+}
+
+std::optional<uint8_t> RocePort::IndexOf(const IpEndpoint& address) {
+  const std::vector<LocalAddress> addresses = fabric_.LocalAddresses();
   std::lock_guard lock(mutex_);
-  for (const wire::Gid& gid : present) {
-    if (is_in(gids_, gid)) continue;
-    if (gids_.size() < profile_.max_gids) {
-      gids_.push_back(gid);
-      continue;
-    }
-    const auto gone =
-        std::find_if(gids_.begin(), gids_.end(), [&](const wire::Gid& old) { return !is_in(present, old); });
-    if (gone != gids_.end()) *gone = gid;
+  gids_.Update(addresses);
+  return gids_.IndexOf(address);
+}
+
+bool RocePort::GidsHaveChanged() {
+  std::vector<GidTable::Entry> now = GidEntries();
+  std::lock_guard lock(mutex_);
+  if (seen_gids_ == now) return false;
+  seen_gids_ = std::move(now);
+  return true;
+}
+
+void RocePort::ComplainOf(const IpEndpoint& address) {
+  {
+    std::lock_guard lock(mutex_);
+    if (std::exchange(has_complained_of_an_address_, true)) return;
   }
-  std::vector<wire::Gid> table = gids_;
-  for (wire::Gid& gid : table) {
-    if (!is_in(present, gid)) gid = {};
-  }
-  return table;
+  nic_.Complain("an InfiniBand device cannot be reached by " + address.AddressString() +
+                ", which has no GID: there are " + std::to_string(profile_.max_gids) + ", for addresses of interfaces" +
+                (address.IsLoopback() ? "" : ", and others of this host have them all"));
 }
 
 uint8_t RocePort::MtuOf(const IpEndpoint& local) const {
@@ -952,27 +951,22 @@ uint8_t RocePort::MtuOf(const IpEndpoint& local) const {
 }
 
 uint8_t RocePort::ActiveMtu() {
-  const std::vector<IpEndpoint> addresses = fabric_.LocalAddresses();
-  const std::vector<wire::Gid> gids = GidsOf(addresses);
-  const auto first = std::find_if(gids.begin(), gids.end(), [](const wire::Gid& gid) { return gid != wire::Gid{}; });
-  if (first == gids.end()) return profile_.max_mtu;
-  const auto own = std::find_if(addresses.begin(), addresses.end(),
-                                [&](const IpEndpoint& address) { return GidOf(address) == *first; });
-  return MtuOf(*own);
+  for (const GidTable::Entry& entry : GidEntries()) {
+    if (entry.gid != wire::Gid{}) return MtuOf(entry.address);
+  }
+  return profile_.max_mtu;
 }
 
 Result<RocePath, int> RocePort::PathTo(const AddressVector& vector) {
   if (vector.port != kPort) return Err(EINVAL);
-  const std::vector<IpEndpoint> addresses = fabric_.LocalAddresses();
-  const std::vector<wire::Gid> gids = GidsOf(addresses);
-  if (vector.sgid_index >= gids.size() || gids[vector.sgid_index] == wire::Gid{}) return Err(EINVAL);
-  const wire::Gid& source = gids[vector.sgid_index];
-  const auto local = std::find_if(addresses.begin(), addresses.end(),
-                                  [&](const IpEndpoint& address) { return GidOf(address) == source; });
+  const std::vector<GidTable::Entry> gids = GidEntries();
+  if (vector.sgid_index >= profile_.max_gids) return Err(EINVAL);
+  if (vector.sgid_index >= gids.size() || gids[vector.sgid_index].gid == wire::Gid{}) return Err(ENODATA);
+  const IpEndpoint& local = gids[vector.sgid_index].address;
   IpEndpoint remote = AddressOf(vector.gid);
-  if (local == addresses.end() || remote.IsUnspecified() || remote.family != local->family) return Err(EINVAL);
-  if (IsLinkLocal(remote)) remote.scope_id = local->scope_id;
-  return RocePath{local->WithPort(0), remote};
+  if (remote.IsUnspecified() || remote.family != local.family) return Err(EINVAL);
+  if (IsLinkLocal(remote)) remote.scope_id = local.scope_id;
+  return RocePath{local, remote};
 }
 
 void RocePort::Join(uint32_t qp_number, uint64_t generation, const RocePath& path, uint32_t remote_qp,

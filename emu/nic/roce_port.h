@@ -52,6 +52,7 @@
 #include "base/result.h"
 #include "emu/fabric/fabric.h"
 #include "emu/nic/device_profile.h"
+#include "emu/nic/gid_table.h"
 #include "emu/nic/qp_attributes.h"
 #include "emu/wire/carrier_hello.h"
 #include "emu/wire/carrier_proof.h"
@@ -63,9 +64,7 @@ class Nic;
 // Of a QP number: the slot is above.
 inline constexpr uint32_t kSlotShift = 16;
 
-// An address as the GID that names it.
-wire::Gid GidOf(const IpEndpoint& address);
-// Port and scope are 0.
+// The other way round of GidOf. Port and scope are 0.
 IpEndpoint AddressOf(const wire::Gid& gid);
 
 // From one of this host's addresses to another address; ports are 0.
@@ -99,15 +98,23 @@ class RocePort {
   // listening says.
   Result<uint8_t, int> Slot();
 
-  // The host's addresses, at first with the first IPv4 address that is no loopback in front: programs use index 0
-  // unless told. An index stays what it is: the GID of an address that has gone is zero until the address is back, and
-  // new ones come behind, or, when the profile allows no more, in the place of those that have gone.
+  // The host's addresses at this moment, by index (gid_table.h), with room for the profile's max_gids. Empty entries
+  // behind the last that was used are left out.
+  std::vector<GidTable::Entry> GidEntries();
+  // Their GIDs alone.
   std::vector<wire::Gid> Gids();
   // The largest MTU, as a code of ibv_mtu, with which packets fit the link of one of this host's addresses.
   uint8_t MtuOf(const IpEndpoint& local) const;
   // Of the link that the first GID is of: what a program has that asks for no other.
   uint8_t ActiveMtu();
-  // EINVAL: another port than 1, no such source GID, or a destination that can be no address.
+  // GidTable::IndexOf, at this moment.
+  std::optional<uint8_t> IndexOf(const IpEndpoint& address);
+  // Whether the table is another one than at the last such call; true at the first.
+  bool GidsHaveChanged();
+  // Tells people, once, that a program has named this address, which has no GID.
+  void ComplainOf(const IpEndpoint& address);
+  // EINVAL: another port than 1, an index beyond the table, or a destination that can be no address. ENODATA: the
+  // source GID is empty, as Linux says of it.
   Result<RocePath, int> PathTo(const AddressVector& vector);
 
   // A number for a life of a QP, from RTR to RESET or its end.
@@ -145,7 +152,6 @@ class RocePort {
   class Caller;
   class Visitor;
 
-  std::vector<wire::Gid> GidsOf(std::vector<IpEndpoint> addresses);
   // With mutex_ held. Tells people once.
   Result<uint8_t, int> NoSlot(int error, const char* why);
 
@@ -159,7 +165,9 @@ class RocePort {
   bool has_complained_ = false;
   std::optional<uint8_t> slot_;
   std::unique_ptr<Listener> listener_;
-  std::vector<wire::Gid> gids_;
+  GidTable gids_;
+  std::optional<std::vector<GidTable::Entry>> seen_gids_;
+  bool has_complained_of_an_address_ = false;
 };
 
 }  // namespace stagecoach::emu

@@ -26,7 +26,9 @@ namespace {
 // The adapter of a host whose addresses change, and which may be behind a firewall that lets no call out.
 class ChangingFabric final : public Fabric {
  public:
-  explicit ChangingFabric(Fabric& beneath) : addresses(beneath.LocalAddresses()), beneath_(beneath) {}
+  explicit ChangingFabric(Fabric& beneath) : beneath_(beneath) {
+    for (const LocalAddress& each : beneath.LocalAddresses()) addresses.push_back(each.address);
+  }
 
   EventLoop& loop() override { return beneath_.loop(); }
   Instant Now() const override { return beneath_.Now(); }
@@ -47,7 +49,11 @@ class ChangingFabric final : public Fabric {
   }
   PortSpace& ports() override { return beneath_.ports(); }
   std::optional<IpEndpoint> RouteTo(const IpEndpoint& remote) const override { return beneath_.RouteTo(remote); }
-  std::vector<IpEndpoint> LocalAddresses() const override { return addresses; }
+  std::vector<LocalAddress> LocalAddresses() override {
+    std::vector<LocalAddress> all;
+    for (const IpEndpoint& address : addresses) all.push_back({address});
+    return all;
+  }
   uint32_t LinkMtu(const IpEndpoint& local) const override { return beneath_.LinkMtu(local); }
   std::unique_ptr<Notifier> CreateNotifier() override { return beneath_.CreateNotifier(); }
   bool Wait(std::unique_lock<std::mutex>& lock, std::condition_variable& changed,
@@ -1087,7 +1093,11 @@ TEST_F(RocePortTest, AGidKeepsItsIndexWhileAddressesComeAndGo) {
   vector.sgid_index = 1;
   const auto hole = port.PathTo(vector);
   ASSERT_FALSE(hole.has_value());
-  EXPECT_EQ(hole.error(), EINVAL);
+  EXPECT_EQ(hole.error(), ENODATA);
+  vector.sgid_index = 3;
+  const auto beyond = port.PathTo(vector);
+  ASSERT_FALSE(beyond.has_value());
+  EXPECT_EQ(beyond.error(), EINVAL);
 
   fabric.addresses = {two, one, *IpEndpoint::Parse("fd00::1", 0)};
   EXPECT_EQ(port.Gids(), gids({GidOf(one), v6, GidOf(two)})) << "as it was";

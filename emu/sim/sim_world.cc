@@ -570,10 +570,11 @@ std::optional<IpEndpoint> SimFabric::RouteTo(const IpEndpoint& remote) const {
   return std::nullopt;
 }
 
-std::vector<IpEndpoint> SimFabric::LocalAddresses() const {
-  std::vector<IpEndpoint> addresses = addresses_;
+std::vector<LocalAddress> SimFabric::LocalAddresses() {
+  std::vector<LocalAddress> addresses;
+  for (const IpEndpoint& address : addresses_) addresses.push_back({address});
   std::stable_partition(addresses.begin(), addresses.end(),
-                        [](const IpEndpoint& address) { return !address.IsLoopback(); });
+                        [](const LocalAddress& each) { return !each.address.IsLoopback(); });
   return addresses;
 }
 

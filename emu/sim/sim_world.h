@@ -212,7 +212,7 @@ class SimFabric final : public Fabric {
   PortSpace& ports() override { return ports_; }
   std::optional<IpEndpoint> RouteTo(const IpEndpoint& remote) const override;
   // The addresses the host was given; there is no implicit loopback address, which would name every host of the world.
-  std::vector<IpEndpoint> LocalAddresses() const override;
+  std::vector<LocalAddress> LocalAddresses() override;
   // What SetLinkMtu said, of any of its addresses; 65536 of loopback ones.
   uint32_t LinkMtu(const IpEndpoint& local) const override;
   void SetLinkMtu(uint32_t bytes) { link_mtu_ = bytes; }

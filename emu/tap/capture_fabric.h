@@ -41,7 +41,10 @@ class CaptureFabric final : public Fabric {
   }
   PortSpace& ports() override { return beneath_.ports(); }
   std::optional<IpEndpoint> RouteTo(const IpEndpoint& remote) const override { return beneath_.RouteTo(remote); }
-  std::vector<IpEndpoint> LocalAddresses() const override { return beneath_.LocalAddresses(); }
+  std::vector<LocalAddress> LocalAddresses() override { return beneath_.LocalAddresses(); }
+  bool WatchAddresses(std::function<void()> on_change) override {
+    return beneath_.WatchAddresses(std::move(on_change));
+  }
   uint32_t LinkMtu(const IpEndpoint& local) const override { return beneath_.LinkMtu(local); }
   std::unique_ptr<Notifier> CreateNotifier() override { return beneath_.CreateNotifier(); }
   bool Wait(std::unique_lock<std::mutex>& lock, std::condition_variable& changed,

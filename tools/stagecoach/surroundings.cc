@@ -7,7 +7,6 @@
 #include <ifaddrs.h>
 #include <linux/capability.h>
 #include <net/if.h>
-#include <netinet/in.h>
 #include <sched.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
@@ -75,7 +74,6 @@ std::string LineOf(const char* path) {
 
 struct Interface {
   std::string name;
-  ibv_gid gid{};  // of an address, as RoCE names it
   bool ipv4 = false;
   bool loopback = false;
 };
@@ -90,27 +88,16 @@ std::vector<Interface> Interfaces() {
     Interface interface;
     interface.name = entry->ifa_name;
     interface.loopback = (entry->ifa_flags & IFF_LOOPBACK) != 0;
-    if (entry->ifa_addr->sa_family == AF_INET) {
-      sockaddr_in address{};
-      std::memcpy(&address, entry->ifa_addr, sizeof(address));
-      interface.ipv4 = true;
-      interface.gid.raw[10] = interface.gid.raw[11] = 0xff;
-      std::memcpy(interface.gid.raw + 12, &address.sin_addr, sizeof(address.sin_addr));
-    } else if (entry->ifa_addr->sa_family == AF_INET6) {
-      sockaddr_in6 address{};
-      std::memcpy(&address, entry->ifa_addr, sizeof(address));
-      std::memcpy(interface.gid.raw, &address.sin6_addr, sizeof(interface.gid.raw));
-    } else {
-      continue;
-    }
+    if (entry->ifa_addr->sa_family != AF_INET && entry->ifa_addr->sa_family != AF_INET6) continue;
+    interface.ipv4 = entry->ifa_addr->sa_family == AF_INET;
     interfaces.push_back(std::move(interface));
   }
   ::freeifaddrs(list);
   return interfaces;
 }
 
-// Adds on which interface each GID is. One that is no address, as iWARP has it, and the device as a whole are on the
-// first interface with an IPv4 address that is no loopback, as the first address of the device is.
+// Adds on which interface the device is, and a GID that is no address, as iWARP has it: the first one with an IPv4
+// address that is no loopback, as the first address of the device is.
 void AddInterfaces(ibv_context* context, std::vector<SysfsFile>* files) {
   const std::vector<Interface> interfaces = Interfaces();
   const auto outward = std::find_if(interfaces.begin(), interfaces.end(),
@@ -122,12 +109,10 @@ void AddInterfaces(ibv_context* context, std::vector<SysfsFile>* files) {
   ibv_gid_entry entries[256];
   const ssize_t count = ibv_query_gid_table(context, entries, std::size(entries), 0);
   for (ssize_t i = 0; i < count; ++i) {
-    const ibv_gid& gid = entries[i].gid;
-    const auto its = std::find_if(interfaces.begin(), interfaces.end(), [&](const Interface& each) {
-      return std::memcmp(each.gid.raw, gid.raw, sizeof(gid.raw)) == 0;
-    });
-    files->push_back({fmt::format("{}ports/{}/gid_attrs/ndevs/{}", device, entries[i].port_num, entries[i].gid_index),
-                      (its != interfaces.end() ? its->name : main) + "\n"});
+    // Those of addresses are among the device's own files.
+    if (entries[i].ndev_ifindex != 0) continue;
+    files->push_back(
+        {fmt::format("{}ports/{}/gid_attrs/ndevs/{}", device, entries[i].port_num, entries[i].gid_index), main + "\n"});
   }
 }
 

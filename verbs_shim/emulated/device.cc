@@ -41,7 +41,7 @@ int QueryPort(ibv_context* context, uint8_t port, ibv_port_attr* attributes, siz
   const DeviceProfile& profile = NicOf(context).profile();
   all.max_mtu = static_cast<ibv_mtu>(profile.max_mtu);
   all.active_mtu = static_cast<ibv_mtu>(NicOf(context).active_mtu());
-  all.gid_tbl_len = static_cast<int>(GidTable(NicOf(context)).size());
+  all.gid_tbl_len = static_cast<int>(GidTableLength(NicOf(context)));
   all.pkey_tbl_len = 1;
   all.port_cap_flags = IBV_PORT_CM_SUP;
   if (NicOf(context).is_infiniband()) {
@@ -145,6 +145,8 @@ ibv_event_type EventTypeOf(emu::AsyncEventType type) {
       return IBV_EVENT_PORT_ACTIVE;
     case emu::AsyncEventType::kPortError:
       return IBV_EVENT_PORT_ERR;
+    case emu::AsyncEventType::kGidChange:
+      return IBV_EVENT_GID_CHANGE;
     case emu::AsyncEventType::kDeviceFatal:
       return IBV_EVENT_DEVICE_FATAL;
   }
@@ -177,19 +179,33 @@ void Acknowledge(Object* object, emu::EventAccount* account, uint32_t* count) {
 
 }  // namespace
 
-std::vector<ibv_gid> GidTable(emu::Nic& nic) {
-  std::vector<ibv_gid> table;
-  if (nic.is_infiniband()) {
-    for (const emu::wire::Gid& gid : nic.roce().Gids()) {
-      std::memcpy(table.emplace_back().raw, gid.data(), gid.size());
-    }
-    return table;
+uint32_t GidTableLength(const emu::Nic& nic) {
+  return nic.is_infiniband() ? nic.profile().max_gids : 1;
+}
+
+std::vector<ibv_gid_entry> GidEntries(emu::Nic& nic) {
+  std::vector<ibv_gid_entry> entries(GidTableLength(nic));
+  for (size_t index = 0; index < entries.size(); ++index) {
+    entries[index].gid_index = static_cast<uint32_t>(index);
+    entries[index].port_num = kPort;
+    entries[index].gid_type = nic.is_infiniband() ? IBV_GID_TYPE_ROCE_V2 : IBV_GID_TYPE_IB;
   }
-  // As iWARP devices have it: what identifies the port first, then zeros.
-  ibv_gid only{};
-  const __be64 guid = BigEndian(GuidOf(nic));
-  std::memcpy(only.raw, &guid, 6);
-  return {only};
+  if (!nic.is_infiniband()) {
+    // As iWARP devices have it: what identifies the port first, then zeros.
+    const __be64 guid = BigEndian(GuidOf(nic));
+    std::memcpy(entries[0].gid.raw, &guid, 6);
+    return entries;
+  }
+  const std::vector<emu::GidTable::Entry> used = nic.roce().GidEntries();
+  for (size_t index = 0; index < used.size(); ++index) {
+    std::memcpy(entries[index].gid.raw, used[index].gid.data(), used[index].gid.size());
+    entries[index].ndev_ifindex = used[index].interface;
+  }
+  return entries;
+}
+
+bool IsEmpty(const ibv_gid_entry& entry) {
+  return entry.gid.global.subnet_prefix == 0 && entry.gid.global.interface_id == 0;
 }
 
 }  // namespace stagecoach::verbs::emulated
@@ -287,9 +303,9 @@ int ibv_query_port(struct ibv_context* context, uint8_t port, struct _compat_ibv
 
 int ibv_query_gid(struct ibv_context* context, uint8_t port, int index, union ibv_gid* gid) {
   if (IsInherited(context)) return Answer(ENODEV);
-  const std::vector<ibv_gid> table = GidTable(NicOf(context));
+  const std::vector<ibv_gid_entry> table = GidEntries(NicOf(context));
   if (port != kPort || index < 0 || static_cast<size_t>(index) >= table.size()) return Answer(EINVAL);
-  *gid = table[static_cast<size_t>(index)];
+  *gid = table[static_cast<size_t>(index)].gid;
   return 0;
 }
 

@@ -149,8 +149,11 @@ HostApi& ApiOf(emu::Host& host);
 // Where sysfs is, without a slash at the end: /sys, or where SYSFS_PATH says, as users of libsysfs have it.
 const std::string& SysfsPath();
 
-// The GIDs of the port by index; zero where there is none now.
-std::vector<ibv_gid> GidTable(emu::Nic& nic);
+// The GIDs of the port at this moment: an entry for each index below the table's length (ibv_port_attr::gid_tbl_len),
+// with a zero GID where there is none.
+uint32_t GidTableLength(const emu::Nic& nic);
+std::vector<ibv_gid_entry> GidEntries(emu::Nic& nic);
+bool IsEmpty(const ibv_gid_entry& entry);
 
 // A CQ as the plain and the extended call make it; null and errno on failure.
 ShimCq* MakeCq(ibv_context* context, int64_t entries, void* cq_context, ibv_comp_channel* channel, int64_t vector,

@@ -20,24 +20,6 @@ void CopyEntry(const ibv_gid_entry& from, void* to, size_t size) {
   std::memcpy(to, &from, std::min(size, sizeof(from)));
 }
 
-// By index, with those that are empty.
-std::vector<ibv_gid_entry> GidEntries(ibv_context* context) {
-  std::vector<ibv_gid_entry> entries;
-  for (const ibv_gid& gid : GidTable(NicOf(context))) {
-    ibv_gid_entry entry{};
-    entry.gid = gid;
-    entry.gid_index = static_cast<uint32_t>(entries.size());
-    entry.port_num = kPort;
-    entry.gid_type = NicOf(context).is_infiniband() ? IBV_GID_TYPE_ROCE_V2 : IBV_GID_TYPE_IB;
-    entries.push_back(entry);
-  }
-  return entries;
-}
-
-bool IsEmpty(const ibv_gid_entry& entry) {
-  return entry.gid.global.subnet_prefix == 0 && entry.gid.global.interface_id == 0;
-}
-
 }  // namespace
 
 // ibv_query_rt_values_ex: in comp_mask what is wanted, and on return what there is.
@@ -77,7 +59,7 @@ int _ibv_query_gid_ex(struct ibv_context* context, uint32_t port, uint32_t index
                       uint32_t flags, size_t entry_size) {
   if (IsInherited(context)) return ENODEV;
   if (port != kPort || flags != 0 || entry_size < sizeof(ibv_gid)) return EINVAL;
-  const std::vector<ibv_gid_entry> found = GidEntries(context);
+  const std::vector<ibv_gid_entry> found = GidEntries(NicOf(context));
   if (index >= found.size()) return EINVAL;
   if (IsEmpty(found[index])) return ENODATA;
   CopyEntry(found[index], entry, entry_size);
@@ -88,7 +70,7 @@ ssize_t _ibv_query_gid_table(struct ibv_context* context, struct ibv_gid_entry* 
                              uint32_t flags, size_t entry_size) {
   if (IsInherited(context)) return -ENODEV;
   if (flags != 0 || max_entries == 0 || entry_size < sizeof(ibv_gid)) return -EINVAL;
-  std::vector<ibv_gid_entry> found = GidEntries(context);
+  std::vector<ibv_gid_entry> found = GidEntries(NicOf(context));
   std::erase_if(found, IsEmpty);
   // The caller's idea of an entry's size may be another.
   auto* to = reinterpret_cast<std::byte*>(entries);

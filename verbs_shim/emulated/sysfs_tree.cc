@@ -1,5 +1,7 @@
 #include "verbs_shim/emulated/sysfs_tree.h"
 
+#include <net/if.h>
+
 #include <cinttypes>
 #include <cstdarg>
 #include <cstdio>
@@ -125,15 +127,15 @@ void AddPort(ibv_context* context, uint8_t number, Tree* tree) {
     if (ibv_query_pkey(context, number, i, &pkey) != 0) continue;
     tree->Add(folder + Text("pkeys/%d", i), Text("0x%04x", be16toh(pkey)));
   }
-  for (int i = 0; i < port.gid_tbl_len; ++i) {
-    ibv_gid gid{};
-    if (ibv_query_gid(context, number, i, &gid) != 0) continue;
-    tree->Add(folder + Text("gids/%d", i), Groups(gid.raw, sizeof(gid.raw)));
-    // There is no type where there is no GID: the kernel's files cannot be read then.
-    ibv_gid_entry entry{};
-    if (_ibv_query_gid_ex(context, number, static_cast<uint32_t>(i), &entry, 0, sizeof(entry)) != 0) continue;
+  for (const ibv_gid_entry& entry : GidEntries(NicOf(context))) {
+    tree->Add(folder + Text("gids/%u", entry.gid_index), Groups(entry.gid.raw, sizeof(entry.gid.raw)));
+    // There is neither type nor interface where there is no GID: the kernel's files cannot be read then.
+    if (IsEmpty(entry)) continue;
     const bool is_v2 = entry.gid_type == IBV_GID_TYPE_ROCE_V2;
-    tree->Add(folder + Text("gid_attrs/types/%d", i), is_v2 ? "RoCE v2" : "IB/RoCE v1");
+    tree->Add(folder + Text("gid_attrs/types/%u", entry.gid_index), is_v2 ? "RoCE v2" : "IB/RoCE v1");
+    char interface[IF_NAMESIZE];
+    if (entry.ndev_ifindex != 0 && if_indextoname(entry.ndev_ifindex, interface) != nullptr)
+      tree->Add(folder + Text("gid_attrs/ndevs/%u", entry.gid_index), interface);
   }
 }
 

@@ -35,7 +35,8 @@ class CmStormTest : public VerbsTest {
       for (size_t i = 0; i < ids.size(); ++i) {
         CmEvent event = end.NextEvent();
         ASSERT_TRUE(event) << "number " << i;
-        ASSERT_EQ(event->event, type) << rdma_event_str(event->event) << ", status " << event->status << ", number " << i;
+        ASSERT_EQ(event->event, type) << rdma_event_str(event->event) << ", status " << event->status << ", number "
+                                      << i;
       }
     }
   };

@@ -1,8 +1,6 @@
 #include "emu/backend/tcp/tcp_fabric.h"
 
 #include <errno.h>
-#include <ifaddrs.h>
-#include <net/if.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <pthread.h>
@@ -364,7 +362,8 @@ class EventFdNotifier final : public Notifier {
 
 }  // namespace
 
-TcpFabric::TcpFabric() : readiness_(&loop_), ports_(std::make_unique<AbstractNames>(&readiness_), FirstPort()) {
+TcpFabric::TcpFabric()
+    : readiness_(&loop_), ports_(std::make_unique<AbstractNames>(&readiness_), FirstPort()), addresses_(&loop_) {
   readiness_.Start();
   const SignalsBlocked signals_blocked;
   thread_ = std::thread([this] {
@@ -425,22 +424,6 @@ std::optional<IpEndpoint> TcpFabric::RouteTo(const IpEndpoint& remote) const {
   close(fd);
   if (source && source->IsUnspecified()) return std::nullopt;
   return source;
-}
-
-std::vector<IpEndpoint> TcpFabric::LocalAddresses() const {
-  ifaddrs* list = nullptr;
-  if (getifaddrs(&list) != 0) return {};
-  std::vector<IpEndpoint> addresses;
-  for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
-    if ((entry->ifa_flags & IFF_UP) == 0) continue;
-    const auto address = IpEndpoint::FromSockaddr(entry->ifa_addr);
-    if (!address || std::find(addresses.begin(), addresses.end(), *address) != addresses.end()) continue;
-    addresses.push_back(*address);
-  }
-  freeifaddrs(list);
-  std::stable_partition(addresses.begin(), addresses.end(),
-                        [](const IpEndpoint& address) { return !address.IsLoopback(); });
-  return addresses;
 }
 
 uint32_t TcpFabric::LinkMtu(const IpEndpoint& local) const {

@@ -8,10 +8,14 @@
 // this is why sockets are opened and accepted here by hand, and Asio only waits for them.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "base/asio_loop/asio_loop.h"
+#include "emu/backend/tcp/host_addresses.h"
 #include "emu/backend/tcp/tcp_stream.h"
 #include "emu/fabric/fabric.h"
 
@@ -38,7 +42,8 @@ class TcpFabric final : public Fabric {
   PortSpace& ports() override { return ports_; }
 
   std::optional<IpEndpoint> RouteTo(const IpEndpoint& remote) const override;
-  std::vector<IpEndpoint> LocalAddresses() const override;
+  std::vector<LocalAddress> LocalAddresses() override { return addresses_.Read(); }
+  bool WatchAddresses(std::function<void()> on_change) override { return addresses_.Watch(std::move(on_change)); }
   uint32_t LinkMtu(const IpEndpoint& local) const override;
   std::unique_ptr<Notifier> CreateNotifier() override;
   bool Wait(std::unique_lock<std::mutex>& lock, std::condition_variable& changed,
@@ -48,6 +53,7 @@ class TcpFabric final : public Fabric {
   AsioLoop loop_;
   ReadinessSet readiness_;
   PortSpace ports_;
+  HostAddresses addresses_;
   std::thread thread_;
 };
 

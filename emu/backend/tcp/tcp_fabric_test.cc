@@ -548,12 +548,15 @@ TEST_F(TcpFabricTest, KnowsItsAddressesAndRoutes) {
   const auto addresses = fabric_.LocalAddresses();
   ASSERT_FALSE(addresses.empty());
   bool loopback_seen = false;
-  for (const IpEndpoint& address : addresses) {
-    EXPECT_TRUE(address.IsLoopback() || !loopback_seen) << "loopback is last";
-    loopback_seen = loopback_seen || address.IsLoopback();
-    EXPECT_EQ(address.port, 0);
+  for (const LocalAddress& each : addresses) {
+    EXPECT_TRUE(each.address.IsLoopback() || !loopback_seen) << "loopback is last";
+    loopback_seen = loopback_seen || each.address.IsLoopback();
+    EXPECT_EQ(each.address.port, 0);
+    EXPECT_NE(each.interface, 0u) << each.address.ToString();
+    EXPECT_FALSE(each.is_linked && each.address.IsLoopback());
   }
-  EXPECT_NE(std::find(addresses.begin(), addresses.end(), Loopback()), addresses.end());
+  EXPECT_TRUE(std::any_of(addresses.begin(), addresses.end(),
+                          [](const LocalAddress& each) { return each.address == Loopback(); }));
   EXPECT_EQ(fabric_.RouteTo(Loopback(20049)), Loopback());
   EXPECT_EQ(fabric_.RouteTo(IpEndpoint{}), std::nullopt);
 }
