@@ -413,7 +413,7 @@ int RoceCm::PrepareToAccept(const std::shared_ptr<CmId>& id, const CmParameters&
     qp_number = id->qp_number_;
   }
   const uint32_t given_qp = qp_number != 0 ? qp_number : parameters.qp_number;
-  core_.nic().ShareSecret(given_qp, way.remote_qp, way.secret);
+  core_.nic().ShareSecret(given_qp, way.remote_qp, way.path.gid, way.secret);
   if (const int error = qp_number != 0 ? BringUp(qp_number, way) : 0; error != 0) return error;
   std::lock_guard lock(core_.mutex());
   id->way_ = way;

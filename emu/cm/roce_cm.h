@@ -127,6 +127,7 @@ class RoceCm final : public CmTransport {
     EventLoop::TimerId timer = 0;
     Instant due{};  // of the timer
     int probes_left = 0;
+    uint64_t probe_id = 0;  // transaction of the last question whether the peer is there; 0: none was asked
     Duration probe_pause{};
     int refusals = 0;           // of links to the peer, one after the other
     Instant patient_until{};    // the peer may have us wait until then; unset: it has not yet
@@ -272,7 +273,7 @@ class RoceCm final : public CmTransport {
   std::map<uint32_t, Talk> talks_;                                 // by our id
   std::map<uint64_t, uint32_t> by_serial_;                         // those whose id lives
   std::map<RemoteKey, uint32_t> by_request_;                       // those that began with a REQ of the peer
-  std::map<wire::Gid, uint32_t> unanswered_;                       // requests that wait for their programs, by address
+  std::map<IpEndpoint, uint32_t> unanswered_;                      // requests that wait for their programs, by source
   std::map<std::pair<wire::Gid, uint32_t>, uint32_t> by_peer_qp_;  // the last that was established, by address and QP
   std::map<wire::Gid, uint8_t> answering_slots_;
   std::deque<uint32_t> answers_;  // by our id, the oldest in front; some may have gone

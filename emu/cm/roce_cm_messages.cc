@@ -196,20 +196,20 @@ void RoceCm::On(const DatagramPeer& from, uint64_t transaction_id, const wire::C
   SendTo(from, transaction_id, rej);
 }
 
-// By address: a slot is what the peer claims.
+// By where it comes from: a slot is what the peer claims.
 uint32_t RoceCm::UnansweredOf(const DatagramPeer& from) const {
-  const auto found = unanswered_.find(emu::GidOf(from.path.remote));
+  const auto found = unanswered_.find(from.path.remote.Source());
   return found != unanswered_.end() ? found->second : 0;
 }
 
 void RoceCm::CountUnanswered(Talk& talk) {
   talk.counted = true;
-  ++unanswered_[emu::GidOf(talk.peer.path.remote)];
+  ++unanswered_[talk.peer.path.remote.Source()];
 }
 
 void RoceCm::CountAnswered(Talk& talk) {
   if (!std::exchange(talk.counted, false)) return;
-  const auto found = unanswered_.find(emu::GidOf(talk.peer.path.remote));
+  const auto found = unanswered_.find(talk.peer.path.remote.Source());
   if (--found->second == 0) unanswered_.erase(found);
 }
 
@@ -337,6 +337,8 @@ void RoceCm::On(const DatagramPeer& from, uint64_t transaction_id, const wire::C
       return Fail(*talk, CmEventType::kRejected, static_cast<int>(rej.reason), VectorOf(rej.private_data));
     case Phase::kEstablished:
       // Nobody knows the conversation, or who answered our request has taken it back before our RTU was there.
+      // It repeats the number of what it answers, which is harder to guess than an id of 32 bits.
+      if (transaction_id != (talk->probe_id != 0 ? talk->probe_id : talk->transaction_id)) return;
       if (rej.reason == CmReason::kInvalidCommunicationId || rej.local_id == talk->remote_id) PeerGone(*talk);
       return;
     case Phase::kDreqSent:
@@ -404,7 +406,7 @@ void RoceCm::On(const DatagramPeer& from, uint64_t transaction_id, const wire::C
     ours.secret = SecretOf(*talk, rep.ca_guid, ours);
     way = ours;
   }
-  core_.nic().ShareSecret(talk->qp_number, way.remote_qp, way.secret);
+  core_.nic().ShareSecret(talk->qp_number, way.remote_qp, way.path.gid, way.secret);
   if (!talk->managed) {
     talk->phase = Phase::kRepReceived;
     std::lock_guard lock(core_.mutex());
@@ -679,12 +681,16 @@ void RoceCm::EndProbing(Talk& talk) {
 
 void RoceCm::Probe(Talk& talk) {
   if (talk.probes_left == 0) return;
-  if (!port_->Send(talk.peer, talk.last)) {
+  auto question = wire::DecodeCmMad(talk.last);
+  STAGECOACH_CHECK(question.has_value());
+  question->transaction_id = luck_->Next();
+  if (!port_->Send(talk.peer, wire::EncodeCmMad(*question))) {
     // Nothing has been asked yet, be it because other links have all there is of them.
     STAGECOACH_MARK("gsi.question_that_does_not_leave");
     return Arm(talk, kProbeDelay);
   }
   STAGECOACH_MARK("gsi.peer_asked_whether_it_is_there");
+  talk.probe_id = question->transaction_id;
   --talk.probes_left;
   Arm(talk, talk.probe_pause);
   talk.probe_pause = std::min(talk.probe_pause * 2, kProbePauseMax);

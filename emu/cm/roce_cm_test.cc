@@ -936,6 +936,22 @@ TEST_F(RoceCmTest, OnlyThePeerMayTalkOfAConnection) {
   EXPECT_EQ(server.qp->state(), QpState::kRts);
 }
 
+// Any process of the peer's host can send in its name, and has 2^32 ids to try.
+TEST_F(RoceCmTest, WhoKnowsTheIdsAloneEndsNoConnection) {
+  Connect();
+  const auto& rep = std::get<wire::CmRep>(server.mads->last_sent[CmAttribute::kRep].message);
+  for (const CmReason reason : {CmReason::kInvalidCommunicationId, CmReason::kConsumer}) {
+    client.mads->Forge(client.mads->last_peer, {1, wire::CmRej{.local_id = rep.remote_id,
+                                                               .remote_id = rep.local_id,
+                                                               .about = wire::CmAbout::kOther,
+                                                               .information_length = 0,
+                                                               .reason = reason}});
+    world.RunFor(1s);
+    EXPECT_FALSE(server.Waiting());
+    EXPECT_EQ(server.qp->state(), QpState::kRts);
+  }
+}
+
 TEST_F(RoceCmTest, ARequestInTheNameOfAnotherIsRejected) {
   ASSERT_NO_FATAL_FAILURE(Ask());
   const wire::CmMad good = client.mads->last_sent[CmAttribute::kReq];

@@ -25,6 +25,10 @@ struct IpEndpoint {
   bool IsUnspecified() const;  // no address, 0.0.0.0 or ::
   bool IsLoopback() const;
   IpEndpoint WithPort(uint16_t new_port) const;
+  // What one host can call from by any address of, as the first of them, without a port: for limits by address. Of IPv6
+  // its network of 64 bits, but for addresses that are good on their link alone, where all hosts have the same; of
+  // loopback the whole block.
+  IpEndpoint Source() const;
 
   // "10.0.0.1:20049", "[::1]:20049".
   std::string ToString() const;

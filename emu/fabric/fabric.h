@@ -140,6 +140,9 @@ class Fabric {
   virtual bool WatchAddresses(std::function<void()> on_change) { return true; }
   // How many bytes an IP packet may have on the link that the address is of; kEthernetMtu if that cannot be told.
   virtual uint32_t LinkMtu(const IpEndpoint& local) const = 0;
+  // The user (as getuid has it) who made the socket that listens at this address of this host, where the system knows.
+  // nullopt: nobody listens there, or the system does not say. Asks the system each time.
+  virtual std::optional<uint32_t> UserListeningAt(const IpEndpoint& local) const { return std::nullopt; }
 
   // Null, with errno set, when the system has no descriptor left.
   virtual std::unique_ptr<Notifier> CreateNotifier() = 0;

@@ -3,32 +3,33 @@
 namespace stagecoach::emu {
 
 std::optional<uint64_t> HalfOpen::Enter(uint64_t key, const IpEndpoint& remote) {
-  const IpEndpoint address = remote.WithPort(0);
-  addresses_.emplace(key, address);
-  keys_[address].insert(key);
-  if (addresses_.size() <= most_) return std::nullopt;
+  Leave(key);
+  const Place place{remote.Source(), next_age_++};
+  streams_.emplace(key, place);
+  of_sources_[place.source].emplace(place.age, key);
+  if (streams_.size() <= most_) return std::nullopt;
   const uint64_t oldest = OldestOfTheMost();
   Leave(oldest);
   return oldest;
 }
 
 void HalfOpen::Leave(uint64_t key) {
-  const auto found = addresses_.find(key);
-  if (found == addresses_.end()) return;
-  const auto of_address = keys_.find(found->second);
-  of_address->second.erase(key);
-  if (of_address->second.empty()) keys_.erase(of_address);
-  addresses_.erase(found);
+  const auto found = streams_.find(key);
+  if (found == streams_.end()) return;
+  const auto of_source = of_sources_.find(found->second.source);
+  of_source->second.erase(found->second.age);
+  if (of_source->second.empty()) of_sources_.erase(of_source);
+  streams_.erase(found);
 }
 
 uint64_t HalfOpen::OldestOfTheMost() const {
-  const std::set<uint64_t>* most = nullptr;
-  for (const auto& [address, keys] : keys_) {
+  const std::map<uint64_t, uint64_t>* most = nullptr;
+  for (const auto& [source, keys] : of_sources_) {
     const bool more = most == nullptr || keys.size() > most->size() ||
-                      (keys.size() == most->size() && *keys.begin() < *most->begin());
+                      (keys.size() == most->size() && keys.begin()->first < most->begin()->first);
     if (more) most = &keys;
   }
-  return *most->begin();
+  return most->begin()->second;
 }
 
 }  // namespace stagecoach::emu

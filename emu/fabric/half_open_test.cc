@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <optional>
+#include <string>
 #include <vector>
 
 namespace stagecoach::emu {
@@ -53,15 +54,30 @@ TEST(HalfOpen, OfAddressesWithAsManyTheOldestStreamGivesWay) {
   EXPECT_EQ(half_open.Enter(5, Address("10.0.0.5")), 2u);
 }
 
-TEST(HalfOpen, WhoComesBackIsAsOldAsBefore) {
+// It has said something meanwhile, and so those that have not are older.
+TEST(HalfOpen, WhoComesBackIsTheNewest) {
   HalfOpen half_open(2);
   half_open.Enter(1, Address("10.0.0.1"));
   half_open.Leave(1);
   half_open.Enter(2, Address("10.0.0.1"));
   half_open.Enter(3, Address("10.0.0.1"));
-  EXPECT_EQ(half_open.Enter(1, Address("10.0.0.1")), 1u);
+  EXPECT_EQ(half_open.Enter(1, Address("10.0.0.1")), 2u);
   EXPECT_EQ(half_open.size(), 2u);
-  EXPECT_EQ(half_open.Enter(4, Address("10.0.0.1")), 2u);
+  EXPECT_EQ(half_open.Enter(4, Address("10.0.0.1")), 3u);
+}
+
+// A host takes any address of its network: not many sources, but one with many streams.
+TEST(HalfOpen, ManyAddressesOfOneHostDoNotCrowdOutAnotherHost) {
+  for (const char* const network : {"2001:db8::", "127.0.0."}) {
+    HalfOpen half_open(128);
+    uint64_t key = 0;
+    for (int i = 1; i <= 128; ++i) half_open.Enter(++key, Address((network + std::to_string(i)).c_str()));
+    for (int i = 0; i < 8; ++i) {
+      const auto gives_way = half_open.Enter(++key, Address("10.0.0.2"));
+      ASSERT_TRUE(gives_way) << network;
+      EXPECT_LE(*gives_way, 128u) << network;
+    }
+  }
 }
 
 TEST(HalfOpen, TheNewestStaysHoweverFewThereMayBe) {

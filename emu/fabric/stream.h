@@ -63,8 +63,8 @@ class Stream {
   virtual IpEndpoint local() const = 0;
   virtual IpEndpoint remote() const = 0;
 
-  // The user (as getuid has it) whose process has the other end, where the system knows: on this host. kNoUser: nobody
-  // has it any more. nullopt: the other end is elsewhere. Asks the system each time.
+  // The user (as getuid has it) whose process has the other end, if that is on this host. kNoUser: nobody has it any
+  // more, or the system does not say who. nullopt: the other end is elsewhere. Asks the system each time.
   static constexpr uint32_t kNoUser = 0xffffffff;
   virtual std::optional<uint32_t> PeerUser() const { return std::nullopt; }
 

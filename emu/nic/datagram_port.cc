@@ -225,7 +225,7 @@ class DatagramPort::Core : public std::enable_shared_from_this<DatagramPort::Cor
   void WakeWaiters();
   void DeliverHere();
   // Room for one from there: of the address that has most links, that one counted, the quietest ends.
-  void EvictIncoming(const wire::Gid& newcomer);
+  void EvictIncoming(const IpEndpoint& newcomer);
 
   Prng luck_;
   std::map<LinkKey, std::shared_ptr<Outgoing>> links_;
@@ -925,21 +925,21 @@ void DatagramPort::Core::Forget(uint64_t incoming_key) {
   incoming_count_.fetch_sub(incoming_.erase(incoming_key), std::memory_order_relaxed);
 }
 
-void DatagramPort::Core::EvictIncoming(const wire::Gid& newcomer) {
-  std::map<wire::Gid, size_t> held{{newcomer, 1}};
+void DatagramPort::Core::EvictIncoming(const IpEndpoint& newcomer) {
+  std::map<IpEndpoint, size_t> held{{newcomer.Source(), 1}};
   for (const auto& [key, link] : incoming_) {
-    if (!link->ended()) ++held[GidOf(link->peer().path.remote)];
+    if (!link->ended()) ++held[link->peer().path.remote.Source()];
   }
   Incoming* victim = nullptr;
   size_t most = 0;
   for (const auto& [key, link] : incoming_) {
     if (link->ended()) continue;
-    const size_t of_its_address = held[GidOf(link->peer().path.remote)];
-    const bool is_worse = victim == nullptr || of_its_address > most ||
-                          (of_its_address == most && link->last_record() < victim->last_record());
+    const size_t of_its_source = held[link->peer().path.remote.Source()];
+    const bool is_worse = victim == nullptr || of_its_source > most ||
+                          (of_its_source == most && link->last_record() < victim->last_record());
     if (!is_worse) continue;
     victim = link.get();
-    most = of_its_address;
+    most = of_its_source;
   }
   if (victim == nullptr) return;
   STAGECOACH_MARK("datagram.link_evicted");
@@ -1062,7 +1062,7 @@ void DatagramPort::TakeLink(const wire::CarrierHello& hello, std::unique_ptr<Str
     if (link->IsOf(hello)) link->Replace();
     if (!link->ended()) ++living;
   }
-  if (living >= core_->profile_.max_links) core_->EvictIncoming(hello.source);
+  if (living >= core_->profile_.max_links) core_->EvictIncoming(peer.path.remote);
   const uint64_t key = core_->next_key_++;
   core_->Tell("link.taken", {{"slot", uint64_t{peer.slot}}});
   auto& link = core_->incoming_[key];

@@ -46,7 +46,7 @@ class GidTable {
 
  private:
   struct Slot {
-    IpEndpoint address;       // the last that was here
+    IpEndpoint address;        // the last that was here
     uint64_t empty_since = 0;  // a count of updates; 0: it is there
   };
   void Place(const LocalAddress& address);
@@ -54,7 +54,7 @@ class GidTable {
   const size_t size_;
   uint64_t updates_ = 0;
   std::vector<Slot> slots_;
-  std::vector<Entry> entries_;               // as many
+  std::vector<Entry> entries_;             // as many
   std::map<IpEndpoint, size_t> index_of_;  // of the slots' addresses
 };
 

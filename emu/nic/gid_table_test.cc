@@ -60,7 +60,8 @@ TEST(GidTableTest, LoopbackHasAGidHoweverManyAddressesThereAre) {
 TEST(GidTableTest, AllIndexesCanBeUsed) {
   GidTable table(256);
   std::vector<IpEndpoint> addresses;
-  for (int i = 0; i < 257; ++i) addresses.push_back(At("10.78." + std::to_string(i / 250) + "." + std::to_string(i % 250 + 1)));
+  for (int i = 0; i < 257; ++i)
+    addresses.push_back(At("10.78." + std::to_string(i / 250) + "." + std::to_string(i % 250 + 1)));
   table.Update(All(addresses));
   EXPECT_EQ(table.IndexOf(addresses[254]), 254);
   EXPECT_EQ(table.IndexOf(addresses[255]), 255);
@@ -98,7 +99,8 @@ TEST(GidTableTest, ANewAddressTakesThePlaceThatHasBeenEmptyTheLongest) {
 
 TEST(GidTableTest, AnAddressOfTwoLinksHasAnEntryForEach) {
   GidTable table(256);
-  std::vector<LocalAddress> both = {{.address = At("fe80::7", 4), .interface = 4}, {.address = At("fe80::7", 5), .interface = 5}};
+  std::vector<LocalAddress> both = {{.address = At("fe80::7", 4), .interface = 4},
+                                    {.address = At("fe80::7", 5), .interface = 5}};
   table.Update(both);
   ASSERT_EQ(table.entries().size(), 2u);
   EXPECT_EQ(table.entries()[0].gid, table.entries()[1].gid);

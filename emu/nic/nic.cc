@@ -725,10 +725,11 @@ int Nic::ModifyQp(uint32_t qp_number, const QpAttributes& attributes, uint32_t m
   return found == qps_by_number_.end() ? ENOENT : found->second->Modify(attributes, mask);
 }
 
-void Nic::ShareSecret(uint32_t qp_number, uint32_t remote_qp, const wire::CarrierSecret& secret) {
+void Nic::ShareSecret(uint32_t qp_number, uint32_t remote_qp, const wire::Gid& remote,
+                      const wire::CarrierSecret& secret) {
   std::lock_guard lock(mutex_);  // keeps the QP
   const auto found = qps_by_number_.find(qp_number);
-  if (found != qps_by_number_.end()) found->second->ShareSecret(remote_qp, secret);
+  if (found != qps_by_number_.end()) found->second->ShareSecret(remote_qp, remote, secret);
 }
 
 int Nic::Disconnect(uint32_t qp_number) {

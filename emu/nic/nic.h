@@ -236,7 +236,7 @@ class Nic {
   // QueuePair::Modify. ENOENT: no QP has this number, or no longer.
   int ModifyQp(uint32_t qp_number, const QpAttributes& attributes, uint32_t mask);
   // QueuePair::ShareSecret, of the QP of this number if there is one.
-  void ShareSecret(uint32_t qp_number, uint32_t remote_qp, const wire::CarrierSecret& secret);
+  void ShareSecret(uint32_t qp_number, uint32_t remote_qp, const wire::Gid& remote, const wire::CarrierSecret& secret);
   // QueuePair::Disconnect. ENOENT: no QP has this number, or no longer.
   int Disconnect(uint32_t qp_number);
 

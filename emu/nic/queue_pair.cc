@@ -291,8 +291,7 @@ int QueuePair::Modify(const QpAttributes& attributes, uint32_t mask) {
         if (kind_ == QpKind::kUd) {
           connection_ = std::make_unique<DatagramConnection>(*this, datagram_mtu);
         } else {
-          connection_ =
-              std::make_unique<IbConnection>(*this, attributes_, *path, SecretWith(attributes_.destination_qp_number));
+          connection_ = std::make_unique<IbConnection>(*this, attributes_, *path, SecretOfPeer());
         }
         Trace(nic_.trace(), nic_.fabric().Now(), trace_name_, "connection.attached",
               {{"pd", uint64_t{pd()}}, {"receive_pd", uint64_t{receive_pd()}}});
@@ -698,15 +697,18 @@ int QueuePair::Attach(std::unique_ptr<Connection> connection, std::shared_ptr<Co
   return 0;
 }
 
-void QueuePair::ShareSecret(uint32_t remote_qp, const wire::CarrierSecret& secret) {
+void QueuePair::ShareSecret(uint32_t remote_qp, const wire::Gid& remote, const wire::CarrierSecret& secret) {
   Enter();
-  shared_secret_ = {remote_qp, secret};
-  if (connection_ != nullptr && attributes_.destination_qp_number == remote_qp) connection_->OnSecret(secret);
+  shared_secret_ = {remote_qp, remote, secret};
+  const wire::CarrierSecret known = SecretOfPeer();
+  if (connection_ != nullptr && known != wire::CarrierSecret{}) connection_->OnSecret(known);
   Leave();
 }
 
-wire::CarrierSecret QueuePair::SecretWith(uint32_t remote_qp) const {
-  return shared_secret_ && shared_secret_->first == remote_qp ? shared_secret_->second : wire::CarrierSecret{};
+wire::CarrierSecret QueuePair::SecretOfPeer() const {
+  const bool is_the_peers = shared_secret_ && shared_secret_->remote_qp == attributes_.destination_qp_number &&
+                            shared_secret_->remote == attributes_.path.gid;
+  return is_the_peers ? shared_secret_->secret : wire::CarrierSecret{};
 }
 
 bool QueuePair::TakeCarrier(uint64_t generation, uint64_t serial, std::unique_ptr<Llp> llp) {

@@ -139,9 +139,9 @@ class QueuePair final : public PolledConnection, public LoopClient {
   // goes to ERROR. Nothing happens without a connection. Idempotent.
   void Disconnect();
   bool IsConnected();
-  // What this QP and `remote_qp` alone know: carriers between the two prove it from now on, in this life of the QP and
-  // in each one after it. Replaces what was shared before.
-  void ShareSecret(uint32_t remote_qp, const wire::CarrierSecret& secret);
+  // What this QP and `remote_qp` of the host of `remote` alone know: carriers between the two prove it from now on, in
+  // this life of the QP and in each one after it. Replaces what was shared before.
+  void ShareSecret(uint32_t remote_qp, const wire::Gid& remote, const wire::CarrierSecret& secret);
   // One line for people: number, state, work outstanding.
   std::string Describe();
 
@@ -179,7 +179,7 @@ class QueuePair final : public PolledConnection, public LoopClient {
 
  private:
   // With lock_ held.
-  wire::CarrierSecret SecretWith(uint32_t remote_qp) const;
+  wire::CarrierSecret SecretOfPeer() const;
 
   friend class Connection;
   friend class DatagramConnection;
@@ -289,8 +289,13 @@ class QueuePair final : public PolledConnection, public LoopClient {
   // among the locks: connection.h.
   std::mutex control_mutex_;
   CombiningLock lock_;
-  QpAttributes attributes_;                                                // guarded by lock_, as all of this block
-  std::optional<std::pair<uint32_t, wire::CarrierSecret>> shared_secret_;  // with the remote QP of that number
+  QpAttributes attributes_;  // guarded by lock_, as all of this block
+  struct SharedSecret {
+    uint32_t remote_qp = 0;
+    wire::Gid remote{};  // first QPs of first processes have one number on all hosts
+    wire::CarrierSecret secret{};
+  };
+  std::optional<SharedSecret> shared_secret_;
   std::unique_ptr<QpConnection> connection_;
   std::shared_ptr<ConnectionObserver> observer_;
   bool first_record_to_tell_ = false;

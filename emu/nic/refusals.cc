@@ -1,20 +1,10 @@
 #include "emu/nic/refusals.h"
 
 #include <algorithm>
-#include <array>
 
 namespace stagecoach::emu {
-namespace {
-
-constexpr std::array<uint8_t, 12> kIpv4Prefix = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
-constexpr size_t kNetworkSize = 8;
-
-}  // namespace
-
-Refusals::Source::Source(const wire::Gid& address, std::optional<uint32_t> of_user) : network(address), user(of_user) {
-  const bool is_ipv4 = std::equal(kIpv4Prefix.begin(), kIpv4Prefix.end(), address.begin());
-  if (!is_ipv4) std::fill(network.begin() + kNetworkSize, network.end(), uint8_t{0});
-}
+Refusals::Source::Source(const Asked& of, const IpEndpoint& address, std::optional<uint32_t> of_user)
+    : asked(of), network(address.Source()), user(of_user) {}
 
 bool Refusals::IsTooOften(const Source& source, Instant now) const {
   const auto found = settled_at_.find(source);

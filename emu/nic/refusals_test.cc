@@ -2,18 +2,26 @@
 
 #include <gtest/gtest.h>
 
+#include <string>
+
 namespace stagecoach::emu {
 namespace {
 
 constexpr Instant kStart{Duration(1000s)};
 
-wire::Gid Ipv4(uint8_t a, uint8_t b, uint8_t c) {
-  return {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, a, b, c};
+constexpr Refusals::Asked kAsked{.qp_number = 0x010002, .generation = 7};
+
+IpEndpoint Ipv4(int a, int b, int c) {
+  return *IpEndpoint::Parse("10." + std::to_string(a) + "." + std::to_string(b) + "." + std::to_string(c), 0);
+}
+
+IpEndpoint Ipv6(const std::string& text) {
+  return *IpEndpoint::Parse(text, 0);
 }
 
 TEST(Refusals, WhoIsWrongSoOftenIsNotListenedToForAWhile) {
   Refusals refusals;
-  const Refusals::Source source(Ipv4(0, 0, 1), std::nullopt);
+  const Refusals::Source source(kAsked, Ipv4(0, 0, 1), std::nullopt);
   for (int i = 0; i < Refusals::kAtOnce; ++i) {
     EXPECT_FALSE(refusals.IsTooOften(source, kStart)) << i;
     refusals.Count(source, kStart);
@@ -30,35 +38,43 @@ TEST(Refusals, WhoIsWrongSoOftenIsNotListenedToForAWhile) {
 
 TEST(Refusals, OneUserOfAHostDoesNotHaveAnotherRefused) {
   Refusals refusals;
-  const Refusals::Source stranger(Ipv4(0, 0, 1), 65534);
+  const Refusals::Source stranger(kAsked, Ipv4(0, 0, 1), 65534);
   for (int i = 0; i <= Refusals::kAtOnce; ++i) refusals.Count(stranger, kStart);
   EXPECT_TRUE(refusals.IsTooOften(stranger, kStart));
-  EXPECT_FALSE(refusals.IsTooOften({Ipv4(0, 0, 1), 1000}, kStart));
-  EXPECT_FALSE(refusals.IsTooOften({Ipv4(0, 0, 1), std::nullopt}, kStart));
-  EXPECT_FALSE(refusals.IsTooOften({Ipv4(0, 0, 2), 65534}, kStart));
+  EXPECT_FALSE(refusals.IsTooOften({kAsked, Ipv4(0, 0, 1), 1000}, kStart));
+  EXPECT_FALSE(refusals.IsTooOften({kAsked, Ipv4(0, 0, 1), std::nullopt}, kStart));
+  EXPECT_FALSE(refusals.IsTooOften({kAsked, Ipv4(0, 0, 2), 65534}, kStart));
+}
+
+TEST(Refusals, WhoIsWrongAboutOneQpDoesNotHaveTheStreamsOfOthersRefused) {
+  Refusals refusals;
+  for (int i = 0; i <= Refusals::kAtOnce; ++i) refusals.Count({kAsked, Ipv4(0, 0, 1), std::nullopt}, kStart);
+  EXPECT_TRUE(refusals.IsTooOften({kAsked, Ipv4(0, 0, 1), std::nullopt}, kStart));
+  EXPECT_FALSE(refusals.IsTooOften({{kAsked.qp_number + 1, kAsked.generation}, Ipv4(0, 0, 1), std::nullopt}, kStart));
+  EXPECT_FALSE(refusals.IsTooOften({{kAsked.qp_number, kAsked.generation + 1}, Ipv4(0, 0, 1), std::nullopt}, kStart));
 }
 
 TEST(Refusals, AHostHasOneSourceWhicheverAddressOfItsNetworkItTakes) {
   Refusals refusals;
   for (int i = 0; i <= Refusals::kAtOnce; ++i) {
-    refusals.Count({{0x20, 1, 0, 0, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, static_cast<uint8_t>(i)}, std::nullopt}, kStart);
+    refusals.Count({kAsked, Ipv6("2001:0:0:7::" + std::to_string(i + 1)), std::nullopt}, kStart);
   }
   EXPECT_EQ(refusals.size(), 1u);
-  EXPECT_TRUE(refusals.IsTooOften({{0x20, 1, 0, 0, 0, 0, 0, 7, 1}, std::nullopt}, kStart));
-  EXPECT_FALSE(refusals.IsTooOften({{0x20, 1, 0, 0, 0, 0, 0, 8, 1}, std::nullopt}, kStart));
+  EXPECT_TRUE(refusals.IsTooOften({kAsked, Ipv6("2001:0:0:7:100::"), std::nullopt}, kStart));
+  EXPECT_FALSE(refusals.IsTooOften({kAsked, Ipv6("2001:0:0:8:100::"), std::nullopt}, kStart));
 }
 
 TEST(Refusals, TheTableIsBoundedAndTheLatestOffendersStay) {
   Refusals refusals;
-  const Refusals::Source worst(Ipv4(255, 255, 255), std::nullopt);
+  const Refusals::Source worst(kAsked, Ipv4(255, 255, 255), std::nullopt);
   for (int i = 0; i <= Refusals::kAtOnce; ++i) refusals.Count(worst, kStart);
   for (uint32_t i = 0; i < 3 * Refusals::kSourcesMax; ++i) {
-    refusals.Count({Ipv4(0, static_cast<uint8_t>(i >> 8), static_cast<uint8_t>(i)), std::nullopt}, kStart);
+    refusals.Count({kAsked, Ipv4(0, i >> 8 & 0xff, i & 0xff), std::nullopt}, kStart);
     ASSERT_LE(refusals.size(), Refusals::kSourcesMax);
   }
   EXPECT_TRUE(refusals.IsTooOften(worst, kStart));
   // What is settled goes first.
-  refusals.Count({Ipv4(1, 0, 0), std::nullopt}, kStart + 3600s);
+  refusals.Count({kAsked, Ipv4(1, 0, 0), std::nullopt}, kStart + 3600s);
   EXPECT_EQ(refusals.size(), 1u);
 }
 

@@ -44,14 +44,14 @@ bool IsLinkLocal(const IpEndpoint& address) {
          (address.address[1] & 0xc0) == 0x80;
 }
 
-// Whether the other end may be who it says where nothing that it has proven is secret.
-bool IsOfOurUser(const Stream& stream) {
-  const std::optional<uint32_t> user = stream.PeerUser();
+// Whether a process of the user, as Stream::PeerUser says, could be the other end, if nothing that it says is a secret.
+bool MayBeOurUser(std::optional<uint32_t> user) {
   constexpr uint32_t kRoot = 0;
   return !user || *user == geteuid() || *user == kRoot;
 }
 
 constexpr const char* kAnotherUser = "the packet numbers are no secret, and another user has the other end";
+constexpr const char* kNotTheHolder = "another user has the port that is the peer's";
 
 }  // namespace
 
@@ -285,7 +285,8 @@ class RocePort::Caller final : public StreamWatcher {
     };
     wire::CarrierNumbers first = numbers_of(knowledge.begun);
     wire::CarrierNumbers second = numbers_of(member.reached.value_or(knowledge.begun));
-    if (wire::IsGuessable(knowledge.secret, first) && !IsOfOurUser(*stream_)) return FailUnproven(kAnotherUser);
+    if (wire::IsGuessable(knowledge.secret, first) && !MayBeOurUser(stream_->PeerUser()))
+      return FailUnproven(kAnotherUser);
     proves_each_ = member.fits_one_way && !member.both_proven && challenge.sends;
     if (proves_each_) {
       STAGECOACH_MARK("port.numbers_proven_one_by_one");
@@ -460,7 +461,8 @@ class RocePort::Visitor final : public StreamWatcher {
 
   void Challenge(const Core::Member& member) {
     // Now: of a socket that was closed the system does not say any more whose it was.
-    source_.emplace(GidOf(stream_->remote()), stream_->PeerUser());
+    user_ = stream_->PeerUser();
+    source_.emplace(Refusals::Asked{hello_->destination_qp, member.generation}, stream_->remote(), user_);
     if (core_.refusals_.IsTooOften(*source_, core_.fabric_.Now())) {
       STAGECOACH_MARK("port.source_refused_too_often");
       return Answer(CarrierStatus::kTooOften);
@@ -471,10 +473,8 @@ class RocePort::Visitor final : public StreamWatcher {
     phase_ = Phase::kProof;
     read_ = 0;
     if (!Say({.status = CarrierStatus::kProve, .sends = peer_is_to_know_our_number_, .token = challenge_})) return;
-    // It is older now than those that came since, and may be the one that gives way.
     if (const auto oldest = core_.strangers_.Enter(key_, stream_->remote())) {
       core_.visitors_.at(*oldest)->End("too many");
-      if (*oldest == key_) return;
     }
     Advance();
   }
@@ -510,12 +510,18 @@ class RocePort::Visitor final : public StreamWatcher {
         if (EqualInConstantTime(tag, expected)) proven = candidate;
       }
     }
-    const bool is_guessable = proven && wire::IsGuessable(knowledge.secret, proven->is_all ? begun : proven->numbers);
-    const bool is_stranger = is_guessable && !IsOfOurUser(*stream_);
-    if (!proven || is_stranger) {
+    const char* stranger = nullptr;
+    if (proven && !MayBeOurUser(user_)) {
+      if (wire::IsGuessable(knowledge.secret, proven->is_all ? begun : proven->numbers)) {
+        stranger = kAnotherUser;
+      } else if (knowledge.secret == wire::CarrierSecret{} && !HoldsThePeersPort()) {
+        stranger = kNotTheHolder;
+      }
+    }
+    if (!proven || stranger != nullptr) {
       STAGECOACH_MARK("port.visitor_cannot_prove_to_be_the_peer");
       core_.refusals_.Count(*source_, core_.fabric_.Now());
-      return Answer(CarrierStatus::kNotProven, is_stranger ? kAnotherUser : ToString(CarrierStatus::kNotProven));
+      return Answer(CarrierStatus::kNotProven, stranger != nullptr ? stranger : ToString(CarrierStatus::kNotProven));
     }
     if (knowledge.begun.send && !peer_is_to_know_our_number_) {
       // It has got to RTS meanwhile, and more can be asked for.
@@ -526,6 +532,15 @@ class RocePort::Visitor final : public StreamWatcher {
     both_proven_ = proven->is_all && begun.listener.has_value();
     token_ = wire::ProveCarrier(wire::CarrierRole::kListener, knowledge.secret, *hello_, challenge_, proven->numbers);
     Consider();
+  }
+
+  // Packet numbers that programs draw are hardly secret within a host: a clock and a number of a process may be all
+  // that is drawn from. There the kernel says whether the peer's process, which listens at the port that its QPs are
+  // numbered by, is of the same user.
+  bool HoldsThePeersPort() const {
+    const auto port = static_cast<uint16_t>(core_.profile_.port_base + (hello_->source_qp >> kSlotShift));
+    const std::optional<uint32_t> holder = core_.fabric_.UserListeningAt(stream_->remote().WithPort(port));
+    return holder && user_ == holder;
   }
 
   // False: the stream has ended.
@@ -600,6 +615,7 @@ class RocePort::Visitor final : public StreamWatcher {
   uint64_t challenged_in_ = 0;  // that life of the QP
   bool peer_is_to_know_our_number_ = false;
   std::optional<Refusals::Source> source_;  // once it was challenged
+  std::optional<uint32_t> user_;            // who has the other end, as Stream::PeerUser said before the challenge
   std::optional<uint64_t> proven_for_;
   bool both_proven_ = false;
   SipTag token_{};  // our own proof, once there is no doubt of the other end's

@@ -359,8 +359,8 @@ class ProvenCarrierTest : public RocePortTest {
     return secret;
   }
   void Share(const wire::CarrierSecret& secret) {
-    a_.nic->ShareSecret(a_.qp->qp_number(), b_.qp->qp_number(), secret);
-    b_.nic->ShareSecret(b_.qp->qp_number(), a_.qp->qp_number(), secret);
+    a_.nic->ShareSecret(a_.qp->qp_number(), b_.qp->qp_number(), GidOf(at_b_), secret);
+    b_.nic->ShareSecret(b_.qp->qp_number(), a_.qp->qp_number(), GidOf(at_a_), secret);
   }
   uint64_t CarriersOfA() const { return a_.nic->counters().connections; }
   static Knowledge All(const wire::CarrierSecret& secret = {}) { return {{kNumberOfB, kNumberOfA}, secret}; }
@@ -412,7 +412,13 @@ TEST_F(ProvenCarrierTest, ASecretThatIsSharedLateHoldsForCarriersToCome) {
 }
 
 TEST_F(ProvenCarrierTest, ASecretWithAnotherQpIsNone) {
-  a_.nic->ShareSecret(a_.qp->qp_number(), b_.qp->qp_number() + 1, Secret());
+  a_.nic->ShareSecret(a_.qp->qp_number(), b_.qp->qp_number() + 1, GidOf(at_b_), Secret());
+  Connect();
+}
+
+// First QPs of first processes have one number on all hosts.
+TEST_F(ProvenCarrierTest, ASecretWithTheQpOfThatNumberOnAnotherHostIsNone) {
+  a_.nic->ShareSecret(a_.qp->qp_number(), b_.qp->qp_number(), GidOf(at_a_), Secret());
   Connect();
 }
 

@@ -24,6 +24,8 @@ namespace stagecoach::emu {
 namespace {
 
 constexpr uid_t kNobody = 65534;
+// The last slot of the block.
+const auto kPeersPort = static_cast<uint16_t>(RoceProfile().port_base + 0xff);
 
 bool ReadAll(int fd, MutableBytes into) {
   while (!into.empty()) {
@@ -46,6 +48,7 @@ class Asker {
     uint32_t source_qp = 0;
     uint32_t destination_qp = 0;
     uint32_t number = 0;  // that both QPs start with
+    bool bound = false;   // to the loopback interface, which takes no privilege
   };
   static constexpr uint8_t kNothing = 0xff;
 
@@ -85,6 +88,7 @@ class Asker {
     to.sin_family = AF_INET;
     to.sin_port = htons(question.port);
     to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    if (question.bound && setsockopt(fd, SOL_SOCKET, SO_BINDTODEVICE, "lo", 3) != 0) return kNothing;
     if (connect(fd, reinterpret_cast<sockaddr*>(&to), sizeof to) != 0) return kNothing;
     wire::CarrierHello hello;
     hello.source_qp = question.source_qp;
@@ -114,12 +118,29 @@ class Asker {
   pid_t pid_ = -1;
 };
 
+// A port of the block for processes of somebody else, who listens there or not.
+class PeersPort {
+ public:
+  explicit PeersPort(uint16_t port) : fd_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in own{};
+    own.sin_family = AF_INET;
+    own.sin_port = htons(port);
+    is_held_ = bind(fd_, reinterpret_cast<sockaddr*>(&own), sizeof own) == 0 && listen(fd_, 1) == 0;
+  }
+  ~PeersPort() { close(fd_); }
+  bool is_held() const { return is_held_; }
+
+ private:
+  const int fd_;
+  bool is_held_ = false;
+};
+
 // Whose peer is a QP of this process that does not call.
-wire::CarrierStatus StatusFor(Asker& asker, uint32_t number) {
+wire::CarrierStatus StatusFor(Asker& asker, uint32_t number, bool bound = false) {
   TcpFabric fabric;
   TestHost host(fabric, "host", RoceProfile());
   const IpEndpoint loopback = *IpEndpoint::Parse("127.0.0.1", 0);
-  const uint32_t peer = 0xff0001;  // of the last slot, where nobody listens
+  const uint32_t peer = 0xff0001;  // of the last slot
   const std::vector<wire::Gid> gids = host.nic->roce().Gids();
   const auto at_loopback = std::find(gids.begin(), gids.end(), GidOf(loopback));
   EXPECT_NE(at_loopback, gids.end());
@@ -135,7 +156,7 @@ wire::CarrierStatus StatusFor(Asker& asker, uint32_t number) {
   wire::CarrierStatus status{};
   // While a call of its own is under way it is busy.
   EXPECT_TRUE(Eventually([&] {
-    status = asker.Answer({port, peer, number_here, number});
+    status = asker.Answer({port, peer, number_here, number, bound});
     return status != wire::CarrierStatus::kBusy;
   }));
   return status;
@@ -152,10 +173,33 @@ TEST(StrangeUsers, WhoseNumbersAreAllZeroIsNotTakenByAnotherUser) {
   EXPECT_EQ(StatusFor(stranger, 0), wire::CarrierStatus::kNotProven);
 }
 
+TEST(StrangeUsers, WhoseSocketIsBoundToAnInterfaceIsKnownAllTheSame) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can be two users";
+  Asker stranger(kNobody);
+  EXPECT_EQ(StatusFor(stranger, 0, /*bound=*/true), wire::CarrierStatus::kNotProven);
+  Asker own(geteuid());
+  EXPECT_EQ(StatusFor(own, 0, /*bound=*/true), wire::CarrierStatus::kAccepted);
+}
+
+// A stranger has worked them out: some programs draw them from a clock and the number of their process.
+TEST(StrangeUsers, WhoKnowsTheNumbersAndDoesNotHaveThePeersPortIsNotThePeer) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can be two users";
+  Asker stranger(kNobody);
+  EXPECT_EQ(StatusFor(stranger, 0x123456), wire::CarrierStatus::kNotProven) << "nobody has it";
+  const PeersPort held(kPeersPort);
+  ASSERT_TRUE(held.is_held());
+  EXPECT_EQ(StatusFor(stranger, 0x123456), wire::CarrierStatus::kNotProven) << "root has it";
+}
+
 TEST(StrangeUsers, WithNumbersOfTheirOwnTwoUsersConnect) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can be two users";
+  ASSERT_EQ(seteuid(kNobody), 0);
+  const PeersPort held(kPeersPort);
+  ASSERT_EQ(seteuid(0), 0);
+  ASSERT_TRUE(held.is_held());
   Asker other(kNobody);
   EXPECT_EQ(StatusFor(other, 0x123456), wire::CarrierStatus::kAccepted);
+  EXPECT_EQ(StatusFor(other, 0x123456, /*bound=*/true), wire::CarrierStatus::kAccepted);
 }
 
 }  // namespace

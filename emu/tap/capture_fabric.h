@@ -46,6 +46,9 @@ class CaptureFabric final : public Fabric {
     return beneath_.WatchAddresses(std::move(on_change));
   }
   uint32_t LinkMtu(const IpEndpoint& local) const override { return beneath_.LinkMtu(local); }
+  std::optional<uint32_t> UserListeningAt(const IpEndpoint& local) const override {
+    return beneath_.UserListeningAt(local);
+  }
   std::unique_ptr<Notifier> CreateNotifier() override { return beneath_.CreateNotifier(); }
   bool Wait(std::unique_lock<std::mutex>& lock, std::condition_variable& changed,
             const std::function<bool()>& done) override {

@@ -91,6 +91,12 @@ Connection::Options ConnectionOptions(const ServerOptions& options, ClientId cli
   return result;
 }
 
+// One process of this host calls from any loopback address, and these count as one.
+std::string LimitedAs(const std::string& host) {
+  constexpr std::string_view kLoopback = "127.";
+  return host.compare(0, kLoopback.size(), kLoopback) == 0 ? "127.0.0.0/8" : host;
+}
+
 }  // namespace
 
 class ServerConnection;
@@ -1078,7 +1084,7 @@ void ServerImpl::OnRequest(verbs::CmId id, const CmEvent& request) {
     return Reject(id.get(), peer, Reason::kClients, options_.clients_max);
   }
   const std::string host = FormatHost(rdma_get_peer_addr(id.get()));
-  const std::shared_ptr<Address> address = AddressOf(host);
+  const std::shared_ptr<Address> address = AddressOf(LimitedAs(host));
   if (address->connections >= options_.address_connections_max) {
     return Reject(id.get(), peer, Reason::kAddressConnections, options_.address_connections_max);
   }

@@ -221,7 +221,8 @@ TEST_F(AddressesTest, APortGoesDownWithTheLastLinkAndComesBackWithIt) {
     bool addresses_go;
   };
   // Switched off, and with its cable pulled.
-  for (const Way& way : {Way{"link set d0 down", "link set d0 up", true}, Way{"link set d1 down", "link set d1 up", false}}) {
+  for (const Way& way :
+       {Way{"link set d0 down", "link set d0 up", true}, Way{"link set d1 down", "link set d1 up", false}}) {
     SCOPED_TRACE(way.down);
     ASSERT_TRUE(Ip(way.down));
     EXPECT_TRUE(ExpectAsyncEvent(context.get(), IBV_EVENT_PORT_ERR));

@@ -52,8 +52,9 @@ class Listening final : public PortSpace::Name, public StreamWatcher {
   void OnStreamReady() override {
     for (int i = 0; i < kBatch; ++i) {
       const int asker = accept4(socket_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
-      // Without a descriptor to spare they stay: nothing depends on it yet, and the next one who asks wakes us again.
-      if (asker < 0) break;
+      if (asker < 0 && errno == EAGAIN) break;
+      // Without a descriptor to spare they stay, and nothing depends on it yet. To be woken at once would be for ever.
+      if (asker < 0) return set_->ArmLater(member_);
       close(asker);
     }
     member_->Arm(true, false);

@@ -1,12 +1,17 @@
 #include "emu/backend/tcp/abstract_names.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <chrono>
 #include <csignal>
+#include <cstddef>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <string>
@@ -186,6 +191,42 @@ TEST(AbstractNamesTest, ANameCanBeAskedAboutForEver) {
     }
     EXPECT_LT(std::chrono::steady_clock::now(), deadline);
   }
+  loop.Stop();
+  thread.join();
+}
+
+// Who asks and stays costs a process without descriptors no more than a look now and then.
+TEST(AbstractNamesTest, WithoutDescriptorsWhoAsksDoesNotKeepTheLoopBusy) {
+  AsioLoop loop;
+  ReadinessSet readiness(&loop);
+  readiness.Start();
+  AbstractNames names(&readiness);
+  const std::string name = FreshName();
+  const auto taken = names.Take(name);
+  ASSERT_TRUE(taken);
+  const int asker = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path + 1, name.data(), name.size());
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit none = before;
+  none.rlim_cur = static_cast<rlim_t>(asker);  // which all that are open are below, but for itself
+  ASSERT_EQ(connect(asker, reinterpret_cast<const sockaddr*>(&address),
+                    static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size())),
+            0);
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  constexpr int kTurns = 1000;
+  size_t woken = 0;
+  for (int i = 0; i < kTurns; ++i) woken += loop.context().poll();
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_GE(woken, 1u);
+  EXPECT_LT(woken, static_cast<size_t>(kTurns / 10));
+  // It is sent away once there is a descriptor again.
+  std::thread thread([&] { loop.Run(); });
+  char byte = 0;
+  EXPECT_EQ(read(asker, &byte, 1), 0);
+  close(asker);
   loop.Stop();
   thread.join();
 }

@@ -28,9 +28,8 @@ std::vector<LocalAddress> ReadAddresses() {
   for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
     if ((entry->ifa_flags & IFF_UP) == 0) continue;
     const auto address = IpEndpoint::FromSockaddr(entry->ifa_addr);
-    const bool is_known =
-        address && std::any_of(addresses.begin(), addresses.end(),
-                               [&](const LocalAddress& other) { return other.address == *address; });
+    const bool is_known = address && std::any_of(addresses.begin(), addresses.end(),
+                                                 [&](const LocalAddress& other) { return other.address == *address; });
     if (!address || is_known) continue;
     if (interface != entry->ifa_name) {
       interface = entry->ifa_name;

@@ -1,9 +1,9 @@
 // HostAddresses: the addresses of this host, and word of it when they, or its links, change.
 //
-// What the kernel says on a netlink socket (rtnetlink(7): links, and addresses of both families) is taken as a hint that
-// something is different, and not read: what there is is then read anew, so that it makes no difference which hint was
-// lost when the socket's buffer was full (ENOBUFS). The kernel says it before whoever makes the change hears that it is
-// made; so while there is such a socket, and it says nothing, what was read the last time is still true.
+// What the kernel says on a netlink socket (rtnetlink(7): links, and addresses of both families) is taken as a hint
+// that something is different, and not read: what there is is then read anew, so that it makes no difference which hint
+// was lost when the socket's buffer was full (ENOBUFS). The kernel says it before whoever makes the change hears that
+// it is made; so while there is such a socket, and it says nothing, what was read the last time is still true.
 //
 // Threading: every member from any thread; the watcher is called on the loop.
 #pragma once

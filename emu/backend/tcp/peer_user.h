@@ -1,4 +1,4 @@
-// Whose process has the other end of a TCP connection within this host (this network namespace).
+// Whose processes have the sockets of TCP within this host (this network namespace).
 //
 // The kernel knows which user made each socket, and says it of any (sock_diag(7)). Threading: any thread.
 #pragma once
@@ -13,5 +13,13 @@ namespace stagecoach::emu {
 // The user who has the socket whose own address is `socket` and whose peer is `peer`; Stream::kNoUser: it has been
 // closed, and the kernel has the rest of it alone. nullopt: there is no such socket here, or the kernel does not say.
 std::optional<uint32_t> UserOfSocket(const IpEndpoint& socket, const IpEndpoint& peer);
+
+// The user who has the socket that listens at `local`, by this address or by all. nullopt: nobody, or the kernel does
+// not say.
+std::optional<uint32_t> UserOfListener(const IpEndpoint& local);
+
+// Whether the address is this host's. True as well where there is no descriptor to find out: who asks has strangers in
+// mind, who may have used them up.
+bool IsOfThisHost(const IpEndpoint& address);
 
 }  // namespace stagecoach::emu

@@ -2,6 +2,7 @@
 
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
+#include <linux/netlink.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -9,6 +10,7 @@
 
 #include <csignal>
 #include <optional>
+#include <tuple>
 
 #include "emu/backend/tcp/tcp_stream.h"
 #include "emu/fabric/stream.h"
@@ -19,10 +21,12 @@ namespace {
 constexpr uid_t kNobody = 65534;
 
 // A listener on loopback, and a child of another user who connects to it.
-class PeerUserTest : public ::testing::TestWithParam<const char*> {
+class PeerUserTest : public ::testing::TestWithParam<std::tuple<const char*, bool>> {
  protected:
+  // To the loopback interface, the socket that connects.
+  static bool IsBound() { return std::get<1>(GetParam()); }
   void SetUp() override {
-    const IpEndpoint any = *IpEndpoint::Parse(GetParam(), 0);
+    const IpEndpoint any = *IpEndpoint::Parse(std::get<0>(GetParam()), 0);
     sockaddr_storage address;
     socklen_t length = any.ToSockaddr(&address);
     listener_ = socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -30,6 +34,9 @@ class PeerUserTest : public ::testing::TestWithParam<const char*> {
       GTEST_SKIP() << "no such addresses here";
     }
     ASSERT_EQ(listen(listener_, 8), 0);
+    const int asking = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_SOCK_DIAG);
+    if (asking < 0) GTEST_SKIP() << "this system has nobody to ask";
+    close(asking);
     const IpEndpoint to = *IpEndpoint::Parse(any.family == IpEndpoint::Family::kIpv4 ? "127.0.0.1" : "::1",
                                              SocketEndpoint(listener_, false).port);
     length = to.ToSockaddr(&address);
@@ -39,6 +46,7 @@ class PeerUserTest : public ::testing::TestWithParam<const char*> {
     if (child_ == 0) {
       if (geteuid() == 0 && (setgid(kNobody) != 0 || setuid(kNobody) != 0)) _exit(1);
       const int mine = socket(address.ss_family, SOCK_STREAM, 0);
+      if (IsBound() && setsockopt(mine, SOL_SOCKET, SO_BINDTODEVICE, "lo", 3) != 0) _exit(1);
       if (connect(mine, reinterpret_cast<sockaddr*>(&address), length) != 0) _exit(1);
       char order = 0;
       if (read(orders_[0], &order, 1) != 1) _exit(1);
@@ -68,16 +76,31 @@ class PeerUserTest : public ::testing::TestWithParam<const char*> {
 };
 
 TEST_P(PeerUserTest, TheKernelKnowsWhoConnected) {
-  const auto user = UserOfPeer();
-  if (!user) GTEST_SKIP() << "this kernel does not say";
-  EXPECT_EQ(*user, geteuid() == 0 ? kNobody : geteuid());
+  EXPECT_EQ(UserOfPeer(), geteuid() == 0 ? kNobody : geteuid());
   const auto own = UserOfSocket(SocketEndpoint(accepted_, false), SocketEndpoint(accepted_, true));
   EXPECT_EQ(own, geteuid());
 }
 
+TEST_P(PeerUserTest, TheKernelKnowsWhoListens) {
+  const IpEndpoint here = SocketEndpoint(accepted_, false);
+  EXPECT_EQ(UserOfListener(here), geteuid());
+  const int bound = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  ASSERT_EQ(setsockopt(bound, SOL_SOCKET, SO_BINDTODEVICE, "lo", 3), 0);
+  ASSERT_EQ(listen(bound, 1), 0);
+  const IpEndpoint at = *IpEndpoint::Parse("127.0.0.1", SocketEndpoint(bound, false).port);
+  EXPECT_EQ(UserOfListener(at), geteuid());
+  close(bound);
+  EXPECT_EQ(UserOfListener(at), std::nullopt);
+}
+
+TEST_P(PeerUserTest, AnAddressIsOfThisHostOrOfAnother) {
+  EXPECT_TRUE(IsOfThisHost(SocketEndpoint(accepted_, true)));
+  EXPECT_FALSE(IsOfThisHost(*IpEndpoint::Parse("203.0.113.9", 7)));
+}
+
 // Or root's might seem to be whatever was closed in time.
 TEST_P(PeerUserTest, ASocketThatItsProcessHasClosedIsNobodys) {
-  if (!UserOfPeer()) GTEST_SKIP() << "this kernel does not say";
+  ASSERT_TRUE(UserOfPeer());
   ASSERT_EQ(write(orders_[1], "x", 1), 1);
   char byte = 0;
   ASSERT_EQ(read(accepted_, &byte, 1), 0) << "the end of what it says";
@@ -93,7 +116,8 @@ TEST_P(PeerUserTest, WhatIsNoConnectionHereIsUnknown) {
   EXPECT_EQ(UserOfSocket(SocketEndpoint(accepted_, false), nobody), std::nullopt);
 }
 
-INSTANTIATE_TEST_SUITE_P(Families, PeerUserTest, ::testing::Values("127.0.0.1", "::1", "::"));
+INSTANTIATE_TEST_SUITE_P(Families, PeerUserTest,
+                         ::testing::Combine(::testing::Values("127.0.0.1", "::1", "::"), ::testing::Bool()));
 
 }  // namespace
 }  // namespace stagecoach::emu

@@ -1,6 +1,8 @@
 #include "emu/backend/tcp/tcp_fabric.h"
 
 #include <errno.h>
+#include <ifaddrs.h>
+#include <net/if.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <pthread.h>
@@ -18,6 +20,7 @@
 #include "base/fork/fork.h"
 #include "base/signals/signals_blocked.h"
 #include "emu/backend/tcp/abstract_names.h"
+#include "emu/backend/tcp/peer_user.h"
 #include "emu/fabric/event_fd.h"
 
 namespace stagecoach::emu {
@@ -440,6 +443,10 @@ uint32_t TcpFabric::LinkMtu(const IpEndpoint& local) const {
   const bool is_known = link.ifr_name[0] != 0 && ioctl(fd, SIOCGIFMTU, &link) == 0 && link.ifr_mtu > 0;
   close(fd);
   return is_known ? static_cast<uint32_t>(link.ifr_mtu) : kEthernetMtu;
+}
+
+std::optional<uint32_t> TcpFabric::UserListeningAt(const IpEndpoint& local) const {
+  return UserOfListener(local);
 }
 
 std::unique_ptr<Notifier> TcpFabric::CreateNotifier() {

@@ -45,6 +45,7 @@ class TcpFabric final : public Fabric {
   std::vector<LocalAddress> LocalAddresses() override { return addresses_.Read(); }
   bool WatchAddresses(std::function<void()> on_change) override { return addresses_.Watch(std::move(on_change)); }
   uint32_t LinkMtu(const IpEndpoint& local) const override;
+  std::optional<uint32_t> UserListeningAt(const IpEndpoint& local) const override;
   std::unique_ptr<Notifier> CreateNotifier() override;
   bool Wait(std::unique_lock<std::mutex>& lock, std::condition_variable& changed,
             const std::function<bool()>& done) override;

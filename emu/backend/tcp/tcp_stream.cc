@@ -19,6 +19,7 @@ namespace {
 // Parts moved by one system call. More gain nothing: a record has a handful.
 constexpr size_t kMaxParts = 64;
 constexpr int kEventBatch = 64;
+constexpr Duration kArmedLater = 50ms;
 // RFC 1122 section 4.2.2.6: what every TCP can carry; used when the kernel does not say.
 constexpr size_t kDefaultSegmentSize = 536;
 
@@ -117,6 +118,12 @@ void ReadinessSet::Remove(const std::shared_ptr<Member>& member) {
   std::lock_guard<std::mutex> lock(member->mutex_);
   member->removed_ = true;
   epoll_ctl(epoll_.native_handle(), EPOLL_CTL_DEL, member->fd_, nullptr);
+}
+
+void ReadinessSet::ArmLater(const std::shared_ptr<Member>& member) {
+  loop_->At(loop_->Now() + kArmedLater, [weak = std::weak_ptr<Member>(member)] {
+    if (const auto waiting = weak.lock()) waiting->Arm(true, false);
+  });
 }
 
 void ReadinessSet::Start() {

@@ -79,6 +79,9 @@ class ReadinessSet {
   std::shared_ptr<Member> Add(int fd);
   // Detaches the watcher (as SetWatcher(nullptr) does) and forgets the descriptor, which is then free to be closed.
   void Remove(const std::shared_ptr<Member>& member);
+  // Arms it for reading a while from now, if it is not removed by then: for what stays ready until there is a
+  // descriptor to spare, of which nobody tells.
+  void ArmLater(const std::shared_ptr<Member>& member);
 
   // Starts waiting. On the loop's thread, or before it runs.
   void Start();
@@ -111,7 +114,10 @@ class TcpStream final : public Stream {
   int PollDescriptor() const override { return fd_; }
   IpEndpoint local() const override { return local_; }
   IpEndpoint remote() const override { return remote_; }
-  std::optional<uint32_t> PeerUser() const override { return UserOfSocket(remote_, local_); }
+  std::optional<uint32_t> PeerUser() const override {
+    if (!IsOfThisHost(remote_)) return std::nullopt;
+    return UserOfSocket(remote_, local_).value_or(kNoUser);
+  }
   size_t MaxSegmentSize() const override;
 
  private:
