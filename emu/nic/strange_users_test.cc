@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <thread>
 #include <vector>
 
 #include "base/cursor.h"
@@ -118,21 +119,32 @@ class Asker {
   pid_t pid_ = -1;
 };
 
-// A port of the block for processes of somebody else, who listens there or not.
+// A port of the block for processes, held by somebody who listens there and says nothing to those who come.
 class PeersPort {
  public:
   explicit PeersPort(uint16_t port) : fd_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
     sockaddr_in own{};
     own.sin_family = AF_INET;
     own.sin_port = htons(port);
-    is_held_ = bind(fd_, reinterpret_cast<sockaddr*>(&own), sizeof own) == 0 && listen(fd_, 1) == 0;
+    is_held_ = bind(fd_, reinterpret_cast<sockaddr*>(&own), sizeof own) == 0 && listen(fd_, 16) == 0;
+    // Whose call is not answered takes nobody else's meanwhile.
+    if (is_held_) {
+      refusing_ = std::thread([this] {
+        for (int caller = 0; (caller = accept4(fd_, nullptr, nullptr, SOCK_CLOEXEC)) >= 0;) close(caller);
+      });
+    }
   }
-  ~PeersPort() { close(fd_); }
+  ~PeersPort() {
+    shutdown(fd_, SHUT_RDWR);
+    if (refusing_.joinable()) refusing_.join();
+    close(fd_);
+  }
   bool is_held() const { return is_held_; }
 
  private:
   const int fd_;
   bool is_held_ = false;
+  std::thread refusing_;
 };
 
 // Whose peer is a QP of this process that does not call.
@@ -176,8 +188,8 @@ TEST(StrangeUsers, WhoseNumbersAreAllZeroIsNotTakenByAnotherUser) {
 TEST(StrangeUsers, WhoseSocketIsBoundToAnInterfaceIsKnownAllTheSame) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can be two users";
   Asker stranger(kNobody);
-  EXPECT_EQ(StatusFor(stranger, 0, /*bound=*/true), wire::CarrierStatus::kNotProven);
   Asker own(geteuid());
+  EXPECT_EQ(StatusFor(stranger, 0, /*bound=*/true), wire::CarrierStatus::kNotProven);
   EXPECT_EQ(StatusFor(own, 0, /*bound=*/true), wire::CarrierStatus::kAccepted);
 }
 
@@ -193,11 +205,11 @@ TEST(StrangeUsers, WhoKnowsTheNumbersAndDoesNotHaveThePeersPortIsNotThePeer) {
 
 TEST(StrangeUsers, WithNumbersOfTheirOwnTwoUsersConnect) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can be two users";
+  Asker other(kNobody);
   ASSERT_EQ(seteuid(kNobody), 0);
   const PeersPort held(kPeersPort);
   ASSERT_EQ(seteuid(0), 0);
   ASSERT_TRUE(held.is_held());
-  Asker other(kNobody);
   EXPECT_EQ(StatusFor(other, 0x123456), wire::CarrierStatus::kAccepted);
   EXPECT_EQ(StatusFor(other, 0x123456, /*bound=*/true), wire::CarrierStatus::kAccepted);
 }

@@ -144,8 +144,11 @@ TEST_F(CmExternalTest, TheQpOfAnotherIdIsConnectedWhereAnIdNamesIt) {
   EXPECT_EQ(other_client.Destroy(), 0);
   EXPECT_EQ(other_server.Destroy(), 0);
   ExpectTraffic(&pair);
+}
 
-  // A QP in a connection is not for another one.
+TEST_F(CmExternalTest, TheQpOfAConnectionIsNotForAnotherOne) {
+  Pair pair;
+  pair.Connect();
   Pair second;
   ASSERT_NO_FATAL_FAILURE(second.ResolveTo(pair.ListenAddress()));
   second.client.id->qp = pair.client.id->qp;
