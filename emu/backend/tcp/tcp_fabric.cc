@@ -21,6 +21,7 @@
 #include "base/signals/signals_blocked.h"
 #include "emu/backend/tcp/abstract_names.h"
 #include "emu/backend/tcp/peer_user.h"
+#include "emu/backend/tcp/short_slices.h"
 #include "emu/fabric/event_fd.h"
 
 namespace stagecoach::emu {
@@ -371,6 +372,8 @@ TcpFabric::TcpFabric()
   const SignalsBlocked signals_blocked;
   thread_ = std::thread([this] {
     pthread_setname_np(pthread_self(), "stagecoach-nic");
+    // Programs wait for it, also those that do nothing but look at memory. Where it cannot have them it does without.
+    TakeSlices(kShortestSlice);
     loop_.Run();
   });
 }
