@@ -107,7 +107,7 @@ class MemoryEdgesTest : public ::testing::Test {
     }
   }
 
-  const DeviceProfile profile_;
+  const DeviceProfile profile_{};
   MemoryRegistry registry_{profile_, SeededStagSource(Prng(1))};
   std::vector<std::byte> memory_{kSize};
 };
