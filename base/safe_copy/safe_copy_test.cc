@@ -81,14 +81,15 @@ TEST_F(SafeCopyTest, MemoryThatMayNotBeWrittenIsNotWritten) {
 
 // What is no address at all is no page fault either: the kernel does not say which one it was.
 TEST_F(SafeCopyTest, WhatIsNoAddressIsNoticed) {
+#ifdef __SANITIZE_ADDRESS__
+  GTEST_SKIP() << "the sanitizer looks for what it knows of an address, and dies of those that are none";
+#endif
   constexpr uint64_t kFirst = uint64_t{1} << 47;  // that is none, and the last but as many as the kernel has
   constexpr uint64_t kNowhere[] = {
       1,
-      kFirst - 1,             // is one, of a page that is never there
-#ifndef __SANITIZE_ADDRESS__  // which looks for what it knows of them where nothing is either
+      kFirst - 1,  // is one, of a page that is never there
       kFirst,
       kFirst + 1,
-#endif
       uint64_t{1} << 56,        // the first with five levels of page tables
       (uint64_t{1} << 63) - 8,  //
       uint64_t{1} << 63,        //
