@@ -44,15 +44,6 @@ bool IsLinkLocal(const IpEndpoint& address) {
          (address.address[1] & 0xc0) == 0x80;
 }
 
-// Whether a process of the user, as Stream::PeerUser says, could be the other end, if nothing that it says is a secret.
-bool MayBeOurUser(std::optional<uint32_t> user) {
-  constexpr uint32_t kRoot = 0;
-  return !user || *user == geteuid() || *user == kRoot;
-}
-
-constexpr const char* kAnotherUser = "the packet numbers are no secret, and another user has the other end";
-constexpr const char* kNotTheHolder = "another user has the port that is the peer's";
-
 }  // namespace
 
 IpEndpoint AddressOf(const wire::Gid& gid) {
@@ -113,20 +104,27 @@ class RocePort::Core : public std::enable_shared_from_this<RocePort::Core> {
     std::optional<QpNumbers> reached;  // when the last carrier was lost
     bool both_proven = false;          // both packet numbers have been, and less will not do
     bool fits_one_way = false;         // both were refused: each by itself is to be tried
-    uint64_t carrier = 0;              // serial; 0: none
-    uint64_t caller = 0;               // key of the attempt under way; 0: none
+    // Who had the port of the peer's process when the QP was connected, where that is on this host; later another user
+    // may have it.
+    std::optional<uint32_t> peer_user;
+    uint64_t carrier = 0;  // serial; 0: none
+    uint64_t caller = 0;   // key of the attempt under way; 0: none
     int attempts_left = 0;
     Duration wait{};               // before the attempt after the next failure
     EventLoop::TimerId timer = 0;  // of the next attempt
     Instant timer_at{};
   };
 
+  // Why a process of the user, as Stream::PeerUser says, is not the peer, whatever it has proven; null: it may be.
+  static const char* WhyStranger(std::optional<uint32_t> user, const Member& member, bool is_guessable);
   Member* Find(uint32_t qp_number, uint64_t generation);
   void TellLoss(uint32_t qp_number, Loss what);
   void StopCalling(Member& member);
   // All attempts there are, beginning with short waits.
   void RenewAttempts(Member& member);
   void Call(uint32_t qp_number, Member& member);
+  // The user who has the port of the peer's process now, where that is on this host and the system knows.
+  std::optional<uint32_t> UserOfPeer(const RocePath& path, uint32_t remote_qp) const;
   void CallFailed(uint32_t qp_number, uint64_t generation, const std::string& why);
   // Another attempt in a while, if one is left.
   void CallLater(uint32_t qp_number, Member& member);
@@ -183,6 +181,18 @@ class RocePort::Core : public std::enable_shared_from_this<RocePort::Core> {
   std::mutex handler_mutex_;
   LossHandler loss_handler_;  // guarded by handler_mutex_
 };
+
+// Packet numbers that programs draw are hardly secret within a host: a clock and a number of a process may be all that
+// is drawn from. There the kernel says whether the peer's process, which listens at the port that its QPs are numbered
+// by, is of the same user.
+const char* RocePort::Core::WhyStranger(std::optional<uint32_t> user, const Member& member, bool is_guessable) {
+  constexpr uint32_t kRoot = 0;
+  const bool is_elsewhere = !user;
+  if (is_elsewhere || *user == geteuid() || *user == kRoot) return nullptr;
+  if (is_guessable) return "the packet numbers are no secret, and another user has the other end";
+  if (member.knowledge.secret != wire::CarrierSecret{} || user == member.peer_user) return nullptr;
+  return "another user had the port of the peer's process";
+}
 
 // An attempt of ours at a carrier.
 class RocePort::Caller final : public StreamWatcher {
@@ -285,8 +295,10 @@ class RocePort::Caller final : public StreamWatcher {
     };
     wire::CarrierNumbers first = numbers_of(knowledge.begun);
     wire::CarrierNumbers second = numbers_of(member.reached.value_or(knowledge.begun));
-    if (wire::IsGuessable(knowledge.secret, first) && !MayBeOurUser(stream_->PeerUser()))
-      return FailUnproven(kAnotherUser);
+    if (const char* const stranger =
+            Core::WhyStranger(stream_->PeerUser(), member, wire::IsGuessable(knowledge.secret, first))) {
+      return FailUnproven(stranger);
+    }
     proves_each_ = member.fits_one_way && !member.both_proven && challenge.sends;
     if (proves_each_) {
       STAGECOACH_MARK("port.numbers_proven_one_by_one");
@@ -511,12 +523,9 @@ class RocePort::Visitor final : public StreamWatcher {
       }
     }
     const char* stranger = nullptr;
-    if (proven && !MayBeOurUser(user_)) {
-      if (wire::IsGuessable(knowledge.secret, proven->is_all ? begun : proven->numbers)) {
-        stranger = kAnotherUser;
-      } else if (knowledge.secret == wire::CarrierSecret{} && !HoldsThePeersPort()) {
-        stranger = kNotTheHolder;
-      }
+    if (proven) {
+      stranger = Core::WhyStranger(user_, member,
+                                   wire::IsGuessable(knowledge.secret, proven->is_all ? begun : proven->numbers));
     }
     if (!proven || stranger != nullptr) {
       STAGECOACH_MARK("port.visitor_cannot_prove_to_be_the_peer");
@@ -532,15 +541,6 @@ class RocePort::Visitor final : public StreamWatcher {
     both_proven_ = proven->is_all && begun.listener.has_value();
     token_ = wire::ProveCarrier(wire::CarrierRole::kListener, knowledge.secret, *hello_, challenge_, proven->numbers);
     Consider();
-  }
-
-  // Packet numbers that programs draw are hardly secret within a host: a clock and a number of a process may be all
-  // that is drawn from. There the kernel says whether the peer's process, which listens at the port that its QPs are
-  // numbered by, is of the same user.
-  bool HoldsThePeersPort() const {
-    const auto port = static_cast<uint16_t>(core_.profile_.port_base + (hello_->source_qp >> kSlotShift));
-    const std::optional<uint32_t> holder = core_.fabric_.UserListeningAt(stream_->remote().WithPort(port));
-    return holder && user_ == holder;
   }
 
   // False: the stream has ended.
@@ -677,7 +677,11 @@ void RocePort::Core::Join(uint32_t qp_number, uint64_t generation, const RocePat
       member.reached = old->second.reached;
       member.both_proven = old->second.both_proven;
     }
+    const bool is_same = old->second.generation == generation && old->second.remote_qp == remote_qp &&
+                         old->second.path.remote == path.remote;
+    if (is_same) member.peer_user = old->second.peer_user;
   }
+  if (knowledge.secret == wire::CarrierSecret{} && !member.peer_user) member.peer_user = UserOfPeer(path, remote_qp);
   member.knowledge = knowledge;
   member.generation = generation;
   member.path = path;
@@ -691,6 +695,11 @@ void RocePort::Core::Join(uint32_t qp_number, uint64_t generation, const RocePat
   // One that waits has come further than a call of ours would.
   RetryWaiting(qp_number);
   if (joined.comes_first && joined.carrier == 0) Call(qp_number, joined);
+}
+
+std::optional<uint32_t> RocePort::Core::UserOfPeer(const RocePath& path, uint32_t remote_qp) const {
+  const uint32_t port = profile_.port_base + (remote_qp >> kSlotShift);
+  return port <= 0xffff ? fabric_.UserListeningAt(path.remote.WithPort(static_cast<uint16_t>(port))) : std::nullopt;
 }
 
 void RocePort::Core::Learn(uint32_t qp_number, uint64_t generation, const PeerKnowledge& knowledge) {

@@ -10,6 +10,9 @@
 #include <array>
 #include <csignal>
 #include <cstdint>
+#include <functional>
+#include <future>
+#include <memory>
 #include <optional>
 #include <span>
 #include <thread>
@@ -126,6 +129,9 @@ class PeersPort {
     sockaddr_in own{};
     own.sin_family = AF_INET;
     own.sin_port = htons(port);
+    // Callers that were refused are still known to the kernel for a while.
+    const int on = 1;
+    setsockopt(fd_, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
     is_held_ = bind(fd_, reinterpret_cast<sockaddr*>(&own), sizeof own) == 0 && listen(fd_, 16) == 0;
     // Whose call is not answered takes nobody else's meanwhile.
     if (is_held_) {
@@ -147,8 +153,9 @@ class PeersPort {
   std::thread refusing_;
 };
 
-// Whose peer is a QP of this process that does not call.
-wire::CarrierStatus StatusFor(Asker& asker, uint32_t number, bool bound = false) {
+// Whose peer is a QP of this process that does not call. `afterwards` is what happens once the QP is connected.
+wire::CarrierStatus StatusFor(
+    Asker& asker, uint32_t number, bool bound = false, const std::function<void()>& afterwards = [] {}) {
   TcpFabric fabric;
   TestHost host(fabric, "host", RoceProfile());
   const IpEndpoint loopback = *IpEndpoint::Parse("127.0.0.1", 0);
@@ -163,6 +170,11 @@ wire::CarrierStatus StatusFor(Asker& asker, uint32_t number, bool bound = false)
     attributes.send_psn = attributes.receive_psn = number;
     EXPECT_EQ(Modify(*host.qp, attributes), 0);
   }
+  // What the QP has asked for is done by the loop, in order.
+  std::promise<void> joined;
+  fabric.loop().Post([&] { joined.set_value(); });
+  joined.get_future().wait();
+  afterwards();
   const uint32_t number_here = host.qp->qp_number();
   const auto port = static_cast<uint16_t>(host.nic->profile().port_base + (number_here >> kSlotShift));
   wire::CarrierStatus status{};
@@ -201,6 +213,22 @@ TEST(StrangeUsers, WhoKnowsTheNumbersAndDoesNotHaveThePeersPortIsNotThePeer) {
   const PeersPort held(kPeersPort);
   ASSERT_TRUE(held.is_held());
   EXPECT_EQ(StatusFor(stranger, 0x123456), wire::CarrierStatus::kNotProven) << "root has it";
+}
+
+// The peer's process was killed, and a stranger has taken its port.
+TEST(StrangeUsers, WhoTakesThePortOfAPeerThatIsGoneIsNotThePeer) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can be two users";
+  Asker stranger(kNobody);
+  auto held = std::make_unique<PeersPort>(kPeersPort);
+  ASSERT_TRUE(held->is_held());
+  const auto status = StatusFor(stranger, 0x123456, /*bound=*/false, [&] {
+    held.reset();
+    ASSERT_EQ(seteuid(kNobody), 0);
+    held = std::make_unique<PeersPort>(kPeersPort);
+    ASSERT_EQ(seteuid(0), 0);
+    ASSERT_TRUE(held->is_held());
+  });
+  EXPECT_EQ(status, wire::CarrierStatus::kNotProven);
 }
 
 TEST(StrangeUsers, WithNumbersOfTheirOwnTwoUsersConnect) {

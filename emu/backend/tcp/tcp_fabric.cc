@@ -449,7 +449,7 @@ uint32_t TcpFabric::LinkMtu(const IpEndpoint& local) const {
 }
 
 std::optional<uint32_t> TcpFabric::UserListeningAt(const IpEndpoint& local) const {
-  return UserOfListener(local);
+  return IsOfThisHost(local) ? UserOfListener(local) : std::nullopt;
 }
 
 std::unique_ptr<Notifier> TcpFabric::CreateNotifier() {
