@@ -406,6 +406,40 @@ TEST_F(ConnectionManagerTest, AReadyToReceiveMessageThatNeverComesEndsTheAttempt
   server_->cm().Destroy(listener);
 }
 
+// The wait for an RTR has a timer of its own, which ends with it: by the RTR, by the end of the stream, with the id.
+TEST_F(ConnectionManagerTest, TheTimerOfTheReadyToReceiveMessageEndsWithTheWait) {
+  Start();
+  // Streams that end linger for two seconds.
+  const auto timers = [this] {
+    world_->RunFor(2500ms);
+    return world_->loop().CountOf(SimLoop::kNobody).timers;
+  };
+  auto listener = server_->Listening();
+  auto id = client_->Connecting(kServerAddress);
+  auto accepted = AcceptNext();
+  EXPECT_EQ(client_->Next(), CmEventType::kEstablished);
+  EXPECT_EQ(server_->Next(), CmEventType::kEstablished);
+  EXPECT_EQ(timers(), 0u);
+
+  Stranger leaves(world_.get(), &client_->fabric());
+  leaves.Say(Request(true));
+  auto left = AcceptNext();
+  EXPECT_EQ(timers(), 1u);
+  leaves.Leave();
+  EXPECT_EQ(server_->Next(), CmEventType::kConnectError);
+  EXPECT_EQ(timers(), 0u);
+
+  Stranger stays(world_.get(), &client_->fabric());
+  stays.Say(Request(true));
+  auto destroyed = AcceptNext();
+  EXPECT_EQ(timers(), 1u);
+  server_->cm().Destroy(destroyed);
+  EXPECT_EQ(timers(), 0u);
+
+  client_->cm().Destroy(id);
+  for (const auto& each : {accepted, left, listener}) server_->cm().Destroy(each);
+}
+
 TEST_F(ConnectionManagerTest, WithoutPeerToPeerAnAcceptedConnectionIsEstablishedAtOnce) {
   Start();
   auto listener = server_->Listening();

@@ -586,12 +586,17 @@ void IwarpCm::Forget(const std::shared_ptr<CmId>& id, State before, bool attache
     });
   } else if (before == State::kConnecting || before == State::kAccepting) {
     if (before == State::kAccepting && !attached) core_.nic().ForgoConnection(qp_number);
-    OnLoop([key = id->serial()](IwarpCm& cm) { cm.Remove(key); });
+    OnLoop([key = id->serial()](IwarpCm& cm) {
+      cm.Remove(key);
+      cm.StopAwaitingRtr(key);
+    });
   }
 }
 
 void IwarpCm::Close() {
   handshakes_.clear();
+  for (const auto& [serial, timer] : rtr_timers_) core_.fabric().loop().Cancel(timer);
+  rtr_timers_.clear();
 }
 
 // --- On the loop ---
@@ -698,21 +703,32 @@ void IwarpCm::Attach(const std::shared_ptr<CmId>& id, State expected, std::uniqu
 
 // An initiator that agreed to send an RTR and does not is given up like one that never made its request.
 void IwarpCm::AwaitRtr(const std::shared_ptr<CmId>& id) {
-  core_.fabric().loop().At(core_.Now() + core_.options().request_timeout,
-                           [this, weak = core_.weak_from_this(), weak_id = std::weak_ptr<CmId>(id)] {
-                             auto core = weak.lock();
-                             auto late = weak_id.lock();
-                             if (core == nullptr || late == nullptr) return;
-                             {
-                               std::lock_guard lock(core->mutex());
-                               if (core->closed() || late->state_ != State::kAccepting) return;
-                             }
-                             STAGECOACH_MARK("cm.rtr_does_not_come_in_time");
-                             Disconnect(late);
-                           });
+  rtr_timers_[id->serial()] = core_.fabric().loop().At(
+      core_.Now() + core_.options().request_timeout,
+      [this, weak = core_.weak_from_this(), serial = id->serial(), weak_id = std::weak_ptr<CmId>(id)] {
+        auto core = weak.lock();
+        if (core == nullptr) return;
+        rtr_timers_.erase(serial);
+        auto late = weak_id.lock();
+        if (late == nullptr) return;
+        {
+          std::lock_guard lock(core->mutex());
+          if (core->closed() || late->state_ != State::kAccepting) return;
+        }
+        STAGECOACH_MARK("cm.rtr_does_not_come_in_time");
+        Disconnect(late);
+      });
+}
+
+void IwarpCm::StopAwaitingRtr(uint64_t serial) {
+  const auto found = rtr_timers_.find(serial);
+  if (found == rtr_timers_.end()) return;
+  core_.fabric().loop().Cancel(found->second);
+  rtr_timers_.erase(found);
 }
 
 void IwarpCm::OnFirstRecord(const std::shared_ptr<CmId>& id) {
+  StopAwaitingRtr(id->serial());
   std::lock_guard lock(core_.mutex());
   if (id->state_ != State::kAccepting) return;
   id->state_ = State::kConnected;
@@ -720,6 +736,7 @@ void IwarpCm::OnFirstRecord(const std::shared_ptr<CmId>& id) {
 }
 
 void IwarpCm::OnClosed(const std::shared_ptr<CmId>& id, const CloseNotice& notice) {
+  StopAwaitingRtr(id->serial());
   std::lock_guard lock(core_.mutex());
   id->attached_ = false;
   int status = 0;

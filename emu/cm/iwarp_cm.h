@@ -80,6 +80,7 @@ class IwarpCm final : public CmTransport {
   void Attach(const std::shared_ptr<CmId>& id, CmId::State expected, std::unique_ptr<Stream> stream,
               const MpaOutcome& outcome, bool initiator);
   void AwaitRtr(const std::shared_ptr<CmId>& id);
+  void StopAwaitingRtr(uint64_t serial);
   // Of an id whose accepted connection does not come, unless the id has moved on.
   void FailAccepted(const std::shared_ptr<CmId>& id, CmCore::Failure failure);
 
@@ -89,6 +90,7 @@ class IwarpCm final : public CmTransport {
 
   CmCore& core_;
   std::map<uint64_t, std::unique_ptr<Handshake>> handshakes_;  // the loop's own
+  std::map<uint64_t, EventLoop::TimerId> rtr_timers_;          // likewise, of ids that await an RTR, by serial
 };
 
 }  // namespace stagecoach::emu

@@ -247,6 +247,9 @@ class Nic {
   };
   Counters counters() const;
 
+  // NicLoop::HoldsTimerForNobody.
+  bool HoldsTimerForNobody() const { return loop_.HoldsTimerForNobody(); }
+
  private:
   friend class Connection;
   friend class DatagramConnection;

@@ -243,7 +243,13 @@ void NicLoop::Remove(LoopClient* client) {
   client->called_.Unlink();
   client->continue_ = client->due_ = client->notice_ = false;
   state_->deadlines.Set(&client->deadline_, std::nullopt);
+  state_->CheckTimer();
   state_->AwaitCalls(lock, client);
+}
+
+bool NicLoop::HoldsTimerForNobody() const {
+  std::lock_guard lock(state_->mutex);
+  return state_->timer != 0 && !state_->NextLook();
 }
 
 }  // namespace stagecoach::emu

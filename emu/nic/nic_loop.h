@@ -107,6 +107,9 @@ class NicLoop {
   // Forgets all wishes of the client, and waits while a call to it runs on another thread.
   void Remove(LoopClient* client);
 
+  // Whether the fabric's loop has a timer of ours while no client wishes for one. Not once what was posted has run.
+  bool HoldsTimerForNobody() const;
+
  private:
   // Shared with callbacks of the loop, which may outlive the NIC.
   struct State;

@@ -44,6 +44,8 @@ class NicLoopTest : public ::testing::Test {
   Client& NewClient() { return clients_.emplace_back(); }
   Instant Now() { return pair_.fabric_a.Now(); }
   void Pass(Duration time) { pair_.world.RunFor(time); }
+  // That the devices have with their fabrics' loop.
+  size_t Timers() { return pair_.world.loop().CountOf(SimLoop::kNobody).timers; }
 
   SimPair pair_;
   NicLoop loop_{pair_.fabric_a};
@@ -106,6 +108,36 @@ TEST_F(NicLoopTest, WhateverIsSetAndWithdrawnEveryDeadlineIsTold) {
     Pass(then - now);
   }
   for (size_t i = 0; i < model.size(); ++i) EXPECT_EQ(clients_[i].deadlines, model[i].told) << i;
+}
+
+// Whoever goes takes its timer along, and leaves that of others.
+TEST_F(NicLoopTest, TheTimerOfWhoIsRemovedGoesToo) {
+  Client& first = NewClient();
+  Client& second = NewClient();
+  const Instant begin = Now();
+  loop_.SetDeadline(&first, begin + 1ms);
+  loop_.SetDeadline(&second, begin + 2ms);
+  Pass(0ms);
+  EXPECT_EQ(Timers(), 1u);
+  loop_.Remove(&first);
+  EXPECT_FALSE(loop_.HoldsTimerForNobody());
+  Pass(1ms);
+  EXPECT_EQ(Timers(), 1u) << "of the other";
+  loop_.Remove(&second);
+  EXPECT_TRUE(loop_.HoldsTimerForNobody()) << "until what was posted has run";
+  Pass(0ms);
+  EXPECT_FALSE(loop_.HoldsTimerForNobody());
+  EXPECT_EQ(Timers(), 0u);
+  second.lease_end = Now() + 1s;
+  ASSERT_TRUE(loop_.Park(&second));
+  Pass(0ms);
+  EXPECT_EQ(Timers(), 1u) << "at the end of its lease";
+  loop_.Remove(&second);
+  Pass(0ms);
+  EXPECT_EQ(Timers(), 0u);
+  EXPECT_EQ(second.parked_count, 0);
+  EXPECT_TRUE(first.deadlines.empty());
+  EXPECT_TRUE(second.deadlines.empty());
 }
 
 TEST_F(NicLoopTest, ParkedOnesGoOnWhenTheirLeaseHasEnded) {

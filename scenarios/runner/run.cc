@@ -408,6 +408,8 @@ class Play {
       if (const auto calls = program->calls_open()) counts[program->host() + ": calls open"] += *calls;
     }
     counts["streams"] = stage_->sim().connections();
+    // Deadlines of queue pairs, of connection managers, ports and streams.
+    counts["timers of NICs"] = stage_->sim().loop().CountOf(emu::SimLoop::kNobody).timers;
     return counts;
   }
 
@@ -486,6 +488,9 @@ class Play {
   void CheckLoops() {
     stage_->sim().RunFor(Duration());
     for (const Host& host : scenario_.host()) {
+      if (stage_->world().host(host.name()).nic().HoldsTimerForNobody()) {
+        stage_->Violate("teardown.loop", host.name() + ": the device keeps a timer that nobody waits for");
+      }
       const emu::SimLoop::Objects left = stage_->world().fabric(host.name()).program_objects();
       if (left.timers + left.due + left.watches + left.pollers == 0) continue;
       stage_->Violate("teardown.loop",

@@ -687,6 +687,21 @@ TEST(Growth, OfTimersAndPollersIsSeenAndSoIsWhatIsLeftOfThem) {
   EXPECT_NE(pollers.find("teardown.loop: b: "), std::string::npos) << pollers;
 }
 
+// As a device does that forgets to take its timers back.
+void LeakTimersOfADevice(emu::SimulatedWorld& world) {
+  if (world.sim().Now() > Instant() + kAllTheTime) return;
+  world.sim().loop().At(world.sim().Now() + 600s, [] {});
+  world.sim().loop().At(world.sim().Now() + 100ms, [&world] { LeakTimersOfADevice(world); });
+}
+
+TEST(Growth, OfTheTimersOfDevicesIsSeen) {
+  const Scenario scenario = Parse(std::string(kPair) + "client { name: 'c' host: 'b' server: 'a' call { } }");
+  RunOptions options;
+  options.sabotage = LeakTimersOfADevice;
+  const std::string rules = Rules(RunScenario(scenario, options));
+  EXPECT_NE(rules.find("growth: timers of NICs: "), std::string::npos) << rules;
+}
+
 TEST(Growth, IsNoneWhenItEnds) {
   const Scenario scenario = Parse(std::string(kPair) + "client { name: 'c' host: 'b' server: 'a' call { } }");
   const auto add = [](EventLoop& loop) { loop.At(loop.Now() + 600s, [] {}); };
