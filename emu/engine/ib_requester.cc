@@ -83,6 +83,8 @@ void IbRequester::OnCarrier(bool up) {
   }
   // Whatever was on its way is lost; waiting for the timer would tell nothing more.
   if (context_.acknowledged() && una_ != high_) Rewind();
+  // What getting here took is not the peer's; but who comes and goes gains no time by it.
+  if (std::exchange(excuses_, 0) > 0 && timer_) RestartTimer();
 }
 
 // Something is to be sent and cannot be: whoever looks after the carrier is asked for one, and the timer counts the

@@ -16,7 +16,8 @@
 // is no special case; no more than those are ever owned at once.
 //
 // TIME. One timer, moved lazily: acknowledgements only note the time, and the timer looks at the note when it fires.
-// A carrier that is gone is silence: the timer runs just the same.
+// A carrier that is gone is silence: the timer runs just the same. The owner may know better, and excuse the peer
+// (ib_transport.h).
 #pragma once
 
 #include <cstdint>
@@ -66,6 +67,9 @@ class IbRequester {
 
   std::optional<Instant> Deadline() const;
   void OnDeadline(Instant now);
+  // IbTransport says what they mean.
+  bool MayExcuse(Instant now) const { return IsSilent(now) && !peer_is_elsewhere_; }
+  void Excuse(bool again);
 
   bool HasWork() const { return !sq_.empty(); }
   // Of the oldest request that is not acknowledged; of the next one, if all are.
@@ -87,6 +91,7 @@ class IbRequester {
   enum class Verdict : uint8_t { kIgnore, kAcknowledge, kReadData, kAtomicResult, kImpliedNak, kBadResponse };
   struct Judged {
     Verdict verdict = Verdict::kIgnore;
+    bool is_from_elsewhere = false;  // kIgnore: the peer's numbers are others
     wire::IbHeader header;
     uint32_t payload = 0;
     uint64_t entry = 0;   // kReadData, kAtomicResult
@@ -130,6 +135,11 @@ class IbRequester {
   void ImpliedNak();
   void RestartTimer();
   void NoteWaiting();
+  // Something has been sent and not acknowledged, or cannot be sent for want of a carrier.
+  bool AwaitsPeer() const { return una_ != high_ || (!context_.carrier && sending_ && done_ < end()); }
+  bool IsSilent(Instant now) const;
+  // When its silence is to be counted, if there is no progress until then.
+  Instant PatienceEnd() const { return last_progress_ + wire::AckTimeout(context_.options.timeout); }
 
   // The work request cannot be carried out; takes effect when all before it are complete.
   void Mark(Entry& entry, WorkStatus status, std::string why);
@@ -160,6 +170,9 @@ class IbRequester {
   uint8_t retries_left_ = 0;
   uint8_t rnr_left_ = 0;
   bool implied_nak_ = false;  // raised already for what una_ waits for
+  // Has answered what was never sent, or misses what it has acknowledged: it is there, and its numbers are others.
+  bool peer_is_elsewhere_ = false;
+  uint32_t excuses_ = 0;  // for what una_ waits for, in a row
   std::optional<Instant> timer_;
   Instant last_progress_{};
   std::optional<Instant> rnr_until_;

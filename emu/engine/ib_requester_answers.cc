@@ -14,6 +14,13 @@ using wire::IbOp;
 using wire::PsnAdd;
 using wire::PsnOffset;
 
+// Of the numbers round the circle this many lie ahead.
+constexpr uint32_t kPsnHalf = 1u << 23;
+// How often in a row the time until the next look at a peer that is excused doubles, and how long it is at most, unless
+// the QP's own is longer.
+constexpr uint32_t kDoublingsMax = 16;
+constexpr Duration kLongestExcuse = 1s;
+
 WorkStatus StatusOfNak(uint8_t syndrome) {
   switch (syndrome) {
     case wire::kIbNakInvalidRequest:
@@ -53,7 +60,12 @@ void IbRequester::Judge(const wire::IbHeader& header, uint32_t payload) {
   const bool expects_next =
       header.op == IbOp::kAck && header.syndrome == wire::kIbNakSequence && ahead == Outstanding();
   // Old, or about packets that were never sent (section 9.7.5.1.2: ghosts).
-  if (failed_ || (ahead >= Outstanding() && !expects_next)) return;
+  if (failed_) return;
+  if (ahead >= Outstanding() && !expects_next) {
+    const bool is_past = ahead >= kPsnHalf;
+    judged_.is_from_elsewhere = !is_past || (header.op == IbOp::kAck && header.syndrome == wire::kIbNakSequence);
+    return;
+  }
   if (header.op == IbOp::kAck) return verdict(Verdict::kAcknowledge);
   if (wire::KindOfSyndrome(header.syndrome) != wire::IbSyndromeKind::kAck) {
     return verdict(Verdict::kBadResponse, "an answer whose syndrome is no ACK");
@@ -95,6 +107,7 @@ void IbRequester::Commit(const MemoryTrail& placed) {
   if (failed_) return;
   switch (judged.verdict) {
     case Verdict::kIgnore:
+      peer_is_elsewhere_ |= judged.is_from_elsewhere;
       return;
     case Verdict::kAcknowledge:
       CommitAcknowledge(judged.header);
@@ -233,6 +246,8 @@ void IbRequester::MoveUna(uint32_t psn) {
   rnr_left_ = context_.options.rnr_retry;
   rnr_until_.reset();
   implied_nak_ = false;
+  peer_is_elsewhere_ = false;
+  excuses_ = 0;
   last_progress_ = context_.now;
   FailMarked();
 }
@@ -273,6 +288,23 @@ void IbRequester::RestartTimer() {
   if (wait > Duration::zero()) timer_ = context_.now + wait;
 }
 
+bool IbRequester::IsSilent(Instant now) const {
+  return !rnr_until_ && timer_ && *timer_ <= now && AwaitsPeer() && PatienceEnd() <= now;
+}
+
+void IbRequester::Excuse(bool again) {
+  const Duration timeout = wire::AckTimeout(context_.options.timeout);
+  const Duration wait = timeout * (1u << std::min(excuses_++, kDoublingsMax));
+  timer_ = context_.now + std::min(wait, std::max(timeout, kLongestExcuse));
+  last_progress_ = context_.now;
+  NoteWaiting();
+  if (!again) return;
+  Trace(context_.trace, context_.now, context_.name, "retry",
+        {{"psn", uint64_t{una_}}, {"left", uint64_t{retries_left_}}, {"why", "no answer, which is excused"}});
+  implied_nak_ = false;
+  Rewind();
+}
+
 std::optional<Instant> IbRequester::Deadline() const {
   return rnr_until_ ? rnr_until_ : timer_;
 }
@@ -286,14 +318,12 @@ void IbRequester::OnDeadline(Instant now) {
     return;
   }
   if (!timer_ || *timer_ > now) return;
-  const bool cannot_send = !context_.carrier && sending_ && done_ < end();
-  if (una_ == high_ && !cannot_send) {
+  if (!AwaitsPeer()) {
     timer_.reset();
     return;
   }
-  const Instant due = last_progress_ + wire::AckTimeout(context_.options.timeout);
-  if (due > now) {
-    timer_ = due;
+  if (!IsSilent(now)) {
+    timer_ = PatienceEnd();
     return;
   }
   STAGECOACH_MARK("rc.no_answer_in_time");

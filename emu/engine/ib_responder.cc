@@ -186,6 +186,9 @@ void IbResponder::JudgeDuplicate() {
     judged_.resource = resource_first_ + i;
     return;
   }
+  // Nobody waits for its answer, unless the peer's numbers are others than ours. The specification has it dropped. What
+  // has been acknowledged already is said again, by which such a peer knows that this end runs (0061).
+  judged_.verdict = Verdict::kDuplicate;
 }
 
 bool IbResponder::PlacementMayWait() const {

@@ -67,7 +67,7 @@ class IbResponder {
   enum class Verdict : uint8_t {
     kDrop,
     kTake,
-    kDuplicate,    // of a Send or Write
+    kDuplicate,    // of what is acknowledged: a Send, a Write, a Read or atomic that is not remembered
     kReplay,       // of a Read or atomic that is remembered
     kSequenceNak,  // packets are missing before it
     kRnrNak,

@@ -227,6 +227,11 @@ void IbTransport::OnDeadline(Instant now) {
   Settle();
 }
 
+void IbTransport::Excuse(bool again, Instant now) {
+  context_.now = now;
+  requester_.Excuse(again);
+}
+
 // --- Endings ---
 
 void IbTransport::Settle() {

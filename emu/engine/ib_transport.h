@@ -59,6 +59,13 @@ class IbTransport final : public QpTransport {
   // received, are forgotten; no OnSent may follow for them. A new carrier is given at once what was not acknowledged.
   // Nothing is queued without a carrier: work of UC waits for one, unless the owner offers a sink that forgets.
   void OnCarrier(bool up, Instant now);
+  // OnDeadline() would count it as the peer's silence that nothing has been acknowledged, and for all that this engine
+  // knows something else than the peer may be why.
+  bool MayExcuse(Instant now) const { return requester_.MayExcuse(now); }
+  // To be called instead then, if so: no retry is used up, and the peer's time begins anew, twice as long each time in
+  // a row, up to a second or the QP's own. `again`: what is not acknowledged is sent again all the same. A carrier is
+  // wished for if there is none.
+  void Excuse(bool again, Instant now);
   // True once for each occasion: something must be sent and there is no carrier.
   bool TakeRedialWish();
 

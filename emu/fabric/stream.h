@@ -68,6 +68,17 @@ class Stream {
   static constexpr uint32_t kNoUser = 0xffffffff;
   virtual std::optional<uint32_t> PeerUser() const { return std::nullopt; }
 
+  // How far what was written has got. `taken` bytes, of all there ever were, have been acknowledged by the peer's host,
+  // whether its process has read them or not.
+  struct Delivery {
+    uint64_t taken = 0;
+    bool is_complete = true;  // that is all that was written
+    // False: the host was asked again for a sign of life, and has given none since. It may be gone, or the way bad.
+    bool host_answers = true;
+  };
+  // At this moment; asks the system. A stream that leads to no other host, or is dead, has delivered everything.
+  virtual Delivery delivery() const { return {}; }
+
   // Effective maximum segment size in bytes: what one segment of the transport carries. Sizes the FPDUs (RFC 5044
   // section 5).
   virtual size_t MaxSegmentSize() const = 0;

@@ -16,6 +16,14 @@ constexpr int kLingerReads = 16;
 constexpr size_t kLingerReadSize = 16 * 1024;
 constexpr uint32_t kSmallestMtu = 128;  // shifted by the code of ibv_mtu: 1 is 256
 
+// A host that gives no sign of life for so long is taken for gone: about five retransmissions of TCP, each after twice
+// the time.
+constexpr Duration kHostSilence = 7s;
+// How long it may take until there is a carrier, whatever the peer's host makes of those who come.
+constexpr Duration kOpeningMax = 30s;
+// How often the host of a peer that stands still is asked whether it is there.
+constexpr Duration kAskEvery = 1s;
+
 uint32_t MtuOf(uint8_t code) {
   return kSmallestMtu << code;
 }
@@ -92,7 +100,7 @@ IbConnection::IbConnection(QueuePair& qp, const QpAttributes& attributes, const 
       pump_(qp, nic_, transport_, memory_, name_),
       faults_(nic_.NewConnectionFaults()) {
   transport_.BeginTurn(Now());
-  nic_.roce().Join(qp_.qp_number(), generation_, path, remote_qp_, knowledge_);
+  nic_.roce().Join(qp_.qp_number(), generation_, path, remote_qp_, knowledge_, outlook_);
 }
 
 IbConnection::~IbConnection() = default;
@@ -122,7 +130,7 @@ void IbConnection::OnModified(QpState to, const QpAttributes& attributes) {
 void IbConnection::OnPath(const RocePath& path) {
   if (phase_ != Phase::kOpen) return;
   DropCarrier(Now(), "another path");
-  nic_.roce().Join(qp_.qp_number(), generation_, path, remote_qp_, knowledge_);
+  nic_.roce().Join(qp_.qp_number(), generation_, path, remote_qp_, knowledge_, outlook_);
 }
 
 void IbConnection::OnSecret(const wire::CarrierSecret& secret) {
@@ -164,6 +172,11 @@ bool IbConnection::TakeCarrier(uint64_t generation, uint64_t serial, std::unique
   pump_.Use(&carrier_->llp());
   transport_.OnCarrier(true, now);
   patience_until_.reset();
+  carrier_loses_ = nic_.LosesPackets() || outlook_->peer_loses;
+  taken_seen_ = records_seen_ = 0;
+  streams_seen_ = outlook_->streams;
+  silent_since_.reset();
+  asked_at_.reset();
   return true;
 }
 
@@ -177,6 +190,7 @@ void IbConnection::DropCarrier(Instant now, const char* why) {
   Trace(nic_.trace(), now, name_, "carrier.dropped", {{"why", why}});
   const uint64_t serial = carrier_->serial();
   const bool was_useful = carrier_->llp().counters().rx_records > 0;
+  if (was_useful) alone_since_.reset();
   transport_.OnCarrier(false, now);
   pump_.Use(nullptr);
   Discard(std::move(carrier_), /*abort=*/true);
@@ -282,7 +296,12 @@ void IbConnection::OnTime(Instant now) {
     if (const std::optional<Instant> due = EngineDeadline(); due && *due <= now) {
       // What has come and was not looked at yet is no silence: this thread may have been late, not the peer.
       Receive(now);
-      transport_.OnDeadline(now);
+      const Silence silence = transport_.MayExcuse(now) ? JudgeSilence(now) : Silence::kOfThePeer;
+      if (silence == Silence::kOfThePeer) {
+        transport_.OnDeadline(now);
+      } else {
+        transport_.Excuse(/*again=*/silence == Silence::kAtItsHost, now);
+      }
     }
   }
   pump_.PlaceDue(now);
@@ -298,6 +317,58 @@ void IbConnection::OnTime(Instant now) {
     Discard(std::move(carrier_), /*abort=*/true);
     Close();
   }
+}
+
+// --- Silence ---
+
+IbConnection::Silence IbConnection::JudgeSilence(Instant now) {
+  if (carrier_ != nullptr) {
+    const Silence silence = JudgeOnCarrier(now);
+    if (silence != Silence::kOfThePeer || carrier_loses_) return silence;
+    STAGECOACH_MARK("ib.carrier_given_up_to_a_silent_host");
+    DropCarrier(now, "the peer's host is silent");
+  }
+  return JudgeWithoutCarrier(now);
+}
+
+IbConnection::Silence IbConnection::JudgeOnCarrier(Instant now) {
+  if (carrier_loses_) return Silence::kOfThePeer;
+  const Stream::Delivery delivery = carrier_->stream().delivery();
+  const bool has_moved = std::exchange(taken_seen_, delivery.taken) != delivery.taken;
+  const uint64_t records = carrier_->llp().counters().rx_records;
+  const bool has_heard = std::exchange(records_seen_, records) != records;
+  if (delivery.host_answers || has_moved || has_heard) silent_since_.reset();
+  if (!delivery.is_complete || !carrier_->llp().TxIdle()) {
+    STAGECOACH_MARK("ib.answer_awaited_while_bytes_are_under_way");
+    asked_at_.reset();
+    const bool has_sign = delivery.host_answers || has_moved || has_heard;
+    return has_sign || !IsHostSilent(now) ? Silence::kHeldUp : Silence::kOfThePeer;
+  }
+  // The answer may be behind other things that the peer says.
+  if (has_heard || !asked_at_) asked_at_ = now;
+  if (now - *asked_at_ < kAskEvery) return Silence::kHeldUp;
+  STAGECOACH_MARK("ib.host_of_a_peer_that_stands_still_is_asked");
+  asked_at_ = now;
+  return Silence::kAtItsHost;
+}
+
+IbConnection::Silence IbConnection::JudgeWithoutCarrier(Instant now) {
+  if (outlook_->is_refused) return Silence::kOfThePeer;
+  if (!alone_since_) alone_since_ = now;
+  const uint32_t streams = outlook_->streams;
+  const bool has_sign = std::exchange(streams_seen_, streams) != streams || outlook_->is_asking;
+  if (has_sign) silent_since_.reset();
+  if (now - *alone_since_ >= kOpeningMax || (!has_sign && IsHostSilent(now))) {
+    STAGECOACH_MARK("ib.no_carrier_in_time");
+    return Silence::kOfThePeer;
+  }
+  STAGECOACH_MARK("ib.answer_awaited_while_a_stream_is_opened");
+  return Silence::kHeldUp;
+}
+
+bool IbConnection::IsHostSilent(Instant now) {
+  if (!silent_since_) silent_since_ = now;
+  return now - *silent_since_ >= kHostSilence;
 }
 
 // --- Endings ---

@@ -5,6 +5,14 @@
 // connection, or the program. An UC QP that has packets to send and gets no carrier for a while sends them all the
 // same: nobody hears them.
 //
+// SILENCE. A QP's `timeout` and `retry_cnt` count what the peer does not say, and not what carrying it costs: not the
+// time that a stream takes to be opened, nor that bytes are under way, nor that they lie at the peer's host while its
+// process stands still. A stream loses nothing, so nothing is sent again into one but as a question to a host that has
+// had it all. As long as the peer's host gives signs of life, and nobody there says that the QP is gone, this end
+// waits, as it would on iWARP. A host that has given none for kHostSilence may be cut off: its carrier is given up, and
+// from then on the QP's own times count. They count from the beginning where the device of either end loses packets by
+// itself, as its profile or rules have it, and where the peer answers with numbers of another connection.
+//
 // At the end the engine's last words, a NAK or what acknowledges work done, leave by the carrier there is, which is
 // then shut down in order; both within the profile's close_linger. Where a fault rule cuts the connection, the same
 // holds for the word of it to the peer: it leaves, behind what the carrier has taken, before the engine ends.
@@ -113,7 +121,19 @@ class IbConnection final : public QpConnection {
     Prng luck_;
   };
 
+  // Why there is no answer.
+  enum class Silence : uint8_t {
+    kOfThePeer,
+    kHeldUp,     // something is under way, or being opened
+    kAtItsHost,  // which has it all; the peer does not run
+  };
+
   Instant Now() const { return nic_.fabric().Now(); }
+  Silence JudgeSilence(Instant now);
+  Silence JudgeOnCarrier(Instant now);
+  Silence JudgeWithoutCarrier(Instant now);
+  // The peer's host has given no sign of life, now that one is missed, and for so long.
+  bool IsHostSilent(Instant now);
   void OnTime(Instant now);
   void Receive(Instant now);
   void Transmit(Instant now);
@@ -154,6 +174,14 @@ class IbConnection final : public QpConnection {
   const std::shared_ptr<ConnectionFaults> faults_;  // of all carriers; null: none
   bool armed_readable_ = false;
   bool armed_writable_ = false;
+  const std::shared_ptr<CarrierOutlook> outlook_ = std::make_shared<CarrierOutlook>();
+  bool carrier_loses_ = false;             // by itself, at either end
+  uint64_t taken_seen_ = 0;                // of the carrier, by the peer's host
+  uint64_t records_seen_ = 0;              // of the carrier, from the peer
+  uint32_t streams_seen_ = 0;              // of the outlook
+  std::optional<Instant> alone_since_;     // an answer was missed first, without a carrier that had brought anything
+  std::optional<Instant> silent_since_;    // a sign of life of the peer's host was missed first
+  std::optional<Instant> asked_at_;        // or the wait began, for a peer whose host has it all
   std::optional<Instant> patience_until_;  // UC: when what waits for a carrier is lost
   std::optional<Instant> sever_until_;     // a fault rule has cut the way to the peer, which is told until then
   std::optional<Instant> linger_until_;

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <deque>
@@ -19,9 +20,11 @@
 namespace stagecoach::emu {
 namespace {
 
-// A stream nobody is ever told about.
+// A stream nobody is ever told about, which has delivered what the test says.
 class DumbStream final : public Stream {
  public:
+  explicit DumbStream(const Delivery& delivery) : delivery_(delivery) {}
+  Delivery delivery() const override { return delivery_; }
   IoResult Read(std::span<const MutableBytes>) override { return {}; }
   IoResult Write(std::span<const ConstBytes>) override { return {}; }
   void Arm(bool, bool) override {}
@@ -32,6 +35,9 @@ class DumbStream final : public Stream {
   IpEndpoint local() const override { return {}; }
   IpEndpoint remote() const override { return {}; }
   size_t MaxSegmentSize() const override { return 1460; }
+
+ private:
+  const Delivery& delivery_;
 };
 
 // What a carrier holds, and what becomes of what is written to it. Shared with the record layer, which the NIC keeps
@@ -42,6 +48,7 @@ struct Wire {
   bool writable = true;  // else the next write finds it reset
   bool dropped = false;  // the connection has let it go
   std::vector<wire::IbHeader> sent;
+  Stream::Delivery delivery;
 
   void Arrive(const wire::IbHeader& header) {
     std::vector<std::byte> record(header.EncodedSize());
@@ -92,7 +99,7 @@ class WireLlp final : public Llp {
  private:
   const std::shared_ptr<Wire> shared_;
   Wire& wire_;
-  DumbStream stream_;
+  DumbStream stream_{wire_.delivery};
   std::vector<uint64_t> queued_;
   std::deque<uint64_t> sent_;
   Counters counters_;
@@ -168,6 +175,95 @@ TEST_F(IbConnectionTest, AnAnswerThatIsThereIsNoSilence) {
     ASSERT_EQ(a_.completions[i].status, CompletionStatus::kSuccess);
   }
   EXPECT_EQ(wire.sent.size(), 10u) << "nothing was sent again";
+}
+
+// --- Silence ---
+
+class IbSilenceTest : public IbConnectionTest {
+ protected:
+  // A Write of a QP that gives its peer 4 ms and no second time.
+  void SetUp() override {
+    Carry(/*retries=*/0);
+    ASSERT_EQ(PostWrite(1, a_.Register(64)), 0);
+    pair_.world.RunFor(0ms);
+    ASSERT_EQ(wire_->sent.size(), 1u);
+  }
+  bool HasFailed() { return a_.Completed(1); }
+
+  static constexpr Duration kLong = 300s;
+};
+
+TEST_F(IbSilenceTest, BytesThatThePeersHostHasNoRoomForAreNotSaidAgain) {
+  wire_->delivery = {.taken = 100, .is_complete = false, .host_answers = true};
+  pair_.world.RunFor(kLong);
+  EXPECT_FALSE(HasFailed());
+  EXPECT_EQ(wire_->sent.size(), 1u);
+}
+
+TEST_F(IbSilenceTest, BytesThatMoveNowAndThenAreUnderWay) {
+  wire_->delivery = {.taken = 0, .is_complete = false, .host_answers = false};
+  for (int i = 0; i < 20; ++i) {
+    pair_.world.RunFor(5s);
+    ++wire_->delivery.taken;
+  }
+  EXPECT_FALSE(HasFailed());
+  EXPECT_EQ(wire_->sent.size(), 1u);
+}
+
+TEST_F(IbSilenceTest, APeerThatSpeaksHasAHostThatLives) {
+  wire_->delivery = {.taken = 0, .is_complete = false, .host_answers = false};
+  for (int i = 0; i < 20; ++i) {
+    pair_.world.RunFor(5s);
+    wire_->Arrive({.op = wire::IbOp::kWriteOnly, .destination_qp = a_.qp->qp_number()});
+  }
+  EXPECT_FALSE(HasFailed());
+}
+
+TEST_F(IbSilenceTest, AHostThatGivesNoSignOfLifeIsGivenUp) {
+  wire_->delivery = {.taken = 64, .is_complete = false, .host_answers = false};
+  pair_.world.RunFor(6900ms);
+  EXPECT_FALSE(wire_->dropped);
+  EXPECT_FALSE(HasFailed());
+  pair_.world.RunFor(3s);
+  EXPECT_TRUE(wire_->dropped);
+  ASSERT_TRUE(HasFailed());
+  EXPECT_EQ(a_.completions[0].status, CompletionStatus::kRetryExceeded);
+  EXPECT_EQ(wire_->sent.size(), 1u);
+}
+
+TEST_F(IbSilenceTest, SignsOfLifeBeginTheTimeAnew) {
+  wire_->delivery = {.taken = 64, .is_complete = false, .host_answers = false};
+  for (int i = 0; i < 5; ++i) {
+    pair_.world.RunFor(5s);
+    wire_->delivery.host_answers = true;
+    pair_.world.RunFor(2s);
+    wire_->delivery.host_answers = false;
+  }
+  EXPECT_FALSE(HasFailed());
+}
+
+// What is sent again finds out whether the host is there; for that once a second is enough.
+TEST_F(IbSilenceTest, TheHostOfAPeerThatStandsStillIsAskedOnceASecond) {
+  pair_.world.RunFor(900ms);
+  EXPECT_EQ(wire_->sent.size(), 1u);
+  pair_.world.RunFor(kLong);
+  EXPECT_FALSE(HasFailed());
+  EXPECT_LE(wire_->sent.size(), 302u);
+  EXPECT_GE(wire_->sent.size(), 140u);
+  wire_->Arrive(Answer(0, kAck));
+  ASSERT_TRUE(pair_.world.RunUntil([&] { return HasFailed(); }));
+  EXPECT_EQ(a_.completions[0].status, CompletionStatus::kSuccess);
+}
+
+TEST_F(IbSilenceTest, AnAnswerMayComeBehindOtherThingsThatThePeerSays) {
+  for (int i = 0; i < 100; ++i) {
+    wire_->Arrive({.op = wire::IbOp::kWriteOnly, .destination_qp = a_.qp->qp_number()});
+    pair_.world.RunFor(500ms);
+  }
+  EXPECT_FALSE(HasFailed());
+  EXPECT_EQ(std::count_if(wire_->sent.begin(), wire_->sent.end(),
+                          [](const wire::IbHeader& header) { return header.op == wire::IbOp::kWriteOnly; }),
+            1);
 }
 
 // --- SQD ---

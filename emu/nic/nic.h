@@ -101,6 +101,8 @@ class Nic {
   }
   MemoryRegistry& registry() { return registry_; }
   bool is_infiniband() const { return roce_ != nullptr; }
+  // Packets of InfiniBand QPs are lost here now and then, as the profile or fault rules have it.
+  bool LosesPackets() const { return options_.faults != nullptr || profile_.drop_one_in != 0; }
   // Of an InfiniBand device.
   RocePort& roce() { return *roce_; }
   DatagramPort& datagrams() { return *datagrams_; }

@@ -29,7 +29,7 @@ using wire::CarrierStatus;
 constexpr uint8_t kPort = 1;
 constexpr std::array<uint8_t, 12> kMappedPrefix = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
 constexpr size_t kIpv4Size = 4;
-constexpr int kBacklog = 256;
+constexpr int kBacklog = 4096;  // as SOMAXCONN of Linux: many QPs may call at once
 // How often a QP that wants a carrier is tried for before it must say so again: about a second with what is waited
 // between.
 constexpr int kAttempts = 17;
@@ -80,7 +80,7 @@ class RocePort::Core : public std::enable_shared_from_this<RocePort::Core> {
   }
 
   void Join(uint32_t qp_number, uint64_t generation, const RocePath& path, uint32_t remote_qp,
-            const PeerKnowledge& knowledge);
+            const PeerKnowledge& knowledge, std::shared_ptr<CarrierOutlook> outlook);
   void Learn(uint32_t qp_number, uint64_t generation, const PeerKnowledge& knowledge);
   void WantCarrier(uint32_t qp_number, uint64_t generation);
   void CarrierLost(uint32_t qp_number, uint64_t generation, uint64_t serial, bool was_useful, const QpNumbers& reached);
@@ -101,6 +101,7 @@ class RocePort::Core : public std::enable_shared_from_this<RocePort::Core> {
     bool is_its_peer = false;  // connected with itself
     bool comes_first = false;  // of the two, this end goes to the other
     PeerKnowledge knowledge;
+    std::shared_ptr<CarrierOutlook> outlook;
     std::optional<QpNumbers> reached;  // when the last carrier was lost
     bool both_proven = false;          // both packet numbers have been, and less will not do
     bool fits_one_way = false;         // both were refused: each by itself is to be tried
@@ -125,7 +126,7 @@ class RocePort::Core : public std::enable_shared_from_this<RocePort::Core> {
   void Call(uint32_t qp_number, Member& member);
   // The user who has the port of the peer's process now, where that is on this host and the system knows.
   std::optional<uint32_t> UserOfPeer(const RocePath& path, uint32_t remote_qp) const;
-  void CallFailed(uint32_t qp_number, uint64_t generation, const std::string& why);
+  void CallFailed(uint32_t qp_number, uint64_t generation, const std::string& why, bool is_refusal);
   // Another attempt in a while, if one is left.
   void CallLater(uint32_t qp_number, Member& member);
   void SetTimer(uint32_t qp_number, Member& member, Instant at);
@@ -200,6 +201,7 @@ class RocePort::Caller final : public StreamWatcher {
   Caller(Core& core, uint64_t key, uint32_t qp_number, const Core::Member& member)
       : core_(core), key_(key), qp_number_(qp_number), generation_(member.generation) {
     hello_.crc = core.profile_.want_crc;
+    hello_.loses = core.nic_.LosesPackets();
     hello_.source_qp = qp_number;
     hello_.destination_qp = member.remote_qp;
     hello_.source = GidOf(member.path.local);
@@ -224,12 +226,16 @@ class RocePort::Caller final : public StreamWatcher {
     timer_ = core_.fabric_.loop().At(core_.fabric_.Now() + core_.profile_.join_timeout * 2, [with_self] {
       with_self([](Caller& self) {
         self.timer_ = 0;
-        self.Fail("no answer");
+        self.Fail("no answer", /*is_refusal=*/false);
       });
     });
     attempt_ = core_.fabric_.Connect(local, remote, [with_self](Result<std::unique_ptr<Stream>, FabricError> result) {
       with_self([&](Caller& self) {
-        if (!result) return self.Fail(result.error().message);
+        if (!result) return self.Fail(result.error().message, result.error().error == ECONNREFUSED);
+        if (Core::Member* const member = self.core_.Find(self.qp_number_, self.generation_)) {
+          ++member->outlook->streams;
+          member->outlook->is_asking = true;
+        }
         self.stream_ = std::move(*result);
         self.stream_->SetWatcher(&self);
         self.Advance();
@@ -254,7 +260,9 @@ class RocePort::Caller final : public StreamWatcher {
     while (!finished_) {
       const bool writes = WriteRest(*stream_, hello_bytes_, &written_) &&
                           (!proves_ || WriteRest(*stream_, proof_bytes_, &proof_written_));
-      if (!writes || !ReadRest(*stream_, answer_, &read_)) return Fail("stream lost");
+      if (!writes || !ReadRest(*stream_, answer_, &read_)) {
+        return Fail("stream lost", /*is_refusal=*/false);
+      }
       if (read_ < answer_.size()) {
         const bool is_written = HasAsked() && (!proves_ || proof_written_ == proof_bytes_.size());
         return stream_->Arm(true, !is_written);
@@ -262,31 +270,40 @@ class RocePort::Caller final : public StreamWatcher {
       const auto answer = wire::DecodeCarrierAnswer(answer_);
       if (!answer) {
         if (answer.error() == wire::CarrierFault::kBadVersion) core_.ComplainOfVersion(stream_->remote());
-        return Fail(ToString(answer.error()));
+        return Fail(ToString(answer.error()), /*is_refusal=*/true);
       }
       Core::Member* const member = core_.Find(qp_number_, generation_);
       if (member == nullptr) return Drop();
       switch (answer->status) {
         case CarrierStatus::kProve:
+          member->outlook->is_refused = false;
           Prove(*answer, *member);
+          continue;
+        case CarrierStatus::kWait:
+          if (std::exchange(is_to_wait_, true)) return Fail("is to wait twice", /*is_refusal=*/true);
+          // On a network nobody would answer yet.
+          member->outlook->is_refused = true;
+          read_ = 0;
           continue;
         case CarrierStatus::kAccepted:
           return Accepted(*answer, *member);
         case CarrierStatus::kOtherVersion:
           core_.ComplainOfVersion(stream_->remote());
-          return Fail(ToString(answer->status));
+          return Fail(ToString(answer->status), /*is_refusal=*/true);
         case CarrierStatus::kNotProven:
           member->fits_one_way = !proves_each_;
           [[fallthrough]];
         default:
-          return Fail(ToString(answer->status));
+          return Fail(ToString(answer->status), answer->status != CarrierStatus::kBusy);
       }
     }
   }
 
   void Prove(const wire::CarrierAnswer& challenge, Core::Member& member) {
     // Again, if it has come to send meanwhile.
-    if (proves_ && (proves_both_ || !challenge.sends)) return Fail("asks for a proof twice");
+    if (proves_ && (proves_both_ || !challenge.sends)) {
+      return Fail("asks for a proof twice", /*is_refusal=*/true);
+    }
     const PeerKnowledge& knowledge = member.knowledge;
     // It would be easier to guess ours if it had none any more.
     if (member.both_proven && !challenge.sends) return FailUnproven("a peer that knows less than before");
@@ -326,6 +343,7 @@ class RocePort::Caller final : public StreamWatcher {
     member.caller = 0;
     stream_->SetWatcher(nullptr);
     core_.DismissWaiting(qp_number_);  // it has given up its own call, having taken ours
+    member.outlook->peer_loses = answer.loses;
     core_.Attach(qp_number_, member, std::move(stream_), answer.crc);
     core_.RemoveCaller(key_);
   }
@@ -333,11 +351,12 @@ class RocePort::Caller final : public StreamWatcher {
   void FailUnproven(const std::string& why) {
     STAGECOACH_MARK("port.called_somebody_who_is_not_the_peer");
     core_.calls_not_proven_.fetch_add(1, std::memory_order_relaxed);
-    Fail(why);
+    Fail(why, /*is_refusal=*/true);
   }
-  void Fail(const std::string& why) {
+  // `is_refusal`: the other end has said no, and would again.
+  void Fail(const std::string& why, bool is_refusal) {
     Drop();
-    core_.CallFailed(qp_number_, generation_, why);
+    core_.CallFailed(qp_number_, generation_, why, is_refusal);
   }
 
   Core& core_;
@@ -358,6 +377,7 @@ class RocePort::Caller final : public StreamWatcher {
   bool proves_ = false;
   bool proves_both_ = false;  // the packet number of the other end, too
   bool proves_each_ = false;  // by itself
+  bool is_to_wait_ = false;
   bool finished_ = false;
 };
 
@@ -447,7 +467,8 @@ class RocePort::Visitor final : public StreamWatcher {
     const auto found = core_.members_.find(hello_->destination_qp);
     if (found == core_.members_.end()) {
       STAGECOACH_MARK("port.visitor_waits_for_its_qp");
-      return Wait();
+      if (std::exchange(was_told_to_wait_, true) || Say({.status = CarrierStatus::kWait})) Wait();
+      return;
     }
     const Core::Member& member = found->second;
     // One that may never get there keeps nobody out.
@@ -565,7 +586,7 @@ class RocePort::Visitor final : public StreamWatcher {
   void Answer(CarrierStatus status, const std::string& why) {
     const bool accepted = status == CarrierStatus::kAccepted;
     const bool crc = accepted && (hello_->crc || core_.profile_.want_crc);
-    if (!Say({.status = status, .crc = crc, .token = token_})) return;
+    if (!Say({.status = status, .crc = crc, .loses = accepted && core_.nic_.LosesPackets(), .token = token_})) return;
     if (!accepted) {
       // Read by the other end before it hears of our end.
       stream_->Shutdown();
@@ -578,6 +599,7 @@ class RocePort::Visitor final : public StreamWatcher {
     }
     Core::Member& member = core_.members_.at(hello_->destination_qp);
     member.both_proven |= both_proven_;
+    member.outlook->peer_loses = hello_->loses;
     core_.Attach(hello_->destination_qp, member, std::move(stream_), crc);
     Finish();
   }
@@ -617,6 +639,7 @@ class RocePort::Visitor final : public StreamWatcher {
   std::optional<Refusals::Source> source_;  // once it was challenged
   std::optional<uint32_t> user_;            // who has the other end, as Stream::PeerUser said before the challenge
   std::optional<uint64_t> proven_for_;
+  bool was_told_to_wait_ = false;
   bool both_proven_ = false;
   SipTag token_{};  // our own proof, once there is no doubt of the other end's
   bool finished_ = false;
@@ -669,7 +692,7 @@ void RocePort::Core::DismissWaiting(uint32_t qp_number) {
 }
 
 void RocePort::Core::Join(uint32_t qp_number, uint64_t generation, const RocePath& path, uint32_t remote_qp,
-                          const PeerKnowledge& knowledge) {
+                          const PeerKnowledge& knowledge, std::shared_ptr<CarrierOutlook> outlook) {
   Member member;
   if (const auto old = members_.find(qp_number); old != members_.end()) {
     StopCalling(old->second);
@@ -682,6 +705,8 @@ void RocePort::Core::Join(uint32_t qp_number, uint64_t generation, const RocePat
     if (is_same) member.peer_user = old->second.peer_user;
   }
   if (knowledge.secret == wire::CarrierSecret{} && !member.peer_user) member.peer_user = UserOfPeer(path, remote_qp);
+  member.outlook = std::move(outlook);
+  member.outlook->is_refused = member.outlook->is_asking = false;
   member.knowledge = knowledge;
   member.generation = generation;
   member.path = path;
@@ -765,17 +790,20 @@ void RocePort::Core::Call(uint32_t qp_number, Member& member) {
   const uint32_t slot = member.remote_qp >> kSlotShift;
   const uint32_t port = profile_.port_base + slot;
   const uint64_t generation = member.generation;
-  if (slot >= profile_.port_count || port > 0xffff) return CallFailed(qp_number, generation, "no such slot");
+  if (slot >= profile_.port_count || port > 0xffff)
+    return CallFailed(qp_number, generation, "no such slot", /*is_refusal=*/true);
   const uint64_t key = next_key_++;
   member.caller = key;
   Caller* const caller = (callers_[key] = std::make_unique<Caller>(*this, key, qp_number, member)).get();
   caller->Start(member.path.local, member.path.remote.WithPort(static_cast<uint16_t>(port)));
 }
 
-void RocePort::Core::CallFailed(uint32_t qp_number, uint64_t generation, const std::string& why) {
+void RocePort::Core::CallFailed(uint32_t qp_number, uint64_t generation, const std::string& why, bool is_refusal) {
   Member* const member = Find(qp_number, generation);
   if (member == nullptr) return;
   member->caller = 0;
+  member->outlook->is_asking = false;
+  member->outlook->is_refused = is_refusal;
   Tell("carrier.failed", {{"qp", uint64_t{qp_number}}, {"why", why}});
   CallLater(qp_number, *member);
   RetryWaiting(qp_number);
@@ -811,6 +839,7 @@ void RocePort::Core::Attach(uint32_t qp_number, Member& member, std::unique_ptr<
     STAGECOACH_MARK("port.carrier_comes_after_its_qp");
     return;
   }
+  member.outlook->is_refused = member.outlook->is_asking = false;
   if (member.carrier != 0) STAGECOACH_MARK("port.carrier_replaced");
   member.carrier = serial;
   Tell("carrier.taken", {{"qp", uint64_t{qp_number}}, {"remote_qp", uint64_t{member.remote_qp}}});
@@ -995,8 +1024,8 @@ Result<RocePath, int> RocePort::PathTo(const AddressVector& vector) {
 }
 
 void RocePort::Join(uint32_t qp_number, uint64_t generation, const RocePath& path, uint32_t remote_qp,
-                    const PeerKnowledge& knowledge) {
-  core_->OnLoop([=](Core& core) { core.Join(qp_number, generation, path, remote_qp, knowledge); });
+                    const PeerKnowledge& knowledge, std::shared_ptr<CarrierOutlook> outlook) {
+  core_->OnLoop([=](Core& core) { core.Join(qp_number, generation, path, remote_qp, knowledge, outlook); });
 }
 
 void RocePort::Learn(uint32_t qp_number, uint64_t generation, const PeerKnowledge& knowledge) {

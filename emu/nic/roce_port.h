@@ -85,6 +85,19 @@ struct PeerKnowledge {
   wire::CarrierSecret secret{};
 };
 
+// What a QP can see of the port's attempts to get it a carrier. Written on the loop, read from any thread.
+struct CarrierOutlook {
+  // The last word was no: nobody listens at the peer's host, or who does knows no such QP, or has it in RESET or INIT,
+  // or takes no stream of ours.
+  std::atomic<bool> is_refused{false};
+  // A stream to the peer's host stands, and waits for an answer.
+  std::atomic<bool> is_asking{false};
+  // Streams to the peer's host that came about, whatever became of them: each was a sign of life.
+  std::atomic<uint32_t> streams{0};
+  // Of the carrier that comes next: its other end loses packets by itself (CarrierHello::loses).
+  std::atomic<bool> peer_loses{false};
+};
+
 class RocePort {
  public:
   // The NIC must outlive the port.
@@ -121,9 +134,9 @@ class RocePort {
   uint64_t NextGeneration() { return next_generation_.fetch_add(1, std::memory_order_relaxed); }
 
   // QP `qp_number`, in the life `generation`, is in RTR and wants packets carried; again when its path changes.
-  // Carriers come by Nic::TakeCarrier.
+  // Carriers come by Nic::TakeCarrier; how it stands with them, `outlook` tells from now on.
   void Join(uint32_t qp_number, uint64_t generation, const RocePath& path, uint32_t remote_qp,
-            const PeerKnowledge& knowledge);
+            const PeerKnowledge& knowledge, std::shared_ptr<CarrierOutlook> outlook);
   // It knows more of its peer: it sends from now on, or was told a secret.
   void Learn(uint32_t qp_number, uint64_t generation, const PeerKnowledge& knowledge);
   // It wants to send and has no carrier.

@@ -27,6 +27,7 @@ class SimStream final : public Stream {
   int PollDescriptor() const override { return -1; }
   IpEndpoint local() const override { return connection_->address(index_); }
   IpEndpoint remote() const override { return connection_->address(1 - index_); }
+  Delivery delivery() const override { return connection_->DeliveryOf(index_); }
   size_t MaxSegmentSize() const override { return connection_->MaxSegmentSize(); }
 
  private:
@@ -177,9 +178,9 @@ std::string SimConnection::Describe() const {
 
 IoResult SimConnection::Read(int index, std::span<const MutableBytes> into) {
   End& end = ends_[index];
-  if (end.error != 0) return {IoStatus::kError, 0, end.error};
+  if (end.error != 0 && !end.host->stopped_) return {IoStatus::kError, 0, end.error};
   const size_t wanted = TotalSize(into);
-  if (wanted == 0) return {};
+  if (wanted == 0 || end.host->stopped_) return {};
   if (end.received_bytes == 0) return {end.peer_finished ? IoStatus::kEof : IoStatus::kWouldBlock, 0, 0};
   const size_t chopped = Chop(end, std::min(wanted, end.received_bytes));
   size_t left = chopped;
@@ -200,6 +201,7 @@ IoResult SimConnection::Read(int index, std::span<const MutableBytes> into) {
 
 IoResult SimConnection::Write(int index, std::span<const ConstBytes> from) {
   End& end = ends_[index];
+  if (end.host->stopped_) return {};
   if (end.error != 0) return {IoStatus::kError, 0, end.error};
   if (end.shut_down) return {IoStatus::kError, 0, EPIPE};
   const size_t room = options_.buffer - std::min(options_.buffer, end.unread_by_peer);
@@ -219,6 +221,16 @@ IoResult SimConnection::Write(int index, std::span<const ConstBytes> from) {
   TraceEnd(end, "stream.written", {{"bytes", size}});
   Transmit(index, {Kind::kData, size});
   return {IoStatus::kOk, size, 0};
+}
+
+Stream::Delivery SimConnection::DeliveryOf(int index) const {
+  const End& end = ends_[index];
+  const auto is_data = [](const Segment& segment) { return segment.kind == Kind::kData; };
+  const auto any_in = [&](const std::deque<Segment>& segments) {
+    return std::any_of(segments.begin(), segments.end(), is_data);
+  };
+  const bool is_stuck = any_in(end.held);
+  return {.taken = end.taken, .is_complete = !is_stuck && !any_in(end.under_way), .host_answers = !is_stuck};
 }
 
 // Half of the time everything; else mostly a few bytes, which cut headers, and sometimes any number.
@@ -242,6 +254,7 @@ void SimConnection::SetWatcher(int index, StreamWatcher* watcher) {
 }
 
 bool SimConnection::Ready(const End& end) const {
+  if (end.host->stopped_) return false;
   const bool dead = end.error != 0;
   if (end.want_read && (dead || end.received_bytes > 0 || end.peer_finished)) return true;
   return end.want_write && (dead || end.shut_down || end.unread_by_peer < options_.buffer);
@@ -413,27 +426,22 @@ void SimConnection::ReleaseHeld() {
 
 void SimConnection::Deliver(int to, Segment segment) {
   End& end = ends_[to];
-  if (segment.kind == Kind::kData && (end.error != 0 || !end.held_by_user)) end.inbound.Drop(segment.size);
+  if (segment.kind == Kind::kData && (end.error != 0 || !(end.held_by_user || end.accept_due))) {
+    end.inbound.Drop(segment.size);
+  }
   if (end.forgotten) {
     STAGECOACH_MARK("stream.segment_for_a_forgotten_connection");
     if (segment.kind != Kind::kReset) Transmit(to, {Kind::kReset});
     return;
   }
   switch (segment.kind) {
-    case Kind::kOpen: {
-      const std::shared_ptr<Fabric::AcceptCallback> listener = listener_.lock();
-      if (listener == nullptr) {
-        STAGECOACH_MARK("stream.listener_gone_before_the_last_ack");
-        Transmit(to, {Kind::kReset});
-        return;
-      }
-      TraceEnd(end, "stream.accepted", {{"remote", ends_[1 - to].address.ToString()}});
-      (*listener)(MakeStream(to));
+    case Kind::kOpen:
+      end.accept_due = end.host->stopped_;
+      if (!end.accept_due) Accept(to);
       return;
-    }
     case Kind::kData:
       if (end.error != 0) return;
-      if (!end.held_by_user) {
+      if (!end.held_by_user && !end.accept_due) {
         STAGECOACH_MARK("stream.data_for_a_closed_socket");
         // Data for a socket that is closed: the kernel answers with a reset.
         end.error = ECONNABORTED;
@@ -442,6 +450,7 @@ void SimConnection::Deliver(int to, Segment segment) {
         return;
       }
       end.received_bytes += segment.size;
+      ends_[1 - to].taken += segment.size;
       break;
     case Kind::kCredit:
       end.unread_by_peer -= std::min(end.unread_by_peer, segment.size);
@@ -458,6 +467,27 @@ void SimConnection::Deliver(int to, Segment segment) {
       return;
   }
   CallNow(to);
+}
+
+void SimConnection::Accept(int index) {
+  const std::shared_ptr<Fabric::AcceptCallback> listener = listener_.lock();
+  if (listener == nullptr) {
+    STAGECOACH_MARK("stream.listener_gone_before_the_last_ack");
+    Transmit(index, {Kind::kReset});
+    return;
+  }
+  TraceEnd(ends_[index], "stream.accepted", {{"remote", ends_[1 - index].address.ToString()}});
+  (*listener)(MakeStream(index));
+}
+
+void SimConnection::Continue(const SimFabric& host) {
+  for (int index = 0; index < 2; ++index) {
+    End& end = ends_[index];
+    if (end.host != &host) continue;
+    // One that has gone meanwhile finds its process no more, as accept(2) has it.
+    if (std::exchange(end.accept_due, false) && end.error == 0) Accept(index);
+    CallIfReady(index);
+  }
 }
 
 void SimConnection::Break(int index, int error) {

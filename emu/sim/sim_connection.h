@@ -40,6 +40,8 @@ class SimConnection : public std::enable_shared_from_this<SimConnection> {
   void ForgetScheduled() { kept_.reset(); }
   // The way between the hosts is free again.
   void ReleaseHeld();
+  // The host's processes run again.
+  void Continue(const SimFabric& host);
   bool Joins(size_t a, size_t b) const;
   bool IsOf(const SimFabric& host) const { return ends_[0].host == &host || ends_[1].host == &host; }
   // The host's ends die and are forgotten: whatever comes for them is answered with a reset, if the host answers at
@@ -61,6 +63,7 @@ class SimConnection : public std::enable_shared_from_this<SimConnection> {
   void Abort(int index);
   void Destroy(int index);
   const IpEndpoint& address(int index) const { return ends_[index].address; }
+  Stream::Delivery DeliveryOf(int index) const;
   size_t MaxSegmentSize() const { return options_.max_segment_size; }
 
  private:
@@ -100,6 +103,7 @@ class SimConnection : public std::enable_shared_from_this<SimConnection> {
     bool want_read = false;
     bool want_write = false;
     bool call_scheduled = false;
+    bool accept_due = false;  // established, which a process that stands still has not heard
     bool shut_down = false;
     bool peer_finished = false;
     int error = 0;              // the end is dead
@@ -108,6 +112,7 @@ class SimConnection : public std::enable_shared_from_this<SimConnection> {
     size_t received_bytes = 0;  // and not read
     size_t credit_owed = 0;     // read, and the peer not told
     size_t unread_by_peer = 0;
+    uint64_t taken = 0;  // bytes of this end that have arrived
     SimWorld::Link* way_out = nullptr;
     std::deque<Segment> under_way;  // sent by this end, or about to leave it
     std::deque<Segment> held;       // sent by this end, and stuck; ahead of what is under way
@@ -115,6 +120,7 @@ class SimConnection : public std::enable_shared_from_this<SimConnection> {
   };
 
   std::unique_ptr<Stream> MakeStream(int index);
+  void Accept(int index);
   void Transmit(int from, Segment segment);
   template <void (SimConnection::*kEvent)(int)>
   EventLoop::TimerId Schedule(Instant when, int index);

@@ -322,6 +322,7 @@ void SimWorld::CutHost(SimFabric& host, Cut how) {
   STAGECOACH_CHECK(host.IsUp());
   Trace(trace(), Now(), host.name(), "fabric.cut", {{"how", how == Cut::kReset ? "reset" : "silent"}});
   host.state_ = how == Cut::kReset ? SimFabric::State::kKilled : SimFabric::State::kSilent;
+  host.stopped_ = false;
   host.listeners_.clear();
   for (const auto& weak : std::exchange(host.attempts_, {})) {
     if (const auto attempt = weak.lock()) attempt->OnCut();
@@ -339,6 +340,14 @@ void SimWorld::Restore(SimFabric& host) {
   for (const auto& connection : Connections()) {
     if (connection->IsOf(host)) connection->ReleaseHeld();
   }
+}
+
+void SimWorld::Stop(SimFabric& host, bool stopped) {
+  STAGECOACH_CHECK(host.IsUp());
+  Trace(trace(), Now(), host.name(), stopped ? "fabric.stopped" : "fabric.continued");
+  host.stopped_ = stopped;
+  if (stopped) return;
+  for (const auto& connection : Connections()) connection->Continue(host);
 }
 
 void SimWorld::ResetConnections(const SimFabric& a, const SimFabric& b) {
@@ -465,6 +474,7 @@ std::string SimWorld::Describe() const {
   }
   for (const auto& host : hosts_) {
     if (!host->IsUp()) text += "  down: " + host->name() + "\n";
+    if (host->stopped_) text += "  standing still: " + host->name() + "\n";
   }
   for (const auto& [pair, link] : links_) {
     if (link.partitioned) {

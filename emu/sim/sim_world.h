@@ -109,6 +109,10 @@ class SimWorld {
   // A host that is down, and on which no program is blocked any more, is up again and remembers nothing. What comes on
   // streams of before is answered with a reset.
   void Restore(SimFabric& host);
+  // The processes of the host stand still (SIGSTOP, a debugger), or run again, while its kernel goes on: connections
+  // are established and bytes are taken, as far as there is room, and nobody is told, reads or writes. Only what they
+  // do with streams is held up: their timers go off, and may find that nothing has come.
+  void Stop(SimFabric& host, bool stopped);
   // A middlebox kills what is established between the hosts: both ends are reset, after what is under way.
   void ResetConnections(const SimFabric& a, const SimFabric& b);
   // Half-open: the host's ends are reset and forgotten, and the peers do not hear of it until they send.
@@ -260,6 +264,7 @@ class SimFabric final : public Fabric {
   uint32_t link_mtu_ = kEthernetMtu;
   const std::unique_ptr<EventLoop> program_loop_;
   State state_ = State::kUp;
+  bool stopped_ = false;  // SimWorld::Stop
   PortSpace ports_;
   uint16_t next_port_ = 49152;  // dynamic ports, RFC 6335
   std::map<IpEndpoint, std::shared_ptr<ListenEntry>> listeners_;

@@ -562,6 +562,84 @@ TEST(SimWorld, ASenderGivesUpOnASilentPeerAndAnIdleEndNeverLearns) {
   EXPECT_EQ(ReadSome(*pair.client, &text).error, ETIMEDOUT);
 }
 
+TEST(SimWorld, AStreamKnowsWhatThePeersHostHasTaken) {
+  Pair pair({.latency = 1ms});
+  pair.Connect();
+  const auto expect = [&](uint64_t taken, bool is_complete, bool host_answers) {
+    const Stream::Delivery delivery = pair.client->delivery();
+    EXPECT_EQ(delivery.taken, taken);
+    EXPECT_EQ(delivery.is_complete, is_complete);
+    EXPECT_EQ(delivery.host_answers, host_answers);
+  };
+  expect(0, true, true);
+  WriteSome(*pair.client, "four");
+  expect(0, false, true);
+  pair.world.RunFor(2ms);
+  expect(4, true, true);  // which nobody has read
+  pair.world.Partition(*pair.a, *pair.b, true);
+  WriteSome(*pair.client, "and six");
+  pair.world.RunFor(2ms);
+  expect(4, false, false);
+  pair.world.Partition(*pair.a, *pair.b, false);
+  pair.world.RunFor(2ms);
+  expect(11, true, true);
+}
+
+TEST(SimWorld, AHostWhoseProcessesStandStillTakesBytesAndTellsNobody) {
+  Pair pair({.buffer = 10});
+  pair.Connect();
+  std::string text;
+  pair.world.Stop(*pair.b, true);
+  {
+    Receiver receiver(&pair.world, pair.server.get());
+    EXPECT_EQ(WriteSome(*pair.client, "0123456789").bytes, 10u);
+    pair.world.RunFor(10s);
+    EXPECT_EQ(pair.client->delivery().taken, 10u);
+    EXPECT_EQ(WriteSome(*pair.client, "!").status, IoStatus::kWouldBlock);
+    EXPECT_EQ(ReadSome(*pair.server, &text).status, IoStatus::kWouldBlock);
+    EXPECT_EQ(WriteSome(*pair.server, "?").status, IoStatus::kWouldBlock);
+    EXPECT_EQ(receiver.text, "");
+    EXPECT_NE(pair.world.Describe().find("standing still: b"), std::string::npos);
+    pair.world.Stop(*pair.b, false);
+    pair.world.RunFor(1ms);
+    EXPECT_EQ(receiver.text, "0123456789");
+  }
+  EXPECT_EQ(WriteSome(*pair.client, "!").bytes, 1u);
+}
+
+TEST(SimWorld, WhoCallsAHostWhoseProcessesStandStillIsConnectedAndNotHeard) {
+  Pair pair;
+  pair.Connect();
+  std::unique_ptr<Stream> client;
+  pair.world.Stop(*pair.b, true);
+  pair.server.reset();
+  const auto attempt =
+      pair.a->Connect({}, Address("10.0.0.2", 20049), [&](StreamResult result) { client = std::move(*result); });
+  ASSERT_TRUE(pair.world.RunUntil([&] { return client != nullptr; }));
+  EXPECT_EQ(WriteSome(*client, "hello").bytes, 5u);
+  pair.world.RunFor(10s);
+  EXPECT_EQ(client->delivery().taken, 5u);
+  EXPECT_EQ(pair.server, nullptr);
+  pair.world.Stop(*pair.b, false);
+  ASSERT_NE(pair.server, nullptr);
+  std::string text;
+  EXPECT_EQ(ReadSome(*pair.server, &text).status, IoStatus::kOk);
+  EXPECT_EQ(text, "hello");
+}
+
+TEST(SimWorld, AHostThatIsKilledWhileItStandsStillIsUpAndRunningWhenItComesBack) {
+  Pair pair;
+  pair.Connect();
+  pair.world.Stop(*pair.b, true);
+  pair.world.CutHost(*pair.b, Cut::kReset);
+  pair.world.RunUntilIdle();
+  std::string text;
+  EXPECT_EQ(ReadSome(*pair.client, &text).error, ECONNRESET);
+  pair.world.Restore(*pair.b);
+  pair.Reconnect();
+  EXPECT_TRUE(Exchange(&pair, 1000).Run());
+}
+
 // A TCP that has given up retransmitting remembers nothing of the connection: nothing of it arrives later, and its peer
 // learns of the end by a reset.
 TEST(SimWorld, AStreamThatGaveUpStaysDeadWhenThePartitionHeals) {

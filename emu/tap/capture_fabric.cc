@@ -95,6 +95,7 @@ class CapturedStream final : public Stream {
   IpEndpoint local() const override { return inner_->local(); }
   IpEndpoint remote() const override { return inner_->remote(); }
   std::optional<uint32_t> PeerUser() const override { return inner_->PeerUser(); }
+  Delivery delivery() const override { return inner_->delivery(); }
   size_t MaxSegmentSize() const override { return inner_->MaxSegmentSize(); }
 
  private:

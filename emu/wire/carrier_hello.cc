@@ -11,6 +11,7 @@ constexpr std::string_view kAnswerKey("Stagecoach ib \0\2", kCarrierKeySize);
 constexpr uint8_t kFlagCrc = 1;
 constexpr uint8_t kFlagDatagrams = 2;
 constexpr uint8_t kFlagSends = 2;  // of an answer
+constexpr uint8_t kFlagLoses = 4;
 constexpr uint32_t kQpMax = 0xffffff;
 // Of a QP's number, what is not its process's.
 constexpr uint32_t kIndexMask = 0xffff;
@@ -56,6 +57,8 @@ const char* ToString(CarrierStatus status) {
       return "refused too often";
     case CarrierStatus::kOtherVersion:
       return "another version of the carrier's hello";
+    case CarrierStatus::kWait:
+      return "to wait for the QP";
   }
   return "unknown";
 }
@@ -82,7 +85,7 @@ const char* ToString(CarrierFault fault) {
 
 void CarrierHello::Encode(ByteWriter& out) const {
   out.Bytes(AsBytes(kHelloKey));
-  out.U8(static_cast<uint8_t>((crc ? kFlagCrc : 0) | (datagrams ? kFlagDatagrams : 0)));
+  out.U8(static_cast<uint8_t>((crc ? kFlagCrc : 0) | (datagrams ? kFlagDatagrams : 0) | (loses ? kFlagLoses : 0)));
   PutZeros(out, 3);
   out.U32(source_qp & kQpMax);
   out.U32(destination_qp & kQpMax);
@@ -95,7 +98,7 @@ void CarrierHello::Encode(ByteWriter& out) const {
 void CarrierAnswer::Encode(ByteWriter& out) const {
   out.Bytes(AsBytes(kAnswerKey));
   out.U8(static_cast<uint8_t>(status));
-  out.U8(static_cast<uint8_t>((crc ? kFlagCrc : 0) | (sends ? kFlagSends : 0)));
+  out.U8(static_cast<uint8_t>((crc ? kFlagCrc : 0) | (sends ? kFlagSends : 0) | (loses ? kFlagLoses : 0)));
   PutZeros(out, 6);
   out.Bytes(HasToken(status) ? token : SipTag{});
 }
@@ -110,9 +113,10 @@ Result<CarrierHello, CarrierFault> DecodeCarrierHello(ConstBytes bytes) {
   if (const auto fault = JudgeKey(in.Bytes(kHelloKey.size()), kHelloKey)) return Err(CarrierFault{*fault});
   CarrierHello hello;
   const uint8_t flags = in.U8();
-  if ((flags & ~(kFlagCrc | kFlagDatagrams)) != 0) return Err(CarrierFault::kBadFlags);
+  if ((flags & ~(kFlagCrc | kFlagDatagrams | kFlagLoses)) != 0) return Err(CarrierFault::kBadFlags);
   hello.crc = (flags & kFlagCrc) != 0;
   hello.datagrams = (flags & kFlagDatagrams) != 0;
+  hello.loses = (flags & kFlagLoses) != 0;
   if (!AreZeros(in.Bytes(3))) return Err(CarrierFault::kNotZero);
   hello.source_qp = in.U32();
   hello.destination_qp = in.U32();
@@ -133,12 +137,13 @@ Result<CarrierAnswer, CarrierFault> DecodeCarrierAnswer(ConstBytes bytes) {
   if (const auto fault = JudgeKey(in.Bytes(kAnswerKey.size()), kAnswerKey)) return Err(CarrierFault{*fault});
   CarrierAnswer answer;
   const uint8_t status = in.U8();
-  if (status > static_cast<uint8_t>(CarrierStatus::kOtherVersion)) return Err(CarrierFault::kBadStatus);
+  if (status > static_cast<uint8_t>(CarrierStatus::kWait)) return Err(CarrierFault::kBadStatus);
   answer.status = static_cast<CarrierStatus>(status);
   const uint8_t flags = in.U8();
-  if ((flags & ~(kFlagCrc | kFlagSends)) != 0) return Err(CarrierFault::kBadFlags);
+  if ((flags & ~(kFlagCrc | kFlagSends | kFlagLoses)) != 0) return Err(CarrierFault::kBadFlags);
   answer.crc = (flags & kFlagCrc) != 0;
   answer.sends = (flags & kFlagSends) != 0;
+  answer.loses = (flags & kFlagLoses) != 0;
   if (!AreZeros(in.Bytes(6))) return Err(CarrierFault::kNotZero);
   const ConstBytes token = in.Bytes(answer.token.size());
   if (!HasToken(answer.status) && !AreZeros(token)) return Err(CarrierFault::kNotZero);

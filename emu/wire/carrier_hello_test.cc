@@ -61,13 +61,17 @@ TEST(CarrierHello, HasTheLayoutTheHeaderSays) {
             "5374616765636f616368206962200002"
             "0502000000000000"
             "a0a1a2a3a4a5a6a7a8a9aaabacadaeaf");
+  CarrierHello loses = SampleHello();
+  loses.loses = true;
+  EXPECT_EQ(Encoded(loses, kCarrierHelloSize)[16], std::byte{5});
+  EXPECT_EQ(Encoded(CarrierAnswer{.loses = true}, kCarrierAnswerSize)[17], std::byte{4});
 }
 
 TEST(CarrierAnswer, ComesBackAsItWasWritten) {
   for (const CarrierStatus status :
        {CarrierStatus::kAccepted, CarrierStatus::kNoQp, CarrierStatus::kNotReady, CarrierStatus::kMismatch,
         CarrierStatus::kBusy, CarrierStatus::kProve, CarrierStatus::kNotProven, CarrierStatus::kTooOften,
-        CarrierStatus::kOtherVersion}) {
+        CarrierStatus::kOtherVersion, CarrierStatus::kWait}) {
     CarrierAnswer answer{.status = status};
     if (status == CarrierStatus::kProve || status == CarrierStatus::kAccepted) answer.token = SampleHello().nonce;
     const auto decoded = DecodeCarrierAnswer(Encoded(answer, kCarrierAnswerSize));
@@ -76,13 +80,21 @@ TEST(CarrierAnswer, ComesBackAsItWasWritten) {
   }
 }
 
+TEST(CarrierHello, BothEndsMaySayThatTheyLosePackets) {
+  CarrierHello hello = SampleHello();
+  hello.loses = true;
+  EXPECT_EQ(*DecodeCarrierHello(Encoded(hello, kCarrierHelloSize)), hello);
+  const CarrierAnswer answer{.loses = true, .token = SampleHello().nonce};
+  EXPECT_EQ(*DecodeCarrierAnswer(Encoded(answer, kCarrierAnswerSize)), answer);
+}
+
 TEST(CarrierHello, WhatIsWrongWithItIsSaid) {
   const struct {
     size_t at;
     uint8_t value;
     CarrierFault fault;
   } kCases[] = {{0, 'M', CarrierFault::kBadKey},        {15, 1, CarrierFault::kBadVersion},
-                {16, 4, CarrierFault::kBadFlags},       {17, 1, CarrierFault::kNotZero},
+                {16, 8, CarrierFault::kBadFlags},       {17, 1, CarrierFault::kNotZero},
                 {19, 1, CarrierFault::kNotZero},        {20, 1, CarrierFault::kBadQpNumber},
                 {24, 0xff, CarrierFault::kBadQpNumber}, {28, 1, CarrierFault::kNotZero}};
   for (const auto& each : kCases) {
@@ -140,7 +152,7 @@ TEST(CarrierAnswer, WhatIsWrongWithItIsSaid) {
     uint8_t value;
     CarrierFault fault;
   } kCases[] = {{10, '!', CarrierFault::kBadKey},
-                {16, 9, CarrierFault::kBadStatus},
+                {16, 10, CarrierFault::kBadStatus},
                 {17, 0x80, CarrierFault::kBadFlags},
                 {23, 1, CarrierFault::kNotZero},
                 {39, 1, CarrierFault::kNotZero}};

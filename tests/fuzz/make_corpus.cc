@@ -316,7 +316,7 @@ void AddCarrierHellos(Corpus& corpus) {
   hello.datagrams = true;
   hello.source_qp = hello.destination_qp = 0x10000;
   add("link", hello, kCarrierHelloSize);
-  for (int status = 0; status <= static_cast<int>(CarrierStatus::kOtherVersion); ++status) {
+  for (int status = 0; status <= static_cast<int>(CarrierStatus::kWait); ++status) {
     CarrierAnswer answer{.status = static_cast<CarrierStatus>(status)};
     answer.sends = answer.status == CarrierStatus::kProve;
     answer.token.fill(std::byte{5});

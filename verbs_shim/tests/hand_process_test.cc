@@ -149,6 +149,30 @@ TEST_F(HandProcessTest, AProcessThatIsKilledIsFoundOutByRetries) {
   EXPECT_EQ(end->State(), IBV_QPS_ERR);
 }
 
+// As a clock: a QP whose peer is in the last of all processes, which is not there. It is told so after 5.4 s.
+TEST_F(HandProcessTest, AProcessThatStandsStillIsWaitedFor) {
+  ASSERT_NO_FATAL_FAILURE(end->SetPatience(/*timeout=*/10, /*retry_count=*/0));  // 4 ms
+  HandEnd clock(false, {.retry_count = 4});
+  HandAddress nobody = theirs.qp;
+  nobody.qp_number |= 0xff0000;
+  clock.Connect(nobody);
+  process->Stop();
+  for (uint64_t i = 0; i < 8; ++i) ASSERT_EQ(Post(end->qp.get(), OnTheirs(i, IBV_WR_RDMA_WRITE, kSize)), 0);
+  ASSERT_EQ(Post(clock.qp.get(), {.wr_id = 9}), 0);
+  ExpectCompletion(clock.send_cq.get(), 9, IBV_WC_RETRY_EXC_ERR);
+  EXPECT_TRUE(NoCompletion(end->send_cq.get()));
+  process->Continue();
+  for (uint64_t i = 0; i < 8; ++i) ExpectCompletion(end->send_cq.get(), i);
+}
+
+TEST_F(HandProcessTest, OneThatIsKilledWhileItStandsStillIsFoundOut) {
+  ASSERT_NO_FATAL_FAILURE(end->SetPatience(/*timeout=*/14, /*retry_count=*/2));
+  process->Stop();
+  ASSERT_EQ(Post(end->qp.get(), OnTheirs(1, IBV_WR_RDMA_WRITE, kSize)), 0);
+  process->Kill();
+  ExpectCompletion(end->send_cq.get(), 1, IBV_WC_RETRY_EXC_ERR);
+}
+
 }  // namespace
 }  // namespace stagecoach::verbs
 

@@ -13,7 +13,7 @@
 
 namespace stagecoach::verbs {
 
-// A process that is killed with this object. Its standard input is one end of socket().
+// A process that is killed with this object, also while it stands still. Its standard input is one end of socket().
 class PeerProcess {
  public:
   explicit PeerProcess(std::vector<std::string> arguments) {
@@ -47,6 +47,14 @@ class PeerProcess {
     pid_ = -1;
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   }
+  // It stands still, as under a debugger, when this returns.
+  void Stop() {
+    ASSERT_EQ(kill(pid_, SIGSTOP), 0);
+    int status = 0;
+    ASSERT_EQ(waitpid(pid_, &status, WUNTRACED), pid_);
+    ASSERT_TRUE(WIFSTOPPED(status));
+  }
+  void Continue() { ASSERT_EQ(kill(pid_, SIGCONT), 0); }
   void Kill() {
     if (pid_ <= 0) return;
     kill(pid_, SIGKILL);

@@ -358,6 +358,37 @@ TEST_F(TcpFabricTest, AFullStreamBlocksAndBecomesWritableAgain) {
   EXPECT_EQ(WriteSome(*pair.client, block).status, IoStatus::kOk);
 }
 
+// That nobody reads there makes no difference, until there is no room.
+TEST_F(TcpFabricTest, AStreamKnowsWhatThePeersHostHasTaken) {
+  Connected pair = Pair();
+  EXPECT_TRUE(pair.client->delivery().is_complete);
+  EXPECT_EQ(WriteSome(*pair.client, "ten bytes.").bytes, 10u);
+  const auto becomes = [&](const auto& condition) {
+    const auto end = std::chrono::steady_clock::now() + kBound;
+    while (!condition(pair.client->delivery())) {
+      if (std::chrono::steady_clock::now() > end) return false;
+      std::this_thread::yield();
+    }
+    return true;
+  };
+  EXPECT_TRUE(becomes([](const Stream::Delivery& now) { return now.is_complete && now.taken == 10; }));
+  const std::string block(1 << 16, 'b');
+  uint64_t written = 10;
+  IoResult result;
+  // The host makes room now and then, as long as it has any.
+  do {
+    while ((result = WriteSome(*pair.client, block)).status == IoStatus::kOk) written += result.bytes;
+  } while (becomes([&](const Stream::Delivery& now) { return now.is_complete || now.taken + (1 << 20) < written; }) &&
+           pair.client->delivery().is_complete);
+  const Stream::Delivery full = pair.client->delivery();
+  EXPECT_FALSE(full.is_complete);
+  EXPECT_GT(full.taken, 10u);
+  EXPECT_LT(full.taken, written);
+  EXPECT_TRUE(full.host_answers);
+  pair.client->Abort();
+  EXPECT_TRUE(pair.client->delivery().is_complete) << "nothing is under way any more";
+}
+
 TEST_F(TcpFabricTest, ReadinessIsOneShotAndADisarmedStreamIsNotReported) {
   Connected pair = Pair();
   CountingWatcher watcher;

@@ -1,9 +1,11 @@
 #include "emu/backend/tcp/tcp_stream.h"
 
 #include <errno.h>
+#include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -222,7 +224,10 @@ IoResult TcpStream::Write(std::span<const ConstBytes> from) {
   do {
     n = sendmsg(fd_, &message, MSG_NOSIGNAL);
   } while (n < 0 && errno == EINTR);
-  if (n > 0) return {IoStatus::kOk, static_cast<size_t>(n), 0};
+  if (n > 0) {
+    written_ += static_cast<uint64_t>(n);
+    return {IoStatus::kOk, static_cast<size_t>(n), 0};
+  }
   if (n == 0) return {};
   return Failed(errno);
 }
@@ -244,6 +249,21 @@ void TcpStream::Abort() {
   sockaddr nobody{};
   nobody.sa_family = AF_UNSPEC;
   member_->ChangeSocket([&] { connect(fd_, &nobody, sizeof nobody); });
+}
+
+Stream::Delivery TcpStream::delivery() const {
+  Delivery delivery{.taken = written_, .is_complete = true, .host_answers = true};
+  int under_way = 0;
+  // tcp(7): SIOCOUTQ, not sent or not acknowledged.
+  if (aborted_ || ioctl(fd_, SIOCOUTQ, &under_way) != 0 || under_way <= 0) return delivery;
+  delivery.taken -= std::min(written_, static_cast<uint64_t>(under_way));
+  delivery.is_complete = false;
+  tcp_info info{};
+  socklen_t length = sizeof info;
+  if (getsockopt(fd_, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return delivery;
+  // Retransmissions, and questions whether its window is still closed, since the last acknowledgement of anything.
+  delivery.host_answers = info.tcpi_retransmits == 0 && info.tcpi_probes == 0;
+  return delivery;
 }
 
 size_t TcpStream::MaxSegmentSize() const {

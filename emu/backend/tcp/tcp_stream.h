@@ -118,6 +118,7 @@ class TcpStream final : public Stream {
     if (!IsOfThisHost(remote_)) return std::nullopt;
     return UserOfSocket(remote_, local_).value_or(kNoUser);
   }
+  Delivery delivery() const override;
   size_t MaxSegmentSize() const override;
 
  private:
@@ -129,6 +130,7 @@ class TcpStream final : public Stream {
   const std::shared_ptr<ReadinessSet::Member> member_;
   const IpEndpoint local_;
   const IpEndpoint remote_;
+  uint64_t written_ = 0;  // bytes
   bool shut_down_ = false;
   bool aborted_ = false;
 };

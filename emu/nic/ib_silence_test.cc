@@ -1,0 +1,256 @@
+// What ends a connection and what does not, between two NICs in virtual time: streams that are slow or not there yet,
+// peers that stand still, peers and hosts that have gone.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "base/trace.h"
+#include "emu/nic/roce_test_support.h"
+
+namespace stagecoach::emu {
+namespace {
+
+// Two hosts with a QP each, which give their peers 4 ms and `retries` more times.
+class Hosts {
+ public:
+  explicit Hosts(const LinkOptions& link = {}, const DeviceProfile& of_a = RoceProfile(),
+                 const DeviceProfile& of_b = RoceProfile())
+      : pair(link, 1, &trace), a(pair.fabric_a, "a", of_a, &trace), b(pair.fabric_b, "b", of_b, &trace) {}
+
+  void Ready(TestHost& host, uint8_t retries) {
+    const TestHost& peer = &host == &a ? b : a;
+    const IpEndpoint at = *IpEndpoint::Parse(&host == &a ? "10.0.0.2" : "10.0.0.1", 0);
+    for (const QpState state : {QpState::kInit, QpState::kRtr, QpState::kRts}) {
+      QpAttributes attributes = HandAttributes(state, *peer.qp, at);
+      attributes.retry_count = retries;
+      ASSERT_EQ(Modify(*host.qp, attributes), 0);
+    }
+  }
+  void Ready(uint8_t retries) {
+    Ready(a, retries);
+    Ready(b, retries);
+  }
+  // A Send of each, which arrives.
+  void Greet() {
+    for (TestHost* host : {&a, &b}) ASSERT_EQ(host->Receive(1, {host->Register(64).All()}), 0);
+    for (TestHost* host : {&a, &b}) ASSERT_EQ(host->Send(1, {host->Register(64).All()}), 0);
+    ASSERT_TRUE(pair.world.RunUntil([&] { return BothCompleted(a, b, 2); }));
+    a.completions.clear();
+    b.completions.clear();
+    pair.world.RunFor(1s);
+  }
+  // A Send of `from`, for which there is a Receive.
+  void Post(TestHost& from, size_t size = 64) {
+    TestHost& to = &from == &a ? b : a;
+    ASSERT_EQ(to.Receive(1, {to.Register(size).All()}), 0);
+    ASSERT_EQ(from.Send(1, {from.Register(size).All()}), 0);
+    posted = pair.world.Now();
+  }
+  // How long after Post() the Send of `from` ended; it has to.
+  Duration End(TestHost& from) {
+    EXPECT_TRUE(pair.world.RunUntil([&] { return from.Completed(1); })) << a.nic->Describe() << b.nic->Describe();
+    return pair.world.Now() - posted;
+  }
+  CompletionStatus Status(const TestHost& from) const { return from.completions.at(0).status; }
+  size_t Events(const std::string& what) const {
+    return static_cast<size_t>(std::count_if(trace.lines().begin(), trace.lines().end(), [&](const std::string& line) {
+      return line.find(" " + what) != std::string::npos;
+    }));
+  }
+
+  TraceLog trace;
+  SimPair pair;
+  TestHost a;
+  TestHost b;
+  Instant posted{};
+};
+
+// --- Slow ---
+
+TEST(IbSilence, OverASlowLinkNothingIsSentAgain) {
+  Hosts hosts({.latency = 10ms, .bytes_per_second = 500'000});
+  hosts.Ready(/*retries=*/0);
+  // A second each way, and one on the way to its turn.
+  for (TestHost* host : {&hosts.a, &hosts.b}) {
+    for (int i = 0; i < 4; ++i) hosts.Post(*host, 500'000);
+  }
+  ASSERT_TRUE(hosts.pair.world.RunUntil([&] { return BothCompleted(hosts.a, hosts.b, 8); }));
+  for (const TestHost* host : {&hosts.a, &hosts.b}) {
+    for (const WorkCompletion& completion : host->completions) EXPECT_EQ(completion.status, CompletionStatus::kSuccess);
+  }
+  EXPECT_GE(hosts.pair.world.Now() - hosts.posted, 4s);
+  EXPECT_EQ(hosts.Events("retry "), 0u);
+}
+
+TEST(IbSilence, AStreamThatTakesLongToOpenCostsNoRetry) {
+  Hosts hosts({.latency = 1500ms});
+  hosts.Ready(/*retries=*/0);
+  hosts.Post(hosts.a);
+  EXPECT_GE(hosts.End(hosts.a), 9s);
+  EXPECT_EQ(hosts.Status(hosts.a), CompletionStatus::kSuccess);
+}
+
+// --- Peers that stand still ---
+
+TEST(IbSilence, APeerThatStandsStillEndsNobodysConnection) {
+  Hosts hosts;
+  hosts.Ready(/*retries=*/0);
+  hosts.Greet();
+  hosts.pair.world.Stop(hosts.pair.fabric_b, true);
+  hosts.Post(hosts.a);
+  hosts.pair.world.RunFor(999ms);
+  EXPECT_EQ(hosts.Events("retry "), 0u);
+  hosts.pair.world.RunFor(600s);
+  EXPECT_FALSE(hosts.a.Completed(1));
+  hosts.pair.world.Stop(hosts.pair.fabric_b, false);
+  hosts.End(hosts.a);
+  EXPECT_EQ(hosts.Status(hosts.a), CompletionStatus::kSuccess);
+  EXPECT_EQ(hosts.Events("carrier.taken "), 2u) << "one at each end";
+}
+
+TEST(IbSilence, NorDoesOneWhoseHostHasNoRoomLeft) {
+  Hosts hosts;
+  hosts.Ready(/*retries=*/0);
+  hosts.Greet();
+  hosts.pair.world.Stop(hosts.pair.fabric_b, true);
+  for (int i = 0; i < 10; ++i) hosts.Post(hosts.a, 100'000);
+  hosts.pair.world.RunFor(600s);
+  EXPECT_FALSE(hosts.a.Completed(1));
+  hosts.pair.world.Stop(hosts.pair.fabric_b, false);
+  ASSERT_TRUE(hosts.pair.world.RunUntil([&] { return hosts.a.Completed(10); }));
+  for (const WorkCompletion& each : hosts.a.completions) EXPECT_EQ(each.status, CompletionStatus::kSuccess);
+}
+
+TEST(IbSilence, OneThatWasStoppedItselfHasItsPeerAsItWas) {
+  Hosts hosts;
+  hosts.Ready(/*retries=*/0);
+  hosts.Greet();
+  hosts.Post(hosts.b);
+  hosts.pair.world.Stop(hosts.pair.fabric_b, true);
+  hosts.pair.world.RunFor(60s);
+  hosts.pair.world.Stop(hosts.pair.fabric_b, false);
+  hosts.End(hosts.b);
+  EXPECT_EQ(hosts.Status(hosts.b), CompletionStatus::kSuccess);
+}
+
+TEST(IbSilence, AStreamIsOpenedToAPeerThatStandsStillForHalfAMinute) {
+  for (const Duration stopped : {25s, 100s}) {
+    SCOPED_TRACE(stopped.count());
+    Hosts hosts;
+    hosts.Ready(hosts.b, /*retries=*/0);
+    hosts.pair.world.Stop(hosts.pair.fabric_b, true);
+    hosts.Ready(hosts.a, /*retries=*/0);
+    hosts.Post(hosts.a);
+    hosts.pair.world.RunFor(stopped);
+    hosts.pair.world.Stop(hosts.pair.fabric_b, false);
+    hosts.End(hosts.a);
+    EXPECT_EQ(hosts.Status(hosts.a), stopped == 25s ? CompletionStatus::kSuccess : CompletionStatus::kRetryExceeded);
+  }
+}
+
+// --- Peers and hosts that have gone ---
+
+TEST(IbSilence, APeerThatWasKilledIsFoundOutByTheRetriesAlone) {
+  for (const bool is_stopped : {false, true}) {
+    SCOPED_TRACE(is_stopped);
+    Hosts hosts;
+    hosts.Ready(/*retries=*/7);
+    hosts.Greet();
+    if (is_stopped) hosts.pair.world.Stop(hosts.pair.fabric_b, true);
+    hosts.Post(hosts.a);
+    if (is_stopped) hosts.pair.world.RunFor(60s);
+    hosts.posted = hosts.pair.world.Now();
+    hosts.pair.world.CutHost(hosts.pair.fabric_b, Cut::kReset);
+    // Eight times 4.2 ms; one that was waited for may be looked at a second later.
+    EXPECT_LE(hosts.End(hosts.a), is_stopped ? 1100ms : 40ms);
+    EXPECT_EQ(hosts.Status(hosts.a), CompletionStatus::kRetryExceeded);
+  }
+}
+
+TEST(IbSilence, AQpThatHasGoneIsFoundOutByTheRetriesAlone) {
+  Hosts hosts;
+  hosts.Ready(/*retries=*/7);
+  hosts.Greet();
+  ASSERT_EQ(hosts.b.nic->DestroyQp(hosts.b.qp->handle()), 0);
+  hosts.pair.world.RunFor(10s);
+  ASSERT_EQ(hosts.a.Send(1, {hosts.a.Register(64).All()}), 0);
+  hosts.posted = hosts.pair.world.Now();
+  EXPECT_LE(hosts.End(hosts.a), 40ms);
+  EXPECT_EQ(hosts.Status(hosts.a), CompletionStatus::kRetryExceeded);
+}
+
+TEST(IbSilence, AHostThatIsCutOffIsFoundOutSevenSecondsLater) {
+  for (const bool is_stopped : {false, true}) {
+    SCOPED_TRACE(is_stopped);
+    Hosts hosts;
+    hosts.Ready(/*retries=*/7);
+    hosts.Greet();
+    if (is_stopped) {
+      hosts.pair.world.Stop(hosts.pair.fabric_b, true);
+      hosts.Post(hosts.a);
+      hosts.pair.world.RunFor(60s);
+    }
+    hosts.pair.world.Partition(hosts.pair.fabric_a, hosts.pair.fabric_b, true);
+    if (!is_stopped) hosts.Post(hosts.a);
+    hosts.posted = hosts.pair.world.Now();
+    const Duration taken = hosts.End(hosts.a);
+    EXPECT_EQ(hosts.Status(hosts.a), CompletionStatus::kRetryExceeded);
+    EXPECT_GE(taken, 7s);
+    EXPECT_LE(taken, 11s);
+    hosts.pair.world.Partition(hosts.pair.fabric_a, hosts.pair.fabric_b, false);
+  }
+}
+
+TEST(IbSilence, ACutOfSixSecondsCostsNothing) {
+  for (const bool has_carrier : {false, true}) {
+    SCOPED_TRACE(has_carrier);
+    Hosts hosts;
+    hosts.Ready(/*retries=*/0);
+    if (has_carrier) hosts.Greet();
+    hosts.pair.world.Partition(hosts.pair.fabric_a, hosts.pair.fabric_b, true);
+    hosts.Post(hosts.a);
+    hosts.pair.world.RunFor(6s);
+    hosts.pair.world.Partition(hosts.pair.fabric_a, hosts.pair.fabric_b, false);
+    hosts.End(hosts.a);
+    EXPECT_EQ(hosts.Status(hosts.a), CompletionStatus::kSuccess);
+    EXPECT_EQ(hosts.Events("retry "), 0u);
+  }
+}
+
+// As on a network, where nobody would answer yet.
+TEST(IbSilence, AQpThatIsNotInRtrYetIsFoundOutByTheRetriesAlone) {
+  for (const QpState state : {QpState::kReset, QpState::kInit}) {
+    Hosts hosts;
+    if (state == QpState::kInit) hosts.b.ToInit();
+    hosts.Ready(hosts.a, /*retries=*/7);
+    ASSERT_EQ(hosts.a.Send(1, {hosts.a.Register(64).All()}), 0);
+    hosts.posted = hosts.pair.world.Now();
+    EXPECT_LE(hosts.End(hosts.a), 40ms);
+    EXPECT_EQ(hosts.Status(hosts.a), CompletionStatus::kRetryExceeded);
+  }
+}
+
+// --- Devices that lose packets ---
+
+// Whichever end does, and whoever has made the stream: both know.
+TEST(IbSilence, WhereADeviceLosesPacketsByItselfTheRetriesCountThem) {
+  DeviceProfile mute = RoceProfile();
+  mute.drop_one_in = 1;
+  for (const bool is_a_mute : {false, true}) {
+    for (const bool is_from_a : {false, true}) {
+      SCOPED_TRACE(testing::Message() << is_a_mute << is_from_a);
+      Hosts hosts({}, is_a_mute ? mute : RoceProfile(), is_a_mute ? RoceProfile() : mute);
+      hosts.Ready(/*retries=*/7);
+      TestHost& from = is_from_a ? hosts.a : hosts.b;
+      hosts.Post(from);
+      EXPECT_LE(hosts.End(from), 40ms);
+      EXPECT_EQ(hosts.Status(from), CompletionStatus::kRetryExceeded);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace stagecoach::emu
