@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "scenarios/runner/client_program.h"
@@ -107,7 +108,8 @@ class Play {
       const Instant begin = Instant(Duration(fault.at_ns()));
       timeline.emplace(begin, [this, &fault] { BeginFault(fault); });
       const bool lasts = fault.kind() == Fault::PARTITION || fault.kind() == Fault::KILL ||
-                         fault.kind() == Fault::POWER_LOSS || fault.kind() == Fault::LINK;
+                         fault.kind() == Fault::POWER_LOSS || fault.kind() == Fault::LINK ||
+                         fault.kind() == Fault::STOP;
       const bool ends = fault.for_ns() != 0 && lasts;
       if (ends) timeline.emplace(begin + Duration(fault.for_ns()), [this, &fault] { EndFault(fault); });
     }
@@ -133,7 +135,8 @@ class Play {
     emu::SimWorld& sim = stage_->sim();
     Trace(&trace_, stage_->Now(), "fault", Fault::Kind_Name(fault.kind()), {{"a", fault.a()}, {"b", fault.b()}});
     const bool down = fault.kind() == Fault::KILL || fault.kind() == Fault::POWER_LOSS;
-    if (IsDown(fault.a()) && (down || fault.kind() == Fault::RESTART_SERVICE)) return;
+    const bool is_of_processes = down || fault.kind() == Fault::RESTART_SERVICE || fault.kind() == Fault::STOP;
+    if (IsDown(fault.a()) && is_of_processes) return;
     const bool for_good = fault.for_ns() == 0 && down;
     // A link that changes is nothing to fail by: how long calls may take counts it (Stage::Patience).
     if (fault.kind() != Fault::LINK) {
@@ -142,7 +145,8 @@ class Play {
       const bool takes_streams = fault.kind() == Fault::RESET || fault.kind() == Fault::FORGET;
       const bool waits =
           (takes_streams && stage_->IsInfiniband(fault.a())) ||
-          (fault.kind() == Fault::PARTITION && Duration(fault.for_ns()) < stage_->OutlivesSilence(fault.a()));
+          (fault.kind() == Fault::PARTITION && Duration(fault.for_ns()) < stage_->OutlivesSilence(fault.a())) ||
+          (fault.kind() == Fault::STOP && Duration(fault.for_ns()) < stage_->OutlivesStop(fault.a()));
       const auto harm = waits                                    ? Stage::Harm::kWaits
                         : fault.kind() == Fault::RESTART_SERVICE ? Stage::Harm::kServiceEnds
                                                                  : Stage::Harm::kEnds;
@@ -162,6 +166,7 @@ class Play {
       case Fault::KILL:
       case Fault::POWER_LOSS:
         down_[fault.a()] = &fault;
+        EndStopsOf(fault.a());
         if (for_good) stage_->NoteGone(fault.a());
         if (fault.kind() == Fault::POWER_LOSS) stage_->NoteSilence(fault.a());
         sim.CutHost(Fabric(fault.a()), fault.kind() == Fault::KILL ? emu::Cut::kReset : emu::Cut::kSilent);
@@ -177,9 +182,17 @@ class Play {
         restarts_.push_back(&fault);
         services_.at(fault.a())->Restart(Duration(fault.for_ns()), [this, host = fault.a()] { EndRestartsOf(host); });
         return;
+      case Fault::STOP:
+        stops_[fault.a()].insert(&fault);
+        return sim.Stop(Fabric(fault.a()), true);
       case Fault::NONE:
         return;
     }
+  }
+
+  // It runs no more, or begins anew.
+  void EndStopsOf(const std::string& host) {
+    for (const Fault* fault : std::exchange(stops_[host], {})) stage_->EndDisturbance(disturbances_.at(fault));
   }
 
   void EndFault(const Fault& fault) {
@@ -210,6 +223,14 @@ class Play {
         // A service that was being restarted is up with its host.
         EndRestartsOf(fault.a());
         return;
+      case Fault::STOP: {
+        // Of those of one host that overlap the last one counts.
+        std::set<const Fault*>& stops = stops_[fault.a()];
+        if (stops.erase(&fault) == 0) return;
+        stage_->EndDisturbance(disturbances_.at(&fault));
+        if (stops.empty()) sim.Stop(Fabric(fault.a()), false);
+        return;
+      }
       default:
         return;
     }
@@ -518,7 +539,8 @@ class Play {
   std::map<std::string, ServiceProgram*> services_;  // by host
   std::map<std::string, const Fault*> down_;         // hosts, and what took them down
   std::map<const Fault*, Stage::DisturbanceId> disturbances_;
-  std::vector<const Fault*> restarts_;  // of services, so far
+  std::vector<const Fault*> restarts_;                   // of services, so far
+  std::map<std::string, std::set<const Fault*>> stops_;  // by host, those that are not over
   std::map<HostPair, int> partitions_;
   std::map<HostPair, const Fault*> changed_links_;  // the latest
   std::map<std::string, size_t> before_;            // CountEverywhere

@@ -307,6 +307,28 @@ TEST_P(Run, ClientsOfAServerThatIsGoneForGoodComeToAnEnd) {
   EXPECT_GT(report.tally.disturbed, 0u);
 }
 
+// Whether it is the client's processes that stand still or the server's; and what they do when they run again is done.
+TEST_P(Run, ProcessesThatStandStillEndNothing) {
+  for (const char* host : {"a", "b"}) {
+    const Scenario scenario = Parse(std::string(kPair) + R"(
+        client { name: 'c' host: 'b' server: 'a' call { repeat: 50 pause_ns: 100000 result_bytes: 50000 } }
+        fault { at_ns: 2000000 kind: STOP a: ')" +
+                                    host + R"(' for_ns: 20000000000 }
+        fault { at_ns: 3000000 kind: STOP a: ')" +
+                                    host + R"(' for_ns: 1000000 })");
+    const RunReport report = RunWell(scenario);
+    EXPECT_EQ(report.tally.disturbed, 0u) << host;
+  }
+}
+
+// The one that begins anew runs.
+TEST_P(Run, ProcessesThatAreKilledWhileTheyStandStillBeginAnew) {
+  RunWell(Parse(std::string(kPair) + R"(
+      client { name: 'c' host: 'b' server: 'a' call { repeat: 50 pause_ns: 1000000 timeout_ns: 10000000 } }
+      fault { at_ns: 2000000 kind: STOP a: 'a' for_ns: 20000000000 }
+      fault { at_ns: 5000000 kind: KILL a: 'a' for_ns: 5000000 })"));
+}
+
 TEST_P(Run, FilesComeBackAsTheyWent) {
   const Scenario scenario = Parse(R"(
       host { name: 'a' } host { name: 'b' } service { host: 'a' files: true }
@@ -527,6 +549,13 @@ TEST(Excuses, ALinkThatChangesIsNone) {
 TEST(Excuses, APartitionEndsNoConnectionThatWasThere) {
   const Scenario scenario = Parse(std::string(kPair) + "client { name: 'c' host: 'b' server: 'a' " + kWork + R"(}
       fault { at_ns: 2000000 kind: PARTITION a: 'a' b: 'b' for_ns: 1000000 })");
+  EXPECT_EQ(Rules(RunScenario(scenario)), "");
+  EXPECT_EQ(FirstRule(RunScenario(scenario, SecretReset(10ms + 500us))), "connection.lost");
+}
+
+TEST(Excuses, NorDoProcessesThatStandStill) {
+  const Scenario scenario = Parse(std::string(kPair) + "client { name: 'c' host: 'b' server: 'a' " + kWork + R"(}
+      fault { at_ns: 2000000 kind: STOP a: 'a' for_ns: 1000000 })");
   EXPECT_EQ(Rules(RunScenario(scenario)), "");
   EXPECT_EQ(FirstRule(RunScenario(scenario, SecretReset(10ms + 500us))), "connection.lost");
 }
@@ -849,6 +878,8 @@ TEST(Validate, NamesTheFieldAndWhatWasExpected) {
        "client.server: \"a\", expected a host with a service"},
       {"host { name: 'a' } fault { kind: KILL a: 'b' }", "fault.a: \"b\", expected the name of a host"},
       {"host { name: 'a' } fault { a: 'a' }", "fault.kind: \"NONE\", expected a kind of fault"},
+      {"host { name: 'a' } host { name: 'b' } fault { kind: STOP a: 'a' }",
+       "fault.for_ns: \"0\", expected how long it lasts"},
       {"host { name: 'a' } host { name: 'b' } fault { kind: PARTITION a: 'a' b: 'b' }",
        "fault.for_ns: \"0\", expected how long it lasts"},
       {"host { name: 'a' } link { buffer_bytes: 0 }", "link[0].buffer_bytes: 0, expected 2048 to 67108864"},

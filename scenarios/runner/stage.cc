@@ -207,9 +207,22 @@ std::string Stage::AddressOf(const std::string& host) const {
 Duration Stage::OutlivesSilence(const std::string& host) const {
   // A stream retransmits as long (SimWorld::Options::retransmit_timeout).
   constexpr Duration kStreamGivesUp = 900s;
-  // Seven retries, half a second each (CmOptions::ack_timeout), some of which may have been used up before.
+  // Seven retries, half a second each (CmOptions::ack_timeout), some of which may have been used up before. They count
+  // from the beginning where packets are lost anyway, and else when a host has given no sign of life for so long
+  // (IbConnection).
   constexpr Duration kRetriesUsedUp = 3s;
-  return IsInfiniband(host) ? kRetriesUsedUp : kStreamGivesUp;
+  constexpr Duration kHostSilence = 7s;
+  if (!IsInfiniband(host)) return kStreamGivesUp;
+  return AnyLosesPackets() ? kRetriesUsedUp : kHostSilence;
+}
+
+Duration Stage::OutlivesStop(const std::string& host) const {
+  return IsInfiniband(host) && AnyLosesPackets() ? OutlivesSilence(host) : Duration::max();
+}
+
+bool Stage::AnyLosesPackets() const {
+  return std::any_of(scenario_.host().begin(), scenario_.host().end(),
+                     [](const Host& host) { return MakeProfile(host.device()).drop_one_in != 0; });
 }
 
 uint32_t Stage::DrawXid(std::string_view name, uint32_t last) const {

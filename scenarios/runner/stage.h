@@ -85,6 +85,8 @@ class Stage {
   bool LosesPackets(const std::string& a, const std::string& b) const;
   // How long a connection of this host's device lives without a word of its peer.
   Duration OutlivesSilence(const std::string& host) const;
+  // The same where the peer's host is there and its processes stand still.
+  Duration OutlivesStop(const std::string& host) const;
   // A first XID for a client, session or service of this name.
   uint32_t FirstXid(std::string_view name) const { return DrawXid(name, UINT32_MAX); }
   // The same for one of the model service, whose calls never have the same arguments: see Scenario::xids.
@@ -133,6 +135,8 @@ class Stage {
   Evidence& evidence() { return evidence_; }
 
  private:
+  bool AnyLosesPackets() const;
+
   struct Disturbance {
     std::string a;
     std::string b;

@@ -154,7 +154,8 @@ class Validator {
         Say("fault.a", fault.a(), "a host with a service");
       }
       if (fault.kind() == Fault::LINK && !fault.has_link()) Say("fault.link", "", "what the link becomes");
-      if (fault.kind() == Fault::PARTITION && fault.for_ns() == 0) Say("fault.for_ns", "0", "how long it lasts");
+      const bool must_end = fault.kind() == Fault::PARTITION || fault.kind() == Fault::STOP;
+      if (must_end && fault.for_ns() == 0) Say("fault.for_ns", "0", "how long it lasts");
     }
     if (!problem_.empty()) return Err(problem_);
     for (const Host& host : scenario_.host()) CheckDevice(host);

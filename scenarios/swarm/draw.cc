@@ -8,12 +8,11 @@
 #include <vector>
 
 #include "base/prng.h"
+#include "scenarios/swarm/draw_trouble.h"
+#include "scenarios/swarm/luck.h"
 
 namespace stagecoach::scenario {
 namespace {
-
-// Faults fall into this time from the start; work is spread so that most of it meets some.
-constexpr uint64_t kTroubleNs = 40'000'000;
 
 class Drawer {
  public:
@@ -24,7 +23,8 @@ class Drawer {
         reverse_prng_(Prng(seed).Fork("swarm/reverse")),
         document_prng_(Prng(seed).Fork("swarm/documents")),
         version_prng_(Prng(seed).Fork("swarm/versions")),
-        mix_prng_(Prng(seed).Fork("swarm/mixes")) {
+        mix_prng_(Prng(seed).Fork("swarm/mixes")),
+        silence_prng_(Prng(seed).Fork("swarm/silence")) {
     const bool infiniband = device_prng_.OneIn(2);
     profile_ = !profile.empty() ? profile : infiniband ? "roce" : "iwarp";
     loses_packets_ = device_prng_.OneIn(4);
@@ -39,7 +39,8 @@ class Drawer {
     DrawClients();
     if (prng_.OneIn(12)) DrawFileCopies();
     if (prng_.OneIn(6)) DrawPingPongs();
-    if (!prng_.OneIn(3)) DrawFaults();
+    if (!prng_.OneIn(3)) DrawFaults(prng_, scenario_);
+    if (silence_prng_.OneIn(5)) DrawSilence(silence_prng_, scenario_);
     if (session_prng_.OneIn(3)) DrawSessions();
     const bool reverse = reverse_prng_.OneIn(5);
     if (reverse) DrawReverse();
@@ -58,13 +59,6 @@ class Drawer {
   template <typename T, size_t N>
   T OneOf(const std::array<T, N>& choices) {
     return choices[prng_.Below(N)];
-  }
-  // Each power of two is as likely as any other.
-  static uint64_t ScaledBy(Prng& prng, uint64_t low, uint64_t high) {
-    uint64_t bits = 0;
-    while ((high >> bits) > std::max<uint64_t>(low, 1)) ++bits;
-    const uint64_t top = std::max(low, high >> prng.Below(bits + 1));
-    return prng.Between(low, top);
   }
   uint64_t Scaled(uint64_t low, uint64_t high) { return ScaledBy(prng_, low, high); }
   const std::string& AnyHost() { return scenario_.host(static_cast<int>(prng_.Below(scenario_.host_size()))).name(); }
@@ -131,15 +125,6 @@ class Drawer {
     }
   }
 
-  void DrawLinkInto(Link& link) {
-    link.set_latency_ns(Scaled(500, 5'000'000));
-    if (prng_.OneIn(2)) link.set_jitter_ns(Scaled(100, 500'000));
-    if (prng_.OneIn(3)) link.set_bytes_per_second(Scaled(1'000'000, 10'000'000'000));
-    if (prng_.OneIn(3)) link.set_buffer_bytes(static_cast<uint32_t>(Scaled(4096, 1 << 20)));
-    if (prng_.OneIn(3)) link.set_segment_bytes(static_cast<uint32_t>(prng_.Between(536, 9000)));
-    link.set_chop(prng_.OneIn(2));
-  }
-
   void DrawLinks() {
     for (int a = 0; a < scenario_.host_size(); ++a) {
       for (int b = a + 1; b < scenario_.host_size(); ++b) {
@@ -147,7 +132,7 @@ class Drawer {
         Link& link = *scenario_.add_link();
         link.set_a(scenario_.host(a).name());
         link.set_b(scenario_.host(b).name());
-        DrawLinkInto(link);
+        DrawLinkInto(prng_, link);
       }
     }
   }
@@ -273,57 +258,6 @@ class Drawer {
     }
   }
 
-  void DrawFaults() {
-    const uint64_t count = Scaled(1, 6);
-    for (uint64_t i = 0; i < count; ++i) {
-      Fault& fault = *scenario_.add_fault();
-      fault.set_at_ns(Scaled(1000, kTroubleNs));
-      const auto pair = [&] {
-        fault.set_a(AnyHost());
-        do {
-          fault.set_b(AnyHost());
-        } while (fault.b() == fault.a());
-      };
-      switch (prng_.Below(8)) {
-        case 0:
-          fault.set_kind(Fault::PARTITION);
-          pair();
-          fault.set_for_ns(Scaled(1000, prng_.OneIn(4) ? 60'000'000'000 : 100'000'000));
-          break;
-        case 1:
-          fault.set_kind(Fault::RESET);
-          pair();
-          break;
-        case 2:
-          fault.set_kind(Fault::FORGET);
-          fault.set_a(AnyHost());
-          break;
-        case 3:
-        case 4:
-          fault.set_kind(Fault::KILL);
-          fault.set_a(AnyHost());
-          if (!prng_.OneIn(6)) fault.set_for_ns(Scaled(1000, 50'000'000));
-          break;
-        case 5:
-          fault.set_kind(Fault::POWER_LOSS);
-          fault.set_a(AnyHost());
-          if (!prng_.OneIn(6)) fault.set_for_ns(Scaled(1000, 50'000'000));
-          break;
-        case 6:
-          fault.set_kind(Fault::LINK);
-          pair();
-          DrawLinkInto(*fault.mutable_link());
-          if (!prng_.OneIn(3)) fault.set_for_ns(Scaled(1000, kTroubleNs));
-          break;
-        default:
-          fault.set_kind(Fault::RESTART_SERVICE);
-          fault.set_a(AnyService().host());
-          fault.set_for_ns(Scaled(1, 10'000'000));
-          break;
-      }
-    }
-  }
-
   // A device must be able to register what a connection holds from its beginning, and a server what a call sends it.
   void RaiseImpossibleLimits() {
     for (Host& host : *scenario_.mutable_host()) {
@@ -440,7 +374,7 @@ class Drawer {
   // The connections of a service draw on the same Receives. Those of clients that go without a word would keep what
   // they were promised.
   void DrawSharedReceives() {
-    if (HasSilentFaults()) return;
+    if (HasSilentFaults(scenario_)) return;
     uint64_t connections = 0;
     for (const Client& client : scenario_.client()) connections += client.session() ? client.connections() : 1;
     const uint64_t least = 16 * (connections + static_cast<uint64_t>(scenario_.file_copy_size()) + 1);
@@ -727,16 +661,10 @@ class Drawer {
     });
   }
 
-  bool HasSilentFaults() const {
-    return std::any_of(scenario_.fault().begin(), scenario_.fault().end(), [](const Fault& fault) {
-      return fault.kind() == Fault::FORGET || fault.kind() == Fault::POWER_LOSS || fault.kind() == Fault::PARTITION;
-    });
-  }
-
   // A server does not ask silent clients whether they are still there, so one that is gone without a word keeps its
   // place among clients_max.
   void AdmitSuccessors() {
-    if (!HasSilentFaults()) return;
+    if (!HasSilentFaults(scenario_)) return;
     for (Service& service : *scenario_.mutable_service()) service.clear_clients_max();
   }
 
@@ -763,6 +691,7 @@ class Drawer {
   Prng document_prng_;
   Prng version_prng_;
   Prng mix_prng_;
+  Prng silence_prng_;
   std::string profile_;
   bool loses_packets_ = false;
   Scenario scenario_;

@@ -39,6 +39,28 @@ TEST(Draw, EveryKindOfFaultComesUp) {
   EXPECT_EQ(device_faults.size(), static_cast<size_t>(DeviceFault::Kind_MAX));
 }
 
+// Peers that stand still for longer than a program's time-outs, and hosts that are cut off for longer than one is
+// waited for: of either, one in so many worlds.
+TEST(Draw, PeersAreSilent) {
+  constexpr int kWorlds = 1000;
+  std::map<std::string, int> worlds;
+  for (uint64_t seed = 1; seed <= kWorlds; ++seed) {
+    const Scenario scenario = Draw(seed);
+    std::set<std::string> seen;
+    for (const Fault& fault : scenario.fault()) {
+      if (fault.kind() == Fault::STOP) seen.insert("stopped");
+      if (fault.kind() == Fault::STOP && fault.for_ns() >= 6'000'000'000) seen.insert("stopped for long");
+      if (fault.kind() == Fault::PARTITION && fault.for_ns() >= 10'000'000'000) seen.insert("cut off");
+    }
+    if (seen.count("stopped") != 0 && seen.count("cut off") != 0) seen.insert("both");
+    for (const std::string& each : seen) ++worlds[each];
+  }
+  EXPECT_GE(worlds["stopped"], kWorlds / 10);
+  EXPECT_GE(worlds["stopped for long"], kWorlds / 20);
+  EXPECT_GE(worlds["cut off"], kWorlds / 15);
+  EXPECT_GE(worlds["both"], kWorlds / 40);
+}
+
 std::string VersionsOf(const auto& end) {
   return std::to_string(end.version_low()) + "-" + std::to_string(end.version_high());
 }
