@@ -1,6 +1,7 @@
 #include "base/mutant.h"
 
 #include <algorithm>
+#include <cstdlib>
 
 namespace stagecoach {
 namespace {
@@ -14,6 +15,9 @@ std::vector<Mutant*>& Registered() {
 
 Mutant::Mutant(const char* its_name, const char* its_defect) : name(its_name), defect(its_defect) {
   Registered().push_back(this);
+  // So that it is on in a test's process as well, and before main().
+  const char* const wanted = std::getenv("STAGECOACH_MUTANT");
+  on = wanted != nullptr && std::string_view(wanted) == name;
 }
 
 std::vector<const Mutant*> AllMutants() {

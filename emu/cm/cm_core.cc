@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "base/mark.h"
+#include "base/mutant.h"
 
 namespace stagecoach::emu {
 namespace {
@@ -340,7 +341,9 @@ Result<CmTransport::QpChange, int> CmCore::ChangeTo(const CmId& id, QpState stat
 }
 
 bool CmCore::HasRoom(const CmId& listener) {
-  return listener.unanswered_ < listener.backlog_;
+  const uint32_t more =
+      STAGECOACH_MUTANT("backlog-and-one", "a listener takes one request more than its backlog") ? 1 : 0;
+  return listener.unanswered_ < listener.backlog_ + more;
 }
 
 std::shared_ptr<CmId> CmCore::NewChild(const std::shared_ptr<CmId>& listener, uint64_t serial, const IpEndpoint& local,

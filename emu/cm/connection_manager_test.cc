@@ -588,6 +588,52 @@ TEST_F(ConnectionManagerTest, AManagerMayGoWithEverythingInProgress) {
   client_.reset();
 }
 
+// The length in the frame counts the IRD/ORD word as well, so that it is one of two bytes at the largest.
+TEST_F(ConnectionManagerTest, PrivateDataOfEveryLengthArrives) {
+  const auto data = [](size_t size) {
+    std::vector<std::byte> bytes(size);
+    for (size_t i = 0; i < size; ++i) bytes[i] = static_cast<std::byte>(i + size);
+    return bytes;
+  };
+  Start();
+  auto listener = server_->Listening();
+  for (size_t size = 0; size <= kCmPrivateDataMax; ++size) {
+    SCOPED_TRACE(size);
+    for (const bool accepts : {true, false}) {
+      CmParameters parameters;
+      parameters.private_data = data(size);
+      QueuePair* caller = nullptr;
+      auto id = client_->Connecting(kServerAddress, parameters, &caller);
+      auto request = server_->NextEvent();
+      ASSERT_TRUE(request && request->type == CmEventType::kConnectRequest);
+      EXPECT_EQ(request->parameters.private_data, data(size));
+      parameters.private_data = data(kCmPrivateDataMax - size);
+      QueuePair* const answerer = server_->NewQp();
+      if (accepts) {
+        ASSERT_EQ(server_->cm().SetQp(request->id, answerer->qp_number()), 0);
+        ASSERT_EQ(server_->cm().Accept(request->id, parameters), 0);
+      } else {
+        ASSERT_EQ(server_->cm().Reject(request->id, parameters.private_data), 0);
+      }
+      const auto answer = client_->NextEvent();
+      ASSERT_TRUE(answer.has_value());
+      EXPECT_EQ(answer->type, accepts ? CmEventType::kEstablished : CmEventType::kRejected);
+      EXPECT_EQ(answer->parameters.private_data, data(kCmPrivateDataMax - size));
+      if (accepts) {
+        EXPECT_EQ(server_->Next(), CmEventType::kEstablished);
+      }
+      client_->cm().Destroy(id);
+      if (accepts) {
+        EXPECT_EQ(server_->Next(), CmEventType::kDisconnected);
+      }
+      server_->cm().Destroy(request->id);
+      client_->DestroyQp(caller);
+      server_->DestroyQp(answerer);
+    }
+  }
+  server_->cm().Destroy(listener);
+}
+
 TEST_F(ConnectionManagerTest, PrivateDataBeyondTheLimitIsInvalid) {
   Start();
   auto id = client_->cm().CreateId(client_->channel());

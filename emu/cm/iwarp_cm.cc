@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "base/mark.h"
+#include "base/mutant.h"
 #include "emu/cm/cm_core.h"
 #include "emu/engine/mpa_handshake.h"
 #include "emu/llp/mpa_llp.h"
@@ -327,7 +328,9 @@ class IwarpCm::Incoming final : public Handshake {
   void LeaveHalfOpen() {
     if (!half_open_) return;
     half_open_ = false;
-    strangers_->Leave(key_);
+    if (!STAGECOACH_MUTANT("known-keep-strangers-places", "who has made its request keeps the place of a stranger")) {
+      strangers_->Leave(key_);
+    }
     std::lock_guard lock(core_.mutex());
     --core_.mutable_counters().half_open;
   }
@@ -723,6 +726,7 @@ void IwarpCm::AwaitRtr(const std::shared_ptr<CmId>& id) {
 void IwarpCm::StopAwaitingRtr(uint64_t serial) {
   const auto found = rtr_timers_.find(serial);
   if (found == rtr_timers_.end()) return;
+  if (STAGECOACH_MUTANT("rtr-timer-outlives-its-wait", "the timer of an RTR stays when the RTR has come")) return;
   core_.fabric().loop().Cancel(found->second);
   rtr_timers_.erase(found);
 }

@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/mark.h"
+#include "base/mutant.h"
 #include "base/safe_copy/safe_copy.h"
 
 namespace stagecoach::emu {
@@ -50,7 +51,11 @@ bool IbResponder::Refuse(uint8_t syndrome, FaultKind kind, WorkStatus receive_st
 
 void IbResponder::Judge(const wire::IbHeader& header, uint32_t payload) {
   judged_ = {.header = header, .payload = payload};
-  const int32_t ahead = PsnCompare(header.psn, epsn_);
+  int32_t ahead = PsnCompare(header.psn, epsn_);
+  if (STAGECOACH_MUTANT("oldest-psn-is-new", "the packet number that is half a circle behind is taken for a new one") &&
+      ahead == -(1 << 23)) {
+    ahead = -ahead;
+  }
   if (context_.acknowledged()) {
     if (ahead > 0) {
       judged_.verdict = nak_sent_ ? Verdict::kDrop : Verdict::kSequenceNak;
@@ -266,6 +271,9 @@ void IbResponder::Commit(const MemoryTrail& placed) {
     case Verdict::kRnrNak:
       nak_sent_ = true;
       control_ = Control{.syndrome = static_cast<uint8_t>(wire::kIbRnrNak | (context_.options.min_rnr_timer & 0x1f))};
+      if (STAGECOACH_MUTANT("rnr-timer-loses-top-bit", "of the timer of an RNR NAK four bits are sent")) {
+        control_->syndrome &= 0xef;
+      }
       Trace(context_.trace, context_.now, context_.name, "nak.raised",
             {{"syndrome", uint64_t{control_->syndrome}}, {"psn", uint64_t{epsn_}}});
       break;

@@ -152,8 +152,16 @@ TEST(RdmapEdges, AnAnswerCountsTheOffsetsOfItsSinkModulo64Bits) {
 
 // --- Message sequence numbers and message offsets ---
 
+// The edges, and what differs from `next` in one bit: all 32 count.
+std::vector<uint32_t> NumbersAround(uint32_t next) {
+  std::vector<uint32_t> numbers(std::begin(kEdgesOf32), std::end(kEdgesOf32));
+  for (int bit = 0; bit < 32; ++bit) numbers.push_back(next ^ (1u << bit));
+  numbers.push_back(next);
+  return numbers;
+}
+
 TEST(RdmapEdges, OneSequenceNumberOfAllIsTheNext) {
-  for (const uint32_t msn : kEdgesOf32) {
+  for (const uint32_t msn : NumbersAround(1)) {
     SCOPED_TRACE(msn);
     End sent_to;
     sent_to.PostReceive(10);
@@ -168,7 +176,9 @@ TEST(RdmapEdges, OneSequenceNumberOfAllIsTheNext) {
 
 TEST(RdmapEdges, OneMessageOffsetOfAllIsTheNext) {
   for (const uint32_t begun : {0u, 40u}) {
-    for (const uint32_t offset : {0u, 1u, 39u, 40u, 41u, 0x80000000u, UINT32_MAX - 39, UINT32_MAX}) {
+    std::vector<uint32_t> offsets = NumbersAround(begun);
+    offsets.insert(offsets.end(), {39u, 40u, 41u, UINT32_MAX - 39});
+    for (const uint32_t offset : offsets) {
       SCOPED_TRACE(testing::Message() << begun << ' ' << offset);
       End end;
       end.PostReceive(100);

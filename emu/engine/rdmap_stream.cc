@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "base/cursor.h"
 #include "base/mark.h"
+#include "base/mutant.h"
 #include "base/safe_copy/safe_copy.h"
 
 namespace stagecoach::emu {
@@ -230,7 +231,8 @@ std::optional<size_t> RdmapStream::OnRecord(const RecordHead& record, Instant no
 }
 
 bool RdmapStream::AcceptSend() {
-  if (current_.sequence_number != expected_send_msn_) {
+  const bool narrow = STAGECOACH_MUTANT("msn-of-24-bits", "of the sequence number of a Send 24 bits are looked at");
+  if (((current_.sequence_number ^ expected_send_msn_) & (narrow ? 0xffffff : 0xffffffff)) != 0) {
     FaultOnCurrent(terminate::kDdpMsnRange, "MSN out of sequence");
     return false;
   }

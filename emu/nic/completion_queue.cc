@@ -224,7 +224,9 @@ int CompletionQueue::Resize(uint32_t capacity) {
 
 void CompletionQueue::MoveTo(size_t size) {
   std::vector<WorkCompletion> ring(size);
-  for (size_t i = 0; i < used_; ++i) ring[i] = ring_[(first_ + i) % ring_.size()];
+  const bool from_start = STAGECOACH_MUTANT("resize-forgets-taken",
+                                            "a resize takes a CQ of which something was taken for an untouched one");
+  for (size_t i = 0; i < used_; ++i) ring[i] = ring_[((from_start ? 0 : first_) + i) % ring_.size()];
   ring_ = std::move(ring);
   first_ = 0;
 }

@@ -373,7 +373,11 @@ std::optional<uint64_t> MemoryRegistry::BindWindow(uint32_t pd, uint32_t qp_numb
   }
   if (binding.address < region->iova) return std::nullopt;
   const uint64_t offset = binding.address - region->iova;
-  if (offset > region->length || binding.length > region->length - offset) return std::nullopt;
+  const bool wraps = STAGECOACH_MUTANT("window-range-wraps", "offset and length of a window are added and may wrap");
+  if (wraps ? offset + binding.length > region->length
+            : offset > region->length || binding.length > region->length - offset) {
+    return std::nullopt;
+  }
 
   Unbind(*window);
   window->access = binding.access;
@@ -468,7 +472,9 @@ Result<MemoryRegistry::Pinned, MemoryFault> MemoryRegistry::Pin(uint32_t pd, uin
     fault = MemoryFault::kForeignStag;
   } else if ((is_window && IsLocal(access)) || !Grants(slot->access, access)) {
     fault = MemoryFault::kNoPermission;
-  } else if (tagged_offset < slot->iova || offset > slot->length || length > slot->length - offset) {
+  } else if (STAGECOACH_MUTANT("access-range-wraps", "offset and length of an access are added and may wrap")
+                 ? offset + length > slot->length
+                 : tagged_offset < slot->iova || offset > slot->length || length > slot->length - offset) {
     fault = MemoryFault::kOutOfRange;
   }
   if (fault) {

@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/mutant.h"
+
 namespace stagecoach::emu {
 
 struct NicLoop::State : std::enable_shared_from_this<NicLoop::State> {
@@ -243,7 +245,9 @@ void NicLoop::Remove(LoopClient* client) {
   client->called_.Unlink();
   client->continue_ = client->due_ = client->notice_ = false;
   state_->deadlines.Set(&client->deadline_, std::nullopt);
-  state_->CheckTimer();
+  if (!STAGECOACH_MUTANT("timer-outlives-its-queue-pair", "a queue pair that goes leaves its timer with the loop")) {
+    state_->CheckTimer();
+  }
   state_->AwaitCalls(lock, client);
 }
 

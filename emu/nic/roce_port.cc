@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "base/mark.h"
+#include "base/mutant.h"
 #include "emu/fabric/half_open.h"
 #include "emu/fabric/stream.h"
 #include "emu/nic/carrier_stream.h"
@@ -774,7 +775,9 @@ void RocePort::Core::TellLoss(uint32_t qp_number, Loss what) {
 void RocePort::Core::Leave(uint32_t qp_number, uint64_t generation) {
   Member* const member = Find(qp_number, generation);
   if (member == nullptr) return;
-  StopCalling(*member);
+  if (!STAGECOACH_MUTANT("redial-timer-outlives-its-qp", "a QP that goes leaves the timer of its next call")) {
+    StopCalling(*member);
+  }
   members_.erase(qp_number);
   // Who has waited for the answer to our own call hears what the QP is now.
   RetryWaiting(qp_number);

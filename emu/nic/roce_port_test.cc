@@ -981,6 +981,18 @@ TEST_F(RocePortTest, AttemptsEndWhenNobodyWantsThem) {
   EXPECT_LE(pair_.world.Now() - before, 5s);
 }
 
+TEST_F(RocePortTest, AQpThatGoesTakesTheTimerOfItsNextAttemptAlong) {
+  ReadyB();
+  ASSERT_EQ(b_.ToState(QpState::kErr), 0);
+  ReadyA();
+  pair_.world.RunFor(140ms);  // 87 ms before the next attempt
+  const auto timers = [this] { return pair_.world.loop().CountOf(SimLoop::kNobody).timers; };
+  EXPECT_GT(timers(), 0u);
+  ASSERT_EQ(a_.ToState(QpState::kReset), 0);
+  pair_.world.RunFor(1ms);
+  EXPECT_EQ(timers(), 0u);
+}
+
 TEST_F(StrangerListens, APeerThatTakesStreamsAndEndsThemIsTriedSoOften) {
   says_ = [this](size_t step) { return AsThePeer(step); };
   const auto listener = Listen();

@@ -5,6 +5,7 @@
 #include <new>
 
 #include "base/mark.h"
+#include "base/mutant.h"
 #include "base/safe_copy/safe_copy.h"
 #include "emu/nic/address_handles.h"
 
@@ -79,6 +80,9 @@ int SendQueue::Check(const SendRequest& request, size_t ahead) {
   uint64_t inline_size = 0;
   if (request.is_inline) {
     for (const ScatterGather& sge : request.sges) inline_size += sge.length;
+    if (STAGECOACH_MUTANT("inline-length-wraps", "the lengths of inline data are added up in 32 bits")) {
+      inline_size = static_cast<uint32_t>(inline_size);
+    }
     if (inline_size > max_inline_) return EINVAL;
   }
   const uint64_t number = posted_.load(std::memory_order_relaxed) + ahead;

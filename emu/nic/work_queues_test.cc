@@ -113,6 +113,27 @@ TEST(WorkQueuesTest, ALargeQueueHoldsWhatItSaysAndNoMore) {
   }
 }
 
+// As long as there is room for, one byte longer, and so long that the sum would wrap in 32 bits.
+TEST(WorkQueuesTest, InlineDataIsNoLongerThanItsRoomHoweverTheLengthsAddUp) {
+  SendQueue sends(kLarge, {.kind = QpKind::kRc});
+  const std::vector<std::byte> data(513);
+  const auto add = [&](std::vector<uint32_t> lengths) {
+    std::vector<ScatterGather> sges;
+    for (const uint32_t length : lengths)
+      sges.push_back({.address = reinterpret_cast<uint64_t>(data.data()), .length = length});
+    return sends.Add({.is_inline = true, .sges = sges});
+  };
+  EXPECT_EQ(add({512}), 0);
+  EXPECT_EQ(add({500, 0, 12}), 0);
+  EXPECT_EQ(add({513}), EINVAL);
+  EXPECT_EQ(add({500, 13}), EINVAL);
+  EXPECT_EQ(add({UINT32_MAX}), EINVAL);
+  EXPECT_EQ(add({UINT32_MAX, 1}), EINVAL);
+  EXPECT_EQ(add({1u << 31, 1u << 31}), EINVAL);
+  EXPECT_EQ(add({UINT32_MAX, 513}), EINVAL);
+  EXPECT_EQ(sends.posted(), 2u);
+}
+
 TEST(WorkQueuesTest, BeginsAnewWhenCleared) {
   SendQueue sends(kLarge, {.kind = QpKind::kRc});
   for (const uint64_t count : {5u, 100u, 1u}) {

@@ -1,5 +1,7 @@
 #include "emu/wire/mpa.h"
 
+#include "base/mutant.h"
+
 namespace stagecoach::emu::wire {
 
 namespace {
@@ -52,7 +54,8 @@ void MpaFrame::Encode(ByteWriter& out) const {
   out.Bytes(AsBytes(MpaKey(kind)));
   out.U8(flags);
   out.U8(revision);
-  out.U16(static_cast<uint16_t>(length));
+  const bool narrow = STAGECOACH_MUTANT("mpa-length-of-a-byte", "of the length in an MPA frame eight bits are sent");
+  out.U16(static_cast<uint16_t>(narrow ? length & 0xff : length));
   if (enhanced.has_value()) {
     out.U16(WithFlags(enhanced->peer_to_peer, enhanced->rtr_send, enhanced->ird));
     out.U16(WithFlags(enhanced->rtr_write, enhanced->rtr_read, enhanced->ord));

@@ -263,7 +263,8 @@ class SessionImpl final : public std::enable_shared_from_this<SessionImpl> {
       if (!IsUsable(lane)) continue;
       // One credit is left for a keepalive, which may no more exceed the grant than other calls [5666bis:4.3#4]; unless
       // it is the only one.
-      const uint32_t spare = options_.keepalive.interval > Duration::zero() && lane.calls > 0 ? 1 : 0;
+      const bool keeps = !STAGECOACH_MUTANT("keepalive-without-credit", "calls take the credit of the keepalive, too");
+      const uint32_t spare = keeps && options_.keepalive.interval > Duration::zero() && lane.calls > 0 ? 1 : 0;
       if (lane.client->room() <= spare) continue;
       if (best == nullptr || lane.calls < best->calls) best = &lane;
     }

@@ -1690,6 +1690,8 @@ void Requester::OnDeadline(Instant now) {
       Trace(trace_, now, config_.name, "call.timed_out", {{"xid", uint64_t{abandoned_[i].xid}}});
       end = true;
     }
+    if (STAGECOACH_MUTANT("later-deadline-forgotten", "of several cancelled calls only the first deadline is kept"))
+      break;
     if (deadline && now < *deadline) LowerDeadline(deadline);
   }
   if (end) EndConnection(Disconnect::Why::kCallTimedOut);

@@ -227,6 +227,49 @@ TEST_F(CqExTrafficTest, NextGoesThroughTheCompletionsInOrder) {
   }
 }
 
+// Larger, and as small as what waits in it, while a completion is taken and not yet given back.
+TEST_F(CqExTrafficTest, ResizingAmidstAPollChangesNeitherWhatIsTakenNorWhatWaits) {
+  ASSERT_NO_FATAL_FAILURE(Connect(IBV_WC_EX_WITH_BYTE_LEN, 0, 8));
+  ibv_cq* const plain = ibv_cq_ex_to_cq(cq());
+  {
+    const int error = ibv_resize_cq(plain, 8);
+    if (error == EOPNOTSUPP) GTEST_SKIP() << "skipped: the device does not resize CQs";
+    ASSERT_EQ(error, 0);
+  }
+  Buffer theirs(pair->server.pd.get(), 64, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ);
+  Buffer ours(pair->client.pd.get(), 64, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+  uint64_t sent = 0;
+  uint64_t next = 0;
+  for (int round = 0; round < 20; ++round) {
+    while (sent < next + 6) {
+      Send(sent, 10 + sent);
+      ++sent;
+    }
+    // A Read is answered behind them: then they have all been delivered.
+    ASSERT_EQ(Post(pair->client.qp(), {.wr_id = 2,
+                                       .opcode = IBV_WR_RDMA_READ,
+                                       .sges = {ours.Sge(0, 8)},
+                                       .remote_address = theirs.address(),
+                                       .rkey = theirs.rkey()}),
+              0);
+    ExpectCompletion(pair->client.send_cq.get(), 2);
+    ASSERT_TRUE(Start());
+    EXPECT_EQ(cq()->wr_id, next);
+    const int entries = round % 2 == 0 ? 5 : 8 + round;  // five wait
+    ASSERT_EQ(ibv_resize_cq(plain, entries), 0) << entries;
+    EXPECT_EQ(cq()->wr_id, next);
+    EXPECT_EQ(ibv_wc_read_byte_len(cq()), 10 + next);
+    ++next;
+    for (int taken = 0; taken < round % 3; ++taken, ++next) {
+      ASSERT_EQ(ibv_next_poll(cq()), 0);
+      EXPECT_EQ(cq()->wr_id, next);
+      EXPECT_EQ(ibv_wc_read_byte_len(cq()), 10 + next);
+    }
+    ibv_end_poll(cq());
+    ASSERT_EQ(ibv_resize_cq(plain, 8), 0);
+  }
+}
+
 TEST_F(CqExTrafficTest, OneThreadPollsAtATime) {
   ASSERT_NO_FATAL_FAILURE(Connect(IBV_WC_STANDARD_FLAGS));
   Send(1, 8);

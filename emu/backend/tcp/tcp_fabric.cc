@@ -18,6 +18,7 @@
 
 #include "base/check.h"
 #include "base/fork/fork.h"
+#include "base/mutant.h"
 #include "base/signals/signals_blocked.h"
 #include "emu/backend/tcp/abstract_names.h"
 #include "emu/backend/tcp/peer_user.h"
@@ -169,6 +170,10 @@ class AcceptState : public std::enable_shared_from_this<AcceptState> {
         case ENFILE:
         case ENOBUFS:
         case ENOMEM:
+          if (STAGECOACH_MUTANT("listener-deaf-after-emfile",
+                                "a listener that lacked a descriptor takes nobody more")) {
+            return;
+          }
           // The connection stays in the backlog and the socket readable: waiting for it again would spin.
           Backoff();
           return;

@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "base/crc32c.h"
+#include "base/mutant.h"
 #include "rpcrdma/ulb/file/codec.h"
 #include "rpcrdma/ulb/file/names.h"
 #include "rpcrdma/ulb/file/system_calls.h"
@@ -212,7 +213,10 @@ Result<Attributes, Status> PartialFile::Commit(uint64_t size, uint32_t crc32c, T
 
   const timespec times[2] = {{0, UTIME_OMIT}, {modified.seconds, static_cast<long>(modified.nanoseconds)}};
   if (::futimens(fd_.get(), times) != 0) return Err(LastError());
-  if (Retry([&] { return ::fsync(fd_.get()); }) != 0) return Err(LastError());
+  if (!STAGECOACH_MUTANT("name-before-data", "a file gets its name before its data is on the disk") &&
+      Retry([&] { return ::fsync(fd_.get()); }) != 0) {
+    return Err(LastError());
+  }
   struct stat st;
   if (::fstat(fd_.get(), &st) != 0) return Err(LastError());
   // Before the name is changed: whatever may fail is to fail while nothing has happened.
@@ -230,6 +234,7 @@ Result<Attributes, Status> PartialFile::Commit(uint64_t size, uint32_t crc32c, T
   }
   hidden_name_.clear();
   if (closes && Retry([&] { return ::fsync(fd_.get()); }) != 0) return Err(LastError());
+  if (STAGECOACH_MUTANT("name-not-synced", "the folder of a new name is not synced")) return ToAttributes(st);
   if (const auto synced = SyncDirectory(*directory); !synced) return Err(synced.error());
   return ToAttributes(st);
 }
