@@ -53,7 +53,6 @@ constexpr OutOfReach kOutOfReach[] = {
     {"credits.grant_below_calls_in_flight", kOursOnly},
     {"credits.grant_of_zero", kOursOnly},
     {"datagram.link_evicted", "a world has fewer processes than a device keeps links"},
-    {"datagram.link_is_full", "managers send a few datagrams at a time"},
     {"datagram.nobody_waits_for_this_port_any_more", kNoDatagrams},
     {"datagram.own_queue_is_full", "managers send a few datagrams at a time"},
     {"gsi.address_gone_before_its_request", "hosts keep their addresses"},
