@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <asio/executor_work_guard.hpp>
 #include <asio/post.hpp>
+#include <system_error>
 
 #include "base/check.h"
 
@@ -19,12 +20,6 @@ constexpr int kReadyBatch = 64;
 constexpr Duration kContextInterval = 10us;
 // As often turns look there that find something to do elsewhere, and so do not sleep.
 constexpr int kTurnsPerLook = 8;
-
-int MakeEpoll() {
-  const int fd = epoll_create1(EPOLL_CLOEXEC);
-  STAGECOACH_CHECK(fd >= 0);
-  return fd;
-}
 
 std::chrono::steady_clock::time_point ToSteady(Instant when) {
   return std::chrono::steady_clock::time_point(
@@ -53,7 +48,15 @@ AsioLoop::AsioLoop(const Options& options)
       poll_budget_(options.poll_time),
       context_(1),
       wake_timer_(context_),
-      watched_(context_, MakeEpoll()) {}
+      watched_(context_) {
+  const int fd = epoll_create1(EPOLL_CLOEXEC);
+  if (fd < 0) throw std::system_error(errno, std::generic_category(), "epoll_create1");
+  asio::error_code error;
+  watched_.assign(fd, error);
+  if (!error) return;
+  close(fd);
+  throw std::system_error(error.value(), std::generic_category(), "epoll_ctl");
+}
 
 AsioLoop::~AsioLoop() {
   STAGECOACH_CHECK(loop_thread_.load() == std::thread::id{});
@@ -91,8 +94,13 @@ Instant AsioLoop::Now() const {
 EventLoop::TimerId AsioLoop::At(Instant when, Callback callback) {
   CheckThread();
   const TimerId id = next_id_++;
-  timers_.emplace(std::make_pair(when, id), std::move(callback));
-  timer_times_.emplace(id, when);
+  const auto time = timer_times_.emplace(id, when).first;
+  try {
+    timers_.emplace(std::make_pair(when, id), std::move(callback));
+  } catch (...) {
+    timer_times_.erase(time);
+    throw;
+  }
   return id;
 }
 
@@ -143,10 +151,15 @@ void AsioLoop::Unwatch(WatchId watch) {
 
 void AsioLoop::Post(Callback callback) {
   posted_.fetch_add(1, std::memory_order_relaxed);
-  asio::post(context_, [this, callback = std::move(callback)] {
+  try {
+    asio::post(context_, [this, callback = std::move(callback)] {
+      posted_.fetch_sub(1, std::memory_order_relaxed);
+      callback();
+    });
+  } catch (...) {
     posted_.fetch_sub(1, std::memory_order_relaxed);
-    callback();
-  });
+    throw;
+  }
 }
 
 EventLoop::PollerId AsioLoop::AddPoller(Poller poller) {

@@ -43,6 +43,7 @@ class AsioLoop final : public EventLoop {
     Duration poll_time = 50us;
   };
 
+  // std::system_error: the system has no descriptor for it (EMFILE, ENFILE).
   AsioLoop();
   explicit AsioLoop(const Options& options);
   // Drops what is posted or set and not yet run; what those callbacks hold must not call the loop as it goes. No thread

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
+#include <new>
 #include <optional>
 
+#include "base/insist.h"
 #include "base/mark.h"
 #include "base/mutant.h"
 
@@ -204,7 +206,15 @@ int CmCore::Listen(const std::shared_ptr<CmId>& id, int backlog) {
     id->state_ = State::kListening;
     id->backlog_ = backlog <= 0 ? options_.backlog_max : std::min(static_cast<uint32_t>(backlog), options_.backlog_max);
   }
-  auto listener = transport_->Listen(id, local, options);
+  auto listener = [&] {
+    try {
+      return transport_->Listen(id, local, options);
+    } catch (...) {
+      std::lock_guard lock(mutex_);
+      id->state_ = State::kBound;
+      throw;
+    }
+  }();
   std::lock_guard lock(mutex_);
   if (!listener) {
     id->state_ = State::kBound;
@@ -238,9 +248,9 @@ int CmCore::SetQp(const std::shared_ptr<CmId>& id, uint32_t qp_number) {
       other->qp_number_ = 0;
     }
   }
-  if (id->qp_number_ != 0) users_.erase(id->qp_number_);
-  id->qp_number_ = qp_number;
   if (qp_number != 0) users_[qp_number] = id;
+  if (id->qp_number_ != 0 && id->qp_number_ != qp_number) users_.erase(id->qp_number_);
+  id->qp_number_ = qp_number;
   return 0;
 }
 
@@ -268,7 +278,12 @@ int CmCore::Connect(const std::shared_ptr<CmId>& id, const CmParameters& paramet
   const bool ready = id->port_space_ == wire::CmPortSpace::kUdp || HasQp(*id, parameters);
   if (id->state_ != State::kRouteResolved || !ready) return EINVAL;
   id->state_ = State::kConnecting;
-  transport_->Connect(id, parameters);
+  try {
+    transport_->Connect(id, parameters);
+  } catch (...) {
+    id->state_ = State::kRouteResolved;
+    throw;
+  }
   return 0;
 }
 
@@ -289,7 +304,12 @@ int CmCore::Accept(const std::shared_ptr<CmId>& id, const CmParameters& paramete
     id->state_ = State::kAccepting;
     CountAnswered(*id);
   }
-  int error = transport_->PrepareToAccept(id, parameters);
+  int error = 0;
+  try {
+    error = transport_->PrepareToAccept(id, parameters);
+  } catch (const std::bad_alloc&) {
+    error = ENOMEM;
+  }
   {
     std::lock_guard lock(mutex_);
     if (id->state_ == State::kAccepting) {
@@ -297,8 +317,12 @@ int CmCore::Accept(const std::shared_ptr<CmId>& id, const CmParameters& paramete
       if (error == 0 && !HasQp(*id, parameters)) error = EINVAL;
       if (error == 0) {
         if (before_answer) before_answer();
-        transport_->Accept(id, parameters);
-        return 0;
+        try {
+          Insist([&] { transport_->Accept(id, parameters); });
+          return 0;
+        } catch (const std::bad_alloc&) {
+          error = ENOMEM;
+        }
       }
       id->state_ = State::kRequested;
       CountUnanswered(*id);
@@ -358,6 +382,12 @@ std::shared_ptr<CmId> CmCore::NewChild(const std::shared_ptr<CmId>& listener, ui
   return child;
 }
 
+void CmCore::DropChild(CmId& child) {
+  child.state_ = State::kDestroyed;
+  ids_.erase(child.serial());
+  CountAnswered(child);
+}
+
 void CmCore::CountUnanswered(CmId& child) {
   const auto listener = child.listener_.lock();
   if (listener != nullptr && !std::exchange(child.awaits_answer_, true)) ++listener->unanswered_;
@@ -368,8 +398,8 @@ void CmCore::CountAnswered(CmId& child) {
   if (const auto listener = child.listener_.lock()) --listener->unanswered_;
 }
 
-std::deque<CmEvent> CmCore::Withdraw(const std::shared_ptr<CmId>& child) {
-  std::deque<CmEvent> undelivered = child->channel_->Forget(child.get());
+std::list<CmEvent> CmCore::Withdraw(const std::shared_ptr<CmId>& child) {
+  std::list<CmEvent> undelivered = child->channel_->Forget(child.get());
   if (undelivered.empty()) {
     // Too late for its program's answer; and it takes room until the program knows, so that a peer that asks and gives
     // up again and again has no more than its backlog of ids and events here.
@@ -455,7 +485,7 @@ void CmCore::Close() {
     channel->Forget(id.get());
   }
   transport_->Stop();
-  fabric_.loop().Post([self = shared_from_this()] {
+  InsistPost(fabric_.loop(), [self = shared_from_this()] {
     self->transport_->Close();
     std::lock_guard lock(self->mutex_);
     self->is_drained_ = true;

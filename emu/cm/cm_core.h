@@ -8,8 +8,8 @@
 
 #include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -23,6 +23,7 @@
 #include "emu/cm/cm_transport.h"
 #include "emu/cm/connection_manager.h"
 #include "emu/fabric/fabric.h"
+#include "emu/fabric/insist_loop.h"
 #include "emu/nic/nic.h"
 
 namespace stagecoach::emu {
@@ -80,7 +81,7 @@ class CmCore : public std::enable_shared_from_this<CmCore> {
   // Runs `action` on the loop, if the core still lives then.
   template <typename Action>
   void OnLoop(Action action) {
-    fabric_.loop().Post([weak = weak_from_this(), action = std::move(action)]() mutable {
+    InsistPost(fabric_.loop(), [weak = weak_from_this(), action = std::move(action)]() mutable {
       if (auto core = weak.lock()) action(*core);
     });
   }
@@ -95,9 +96,11 @@ class CmCore : public std::enable_shared_from_this<CmCore> {
   std::shared_ptr<CmId> NewChild(const std::shared_ptr<CmId>& listener, uint64_t serial, const IpEndpoint& local,
                                  const IpEndpoint& remote);
   static bool HasRoom(const CmId& listener);
+  // With the lock held: it could not be made into an event.
+  void DropChild(CmId& child);
   // With the lock held. The peer of `child`, which is kRequested, does not want it any more. If its program has not
   // heard of it, it never will: the child is kDestroyed, and its events are returned, to be dropped without the lock.
-  std::deque<CmEvent> Withdraw(const std::shared_ptr<CmId>& child);
+  std::list<CmEvent> Withdraw(const std::shared_ptr<CmId>& child);
   // With the lock held, so that a closed manager says nothing more.
   void Emit(CmEvent event);
   void Emit(CmEventType type, const std::shared_ptr<CmId>& id, int status = 0) {

@@ -1,6 +1,7 @@
 #include "emu/cm/cm_event.h"
 
 #include "base/check.h"
+#include "base/insist.h"
 #include "base/mark.h"
 #include "emu/cm/connection_manager.h"
 
@@ -82,21 +83,19 @@ void CmChannel::Acknowledge(const CmEvent& event) {
 
 void CmChannel::Push(CmEvent event) {
   std::lock_guard lock(mutex_);
-  events_.push_back(std::move(event));
+  // An event that could not be put there has not been moved from.
+  Insist([&] { events_.push_back(std::move(event)); });
   notifier_->Signal();
 }
 
-std::deque<CmEvent> CmChannel::Forget(const CmId* id) {
+std::list<CmEvent> CmChannel::Forget(const CmId* id) {
   std::lock_guard lock(mutex_);
-  std::deque<CmEvent> undelivered;
+  std::list<CmEvent> undelivered;
   for (auto it = events_.begin(); it != events_.end();) {
-    if (AccountHolder(*it) != id && it->id.get() != id) {
-      ++it;
-      continue;
-    }
+    const auto event = it++;
+    if (AccountHolder(*event) != id && event->id.get() != id) continue;
     STAGECOACH_MARK("cm.undelivered_event_goes_with_its_id");
-    undelivered.push_back(std::move(*it));
-    it = events_.erase(it);
+    undelivered.splice(undelivered.end(), events_, event);
     notifier_->Consume();
   }
   return undelivered;

@@ -6,8 +6,8 @@
 
 #include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <functional>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -104,12 +104,12 @@ class CmChannel {
 
   void Push(CmEvent event);
   // Takes an id's undelivered events back, and returns them.
-  std::deque<CmEvent> Forget(const CmId* id);
+  std::list<CmEvent> Forget(const CmId* id);
 
  private:
   std::unique_ptr<Notifier> notifier_;
   std::mutex mutex_;
-  std::deque<CmEvent> events_;  // guarded by mutex_
+  std::list<CmEvent> events_;  // guarded by mutex_
 };
 
 }  // namespace stagecoach::emu

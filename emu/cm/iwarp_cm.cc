@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <new>
 #include <optional>
 #include <utility>
 
 #include "base/check.h"
+#include "base/insist.h"
 #include "base/mark.h"
 #include "base/mutant.h"
 #include "emu/cm/cm_core.h"
@@ -109,11 +111,27 @@ class IwarpCm::Handshake : public StreamWatcher {
     if (stream_ != nullptr) stream_->SetWatcher(nullptr);
   }
 
-  void OnStreamReady() override { Advance(); }
+  void OnStreamReady() override {
+    Guarded([this] { Advance(); });
+  }
+
+  // Each step of a handshake, also those that follow from what somebody else has done, goes through here: without
+  // memory for it the handshake is over.
+  template <typename Step>
+  void Guarded(Step step) {
+    try {
+      step();
+    } catch (const std::bad_alloc&) {
+      STAGECOACH_MARK("cm.handshake_finds_no_memory");
+      Insist([this] { GiveUp(); });
+    }
+  }
 
   // Moves on, and ends the handshake (destroying this object later) when its outcome is there.
   virtual void Advance() = 0;
   virtual void OnTimer() = 0;
+  // There is no memory for the next step: ends the handshake, and says so.
+  virtual void GiveUp() = 0;
 
  protected:
   void Take(std::unique_ptr<Stream> stream) {
@@ -138,7 +156,7 @@ class IwarpCm::Handshake : public StreamWatcher {
       if (handshake == nullptr) return;
       handshake->timer_ = 0;
       handshake->timer_due_.reset();
-      handshake->OnTimer();
+      handshake->Guarded([&] { handshake->OnTimer(); });
     });
   }
 
@@ -189,6 +207,11 @@ class IwarpCm::Outgoing final : public Handshake {
     Advance();
   }
 
+  void GiveUp() override {
+    core_.Fail(id_, State::kConnecting, {CmEventType::kConnectError, -ENOMEM});
+    Finish();
+  }
+
  private:
   void Dial() {
     attempt_ = core_.fabric().ConnectWith(
@@ -196,7 +219,7 @@ class IwarpCm::Outgoing final : public Handshake {
         [weak = core_.weak_from_this(), cm = &cm_, key = key_](Result<std::unique_ptr<Stream>, FabricError> result) {
           const auto core = weak.lock();
           auto* self = core != nullptr ? static_cast<Outgoing*>(cm->Find(key)) : nullptr;
-          if (self != nullptr && !self->finished_) self->OnConnected(std::move(result));
+          if (self != nullptr && !self->finished_) self->Guarded([&] { self->OnConnected(std::move(result)); });
         });
   }
 
@@ -273,6 +296,13 @@ class IwarpCm::Incoming final : public Handshake {
     Finish();
   }
 
+  void GiveUp() override {
+    LeaveHalfOpen();
+    if (child_ != nullptr) cm_.FailAccepted(child_, {CmEventType::kConnectError, -ENOMEM});
+    if (stream_ != nullptr) stream_->Abort();
+    Finish();
+  }
+
   // Whether its request has not been answered or turned into an event yet.
   bool IsStrangerOf(const CmId* listener) const { return half_open_ && listener_.lock().get() == listener; }
 
@@ -343,16 +373,18 @@ class IwarpCm::Incoming final : public Handshake {
       auto listener = listener_.lock();
       const bool wanted = listener != nullptr && listener->state_ == State::kListening && !core_.closed();
       if (wanted && fits && CmCore::HasRoom(*listener)) {
+        // What needs memory comes before the child that takes room of the backlog.
+        CmEvent event{CmEventType::kConnectRequest, nullptr, listener, 0, {}};
+        event.parameters.private_data = request.private_data;
         child_ = core_.NewChild(listener, key_, stream_->local(), stream_->remote());
         child_->extensions_ = request.extensions;
+        event.id = child_;
         const DeviceProfile& profile = core_.nic().profile();
         // Of a peer that does not tell (revision 1, or "my ULP looks after it") we believe what we can do ourselves.
         const bool told = request.enhanced;
         const auto view = [told](uint16_t of_peer, uint32_t own) {
           return Narrow(told && of_peer != wire::kMpaDepthUnspecified ? std::min<uint32_t>(of_peer, own) : own);
         };
-        CmEvent event{CmEventType::kConnectRequest, child_, listener, 0, {}};
-        event.parameters.private_data = request.private_data;
         event.parameters.responder_resources = view(request.ord, profile.max_ird);
         event.parameters.initiator_depth = view(request.ird, profile.max_ord);
         core_.Emit(std::move(event));
@@ -466,10 +498,16 @@ void IwarpCm::SetPatience(StreamOptions* options) const {
 
 void IwarpCm::Connect(const std::shared_ptr<CmId>& id, const CmParameters& parameters) {
   OnLoop([id, parameters, options = id->stream_options_, local = id->local_, remote = id->remote_](IwarpCm& cm) {
-    auto outgoing = std::make_unique<Outgoing>(cm, id, parameters);
-    Outgoing* started = outgoing.get();
-    cm.handshakes_[id->serial()] = std::move(outgoing);
-    started->Start(options, local, remote);
+    try {
+      auto outgoing = std::make_unique<Outgoing>(cm, id, parameters);
+      Outgoing* started = outgoing.get();
+      cm.handshakes_[id->serial()] = std::move(outgoing);
+      started->Start(options, local, remote);
+    } catch (const std::bad_alloc&) {
+      STAGECOACH_MARK("cm.attempt_finds_no_memory");
+      cm.Remove(id->serial());
+      cm.core_.Fail(id, State::kConnecting, {CmEventType::kConnectError, -ENOMEM});
+    }
   });
 }
 
@@ -506,13 +544,17 @@ void IwarpCm::FailAccepted(const std::shared_ptr<CmId>& id, CmCore::Failure fail
 
 void IwarpCm::Accept(const std::shared_ptr<CmId>& id, const CmParameters& parameters) {
   OnLoop([key = id->serial(), parameters](IwarpCm& cm) {
-    if (auto* incoming = static_cast<Incoming*>(cm.Find(key))) incoming->Accept(parameters);
+    if (auto* incoming = static_cast<Incoming*>(cm.Find(key))) {
+      incoming->Guarded([&] { incoming->Accept(parameters); });
+    }
   });
 }
 
 void IwarpCm::Reject(const std::shared_ptr<CmId>& id, std::vector<std::byte> private_data) {
   OnLoop([key = id->serial(), private_data = std::move(private_data)](IwarpCm& cm) {
-    if (auto* incoming = static_cast<Incoming*>(cm.Find(key))) incoming->Reject(private_data);
+    if (auto* incoming = static_cast<Incoming*>(cm.Find(key))) {
+      incoming->Guarded([&] { incoming->Reject(private_data); });
+    }
   });
 }
 
@@ -585,7 +627,7 @@ void IwarpCm::Forget(const std::shared_ptr<CmId>& id, State before, bool attache
     });
   } else if (before == State::kRequested) {
     OnLoop([key = id->serial()](IwarpCm& cm) {
-      if (auto* incoming = static_cast<Incoming*>(cm.Find(key))) incoming->Reject({});
+      if (auto* incoming = static_cast<Incoming*>(cm.Find(key))) incoming->Guarded([&] { incoming->Reject({}); });
     });
   } else if (before == State::kConnecting || before == State::kAccepting) {
     if (before == State::kAccepting && !attached) core_.nic().ForgoConnection(qp_number);
@@ -633,13 +675,21 @@ void IwarpCm::OnStream(const std::weak_ptr<CmId>& weak_listener, const std::shar
     stream->Abort();
     return;
   }
-  if (const auto oldest = half_open->Enter(key, stream->remote())) {
-    static_cast<Incoming*>(handshakes_.at(*oldest).get())->GiveWay();
+  std::unique_ptr<Incoming> incoming;
+  try {
+    if (const auto oldest = half_open->Enter(key, stream->remote())) {
+      static_cast<Incoming*>(handshakes_.at(*oldest).get())->GiveWay();
+    }
+    incoming = std::make_unique<Incoming>(*this, key, weak_listener, half_open, std::move(stream));
+  } catch (const std::bad_alloc&) {
+    half_open->Leave(key);
+    std::lock_guard lock(core_.mutex());
+    --core_.mutable_counters().half_open;
+    throw;
   }
-  auto incoming = std::make_unique<Incoming>(*this, key, weak_listener, half_open, std::move(stream));
   Incoming* started = incoming.get();
   handshakes_[key] = std::move(incoming);
-  started->Advance();
+  started->Guarded([&] { started->Advance(); });
 }
 
 void IwarpCm::Attach(const std::shared_ptr<CmId>& id, State expected, std::unique_ptr<Stream> stream,
@@ -667,6 +717,12 @@ void IwarpCm::Attach(const std::shared_ptr<CmId>& id, State expected, std::uniqu
   setup.extensions = outcome.extensions;
   setup.rtr = ToSetup(outcome.rtr);
   setup.observer = std::make_shared<Observer>(core_.weak_from_this(), this, id);
+  // From here on nothing is missing: what needs memory has it.
+  CmEvent established{CmEventType::kEstablished, id, nullptr, 0, {}};
+  established.parameters.private_data = outcome.private_data;
+  established.parameters.private_data.resize(std::min(outcome.private_data.size(), kCmReceivedPrivateDataMax));
+  established.parameters.responder_resources = Narrow(outcome.ird);
+  established.parameters.initiator_depth = Narrow(outcome.ord);
   // The observer is called on this thread only, so not before we are done here.
   const int error = core_.nic().AttachConnection(qp_number, std::move(setup));
   {
@@ -687,12 +743,7 @@ void IwarpCm::Attach(const std::shared_ptr<CmId>& id, State expected, std::uniqu
                                {"rtr", ToString(outcome.rtr)}});
       if (initiator || outcome.rtr == MpaRtr::kNone) {
         id->state_ = State::kConnected;
-        CmEvent event{CmEventType::kEstablished, id, nullptr, 0, {}};
-        event.parameters.private_data = outcome.private_data;
-        event.parameters.private_data.resize(std::min(outcome.private_data.size(), kCmReceivedPrivateDataMax));
-        event.parameters.responder_resources = Narrow(outcome.ird);
-        event.parameters.initiator_depth = Narrow(outcome.ord);
-        core_.Emit(std::move(event));
+        core_.Emit(std::move(established));
       } else {
         AwaitRtr(id);
       }
@@ -706,21 +757,22 @@ void IwarpCm::Attach(const std::shared_ptr<CmId>& id, State expected, std::uniqu
 
 // An initiator that agreed to send an RTR and does not is given up like one that never made its request.
 void IwarpCm::AwaitRtr(const std::shared_ptr<CmId>& id) {
-  rtr_timers_[id->serial()] = core_.fabric().loop().At(
-      core_.Now() + core_.options().request_timeout,
-      [this, weak = core_.weak_from_this(), serial = id->serial(), weak_id = std::weak_ptr<CmId>(id)] {
-        auto core = weak.lock();
-        if (core == nullptr) return;
-        rtr_timers_.erase(serial);
-        auto late = weak_id.lock();
-        if (late == nullptr) return;
-        {
-          std::lock_guard lock(core->mutex());
-          if (core->closed() || late->state_ != State::kAccepting) return;
-        }
-        STAGECOACH_MARK("cm.rtr_does_not_come_in_time");
-        Disconnect(late);
-      });
+  const auto timer = Insist([&] { return rtr_timers_.emplace(id->serial(), 0).first; });
+  timer->second =
+      InsistAt(core_.fabric().loop(), core_.Now() + core_.options().request_timeout,
+               [this, weak = core_.weak_from_this(), serial = id->serial(), weak_id = std::weak_ptr<CmId>(id)] {
+                 auto core = weak.lock();
+                 if (core == nullptr) return;
+                 rtr_timers_.erase(serial);
+                 auto late = weak_id.lock();
+                 if (late == nullptr) return;
+                 {
+                   std::lock_guard lock(core->mutex());
+                   if (core->closed() || late->state_ != State::kAccepting) return;
+                 }
+                 STAGECOACH_MARK("cm.rtr_does_not_come_in_time");
+                 Disconnect(late);
+               });
 }
 
 void IwarpCm::StopAwaitingRtr(uint64_t serial) {

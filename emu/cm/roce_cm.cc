@@ -4,11 +4,14 @@
 #include <array>
 #include <cerrno>
 #include <limits>
+#include <new>
 #include <utility>
 
 #include "base/check.h"
 #include "base/cursor.h"
+#include "base/insist.h"
 #include "base/mark.h"
+#include "base/undoing.h"
 #include "emu/nic/roce_port.h"
 #include "emu/wire/ib.h"
 
@@ -279,7 +282,12 @@ void RoceCm::Connect(const std::shared_ptr<CmId>& id, const CmParameters& parame
   // Now: the program may destroy the QP whenever it likes.
   const bool managed = id->qp_number_ != 0;
   OnLoop([id, parameters, managed, qp_number = managed ? id->qp_number_ : parameters.qp_number](RoceCm& cm) {
-    cm.Request(id, parameters, qp_number, managed);
+    try {
+      cm.Request(id, parameters, qp_number, managed);
+    } catch (const std::bad_alloc&) {
+      STAGECOACH_MARK("gsi.request_finds_no_memory");
+      cm.core_.Fail(id, State::kConnecting, {CmEventType::kConnectError, -ENOMEM});
+    }
   });
 }
 
@@ -432,8 +440,6 @@ void RoceCm::UndoAccept(const std::shared_ptr<CmId>& id) {
 void RoceCm::Accept(const std::shared_ptr<CmId>& id, const CmParameters& parameters) {
   const bool managed = id->qp_number_ != 0;
   if (IsForDatagrams(*id)) {
-    // There is nothing to wait for.
-    id->state_ = State::kConnected;
     OnLoop(
         [serial = id->serial(), parameters, qp_number = managed ? id->qp_number_ : parameters.qp_number](RoceCm& cm) {
           Talk* const talk = cm.FindBySerial(serial);
@@ -441,6 +447,8 @@ void RoceCm::Accept(const std::shared_ptr<CmId>& id, const CmParameters& paramet
           cm.AnswerDatagrams(*talk, wire::CmSidrStatus::kValid, parameters.private_data, qp_number,
                              parameters.qkey != 0 ? parameters.qkey : kCmDatagramQkey);
         });
+    // There is nothing to wait for.
+    id->state_ = State::kConnected;
     return;
   }
   OnLoop([serial = id->serial(), parameters, way = *id->way_, managed,
@@ -648,11 +656,13 @@ bool RoceCm::SamePort(const DatagramPeer& a, const DatagramPeer& b) {
 RoceCm::Talk& RoceCm::NewTalk(const std::shared_ptr<CmId>& id) {
   uint32_t local_id = 0;
   while (local_id == 0 || talks_.count(local_id) != 0) local_id = static_cast<uint32_t>(luck_->Next());
+  by_serial_[id->serial()] = local_id;
+  Undoing unnamed([&] { by_serial_.erase(id->serial()); });
   Talk& talk = talks_[local_id];
+  unnamed.Done();
   talk.local_id = local_id;
   talk.id = id;
   talk.serial = id->serial();
-  by_serial_[talk.serial] = local_id;
   return talk;
 }
 
@@ -686,10 +696,11 @@ void RoceCm::Remove(uint32_t local_id) {
 void RoceCm::Arm(Talk& talk, Duration patience) {
   Disarm(talk);
   talk.due = core_.Now() + patience;
-  talk.timer = core_.fabric().loop().At(talk.due, [this, weak = core_.weak_from_this(), local_id = talk.local_id] {
-    const auto core = weak.lock();
-    if (core != nullptr && !closed_) OnTimer(local_id);
-  });
+  talk.timer =
+      InsistAt(core_.fabric().loop(), talk.due, [this, weak = core_.weak_from_this(), local_id = talk.local_id] {
+        const auto core = weak.lock();
+        if (core != nullptr && !closed_) OnTimer(local_id);
+      });
 }
 
 void RoceCm::Disarm(Talk& talk) {
@@ -754,7 +765,7 @@ void RoceCm::Fail(Talk& talk, CmEventType type, int status, std::vector<std::byt
   State expected = talk.initiator ? State::kConnecting : State::kAccepting;
   Remove(talk.local_id);
   if (id == nullptr) return;
-  std::deque<CmEvent> undelivered;  // goes without the lock
+  std::list<CmEvent> undelivered;  // goes without the lock
   uint32_t accepted_qp = 0;
   {
     std::lock_guard lock(core_.mutex());
@@ -792,7 +803,8 @@ void RoceCm::EnterEstablished(Talk& talk) {
   talk.refusals = 0;
   // A QP has one peer at a time, so that an older connection of the peer's cannot be any more.
   if (Talk* const older = FindConnected(talk.peer, talk.remote_qp)) BeginProbing(*older);
-  by_peer_qp_[{emu::GidOf(talk.peer.path.remote), talk.remote_qp}] = talk.local_id;
+  // Its end would not come again.
+  stagecoach::Insist([&] { by_peer_qp_[{emu::GidOf(talk.peer.path.remote), talk.remote_qp}] = talk.local_id; });
 }
 
 RoceCm::Talk* RoceCm::FindConnected(const DatagramPeer& peer, uint32_t remote_qp) {
@@ -809,7 +821,7 @@ void RoceCm::Established(Talk& talk) {
   std::lock_guard lock(core_.mutex());
   if (talk.id->state_ != State::kAccepting) return;
   talk.id->state_ = State::kConnected;
-  core_.Tell("connected", {{"id", talk.serial}, {"qp", uint64_t{talk.qp_number}}});
+  stagecoach::Insist([&] { core_.Tell("connected", {{"id", talk.serial}, {"qp", uint64_t{talk.qp_number}}}); });
   core_.Emit(CmEventType::kEstablished, talk.id);
 }
 

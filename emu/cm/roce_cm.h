@@ -40,6 +40,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <list>
 #include <map>
 #include <memory>
 #include <optional>
@@ -220,6 +221,8 @@ class RoceCm final : public CmTransport {
   Result<std::shared_ptr<CmId>, Refusal> ListenerFor(const wire::CmServicePort& service, const DatagramPeer& from,
                                                      uint32_t unanswered);
   uint32_t UnansweredOf(const DatagramPeer& from) const;
+  // With the manager's lock held: of a request that nobody has heard of.
+  void Unmake(const std::shared_ptr<CmId>& child);
   // A request of the peer waits for its program, or does not any more.
   void CountUnanswered(Talk& talk);
   void CountAnswered(Talk& talk);

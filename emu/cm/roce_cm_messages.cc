@@ -5,7 +5,9 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/insist.h"
 #include "base/mark.h"
+#include "base/undoing.h"
 #include "emu/cm/roce_cm.h"
 #include "emu/nic/roce_port.h"
 #include "emu/wire/ib.h"
@@ -144,6 +146,7 @@ void RoceCm::On(const DatagramPeer& from, uint64_t transaction_id, const wire::C
       const std::shared_ptr<CmId> child =
           core_.NewChild(*listener, core_.NextSerial(), from.path.local.WithPort(service->port),
                          from.path.remote.WithPort(header->source_port));
+      Undoing dropped([&] { Unmake(child); });
       CmWay way;
       way.path = *path;
       way.path.traffic_class = req.traffic_class;
@@ -178,7 +181,8 @@ void RoceCm::On(const DatagramPeer& from, uint64_t transaction_id, const wire::C
       event.parameters.flow_control = req.flow_control;
       event.parameters.srq = req.srq;
       event.parameters.qp_number = req.qp_number;
-      return core_.Emit(std::move(event));
+      core_.Emit(std::move(event));
+      return dropped.Done();
     }
   }
   if (refusal == Refusal::kNoRoom) {
@@ -202,9 +206,16 @@ uint32_t RoceCm::UnansweredOf(const DatagramPeer& from) const {
   return found != unanswered_.end() ? found->second : 0;
 }
 
+// There was no memory for all of it; the initiator asks again.
+void RoceCm::Unmake(const std::shared_ptr<CmId>& child) {
+  STAGECOACH_MARK("gsi.request_dropped_for_want_of_memory");
+  if (const Talk* const talk = FindBySerial(child->serial())) Remove(talk->local_id);
+  core_.DropChild(*child);
+}
+
 void RoceCm::CountUnanswered(Talk& talk) {
-  talk.counted = true;
   ++unanswered_[talk.peer.path.remote.Source()];
+  talk.counted = true;
 }
 
 void RoceCm::CountAnswered(Talk& talk) {
@@ -382,7 +393,6 @@ void RoceCm::On(const DatagramPeer& from, uint64_t transaction_id, const wire::C
       return;
   }
   if (rep.local_id == 0 || rep.qp_number == 0 || SlotOf(rep.qp_number) != from.slot) return;
-  Disarm(*talk);
   talk->remote_id = rep.local_id;
   talk->remote_qp = rep.qp_number;
   if (talk->redirects_left == kRedirectsMax) Remember(from);
@@ -408,6 +418,7 @@ void RoceCm::On(const DatagramPeer& from, uint64_t transaction_id, const wire::C
   }
   core_.nic().ShareSecret(talk->qp_number, way.remote_qp, way.path.gid, way.secret);
   if (!talk->managed) {
+    Disarm(*talk);
     talk->phase = Phase::kRepReceived;
     std::lock_guard lock(core_.mutex());
     if (talk->id->state_ != State::kConnecting) return;
@@ -419,13 +430,17 @@ void RoceCm::On(const DatagramPeer& from, uint64_t transaction_id, const wire::C
     BringDown(*talk);
     return Fail(*talk, CmEventType::kConnectError, -error);
   }
+  // Nothing of what follows would be done again: the next reply is a repetition.
+  Disarm(*talk);
   EnterEstablished(*talk);
-  Say(*talk, wire::CmRtu{.local_id = talk->local_id, .remote_id = talk->remote_id}, /*until_answered=*/false);
+  stagecoach::Insist([&] {
+    Say(*talk, wire::CmRtu{.local_id = talk->local_id, .remote_id = talk->remote_id}, /*until_answered=*/false);
+  });
   std::lock_guard lock(core_.mutex());
   // If the id went away meanwhile, that is to be said on the loop, too.
   if (talk->id->state_ != State::kConnecting) return;
   talk->id->state_ = State::kConnected;
-  core_.Tell("connected", {{"id", talk->serial}, {"qp", uint64_t{talk->qp_number}}});
+  stagecoach::Insist([&] { core_.Tell("connected", {{"id", talk->serial}, {"qp", uint64_t{talk->qp_number}}}); });
   core_.Emit(std::move(event));
 }
 
@@ -516,6 +531,7 @@ void RoceCm::On(const DatagramPeer& from, uint64_t transaction_id, const wire::C
       const std::shared_ptr<CmId> child =
           core_.NewChild(*listener, core_.NextSerial(), from.path.local.WithPort(service->port),
                          from.path.remote.WithPort(header->source_port));
+      Undoing dropped([&] { Unmake(child); });
       Talk& talk = NewTalk(child);
       talk.phase = Phase::kReqReceived;
       talk.datagrams = true;
@@ -527,7 +543,8 @@ void RoceCm::On(const DatagramPeer& from, uint64_t transaction_id, const wire::C
       CountUnanswered(talk);
       CmEvent event{CmEventType::kConnectRequest, child, *listener, 0, {}};
       event.parameters.private_data = VectorOf(req.private_data, wire::kCmIpHeaderSize);
-      return core_.Emit(std::move(event));
+      core_.Emit(std::move(event));
+      return dropped.Done();
     }
     if (listener.error() != Refusal::kNobody) refusal.status = wire::CmSidrStatus::kRejected;
   }

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <cstdint>
+#include <new>
 
 #include "base/check.h"
 #include "base/fork/fork.h"
@@ -33,7 +34,12 @@ std::unique_ptr<EventFd> EventFd::Create(bool as_before_linux_5_8) {
   if (fd < 0) return nullptr;
   // It has none yet.
   static const bool has_nowait = ReadNow(fd) < 0 && errno == EAGAIN;
-  return std::unique_ptr<EventFd>(new EventFd(fd, has_nowait && !as_before_linux_5_8));
+  auto* const event = new (std::nothrow) EventFd(fd, has_nowait && !as_before_linux_5_8);
+  if (event == nullptr) {
+    CloseDescriptor(fd);
+    errno = ENOMEM;
+  }
+  return std::unique_ptr<EventFd>(event);
 }
 
 EventFd::~EventFd() {

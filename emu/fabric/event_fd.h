@@ -11,8 +11,8 @@ namespace stagecoach::emu {
 
 class EventFd {
  public:
-  // Null, with errno set, when no descriptor can be had. `as_before_linux_5_8`: without what that kernel brought, for
-  // tests; kernels that have it not are found out.
+  // Null, with errno set, when no descriptor or no memory can be had. `as_before_linux_5_8`: without what that kernel
+  // brought, for tests; kernels that have it not are found out.
   static std::unique_ptr<EventFd> Create(bool as_before_linux_5_8 = false);
   ~EventFd();
   EventFd(const EventFd&) = delete;

@@ -16,9 +16,10 @@ std::optional<uint64_t> HalfOpen::Enter(uint64_t key, const IpEndpoint& remote) 
 void HalfOpen::Leave(uint64_t key) {
   const auto found = streams_.find(key);
   if (found == streams_.end()) return;
+  // Not there when there was no memory to enter it.
   const auto of_source = of_sources_.find(found->second.source);
-  of_source->second.erase(found->second.age);
-  if (of_source->second.empty()) of_sources_.erase(of_source);
+  if (of_source != of_sources_.end()) of_source->second.erase(found->second.age);
+  if (of_source != of_sources_.end() && of_source->second.empty()) of_sources_.erase(of_source);
   streams_.erase(found);
 }
 

@@ -61,10 +61,12 @@ class PortSpace::Entry {
 
 class PortSpace::Claimed final : public PortClaim {
  public:
-  // With the space's lock held.
-  Claimed(PortSpace& space, std::shared_ptr<Entry> entry)
-      : space_(space), entry_(std::move(entry)), serial_(space.next_claim_++) {}
+  // With the space's lock held. Of nothing yet, so that there is nothing to take back when it cannot be made.
+  explicit Claimed(PortSpace& space) : space_(space), serial_(space.next_claim_++) {}
+  // Likewise, once.
+  void Take(std::shared_ptr<Entry> entry) { entry_ = std::move(entry); }
   ~Claimed() override {
+    if (entry_ == nullptr) return;
     std::lock_guard lock(space_.mutex_);
     entry_->slots.erase(serial_);
     if (entry_->slots.empty()) entry_->Withdraw();
@@ -78,10 +80,12 @@ class PortSpace::Claimed final : public PortClaim {
 
   int Publish(uint8_t slot) override {
     std::lock_guard lock(space_.mutex_);
+    std::map<uint64_t, uint8_t> alone{{serial_, slot}};
     if (entry_->slots.empty() && space_.system_ != nullptr) {
       if (const int error = entry_->Publish(*space_.system_, slot); error != 0) return error;
     }
-    entry_->slots[serial_] = slot;
+    entry_->slots.erase(serial_);
+    entry_->slots.merge(alone);
     return 0;
   }
 
@@ -113,6 +117,7 @@ Result<std::shared_ptr<PortSpace::Entry>, int> PortSpace::Take(const Key& key, u
 
 Result<std::unique_ptr<PortClaim>, int> PortSpace::Claim(uint16_t space, uint16_t port, uint64_t holder) {
   std::lock_guard lock(mutex_);
+  auto claim = std::make_unique<Claimed>(*this);
   if (port != 0) {
     const auto found = entries_.find({space, port});
     std::shared_ptr<Entry> entry = found != entries_.end() ? found->second.lock() : nullptr;
@@ -123,7 +128,8 @@ Result<std::unique_ptr<PortClaim>, int> PortSpace::Claim(uint16_t space, uint16_
     } else if (entry->holder() != holder) {
       return Err(EADDRINUSE);
     }
-    return std::make_unique<Claimed>(*this, std::move(entry));
+    claim->Take(std::move(entry));
+    return claim;
   }
   constexpr int kChoices = std::numeric_limits<uint16_t>::max() - kFirstDynamic + 1;
   for (int i = 0; i < kChoices; ++i) {
@@ -132,7 +138,10 @@ Result<std::unique_ptr<PortClaim>, int> PortSpace::Claim(uint16_t space, uint16_
         next_choice_ == std::numeric_limits<uint16_t>::max() ? kFirstDynamic : static_cast<uint16_t>(next_choice_ + 1);
     if (entries_.count(key) != 0) continue;
     auto taken = Take(key, holder);
-    if (taken) return std::make_unique<Claimed>(*this, std::move(*taken));
+    if (taken) {
+      claim->Take(std::move(*taken));
+      return claim;
+    }
     if (taken.error() != EADDRINUSE) return Err(int{taken.error()});
   }
   return Err(EADDRINUSE);

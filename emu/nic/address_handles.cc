@@ -39,9 +39,10 @@ Result<const AddressHandle*, int> Nic::CreateAh(NicContext& context, uint32_t pd
   Pd* const pd = FindPd(context, pd_handle);
   if (pd == nullptr) return Err(EINVAL);
   if (ahs_.size() >= profile_.max_ah) return Err(ENOMEM);
-  ++pd->users;
   const uint32_t handle = ah->handle = ++last_handle_;
-  return (ahs_[handle] = std::move(ah)).get();
+  const AddressHandle* const result = (ahs_[handle] = std::move(ah)).get();
+  ++pd->users;
+  return result;
 }
 
 int Nic::DestroyAh(uint32_t handle) {

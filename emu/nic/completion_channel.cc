@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/insist.h"
 #include "base/mark.h"
 #include "emu/nic/completion_queue.h"
 
@@ -57,7 +58,7 @@ Result<CompletionQueue*, int> CompletionChannel::GetEvent() {
 void CompletionChannel::Push(CompletionQueue* cq) {
   {
     std::lock_guard lock(mutex_);
-    events_.push_back(cq);
+    Insist([&] { events_.push_back(cq); });
     unsignalled_.fetch_add(1);
   }
   notifier_->Signal();
@@ -120,7 +121,7 @@ void AsyncEventQueue::Push(const AsyncEvent& event) {
   std::lock_guard lock(mutex_);
   const auto is_one = [](const AsyncEvent& other) { return other.type == AsyncEventType::kGidChange; };
   if (is_one(event) && std::any_of(events_.begin(), events_.end(), is_one)) return;
-  events_.push_back(event);
+  Insist([&] { events_.push_back(event); });
   notifier_->Signal();
 }
 

@@ -9,6 +9,7 @@
 #include <new>
 
 #include "base/fork/fork.h"
+#include "base/insist.h"
 #include "base/mark.h"
 #include "base/mutant.h"
 #include "emu/nic/nic_loop.h"
@@ -234,7 +235,7 @@ void CompletionQueue::MoveTo(size_t size) {
 bool CompletionQueue::Grow() {
   if (ring_.size() == capacity_) return false;
   try {
-    MoveTo(std::min<size_t>(capacity_, std::max(kSmallestRing, 2 * ring_.size())));
+    Insist([&] { MoveTo(std::min<size_t>(capacity_, std::max(kSmallestRing, 2 * ring_.size()))); });
   } catch (const std::bad_alloc&) {
     STAGECOACH_MARK("cq.no_memory_to_grow");
     return false;
@@ -307,13 +308,13 @@ void CompletionQueue::Settle(bool wait) {
 void CompletionQueue::Attach(PolledConnection* connection) {
   std::lock_guard lock(drive_mutex_);
   // Before anything changes, and for all that is added to these later.
-  const size_t count = members_.size() + 1;
-  if (active_.capacity() < count) active_.reserve(2 * count);
-  {
+  Insist([&] {
+    const size_t count = members_.size() + 1;
+    if (active_.capacity() < count) active_.reserve(2 * count);
     std::lock_guard woken(woken_mutex_);
     if (woken_.capacity() < count) woken_.reserve(2 * count);
-  }
-  Member& member = members_[connection];
+  });
+  Member& member = *Insist([&] { return &members_[connection]; });
   member.connection = connection;
   active_.push_back(&member);
 }

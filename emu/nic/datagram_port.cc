@@ -23,6 +23,7 @@
 #include "base/trace.h"
 #include "emu/engine/ib_datagram.h"
 #include "emu/engine/no_memory.h"
+#include "emu/fabric/insist_loop.h"
 #include "emu/nic/carrier_stream.h"
 #include "emu/nic/nic.h"
 #include "emu/nic/nic_loop.h"
@@ -118,7 +119,7 @@ class DatagramPort::Core : public std::enable_shared_from_this<DatagramPort::Cor
   // Runs `action` on the loop, if the port still lives then.
   template <typename Action>
   void OnLoop(Action action) {
-    fabric_.loop().Post([weak = weak_from_this(), action = std::move(action)]() mutable {
+    InsistPost(fabric_.loop(), [weak = weak_from_this(), action = std::move(action)]() mutable {
       const auto core = weak.lock();
       if (core != nullptr && !core->closed_) action(*core);
     });
@@ -498,7 +499,7 @@ void DatagramPort::Outgoing::AfterCall(bool later) {
   for (const auto& llp : left->llps) llp->stream().SetWatcher(nullptr);
   for (const LinkEvent event : left->events) core_.TellLink(peer_, event);
   if (!left->events.empty()) core_.RoomMade();
-  if (later) core_.fabric_.loop().Post([left = std::move(left)] {});
+  if (later) InsistPost(core_.fabric_.loop(), [left = std::move(left)] {});
 }
 
 void DatagramPort::Outgoing::Call() {
@@ -863,7 +864,11 @@ void DatagramPort::Core::DeliverHere() {
     const auto judged =
         JudgeDatagram({next.datagram.head(), next.datagram.header_size + next.datagram.payload.size()}, mtu_);
     if (judged) {
-      Deliver(next.from, judged->header, next.datagram.payload);
+      try {
+        Deliver(next.from, judged->header, next.datagram.payload);
+      } catch (const std::bad_alloc&) {
+        CountLost(1, "no memory");
+      }
     } else {
       CountDropped(malformed_, ToString(judged.error()));
     }
@@ -980,7 +985,7 @@ void DatagramPort::Core::Deliver(const DatagramPeer& from, const wire::IbHeader&
 }
 
 void DatagramPort::Core::Close() {
-  fabric_.loop().Post([self = shared_from_this()] {
+  InsistPost(fabric_.loop(), [self = shared_from_this()] {
     self->closed_ = true;
     std::map<LinkKey, std::shared_ptr<Outgoing>> links;
     {
@@ -1065,9 +1070,9 @@ void DatagramPort::TakeLink(const wire::CarrierHello& hello, std::unique_ptr<Str
   if (living >= core_->profile_.max_links) core_->EvictIncoming(peer.path.remote);
   const uint64_t key = core_->next_key_++;
   core_->Tell("link.taken", {{"slot", uint64_t{peer.slot}}});
-  auto& link = core_->incoming_[key];
-  link = std::make_unique<Incoming>(*core_, key, peer, hello.nonce,
-                                    core_->nic_.Tap(CarrierRecords(std::move(stream), crc)));
+  auto made = std::make_unique<Incoming>(*core_, key, peer, hello.nonce,
+                                         core_->nic_.Tap(CarrierRecords(std::move(stream), crc)));
+  auto& link = core_->incoming_.emplace(key, std::move(made)).first->second;
   core_->incoming_count_.fetch_add(1, std::memory_order_relaxed);
   link->OnStreamReady();
 }

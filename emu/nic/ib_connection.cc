@@ -147,6 +147,7 @@ bool IbConnection::TakeCarrier(uint64_t generation, uint64_t serial, std::unique
   if (carrier_ != nullptr) {
     STAGECOACH_MARK("ib.carrier_replaced_before_its_loss_was_known");
     transport_.OnCarrier(false, now);
+    pump_.Use(nullptr);
     Discard(std::move(carrier_), /*abort=*/true);
   }
   if (faults_ != nullptr) {
@@ -180,8 +181,8 @@ bool IbConnection::TakeCarrier(uint64_t generation, uint64_t serial, std::unique
   return true;
 }
 
-std::vector<std::unique_ptr<Carrier>> IbConnection::TakeOldCarriers() {
-  return std::exchange(old_carriers_, {});
+std::unique_ptr<Carrier> IbConnection::TakeOldCarriers() {
+  return std::move(old_carriers_);
 }
 
 void IbConnection::DropCarrier(Instant now, const char* why) {
@@ -203,7 +204,8 @@ void IbConnection::DropCarrier(Instant now, const char* why) {
 void IbConnection::Discard(std::unique_ptr<StreamCarrier> carrier, bool abort) {
   past_.Add(carrier->llp().counters());
   if (abort) carrier->stream().Abort();
-  old_carriers_.push_back(std::move(carrier));
+  carrier->older = std::move(old_carriers_);
+  old_carriers_ = std::move(carrier);
   nic_.loop().Notify(&qp_);
 }
 

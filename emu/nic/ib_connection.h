@@ -68,7 +68,7 @@ class IbConnection final : public QpConnection {
   void OnPath(const RocePath& path) override;
   void OnSecret(const wire::CarrierSecret& secret) override;
   bool TakeCarrier(uint64_t generation, uint64_t serial, std::unique_ptr<Llp>& llp) override;
-  std::vector<std::unique_ptr<Carrier>> TakeOldCarriers() override;
+  std::unique_ptr<Carrier> TakeOldCarriers() override;
 
  private:
   enum class Phase : uint8_t {
@@ -169,7 +169,7 @@ class IbConnection final : public QpConnection {
 
   Phase phase_ = Phase::kOpen;
   std::unique_ptr<StreamCarrier> carrier_;
-  std::vector<std::unique_ptr<Carrier>> old_carriers_;
+  std::unique_ptr<Carrier> old_carriers_;
   Llp::Counters past_;                              // of carriers that are gone
   const std::shared_ptr<ConnectionFaults> faults_;  // of all carriers; null: none
   bool armed_readable_ = false;

@@ -85,6 +85,9 @@ struct MemoryRegistry::Slot {
   std::byte* base = nullptr;
   uint64_t length = 0;
   uint64_t iova = 0;
+  // In quarantine: who went in before and after.
+  uint32_t older = kNoSlot;
+  uint32_t newer = kNoSlot;
 
   // Transient counts of late pinners come and go at any time and must survive.
   void Publish(uint32_t key) {
@@ -159,15 +162,15 @@ MemoryRegistry::Slot* MemoryRegistry::Find(uint32_t stag, uint32_t* number) cons
 }
 
 Result<uint32_t, int> MemoryRegistry::TakeSlot() {
-  if (!quarantine_.empty() && STAGECOACH_MUTANT("stag-reused-early", "a freed STag index is used again at once")) {
-    const uint32_t number = quarantine_.back();
-    quarantine_.pop_back();
+  if (quarantine_.size > 0 && STAGECOACH_MUTANT("stag-reused-early", "a freed STag index is used again at once")) {
+    const uint32_t number = quarantine_.newest;
+    Release(number);
     return number;
   }
-  if (quarantine_.size() > profile_.stag_quarantine) {
+  if (quarantine_.size > profile_.stag_quarantine) {
     STAGECOACH_MARK("memory.stag_index_out_of_quarantine");
-    const uint32_t number = quarantine_.front();
-    quarantine_.pop_front();
+    const uint32_t number = quarantine_.oldest;
+    Release(number);
     return number;
   }
   uint32_t number = slots_used_.load(std::memory_order_relaxed);
@@ -180,8 +183,20 @@ Result<uint32_t, int> MemoryRegistry::TakeSlot() {
 }
 
 void MemoryRegistry::FreeSlot(uint32_t number) {
-  At(number).kind = Slot::Kind::kFree;
-  quarantine_.push_back(number);
+  Slot& slot = At(number);
+  slot.kind = Slot::Kind::kFree;
+  slot.older = quarantine_.newest;
+  slot.newer = kNoSlot;
+  (quarantine_.newest != kNoSlot ? At(quarantine_.newest).newer : quarantine_.oldest) = number;
+  quarantine_.newest = number;
+  ++quarantine_.size;
+}
+
+void MemoryRegistry::Release(uint32_t number) {
+  const Slot& slot = At(number);
+  (slot.older != kNoSlot ? At(slot.older).newer : quarantine_.oldest) = slot.newer;
+  (slot.newer != kNoSlot ? At(slot.newer).older : quarantine_.newest) = slot.older;
+  --quarantine_.size;
 }
 
 bool MemoryRegistry::ClearValid(Slot& slot, uint32_t key) {
@@ -283,8 +298,11 @@ Result<uint32_t, int> MemoryRegistry::Reregister(uint32_t stag, const RegionChan
   slot.base = static_cast<std::byte*>(now.address);
   slot.length = now.length;
   slot.iova = now.iova;
-  uint32_t key = static_cast<uint32_t>(source_->Next()) & 0xff;
-  if (key == slot.Key()) key = (key + 1) & 0xff;
+  uint32_t key = slot.Key();
+  if (change.range) {
+    key = static_cast<uint32_t>(source_->Next()) & 0xff;
+    if (key == slot.Key()) key = (key + 1) & 0xff;
+  }
   slot.Publish(key);
   return StagOf(number);
 }
@@ -318,6 +336,8 @@ Result<uint32_t, int> MemoryRegistry::AllocateWindow(uint32_t pd, WindowType typ
     STAGECOACH_MARK("memory.windows_used_up");
     return Err(ENOMEM);
   }
+  // First what needs memory.
+  std::set<uint32_t> entry{kNoSlot};
   const Result<uint32_t, int> number = TakeSlot();
   if (!number) return number;
   Slot& slot = At(*number);
@@ -327,7 +347,9 @@ Result<uint32_t, int> MemoryRegistry::AllocateWindow(uint32_t pd, WindowType typ
   slot.type = type;
   slot.qp_number = 0;
   slot.SetKeyWhileInvalid(static_cast<uint32_t>(source_->Next()) & 0xff);
-  windows_.insert(*number);
+  auto node = entry.extract(entry.begin());
+  node.value() = *number;
+  windows_.insert(std::move(node));
   ++counters_.windows;
   return StagOf(*number);
 }

@@ -25,7 +25,6 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -80,8 +79,9 @@ class MemoryRegistry {
   // Returns when no access to the region is under way. EINVAL: no such region; EBUSY: a window is bound to it.
   int Deregister(uint32_t stag);
 
-  // Changes a region and gives it another key: what still uses the old one is refused. Returns when no access under the
-  // old key is under way. Errors as Register's and EBUSY, while a window is bound to it; the region is then as it was.
+  // Changes a region. With another range it gets another key, and what still uses the old one is refused; without, it
+  // keeps its key, as devices have it. Returns when no access that was judged by what it was before is under way.
+  // Errors as Register's and EBUSY, while a window is bound to it; the region is then as it was.
   Result<uint32_t, int> Reregister(uint32_t stag, const RegionChange& change);
 
   // A window of `pd`, unbound. Its STag's index is final; the key changes with each bind.
@@ -142,6 +142,8 @@ class MemoryRegistry {
   Slot* Find(uint32_t stag, uint32_t* number) const;
   Result<uint32_t, int> TakeSlot();
   void FreeSlot(uint32_t number);
+  // Out of the quarantine.
+  void Release(uint32_t number);
   Slot& At(uint32_t number) const;
   uint32_t StagOf(uint32_t number) const;
   // 0, or the errno that the rights and range deserve, pages aside.
@@ -159,7 +161,14 @@ class MemoryRegistry {
 
   mutable std::mutex mutex_;  // control path: everything below, and slots' fields while they are invalid
   std::unique_ptr<StagSource> source_;
-  std::deque<uint32_t> quarantine_;
+  // Free slots, linked with each other, so that freeing one needs no memory.
+  static constexpr uint32_t kNoSlot = ~uint32_t{0};
+  struct Quarantine {
+    uint32_t oldest = kNoSlot;
+    uint32_t newest = kNoSlot;
+    uint32_t size = 0;
+  };
+  Quarantine quarantine_;
   std::set<uint32_t> windows_;  // slot numbers
   Counters counters_;           // those below are counted without the lock
   std::atomic<uint64_t> local_invalidations_{0};

@@ -543,12 +543,21 @@ TEST_F(Type1WindowTest, FreedWhileBoundItLetsTheRegionGo) {
 
 // --- Regions that change ---
 
-TEST_F(MemoryRegistryTest, AChangedRegionHasAnotherKeyAndTheOldOneIsStale) {
+TEST_F(MemoryRegistryTest, ARegionWithOtherRightsOrOfAnotherDomainKeepsItsKey) {
+  const uint32_t stag = *registry_.Register(Request(4096, kAccessLocalWrite));
+  EXPECT_EQ(registry_.Reregister(stag, {.pd = {}, .range = {}, .access = kFull}), stag);
+  EXPECT_TRUE(CanPin(stag, 0x10000, 4096, MemoryAccess::kRemoteWrite)) << "its iova is what it was";
+  EXPECT_EQ(registry_.Reregister(stag, {.pd = kPd, .range = {}, .access = {}}), stag);
+  EXPECT_TRUE(CanPin(stag, 0x10000, 4096, MemoryAccess::kRemoteWrite));
+  EXPECT_EQ(registry_.Deregister(stag), 0);
+}
+
+TEST_F(MemoryRegistryTest, ARegionThatMovesHasAnotherKeyAndTheOldOneIsStale) {
   const uint32_t before = *registry_.Register(Request(4096, kAccessLocalWrite));
-  const uint32_t after = *registry_.Reregister(before, {.pd = {}, .range = {}, .access = kFull});
+  const RegionChange::Range range{Request(4096).address, 4096};
+  const uint32_t after = *registry_.Reregister(before, {.pd = {}, .range = range, .access = {}});
   EXPECT_EQ(StagIndex(after), StagIndex(before));
   EXPECT_NE(after, before);
-  EXPECT_TRUE(CanPin(after, 0x10000, 4096, MemoryAccess::kRemoteWrite)) << "its iova is what it was";
   EXPECT_EQ(PinFault(before, 0x10000, 1, MemoryAccess::kLocalRead), MemoryFault::kStaleStag);
   EXPECT_EQ(registry_.Reregister(before, {}), Err(EINVAL));
   EXPECT_EQ(registry_.counters().regions, 1u);

@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "base/mark.h"
 #include "base/mutant.h"
+#include "base/undoing.h"
 #include "emu/fault/plan.h"
 #include "emu/nic/connection.h"
 #include "emu/tap/fault_tap.h"
@@ -30,13 +31,32 @@ NicOptions WithSource(NicOptions options) {
   return options;
 }
 
+template <typename Entry>
+uint32_t ContextOf(const Entry& entry) {
+  return entry.context;
+}
+uint32_t ContextOf(const std::unique_ptr<AddressHandle>& ah) {
+  return ah->context;
+}
+uint32_t ContextOf(const std::unique_ptr<QueuePair>& qp) {
+  return qp->context().id();
+}
+
+// The handles of a context's objects, one after the other and without memory for a list of them: closing a device does
+// not fail half way. 0: no more.
 template <typename Table>
-std::vector<uint32_t> HandlesOf(const Table& table, uint32_t context) {
-  std::vector<uint32_t> handles;
-  for (const auto& [handle, entry] : table) {
-    if (entry.context == context) handles.push_back(handle);
-  }
-  return handles;
+uint32_t NextOf(const Table& table, uint32_t context, uint32_t after) {
+  auto entry = table.upper_bound(after);
+  while (entry != table.end() && ContextOf(entry->second) != context) ++entry;
+  return entry != table.end() ? entry->first : 0;
+}
+
+// An entry that is not in its table yet, so that putting it there needs no memory.
+template <typename Table>
+typename Table::node_type NewEntry(uint32_t handle, typename Table::mapped_type entry) {
+  Table alone;
+  alone.emplace(handle, std::move(entry));
+  return alone.extract(handle);
 }
 
 }  // namespace
@@ -57,13 +77,13 @@ Nic::Nic(Fabric& fabric, DeviceProfile profile, NicOptions options)
 Nic::~Nic() {
   if (is_watching_) fabric_.WatchAddresses(nullptr);
   while (!contexts_.empty()) CloseContext(contexts_.begin()->second.get());
-  std::vector<std::unique_ptr<QueuePair>> lingering;
+  std::map<uint32_t, std::unique_ptr<QueuePair>> lingering;
   {
     std::lock_guard lock(mutex_);
     lingering.swap(lingering_);
   }
   if (!lingering.empty()) STAGECOACH_MARK("nic.taken_down_with_qps_lingering");
-  for (const std::unique_ptr<QueuePair>& qp : lingering) qp->Drop();
+  for (const auto& [handle, qp] : lingering) qp->Drop();
   // The first gives streams to the second, which is not used by QPs any more.
   roce_.reset();
   datagrams_.reset();
@@ -87,7 +107,7 @@ Result<NicContext*, int> Nic::OpenContext() {
   if (failed()) return Err(EIO);
   const uint32_t id = ++last_handle_;
   auto context = std::make_unique<NicContext>(fabric_, id);
-  if (!context->async_events().usable()) return Err(EMFILE);
+  if (!context->async_events().usable()) return Err(int{errno});
   return contexts_.emplace(id, std::move(context)).first->second.get();
 }
 
@@ -96,32 +116,23 @@ int Nic::CloseContext(NicContext* context) {
   const auto found = contexts_.find(context->id());
   if (found == contexts_.end()) return ENOENT;
   const uint32_t id = context->id();
-  std::vector<uint32_t> qps;
-  for (const auto& [handle, qp] : qps_) {
-    if (&qp->context() == context) qps.push_back(handle);
-  }
-  const std::vector<uint32_t> cqs = HandlesOf(cqs_, id);
-  const std::vector<uint32_t> srqs = HandlesOf(srqs_, id);
-  lock.unlock();
-  if (!qps.empty()) STAGECOACH_MARK("nic.context_closed_with_qps");
+  if (NextOf(qps_, id, 0) != 0) STAGECOACH_MARK("nic.context_closed_with_qps");
+  const auto each = [&](const auto& table, auto destroy) {
+    for (uint32_t handle = NextOf(table, id, 0); handle != 0; handle = NextOf(table, id, handle)) {
+      lock.unlock();
+      destroy(handle);
+      lock.lock();
+    }
+  };
   // In the order of their dependencies. Nobody can acknowledge events any more, so nothing waits for that.
-  for (uint32_t handle : qps) DestroyQp(handle, /*settle=*/false);
-  for (uint32_t handle : cqs) DestroyCq(handle, /*settle=*/false);
-  for (uint32_t handle : srqs) DestroySrq(handle, /*settle=*/false);
-  lock.lock();
-  for (uint32_t handle : HandlesOf(channels_, id)) channels_.erase(handle);
-  const std::vector<uint32_t> windows = HandlesOf(windows_, id);
-  const std::vector<uint32_t> regions = HandlesOf(regions_, id);
-  std::vector<uint32_t> ahs;
-  for (const auto& [handle, ah] : ahs_) {
-    if (ah->context == id) ahs.push_back(handle);
-  }
-  lock.unlock();
-  for (uint32_t handle : ahs) DestroyAh(handle);
-  for (uint32_t handle : windows) DeallocateWindow(handle);
-  for (uint32_t handle : regions) DeregisterRegion(handle);
-  lock.lock();
-  for (uint32_t handle : HandlesOf(pds_, id)) pds_.erase(handle);
+  each(qps_, [this](uint32_t handle) { DestroyQp(handle, /*settle=*/false); });
+  each(cqs_, [this](uint32_t handle) { DestroyCq(handle, /*settle=*/false); });
+  each(srqs_, [this](uint32_t handle) { DestroySrq(handle, /*settle=*/false); });
+  std::erase_if(channels_, [id](const auto& entry) { return entry.second.context == id; });
+  each(ahs_, [this](uint32_t handle) { DestroyAh(handle); });
+  each(windows_, [this](uint32_t handle) { DeallocateWindow(handle); });
+  each(regions_, [this](uint32_t handle) { DeregisterRegion(handle); });
+  std::erase_if(pds_, [id](const auto& entry) { return entry.second.context == id; });
   contexts_.erase(id);
   return 0;
 }
@@ -195,18 +206,25 @@ Result<Nic::Region, int> Nic::RegisterRegion(NicContext& context, const RegionRe
     if (pd == nullptr) return Err(EINVAL);
     ++pd->users;  // keeps the PD while memory is probed without the lock
   }
+  Undoing let_go([&] {
+    std::lock_guard lock(mutex_);
+    --pds_.find(request.pd)->second.users;
+  });
+  auto entry = NewEntry<EntryTable>(
+      0, {.context = context.id(), .pd = request.pd, .length = request.length, .access = request.access});
   const Result<uint32_t, int> stag = registry_.Register(request);
-  std::lock_guard lock(mutex_);
   if (!stag) {
-    --pds_[request.pd].users;
     if (stag.error() == ENOMEM) {
       Trace(trace(), fabric_.Now(), name(), "registration.failed", {{"bytes", request.length}});
     }
     return Err(stag.error());
   }
+  let_go.Done();
+  std::lock_guard lock(mutex_);
   const uint32_t handle = ++last_handle_;
-  regions_[handle] = {
-      .context = context.id(), .pd = request.pd, .stag = *stag, .length = request.length, .access = request.access};
+  entry.key() = handle;
+  entry.mapped().stag = *stag;
+  regions_.insert(std::move(entry));
   Trace(trace(), fabric_.Now(), name(), "stag.allocated",
         {{"index", uint64_t{StagIndex(*stag)}},
          {"key", uint64_t{StagKey(*stag)}},
@@ -227,8 +245,8 @@ Result<Nic::Region, int> Nic::ReregisterRegion(NicContext& context, uint32_t han
     ++pd->users;
   }
   // Out of the table meanwhile: nobody else can change or end it.
-  RegionEntry entry = found->second;
-  regions_.erase(found);
+  auto node = regions_.extract(found);
+  RegionEntry& entry = node.mapped();
   lock.unlock();
   const Result<uint32_t, int> stag = registry_.Reregister(entry.stag, change);
   SettlePlacements();  // as in Release
@@ -245,7 +263,7 @@ Result<Nic::Region, int> Nic::ReregisterRegion(NicContext& context, uint32_t han
            {"pd", uint64_t{entry.pd}},
            {"access", uint64_t{entry.access}}});
   }
-  regions_[handle] = entry;
+  regions_.insert(std::move(node));
   if (!stag) return Err(stag.error());
   return Region{handle, *stag};
 }
@@ -255,6 +273,7 @@ Result<Nic::Region, int> Nic::AllocateWindow(NicContext& context, uint32_t pd_ha
   if (failed()) return Err(EIO);
   Pd* const pd = FindPd(context, pd_handle);
   if (pd == nullptr) return Err(EINVAL);
+  auto entry = NewEntry<EntryTable>(0, {.context = context.id(), .pd = pd_handle, .length = 0});
   const Result<uint32_t, int> stag = registry_.AllocateWindow(pd_handle, type);
   if (!stag) {
     if (stag.error() == ENOMEM) Trace(trace(), fabric_.Now(), name(), "registration.failed", {{"bytes", uint64_t{0}}});
@@ -265,7 +284,9 @@ Result<Nic::Region, int> Nic::AllocateWindow(NicContext& context, uint32_t pd_ha
   Trace(trace(), fabric_.Now(), name(), "window.allocated",
         {{"index", uint64_t{StagIndex(*stag)}}, {"pd", uint64_t{pd_handle}}});
   const uint32_t handle = ++last_handle_;
-  windows_[handle] = {.context = context.id(), .pd = pd_handle, .stag = *stag, .length = 0};
+  entry.key() = handle;
+  entry.mapped().stag = *stag;
+  windows_.insert(std::move(entry));
   return Region{handle, *stag};
 }
 
@@ -275,8 +296,8 @@ int Nic::Release(EntryTable& table, uint32_t handle, int (MemoryRegistry::*relea
   std::unique_lock lock(mutex_);
   const auto found = table.find(handle);
   if (found == table.end()) return ENOENT;
-  const RegionEntry entry = found->second;
-  table.erase(found);
+  auto node = table.extract(found);
+  const RegionEntry& entry = node.mapped();
   lock.unlock();
   // Without the lock: it waits for accesses under way. What they have put aside before is placed now, when nothing more
   // can come and the memory is not the program's yet.
@@ -284,7 +305,7 @@ int Nic::Release(EntryTable& table, uint32_t handle, int (MemoryRegistry::*relea
   if (!undrained) SettlePlacements();
   lock.lock();
   if (error != 0) {
-    table[handle] = entry;
+    table.insert(std::move(node));
   } else {
     --pds_[entry.pd].users;
     Trace(trace(), fabric_.Now(), name(), "stag.freed", {{"index", uint64_t{StagIndex(entry.stag)}}});
@@ -342,7 +363,7 @@ std::string Nic::Describe() {
   }
   std::lock_guard lock(mutex_);
   for (const auto& [handle, qp] : qps_) text += "  " + qp->Describe() + "\n";
-  for (const auto& qp : lingering_) text += "  " + qp->Describe() + ", destroyed\n";
+  for (const auto& [handle, qp] : lingering_) text += "  " + qp->Describe() + ", destroyed\n";
   return text;
 }
 
@@ -353,7 +374,7 @@ Result<CompletionChannel*, int> Nic::CreateChannel(NicContext& context) {
   if (failed()) return Err(EIO);
   const uint32_t handle = ++last_handle_;
   auto channel = std::make_unique<CompletionChannel>(fabric_, handle);
-  if (!channel->usable()) return Err(EMFILE);
+  if (!channel->usable()) return Err(int{errno});
   Channel& entry = channels_[handle];
   entry.context = context.id();
   entry.channel = std::move(channel);
@@ -376,19 +397,21 @@ Result<CompletionQueue*, int> Nic::CreateCq(NicContext& context, uint32_t capaci
   std::lock_guard lock(mutex_);
   if (failed()) return Err(EIO);
   if (cqs_.size() >= profile_.max_cq) return Err(ENOMEM);
+  Channel* used = nullptr;
   if (channel != nullptr) {
     const auto found = channels_.find(channel->handle());
     if (found == channels_.end() || found->second.channel.get() != channel) return Err(EINVAL);
     if (found->second.context != context.id()) return Err(EBADF);
-    ++found->second.users;
+    used = &found->second;
   }
   const uint32_t handle = ++last_handle_;
-  Cq& entry = cqs_[handle];
-  entry.context = context.id();
-  entry.cq = std::make_unique<CompletionQueue>(fabric_, fabric_.HasProgressThread() ? &loop_ : nullptr, profile_,
-                                               handle, capacity, channel, &context.async_events(), cookie, flags);
-  entry.cq->SetOverrunListener([this] { loop_.Notify(&cq_caretaker_); });
-  return entry.cq.get();
+  auto cq = std::make_unique<CompletionQueue>(fabric_, fabric_.HasProgressThread() ? &loop_ : nullptr, profile_, handle,
+                                              capacity, channel, &context.async_events(), cookie, flags);
+  cq->SetOverrunListener([this] { loop_.Notify(&cq_caretaker_); });
+  CompletionQueue* const result = cq.get();
+  cqs_.emplace(handle, Cq{.context = context.id(), .cq = std::move(cq)});
+  if (used != nullptr) ++used->users;
+  return result;
 }
 
 int Nic::ResizeCq(uint32_t handle, uint32_t capacity) {
@@ -451,11 +474,11 @@ Result<SharedReceiveQueue*, int> Nic::CreateSrq(NicContext& context, uint32_t pd
   if (pd == nullptr) return Err(EINVAL);
   if (srqs_.size() >= profile_.max_srq) return Err(ENOMEM);
   const uint32_t handle = ++last_handle_;
-  Srq& entry = srqs_[handle];
-  entry.context = context.id();
-  entry.srq = std::make_unique<SharedReceiveQueue>(handle, pd_handle, attributes, context.async_events(), cookie);
+  auto srq = std::make_unique<SharedReceiveQueue>(handle, pd_handle, attributes, context.async_events(), cookie);
+  SharedReceiveQueue* const result = srq.get();
+  srqs_.emplace(handle, Srq{.context = context.id(), .srq = std::move(srq)});
   ++pd->users;
-  return entry.srq.get();
+  return result;
 }
 
 int Nic::ModifySrq(uint32_t handle, std::optional<uint32_t> max_wr, std::optional<uint32_t> limit) {
@@ -607,13 +630,16 @@ Result<QueuePair*, int> Nic::CreateQp(NicContext& context, const QpCreate& creat
   const uint32_t handle = ++last_handle_;
   auto qp = std::make_unique<QueuePair>(*this, context, handle, *number, granted);
   QueuePair* const result = qp.get();
-  qps_by_number_[*number] = result;
-  qps_[handle] = std::move(qp);
+  auto entry = NewEntry<decltype(qps_)>(handle, std::move(qp));
+  qps_by_number_.emplace(*number, result);
+  Undoing out_of_sight([&] { qps_by_number_.erase(*number); });
+  if (create.type == QpType::kUd) datagrams_->Join(*result);
+  out_of_sight.Done();
+  qps_.insert(std::move(entry));
   ++pd->users;
   ++send_cq->second.users;
   ++receive_cq->second.users;
   if (create.srq != nullptr) ++srqs_[create.srq->handle()].users;
-  if (create.type == QpType::kUd) datagrams_->Join(*result);
   return result;
 }
 
@@ -622,15 +648,14 @@ int Nic::DestroyQp(uint32_t handle) {
 }
 
 int Nic::DestroyQp(uint32_t handle, bool settle) {
-  std::unique_ptr<QueuePair> qp;
+  decltype(qps_)::node_type entry;
   {
     std::lock_guard lock(mutex_);
-    const auto found = qps_.find(handle);
-    if (found == qps_.end()) return ENOENT;
-    qp = std::move(found->second);
-    qps_.erase(found);
-    qps_by_number_.erase(qp->qp_number());
+    entry = qps_.extract(handle);
+    if (entry.empty()) return ENOENT;
+    qps_by_number_.erase(entry.mapped()->qp_number());
   }
+  QueuePair* const qp = entry.mapped().get();
   if (qp->type() == QpType::kUd) datagrams_->Leave(*qp);
   const bool lingers = qp->Retire();
   qp->context().async_events().Settle(&qp->async_account(), settle);
@@ -646,20 +671,18 @@ int Nic::DestroyQp(uint32_t handle, bool settle) {
     return 0;
   }
   // From here on the loop owns the QP. If the stream has ended already, the notice lets it find out.
-  QueuePair* const lingering = qp.get();
-  lingering_.push_back(std::move(qp));
-  loop_.Notify(lingering);
+  lingering_.insert(std::move(entry));
+  loop_.Notify(qp);
   return 0;
 }
 
 void Nic::Bury(QueuePair* qp) {
   std::unique_ptr<QueuePair> buried;
   std::lock_guard lock(mutex_);
-  const auto found = std::find_if(lingering_.begin(), lingering_.end(),
-                                  [qp](const std::unique_ptr<QueuePair>& entry) { return entry.get() == qp; });
+  const auto found = lingering_.find(qp->handle());
   if (found == lingering_.end()) STAGECOACH_MARK("nic.buried_before_it_lingers");
   if (found == lingering_.end()) return;  // DestroyQp has not let go of it yet and will ask again
-  buried = std::move(*found);
+  buried = std::move(found->second);
   lingering_.erase(found);
   past_work_.Add(buried->counters());
 }

@@ -178,7 +178,7 @@ class Nic {
   };
   Result<Region, int> RegisterRegion(NicContext& context, const RegionRequest& request);
   int DeregisterRegion(uint32_t handle);
-  // The handle stays, the STag does not. EINVAL also for a PD that is none of the context's.
+  // The handle stays, the STag unless the range changes. EINVAL also for a PD that is none of the context's.
   Result<Region, int> ReregisterRegion(NicContext& context, uint32_t handle, const RegionChange& change);
   Result<Region, int> AllocateWindow(NicContext& context, uint32_t pd, WindowType type = WindowType::kType2);
   int DeallocateWindow(uint32_t handle);
@@ -349,7 +349,7 @@ class Nic {
   std::map<uint32_t, std::unique_ptr<AddressHandle>> ahs_;
   std::map<uint32_t, std::unique_ptr<QueuePair>> qps_;
   std::map<uint32_t, QueuePair*> qps_by_number_;
-  std::vector<std::unique_ptr<QueuePair>> lingering_;
+  std::map<uint32_t, std::unique_ptr<QueuePair>> lingering_;  // by handle; destroyed, and their streams still end
   uint64_t connections_ = 0;
   QueuePair::Counters past_work_;  // of QPs that are gone
 };

@@ -3,11 +3,14 @@
 #include <algorithm>
 #include <condition_variable>
 #include <mutex>
+#include <new>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "base/mark.h"
 #include "base/mutant.h"
+#include "emu/fabric/insist_loop.h"
 
 namespace stagecoach::emu {
 
@@ -62,17 +65,22 @@ struct NicLoop::State : std::enable_shared_from_this<NicLoop::State> {
   // Makes the loop's thread look at the wishes.
   void PostRun() {
     if (run_posted || closed) return;
+    InsistPost(fabric.loop(), [state = shared_from_this()] { state->Run(); });
     run_posted = true;
-    fabric.loop().Post([state = shared_from_this()] { state->Run(); });
   }
 
   // `call` runs without the lock. Afterwards the client may be gone and is not touched.
   template <typename Function>
   void CallClient(std::unique_lock<std::mutex>& lock, LoopClient* client, Function call) {
     const std::thread::id self = std::this_thread::get_id();
-    calls.push_back({client, self});
+    Insist([&] { calls.push_back({client, self}); });
     lock.unlock();
-    call();
+    try {
+      call();
+    } catch (const std::bad_alloc&) {
+      // QPs have ended what they were at (QueuePair::GiveUp); others have lost one step of theirs.
+      STAGECOACH_MARK("nic.client_of_the_loop_finds_no_memory");
+    }
     lock.lock();
     calls.erase(std::find_if(calls.begin(), calls.end(),
                              [&](const Call& c) { return c.client == client && c.thread == self; }));
@@ -160,7 +168,7 @@ struct NicLoop::State : std::enable_shared_from_this<NicLoop::State> {
     timer = 0;
     timer_at = next;
     if (!next) return;
-    timer = fabric.loop().At(std::max(*next, now), [state = shared_from_this()] {
+    timer = InsistAt(fabric.loop(), std::max(*next, now), [state = shared_from_this()] {
       {
         std::lock_guard lock(state->mutex);
         state->timer = 0;

@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <vector>
 
 #include "emu/engine/qp_states.h"
 #include "emu/fabric/stream.h"
@@ -26,6 +25,9 @@ struct RocePath;
 class Carrier {
  public:
   virtual ~Carrier() = default;
+
+  // Given up before this one. A list of them that needs no memory: nothing may fail once a carrier is to go.
+  std::unique_ptr<Carrier> older;
 };
 
 // What became of a datagram at a QP.
@@ -77,7 +79,7 @@ class QpConnection {
     return DatagramFate::kNotReceiving;
   }
   // Carriers that are not used any more, to be destroyed without the QP's lock.
-  virtual std::vector<std::unique_ptr<Carrier>> TakeOldCarriers() { return {}; }
+  virtual std::unique_ptr<Carrier> TakeOldCarriers() { return nullptr; }
 };
 
 }  // namespace stagecoach::emu

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <new>
 #include <utility>
 
+#include "base/insist.h"
 #include "base/mark.h"
 #include "base/mutant.h"
 #include "emu/nic/connection.h"
@@ -267,6 +269,7 @@ int QueuePair::Modify(const QpAttributes& attributes, uint32_t mask) {
       CheckQpModify(kind_, state(), attributes.state, attributes.current_state, mask);
   int error = transition ? CheckAttributes(attributes, mask) : EINVAL;
   if (error == 0 && connects && connection_ != nullptr) error = EINVAL;  // what was there before has not ended yet
+  if (error == 0 && connects) error = MakeConnection(attributes, mask, path, datagram_mtu);
   if (error == 0) {
     KeepAttributes(attributes, mask);
     drain_to_tell_ =
@@ -288,11 +291,6 @@ int QueuePair::Modify(const QpAttributes& attributes, uint32_t mask) {
         reap = true;
       }
       if (connects) {
-        if (kind_ == QpKind::kUd) {
-          connection_ = std::make_unique<DatagramConnection>(*this, datagram_mtu);
-        } else {
-          connection_ = std::make_unique<IbConnection>(*this, attributes_, *path, SecretOfPeer());
-        }
         Trace(nic_.trace(), nic_.fabric().Now(), trace_name_, "connection.attached",
               {{"pd", uint64_t{pd()}}, {"receive_pd", uint64_t{receive_pd()}}});
         connected = kind_ != QpKind::kUd;  // a UD QP has no stream that pollers could move
@@ -310,6 +308,23 @@ int QueuePair::Modify(const QpAttributes& attributes, uint32_t mask) {
   if (connects) control.unlock();
   if (reap) Reap(/*abort=*/true);
   return error;
+}
+
+int QueuePair::MakeConnection(const QpAttributes& attributes, uint32_t mask, const std::optional<RocePath>& path,
+                              uint8_t datagram_mtu) {
+  const QpAttributes before = attributes_;
+  KeepAttributes(attributes, mask);
+  try {
+    if (kind_ == QpKind::kUd) {
+      connection_ = std::make_unique<DatagramConnection>(*this, datagram_mtu);
+    } else {
+      connection_ = std::make_unique<IbConnection>(*this, attributes_, *path, SecretOfPeer());
+    }
+    return 0;
+  } catch (const std::bad_alloc&) {
+    attributes_ = before;
+    return ENOMEM;
+  }
 }
 
 QpAttributes QueuePair::Query() {
@@ -390,6 +405,32 @@ bool QueuePair::Leave() {
 }
 
 bool QueuePair::Serve(uint32_t requests) {
+  try {
+    return ServeNow(requests);
+  } catch (const std::bad_alloc&) {
+    GiveUp();
+    return true;
+  }
+}
+
+void QueuePair::GiveUp() {
+  STAGECOACH_MARK("qp.no_memory");
+  doom_ = "no memory";
+  try {
+    Insist([this] {
+      Apply(QpEvent::kLocalFault);
+      if (connection_ != nullptr) connection_->Abort();
+      sends_.FlushSubmitted();
+      FlushQueues();
+    });
+    nic_.Complain("no memory for what " + trace_name_ + " was at; it is in error");
+  } catch (const std::bad_alloc&) {
+    // The doom stands: the next turn fails the connection, if it can.
+    STAGECOACH_MARK("qp.no_memory_to_give_up");
+  }
+}
+
+bool QueuePair::ServeNow(uint32_t requests) {
   bool moved = false;
   if (doom_ == nullptr && (requests & kCqFailed) != 0) doom_ = "completion queue overrun";
   if (doom_ == nullptr && (requests & kDeviceFailed) != 0) {
@@ -579,7 +620,7 @@ void QueuePair::Push(bool send, uint64_t number, const WorkCompletion& completio
   if (!delay) STAGECOACH_MARK("qp.completion_held_behind_another");
   const Duration most = by_fault ? nic_.faults().completion_delay_max : nic_.profile().completion_delay;
   const Duration wait = delay ? Duration(luck.Below(static_cast<uint64_t>(most.count()) + 1)) : Duration();
-  held_.push_back({send, number, completion, nic_.fabric().Now() + wait});
+  Insist([&] { held_.push_back({send, number, completion, nic_.fabric().Now() + wait}); });
 }
 
 void QueuePair::PushNow(bool send, uint64_t number, const WorkCompletion& completion) {
@@ -611,14 +652,11 @@ void QueuePair::ReleaseHeld(Instant now) {
 }
 
 std::string QueuePair::Describe() {
-  Enter();
-  std::string text = trace_name_ + ": " + ToString(state()) + ", " +
-                     std::to_string(sends_.posted() - sends_.retired()) + " of " + std::to_string(sends_.posted()) +
-                     " sends and " + std::to_string(receives_.posted() - receives_.retired()) + " of " +
-                     std::to_string(receives_.posted()) + " Receives outstanding, " + std::to_string(held_.size()) +
-                     " completions held back, " + (connection_ == nullptr ? "no connection" : connection_->PhaseName());
-  Leave();
-  return text;
+  const Turn turn(*this);
+  return trace_name_ + ": " + ToString(state()) + ", " + std::to_string(sends_.posted() - sends_.retired()) + " of " +
+         std::to_string(sends_.posted()) + " sends and " + std::to_string(receives_.posted() - receives_.retired()) +
+         " of " + std::to_string(receives_.posted()) + " Receives outstanding, " + std::to_string(held_.size()) +
+         " completions held back, " + (connection_ == nullptr ? "no connection" : connection_->PhaseName());
 }
 
 void QueuePair::FlushSends() {
@@ -713,29 +751,29 @@ wire::CarrierSecret QueuePair::SecretOfPeer() const {
 
 bool QueuePair::TakeCarrier(uint64_t generation, uint64_t serial, std::unique_ptr<Llp> llp) {
   std::lock_guard control(control_mutex_);
-  Enter();
-  const bool taken = connection_ != nullptr && connection_->TakeCarrier(generation, serial, llp);
-  if (taken) lock_.Request(kContinue);
-  Leave();
+  bool taken = false;
+  {
+    const Turn turn(*this);
+    taken = connection_ != nullptr && connection_->TakeCarrier(generation, serial, llp);
+    if (taken) lock_.Request(kContinue);
+  }
   if (taken) ChangeCarriers();
   return taken;
 }
 
 DatagramFate QueuePair::TakeDatagram(const RocePath& from, const wire::IbHeader& header, ConstBytes payload) {
-  Enter();
+  const Turn turn(*this);
   const DatagramFate fate =
       connection_ != nullptr ? connection_->TakeDatagram(from, header, payload) : DatagramFate::kNotReceiving;
   lock_.Request(kContinue);
-  Leave();
   return fate;
 }
 
 void QueuePair::ChangeCarriers() {
   Enter();
-  const std::vector<std::unique_ptr<Carrier>> old =
-      connection_ != nullptr ? connection_->TakeOldCarriers() : std::vector<std::unique_ptr<Carrier>>();
+  const std::unique_ptr<Carrier> old = connection_ != nullptr ? connection_->TakeOldCarriers() : nullptr;
   const int descriptor = connection_ != nullptr ? connection_->PollDescriptor() : kNoStream;
-  Leave();
+  Leave();  // nothing above throws
   // A CQ that watches the old descriptor must not find another one in its place.
   if (descriptor == poll_descriptor_.load(std::memory_order_acquire)) return;
   const bool attached = !retired_.load();

@@ -229,7 +229,21 @@ class QueuePair final : public PolledConnection, public LoopClient {
   bool Ask(uint32_t requests);
   void Enter() { lock_.Enter(); }
   bool Leave();
+  // Between its making and its end, also by an exception, the calling thread holds the lock.
+  class Turn {
+   public:
+    explicit Turn(QueuePair& qp) : qp_(qp) { qp_.Enter(); }
+    ~Turn() { qp_.Leave(); }
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+
+   private:
+    QueuePair& qp_;
+  };
   bool Serve(uint32_t requests);
+  bool ServeNow(uint32_t requests);
+  // There is no memory for what the connection is at, which may be half done: it ends as by a fault of this end.
+  void GiveUp();
   // Takes the transition the table has for the event, if any.
   void Apply(QpEvent event);
   void ApplyTransition(const QpTransition& transition);
@@ -254,6 +268,9 @@ class QueuePair final : public PolledConnection, public LoopClient {
   // 0 or EINVAL, for values and not for the mask.
   int CheckAttributes(const QpAttributes& attributes, uint32_t mask) const;
   void KeepAttributes(const QpAttributes& attributes, uint32_t mask);
+  // Of an InfiniBand QP on its way to RTR: what moves its packets. 0, or ENOMEM, and nothing has changed.
+  int MakeConnection(const QpAttributes& attributes, uint32_t mask, const std::optional<RocePath>& path,
+                     uint8_t datagram_mtu);
   // Completes everything posted as flushed, except an SRQ's Receives; the engine has nothing any more.
   void FlushQueues();
   void FlushSends();

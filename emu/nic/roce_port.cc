@@ -9,11 +9,14 @@
 #include <condition_variable>
 #include <cstring>
 #include <map>
+#include <new>
 #include <utility>
 
 #include "base/mark.h"
 #include "base/mutant.h"
+#include "base/undoing.h"
 #include "emu/fabric/half_open.h"
+#include "emu/fabric/insist_loop.h"
 #include "emu/fabric/stream.h"
 #include "emu/nic/carrier_stream.h"
 #include "emu/nic/echo_stream.h"
@@ -74,7 +77,7 @@ class RocePort::Core : public std::enable_shared_from_this<RocePort::Core> {
   // Runs `action` on the loop, if the port still lives then.
   template <typename Action>
   void OnLoop(Action action) {
-    fabric_.loop().Post([weak = weak_from_this(), action = std::move(action)]() mutable {
+    InsistPost(fabric_.loop(), [weak = weak_from_this(), action = std::move(action)]() mutable {
       auto core = weak.lock();
       if (core != nullptr && !core->closed_) action(*core);
     });
@@ -127,6 +130,7 @@ class RocePort::Core : public std::enable_shared_from_this<RocePort::Core> {
   void Call(uint32_t qp_number, Member& member);
   // The user who has the port of the peer's process now, where that is on this host and the system knows.
   std::optional<uint32_t> UserOfPeer(const RocePath& path, uint32_t remote_qp) const;
+  void CallNow(uint32_t qp_number, Member& member);
   void CallFailed(uint32_t qp_number, uint64_t generation, const std::string& why, bool is_refusal);
   // Another attempt in a while, if one is left.
   void CallLater(uint32_t qp_number, Member& member);
@@ -239,12 +243,19 @@ class RocePort::Caller final : public StreamWatcher {
         }
         self.stream_ = std::move(*result);
         self.stream_->SetWatcher(&self);
-        self.Advance();
+        self.OnStreamReady();
       });
     });
   }
 
-  void OnStreamReady() override { Advance(); }
+  void OnStreamReady() override {
+    try {
+      Advance();
+    } catch (const std::bad_alloc&) {
+      STAGECOACH_MARK("port.caller_finds_no_memory");
+      if (!finished_) Fail("no memory", /*is_refusal=*/false);
+    }
+  }
 
   // The other end has heard of us, or will.
   bool HasAsked() const { return written_ == hello_bytes_.size(); }
@@ -345,8 +356,8 @@ class RocePort::Caller final : public StreamWatcher {
     stream_->SetWatcher(nullptr);
     core_.DismissWaiting(qp_number_);  // it has given up its own call, having taken ours
     member.outlook->peer_loses = answer.loses;
-    core_.Attach(qp_number_, member, std::move(stream_), answer.crc);
     core_.RemoveCaller(key_);
+    core_.Attach(qp_number_, member, std::move(stream_), answer.crc);
   }
 
   void FailUnproven(const std::string& why) {
@@ -401,11 +412,16 @@ class RocePort::Visitor final : public StreamWatcher {
     if (stream_ != nullptr) stream_->SetWatcher(nullptr);
   }
 
-  void OnStreamReady() override { Advance(); }
-
+  void OnStreamReady() override {
+    Guarded([this] { Advance(); });
+  }
   // The QP it waits for may be there, or another one waits in its place.
-  void Retry() { Consider(); }
-  void GiveUpWaiting() { Answer(CarrierStatus::kNotReady); }
+  void Retry() {
+    Guarded([this] { Consider(); });
+  }
+  void GiveUpWaiting() {
+    Guarded([this] { Answer(CarrierStatus::kNotReady); });
+  }
 
   void Advance() {
     if (finished_) return;
@@ -443,6 +459,20 @@ class RocePort::Visitor final : public StreamWatcher {
   }
 
  private:
+  // Whatever makes it move goes through here: without memory for the step it is over.
+  template <typename Step>
+  void Guarded(Step step) {
+    try {
+      step();
+    } catch (const std::bad_alloc&) {
+      STAGECOACH_MARK("port.visitor_finds_no_memory");
+      if (finished_) return;
+      // Without a stream it was a carrier already, or had gone with the attempt to become one.
+      if (stream_ != nullptr) stream_->Abort();
+      Finish();
+    }
+  }
+
   enum class Phase : uint8_t {
     kHello,
     kProof,
@@ -607,6 +637,10 @@ class RocePort::Visitor final : public StreamWatcher {
 
   void OnTimer() {
     timer_ = 0;
+    Guarded([this] { EndInTime(); });
+  }
+
+  void EndInTime() {
     if (finished_) return;
     switch (phase_) {
       case Phase::kHello:
@@ -787,6 +821,17 @@ void RocePort::Core::Call(uint32_t qp_number, Member& member) {
   // In RTR there is nothing to send yet, nor is there anything to prove; Learn() comes when there is.
   if (!member.knowledge.begun.send && !member.is_its_peer) return;
   --member.attempts_left;
+  // Without memory for it this attempt has failed as any other.
+  Undoing failed([&] {
+    STAGECOACH_MARK("port.attempt_finds_no_memory");
+    member.caller = 0;
+    CallLater(qp_number, member);
+  });
+  CallNow(qp_number, member);
+  failed.Done();
+}
+
+void RocePort::Core::CallNow(uint32_t qp_number, Member& member) {
   if (member.is_its_peer) {
     return Attach(qp_number, member, std::make_unique<EchoStream>(fabric_, member.path.local), profile_.want_crc);
   }
@@ -796,8 +841,8 @@ void RocePort::Core::Call(uint32_t qp_number, Member& member) {
   if (slot >= profile_.port_count || port > 0xffff)
     return CallFailed(qp_number, generation, "no such slot", /*is_refusal=*/true);
   const uint64_t key = next_key_++;
-  member.caller = key;
   Caller* const caller = (callers_[key] = std::make_unique<Caller>(*this, key, qp_number, member)).get();
+  member.caller = key;
   caller->Start(member.path.local, member.path.remote.WithPort(static_cast<uint16_t>(port)));
 }
 
@@ -825,7 +870,7 @@ void RocePort::Core::CallLater(uint32_t qp_number, Member& member) {
 void RocePort::Core::SetTimer(uint32_t qp_number, Member& member, Instant at) {
   if (member.timer != 0) fabric_.loop().Cancel(member.timer);
   member.timer_at = at;
-  member.timer = fabric_.loop().At(at, [weak = weak_from_this(), qp_number, generation = member.generation] {
+  member.timer = InsistAt(fabric_.loop(), at, [weak = weak_from_this(), qp_number, generation = member.generation] {
     const auto core = weak.lock();
     Member* const waiting = core != nullptr && !core->closed_ ? core->Find(qp_number, generation) : nullptr;
     if (waiting == nullptr) return;
@@ -838,13 +883,18 @@ void RocePort::Core::Attach(uint32_t qp_number, Member& member, std::unique_ptr<
   if (member.caller != 0) STAGECOACH_MARK("port.call_given_up_for_a_visitor");
   StopCalling(member);
   const uint64_t serial = next_key_++;
+  Undoing missed([&] {
+    STAGECOACH_MARK("port.no_memory_for_a_carrier");
+    CallLater(qp_number, member);
+  });
   if (!nic_.TakeCarrier(qp_number, member.generation, serial, CarrierRecords(std::move(stream), crc))) {
     STAGECOACH_MARK("port.carrier_comes_after_its_qp");
-    return;
+    return missed.Done();
   }
   member.outlook->is_refused = member.outlook->is_asking = false;
   if (member.carrier != 0) STAGECOACH_MARK("port.carrier_replaced");
   member.carrier = serial;
+  missed.Done();
   Tell("carrier.taken", {{"qp", uint64_t{qp_number}}, {"remote_qp", uint64_t{member.remote_qp}}});
 }
 
@@ -895,13 +945,15 @@ void RocePort::Core::ComplainOfVersion(const IpEndpoint& peer) {
 void RocePort::Core::OnStream(std::unique_ptr<Stream> stream) {
   if (closed_) return;
   const uint64_t key = next_key_++;
+  Undoing forgotten([&] { strangers_.Leave(key); });
   if (const auto oldest = strangers_.Enter(key, stream->remote())) visitors_.at(*oldest)->End("too many");
   Visitor* const visitor = (visitors_[key] = std::make_unique<Visitor>(*this, key, std::move(stream))).get();
-  visitor->Advance();
+  forgotten.Done();
+  visitor->OnStreamReady();
 }
 
 void RocePort::Core::Close() {
-  fabric_.loop().Post([self = shared_from_this()] {
+  InsistPost(fabric_.loop(), [self = shared_from_this()] {
     self->closed_ = true;
     for (auto& [number, member] : self->members_) {
       if (member.timer != 0) self->fabric_.loop().Cancel(member.timer);

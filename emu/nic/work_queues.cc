@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <new>
+#include <utility>
 
 #include "base/mark.h"
 #include "base/mutant.h"
@@ -152,6 +153,13 @@ DatagramTarget SendQueue::TargetOf(const SendRequest& request) const {
 SendSlot& SendQueue::SlotOf(const SendWork* work) {
   // Ours, and given out as const only to be left alone.
   return *const_cast<SendSlot*>(static_cast<const SendSlot*>(work));
+}
+
+void SendQueue::FlushSubmitted() {
+  for (uint64_t number = retired_.load(std::memory_order_relaxed); number < submitted_; ++number) {
+    SendSlot& slot = At(number);
+    if (!std::exchange(slot.done, true)) slot.status = CompletionStatus::kFlushed;
+  }
 }
 
 SendSlot* SendQueue::OldestDone() {

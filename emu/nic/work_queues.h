@@ -79,6 +79,8 @@ class SendQueue {
   static const DatagramTarget& TargetOf(const SendSlot& slot) { return *slot.target; }
   // The slot of work the engine was given.
   static SendSlot& SlotOf(const SendWork* work);
+  // What was submitted and is not done is flushed: nobody has it any more.
+  void FlushSubmitted();
   // The oldest submitted request if it is done, else null.
   SendSlot* OldestDone();
   // Whether everything before this submitted request has been retired.

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <fstream>
 #include <mutex>
+#include <new>
 #include <string_view>
 #include <utility>
 
@@ -27,14 +28,19 @@ void Say(const std::string& message) {
   std::fprintf(stderr, "stagecoach: %s\n", message.c_str());
 }
 
-// Lines appear whole and as they happen, from any thread. What cannot be written is lost.
+// Lines appear whole and as they happen, from any thread. What cannot be written, or made for want of memory, is lost.
 class FileTrace final : public TraceSink {
  public:
   explicit FileTrace(int fd) : fd_(fd) {}
   ~FileTrace() override { CloseDescriptor(fd_); }
   void OnEvent(Instant now, std::string_view component, std::string_view event,
                std::initializer_list<TraceFact> facts) override {
-    const std::string line = FormatTraceEvent(now, component, event, facts) + "\n";
+    std::string line;
+    try {
+      line = FormatTraceEvent(now, component, event, facts) + "\n";
+    } catch (const std::bad_alloc&) {
+      return;  // whoever traces goes on
+    }
     std::lock_guard lock(mutex_);
     std::string_view left = line;
     while (!left.empty()) {

@@ -29,6 +29,7 @@ constexpr std::string_view kNoDatagrams = "no program sends datagrams: connectio
 constexpr std::string_view kOneProcess = "a host is one process";
 constexpr std::string_view kNoExtensions = "no program has messages of extensions";
 constexpr std::string_view kRoom = "a stream that is new has room for so few bytes";
+constexpr std::string_view kMemory = "memory does not end; verbs_shim/emulated:no_memory_test has it end";
 
 constexpr OutOfReach kOutOfReach[] = {
     {"assemble.gap_between_segments_closed", kOursOnly},
@@ -36,8 +37,10 @@ constexpr OutOfReach kOutOfReach[] = {
     {"channel.event_taken_back_from_its_waiter", kOneThread},
     {"channel.object_waits_for_acknowledgements", kObjectAcks},
     {"cm.accept_comes_too_late", kOneThread},
+    {"cm.attempt_finds_no_memory", kMemory},
     {"cm.backlog_full", kFewClients},
     {"cm.half_open_limit_reached", kFewClients},
+    {"cm.handshake_finds_no_memory", kMemory},
     {"cm.id_gone_while_its_connection_is_attached", kOneThread},
     {"cm.id_waits_for_acknowledgements", kIdAcks},
     {"cm.last_words_not_taken", kRoom},
@@ -60,6 +63,8 @@ constexpr OutOfReach kOutOfReach[] = {
     {"gsi.established_before_the_rtu", "no program passes on that packets came before the RTU (rdma_notify)"},
     {"gsi.no_gid_for_the_address", "hosts have fewer addresses than a port has GIDs"},
     {"gsi.peer_has_us_wait_for_too_long", "no program takes minutes to answer a request"},
+    {"gsi.request_dropped_for_want_of_memory", kMemory},
+    {"gsi.request_finds_no_memory", kMemory},
     {"gsi.request_follows_a_redirection", kOneProcess},
     {"gsi.request_in_the_name_of_another", kOursOnly},
     {"gsi.request_of_smaller_packets", "all devices of a world have ports of one MTU"},
@@ -86,15 +91,22 @@ constexpr OutOfReach kOutOfReach[] = {
      "a server asks for no more than the request allows: connection.outgoing_reads_limited"},
     {"mpa.wrong_crc", kNoGarbage},
     {"nic.buried_before_it_lingers", kOneThread},
+    {"nic.client_of_the_loop_finds_no_memory", kMemory},
     {"nic.context_closed_with_qps", "a NIC goes after the programs of its host, and with them goes all that they made"},
     {"nic.qps_used_up", kNoLimit},
     {"pool.total_used_up", "no world has as many calls at once as a server has memory for"},
+    {"port.attempt_finds_no_memory", kMemory},
     {"port.called_somebody_who_is_not_the_peer", kOursOnly},
+    {"port.caller_finds_no_memory", kMemory},
+    {"port.no_memory_for_a_carrier", kMemory},
     {"port.source_refused_too_often", kOursOnly},
+    {"port.visitor_finds_no_memory", kMemory},
     {"qp.datagram_too_long_for_its_receive", kNoDatagrams},
     {"qp.datagram_waits_for_room", kNoDatagrams},
     {"qp.device_has_failed", "the device does not fail as a whole"},
     {"qp.fenced_local_operation_waits", kNoFence},
+    {"qp.no_memory", kMemory},
+    {"qp.no_memory_to_give_up", kMemory},
     {"qp.receive_queue_full", kSized},
     {"qp.reset_with_a_connection", "no program resets a queue pair that is connected"},
     {"qp.send_queue_full", kSized},

@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kKnownFlags = RAI_PASSIVE | RAI_NUMERICHOST | RAI_NOROUTE | RAI_FAMILY;
 
-int ErrnoOf(int resolver_error) {
+int ErrnoOfResolver(int resolver_error) {
   switch (resolver_error) {
     case EAI_SYSTEM:
       return errno;
@@ -183,15 +183,21 @@ extern "C" {
 
 int rdma_getaddrinfo(const char* node, const char* service, const struct rdma_addrinfo* hints,
                      struct rdma_addrinfo** res) {
-  if (node == nullptr && service == nullptr && hints == nullptr) return Answer(EINVAL);
-  const rdma_addrinfo none{};
-  Owned result;
-  if (const int error = Resolve(node, service, hints != nullptr ? *hints : none, &result); error != 0) {
-    errno = ErrnoOf(error);
-    return error;
-  }
-  *res = result.release();
-  return 0;
+  const auto failed = [](int error) {
+    errno = error;
+    return error == ENOMEM ? EAI_MEMORY : EAI_SYSTEM;
+  };
+  return Entry(failed, [&] {
+    if (node == nullptr && service == nullptr && hints == nullptr) return Answer(EINVAL);
+    const rdma_addrinfo none{};
+    Owned result;
+    if (const int error = Resolve(node, service, hints != nullptr ? *hints : none, &result); error != 0) {
+      errno = ErrnoOfResolver(error);
+      return error;
+    }
+    *res = result.release();
+    return 0;
+  });
 }
 
 void rdma_freeaddrinfo(struct rdma_addrinfo* info) {

@@ -62,9 +62,13 @@ int MoveToHostOf(ShimId* id, const IpEndpoint& address) {
   emu::Host* host = emu::World::Current().FindHost(address);
   if (host == nullptr || host == id->host || address.IsUnspecified()) return 0;
   if (StateOf(*id) != State::kIdle) return EINVAL;
+  const std::shared_ptr<emu::CmId> there =
+      host->cm().CreateId(static_cast<ShimEventChannel*>(id->channel)->channel, id->cm->port_space());
   CmOf(*id).Destroy(id->cm);
+  if (id->default_pd != nullptr) CmDeviceOf(*id->host).LetPdGo();
+  id->default_pd = nullptr;
   id->host = host;
-  id->cm = host->cm().CreateId(static_cast<ShimEventChannel*>(id->channel)->channel, id->cm->port_space());
+  id->cm = there;
   id->cm->cookie = id;
   return 0;
 }
@@ -143,20 +147,17 @@ int CreateQp(ShimId* id, ibv_qp_init_attr_ex* attributes) {
       return error;
     attributes->send_cq = id->send_cq;
   }
-  ibv_qp* qp = ibv_create_qp_ex(id->verbs, attributes);
-  if (qp == nullptr) return errno;
+  std::unique_ptr<ibv_qp, decltype(&ibv_destroy_qp)> made(ibv_create_qp_ex(id->verbs, attributes), ibv_destroy_qp);
+  if (made == nullptr) return errno;
   // Ready for Receives; connecting does the rest, but for datagrams, which need no connection.
-  int error = ChangeTo(id, qp, IBV_QPS_INIT);
+  int error = ChangeTo(id, made.get(), IBV_QPS_INIT);
   if (id->qp_type == IBV_QPT_UD) {
-    if (error == 0) error = ChangeTo(id, qp, IBV_QPS_RTR);
-    if (error == 0) error = ChangeTo(id, qp, IBV_QPS_RTS);
+    if (error == 0) error = ChangeTo(id, made.get(), IBV_QPS_RTR);
+    if (error == 0) error = ChangeTo(id, made.get(), IBV_QPS_RTS);
   }
-  if (error == 0) error = CmOf(*id).SetQp(id->cm, qp->qp_num);
-  if (error != 0) {
-    ibv_destroy_qp(qp);
-    return error;
-  }
-  id->qp = qp;
+  if (error == 0) error = CmOf(*id).SetQp(id->cm, made->qp_num);
+  if (error != 0) return error;
+  id->qp = made.release();
   id->pd = attributes->pd;
   return 0;
 }
@@ -178,13 +179,19 @@ void Refresh(ShimId* id) {
   info.remote.ToSockaddr(&id->route.addr.dst_storage);
   // An id bound to no particular address has no device yet.
   if (id->verbs == nullptr && !info.local.IsUnspecified()) {
+    TakeDevice(id);
     id->verbs = CmDeviceOf(*id->host).Context();
-    if (id->pd == nullptr) {
-      id->pd = CmDeviceOf(*id->host).HoldPd();
-      id->holds_default_pd = id->pd != nullptr;
-    }
+    if (id->pd == nullptr) id->pd = id->default_pd;
     id->port_num = 1;
   }
+}
+
+int TakeDevice(ShimId* id) {
+  if (id->host->nic().failed()) return 0;
+  CmDevice& device = CmDeviceOf(*id->host);
+  if (device.Context() == nullptr) return errno;
+  if (id->default_pd == nullptr) id->default_pd = device.HoldPd();
+  return id->default_pd != nullptr ? 0 : errno;
 }
 
 int ChoosePd(const ShimId& id, ibv_pd** pd) {
@@ -201,185 +208,216 @@ using namespace stagecoach::verbs::emulated;
 extern "C" {
 
 int rdma_create_id(struct rdma_event_channel* channel, struct rdma_cm_id** id, void* context, enum rdma_port_space ps) {
-  if (channel != nullptr && IsInherited(channel)) return Answer(ENODEV);
-  switch (ps) {
-    case RDMA_PS_TCP:
-      break;
-    case RDMA_PS_UDP:
-      if (!emu::World::Current().current_host().nic().is_infiniband()) {
-        Explain(Lack::kIwarpDatagrams);
+  return MinusOneEntry([&]() -> int {
+    if (channel != nullptr && IsInherited(channel)) return Answer(ENODEV);
+    switch (ps) {
+      case RDMA_PS_TCP:
+        break;
+      case RDMA_PS_UDP:
+        if (!emu::World::Current().current_host().nic().is_infiniband()) {
+          Explain(Lack::kIwarpDatagrams);
+          return Answer(EOPNOTSUPP);
+        }
+        break;
+      // IP over InfiniBand, and InfiniBand's own addresses.
+      case RDMA_PS_IPOIB:
+      case RDMA_PS_IB:
         return Answer(EOPNOTSUPP);
-      }
-      break;
-    // IP over InfiniBand, and InfiniBand's own addresses.
-    case RDMA_PS_IPOIB:
-    case RDMA_PS_IB:
-      return Answer(EOPNOTSUPP);
-    default:
-      return Answer(EINVAL);
-  }
-  std::unique_ptr<ShimEventChannel> own;
-  if (channel == nullptr) {
-    own = NewEventChannel();
-    if (own == nullptr) return -1;
-    channel = own.get();
-  }
-  std::unique_ptr<ShimId> created = NewId(channel, context, ps);
-  created->own_channel = std::move(own);
-  created->host = &emu::World::Current().current_host();
-  created->cm =
-      CmOf(*created).CreateId(static_cast<ShimEventChannel*>(channel)->channel,
-                              ps == RDMA_PS_UDP ? emu::wire::CmPortSpace::kUdp : emu::wire::CmPortSpace::kTcp);
-  created->cm->cookie = created.get();
-  *id = created.release();
-  return 0;
+      default:
+        return Answer(EINVAL);
+    }
+    std::unique_ptr<ShimEventChannel> own;
+    if (channel == nullptr) {
+      own = NewEventChannel();
+      if (own == nullptr) return -1;
+      channel = own.get();
+    }
+    std::unique_ptr<ShimId> created = NewId(channel, context, ps);
+    created->own_channel = std::move(own);
+    created->host = &emu::World::Current().current_host();
+    created->cm =
+        CmOf(*created).CreateId(static_cast<ShimEventChannel*>(channel)->channel,
+                                ps == RDMA_PS_UDP ? emu::wire::CmPortSpace::kUdp : emu::wire::CmPortSpace::kTcp);
+    created->cm->cookie = created.get();
+    *id = created.release();
+    return 0;
+  });
 }
 
 int rdma_destroy_id(struct rdma_cm_id* id) {
-  if (IsInherited(id)) return Answer(ENODEV);
-  const std::unique_ptr<ShimId> shim(ToShim(id));
-  // Otherwise we would wait for ourselves.
-  ReleaseEvent(shim.get());
-  CmOf(*shim).Destroy(shim->cm);
-  if (shim->holds_default_pd) CmDeviceOf(*shim->host).LetPdGo();
-  return 0;
+  return MinusOneEntry([&]() -> int {
+    if (IsInherited(id)) return Answer(ENODEV);
+    const std::unique_ptr<ShimId> shim(ToShim(id));
+    // Otherwise we would wait for ourselves.
+    ReleaseEvent(shim.get());
+    CmOf(*shim).Destroy(shim->cm);
+    if (shim->default_pd != nullptr) CmDeviceOf(*shim->host).LetPdGo();
+    return 0;
+  });
 }
 
 int rdma_bind_addr(struct rdma_cm_id* id, struct sockaddr* address) {
-  if (IsInherited(id)) return Answer(ENODEV);
-  const auto local = IpEndpoint::FromSockaddr(address);
-  if (!local) return Answer(EAFNOSUPPORT);
-  ShimId* shim = ToShim(id);
-  if (const int error = MoveToHostOf(shim, *local); error != 0) return Answer(error);
-  if (const int error = CmOf(*shim).Bind(shim->cm, *local); error != 0) return Answer(error);
-  Refresh(shim);
-  return 0;
+  return MinusOneEntry([&]() -> int {
+    if (IsInherited(id)) return Answer(ENODEV);
+    const auto local = IpEndpoint::FromSockaddr(address);
+    if (!local) return Answer(EAFNOSUPPORT);
+    ShimId* shim = ToShim(id);
+    if (const int error = MoveToHostOf(shim, *local); error != 0) return Answer(error);
+    if (!local->IsUnspecified()) {
+      if (const int error = TakeDevice(shim); error != 0) return Answer(error);
+    }
+    if (const int error = CmOf(*shim).Bind(shim->cm, *local); error != 0) return Answer(error);
+    Refresh(shim);
+    return 0;
+  });
 }
 
 // Routes are known at once, so that there is nothing for the time-outs of resolving to cut short.
 int rdma_resolve_addr(struct rdma_cm_id* id, struct sockaddr* source, struct sockaddr* destination, int) {
-  if (IsInherited(id)) return Answer(ENODEV);
-  const auto remote = IpEndpoint::FromSockaddr(destination);
-  if (!remote) return Answer(EAFNOSUPPORT);
-  ShimId* shim = ToShim(id);
-  IpEndpoint local;
-  if (source != nullptr) {
-    const auto given = IpEndpoint::FromSockaddr(source);
-    if (!given) return Answer(EAFNOSUPPORT);
-    local = *given;
-    if (const int error = MoveToHostOf(shim, local); error != 0) return Answer(error);
-  }
-  if (const int error = CmOf(*shim).ResolveAddress(shim->cm, local, *remote); error != 0) return Answer(error);
-  return Complete(shim);
+  return MinusOneEntry([&]() -> int {
+    if (IsInherited(id)) return Answer(ENODEV);
+    const auto remote = IpEndpoint::FromSockaddr(destination);
+    if (!remote) return Answer(EAFNOSUPPORT);
+    ShimId* shim = ToShim(id);
+    IpEndpoint local;
+    if (source != nullptr) {
+      const auto given = IpEndpoint::FromSockaddr(source);
+      if (!given) return Answer(EAFNOSUPPORT);
+      local = *given;
+      if (const int error = MoveToHostOf(shim, local); error != 0) return Answer(error);
+    }
+    if (const int error = TakeDevice(shim); error != 0) return Answer(error);
+    if (const int error = CmOf(*shim).ResolveAddress(shim->cm, local, *remote); error != 0) return Answer(error);
+    return Complete(shim);
+  });
 }
 
 int rdma_resolve_route(struct rdma_cm_id* id, int) {
-  if (IsInherited(id)) return Answer(ENODEV);
-  ShimId* shim = ToShim(id);
-  if (const int error = CmOf(*shim).ResolveRoute(shim->cm); error != 0) return Answer(error);
-  return Complete(shim);
+  return MinusOneEntry([&]() -> int {
+    if (IsInherited(id)) return Answer(ENODEV);
+    ShimId* shim = ToShim(id);
+    if (const int error = CmOf(*shim).ResolveRoute(shim->cm); error != 0) return Answer(error);
+    return Complete(shim);
+  });
 }
 
 int rdma_create_qp_ex(struct rdma_cm_id* id, struct ibv_qp_init_attr_ex* attributes) {
-  if (IsInherited(id)) return Answer(ENODEV);
-  ShimId* shim = ToShim(id);
-  const ibv_qp_init_attr_ex given = *attributes;
-  const int error = CreateQp(shim, attributes);
-  if (error != 0 && shim->qp == nullptr) {
-    ReleaseCqs(shim);
-    *attributes = given;
-  }
-  return Answer(error);
+  return MinusOneEntry([&]() -> int {
+    if (IsInherited(id)) return Answer(ENODEV);
+    ShimId* shim = ToShim(id);
+    const ibv_qp_init_attr_ex given = *attributes;
+    const int error = Entry([](int thrown) { return thrown; }, [&] { return CreateQp(shim, attributes); });
+    if (error != 0 && shim->qp == nullptr) {
+      ReleaseCqs(shim);
+      *attributes = given;
+    }
+    return Answer(error);
+  });
 }
 
 int rdma_create_qp(struct rdma_cm_id* id, struct ibv_pd* pd, struct ibv_qp_init_attr* attributes) {
-  if (IsInherited(id)) return Answer(ENODEV);
-  // The extended structure begins with the plain one, whose padding is where its mask is.
-  constexpr size_t kShared = offsetof(ibv_qp_init_attr_ex, comp_mask);
-  static_assert(kShared == offsetof(ibv_qp_init_attr, sq_sig_all) + sizeof(attributes->sq_sig_all));
-  ibv_qp_init_attr_ex extended{};
-  std::memcpy(&extended, attributes, kShared);
-  if (pd != nullptr) {
-    extended.pd = pd;
-    extended.comp_mask = IBV_QP_INIT_ATTR_PD;
-  }
-  const int result = rdma_create_qp_ex(id, &extended);
-  std::memcpy(attributes, &extended, kShared);
-  return result;
+  return MinusOneEntry([&]() -> int {
+    if (IsInherited(id)) return Answer(ENODEV);
+    // The extended structure begins with the plain one, whose padding is where its mask is.
+    constexpr size_t kShared = offsetof(ibv_qp_init_attr_ex, comp_mask);
+    static_assert(kShared == offsetof(ibv_qp_init_attr, sq_sig_all) + sizeof(attributes->sq_sig_all));
+    ibv_qp_init_attr_ex extended{};
+    std::memcpy(&extended, attributes, kShared);
+    if (pd != nullptr) {
+      extended.pd = pd;
+      extended.comp_mask = IBV_QP_INIT_ATTR_PD;
+    }
+    const int result = rdma_create_qp_ex(id, &extended);
+    std::memcpy(attributes, &extended, kShared);
+    return result;
+  });
 }
 
 void rdma_destroy_qp(struct rdma_cm_id* id) {
-  if (IsInherited(id)) return;
-  // The id lets go of it first: another thread may be taking an event of this id.
-  ibv_qp* qp = std::exchange(id->qp, nullptr);
-  if (qp == nullptr) return;
-  ibv_destroy_qp(qp);
-  ReleaseCqs(ToShim(id));
+  VoidEntry([&] {
+    if (IsInherited(id)) return;
+    // The id lets go of it first: another thread may be taking an event of this id.
+    ibv_qp* qp = std::exchange(id->qp, nullptr);
+    if (qp == nullptr) return;
+    ibv_destroy_qp(qp);
+    ReleaseCqs(ToShim(id));
+  });
 }
 
 int rdma_connect(struct rdma_cm_id* id, struct rdma_conn_param* parameters) {
-  if (IsInherited(id)) return Answer(ENODEV);
-  ShimId* shim = ToShim(id);
-  if (const int error = UseQpOf(shim, parameters); error != 0) return Answer(error);
-  const Call call(*shim);
-  if (const int error = call.manager.Connect(call.cm, Parameters(*shim, parameters)); error != 0) return Answer(error);
-  return call.synchronous ? Complete(shim) : 0;
+  return MinusOneEntry([&]() -> int {
+    if (IsInherited(id)) return Answer(ENODEV);
+    ShimId* shim = ToShim(id);
+    if (const int error = UseQpOf(shim, parameters); error != 0) return Answer(error);
+    const Call call(*shim);
+    if (const int error = call.manager.Connect(call.cm, Parameters(*shim, parameters)); error != 0)
+      return Answer(error);
+    return call.synchronous ? Complete(shim) : 0;
+  });
 }
 
 int rdma_listen(struct rdma_cm_id* id, int backlog) {
-  if (IsInherited(id)) return Answer(ENODEV);
-  ShimId* shim = ToShim(id);
-  if (const int error = CmOf(*shim).Listen(shim->cm, backlog); error != 0) return Answer(error);
-  Refresh(shim);
-  return 0;
+  return MinusOneEntry([&]() -> int {
+    if (IsInherited(id)) return Answer(ENODEV);
+    ShimId* shim = ToShim(id);
+    if (const int error = CmOf(*shim).Listen(shim->cm, backlog); error != 0) return Answer(error);
+    Refresh(shim);
+    return 0;
+  });
 }
 
 int rdma_accept(struct rdma_cm_id* id, struct rdma_conn_param* parameters) {
-  if (IsInherited(id)) return Answer(ENODEV);
-  ShimId* shim = ToShim(id);
-  if (const int error = UseQpOf(shim, parameters); error != 0) return Answer(error);
-  const Call call(*shim);
-  ibv_qp* const qp = IsInfiniband(*shim) && id->ps != RDMA_PS_UDP ? id->qp : nullptr;
-  const bool is_answer = id->ps == RDMA_PS_UDP;
-  // It may post when this returns. Neither id nor QP may be there any more by then, also where the call fails because
-  // the peer has withdrawn.
-  const auto before_answer = [qp] {
-    if (qp != nullptr) qp->state = IBV_QPS_RTS;
-  };
-  if (const int error = call.manager.Accept(call.cm, Parameters(*shim, parameters), before_answer); error != 0)
-    return Answer(error);
-  if (!call.synchronous) return 0;
-  if (!is_answer) return Complete(shim);
-  // Nobody is connected, so there is nothing to wait for.
-  ReleaseEvent(shim);
-  return 0;
+  return MinusOneEntry([&]() -> int {
+    if (IsInherited(id)) return Answer(ENODEV);
+    ShimId* shim = ToShim(id);
+    if (const int error = UseQpOf(shim, parameters); error != 0) return Answer(error);
+    const Call call(*shim);
+    ibv_qp* const qp = IsInfiniband(*shim) && id->ps != RDMA_PS_UDP ? id->qp : nullptr;
+    const bool is_answer = id->ps == RDMA_PS_UDP;
+    // It may post when this returns. Neither id nor QP may be there any more by then, also where the call fails because
+    // the peer has withdrawn.
+    const auto before_answer = [qp] {
+      if (qp != nullptr) qp->state = IBV_QPS_RTS;
+    };
+    if (const int error = call.manager.Accept(call.cm, Parameters(*shim, parameters), before_answer); error != 0)
+      return Answer(error);
+    if (!call.synchronous) return 0;
+    if (!is_answer) return Complete(shim);
+    // Nobody is connected, so there is nothing to wait for.
+    ReleaseEvent(shim);
+    return 0;
+  });
 }
 
 int rdma_reject(struct rdma_cm_id* id, const void* private_data, uint8_t private_data_len) {
-  if (IsInherited(id)) return Answer(ENODEV);
-  ShimId* shim = ToShim(id);
-  if (const int error = CmOf(*shim).Reject(shim->cm, Copy(private_data, private_data_len)); error != 0)
-    return Answer(error);
-  ReleaseEvent(shim);
-  return 0;
+  return MinusOneEntry([&]() -> int {
+    if (IsInherited(id)) return Answer(ENODEV);
+    ShimId* shim = ToShim(id);
+    if (const int error = CmOf(*shim).Reject(shim->cm, Copy(private_data, private_data_len)); error != 0)
+      return Answer(error);
+    ReleaseEvent(shim);
+    return 0;
+  });
 }
 
 int rdma_disconnect(struct rdma_cm_id* id) {
-  if (IsInherited(id)) return Answer(ENODEV);
-  ShimId* shim = ToShim(id);
-  const bool had_ended = StateOf(*shim) == State::kClosed;
-  const Call call(*shim);
-  ibv_qp* const qp = IsInfiniband(*shim) && id->ps != RDMA_PS_UDP ? id->qp : nullptr;
-  if (qp != nullptr) qp->state = IBV_QPS_ERR;
-  if (const int error = call.manager.Disconnect(call.cm); error != 0) {
-    if (qp != nullptr) ShowState(qp);
-    return Answer(error);
-  }
-  if (!call.synchronous) return 0;
-  // A synchronous id whose end has been told already hears nothing more, so there is nothing to wait for.
-  pollfd waiting{shim->channel->fd, POLLIN, 0};
-  if (had_ended && poll(&waiting, 1, 0) == 0) return 0;
-  return Complete(shim);
+  return MinusOneEntry([&]() -> int {
+    if (IsInherited(id)) return Answer(ENODEV);
+    ShimId* shim = ToShim(id);
+    const bool had_ended = StateOf(*shim) == State::kClosed;
+    const Call call(*shim);
+    ibv_qp* const qp = IsInfiniband(*shim) && id->ps != RDMA_PS_UDP ? id->qp : nullptr;
+    if (qp != nullptr) qp->state = IBV_QPS_ERR;
+    if (const int error = call.manager.Disconnect(call.cm); error != 0) {
+      if (qp != nullptr) ShowState(qp);
+      return Answer(error);
+    }
+    if (!call.synchronous) return 0;
+    // A synchronous id whose end has been told already hears nothing more, so there is nothing to wait for.
+    pollfd waiting{shim->channel->fd, POLLIN, 0};
+    if (had_ended && poll(&waiting, 1, 0) == 0) return 0;
+    return Complete(shim);
+  });
 }
 
 __be16 rdma_get_src_port(struct rdma_cm_id* id) {
@@ -393,18 +431,20 @@ __be16 rdma_get_dst_port(struct rdma_cm_id* id) {
 }
 
 struct ibv_context** rdma_get_devices(int* num_devices) {
-  ibv_context* context = CmDeviceOf(emu::World::Current().current_host()).Context();
-  if (context == nullptr) return nullptr;
-  auto** list = new (std::nothrow) ibv_context*[2];
-  if (list == nullptr) return FailWith(ENOMEM);
-  list[0] = context;
-  list[1] = nullptr;
-  if (num_devices != nullptr) *num_devices = 1;
-  return list;
+  return PointerEntry([&]() -> ibv_context** {
+    ibv_context* context = CmDeviceOf(emu::World::Current().current_host()).Context();
+    if (context == nullptr) return nullptr;
+    auto** list = new (std::nothrow) ibv_context*[2];
+    if (list == nullptr) return FailWith(ENOMEM);
+    list[0] = context;
+    list[1] = nullptr;
+    if (num_devices != nullptr) *num_devices = 1;
+    return list;
+  });
 }
 
 void rdma_free_devices(struct ibv_context** list) {
-  delete[] list;
+  VoidEntry([&] { delete[] list; });
 }
 
 }  // extern "C"

@@ -3,6 +3,7 @@
 #include <rdma/rdma_verbs.h>
 
 #include <cerrno>
+#include <memory>
 #include <utility>
 
 #include "verbs_shim/emulated/cm_objects.h"
@@ -38,6 +39,10 @@ int PrepareActive(ShimId* id, const rdma_addrinfo& info, ibv_pd* pd, ibv_qp_init
   return 0;
 }
 
+struct DestroyEndpoint {
+  void operator()(rdma_cm_id* id) const { rdma_destroy_ep(id); }
+};
+
 }  // namespace
 }  // namespace stagecoach::verbs::emulated
 
@@ -48,54 +53,61 @@ extern "C" {
 
 int rdma_create_ep(struct rdma_cm_id** id, struct rdma_addrinfo* info, struct ibv_pd* pd,
                    struct ibv_qp_init_attr* attributes) {
-  if (id == nullptr || info == nullptr) return Answer(EINVAL);
-  rdma_cm_id* created = nullptr;
-  if (rdma_create_id(nullptr, &created, nullptr, static_cast<rdma_port_space>(info->ai_port_space)) != 0) return -1;
-  const bool passive = (info->ai_flags & RAI_PASSIVE) != 0;
-  const int prepared = passive ? PreparePassive(ToShim(created), *info, pd, attributes)
-                               : PrepareActive(ToShim(created), *info, pd, attributes);
-  if (prepared != 0) {
-    const int error = errno;
-    rdma_destroy_ep(created);
-    return Answer(error);
-  }
-  *id = created;
-  return 0;
+  return MinusOneEntry([&]() -> int {
+    if (id == nullptr || info == nullptr) return Answer(EINVAL);
+    rdma_cm_id* created = nullptr;
+    if (rdma_create_id(nullptr, &created, nullptr, static_cast<rdma_port_space>(info->ai_port_space)) != 0) return -1;
+    std::unique_ptr<rdma_cm_id, DestroyEndpoint> endpoint(created);
+    const bool passive = (info->ai_flags & RAI_PASSIVE) != 0;
+    const int prepared = passive ? PreparePassive(ToShim(created), *info, pd, attributes)
+                                 : PrepareActive(ToShim(created), *info, pd, attributes);
+    if (prepared != 0) {
+      const int error = errno;
+      endpoint.reset();
+      return Answer(error);
+    }
+    *id = endpoint.release();
+    return 0;
+  });
 }
 
 void rdma_destroy_ep(struct rdma_cm_id* id) {
-  if (IsInherited(id)) return;
-  rdma_destroy_qp(id);
-  rdma_destroy_srq(id);
-  rdma_destroy_id(id);
+  VoidEntry([&] {
+    if (IsInherited(id)) return;
+    rdma_destroy_qp(id);
+    rdma_destroy_srq(id);
+    rdma_destroy_id(id);
+  });
 }
 
 int rdma_get_request(struct rdma_cm_id* listener, struct rdma_cm_id** id) {
-  if (IsInherited(listener)) return Answer(ENODEV);
-  ShimId* shim = ToShim(listener);
-  // Nothing would ever answer an id that does not listen.
-  if (shim->own_channel == nullptr || StateOf(*shim) != emu::CmId::State::kListening) return Answer(EINVAL);
-  ReleaseEvent(shim);
-  rdma_cm_event* event = nullptr;
-  // A request that another thread has just taken may be withdrawn before it has a channel of its own. It finds out when
-  // it answers.
-  do {
-    if (event != nullptr) rdma_ack_cm_event(event);
-    if (rdma_get_cm_event(listener->channel, &event) != 0) return -1;
-  } while (event->event != RDMA_CM_EVENT_CONNECT_REQUEST);
-  rdma_cm_id* child = event->id;
-  child->event = event;
-  if (shim->request_qp) {
-    ibv_qp_init_attr attributes = *shim->request_qp;
-    if (rdma_create_qp(child, listener->pd, &attributes) != 0) {
-      // The peer is told, and hears no more.
-      const int error = errno;
-      rdma_destroy_id(child);
-      return Answer(error);
+  return MinusOneEntry([&]() -> int {
+    if (IsInherited(listener)) return Answer(ENODEV);
+    ShimId* shim = ToShim(listener);
+    // Nothing would ever answer an id that does not listen.
+    if (shim->own_channel == nullptr || StateOf(*shim) != emu::CmId::State::kListening) return Answer(EINVAL);
+    ReleaseEvent(shim);
+    rdma_cm_event* event = nullptr;
+    // A request that another thread has just taken may be withdrawn before it has a channel of its own. It finds out
+    // when it answers.
+    do {
+      if (event != nullptr) rdma_ack_cm_event(event);
+      if (rdma_get_cm_event(listener->channel, &event) != 0) return -1;
+    } while (event->event != RDMA_CM_EVENT_CONNECT_REQUEST);
+    rdma_cm_id* child = event->id;
+    child->event = event;
+    if (shim->request_qp) {
+      ibv_qp_init_attr attributes = *shim->request_qp;
+      if (rdma_create_qp(child, listener->pd, &attributes) != 0) {
+        // The peer is told, and hears no more.
+        const int error = errno;
+        rdma_destroy_id(child);
+        return Answer(error);
+      }
     }
-  }
-  *id = child;
-  return 0;
+    *id = child;
+    return 0;
+  });
 }
 
 }  // extern "C"

@@ -11,6 +11,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/insist.h"
 #include "verbs_shim/emulated/cm_objects.h"
 
 namespace stagecoach::verbs::emulated {
@@ -59,9 +60,15 @@ class HeldEvents {
     }();
     return *held;
   }
-  void Add(rdma_cm_event* event) {
+  // The entry is made beforehand: what a program has been given can be written down without memory.
+  using Entry = std::set<rdma_cm_event*>::node_type;
+  static Entry NewEntry(rdma_cm_event* event) {
+    std::set<rdma_cm_event*> alone{event};
+    return alone.extract(event);
+  }
+  void Add(Entry entry) {
     std::lock_guard lock(mutex_);
-    events_.insert(event);
+    events_.insert(std::move(entry));
   }
   bool Remove(rdma_cm_event* event) {
     std::lock_guard lock(mutex_);
@@ -85,6 +92,7 @@ std::unique_ptr<ShimId> NewChild(rdma_event_channel* channel, const ShimId& list
   child->own_channel = std::move(own);
   child->host = listener.host;
   child->cm = source.id;
+  if (const int error = TakeDevice(child.get()); error != 0) return FailWith(error);
   return child;
 }
 
@@ -147,7 +155,7 @@ void Bury(ShimEventChannel* channel) {
 
 std::unique_ptr<ShimEventChannel> NewEventChannel() {
   std::shared_ptr<CmChannel> created = emu::World::Current().current_host().cm().CreateChannel();
-  if (!created->usable()) return FailWith(EMFILE);
+  if (!created->usable()) return nullptr;
   auto channel = std::make_unique<ShimEventChannel>();
   channel->channel = std::move(created);
   channel->fd = channel->channel->fd();
@@ -162,87 +170,99 @@ using namespace stagecoach::verbs::emulated;
 extern "C" {
 
 struct rdma_event_channel* rdma_create_event_channel(void) {
-  return NewEventChannel().release();
+  return PointerEntry([&]() -> rdma_event_channel* { return NewEventChannel().release(); });
 }
 
 void rdma_destroy_event_channel(struct rdma_event_channel* channel) {
-  if (channel == nullptr || IsInherited(channel)) return;
-  auto* const shim = static_cast<ShimEventChannel*>(channel);
-  std::shared_ptr<emu::CmChannel> gone;  // after the lock, unless somebody waits there
-  {
-    std::lock_guard lock(shim->mutex);
-    gone = std::move(shim->channel);
-    shim->fd = -1;
-  }
-  if (gone != nullptr) Bury(shim);
+  VoidEntry([&] {
+    if (channel == nullptr || IsInherited(channel)) return;
+    auto* const shim = static_cast<ShimEventChannel*>(channel);
+    std::shared_ptr<emu::CmChannel> gone;  // after the lock, unless somebody waits there
+    {
+      std::lock_guard lock(shim->mutex);
+      gone = std::move(shim->channel);
+      shim->fd = -1;
+    }
+    if (gone != nullptr) Bury(shim);
+  });
 }
 
 int rdma_get_cm_event(struct rdma_event_channel* channel, struct rdma_cm_event** event) {
-  if (channel == nullptr || event == nullptr) return Answer(EINVAL);
-  if (IsInherited(channel)) return Answer(ENODEV);
-  std::shared_ptr<CmChannel> waited_on;
-  {
-    auto* const shim = static_cast<ShimEventChannel*>(channel);
-    std::lock_guard lock(shim->mutex);
-    waited_on = shim->channel;
-  }
-  if (waited_on == nullptr) {
-    std::this_thread::sleep_for(kTimeToExit);
-    return Answer(EBADF);
-  }
-  for (;;) {
-    auto got = waited_on->GetEvent();
-    if (!got) return Answer(got.error());
-    auto shim = std::make_unique<ShimCmEvent>();
-    shim->source = std::move(*got);
-    const emu::CmEvent& source = shim->source;
-    shim->event = ToRdma(source.type);
-    shim->status = source.status;
-    std::unique_ptr<ShimId> child;
-    if (source.type == CmEventType::kConnectRequest) {
-      auto* listener = static_cast<ShimId*>(source.listener->cookie);
-      child = NewChild(channel, *listener, source);
-      if (child == nullptr) {
-        // Nobody will hear of this request: it is rejected.
-        listener->host->cm().Destroy(source.id);
+  return MinusOneEntry([&]() -> int {
+    if (channel == nullptr || event == nullptr) return Answer(EINVAL);
+    if (IsInherited(channel)) return Answer(ENODEV);
+    std::shared_ptr<CmChannel> waited_on;
+    {
+      auto* const shim = static_cast<ShimEventChannel*>(channel);
+      std::lock_guard lock(shim->mutex);
+      waited_on = shim->channel;
+    }
+    if (waited_on == nullptr) {
+      std::this_thread::sleep_for(kTimeToExit);
+      return Answer(EBADF);
+    }
+    for (;;) {
+      // First what needs memory: an event that has been fetched cannot be put back.
+      auto shim = std::make_unique<ShimCmEvent>();
+      HeldEvents::Entry entry = HeldEvents::NewEntry(shim.get());
+      auto got = waited_on->GetEvent();
+      if (!got) return Answer(got.error());
+      shim->source = std::move(*got);
+      const emu::CmEvent& source = shim->source;
+      shim->event = ToRdma(source.type);
+      shim->status = source.status;
+      std::unique_ptr<ShimId> child;
+      if (source.type == CmEventType::kConnectRequest) {
+        auto* listener = static_cast<ShimId*>(source.listener->cookie);
+        try {
+          child = Insist([&] { return NewChild(channel, *listener, source); });
+        } catch (const std::exception&) {
+          child = nullptr;
+        }
+        if (child == nullptr) {
+          // Nobody will hear of this request: it is rejected.
+          listener->host->cm().Destroy(source.id);
+          CmChannel::Acknowledge(source);
+          continue;
+        }
+        shim->listen_id = listener;
+      }
+      ShimId* const id = child != nullptr ? child.get() : NamedBy(*source.id);
+      if (id == nullptr) {
+        // Another thread is about to get the request. That it has been withdrawn its program finds out when it answers,
+        // as on Linux, where nothing is heard of a request before that.
         CmChannel::Acknowledge(source);
         continue;
       }
-      shim->listen_id = listener;
+      shim->id = id;
+      Refresh(id);
+      // As far as the program is concerned the QP is connected from here on; it may not have destroyed it before. Later
+      // events leave the QP alone: its owner may be destroying it.
+      if (source.type == CmEventType::kEstablished && id->qp != nullptr) id->qp->state = IBV_QPS_RTS;
+      if (id->ps == RDMA_PS_UDP) {
+        Show(source.parameters, &shim->param.ud);
+      } else {
+        Show(source, IsInfiniband(*id), &shim->param.conn);
+      }
+      if (child != nullptr) Surrender(std::move(child));
+      HeldEvents::Get().Add(std::move(entry));
+      *event = shim.release();
+      return 0;
     }
-    ShimId* const id = child != nullptr ? child.get() : NamedBy(*source.id);
-    if (id == nullptr) {
-      // Another thread is about to get the request. That it has been withdrawn its program finds out when it answers,
-      // as on Linux, where nothing is heard of a request before that.
-      CmChannel::Acknowledge(source);
-      continue;
-    }
-    shim->id = id;
-    Refresh(id);
-    // As far as the program is concerned the QP is connected from here on; it may not have destroyed it before. Later
-    // events leave the QP alone: its owner may be destroying it.
-    if (source.type == CmEventType::kEstablished && id->qp != nullptr) id->qp->state = IBV_QPS_RTS;
-    if (id->ps == RDMA_PS_UDP) {
-      Show(source.parameters, &shim->param.ud);
-    } else {
-      Show(source, IsInfiniband(*id), &shim->param.conn);
-    }
-    if (child != nullptr) Surrender(std::move(child));
-    HeldEvents::Get().Add(shim.get());
-    *event = shim.release();
-    return 0;
-  }
+  });
 }
 
 // An event that has been acknowledged is not there any more: EINVAL, and nothing else happens.
 int rdma_ack_cm_event(struct rdma_cm_event* event) {
-  if (!HeldEvents::Get().Remove(event)) return Answer(EINVAL);
-  // It stays where it is: what it holds cannot be let go of.
-  if (IsInherited(event)) return Answer(ENODEV);
-  // The id may be gone once it is acknowledged.
-  const std::unique_ptr<ShimCmEvent> shim(static_cast<ShimCmEvent*>(event));
-  CmChannel::Acknowledge(shim->source);
-  return 0;
+  return MinusOneEntry([&]() -> int {
+    if (!HeldEvents::Get().Remove(event)) return Answer(EINVAL);
+    // It stays where it is: what it holds cannot be let go of.
+    if (IsInherited(event)) return Answer(ENODEV);
+    // The id may be gone once it is acknowledged.
+    const std::unique_ptr<ShimCmEvent> shim(static_cast<ShimCmEvent*>(event));
+    CmChannel::Acknowledge(shim->source);
+    return 0;
+  });
 }
 
 }  // extern "C"

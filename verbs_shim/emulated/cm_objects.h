@@ -26,7 +26,7 @@ struct ShimId : rdma_cm_id {
   emu::Host* host = nullptr;
   std::shared_ptr<emu::CmId> cm;
   std::unique_ptr<ShimEventChannel> own_channel;  // not null: synchronous, and `channel` is this one
-  bool holds_default_pd = false;
+  ibv_pd* default_pd = nullptr;                   // of CmDevice, held
   // rdma_create_ep: of a listener, what the QPs of its requests are like; of an initiator, what goes before the
   // program's private data.
   std::optional<ibv_qp_init_attr> request_qp;
@@ -69,6 +69,9 @@ std::unique_ptr<ShimEventChannel> NewEventChannel();
 std::unique_ptr<ShimId> NewId(rdma_event_channel* channel, void* context, rdma_port_space port_space);
 // What programs read in the id, from what the manager knows.
 void Refresh(ShimId* id);
+// Before the id comes to have an address: opens the device and holds its PD, so that neither is missing then. 0, or an
+// errno; one that has failed is missing all the same.
+int TakeDevice(ShimId* id);
 
 // The PD of a new object of the id: `pd`, or its default one when that is null. EINVAL: no device yet, or another's PD.
 int ChoosePd(const ShimId& id, ibv_pd** pd);

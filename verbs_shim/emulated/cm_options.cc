@@ -67,57 +67,65 @@ using namespace stagecoach::verbs::emulated;
 extern "C" {
 
 int rdma_set_option(struct rdma_cm_id* id, int level, int optname, void* optval, size_t optlen) {
-  if (IsInherited(id)) return Answer(ENODEV);
-  ShimId* shim = ToShim(id);
-  if (level == RDMA_OPTION_ID) return Answer(SetIdOption(shim, optname, optval, optlen));
-  if (level != RDMA_OPTION_IB || optname != RDMA_OPTION_IB_PATH) return Answer(EOPNOTSUPP);
-  if (const int error = SetPath(shim, optval, optlen); error != 0) return Answer(error);
-  return Complete(shim);
+  return MinusOneEntry([&]() -> int {
+    if (IsInherited(id)) return Answer(ENODEV);
+    ShimId* shim = ToShim(id);
+    if (level == RDMA_OPTION_ID) return Answer(SetIdOption(shim, optname, optval, optlen));
+    if (level != RDMA_OPTION_IB || optname != RDMA_OPTION_IB_PATH) return Answer(EOPNOTSUPP);
+    if (const int error = SetPath(shim, optval, optlen); error != 0) return Answer(error);
+    return Complete(shim);
+  });
 }
 
 // On InfiniBand: all that a program needs to take a QP that it keeps to itself to INIT, and, when the peer has said its
 // part, to RTR and RTS. On iWARP connecting takes the QP to RTS: those two need nothing of the program, so that the
 // mask has no state.
 int rdma_init_qp_attr(struct rdma_cm_id* id, struct ibv_qp_attr* attributes, int* mask) {
-  if (IsInherited(id)) return Answer(ENODEV);
-  if (attributes == nullptr || mask == nullptr || id->verbs == nullptr) return Answer(EINVAL);
-  const ShimId* shim = ToShim(id);
-  const auto change = CmOf(*shim).ChangeTo(*shim->cm, static_cast<emu::QpState>(attributes->qp_state));
-  if (!change) return Answer(change.error());
-  const emu::QpAttributes& to = change->attributes;
-  attributes->port_num = id->port_num;
-  attributes->pkey_index = to.pkey_index;
-  attributes->qp_access_flags = to.access;
-  attributes->path_mtu = static_cast<ibv_mtu>(to.path_mtu);
-  attributes->ah_attr = ShownAs(to.path);
-  attributes->dest_qp_num = to.destination_qp_number;
-  attributes->qkey = to.qkey;
-  attributes->rq_psn = to.receive_psn;
-  attributes->sq_psn = to.send_psn;
-  attributes->max_rd_atomic = to.max_rd_atomic;
-  attributes->max_dest_rd_atomic = to.max_dest_rd_atomic;
-  attributes->min_rnr_timer = to.min_rnr_timer;
-  attributes->timeout = to.timeout;
-  attributes->retry_cnt = to.retry_count;
-  attributes->rnr_retry = to.rnr_retry;
-  *mask = static_cast<int>(change->mask);
-  return 0;
+  return MinusOneEntry([&]() -> int {
+    if (IsInherited(id)) return Answer(ENODEV);
+    if (attributes == nullptr || mask == nullptr || id->verbs == nullptr) return Answer(EINVAL);
+    const ShimId* shim = ToShim(id);
+    const auto change = CmOf(*shim).ChangeTo(*shim->cm, static_cast<emu::QpState>(attributes->qp_state));
+    if (!change) return Answer(change.error());
+    const emu::QpAttributes& to = change->attributes;
+    attributes->port_num = id->port_num;
+    attributes->pkey_index = to.pkey_index;
+    attributes->qp_access_flags = to.access;
+    attributes->path_mtu = static_cast<ibv_mtu>(to.path_mtu);
+    attributes->ah_attr = ShownAs(to.path);
+    attributes->dest_qp_num = to.destination_qp_number;
+    attributes->qkey = to.qkey;
+    attributes->rq_psn = to.receive_psn;
+    attributes->sq_psn = to.send_psn;
+    attributes->max_rd_atomic = to.max_rd_atomic;
+    attributes->max_dest_rd_atomic = to.max_dest_rd_atomic;
+    attributes->min_rnr_timer = to.min_rnr_timer;
+    attributes->timeout = to.timeout;
+    attributes->retry_cnt = to.retry_count;
+    attributes->rnr_retry = to.rnr_retry;
+    *mask = static_cast<int>(change->mask);
+    return 0;
+  });
 }
 
 // Answers RDMA_CM_EVENT_CONNECT_RESPONSE, of a QP that the program keeps to itself. iWARP does not have that: its
 // initiators are connected with the reply.
 int rdma_establish(struct rdma_cm_id* id) {
-  if (IsInherited(id)) return Answer(ENODEV);
-  ShimId* shim = ToShim(id);
-  return Answer(id->qp == nullptr ? CmOf(*shim).Establish(shim->cm) : EINVAL);
+  return MinusOneEntry([&]() -> int {
+    if (IsInherited(id)) return Answer(ENODEV);
+    ShimId* shim = ToShim(id);
+    return Answer(id->qp == nullptr ? CmOf(*shim).Establish(shim->cm) : EINVAL);
+  });
 }
 
 // Tells InfiniBand's connection manager of what it did not see; iWARP's sees all.
 int rdma_notify(struct rdma_cm_id* id, enum ibv_event_type event) {
-  if (IsInherited(id)) return Answer(ENODEV);
-  ShimId* shim = ToShim(id);
-  if (id->verbs == nullptr) return Answer(EINVAL);
-  return Answer(CmOf(*shim).Notify(shim->cm, event == IBV_EVENT_COMM_EST));
+  return MinusOneEntry([&]() -> int {
+    if (IsInherited(id)) return Answer(ENODEV);
+    ShimId* shim = ToShim(id);
+    if (id->verbs == nullptr) return Answer(EINVAL);
+    return Answer(CmOf(*shim).Notify(shim->cm, event == IBV_EVENT_COMM_EST));
+  });
 }
 
 // Enhanced connection establishment has no place in an MPA frame, and is left out of InfiniBand's messages: what is set

@@ -29,21 +29,23 @@ using namespace stagecoach::verbs::emulated;  // NOLINT: the entry points stand 
 extern "C" {
 
 int rdma_migrate_id(struct rdma_cm_id* id, struct rdma_event_channel* channel) {
-  if (IsInherited(id) || (channel != nullptr && IsInherited(channel))) return Answer(ENODEV);
-  ShimId* shim = ToShim(id);
-  std::unique_ptr<ShimEventChannel> own;
-  if (channel == nullptr) {
-    if (shim->own_channel != nullptr) return Answer(EINVAL);
-    own = NewEventChannel();
-    if (own == nullptr) return -1;
-    channel = own.get();
-  }
-  // The one event of a synchronous id is for us to acknowledge.
-  ReleaseEvent(shim);
-  CmOf(*shim).Migrate(shim->cm, static_cast<ShimEventChannel*>(channel)->channel);
-  shim->own_channel = std::move(own);
-  shim->channel = channel;
-  return 0;
+  return MinusOneEntry([&]() -> int {
+    if (IsInherited(id) || (channel != nullptr && IsInherited(channel))) return Answer(ENODEV);
+    ShimId* shim = ToShim(id);
+    std::unique_ptr<ShimEventChannel> own;
+    if (channel == nullptr) {
+      if (shim->own_channel != nullptr) return Answer(EINVAL);
+      own = NewEventChannel();
+      if (own == nullptr) return -1;
+      channel = own.get();
+    }
+    // The one event of a synchronous id is for us to acknowledge.
+    ReleaseEvent(shim);
+    CmOf(*shim).Migrate(shim->cm, static_cast<ShimEventChannel*>(channel)->channel);
+    shim->own_channel = std::move(own);
+    shim->channel = channel;
+    return 0;
+  });
 }
 
 }  // extern "C"

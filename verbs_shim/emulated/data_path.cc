@@ -211,82 +211,101 @@ int ConvertBinding(const ibv_mw* window, uint32_t new_rkey, const ibv_mw_bind_in
 
 // Of type 1 windows; the header's inline refuses others. The key is the device's choice and counts from the post on.
 int BindMw(ibv_qp* qp, ibv_mw* mw, ibv_mw_bind* bind) {
-  if (IsInherited(qp->context)) return ENODEV;
-  emu::SendRequest request;
-  if (!ConvertSendFlags(bind->send_flags, &request) || request.is_inline) return EINVAL;
-  request.wr_id = bind->wr_id;
-  request.opcode = emu::PostOpcode::kBindWindow;
-  request.bind = BindingOf(*mw, ibv_inc_rkey(mw->rkey), bind->bind_info);
-  const NoCancellation no_cancellation;
-  if (const int error = ToShim(qp)->pair->PostSend(request)) return error;
-  mw->rkey = request.bind.BoundRkey();
-  return 0;
+  return NumberEntry([&]() -> int {
+    if (IsInherited(qp->context)) return ENODEV;
+    emu::SendRequest request;
+    if (!ConvertSendFlags(bind->send_flags, &request) || request.is_inline) return EINVAL;
+    request.wr_id = bind->wr_id;
+    request.opcode = emu::PostOpcode::kBindWindow;
+    request.bind = BindingOf(*mw, ibv_inc_rkey(mw->rkey), bind->bind_info);
+    const NoCancellation no_cancellation;
+    if (const int error = ToShim(qp)->pair->PostSend(request)) return error;
+    mw->rkey = request.bind.BoundRkey();
+    return 0;
+  });
 }
 
 int PollCq(ibv_cq* cq, int entries, ibv_wc* completions) {
-  if (IsInherited(cq->context)) return -ENODEV;
-  const NoCancellation no_cancellation;
-  emu::CompletionQueue& queue = *ToShim(cq)->queue;
-  std::array<emu::WorkCompletion, kPollBatch> batch;
-  int taken = 0;
-  while (taken < entries) {
-    const size_t wanted = static_cast<size_t>(std::min(entries - taken, kPollBatch));
-    const size_t got = queue.Poll({batch.data(), wanted});
-    for (size_t i = 0; i < got; ++i) completions[taken++] = ToIbv(batch[i]);
-    if (got < wanted) break;
-  }
-  return taken;
+  return NegativeEntry([&]() -> int {
+    if (IsInherited(cq->context)) return -ENODEV;
+    const NoCancellation no_cancellation;
+    emu::CompletionQueue& queue = *ToShim(cq)->queue;
+    std::array<emu::WorkCompletion, kPollBatch> batch;
+    int taken = 0;
+    while (taken < entries) {
+      const size_t wanted = static_cast<size_t>(std::min(entries - taken, kPollBatch));
+      const size_t got = queue.Poll({batch.data(), wanted});
+      for (size_t i = 0; i < got; ++i) completions[taken++] = ToIbv(batch[i]);
+      if (got < wanted) break;
+    }
+    return taken;
+  });
 }
 
 int RequestNotify(ibv_cq* cq, int solicited_only) {
-  if (IsInherited(cq->context)) return ENODEV;
-  const NoCancellation no_cancellation;
-  ToShim(cq)->queue->RequestNotify(solicited_only != 0);
-  return 0;
+  return NumberEntry([&]() -> int {
+    if (IsInherited(cq->context)) return ENODEV;
+    const NoCancellation no_cancellation;
+    emu::CompletionQueue* queue = ToShim(cq)->queue;
+    // By its handle, as every call of the kernel's knows it; the device is asked only where that is not its own any
+    // more.
+    if (cq->handle != queue->handle()) {
+      queue = Has(cq->context, emu::ObjectKind::kCq, cq->handle) ? NicOf(cq->context).FindCq(cq->handle) : nullptr;
+      if (queue == nullptr) return ENOENT;
+    }
+    queue->RequestNotify(solicited_only != 0);
+    return 0;
+  });
 }
 
 int PostSend(ibv_qp* qp, ibv_send_wr* requests, ibv_send_wr** bad) {
-  if (IsInherited(qp->context)) {
-    *bad = requests;
-    return ENODEV;
-  }
-  const NoCancellation no_cancellation;
-  emu::QueuePair& pair = *ToShim(qp)->pair;
-  int error = 0;
-  for (ibv_send_wr* request = requests; request != nullptr; request = request->next) {
-    SgeArray storage;
-    emu::SendRequest converted;
-    error = Convert(*request, qp->qp_type, &storage, &converted);
-    if (error == 0) error = pair.EnqueueSend(converted);
-    if (error != 0) {
-      *bad = request;
-      break;
+  return NumberEntry([&]() -> int {
+    if (IsInherited(qp->context)) {
+      *bad = requests;
+      return ENODEV;
     }
-    if (converted.opcode == emu::PostOpcode::kBindWindow) request->bind_mw.mw->rkey = converted.bind.BoundRkey();
-  }
-  // What stands before a bad request has been posted.
-  pair.RingDoorbell();
-  return error;
+    const NoCancellation no_cancellation;
+    emu::QueuePair& pair = *ToShim(qp)->pair;
+    int error = 0;
+    for (ibv_send_wr* request = requests; request != nullptr; request = request->next) {
+      SgeArray storage;
+      emu::SendRequest converted;
+      error = Convert(*request, qp->qp_type, &storage, &converted);
+      if (error == 0) error = pair.EnqueueSend(converted);
+      if (error != 0) {
+        *bad = request;
+        break;
+      }
+      if (converted.opcode == emu::PostOpcode::kBindWindow) request->bind_mw.mw->rkey = converted.bind.BoundRkey();
+    }
+    // What stands before a bad request has been posted.
+    pair.RingDoorbell();
+    return error;
+  });
 }
 
 int PostReceive(ibv_qp* qp, ibv_recv_wr* requests, ibv_recv_wr** bad) {
-  if (IsInherited(qp->context)) {
-    *bad = requests;
-    return ENODEV;
-  }
-  const NoCancellation no_cancellation;
-  emu::QueuePair& pair = *ToShim(qp)->pair;
-  return PostReceives(requests, bad, [&](const emu::ReceiveRequest& request) { return pair.PostReceive(request); });
+  return NumberEntry([&]() -> int {
+    if (IsInherited(qp->context)) {
+      *bad = requests;
+      return ENODEV;
+    }
+    const NoCancellation no_cancellation;
+    emu::QueuePair& pair = *ToShim(qp)->pair;
+    return PostReceives(requests, bad, [&](const emu::ReceiveRequest& request) { return pair.PostReceive(request); });
+  });
 }
 
 int PostSharedReceive(ibv_srq* srq, ibv_recv_wr* requests, ibv_recv_wr** bad) {
-  if (IsInherited(srq->context)) {
-    *bad = requests;
-    return ENODEV;
-  }
-  const NoCancellation no_cancellation;
-  emu::SharedReceiveQueue& queue = *ToShim(srq)->queue;
-  return PostReceives(requests, bad, [&](const emu::ReceiveRequest& request) { return queue.Post(request); });
+  return NumberEntry([&]() -> int {
+    if (IsInherited(srq->context)) {
+      *bad = requests;
+      return ENODEV;
+    }
+    const NoCancellation no_cancellation;
+    emu::SharedReceiveQueue& queue = *ToShim(srq)->queue;
+    return PostReceives(requests, bad, [&](const emu::ReceiveRequest& request) { return queue.Post(request); });
+  });
 }
 
 }  // namespace stagecoach::verbs::emulated

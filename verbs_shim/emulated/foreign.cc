@@ -36,12 +36,12 @@ struct ibv_mr* ibv_reg_dmabuf_mr(struct ibv_pd*, uint64_t, size_t, uint64_t, int
 }
 
 int ibv_set_ece(struct ibv_qp*, struct ibv_ece*) {
-  return EOPNOTSUPP;
+  return Number(EOPNOTSUPP);
 }
 
 int ibv_query_ece(struct ibv_qp*, struct ibv_ece* ece) {
   *ece = {};
-  return EOPNOTSUPP;
+  return Number(EOPNOTSUPP);
 }
 
 // Called when a program was built with RDMA_STATIC_PROVIDERS: it names providers, of which there are none here.

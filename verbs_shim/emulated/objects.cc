@@ -4,7 +4,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <new>
+#include <stdexcept>
 #include <string>
+#include <system_error>
 
 #include "base/prng.h"
 
@@ -17,6 +20,17 @@ void SetName(char (&field)[Size], const std::string& text) {
 }
 
 }  // namespace
+
+int ErrnoOf(const std::exception& thrown) {
+  if (const auto* const of_system = dynamic_cast<const std::system_error*>(&thrown)) {
+    const int error = of_system->code().value();
+    return error > 0 ? error : EIO;
+  }
+  // A length that no memory could have is thrown as the other.
+  const bool no_memory = dynamic_cast<const std::bad_alloc*>(&thrown) != nullptr ||
+                         dynamic_cast<const std::length_error*>(&thrown) != nullptr;
+  return no_memory ? ENOMEM : EIO;
+}
 
 HostApi::HostApi(emu::Host& its_host) : host(its_host) {
   device.api = this;

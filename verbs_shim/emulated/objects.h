@@ -15,6 +15,7 @@
 
 #include "base/fork/fork.h"
 #include "emu/world/world.h"
+#include "verbs_shim/emulated/entry.h"
 
 // Macros of verbs.h that hide the functions we define.
 #undef ibv_query_port
@@ -33,7 +34,14 @@ struct ShimDevice : ibv_device {
 // The public ibv_context is the last member of verbs_context, by which the header's inlines find the tables in front of
 // it.
 struct ShimContext {
-  verbs_context tables;
+  ShimContext() { tables.context.cmd_fd = -1; }
+  ~ShimContext() {
+    if (tables.context.cmd_fd >= 0) CloseDescriptor(tables.context.cmd_fd);
+  }
+  ShimContext(const ShimContext&) = delete;
+  ShimContext& operator=(const ShimContext&) = delete;
+
+  verbs_context tables{};
   emu::Nic* nic = nullptr;
   emu::NicContext* context = nullptr;
   HostApi* api = nullptr;

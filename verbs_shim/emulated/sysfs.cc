@@ -6,8 +6,10 @@
 
 #include <cerrno>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
+#include <system_error>
 
 #include "verbs_shim/emulated/objects.h"
 #include "verbs_shim/emulated/sysfs_tree.h"
@@ -20,13 +22,19 @@ std::optional<std::string> OwnFile(const std::string& path) {
   const std::string name = std::filesystem::path(path).lexically_normal().string();
   // What is elsewhere is no reason to start a device.
   if (!name.starts_with(SysfsPath() + "/class/infiniband")) return std::nullopt;
-  ibv_context* const context = ibv_open_device(&ApiOf(emu::World::Current().current_host()).device);
-  if (context == nullptr) return std::nullopt;
+  emu::Host& host = emu::World::Current().current_host();
+  if (host.nic().failed()) return std::nullopt;
+  const std::unique_ptr<ibv_context, decltype(&ibv_close_device)> context(ibv_open_device(&ApiOf(host).device),
+                                                                          ibv_close_device);
+  const auto fail = [] { throw std::system_error(errno, std::generic_category()); };
+  if (context == nullptr) fail();
+  errno = 0;
   std::optional<std::string> text;
-  for (SysfsFile& file : SysfsFiles(context)) {
+  for (SysfsFile& file : SysfsFiles(context.get())) {
     if (name == SysfsPath() + "/" + file.path) text = std::move(file.text);
   }
-  ibv_close_device(context);
+  // It is there, and could not be made.
+  if (!text && errno == ENOMEM) fail();
   return text;
 }
 
@@ -49,19 +57,21 @@ using namespace stagecoach::verbs::emulated;  // NOLINT: the entry points stand 
 extern "C" {
 
 const char* ibv_get_sysfs_path(void) {
-  return SysfsPath().c_str();
+  return PointerEntry([&]() -> const char* { return SysfsPath().c_str(); });
 }
 
 // The first bytes of DIRECTORY/FILE, without the end of the line: how many, or -1 and errno.
 int ibv_read_sysfs_file(const char* directory, const char* file, char* buffer, size_t size) {
-  if (size == 0) return Answer(EINVAL);
-  const std::string path = std::string(directory) + "/" + file;
-  const std::optional<std::string> own = OwnFile(path);
-  ssize_t length = own ? static_cast<ssize_t>(own->copy(buffer, size - 1)) : ReadFile(path, buffer, size - 1);
-  if (length < 0) return -1;
-  if (length > 0 && buffer[length - 1] == '\n') --length;
-  buffer[length] = '\0';
-  return static_cast<int>(length);
+  return MinusOneEntry([&]() -> int {
+    if (size == 0) return Answer(EINVAL);
+    const std::string path = std::string(directory) + "/" + file;
+    const std::optional<std::string> own = OwnFile(path);
+    ssize_t length = own ? static_cast<ssize_t>(own->copy(buffer, size - 1)) : ReadFile(path, buffer, size - 1);
+    if (length < 0) return -1;
+    if (length > 0 && buffer[length - 1] == '\n') --length;
+    buffer[length] = '\0';
+    return static_cast<int>(length);
+  });
 }
 
 }  // extern "C"

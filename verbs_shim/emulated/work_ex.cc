@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "base/safe_copy/safe_copy.h"
@@ -48,6 +49,12 @@ ShimQp* ShimOf(ibv_qp_ex* qp) {
   return static_cast<ShimQp*>(qp);
 }
 
+// What fails in a call that has no answer is the batch's error.
+template <typename Body>
+void WorkEntry(ibv_qp_ex* qp, Body body) {
+  Entry([qp](int error) { ShimOf(qp)->builder->Refuse(error); }, std::move(body));
+}
+
 // A request with the id and flags that the program has set in `qp`.
 emu::SendRequest& Begin(ibv_qp_ex* qp, emu::PostOpcode opcode) {
   WorkBuilder& builder = *ShimOf(qp)->builder;
@@ -66,50 +73,57 @@ emu::SendRequest& Begin(ibv_qp_ex* qp, emu::PostOpcode opcode) {
 }
 
 void Start(ibv_qp_ex* qp) {
-  WorkBuilder& builder = *ShimOf(qp)->builder;
-  // Whoever held it at the fork holds it for ever.
-  if (!IsInherited(qp->qp_base.context)) builder.mutex.lock();
-  builder.error = 0;
-  builder.used = 0;
+  WorkEntry(qp, [&] {
+    WorkBuilder& builder = *ShimOf(qp)->builder;
+    // Whoever held it at the fork holds it for ever.
+    if (!IsInherited(qp->qp_base.context)) builder.mutex.lock();
+    builder.error = 0;
+    builder.used = 0;
+  });
 }
 
 void Abort(ibv_qp_ex* qp) {
-  if (!IsInherited(qp->qp_base.context)) ShimOf(qp)->builder->mutex.unlock();
+  WorkEntry(qp, [&] {
+    if (!IsInherited(qp->qp_base.context)) ShimOf(qp)->builder->mutex.unlock();
+  });
 }
 
 int Complete(ibv_qp_ex* qp) {
-  if (IsInherited(qp->qp_base.context)) return ENODEV;
-  const NoCancellation no_cancellation;
-  WorkBuilder& builder = *ShimOf(qp)->builder;
-  emu::QueuePair& pair = *ShimOf(qp)->pair;
-  int error = builder.error;
-  if (error == 0) {
-    builder.batch.clear();
-    for (size_t i = 0; i < builder.used; ++i) {
-      WorkBuilder::Pending& pending = builder.pending[i];
-      if (pending.request.is_inline) {
-        pending.sges = {{reinterpret_cast<uintptr_t>(pending.inline_data.data()),
-                         static_cast<uint32_t>(pending.inline_data.size()), 0}};
+  return NumberEntry([&]() -> int {
+    if (IsInherited(qp->qp_base.context)) return ENODEV;
+    const NoCancellation no_cancellation;
+    WorkBuilder& builder = *ShimOf(qp)->builder;
+    std::unique_lock lock(builder.mutex, std::adopt_lock);
+    emu::QueuePair& pair = *ShimOf(qp)->pair;
+    int error = builder.error;
+    if (error == 0) {
+      builder.batch.clear();
+      for (size_t i = 0; i < builder.used; ++i) {
+        WorkBuilder::Pending& pending = builder.pending[i];
+        if (pending.request.is_inline) {
+          pending.sges = {{reinterpret_cast<uintptr_t>(pending.inline_data.data()),
+                           static_cast<uint32_t>(pending.inline_data.size()), 0}};
+        }
+        pending.request.sges = pending.sges;
+        builder.batch.push_back(pending.request);
       }
-      pending.request.sges = pending.sges;
-      builder.batch.push_back(pending.request);
+      error = pair.EnqueueSends(builder.batch);
     }
-    error = pair.EnqueueSends(builder.batch);
-  }
-  for (size_t i = 0; error == 0 && i < builder.used; ++i) {
-    if (ibv_mw* const window = builder.pending[i].window) window->rkey = builder.batch[i].bind.BoundRkey();
-  }
-  builder.mutex.unlock();
-  if (error == 0) pair.RingDoorbell();
-  return error;
+    for (size_t i = 0; error == 0 && i < builder.used; ++i) {
+      if (ibv_mw* const window = builder.pending[i].window) window->rkey = builder.batch[i].bind.BoundRkey();
+    }
+    lock.unlock();
+    if (error == 0) pair.RingDoorbell();
+    return error;
+  });
 }
 
 void Send(ibv_qp_ex* qp) {
-  Begin(qp, emu::PostOpcode::kSend);
+  WorkEntry(qp, [&] { Begin(qp, emu::PostOpcode::kSend); });
 }
 
 void SendInvalidate(ibv_qp_ex* qp, uint32_t rkey) {
-  Begin(qp, emu::PostOpcode::kSendInvalidate).remote_stag = rkey;
+  WorkEntry(qp, [&] { Begin(qp, emu::PostOpcode::kSendInvalidate).remote_stag = rkey; });
 }
 
 void Tagged(ibv_qp_ex* qp, emu::PostOpcode opcode, uint32_t rkey, uint64_t remote_address) {
@@ -119,96 +133,114 @@ void Tagged(ibv_qp_ex* qp, emu::PostOpcode opcode, uint32_t rkey, uint64_t remot
 }
 
 void Write(ibv_qp_ex* qp, uint32_t rkey, uint64_t remote_address) {
-  Tagged(qp, emu::PostOpcode::kWrite, rkey, remote_address);
+  WorkEntry(qp, [&] { Tagged(qp, emu::PostOpcode::kWrite, rkey, remote_address); });
 }
 
 void Read(ibv_qp_ex* qp, uint32_t rkey, uint64_t remote_address) {
-  Tagged(qp, emu::PostOpcode::kRead, rkey, remote_address);
+  WorkEntry(qp, [&] { Tagged(qp, emu::PostOpcode::kRead, rkey, remote_address); });
 }
 
 void SendImmediate(ibv_qp_ex* qp, __be32 immediate) {
-  Begin(qp, emu::PostOpcode::kSendImmediate).immediate = immediate;
+  WorkEntry(qp, [&] { Begin(qp, emu::PostOpcode::kSendImmediate).immediate = immediate; });
 }
 
 void WriteImmediate(ibv_qp_ex* qp, uint32_t rkey, uint64_t remote_address, __be32 immediate) {
-  emu::SendRequest& request = Begin(qp, emu::PostOpcode::kWriteImmediate);
-  request.remote_stag = rkey;
-  request.remote_offset = remote_address;
-  request.immediate = immediate;
+  WorkEntry(qp, [&] {
+    emu::SendRequest& request = Begin(qp, emu::PostOpcode::kWriteImmediate);
+    request.remote_stag = rkey;
+    request.remote_offset = remote_address;
+    request.immediate = immediate;
+  });
 }
 
 void CompareSwap(ibv_qp_ex* qp, uint32_t rkey, uint64_t remote_address, uint64_t compare, uint64_t swap) {
-  emu::SendRequest& request = Begin(qp, emu::PostOpcode::kCompareSwap);
-  request.remote_stag = rkey;
-  request.remote_offset = remote_address;
-  request.compare_add = compare;
-  request.swap = swap;
+  WorkEntry(qp, [&] {
+    emu::SendRequest& request = Begin(qp, emu::PostOpcode::kCompareSwap);
+    request.remote_stag = rkey;
+    request.remote_offset = remote_address;
+    request.compare_add = compare;
+    request.swap = swap;
+  });
 }
 
 void FetchAdd(ibv_qp_ex* qp, uint32_t rkey, uint64_t remote_address, uint64_t add) {
-  emu::SendRequest& request = Begin(qp, emu::PostOpcode::kFetchAdd);
-  request.remote_stag = rkey;
-  request.remote_offset = remote_address;
-  request.compare_add = add;
+  WorkEntry(qp, [&] {
+    emu::SendRequest& request = Begin(qp, emu::PostOpcode::kFetchAdd);
+    request.remote_stag = rkey;
+    request.remote_offset = remote_address;
+    request.compare_add = add;
+  });
 }
 
 void LocalInvalidate(ibv_qp_ex* qp, uint32_t rkey) {
-  Begin(qp, emu::PostOpcode::kLocalInvalidate).remote_stag = rkey;
+  WorkEntry(qp, [&] { Begin(qp, emu::PostOpcode::kLocalInvalidate).remote_stag = rkey; });
 }
 
 void Bind(ibv_qp_ex* qp, ibv_mw* window, uint32_t rkey, const ibv_mw_bind_info* info) {
-  WorkBuilder& builder = *ShimOf(qp)->builder;
-  emu::SendRequest& request = Begin(qp, emu::PostOpcode::kBindWindow);
-  if (const int error = ConvertBinding(window, rkey, *info, &request)) return builder.Refuse(error);
-  builder.Current()->window = window;
+  WorkEntry(qp, [&] {
+    WorkBuilder& builder = *ShimOf(qp)->builder;
+    emu::SendRequest& request = Begin(qp, emu::PostOpcode::kBindWindow);
+    if (const int error = ConvertBinding(window, rkey, *info, &request)) return builder.Refuse(error);
+    builder.Current()->window = window;
+  });
 }
 
 void SetUdAddress(ibv_qp_ex* qp, ibv_ah* ah, uint32_t remote_qp, uint32_t remote_qkey) {
-  WorkBuilder::Pending* pending = ShimOf(qp)->builder->Current();
-  if (pending == nullptr) return;
-  pending->request.destination = AddressOf(ah);
-  pending->request.remote_qp = remote_qp;
-  pending->request.remote_qkey = remote_qkey;
+  WorkEntry(qp, [&] {
+    WorkBuilder::Pending* pending = ShimOf(qp)->builder->Current();
+    if (pending == nullptr) return;
+    pending->request.destination = AddressOf(ah);
+    pending->request.remote_qp = remote_qp;
+    pending->request.remote_qkey = remote_qkey;
+  });
 }
 
 void SetSgeList(ibv_qp_ex* qp, size_t count, const ibv_sge* list) {
-  WorkBuilder::Pending* pending = ShimOf(qp)->builder->Current();
-  if (pending == nullptr) return;
-  pending->request.is_inline = false;
-  pending->sges.clear();
-  // One too many is enough to be refused.
-  const size_t most = ShimOf(qp)->pair->capabilities().max_send_sge + size_t{1};
-  for (size_t i = 0; i < std::min(count, most); ++i) {
-    pending->sges.push_back({list[i].addr, list[i].length, list[i].lkey});
-  }
+  WorkEntry(qp, [&] {
+    WorkBuilder::Pending* pending = ShimOf(qp)->builder->Current();
+    if (pending == nullptr) return;
+    pending->request.is_inline = false;
+    pending->sges.clear();
+    // One too many is enough to be refused.
+    const size_t most = ShimOf(qp)->pair->capabilities().max_send_sge + size_t{1};
+    for (size_t i = 0; i < std::min(count, most); ++i) {
+      pending->sges.push_back({list[i].addr, list[i].length, list[i].lkey});
+    }
+  });
 }
 
 void SetSge(ibv_qp_ex* qp, uint32_t lkey, uint64_t address, uint32_t length) {
-  const ibv_sge sge{.addr = address, .length = length, .lkey = lkey};
-  SetSgeList(qp, 1, &sge);
+  WorkEntry(qp, [&] {
+    const ibv_sge sge{.addr = address, .length = length, .lkey = lkey};
+    SetSgeList(qp, 1, &sge);
+  });
 }
 
 void SetInlineList(ibv_qp_ex* qp, size_t count, const ibv_data_buf* list) {
-  WorkBuilder& builder = *ShimOf(qp)->builder;
-  WorkBuilder::Pending* pending = builder.Current();
-  if (pending == nullptr) return;
-  const size_t most = ShimOf(qp)->pair->capabilities().max_inline;
-  pending->request.is_inline = true;
-  pending->inline_data.clear();
-  for (size_t i = 0; i < count; ++i) {
-    if (list[i].length > most - pending->inline_data.size()) return builder.Refuse(EINVAL);
-    // The caller's memory is its own again when this returns.
-    const size_t at = pending->inline_data.size();
-    pending->inline_data.resize(at + list[i].length);
-    if (!SafeCopy(MutableBytes(pending->inline_data).subspan(at), AsBytes(list[i].addr, list[i].length))) {
-      return builder.Refuse(EFAULT);
+  WorkEntry(qp, [&] {
+    WorkBuilder& builder = *ShimOf(qp)->builder;
+    WorkBuilder::Pending* pending = builder.Current();
+    if (pending == nullptr) return;
+    const size_t most = ShimOf(qp)->pair->capabilities().max_inline;
+    pending->request.is_inline = true;
+    pending->inline_data.clear();
+    for (size_t i = 0; i < count; ++i) {
+      if (list[i].length > most - pending->inline_data.size()) return builder.Refuse(EINVAL);
+      // The caller's memory is its own again when this returns.
+      const size_t at = pending->inline_data.size();
+      pending->inline_data.resize(at + list[i].length);
+      if (!SafeCopy(MutableBytes(pending->inline_data).subspan(at), AsBytes(list[i].addr, list[i].length))) {
+        return builder.Refuse(EFAULT);
+      }
     }
-  }
+  });
 }
 
 void SetInline(ibv_qp_ex* qp, void* address, size_t length) {
-  const ibv_data_buf data{.addr = address, .length = length};
-  SetInlineList(qp, 1, &data);
+  WorkEntry(qp, [&] {
+    const ibv_data_buf data{.addr = address, .length = length};
+    SetInlineList(qp, 1, &data);
+  });
 }
 
 }  // namespace

@@ -23,7 +23,9 @@ class Descriptor {
  public:
   // A child would keep the name of a parent that is gone.
   explicit Descriptor(int fd) : fd_(KeepFromChildren(fd)) {}
-  ~Descriptor() { CloseDescriptor(fd_); }
+  ~Descriptor() {
+    if (fd_ >= 0) CloseDescriptor(fd_);
+  }
   Descriptor(const Descriptor&) = delete;
   Descriptor& operator=(const Descriptor&) = delete;
   int fd() const { return fd_; }
@@ -34,15 +36,21 @@ class Descriptor {
 
 class Listening final : public PortSpace::Name, public StreamWatcher {
  public:
-  explicit Listening(int fd) : socket_(fd) {}
+  Listening() = default;
   ~Listening() override {
     if (member_ != nullptr) set_->Remove(member_);
   }
 
   // False, with errno set.
+  bool Open() {
+    socket_.emplace(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    return socket_->fd() >= 0;
+  }
+  int fd() const { return socket_->fd(); }
+
   bool WatchIn(ReadinessSet* set) {
     set_ = set;
-    member_ = set->Add(socket_.fd());
+    member_ = set->Add(socket_->fd());
     if (member_ == nullptr) return false;
     member_->SetWatcher(this);
     member_->Arm(true, false);
@@ -51,7 +59,7 @@ class Listening final : public PortSpace::Name, public StreamWatcher {
 
   void OnStreamReady() override {
     for (int i = 0; i < kBatch; ++i) {
-      const int asker = accept4(socket_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+      const int asker = accept4(socket_->fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
       if (asker < 0 && errno == EAGAIN) break;
       // Without a descriptor to spare they stay, and nothing depends on it yet. To be woken at once would be for ever.
       if (asker < 0) return set_->ArmLater(member_);
@@ -61,7 +69,7 @@ class Listening final : public PortSpace::Name, public StreamWatcher {
   }
 
  private:
-  const Descriptor socket_;
+  std::optional<Descriptor> socket_;
   ReadinessSet* set_ = nullptr;
   std::shared_ptr<ReadinessSet::Member> member_;
 };
@@ -78,13 +86,12 @@ socklen_t AddressOf(const std::string& name, sockaddr_un* address) {
 }  // namespace
 
 Result<std::unique_ptr<PortSpace::Name>, int> AbstractNames::Take(const std::string& name) {
-  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  if (fd < 0) return Err(int{errno});
-  auto taken = std::make_unique<Listening>(fd);
+  auto taken = std::make_unique<Listening>();
+  if (!taken->Open()) return Err(int{errno});
   sockaddr_un address;
   const socklen_t length = AddressOf(name, &address);
-  if (bind(fd, reinterpret_cast<const sockaddr*>(&address), length) != 0) return Err(int{errno});
-  if (listen(fd, kBacklog) != 0) return Err(int{errno});
+  if (bind(taken->fd(), reinterpret_cast<const sockaddr*>(&address), length) != 0) return Err(int{errno});
+  if (listen(taken->fd(), kBacklog) != 0) return Err(int{errno});
   if (readiness_ != nullptr && !taken->WatchIn(readiness_)) return Err(int{errno});
   return taken;
 }

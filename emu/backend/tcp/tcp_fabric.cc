@@ -14,16 +14,20 @@
 #include <asio/posix/stream_descriptor.hpp>
 #include <cstring>
 #include <limits>
+#include <new>
 #include <system_error>
 
 #include "base/check.h"
 #include "base/fork/fork.h"
+#include "base/insist.h"
+#include "base/mark.h"
 #include "base/mutant.h"
 #include "base/signals/signals_blocked.h"
 #include "emu/backend/tcp/abstract_names.h"
 #include "emu/backend/tcp/peer_user.h"
 #include "emu/backend/tcp/short_slices.h"
 #include "emu/fabric/event_fd.h"
+#include "emu/fabric/insist_loop.h"
 
 namespace stagecoach::emu {
 namespace {
@@ -113,6 +117,17 @@ class CallbackGate {
     inside_ = false;
     left_.notify_all();
   }
+  // Leaves, also by an exception.
+  class Leaving {
+   public:
+    explicit Leaving(CallbackGate& gate) : gate_(gate) {}
+    ~Leaving() { gate_.Leave(); }
+    Leaving(const Leaving&) = delete;
+    Leaving& operator=(const Leaving&) = delete;
+
+   private:
+    CallbackGate& gate_;
+  };
   void Close(bool on_loop_thread) {
     std::unique_lock<std::mutex> lock(mutex_);
     closed_ = true;
@@ -141,10 +156,12 @@ class AcceptState : public std::enable_shared_from_this<AcceptState> {
 
   void Wait() {
     if (gate_.closed()) return;
-    socket_.async_wait(asio::posix::stream_descriptor::wait_read,
-                       [self = shared_from_this()](const asio::error_code& error) {
-                         if (!error) self->AcceptReady();
-                       });
+    Insist([this] {
+      socket_.async_wait(asio::posix::stream_descriptor::wait_read,
+                         [self = shared_from_this()](const asio::error_code& error) {
+                           if (!error) self->AcceptReady();
+                         });
+    });
   }
 
   void End() {
@@ -156,6 +173,16 @@ class AcceptState : public std::enable_shared_from_this<AcceptState> {
 
  private:
   void AcceptReady() {
+    try {
+      AcceptSome();
+    } catch (const std::bad_alloc&) {
+      // The stream it was for is closed. The next ones wait for better times.
+      STAGECOACH_MARK("tcp.listener_finds_no_memory");
+      Backoff();
+    }
+  }
+
+  void AcceptSome() {
     for (int i = 0; i < kAcceptBatch && !gate_.closed(); ++i) {
       const int fd = accept4(socket_.native_handle(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
       if (fd >= 0) {
@@ -195,12 +222,12 @@ class AcceptState : public std::enable_shared_from_this<AcceptState> {
   void Deliver(int fd) {
     std::unique_ptr<Stream> stream = TcpStream::Adopt(readiness_, fd);
     if (stream == nullptr || !gate_.Enter()) return;
+    const CallbackGate::Leaving leaving(gate_);
     on_accept_(std::move(stream));
-    gate_.Leave();
   }
 
   void Backoff() {
-    backoff_ = loop_->At(loop_->Now() + kAcceptBackoff, [self = shared_from_this()] {
+    backoff_ = InsistAt(*loop_, loop_->Now() + kAcceptBackoff, [self = shared_from_this()] {
       self->backoff_ = 0;
       self->Wait();
     });
@@ -214,6 +241,16 @@ class AcceptState : public std::enable_shared_from_this<AcceptState> {
   CallbackGate gate_;
 };
 
+// What is left when not even the reserve helps ends by itself when its socket has something to say: its gate is closed.
+template <typename State>
+void EndSoon(AsioLoop& loop, std::shared_ptr<State> state) {
+  try {
+    InsistPost(loop, [state = std::move(state)] { state->End(); });
+  } catch (const std::bad_alloc&) {
+    STAGECOACH_MARK("tcp.nobody_to_end_a_socket");
+  }
+}
+
 class TcpListener final : public Listener {
  public:
   TcpListener(AsioLoop* loop, int fd, std::shared_ptr<AcceptState> state)
@@ -222,7 +259,7 @@ class TcpListener final : public Listener {
     state_->gate().Close(loop_->OnLoopThread());
     // Frees the port now; the loop closes the descriptor when it comes to it.
     shutdown(fd_, SHUT_RDWR);
-    loop_->Post([state = std::move(state_)] { state->End(); });
+    EndSoon(*loop_, std::move(state_));
   }
   IpEndpoint local() const override { return local_; }
 
@@ -261,6 +298,22 @@ class ConnectState : public std::enable_shared_from_this<ConnectState> {
 
   void Start() {
     if (gate_.closed()) return;
+    try {
+      Begin();
+    } catch (const std::bad_alloc&) {
+      STAGECOACH_MARK("tcp.attempt_finds_no_memory");
+      Insist([this] { Fail(ENOMEM); });
+    }
+  }
+
+  void End() {
+    asio::error_code ignored;
+    ForgetDescriptor(socket_.native_handle());
+    socket_.close(ignored);
+  }
+
+ private:
+  void Begin() {
     sockaddr_storage address;
     const socklen_t length = remote_.ToSockaddr(&address);
     if (length == 0) return Fail(EDESTADDRREQ);
@@ -283,13 +336,6 @@ class ConnectState : public std::enable_shared_from_this<ConnectState> {
                        });
   }
 
-  void End() {
-    asio::error_code ignored;
-    ForgetDescriptor(socket_.native_handle());
-    socket_.close(ignored);
-  }
-
- private:
   int Bind(int fd) {
     sockaddr_storage address;
     const socklen_t length = local_.ToSockaddr(&address);
@@ -331,8 +377,8 @@ class ConnectState : public std::enable_shared_from_this<ConnectState> {
 
   void Finish(Result<std::unique_ptr<Stream>, FabricError> result) {
     if (!gate_.Enter()) return;
+    const CallbackGate::Leaving leaving(gate_);
     on_done_(std::move(result));
-    gate_.Leave();
   }
 
   ReadinessSet* const readiness_;
@@ -349,7 +395,7 @@ class TcpConnectAttempt final : public ConnectAttempt {
   TcpConnectAttempt(AsioLoop* loop, std::shared_ptr<ConnectState> state) : loop_(loop), state_(std::move(state)) {}
   ~TcpConnectAttempt() override {
     state_->gate().Close(loop_->OnLoopThread());
-    loop_->Post([state = std::move(state_)] { state->End(); });
+    EndSoon(*loop_, std::move(state_));
   }
 
  private:
@@ -373,14 +419,29 @@ class EventFdNotifier final : public Notifier {
 
 TcpFabric::TcpFabric()
     : readiness_(&loop_), ports_(std::make_unique<AbstractNames>(&readiness_), FirstPort()), addresses_(&loop_) {
+  KeepReserve();
   readiness_.Start();
   const SignalsBlocked signals_blocked;
   thread_ = std::thread([this] {
     pthread_setname_np(pthread_self(), "stagecoach-nic");
     // Programs wait for it, also those that do nothing but look at memory. Where it cannot have them it does without.
     TakeSlices(kShortestSlice);
-    loop_.Run();
+    RunLoop();
   });
+}
+
+// Whoever is called from the loop ends what it was at when there is no memory or descriptor for it, and says so. What
+// does not, goes without the one step; the loop goes on.
+void TcpFabric::RunLoop() {
+  for (;;) {
+    try {
+      return loop_.Run();
+    } catch (const std::bad_alloc&) {
+      STAGECOACH_MARK("tcp.loop_finds_no_memory");
+    } catch (const std::system_error&) {
+      STAGECOACH_MARK("tcp.loop_finds_no_descriptor");
+    }
+  }
 }
 
 TcpFabric::~TcpFabric() {
@@ -400,7 +461,13 @@ Result<std::unique_ptr<Listener>, FabricError> TcpFabric::ListenWith(const Strea
     CloseDescriptor(fd);
     return failed(error);
   }
-  auto state = std::make_shared<AcceptState>(&loop_, &readiness_, fd, std::move(on_accept));
+  std::shared_ptr<AcceptState> state;
+  try {
+    state = std::make_shared<AcceptState>(&loop_, &readiness_, fd, std::move(on_accept));
+  } catch (...) {
+    CloseDescriptor(fd);
+    throw;
+  }
   auto listener = std::make_unique<TcpListener>(&loop_, fd, state);
   loop_.Post([state = std::move(state)] { state->Wait(); });
   return listener;
@@ -418,7 +485,12 @@ Result<std::unique_ptr<PortHold>, FabricError> TcpFabric::HoldPort(const StreamO
                                                                    const IpEndpoint& local) {
   const int fd = BoundSocket(options, local);
   if (fd < 0) return Err(MakeError(-fd, "bind to " + local.ToString()));
-  return std::make_unique<TcpPortHold>(fd);
+  std::unique_ptr<PortHold> hold(new (std::nothrow) TcpPortHold(fd));
+  if (hold == nullptr) {
+    CloseDescriptor(fd);
+    throw std::bad_alloc();
+  }
+  return hold;
 }
 
 std::optional<IpEndpoint> TcpFabric::RouteTo(const IpEndpoint& remote) const {
@@ -428,6 +500,8 @@ std::optional<IpEndpoint> TcpFabric::RouteTo(const IpEndpoint& remote) const {
   if (length == 0) return std::nullopt;
   // Connecting a datagram socket looks the route up and sends nothing.
   const int fd = socket(address.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  // That says nothing about the route. A family that the system has not has none.
+  if (fd < 0 && errno != EAFNOSUPPORT) throw std::system_error(errno, std::generic_category(), "socket");
   if (fd < 0) return std::nullopt;
   std::optional<IpEndpoint> source;
   if (connect(fd, reinterpret_cast<const sockaddr*>(&address), length) == 0)

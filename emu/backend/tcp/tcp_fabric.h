@@ -23,6 +23,7 @@ namespace stagecoach::emu {
 
 class TcpFabric final : public Fabric {
  public:
+  // std::system_error: the system has no thread for it (EAGAIN), or no descriptor (EMFILE, ENFILE).
   TcpFabric();
   // Ends the thread. Not on the loop's thread.
   ~TcpFabric() override;
@@ -41,6 +42,8 @@ class TcpFabric final : public Fabric {
                                                           const IpEndpoint& local) override;
   PortSpace& ports() override { return ports_; }
 
+  // std::system_error, when the system has nothing left to ask it with (EMFILE, ENFILE, ENOMEM): RouteTo always,
+  // LocalAddresses where it does not know what they were before.
   std::optional<IpEndpoint> RouteTo(const IpEndpoint& remote) const override;
   std::vector<LocalAddress> LocalAddresses() override { return addresses_.Read(); }
   bool WatchAddresses(std::function<void()> on_change) override { return addresses_.Watch(std::move(on_change)); }
@@ -51,6 +54,8 @@ class TcpFabric final : public Fabric {
             const std::function<bool()>& done) override;
 
  private:
+  void RunLoop();
+
   AsioLoop loop_;
   ReadinessSet readiness_;
   PortSpace ports_;

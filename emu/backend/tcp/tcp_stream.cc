@@ -11,9 +11,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
+#include <new>
+#include <system_error>
+#include <thread>
 
-#include "base/check.h"
 #include "base/fork/fork.h"
+#include "base/insist.h"
+#include "base/mark.h"
 
 namespace stagecoach::emu {
 namespace {
@@ -22,14 +27,10 @@ namespace {
 constexpr size_t kMaxParts = 64;
 constexpr int kEventBatch = 64;
 constexpr Duration kArmedLater = 50ms;
+// How long the loop waits before it does again what there was no memory or descriptor for.
+constexpr auto kWantPause = std::chrono::milliseconds(1);
 // RFC 1122 section 4.2.2.6: what every TCP can carry; used when the kernel does not say.
 constexpr size_t kDefaultSegmentSize = 536;
-
-int MakeEpoll() {
-  const int fd = KeepFromChildren(epoll_create1(EPOLL_CLOEXEC));
-  STAGECOACH_CHECK(fd >= 0);
-  return fd;
-}
 
 template <typename Bytes>
 size_t ToIovec(std::span<const Bytes> parts, iovec (&out)[kMaxParts]) {
@@ -85,7 +86,15 @@ void ReadinessSet::Member::SetWatcher(StreamWatcher* watcher) {
   idle_.wait(lock, [this] { return !calling_; });
 }
 
-ReadinessSet::ReadinessSet(AsioLoop* loop) : loop_(loop), epoll_(loop->context(), MakeEpoll()) {}
+ReadinessSet::ReadinessSet(AsioLoop* loop) : loop_(loop), epoll_(loop->context()) {
+  const int fd = KeepFromChildren(epoll_create1(EPOLL_CLOEXEC));
+  if (fd < 0) throw std::system_error(errno, std::generic_category(), "epoll_create1");
+  asio::error_code error;
+  epoll_.assign(fd, error);
+  if (!error) return;
+  CloseDescriptor(fd);
+  throw std::system_error(error.value(), std::generic_category(), "epoll_ctl");
+}
 
 ReadinessSet::~ReadinessSet() {
   ForgetDescriptor(epoll_.native_handle());
@@ -93,10 +102,13 @@ ReadinessSet::~ReadinessSet() {
 
 std::shared_ptr<ReadinessSet::Member> ReadinessSet::Add(int fd) {
   std::shared_ptr<Member> member;
-  {
+  try {
     std::lock_guard<std::mutex> lock(mutex_);
     member = std::make_shared<Member>(this, next_id_++, fd);
     members_.emplace(member->id_, member);
+  } catch (const std::bad_alloc&) {
+    errno = ENOMEM;
+    return nullptr;
   }
   epoll_event event{};
   event.events = EPOLLONESHOT;
@@ -129,10 +141,12 @@ void ReadinessSet::ArmLater(const std::shared_ptr<Member>& member) {
 }
 
 void ReadinessSet::Start() {
-  epoll_.async_wait(asio::posix::stream_descriptor::wait_read, [this](const asio::error_code& error) {
-    if (error) return;
-    Dispatch();
-    Start();
+  Insist([this] {
+    epoll_.async_wait(asio::posix::stream_descriptor::wait_read, [this](const asio::error_code& error) {
+      if (error) return;
+      Dispatch();
+      Start();
+    });
   });
 }
 
@@ -154,16 +168,31 @@ void ReadinessSet::Dispatch() {
       member->Tell(0);
       continue;
     }
-    member->armed_.store(0, std::memory_order_relaxed);
+    const uint32_t was_armed = member->armed_.exchange(0, std::memory_order_relaxed);
     member->calling_ = true;
     lock.unlock();
-    watcher->OnStreamReady();
+    const bool done = Call(watcher);
     lock.lock();
+    if (!done && member->watcher_ == watcher) member->armed_.store(was_armed, std::memory_order_relaxed);
     member->Tell(member->armed_.load(std::memory_order_relaxed));
     member->calling_ = false;
     // Under the mutex: whoever waits may free what follows, but not the member, which we hold.
     member->idle_.notify_all();
   }
+}
+
+// False: for want of memory or of a descriptor it is to be called again. The pause lets others give some back.
+bool ReadinessSet::Call(StreamWatcher* watcher) {
+  try {
+    watcher->OnStreamReady();
+    return true;
+  } catch (const std::bad_alloc&) {
+    STAGECOACH_MARK("tcp.watcher_finds_no_memory");
+  } catch (const std::system_error&) {
+    STAGECOACH_MARK("tcp.watcher_finds_no_descriptor");
+  }
+  std::this_thread::sleep_for(kWantPause);
+  return false;
 }
 
 std::unique_ptr<TcpStream> TcpStream::Adopt(ReadinessSet* set, int fd) {
@@ -184,7 +213,13 @@ std::unique_ptr<TcpStream> TcpStream::Adopt(ReadinessSet* set, int fd) {
     errno = error;
     return nullptr;
   }
-  return std::unique_ptr<TcpStream>(new TcpStream(set, fd, std::move(member), local, remote));
+  TcpStream* const stream = new (std::nothrow) TcpStream(set, fd, member, local, remote);
+  if (stream == nullptr) {
+    set->Remove(member);
+    CloseDescriptor(fd);
+    errno = ENOMEM;
+  }
+  return std::unique_ptr<TcpStream>(stream);
 }
 
 TcpStream::TcpStream(ReadinessSet* set, int fd, std::shared_ptr<ReadinessSet::Member> member, const IpEndpoint& local,

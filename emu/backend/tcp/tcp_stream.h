@@ -72,10 +72,11 @@ class ReadinessSet {
         0};  // epoll events asked for; written under mutex_, read without it by Arm's fast path
   };
 
+  // std::system_error: the system has no descriptor for it (EMFILE, ENFILE).
   explicit ReadinessSet(AsioLoop* loop);
   ~ReadinessSet();
 
-  // Null, with errno set, when the system's limit of watched descriptors is reached.
+  // Null, with errno set, when the system's limit of watched descriptors is reached, or there is no memory.
   std::shared_ptr<Member> Add(int fd);
   // Detaches the watcher (as SetWatcher(nullptr) does) and forgets the descriptor, which is then free to be closed.
   void Remove(const std::shared_ptr<Member>& member);
@@ -88,6 +89,7 @@ class ReadinessSet {
 
  private:
   void Dispatch();
+  static bool Call(StreamWatcher* watcher);
 
   AsioLoop* const loop_;
   asio::posix::stream_descriptor epoll_;

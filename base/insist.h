@@ -1,0 +1,36 @@
+// Insist: small things that have to be done also when the system has no memory left.
+//
+// Some steps nobody could take back or make up for: to have the loop look at what was written down, to queue the event
+// that says how something ended. They need some hundred bytes. For these there is a reserve, kept from the time it is
+// first asked for (KeepReserve): when memory ends, a piece of it is given back to the system's allocator and the step
+// is tried again. Steps that succeed fill it again.
+//
+// With all of the reserve gone, the step fails as it would have without, with std::bad_alloc.
+//
+// Threading: any.
+#pragma once
+
+#include <new>
+
+namespace stagecoach {
+
+// Makes the reserve, if there is none yet, and fills it.
+void KeepReserve();
+// Gives a piece of it to the allocator. False: there is none left.
+bool SpendReserve();
+bool IsReserveShort();
+
+// Does `step`, which leaves no trace when it throws std::bad_alloc.
+template <typename Step>
+auto Insist(Step step) -> decltype(step()) {
+  for (;;) {
+    try {
+      if (IsReserveShort()) KeepReserve();
+      return step();
+    } catch (const std::bad_alloc&) {
+      if (!SpendReserve()) throw;
+    }
+  }
+}
+
+}  // namespace stagecoach

@@ -1,0 +1,461 @@
+// What programs see when memory ends: each allocation of each call fails in turn. The call says ENOMEM and has left
+// nothing half made, or it has done what it should without.
+//
+// Allocations fail where all of them come by, in malloc(3) and its like, which this program has its own of. So they
+// fail in the C library and in that of C++ as well.
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <gtest/gtest.h>
+#include <pthread.h>
+#include <rdma/rdma_cma.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "emu/world/world.h"
+#include "verbs_shim/emulated/want.h"
+
+#undef ibv_query_port
+#undef ibv_reg_mr
+
+// --- Allocations that fail ---
+
+extern "C" {
+// For the providers of libibverbs, and no header's.
+const char* ibv_get_sysfs_path(void);
+int ibv_read_sysfs_file(const char*, const char*, char*, size_t);
+
+void* __libc_malloc(size_t);          // NOLINT: its name
+void* __libc_calloc(size_t, size_t);  // NOLINT: its name
+void* __libc_realloc(void*, size_t);  // NOLINT: its name
+}
+
+namespace {
+
+using stagecoach::verbs::emulated::FailsNow;
+
+std::atomic<bool> threads_fail{false};
+
+bool Fails() {
+  if (!FailsNow()) return false;
+  errno = ENOMEM;
+  return true;
+}
+
+}  // namespace
+
+extern "C" {
+
+void* malloc(size_t size) {
+  return Fails() ? nullptr : __libc_malloc(size);
+}
+void* calloc(size_t count, size_t size) {
+  return Fails() ? nullptr : __libc_calloc(count, size);
+}
+void* realloc(void* memory, size_t size) {
+  return Fails() ? nullptr : __libc_realloc(memory, size);
+}
+
+int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*run)(void*), void* argument) {
+  if (threads_fail.load()) return EAGAIN;
+  using Create = int (*)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*);
+  static const auto create = reinterpret_cast<Create>(dlsym(RTLD_NEXT, "pthread_create"));
+  return create(thread, attributes, run, argument);
+}
+
+}  // extern "C"
+
+namespace stagecoach::verbs::emulated {
+namespace {
+
+// A call: 0, or the errno it answered with. `undo` follows where it succeeded, `prepare` comes before each.
+struct Call {
+  std::string name;
+  std::function<int()> call;
+  std::function<void()> undo = [] {};
+  std::function<void()> prepare = [] {};
+};
+
+void FailEachInTurn(const Call& call) {
+  call.prepare();
+  ASSERT_EQ(call.call(), 0) << call.name;  // what is made once is there
+  call.undo();
+  for (int number = 0;; ++number) {
+    ASSERT_LT(number, kMostFailures) << call.name;
+    const Inventory before;
+    const std::string what = call.name + ", allocation " + std::to_string(number);
+    call.prepare();
+    const Inventory prepared;
+    int error = 0;
+    {
+      const Failing failing(Who::kCaller, number);
+      errno = 0;
+      error = call.call();
+    }
+    if (error != 0) {
+      EXPECT_TRUE(HasFailed()) << what << ": " << strerror(error);
+      EXPECT_EQ(error, ENOMEM) << what;
+      ExpectNoMoreThan(prepared, what);
+      // It can be had still.
+      ASSERT_EQ(call.call(), 0) << what;
+    }
+    call.undo();
+    ExpectNoMoreThan(before, what);
+    if (!HasFailed() || testing::Test::HasFailure()) return;
+  }
+}
+
+class NoMemoryTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    int count = 0;
+    ibv_device** const devices = ibv_get_device_list(&count);
+    ASSERT_NE(devices, nullptr);
+    device_ = devices[0];
+    ibv_free_device_list(devices);
+    context_ = ibv_open_device(device_);
+    ASSERT_NE(context_, nullptr);
+    pd_ = ibv_alloc_pd(context_);
+    cq_ = ibv_create_cq(context_, 16, nullptr, nullptr, 0);
+    mr_ = ibv_reg_mr(pd_, memory_, sizeof memory_, kAccess);
+    ASSERT_TRUE(pd_ != nullptr && cq_ != nullptr && mr_ != nullptr);
+    ASSERT_EQ(ibv_query_gid(context_, 1, 0, &gid_), 0);
+  }
+  void TearDown() override {
+    EXPECT_EQ(ibv_dereg_mr(mr_), 0);
+    EXPECT_EQ(ibv_destroy_cq(cq_), 0);
+    EXPECT_EQ(ibv_dealloc_pd(pd_), 0);
+    EXPECT_EQ(ibv_close_device(context_), 0);
+  }
+  static bool IsInfiniband() { return emu::World::Current().current_host().nic().is_infiniband(); }
+
+  ibv_qp* MakeQp(ibv_qp_type type = IBV_QPT_RC) {
+    ibv_qp_init_attr attributes{};
+    attributes.send_cq = attributes.recv_cq = cq_;
+    attributes.qp_type = type;
+    attributes.cap = {.max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 2, .max_recv_sge = 2, .max_inline_data = 16};
+    return ibv_create_qp(pd_, &attributes);
+  }
+  // Through INIT and, on InfiniBand, to RTR and RTS, connected to itself.
+  static int Change(ibv_qp* qp, ibv_qp_state to) {
+    ibv_qp_attr change{};
+    change.qp_state = to;
+    int mask = IBV_QP_STATE;
+    if (to == IBV_QPS_INIT) {
+      change.port_num = 1;
+      change.qp_access_flags = kAccess;
+      mask |= IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
+    } else if (to == IBV_QPS_RTR) {
+      change.path_mtu = IBV_MTU_256;
+      change.dest_qp_num = qp->qp_num;
+      change.max_dest_rd_atomic = 1;
+      change.min_rnr_timer = 12;
+      FillWay(&change.ah_attr);
+      mask |= IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |
+              IBV_QP_MIN_RNR_TIMER;
+    } else if (to == IBV_QPS_RTS) {
+      change.timeout = 14;
+      change.retry_cnt = change.rnr_retry = 7;
+      change.max_rd_atomic = 1;
+      mask |= IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC;
+    }
+    return ibv_modify_qp(qp, &change, mask);
+  }
+  static void FillWay(ibv_ah_attr* way) {
+    way->is_global = 1;
+    way->port_num = 1;
+    way->grh.hop_limit = 64;
+    way->grh.dgid = gid_;
+  }
+
+  static constexpr int kAccess =
+      IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_MW_BIND;
+  alignas(4096) static inline char memory_[8192];
+  static inline ibv_gid gid_{};
+  ibv_device* device_ = nullptr;
+  ibv_context* context_ = nullptr;
+  ibv_pd* pd_ = nullptr;
+  ibv_cq* cq_ = nullptr;
+  ibv_mr* mr_ = nullptr;
+};
+
+TEST_F(NoMemoryTest, Devices) {
+  ibv_device** list = nullptr;
+  FailEachInTurn({"ibv_get_device_list", [&] { return ErrnoUnless((list = ibv_get_device_list(nullptr)) != nullptr); },
+                  [&] { ibv_free_device_list(list); }});
+  ibv_context* opened = nullptr;
+  FailEachInTurn({"ibv_open_device", [&] { return ErrnoUnless((opened = ibv_open_device(device_)) != nullptr); },
+                  [&] { EXPECT_EQ(ibv_close_device(opened), 0); }});
+  FailEachInTurn({"ibv_close_device", [&] { return ErrnoUnless(ibv_close_device(opened) == 0); }, [] {},
+                  [&] {
+                    opened = ibv_open_device(device_);
+                    ibv_pd* const pd = ibv_alloc_pd(opened);
+                    ASSERT_NE(ibv_reg_mr(pd, memory_, 100, 0), nullptr);
+                    ASSERT_NE(ibv_create_cq(opened, 1, nullptr, ibv_create_comp_channel(opened), 0), nullptr);
+                  }});
+  ibv_device_attr device{};
+  FailEachInTurn({"ibv_query_device", [&] { return ibv_query_device(context_, &device); }});
+  ibv_device_attr_ex extended{};
+  FailEachInTurn({"ibv_query_device_ex", [&] { return ibv_query_device_ex(context_, nullptr, &extended); }});
+  ibv_port_attr port{};
+  FailEachInTurn(
+      {"ibv_query_port", [&] { return verbs_get_ctx(context_)->query_port(context_, 1, &port, sizeof port); }});
+  ibv_gid gid{};
+  FailEachInTurn({"ibv_query_gid", [&] { return ErrnoUnless(ibv_query_gid(context_, 1, 0, &gid) == 0); }});
+  ibv_gid_entry entry{};
+  FailEachInTurn({"ibv_query_gid_ex", [&] { return ibv_query_gid_ex(context_, 1, 0, &entry, 0); }});
+  FailEachInTurn({"ibv_query_gid_table", [&] {
+                    const ssize_t found = ibv_query_gid_table(context_, &entry, 1, 0);
+                    return found < 0 ? static_cast<int>(-found) : 0;
+                  }});
+  char text[100];
+  const std::string folder = std::string(ibv_get_sysfs_path()) + "/class/infiniband/" + ibv_get_device_name(device_);
+  FailEachInTurn({"ibv_read_sysfs_file", [&] {
+                    return ErrnoUnless(ibv_read_sysfs_file(folder.c_str(), "node_type", text, sizeof text) > 0);
+                  }});
+}
+
+TEST_F(NoMemoryTest, Memory) {
+  ibv_pd* pd = nullptr;
+  FailEachInTurn({"ibv_alloc_pd", [&] { return ErrnoUnless((pd = ibv_alloc_pd(context_)) != nullptr); },
+                  [&] { EXPECT_EQ(ibv_dealloc_pd(pd), 0); }});
+  ibv_mr* mr = nullptr;
+  const auto make = [&] { mr = ibv_reg_mr(pd_, memory_, sizeof memory_, kAccess); };
+  FailEachInTurn({"ibv_reg_mr",
+                  [&] {
+                    make();
+                    return ErrnoUnless(mr != nullptr);
+                  },
+                  [&] { EXPECT_EQ(ibv_dereg_mr(mr), 0); }});
+  FailEachInTurn({"ibv_dereg_mr", [&] { return ibv_dereg_mr(mr); }, [] {}, make});
+  FailEachInTurn({"ibv_rereg_mr",
+                  [&] {
+                    return ErrnoUnless(
+                        ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION, nullptr, memory_ + 64, 64, 0) == 0);
+                  },
+                  [&] { EXPECT_EQ(ibv_dereg_mr(mr), 0); }, make});
+  ibv_mw* mw = nullptr;
+  const auto allocate = [&] { mw = ibv_alloc_mw(pd_, IBV_MW_TYPE_2); };
+  FailEachInTurn({"ibv_alloc_mw",
+                  [&] {
+                    allocate();
+                    return ErrnoUnless(mw != nullptr);
+                  },
+                  [&] { EXPECT_EQ(ibv_dealloc_mw(mw), 0); }});
+  FailEachInTurn({"ibv_dealloc_mw", [&] { return ibv_dealloc_mw(mw); }, [] {}, allocate});
+  if (!IsInfiniband()) return;
+  ibv_ah* ah = nullptr;
+  ibv_ah_attr way{};
+  FillWay(&way);
+  const auto reach = [&] { ah = ibv_create_ah(pd_, &way); };
+  FailEachInTurn({"ibv_create_ah",
+                  [&] {
+                    reach();
+                    return ErrnoUnless(ah != nullptr);
+                  },
+                  [&] { EXPECT_EQ(ibv_destroy_ah(ah), 0); }});
+  FailEachInTurn({"ibv_destroy_ah", [&] { return ibv_destroy_ah(ah); }, [] {}, reach});
+}
+
+TEST_F(NoMemoryTest, Queues) {
+  ibv_comp_channel* channel = nullptr;
+  FailEachInTurn({"ibv_create_comp_channel",
+                  [&] { return ErrnoUnless((channel = ibv_create_comp_channel(context_)) != nullptr); },
+                  [&] { EXPECT_EQ(ibv_destroy_comp_channel(channel), 0); }});
+  channel = ibv_create_comp_channel(context_);
+  ibv_cq* cq = nullptr;
+  const auto make = [&] { cq = ibv_create_cq(context_, 100, nullptr, channel, 0); };
+  const auto destroy = [&] { EXPECT_EQ(ibv_destroy_cq(cq), 0); };
+  FailEachInTurn({"ibv_create_cq",
+                  [&] {
+                    make();
+                    return ErrnoUnless(cq != nullptr);
+                  },
+                  destroy});
+  FailEachInTurn({"ibv_create_cq_ex",
+                  [&] {
+                    ibv_cq_init_attr_ex attributes{};
+                    attributes.cqe = 100;
+                    attributes.channel = channel;
+                    ibv_cq_ex* const made = ibv_create_cq_ex(context_, &attributes);
+                    if (made != nullptr) cq = ibv_cq_ex_to_cq(made);
+                    return ErrnoUnless(made != nullptr);
+                  },
+                  destroy});
+  FailEachInTurn({"ibv_resize_cq", [&] { return ibv_resize_cq(cq, 200); }, destroy, make});
+  FailEachInTurn({"ibv_req_notify_cq", [&] { return ibv_req_notify_cq(cq, 0); }, destroy, make});
+  FailEachInTurn({"ibv_destroy_cq", [&] { return ibv_destroy_cq(cq); }, [] {}, make});
+  EXPECT_EQ(ibv_destroy_comp_channel(channel), 0);
+
+  ibv_srq* srq = nullptr;
+  const auto share = [&] {
+    ibv_srq_init_attr attributes{};
+    attributes.attr = {.max_wr = 4, .max_sge = 1, .srq_limit = 0};
+    srq = ibv_create_srq(pd_, &attributes);
+  };
+  const auto end_sharing = [&] { EXPECT_EQ(ibv_destroy_srq(srq), 0); };
+  FailEachInTurn({"ibv_create_srq",
+                  [&] {
+                    share();
+                    return ErrnoUnless(srq != nullptr);
+                  },
+                  end_sharing});
+  FailEachInTurn({"ibv_post_srq_recv",
+                  [&] {
+                    ibv_sge part{reinterpret_cast<uint64_t>(memory_), 8, mr_->lkey};
+                    ibv_recv_wr receive{};
+                    receive.sg_list = &part;
+                    receive.num_sge = 1;
+                    ibv_recv_wr* bad = nullptr;
+                    return ibv_post_srq_recv(srq, &receive, &bad);
+                  },
+                  end_sharing, share});
+  FailEachInTurn({"ibv_modify_srq",
+                  [&] {
+                    ibv_srq_attr attributes{.max_wr = 8, .max_sge = 1, .srq_limit = 1};
+                    return ibv_modify_srq(srq, &attributes, IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT);
+                  },
+                  end_sharing, share});
+  FailEachInTurn({"ibv_destroy_srq", [&] { return ibv_destroy_srq(srq); }, [] {}, share});
+}
+
+TEST_F(NoMemoryTest, QueuePairs) {
+  std::vector<ibv_qp_type> types{IBV_QPT_RC};
+  if (IsInfiniband()) types.insert(types.end(), {IBV_QPT_UC, IBV_QPT_UD});
+  for (const ibv_qp_type type : types) {
+    SCOPED_TRACE(type);
+    ibv_qp* qp = nullptr;
+    const auto destroy = [&] { EXPECT_EQ(ibv_destroy_qp(qp), 0); };
+    FailEachInTurn({"ibv_create_qp",
+                    [&] {
+                      qp = MakeQp(type);
+                      return ErrnoUnless(qp != nullptr);
+                    },
+                    destroy});
+    FailEachInTurn({"ibv_create_qp_ex",
+                    [&] {
+                      ibv_qp_init_attr_ex attributes{};
+                      attributes.send_cq = attributes.recv_cq = cq_;
+                      attributes.qp_type = type;
+                      attributes.cap.max_send_wr = attributes.cap.max_send_sge = 1;
+                      attributes.pd = pd_;
+                      attributes.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+                      attributes.send_ops_flags = IBV_QP_EX_WITH_SEND;
+                      qp = ibv_create_qp_ex(context_, &attributes);
+                      return ErrnoUnless(qp != nullptr);
+                    },
+                    destroy});
+    FailEachInTurn({"ibv_destroy_qp", [&] { return ibv_destroy_qp(qp); }, [] {}, [&] { qp = MakeQp(type); }});
+  }
+  ibv_qp* qp = nullptr;
+  const auto destroy = [&] { EXPECT_EQ(ibv_destroy_qp(qp), 0); };
+  const auto in = [&](ibv_qp_state state) {
+    return [&, state] {
+      qp = MakeQp();
+      for (const ibv_qp_state next : {IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS}) {
+        if (next > state) return;
+        ASSERT_EQ(Change(qp, next), 0);
+      }
+    };
+  };
+  FailEachInTurn({"to INIT", [&] { return Change(qp, IBV_QPS_INIT); }, destroy, in(IBV_QPS_RESET)});
+  FailEachInTurn({"ibv_query_qp",
+                  [&] {
+                    ibv_qp_attr attributes{};
+                    ibv_qp_init_attr initial{};
+                    return ibv_query_qp(qp, &attributes, IBV_QP_STATE, &initial);
+                  },
+                  destroy, in(IBV_QPS_INIT)});
+  FailEachInTurn({"ibv_post_recv",
+                  [&] {
+                    ibv_recv_wr receive{};
+                    ibv_recv_wr* bad = nullptr;
+                    return ibv_post_recv(qp, &receive, &bad);
+                  },
+                  destroy, in(IBV_QPS_INIT)});
+  FailEachInTurn({"to ERR", [&] { return Change(qp, IBV_QPS_ERR); }, destroy, in(IBV_QPS_INIT)});
+  if (!IsInfiniband()) return;
+  FailEachInTurn({"to RTR", [&] { return Change(qp, IBV_QPS_RTR); }, destroy, in(IBV_QPS_INIT)});
+  FailEachInTurn({"to RTS", [&] { return Change(qp, IBV_QPS_RTS); }, destroy, in(IBV_QPS_RTR)});
+}
+
+// --- Two ends that connect, send and end ---
+
+TEST_F(NoMemoryTest, ProgramsThatConnect) {
+  PlayWithEachFailing(Who::kCaller, ENOMEM);
+}
+
+TEST_F(NoMemoryTest, TheDevicesThread) {
+  PlayWithEachFailing(Who::kOthers, ENOMEM);
+}
+
+// --- The first use of all, in processes of their own ---
+
+void InChild(const std::string& what, const std::function<int()>& run) {
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    alarm(kWantPatience / 1000);
+    _exit(run());
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) < 2) << what << ": status " << status;
+}
+
+// Exit codes: 0, all well; 1, nothing more to fail; else what went wrong.
+int StartWith(long number) {
+  ibv_device** list = nullptr;
+  {
+    const Failing failing(Who::kCaller, number);
+    list = ibv_get_device_list(nullptr);
+    if (list == nullptr && errno != ENOMEM) return 2;
+  }
+  if (list == nullptr && !HasFailed()) return 3;
+  if (list != nullptr) ibv_free_device_list(list);
+  // It can be started still.
+  if ((list = ibv_get_device_list(nullptr)) == nullptr) return 4;
+  ibv_context* const context = ibv_open_device(list[0]);
+  if (context == nullptr || ibv_close_device(context) != 0) return 5;
+  return HasFailed() ? 0 : 1;
+}
+
+TEST(NoMemoryStartTest, TheDeviceIsStartedWhenThereIsMemory) {
+  for (int number = 0; number < kMostFailures; ++number) {
+    const pid_t child = fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      alarm(kWantPatience / 1000);
+      _exit(StartWith(number));
+    }
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    ASSERT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) < 2) << "allocation " << number << ": status " << status;
+    if (WEXITSTATUS(status) == 1) return;
+  }
+  FAIL() << "there is no end to it";
+}
+
+TEST(NoMemoryStartTest, TheDeviceIsStartedWhenThereIsAThread) {
+  InChild("threads", [] {
+    threads_fail = true;
+    if (ibv_get_device_list(nullptr) != nullptr || errno != EAGAIN) return 2;
+    rdma_event_channel* const channel = rdma_create_event_channel();
+    if (channel != nullptr || errno != EAGAIN) return 3;
+    threads_fail = false;
+    ibv_device** const list = ibv_get_device_list(nullptr);
+    if (list == nullptr) return 4;
+    ibv_free_device_list(list);
+    return 0;
+  });
+}
+
+}  // namespace
+}  // namespace stagecoach::verbs::emulated
