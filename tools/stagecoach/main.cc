@@ -5,8 +5,10 @@
 
 #include <csignal>
 #include <cstdio>
+#include <new>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
 #include "rpcrdma/ulb/file/names.h"
@@ -72,7 +74,7 @@ int Main(int argc, char** argv) {
     fmt::print("{}", app.help());
     return kExitUsage;
   }
-  // CLI11 reports by exception; nothing else does.
+  // CLI11 reports by exception, and so does the C++ library when the system has nothing left to give.
   try {
     const int count = TakeProgram(app, argc, argv, &program);
     app.parse(count, argv);
@@ -80,6 +82,13 @@ int Main(int argc, char** argv) {
     if (error.get_exit_code() != 0) return UsageError(app, error);
     app.exit(error);  // --help and --version
     return kExitOk;
+  } catch (const std::bad_alloc&) {
+    Complain(argv[1], "there is no memory left for it");
+    return kExitFailure;
+  } catch (const std::system_error& error) {
+    const bool thread = error.code() == std::errc::resource_unavailable_try_again;
+    Complain(argv[1], fmt::format("the system has {} left for it: {}", thread ? "no thread" : "nothing", error.what()));
+    return kExitFailure;
   }
   // What cannot be written has not been said.
   if (std::fflush(stdout) != 0 && exit_code == kExitOk) {
