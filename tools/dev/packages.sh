@@ -6,7 +6,7 @@ build_packages=(
 # Debian starts rpcbind as a service when it installs it. The tests run one of their own, elsewhere: "systemctl disable --now rpcbind.socket
 # rpcbind" does them no harm.
 test_packages=(
-  gcc ibverbs-utils iproute2 libtirpc-dev perftest python3-yaml rdmacm-utils rpcbind rpcsvc-proto tshark ucx-utils
+  gcc ibverbs-utils iproute2 libtirpc-dev perftest python3-yaml rdmacm-utils rpcbind rpcsvc-proto tshark ucx-utils valgrind
 )
 clang_packages=(clang clang-format clang-tidy libclang-rt-dev)
 bench_packages=(gcc libtirpc-dev rpcsvc-proto)

@@ -4,7 +4,8 @@
 // Callers are C programs: no exception may reach them, and each function says in its own way that it failed. So its
 // body stands in one of the calls below, which differ in what becomes of an error. What was thrown is an errno then
 // (ErrnoOf); whatever the body had begun it has taken back by its own means (docs/decisions/0058). The end of a
-// cancelled thread (pthread_cancel(3)) is no std::exception, and passes.
+// cancelled thread (pthread_cancel(3)) is no std::exception, and passes. A program's ThreadSanitizer does not look at
+// what is done within (base/unseen.h).
 //
 // tests/dropin:entries_test finds functions that do without. Those may that call nothing which could throw.
 #pragma once
@@ -12,6 +13,8 @@
 #include <cerrno>
 #include <exception>
 #include <utility>
+
+#include "base/unseen.h"
 
 namespace stagecoach::verbs::emulated {
 
@@ -22,6 +25,7 @@ int ErrnoOf(const std::exception& thrown);
 // `fail` makes the answer of an errno.
 template <typename Fail, typename Body>
 auto Entry(Fail fail, Body body) -> decltype(body()) {
+  const Unseen unseen;
   try {
     return body();
   } catch (const std::exception& thrown) {

@@ -23,6 +23,7 @@
 #include "base/mark.h"
 #include "base/mutant.h"
 #include "base/signals/signals_blocked.h"
+#include "base/unseen.h"
 #include "emu/backend/tcp/abstract_names.h"
 #include "emu/backend/tcp/peer_user.h"
 #include "emu/backend/tcp/short_slices.h"
@@ -426,6 +427,7 @@ TcpFabric::TcpFabric()
     pthread_setname_np(pthread_self(), "stagecoach-nic");
     // Programs wait for it, also those that do nothing but look at memory. Where it cannot have them it does without.
     TakeSlices(kShortestSlice);
+    const Unseen unseen;
     RunLoop();
   });
 }
