@@ -1,5 +1,6 @@
 #include "base/safe_copy/safe_copy.h"
 
+#include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <ucontext.h>
@@ -9,6 +10,7 @@
 #include <array>
 #include <atomic>
 #include <cstring>
+#include <memory>
 #include <mutex>
 
 #include "base/check.h"
@@ -147,11 +149,21 @@ Guard::Range RangeOf(ConstBytes bytes) {
   return {reinterpret_cast<uintptr_t>(bytes.data()), bytes.size()};
 }
 
+std::mutex handlers_mutex;
+
+// A thread that is not in the child may have held it. Each of that thread's steps left the handlers as they should be,
+// so the child goes on from there. To hold it during the fork would not do: it is taken under locks that others hold
+// then, too.
+void FreeHandlersInChild() {
+  std::construct_at(&handlers_mutex);
+}
+
 }  // namespace
 
 void CatchMemoryFaults() {
-  static std::mutex mutex;
-  std::lock_guard lock(mutex);
+  static std::once_flag once;
+  std::call_once(once, [] { pthread_atfork(nullptr, nullptr, FreeHandlersInChild); });
+  std::lock_guard lock(handlers_mutex);
   for (Signal& signal : signals) {
     struct sigaction now {};
     if (sigaction(signal.number, nullptr, &now) != 0) continue;
@@ -184,7 +196,7 @@ bool SafeCopy(MutableBytes to, ConstBytes from) {
 bool IsReadable(ConstBytes bytes) {
   if (bytes.empty()) return true;
   return Guarded(RangeOf(bytes), {}, [&] {
-    static const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
     for (size_t at = 0; at < bytes.size(); at += page) Look(&bytes[at]);
     Look(&bytes.back());
   });

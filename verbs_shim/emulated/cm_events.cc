@@ -54,10 +54,13 @@ rdma_cm_event_type ToRdma(CmEventType type) {
 class HeldEvents {
  public:
   static HeldEvents& Get() {
-    static auto* const held = [] {
-      pthread_atfork([] { Get().mutex_.lock(); }, [] { Get().mutex_.unlock(); }, [] { Get().mutex_.unlock(); });
-      return new HeldEvents;
-    }();
+    // By pthread_once, which a child that was forked meanwhile begins anew.
+    static std::once_flag once;
+    static HeldEvents* held = nullptr;
+    std::call_once(once, [] {
+      held = new HeldEvents;
+      pthread_atfork([] { held->mutex_.lock(); }, [] { held->mutex_.unlock(); }, [] { held->mutex_.unlock(); });
+    });
     return *held;
   }
   // The entry is made beforehand: what a program has been given can be written down without memory.

@@ -4,6 +4,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
+#include <mutex>
 #include <new>
 #include <stdexcept>
 #include <string>
@@ -53,14 +55,17 @@ HostApi& ApiOf(emu::Host& host) {
 }
 
 const std::string& SysfsPath() {
-  // Never destroyed: programs may ask in their own static destructors.
-  static const std::string& path = *[] {
+  // Never destroyed: programs may ask in their own static destructors. By pthread_once, which a child that was forked
+  // meanwhile begins anew.
+  static std::once_flag once;
+  static const std::string* path = nullptr;
+  std::call_once(once, [] {
     const char* const variable = ::secure_getenv("SYSFS_PATH");
-    auto* const chosen = new std::string(variable != nullptr ? variable : "/sys");
+    auto chosen = std::make_unique<std::string>(variable != nullptr ? variable : "/sys");
     while (chosen->ends_with('/')) chosen->pop_back();
-    return chosen;
-  }();
-  return path;
+    path = chosen.release();
+  });
+  return *path;
 }
 
 std::nullptr_t FailWith(int error) {
