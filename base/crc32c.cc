@@ -82,8 +82,7 @@ __attribute__((target("sse4.2"))) uint32_t Crc32cHardware(uint32_t state, ConstB
 }
 
 bool HasCrc32cInstruction() {
-  static const bool has = __builtin_cpu_supports("sse4.2");
-  return has;
+  return __builtin_cpu_supports("sse4.2");
 }
 
 #else

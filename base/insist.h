@@ -3,14 +3,15 @@
 // Some steps nobody could take back or make up for: to have the loop look at what was written down, to queue the event
 // that says how something ended. They need some hundred bytes. For these there is a reserve, kept from the time it is
 // first asked for (KeepReserve): when memory ends, a piece of it is given back to the system's allocator and the step
-// is tried again. Steps that succeed fill it again.
+// is tried again. After steps that succeed it is filled again.
 //
-// With all of the reserve gone, the step fails as it would have without, with std::bad_alloc.
+// With all of the reserve gone, the step fails with std::bad_alloc, as if there were no reserve.
 //
 // Threading: any.
 #pragma once
 
 #include <new>
+#include <type_traits>
 
 namespace stagecoach {
 
@@ -25,8 +26,16 @@ template <typename Step>
 auto Insist(Step step) -> decltype(step()) {
   for (;;) {
     try {
-      if (IsReserveShort()) KeepReserve();
-      return step();
+      // The reserve is filled after the step: before it, the piece that was given for it would be taken back.
+      if constexpr (std::is_void_v<decltype(step())>) {
+        step();
+        if (IsReserveShort()) KeepReserve();
+        return;
+      } else {
+        auto result = step();
+        if (IsReserveShort()) KeepReserve();
+        return result;
+      }
     } catch (const std::bad_alloc&) {
       if (!SpendReserve()) throw;
     }

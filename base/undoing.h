@@ -8,7 +8,7 @@ namespace stagecoach {
 template <typename Undo>
 class Undoing {
  public:
-  // `undo` is called at the end of the scope, also by an exception, unless Done() was.
+  // `undo` is called at the end of the scope, also by an exception, unless Done() was. It must not throw.
   explicit Undoing(Undo undo) : undo_(std::move(undo)) {}
   ~Undoing() {
     if (!done_) undo_();

@@ -10,6 +10,7 @@
 #include <system_error>
 
 #include "base/check.h"
+#include "base/insist.h"
 
 namespace stagecoach {
 namespace {
@@ -287,23 +288,29 @@ bool AsioLoop::Sleep(std::optional<Duration> max_wait) {
 void AsioLoop::WakeAt(Instant when) {
   // Waking too early is harmless, and cheaper than setting the timer for every change of what comes first.
   if (wake_at_ && *wake_at_ <= when) return;
-  wake_at_ = when;
+  // What is set now is cancelled; should there be no memory to wait anew, the next turn has to set it again.
+  wake_at_.reset();
   wake_timer_.expires_at(ToSteady(when));
-  wake_timer_.async_wait([this, when](const asio::error_code& error) {
-    timed_out_ = true;
-    if (!error && wake_at_ == when) wake_at_.reset();
+  Insist([this, when] {
+    wake_timer_.async_wait([this, when](const asio::error_code& error) {
+      timed_out_ = true;
+      if (!error && wake_at_ == when) wake_at_.reset();
+    });
   });
+  wake_at_ = when;
 }
 
 void AsioLoop::AwaitWatched() {
   if (awaiting_watched_) return;
-  awaiting_watched_ = true;
-  watched_.async_wait(asio::posix::stream_descriptor::wait_read, [this](const asio::error_code& error) {
-    awaiting_watched_ = false;
-    if (error) return;
-    DispatchWatched();
-    if (!watches_.empty()) AwaitWatched();
+  Insist([this] {
+    watched_.async_wait(asio::posix::stream_descriptor::wait_read, [this](const asio::error_code& error) {
+      awaiting_watched_ = false;
+      if (error) return;
+      DispatchWatched();
+      if (!watches_.empty()) AwaitWatched();
+    });
   });
+  awaiting_watched_ = true;
 }
 
 void AsioLoop::DispatchWatched() {

@@ -463,15 +463,16 @@ void CmCore::Migrate(const std::shared_ptr<CmId>& id, std::shared_ptr<CmChannel>
 }
 
 void CmCore::Close() {
-  std::vector<std::shared_ptr<CmId>> left;
-  {
+  // One after the other, and without memory for a list of them.
+  const auto next = [this](uint64_t after) -> std::shared_ptr<CmId> {
     std::lock_guard lock(mutex_);
     closed_ = true;
-    for (auto& [serial, weak] : ids_) {
-      if (auto id = weak.lock()) left.push_back(std::move(id));
+    for (auto entry = ids_.upper_bound(after); entry != ids_.end(); ++entry) {
+      if (auto id = entry->second.lock()) return id;
     }
-  }
-  for (const auto& id : left) {
+    return nullptr;
+  };
+  for (std::shared_ptr<CmId> id = next(0); id != nullptr; id = next(id->serial())) {
     std::unique_ptr<Listener> acceptor;
     std::unique_ptr<PortHold> port;
     std::shared_ptr<CmChannel> channel;
@@ -485,7 +486,7 @@ void CmCore::Close() {
     channel->Forget(id.get());
   }
   transport_->Stop();
-  InsistPost(fabric_.loop(), [self = shared_from_this()] {
+  PostAtLast(fabric_.loop(), [self = shared_from_this()] {
     self->transport_->Close();
     std::lock_guard lock(self->mutex_);
     self->is_drained_ = true;

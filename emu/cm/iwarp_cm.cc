@@ -11,6 +11,7 @@
 #include "base/insist.h"
 #include "base/mark.h"
 #include "base/mutant.h"
+#include "base/undoing.h"
 #include "emu/cm/cm_core.h"
 #include "emu/engine/mpa_handshake.h"
 #include "emu/llp/mpa_llp.h"
@@ -387,8 +388,9 @@ class IwarpCm::Incoming final : public Handshake {
         };
         event.parameters.responder_resources = view(request.ord, profile.max_ird);
         event.parameters.initiator_depth = view(request.ird, profile.max_ord);
+        Undoing unheard([&] { core_.DropChild(*child_); });
         core_.Emit(std::move(event));
-        return;
+        return unheard.Done();
       }
       ++core_.mutable_counters().refused_streams;
       if (!wanted) {
@@ -706,6 +708,10 @@ void IwarpCm::Attach(const std::shared_ptr<CmId>& id, State expected, std::uniqu
     id->local_ = stream->local();
     id->remote_ = stream->remote();
   }
+  Undoing detached([&] {
+    std::lock_guard lock(core_.mutex());
+    id->attached_ = false;
+  });
   ConnectionSetup setup;
   MpaLlpOptions llp;
   llp.crc = outcome.crc;
@@ -725,6 +731,7 @@ void IwarpCm::Attach(const std::shared_ptr<CmId>& id, State expected, std::uniqu
   established.parameters.initiator_depth = Narrow(outcome.ord);
   // The observer is called on this thread only, so not before we are done here.
   const int error = core_.nic().AttachConnection(qp_number, std::move(setup));
+  detached.Done();
   {
     std::lock_guard lock(core_.mutex());
     if (id->state_ == expected) {

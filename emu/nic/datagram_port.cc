@@ -985,7 +985,7 @@ void DatagramPort::Core::Deliver(const DatagramPeer& from, const wire::IbHeader&
 }
 
 void DatagramPort::Core::Close() {
-  InsistPost(fabric_.loop(), [self = shared_from_this()] {
+  PostAtLast(fabric_.loop(), [self = shared_from_this()] {
     self->closed_ = true;
     std::map<LinkKey, std::shared_ptr<Outgoing>> links;
     {

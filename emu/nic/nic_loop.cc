@@ -4,12 +4,14 @@
 #include <condition_variable>
 #include <mutex>
 #include <new>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "base/mark.h"
 #include "base/mutant.h"
+#include "base/undoing.h"
 #include "emu/fabric/insist_loop.h"
 
 namespace stagecoach::emu {
@@ -80,6 +82,8 @@ struct NicLoop::State : std::enable_shared_from_this<NicLoop::State> {
     } catch (const std::bad_alloc&) {
       // QPs have ended what they were at (QueuePair::GiveUp); others have lost one step of theirs.
       STAGECOACH_MARK("nic.client_of_the_loop_finds_no_memory");
+    } catch (const std::system_error&) {
+      STAGECOACH_MARK("nic.client_of_the_loop_finds_no_descriptor");
     }
     lock.lock();
     calls.erase(std::find_if(calls.begin(), calls.end(),
@@ -138,6 +142,16 @@ struct NicLoop::State : std::enable_shared_from_this<NicLoop::State> {
     }
     // Apart from what the calls themselves ask for, which waits for the next run, so that nobody can hold the loop.
     ListLink batch;
+    // What is left of them by an exception is called in the next run.
+    Undoing left([&] {
+      while (batch.IsLinked()) {
+        ListLink* const link = batch.next();
+        link->Unlink();
+        link->InsertBefore(called);
+      }
+      --running;
+      call_ended.notify_all();
+    });
     while (called.IsLinked()) {
       ListLink* const link = called.next();
       link->Unlink();
@@ -157,8 +171,6 @@ struct NicLoop::State : std::enable_shared_from_this<NicLoop::State> {
       });
     }
     if (!closed) SetTimer(now);
-    --running;
-    call_ended.notify_all();
   }
 
   void SetTimer(Instant now) {
@@ -166,7 +178,7 @@ struct NicLoop::State : std::enable_shared_from_this<NicLoop::State> {
     if (timer != 0 && timer_at == next) return;
     if (timer != 0) fabric.loop().Cancel(timer);
     timer = 0;
-    timer_at = next;
+    timer_at.reset();
     if (!next) return;
     timer = InsistAt(fabric.loop(), std::max(*next, now), [state = shared_from_this()] {
       {
@@ -176,6 +188,7 @@ struct NicLoop::State : std::enable_shared_from_this<NicLoop::State> {
       }
       state->Run();
     });
+    timer_at = next;
   }
 
   // After a wish that may have changed when to look.

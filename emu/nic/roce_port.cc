@@ -132,6 +132,8 @@ class RocePort::Core : public std::enable_shared_from_this<RocePort::Core> {
   std::optional<uint32_t> UserOfPeer(const RocePath& path, uint32_t remote_qp) const;
   void CallNow(uint32_t qp_number, Member& member);
   void CallFailed(uint32_t qp_number, uint64_t generation, const std::string& why, bool is_refusal);
+  // CallLater, where an attempt has failed for want of memory already.
+  void CallLaterIfItCan(uint32_t qp_number, Member& member) noexcept;
   // Another attempt in a while, if one is left.
   void CallLater(uint32_t qp_number, Member& member);
   void SetTimer(uint32_t qp_number, Member& member, Instant at);
@@ -824,11 +826,20 @@ void RocePort::Core::Call(uint32_t qp_number, Member& member) {
   // Without memory for it this attempt has failed as any other.
   Undoing failed([&] {
     STAGECOACH_MARK("port.attempt_finds_no_memory");
-    member.caller = 0;
-    CallLater(qp_number, member);
+    callers_.erase(std::exchange(member.caller, 0));
+    CallLaterIfItCan(qp_number, member);
   });
   CallNow(qp_number, member);
   failed.Done();
+}
+
+void RocePort::Core::CallLaterIfItCan(uint32_t qp_number, Member& member) noexcept {
+  try {
+    CallLater(qp_number, member);
+  } catch (const std::bad_alloc&) {
+    // The QP asks again, as it does whenever it has waited for a carrier for long.
+    STAGECOACH_MARK("port.no_memory_to_call_later");
+  }
 }
 
 void RocePort::Core::CallNow(uint32_t qp_number, Member& member) {
@@ -885,7 +896,7 @@ void RocePort::Core::Attach(uint32_t qp_number, Member& member, std::unique_ptr<
   const uint64_t serial = next_key_++;
   Undoing missed([&] {
     STAGECOACH_MARK("port.no_memory_for_a_carrier");
-    CallLater(qp_number, member);
+    CallLaterIfItCan(qp_number, member);
   });
   if (!nic_.TakeCarrier(qp_number, member.generation, serial, CarrierRecords(std::move(stream), crc))) {
     STAGECOACH_MARK("port.carrier_comes_after_its_qp");
@@ -953,7 +964,7 @@ void RocePort::Core::OnStream(std::unique_ptr<Stream> stream) {
 }
 
 void RocePort::Core::Close() {
-  InsistPost(fabric_.loop(), [self = shared_from_this()] {
+  PostAtLast(fabric_.loop(), [self = shared_from_this()] {
     self->closed_ = true;
     for (auto& [number, member] : self->members_) {
       if (member.timer != 0) self->fabric_.loop().Cancel(member.timer);

@@ -411,10 +411,10 @@ void InChild(const std::string& what, const std::function<int()>& run) {
 }
 
 // Exit codes: 0, all well; 1, nothing more to fail; else what went wrong.
-int StartWith(long number) {
+int StartWith(long number, long count) {
   ibv_device** list = nullptr;
   {
-    const Failing failing(Who::kCaller, number);
+    const Failing failing(Who::kCaller, number, count);
     list = ibv_get_device_list(nullptr);
     if (list == nullptr && errno != ENOMEM) return 2;
   }
@@ -427,13 +427,13 @@ int StartWith(long number) {
   return HasFailed() ? 0 : 1;
 }
 
-TEST(NoMemoryStartTest, TheDeviceIsStartedWhenThereIsMemory) {
+void StartWithEachFailing(long count) {
   for (int number = 0; number < kMostFailures; ++number) {
     const pid_t child = fork();
     ASSERT_GE(child, 0);
     if (child == 0) {
       alarm(kWantPatience / 1000);
-      _exit(StartWith(number));
+      _exit(StartWith(number, count));
     }
     int status = 0;
     ASSERT_EQ(waitpid(child, &status, 0), child);
@@ -441,6 +441,15 @@ TEST(NoMemoryStartTest, TheDeviceIsStartedWhenThereIsMemory) {
     if (WEXITSTATUS(status) == 1) return;
   }
   FAIL() << "there is no end to it";
+}
+
+TEST(NoMemoryStartTest, TheDeviceIsStartedWhenThereIsMemory) {
+  StartWithEachFailing(1);
+}
+
+// More than the reserve, and fewer than a destructor waits for.
+TEST(NoMemoryStartTest, TheDeviceIsStartedWhenThereIsMemoryAgain) {
+  StartWithEachFailing(1000);
 }
 
 TEST(NoMemoryStartTest, TheDeviceIsStartedWhenThereIsAThread) {

@@ -19,7 +19,8 @@ namespace {
 
 // Read within malloc(3), by threads that have just begun.
 std::atomic<Who> who{Who::kNobody};
-std::atomic<long> left{0};  // requests that succeed before one fails
+std::atomic<long> left{0};     // requests that succeed before one fails
+std::atomic<long> in_turn{1};  // that fail then
 std::atomic<bool> has_failed{false};
 thread_local bool is_caller = false;
 
@@ -49,9 +50,10 @@ std::string Existing() {
 
 }  // namespace
 
-Failing::Failing(Who of, long number) {
+Failing::Failing(Who of, long number, long count) {
   is_caller = true;
   has_failed = false;
+  in_turn = count;
   left = number;
   who = of;
 }
@@ -63,7 +65,8 @@ Failing::~Failing() {
 bool FailsNow() {
   const Who of = who.load();
   if (of == Who::kNobody || is_caller != (of == Who::kCaller)) return false;
-  if (left.fetch_sub(1) != 0) return false;
+  const long before = left.fetch_sub(1);
+  if (before > 0 || before <= -in_turn.load()) return false;
   has_failed.store(true);
   return true;
 }

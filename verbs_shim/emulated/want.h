@@ -16,10 +16,10 @@ constexpr int kMostFailures = 20'000;  // what needs more requests than these ha
 // Whose requests fail: those of the thread that says so, or those of all others, such as the device's.
 enum class Who { kNobody, kCaller, kOthers };
 
-// While it lives, request `number` of those, from 0, fails. One at a time.
+// While it lives, request `number` of those, from 0, fails, or `count` from that one on. One at a time.
 class Failing {
  public:
-  Failing(Who of, long number);
+  Failing(Who of, long number, long count = 1);
   ~Failing();
   Failing(const Failing&) = delete;
   Failing& operator=(const Failing&) = delete;
@@ -27,7 +27,7 @@ class Failing {
 
 // Whether the request that asks is the one. Needs no memory itself.
 bool FailsNow();
-// Whether there was that one since the last Failing began.
+// Whether there was such a one since the last Failing began.
 bool HasFailed();
 
 inline int ErrnoUnless(bool done) {
