@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/mutant.h"
 
 namespace stagecoach::emu {
 namespace {
@@ -48,6 +49,10 @@ IbRequester::IbRequester(IbContext& context) : context_(context) {
 // --- Commands ---
 
 void IbRequester::Submit(const SendWork* work) {
+  const bool premature =
+      STAGECOACH_MUTANT("time-begins-before-request", "the time of a request without a carrier begins before it");
+  // The timer may still run from before, and nothing is awaited yet.
+  if (done_ == end() && !premature) last_progress_ = context_.now;
   sq_.push_back({.work = work});
   if (failed_) {
     FlushFrom(done_);
@@ -57,6 +62,11 @@ void IbRequester::Submit(const SendWork* work) {
 }
 
 void IbRequester::StartSending() {
+  if (!sending_ && una_ == high_) {
+    // Nothing of it has been sent: the peer's time begins now, whatever the timer runs for.
+    excuses_ = 0;
+    if (timer_) RestartTimer();
+  }
   sending_ = true;
   failed_ = false;  // UC: out of SQE
   NoteWaiting();
@@ -68,7 +78,10 @@ void IbRequester::OnOptions() {
   if (next_start_ == 0) una_ = cursor_ = high_ = alloc_ = options.send_psn & kPsnMask;
   retries_left_ = options.retry_count;
   rnr_left_ = options.rnr_retry;
-  if (timer_) {
+  const bool unnoticed =
+      STAGECOACH_MUTANT("late-timeout-ignored", "a timeout that is set while something is awaited does not count");
+  // Until now the peer may have had all the time there is.
+  if (timer_ || (context_.acknowledged() && AwaitsPeer() && !unnoticed)) {
     timer_.reset();
     RestartTimer();
   }

@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "base/mark.h"
+#include "base/mutant.h"
 #include "base/safe_copy/safe_copy.h"
 #include "emu/engine/ib_requester.h"
 
@@ -247,8 +248,11 @@ void IbRequester::MoveUna(uint32_t psn) {
   rnr_until_.reset();
   implied_nak_ = false;
   peer_is_elsewhere_ = false;
-  excuses_ = 0;
   last_progress_ = context_.now;
+  const bool lasts =
+      STAGECOACH_MUTANT("excuse-outlasts-answer", "what is awaited after an answer has an excuse's time");
+  // The timer is as late as the excuses had it.
+  if (std::exchange(excuses_, 0) > 0 && timer_ && !lasts) RestartTimer();
   FailMarked();
 }
 
