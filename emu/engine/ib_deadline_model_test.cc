@@ -255,7 +255,8 @@ class ModelledRequester {
       end_.transport.Excuse(again, now_);
       seen_.insert(carrier_ ? "excused" : "excused without a carrier");
       const Duration timeout = wire::AckTimeout(options_.timeout);
-      wait_ = std::min(timeout * (1u << std::min(excuses_++, 16u)), std::max<Duration>(timeout, std::chrono::seconds(1)));
+      wait_ =
+          std::min(timeout * (1u << std::min(excuses_++, 16u)), std::max<Duration>(timeout, std::chrono::seconds(1)));
       since_ = now_;
     } else {
       end_.transport.OnDeadline(now_);

@@ -438,7 +438,8 @@ class SessionImpl final : public std::enable_shared_from_this<SessionImpl> {
       look_at(idle_at);
     }
     if (keepalive.interval > Duration::zero()) {
-      if (lane.asked && now >= std::max(*lane.asked, lane.heard) + keepalive.timeout) {
+      const bool deaf = STAGECOACH_MUTANT("keepalive-hears-no-others", "other replies give a keepalive no time");
+      if (lane.asked && now >= (deaf ? *lane.asked : std::max(*lane.asked, lane.heard)) + keepalive.timeout) {
         STAGECOACH_MARK("session.keepalive_unanswered");
         ++stats_.keepalives_unanswered;
         TraceEvent("session.keepalive_unanswered", {{"connection", lane.connection}});
@@ -616,7 +617,9 @@ class SessionImpl final : public std::enable_shared_from_this<SessionImpl> {
         next = next ? std::min(*next, *deadline) : *deadline;
       }
     }
-    if (next) SetDeadline(*next);
+    const bool forgets = STAGECOACH_MUTANT("session-later-deadline-forgotten",
+                                           "a session looks no more at the deadlines behind the first that is over");
+    if (next && !forgets) SetDeadline(*next);
   }
 
   void SetDeadline(Instant when) {

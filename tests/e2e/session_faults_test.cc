@@ -1,7 +1,11 @@
 // Sessions in virtual time: servers that vanish, drop, partition and come back; what is done when, to the millisecond.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <iterator>
+#include <map>
 #include <memory>
+#include <optional>
 #include <set>
 
 #include "base/prng.h"
@@ -33,7 +37,7 @@ class SessionWorld : public InstalledWorld {
   }
   ~SessionWorld() {
     *over_ = true;
-    service.inner.held.clear();
+    ForgetHeld();
     session.reset();
     server.reset();
     Uninstall();
@@ -48,7 +52,11 @@ class SessionWorld : public InstalledWorld {
   }
   void StopServer() {
     server.reset();
+    ForgetHeld();
+  }
+  void ForgetHeld() {
     service.inner.held.clear();
+    service.held_nulls.clear();
   }
   // Not a word from it any more.
   void CutPower() { world_->sim().CutHost(world_->fabric("server"), Cut::kSilent); }
@@ -257,6 +265,117 @@ TEST(SessionFaults, SlowCallsDoNotMakeAServerLookDead) {
     world.service.inner.Answer(number);
   }
   ASSERT_TRUE(world.Until([&] { return outcomes.size() == 4; }));
+}
+
+// Its answer is slow and others are not: it is waited for as long as the others come, asked once, and counts when it
+// comes. The next one is as any other.
+TEST(SessionFaults, KeepaliveWhoseAnswerIsSlowIsWaitedForBesideOtherReplies) {
+  SessionWorld world(9);
+  world.Start({.credits = 4}, KeptAlive(2s, 1s));
+  world.service.holds_null = true;
+  auto& held_nulls = world.service.held_nulls;
+  const uint64_t before = world.session->stats().keepalives;
+  ASSERT_TRUE(world.Until([&] { return held_nulls.size() == 1; }));
+  // Ten times as long as a server may be silent.
+  Outcomes outcomes;
+  for (uint32_t number = 1; number <= 20; ++number) {
+    world.Call(kHold, number, &outcomes, Patient());
+    world.For(500ms);
+    world.service.inner.Answer(number);
+    ASSERT_TRUE(world.Until([&] { return outcomes.size() == number; }));
+  }
+  EXPECT_EQ(world.session->stats().keepalives, before + 1);
+  EXPECT_EQ(world.session->stats().lost, 0u);
+
+  // Now nothing else comes, and just before its time is over the answer does.
+  world.For(900ms);
+  held_nulls.front().Reply();
+  held_nulls.pop_front();
+  const Instant answered = world.Now();
+  ASSERT_TRUE(world.Until([&] { return held_nulls.size() == 1; }));
+  EXPECT_GE(world.Now() - answered, 2s);
+  EXPECT_LT(world.Now() - answered, 2100ms);
+  EXPECT_EQ(world.session->stats().keepalives, before + 2);
+  EXPECT_EQ(world.session->stats().lost, 0u);
+
+  // Nobody answers this one.
+  const Instant asked = world.Now();
+  ASSERT_TRUE(world.Until([&] { return world.session->connections() == 0; }));
+  EXPECT_GE(world.Now() - asked, 900ms);
+  EXPECT_LT(world.Now() - asked, 1100ms);
+  EXPECT_EQ(world.session->stats().keepalives_unanswered, 1u);
+}
+
+// The deadlines of calls that wait, for a connection or for a credit, against a list. They are made with any deadline,
+// in any order, and cancelled in any order; each ends when it is its turn, and none before.
+TEST(SessionFaults, DeadlinesOfCallsThatWaitAreThoseOfAList) {
+  for (const bool is_connected : {false, true}) {
+    SCOPED_TRACE(is_connected);
+    SessionWorld world(12);
+    Outcomes kept;
+    if (is_connected) {
+      // Its only credit is in use for ever.
+      world.Start({.credits = 1}, KeptAlive(0s, 1s));
+      world.Call(kHold, 0, &kept, Patient());
+      ASSERT_TRUE(world.Until([&] { return world.service.inner.held.size() == 1; }));
+    } else {
+      world.NewSession(KeptAlive(0s, 1s));
+    }
+    struct Waiting {
+      rpcrdma::CallId id = 0;
+      std::optional<Instant> deadline;
+    };
+    std::map<uint32_t, Waiting> list;
+    std::map<uint32_t, Kind> expected;
+    Outcomes outcomes;
+    const Kind over = is_connected ? Kind::kNoCredit : Kind::kNotConnected;
+    Prng prng(27);
+    size_t passed = 0;
+    size_t cancelled_first = 0;
+    for (uint32_t number = 1; number <= 3000; ++number) {
+      SCOPED_TRACE(number);
+      const Instant now = world.Now();
+      if (list.size() < 8 && !prng.OneIn(3)) {
+        // Now and then two have the same, and some have none.
+        const Duration timeout = prng.OneIn(6) ? Duration(0) : Duration(10ms) * static_cast<int>(prng.Between(1, 40));
+        CallOptions options;
+        options.timeout = timeout;
+        Waiting call{.id = world.Call(kHold, number, &outcomes, options), .deadline = std::nullopt};
+        if (timeout > Duration(0)) call.deadline = now + timeout;
+        list.emplace(number, call);
+      } else if (!list.empty() && prng.OneIn(2)) {
+        const auto first = std::min_element(list.begin(), list.end(), [](const auto& a, const auto& b) {
+          return a.second.deadline.value_or(Instant::max()) < b.second.deadline.value_or(Instant::max());
+        });
+        const auto call = prng.OneIn(2) ? first : std::next(list.begin(), static_cast<long>(prng.Below(list.size())));
+        if (call == first) ++cancelled_first;
+        world.session->Cancel(call->second.id);
+        expected.emplace(call->first, Kind::kCancelled);
+        list.erase(call);
+      }
+      // Up to just before a deadline, or just behind it.
+      world.For(Duration(5ms) * static_cast<int>(prng.Below(8)) + Duration(prng.OneIn(2) ? 4'999'999 : 1));
+      for (auto call = list.begin(); call != list.end();) {
+        const auto each = call++;
+        if (!each->second.deadline || world.Now() < *each->second.deadline) continue;
+        ++passed;
+        expected.emplace(each->first, over);
+        list.erase(each);
+      }
+      std::map<uint32_t, Kind> ended;
+      for (const auto& [which, outcome] : outcomes) {
+        ASSERT_FALSE(outcome.has_value());
+        ended.emplace(which, outcome.error().kind);
+      }
+      ASSERT_EQ(ended, expected);
+      ASSERT_EQ(world.session->waiting(), list.size());
+      outcomes.clear();
+      expected.clear();
+    }
+    EXPECT_GT(passed, 300u);
+    EXPECT_GT(cancelled_first, 100u);
+    EXPECT_TRUE(kept.empty());
+  }
 }
 
 // [5666bis:4.3#4] The only credit is the call's.

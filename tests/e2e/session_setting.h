@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -38,6 +39,10 @@ class RecordingService final : public rpcrdma::Service {
   std::span<const rpcrdma::Binding> bindings() const override { return inner.bindings(); }
   void Handle(rpcrdma::Request request) override {
     seen.push_back({request.header().xid, request.procedure(), servers, request.client()});
+    if (holds_null && request.procedure() == kNull) {
+      held_nulls.push_back(std::move(request));
+      return;
+    }
     inner.Handle(std::move(request));
   }
   void OnClientConnected(rpcrdma::ClientId client, const std::string& peer) override {
@@ -58,6 +63,9 @@ class RecordingService final : public rpcrdma::Service {
   std::vector<Seen> seen;
   int servers = 0;      // that were started, by whoever does
   int connections = 0;  // ever
+  // NULL is answered when the test says so.
+  bool holds_null = false;
+  std::deque<rpcrdma::Request> held_nulls;
 };
 
 // Keeps events of sessions as "name key=value ..." without the time.
