@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/mark.h"
+#include "base/mutant.h"
 #include "emu/tap/fault_tap.h"
 #include "emu/tap/record_faults.h"
 
@@ -339,7 +340,8 @@ IbConnection::Silence IbConnection::JudgeOnCarrier(Instant now) {
   const bool has_moved = std::exchange(taken_seen_, delivery.taken) != delivery.taken;
   const uint64_t records = carrier_->llp().counters().rx_records;
   const bool has_heard = std::exchange(records_seen_, records) != records;
-  if (delivery.host_answers || has_moved || has_heard) silent_since_.reset();
+  const bool forgotten = STAGECOACH_MUTANT("sign-of-life-forgotten", "a host that was silent once stays so");
+  if ((delivery.host_answers || has_moved || has_heard) && !forgotten) silent_since_.reset();
   if (!delivery.is_complete || !carrier_->llp().TxIdle()) {
     STAGECOACH_MARK("ib.answer_awaited_while_bytes_are_under_way");
     asked_at_.reset();

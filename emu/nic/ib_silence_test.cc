@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 
+#include "base/prng.h"
 #include "base/trace.h"
 #include "emu/nic/roce_test_support.h"
 
@@ -230,6 +231,57 @@ TEST(IbSilence, AQpThatIsNotInRtrYetIsFoundOutByTheRetriesAlone) {
     hosts.posted = hosts.pair.world.Now();
     EXPECT_LE(hosts.End(hosts.a), 40ms);
     EXPECT_EQ(hosts.Status(hosts.a), CompletionStatus::kRetryExceeded);
+  }
+}
+
+// --- Several at once ---
+
+// Ends that stand still for any time, cuts of less than seven seconds and work of both, in any order: with no retry to
+// spend, nobody's work fails.
+TEST(IbSilence, StopsAndShortCutsInAnyOrderEndNobodysConnection) {
+  constexpr Duration kShort = 5s;
+  for (uint64_t seed = 1; seed <= 40; ++seed) {
+    SCOPED_TRACE(seed);
+    Prng prng(seed);
+    Hosts hosts;
+    hosts.Ready(/*retries=*/0);
+    hosts.Greet();
+    bool is_stopped[2] = {};
+    size_t posted = 0;
+    const auto stop = [&](int which, bool stopped) {
+      hosts.pair.world.Stop(which == 0 ? hosts.pair.fabric_a : hosts.pair.fabric_b, stopped);
+      is_stopped[which] = stopped;
+    };
+    for (int step = 0; step < 30; ++step) {
+      const auto which = static_cast<int>(prng.Below(2));
+      switch (prng.Below(4)) {
+        case 0:
+          stop(which, !is_stopped[which]);
+          break;
+        case 1:
+          hosts.pair.world.Partition(hosts.pair.fabric_a, hosts.pair.fabric_b, true);
+          // Before, in or after its first look at the silence.
+          if (prng.OneIn(2)) hosts.pair.world.RunFor(Duration(1ms) * static_cast<int>(prng.Below(1000)));
+          if (prng.OneIn(2) && !is_stopped[which]) stop(which, true);
+          hosts.pair.world.RunFor(kShort);
+          hosts.pair.world.Partition(hosts.pair.fabric_a, hosts.pair.fabric_b, false);
+          // Time for a sign of life, and for somebody to see it.
+          hosts.pair.world.RunFor(2s);
+          break;
+        default:
+          hosts.Post(which == 0 ? hosts.a : hosts.b);
+          ++posted;
+          break;
+      }
+      hosts.pair.world.RunFor(Duration(1ms) * static_cast<int>(prng.Below(prng.OneIn(5) ? 100'000 : 2'000)));
+    }
+    for (const int which : {0, 1}) stop(which, false);
+    // Each has the ends of its own Sends, and of its Receives.
+    ASSERT_TRUE(hosts.pair.world.RunUntil([&] { return BothCompleted(hosts.a, hosts.b, posted); }))
+        << hosts.a.nic->Describe() << hosts.b.nic->Describe();
+    for (const TestHost* host : {&hosts.a, &hosts.b}) {
+      for (const WorkCompletion& each : host->completions) ASSERT_EQ(each.status, CompletionStatus::kSuccess);
+    }
   }
 }
 
