@@ -9,7 +9,7 @@
 
 namespace stagecoach::verbs::emulated {
 
-constexpr int kWantPatience = 20'000;  // ms, for what must come
+constexpr int kWantPatience = 60'000;  // ms, for what must come: against hanging, so that load does no harm
 
 constexpr int kMostFailures = 20'000;  // what needs more requests than these has no end
 
