@@ -11,6 +11,7 @@
 
 #include "base/check.h"
 #include "base/insist.h"
+#include "base/undoing.h"
 
 namespace stagecoach {
 namespace {
@@ -95,13 +96,10 @@ Instant AsioLoop::Now() const {
 EventLoop::TimerId AsioLoop::At(Instant when, Callback callback) {
   CheckThread();
   const TimerId id = next_id_++;
-  const auto time = timer_times_.emplace(id, when).first;
-  try {
-    timers_.emplace(std::make_pair(when, id), std::move(callback));
-  } catch (...) {
-    timer_times_.erase(time);
-    throw;
-  }
+  timer_times_.emplace(id, when);
+  Undoing timeless([&] { timer_times_.erase(id); });
+  timers_.emplace(std::make_pair(when, id), std::move(callback));
+  timeless.Done();
   return id;
 }
 
@@ -152,15 +150,12 @@ void AsioLoop::Unwatch(WatchId watch) {
 
 void AsioLoop::Post(Callback callback) {
   posted_.fetch_add(1, std::memory_order_relaxed);
-  try {
-    asio::post(context_, [this, callback = std::move(callback)] {
-      posted_.fetch_sub(1, std::memory_order_relaxed);
-      callback();
-    });
-  } catch (...) {
+  Undoing uncounted([this] { posted_.fetch_sub(1, std::memory_order_relaxed); });
+  asio::post(context_, [this, callback = std::move(callback)] {
     posted_.fetch_sub(1, std::memory_order_relaxed);
-    throw;
-  }
+    callback();
+  });
+  uncounted.Done();
 }
 
 EventLoop::PollerId AsioLoop::AddPoller(Poller poller) {

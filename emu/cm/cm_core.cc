@@ -9,6 +9,7 @@
 #include "base/insist.h"
 #include "base/mark.h"
 #include "base/mutant.h"
+#include "base/undoing.h"
 
 namespace stagecoach::emu {
 namespace {
@@ -206,15 +207,12 @@ int CmCore::Listen(const std::shared_ptr<CmId>& id, int backlog) {
     id->state_ = State::kListening;
     id->backlog_ = backlog <= 0 ? options_.backlog_max : std::min(static_cast<uint32_t>(backlog), options_.backlog_max);
   }
-  auto listener = [&] {
-    try {
-      return transport_->Listen(id, local, options);
-    } catch (...) {
-      std::lock_guard lock(mutex_);
-      id->state_ = State::kBound;
-      throw;
-    }
-  }();
+  Undoing bound_only([&] {
+    std::lock_guard lock(mutex_);
+    id->state_ = State::kBound;
+  });
+  auto listener = transport_->Listen(id, local, options);
+  bound_only.Done();
   std::lock_guard lock(mutex_);
   if (!listener) {
     id->state_ = State::kBound;
@@ -278,12 +276,9 @@ int CmCore::Connect(const std::shared_ptr<CmId>& id, const CmParameters& paramet
   const bool ready = id->port_space_ == wire::CmPortSpace::kUdp || HasQp(*id, parameters);
   if (id->state_ != State::kRouteResolved || !ready) return EINVAL;
   id->state_ = State::kConnecting;
-  try {
-    transport_->Connect(id, parameters);
-  } catch (...) {
-    id->state_ = State::kRouteResolved;
-    throw;
-  }
+  Undoing unasked([&] { id->state_ = State::kRouteResolved; });
+  transport_->Connect(id, parameters);
+  unasked.Done();
   return 0;
 }
 

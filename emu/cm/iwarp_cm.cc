@@ -677,18 +677,16 @@ void IwarpCm::OnStream(const std::weak_ptr<CmId>& weak_listener, const std::shar
     stream->Abort();
     return;
   }
-  std::unique_ptr<Incoming> incoming;
-  try {
-    if (const auto oldest = half_open->Enter(key, stream->remote())) {
-      static_cast<Incoming*>(handshakes_.at(*oldest).get())->GiveWay();
-    }
-    incoming = std::make_unique<Incoming>(*this, key, weak_listener, half_open, std::move(stream));
-  } catch (const std::bad_alloc&) {
+  Undoing forgotten([&] {
     half_open->Leave(key);
     std::lock_guard lock(core_.mutex());
     --core_.mutable_counters().half_open;
-    throw;
+  });
+  if (const auto oldest = half_open->Enter(key, stream->remote())) {
+    static_cast<Incoming*>(handshakes_.at(*oldest).get())->GiveWay();
   }
+  auto incoming = std::make_unique<Incoming>(*this, key, weak_listener, half_open, std::move(stream));
+  forgotten.Done();
   Incoming* started = incoming.get();
   handshakes_[key] = std::move(incoming);
   started->Guarded([&] { started->Advance(); });

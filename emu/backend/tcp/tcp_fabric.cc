@@ -23,6 +23,7 @@
 #include "base/mark.h"
 #include "base/mutant.h"
 #include "base/signals/signals_blocked.h"
+#include "base/undoing.h"
 #include "base/unseen.h"
 #include "emu/backend/tcp/abstract_names.h"
 #include "emu/backend/tcp/peer_user.h"
@@ -118,17 +119,6 @@ class CallbackGate {
     inside_ = false;
     left_.notify_all();
   }
-  // Leaves, also by an exception.
-  class Leaving {
-   public:
-    explicit Leaving(CallbackGate& gate) : gate_(gate) {}
-    ~Leaving() { gate_.Leave(); }
-    Leaving(const Leaving&) = delete;
-    Leaving& operator=(const Leaving&) = delete;
-
-   private:
-    CallbackGate& gate_;
-  };
   void Close(bool on_loop_thread) {
     std::unique_lock<std::mutex> lock(mutex_);
     closed_ = true;
@@ -223,7 +213,7 @@ class AcceptState : public std::enable_shared_from_this<AcceptState> {
   void Deliver(int fd) {
     std::unique_ptr<Stream> stream = TcpStream::Adopt(readiness_, fd);
     if (stream == nullptr || !gate_.Enter()) return;
-    const CallbackGate::Leaving leaving(gate_);
+    const Undoing leaving([this] { gate_.Leave(); });
     on_accept_(std::move(stream));
   }
 
@@ -378,7 +368,7 @@ class ConnectState : public std::enable_shared_from_this<ConnectState> {
 
   void Finish(Result<std::unique_ptr<Stream>, FabricError> result) {
     if (!gate_.Enter()) return;
-    const CallbackGate::Leaving leaving(gate_);
+    const Undoing leaving([this] { gate_.Leave(); });
     on_done_(std::move(result));
   }
 
@@ -463,13 +453,9 @@ Result<std::unique_ptr<Listener>, FabricError> TcpFabric::ListenWith(const Strea
     CloseDescriptor(fd);
     return failed(error);
   }
-  std::shared_ptr<AcceptState> state;
-  try {
-    state = std::make_shared<AcceptState>(&loop_, &readiness_, fd, std::move(on_accept));
-  } catch (...) {
-    CloseDescriptor(fd);
-    throw;
-  }
+  Undoing closed([fd] { CloseDescriptor(fd); });
+  auto state = std::make_shared<AcceptState>(&loop_, &readiness_, fd, std::move(on_accept));
+  closed.Done();
   auto listener = std::make_unique<TcpListener>(&loop_, fd, state);
   loop_.Post([state = std::move(state)] { state->Wait(); });
   return listener;
@@ -487,11 +473,9 @@ Result<std::unique_ptr<PortHold>, FabricError> TcpFabric::HoldPort(const StreamO
                                                                    const IpEndpoint& local) {
   const int fd = BoundSocket(options, local);
   if (fd < 0) return Err(MakeError(-fd, "bind to " + local.ToString()));
-  std::unique_ptr<PortHold> hold(new (std::nothrow) TcpPortHold(fd));
-  if (hold == nullptr) {
-    CloseDescriptor(fd);
-    throw std::bad_alloc();
-  }
+  Undoing closed([fd] { CloseDescriptor(fd); });
+  auto hold = std::make_unique<TcpPortHold>(fd);
+  closed.Done();
   return hold;
 }
 
