@@ -45,19 +45,23 @@ class AsioLoop::ThreadScope {
 
 AsioLoop::AsioLoop() : AsioLoop(Options{}) {}
 
+void OpenEpoll(asio::posix::stream_descriptor& into) {
+  const int fd = epoll_create1(EPOLL_CLOEXEC);
+  if (fd < 0) throw std::system_error(errno, std::generic_category(), "epoll_create1");
+  asio::error_code error;
+  into.assign(fd, error);
+  if (!error) return;
+  close(fd);
+  throw std::system_error(error.value(), std::generic_category(), "epoll_ctl");
+}
+
 AsioLoop::AsioLoop(const Options& options)
     : poll_time_(options.poll_time),
       poll_budget_(options.poll_time),
       context_(1),
       wake_timer_(context_),
       watched_(context_) {
-  const int fd = epoll_create1(EPOLL_CLOEXEC);
-  if (fd < 0) throw std::system_error(errno, std::generic_category(), "epoll_create1");
-  asio::error_code error;
-  watched_.assign(fd, error);
-  if (!error) return;
-  close(fd);
-  throw std::system_error(error.value(), std::generic_category(), "epoll_ctl");
+  OpenEpoll(watched_);
 }
 
 AsioLoop::~AsioLoop() {

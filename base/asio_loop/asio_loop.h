@@ -36,6 +36,10 @@
 
 namespace stagecoach {
 
+// Makes an epoll that ends with exec(3), for `into` to wait for. std::system_error: the system has no descriptor for it
+// (EMFILE, ENFILE), or cannot watch it.
+void OpenEpoll(asio::posix::stream_descriptor& into);
+
 class AsioLoop final : public EventLoop {
  public:
   struct Options {

@@ -87,13 +87,8 @@ void ReadinessSet::Member::SetWatcher(StreamWatcher* watcher) {
 }
 
 ReadinessSet::ReadinessSet(AsioLoop* loop) : loop_(loop), epoll_(loop->context()) {
-  const int fd = KeepFromChildren(epoll_create1(EPOLL_CLOEXEC));
-  if (fd < 0) throw std::system_error(errno, std::generic_category(), "epoll_create1");
-  asio::error_code error;
-  epoll_.assign(fd, error);
-  if (!error) return;
-  CloseDescriptor(fd);
-  throw std::system_error(error.value(), std::generic_category(), "epoll_ctl");
+  OpenEpoll(epoll_);
+  KeepFromChildren(epoll_.native_handle());
 }
 
 ReadinessSet::~ReadinessSet() {
