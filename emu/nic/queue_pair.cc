@@ -8,6 +8,7 @@
 #include "base/insist.h"
 #include "base/mark.h"
 #include "base/mutant.h"
+#include "base/undoing.h"
 #include "emu/nic/connection.h"
 #include "emu/nic/datagram_connection.h"
 #include "emu/nic/ib_connection.h"
@@ -264,14 +265,18 @@ int QueuePair::Modify(const QpAttributes& attributes, uint32_t mask) {
   if (connects) control.lock();
   bool connected = false;
   bool reap = false;
-  Enter();
+  std::optional<Turn> turn(std::in_place, *this);
   const Result<const QpTransition*, QpModifyFault> transition =
       CheckQpModify(kind_, state(), attributes.state, attributes.current_state, mask);
   int error = transition ? CheckAttributes(attributes, mask) : EINVAL;
   if (error == 0 && connects && connection_ != nullptr) error = EINVAL;  // what was there before has not ended yet
-  if (error == 0 && connects) error = MakeConnection(attributes, mask, path, datagram_mtu);
+  const QpAttributes before = attributes_;
+  if (error == 0) KeepAttributes(attributes, mask);
+  if (error == 0 && connects) {
+    error = MakeConnection(path, datagram_mtu);
+    if (error != 0) attributes_ = before;
+  }
   if (error == 0) {
-    KeepAttributes(attributes, mask);
     drain_to_tell_ =
         (*transition)->to == QpState::kSqd && (mask & qp_attr::kEnSqdAsyncNotify) != 0 && attributes.notify_drained;
     const QpState from = state();
@@ -286,8 +291,8 @@ int QueuePair::Modify(const QpAttributes& attributes, uint32_t mask) {
         STAGECOACH_MARK("qp.reset_with_a_connection");
         // What it was given is forgotten, not flushed: nothing of it may wake anybody or take room in a CQ.
         discarding_ = true;
+        const Undoing no_longer([this] { discarding_ = false; });
         connection_->Abort();
-        discarding_ = false;
         reap = true;
       }
       if (connects) {
@@ -303,17 +308,14 @@ int QueuePair::Modify(const QpAttributes& attributes, uint32_t mask) {
     }
     lock_.Request(requests);
   }
-  Leave();
+  turn.reset();
   if (connected) AttachToCqs();
   if (connects) control.unlock();
   if (reap) Reap(/*abort=*/true);
   return error;
 }
 
-int QueuePair::MakeConnection(const QpAttributes& attributes, uint32_t mask, const std::optional<RocePath>& path,
-                              uint8_t datagram_mtu) {
-  const QpAttributes before = attributes_;
-  KeepAttributes(attributes, mask);
+int QueuePair::MakeConnection(const std::optional<RocePath>& path, uint8_t datagram_mtu) {
   try {
     if (kind_ == QpKind::kUd) {
       connection_ = std::make_unique<DatagramConnection>(*this, datagram_mtu);
@@ -322,25 +324,22 @@ int QueuePair::MakeConnection(const QpAttributes& attributes, uint32_t mask, con
     }
     return 0;
   } catch (const std::bad_alloc&) {
-    attributes_ = before;
     return ENOMEM;
   }
 }
 
 QpAttributes QueuePair::Query() {
-  Enter();
+  const Turn turn(*this);
   QpAttributes attributes = attributes_;
   attributes.state = attributes.current_state = state();
-  Leave();
   return attributes;
 }
 
 bool QueuePair::IsDraining() {
-  Enter();
+  const Turn turn(*this);
   const bool draining = state() == QpState::kSqd && !IsSendQueueDrained();
   // "Drained" says that the completions can be polled.
   if (state() == QpState::kSqd && !draining) ReleaseHeld(Instant::max());
-  Leave();
   return draining;
 }
 
@@ -688,7 +687,7 @@ void QueuePair::FlushQueues() {
 // --- Connection ---
 
 void QueuePair::ExpectConnection(bool extensions) {
-  Enter();
+  const Turn turn(*this);
   if (FindQpTransition(kind_, state(), QpEvent::kAccepted) != nullptr) {
     {
       std::lock_guard lock(sends_.mutex());
@@ -696,22 +695,20 @@ void QueuePair::ExpectConnection(bool extensions) {
     }
     Apply(QpEvent::kAccepted);
   }
-  Leave();
 }
 
 void QueuePair::ForgoConnection() {
-  Enter();
+  const Turn turn(*this);
   if (connection_ == nullptr) {
     Apply(QpEvent::kStreamLost);
     lock_.Request(kTransmit);
   }
-  Leave();
 }
 
 int QueuePair::Attach(std::unique_ptr<Connection> connection, std::shared_ptr<ConnectionObserver> observer) {
   std::lock_guard control(control_mutex_);
   connection->stream().SetWatcher(connection.get());
-  Enter();
+  std::optional<Turn> turn(std::in_place, *this);
   const QpTransition* const transition = FindQpTransition(kind_, state(), QpEvent::kConnected);
   const int error = connection_ != nullptr ? EISCONN : transition == nullptr || retired_.load() ? EINVAL : 0;
   if (error == 0) {
@@ -726,7 +723,7 @@ int QueuePair::Attach(std::unique_ptr<Connection> connection, std::shared_ptr<Co
     close_to_tell_.reset();
     ApplyTransition(*transition);
   }
-  Leave();
+  turn.reset();
   if (error != 0) return error;
   Trace(nic_.trace(), nic_.fabric().Now(), trace_name_, "connection.attached",
         {{"pd", uint64_t{pd()}}, {"receive_pd", uint64_t{receive_pd()}}});
@@ -736,11 +733,10 @@ int QueuePair::Attach(std::unique_ptr<Connection> connection, std::shared_ptr<Co
 }
 
 void QueuePair::ShareSecret(uint32_t remote_qp, const wire::Gid& remote, const wire::CarrierSecret& secret) {
-  Enter();
+  const Turn turn(*this);
   shared_secret_ = {remote_qp, remote, secret};
   const wire::CarrierSecret known = SecretOfPeer();
   if (connection_ != nullptr && known != wire::CarrierSecret{}) connection_->OnSecret(known);
-  Leave();
 }
 
 wire::CarrierSecret QueuePair::SecretOfPeer() const {
@@ -797,17 +793,14 @@ void QueuePair::Disconnect() {
 }
 
 bool QueuePair::IsConnected() {
-  Enter();
-  const bool connected = connection_ != nullptr && connection_->IsOpen();
-  Leave();
-  return connected;
+  const Turn turn(*this);
+  return connection_ != nullptr && connection_->IsOpen();
 }
 
 QueuePair::Counters QueuePair::counters() {
-  Enter();
+  const Turn turn(*this);
   Counters counters = counters_;
   if (connection_ != nullptr) counters.llp.Add(connection_->llp_counters());
-  Leave();
   return counters;
 }
 

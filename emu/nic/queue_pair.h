@@ -268,9 +268,8 @@ class QueuePair final : public PolledConnection, public LoopClient {
   // 0 or EINVAL, for values and not for the mask.
   int CheckAttributes(const QpAttributes& attributes, uint32_t mask) const;
   void KeepAttributes(const QpAttributes& attributes, uint32_t mask);
-  // Of an InfiniBand QP on its way to RTR: what moves its packets. 0, or ENOMEM, and nothing has changed.
-  int MakeConnection(const QpAttributes& attributes, uint32_t mask, const std::optional<RocePath>& path,
-                     uint8_t datagram_mtu);
+  // Of an InfiniBand QP on its way to RTR, whose attributes are kept already: what moves its packets. 0, or ENOMEM.
+  int MakeConnection(const std::optional<RocePath>& path, uint8_t datagram_mtu);
   // Completes everything posted as flushed, except an SRQ's Receives; the engine has nothing any more.
   void FlushQueues();
   void FlushSends();
