@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <cstdint>
+#include <mutex>
 #include <new>
 
 #include "base/check.h"
@@ -32,10 +33,11 @@ ssize_t ReadNow(int fd) {
 std::unique_ptr<EventFd> EventFd::Create(bool as_before_linux_5_8) {
   const int fd = KeepFromChildren(eventfd(0, EFD_SEMAPHORE | EFD_CLOEXEC));
   if (fd < 0) return nullptr;
-  // It has none yet. Each asks for itself: a child would wait for ever for a thread of its parent's that was to find
-  // out.
-  const bool has_nowait = !as_before_linux_5_8 && ReadNow(fd) < 0 && errno == EAGAIN;
-  auto* const event = new (std::nothrow) EventFd(fd, has_nowait);
+  // Asked once, of one that has no signal yet. By pthread_once, which a child that was forked meanwhile begins anew.
+  static std::once_flag once;
+  static bool has_nowait = false;
+  std::call_once(once, [fd] { has_nowait = ReadNow(fd) < 0 && errno == EAGAIN; });
+  auto* const event = new (std::nothrow) EventFd(fd, has_nowait && !as_before_linux_5_8);
   if (event == nullptr) {
     CloseDescriptor(fd);
     errno = ENOMEM;
