@@ -340,12 +340,12 @@ IbConnection::Silence IbConnection::JudgeOnCarrier(Instant now) {
   const bool has_moved = std::exchange(taken_seen_, delivery.taken) != delivery.taken;
   const uint64_t records = carrier_->llp().counters().rx_records;
   const bool has_heard = std::exchange(records_seen_, records) != records;
+  const bool has_sign = delivery.host_answers || has_moved || has_heard;
   const bool forgotten = STAGECOACH_MUTANT("sign-of-life-forgotten", "a host that was silent once stays so");
-  if ((delivery.host_answers || has_moved || has_heard) && !forgotten) silent_since_.reset();
+  if (has_sign && !forgotten) silent_since_.reset();
   if (!delivery.is_complete || !carrier_->llp().TxIdle()) {
     STAGECOACH_MARK("ib.answer_awaited_while_bytes_are_under_way");
     asked_at_.reset();
-    const bool has_sign = delivery.host_answers || has_moved || has_heard;
     return has_sign || !IsHostSilent(now) ? Silence::kHeldUp : Silence::kOfThePeer;
   }
   // The answer may be behind other things that the peer says.

@@ -7,11 +7,12 @@
 //
 // SILENCE. A QP's `timeout` and `retry_cnt` count what the peer does not say, and not what carrying it costs: not the
 // time that a stream takes to be opened, nor that bytes are under way, nor that they lie at the peer's host while its
-// process stands still. A stream loses nothing, so nothing is sent again into one but as a question to a host that has
-// had it all. As long as the peer's host gives signs of life, and nobody there says that the QP is gone, this end
-// waits, as it would on iWARP. A host that has given none for kHostSilence may be cut off: its carrier is given up, and
-// from then on the QP's own times count. They count from the beginning where the device of either end loses packets by
-// itself, as its profile or rules have it, and where the peer answers with numbers of another connection.
+// process stands still. A stream loses nothing, so nothing is sent again on it, except to ask a host that has taken
+// everything whether it is still there. As long as the peer's host gives signs of life, and nobody there says that the
+// QP is gone, this end waits, as it would on iWARP. A host that has given none for kHostSilence may be cut off: its
+// carrier is given up, and from then on the QP's own times count. They count from the beginning where the device of
+// either end loses packets by itself, as its profile or rules have it, and where the peer answers with numbers of
+// another connection.
 //
 // At the end the engine's last words, a NAK or what acknowledges work done, leave by the carrier there is, which is
 // then shut down in order; both within the profile's close_linger. Where a fault rule cuts the connection, the same

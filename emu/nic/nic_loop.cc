@@ -64,6 +64,15 @@ struct NicLoop::State : std::enable_shared_from_this<NicLoop::State> {
     return next;
   }
 
+  // To the end of the other list.
+  static void MoveAll(ListLink& from, ListLink& to) {
+    while (from.IsLinked()) {
+      ListLink* const link = from.next();
+      link->Unlink();
+      link->InsertBefore(to);
+    }
+  }
+
   // Makes the loop's thread look at the wishes.
   void PostRun() {
     if (run_posted || closed) return;
@@ -143,20 +152,12 @@ struct NicLoop::State : std::enable_shared_from_this<NicLoop::State> {
     // Apart from what the calls themselves ask for, which waits for the next run, so that nobody can hold the loop.
     ListLink batch;
     // What is left of them by an exception is called in the next run.
-    Undoing left([&] {
-      while (batch.IsLinked()) {
-        ListLink* const link = batch.next();
-        link->Unlink();
-        link->InsertBefore(called);
-      }
+    const Undoing left([&] {
+      MoveAll(batch, called);
       --running;
       call_ended.notify_all();
     });
-    while (called.IsLinked()) {
-      ListLink* const link = called.next();
-      link->Unlink();
-      link->InsertBefore(batch);
-    }
+    MoveAll(called, batch);
     while (batch.IsLinked()) {
       LoopClient* const client = OfLink(batch.next());
       client->called_.Unlink();
