@@ -128,6 +128,16 @@ class CqExTrafficTest : public VerbsTest {
     ASSERT_EQ(Post(pair->client.qp(), {.wr_id = 1, .sges = {outbox->Sge(0, length)}}), 0);
     ExpectCompletion(pair->client.send_cq.get(), 1);
   }
+  // Until all that the client has sent is delivered: a Read, into `ours` from `theirs`, is answered behind it.
+  void AwaitDelivery(const Buffer& ours, const Buffer& theirs) {
+    ASSERT_EQ(Post(pair->client.qp(), {.wr_id = 2,
+                                       .opcode = IBV_WR_RDMA_READ,
+                                       .sges = {ours.Sge(0, 8)},
+                                       .remote_address = theirs.address(),
+                                       .rkey = theirs.rkey()}),
+              0);
+    ExpectCompletion(pair->client.send_cq.get(), 2);
+  }
   // Begins to poll when there is something.
   bool Start() {
     ibv_poll_cq_attr attributes{};
@@ -245,14 +255,7 @@ TEST_F(CqExTrafficTest, ResizingAmidstAPollChangesNeitherWhatIsTakenNorWhatWaits
       Send(sent, 10 + sent);
       ++sent;
     }
-    // A Read is answered behind them: then they have all been delivered.
-    ASSERT_EQ(Post(pair->client.qp(), {.wr_id = 2,
-                                       .opcode = IBV_WR_RDMA_READ,
-                                       .sges = {ours.Sge(0, 8)},
-                                       .remote_address = theirs.address(),
-                                       .rkey = theirs.rkey()}),
-              0);
-    ExpectCompletion(pair->client.send_cq.get(), 2);
+    ASSERT_NO_FATAL_FAILURE(AwaitDelivery(ours, theirs));
     ASSERT_TRUE(Start());
     EXPECT_EQ(cq()->wr_id, next);
     const int entries = round % 2 == 0 ? 5 : 8 + round;  // five wait
@@ -345,14 +348,7 @@ TEST_F(CqExTrafficTest, WhereOverrunsAreIgnoredTheNewestCompletionsStay) {
   Buffer theirs(pair->server.pd.get(), 64, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ);
   Buffer ours(pair->client.pd.get(), 64, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
   for (int i = 0; i < entries + 3; ++i) Send(static_cast<uint64_t>(i), 8);
-  // A Read is answered behind them: then they have all been delivered.
-  ASSERT_EQ(Post(pair->client.qp(), {.wr_id = 2,
-                                     .opcode = IBV_WR_RDMA_READ,
-                                     .sges = {ours.Sge(0, 8)},
-                                     .remote_address = theirs.address(),
-                                     .rkey = theirs.rkey()}),
-            0);
-  ExpectCompletion(pair->client.send_cq.get(), 2);
+  ASSERT_NO_FATAL_FAILURE(AwaitDelivery(ours, theirs));
   std::vector<uint64_t> seen;
   ibv_wc completion{};
   while (ibv_poll_cq(pair->server.receive_cq.get(), 1, &completion) == 1) seen.push_back(completion.wr_id);
