@@ -15,8 +15,6 @@ using wire::IbOp;
 using wire::PsnAdd;
 using wire::PsnOffset;
 
-// Of the numbers round the circle this many lie ahead.
-constexpr uint32_t kPsnHalf = 1u << 23;
 // How often in a row the time until the next look at a peer that is excused doubles, and how long it is at most, unless
 // the QP's own is longer.
 constexpr uint32_t kDoublingsMax = 16;
@@ -63,7 +61,7 @@ void IbRequester::Judge(const wire::IbHeader& header, uint32_t payload) {
   // Old, or about packets that were never sent (section 9.7.5.1.2: ghosts).
   if (failed_) return;
   if (ahead >= Outstanding() && !expects_next) {
-    const bool is_past = ahead >= kPsnHalf;
+    const bool is_past = wire::PsnCompare(header.psn, una_) < 0;
     judged_.is_from_elsewhere = !is_past || (header.op == IbOp::kAck && header.syndrome == wire::kIbNakSequence);
     return;
   }
