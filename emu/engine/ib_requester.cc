@@ -96,7 +96,7 @@ void IbRequester::OnCarrier(bool up) {
   }
   // Whatever was on its way is lost; waiting for the timer would tell nothing more.
   if (context_.acknowledged() && una_ != high_) Rewind();
-  // What getting here took is not the peer's; but who comes and goes gains no time by it.
+  // The time that it took to open the carrier is not the peer's. A peer that opens and drops carriers gains no time.
   if (std::exchange(excuses_, 0) > 0 && timer_) RestartTimer();
 }
 

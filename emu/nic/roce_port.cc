@@ -469,7 +469,7 @@ class RocePort::Visitor final : public StreamWatcher {
     } catch (const std::bad_alloc&) {
       STAGECOACH_MARK("port.visitor_finds_no_memory");
       if (finished_) return;
-      // Without a stream it was a carrier already, or had gone with the attempt to become one.
+      // A visitor without a stream has become a carrier, or its stream ended in the attempt.
       if (stream_ != nullptr) stream_->Abort();
       Finish();
     }
