@@ -157,6 +157,7 @@ std::optional<std::string> FaultOf(const ServerOptions& options) {
   ranges.Number("bytes_max", options.bytes_max, 0, kMemoryMax);
   ranges.Number("call_bytes_max", options.call_bytes_max, 0, kMemoryMax);
   if (options.data_time != Duration::zero()) ranges.Time("data_time", options.data_time, kDelayMin, kDelayMax);
+  ranges.Number("data_rate_min", options.data_rate_min, 0, kMemoryMax);
   const ChunkListLimits& chunks = options.chunk_limits;
   ranges.Number("chunk_limits.read_segments_max", chunks.read_segments_max, 0, kNamedMax);
   ranges.Number("chunk_limits.write_chunks_max", chunks.write_chunks_max, 0, kNamedMax);

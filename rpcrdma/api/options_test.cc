@@ -214,6 +214,7 @@ TEST(Options, ThoseOfAServerHaveRanges) {
     o.data_time = right;
     EXPECT_EQ(FaultOf(o), std::nullopt) << right.count();
   }
+  ExpectRange(o.data_rate_min, o, "ServerOptions::data_rate_min", 0, kTebibyte, "from 0 to 1099511627776");
   o.profile = kDraft2004;
   EXPECT_EQ(FaultOf(o), std::nullopt);
   o.shared_receives = 64;

@@ -360,6 +360,7 @@ class ServerConnection final : public ConnectionOwner,
     config.exposed_bytes_max = options.exposed_bytes_max;
     config.exposed_time = options.exposed_time;
     config.data_time = options.data_time;
+    config.data_rate_min = options.data_rate_min;
     config.segment_length_max = connection_.segment_length_max();
     config.budgets = {address_->credits};
     if (shared_ != nullptr) {

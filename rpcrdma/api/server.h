@@ -105,9 +105,14 @@ struct ServerOptions {
   // longer than Sessions, and NFS clients of Linux, keep a connection that nothing uses. A client that waits to be
   // called (reverse_credits) is as silent as any: its answers are what keeps it.
   Duration idle_timeout = std::chrono::minutes(6);
-  // How long a client may take, whatever else it says meanwhile, for the data that one RDMA Read fetches, or to take a
-  // reply that holds memory: then it is disconnected, and what it held is others'. From 1 ms to 24 hours; 0: for ever.
+  // How long a client may keep the data that it has promised, or leave a reply that holds memory, whatever else it says
+  // meanwhile. Then it is disconnected, and what it held is free for others. From 1 ms to 24 hours; 0: for ever.
   Duration data_time = 30s;
+  // The time begins anew when all has come that was awaited when it began. Until then each second's worth of bytes at
+  // this rate gives the client a second more, up to the whole of data_time: a slow client may go on, and one that sends
+  // a byte now and then may not. Bytes count when the RDMA Read or the reply that moves them has completed. In bytes
+  // per second, at most 1 TiB; 0: any number of bytes begins the time anew.
+  uint64_t data_rate_min = 16384;
   // How often Server::OnClientRefused is told of refusals for one and the same reason; 0: of each.
   Duration refusals_told_every = 60s;
   int backlog = 64;

@@ -303,11 +303,13 @@ TEST(RequesterDeadlineExample, TheLaterOfTwoCallsTimesOutWhenTheEarlierIsCancell
 class ModelledResponder {
  public:
   static constexpr Duration kDataTime = 50ns;
+  static constexpr uint64_t kBytesPerNanosecond = 20;
   static constexpr Duration kExposedTime = 70ns;
 
   explicit ModelledResponder(Prng prng) : prng_(prng) {
     Responder::Config config;
     config.data_time = kDataTime;
+    config.data_rate_min = kBytesPerNanosecond * 1'000'000'000;
     config.exposed_time = kExposedTime;
     config.exposed_max = 2;
     config.profile = kRfc5666;
@@ -364,13 +366,25 @@ class ModelledResponder {
     EXPECT_EQ(responder_->Deadline(), std::nullopt);
     return false;
   }
-  // The peer has done its part of something, or is to do the first part there is.
-  void Await() {
-    if (reads_.empty()) {
-      patient_until_.reset();
-    } else if (!patient_until_) {
+  // The data of calls is owed, by their Receives. What is owed when time is whole is one round.
+  void Owe(uint32_t slot) {
+    if (std::count(round_.begin(), round_.end(), slot) + std::count(later_.begin(), later_.end(), slot) > 0) return;
+    if (round_.empty()) {
+      round_ = {slot};
       patient_until_ = now_ + kDataTime;
+    } else {
+      later_.push_back(slot);
     }
+  }
+  void Paid(uint32_t slot) {
+    std::erase(later_, slot);
+    if (std::erase(round_, slot) == 0 || !round_.empty()) return;
+    round_.swap(later_);
+    patient_until_ = round_.empty() ? std::nullopt : std::optional(now_ + kDataTime);
+  }
+  void Moved(uint32_t bytes) {
+    if (!patient_until_) return;
+    patient_until_ = std::min(now_ + kDataTime, *patient_until_ + Duration(bytes / kBytesPerNanosecond));
   }
   void Receive(const Header& header, ConstBytes message) {
     const uint32_t slot = posted_.back();
@@ -384,16 +398,17 @@ class ModelledResponder {
     if (reads) lists.reads = {{24, {11, 200, 0}}, {24, {12, 100, 0}}};
     Receive({.xid = xid, .credits = 4, .body = RdmaMsg{lists}}, Message(xid, kCallWord));
     Take();
-    Await();
   }
   void ReadDone() {
     if (reads_.empty()) return;
-    const uint32_t tag = reads_.front();
+    const PostRead read = reads_.front();
     reads_.erase(reads_.begin());
-    responder_->OnReadDone(tag, now_);
+    responder_->OnReadDone(read.tag, now_);
+    Moved(read.source.length);
+    const bool last =
+        std::none_of(reads_.begin(), reads_.end(), [&](const PostRead& other) { return other.tag == read.tag; });
+    if (last) Paid(read.tag);
     Take();
-    patient_until_.reset();
-    Await();
   }
   // Longer than goes inline, without a chunk for it: the client reads it.
   void Answer() {
@@ -417,7 +432,10 @@ class ModelledResponder {
       const Taken taken = TakeAll(*responder_);
       any = !taken.sends.empty() || !taken.reads.empty() || !taken.invalidates.empty();
       posted_.insert(posted_.end(), taken.receives.begin(), taken.receives.end());
-      for (const PostRead& read : taken.reads) reads_.push_back(read.tag);
+      for (const PostRead& read : taken.reads) {
+        reads_.push_back(read);
+        Owe(read.tag);
+      }
       for (const Invalidate& invalidate : taken.invalidates) {
         EXPECT_EQ(memory_.live.erase(invalidate.registration), 1u);
         responder_->OnInvalidated(invalidate.tag, now_);
@@ -426,9 +444,7 @@ class ModelledResponder {
         const Header header = Decode(send_.view(), send).header;
         if (header.type() == MessageType::kNomsg) exposed_.emplace_back(header.xid, now_ + kExposedTime);
         responder_->OnSendDone(send.slot, now_);
-        // A Send that is done is a sign of life.
-        patient_until_.reset();
-        Await();
+        Moved(send.length);
       }
     }
   }
@@ -439,7 +455,9 @@ class ModelledResponder {
   Arena receive_{8, 1024};
   std::optional<Responder> responder_;
   std::vector<uint32_t> posted_;
-  std::vector<uint32_t> reads_;  // tags
+  std::vector<PostRead> reads_;
+  std::vector<uint32_t> round_;
+  std::vector<uint32_t> later_;
   std::vector<std::pair<uint32_t, Instant>> exposed_;
   std::optional<Instant> patient_until_;
   Instant now_ = At(1);

@@ -96,6 +96,7 @@ Responder::Responder(const Config& config, BufferArena send, BufferArena receive
       calls_(receive.slots),
       in_flight_(size_t{send.first} + send.slots),
       exposed_(config.exposed_max),
+      patience_(config.data_time, config.data_rate_min),
       // [5666:11#6] One Receive for each RDMA_DONE that may be owed.
       window_(receives_ - ReceivesKept(config, receives_)) {
   STAGECOACH_CHECK(receive_.slots > 0 && send_.slots > 0 && in_flight_.size() < kSendTag);
@@ -559,7 +560,7 @@ void Responder::PumpReads(Instant now) {
       continue;
     }
     const bool one_more = STAGECOACH_MUTANT("read-limit-overrun", "one RDMA Read more is issued than the peer allows");
-    if (reads_in_flight_ >= reads_max_ + (one_more ? 1 : 0)) {
+    if (reads_.size() >= reads_max_ + (one_more ? 1 : 0)) {
       STAGECOACH_MARK("responder.reads_wait_for_others");
       return;
     }
@@ -569,7 +570,7 @@ void Responder::PumpReads(Instant now) {
         // The device is out of what registering takes. No reply is possible but this one [5666bis:5.5#6]; Reads of
         // earlier chunks may be in flight, so the connection cannot simply forget the sinks: it ends.
         STAGECOACH_MARK("responder.sink_refused");
-        if (reads_in_flight_ > 0) STAGECOACH_MARK("responder.sink_refused_with_reads_in_flight");
+        if (!reads_.empty()) STAGECOACH_MARK("responder.sink_refused_with_reads_in_flight");
         Trace(trace_, now, config_.name, "sink.refused", {{"xid", uint64_t{call.xid}}});
         Close(Disconnect::Why::kNoResources);
         return;
@@ -595,25 +596,25 @@ void Responder::PumpReads(Instant now) {
                             .tag = slot});
     call.chunk_offset += source.length;
     ++call.reads_in_flight;
-    ++reads_in_flight_;
-    ArmPatience(now);
+    reads_.push(source.length);
+    if (!call.owed) call.owed = patience_.Owe(now);
     ++stats_.reads;
     Trace(trace_, now, config_.name, "read.issued",
           {{"xid", uint64_t{call.xid}},
            {"bytes", uint64_t{source.length}},
-           {"in_flight", uint64_t{reads_in_flight_}},
+           {"in_flight", reads_.size()},
            {"reads_max", uint64_t{reads_max_}}});
   }
 }
 
 void Responder::OnReadDone(uint32_t tag, Instant now) {
   Call& call = calls_[tag];
-  STAGECOACH_CHECK(call.reads_in_flight > 0 && reads_in_flight_ > 0);
+  STAGECOACH_CHECK(call.reads_in_flight > 0);
   --call.reads_in_flight;
-  --reads_in_flight_;
+  const uint32_t bytes = reads_.pop();
   ++signs_of_life_;
   if (over_) return;
-  OnPeerDid(now);
+  patience_.Moved(bytes, now);
   if (ending_) STAGECOACH_MARK("responder.read_done_while_ending");
   if (call.state == State::kPulling && call.reads_in_flight == 0 && call.next_chunk == call.chunks.chunks.size()) {
     FenceSinks(tag, now);
@@ -627,6 +628,7 @@ void Responder::OnReadDone(uint32_t tag, Instant now) {
 void Responder::FenceSinks(uint32_t slot, Instant now) {
   Call& call = calls_[slot];
   call.state = State::kFencingSinks;
+  if (call.owed) patience_.Paid(*std::exchange(call.owed, std::nullopt), now);
   call.fencing = 1;  // our own, so that answers that come at once do not finish early
   for (Sink& sink : call.sinks) {
     if (sink.registration == 0) continue;
@@ -730,7 +732,7 @@ bool Responder::busy() const {
   for (const Call& call : calls_) {
     if (call.state == State::kExecuting || call.state == State::kFencingSinks) return true;
   }
-  if (waiting_.empty() || reads_in_flight_ > 0 || !replies_.empty()) return false;
+  if (waiting_.empty() || !reads_.empty() || !replies_.empty()) return false;
   // The memory that a call waits for may be that of replies which the peer does not take, or does not read.
   if (exposed_count_ > 0) return false;
   return std::none_of(in_flight_.begin(), in_flight_.end(),
@@ -930,6 +932,7 @@ void Responder::PumpReplies(Instant now) {
   if (terms_.probing()) return;
   while (!over_ && !ending_ && !replies_.empty() && !free_send_slots_.empty()) {
     const uint32_t slot = replies_.pop();
+    if (!replies_owed_.empty()) patience_.Paid(replies_owed_.pop(), now);
     const uint32_t send_slot = free_send_slots_.back();
     free_send_slots_.pop_back();
     if (calls_[slot].state == State::kReplying) {
@@ -938,8 +941,9 @@ void Responder::PumpReplies(Instant now) {
       SendAnswer(slot, send_slot, now);
     }
   }
-  if (!over_ && !ending_ && !replies_.empty()) STAGECOACH_MARK("responder.reply_waits_for_send_buffer");
-  ArmPatience(now);
+  if (over_ || ending_ || replies_.empty()) return;
+  STAGECOACH_MARK("responder.reply_waits_for_send_buffer");
+  while (replies_owed_.size() < replies_.size()) replies_owed_.push(patience_.Owe(now));
 }
 
 // [5666bis:3.2.2+4] [5666:2+6] [2004:2#3] [5666bis:4.3+5] [5666bis:4.4.5+4] [5666:3.4+5] [2004:3.4+4] [2004:3.8#3]
@@ -1014,13 +1018,12 @@ void Responder::SendReply(uint32_t slot, uint32_t send_slot, Instant now) {
                       .length = static_cast<uint32_t>(out.position()),
                       .invalidate = call.invalidate,
                       .prompt = holds_memory};
-  if (send.prompt) Await(&in_flight, now);
   const RequestId id = IdOf(slot);
   stats_.call_time.RecordTime(now - call.arrived);
   stats_.send_bytes.Record(send.length);
   OnAnswer();
   CloseRecord(slot);
-  commands_.push(send);
+  Post(send, now);
   if (exposed && STAGECOACH_MUTANT("exposure-ends-with-send", "a reply is let go of when it is sent, not when read")) {
     FenceExposed(*exposed, now);
   }
@@ -1093,6 +1096,7 @@ bool Responder::PostWrites(Call& call, InFlight& in_flight) {
         command.local_key = base->local_key;
         break;
     }
+    in_flight.bytes += write.target.length;
     commands_.push(command);
     ++stats_.writes;
   }
@@ -1204,30 +1208,20 @@ std::optional<Instant> Responder::Deadline() const {
   for (const Exposed& exposed : exposed_) {
     if (exposed.in_use && !exposed.done && (!first || exposed.until < *first)) first = exposed.until;
   }
-  if (patient_until_ && (!first || *patient_until_ < *first)) first = patient_until_;
+  const std::optional<Instant> patient = patience_.until();
+  if (patient && (!first || *patient < *first)) first = patient;
   return over_ || ending_ ? std::nullopt : first;
 }
 
-void Responder::Await(InFlight* in_flight, Instant now) {
-  in_flight->awaited = true;
-  ++sends_awaited_;
-  ArmPatience(now);
-}
-
-void Responder::ArmPatience(Instant now) {
-  if (config_.data_time <= Duration::zero()) return;
-  const bool awaits = reads_in_flight_ > 0 || sends_awaited_ > 0 || !replies_.empty();
-  if (!awaits) {
-    patient_until_.reset();
-  } else if (!patient_until_) {
-    patient_until_ = now + config_.data_time;
+// After the Writes that belong to it.
+void Responder::Post(const PostSend& send, Instant now) {
+  InFlight& in_flight = in_flight_[send.slot];
+  in_flight.bytes += send.length;
+  if (send.prompt) {
+    in_flight.owed = patience_.Owe(now);
+    ++sends_owed_;
   }
-}
-
-// One of the operations that the peer has a part in has completed. What else it owes has all the time there is.
-void Responder::OnPeerDid(Instant now) {
-  patient_until_.reset();
-  ArmPatience(now);
+  commands_.push(send);
 }
 
 // [5666:3.8#1] [5666:11#5] [5666:11#8] [5666:11+4] [2004:3.8+9] The connection ends, and with it whatever is exposed:
@@ -1235,11 +1229,11 @@ void Responder::OnPeerDid(Instant now) {
 void Responder::OnDeadline(Instant now) {
   const std::optional<Instant> first = Deadline();
   if (!first || now < *first) return;
-  if (first == patient_until_) {
-    if (reads_in_flight_ > 0) STAGECOACH_MARK("responder.promised_data_never_came");
-    if (sends_awaited_ > 0) STAGECOACH_MARK("responder.reply_never_taken");
+  if (first == patience_.until()) {
+    if (!reads_.empty()) STAGECOACH_MARK("responder.promised_data_never_came");
+    if (sends_owed_ > 0) STAGECOACH_MARK("responder.reply_never_taken");
     Trace(trace_, now, config_.name, "peer.overdue",
-          {{"reads", uint64_t{reads_in_flight_}}, {"sends", uint64_t{sends_awaited_}}, {"replies", replies_.size()}});
+          {{"reads", reads_.size()}, {"sends", uint64_t{sends_owed_}}, {"replies", replies_.size()}});
     Close(Disconnect::Why::kPeerOverdue);
     return;
   }
@@ -1268,13 +1262,12 @@ void Responder::SendAnswer(uint32_t slot, uint32_t send_slot, Instant now) {
   const PostSend send{.slot = send_slot,
                       .length = static_cast<uint32_t>(out.position()),
                       .prompt = !in_flight_[send_slot].registrations.empty()};
-  if (send.prompt) Await(&in_flight_[send_slot], now);
   const RequestId id = IdOf(slot);
   stats_.call_time.RecordTime(now - call.arrived);
   stats_.send_bytes.Record(send.length);
   OnAnswer();
   CloseRecord(slot);
-  commands_.push(send);
+  Post(send, now);
   if (trace_ == nullptr) return;
   if (is_error) {
     Trace(trace_, now, config_.name, "error.sent",
@@ -1326,7 +1319,11 @@ void Responder::CloseRecord(uint32_t slot) {
 void Responder::OnSendDone(uint32_t slot, Instant now) {
   ++signs_of_life_;
   InFlight& in_flight = in_flight_[slot];
-  if (std::exchange(in_flight.awaited, false)) --sends_awaited_;
+  patience_.Moved(std::exchange(in_flight.bytes, 0), now);
+  if (in_flight.owed) {
+    patience_.Paid(*std::exchange(in_flight.owed, std::nullopt), now);
+    --sends_owed_;
+  }
   in_flight.fencing = 1;
   for (const uint32_t registration : in_flight.registrations) {
     ++in_flight.fencing;
@@ -1334,7 +1331,6 @@ void Responder::OnSendDone(uint32_t slot, Instant now) {
     commands_.push(Invalidate{.registration = registration, .tag = slot | kSendTag});
   }
   in_flight.registrations.clear();
-  OnPeerDid(now);
   if (--in_flight.fencing > 0) return;
   ReleaseSendSlot(slot);
   PumpReplies(now);
@@ -1387,6 +1383,7 @@ void Responder::OnDisconnected(Instant now) {
   pulling_.clear();
   ready_.clear();
   replies_.clear();
+  replies_owed_.clear();
   withheld_.clear();
   posted_receives_ = 0;
   for (uint32_t slot = 0; slot < calls_.size(); ++slot) {
@@ -1423,8 +1420,9 @@ void Responder::OnDisconnected(Instant now) {
   }
   if (replies_in_flight() > 0) STAGECOACH_MARK("responder.disconnect_with_replies_in_flight");
   for (InFlight& in_flight : in_flight_) in_flight = {};
-  sends_awaited_ = 0;
-  patient_until_.reset();
+  for (Call& call : calls_) call.owed.reset();
+  sends_owed_ = 0;
+  patience_.Forgive();
   for (Exposed& exposed : exposed_) exposed = {};
   exposed_count_ = 0;
   exposed_bytes_ = 0;
@@ -1438,7 +1436,7 @@ std::string Responder::DebugString() const {
   const auto number = [](uint64_t value) { return std::to_string(value); };
   std::string text =
       "    credits granted " + number(credits_granted()) + "; receives wanted " + number(posted_receives()) +
-      "; calls unanswered " + number(unanswered_) + "; reads in flight " + number(reads_in_flight_) + " of " +
+      "; calls unanswered " + number(unanswered_) + "; reads in flight " + number(reads_.size()) + " of " +
       number(reads_max_) + "; replies in flight " + number(replies_in_flight()) + ", waiting for a send buffer " +
       number(replies_.size()) +
       (config_.exposed_max > 0 ? "; exposed " + number(exposed_count_) + " of " + number(config_.exposed_max) +

@@ -35,11 +35,11 @@
 // are. Who leaves one exposed for longer than the window loses the connection [5666:3.8#1] [5666:11#5] [5666:11#8],
 // which fences all. An RDMA_DONE for nothing that is exposed is dropped.
 //
-// Patience (Config::data_time). RDMA Reads that are not answered hold the memory that the data is to go to, and Sends
-// that are not taken the memory of their replies; and where all send buffers are in use, replies wait for them. While
-// there is any of these, something has to complete within that time. Work requests complete in their order, so a peer
-// cannot make up for a Read that it leaves alone by taking what was sent later. Otherwise the connection ends, which
-// fences all. Small replies that hold nothing but a send buffer may be unreported for as long as they like.
+// Patience (Config::data_time and data_rate_min; patience.h). The peer owes the data of a call from the first of its
+// RDMA Reads to the last: memory is held for all of it. It owes that a Send is taken that holds the memory of its
+// reply; and, for a reply that waits because all send buffers are in use, that one of these is. What moves with each
+// Read and each reply counts as bytes. When patience is at its end, so is the connection, which fences all. Small
+// replies that hold nothing but a send buffer may be unreported for as long as they like.
 //
 // Version 2. What the ends have settled is in the ConnectionTerms, which the connection's engines share; without a
 // Requester beside it this engine alone reads what comes, and the first header that it can take settles the version.
@@ -76,6 +76,7 @@
 #include "rpcrdma/core/connection_terms.h"
 #include "rpcrdma/core/credit_budget.h"
 #include "rpcrdma/core/engine.h"
+#include "rpcrdma/core/patience.h"
 #include "rpcrdma/core/pieces.h"
 #include "rpcrdma/core/ring.h"
 #include "rpcrdma/core/stats.h"
@@ -133,6 +134,7 @@ class Responder final : public ConnectionEngine {
     Duration exposed_time = 30s;             // of each
     uint32_t exposed_segments_max = 64;      // of each
     Duration data_time{};                    // see Patience; 0: for ever
+    uint64_t data_rate_min = 0;              // bytes per second; 0: none is asked for
     uint32_t segment_length_max = 1u << 30;  // that the device registers at once
     // What bounds the grants beside the number of receive buffers.
     std::vector<std::shared_ptr<CreditBudget>> budgets;
@@ -248,7 +250,7 @@ class Responder final : public ConnectionEngine {
   void OnInvalidated(uint32_t tag, Instant now) override;
   void OnDisconnected(Instant now) override;
   std::optional<Command> TakeCommand() override;
-  bool Waiting() const override { return reads_in_flight_ > 0 || replies_in_flight() > 0 || exposed_count_ > 0; }
+  bool Waiting() const override { return !reads_.empty() || replies_in_flight() > 0 || exposed_count_ > 0; }
   std::optional<Instant> Deadline() const override;
   void OnDeadline(Instant now) override;
 
@@ -289,6 +291,7 @@ class Responder final : public ConnectionEngine {
     size_t next_segment = 0;
     uint64_t chunk_offset = 0;
     uint32_t reads_in_flight = 0;
+    std::optional<Patience::Debt> owed;  // from the first Read to the last
     uint32_t fencing = 0;
     ReducedStream stream;
     std::vector<std::byte> reply_buffer;
@@ -302,7 +305,8 @@ class Responder final : public ConnectionEngine {
 
   // A Send and the Writes before it, until they are done.
   struct InFlight {
-    bool awaited = false;  // it holds more than a send buffer
+    std::optional<Patience::Debt> owed;  // it holds more than a send buffer
+    uint64_t bytes = 0;                  // of all of them
     std::vector<uint32_t> registrations;
     uint32_t fencing = 0;
     std::vector<std::byte> message;
@@ -363,9 +367,7 @@ class Responder final : public ConnectionEngine {
   void FenceExposed(uint32_t index, Instant now);
   void ReleaseExposed(uint32_t index, Instant now);
   void ServeWithheld();
-  void Await(InFlight* in_flight, Instant now);
-  void OnPeerDid(Instant now);
-  void ArmPatience(Instant now);
+  void Post(const PostSend& send, Instant now);
   void SendAnswer(uint32_t slot, uint32_t send_slot, Instant now);
   void CloseRecord(uint32_t slot);
   void ReleaseSendSlot(uint32_t slot);
@@ -392,7 +394,8 @@ class Responder final : public ConnectionEngine {
   Ring<uint32_t> waiting_;  // for memory
   Ring<uint32_t> pulling_;  // with Reads to post
   Ring<uint32_t> ready_;
-  Ring<uint32_t> replies_;  // for a send buffer
+  Ring<uint32_t> replies_;             // for a send buffer
+  Ring<Patience::Debt> replies_owed_;  // of the first of them
   Ring<uint32_t> withheld_;
   std::vector<Exposed> exposed_;
   // With those that are about to be exposed.
@@ -400,11 +403,11 @@ class Responder final : public ConnectionEngine {
   uint64_t exposed_bytes_ = 0;
   uint64_t exposed_ever_ = 0;
   Ring<Command> commands_;
-  uint32_t reads_in_flight_ = 0;
-  uint32_t sends_awaited_ = 0;
-  std::optional<Instant> patient_until_;  // while something is awaited; see Patience
-  uint32_t first_not_posted_ = 0;         // receive buffers from here on were not posted yet
-  bool answered_ = false;                 // anything
+  Ring<uint32_t> reads_;  // the bytes of those in flight, which complete in their order
+  uint32_t sends_owed_ = 0;
+  Patience patience_;
+  uint32_t first_not_posted_ = 0;  // receive buffers from here on were not posted yet
+  bool answered_ = false;          // anything
   // Below 0 while calls beyond the credits granted are in Receives that are not of its share.
   int64_t posted_receives_ = 0;
   uint32_t properties_answered_ = 0;

@@ -1032,6 +1032,91 @@ TEST_F(PatienceTest, AReplyThatHasGotItsSendBufferIsNot) {
   EXPECT_EQ(responder_->Deadline(), std::nullopt);
 }
 
+// A byte now and then is as good as none: the memory of all of the call is held.
+TEST_F(PatienceTest, DataThatDripsEndsTheConnection) {
+  Make({.data_time = kTime, .data_rate_min = 1000});
+  ChunkLists drips = ReadChunks({{24, {11, 1000, 0}}});
+  for (uint32_t i = 0; i < 10; ++i) drips.reads.push_back({.position = 24, .target = {12 + i, 1, 0}});
+  drips.reads.push_back({.position = 24, .target = {30, 1000, 0}});
+  Call(7, drips);
+  const Taken taken = Take();
+  ASSERT_EQ(taken.reads.size(), 12u);
+  // A second's worth of data, and ten bytes.
+  for (int i = 0; i < 11; ++i) responder_->OnReadDone(taken.reads[i].tag, At(9000 * (i + 1)));
+  ExpectEndsAt(At(1) + kTime + 1s + 10ms);
+}
+
+TEST_F(PatienceTest, DataThatComesSlowlyIsWaitedFor) {
+  Make({.data_time = kTime, .data_rate_min = 1});
+  ChunkLists slow;
+  for (uint32_t i = 0; i < 10; ++i) slow.reads.push_back({.position = 24, .target = {12 + i, 90, 0}});
+  Call(7, slow);
+  const Taken taken = Take();
+  ASSERT_EQ(taken.reads.size(), 10u);
+  for (int i = 0; i < 10; ++i) {
+    const Instant now = At(90000 * (i + 1));
+    responder_->OnDeadline(now);
+    responder_->OnReadDone(taken.reads[i].tag, now);
+  }
+  EXPECT_TRUE(Take().disconnects.empty());
+  EXPECT_EQ(responder_->Deadline(), std::nullopt);
+}
+
+// Of one that drips.
+TEST_F(PatienceTest, CallsThatComeMeanwhileAreNoTimeForTheFirst) {
+  Make({.data_time = kTime, .data_rate_min = 1000});
+  Call(1, ReadChunks({{24, {11, 1, 0}}, {24, {12, 2000, 0}}}));
+  const Taken first = Take();
+  responder_->OnReadDone(first.reads.at(0).tag, At(50000));
+  Call(2, ReadChunks({{24, {11, 2000, 0}}}));
+  Take();
+  ExpectEndsAt(At(1) + kTime + 1ms);
+}
+
+TEST_F(PatienceTest, RepliesThatAreTakenInDripsEndTheConnection) {
+  Make({.data_time = kTime, .data_rate_min = 1000});
+  const auto data = Pattern(500);
+  std::vector<PostSend> sends;
+  for (uint32_t xid = 1; xid <= 3; ++xid) {
+    Call(xid, WriteChunk({{33, 500, 0}}));
+    Complete(MustTakeRequest(), {.item = data});
+    const Taken taken = Take();
+    ASSERT_EQ(taken.sends.size(), 1u);
+    sends.push_back(taken.sends[0]);
+  }
+  // The first was owed alone at its time, the other two are owed together from then on.
+  responder_->OnSendDone(sends[0].slot, At(50000));
+  DoInvalidates(Take());
+  EXPECT_EQ(responder_->Deadline(), At(50000) + kTime);
+  responder_->OnSendDone(sends[1].slot, At(140000));
+  DoInvalidates(Take());
+  ExpectEndsAt(At(50000) + kTime + (500 + sends[1].length) * 1ms);
+}
+
+// As many as there are send buffers, of small replies, and then two more, of which one gets its buffer late.
+TEST_F(PatienceTest, SendBuffersThatComeBackInDripsEndTheConnection) {
+  Make({.data_time = kTime, .data_rate_min = 1000});
+  std::vector<PostSend> sends;
+  for (uint32_t xid = 1; xid <= 6; ++xid) {
+    Call(xid);
+    Complete(MustTakeRequest());
+    for (const PostSend& send : Take().sends) sends.push_back(send);
+  }
+  ASSERT_EQ(sends.size(), 6u);
+  for (uint32_t xid = 7; xid <= 9; ++xid) {
+    Call(xid);
+    Complete(MustTakeRequest());
+    Take();
+  }
+  EXPECT_EQ(responder_->replies_waiting(), 3u);
+  responder_->OnSendDone(sends[0].slot, At(50000));
+  Take();
+  responder_->OnSendDone(sends[1].slot, At(140000));
+  Take();
+  EXPECT_EQ(responder_->replies_waiting(), 1u);
+  ExpectEndsAt(At(50000) + kTime + sends[1].length * 1ms);
+}
+
 TEST_F(PatienceTest, WithoutALimitItIsWaitedForAsLongAsItTakes) {
   Make({});
   Call(7, ReadChunks({{24, {11, 2000, 0}}}));

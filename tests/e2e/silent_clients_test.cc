@@ -32,8 +32,9 @@ constexpr uint16_t kPort = 20049;
 // A host with a server, and two with clients.
 class SilentClientsTest : public ::testing::Test, public InstalledWorld {
  protected:
-  SilentClientsTest()
-      : InstalledWorld({.link = {.chop = true}}, {{"server", "10.0.0.1"}, {"one", "10.0.0.2"}, {"two", "10.0.0.3"}}) {}
+  explicit SilentClientsTest(uint64_t bytes_per_second = 0)
+      : InstalledWorld({.link = {.bytes_per_second = bytes_per_second, .chop = true}},
+                       {{"server", "10.0.0.1"}, {"one", "10.0.0.2"}, {"two", "10.0.0.3"}}) {}
   ~SilentClientsTest() override {
     *over_ = true;
     clients_.clear();
@@ -134,6 +135,38 @@ TEST_F(SilentClientsTest, WaitingIsBoundedByDefault) {
   const Instant begin = Now();
   ASSERT_TRUE(Until([&] { return server_->holdings().connections == 0; }));
   EXPECT_LE(Now() - begin, ServerOptions{}.data_time + 2s);
+}
+
+// All calls together take 42 s, and each 10 s more than the one before.
+class SlowLinkTest : public SilentClientsTest {
+ protected:
+  SlowLinkTest() : SilentClientsTest(100'000) {}
+
+  // Whether all of them were answered.
+  bool GiveFour() {
+    const auto data = Pattern(1 << 20);
+    Client& client = Connected("one");
+    std::vector<Pending> given;
+    for (int i = 0; i < 4; ++i) given.push_back(Give(client, data));
+    EXPECT_TRUE(Until([&] {
+      return std::all_of(given.begin(), given.end(), [](const Pending& each) { return each->has_value(); });
+    }));
+    return std::all_of(given.begin(), given.end(), [](const Pending& each) { return (*each)->has_value(); });
+  }
+};
+
+TEST_F(SlowLinkTest, ASlowClientMayGoOn) {
+  StartServer({.data_time = 20s});
+  EXPECT_TRUE(GiveFour());
+  EXPECT_EQ(service_.handled, 4u);
+}
+
+TEST_F(SlowLinkTest, OneThatIsSlowerThanTheServerAsksForMayNot) {
+  StartServer({.data_time = 20s, .data_rate_min = 1 << 20});
+  EXPECT_FALSE(GiveFour());
+  ASSERT_TRUE(Until([&] { return server_->holdings().connections == 0; }));
+  EXPECT_LT(service_.handled, 4u);
+  ASSERT_EQ(gone_.size(), 1u);
 }
 
 // --- Memory of all together ---

@@ -56,6 +56,7 @@ struct ServeOptions {
   uint32_t idle_seconds = 60;
   uint32_t client_idle_seconds = 60;
   uint32_t data_seconds = 30;
+  std::string data_rate = "16K";
   std::string chunk = "1M";
   std::string client_memory = "256M";
   std::string memory = "1G";
@@ -291,6 +292,7 @@ int Serve(const ServeOptions& options) {
   server_options.address_connections_max = AddressClientsOf(options);
   server_options.idle_timeout = std::chrono::seconds(options.client_idle_seconds);
   server_options.data_time = std::chrono::seconds(options.data_seconds);
+  server_options.data_rate_min = *ParseSize(options.data_rate);
   server_options.call_bytes_max = service_options.data_max + 4096;
   server_options.ccp.enabled = options.ccp;
   server_options.ccp.inline_send_max = server_options.ccp.inline_receive_max =
@@ -475,6 +477,14 @@ void AddServe(CLI::App& app, int& exit_code) {
                    "Disconnect a client that keeps promised data, or leaves a reply, for so long; 0: never")
       ->type_name("SECONDS")
       ->check(CLI::Range(0, 86400))
+      ->capture_default_str()
+      ->group("Limits");
+  command
+      ->add_option(
+          "--data-rate", options->data_rate,
+          "A client that moves fewer bytes per second than that uses up its --data-time; 0: any number will do")
+      ->type_name("SIZE")
+      ->check(SizeFrom(0, uint64_t{1} << 40))
       ->capture_default_str()
       ->group("Limits");
   command->add_option("--credits", options->credits, "Calls one client may have in progress")
