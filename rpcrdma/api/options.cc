@@ -151,7 +151,6 @@ std::optional<std::string> FaultOf(const ServerOptions& options) {
   ranges.Number("credits", options.credits, 1, kCreditsMax);
   ranges.Number("shared_receives", options.shared_receives, 0, kSharedReceivesMax);
   ranges.InlineThresholds(options);
-  ranges.AtLeast("address_connections_max", options.address_connections_max, 1);
   ranges.AtLeast("address_requests_max", options.address_requests_max, 1);
   ranges.Number("client_bytes_max", options.client_bytes_max, 0, kMemoryMax);
   ranges.Number("bytes_max", options.bytes_max, 0, kMemoryMax);

@@ -166,7 +166,6 @@ TEST(Options, ThoseOfAServerHaveRanges) {
   ExpectRange(o.credits, o, "ServerOptions::credits", 1, 1024, "from 1 to 1024");
   ExpectRange(o.shared_receives, o, "ServerOptions::shared_receives", 0, 65536, "from 0 to 65536");
   ExpectRange(o.inline_threshold, o, "ServerOptions::inline_threshold", 1024, 262144, "from 1024 to 262144");
-  ExpectRange(o.address_connections_max, o, "ServerOptions::address_connections_max", 1, UINT32_MAX, "at least 1");
   ExpectRange(o.address_requests_max, o, "ServerOptions::address_requests_max", 1, UINT32_MAX, "at least 1");
   ExpectRange(o.client_bytes_max, o, "ServerOptions::client_bytes_max", 0, kTebibyte, "from 0 to 1099511627776");
   ExpectRange(o.bytes_max, o, "ServerOptions::bytes_max", 0, kTebibyte, "from 0 to 1099511627776");

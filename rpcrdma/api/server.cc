@@ -56,8 +56,13 @@ ServerOptions Completed(ServerOptions options) {
       std::max(options.inline_receive_max, InlineThreshold(options.ccp.inline_receive_max));
   // One call always fits, into however many chunks it is divided: each is in a block of its own.
   const uint64_t division_max = uint64_t{options.chunk_limits.read_segments_max} * BlockPool::kSmallest;
-  options.client_bytes_max = std::max(options.client_bytes_max, options.call_bytes_max + division_max);
-  options.bytes_max = std::max(options.bytes_max, options.call_bytes_max + division_max);
+  const uint64_t call_max = options.call_bytes_max + division_max;
+  options.bytes_max = std::max(options.bytes_max, call_max);
+  // The other half is for others, of the memory and of the places.
+  options.client_bytes_max = std::max(std::min(options.client_bytes_max, options.bytes_max / 2), call_max);
+  if (options.address_connections_max == 0) {
+    options.address_connections_max = options.clients_max / 2 + options.clients_max % 2;
+  }
   return options;
 }
 
@@ -89,12 +94,6 @@ Connection::Options ConnectionOptions(const ServerOptions& options, ClientId cli
   result.always_busy = true;
   result.name = options.name + "/" + std::to_string(client);
   return result;
-}
-
-// One process of this host calls from any loopback address, and these count as one.
-std::string LimitedAs(const std::string& host) {
-  constexpr std::string_view kLoopback = "127.";
-  return host.compare(0, kLoopback.size(), kLoopback) == 0 ? "127.0.0.0/8" : host;
 }
 
 }  // namespace
@@ -130,7 +129,7 @@ constexpr Rejection kRejections[] = {
     {Refusal::Reason::kStopping, "the server stops", "", &Rejected::stopping, "the server is about to stop"},
     {Refusal::Reason::kClients, "clients_max", "clients_max", &Rejected::clients_max, "clients at a time"},
     {Refusal::Reason::kAddressConnections, "address_connections_max", "address_connections_max",
-     &Rejected::address_connections_max, "connections of this address"},
+     &Rejected::address_connections_max, "connections from one address, or one /64 network of IPv6"},
     {Refusal::Reason::kReceives, "no shared Receive is left", "shared_receives", &Rejected::receives,
      "shared Receives, which are promised to others"},
     {Refusal::Reason::kDevice, "", "", &Rejected::device, "the device has no resources for it"},
@@ -143,7 +142,7 @@ struct Alive {
   size_t requests = 0;
 };
 
-// What the connections of one address share. Lives as long as any of them.
+// What the connections of one address (SourceOf) share. Lives as long as any of them.
 struct Address {
   Address(const ServerOptions& options, std::shared_ptr<MemoryTotal> total)
       : requests_max(options.address_requests_max),
@@ -1085,7 +1084,8 @@ void ServerImpl::OnRequest(verbs::CmId id, const CmEvent& request) {
     return Reject(id.get(), peer, Reason::kClients, options_.clients_max);
   }
   const std::string host = FormatHost(rdma_get_peer_addr(id.get()));
-  const std::shared_ptr<Address> address = AddressOf(LimitedAs(host));
+  const std::shared_ptr<Address> address =
+      AddressOf(SourceOf(rdma_get_peer_addr(id.get()), rdma_get_local_addr(id.get())));
   if (address->connections >= options_.address_connections_max) {
     return Reject(id.get(), peer, Reason::kAddressConnections, options_.address_connections_max);
   }

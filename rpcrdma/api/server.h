@@ -94,16 +94,16 @@ struct ServerOptions {
   // Connections beyond this are rejected, and their clients are told why, as for every other limit
   // (rpcrdma/wire/refusal.h). One whose client is gone counts for as long as a Request of it is held.
   uint32_t clients_max = 128;
-  // The same for the connections of one address (the port does not matter). At least 1.
-  uint32_t address_connections_max = 64;
+  // The same for the connections from one address, whatever their ports. Here and in what follows a network of 64 bits
+  // of IPv6 counts as one address, and so does this host with all of loopback. 0: half of clients_max, rounded up.
+  uint32_t address_connections_max = 0;
   // Requests that services hold for one address at a time, over all its connections; others wait, and connections take
   // turns. Grants shrink with it, so clients that keep to them do not get that far, but each connection has one credit.
   // At least 1.
   uint32_t address_requests_max = 1024;
-  // A client that has said nothing for so long, and for which nothing is in progress, is disconnected; so is one that
-  // keeps this end waiting for so long, for the data of its Read chunks or for it to take replies. 0: never. A bit
-  // longer than Sessions, and NFS clients of Linux, keep a connection that nothing uses. A client that waits to be
-  // called (reverse_credits) is as silent as any: its answers are what keeps it.
+  // A client that is silent for so long is disconnected, unless a service is at work for one of its calls. 0: never.
+  // The default is a bit longer than Sessions, and NFS clients of Linux, keep a connection that nothing uses. A client
+  // that only waits to be called (reverse_credits) is silent, too, but for its answers.
   Duration idle_timeout = std::chrono::minutes(6);
   // How long a client may keep the data that it has promised, or leave a reply that holds memory, whatever else it says
   // meanwhile. Then it is disconnected, and what it held is free for others. From 1 ms to 24 hours; 0: for ever.
@@ -120,11 +120,12 @@ struct ServerOptions {
   uint8_t outgoing_reads = 16;
   // Memory held for the connections of one address: arguments that came by Read chunk and Buffers. A call that has to
   // wait for it waits, in the order in which the connections began to. Counted in units of 4 KiB. At most 1 TiB; raised
-  // to call_bytes_max and 4 KiB for each of chunk_limits.read_segments_max, so that one call always fits.
+  // to call_bytes_max and 4 KiB for each of chunk_limits.read_segments_max, so that one call always fits. Where two
+  // calls fit into bytes_max, no address has more than half of that.
   uint64_t client_bytes_max = 256u << 20;
-  // The same for all connections together, of whatever address. At most 1 TiB; raised so that one call always fits.
-  // Addresses that have to wait for it take turns. Beside it, up to a quarter as much is kept for the next calls, and
-  // 64 MiB of that for one address; what nobody needed for 10 s goes back to the system.
+  // The same for all connections together. At most 1 TiB; raised so that one call always fits. Addresses that have to
+  // wait for it take turns. Memory that is free again is kept for the next calls: up to a quarter of this limit, in
+  // addition to it, and up to 64 MiB for one address. What nobody has needed for 10 s goes back to the system.
   uint64_t bytes_max = 1u << 30;
   // Memory one call may ask for by its Read chunks, at most 1 TiB; more is answered with ERR_CHUNK.
   uint64_t call_bytes_max = 32u << 20;
@@ -187,7 +188,7 @@ struct ServerOptions {
 // A connection request that was rejected.
 struct RefusedClient {
   std::string peer;         // "10.0.0.7:53422"
-  std::string why;          // a clause: "at most 64 connections of this address"
+  std::string why;          // a clause: "at most 64 clients at a time"
   std::string_view option;  // of ServerOptions, which sets the limit; empty: none does
   uint64_t untold = 0;      // others that were refused for the same reason since the last one that was told
 };

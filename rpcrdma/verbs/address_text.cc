@@ -5,6 +5,7 @@
 #include <netinet/in.h>
 
 #include <charconv>
+#include <cstring>
 
 namespace stagecoach::rpcrdma::internal {
 namespace {
@@ -28,6 +29,31 @@ std::string FormatHost(const sockaddr* address) {
     return in6->sin6_scope_id == 0 ? host : host + "%" + ZoneText(in6->sin6_scope_id);
   }
   return "address of family " + std::to_string(address->sa_family);
+}
+
+std::string SourceOf(const sockaddr* remote, const sockaddr* local) {
+  constexpr char kThisHost[] = "this host";
+  std::string host = FormatHost(remote);
+  if (host == FormatHost(local)) return kThisHost;
+  if (remote->sa_family == AF_INET) {
+    const uint32_t address = ntohl(reinterpret_cast<const sockaddr_in*>(remote)->sin_addr.s_addr);
+    return address >> 24 == IN_LOOPBACKNET ? kThisHost : host;
+  }
+  if (remote->sa_family != AF_INET6) return host;
+  const in6_addr& address = reinterpret_cast<const sockaddr_in6*>(remote)->sin6_addr;
+  if (IN6_IS_ADDR_LOOPBACK(&address)) return kThisHost;
+  if (IN6_IS_ADDR_LINKLOCAL(&address)) return host;
+  if (IN6_IS_ADDR_V4MAPPED(&address)) {
+    sockaddr_in inside{};
+    inside.sin_family = AF_INET;
+    std::memcpy(&inside.sin_addr, &address.s6_addr[12], sizeof(inside.sin_addr));
+    return SourceOf(reinterpret_cast<const sockaddr*>(&inside), local);
+  }
+  sockaddr_in6 network{};
+  network.sin6_family = AF_INET6;
+  constexpr size_t kNetworkBytes = 8;
+  std::memcpy(&network.sin6_addr, &address, kNetworkBytes);
+  return FormatHost(reinterpret_cast<const sockaddr*>(&network)) + "/64";
 }
 
 std::string FormatAddress(const sockaddr* address) {

@@ -17,6 +17,11 @@ std::string FormatHost(const sockaddr* address);
 // "host:port", with brackets where they are needed.
 std::string FormatHostPort(std::string_view host, uint16_t port);
 
+// Whom limits by address count a peer at `remote` as, which has connected to `local`: "10.0.0.7"; "2001:db8:1:2::/64",
+// as one host there may connect from any address of the network; or "this host", for loopback and for whoever connects
+// from the address that it connects to. Link-local addresses of IPv6 count each by itself.
+std::string SourceOf(const sockaddr* remote, const sockaddr* local);
+
 // Zones (RFC 4007 section 11.2) are interfaces, by their names or by their numbers. nullopt: this host has none like
 // it.
 std::optional<uint32_t> FindZone(std::string_view zone);

@@ -49,6 +49,35 @@ TEST(AddressText, AHostIsTheSameWhateverItsPort) {
   EXPECT_EQ(Host(Ipv6("2001:db8::255.255.255.255", 65535)), "2001:db8::ffff:ffff");
 }
 
+TEST(AddressText, ASourceIsAnAddressOrANetworkOfIpv6OrThisHost) {
+  const auto source_of = [](const sockaddr_storage& remote, const sockaddr_storage& local) {
+    return SourceOf(reinterpret_cast<const sockaddr*>(&remote), reinterpret_cast<const sockaddr*>(&local));
+  };
+  const sockaddr_storage here4 = Ipv4("10.0.0.1", 20049);
+  const sockaddr_storage here6 = Ipv6("2001:db8::1", 20049);
+  EXPECT_EQ(source_of(Ipv4("10.0.0.7", 1), here4), "10.0.0.7");
+  EXPECT_EQ(source_of(Ipv4("10.0.0.7", 2), here4), "10.0.0.7");
+  EXPECT_EQ(source_of(Ipv6("::ffff:10.0.0.7", 2), Ipv6("::ffff:10.0.0.1", 20049)), "10.0.0.7");
+  EXPECT_EQ(source_of(Ipv6("2001:db8:1:2:3:4:5:6", 1), here6), "2001:db8:1:2::/64");
+  EXPECT_EQ(source_of(Ipv6("2001:db8:1:2:ffff:ffff:ffff:ffff", 1), here6), "2001:db8:1:2::/64");
+  EXPECT_EQ(source_of(Ipv6("2001:db8:1:3::", 1), here6), "2001:db8:1:3::/64");
+  // All hosts of a link are in the network of the link-local addresses.
+  EXPECT_EQ(source_of(Ipv6("fe80::1", 1), Ipv6("fe80::2", 20049)), "fe80::1");
+  EXPECT_EQ(source_of(Ipv6("febf::1", 1), Ipv6("fe80::2", 20049)), "febf::1");
+  EXPECT_EQ(source_of(Ipv6("fec0::1", 1), here6), "fec0::/64");
+  for (const char* loopback : {"127.0.0.1", "127.0.0.2", "127.255.255.255"}) {
+    EXPECT_EQ(source_of(Ipv4(loopback, 1), Ipv4("127.0.0.1", 20049)), "this host") << loopback;
+    EXPECT_EQ(source_of(Ipv6((std::string("::ffff:") + loopback).c_str(), 1), here6), "this host") << loopback;
+  }
+  EXPECT_EQ(source_of(Ipv4("126.255.255.255", 1), here4), "126.255.255.255");
+  EXPECT_EQ(source_of(Ipv4("128.0.0.0", 1), here4), "128.0.0.0");
+  EXPECT_EQ(source_of(Ipv6("::1", 1), Ipv6("::1", 20049)), "this host");
+  // It connects to its own address.
+  EXPECT_EQ(source_of(Ipv4("10.0.0.1", 1), here4), "this host");
+  EXPECT_EQ(source_of(Ipv6("2001:db8::1", 1), here6), "this host");
+  EXPECT_EQ(source_of(Ipv6("2001:db8::2", 1), here6), "2001:db8::/64");
+}
+
 TEST(AddressText, AZoneIsNamedAsItIsWritten) {
   sockaddr_storage address = Ipv6("fe80::1", 20049);
   uint32_t& scope = reinterpret_cast<sockaddr_in6*>(&address)->sin6_scope_id;

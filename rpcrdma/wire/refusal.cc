@@ -34,11 +34,11 @@ std::string ToString(const Refusal& refusal) {
     case Refusal::Reason::kClients:
       return "the server takes at most " + limit + " clients at a time";
     case Refusal::Reason::kAddressConnections:
-      return "the server takes at most " + limit + " connections of this address";
+      return "the server takes at most " + limit + " connections from one address, or one /64 network of IPv6";
     case Refusal::Reason::kReceives:
-      return "the server has no Receive left to promise to another client";
+      return "all Receives that the server's clients share are promised to other clients";
     case Refusal::Reason::kDevice:
-      return "the server's device has no resources for another connection";
+      return "the server's device lacks what another connection needs";
   }
   return "the server refused the connection for reason " + std::to_string(static_cast<unsigned>(refusal.reason)) +
          ", which is not known here";

@@ -28,7 +28,7 @@ struct Refusal {
   enum class Reason : uint8_t {
     kStopping = 1,            // the server takes no more clients
     kClients = 2,             // as many as there may be; `limit` says how many
-    kAddressConnections = 3,  // the same of the client's address
+    kAddressConnections = 3,  // the same from the client's address, or its /64 network of IPv6
     kReceives = 4,            // none of those that clients share could be promised
     kDevice = 5,              // the server's device has not what a connection needs
   };
@@ -44,7 +44,7 @@ std::array<std::byte, kRefusalSize> EncodeRefusal(const Refusal& refusal);
 // nullopt: `bytes` do not begin with a refusal of version 1.
 std::optional<Refusal> DecodeRefusal(ConstBytes bytes);
 
-// A clause: "the server takes at most 64 connections of this address".
+// A clause: "the server takes at most 128 clients at a time".
 std::string ToString(const Refusal& refusal);
 
 }  // namespace stagecoach::rpcrdma

@@ -54,7 +54,7 @@ TEST(Refusal, EachReasonHasWordsOfItsOwn) {
   for (uint8_t reason = 1; reason <= 6; ++reason) words.insert(ToString({.reason = static_cast<Reason>(reason)}));
   EXPECT_EQ(words.size(), 6u);
   EXPECT_EQ(ToString({.reason = Reason::kAddressConnections, .limit = 64}),
-            "the server takes at most 64 connections of this address");
+            "the server takes at most 64 connections from one address, or one /64 network of IPv6");
   EXPECT_EQ(ToString({.reason = static_cast<Reason>(255)}),
             "the server refused the connection for reason 255, which is not known here");
 }

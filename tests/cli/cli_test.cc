@@ -693,11 +693,14 @@ TEST_F(CliTest, WhoIsRefusedHearsWhyAndWhoeverServesHearsItOnce) {
   for (int i = 0; i < 3; ++i) {
     const Outcome refused = Run({"ping", "-c", "1", Url()});
     EXPECT_EQ(refused.code, 1);
-    EXPECT_NE(refused.err.find(": the server takes at most 1 connections of this address\n"), std::string::npos)
+    EXPECT_NE(
+        refused.err.find(": the server takes at most 1 connections from one address, or one /64 network of IPv6\n"),
+        std::string::npos)
         << refused.err;
   }
   const std::string said = server_->Err();
-  const std::string words = " refused: at most 1 connections of this address (--max-address-clients)\n";
+  const std::string words =
+      " refused: at most 1 connections from one address, or one /64 network of IPv6 (--max-address-clients)\n";
   const size_t first = said.find(words);
   ASSERT_NE(first, std::string::npos) << said;
   EXPECT_EQ(said.find(words, first + 1), std::string::npos) << said;

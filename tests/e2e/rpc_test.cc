@@ -547,7 +547,7 @@ TEST_F(RpcTest, ServerThatIsFullRejects) {
 }
 
 TEST_F(RpcTest, ClientsWhoseWorkIsLeftCountUntilItIsLetGo) {
-  StartServer({.clients_max = 2});
+  StartServer({.clients_max = 2, .address_connections_max = 2});
   std::map<uint32_t, Outcome> outcomes;
   for (uint32_t number : {1, 2}) {
     client_ = NewClient();

@@ -33,8 +33,11 @@ constexpr uint16_t kPort = 20049;
 class SilentClientsTest : public ::testing::Test, public InstalledWorld {
  protected:
   explicit SilentClientsTest(uint64_t bytes_per_second = 0)
-      : InstalledWorld({.link = {.bytes_per_second = bytes_per_second, .chop = true}},
-                       {{"server", "10.0.0.1"}, {"one", "10.0.0.2"}, {"two", "10.0.0.3"}}) {}
+      : SilentClientsTest({{"server", "10.0.0.1"}, {"one", "10.0.0.2"}, {"two", "10.0.0.3"}}, bytes_per_second) {}
+  // The server's host comes first.
+  explicit SilentClientsTest(Hosts hosts, uint64_t bytes_per_second = 0)
+      : InstalledWorld({.link = {.bytes_per_second = bytes_per_second, .chop = true}}, hosts),
+        address_(hosts.begin()->second) {}
   ~SilentClientsTest() override {
     *over_ = true;
     clients_.clear();
@@ -51,7 +54,7 @@ class SilentClientsTest : public ::testing::Test, public InstalledWorld {
     server_->Register(&service_);
     server_->OnClientGone([this](const std::string&, const std::string& why, const auto&) { gone_.push_back(why); });
     server_->OnClientRefused([this](const RefusedClient& refused) { refused_.push_back(refused); });
-    ASSERT_TRUE(server_->Listen("10.0.0.1", kPort).has_value());
+    ASSERT_TRUE(server_->Listen(address_, kPort).has_value());
   }
   Result<void, CallError> Connect(const char* host, Client** made = nullptr) {
     world_->ActAs(host);
@@ -59,7 +62,7 @@ class SilentClientsTest : public ::testing::Test, public InstalledWorld {
     Client& client = *clients_.back();
     for (const rpcrdma::Binding& binding : kBindings) client.Register(binding);
     std::optional<Result<void, CallError>> result;
-    client.Connect("10.0.0.1", kPort, [&](Result<void, CallError> connected) { result = std::move(connected); });
+    client.Connect(address_, kPort, [&](Result<void, CallError> connected) { result = std::move(connected); });
     EXPECT_TRUE(Until([&] { return result.has_value(); })) << "connecting hangs";
     if (made != nullptr) *made = &client;
     return result.value_or(Result<void, CallError>());
@@ -90,6 +93,7 @@ class SilentClientsTest : public ::testing::Test, public InstalledWorld {
     CutPower(host);
   }
 
+  const std::string address_;
   const std::shared_ptr<bool> over_ = std::make_shared<bool>(false);
   TestService service_;
   std::optional<Server> server_;
@@ -112,6 +116,38 @@ TEST_F(SilentClientsTest, AServerWithoutOptionsKeepsNoPlaceForASilentClient) {
   ASSERT_TRUE(Until([&] { return server_->holdings().connections == 0; }));
   EXPECT_LE(Now() - begin, ServerOptions{}.idle_timeout + 5s) << "with what the end of a connection may take";
   EXPECT_EQ(server_->stats().clients_idle, 2u);
+}
+
+TEST_F(SilentClientsTest, OneAddressDoesNotGetAllPlaces) {
+  StartServer({.clients_max = 3});
+  Connected("one");
+  Connected("one");
+  const auto third = Connect("one");
+  ASSERT_FALSE(third.has_value());
+  EXPECT_EQ(third.error().ToString(),
+            "connect to 10.0.0.1:20049: the server takes at most 2 connections from one address, or one /64 network of "
+            "IPv6");
+  Connected("two");
+}
+
+class SilentIpv6ClientsTest : public SilentClientsTest {
+ protected:
+  SilentIpv6ClientsTest()
+      : SilentClientsTest({{"server", "2001:db8::1"},
+                           {"one", "2001:db8:1::1"},
+                           {"neighbour", "2001:db8:1::ffff:0:1"},
+                           {"two", "2001:db8:1:1::1"}}) {}
+};
+
+TEST_F(SilentIpv6ClientsTest, NorDoesOneNetwork) {
+  StartServer({.clients_max = 4});
+  Connected("one");
+  Connected("neighbour");
+  EXPECT_FALSE(Connect("one").has_value());
+  EXPECT_FALSE(Connect("neighbour").has_value());
+  EXPECT_EQ(server_->stats().rejected.address_connections_max, 2u);
+  Connected("two");
+  Connected("two");
 }
 
 // --- Promised data ---
@@ -186,6 +222,35 @@ TEST_F(SilentClientsTest, WhatOneAddressHoldsAnotherGetsWhenItsTimeIsOver) {
   EXPECT_EQ(service_.handled, 1u);
 }
 
+// Whatever the option says: there is room for two calls.
+TEST_F(SilentClientsTest, OneAddressDoesNotGetAllMemory) {
+  StartServer({.data_time = 20s, .client_bytes_max = 1u << 30, .bytes_max = 10 << 20, .call_bytes_max = 4 << 20});
+  const auto data = Pattern(3 << 20);
+  Client& greedy = Connected("one");
+  for (int i = 0; i < 3; ++i) Give(greedy, data);
+  ASSERT_TRUE(Until([&] { return server_->stats().connections.reads > 0; }));
+  CutPower("one");
+  const Instant begin = Now();
+  const Pending given = Give(Connected("two"), data);
+  ASSERT_TRUE(Until([&] { return given->has_value(); }));
+  EXPECT_TRUE((*given)->has_value());
+  EXPECT_LE(Now() - begin, 1s);
+}
+
+TEST_F(SilentIpv6ClientsTest, NorDoesOneNetworkGetAllMemory) {
+  StartServer({.data_time = 20s, .client_bytes_max = 1u << 30, .bytes_max = 10 << 20, .call_bytes_max = 4 << 20});
+  const auto data = Pattern(3 << 20);
+  KeepDataFromTheServer("one", data);
+  Give(Connected("neighbour"), data);
+  For(100ms);
+  CutPower("neighbour");
+  const Instant begin = Now();
+  const Pending given = Give(Connected("two"), data);
+  ASSERT_TRUE(Until([&] { return given->has_value(); }));
+  EXPECT_TRUE((*given)->has_value());
+  EXPECT_LE(Now() - begin, 1s);
+}
+
 TEST_F(SilentClientsTest, AddressesTakeTurnsWhereMemoryIsShort) {
   StartServer({.bytes_max = 1, .call_bytes_max = 4 << 20});
   const auto data = Pattern(3 << 20);
@@ -236,8 +301,9 @@ TEST_F(SilentClientsTest, AClientIsToldWhyItIsRefused) {
   const auto of_address = Connect("one");
   ASSERT_FALSE(of_address.has_value());
   EXPECT_EQ(of_address.error().kind, CallError::Kind::kRejected);
-  EXPECT_EQ(of_address.error().ToString(),
-            "connect to 10.0.0.1:20049: the server takes at most 2 connections of this address");
+  EXPECT_EQ(
+      of_address.error().ToString(),
+      "connect to 10.0.0.1:20049: the server takes at most 2 connections from one address, or one /64 network of IPv6");
   Connected("two");
   const auto of_all = Connect("two");
   ASSERT_FALSE(of_all.has_value());
@@ -251,7 +317,7 @@ TEST_F(SilentClientsTest, RefusalsAreToldOncePerReasonAndInterval) {
   For(1ms);
   ASSERT_EQ(refused_.size(), 1u);
   EXPECT_TRUE(refused_[0].peer.starts_with("10.0.0.2:")) << refused_[0].peer;
-  EXPECT_EQ(refused_[0].why, "at most 2 connections of this address");
+  EXPECT_EQ(refused_[0].why, "at most 2 connections from one address, or one /64 network of IPv6");
   EXPECT_EQ(refused_[0].option, "address_connections_max");
   EXPECT_EQ(refused_[0].untold, 0u);
   // Another reason is told at once.

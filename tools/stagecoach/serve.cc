@@ -50,7 +50,7 @@ struct ServeOptions {
   bool rpcbind = false;
   uint32_t rpcbind_check_seconds = 60;
   uint32_t clients = 128;
-  uint32_t address_clients = 0;  // 0: see AddressClientsOf
+  uint32_t address_clients = 0;  // 0: half of clients
   uint32_t credits = 64;
   uint32_t handles = 64;
   uint32_t idle_seconds = 60;
@@ -233,13 +233,6 @@ class Cleaning {
   bool more_ = false;
 };
 
-// One address may take half of the places, so that there are some for others; few are everybody's.
-uint32_t AddressClientsOf(const ServeOptions& options) {
-  constexpr uint32_t kFew = 64;
-  if (options.address_clients > 0) return options.address_clients;
-  return std::max(options.clients / 2, kFew);
-}
-
 // By what a limit of the server can be changed; empty: by nothing here.
 std::string_view FlagFor(std::string_view server_option) {
   if (server_option == "clients_max") return "--max-clients";
@@ -289,7 +282,7 @@ int Serve(const ServeOptions& options) {
   server_options.clients_max = options.clients;
   // All of them may come at once.
   server_options.backlog = static_cast<int>(std::max<uint32_t>(options.clients, server_options.backlog));
-  server_options.address_connections_max = AddressClientsOf(options);
+  server_options.address_connections_max = options.address_clients;
   server_options.idle_timeout = std::chrono::seconds(options.client_idle_seconds);
   server_options.data_time = std::chrono::seconds(options.data_seconds);
   server_options.data_rate_min = *ParseSize(options.data_rate);
@@ -461,7 +454,7 @@ void AddServe(CLI::App& app, int& exit_code) {
       ->group("Limits");
   command
       ->add_option("--max-address-clients", options->address_clients,
-                   "Of them, from one address (half of --max-clients, and at least 64)")
+                   "Of them, from one address or one /64 network of IPv6 (half of --max-clients)")
       ->type_name("N")
       ->check(CLI::Range(1, 65536))
       ->group("Limits");
@@ -507,12 +500,14 @@ void AddServe(CLI::App& app, int& exit_code) {
       ->capture_default_str()
       ->check(CheckDataSize)
       ->group("Limits");
-  command->add_option("--client-memory", options->client_memory, "Memory for the data of one client's calls")
+  command
+      ->add_option("--client-memory", options->client_memory,
+                   "Memory for the data of the calls from one address; at most half of --memory")
       ->type_name("SIZE")
       ->capture_default_str()
       ->check(SizeFrom(uint64_t{1} << 20, uint64_t{1} << 40))
       ->group("Limits");
-  command->add_option("--memory", options->memory, "The same for all clients together")
+  command->add_option("--memory", options->memory, "Memory for the data of all calls together")
       ->type_name("SIZE")
       ->capture_default_str()
       ->check(SizeFrom(uint64_t{1} << 20, uint64_t{1} << 40))
