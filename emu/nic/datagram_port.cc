@@ -36,6 +36,17 @@ namespace {
 
 using wire::CarrierStatus;
 
+// Whom a link of somebody's counts for.
+struct LinkSource {
+  // `user` as Stream::PeerUser says. Whatever its address, a user of this host is one source.
+  LinkSource(const IpEndpoint& remote, std::optional<uint32_t> of_user)
+      : user(of_user), network(of_user ? IpEndpoint() : remote.Source()) {}
+  friend auto operator<=>(const LinkSource&, const LinkSource&) = default;
+
+  std::optional<uint32_t> user;
+  IpEndpoint network;
+};
+
 constexpr size_t kSmallestMtu = 128;  // shifted by the code of ibv_mtu: 1 is 256
 // A link that was not used for so long is looked at before it is used again.
 constexpr Duration kLookAfter = 1ms;
@@ -226,7 +237,7 @@ class DatagramPort::Core : public std::enable_shared_from_this<DatagramPort::Cor
   void WakeWaiters();
   void DeliverHere();
   // Room for one from there: of the address that has most links, that one counted, the quietest ends.
-  void EvictIncoming(const IpEndpoint& newcomer);
+  void EvictIncoming(const LinkSource& newcomer);
 
   Prng luck_;
   std::map<LinkKey, std::shared_ptr<Outgoing>> links_;
@@ -687,8 +698,15 @@ void DatagramPort::Outgoing::Close() {
 
 class DatagramPort::Incoming final : public StreamWatcher {
  public:
-  Incoming(Core& core, uint64_t key, const DatagramPeer& peer, const wire::CarrierNonce& name, std::unique_ptr<Llp> llp)
-      : core_(core), key_(key), peer_(peer), name_(name), llp_(std::move(llp)), last_record_(core.fabric_.Now()) {
+  Incoming(Core& core, uint64_t key, const DatagramPeer& peer, const LinkSource& source, const wire::CarrierNonce& name,
+           std::unique_ptr<Llp> llp)
+      : core_(core),
+        key_(key),
+        peer_(peer),
+        source_(source),
+        name_(name),
+        llp_(std::move(llp)),
+        last_record_(core.fabric_.Now()) {
     llp_->stream().SetWatcher(this);
     SetTimer();
   }
@@ -697,7 +715,7 @@ class DatagramPort::Incoming final : public StreamWatcher {
     llp_->stream().SetWatcher(nullptr);
   }
 
-  const DatagramPeer& peer() const { return peer_; }
+  const LinkSource& source() const { return source_; }
   // Whether it comes from the process that has opened another one with this hello.
   bool IsOf(const wire::CarrierHello& hello) const {
     return EqualInConstantTime(name_, hello.nonce) && GidOf(peer_.path.remote) == hello.source &&
@@ -787,6 +805,7 @@ class DatagramPort::Incoming final : public StreamWatcher {
   Core& core_;
   const uint64_t key_;
   const DatagramPeer peer_;
+  const LinkSource source_;
   const wire::CarrierNonce name_;  // of its process
   const std::unique_ptr<Llp> llp_;
   Instant last_record_;
@@ -930,16 +949,16 @@ void DatagramPort::Core::Forget(uint64_t incoming_key) {
   incoming_count_.fetch_sub(incoming_.erase(incoming_key), std::memory_order_relaxed);
 }
 
-void DatagramPort::Core::EvictIncoming(const IpEndpoint& newcomer) {
-  std::map<IpEndpoint, size_t> held{{newcomer.Source(), 1}};
+void DatagramPort::Core::EvictIncoming(const LinkSource& newcomer) {
+  std::map<LinkSource, size_t> held{{newcomer, 1}};
   for (const auto& [key, link] : incoming_) {
-    if (!link->ended()) ++held[link->peer().path.remote.Source()];
+    if (!link->ended()) ++held[link->source()];
   }
   Incoming* victim = nullptr;
   size_t most = 0;
   for (const auto& [key, link] : incoming_) {
     if (link->ended()) continue;
-    const size_t of_its_source = held[link->peer().path.remote.Source()];
+    const size_t of_its_source = held[link->source()];
     const bool is_worse = victim == nullptr || of_its_source > most ||
                           (of_its_source == most && link->last_record() < victim->last_record());
     if (!is_worse) continue;
@@ -1062,15 +1081,16 @@ void DatagramPort::TakeLink(const wire::CarrierHello& hello, std::unique_ptr<Str
                     false};
   peer.path.remote.scope_id = stream->remote().scope_id;
   peer.path.local.scope_id = stream->local().scope_id;
+  const LinkSource source(peer.path.remote, stream->PeerUser());
   size_t living = 0;
   for (const auto& [other, link] : core_->incoming_) {
     if (link->IsOf(hello)) link->Replace();
     if (!link->ended()) ++living;
   }
-  if (living >= core_->profile_.max_links) core_->EvictIncoming(peer.path.remote);
+  if (living >= core_->profile_.max_links) core_->EvictIncoming(source);
   const uint64_t key = core_->next_key_++;
   core_->Tell("link.taken", {{"slot", uint64_t{peer.slot}}});
-  auto made = std::make_unique<Incoming>(*core_, key, peer, hello.nonce,
+  auto made = std::make_unique<Incoming>(*core_, key, peer, source, hello.nonce,
                                          core_->nic_.Tap(CarrierRecords(std::move(stream), crc)));
   auto& link = core_->incoming_.emplace(key, std::move(made)).first->second;
   core_->incoming_count_.fetch_add(1, std::memory_order_relaxed);

@@ -25,9 +25,10 @@
 // Bounds: links in either direction; datagrams and, by the largest MTU, bytes that wait for one link. A sender that
 // finds no room, or a link that is not up yet, is told kFull and asked again when that has changed; nothing waits in a
 // call. Of incoming links each process has one, the newer in place of the elder: a hello says a name that its process
-// tells this port alone, so that a stranger ends no link but its own. Where there are too many, the address that has
-// most of them loses the one that was quiet for longest. Datagrams within this process do not leave it: they
-// wait in a queue with the same bound, and are delivered from the loop.
+// tells this port alone, so that a stranger ends no link but its own. Where there are too many, the source that has
+// most of them loses the one that was quiet for longest. A source is a user of this host, or elsewhere an address, or a
+// network of 64 bits of IPv6. Datagrams within this process do not leave it: they wait in a queue with the same bound,
+// and are delivered from the loop.
 //
 // Threading: Send() from any thread, also under the lock of a QP. Join and Leave from any thread without locks. What
 // comes in is delivered on the fabric's loop: to QPs under members_mutex_ (which is taken before a QP's lock and after

@@ -552,6 +552,58 @@ TEST_F(CrowdedPortTest, TheAddressWithMostLinksLosesTheQuietest) {
   EXPECT_EQ(CountersOf(a_).incoming_links, 2u);
 }
 
+// A stream of which the system knows whose its other end is.
+class StreamOfUser final : public Stream {
+ public:
+  StreamOfUser(std::unique_ptr<Stream> inner, uint32_t user) : inner_(std::move(inner)), user_(user) {}
+
+  IoResult Read(std::span<const MutableBytes> into) override { return inner_->Read(into); }
+  IoResult Write(std::span<const ConstBytes> from) override { return inner_->Write(from); }
+  void Arm(bool readable, bool writable) override { inner_->Arm(readable, writable); }
+  void SetWatcher(StreamWatcher* watcher) override { inner_->SetWatcher(watcher); }
+  void Shutdown() override { inner_->Shutdown(); }
+  void Abort() override { inner_->Abort(); }
+  int PollDescriptor() const override { return inner_->PollDescriptor(); }
+  IpEndpoint local() const override { return inner_->local(); }
+  IpEndpoint remote() const override { return inner_->remote(); }
+  std::optional<uint32_t> PeerUser() const override { return user_; }
+  Delivery delivery() const override { return inner_->delivery(); }
+  size_t MaxSegmentSize() const override { return inner_->MaxSegmentSize(); }
+
+ private:
+  const std::unique_ptr<Stream> inner_;
+  const uint32_t user_;
+};
+
+TEST_F(CrowdedPortTest, OnThisHostTheUserWithMostLinksLosesTheQuietest) {
+  std::unique_ptr<Stream> taken;
+  const IpEndpoint door = at_a_.WithPort(4000);
+  const auto listening =
+      pair_.fabric_a.Listen(door, 64, [&](std::unique_ptr<Stream> stream) { taken = std::move(stream); });
+  ASSERT_TRUE(listening.has_value());
+  const auto link = [&](uint32_t slot, uint32_t user) {
+    std::unique_ptr<Stream> stream;
+    const auto attempt = pair_.fabric_b.Connect(
+        at_b_, door, [&](Result<std::unique_ptr<Stream>, FabricError> connected) { stream = std::move(*connected); });
+    EXPECT_TRUE(pair_.world.RunUntil([&] { return stream != nullptr && taken != nullptr; }));
+    a_.nic->datagrams().TakeLink(Hello(slot), std::make_unique<StreamOfUser>(std::exchange(taken, nullptr), user),
+                                 /*crc=*/false);
+    pair_.world.RunFor(1ms);
+    return stream;
+  };
+  const auto fifth = link(5, 1000);
+  const auto sixth = link(6, 1000);
+  const auto seventh = link(7, 1001);
+  EXPECT_TRUE(Ended(*fifth));
+  EXPECT_FALSE(Ended(*sixth));
+  // With its second link a user does not drive out who has one, be it the quietest.
+  const auto eighth = link(8, 1001);
+  EXPECT_TRUE(Ended(*seventh));
+  EXPECT_FALSE(Ended(*sixth));
+  EXPECT_FALSE(Ended(*eighth));
+  EXPECT_EQ(CountersOf(a_).links_evicted, 2u);
+}
+
 TEST_F(CrowdedPortTest, LinksRunOutUnderAHandlerThatSendsWhateverItHears) {
   size_t told = 0;
   a_.nic->datagrams().SetLinkHandler([&](const DatagramPeer& to, DatagramPort::LinkEvent event) {

@@ -109,6 +109,8 @@ struct DeviceProfile {
   Duration join_timeout = 5s;
   // How many streams may be there that have not said it yet.
   uint32_t max_joining = 128;
+  // How many streams may wait for QPs that are not ready.
+  uint32_t max_waiting = 1024;
   // How long to wait before another attempt at a carrier; doubles up to the longest.
   Duration redial_first = 1ms;
   Duration redial_longest = 100ms;

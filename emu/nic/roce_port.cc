@@ -72,7 +72,8 @@ class RocePort::Core : public std::enable_shared_from_this<RocePort::Core> {
         profile_(profile),
         name_(nic.name() + "/port"),
         luck_(nic.Secrets("carriers")),
-        strangers_(profile.max_joining) {}
+        strangers_(profile.max_joining),
+        strangers_that_wait_(profile.max_waiting) {}
 
   // Runs `action` on the loop, if the port still lives then.
   template <typename Action>
@@ -179,6 +180,7 @@ class RocePort::Core : public std::enable_shared_from_this<RocePort::Core> {
   std::map<uint64_t, std::unique_ptr<Caller>> callers_;
   std::map<uint64_t, std::unique_ptr<Visitor>> visitors_;
   HalfOpen strangers_;                    // visitors that have proven nothing and are to speak
+  HalfOpen strangers_that_wait_;          // visitors that have proven nothing and whose QP is not ready
   std::map<uint32_t, uint64_t> waiting_;  // visitors by the QP they wait for
   bool closed_ = false;
 
@@ -421,8 +423,9 @@ class RocePort::Visitor final : public StreamWatcher {
   void Retry() {
     Guarded([this] { Consider(); });
   }
-  void GiveUpWaiting() {
-    Guarded([this] { Answer(CarrierStatus::kNotReady); });
+  void GiveUpWaiting() { GiveUpWaiting(ToString(CarrierStatus::kNotReady)); }
+  void GiveUpWaiting(const std::string& why) {
+    Guarded([this, &why] { Answer(CarrierStatus::kNotReady, why); });
   }
 
   void Advance() {
@@ -495,13 +498,18 @@ class RocePort::Visitor final : public StreamWatcher {
   }
 
   void Consider() {
+    core_.strangers_that_wait_.Leave(key_);
     if (hello_->datagrams) return Answer(core_.nic_.datagrams().Judge(*hello_, *stream_));
     if (const std::optional<CarrierStatus> status = core_.Judge(*hello_, stream_->remote())) return Answer(*status);
     const auto found = core_.members_.find(hello_->destination_qp);
     if (found == core_.members_.end()) {
       STAGECOACH_MARK("port.visitor_waits_for_its_qp");
-      if (std::exchange(was_told_to_wait_, true) || Say({.status = CarrierStatus::kWait})) Wait();
-      return;
+      if (!std::exchange(was_told_to_wait_, true) && !Say({.status = CarrierStatus::kWait})) return;
+      if (const auto oldest = core_.strangers_that_wait_.Enter(key_, stream_->remote())) {
+        STAGECOACH_MARK("port.too_many_visitors_wait");
+        core_.visitors_.at(*oldest)->GiveUpWaiting("too many wait");
+      }
+      return Wait();
     }
     const Core::Member& member = found->second;
     // One that may never get there keeps nobody out.
@@ -657,6 +665,7 @@ class RocePort::Visitor final : public StreamWatcher {
   void Finish() {
     finished_ = true;
     core_.strangers_.Leave(key_);
+    core_.strangers_that_wait_.Leave(key_);
     if (hello_) core_.StopWaiting(hello_->destination_qp, key_);
     core_.RemoveVisitor(key_);
   }

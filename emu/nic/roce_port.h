@@ -34,7 +34,7 @@
 // earlier one arrives late.
 //
 // Bounds towards strangers: streams that have proven nothing, in number (emu/fabric/half_open.h), and in time; those
-// that wait, one for each QP of ours, where the newest stays, and in time.
+// that wait for a QP to be ready, in the same two ways, and one for each QP of ours, where the newest stays.
 //
 // Threading: every member from any thread, also under the lock of a QP; what follows happens on the fabric's loop. The
 // NIC is called without any lock held.

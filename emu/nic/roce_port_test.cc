@@ -266,6 +266,46 @@ TEST_F(RocePortTest, ThoseThatWaitForAQpTakeNoRoomFromOthers) {
   EXPECT_EQ(waiting[0]->Read({&into, 1}).status, IoStatus::kWouldBlock);
 }
 
+TEST_F(RocePortTest, OfTooManyThatWaitForQpsTheOldestOfTheAddressWithTheMostGivesWay) {
+  DeviceProfile narrow = RoceProfile();
+  narrow.max_waiting = 3;
+  const IpEndpoint at_c = *IpEndpoint::Parse("10.0.0.3", 0);
+  const IpEndpoint at_d = *IpEndpoint::Parse("10.0.0.4", 0);
+  TraceLog trace;
+  TestHost c(pair_.world.AddHost("c", {at_c}), "c", narrow, &trace);
+  Fabric& fabric_d = pair_.world.AddHost("d", {at_d});
+  const auto wait_for_a_qp = [&](Fabric& visitor, const IpEndpoint& at) {
+    QpCreate create;
+    create.pd = c.pd;
+    create.send_cq = create.receive_cq = c.cq;
+    wire::CarrierHello hello = Hello();
+    hello.source = GidOf(at);
+    hello.destination = GidOf(at_c);
+    hello.destination_qp = (*c.nic->CreateQp(*c.context, create))->qp_number();
+    std::unique_ptr<Stream> stream = Visit(visitor, at_c);
+    Say(*stream, hello);
+    EXPECT_EQ(Word(*stream)->status, wire::CarrierStatus::kWait);
+    return stream;
+  };
+  const auto waits = [](Stream& stream) {
+    std::byte byte;
+    const MutableBytes into(&byte, 1);
+    return stream.Read({&into, 1}).status == IoStatus::kWouldBlock;
+  };
+  const auto oldest = wait_for_a_qp(fabric_d, at_d);
+  const auto first = wait_for_a_qp(pair_.fabric_b, at_b_);
+  const auto second = wait_for_a_qp(pair_.fabric_b, at_b_);
+  EXPECT_TRUE(waits(*first));
+  const Instant before = pair_.world.Now();
+  const auto third = wait_for_a_qp(pair_.fabric_b, at_b_);
+  EXPECT_EQ(Word(*first)->status, wire::CarrierStatus::kNotReady);
+  EXPECT_LT(pair_.world.Now() - before, 1s);
+  for (Stream* const stream : {oldest.get(), second.get(), third.get()}) EXPECT_TRUE(waits(*stream));
+  EXPECT_TRUE(std::any_of(trace.lines().begin(), trace.lines().end(), [](const std::string& line) {
+    return line.find("carrier.refused why=too many wait") != std::string::npos;
+  }));
+}
+
 TEST_F(RocePortTest, OfThoseThatWaitForOneQpTheNewestStays) {
   const std::unique_ptr<Stream> first = Visit();
   Say(*first, Hello());
