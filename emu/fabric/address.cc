@@ -30,11 +30,11 @@ bool IpEndpoint::IsUnspecified() const {
 
 IpEndpoint IpEndpoint::Source() const {
   constexpr size_t kNetworkSize = 8;
+  if (IsLoopback()) return {.family = Family::kIpv4, .address = {127, 0, 0, 1}};
   IpEndpoint source = WithPort(0);
   const bool is_mapped = family == Family::kIpv6 && IsV4Mapped(address);
   const bool is_link_local = address[0] == 0xfe && (address[1] & 0xc0) == 0x80;
-  if (family == Family::kIpv4 && IsLoopback()) source.address = {127, 0, 0, 1};
-  if (family == Family::kIpv6 && !is_mapped && !is_link_local && !IsLoopback()) {
+  if (family == Family::kIpv6 && !is_mapped && !is_link_local) {
     std::fill(source.address.begin() + kNetworkSize, source.address.end(), uint8_t{0});
   }
   return source;

@@ -64,5 +64,17 @@ TEST(IpEndpoint, WithPortChangesNothingElse) {
   EXPECT_EQ(endpoint.WithPort(2).port, 2);
 }
 
+TEST(IpEndpoint, ASourceIsAllThatOneHostCanCallFrom) {
+  const auto source = [](const char* address) { return Must(address, 7).Source().ToString(); };
+  EXPECT_EQ(source("10.0.0.7"), "10.0.0.7:0");
+  EXPECT_EQ(source("2001:db8:1:2:ffff::1"), "[2001:db8:1:2::]:0");
+  EXPECT_EQ(source("2001:db8:1:3::1"), "[2001:db8:1:3::]:0");
+  EXPECT_EQ(source("fe80::1"), "[fe80::1]:0");
+  EXPECT_EQ(source("::ffff:10.0.0.7"), Must("::ffff:10.0.0.7", 0).ToString());
+  for (const char* loopback : {"127.0.0.1", "127.255.255.255", "::1", "::ffff:127.0.0.2"}) {
+    EXPECT_EQ(source(loopback), "127.0.0.1:0") << loopback;
+  }
+}
+
 }  // namespace
 }  // namespace stagecoach::emu
