@@ -368,6 +368,7 @@ class IwarpCm::Incoming final : public Handshake {
 
   void OnRequest(const MpaRequest& request) {
     LeaveHalfOpen();
+    std::string_view why = "its private data is too long";
     const bool fits = request.private_data.size() <= kCmReceivedPrivateDataMax;
     {
       std::lock_guard lock(core_.mutex());
@@ -395,13 +396,15 @@ class IwarpCm::Incoming final : public Handshake {
       ++core_.mutable_counters().refused_streams;
       if (!wanted) {
         STAGECOACH_MARK("cm.listener_closes_before_the_request");
+        why = "nobody listens any more";
       } else if (!fits) {
         STAGECOACH_MARK("cm.request_with_too_much_private_data");
       } else {
         STAGECOACH_MARK("cm.backlog_full");
+        why = "the backlog is full";
       }
     }
-    core_.Tell("request.refused", {{"id", key_}});
+    core_.Tell("request.refused", {{"id", key_}, {"why", why}});
     const auto rejected = engine_.Reject({}, core_.Now());
     STAGECOACH_CHECK(rejected.has_value());
     Exchange(engine_, *stream_, core_.fabric());
