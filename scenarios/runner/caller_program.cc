@@ -111,6 +111,8 @@ bool CallerProgram::MayBeLostUnread(Instant since) const {
 
 bool CallerProgram::MayBeLostByReverseCall(Instant since) const {
   if (!spec_.reverse_chunks()) return false;
+  // Serving its server, it lets the connection go when it cannot register what a call needs, as servers do.
+  if (stage_.FailedRegistration(spec_.host(), since)) return true;
   const auto& calls = spec_.reverse_call();
   return stage_.Disturbed(spec_.host(), spec_.server(), since) ||
          std::any_of(calls.begin(), calls.end(),

@@ -88,7 +88,7 @@ class CallerProgram : public Program {
   // A server that has waited long enough for this client to read a reply may have ended a connection that there was
   // since then.
   bool MayBeLostUnread(Instant since) const;
-  // The same of a service whose call to this client, with chunks, has timed out.
+  // The same of a service whose call to this client, with chunks, has timed out, or found no memory here.
   bool MayBeLostByReverseCall(Instant since) const;
   // Of a client by this name, as the scenario says: one that serves the model service to its server, perhaps.
   rpcrdma::ClientOptions MakeOptions(const std::string& name);

@@ -461,6 +461,18 @@ TEST_P(Run, DevicesHaveTheirHabitsWhileThereIsWork) {
   EXPECT_GT(report.tally.answered, 3u);
 }
 
+// A client that serves its server, and has no memory for what it is sent, ends the connection.
+TEST_P(Run, DevicesHaveTheirHabitsForReverseCallsToo) {
+  const Scenario scenario = Parse(R"(
+      host { name: 'a' } service { host: 'a' reverse_credits: 4 version_low: 2 version_high: 2 }
+      host { name: 'b' device { fault { kind: FAIL_REGISTRATION one_in: 3 } } }
+      client { name: 'c' host: 'b' server: 'a' version_low: 2 version_high: 2 reverse_credits: 4 reverse_chunks: true
+               call { repeat: 40 } reverse_call { argument_bytes: 20000 } })");
+  const RunReport report = RunWell(scenario);
+  EXPECT_GT(report.tally.connections, 1u);
+  EXPECT_GT(report.tally.answered, 3u);
+}
+
 // Its client was killed before it called, long before the end.
 TEST_P(Run, AServerNobodyCameToIsNoFailure) {
   const Scenario scenario = Parse(R"(
