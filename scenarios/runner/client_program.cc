@@ -90,10 +90,19 @@ void ClientProgram::ProbeAnotherConnection() {
         options, [then = std::move(then)](Outcome outcome) { then(std::move(outcome)); });
   };
   const auto again = [this] { Post([this] { ProbeAnotherConnection(); }); };
+  const auto later = [this] {
+    const Duration delay = kReconnectDelay * std::min<uint32_t>(turned_away_, 100);
+    stage_.loop(host()).At(stage_.Now() + delay, InThisLife([this] { ProbeAnotherConnection(); }));
+  };
   another_->Connect(
       stage_.AddressOf(spec_.server()), kServicePort,
-      [this, life = life(), end, call, again](Result<void, CallError> connected) {
+      [this, life = life(), since = stage_.Now(), end, call, again, later](Result<void, CallError> connected) {
         if (life != this->life()) return;
+        if (!connected && connected.error().kind == Kind::kRefused && stage_.MayBeTurnedAway(spec_.server(), since) &&
+            ++turned_away_ < kAttemptsMax) {
+          return later();
+        }
+        turned_away_ = 0;
         if (!connected) return end(true, connected.error().ToString());
         call(0, ProbeTimeout(stage_, spec_, Call()), [this, life, end, call, again](Outcome outcome) {
           if (life != this->life()) return;

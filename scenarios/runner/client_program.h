@@ -78,6 +78,7 @@ class ClientProgram final : public CallerProgram {
   std::unique_ptr<rpcrdma::Client> another_;
   uint32_t others_ = 0;         // so many so far
   uint32_t unsent_probes_ = 0;  // in a row
+  uint32_t turned_away_ = 0;    // in a row, by a listener without room
 };
 
 }  // namespace stagecoach::scenario

@@ -63,6 +63,8 @@ void Evidence::OnEvent(Instant now, std::string_view component, std::string_view
     if (is("why", "cancelled")) ++At(connections_, component).cancelled_replies;
   } else if (event == "registration.failed") {
     At(registrations_, component) = now;
+  } else if (event == "request.refused") {
+    if (is("why", "the backlog is full")) At(turned_away_, component) = now;
   } else if (event == "replay.evicted") {
     if (const auto* xid = FindFact<uint64_t>(facts, "xid")) At(evicted_, component)[*xid] = now;
   } else if (event == "exposure.expired") {
@@ -94,6 +96,11 @@ std::optional<Instant> Evidence::LastEvicted(std::string_view cache, uint64_t xi
 std::optional<Instant> Evidence::LastUnreadReply(const std::string& host) const {
   const auto found = unread_replies_.find(host);
   return found != unread_replies_.end() ? std::optional(found->second) : std::nullopt;
+}
+
+std::optional<Instant> Evidence::LastTurnedAway(const std::string& host) const {
+  const auto found = turned_away_.find(NicOf(host) + "/cm");
+  return found != turned_away_.end() ? std::optional(found->second) : std::nullopt;
 }
 
 std::optional<Instant> Evidence::LastFailedRegistration(const std::string& host) const {

@@ -46,6 +46,8 @@ class Evidence final : public TraceSink {
   std::optional<Instant> LastEvicted(std::string_view cache, uint64_t xid) const;
   // When a service on the host last had waited long enough for a client to read a reply; nullopt: never.
   std::optional<Instant> LastUnreadReply(const std::string& host) const;
+  // When a listener on the host last turned a client away for want of room in its backlog; nullopt: never.
+  std::optional<Instant> LastTurnedAway(const std::string& host) const;
   // When the host's device last failed a registration; nullopt: never.
   std::optional<Instant> LastFailedRegistration(const std::string& host) const;
 
@@ -67,6 +69,7 @@ class Evidence final : public TraceSink {
   std::map<std::string, Instant, std::less<>> registrations_;                // last failed, by NIC
   std::map<std::string, std::map<uint64_t, Instant>, std::less<>> evicted_;  // last, by cache and XID
   std::map<std::string, Instant, std::less<>> unread_replies_;               // last, by host
+  std::map<std::string, Instant, std::less<>> turned_away_;                  // last, by connection manager
 };
 
 }  // namespace stagecoach::scenario

@@ -113,6 +113,14 @@ TEST_F(EvidenceTest, KnowsWhenAServiceHadWaitedLongEnoughForAReplyToBeRead) {
   EXPECT_FALSE(evidence_.LastUnreadReply("b").has_value());
 }
 
+TEST_F(EvidenceTest, KnowsWhenAListenerTurnedSomebodyAwayForWantOfRoom) {
+  Say("a-rnic/cm", "request.refused", {{"id", uint64_t{4}}, {"why", "nobody listens any more"}});
+  EXPECT_FALSE(evidence_.LastTurnedAway("a").has_value());
+  Say("a-rnic/cm", "request.refused", {{"id", uint64_t{5}}, {"why", "the backlog is full"}});
+  EXPECT_EQ(evidence_.LastTurnedAway("a"), Instant() + Duration(2));
+  EXPECT_FALSE(evidence_.LastTurnedAway("b").has_value());
+}
+
 TEST_F(EvidenceTest, ARecordThatWentForRoomIsKnownByItsCacheAndXid) {
   Say("a/server-1/replay", "replay.evicted", {{"xid", uint64_t{7}}, {"why", "all records"}});
   EXPECT_EQ(evidence_.LastEvicted("a/server-1/replay", 7), Instant() + Duration(1));

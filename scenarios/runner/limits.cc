@@ -64,6 +64,7 @@ constexpr Limit kLimits[] = {
     {"Service", "write_chunks_max", 0, 16384},
     {"Service", "segments_per_chunk_max", 1, 16384},
     {"Service", "write_segments_max", 0, 16384},
+    {"Service", "backlog", 1, 4096},
     {"Client", "credits", 1, 1024},
     {"Client", "inline_threshold", 1024, 256 * 1024},
     {"Client", "incoming_reads", 1, 255},

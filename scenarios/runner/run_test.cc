@@ -437,6 +437,25 @@ TEST_P(Run, ManyClientsMayComeToOneServerAtOnce) {
   EXPECT_EQ(report.tally.answered, report.tally.calls);
 }
 
+// More than a backlog has room for: iWARP turns them away, InfiniBand takes them when they ask again. Beside the first
+// connection of each there is another in every round of probes.
+TEST_P(Run, WhoFindsNoRoomInTheBacklogComesAgain) {
+  const bool infiniband = std::string(GetParam()) == "roce";
+  for (const bool session : {false, true}) {
+    std::string text = "host { name: 'a' } host { name: 'b' } service { host: 'a' backlog: 4 } ";
+    for (int i = 0; i < 20; ++i) {
+      text += "client { name: 'c" + std::to_string(i) + "' host: 'b' server: 'a' queued_calls_max: 1 call { } ";
+      if (session) text += "session: true reconnect_ns: 1000000 reconnect_max_ns: 8000000 ";
+      text += "} ";
+    }
+    Marks marks;
+    const RunReport report = RunWell(Parse(text));
+    EXPECT_EQ(report.tally.answered, report.tally.calls);
+    EXPECT_GE(marks.Passed(infiniband ? "gsi.backlog_full" : "cm.backlog_full"), session ? 16u : 100u);
+    EXPECT_EQ(report.tally.connections > 20, !infiniband) << report.tally.connections;
+  }
+}
+
 TEST_P(Run, StopsWhereItIsTold) {
   const Scenario scenario =
       Parse(std::string(kPair) + "client { name: 'c' host: 'b' server: 'a' call { repeat: 50 result_bytes: 5000 } }");
@@ -619,6 +638,11 @@ TEST(Excuses, ALimitThatIsFarOffExplainsNoRefusal) {
       "host { name: 'a' } host { name: 'b' } service { host: 'a' clients_max: 100 files: true } ";
   EXPECT_EQ(FirstRule(RunScenario(
                 Parse(service + "client { name: 'c' host: 'b' server: 'a' start_ns: 5000000 call { } }"), gone)),
+            "connection.refused");
+  // Nor does a backlog with room for one, when nobody was turned away for want of it.
+  EXPECT_EQ(FirstRule(RunScenario(Parse("host { name: 'a' } host { name: 'b' } service { host: 'a' backlog: 1 } "
+                                        "client { name: 'c' host: 'b' server: 'a' start_ns: 5000000 call { } }"),
+                                  gone)),
             "connection.refused");
   EXPECT_EQ(
       FirstRule(RunScenario(Parse(service + "file_copy { host: 'b' server: 'a' start_ns: 5000000 bytes: 100 }"), gone)),

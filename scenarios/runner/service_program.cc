@@ -48,6 +48,7 @@ void ServiceProgram::Start() {
   rpcrdma::ServerOptions options;
   options.credits = spec_.credits();
   options.inline_threshold = spec_.inline_threshold();
+  options.backlog = static_cast<int>(spec_.backlog());
   options.clients_max = spec_.clients_max();
   // A world may have all of its clients on one host, each with several connections.
   options.address_connections_max = options.clients_max;

@@ -25,7 +25,7 @@ CallError::Kind KindOf(std::string_view word) {
 
 SessionProgram::SessionProgram(Stage& stage, const Client& spec, uint32_t index)
     // The first call connects.
-    : CallerProgram(stage, spec, "session", index, 2 * stage.Patience(spec)) {}
+    : CallerProgram(stage, spec, "session", index, 2 * stage.Patience(spec) + stage.WaitForRoom(spec.server())) {}
 
 SessionProgram::~SessionProgram() {
   Kill();

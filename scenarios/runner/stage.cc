@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "base/check.h"
-#include "rpcrdma/api/server.h"
 
 namespace stagecoach::scenario {
 
@@ -89,6 +88,9 @@ constexpr Duration kBlinkOfInfiniband = 10s;
 constexpr uint32_t kUnansweredMax = 3;
 constexpr uint32_t kRejectedPerUnanswered = 4;
 
+// A client whose request found no room asks again after so long (CmOptions::response_timeout).
+constexpr Duration kAsksAgain = 540ms;
+
 // So often may a call be sent again for what a server says that it needs (Requester::Config::resends_max).
 constexpr double kResendsMax = 4;
 
@@ -139,6 +141,14 @@ Path PathBetween(const Scenario& scenario, const std::string& one, const std::st
     if (MakeProfile(host.device()).drop_one_in != 0) path.retries = kSeveralTimeouts;
   }
   return path;
+}
+
+// The service of this host; null: it has none.
+const Service* FindService(const Scenario& scenario, const std::string& host) {
+  const auto& services = scenario.service();
+  const auto found =
+      std::find_if(services.begin(), services.end(), [&](const Service& each) { return each.host() == host; });
+  return found != services.end() ? &*found : nullptr;
 }
 
 // Of one connection.
@@ -308,7 +318,8 @@ bool Stage::MayFailToConnect(const std::string& host, const std::string& server,
     // On iWARP a peer that declines looks like a port where nobody listens.
     case Kind::kRefused:
     case Kind::kRejected:
-      return Disturbed(host, server, since) || ServerMayBeFull(server, since) || FailedRegistration(server, since);
+      return Disturbed(host, server, since) || MayBeTurnedAway(server, since) || ServerMayBeFull(server, since) ||
+             FailedRegistration(server, since);
     case Kind::kDevice:
       return FailedRegistration(host, since);
     default:
@@ -322,19 +333,36 @@ bool Stage::LosesPackets(const std::string& a, const std::string& b) const {
   });
 }
 
+uint64_t Stage::ConnectionsTo(const std::string& server) const {
+  const auto to_server = [&](const auto& other) { return other.server() == server; };
+  const auto& copies = scenario_.file_copy();
+  auto connections = static_cast<uint64_t>(std::count_if(copies.begin(), copies.end(), to_server));
+  for (const Client& client : scenario_.client()) {
+    if (to_server(client)) connections += client.session() ? client.connections() : 1;
+  }
+  return connections;
+}
+
+bool Stage::MayBeTurnedAway(const std::string& server, Instant since) const {
+  const auto last = evidence_.LastTurnedAway(server);
+  if (!last || *last < since) return false;
+  const Service* const service = FindService(scenario_, server);
+  // Whoever comes may have come before, for something that it has given up.
+  return service != nullptr && !IsInfiniband(server) && 2 * ConnectionsTo(server) > service->backlog();
+}
+
+Duration Stage::WaitForRoom(const std::string& server) const {
+  const Service* const service = FindService(scenario_, server);
+  if (service == nullptr || !IsInfiniband(server)) return Duration::zero();
+  return static_cast<int64_t>(2 * ConnectionsTo(server) / service->backlog()) * kAsksAgain;
+}
+
 bool Stage::ServerMayBeFull(const std::string& server, Instant since) const {
   const auto to_server = [&](const auto& other) { return other.server() == server; };
   const auto& clients = scenario_.client();
-  const auto& copies = scenario_.file_copy();
-  uint64_t rivals = static_cast<uint64_t>(std::count_if(copies.begin(), copies.end(), to_server));
-  for (const Client& client : clients) {
-    if (to_server(client)) rivals += client.session() ? client.connections() : 1;
-  }
-  // A listener holds so many that nobody has answered yet.
-  if (rivals > static_cast<uint64_t>(rpcrdma::ServerOptions().backlog)) return true;
-  const auto service = std::find_if(scenario_.service().begin(), scenario_.service().end(),
-                                    [&](const Service& each) { return each.host() == server; });
-  if (service == scenario_.service().end()) return false;
+  const uint64_t rivals = ConnectionsTo(server);
+  const Service* const service = FindService(scenario_, server);
+  if (service == nullptr) return false;
   // A connection that is being replaced may still count, and so may any number of them while the service holds calls
   // of theirs.
   if (rivals * 2 > service->clients_max()) return true;

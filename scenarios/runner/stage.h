@@ -109,6 +109,11 @@ class Stage {
   // Whether `host` may fail so to connect to the service of `server`, having begun at `since`. Counts it.
   bool MayFailToConnect(const std::string& host, const std::string& server, Instant since,
                         rpcrdma::CallError::Kind kind, Attempts* attempts) const;
+  // Whether the listener of `server` may have turned away somebody who began to connect at `since`, and has: so many
+  // come that they do not fit its backlog. An InfiniBand device never does.
+  bool MayBeTurnedAway(const std::string& server, Instant since) const;
+  // For how long at most a client asks an InfiniBand device again until there is room in the backlog of `server`.
+  Duration WaitForRoom(const std::string& server) const;
   // One of the hosts lost power or forgot its connections, at some time: what waits for it without a time-out may wait
   // for ever.
   void NoteSilence(const std::string& host) { silent_.push_back(host); }
@@ -156,6 +161,8 @@ class Stage {
     }
   };
   bool ServerMayBeFull(const std::string& server, Instant since) const;
+  // Connections that clients and file copies may have to the service of `server` at a time.
+  uint64_t ConnectionsTo(const std::string& server) const;
   uint32_t DrawXid(std::string_view name, uint32_t last) const;
 
   const Scenario& scenario_;

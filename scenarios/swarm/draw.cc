@@ -24,7 +24,8 @@ class Drawer {
         document_prng_(Prng(seed).Fork("swarm/documents")),
         version_prng_(Prng(seed).Fork("swarm/versions")),
         mix_prng_(Prng(seed).Fork("swarm/mixes")),
-        silence_prng_(Prng(seed).Fork("swarm/silence")) {
+        silence_prng_(Prng(seed).Fork("swarm/silence")),
+        storm_prng_(Prng(seed).Fork("swarm/storms")) {
     const bool infiniband = device_prng_.OneIn(2);
     profile_ = !profile.empty() ? profile : infiniband ? "roce" : "iwarp";
     loses_packets_ = device_prng_.OneIn(4);
@@ -37,6 +38,8 @@ class Drawer {
     DrawLinks();
     DrawServices();
     DrawClients();
+    const bool storm = storm_prng_.OneIn(40);
+    if (storm) DrawStorm(storm_prng_, scenario_);
     if (prng_.OneIn(12)) DrawFileCopies();
     if (prng_.OneIn(6)) DrawPingPongs();
     if (!prng_.OneIn(3)) DrawFaults(prng_, scenario_);
@@ -50,6 +53,7 @@ class Drawer {
     const bool mixed = mix_prng_.OneIn(4);
     if (mixed) DrawMixes();
     if (!mixed && version_prng_.OneIn(4)) DrawVersions();
+    if (storm) DrawBacklog(storm_prng_, scenario_);
     RaiseImpossibleLimits();
     AdmitSuccessors();
     return std::move(scenario_);
@@ -692,6 +696,7 @@ class Drawer {
   Prng version_prng_;
   Prng mix_prng_;
   Prng silence_prng_;
+  Prng storm_prng_;
   std::string profile_;
   bool loses_packets_ = false;
   Scenario scenario_;

@@ -1,6 +1,7 @@
 #include "scenarios/swarm/draw_trouble.h"
 
 #include <algorithm>
+#include <string>
 
 #include "scenarios/swarm/luck.h"
 
@@ -92,6 +93,50 @@ void DrawSilence(Prng& prng, Scenario& scenario) {
   fault.set_at_ns(ScaledBy(prng, 1000, kTroubleNs));
   DrawPairInto(prng, scenario, fault);
   fault.set_for_ns(prng.Between(5 * kSecondNs, 60 * kSecondNs));
+}
+
+void DrawStorm(Prng& prng, Scenario& scenario) {
+  constexpr uint32_t kRepeatsMax = 3;
+  constexpr uint32_t kCreditsMax = 4;
+  Client one = scenario.client(0);
+  one.mutable_call()->DeleteSubrange(1, one.call_size() - 1);
+  Call& call = *one.mutable_call(0);
+  call.set_repeat(std::min(call.repeat(), kRepeatsMax));
+  // What many of them bring at once is what a connection costs, and not megabytes.
+  call.clear_argument_bytes();
+  call.clear_plain_argument_bytes();
+  call.clear_result_bytes();
+  call.clear_plain_result_bytes();
+  call.clear_result_room_bytes();
+  call.clear_plain_result_room_bytes();
+  one.set_credits(std::min(one.credits(), kCreditsMax));
+  one.set_concurrency(1);
+  one.set_queued_calls_max(1);
+  one.set_start_ns(ScaledBy(prng, 1, kTroubleNs));
+  const bool from_everywhere = prng.OneIn(2);
+  const uint64_t count = prng.Between(kStormLeast, kStormMost);
+  for (uint64_t i = 0; i < count; ++i) {
+    Client& client = *scenario.add_client() = one;
+    client.set_name("client-" + std::to_string(scenario.client_size() - 1));
+    if (from_everywhere) client.set_host(AnyOf(prng, scenario.host()).name());
+  }
+  // Who is to be let in.
+  for (Service& service : *scenario.mutable_service()) {
+    if (service.host() == one.server()) service.clear_clients_max();
+  }
+}
+
+void DrawBacklog(Prng& prng, Scenario& scenario) {
+  if (prng.OneIn(3)) return;
+  for (Service& service : *scenario.mutable_service()) {
+    uint64_t connections = 0;
+    for (const Client& client : scenario.client()) {
+      if (client.server() == service.host()) connections += client.session() ? client.connections() : 1;
+    }
+    if (connections < kStormLeast) continue;
+    // An InfiniBand device's clients ask for seconds, and have to be taken in a few lots.
+    service.set_backlog(static_cast<uint32_t>(prng.Between(connections / 6, connections / 2)));
+  }
 }
 
 bool HasSilentFaults(const Scenario& scenario) {

@@ -20,6 +20,13 @@ void DrawFaults(Prng& prng, Scenario& scenario);
 // Hosts whose processes stand still for a while, and others that are cut off for longer than peers wait for them.
 void DrawSilence(Prng& prng, Scenario& scenario);
 
+// A storm: so many more clients like the first, all of which connect at one moment and call a few times.
+inline constexpr uint64_t kStormLeast = 16;
+inline constexpr uint64_t kStormMost = 40;
+void DrawStorm(Prng& prng, Scenario& scenario);
+// When all else is drawn: a backlog, mostly, that has no room for all of a storm.
+void DrawBacklog(Prng& prng, Scenario& scenario);
+
 // Whether a host may go without a word.
 bool HasSilentFaults(const Scenario& scenario);
 

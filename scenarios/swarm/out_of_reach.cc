@@ -21,7 +21,7 @@ constexpr std::string_view kSrqSized =
     "a server promises no more shared Receives than there are, and posts each that holds no call";
 constexpr std::string_view kSized = "queues are as large as what may be outstanding, which their users count";
 constexpr std::string_view kNoLimit = "the swarm does not draw a device that has too few";
-constexpr std::string_view kFewClients = "no world has more clients at once than a listener keeps waiting";
+constexpr std::string_view kFewClients = "no world has so many clients of one address, or so many that say nothing";
 constexpr std::string_view kPatient = "the servers of the swarm wait for a client as long as it takes";
 constexpr std::string_view kReadsCounted = "whoever issues RDMA Reads counts them";
 constexpr std::string_view kRegistered = "what a work request names stays registered until the work is over";
@@ -38,7 +38,6 @@ constexpr OutOfReach kOutOfReach[] = {
     {"channel.object_waits_for_acknowledgements", kObjectAcks},
     {"cm.accept_comes_too_late", kOneThread},
     {"cm.attempt_finds_no_memory", kMemory},
-    {"cm.backlog_full", kFewClients},
     {"cm.half_open_limit_reached", kFewClients},
     {"cm.handshake_finds_no_memory", kMemory},
     {"cm.id_gone_while_its_connection_is_attached", kOneThread},
@@ -59,7 +58,6 @@ constexpr OutOfReach kOutOfReach[] = {
     {"datagram.nobody_waits_for_this_port_any_more", kNoDatagrams},
     {"datagram.own_queue_is_full", "managers send a few datagrams at a time"},
     {"gsi.address_gone_before_its_request", "hosts keep their addresses"},
-    {"gsi.backlog_full", kFewClients},
     {"gsi.established_before_the_rtu", "no program passes on that packets came before the RTU (rdma_notify)"},
     {"gsi.no_gid_for_the_address", "hosts have fewer addresses than a port has GIDs"},
     {"gsi.peer_has_us_wait_for_too_long", "no program takes minutes to answer a request"},

@@ -61,6 +61,38 @@ TEST(Draw, PeersAreSilent) {
   EXPECT_GE(worlds["both"], kWorlds / 40);
 }
 
+// Many clients that come to one server at one moment, mostly to one whose backlog has no room for all of them: in one
+// of so many worlds, for they take long.
+TEST(Draw, ConnectionsComeInStorms) {
+  constexpr int kWorlds = 2000;
+  constexpr uint64_t kStorm = 16;
+  std::map<std::string, int> worlds;
+  for (uint64_t seed = 1; seed <= kWorlds; ++seed) {
+    const Scenario scenario = Draw(seed);
+    std::map<std::pair<std::string, uint64_t>, uint64_t> at_once;
+    for (const Client& client : scenario.client()) {
+      if (client.start_ns() != 0) ++at_once[{client.server(), client.start_ns()}];
+    }
+    for (const auto& [where, clients] : at_once) {
+      if (clients < kStorm) continue;
+      EXPECT_LE(clients, 41u) << "seed " << seed;
+      ++worlds["storm"];
+      for (const Service& service : scenario.service()) {
+        if (service.host() != where.first) continue;
+        EXPECT_FALSE(service.has_clients_max()) << "seed " << seed;
+        ++worlds[service.backlog() < clients ? "too many at once" : "room for all"];
+        if (service.backlog() < clients) ++worlds["too many at once of " + scenario.host(0).device().profile()];
+      }
+    }
+  }
+  EXPECT_GE(worlds["storm"], kWorlds / 60);
+  EXPECT_LE(worlds["storm"], kWorlds / 30);
+  EXPECT_GE(worlds["too many at once"], kWorlds / 100);
+  EXPECT_GE(worlds["room for all"], kWorlds / 400);
+  EXPECT_GE(worlds["too many at once of iwarp"], kWorlds / 250);
+  EXPECT_GE(worlds["too many at once of roce"], kWorlds / 250);
+}
+
 std::string VersionsOf(const auto& end) {
   return std::to_string(end.version_low()) + "-" + std::to_string(end.version_high());
 }
