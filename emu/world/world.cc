@@ -12,6 +12,7 @@
 #include <future>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -197,8 +198,8 @@ void CatchUp(Host& host, int rounds, const std::shared_ptr<std::promise<void>>& 
 
 // What a program has said last (rdma_reject, rdma_disconnect) goes out, as it has when a kernel's device is told: here
 // it may be with the loop still, whose thread ends with the process. Bounded, as nobody knows what exit() has found the
-// thread at.
-void LetTheLoopCatchUp() {
+// thread at. Without memory it is lost: nobody is left to hear of that, and exit() lets no exception by.
+void LetTheLoopCatchUp() try {
   // A message is posted to the connection manager, to its port, and to the stream.
   constexpr int kRounds = 8;
   constexpr auto kPatience = std::chrono::seconds(1);
@@ -213,6 +214,7 @@ void LetTheLoopCatchUp() {
     host.fabric().loop().Post([&host, caught_up] { CatchUp(host, kRounds, caught_up); });
   }
   caught_up->get_future().wait_for(kPatience);
+} catch (const std::bad_alloc&) {
 }
 
 // A program that runs is worth more than a file about it.

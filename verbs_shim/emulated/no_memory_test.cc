@@ -466,5 +466,26 @@ TEST(NoMemoryStartTest, TheDeviceIsStartedWhenThereIsAThread) {
   });
 }
 
+// What the process does last is no call of the program's, and no exception may leave it either.
+TEST(NoMemoryEndTest, AProcessEndsAsItMeantTo) {
+  constexpr int kMeant = 7;
+  for (int number = 0; number < 16; ++number) {
+    const pid_t child = fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      alarm(kWantPatience / 1000);
+      ibv_device** const list = ibv_get_device_list(nullptr);
+      if (list == nullptr) _exit(1);
+      ibv_free_device_list(list);
+      const Failing failing(Who::kCaller, number, kMostFailures);
+      exit(kMeant);  // NOLINT: its handlers are what is tried, and the child has one thread of its own
+    }
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == kMeant)
+        << "from allocation " << number << ": status " << status;
+  }
+}
+
 }  // namespace
 }  // namespace stagecoach::verbs::emulated
