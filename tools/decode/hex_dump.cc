@@ -306,6 +306,11 @@ Result<HexDump, std::string> ReadDigits(Lines lines) {
   for (size_t i = 0; i < lines.size(); ++i) {
     std::string_view line = Trimmed(lines[i]);
     if (line.starts_with('#')) continue;
+    if (line == "*" && inside) {
+      return Err(AtLine(i,
+                        "'*' is for lines left out, and without offsets nobody can tell how many: print all of them, "
+                        "as od -v and hexdump -v do"));
+    }
     if (line.empty()) {
       if (const auto error = offsets()) return Err(*error);
       inside = false;

@@ -84,6 +84,17 @@ TEST(HexDump, CharactersBesideTheBytesAreNotRead) {
   EXPECT_EQ(Parsed("00000000: 6162 6364 6566 6162  abcdefab\n"), "6162636465666162");
 }
 
+TEST(HexDump, LinesAreAsLongAsTheProgramWasTold) {
+  // od -A x -t x1 -w20, the same with octal offsets and -w23, and hexdump with a format of its user's
+  EXPECT_EQ(Parsed("000000 c9 2e 98 66 00 00 00 01 00 00 00 80 00 00 00 00 61 62 63 64\n000014 65 66 0a\n000017\n"),
+            kBytes);
+  EXPECT_EQ(Parsed("0000000 c9 2e 98 66 00 00 00 01 00 00 00 80 00 00 00 00 61 62 63 64 65 66 0a\n0000027\n"), kBytes);
+  EXPECT_EQ(Parsed("00000000  c9 2e 98 66 00 00 00 01 00 00 00 80 00 00 00 00 61 62 63 64 65 66 0a\n"), kBytes);
+  // Digits behind a wide gap are characters still.
+  EXPECT_EQ(Parsed("0000  61 62 63 64 65 66 67 68 69 6a 6b 6c 6d 6e 6f 70   ab cd ef\n"),
+            "6162636465666768696a6b6c6d6e6f70");
+}
+
 TEST(HexDump, SeveralBlocks) {
   EXPECT_EQ(Parsed("00000000: 0102  ..\n\n00000000: 03  .\n"), "0102|03");
   EXPECT_EQ(Parsed("01 02\n03\n\n\n04\n"), "010203|04");
@@ -197,6 +208,10 @@ TEST(HexDump, WhatIsWrongIsSaidWithItsLine) {
   EXPECT_EQ(Parsed("ffffffffffffffff: 01  .\n0000000000000001: 02  .\n"),
             "error: line 2: offset 0000000000000001 where 1 byte of the dump stand before it");
   EXPECT_EQ(Parsed("01 02\n0x3\n"), "error: line 2: an odd number of digits");
+  EXPECT_EQ(
+      Parsed("00 00 00 00\n*\n01\n"),
+      "error: line 2: '*' is for lines left out, and without offsets nobody can tell how many: print all of them, as "
+      "od -v and hexdump -v do");
   EXPECT_EQ(Parsed("no hex"), "error: line 1: neither a dump nor hexadecimal digits");
   EXPECT_EQ(Parsed("00000000: 0102  ..\n00000010: 03  .\n"),
             "error: line 2: offset 00000010 where 2 bytes of the dump stand before it");

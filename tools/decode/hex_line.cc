@@ -5,8 +5,8 @@
 namespace stagecoach::decode {
 namespace {
 
-constexpr size_t kBytesOfLine = 16;  // of all of them but xxd, which may be told otherwise
-constexpr size_t kXxdBytesMax = 256;
+constexpr size_t kBytesOfLine = 16;  // unless the program is told otherwise
+constexpr size_t kBytesOfLineMax = 256;
 constexpr size_t kOffsetDigitsMin = 4;
 constexpr size_t kOffsetDigitsMax = 16;
 
@@ -82,9 +82,8 @@ std::optional<HexLine> ParseHexLine(std::string_view line) {
   if (line.empty()) return parsed;
   if (!IsBlank(line.front())) return std::nullopt;
 
-  const size_t bytes_max = parsed.colon ? kXxdBytesMax : kBytesOfLine;
   bool first = true;
-  while (!line.empty() && parsed.bytes.size() < bytes_max) {
+  while (!line.empty() && parsed.bytes.size() < kBytesOfLineMax) {
     size_t gap = 0;
     while (gap < line.size() && IsBlank(line[gap])) ++gap;
     // Behind a wide gap stand characters, which may be digits. hexdump has a gap of two in the middle.
@@ -116,7 +115,7 @@ size_t DigitsOfGroups(std::string_view rest) {
 ReversedLine ParseReversed(std::string_view rest, size_t digits) {
   ReversedLine line;
   size_t at = 1;
-  while (digits > 0 && at + digits <= rest.size() && line.bytes.size() < kXxdBytesMax) {
+  while (digits > 0 && at + digits <= rest.size() && line.bytes.size() < kBytesOfLineMax) {
     std::string_view group = rest.substr(at, digits);
     while (!group.empty() && group.front() == ' ') group.remove_prefix(1);
     const bool ends = at + digits == rest.size() || rest[at + digits] == ' ';
