@@ -177,11 +177,12 @@ World*& StartedWorld() {
 void PrepareForFork() {
   static std::once_flag once;
   std::call_once(once, [] {
-    pthread_atfork([] { CurrentMutex().lock(); }, [] { CurrentMutex().unlock(); },
-                   [] {
-                     CurrentWorld() = nullptr;
-                     CurrentMutex().unlock();
-                   });
+    const int error = pthread_atfork([] { CurrentMutex().lock(); }, [] { CurrentMutex().unlock(); },
+                                     [] {
+                                       CurrentWorld() = nullptr;
+                                       CurrentMutex().unlock();
+                                     });
+    if (error != 0) throw std::bad_alloc();  // the only one that there is; it is tried again
   });
 }
 

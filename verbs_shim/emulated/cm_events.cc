@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <chrono>
 #include <mutex>
+#include <new>
 #include <set>
 #include <thread>
 #include <utility>
@@ -58,8 +59,10 @@ class HeldEvents {
     static std::once_flag once;
     static HeldEvents* held = nullptr;
     std::call_once(once, [] {
-      held = new HeldEvents;
-      pthread_atfork([] { held->mutex_.lock(); }, [] { held->mutex_.unlock(); }, [] { held->mutex_.unlock(); });
+      if (held == nullptr) held = new HeldEvents;
+      const int error =
+          pthread_atfork([] { held->mutex_.lock(); }, [] { held->mutex_.unlock(); }, [] { held->mutex_.unlock(); });
+      if (error != 0) throw std::bad_alloc();  // the only one that there is; it is tried again
     });
     return *held;
   }
@@ -204,8 +207,9 @@ int rdma_get_cm_event(struct rdma_event_channel* channel, struct rdma_cm_event**
       std::this_thread::sleep_for(kTimeToExit);
       return Answer(EBADF);
     }
+    // First what needs memory: an event that has been fetched cannot be put back.
+    HeldEvents& held = HeldEvents::Get();
     for (;;) {
-      // First what needs memory: an event that has been fetched cannot be put back.
       auto shim = std::make_unique<ShimCmEvent>();
       HeldEvents::Entry entry = HeldEvents::NewEntry(shim.get());
       auto got = waited_on->GetEvent();
@@ -248,7 +252,7 @@ int rdma_get_cm_event(struct rdma_event_channel* channel, struct rdma_cm_event**
         Show(source, IsInfiniband(*id), &shim->param.conn);
       }
       if (child != nullptr) Surrender(std::move(child));
-      HeldEvents::Get().Add(std::move(entry));
+      held.Add(std::move(entry));
       *event = shim.release();
       return 0;
     }
