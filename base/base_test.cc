@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <new>
 #include <set>
 #include <string>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "base/mark.h"
 #include "base/mutant.h"
 #include "base/prng.h"
+#include "base/spare_blocks.h"
 #include "base/trace.h"
 #include "gtest/gtest.h"
 
@@ -194,6 +196,32 @@ const Mark* FindMark(std::string_view name) {
 
 void PassSometimes(bool now) {
   if (now) STAGECOACH_MARK("test.sometimes");
+}
+
+TEST(SpareBlocks, AreThereUntilAllAreTakenAndTakenBack) {
+  std::set<void*> taken;
+  while (void* const block = TakeSpareBlock(kSpareBlockSize)) EXPECT_TRUE(taken.insert(block).second);
+  EXPECT_EQ(taken.size(), kSpareBlocks);
+  for (void* const block : taken) EXPECT_TRUE(GiveSpareBlock(block));
+  void* const again = TakeSpareBlock(1);
+  EXPECT_EQ(taken.count(again), 1u);
+  EXPECT_TRUE(GiveSpareBlock(again));
+  EXPECT_EQ(TakeSpareBlock(kSpareBlockSize + 1), nullptr);
+  int other = 0;
+  EXPECT_FALSE(GiveSpareBlock(&other));
+}
+
+template <typename T>
+struct NoAllocator {
+  T* allocate(size_t) { throw std::bad_alloc(); }
+  void deallocate(T*, size_t) { FAIL() << "it has given nothing"; }
+};
+
+TEST(SpareBlocks, StandInForAnAllocatorThatHasNothing) {
+  SpareAllocator<int, NoAllocator> allocator;
+  int* const memory = allocator.allocate(kSpareBlockSize / sizeof(int));
+  allocator.deallocate(memory, kSpareBlockSize / sizeof(int));
+  EXPECT_THROW(allocator.allocate(kSpareBlockSize / sizeof(int) + 1), std::bad_alloc);
 }
 
 TEST(Mark, IsKnownBeforeItIsPassedAndCountsAfterwards) {

@@ -10,10 +10,15 @@
 // Threading: any.
 #pragma once
 
+#include <chrono>
 #include <new>
 #include <type_traits>
 
 namespace stagecoach {
+
+// How long a thread rests before it does again what there was no memory or descriptor for, so that others can give some
+// back.
+constexpr auto kWantPause = std::chrono::milliseconds(1);
 
 // Makes the reserve, if there is none yet, and fills it.
 void KeepReserve();

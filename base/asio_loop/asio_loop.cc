@@ -5,12 +5,15 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <asio/bind_allocator.hpp>
 #include <asio/executor_work_guard.hpp>
 #include <asio/post.hpp>
+#include <asio/recycling_allocator.hpp>
 #include <system_error>
 
 #include "base/check.h"
 #include "base/insist.h"
+#include "base/spare_blocks.h"
 #include "base/undoing.h"
 
 namespace stagecoach {
@@ -22,6 +25,10 @@ constexpr int kReadyBatch = 64;
 constexpr Duration kContextInterval = 10us;
 // As often turns look there that find something to do elsewhere, and so do not sleep.
 constexpr int kTurnsPerLook = 8;
+
+template <typename T>
+using AsiosAllocator = asio::recycling_allocator<T>;
+using PostAllocator = SpareAllocator<std::byte, AsiosAllocator>;
 
 std::chrono::steady_clock::time_point ToSteady(Instant when) {
   return std::chrono::steady_clock::time_point(
@@ -85,6 +92,8 @@ void AsioLoop::Stop() {
 bool AsioLoop::RunOnce(std::optional<Duration> max_wait) {
   ThreadScope scope(this);
   ++counters_.turns;
+  // An exception may have come between the end of the last wait and the next one.
+  if (!watches_.empty()) AwaitWatched();
   const bool look = posted_.load(std::memory_order_relaxed) > 0 || ++turns_since_look_ >= kTurnsPerLook;
   bool did = look ? RunReady() : RunDueTimers();
   did = PollPhase() || did;
@@ -155,10 +164,10 @@ void AsioLoop::Unwatch(WatchId watch) {
 void AsioLoop::Post(Callback callback) {
   posted_.fetch_add(1, std::memory_order_relaxed);
   Undoing uncounted([this] { posted_.fetch_sub(1, std::memory_order_relaxed); });
-  asio::post(context_, [this, callback = std::move(callback)] {
-    posted_.fetch_sub(1, std::memory_order_relaxed);
-    callback();
-  });
+  asio::post(context_, asio::bind_allocator(PostAllocator(), [this, callback = std::move(callback)] {
+               posted_.fetch_sub(1, std::memory_order_relaxed);
+               callback();
+             }));
   uncounted.Done();
 }
 

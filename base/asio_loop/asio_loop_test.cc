@@ -52,6 +52,20 @@ TEST(AsioLoop, TimersFireInOrderOfTimeAndThenOfSetting) {
   EXPECT_GE(loop.Now(), now + 2ms);
 }
 
+TEST(AsioLoop, AWatchOutlivesAnExceptionOfItsCallback) {
+  AsioLoop loop;
+  EventFd event;
+  int calls = 0;
+  const auto watch = loop.WatchReadable(event.fd(), [&] {
+    if (++calls == 1) throw std::bad_alloc();
+    event.Drain();
+  });
+  event.Signal();
+  EXPECT_THROW(RunUntil(loop, [&] { return false; }), std::bad_alloc);
+  EXPECT_TRUE(RunUntil(loop, [&] { return calls == 2; }));
+  loop.Unwatch(watch);
+}
+
 TEST(AsioLoop, ACancelledTimerDoesNotFireAndAStrangeIdIsIgnored) {
   AsioLoop loop;
   bool fired = false;

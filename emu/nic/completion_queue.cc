@@ -319,6 +319,19 @@ void CompletionQueue::Attach(PolledConnection* connection) {
   active_.push_back(&member);
 }
 
+void CompletionQueue::OnDescriptorChange(PolledConnection* connection) {
+  std::lock_guard lock(drive_mutex_);
+  const auto found = members_.find(connection);
+  if (found == members_.end()) return;
+  Member& member = found->second;
+  if (member.descriptor >= 0) epoll_ctl(poll_set_, EPOLL_CTL_DEL, member.descriptor, nullptr);
+  member.descriptor = -1;
+  member.idle_polls = 0;
+  if (std::exchange(member.is_active, true)) return;
+  connection->watchers().fetch_sub(1, std::memory_order_seq_cst);
+  active_.push_back(&member);
+}
+
 void CompletionQueue::Detach(PolledConnection* connection) {
   std::lock_guard lock(drive_mutex_);
   const auto found = members_.find(connection);

@@ -37,7 +37,7 @@ class PolledConnection {
   // it.
   virtual bool Drive() = 0;
   // A descriptor that is readable when Drive() would find something. -1: there is none that could tell. kNoStream:
-  // there is nothing that Drive() could find, and the connection is attached anew when there may be.
+  // there is nothing that Drive() could find, and OnDescriptorChange() says when there may be.
   static constexpr int kNoStream = -2;
   virtual int PollDescriptor() const = 0;
   // True while it has something to send that waits for the stream or for its turn: readability of the descriptor then
@@ -111,6 +111,8 @@ class CompletionQueue {
   // Connections that complete into this CQ. Detach returns when no poller is inside the connection or will be.
   void Attach(PolledConnection* connection);
   void Detach(PolledConnection* connection);
+  // PollDescriptor() answers otherwise from now on; what it answered before is open still. Needs no memory.
+  void OnDescriptorChange(PolledConnection* connection);
   // The connection is unfinished and may be watched here. Under its lock.
   void Wake(PolledConnection* connection);
 

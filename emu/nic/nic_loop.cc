@@ -7,7 +7,6 @@
 #include <system_error>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "base/mark.h"
 #include "base/mutant.h"
@@ -19,9 +18,13 @@ namespace stagecoach::emu {
 struct NicLoop::State : std::enable_shared_from_this<NicLoop::State> {
   explicit State(Fabric& f) : fabric(f) {}
 
-  struct Call {
-    LoopClient* client = nullptr;
-    std::thread::id thread;
+  // Of the thread that makes it, on whose stack it lies: no memory is needed for it.
+  struct Call : ListLink {
+    Call(LoopClient* of, std::thread::id by) : client(of), thread(by) {}
+    ~Call() { Unlink(); }
+    LoopClient* const client;
+    const std::thread::id thread;
+    bool is_last = false;  // the client has been removed
   };
 
   Fabric& fabric;  // not touched once closed
@@ -33,7 +36,7 @@ struct NicLoop::State : std::enable_shared_from_this<NicLoop::State> {
   Instant look_at{};  // at the leases of those parked, if there are any; some may have been made longer
   ListLink called;    // to be called by the loop's thread
   DeadlineHeap deadlines;
-  std::vector<Call> calls;  // running
+  ListLink calls;  // running
   bool run_posted = false;
   size_t running = 0;  // Run() in progress
   std::thread::id runner;
@@ -80,32 +83,46 @@ struct NicLoop::State : std::enable_shared_from_this<NicLoop::State> {
     run_posted = true;
   }
 
-  // `call` runs without the lock. Afterwards the client may be gone and is not touched.
+  // `call` runs without the lock. Afterwards the client may be gone, unless the answer is false: then there was no
+  // memory for all of it, and it is there still.
   template <typename Function>
-  void CallClient(std::unique_lock<std::mutex>& lock, LoopClient* client, Function call) {
-    const std::thread::id self = std::this_thread::get_id();
-    Insist([&] { calls.push_back({client, self}); });
+  bool CallClient(std::unique_lock<std::mutex>& lock, LoopClient* client, Function call) {
+    Call running_call(client, std::this_thread::get_id());
+    running_call.InsertBefore(calls);
     lock.unlock();
+    bool is_done = true;
     try {
       call();
     } catch (const std::bad_alloc&) {
-      // QPs have ended what they were at (QueuePair::GiveUp); others have lost one step of theirs.
       STAGECOACH_MARK("nic.client_of_the_loop_finds_no_memory");
+      is_done = false;
     } catch (const std::system_error&) {
       STAGECOACH_MARK("nic.client_of_the_loop_finds_no_descriptor");
     }
     lock.lock();
-    calls.erase(std::find_if(calls.begin(), calls.end(),
-                             [&](const Call& c) { return c.client == client && c.thread == self; }));
+    running_call.Unlink();
     call_ended.notify_all();
+    return is_done || running_call.is_last;
+  }
+
+  // Running calls to it are the last ones, whatever becomes of them.
+  void EndCalls(LoopClient* client) {
+    for (ListLink* link = calls.next(); link != &calls; link = link->next()) {
+      auto* const call = static_cast<Call*>(link);
+      if (call->client == client) call->is_last = true;
+    }
+  }
+
+  bool IsCalledByAnother(LoopClient* client) {
+    for (ListLink* link = calls.next(); link != &calls; link = link->next()) {
+      const auto* const call = static_cast<Call*>(link);
+      if (call->client == client && call->thread != std::this_thread::get_id()) return true;
+    }
+    return false;
   }
 
   void AwaitCalls(std::unique_lock<std::mutex>& lock, LoopClient* client) {
-    const std::thread::id self = std::this_thread::get_id();
-    call_ended.wait(lock, [&] {
-      return std::none_of(calls.begin(), calls.end(),
-                          [&](const Call& c) { return c.client == client && c.thread != self; });
-    });
+    call_ended.wait(lock, [&] { return !IsCalledByAnother(client); });
   }
 
   // Ends the parking of those whose leases are over, and has them go on: they are moved to `over`.
@@ -151,27 +168,51 @@ struct NicLoop::State : std::enable_shared_from_this<NicLoop::State> {
     }
     // Apart from what the calls themselves ask for, which waits for the next run, so that nobody can hold the loop.
     ListLink batch;
-    // What is left of them by an exception is called in the next run.
     const Undoing left([&] {
       MoveAll(batch, called);
       --running;
       call_ended.notify_all();
     });
+    bool is_all_done = true;
     MoveAll(called, batch);
     while (batch.IsLinked()) {
       LoopClient* const client = OfLink(batch.next());
       client->called_.Unlink();
-      const bool go_on = std::exchange(client->continue_, false);
-      const bool due = std::exchange(client->due_, false);
-      const bool notice = std::exchange(client->notice_, false);
+      bool go_on = std::exchange(client->continue_, false);
+      bool due = std::exchange(client->due_, false);
+      bool notice = std::exchange(client->notice_, false);
       if (closed || (!go_on && !due && !notice)) continue;
-      CallClient(lock, client, [&] {
+      const bool is_done = CallClient(lock, client, [&] {
         if (go_on) client->OnContinue();
+        go_on = false;
         if (due) client->OnDeadline(now);
+        due = false;
         if (notice) client->OnNotice();  // last: the client may delete itself
       });
+      if (is_done) continue;
+      client->continue_ |= go_on;
+      client->due_ |= due;
+      client->notice_ |= notice;
+      List(client);
+      is_all_done = false;
     }
-    if (!closed) SetTimer(now);
+    if (!closed) is_all_done = TrySetTimer(now) && is_all_done;
+    if (is_all_done) return;
+    lock.unlock();
+    std::this_thread::sleep_for(kWantPause);
+    lock.lock();
+    PostRun();
+  }
+
+  // False: there is no memory for it.
+  bool TrySetTimer(Instant now) {
+    try {
+      SetTimer(now);
+      return true;
+    } catch (const std::bad_alloc&) {
+      STAGECOACH_MARK("nic.loop_has_no_timer");
+      return false;
+    }
   }
 
   void SetTimer(Instant now) {
@@ -270,6 +311,7 @@ void NicLoop::Remove(LoopClient* client) {
   if (!STAGECOACH_MUTANT("timer-outlives-its-queue-pair", "a queue pair that goes leaves its timer with the loop")) {
     state_->CheckTimer();
   }
+  state_->EndCalls(client);
   state_->AwaitCalls(lock, client);
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <new>
+#include <thread>
 #include <utility>
 
 #include "base/insist.h"
@@ -263,7 +264,13 @@ int QueuePair::Modify(const QpAttributes& attributes, uint32_t mask) {
   const uint8_t datagram_mtu = connects && kind_ == QpKind::kUd ? nic_.active_mtu() : 0;
   std::unique_lock control(control_mutex_, std::defer_lock);
   if (connects) control.lock();
-  bool connected = false;
+  // Before the state says that it is connected, as it may fail. A UD QP has no stream that pollers could move; one that
+  // has a connection still is refused.
+  const bool attaches = connects && kind_ != QpKind::kUd && connection_ == nullptr;
+  if (attaches) AttachToCqs();
+  Undoing unattached([&] {
+    if (attaches) DetachFromCqs();
+  });
   bool reap = false;
   std::optional<Turn> turn(std::in_place, *this);
   const Result<const QpTransition*, QpModifyFault> transition =
@@ -298,7 +305,6 @@ int QueuePair::Modify(const QpAttributes& attributes, uint32_t mask) {
       if (connects) {
         Trace(nic_.trace(), nic_.fabric().Now(), trace_name_, "connection.attached",
               {{"pd", uint64_t{pd()}}, {"receive_pd", uint64_t{receive_pd()}}});
-        connected = kind_ != QpKind::kUd;  // a UD QP has no stream that pollers could move
       }
       // Sends failed, and the program knows: those posted from now on are new.
       if (from == QpState::kSqe && to == QpState::kRts) send_failed_ = false;
@@ -307,9 +313,10 @@ int QueuePair::Modify(const QpAttributes& attributes, uint32_t mask) {
       if (connection_ != nullptr && path && !connects) connection_->OnPath(*path);
     }
     lock_.Request(requests);
+    unattached.Done();
   }
   turn.reset();
-  if (connected) AttachToCqs();
+  if (error != 0) return error;
   if (connects) control.unlock();
   if (reap) Reap(/*abort=*/true);
   return error;
@@ -377,6 +384,7 @@ void QueuePair::ApplyTransition(const QpTransition& transition) {
 
 void QueuePair::DiscardCompletions() {
   doom_ = nullptr;
+  is_giving_up_ = false;
   last_wqe_to_tell_ = false;
   failed_locally_ = nullptr;
   send_failed_ = false;
@@ -405,15 +413,16 @@ bool QueuePair::Leave() {
 
 bool QueuePair::Serve(uint32_t requests) {
   try {
-    return ServeNow(requests);
+    if (!is_giving_up_) return ServeNow(requests);
   } catch (const std::bad_alloc&) {
-    GiveUp();
-    return true;
+    STAGECOACH_MARK("qp.no_memory");
   }
+  GiveUp();
+  return true;
 }
 
 void QueuePair::GiveUp() {
-  STAGECOACH_MARK("qp.no_memory");
+  is_giving_up_ = true;
   doom_ = "no memory";
   try {
     Insist([this] {
@@ -422,10 +431,15 @@ void QueuePair::GiveUp() {
       sends_.FlushSubmitted();
       FlushQueues();
     });
+    is_giving_up_ = false;
     nic_.Complain("no memory for what " + trace_name_ + " was at; it is in error");
   } catch (const std::bad_alloc&) {
-    // The doom stands: the next turn fails the connection, if it can.
+    if (!is_giving_up_) return;  // nobody hears of it
+    // The next turn goes on with it, and nobody else need ever ask for one. The pause lets others give some memory
+    // back.
     STAGECOACH_MARK("qp.no_memory_to_give_up");
+    std::this_thread::sleep_for(kWantPause);
+    nic_.loop().Continue(this);
   }
 }
 
@@ -707,10 +721,15 @@ void QueuePair::ForgoConnection() {
 
 int QueuePair::Attach(std::unique_ptr<Connection> connection, std::shared_ptr<ConnectionObserver> observer) {
   std::lock_guard control(control_mutex_);
+  if (connection_ != nullptr) return EISCONN;
+  if (retired_.load()) return EINVAL;  // its CQs may be gone
+  // As for Modify.
+  AttachToCqs();
+  Undoing unattached([this] { DetachFromCqs(); });
   connection->stream().SetWatcher(connection.get());
   std::optional<Turn> turn(std::in_place, *this);
   const QpTransition* const transition = FindQpTransition(kind_, state(), QpEvent::kConnected);
-  const int error = connection_ != nullptr ? EISCONN : transition == nullptr || retired_.load() ? EINVAL : 0;
+  const int error = transition == nullptr ? EINVAL : 0;
   if (error == 0) {
     poll_descriptor_.store(connection->stream().PollDescriptor(), std::memory_order_release);
     {
@@ -722,12 +741,12 @@ int QueuePair::Attach(std::unique_ptr<Connection> connection, std::shared_ptr<Co
     first_record_to_tell_ = false;
     close_to_tell_.reset();
     ApplyTransition(*transition);
+    unattached.Done();
   }
   turn.reset();
   if (error != 0) return error;
   Trace(nic_.trace(), nic_.fabric().Now(), trace_name_, "connection.attached",
         {{"pd", uint64_t{pd()}}, {"receive_pd", uint64_t{receive_pd()}}});
-  AttachToCqs();
   Ask(kContinue);
   return 0;
 }
@@ -766,21 +785,26 @@ DatagramFate QueuePair::TakeDatagram(const RocePath& from, const wire::IbHeader&
 }
 
 void QueuePair::ChangeCarriers() {
-  Enter();
-  const std::unique_ptr<Carrier> old = connection_ != nullptr ? connection_->TakeOldCarriers() : nullptr;
-  const int descriptor = connection_ != nullptr ? connection_->PollDescriptor() : kNoStream;
-  Leave();  // nothing above throws
-  // A CQ that watches the old descriptor must not find another one in its place.
-  if (descriptor == poll_descriptor_.load(std::memory_order_acquire)) return;
-  const bool attached = !retired_.load();
-  if (attached) DetachFromCqs();
-  poll_descriptor_.store(descriptor, std::memory_order_release);
-  if (attached) AttachToCqs();
+  std::unique_ptr<Carrier> old;  // goes without the lock
+  int descriptor = kNoStream;
+  {
+    const Turn turn(*this);
+    if (connection_ != nullptr) {
+      old = connection_->TakeOldCarriers();
+      descriptor = connection_->PollDescriptor();
+    }
+  }
+  // A CQ that watches the old descriptor, which is open still, must not find another one in its place.
+  if (descriptor == poll_descriptor_.exchange(descriptor, std::memory_order_acq_rel) || retired_.load()) return;
+  create_.send_cq->OnDescriptorChange(this);
+  if (create_.receive_cq != create_.send_cq) create_.receive_cq->OnDescriptorChange(this);
 }
 
 void QueuePair::AttachToCqs() {
   create_.send_cq->Attach(this);
+  Undoing detached([this] { create_.send_cq->Detach(this); });
   if (create_.receive_cq != create_.send_cq) create_.receive_cq->Attach(this);
+  detached.Done();
 }
 
 void QueuePair::DetachFromCqs() {
@@ -808,13 +832,14 @@ void QueuePair::Reap(bool abort) {
   std::unique_ptr<QpConnection> connection;
   {
     std::lock_guard control(control_mutex_);
-    Enter();
-    if (connection_ != nullptr && (abort || connection_->IsClosed())) {
-      connection_->Abort();
-      counters_.llp.Add(connection_->llp_counters());
-      connection = std::move(connection_);
+    {
+      const Turn turn(*this);
+      if (connection_ != nullptr && (abort || connection_->IsClosed())) {
+        connection_->Abort();
+        counters_.llp.Add(connection_->llp_counters());
+        connection = std::move(connection_);
+      }
     }
-    Leave();
     if (connection == nullptr) return;
     if (!retired_.load()) DetachFromCqs();
     poll_descriptor_.store(kNoStream, std::memory_order_release);
@@ -834,7 +859,7 @@ bool QueuePair::Retire() {
   uint64_t receives_outstanding = 0;
   {
     std::lock_guard control(control_mutex_);
-    Enter();
+    std::optional<Turn> turn(std::in_place, *this);
     // Held completions are the program's no more: their Receives count as outstanding. Sends are retired without a
     // word where none was asked for, so those that were to be told of are counted by themselves.
     sends_held =
@@ -849,14 +874,14 @@ bool QueuePair::Retire() {
     observer = std::move(observer_);
     lock_.Request(kDisconnect);
     const bool attached = connection_ != nullptr;
-    Leave();
+    turn.reset();
     if (attached) DetachFromCqs();
   }
   create_.send_cq->RemoveCompletionsOf(qp_number_);
   create_.receive_cq->RemoveCompletionsOf(qp_number_);
   // Parking ends here, with the last look at the CQs' leases.
   nic_.loop().Remove(this);
-  Enter();
+  std::optional<Turn> turn(std::in_place, *this);
   // What has not left by now names memory that is the program's again.
   if (connection_ != nullptr && !connection_->HasEnded()) connection_->Abort();
   const bool lingers = connection_ != nullptr && !connection_->IsClosed();
@@ -872,7 +897,7 @@ bool QueuePair::Retire() {
          {"sends_held", sends_held},
          {"receives_posted", receives_posted},
          {"receives_outstanding", receives_outstanding}});
-  Leave();
+  turn.reset();
   if (!lingers) Reap(/*abort=*/false);
   return lingers;
 }
@@ -921,17 +946,25 @@ void QueuePair::OnDeadline(Instant) {
 void QueuePair::OnNotice() {
   bool gone = false;
   for (;;) {
-    Enter();
+    std::optional<Turn> turn(std::in_place, *this);
     const bool first_record = std::exchange(first_record_to_tell_, false);
     std::optional<CloseNotice> close;
     if (!first_record) close = std::exchange(close_to_tell_, std::nullopt);
     // After its last word it is let go of.
     const std::shared_ptr<ConnectionObserver> observer = close ? std::move(observer_) : observer_;
     gone = connection_ == nullptr || connection_->IsClosed();
-    Leave();
+    turn.reset();
     if (!first_record && !close) break;
+    // What it could not hear for want of memory it is told again in the next turn.
+    Undoing unheard([&] {
+      const Turn again(*this);
+      if (first_record) first_record_to_tell_ = true;
+      if (close) close_to_tell_ = std::move(close);
+      if (close_to_tell_) observer_ = observer;
+    });
     if (observer != nullptr && first_record) observer->OnFirstRecord();
     if (observer != nullptr && close) observer->OnClosed(*close);
+    unheard.Done();
   }
   if (!gone) {
     if (kind_ == QpKind::kIwarp) return;

@@ -242,7 +242,8 @@ class QueuePair final : public PolledConnection, public LoopClient {
   };
   bool Serve(uint32_t requests);
   bool ServeNow(uint32_t requests);
-  // There is no memory for what the connection is at, which may be half done: it ends as by a fault of this end.
+  // There is no memory for what the connection is at, which may be half done: it ends as by a fault of this end. If
+  // there is none for that either, the loop's thread goes on with it.
   void GiveUp();
   // Takes the transition the table has for the event, if any.
   void Apply(QpEvent event);
@@ -318,6 +319,7 @@ class QueuePair final : public PolledConnection, public LoopClient {
   std::optional<CloseNotice> close_to_tell_;
   bool drain_to_tell_ = false;  // SQD was asked for with a notice
   const char* doom_ = nullptr;  // why the QP must fail, once something outside of it has
+  bool is_giving_up_ = false;   // for want of memory, and is not done with it
   bool last_wqe_to_tell_ = false;
   // A local operation has failed: nothing behind it is carried out, what is before it is, and then the state says so
   // and it completes.

@@ -7,12 +7,15 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <poll.h>
 #include <pthread.h>
 #include <rdma/rdma_cma.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
@@ -83,19 +86,21 @@ struct Call {
   std::function<void()> prepare = [] {};
 };
 
-void FailEachInTurn(const Call& call) {
+// With `count` allocations that fail, from each one on.
+void FailEachInTurn(const Call& call, long count) {
   call.prepare();
   ASSERT_EQ(call.call(), 0) << call.name;  // what is made once is there
   call.undo();
   for (int number = 0;; ++number) {
     ASSERT_LT(number, kMostFailures) << call.name;
     const Inventory before;
-    const std::string what = call.name + ", allocation " + std::to_string(number);
+    const std::string what =
+        call.name + ", allocation " + std::to_string(number) + (count > 1 ? " and all after it" : "");
     call.prepare();
     const Inventory prepared;
     int error = 0;
     {
-      const Failing failing(Who::kCaller, number);
+      const Failing failing(Who::kCaller, number, count);
       errno = 0;
       error = call.call();
     }
@@ -110,6 +115,12 @@ void FailEachInTurn(const Call& call) {
     ExpectNoMoreThan(before, what);
     if (!HasFailed() || testing::Test::HasFailure()) return;
   }
+}
+
+void FailEachInTurn(const Call& call) {
+  FailEachInTurn(call, 1);
+  if (!testing::Test::HasFailure()) FailEachInTurn(call, kAllThatFollow);
+  EXPECT_EQ(Scene().Play(), 0) << "after " << call.name;
 }
 
 class NoMemoryTest : public testing::Test {
@@ -241,6 +252,17 @@ TEST_F(NoMemoryTest, Memory) {
                         ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION, nullptr, memory_ + 64, 64, 0) == 0);
                   },
                   [&] { EXPECT_EQ(ibv_dereg_mr(mr), 0); }, make});
+  FailEachInTurn({"ibv_rereg_mr, access alone",
+                  [&] {
+                    return ErrnoUnless(
+                        ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, nullptr, nullptr, 0, IBV_ACCESS_LOCAL_WRITE) == 0);
+                  },
+                  [&] { EXPECT_EQ(ibv_dereg_mr(mr), 0); }, make});
+  pd = ibv_alloc_pd(context_);
+  FailEachInTurn({"ibv_rereg_mr, PD alone",
+                  [&] { return ErrnoUnless(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_PD, pd, nullptr, 0, 0) == 0); },
+                  [&] { EXPECT_EQ(ibv_dereg_mr(mr), 0); }, make});
+  EXPECT_EQ(ibv_dealloc_pd(pd), 0);
   ibv_mw* mw = nullptr;
   const auto allocate = [&] { mw = ibv_alloc_mw(pd_, IBV_MW_TYPE_2); };
   FailEachInTurn({"ibv_alloc_mw",
@@ -384,6 +406,32 @@ TEST_F(NoMemoryTest, QueuePairs) {
   if (!IsInfiniband()) return;
   FailEachInTurn({"to RTR", [&] { return Change(qp, IBV_QPS_RTR); }, destroy, in(IBV_QPS_INIT)});
   FailEachInTurn({"to RTS", [&] { return Change(qp, IBV_QPS_RTS); }, destroy, in(IBV_QPS_RTR)});
+  // Of a QP that is connected to itself and has no Receive, so that the Send waits for ever.
+  const auto at_work = [&] {
+    in(IBV_QPS_RTS)();
+    ibv_sge part{reinterpret_cast<uint64_t>(memory_), 8, mr_->lkey};
+    ibv_send_wr send{};
+    send.sg_list = &part;
+    send.num_sge = 1;
+    send.opcode = IBV_WR_SEND;
+    send.send_flags = IBV_SEND_SIGNALED;
+    ibv_send_wr* bad = nullptr;
+    ASSERT_EQ(ibv_post_send(qp, &send, &bad), 0);
+  };
+  FailEachInTurn({"from RTS to ERR", [&] { return Change(qp, IBV_QPS_ERR); },
+                  [&] {
+                    // The program hears of the end of what it had posted.
+                    EXPECT_EQ(AwaitCompletion(cq_), EIO);
+                    destroy();
+                  },
+                  at_work});
+  FailEachInTurn({"from RTS to RESET", [&] { return Change(qp, IBV_QPS_RESET); },
+                  [&] {
+                    ibv_wc completion{};
+                    EXPECT_EQ(ibv_poll_cq(cq_, 1, &completion), 0);
+                    destroy();
+                  },
+                  at_work});
 }
 
 // --- Two ends that connect, send and end ---
@@ -394,6 +442,37 @@ TEST_F(NoMemoryTest, ProgramsThatConnect) {
 
 TEST_F(NoMemoryTest, TheDevicesThread) {
   PlayWithEachFailing(Who::kOthers, ENOMEM);
+}
+
+// No memory for the device's thread, until there is some again: what was to be done meanwhile may have been lost, but
+// nothing after it is.
+TEST_F(NoMemoryTest, TheDevicesThreadWithoutAny) {
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  const auto later = std::chrono::milliseconds(kWantPatience);
+  for (int number = 0;; ++number) {
+    ASSERT_LT(number, kMostFailures);
+    rdma_event_channel* const channel = rdma_create_event_channel();
+    ASSERT_NE(channel, nullptr);
+    rdma_cm_id* id = nullptr;
+    ASSERT_EQ(rdma_create_id(channel, &id, nullptr, RDMA_PS_TCP), 0);
+    bool has_answered = false;
+    {
+      const Failing failing(Who::kOthers, number, kAllThatFollow);
+      ASSERT_EQ(rdma_resolve_addr(id, nullptr, reinterpret_cast<sockaddr*>(&address), 1000), 0);
+      const auto until = std::chrono::steady_clock::now() + later;
+      pollfd answer{channel->fd, POLLIN, 0};
+      while (!has_answered && !HasFailed() && std::chrono::steady_clock::now() < until) {
+        has_answered = poll(&answer, 1, 1) == 1;
+      }
+      ASSERT_TRUE(has_answered || HasFailed()) << number;
+    }
+    EXPECT_EQ(rdma_destroy_id(id), 0);
+    rdma_destroy_event_channel(channel);
+    ASSERT_EQ(Scene().Play(), 0) << "after allocation " << number;
+    if (has_answered) return;
+  }
 }
 
 // --- The first use of all, in processes of their own ---

@@ -5,13 +5,15 @@
 #include <errno.h>
 #include <rdma/rdma_cma.h>
 
+#include <limits>
 #include <string>
 
 namespace stagecoach::verbs::emulated {
 
 constexpr int kWantPatience = 60'000;  // ms, for what must come: against hanging, so that load does no harm
 
-constexpr int kMostFailures = 20'000;  // what needs more requests than these has no end
+constexpr int kMostFailures = 20'000;                                  // what needs more requests than these has no end
+constexpr long kAllThatFollow = std::numeric_limits<long>::max() / 2;  // requests that fail
 
 // Whose requests fail: those of the thread that says so, or those of all others, such as the device's.
 enum class Who { kNobody, kCaller, kOthers };
@@ -70,8 +72,12 @@ class Scene {
   char bytes_[16] = "";
 };
 
-// Plays the scene with each request failing in turn. `lack` is the errno that the failure deserves: an end that fails
-// for want of something in its own thread says so.
+// Plays the scene with each request failing in turn. Then it succeeds; or it fails with `lack`, the errno that the
+// failure deserves; or with an error completion (EIO), where a QP lacked something. Where the device's thread is the
+// one that does, an end may find that its peer is gone: ECONNRESET on iWARP.
 void PlayWithEachFailing(Who of, int lack);
+
+// 0; the CQ's next completion was an error: EIO; none came: ETIME; what ibv_poll_cq answered.
+int AwaitCompletion(ibv_cq* cq);
 
 }  // namespace stagecoach::verbs::emulated

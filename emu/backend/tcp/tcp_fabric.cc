@@ -16,6 +16,7 @@
 #include <limits>
 #include <new>
 #include <system_error>
+#include <thread>
 
 #include "base/check.h"
 #include "base/fork/fork.h"
@@ -147,12 +148,16 @@ class AcceptState : public std::enable_shared_from_this<AcceptState> {
 
   void Wait() {
     if (gate_.closed()) return;
-    Insist([this] {
-      socket_.async_wait(asio::posix::stream_descriptor::wait_read,
-                         [self = shared_from_this()](const asio::error_code& error) {
-                           if (!error) self->AcceptReady();
-                         });
-    });
+    try {
+      Insist([this] {
+        socket_.async_wait(asio::posix::stream_descriptor::wait_read,
+                           [self = shared_from_this()](const asio::error_code& error) {
+                             if (!error) self->AcceptReady();
+                           });
+      });
+    } catch (const std::bad_alloc&) {
+      WaitInNextTurn();
+    }
   }
 
   void End() {
@@ -218,10 +223,21 @@ class AcceptState : public std::enable_shared_from_this<AcceptState> {
   }
 
   void Backoff() {
-    backoff_ = InsistAt(*loop_, loop_->Now() + kAcceptBackoff, [self = shared_from_this()] {
-      self->backoff_ = 0;
-      self->Wait();
-    });
+    try {
+      backoff_ = InsistAt(*loop_, loop_->Now() + kAcceptBackoff, [self = shared_from_this()] {
+        self->backoff_ = 0;
+        self->Wait();
+      });
+    } catch (const std::bad_alloc&) {
+      WaitInNextTurn();
+    }
+  }
+
+  // Of those who wait nobody else would take care.
+  void WaitInNextTurn() {
+    STAGECOACH_MARK("tcp.listener_finds_no_memory_to_wait");
+    std::this_thread::sleep_for(kWantPause);
+    PostAtLast(*loop_, [self = shared_from_this()] { self->Wait(); });
   }
 
   AsioLoop* const loop_;
@@ -411,7 +427,6 @@ class EventFdNotifier final : public Notifier {
 TcpFabric::TcpFabric()
     : readiness_(&loop_), ports_(std::make_unique<AbstractNames>(&readiness_), FirstPort()), addresses_(&loop_) {
   KeepReserve();
-  readiness_.Start();
   const SignalsBlocked signals_blocked;
   thread_ = std::thread([this] {
     pthread_setname_np(pthread_self(), "stagecoach-nic");
@@ -423,16 +438,18 @@ TcpFabric::TcpFabric()
 }
 
 // Whoever is called from the loop ends what it was at when there is no memory or descriptor for it, and says so. What
-// does not, goes without the one step; the loop goes on.
+// does not, goes without the one step; the loop goes on, and waits for the streams again if it was that.
 void TcpFabric::RunLoop() {
   for (;;) {
     try {
+      readiness_.Start();
       return loop_.Run();
     } catch (const std::bad_alloc&) {
       STAGECOACH_MARK("tcp.loop_finds_no_memory");
     } catch (const std::system_error&) {
       STAGECOACH_MARK("tcp.loop_finds_no_descriptor");
     }
+    std::this_thread::sleep_for(kWantPause);
   }
 }
 

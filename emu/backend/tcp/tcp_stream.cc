@@ -27,8 +27,6 @@ namespace {
 constexpr size_t kMaxParts = 64;
 constexpr int kEventBatch = 64;
 constexpr Duration kArmedLater = 50ms;
-// How long the loop waits before it does again what there was no memory or descriptor for.
-constexpr auto kWantPause = std::chrono::milliseconds(1);
 // RFC 1122 section 4.2.2.6: what every TCP can carry; used when the kernel does not say.
 constexpr size_t kDefaultSegmentSize = 536;
 
@@ -136,13 +134,16 @@ void ReadinessSet::ArmLater(const std::shared_ptr<Member>& member) {
 }
 
 void ReadinessSet::Start() {
+  if (is_waiting_) return;
   Insist([this] {
     epoll_.async_wait(asio::posix::stream_descriptor::wait_read, [this](const asio::error_code& error) {
+      is_waiting_ = false;
       if (error) return;
       Dispatch();
       Start();
     });
   });
+  is_waiting_ = true;
 }
 
 void ReadinessSet::Dispatch() {

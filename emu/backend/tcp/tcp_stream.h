@@ -84,7 +84,8 @@ class ReadinessSet {
   // descriptor to spare, of which nobody tells.
   void ArmLater(const std::shared_ptr<Member>& member);
 
-  // Starts waiting. On the loop's thread, or before it runs.
+  // Starts waiting, unless it waits already: an exception in its own handler (std::bad_alloc) may have ended that. On
+  // the loop's thread.
   void Start();
 
  private:
@@ -93,6 +94,7 @@ class ReadinessSet {
 
   AsioLoop* const loop_;
   asio::posix::stream_descriptor epoll_;
+  bool is_waiting_ = false;
   std::mutex mutex_;
   uint64_t next_id_ = 1;                                 // guarded by mutex_
   std::map<uint64_t, std::shared_ptr<Member>> members_;  // guarded by mutex_
