@@ -87,12 +87,13 @@ class SilentClientsTest : public ::testing::Test, public InstalledWorld {
         });
     return outcome;
   }
-  // The power of `host` goes when the server has begun to fetch the data of a call of its.
+  // The processes of `host` stand still when the server has begun to fetch the data of a call of its. Its kernel goes
+  // on, so that no device gives the connection up.
   void KeepDataFromTheServer(const char* host, ConstBytes data) {
     const uint64_t before = server_->stats().connections.reads;
     Give(Connected(host), data);
     ASSERT_TRUE(Until([&] { return server_->stats().connections.reads > before; }));
-    CutPower(host);
+    world_->sim().Stop(world_->fabric(host), true);
   }
 
   // How long it takes until the server fetches the data of a call of `host`.
