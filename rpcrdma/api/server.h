@@ -110,8 +110,9 @@ struct ServerOptions {
   Duration data_time = 30s;
   // The time begins anew when all has come that was awaited when it began. Until then each second's worth of bytes at
   // this rate gives the client a second more, up to the whole of data_time: a slow client may go on, and one that sends
-  // a byte now and then may not. Bytes count when the RDMA Read or the reply that moves them has completed. In bytes
-  // per second, at most 1 TiB; 0: any number of bytes begins the time anew.
+  // a byte now and then may not. Bytes count when the RDMA Read or the reply that moves them has completed, so each
+  // of those must complete within data_time. In bytes per second, at most 1 TiB; 0: any number of bytes begins the time
+  // anew.
   uint64_t data_rate_min = 16384;
   // How often Server::OnClientRefused is told of refusals for one and the same reason; 0: of each.
   Duration refusals_told_every = 60s;

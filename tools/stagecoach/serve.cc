@@ -502,7 +502,7 @@ void AddServe(CLI::App& app, int& exit_code) {
       ->group("Limits");
   command
       ->add_option("--client-memory", options->client_memory,
-                   "Memory for the data of the calls from one address; at most half of --memory")
+                   "Memory for the data of the calls from one address; at most half of --memory, where two calls fit")
       ->type_name("SIZE")
       ->capture_default_str()
       ->check(SizeFrom(uint64_t{1} << 20, uint64_t{1} << 40))
