@@ -10,7 +10,7 @@ STAGECOACH = "tools/stagecoach/stagecoach"
 PROFILES = ["iwarp", "roce"]
 PATIENCE = 120  # s
 # valgrind runs one thread at a time, and not always the one that is waited for.
-VALGRIND = ["valgrind", "--quiet", "--fair-sched=yes", "--error-exitcode=9", "--leak-check=no"]
+VALGRIND = ["valgrind", "--quiet", "--fair-sched=yes", "--error-exitcode=9", "--leak-check=full"]
 
 
 class SanitizedTest(unittest.TestCase):

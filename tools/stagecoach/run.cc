@@ -71,7 +71,17 @@ std::string ValueOf(const char* variable) {
   return value != nullptr ? value : "";
 }
 
-// The environment of the device and of the dynamic loader. False: said why not.
+// What valgrind is not to report of the libraries, whatever script it is that starts it. Nothing where the file has a
+// name that the variable cannot hold: its words end at white space, and nothing quotes one.
+bool SetValgrindOptions(const std::string& libraries) {
+  const std::string file = libraries + "/stagecoach.supp";
+  std::error_code error;
+  if (!std::filesystem::exists(file, error) || file.find_first_of(" \t\n\r\f\v") != std::string::npos) return true;
+  const std::string before = ValueOf("VALGRIND_OPTS");
+  return SetVariable("VALGRIND_OPTS", fmt::format("{}{}--suppressions={}", before, before.empty() ? "" : " ", file));
+}
+
+// The environment of the device, of the dynamic loader and of valgrind. False: said why not.
 bool SetEnvironment(const RunOptions& options, const std::string& libraries) {
   DeviceOptions device = options.device;
   if (device.profile.empty() && std::getenv("STAGECOACH_PROFILE") == nullptr) device.profile = kDefaultProfile;
@@ -88,6 +98,7 @@ bool SetEnvironment(const RunOptions& options, const std::string& libraries) {
   }
   if (!options.trace.empty() && !ApplyRecordOption("run", "--trace", options.trace, "STAGECOACH_TRACE")) return false;
   if (!pcap.empty() && !ApplyRecordOption("run", "--pcap", pcap, "STAGECOACH_PCAP")) return false;
+  if (!SetValgrindOptions(libraries)) return false;
   const std::string before = ValueOf("LD_LIBRARY_PATH");
   return SetVariable("LD_LIBRARY_PATH", before.empty() ? libraries : fmt::format("{}:{}", libraries, before));
 }

@@ -4,13 +4,17 @@ namespace stagecoach::verbs::emulated {
 
 CmDevice::~CmDevice() {
   if (pd_ != nullptr) ibv_dealloc_pd(pd_);
-  if (context_ != nullptr) ibv_close_device(context_);
+  if (context_ != nullptr) ibv_close_device(&context_->tables.context);
 }
 
 ibv_context* CmDevice::Context() {
   std::lock_guard lock(mutex_);
-  if (context_ == nullptr) context_ = ibv_open_device(device_);
-  return context_;
+  if (context_ == nullptr) {
+    ibv_context* const opened = ibv_open_device(device_);
+    if (opened == nullptr) return nullptr;
+    context_ = ToShim(opened);
+  }
+  return &context_->tables.context;
 }
 
 ibv_pd* CmDevice::HoldPd() {

@@ -24,7 +24,8 @@ class CmDevice {
  private:
   ibv_device* const device_;
   std::mutex mutex_;  // guards what follows
-  ibv_context* context_ = nullptr;
+  // By the start of its block: programs look for lost memory by such addresses, and nobody else keeps one.
+  ShimContext* context_ = nullptr;
   ibv_pd* pd_ = nullptr;
   size_t pd_holders_ = 0;
 };
