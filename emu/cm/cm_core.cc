@@ -106,7 +106,7 @@ int CmCore::Bind(const std::shared_ptr<CmId>& id, const IpEndpoint& wanted) {
   const IpEndpoint local = WithoutIdleScope(wanted);
   if (LacksScope(local)) return EINVAL;
   if (!IsLocal(fabric_, local)) return EADDRNOTAVAIL;
-  if (const int error = transport_->WhyNotFrom(local); error != 0) return error;
+  if (const int error = transport_->WhyNotOwn(local); error != 0) return error;
   std::lock_guard lock(mutex_);
   if (id->state_ != State::kIdle) return EINVAL;
   if (const int error = TakePort(id.get(), local); error != 0) return error;
@@ -129,9 +129,12 @@ int CmCore::ResolveAddress(const std::shared_ptr<CmId>& id, const IpEndpoint& fr
   const IpEndpoint destination = WithoutIdleScope(to);
   if (LacksScope(source) || LacksScope(destination)) return EINVAL;
   if (!source.IsUnspecified() && !IsLocal(fabric_, source)) return EADDRNOTAVAIL;
-  if (const int error = transport_->WhyNotFrom(source); error != 0) return error;
+  if (const int error = transport_->WhyNotOwn(source); error != 0) return error;
   const std::optional<IpEndpoint> route = fabric_.RouteTo(destination);
-  const int no_way_from_there = route ? transport_->WhyNotFrom(*route) : 0;
+  const int no_way_from_there = route ? transport_->WhyNotOwn(*route) : 0;
+  // Of other hosts we cannot know it.
+  const bool is_own = route && IsLocal(fabric_, destination);
+  const int no_way_there = is_own ? transport_->WhyNotOwn(destination) : 0;
   std::lock_guard lock(mutex_);
   if (id->state_ != State::kIdle && id->state_ != State::kBound) return EINVAL;
   const IpEndpoint& local = id->state_ == State::kIdle ? source : id->local_;
@@ -147,7 +150,8 @@ int CmCore::ResolveAddress(const std::shared_ptr<CmId>& id, const IpEndpoint& fr
   }
   id->remote_ = destination;
   const bool chooses = id->local_.IsUnspecified();
-  const int error = !route || destination.IsUnspecified() ? ENETUNREACH : chooses ? no_way_from_there : 0;
+  const int from_there = chooses ? no_way_from_there : 0;
+  const int error = !route || destination.IsUnspecified() ? ENETUNREACH : from_there != 0 ? from_there : no_way_there;
   if (error != 0) {
     id->state_ = State::kBound;
     Emit(CmEventType::kAddressError, id, -error);

@@ -52,8 +52,8 @@ class CmTransport {
 
   // --- Without ---
 
-  // 0, or an errno: ids cannot be bound to this address of the host, nor connect from it.
-  virtual int WhyNotFrom(const IpEndpoint& local) const { return 0; }
+  // 0, or an errno: ids cannot be bound to this address of the host, nor connect from it or to it.
+  virtual int WhyNotOwn(const IpEndpoint& address) const { return 0; }
   // The id is kListening.
   virtual Result<std::unique_ptr<Listener>, int> Listen(const std::shared_ptr<CmId>& id, const IpEndpoint& local,
                                                         const StreamOptions& options) = 0;

@@ -111,10 +111,10 @@ Result<std::unique_ptr<PortHold>, int> RoceCm::HoldPort(const CmId& id, const Ip
   return std::make_unique<HeldPort>(local, std::move(*claim));
 }
 
-int RoceCm::WhyNotFrom(const IpEndpoint& local) const {
-  if (local.IsUnspecified() || core_.nic().roce().IndexOf(local)) return 0;
+int RoceCm::WhyNotOwn(const IpEndpoint& address) const {
+  if (address.IsUnspecified() || core_.nic().roce().IndexOf(address)) return 0;
   STAGECOACH_MARK("gsi.no_gid_for_the_address");
-  core_.nic().roce().ComplainOf(local);
+  core_.nic().roce().ComplainOf(address);
   return ENODEV;
 }
 

@@ -79,7 +79,7 @@ class RoceCm final : public CmTransport {
   Result<QpChange, int> ChangeTo(const CmId& id, QpState state) const override;
 
   // ENODEV: it has no GID.
-  int WhyNotFrom(const IpEndpoint& local) const override;
+  int WhyNotOwn(const IpEndpoint& address) const override;
   Result<std::unique_ptr<Listener>, int> Listen(const std::shared_ptr<CmId>& id, const IpEndpoint& local,
                                                 const StreamOptions& options) override;
   int PrepareToAccept(const std::shared_ptr<CmId>& id, const CmParameters& parameters) override;

@@ -125,7 +125,11 @@ void RoceCm::On(const DatagramPeer& from, uint64_t transaction_id, const wire::C
     return SendTo(from, transaction_id, rej);
   }
   const std::optional<AddressVector> path = PathBetween(from.path.local, from.path.remote, {});
-  if (!path) return refuse(CmReason::kInvalidGid);
+  if (!path) {
+    // Whoever named it is elsewhere; here is who can mend it.
+    core_.nic().roce().ComplainOf(from.path.local);
+    return refuse(CmReason::kInvalidGid);
+  }
   if (Talk* const old = FindConnected(from, req.qp_number)) {
     // Of a process that is no more, or of a QP that its program has destroyed. If so, asking will show; the QP has a
     // number that is easy to guess, so that nobody's word alone ends a connection.

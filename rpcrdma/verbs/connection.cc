@@ -29,6 +29,8 @@ constexpr int kResolveTimeoutMs = 5000;
 constexpr uint8_t kRetryCount = 7;
 // Of InfiniBand's rejections (specification volume 1, table 103): nobody has the port.
 constexpr int kInvalidServiceId = 8;
+// The peer's device cannot be reached by this address.
+constexpr int kInvalidGid = 12;
 
 VerbsResult<void> Status(int result, const char* call) {
   if (result == 0) return {};
@@ -64,6 +66,10 @@ CloseCause CauseOfRejection(const CmEvent& event) {
     return {.kind = CloseCause::Kind::kRejected, .error = error, .text = ToString(*refusal)};
   }
   if (error == ECONNREFUSED || event.status == kInvalidServiceId) return CauseOfConnectErrno(ECONNREFUSED);
+  if (event.status == kInvalidGid) {
+    return {.kind = CloseCause::Kind::kRejected,
+            .text = "the peer's RDMA device has no GID for this address of its host"};
+  }
   return {.kind = CloseCause::Kind::kRejected, .error = error, .text = "the peer rejected the connection"};
 }
 
@@ -428,7 +434,9 @@ void Connection::OnPeerGone(const CmEvent& event) {
     case RDMA_CM_EVENT_ADDR_ERROR:
     case RDMA_CM_EVENT_ROUTE_ERROR:
       cause.kind = CloseCause::Kind::kUnreachable;
-      cause.text = cause.error != 0 ? std::strerror(cause.error) : "no RDMA device leads there";
+      cause.text = cause.error == ENODEV ? "the RDMA device of this host has no GID for the address"
+                   : cause.error != 0    ? std::strerror(cause.error)
+                                         : "no RDMA device leads there";
       break;
     case RDMA_CM_EVENT_DEVICE_REMOVAL:
       cause.kind = CloseCause::Kind::kDevice;

@@ -295,10 +295,16 @@ TEST_F(AddressesTest, AnAddressWithoutAGidIsRefusedWhereItIsNamed) {
                                   reinterpret_cast<sockaddr*>(&loopback), 2000),
                 -1);
       EXPECT_EQ(errno, ENODEV);
-      if (without != last) continue;
-      // Who names no source has the one of the route, which is the address itself.
-      ASSERT_EQ(rdma_resolve_addr(id.get(), nullptr, reinterpret_cast<sockaddr*>(&address), 2000), 0);
-      EXPECT_EQ(end.ExpectEvent(RDMA_CM_EVENT_ADDR_ERROR), -ENODEV);
+      // As a destination, too. Who names no source has the one of the route, which may be the address itself.
+      sockaddr_storage with = without == last ? Named(Own(1)) : loopback;
+      for (sockaddr_storage* source : {static_cast<sockaddr_storage*>(nullptr), &with}) {
+        SCOPED_TRACE(source == nullptr ? "from anywhere" : "from an address with a GID");
+        id = std::move(CreateCmId(end.channel.get()).value());
+        ASSERT_EQ(rdma_resolve_addr(id.get(), reinterpret_cast<sockaddr*>(source),
+                                    reinterpret_cast<sockaddr*>(&address), 2000),
+                  0);
+        EXPECT_EQ(end.ExpectEvent(RDMA_CM_EVENT_ADDR_ERROR), -ENODEV);
+      }
     }
   } else {
     ExpectConnects(last);
