@@ -153,13 +153,13 @@ int CmCore::ResolveAddress(const std::shared_ptr<CmId>& id, const IpEndpoint& fr
   const int from_there = chooses ? no_way_from_there : 0;
   const int error = !route || destination.IsUnspecified() ? ENETUNREACH : from_there != 0 ? from_there : no_way_there;
   if (error != 0) {
-    id->state_ = State::kBound;
     Emit(CmEventType::kAddressError, id, -error);
+    id->state_ = State::kBound;
     return 0;
   }
   if (chooses) id->local_ = route->WithPort(id->local_.port);
-  id->state_ = State::kAddressResolved;
   Emit(CmEventType::kAddressResolved, id);
+  id->state_ = State::kAddressResolved;
   return 0;
 }
 
@@ -188,8 +188,8 @@ int CmCore::SetServiceClass(const std::shared_ptr<CmId>& id, uint8_t service_cla
 int CmCore::ResolveRoute(const std::shared_ptr<CmId>& id) {
   std::lock_guard lock(mutex_);
   if (id->state_ != State::kAddressResolved) return EINVAL;
-  id->state_ = State::kRouteResolved;
   Emit(CmEventType::kRouteResolved, id);
+  id->state_ = State::kRouteResolved;
   return 0;
 }
 
@@ -499,10 +499,10 @@ void CmCore::Fail(const std::shared_ptr<CmId>& id, State expected, Failure failu
                   std::vector<std::byte> private_data) {
   std::lock_guard lock(mutex_);
   if (id->state_ != expected) return;
-  id->state_ = State::kClosed;
   CmEvent event{failure.type, id, nullptr, failure.status, {}};
   event.parameters.private_data = std::move(private_data);
   Emit(std::move(event));
+  id->state_ = State::kClosed;
 }
 
 }  // namespace stagecoach::emu

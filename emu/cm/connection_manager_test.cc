@@ -7,8 +7,10 @@
 
 #include <cerrno>
 #include <memory>
+#include <new>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/bytes.h"
@@ -156,12 +158,28 @@ class Stranger {
   bool ended_ = false;
 };
 
+// There is no memory for the first event of that kind.
+class NoMemoryForTheFirst final : public TraceSink {
+ public:
+  explicit NoMemoryForTheFirst(CmEventType type) : type_(ToString(type)) {}
+  void OnEvent(Instant, std::string_view, std::string_view event, std::initializer_list<TraceFact> facts) override {
+    const auto* const type = FindFact<std::string_view>(facts, "type");
+    if (event != "event" || type == nullptr || *type != type_) return;
+    if (++events_ == 1) throw std::bad_alloc();
+  }
+  int events() const { return events_; }
+
+ private:
+  const std::string_view type_;
+  int events_ = 0;
+};
+
 class ConnectionManagerTest : public ::testing::Test {
  protected:
   void Start(CmOptions server_options = {}, uint64_t seed = 1) {
     SimWorld::Options options;
     options.seed = seed;
-    options.trace = &hash_;
+    options.trace = trace_;
     options.link.chop = true;
     world_ = std::make_unique<SimWorld>(options);
     server_ = std::make_unique<Machine>(world_.get(), "server", kServerAddress, server_options);
@@ -181,6 +199,8 @@ class ConnectionManagerTest : public ::testing::Test {
   }
 
   TraceHash hash_;
+  std::optional<NoMemoryForTheFirst> no_memory_;
+  TraceSink* trace_ = &hash_;
   std::unique_ptr<SimWorld> world_;
   std::unique_ptr<Machine> server_;
   std::unique_ptr<Machine> client_;
@@ -671,6 +691,41 @@ TEST_F(ConnectionManagerTest, TheSameSeedIsTheSameStory) {
   }
   EXPECT_EQ(hashes[0], hashes[1]);
   EXPECT_GT(hash_.events(), 10u);
+}
+
+// The connection has ended, and the QP says so once more.
+TEST_F(ConnectionManagerTest, TheEndIsToldWhenThereIsMemoryForIt) {
+  trace_ = &no_memory_.emplace(CmEventType::kDisconnected);
+  Start();
+  auto listener = server_->Listening();
+  QueuePair* qp = nullptr;
+  auto id = client_->Connecting(kServerAddress, {}, &qp);
+  auto accepted = AcceptNext();
+  EXPECT_EQ(client_->Next(), CmEventType::kEstablished);
+  EXPECT_EQ(server_->Next(), CmEventType::kEstablished);
+  qp->Disconnect();
+  EXPECT_EQ(client_->Next(), CmEventType::kDisconnected);
+  EXPECT_EQ(server_->Next(), CmEventType::kDisconnected);
+  EXPECT_EQ(no_memory_->events(), 3);
+  client_->cm().Destroy(id);
+  server_->cm().Destroy(accepted);
+  server_->cm().Destroy(listener);
+}
+
+// The peer goes before its RTR has come: what it is told is the other of the two.
+TEST_F(ConnectionManagerTest, TheEndBeforeTheRtrIsToldWhenThereIsMemoryForIt) {
+  trace_ = &no_memory_.emplace(CmEventType::kConnectError);
+  Start();
+  auto listener = server_->Listening();
+  Stranger stranger(world_.get(), &client_->fabric());
+  stranger.Say(Request(/*enhanced=*/true));
+  auto accepted = AcceptNext();
+  world_->RunFor(10ms);
+  stranger.Leave();
+  EXPECT_EQ(server_->Next(), CmEventType::kConnectError);
+  EXPECT_EQ(no_memory_->events(), 2);
+  server_->cm().Destroy(accepted);
+  server_->cm().Destroy(listener);
 }
 
 }  // namespace

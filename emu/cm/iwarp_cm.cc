@@ -567,12 +567,12 @@ void IwarpCm::OnQpGone(const std::shared_ptr<CmId>& id) {
   id->attached_ = false;
   if (id->state_ == State::kConnected) {
     STAGECOACH_MARK("cm.qp_destroyed_while_connected");
-    id->state_ = State::kClosed;
     core_.Emit(CmEventType::kDisconnected, id);
+    id->state_ = State::kClosed;
   } else if (id->state_ == State::kConnecting || id->state_ == State::kAccepting) {
     STAGECOACH_MARK("cm.qp_destroyed_amidst_its_handshake");
-    id->state_ = State::kClosed;
     core_.Emit(CmEventType::kConnectError, id, -ECONNABORTED);
+    id->state_ = State::kClosed;
     OnLoop([key = id->serial()](IwarpCm& cm) { cm.Remove(key); });
   }
 }
@@ -738,9 +738,9 @@ void IwarpCm::Attach(const std::shared_ptr<CmId>& id, State expected, std::uniqu
     if (id->state_ == expected) {
       if (error != 0) {
         STAGECOACH_MARK("cm.qp_does_not_take_the_connection");
+        core_.Emit(CmEventType::kConnectError, id, -error);
         id->attached_ = false;
         id->state_ = State::kClosed;
-        core_.Emit(CmEventType::kConnectError, id, -error);
         return;
       }
       core_.Tell("connected", {{"id", id->serial()},
@@ -750,8 +750,8 @@ void IwarpCm::Attach(const std::shared_ptr<CmId>& id, State expected, std::uniqu
                                {"crc", uint64_t{outcome.crc}},
                                {"rtr", ToString(outcome.rtr)}});
       if (initiator || outcome.rtr == MpaRtr::kNone) {
-        id->state_ = State::kConnected;
         core_.Emit(std::move(established));
+        id->state_ = State::kConnected;
       } else {
         AwaitRtr(id);
       }
@@ -795,8 +795,8 @@ void IwarpCm::OnFirstRecord(const std::shared_ptr<CmId>& id) {
   StopAwaitingRtr(id->serial());
   std::lock_guard lock(core_.mutex());
   if (id->state_ != State::kAccepting) return;
-  id->state_ = State::kConnected;
   core_.Emit(CmEventType::kEstablished, id);
+  id->state_ = State::kConnected;
 }
 
 void IwarpCm::OnClosed(const std::shared_ptr<CmId>& id, const CloseNotice& notice) {
@@ -811,12 +811,12 @@ void IwarpCm::OnClosed(const std::shared_ptr<CmId>& id, const CloseNotice& notic
   const bool local = !notice.fault || (notice.fault->layer == 0 && notice.fault->error_type == 0);
   if (notice.reason == CloseReason::kLocalFault && !local) status = -EPROTO;
   if (id->state_ == State::kConnected) {
-    id->state_ = State::kClosed;
     core_.Emit(CmEventType::kDisconnected, id, status);
+    id->state_ = State::kClosed;
   } else if (id->state_ == State::kAccepting) {
     STAGECOACH_MARK("cm.closed_before_the_rtr");
-    id->state_ = State::kClosed;
     core_.Emit(CmEventType::kConnectError, id, status != 0 ? status : -ECONNRESET);
+    id->state_ = State::kClosed;
   }
 }
 

@@ -788,8 +788,8 @@ bool RoceCm::TellDisconnected(Talk& talk, int status) {
   if (talk.id == nullptr) return false;
   std::lock_guard lock(core_.mutex());
   if (talk.id->state_ != State::kConnected && talk.id->state_ != State::kAccepting) return false;
-  talk.id->state_ = State::kClosed;
   core_.Emit(CmEventType::kDisconnected, talk.id, status);
+  talk.id->state_ = State::kClosed;
   return true;
 }
 
@@ -820,9 +820,9 @@ void RoceCm::Established(Talk& talk) {
   if (talk.id == nullptr) return;
   std::lock_guard lock(core_.mutex());
   if (talk.id->state_ != State::kAccepting) return;
-  talk.id->state_ = State::kConnected;
   stagecoach::Insist([&] { core_.Tell("connected", {{"id", talk.serial}, {"qp", uint64_t{talk.qp_number}}}); });
   core_.Emit(CmEventType::kEstablished, talk.id);
+  talk.id->state_ = State::kConnected;
 }
 
 void RoceCm::OnTimer(uint32_t local_id) {

@@ -443,9 +443,9 @@ void RoceCm::On(const DatagramPeer& from, uint64_t transaction_id, const wire::C
   std::lock_guard lock(core_.mutex());
   // If the id went away meanwhile, that is to be said on the loop, too.
   if (talk->id->state_ != State::kConnecting) return;
-  talk->id->state_ = State::kConnected;
   stagecoach::Insist([&] { core_.Tell("connected", {{"id", talk->serial}, {"qp", uint64_t{talk->qp_number}}}); });
   core_.Emit(std::move(event));
+  talk->id->state_ = State::kConnected;
 }
 
 void RoceCm::On(const DatagramPeer& from, uint64_t transaction_id, const wire::CmRtu& rtu) {
@@ -582,8 +582,8 @@ void RoceCm::On(const DatagramPeer& from, uint64_t, const wire::CmSidrRep& rep) 
   std::lock_guard lock(core_.mutex());
   if (id->state_ != State::kConnecting) return;
   event.parameters.path = id->way_->path;
-  id->state_ = State::kConnected;
   core_.Emit(std::move(event));
+  id->state_ = State::kConnected;
 }
 
 // --- Peers that are not there ---
