@@ -723,15 +723,18 @@ int QueuePair::Attach(std::unique_ptr<Connection> connection, std::shared_ptr<Co
   std::lock_guard control(control_mutex_);
   if (connection_ != nullptr) return EISCONN;
   if (retired_.load()) return EINVAL;  // its CQs may be gone
-  // As for Modify.
+  // As for Modify. A poller that finds no descriptor would have nothing to watch, and hears of none later.
+  poll_descriptor_.store(connection->stream().PollDescriptor(), std::memory_order_release);
+  Undoing unattached([this] {
+    DetachFromCqs();
+    poll_descriptor_.store(kNoStream, std::memory_order_release);
+  });
   AttachToCqs();
-  Undoing unattached([this] { DetachFromCqs(); });
   connection->stream().SetWatcher(connection.get());
   std::optional<Turn> turn(std::in_place, *this);
   const QpTransition* const transition = FindQpTransition(kind_, state(), QpEvent::kConnected);
   const int error = transition == nullptr ? EINVAL : 0;
   if (error == 0) {
-    poll_descriptor_.store(connection->stream().PollDescriptor(), std::memory_order_release);
     {
       std::lock_guard lock(sends_.mutex());
       sends_.SetExtensions(connection->extensions());

@@ -33,6 +33,7 @@ constexpr std::string_view kMemory = "memory does not end; verbs_shim/emulated:n
 
 constexpr OutOfReach kOutOfReach[] = {
     {"assemble.gap_between_segments_closed", kOursOnly},
+    {"base.spare_block_taken", kMemory},
     {"channel.cq_waits_for_acknowledgements", kCqAcks},
     {"channel.event_taken_back_from_its_waiter", kOneThread},
     {"channel.object_waits_for_acknowledgements", kObjectAcks},
@@ -50,6 +51,7 @@ constexpr OutOfReach kOutOfReach[] = {
     {"connection.post_receive_refused", kSized},
     {"connection.post_send_refused", kSized},
     {"connection.window_refused", "the swarm draws no device with too few windows, and none fails as a whole (EIO)"},
+    {"cq.no_memory_to_grow", kMemory},
     {"cq.oldest_completion_overwritten", kSized},
     {"cq.overrun", kSized},
     {"credits.grant_below_calls_in_flight", kOursOnly},
@@ -92,6 +94,8 @@ constexpr OutOfReach kOutOfReach[] = {
     {"nic.client_of_the_loop_finds_no_descriptor", "no system call fails for want of descriptors"},
     {"nic.client_of_the_loop_finds_no_memory", kMemory},
     {"nic.context_closed_with_qps", "a NIC goes after the programs of its host, and with them goes all that they made"},
+    {"nic.loop_cannot_be_called", kMemory},
+    {"nic.loop_has_no_timer", kMemory},
     {"nic.qps_used_up", kNoLimit},
     {"pool.total_used_up", "no world has as many calls at once as a server has memory for"},
     {"port.attempt_finds_no_memory", kMemory},
@@ -100,6 +104,7 @@ constexpr OutOfReach kOutOfReach[] = {
     {"port.no_memory_for_a_carrier", kMemory},
     {"port.no_memory_to_call_later", kMemory},
     {"port.source_refused_too_often", kOursOnly},
+    {"port.too_many_visitors_wait", kFewClients},
     {"port.visitor_finds_no_memory", kMemory},
     {"qp.datagram_too_long_for_its_receive", kNoDatagrams},
     {"qp.datagram_waits_for_room", kNoDatagrams},
