@@ -22,7 +22,6 @@ using State = CmId::State;
 using wire::CmAbout;
 using wire::CmReason;
 
-constexpr uint8_t kHopLimit = 64;
 // What an id is told of a peer that does not answer.
 constexpr int kTimedOut = -ETIMEDOUT;
 // How soon another datagram is tried where the port took none.
@@ -165,7 +164,7 @@ std::optional<AddressVector> RoceCm::PathBetween(const IpEndpoint& local, const 
   path.is_global = true;
   path.gid = emu::GidOf(remote);
   path.sgid_index = *source;
-  path.hop_limit = kHopLimit;
+  path.hop_limit = wire::kUsualHopLimit;
   path.traffic_class = options.service_class.value_or(0);
   return path;
 }
@@ -361,7 +360,7 @@ void RoceCm::Request(const std::shared_ptr<CmId>& id, const CmParameters& parame
   req.local_gid = emu::GidOf(local);
   req.remote_gid = emu::GidOf(remote);
   req.traffic_class = way.path.traffic_class;
-  req.hop_limit = kHopLimit;
+  req.hop_limit = wire::kUsualHopLimit;
   req.subnet_local = true;
   req.ack_timeout = way.ack_timeout;
   IpHeaderOf(local, remote).Encode(std::span(req.private_data).first<wire::kCmIpHeaderSize>());

@@ -95,14 +95,18 @@ const char* ToString(DatagramFault fault) {
 }
 
 Result<DatagramHead, DatagramFault> JudgeDatagram(const RecordHead& record, size_t mtu) {
-  const auto header = wire::DecodeIb(record.head, record.length);
+  auto header = wire::DecodeIb(record.head, record.length);
   if (!header) return Err(DatagramFault::kMalformed);
   if (header->service != wire::IbService::kUd) return Err(DatagramFault::kNotDatagram);
   // Of two limited members neither hears the other; we are full members.
   if ((header->pkey & kPartitionMask) != (wire::kIbDefaultPkey & kPartitionMask)) {
     return Err(DatagramFault::kPartition);
   }
-  const size_t head_size = header->EncodedSize();
+  const size_t packet_head = header->EncodedSize();
+  if (!wire::DecodeDatagramIp(record.head.subspan(packet_head), &*header)) return Err(DatagramFault::kMalformed);
+  const size_t head_size = packet_head + wire::kDatagramIpSize;
+  // The head may be longer than the record.
+  if (record.length < head_size) return Err(DatagramFault::kMalformed);
   const size_t payload = record.length - head_size;
   if (payload > mtu) return Err(DatagramFault::kTooLong);
   return DatagramHead{*header, head_size, payload};

@@ -22,6 +22,8 @@ wire::IbHeader Sample() {
   header.source_qp = 0x20003;
   header.qkey = 0x11223344;
   header.traffic_class = 0xb8;
+  header.hop_limit = 13;
+  header.flow_label = 0x54321;
   header.immediate = 7;
   return header;
 }
@@ -29,9 +31,10 @@ wire::IbHeader Sample() {
 // A record with this header and so many bytes behind it.
 std::vector<std::byte> Record(wire::IbHeader header, size_t payload) {
   header.pad = wire::IbPad(payload);
-  std::vector<std::byte> bytes(header.EncodedSize() + payload, std::byte{0x5a});
+  std::vector<std::byte> bytes(header.EncodedSize() + wire::kDatagramIpSize + payload, std::byte{0x5a});
   ByteWriter out(bytes);
   header.Encode(out);
+  wire::EncodeDatagramIp(header, out);
   return bytes;
 }
 
@@ -45,12 +48,30 @@ TEST(Datagram, IsTakenAsItWasSent) {
     const auto judged = Judge(Record(Sample(), payload));
     ASSERT_TRUE(judged.has_value()) << payload;
     EXPECT_EQ(judged->payload, payload);
-    EXPECT_EQ(judged->head_size, 24u);
+    EXPECT_EQ(judged->head_size, 24u + wire::kDatagramIpSize);
     EXPECT_EQ(judged->header.qkey, Sample().qkey);
     EXPECT_EQ(judged->header.source_qp, Sample().source_qp);
     EXPECT_EQ(judged->header.destination_qp, Sample().destination_qp);
     EXPECT_EQ(judged->header.immediate, 7u);
     EXPECT_EQ(judged->header.traffic_class, 0xb8);
+    EXPECT_EQ(judged->header.hop_limit, 13);
+    EXPECT_EQ(judged->header.flow_label, 0x54321u);
+  }
+}
+
+TEST(Datagram, WithoutTheWordBehindItsHeadersItIsRefused) {
+  const std::vector<std::byte> whole = Record(Sample(), 0);
+  const size_t packet = Sample().EncodedSize();
+  for (size_t size = packet; size < whole.size(); ++size) {
+    std::vector<std::byte> cut(whole.begin(), whole.begin() + static_cast<ptrdiff_t>(size));
+    cut[1] |= static_cast<std::byte>(wire::IbPad(size - packet) << 4);
+    EXPECT_EQ(Judge(cut).error(), DatagramFault::kMalformed) << size;
+  }
+  // Bits that mean nothing.
+  for (int bit = 20; bit < 24; ++bit) {
+    std::vector<std::byte> other = whole;
+    other[packet + 1] |= static_cast<std::byte>(1u << (bit - 16));
+    EXPECT_EQ(Judge(other).error(), DatagramFault::kMalformed) << bit;
   }
 }
 

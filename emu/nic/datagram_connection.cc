@@ -12,9 +12,6 @@ namespace stagecoach::emu {
 namespace {
 
 constexpr size_t kSmallestMtu = 128;  // shifted by the code of ibv_mtu: 1 is 256
-// Of the sender's wishes about the IP header, which the record has not, the traffic class alone arrives; for the hop
-// limit stands what is usual.
-constexpr uint8_t kHopLimit = 64;
 
 uint64_t LengthOf(std::span<const ScatterGather> sges) {
   uint64_t length = 0;
@@ -71,6 +68,8 @@ bool DatagramConnection::SendOne(SendSlot& slot) {
   header.destination_qp = target.remote_qp;
   header.source_qp = qp_.qp_number();
   header.traffic_class = target.traffic_class;
+  header.hop_limit = target.hop_limit;
+  header.flow_label = target.flow_label;
   header.qkey = QkeyToSend(target.remote_qkey, qp_.attributes_.qkey);
   header.psn = psn_;
   header.immediate = slot.immediate;
@@ -144,7 +143,8 @@ DatagramFate DatagramConnection::TakeDatagram(const RocePath& from, const wire::
   const Route route{.source = GidOf(from.remote),
                     .destination = GidOf(from.local),
                     .traffic_class = header.traffic_class,
-                    .hop_limit = kHopLimit};
+                    .hop_limit = header.hop_limit,
+                    .flow_label = header.flow_label};
   WriteGrh(route, packet, grh);
   const ConstBytes parts[] = {grh, payload};
   ReceiveCompletion done;

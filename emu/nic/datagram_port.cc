@@ -57,7 +57,7 @@ constexpr int kTakenForPatience = 64;
 
 // A datagram that waits. Its header is encoded already.
 struct Waiting {
-  std::array<std::byte, wire::kMaxIbHeaderSize> header{};
+  std::array<std::byte, wire::kMaxIbHeaderSize> header{};  // and the word behind it, as datagrams have short ones
   size_t header_size = 0;
   std::vector<std::byte> payload;
 
@@ -71,6 +71,8 @@ Waiting Pack(wire::IbHeader header, ConstBytes payload) {
   Waiting packed;
   ByteWriter out(packed.header);
   header.Encode(out);
+  wire::EncodeDatagramIp(header, out);
+  STAGECOACH_CHECK(out.ok());
   packed.header_size = out.position();
   packed.payload.assign(payload.begin(), payload.end());
   return packed;

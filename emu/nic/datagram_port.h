@@ -82,9 +82,9 @@ class DatagramPort {
     kDropped,  // lost, as far as can be known already
   };
   // Sends one datagram. Of the header count the opcode (kSendOnly, kSendOnlyImm), `solicited`, both QPs, Q_Key, PSN,
-  // traffic class and the immediate. At most 4096 bytes of payload. After kFull the QP `waiter` is asked to go on (its
-  // send queue is looked at again) when there may be room. Without a waiter datagrams wait for a link that is being
-  // opened, too, so that kFull is rare, and then it is for the caller to try again some time.
+  // traffic class, hop limit, flow label and the immediate. At most 4096 bytes of payload. After kFull the QP `waiter`
+  // is asked to go on (its send queue is looked at again) when there may be room. Without a waiter datagrams wait for a
+  // link that is being opened, too, so that kFull is rare, and then it is for the caller to try again some time.
   Sent Send(const DatagramPeer& to, const wire::IbHeader& header, ConstBytes payload, uint32_t waiter = 0);
 
   // --- For QPs of programs ---

@@ -175,9 +175,10 @@ class DatagramPortTest : public ::testing::Test {
   }
   // As one record, the way links frame them.
   static std::vector<std::byte> Framed(const wire::IbHeader& header, size_t payload) {
-    std::vector<std::byte> record(header.EncodedSize() + payload, std::byte{'x'});
+    std::vector<std::byte> record(header.EncodedSize() + wire::kDatagramIpSize + payload, std::byte{'x'});
     ByteWriter out(record);
     header.Encode(out);
+    wire::EncodeDatagramIp(header, out);
     return FramedBytes(record);
   }
   static std::vector<std::byte> FramedBytes(const std::vector<std::byte>& record) {

@@ -144,7 +144,10 @@ DatagramTarget SendQueue::TargetOf(const SendRequest& request) const {
                         .remote_qp = request.remote_qp & wire::kIbQpMask,
                         .remote_qkey = request.remote_qkey,
                         .traffic_class = to.vector.traffic_class,
+                        .flow_label = to.vector.flow_label,
                         .foreign = to.nic != rules_.nic || to.pd != rules_.pd};
+  // "A host MUST NOT send a datagram with a Time-to-Live (TTL) value of zero" (RFC 1122 section 3.2.1.7).
+  if (to.vector.hop_limit != 0) target.hop_limit = to.vector.hop_limit;
   // With the general services every process has a QP of the same number: that of the first is meant.
   target.peer.slot = static_cast<uint8_t>(target.remote_qp >> kSlotShift);
   return target;

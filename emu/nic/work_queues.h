@@ -19,6 +19,7 @@
 #include "emu/nic/qp_attributes.h"
 #include "emu/nic/slot_ring.h"
 #include "emu/nic/work_types.h"
+#include "emu/wire/ib.h"
 
 namespace stagecoach::emu {
 
@@ -28,6 +29,8 @@ struct DatagramTarget {
   uint32_t remote_qp = 0;
   uint32_t remote_qkey = 0;
   uint8_t traffic_class = 0;
+  uint8_t hop_limit = wire::kUsualHopLimit;
+  uint32_t flow_label = 0;
   bool foreign = false;  // the handle is of another domain than the QP
 };
 

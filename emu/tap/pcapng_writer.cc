@@ -143,21 +143,21 @@ size_t IpHeaderSize(const IpEndpoint& end) {
 
 // Into `header`, which is as large as it gets. `size`: of what follows it.
 void PutIpHeader(MutableBytes header, const IpEndpoint& source, const IpEndpoint& destination, uint8_t protocol,
-                 size_t size, uint8_t traffic_class = 0) {
+                 size_t size, const wire::IbIpFields& fields = {}) {
   ByteWriter out(header);
   const bool v6 = header.size() == kIpv6Header;
   if (v6) {
-    out.U32(0x60000000 | uint32_t{traffic_class} << 20);
+    out.U32(0x60000000 | uint32_t{fields.traffic_class} << 20 | fields.flow_label);
     out.U16(static_cast<uint16_t>(size));
     out.U8(protocol);
-    out.U8(64);  // hop limit
+    out.U8(fields.hop_limit);
   } else {
     out.U8(0x45);
-    out.U8(traffic_class);
+    out.U8(fields.traffic_class);
     out.U16(static_cast<uint16_t>(header.size() + size));
     out.U16(0);
-    out.U16(0x4000);  // don't fragment
-    out.U8(64);       // time to live
+    out.U16(0x4000);           // don't fragment
+    out.U8(fields.hop_limit);  // time to live
     out.U8(protocol);
     out.U16(0);  // checksum
   }
@@ -216,14 +216,14 @@ Headers TcpHeaders(const IpEndpoint& source, const IpEndpoint& destination, cons
 
 // Of a RoCE packet. `packet` is complete but for its last four bytes, the ICRC, which this puts there.
 Headers RoceHeaders(const IpEndpoint& source, const IpEndpoint& destination, uint16_t source_port,
-                    uint8_t traffic_class, MutableBytes packet) {
+                    const wire::IbIpFields& fields, MutableBytes packet) {
   const size_t ip_size = IpHeaderSize(source);
   const size_t udp_size = kUdpHeader + packet.size();
 
   Headers headers;
   headers.size = ip_size + kUdpHeader;
   const MutableBytes all = MutableBytes(headers.bytes).first(headers.size);
-  PutIpHeader(all.first(ip_size), source, destination, kProtocolUdp, udp_size, traffic_class);
+  PutIpHeader(all.first(ip_size), source, destination, kProtocolUdp, udp_size, fields);
   ByteWriter out(all.subspan(ip_size));
   out.U16(source_port);
   out.U16(kRocePort);
@@ -403,15 +403,15 @@ class PcapNgWriter::RoceFlow final : public Flow {
     for (size_t i = kQpOffset; i < kQpOffset + 3 && i < packet.size(); ++i) {
       destination_qp = destination_qp << 8 | std::to_integer<uint32_t>(packet[i]);
     }
-    const uint8_t traffic_class = wire::TakeTrafficClass(packet);
+    const wire::IbIpFields fields = wire::TakeIpFields(&packet);
     packet.resize(packet.size() + wire::IbPad(packet.size()) + wire::kIbIcrcSize);
 
     const bool sent = direction == CaptureDirection::kSent;
     const uint64_t mixed = ((sent ? sent_hash_ : received_hash_) ^ destination_qp) * 0x9e3779b97f4a7c15;
     const auto port = static_cast<uint16_t>(kFirstSourcePort | mixed >> (64 - kSourcePortBits));
     const auto& [local, remote] = key_;
-    const Headers headers = sent ? RoceHeaders(local, remote, port, traffic_class, packet)
-                                 : RoceHeaders(remote, local, port, traffic_class, packet);
+    const Headers headers =
+        sent ? RoceHeaders(local, remote, port, fields, packet) : RoceHeaders(remote, local, port, fields, packet);
     writer_->WritePacket(direction, headers.view(), packet);
   }
 

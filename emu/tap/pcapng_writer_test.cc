@@ -480,16 +480,19 @@ TEST(PcapNgWriter, ARocePacketIsWhatAnAdapterWouldSend) {
       << Hex(packets[1].ip);
 }
 
-TEST(PcapNgWriter, TheTrafficClassOfADatagramStandsInItsIpHeader) {
+TEST(PcapNgWriter, WhatADatagramsSenderSaysOfItsIpHeaderStandsThere) {
   const std::string path = TempPath("roce_class.pcapng");
   const auto writer = MustCreate(path);
   wire::IbHeader header;
   header.service = wire::IbService::kUd;
   header.source_qp = 0x10002;
   header.traffic_class = 0xb8;
-  std::string record(header.EncodedSize(), '\0');
+  header.hop_limit = 13;
+  header.flow_label = 0x54321;
+  std::string record(header.EncodedSize() + wire::kDatagramIpSize, '\0');
   ByteWriter out(AsMutableBytes(record.data(), record.size()));
   header.Encode(out);
+  wire::EncodeDatagramIp(header, out);
   const auto v4 = writer->OpenFlow(CaptureStyle::kRoce, Local(), Remote(), true);
   Record(*v4, kSent, record, "");
   const auto v6 = writer->OpenFlow(CaptureStyle::kRoce, Local("2001:db8::1"), Remote("2001:db8::2"), false);
@@ -497,7 +500,11 @@ TEST(PcapNgWriter, TheTrafficClassOfADatagramStandsInItsIpHeader) {
   const std::vector<RawPacket> packets = RawPackets(path);
   ASSERT_EQ(packets.size(), 2u);
   EXPECT_EQ(Hex(packets[0].ip.substr(0, 4)), "45b80034");
-  EXPECT_EQ(Hex(packets[1].ip.substr(0, 4)), "6b800000");
+  EXPECT_EQ(Hex(packets[0].ip.substr(8, 1)), "0d");
+  EXPECT_EQ(Hex(packets[1].ip.substr(0, 4)), "6b854321");
+  EXPECT_EQ(Hex(packets[1].ip.substr(7, 1)), "0d");
+  // The same length as on a wire, ICRC included.
+  EXPECT_EQ(packets[1].ip.size(), size_t{40 + 8 + 20 + 4});
   // Behind IP, UDP, BTH and Q_Key, where the record had it.
   EXPECT_EQ(Hex(packets[0].ip.substr(20 + 8 + 12 + 4, 4)), "00010002");
   EXPECT_EQ(Hex(packets[1].ip.substr(40 + 8 + 12 + 4, 4)), "00010002");

@@ -59,6 +59,9 @@ constexpr uint8_t kOpMask = 0x1f;
 constexpr uint32_t kFlagsAt = 1;
 // Of the DETH's reserved byte, behind BTH and Q_Key.
 constexpr size_t kTrafficClassAt = kIbBthSize + 4;
+// Of the word behind a datagram's headers.
+constexpr int kHopLimitShift = 24;
+constexpr uint32_t kFlowLabelMask = 0xfffff;
 
 bool Exists(uint8_t opcode) {
   const uint8_t op = opcode & kOpMask;
@@ -276,11 +279,31 @@ Result<IbHeader, IbFault> DecodeIb(ConstBytes head, size_t record_length) {
   return header;
 }
 
-uint8_t TakeTrafficClass(MutableBytes record) {
-  if (record.size() <= kTrafficClassAt) return 0;
-  const auto opcode = std::to_integer<uint8_t>(record[0]);
-  if (!Exists(opcode) || static_cast<IbService>(opcode & kServiceMask) != IbService::kUd) return 0;
-  return std::to_integer<uint8_t>(std::exchange(record[kTrafficClassAt], std::byte{0}));
+void EncodeDatagramIp(const IbHeader& header, ByteWriter& out) {
+  out.U32(uint32_t{header.hop_limit} << kHopLimitShift | (header.flow_label & kFlowLabelMask));
+}
+
+bool DecodeDatagramIp(ConstBytes behind, IbHeader* header) {
+  if (behind.size() < kDatagramIpSize) return false;
+  ByteReader in(behind);
+  const uint32_t word = in.U32();
+  if ((word & ~(uint32_t{0xff} << kHopLimitShift | kFlowLabelMask)) != 0) return false;
+  header->hop_limit = static_cast<uint8_t>(word >> kHopLimitShift);
+  header->flow_label = word & kFlowLabelMask;
+  return true;
+}
+
+IbIpFields TakeIpFields(std::vector<std::byte>* record) {
+  if (record->empty()) return {};
+  const auto opcode = std::to_integer<uint8_t>(record->front());
+  if (!Exists(opcode) || static_cast<IbService>(opcode & kServiceMask) != IbService::kUd) return {};
+  const size_t size = SizeOf(PartsOf(IbService::kUd, static_cast<IbOp>(opcode & kOpMask)));
+  IbHeader header;
+  if (record->size() < size || !DecodeDatagramIp(ConstBytes(*record).subspan(size), &header)) return {};
+  const auto word = record->begin() + static_cast<ptrdiff_t>(size);
+  record->erase(word, word + kDatagramIpSize);
+  const std::byte traffic_class = std::exchange((*record)[kTrafficClassAt], std::byte{0});
+  return {std::to_integer<uint8_t>(traffic_class), header.hop_limit, header.flow_label};
 }
 
 std::array<std::byte, kIbBthSize> EncodeIbUnreachable(uint32_t destination_qp, uint32_t psn) {

@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "base/bytes.h"
 #include "base/cursor.h"
@@ -140,6 +141,10 @@ std::string SyndromeToString(uint8_t syndrome);
 inline constexpr size_t kIbBthSize = 12;
 // BTH and AtomicETH: no packet of the three services has a longer header.
 inline constexpr size_t kMaxIbHeaderSize = 40;
+// Of the word that datagrams have behind their headers between us.
+inline constexpr size_t kDatagramIpSize = 4;
+// The hop limit of packets whose sender wishes no other.
+inline constexpr uint8_t kUsualHopLimit = 64;
 inline constexpr size_t kIbIcrcSize = 4;
 inline constexpr uint16_t kIbDefaultPkey = 0xffff;
 inline constexpr uint32_t kIbQpMask = 0xffffff;
@@ -181,6 +186,9 @@ struct IbHeader {
   // byte is 0.
   uint8_t traffic_class = 0;
   uint32_t source_qp = 0;  // 24 bits
+  // What else of the IP header a datagram's sender has a say in. Encode() leaves both out: EncodeDatagramIp().
+  uint8_t hop_limit = kUsualHopLimit;
+  uint32_t flow_label = 0;  // 20 bits
   // RETH (first packet of a Write, Read Request); AtomicETH has the first two as well.
   uint64_t address = 0;
   uint32_t rkey = 0;
@@ -209,9 +217,22 @@ struct IbHeader {
 // more. On success the payload is the rest of the record: record_length - EncodedSize().
 Result<IbHeader, IbFault> DecodeIb(ConstBytes head, size_t record_length);
 
-// Takes the traffic class out of a record, in front of which an IP header is put: what is left of it is a packet as it
-// stands on a wire. 0 where there is none.
-uint8_t TakeTrafficClass(MutableBytes record);
+// Between us a word stands behind the headers of each datagram (UD): hop limit (8 bits) | 4 zero | flow label (20
+// bits). Big-endian. Writes it.
+void EncodeDatagramIp(const IbHeader& header, ByteWriter& out);
+// Reads it from where DecodeIb() found that the headers end. False: it is not whole, or has other bits.
+bool DecodeDatagramIp(ConstBytes behind, IbHeader* header);
+
+// What an IP header in front of a packet says by its sender's wish.
+struct IbIpFields {
+  uint8_t traffic_class = 0;
+  uint8_t hop_limit = kUsualHopLimit;
+  uint32_t flow_label = 0;
+  friend bool operator==(const IbIpFields&, const IbIpFields&) = default;
+};
+// Takes them out of a record, in front of which an IP header is put: what is left of it is a packet as it stands on a
+// wire. What is no datagram, or none of ours, stays as it is, and has the usual ones.
+IbIpFields TakeIpFields(std::vector<std::byte>* record);
 
 // --- A packet of our own ---
 

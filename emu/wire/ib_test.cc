@@ -247,25 +247,60 @@ TEST(IbHeader, CongestionAndReservedBitsAreNotJudged) {
   EXPECT_EQ(*DecodeIb(plain, plain.size()), *DecodeIb(marked, marked.size()));
 }
 
-TEST(IbHeader, ADatagramHasItsTrafficClassWhereTheSpecificationHasNothing) {
-  Bytes plain = FromHex("64 40 ffff 00 0a0b0c 00 010203 80010000 00 000001");
+TEST(IbHeader, WhatADatagramsSenderSaysOfTheIpHeaderTravelsAndIsTakenOut) {
+  const Bytes plain = FromHex("64 40 ffff 00 0a0b0c 00 010203 80010000 00 000001");
+  const Bytes payload = FromHex("01020304");
+  const auto with = [&](const Bytes& behind) {
+    Bytes all = plain;
+    all.insert(all.end(), behind.begin(), behind.end());
+    return all;
+  };
   IbHeader header = *DecodeIb(plain, plain.size());
   EXPECT_EQ(header.traffic_class, 0);
-  for (const uint8_t traffic_class : {uint8_t{0x01}, uint8_t{0x80}, uint8_t{0xff}}) {
-    header.traffic_class = traffic_class;
+  EXPECT_EQ(header.hop_limit, 64);
+  EXPECT_EQ(header.flow_label, 0u);
+  for (const IbIpFields& fields : {IbIpFields{0x01, 0, 0}, IbIpFields{0x80, 1, 1}, IbIpFields{0xff, 255, 0xfffff},
+                                   IbIpFields{0, 254, 0xffffe}, IbIpFields{}}) {
+    header.traffic_class = fields.traffic_class;
+    header.hop_limit = fields.hop_limit;
+    header.flow_label = fields.flow_label;
     Bytes record = Encoded(header);
-    EXPECT_EQ(*DecodeIb(record, record.size()), header);
-    EXPECT_NE(record, plain);
-    EXPECT_EQ(TakeTrafficClass(record), traffic_class);
-    EXPECT_EQ(record, plain) << "as on a wire";
+    Bytes word(kDatagramIpSize);
+    ByteWriter out(word);
+    EncodeDatagramIp(header, out);
+    EXPECT_EQ(ToHex(word).substr(2, 1), "0");
+    IbHeader decoded = *DecodeIb(record, record.size());
+    EXPECT_TRUE(DecodeDatagramIp(word, &decoded));
+    EXPECT_EQ(decoded, header);
+    record.insert(record.end(), word.begin(), word.end());
+    record.insert(record.end(), payload.begin(), payload.end());
+    EXPECT_EQ(TakeIpFields(&record), fields);
+    EXPECT_EQ(record, with(payload)) << "as on a wire";
   }
-  // Other services, other packets, and what is too short have none.
+  // Of more than 20 bits the upper ones are cut.
+  header.flow_label = 0x112345;
+  Bytes word(kDatagramIpSize);
+  ByteWriter out(word);
+  EncodeDatagramIp(header, out);
+  EXPECT_EQ(ToHex(word), "40012345");
+  for (const char* wrong : {"", "40", "400123", "40112345", "40812345"}) {
+    EXPECT_FALSE(DecodeDatagramIp(FromHex(wrong), &header)) << wrong;
+  }
+}
+
+TEST(IbHeader, WhatIsNoDatagramOfOursStaysAsItIs) {
+  // Other services, other packets, and what is too short or has other bits.
   for (const char* other :
-       {"04 40 ffff 00 0a0b0c 00 010203 80010000 ff 000001", "24 40 ffff 00 0a0b0c 00 010203 80010000 ff",
-        "66 40 ffff 00 0a0b0c 00 010203 80010000 ff 000001", "64 40 ffff 00 0a0b0c 00 010203 80010000", ""}) {
+       {"04 40 ffff 00 0a0b0c 00 010203 80010000 ff 000001 0d000001",
+        "24 40 ffff 00 0a0b0c 00 010203 80010000 ff000001",
+        "66 40 ffff 00 0a0b0c 00 010203 80010000 ff 000001 0d000001",
+        "64 40 ffff 00 0a0b0c 00 010203 80010000 ff 000001", "64 40 ffff 00 0a0b0c 00 010203 80010000 ff 000001 0d0000",
+        "64 40 ffff 00 0a0b0c 00 010203 80010000", "64", "",
+        "65 40 ffff 00 0a0b0c 00 010203 80010000 ff 000001 00000007 0d0000",
+        "64 40 ffff 00 0a0b0c 00 010203 80010000 ff 000001 0d100000"}) {
     Bytes record = FromHex(other);
     const Bytes before = record;
-    EXPECT_EQ(TakeTrafficClass(record), 0) << other;
+    EXPECT_EQ(TakeIpFields(&record), IbIpFields()) << other;
     EXPECT_EQ(record, before) << other;
   }
 }

@@ -260,9 +260,10 @@ std::vector<Bytes> IbPackets(const Bytes& message, uint32_t qp, uint32_t psn, si
 
 Bytes MadPacket(const emu::wire::CmMessage& message) {
   const emu::wire::IbHeader header{.service = emu::wire::IbService::kUd, .destination_qp = 1, .source_qp = 1};
-  Bytes packet(header.EncodedSize());
+  Bytes packet(header.EncodedSize() + emu::wire::kDatagramIpSize);
   ByteWriter out(packet);
   header.Encode(out);
+  emu::wire::EncodeDatagramIp(header, out);
   const auto mad = emu::wire::EncodeCmMad({.transaction_id = 1, .message = message});
   return packet + Bytes(mad.begin(), mad.end());
 }

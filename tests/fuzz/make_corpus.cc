@@ -263,11 +263,12 @@ void AddDatagrams(Corpus& corpus) {
   for (const IbOp op : {IbOp::kSendOnly, IbOp::kSendOnlyImm}) {
     for (const bool six : {false, true}) {
       IbHeader header{.service = IbService::kUd, .op = op, .destination_qp = 1, .qkey = 0x80010000, .source_qp = 1};
-      Bytes record(header.EncodedSize() + kRoute);
+      Bytes record(header.EncodedSize() + kDatagramIpSize + kRoute);
       ByteWriter out(record);
       header.Encode(out);
+      EncodeDatagramIp(header, out);
       if (six) {
-        record[header.EncodedSize()] = std::byte{0x60};
+        record[header.EncodedSize() + kDatagramIpSize] = std::byte{0x60};
       } else {
         std::copy(ipv4.begin(), ipv4.end(), record.end() - static_cast<ptrdiff_t>(ipv4.size()));
       }

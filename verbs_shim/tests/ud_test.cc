@@ -172,7 +172,7 @@ TEST_F(UdTest, OverIpv6TheRouteIsItsHeaderAndLeadsBack) {
   EXPECT_EQ(std::memcmp(attributes.grh.dgid.raw, from.raw, sizeof(from)), 0);
 }
 
-TEST_F(UdTest, TheTrafficClassArrivesInTheRoute) {
+TEST_F(UdTest, WhatTheHandleSaysOfTheRouteArrivesInIt) {
   for (const bool ipv6 : {false, true}) {
     if (ipv6) {
       const int at_server = Ipv6Gid(server->context.get());
@@ -183,18 +183,37 @@ TEST_F(UdTest, TheTrafficClassArrivesInTheRoute) {
     }
     const ibv_gid from = client->Address().gid;
     const bool mapped = IN6_IS_ADDR_V4MAPPED(reinterpret_cast<const in6_addr*>(from.raw));
-    // The lowest two bits are for congestion notification.
-    for (const uint8_t traffic_class : {uint8_t{0}, uint8_t{0x04}, uint8_t{0xb8}, uint8_t{0xfc}}) {
+    SCOPED_TRACE(mapped ? "IPv4" : "IPv6");
+    struct Case {
+      uint8_t traffic_class;  // the lowest two bits are for congestion notification
+      uint8_t hop_limit;
+      uint32_t flow_label;
+      uint8_t hops_arrive;
+      uint32_t label_arrives;
+    };
+    // No packet may be sent with 0 hops. Of the label there are twenty bits, and of IPv4's header none.
+    for (const Case& each : {Case{0, 0, 0, 64, 0}, Case{0x04, 1, 1, 1, 1}, Case{0xb8, 13, 0x54321, 13, 0x54321},
+                             Case{0xfc, 255, 0xfffff, 255, 0xfffff}, Case{0, 254, 0x1ffffe, 254, 0xffffe}}) {
+      SCOPED_TRACE(int{each.hop_limit});
       ibv_ah_attr attributes = client->AddressOf(server->Address());
-      attributes.grh.traffic_class = traffic_class;
+      attributes.grh.traffic_class = each.traffic_class;
+      attributes.grh.hop_limit = each.hop_limit;
+      attributes.grh.flow_label = each.flow_label;
       to_server.reset(ibv_create_ah(client->pd.get(), &attributes));
       ASSERT_NE(to_server, nullptr) << errno;
       ASSERT_EQ(Receive(1), 0);
-      Send(2, "of a class");
-      ExpectCompletion(received(), 1);
-      const auto* const route = reinterpret_cast<const uint8_t*>(inbox->bytes().data());
-      const int arrived = mapped ? route[21] : (route[0] & 0x0f) << 4 | route[1] >> 4;
-      EXPECT_EQ(arrived, traffic_class) << (mapped ? "IPv4" : "IPv6");
+      Send(2, "as wished");
+      ibv_wc arrived = ExpectCompletion(received(), 1);
+      EXPECT_EQ(Arrived(9), "as wished");
+      auto* const grh = reinterpret_cast<ibv_grh*>(inbox->bytes().data());
+      const auto* const route = reinterpret_cast<const uint8_t*>(grh);
+      EXPECT_EQ(mapped ? route[21] : (route[0] & 0x0f) << 4 | route[1] >> 4, each.traffic_class);
+      EXPECT_EQ(mapped ? route[28] : grh->hop_limit, each.hops_arrive);
+      ibv_ah_attr back{};
+      ASSERT_EQ(ibv_init_ah_from_wc(server->context.get(), 1, &arrived, grh, &back), 0);
+      EXPECT_EQ(back.grh.traffic_class, each.traffic_class);
+      EXPECT_EQ(back.grh.hop_limit, each.hops_arrive);
+      EXPECT_EQ(back.grh.flow_label, mapped ? 0 : each.label_arrives);
     }
   }
 }
