@@ -101,8 +101,16 @@ bool CmCore::IsPortTaken(const CmId& id, const IpEndpoint& local, bool to_listen
   return false;
 }
 
+// What an id may not do in its state is told before what is wrong with an address, as Linux does. The system is asked
+// of addresses without the lock, so that the state is looked at again afterwards.
+bool CmCore::IsIn(const CmId& id, std::initializer_list<State> states) const {
+  std::lock_guard lock(mutex_);
+  return std::find(states.begin(), states.end(), id.state_) != states.end();
+}
+
 int CmCore::Bind(const std::shared_ptr<CmId>& id, const IpEndpoint& wanted) {
   if (wanted.family == IpEndpoint::Family::kNone) return EAFNOSUPPORT;
+  if (!IsIn(*id, {State::kIdle})) return EINVAL;
   const IpEndpoint local = WithoutIdleScope(wanted);
   if (LacksScope(local)) return EINVAL;
   if (!IsLocal(fabric_, local)) return EADDRNOTAVAIL;
@@ -125,6 +133,7 @@ int CmCore::TakePort(CmId* id, const IpEndpoint& local) {
 
 int CmCore::ResolveAddress(const std::shared_ptr<CmId>& id, const IpEndpoint& from, const IpEndpoint& to) {
   if (to.family == IpEndpoint::Family::kNone) return EAFNOSUPPORT;
+  if (!IsIn(*id, {State::kIdle, State::kBound})) return EINVAL;
   const IpEndpoint source = WithoutIdleScope(from);
   const IpEndpoint destination = WithoutIdleScope(to);
   if (LacksScope(source) || LacksScope(destination)) return EINVAL;

@@ -119,6 +119,8 @@ class CmCore : public std::enable_shared_from_this<CmCore> {
   // With mutex_ held: whether an id other than `id` has the port of `local`. Before `id` listens only listeners are in
   // its way: that others had a claim was asked when it was bound.
   bool IsPortTaken(const CmId& id, const IpEndpoint& local, bool to_listen) const;
+  // Whether the id is in one of these states at this moment.
+  bool IsIn(const CmId& id, std::initializer_list<CmId::State> states) const;
   // With mutex_ held: the id may have a connection on its QP, so that it takes no other one, and nobody takes this one.
   static bool KeepsItsQp(const CmId& id);
   // With mutex_ held.

@@ -1025,11 +1025,30 @@ Result<uint8_t, int> RocePort::Slot() {
   return NoSlot(EAGAIN, "all are taken");
 }
 
+namespace {
+
+// What helps a process that gets none of the ports, as the end of a sentence; nothing where no setting does.
+const char* RemedyFor(int error) {
+  switch (error) {
+    case EMFILE:
+      return "; the process may have more of them after 'ulimit -n NUMBER'";
+    case ENFILE:
+      return "; the system may have more of them after 'sysctl fs.file-max=NUMBER'";
+    case ENOMEM:
+    case ENOBUFS:
+      return "";
+    default:
+      return "; STAGECOACH_PORTS=BASE+COUNT names others, the same on all hosts";
+  }
+}
+
+}  // namespace
+
 Result<uint8_t, int> RocePort::NoSlot(int error, const char* why) {
   if (!std::exchange(has_complained_, true)) {
     nic_.Complain("no InfiniBand QPs here: this process needs one of the ports " + std::to_string(profile_.port_base) +
                   " to " + std::to_string(profile_.port_base + profile_.port_count - 1) + ": " + why +
-                  "; STAGECOACH_PORTS=BASE+COUNT names others, the same on all hosts");
+                  RemedyFor(error));
   }
   return Err(error);
 }

@@ -23,6 +23,11 @@ ZonedHost SplitZone(std::string_view host) {
   return {host.substr(0, percent), host.substr(percent + 1)};
 }
 
+bool IsIpv4Mapped(const SocketAddress& address) {
+  if (address.storage.ss_family != AF_INET6) return false;
+  return IN6_IS_ADDR_V4MAPPED(&reinterpret_cast<const sockaddr_in6*>(&address.storage)->sin6_addr);
+}
+
 }  // namespace
 
 SocketAddress CopyAddress(const sockaddr* address) {
@@ -58,7 +63,13 @@ std::optional<SocketAddress> ParseAddress(std::string_view host, uint16_t port) 
 }
 
 Result<std::vector<SocketAddress>, std::string> ResolveHost(const std::string& host, uint16_t port) {
-  if (const auto numeric = ParseAddress(host, port)) return std::vector<SocketAddress>{*numeric};
+  if (const auto numeric = ParseAddress(host, port)) {
+    // What rdma_cm says of them is EINVAL.
+    if (IsIpv4Mapped(*numeric)) {
+      return Err(std::string("an IPv4-mapped address, which RDMA does not take; write the IPv4 address itself"));
+    }
+    return std::vector<SocketAddress>{*numeric};
+  }
   if (const ZonedHost parts = SplitZone(host); parts.zone && ParseAddress(parts.address, port)) {
     if (parts.address.find(':') == std::string_view::npos) return Err(std::string("an IPv4 address has no zone"));
     return Err("this host has no network interface '" + std::string(*parts.zone) + "'");

@@ -41,5 +41,13 @@ TEST(Resolve, AZoneThatThisHostDoesNotHaveIsNamed) {
   EXPECT_EQ(Fault("10.0.0.1%lo"), "an IPv4 address has no zone");
 }
 
+TEST(Resolve, AnIpv4MappedAddressIsRefusedAndTheReasonSaid) {
+  for (const char* mapped : {"::ffff:10.77.0.1", "::FFFF:7f00:1", "::ffff:0:0"}) {
+    EXPECT_EQ(Fault(mapped), "an IPv4-mapped address, which RDMA does not take; write the IPv4 address itself")
+        << mapped;
+  }
+  EXPECT_TRUE(ResolveHost("::fffe:10.77.0.1", 7));
+}
+
 }  // namespace
 }  // namespace stagecoach::rpcrdma::internal

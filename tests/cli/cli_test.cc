@@ -911,7 +911,12 @@ TEST_F(CliTest, AServedDirectoryThatIsRemovedIsAnError) {
     EXPECT_EQ(outcome.code, 1) << command.front();
     EXPECT_EQ(outcome.out, "") << command.front();
     EXPECT_NE(outcome.err.find(why), std::string::npos) << command.front() << ": " << outcome.err;
+    const bool puts_one = command[0] == "put" && command[1] != "-r";
+    EXPECT_EQ(outcome.err.ends_with(why + " (the served directory was removed)\n"), puts_one) << outcome.err;
   }
+  // Nor are folders on the way to a name there.
+  const Outcome deep = Run({"put", (local_ / "file").string(), Url("sub/file")});
+  EXPECT_TRUE(deep.err.ends_with(why + " (the served directory was removed)\n")) << deep.err;
   ExpectServerAlive();
 }
 

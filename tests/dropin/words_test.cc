@@ -206,5 +206,19 @@ TEST_F(Words, OfPortsThatAreAllTaken) {
       << said;
 }
 
+// Other ports would be of no help.
+TEST_F(Words, OfDescriptorsThatAreAllUsed) {
+  std::string said;
+  // With too few the program does not come so far, and with more it needs none of these words.
+  for (int limit = 8; limit < 40 && said.find("no InfiniBand QPs here") == std::string::npos; ++limit) {
+    said = Run({"--profile", "roce", "--surroundings", "off", "sh", "-c",
+                "ulimit -n " + std::to_string(limit) + "; exec ibv_rc_pingpong -g 0 -p 1 127.0.0.1"});
+  }
+  EXPECT_NE(said.find(": Too many open files; the process may have more of them after 'ulimit -n NUMBER'"),
+            std::string::npos)
+      << said;
+  EXPECT_EQ(said.find("STAGECOACH_PORTS"), std::string::npos) << said;
+}
+
 }  // namespace
 }  // namespace stagecoach::tests

@@ -134,6 +134,13 @@ bool SameVersion(const file::Attributes& a, const file::Attributes& b) {
   return a.size == b.size && a.modified == b.modified;
 }
 
+// "No such file or directory" of a name may be for that reason, too.
+bool IsServedDirectoryGone(Session& session) {
+  const auto root =
+      session.Await<file::Attributes>([&](auto handler) { session.files().GetAttributes({}, std::move(handler)); });
+  return !root && root.error().status == file::Status::kNoEntry;
+}
+
 }  // namespace
 
 Result<file::Limits, Error> FitToServer(Session& session, TransferOptions& options) {
@@ -214,7 +221,10 @@ Result<uint64_t, Error> Upload(Session& session, const std::string& from, const 
   });
   if (!handle) {
     Error error = handle.error();
-    if (error.status == file::Status::kNoEntry) error.text += " (it makes no directories on the way)";
+    if (error.status == file::Status::kNoEntry) {
+      error.text += IsServedDirectoryGone(session) ? " (the served directory was removed)"
+                                                   : " (it makes no directories on the way)";
+    }
     return Err(error);
   }
   const auto transfer = [&]() -> Result<uint64_t, Error> {

@@ -70,6 +70,11 @@ std::optional<in6_addr> ParseIpv6(std::string_view host) {
 std::string_view FaultOfIpv6(std::string_view host) {
   const auto address = ParseIpv6(host);
   if (!address) return "no IPv6 address in the brackets";
+  if (IN6_IS_ADDR_V4MAPPED(&*address)) return "IPv4-mapped addresses are not taken; write the IPv4 address itself";
+  // No interface has a name with one in it.
+  if (host.find(':', ZoneOf(host)) != std::string_view::npos) {
+    return "an address with a port goes in brackets: [fe80::1%eth0]:20049";
+  }
   if (ZoneOf(host) + 1 == host.size()) return "an interface is to follow '%': [fe80::1%eth0]:20049";
   if (IN6_IS_ADDR_LINKLOCAL(&*address) && ZoneOf(host) == host.size()) {
     return "a link-local address is nothing without its interface: [fe80::1%eth0]:20049";

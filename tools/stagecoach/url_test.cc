@@ -64,6 +64,7 @@ TEST(Url, AZoneThatCannotBeIsRefusedWithTheReason) {
       {"[10.0.0.1%eth0]", "no IPv6 address in the brackets"},
       {"[%eth0]", "no IPv6 address in the brackets"},
       {"[fe80::1%eth 0]", "not a host name"},
+      {"[fe80::1%eth0:7700]", "an address with a port goes in brackets: [fe80::1%eth0]:20049"},
   };
   for (const auto& [host, why] : cases) {
     for (const std::string& text : {std::string(host), std::string("stagecoach://") + host + "/"}) {
@@ -149,6 +150,11 @@ TEST(Server, WhatIsNoneIsRefusedWithTheReason) {
       {"[::1", "'[' without ']'"},
       {"[127.0.0.1]", "no IPv6 address in the brackets"},
       {"fe80::1", "a link-local address is nothing without its interface: [fe80::1%eth0]:20049"},
+      {"fe80::1%eth0:7700", "an address with a port goes in brackets: [fe80::1%eth0]:20049"},
+      {"2001:db8::1%:", "an address with a port goes in brackets: [fe80::1%eth0]:20049"},
+      {"[::ffff:10.77.0.1]:7700", "IPv4-mapped addresses are not taken; write the IPv4 address itself"},
+      {"::ffff:10.77.0.1", "IPv4-mapped addresses are not taken; write the IPv4 address itself"},
+      {"stagecoach://[::ffff:a4d:1]/", "IPv4-mapped addresses are not taken; write the IPv4 address itself"},
       {"fe80::1%", "an interface is to follow '%': [fe80::1%eth0]:20049"},
       {"1:2:3", "an IPv6 address goes in brackets: [::1]:20049"},
       {"storage:0", "port 0 is no address"},

@@ -94,6 +94,26 @@ TEST_F(CmStatesTest, Idle) {
        .disconnect = kInvalid});
 }
 
+TEST_F(CmStatesTest, TheStateIsJudgedBeforeTheAddress) {
+  Subject subject = Fresh();
+  Pair& pair = *subject.pair;
+  TheSurroundings().ActAsServer();
+  // Of no host (RFC 5737).
+  sockaddr_in nowhere{};
+  nowhere.sin_family = AF_INET;
+  nowhere.sin_addr.s_addr = htonl(0xc0000201);
+  auto* const address = reinterpret_cast<sockaddr*>(&nowhere);
+  sockaddr_storage there = pair.ListenAddress();
+  rdma_cm_id* const listener = pair.listener.get();
+  EXPECT_EQ(rdma_bind_addr(listener, address), -1);
+  EXPECT_EQ(errno, EINVAL);
+  EXPECT_EQ(rdma_resolve_addr(listener, address, reinterpret_cast<sockaddr*>(&there), 2000), -1);
+  EXPECT_EQ(errno, EINVAL);
+  const CmId fresh = std::move(CreateCmId(pair.server.channel.get()).value());
+  EXPECT_EQ(rdma_bind_addr(fresh.get(), address), -1);
+  EXPECT_EQ(errno, EADDRNOTAVAIL);
+}
+
 TEST_F(CmStatesTest, Bound) {
   Check(
       [] {
