@@ -407,9 +407,10 @@ int Serve(const ServeOptions& options) {
   }
   if (options.verbose) {
     const auto& counters = service.counters();
-    fmt::print(stderr, "stagecoach: served {}, stored {} in {} files; {} abandoned, {} requests refused\n",
+    fmt::print(stderr, "stagecoach: served {}, stored {} in {} {}; {} abandoned, {} {} refused\n",
                FormatBytes(counters.bytes_read), FormatBytes(counters.bytes_written), counters.files_committed,
-               counters.files_abandoned, counters.refused);
+               counters.files_committed == 1 ? "file" : "files", counters.files_abandoned, counters.refused,
+               counters.refused == 1 ? "request" : "requests");
   }
   return kExitOk;
 }
