@@ -6,8 +6,8 @@
 namespace stagecoach::emu::wire {
 namespace {
 
-constexpr std::string_view kHelloKey("Stagecoach IB \0\2", kCarrierKeySize);
-constexpr std::string_view kAnswerKey("Stagecoach ib \0\2", kCarrierKeySize);
+constexpr std::string_view kHelloKey("Stagecoach IB \0\3", kCarrierKeySize);
+constexpr std::string_view kAnswerKey("Stagecoach ib \0\3", kCarrierKeySize);
 constexpr uint8_t kFlagCrc = 1;
 constexpr uint8_t kFlagDatagrams = 2;
 constexpr uint8_t kFlagSends = 2;  // of an answer
