@@ -1,7 +1,8 @@
 // Spare blocks: memory of the process's own for the little that has to reach a loop when the system has none left.
 //
 // They lie in the program's data, so that no allocator can refuse them, and cost no memory until they are used. There
-// are 1024 of 256 bytes, for what is short-lived: with all of them taken it is as if there were none.
+// are 1024 of 256 bytes, for what is short-lived. Once all of them are taken, who wants another is refused as by any
+// allocator (std::bad_alloc), until one is given back.
 //
 // Threading: any. No locks, so that a child finds none taken after fork(2).
 #pragma once

@@ -10,9 +10,9 @@
 #include <asio/post.hpp>
 #include <asio/recycling_allocator.hpp>
 #include <system_error>
+#include <utility>
 
 #include "base/check.h"
-#include "base/insist.h"
 #include "base/spare_blocks.h"
 #include "base/undoing.h"
 
@@ -28,7 +28,8 @@ constexpr int kTurnsPerLook = 8;
 
 template <typename T>
 using AsiosAllocator = asio::recycling_allocator<T>;
-using PostAllocator = SpareAllocator<std::byte, AsiosAllocator>;
+// For what may be there several times.
+using SparingAllocator = SpareAllocator<std::byte, AsiosAllocator>;
 
 std::chrono::steady_clock::time_point ToSteady(Instant when) {
   return std::chrono::steady_clock::time_point(
@@ -86,14 +87,12 @@ void AsioLoop::Run() {
 
 void AsioLoop::Stop() {
   stop_.store(true);
-  asio::post(context_, [] {});  // ends a sleep
+  Post([] {});  // ends a sleep
 }
 
 bool AsioLoop::RunOnce(std::optional<Duration> max_wait) {
   ThreadScope scope(this);
   ++counters_.turns;
-  // An exception may have come between the end of the last wait and the next one.
-  if (!watches_.empty()) AwaitWatched();
   const bool look = posted_.load(std::memory_order_relaxed) > 0 || ++turns_since_look_ >= kTurnsPerLook;
   bool did = look ? RunReady() : RunDueTimers();
   did = PollPhase() || did;
@@ -130,21 +129,22 @@ void AsioLoop::Cancel(TimerId timer) {
 EventLoop::WatchId AsioLoop::WatchReadable(int fd, Callback callback) {
   CheckThread();
   const WatchId id = next_id_++;
-  auto [entry, is_new] = watched_fds_.try_emplace(fd, WatchedFd{next_generation_, {}});
+  watches_.emplace(id, std::make_shared<Watch>(Watch{fd, std::move(callback)}));
+  Undoing unwatched([this, id] {
+    const int error = errno;
+    Unwatch(id);
+    errno = error;
+  });
+  const auto [entry, is_new] = watched_fds_.try_emplace(fd, WatchedFd{next_generation_, {}});
   if (is_new) ++next_generation_;
+  entry->second.watches.insert(id);
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.u64 = (static_cast<uint64_t>(entry->second.generation) << 32) | static_cast<uint32_t>(fd);
   // Also when it is watched already: a descriptor closed meanwhile has left the set by itself.
-  if (epoll_ctl(watched_.native_handle(), EPOLL_CTL_ADD, fd, &event) != 0 && errno != EEXIST) {
-    const int error = errno;
-    if (is_new) watched_fds_.erase(entry);
-    errno = error;
-    return 0;
-  }
-  entry->second.watches.insert(id);
-  watches_.emplace(id, std::make_shared<Watch>(Watch{fd, std::move(callback)}));
+  if (epoll_ctl(watched_.native_handle(), EPOLL_CTL_ADD, fd, &event) != 0 && errno != EEXIST) return 0;
   AwaitWatched();
+  unwatched.Done();
   return id;
 }
 
@@ -155,6 +155,7 @@ void AsioLoop::Unwatch(WatchId watch) {
   const std::shared_ptr<Watch> dropped = found->second;
   watches_.erase(found);
   const auto entry = watched_fds_.find(dropped->fd);
+  if (entry == watched_fds_.end()) return;  // there was no memory for it
   entry->second.watches.erase(watch);
   if (!entry->second.watches.empty()) return;
   watched_fds_.erase(entry);
@@ -164,7 +165,7 @@ void AsioLoop::Unwatch(WatchId watch) {
 void AsioLoop::Post(Callback callback) {
   posted_.fetch_add(1, std::memory_order_relaxed);
   Undoing uncounted([this] { posted_.fetch_sub(1, std::memory_order_relaxed); });
-  asio::post(context_, asio::bind_allocator(PostAllocator(), [this, callback = std::move(callback)] {
+  asio::post(context_, asio::bind_allocator(SparingAllocator(), [this, callback = std::move(callback)] {
                posted_.fetch_sub(1, std::memory_order_relaxed);
                callback();
              }));
@@ -299,26 +300,26 @@ void AsioLoop::WakeAt(Instant when) {
   // What is set now is cancelled; should there be no memory to wait anew, the next turn has to set it again.
   wake_at_.reset();
   wake_timer_.expires_at(ToSteady(when));
-  Insist([this, when] {
-    wake_timer_.async_wait([this, when](const asio::error_code& error) {
-      timed_out_ = true;
-      if (!error && wake_at_ == when) wake_at_.reset();
-    });
-  });
+  // One that is cancelled is there still.
+  wake_timer_.async_wait(asio::bind_allocator(SparingAllocator(), [this, when](const asio::error_code& error) {
+    timed_out_ = true;
+    if (!error && wake_at_ == when) wake_at_.reset();
+  }));
   wake_at_ = when;
 }
 
 void AsioLoop::AwaitWatched() {
-  if (awaiting_watched_) return;
-  Insist([this] {
-    watched_.async_wait(asio::posix::stream_descriptor::wait_read, [this](const asio::error_code& error) {
-      awaiting_watched_ = false;
-      if (error) return;
-      DispatchWatched();
-      if (!watches_.empty()) AwaitWatched();
-    });
-  });
-  awaiting_watched_ = true;
+  if (std::exchange(awaiting_watched_, true)) return;
+  watched_.async_wait(asio::posix::stream_descriptor::wait_read,
+                      HandlerMemory::Bind(watched_memory_, [this](const asio::error_code& error) {
+                        awaiting_watched_ = false;
+                        if (error) return;
+                        // Also when a callback ends by an exception.
+                        const Undoing again([this] {
+                          if (!watches_.empty()) AwaitWatched();
+                        });
+                        DispatchWatched();
+                      }));
 }
 
 void AsioLoop::DispatchWatched() {

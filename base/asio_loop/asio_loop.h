@@ -32,6 +32,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/asio_loop/handler_memory.h"
 #include "base/event_loop.h"
 
 namespace stagecoach {
@@ -123,6 +124,7 @@ class AsioLoop final : public EventLoop {
   bool timed_out_ = false;          // wake_timer_ has fired since the last sleep began
   int turns_since_look_ = 0;        // turns since handlers were last run
   asio::posix::stream_descriptor watched_;
+  const std::shared_ptr<HandlerMemory> watched_memory_ = std::make_shared<HandlerMemory>();
   bool awaiting_watched_ = false;
 
   std::atomic<std::thread::id> loop_thread_{};

@@ -5,7 +5,9 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <functional>
 #include <future>
+#include <memory>
 #include <thread>
 
 namespace stagecoach {
@@ -314,6 +316,29 @@ TEST(AsioLoop, APollerMayRemoveItselfWhilePolled) {
   loop.RunOnce(Duration::zero());
   loop.RunOnce(Duration::zero());
   EXPECT_EQ(polls, 1);
+}
+
+TEST(HandlerMemory, HasRoomForOneAtATime) {
+  const auto memory = std::make_shared<HandlerMemory>();
+  HandlerMemory::Allocator<std::byte> bytes(memory);
+  HandlerMemory::Allocator<uint64_t> words(bytes);
+  const auto is_within = [&](const void* block) {
+    const auto* const at = static_cast<const std::byte*>(block);
+    const auto* const begin = reinterpret_cast<const std::byte*>(memory.get());
+    return !std::less<>()(at, begin) && std::less<>()(at, begin + sizeof(HandlerMemory));
+  };
+  uint64_t* const first = words.allocate(8);
+  EXPECT_TRUE(is_within(first));
+  std::byte* const second = bytes.allocate(8);
+  EXPECT_FALSE(is_within(second));
+  words.deallocate(first, 8);
+  bytes.deallocate(second, 8);
+  std::byte* const large = bytes.allocate(sizeof(HandlerMemory));
+  EXPECT_FALSE(is_within(large));
+  bytes.deallocate(large, sizeof(HandlerMemory));
+  std::byte* const again = bytes.allocate(1);
+  EXPECT_TRUE(is_within(again));
+  bytes.deallocate(again, 1);
 }
 
 }  // namespace

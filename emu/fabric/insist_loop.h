@@ -1,6 +1,7 @@
-// What has to come to a loop also when the system has no memory left (base/insist.h).
+// What has to come to a loop also when the system has no memory left (base/spare_blocks.h, base/insist.h).
 #pragma once
 
+#include <cstddef>
 #include <new>
 #include <thread>
 #include <utility>
@@ -12,30 +13,33 @@
 
 namespace stagecoach::emu {
 
-// EventLoop::Post, from any thread. With no memory at all, the action waits in a spare block.
+// EventLoop::Post, from any thread. With no memory for it, the action waits in a spare block; there it stays if the
+// loop goes before it has run. The reserve is for what copying the action takes. std::bad_alloc: there is no block
+// left, or nothing for the copy.
 template <typename Action>
 void InsistPost(EventLoop& loop, const Action& action) {
+  static_assert(sizeof(Action) <= kSpareBlockSize && alignof(Action) <= alignof(std::max_align_t));
   try {
-    return Insist([&] { loop.Post(EventLoop::Callback(action)); });
+    return loop.Post(EventLoop::Callback(action));
   } catch (const std::bad_alloc&) {
     void* const block = TakeSpareBlock(sizeof(Action));
     if (block == nullptr) throw;
     Undoing unused([&] { GiveSpareBlock(block); });
-    auto* const kept = new (block) Action(action);
+    auto* const kept = Insist([&] { return new (block) Action(action); });
+    unused.Done();
     const auto take = [kept] {
       Action taken(std::move(*kept));
       kept->~Action();
       GiveSpareBlock(kept);
       return taken;
     };
-    unused.Done();
-    try {
-      // A pointer is all that it holds, so that it needs no memory of its own.
-      loop.Post([take] { take()(); });
-    } catch (const std::bad_alloc&) {
-      take();
-      throw;
-    }
+    Undoing dropped([&] {
+      kept->~Action();
+      GiveSpareBlock(kept);
+    });
+    // A pointer is all that it holds, so that it needs no memory of its own.
+    loop.Post([take] { take()(); });
+    dropped.Done();
   }
 }
 

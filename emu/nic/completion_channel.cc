@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "base/insist.h"
 #include "base/mark.h"
 #include "emu/nic/completion_queue.h"
 
@@ -45,11 +44,12 @@ Result<CompletionQueue*, int> CompletionChannel::GetEvent() {
     if (const int error = notifier_->Take(); error != 0) return Err(int{error});
     std::lock_guard lock(mutex_);
     // None only if Settle took it back in between.
-    if (!events_.empty()) {
-      CompletionQueue* const cq = events_.front();
-      events_.pop_front();
-      ++cq->event_account_.delivered;
-      return cq;
+    if (waiting_.IsLinked()) {
+      auto* const events = static_cast<WaitingEvents*>(waiting_.next());
+      events->Unlink();
+      if (--events->count > 0) events->InsertBefore(waiting_);
+      ++events->cq->event_account_.delivered;
+      return events->cq;
     }
     STAGECOACH_MARK("channel.event_taken_back_from_its_waiter");
   }
@@ -58,7 +58,7 @@ Result<CompletionQueue*, int> CompletionChannel::GetEvent() {
 void CompletionChannel::Push(CompletionQueue* cq) {
   {
     std::lock_guard lock(mutex_);
-    Insist([&] { events_.push_back(cq); });
+    if (cq->waiting_events_.count++ == 0) cq->waiting_events_.InsertBefore(waiting_);
     unsignalled_.fetch_add(1);
   }
   notifier_->Signal();
@@ -77,13 +77,9 @@ void CompletionChannel::Settle(CompletionQueue* cq, bool wait) {
   std::unique_lock lock(mutex_);
   // Each is one write away. Who makes it wants no lock for that, and no other begins while we have this one.
   for (uint32_t under_way; (under_way = unsignalled_.load()) != 0;) unsignalled_.wait(under_way);
-  for (auto it = events_.begin(); it != events_.end();) {
-    if (*it != cq) {
-      ++it;
-      continue;
-    }
+  cq->waiting_events_.Unlink();
+  for (; cq->waiting_events_.count > 0; --cq->waiting_events_.count) {
     STAGECOACH_MARK("channel.undelivered_event_goes_with_its_cq");
-    it = events_.erase(it);
     // If there is none left, some GetEvent has consumed it, and will find the event gone.
     notifier_->Consume();
   }
@@ -121,7 +117,7 @@ void AsyncEventQueue::Push(const AsyncEvent& event) {
   std::lock_guard lock(mutex_);
   const auto is_one = [](const AsyncEvent& other) { return other.type == AsyncEventType::kGidChange; };
   if (is_one(event) && std::any_of(events_.begin(), events_.end(), is_one)) return;
-  Insist([&] { events_.push_back(event); });
+  events_.push_back(event);
   notifier_->Signal();
 }
 

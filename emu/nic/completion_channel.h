@@ -13,12 +13,14 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
-#include <deque>
+#include <list>
 #include <memory>
 #include <mutex>
 
 #include "base/result.h"
+#include "base/spare_blocks.h"
 #include "emu/fabric/fabric.h"
+#include "emu/nic/list_link.h"
 
 namespace stagecoach::emu {
 
@@ -31,6 +33,14 @@ class SharedReceiveQueue;
 struct EventAccount {
   uint64_t delivered = 0;
   uint64_t acknowledged = 0;
+};
+
+// A CQ among those with events that nobody has fetched. Part of the CQ, so that an event needs no memory; guarded by
+// the channel's lock.
+struct WaitingEvents : ListLink {
+  explicit WaitingEvents(CompletionQueue* of) : cq(of) {}
+  CompletionQueue* const cq;
+  uint64_t count = 0;  // linked while it is not 0
 };
 
 // ibv_comp_channel. Made by Nic::CreateChannel; lives until Nic::DestroyChannel, which refuses (EBUSY) while a CQ uses
@@ -46,8 +56,8 @@ class CompletionChannel {
   bool usable() const { return notifier_ != nullptr; }
   int fd() const { return notifier_->fd(); }
 
-  // ibv_get_cq_event: the oldest event. With none, it waits, or fails, as Notifier::Take says. Each event got must be
-  // acknowledged on its CQ (CompletionQueue::AckEvents) before the CQ can be destroyed.
+  // ibv_get_cq_event: an event, those of several CQs in turn. With none, it waits, or fails, as Notifier::Take says.
+  // Each event got must be acknowledged on its CQ (CompletionQueue::AckEvents) before the CQ can be destroyed.
   Result<CompletionQueue*, int> GetEvent();
 
  private:
@@ -63,7 +73,7 @@ class CompletionChannel {
   std::unique_ptr<Notifier> notifier_;
   std::mutex mutex_;  // also of the CQs' event accounts
   std::condition_variable acked_;
-  std::deque<CompletionQueue*> events_;   // guarded by mutex_
+  ListLink waiting_;                      // CQs with events, by WaitingEvents; guarded by mutex_
   std::atomic<uint32_t> unsignalled_{0};  // events whose signal is under way; raised under mutex_
 };
 
@@ -108,7 +118,8 @@ class AsyncEventQueue {
   // ibv_ack_async_event.
   void Ack(const AsyncEvent& event);
 
-  // Of kGidChange one at a time is there: whoever takes it looks at the whole table.
+  // Of kGidChange one at a time is there: whoever takes it looks at the whole table. std::bad_alloc: nothing is queued;
+  // only when the spare blocks are used up as well.
   void Push(const AsyncEvent& event);
   // Called before the object of `account` goes: takes undelivered events about it back and, when `wait`, waits until
   // delivered ones are acknowledged.
@@ -119,7 +130,8 @@ class AsyncEventQueue {
   std::unique_ptr<Notifier> notifier_;
   std::mutex mutex_;
   std::condition_variable acked_;
-  std::deque<AsyncEvent> events_;  // guarded by mutex_; a signal for each, but for those that GetEvent is about to take
+  // Guarded by mutex_; a signal for each, but for those that GetEvent is about to take.
+  std::list<AsyncEvent, SpareAllocator<AsyncEvent, std::allocator>> events_;
 };
 
 }  // namespace stagecoach::emu

@@ -255,11 +255,12 @@ bool CompletionQueue::Push(const WorkCompletion& completion) {
   }
   if (is_full) {
     STAGECOACH_MARK("cq.overrun");
-    overrun_ = true;
-    lock.unlock();
+    // First, as it can fail: the next completion tries again then.
     if (async_events_ != nullptr) {
       async_events_->Push({.type = AsyncEventType::kCqError, .cq = this, .account = &async_account_});
     }
+    overrun_ = true;
+    lock.unlock();
     if (on_overrun_) on_overrun_();
     return false;
   }

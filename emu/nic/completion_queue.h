@@ -188,8 +188,9 @@ class CompletionQueue {
   std::vector<PolledConnection*> woken_;  // guarded by woken_mutex_; each once
   std::atomic<bool> any_woken_{false};
 
-  EventAccount event_account_;  // guarded by the channel's lock
-  EventAccount async_account_;  // guarded by the async event queue's lock
+  EventAccount event_account_;          // guarded by the channel's lock
+  WaitingEvents waiting_events_{this};  // guarded by the channel's lock
+  EventAccount async_account_;          // guarded by the async event queue's lock
 };
 
 }  // namespace stagecoach::emu

@@ -179,6 +179,23 @@ TEST_F(CompletionQueueTest, DestroyTakesUndeliveredEventsBack) {
   EXPECT_EQ(host_.channel->GetEvent(), Err(EAGAIN));
 }
 
+// Events are no things of their own; they are counted by their CQs, which have their turns.
+TEST_F(CompletionQueueTest, SeveralCqsOfAChannelHaveTheirEventsInTurn) {
+  CompletionQueue* const other = host_.nic->CreateCq(*host_.context, 4, host_.channel, nullptr).value();
+  for (CompletionQueue* const cq : {&cq_, other, &cq_}) {
+    cq->RequestNotify(false);
+    cq->Push(Completion(1));
+  }
+  for (CompletionQueue* const cq : {&cq_, other}) EXPECT_EQ(host_.channel->GetEvent(), cq);
+  cq_.AckEvents(1);
+  other->AckEvents(1);
+  other->RequestNotify(false);
+  other->Push(Completion(2));
+  // One that goes takes its own along and leaves the rest.
+  EXPECT_EQ(host_.nic->DestroyCq(other->handle()), 0);
+  EXPECT_EQ(Events(), 1);
+}
+
 TEST(CompletionQueue, DestroyWaitsForAcknowledgement) {
   TcpFabric fabric;
   TestHost host(fabric, "a");

@@ -9,6 +9,9 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <functional>
+#include <memory>
+#include <utility>
 
 #include "base/cursor.h"
 #include "emu/nic/nic_test_support.h"
@@ -710,6 +713,46 @@ TEST_F(ConnectionTest, PeerThatReadsNothingCannotHoldADisconnectForEver) {
   ASSERT_TRUE(a_.Completed(8));
   EXPECT_EQ(a_.completions[7].status, CompletionStatus::kFlushed);
   EXPECT_FALSE(a_.qp->IsConnected());
+}
+
+// A stream that says what `on_watcher` saw when the connection began to watch it.
+class ToldOfItsWatcher final : public Stream {
+ public:
+  ToldOfItsWatcher(std::unique_ptr<Stream> under, int descriptor, std::function<void()> on_watcher)
+      : under_(std::move(under)), descriptor_(descriptor), on_watcher_(std::move(on_watcher)) {}
+  IoResult Read(std::span<const MutableBytes> into) override { return under_->Read(into); }
+  IoResult Write(std::span<const ConstBytes> from) override { return under_->Write(from); }
+  void Arm(bool readable, bool writable) override { under_->Arm(readable, writable); }
+  void SetWatcher(StreamWatcher* watcher) override {
+    if (watcher != nullptr) on_watcher_();
+    under_->SetWatcher(watcher);
+  }
+  void Shutdown() override { under_->Shutdown(); }
+  void Abort() override { under_->Abort(); }
+  int PollDescriptor() const override { return descriptor_; }
+  IpEndpoint local() const override { return under_->local(); }
+  IpEndpoint remote() const override { return under_->remote(); }
+  size_t MaxSegmentSize() const override { return under_->MaxSegmentSize(); }
+
+ private:
+  const std::unique_ptr<Stream> under_;
+  const int descriptor_;
+  const std::function<void()> on_watcher_;
+};
+
+// Whoever polls a CQ at that time would watch for nothing, and nobody would tell it of the descriptor later.
+TEST_F(ConnectionTest, ItsDescriptorIsThereBeforeItsCqsKnowOfIt) {
+  constexpr int kDescriptor = 1'000'000;  // nobody waits for it here
+  auto [client, server] = pair_.Streams();
+  int seen = PolledConnection::kNoStream;
+  a_.ToInit();
+  const auto attach = [&, &stream = client] {
+    auto told =
+        std::make_unique<ToldOfItsWatcher>(std::move(stream), kDescriptor, [&] { seen = a_.qp->PollDescriptor(); });
+    return a_.nic->AttachConnection(a_.qp->qp_number(), SetupOf(std::move(told), true, {}, a_.Observer()));
+  };
+  EXPECT_EQ(attach(), 0);
+  EXPECT_EQ(seen, kDescriptor);
 }
 
 TEST_F(ConnectionTest, AnObserverIsHeldUntilItsLastWord) {

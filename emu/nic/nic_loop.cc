@@ -76,15 +76,19 @@ struct NicLoop::State : std::enable_shared_from_this<NicLoop::State> {
     }
   }
 
-  // Makes the loop's thread look at the wishes.
-  void PostRun() {
+  // Makes the loop's thread look at the wishes. Without memory for that they are kept, and the next wish tries again.
+  void PostRun() noexcept {
     if (run_posted || closed) return;
-    InsistPost(fabric.loop(), [state = shared_from_this()] { state->Run(); });
-    run_posted = true;
+    try {
+      InsistPost(fabric.loop(), [state = shared_from_this()] { state->Run(); });
+      run_posted = true;
+    } catch (const std::bad_alloc&) {
+      STAGECOACH_MARK("nic.loop_cannot_be_called");
+    }
   }
 
   // `call` runs without the lock. Afterwards the client may be gone, unless the answer is false: then there was no
-  // memory for all of it, and it is there still.
+  // memory or descriptor for all of it, and it is there still.
   template <typename Function>
   bool CallClient(std::unique_lock<std::mutex>& lock, LoopClient* client, Function call) {
     Call running_call(client, std::this_thread::get_id());
@@ -98,6 +102,7 @@ struct NicLoop::State : std::enable_shared_from_this<NicLoop::State> {
       is_done = false;
     } catch (const std::system_error&) {
       STAGECOACH_MARK("nic.client_of_the_loop_finds_no_descriptor");
+      is_done = false;
     }
     lock.lock();
     running_call.Unlink();
@@ -235,7 +240,7 @@ struct NicLoop::State : std::enable_shared_from_this<NicLoop::State> {
 
   // After a wish that may have changed when to look.
   void CheckTimer() {
-    if (NextLook() != timer_at) PostRun();
+    if (called.IsLinked() || NextLook() != timer_at) PostRun();
   }
 };
 
@@ -276,7 +281,10 @@ void NicLoop::Unpark() {
   while (over.IsLinked()) {
     LoopClient* const client = State::OfLink(over.next());
     client->parked_.Unlink();
-    state.CallClient(lock, client, [&] { client->OnContinue(); });
+    if (state.CallClient(lock, client, [&] { client->OnContinue(); })) continue;
+    client->continue_ = true;
+    state.List(client);
+    state.PostRun();
   }
 }
 
@@ -304,6 +312,7 @@ void NicLoop::Notify(LoopClient* client) {
 
 void NicLoop::Remove(LoopClient* client) {
   std::unique_lock lock(state_->mutex);
+  state_->EndCalls(client);
   state_->EndParking(client);
   client->called_.Unlink();
   client->continue_ = client->due_ = client->notice_ = false;
@@ -311,7 +320,6 @@ void NicLoop::Remove(LoopClient* client) {
   if (!STAGECOACH_MUTANT("timer-outlives-its-queue-pair", "a queue pair that goes leaves its timer with the loop")) {
     state_->CheckTimer();
   }
-  state_->EndCalls(client);
   state_->AwaitCalls(lock, client);
 }
 

@@ -8,6 +8,9 @@
 // A wish costs what it costs however many clients there are. Of those that are parked all are looked at, but only once
 // in the time of a lease.
 //
+// A wish needs no memory, but for the first deadline of a client: should there be none to have the loop called, it is
+// carried out with the next wish.
+//
 // Threading: every member from any thread. The lock is taken under connections' locks and never held during a call to a
 // client.
 #pragma once
@@ -19,34 +22,9 @@
 #include "base/time.h"
 #include "emu/fabric/fabric.h"
 #include "emu/nic/deadline_heap.h"
+#include "emu/nic/list_link.h"
 
 namespace stagecoach::emu {
-
-// A place in one list at most, which knows its neighbours. A list is a circle of these, one of which is nobody's.
-class ListLink {
- public:
-  ListLink() = default;
-  ListLink(const ListLink&) = delete;
-  ListLink& operator=(const ListLink&) = delete;
-
-  bool IsLinked() const { return next_ != this; }
-  ListLink* next() { return next_; }
-  // Before `other`, which of a list's nobody is its end.
-  void InsertBefore(ListLink& other) {
-    previous_ = other.previous_;
-    next_ = &other;
-    previous_->next_ = other.previous_ = this;
-  }
-  void Unlink() {
-    previous_->next_ = next_;
-    next_->previous_ = previous_;
-    next_ = previous_ = this;
-  }
-
- private:
-  ListLink* previous_ = this;
-  ListLink* next_ = this;
-};
 
 // Called without locks: OnContinue on the loop's thread or in a call of NicLoop::Unpark, the others on the loop's
 // thread alone.
@@ -58,6 +36,8 @@ class LoopClient {
   // Tells whoever ends leases (CompletionQueue::RequestNotify) that the client depends on one. Called under NicLoop's
   // lock.
   virtual void CountParked(bool parked) = 0;
+
+  // Of these three, one that ends by std::bad_alloc or std::system_error is called again after a pause.
 
   // The lease ran out, or Continue() was called: move the connection and watch its stream again.
   virtual void OnContinue() = 0;

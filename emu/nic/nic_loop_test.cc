@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <deque>
+#include <functional>
+#include <new>
 #include <optional>
 #include <vector>
 
@@ -20,7 +22,10 @@ class Client final : public LoopClient {
     return lease_end;
   }
   void CountParked(bool parked) override { parked_count += parked ? 1 : -1; }
-  void OnContinue() override { ++continues; }
+  void OnContinue() override {
+    ++continues;
+    if (on_continue) on_continue();
+  }
   void OnDeadline(Instant now) override { deadlines.push_back(now); }
   void OnNotice() override {
     ++notices;
@@ -33,6 +38,7 @@ class Client final : public LoopClient {
   int continues = 0;
   int notices = 0;
   std::vector<Instant> deadlines;
+  std::function<void()> on_continue;
   std::function<void()> on_notice;
 };
 
@@ -185,6 +191,50 @@ TEST_F(NicLoopTest, WhoIsRemovedIsNotCalledAnyMore) {
   EXPECT_EQ(first.notices, 1);
   EXPECT_EQ(second.notices + second.continues, 0);
   EXPECT_TRUE(second.deadlines.empty());
+}
+
+// What it was called for and what it had not come to are both there still.
+TEST_F(NicLoopTest, WhoFindsNoMemoryIsCalledAgain) {
+  Client& client = NewClient();
+  client.on_continue = [&] {
+    if (client.continues == 1) throw std::bad_alloc();
+  };
+  const Instant now = Now();
+  loop_.SetDeadline(&client, now);
+  loop_.Notify(&client);
+  loop_.Continue(&client);
+  Pass(1ms);
+  EXPECT_EQ(client.continues, 2);
+  EXPECT_EQ(client.notices, 1);
+  EXPECT_EQ(client.deadlines.size(), 1u);
+}
+
+TEST_F(NicLoopTest, WhoFindsNoMemoryWhenItsLeaseEndsEarlyIsCalledAgain) {
+  Client& client = NewClient();
+  client.on_continue = [&] {
+    if (client.continues == 1) throw std::bad_alloc();
+  };
+  client.lease_end = Now() + 1s;
+  ASSERT_TRUE(loop_.Park(&client));
+  client.lease_end = Instant{};
+  loop_.Unpark();
+  EXPECT_EQ(client.continues, 1);
+  Pass(1ms);
+  EXPECT_EQ(client.continues, 2);
+  EXPECT_EQ(client.parked_count, 0);
+}
+
+TEST_F(NicLoopTest, WhoFindsNoMemoryAndIsRemovedMeanwhileIsNotCalledAgain) {
+  Client& client = NewClient();
+  client.on_notice = [&] {
+    loop_.Remove(&client);
+    throw std::bad_alloc();
+  };
+  loop_.Notify(&client);
+  loop_.Continue(&client);
+  Pass(1ms);
+  EXPECT_EQ(client.continues, 1);
+  EXPECT_EQ(client.notices, 1);
 }
 
 TEST_F(NicLoopTest, WhoAsksAgainAndAgainHoldsNobodyUp) {

@@ -1,9 +1,9 @@
 #include "emu/nic/queue_pair.h"
 
 #include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <new>
-#include <thread>
 #include <utility>
 
 #include "base/insist.h"
@@ -267,10 +267,10 @@ int QueuePair::Modify(const QpAttributes& attributes, uint32_t mask) {
   // Before the state says that it is connected, as it may fail. A UD QP has no stream that pollers could move; one that
   // has a connection still is refused.
   const bool attaches = connects && kind_ != QpKind::kUd && connection_ == nullptr;
-  if (attaches) AttachToCqs();
   Undoing unattached([&] {
     if (attaches) DetachFromCqs();
   });
+  if (attaches) AttachToCqs();
   bool reap = false;
   std::optional<Turn> turn(std::in_place, *this);
   const Result<const QpTransition*, QpModifyFault> transition =
@@ -319,7 +319,7 @@ int QueuePair::Modify(const QpAttributes& attributes, uint32_t mask) {
   if (error != 0) return error;
   if (connects) control.unlock();
   if (reap) Reap(/*abort=*/true);
-  return error;
+  return 0;
 }
 
 int QueuePair::MakeConnection(const std::optional<RocePath>& path, uint8_t datagram_mtu) {
@@ -373,13 +373,14 @@ void QueuePair::ApplyTransition(const QpTransition& transition) {
     }
   }
   if ((transition.effects & qp_effect::kDiscardWork) != 0) DiscardCompletions();
+  // Flushing, starting and stopping follow from the state (Serve, SubmitPosted), closing from the caller. The last
+  // work request is reached when what was taken from the SRQ has completed (FlushQueues).
+  if (create_.srq != nullptr && (transition.effects & qp_effect::kRaiseLastWqe) != 0) last_wqe_to_tell_ = true;
+  // Last, as it can fail: nobody comes here a second time.
   if ((transition.effects & qp_effect::kRaiseCommEstablished) != 0) Raise(AsyncEventType::kQpCommunicationEstablished);
   if ((transition.effects & qp_effect::kRaiseFatal) != 0) Raise(AsyncEventType::kQpFatal);
   if ((transition.effects & qp_effect::kRaiseRequestError) != 0) Raise(AsyncEventType::kQpRequestError);
   if ((transition.effects & qp_effect::kRaiseAccessError) != 0) Raise(AsyncEventType::kQpAccessError);
-  // Flushing, starting and stopping follow from the state (Serve, SubmitPosted), closing from the caller. The last
-  // work request is reached when what was taken from the SRQ has completed (FlushQueues).
-  if (create_.srq != nullptr && (transition.effects & qp_effect::kRaiseLastWqe) != 0) last_wqe_to_tell_ = true;
 }
 
 void QueuePair::DiscardCompletions() {
@@ -395,8 +396,16 @@ void QueuePair::DiscardCompletions() {
 }
 
 void QueuePair::Raise(AsyncEventType type) {
-  if (retired_.load()) return;
-  context_.async_events().Push({.type = type, .cq = nullptr, .qp = this, .account = &async_account_});
+  events_to_tell_ |= 1u << static_cast<unsigned>(type);
+  TellOfEvents();
+}
+
+void QueuePair::TellOfEvents() {
+  for (; events_to_tell_ != 0; events_to_tell_ &= events_to_tell_ - 1) {
+    if (retired_.load()) continue;
+    const auto type = static_cast<AsyncEventType>(std::countr_zero(events_to_tell_));
+    context_.async_events().Push({.type = type, .cq = nullptr, .qp = this, .account = &async_account_});
+  }
 }
 
 // --- The connection's lock ---
@@ -426,6 +435,7 @@ void QueuePair::GiveUp() {
   doom_ = "no memory";
   try {
     Insist([this] {
+      TellOfEvents();
       Apply(QpEvent::kLocalFault);
       if (connection_ != nullptr) connection_->Abort();
       sends_.FlushSubmitted();
@@ -435,10 +445,8 @@ void QueuePair::GiveUp() {
     nic_.Complain("no memory for what " + trace_name_ + " was at; it is in error");
   } catch (const std::bad_alloc&) {
     if (!is_giving_up_) return;  // nobody hears of it
-    // The next turn goes on with it, and nobody else need ever ask for one. The pause lets others give some memory
-    // back.
+    // The loop's thread goes on with it, as nobody else need ever ask for a turn.
     STAGECOACH_MARK("qp.no_memory_to_give_up");
-    std::this_thread::sleep_for(kWantPause);
     nic_.loop().Continue(this);
   }
 }
@@ -579,8 +587,8 @@ void QueuePair::RetireSends() {
     if (wanted) Push(/*send=*/true, number, completion);
   }
   if (drain_to_tell_ && state() == QpState::kSqd && IsSendQueueDrained()) {
-    drain_to_tell_ = false;
     ReleaseHeld(Instant::max());
+    drain_to_tell_ = false;
     Raise(AsyncEventType::kSendQueueDrained);
   }
 }
@@ -805,9 +813,7 @@ void QueuePair::ChangeCarriers() {
 
 void QueuePair::AttachToCqs() {
   create_.send_cq->Attach(this);
-  Undoing detached([this] { create_.send_cq->Detach(this); });
   if (create_.receive_cq != create_.send_cq) create_.receive_cq->Attach(this);
-  detached.Done();
 }
 
 void QueuePair::DetachFromCqs() {
@@ -940,6 +946,8 @@ void QueuePair::CountParked(bool parked) {
 
 void QueuePair::OnContinue() {
   Ask(kContinue);
+  // Called again after a pause, in which others may give some memory back.
+  if (is_giving_up_.load()) throw std::bad_alloc();
 }
 
 void QueuePair::OnDeadline(Instant) {
@@ -958,9 +966,11 @@ void QueuePair::OnNotice() {
     gone = connection_ == nullptr || connection_->IsClosed();
     turn.reset();
     if (!first_record && !close) break;
-    // What it could not hear for want of memory it is told again in the next turn.
+    // What it could not hear for want of memory it is told again in the next turn, unless the QP is the program's no
+    // more.
     Undoing unheard([&] {
       const Turn again(*this);
+      if (retired_.load()) return;
       if (first_record) first_record_to_tell_ = true;
       if (close) close_to_tell_ = std::move(close);
       if (close_to_tell_) observer_ = observer;

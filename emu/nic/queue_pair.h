@@ -240,6 +240,7 @@ class QueuePair final : public PolledConnection, public LoopClient {
    private:
     QueuePair& qp_;
   };
+  // No exception for want of memory leaves it.
   bool Serve(uint32_t requests);
   bool ServeNow(uint32_t requests);
   // There is no memory for what the connection is at, which may be half done: it ends as by a fault of this end. If
@@ -249,6 +250,8 @@ class QueuePair final : public PolledConnection, public LoopClient {
   void Apply(QpEvent event);
   void ApplyTransition(const QpTransition& transition);
   void Raise(AsyncEventType type);
+  // Tells of all events that have been raised and not told of: for want of memory, that is left to a later turn.
+  void TellOfEvents();
   // Hands posted work to the engine, or carries it out if it is local. True if any was.
   bool SubmitPosted(QpTransport& transport);
   void ExecuteLocally(SendSlot& slot);
@@ -280,8 +283,9 @@ class QueuePair final : public PolledConnection, public LoopClient {
   void DiscardCompletions();
   // Takes the connection out of the QP and deletes it, if its stream is done or `abort`. Without locks.
   void Reap(bool abort);
-  void DetachFromCqs();
+  // Done in part when it throws: DetachFromCqs() takes back what was.
   void AttachToCqs();
+  void DetachFromCqs();
   // control_mutex_ held, lock_ not: destroys carriers that are not used any more, and has the CQs watch the one that
   // is.
   void ChangeCarriers();
@@ -319,7 +323,9 @@ class QueuePair final : public PolledConnection, public LoopClient {
   std::optional<CloseNotice> close_to_tell_;
   bool drain_to_tell_ = false;  // SQD was asked for with a notice
   const char* doom_ = nullptr;  // why the QP must fail, once something outside of it has
-  bool is_giving_up_ = false;   // for want of memory, and is not done with it
+  // For want of memory, and is not done with it. Written with the lock.
+  std::atomic<bool> is_giving_up_{false};
+  uint32_t events_to_tell_ = 0;  // a bit for each AsyncEventType
   bool last_wqe_to_tell_ = false;
   // A local operation has failed: nothing behind it is carried out, what is before it is, and then the state says so
   // and it completes.

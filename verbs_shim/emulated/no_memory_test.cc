@@ -11,6 +11,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <rdma/rdma_cma.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -19,6 +20,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -45,9 +47,12 @@ namespace {
 using stagecoach::verbs::emulated::FailsNow;
 
 std::atomic<bool> threads_fail{false};
+// Of a child, to its parent.
+std::atomic<bool>* told_of_failures = nullptr;
 
 bool Fails() {
   if (!FailsNow()) return false;
+  if (told_of_failures != nullptr) told_of_failures->store(true);
   errno = ENOMEM;
   return true;
 }
@@ -444,35 +449,96 @@ TEST_F(NoMemoryTest, TheDevicesThread) {
   PlayWithEachFailing(Who::kOthers, ENOMEM);
 }
 
-// No memory for the device's thread, until there is some again: what was to be done meanwhile may have been lost, but
-// nothing after it is.
-TEST_F(NoMemoryTest, TheDevicesThreadWithoutAny) {
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  const auto later = std::chrono::milliseconds(kWantPatience);
+// Two ids that have made all that they need for a connection, and have not asked for it yet.
+class Meeting {
+ public:
+  // 0, or the errno of what went wrong.
+  int Prepare() {
+    if ((listening_ = rdma_create_event_channel()) == nullptr) return errno;
+    if ((calling_ = rdma_create_event_channel()) == nullptr) return errno;
+    if (rdma_create_id(listening_, &listener_, nullptr, RDMA_PS_TCP) != 0) return errno;
+    if (rdma_create_id(calling_, &client_, nullptr, RDMA_PS_TCP) != 0) return errno;
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    auto* const to = reinterpret_cast<sockaddr*>(&address);
+    if (rdma_bind_addr(listener_, to) != 0 || rdma_listen(listener_, 4) != 0) return errno;
+    address.sin_port = rdma_get_src_port(listener_);
+    if (rdma_resolve_addr(client_, nullptr, to, kWantPatience) != 0) return errno;
+    if (const int error = TakeEvent()) return error;
+    if (rdma_resolve_route(client_, kWantPatience) != 0) return errno;
+    if (const int error = TakeEvent()) return error;
+    ibv_qp_init_attr attributes{};
+    attributes.qp_type = IBV_QPT_RC;
+    attributes.cap = {.max_send_wr = 1, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1, .max_inline_data = 0};
+    return ErrnoUnless(rdma_create_qp(client_, nullptr, &attributes) == 0);
+  }
+  int Connect() {
+    rdma_conn_param parameters{};
+    return ErrnoUnless(rdma_connect(client_, &parameters) == 0);
+  }
+  // Whether either end has heard something, after waiting for `patience` ms.
+  bool HasAnEvent(int patience) {
+    pollfd events[] = {{listening_->fd, POLLIN, 0}, {calling_->fd, POLLIN, 0}};
+    return poll(events, 2, patience) > 0;
+  }
+  ~Meeting() {
+    if (client_ != nullptr && client_->qp != nullptr) rdma_destroy_qp(client_);
+    for (rdma_cm_id* const id : {client_, listener_}) {
+      if (id != nullptr) {
+        EXPECT_EQ(rdma_destroy_id(id), 0);
+      }
+    }
+    for (rdma_event_channel* const channel : {calling_, listening_}) {
+      if (channel != nullptr) rdma_destroy_event_channel(channel);
+    }
+  }
+
+ private:
+  int TakeEvent() {
+    rdma_cm_event* event = nullptr;
+    if (rdma_get_cm_event(calling_, &event) != 0) return errno;
+    const int status = event->status;
+    return rdma_ack_cm_event(event) != 0 ? errno : status;
+  }
+
+  rdma_event_channel* listening_ = nullptr;
+  rdma_event_channel* calling_ = nullptr;
+  rdma_cm_id* listener_ = nullptr;
+  rdma_cm_id* client_ = nullptr;
+};
+
+// No memory for the device's thread, from each request on until so many have failed: what was to be done meanwhile may
+// have been lost, but nothing after it is.
+void HaveNoneUntil(long failures) {
   for (int number = 0;; ++number) {
     ASSERT_LT(number, kMostFailures);
-    rdma_event_channel* const channel = rdma_create_event_channel();
-    ASSERT_NE(channel, nullptr);
-    rdma_cm_id* id = nullptr;
-    ASSERT_EQ(rdma_create_id(channel, &id, nullptr, RDMA_PS_TCP), 0);
-    bool has_answered = false;
+    const std::string what =
+        "allocation " + std::to_string(number) + " and those after it, " + std::to_string(failures) + " in all";
     {
+      Meeting meeting;
+      ASSERT_EQ(meeting.Prepare(), 0) << what;
       const Failing failing(Who::kOthers, number, kAllThatFollow);
-      ASSERT_EQ(rdma_resolve_addr(id, nullptr, reinterpret_cast<sockaddr*>(&address), 1000), 0);
-      const auto until = std::chrono::steady_clock::now() + later;
-      pollfd answer{channel->fd, POLLIN, 0};
-      while (!has_answered && !HasFailed() && std::chrono::steady_clock::now() < until) {
-        has_answered = poll(&answer, 1, 1) == 1;
+      ASSERT_EQ(meeting.Connect(), 0) << what;
+      // A step that is lost asks for no more; then there is nothing to wait for.
+      const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(kWantPatience);
+      int waits_after_failure = 0;
+      while (!meeting.HasAnEvent(1) && Failures() < failures && waits_after_failure < 20) {
+        if (HasFailed()) ++waits_after_failure;
+        ASSERT_LT(std::chrono::steady_clock::now(), until) << what;
       }
-      ASSERT_TRUE(has_answered || HasFailed()) << number;
     }
-    EXPECT_EQ(rdma_destroy_id(id), 0);
-    rdma_destroy_event_channel(channel);
-    ASSERT_EQ(Scene().Play(), 0) << "after allocation " << number;
-    if (has_answered) return;
+    const bool was_last = !HasFailed();
+    ASSERT_EQ(Scene().Play(), 0) << "after " << what;
+    if (was_last) {
+      EXPECT_GT(number, 0) << "nothing has failed";
+      return;
+    }
   }
+}
+
+TEST_F(NoMemoryTest, TheDevicesThreadWithoutAny) {
+  for (const long failures : {1, 3, 20}) HaveNoneUntil(failures);
 }
 
 // --- The first use of all, in processes of their own ---
@@ -548,7 +614,14 @@ TEST(NoMemoryStartTest, TheDeviceIsStartedWhenThereIsAThread) {
 // What the process does last is no call of the program's, and no exception may leave it either.
 TEST(NoMemoryEndTest, AProcessEndsAsItMeantTo) {
   constexpr int kMeant = 7;
-  for (int number = 0; number < 16; ++number) {
+  void* const page =
+      mmap(nullptr, sizeof(std::atomic<bool>), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(page, MAP_FAILED);
+  told_of_failures = new (page) std::atomic<bool>(false);
+  int number = 0;
+  for (bool has_failed = true; has_failed; ++number) {
+    ASSERT_LT(number, kMostFailures);
+    told_of_failures->store(false);
     const pid_t child = fork();
     ASSERT_GE(child, 0);
     if (child == 0) {
@@ -561,9 +634,13 @@ TEST(NoMemoryEndTest, AProcessEndsAsItMeantTo) {
     }
     int status = 0;
     ASSERT_EQ(waitpid(child, &status, 0), child);
-    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == kMeant)
+    ASSERT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == kMeant)
         << "from allocation " << number << ": status " << status;
+    has_failed = told_of_failures->load();
   }
+  EXPECT_GT(number, 1) << "nothing has failed";
+  told_of_failures = nullptr;
+  munmap(page, sizeof(std::atomic<bool>));
 }
 
 }  // namespace

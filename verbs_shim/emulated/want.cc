@@ -21,7 +21,7 @@ namespace {
 std::atomic<Who> who{Who::kNobody};
 std::atomic<long> left{0};     // requests that succeed before one fails
 std::atomic<long> in_turn{1};  // that fail then
-std::atomic<bool> has_failed{false};
+std::atomic<long> failures{0};
 thread_local bool is_caller = false;
 
 int Descriptors() {
@@ -52,7 +52,7 @@ std::string Existing() {
 
 Failing::Failing(Who of, long number, long count) {
   is_caller = true;
-  has_failed = false;
+  failures = 0;
   in_turn = count;
   left = number;
   who = of;
@@ -67,12 +67,12 @@ bool FailsNow() {
   if (of == Who::kNobody || is_caller != (of == Who::kCaller)) return false;
   const long before = left.fetch_sub(1);
   if (before > 0 || before <= -in_turn.load()) return false;
-  has_failed.store(true);
+  failures.fetch_add(1);
   return true;
 }
 
-bool HasFailed() {
-  return has_failed.load();
+long Failures() {
+  return failures.load();
 }
 
 Inventory::Inventory() : existing(Existing()), descriptors(Descriptors()) {}

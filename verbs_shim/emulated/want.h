@@ -29,8 +29,11 @@ class Failing {
 
 // Whether the request that asks is the one. Needs no memory itself.
 bool FailsNow();
-// Whether there was such a one since the last Failing began.
-bool HasFailed();
+// How many of them there were since the last Failing began.
+long Failures();
+inline bool HasFailed() {
+  return Failures() > 0;
+}
 
 inline int ErrnoUnless(bool done) {
   return done ? 0 : errno;

@@ -148,16 +148,10 @@ class AcceptState : public std::enable_shared_from_this<AcceptState> {
 
   void Wait() {
     if (gate_.closed()) return;
-    try {
-      Insist([this] {
-        socket_.async_wait(asio::posix::stream_descriptor::wait_read,
-                           [self = shared_from_this()](const asio::error_code& error) {
-                             if (!error) self->AcceptReady();
-                           });
-      });
-    } catch (const std::bad_alloc&) {
-      WaitInNextTurn();
-    }
+    socket_.async_wait(asio::posix::stream_descriptor::wait_read,
+                       HandlerMemory::Bind(wait_memory_, [self = shared_from_this()](const asio::error_code& error) {
+                         if (!error) self->AcceptReady();
+                       }));
   }
 
   void End() {
@@ -229,20 +223,16 @@ class AcceptState : public std::enable_shared_from_this<AcceptState> {
         self->Wait();
       });
     } catch (const std::bad_alloc&) {
-      WaitInNextTurn();
+      STAGECOACH_MARK("tcp.listener_finds_no_memory_for_a_timer");
+      std::this_thread::sleep_for(kWantPause);
+      Wait();
     }
-  }
-
-  // Of those who wait nobody else would take care.
-  void WaitInNextTurn() {
-    STAGECOACH_MARK("tcp.listener_finds_no_memory_to_wait");
-    std::this_thread::sleep_for(kWantPause);
-    PostAtLast(*loop_, [self = shared_from_this()] { self->Wait(); });
   }
 
   AsioLoop* const loop_;
   ReadinessSet* const readiness_;
   asio::posix::stream_descriptor socket_;
+  const std::shared_ptr<HandlerMemory> wait_memory_ = std::make_shared<HandlerMemory>();
   const Fabric::AcceptCallback on_accept_;
   EventLoop::TimerId backoff_ = 0;
   CallbackGate gate_;
@@ -438,11 +428,11 @@ TcpFabric::TcpFabric()
 }
 
 // Whoever is called from the loop ends what it was at when there is no memory or descriptor for it, and says so. What
-// does not, goes without the one step; the loop goes on, and waits for the streams again if it was that.
+// does not, goes without the one step; the loop goes on.
 void TcpFabric::RunLoop() {
+  readiness_.Start();
   for (;;) {
     try {
-      readiness_.Start();
       return loop_.Run();
     } catch (const std::bad_alloc&) {
       STAGECOACH_MARK("tcp.loop_finds_no_memory");

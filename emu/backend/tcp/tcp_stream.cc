@@ -134,16 +134,12 @@ void ReadinessSet::ArmLater(const std::shared_ptr<Member>& member) {
 }
 
 void ReadinessSet::Start() {
-  if (is_waiting_) return;
-  Insist([this] {
-    epoll_.async_wait(asio::posix::stream_descriptor::wait_read, [this](const asio::error_code& error) {
-      is_waiting_ = false;
-      if (error) return;
-      Dispatch();
-      Start();
-    });
-  });
-  is_waiting_ = true;
+  epoll_.async_wait(asio::posix::stream_descriptor::wait_read,
+                    HandlerMemory::Bind(wait_memory_, [this](const asio::error_code& error) {
+                      if (error) return;
+                      Dispatch();
+                      Start();
+                    }));
 }
 
 void ReadinessSet::Dispatch() {

@@ -34,6 +34,7 @@
 #include <mutex>
 
 #include "base/asio_loop/asio_loop.h"
+#include "base/asio_loop/handler_memory.h"
 #include "emu/backend/tcp/peer_user.h"
 #include "emu/fabric/stream.h"
 
@@ -84,8 +85,7 @@ class ReadinessSet {
   // descriptor to spare, of which nobody tells.
   void ArmLater(const std::shared_ptr<Member>& member);
 
-  // Starts waiting, unless it waits already: an exception in its own handler (std::bad_alloc) may have ended that. On
-  // the loop's thread.
+  // Starts waiting, for as long as the loop runs; once, on its thread. Needs no memory.
   void Start();
 
  private:
@@ -94,7 +94,7 @@ class ReadinessSet {
 
   AsioLoop* const loop_;
   asio::posix::stream_descriptor epoll_;
-  bool is_waiting_ = false;
+  const std::shared_ptr<HandlerMemory> wait_memory_ = std::make_shared<HandlerMemory>();
   std::mutex mutex_;
   uint64_t next_id_ = 1;                                 // guarded by mutex_
   std::map<uint64_t, std::shared_ptr<Member>> members_;  // guarded by mutex_
