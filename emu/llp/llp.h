@@ -68,7 +68,7 @@ class Llp : public RecordSink {
 
   virtual Stream& stream() = 0;
 
-  // What a tap keeps from the owner besides (emu/tap/fault_tap.h); of a record layer without one, nothing.
+  // What a tap keeps from the owner besides (emu/tap/injection_tap.h); of a record layer without one, nothing.
   struct Hold {
     bool receiving = false;        // nothing will be received, whatever the stream's readiness says
     bool more = false;             // NextRecord would not have blocked, and is to be asked again soon

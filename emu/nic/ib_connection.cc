@@ -6,7 +6,7 @@
 
 #include "base/mark.h"
 #include "base/mutant.h"
-#include "emu/tap/fault_tap.h"
+#include "emu/tap/injection_tap.h"
 #include "emu/tap/record_faults.h"
 
 namespace stagecoach::emu {
@@ -99,7 +99,7 @@ IbConnection::IbConnection(QueuePair& qp, const QpAttributes& attributes, const 
                 Prng(nic_.profile().luck_seed).Fork(name_ + "/receives")),
       transport_(EngineOptions(qp, attributes, nic_.profile()), memory_, receives_, nic_.trace(), name_),
       pump_(qp, nic_, transport_, memory_, name_),
-      faults_(nic_.NewConnectionFaults()) {
+      injections_(nic_.NewConnectionInjections()) {
   transport_.BeginTurn(Now());
   nic_.roce().Join(qp_.qp_number(), generation_, path, remote_qp_, knowledge_, outlook_);
 }
@@ -151,12 +151,12 @@ bool IbConnection::TakeCarrier(uint64_t generation, uint64_t serial, std::unique
     pump_.Use(nullptr);
     Discard(std::move(carrier_), /*abort=*/true);
   }
-  if (faults_ != nullptr) {
-    llp = WithFaultRules(std::move(llp), faults_,
+  if (injections_ != nullptr) {
+    llp = WithInjections(std::move(llp), injections_,
                          {.fabric = nic_.fabric(),
                           .trace = nic_.trace(),
                           .name = name_,
-                          .transport = FaultTransport::kInfiniband,
+                          .transport = InjectionTransport::kInfiniband,
                           .mtu = transport_.options().mtu,
                           .farewell = [this] {
                             const auto word = transport_.UnreachableWord();
@@ -231,7 +231,8 @@ bool IbConnection::Serve(uint32_t requests) {
       Transmit(now);
       CheckEnd(now);
     }
-    if (phase_ == Phase::kOpen && faults_ != nullptr && faults_->end() == FaultAction::kDisconnect) Sever(now);
+    if (phase_ == Phase::kOpen && injections_ != nullptr && injections_->end() == InjectionAction::kDisconnect)
+      Sever(now);
   }
   if (phase_ == Phase::kLingering) Linger();
   if (transport_.TakeRedialWish()) nic_.roce().WantCarrier(qp_.qp_number(), generation_);

@@ -15,8 +15,8 @@
 // another connection.
 //
 // At the end the engine's last words, a NAK or what acknowledges work done, leave by the carrier there is, which is
-// then shut down in order; both within the profile's close_linger. Where a fault rule cuts the connection, the same
-// holds for the word of it to the peer: it leaves, behind what the carrier has taken, before the engine ends.
+// then shut down in order; both within the profile's close_linger. Where an injection rule cuts the connection, the
+// same holds for the word of it to the peer: it leaves, behind what the carrier has taken, before the engine ends.
 //
 // Not thread-safe: runs under the lock of its QP. Of the argument in connection.h who wakes it next holds here while
 // there is a carrier. Without one there is nothing to hear: a post, a deadline of the engine, or a new carrier
@@ -139,7 +139,7 @@ class IbConnection final : public QpConnection {
   void Receive(Instant now);
   void Transmit(Instant now);
   void SendIntoTheVoid(Instant now);
-  // A fault rule has cut the way to the peer: fails the QP, once the peer has been told.
+  // An injection rule has cut the way to the peer: fails the QP, once the peer has been told.
   void Sever(Instant now);
   // The peer is being told.
   bool IsSevering() const { return sever_until_.has_value() && carrier_ != nullptr; }
@@ -171,8 +171,8 @@ class IbConnection final : public QpConnection {
   Phase phase_ = Phase::kOpen;
   std::unique_ptr<StreamCarrier> carrier_;
   std::unique_ptr<Carrier> old_carriers_;
-  Llp::Counters past_;                              // of carriers that are gone
-  const std::shared_ptr<ConnectionFaults> faults_;  // of all carriers; null: none
+  Llp::Counters past_;                                      // of carriers that are gone
+  const std::shared_ptr<ConnectionInjections> injections_;  // of all carriers; null: none
   bool armed_readable_ = false;
   bool armed_writable_ = false;
   const std::shared_ptr<CarrierOutlook> outlook_ = std::make_shared<CarrierOutlook>();
@@ -184,7 +184,7 @@ class IbConnection final : public QpConnection {
   std::optional<Instant> silent_since_;    // a sign of life of the peer's host was missed first
   std::optional<Instant> asked_at_;        // or the wait began, for a peer whose host has it all
   std::optional<Instant> patience_until_;  // UC: when what waits for a carrier is lost
-  std::optional<Instant> sever_until_;     // a fault rule has cut the way to the peer, which is told until then
+  std::optional<Instant> sever_until_;     // An injection rule has cut the way to the peer, which is told until then
   std::optional<Instant> linger_until_;
   std::optional<Instant> deadline_;  // as NicLoop knows it
 };

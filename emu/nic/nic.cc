@@ -8,9 +8,9 @@
 #include "base/mark.h"
 #include "base/mutant.h"
 #include "base/undoing.h"
-#include "emu/fault/plan.h"
+#include "emu/inject/plan.h"
 #include "emu/nic/connection.h"
-#include "emu/tap/fault_tap.h"
+#include "emu/tap/injection_tap.h"
 
 namespace stagecoach::emu {
 namespace {
@@ -91,8 +91,8 @@ Nic::~Nic() {
   loop_.Remove(&cq_caretaker_);
 }
 
-std::shared_ptr<ConnectionFaults> Nic::NewConnectionFaults() {
-  return options_.faults != nullptr ? options_.faults->NewConnection() : nullptr;
+std::shared_ptr<ConnectionInjections> Nic::NewConnectionInjections() {
+  return options_.injections != nullptr ? options_.injections->NewConnection() : nullptr;
 }
 
 uint8_t Nic::active_mtu() {
@@ -713,12 +713,12 @@ int Nic::AttachConnection(uint32_t qp_number, ConnectionSetup setup) {
   if (failed()) return EIO;
   if (options_.tap) setup.llp = options_.tap(std::move(setup.llp));
   QueuePair& qp = *found->second;
-  if (std::shared_ptr<ConnectionFaults> faults = NewConnectionFaults()) {
-    setup.llp = WithFaultRules(std::move(setup.llp), std::move(faults),
+  if (std::shared_ptr<ConnectionInjections> injections = NewConnectionInjections()) {
+    setup.llp = WithInjections(std::move(setup.llp), std::move(injections),
                                {.fabric = fabric_,
                                 .trace = options_.trace,
                                 .name = name() + "/qp-" + std::to_string(qp_number),
-                                .transport = FaultTransport::kIwarp});
+                                .transport = InjectionTransport::kIwarp});
   }
   const int error = qp.Attach(std::make_unique<Connection>(qp, std::move(setup)), std::move(observer));
   if (error == 0) ++connections_;

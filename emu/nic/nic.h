@@ -41,8 +41,8 @@
 
 namespace stagecoach::emu {
 
-class ConnectionFaults;
-class FaultPlan;
+class ConnectionInjections;
+class InjectionPlan;
 
 // An open device. Objects belong to the context they were made in; closing it destroys what is left of them.
 class NicContext {
@@ -68,8 +68,8 @@ struct NicOptions {
   // Hears what programs learn of as an errno alone, and people should read. Any thread, under locks of the NIC. Null:
   // nobody.
   std::function<void(const std::string& words)> complain;
-  // Faults of RC and UC connections, injected above the tap (emu/tap/fault_tap.h). Null: none.
-  std::shared_ptr<FaultPlan> faults;
+  // What is done to RC and UC connections, above the tap (emu/tap/injection_tap.h). Null: none.
+  std::shared_ptr<InjectionPlan> injections;
 };
 
 // What the handshake has agreed on.
@@ -101,8 +101,8 @@ class Nic {
   }
   MemoryRegistry& registry() { return registry_; }
   bool is_infiniband() const { return roce_ != nullptr; }
-  // Packets of InfiniBand QPs are lost here now and then, as the profile or fault rules have it.
-  bool LosesPackets() const { return options_.faults != nullptr || profile_.drop_one_in != 0; }
+  // Packets of InfiniBand QPs are lost here now and then, as the profile or injection rules have it.
+  bool LosesPackets() const { return options_.injections != nullptr || profile_.drop_one_in != 0; }
   // Of an InfiniBand device.
   RocePort& roce() { return *roce_; }
   DatagramPort& datagrams() { return *datagrams_; }
@@ -114,7 +114,7 @@ class Nic {
   }
 
   // The next connection, as the options' rules number them; null: no rule is about it.
-  std::shared_ptr<ConnectionFaults> NewConnectionFaults();
+  std::shared_ptr<ConnectionInjections> NewConnectionInjections();
 
   // --- The port, and the end of the device ---
   // A port that goes down says so in each context (IBV_EVENT_PORT_ERR, IBV_EVENT_PORT_ACTIVE) and in ibv_query_port;

@@ -16,7 +16,7 @@
 
 #include "emu/backend/tcp/tcp_fabric.h"
 #include "emu/fabric/fabric.h"
-#include "emu/fault/plan.h"
+#include "emu/inject/plan.h"
 #include "emu/llp/mpa_llp.h"
 #include "emu/nic/connection.h"
 #include "emu/nic/nic.h"
@@ -70,13 +70,13 @@ class TestHost {
   TestHost(Fabric& fabric, const std::string& name, DeviceProfile profile = IwarpProfile(), TraceSink* trace = nullptr,
            uint32_t cq_capacity = 1024, QpCapabilities capabilities = {64, 64, 4, 4, 128},
            std::function<std::unique_ptr<Llp>(std::unique_ptr<Llp>)> tap = nullptr,
-           std::shared_ptr<FaultPlan> faults = nullptr) {
+           std::shared_ptr<InjectionPlan> injections = nullptr) {
     NicOptions options;
     options.name = name;
     options.stags = SeededStagSource(Prng(7).Fork(name));
     options.trace = trace;
     options.tap = std::move(tap);
-    options.faults = std::move(faults);
+    options.injections = std::move(injections);
     options.complain = [this](const std::string& words) { complaints.push_back(words); };
     nic = std::make_unique<Nic>(fabric, std::move(profile), std::move(options));
     context = *nic->OpenContext();

@@ -240,7 +240,7 @@ IbIpFields TakeIpFields(std::vector<std::byte>* record);
 // once. A BTH alone, whose opcode is one of those that the specification leaves to manufacturers (table 38 of section
 // 9.2.1: the upper two bits set), so that DecodeIb, as every other implementation, has no such packet. Its PSN is one
 // of the two with which the QPs have begun to send, so that it is no easier to forge than any other packet of theirs.
-// Sent where a fault rule cuts a connection (emu/tap/fault_tap.h).
+// Sent where an injection rule cuts a connection (emu/tap/injection_tap.h).
 inline constexpr uint8_t kIbUnreachableOpcode = 0xc0;
 std::array<std::byte, kIbBthSize> EncodeIbUnreachable(uint32_t destination_qp, uint32_t psn);
 bool IsIbUnreachable(ConstBytes head, size_t record_length, uint32_t destination_qp, uint32_t psn);

@@ -31,7 +31,7 @@ void Say(const std::string& text) {
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
-void SayFired(const FaultFiring& firing) {
+void SayFired(const InjectionFiring& firing) {
   if (firing.count > kFiringsTold) return;
   std::string text = ToString(firing);
   if (firing.count == kFiringsTold && firing.rule->times > kFiringsTold)
@@ -49,12 +49,12 @@ class Plans {
   ~Plans() {
     // A forked child has what its parent knew, and nothing to say of it.
     if (process_ != ::getpid()) return;
-    for (const std::shared_ptr<FaultPlan>& plan : plans_) {
+    for (const std::shared_ptr<InjectionPlan>& plan : plans_) {
       for (const std::string& line : LastWordsOf(*plan)) Say(line);
     }
   }
   // Worlds are made one at a time (World::Current), so that no fork finds this under way.
-  void Add(std::shared_ptr<FaultPlan> plan) {
+  void Add(std::shared_ptr<InjectionPlan> plan) {
     std::lock_guard lock(mutex_);
     if (process_ != ::getpid()) plans_.clear();
     process_ = ::getpid();
@@ -64,26 +64,26 @@ class Plans {
  private:
   std::mutex mutex_;
   pid_t process_ = 0;
-  std::vector<std::shared_ptr<FaultPlan>> plans_;
+  std::vector<std::shared_ptr<InjectionPlan>> plans_;
 };
 
 }  // namespace
 
-std::shared_ptr<FaultPlan> PlanThatSpeaks(std::vector<FaultRule> rules) {
+std::shared_ptr<InjectionPlan> PlanThatSpeaks(std::vector<InjectionRule> rules) {
   static Plans plans;
-  auto plan = FaultPlan::Make(std::move(rules), SayFired);
+  auto plan = InjectionPlan::Make(std::move(rules), SayFired);
   plans.Add(plan);
   return plan;
 }
 
-std::vector<std::string> LastWordsOf(const FaultPlan& plan) {
+std::vector<std::string> LastWordsOf(const InjectionPlan& plan) {
   std::vector<std::string> lines;
   for (size_t i = 0; i < plan.rules().size(); ++i) {
-    const FaultPlan::RuleCounters counters = plan.counters(i);
+    const InjectionPlan::RuleCounters counters = plan.counters(i);
     const std::string rule = "rule '" + ToString(plan.rules()[i]) + "' ";
     if (counters.fired > kFiringsTold) lines.push_back(rule + "fired " + Count(counters.fired, "time"));
     if (counters.fired > 0) continue;
-    const FaultPlan::Seen seen = plan.seen();
+    const InjectionPlan::Seen seen = plan.seen();
     std::string why = Count(seen.connections, "connection");
     if (seen.sent + seen.received > 0) {
       why += ", " + Count(seen.sent, "message") + " sent and " + std::to_string(seen.received) + " received";

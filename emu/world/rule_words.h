@@ -1,5 +1,5 @@
-// What a real process says of its fault rules on standard error: a line when one fires, and at the end of the process
-// one for each that never has, so that nobody takes a test without its fault for one that has passed.
+// What a real process says of its injection rules on standard error: a line when one fires, and at the end of the
+// process one for each that never has, so that nobody takes a test without its injection for one that has passed.
 //
 //   stagecoach: rule 'disconnect message=10' fired: connection 1, message 10 sent (send)
 //   stagecoach: rule 'stall message=500' never fired: 1 connection, 46 messages sent and 45 received
@@ -15,14 +15,14 @@
 #include <string>
 #include <vector>
 
-#include "emu/fault/plan.h"
+#include "emu/inject/plan.h"
 
 namespace stagecoach::emu {
 
 // A plan that does.
-std::shared_ptr<FaultPlan> PlanThatSpeaks(std::vector<FaultRule> rules);
+std::shared_ptr<InjectionPlan> PlanThatSpeaks(std::vector<InjectionRule> rules);
 
 // What is to be said at the end, a line for each rule that has something to say; without "stagecoach: ".
-std::vector<std::string> LastWordsOf(const FaultPlan& plan);
+std::vector<std::string> LastWordsOf(const InjectionPlan& plan);
 
 }  // namespace stagecoach::emu

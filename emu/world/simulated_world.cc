@@ -45,7 +45,7 @@ std::unique_ptr<Host> SimulatedWorld::MakeHost(const Entry& entry) {
   parts.stags = SeededStagSource(sim_.prng().Fork(generator));
   parts.trace = sim_.trace();
   parts.capture = options_.capture;
-  if (!entry.options.rules.empty()) parts.faults = FaultPlan::Make(entry.options.rules);
+  if (!entry.options.rules.empty()) parts.injections = InjectionPlan::Make(entry.options.rules);
   return std::make_unique<Host>(std::move(parts), entry.options);
 }
 

@@ -118,7 +118,7 @@ class TcpWorld final : public World {
     parts.trace = options.trace != nullptr ? options.trace : trace_.get();
     parts.capture = std::move(capture);
     parts.complain = Say;
-    if (!options.rules.empty()) parts.faults = PlanThatSpeaks(options.rules);
+    if (!options.rules.empty()) parts.injections = PlanThatSpeaks(options.rules);
     return parts;
   }
 

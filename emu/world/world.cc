@@ -107,14 +107,14 @@ void Rules(const char* name, WorldOptions* options) {
   const char* const text = std::getenv(name);
   if (text == nullptr) return;
   options->rules.clear();
-  const auto rules = ParseFaultRules(text);
+  const auto rules = ParseInjectionRules(text);
   std::string wrong = rules ? WhyNoRules(options->profile, *rules) : rules.error().Explain(text);
   if (wrong.empty()) {
     options->rules = *rules;
     return;
   }
   options->without_device = true;
-  std::fprintf(stderr, "stagecoach: %s: %s\nstagecoach: without its faults, no device can be opened\n", name,
+  std::fprintf(stderr, "stagecoach: %s: %s\nstagecoach: without what it asks for, no device can be opened\n", name,
                wrong.c_str());
 }
 
@@ -124,14 +124,14 @@ DeviceProfile ProfileOf(const WorldOptions& options) {
   return profile;
 }
 
-FaultTransport FaultTransportOf(const DeviceProfile& profile) {
+InjectionTransport InjectionTransportOf(const DeviceProfile& profile) {
   switch (profile.transport) {
     case TransportKind::kIwarp:
-      return FaultTransport::kIwarp;
+      return InjectionTransport::kIwarp;
     case TransportKind::kInfiniband:
-      return FaultTransport::kInfiniband;
+      return InjectionTransport::kInfiniband;
   }
-  return FaultTransport::kIwarp;
+  return InjectionTransport::kIwarp;
 }
 
 CaptureStyle StyleOf(const DeviceProfile& profile) {
@@ -150,7 +150,7 @@ NicOptions NicOptionsOf(HostParts& parts) {
   options.stags = std::move(parts.stags);
   options.trace = parts.trace;
   options.complain = std::move(parts.complain);
-  options.faults = parts.faults;
+  options.injections = parts.injections;
   if (parts.capture != nullptr) options.tap = CaptureFabric::WrapRecords;
   return options;
 }
@@ -228,7 +228,7 @@ std::unique_ptr<World> StartTcpWorld() {
     file->clear();
     made = MakeTcpWorld(options);
   }
-  // After what says the last words on fault rules (rule_words.h) has been registered, and so before it is called.
+  // After what says the last words on injection rules (rule_words.h) has been registered, and so before it is called.
   static std::once_flag once;
   std::call_once(once, [] { std::atexit(LetTheLoopCatchUp); });
   return std::move(*made);
@@ -236,9 +236,9 @@ std::unique_ptr<World> StartTcpWorld() {
 
 }  // namespace
 
-std::string WhyNoRules(const DeviceProfile& profile, const std::vector<FaultRule>& rules) {
-  for (const FaultRule& rule : rules) {
-    if (const auto why = WhyNotOn(FaultTransportOf(profile), rule)) return "'" + ToString(rule) + "': " + *why;
+std::string WhyNoRules(const DeviceProfile& profile, const std::vector<InjectionRule>& rules) {
+  for (const InjectionRule& rule : rules) {
+    if (const auto why = WhyNotOn(InjectionTransportOf(profile), rule)) return "'" + ToString(rule) + "': " + *why;
   }
   return {};
 }
@@ -265,7 +265,7 @@ Host::Host(HostParts parts, const WorldOptions& options)
                      ? std::make_unique<CaptureFabric>(parts.fabric, parts.capture, StyleOf(options.profile))
                      : nullptr),
       fabric_(capturing_ != nullptr ? static_cast<Fabric&>(*capturing_) : *parts.fabric),
-      faults_(parts.faults),
+      injections_(parts.injections),
       nic_(fabric_, ProfileOf(options), NicOptionsOf(parts)),
       cm_(nic_, options.cm) {
   if (options.without_device) nic_.Fail();

@@ -20,13 +20,13 @@
 //   STAGECOACH_USER_TIMEOUT ms          how long it may leave bytes unacknowledged; 0: the system decides (60000)
 //   STAGECOACH_PCAP         a name      write a capture of all connections into a file of this name (none)
 //   STAGECOACH_TRACE        a name      write one line per decision of the NIC into one of this name (none)
-//   STAGECOACH_RULES        rules       faults to inject, as text (emu/fault/rule.h; docs/faults.md; none)
+//   STAGECOACH_RULES        rules       what is done to it, as text (emu/inject/rule.h; docs/injections.md; none)
 //
 // Of several processes with one name for a file each has a file of its own (record_file.h).
 //
-// A value that means nothing is reported on standard error and ignored. Not so rules: who wants faults and gets none
-// would take a test for passed. When they cannot be understood, or can do nothing on the device's transport, no device
-// can be opened (EIO).
+// A value that means nothing is reported on standard error and ignored. Not so rules: who wants something done, and
+// nothing is, would take a test for passed. When they cannot be understood, or can do nothing on the device's
+// transport, no device can be opened (EIO).
 //
 // A forked child has the parent's memory and none of its threads: it starts without a world, and with a new one at its
 // first use of verbs. The descriptors of the objects it has inherited are closed, without a word to any peer, and the
@@ -45,7 +45,7 @@
 #include "base/trace.h"
 #include "emu/cm/connection_manager.h"
 #include "emu/fabric/fabric.h"
-#include "emu/fault/plan.h"
+#include "emu/inject/plan.h"
 #include "emu/nic/nic.h"
 #include "emu/tap/capture_fabric.h"
 
@@ -60,9 +60,9 @@ struct WorldOptions {
   std::shared_ptr<CaptureSink> capture;  // wins over capture_path
   std::string trace_path;                // a name for MakeTcpWorld (record_file.h); empty: none
   TraceSink* trace = nullptr;            // wins over trace_path; must outlive the world
-  // Faults of RC and UC connections; each host counts by itself. A TcpWorld says on standard error when one fires, and
-  // at the end of the process which have not (rule_words.h).
-  std::vector<FaultRule> rules;
+  // What is done to RC and UC connections; each host counts by itself. A TcpWorld says on standard error when one
+  // fires, and at the end of the process which have not (rule_words.h).
+  std::vector<InjectionRule> rules;
   // The environment's rules are no good, which has been said: hosts come with a device that has failed.
   bool without_device = false;
 };
@@ -81,7 +81,7 @@ struct HostParts {
   TraceSink* trace = nullptr;
   std::shared_ptr<CaptureSink> capture;              // null: none
   std::function<void(const std::string&)> complain;  // what people should hear of (NicOptions); null: nobody
-  std::shared_ptr<FaultPlan> faults;                 // null: none
+  std::shared_ptr<InjectionPlan> injections;         // null: none
 };
 
 class Host {
@@ -97,7 +97,7 @@ class Host {
   Nic& nic() { return nic_; }
   ConnectionManager& cm() { return cm_; }
   // Null without rules.
-  const FaultPlan* faults() const { return faults_.get(); }
+  const InjectionPlan* injections() const { return injections_.get(); }
 
   // Belongs to the API layer on top, which hangs its own view of the device here; destroyed before the NIC.
   std::mutex api_mutex;
@@ -107,7 +107,7 @@ class Host {
   const std::string name_;
   const std::unique_ptr<CaptureFabric> capturing_;  // null: no capture
   Fabric& fabric_;
-  const std::shared_ptr<FaultPlan> faults_;
+  const std::shared_ptr<InjectionPlan> injections_;
   Nic nic_;
   ConnectionManager cm_;
 };
@@ -128,7 +128,7 @@ class World {
 };
 
 // Which of the rules can do nothing on a device of this profile, and why; empty: none.
-std::string WhyNoRules(const DeviceProfile& profile, const std::vector<FaultRule>& rules);
+std::string WhyNoRules(const DeviceProfile& profile, const std::vector<InjectionRule>& rules);
 
 // This process, on the host's own TCP. The error says, in words, why a capture or trace file could not be made, or
 // which rule can do nothing on the profile's transport.

@@ -105,13 +105,13 @@ TEST(WorldOptions, WhatATransportCanDoDependsOnTheProfile) {
 
 TEST(SimulatedWorld, EachHostCountsByItself) {
   WorldOptions options;
-  options.rules = ParseFaultRules("stall message=4").value();
+  options.rules = ParseInjectionRules("stall message=4").value();
   SimulatedWorld world(SimWorld::Options{}, options);
   Host& a = world.AddHost("a", {Address("10.0.0.1")});
   Host& b = world.AddHost("b", {Address("10.0.0.2")});
-  ASSERT_NE(a.faults(), nullptr);
-  EXPECT_NE(a.faults(), b.faults());
-  EXPECT_EQ(a.faults()->rules(), options.rules);
+  ASSERT_NE(a.injections(), nullptr);
+  EXPECT_NE(a.injections(), b.injections());
+  EXPECT_EQ(a.injections()->rules(), options.rules);
 }
 
 SegmentFacts WholeMessage() {
@@ -119,25 +119,25 @@ SegmentFacts WholeMessage() {
 }
 
 TEST(RuleWords, ARuleThatNeverFiredIsNamedWithWhatThereWas) {
-  const auto plan = FaultPlan::Make(
-      ParseFaultRules("stall message=9; delay=1us; stall message=2 every=5; disconnect message=3").value());
-  const auto faults = plan->NewConnection();
-  for (int i = 0; i < 3; ++i) faults->Judge(FaultDirection::kSent, WholeMessage());
+  const auto plan = InjectionPlan::Make(
+      ParseInjectionRules("stall message=9; delay=1us; stall message=2 every=5; disconnect message=3").value());
+  const auto injections = plan->NewConnection();
+  for (int i = 0; i < 3; ++i) injections->Judge(InjectionDirection::kSent, WholeMessage());
   EXPECT_EQ(LastWordsOf(*plan),
             (std::vector<std::string>{
                 "rule 'stall message=9' never fired: 1 connection, 3 messages sent and 0 received",
                 "rule 'stall message=2 every=5' never fired: 1 connection, 3 messages sent and 0 received, of which "
                 "1 segment matched"}));
-  const auto unused = FaultPlan::Make(ParseFaultRules("stall").value());
+  const auto unused = InjectionPlan::Make(ParseInjectionRules("stall").value());
   EXPECT_EQ(LastWordsOf(*unused), (std::vector<std::string>{"rule 'stall' never fired: 0 connections"}));
 }
 
 // Of a rule that fires again and again the first ten times are told, and the number at the end.
 TEST(RuleWords, FiringsAreToldAsLongAsTheyAreNews) {
   testing::internal::CaptureStderr();
-  const auto plan = PlanThatSpeaks(ParseFaultRules("delay=1us; delay=2us message=4").value());
-  const auto faults = plan->NewConnection();
-  for (int i = 0; i < 12; ++i) faults->Judge(FaultDirection::kSent, WholeMessage());
+  const auto plan = PlanThatSpeaks(ParseInjectionRules("delay=1us; delay=2us message=4").value());
+  const auto injections = plan->NewConnection();
+  for (int i = 0; i < 12; ++i) injections->Judge(InjectionDirection::kSent, WholeMessage());
   const std::string said = testing::internal::GetCapturedStderr();
   EXPECT_EQ(std::count(said.begin(), said.end(), '\n'), 11) << said;
   EXPECT_NE(said.find("stagecoach: rule 'delay=2us message=4' fired: connection 1, message 4 sent (send)\n"),
@@ -154,7 +154,7 @@ TEST(RuleWords, TheEndIsToldByWhoSawIt) {
   const pid_t process = fork();
   if (process == 0) {
     dup2(ends[1], STDERR_FILENO);
-    PlanThatSpeaks(ParseFaultRules("stall message=9").value());
+    PlanThatSpeaks(ParseInjectionRules("stall message=9").value());
     const pid_t child = fork();
     if (child == 0) std::exit(0);
     int status = 0;

@@ -20,7 +20,7 @@
 #include "tools/stagecoach/text.h"
 
 #if !defined(STAGECOACH_RDMA_CORE)
-#include "emu/fault/rule.h"
+#include "emu/inject/rule.h"
 #include "emu/nic/device_profile.h"
 #include "emu/world/record_file.h"
 #include "emu/world/world.h"
@@ -106,7 +106,8 @@ void AddDeviceOptions(CLI::App& command, DeviceOptions& options) {
       ->check(CLI::IsMember({"iwarp", "roce", "minimal", "hostile"}));
   command
       .add_option("--rule", options.rules,
-                  "Inject a fault, such as 'disconnect message=10'; may be given several times (docs/faults.md)")
+                  "Do something to connections, such as 'disconnect message=10'; may be given several times "
+                  "(docs/injections.md)")
       ->type_name("RULE")
       ->allow_extra_args(false);
 }
@@ -175,7 +176,7 @@ int ApplyDeviceOptions(std::string_view command, const DeviceOptions& options) {
   } kEmulated[] = {
       {!options.pcap.empty(), "--pcap: captures are made by"},
       {!options.profile.empty(), "--profile: is of"},
-      {!options.rules.empty(), "--rule: faults are injected by"},
+      {!options.rules.empty(), "--rule: injections are of"},
   };
   for (const auto& option : kEmulated) {
     if (!option.given) continue;
@@ -197,9 +198,9 @@ bool ApplyRules(std::string_view command, const std::vector<std::string>& option
   const char* const profile_name = std::getenv(kProfileVariable);
   const emu::DeviceProfile profile =
       emu::ProfileByName(profile_name != nullptr ? profile_name : "").value_or(emu::IwarpProfile());
-  std::vector<emu::FaultRule> rules;
+  std::vector<emu::InjectionRule> rules;
   const auto add = [&](std::string_view from, std::string_view text) {
-    const auto parsed = emu::ParseFaultRules(text);
+    const auto parsed = emu::ParseInjectionRules(text);
     std::string wrong = parsed ? emu::WhyNoRules(profile, *parsed) : parsed.error().Explain(text);
     if (parsed && parsed->empty() && !options.empty()) wrong = "there is no rule in it";
     if (!wrong.empty()) {

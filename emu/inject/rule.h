@@ -1,11 +1,11 @@
-// FaultRule: one row of the flat table that says which faults are injected where, and its form as text.
+// InjectionRule: one row of the flat table that says which injections are injected where, and its form as text.
 //
 //   disconnect message=10
 //   drop direction=received kind=ack probability=1% seed=7
 //   delay=5ms connection=2 message=3..; stall kind=write
 //
 // An action, then conditions in any order, each at most once; rules are separated by ';' or by a new line. All
-// conditions must hold. docs/faults.md tells what each means and does; this is the table that it describes:
+// conditions must hold. docs/injections.md tells what each means and does; this is the table that it describes:
 //
 //   actions     disconnect, stall, drop, delay=TIME (an integer with us, ms or s; at most an hour)
 //   addresses   connection=, message=, segment=, attempt= (N, N..M or N..; all count from 1), direction=sent|received,
@@ -28,18 +28,18 @@
 
 namespace stagecoach::emu {
 
-enum class FaultAction : uint8_t {
+enum class InjectionAction : uint8_t {
   kDisconnect,  // the connection is cut, and both ends know at once
   kStall,       // from here on nothing leaves and nothing is taken, and nobody is told
   kDrop,        // this segment is lost; InfiniBand alone
   kDelay,       // it leaves later, and what follows does not overtake it; of what is sent alone
 };
 
-const char* ToString(FaultAction action);
+const char* ToString(InjectionAction action);
 
 // As seen from the device that has the rule.
-enum class FaultDirection : uint8_t { kSent, kReceived };
-const char* ToString(FaultDirection direction);
+enum class InjectionDirection : uint8_t { kSent, kReceived };
+const char* ToString(InjectionDirection direction);
 
 // What a message is, on either transport. An acknowledgement or a Terminate is the protocol's own: a rule is about such
 // when it names them, and otherwise not.
@@ -74,10 +74,10 @@ struct NumberRange {
   friend bool operator==(const NumberRange&, const NumberRange&) = default;
 };
 
-struct FaultRule {
+struct InjectionRule {
   static constexpr uint32_t kAlways = 1'000'000;
 
-  FaultAction action = FaultAction::kDisconnect;
+  InjectionAction action = InjectionAction::kDisconnect;
   Duration delay{};        // kDelay: how much later
   NumberRange connection;  // connections of the device in the order in which they are made
   // Of the connection and direction, among the messages of the rule's kinds.
@@ -92,11 +92,11 @@ struct FaultRule {
   uint32_t probability = kAlways;        // in millionths
   uint64_t seed = 0;                     // of what is drawn; forked for each connection
 
-  friend bool operator==(const FaultRule&, const FaultRule&) = default;
+  friend bool operator==(const InjectionRule&, const InjectionRule&) = default;
 };
 
 // What cannot be understood, and where.
-struct FaultRuleError {
+struct InjectionRuleError {
   size_t offset = 0;  // in the text, in bytes
   size_t length = 0;  // of the part at fault; may be 0
   std::string message;
@@ -107,16 +107,16 @@ struct FaultRuleError {
 };
 
 // Any number of rules, blank ones left out.
-Result<std::vector<FaultRule>, FaultRuleError> ParseFaultRules(std::string_view text);
+Result<std::vector<InjectionRule>, InjectionRuleError> ParseInjectionRules(std::string_view text);
 
-// As ParseFaultRules reads it: conditions in the order of FaultRule's members, and none that is as by default.
-std::string ToString(const FaultRule& rule);
+// As ParseInjectionRules reads it: conditions in the order of InjectionRule's members, and none that is as by default.
+std::string ToString(const InjectionRule& rule);
 // One after the other, "; " between.
-std::string ToString(const std::vector<FaultRule>& rules);
+std::string ToString(const std::vector<InjectionRule>& rules);
 
-// Which faults there are depends on what carries them.
-enum class FaultTransport : uint8_t { kIwarp, kInfiniband };
+// Which injections there are depends on what carries them.
+enum class InjectionTransport : uint8_t { kIwarp, kInfiniband };
 // Why a rule can do nothing on a transport, in words; nothing: it can.
-std::optional<std::string> WhyNotOn(FaultTransport transport, const FaultRule& rule);
+std::optional<std::string> WhyNotOn(InjectionTransport transport, const InjectionRule& rule);
 
 }  // namespace stagecoach::emu

@@ -1,4 +1,4 @@
-#include "emu/fault/rule.h"
+#include "emu/inject/rule.h"
 
 #include <algorithm>
 #include <array>
@@ -109,7 +109,7 @@ class RuleParser {
   RuleParser(std::string_view text, size_t offset) : rest_{text, offset} {}
 
   // Nothing for a blank rule.
-  Result<std::optional<FaultRule>, FaultRuleError> Parse() {
+  Result<std::optional<InjectionRule>, InjectionRuleError> Parse() {
     const std::optional<Token> action = Next();
     if (!action) return std::nullopt;
     if (auto error = TakeAction(*action)) return Err(std::move(*error));
@@ -121,9 +121,9 @@ class RuleParser {
   }
 
  private:
-  using MaybeError = std::optional<FaultRuleError>;
+  using MaybeError = std::optional<InjectionRuleError>;
 
-  static FaultRuleError ErrorAt(const Token& token, std::string message) {
+  static InjectionRuleError ErrorAt(const Token& token, std::string message) {
     return {.offset = token.offset, .length = token.text.size(), .message = std::move(message)};
   }
 
@@ -155,8 +155,8 @@ class RuleParser {
       }
       return ErrorAt(name, Unknown(name.text, "action", kActionNames));
     }
-    rule_.action = static_cast<FaultAction>(*action);
-    if (rule_.action != FaultAction::kDelay) {
+    rule_.action = static_cast<InjectionAction>(*action);
+    if (rule_.action != InjectionAction::kDelay) {
       if (value) return ErrorAt(token, std::string(name.text) + " takes no value");
       return std::nullopt;
     }
@@ -271,12 +271,13 @@ class RuleParser {
   MaybeError TakeDirection(const Token& value) {
     const auto direction = IndexOf(kDirectionNames, value.text);
     if (!direction) return ErrorAt(value, Unknown(value.text, "direction", kDirectionNames));
-    if (rule_.action == FaultAction::kDelay && static_cast<FaultDirection>(*direction) == FaultDirection::kReceived) {
+    if (rule_.action == InjectionAction::kDelay &&
+        static_cast<InjectionDirection>(*direction) == InjectionDirection::kReceived) {
       return ErrorAt(value,
                      "what is received cannot be delayed; give the rule to the process that sends it, with "
                      "direction=sent");
     }
-    rule_.sent = static_cast<FaultDirection>(*direction) == FaultDirection::kSent;
+    rule_.sent = static_cast<InjectionDirection>(*direction) == InjectionDirection::kSent;
     rule_.received = !rule_.sent;
     return std::nullopt;
   }
@@ -325,7 +326,7 @@ class RuleParser {
     digits += fraction;
     digits.append(decimals - fraction.size(), '0');
     const auto millionths = ParseNumber(digits);
-    if (!millionths || *millionths == 0 || *millionths > FaultRule::kAlways) return std::nullopt;
+    if (!millionths || *millionths == 0 || *millionths > InjectionRule::kAlways) return std::nullopt;
     return static_cast<uint32_t>(*millionths);
   }
 
@@ -334,12 +335,12 @@ class RuleParser {
     if (seed && !seen_[static_cast<size_t>(Condition::kProbability)]) {
       return ErrorAt(*seed, "seed is of what is drawn, and without probability nothing is");
     }
-    if (rule_.probability == FaultRule::kAlways) rule_.seed = 0;  // nor here
+    if (rule_.probability == InjectionRule::kAlways) rule_.seed = 0;  // nor here
     return std::nullopt;
   }
 
   Token rest_;
-  FaultRule rule_;
+  InjectionRule rule_;
   std::array<std::optional<Token>, kConditionNames.size()> seen_;
 };
 
@@ -365,7 +366,7 @@ std::string DelayText(Duration delay) {
 }
 
 std::string ProbabilityText(uint32_t millionths) {
-  constexpr uint32_t kPerCent = FaultRule::kAlways / 100;
+  constexpr uint32_t kPerCent = InjectionRule::kAlways / 100;
   std::string text = std::to_string(millionths / kPerCent);
   if (const uint32_t rest = millionths % kPerCent; rest != 0) {
     std::string fraction = std::to_string(kPerCent + rest).substr(1);
@@ -385,11 +386,11 @@ std::string RangeText(const NumberRange& range) {
 
 }  // namespace
 
-const char* ToString(FaultAction action) {
+const char* ToString(InjectionAction action) {
   return kActionNames[static_cast<size_t>(action)].data();
 }
 
-const char* ToString(FaultDirection direction) {
+const char* ToString(InjectionDirection direction) {
   return kDirectionNames[static_cast<size_t>(direction)].data();
 }
 
@@ -397,7 +398,7 @@ const char* ToString(MessageKind kind) {
   return kKindNames[static_cast<size_t>(kind)].data();
 }
 
-std::string FaultRuleError::Explain(std::string_view text) const {
+std::string InjectionRuleError::Explain(std::string_view text) const {
   const auto [begin, end] = RuleAround(text, offset);
   const size_t marked = std::min(length, end - std::min(offset, end));
   std::string explained = message + "\n  " + Printable(text.substr(begin, end - begin)) + "\n  ";
@@ -407,8 +408,8 @@ std::string FaultRuleError::Explain(std::string_view text) const {
   return explained;
 }
 
-Result<std::vector<FaultRule>, FaultRuleError> ParseFaultRules(std::string_view text) {
-  std::vector<FaultRule> rules;
+Result<std::vector<InjectionRule>, InjectionRuleError> ParseInjectionRules(std::string_view text) {
+  std::vector<InjectionRule> rules;
   size_t begin = 0;
   while (begin <= text.size()) {
     const size_t end = std::min(text.find_first_of(";\n", begin), text.size());
@@ -420,10 +421,10 @@ Result<std::vector<FaultRule>, FaultRuleError> ParseFaultRules(std::string_view 
   return rules;
 }
 
-std::string ToString(const FaultRule& rule) {
-  const FaultRule any;
+std::string ToString(const InjectionRule& rule) {
+  const InjectionRule any;
   std::string text(kActionNames[static_cast<size_t>(rule.action)]);
-  if (rule.action == FaultAction::kDelay) text += "=" + DelayText(rule.delay);
+  if (rule.action == InjectionAction::kDelay) text += "=" + DelayText(rule.delay);
   const auto add_range = [&](std::string_view name, const NumberRange& range) {
     if (range != NumberRange()) text += " " + std::string(name) + "=" + RangeText(range);
   };
@@ -435,8 +436,9 @@ std::string ToString(const FaultRule& rule) {
   add_range("segment", rule.segment);
   add_range("attempt", rule.attempt);
   // A delay has but one.
-  if (rule.sent != rule.received && rule.action != FaultAction::kDelay) {
-    text += std::string(" direction=") + ToString(rule.sent ? FaultDirection::kSent : FaultDirection::kReceived);
+  if (rule.sent != rule.received && rule.action != InjectionAction::kDelay) {
+    text +=
+        std::string(" direction=") + ToString(rule.sent ? InjectionDirection::kSent : InjectionDirection::kReceived);
   }
   if (rule.kinds != any.kinds) {
     std::string kinds;
@@ -455,20 +457,20 @@ std::string ToString(const FaultRule& rule) {
   return text;
 }
 
-std::string ToString(const std::vector<FaultRule>& rules) {
+std::string ToString(const std::vector<InjectionRule>& rules) {
   std::string text;
-  for (const FaultRule& rule : rules) {
+  for (const InjectionRule& rule : rules) {
     if (!text.empty()) text += "; ";
     text += ToString(rule);
   }
   return text;
 }
 
-std::optional<std::string> WhyNotOn(FaultTransport transport, const FaultRule& rule) {
-  if (rule.action == FaultAction::kDelay && !rule.sent) return "what is received cannot be delayed";
+std::optional<std::string> WhyNotOn(InjectionTransport transport, const InjectionRule& rule) {
+  if (rule.action == InjectionAction::kDelay && !rule.sent) return "what is received cannot be delayed";
   switch (transport) {
-    case FaultTransport::kIwarp:
-      if (rule.action == FaultAction::kDrop) {
+    case InjectionTransport::kIwarp:
+      if (rule.action == InjectionAction::kDrop) {
         return "iWARP cannot lose a segment: TCP carries it or the connection ends, and one that was missing would be "
                "a fault of the peer; the profile roce has loss, and disconnect ends a connection";
       }
@@ -476,7 +478,7 @@ std::optional<std::string> WhyNotOn(FaultTransport transport, const FaultRule& r
         return "iWARP has no acknowledgements of its own; TCP's are not seen";
       if (rule.attempt.first > 1) return "iWARP sends nothing twice: there is no second attempt";
       return std::nullopt;
-    case FaultTransport::kInfiniband:
+    case InjectionTransport::kInfiniband:
       if ((rule.kinds & ~(KindBit(MessageKind::kImmediate) | KindBit(MessageKind::kTerminate))) == 0) {
         return "InfiniBand has neither Terminates nor messages of immediate data: that is part of a Send or a Write";
       }

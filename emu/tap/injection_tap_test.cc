@@ -1,4 +1,4 @@
-#include "emu/tap/fault_tap.h"
+#include "emu/tap/injection_tap.h"
 
 #include <gtest/gtest.h>
 
@@ -122,18 +122,18 @@ Bytes Packet(IbOp op, uint32_t psn, size_t payload = 0, uint32_t dma_length = 0)
 }
 
 // A tap over lists, in virtual time.
-class FaultTapTest : public ::testing::Test {
+class InjectionTapTest : public ::testing::Test {
  protected:
-  void Use(const std::string& rules, FaultTransport transport) {
-    plan_ = FaultPlan::Make(ParseFaultRules(rules).value());
-    faults_ = plan_->NewConnection();
+  void Use(const std::string& rules, InjectionTransport transport) {
+    plan_ = InjectionPlan::Make(ParseInjectionRules(rules).value());
+    injections_ = plan_->NewConnection();
     UseStream(transport);
   }
-  void UseStream(FaultTransport transport) {
+  void UseStream(InjectionTransport transport) {
     auto below = std::make_unique<ListLlp>();
     below_ = below.get();
-    tap_ = WithFaultRules(
-        std::move(below), faults_,
+    tap_ = WithInjections(
+        std::move(below), injections_,
         {.fabric = fabric_, .trace = &trace_, .name = "qp", .transport = transport, .mtu = kMtu, .farewell = Farewell});
   }
   static Bytes Farewell() {
@@ -178,8 +178,8 @@ class FaultTapTest : public ::testing::Test {
   SimFabric& fabric_ = world_.AddHost("a", {*IpEndpoint::Parse("10.0.0.1", 0)});
   TraceLog trace_;
   NoMemory memory_;
-  std::shared_ptr<FaultPlan> plan_;
-  std::shared_ptr<ConnectionFaults> faults_;
+  std::shared_ptr<InjectionPlan> plan_;
+  std::shared_ptr<ConnectionInjections> injections_;
   ListLlp* below_ = nullptr;
   std::deque<Bytes> queued_;
   std::unique_ptr<Llp> tap_;
@@ -187,7 +187,7 @@ class FaultTapTest : public ::testing::Test {
 
 // --- What is what ---
 
-TEST_F(FaultTapTest, KnowsMessagesOfIwarp) {
+TEST_F(InjectionTapTest, KnowsMessagesOfIwarp) {
   const struct {
     const char* kind;
     Bytes record;
@@ -203,13 +203,13 @@ TEST_F(FaultTapTest, KnowsMessagesOfIwarp) {
       {"terminate", Encoded(SegmentHeader::Terminate(), 8), 18},
   };
   for (const auto& expected : kRecords) {
-    Use(std::string("delay=1us kind=") + expected.kind, FaultTransport::kIwarp);
+    Use(std::string("delay=1us kind=") + expected.kind, InjectionTransport::kIwarp);
     for (const auto& each : kRecords) Queue(each.record, 1, each.header_size);
     EXPECT_EQ(plan_->counters(0).fired, 1u) << expected.kind;
     EXPECT_EQ(Fired().back(), std::string("direction=sent kind=") + expected.kind + " message=1 segment=1 attempt=1");
   }
   // What nobody asked for passes, and what cannot be decoded.
-  Use("disconnect", FaultTransport::kIwarp);
+  Use("disconnect", InjectionTransport::kIwarp);
   for (const Bytes& record : {Encoded(SegmentHeader::Write(0, 0, true)), Encoded(SegmentHeader::Read(1, {})),
                               Encoded(SegmentHeader::ReadResponse(0, 0, true)), Bytes(3, std::byte{0xff})}) {
     Queue(record, 1);
@@ -218,7 +218,7 @@ TEST_F(FaultTapTest, KnowsMessagesOfIwarp) {
   EXPECT_EQ(below_->left.size(), 4u);
 }
 
-TEST_F(FaultTapTest, KnowsMessagesOfInfiniband) {
+TEST_F(InjectionTapTest, KnowsMessagesOfInfiniband) {
   const struct {
     const char* kind;
     Bytes record;
@@ -232,14 +232,14 @@ TEST_F(FaultTapTest, KnowsMessagesOfInfiniband) {
       {"ack", Packet(IbOp::kAck, 8)},
   };
   for (const auto& expected : kRecords) {
-    Use(std::string("delay=1us kind=") + expected.kind, FaultTransport::kInfiniband);
+    Use(std::string("delay=1us kind=") + expected.kind, InjectionTransport::kInfiniband);
     for (const auto& each : kRecords)
       Queue(each.record, 1, wire::DecodeIb(each.record, each.record.size())->EncodedSize());
     EXPECT_EQ(plan_->counters(0).fired, 1u) << expected.kind;
   }
   // All but the acknowledgement are messages of a program.
   EXPECT_EQ(plan_->seen().sent, 6u);
-  Use("disconnect", FaultTransport::kInfiniband);
+  Use("disconnect", InjectionTransport::kInfiniband);
   for (const Bytes& record : {Packet(IbOp::kWriteOnly, 1), Packet(IbOp::kReadRequest, 2), Packet(IbOp::kReadOnly, 2),
                               Packet(IbOp::kAck, 2)}) {
     Queue(record, 1);
@@ -253,8 +253,8 @@ TEST_F(FaultTapTest, KnowsMessagesOfInfiniband) {
 
 // --- What is done ---
 
-TEST_F(FaultTapTest, WhatIsDroppedCountsAsSentInItsPlace) {
-  Use("drop message=2..3", FaultTransport::kInfiniband);
+TEST_F(InjectionTapTest, WhatIsDroppedCountsAsSentInItsPlace) {
+  Use("drop message=2..3", InjectionTransport::kInfiniband);
   for (uint32_t psn = 1; psn <= 4; ++psn) Queue(Packet(IbOp::kSendOnly, psn, psn), psn);
   EXPECT_FALSE(tap_->TxIdle());
   below_->blocked = true;
@@ -267,8 +267,8 @@ TEST_F(FaultTapTest, WhatIsDroppedCountsAsSentInItsPlace) {
   EXPECT_TRUE(tap_->TxIdle());
 }
 
-TEST_F(FaultTapTest, WhatArrivesIsDroppedUnseen) {
-  Use("drop direction=received message=1..2", FaultTransport::kInfiniband);
+TEST_F(InjectionTapTest, WhatArrivesIsDroppedUnseen) {
+  Use("drop direction=received message=1..2", InjectionTransport::kInfiniband);
   below_->arrived = {Packet(IbOp::kSendOnly, 1, 100), Packet(IbOp::kAck, 1), Packet(IbOp::kSendOnly, 2),
                      Packet(IbOp::kSendOnly, 3)};
   std::vector<Bytes> taken;
@@ -278,8 +278,8 @@ TEST_F(FaultTapTest, WhatArrivesIsDroppedUnseen) {
 }
 
 // A flood that is thrown away leaves others their turn.
-TEST_F(FaultTapTest, WhatIsDroppedAtATimeIsBounded) {
-  Use("drop direction=received", FaultTransport::kInfiniband);
+TEST_F(InjectionTapTest, WhatIsDroppedAtATimeIsBounded) {
+  Use("drop direction=received", InjectionTransport::kInfiniband);
   for (uint32_t psn = 0; psn < 200; ++psn) below_->arrived.push_back(Packet(IbOp::kSendOnly, psn));
   below_->in_pieces = false;
   std::vector<Bytes> taken;
@@ -292,8 +292,8 @@ TEST_F(FaultTapTest, WhatIsDroppedAtATimeIsBounded) {
   EXPECT_TRUE(taken.empty());
 }
 
-TEST_F(FaultTapTest, WhatIsDelayedLeavesWhenItIsTimeAndNothingOvertakesIt) {
-  Use("delay=5ms message=2; delay=1ms message=3", FaultTransport::kIwarp);
+TEST_F(InjectionTapTest, WhatIsDelayedLeavesWhenItIsTimeAndNothingOvertakesIt) {
+  Use("delay=5ms message=2; delay=1ms message=3", InjectionTransport::kIwarp);
   const Instant begin = fabric_.Now();
   for (uint32_t msn = 1; msn <= 4; ++msn) Queue(Send(msn), msn, 18);
   EXPECT_EQ(Flush().status, TxStatus::kIdle);
@@ -312,8 +312,8 @@ TEST_F(FaultTapTest, WhatIsDelayedLeavesWhenItIsTimeAndNothingOvertakesIt) {
   EXPECT_TRUE(tap_->TxIdle());
 }
 
-TEST_F(FaultTapTest, WhatIsDroppedBehindWhatIsDelayedKeepsItsPlace) {
-  Use("delay=5ms message=1; drop message=2", FaultTransport::kInfiniband);
+TEST_F(InjectionTapTest, WhatIsDroppedBehindWhatIsDelayedKeepsItsPlace) {
+  Use("delay=5ms message=1; drop message=2", InjectionTransport::kInfiniband);
   for (uint32_t psn = 1; psn <= 3; ++psn) Queue(Packet(IbOp::kSendOnly, psn), psn);
   EXPECT_EQ(Flush().status, TxStatus::kIdle);
   EXPECT_EQ(TakeSent(), Numbers());
@@ -324,8 +324,8 @@ TEST_F(FaultTapTest, WhatIsDroppedBehindWhatIsDelayedKeepsItsPlace) {
 }
 
 // The stream's becoming writable moves what is due, and until then nobody need come back for it.
-TEST_F(FaultTapTest, WhatIsDueWaitsForAFullStream) {
-  Use("delay=1ms", FaultTransport::kIwarp);
+TEST_F(InjectionTapTest, WhatIsDueWaitsForAFullStream) {
+  Use("delay=1ms", InjectionTransport::kIwarp);
   below_->room = 1;
   for (uint32_t msn = 1; msn <= 3; ++msn) Queue(Send(msn), msn, 18);
   world_.RunFor(1ms);
@@ -337,17 +337,17 @@ TEST_F(FaultTapTest, WhatIsDueWaitsForAFullStream) {
   EXPECT_EQ(TakeSent(), (Numbers{1, 2, 3}));
 }
 
-TEST_F(FaultTapTest, TheDelayedAreBounded) {
-  Use("delay=1ms", FaultTransport::kIwarp);
+TEST_F(InjectionTapTest, TheDelayedAreBounded) {
+  Use("delay=1ms", InjectionTransport::kIwarp);
   uint32_t count = 0;
   for (; tap_->CanQueue() && count < 10'000; ++count) Queue(Send(count + 1), count, 18);
   EXPECT_EQ(count, 1024u);
 }
 
-TEST_F(FaultTapTest, DisconnectResetsAStreamOfIwarpBehindWhatCameBefore) {
-  Use("disconnect message=2", FaultTransport::kIwarp);
+TEST_F(InjectionTapTest, DisconnectResetsAStreamOfIwarpBehindWhatCameBefore) {
+  Use("disconnect message=2", InjectionTransport::kIwarp);
   for (uint32_t msn = 1; msn <= 3; ++msn) Queue(Send(msn), msn, 18);
-  EXPECT_EQ(faults_->end(), FaultAction::kDisconnect);
+  EXPECT_EQ(injections_->end(), InjectionAction::kDisconnect);
   EXPECT_FALSE(below_->own_stream.aborted);
   const TxResult result = Flush();
   EXPECT_EQ(result.status, TxStatus::kReset);
@@ -363,8 +363,8 @@ TEST_F(FaultTapTest, DisconnectResetsAStreamOfIwarpBehindWhatCameBefore) {
   EXPECT_EQ(Fired(), (std::vector<std::string>{"direction=sent kind=send message=2 segment=1 attempt=1"}));
 }
 
-TEST_F(FaultTapTest, DisconnectTakesNothingOfWhatArrives) {
-  Use("disconnect message=2 direction=received", FaultTransport::kIwarp);
+TEST_F(InjectionTapTest, DisconnectTakesNothingOfWhatArrives) {
+  Use("disconnect message=2 direction=received", InjectionTransport::kIwarp);
   below_->arrived = {Send(1), Send(2), Send(3)};
   std::vector<Bytes> taken;
   EXPECT_EQ(ReceiveAll(&taken).status, RxStatus::kReset);
@@ -373,11 +373,11 @@ TEST_F(FaultTapTest, DisconnectTakesNothingOfWhatArrives) {
   EXPECT_EQ(Flush().status, TxStatus::kReset);
 }
 
-TEST_F(FaultTapTest, DisconnectTellsAnInfinibandPeer) {
-  Use("delay=1s message=2; disconnect message=3", FaultTransport::kInfiniband);
+TEST_F(InjectionTapTest, DisconnectTellsAnInfinibandPeer) {
+  Use("delay=1s message=2; disconnect message=3", InjectionTransport::kInfiniband);
   for (uint32_t psn = 1; psn <= 4; ++psn) Queue(Packet(IbOp::kSendOnly, psn), psn);
   EXPECT_EQ(Flush().status, TxStatus::kIdle);
-  EXPECT_EQ(faults_->end(), FaultAction::kDisconnect);
+  EXPECT_EQ(injections_->end(), InjectionAction::kDisconnect);
   EXPECT_EQ(TakeSent(), (Numbers{1, 2, 3, 4}));
   EXPECT_TRUE(tap_->TxIdle());
   EXPECT_EQ(below_->left, (std::vector<Bytes>{Packet(IbOp::kSendOnly, 1), Farewell()}));
@@ -387,15 +387,15 @@ TEST_F(FaultTapTest, DisconnectTellsAnInfinibandPeer) {
   EXPECT_EQ(ReceiveAll(&taken).status, RxStatus::kWouldBlock);
   EXPECT_TRUE(taken.empty());
   // Another stream carries nothing but the same word.
-  UseStream(FaultTransport::kInfiniband);
+  UseStream(InjectionTransport::kInfiniband);
   Queue(Packet(IbOp::kSendOnly, 5), 5);
   Flush();
   EXPECT_EQ(below_->left.size(), 1u);
 }
 
 // Behind what was queued before, which the owner must not end the stream with.
-TEST_F(FaultTapTest, TheInfinibandPeerIsToldWhenThereIsRoom) {
-  Use("disconnect direction=received", FaultTransport::kInfiniband);
+TEST_F(InjectionTapTest, TheInfinibandPeerIsToldWhenThereIsRoom) {
+  Use("disconnect direction=received", InjectionTransport::kInfiniband);
   below_->room = 2;
   below_->blocked = true;
   for (uint32_t psn = 1; psn <= 2; ++psn) Queue(Packet(IbOp::kSendOnly, psn), psn);
@@ -403,7 +403,7 @@ TEST_F(FaultTapTest, TheInfinibandPeerIsToldWhenThereIsRoom) {
   std::vector<Bytes> taken;
   while (!below_->arrived.empty()) EXPECT_EQ(ReceiveAll(&taken).status, RxStatus::kWouldBlock);
   EXPECT_TRUE(taken.empty());
-  EXPECT_EQ(faults_->end(), FaultAction::kDisconnect);
+  EXPECT_EQ(injections_->end(), InjectionAction::kDisconnect);
   Queue(Packet(IbOp::kSendOnly, 3), 3);
   EXPECT_EQ(Flush().status, TxStatus::kWouldBlock);
   EXPECT_EQ(TakeSent(), Numbers());
@@ -417,8 +417,8 @@ TEST_F(FaultTapTest, TheInfinibandPeerIsToldWhenThereIsRoom) {
   EXPECT_EQ(below_->left.size(), 3u);
 }
 
-TEST_F(FaultTapTest, StallKeepsAStreamOfIwarpAsItIs) {
-  Use("stall message=2", FaultTransport::kIwarp);
+TEST_F(InjectionTapTest, StallKeepsAStreamOfIwarpAsItIs) {
+  Use("stall message=2", InjectionTransport::kIwarp);
   for (uint32_t msn = 1; msn <= 3; ++msn) Queue(Send(msn), msn, 18);
   EXPECT_EQ(Flush().status, TxStatus::kIdle);
   EXPECT_EQ(TakeSent(), (Numbers{1}));
@@ -432,8 +432,8 @@ TEST_F(FaultTapTest, StallKeepsAStreamOfIwarpAsItIs) {
   EXPECT_FALSE(below_->own_stream.aborted);
 }
 
-TEST_F(FaultTapTest, StallLosesWhatWasDelayed) {
-  Use("delay=5ms direction=sent; stall direction=received", FaultTransport::kInfiniband);
+TEST_F(InjectionTapTest, StallLosesWhatWasDelayed) {
+  Use("delay=5ms direction=sent; stall direction=received", InjectionTransport::kInfiniband);
   Queue(Packet(IbOp::kSendOnly, 1), 1);
   below_->arrived = {Packet(IbOp::kSendOnly, 1)};
   std::vector<Bytes> taken;
@@ -444,8 +444,8 @@ TEST_F(FaultTapTest, StallLosesWhatWasDelayed) {
   EXPECT_TRUE(below_->left.empty());
 }
 
-TEST_F(FaultTapTest, StallLosesAllPacketsOfInfiniband) {
-  Use("stall message=1 direction=received", FaultTransport::kInfiniband);
+TEST_F(InjectionTapTest, StallLosesAllPacketsOfInfiniband) {
+  Use("stall message=1 direction=received", InjectionTransport::kInfiniband);
   below_->arrived = {Packet(IbOp::kAck, 1), Packet(IbOp::kSendOnly, 1), Packet(IbOp::kAck, 2)};
   std::vector<Bytes> taken;
   while (!below_->arrived.empty()) EXPECT_EQ(ReceiveAll(&taken).status, RxStatus::kWouldBlock);

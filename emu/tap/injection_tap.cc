@@ -1,4 +1,4 @@
-#include "emu/tap/fault_tap.h"
+#include "emu/tap/injection_tap.h"
 
 #include <algorithm>
 #include <array>
@@ -91,10 +91,11 @@ std::optional<SegmentFacts> FactsOfPacket(ConstBytes head, size_t length, uint32
   return facts;
 }
 
-class FaultTap final : public Llp {
+class InjectionTap final : public Llp {
  public:
-  FaultTap(std::unique_ptr<Llp> below, std::shared_ptr<ConnectionFaults> faults, FaultTapOptions options)
-      : below_(std::move(below)), faults_(std::move(faults)), options_(std::move(options)) {}
+  InjectionTap(std::unique_ptr<Llp> below, std::shared_ptr<ConnectionInjections> injections,
+               InjectionTapOptions options)
+      : below_(std::move(below)), injections_(std::move(injections)), options_(std::move(options)) {}
 
   size_t MaxUlpdu() const override { return below_->MaxUlpdu(); }
   bool CanQueue() const override {
@@ -133,13 +134,15 @@ class FaultTap final : public Llp {
     bool lost = false;
   };
 
-  bool IsSevered() const { return faults_->end() == FaultAction::kDisconnect; }
-  bool IsStalled() const { return faults_->end() == FaultAction::kStall; }
-  bool Resets() const { return IsSevered() && options_.transport == FaultTransport::kIwarp; }
+  bool IsSevered() const { return injections_->end() == InjectionAction::kDisconnect; }
+  bool IsStalled() const { return injections_->end() == InjectionAction::kStall; }
+  bool Resets() const { return IsSevered() && options_.transport == InjectionTransport::kIwarp; }
   // An InfiniBand network that is silent loses packets; a TCP connection keeps what it has.
-  bool LosesAll() const { return IsSevered() || (IsStalled() && options_.transport == FaultTransport::kInfiniband); }
+  bool LosesAll() const {
+    return IsSevered() || (IsStalled() && options_.transport == InjectionTransport::kInfiniband);
+  }
 
-  FaultVerdict Judge(FaultDirection direction, ConstBytes head, size_t length);
+  InjectionVerdict Judge(InjectionDirection direction, ConstBytes head, size_t length);
   void Pass(ConstBytes header, std::span<const TxPart> payload, uint64_t cookie) {
     below_->QueueRecord(header, payload, cookie);
     queued_.push_back({.cookie = cookie});
@@ -167,8 +170,8 @@ class FaultTap final : public Llp {
   void Cut();
 
   const std::unique_ptr<Llp> below_;
-  const std::shared_ptr<ConnectionFaults> faults_;
-  const FaultTapOptions options_;
+  const std::shared_ptr<ConnectionInjections> injections_;
+  const InjectionTapOptions options_;
 
   Ring<Queued> queued_;
   std::deque<Held> held_;
@@ -179,13 +182,13 @@ class FaultTap final : public Llp {
   size_t discarded_head_ = 0;  // of a record that has arrived and is lost; 0: there is none
 };
 
-FaultVerdict FaultTap::Judge(FaultDirection direction, ConstBytes head, size_t length) {
-  const bool is_iwarp = options_.transport == FaultTransport::kIwarp;
+InjectionVerdict InjectionTap::Judge(InjectionDirection direction, ConstBytes head, size_t length) {
+  const bool is_iwarp = options_.transport == InjectionTransport::kIwarp;
   const auto facts = is_iwarp ? FactsOfSegment(head, length) : FactsOfPacket(head, length, options_.mtu);
   if (!facts) return {};
-  const FaultVerdict verdict = faults_->Judge(direction, *facts);
-  for (const FaultFiring& firing : faults_->fired()) {
-    Trace(options_.trace, options_.fabric.Now(), options_.name, "fault.fired",
+  const InjectionVerdict verdict = injections_->Judge(direction, *facts);
+  for (const InjectionFiring& firing : injections_->fired()) {
+    Trace(options_.trace, options_.fabric.Now(), options_.name, "injection.fired",
           {{"rule", uint64_t{firing.index + 1}},
            {"action", ToString(firing.rule->action)},
            {"connection", firing.connection},
@@ -200,16 +203,16 @@ FaultVerdict FaultTap::Judge(FaultDirection direction, ConstBytes head, size_t l
 
 // --- Sending ---
 
-void FaultTap::QueueRecord(ConstBytes header, std::span<const TxPart> payload, uint64_t cookie) {
+void InjectionTap::QueueRecord(ConstBytes header, std::span<const TxPart> payload, uint64_t cookie) {
   if (LosesAll()) return Lose(cookie);
   size_t length = header.size();
   for (const TxPart& part : payload) length += part.size();
   // What stands behind the headers is no concern of the decoders.
   std::array<std::byte, std::max(kMaxRecordHead, kMaxTxHeader)> head{};
   CopyBytes(head, header);
-  const FaultVerdict verdict =
-      Judge(FaultDirection::kSent, ConstBytes(head).first(std::min(length, head.size())), length);
-  if (verdict.action == FaultAction::kDrop || LosesAll()) return Lose(cookie);
+  const InjectionVerdict verdict =
+      Judge(InjectionDirection::kSent, ConstBytes(head).first(std::min(length, head.size())), length);
+  if (verdict.action == InjectionAction::kDrop || LosesAll()) return Lose(cookie);
   if (verdict.delay > Duration::zero()) {
     last_due_ = std::max(last_due_, options_.fabric.Now() + verdict.delay);
   }
@@ -218,7 +221,7 @@ void FaultTap::QueueRecord(ConstBytes header, std::span<const TxPart> payload, u
   held_.push_back({{header.begin(), header.end()}, {payload.begin(), payload.end()}, cookie, last_due_, false});
 }
 
-TxResult FaultTap::Flush(MemoryPort& memory) {
+TxResult InjectionTap::Flush(MemoryPort& memory) {
   if (Resets() && cut_) return {.status = TxStatus::kReset, .error = ECONNRESET};
   if (LosesAll()) LoseHeld();
   TxResult result;
@@ -244,7 +247,7 @@ TxResult FaultTap::Flush(MemoryPort& memory) {
 }
 
 // Nothing but the farewell leaves any more, once there is room for it.
-void FaultTap::Cut() {
+void InjectionTap::Cut() {
   LoseHeld();
   if (!Resets()) {
     if (!below_->CanQueue()) return;
@@ -253,7 +256,7 @@ void FaultTap::Cut() {
   cut_ = true;
 }
 
-bool FaultTap::TakeSent(uint64_t* cookie) {
+bool InjectionTap::TakeSent(uint64_t* cookie) {
   if (queued_.empty()) return false;
   const Queued front = queued_.front();
   if (!front.lost && !below_->TakeSent(cookie)) return false;
@@ -264,8 +267,8 @@ bool FaultTap::TakeSent(uint64_t* cookie) {
 
 // --- Receiving ---
 
-RxResult FaultTap::NextRecord(RecordHead* record) {
-  const bool is_iwarp = options_.transport == FaultTransport::kIwarp;
+RxResult InjectionTap::NextRecord(RecordHead* record) {
+  const bool is_iwarp = options_.transport == InjectionTransport::kIwarp;
   more_ = false;
   for (size_t discarded = 0;; ++discarded) {
     if (is_iwarp && IsSevered()) return {.status = RxStatus::kReset, .error = ECONNRESET};
@@ -281,8 +284,8 @@ RxResult FaultTap::NextRecord(RecordHead* record) {
     }
     const RxResult result = below_->NextRecord(record);
     if (result.status != RxStatus::kReady) return result;
-    const FaultVerdict verdict =
-        LosesAll() ? FaultVerdict{FaultAction::kDrop} : Judge(FaultDirection::kReceived, record->head, record->length);
+    const InjectionVerdict verdict = LosesAll() ? InjectionVerdict{InjectionAction::kDrop}
+                                                : Judge(InjectionDirection::kReceived, record->head, record->length);
     if (!verdict.action) return result;
     if (is_iwarp && IsSevered()) {
       // There is nothing to wait for; on InfiniBand the next flush tells the peer.
@@ -296,9 +299,9 @@ RxResult FaultTap::NextRecord(RecordHead* record) {
 
 }  // namespace
 
-std::unique_ptr<Llp> WithFaultRules(std::unique_ptr<Llp> below, std::shared_ptr<ConnectionFaults> faults,
-                                    FaultTapOptions options) {
-  return std::make_unique<FaultTap>(std::move(below), std::move(faults), std::move(options));
+std::unique_ptr<Llp> WithInjections(std::unique_ptr<Llp> below, std::shared_ptr<ConnectionInjections> injections,
+                                    InjectionTapOptions options) {
+  return std::make_unique<InjectionTap>(std::move(below), std::move(injections), std::move(options));
 }
 
 }  // namespace stagecoach::emu

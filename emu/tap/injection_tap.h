@@ -1,6 +1,6 @@
-// WithFaultRules: a record layer that does to its connection what fault rules say (emu/fault/plan.h).
+// WithInjections: a record layer that does to its connection what injection rules say (emu/inject/plan.h).
 //
-// What each fault is, to the owner and on the wire:
+// What each action is, to the owner and on the wire:
 //
 //   drop        The record is not sent, and counts as sent; or what has arrived is thrown away. InfiniBand alone.
 //   delay       The record waits here, and those behind it with it: what is late is never overtaken.
@@ -9,9 +9,9 @@
 //   disconnect  The record is not sent, or not taken, and nothing is any more. On iWARP the stream is reset, behind
 //               what it has taken so far; both ends find out as they would from any reset (ECONNRESET). An InfiniBand
 //               QP would open another stream, so the peer is told by a packet of our own, `farewell`, and the owner
-//               by ConnectionFaults::end(). It leaves behind what the stream has taken so far, when there is room for
-//               it: until then TxIdle() is false, and the owner is to go on as if nothing had happened. What arrives is
-//               lost.
+//               by ConnectionInjections::end(). It leaves behind what the stream has taken so far, when there is room
+//               for it: until then TxIdle() is false, and the owner is to go on as if nothing had happened. What
+//               arrives is lost.
 //
 // Goes on top of a capture's tap, so that captures show what is on the wire when this is done with it: a record that is
 // dropped is not in the capture of the end that drops it on its way out, one that is delayed is there when it leaves.
@@ -29,23 +29,23 @@
 
 #include "base/trace.h"
 #include "emu/fabric/fabric.h"
-#include "emu/fault/plan.h"
+#include "emu/inject/plan.h"
 #include "emu/llp/llp.h"
 
 namespace stagecoach::emu {
 
-struct FaultTapOptions {
+struct InjectionTapOptions {
   const Fabric& fabric;  // its clock; outlives the tap, as does `trace`
   TraceSink* trace = nullptr;
   std::string name;  // in traces
-  FaultTransport transport = FaultTransport::kIwarp;
+  InjectionTransport transport = InjectionTransport::kIwarp;
   // Of InfiniBand connections.
   uint32_t mtu = 0;
   std::function<std::vector<std::byte>()> farewell;  // asked for when it leaves
 };
 
-// `faults` may have been through an earlier stream of the same connection.
-std::unique_ptr<Llp> WithFaultRules(std::unique_ptr<Llp> below, std::shared_ptr<ConnectionFaults> faults,
-                                    FaultTapOptions options);
+// `injections` may have been through an earlier stream of the same connection.
+std::unique_ptr<Llp> WithInjections(std::unique_ptr<Llp> below, std::shared_ptr<ConnectionInjections> injections,
+                                    InjectionTapOptions options);
 
 }  // namespace stagecoach::emu

@@ -1,5 +1,5 @@
-// FaultPlan: the one evaluator of fault rules. It is shown each segment of each connection, numbers messages, and says
-// which fault is to happen to it. What carries faults out are taps (emu/tap/fault_tap.h).
+// InjectionPlan: the one evaluator of injection rules. It is shown each segment of each connection, numbers messages,
+// and says what is to be done to it. What carries that out are taps (emu/tap/injection_tap.h).
 //
 // COUNTING. Connections of a device are numbered from 1. On each, each direction counts its messages from 1; a rule
 // that names kinds counts those alone. An RDMA Write, Read or Read response of no bytes is no message here: devices
@@ -15,10 +15,10 @@
 // ORDER. Rules are asked in the order of the table. The first that disconnects, stalls or drops ends that; delays add
 // up. After a disconnect or a stall no rule is asked on that connection any more.
 //
-// The same segments in the same order have the same faults: what is drawn comes from the rule's seed and the
+// The same segments in the same order have the same done to them: what is drawn comes from the rule's seed and the
 // connection's number. Only `times`, which counts on all connections together, depends on how connections meet.
 //
-// Sans-IO. Threading: FaultPlan from any thread; ConnectionFaults is serialised by its connection's lock.
+// Sans-IO. Threading: InjectionPlan from any thread; ConnectionInjections is serialised by its connection's lock.
 #pragma once
 
 #include <array>
@@ -33,7 +33,7 @@
 
 #include "base/prng.h"
 #include "base/time.h"
-#include "emu/fault/rule.h"
+#include "emu/inject/rule.h"
 
 namespace stagecoach::emu {
 
@@ -53,12 +53,12 @@ struct SegmentFacts {
 };
 
 // A rule has fired.
-struct FaultFiring {
-  const FaultRule* rule = nullptr;
+struct InjectionFiring {
+  const InjectionRule* rule = nullptr;
   size_t index = 0;    // in the table
   uint64_t count = 0;  // how many times it has now
   uint64_t connection = 0;
-  FaultDirection direction = FaultDirection::kSent;
+  InjectionDirection direction = InjectionDirection::kSent;
   MessageKind kind = MessageKind::kSend;
   uint64_t message = 0;  // as the rule counts
   uint64_t segment = 0;
@@ -66,11 +66,11 @@ struct FaultFiring {
 };
 // "rule 'disconnect message=10' fired: connection 1, message 10 sent (send)", with segment and attempt where these are
 // not the first.
-std::string ToString(const FaultFiring& firing);
+std::string ToString(const InjectionFiring& firing);
 
 // What is to become of a segment.
-struct FaultVerdict {
-  std::optional<FaultAction> action;  // kDisconnect, kStall or kDrop
+struct InjectionVerdict {
+  std::optional<InjectionAction> action;  // kDisconnect, kStall or kDrop
   Duration delay{};
 };
 
@@ -146,17 +146,17 @@ class MessageCounter {
   Sequence answers_;
 };
 
-class ConnectionFaults;
+class ConnectionInjections;
 
-class FaultPlan : public std::enable_shared_from_this<FaultPlan> {
+class InjectionPlan : public std::enable_shared_from_this<InjectionPlan> {
  public:
   // Hears of each firing, on whatever thread moves the connection and with its lock: not to block, nor to call back.
-  using Listener = std::function<void(const FaultFiring&)>;
-  static std::shared_ptr<FaultPlan> Make(std::vector<FaultRule> rules, Listener listener = {});
+  using Listener = std::function<void(const InjectionFiring&)>;
+  static std::shared_ptr<InjectionPlan> Make(std::vector<InjectionRule> rules, Listener listener = {});
 
-  const std::vector<FaultRule>& rules() const { return rules_; }
+  const std::vector<InjectionRule>& rules() const { return rules_; }
   // The next connection of the device; null if no rule is about it. Keeps the plan.
-  std::unique_ptr<ConnectionFaults> NewConnection();
+  std::unique_ptr<ConnectionInjections> NewConnection();
 
   struct RuleCounters {
     uint64_t matched = 0;  // segments that all of its addresses match
@@ -172,17 +172,17 @@ class FaultPlan : public std::enable_shared_from_this<FaultPlan> {
   Seen seen() const;
 
  private:
-  friend class ConnectionFaults;
+  friend class ConnectionInjections;
   struct Counters {
     std::atomic<uint64_t> matched{0};
     std::atomic<uint64_t> fired{0};
   };
 
-  FaultPlan(std::vector<FaultRule> rules, Listener listener);
+  InjectionPlan(std::vector<InjectionRule> rules, Listener listener);
   // Counts a firing, unless there were as many as there may be: then nothing.
   std::optional<uint64_t> CountFiring(size_t rule);
 
-  const std::vector<FaultRule> rules_;
+  const std::vector<InjectionRule> rules_;
   const Listener listener_;
   std::vector<Counters> counters_;
   std::atomic<uint64_t> connections_{0};
@@ -190,16 +190,16 @@ class FaultPlan : public std::enable_shared_from_this<FaultPlan> {
 };
 
 // The rules' view of one connection. Outlives the streams that carry it, where these come and go.
-class ConnectionFaults {
+class ConnectionInjections {
  public:
-  ConnectionFaults(std::shared_ptr<FaultPlan> plan, uint64_t number);
+  ConnectionInjections(std::shared_ptr<InjectionPlan> plan, uint64_t number);
 
   uint64_t number() const { return number_; }
   // For each segment once, in order. What of the table has fired for it is in fired() until the next call.
-  FaultVerdict Judge(FaultDirection direction, const SegmentFacts& facts);
-  const std::vector<FaultFiring>& fired() const { return fired_; }
+  InjectionVerdict Judge(InjectionDirection direction, const SegmentFacts& facts);
+  const std::vector<InjectionFiring>& fired() const { return fired_; }
   // The disconnect or stall that has fired.
-  std::optional<FaultAction> end() const { return end_; }
+  std::optional<InjectionAction> end() const { return end_; }
 
  private:
   struct RuleState {
@@ -208,12 +208,12 @@ class ConnectionFaults {
   };
   bool Fires(size_t rule);
 
-  const std::shared_ptr<FaultPlan> plan_;
+  const std::shared_ptr<InjectionPlan> plan_;
   const uint64_t number_;
   std::array<MessageCounter, 2> counters_;  // by direction
   std::vector<RuleState> states_;           // of the plan's rules
-  std::vector<FaultFiring> fired_;
-  std::optional<FaultAction> end_;
+  std::vector<InjectionFiring> fired_;
+  std::optional<InjectionAction> end_;
 };
 
 }  // namespace stagecoach::emu

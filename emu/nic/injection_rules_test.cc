@@ -1,4 +1,4 @@
-// Fault rules on a device of either transport: what programs see of each fault, at both ends, in virtual time.
+// Injection rules on a device of either transport: what programs see of each action, at both ends, in virtual time.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -21,7 +21,7 @@ struct Pair {
       : sim(link) {
     const bool iwarp = transport == TransportKind::kIwarp;
     const DeviceProfile profile = iwarp ? IwarpProfile() : RoceProfile();
-    plan = FaultPlan::Make(ParseFaultRules(rules).value());
+    plan = InjectionPlan::Make(ParseInjectionRules(rules).value());
     a = std::make_unique<TestHost>(sim.fabric_a, "a", profile, &trace, 1024, QpCapabilities{64, 64, 4, 4, 128}, nullptr,
                                    plan);
     b = std::make_unique<TestHost>(sim.fabric_b, "b", profile);
@@ -82,7 +82,7 @@ struct Pair {
   std::vector<std::string> Firings() const {
     std::vector<std::string> lines;
     for (const std::string& line : trace.lines()) {
-      if (const size_t at = line.find("fault.fired"); at != std::string::npos) lines.push_back(line.substr(at));
+      if (const size_t at = line.find("injection.fired"); at != std::string::npos) lines.push_back(line.substr(at));
     }
     return lines;
   }
@@ -90,12 +90,12 @@ struct Pair {
   static constexpr size_t kReceives = 5;
   TraceLog trace;
   SimPair sim;
-  std::shared_ptr<FaultPlan> plan;
+  std::shared_ptr<InjectionPlan> plan;
   std::unique_ptr<TestHost> a;
   std::unique_ptr<TestHost> b;
 };
 
-class FaultRules : public ::testing::TestWithParam<TransportKind> {
+class InjectionRules : public ::testing::TestWithParam<TransportKind> {
  protected:
   static bool IsIwarp() { return GetParam() == TransportKind::kIwarp; }
   // What becomes of the send that is under way when its connection is cut.
@@ -104,7 +104,7 @@ class FaultRules : public ::testing::TestWithParam<TransportKind> {
   }
 };
 
-TEST_P(FaultRules, DisconnectEndsBothEndsAtOnce) {
+TEST_P(InjectionRules, DisconnectEndsBothEndsAtOnce) {
   Pair pair(GetParam(), "disconnect message=3 direction=sent");
   pair.Exchange(*pair.a, *pair.b, 2);
   const Instant before = pair.sim.world.Now();
@@ -118,7 +118,7 @@ TEST_P(FaultRules, DisconnectEndsBothEndsAtOnce) {
   EXPECT_EQ(Pair::Of(*pair.a, CompletionOpcode::kSend),
             (std::vector<CompletionStatus>{CompletionStatus::kSuccess, CompletionStatus::kSuccess, CutSend(),
                                            CompletionStatus::kFlushed}));
-  EXPECT_EQ(pair.Firings(), (std::vector<std::string>{"fault.fired rule=1 action=disconnect connection=1 "
+  EXPECT_EQ(pair.Firings(), (std::vector<std::string>{"injection.fired rule=1 action=disconnect connection=1 "
                                                       "direction=sent kind=send message=3 segment=1 attempt=1"}));
   if (!IsIwarp()) return;
   for (TestHost* const host : {pair.a.get(), pair.b.get()}) {
@@ -128,7 +128,7 @@ TEST_P(FaultRules, DisconnectEndsBothEndsAtOnce) {
   }
 }
 
-TEST_P(FaultRules, DisconnectAtWhatIsReceived) {
+TEST_P(InjectionRules, DisconnectAtWhatIsReceived) {
   Pair pair(GetParam(), "disconnect message=2 direction=received");
   pair.Exchange(*pair.b, *pair.a, 1);
   const Instant before = pair.sim.world.Now();
@@ -142,7 +142,7 @@ TEST_P(FaultRules, DisconnectAtWhatIsReceived) {
   EXPECT_EQ(Pair::Of(*pair.b, CompletionOpcode::kSend).back(), IsIwarp() ? CompletionStatus::kSuccess : CutSend());
 }
 
-TEST_P(FaultRules, DisconnectWithinAMessage) {
+TEST_P(InjectionRules, DisconnectWithinAMessage) {
   Pair pair(GetParam(), "disconnect kind=send message=2 segment=3");
   pair.Exchange(*pair.a, *pair.b, 1);
   pair.Send(*pair.a, 2, 10'000);
@@ -153,7 +153,7 @@ TEST_P(FaultRules, DisconnectWithinAMessage) {
   EXPECT_NE(pair.Firings()[0].find("message=2 segment=3"), std::string::npos) << pair.Firings()[0];
 }
 
-TEST_P(FaultRules, DisconnectOfAnAnswerFailsTheRead) {
+TEST_P(InjectionRules, DisconnectOfAnAnswerFailsTheRead) {
   Pair pair(GetParam(), "disconnect kind=read-response");
   const TestBuffer source = pair.b->Register(5000);
   const TestBuffer sink = pair.a->Register(5000);
@@ -163,7 +163,7 @@ TEST_P(FaultRules, DisconnectOfAnAnswerFailsTheRead) {
   EXPECT_EQ(Pair::Of(*pair.a, CompletionOpcode::kRead), (std::vector<CompletionStatus>{CutSend()}));
 }
 
-TEST_P(FaultRules, DelayIsLatencyAndKeepsTheOrder) {
+TEST_P(InjectionRules, DelayIsLatencyAndKeepsTheOrder) {
   Pair pair(GetParam(), "delay=10ms message=2 attempt=1");
   const Instant before = pair.sim.world.Now();
   for (uint64_t i = 1; i <= 3; ++i) pair.Send(*pair.a, i);
@@ -179,7 +179,7 @@ TEST_P(FaultRules, DelayIsLatencyAndKeepsTheOrder) {
 }
 
 // A disconnection in order waits for what is delayed, as for everything that was sent before it.
-TEST_P(FaultRules, WhatIsDelayedLeavesBeforeTheEnd) {
+TEST_P(InjectionRules, WhatIsDelayedLeavesBeforeTheEnd) {
   Pair pair(GetParam(), "delay=10ms message=1");
   pair.Send(*pair.a, 1);
   pair.a->nic->Disconnect(pair.a->qp->qp_number());
@@ -188,7 +188,7 @@ TEST_P(FaultRules, WhatIsDelayedLeavesBeforeTheEnd) {
   if (IsIwarp()) Pair::ExpectFlushed(*pair.b, 1);
 }
 
-TEST_P(FaultRules, RulesOfAnotherConnectionChangeNothing) {
+TEST_P(InjectionRules, RulesOfAnotherConnectionChangeNothing) {
   Pair pair(GetParam(), "disconnect connection=2; stall message=400");
   pair.Exchange(*pair.a, *pair.b, 5);
   EXPECT_EQ(pair.a->qp->state(), QpState::kRts);
@@ -196,14 +196,14 @@ TEST_P(FaultRules, RulesOfAnotherConnectionChangeNothing) {
   EXPECT_EQ(pair.plan->seen().sent, 5u);
 }
 
-INSTANTIATE_TEST_SUITE_P(Transports, FaultRules, testing::Values(TransportKind::kIwarp, TransportKind::kInfiniband),
+INSTANTIATE_TEST_SUITE_P(Transports, InjectionRules, testing::Values(TransportKind::kIwarp, TransportKind::kInfiniband),
                          [](const auto& info) {
                            return std::string(info.param == TransportKind::kIwarp ? "Iwarp" : "Infiniband");
                          });
 
 // --- iWARP alone ---
 
-TEST(FaultRulesOfIwarp, StallIsSilenceUntilTheProgramGivesUp) {
+TEST(InjectionsOfIwarp, StallIsSilenceUntilTheProgramGivesUp) {
   Pair pair(TransportKind::kIwarp, "stall message=2");
   pair.Exchange(*pair.a, *pair.b, 1);
   pair.Send(*pair.a, 2);
@@ -222,7 +222,7 @@ TEST(FaultRulesOfIwarp, StallIsSilenceUntilTheProgramGivesUp) {
 
 // --- InfiniBand alone ---
 
-TEST(FaultRulesOfInfiniband, StallIsFoundOutByRetries) {
+TEST(InjectionsOfInfiniband, StallIsFoundOutByRetries) {
   Pair pair(TransportKind::kInfiniband, "stall message=2");
   pair.Exchange(*pair.a, *pair.b, 1);
   pair.Send(*pair.a, 2);
@@ -236,7 +236,7 @@ TEST(FaultRulesOfInfiniband, StallIsFoundOutByRetries) {
   EXPECT_EQ(Pair::Of(*pair.b, CompletionOpcode::kSend).back(), CompletionStatus::kRetryExceeded);
 }
 
-TEST(FaultRulesOfInfiniband, APacketThatIsLostOnceIsSentAgain) {
+TEST(InjectionsOfInfiniband, APacketThatIsLostOnceIsSentAgain) {
   Pair pair(TransportKind::kInfiniband, "drop message=2 segment=2 attempt=1 direction=sent");
   for (uint64_t i = 1; i <= 3; ++i) pair.Send(*pair.a, i, 5000);
   ASSERT_TRUE(pair.sim.world.RunUntil([&] { return BothCompleted(*pair.a, *pair.b, 3); }));
@@ -245,7 +245,7 @@ TEST(FaultRulesOfInfiniband, APacketThatIsLostOnceIsSentAgain) {
   EXPECT_EQ(pair.plan->seen().sent, 3u);
 }
 
-TEST(FaultRulesOfInfiniband, AMessageThatIsAlwaysLostUsesUpTheRetries) {
+TEST(InjectionsOfInfiniband, AMessageThatIsAlwaysLostUsesUpTheRetries) {
   Pair pair(TransportKind::kInfiniband, "drop message=2 direction=sent");
   pair.Exchange(*pair.a, *pair.b, 1);
   pair.Send(*pair.a, 2);
@@ -257,7 +257,7 @@ TEST(FaultRulesOfInfiniband, AMessageThatIsAlwaysLostUsesUpTheRetries) {
 }
 
 // The request came; that its acknowledgement did not, the requester finds out, and its repetition is not carried out.
-TEST(FaultRulesOfInfiniband, AcknowledgementsThatAreLostCostTime) {
+TEST(InjectionsOfInfiniband, AcknowledgementsThatAreLostCostTime) {
   Pair pair(TransportKind::kInfiniband, "drop kind=ack direction=received message=1..2");
   pair.Send(*pair.a, 1);
   ASSERT_TRUE(pair.sim.world.RunUntil([&] { return pair.a->Completed(1); }));
@@ -322,7 +322,7 @@ TEST_P(CutOfAFullStream, EndsWithoutTellingWhenThatTakesTooLong) {
 INSTANTIATE_TEST_SUITE_P(Kinds, CutOfAFullStream, testing::Values(QpKind::kRc, QpKind::kUc),
                          [](const auto& info) { return std::string(info.param == QpKind::kRc ? "Rc" : "Uc"); });
 
-TEST(FaultRulesOfInfiniband, UnreliableConnectionsLoseAndEndAlike) {
+TEST(InjectionsOfInfiniband, UnreliableConnectionsLoseAndEndAlike) {
   Pair pair(TransportKind::kInfiniband, "drop message=1; disconnect message=3", QpKind::kUc);
   for (uint64_t i = 1; i <= 2; ++i) pair.Send(*pair.a, i);
   ASSERT_TRUE(pair.sim.world.RunUntil([&] { return Pair::Of(*pair.b, CompletionOpcode::kReceive).size() == 1; }));

@@ -1,4 +1,4 @@
-#include "emu/fault/plan.h"
+#include "emu/inject/plan.h"
 
 #include <gtest/gtest.h>
 
@@ -12,10 +12,10 @@ namespace {
 
 using Numbers = std::vector<uint64_t>;
 
-std::shared_ptr<FaultPlan> Plan(const std::string& text, FaultPlan::Listener listener = {}) {
-  auto rules = ParseFaultRules(text);
+std::shared_ptr<InjectionPlan> Plan(const std::string& text, InjectionPlan::Listener listener = {}) {
+  auto rules = ParseInjectionRules(text);
   EXPECT_TRUE(rules.has_value()) << text;
-  return FaultPlan::Make(std::move(*rules), std::move(listener));
+  return InjectionPlan::Make(std::move(*rules), std::move(listener));
 }
 
 SegmentFacts Whole(MessageKind kind = MessageKind::kSend) {
@@ -30,11 +30,12 @@ SegmentFacts Packet(uint32_t psn, bool begins = true, bool ends = true, MessageK
 }
 
 // Which of `count` whole messages, sent one after the other, have the only rule fire.
-Numbers FiresAt(ConnectionFaults& faults, uint64_t count, FaultDirection direction = FaultDirection::kSent) {
+Numbers FiresAt(ConnectionInjections& injections, uint64_t count,
+                InjectionDirection direction = InjectionDirection::kSent) {
   Numbers fired;
   for (uint64_t i = 1; i <= count; ++i) {
-    faults.Judge(direction, Whole());
-    if (!faults.fired().empty()) fired.push_back(i);
+    injections.Judge(direction, Whole());
+    if (!injections.fired().empty()) fired.push_back(i);
   }
   return fired;
 }
@@ -43,7 +44,7 @@ Numbers FiresAt(const std::string& rule, uint64_t count) {
   return FiresAt(*plan->NewConnection(), count);
 }
 
-TEST(FaultPlan, CountsMessagesFromOne) {
+TEST(InjectionPlan, CountsMessagesFromOne) {
   EXPECT_EQ(FiresAt("delay=1ms message=3", 6), (Numbers{3}));
   EXPECT_EQ(FiresAt("delay=1ms message=3..4", 6), (Numbers{3, 4}));
   EXPECT_EQ(FiresAt("delay=1ms message=5..", 6), (Numbers{5, 6}));
@@ -52,26 +53,26 @@ TEST(FaultPlan, CountsMessagesFromOne) {
   EXPECT_EQ(FiresAt("delay=1ms times=2", 6), (Numbers{1, 2}));
 }
 
-TEST(FaultPlan, EachConnectionAndDirectionCountsByItself) {
+TEST(InjectionPlan, EachConnectionAndDirectionCountsByItself) {
   const auto plan = Plan("drop message=2");
   const auto one = plan->NewConnection();
   const auto two = plan->NewConnection();
-  one->Judge(FaultDirection::kSent, Whole());
-  two->Judge(FaultDirection::kSent, Whole());
-  one->Judge(FaultDirection::kReceived, Whole());
+  one->Judge(InjectionDirection::kSent, Whole());
+  two->Judge(InjectionDirection::kSent, Whole());
+  one->Judge(InjectionDirection::kReceived, Whole());
   EXPECT_EQ(plan->counters(0).fired, 0u);
-  EXPECT_EQ(one->Judge(FaultDirection::kReceived, Whole()).action, FaultAction::kDrop);
+  EXPECT_EQ(one->Judge(InjectionDirection::kReceived, Whole()).action, InjectionAction::kDrop);
   EXPECT_EQ(ToString(one->fired().at(0)), "rule 'drop message=2' fired: connection 1, message 2 received (send)");
-  EXPECT_EQ(two->Judge(FaultDirection::kSent, Whole()).action, FaultAction::kDrop);
+  EXPECT_EQ(two->Judge(InjectionDirection::kSent, Whole()).action, InjectionAction::kDrop);
   EXPECT_EQ(ToString(two->fired().at(0)), "rule 'drop message=2' fired: connection 2, message 2 sent (send)");
 }
 
-TEST(FaultPlan, RulesThatNameKindsCountThoseAlone) {
+TEST(InjectionPlan, RulesThatNameKindsCountThoseAlone) {
   const auto plan = Plan("delay=1ms message=2 kind=write,read");
-  const auto faults = plan->NewConnection();
+  const auto injections = plan->NewConnection();
   const auto fires = [&](MessageKind kind) {
-    faults->Judge(FaultDirection::kSent, Whole(kind));
-    return !faults->fired().empty();
+    injections->Judge(InjectionDirection::kSent, Whole(kind));
+    return !injections->fired().empty();
   };
   EXPECT_FALSE(fires(MessageKind::kWrite));
   EXPECT_FALSE(fires(MessageKind::kSend));
@@ -84,34 +85,34 @@ TEST(FaultPlan, RulesThatNameKindsCountThoseAlone) {
   EXPECT_EQ(plan->seen().sent, 5u);
 }
 
-TEST(FaultPlan, MessagesOfSeveralKindsMayInterleave) {
+TEST(InjectionPlan, MessagesOfSeveralKindsMayInterleave) {
   const auto plan = Plan("delay=1ms message=2 kind=read-response segment=2");
-  const auto faults = plan->NewConnection();
+  const auto injections = plan->NewConnection();
   Numbers fired;
   const std::vector<SegmentFacts> segments = {
       Part(MessageKind::kReadResponse, false), Part(MessageKind::kSend, true),   Part(MessageKind::kReadResponse, true),
       Part(MessageKind::kReadResponse, false), Part(MessageKind::kWrite, false), Part(MessageKind::kReadResponse, true),
       Part(MessageKind::kWrite, true)};
   for (size_t i = 0; i < segments.size(); ++i) {
-    faults->Judge(FaultDirection::kSent, segments[i]);
-    if (!faults->fired().empty()) fired.push_back(i);
+    injections->Judge(InjectionDirection::kSent, segments[i]);
+    if (!injections->fired().empty()) fired.push_back(i);
   }
   EXPECT_EQ(fired, (Numbers{5}));
   EXPECT_EQ(plan->seen().sent, 4u);
 }
 
-TEST(FaultPlan, WritesOfNoBytesAreNoMessages) {
+TEST(InjectionPlan, WritesOfNoBytesAreNoMessages) {
   const auto plan = Plan("delay=1ms message=1");
-  const auto faults = plan->NewConnection();
-  faults->Judge(FaultDirection::kSent, {.kind = MessageKind::kWrite, .empty = true});
-  EXPECT_TRUE(faults->fired().empty());
+  const auto injections = plan->NewConnection();
+  injections->Judge(InjectionDirection::kSent, {.kind = MessageKind::kWrite, .empty = true});
+  EXPECT_TRUE(injections->fired().empty());
   // Behind others of its message an empty segment is one more of them.
-  faults->Judge(FaultDirection::kSent, Part(MessageKind::kWrite, false));
-  EXPECT_FALSE(faults->fired().empty());
-  faults->Judge(FaultDirection::kSent, {.kind = MessageKind::kWrite, .empty = true});
-  EXPECT_FALSE(faults->fired().empty());
-  faults->Judge(FaultDirection::kSent, Whole(MessageKind::kWrite));
-  EXPECT_TRUE(faults->fired().empty());
+  injections->Judge(InjectionDirection::kSent, Part(MessageKind::kWrite, false));
+  EXPECT_FALSE(injections->fired().empty());
+  injections->Judge(InjectionDirection::kSent, {.kind = MessageKind::kWrite, .empty = true});
+  EXPECT_FALSE(injections->fired().empty());
+  injections->Judge(InjectionDirection::kSent, Whole(MessageKind::kWrite));
+  EXPECT_TRUE(injections->fired().empty());
 }
 
 // Where packets stand, as "message.segment.attempt".
@@ -134,7 +135,7 @@ SegmentFacts Last(uint32_t psn, MessageKind kind = MessageKind::kSend) {
   return Packet(psn, false, true, kind);
 }
 
-TEST(FaultPlan, PacketsSentAgainAreAnotherAttempt) {
+TEST(InjectionPlan, PacketsSentAgainAreAnotherAttempt) {
   Numbered next;
   // Two messages of three packets and of one, over the end of the circle of packet numbers.
   EXPECT_EQ(next(Packet(0xfffffe, true, false)), "1.1.1 new");
@@ -158,7 +159,7 @@ TEST(FaultPlan, PacketsSentAgainAreAnotherAttempt) {
 }
 
 // What follows behind packets that are sent again may never have been sent.
-TEST(FaultPlan, EachPacketHasItsOwnAttempts) {
+TEST(InjectionPlan, EachPacketHasItsOwnAttempts) {
   Numbered next;
   EXPECT_EQ(next(First(10)), "1.1.1 new");
   EXPECT_EQ(next(Middle(11)), "1.2.1");
@@ -175,7 +176,7 @@ TEST(FaultPlan, EachPacketHasItsOwnAttempts) {
   EXPECT_EQ(next(Packet(14, true, true, MessageKind::kRead, 4)), "2.1.3");
 }
 
-TEST(FaultPlan, AttemptsAreThoseOfEachNumber) {
+TEST(InjectionPlan, AttemptsAreThoseOfEachNumber) {
   PacketAttempts attempts;
   std::vector<uint64_t> expected(200);
   Prng luck(1);
@@ -188,7 +189,7 @@ TEST(FaultPlan, AttemptsAreThoseOfEachNumber) {
   }
 }
 
-TEST(FaultPlan, WhatComesAgainIsNeverAtItsFirstAttempt) {
+TEST(InjectionPlan, WhatComesAgainIsNeverAtItsFirstAttempt) {
   PacketAttempts attempts;
   // More runs than are remembered: of three numbers one comes again.
   EXPECT_EQ(attempts.Note(0, 30'000), 1u);
@@ -199,7 +200,7 @@ TEST(FaultPlan, WhatComesAgainIsNeverAtItsFirstAttempt) {
   EXPECT_EQ(attempts.Note(30'000, 1), 1u);
 }
 
-TEST(FaultPlan, AMessageWhoseFirstPacketsWereLostIsOne) {
+TEST(InjectionPlan, AMessageWhoseFirstPacketsWereLostIsOne) {
   Numbered next;
   // One, of the first message that there is.
   EXPECT_EQ(next(Middle(11)), "1.2.1 new");
@@ -226,7 +227,7 @@ TEST(FaultPlan, AMessageWhoseFirstPacketsWereLostIsOne) {
   EXPECT_EQ(next(Last(23)), "5.3.2");
 }
 
-TEST(FaultPlan, MessagesBetweenWhichPacketsWereLostAreSeveral) {
+TEST(InjectionPlan, MessagesBetweenWhichPacketsWereLostAreSeveral) {
   Numbered next;
   // The end of one, and the beginning of the next.
   EXPECT_EQ(next(First(10)), "1.1.1 new");
@@ -262,7 +263,7 @@ TEST(FaultPlan, MessagesBetweenWhichPacketsWereLostAreSeveral) {
 }
 
 // A requester asks again for what is missing of an answer, and that begins as an answer of its own.
-TEST(FaultPlan, AnAnswerThatGoesOnAfterALossIsTheSame) {
+TEST(InjectionPlan, AnAnswerThatGoesOnAfterALossIsTheSame) {
   constexpr MessageKind kAnswer = MessageKind::kReadResponse;
   {
     Numbered next;
@@ -283,14 +284,14 @@ TEST(FaultPlan, AnAnswerThatGoesOnAfterALossIsTheSame) {
     EXPECT_EQ(next(Last(11, kAnswer)), "1.2.2");
   }
   const auto plan = Plan("disconnect kind=read-response message=2");
-  const auto faults = plan->NewConnection();
+  const auto injections = plan->NewConnection();
   for (const SegmentFacts& facts : {First(10, kAnswer), Middle(11, kAnswer), First(12, kAnswer), Last(13, kAnswer)}) {
-    EXPECT_EQ(faults->Judge(FaultDirection::kReceived, facts).action, std::nullopt);
+    EXPECT_EQ(injections->Judge(InjectionDirection::kReceived, facts).action, std::nullopt);
   }
-  EXPECT_EQ(faults->Judge(FaultDirection::kReceived, First(14, kAnswer)).action, FaultAction::kDisconnect);
+  EXPECT_EQ(injections->Judge(InjectionDirection::kReceived, First(14, kAnswer)).action, InjectionAction::kDisconnect);
 }
 
-TEST(FaultPlan, NumbersGoOnBeyondTheCircle) {
+TEST(InjectionPlan, NumbersGoOnBeyondTheCircle) {
   MessageCounter counter;
   for (uint32_t i = 0; i < 100; ++i) {
     const uint32_t psn = i * 0x100000;
@@ -302,7 +303,7 @@ TEST(FaultPlan, NumbersGoOnBeyondTheCircle) {
   }
 }
 
-TEST(FaultPlan, WhatWasLostBeforeItWasSeenIsCountedWhenItComes) {
+TEST(InjectionPlan, WhatWasLostBeforeItWasSeenIsCountedWhenItComes) {
   MessageCounter counter;
   const auto number = [&](const SegmentFacts& facts) {
     const auto at = counter.Next(facts);
@@ -316,7 +317,7 @@ TEST(FaultPlan, WhatWasLostBeforeItWasSeenIsCountedWhenItComes) {
   EXPECT_EQ(number(Packet(8)), 501u);
 }
 
-TEST(FaultPlan, WhatIsTooOldToBeKnownIsNotCounted) {
+TEST(InjectionPlan, WhatIsTooOldToBeKnownIsNotCounted) {
   MessageCounter counter;
   for (uint32_t psn = 0; psn < 2000; ++psn) ASSERT_TRUE(counter.Next(Packet(psn)).has_value());
   EXPECT_FALSE(counter.Next(Packet(3)).has_value());
@@ -324,46 +325,46 @@ TEST(FaultPlan, WhatIsTooOldToBeKnownIsNotCounted) {
   EXPECT_EQ(counter.Next(Packet(2000))->NumberAmong(kProgramsMessages), 2001u);
 }
 
-TEST(FaultPlan, TheFirstThatEndsASegmentIsTheLastThatIsAsked) {
+TEST(InjectionPlan, TheFirstThatEndsASegmentIsTheLastThatIsAsked) {
   const auto plan = Plan("delay=1ms; delay=2ms message=2; drop message=2; disconnect message=2; stall message=3");
-  const auto faults = plan->NewConnection();
-  EXPECT_EQ(faults->Judge(FaultDirection::kSent, Whole()).delay, 1ms);
-  const FaultVerdict second = faults->Judge(FaultDirection::kSent, Whole());
+  const auto injections = plan->NewConnection();
+  EXPECT_EQ(injections->Judge(InjectionDirection::kSent, Whole()).delay, 1ms);
+  const InjectionVerdict second = injections->Judge(InjectionDirection::kSent, Whole());
   EXPECT_EQ(second.delay, 3ms);
-  EXPECT_EQ(second.action, FaultAction::kDrop);
-  EXPECT_EQ(faults->fired().size(), 3u);
+  EXPECT_EQ(second.action, InjectionAction::kDrop);
+  EXPECT_EQ(injections->fired().size(), 3u);
   EXPECT_EQ(plan->counters(3).matched, 0u);
-  EXPECT_EQ(faults->end(), std::nullopt);
-  EXPECT_EQ(faults->Judge(FaultDirection::kSent, Whole()).action, FaultAction::kStall);
-  EXPECT_EQ(faults->end(), FaultAction::kStall);
-  faults->Judge(FaultDirection::kSent, Whole());
-  EXPECT_TRUE(faults->fired().empty());
+  EXPECT_EQ(injections->end(), std::nullopt);
+  EXPECT_EQ(injections->Judge(InjectionDirection::kSent, Whole()).action, InjectionAction::kStall);
+  EXPECT_EQ(injections->end(), InjectionAction::kStall);
+  injections->Judge(InjectionDirection::kSent, Whole());
+  EXPECT_TRUE(injections->fired().empty());
   EXPECT_EQ(plan->counters(0).fired, 3u);
 }
 
 // In text it is refused.
-TEST(FaultPlan, NothingThatIsReceivedIsDelayed) {
-  const auto plan = FaultPlan::Make({FaultRule{.action = FaultAction::kDelay, .delay = 1ms}});
-  const auto faults = plan->NewConnection();
-  EXPECT_EQ(faults->Judge(FaultDirection::kReceived, Whole()).delay, Duration::zero());
-  EXPECT_TRUE(faults->fired().empty());
+TEST(InjectionPlan, NothingThatIsReceivedIsDelayed) {
+  const auto plan = InjectionPlan::Make({InjectionRule{.action = InjectionAction::kDelay, .delay = 1ms}});
+  const auto injections = plan->NewConnection();
+  EXPECT_EQ(injections->Judge(InjectionDirection::kReceived, Whole()).delay, Duration::zero());
+  EXPECT_TRUE(injections->fired().empty());
   EXPECT_EQ(plan->counters(0).matched, 0u);
-  EXPECT_EQ(faults->Judge(FaultDirection::kSent, Whole()).delay, 1ms);
+  EXPECT_EQ(injections->Judge(InjectionDirection::kSent, Whole()).delay, 1ms);
 }
 
-TEST(FaultPlan, TimesCountsOnAllConnectionsTogether) {
+TEST(InjectionPlan, TimesCountsOnAllConnectionsTogether) {
   const auto plan = Plan("disconnect message=2 times=2");
   Numbers ended;
   for (int i = 0; i < 4; ++i) {
-    const auto faults = plan->NewConnection();
-    if (!FiresAt(*faults, 3).empty()) ended.push_back(faults->number());
+    const auto injections = plan->NewConnection();
+    if (!FiresAt(*injections, 3).empty()) ended.push_back(injections->number());
   }
   EXPECT_EQ(ended, (Numbers{1, 2}));
   EXPECT_EQ(plan->counters(0).matched, 4u);
   EXPECT_EQ(plan->counters(0).fired, 2u);
 }
 
-TEST(FaultPlan, WhatIsDrawnFollowsFromSeedAndConnection) {
+TEST(InjectionPlan, WhatIsDrawnFollowsFromSeedAndConnection) {
   const auto draw = [](const std::string& rule, int connection) {
     const auto plan = Plan(rule);
     for (int i = 1; i < connection; ++i) plan->NewConnection();
@@ -378,23 +379,23 @@ TEST(FaultPlan, WhatIsDrawnFollowsFromSeedAndConnection) {
   EXPECT_EQ(draw("drop probability=100%", 1).size(), 2000u);
 }
 
-TEST(FaultPlan, TellsEachFiringOnce) {
+TEST(InjectionPlan, TellsEachFiringOnce) {
   std::vector<std::string> told;
   const auto plan = Plan("delay=1us message=2 kind=write; stall message=4",
-                         [&](const FaultFiring& firing) { told.push_back(ToString(firing)); });
-  const auto faults = plan->NewConnection();
-  faults->Judge(FaultDirection::kSent, Whole(MessageKind::kWrite));
-  faults->Judge(FaultDirection::kSent, Part(MessageKind::kWrite, false));
-  faults->Judge(FaultDirection::kSent, Part(MessageKind::kWrite, true));
-  faults->Judge(FaultDirection::kSent, Whole());
-  faults->Judge(FaultDirection::kSent, Whole());
+                         [&](const InjectionFiring& firing) { told.push_back(ToString(firing)); });
+  const auto injections = plan->NewConnection();
+  injections->Judge(InjectionDirection::kSent, Whole(MessageKind::kWrite));
+  injections->Judge(InjectionDirection::kSent, Part(MessageKind::kWrite, false));
+  injections->Judge(InjectionDirection::kSent, Part(MessageKind::kWrite, true));
+  injections->Judge(InjectionDirection::kSent, Whole());
+  injections->Judge(InjectionDirection::kSent, Whole());
   EXPECT_EQ(told, (std::vector<std::string>{
                       "rule 'delay=1us message=2 kind=write' fired: connection 1, message 2 sent (write)",
                       "rule 'delay=1us message=2 kind=write' fired: connection 1, message 2 sent (write, segment 2)",
                       "rule 'stall message=4' fired: connection 1, message 4 sent (send)"}));
 }
 
-TEST(FaultPlan, ConnectionsThatNoRuleIsAboutAreLeftAlone) {
+TEST(InjectionPlan, ConnectionsThatNoRuleIsAboutAreLeftAlone) {
   const auto plan = Plan("disconnect connection=2");
   EXPECT_EQ(plan->NewConnection(), nullptr);
   EXPECT_NE(plan->NewConnection(), nullptr);

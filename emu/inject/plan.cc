@@ -1,4 +1,4 @@
-#include "emu/fault/plan.h"
+#include "emu/inject/plan.h"
 
 #include <algorithm>
 #include <utility>
@@ -16,15 +16,15 @@ bool IsAnswer(MessageKind kind) {
   return kind == MessageKind::kReadResponse || kind == MessageKind::kAtomicResponse;
 }
 
-bool IsAbout(const FaultRule& rule, FaultDirection direction) {
-  if (direction == FaultDirection::kSent) return rule.sent;
+bool IsAbout(const InjectionRule& rule, InjectionDirection direction) {
+  if (direction == InjectionDirection::kSent) return rule.sent;
   // Rules as text say so, those that are filled in by programs need not.
-  return rule.received && rule.action != FaultAction::kDelay;
+  return rule.received && rule.action != InjectionAction::kDelay;
 }
 
 }  // namespace
 
-std::string ToString(const FaultFiring& firing) {
+std::string ToString(const InjectionFiring& firing) {
   std::string text = "rule '" + ToString(*firing.rule) + "' fired: connection " + std::to_string(firing.connection) +
                      ", message " + std::to_string(firing.message) + " " + ToString(firing.direction) + " (" +
                      ToString(firing.kind);
@@ -188,33 +188,33 @@ MessageCounter::Messages::iterator MessageCounter::MessageOf(Messages& recent, M
   return message;
 }
 
-// --- FaultPlan ---
+// --- InjectionPlan ---
 
-FaultPlan::FaultPlan(std::vector<FaultRule> rules, Listener listener)
+InjectionPlan::InjectionPlan(std::vector<InjectionRule> rules, Listener listener)
     : rules_(std::move(rules)), listener_(std::move(listener)), counters_(rules_.size()) {}
 
-std::shared_ptr<FaultPlan> FaultPlan::Make(std::vector<FaultRule> rules, Listener listener) {
-  return std::shared_ptr<FaultPlan>(new FaultPlan(std::move(rules), std::move(listener)));
+std::shared_ptr<InjectionPlan> InjectionPlan::Make(std::vector<InjectionRule> rules, Listener listener) {
+  return std::shared_ptr<InjectionPlan>(new InjectionPlan(std::move(rules), std::move(listener)));
 }
 
-std::unique_ptr<ConnectionFaults> FaultPlan::NewConnection() {
+std::unique_ptr<ConnectionInjections> InjectionPlan::NewConnection() {
   const uint64_t number = connections_.fetch_add(1, std::memory_order_relaxed) + 1;
   const bool any = std::any_of(rules_.begin(), rules_.end(),
-                               [&](const FaultRule& rule) { return rule.connection.Contains(number); });
-  return any ? std::make_unique<ConnectionFaults>(shared_from_this(), number) : nullptr;
+                               [&](const InjectionRule& rule) { return rule.connection.Contains(number); });
+  return any ? std::make_unique<ConnectionInjections>(shared_from_this(), number) : nullptr;
 }
 
-FaultPlan::RuleCounters FaultPlan::counters(size_t rule) const {
+InjectionPlan::RuleCounters InjectionPlan::counters(size_t rule) const {
   const Counters& counters = counters_[rule];
   return {counters.matched.load(std::memory_order_relaxed), counters.fired.load(std::memory_order_relaxed)};
 }
 
-FaultPlan::Seen FaultPlan::seen() const {
+InjectionPlan::Seen InjectionPlan::seen() const {
   return {connections_.load(std::memory_order_relaxed), messages_[0].load(std::memory_order_relaxed),
           messages_[1].load(std::memory_order_relaxed)};
 }
 
-std::optional<uint64_t> FaultPlan::CountFiring(size_t rule) {
+std::optional<uint64_t> InjectionPlan::CountFiring(size_t rule) {
   std::atomic<uint64_t>& fired = counters_[rule].fired;
   uint64_t count = fired.load(std::memory_order_relaxed);
   do {
@@ -223,27 +223,27 @@ std::optional<uint64_t> FaultPlan::CountFiring(size_t rule) {
   return count + 1;
 }
 
-// --- ConnectionFaults ---
+// --- ConnectionInjections ---
 
-ConnectionFaults::ConnectionFaults(std::shared_ptr<FaultPlan> plan, uint64_t number)
+ConnectionInjections::ConnectionInjections(std::shared_ptr<InjectionPlan> plan, uint64_t number)
     : plan_(std::move(plan)), number_(number) {
-  for (const FaultRule& rule : plan_->rules()) {
+  for (const InjectionRule& rule : plan_->rules()) {
     states_.push_back({.luck = Prng(rule.seed).Fork("connection/" + std::to_string(number))});
   }
 }
 
-FaultVerdict ConnectionFaults::Judge(FaultDirection direction, const SegmentFacts& facts) {
+InjectionVerdict ConnectionInjections::Judge(InjectionDirection direction, const SegmentFacts& facts) {
   fired_.clear();
-  FaultVerdict verdict;
+  InjectionVerdict verdict;
   if (end_) return verdict;
   const auto position = counters_[static_cast<size_t>(direction)].Next(facts);
   if (!position) return verdict;
   if (position->is_new && (KindBit(facts.kind) & kProgramsMessages) != 0) {
     plan_->messages_[static_cast<size_t>(direction)].fetch_add(1, std::memory_order_relaxed);
   }
-  const std::vector<FaultRule>& rules = plan_->rules();
+  const std::vector<InjectionRule>& rules = plan_->rules();
   for (size_t i = 0; i < rules.size() && !verdict.action; ++i) {
-    const FaultRule& rule = rules[i];
+    const InjectionRule& rule = rules[i];
     if (!IsAbout(rule, direction) || (rule.kinds & KindBit(facts.kind)) == 0) continue;
     const uint64_t message = position->NumberAmong(rule.kinds);
     if (!rule.connection.Contains(number_) || !rule.message.Contains(message) ||
@@ -263,23 +263,24 @@ FaultVerdict ConnectionFaults::Judge(FaultDirection direction, const SegmentFact
                       .segment = position->segment,
                       .attempt = position->attempt});
     if (plan_->listener_) plan_->listener_(fired_.back());
-    if (rule.action == FaultAction::kDelay) {
+    if (rule.action == InjectionAction::kDelay) {
       verdict.delay += rule.delay;
     } else {
       verdict.action = rule.action;
     }
   }
-  if (verdict.action == FaultAction::kDisconnect || verdict.action == FaultAction::kStall) end_ = verdict.action;
+  if (verdict.action == InjectionAction::kDisconnect || verdict.action == InjectionAction::kStall)
+    end_ = verdict.action;
   return verdict;
 }
 
 // Of a rule whose addresses match.
-bool ConnectionFaults::Fires(size_t index) {
-  const FaultRule& rule = plan_->rules()[index];
+bool ConnectionInjections::Fires(size_t index) {
+  const InjectionRule& rule = plan_->rules()[index];
   RuleState& state = states_[index];
   plan_->counters_[index].matched.fetch_add(1, std::memory_order_relaxed);
   if (++state.matched % rule.every != 0) return false;
-  return rule.probability >= FaultRule::kAlways || state.luck.Below(FaultRule::kAlways) < rule.probability;
+  return rule.probability >= InjectionRule::kAlways || state.luck.Below(InjectionRule::kAlways) < rule.probability;
 }
 
 }  // namespace stagecoach::emu

@@ -1,4 +1,4 @@
-#include "emu/fault/rule.h"
+#include "emu/inject/rule.h"
 
 #include <gtest/gtest.h>
 
@@ -12,8 +12,8 @@ namespace stagecoach::emu {
 namespace {
 
 // What the only rule of `text` is.
-FaultRule Rule(const std::string& text) {
-  const auto rules = ParseFaultRules(text);
+InjectionRule Rule(const std::string& text) {
+  const auto rules = ParseInjectionRules(text);
   if (!rules || rules->size() != 1) {
     ADD_FAILURE() << text << ": " << (rules ? "not one rule" : rules.error().message);
     return {};
@@ -21,10 +21,10 @@ FaultRule Rule(const std::string& text) {
   return rules->front();
 }
 
-TEST(FaultRules, SayWhatAndWhere) {
-  EXPECT_EQ(Rule("disconnect"), FaultRule());
+TEST(InjectionRules, SayWhatAndWhere) {
+  EXPECT_EQ(Rule("disconnect"), InjectionRule());
 
-  FaultRule expected;
+  InjectionRule expected;
   expected.message = {10, 10};
   EXPECT_EQ(Rule("disconnect message=10"), expected);
   expected.received = false;
@@ -32,7 +32,7 @@ TEST(FaultRules, SayWhatAndWhere) {
   EXPECT_EQ(Rule("disconnect message=10 direction=sent connection=2"), expected);
 
   expected = {};
-  expected.action = FaultAction::kDelay;
+  expected.action = InjectionAction::kDelay;
   expected.delay = 5ms;
   expected.received = false;
   expected.message = {3, NumberRange::kNoEnd};
@@ -40,7 +40,7 @@ TEST(FaultRules, SayWhatAndWhere) {
   EXPECT_EQ(Rule("delay=5000us message=3.. direction=sent"), expected);
 
   expected = {};
-  expected.action = FaultAction::kDrop;
+  expected.action = InjectionAction::kDrop;
   expected.sent = false;
   expected.kinds = KindBit(MessageKind::kAck) | KindBit(MessageKind::kReadResponse);
   expected.segment = {2, 4};
@@ -54,15 +54,15 @@ TEST(FaultRules, SayWhatAndWhere) {
             expected);
 }
 
-TEST(FaultRules, AreSeparatedBySemicolonsAndLines) {
-  const auto rules = ParseFaultRules(" stall message=3 ;\n\n;disconnect\tconnection=1\r\n");
+TEST(InjectionRules, AreSeparatedBySemicolonsAndLines) {
+  const auto rules = ParseInjectionRules(" stall message=3 ;\n\n;disconnect\tconnection=1\r\n");
   ASSERT_TRUE(rules.has_value());
   EXPECT_EQ(ToString(*rules), "stall message=3; disconnect connection=1");
-  EXPECT_TRUE(ParseFaultRules("")->empty());
-  EXPECT_TRUE(ParseFaultRules(" ;\n").value().empty());
+  EXPECT_TRUE(ParseInjectionRules("")->empty());
+  EXPECT_TRUE(ParseInjectionRules(" ;\n").value().empty());
 }
 
-TEST(FaultRules, AreWrittenInOneWay) {
+TEST(InjectionRules, AreWrittenInOneWay) {
   const struct {
     const char* text;
     const char* canonical;
@@ -88,7 +88,7 @@ TEST(FaultRules, AreWrittenInOneWay) {
   }
 }
 
-TEST(FaultRules, ErrorsSayWhatIsWrongWhereAndWhatIsExpected) {
+TEST(InjectionRules, ErrorsSayWhatIsWrongWhereAndWhatIsExpected) {
   const struct {
     const char* text;
     const char* explained;
@@ -172,13 +172,13 @@ TEST(FaultRules, ErrorsSayWhatIsWrongWhereAndWhatIsExpected) {
        "        ^~~~~~~"},
   };
   for (const auto& each : kCases) {
-    const auto rules = ParseFaultRules(each.text);
+    const auto rules = ParseInjectionRules(each.text);
     ASSERT_FALSE(rules.has_value()) << each.text;
     EXPECT_EQ(rules.error().Explain(each.text), each.explained);
   }
 }
 
-TEST(FaultRules, NumbersOutOfBoundsAreErrors) {
+TEST(InjectionRules, NumbersOutOfBoundsAreErrors) {
   for (const char* const text : {"stall message=18446744073709551615",
                                  "stall message=18446744073709551616",
                                  "stall message=-1",
@@ -206,12 +206,12 @@ TEST(FaultRules, NumbersOutOfBoundsAreErrors) {
                                  "drop kind=send,",
                                  "drop kind=,send",
                                  "drop direction=both"}) {
-    EXPECT_FALSE(ParseFaultRules(text).has_value()) << text;
+    EXPECT_FALSE(ParseInjectionRules(text).has_value()) << text;
   }
 }
 
 // Whatever is understood is written so that it means the same, and whatever is not is explained within the text.
-TEST(FaultRules, AnyTextIsUnderstoodOrExplained) {
+TEST(InjectionRules, AnyTextIsUnderstoodOrExplained) {
   const std::vector<std::string> kParts = {"disconnect",
                                            "stall",
                                            "drop",
@@ -260,9 +260,9 @@ TEST(FaultRules, AnyTextIsUnderstoodOrExplained) {
   for (int i = 0; i < 200'000; ++i) {
     std::string text;
     for (uint64_t parts = luck.Between(1, 12); parts > 0; --parts) text += kParts[luck.Below(kParts.size())];
-    const auto rules = ParseFaultRules(text);
+    const auto rules = ParseInjectionRules(text);
     if (rules) {
-      const auto again = ParseFaultRules(ToString(*rules));
+      const auto again = ParseInjectionRules(ToString(*rules));
       ASSERT_TRUE(again.has_value()) << text << "\n" << ToString(*rules) << "\n" << again.error().message;
       ASSERT_EQ(*again, *rules) << text;
       understood += rules->empty() ? 0 : 1;
@@ -276,23 +276,24 @@ TEST(FaultRules, AnyTextIsUnderstoodOrExplained) {
   EXPECT_GT(understood, 100u);
 }
 
-TEST(FaultRules, SomeCanDoNothingOnATransport) {
-  const auto why_not = [](FaultTransport transport, const char* text) {
+TEST(InjectionRules, SomeCanDoNothingOnATransport) {
+  const auto why_not = [](InjectionTransport transport, const char* text) {
     return WhyNotOn(transport, Rule(text)).value_or("");
   };
-  EXPECT_NE(why_not(FaultTransport::kIwarp, "drop message=3").find("iWARP cannot lose a segment"), std::string::npos);
-  EXPECT_NE(why_not(FaultTransport::kIwarp, "disconnect kind=ack"), "");
-  EXPECT_NE(why_not(FaultTransport::kIwarp, "stall attempt=2.."), "");
-  EXPECT_EQ(why_not(FaultTransport::kIwarp, "stall attempt=1.. kind=send,ack"), "");
-  EXPECT_EQ(why_not(FaultTransport::kIwarp, "delay=1ms kind=immediate,terminate"), "");
-  EXPECT_EQ(why_not(FaultTransport::kInfiniband, "drop kind=ack attempt=2"), "");
-  EXPECT_NE(why_not(FaultTransport::kInfiniband, "stall kind=immediate,terminate"), "");
-  EXPECT_EQ(why_not(FaultTransport::kInfiniband, "stall kind=immediate,write"), "");
+  EXPECT_NE(why_not(InjectionTransport::kIwarp, "drop message=3").find("iWARP cannot lose a segment"),
+            std::string::npos);
+  EXPECT_NE(why_not(InjectionTransport::kIwarp, "disconnect kind=ack"), "");
+  EXPECT_NE(why_not(InjectionTransport::kIwarp, "stall attempt=2.."), "");
+  EXPECT_EQ(why_not(InjectionTransport::kIwarp, "stall attempt=1.. kind=send,ack"), "");
+  EXPECT_EQ(why_not(InjectionTransport::kIwarp, "delay=1ms kind=immediate,terminate"), "");
+  EXPECT_EQ(why_not(InjectionTransport::kInfiniband, "drop kind=ack attempt=2"), "");
+  EXPECT_NE(why_not(InjectionTransport::kInfiniband, "stall kind=immediate,terminate"), "");
+  EXPECT_EQ(why_not(InjectionTransport::kInfiniband, "stall kind=immediate,write"), "");
   // Of text there is no such rule.
-  FaultRule late{.action = FaultAction::kDelay, .delay = 1ms};
-  EXPECT_EQ(WhyNotOn(FaultTransport::kIwarp, late), std::nullopt);
+  InjectionRule late{.action = InjectionAction::kDelay, .delay = 1ms};
+  EXPECT_EQ(WhyNotOn(InjectionTransport::kIwarp, late), std::nullopt);
   late.sent = false;
-  EXPECT_NE(WhyNotOn(FaultTransport::kIwarp, late), std::nullopt);
+  EXPECT_NE(WhyNotOn(InjectionTransport::kIwarp, late), std::nullopt);
 }
 
 }  // namespace
