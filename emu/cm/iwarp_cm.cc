@@ -14,7 +14,6 @@
 #include "base/undoing.h"
 #include "emu/cm/cm_core.h"
 #include "emu/engine/mpa_handshake.h"
-#include "emu/llp/mpa_llp.h"
 
 namespace stagecoach::emu {
 namespace {
@@ -104,7 +103,7 @@ void Exchange(Engine& engine, Stream& stream, const Fabric& fabric) {
 
 // --- Handshakes: the loop's own ---
 
-class IwarpCm::Handshake : public StreamWatcher {
+class IwarpCm::Handshake : public ReadyWatcher {
  public:
   Handshake(IwarpCm& cm, uint64_t key) : cm_(cm), core_(cm.core_), key_(key) {}
   ~Handshake() override {
@@ -112,7 +111,7 @@ class IwarpCm::Handshake : public StreamWatcher {
     if (stream_ != nullptr) stream_->SetWatcher(nullptr);
   }
 
-  void OnStreamReady() override {
+  void OnReady() override {
     Guarded([this] { Advance(); });
   }
 
@@ -714,10 +713,8 @@ void IwarpCm::Attach(const std::shared_ptr<CmId>& id, State expected, std::uniqu
     id->attached_ = false;
   });
   ConnectionSetup setup;
-  MpaLlpOptions llp;
-  llp.crc = outcome.crc;
-  llp.insert_markers = outcome.send_markers;
-  setup.llp = std::make_unique<MpaLlp>(std::move(stream), llp);
+  setup.llp =
+      core_.fabric().RecordsOver(std::move(stream), {.crc = outcome.crc, .insert_markers = outcome.send_markers});
   setup.initiator = initiator;
   setup.ird = outcome.ird;
   setup.ord = outcome.ord;

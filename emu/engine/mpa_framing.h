@@ -2,8 +2,8 @@
 //
 // Implements RFC 5044 section 4 (length, pad, CRC, markers towards a peer that asks for them) and the MULPDU rule of
 // section 5. The Request and Reply frames before the first FPDU are in mpa_handshake.h; what a record means is in
-// rdmap_stream.h; streams, pins and queues are in emu/llp/mpa_llp.h. Incoming markers are not handled: our Request and
-// Reply never ask for them.
+// rdmap_stream.h; streams, pins and queues are in emu/llp/mpa/mpa_llp.h. Incoming markers are not handled: our Request
+// and Reply never ask for them.
 //
 // Sans-IO. Not thread-safe: serialised by the connection's lock.
 #pragma once

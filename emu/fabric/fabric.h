@@ -21,6 +21,7 @@
 #include "emu/fabric/address.h"
 #include "emu/fabric/port_space.h"
 #include "emu/fabric/stream.h"
+#include "emu/llp/llp.h"
 
 namespace stagecoach::emu {
 
@@ -124,6 +125,11 @@ class Fabric {
   // Port 0 chooses a free one. EADDRINUSE: somebody listens there.
   virtual Result<std::unique_ptr<PortHold>, FabricError> HoldPort(const StreamOptions& options,
                                                                   const IpEndpoint& local) = 0;
+
+  // The record layer of a connection that is to begin, in place of the stream on which its ends have found each other
+  // and agreed: both have taken the last byte that the other has written there. The one place where it is chosen what
+  // carries records. A stream that is not of this fabric carries them itself.
+  virtual std::unique_ptr<Llp> RecordsOver(std::unique_ptr<Stream> stream, const RecordOptions& options) = 0;
 
   // Ports of services that are no streams of the host's own.
   virtual PortSpace& ports() = 0;

@@ -9,6 +9,7 @@
 
 #include "base/bytes.h"
 #include "emu/fabric/address.h"
+#include "emu/llp/readiness.h"
 
 namespace stagecoach::emu {
 
@@ -24,13 +25,6 @@ struct IoResult {
   IoStatus status = IoStatus::kWouldBlock;
   size_t bytes = 0;
   int error = 0;
-};
-
-// Told that a stream may be ready. Called from the fabric's loop thread, never from inside a call on the stream.
-class StreamWatcher {
- public:
-  virtual ~StreamWatcher() = default;
-  virtual void OnStreamReady() = 0;
 };
 
 // Calls on one stream are serialised by its owner (the connection's lock), except SetWatcher, see below.
@@ -50,7 +44,7 @@ class Stream {
   // Must be set before the first Arm. SetWatcher(nullptr) disarms and returns only when no call to the old watcher is
   // running or will start; so it must be called without any lock that the watcher takes. On the loop thread itself it
   // does not wait.
-  virtual void SetWatcher(StreamWatcher* watcher) = 0;
+  virtual void SetWatcher(ReadyWatcher* watcher) = 0;
 
   // Ends sending: the peer reads what was written, then end of file. Reading goes on. Idempotent.
   virtual void Shutdown() = 0;
@@ -68,15 +62,8 @@ class Stream {
   static constexpr uint32_t kNoUser = 0xffffffff;
   virtual std::optional<uint32_t> PeerUser() const { return std::nullopt; }
 
-  // How far what was written has got. `taken` bytes, of all there ever were, have been acknowledged by the peer's host,
-  // whether its process has read them or not.
-  struct Delivery {
-    uint64_t taken = 0;
-    bool is_complete = true;  // that is all that was written
-    // False: the host was asked again for a sign of life, and has given none since. It may be gone, or the way bad.
-    bool host_answers = true;
-  };
-  // At this moment; asks the system. A stream that leads to no other host, or is dead, has delivered everything.
+  // How far what was written has got, at this moment; asks the system. A stream that leads to no other host, or is
+  // dead, has delivered everything.
   virtual Delivery delivery() const { return {}; }
 
   // Effective maximum segment size in bytes: what one segment of the transport carries. Sizes the FPDUs (RFC 5044

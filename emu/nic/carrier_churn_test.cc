@@ -13,6 +13,8 @@
 
 #include "base/prng.h"
 #include "emu/backend/tcp/tcp_fabric.h"
+#include "emu/fabric/fabric_over.h"
+#include "emu/llp/llp_over.h"
 #include "emu/nic/roce_test_support.h"
 
 namespace stagecoach::emu {
@@ -27,65 +29,55 @@ constexpr uint64_t kLives = 400;
 #endif
 
 // A record layer that is found reset after so many records, in one direction or the other.
-class MortalLlp final : public Llp {
+class MortalLlp final : public LlpOver {
  public:
   MortalLlp(std::unique_ptr<Llp> below, uint64_t records, bool dies_reading)
-      : below_(std::move(below)), left_(records), dies_reading_(dies_reading) {}
+      : LlpOver(std::move(below)), left_(records), dies_reading_(dies_reading) {}
 
-  size_t MaxUlpdu() const override { return below_->MaxUlpdu(); }
-  bool CanQueue() const override { return below_->CanQueue(); }
   void QueueRecord(ConstBytes header, std::span<const TxPart> payload, uint64_t cookie) override {
     if (!dies_reading_ && left_ > 0) --left_;
-    below_->QueueRecord(header, payload, cookie);
+    below().QueueRecord(header, payload, cookie);
   }
   RxResult NextRecord(RecordHead* record) override {
     if (dies_reading_ && left_ == 0) return {.status = RxStatus::kReset};
-    return below_->NextRecord(record);
+    return below().NextRecord(record);
   }
   RxResult Place(size_t head_size, std::span<const MutableBytes> destination) override {
-    const RxResult result = below_->Place(head_size, destination);
+    const RxResult result = below().Place(head_size, destination);
     if (dies_reading_ && result.status == RxStatus::kReady) --left_;
     return result;
   }
   TxResult Flush(MemoryPort& memory) override {
     if (!dies_reading_ && left_ == 0) return {.status = TxStatus::kReset};
-    return below_->Flush(memory);
+    return below().Flush(memory);
   }
-  bool TakeSent(uint64_t* cookie) override { return below_->TakeSent(cookie); }
-  bool TxIdle() const override { return below_->TxIdle(); }
-  Stream& stream() override { return below_->stream(); }
-  const Counters& counters() const override { return below_->counters(); }
 
  private:
-  const std::unique_ptr<Llp> below_;
   uint64_t left_;
   const bool dies_reading_;
 };
 
-// How long each carrier lives; used on the loop alone.
-class Mortality {
+// Decides how long each carrier lives; on the loop alone.
+class MortalFabric final : public FabricOver {
  public:
-  explicit Mortality(const std::string& name) : luck_(Prng(1).Fork(name)) {}
-  std::unique_ptr<Llp> operator()(std::unique_ptr<Llp> llp) {
+  MortalFabric(Fabric& beneath, bool mortal, const std::string& name)
+      : FabricOver(beneath), mortal_(mortal), luck_(Prng(1).Fork(name)) {}
+
+  std::unique_ptr<Llp> RecordsOver(std::unique_ptr<Stream> stream, const RecordOptions& options) override {
+    auto llp = FabricOver::RecordsOver(std::move(stream), options);
+    if (!mortal_) return llp;
     const uint64_t records = 1 + luck_.Below(30);
     return std::make_unique<MortalLlp>(std::move(llp), records, luck_.OneIn(2));
   }
 
  private:
+  const bool mortal_;
   Prng luck_;
 };
 
 struct ChurnPair {
-  explicit ChurnPair(bool mortal)
-      : a(fabric_a, "a", RoceProfile(), nullptr, 1024, {64, 64, 4, 4, 128}, TapOf(mortal, "a")),
-        b(fabric_b, "b", RoceProfile(), nullptr, 1024, {64, 64, 4, 4, 128}, TapOf(mortal, "b")) {}
+  explicit ChurnPair(bool mortal) : fabric_a(tcp_a, mortal, "a"), fabric_b(tcp_b, mortal, "b") {}
 
-  static std::function<std::unique_ptr<Llp>(std::unique_ptr<Llp>)> TapOf(bool mortal, const std::string& name) {
-    if (!mortal) return nullptr;
-    return [mortality = std::make_shared<Mortality>(name)](std::unique_ptr<Llp> llp) {
-      return (*mortality)(std::move(llp));
-    };
-  }
   // Of the GID that an address is.
   static uint8_t IndexOf(Nic& nic, const IpEndpoint& address) {
     const auto gids = nic.roce().Gids();
@@ -105,10 +97,12 @@ struct ChurnPair {
     }
   }
 
-  TcpFabric fabric_a;
-  TcpFabric fabric_b;
-  TestHost a;
-  TestHost b;
+  TcpFabric tcp_a;
+  TcpFabric tcp_b;
+  MortalFabric fabric_a;
+  MortalFabric fabric_b;
+  TestHost a{fabric_a, "a", RoceProfile()};
+  TestHost b{fabric_b, "b", RoceProfile()};
 };
 
 // Until `count` have completed, by polling or by sleeping.

@@ -6,12 +6,10 @@
 
 #include <array>
 #include <cstddef>
-#include <memory>
-#include <utility>
 
 #include "base/bytes.h"
 #include "emu/fabric/stream.h"
-#include "emu/llp/mpa_llp.h"
+#include "emu/llp/llp.h"
 #include "emu/wire/ib.h"
 
 namespace stagecoach::emu {
@@ -19,8 +17,8 @@ namespace stagecoach::emu {
 // Room for the largest path MTU and the longest headers.
 inline constexpr size_t kLargestCarrierRecord = 4096 + wire::kMaxIbHeaderSize;
 
-inline std::unique_ptr<Llp> CarrierRecords(std::unique_ptr<Stream> stream, bool crc) {
-  return std::make_unique<MpaLlp>(std::move(stream), MpaLlpOptions{.crc = crc, .max_ulpdu = kLargestCarrierRecord});
+inline RecordOptions CarrierRecords(bool crc) {
+  return {.crc = crc, .max_record = kLargestCarrierRecord};
 }
 
 // Moves as much as the stream takes. False: it failed.

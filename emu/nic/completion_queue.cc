@@ -129,7 +129,7 @@ void CompletionQueue::DriveActive() {
 
 bool CompletionQueue::Watch(Member& member) {
   const int fd = member.connection->PollDescriptor();
-  if (fd < 0 && fd != PolledConnection::kNoStream) return false;
+  if (fd < 0 && fd != PolledConnection::kNoLlp) return false;
   if (poll_set_ < 0) poll_set_ = KeepFromChildren(epoll_create1(EPOLL_CLOEXEC));
   if (poll_set_ < 0) return false;
   // Before it is asked whether it is unfinished: see watchers().

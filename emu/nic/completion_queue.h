@@ -36,9 +36,9 @@ class PolledConnection {
   // Moves whatever is ready, without waiting: returns true if anything moved. Does nothing while another thread is at
   // it.
   virtual bool Drive() = 0;
-  // A descriptor that is readable when Drive() would find something. -1: there is none that could tell. kNoStream:
+  // A descriptor that is readable when Drive() would find something. -1: there is none that could tell. kNoLlp:
   // there is nothing that Drive() could find, and OnDescriptorChange() says when there may be.
-  static constexpr int kNoStream = -2;
+  static constexpr int kNoLlp = -2;
   virtual int PollDescriptor() const = 0;
   // True while it has something to send that waits for the stream or for its turn: readability of the descriptor then
   // tells too little, and it must be driven. When it becomes true and IsWatched(), the CQs are to be told

@@ -314,7 +314,7 @@ class FakeConnection final : public PolledConnection {
     arrivals += moved;
     return moved;
   }
-  int PollDescriptor() const override { return fd_ >= 0 ? fd_ : kNoStream; }
+  int PollDescriptor() const override { return fd_ >= 0 ? fd_ : kNoLlp; }
   bool Unfinished() const override {
     ++questions;
     return unfinished;

@@ -1,18 +1,15 @@
 #include "emu/nic/connection.h"
 
 #include <algorithm>
-#include <array>
 #include <utility>
 
+#include "base/check.h"
 #include "base/mark.h"
 #include "base/mutant.h"
 
 namespace stagecoach::emu {
 namespace {
 
-// What a lingering stream may throw away in one turn.
-constexpr int kLingerReads = 16;
-constexpr size_t kLingerReadSize = 16 * 1024;
 constexpr int kNudges = 3;
 
 // MPA error codes for a Terminate (RFC 5044 section 8).
@@ -47,34 +44,29 @@ Connection::Connection(QueuePair& qp, ConnectionSetup setup)
       initiator_(setup.initiator),
       name_(nic_.name() + "/qp-" + std::to_string(qp.qp_number())),
       memory_(nic_.registry(), qp.pd(), qp.receive_pd(), qp.qp_number()),
-      llp_(std::move(setup.llp)),
+      llp_(qp, nic_.loop(), std::move(setup.llp)),
       transport_(std::make_unique<RdmapStream>(EngineOptions(setup, nic_.profile()), memory_, qp.receive_source(),
                                                nic_.trace(), name_)),
       pump_(qp, nic_, *transport_, memory_, name_),
+      next_(qp, nic_.loop()),
       nudges_left_(initiator_ && nic_.profile().first_answer_nudge > Duration::zero() ? kNudges : 0),
       nudge_wait_(nic_.profile().first_answer_nudge) {
+  STAGECOACH_CHECK(llp_->IsReliable());
   pump_.Use(llp_.get());
+  next_.Use(llp_.get());
   transport_->BeginTurn(nic_.fabric().Now());
   if (initiator_ && setup.rtr != ConnectionSetup::Rtr::kNone) {
     transport_->SendRtr(setup.rtr == ConnectionSetup::Rtr::kRead ? RtrKind::kRead : RtrKind::kWrite);
   }
 }
 
-Connection::~Connection() {
-  llp_->stream().SetWatcher(nullptr);
-}
-
-void Connection::OnStreamReady() {
-  // Noted before anything else can arm the stream again; see the header.
-  qp_.Ask(QueuePair::kFired);
-  if (!nic_.loop().Park(&qp_)) qp_.Ask(QueuePair::kContinue);
-}
+Connection::~Connection() = default;
 
 bool Connection::Serve(uint32_t requests) {
   const Instant now = nic_.fabric().Now();
   transport_->BeginTurn(now);
   pump_.BeginTurn();
-  if ((requests & QueuePair::kFired) != 0) armed_readable_ = armed_writable_ = false;
+  if ((requests & QueuePair::kFired) != 0) next_.NoteFired();
   if ((requests & QueuePair::kTime) != 0) OnTime(now);
   if (phase_ == Phase::kOpen && (requests & QueuePair::kDisconnect) != 0) BeginDisconnect(now);
   if (phase_ == Phase::kOpen) {
@@ -99,8 +91,7 @@ bool Connection::Serve(uint32_t requests) {
     }
   }
   if (phase_ == Phase::kLingering) Linger();
-  RefreshDeadline();
-  EnsureWake(requests);
+  PrepareNextTurn(requests);
   return pump_.moved();
 }
 
@@ -239,7 +230,7 @@ void Connection::Finish(Instant now) {
     Close(/*abort=*/true);
     return;
   }
-  stream().Shutdown();
+  llp_->Shutdown();
   if (rx_ended_ && reason == CloseReason::kPeerClosed) {
     Close(/*abort=*/false);
     return;
@@ -250,23 +241,16 @@ void Connection::Finish(Instant now) {
 }
 
 void Connection::Linger() {
-  std::array<std::byte, kLingerReadSize> scratch;
-  const MutableBytes into(scratch);
-  for (int i = 0; i < kLingerReads; ++i) {
-    const IoResult result = stream().Read({&into, 1});
-    if (result.status == IoStatus::kWouldBlock) return;
-    if (result.status != IoStatus::kOk) {
-      Close(/*abort=*/false);
-      return;
-    }
-    STAGECOACH_MARK("nic.peer_sends_into_a_connection_that_is_over");
-  }
-  pump_.SetMore();
+  const Llp::Drained drained = llp_->Drain();
+  if (drained.any) STAGECOACH_MARK("nic.peer_sends_into_a_connection_that_is_over");
+  if (drained.end) return Close(/*abort=*/false);
+  if (drained.more) pump_.SetMore();
 }
 
 void Connection::Close(bool abort) {
-  if (abort) stream().Abort();
+  if (abort) llp_->Abort();
   phase_ = Phase::kClosed;
+  next_.Use(nullptr);
   linger_until_.reset();
   nic_.loop().Notify(&qp_);  // which takes us out of the QP
 }
@@ -325,41 +309,16 @@ void Connection::OnTime(Instant now) {
   Finish(now);
 }
 
-void Connection::RefreshDeadline() {
-  std::optional<Instant> next;
-  if (phase_ != Phase::kClosed) {
-    for (const std::optional<Instant>& wish : {nudge_at_, linger_until_, transport_->Deadline(), pump_.PlacementDue(),
-                                               qp_.HeldUntil(), llp_->hold().until}) {
-      if (wish) next = std::min(next.value_or(Instant::max()), *wish);
-    }
+void Connection::PrepareNextTurn(uint32_t requests) {
+  if (phase_ == Phase::kClosed) {
+    next_.SetDeadline({});
+  } else {
+    next_.SetDeadline({nudge_at_, linger_until_, transport_->Deadline(), pump_.PlacementDue(), qp_.HeldUntil()});
   }
-  if (next == deadline_) return;
-  deadline_ = next;
-  nic_.loop().SetDeadline(&qp_, next);
-}
-
-void Connection::EnsureWake(uint32_t requests) {
-  qp_.SetUnfinished(phase_ != Phase::kClosed && (pump_.more() || pump_.tx_blocked()));
-  if (phase_ == Phase::kClosed) return;
-  const bool continuing = (requests & QueuePair::kContinue) != 0;
-  if (pump_.more()) {
-    if (continuing || !nic_.loop().Park(&qp_)) nic_.loop().Continue(&qp_);
-    return;
-  }
-  const bool receiving = phase_ == Phase::kOpen && transport_->Receiving() && !rx_ended_ && !llp_->hold().receiving;
-  const bool readable = phase_ == Phase::kLingering || receiving;
-  if (continuing) {
-    Arm(readable, pump_.tx_blocked());
-  } else if (pump_.tx_blocked() && !armed_writable_ && !nic_.loop().Park(&qp_)) {
-    Arm(readable, true);
-  }
-}
-
-void Connection::Arm(bool readable, bool writable) {
-  if ((!readable || armed_readable_) && (!writable || armed_writable_)) return;
-  armed_readable_ = readable;
-  armed_writable_ = writable;
-  stream().Arm(readable, writable);
+  next_.Ensure(requests, {.more = pump_.more(),
+                          .receive = phase_ == Phase::kOpen && transport_->Receiving() && !rx_ended_,
+                          .drain = phase_ == Phase::kLingering,
+                          .send = pump_.tx_blocked()});
 }
 
 }  // namespace stagecoach::emu

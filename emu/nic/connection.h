@@ -1,4 +1,4 @@
-// Connection: one QP's iWARP engine bound to one stream, which begins and ends with it.
+// Connection: one QP's iWARP engine bound to one record layer, which begins and ends with it.
 //
 // Not thread-safe: everything here runs under the lock of its QP. Who takes that lock, and why nothing is forgotten, is
 // told here once for the whole package.
@@ -14,33 +14,33 @@
 //   while the connection manager hears of datagrams, links and carriers. The manager then takes its own lock, sends
 //   datagrams, and, having released that, has QPs changed. DatagramPort's other mutexes are leaves but for NicLoop's
 //   (datagram_port.h).
-// The loop's thread waits for any of them, so none may be held by who waits for the loop: streams' watchers, whose
+// The loop's thread waits for any of them, so none may be held by who waits for the loop: watchers, whose
 // removal does, are removed without locks, or on the loop itself. Observers and LoopClients are called with none of
 // them held. Nothing NIC-wide is taken to post, to poll or to place, but by devices that place late.
 //
 // WHO MOVES A CONNECTION. Three kinds of threads ask, none waits for another: a poster (work in the send queue), a
-// poller of either CQ (what has arrived), the fabric's loop (the stream became ready, a deadline passed, a lease
+// poller of either CQ (what has arrived), the fabric's loop (the layer became ready, a deadline passed, a lease
 // ended). Each sets a request bit and tries the lock in one atomic step (combining_lock.h). Whoever holds the lock
 // serves all bits and can leave only when none is set: a request is either served by its maker or seen by the holder.
 // The post itself happens before the bit (release), so the holder that sees the bit sees the work. Receiving never
-// waits for sending: both are attempted in each turn, and a full stream only sets tx_blocked_.
+// waits for sending: both are attempted in each turn, and a full layer only sets tx_blocked_.
 // A poller alone leaves no bit when the lock is taken: it comes back, and if it does not, what it would have found is
 // covered below, since the holder's turn ends with (a), (b) or (c) whoever asked for it. Its bits, set at every poll,
 // could otherwise keep a poster serving for ever.
 // A CQ watches connections that were idle for a while by readability alone. One with something left to send says so
 // (Unfinished) and is driven again, for a peer that only receives never makes it readable.
 //
-// WHO WAKES IT NEXT. After each turn, while the stream is open, at least one of these holds, or the stream's bytes
-// would lie unread:
-//   (a) the stream is armed for what the connection waits for: the loop's thread will call OnStreamReady;
+// WHO WAKES IT NEXT (next_turn.h). After each turn, while the record layer is open, at least one of these holds, or
+// what arrives would lie unread:
+//   (a) the layer is armed for what the connection waits for: the loop's thread will call WatchedLlp::OnReady;
 //   (b) the QP is parked with NicLoop under a lease: pollers move it, and NicLoop continues it when the lease ends;
 //   (c) NicLoop::Continue is under way (a turn used up its budget).
-// Readiness is one-shot, so OnStreamReady first has the holder note that it was used up (kFired), and only then either
-// parks the QP or continues it, which arms again. A continue that overtakes the note would otherwise believe the stream
+// Readiness is one-shot, so OnReady first has the holder note that it was used up (kFired), and only then either
+// parks the QP or continues it, which arms again. A continue that overtakes the note would otherwise believe the layer
 // still armed.
 //
 // LEASE. Poll() of a CQ sets lease_end to now + 1 ms before it looks for completions. While the lease of either CQ
-// lives, OnStreamReady parks instead of pumping, so that one stretch of polling costs the loop's thread one wake-up,
+// lives, OnReady parks instead of pumping, so that one stretch of polling costs the loop's thread one wake-up,
 // not one for each arrival. Ending a lease early (RequestNotify) and parking race like this:
 //     parking:  parked += 1 (seq_cst);      then read lease_end; if it is over: parked -= 1 and pump
 //     ending:   lease_end = 0 (seq_cst);    then read parked; if not 0: continue whoever has no lease left
@@ -50,7 +50,7 @@
 // An armed CQ grants no lease: programs arm, look once more and then sleep, and that last look must not keep the loop's
 // thread away. RequestNotify stores the request before it ends the lease, and Poll() reads it again after it has set
 // the lease, so of a poll and a request that race the request wins.
-// Without a progress thread (simulation) CQs grant no lease: streams are always armed and the loop moves everything.
+// Without a progress thread (simulation) CQs grant no lease: layers are always armed and the loop moves everything.
 #pragma once
 
 #include <cstdint>
@@ -59,21 +59,21 @@
 #include <string>
 
 #include "emu/engine/rdmap_stream.h"
-#include "emu/fabric/stream.h"
 #include "emu/llp/llp.h"
 #include "emu/nic/memory_registry.h"
+#include "emu/nic/next_turn.h"
 #include "emu/nic/nic.h"
 #include "emu/nic/qp_connection.h"
 #include "emu/nic/queue_pair.h"
 #include "emu/nic/record_pump.h"
+#include "emu/nic/watched_llp.h"
 
 namespace stagecoach::emu {
 
-class Connection final : public QpConnection, public StreamWatcher {
+class Connection final : public QpConnection {
  public:
   // Queues the RTR when the setup asks this end for one. Nothing moves before Serve().
   Connection(QueuePair& qp, ConnectionSetup setup);
-  // Off the QP's lock: waits until the stream's watcher is at rest.
   ~Connection() override;
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
@@ -81,26 +81,22 @@ class Connection final : public QpConnection, public StreamWatcher {
   bool Serve(uint32_t requests) override;
   // The peer sees a reset.
   void Abort() override;
-  void ForgetDeadline() override { deadline_.reset(); }
+  void ForgetDeadline() override { next_.ForgetDeadline(); }
 
   const char* PhaseName() const override;
   bool IsOpen() const override { return phase_ == Phase::kOpen; }
   bool HasEnded() const override { return phase_ == Phase::kLingering || phase_ == Phase::kClosed; }
   bool IsClosed() const override { return phase_ == Phase::kClosed; }
   Llp::Counters llp_counters() const override { return llp_->counters(); }
-  int PollDescriptor() const override { return llp_->stream().PollDescriptor(); }
-  Stream& stream() { return llp_->stream(); }
+  int PollDescriptor() const override { return llp_->PollDescriptor(); }
   // Both ends speak RFC 7306.
   bool extensions() const { return transport_->options().extensions == wire::RdmapExtensions::kRfc7306; }
-
-  // StreamWatcher: on the loop's thread, without locks.
-  void OnStreamReady() override;
 
  private:
   enum class Phase : uint8_t {
     kOpen,
     kFinishing,  // the program wants the end: records already queued are leaving
-    kLingering,  // our end of the stream is shut; what the peer still sends is thrown away until it ends too
+    kLingering,  // our end is shut; what the peer still sends is thrown away until it ends too
     kClosed,
   };
 
@@ -112,7 +108,7 @@ class Connection final : public QpConnection, public StreamWatcher {
   void FlushRecords();
   // What sending means for the nudge and for the end.
   void NoteSending();
-  // The stream is gone: the engine gives up.
+  // The record layer is gone: the engine gives up.
   void Lose(CloseReason reason, int error);
   void FailLocally(const char* why);
   void TakeFault(Instant now);  // of the engine, and acts on it
@@ -122,30 +118,26 @@ class Connection final : public QpConnection, public StreamWatcher {
   void Finish(Instant now);
   void Linger();
   void Close(bool abort);
-  void EnsureWake(uint32_t requests);
-  void Arm(bool readable, bool writable);
-  void RefreshDeadline();
+  void PrepareNextTurn(uint32_t requests);
 
   QueuePair& qp_;
   Nic& nic_;
   const bool initiator_;
   const std::string name_;  // in traces
   RegistryPort memory_;
-  std::unique_ptr<Llp> llp_;
+  const WatchedLlp llp_;
   std::unique_ptr<RdmapStream> transport_;
   RecordPump<RdmapStream> pump_;
+  NextTurn next_;
 
   Phase phase_ = Phase::kOpen;
   bool rx_ended_ = false;  // nothing more can be read
-  bool armed_readable_ = false;
-  bool armed_writable_ = false;
   bool first_record_ = false;
   bool sent_any_ = false;
   uint8_t nudges_left_ = 3;
   Duration nudge_wait_;
   std::optional<Instant> nudge_at_;
   std::optional<Instant> linger_until_;
-  std::optional<Instant> deadline_;  // as NicLoop knows it
   std::optional<TransportFault> fault_;
   int stream_error_ = 0;
   std::optional<CloseReason> reason_;

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "base/cursor.h"
+#include "emu/engine/mpa_framing.h"
 #include "emu/nic/nic_test_support.h"
 #include "emu/wire/rdmap.h"
 
@@ -120,7 +121,7 @@ TEST_F(ConnectionTest, PayloadIsNotCopiedOnItsWay) {
     EXPECT_GE(llp.rx_payload_bytes, 1u << 20);
     EXPECT_EQ(llp.tx_copied_bytes, 0u);
     // The look-ahead may hold the beginning of a payload; each read takes one look-ahead at most.
-    EXPECT_LE(llp.rx_copied_bytes, llp.stream_reads * MpaReceiver::kLookAheadSize);
+    EXPECT_LE(llp.rx_copied_bytes, llp.reads * MpaReceiver::kLookAheadSize);
     EXPECT_LT(llp.rx_copied_bytes, llp.rx_payload_bytes / 20);
   }
 }
@@ -179,9 +180,9 @@ TEST_F(ConnectionTest, ResponderWithoutRtrHoldsItsSendsUntilTheInitiatorHasSpoke
   auto [client, server] = pair_.Streams();
   a_.ToInit();
   b_.ToInit();
-  ConnectionSetup initiator = SetupOf(std::move(client), true, {}, nullptr);
+  ConnectionSetup initiator = SetupOf(a_.nic->fabric(), std::move(client), true, {}, nullptr);
   initiator.rtr = ConnectionSetup::Rtr::kNone;
-  ConnectionSetup responder = SetupOf(std::move(server), false, {}, nullptr);
+  ConnectionSetup responder = SetupOf(b_.nic->fabric(), std::move(server), false, {}, nullptr);
   responder.rtr = ConnectionSetup::Rtr::kNone;
   ASSERT_EQ(a_.nic->AttachConnection(a_.qp->qp_number(), std::move(initiator)), 0);
   ASSERT_EQ(b_.nic->AttachConnection(b_.qp->qp_number(), std::move(responder)), 0);
@@ -333,7 +334,7 @@ class StreamOver : public Stream {
   IoResult Read(std::span<const MutableBytes> into) override { return stream_->Read(into); }
   IoResult Write(std::span<const ConstBytes> from) override { return stream_->Write(from); }
   void Arm(bool readable, bool writable) override { stream_->Arm(readable, writable); }
-  void SetWatcher(StreamWatcher* watcher) override { stream_->SetWatcher(watcher); }
+  void SetWatcher(ReadyWatcher* watcher) override { stream_->SetWatcher(watcher); }
   void Shutdown() override { stream_->Shutdown(); }
   void Abort() override { stream_->Abort(); }
   int PollDescriptor() const override { return stream_->PollDescriptor(); }
@@ -684,7 +685,7 @@ TEST_F(ConnectionTest, ResetOfTheStreamFlushesAndSaysWhy) {
 TEST_F(ConnectionTest, InitiatorNudgesAPeerThatIsSilentAfterItsFirstRecord) {
   auto [client, server] = pair_.Streams();
   a_.ToInit();
-  ConnectionSetup setup = SetupOf(std::move(client), true, {}, nullptr);
+  ConnectionSetup setup = SetupOf(a_.nic->fabric(), std::move(client), true, {}, nullptr);
   setup.rtr = ConnectionSetup::Rtr::kNone;
   ASSERT_EQ(a_.nic->AttachConnection(a_.qp->qp_number(), std::move(setup)), 0);
   TestBuffer buffer = a_.Register(64);
@@ -715,53 +716,15 @@ TEST_F(ConnectionTest, PeerThatReadsNothingCannotHoldADisconnectForEver) {
   EXPECT_FALSE(a_.qp->IsConnected());
 }
 
-// A stream that says what `on_watcher` saw when the connection began to watch it.
-class ToldOfItsWatcher final : public Stream {
- public:
-  ToldOfItsWatcher(std::unique_ptr<Stream> under, int descriptor, std::function<void()> on_watcher)
-      : under_(std::move(under)), descriptor_(descriptor), on_watcher_(std::move(on_watcher)) {}
-  IoResult Read(std::span<const MutableBytes> into) override { return under_->Read(into); }
-  IoResult Write(std::span<const ConstBytes> from) override { return under_->Write(from); }
-  void Arm(bool readable, bool writable) override { under_->Arm(readable, writable); }
-  void SetWatcher(StreamWatcher* watcher) override {
-    if (watcher != nullptr) on_watcher_();
-    under_->SetWatcher(watcher);
-  }
-  void Shutdown() override { under_->Shutdown(); }
-  void Abort() override { under_->Abort(); }
-  int PollDescriptor() const override { return descriptor_; }
-  IpEndpoint local() const override { return under_->local(); }
-  IpEndpoint remote() const override { return under_->remote(); }
-  size_t MaxSegmentSize() const override { return under_->MaxSegmentSize(); }
-
- private:
-  const std::unique_ptr<Stream> under_;
-  const int descriptor_;
-  const std::function<void()> on_watcher_;
-};
-
-// Whoever polls a CQ at that time would watch for nothing, and nobody would tell it of the descriptor later.
-TEST_F(ConnectionTest, ItsDescriptorIsThereBeforeItsCqsKnowOfIt) {
-  constexpr int kDescriptor = 1'000'000;  // nobody waits for it here
-  auto [client, server] = pair_.Streams();
-  int seen = PolledConnection::kNoStream;
-  a_.ToInit();
-  const auto attach = [&, &stream = client] {
-    auto told =
-        std::make_unique<ToldOfItsWatcher>(std::move(stream), kDescriptor, [&] { seen = a_.qp->PollDescriptor(); });
-    return a_.nic->AttachConnection(a_.qp->qp_number(), SetupOf(std::move(told), true, {}, a_.Observer()));
-  };
-  EXPECT_EQ(attach(), 0);
-  EXPECT_EQ(seen, kDescriptor);
-}
-
 TEST_F(ConnectionTest, AnObserverIsHeldUntilItsLastWord) {
   auto [client, server] = pair_.Streams();
   Attach(b_, std::move(server), /*initiator=*/false);
   auto observer = std::make_shared<RecordingObserver>();
   const std::weak_ptr<RecordingObserver> held = observer;
   a_.ToInit();
-  ASSERT_EQ(a_.nic->AttachConnection(a_.qp->qp_number(), SetupOf(std::move(client), true, {}, std::move(observer))), 0);
+  ASSERT_EQ(a_.nic->AttachConnection(a_.qp->qp_number(),
+                                     SetupOf(a_.nic->fabric(), std::move(client), true, {}, std::move(observer))),
+            0);
   pair_.world.RunUntilIdle();
   EXPECT_FALSE(held.expired());
   EXPECT_EQ(a_.nic->Disconnect(a_.qp->qp_number()), 0);

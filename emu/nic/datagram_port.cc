@@ -253,7 +253,7 @@ class DatagramPort::Core : public std::enable_shared_from_this<DatagramPort::Cor
 
 // --- Outgoing: one link, from the first datagram for a port to its quiet end ---
 
-class DatagramPort::Outgoing final : public StreamWatcher,
+class DatagramPort::Outgoing final : public ReadyWatcher,
                                      public LoopClient,
                                      public std::enable_shared_from_this<Outgoing> {
  public:
@@ -273,7 +273,7 @@ class DatagramPort::Outgoing final : public StreamWatcher,
   // On the loop, not from a call of NicLoop. Nothing of it will run any more.
   void Close();
 
-  void OnStreamReady() override;
+  void OnReady() override;
   Instant LeaseEnd() const override { return Instant{}; }
   void CountParked(bool) override {}
   void OnContinue() override {}
@@ -296,9 +296,8 @@ class DatagramPort::Outgoing final : public StreamWatcher,
   void Fail(LinkEvent event, std::string_view why, Instant now);
   // Nothing comes this way, so what can be read is the end.
   bool HasEnded() {
-    std::array<std::byte, 1> byte;
-    size_t read = 0;
-    return !ReadRest(llp_->stream(), byte, &read) || read > 0;
+    const Llp::Drained drained = llp_->Drain();
+    return drained.any || drained.end.has_value();
   }
   void NoteIdle() {
     const bool idle = phase_ == Phase::kResting || (phase_ == Phase::kUp && queue_.empty());
@@ -464,7 +463,7 @@ void DatagramPort::Outgoing::Flush(Instant now) {
     if (result.status == TxStatus::kIdle) continue;
     if (result.status == TxStatus::kWouldBlock) {
       if (!waiting_since_) StartWaiting(now);
-      llp_->stream().Arm(true, true);
+      llp_->Arm(true, true);
       return;
     }
     failed_ = true;
@@ -481,7 +480,7 @@ void DatagramPort::Outgoing::Fail(LinkEvent event, std::string_view why, Instant
     left_.streams.push_back(std::move(stream_));
   }
   if (llp_ != nullptr) {
-    llp_->stream().Abort();
+    llp_->Abort();
     left_.llps.push_back(std::move(llp_));
   }
   if (attempt_ != nullptr) left_.attempts.push_back(std::move(attempt_));
@@ -509,7 +508,7 @@ void DatagramPort::Outgoing::AfterCall(bool later) {
   }
   // Not under the lock, and on the loop: no watcher is running.
   for (const auto& stream : left->streams) stream->SetWatcher(nullptr);
-  for (const auto& llp : left->llps) llp->stream().SetWatcher(nullptr);
+  for (const auto& llp : left->llps) llp->SetWatcher(nullptr);
   for (const LinkEvent event : left->events) core_.TellLink(peer_, event);
   if (!left->events.empty()) core_.RoomMade();
   if (later) InsistPost(core_.fabric_.loop(), [left = std::move(left)] {});
@@ -581,19 +580,20 @@ void DatagramPort::Outgoing::Shake(Instant now) {
     const bool busy = answer->status == CarrierStatus::kBusy;
     return Fail(busy ? LinkEvent::kNoAnswer : LinkEvent::kRefused, ToString(answer->status), now);
   }
-  llp_ = core_.nic_.Tap(CarrierRecords(std::move(stream_), answer->crc));
+  llp_ = core_.fabric_.RecordsOver(std::move(stream_), CarrierRecords(answer->crc));
+  llp_->SetWatcher(this);
   phase_ = Phase::kUp;
   StopWaiting(now);
   core_.Tell("link.up", {{"slot", uint64_t{peer_.slot}}});
   left_.events.push_back(LinkEvent::kUp);
   last_used_.store(now.time_since_epoch().count(), std::memory_order_relaxed);
   SetDeadline(now + core_.profile_.link_idle);
-  llp_->stream().Arm(true, false);
+  llp_->Arm(true, false);
   Flush(now);
   NoteIdle();
 }
 
-void DatagramPort::Outgoing::OnStreamReady() {
+void DatagramPort::Outgoing::OnReady() {
   const auto self = shared_from_this();
   {
     std::lock_guard lock(mutex_);
@@ -608,7 +608,7 @@ void DatagramPort::Outgoing::OnStreamReady() {
         if (failed_) {
           Fail(LinkEvent::kLost, "cannot be written", now);
         } else {
-          llp_->stream().Arm(true, waiting_since_.has_value());
+          llp_->Arm(true, waiting_since_.has_value());
           NoteIdle();
         }
       }
@@ -680,7 +680,7 @@ void DatagramPort::Outgoing::Close() {
     core_.CountLost(queue_.size(), "port closed");
     // What has been written arrives; what waits here does not, and of a part of a datagram nobody makes anything.
     if (llp_ != nullptr) {
-      llp_->stream().Shutdown();
+      llp_->Shutdown();
       left_.llps.push_back(std::move(llp_));
     }
     if (stream_ != nullptr) {
@@ -698,7 +698,7 @@ void DatagramPort::Outgoing::Close() {
 
 // --- Incoming: one link of somebody's to us; of the loop alone ---
 
-class DatagramPort::Incoming final : public StreamWatcher {
+class DatagramPort::Incoming final : public ReadyWatcher {
  public:
   Incoming(Core& core, uint64_t key, const DatagramPeer& peer, const LinkSource& source, const wire::CarrierNonce& name,
            std::unique_ptr<Llp> llp)
@@ -709,12 +709,12 @@ class DatagramPort::Incoming final : public StreamWatcher {
         name_(name),
         llp_(std::move(llp)),
         last_record_(core.fabric_.Now()) {
-    llp_->stream().SetWatcher(this);
+    llp_->SetWatcher(this);
     SetTimer();
   }
   ~Incoming() override {
     core_.fabric_.loop().Cancel(timer_);
-    llp_->stream().SetWatcher(nullptr);
+    llp_->SetWatcher(nullptr);
   }
 
   const LinkSource& source() const { return source_; }
@@ -729,23 +729,23 @@ class DatagramPort::Incoming final : public StreamWatcher {
   // Its sender has another one. What has come by this one is delivered before anything that comes by that.
   void Replace() {
     replaced_ = true;
-    OnStreamReady();
+    OnReady();
   }
   void Evict() { End("gives way"); }
 
-  void OnStreamReady() override {
+  void OnReady() override {
     if (ended_) return;
     for (size_t i = 0; i < core_.profile_.receive_budget_records; ++i) {
       const RxStatus status = Next();
       if (status == RxStatus::kReady) continue;
       if (status == RxStatus::kWouldBlock && replaced_) return End("replaced");
-      if (status == RxStatus::kWouldBlock) return llp_->stream().Arm(true, false);
+      if (status == RxStatus::kWouldBlock) return llp_->Arm(true, false);
       return End(status == RxStatus::kEof ? "ended" : status == RxStatus::kFault ? "damaged" : "lost");
     }
     // Others have their turn first. The stream would not tell: what comes next may have been read already.
     core_.OnLoop([key = key_](Core& core) {
       const auto found = core.incoming_.find(key);
-      if (found != core.incoming_.end()) found->second->OnStreamReady();
+      if (found != core.incoming_.end()) found->second->OnReady();
     });
   }
 
@@ -799,7 +799,7 @@ class DatagramPort::Incoming final : public StreamWatcher {
   void End(std::string_view why) {
     if (std::exchange(ended_, true)) return;
     core_.Tell("link.ended", {{"why", why}});
-    llp_->stream().Abort();
+    llp_->Abort();
     // Not at once: the stream is calling.
     core_.OnLoop([key = key_](Core& core) { core.Forget(key); });
   }
@@ -1093,10 +1093,10 @@ void DatagramPort::TakeLink(const wire::CarrierHello& hello, std::unique_ptr<Str
   const uint64_t key = core_->next_key_++;
   core_->Tell("link.taken", {{"slot", uint64_t{peer.slot}}});
   auto made = std::make_unique<Incoming>(*core_, key, peer, source, hello.nonce,
-                                         core_->nic_.Tap(CarrierRecords(std::move(stream), crc)));
+                                         core_->fabric_.RecordsOver(std::move(stream), CarrierRecords(crc)));
   auto& link = core_->incoming_.emplace(key, std::move(made)).first->second;
   core_->incoming_count_.fetch_add(1, std::memory_order_relaxed);
-  link->OnStreamReady();
+  link->OnReady();
 }
 
 bool DatagramPort::HasUnsent() const {

@@ -17,7 +17,7 @@
 #include "base/cursor.h"
 #include "base/prng.h"
 #include "emu/engine/ib_datagram.h"
-#include "emu/llp/mpa_llp.h"
+#include "emu/llp/mpa/mpa_llp.h"
 #include "emu/nic/address_handles.h"
 #include "emu/nic/nic_test_support.h"
 #include "emu/wire/carrier_hello.h"
@@ -561,7 +561,7 @@ class StreamOfUser final : public Stream {
   IoResult Read(std::span<const MutableBytes> into) override { return inner_->Read(into); }
   IoResult Write(std::span<const ConstBytes> from) override { return inner_->Write(from); }
   void Arm(bool readable, bool writable) override { inner_->Arm(readable, writable); }
-  void SetWatcher(StreamWatcher* watcher) override { inner_->SetWatcher(watcher); }
+  void SetWatcher(ReadyWatcher* watcher) override { inner_->SetWatcher(watcher); }
   void Shutdown() override { inner_->Shutdown(); }
   void Abort() override { inner_->Abort(); }
   int PollDescriptor() const override { return inner_->PollDescriptor(); }

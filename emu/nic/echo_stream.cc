@@ -55,9 +55,9 @@ struct EchoStream::State : std::enable_shared_from_this<State> {
     if (watcher == nullptr || !Ready()) return;
     want_read = want_write = false;
     caller = std::this_thread::get_id();
-    StreamWatcher* const told = watcher;
+    ReadyWatcher* const told = watcher;
     lock.unlock();
-    told->OnStreamReady();
+    told->OnReady();
     lock.lock();
     caller = {};
     idle.notify_all();
@@ -67,7 +67,7 @@ struct EchoStream::State : std::enable_shared_from_this<State> {
   std::mutex mutex;  // all below
   std::condition_variable idle;
   std::thread::id caller;  // of the watcher, while it is called
-  StreamWatcher* watcher = nullptr;
+  ReadyWatcher* watcher = nullptr;
   bool want_read = false;
   bool want_write = false;
   bool posted = false;
@@ -119,7 +119,7 @@ void EchoStream::Arm(bool readable, bool writable) {
   state_->TellIfReady();
 }
 
-void EchoStream::SetWatcher(StreamWatcher* watcher) {
+void EchoStream::SetWatcher(ReadyWatcher* watcher) {
   std::unique_lock lock(state_->mutex);
   state_->watcher = watcher;
   if (watcher != nullptr) return;

@@ -24,7 +24,7 @@ class EchoStream final : public Stream {
   IoResult Read(std::span<const MutableBytes> into) override;
   IoResult Write(std::span<const ConstBytes> from) override;
   void Arm(bool readable, bool writable) override;
-  void SetWatcher(StreamWatcher* watcher) override;
+  void SetWatcher(ReadyWatcher* watcher) override;
   void Shutdown() override;
   void Abort() override;
   int PollDescriptor() const override { return -1; }

@@ -14,9 +14,9 @@
 namespace stagecoach::emu {
 namespace {
 
-class Counter final : public StreamWatcher {
+class Counter final : public ReadyWatcher {
  public:
-  void OnStreamReady() override { ++calls; }
+  void OnReady() override { ++calls; }
   std::atomic<int> calls{0};
 };
 

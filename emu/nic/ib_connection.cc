@@ -1,7 +1,6 @@
 #include "emu/nic/ib_connection.h"
 
 #include <algorithm>
-#include <array>
 #include <utility>
 
 #include "base/mark.h"
@@ -12,9 +11,6 @@
 namespace stagecoach::emu {
 namespace {
 
-// What a lingering stream may throw away in one turn.
-constexpr int kLingerReads = 16;
-constexpr size_t kLingerReadSize = 16 * 1024;
 constexpr uint32_t kSmallestMtu = 128;  // shifted by the code of ibv_mtu: 1 is 256
 
 // A host that gives no sign of life for so long is taken for gone: about five retransmissions of TCP, each after twice
@@ -67,21 +63,6 @@ QpEvent EventOf(const TransportFault& fault) {
 
 // --- Carriers ---
 
-IbConnection::StreamCarrier::StreamCarrier(QueuePair& qp, Nic& nic, uint64_t serial, std::unique_ptr<Llp> llp)
-    : qp_(qp), nic_(nic), serial_(serial), llp_(std::move(llp)) {
-  stream().SetWatcher(this);
-}
-
-IbConnection::StreamCarrier::~StreamCarrier() {
-  stream().SetWatcher(nullptr);
-}
-
-void IbConnection::StreamCarrier::OnStreamReady() {
-  // As Connection's. Of a carrier that has been given up it costs a turn for nothing.
-  qp_.Ask(QueuePair::kFired);
-  if (!nic_.loop().Park(&qp_)) qp_.Ask(QueuePair::kContinue);
-}
-
 size_t IbConnection::Void::MaxUlpdu() const {
   return MtuOf(5) + wire::kMaxIbHeaderSize;
 }
@@ -99,6 +80,7 @@ IbConnection::IbConnection(QueuePair& qp, const QpAttributes& attributes, const 
                 Prng(nic_.profile().luck_seed).Fork(name_ + "/receives")),
       transport_(EngineOptions(qp, attributes, nic_.profile()), memory_, receives_, nic_.trace(), name_),
       pump_(qp, nic_, transport_, memory_, name_),
+      next_(qp, nic_.loop()),
       injections_(nic_.NewConnectionInjections()) {
   transport_.BeginTurn(Now());
   nic_.roce().Join(qp_.qp_number(), generation_, path, remote_qp_, knowledge_, outlook_);
@@ -108,12 +90,12 @@ IbConnection::~IbConnection() = default;
 
 Llp::Counters IbConnection::llp_counters() const {
   Llp::Counters all = past_;
-  if (carrier_ != nullptr) all.Add(carrier_->llp().counters());
+  if (carrier_ != nullptr) all.Add((*carrier_)->counters());
   return all;
 }
 
 int IbConnection::PollDescriptor() const {
-  return carrier_ != nullptr ? carrier_->stream().PollDescriptor() : PolledConnection::kNoStream;
+  return carrier_ != nullptr ? (*carrier_)->PollDescriptor() : PolledConnection::kNoLlp;
 }
 
 void IbConnection::OnModified(QpState to, const QpAttributes& attributes) {
@@ -149,7 +131,7 @@ bool IbConnection::TakeCarrier(uint64_t generation, uint64_t serial, std::unique
     STAGECOACH_MARK("ib.carrier_replaced_before_its_loss_was_known");
     transport_.OnCarrier(false, now);
     pump_.Use(nullptr);
-    Discard(std::move(carrier_), /*abort=*/true);
+    Discard(/*abort=*/true);
   }
   if (injections_ != nullptr) {
     llp = WithInjections(std::move(llp), injections_,
@@ -169,9 +151,10 @@ bool IbConnection::TakeCarrier(uint64_t generation, uint64_t serial, std::unique
     llp = WithRecordFaults(std::move(llp),
                            {profile.drop_one_in, profile.duplicate_one_in, profile.overtake_one_in, luck});
   }
-  carrier_ = std::make_unique<StreamCarrier>(qp_, nic_, serial, std::move(llp));
-  armed_readable_ = armed_writable_ = false;
-  pump_.Use(&carrier_->llp());
+  carrier_ = std::make_unique<WatchedLlp>(qp_, nic_.loop(), std::move(llp));
+  carrier_serial_ = serial;
+  pump_.Use(carrier_->get());
+  next_.Use(carrier_->get());
   transport_.OnCarrier(true, now);
   patience_until_.reset();
   carrier_loses_ = nic_.LosesPackets() || outlook_->peer_loses;
@@ -182,7 +165,7 @@ bool IbConnection::TakeCarrier(uint64_t generation, uint64_t serial, std::unique
   return true;
 }
 
-std::unique_ptr<Carrier> IbConnection::TakeOldCarriers() {
+std::unique_ptr<WatchedLlp> IbConnection::TakeOldCarriers() {
   return std::move(old_carriers_);
 }
 
@@ -190,23 +173,23 @@ void IbConnection::DropCarrier(Instant now, const char* why) {
   if (carrier_ == nullptr) return;
   if (transport_.HasOutstandingWork()) STAGECOACH_MARK("ib.carrier_lost_with_work_outstanding");
   Trace(nic_.trace(), now, name_, "carrier.dropped", {{"why", why}});
-  const uint64_t serial = carrier_->serial();
-  const bool was_useful = carrier_->llp().counters().rx_records > 0;
+  const bool was_useful = (*carrier_)->counters().rx_records > 0;
   if (was_useful) alone_since_.reset();
   transport_.OnCarrier(false, now);
   pump_.Use(nullptr);
-  Discard(std::move(carrier_), /*abort=*/true);
+  Discard(/*abort=*/true);
   const bool sends = knowledge_.begun.send.has_value();
   nic_.roce().CarrierLost(
-      qp_.qp_number(), generation_, serial, was_useful,
+      qp_.qp_number(), generation_, carrier_serial_, was_useful,
       {.send = sends ? std::optional(transport_.oldest_psn()) : std::nullopt, .receive = transport_.expected_psn()});
 }
 
-void IbConnection::Discard(std::unique_ptr<StreamCarrier> carrier, bool abort) {
-  past_.Add(carrier->llp().counters());
-  if (abort) carrier->stream().Abort();
-  carrier->older = std::move(old_carriers_);
-  old_carriers_ = std::move(carrier);
+void IbConnection::Discard(bool abort) {
+  past_.Add((*carrier_)->counters());
+  if (abort) (*carrier_)->Abort();
+  next_.Use(nullptr);
+  carrier_->older = std::move(old_carriers_);
+  old_carriers_ = std::move(carrier_);
   nic_.loop().Notify(&qp_);
 }
 
@@ -216,9 +199,9 @@ bool IbConnection::Serve(uint32_t requests) {
   const Instant now = Now();
   transport_.BeginTurn(now);
   pump_.BeginTurn();
-  if ((requests & QueuePair::kFired) != 0) armed_readable_ = armed_writable_ = false;
+  if ((requests & QueuePair::kFired) != 0) next_.NoteFired();
   if ((requests & QueuePair::kTime) != 0) {
-    deadline_.reset();  // NicLoop has told of it, and forgotten it
+    next_.ForgetDeadline();  // NicLoop has told of it
     OnTime(now);
   }
   if (phase_ == Phase::kOpen || phase_ == Phase::kEnding) {
@@ -236,8 +219,7 @@ bool IbConnection::Serve(uint32_t requests) {
   }
   if (phase_ == Phase::kLingering) Linger();
   if (transport_.TakeRedialWish()) nic_.roce().WantCarrier(qp_.qp_number(), generation_);
-  RefreshDeadline();
-  EnsureWake(requests);
+  PrepareNextTurn(requests);
   return pump_.moved();
 }
 
@@ -285,7 +267,7 @@ void IbConnection::SendIntoTheVoid(Instant now) {
 void IbConnection::Sever(Instant now) {
   if (!sever_until_) sever_until_ = now + nic_.profile().close_linger;
   // The end of the engine takes away what the carrier has not sent. One that was lost may have a successor.
-  const bool is_told = carrier_ != nullptr && carrier_->llp().TxIdle();
+  const bool is_told = carrier_ != nullptr && (*carrier_)->TxIdle();
   if (!is_told && now < *sever_until_) return;
   transport_.OnUnreachable();
   nic_.roce().PeerUnreachable(qp_.qp_number(), generation_);
@@ -318,7 +300,7 @@ void IbConnection::OnTime(Instant now) {
   }
   if (phase_ == Phase::kLingering) {
     STAGECOACH_MARK("ib.peer_does_not_close_in_time");
-    Discard(std::move(carrier_), /*abort=*/true);
+    Discard(/*abort=*/true);
     Close();
   }
 }
@@ -337,14 +319,14 @@ IbConnection::Silence IbConnection::JudgeSilence(Instant now) {
 
 IbConnection::Silence IbConnection::JudgeOnCarrier(Instant now) {
   if (carrier_loses_) return Silence::kOfThePeer;
-  const Stream::Delivery delivery = carrier_->stream().delivery();
+  const Delivery delivery = (*carrier_)->delivery();
   const bool has_moved = std::exchange(taken_seen_, delivery.taken) != delivery.taken;
-  const uint64_t records = carrier_->llp().counters().rx_records;
+  const uint64_t records = (*carrier_)->counters().rx_records;
   const bool has_heard = std::exchange(records_seen_, records) != records;
   const bool has_sign = delivery.host_answers || has_moved || has_heard;
   const bool forgotten = STAGECOACH_MUTANT("sign-of-life-forgotten", "a host that was silent once stays so");
   if (has_sign && !forgotten) silent_since_.reset();
-  if (!delivery.is_complete || !carrier_->llp().TxIdle()) {
+  if (!delivery.is_complete || !(*carrier_)->TxIdle()) {
     STAGECOACH_MARK("ib.answer_awaited_while_bytes_are_under_way");
     asked_at_.reset();
     return has_sign || !IsHostSilent(now) ? Silence::kHeldUp : Silence::kOfThePeer;
@@ -420,31 +402,26 @@ void IbConnection::Finish(Instant now) {
   nic_.roce().Leave(qp_.qp_number(), generation_);
   if (carrier_ == nullptr) return Close();
   // The engine is done, so what is still queued is a packet too many.
-  if (!carrier_->llp().TxIdle()) {
+  if (!(*carrier_)->TxIdle()) {
     STAGECOACH_MARK("ib.packets_left_over_at_the_end");
-    Discard(std::move(carrier_), /*abort=*/true);
+    Discard(/*abort=*/true);
     pump_.Use(nullptr);
     return Close();
   }
-  carrier_->stream().Shutdown();
+  (*carrier_)->Shutdown();
   // Closing with unread bytes in the socket would send a reset, which may overtake our last words.
   phase_ = Phase::kLingering;
   linger_until_ = now + nic_.profile().close_linger;
 }
 
 void IbConnection::Linger() {
-  std::array<std::byte, kLingerReadSize> scratch;
-  const MutableBytes into(scratch);
-  for (int i = 0; i < kLingerReads; ++i) {
-    const IoResult result = carrier_->stream().Read({&into, 1});
-    if (result.status == IoStatus::kWouldBlock) return;
-    if (result.status != IoStatus::kOk) {
-      Discard(std::move(carrier_), /*abort=*/false);
-      return Close();
-    }
-    STAGECOACH_MARK("ib.peer_sends_to_a_qp_that_is_over");
+  const Llp::Drained drained = (*carrier_)->Drain();
+  if (drained.any) STAGECOACH_MARK("ib.peer_sends_to_a_qp_that_is_over");
+  if (drained.end) {
+    Discard(/*abort=*/false);
+    return Close();
   }
-  pump_.SetMore();
+  if (drained.more) pump_.SetMore();
 }
 
 void IbConnection::Close() {
@@ -466,7 +443,7 @@ void IbConnection::Abort() {
     nic_.roce().Leave(qp_.qp_number(), generation_);
   }
   pump_.Use(nullptr);
-  if (carrier_ != nullptr) Discard(std::move(carrier_), /*abort=*/true);
+  if (carrier_ != nullptr) Discard(/*abort=*/true);
   Close();
 }
 
@@ -491,46 +468,19 @@ std::optional<Instant> IbConnection::EngineDeadline() const {
   return IsSevering() ? std::nullopt : transport_.Deadline();
 }
 
-void IbConnection::RefreshDeadline() {
-  std::optional<Instant> next;
-  if (phase_ != Phase::kClosed) {
-    const std::optional<Instant> severed = phase_ == Phase::kOpen ? sever_until_ : std::nullopt;
-    const std::optional<Instant> engine = phase_ == Phase::kOpen ? EngineDeadline() : std::nullopt;
-    const std::optional<Instant> patience =
-        phase_ == Phase::kOpen && transport_.HoldsWork() ? patience_until_ : std::nullopt;
-    const std::optional<Instant> held = carrier_ != nullptr ? carrier_->llp().hold().until : std::nullopt;
-    for (const std::optional<Instant>& wish :
-         {engine, patience, severed, linger_until_, pump_.PlacementDue(), qp_.HeldUntil(), held}) {
-      if (wish) next = std::min(next.value_or(Instant::max()), *wish);
-    }
+void IbConnection::PrepareNextTurn(uint32_t requests) {
+  const bool open = phase_ == Phase::kOpen;
+  if (phase_ == Phase::kClosed) {
+    next_.SetDeadline({});
+  } else {
+    next_.SetDeadline({open ? EngineDeadline() : std::nullopt,
+                       open && transport_.HoldsWork() ? patience_until_ : std::nullopt,
+                       open ? sever_until_ : std::nullopt, linger_until_, pump_.PlacementDue(), qp_.HeldUntil()});
   }
-  if (next == deadline_) return;
-  deadline_ = next;
-  nic_.loop().SetDeadline(&qp_, next);
-}
-
-void IbConnection::EnsureWake(uint32_t requests) {
-  qp_.SetUnfinished(carrier_ != nullptr && (pump_.more() || pump_.tx_blocked()));
-  if (carrier_ == nullptr) return;
-  const bool continuing = (requests & QueuePair::kContinue) != 0;
-  if (pump_.more()) {
-    if (continuing || !nic_.loop().Park(&qp_)) nic_.loop().Continue(&qp_);
-    return;
-  }
-  const bool receiving = transport_.Receiving() && !carrier_->llp().hold().receiving;
-  const bool readable = phase_ == Phase::kLingering || receiving;
-  if (continuing) {
-    Arm(readable, pump_.tx_blocked());
-  } else if (pump_.tx_blocked() && !armed_writable_ && !nic_.loop().Park(&qp_)) {
-    Arm(readable, true);
-  }
-}
-
-void IbConnection::Arm(bool readable, bool writable) {
-  if ((!readable || armed_readable_) && (!writable || armed_writable_)) return;
-  armed_readable_ = readable;
-  armed_writable_ = writable;
-  carrier_->stream().Arm(readable, writable);
+  next_.Ensure(requests, {.more = pump_.more(),
+                          .receive = transport_.Receiving(),
+                          .drain = phase_ == Phase::kLingering,
+                          .send = pump_.tx_blocked()});
 }
 
 }  // namespace stagecoach::emu

@@ -1,18 +1,18 @@
 // IbConnection: one QP's InfiniBand engine, from RTR to the end of the QP, and the carriers that come and go under it.
 //
-// A carrier is a stream with records on it (roce_port.h). Its loss, whatever the cause, is silence: packets that were
-// on their way are lost, the engine's timer notices, the port is asked for another one. Only the engine ends the
-// connection, or the program. An UC QP that has packets to send and gets no carrier for a while sends them all the
+// A carrier is a record layer between the two ends (roce_port.h). Its loss, whatever the cause, is silence: packets
+// that were on their way are lost, the engine's timer notices, the port is asked for another one. Only the engine ends
+// the connection, or the program. An UC QP that has packets to send and gets no carrier for a while sends them all the
 // same: nobody hears them.
 //
 // SILENCE. A QP's `timeout` and `retry_cnt` count what the peer does not say, and not what carrying it costs: not the
 // time that a stream takes to be opened, nor that bytes are under way, nor that they lie at the peer's host while its
-// process stands still. A stream loses nothing, so nothing is sent again on it, except to ask a host that has taken
-// everything whether it is still there. As long as the peer's host gives signs of life, and nobody there says that the
-// QP is gone, this end waits, as it would on iWARP. A host that has given none for kHostSilence may be cut off: its
-// carrier is given up, and from then on the QP's own times count. They count from the beginning where the device of
-// either end loses packets by itself, as its profile or rules have it, and where the peer answers with numbers of
-// another connection.
+// process stands still. A reliable one loses nothing, so nothing is sent again on it, except to ask a host that has
+// taken everything whether it is still there. As long as the peer's host gives signs of life, and nobody there says
+// that the QP is gone, this end waits, as it would on iWARP. A host that has given none for kHostSilence may be cut
+// off: its carrier is given up, and from then on the QP's own times count. They count from the beginning where the
+// device of either end loses packets by itself, as its profile or rules have it, and where the peer answers with
+// numbers of another connection.
 //
 // At the end the engine's last words, a NAK or what acknowledges work done, leave by the carrier there is, which is
 // then shut down in order; both within the profile's close_linger. Where an injection rule cuts the connection, the
@@ -30,14 +30,15 @@
 #include <vector>
 
 #include "emu/engine/ib_transport.h"
-#include "emu/fabric/stream.h"
 #include "emu/llp/llp.h"
 #include "emu/nic/memory_registry.h"
+#include "emu/nic/next_turn.h"
 #include "emu/nic/nic.h"
 #include "emu/nic/qp_connection.h"
 #include "emu/nic/queue_pair.h"
 #include "emu/nic/record_pump.h"
 #include "emu/nic/roce_port.h"
+#include "emu/nic/watched_llp.h"
 #include "emu/wire/carrier_proof.h"
 
 namespace stagecoach::emu {
@@ -52,7 +53,7 @@ class IbConnection final : public QpConnection {
 
   bool Serve(uint32_t requests) override;
   void Abort() override;
-  void ForgetDeadline() override { deadline_.reset(); }
+  void ForgetDeadline() override { next_.ForgetDeadline(); }
 
   const char* PhaseName() const override;
   bool IsOpen() const override { return phase_ == Phase::kOpen; }
@@ -69,7 +70,7 @@ class IbConnection final : public QpConnection {
   void OnPath(const RocePath& path) override;
   void OnSecret(const wire::CarrierSecret& secret) override;
   bool TakeCarrier(uint64_t generation, uint64_t serial, std::unique_ptr<Llp>& llp) override;
-  std::unique_ptr<Carrier> TakeOldCarriers() override;
+  std::unique_ptr<WatchedLlp> TakeOldCarriers() override;
 
  private:
   enum class Phase : uint8_t {
@@ -77,22 +78,6 @@ class IbConnection final : public QpConnection {
     kEnding,     // the engine has failed or the program wants the end: its last words are leaving
     kLingering,  // they have left; what the peer still sends is thrown away until it ends too
     kClosed,
-  };
-
-  class StreamCarrier final : public Carrier, public StreamWatcher {
-   public:
-    StreamCarrier(QueuePair& qp, Nic& nic, uint64_t serial, std::unique_ptr<Llp> llp);
-    ~StreamCarrier() override;
-    void OnStreamReady() override;
-    uint64_t serial() const { return serial_; }
-    Llp& llp() { return *llp_; }
-    Stream& stream() { return llp_->stream(); }
-
-   private:
-    QueuePair& qp_;
-    Nic& nic_;
-    const uint64_t serial_;
-    const std::unique_ptr<Llp> llp_;
   };
 
   // Where the packets of UC go that nobody carries.
@@ -145,7 +130,7 @@ class IbConnection final : public QpConnection {
   bool IsSevering() const { return sever_until_.has_value() && carrier_ != nullptr; }
   void DropCarrier(Instant now, const char* why);
   // Nobody uses the carrier any more; what is left of it goes without the lock.
-  void Discard(std::unique_ptr<StreamCarrier> carrier, bool abort);
+  void Discard(bool abort);
   void CheckEnd(Instant now);
   void Fail(QpEvent event, Instant now);
   void BeginEnding(Instant now);
@@ -153,9 +138,7 @@ class IbConnection final : public QpConnection {
   void Linger();
   void Close();
   std::optional<Instant> EngineDeadline() const;
-  void RefreshDeadline();
-  void EnsureWake(uint32_t requests);
-  void Arm(bool readable, bool writable);
+  void PrepareNextTurn(uint32_t requests);
 
   QueuePair& qp_;
   Nic& nic_;
@@ -167,14 +150,14 @@ class IbConnection final : public QpConnection {
   ReluctantReceives receives_;
   IbTransport transport_;
   RecordPump<IbTransport> pump_;
+  NextTurn next_;
 
   Phase phase_ = Phase::kOpen;
-  std::unique_ptr<StreamCarrier> carrier_;
-  std::unique_ptr<Carrier> old_carriers_;
+  std::unique_ptr<WatchedLlp> carrier_;
+  uint64_t carrier_serial_ = 0;  // as the port knows it
+  std::unique_ptr<WatchedLlp> old_carriers_;
   Llp::Counters past_;                                      // of carriers that are gone
   const std::shared_ptr<ConnectionInjections> injections_;  // of all carriers; null: none
-  bool armed_readable_ = false;
-  bool armed_writable_ = false;
   const std::shared_ptr<CarrierOutlook> outlook_ = std::make_shared<CarrierOutlook>();
   bool carrier_loses_ = false;             // by itself, at either end
   uint64_t taken_seen_ = 0;                // of the carrier, by the peer's host
@@ -186,7 +169,6 @@ class IbConnection final : public QpConnection {
   std::optional<Instant> patience_until_;  // UC: when what waits for a carrier is lost
   std::optional<Instant> sever_until_;     // An injection rule has cut the way to the peer, which is told until then
   std::optional<Instant> linger_until_;
-  std::optional<Instant> deadline_;  // as NicLoop knows it
 };
 
 }  // namespace stagecoach::emu

@@ -14,41 +14,22 @@
 #include <utility>
 #include <vector>
 
+#include "emu/llp/llp_test_support.h"
 #include "emu/nic/roce_test_support.h"
 #include "emu/wire/ib.h"
 
 namespace stagecoach::emu {
 namespace {
 
-// A stream nobody is ever told about, which has delivered what the test says.
-class DumbStream final : public Stream {
- public:
-  explicit DumbStream(const Delivery& delivery) : delivery_(delivery) {}
-  Delivery delivery() const override { return delivery_; }
-  IoResult Read(std::span<const MutableBytes>) override { return {}; }
-  IoResult Write(std::span<const ConstBytes>) override { return {}; }
-  void Arm(bool, bool) override {}
-  void SetWatcher(StreamWatcher*) override {}
-  void Shutdown() override {}
-  void Abort() override {}
-  int PollDescriptor() const override { return -1; }
-  IpEndpoint local() const override { return {}; }
-  IpEndpoint remote() const override { return {}; }
-  size_t MaxSegmentSize() const override { return 1460; }
-
- private:
-  const Delivery& delivery_;
-};
-
 // What a carrier holds, and what becomes of what is written to it. Shared with the record layer, which the NIC keeps
 // longer than a test lasts.
 struct Wire {
   std::deque<std::vector<std::byte>> arrived;
-  bool ended = false;    // behind what has arrived, the stream is reset
+  bool ended = false;    // behind what has arrived, the layer is reset
   bool writable = true;  // else the next write finds it reset
   bool dropped = false;  // the connection has let it go
   std::vector<wire::IbHeader> sent;
-  Stream::Delivery delivery;
+  Delivery delivery;
 
   void Arrive(const wire::IbHeader& header) {
     std::vector<std::byte> record(header.EncodedSize());
@@ -58,7 +39,7 @@ struct Wire {
   }
 };
 
-class WireLlp final : public Llp {
+class WireLlp final : public QuietLlp {
  public:
   explicit WireLlp(std::shared_ptr<Wire> wire) : shared_(std::move(wire)), wire_(*shared_) {}
   ~WireLlp() override { wire_.dropped = true; }
@@ -93,16 +74,13 @@ class WireLlp final : public Llp {
     return true;
   }
   bool TxIdle() const override { return queued_.empty(); }
-  Stream& stream() override { return stream_; }
-  const Counters& counters() const override { return counters_; }
+  Delivery delivery() const override { return wire_.delivery; }
 
  private:
   const std::shared_ptr<Wire> shared_;
   Wire& wire_;
-  DumbStream stream_{wire_.delivery};
   std::vector<uint64_t> queued_;
   std::deque<uint64_t> sent_;
-  Counters counters_;
 };
 
 class IbConnectionTest : public RocePairTest {

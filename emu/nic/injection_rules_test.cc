@@ -22,8 +22,7 @@ struct Pair {
     const bool iwarp = transport == TransportKind::kIwarp;
     const DeviceProfile profile = iwarp ? IwarpProfile() : RoceProfile();
     plan = InjectionPlan::Make(ParseInjectionRules(rules).value());
-    a = std::make_unique<TestHost>(sim.fabric_a, "a", profile, &trace, 1024, QpCapabilities{64, 64, 4, 4, 128}, nullptr,
-                                   plan);
+    a = std::make_unique<TestHost>(sim.fabric_a, "a", profile, &trace, 1024, QpCapabilities{64, 64, 4, 4, 128}, plan);
     b = std::make_unique<TestHost>(sim.fabric_b, "b", profile);
     if (kind == QpKind::kUc) {
       for (TestHost* const host : {a.get(), b.get()}) {

@@ -711,7 +711,6 @@ int Nic::AttachConnection(uint32_t qp_number, ConnectionSetup setup) {
   const auto found = qps_by_number_.find(qp_number);
   if (found == qps_by_number_.end()) return EINVAL;
   if (failed()) return EIO;
-  if (options_.tap) setup.llp = options_.tap(std::move(setup.llp));
   QueuePair& qp = *found->second;
   if (std::shared_ptr<ConnectionInjections> injections = NewConnectionInjections()) {
     setup.llp = WithInjections(std::move(setup.llp), std::move(injections),
@@ -729,7 +728,6 @@ bool Nic::TakeCarrier(uint32_t qp_number, uint64_t generation, uint64_t serial, 
   std::lock_guard lock(mutex_);  // keeps the QP
   const auto found = qps_by_number_.find(qp_number);
   if (found == qps_by_number_.end() || failed()) return false;
-  if (options_.tap) llp = options_.tap(std::move(llp));
   if (!found->second->TakeCarrier(generation, serial, std::move(llp))) return false;
   ++connections_;
   return true;

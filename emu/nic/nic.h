@@ -63,18 +63,16 @@ struct NicOptions {
   std::string name = "stagecoach0";
   std::unique_ptr<StagSource> stags;  // and of other secrets; null: SystemStagSource()
   TraceSink* trace = nullptr;
-  // Wraps the record layer of each new connection: capture. Null: nothing.
-  std::function<std::unique_ptr<Llp>(std::unique_ptr<Llp>)> tap;
   // Hears what programs learn of as an errno alone, and people should read. Any thread, under locks of the NIC. Null:
   // nobody.
   std::function<void(const std::string& words)> complain;
-  // What is done to RC and UC connections, above the tap (emu/tap/injection_tap.h). Null: none.
+  // What is done to RC and UC connections, above what captures show (emu/tap/injection_tap.h). Null: none.
   std::shared_ptr<InjectionPlan> injections;
 };
 
 // What the handshake has agreed on.
 struct ConnectionSetup {
-  std::unique_ptr<Llp> llp;  // over a stream past its handshake, with any bytes read beyond it; no watcher set
+  std::unique_ptr<Llp> llp;  // reliable; no watcher set
   bool initiator = false;
   uint32_t ird = 0;         // Reads of the peer we answer at once
   uint32_t ord = 0;         // Reads of ours outstanding at once
@@ -108,11 +106,6 @@ class Nic {
   DatagramPort& datagrams() { return *datagrams_; }
   // What peers must not guess, for a purpose of this name: from the system or, in simulation, from the world's seed.
   std::unique_ptr<StagSource> Secrets(std::string_view purpose) const { return secrets_->Fork(purpose); }
-  // A new record layer as the options' tap wants it.
-  std::unique_ptr<Llp> Tap(std::unique_ptr<Llp> llp) {
-    return options_.tap ? options_.tap(std::move(llp)) : std::move(llp);
-  }
-
   // The next connection, as the options' rules number them; null: no rule is about it.
   std::shared_ptr<ConnectionInjections> NewConnectionInjections();
 

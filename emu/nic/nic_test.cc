@@ -194,7 +194,8 @@ TEST_F(NicTest, FullQueueAndOversizedRequestsAreRefused) {
   EXPECT_EQ(host_.Receive(1, {buffer.All(), buffer.All(), buffer.All()}), EINVAL);
 
   auto [client, server] = pair_.Streams();
-  ASSERT_EQ(nic_.AttachConnection(host_.qp->qp_number(), SetupOf(std::move(server), false, {}, nullptr)), 0);
+  ASSERT_EQ(nic_.AttachConnection(host_.qp->qp_number(), SetupOf(nic_.fabric(), std::move(server), false, {}, nullptr)),
+            0);
   EXPECT_EQ(host_.Send(1, {buffer.All(), buffer.All(), buffer.All()}), EINVAL);
   EXPECT_EQ(host_.Send(1, {buffer.All(), buffer.All()}, PostOpcode::kRead), EINVAL) << "a Read has one sink";
   SendRequest too_much;
@@ -224,13 +225,16 @@ TEST_F(NicTest, ModifyIsJudgedByTheTable) {
 
 TEST_F(NicTest, ConnectionNeedsAQpInInitWithoutOne) {
   auto [client, server] = pair_.Streams();
-  EXPECT_EQ(nic_.AttachConnection(host_.qp->qp_number(), SetupOf(std::move(client), true, {}, nullptr)), EINVAL);
+  EXPECT_EQ(nic_.AttachConnection(host_.qp->qp_number(), SetupOf(nic_.fabric(), std::move(client), true, {}, nullptr)),
+            EINVAL);
   auto [client2, server2] = pair_.Streams();
   host_.ToInit();
-  EXPECT_EQ(nic_.AttachConnection(host_.qp->qp_number(), SetupOf(std::move(client2), true, {}, nullptr)), 0);
+  EXPECT_EQ(nic_.AttachConnection(host_.qp->qp_number(), SetupOf(nic_.fabric(), std::move(client2), true, {}, nullptr)),
+            0);
   EXPECT_EQ(host_.qp->state(), QpState::kRts);
   EXPECT_TRUE(host_.qp->IsConnected());
-  EXPECT_EQ(nic_.AttachConnection(host_.qp->qp_number(), SetupOf(std::move(server2), true, {}, nullptr)), EISCONN);
+  EXPECT_EQ(nic_.AttachConnection(host_.qp->qp_number(), SetupOf(nic_.fabric(), std::move(server2), true, {}, nullptr)),
+            EISCONN);
   EXPECT_TRUE(host_.qp->IsConnected());
 }
 
@@ -246,7 +250,7 @@ TEST_F(NicTest, AQpThatExpectsAConnectionTakesWork) {
   EXPECT_EQ(host_.Send(2, {buffer.All()}), 0);
   EXPECT_TRUE(Statuses().empty());
   auto [client, server] = pair_.Streams();
-  EXPECT_EQ(nic_.AttachConnection(number, SetupOf(std::move(client), true, {}, nullptr)), 0);
+  EXPECT_EQ(nic_.AttachConnection(number, SetupOf(nic_.fabric(), std::move(client), true, {}, nullptr)), 0);
   EXPECT_EQ(Statuses(), (std::vector{CompletionStatus::kSuccess}));
   nic_.ForgoConnection(number);
   EXPECT_TRUE(host_.qp->IsConnected()) << "it has come";
@@ -262,7 +266,8 @@ TEST_F(NicTest, WorkForAConnectionThatDoesNotComeIsFlushed) {
   EXPECT_EQ(Statuses(), std::vector(2, CompletionStatus::kFlushed));
   EXPECT_EQ(host_.qp->state(), QpState::kErr);
   auto [client, server] = pair_.Streams();
-  EXPECT_EQ(nic_.AttachConnection(host_.qp->qp_number(), SetupOf(std::move(client), true, {}, nullptr)), EINVAL);
+  EXPECT_EQ(nic_.AttachConnection(host_.qp->qp_number(), SetupOf(nic_.fabric(), std::move(client), true, {}, nullptr)),
+            EINVAL);
 }
 
 TEST_F(NicTest, DestroyedQpReadsTheProgramsMemoryNoMore) {

@@ -17,9 +17,9 @@
 #include "emu/backend/tcp/tcp_fabric.h"
 #include "emu/fabric/fabric.h"
 #include "emu/inject/plan.h"
-#include "emu/llp/mpa_llp.h"
 #include "emu/nic/connection.h"
 #include "emu/nic/nic.h"
+#include "emu/nic/test_records.h"
 #include "emu/sim/sim_world.h"
 
 namespace stagecoach::emu {
@@ -69,16 +69,15 @@ class TestHost {
  public:
   TestHost(Fabric& fabric, const std::string& name, DeviceProfile profile = IwarpProfile(), TraceSink* trace = nullptr,
            uint32_t cq_capacity = 1024, QpCapabilities capabilities = {64, 64, 4, 4, 128},
-           std::function<std::unique_ptr<Llp>(std::unique_ptr<Llp>)> tap = nullptr,
            std::shared_ptr<InjectionPlan> injections = nullptr) {
     NicOptions options;
     options.name = name;
     options.stags = SeededStagSource(Prng(7).Fork(name));
     options.trace = trace;
-    options.tap = std::move(tap);
     options.injections = std::move(injections);
     options.complain = [this](const std::string& words) { complaints.push_back(words); };
-    nic = std::make_unique<Nic>(fabric, std::move(profile), std::move(options));
+    records = WithTestRecords(fabric);
+    nic = std::make_unique<Nic>(records != nullptr ? *records : fabric, std::move(profile), std::move(options));
     context = *nic->OpenContext();
     pd = *nic->AllocatePd(*context);
     channel = *nic->CreateChannel(*context);
@@ -142,6 +141,7 @@ class TestHost {
   std::deque<std::vector<std::byte>> memory;  // before the NIC, as the observer: the NIC uses both to its end
   RecordingObserver observer;
   std::vector<std::string> complaints;  // for tests with one thread
+  std::unique_ptr<Fabric> records;
   std::unique_ptr<Nic> nic;
   NicContext* context = nullptr;
   uint32_t pd = 0;
@@ -164,10 +164,10 @@ struct JoinOptions {
   bool extensions = false;
 };
 
-inline ConnectionSetup SetupOf(std::unique_ptr<Stream> stream, bool initiator, const JoinOptions& options,
-                               std::shared_ptr<ConnectionObserver> observer) {
+inline ConnectionSetup SetupOf(Fabric& fabric, std::unique_ptr<Stream> stream, bool initiator,
+                               const JoinOptions& options, std::shared_ptr<ConnectionObserver> observer) {
   ConnectionSetup setup;
-  setup.llp = std::make_unique<MpaLlp>(std::move(stream), MpaLlpOptions{.crc = options.crc});
+  setup.llp = fabric.RecordsOver(std::move(stream), {.crc = options.crc});
   setup.initiator = initiator;
   setup.ird = options.ird;
   setup.ord = options.ord;
@@ -179,9 +179,9 @@ inline ConnectionSetup SetupOf(std::unique_ptr<Stream> stream, bool initiator, c
 
 inline void Attach(TestHost& host, std::unique_ptr<Stream> stream, bool initiator, const JoinOptions& options = {}) {
   host.ToInit();
-  ASSERT_EQ(
-      host.nic->AttachConnection(host.qp->qp_number(), SetupOf(std::move(stream), initiator, options, host.Observer())),
-      0);
+  ASSERT_EQ(host.nic->AttachConnection(host.qp->qp_number(), SetupOf(host.nic->fabric(), std::move(stream), initiator,
+                                                                     options, host.Observer())),
+            0);
 }
 
 // Takes a UD QP from RESET to RTS.

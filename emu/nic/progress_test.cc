@@ -261,7 +261,9 @@ TEST(Progress, ConnectionsComeAndGoWhileTheirCqIsPolled) {
     ASSERT_EQ(qp->Modify(attributes, qp_attr::kState | qp_attr::kAccessFlags | qp_attr::kPkeyIndex | qp_attr::kPort),
               0);
     auto [near, far] = TcpStreams(fabric, fabric);
-    ASSERT_EQ(server.nic->AttachConnection(qp->qp_number(), SetupOf(std::move(far), false, {}, nullptr)), 0);
+    ASSERT_EQ(server.nic->AttachConnection(qp->qp_number(),
+                                           SetupOf(server.nic->fabric(), std::move(far), false, {}, nullptr)),
+              0);
     Attach(client, std::move(near), true);
     TestBuffer buffer = client.Register(64);
     TestBuffer sink = server.Register(64);
@@ -297,7 +299,9 @@ struct TcpStar {
     const ScatterGather sge = sink.All();
     for (uint64_t n = 0; n < 8; ++n) ASSERT_EQ(qp->PostReceive({n, {&sge, 1}}), 0);
     auto [near, far] = TcpStreams(fabric, fabric);
-    ASSERT_EQ(server.nic->AttachConnection(qp->qp_number(), SetupOf(std::move(far), false, {}, nullptr)), 0);
+    ASSERT_EQ(server.nic->AttachConnection(qp->qp_number(),
+                                           SetupOf(server.nic->fabric(), std::move(far), false, {}, nullptr)),
+              0);
     Attach(*clients.back(), std::move(near), true);
   }
 

@@ -1,7 +1,7 @@
 // QpConnection: what a QP needs of whatever moves its records, whichever transport that is.
 //
-// Connection (connection.h) is iWARP's: one stream, which is the connection. IbConnection (ib_connection.h) is
-// InfiniBand's: streams come and go under it. DatagramConnection (datagram_connection.h) is UD's and has none.
+// Connection (connection.h) is iWARP's: one record layer, which is the connection. IbConnection (ib_connection.h) is
+// InfiniBand's: record layers come and go under it. DatagramConnection (datagram_connection.h) is UD's and has none.
 // Everything here runs under the lock of the QP; what that means, and who wakes whom, is told in connection.h.
 #pragma once
 
@@ -10,25 +10,15 @@
 #include <optional>
 
 #include "emu/engine/qp_states.h"
-#include "emu/fabric/stream.h"
 #include "emu/llp/llp.h"
 #include "emu/nic/qp_attributes.h"
+#include "emu/nic/watched_llp.h"
 #include "emu/wire/carrier_proof.h"
 #include "emu/wire/ib.h"
 
 namespace stagecoach::emu {
 
 struct RocePath;
-
-// A record layer with the watcher of its stream. Destroyed without the QP's lock: that waits until the watcher is at
-// rest.
-class Carrier {
- public:
-  virtual ~Carrier() = default;
-
-  // Given up before this one. A list of them that needs no memory: nothing may fail once a carrier is to go.
-  std::unique_ptr<Carrier> older;
-};
 
 // What became of a datagram at a QP.
 enum class DatagramFate : uint8_t {
@@ -58,7 +48,7 @@ class QpConnection {
   // Nothing is left to do and the connection may be deleted.
   virtual bool IsClosed() const = 0;
   virtual Llp::Counters llp_counters() const = 0;
-  // Of the stream there is now, as PolledConnection has it.
+  // Of the record layer there is now, as PolledConnection has it.
   virtual int PollDescriptor() const = 0;
 
   // What was submitted and must be complete before an SQD is drained is still going on.
@@ -71,15 +61,15 @@ class QpConnection {
   virtual void OnPath(const RocePath&) {}
   // A connection manager tells what this QP and its peer alone know.
   virtual void OnSecret(const wire::CarrierSecret&) {}
-  // A stream that the peer has agreed to, known to the port as `serial`. False, and nothing taken, unless it is for
-  // this life of the QP.
+  // A record layer that the peer has agreed to, known to the port as `serial`. False, and nothing taken, unless it is
+  // for this life of the QP.
   virtual bool TakeCarrier(uint64_t /*generation*/, uint64_t /*serial*/, std::unique_ptr<Llp>&) { return false; }
   // A datagram has come for this QP, from an address to one of ours. Nothing of it is used afterwards.
   virtual DatagramFate TakeDatagram(const RocePath&, const wire::IbHeader&, ConstBytes) {
     return DatagramFate::kNotReceiving;
   }
   // Carriers that are not used any more, to be destroyed without the QP's lock.
-  virtual std::unique_ptr<Carrier> TakeOldCarriers() { return nullptr; }
+  virtual std::unique_ptr<WatchedLlp> TakeOldCarriers() { return nullptr; }
 };
 
 }  // namespace stagecoach::emu

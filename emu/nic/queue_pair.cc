@@ -732,13 +732,12 @@ int QueuePair::Attach(std::unique_ptr<Connection> connection, std::shared_ptr<Co
   if (connection_ != nullptr) return EISCONN;
   if (retired_.load()) return EINVAL;  // its CQs may be gone
   // As for Modify. A poller that finds no descriptor would have nothing to watch, and hears of none later.
-  poll_descriptor_.store(connection->stream().PollDescriptor(), std::memory_order_release);
+  poll_descriptor_.store(connection->PollDescriptor(), std::memory_order_release);
   Undoing unattached([this] {
     DetachFromCqs();
-    poll_descriptor_.store(kNoStream, std::memory_order_release);
+    poll_descriptor_.store(kNoLlp, std::memory_order_release);
   });
   AttachToCqs();
-  connection->stream().SetWatcher(connection.get());
   std::optional<Turn> turn(std::in_place, *this);
   const QpTransition* const transition = FindQpTransition(kind_, state(), QpEvent::kConnected);
   const int error = transition == nullptr ? EINVAL : 0;
@@ -796,8 +795,8 @@ DatagramFate QueuePair::TakeDatagram(const RocePath& from, const wire::IbHeader&
 }
 
 void QueuePair::ChangeCarriers() {
-  std::unique_ptr<Carrier> old;  // goes without the lock
-  int descriptor = kNoStream;
+  std::unique_ptr<WatchedLlp> old;  // goes without the lock
+  int descriptor = kNoLlp;
   {
     const Turn turn(*this);
     if (connection_ != nullptr) {
@@ -851,11 +850,11 @@ void QueuePair::Reap(bool abort) {
     }
     if (connection == nullptr) return;
     if (!retired_.load()) DetachFromCqs();
-    poll_descriptor_.store(kNoStream, std::memory_order_release);
+    poll_descriptor_.store(kNoLlp, std::memory_order_release);
     // Still under the lock: the next connection must not find its own deadline withdrawn.
     nic_.loop().SetDeadline(this, std::nullopt);
   }
-  // Deleted here, without locks: that waits until the stream's watcher is at rest.
+  // Deleted here, without locks: that waits until the watcher of its record layer is at rest.
 }
 
 bool QueuePair::Retire() {

@@ -184,7 +184,9 @@ class QueuePair final : public PolledConnection, public LoopClient {
   friend class Connection;
   friend class DatagramConnection;
   friend class IbConnection;
+  friend class NextTurn;
   friend class Nic;
+  friend class WatchedLlp;
   template <typename Transport>
   friend class RecordPump;
 
@@ -300,7 +302,7 @@ class QueuePair final : public PolledConnection, public LoopClient {
   Prng completion_luck_;  // guarded by lock_
   std::atomic<QpState> state_{QpState::kReset};
   std::atomic<bool> retired_{false};
-  std::atomic<int> poll_descriptor_{kNoStream};
+  std::atomic<int> poll_descriptor_{kNoLlp};
   std::atomic<bool> unfinished_{false};
 
   SendQueue sends_;

@@ -205,7 +205,7 @@ const char* RocePort::Core::WhyStranger(std::optional<uint32_t> user, const Memb
 }
 
 // An attempt of ours at a carrier.
-class RocePort::Caller final : public StreamWatcher {
+class RocePort::Caller final : public ReadyWatcher {
  public:
   Caller(Core& core, uint64_t key, uint32_t qp_number, const Core::Member& member)
       : core_(core), key_(key), qp_number_(qp_number), generation_(member.generation) {
@@ -247,12 +247,12 @@ class RocePort::Caller final : public StreamWatcher {
         }
         self.stream_ = std::move(*result);
         self.stream_->SetWatcher(&self);
-        self.OnStreamReady();
+        self.OnReady();
       });
     });
   }
 
-  void OnStreamReady() override {
+  void OnReady() override {
     try {
       Advance();
     } catch (const std::bad_alloc&) {
@@ -398,7 +398,7 @@ class RocePort::Caller final : public StreamWatcher {
 };
 
 // A stream that wants to be a carrier.
-class RocePort::Visitor final : public StreamWatcher {
+class RocePort::Visitor final : public ReadyWatcher {
  public:
   Visitor(Core& core, uint64_t key, std::unique_ptr<Stream> stream)
       : core_(core), key_(key), stream_(std::move(stream)) {
@@ -416,7 +416,7 @@ class RocePort::Visitor final : public StreamWatcher {
     if (stream_ != nullptr) stream_->SetWatcher(nullptr);
   }
 
-  void OnStreamReady() override {
+  void OnReady() override {
     Guarded([this] { Advance(); });
   }
   // The QP it waits for may be there, or another one waits in its place.
@@ -907,7 +907,8 @@ void RocePort::Core::Attach(uint32_t qp_number, Member& member, std::unique_ptr<
     STAGECOACH_MARK("port.no_memory_for_a_carrier");
     CallLaterIfItCan(qp_number, member);
   });
-  if (!nic_.TakeCarrier(qp_number, member.generation, serial, CarrierRecords(std::move(stream), crc))) {
+  if (!nic_.TakeCarrier(qp_number, member.generation, serial,
+                        fabric_.RecordsOver(std::move(stream), CarrierRecords(crc)))) {
     STAGECOACH_MARK("port.carrier_comes_after_its_qp");
     return missed.Done();
   }
@@ -969,7 +970,7 @@ void RocePort::Core::OnStream(std::unique_ptr<Stream> stream) {
   if (const auto oldest = strangers_.Enter(key, stream->remote())) visitors_.at(*oldest)->End("too many");
   Visitor* const visitor = (visitors_[key] = std::make_unique<Visitor>(*this, key, std::move(stream))).get();
   forgotten.Done();
-  visitor->OnStreamReady();
+  visitor->OnReady();
 }
 
 void RocePort::Core::Close() {

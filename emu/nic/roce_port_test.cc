@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/prng.h"
+#include "emu/fabric/fabric_over.h"
 #include "emu/nic/refusals.h"
 #include "emu/nic/roce_test_support.h"
 #include "emu/wire/carrier_hello.h"
@@ -24,49 +25,30 @@ namespace stagecoach::emu {
 namespace {
 
 // The adapter of a host whose addresses change, and which may be behind a firewall that lets no call out.
-class ChangingFabric final : public Fabric {
+class ChangingFabric final : public FabricOver {
  public:
-  explicit ChangingFabric(Fabric& beneath) : beneath_(beneath) {
+  explicit ChangingFabric(Fabric& beneath) : FabricOver(beneath) {
     for (const LocalAddress& each : beneath.LocalAddresses()) addresses.push_back(each.address);
   }
 
-  EventLoop& loop() override { return beneath_.loop(); }
-  Instant Now() const override { return beneath_.Now(); }
-  bool HasProgressThread() const override { return beneath_.HasProgressThread(); }
-  Result<std::unique_ptr<Listener>, FabricError> ListenWith(const StreamOptions& options, const IpEndpoint& local,
-                                                            int backlog, AcceptCallback on_accept) override {
-    return beneath_.ListenWith(options, local, backlog, std::move(on_accept));
-  }
   std::unique_ptr<ConnectAttempt> ConnectWith(const StreamOptions& options, const IpEndpoint& local,
                                               const IpEndpoint& remote, ConnectCallback on_done) override {
     ++calls;
     if (calls_are_lost) return std::make_unique<ConnectAttempt>();
-    return beneath_.ConnectWith(options, local, remote, std::move(on_done));
+    return FabricOver::ConnectWith(options, local, remote, std::move(on_done));
   }
-  Result<std::unique_ptr<PortHold>, FabricError> HoldPort(const StreamOptions& options,
-                                                          const IpEndpoint& local) override {
-    return beneath_.HoldPort(options, local);
-  }
-  PortSpace& ports() override { return beneath_.ports(); }
-  std::optional<IpEndpoint> RouteTo(const IpEndpoint& remote) const override { return beneath_.RouteTo(remote); }
   std::vector<LocalAddress> LocalAddresses() override {
     std::vector<LocalAddress> all;
     for (const IpEndpoint& address : addresses) all.push_back({address});
     return all;
   }
-  uint32_t LinkMtu(const IpEndpoint& local) const override { return beneath_.LinkMtu(local); }
-  std::unique_ptr<Notifier> CreateNotifier() override { return beneath_.CreateNotifier(); }
-  bool Wait(std::unique_lock<std::mutex>& lock, std::condition_variable& changed,
-            const std::function<bool()>& done) override {
-    return beneath_.Wait(lock, changed, done);
-  }
+  // Nobody is told of a change.
+  bool WatchAddresses(std::function<void()>) override { return true; }
+  std::optional<uint32_t> UserListeningAt(const IpEndpoint&) const override { return std::nullopt; }
 
   std::vector<IpEndpoint> addresses;
   bool calls_are_lost = false;
   int calls = 0;
-
- private:
-  Fabric& beneath_;
 };
 
 class RocePortTest : public RocePairTest {
@@ -607,9 +589,9 @@ TEST_F(ProvenCarrierTest, WhoGuessesTooOftenIsNotListenedToForAWhile) {
 }
 
 // Somebody else has got the port of a peer that is gone, and learns what it can.
-class StrangerListens : public ProvenCarrierTest, public StreamWatcher {
+class StrangerListens : public ProvenCarrierTest, public ReadyWatcher {
  protected:
-  void OnStreamReady() override {
+  void OnReady() override {
     for (;;) {
       std::array<std::byte, 256> bytes;
       const MutableBytes into(bytes);
@@ -663,7 +645,7 @@ class StrangerListens : public ProvenCarrierTest, public StreamWatcher {
           said_ = 0;
           ++streams_;
           stream_->SetWatcher(this);
-          OnStreamReady();
+          OnReady();
         });
     ReadyWith(a_, b_, at_c, kNumberOfA, kNumberOfB);  // a QP of b's number, at c
     return listener;

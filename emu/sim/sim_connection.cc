@@ -21,7 +21,7 @@ class SimStream final : public Stream {
   IoResult Read(std::span<const MutableBytes> into) override { return connection_->Read(index_, into); }
   IoResult Write(std::span<const ConstBytes> from) override { return connection_->Write(index_, from); }
   void Arm(bool readable, bool writable) override { connection_->Arm(index_, readable, writable); }
-  void SetWatcher(StreamWatcher* watcher) override { connection_->SetWatcher(index_, watcher); }
+  void SetWatcher(ReadyWatcher* watcher) override { connection_->SetWatcher(index_, watcher); }
   void Shutdown() override { connection_->Shutdown(index_); }
   void Abort() override { connection_->Abort(index_); }
   int PollDescriptor() const override { return -1; }
@@ -223,7 +223,7 @@ IoResult SimConnection::Write(int index, std::span<const ConstBytes> from) {
   return {IoStatus::kOk, size, 0};
 }
 
-Stream::Delivery SimConnection::DeliveryOf(int index) const {
+Delivery SimConnection::DeliveryOf(int index) const {
   const End& end = ends_[index];
   const auto is_data = [](const Segment& segment) { return segment.kind == Kind::kData; };
   const auto any_in = [&](const std::deque<Segment>& segments) {
@@ -247,7 +247,7 @@ void SimConnection::Arm(int index, bool readable, bool writable) {
   CallIfReady(index);
 }
 
-void SimConnection::SetWatcher(int index, StreamWatcher* watcher) {
+void SimConnection::SetWatcher(int index, ReadyWatcher* watcher) {
   End& end = ends_[index];
   end.watcher = watcher;
   if (watcher == nullptr) end.want_read = end.want_write = false;
@@ -294,7 +294,7 @@ void SimConnection::CallNow(int index) {
   End& end = ends_[index];
   if (end.call_scheduled || end.watcher == nullptr || !Ready(end)) return;
   end.want_read = end.want_write = false;
-  end.watcher->OnStreamReady();
+  end.watcher->OnReady();
 }
 
 void SimConnection::Shutdown(int index) {

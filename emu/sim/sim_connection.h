@@ -58,12 +58,12 @@ class SimConnection : public std::enable_shared_from_this<SimConnection> {
   IoResult Read(int index, std::span<const MutableBytes> into);
   IoResult Write(int index, std::span<const ConstBytes> from);
   void Arm(int index, bool readable, bool writable);
-  void SetWatcher(int index, StreamWatcher* watcher);
+  void SetWatcher(int index, ReadyWatcher* watcher);
   void Shutdown(int index);
   void Abort(int index);
   void Destroy(int index);
   const IpEndpoint& address(int index) const { return ends_[index].address; }
-  Stream::Delivery DeliveryOf(int index) const;
+  Delivery DeliveryOf(int index) const;
   size_t MaxSegmentSize() const { return options_.max_segment_size; }
 
  private:
@@ -99,7 +99,7 @@ class SimConnection : public std::enable_shared_from_this<SimConnection> {
     std::string name;  // in the trace
     Prng luck;
     bool held_by_user = false;  // a SimStream exists
-    StreamWatcher* watcher = nullptr;
+    ReadyWatcher* watcher = nullptr;
     bool want_read = false;
     bool want_write = false;
     bool call_scheduled = false;

@@ -12,6 +12,7 @@
 #include "base/check.h"
 #include "base/mark.h"
 #include "emu/fabric/event_fd.h"
+#include "emu/llp/mpa/mpa_llp.h"
 #include "emu/sim/sim_connection.h"
 
 namespace stagecoach::emu {
@@ -549,6 +550,10 @@ Result<std::unique_ptr<Listener>, FabricError> SimFabric::ListenWith(const Strea
   listeners_.emplace(bound, entry);
   Trace(world_->trace(), Now(), name_, "fabric.listen", {{"local", bound.ToString()}});
   return std::make_unique<SimListener>(this, bound, entry);
+}
+
+std::unique_ptr<Llp> SimFabric::RecordsOver(std::unique_ptr<Stream> stream, const RecordOptions& options) {
+  return std::make_unique<MpaLlp>(std::move(stream), options);
 }
 
 Result<std::unique_ptr<PortHold>, FabricError> SimFabric::HoldPort(const StreamOptions& /*options*/,

@@ -213,6 +213,7 @@ class SimFabric final : public Fabric {
                                               const IpEndpoint& remote, ConnectCallback on_done) override;
   Result<std::unique_ptr<PortHold>, FabricError> HoldPort(const StreamOptions& options,
                                                           const IpEndpoint& local) override;
+  std::unique_ptr<Llp> RecordsOver(std::unique_ptr<Stream> stream, const RecordOptions& options) override;
   PortSpace& ports() override { return ports_; }
   std::optional<IpEndpoint> RouteTo(const IpEndpoint& remote) const override;
   // The addresses the host was given; there is no implicit loopback address, which would name every host of the world.

@@ -21,9 +21,9 @@ IpEndpoint Address(const char* text, uint16_t port = 0) {
   return *IpEndpoint::Parse(text, port);
 }
 
-class CountingWatcher : public StreamWatcher {
+class CountingWatcher : public ReadyWatcher {
  public:
-  void OnStreamReady() override { ++calls; }
+  void OnReady() override { ++calls; }
   int calls = 0;
 };
 
@@ -95,14 +95,14 @@ class Exchange {
   }
 
  private:
-  struct Side : StreamWatcher {
+  struct Side : ReadyWatcher {
     void Start(Stream* of, std::string_view data) {
       stream = of;
       unsent = data;
       stream->SetWatcher(this);
-      OnStreamReady();
+      OnReady();
     }
-    void OnStreamReady() override {
+    void OnReady() override {
       while (!unsent.empty()) {
         const IoResult result = WriteSome(*stream, unsent.substr(0, 3000));
         if (result.status != IoStatus::kOk) break;
@@ -126,13 +126,13 @@ class Exchange {
 };
 
 // Reads whatever comes at once, and notes when.
-struct Receiver : StreamWatcher {
+struct Receiver : ReadyWatcher {
   Receiver(SimWorld* of, Stream* from) : world(of), stream(from) {
     stream->SetWatcher(this);
     stream->Arm(true, false);
   }
   ~Receiver() override { stream->SetWatcher(nullptr); }
-  void OnStreamReady() override {
+  void OnReady() override {
     last = world->Now();
     IoResult result;
     while ((result = ReadSome(*stream, &text)).status == IoStatus::kOk) {
@@ -566,7 +566,7 @@ TEST(SimWorld, AStreamKnowsWhatThePeersHostHasTaken) {
   Pair pair({.latency = 1ms});
   pair.Connect();
   const auto expect = [&](uint64_t taken, bool is_complete, bool host_answers) {
-    const Stream::Delivery delivery = pair.client->delivery();
+    const Delivery delivery = pair.client->delivery();
     EXPECT_EQ(delivery.taken, taken);
     EXPECT_EQ(delivery.is_complete, is_complete);
     EXPECT_EQ(delivery.host_answers, host_answers);

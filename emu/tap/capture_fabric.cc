@@ -58,8 +58,19 @@ class CapturedStream final : public Stream {
         flow_(sink.OpenFlow(style, inner_->local(), inner_->remote(), initiator)),
         sent_(CaptureDirection::kSent, initiator ? wire::MpaFrameKind::kRequest : wire::MpaFrameKind::kReply),
         received_(CaptureDirection::kReceived, initiator ? wire::MpaFrameKind::kReply : wire::MpaFrameKind::kRequest) {}
-  // What the stream beneath does, too.
-  ~CapturedStream() override { NoteEnd(CaptureDirection::kSent, CaptureEnd::kFin); }
+  // What the stream beneath does, too, unless it was released.
+  ~CapturedStream() override {
+    if (inner_ != nullptr) NoteEnd(CaptureDirection::kSent, CaptureEnd::kFin);
+  }
+
+  // The stream beneath, once records take the place of bytes.
+  std::unique_ptr<Stream> Release() {
+    if (style_ == CaptureStyle::kIwarp) {
+      sent_.Finish(*flow_);
+      received_.Finish(*flow_);
+    }
+    return std::move(inner_);
+  }
 
   const std::shared_ptr<CaptureFlow>& flow() const { return flow_; }
 
@@ -82,7 +93,7 @@ class CapturedStream final : public Stream {
     return result;
   }
   void Arm(bool readable, bool writable) override { inner_->Arm(readable, writable); }
-  void SetWatcher(StreamWatcher* watcher) override { inner_->SetWatcher(watcher); }
+  void SetWatcher(ReadyWatcher* watcher) override { inner_->SetWatcher(watcher); }
   void Shutdown() override {
     NoteEnd(CaptureDirection::kSent, CaptureEnd::kFin);
     inner_->Shutdown();
@@ -123,7 +134,7 @@ class CapturedStream final : public Stream {
     flow_->Close(direction, how);
   }
 
-  const std::unique_ptr<Stream> inner_;
+  std::unique_ptr<Stream> inner_;
   const CaptureStyle style_;
   const std::shared_ptr<CaptureFlow> flow_;
   FrameCollector sent_;
@@ -132,16 +143,17 @@ class CapturedStream final : public Stream {
 
 }  // namespace
 
-std::unique_ptr<Llp> CaptureFabric::WrapRecords(std::unique_ptr<Llp> llp) {
-  const auto* const stream = dynamic_cast<const CapturedStream*>(&llp->stream());
-  if (stream == nullptr) return llp;
-  return std::make_unique<CaptureTap>(std::move(llp), stream->flow());
+std::unique_ptr<Llp> CaptureFabric::RecordsOver(std::unique_ptr<Stream> stream, const RecordOptions& options) {
+  auto* const captured = dynamic_cast<CapturedStream*>(stream.get());
+  if (captured == nullptr) return beneath().RecordsOver(std::move(stream), options);
+  std::shared_ptr<CaptureFlow> flow = captured->flow();
+  return std::make_unique<CaptureTap>(beneath().RecordsOver(captured->Release(), options), std::move(flow), style_);
 }
 
 Result<std::unique_ptr<Listener>, FabricError> CaptureFabric::ListenWith(const StreamOptions& options,
                                                                          const IpEndpoint& local, int backlog,
                                                                          AcceptCallback on_accept) {
-  return beneath_.ListenWith(
+  return beneath().ListenWith(
       options, local, backlog,
       [sink = sink_, style = style_, on_accept = std::move(on_accept)](std::unique_ptr<Stream> stream) {
         on_accept(std::make_unique<CapturedStream>(std::move(stream), *sink, style, /*initiator=*/false));
@@ -151,7 +163,7 @@ Result<std::unique_ptr<Listener>, FabricError> CaptureFabric::ListenWith(const S
 std::unique_ptr<ConnectAttempt> CaptureFabric::ConnectWith(const StreamOptions& options, const IpEndpoint& local,
                                                            const IpEndpoint& remote, ConnectCallback on_done) {
   using StreamResult = Result<std::unique_ptr<Stream>, FabricError>;
-  return beneath_.ConnectWith(
+  return beneath().ConnectWith(
       options, local, remote, [sink = sink_, style = style_, on_done = std::move(on_done)](StreamResult result) {
         if (result) {
           *result = std::make_unique<CapturedStream>(std::move(*result), *sink, style, /*initiator=*/true);

@@ -1,8 +1,7 @@
 // CaptureFabric: a Fabric whose streams open a capture flow, show it the MPA handshake, and tell it how they end.
 //
-// The other half of a capture are the records, which only the record layer can tell apart: WrapRecords() finds the flow
-// of a stream of this fabric and puts a CaptureTap on top. With a world: HostParts::fabric is the CaptureFabric,
-// HostParts::tap is WrapRecords.
+// The other half of a capture are the records, which only the record layer can tell apart: when a stream of this fabric
+// gives way to one, a CaptureTap on top of that goes on with the stream's flow.
 //
 // In the style of iWARP a stream watches its own first bytes until one MPA frame has passed each way (or enough to see
 // that this is no MPA) and from then on only forwards. In the style of RoCE it only forwards: streams are nothing that
@@ -13,50 +12,26 @@
 #include <memory>
 #include <utility>
 
-#include "emu/fabric/fabric.h"
+#include "emu/fabric/fabric_over.h"
 #include "emu/llp/llp.h"
 #include "emu/tap/capture.h"
 
 namespace stagecoach::emu {
 
-class CaptureFabric final : public Fabric {
+class CaptureFabric final : public FabricOver {
  public:
   // `beneath` outlives this fabric and what it handed out.
   CaptureFabric(Fabric* beneath, std::shared_ptr<CaptureSink> sink, CaptureStyle style)
-      : beneath_(*beneath), sink_(std::move(sink)), style_(style) {}
+      : FabricOver(*beneath), sink_(std::move(sink)), style_(style) {}
 
-  // The record layer with a tap on it, or unchanged when its stream is not of a CaptureFabric.
-  static std::unique_ptr<Llp> WrapRecords(std::unique_ptr<Llp> llp);
-
-  EventLoop& loop() override { return beneath_.loop(); }
-  Instant Now() const override { return beneath_.Now(); }
-  bool HasProgressThread() const override { return beneath_.HasProgressThread(); }
   Result<std::unique_ptr<Listener>, FabricError> ListenWith(const StreamOptions& options, const IpEndpoint& local,
                                                             int backlog, AcceptCallback on_accept) override;
   std::unique_ptr<ConnectAttempt> ConnectWith(const StreamOptions& options, const IpEndpoint& local,
                                               const IpEndpoint& remote, ConnectCallback on_done) override;
-  Result<std::unique_ptr<PortHold>, FabricError> HoldPort(const StreamOptions& options,
-                                                          const IpEndpoint& local) override {
-    return beneath_.HoldPort(options, local);
-  }
-  PortSpace& ports() override { return beneath_.ports(); }
-  std::optional<IpEndpoint> RouteTo(const IpEndpoint& remote) const override { return beneath_.RouteTo(remote); }
-  std::vector<LocalAddress> LocalAddresses() override { return beneath_.LocalAddresses(); }
-  bool WatchAddresses(std::function<void()> on_change) override {
-    return beneath_.WatchAddresses(std::move(on_change));
-  }
-  uint32_t LinkMtu(const IpEndpoint& local) const override { return beneath_.LinkMtu(local); }
-  std::optional<uint32_t> UserListeningAt(const IpEndpoint& local) const override {
-    return beneath_.UserListeningAt(local);
-  }
-  std::unique_ptr<Notifier> CreateNotifier() override { return beneath_.CreateNotifier(); }
-  bool Wait(std::unique_lock<std::mutex>& lock, std::condition_variable& changed,
-            const std::function<bool()>& done) override {
-    return beneath_.Wait(lock, changed, done);
-  }
+  // With a tap on it; of a stream that is not of a CaptureFabric, without.
+  std::unique_ptr<Llp> RecordsOver(std::unique_ptr<Stream> stream, const RecordOptions& options) override;
 
  private:
-  Fabric& beneath_;
   const std::shared_ptr<CaptureSink> sink_;
   const CaptureStyle style_;
 };

@@ -7,7 +7,8 @@
 // leave, is not in it. So a capture holds what has left the NIC: the faults of a network are injected above the tap
 // (record_faults.h), and a packet they lose is not in the sender's capture, as a packet that got lost in a NIC would
 // not be on the wire; one they send twice is there twice. A record the owner discards is placed into a buffer of the
-// tap's. Records that fail their CRC are not shown: nothing can be said of where they end.
+// tap's. Records that fail their CRC are not shown: nothing can be said of where they end. In the style of
+// iWARP the flow is also told how the connection ends.
 //
 // As every Llp, serialised by the connection's lock.
 #pragma once
@@ -19,28 +20,24 @@
 #include <memory>
 #include <vector>
 
-#include "emu/llp/llp.h"
+#include "emu/llp/llp_over.h"
 #include "emu/tap/capture.h"
 
 namespace stagecoach::emu {
 
-class CaptureTap final : public Llp {
+class CaptureTap final : public LlpOver {
  public:
-  CaptureTap(std::unique_ptr<Llp> inner, std::shared_ptr<CaptureFlow> flow);
+  CaptureTap(std::unique_ptr<Llp> below, std::shared_ptr<CaptureFlow> flow, CaptureStyle style);
+  // What the layer below does, too.
+  ~CaptureTap() override;
 
+  void QueueRecord(ConstBytes header, std::span<const TxPart> payload, uint64_t cookie) override;
   RxResult NextRecord(RecordHead* record) override;
   RxResult Place(size_t head_size, std::span<const MutableBytes> destination) override;
-
-  size_t MaxUlpdu() const override { return inner_->MaxUlpdu(); }
-  bool CanQueue() const override { return inner_->CanQueue(); }
-  void QueueRecord(ConstBytes header, std::span<const TxPart> payload, uint64_t cookie) override;
+  Drained Drain() override;
   TxResult Flush(MemoryPort& memory) override;
-  bool TakeSent(uint64_t* cookie) override { return inner_->TakeSent(cookie); }
-  bool TxIdle() const override { return inner_->TxIdle(); }
-
-  Stream& stream() override { return inner_->stream(); }
-  Hold hold() const override { return inner_->hold(); }
-  const Counters& counters() const override { return inner_->counters(); }
+  void Shutdown() override;
+  void Abort() override;
 
  private:
   struct Queued {
@@ -52,8 +49,12 @@ class CaptureTap final : public Llp {
   // To copy_. False: not all of them are there.
   bool AppendCopy(ConstBytes bytes);
 
-  const std::unique_ptr<Llp> inner_;
+  // A layer that has failed without a reset (a time-out) just falls silent in the capture, as it did on the wire.
+  void NoteEnd(const RxResult& result);
+  void NoteEnd(CaptureDirection direction, CaptureEnd how);
+
   const std::shared_ptr<CaptureFlow> flow_;
+  const CaptureStyle style_;
 
   std::array<std::byte, kMaxRecordHead> head_{};  // of the record being received
   size_t length_ = 0;

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/cursor.h"
-#include "emu/llp/mpa_llp.h"
+#include "emu/llp/mpa/mpa_llp.h"
 #include "emu/sim/sim_world.h"
 #include "emu/tap/capture_fabric.h"
 #include "emu/tap/record_faults.h"
@@ -129,8 +129,8 @@ class CaptureTest : public testing::Test {
     }
     return result;
   }
-  static std::unique_ptr<Llp> Tapped(std::unique_ptr<Stream> stream) {
-    return CaptureFabric::WrapRecords(std::make_unique<MpaLlp>(std::move(stream), MpaLlpOptions{}));
+  std::unique_ptr<Llp> Tapped(CaptureFabric& fabric, std::unique_ptr<Stream> stream) {
+    return fabric.RecordsOver(std::move(stream), {});
   }
 
   SimWorld world_;
@@ -180,8 +180,8 @@ TEST_F(CaptureTest, AHandshakeCutShortIsShownAsFarAsItWent) {
 TEST_F(CaptureTest, RecordsAreShownOnBothEndsAsTheyWereSentAndPlaced) {
   ShakeHands();
   FakeMemory memory;
-  const auto sender = Tapped(std::move(client_));
-  const auto receiver = Tapped(std::move(server_));
+  const auto sender = Tapped(*client_fabric_, std::move(client_));
+  const auto receiver = Tapped(*server_fabric_, std::move(server_));
   const uint32_t source = memory.Add(1000, FakeMemory::kAll, 's');
   const std::string head = "the head of the record";
   const std::string inline_bytes = "inline, ";
@@ -220,8 +220,8 @@ TEST_F(CaptureTest, RecordsAreShownOnBothEndsAsTheyWereSentAndPlaced) {
 TEST_F(CaptureTest, ARecordTheOwnerDiscardsIsShownWithItsPayload) {
   ShakeHands();
   FakeMemory memory;
-  const auto sender = Tapped(std::move(client_));
-  const auto receiver = Tapped(std::move(server_));
+  const auto sender = Tapped(*client_fabric_, std::move(client_));
+  const auto receiver = Tapped(*server_fabric_, std::move(server_));
   const std::string payload(300, 'p');
   const TxPart part{.bytes = AsBytes(payload)};
   sender->QueueRecord(AsBytes("head"), {&part, 1}, 1);
@@ -236,7 +236,7 @@ TEST_F(CaptureTest, ARecordTheOwnerDiscardsIsShownWithItsPayload) {
 TEST_F(CaptureTest, ARecordWhoseMemoryIsGoneIsNotShown) {
   ShakeHands();
   FakeMemory memory;
-  const auto sender = Tapped(std::move(client_));
+  const auto sender = Tapped(*client_fabric_, std::move(client_));
   const uint32_t source = memory.Add(100);
   const TxPart part{.by_key = true, .key = source, .address = FakeMemory::Address(source), .length = 100};
   sender->QueueRecord(AsBytes("head"), {&part, 1}, 1);
@@ -249,7 +249,7 @@ TEST_F(CaptureTest, TheEndOfAConnectionIsShownFromBothSides) {
   ShakeHands();
   {
     FakeMemory memory;
-    const auto receiver = Tapped(std::move(server_));
+    const auto receiver = Tapped(*server_fabric_, std::move(server_));
     client_->Shutdown();
     client_.reset();
     world_.RunUntilIdle();
@@ -272,18 +272,18 @@ TEST_F(RoceCaptureTest, OfTheStreamNothingIsShownWhateverItsBytesLookLike) {
   EXPECT_EQ(ReadExactly(*server_, request.size()), request);
   FakeMemory memory;
   {
-    const auto sender = Tapped(std::move(client_));
+    const auto sender = Tapped(*client_fabric_, std::move(client_));
     sender->QueueRecord(AsBytes("packet"), {}, 1);
     while (sender->Flush(memory).status == TxStatus::kWouldBlock) world_.RunUntilIdle();
-    sender->stream().Shutdown();
+    sender->Shutdown();
   }
-  const auto receiver = Tapped(std::move(server_));
+  const auto receiver = Tapped(*server_fabric_, std::move(server_));
   world_.RunUntilIdle();
   RecordHead record;
   ASSERT_EQ(Next(*receiver, &record).status, RxStatus::kReady);
   ASSERT_EQ(receiver->Place(6, {}).status, RxStatus::kReady);
   EXPECT_EQ(Next(*receiver, &record).status, RxStatus::kEof);
-  receiver->stream().Abort();
+  receiver->Abort();
   EXPECT_THAT(client_sink_->events, ElementsAre("roce client open", "roce client > record packet"));
   EXPECT_THAT(server_sink_->events, ElementsAre("roce server open", "roce server < record packet"));
 }
@@ -294,9 +294,9 @@ TEST_F(RoceCaptureTest, WhatAFaultLosesIsNotShownAndWhatItRepeatsIsShownTwice) {
   constexpr int kRecords = 100;
   client_sink_->events.clear();
   server_sink_->events.clear();
-  const auto sender =
-      WithRecordFaults(Tapped(std::move(client_)), {.drop_one_in = 4, .duplicate_one_in = 4, .luck = Prng(7)});
-  const auto receiver = Tapped(std::move(server_));
+  const auto sender = WithRecordFaults(Tapped(*client_fabric_, std::move(client_)),
+                                       {.drop_one_in = 4, .duplicate_one_in = 4, .luck = Prng(7)});
+  const auto receiver = Tapped(*server_fabric_, std::move(server_));
   for (int i = 0; i < kRecords; ++i) {
     const std::string text = std::to_string(100 + i);
     sender->QueueRecord(AsBytes(text), {}, static_cast<uint64_t>(i));
@@ -319,9 +319,8 @@ TEST_F(CaptureTest, AStreamOfAnotherFabricIsLeftAsItIs) {
   const auto attempt =
       client_host_->Connect({}, server_->local(), [&](StreamResult result) { stream = std::move(*result); });
   ASSERT_TRUE(world_.RunUntil([&] { return stream != nullptr; }));
-  auto plain = std::make_unique<MpaLlp>(std::move(stream), MpaLlpOptions{});
-  const Llp* const before = plain.get();
-  EXPECT_EQ(CaptureFabric::WrapRecords(std::move(plain)).get(), before);
+  const auto llp = client_fabric_->RecordsOver(std::move(stream), {});
+  EXPECT_EQ(dynamic_cast<CaptureTap*>(llp.get()), nullptr);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "emu/engine/ring.h"
+#include "emu/llp/llp_over.h"
 #include "emu/wire/ib.h"
 #include "emu/wire/rdmap.h"
 
@@ -91,29 +92,23 @@ std::optional<SegmentFacts> FactsOfPacket(ConstBytes head, size_t length, uint32
   return facts;
 }
 
-class InjectionTap final : public Llp {
+class InjectionTap final : public LlpOver {
  public:
   InjectionTap(std::unique_ptr<Llp> below, std::shared_ptr<ConnectionInjections> injections,
                InjectionTapOptions options)
-      : below_(std::move(below)), injections_(std::move(injections)), options_(std::move(options)) {}
+      : LlpOver(std::move(below)), injections_(std::move(injections)), options_(std::move(options)) {}
 
-  size_t MaxUlpdu() const override { return below_->MaxUlpdu(); }
+  bool IsReliable() const override { return options_.transport == InjectionTransport::kIwarp && below().IsReliable(); }
   bool CanQueue() const override {
     if (LosesAll()) return true;
-    return IsStalled() || !held_.empty() ? held_.size() < kMostHeld : below_->CanQueue();
+    return IsStalled() || !held_.empty() ? held_.size() < kMostHeld : below().CanQueue();
   }
   void QueueRecord(ConstBytes header, std::span<const TxPart> payload, uint64_t cookie) override;
   TxResult Flush(MemoryPort& memory) override;
   bool TakeSent(uint64_t* cookie) override;
-  bool TxIdle() const override { return queued_.empty() && held_.empty() && !HasFarewell() && below_->TxIdle(); }
+  bool TxIdle() const override { return queued_.empty() && held_.empty() && !HasFarewell() && below().TxIdle(); }
 
   RxResult NextRecord(RecordHead* record) override;
-  RxResult Place(size_t head_size, std::span<const MutableBytes> destination) override {
-    return below_->Place(head_size, destination);
-  }
-
-  Stream& stream() override { return below_->stream(); }
-  const Counters& counters() const override { return below_->counters(); }
   Hold hold() const override {
     Hold hold{.receiving = IsStalled() && !LosesAll(), .more = more_, .until = std::nullopt};
     if (!held_.empty() && !IsStalled() && !blocked_) hold.until = held_.front().due;
@@ -144,7 +139,7 @@ class InjectionTap final : public Llp {
 
   InjectionVerdict Judge(InjectionDirection direction, ConstBytes head, size_t length);
   void Pass(ConstBytes header, std::span<const TxPart> payload, uint64_t cookie) {
-    below_->QueueRecord(header, payload, cookie);
+    below().QueueRecord(header, payload, cookie);
     queued_.push_back({.cookie = cookie});
   }
   // The farewell waits for room.
@@ -169,7 +164,6 @@ class InjectionTap final : public Llp {
   }
   void Cut();
 
-  const std::unique_ptr<Llp> below_;
   const std::shared_ptr<ConnectionInjections> injections_;
   const InjectionTapOptions options_;
 
@@ -228,7 +222,7 @@ TxResult InjectionTap::Flush(MemoryPort& memory) {
   bool more = true;
   while (more) {
     if (HasFarewell()) Cut();
-    while (HasDue() && below_->CanQueue()) {
+    while (HasDue() && below().CanQueue()) {
       const Held held = std::move(held_.front());
       held_.pop_front();
       if (held.lost) {
@@ -237,12 +231,12 @@ TxResult InjectionTap::Flush(MemoryPort& memory) {
         Pass(held.header, held.payload, held.cookie);
       }
     }
-    result = below_->TxIdle() ? TxResult{} : below_->Flush(memory);
-    more = result.status == TxStatus::kIdle && (HasDue() || HasFarewell()) && below_->CanQueue();
+    result = below().TxIdle() ? TxResult{} : below().Flush(memory);
+    more = result.status == TxStatus::kIdle && (HasDue() || HasFarewell()) && below().CanQueue();
   }
   blocked_ = result.status == TxStatus::kWouldBlock;
   if (!Resets()) return result;
-  below_->stream().Abort();
+  below().Abort();
   return {.status = TxStatus::kReset, .error = ECONNRESET};
 }
 
@@ -250,8 +244,8 @@ TxResult InjectionTap::Flush(MemoryPort& memory) {
 void InjectionTap::Cut() {
   LoseHeld();
   if (!Resets()) {
-    if (!below_->CanQueue()) return;
-    below_->QueueRecord(options_.farewell(), {}, /*cookie=*/0);
+    if (!below().CanQueue()) return;
+    below().QueueRecord(options_.farewell(), {}, /*cookie=*/0);
   }
   cut_ = true;
 }
@@ -259,7 +253,7 @@ void InjectionTap::Cut() {
 bool InjectionTap::TakeSent(uint64_t* cookie) {
   if (queued_.empty()) return false;
   const Queued front = queued_.front();
-  if (!front.lost && !below_->TakeSent(cookie)) return false;
+  if (!front.lost && !below().TakeSent(cookie)) return false;
   *cookie = front.cookie;
   queued_.pop_front();
   return true;
@@ -274,7 +268,7 @@ RxResult InjectionTap::NextRecord(RecordHead* record) {
     if (is_iwarp && IsSevered()) return {.status = RxStatus::kReset, .error = ECONNRESET};
     if (is_iwarp && IsStalled()) return {.status = RxStatus::kWouldBlock};
     if (discarded_head_ > 0) {
-      const RxResult placed = below_->Place(discarded_head_, {});
+      const RxResult placed = below().Place(discarded_head_, {});
       if (placed.status != RxStatus::kReady) return placed;
       discarded_head_ = 0;
     }
@@ -282,7 +276,7 @@ RxResult InjectionTap::NextRecord(RecordHead* record) {
       more_ = true;
       return {.status = RxStatus::kWouldBlock};
     }
-    const RxResult result = below_->NextRecord(record);
+    const RxResult result = below().NextRecord(record);
     if (result.status != RxStatus::kReady) return result;
     const InjectionVerdict verdict = LosesAll() ? InjectionVerdict{InjectionAction::kDrop}
                                                 : Judge(InjectionDirection::kReceived, record->head, record->length);
@@ -290,7 +284,7 @@ RxResult InjectionTap::NextRecord(RecordHead* record) {
     if (is_iwarp && IsSevered()) {
       // There is nothing to wait for; on InfiniBand the next flush tells the peer.
       Cut();
-      below_->stream().Abort();
+      below().Abort();
     } else {
       discarded_head_ = record->head.size();
     }

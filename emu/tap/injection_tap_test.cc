@@ -10,6 +10,7 @@
 
 #include "base/cursor.h"
 #include "emu/engine/no_memory.h"
+#include "emu/llp/llp_test_support.h"
 #include "emu/sim/sim_world.h"
 #include "emu/wire/ib.h"
 #include "emu/wire/rdmap.h"
@@ -27,26 +28,9 @@ constexpr uint32_t kQp = 0x1234;
 constexpr uint32_t kPsn = 0x789abc;
 constexpr uint32_t kMtu = 256;
 
-class AbortableStream final : public Stream {
- public:
-  IoResult Read(std::span<const MutableBytes>) override { return {}; }
-  IoResult Write(std::span<const ConstBytes>) override { return {}; }
-  void Arm(bool, bool) override {}
-  void SetWatcher(StreamWatcher*) override {}
-  void Shutdown() override {}
-  void Abort() override { aborted = true; }
-  int PollDescriptor() const override { return -1; }
-  IpEndpoint local() const override { return {}; }
-  IpEndpoint remote() const override { return {}; }
-  size_t MaxSegmentSize() const override { return 1460; }
-
-  bool aborted = false;
-};
-
 // What leaves by it and what arrives are lists of records.
-class ListLlp final : public Llp {
+class ListLlp final : public QuietLlp {
  public:
-  size_t MaxUlpdu() const override { return 4096; }
   bool CanQueue() const override { return queued_.size() < room; }
   void QueueRecord(ConstBytes header, std::span<const TxPart> payload, uint64_t cookie) override {
     EXPECT_TRUE(CanQueue());
@@ -82,21 +66,19 @@ class ListLlp final : public Llp {
     arrived.pop_front();
     return {.status = RxStatus::kReady};
   }
-  Stream& stream() override { return own_stream; }
-  const Counters& counters() const override { return counters_; }
+  void Abort() override { aborted = true; }
 
   size_t room = 100;
   bool blocked = false;
   bool in_pieces = true;
   std::vector<Bytes> left;
   std::deque<Bytes> arrived;
-  AbortableStream own_stream;
+  bool aborted = false;
 
  private:
   std::vector<std::pair<Bytes, uint64_t>> queued_;
   std::deque<uint64_t> sent_;
   bool half_placed_ = false;
-  Counters counters_;
 };
 
 template <typename Header>
@@ -348,11 +330,11 @@ TEST_F(InjectionTapTest, DisconnectResetsAStreamOfIwarpBehindWhatCameBefore) {
   Use("disconnect message=2", InjectionTransport::kIwarp);
   for (uint32_t msn = 1; msn <= 3; ++msn) Queue(Send(msn), msn, 18);
   EXPECT_EQ(injections_->end(), InjectionAction::kDisconnect);
-  EXPECT_FALSE(below_->own_stream.aborted);
+  EXPECT_FALSE(below_->aborted);
   const TxResult result = Flush();
   EXPECT_EQ(result.status, TxStatus::kReset);
   EXPECT_EQ(result.error, ECONNRESET);
-  EXPECT_TRUE(below_->own_stream.aborted);
+  EXPECT_TRUE(below_->aborted);
   EXPECT_EQ(below_->left, (std::vector<Bytes>{Send(1)}));
   EXPECT_EQ(TakeSent(), (Numbers{1}));
   below_->arrived = {Send(1)};
@@ -369,7 +351,7 @@ TEST_F(InjectionTapTest, DisconnectTakesNothingOfWhatArrives) {
   std::vector<Bytes> taken;
   EXPECT_EQ(ReceiveAll(&taken).status, RxStatus::kReset);
   EXPECT_EQ(taken.size(), 1u);
-  EXPECT_TRUE(below_->own_stream.aborted);
+  EXPECT_TRUE(below_->aborted);
   EXPECT_EQ(Flush().status, TxStatus::kReset);
 }
 
@@ -381,7 +363,7 @@ TEST_F(InjectionTapTest, DisconnectTellsAnInfinibandPeer) {
   EXPECT_EQ(TakeSent(), (Numbers{1, 2, 3, 4}));
   EXPECT_TRUE(tap_->TxIdle());
   EXPECT_EQ(below_->left, (std::vector<Bytes>{Packet(IbOp::kSendOnly, 1), Farewell()}));
-  EXPECT_FALSE(below_->own_stream.aborted);
+  EXPECT_FALSE(below_->aborted);
   below_->arrived = {Packet(IbOp::kAck, 1)};
   std::vector<Bytes> taken;
   EXPECT_EQ(ReceiveAll(&taken).status, RxStatus::kWouldBlock);
@@ -429,7 +411,7 @@ TEST_F(InjectionTapTest, StallKeepsAStreamOfIwarpAsItIs) {
   std::vector<Bytes> taken;
   EXPECT_EQ(ReceiveAll(&taken).status, RxStatus::kWouldBlock);
   EXPECT_TRUE(taken.empty());
-  EXPECT_FALSE(below_->own_stream.aborted);
+  EXPECT_FALSE(below_->aborted);
 }
 
 TEST_F(InjectionTapTest, StallLosesWhatWasDelayed) {

@@ -5,16 +5,16 @@
 #include <vector>
 
 #include "emu/engine/ring.h"
+#include "emu/llp/llp_over.h"
 
 namespace stagecoach::emu {
 namespace {
 
-class FaultyLlp final : public Llp {
+class FaultyLlp final : public LlpOver {
  public:
-  FaultyLlp(std::unique_ptr<Llp> below, const RecordFaults& faults) : below_(std::move(below)), faults_(faults) {}
+  FaultyLlp(std::unique_ptr<Llp> below, const RecordFaults& faults) : LlpOver(std::move(below)), faults_(faults) {}
 
-  size_t MaxUlpdu() const override { return below_->MaxUlpdu(); }
-  bool CanQueue() const override { return below_->CanQueue(); }
+  bool IsReliable() const override { return false; }
   void QueueRecord(ConstBytes header, std::span<const TxPart> payload, uint64_t cookie) override {
     if (faults_.drop_one_in != 0 && faults_.luck.OneIn(faults_.drop_one_in)) {
       queued_.push_back({.cookie = cookie, .lost = true});
@@ -29,40 +29,31 @@ class FaultyLlp final : public Llp {
     // What is queued first leaves first, so that the payload is kept for both. The layer below may be full then.
     if (!twice || !Pass(header, payload, cookie, /*first_of_two=*/true)) Pass(header, payload, cookie);
     gone_ahead_ = true;
-    if (overtaken_ && below_->CanQueue()) PassOvertaken();
-  }
-
-  RxResult NextRecord(RecordHead* record) override { return below_->NextRecord(record); }
-  RxResult Place(size_t head_size, std::span<const MutableBytes> destination) override {
-    return below_->Place(head_size, destination);
+    if (overtaken_ && below().CanQueue()) PassOvertaken();
   }
 
   TxResult Flush(MemoryPort& memory) override {
-    const TxResult result = below_->TxIdle() ? TxResult{} : below_->Flush(memory);
+    const TxResult result = below().TxIdle() ? TxResult{} : below().Flush(memory);
     if (!overtaken_) return result;
     if (result.status == TxStatus::kIdle) {
       PassOvertaken();
-      return below_->Flush(memory);
+      return below().Flush(memory);
     }
     // By one place, and no more: the room that there is now is its own.
-    if (gone_ahead_ && below_->CanQueue()) PassOvertaken();
+    if (gone_ahead_ && below().CanQueue()) PassOvertaken();
     return result;
   }
   bool TakeSent(uint64_t* cookie) override {
     while (!queued_.empty()) {
       const Queued front = queued_.front();
       *cookie = front.cookie;
-      if (!front.lost && !below_->TakeSent(cookie)) return false;
+      if (!front.lost && !below().TakeSent(cookie)) return false;
       queued_.pop_front();
       if (front.told) return true;
     }
     return false;
   }
-  bool TxIdle() const override { return queued_.empty() && !overtaken_ && below_->TxIdle(); }
-
-  Stream& stream() override { return below_->stream(); }
-  Hold hold() const override { return below_->hold(); }
-  const Counters& counters() const override { return below_->counters(); }
+  bool TxIdle() const override { return queued_.empty() && !overtaken_ && below().TxIdle(); }
 
  private:
   // What has been queued and not been reported as sent, in order.
@@ -83,8 +74,8 @@ class FaultyLlp final : public Llp {
 
   // True if it is all that is sent of two, since the layer below is full.
   bool Pass(ConstBytes header, std::span<const TxPart> payload, uint64_t cookie, bool first_of_two = false) {
-    below_->QueueRecord(header, payload, cookie);
-    const bool alone = !first_of_two || !below_->CanQueue();
+    below().QueueRecord(header, payload, cookie);
+    const bool alone = !first_of_two || !below().CanQueue();
     queued_.push_back({.cookie = cookie, .told = alone});
     return alone;
   }
@@ -93,7 +84,6 @@ class FaultyLlp final : public Llp {
     Pass(record.header, record.payload, record.cookie);
   }
 
-  const std::unique_ptr<Llp> below_;
   RecordFaults faults_;
   Ring<Queued> queued_;
   std::optional<Record> overtaken_;

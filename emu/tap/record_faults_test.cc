@@ -8,24 +8,21 @@
 #include <utility>
 #include <vector>
 
-#include "base/check.h"
 #include "emu/engine/no_memory.h"
+#include "emu/llp/llp_test_support.h"
 
 namespace stagecoach::emu {
 namespace {
 
 // Takes `room` records between two flushes, and reports what it was given.
-class FakeLlp final : public Llp {
+class FakeLlp final : public QuietLlp {
  public:
   explicit FakeLlp(size_t room) : room_(room) {}
-  size_t MaxUlpdu() const override { return 4096; }
   bool CanQueue() const override { return queued_.size() < room_; }
   void QueueRecord(ConstBytes header, std::span<const TxPart>, uint64_t cookie) override {
     EXPECT_TRUE(CanQueue());
     queued_.emplace_back(std::to_integer<int>(header[0]), cookie);
   }
-  RxResult NextRecord(RecordHead*) override { return {}; }
-  RxResult Place(size_t, std::span<const MutableBytes>) override { return {}; }
   TxResult Flush(MemoryPort&) override {
     if (blocked) return {.status = TxStatus::kWouldBlock};
     if (memory_gone) return {.status = TxStatus::kMemoryFault, .cookie = queued_.front().second};
@@ -43,8 +40,6 @@ class FakeLlp final : public Llp {
     return true;
   }
   bool TxIdle() const override { return queued_.empty(); }
-  Stream& stream() override { STAGECOACH_CHECK(false); }
-  const Counters& counters() const override { return counters_; }
 
   std::vector<int> left;        // first byte of each record that has left
   size_t at_a_time = SIZE_MAX;  // as many as leave in one flush
@@ -55,7 +50,6 @@ class FakeLlp final : public Llp {
   const size_t room_;
   std::vector<std::pair<int, uint64_t>> queued_;
   std::vector<uint64_t> sent_;
-  Counters counters_;
 };
 
 struct Outcome {

@@ -2,7 +2,7 @@
 //
 // A format of this project: RoCEv2 has no streams. The initiator says which QP it comes from and which one it wants.
 // The listener refuses, or says that the QP is not ready, or asks for a proof that the initiator is the peer; then it
-// says yes, with a proof of its own, or why not; records follow (emu/llp/mpa_llp.h). What the proofs are says
+// says yes, with a proof of its own, or why not; records follow (emu/llp/mpa/mpa_llp.h). What the proofs are says
 // carrier_proof.h. A link is for all datagrams from one process to another: there the numbers of QPs are those of the
 // processes, with nothing in their lower 16 bits, and the listener says yes or no at once. Neither begins like an MPA
 // frame, so that each side finds out at once when it talks to the other kind of listener.

@@ -151,7 +151,6 @@ NicOptions NicOptionsOf(HostParts& parts) {
   options.trace = parts.trace;
   options.complain = std::move(parts.complain);
   options.injections = parts.injections;
-  if (parts.capture != nullptr) options.tap = CaptureFabric::WrapRecords;
   return options;
 }
 

@@ -72,7 +72,7 @@ class ReplayStream final : public emu::Stream {
     return {.status = IoStatus::kOk, .bytes = moved};
   }
   void Arm(bool, bool) override {}
-  void SetWatcher(emu::StreamWatcher*) override {}
+  void SetWatcher(emu::ReadyWatcher*) override {}
   void Shutdown() override {}
   void Abort() override {}
   int PollDescriptor() const override { return -1; }
@@ -469,7 +469,7 @@ void Replay::Conclude(Result<emu::MpaOutcome, emu::MpaFault> outcome) {
 }
 
 void Replay::Connect(const emu::MpaOutcome& outcome) {
-  llp_.emplace(stream_, emu::MpaLlpOptions{.crc = outcome.crc, .insert_markers = outcome.send_markers});
+  llp_.emplace(stream_, emu::RecordOptions{.crc = outcome.crc, .insert_markers = outcome.send_markers});
   sink_.emplace(*llp_, own_);
   emu::RdmapOptions options;
   options.ird = outcome.ird;

@@ -23,7 +23,7 @@
 #include "emu/engine/mpa_handshake.h"
 #include "emu/engine/rdmap_stream.h"
 #include "emu/fabric/stream.h"
-#include "emu/llp/mpa_llp.h"
+#include "emu/llp/mpa/mpa_llp.h"
 #include "tests/golden/recorded_memory.h"
 #include "tests/golden/recording.h"
 

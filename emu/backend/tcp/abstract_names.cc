@@ -34,7 +34,7 @@ class Descriptor {
   const int fd_;
 };
 
-class Listening final : public PortSpace::Name, public StreamWatcher {
+class Listening final : public PortSpace::Name, public ReadyWatcher {
  public:
   Listening() = default;
   ~Listening() override {
@@ -57,7 +57,7 @@ class Listening final : public PortSpace::Name, public StreamWatcher {
     return true;
   }
 
-  void OnStreamReady() override {
+  void OnReady() override {
     for (int i = 0; i < kBatch; ++i) {
       const int asker = accept4(socket_->fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
       if (asker < 0 && errno == EAGAIN) break;

@@ -31,6 +31,7 @@
 #include "emu/backend/tcp/short_slices.h"
 #include "emu/fabric/event_fd.h"
 #include "emu/fabric/insist_loop.h"
+#include "emu/llp/mpa/mpa_llp.h"
 
 namespace stagecoach::emu {
 namespace {
@@ -474,6 +475,10 @@ std::unique_ptr<ConnectAttempt> TcpFabric::ConnectWith(const StreamOptions& opti
   auto attempt = std::make_unique<TcpConnectAttempt>(&loop_, state);
   loop_.Post([state = std::move(state)] { state->Start(); });
   return attempt;
+}
+
+std::unique_ptr<Llp> TcpFabric::RecordsOver(std::unique_ptr<Stream> stream, const RecordOptions& options) {
+  return std::make_unique<MpaLlp>(std::move(stream), options);
 }
 
 Result<std::unique_ptr<PortHold>, FabricError> TcpFabric::HoldPort(const StreamOptions& options,

@@ -40,6 +40,7 @@ class TcpFabric final : public Fabric {
                                               const IpEndpoint& remote, ConnectCallback on_done) override;
   Result<std::unique_ptr<PortHold>, FabricError> HoldPort(const StreamOptions& options,
                                                           const IpEndpoint& local) override;
+  std::unique_ptr<Llp> RecordsOver(std::unique_ptr<Stream> stream, const RecordOptions& options) override;
   PortSpace& ports() override { return ports_; }
 
   // std::system_error, when the system has nothing left to ask it with (EMFILE, ENFILE, ENOMEM): RouteTo always,

@@ -53,9 +53,9 @@ class Event {
   int count_ = 0;
 };
 
-class CountingWatcher : public StreamWatcher {
+class CountingWatcher : public ReadyWatcher {
  public:
-  void OnStreamReady() override { ready.Set(); }
+  void OnReady() override { ready.Set(); }
   Event ready;
 };
 
@@ -371,16 +371,16 @@ TEST_F(TcpFabricTest, AStreamKnowsWhatThePeersHostHasTaken) {
     }
     return true;
   };
-  EXPECT_TRUE(becomes([](const Stream::Delivery& now) { return now.is_complete && now.taken == 10; }));
+  EXPECT_TRUE(becomes([](const Delivery& now) { return now.is_complete && now.taken == 10; }));
   const std::string block(1 << 16, 'b');
   uint64_t written = 10;
   IoResult result;
   // The host makes room now and then, as long as it has any.
   do {
     while ((result = WriteSome(*pair.client, block)).status == IoStatus::kOk) written += result.bytes;
-  } while (becomes([&](const Stream::Delivery& now) { return now.is_complete || now.taken + (1 << 20) < written; }) &&
+  } while (becomes([&](const Delivery& now) { return now.is_complete || now.taken + (1 << 20) < written; }) &&
            pair.client->delivery().is_complete);
-  const Stream::Delivery full = pair.client->delivery();
+  const Delivery full = pair.client->delivery();
   EXPECT_FALSE(full.is_complete);
   EXPECT_GT(full.taken, 10u);
   EXPECT_LT(full.taken, written);
@@ -411,9 +411,9 @@ TEST_F(TcpFabricTest, ReadinessIsOneShotAndADisarmedStreamIsNotReported) {
 
 TEST_F(TcpFabricTest, SetWatcherNullWaitsForTheCallThatRuns) {
   Connected pair = Pair();
-  class SlowWatcher : public StreamWatcher {
+  class SlowWatcher : public ReadyWatcher {
    public:
-    void OnStreamReady() override {
+    void OnReady() override {
       entered.Set();
       // Until the other thread is (most probably) waiting in SetWatcher; correctness does not depend on it.
       for (int i = 0; i < 1000; ++i) std::this_thread::yield();
@@ -436,10 +436,10 @@ TEST_F(TcpFabricTest, SetWatcherNullWaitsForTheCallThatRuns) {
 // the sanitizers see.
 TEST_F(TcpFabricTest, NoWatcherIsCalledAfterItWasRemoved) {
   Connected pair = Pair();
-  class Connection : public StreamWatcher {
+  class Connection : public ReadyWatcher {
    public:
     explicit Connection(Stream* stream) : stream_(stream), canary_(std::make_unique<int>(0)) {}
-    void OnStreamReady() override {
+    void OnReady() override {
       std::lock_guard<std::mutex> lock(mutex_);
       char buffer[64];
       while (ReadSome(*stream_, AsMutableBytes(buffer, sizeof buffer)).status == IoStatus::kOk) {
@@ -483,9 +483,9 @@ TEST_F(TcpFabricTest, NoWatcherIsCalledAfterItWasRemoved) {
 
 TEST_F(TcpFabricTest, StreamsMayBeDestroyedFromTheirOwnWatcher) {
   Connected pair = Pair();
-  class Suicidal : public StreamWatcher {
+  class Suicidal : public ReadyWatcher {
    public:
-    void OnStreamReady() override {
+    void OnReady() override {
       stream.reset();
       done.Set();
     }

@@ -69,7 +69,7 @@ void ReadinessSet::Member::Tell(uint32_t interest) {
   epoll_ctl(set_->epoll_.native_handle(), EPOLL_CTL_MOD, fd_, &event);
 }
 
-void ReadinessSet::Member::SetWatcher(StreamWatcher* watcher) {
+void ReadinessSet::Member::SetWatcher(ReadyWatcher* watcher) {
   if (watcher == nullptr) Arm(false, false);
   std::unique_lock<std::mutex> lock(mutex_);
   if (watcher_ == watcher && watcher != nullptr) return;
@@ -155,7 +155,7 @@ void ReadinessSet::Dispatch() {
       member = found->second;
     }
     std::unique_lock<std::mutex> lock(member->mutex_);
-    StreamWatcher* const watcher = member->watcher_;
+    ReadyWatcher* const watcher = member->watcher_;
     if (watcher == nullptr || member->armed_.load(std::memory_order_relaxed) == 0) {
       member->Tell(0);
       continue;
@@ -174,9 +174,9 @@ void ReadinessSet::Dispatch() {
 }
 
 // False: for want of memory or of a descriptor it is to be called again. The pause lets others give some back.
-bool ReadinessSet::Call(StreamWatcher* watcher) {
+bool ReadinessSet::Call(ReadyWatcher* watcher) {
   try {
-    watcher->OnStreamReady();
+    watcher->OnReady();
     return true;
   } catch (const std::bad_alloc&) {
     STAGECOACH_MARK("tcp.watcher_finds_no_memory");
@@ -278,7 +278,7 @@ void TcpStream::Abort() {
   member_->ChangeSocket([&] { connect(fd_, &nobody, sizeof nobody); });
 }
 
-Stream::Delivery TcpStream::delivery() const {
+Delivery TcpStream::delivery() const {
   Delivery delivery{.taken = written_, .is_complete = true, .host_answers = true};
   int under_way = 0;
   // tcp(7): SIOCOUTQ, not sent or not acknowledged.

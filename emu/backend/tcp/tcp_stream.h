@@ -47,7 +47,7 @@ class ReadinessSet {
    public:
     Member(ReadinessSet* set, uint64_t id, int fd) : set_(set), id_(id), fd_(fd) {}
     void Arm(bool readable, bool writable);
-    void SetWatcher(StreamWatcher* watcher);
+    void SetWatcher(ReadyWatcher* watcher);
     // Carries `change` out while nobody tells the kernel what to look out for. For what makes the socket another one in
     // ThreadSanitizer's eyes.
     template <typename Change>
@@ -65,10 +65,10 @@ class ReadinessSet {
     const int fd_;
     std::mutex mutex_;
     std::condition_variable idle_;
-    StreamWatcher* watcher_ = nullptr;  // guarded by mutex_
-    bool calling_ = false;              // guarded by mutex_
-    bool removed_ = false;              // guarded by mutex_; the descriptor's number may mean another by now
-    uint32_t told_ = 0;                 // epoll events the kernel looks out for; guarded by mutex_
+    ReadyWatcher* watcher_ = nullptr;  // guarded by mutex_
+    bool calling_ = false;             // guarded by mutex_
+    bool removed_ = false;             // guarded by mutex_; the descriptor's number may mean another by now
+    uint32_t told_ = 0;                // epoll events the kernel looks out for; guarded by mutex_
     std::atomic<uint32_t> armed_{
         0};  // epoll events asked for; written under mutex_, read without it by Arm's fast path
   };
@@ -90,7 +90,7 @@ class ReadinessSet {
 
  private:
   void Dispatch();
-  static bool Call(StreamWatcher* watcher);
+  static bool Call(ReadyWatcher* watcher);
 
   AsioLoop* const loop_;
   asio::posix::stream_descriptor epoll_;
@@ -112,7 +112,7 @@ class TcpStream final : public Stream {
   IoResult Read(std::span<const MutableBytes> into) override;
   IoResult Write(std::span<const ConstBytes> from) override;
   void Arm(bool readable, bool writable) override { member_->Arm(readable, writable); }
-  void SetWatcher(StreamWatcher* watcher) override { member_->SetWatcher(watcher); }
+  void SetWatcher(ReadyWatcher* watcher) override { member_->SetWatcher(watcher); }
   void Shutdown() override;
   void Abort() override;
   int PollDescriptor() const override { return fd_; }

@@ -1,4 +1,4 @@
-#include "emu/llp/mpa_llp.h"
+#include "emu/llp/mpa/mpa_llp.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -70,7 +70,7 @@ class ScriptedStream final : public Stream {
     return {.status = IoStatus::kOk, .bytes = total};
   }
   void Arm(bool, bool) override {}
-  void SetWatcher(StreamWatcher*) override {}
+  void SetWatcher(ReadyWatcher*) override {}
   void Shutdown() override {}
   void Abort() override {}
   int PollDescriptor() const override { return -1; }
@@ -170,7 +170,7 @@ std::vector<Bytes> Parse(const Bytes& stream_bytes, bool crc) {
 class MpaLlpTest : public ::testing::TestWithParam<bool> {
  protected:
   bool crc() const { return GetParam(); }
-  MpaLlpOptions options() const { return {.crc = crc()}; }
+  RecordOptions options() const { return {.crc = crc()}; }
 };
 INSTANTIATE_TEST_SUITE_P(Crc, MpaLlpTest, ::testing::Bool(),
                          [](const auto& info) { return info.param ? "WithCrc" : "WithoutCrc"; });
@@ -185,7 +185,7 @@ TEST_P(MpaLlpTest, SeveralRecordsLeaveInOneWriteAndArriveAsTheyWere) {
   EXPECT_FALSE(llp.TxIdle());
   EXPECT_EQ(llp.Flush(memory).status, TxStatus::kIdle);
   EXPECT_TRUE(llp.TxIdle());
-  EXPECT_EQ(llp.counters().stream_writes, 1u);
+  EXPECT_EQ(llp.counters().writes, 1u);
   EXPECT_EQ(llp.counters().tx_records, 6u);
   EXPECT_THAT(TakeAllSent(llp), ElementsAre(1, 2, 3, 4, 5, 6));
   EXPECT_EQ(Parse(stream.written, crc()), expected);
@@ -286,8 +286,8 @@ TEST_P(MpaLlpTest, ALoneMessageCostsOneWriteAndOneRead) {
     const Received received = ReceiveAll(receiver);
     EXPECT_EQ(received.end.status, RxStatus::kWouldBlock);
     EXPECT_THAT(received.records, ElementsAre(expected));
-    EXPECT_EQ(sender_llp.counters().stream_writes, i);
-    EXPECT_EQ(receiver.counters().stream_reads, i);
+    EXPECT_EQ(sender_llp.counters().writes, i);
+    EXPECT_EQ(receiver.counters().reads, i);
   }
 }
 
@@ -426,7 +426,7 @@ TEST(MpaLlpCopyTest, OneMebibyteInLargeRecordsIsHardlyCopied) {
   EXPECT_EQ(ReceiveAll(receiver).records.size(), 16u);
   EXPECT_EQ(receiver.counters().rx_payload_bytes, 16 * 65000u);
   EXPECT_LE(receiver.counters().rx_copied_bytes, MpaReceiver::kLookAheadSize + 16 * kMaxRecordHead);
-  EXPECT_LE(receiver.counters().stream_reads, 18u);
+  EXPECT_LE(receiver.counters().reads, 18u);
 }
 
 TEST(MpaLlpCrcTest, AFlippedBitIsAFaultAndNothingIsPlaced) {
@@ -455,9 +455,9 @@ TEST(MpaLlpSizeTest, MaxUlpduFollowsTheSegmentSizeUnlessGiven) {
   stream.segment_size = 1448;
   EXPECT_EQ(MpaLlp(stream, {.crc = false}).MaxUlpdu(), 1442u);
   EXPECT_EQ(MpaLlp(stream, {.insert_markers = true}).MaxUlpdu(), 1430u);
-  EXPECT_EQ(MpaLlp(stream, {.max_ulpdu = 4000}).MaxUlpdu(), 4000u);
-  EXPECT_EQ(MpaLlp(stream, {.max_ulpdu = 1}).MaxUlpdu(), kMinMulpdu);
-  EXPECT_EQ(MpaLlp(stream, {.max_ulpdu = 1 << 20}).MaxUlpdu(), wire::kMpaUlpduMax);
+  EXPECT_EQ(MpaLlp(stream, {.max_record = 4000}).MaxUlpdu(), 4000u);
+  EXPECT_EQ(MpaLlp(stream, {.max_record = 1}).MaxUlpdu(), kMinMulpdu);
+  EXPECT_EQ(MpaLlp(stream, {.max_record = 1 << 20}).MaxUlpdu(), wire::kMpaUlpduMax);
 }
 
 TEST(MpaLlpSizeTest, ThePathIsAskedNowAndThenAndNotForEachRecord) {

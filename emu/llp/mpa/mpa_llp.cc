@@ -1,6 +1,7 @@
-#include "emu/llp/mpa_llp.h"
+#include "emu/llp/mpa/mpa_llp.h"
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 
 #include "base/check.h"
@@ -13,6 +14,9 @@ namespace {
 
 // Room in the staging buffer for a few of the largest FPDUs, so that one write can carry them.
 constexpr size_t kStageTarget = size_t{256} * 1024;
+// What one turn may throw away.
+constexpr int kDrainReads = 16;
+constexpr size_t kDrainReadSize = 16 * 1024;
 
 bool IsFirst(MpaReceiver::Inside place, uint8_t* seen) {
   const auto bit = static_cast<uint8_t>(1u << static_cast<uint8_t>(place));
@@ -23,11 +27,11 @@ bool IsFirst(MpaReceiver::Inside place, uint8_t* seen) {
 
 }  // namespace
 
-MpaLlp::MpaLlp(std::unique_ptr<Stream> stream, const MpaLlpOptions& options) : MpaLlp(*stream, options) {
+MpaLlp::MpaLlp(std::unique_ptr<Stream> stream, const RecordOptions& options) : MpaLlp(*stream, options) {
   owned_ = std::move(stream);
 }
 
-MpaLlp::MpaLlp(Stream& stream, const MpaLlpOptions& options)
+MpaLlp::MpaLlp(Stream& stream, const RecordOptions& options)
     : stream_(stream),
       options_(options),
       receiver_(options.crc),
@@ -73,7 +77,7 @@ std::optional<RxResult> MpaLlp::ReadMore() {
   }
   const std::span<const MutableBytes> into = receiver_.NextRx();
   const size_t asked = TotalSize(into);
-  ++counters_.stream_reads;
+  ++counters_.reads;
   const IoResult io = stream_.Read(into);
   switch (io.status) {
     case IoStatus::kOk:
@@ -120,6 +124,24 @@ RxResult MpaLlp::Place(size_t head_size, std::span<const MutableBytes> destinati
   }
 }
 
+Llp::Drained MpaLlp::Drain() {
+  std::array<std::byte, kDrainReadSize> scratch;
+  const MutableBytes into(scratch);
+  Drained drained;
+  for (int i = 0; i < kDrainReads; ++i) {
+    const IoResult result = stream_.Read({&into, 1});
+    if (result.status == IoStatus::kWouldBlock) return drained;
+    if (result.status != IoStatus::kOk) {
+      const bool orderly = result.status == IoStatus::kEof;
+      drained.end = RxResult{.status = orderly ? RxStatus::kEof : RxStatus::kReset, .error = result.error};
+      return drained;
+    }
+    drained.any = true;
+  }
+  drained.more = true;
+  return drained;
+}
+
 // --- Queueing ---
 
 size_t MpaLlp::MaxUlpdu() const {
@@ -127,8 +149,8 @@ size_t MpaLlp::MaxUlpdu() const {
   if (asks_until_refresh_ == 0) {
     asks_until_refresh_ = kSegmentSizeAskInterval;
     const size_t most = Mulpdu(SIZE_MAX, options_.insert_markers);
-    max_ulpdu_ = options_.max_ulpdu != 0 ? std::clamp(options_.max_ulpdu, kMinMulpdu, most)
-                                         : Mulpdu(stream_.MaxSegmentSize(), options_.insert_markers);
+    max_ulpdu_ = options_.max_record != 0 ? std::clamp(options_.max_record, kMinMulpdu, most)
+                                          : Mulpdu(stream_.MaxSegmentSize(), options_.insert_markers);
   }
   --asks_until_refresh_;
   return max_ulpdu_;
@@ -203,7 +225,7 @@ TxResult MpaLlp::Flush(MemoryPort& memory) {
     const std::optional<TxResult> fault = staged_ ? Stage(memory) : Gather(memory);
     if (fault) return EndSending(*fault);
 
-    ++counters_.stream_writes;
+    ++counters_.writes;
     const IoResult io = stream_.Write({write_parts_.data(), write_part_count_});
     pins_.clear();
     if (io.status == IoStatus::kWouldBlock) return {.status = TxStatus::kWouldBlock};

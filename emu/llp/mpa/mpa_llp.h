@@ -2,7 +2,8 @@
 //
 // Joins the sans-IO framing of emu/engine/mpa_framing.h to a Stream: reads where the framing says, queues outgoing
 // records, writes several with one gather write, and pins memory named by key for just the duration of a write. Starts
-// after the handshake's last frame; what both sides agreed there are the options.
+// after the handshake's last frame; what both sides agreed there are the options, of which max_record is held between
+// 128 bytes and what MPA can frame.
 //
 // Without CRC and markers, outgoing payload is gathered from where it lies. With either, a record is first built in a
 // staging buffer: the CRC must match the bytes that really leave, and memory that a peer reads may change between two
@@ -22,23 +23,16 @@
 #include "base/result.h"
 #include "emu/engine/mpa_framing.h"
 #include "emu/engine/ring.h"
+#include "emu/fabric/stream.h"
 #include "emu/llp/llp.h"
 
 namespace stagecoach::emu {
 
-struct MpaLlpOptions {
-  bool crc = true;              // negotiated: generate and verify CRC32c
-  bool insert_markers = false;  // the peer's M flag: its receiver wants markers
-  // Largest ULPDU to send, in bytes; 0: what fits one segment of the stream (RFC 5044 section 5). Held between 128 and
-  // what MPA can frame.
-  size_t max_ulpdu = 0;
-};
-
 class MpaLlp final : public Llp {
  public:
-  MpaLlp(std::unique_ptr<Stream> stream, const MpaLlpOptions& options);
+  MpaLlp(std::unique_ptr<Stream> stream, const RecordOptions& options);
   // The stream stays the caller's and must live longer.
-  MpaLlp(Stream& stream, const MpaLlpOptions& options);
+  MpaLlp(Stream& stream, const RecordOptions& options);
   MpaLlp(const MpaLlp&) = delete;
   MpaLlp& operator=(const MpaLlp&) = delete;
 
@@ -61,7 +55,16 @@ class MpaLlp final : public Llp {
   bool TakeSent(uint64_t* cookie) override;
   bool TxIdle() const override { return records_.empty(); }
 
-  Stream& stream() override { return stream_; }
+  bool IsReliable() const override { return true; }
+  Drained Drain() override;
+  Delivery delivery() const override { return stream_.delivery(); }
+  void Arm(bool readable, bool writable) override { stream_.Arm(readable, writable); }
+  void SetWatcher(ReadyWatcher* watcher) override { stream_.SetWatcher(watcher); }
+  int PollDescriptor() const override { return stream_.PollDescriptor(); }
+  // The peer's kEof is the end of the stream. Whoever closes a stream with unread bytes sends a reset, which may
+  // overtake what was written last; so who wants that to arrive drains until the peer has ended, too.
+  void Shutdown() override { stream_.Shutdown(); }
+  void Abort() override { stream_.Abort(); }
   const Counters& counters() const override;
 
  private:
@@ -107,7 +110,7 @@ class MpaLlp final : public Llp {
 
   std::unique_ptr<Stream> owned_;
   Stream& stream_;
-  const MpaLlpOptions options_;
+  const RecordOptions options_;
   MpaReceiver receiver_;
   bool read_was_short_ = false;  // the last read drained the stream
   uint8_t rx_cuts_marked_ = 0;   // a bit for each MpaReceiver::Inside
