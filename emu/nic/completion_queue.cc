@@ -200,8 +200,8 @@ void CompletionQueue::RequestNotify(bool solicited_only) {
     if (channel_ != nullptr) notify_wanted_.store(true, std::memory_order_seq_cst);
   }
   if (loop_ == nullptr || channel_ == nullptr) return;
-  // The program is about to sleep: from here on the loop's thread must hear of arrivals. See connection.h for why
-  // nothing falls between.
+  // The program is about to sleep: from here on the loop's thread must hear of arrivals. See docs/locks_and_leases.md
+  // for why nothing falls between.
   EndLease();
 }
 

@@ -117,7 +117,7 @@ class CompletionQueue {
   void Wake(PolledConnection* connection);
 
   // The end of the pollers' lease: until then they, and not the loop's thread, move this CQ's connections
-  // (connection.h).
+  // (docs/locks_and_leases.md).
   Instant LeaseEnd() const { return Instant(Duration(lease_end_.load(std::memory_order_seq_cst))); }
   // Connections of this CQ that the lease keeps disarmed; counted by NicLoop.
   std::atomic<uint32_t>& parked() { return parked_; }

@@ -18,7 +18,7 @@
 // then shut down in order; both within the profile's close_linger. Where an injection rule cuts the connection, the
 // same holds for the word of it to the peer: it leaves, behind what the carrier has taken, before the engine ends.
 //
-// Not thread-safe: runs under the lock of its QP. Of the argument in connection.h who wakes it next holds here while
+// Not thread-safe: runs under the lock of its QP. Of docs/locks_and_leases.md, who wakes it next holds here while
 // there is a carrier. Without one there is nothing to hear: a post, a deadline of the engine, or a new carrier
 // (QueuePair::TakeCarrier, which asks for a turn) move it.
 #pragma once

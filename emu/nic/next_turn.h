@@ -1,6 +1,6 @@
 // NextTurn: sees to it that a connection has a next turn when there is something to do: by its record layer, armed for
 // what the connection waits for, by NicLoop, and by its deadline. The argument that nothing is forgotten stands in
-// connection.h (WHO WAKES IT NEXT); this is the code that keeps it, for connections of all transports.
+// docs/locks_and_leases.md (Who wakes it next); this is the code that keeps it, for connections of all transports.
 //
 // Not thread-safe: runs under the lock of its QP.
 #pragma once

@@ -9,7 +9,7 @@
 #include "base/mutant.h"
 #include "base/undoing.h"
 #include "emu/inject/plan.h"
-#include "emu/nic/connection.h"
+#include "emu/nic/iwarp_connection.h"
 #include "emu/tap/injection_tap.h"
 
 namespace stagecoach::emu {
@@ -719,7 +719,7 @@ int Nic::AttachConnection(uint32_t qp_number, ConnectionSetup setup) {
                                 .name = name() + "/qp-" + std::to_string(qp_number),
                                 .transport = InjectionTransport::kIwarp});
   }
-  const int error = qp.Attach(std::make_unique<Connection>(qp, std::move(setup)), std::move(observer));
+  const int error = qp.Attach(std::make_unique<IwarpConnection>(qp, std::move(setup)), std::move(observer));
   if (error == 0) ++connections_;
   return error;
 }

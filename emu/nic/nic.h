@@ -6,7 +6,7 @@
 // EIO when the device has failed. Data-path operations are on the objects.
 //
 // Threading: every member from any thread. The control lock comes before all others but handler_mutex_, and nothing on
-// the data path takes it. Locks, the lost-wakeup argument and the lease: connection.h.
+// the data path takes it. Locks, the lost-wakeup argument and the lease: docs/locks_and_leases.md.
 #pragma once
 
 #include <atomic>
@@ -246,7 +246,7 @@ class Nic {
   bool HoldsTimerForNobody() const { return loop_.HoldsTimerForNobody(); }
 
  private:
-  friend class Connection;
+  friend class IwarpConnection;
   friend class DatagramConnection;
   friend class IbConnection;
   friend class QueuePair;

@@ -1,8 +1,9 @@
 // QpConnection: what a QP needs of whatever moves its records, whichever transport that is.
 //
-// Connection (connection.h) is iWARP's: one record layer, which is the connection. IbConnection (ib_connection.h) is
-// InfiniBand's: record layers come and go under it. DatagramConnection (datagram_connection.h) is UD's and has none.
-// Everything here runs under the lock of the QP; what that means, and who wakes whom, is told in connection.h.
+// IwarpConnection (iwarp_connection.h) is iWARP's: one record layer, which is the connection. IbConnection
+// (ib_connection.h) is InfiniBand's: record layers come and go under it. DatagramConnection (datagram_connection.h) is
+// UD's and has none. Everything here runs under the lock of the QP; what that means, and who wakes whom, is told in
+// docs/locks_and_leases.md.
 #pragma once
 
 #include <cstdint>

@@ -10,9 +10,9 @@
 #include "base/mark.h"
 #include "base/mutant.h"
 #include "base/undoing.h"
-#include "emu/nic/connection.h"
 #include "emu/nic/datagram_connection.h"
 #include "emu/nic/ib_connection.h"
+#include "emu/nic/iwarp_connection.h"
 #include "emu/nic/nic.h"
 #include "emu/nic/roce_port.h"
 
@@ -727,7 +727,7 @@ void QueuePair::ForgoConnection() {
   }
 }
 
-int QueuePair::Attach(std::unique_ptr<Connection> connection, std::shared_ptr<ConnectionObserver> observer) {
+int QueuePair::Attach(std::unique_ptr<IwarpConnection> connection, std::shared_ptr<ConnectionObserver> observer) {
   std::lock_guard control(control_mutex_);
   if (connection_ != nullptr) return EISCONN;
   if (retired_.load()) return EINVAL;  // its CQs may be gone

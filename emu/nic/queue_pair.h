@@ -5,7 +5,7 @@
 // queue is ENOMEM. Completions appear on the CQs in order of posting, per queue; of an SRQ's Receives, in the order
 // this QP consumed them.
 //
-// Threading: every public member from any thread. Locks: connection.h.
+// Threading: every public member from any thread. Locks: docs/locks_and_leases.md.
 #pragma once
 
 #include <atomic>
@@ -33,7 +33,7 @@
 
 namespace stagecoach::emu {
 
-class Connection;
+class IwarpConnection;
 class DatagramConnection;
 enum class DatagramFate : uint8_t;
 class IbConnection;
@@ -181,7 +181,7 @@ class QueuePair final : public PolledConnection, public LoopClient {
   // With lock_ held.
   wire::CarrierSecret SecretOfPeer() const;
 
-  friend class Connection;
+  friend class IwarpConnection;
   friend class DatagramConnection;
   friend class IbConnection;
   friend class NextTurn;
@@ -209,7 +209,7 @@ class QueuePair final : public PolledConnection, public LoopClient {
   // It will not come after all: the QP is in error, and what waited is flushed. With a connection, nothing.
   void ForgoConnection();
   // Puts `connection` under the QP; 0, EINVAL or EISCONN.
-  int Attach(std::unique_ptr<Connection> connection, std::shared_ptr<ConnectionObserver> observer);
+  int Attach(std::unique_ptr<IwarpConnection> connection, std::shared_ptr<ConnectionObserver> observer);
   // A stream for the life `generation` of an InfiniBand QP; false, and it goes, if that has ended. On the loop.
   bool TakeCarrier(uint64_t generation, uint64_t serial, std::unique_ptr<Llp> llp);
   // The program's side of the QP ends: no completion or event will be made any more, and the CQs may go. True if the
@@ -309,7 +309,7 @@ class QueuePair final : public PolledConnection, public LoopClient {
   ReceiveQueue receives_;
 
   // Orders the coming and going of connections and carriers, with what the CQs and NicLoop know of them. Its place
-  // among the locks: connection.h.
+  // among the locks: docs/locks_and_leases.md.
   std::mutex control_mutex_;
   CombiningLock lock_;
   QpAttributes attributes_;  // guarded by lock_, as all of this block

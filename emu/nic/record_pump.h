@@ -4,7 +4,7 @@
 // What connections of all transports do alike. When they do it, and what the end of a record layer means, is theirs.
 // A template, so that the engine is called directly for each record.
 //
-// Not thread-safe: runs under the lock of its QP (connection.h).
+// Not thread-safe: runs under the lock of its QP (docs/locks_and_leases.md).
 #pragma once
 
 #include <algorithm>

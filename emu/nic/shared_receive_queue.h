@@ -10,8 +10,8 @@
 //
 // Receives of an SRQ are never flushed: a QP that fails gives back, as flushed, only the one it is filling.
 //
-// Threading: every member from any thread. The lock stands where a ReceiveQueue's does (connection.h): it is taken
-// under connections' locks, and under it nothing but the async event queue's.
+// Threading: every member from any thread. The lock stands where a ReceiveQueue's does (docs/locks_and_leases.md): it
+// is taken under connections' locks, and under it nothing but the async event queue's.
 #pragma once
 
 #include <cstdint>

@@ -17,8 +17,8 @@ WatchedLlp::~WatchedLlp() {
 }
 
 void WatchedLlp::OnReady() {
-  // Noted before anything else can arm the layer again; see connection.h. Of a layer that has been given up it costs a
-  // turn for nothing.
+  // Noted before anything else can arm the layer again; see docs/locks_and_leases.md. Of a layer that has been given up
+  // it costs a turn for nothing.
   qp_.Ask(QueuePair::kFired);
   if (!loop_.Park(&qp_)) qp_.Ask(QueuePair::kContinue);
 }

@@ -1,4 +1,4 @@
-#include "emu/nic/connection.h"
+#include "emu/nic/iwarp_connection.h"
 
 #include <algorithm>
 #include <utility>
@@ -38,7 +38,7 @@ RdmapOptions EngineOptions(const ConnectionSetup& setup, const DeviceProfile& pr
 
 }  // namespace
 
-Connection::Connection(QueuePair& qp, ConnectionSetup setup)
+IwarpConnection::IwarpConnection(QueuePair& qp, ConnectionSetup setup)
     : qp_(qp),
       nic_(qp.nic_),
       initiator_(setup.initiator),
@@ -60,9 +60,9 @@ Connection::Connection(QueuePair& qp, ConnectionSetup setup)
   }
 }
 
-Connection::~Connection() = default;
+IwarpConnection::~IwarpConnection() = default;
 
-bool Connection::Serve(uint32_t requests) {
+bool IwarpConnection::Serve(uint32_t requests) {
   const Instant now = nic_.fabric().Now();
   transport_->BeginTurn(now);
   pump_.BeginTurn();
@@ -97,7 +97,7 @@ bool Connection::Serve(uint32_t requests) {
 
 // --- Receiving ---
 
-void Connection::Receive(Instant now) {
+void IwarpConnection::Receive(Instant now) {
   if (rx_ended_) return;
   const std::optional<RxResult> end = pump_.Receive(now);
   if (!first_record_ && pump_.received_any()) {
@@ -111,12 +111,12 @@ void Connection::Receive(Instant now) {
   if (end) OnReceiveEnd(*end);
 }
 
-void Connection::SettleForTheEnd() {
+void IwarpConnection::SettleForTheEnd() {
   if (STAGECOACH_MUTANT("end-without-draining", "a connection ends while Writes are on their way to memory")) return;
   pump_.SettlePlacements();
 }
 
-void Connection::OnReceiveEnd(const RxResult& result) {
+void IwarpConnection::OnReceiveEnd(const RxResult& result) {
   switch (result.status) {
     case RxStatus::kReady:
     case RxStatus::kWouldBlock:
@@ -140,17 +140,17 @@ void Connection::OnReceiveEnd(const RxResult& result) {
 
 // --- Sending ---
 
-void Connection::Transmit() {
+void IwarpConnection::Transmit() {
   pump_.Transmit();
   NoteSending();
 }
 
-void Connection::FlushRecords() {
+void IwarpConnection::FlushRecords() {
   pump_.Flush();
   NoteSending();
 }
 
-void Connection::NoteSending() {
+void IwarpConnection::NoteSending() {
   if (pump_.flushed_any() && !std::exchange(sent_any_, true) && !first_record_ && nudges_left_ > 0) {
     nudge_at_ = nic_.fabric().Now() + nudge_wait_;
   }
@@ -159,14 +159,14 @@ void Connection::NoteSending() {
 
 // --- Endings ---
 
-void Connection::Lose(CloseReason reason, int error) {
+void IwarpConnection::Lose(CloseReason reason, int error) {
   if (!reason_) reason_ = reason;
   stream_error_ = error;
   qp_.Apply(reason == CloseReason::kPeerClosed ? QpEvent::kPeerClosed : QpEvent::kStreamLost);
   transport_->OnLost(reason == CloseReason::kPeerClosed);
 }
 
-void Connection::FailLocally(const char* why) {
+void IwarpConnection::FailLocally(const char* why) {
   reason_ = CloseReason::kLocalFault;
   fault_ = TransportFault{.description = why};
   qp_.Apply(QpEvent::kLocalFault);
@@ -174,7 +174,7 @@ void Connection::FailLocally(const char* why) {
   pump_.TakeCompletions();
 }
 
-void Connection::TakeFault(Instant now) {
+void IwarpConnection::TakeFault(Instant now) {
   std::optional<TransportFault> fault = transport_->TakeFault();
   if (!fault) return;
   reason_ = fault->from_peer ? CloseReason::kPeerFault : CloseReason::kLocalFault;
@@ -184,7 +184,7 @@ void Connection::TakeFault(Instant now) {
   linger_until_ = now + nic_.profile().close_linger;
 }
 
-void Connection::CheckEnd(Instant now) {
+void IwarpConnection::CheckEnd(Instant now) {
   // The state changes before a completion shows why, as programs that see one ask for the other.
   TakeFault(now);
   pump_.TakeCompletions();
@@ -198,7 +198,7 @@ void Connection::CheckEnd(Instant now) {
   if (transport_->Finished()) Finish(now);
 }
 
-void Connection::BeginDisconnect(Instant now) {
+void IwarpConnection::BeginDisconnect(Instant now) {
   if (reason_) {
     STAGECOACH_MARK("nic.disconnected_while_ending");
     return;
@@ -213,7 +213,7 @@ void Connection::BeginDisconnect(Instant now) {
   linger_until_ = now + nic_.profile().close_linger;
 }
 
-void Connection::Finish(Instant now) {
+void IwarpConnection::Finish(Instant now) {
   SettleForTheEnd();
   pump_.TakeCompletions();
   qp_.FlushQueues();
@@ -240,14 +240,14 @@ void Connection::Finish(Instant now) {
   linger_until_ = now + nic_.profile().close_linger;
 }
 
-void Connection::Linger() {
+void IwarpConnection::Linger() {
   const Llp::Drained drained = llp_->Drain();
   if (drained.any) STAGECOACH_MARK("nic.peer_sends_into_a_connection_that_is_over");
   if (drained.end) return Close(/*abort=*/false);
   if (drained.more) pump_.SetMore();
 }
 
-void Connection::Close(bool abort) {
+void IwarpConnection::Close(bool abort) {
   if (abort) llp_->Abort();
   phase_ = Phase::kClosed;
   next_.Use(nullptr);
@@ -255,7 +255,7 @@ void Connection::Close(bool abort) {
   nic_.loop().Notify(&qp_);  // which takes us out of the QP
 }
 
-void Connection::Abort() {
+void IwarpConnection::Abort() {
   if (phase_ == Phase::kClosed) return;
   SettleForTheEnd();
   if (!HasEnded()) {
@@ -268,7 +268,7 @@ void Connection::Abort() {
   Close(/*abort=*/true);
 }
 
-const char* Connection::PhaseName() const {
+const char* IwarpConnection::PhaseName() const {
   switch (phase_) {
     case Phase::kOpen:
       return "connected";
@@ -284,7 +284,7 @@ const char* Connection::PhaseName() const {
 
 // --- Time and waking ---
 
-void Connection::OnTime(Instant now) {
+void IwarpConnection::OnTime(Instant now) {
   if (nudge_at_ && *nudge_at_ <= now) {
     nudge_at_.reset();
     if (phase_ == Phase::kOpen && !first_record_) {
@@ -309,7 +309,7 @@ void Connection::OnTime(Instant now) {
   Finish(now);
 }
 
-void Connection::PrepareNextTurn(uint32_t requests) {
+void IwarpConnection::PrepareNextTurn(uint32_t requests) {
   if (phase_ == Phase::kClosed) {
     next_.SetDeadline({});
   } else {

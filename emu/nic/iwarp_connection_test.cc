@@ -1,5 +1,5 @@
 // Two NICs joined by a simulated stream: what arrives, in which order it completes, and how a connection ends.
-#include "emu/nic/connection.h"
+#include "emu/nic/iwarp_connection.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
