@@ -3,210 +3,128 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/check.h"
+
 namespace stagecoach::emu {
 namespace {
 
-// Packet numbers have 24 bits; the upper half of the circle is behind.
-constexpr uint64_t kCircle = uint64_t{1} << 24;
-constexpr uint64_t kHalfCircle = kCircle / 2;
-// More than a requester may have unacknowledged, so that what comes again is known.
-constexpr size_t kMessagesRemembered = 512;
+constexpr ActionSet kRecordActions =
+    SetOf(InjectionAction::kDisconnect, InjectionAction::kStall, InjectionAction::kDrop, InjectionAction::kDelay,
+          InjectionAction::kDuplicate, InjectionAction::kOvertake);
 
-bool IsAnswer(MessageKind kind) {
-  return kind == MessageKind::kReadResponse || kind == MessageKind::kAtomicResponse;
+// Rules as text say so, those that are filled in by programs need not.
+bool IsAbout(const InjectionRule& rule, InjectionDirection direction) {
+  const ActionRow& row = RowOf(rule.action);
+  return direction == InjectionDirection::kSent ? rule.sent && row.sent : rule.received && row.received;
 }
 
-bool IsAbout(const InjectionRule& rule, InjectionDirection direction) {
-  if (direction == InjectionDirection::kSent) return rule.sent;
-  // Rules as text say so, those that are filled in by programs need not.
-  return rule.received && rule.action != InjectionAction::kDelay;
+// Of a rule that is about every record.
+bool NamesNoMessage(const InjectionRule& rule) {
+  const NumberRange any;
+  return rule.message == any && rule.segment == any && rule.attempt == any;
 }
 
 }  // namespace
 
 std::string ToString(const InjectionFiring& firing) {
-  std::string text = "rule '" + ToString(*firing.rule) + "' fired: connection " + std::to_string(firing.connection) +
-                     ", message " + std::to_string(firing.message) + " " + ToString(firing.direction) + " (" +
-                     ToString(firing.kind);
+  std::string text = "rule '" + ToString(*firing.rule) + "' fired: ";
+  if (firing.number != 0) {
+    text +=
+        RowOf(firing.rule->action).depth == InjectionDepth::kDevice ? RowOf(firing.rule->action).object : "datagram";
+    return text + " " + std::to_string(firing.number);
+  }
+  text += "connection " + std::to_string(firing.connection) + ", ";
+  if (!firing.kind) return text + "a record " + ToString(firing.direction);
+  if (firing.message == 0)
+    return text + "no message, " + ToString(firing.direction) + " (" + ToString(*firing.kind) + ")";
+  text +=
+      "message " + std::to_string(firing.message) + " " + ToString(firing.direction) + " (" + ToString(*firing.kind);
   if (firing.segment > 1) text += ", segment " + std::to_string(firing.segment);
   if (firing.attempt > 1) text += ", attempt " + std::to_string(firing.attempt);
   return text + ")";
 }
 
-// --- PacketAttempts ---
-
-uint64_t PacketAttempts::Note(uint64_t first, uint64_t count) {
-  const uint64_t end = first + count;
-  // What goes on behind everything is what there is all the time.
-  if (!runs_.empty() && runs_.back().end == first && runs_.back().attempts == 1) {
-    runs_.back().end = end;
-    return 1;
-  }
-  std::vector<Run> noted;
-  noted.reserve(runs_.size() + 3);
-  const auto add = [&noted](uint64_t from, uint64_t to, uint64_t attempts) {
-    if (from >= to) return;
-    if (!noted.empty() && noted.back().end == from && noted.back().attempts == attempts) {
-      noted.back().end = to;
-    } else {
-      noted.push_back({from, to, attempts});
+void TraceFired(TraceSink* trace, Instant now, std::string_view component, const std::vector<InjectionFiring>& fired) {
+  if (trace == nullptr) return;
+  for (const InjectionFiring& firing : fired) {
+    const uint64_t rule = firing.index + 1;
+    if (firing.number != 0) {
+      Trace(trace, now, component, "injection.fired",
+            {{"rule", rule}, {"action", ToString(firing.rule->action)}, {"number", firing.number}});
+      continue;
     }
-  };
-  uint64_t most = 1;
-  uint64_t from = first;  // of what has not been added yet
-  for (const Run& run : runs_) {
-    add(run.begin, std::min(run.end, first), run.attempts);
-    const uint64_t again = std::max(run.begin, first);
-    const uint64_t to = std::min(run.end, end);
-    if (again < to) {
-      add(from, again, 1);
-      add(again, to, run.attempts + 1);
-      most = std::max(most, run.attempts + 1);
-      from = to;
-    } else if (run.begin >= end) {
-      add(std::exchange(from, end), end, 1);
-    }
-    add(std::max(run.begin, end), run.end, run.attempts);
+    Trace(trace, now, component, "injection.fired",
+          {{"rule", rule},
+           {"action", ToString(firing.rule->action)},
+           {"connection", firing.connection},
+           {"direction", ToString(firing.direction)},
+           {"kind", firing.kind ? ToString(*firing.kind) : "unknown"},
+           {"message", firing.message},
+           {"segment", firing.segment},
+           {"attempt", firing.attempt}});
   }
-  add(from, end, 1);
-  while (noted.size() > kMostRuns) {
-    noted[1] = {noted[0].begin, noted[1].end, std::max(noted[0].attempts, noted[1].attempts)};
-    noted.erase(noted.begin());
-  }
-  runs_ = std::move(noted);
-  return most;
-}
-
-// --- MessageCounter ---
-
-uint64_t MessageCounter::Position::NumberAmong(uint16_t kinds) const {
-  uint64_t number = 0;
-  for (size_t i = 0; i < kMessageKinds; ++i) {
-    if ((kinds & KindBit(static_cast<MessageKind>(i))) != 0) number += counts[i];
-  }
-  return number;
-}
-
-MessageCounter::Counts MessageCounter::Begin(MessageKind kind) {
-  ++counts_[static_cast<size_t>(kind)];
-  return counts_;
-}
-
-std::optional<MessageCounter::Position> MessageCounter::Next(const SegmentFacts& facts) {
-  if (facts.packet) return NextPacket(facts, *facts.packet);
-  std::optional<Position>& current = current_[static_cast<size_t>(facts.kind)];
-  if (!current) {
-    if (facts.empty) return std::nullopt;
-    current = Position{.counts = Begin(facts.kind), .segment = 1, .attempt = 1, .is_new = true};
-  } else {
-    ++current->segment;
-    current->is_new = false;
-  }
-  const Position position = *current;
-  if (facts.ends) current.reset();
-  return position;
-}
-
-// What is less than half a circle behind `next` is behind.
-uint64_t MessageCounter::Sequence::Extend(uint32_t psn) const {
-  if (!next) return kCircle + psn;
-  const uint64_t behind = (*next - psn) % kCircle;
-  return behind <= kHalfCircle ? *next - behind : *next + (kCircle - behind);
-}
-
-std::optional<MessageCounter::Position> MessageCounter::NextPacket(const SegmentFacts& facts,
-                                                                   const SegmentFacts::Packet& packet) {
-  if (facts.empty) return std::nullopt;
-  Sequence& sequence = IsAnswer(facts.kind) ? answers_ : requests_;
-  Messages& recent = sequence.recent;
-  const uint64_t psn = sequence.Extend(packet.psn);
-  const auto after = std::find_if(recent.rbegin(), recent.rend(), [psn](const Message& message) {
-                       return message.first <= psn;
-                     }).base();
-  if (after == recent.begin() && sequence.forgotten) return std::nullopt;
-  bool is_new = false;
-  const auto message = MessageOf(recent, after, facts, packet, psn, &is_new);
-  // A Read request is one segment, wherever its answer goes on.
-  const Position position = {.counts = message->counts,
-                             .segment = facts.kind == MessageKind::kRead ? 1 : psn - message->first + 1,
-                             .attempt = sequence.attempts.Note(psn, packet.count),
-                             .is_new = is_new};
-  sequence.next = std::max(sequence.next.value_or(0), psn + packet.count);
-  if (recent.size() > kMessagesRemembered) {
-    recent.pop_front();
-    sequence.forgotten = true;
-  }
-  return position;
-}
-
-// `after` is the first message that begins behind the packet.
-MessageCounter::Messages::iterator MessageCounter::MessageOf(Messages& recent, Messages::iterator after,
-                                                             const SegmentFacts& facts,
-                                                             const SegmentFacts::Packet& packet, uint64_t psn,
-                                                             bool* is_new) {
-  const uint64_t end = psn + packet.count;
-  const bool has_before = after != recent.begin();
-  const auto before = has_before ? std::prev(after) : after;
-  Messages::iterator message = before;
-  Message begun{.kind = facts.kind, .first = psn, .end = end, .open = !facts.ends, .headless = !packet.begins};
-  const bool is_of_open_one = has_before && before->open && before->kind == facts.kind;
-  if (has_before && psn < before->end) {
-    // Both of these go on where an answer broke. Nothing else begins within a message, and none goes on behind its end:
-    // what was taken for one is two. What was seen of the second one counts when it comes again.
-    const bool goes_on =
-        IsAnswer(facts.kind) || (facts.kind == MessageKind::kRead && before->kind == MessageKind::kRead);
-    if (packet.begins && psn > before->first && !goes_on) {
-      if (!facts.ends) {
-        begun.end = before->end;
-        begun.open = before->open;
-      }
-      before->end = psn;
-      before->open = false;
-      *is_new = true;
-    } else if (facts.ends && end <= before->end) {
-      before->end = end;
-      before->open = false;
-    }
-  } else if (is_of_open_one && (!packet.begins || (facts.kind == MessageKind::kReadResponse && psn == before->end))) {
-    before->end = end;
-    before->open = !facts.ends;
-  } else if (!facts.ends && after != recent.end() && after->headless && after->kind == facts.kind) {
-    message = after;
-  } else {
-    *is_new = true;
-  }
-  if (*is_new) {
-    begun.counts = Begin(facts.kind);
-    message = recent.insert(after, begun);
-  }
-  // Before a packet that does not begin its message there is at least one more, unless that is another's.
-  if (message->headless && psn <= message->first) {
-    const bool is_alone = message != recent.begin() && std::prev(message)->end >= psn;
-    message->first = packet.begins || is_alone ? psn : psn - 1;
-    message->headless = !packet.begins;
-  }
-  return message;
 }
 
 // --- InjectionPlan ---
 
-InjectionPlan::InjectionPlan(std::vector<InjectionRule> rules, Listener listener)
-    : rules_(std::move(rules)), listener_(std::move(listener)), counters_(rules_.size()) {}
-
 std::shared_ptr<InjectionPlan> InjectionPlan::Make(std::vector<InjectionRule> rules, Listener listener) {
-  return std::shared_ptr<InjectionPlan>(new InjectionPlan(std::move(rules), std::move(listener)));
+  std::shared_ptr<InjectionPlan> plan(new InjectionPlan(std::move(listener)));
+  plan->Add(rules);
+  return plan;
 }
 
-std::unique_ptr<ConnectionInjections> InjectionPlan::NewConnection() {
+void InjectionPlan::AddHabits(const std::vector<InjectionRule>& habits, uint64_t luck_seed) {
+  STAGECOACH_CHECK(!std::exchange(has_habits_, true));
+  luck_ = Prng(luck_seed);
+  for (InjectionRule habit : habits) {
+    if (habit.seed == 0) habit.seed = InjectionRule::kOfTheDevice;
+    Append(habit, /*habit=*/true);
+  }
+}
+
+void InjectionPlan::Add(const std::vector<InjectionRule>& rules) {
+  for (const InjectionRule& rule : rules) Append(rule, /*habit=*/false);
+}
+
+void InjectionPlan::Append(const InjectionRule& rule, bool habit) {
+  Row& row = rows_.emplace_back(rule, rows_.size(), given_.size(), habit);
+  const auto behind =
+      habit ? order_.end() : std::find_if(order_.begin(), order_.end(), [](const Row* each) { return each->habit; });
+  order_.insert(behind, &row);
+  if (!habit) given_.push_back(rule);
+  active_ |= SetOf(rule.action);
+  ever_ |= SetOf(rule.action);
+}
+
+void InjectionPlan::End(InjectionDepth depth) {
+  active_ = 0;
+  for (Row* const row : order_) {
+    row->over = row->over || (!row->habit && RowOf(row->rule.action).depth == depth);
+    if (!row->over) active_ |= SetOf(row->rule.action);
+  }
+}
+
+Prng InjectionPlan::PlacementLuck(const std::string& name) const {
+  return shared_luck_ ? shared_luck_->Fork(name) : luck_.Fork(name + "/placement");
+}
+
+std::unique_ptr<ConnectionInjections> InjectionPlan::NewConnection(std::string name) {
   const uint64_t number = connections_.fetch_add(1, std::memory_order_relaxed) + 1;
-  const bool any = std::any_of(rules_.begin(), rules_.end(),
-                               [&](const InjectionRule& rule) { return rule.connection.Contains(number); });
-  return any ? std::make_unique<ConnectionInjections>(shared_from_this(), number) : nullptr;
+  const bool any = std::any_of(order_.begin(), order_.end(), [&](const Row* row) {
+    const InjectionRule& rule = row->rule;
+    return RowOf(rule.action).depth == InjectionDepth::kRecord && rule.connection.Contains(number) &&
+           rule.kinds != KindBit(MessageKind::kDatagram);
+  });
+  return any ? std::make_unique<ConnectionInjections>(shared_from_this(), number, std::move(name)) : nullptr;
 }
 
 InjectionPlan::RuleCounters InjectionPlan::counters(size_t rule) const {
-  const Counters& counters = counters_[rule];
-  return {counters.matched.load(std::memory_order_relaxed), counters.fired.load(std::memory_order_relaxed)};
+  for (const Row* const row : order_) {
+    if (!row->habit && row->index == rule) {
+      return {row->matched.load(std::memory_order_relaxed), row->fired.load(std::memory_order_relaxed)};
+    }
+  }
+  return {};
 }
 
 InjectionPlan::Seen InjectionPlan::seen() const {
@@ -214,73 +132,174 @@ InjectionPlan::Seen InjectionPlan::seen() const {
           messages_[1].load(std::memory_order_relaxed)};
 }
 
-std::optional<uint64_t> InjectionPlan::CountFiring(size_t rule) {
-  std::atomic<uint64_t>& fired = counters_[rule].fired;
+uint64_t InjectionPlan::asked(InjectionAction action) const {
+  return asked_[static_cast<size_t>(action)].load(std::memory_order_relaxed);
+}
+
+std::optional<uint64_t> InjectionPlan::Row::CountFiring() {
   uint64_t count = fired.load(std::memory_order_relaxed);
   do {
-    if (count >= rules_[rule].times) return std::nullopt;
+    if (count >= rule.times) return std::nullopt;
   } while (!fired.compare_exchange_weak(count, count + 1, std::memory_order_relaxed));
   return count + 1;
 }
 
-// --- ConnectionInjections ---
+// --- RulesAtAPlace ---
 
-ConnectionInjections::ConnectionInjections(std::shared_ptr<InjectionPlan> plan, uint64_t number)
-    : plan_(std::move(plan)), number_(number) {
-  for (const InjectionRule& rule : plan_->rules()) {
-    states_.push_back({.luck = Prng(rule.seed).Fork("connection/" + std::to_string(number))});
-  }
+RulesAtAPlace::State& RulesAtAPlace::StateOf(const InjectionPlan::Row& row) {
+  if (states_.size() <= row.slot) states_.resize(row.slot + 1);
+  std::optional<State>& state = states_[row.slot];
+  if (!state) state.emplace(Prng(row.rule.seed).Fork(name_));
+  return *state;
 }
 
-InjectionVerdict ConnectionInjections::Judge(InjectionDirection direction, const SegmentFacts& facts) {
+Prng& RulesAtAPlace::LuckOf(const InjectionPlan::Row& row, Prng& luck) {
+  return row.rule.seed == InjectionRule::kOfTheDevice ? luck : StateOf(row).luck;
+}
+
+bool RulesAtAPlace::Fires(InjectionPlan::Row& row, Prng& luck) {
+  const InjectionRule& rule = row.rule;
+  row.matched.fetch_add(1, std::memory_order_relaxed);
+  if (++StateOf(row).matched % rule.every != 0) return false;
+  if (rule.one_in != 0) return LuckOf(row, luck).OneIn(rule.one_in);
+  return rule.probability >= InjectionRule::kAlways ||
+         LuckOf(row, luck).Below(InjectionRule::kAlways) < rule.probability;
+}
+
+// --- ConnectionInjections ---
+
+ConnectionInjections::ConnectionInjections(std::shared_ptr<InjectionPlan> plan, uint64_t number, std::string name)
+    : plan_(std::move(plan)),
+      number_(number),
+      rules_("connection/" + std::to_string(number)),
+      record_luck_(plan_->luck_.Fork(name)),
+      receive_luck_(plan_->luck_.Fork(name + "/receives")) {}
+
+void ConnectionInjections::BeginStream(std::string_view name) {
+  record_luck_ = plan_->luck_.Fork(name);
+}
+
+InjectionVerdict ConnectionInjections::Judge(InjectionDirection direction, const std::optional<SegmentFacts>& facts,
+                                             ActionSet possible) {
   fired_.clear();
   InjectionVerdict verdict;
   if (end_) return verdict;
-  const auto position = counters_[static_cast<size_t>(direction)].Next(facts);
-  if (!position) return verdict;
-  if (position->is_new && (KindBit(facts.kind) & kProgramsMessages) != 0) {
-    plan_->messages_[static_cast<size_t>(direction)].fetch_add(1, std::memory_order_relaxed);
-  }
-  const std::vector<InjectionRule>& rules = plan_->rules();
-  for (size_t i = 0; i < rules.size() && !verdict.action; ++i) {
-    const InjectionRule& rule = rules[i];
-    if (!IsAbout(rule, direction) || (rule.kinds & KindBit(facts.kind)) == 0) continue;
-    const uint64_t message = position->NumberAmong(rule.kinds);
-    if (!rule.connection.Contains(number_) || !rule.message.Contains(message) ||
-        !rule.segment.Contains(position->segment) || !rule.attempt.Contains(position->attempt)) {
-      continue;
+  Record record{.direction = direction, .kind = std::nullopt, .position = std::nullopt};
+  if (facts) {
+    record.kind = facts->kind;
+    record.position = counters_[static_cast<size_t>(direction)].Next(*facts);
+    if (record.position && record.position->is_new && (KindBit(facts->kind) & kProgramsMessages) != 0) {
+      plan_->messages_[static_cast<size_t>(direction)].fetch_add(1, std::memory_order_relaxed);
     }
-    if (!Fires(i)) continue;
-    const std::optional<uint64_t> count = plan_->CountFiring(i);
-    if (!count) continue;
-    fired_.push_back({.rule = &rule,
-                      .index = i,
-                      .count = *count,
-                      .connection = number_,
-                      .direction = direction,
-                      .kind = facts.kind,
-                      .message = message,
-                      .segment = position->segment,
-                      .attempt = position->attempt});
-    if (plan_->listener_) plan_->listener_(fired_.back());
-    if (rule.action == InjectionAction::kDelay) {
-      verdict.delay += rule.delay;
+  }
+  if (direction == InjectionDirection::kReceived) received_ = record;
+  for (InjectionPlan::Row* const row : plan_->order_) {
+    if (verdict.action) break;
+    const InjectionAction action = row->rule.action;
+    if ((SetOf(action) & kRecordActions & possible) == 0) continue;
+    // What waits for its time waits for nothing else.
+    if (action == InjectionAction::kOvertake && verdict.delay > Duration::zero()) continue;
+    if (!Fires(*row, record, record_luck_)) continue;
+    if (action == InjectionAction::kDelay) {
+      verdict.delay += row->rule.delay;
+    } else if (action == InjectionAction::kDuplicate) {
+      verdict.twice = true;
     } else {
-      verdict.action = rule.action;
+      verdict.action = action;
     }
   }
-  if (verdict.action == InjectionAction::kDisconnect || verdict.action == InjectionAction::kStall)
+  if (verdict.action == InjectionAction::kDisconnect || verdict.action == InjectionAction::kStall) {
     end_ = verdict.action;
+  }
   return verdict;
 }
 
-// Of a rule whose addresses match.
-bool ConnectionInjections::Fires(size_t index) {
-  const InjectionRule& rule = plan_->rules()[index];
-  RuleState& state = states_[index];
-  plan_->counters_[index].matched.fetch_add(1, std::memory_order_relaxed);
-  if (++state.matched % rule.every != 0) return false;
-  return rule.probability >= InjectionRule::kAlways || state.luck.Below(InjectionRule::kAlways) < rule.probability;
+bool ConnectionInjections::HidesReceive() {
+  fired_.clear();
+  if (end_) return false;
+  return std::any_of(plan_->order_.begin(), plan_->order_.end(), [&](InjectionPlan::Row* row) {
+    return row->rule.action == InjectionAction::kNotReady && Fires(*row, received_, receive_luck_);
+  });
+}
+
+bool ConnectionInjections::Fires(InjectionPlan::Row& row, const Record& record, Prng& luck) {
+  const InjectionRule& rule = row.rule;
+  if (row.over || !IsAbout(rule, record.direction) || !rule.connection.Contains(number_)) return false;
+  InjectionFiring firing{.rule = &rule,
+                         .index = row.index,
+                         .count = 0,
+                         .connection = number_,
+                         .direction = record.direction,
+                         .kind = record.kind,
+                         .message = 0,
+                         .segment = 0,
+                         .attempt = 0};
+  if (record.position) {
+    if ((rule.kinds & KindBit(*record.kind)) == 0) return false;
+    firing.message = record.position->NumberAmong(rule.kinds);
+    firing.segment = record.position->segment;
+    firing.attempt = record.position->attempt;
+    if (!rule.message.Contains(firing.message) || !rule.segment.Contains(firing.segment) ||
+        !rule.attempt.Contains(firing.attempt)) {
+      return false;
+    }
+  } else if (rule.kinds != kEveryRecord || !NamesNoMessage(rule)) {
+    return false;
+  }
+  if (!rules_.Fires(row, luck)) return false;
+  const std::optional<uint64_t> count = row.CountFiring();
+  if (!count) return false;
+  if (row.habit) return true;
+  firing.count = *count;
+  fired_.push_back(firing);
+  if (plan_->listener_) plan_->listener_(firing);
+  return true;
+}
+
+// --- PlaceInjections ---
+
+PlaceInjections::PlaceInjections(std::shared_ptr<InjectionPlan> plan, ActionSet actions, std::string name)
+    : plan_(std::move(plan)), actions_(actions), rules_(name), luck_(plan_->luck_.Fork(name)) {}
+
+Prng& PlaceInjections::LuckOf(const InjectionPlan::Row& row) {
+  const bool shared = plan_->shared_luck_ && !row.habit && RowOf(row.rule.action).depth == InjectionDepth::kDevice;
+  return rules_.LuckOf(row, shared ? *plan_->shared_luck_ : luck_);
+}
+
+const InjectionRule* PlaceInjections::Judge(ActionSet possible) {
+  fired_.clear();
+  if (!IsWatched()) return nullptr;
+  ++number_;
+  ActionSet counted = 0;
+  for (InjectionPlan::Row* const row : plan_->order_) {
+    const InjectionRule& rule = row->rule;
+    if (row->over || (SetOf(rule.action) & actions_ & possible) == 0) continue;
+    const ActionRow& action = RowOf(rule.action);
+    if (action.depth == InjectionDepth::kDevice) {
+      if ((counted & SetOf(rule.action)) == 0) {
+        plan_->asked_[static_cast<size_t>(rule.action)].fetch_add(1, std::memory_order_relaxed);
+      }
+      counted |= SetOf(rule.action);
+      if (!rule.number.Contains(number_)) continue;
+    } else if ((rule.kinds & KindBit(MessageKind::kDatagram)) == 0 || !rule.sent || !NamesNoMessage(rule) ||
+               rule.connection != NumberRange()) {
+      continue;
+    }
+    if (!rules_.Fires(*row, LuckOf(*row))) continue;
+    const std::optional<uint64_t> count = row->CountFiring();
+    if (!count) continue;
+    last_ = row;
+    if (row->habit) return &rule;
+    fired_.push_back({.rule = &rule, .index = row->index, .count = *count, .number = number_});
+    if (plan_->listener_) plan_->listener_(fired_.back());
+    return &rule;
+  }
+  return nullptr;
+}
+
+Duration PlaceInjections::DrawTime() {
+  const auto longest = static_cast<uint64_t>(last_->rule.delay.count());
+  return Duration(LuckOf(*last_).Below(longest + 1));
 }
 
 }  // namespace stagecoach::emu

@@ -1,24 +1,25 @@
-// InjectionPlan: the one evaluator of injection rules. It is shown each segment of each connection, numbers messages,
-// and says what is to be done to it. What carries that out are taps (emu/tap/injection_tap.h).
+// InjectionPlan: the one evaluator of injection rules. Whoever can carry something out asks it, at the depth where that
+// is done, and does what it says: for each record of a connection a tap (emu/tap/injection_tap.h), for each datagram
+// the port, for each registration, completion and RDMA Write the device (emu/nic).
 //
-// COUNTING. Connections of a device are numbered from 1. On each, each direction counts its messages from 1; a rule
-// that names kinds counts those alone. An RDMA Write, Read or Read response of no bytes is no message here: devices
-// send such for themselves (RFC 6581's ready-to-receive). InfiniBand sends packets again: what has been seen, by its
-// packet number, is the same segment in another attempt, and no new message. Each packet number has its own attempts:
-// those that a message has for the first time behind others that come again are at their first.
+// A plan is of one device. In front stand the rules that somebody has given; behind them its habits, rules as well,
+// which its profile has (DeviceProfile::habits) and of which nobody is told when they fire.
 //
-// What arrives may have been preceded by packets that were lost on their way. A message of which the first packet is
-// missing counts from the first one that comes, taken for its second until it turns out how many were before it; the
-// missing ones belong to it when they come. Where the end of one message and the beginning of the next are missing,
-// both count as one until either comes.
+// COUNTING. Connections of a device are numbered from 1. On each, each direction counts its messages from 1
+// (message_counter.h); registrations are counted on the device, completions on their QP, Writes on their connection.
 //
-// ORDER. Rules are asked in the order of the table. The first that disconnects, stalls or drops ends that; delays add
-// up. After a disconnect or a stall no rule is asked on that connection any more.
+// ORDER. Rules are asked in the order of the table. For a record the first that disconnects, stalls, drops or has it
+// overtaken ends that; delays add up; what leaves twice does so once. After a disconnect or a stall no rule is asked on
+// that connection any more. For what the device does the first rule that fires ends it. A rule whose action cannot be
+// carried out just then is not asked.
 //
-// The same segments in the same order have the same done to them: what is drawn comes from the rule's seed and the
-// connection's number. Only `times`, which counts on all connections together, depends on how connections meet.
+// LUCK. The same segments in the same order have the same done to them: what is drawn comes from the rule's seed and
+// the connection's number, or the name of the place. Rules with the device's luck (InjectionRule::kOfTheDevice) draw
+// one after the other from that of the place, which is the device's seed and the name of the place. Only `times`, which
+// counts at all places together, depends on how these meet.
 //
-// Sans-IO. Threading: InjectionPlan from any thread; ConnectionInjections is serialised by its connection's lock.
+// Sans-IO. Threading: InjectionPlan from any thread; but for Add and End, which are for worlds that nothing else moves
+// in meanwhile. ConnectionInjections and PlaceInjections are serialised by their owners' locks.
 #pragma once
 
 #include <array>
@@ -29,140 +30,80 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/prng.h"
 #include "base/time.h"
+#include "base/trace.h"
+#include "emu/inject/message_counter.h"
 #include "emu/inject/rule.h"
 
 namespace stagecoach::emu {
-
-// What a segment says of its place in a message.
-struct SegmentFacts {
-  MessageKind kind = MessageKind::kSend;
-  bool ends = true;    // its message
-  bool empty = false;  // a Write, Read or Read response of no bytes
-  // InfiniBand, but for acknowledgements: the packet number, 24 bits, and how many numbers it stands for (a Read
-  // request: as many as the answer has packets). Where there is none, segments come once and in order.
-  struct Packet {
-    uint32_t psn = 0;
-    uint32_t count = 1;
-    bool begins = true;  // a message
-  };
-  std::optional<Packet> packet;
-};
 
 // A rule has fired.
 struct InjectionFiring {
   const InjectionRule* rule = nullptr;
   size_t index = 0;    // in the table
   uint64_t count = 0;  // how many times it has now
+  // At the depth of records.
   uint64_t connection = 0;
   InjectionDirection direction = InjectionDirection::kSent;
-  MessageKind kind = MessageKind::kSend;
-  uint64_t message = 0;  // as the rule counts
+  std::optional<MessageKind> kind;  // nullopt: it is no message
+  uint64_t message = 0;             // as the rule counts
   uint64_t segment = 0;
   uint64_t attempt = 0;
+  // Of what the device does, and of datagrams: the how-manieth at its place.
+  uint64_t number = 0;
 };
 // "rule 'disconnect message=10' fired: connection 1, message 10 sent (send)", with segment and attempt where these are
-// not the first.
+// not the first; "rule 'fail-registration every=3' fired: registration 3".
 std::string ToString(const InjectionFiring& firing);
+// The event `injection.fired` of docs/trace.md for each. `trace` may be null.
+void TraceFired(TraceSink* trace, Instant now, std::string_view component, const std::vector<InjectionFiring>& fired);
 
-// What is to become of a segment.
+// What is to become of a record.
 struct InjectionVerdict {
-  std::optional<InjectionAction> action;  // kDisconnect, kStall or kDrop
+  std::optional<InjectionAction> action;  // kDisconnect, kStall, kDrop or kOvertake
   Duration delay{};
-};
-
-// How many times each packet number has been seen. Numbers are counted on beyond 24 bits.
-class PacketAttempts {
- public:
-  // The numbers from `first` on, `count` of them, are seen once more. Returns how many times that is; of several
-  // numbers, those of the one that was seen most.
-  uint64_t Note(uint64_t first, uint64_t count);
-
- private:
-  // More than there are in what a requester may have unacknowledged, unless a peer takes pains. Beyond it the oldest
-  // become one, with the attempts of the one that has most: what comes again is never at its first.
-  static constexpr size_t kMostRuns = 256;
-
-  // Of numbers that were seen equally often; `end` is the first one behind them.
-  struct Run {
-    uint64_t begin = 0;
-    uint64_t end = 0;
-    uint64_t attempts = 0;
-  };
-  std::vector<Run> runs_;  // in order, without overlap
-};
-
-// Numbers the messages of one direction of a connection.
-class MessageCounter {
- public:
-  struct Position {
-    std::array<uint64_t, kMessageKinds> counts{};  // messages of each kind up to this one
-    uint64_t segment = 0;
-    uint64_t attempt = 1;
-    bool is_new = false;  // its message was not seen before
-
-    // Its number among messages of these kinds.
-    uint64_t NumberAmong(uint16_t kinds) const;
-  };
-
-  // Nothing for what is no message, or so old that nobody knows it.
-  std::optional<Position> Next(const SegmentFacts& facts);
-
- private:
-  using Counts = std::array<uint64_t, kMessageKinds>;
-  // One that has packet numbers, which are counted on beyond 24 bits here.
-  struct Message {
-    Counts counts{};
-    MessageKind kind = MessageKind::kSend;
-    uint64_t first = 0;     // packet number
-    uint64_t end = 0;       // the first number behind the packets that were seen
-    bool open = true;       // its last packet was not seen
-    bool headless = false;  // nor was its first; `first` is a guess
-  };
-  using Messages = std::deque<Message>;
-  // Requests and answers have packet numbers of their own.
-  struct Sequence {
-    std::optional<uint64_t> next;  // behind the highest number that was seen
-    Messages recent;               // by packet number
-    bool forgotten = false;        // there were more
-    PacketAttempts attempts;
-
-    uint64_t Extend(uint32_t psn) const;
-  };
-
-  // Counts one more.
-  Counts Begin(MessageKind kind);
-  std::optional<Position> NextPacket(const SegmentFacts& facts, const SegmentFacts::Packet& packet);
-  // The message that the packet is part of, which may be a new one, told by `is_new`.
-  Messages::iterator MessageOf(Messages& recent, Messages::iterator after, const SegmentFacts& facts,
-                               const SegmentFacts::Packet& packet, uint64_t psn, bool* is_new);
-
-  Counts counts_{};
-  std::array<std::optional<Position>, kMessageKinds> current_;  // of the last segment, without packet numbers
-  Sequence requests_;
-  Sequence answers_;
+  bool twice = false;
 };
 
 class ConnectionInjections;
+class PlaceInjections;
 
 class InjectionPlan : public std::enable_shared_from_this<InjectionPlan> {
  public:
-  // Hears of each firing, on whatever thread moves the connection and with its lock: not to block, nor to call back.
+  // Hears of each firing, on whatever thread asks and with its lock: not to block, nor to call back.
   using Listener = std::function<void(const InjectionFiring&)>;
   static std::shared_ptr<InjectionPlan> Make(std::vector<InjectionRule> rules, Listener listener = {});
 
-  const std::vector<InjectionRule>& rules() const { return rules_; }
-  // The next connection of the device; null if no rule is about it. Keeps the plan.
-  std::unique_ptr<ConnectionInjections> NewConnection();
+  // Once, before anybody asks: what the device does by itself, with its luck, which is that of habits that name no
+  // seed.
+  void AddHabits(const std::vector<InjectionRule>& habits, uint64_t luck_seed);
+  // More rules, in front of the habits.
+  void Add(const std::vector<InjectionRule>& rules);
+  // No rule of this depth fires any more, but for habits.
+  void End(InjectionDepth depth);
+  // What rules with the device's luck that are no habits draw from at the depth of the device, all from the same.
+  void ShareLuck(Prng luck) { shared_luck_ = luck; }
+  // What decides about late Writes of a connection of this name.
+  Prng PlacementLuck(const std::string& name) const;
+
+  // Those that were given; habits are none of them.
+  const std::vector<InjectionRule>& rules() const { return given_; }
+  // Whether there are rules or habits, which are not over, with one of these actions; or ever were.
+  bool Has(ActionSet actions) const { return (actions & active_) != 0; }
+  bool EverHad(ActionSet actions) const { return (actions & ever_) != 0; }
+  // The next connection of the device, of this name; null if no rule is about it. Keeps the plan.
+  std::unique_ptr<ConnectionInjections> NewConnection(std::string name = {});
 
   struct RuleCounters {
-    uint64_t matched = 0;  // segments that all of its addresses match
+    uint64_t matched = 0;  // what all of its addresses match
     uint64_t fired = 0;
   };
-  RuleCounters counters(size_t rule) const;
+  RuleCounters counters(size_t rule) const;  // of those that were given
   // What there was to match, of the connections that rules are about and the kinds that rules are about by default.
   struct Seen {
     uint64_t connections = 0;  // all of them
@@ -170,50 +111,133 @@ class InjectionPlan : public std::enable_shared_from_this<InjectionPlan> {
     uint64_t received = 0;
   };
   Seen seen() const;
+  // Registrations, completions, Writes: what rules with this action were asked about.
+  uint64_t asked(InjectionAction action) const;
 
  private:
   friend class ConnectionInjections;
-  struct Counters {
+  friend class PlaceInjections;
+  friend class RulesAtAPlace;
+
+  struct Row {
+    Row(const InjectionRule& of, size_t in_table, size_t of_given, bool is_habit)
+        : rule(of), slot(in_table), index(of_given), habit(is_habit) {}
+    // Counts a firing, unless there were as many as there may be: then nothing.
+    std::optional<uint64_t> CountFiring();
+
+    const InjectionRule rule;
+    const size_t slot;   // among all, in the order in which they came
+    const size_t index;  // among those that were given
+    const bool habit;
+    bool over = false;
     std::atomic<uint64_t> matched{0};
     std::atomic<uint64_t> fired{0};
   };
 
-  InjectionPlan(std::vector<InjectionRule> rules, Listener listener);
-  // Counts a firing, unless there were as many as there may be: then nothing.
-  std::optional<uint64_t> CountFiring(size_t rule);
+  explicit InjectionPlan(Listener listener) : listener_(std::move(listener)) {}
+  void Append(const InjectionRule& rule, bool habit);
 
-  const std::vector<InjectionRule> rules_;
   const Listener listener_;
-  std::vector<Counters> counters_;
+  std::vector<InjectionRule> given_;
+  std::deque<Row> rows_;  // do not move
+  std::vector<Row*> order_;
+  ActionSet active_ = 0;
+  ActionSet ever_ = 0;
+  Prng luck_{0};
+  bool has_habits_ = false;
+  std::optional<Prng> shared_luck_;
   std::atomic<uint64_t> connections_{0};
   std::array<std::atomic<uint64_t>, 2> messages_{};  // by direction
+  std::array<std::atomic<uint64_t>, kInjectionActions> asked_{};
+};
+
+// What the rules of a plan have been through at one place.
+class RulesAtAPlace {
+ public:
+  // What is drawn from rules' own seeds is forked by `name`.
+  explicit RulesAtAPlace(std::string name) : name_(std::move(name)) {}
+  // For a row of the plan, whose addresses match. `luck` is the place's.
+  bool Fires(InjectionPlan::Row& row, Prng& luck);
+  // From which a row draws.
+  Prng& LuckOf(const InjectionPlan::Row& row, Prng& luck);
+
+ private:
+  struct State {
+    explicit State(Prng own) : luck(own) {}
+    uint64_t matched = 0;
+    Prng luck;
+  };
+  State& StateOf(const InjectionPlan::Row& row);
+
+  const std::string name_;
+  std::vector<std::optional<State>> states_;  // by slot
 };
 
 // The rules' view of one connection. Outlives the streams that carry it, where these come and go.
 class ConnectionInjections {
  public:
-  ConnectionInjections(std::shared_ptr<InjectionPlan> plan, uint64_t number);
+  ConnectionInjections(std::shared_ptr<InjectionPlan> plan, uint64_t number, std::string name);
 
   uint64_t number() const { return number_; }
-  // For each segment once, in order. What of the table has fired for it is in fired() until the next call.
-  InjectionVerdict Judge(InjectionDirection direction, const SegmentFacts& facts);
+  // Another stream carries it from now on; the device's luck with its records is another, by this name.
+  void BeginStream(std::string_view name);
+  // For each record once, in order; no facts: it cannot be read. `possible` is what can be carried out just now. What
+  // of the table has fired for it is in fired() until the next call.
+  InjectionVerdict Judge(InjectionDirection direction, const std::optional<SegmentFacts>& facts,
+                         ActionSet possible = kAllActions);
+  // The record that was received last is about to take a Receive: whether there is to be none (kNotReady).
+  bool HidesReceive();
   const std::vector<InjectionFiring>& fired() const { return fired_; }
   // The disconnect or stall that has fired.
   std::optional<InjectionAction> end() const { return end_; }
 
  private:
-  struct RuleState {
-    uint64_t matched = 0;
-    Prng luck;
+  using Position = MessageCounter::Position;
+  struct Record {
+    InjectionDirection direction = InjectionDirection::kSent;
+    std::optional<MessageKind> kind;   // nullopt: it cannot be read
+    std::optional<Position> position;  // nullopt: it is no message
   };
-  bool Fires(size_t rule);
+  // Whether the row is about the record, and fires for it. Told, if so.
+  bool Fires(InjectionPlan::Row& row, const Record& record, Prng& luck);
 
   const std::shared_ptr<InjectionPlan> plan_;
   const uint64_t number_;
+  RulesAtAPlace rules_;
   std::array<MessageCounter, 2> counters_;  // by direction
-  std::vector<RuleState> states_;           // of the plan's rules
+  Prng record_luck_;
+  Prng receive_luck_;
+  Record received_;  // last
   std::vector<InjectionFiring> fired_;
   std::optional<InjectionAction> end_;
+};
+
+// The rules' view of a place of the device where things are counted: its registrations, a QP's completions, the Writes
+// that come on a connection; or the datagrams that are sent by a port or a QP. A plan without rules costs a look.
+class PlaceInjections {
+ public:
+  // Of rules with one of these actions. What the device's luck draws here is forked by `name`.
+  PlaceInjections(std::shared_ptr<InjectionPlan> plan, ActionSet actions, std::string name);
+
+  // Whether any rule is about it now.
+  bool IsWatched() const { return plan_->Has(actions_); }
+  // One more. The rule that is to be carried out, if any; what can be just now is `possible`.
+  const InjectionRule* Judge(ActionSet possible = kAllActions);
+  // Of the rule that has fired last: from nothing to its time.
+  Duration DrawTime();
+  // What has fired in the last call of Judge.
+  const std::vector<InjectionFiring>& fired() const { return fired_; }
+
+ private:
+  Prng& LuckOf(const InjectionPlan::Row& row);
+
+  const std::shared_ptr<InjectionPlan> plan_;
+  const ActionSet actions_;
+  RulesAtAPlace rules_;
+  Prng luck_;
+  uint64_t number_ = 0;
+  InjectionPlan::Row* last_ = nullptr;
+  std::vector<InjectionFiring> fired_;
 };
 
 }  // namespace stagecoach::emu

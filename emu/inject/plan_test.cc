@@ -104,12 +104,12 @@ TEST(InjectionPlan, MessagesOfSeveralKindsMayInterleave) {
 TEST(InjectionPlan, WritesOfNoBytesAreNoMessages) {
   const auto plan = Plan("delay=1ms message=1");
   const auto injections = plan->NewConnection();
-  injections->Judge(InjectionDirection::kSent, {.kind = MessageKind::kWrite, .empty = true});
+  injections->Judge(InjectionDirection::kSent, SegmentFacts{.kind = MessageKind::kWrite, .empty = true});
   EXPECT_TRUE(injections->fired().empty());
   // Behind others of its message an empty segment is one more of them.
   injections->Judge(InjectionDirection::kSent, Part(MessageKind::kWrite, false));
   EXPECT_FALSE(injections->fired().empty());
-  injections->Judge(InjectionDirection::kSent, {.kind = MessageKind::kWrite, .empty = true});
+  injections->Judge(InjectionDirection::kSent, SegmentFacts{.kind = MessageKind::kWrite, .empty = true});
   EXPECT_FALSE(injections->fired().empty());
   injections->Judge(InjectionDirection::kSent, Whole(MessageKind::kWrite));
   EXPECT_TRUE(injections->fired().empty());
@@ -401,6 +401,159 @@ TEST(InjectionPlan, ConnectionsThatNoRuleIsAboutAreLeftAlone) {
   EXPECT_NE(plan->NewConnection(), nullptr);
   EXPECT_EQ(plan->NewConnection(), nullptr);
   EXPECT_EQ(plan->seen().connections, 3u);
+}
+
+// --- What is done to records besides ---
+
+TEST(InjectionPlan, WhatLeavesTwiceMayBeLateAndIsNotOvertakenThen) {
+  const auto plan = Plan("duplicate message=1; delay=1ms message=1; overtake message=1..2");
+  const auto connection = plan->NewConnection();
+  const InjectionVerdict first = connection->Judge(InjectionDirection::kSent, Whole());
+  EXPECT_TRUE(first.twice);
+  EXPECT_EQ(first.delay, 1ms);
+  EXPECT_EQ(first.action, std::nullopt);
+  EXPECT_EQ(connection->Judge(InjectionDirection::kReceived, Whole()).action, std::nullopt);
+  EXPECT_EQ(connection->Judge(InjectionDirection::kSent, Whole()).action, InjectionAction::kOvertake);
+  EXPECT_EQ(plan->counters(2).matched, 1u);
+}
+
+TEST(InjectionPlan, WhatCannotBeDoneIsNotAskedFor) {
+  const auto plan = Plan("overtake every=2");
+  const auto connection = plan->NewConnection();
+  constexpr ActionSet kOthers = kAllActions & ~SetOf(InjectionAction::kOvertake);
+  EXPECT_EQ(connection->Judge(InjectionDirection::kSent, Whole()).action, std::nullopt);
+  EXPECT_EQ(connection->Judge(InjectionDirection::kSent, Whole(), kOthers).action, std::nullopt);
+  EXPECT_EQ(connection->Judge(InjectionDirection::kSent, Whole()).action, InjectionAction::kOvertake);
+}
+
+TEST(InjectionPlan, AnyIsAboutWhatIsNoMessageToo) {
+  const auto plan = Plan("drop kind=any times=2; drop kind=any message=2");
+  const auto connection = plan->NewConnection();
+  const SegmentFacts empty{.kind = MessageKind::kWrite, .empty = true};
+  EXPECT_EQ(connection->Judge(InjectionDirection::kSent, empty).action, InjectionAction::kDrop);
+  EXPECT_EQ(ToString(connection->fired().at(0)),
+            "rule 'drop kind=any times=2' fired: connection 1, no message, sent (write)");
+  EXPECT_EQ(connection->Judge(InjectionDirection::kReceived, std::nullopt).action, InjectionAction::kDrop);
+  EXPECT_EQ(ToString(connection->fired().at(0)), "rule 'drop kind=any times=2' fired: connection 1, a record received");
+  EXPECT_EQ(connection->Judge(InjectionDirection::kSent, empty).action, std::nullopt);
+  connection->Judge(InjectionDirection::kSent, Whole(MessageKind::kAck));
+  EXPECT_EQ(connection->Judge(InjectionDirection::kSent, Whole()).action, InjectionAction::kDrop)
+      << "an acknowledgement is one of all";
+}
+
+TEST(InjectionPlan, AReceiveIsHiddenFromTheMessageThatCameLast) {
+  const auto plan = Plan("not-ready message=2 attempt=1");
+  const auto connection = plan->NewConnection();
+  const auto comes = [&](uint32_t psn) {
+    EXPECT_EQ(connection->Judge(InjectionDirection::kReceived, Packet(psn)).action, std::nullopt);
+    return connection->HidesReceive();
+  };
+  EXPECT_FALSE(comes(10));
+  EXPECT_TRUE(comes(11));
+  EXPECT_EQ(ToString(connection->fired().at(0)),
+            "rule 'not-ready message=2 attempt=1' fired: connection 1, message 2 received (send)");
+  EXPECT_FALSE(comes(11)) << "the second attempt";
+  EXPECT_FALSE(comes(12));
+}
+
+// --- Places of the device ---
+
+constexpr ActionSet kRegistrations = SetOf(InjectionAction::kFailRegistration);
+
+Numbers FiresAt(PlaceInjections& place, uint64_t count) {
+  Numbers fired;
+  for (uint64_t i = 1; i <= count; ++i) {
+    if (place.Judge() != nullptr) fired.push_back(i);
+  }
+  return fired;
+}
+
+TEST(InjectionPlan, EachPlaceCountsByItselfAndTimesCountTogether) {
+  const auto plan = Plan("fail-registration every=2 times=3; delay-completion=1ms");
+  PlaceInjections one(plan, kRegistrations, "one");
+  PlaceInjections two(plan, kRegistrations, "two");
+  EXPECT_EQ(FiresAt(one, 5), (Numbers{2, 4}));
+  EXPECT_EQ(FiresAt(two, 5), (Numbers{2}));
+  EXPECT_EQ(plan->counters(0).fired, 3u);
+  EXPECT_EQ(plan->counters(1).matched, 0u) << "about something else";
+  EXPECT_EQ(plan->NewConnection(), nullptr);
+}
+
+TEST(InjectionPlan, TheFirstRuleThatFiresEndsIt) {
+  const auto plan = Plan("place-late=1ms number=2; place-late=2ms");
+  PlaceInjections writes(plan, SetOf(InjectionAction::kPlaceLate), "writes");
+  EXPECT_EQ(writes.Judge()->delay, 2ms);
+  EXPECT_EQ(writes.Judge()->delay, 1ms);
+  ASSERT_EQ(writes.fired().size(), 1u);
+  EXPECT_EQ(ToString(writes.fired()[0]), "rule 'place-late=1ms number=2' fired: Write 2");
+  for (int i = 0; i < 100; ++i) EXPECT_LE(writes.DrawTime(), 1ms);
+}
+
+TEST(InjectionPlan, DatagramsAreOnNoConnection) {
+  const auto plan = Plan("drop; drop kind=any connection=1; duplicate kind=datagram every=2; delay=1ms kind=any");
+  PlaceInjections port(plan, kDatagramActions, "port");
+  EXPECT_EQ(port.Judge(), nullptr);
+  const InjectionRule* const rule = port.Judge();
+  ASSERT_NE(rule, nullptr);
+  EXPECT_EQ(rule->action, InjectionAction::kDuplicate);
+  EXPECT_EQ(ToString(port.fired().at(0)), "rule 'duplicate kind=datagram every=2' fired: datagram 2");
+  EXPECT_EQ(port.Judge(SetOf(InjectionAction::kDrop)), nullptr);
+}
+
+// --- Habits and luck ---
+
+TEST(InjectionPlan, HabitsStandBehindRulesAndNobodyIsTold) {
+  std::vector<std::string> told;
+  const auto plan =
+      Plan("fail-registration number=1", [&](const InjectionFiring& firing) { told.push_back(ToString(firing)); });
+  plan->AddHabits(*ParseInjectionRules("fail-registration number=1..2; drop kind=any"), 1);
+  plan->Add(*ParseInjectionRules("fail-registration number=3"));
+  PlaceInjections place(plan, kRegistrations, "place");
+  EXPECT_EQ(FiresAt(place, 4), (Numbers{1, 2, 3}));
+  EXPECT_EQ(told.size(), 2u);
+  EXPECT_EQ(ToString(plan->rules()), "fail-registration number=1; fail-registration number=3");
+  EXPECT_EQ(plan->counters(1).fired, 1u);
+  const auto connection = plan->NewConnection();
+  EXPECT_EQ(connection->Judge(InjectionDirection::kSent, Whole()).action, InjectionAction::kDrop);
+  EXPECT_TRUE(connection->fired().empty());
+}
+
+TEST(InjectionPlan, WhatIsOverFiresNoMoreButForHabits) {
+  const auto plan = Plan("fail-registration; drop");
+  plan->AddHabits(*ParseInjectionRules("place-late=1ms"), 1);
+  PlaceInjections registrations(plan, kRegistrations, "registrations");
+  PlaceInjections writes(plan, SetOf(InjectionAction::kPlaceLate), "writes");
+  EXPECT_TRUE(registrations.IsWatched());
+  plan->End(InjectionDepth::kDevice);
+  EXPECT_EQ(registrations.Judge(), nullptr);
+  EXPECT_FALSE(registrations.IsWatched());
+  EXPECT_TRUE(plan->EverHad(kRegistrations));
+  EXPECT_NE(writes.Judge(), nullptr);
+  const auto connection = plan->NewConnection();
+  EXPECT_EQ(connection->Judge(InjectionDirection::kSent, Whole()).action, InjectionAction::kDrop);
+  plan->End(InjectionDepth::kRecord);
+  EXPECT_EQ(connection->Judge(InjectionDirection::kSent, Whole()).action, std::nullopt);
+}
+
+// Which of 100 registrations fail.
+Numbers WithLuck(const std::string& rule, uint64_t luck_seed, const std::string& name) {
+  const auto plan = Plan(rule);
+  plan->AddHabits({}, luck_seed);
+  PlaceInjections place(plan, kRegistrations, name);
+  return FiresAt(place, 100);
+}
+
+TEST(InjectionPlan, LuckIsTheRulesOrTheDevices) {
+  const std::string of_the_device = "fail-registration one-in=4 seed=device";
+  const Numbers usual = WithLuck(of_the_device, 1, "a");
+  EXPECT_GT(usual.size(), 10u);
+  EXPECT_LT(usual.size(), 50u);
+  EXPECT_EQ(WithLuck(of_the_device, 1, "a"), usual);
+  EXPECT_NE(WithLuck(of_the_device, 2, "a"), usual);
+  EXPECT_NE(WithLuck(of_the_device, 1, "b"), usual);
+  const std::string own = "fail-registration one-in=4 seed=9";
+  EXPECT_EQ(WithLuck(own, 1, "a"), WithLuck(own, 2, "a"));
+  EXPECT_NE(WithLuck(own, 1, "a"), WithLuck(own, 1, "b"));
 }
 
 }  // namespace

@@ -3,16 +3,18 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <limits>
 #include <numeric>
 #include <span>
 
 namespace stagecoach::emu {
 namespace {
 
-constexpr std::array<std::string_view, 4> kActionNames = {"disconnect", "stall", "drop", "delay"};
 constexpr std::array<std::string_view, 2> kDirectionNames = {"sent", "received"};
 constexpr std::array<std::string_view, kMessageKinds> kKindNames = {
-    "send", "write", "read", "read-response", "atomic", "atomic-response", "immediate", "terminate", "ack"};
+    "send", "write", "read", "read-response", "atomic", "atomic-response", "immediate", "terminate", "ack", "datagram"};
+constexpr std::string_view kAnyKind = "any";
+constexpr std::string_view kDeviceSeed = "device";
 
 enum class Condition : uint8_t {
   kConnection,
@@ -21,16 +23,19 @@ enum class Condition : uint8_t {
   kMessage,
   kSegment,
   kAttempt,
+  kNumber,
   kEvery,
   kTimes,
   kProbability,
+  kOneIn,
   kSeed,
 };
-constexpr std::array<std::string_view, 10> kConditionNames = {
-    "connection", "direction", "kind", "message", "segment", "attempt", "every", "times", "probability", "seed"};
+constexpr std::array<std::string_view, 12> kConditionNames = {"connection", "direction",   "kind",   "message",
+                                                              "segment",    "attempt",     "number", "every",
+                                                              "times",      "probability", "one-in", "seed"};
 
 constexpr std::string_view kRangeForms = "a number from 1, a range such as 3..5, or 3.. for all from the third on";
-constexpr std::string_view kDelayForms = "an integer with us, ms or s, such as 5ms, at most 3600s";
+constexpr std::string_view kDelayForms = "an integer with ns, us, ms or s, such as 5ms, at most 3600s";
 constexpr std::string_view kProbabilityForms = "a part such as 0.01 or 1%, more than 0, at most 1, in steps of 0.0001%";
 constexpr Duration kLongestDelay = std::chrono::hours(1);
 
@@ -38,7 +43,32 @@ struct TimeUnit {
   std::string_view name;
   Duration length;
 };
-constexpr std::array<TimeUnit, 3> kTimeUnits = {{{"us", 1us}, {"ms", 1ms}, {"s", 1s}}};
+constexpr std::array<TimeUnit, 4> kTimeUnits = {{{"ns", 1ns}, {"us", 1us}, {"ms", 1ms}, {"s", 1s}}};
+
+std::array<std::string_view, kInjectionActions> ActionNames() {
+  std::array<std::string_view, kInjectionActions> names;
+  std::transform(AllActions().begin(), AllActions().end(), names.begin(),
+                 [](const ActionRow& row) { return row.name; });
+  return names;
+}
+
+// Of a condition that says where.
+std::optional<InjectionDepth> DepthOf(Condition condition) {
+  if (condition < Condition::kNumber) return InjectionDepth::kRecord;
+  if (condition == Condition::kNumber) return InjectionDepth::kDevice;
+  return std::nullopt;
+}
+
+std::optional<std::string> WhyNotDirection(InjectionAction action, InjectionDirection direction) {
+  const ActionRow& row = RowOf(action);
+  if (direction == InjectionDirection::kReceived ? row.received : row.sent) return std::nullopt;
+  if (!row.received) {
+    return std::string(row.name) +
+           " is of what is sent; give the rule to the process that sends it, with direction=sent";
+  }
+  return std::string(row.name) +
+         " is of what is received; give the rule to the process that receives it, with direction=received";
+}
 
 std::string Join(std::span<const std::string_view> names) {
   std::string text;
@@ -147,22 +177,25 @@ class RuleParser {
   MaybeError TakeAction(const Token& token) {
     const std::optional<Token> value = ValueOf(token);
     const Token name{token.text.substr(0, token.text.find('=')), token.offset};
-    const auto action = IndexOf(kActionNames, name.text);
+    const auto names = ActionNames();
+    const auto action = IndexOf(names, name.text);
     if (!action) {
       if (IndexOf(kConditionNames, name.text)) {
-        return ErrorAt(name,
-                       Quoted(name.text) + " is a condition, and a rule begins with an action: " + Join(kActionNames));
+        return ErrorAt(name, Quoted(name.text) + " is a condition, and a rule begins with an action: " + Join(names));
       }
-      return ErrorAt(name, Unknown(name.text, "action", kActionNames));
+      return ErrorAt(name, Unknown(name.text, "action", names));
     }
     rule_.action = static_cast<InjectionAction>(*action);
-    if (rule_.action != InjectionAction::kDelay) {
+    const ActionRow& row = RowOf(rule_.action);
+    rule_.sent = row.sent;
+    rule_.received = row.received;
+    if (!row.takes_time) {
       if (value) return ErrorAt(token, std::string(name.text) + " takes no value");
       return std::nullopt;
     }
-    if (!value) return ErrorAt(token, "delay needs a time, such as delay=5ms");
-    // What has arrived has arrived.
-    rule_.received = false;
+    if (!value) {
+      return ErrorAt(token, std::string(name.text) + " needs a time, such as " + std::string(name.text) + "=5ms");
+    }
     const auto delay = ParseDelay(value->text);
     if (!delay) return ErrorAt(*value, Quoted(value->text) + " is no time: " + std::string(kDelayForms));
     rule_.delay = *delay;
@@ -173,7 +206,7 @@ class RuleParser {
     const Token name{token.text.substr(0, token.text.find('=')), token.offset};
     const auto index = IndexOf(kConditionNames, name.text);
     if (!index) {
-      if (IndexOf(kActionNames, name.text)) {
+      if (IndexOf(ActionNames(), name.text)) {
         return ErrorAt(name, "a rule has one action; the next rule stands behind ';'");
       }
       return ErrorAt(name, Unknown(name.text, "condition", kConditionNames));
@@ -182,6 +215,14 @@ class RuleParser {
     const std::optional<Token> value = ValueOf(token);
     if (!value || value->text.empty()) {
       return ErrorAt(token, std::string(name.text) + " needs a value, such as " + ExampleOf(condition));
+    }
+    const ActionRow& row = RowOf(rule_.action);
+    if (DepthOf(condition).value_or(row.depth) != row.depth) {
+      return ErrorAt(name, row.depth == InjectionDepth::kDevice
+                               ? std::string(name.text) + " is of messages, and " + std::string(row.name) +
+                                     " is about what the device does; number=2 is its second " + std::string(row.object)
+                               : "number is of what the device does, and " + std::string(row.name) +
+                                     " is about messages; message=2 is the second one");
     }
     std::optional<Token>& seen = seen_[*index];
     if (seen) return ErrorAt(name, std::string(name.text) + " stands twice in this rule");
@@ -220,7 +261,15 @@ class RuleParser {
         return TakeNumber(value, /*least=*/1, &rule_.every);
       case Condition::kTimes:
         return TakeNumber(value, /*least=*/1, &rule_.times);
+      case Condition::kNumber:
+        return TakeRange(value, &rule_.number);
+      case Condition::kOneIn:
+        return TakeOneIn(value);
       case Condition::kSeed:
+        if (value.text == kDeviceSeed) {
+          rule_.seed = InjectionRule::kOfTheDevice;
+          return std::nullopt;
+        }
         return TakeNumber(value, /*least=*/0, &rule_.seed);
       case Condition::kProbability: {
         const auto probability = ParseProbability(value.text);
@@ -251,6 +300,14 @@ class RuleParser {
     return std::nullopt;
   }
 
+  MaybeError TakeOneIn(const Token& value) {
+    uint64_t number = 0;
+    if (auto error = TakeNumber(value, /*least=*/1, &number)) return error;
+    if (number > std::numeric_limits<uint32_t>::max()) return ErrorAt(value, Quoted(value.text) + " is too large");
+    rule_.one_in = static_cast<uint32_t>(number);
+    return std::nullopt;
+  }
+
   MaybeError TakeRange(const Token& value, NumberRange* into) {
     constexpr std::string_view kDots = "..";
     const size_t dots = value.text.find(kDots);
@@ -271,11 +328,8 @@ class RuleParser {
   MaybeError TakeDirection(const Token& value) {
     const auto direction = IndexOf(kDirectionNames, value.text);
     if (!direction) return ErrorAt(value, Unknown(value.text, "direction", kDirectionNames));
-    if (rule_.action == InjectionAction::kDelay &&
-        static_cast<InjectionDirection>(*direction) == InjectionDirection::kReceived) {
-      return ErrorAt(value,
-                     "what is received cannot be delayed; give the rule to the process that sends it, with "
-                     "direction=sent");
+    if (const auto why = WhyNotDirection(rule_.action, static_cast<InjectionDirection>(*direction))) {
+      return ErrorAt(value, *why);
     }
     rule_.sent = static_cast<InjectionDirection>(*direction) == InjectionDirection::kSent;
     rule_.received = !rule_.sent;
@@ -283,11 +337,16 @@ class RuleParser {
   }
 
   MaybeError TakeKinds(const Token& value) {
+    if (value.text == kAnyKind) {
+      rule_.kinds = kEveryRecord;
+      return std::nullopt;
+    }
     rule_.kinds = 0;
     Token rest = value;
     while (true) {
       const size_t comma = std::min(rest.text.find(','), rest.text.size());
       const Token name{rest.text.substr(0, comma), rest.offset};
+      if (name.text == kAnyKind) return ErrorAt(name, "any is every record, and stands alone");
       const auto kind = IndexOf(kKindNames, name.text);
       if (!kind) return ErrorAt(name, Unknown(name.text, "kind of message", kKindNames));
       const uint16_t bit = KindBit(static_cast<MessageKind>(*kind));
@@ -332,10 +391,13 @@ class RuleParser {
 
   MaybeError CheckTogether() {
     const std::optional<Token>& seed = seen_[static_cast<size_t>(Condition::kSeed)];
-    if (seed && !seen_[static_cast<size_t>(Condition::kProbability)]) {
-      return ErrorAt(*seed, "seed is of what is drawn, and without probability nothing is");
+    const std::optional<Token>& probability = seen_[static_cast<size_t>(Condition::kProbability)];
+    const std::optional<Token>& one_in = seen_[static_cast<size_t>(Condition::kOneIn)];
+    if (probability && one_in) return ErrorAt(*one_in, "one-in and probability say the same; a rule has one of them");
+    if (seed && !probability && !rule_.Draws()) {
+      return ErrorAt(*seed, "seed is of what is drawn, and without probability or one-in nothing is");
     }
-    if (rule_.probability == InjectionRule::kAlways) rule_.seed = 0;  // nor here
+    if (!rule_.Draws()) rule_.seed = 0;  // nor here
     return std::nullopt;
   }
 
@@ -362,7 +424,7 @@ std::string DelayText(Duration delay) {
   for (auto unit = kTimeUnits.rbegin(); unit != kTimeUnits.rend(); ++unit) {
     if (delay % unit->length == Duration::zero()) return std::to_string(delay / unit->length) + std::string(unit->name);
   }
-  return std::to_string(delay / 1us) + "us";
+  return std::to_string(delay.count()) + "ns";
 }
 
 std::string ProbabilityText(uint32_t millionths) {
@@ -385,10 +447,6 @@ std::string RangeText(const NumberRange& range) {
 }
 
 }  // namespace
-
-const char* ToString(InjectionAction action) {
-  return kActionNames[static_cast<size_t>(action)].data();
-}
 
 const char* ToString(InjectionDirection direction) {
   return kDirectionNames[static_cast<size_t>(direction)].data();
@@ -423,8 +481,9 @@ Result<std::vector<InjectionRule>, InjectionRuleError> ParseInjectionRules(std::
 
 std::string ToString(const InjectionRule& rule) {
   const InjectionRule any;
-  std::string text(kActionNames[static_cast<size_t>(rule.action)]);
-  if (rule.action == InjectionAction::kDelay) text += "=" + DelayText(rule.delay);
+  const ActionRow& row = RowOf(rule.action);
+  std::string text(row.name);
+  if (row.takes_time) text += "=" + DelayText(rule.delay);
   const auto add_range = [&](std::string_view name, const NumberRange& range) {
     if (range != NumberRange()) text += " " + std::string(name) + "=" + RangeText(range);
   };
@@ -435,12 +494,14 @@ std::string ToString(const InjectionRule& rule) {
   add_range("message", rule.message);
   add_range("segment", rule.segment);
   add_range("attempt", rule.attempt);
-  // A delay has but one.
-  if (rule.sent != rule.received && rule.action != InjectionAction::kDelay) {
+  // Some actions have but one.
+  if (rule.sent != rule.received && row.sent && row.received) {
     text +=
         std::string(" direction=") + ToString(rule.sent ? InjectionDirection::kSent : InjectionDirection::kReceived);
   }
-  if (rule.kinds != any.kinds) {
+  if (rule.kinds == kEveryRecord) {
+    text += " kind=" + std::string(kAnyKind);
+  } else if (rule.kinds != any.kinds) {
     std::string kinds;
     for (size_t i = 0; i < kMessageKinds; ++i) {
       const auto kind = static_cast<MessageKind>(i);
@@ -450,10 +511,16 @@ std::string ToString(const InjectionRule& rule) {
     }
     text += " kind=" + kinds;
   }
+  add_range("number", rule.number);
   add_number("every", rule.every, any.every);
   add_number("times", rule.times, any.times);
   if (rule.probability != any.probability) text += " probability=" + ProbabilityText(rule.probability);
-  add_number("seed", rule.seed, any.seed);
+  add_number("one-in", rule.one_in, any.one_in);
+  if (rule.seed == InjectionRule::kOfTheDevice) {
+    text += " seed=" + std::string(kDeviceSeed);
+  } else {
+    add_number("seed", rule.seed, any.seed);
+  }
   return text;
 }
 
@@ -466,19 +533,33 @@ std::string ToString(const std::vector<InjectionRule>& rules) {
   return text;
 }
 
+bool Has(const std::vector<InjectionRule>& rules, InjectionAction action) {
+  return std::any_of(rules.begin(), rules.end(), [&](const InjectionRule& rule) { return rule.action == action; });
+}
+
 std::optional<std::string> WhyNotOn(InjectionTransport transport, const InjectionRule& rule) {
-  if (rule.action == InjectionAction::kDelay && !rule.sent) return "what is received cannot be delayed";
+  const ActionRow& row = RowOf(rule.action);
+  if (!rule.sent && !row.received) return WhyNotDirection(rule.action, InjectionDirection::kReceived);
+  if (!rule.received && !row.sent) return WhyNotDirection(rule.action, InjectionDirection::kSent);
+  const InjectionRule any;
+  const bool datagrams_alone = rule.kinds == KindBit(MessageKind::kDatagram);
   switch (transport) {
     case InjectionTransport::kIwarp:
-      if (rule.action == InjectionAction::kDrop) {
-        return "iWARP cannot lose a segment: TCP carries it or the connection ends, and one that was missing would be "
-               "a fault of the peer; the profile roce has loss, and disconnect ends a connection";
-      }
+      if (!row.why_not_on_iwarp.empty()) return std::string(row.why_not_on_iwarp);
+      if (datagrams_alone) return "iWARP has no datagrams";
       if (rule.kinds == KindBit(MessageKind::kAck))
         return "iWARP has no acknowledgements of its own; TCP's are not seen";
       if (rule.attempt.first > 1) return "iWARP sends nothing twice: there is no second attempt";
       return std::nullopt;
     case InjectionTransport::kInfiniband:
+      if (datagrams_alone && (SetOf(rule.action) & kDatagramActions) == 0) {
+        return "datagrams can be dropped, duplicated and overtaken, and nothing else";
+      }
+      if (datagrams_alone && !rule.sent) return "what is done to datagrams is done where they are sent";
+      if (datagrams_alone && (rule.connection != any.connection || rule.message != any.message ||
+                              rule.segment != any.segment || rule.attempt != any.attempt)) {
+        return "datagrams are on no connection, which would count them; there are every=, times= and what is drawn";
+      }
       if ((rule.kinds & ~(KindBit(MessageKind::kImmediate) | KindBit(MessageKind::kTerminate))) == 0) {
         return "InfiniBand has neither Terminates nor messages of immediate data: that is part of a Send or a Write";
       }

@@ -81,6 +81,17 @@ TEST(InjectionRules, AreWrittenInOneWay) {
       {"drop probability=12.50% seed=0", "drop probability=12.5%"},
       {"drop probability=100% seed=3", "drop"},
       {"drop probability=1", "drop"},
+      {"delay=1500ns", "delay=1500ns"},
+      {"drop one-in=1", "drop one-in=1"},
+      {"drop kind=any seed=device one-in=50", "drop kind=any one-in=50 seed=device"},
+      {"drop kind=datagram,ack", "drop kind=ack,datagram"},
+      {"duplicate direction=sent message=2..", "duplicate message=2.."},
+      {"overtake kind=write probability=2%", "overtake kind=write probability=2%"},
+      {"not-ready direction=received message=3 attempt=1", "not-ready message=3 attempt=1"},
+      {"fail-registration number=2.. every=3", "fail-registration number=2.. every=3"},
+      {"fail-registration one-in=5 seed=device", "fail-registration one-in=5 seed=device"},
+      {"delay-completion=1000us times=4 number=7", "delay-completion=1ms number=7 times=4"},
+      {"place-late=50us seed=3", "place-late=50us seed=3"},
   };
   for (const auto& each : kCases) {
     EXPECT_EQ(ToString(Rule(each.text)), each.canonical) << each.text;
@@ -106,11 +117,14 @@ TEST(InjectionRules, ErrorsSayWhatIsWrongWhereAndWhatIsExpected) {
        "  drop kind=send,acks every=2\n"
        "                 ^~~~"},
       {"corrupt",
-       "'corrupt' is no action; there are disconnect, stall, drop, delay\n"
+       "'corrupt' is no action; there are disconnect, stall, drop, delay, duplicate, overtake, not-ready, "
+       "fail-registration, delay-completion, place-late\n"
        "  corrupt\n"
        "  ^~~~~~~"},
       {"message=3",
-       "'message' is a condition, and a rule begins with an action: disconnect, stall, drop, delay\n"
+       "'message' is a condition, and a rule begins with an action: disconnect, stall, drop, delay, duplicate, "
+       "overtake, "
+       "not-ready, fail-registration, delay-completion, place-late\n"
        "  message=3\n"
        "  ^~~~~~~"},
       {"stall drop",
@@ -126,11 +140,11 @@ TEST(InjectionRules, ErrorsSayWhatIsWrongWhereAndWhatIsExpected) {
        "  delay message=1\n"
        "  ^~~~~"},
       {"delay=5",
-       "'5' is no time: an integer with us, ms or s, such as 5ms, at most 3600s\n"
+       "'5' is no time: an integer with ns, us, ms or s, such as 5ms, at most 3600s\n"
        "  delay=5\n"
        "        ^"},
       {"delay=5ms direction=received",
-       "what is received cannot be delayed; give the rule to the process that sends it, with direction=sent\n"
+       "delay is of what is sent; give the rule to the process that sends it, with direction=sent\n"
        "  delay=5ms direction=received\n"
        "                      ^~~~~~~~"},
       {"disconnect message",
@@ -158,16 +172,41 @@ TEST(InjectionRules, ErrorsSayWhatIsWrongWhereAndWhatIsExpected) {
        "  drop probability=0.00001%\n"
        "                   ^~~~~~~~"},
       {"drop seed=4",
-       "seed is of what is drawn, and without probability nothing is\n"
+       "seed is of what is drawn, and without probability or one-in nothing is\n"
        "  drop seed=4\n"
        "       ^~~~~~"},
+      {"drop one-in=4 probability=1%",
+       "one-in and probability say the same; a rule has one of them\n"
+       "  drop one-in=4 probability=1%\n"
+       "       ^~~~~~~~"},
+      {"not-ready direction=sent",
+       "not-ready is of what is received; give the rule to the process that receives it, with direction=received\n"
+       "  not-ready direction=sent\n"
+       "                      ^~~~"},
+      {"fail-registration message=3",
+       "message is of messages, and fail-registration is about what the device does; number=2 is its second "
+       "registration\n"
+       "  fail-registration message=3\n"
+       "                    ^~~~~~~"},
+      {"drop number=3",
+       "number is of what the device does, and drop is about messages; message=2 is the second one\n"
+       "  drop number=3\n"
+       "       ^~~~~~"},
+      {"place-late",
+       "place-late needs a time, such as place-late=5ms\n"
+       "  place-late\n"
+       "  ^~~~~~~~~~"},
+      {"drop kind=any,send",
+       "any is every record, and stands alone\n"
+       "  drop kind=any,send\n"
+       "            ^~~"},
       {"drop kind=send,send",
        "send stands twice in this list\n"
        "  drop kind=send,send\n"
        "                 ^~~~"},
       {"stall \x1b[1mnow",
-       "'?[1mnow' is no condition; there are connection, direction, kind, message, segment, attempt, every, times, "
-       "probability, seed\n"
+       "'?[1mnow' is no condition; there are connection, direction, kind, message, segment, attempt, number, every, "
+       "times, probability, one-in, seed\n"
        "  stall ?[1mnow\n"
        "        ^~~~~~~"},
   };
@@ -216,6 +255,17 @@ TEST(InjectionRules, AnyTextIsUnderstoodOrExplained) {
                                            "stall",
                                            "drop",
                                            "delay=",
+                                           "duplicate",
+                                           "overtake",
+                                           "not-ready",
+                                           "fail-registration",
+                                           "delay-completion=",
+                                           "place-late=",
+                                           "number=",
+                                           "one-in=",
+                                           "seed=device",
+                                           "kind=any",
+                                           "7ns",
                                            "delay",
                                            "5ms",
                                            "1s",
@@ -287,6 +337,22 @@ TEST(InjectionRules, SomeCanDoNothingOnATransport) {
   EXPECT_EQ(why_not(InjectionTransport::kIwarp, "stall attempt=1.. kind=send,ack"), "");
   EXPECT_EQ(why_not(InjectionTransport::kIwarp, "delay=1ms kind=immediate,terminate"), "");
   EXPECT_EQ(why_not(InjectionTransport::kInfiniband, "drop kind=ack attempt=2"), "");
+  for (const char* const text :
+       {"duplicate", "overtake message=3", "not-ready", "drop kind=datagram", "stall kind=datagram"}) {
+    EXPECT_NE(why_not(InjectionTransport::kIwarp, text), "") << text;
+  }
+  for (const char* const text : {"fail-registration", "delay-completion=1ms", "place-late=1ms", "stall kind=any"}) {
+    EXPECT_EQ(why_not(InjectionTransport::kIwarp, text), "") << text;
+    EXPECT_EQ(why_not(InjectionTransport::kInfiniband, text), "") << text;
+  }
+  for (const char* const text : {"duplicate", "overtake message=3", "not-ready attempt=1", "drop kind=datagram every=3",
+                                 "stall kind=datagram,send", "drop kind=any"}) {
+    EXPECT_EQ(why_not(InjectionTransport::kInfiniband, text), "") << text;
+  }
+  for (const char* const text :
+       {"delay=1ms kind=datagram", "drop kind=datagram message=3", "drop kind=datagram direction=received"}) {
+    EXPECT_NE(why_not(InjectionTransport::kInfiniband, text), "") << text;
+  }
   EXPECT_NE(why_not(InjectionTransport::kInfiniband, "stall kind=immediate,terminate"), "");
   EXPECT_EQ(why_not(InjectionTransport::kInfiniband, "stall kind=immediate,write"), "");
   // Of text there is no such rule.

@@ -26,8 +26,8 @@ DatagramConnection::DatagramConnection(QueuePair& qp, uint8_t mtu)
       nic_(qp.nic_),
       mtu_(kSmallestMtu << mtu),
       memory_(nic_.registry(), qp.pd(), qp.receive_pd(), qp.qp_number()),
-      luck_(Prng(nic_.profile().luck_seed).Fork(nic_.name() + "/qp-" + std::to_string(qp.qp_number()) + "/datagrams")) {
-}
+      name_(nic_.name() + "/qp-" + std::to_string(qp.qp_number())),
+      datagrams_(nic_.injections(), SetOf(InjectionAction::kOvertake), name_ + "/datagrams") {}
 
 bool DatagramConnection::Serve(uint32_t requests) {
   if (open_ && overtaken_ && (!overtaken_->until || *overtaken_->until <= nic_.fabric().Now())) SendOvertaken();
@@ -74,12 +74,11 @@ bool DatagramConnection::SendOne(SendSlot& slot) {
   header.psn = psn_;
   header.immediate = slot.immediate;
   const ConstBytes payload = slot.is_inline ? slot.inline_data : ConstBytes(gathered_).first(size);
-  const DeviceProfile& profile = nic_.profile();
-  if (!overtaken_ && profile.overtake_one_in != 0 && luck_.OneIn(profile.overtake_one_in)) {
+  if (IsToBeOvertaken()) {
     overtaken_ = Overtaken{.peer = target.peer,
                            .header = header,
                            .payload = {payload.begin(), payload.end()},
-                           .until = nic_.fabric().Now() + profile.overtaking_time};
+                           .until = nic_.fabric().Now() + nic_.profile().overtaking_time};
     psn_ = wire::PsnAdd(psn_, 1);
     FinishSend(slot, WorkStatus::kSuccess);
     return true;
@@ -94,6 +93,12 @@ bool DatagramConnection::SendOne(SendSlot& slot) {
     STAGECOACH_MARK("qp.datagram_overtaken");
     SendOvertaken();
   }
+  return true;
+}
+
+bool DatagramConnection::IsToBeOvertaken() {
+  if (overtaken_ || datagrams_.Judge() == nullptr) return false;
+  TraceFired(nic_.trace(), nic_.fabric().Now(), name_, datagrams_.fired());
   return true;
 }
 

@@ -4,8 +4,8 @@
 // and it is done, whether or not anybody will have it. Where the port has no room, it and all behind it wait in the
 // send queue until the port asks the QP to go on. A send that cannot be carried out fails, and the QP goes to SQE.
 //
-// A device that lets datagrams be overtaken (DeviceProfile::overtake_one_in) keeps one back now and then, of which the
-// send is done, until the next one of this QP has gone or its time is over.
+// A device with rules that have datagrams overtaken (InjectionAction::kOvertake) keeps one back now and then, of which
+// the send is done, until the next one of this QP has gone or its time is over.
 //
 // A datagram is put into a Receive as a whole, behind the 40 bytes of its route, or not at all. One that does not fit
 // is dropped, and the Receive serves the next one. One that meets memory it cannot be written to fails the Receive and
@@ -21,9 +21,9 @@
 #include <string>
 #include <vector>
 
-#include "base/prng.h"
 #include "emu/engine/ib_datagram.h"
 #include "emu/engine/work.h"
+#include "emu/inject/plan.h"
 #include "emu/nic/datagram_port.h"
 #include "emu/nic/memory_registry.h"
 #include "emu/nic/nic.h"
@@ -59,6 +59,8 @@ class DatagramConnection final : public QpConnection {
   bool Send();
   // False: there is no room, so it was not begun.
   bool SendOne(SendSlot& slot);
+  // The next datagram.
+  bool IsToBeOvertaken();
   // What is overtaken, when it has been or waits no longer.
   void SendOvertaken();
   WorkStatus Gather(const SendSlot& slot, size_t* size);
@@ -87,7 +89,8 @@ class DatagramConnection final : public QpConnection {
   // Taken and not used yet, as what it was taken for was too long.
   const ReceiveWork* receive_ = nullptr;
   std::array<std::byte, kMaxDatagram> gathered_;
-  Prng luck_;
+  const std::string name_;  // in traces
+  PlaceInjections datagrams_;
   std::optional<Overtaken> overtaken_;
   std::optional<Instant> deadline_;  // as NicLoop knows it
 };

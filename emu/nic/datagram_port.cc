@@ -1,4 +1,5 @@
 #include "emu/nic/datagram_port.h"
+#include "emu/inject/plan.h"
 
 #include <algorithm>
 #include <array>
@@ -115,7 +116,7 @@ class DatagramPort::Core : public std::enable_shared_from_this<DatagramPort::Cor
         name_(nic.name() + "/datagrams"),
         mtu_(kSmallestMtu << profile.max_mtu),
         name_key_(NewKey(nic)),
-        luck_(Prng(profile.luck_seed).Fork(name_)) {}
+        leaving_(nic.injections(), SetOf(InjectionAction::kDrop, InjectionAction::kDuplicate), name_) {}
 
   Sent Send(const DatagramPeer& to, const wire::IbHeader& header, ConstBytes payload, uint32_t waiter);
   void Close();
@@ -153,7 +154,7 @@ class DatagramPort::Core : public std::enable_shared_from_this<DatagramPort::Cor
   void TellLink(const DatagramPeer& to, LinkEvent event);
   void Deliver(const DatagramPeer& from, const wire::IbHeader& header, ConstBytes payload);
 
-  // How often a datagram leaves: by the profile's habits 0, 1 or 2. Under mutex_, once for each that is taken.
+  // How often a datagram leaves, as rules have it: 0, 1 or 2. Under mutex_, once for each that is taken.
   int Copies();
 
   // The slot of this process, once it has one.
@@ -241,7 +242,7 @@ class DatagramPort::Core : public std::enable_shared_from_this<DatagramPort::Cor
   // Room for one from there: of the address that has most links, that one counted, the quietest ends.
   void EvictIncoming(const LinkSource& newcomer);
 
-  Prng luck_;
+  PlaceInjections leaving_;
   std::map<LinkKey, std::shared_ptr<Outgoing>> links_;
   std::set<uint32_t> waiters_;  // QPs that were told kFull
   bool wake_posted_ = false;
@@ -823,8 +824,10 @@ class DatagramPort::Incoming final : public ReadyWatcher {
 // --- Core ---
 
 int DatagramPort::Core::Copies() {
-  if (profile_.drop_one_in != 0 && luck_.OneIn(profile_.drop_one_in)) return 0;
-  return profile_.duplicate_one_in != 0 && luck_.OneIn(profile_.duplicate_one_in) ? 2 : 1;
+  const InjectionRule* const rule = leaving_.Judge();
+  TraceFired(nic_.trace(), fabric_.Now(), name_, leaving_.fired());
+  if (rule == nullptr) return 1;
+  return rule->action == InjectionAction::kDrop ? 0 : 2;
 }
 
 DatagramPort::Sent DatagramPort::Core::Send(const DatagramPeer& to, const wire::IbHeader& header, ConstBytes payload,

@@ -90,13 +90,11 @@ DeviceProfile HostileProfile() {
   DeviceProfile profile = RoceProfile();
   profile.name = "hostile";
   profile.vendor_part_id = 4;
-  profile.adversarial_placement = true;
-  profile.placement_delay = 200us;
-  profile.completion_delayed_one_in = 8;
-  profile.drop_one_in = 50;
-  profile.duplicate_one_in = 50;
-  profile.overtake_one_in = 25;
-  profile.not_ready_one_in = 20;
+  profile.habits = *ParseInjectionRules(
+      "drop direction=sent kind=any one-in=50; overtake kind=any one-in=25; duplicate kind=any one-in=50; not-ready "
+      "kind=any "
+      "one-in=20; "
+      "delay-completion=100us one-in=8; place-late=200us");
   profile.luck_seed = 1;
   return profile;
 }
@@ -145,10 +143,7 @@ std::string DescribeProfile(const DeviceProfile& profile) {
   Line(&text, "receive_budget_bytes", profile.receive_budget_bytes);
   Line(&text, "receive_budget_records", profile.receive_budget_records);
   Line(&text, "transmit_budget_records", profile.transmit_budget_records);
-  Flag(&text, "adversarial_placement", profile.adversarial_placement);
-  Line(&text, "placement_delay", profile.placement_delay);
-  Line(&text, "completion_delayed_one_in", profile.completion_delayed_one_in);
-  Line(&text, "completion_delay", profile.completion_delay);
+  Line(&text, "habits", profile.habits.empty() ? "none" : ToString(profile.habits));
   Line(&text, "luck_seed", profile.luck_seed);
   if (profile.transport != TransportKind::kInfiniband) {
     Flag(&text, "extensions", profile.extensions);
@@ -167,11 +162,7 @@ std::string DescribeProfile(const DeviceProfile& profile) {
   Line(&text, "max_links", profile.max_links);
   Line(&text, "link_queue", profile.link_queue);
   Line(&text, "link_idle", profile.link_idle);
-  Line(&text, "drop_one_in", profile.drop_one_in);
-  Line(&text, "duplicate_one_in", profile.duplicate_one_in);
-  Line(&text, "overtake_one_in", profile.overtake_one_in);
   Line(&text, "overtaking_time", profile.overtaking_time);
-  Line(&text, "not_ready_one_in", profile.not_ready_one_in);
   return text;
 }
 

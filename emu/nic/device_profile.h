@@ -11,8 +11,10 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/time.h"
+#include "emu/inject/rule.h"
 
 namespace stagecoach::emu {
 
@@ -83,16 +85,10 @@ struct DeviceProfile {
   size_t receive_budget_records = 64;
   size_t transmit_budget_records = 64;
 
-  // RDMA Writes are placed in any order, last bytes first, within this time and before the next record that is no
-  // Write, as any device may; otherwise as they come, last word last.
-  bool adversarial_placement = false;
-  Duration placement_delay = 50us;
-  // One completion in so many becomes visible late, by at most this time, and those of its QP behind it not before it,
-  // so that they come in batches; 0 is never. None is held back beyond the end of its connection, or when a program
-  // hears that its send queue is drained.
-  uint32_t completion_delayed_one_in = 0;
-  Duration completion_delay = 100us;
-  // Decides in which order, and which completions, as well as the habits below.
+  // What the device does to its own traffic, as any device or network may: rules of which nobody is told when they
+  // fire. Those that name no seed draw from the device's luck. None is about what the transport does not have.
+  std::vector<InjectionRule> habits;
+  // The device's luck (emu/inject/plan.h).
   uint64_t luck_seed = 0;
 
   // --- InfiniBand alone ---
@@ -122,18 +118,8 @@ struct DeviceProfile {
   uint32_t max_links = 256;
   uint32_t link_queue = 256;
   Duration link_idle = 30s;
-
-  // --- Habits that a program must live with; 0 is never ---
-
-  // Of the packets that leave, one in so many is lost, one in so many leaves twice, and one in so many is overtaken: by
-  // the next one, if that is ready to leave with it; and a datagram by the next one of its QP, if that comes within
-  // overtaking_time.
-  uint32_t drop_one_in = 0;
-  uint32_t duplicate_one_in = 0;
-  uint32_t overtake_one_in = 0;
+  // How long a datagram that is to be overtaken waits for the next one of its QP.
   Duration overtaking_time = 200us;
-  // One message in so many is answered as if no Receive were posted.
-  uint32_t not_ready_one_in = 0;
 };
 
 // The default: an RNIC that speaks iWARP.

@@ -24,13 +24,12 @@ namespace {
 
 DeviceProfile WithOvertaking(uint32_t one_in) {
   DeviceProfile profile = RoceProfile();
-  profile.overtake_one_in = one_in;
+  profile.habits = {{.action = InjectionAction::kOvertake, .kinds = kEveryRecord, .one_in = one_in}};
   return profile;
 }
 
 DeviceProfile WithLateCompletions(DeviceProfile profile, uint32_t one_in, Duration delay) {
-  profile.completion_delayed_one_in = one_in;
-  profile.completion_delay = delay;
+  profile.habits = {{.action = InjectionAction::kDelayCompletion, .delay = delay, .one_in = one_in}};
   return profile;
 }
 
@@ -140,8 +139,8 @@ constexpr uint32_t kQkey = 0x1234;
 
 class DatagramHabitsTest : public ::testing::Test {
  protected:
-  void Open(uint32_t overtake_one_in) {
-    hosts_.emplace(WithOvertaking(overtake_one_in));
+  void Open(uint32_t one_in) {
+    hosts_.emplace(WithOvertaking(one_in));
     hosts_->Use(QpType::kUd);
     for (TestHost* host : {&hosts_->a, &hosts_->b}) DatagramsToRts(*host->qp, kQkey);
     AddressVector vector;
@@ -296,8 +295,8 @@ class EventCount final : public TraceSink {
 TEST(HabitsTest, WritesThatComeOverTcpArePlacedLate) {
   EventCount kept("placement.kept");
   DeviceProfile profile = IwarpProfile();
-  profile.adversarial_placement = true;
-  profile.placement_delay = 86400s;  // what is drawn for each depends on the seed alone
+  profile.habits = {
+      {.action = InjectionAction::kPlaceLate, .delay = 86400s}};  // what is drawn for each depends on the seed alone
   TcpFabric fabric_a;
   TcpFabric fabric_b;
   TestHost a(fabric_a, "a");

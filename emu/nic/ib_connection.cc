@@ -6,7 +6,6 @@
 #include "base/mark.h"
 #include "base/mutant.h"
 #include "emu/tap/injection_tap.h"
-#include "emu/tap/record_faults.h"
 
 namespace stagecoach::emu {
 namespace {
@@ -76,17 +75,23 @@ IbConnection::IbConnection(QueuePair& qp, const QpAttributes& attributes, const 
       remote_qp_(attributes.destination_qp_number),
       knowledge_{.begun = {.send = std::nullopt, .receive = attributes.receive_psn}, .secret = secret},
       memory_(nic_.registry(), qp.pd(), qp.receive_pd(), qp.qp_number()),
-      receives_(qp.receive_source(), nic_.profile().not_ready_one_in,
-                Prng(nic_.profile().luck_seed).Fork(name_ + "/receives")),
+      receives_(qp.receive_source(), *this),
       transport_(EngineOptions(qp, attributes, nic_.profile()), memory_, receives_, nic_.trace(), name_),
       pump_(qp, nic_, transport_, memory_, name_),
       next_(qp, nic_.loop()),
-      injections_(nic_.NewConnectionInjections()) {
+      injections_(nic_.injections()->NewConnection(name_)) {
   transport_.BeginTurn(Now());
   nic_.roce().Join(qp_.qp_number(), generation_, path, remote_qp_, knowledge_, outlook_);
 }
 
 IbConnection::~IbConnection() = default;
+
+bool IbConnection::HidesReceive() {
+  if (injections_ == nullptr) return false;
+  const bool hides = injections_->HidesReceive();
+  TraceFired(nic_.trace(), Now(), name_, injections_->fired());
+  return hides;
+}
 
 Llp::Counters IbConnection::llp_counters() const {
   Llp::Counters all = past_;
@@ -134,6 +139,7 @@ bool IbConnection::TakeCarrier(uint64_t generation, uint64_t serial, std::unique
     Discard(/*abort=*/true);
   }
   if (injections_ != nullptr) {
+    injections_->BeginStream(name_ + "/carrier-" + std::to_string(serial));
     llp = WithInjections(std::move(llp), injections_,
                          {.fabric = nic_.fabric(),
                           .trace = nic_.trace(),
@@ -144,12 +150,6 @@ bool IbConnection::TakeCarrier(uint64_t generation, uint64_t serial, std::unique
                             const auto word = transport_.UnreachableWord();
                             return std::vector<std::byte>(word.begin(), word.end());
                           }});
-  }
-  const DeviceProfile& profile = nic_.profile();
-  if (profile.drop_one_in != 0 || profile.duplicate_one_in != 0 || profile.overtake_one_in != 0) {
-    const Prng luck = Prng(profile.luck_seed).Fork(name_ + "/carrier-" + std::to_string(serial));
-    llp = WithRecordFaults(std::move(llp),
-                           {profile.drop_one_in, profile.duplicate_one_in, profile.overtake_one_in, luck});
   }
   carrier_ = std::make_unique<WatchedLlp>(qp_, nic_.loop(), std::move(llp));
   carrier_serial_ = serial;

@@ -92,19 +92,16 @@ class IbConnection final : public QpConnection {
     std::vector<uint64_t> sent_;
   };
 
-  // A Receive queue that has none now and then (DeviceProfile::not_ready_one_in).
+  // A Receive queue that has none for messages for which rules have it so (InjectionAction::kNotReady).
   class ReluctantReceives final : public ReceiveSource {
    public:
-    ReluctantReceives(ReceiveSource& source, uint32_t one_in, Prng luck)
-        : source_(source), one_in_(one_in), luck_(luck) {}
-    const ReceiveWork* TakeReceive() override {
-      return one_in_ != 0 && luck_.OneIn(one_in_) ? nullptr : source_.TakeReceive();
-    }
+    // `connection` has the rules, if there are any.
+    ReluctantReceives(ReceiveSource& source, IbConnection& connection) : source_(source), connection_(connection) {}
+    const ReceiveWork* TakeReceive() override { return connection_.HidesReceive() ? nullptr : source_.TakeReceive(); }
 
    private:
     ReceiveSource& source_;
-    const uint32_t one_in_;
-    Prng luck_;
+    IbConnection& connection_;
   };
 
   // Why there is no answer.
@@ -115,6 +112,8 @@ class IbConnection final : public QpConnection {
   };
 
   Instant Now() const { return nic_.fabric().Now(); }
+  // Whether the message that has come last is to find no Receive.
+  bool HidesReceive();
   Silence JudgeSilence(Instant now);
   Silence JudgeOnCarrier(Instant now);
   Silence JudgeWithoutCarrier(Instant now);

@@ -290,7 +290,7 @@ TEST(IbSilence, StopsAndShortCutsInAnyOrderEndNobodysConnection) {
 // Whichever end does, and whoever has made the stream: both know.
 TEST(IbSilence, WhereADeviceLosesPacketsByItselfTheRetriesCountThem) {
   DeviceProfile mute = RoceProfile();
-  mute.drop_one_in = 1;
+  mute.habits = *ParseInjectionRules("drop direction=sent kind=any");
   for (const bool is_a_mute : {false, true}) {
     for (const bool is_from_a : {false, true}) {
       SCOPED_TRACE(testing::Message() << is_a_mute << is_from_a);

@@ -195,6 +195,37 @@ TEST_P(InjectionRules, RulesOfAnotherConnectionChangeNothing) {
   EXPECT_EQ(pair.plan->seen().sent, 5u);
 }
 
+TEST_P(InjectionRules, CompletionsAreLateWhenTheDeviceIsToldSo) {
+  Pair pair(GetParam(), "delay-completion=50ms number=2");
+  for (uint64_t i = 1; i <= 3; ++i) pair.Send(*pair.a, i);
+  ASSERT_TRUE(pair.sim.world.RunUntil([&] { return pair.b->Completed(3); }));
+  pair.sim.world.RunFor(500us);
+  EXPECT_EQ(Pair::Of(*pair.a, CompletionOpcode::kSend).size(), 1u) << "the third stays behind the second";
+  ASSERT_TRUE(pair.sim.world.RunUntil([&] { return pair.a->Completed(3); }));
+  for (uint64_t i = 0; i < 3; ++i) EXPECT_EQ(pair.a->completions[i].wr_id, i + 1);
+  EXPECT_EQ(pair.plan->counters(0).fired, 1u);
+}
+
+TEST_P(InjectionRules, WritesAreLateWhereTheDeviceIsToldSo) {
+  Pair pair(GetParam(), "place-late=1s number=2..3 seed=1");
+  const TestBuffer source = pair.b->Register(600, kFullAccess, 7);
+  const TestBuffer sink = pair.a->Register(600);
+  for (uint64_t i = 0; i < 3; ++i) {
+    ASSERT_EQ(
+        pair.b->Send(i, {source.Sge(i * 200, 200)}, PostOpcode::kWrite, sink.region.stag, sink.address() + i * 200), 0);
+  }
+  const auto placed = [&] { return std::count(sink.bytes.begin(), sink.bytes.end(), std::byte{7}); };
+  pair.sim.world.RunFor(1ms);
+  // The ready-to-receive of iWARP is one, too.
+  const ptrdiff_t prompt = IsIwarp() ? 400 : 200;
+  EXPECT_LE(placed(), prompt);
+  EXPECT_GE(placed(), 200);
+  pair.Send(*pair.b, 9);
+  ASSERT_TRUE(pair.sim.world.RunUntil([&] { return !Pair::Of(*pair.a, CompletionOpcode::kReceive).empty(); }));
+  EXPECT_EQ(placed(), 600) << "the Send came first";
+  EXPECT_EQ(pair.plan->counters(0).fired, 2u);
+}
+
 INSTANTIATE_TEST_SUITE_P(Transports, InjectionRules, testing::Values(TransportKind::kIwarp, TransportKind::kInfiniband),
                          [](const auto& info) {
                            return std::string(info.param == TransportKind::kIwarp ? "Iwarp" : "Infiniband");
@@ -263,6 +294,33 @@ TEST(InjectionsOfInfiniband, AcknowledgementsThatAreLostCostTime) {
   EXPECT_EQ(Pair::Of(*pair.a, CompletionOpcode::kSend), (std::vector<CompletionStatus>{CompletionStatus::kSuccess}));
   EXPECT_EQ(Pair::Of(*pair.b, CompletionOpcode::kReceive).size(), 1u);
   EXPECT_EQ(pair.plan->counters(0).fired, 2u);
+}
+
+TEST(InjectionsOfInfiniband, APacketThatLeavesTwiceArrivesOnce) {
+  Pair pair(TransportKind::kInfiniband, "duplicate message=2");
+  pair.Exchange(*pair.a, *pair.b, 3);
+  EXPECT_EQ(pair.plan->counters(0).fired, 1u);
+  EXPECT_EQ(Pair::Of(*pair.b, CompletionOpcode::kReceive),
+            std::vector<CompletionStatus>(3, CompletionStatus::kSuccess));
+  EXPECT_EQ(pair.b->qp->state(), QpState::kRts);
+}
+
+TEST(InjectionsOfInfiniband, APacketThatIsOvertakenIsSentAgain) {
+  Pair pair(TransportKind::kInfiniband, "overtake message=1 segment=2 attempt=1");
+  pair.Send(*pair.a, 1, 5000);
+  ASSERT_TRUE(pair.sim.world.RunUntil([&] { return BothCompleted(*pair.a, *pair.b, 1); }));
+  EXPECT_EQ(pair.Firings(), (std::vector<std::string>{"injection.fired rule=1 action=overtake connection=1 "
+                                                      "direction=sent kind=send message=1 segment=2 attempt=1"}));
+  EXPECT_EQ(Pair::Of(*pair.b, CompletionOpcode::kReceive),
+            std::vector<CompletionStatus>(1, CompletionStatus::kSuccess));
+}
+
+TEST(InjectionsOfInfiniband, AMessageFindsNoReceiveAndComesAgain) {
+  Pair pair(TransportKind::kInfiniband, "not-ready message=2 attempt=1..3");
+  pair.Exchange(*pair.b, *pair.a, 3);
+  EXPECT_EQ(pair.plan->counters(0).fired, 3u);
+  EXPECT_EQ(Pair::Of(*pair.a, CompletionOpcode::kReceive),
+            std::vector<CompletionStatus>(3, CompletionStatus::kSuccess));
 }
 
 // What the stream cannot take at once leaves before the word of the end, and that before the stream is given up.

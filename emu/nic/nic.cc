@@ -8,7 +8,6 @@
 #include "base/mark.h"
 #include "base/mutant.h"
 #include "base/undoing.h"
-#include "emu/inject/plan.h"
 #include "emu/nic/iwarp_connection.h"
 #include "emu/tap/injection_tap.h"
 
@@ -51,6 +50,13 @@ uint32_t NextOf(const Table& table, uint32_t context, uint32_t after) {
   return entry != table.end() ? entry->first : 0;
 }
 
+// The options' rules with the device's habits behind them.
+std::shared_ptr<InjectionPlan> WithHabits(std::shared_ptr<InjectionPlan> rules, const DeviceProfile& profile) {
+  if (rules == nullptr) rules = InjectionPlan::Make({});
+  rules->AddHabits(profile.habits, profile.luck_seed);
+  return rules;
+}
+
 // An entry that is not in its table yet, so that putting it there needs no memory.
 template <typename Table>
 typename Table::node_type NewEntry(uint32_t handle, typename Table::mapped_type entry) {
@@ -68,6 +74,8 @@ Nic::Nic(Fabric& fabric, DeviceProfile profile, NicOptions options)
       secrets_(options_.stags->Fork("secrets")),
       registry_(profile_, std::move(options_.stags)),
       loop_(fabric),
+      injections_(WithHabits(options_.injections, profile_)),
+      registrations_(injections_, SetOf(InjectionAction::kFailRegistration), name() + "/registrations"),
       late_placements_(options_.trace),
       roce_(profile_.transport == TransportKind::kInfiniband ? std::make_unique<RocePort>(*this, fabric, profile_)
                                                              : nullptr),
@@ -89,10 +97,6 @@ Nic::~Nic() {
   datagrams_.reset();
   // Nothing completes any more.
   loop_.Remove(&cq_caretaker_);
-}
-
-std::shared_ptr<ConnectionInjections> Nic::NewConnectionInjections() {
-  return options_.injections != nullptr ? options_.injections->NewConnection() : nullptr;
 }
 
 uint8_t Nic::active_mtu() {
@@ -193,8 +197,14 @@ int Nic::DeallocatePd(uint32_t pd) {
 
 // --- Memory ---
 
+bool Nic::FailsRegistration() {
+  if (!registrations_.IsWatched()) return false;
+  std::lock_guard lock(registrations_mutex_);
+  return registrations_.Judge() != nullptr;
+}
+
 Result<Nic::Region, int> Nic::RegisterRegion(NicContext& context, const RegionRequest& request) {
-  if (faults_ && faults_->registration_fails_one_in != 0 && faults_->luck.OneIn(faults_->registration_fails_one_in)) {
+  if (FailsRegistration()) {
     STAGECOACH_MARK("nic.registration_fails_by_habit");
     Trace(trace(), fabric_.Now(), name(), "registration.failed", {{"bytes", request.length}});
     return Err(ENOMEM);
@@ -321,25 +331,10 @@ int Nic::DeallocateWindow(uint32_t handle) {
   return Release(windows_, handle, &MemoryRegistry::DeallocateWindow);
 }
 
-// --- Faults and reports ---
-
-NicFaults& Nic::faults() {
-  STAGECOACH_CHECK(!fabric_.HasProgressThread());
-  if (!faults_) faults_.emplace();
-  return *faults_;
-}
-
-Duration Nic::placement_delay() const {
-  return faults_ && faults_->adversarial_placement ? faults_->placement_delay_max : profile_.placement_delay;
-}
-
-Prng Nic::PlacementLuck(const std::string& connection) const {
-  if (faults_ && faults_->adversarial_placement) return faults_->luck.Fork(connection);
-  return Prng(profile_.luck_seed).Fork(connection + "/placement");
-}
+// --- Injections and reports ---
 
 void Nic::SettlePlacements() {
-  if (faults_ || profile_.adversarial_placement) late_placements_.PlaceAll(fabric_.Now());
+  if (injections_->EverHad(SetOf(InjectionAction::kPlaceLate))) late_placements_.PlaceAll(fabric_.Now());
 }
 
 Nic::Objects Nic::objects() const {
@@ -712,12 +707,11 @@ int Nic::AttachConnection(uint32_t qp_number, ConnectionSetup setup) {
   if (found == qps_by_number_.end()) return EINVAL;
   if (failed()) return EIO;
   QueuePair& qp = *found->second;
-  if (std::shared_ptr<ConnectionInjections> injections = NewConnectionInjections()) {
-    setup.llp = WithInjections(std::move(setup.llp), std::move(injections),
-                               {.fabric = fabric_,
-                                .trace = options_.trace,
-                                .name = name() + "/qp-" + std::to_string(qp_number),
-                                .transport = InjectionTransport::kIwarp});
+  const std::string connection_name = name() + "/qp-" + std::to_string(qp_number);
+  if (std::shared_ptr<ConnectionInjections> injections = injections_->NewConnection(connection_name)) {
+    setup.llp = WithInjections(
+        std::move(setup.llp), std::move(injections),
+        {.fabric = fabric_, .trace = options_.trace, .name = connection_name, .transport = InjectionTransport::kIwarp});
   }
   const int error = qp.Attach(std::make_unique<IwarpConnection>(qp, std::move(setup)), std::move(observer));
   if (error == 0) ++connections_;

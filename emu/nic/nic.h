@@ -23,6 +23,7 @@
 #include "base/result.h"
 #include "base/trace.h"
 #include "emu/fabric/fabric.h"
+#include "emu/inject/plan.h"
 #include "emu/llp/llp.h"
 #include "emu/nic/address_handles.h"
 #include "emu/nic/completion_channel.h"
@@ -31,7 +32,6 @@
 #include "emu/nic/device_profile.h"
 #include "emu/nic/late_placement.h"
 #include "emu/nic/memory_registry.h"
-#include "emu/nic/nic_faults.h"
 #include "emu/nic/nic_loop.h"
 #include "emu/nic/queue_pair.h"
 #include "emu/nic/roce_port.h"
@@ -40,9 +40,6 @@
 #include "emu/wire/carrier_proof.h"
 
 namespace stagecoach::emu {
-
-class ConnectionInjections;
-class InjectionPlan;
 
 // An open device. Objects belong to the context they were made in; closing it destroys what is left of them.
 class NicContext {
@@ -66,7 +63,8 @@ struct NicOptions {
   // Hears what programs learn of as an errno alone, and people should read. Any thread, under locks of the NIC. Null:
   // nobody.
   std::function<void(const std::string& words)> complain;
-  // What is done to RC and UC connections, above what captures show (emu/tap/injection_tap.h). Null: none.
+  // What is done to the device and its connections, to these above what captures show (emu/tap/injection_tap.h). Of one
+  // NIC. Null: nothing but what the profile's habits are.
   std::shared_ptr<InjectionPlan> injections;
 };
 
@@ -99,15 +97,13 @@ class Nic {
   }
   MemoryRegistry& registry() { return registry_; }
   bool is_infiniband() const { return roce_ != nullptr; }
-  // Packets of InfiniBand QPs are lost here now and then, as the profile or injection rules have it.
-  bool LosesPackets() const { return options_.injections != nullptr || profile_.drop_one_in != 0; }
+  // Packets of InfiniBand QPs are lost here now and then, or late, as habits or rules have it.
+  bool LosesPackets() const { return injections_->Has(kLosingActions); }
   // Of an InfiniBand device.
   RocePort& roce() { return *roce_; }
   DatagramPort& datagrams() { return *datagrams_; }
   // What peers must not guess, for a purpose of this name: from the system or, in simulation, from the world's seed.
   std::unique_ptr<StagSource> Secrets(std::string_view purpose) const { return secrets_->Fork(purpose); }
-  // The next connection, as the options' rules number them; null: no rule is about it.
-  std::shared_ptr<ConnectionInjections> NewConnectionInjections();
 
   // --- The port, and the end of the device ---
   // A port that goes down says so in each context (IBV_EVENT_PORT_ERR, IBV_EVENT_PORT_ACTIVE) and in ibv_query_port;
@@ -124,14 +120,9 @@ class Nic {
   void Fail();
   bool failed() const { return failed_.load(std::memory_order_acquire); }
 
-  // --- Faults, for simulated worlds (nic_faults.h) ---
-  bool has_faults() const { return faults_.has_value(); }
-  // From the first call on the NIC has them, none of them on.
-  NicFaults& faults();
-  // Whether Writes are placed late now, by profile or fault; for how long at most, and who draws it for a connection.
-  bool places_late() const { return profile_.adversarial_placement || (faults_ && faults_->adversarial_placement); }
-  Duration placement_delay() const;
-  Prng PlacementLuck(const std::string& connection) const;
+  // --- What is done to the device ---
+  // The options' rules, and behind them the profile's habits.
+  const std::shared_ptr<InjectionPlan>& injections() const { return injections_; }
   LatePlacements& late_placements() { return late_placements_; }
   // Writes that are to be placed late are placed now: memory that nothing can reach any more is to be the program's, or
   // another window's.
@@ -294,6 +285,8 @@ class Nic {
     Nic& nic_;
   };
 
+  // Whether the next registration is to fail.
+  bool FailsRegistration();
   // Before there is a context for the first time: hears from the fabric of the host's addresses and links.
   void WatchHost();
   void OnHostChanged();
@@ -323,7 +316,9 @@ class Nic {
   std::atomic<bool> port_active_{true};
   std::atomic<bool> failed_{false};
   std::atomic<bool> is_watching_{false};
-  std::optional<NicFaults> faults_;
+  const std::shared_ptr<InjectionPlan> injections_;
+  std::mutex registrations_mutex_;
+  PlaceInjections registrations_;  // guarded by registrations_mutex_
   LatePlacements late_placements_;
   std::unique_ptr<RocePort> roce_;           // of an InfiniBand device
   std::unique_ptr<DatagramPort> datagrams_;  // likewise

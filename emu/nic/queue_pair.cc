@@ -135,7 +135,7 @@ QueuePair::QueuePair(Nic& nic, NicContext& context, uint32_t handle, uint32_t qp
       create_(create),
       kind_(KindOf(nic, create.type)),
       trace_name_(nic.name() + "/qp-" + std::to_string(qp_number)),
-      completion_luck_(Prng(nic.profile().luck_seed).Fork(trace_name_ + "/completions")),
+      completions_(nic.injections(), SetOf(InjectionAction::kDelayCompletion), trace_name_ + "/completions"),
       sends_(create.capabilities, {.kind = kind_,
                                    .max_read_sge = nic.profile().max_sge_rd,
                                    .atomics = nic.profile().atomics,
@@ -627,20 +627,16 @@ void QueuePair::Push(bool send, uint64_t number, const WorkCompletion& completio
   } else if (completion.status != CompletionStatus::kSuccess) {
     ++counters_.failed;
   }
-  const bool by_fault = nic_.has_faults() && nic_.faults().completion_delayed_one_in != 0;
-  const uint32_t one_in = by_fault ? nic_.faults().completion_delayed_one_in : nic_.profile().completion_delayed_one_in;
-  if (one_in == 0 && held_.empty()) return PushNow(send, number, completion);
-  Prng& luck = by_fault ? nic_.faults().luck : completion_luck_;
+  if (!completions_.IsWatched() && held_.empty()) return PushNow(send, number, completion);
   const bool ended = connection_ == nullptr || connection_->HasEnded();
-  const bool delay = one_in != 0 && luck.OneIn(one_in);
+  const bool delay = completions_.Judge() != nullptr;
   if (ended && !held_.empty()) STAGECOACH_MARK("qp.held_completions_let_go_by_the_end");
   if (ended || (held_.empty() && !delay)) {
     ReleaseHeld(Instant::max());
     return PushNow(send, number, completion);
   }
   if (!delay) STAGECOACH_MARK("qp.completion_held_behind_another");
-  const Duration most = by_fault ? nic_.faults().completion_delay_max : nic_.profile().completion_delay;
-  const Duration wait = delay ? Duration(luck.Below(static_cast<uint64_t>(most.count()) + 1)) : Duration();
+  const Duration wait = delay ? completions_.DrawTime() : Duration();
   Insist([&] { held_.push_back({send, number, completion, nic_.fabric().Now() + wait}); });
 }
 

@@ -21,6 +21,7 @@
 
 #include "base/prng.h"
 #include "emu/engine/qp_transport.h"
+#include "emu/inject/plan.h"
 #include "emu/llp/llp.h"
 #include "emu/nic/combining_lock.h"
 #include "emu/nic/completion_queue.h"
@@ -266,7 +267,7 @@ class QueuePair final : public PolledConnection, public LoopClient {
   // Completions of a queue, numbered as its work was posted.
   void Push(bool send, uint64_t number, const WorkCompletion& completion);
   void PushNow(bool send, uint64_t number, const WorkCompletion& completion);
-  // Completions that the NIC's faults or its profile hold back: until when, and the end of that.
+  // Completions that are held back by injections: until when, and the end of that.
   std::optional<Instant> HeldUntil() const;
   void ReleaseHeld(Instant now);
   // A send as it stands in the queue now.
@@ -299,7 +300,7 @@ class QueuePair final : public PolledConnection, public LoopClient {
   QpCreate create_;
   const QpKind kind_;
   const std::string trace_name_;
-  Prng completion_luck_;  // guarded by lock_
+  PlaceInjections completions_;  // guarded by lock_
   std::atomic<QpState> state_{QpState::kReset};
   std::atomic<bool> retired_{false};
   std::atomic<int> poll_descriptor_{kNoLlp};

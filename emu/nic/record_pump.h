@@ -18,6 +18,7 @@
 #include "base/mark.h"
 #include "base/mutant.h"
 #include "base/safe_copy/safe_copy.h"
+#include "emu/inject/plan.h"
 #include "emu/llp/llp.h"
 #include "emu/nic/late_placement.h"
 #include "emu/nic/nic.h"
@@ -30,7 +31,12 @@ class RecordPump {
  public:
   // `name` is the component in traces. All must outlive the pump.
   RecordPump(QueuePair& qp, Nic& nic, Transport& transport, MemoryPort& memory, const std::string& name)
-      : qp_(qp), nic_(nic), transport_(transport), memory_(memory), name_(name) {}
+      : qp_(qp),
+        nic_(nic),
+        transport_(transport),
+        memory_(memory),
+        name_(name),
+        writes_(nic.injections(), SetOf(InjectionAction::kPlaceLate), name + "/writes") {}
   RecordPump(const RecordPump&) = delete;
   RecordPump& operator=(const RecordPump&) = delete;
 
@@ -185,7 +191,7 @@ class RecordPump {
     const bool missing = placed.status == RxStatus::kMemoryFault ||
                          (placed.status == RxStatus::kReady && !*place_late_ && !StoreLastWord());
     // Whoever waits for the pins finds it kept.
-    if (placed.status == RxStatus::kReady && *place_late_) late_->Keep(now, now + nic_.placement_delay());
+    if (placed.status == RxStatus::kReady && *place_late_) late_->Keep(now, now + place_within_);
     transport_.UnpinDestination();
     if (missing) transport_.OnPlacementFault(MemoryFault::kUnmapped);
     if (placed.status == RxStatus::kMemoryFault) return {.moved = true, .end = std::nullopt};
@@ -229,8 +235,10 @@ class RecordPump {
       if (!overtaken) SettlePlacements();
       return false;
     }
-    if (!nic_.places_late()) return false;
-    if (!late_) late_.emplace(nic_.late_placements(), nic_.PlacementLuck(name_), name_);
+    const InjectionRule* const rule = writes_.Judge();
+    if (rule == nullptr) return false;
+    place_within_ = rule->delay;
+    if (!late_) late_.emplace(nic_.late_placements(), nic_.injections()->PlacementLuck(name_), name_);
     return true;
   }
 
@@ -247,7 +255,9 @@ class RecordPump {
   MutableBytes last_word_;  // where it goes
   std::array<std::byte, sizeof(uint64_t)> last_word_bytes_{};
   std::array<MutableBytes, 2> prompt_parts_{};
+  PlaceInjections writes_;
   std::optional<bool> place_late_;     // of this record
+  Duration place_within_{};            // likewise
   std::optional<LatePlacement> late_;  // once the NIC places late
   bool tx_blocked_ = false;
   bool tx_failed_ = false;

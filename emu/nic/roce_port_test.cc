@@ -1140,7 +1140,7 @@ uint64_t TraceOf(uint64_t seed) {
   TraceHash hash;
   SimPair pair({.jitter = 5us, .chop = true}, seed, &hash);
   DeviceProfile hostile = HostileProfile();
-  hostile.not_ready_one_in = 5;
+  hostile.habits.push_back({.action = InjectionAction::kNotReady, .kinds = kEveryRecord, .one_in = 5});
   TestHost a(pair.fabric_a, "a", hostile, &hash);
   TestHost b(pair.fabric_b, "b", hostile, &hash);
   const IpEndpoint at_a = *IpEndpoint::Parse("10.0.0.1", 0);

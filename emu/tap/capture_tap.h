@@ -5,7 +5,7 @@
 // read, through the MemoryPort of the Flush that may send them, just before it; so a record that waits for the stream
 // is in the capture as it was when it was first tried, and one whose memory can no longer be read, which will never
 // leave, is not in it. So a capture holds what has left the NIC: the faults of a network are injected above the tap
-// (record_faults.h), and a packet they lose is not in the sender's capture, as a packet that got lost in a NIC would
+// (injection_tap.h), and a packet they lose is not in the sender's capture, as a packet that got lost in a NIC would
 // not be on the wire; one they send twice is there twice. A record the owner discards is placed into a buffer of the
 // tap's. Records that fail their CRC are not shown: nothing can be said of where they end. In the style of
 // iWARP the flow is also told how the connection ends.

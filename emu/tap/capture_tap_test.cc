@@ -11,7 +11,7 @@
 #include "emu/llp/mpa/mpa_llp.h"
 #include "emu/sim/sim_world.h"
 #include "emu/tap/capture_fabric.h"
-#include "emu/tap/record_faults.h"
+#include "emu/tap/injection_tap.h"
 #include "emu/wire/mpa.h"
 #include "tests/support/fake_memory.h"
 
@@ -289,13 +289,16 @@ TEST_F(RoceCaptureTest, OfTheStreamNothingIsShownWhateverItsBytesLookLike) {
 }
 
 // What the other end would have got, had it been captured there.
-TEST_F(RoceCaptureTest, WhatAFaultLosesIsNotShownAndWhatItRepeatsIsShownTwice) {
+TEST_F(RoceCaptureTest, WhatIsDroppedIsNotShownAndWhatIsDuplicatedIsShownTwice) {
   FakeMemory memory;
   constexpr int kRecords = 100;
   client_sink_->events.clear();
   server_sink_->events.clear();
-  const auto sender = WithRecordFaults(Tapped(*client_fabric_, std::move(client_)),
-                                       {.drop_one_in = 4, .duplicate_one_in = 4, .luck = Prng(7)});
+  const auto plan =
+      InjectionPlan::Make(*ParseInjectionRules("drop kind=any one-in=4 seed=7; duplicate kind=any one-in=4 seed=8"));
+  const auto sender =
+      WithInjections(Tapped(*client_fabric_, std::move(client_)), plan->NewConnection(),
+                     {.fabric = *client_host_, .transport = InjectionTransport::kInfiniband, .mtu = 1024});
   const auto receiver = Tapped(*server_fabric_, std::move(server_));
   for (int i = 0; i < kRecords; ++i) {
     const std::string text = std::to_string(100 + i);

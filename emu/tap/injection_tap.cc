@@ -106,7 +106,9 @@ class InjectionTap final : public LlpOver {
   void QueueRecord(ConstBytes header, std::span<const TxPart> payload, uint64_t cookie) override;
   TxResult Flush(MemoryPort& memory) override;
   bool TakeSent(uint64_t* cookie) override;
-  bool TxIdle() const override { return queued_.empty() && held_.empty() && !HasFarewell() && below().TxIdle(); }
+  bool TxIdle() const override {
+    return queued_.empty() && held_.empty() && !overtaken_ && !HasFarewell() && below().TxIdle();
+  }
 
   RxResult NextRecord(RecordHead* record) override;
   Hold hold() const override {
@@ -120,11 +122,17 @@ class InjectionTap final : public LlpOver {
   struct Queued {
     uint64_t cookie = 0;
     bool lost = false;  // never given to the layer below
+    bool told = true;   // false: of two, the first
   };
-  struct Held {
+  // A copy of a record that was not given to the layer below yet.
+  struct Record {
     std::vector<std::byte> header;
     std::vector<TxPart> payload;
     uint64_t cookie = 0;
+    bool twice = false;
+  };
+  struct Held {
+    Record record;
     Instant due{};
     bool lost = false;
   };
@@ -137,11 +145,19 @@ class InjectionTap final : public LlpOver {
     return IsSevered() || (IsStalled() && options_.transport == InjectionTransport::kInfiniband);
   }
 
-  InjectionVerdict Judge(InjectionDirection direction, ConstBytes head, size_t length);
-  void Pass(ConstBytes header, std::span<const TxPart> payload, uint64_t cookie) {
+  InjectionVerdict Judge(InjectionDirection direction, ConstBytes head, size_t length,
+                         ActionSet possible = kAllActions);
+  // What is queued first leaves first, so that the payload is kept for both of two. The layer below may be full then.
+  void Pass(ConstBytes header, std::span<const TxPart> payload, uint64_t cookie, bool twice) {
+    below().QueueRecord(header, payload, cookie);
+    twice = twice && below().CanQueue();
+    queued_.push_back({.cookie = cookie, .told = !twice});
+    if (!twice) return;
     below().QueueRecord(header, payload, cookie);
     queued_.push_back({.cookie = cookie});
   }
+  void Pass(const Record& record) { Pass(record.header, record.payload, record.cookie, record.twice); }
+  void PassOvertaken() { Pass(*std::exchange(overtaken_, std::nullopt)); }
   // The farewell waits for room.
   bool HasFarewell() const { return IsSevered() && !cut_; }
   bool HasDue() const { return !IsStalled() && !held_.empty() && held_.front().due <= options_.fabric.Now(); }
@@ -151,14 +167,16 @@ class InjectionTap final : public LlpOver {
     if (LosesAll()) LoseHeld();
     // What waits was queued before it.
     if (!held_.empty()) {
-      held_.push_back({{}, {}, cookie, last_due_, /*lost=*/true});
+      held_.push_back({{.cookie = cookie}, last_due_, /*lost=*/true});
     } else {
       queued_.push_back({.cookie = cookie, .lost = true});
     }
   }
   void LoseHeld() {
+    if (overtaken_ && !Resets()) queued_.push_back({.cookie = overtaken_->cookie, .lost = true});
+    overtaken_.reset();
     for (const Held& held : held_) {
-      if (!Resets()) queued_.push_back({.cookie = held.cookie, .lost = true});
+      if (!Resets()) queued_.push_back({.cookie = held.record.cookie, .lost = true});
     }
     held_.clear();
   }
@@ -169,6 +187,8 @@ class InjectionTap final : public LlpOver {
 
   Ring<Queued> queued_;
   std::deque<Held> held_;
+  std::optional<Record> overtaken_;
+  bool gone_ahead_ = false;    // one has passed overtaken_
   Instant last_due_{};         // of what was delayed
   bool blocked_ = false;       // the stream takes no more
   bool cut_ = false;           // nothing more is to be said to the peer
@@ -176,22 +196,11 @@ class InjectionTap final : public LlpOver {
   size_t discarded_head_ = 0;  // of a record that has arrived and is lost; 0: there is none
 };
 
-InjectionVerdict InjectionTap::Judge(InjectionDirection direction, ConstBytes head, size_t length) {
+InjectionVerdict InjectionTap::Judge(InjectionDirection direction, ConstBytes head, size_t length, ActionSet possible) {
   const bool is_iwarp = options_.transport == InjectionTransport::kIwarp;
   const auto facts = is_iwarp ? FactsOfSegment(head, length) : FactsOfPacket(head, length, options_.mtu);
-  if (!facts) return {};
-  const InjectionVerdict verdict = injections_->Judge(direction, *facts);
-  for (const InjectionFiring& firing : injections_->fired()) {
-    Trace(options_.trace, options_.fabric.Now(), options_.name, "injection.fired",
-          {{"rule", uint64_t{firing.index + 1}},
-           {"action", ToString(firing.rule->action)},
-           {"connection", firing.connection},
-           {"direction", ToString(firing.direction)},
-           {"kind", ToString(firing.kind)},
-           {"message", firing.message},
-           {"segment", firing.segment},
-           {"attempt", firing.attempt}});
-  }
+  const InjectionVerdict verdict = injections_->Judge(direction, facts, possible);
+  TraceFired(options_.trace, options_.fabric.Now(), options_.name, injections_->fired());
   return verdict;
 }
 
@@ -204,15 +213,29 @@ void InjectionTap::QueueRecord(ConstBytes header, std::span<const TxPart> payloa
   // What stands behind the headers is no concern of the decoders.
   std::array<std::byte, std::max(kMaxRecordHead, kMaxTxHeader)> head{};
   CopyBytes(head, header);
+  // One at a time is overtaken, and none while others wait.
+  const bool keeps = IsStalled() || !held_.empty();
+  const ActionSet possible = keeps || overtaken_ ? kAllActions & ~SetOf(InjectionAction::kOvertake) : kAllActions;
   const InjectionVerdict verdict =
-      Judge(InjectionDirection::kSent, ConstBytes(head).first(std::min(length, head.size())), length);
+      Judge(InjectionDirection::kSent, ConstBytes(head).first(std::min(length, head.size())), length, possible);
   if (verdict.action == InjectionAction::kDrop || LosesAll()) return Lose(cookie);
+  if (verdict.action == InjectionAction::kOvertake) {
+    overtaken_ = Record{{header.begin(), header.end()}, {payload.begin(), payload.end()}, cookie, verdict.twice};
+    gone_ahead_ = false;
+    return;
+  }
   if (verdict.delay > Duration::zero()) {
     last_due_ = std::max(last_due_, options_.fabric.Now() + verdict.delay);
   }
-  const bool waits = IsStalled() || !held_.empty() || verdict.delay > Duration::zero();
-  if (!waits) return Pass(header, payload, cookie);
-  held_.push_back({{header.begin(), header.end()}, {payload.begin(), payload.end()}, cookie, last_due_, false});
+  if (IsStalled() || !held_.empty() || verdict.delay > Duration::zero()) {
+    held_.push_back({{{header.begin(), header.end()}, {payload.begin(), payload.end()}, cookie, verdict.twice},
+                     last_due_,
+                     /*lost=*/false});
+    return;
+  }
+  Pass(header, payload, cookie, verdict.twice);
+  gone_ahead_ = true;
+  if (overtaken_ && below().CanQueue()) PassOvertaken();
 }
 
 TxResult InjectionTap::Flush(MemoryPort& memory) {
@@ -226,13 +249,19 @@ TxResult InjectionTap::Flush(MemoryPort& memory) {
       const Held held = std::move(held_.front());
       held_.pop_front();
       if (held.lost) {
-        queued_.push_back({.cookie = held.cookie, .lost = true});
+        queued_.push_back({.cookie = held.record.cookie, .lost = true});
       } else {
-        Pass(held.header, held.payload, held.cookie);
+        Pass(held.record);
       }
     }
     result = below().TxIdle() ? TxResult{} : below().Flush(memory);
-    more = result.status == TxStatus::kIdle && (HasDue() || HasFarewell()) && below().CanQueue();
+    const bool idle = result.status == TxStatus::kIdle;
+    more = idle && (HasDue() || HasFarewell()) && below().CanQueue();
+    // By one place, and no more, where the room that there is now is its own; without anything behind it, not at all.
+    if (overtaken_ && (idle || (gone_ahead_ && below().CanQueue()))) {
+      PassOvertaken();
+      more = more || idle;
+    }
   }
   blocked_ = result.status == TxStatus::kWouldBlock;
   if (!Resets()) return result;
@@ -251,12 +280,14 @@ void InjectionTap::Cut() {
 }
 
 bool InjectionTap::TakeSent(uint64_t* cookie) {
-  if (queued_.empty()) return false;
-  const Queued front = queued_.front();
-  if (!front.lost && !below().TakeSent(cookie)) return false;
-  *cookie = front.cookie;
-  queued_.pop_front();
-  return true;
+  while (!queued_.empty()) {
+    const Queued front = queued_.front();
+    if (!front.lost && !below().TakeSent(cookie)) return false;
+    *cookie = front.cookie;
+    queued_.pop_front();
+    if (front.told) return true;
+  }
+  return false;
 }
 
 // --- Receiving ---

@@ -39,8 +39,8 @@ void SayFired(const InjectionFiring& firing) {
   Say(text);
 }
 
-std::string Count(uint64_t count, const char* what) {
-  return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
+std::string Count(uint64_t count, std::string_view what) {
+  return std::to_string(count) + " " + std::string(what) + (count == 1 ? "" : "s");
 }
 
 // The plans of this process. Its destructor runs at exit.
@@ -83,6 +83,11 @@ std::vector<std::string> LastWordsOf(const InjectionPlan& plan) {
     const std::string rule = "rule '" + ToString(plan.rules()[i]) + "' ";
     if (counters.fired > kFiringsTold) lines.push_back(rule + "fired " + Count(counters.fired, "time"));
     if (counters.fired > 0) continue;
+    const ActionRow& action = RowOf(plan.rules()[i].action);
+    if (action.depth == InjectionDepth::kDevice) {
+      lines.push_back(rule + "never fired: " + Count(plan.asked(plan.rules()[i].action), action.object));
+      continue;
+    }
     const InjectionPlan::Seen seen = plan.seen();
     std::string why = Count(seen.connections, "connection");
     if (seen.sent + seen.received > 0) {

@@ -258,32 +258,11 @@ class Play {
   }
 
   void SetDeviceFaultsOf(const std::string& name, bool on) {
-    emu::NicFaults& faults = stage_->world().host(name).nic().faults();
-    faults = {};
-    if (!on) return;
-    faults.luck = stage_->Luck("nic-faults/" + name);
+    emu::InjectionPlan& injections = *stage_->world().host(name).nic().injections();
+    if (!on) return injections.End(emu::InjectionDepth::kDevice);
+    injections.ShareLuck(stage_->Luck("nic-faults/" + name));
     for (const Host& host : scenario_.host()) {
-      if (host.name() != name) continue;
-      for (const DeviceFault& fault : host.device().fault()) {
-        switch (fault.kind()) {
-          case DeviceFault::FAIL_REGISTRATION:
-            faults.registration_fails_one_in = fault.one_in();
-            break;
-          case DeviceFault::DELAY_COMPLETION:
-            faults.completion_delayed_one_in = fault.one_in();
-            faults.completion_delay_max = Duration(fault.delay_ns());
-            break;
-          case DeviceFault::ADVERSARIAL_PLACEMENT:
-            faults.adversarial_placement = true;
-            break;
-          // Part of the device (MakeProfile).
-          case DeviceFault::LOSE_PACKET:
-          case DeviceFault::REPEAT_PACKET:
-          case DeviceFault::NOT_READY:
-          case DeviceFault::NONE:
-            break;
-        }
-      }
+      if (host.name() == name) injections.Add(RulesOf(host.device()));
     }
   }
 

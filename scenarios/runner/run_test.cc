@@ -843,8 +843,9 @@ TEST(Liveness, AFileThatIsNeverCopiedIsSeen) {
   RunOptions options;
   options.sabotage = [](emu::SimulatedWorld& world) {
     for (int i = 0; i < 20'000; ++i) {
-      world.sim().loop().At(Instant() + i * 100ms,
-                            [&world] { world.host("b").nic().faults().registration_fails_one_in = 1; });
+      world.sim().loop().At(Instant() + i * 100ms, [&world] {
+        world.host("b").nic().injections()->Add(*emu::ParseInjectionRules("fail-registration"));
+      });
     }
   };
   const std::string rules = Rules(RunScenario(scenario, options));

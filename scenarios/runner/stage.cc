@@ -36,6 +36,48 @@ bool RepliesAreRead(const Client& client, const Service& service) {
          service.incoming_reads() > 0 && service.exposed_replies_max() > 0;
 }
 
+namespace {
+
+std::optional<emu::InjectionRule> RuleOf(const DeviceFault& fault) {
+  emu::InjectionRule rule;
+  rule.kinds = emu::kEveryRecord;
+  rule.one_in = fault.one_in();
+  rule.seed = emu::InjectionRule::kOfTheDevice;
+  switch (fault.kind()) {
+    case DeviceFault::NONE:
+      return std::nullopt;
+    case DeviceFault::FAIL_REGISTRATION:
+      rule.action = emu::InjectionAction::kFailRegistration;
+      break;
+    case DeviceFault::DELAY_COMPLETION:
+      rule.action = emu::InjectionAction::kDelayCompletion;
+      rule.delay = Duration(fault.delay_ns());
+      break;
+    case DeviceFault::ADVERSARIAL_PLACEMENT:
+      rule.action = emu::InjectionAction::kPlaceLate;
+      rule.delay = 50us;
+      rule.one_in = 0;
+      break;
+    case DeviceFault::LOSE_PACKET:
+      rule.action = emu::InjectionAction::kDrop;
+      rule.received = false;
+      break;
+    case DeviceFault::REPEAT_PACKET:
+      rule.action = emu::InjectionAction::kDuplicate;
+      break;
+    case DeviceFault::NOT_READY:
+      rule.action = emu::InjectionAction::kNotReady;
+      break;
+  }
+  return rule;
+}
+
+bool LosesOfItself(const Device& device) {
+  return emu::Has(MakeProfile(device).habits, emu::InjectionAction::kDrop);
+}
+
+}  // namespace
+
 emu::DeviceProfile MakeProfile(const Device& device) {
   emu::DeviceProfile profile = *emu::ProfileByName(device.profile());
   const auto set = [](bool present, auto value, auto* field) {
@@ -52,11 +94,21 @@ emu::DeviceProfile MakeProfile(const Device& device) {
   set(device.has_stag_quarantine(), device.stag_quarantine(), &profile.stag_quarantine);
   profile.want_crc = device.crc();
   for (const DeviceFault& fault : device.fault()) {
-    if (fault.kind() == DeviceFault::LOSE_PACKET) profile.drop_one_in = fault.one_in();
-    if (fault.kind() == DeviceFault::REPEAT_PACKET) profile.duplicate_one_in = fault.one_in();
-    if (fault.kind() == DeviceFault::NOT_READY) profile.not_ready_one_in = fault.one_in();
+    if (const auto rule = RuleOf(fault); rule && emu::RowOf(rule->action).depth == emu::InjectionDepth::kRecord) {
+      profile.habits.push_back(*rule);
+    }
   }
   return profile;
+}
+
+std::vector<emu::InjectionRule> RulesOf(const Device& device) {
+  std::vector<emu::InjectionRule> rules;
+  for (const DeviceFault& fault : device.fault()) {
+    if (const auto rule = RuleOf(fault); rule && emu::RowOf(rule->action).depth == emu::InjectionDepth::kDevice) {
+      rules.push_back(*rule);
+    }
+  }
+  return rules;
 }
 
 bool HasFewRegistrations(const Device& device) {
@@ -138,7 +190,7 @@ Path PathBetween(const Scenario& scenario, const std::string& one, const std::st
     }
     // The last packet of a message is missed after half a second (CmOptions::ack_timeout), others at once.
     constexpr double kSeveralTimeouts = 5e9;
-    if (MakeProfile(host.device()).drop_one_in != 0) path.retries = kSeveralTimeouts;
+    if (LosesOfItself(host.device())) path.retries = kSeveralTimeouts;
   }
   return path;
 }
@@ -232,7 +284,7 @@ Duration Stage::OutlivesStop(const std::string& host) const {
 
 bool Stage::AnyLosesPackets() const {
   return std::any_of(scenario_.host().begin(), scenario_.host().end(),
-                     [](const Host& host) { return MakeProfile(host.device()).drop_one_in != 0; });
+                     [](const Host& host) { return LosesOfItself(host.device()); });
 }
 
 uint32_t Stage::DrawXid(std::string_view name, uint32_t last) const {
@@ -329,7 +381,7 @@ bool Stage::MayFailToConnect(const std::string& host, const std::string& server,
 
 bool Stage::LosesPackets(const std::string& a, const std::string& b) const {
   return std::any_of(scenario_.host().begin(), scenario_.host().end(), [&](const Host& host) {
-    return (host.name() == a || host.name() == b) && MakeProfile(host.device()).drop_one_in != 0;
+    return (host.name() == a || host.name() == b) && LosesOfItself(host.device());
   });
 }
 

@@ -41,6 +41,8 @@ bool MayBeOfVersion2(const Client& client, const Service& service);
 bool RepliesAreRead(const Client& client, const Service& service);
 // The emulator's profile with what `device` changes. Its name is one that ProfileByName knows.
 emu::DeviceProfile MakeProfile(const Device& device);
+// What is done to the device while the scenario's work is done.
+std::vector<emu::InjectionRule> RulesOf(const Device& device);
 // So few that what runs on it may run out of them.
 bool HasFewRegistrations(const Device& device);
 emu::LinkOptions MakeLink(const Link& link);

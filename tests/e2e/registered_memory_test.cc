@@ -487,15 +487,15 @@ TEST_F(RegisteredMemoryTest, WithoutWindowsEachCallRegistersItsPart) {
 TEST_F(RegisteredMemoryTest, DeviceThatRefusesTheWholeIsAskedForPartsUntilTheNextConnection) {
   MemoryEvents events;
   Start({.trace = &events});
-  emu::NicFaults& faults = emu::World::Current().current_host().nic().faults();
+  emu::InjectionPlan& injections = *emu::World::Current().current_host().nic().injections();
   const RegisteredMemory memory{arena_};
-  faults.registration_fails_one_in = 1;
+  injections.Add(*emu::ParseInjectionRules("fail-registration"));
   const std::optional<Outcome> refused = CallOf(
       *client_, kEcho, [&](XdrWriter& args) { args.EligibleOpaque(source()); }, EchoOptions(memory));
   ASSERT_FALSE(refused->has_value());
   EXPECT_EQ(refused->error().kind, Kind::kMemory);
   EXPECT_FALSE(refused->error().sent);
-  faults.registration_fails_one_in = 0;
+  injections.End(emu::InjectionDepth::kDevice);
   ExpectEcho(*client_, memory, 2);
   EXPECT_EQ(client_->stats().memory_registered, 0u);
   EXPECT_EQ(client_->stats().memory_not_reused, 2u);

@@ -1,6 +1,6 @@
 // A device that places RDMA Writes in whatever order it likes: what programs may rely on holds all the same. That
-// Writes are late at all is seen in virtual time (emu/nic/nic_faults_test.cc): here a program would have to look at the
-// right moment.
+// Writes are late at all is seen in virtual time (emu/nic/device_injections_test.cc): here a program would have to look
+// at the right moment.
 
 #include <cstring>
 #include <memory>

@@ -1,15 +1,18 @@
-#include "emu/tap/record_faults.h"
+// Records that are lost, sent twice and overtaken: what of them leaves, in which order, and what is told of them.
+#include "emu/tap/injection_tap.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "emu/engine/no_memory.h"
 #include "emu/llp/llp_test_support.h"
+#include "emu/sim/sim_world.h"
 
 namespace stagecoach::emu {
 namespace {
@@ -52,17 +55,25 @@ class FakeLlp final : public QuietLlp {
   std::vector<uint64_t> sent_;
 };
 
+std::unique_ptr<Llp> WithRules(std::unique_ptr<Llp> below, const std::string& rules) {
+  static SimWorld world({});
+  static SimFabric& fabric = world.AddHost("a", {});
+  const auto plan = InjectionPlan::Make(*ParseInjectionRules(rules));
+  return WithInjections(std::move(below), plan->NewConnection(),
+                        {.fabric = fabric, .transport = InjectionTransport::kInfiniband, .mtu = 1024});
+}
+
 struct Outcome {
   std::vector<int> left;
   std::vector<uint64_t> sent;
 };
 
 // Queues `count` records, each with its number as cookie and, cut to a byte, as contents.
-Outcome PassOn(const RecordFaults& faults, uint64_t count, size_t room = 3, size_t at_a_time = SIZE_MAX) {
+Outcome PassOn(const std::string& rules, uint64_t count, size_t room = 3, size_t at_a_time = SIZE_MAX) {
   auto below = std::make_unique<FakeLlp>(room);
   FakeLlp& fake = *below;
   fake.at_a_time = at_a_time;
-  const std::unique_ptr<Llp> llp = WithRecordFaults(std::move(below), faults);
+  const std::unique_ptr<Llp> llp = WithRules(std::move(below), rules);
   NoMemory memory;
   Outcome outcome;
   const auto flush = [&] {
@@ -86,16 +97,17 @@ std::vector<int> UpTo(int count) {
   return numbers;
 }
 
-TEST(RecordFaults, WithoutAnyRecordsPassAsTheyAre) {
-  const Outcome outcome = PassOn({}, 100);
+TEST(RecordInjections, WithoutAnyRecordsPassAsTheyAre) {
+  const Outcome outcome = PassOn("stall message=1", 100);
   EXPECT_EQ(outcome.left, UpTo(100));
   EXPECT_EQ(outcome.sent.size(), 100u);
 }
 
-TEST(RecordFaults, EveryRecordIsReportedOnceWhateverBecomesOfIt) {
+TEST(RecordInjections, EveryRecordIsReportedOnceWhateverBecomesOfIt) {
   for (const size_t room : {1u, 2u, 5u}) {
-    const Outcome outcome =
-        PassOn({.drop_one_in = 3, .duplicate_one_in = 3, .overtake_one_in = 3, .luck = Prng(room)}, 200, room);
+    const Outcome outcome = PassOn("drop kind=any one-in=3 seed=" + std::to_string(room) +
+                                       "; overtake kind=any one-in=3 seed=1; duplicate kind=any one-in=3 seed=2",
+                                   200, room);
     std::vector<uint64_t> sent = outcome.sent;
     std::sort(sent.begin(), sent.end());
     ASSERT_EQ(sent.size(), 200u);
@@ -103,20 +115,20 @@ TEST(RecordFaults, EveryRecordIsReportedOnceWhateverBecomesOfIt) {
   }
 }
 
-TEST(RecordFaults, SomeAreLostSomeLeaveTwiceAndAllInOrder) {
-  const Outcome lost = PassOn({.drop_one_in = 4, .duplicate_one_in = 0, .luck = Prng(1)}, 200);
+TEST(RecordInjections, SomeAreLostSomeLeaveTwiceAndAllInOrder) {
+  const Outcome lost = PassOn("drop kind=any one-in=4 seed=1", 200);
   EXPECT_LT(lost.left.size(), 180u);
   EXPECT_GT(lost.left.size(), 100u);
-  const Outcome twice = PassOn({.drop_one_in = 0, .duplicate_one_in = 4, .luck = Prng(1)}, 200);
+  const Outcome twice = PassOn("duplicate kind=any one-in=4 seed=1", 200);
   EXPECT_GT(twice.left.size(), 220u);
   for (const Outcome& outcome : {lost, twice}) EXPECT_TRUE(std::is_sorted(outcome.left.begin(), outcome.left.end()));
 }
 
 // Also where there is room for one more at a time.
-TEST(RecordFaults, SomeAreOvertakenByTheNextOne) {
+TEST(RecordInjections, SomeAreOvertakenByTheNextOne) {
   for (const size_t at_a_time : {SIZE_MAX, size_t{1}}) {
     SCOPED_TRACE(at_a_time);
-    const Outcome outcome = PassOn({.overtake_one_in = 4, .luck = Prng(1)}, 200, 10, at_a_time);
+    const Outcome outcome = PassOn("overtake kind=any one-in=4 seed=1", 200, 10, at_a_time);
     ASSERT_EQ(outcome.left.size(), 200u);
     int overtaken = 0;
     for (int i = 0; i < 200; ++i) {
@@ -131,10 +143,10 @@ TEST(RecordFaults, SomeAreOvertakenByTheNextOne) {
   }
 }
 
-TEST(RecordFaults, OneThatNothingFollowsLeavesAllTheSame) {
+TEST(RecordInjections, OneThatNothingFollowsLeavesAllTheSame) {
   auto below = std::make_unique<FakeLlp>(10);
   FakeLlp& fake = *below;
-  const auto llp = WithRecordFaults(std::move(below), {.overtake_one_in = 1, .luck = Prng(1)});
+  const auto llp = WithRules(std::move(below), "overtake kind=any");
   NoMemory memory;
   const std::byte header{0};
   fake.blocked = true;
@@ -151,10 +163,10 @@ TEST(RecordFaults, OneThatNothingFollowsLeavesAllTheSame) {
   EXPECT_TRUE(llp->TxIdle());
 }
 
-TEST(RecordFaults, NothingIsReportedBeforeWhatWasQueuedAheadOfIt) {
+TEST(RecordInjections, NothingIsReportedBeforeWhatWasQueuedAheadOfIt) {
   auto below = std::make_unique<FakeLlp>(100);
   FakeLlp& fake = *below;
-  const auto llp = WithRecordFaults(std::move(below), {.drop_one_in = 3, .duplicate_one_in = 3, .luck = Prng(4)});
+  const auto llp = WithRules(std::move(below), "drop kind=any one-in=3 seed=4; duplicate kind=any one-in=3 seed=5");
   NoMemory memory;
   const std::byte header{0};
   std::vector<uint64_t> sent;
@@ -174,10 +186,10 @@ TEST(RecordFaults, NothingIsReportedBeforeWhatWasQueuedAheadOfIt) {
   EXPECT_TRUE(llp->TxIdle());
 }
 
-TEST(RecordFaults, OfARecordThatIsSentTwiceTheFirstMayFindItsMemoryGone) {
+TEST(RecordInjections, OfARecordThatIsSentTwiceTheFirstMayFindItsMemoryGone) {
   auto below = std::make_unique<FakeLlp>(10);
   FakeLlp& fake = *below;
-  const auto llp = WithRecordFaults(std::move(below), {.drop_one_in = 0, .duplicate_one_in = 1, .luck = Prng(1)});
+  const auto llp = WithRules(std::move(below), "duplicate kind=any");
   NoMemory memory;
   const std::byte header{0};
   llp->QueueRecord({&header, 1}, {}, 7);
@@ -187,15 +199,15 @@ TEST(RecordFaults, OfARecordThatIsSentTwiceTheFirstMayFindItsMemoryGone) {
   EXPECT_EQ(result.cookie, 7u) << "whose work it was must be known";
 }
 
-TEST(RecordFaults, EverythingCanBeLost) {
-  const Outcome outcome = PassOn({.drop_one_in = 1, .duplicate_one_in = 0, .luck = Prng(1)}, 50);
+TEST(RecordInjections, EverythingCanBeLost) {
+  const Outcome outcome = PassOn("drop kind=any", 50);
   EXPECT_TRUE(outcome.left.empty());
   EXPECT_EQ(outcome.sent.size(), 50u);
 }
 
-TEST(RecordFaults, TheSameLuckLosesTheSame) {
-  const RecordFaults faults{.drop_one_in = 5, .duplicate_one_in = 5, .luck = Prng(9)};
-  EXPECT_EQ(PassOn(faults, 100).left, PassOn(faults, 100).left);
+TEST(RecordInjections, TheSameLuckLosesTheSame) {
+  const std::string rules = "drop kind=any one-in=5 seed=9; duplicate kind=any one-in=5 seed=9";
+  EXPECT_EQ(PassOn(rules, 100).left, PassOn(rules, 100).left);
 }
 
 }  // namespace

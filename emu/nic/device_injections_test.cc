@@ -1,4 +1,4 @@
-// Faults a NIC has on request: they stay within what the specifications allow.
+// What is done to a device: it stays within what the specifications allow.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -128,18 +128,18 @@ TEST(LatePlacement, MemoryThatHasGoneIsPassedOver) {
   munmap(mapped, 2 * page);
 }
 
-class NicFaultsTest : public ::testing::Test {
+// Writes that come to a host are placed late from now on.
+void PlaceLate(TestHost& host, Duration latest) {
+  host.nic->injections()->Add({{.action = InjectionAction::kPlaceLate, .delay = latest}});
+}
+
+class DeviceInjections : public ::testing::Test {
  protected:
-  void Join(const JoinOptions& options = {}) {
-    pair_.Join(a_, b_, options);
-    b_.nic->faults().luck = Prng(3);
-    a_.nic->faults().luck = Prng(4);
-  }
+  void Join(const JoinOptions& options = {}) { pair_.Join(a_, b_, options); }
   // Joins, has b place Writes within `latest`, and writes 4000 bytes of 7 there. What is written to.
   TestBuffer WriteLate(Duration latest, const JoinOptions& options = {}) {
     Join(options);
-    b_.nic->faults().adversarial_placement = true;
-    b_.nic->faults().placement_delay_max = latest;
+    PlaceLate(b_, latest);
     const TestBuffer source = a_.Register(4000, kFullAccess, 7);
     const TestBuffer sink = b_.Register(4000, kFullAccess | kAccessRemoteAtomic);
     EXPECT_EQ(a_.Send(1, {source.All()}, PostOpcode::kWrite, sink.region.stag, sink.address()), 0);
@@ -163,10 +163,9 @@ class NicFaultsTest : public ::testing::Test {
   TestHost b_{pair_.fabric_b, "b-rnic"};
 };
 
-TEST_F(NicFaultsTest, AdversarialWritesAreInPlaceWhenTheNextSendArrives) {
+TEST_F(DeviceInjections, AdversarialWritesAreInPlaceWhenTheNextSendArrives) {
   Join();
-  b_.nic->faults().adversarial_placement = true;
-  b_.nic->faults().placement_delay_max = 1s;  // of itself it would take long
+  PlaceLate(b_, 1s);  // of itself it would take long
   const TestBuffer source = a_.Register(4000, kFullAccess, 7);
   const TestBuffer sink = b_.Register(4000);
   const TestBuffer message = b_.Register(16);
@@ -183,7 +182,7 @@ TEST_F(NicFaultsTest, AdversarialWritesAreInPlaceWhenTheNextSendArrives) {
   EXPECT_EQ(std::count(sink.bytes.begin(), sink.bytes.end(), std::byte{7}), 4000);
 }
 
-TEST_F(NicFaultsTest, AdversarialWritesAreInPlaceWhenImmediateDataArrives) {
+TEST_F(DeviceInjections, AdversarialWritesAreInPlaceWhenImmediateDataArrives) {
   const TestBuffer sink = WriteLate(1s, {.extensions = true});
   ASSERT_EQ(b_.Receive(1, {}), 0);
   pair_.world.RunFor(1ms);
@@ -193,7 +192,7 @@ TEST_F(NicFaultsTest, AdversarialWritesAreInPlaceWhenImmediateDataArrives) {
   EXPECT_EQ(std::count(sink.bytes.begin(), sink.bytes.end(), std::byte{7}), 4000);
 }
 
-TEST_F(NicFaultsTest, AdversarialWritesAreInPlaceWhenAnAtomicIsCarriedOut) {
+TEST_F(DeviceInjections, AdversarialWritesAreInPlaceWhenAnAtomicIsCarriedOut) {
   const TestBuffer sink = WriteLate(1s, {.extensions = true});
   const TestBuffer before = a_.Register(8);
   pair_.world.RunFor(1ms);
@@ -203,14 +202,14 @@ TEST_F(NicFaultsTest, AdversarialWritesAreInPlaceWhenAnAtomicIsCarriedOut) {
   EXPECT_EQ(std::count(before.bytes.begin(), before.bytes.end(), std::byte{7}), 8) << "the atomic saw older bytes";
 }
 
-TEST_F(NicFaultsTest, AdversarialWritesAreInPlaceWithinABoundedTime) {
+TEST_F(DeviceInjections, AdversarialWritesAreInPlaceWithinABoundedTime) {
   const TestBuffer sink = WriteLate(3ms);
   pair_.world.RunFor(4ms);
   EXPECT_EQ(std::count(sink.bytes.begin(), sink.bytes.end(), std::byte{7}), 4000);
 }
 
 // The answer shows what was there when the Read was carried out.
-TEST_F(NicFaultsTest, AdversarialWritesAreInPlaceWhenAReadIsCarriedOut) {
+TEST_F(DeviceInjections, AdversarialWritesAreInPlaceWhenAReadIsCarriedOut) {
   const TestBuffer sink = WriteLate(3600s);
   const TestBuffer back = a_.Register(4000);
   pair_.world.RunFor(1ms);
@@ -221,7 +220,7 @@ TEST_F(NicFaultsTest, AdversarialWritesAreInPlaceWhenAReadIsCarriedOut) {
   EXPECT_EQ(std::count(back.bytes.begin(), back.bytes.end(), std::byte{7}), 4000) << "the Read saw older bytes";
 }
 
-TEST_F(NicFaultsTest, AdversarialWritesAreInPlaceWhenTheConnectionHasBeenClosed) {
+TEST_F(DeviceInjections, AdversarialWritesAreInPlaceWhenTheConnectionHasBeenClosed) {
   const TestBuffer sink = WriteLate(3600s);
   ASSERT_EQ(b_.Receive(1, {}), 0);
   pair_.world.RunFor(1ms);
@@ -232,7 +231,7 @@ TEST_F(NicFaultsTest, AdversarialWritesAreInPlaceWhenTheConnectionHasBeenClosed)
   EXPECT_EQ(std::count(sink.bytes.begin(), sink.bytes.end(), std::byte{7}), 4000) << "the flush came first";
 }
 
-TEST_F(NicFaultsTest, DeregisteringMemoryLetsLateWritesDrainFirst) {
+TEST_F(DeviceInjections, DeregisteringMemoryLetsLateWritesDrainFirst) {
   const TestBuffer sink = WriteLate(1s);
   pair_.world.RunFor(1ms);
   ASSERT_EQ(b_.nic->DeregisterRegion(sink.region.handle), 0);
@@ -243,7 +242,7 @@ TEST_F(NicFaultsTest, DeregisteringMemoryLetsLateWritesDrainFirst) {
 }
 
 // A window of type 1 is the PD's: any of its QPs may have brought what is to be in place when the binding has changed.
-TEST_F(NicFaultsTest, ABindOfATypeOneWindowLetsLateWritesOfAllQpsDrainFirst) {
+TEST_F(DeviceInjections, ABindOfATypeOneWindowLetsLateWritesOfAllQpsDrainFirst) {
   Join();
   QueuePair* ends[2];
   auto [client, server] = pair_.Streams();
@@ -253,8 +252,7 @@ TEST_F(NicFaultsTest, ABindOfATypeOneWindowLetsLateWritesOfAllQpsDrainFirst) {
     Attach(*host, std::move(*stream), host == &a_);
     if (host == &a_) host->qp = first;  // b's second one binds, a's first one writes
   }
-  b_.nic->faults().adversarial_placement = true;
-  b_.nic->faults().placement_delay_max = 3600s;
+  PlaceLate(b_, 3600s);
   const TestBuffer source = a_.Register(4000, kFullAccess, 7);
   const TestBuffer sink = b_.Register(4000);
   const uint32_t window = b_.nic->AllocateWindow(*b_.context, b_.pd, WindowType::kType1)->stag;
@@ -284,10 +282,9 @@ TEST_F(NicFaultsTest, ABindOfATypeOneWindowLetsLateWritesOfAllQpsDrainFirst) {
   }
 }
 
-TEST_F(NicFaultsTest, DelayedCompletionsKeepTheirOrder) {
+TEST_F(DeviceInjections, DelayedCompletionsKeepTheirOrder) {
   Join();
-  b_.nic->faults().completion_delayed_one_in = 2;
-  b_.nic->faults().completion_delay_max = 5ms;
+  b_.nic->injections()->Add(*ParseInjectionRules("delay-completion=5ms one-in=2 seed=3"));
   const TestBuffer source = a_.Register(16);
   const TestBuffer sink = b_.Register(16);
   for (uint64_t i = 0; i < 20; ++i) {
@@ -302,10 +299,9 @@ TEST_F(NicFaultsTest, DelayedCompletionsKeepTheirOrder) {
   for (uint64_t i = 0; i < 20; ++i) EXPECT_EQ(b_.completions[i].wr_id, i);
 }
 
-TEST_F(NicFaultsTest, DelayedCompletionsComeBeforeThoseOfTheFlush) {
+TEST_F(DeviceInjections, DelayedCompletionsComeBeforeThoseOfTheFlush) {
   Join();
-  b_.nic->faults().completion_delayed_one_in = 1;
-  b_.nic->faults().completion_delay_max = 60s;
+  b_.nic->injections()->Add(*ParseInjectionRules("delay-completion=60s"));
   const TestBuffer source = a_.Register(16);
   const TestBuffer sink = b_.Register(16);
   for (uint64_t i = 0; i < 4; ++i) {
@@ -324,12 +320,12 @@ TEST_F(NicFaultsTest, DelayedCompletionsComeBeforeThoseOfTheFlush) {
 }
 
 // InfiniBand has no connection that the peer could close: the QP's own end is one.
-class RoceFaultsTest : public RocePairTest {
+class RoceDeviceInjections : public RocePairTest {
  protected:
-  // As NicFaultsTest's, and waits until all of it has arrived.
+  // As DeviceInjections's, and waits until all of it has arrived.
   TestBuffer WriteLate() {
     Connect();
-    b_.nic->faults() = {.adversarial_placement = true, .placement_delay_max = 3600s, .luck = Prng(3)};
+    PlaceLate(b_, 3600s);
     const TestBuffer source = a_.Register(4000, kFullAccess, 7);
     const TestBuffer sink = b_.Register(4000);
     EXPECT_EQ(a_.Send(1, {source.All()}, PostOpcode::kWrite, sink.region.stag, sink.address()), 0);
@@ -339,7 +335,7 @@ class RoceFaultsTest : public RocePairTest {
   }
 };
 
-TEST_F(RoceFaultsTest, AdversarialWritesAreInPlaceWhenAReadIsCarriedOut) {
+TEST_F(RoceDeviceInjections, AdversarialWritesAreInPlaceWhenAReadIsCarriedOut) {
   const TestBuffer sink = WriteLate();
   const TestBuffer back = a_.Register(4000);
   ASSERT_EQ(a_.Send(9, {back.All()}, PostOpcode::kRead, sink.region.stag, sink.address()), 0);
@@ -348,7 +344,7 @@ TEST_F(RoceFaultsTest, AdversarialWritesAreInPlaceWhenAReadIsCarriedOut) {
   EXPECT_EQ(std::count(back.bytes.begin(), back.bytes.end(), std::byte{7}), 4000) << "the Read saw older bytes";
 }
 
-TEST_F(RoceFaultsTest, AdversarialWritesAreInPlaceWhenTheQpHasEnded) {
+TEST_F(RoceDeviceInjections, AdversarialWritesAreInPlaceWhenTheQpHasEnded) {
   const TestBuffer sink = WriteLate();
   ASSERT_EQ(b_.Receive(1, {}), 0);
   ASSERT_EQ(b_.ToState(QpState::kErr), 0);
@@ -357,27 +353,63 @@ TEST_F(RoceFaultsTest, AdversarialWritesAreInPlaceWhenTheQpHasEnded) {
   EXPECT_EQ(std::count(sink.bytes.begin(), sink.bytes.end(), std::byte{7}), 4000) << "the flush came first";
 }
 
-TEST_F(RoceFaultsTest, AdversarialWritesAreInPlaceWhenTheQpIsReset) {
+TEST_F(RoceDeviceInjections, AdversarialWritesAreInPlaceWhenTheQpIsReset) {
   const TestBuffer sink = WriteLate();
   Reset(b_);
   EXPECT_EQ(std::count(sink.bytes.begin(), sink.bytes.end(), std::byte{7}), 4000);
 }
 
-TEST_F(NicFaultsTest, RegistrationsFailWhileTheFaultIsOn) {
-  NicFaults& faults = a_.nic->faults();
-  faults.registration_fails_one_in = 1;
-  std::vector<std::byte> memory(64);
-  RegionRequest request;
-  request.pd = a_.pd;
-  request.address = memory.data();
-  request.length = memory.size();
-  request.iova = reinterpret_cast<uintptr_t>(memory.data());
-  const size_t before = a_.nic->objects().regions;
-  EXPECT_EQ(a_.nic->RegisterRegion(*a_.context, request).error(), ENOMEM);
-  EXPECT_EQ(a_.nic->objects().regions, before);
-  faults.registration_fails_one_in = 0;
-  EXPECT_TRUE(a_.nic->RegisterRegion(*a_.context, request).has_value());
+class RegistrationsTest : public ::testing::TestWithParam<TransportKind> {
+ protected:
+  // Whether each of `count` registrations fails, one after the other.
+  static std::vector<bool> Fail(TestHost& host, int count) {
+    std::vector<std::byte> memory(64);
+    RegionRequest request;
+    request.pd = host.pd;
+    request.address = memory.data();
+    request.length = memory.size();
+    request.iova = reinterpret_cast<uintptr_t>(memory.data());
+    std::vector<bool> failed;
+    for (int i = 0; i < count; ++i) {
+      const size_t before = host.nic->objects().regions;
+      const auto region = host.nic->RegisterRegion(*host.context, request);
+      failed.push_back(!region.has_value());
+      if (region) {
+        host.nic->DeregisterRegion(region->handle);
+      } else {
+        EXPECT_EQ(region.error(), ENOMEM);
+      }
+      EXPECT_EQ(host.nic->objects().regions, before);
+    }
+    return failed;
+  }
+
+  SimPair pair_;
+  std::vector<std::string> told_;
+  const std::shared_ptr<InjectionPlan> plan_ = InjectionPlan::Make(
+      *ParseInjectionRules("fail-registration number=2..6 every=2; fail-registration number=9 times=1"),
+      [this](const InjectionFiring& firing) { told_.push_back(ToString(firing)); });
+  TestHost host_{pair_.fabric_a, "a-rnic", GetParam() == TransportKind::kIwarp ? IwarpProfile() : RoceProfile(),
+                 nullptr,        1024,     {64, 64, 4, 4, 128},
+                 plan_};
+};
+
+TEST_P(RegistrationsTest, FailAsRulesHaveItAndUntilTheyAreOver) {
+  EXPECT_EQ(Fail(host_, 10), (std::vector<bool>{false, false, true, false, true, false, false, false, true, false}));
+  EXPECT_EQ(told_, (std::vector<std::string>{"rule 'fail-registration number=2..6 every=2' fired: registration 3",
+                                             "rule 'fail-registration number=2..6 every=2' fired: registration 5",
+                                             "rule 'fail-registration number=9 times=1' fired: registration 9"}));
+  EXPECT_EQ(plan_->asked(InjectionAction::kFailRegistration), 10u);
+  plan_->Add(*ParseInjectionRules("fail-registration"));
+  EXPECT_EQ(Fail(host_, 2), std::vector<bool>(2, true));
+  plan_->End(InjectionDepth::kDevice);
+  EXPECT_EQ(Fail(host_, 2), std::vector<bool>(2, false));
 }
+
+INSTANTIATE_TEST_SUITE_P(Transports, RegistrationsTest,
+                         testing::Values(TransportKind::kIwarp, TransportKind::kInfiniband), [](const auto& info) {
+                           return std::string(info.param == TransportKind::kIwarp ? "Iwarp" : "Infiniband");
+                         });
 
 }  // namespace
 }  // namespace stagecoach::emu
