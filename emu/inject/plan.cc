@@ -97,9 +97,13 @@ void InjectionPlan::Append(const InjectionRule& rule, bool habit) {
 }
 
 void InjectionPlan::End(InjectionDepth depth) {
+  End([depth](const InjectionRule& rule) { return RowOf(rule.action).depth == depth; });
+}
+
+void InjectionPlan::End(const std::function<bool(const InjectionRule&)>& which) {
   active_ = 0;
   for (Row* const row : order_) {
-    row->over = row->over || (!row->habit && RowOf(row->rule.action).depth == depth);
+    row->over = row->over || (!row->habit && which(row->rule));
     if (!row->over) active_ |= SetOf(row->rule.action);
   }
 }

@@ -84,8 +84,9 @@ class InjectionPlan : public std::enable_shared_from_this<InjectionPlan> {
   void AddHabits(const std::vector<InjectionRule>& habits, uint64_t luck_seed);
   // More rules, in front of the habits.
   void Add(const std::vector<InjectionRule>& rules);
-  // No rule of this depth fires any more, but for habits.
+  // Rules, other than habits, that are of this depth, or of which `which` is true, fire no more.
   void End(InjectionDepth depth);
+  void End(const std::function<bool(const InjectionRule&)>& which);
   // What rules with the device's luck that are no habits draw from at the depth of the device, all from the same.
   void ShareLuck(Prng luck) { shared_luck_ = luck; }
   // What decides about late Writes of a connection of this name.

@@ -22,13 +22,14 @@ Host& SimulatedWorld::AddHost(const std::string& name, std::vector<IpEndpoint> a
   return AddHost(name, std::move(addresses), profile);
 }
 
-Host& SimulatedWorld::AddHost(const std::string& name, std::vector<IpEndpoint> addresses,
-                              const DeviceProfile& profile) {
+Host& SimulatedWorld::AddHost(const std::string& name, std::vector<IpEndpoint> addresses, const DeviceProfile& profile,
+                              const std::vector<InjectionRule>& rules) {
   Entry entry;
   entry.name = name;
   entry.options = options_;
   entry.options.profile = profile;
   entry.options.crc = profile.want_crc;
+  entry.options.rules.insert(entry.options.rules.end(), rules.begin(), rules.end());
   entry.addresses = addresses;
   entry.fabric = &sim_.AddHost(name, std::move(addresses));
   entry.host = MakeHost(entry);

@@ -28,8 +28,10 @@ class SimulatedWorld final : public World {
   // The first host added is the one programs act as at first. Addresses as for SimWorld::AddHost. The NIC is called
   // NAME-rnic.
   Host& AddHost(const std::string& name, std::vector<IpEndpoint> addresses);
-  // ... with a device of its own kind, which also says whether CRCs are asked for.
-  Host& AddHost(const std::string& name, std::vector<IpEndpoint> addresses, const DeviceProfile& profile);
+  // ... with a device of its own kind, which also says whether CRCs are asked for, and rules behind those of the
+  // options.
+  Host& AddHost(const std::string& name, std::vector<IpEndpoint> addresses, const DeviceProfile& profile,
+                const std::vector<InjectionRule>& rules = {});
   // Whose calls those of the main context are. `name` must be a host.
   void ActAs(std::string_view name);
   // A new NIC and manager, with STags of their own, on the fabric and addresses of a host that was cut

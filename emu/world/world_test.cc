@@ -128,6 +128,11 @@ TEST(RuleWords, ARuleThatNeverFiredIsNamedWithWhatThereWas) {
                 "rule 'stall message=9' never fired: 1 connection, 3 messages sent and 0 received",
                 "rule 'stall message=2 every=5' never fired: 1 connection, 3 messages sent and 0 received, of which "
                 "1 segment matched"}));
+  const auto of_the_device = InjectionPlan::Make(ParseInjectionRules("fail-registration number=3").value());
+  PlaceInjections registrations(of_the_device, SetOf(InjectionAction::kFailRegistration), "registrations");
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(registrations.Judge(), nullptr);
+  EXPECT_EQ(LastWordsOf(*of_the_device),
+            std::vector<std::string>{"rule 'fail-registration number=3' never fired: 2 registrations"});
   const auto unused = InjectionPlan::Make(ParseInjectionRules("stall").value());
   EXPECT_EQ(LastWordsOf(*unused), (std::vector<std::string>{"rule 'stall' never fired: 0 connections"}));
 }

@@ -67,6 +67,10 @@ void Evidence::OnEvent(Instant now, std::string_view component, std::string_view
     if (is("why", "the backlog is full")) At(turned_away_, component) = now;
   } else if (event == "replay.evicted") {
     if (const auto* xid = FindFact<uint64_t>(facts, "xid")) At(evicted_, component)[*xid] = now;
+  } else if (event == "injection.fired") {
+    if (const auto* rule = FindFact<uint64_t>(facts, "rule")) {
+      At(fired_, component.substr(0, component.find('/')))[*rule] = now;
+    }
   } else if (event == "exposure.expired") {
     At(unread_replies_, component.substr(0, component.find('/'))) = now;
   }
@@ -101,6 +105,13 @@ std::optional<Instant> Evidence::LastUnreadReply(const std::string& host) const 
 std::optional<Instant> Evidence::LastTurnedAway(const std::string& host) const {
   const auto found = turned_away_.find(NicOf(host) + "/cm");
   return found != turned_away_.end() ? std::optional(found->second) : std::nullopt;
+}
+
+std::optional<Instant> Evidence::LastFired(const std::string& host, uint64_t rule) const {
+  const auto found = fired_.find(NicOf(host));
+  if (found == fired_.end()) return std::nullopt;
+  const auto last = found->second.find(rule);
+  return last != found->second.end() ? std::optional(last->second) : std::nullopt;
 }
 
 std::optional<Instant> Evidence::LastFailedRegistration(const std::string& host) const {

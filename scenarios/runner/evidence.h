@@ -50,6 +50,8 @@ class Evidence final : public TraceSink {
   std::optional<Instant> LastTurnedAway(const std::string& host) const;
   // When the host's device last failed a registration; nullopt: never.
   std::optional<Instant> LastFailedRegistration(const std::string& host) const;
+  // When a rule of the host's device, counted from 1, last fired; nullopt: never.
+  std::optional<Instant> LastFired(const std::string& host, uint64_t rule) const;
 
  private:
   struct QueuePair {
@@ -70,6 +72,7 @@ class Evidence final : public TraceSink {
   std::map<std::string, std::map<uint64_t, Instant>, std::less<>> evicted_;  // last, by cache and XID
   std::map<std::string, Instant, std::less<>> unread_replies_;               // last, by host
   std::map<std::string, Instant, std::less<>> turned_away_;                  // last, by connection manager
+  std::map<std::string, std::map<uint64_t, Instant>, std::less<>> fired_;    // last, by NIC and rule
 };
 
 }  // namespace stagecoach::scenario

@@ -11,6 +11,7 @@
 #include "scenarios/runner/connection_checker.h"
 #include "scenarios/runner/file_copy_program.h"
 #include "scenarios/runner/nic_checker.h"
+#include "scenarios/runner/old_words.h"
 #include "scenarios/runner/ping_pong_program.h"
 #include "scenarios/runner/service_program.h"
 #include "scenarios/runner/session_program.h"
@@ -36,12 +37,19 @@ constexpr Duration kTroubleTime = 60s;
 // Ten years: far from where arithmetic with times ends.
 constexpr double kLongestWait = 3e17;  // ns
 
+// Losses of a network that loses by luck last: with them, too, everything comes to an end.
+bool IsOverWithTheWork(const emu::InjectionRule& rule) {
+  constexpr emu::ActionSet kLosses = emu::SetOf(emu::InjectionAction::kDrop, emu::InjectionAction::kDuplicate,
+                                                emu::InjectionAction::kOvertake, emu::InjectionAction::kNotReady);
+  return (emu::SetOf(rule.action) & kLosses) == 0 || !rule.Draws();
+}
+
 class Play {
  public:
-  Play(const Scenario& scenario, const RunOptions& options) : scenario_(scenario), options_(options) {
+  Play(const Scenario& scenario, const RunOptions& options) : scenario_(InTodaysWords(scenario)), options_(options) {
     trace_.Add(&hash_);
     trace_.Add(options.observer);
-    stage_.emplace(scenario, &trace_, options.capture);
+    stage_.emplace(scenario_, &trace_, options.capture);
     connections_.emplace(&stage_->violations());
     nics_.emplace(&stage_->violations());
     trace_.Add(&stage_->evidence());
@@ -52,10 +60,10 @@ class Play {
   RunReport Run() {
     before_ = CountEverywhere();
     MakePrograms();
-    SetDeviceFaults(true);
+    SetRules(true);
     if (options_.sabotage) options_.sabotage(stage_->world());
     for (const auto& program : programs_) As(*program).Start();
-    const bool complete = PlayFaults() && Finish() && ProbeAll() && End();
+    const bool complete = PlayInjections() && Finish() && ProbeAll() && End();
     report_.stopped = Stopped();
     if (!complete || !stage_->violations().empty()) report_.state = Describe();
     report_.virtual_time = stage_->Now() - Instant();
@@ -99,19 +107,19 @@ class Play {
     }
   }
 
-  // --- Faults ---
+  // --- Injections ---
 
-  bool PlayFaults() {
+  bool PlayInjections() {
     // Beginnings and ends in the order of time; of one moment, in the order of the scenario, ends first.
     std::multimap<Instant, std::function<void()>> timeline;
-    for (const Fault& fault : scenario_.fault()) {
-      const Instant begin = Instant(Duration(fault.at_ns()));
-      timeline.emplace(begin, [this, &fault] { BeginFault(fault); });
-      const bool lasts = fault.kind() == Fault::PARTITION || fault.kind() == Fault::KILL ||
-                         fault.kind() == Fault::POWER_LOSS || fault.kind() == Fault::LINK ||
-                         fault.kind() == Fault::STOP;
-      const bool ends = fault.for_ns() != 0 && lasts;
-      if (ends) timeline.emplace(begin + Duration(fault.for_ns()), [this, &fault] { EndFault(fault); });
+    for (const Injection& injection : scenario_.injection()) {
+      const Instant begin = Instant(Duration(injection.at_ns()));
+      timeline.emplace(begin, [this, &injection] { BeginInjection(injection); });
+      const bool lasts = injection.kind() == Injection::PARTITION || injection.kind() == Injection::KILL ||
+                         injection.kind() == Injection::POWER_LOSS || injection.kind() == Injection::LINK ||
+                         injection.kind() == Injection::STOP;
+      const bool ends = injection.for_ns() != 0 && lasts;
+      if (ends) timeline.emplace(begin + Duration(injection.for_ns()), [this, &injection] { EndInjection(injection); });
     }
     for (const auto& [when, action] : timeline) {
       if (!Advance(when)) return false;
@@ -131,104 +139,111 @@ class Play {
     return !Stopped();
   }
 
-  void BeginFault(const Fault& fault) {
+  void BeginInjection(const Injection& injection) {
     emu::SimWorld& sim = stage_->sim();
-    Trace(&trace_, stage_->Now(), "fault", Fault::Kind_Name(fault.kind()), {{"a", fault.a()}, {"b", fault.b()}});
-    const bool down = fault.kind() == Fault::KILL || fault.kind() == Fault::POWER_LOSS;
-    const bool is_of_processes = down || fault.kind() == Fault::RESTART_SERVICE || fault.kind() == Fault::STOP;
-    if (IsDown(fault.a()) && is_of_processes) return;
-    const bool for_good = fault.for_ns() == 0 && down;
+    Trace(&trace_, stage_->Now(), "fault", Injection::Kind_Name(injection.kind()),
+          {{"a", injection.a()}, {"b", injection.b()}});
+    const bool down = injection.kind() == Injection::KILL || injection.kind() == Injection::POWER_LOSS;
+    const bool is_of_processes =
+        down || injection.kind() == Injection::RESTART_SERVICE || injection.kind() == Injection::STOP;
+    if (IsDown(injection.a()) && is_of_processes) return;
+    const bool for_good = injection.for_ns() == 0 && down;
     // A link that changes is nothing to fail by: how long calls may take counts it (Stage::Patience).
-    if (fault.kind() != Fault::LINK) {
+    if (injection.kind() != Injection::LINK) {
       // An InfiniBand connection outlives the streams that carry its packets: another is opened, and they are sent
       // again.
-      const bool takes_streams = fault.kind() == Fault::RESET || fault.kind() == Fault::FORGET;
+      const bool takes_streams = injection.kind() == Injection::RESET || injection.kind() == Injection::FORGET;
       const bool waits =
-          (takes_streams && stage_->IsInfiniband(fault.a())) ||
-          (fault.kind() == Fault::PARTITION && Duration(fault.for_ns()) < stage_->OutlivesSilence(fault.a())) ||
-          (fault.kind() == Fault::STOP && Duration(fault.for_ns()) < stage_->OutlivesStop(fault.a()));
-      const auto harm = waits                                    ? Stage::Harm::kWaits
-                        : fault.kind() == Fault::RESTART_SERVICE ? Stage::Harm::kServiceEnds
-                                                                 : Stage::Harm::kEnds;
-      disturbances_[&fault] = stage_->BeginDisturbance(fault.a(), fault.b(), harm);
+          (takes_streams && stage_->IsInfiniband(injection.a())) ||
+          (injection.kind() == Injection::PARTITION &&
+           Duration(injection.for_ns()) < stage_->OutlivesSilence(injection.a())) ||
+          (injection.kind() == Injection::STOP && Duration(injection.for_ns()) < stage_->OutlivesStop(injection.a()));
+      const auto harm = waits                                            ? Stage::Harm::kWaits
+                        : injection.kind() == Injection::RESTART_SERVICE ? Stage::Harm::kServiceEnds
+                                                                         : Stage::Harm::kEnds;
+      disturbances_[&injection] = stage_->BeginDisturbance(injection.a(), injection.b(), harm);
     }
-    switch (fault.kind()) {
-      case Fault::PARTITION:
-        ++partitions_[PairOf(fault)];
-        return sim.Partition(Fabric(fault.a()), Fabric(fault.b()), true);
-      case Fault::RESET:
-        stage_->EndDisturbance(disturbances_.at(&fault));
-        return sim.ResetConnections(Fabric(fault.a()), Fabric(fault.b()));
-      case Fault::FORGET:
-        stage_->EndDisturbance(disturbances_.at(&fault));
-        if (!stage_->IsInfiniband(fault.a())) stage_->NoteSilence(fault.a());
-        return sim.ForgetConnections(Fabric(fault.a()));
-      case Fault::KILL:
-      case Fault::POWER_LOSS:
-        down_[fault.a()] = &fault;
-        EndStopsOf(fault.a());
-        if (for_good) stage_->NoteGone(fault.a());
-        if (fault.kind() == Fault::POWER_LOSS) stage_->NoteSilence(fault.a());
-        sim.CutHost(Fabric(fault.a()), fault.kind() == Fault::KILL ? emu::Cut::kReset : emu::Cut::kSilent);
+    switch (injection.kind()) {
+      case Injection::PARTITION:
+        ++partitions_[PairOf(injection)];
+        return sim.Partition(Fabric(injection.a()), Fabric(injection.b()), true);
+      case Injection::RESET:
+        stage_->EndDisturbance(disturbances_.at(&injection));
+        return sim.ResetConnections(Fabric(injection.a()), Fabric(injection.b()));
+      case Injection::FORGET:
+        stage_->EndDisturbance(disturbances_.at(&injection));
+        if (!stage_->IsInfiniband(injection.a())) stage_->NoteSilence(injection.a());
+        return sim.ForgetConnections(Fabric(injection.a()));
+      case Injection::KILL:
+      case Injection::POWER_LOSS:
+        down_[injection.a()] = &injection;
+        EndStopsOf(injection.a());
+        if (for_good) stage_->NoteGone(injection.a());
+        if (injection.kind() == Injection::POWER_LOSS) stage_->NoteSilence(injection.a());
+        sim.CutHost(Fabric(injection.a()), injection.kind() == Injection::KILL ? emu::Cut::kReset : emu::Cut::kSilent);
         for (const auto& program : programs_) {
-          if (program->host() == fault.a()) As(*program).Kill();
+          if (program->host() == injection.a()) As(*program).Kill();
         }
         return;
-      case Fault::LINK:
-        changed_links_[PairOf(fault)] = &fault;
-        return sim.SetLink(Fabric(fault.a()), Fabric(fault.b()), MakeLink(fault.link()));
-      case Fault::RESTART_SERVICE:
-        stage_->world().ActAs(fault.a());
-        restarts_.push_back(&fault);
-        services_.at(fault.a())->Restart(Duration(fault.for_ns()), [this, host = fault.a()] { EndRestartsOf(host); });
+      case Injection::LINK:
+        changed_links_[PairOf(injection)] = &injection;
+        return sim.SetLink(Fabric(injection.a()), Fabric(injection.b()), MakeLink(injection.link()));
+      case Injection::RESTART_SERVICE:
+        stage_->world().ActAs(injection.a());
+        restarts_.push_back(&injection);
+        services_.at(injection.a())->Restart(Duration(injection.for_ns()), [this, host = injection.a()] {
+          EndRestartsOf(host);
+        });
         return;
-      case Fault::STOP:
-        stops_[fault.a()].insert(&fault);
-        return sim.Stop(Fabric(fault.a()), true);
-      case Fault::NONE:
+      case Injection::STOP:
+        stops_[injection.a()].insert(&injection);
+        return sim.Stop(Fabric(injection.a()), true);
+      case Injection::NONE:
         return;
     }
   }
 
   // It runs no more, or begins anew.
   void EndStopsOf(const std::string& host) {
-    for (const Fault* fault : std::exchange(stops_[host], {})) stage_->EndDisturbance(disturbances_.at(fault));
+    for (const Injection* injection : std::exchange(stops_[host], {}))
+      stage_->EndDisturbance(disturbances_.at(injection));
   }
 
-  void EndFault(const Fault& fault) {
+  void EndInjection(const Injection& injection) {
     emu::SimWorld& sim = stage_->sim();
-    Trace(&trace_, stage_->Now(), "fault", "over", {{"a", fault.a()}, {"b", fault.b()}});
-    switch (fault.kind()) {
-      case Fault::PARTITION:
-        stage_->EndDisturbance(disturbances_.at(&fault));
+    Trace(&trace_, stage_->Now(), "fault", "over", {{"a", injection.a()}, {"b", injection.b()}});
+    switch (injection.kind()) {
+      case Injection::PARTITION:
+        stage_->EndDisturbance(disturbances_.at(&injection));
         // Those of one pair may overlap.
-        if (--partitions_[PairOf(fault)] > 0) return;
-        return sim.Partition(Fabric(fault.a()), Fabric(fault.b()), false);
-      case Fault::LINK:
-        if (changed_links_[PairOf(fault)] != &fault) return;
-        return sim.SetLink(Fabric(fault.a()), Fabric(fault.b()), MakeLink(LinkBetween(fault.a(), fault.b())));
-      case Fault::KILL:
-      case Fault::POWER_LOSS:
+        if (--partitions_[PairOf(injection)] > 0) return;
+        return sim.Partition(Fabric(injection.a()), Fabric(injection.b()), false);
+      case Injection::LINK:
+        if (changed_links_[PairOf(injection)] != &injection) return;
+        return sim.SetLink(Fabric(injection.a()), Fabric(injection.b()),
+                           MakeLink(LinkBetween(injection.a(), injection.b())));
+      case Injection::KILL:
+      case Injection::POWER_LOSS:
         // A kill of a host that was down has changed nothing.
-        if (!IsDown(fault.a()) || down_[fault.a()] != &fault) return;
-        down_.erase(fault.a());
+        if (!IsDown(injection.a()) || down_[injection.a()] != &injection) return;
+        down_.erase(injection.a());
         // Its blocked programs unwind first.
-        sim.RunUntil([&] { return !sim.HasBlocked(Fabric(fault.a())); });
-        stage_->world().Restart(fault.a());
-        SetDeviceFaultsOf(fault.a(), true);
+        sim.RunUntil([&] { return !sim.HasBlocked(Fabric(injection.a())); });
+        stage_->world().Restart(injection.a());
+        SetRulesOf(injection.a(), true);
         for (const auto& program : programs_) {
-          if (program->host() == fault.a()) As(*program).Start();
+          if (program->host() == injection.a()) As(*program).Start();
         }
-        stage_->EndDisturbance(disturbances_.at(&fault));
+        stage_->EndDisturbance(disturbances_.at(&injection));
         // A service that was being restarted is up with its host.
-        EndRestartsOf(fault.a());
+        EndRestartsOf(injection.a());
         return;
-      case Fault::STOP: {
+      case Injection::STOP: {
         // Of those of one host that overlap the last one counts.
-        std::set<const Fault*>& stops = stops_[fault.a()];
-        if (stops.erase(&fault) == 0) return;
-        stage_->EndDisturbance(disturbances_.at(&fault));
-        if (stops.empty()) sim.Stop(Fabric(fault.a()), false);
+        std::set<const Injection*>& stops = stops_[injection.a()];
+        if (stops.erase(&injection) == 0) return;
+        stage_->EndDisturbance(disturbances_.at(&injection));
+        if (stops.empty()) sim.Stop(Fabric(injection.a()), false);
         return;
       }
       default:
@@ -238,8 +253,8 @@ class Play {
 
   // The service of `host` listens again.
   void EndRestartsOf(const std::string& host) {
-    for (const Fault* fault : restarts_) {
-      if (fault->a() == host) stage_->EndDisturbance(disturbances_.at(fault));
+    for (const Injection* injection : restarts_) {
+      if (injection->a() == host) stage_->EndDisturbance(disturbances_.at(injection));
     }
   }
 
@@ -251,15 +266,15 @@ class Play {
   }
 
   using HostPair = std::pair<std::string, std::string>;
-  static HostPair PairOf(const Fault& fault) { return std::minmax(fault.a(), fault.b()); }
+  static HostPair PairOf(const Injection& injection) { return std::minmax(injection.a(), injection.b()); }
 
-  void SetDeviceFaults(bool on) {
-    for (const Host& host : scenario_.host()) SetDeviceFaultsOf(host.name(), on);
+  void SetRules(bool on) {
+    for (const Host& host : scenario_.host()) SetRulesOf(host.name(), on);
   }
 
-  void SetDeviceFaultsOf(const std::string& name, bool on) {
+  void SetRulesOf(const std::string& name, bool on) {
     emu::InjectionPlan& injections = *stage_->world().host(name).nic().injections();
-    if (!on) return injections.End(emu::InjectionDepth::kDevice);
+    if (!on) return injections.End(IsOverWithTheWork);
     injections.ShareLuck(stage_->Luck("nic-faults/" + name));
     for (const Host& host : scenario_.host()) {
       if (host.name() == name) injections.Add(RulesOf(host.device()));
@@ -322,7 +337,7 @@ class Play {
   bool Finish() {
     const Instant enough = stage_->Now() + kTroubleTime;
     stage_->sim().RunUntil([&] { return Stopped() || AllIdle() || stage_->Now() > enough; });
-    SetDeviceFaults(false);
+    SetRules(false);
     return AwaitIdle("the work");
   }
 
@@ -351,7 +366,7 @@ class Play {
       last = counts;
       for (const auto& [host, service] : services_) service->CheckNothingHeld();
       // A client that goes without a word leaves what it was to read.
-      if (!HasSilentFaults()) connections_->CheckNothingExposed(stage_->Now());
+      if (!HasSilentInjections()) connections_->CheckNothingExposed(stage_->Now());
       const bool is_last = round + 1 == kProbeRounds;
       if (is_last && std::any_of(last.begin(), last.end(), [&](const auto& entry) { return grows(entry.first); })) {
         rounds += kRoundsInDoubt;
@@ -365,10 +380,16 @@ class Play {
     return true;
   }
 
-  bool HasSilentFaults() const {
-    return std::any_of(scenario_.fault().begin(), scenario_.fault().end(), [](const Fault& fault) {
-      return fault.kind() == Fault::FORGET || fault.kind() == Fault::POWER_LOSS || fault.kind() == Fault::PARTITION;
-    });
+  bool HasSilentInjections() const {
+    const auto is_silent = [](const Injection& injection) {
+      return injection.kind() == Injection::FORGET || injection.kind() == Injection::POWER_LOSS ||
+             injection.kind() == Injection::PARTITION;
+    };
+    const auto stalls = [](const Host& host) {
+      return emu::Has(GivenRules(host.device()), emu::InjectionAction::kStall);
+    };
+    return std::any_of(scenario_.injection().begin(), scenario_.injection().end(), is_silent) ||
+           std::any_of(scenario_.host().begin(), scenario_.host().end(), stalls);
   }
 
   // What must be the same after each round of the same work.
@@ -506,7 +527,7 @@ class Play {
     return text + stage_->sim().Describe();
   }
 
-  const Scenario& scenario_;
+  const Scenario scenario_;
   const RunOptions& options_;
   RunReport report_;
   TraceHash hash_;
@@ -516,13 +537,13 @@ class Play {
   std::optional<NicChecker> nics_;
   std::vector<std::unique_ptr<Program>> programs_;
   std::map<std::string, ServiceProgram*> services_;  // by host
-  std::map<std::string, const Fault*> down_;         // hosts, and what took them down
-  std::map<const Fault*, Stage::DisturbanceId> disturbances_;
-  std::vector<const Fault*> restarts_;                   // of services, so far
-  std::map<std::string, std::set<const Fault*>> stops_;  // by host, those that are not over
+  std::map<std::string, const Injection*> down_;     // hosts, and what took them down
+  std::map<const Injection*, Stage::DisturbanceId> disturbances_;
+  std::vector<const Injection*> restarts_;                   // of services, so far
+  std::map<std::string, std::set<const Injection*>> stops_;  // by host, those that are not over
   std::map<HostPair, int> partitions_;
-  std::map<HostPair, const Fault*> changed_links_;  // the latest
-  std::map<std::string, size_t> before_;            // CountEverywhere
+  std::map<HostPair, const Injection*> changed_links_;  // the latest
+  std::map<std::string, size_t> before_;                // CountEverywhere
 };
 
 }  // namespace

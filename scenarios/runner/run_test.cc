@@ -95,18 +95,76 @@ TEST_P(Run, TheSameScenarioHasTheSameTrace) {
 TEST_P(Run, AKilledServerComesBackAndItsClientsGoOn) {
   const Scenario scenario = Parse(std::string(kPair) + R"(
       client { name: 'c' host: 'b' server: 'a' call { repeat: 50 pause_ns: 100000 result_bytes: 5000 } }
-      fault { at_ns: 2000000 kind: KILL a: 'a' for_ns: 1000000 })");
+      injection { at_ns: 2000000 kind: KILL a: 'a' for_ns: 1000000 })");
   const RunReport report = RunWell(scenario);
   EXPECT_GE(report.tally.connections, 2u);
   EXPECT_GE(report.tally.answered, 49u);
+}
+
+TEST_P(Run, ARuleCutsAConnectionAndItsClientGoesOn) {
+  for (const std::string host : {"a", "b"}) {
+    const std::string other = host == "a" ? "b" : "a";
+    const Scenario scenario = Parse("host { name: '" + host +
+                                    R"(' device { rule: 'disconnect connection=1 kind=send message=10' } }
+      host { name: ')" + other + R"(' } service { host: 'a' }
+      client { name: 'c' host: 'b' server: 'a' call { repeat: 50 result_bytes: 500 } })");
+    const RunReport report = RunWell(scenario);
+    EXPECT_EQ(report.tally.connections, 2u);
+    EXPECT_GE(report.tally.disturbed, 1u);
+    EXPECT_LE(report.tally.disturbed, 2u);
+    EXPECT_EQ(report.tally.answered + report.tally.disturbed, report.tally.calls);
+    EXPECT_EQ(RunScenario(scenario).trace_hash, report.trace_hash);
+  }
+}
+
+TEST_P(Run, ARuleOfADeviceIsOverWithTheWork) {
+  const Scenario scenario = Parse(R"(
+      host { name: 'a' device { rule: 'delay-completion=1ms probability=20%; place-late=1ms' rule: 'delay=100us' } }
+      host { name: 'b' device { rule: 'fail-registration every=3' } } service { host: 'a' }
+      client { name: 'c' host: 'b' server: 'a' call { repeat: 30 argument_bytes: 20000 result_bytes: 20000 } })");
+  const RunReport report = RunWell(scenario);
+  EXPECT_GT(report.tally.answered, 5u);
+  EXPECT_LT(report.tally.answered, report.tally.calls);
+}
+
+TEST(Rules, LossesByLuckAreOfTheSeedAndLast) {
+  Scenario scenario = Parse(R"(
+      host { name: 'a' device { profile: 'roce' rule: 'drop kind=any one-in=30; duplicate kind=any one-in=10' } }
+      host { name: 'b' device { profile: 'roce' rule: 'overtake one-in=10; not-ready probability=10%' } }
+      service { host: 'a' }
+      client { name: 'c' host: 'b' server: 'a' concurrency: 4 call { repeat: 60 argument_bytes: 10000 } })");
+  const RunReport report = RunWell(scenario);
+  EXPECT_EQ(report.tally.answered, report.tally.calls);
+  scenario.set_seed(2);
+  EXPECT_NE(RunWell(scenario).trace_hash, report.trace_hash);
+}
+
+TEST(Rules, AHostThatStartsAgainHasThemAnew) {
+  const Scenario scenario = Parse(R"(
+      host { name: 'a' } host { name: 'b' device { rule: 'disconnect connection=1 kind=send message=3 direction=sent' } }
+      service { host: 'a' }
+      client { name: 'c' host: 'b' server: 'a' call { repeat: 30 pause_ns: 1000000 } }
+      injection { at_ns: 10000000 kind: KILL a: 'b' for_ns: 1000000 })");
+  const RunReport report = RunWell(scenario);
+  EXPECT_GE(report.tally.connections, 4u);
+}
+
+TEST(OldWords, FaultIsInjection) {
+  const std::string work = "client { name: 'c' host: 'b' server: 'a' call { repeat: 50 result_bytes: 5000 } } ";
+  const std::string kill = " { at_ns: 500000 kind: KILL a: 'a' for_ns: 1000000 } ";
+  const std::string reset = " { at_ns: 500000 kind: RESET a: 'a' b: 'b' } ";
+  const uint64_t today = RunScenario(Parse(kPair + work + "injection" + kill + "injection" + reset)).trace_hash;
+  EXPECT_EQ(RunScenario(Parse(kPair + work + "fault" + kill + "fault" + reset)).trace_hash, today);
+  EXPECT_EQ(RunScenario(Parse(kPair + work + "injection" + reset + "fault" + kill)).trace_hash, today);
+  EXPECT_NE(RunScenario(Parse(kPair + work)).trace_hash, today);
 }
 
 TEST_P(Run, CallsOfASessionOutliveItsConnections) {
   const Scenario scenario = Parse(std::string(kPair) + R"(
       client { name: 'c' host: 'b' server: 'a' session: true concurrency: 4 reconnect_ns: 1000000
                call { repeat: 60 result_bytes: 5000 service_ns: 2000000 } }
-      fault { at_ns: 3000000 kind: KILL a: 'a' for_ns: 1000000 }
-      fault { at_ns: 9000000 kind: RESTART_SERVICE a: 'a' for_ns: 1 })");
+      injection { at_ns: 3000000 kind: KILL a: 'a' for_ns: 1000000 }
+      injection { at_ns: 9000000 kind: RESTART_SERVICE a: 'a' for_ns: 1 })");
   const RunReport report = RunWell(scenario);
   EXPECT_GE(report.tally.connections, 2u);
   EXPECT_GE(report.tally.calls, 60u);
@@ -302,7 +360,7 @@ TEST_P(Run, InVersion2AServiceCallsItsClientsAsFarAsTheyFollow) {
 TEST_P(Run, ClientsOfAServerThatIsGoneForGoodComeToAnEnd) {
   const Scenario scenario = Parse(std::string(kPair) + R"(
       client { name: 'c' host: 'b' server: 'a' call { repeat: 50 pause_ns: 100000 result_bytes: 5000 } }
-      fault { at_ns: 2000000 kind: POWER_LOSS a: 'a' })");
+      injection { at_ns: 2000000 kind: POWER_LOSS a: 'a' })");
   const RunReport report = RunWell(scenario);
   EXPECT_GT(report.tally.disturbed, 0u);
 }
@@ -312,9 +370,9 @@ TEST_P(Run, ProcessesThatStandStillEndNothing) {
   for (const char* host : {"a", "b"}) {
     const Scenario scenario = Parse(std::string(kPair) + R"(
         client { name: 'c' host: 'b' server: 'a' call { repeat: 50 pause_ns: 100000 result_bytes: 50000 } }
-        fault { at_ns: 2000000 kind: STOP a: ')" +
+        injection { at_ns: 2000000 kind: STOP a: ')" +
                                     host + R"(' for_ns: 20000000000 }
-        fault { at_ns: 3000000 kind: STOP a: ')" +
+        injection { at_ns: 3000000 kind: STOP a: ')" +
                                     host + R"(' for_ns: 1000000 })");
     const RunReport report = RunWell(scenario);
     EXPECT_EQ(report.tally.disturbed, 0u) << host;
@@ -325,15 +383,15 @@ TEST_P(Run, ProcessesThatStandStillEndNothing) {
 TEST_P(Run, ProcessesThatAreKilledWhileTheyStandStillBeginAnew) {
   RunWell(Parse(std::string(kPair) + R"(
       client { name: 'c' host: 'b' server: 'a' call { repeat: 50 pause_ns: 1000000 timeout_ns: 10000000 } }
-      fault { at_ns: 2000000 kind: STOP a: 'a' for_ns: 20000000000 }
-      fault { at_ns: 5000000 kind: KILL a: 'a' for_ns: 5000000 })"));
+      injection { at_ns: 2000000 kind: STOP a: 'a' for_ns: 20000000000 }
+      injection { at_ns: 5000000 kind: KILL a: 'a' for_ns: 5000000 })"));
 }
 
 TEST_P(Run, FilesComeBackAsTheyWent) {
   const Scenario scenario = Parse(R"(
       host { name: 'a' } host { name: 'b' } service { host: 'a' files: true }
       file_copy { host: 'b' server: 'a' bytes: 300001 }
-      fault { at_ns: 300000 kind: RESET a: 'a' b: 'b' })");
+      injection { at_ns: 300000 kind: RESET a: 'a' b: 'b' })");
   const RunReport report = RunWell(scenario);
   EXPECT_EQ(report.tally.files_copied, 1u);
 }
@@ -498,16 +556,16 @@ TEST_P(Run, AServerNobodyCameToIsNoFailure) {
       host { name: 'a' } host { name: 'b' } host { name: 'c' } service { host: 'c' }
       ping_pong { client: 'b' server: 'a' start_ns: 5000000 }
       client { name: 'c' host: 'a' server: 'c' call { service_ns: 400000000000 timeout_ns: 0 } }
-      fault { at_ns: 1000000 kind: KILL a: 'b' for_ns: 1000000 })");
+      injection { at_ns: 1000000 kind: KILL a: 'b' for_ns: 1000000 })");
   EXPECT_EQ(Rules(RunScenario(scenario)), "");
 }
 
 TEST_P(Run, KillsOfOneHostMayOverlap) {
   const Scenario scenario = Parse(std::string(kPair) + R"(
       client { name: 'c' host: 'b' server: 'a' call { repeat: 50 pause_ns: 100000 result_bytes: 5000 } }
-      fault { at_ns: 1000000 kind: KILL a: 'a' for_ns: 2000000 }
-      fault { at_ns: 2000000 kind: KILL a: 'a' }
-      fault { at_ns: 2500000 kind: POWER_LOSS a: 'a' for_ns: 4000000 })");
+      injection { at_ns: 1000000 kind: KILL a: 'a' for_ns: 2000000 }
+      injection { at_ns: 2000000 kind: KILL a: 'a' }
+      injection { at_ns: 2500000 kind: POWER_LOSS a: 'a' for_ns: 4000000 })");
   const RunReport report = RunWell(scenario);
   EXPECT_GE(report.tally.answered, 48u) << "the second and third kill of a host that is down do nothing";
 }
@@ -572,21 +630,21 @@ TEST(Excuses, ACallThatTimedOutBeforeItWasSentIsNone) {
 
 TEST(Excuses, ALinkThatChangesIsNone) {
   const Scenario scenario = Parse(std::string(kPair) + "client { name: 'c' host: 'b' server: 'a' " + kWork + R"(}
-      fault { at_ns: 1000000 kind: LINK a: 'a' b: 'b' link { latency_ns: 20000 } })");
+      injection { at_ns: 1000000 kind: LINK a: 'a' b: 'b' link { latency_ns: 20000 } })");
   EXPECT_EQ(Rules(RunScenario(scenario)), "");
   EXPECT_EQ(FirstRule(RunScenario(scenario, SecretReset(10ms + 500us))), "connection.lost");
 }
 
 TEST(Excuses, APartitionEndsNoConnectionThatWasThere) {
   const Scenario scenario = Parse(std::string(kPair) + "client { name: 'c' host: 'b' server: 'a' " + kWork + R"(}
-      fault { at_ns: 2000000 kind: PARTITION a: 'a' b: 'b' for_ns: 1000000 })");
+      injection { at_ns: 2000000 kind: PARTITION a: 'a' b: 'b' for_ns: 1000000 })");
   EXPECT_EQ(Rules(RunScenario(scenario)), "");
   EXPECT_EQ(FirstRule(RunScenario(scenario, SecretReset(10ms + 500us))), "connection.lost");
 }
 
 TEST(Excuses, NorDoProcessesThatStandStill) {
   const Scenario scenario = Parse(std::string(kPair) + "client { name: 'c' host: 'b' server: 'a' " + kWork + R"(}
-      fault { at_ns: 2000000 kind: STOP a: 'a' for_ns: 1000000 })");
+      injection { at_ns: 2000000 kind: STOP a: 'a' for_ns: 1000000 })");
   EXPECT_EQ(Rules(RunScenario(scenario)), "");
   EXPECT_EQ(FirstRule(RunScenario(scenario, SecretReset(10ms + 500us))), "connection.lost");
 }
@@ -597,7 +655,7 @@ TEST(Excuses, AFaultIsNoneForWhatBeganAfterIt) {
                             "POWER_LOSS a: 'a' for_ns: 1000000", "RESTART_SERVICE a: 'a' for_ns: 1000000",
                             "KILL a: 'b' for_ns: 1000000", "PARTITION a: 'a' b: 'b' for_ns: 1000000"}) {
     const Scenario scenario = Parse(std::string(kPair) + "client { name: 'c' host: 'b' server: 'a' " + kWork +
-                                    "} fault { at_ns: 2000000 kind: " + fault + " }");
+                                    "} injection { at_ns: 2000000 kind: " + fault + " }");
     EXPECT_EQ(Rules(RunScenario(scenario)), "") << fault;
     EXPECT_EQ(FirstRule(RunScenario(scenario, SecretReset(30ms + 500us))), "connection.lost") << fault;
   }
@@ -606,7 +664,7 @@ TEST(Excuses, AFaultIsNoneForWhatBeganAfterIt) {
 TEST(Excuses, ARestartedServiceIsNoneForOtherProgramsOfItsHost) {
   const Scenario scenario = Parse(std::string(kPair) + R"(
       ping_pong { client: 'b' server: 'a' count: 1000 }
-      fault { at_ns: 1000000 kind: RESTART_SERVICE a: 'a' for_ns: 1000000000 })");
+      injection { at_ns: 1000000 kind: RESTART_SERVICE a: 'a' for_ns: 1000000000 })");
   EXPECT_EQ(Rules(RunScenario(scenario)), "");
   EXPECT_EQ(FirstRule(RunScenario(scenario, SecretReset(1ms + 500us))), "ping_pong.failed");
 }
@@ -614,7 +672,7 @@ TEST(Excuses, ARestartedServiceIsNoneForOtherProgramsOfItsHost) {
 TEST(Excuses, AFaultBeforeABlockingProgramConnectsIsNone) {
   const Scenario scenario = Parse(
       "host { name: 'a' } host { name: 'b' } ping_pong { client: 'a' server: 'b' count: 100 start_ns: 5000000 } "
-      "fault { at_ns: 1000000 kind: RESET a: 'a' b: 'b' }");
+      "injection { at_ns: 1000000 kind: RESET a: 'a' b: 'b' }");
   EXPECT_EQ(Rules(RunScenario(scenario)), "");
   EXPECT_EQ(FirstRule(RunScenario(scenario, SecretReset(5ms + 500us))), "ping_pong.failed");
 }
@@ -623,7 +681,7 @@ TEST(Excuses, AFaultBeforeAnotherAttemptToCopyIsNone) {
   const Scenario scenario = Parse(R"(
       host { name: 'a' } host { name: 'b' } service { host: 'a' files: true }
       file_copy { host: 'b' server: 'a' bytes: 3000001 }
-      fault { at_ns: 100000 kind: RESET a: 'a' b: 'b' })");
+      injection { at_ns: 100000 kind: RESET a: 'a' b: 'b' })");
   EXPECT_EQ(Rules(RunScenario(scenario)), "");
   EXPECT_EQ(FirstRule(RunScenario(scenario, SecretReset(5ms + 400us))), "file.failed");
 }
@@ -695,7 +753,7 @@ TEST(Excuses, AStreamThatIsTakenFromAnInfinibandConnectionIsNone) {
   };
   for (const char* fault : {"RESET a: 'a' b: 'b'", "FORGET a: 'a'", "FORGET a: 'b'"}) {
     Scenario scenario = Parse(std::string(kPair) + "client { name: 'c' host: 'b' server: 'a' " + kWork +
-                              "} fault { at_ns: 10000000 kind: " + fault + " }");
+                              "} injection { at_ns: 10000000 kind: " + fault + " }");
     for (Host& host : *scenario.mutable_host()) host.mutable_device()->set_profile("roce");
     const RunReport report = RunScenario(scenario);
     EXPECT_EQ(Rules(report), "") << fault;
@@ -913,12 +971,12 @@ TEST(Validate, NamesTheFieldAndWhatWasExpected) {
       {"host { name: 'a' } service { host: 'x' }", "service.host: \"x\", expected the name of a host"},
       {"host { name: 'a' } client { name: 'c' host: 'a' server: 'a' }",
        "client.server: \"a\", expected a host with a service"},
-      {"host { name: 'a' } fault { kind: KILL a: 'b' }", "fault.a: \"b\", expected the name of a host"},
-      {"host { name: 'a' } fault { a: 'a' }", "fault.kind: \"NONE\", expected a kind of fault"},
+      {"host { name: 'a' } fault { kind: KILL a: 'b' }", "injection.a: \"b\", expected the name of a host"},
+      {"host { name: 'a' } fault { a: 'a' }", "injection.kind: \"NONE\", expected a kind of injection"},
       {"host { name: 'a' } host { name: 'b' } fault { kind: STOP a: 'a' }",
-       "fault.for_ns: \"0\", expected how long it lasts"},
+       "injection.for_ns: \"0\", expected how long it lasts"},
       {"host { name: 'a' } host { name: 'b' } fault { kind: PARTITION a: 'a' b: 'b' }",
-       "fault.for_ns: \"0\", expected how long it lasts"},
+       "injection.for_ns: \"0\", expected how long it lasts"},
       {"host { name: 'a' } link { buffer_bytes: 0 }", "link[0].buffer_bytes: 0, expected 2048 to 67108864"},
       {"host { name: 'a' device { max_ird: 0 } }", "host[0].device.max_ird: 0, expected 1 to 16383"},
       {"host { name: 'a' } service { host: 'a' credits: 5000 }", "service[0].credits: 5000, expected 1 to 1024"},
@@ -926,8 +984,8 @@ TEST(Validate, NamesTheFieldAndWhatWasExpected) {
        "client[0].call[1].repeat: 4000000000, expected 0 to 100000"},
       {"host { name: 'a' } file_copy { bytes: 1152921504606846976 }",
        "file_copy[0].bytes: 1152921504606846976, expected 0 to 268435456"},
-      {"host { name: 'a' } fault { at_ns: 18446744073709551615 }",
-       "fault[0].at_ns: 18446744073709551615, expected 0 to 86400000000000"},
+      {"host { name: 'a' } injection { at_ns: 18446744073709551615 }",
+       "injection[0].at_ns: 18446744073709551615, expected 0 to 86400000000000"},
       {"host { name: 'a' } service { host: 'a' } "
        "client { name: 'c' host: 'a' server: 'a' session: true calls_per_connection: 1 }",
        "client.calls_per_connection: \"1\", expected none of a session"},
@@ -990,6 +1048,17 @@ TEST(Validate, NamesTheFieldAndWhatWasExpected) {
       {"host { name: 'a' } host { name: 'b' } link { a: 'a' b: 'a' }", "link: \"a\", expected two different hosts"},
       {"host { name: 'a' device { fault { kind: LOSE_PACKET } } }",
        "host.device.fault.kind: \"LOSE_PACKET\", expected a habit that an iWARP device may have"},
+      {"host { name: 'a' } host { name: 'b' device { rule: 'disconnect' rule: 'disconnect mesage=10' } }",
+       "host.device.rule[1]: 'mesage' is no condition; did you mean message?\n"
+       "  disconnect mesage=10\n"
+       "             ^~~~~~\n"
+       "(of host \"b\")"},
+      {"host { name: 'a' device { rule: 'drop message=3' } }",
+       "host.device.rule[0]: 'drop message=3': iWARP cannot lose a segment: TCP carries it or the connection ends, and "
+       "one that was missing would be a fault of the peer; the profile roce has loss, and disconnect ends a "
+       "connection\n"
+       "(of host \"a\")"},
+      {"host { name: 'a' device { rule: ' ' } }", "host.device.rule[0]: there is no rule in it\n(of host \"a\")"},
       {"host { name: 'a' device { profile: 'ib' } }",
        "host.device.profile: \"ib\", expected iwarp, roce, minimal or hostile"},
       {"host { name: 'a' } service { host: 'a' } host { name: 'b' device { profile: 'roce' } } "

@@ -72,8 +72,31 @@ std::optional<emu::InjectionRule> RuleOf(const DeviceFault& fault) {
   return rule;
 }
 
+// What is lost, or late, is found out by time-outs.
 bool LosesOfItself(const Device& device) {
-  return emu::Has(MakeProfile(device).habits, emu::InjectionAction::kDrop);
+  const auto loses = [](const emu::InjectionRule& rule) {
+    return (emu::SetOf(rule.action) & emu::kLosingActions) != 0;
+  };
+  const auto habits = MakeProfile(device).habits;
+  const auto rules = GivenRules(device);
+  return std::any_of(habits.begin(), habits.end(), loses) || std::any_of(rules.begin(), rules.end(), loses);
+}
+
+// Whether it may end a connection. What is lost or late by luck now and then does not.
+bool MayCut(const emu::InjectionRule& rule) {
+  constexpr Duration kAckTimeout = 500ms;  // CmOptions::ack_timeout
+  switch (rule.action) {
+    case emu::InjectionAction::kDisconnect:
+    case emu::InjectionAction::kStall:
+      return true;
+    case emu::InjectionAction::kDrop:
+    case emu::InjectionAction::kNotReady:
+      return !rule.Draws();
+    case emu::InjectionAction::kDelay:
+      return rule.delay >= kAckTimeout;
+    default:
+      return false;
+  }
 }
 
 }  // namespace
@@ -109,6 +132,27 @@ std::vector<emu::InjectionRule> RulesOf(const Device& device) {
     }
   }
   return rules;
+}
+
+Result<std::vector<emu::InjectionRule>, std::string> ReadRules(const Device& device) {
+  std::vector<emu::InjectionRule> rules;
+  for (int i = 0; i < device.rule_size(); ++i) {
+    const std::string& text = device.rule(i);
+    const auto read = emu::ParseInjectionRules(text);
+    std::string wrong =
+        read ? emu::WhyNoRules(*emu::ProfileByName(device.profile()), *read) : read.error().Explain(text);
+    if (read && read->empty()) wrong = "there is no rule in it";
+    if (!wrong.empty()) return Err("rule[" + std::to_string(i) + "]: " + wrong);
+    for (emu::InjectionRule rule : *read) {
+      if (rule.Draws() && rule.seed == 0) rule.seed = emu::InjectionRule::kOfTheDevice;
+      rules.push_back(rule);
+    }
+  }
+  return rules;
+}
+
+std::vector<emu::InjectionRule> GivenRules(const Device& device) {
+  return ReadRules(device).value();
 }
 
 bool HasFewRegistrations(const Device& device) {
@@ -180,13 +224,17 @@ Path PathBetween(const Scenario& scenario, const std::string& one, const std::st
     has_own = true;
   }
   if (!has_own) look_at(Link());
-  for (const Fault& fault : scenario.fault()) {
-    if (fault.kind() == Fault::LINK && on_it(fault.a(), fault.b())) look_at(fault.link());
+  for (const Injection& injection : scenario.injection()) {
+    if (injection.kind() == Injection::LINK && on_it(injection.a(), injection.b())) look_at(injection.link());
   }
   for (const Host& host : scenario.host()) {
     if (host.name() != one && host.name() != other) continue;
     for (const DeviceFault& fault : host.device().fault()) {
       if (fault.kind() == DeviceFault::DELAY_COMPLETION) path.delay += static_cast<double>(fault.delay_ns());
+    }
+    for (const emu::InjectionRule& rule : GivenRules(host.device())) {
+      if (rule.action == emu::InjectionAction::kDelay) path.way += static_cast<double>(rule.delay.count());
+      if (rule.action == emu::InjectionAction::kDelayCompletion) path.delay += static_cast<double>(rule.delay.count());
     }
     // The last packet of a message is missed after half a second (CmOptions::ack_timeout), others at once.
     constexpr double kSeveralTimeouts = 5e9;
@@ -246,7 +294,8 @@ Stage::Stage(const Scenario& scenario, TraceSink* trace, std::shared_ptr<emu::Ca
   for (const Host& host : scenario.host()) {
     emu::DeviceProfile profile = MakeProfile(host.device());
     profile.luck_seed = Luck("device/" + host.name()).Next();
-    world->AddHost(host.name(), {*emu::IpEndpoint::Parse(AddressOf(host.name()), 0)}, profile);
+    world->AddHost(host.name(), {*emu::IpEndpoint::Parse(AddressOf(host.name()), 0)}, profile,
+                   rules_[host.name()] = GivenRules(host.device()));
   }
   for (const Link& link : scenario.link()) {
     world->sim().SetLink(world->fabric(link.a()), world->fabric(link.b()), MakeLink(link));
@@ -338,15 +387,42 @@ void Stage::EndDisturbance(DisturbanceId disturbance) {
 }
 
 bool Stage::Disturbed(const std::string& client, const std::string& server, Instant since, Use use) const {
-  return std::any_of(disturbances_.begin(), disturbances_.end(), [&](const Disturbance& disturbance) {
-    return disturbance.Concerns(client, server, use) && disturbance.Meets(client, since);
-  });
+  return std::any_of(disturbances_.begin(), disturbances_.end(),
+                     [&](const Disturbance& disturbance) {
+                       return disturbance.Concerns(client, server, use) && disturbance.Meets(client, since);
+                     }) ||
+         CutSince(client, server, since);
+}
+
+const std::vector<emu::InjectionRule>& Stage::RulesAt(const std::string& host) const {
+  return rules_.find(host)->second;
+}
+
+template <typename Which>
+bool Stage::FiredSince(const std::string& host, Instant since, Which which) const {
+  const std::vector<emu::InjectionRule>& rules = RulesAt(host);
+  for (size_t i = 0; i < rules.size(); ++i) {
+    if (!MayCut(rules[i]) || !which(rules[i])) continue;
+    if (const auto last = evidence_.LastFired(host, i + 1); last && *last >= since) return true;
+  }
+  return false;
+}
+
+bool Stage::CutSince(const std::string& a, const std::string& b, Instant since) const {
+  const auto any = [](const emu::InjectionRule&) { return true; };
+  return FiredSince(a, since, any) || FiredSince(b, since, any);
+}
+
+bool Stage::HasStalled(const std::string& host) const {
+  return FiredSince(host, Instant(),
+                    [](const emu::InjectionRule& rule) { return rule.action == emu::InjectionAction::kStall; });
 }
 
 bool Stage::Severed(const std::string& client, const std::string& server, Instant since,
                     std::optional<Instant> established, Use use) const {
   // Word that it is established waits its turn on a slow link, behind a first call each of other connections.
   constexpr double kFirstBytes = 512;
+  if (CutSince(client, server, since)) return true;
   const Path path = PathBetween(scenario_, client, server);
   const Duration way(static_cast<int64_t>(path.way + kFirstBytes * path.per_byte));
   return std::any_of(disturbances_.begin(), disturbances_.end(), [&](const Disturbance& disturbance) {
@@ -428,8 +504,11 @@ bool Stage::ServerMayBeFull(const std::string& server, Instant since) const {
       })) {
     return true;
   }
-  // Connections that a fault has taken from their clients count until the server knows.
+  // Connections that an injection has taken from their clients count until the server knows.
   const Duration blink = IsInfiniband(server) ? kBlinkOfInfiniband : kBlink;
+  for (const Host& host : scenario_.host()) {
+    if (HasStalled(host.name()) || CutSince(host.name(), host.name(), since - blink)) return true;
+  }
   return std::any_of(disturbances_.begin(), disturbances_.end(), [&](const Disturbance& disturbance) {
     const bool concerns = disturbance.a == server || disturbance.b == server || disturbance.b.empty();
     if (!concerns) return false;
@@ -443,10 +522,10 @@ bool Stage::FailedRegistration(const std::string& host, Instant since) const {
   // A device without the habit has no reason to, and a leak is none.
   return std::any_of(scenario_.host().begin(), scenario_.host().end(), [&](const Host& each) {
     const auto& faults = each.device().fault();
-    return each.name() == host && (HasFewRegistrations(each.device()) ||
-                                   std::any_of(faults.begin(), faults.end(), [](const DeviceFault& fault) {
-                                     return fault.kind() == DeviceFault::FAIL_REGISTRATION;
-                                   }));
+    return each.name() == host &&
+           (HasFewRegistrations(each.device()) || emu::Has(RulesAt(host), emu::InjectionAction::kFailRegistration) ||
+            std::any_of(faults.begin(), faults.end(),
+                        [](const DeviceFault& fault) { return fault.kind() == DeviceFault::FAIL_REGISTRATION; }));
   });
 }
 

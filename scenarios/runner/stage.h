@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/prng.h"
+#include "base/result.h"
 #include "base/trace.h"
 #include "emu/world/simulated_world.h"
 #include "rpcrdma/api/error.h"
@@ -41,8 +42,13 @@ bool MayBeOfVersion2(const Client& client, const Service& service);
 bool RepliesAreRead(const Client& client, const Service& service);
 // The emulator's profile with what `device` changes. Its name is one that ProfileByName knows.
 emu::DeviceProfile MakeProfile(const Device& device);
-// What is done to the device while the scenario's work is done.
+// What older files have done to the device while the scenario's work is done.
 std::vector<emu::InjectionRule> RulesOf(const Device& device);
+// The rules that the scenario has for the device, those that draw with its luck. The error says which of them cannot be
+// understood or carried out, and why.
+Result<std::vector<emu::InjectionRule>, std::string> ReadRules(const Device& device);
+// Those of a valid scenario.
+std::vector<emu::InjectionRule> GivenRules(const Device& device);
 // So few that what runs on it may run out of them.
 bool HasFewRegistrations(const Device& device);
 emu::LinkOptions MakeLink(const Link& link);
@@ -119,8 +125,9 @@ class Stage {
   // One of the hosts lost power or forgot its connections, at some time: what waits for it without a time-out may wait
   // for ever.
   void NoteSilence(const std::string& host) { silent_.push_back(host); }
-  bool WentSilent(std::string_view a, std::string_view b) const {
-    return std::any_of(silent_.begin(), silent_.end(), [&](const auto& host) { return host == a || host == b; });
+  bool WentSilent(const std::string& a, const std::string& b) const {
+    return HasStalled(a) || HasStalled(b) ||
+           std::any_of(silent_.begin(), silent_.end(), [&](const auto& host) { return host == a || host == b; });
   }
   // How long a call of the client may take when nothing is wrong. All that may stand before it is counted as if done
   // one after the other, over the worst link its hosts ever have, and then twice:
@@ -143,6 +150,14 @@ class Stage {
 
  private:
   bool AnyLosesPackets() const;
+  // The rules of a host.
+  const std::vector<emu::InjectionRule>& RulesAt(const std::string& host) const;
+  // Whether a rule of the host's that may end a connection, and of which `which` is true, has fired since then.
+  template <typename Which>
+  bool FiredSince(const std::string& host, Instant since, Which which) const;
+  // Rules of either host may have ended a connection between them that lived then.
+  bool CutSince(const std::string& a, const std::string& b, Instant since) const;
+  bool HasStalled(const std::string& host) const;
 
   struct Disturbance {
     std::string a;
@@ -179,6 +194,7 @@ class Stage {
   Evidence evidence_;
   std::vector<std::string> gone_;
   std::vector<std::string> silent_;
+  std::map<std::string, std::vector<emu::InjectionRule>, std::less<>> rules_;  // by host
 };
 
 }  // namespace stagecoach::scenario

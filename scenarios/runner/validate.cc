@@ -15,6 +15,7 @@
 #include "rpcrdma/wire/profile.h"
 #include "scenarios/runner/limits.h"
 #include "scenarios/runner/model_call.h"
+#include "scenarios/runner/old_words.h"
 #include "scenarios/runner/program.h"
 #include "scenarios/runner/run.h"
 #include "scenarios/runner/stage.h"
@@ -75,6 +76,9 @@ class Validator {
                                host.device().profile()));
       }
       transports_[host.name()] = profile->transport;
+      if (const auto rules = ReadRules(host.device()); !rules) {
+        return Err(fmt::format("host.device.{}\n(of host \"{}\")", rules.error(), host.name()));
+      }
       for (const DeviceFault& fault : host.device().fault()) {
         if (fault.kind() >= DeviceFault::LOSE_PACKET && profile->transport != emu::TransportKind::kInfiniband) {
           Say("host.device.fault.kind", DeviceFault::Kind_Name(fault.kind()), "a habit that an iWARP device may have");
@@ -144,18 +148,20 @@ class Validator {
         Say("ping_pong.port", std::to_string(ping_pong.port()), "another port than that of the host's service");
       }
     }
-    for (const Fault& fault : scenario_.fault()) {
-      Known("fault.a", fault.a());
-      const bool pair = fault.kind() == Fault::PARTITION || fault.kind() == Fault::RESET || fault.kind() == Fault::LINK;
-      if (pair) Pair("fault", fault.a(), fault.b());
-      if (!pair && fault.has_b()) Say("fault.b", fault.b(), "nothing: this kind of fault has one host");
-      if (fault.kind() == Fault::NONE) Say("fault.kind", "NONE", "a kind of fault");
-      if (fault.kind() == Fault::RESTART_SERVICE && services.count(fault.a()) == 0) {
-        Say("fault.a", fault.a(), "a host with a service");
+    for (const Injection& injection : scenario_.injection()) {
+      Known("injection.a", injection.a());
+      const bool pair = injection.kind() == Injection::PARTITION || injection.kind() == Injection::RESET ||
+                        injection.kind() == Injection::LINK;
+      if (pair) Pair("injection", injection.a(), injection.b());
+      if (!pair && injection.has_b()) Say("injection.b", injection.b(), "nothing: this kind of injection has one host");
+      if (injection.kind() == Injection::NONE) Say("injection.kind", "NONE", "a kind of injection");
+      if (injection.kind() == Injection::RESTART_SERVICE && services.count(injection.a()) == 0) {
+        Say("injection.a", injection.a(), "a host with a service");
       }
-      if (fault.kind() == Fault::LINK && !fault.has_link()) Say("fault.link", "", "what the link becomes");
-      const bool must_end = fault.kind() == Fault::PARTITION || fault.kind() == Fault::STOP;
-      if (must_end && fault.for_ns() == 0) Say("fault.for_ns", "0", "how long it lasts");
+      if (injection.kind() == Injection::LINK && !injection.has_link())
+        Say("injection.link", "", "what the link becomes");
+      const bool must_end = injection.kind() == Injection::PARTITION || injection.kind() == Injection::STOP;
+      if (must_end && injection.for_ns() == 0) Say("injection.for_ns", "0", "how long it lasts");
     }
     if (!problem_.empty()) return Err(problem_);
     for (const Host& host : scenario_.host()) CheckDevice(host);
@@ -351,7 +357,8 @@ class Validator {
 
 Result<void, std::string> Validate(const Scenario& scenario) {
   if (auto checked = CheckLimits(scenario); !checked) return checked;
-  return Validator(scenario).Validate();
+  const Scenario today = InTodaysWords(scenario);
+  return Validator(today).Validate();
 }
 
 }  // namespace stagecoach::scenario

@@ -42,7 +42,7 @@ class Drawer {
     if (storm) DrawStorm(storm_prng_, scenario_);
     if (prng_.OneIn(12)) DrawFileCopies();
     if (prng_.OneIn(6)) DrawPingPongs();
-    if (!prng_.OneIn(3)) DrawFaults(prng_, scenario_);
+    if (!prng_.OneIn(3)) DrawInjections(prng_, scenario_);
     if (silence_prng_.OneIn(5)) DrawSilence(silence_prng_, scenario_);
     if (session_prng_.OneIn(3)) DrawSessions();
     const bool reverse = reverse_prng_.OneIn(5);
@@ -335,11 +335,11 @@ class Drawer {
     client.set_credits(std::max(client.credits(), 8u));
     const uint64_t resets = client.host() == client.server() ? 0 : prng.Below(6);
     for (uint64_t i = 0; i < resets; ++i) {
-      Fault& fault = *scenario_.add_fault();
-      fault.set_kind(Fault::RESET);
-      fault.set_at_ns(ScaledBy(prng, 100'000, kTroubleNs));
-      fault.set_a(client.host());
-      fault.set_b(client.server());
+      Injection& injection = *scenario_.add_injection();
+      injection.set_kind(Injection::RESET);
+      injection.set_at_ns(ScaledBy(prng, 100'000, kTroubleNs));
+      injection.set_a(client.host());
+      injection.set_b(client.server());
     }
     if (resets > 0 && prng.OneIn(2)) return;
     Call& late = *client.add_call();
@@ -378,7 +378,7 @@ class Drawer {
   // The connections of a service draw on the same Receives. Those of clients that go without a word would keep what
   // they were promised.
   void DrawSharedReceives() {
-    if (HasSilentFaults(scenario_)) return;
+    if (HasSilentInjections(scenario_)) return;
     uint64_t connections = 0;
     for (const Client& client : scenario_.client()) connections += client.session() ? client.connections() : 1;
     const uint64_t least = 16 * (connections + static_cast<uint64_t>(scenario_.file_copy_size()) + 1);
@@ -668,7 +668,7 @@ class Drawer {
   // A server does not ask silent clients whether they are still there, so one that is gone without a word keeps its
   // place among clients_max.
   void AdmitSuccessors() {
-    if (!HasSilentFaults(scenario_)) return;
+    if (!HasSilentInjections(scenario_)) return;
     for (Service& service : *scenario_.mutable_service()) service.clear_clients_max();
   }
 

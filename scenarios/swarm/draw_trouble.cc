@@ -15,11 +15,11 @@ const auto& AnyOf(Prng& prng, const List& list) {
   return list[static_cast<int>(prng.Below(static_cast<uint64_t>(list.size())))];
 }
 
-void DrawPairInto(Prng& prng, const Scenario& scenario, Fault& fault) {
-  fault.set_a(AnyOf(prng, scenario.host()).name());
+void DrawPairInto(Prng& prng, const Scenario& scenario, Injection& injection) {
+  injection.set_a(AnyOf(prng, scenario.host()).name());
   do {
-    fault.set_b(AnyOf(prng, scenario.host()).name());
-  } while (fault.b() == fault.a());
+    injection.set_b(AnyOf(prng, scenario.host()).name());
+  } while (injection.b() == injection.a());
 }
 
 }  // namespace
@@ -33,46 +33,46 @@ void DrawLinkInto(Prng& prng, Link& link) {
   link.set_chop(prng.OneIn(2));
 }
 
-void DrawFaults(Prng& prng, Scenario& scenario) {
+void DrawInjections(Prng& prng, Scenario& scenario) {
   const uint64_t count = ScaledBy(prng, 1, 6);
   for (uint64_t i = 0; i < count; ++i) {
-    Fault& fault = *scenario.add_fault();
-    fault.set_at_ns(ScaledBy(prng, 1000, kTroubleNs));
+    Injection& injection = *scenario.add_injection();
+    injection.set_at_ns(ScaledBy(prng, 1000, kTroubleNs));
     switch (prng.Below(8)) {
       case 0:
-        fault.set_kind(Fault::PARTITION);
-        DrawPairInto(prng, scenario, fault);
-        fault.set_for_ns(ScaledBy(prng, 1000, prng.OneIn(4) ? 60 * kSecondNs : 100'000'000));
+        injection.set_kind(Injection::PARTITION);
+        DrawPairInto(prng, scenario, injection);
+        injection.set_for_ns(ScaledBy(prng, 1000, prng.OneIn(4) ? 60 * kSecondNs : 100'000'000));
         break;
       case 1:
-        fault.set_kind(Fault::RESET);
-        DrawPairInto(prng, scenario, fault);
+        injection.set_kind(Injection::RESET);
+        DrawPairInto(prng, scenario, injection);
         break;
       case 2:
-        fault.set_kind(Fault::FORGET);
-        fault.set_a(AnyOf(prng, scenario.host()).name());
+        injection.set_kind(Injection::FORGET);
+        injection.set_a(AnyOf(prng, scenario.host()).name());
         break;
       case 3:
       case 4:
-        fault.set_kind(Fault::KILL);
-        fault.set_a(AnyOf(prng, scenario.host()).name());
-        if (!prng.OneIn(6)) fault.set_for_ns(ScaledBy(prng, 1000, 50'000'000));
+        injection.set_kind(Injection::KILL);
+        injection.set_a(AnyOf(prng, scenario.host()).name());
+        if (!prng.OneIn(6)) injection.set_for_ns(ScaledBy(prng, 1000, 50'000'000));
         break;
       case 5:
-        fault.set_kind(Fault::POWER_LOSS);
-        fault.set_a(AnyOf(prng, scenario.host()).name());
-        if (!prng.OneIn(6)) fault.set_for_ns(ScaledBy(prng, 1000, 50'000'000));
+        injection.set_kind(Injection::POWER_LOSS);
+        injection.set_a(AnyOf(prng, scenario.host()).name());
+        if (!prng.OneIn(6)) injection.set_for_ns(ScaledBy(prng, 1000, 50'000'000));
         break;
       case 6:
-        fault.set_kind(Fault::LINK);
-        DrawPairInto(prng, scenario, fault);
-        DrawLinkInto(prng, *fault.mutable_link());
-        if (!prng.OneIn(3)) fault.set_for_ns(ScaledBy(prng, 1000, kTroubleNs));
+        injection.set_kind(Injection::LINK);
+        DrawPairInto(prng, scenario, injection);
+        DrawLinkInto(prng, *injection.mutable_link());
+        if (!prng.OneIn(3)) injection.set_for_ns(ScaledBy(prng, 1000, kTroubleNs));
         break;
       default:
-        fault.set_kind(Fault::RESTART_SERVICE);
-        fault.set_a(AnyOf(prng, scenario.service()).host());
-        fault.set_for_ns(ScaledBy(prng, 1, 10'000'000));
+        injection.set_kind(Injection::RESTART_SERVICE);
+        injection.set_a(AnyOf(prng, scenario.service()).host());
+        injection.set_for_ns(ScaledBy(prng, 1, 10'000'000));
         break;
     }
   }
@@ -81,18 +81,18 @@ void DrawFaults(Prng& prng, Scenario& scenario) {
 void DrawSilence(Prng& prng, Scenario& scenario) {
   const uint64_t stops = prng.Below(3);
   for (uint64_t i = 0; i < stops; ++i) {
-    Fault& fault = *scenario.add_fault();
-    fault.set_kind(Fault::STOP);
-    fault.set_at_ns(ScaledBy(prng, 1000, kTroubleNs));
-    fault.set_a(AnyOf(prng, scenario.host()).name());
-    fault.set_for_ns(prng.OneIn(2) ? prng.Between(kSecondNs, 20 * kSecondNs) : ScaledBy(prng, 1000, kSecondNs));
+    Injection& injection = *scenario.add_injection();
+    injection.set_kind(Injection::STOP);
+    injection.set_at_ns(ScaledBy(prng, 1000, kTroubleNs));
+    injection.set_a(AnyOf(prng, scenario.host()).name());
+    injection.set_for_ns(prng.OneIn(2) ? prng.Between(kSecondNs, 20 * kSecondNs) : ScaledBy(prng, 1000, kSecondNs));
   }
   if (stops > 0 && prng.OneIn(2)) return;
-  Fault& fault = *scenario.add_fault();
-  fault.set_kind(Fault::PARTITION);
-  fault.set_at_ns(ScaledBy(prng, 1000, kTroubleNs));
-  DrawPairInto(prng, scenario, fault);
-  fault.set_for_ns(prng.Between(5 * kSecondNs, 60 * kSecondNs));
+  Injection& injection = *scenario.add_injection();
+  injection.set_kind(Injection::PARTITION);
+  injection.set_at_ns(ScaledBy(prng, 1000, kTroubleNs));
+  DrawPairInto(prng, scenario, injection);
+  injection.set_for_ns(prng.Between(5 * kSecondNs, 60 * kSecondNs));
 }
 
 void DrawStorm(Prng& prng, Scenario& scenario) {
@@ -139,9 +139,10 @@ void DrawBacklog(Prng& prng, Scenario& scenario) {
   }
 }
 
-bool HasSilentFaults(const Scenario& scenario) {
-  return std::any_of(scenario.fault().begin(), scenario.fault().end(), [](const Fault& fault) {
-    return fault.kind() == Fault::FORGET || fault.kind() == Fault::POWER_LOSS || fault.kind() == Fault::PARTITION;
+bool HasSilentInjections(const Scenario& scenario) {
+  return std::any_of(scenario.injection().begin(), scenario.injection().end(), [](const Injection& injection) {
+    return injection.kind() == Injection::FORGET || injection.kind() == Injection::POWER_LOSS ||
+           injection.kind() == Injection::PARTITION;
   });
 }
 

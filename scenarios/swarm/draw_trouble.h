@@ -8,14 +8,14 @@
 
 namespace stagecoach::scenario {
 
-// Faults fall into this time from the start; work is spread so that most of it meets some.
+// Injections fall into this time from the start; work is spread so that most of it meets some.
 inline constexpr uint64_t kTroubleNs = 40'000'000;
 
 // What a link is like, from its beginning or from a fault on.
 void DrawLinkInto(Prng& prng, Link& link);
 
 // One to six faults of any kind but STOP.
-void DrawFaults(Prng& prng, Scenario& scenario);
+void DrawInjections(Prng& prng, Scenario& scenario);
 
 // Hosts whose processes stand still for a while, and others that are cut off for longer than peers wait for them.
 void DrawSilence(Prng& prng, Scenario& scenario);
@@ -28,6 +28,6 @@ void DrawStorm(Prng& prng, Scenario& scenario);
 void DrawBacklog(Prng& prng, Scenario& scenario);
 
 // Whether a host may go without a word.
-bool HasSilentFaults(const Scenario& scenario);
+bool HasSilentInjections(const Scenario& scenario);
 
 }  // namespace stagecoach::scenario

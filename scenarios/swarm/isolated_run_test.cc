@@ -26,7 +26,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Two hosts, a service, two clients with calls, and faults: enough to shrink.
+// Two hosts, a service, two clients with calls, and injections: enough to shrink.
 Scenario SmallScenario() {
   Scenario scenario;
   scenario.set_name("small");
@@ -40,9 +40,9 @@ Scenario SmallScenario() {
     client->set_server("a");
     for (const uint32_t bytes : {0u, 9000u}) client->add_call()->set_result_bytes(bytes);
   }
-  Fault* fault = scenario.add_fault();
-  fault->set_kind(Fault::KILL);
-  fault->set_a("c");
+  Injection* injection = scenario.add_injection();
+  injection->set_kind(Injection::KILL);
+  injection->set_a("c");
   return scenario;
 }
 
@@ -296,7 +296,7 @@ void ExpectOneCallLeft(const Result<Shrunk, std::string>& shrunk) {
   EXPECT_TRUE(Validate(small).has_value());
   EXPECT_TRUE(AsksForMuch(small));
   EXPECT_EQ(small.host_size(), 2);
-  EXPECT_EQ(small.fault_size(), 0);
+  EXPECT_EQ(small.injection_size(), 0);
   ASSERT_EQ(small.client_size(), 1);
   ASSERT_EQ(small.client(0).call_size(), 1);
   EXPECT_LT(small.client(0).call(0).result_bytes(), 9000u);

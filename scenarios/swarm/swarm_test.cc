@@ -25,17 +25,17 @@ TEST(Draw, TheSameSeedDrawsTheSameValidScenario) {
   EXPECT_EQ(all.size(), 2000u);
 }
 
-TEST(Draw, EveryKindOfFaultComesUp) {
-  std::set<int> faults;
+TEST(Draw, EveryKindOfInjectionComesUp) {
+  std::set<int> injections;
   std::set<int> device_faults;
   for (uint64_t seed = 1; seed <= 300; ++seed) {
     const Scenario scenario = Draw(seed);
-    for (const Fault& fault : scenario.fault()) faults.insert(fault.kind());
+    for (const Injection& injection : scenario.injection()) injections.insert(injection.kind());
     for (const Host& host : scenario.host()) {
       for (const DeviceFault& fault : host.device().fault()) device_faults.insert(fault.kind());
     }
   }
-  EXPECT_EQ(faults.size(), static_cast<size_t>(Fault::Kind_MAX));
+  EXPECT_EQ(injections.size(), static_cast<size_t>(Injection::Kind_MAX));
   EXPECT_EQ(device_faults.size(), static_cast<size_t>(DeviceFault::Kind_MAX));
 }
 
@@ -47,10 +47,10 @@ TEST(Draw, PeersAreSilent) {
   for (uint64_t seed = 1; seed <= kWorlds; ++seed) {
     const Scenario scenario = Draw(seed);
     std::set<std::string> seen;
-    for (const Fault& fault : scenario.fault()) {
-      if (fault.kind() == Fault::STOP) seen.insert("stopped");
-      if (fault.kind() == Fault::STOP && fault.for_ns() >= 6'000'000'000) seen.insert("stopped for long");
-      if (fault.kind() == Fault::PARTITION && fault.for_ns() >= 10'000'000'000) seen.insert("cut off");
+    for (const Injection& injection : scenario.injection()) {
+      if (injection.kind() == Injection::STOP) seen.insert("stopped");
+      if (injection.kind() == Injection::STOP && injection.for_ns() >= 6'000'000'000) seen.insert("stopped for long");
+      if (injection.kind() == Injection::PARTITION && injection.for_ns() >= 10'000'000'000) seen.insert("cut off");
     }
     if (seen.count("stopped") != 0 && seen.count("cut off") != 0) seen.insert("both");
     for (const std::string& each : seen) ++worlds[each];
@@ -164,10 +164,10 @@ TEST(Draw, AllButTheProfileIsTheSameWithEachDevice) {
 
 // A defect that shows when a client asks for more than 5000 bytes while its server's host is killed.
 bool Fails(const Scenario& scenario) {
-  for (const Fault& fault : scenario.fault()) {
-    if (fault.kind() != Fault::KILL) continue;
+  for (const Injection& injection : scenario.injection()) {
+    if (injection.kind() != Injection::KILL) continue;
     for (const Client& client : scenario.client()) {
-      if (client.server() != fault.a()) continue;
+      if (client.server() != injection.a()) continue;
       for (const Call& call : client.call()) {
         if (call.result_bytes() > 5000) return true;
       }
@@ -187,7 +187,7 @@ TEST(Shrink, LeavesWhatTheFailureNeeds) {
     SCOPED_TRACE(small.DebugString());
     EXPECT_TRUE(Fails(small));
     EXPECT_TRUE(Validate(small).has_value());
-    EXPECT_EQ(small.fault_size(), 1);
+    EXPECT_EQ(small.injection_size(), 1);
     ASSERT_EQ(small.client_size(), 1);
     ASSERT_EQ(small.client(0).call_size(), 1);
     EXPECT_LT(small.client(0).call(0).result_bytes(), 5100u);

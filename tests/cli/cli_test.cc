@@ -345,6 +345,15 @@ TEST_F(CliTest, ARuleEndsTheConnectionOfACommand) {
       std::string::npos)
       << ping.err;
   ExpectServerAlive();
+  const Outcome refused = Run({"ping", "-c", "1", "--rule", "fail-registration number=1", Url()});
+  EXPECT_NE(refused.code, 0);
+  EXPECT_NE(refused.err.find("stagecoach: rule 'fail-registration number=1' fired: registration 1\n"),
+            std::string::npos)
+      << refused.err;
+  const Outcome patient = Run({"ping", "-c", "1", "--rule", "delay-completion=1ms number=900", Url()});
+  EXPECT_EQ(patient.code, 0) << patient.err;
+  EXPECT_NE(patient.err.find("stagecoach: rule 'delay-completion=1ms number=900' never fired: "), std::string::npos)
+      << patient.err;
   const Outcome wrong = Run({"ping", "--rule", "disconnect=4", Url()});
   EXPECT_EQ(wrong.code, 2);
   EXPECT_EQ(wrong.err, "stagecoach: ping: --rule: disconnect takes no value\n  disconnect=4\n  ^~~~~~~~~~~~\n");

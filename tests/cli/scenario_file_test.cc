@@ -28,6 +28,43 @@ TEST_F(ScenarioFileTest, WhatIsWrongIsSaidWithItsPlace) {
   EXPECT_NE(unknown.find("nothing"), std::string::npos) << unknown;
 }
 
+TEST_F(ScenarioFileTest, AWrongRuleIsSaidWithItsHostItsFieldAndItsPlace) {
+  EXPECT_EQ(Said("host { name: \"a\" } host { name: \"b\" device { rule: \"disconect\" } }\n"),
+            ": host.device.rule[0]: 'disconect' is no action; did you mean disconnect?\n  disconect\n  ^~~~~~~~~\n"
+            "(of host \"b\")\n");
+}
+
+TEST_F(ScenarioFileTest, RulesOfACommandComeOnTopOfTheFiles) {
+  WriteFile(local_ / "scenario",
+            "host { name: \"a\" } host { name: \"b\" device { rule: \"delay=1us\" } } service { host: \"a\" }\n"
+            "client { name: \"c\" host: \"b\" server: \"a\" call { repeat: 9 } }\n");
+  const std::string file = (local_ / "scenario").string();
+  const auto printed = [&](const std::vector<std::string>& rules) {
+    std::vector<std::string> arguments = {"sim", file, "--print"};
+    for (const std::string& rule : rules) arguments.insert(arguments.end(), {"--rule", rule});
+    const Outcome outcome = Run(arguments);
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    return outcome.out;
+  };
+  const std::string both = printed({"stall message=900"});
+  EXPECT_NE(both.find("rule: \"stall message=900\"", both.find("rule: \"stall message=900\"") + 1), std::string::npos);
+  const std::string one = printed({"b: disconnect connection=1 message=4"});
+  EXPECT_NE(one.find("rule: \"delay=1us\"\n    rule: \" disconnect connection=1 message=4\""), std::string::npos)
+      << one;
+  const Outcome cut =
+      Run({"sim", file, "--rule", "b: disconnect connection=1 kind=send message=4", "--until", "action=disconnect"});
+  EXPECT_EQ(cut.code, 0) << cut.err;
+  EXPECT_NE(cut.out.find("injection.fired rule=2 action=disconnect"), std::string::npos) << cut.out;
+  const Outcome nobody = Run({"sim", file, "--rule", "x: stall"});
+  EXPECT_EQ(nobody.code, 2);
+  EXPECT_EQ(nobody.err, "stagecoach: sim: --rule: there is no host 'x' in this world; there are a, b\n");
+  const Outcome wrong = Run({"sim", file, "--rule", "drop"});
+  EXPECT_EQ(wrong.code, 2);
+  EXPECT_NE(wrong.err.find("--rule: host.device.rule[0]: 'drop': iWARP cannot lose a segment"), std::string::npos)
+      << wrong.err;
+  EXPECT_EQ(Run({"sim", "--count", "2", "--rule", "stall message=9"}).code, 2);
+}
+
 TEST_F(ScenarioFileTest, AFileWithoutAnEndIsNotReadToIt) {
   EXPECT_EQ(SaidOf("/dev/zero"), ": longer than the 4194304 bytes that a scenario may have\n");
 }

@@ -73,6 +73,35 @@ bool ReadScenario(const std::string& path, Scenario* scenario) {
   return true;
 }
 
+// Gives hosts of the scenario what --rule says. False: it is wrong, which has been said.
+bool AddRules(const std::vector<std::string>& rules, Scenario* scenario) {
+  if (rules.empty()) return true;
+  for (const std::string& text : rules) {
+    // No rule has a colon.
+    const size_t colon = text.find(':');
+    const std::string host = colon == std::string::npos ? "" : text.substr(0, colon);
+    const std::string rule = colon == std::string::npos ? text : text.substr(colon + 1);
+    bool any = false;
+    for (scenario::Host& each : *scenario->mutable_host()) {
+      if (colon != std::string::npos && each.name() != host) continue;
+      each.mutable_device()->add_rule(rule);
+      any = true;
+    }
+    if (!any) {
+      std::string names;
+      for (const scenario::Host& each : scenario->host()) names += (names.empty() ? "" : ", ") + each.name();
+      Complain("sim", fmt::format("--rule: there is no host '{}' in this world; there are {}",
+                                  rpcrdma::file::Printable(host), names));
+      return false;
+    }
+  }
+  if (const auto valid = scenario::Validate(*scenario); !valid) {
+    Complain("sim", fmt::format("--rule: {}", valid.error()));
+    return false;
+  }
+  return true;
+}
+
 // CLI11 turns "-1" into a large number.
 CLI::Validator WholeNumber(uint64_t least, uint64_t most = UINT64_MAX) {
   return CLI::Validator(
@@ -113,6 +142,7 @@ int Sim(const SimOptions& options) {
     return misused("--twice compares whole runs: not with --until or --step");
   }
   if (options.many) {
+    if (!options.rules.empty()) return misused("--rule is of one world: not with --count");
     if (!options.file.empty() || options.print || options.Watched()) {
       return misused("--count is of seeds, and takes no FILE, --print, --trace, --until, --step or --pcap");
     }
@@ -124,6 +154,7 @@ int Sim(const SimOptions& options) {
   } else if (!ReadScenario(options.file, &scenario)) {
     return kExitUsage;
   }
+  if (!AddRules(options.rules, &scenario)) return kExitUsage;
   if (options.print) {
     fmt::print("{}", ScenarioText(scenario));
     return kExitOk;
@@ -147,6 +178,13 @@ void AddSim(CLI::App& app, int& exit_code) {
                                    "With devices of this profile, instead of one that the seed draws")
                       ->check(CLI::IsMember({"iwarp", "roce"}));
   file->excludes(seed)->excludes(profile);
+  command
+      ->add_option(
+          "--rule", options->rules,
+          "Do something to the devices and their connections, or, with 'HOST: RULE', to those of one host; may "
+          "be given several times (docs/injections.md)")
+      ->type_name("RULE")
+      ->allow_extra_args(false);
   auto* count = command->add_option("--count", options->count, "So many seeds, from --seed on")->check(WholeNumber(1));
   command->add_flag("--twice", options->twice, "Run each twice; the trace hashes must agree");
   command->add_flag("--keep-going", options->keep_going, "With --count: go on after a failure");

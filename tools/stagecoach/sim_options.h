@@ -3,14 +3,16 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace stagecoach::cli {
 
 struct SimOptions {
   std::string file;
   uint64_t seed = 1;
-  std::string profile;  // of the devices that the seed draws; empty: drawn, too
-  bool many = false;    // `count` was given
+  std::string profile;             // of the devices that the seed draws; empty: drawn, too
+  std::vector<std::string> rules;  // "RULE" or "HOST: RULE", on top of the scenario's
+  bool many = false;               // `count` was given
   uint64_t count = 1;
   bool twice = false;
   bool keep_going = false;

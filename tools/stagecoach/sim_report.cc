@@ -54,9 +54,9 @@ std::string ScenarioText(const Scenario& scenario) {
 std::string Summary(const Scenario& scenario, const Outcome& outcome) {
   const auto& tally = outcome.tally();
   const double wall = static_cast<double>(outcome.wall_ns()) / 1e9;
-  return fmt::format("{}: {} hosts, {} services, {} clients, {} faults; {} of virtual time, {} events\n",
+  return fmt::format("{}: {} hosts, {} services, {} clients, {} injections; {} of virtual time, {} events\n",
                      scenario.name(), scenario.host_size(), scenario.service_size(), scenario.client_size(),
-                     scenario.fault_size(), Seconds(outcome.virtual_ns()), outcome.trace_events()) +
+                     scenario.injection_size(), Seconds(outcome.virtual_ns()), outcome.trace_events()) +
          fmt::format("{} calls: {} answered, {} refused, {} disturbed; {} connections, {} files copied, {} pings\n",
                      tally.calls(), tally.answered(), tally.refused(), tally.disturbed(), tally.connections(),
                      tally.files_copied(), tally.pings()) +
@@ -72,11 +72,11 @@ std::string FailureHead(const SimOptions& options, const Scenario& scenario) {
 
 std::string FailureTail(const SimOptions& options, const Scenario& scenario, std::string_view state,
                         std::string_view how) {
-  return fmt::format("world:\n{}{}{}replay: stagecoach sim {}{} {}\n", ScenarioText(scenario),
+  return fmt::format("world:\n{}{}{}replay: stagecoach sim {}{}{} {}\n", ScenarioText(scenario),
                      state.empty() ? "" : "state:\n", state,
                      options.file.empty() ? fmt::format("--seed {}{}", scenario.seed(), ProfileOption(options))
                                           : ShellWord(options.file),
-                     MutantOption(options), how);
+                     RuleOptions(options), MutantOption(options), how);
 }
 
 std::string FailureReport(const SimOptions& options, const Scenario& scenario, const Outcome& outcome) {
@@ -104,6 +104,12 @@ std::string Origin(const SimOptions& options, const Scenario& scenario) {
 
 std::string ProfileOption(const SimOptions& options) {
   return options.profile.empty() ? "" : " --profile " + options.profile;
+}
+
+std::string RuleOptions(const SimOptions& options) {
+  std::string text;
+  for (const std::string& rule : options.rules) text += " --rule " + ShellWord(rule);
+  return text;
 }
 
 std::string MutantOption(const SimOptions& options) {

@@ -38,6 +38,7 @@ std::string Origin(const SimOptions& options, const scenario::Scenario& scenario
 std::string MutantOption(const SimOptions& options);
 // " --profile NAME", if one was asked for.
 std::string ProfileOption(const SimOptions& options);
+std::string RuleOptions(const SimOptions& options);
 
 // How often each mark was passed, in all runs of all processes. One that is listed as out of the swarm's reach is told
 // apart from one that chance has not led to yet.
