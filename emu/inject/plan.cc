@@ -108,10 +108,6 @@ void InjectionPlan::End(const std::function<bool(const InjectionRule&)>& which) 
   }
 }
 
-Prng InjectionPlan::PlacementLuck(const std::string& name) const {
-  return shared_luck_ ? shared_luck_->Fork(name) : luck_.Fork(name + "/placement");
-}
-
 std::unique_ptr<ConnectionInjections> InjectionPlan::NewConnection(std::string name) {
   const uint64_t number = connections_.fetch_add(1, std::memory_order_relaxed) + 1;
   const bool any = std::any_of(order_.begin(), order_.end(), [&](const Row* row) {
@@ -150,6 +146,10 @@ std::optional<uint64_t> InjectionPlan::Row::CountFiring() {
 
 // --- RulesAtAPlace ---
 
+RulesAtAPlace::RulesAtAPlace(const InjectionPlan& plan, std::string name) : name_(std::move(name)) {
+  for (const InjectionPlan::Row& row : plan.rows_) StateOf(row);
+}
+
 RulesAtAPlace::State& RulesAtAPlace::StateOf(const InjectionPlan::Row& row) {
   if (states_.size() <= row.slot) states_.resize(row.slot + 1);
   std::optional<State>& state = states_[row.slot];
@@ -175,7 +175,7 @@ bool RulesAtAPlace::Fires(InjectionPlan::Row& row, Prng& luck) {
 ConnectionInjections::ConnectionInjections(std::shared_ptr<InjectionPlan> plan, uint64_t number, std::string name)
     : plan_(std::move(plan)),
       number_(number),
-      rules_("connection/" + std::to_string(number)),
+      rules_(*plan_, "connection/" + std::to_string(number)),
       record_luck_(plan_->luck_.Fork(name)),
       receive_luck_(plan_->luck_.Fork(name + "/receives")) {}
 
@@ -263,12 +263,7 @@ bool ConnectionInjections::Fires(InjectionPlan::Row& row, const Record& record, 
 // --- PlaceInjections ---
 
 PlaceInjections::PlaceInjections(std::shared_ptr<InjectionPlan> plan, ActionSet actions, std::string name)
-    : plan_(std::move(plan)), actions_(actions), rules_(name), luck_(plan_->luck_.Fork(name)) {}
-
-Prng& PlaceInjections::LuckOf(const InjectionPlan::Row& row) {
-  const bool shared = plan_->shared_luck_ && !row.habit && RowOf(row.rule.action).depth == InjectionDepth::kDevice;
-  return rules_.LuckOf(row, shared ? *plan_->shared_luck_ : luck_);
-}
+    : plan_(std::move(plan)), actions_(actions), rules_(*plan_, name), luck_(plan_->luck_.Fork(name)) {}
 
 const InjectionRule* PlaceInjections::Judge(ActionSet possible) {
   fired_.clear();
@@ -289,7 +284,7 @@ const InjectionRule* PlaceInjections::Judge(ActionSet possible) {
                rule.connection != NumberRange()) {
       continue;
     }
-    if (!rules_.Fires(*row, LuckOf(*row))) continue;
+    if (!rules_.Fires(*row, luck_)) continue;
     const std::optional<uint64_t> count = row->CountFiring();
     if (!count) continue;
     last_ = row;
@@ -303,7 +298,7 @@ const InjectionRule* PlaceInjections::Judge(ActionSet possible) {
 
 Duration PlaceInjections::DrawTime() {
   const auto longest = static_cast<uint64_t>(last_->rule.delay.count());
-  return Duration(LuckOf(*last_).Below(longest + 1));
+  return Duration(rules_.LuckOf(*last_, luck_).Below(longest + 1));
 }
 
 }  // namespace stagecoach::emu

@@ -87,10 +87,8 @@ class InjectionPlan : public std::enable_shared_from_this<InjectionPlan> {
   // Rules, other than habits, that are of this depth, or of which `which` is true, fire no more.
   void End(InjectionDepth depth);
   void End(const std::function<bool(const InjectionRule&)>& which);
-  // What rules with the device's luck that are no habits draw from at the depth of the device, all from the same.
-  void ShareLuck(Prng luck) { shared_luck_ = luck; }
   // What decides about late Writes of a connection of this name.
-  Prng PlacementLuck(const std::string& name) const;
+  Prng PlacementLuck(const std::string& name) const { return luck_.Fork(name + "/placement"); }
 
   // Those that were given; habits are none of them.
   const std::vector<InjectionRule>& rules() const { return given_; }
@@ -146,7 +144,6 @@ class InjectionPlan : public std::enable_shared_from_this<InjectionPlan> {
   ActionSet ever_ = 0;
   Prng luck_{0};
   bool has_habits_ = false;
-  std::optional<Prng> shared_luck_;
   std::atomic<uint64_t> connections_{0};
   std::array<std::atomic<uint64_t>, 2> messages_{};  // by direction
   std::array<std::atomic<uint64_t>, kInjectionActions> asked_{};
@@ -155,8 +152,8 @@ class InjectionPlan : public std::enable_shared_from_this<InjectionPlan> {
 // What the rules of a plan have been through at one place.
 class RulesAtAPlace {
  public:
-  // What is drawn from rules' own seeds is forked by `name`.
-  explicit RulesAtAPlace(std::string name) : name_(std::move(name)) {}
+  // What is drawn from rules' own seeds is forked by `name`. Rules that a plan has by now take no memory later.
+  RulesAtAPlace(const InjectionPlan& plan, std::string name);
   // For a row of the plan, whose addresses match. `luck` is the place's.
   bool Fires(InjectionPlan::Row& row, Prng& luck);
   // From which a row draws.
@@ -230,8 +227,6 @@ class PlaceInjections {
   const std::vector<InjectionFiring>& fired() const { return fired_; }
 
  private:
-  Prng& LuckOf(const InjectionPlan::Row& row);
-
   const std::shared_ptr<InjectionPlan> plan_;
   const ActionSet actions_;
   RulesAtAPlace rules_;

@@ -200,7 +200,9 @@ int Nic::DeallocatePd(uint32_t pd) {
 bool Nic::FailsRegistration() {
   if (!registrations_.IsWatched()) return false;
   std::lock_guard lock(registrations_mutex_);
-  return registrations_.Judge() != nullptr;
+  const bool fails = registrations_.Judge() != nullptr;
+  TraceFired(trace(), fabric_.Now(), name(), registrations_.fired());
+  return fails;
 }
 
 Result<Nic::Region, int> Nic::RegisterRegion(NicContext& context, const RegionRequest& request) {

@@ -629,7 +629,8 @@ void QueuePair::Push(bool send, uint64_t number, const WorkCompletion& completio
   }
   if (!completions_.IsWatched() && held_.empty()) return PushNow(send, number, completion);
   const bool ended = connection_ == nullptr || connection_->HasEnded();
-  const bool delay = completions_.Judge() != nullptr;
+  const bool delay = !ended && completions_.Judge() != nullptr;
+  if (delay) TraceFired(nic_.trace(), nic_.fabric().Now(), trace_name_, completions_.fired());
   if (ended && !held_.empty()) STAGECOACH_MARK("qp.held_completions_let_go_by_the_end");
   if (ended || (held_.empty() && !delay)) {
     ReleaseHeld(Instant::max());

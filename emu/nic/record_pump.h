@@ -237,6 +237,7 @@ class RecordPump {
     }
     const InjectionRule* const rule = writes_.Judge();
     if (rule == nullptr) return false;
+    TraceFired(nic_.trace(), nic_.fabric().Now(), name_, writes_.fired());
     place_within_ = rule->delay;
     if (!late_) late_.emplace(nic_.late_placements(), nic_.injections()->PlacementLuck(name_), name_);
     return true;

@@ -114,7 +114,8 @@ bool CallerProgram::MayBeLostByReverseCall(Instant since) const {
   // Serving its server, it lets the connection go when it cannot register what a call needs, as servers do.
   if (stage_.FailedRegistration(spec_.host(), since)) return true;
   const auto& calls = spec_.reverse_call();
-  return stage_.Disturbed(spec_.host(), spec_.server(), since) ||
+  // A client that cannot register what one needs lets the connection go, too.
+  return stage_.Disturbed(spec_.host(), spec_.server(), since) || stage_.FailedRegistration(spec_.host(), since) ||
          std::any_of(calls.begin(), calls.end(),
                      [&](const Call& call) { return Duration(call.timeout_ns()) < patience_; });
 }

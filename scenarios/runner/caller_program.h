@@ -78,7 +78,7 @@ class CallerProgram : public Program {
   void Begin(const ProbeRound::Step& step);
   // Begins a round, and says whether: a program that is hopeless has nothing to show.
   bool BeginProbes(bool warm, uint32_t at_a_time_max);
-  // Judges a failure that no fault is to blame for.
+  // Judges a failure that no injection is to blame for.
   std::string Refused(bool may);
   // The same where what became of connections plays no part: by the call, by what both ends have room for, and by what
   // their devices refused.

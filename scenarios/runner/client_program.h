@@ -59,7 +59,7 @@ class ClientProgram final : public CallerProgram {
   // One has had its time, which ends the connection if it was sent.
   bool AnyCallLate() const;
   static bool NeverSent(const rpcrdma::CallError& error);
-  // A fault may have ended the connection.
+  // An injection may have ended the connection.
   bool Severed() const;
 
   std::unique_ptr<rpcrdma::Client> client_;

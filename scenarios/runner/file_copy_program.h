@@ -1,4 +1,4 @@
-// FileCopyProgram: puts a file on a server, gets it back, and compares; from the start again when a fault took the
+// FileCopyProgram: puts a file on a server, gets it back, and compares; from the start again when an injection took the
 // connection away.
 #pragma once
 

@@ -155,7 +155,7 @@ void NicChecker::JudgeDestroyed(const Event& event, const QueuePair& qp) {
   }
   const uint64_t posted = event.Number("sends_posted");
   if (posted != qp.sends_posted) Object(event, "completion.lost", "sends were posted that nobody saw");
-  // What is no longer outstanding has been told of, if it was to be, or is held back by a fault of the NIC.
+  // What is no longer outstanding has been told of, if it was to be, or is held back by an injection.
   const uint64_t done = posted - std::min(posted, event.Number("sends_outstanding"));
   const auto untold = static_cast<uint64_t>(
       std::count_if(qp.awaited.begin(), qp.awaited.end(), [done](uint64_t number) { return number < done; }));

@@ -13,7 +13,7 @@ constexpr uint32_t kTogether = 6;
 constexpr uint32_t kTogetherAtFirst = 12;
 // Those in a row, those that come together, and the one that is cancelled.
 constexpr uint32_t kSteps = kInRow + 2;
-// More than any fault that is over may still cost: a connect that began in a partition.
+// More than any injection that is over may still cost: a connect that began in a partition.
 constexpr Duration kProbeTimeout = 20s;
 
 // Something that each server answers, whatever its limits.

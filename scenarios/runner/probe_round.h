@@ -1,5 +1,5 @@
-// ProbeRound: how a program shows, when all faults are over, that it works: by calls one after the other, by several at
-// a time, and by one that is cancelled. A step that fails is done again, a few times.
+// ProbeRound: how a program shows, when all injections are over, that it works: by calls one after the other, by
+// several at a time, and by one that is cancelled. A step that fails is done again, a few times.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace stagecoach::scenario {
 
-// A probe may meet the remains of a fault: the connection it broke, whose end is heard of only now.
+// A probe may meet the remains of an injection: the connection it broke, whose end is heard of only now.
 inline constexpr uint32_t kFailedProbesMax = 4;
 
 // As many as there are at a time may be in its way, on a link that is slow.

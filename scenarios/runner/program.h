@@ -17,7 +17,7 @@ struct Tally {
   uint64_t calls = 0;
   uint64_t answered = 0;
   uint64_t refused = 0;    // failed for a reason of their own: limits, timeouts, cancelled
-  uint64_t disturbed = 0;  // failed because of a fault
+  uint64_t disturbed = 0;  // failed because of an injection
   uint64_t connections = 0;
   uint64_t files_copied = 0;
   uint64_t pings = 0;
@@ -34,7 +34,7 @@ class Program {
   virtual void Kill() = 0;
   // Its work is done, or can never be.
   virtual bool Idle() const = 0;
-  // All faults are over and all work is done: shows that it works, ending Idle() until it has shown it.
+  // All injections are over and all work is done: shows that it works, ending Idle() until it has shown it.
   // `warm`: it does more at a time than it will later, so that tables and pools are as large as they will be.
   virtual void Probe(bool /*warm*/) {}
   // Ends in an orderly way; Idle() when that is done.

@@ -21,8 +21,8 @@
 namespace stagecoach::scenario {
 namespace {
 
-// A run that needs more virtual time than this after its last fault hangs. Longer than any time-out of the stack and
-// than a retransmitting TCP waits (924 s).
+// A run that needs more virtual time than this after its last injection hangs. Longer than any time-out of the stack
+// and than a retransmitting TCP waits (924 s).
 constexpr Duration kLivenessLimit = 2400s;
 // Rounds of probes. Pools and caches warm up in the first ones; what grows afterwards grows without end. Of many
 // clients one or another may still have had more calls under way at a time than ever: who doubts goes on, and sees that
@@ -32,7 +32,7 @@ constexpr int kProbeRounds = 10;
 constexpr int kRoundsInDoubt = 16;
 // What a round of probes leaves behind is over after this time: streams linger for two seconds.
 constexpr Duration kAftermath = 3s;
-// How long devices keep their habits after the last fault, if there is work so long.
+// How long rules last after the last injection, if there is work so long.
 constexpr Duration kTroubleTime = 60s;
 // Ten years: far from where arithmetic with times ends.
 constexpr double kLongestWait = 3e17;  // ns
@@ -60,7 +60,6 @@ class Play {
   RunReport Run() {
     before_ = CountEverywhere();
     MakePrograms();
-    SetRules(true);
     if (options_.sabotage) options_.sabotage(stage_->world());
     for (const auto& program : programs_) As(*program).Start();
     const bool complete = PlayInjections() && Finish() && ProbeAll() && End();
@@ -141,7 +140,7 @@ class Play {
 
   void BeginInjection(const Injection& injection) {
     emu::SimWorld& sim = stage_->sim();
-    Trace(&trace_, stage_->Now(), "fault", Injection::Kind_Name(injection.kind()),
+    Trace(&trace_, stage_->Now(), "injection", Injection::Kind_Name(injection.kind()),
           {{"a", injection.a()}, {"b", injection.b()}});
     const bool down = injection.kind() == Injection::KILL || injection.kind() == Injection::POWER_LOSS;
     const bool is_of_processes =
@@ -211,7 +210,7 @@ class Play {
 
   void EndInjection(const Injection& injection) {
     emu::SimWorld& sim = stage_->sim();
-    Trace(&trace_, stage_->Now(), "fault", "over", {{"a", injection.a()}, {"b", injection.b()}});
+    Trace(&trace_, stage_->Now(), "injection", "over", {{"a", injection.a()}, {"b", injection.b()}});
     switch (injection.kind()) {
       case Injection::PARTITION:
         stage_->EndDisturbance(disturbances_.at(&injection));
@@ -230,7 +229,6 @@ class Play {
         // Its blocked programs unwind first.
         sim.RunUntil([&] { return !sim.HasBlocked(Fabric(injection.a())); });
         stage_->world().Restart(injection.a());
-        SetRulesOf(injection.a(), true);
         for (const auto& program : programs_) {
           if (program->host() == injection.a()) As(*program).Start();
         }
@@ -268,16 +266,9 @@ class Play {
   using HostPair = std::pair<std::string, std::string>;
   static HostPair PairOf(const Injection& injection) { return std::minmax(injection.a(), injection.b()); }
 
-  void SetRules(bool on) {
-    for (const Host& host : scenario_.host()) SetRulesOf(host.name(), on);
-  }
-
-  void SetRulesOf(const std::string& name, bool on) {
-    emu::InjectionPlan& injections = *stage_->world().host(name).nic().injections();
-    if (!on) return injections.End(IsOverWithTheWork);
-    injections.ShareLuck(stage_->Luck("nic-faults/" + name));
+  void EndRules() {
     for (const Host& host : scenario_.host()) {
-      if (host.name() == name) injections.Add(RulesOf(host.device()));
+      stage_->world().host(host.name()).nic().injections()->End(IsOverWithTheWork);
     }
   }
 
@@ -337,7 +328,7 @@ class Play {
   bool Finish() {
     const Instant enough = stage_->Now() + kTroubleTime;
     stage_->sim().RunUntil([&] { return Stopped() || AllIdle() || stage_->Now() > enough; });
-    SetRules(false);
+    EndRules();
     return AwaitIdle("the work");
   }
 

@@ -1,7 +1,7 @@
 // RunScenario: plays a scenario to its end and judges it.
 //
-//   faults happen, programs work              safety: every checker watches
-//   faults are over, programs finish          liveness: within a bound, or the world has a deadlock
+//   injections happen, programs work          safety: every checker watches
+//   they are over, programs finish            liveness: within a bound, or the world has a deadlock
 //   each client shows that it works again     liveness, and no growth from round to round
 //   everything ends in an orderly way         nothing outlives its connection
 //

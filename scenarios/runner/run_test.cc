@@ -149,6 +149,20 @@ TEST(Rules, AHostThatStartsAgainHasThemAnew) {
   EXPECT_GE(report.tally.connections, 4u);
 }
 
+TEST(OldWords, HabitsOfDevicesAreRules) {
+  const auto trace_of = [](const std::string& habits) {
+    return RunScenario(Parse("host { name: 'a' device { profile: 'roce' " + habits + R"( } }
+        host { name: 'b' device { profile: 'roce' } } service { host: 'a' }
+        client { name: 'c' host: 'b' server: 'a' call { repeat: 40 argument_bytes: 9000 result_bytes: 9000 } })"))
+        .trace_hash;
+  };
+  EXPECT_EQ(trace_of(R"(fault { kind: FAIL_REGISTRATION one_in: 9 } fault { kind: DELAY_COMPLETION one_in: 3 }
+                        fault { kind: ADVERSARIAL_PLACEMENT } fault { kind: LOSE_PACKET one_in: 50 }
+                        fault { kind: REPEAT_PACKET one_in: 20 } fault { kind: NOT_READY one_in: 10 })"),
+            trace_of(R"(rule: 'fail-registration one-in=9; delay-completion=20us one-in=3; place-late=50us'
+                        rule: 'drop direction=sent kind=any one-in=50; duplicate kind=any one-in=20; not-ready kind=any one-in=10')"));
+}
+
 TEST(OldWords, FaultIsInjection) {
   const std::string work = "client { name: 'c' host: 'b' server: 'a' call { repeat: 50 result_bytes: 5000 } } ";
   const std::string kill = " { at_ns: 500000 kind: KILL a: 'a' for_ns: 1000000 } ";
@@ -531,7 +545,7 @@ TEST_P(Run, StopsWhereItIsTold) {
 TEST_P(Run, DevicesHaveTheirHabitsWhileThereIsWork) {
   const Scenario scenario = Parse(R"(
       host { name: 'a' } service { host: 'a' }
-      host { name: 'b' device { fault { kind: FAIL_REGISTRATION one_in: 3 } } }
+      host { name: 'b' device { rule: 'fail-registration one-in=3' } }
       client { name: 'c' host: 'b' server: 'a' call { repeat: 40 argument_bytes: 20000 } })");
   const RunReport report = RunWell(scenario);
   EXPECT_GT(report.tally.refused, 3u);
@@ -709,7 +723,7 @@ TEST(Excuses, ALimitThatIsFarOffExplainsNoRefusal) {
 
 // It fails one registration in four thousand million.
 constexpr char kHabit[] =
-    "host { name: 'a' device { fault { kind: FAIL_REGISTRATION one_in: 4000000000 } } } host { name: 'b' } ";
+    "host { name: 'a' device { rule: 'fail-registration one-in=4000000000' } } host { name: 'b' } ";
 
 TEST(Excuses, ADeviceThatMightFailIsNoneUntilItHas) {
   const std::string world = std::string(kHabit) + "service { host: 'a' files: true } ";
@@ -766,7 +780,7 @@ TEST(Excuses, AStreamThatIsTakenFromAnInfinibandConnectionIsNone) {
 
 // Nobody answers it, of which the scenario says nothing.
 TEST(Excuses, APacketNowAndThenIsNoneForAServerThatIsNeverReached) {
-  const std::string lossy = " device { profile: 'roce' fault { kind: LOSE_PACKET one_in: 1000000 } } ";
+  const std::string lossy = " device { profile: 'roce' rule: 'drop kind=any one-in=1000000' } ";
   const Scenario scenario = Parse("host { name: 'a'" + lossy + "} host { name: 'b'" + lossy +
                                   "} service { host: 'a' } client { name: 'c' host: 'b' server: 'a' call { } }");
   EXPECT_EQ(Rules(RunScenario(scenario)), "");
@@ -896,7 +910,7 @@ TEST(Liveness, AClientThatIsNeverAdmittedIsSeen) {
 TEST(Liveness, AFileThatIsNeverCopiedIsSeen) {
   const Scenario scenario = Parse(R"(
       host { name: 'a' } service { host: 'a' files: true }
-      host { name: 'b' device { fault { kind: FAIL_REGISTRATION one_in: 2 } } }
+      host { name: 'b' device { rule: 'fail-registration one-in=2' } }
       file_copy { host: 'b' server: 'a' bytes: 100000 })");
   RunOptions options;
   options.sabotage = [](emu::SimulatedWorld& world) {
@@ -1046,8 +1060,10 @@ TEST(Validate, NamesTheFieldAndWhatWasExpected) {
        "client { name: 'c' host: 'b' server: 'a' credits: 8 inline_threshold: 1024 }",
        "host.device.max_mr_size: \"8192\", expected at least 16384, for what runs on b"},
       {"host { name: 'a' } host { name: 'b' } link { a: 'a' b: 'a' }", "link: \"a\", expected two different hosts"},
-      {"host { name: 'a' device { fault { kind: LOSE_PACKET } } }",
-       "host.device.fault.kind: \"LOSE_PACKET\", expected a habit that an iWARP device may have"},
+      {"host { name: 'a' device { fault { kind: NOT_READY one_in: 5 } } }",
+       "host.device.rule[0]: 'not-ready kind=any one-in=5': iWARP has no word for a Receive that is missing: the "
+       "stream "
+       "would end, as disconnect does it\n(of host \"a\")"},
       {"host { name: 'a' } host { name: 'b' device { rule: 'disconnect' rule: 'disconnect mesage=10' } }",
        "host.device.rule[1]: 'mesage' is no condition; did you mean message?\n"
        "  disconnect mesage=10\n"

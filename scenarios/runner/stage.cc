@@ -38,40 +38,6 @@ bool RepliesAreRead(const Client& client, const Service& service) {
 
 namespace {
 
-std::optional<emu::InjectionRule> RuleOf(const DeviceFault& fault) {
-  emu::InjectionRule rule;
-  rule.kinds = emu::kEveryRecord;
-  rule.one_in = fault.one_in();
-  rule.seed = emu::InjectionRule::kOfTheDevice;
-  switch (fault.kind()) {
-    case DeviceFault::NONE:
-      return std::nullopt;
-    case DeviceFault::FAIL_REGISTRATION:
-      rule.action = emu::InjectionAction::kFailRegistration;
-      break;
-    case DeviceFault::DELAY_COMPLETION:
-      rule.action = emu::InjectionAction::kDelayCompletion;
-      rule.delay = Duration(fault.delay_ns());
-      break;
-    case DeviceFault::ADVERSARIAL_PLACEMENT:
-      rule.action = emu::InjectionAction::kPlaceLate;
-      rule.delay = 50us;
-      rule.one_in = 0;
-      break;
-    case DeviceFault::LOSE_PACKET:
-      rule.action = emu::InjectionAction::kDrop;
-      rule.received = false;
-      break;
-    case DeviceFault::REPEAT_PACKET:
-      rule.action = emu::InjectionAction::kDuplicate;
-      break;
-    case DeviceFault::NOT_READY:
-      rule.action = emu::InjectionAction::kNotReady;
-      break;
-  }
-  return rule;
-}
-
 // What is lost, or late, is found out by time-outs.
 bool LosesOfItself(const Device& device) {
   const auto loses = [](const emu::InjectionRule& rule) {
@@ -116,22 +82,7 @@ emu::DeviceProfile MakeProfile(const Device& device) {
   set(device.has_max_inline(), device.max_inline(), &profile.max_inline);
   set(device.has_stag_quarantine(), device.stag_quarantine(), &profile.stag_quarantine);
   profile.want_crc = device.crc();
-  for (const DeviceFault& fault : device.fault()) {
-    if (const auto rule = RuleOf(fault); rule && emu::RowOf(rule->action).depth == emu::InjectionDepth::kRecord) {
-      profile.habits.push_back(*rule);
-    }
-  }
   return profile;
-}
-
-std::vector<emu::InjectionRule> RulesOf(const Device& device) {
-  std::vector<emu::InjectionRule> rules;
-  for (const DeviceFault& fault : device.fault()) {
-    if (const auto rule = RuleOf(fault); rule && emu::RowOf(rule->action).depth == emu::InjectionDepth::kDevice) {
-      rules.push_back(*rule);
-    }
-  }
-  return rules;
 }
 
 Result<std::vector<emu::InjectionRule>, std::string> ReadRules(const Device& device) {
@@ -174,8 +125,8 @@ emu::LinkOptions MakeLink(const Link& link) {
 
 namespace {
 
-// For so long after a fault a service that admits few clients may still count those that it took away: streams say at
-// once that their peer has gone, managers of InfiniBand connections ask for it.
+// For so long after an injection a service that admits few clients may still count those that it took away: streams say
+// at once that their peer has gone, managers of InfiniBand connections ask for it.
 constexpr Duration kBlink = 50ms;
 constexpr Duration kBlinkOfInfiniband = 10s;
 
@@ -229,9 +180,6 @@ Path PathBetween(const Scenario& scenario, const std::string& one, const std::st
   }
   for (const Host& host : scenario.host()) {
     if (host.name() != one && host.name() != other) continue;
-    for (const DeviceFault& fault : host.device().fault()) {
-      if (fault.kind() == DeviceFault::DELAY_COMPLETION) path.delay += static_cast<double>(fault.delay_ns());
-    }
     for (const emu::InjectionRule& rule : GivenRules(host.device())) {
       if (rule.action == emu::InjectionAction::kDelay) path.way += static_cast<double>(rule.delay.count());
       if (rule.action == emu::InjectionAction::kDelayCompletion) path.delay += static_cast<double>(rule.delay.count());
@@ -521,11 +469,8 @@ bool Stage::FailedRegistration(const std::string& host, Instant since) const {
   if (!last || *last < since) return false;
   // A device without the habit has no reason to, and a leak is none.
   return std::any_of(scenario_.host().begin(), scenario_.host().end(), [&](const Host& each) {
-    const auto& faults = each.device().fault();
     return each.name() == host &&
-           (HasFewRegistrations(each.device()) || emu::Has(RulesAt(host), emu::InjectionAction::kFailRegistration) ||
-            std::any_of(faults.begin(), faults.end(),
-                        [](const DeviceFault& fault) { return fault.kind() == DeviceFault::FAIL_REGISTRATION; }));
+           (HasFewRegistrations(each.device()) || emu::Has(RulesAt(host), emu::InjectionAction::kFailRegistration));
   });
 }
 

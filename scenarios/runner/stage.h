@@ -1,9 +1,9 @@
 // Stage: the world a scenario plays in, as its programs see it.
 //
-// Knows the hosts, which fault touched whom and when, and where to report what is wrong. A program asks Severed(),
+// Knows the hosts, which injection touched whom and when, and where to report what is wrong. A program asks Severed(),
 // Disturbed() and MayFailToConnect() to judge whether a failure it met is one it may meet: without a cause, a failure
-// is a violation. A fault excuses what lived through it and nothing else: what began when it was over has no part in
-// it.
+// is a violation. An injection excuses what lived through it and nothing else: what began when it was over has no part
+// in it.
 #pragma once
 
 #include <algorithm>
@@ -42,8 +42,6 @@ bool MayBeOfVersion2(const Client& client, const Service& service);
 bool RepliesAreRead(const Client& client, const Service& service);
 // The emulator's profile with what `device` changes. Its name is one that ProfileByName knows.
 emu::DeviceProfile MakeProfile(const Device& device);
-// What older files have done to the device while the scenario's work is done.
-std::vector<emu::InjectionRule> RulesOf(const Device& device);
 // The rules that the scenario has for the device, those that draw with its luck. The error says which of them cannot be
 // understood or carried out, and why.
 Result<std::vector<emu::InjectionRule>, std::string> ReadRules(const Device& device);

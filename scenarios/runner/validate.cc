@@ -79,11 +79,6 @@ class Validator {
       if (const auto rules = ReadRules(host.device()); !rules) {
         return Err(fmt::format("host.device.{}\n(of host \"{}\")", rules.error(), host.name()));
       }
-      for (const DeviceFault& fault : host.device().fault()) {
-        if (fault.kind() >= DeviceFault::LOSE_PACKET && profile->transport != emu::TransportKind::kInfiniband) {
-          Say("host.device.fault.kind", DeviceFault::Kind_Name(fault.kind()), "a habit that an iWARP device may have");
-        }
-      }
     }
     std::set<std::pair<std::string, std::string>> links;
     for (const Link& link : scenario_.link()) {

@@ -8,11 +8,16 @@
 #include <vector>
 
 #include "base/prng.h"
+#include "emu/inject/rule.h"
 #include "scenarios/swarm/draw_trouble.h"
 #include "scenarios/swarm/luck.h"
 
 namespace stagecoach::scenario {
 namespace {
+
+using emu::ActionRow;
+using emu::InjectionAction;
+using emu::InjectionRule;
 
 class Drawer {
  public:
@@ -25,7 +30,8 @@ class Drawer {
         version_prng_(Prng(seed).Fork("swarm/versions")),
         mix_prng_(Prng(seed).Fork("swarm/mixes")),
         silence_prng_(Prng(seed).Fork("swarm/silence")),
-        storm_prng_(Prng(seed).Fork("swarm/storms")) {
+        storm_prng_(Prng(seed).Fork("swarm/storms")),
+        rule_prng_(Prng(seed).Fork("swarm/rules")) {
     const bool infiniband = device_prng_.OneIn(2);
     profile_ = !profile.empty() ? profile : infiniband ? "roce" : "iwarp";
     loses_packets_ = device_prng_.OneIn(4);
@@ -54,6 +60,8 @@ class Drawer {
     if (mixed) DrawMixes();
     if (!mixed && version_prng_.OneIn(4)) DrawVersions();
     if (storm) DrawBacklog(storm_prng_, scenario_);
+    if (rule_prng_.OneIn(6)) DrawRules();
+    if (profile_ == "roce" && loses_packets_) DrawLosses();
     RaiseImpossibleLimits();
     AdmitSuccessors();
     return std::move(scenario_);
@@ -94,38 +102,64 @@ class Drawer {
       if (prng_.OneIn(4)) device.set_max_inline(OneOf(std::array<uint32_t, 3>{0, 16, 220}));
       // The smallest that is still honest: the checker of stale STags has a shorter memory.
       if (prng_.OneIn(3)) device.set_stag_quarantine(65536);
-      DrawDeviceFaults(device);
-      if (profile_ == "roce" && loses_packets_) DrawLosses(device);
+      DrawDeviceRules(device);
     }
   }
 
-  void DrawDeviceFaults(Device& device) {
-    if (prng_.OneIn(3)) device.add_fault()->set_kind(DeviceFault::ADVERSARIAL_PLACEMENT);
+  static void AddRule(Device& device, const InjectionRule& rule) { device.add_rule(ToString(rule)); }
+
+  void DrawDeviceRules(Device& device) {
+    if (prng_.OneIn(3)) AddRule(device, {.action = InjectionAction::kPlaceLate, .delay = 50us});
     if (prng_.OneIn(4)) {
-      DeviceFault& fault = *device.add_fault();
-      fault.set_kind(DeviceFault::DELAY_COMPLETION);
-      fault.set_one_in(static_cast<uint32_t>(prng_.Between(1, 8)));
-      fault.set_delay_ns(Scaled(1000, 2'000'000));
+      InjectionRule rule{.action = InjectionAction::kDelayCompletion};
+      rule.one_in = static_cast<uint32_t>(prng_.Between(1, 8));
+      rule.delay = Duration(Scaled(1000, 2'000'000));
+      AddRule(device, rule);
     }
     if (prng_.OneIn(12)) {
-      DeviceFault& fault = *device.add_fault();
-      fault.set_kind(DeviceFault::FAIL_REGISTRATION);
-      fault.set_one_in(static_cast<uint32_t>(Scaled(2, 200)));
+      InjectionRule rule{.action = InjectionAction::kFailRegistration};
+      rule.one_in = static_cast<uint32_t>(Scaled(2, 200));
+      AddRule(device, rule);
     }
   }
 
-  // Seldom enough that seven retries in a row are not lost.
-  void DrawLosses(Device& device) {
-    const std::array<std::pair<DeviceFault::Kind, uint64_t>, 3> kMostOften = {{
-        {DeviceFault::LOSE_PACKET, 20},
-        {DeviceFault::REPEAT_PACKET, 5},
-        {DeviceFault::NOT_READY, 5},
+  // Seldom enough that seven retries in a row are not lost; what is overtaken costs one, too. Behind what any device
+  // has.
+  void DrawLosses() {
+    constexpr std::array<std::pair<InjectionAction, uint64_t>, 4> kMostOften = {{
+        {InjectionAction::kDrop, 20},
+        {InjectionAction::kDuplicate, 5},
+        {InjectionAction::kNotReady, 5},
+        {InjectionAction::kOvertake, 60},
     }};
-    for (const auto& [kind, most_often] : kMostOften) {
-      if (device_prng_.OneIn(3)) continue;
-      DeviceFault& fault = *device.add_fault();
-      fault.set_kind(kind);
-      fault.set_one_in(static_cast<uint32_t>(device_prng_.Between(most_often, 10 * most_often)));
+    for (Host& host : *scenario_.mutable_host()) {
+      for (const auto& [action, most_often] : kMostOften) {
+        if (device_prng_.OneIn(3)) continue;
+        const ActionRow& row = RowOf(action);
+        InjectionRule rule{.action = action, .sent = row.sent, .received = !row.sent, .kinds = emu::kEveryRecord};
+        rule.one_in = static_cast<uint32_t>(device_prng_.Between(most_often, 10 * most_often));
+        AddRule(*host.mutable_device(), rule);
+      }
+    }
+  }
+
+  // Messages that are late, and connections that are cut at one.
+  void DrawRules() {
+    for (Host& host : *scenario_.mutable_host()) {
+      if (rule_prng_.OneIn(2)) {
+        InjectionRule rule{.action = InjectionAction::kDelay, .received = false};
+        rule.one_in = static_cast<uint32_t>(rule_prng_.Between(2, 20));
+        rule.delay = Duration(ScaledBy(rule_prng_, 1000, 2'000'000));
+        AddRule(*host.mutable_device(), rule);
+      }
+      const uint64_t cuts = rule_prng_.Below(3);
+      for (uint64_t i = 0; i < cuts; ++i) {
+        InjectionRule rule{.action = InjectionAction::kDisconnect};
+        rule.connection.first = rule.connection.last = rule_prng_.Between(1, 6);
+        rule.message.first = rule.message.last = ScaledBy(rule_prng_, 1, 200);
+        if (rule_prng_.OneIn(2)) rule.kinds = emu::KindBit(emu::MessageKind::kSend);
+        AddRule(*host.mutable_device(), rule);
+      }
     }
   }
 
@@ -307,7 +341,7 @@ class Drawer {
       client.set_session(true);
       client.clear_calls_per_connection();
       if (prng.OneIn(3)) client.set_connections(static_cast<uint32_t>(prng.Between(2, 4)));
-      // Far below what calls are given, and so that more than one attempt falls into a fault.
+      // Far below what calls are given, and so that more than one attempt falls into an injection.
       client.set_reconnect_ns(ScaledBy(prng, 1'000'000, 100'000'000));
       client.set_reconnect_max_ns(client.reconnect_ns() << prng.Below(4));
       if (prng.OneIn(4)) client.set_keepalive_ns(ScaledBy(prng, 1'000'000, 1'000'000'000));
@@ -697,6 +731,7 @@ class Drawer {
   Prng mix_prng_;
   Prng silence_prng_;
   Prng storm_prng_;
+  Prng rule_prng_;
   std::string profile_;
   bool loses_packets_ = false;
   Scenario scenario_;

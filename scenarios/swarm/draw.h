@@ -1,4 +1,4 @@
-// Draw: a world, its devices, its work and its faults, all from one seed.
+// Draw: a world, its devices, its work and what is done to it, all from one seed.
 //
 // Swarm testing: each seed draws not only the luck of a run but its configuration, with many features left out, so that
 // rare combinations come up and few worlds are alike. Sizes are biased to where the code decides something: thresholds

@@ -5,6 +5,7 @@
 #include <google/protobuf/message.h>
 
 #include <algorithm>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -138,11 +139,28 @@ class Reducer {
         });
       }
     }
+    for (int k = 0; !IsMessage(field) && k < Size(way, field); ++k) ReduceText(way, field, k);
     if (!IsMessage(field)) return;
     for (int k = 0; k < Size(way, field); ++k) {
       Way inside = way;
       inside.push_back({field, k});
       ReduceMessage(inside);
+    }
+  }
+
+  // Drops words of a text, from the end, but for the first: conditions of a rule.
+  void ReduceText(const Way& way, const FieldDescriptor* field, int index) {
+    for (size_t end = std::string::npos;;) {
+      const Message* message = Follow(&result_.scenario, way);
+      const std::string text = message->GetReflection()->GetRepeatedString(*message, field, index);
+      const size_t word = text.find_last_of(' ', end);
+      if (word == std::string::npos || word == 0) return;
+      const size_t next = std::min(text.find(' ', word + 1), text.size());
+      Try([&](Scenario* scenario) {
+        Message* changed = Follow(scenario, way);
+        changed->GetReflection()->SetRepeatedString(changed, field, index, text.substr(0, word) + text.substr(next));
+      });
+      end = word - 1;
     }
   }
 

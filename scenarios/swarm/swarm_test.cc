@@ -6,12 +6,16 @@
 #include <set>
 #include <string>
 
+#include "emu/inject/rule.h"
 #include "scenarios/runner/run.h"
+#include "scenarios/runner/stage.h"
 #include "scenarios/swarm/draw.h"
 #include "scenarios/swarm/shrink.h"
 
 namespace stagecoach::scenario {
 namespace {
+
+using emu::InjectionAction;
 
 TEST(Draw, TheSameSeedDrawsTheSameValidScenario) {
   std::set<std::string> all;
@@ -27,16 +31,18 @@ TEST(Draw, TheSameSeedDrawsTheSameValidScenario) {
 
 TEST(Draw, EveryKindOfInjectionComesUp) {
   std::set<int> injections;
-  std::set<int> device_faults;
+  std::set<InjectionAction> actions;
   for (uint64_t seed = 1; seed <= 300; ++seed) {
     const Scenario scenario = Draw(seed);
     for (const Injection& injection : scenario.injection()) injections.insert(injection.kind());
     for (const Host& host : scenario.host()) {
-      for (const DeviceFault& fault : host.device().fault()) device_faults.insert(fault.kind());
+      for (const emu::InjectionRule& rule : GivenRules(host.device())) actions.insert(rule.action);
     }
   }
   EXPECT_EQ(injections.size(), static_cast<size_t>(Injection::Kind_MAX));
-  EXPECT_EQ(device_faults.size(), static_cast<size_t>(DeviceFault::Kind_MAX));
+  // Nobody would ever hear of a stall whose calls have no time-outs.
+  actions.insert(InjectionAction::kStall);
+  EXPECT_EQ(actions.size(), emu::kInjectionActions);
 }
 
 // Peers that stand still for longer than a program's time-outs, and hosts that are cut off for longer than one is
@@ -154,8 +160,11 @@ TEST(Draw, AllButTheProfileIsTheSameWithEachDevice) {
       EXPECT_EQ(host.device().profile(), "roce");
       host.mutable_device()->clear_profile();
       // What packets suffer stands behind what any device does.
-      auto& faults = *host.mutable_device()->mutable_fault();
-      while (!faults.empty() && faults.rbegin()->kind() >= DeviceFault::LOSE_PACKET) faults.RemoveLast();
+      auto& rules = *host.mutable_device()->mutable_rule();
+      const auto is_of_packets = [](const std::string& rule) {
+        return !emu::RowOf(emu::ParseInjectionRules(rule)->front().action).why_not_on_iwarp.empty();
+      };
+      while (!rules.empty() && is_of_packets(*rules.rbegin())) rules.RemoveLast();
     }
     EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(iwarp, roce));
   }
@@ -174,6 +183,22 @@ bool Fails(const Scenario& scenario) {
     }
   }
   return false;
+}
+
+TEST(Shrink, LeavesOfRulesWhatTheFailureNeeds) {
+  Scenario scenario;
+  scenario.add_host()->set_name("a");
+  Device& device = *scenario.mutable_host(0)->mutable_device();
+  for (const char* const rule : {"delay=1ms one-in=3", "disconnect connection=2 kind=send message=3..9 times=1"}) {
+    device.add_rule(rule);
+  }
+  const auto fails = [](const Scenario& tried) {
+    return tried.host_size() == 1 && tried.host(0).device().rule_size() > 0 &&
+           tried.host(0).device().rule(tried.host(0).device().rule_size() - 1).find("kind=send") != std::string::npos;
+  };
+  const Scenario small = Shrink(scenario, fails).scenario;
+  ASSERT_EQ(small.host(0).device().rule_size(), 1);
+  EXPECT_EQ(small.host(0).device().rule(0), "disconnect kind=send");
 }
 
 TEST(Shrink, LeavesWhatTheFailureNeeds) {
