@@ -1,7 +1,7 @@
 // A seeded pseudo-random generator (xoshiro256**, public-domain algorithm by Blackman and Vigna).
 //
 // Every component forks its own by name, so that a draw added in one does not change the luck of another. Not for
-// secrets: STags of a real device come from the system's generator (emu/nic/stag_source.h).
+// secrets: STags of a real device come from the system's generator (emu/nic/objects/stag_source.h).
 #pragma once
 
 #include <array>

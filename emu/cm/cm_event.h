@@ -15,7 +15,7 @@
 #include "base/bytes.h"
 #include "base/result.h"
 #include "emu/fabric/fabric.h"
-#include "emu/nic/qp_attributes.h"
+#include "emu/nic/queue/qp_attributes.h"
 
 namespace stagecoach::emu {
 

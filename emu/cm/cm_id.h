@@ -11,7 +11,7 @@
 
 #include "emu/cm/cm_event.h"
 #include "emu/fabric/fabric.h"
-#include "emu/nic/qp_attributes.h"
+#include "emu/nic/queue/qp_attributes.h"
 #include "emu/wire/carrier_proof.h"
 #include "emu/wire/cm_mad.h"
 

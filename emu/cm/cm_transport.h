@@ -15,7 +15,7 @@
 #include "emu/cm/cm_id.h"
 #include "emu/cm/connection_manager.h"
 #include "emu/fabric/fabric.h"
-#include "emu/nic/qp_attributes.h"
+#include "emu/nic/queue/qp_attributes.h"
 
 namespace stagecoach::emu {
 

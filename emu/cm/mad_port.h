@@ -7,8 +7,8 @@
 #include <memory>
 
 #include "base/bytes.h"
-#include "emu/nic/datagram_port.h"
-#include "emu/nic/roce_port.h"
+#include "emu/nic/datagram/datagram_port.h"
+#include "emu/nic/infiniband/roce_port.h"
 
 namespace stagecoach::emu {
 

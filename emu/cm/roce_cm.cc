@@ -12,7 +12,7 @@
 #include "base/insist.h"
 #include "base/mark.h"
 #include "base/undoing.h"
-#include "emu/nic/roce_port.h"
+#include "emu/nic/infiniband/roce_port.h"
 #include "emu/wire/ib.h"
 
 namespace stagecoach::emu {

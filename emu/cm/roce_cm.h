@@ -52,8 +52,8 @@
 #include "emu/cm/cm_core.h"
 #include "emu/cm/cm_transport.h"
 #include "emu/cm/mad_port.h"
-#include "emu/nic/roce_port.h"
-#include "emu/nic/stag_source.h"
+#include "emu/nic/infiniband/roce_port.h"
+#include "emu/nic/objects/stag_source.h"
 #include "emu/wire/cm_mad.h"
 
 namespace stagecoach::emu {

@@ -9,7 +9,7 @@
 #include "base/mark.h"
 #include "base/undoing.h"
 #include "emu/cm/roce_cm.h"
-#include "emu/nic/roce_port.h"
+#include "emu/nic/infiniband/roce_port.h"
 #include "emu/wire/ib.h"
 
 namespace stagecoach::emu {

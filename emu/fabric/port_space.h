@@ -2,8 +2,8 @@
 //
 // rdma_cm on InfiniBand has ports that are IP's in name alone: a TCP service and an RDMA service of one host may have
 // the same number. Each is claimed once on a host. Who listens says by which of the host's processes (its slot,
-// emu/nic/roce_port.h), so that one process can tell which other to ask. A claim ends with its process, however that
-// ends.
+// emu/nic/infiniband/roce_port.h), so that one process can tell which other to ask. A claim ends with its process,
+// however that ends.
 //
 // Who has a port's name has the port, and nobody else says anything about it: of the names that tell its slot those
 // count alone that the same process has, by the system's word.

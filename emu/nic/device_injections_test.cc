@@ -8,8 +8,8 @@
 #include <tuple>
 
 #include "base/safe_copy/safe_copy.h"
-#include "emu/nic/late_placement.h"
 #include "emu/nic/nic_test_support.h"
+#include "emu/nic/queue/late_placement.h"
 #include "emu/nic/roce_test_support.h"
 
 namespace stagecoach::emu {

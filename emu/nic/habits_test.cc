@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "base/trace.h"
-#include "emu/nic/address_handles.h"
+#include "emu/nic/datagram/address_handles.h"
 #include "emu/nic/device_profile.h"
 #include "emu/nic/nic_test_support.h"
 #include "emu/nic/roce_test_support.h"

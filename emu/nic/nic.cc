@@ -8,7 +8,7 @@
 #include "base/mark.h"
 #include "base/mutant.h"
 #include "base/undoing.h"
-#include "emu/nic/iwarp_connection.h"
+#include "emu/nic/iwarp/iwarp_connection.h"
 #include "emu/tap/injection_tap.h"
 
 namespace stagecoach::emu {

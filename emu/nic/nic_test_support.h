@@ -17,7 +17,7 @@
 #include "emu/backend/tcp/tcp_fabric.h"
 #include "emu/fabric/fabric.h"
 #include "emu/inject/plan.h"
-#include "emu/nic/iwarp_connection.h"
+#include "emu/nic/iwarp/iwarp_connection.h"
 #include "emu/nic/nic.h"
 #include "emu/nic/test_records.h"
 #include "emu/sim/sim_world.h"

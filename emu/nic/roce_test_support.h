@@ -5,8 +5,8 @@
 
 #include <cstdint>
 
+#include "emu/nic/infiniband/roce_port.h"
 #include "emu/nic/nic_test_support.h"
-#include "emu/nic/roce_port.h"
 
 namespace stagecoach::emu {
 
