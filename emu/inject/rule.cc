@@ -473,6 +473,10 @@ Result<std::vector<InjectionRule>, InjectionRuleError> ParseInjectionRules(std::
     const size_t end = std::min(text.find_first_of(";\n", begin), text.size());
     auto rule = RuleParser(text.substr(begin, end - begin), begin).Parse();
     if (!rule) return Err(std::move(rule.error()));
+    if (*rule && rules.size() == kMostRules) {
+      return Err(InjectionRuleError{
+          .offset = begin, .length = end - begin, .message = "more than " + std::to_string(kMostRules) + " rules"});
+    }
     if (*rule) rules.push_back(**rule);
     begin = end + 1;
   }

@@ -114,7 +114,9 @@ struct InjectionRuleError {
   std::string Explain(std::string_view text) const;
 };
 
-// Any number of rules, blank ones left out.
+// At most so many are in one text, or of one device of a scenario: each place that asks keeps something of each rule.
+inline constexpr size_t kMostRules = 256;
+// Rules, blank ones left out.
 Result<std::vector<InjectionRule>, InjectionRuleError> ParseInjectionRules(std::string_view text);
 
 // As ParseInjectionRules reads it: conditions in the order of InjectionRule's members, and none that is as by default.

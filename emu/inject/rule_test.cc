@@ -217,6 +217,16 @@ TEST(InjectionRules, ErrorsSayWhatIsWrongWhereAndWhatIsExpected) {
   }
 }
 
+TEST(InjectionRules, AreBoundedInNumber) {
+  std::string text;
+  for (size_t i = 0; i < kMostRules; ++i) text += "stall;";
+  EXPECT_EQ(ParseInjectionRules(text + ";\n;").value().size(), kMostRules);
+  const auto error = ParseInjectionRules(text + "drop").error();
+  EXPECT_EQ(error.message, "more than 256 rules");
+  EXPECT_EQ(error.offset, text.size());
+  EXPECT_EQ(error.length, 4u);
+}
+
 TEST(InjectionRules, NumbersOutOfBoundsAreErrors) {
   for (const char* const text : {"stall message=18446744073709551615",
                                  "stall message=18446744073709551616",

@@ -226,6 +226,24 @@ TEST_P(InjectionRules, WritesAreLateWhereTheDeviceIsToldSo) {
   EXPECT_EQ(pair.plan->counters(0).fired, 2u);
 }
 
+TEST_P(InjectionRules, AWriteOfManySegmentsIsOne) {
+  Pair pair(GetParam(), "place-late=1s number=2..");
+  const TestBuffer source = pair.b->Register(40'000, kFullAccess, 7);
+  const TestBuffer sink = pair.a->Register(40'000);
+  const auto placed = [&] { return std::count(sink.bytes.begin(), sink.bytes.end(), std::byte{7}); };
+  // The ready-to-receive of iWARP is the first one.
+  if (!IsIwarp()) {
+    ASSERT_EQ(pair.b->Send(1, {source.Sge(0, 20'000)}, PostOpcode::kWrite, sink.region.stag, sink.address()), 0);
+    ASSERT_TRUE(pair.sim.world.RunUntil([&] { return placed() == 20'000; })) << "all of it is number 1";
+  }
+  ASSERT_EQ(
+      pair.b->Send(2, {source.Sge(20'000, 20'000)}, PostOpcode::kWrite, sink.region.stag, sink.address() + 20'000), 0);
+  pair.Send(*pair.b, 9);
+  ASSERT_TRUE(pair.sim.world.RunUntil([&] { return !Pair::Of(*pair.a, CompletionOpcode::kReceive).empty(); }));
+  EXPECT_EQ(pair.plan->counters(0).fired, 1u) << "and so is the second";
+  EXPECT_EQ(std::count(sink.bytes.begin() + 20'000, sink.bytes.end(), std::byte{7}), 20'000);
+}
+
 INSTANTIATE_TEST_SUITE_P(Transports, InjectionRules, testing::Values(TransportKind::kIwarp, TransportKind::kInfiniband),
                          [](const auto& info) {
                            return std::string(info.param == TransportKind::kIwarp ? "Iwarp" : "Infiniband");

@@ -93,6 +93,9 @@ Result<std::vector<emu::InjectionRule>, std::string> ReadRules(const Device& dev
     std::string wrong =
         read ? emu::WhyNoRules(*emu::ProfileByName(device.profile()), *read) : read.error().Explain(text);
     if (read && read->empty()) wrong = "there is no rule in it";
+    if (read && rules.size() + read->size() > emu::kMostRules) {
+      wrong = "more than " + std::to_string(emu::kMostRules) + " rules of one device";
+    }
     if (!wrong.empty()) return Err("rule[" + std::to_string(i) + "]: " + wrong);
     for (emu::InjectionRule rule : *read) {
       if (rule.Draws() && rule.seed == 0) rule.seed = emu::InjectionRule::kOfTheDevice;

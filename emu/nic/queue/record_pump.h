@@ -47,6 +47,7 @@ class RecordPump {
     llp_ = llp;
     have_record_ = false;
     place_late_.reset();
+    write_is_late_.reset();
     if (late_) late_->Forget();
     tx_failed_ = tx_blocked_ = false;
     tx_error_ = 0;
@@ -235,6 +236,14 @@ class RecordPump {
       if (!overtaken) SettlePlacements();
       return false;
     }
+    // Once for each Write, however many records it has.
+    if (!write_is_late_) write_is_late_ = JudgeWrite();
+    const bool late = *write_is_late_;
+    if (transport_.EndsWrite()) write_is_late_.reset();
+    return late;
+  }
+
+  bool JudgeWrite() {
     const InjectionRule* const rule = writes_.Judge();
     if (rule == nullptr) return false;
     TraceFired(nic_.trace(), nic_.fabric().Now(), name_, writes_.fired());
@@ -258,6 +267,7 @@ class RecordPump {
   std::array<MutableBytes, 2> prompt_parts_{};
   PlaceInjections writes_;
   std::optional<bool> place_late_;     // of this record
+  std::optional<bool> write_is_late_;  // whose records come now
   Duration place_within_{};            // likewise
   std::optional<LatePlacement> late_;  // once the NIC places late
   bool tx_blocked_ = false;
