@@ -41,7 +41,7 @@ constexpr double kLongestWait = 3e17;  // ns
 bool IsOverWithTheWork(const emu::InjectionRule& rule) {
   constexpr emu::ActionSet kLosses = emu::SetOf(emu::InjectionAction::kDrop, emu::InjectionAction::kDuplicate,
                                                 emu::InjectionAction::kOvertake, emu::InjectionAction::kNotReady);
-  return (emu::SetOf(rule.action) & kLosses) == 0 || !rule.Draws();
+  return (emu::SetOf(rule.action) & kLosses) == 0 || !IsNowAndThen(rule);
 }
 
 class Play {

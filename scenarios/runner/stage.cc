@@ -57,7 +57,7 @@ bool MayCut(const emu::InjectionRule& rule) {
       return true;
     case emu::InjectionAction::kDrop:
     case emu::InjectionAction::kNotReady:
-      return !rule.Draws();
+      return !IsNowAndThen(rule);
     case emu::InjectionAction::kDelay:
       return rule.delay >= kAckTimeout;
     default:
@@ -66,6 +66,12 @@ bool MayCut(const emu::InjectionRule& rule) {
 }
 
 }  // namespace
+
+bool IsNowAndThen(const emu::InjectionRule& rule) {
+  constexpr uint32_t kSeldom = 5;
+  if (rule.one_in != 0) return rule.one_in >= kSeldom;
+  return rule.probability <= emu::InjectionRule::kAlways / kSeldom;
+}
 
 emu::DeviceProfile MakeProfile(const Device& device) {
   emu::DeviceProfile profile = *emu::ProfileByName(device.profile());
