@@ -397,6 +397,11 @@ class RuleParser {
     if (seed && !probability && !rule_.Draws()) {
       return ErrorAt(*seed, "seed is of what is drawn, and without probability or one-in nothing is");
     }
+    const bool is_order = rule_.action == InjectionAction::kPlaceLate && !probability && !one_in;
+    if (seed && is_order && rule_.seed != InjectionRule::kOfTheDevice) {
+      return ErrorAt(*seed,
+                     "the order in which Writes are placed is the device's luck; seed is of probability and one-in");
+    }
     if (!rule_.Draws()) rule_.seed = 0;  // nor here
     return std::nullopt;
   }

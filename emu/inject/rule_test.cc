@@ -91,7 +91,7 @@ TEST(InjectionRules, AreWrittenInOneWay) {
       {"fail-registration number=2.. every=3", "fail-registration number=2.. every=3"},
       {"fail-registration one-in=5 seed=device", "fail-registration one-in=5 seed=device"},
       {"delay-completion=1000us times=4 number=7", "delay-completion=1ms number=7 times=4"},
-      {"place-late=50us seed=3", "place-late=50us seed=3"},
+      {"place-late=50us one-in=2 seed=3", "place-late=50us one-in=2 seed=3"},
   };
   for (const auto& each : kCases) {
     EXPECT_EQ(ToString(Rule(each.text)), each.canonical) << each.text;
@@ -192,6 +192,10 @@ TEST(InjectionRules, ErrorsSayWhatIsWrongWhereAndWhatIsExpected) {
        "number is of what the device does, and drop is about messages; message=2 is the second one\n"
        "  drop number=3\n"
        "       ^~~~~~"},
+      {"place-late=5ms seed=3",
+       "the order in which Writes are placed is the device's luck; seed is of probability and one-in\n"
+       "  place-late=5ms seed=3\n"
+       "                 ^^^^^^"},
       {"place-late",
        "place-late needs a time, such as place-late=5ms\n"
        "  place-late\n"

@@ -207,7 +207,7 @@ TEST_P(InjectionRules, CompletionsAreLateWhenTheDeviceIsToldSo) {
 }
 
 TEST_P(InjectionRules, WritesAreLateWhereTheDeviceIsToldSo) {
-  Pair pair(GetParam(), "place-late=1s number=2..3 seed=1");
+  Pair pair(GetParam(), "place-late=1s number=2..3");
   const TestBuffer source = pair.b->Register(600, kFullAccess, 7);
   const TestBuffer sink = pair.a->Register(600);
   for (uint64_t i = 0; i < 3; ++i) {

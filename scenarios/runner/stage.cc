@@ -330,7 +330,8 @@ Duration Stage::Patience(const Client& client) const {
     cancels = cancels || call.cancel_ns() != 0;
   }
   const double together = client.concurrency() + (cancels ? client.credits() : 0.0);
-  return Duration(static_cast<int64_t>(2 * together * longest));
+  constexpr double kTenYears = 3e17;  // ns; far from where arithmetic with times ends
+  return Duration(static_cast<int64_t>(std::min(2 * together * longest, kTenYears)));
 }
 
 Stage::DisturbanceId Stage::BeginDisturbance(const std::string& a, const std::string& b, Harm harm) {
