@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "base/cursor.h"
-#include "emu/llp/mpa/mpa_llp.h"
 #include "emu/sim/sim_world.h"
 #include "emu/tap/capture_fabric.h"
 #include "emu/tap/injection_tap.h"

@@ -17,7 +17,6 @@
 #include "base/cursor.h"
 #include "base/prng.h"
 #include "emu/engine/ib_datagram.h"
-#include "emu/llp/mpa/mpa_llp.h"
 #include "emu/nic/datagram/address_handles.h"
 #include "emu/nic/nic_test_support.h"
 #include "emu/wire/carrier_hello.h"
