@@ -195,7 +195,7 @@ TEST(InjectionRules, ErrorsSayWhatIsWrongWhereAndWhatIsExpected) {
       {"place-late=5ms seed=3",
        "the order in which Writes are placed is the device's luck; seed is of probability and one-in\n"
        "  place-late=5ms seed=3\n"
-       "                 ^^^^^^"},
+       "                 ^~~~~~"},
       {"place-late",
        "place-late needs a time, such as place-late=5ms\n"
        "  place-late\n"

@@ -231,11 +231,8 @@ TEST_P(InjectionRules, AWriteOfManySegmentsIsOne) {
   const TestBuffer source = pair.b->Register(40'000, kFullAccess, 7);
   const TestBuffer sink = pair.a->Register(40'000);
   const auto placed = [&] { return std::count(sink.bytes.begin(), sink.bytes.end(), std::byte{7}); };
-  // The ready-to-receive of iWARP is the first one.
-  if (!IsIwarp()) {
-    ASSERT_EQ(pair.b->Send(1, {source.Sge(0, 20'000)}, PostOpcode::kWrite, sink.region.stag, sink.address()), 0);
-    ASSERT_TRUE(pair.sim.world.RunUntil([&] { return placed() == 20'000; })) << "all of it is number 1";
-  }
+  ASSERT_EQ(pair.b->Send(1, {source.Sge(0, 20'000)}, PostOpcode::kWrite, sink.region.stag, sink.address()), 0);
+  ASSERT_TRUE(pair.sim.world.RunUntil([&] { return placed() == 20'000; })) << "all of it is number 1";
   ASSERT_EQ(
       pair.b->Send(2, {source.Sge(20'000, 20'000)}, PostOpcode::kWrite, sink.region.stag, sink.address() + 20'000), 0);
   pair.Send(*pair.b, 9);
