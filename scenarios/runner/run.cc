@@ -34,8 +34,6 @@ constexpr int kRoundsInDoubt = 16;
 constexpr Duration kAftermath = 3s;
 // How long rules last after the last injection, if there is work so long.
 constexpr Duration kTroubleTime = 60s;
-// Ten years: far from where arithmetic with times ends.
-constexpr double kLongestWait = 3e17;  // ns
 
 // Losses of a network that loses by luck last: with them, too, everything comes to an end.
 bool IsOverWithTheWork(const emu::InjectionRule& rule) {

@@ -330,8 +330,7 @@ Duration Stage::Patience(const Client& client) const {
     cancels = cancels || call.cancel_ns() != 0;
   }
   const double together = client.concurrency() + (cancels ? client.credits() : 0.0);
-  constexpr double kTenYears = 3e17;  // ns; far from where arithmetic with times ends
-  return Duration(static_cast<int64_t>(std::min(2 * together * longest, kTenYears)));
+  return Duration(static_cast<int64_t>(std::min(2 * together * longest, kLongestWait)));
 }
 
 Stage::DisturbanceId Stage::BeginDisturbance(const std::string& a, const std::string& b, Harm harm) {

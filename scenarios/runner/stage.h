@@ -45,6 +45,8 @@ emu::DeviceProfile MakeProfile(const Device& device);
 // The rules that the scenario has for the device, those that draw with its luck. The error says which of them cannot be
 // understood or carried out, and why.
 Result<std::vector<emu::InjectionRule>, std::string> ReadRules(const Device& device);
+// Ten years, in nanoseconds: no scenario's program is waited for longer. Far from where arithmetic with times ends.
+inline constexpr double kLongestWait = 3e17;
 // It happens by luck, and to one in five at most: connections live with it.
 bool IsNowAndThen(const emu::InjectionRule& rule);
 // Those of a valid scenario.
