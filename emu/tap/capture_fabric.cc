@@ -58,12 +58,12 @@ class CapturedStream final : public Stream {
         flow_(sink.OpenFlow(style, inner_->local(), inner_->remote(), initiator)),
         sent_(CaptureDirection::kSent, initiator ? wire::MpaFrameKind::kRequest : wire::MpaFrameKind::kReply),
         received_(CaptureDirection::kReceived, initiator ? wire::MpaFrameKind::kReply : wire::MpaFrameKind::kRequest) {}
-  // What the stream beneath does, too, unless it was released.
+  // What the stream beneath does, too, unless records have taken its place.
   ~CapturedStream() override {
-    if (inner_ != nullptr) NoteEnd(CaptureDirection::kSent, CaptureEnd::kFin);
+    if (!replaced_) NoteEnd(CaptureDirection::kSent, CaptureEnd::kFin);
   }
 
-  // The stream beneath, once records take the place of bytes.
+  // The stream beneath, which is to give way to records.
   std::unique_ptr<Stream> Release() {
     if (style_ == CaptureStyle::kIwarp) {
       sent_.Finish(*flow_);
@@ -71,6 +71,8 @@ class CapturedStream final : public Stream {
     }
     return std::move(inner_);
   }
+  // A tap shows the flow's end from now on.
+  void NoteReplaced() { replaced_ = true; }
 
   const std::shared_ptr<CaptureFlow>& flow() const { return flow_; }
 
@@ -135,6 +137,7 @@ class CapturedStream final : public Stream {
   }
 
   std::unique_ptr<Stream> inner_;
+  bool replaced_ = false;
   const CaptureStyle style_;
   const std::shared_ptr<CaptureFlow> flow_;
   FrameCollector sent_;
@@ -147,7 +150,10 @@ std::unique_ptr<Llp> CaptureFabric::RecordsOver(std::unique_ptr<Stream> stream, 
   auto* const captured = dynamic_cast<CapturedStream*>(stream.get());
   if (captured == nullptr) return beneath().RecordsOver(std::move(stream), options);
   std::shared_ptr<CaptureFlow> flow = captured->flow();
-  return std::make_unique<CaptureTap>(beneath().RecordsOver(captured->Release(), options), std::move(flow), style_);
+  // Either may fail for want of memory. Then the stream has ended with it, and that is shown.
+  auto tap = std::make_unique<CaptureTap>(beneath().RecordsOver(captured->Release(), options), std::move(flow), style_);
+  captured->NoteReplaced();
+  return tap;
 }
 
 Result<std::unique_ptr<Listener>, FabricError> CaptureFabric::ListenWith(const StreamOptions& options,

@@ -3,11 +3,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <memory>
+#include <new>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "base/cursor.h"
+#include "emu/fabric/fabric_over.h"
 #include "emu/sim/sim_world.h"
 #include "emu/tap/capture_fabric.h"
 #include "emu/tap/injection_tap.h"
@@ -314,6 +317,41 @@ TEST_F(RoceCaptureTest, WhatIsDroppedIsNotShownAndWhatIsDuplicatedIsShownTwice) 
   const std::set<std::string> different(sent.begin(), sent.end());
   EXPECT_LT(different.size(), size_t{kRecords}) << "some were lost";
   EXPECT_GT(sent.size(), different.size()) << "some came twice";
+}
+
+// There is no memory for a record layer. The stream that was to give way to it goes.
+class FabricWithoutRecords final : public FabricOver {
+ public:
+  explicit FabricWithoutRecords(Fabric& beneath) : FabricOver(beneath) {}
+  std::unique_ptr<Llp> RecordsOver(std::unique_ptr<Stream>, const RecordOptions&) override { throw std::bad_alloc(); }
+};
+
+// One that failed before it began.
+class LlpWithoutMemoryTest : public CaptureTest {
+ protected:
+  static std::vector<std::string> EventsOf(SimWorld& world, Fabric& client_host, Fabric& server_host,
+                                           CaptureStyle style) {
+    FabricWithoutRecords beneath(client_host);
+    const auto sink = std::make_shared<ListingSink>();
+    CaptureFabric fabric(&beneath, sink, style);
+    const IpEndpoint address = *IpEndpoint::Parse("10.0.0.2", 20050);
+    std::unique_ptr<Stream> server;
+    std::unique_ptr<Stream> client;
+    const auto listener = *server_host.Listen(address, 8, [&](std::unique_ptr<Stream> s) { server = std::move(s); });
+    const auto attempt = fabric.Connect({}, address, [&](StreamResult result) { client = std::move(*result); });
+    EXPECT_TRUE(world.RunUntil([&] { return client != nullptr && server != nullptr; }));
+    EXPECT_THROW(fabric.RecordsOver(std::move(client), {}), std::bad_alloc);
+    return sink->events;
+  }
+};
+
+TEST_F(LlpWithoutMemoryTest, TheEndOfItsStreamIsShownOnce) {
+  EXPECT_THAT(EventsOf(world_, *client_host_, *server_host_, CaptureStyle::kIwarp),
+              ElementsAre("client open", "client > fin"));
+}
+
+TEST_F(LlpWithoutMemoryTest, OfInfinibandNothingIsShownAsEver) {
+  EXPECT_THAT(EventsOf(world_, *client_host_, *server_host_, CaptureStyle::kRoce), ElementsAre("roce client open"));
 }
 
 TEST_F(CaptureTest, AStreamOfAnotherFabricIsLeftAsItIs) {
