@@ -13,6 +13,12 @@
 #include "base/safe_copy/safe_copy.h"
 
 namespace stagecoach::emu {
+namespace {
+
+// What one turn may throw away, however quickly the peer gives more.
+constexpr int kDrainRecords = 64;
+
+}  // namespace
 
 class MemoryChannel : public std::enable_shared_from_this<MemoryChannel> {
  public:
@@ -189,7 +195,7 @@ RxResult MemoryLlp::Place(size_t head_size, std::span<const MutableBytes> destin
 
 Llp::Drained MemoryLlp::Drain() {
   Drained drained;
-  for (;;) {
+  for (int i = 0; i < kDrainRecords; ++i) {
     const RxResult result = channel_->Take(end_, &record_);
     if (result.status == RxStatus::kWouldBlock) return drained;
     if (result.status != RxStatus::kReady) {
@@ -198,11 +204,14 @@ Llp::Drained MemoryLlp::Drain() {
     }
     drained.any = true;
   }
+  drained.more = true;
+  return drained;
 }
 
 // --- Sending ---
 
 void MemoryLlp::QueueRecord(ConstBytes header, std::span<const TxPart> payload, uint64_t cookie) {
+  STAGECOACH_CHECK(CanQueue());
   queued_.push_back({{header.begin(), header.end()}, {payload.begin(), payload.end()}, cookie});
 }
 
