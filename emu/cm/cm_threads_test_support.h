@@ -12,6 +12,7 @@
 #include "emu/backend/tcp/tcp_fabric.h"
 #include "emu/cm/cm_test_support.h"
 #include "emu/cm/connection_manager.h"
+#include "emu/nic/test_records.h"
 
 namespace stagecoach::emu {
 
@@ -19,7 +20,7 @@ namespace stagecoach::emu {
 class LoopbackHost {
  public:
   LoopbackHost(const DeviceProfile& profile, const CmOptions& options)
-      : nic_(fabric_, profile, {}),
+      : nic_(records_.fabric(), profile, {}),
         cm_(nic_, options),
         context_(nic_.OpenContext().value()),
         pd_(nic_.AllocatePd(*context_).value()),
@@ -65,6 +66,7 @@ class LoopbackHost {
 
  private:
   TcpFabric fabric_;
+  const TestRecords records_{fabric_};
   Nic nic_;
   ConnectionManager cm_;
   NicContext* context_;

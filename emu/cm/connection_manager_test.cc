@@ -16,6 +16,7 @@
 #include "base/bytes.h"
 #include "emu/cm/cm_test_support.h"
 #include "emu/engine/qp_states.h"
+#include "emu/nic/test_records.h"
 #include "emu/sim/sim_world.h"
 
 namespace stagecoach::emu {
@@ -40,7 +41,8 @@ class Machine {
   Machine(SimWorld* world, const std::string& name, const IpEndpoint& address, CmOptions options = {},
           DeviceProfile profile = IwarpProfile())
       : fabric_(world->AddHost(name, {address.WithPort(0)})),
-        nic_(fabric_, std::move(profile), NicOptionsOf(world, name)),
+        records_(fabric_),
+        nic_(records_.fabric(), std::move(profile), NicOptionsOf(world, name)),
         cm_(std::make_unique<ConnectionManager>(nic_, options)),
         context_(nic_.OpenContext().value()),
         pd_(nic_.AllocatePd(*context_).value()),
@@ -103,6 +105,7 @@ class Machine {
   }
 
   SimFabric& fabric_;
+  const TestRecords records_;
   Nic nic_;
   std::unique_ptr<ConnectionManager> cm_;
   NicContext* context_;

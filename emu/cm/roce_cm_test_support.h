@@ -18,6 +18,7 @@
 #include "emu/cm/connection_manager.h"
 #include "emu/cm/mad_port.h"
 #include "emu/engine/qp_states.h"
+#include "emu/nic/test_records.h"
 #include "emu/sim/sim_world.h"
 #include "emu/wire/cm_mad.h"
 
@@ -94,7 +95,10 @@ class Machine {
   // A second process of a host.
   Machine(SimFabric& fabric, SimWorld* world, const std::string& name, CmOptions options = {},
           DeviceProfile profile = RoceProfile())
-      : world_(world), fabric_(fabric), nic_(fabric_, std::move(profile), NicOptionsOf(world, name)) {
+      : world_(world),
+        fabric_(fabric),
+        records_(fabric_),
+        nic_(records_.fabric(), std::move(profile), NicOptionsOf(world, name)) {
     auto port = std::make_unique<MeddlingPort>(nic_);
     mads = port.get();
     cm_ = std::make_unique<ConnectionManager>(nic_, options, std::move(port));
@@ -190,6 +194,7 @@ class Machine {
 
   SimWorld* const world_;
   SimFabric& fabric_;
+  const TestRecords records_;
   Nic nic_;
   std::unique_ptr<ConnectionManager> cm_;
   NicContext* context_ = nullptr;

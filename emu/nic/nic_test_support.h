@@ -67,17 +67,17 @@ class RecordingObserver final : public ConnectionObserver {
 // A device with one of everything.
 class TestHost {
  public:
-  TestHost(Fabric& fabric, const std::string& name, DeviceProfile profile = IwarpProfile(), TraceSink* trace = nullptr,
-           uint32_t cq_capacity = 1024, QpCapabilities capabilities = {64, 64, 4, 4, 128},
-           std::shared_ptr<InjectionPlan> injections = nullptr) {
+  TestHost(TestRecords fabric, const std::string& name, DeviceProfile profile = IwarpProfile(),
+           TraceSink* trace = nullptr, uint32_t cq_capacity = 1024, QpCapabilities capabilities = {64, 64, 4, 4, 128},
+           std::shared_ptr<InjectionPlan> injections = nullptr)
+      : records(std::move(fabric)) {
     NicOptions options;
     options.name = name;
     options.stags = SeededStagSource(Prng(7).Fork(name));
     options.trace = trace;
     options.injections = std::move(injections);
     options.complain = [this](const std::string& words) { complaints.push_back(words); };
-    records = WithTestRecords(fabric);
-    nic = std::make_unique<Nic>(records != nullptr ? *records : fabric, std::move(profile), std::move(options));
+    nic = std::make_unique<Nic>(records.fabric(), std::move(profile), std::move(options));
     context = *nic->OpenContext();
     pd = *nic->AllocatePd(*context);
     channel = *nic->CreateChannel(*context);
@@ -141,7 +141,7 @@ class TestHost {
   std::deque<std::vector<std::byte>> memory;  // before the NIC, as the observer: the NIC uses both to its end
   RecordingObserver observer;
   std::vector<std::string> complaints;  // for tests with one thread
-  std::unique_ptr<Fabric> records;
+  const TestRecords records;
   std::unique_ptr<Nic> nic;
   NicContext* context = nullptr;
   uint32_t pd = 0;
@@ -226,6 +226,12 @@ struct SimPair {
     auto [client, server] = Streams();
     Attach(b, std::move(server), /*initiator=*/false, options);
     Attach(a, std::move(client), /*initiator=*/true, options);
+  }
+
+  // A middlebox kills all that is established between the hosts, streams and records.
+  void ResetConnections() {
+    world.ResetConnections(fabric_a, fabric_b);
+    ResetTestRecords();
   }
 
   SimWorld world;

@@ -6,4 +6,6 @@ std::unique_ptr<Fabric> WithTestRecords(Fabric&) {
   return nullptr;
 }
 
+void ResetTestRecords() {}
+
 }  // namespace stagecoach::emu

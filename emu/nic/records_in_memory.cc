@@ -7,4 +7,8 @@ std::unique_ptr<Fabric> WithTestRecords(Fabric& beneath) {
   return std::make_unique<MemoryFabric>(beneath);
 }
 
+void ResetTestRecords() {
+  MemoryFabric::ResetAll();
+}
+
 }  // namespace stagecoach::emu

@@ -32,7 +32,7 @@ class MemoryChannel : public std::enable_shared_from_this<MemoryChannel> {
   }
   bool AwaitsSecondEnd() const {
     std::lock_guard lock(mutex_);
-    return ends_[0].joined && !ends_[0].gone && !ends_[1].joined;
+    return ends_[0].joined && !ends_[0].gone && !ends_[1].joined && !ends_[1].gone;
   }
 
   // False: there is no room, or nobody any more (IsReset).
@@ -154,6 +154,14 @@ std::shared_ptr<MemoryChannel> MemoryLlp::NewChannel() {
 
 bool MemoryLlp::AwaitsSecondEnd(const MemoryChannel& channel) {
   return channel.AwaitsSecondEnd();
+}
+
+void MemoryLlp::GiveUpSecondEnd(MemoryChannel& channel) {
+  channel.Leave(1);
+}
+
+void MemoryLlp::Reset(MemoryChannel& channel) {
+  channel.Reset();
 }
 
 MemoryLlp::MemoryLlp(std::shared_ptr<MemoryChannel> channel, bool first, EventLoop& loop, const RecordOptions& options)

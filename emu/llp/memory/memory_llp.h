@@ -28,8 +28,12 @@ class MemoryLlp final : public Llp {
   // The first end of a new channel; the second takes what the first has sent before it was there. Each tells its
   // watcher on its own loop, which outlives it.
   static std::shared_ptr<MemoryChannel> NewChannel();
-  // False: the first end has gone already, or is still to come.
+  // False: the first end has gone already, or is still to come; or the second one has been there, or was given up.
   static bool AwaitsSecondEnd(const MemoryChannel& channel);
+  // It will never come: the first one's records end.
+  static void GiveUpSecondEnd(MemoryChannel& channel);
+  // Both ends, by nobody's wish.
+  static void Reset(MemoryChannel& channel);
   MemoryLlp(std::shared_ptr<MemoryChannel> channel, bool first, EventLoop& loop, const RecordOptions& options);
   ~MemoryLlp() override;
   MemoryLlp(const MemoryLlp&) = delete;

@@ -374,7 +374,7 @@ TEST_F(DatagramPortTest, AfterAResetTheNextDatagramOpensAnotherLink) {
   Say(a_, FromAToB(), "before");
   ASSERT_TRUE(HeardByB(1));
   for (size_t i = 0; i < 5; ++i) {
-    pair_.world.ResetConnections(pair_.fabric_a, pair_.fabric_b);
+    pair_.ResetConnections();
     pair_.world.RunFor(200ms);
     Say(a_, FromAToB(), "after");
     ASSERT_TRUE(HeardByB(i + 2));
@@ -401,7 +401,7 @@ TEST_F(DatagramPortTest, WhoHearsOfALostLinkMaySendAtOnce) {
   });
   Say(a_, FromAToB(), "first");
   ASSERT_TRUE(HeardByB(1));
-  pair_.world.ResetConnections(pair_.fabric_a, pair_.fabric_b);
+  pair_.ResetConnections();
   ASSERT_TRUE(pair_.world.RunUntil([&] { return !again.empty(); }));
   EXPECT_EQ(again[0], DatagramPort::Sent::kQueued);
   EXPECT_TRUE(HeardByB(2));
@@ -611,7 +611,7 @@ TEST_F(CrowdedPortTest, LinksRunOutUnderAHandlerThatSendsWhateverItHears) {
   });
   for (int i = 0; i < 50; ++i) {
     for (uint8_t slot = 0; slot < 4; ++slot) Say(a_, FromAToB(slot), "hello");
-    if (i % 3 == 0) pair_.world.ResetConnections(pair_.fabric_a, pair_.fabric_b);
+    if (i % 3 == 0) pair_.ResetConnections();
     pair_.world.RunFor(i % 2 == 0 ? 100us : 50ms);
   }
   EXPECT_GT(told, 10u);

@@ -76,7 +76,8 @@ class MortalFabric final : public FabricOver {
 };
 
 struct ChurnPair {
-  explicit ChurnPair(bool mortal) : fabric_a(tcp_a, mortal, "a"), fabric_b(tcp_b, mortal, "b") {}
+  explicit ChurnPair(bool mortal)
+      : fabric_a(records_a.fabric(), mortal, "a"), fabric_b(records_b.fabric(), mortal, "b") {}
 
   // Of the GID that an address is.
   static uint8_t IndexOf(Nic& nic, const IpEndpoint& address) {
@@ -99,10 +100,12 @@ struct ChurnPair {
 
   TcpFabric tcp_a;
   TcpFabric tcp_b;
+  const TestRecords records_a{tcp_a};
+  const TestRecords records_b{tcp_b};
   MortalFabric fabric_a;
   MortalFabric fabric_b;
-  TestHost a{fabric_a, "a", RoceProfile()};
-  TestHost b{fabric_b, "b", RoceProfile()};
+  TestHost a{TestRecords::Above(fabric_a), "a", RoceProfile()};
+  TestHost b{TestRecords::Above(fabric_b), "b", RoceProfile()};
 };
 
 // Until `count` have completed, by polling or by sleeping.

@@ -436,7 +436,7 @@ TEST_F(ProvenCarrierTest, ASecretThatIsSharedLateHoldsForCarriersToCome) {
   Share(Secret());
   pair_.world.RunFor(1ms);
   EXPECT_EQ(StatusFor(Hello(), All()), wire::CarrierStatus::kNotProven);
-  pair_.world.ResetConnections(pair_.fabric_a, pair_.fabric_b);
+  pair_.ResetConnections();
   ExpectTraffic(3);
 }
 
@@ -497,7 +497,7 @@ TEST_F(ProvenCarrierTest, OneEndThatSendsIsEnough) {
   ReadyB(QpState::kRtr);
   ReadyA();
   ExpectTraffic(a_, b_, 3);
-  pair_.world.ResetConnections(pair_.fabric_a, pair_.fabric_b);
+  pair_.ResetConnections();
   ExpectTraffic(a_, b_, 3);
 }
 
@@ -831,7 +831,7 @@ TEST_F(RocePortTest, ResetStreamsAreReplacedAndNothingIsLost) {
   Connect();
   ExpectTraffic(1);
   for (int i = 0; i < 5; ++i) {
-    pair_.world.ResetConnections(pair_.fabric_a, pair_.fabric_b);
+    pair_.ResetConnections();
     ExpectTraffic(10);
   }
   EXPECT_EQ(a_.qp->state(), QpState::kRts);
@@ -1175,7 +1175,7 @@ uint64_t TraceOf(uint64_t seed) {
     request.signaled = true;
     request.sges = source;
     EXPECT_EQ(from_uc->PostSend(request), 0);
-    if (i % 4 == 1) pair.world.ResetConnections(pair.fabric_a, pair.fabric_b);
+    if (i % 4 == 1) pair.ResetConnections();
     if (i % 8 == 3) pair.world.ForgetConnections(pair.fabric_b);
     pair.world.RunFor(300us);
   }
