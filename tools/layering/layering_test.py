@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """The arrows of docs/architecture.md, kept true over the sources and the build graph.
 
-Reads the table of that page. Four checks: each package has a row; each package includes only the foreign headers its row allows; each
-package depends only on the project packages its row allows; and with the provider set to rdma-core nothing under //emu is reachable
-from the RPC stack. BUILD files are read as the Python they nearly are.
+Reads the tables of that page. Five checks: each package has a row; each package includes only the foreign headers its row allows; each
+package depends only on the project packages its row allows; of what stands above record layers only the files of the second table name
+a byte stream; and with the provider set to rdma-core nothing under //emu is reachable from the RPC stack. BUILD files are read as the
+Python they nearly are.
 """
 import ast
 import pathlib
@@ -29,22 +30,36 @@ PAGE = "docs/architecture.md"
 HEADING = "| package | may use | headers from outside |"
 
 
-def read_rows(text):
-    """The table of the page: {package: (project packages it may use besides itself and //base, kinds of foreign headers)}.
+STREAMS_HEADING = "| file | what it does with a stream |"
+# What stands above record layers, and below: MPA is one over a stream.
+ABOVE_RECORDS = ("emu/engine", "emu/llp", "emu/nic", "emu/cm", "emu/tap")
+RECORDS_OVER_STREAMS = "emu/llp/mpa"
+STREAM_WORDS = re.compile(r"\b(Stream|IoResult|IoStatus)\b(?!\()")
+STREAM_HEADER = "emu/fabric/stream.h"
 
-    The row with the longest matching prefix counts. Tests (testonly targets, *_test.cc) may use more and are not looked at.
-    """
-    rows = {}
+
+def cells_below(text, heading):
+    """(line, cells) for each row of the table with that heading."""
     lines = iter(text.splitlines())
-    if not any(line == HEADING for line in lines):
-        raise ValueError(f"{PAGE} has no table headed '{HEADING}'")
+    if not any(line == heading for line in lines):
+        raise ValueError(f"{PAGE} has no table headed '{heading}'")
     next(lines)
     for line in lines:
         if not line.startswith("|"):
             break
         cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if len(cells) != 3:
-            raise ValueError(f"not a row of three cells: {line}")
+        if len(cells) != heading.count("|") - 1:
+            raise ValueError(f"not a row of {heading.count('|') - 1} cells: {line}")
+        yield line, cells
+
+
+def read_rows(text):
+    """The first table of the page: {package: (project packages it may use besides itself and //base, kinds of foreign headers)}.
+
+    The row with the longest matching prefix counts. Tests (testonly targets, *_test.cc) may use more and are not looked at.
+    """
+    rows = {}
+    for line, cells in cells_below(text, HEADING):
         names = [[] if cell == "-" else [re.fullmatch(r"`([a-z_/]+)`", name.strip()) for name in cell.split(",")] for cell in cells]
         if len(names[0]) != 1 or None in sum(names, []):
             raise ValueError(f"not names in backticks, with commas between: {line}")
@@ -61,7 +76,19 @@ def read_rows(text):
 # Folders whose packages all need a row; the rest (tools, tests, examples) stands above them and may use everything.
 LAYERED = ("base", "emu", "verbs_shim", "rpcrdma", "scenarios")
 
+def read_stream_files(text):
+    """The second table of the page: the files above record layers that may name a stream."""
+    files = set()
+    for line, cells in cells_below(text, STREAMS_HEADING):
+        names = [re.fullmatch(r"`([a-z_./]+)`", name.strip()) for name in cells[0].split(",")]
+        if None in names:
+            raise ValueError(f"not files in backticks, with commas between: {line}")
+        files.update(name.group(1) for name in names)
+    return files
+
+
 ROWS = read_rows((ROOT / PAGE).read_text())
+STREAM_FILES = read_stream_files((ROOT / PAGE).read_text())
 
 
 def row_of(package):
@@ -70,6 +97,13 @@ def row_of(package):
         if (package == prefix or package.startswith(prefix + "/")) and (best is None or len(prefix) > len(best)):
             best = prefix
     return best
+
+
+def allows(allowed, package):
+    """Whether a row that names `allowed` allows `package`: a row of its own has to be named itself."""
+    if allowed in ROWS:
+        return row_of(package) == allowed
+    return package == allowed or package.startswith(allowed + "/")
 
 
 def labels(node):
@@ -150,7 +184,7 @@ def check_dependencies(targets, errors):
             package = package_of(dep)
             if package == row or package.startswith(row + "/"):
                 continue
-            if not any(package == a or package.startswith(a + "/") for a in allowed):
+            if not any(allows(a, package) for a in allowed):
                 errors.append(f"{label} depends on {dep}; {row} may use only: {', '.join(allowed) or 'base'}")
 
 
@@ -181,6 +215,26 @@ def check_includes(errors):
                         errors.append(f"{path}:{number}: includes <{found.group(1)}>; {row} may not use {kind} headers")
 
 
+def check_streams(errors):
+    """A file that includes the header of streams, or names one, for which fabric.h is enough, stands in the table."""
+    named = set()
+    for folder in ABOVE_RECORDS:
+        for source in sorted([*(ROOT / folder).rglob("*.h"), *(ROOT / folder).rglob("*.cc")]):
+            path = str(source.relative_to(ROOT))
+            if path.startswith(RECORDS_OVER_STREAMS + "/") or source.stem.endswith(("_test", "_test_support")):
+                continue
+            code = re.sub(r"//[^\n]*", "", source.read_text())
+            headers = set(re.findall(r'#\s*include\s*"([^"]+)"', code))
+            words = sorted(set(STREAM_WORDS.findall(code)))
+            if not words and STREAM_HEADER not in headers:
+                continue
+            named.add(path)
+            if path not in STREAM_FILES:
+                errors.append(f"{path}: names a byte stream ({', '.join(words) or STREAM_HEADER}), and is not in the table of {PAGE}")
+    for path in sorted(STREAM_FILES - named):
+        errors.append(f"the table of {PAGE} has {path}, which names no stream")
+
+
 def check_provider(targets, errors):
     for label, entry in targets.items():
         if not entry["package"].startswith("rpcrdma/") or entry["testonly"]:
@@ -202,6 +256,7 @@ def main():
     check_rows(targets, errors)
     check_dependencies(targets, errors)
     check_includes(errors)
+    check_streams(errors)
     check_provider(targets, errors)
     if len(targets) < 10:
         errors.append(f"only {len(targets)} targets were found below {ROOT}: the check looked in the wrong place")
