@@ -19,6 +19,7 @@ constexpr std::array<ActionRow, kInjectionActions> kRows = {{
      .seen = "nothing, until their own time-outs, or those of the queue pair on RC: `IBV_WC_RETRY_EXC_ERR`"},
     {.name = "drop",
      .object = "segment",
+     .kinds = kAllKinds,
      .why_not_on_iwarp = "iWARP cannot lose a segment: TCP carries it or the connection ends, and one that was missing "
                          "would be a fault of the peer; the profile roce has loss, and disconnect ends a connection",
      .cause = "congestion where flow control is off, bit errors that a CRC finds",
@@ -34,6 +35,7 @@ constexpr std::array<ActionRow, kInjectionActions> kRows = {{
     {.name = "duplicate",
      .object = "segment",
      .received = false,
+     .kinds = kAllKinds,
      .why_not_on_iwarp =
          "iWARP cannot send a segment twice: TCP delivers it once, and a second one would be a fault of "
          "the peer; the profile roce has repetition",
@@ -42,6 +44,8 @@ constexpr std::array<ActionRow, kInjectionActions> kRows = {{
     {.name = "overtake",
      .object = "segment",
      .received = false,
+     .kinds = kAllKinds,
+     .needs_another = true,
      .why_not_on_iwarp = "iWARP cannot change the order of segments: TCP keeps it, and another one would be a fault of "
                          "the peer; the profile roce has reordering",
      .cause = "several ways through a network, adaptive routing",
@@ -50,6 +54,7 @@ constexpr std::array<ActionRow, kInjectionActions> kRows = {{
     {.name = "not-ready",
      .object = "message",
      .sent = false,
+     .kinds = KindBit(MessageKind::kSend) | KindBit(MessageKind::kWrite),
      .why_not_on_iwarp = "iWARP has no word for a Receive that is missing: the stream would end, as disconnect does it",
      .cause = "a receiver that posts its Receives too late",
      .seen = "RC: that it takes longer by the peer's `min_rnr_timer`, or after `rnr_retry` of them "

@@ -13,6 +13,8 @@
 #include <span>
 #include <string_view>
 
+#include "emu/inject/message_kind.h"
+
 namespace stagecoach::emu {
 
 enum class InjectionDepth : uint8_t { kRecord, kDevice };
@@ -46,7 +48,7 @@ inline constexpr ActionSet kAllActions = (1u << kInjectionActions) - 1;
 // What can be done to datagrams, where they are sent.
 inline constexpr ActionSet kDatagramActions =
     SetOf(InjectionAction::kDrop, InjectionAction::kDuplicate, InjectionAction::kOvertake);
-// What makes an answer late, or never come.
+// What, done to a connection, makes an answer late, or never come.
 inline constexpr ActionSet kLosingActions =
     SetOf(InjectionAction::kDisconnect, InjectionAction::kStall, InjectionAction::kDrop, InjectionAction::kDelay);
 
@@ -58,6 +60,10 @@ struct ActionRow {
   // Of records: whether it can be done to what is sent, and to what is received.
   bool sent = true;
   bool received = true;
+  // Which kinds it can be done to, where the transport has them. A datagram is one for what is sent alone.
+  KindSet kinds = kKindsOfConnections;
+  // It is done when another record, or datagram, comes behind this one; and if none does, not.
+  bool needs_another = false;
   // It has a time: "delay=5ms". With `draws` that is the longest, and how long is drawn each time.
   bool takes_time = false;
   bool draws = false;

@@ -17,9 +17,22 @@ std::string Written(const ActionRow& row) {
 
 std::string DoneTo(const ActionRow& row) {
   if (row.depth == InjectionDepth::kDevice) return "each " + std::string(row.object);
-  const std::string object = "each " + std::string(row.object);
-  if (row.sent && row.received) return object + ", sent or received";
-  return object + (row.sent ? " that is sent" : " that is received");
+  std::string text = "each " + std::string(row.object);
+  if (row.sent && row.received) {
+    text += ", sent or received";
+  } else {
+    text += row.sent ? " that is sent" : " that is received";
+  }
+  if ((row.kinds & kKindsOfConnections) != kKindsOfConnections) {
+    std::string kinds;
+    for (size_t i = 0; i < kMessageKinds; ++i) {
+      if ((row.kinds & KindBit(static_cast<MessageKind>(i))) == 0) continue;
+      kinds += (kinds.empty() ? "`" : ", `") + std::string(AllKinds()[i].name) + "`";
+    }
+    text += ": " + kinds;
+  }
+  if ((row.kinds & KindBit(MessageKind::kDatagram)) != 0) text += "; each datagram that is sent";
+  return text;
 }
 
 // As the page has it: a line each.

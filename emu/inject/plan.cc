@@ -77,7 +77,7 @@ void InjectionPlan::AddHabits(const std::vector<InjectionRule>& habits, uint64_t
   STAGECOACH_CHECK(!std::exchange(has_habits_, true));
   luck_ = Prng(luck_seed);
   for (InjectionRule habit : habits) {
-    if (habit.seed == 0) habit.seed = InjectionRule::kOfTheDevice;
+    if (!habit.seed) habit.seed = InjectionRule::kOfTheDevice;
     Append(habit, /*habit=*/true);
   }
 }
@@ -113,7 +113,7 @@ std::unique_ptr<ConnectionInjections> InjectionPlan::NewConnection(std::string n
   const bool any = std::any_of(order_.begin(), order_.end(), [&](const Row* row) {
     const InjectionRule& rule = row->rule;
     return RowOf(rule.action).depth == InjectionDepth::kRecord && rule.connection.Contains(number) &&
-           rule.kinds != KindBit(MessageKind::kDatagram);
+           (rule.kinds & kKindsOfConnections) != 0;
   });
   return any ? std::make_unique<ConnectionInjections>(shared_from_this(), number, std::move(name)) : nullptr;
 }
@@ -153,7 +153,7 @@ RulesAtAPlace::RulesAtAPlace(const InjectionPlan& plan, std::string name) : name
 RulesAtAPlace::State& RulesAtAPlace::StateOf(const InjectionPlan::Row& row) {
   if (states_.size() <= row.slot) states_.resize(row.slot + 1);
   std::optional<State>& state = states_[row.slot];
-  if (!state) state.emplace(Prng(row.rule.seed).Fork(name_));
+  if (!state) state.emplace(Prng(row.rule.seed.value_or(0)).Fork(name_));
   return *state;
 }
 

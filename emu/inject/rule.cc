@@ -7,12 +7,12 @@
 #include <numeric>
 #include <span>
 
+#include "emu/inject/reach.h"
+
 namespace stagecoach::emu {
 namespace {
 
 constexpr std::array<std::string_view, 2> kDirectionNames = {"sent", "received"};
-constexpr std::array<std::string_view, kMessageKinds> kKindNames = {
-    "send", "write", "read", "read-response", "atomic", "atomic-response", "immediate", "terminate", "ack", "datagram"};
 constexpr std::string_view kAnyKind = "any";
 constexpr std::string_view kDeviceSeed = "device";
 
@@ -52,22 +52,17 @@ std::array<std::string_view, kInjectionActions> ActionNames() {
   return names;
 }
 
+std::array<std::string_view, kMessageKinds> KindNames() {
+  std::array<std::string_view, kMessageKinds> names;
+  std::transform(AllKinds().begin(), AllKinds().end(), names.begin(), [](const KindRow& row) { return row.name; });
+  return names;
+}
+
 // Of a condition that says where.
 std::optional<InjectionDepth> DepthOf(Condition condition) {
   if (condition < Condition::kNumber) return InjectionDepth::kRecord;
   if (condition == Condition::kNumber) return InjectionDepth::kDevice;
   return std::nullopt;
-}
-
-std::optional<std::string> WhyNotDirection(InjectionAction action, InjectionDirection direction) {
-  const ActionRow& row = RowOf(action);
-  if (direction == InjectionDirection::kReceived ? row.received : row.sent) return std::nullopt;
-  if (!row.received) {
-    return std::string(row.name) +
-           " is of what is sent; give the rule to the process that sends it, with direction=sent";
-  }
-  return std::string(row.name) +
-         " is of what is received; give the rule to the process that receives it, with direction=received";
 }
 
 std::string Join(std::span<const std::string_view> names) {
@@ -270,7 +265,7 @@ class RuleParser {
           rule_.seed = InjectionRule::kOfTheDevice;
           return std::nullopt;
         }
-        return TakeNumber(value, /*least=*/0, &rule_.seed);
+        return TakeNumber(value, /*least=*/0, &rule_.seed.emplace());
       case Condition::kProbability: {
         const auto probability = ParseProbability(value.text);
         if (!probability) {
@@ -347,9 +342,9 @@ class RuleParser {
       const size_t comma = std::min(rest.text.find(','), rest.text.size());
       const Token name{rest.text.substr(0, comma), rest.offset};
       if (name.text == kAnyKind) return ErrorAt(name, "any is every record, and stands alone");
-      const auto kind = IndexOf(kKindNames, name.text);
-      if (!kind) return ErrorAt(name, Unknown(name.text, "kind of message", kKindNames));
-      const uint16_t bit = KindBit(static_cast<MessageKind>(*kind));
+      const auto kind = IndexOf(KindNames(), name.text);
+      if (!kind) return ErrorAt(name, Unknown(name.text, "kind of message", KindNames()));
+      const KindSet bit = KindBit(static_cast<MessageKind>(*kind));
       if ((rule_.kinds & bit) != 0) return ErrorAt(name, std::string(name.text) + " stands twice in this list");
       rule_.kinds |= bit;
       if (comma == rest.text.size()) return std::nullopt;
@@ -402,7 +397,7 @@ class RuleParser {
       return ErrorAt(*seed,
                      "the order in which Writes are placed is the device's luck; seed is of probability and one-in");
     }
-    if (!rule_.Draws()) rule_.seed = 0;  // nor here
+    if (!rule_.Draws()) rule_.seed.reset();  // nor here
     return std::nullopt;
   }
 
@@ -455,10 +450,6 @@ std::string RangeText(const NumberRange& range) {
 
 const char* ToString(InjectionDirection direction) {
   return kDirectionNames[static_cast<size_t>(direction)].data();
-}
-
-const char* ToString(MessageKind kind) {
-  return kKindNames[static_cast<size_t>(kind)].data();
 }
 
 std::string InjectionRuleError::Explain(std::string_view text) const {
@@ -525,10 +516,9 @@ std::string ToString(const InjectionRule& rule) {
   add_number("times", rule.times, any.times);
   if (rule.probability != any.probability) text += " probability=" + ProbabilityText(rule.probability);
   add_number("one-in", rule.one_in, any.one_in);
-  if (rule.seed == InjectionRule::kOfTheDevice) {
-    text += " seed=" + std::string(kDeviceSeed);
-  } else {
-    add_number("seed", rule.seed, any.seed);
+  if (rule.seed) {
+    text += " seed=";
+    text += *rule.seed == InjectionRule::kOfTheDevice ? std::string(kDeviceSeed) : std::to_string(*rule.seed);
   }
   return text;
 }
@@ -544,37 +534,6 @@ std::string ToString(const std::vector<InjectionRule>& rules) {
 
 bool Has(const std::vector<InjectionRule>& rules, InjectionAction action) {
   return std::any_of(rules.begin(), rules.end(), [&](const InjectionRule& rule) { return rule.action == action; });
-}
-
-std::optional<std::string> WhyNotOn(InjectionTransport transport, const InjectionRule& rule) {
-  const ActionRow& row = RowOf(rule.action);
-  if (!rule.sent && !row.received) return WhyNotDirection(rule.action, InjectionDirection::kReceived);
-  if (!rule.received && !row.sent) return WhyNotDirection(rule.action, InjectionDirection::kSent);
-  const InjectionRule any;
-  const bool datagrams_alone = rule.kinds == KindBit(MessageKind::kDatagram);
-  switch (transport) {
-    case InjectionTransport::kIwarp:
-      if (!row.why_not_on_iwarp.empty()) return std::string(row.why_not_on_iwarp);
-      if (datagrams_alone) return "iWARP has no datagrams";
-      if (rule.kinds == KindBit(MessageKind::kAck))
-        return "iWARP has no acknowledgements of its own; TCP's are not seen";
-      if (rule.attempt.first > 1) return "iWARP sends nothing twice: there is no second attempt";
-      return std::nullopt;
-    case InjectionTransport::kInfiniband:
-      if (datagrams_alone && (SetOf(rule.action) & kDatagramActions) == 0) {
-        return "datagrams can be dropped, duplicated and overtaken, and nothing else";
-      }
-      if (datagrams_alone && !rule.sent) return "what is done to datagrams is done where they are sent";
-      if (datagrams_alone && (rule.connection != any.connection || rule.message != any.message ||
-                              rule.segment != any.segment || rule.attempt != any.attempt)) {
-        return "datagrams are on no connection, which would count them; there are every=, times= and what is drawn";
-      }
-      if ((rule.kinds & ~(KindBit(MessageKind::kImmediate) | KindBit(MessageKind::kTerminate))) == 0) {
-        return "InfiniBand has neither Terminates nor messages of immediate data: that is part of a Send or a Write";
-      }
-      return std::nullopt;
-  }
-  return std::nullopt;
 }
 
 }  // namespace stagecoach::emu

@@ -29,38 +29,13 @@
 #include "base/result.h"
 #include "base/time.h"
 #include "emu/inject/action.h"
+#include "emu/inject/message_kind.h"
 
 namespace stagecoach::emu {
 
 // As seen from the device that has the rule.
 enum class InjectionDirection : uint8_t { kSent, kReceived };
 const char* ToString(InjectionDirection direction);
-
-// What a message is, on either transport. An acknowledgement or a Terminate is the protocol's own, and a datagram is on
-// no connection: a rule is about such when it names them, and otherwise not.
-enum class MessageKind : uint8_t {
-  kSend,  // with whatever it carries besides: invalidation, immediate data
-  kWrite,
-  kRead,  // the request
-  kReadResponse,
-  kAtomic,  // the request
-  kAtomicResponse,
-  kImmediate,  // iWARP: RFC 7306; on InfiniBand it is part of a Write
-  kTerminate,  // iWARP
-  kAck,        // InfiniBand: ACK, NAK and RNR NAK
-  kDatagram,   // InfiniBand: a packet of a UD QP
-};
-inline constexpr size_t kMessageKinds = 10;
-const char* ToString(MessageKind kind);
-constexpr uint16_t KindBit(MessageKind kind) {
-  return static_cast<uint16_t>(1u << static_cast<uint8_t>(kind));
-}
-// What a rule that names no kind is about.
-inline constexpr uint16_t kProgramsMessages =
-    static_cast<uint16_t>((1u << kMessageKinds) - 1u - KindBit(MessageKind::kTerminate) - KindBit(MessageKind::kAck) -
-                          KindBit(MessageKind::kDatagram));
-// "any": every record, also those that are no message, such as Writes of no bytes.
-inline constexpr uint16_t kEveryRecord = 0xffff;
 
 // Both ends included.
 struct NumberRange {
@@ -88,14 +63,14 @@ struct InjectionRule {
   NumberRange attempt;  // 1: the segment is sent for the first time, or comes for the first time
   bool sent = true;
   bool received = true;
-  uint16_t kinds = kProgramsMessages;
+  KindSet kinds = kProgramsMessages;
   // Of what the device does: registrations of the device, completions of a QP, RDMA Writes that come on a connection.
   NumberRange number;
   uint64_t every = 1;                    // of what matches at a place, such as a connection, each so manieth
   uint64_t times = NumberRange::kNoEnd;  // at most, at all places together
   uint32_t probability = kAlways;        // in millionths
   uint32_t one_in = 0;                   // one in so many, by luck; 0: nothing is drawn
-  uint64_t seed = 0;                     // of what is drawn; forked for each place
+  std::optional<uint64_t> seed;          // of what is drawn; forked for each place. None: 0, or the device's
 
   // Whether anything is drawn for it.
   bool Draws() const { return probability != kAlways || one_in != 0 || RowOf(action).draws; }
@@ -126,10 +101,5 @@ std::string ToString(const std::vector<InjectionRule>& rules);
 
 // Whether one of them has this action.
 bool Has(const std::vector<InjectionRule>& rules, InjectionAction action);
-
-// What can be done depends on the transport.
-enum class InjectionTransport : uint8_t { kIwarp, kInfiniband };
-// Why a rule can do nothing on a transport, in words; nothing: it can.
-std::optional<std::string> WhyNotOn(InjectionTransport transport, const InjectionRule& rule);
 
 }  // namespace stagecoach::emu

@@ -17,6 +17,8 @@
 #include <string_view>
 #include <utility>
 
+#include "emu/inject/reach.h"
+
 namespace stagecoach::emu {
 namespace {
 

@@ -104,7 +104,7 @@ Result<std::vector<emu::InjectionRule>, std::string> ReadRules(const Device& dev
     }
     if (!wrong.empty()) return Err("rule[" + std::to_string(i) + "]: " + wrong);
     for (emu::InjectionRule rule : *read) {
-      if (rule.Draws() && rule.seed == 0) rule.seed = emu::InjectionRule::kOfTheDevice;
+      if (rule.Draws() && !rule.seed) rule.seed = emu::InjectionRule::kOfTheDevice;
       rules.push_back(rule);
     }
   }
