@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <new>
+
+#include "base/mark.h"
 
 namespace stagecoach {
 namespace {
@@ -26,6 +29,15 @@ uint64_t Fold(uint64_t hash, std::string_view text) {
 }
 
 }  // namespace
+
+void TellOf(TraceSink& sink, Instant now, std::string_view component, std::string_view event,
+            std::initializer_list<TraceFact> facts) {
+  try {
+    sink.OnEvent(now, component, event, facts);
+  } catch (const std::bad_alloc&) {
+    STAGECOACH_MARK("trace.event_lost_for_want_of_memory");
+  }
+}
 
 std::string FormatSeconds(Instant instant) {
   const auto ns = static_cast<long long>(instant.time_since_epoch().count());

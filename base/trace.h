@@ -39,9 +39,14 @@ class TraceSink {
                        std::initializer_list<TraceFact> facts) = 0;
 };
 
+// Where there is no memory to tell of it the event is lost, and nothing else: what it is about goes on as if there were
+// no sink.
+void TellOf(TraceSink& sink, Instant now, std::string_view component, std::string_view event,
+            std::initializer_list<TraceFact> facts);
+
 inline void Trace(TraceSink* sink, Instant now, std::string_view component, std::string_view event,
                   std::initializer_list<TraceFact> facts = {}) {
-  if (sink != nullptr) sink->OnEvent(now, component, event, facts);
+  if (sink != nullptr) TellOf(*sink, now, component, event, facts);
 }
 
 // "1.000002000": seconds and nanoseconds since the loop's epoch.

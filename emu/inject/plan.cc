@@ -1,9 +1,11 @@
 #include "emu/inject/plan.h"
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include "base/check.h"
+#include "base/mark.h"
 
 namespace stagecoach::emu {
 namespace {
@@ -44,7 +46,7 @@ std::string ToString(const InjectionFiring& firing) {
   return text + ")";
 }
 
-void TraceFired(TraceSink* trace, Instant now, std::string_view component, const std::vector<InjectionFiring>& fired) {
+void TraceFired(TraceSink* trace, Instant now, std::string_view component, std::span<const InjectionFiring> fired) {
   if (trace == nullptr) return;
   for (const InjectionFiring& firing : fired) {
     const uint64_t rule = firing.index + 1;
@@ -106,6 +108,12 @@ void InjectionPlan::End(const std::function<bool(const InjectionRule&)>& which) 
     row->over = row->over || (!row->habit && which(row->rule));
     if (!row->over) active_ |= SetOf(row->rule.action);
   }
+}
+
+bool InjectionPlan::Has(ActionSet actions, KindSet kinds) const {
+  return std::any_of(order_.begin(), order_.end(), [&](const Row* row) {
+    return !row->over && (SetOf(row->rule.action) & actions) != 0 && (row->rule.kinds & kinds) != 0;
+  });
 }
 
 std::unique_ptr<ConnectionInjections> InjectionPlan::NewConnection(std::string name) {
@@ -170,6 +178,55 @@ bool RulesAtAPlace::Fires(InjectionPlan::Row& row, Prng& luck) {
          LuckOf(row, luck).Below(InjectionRule::kAlways) < rule.probability;
 }
 
+// --- InjectionsAtWork ---
+
+InjectionsAtWork::InjectionsAtWork(std::shared_ptr<InjectionPlan> plan, size_t most) : plan_(std::move(plan)) {
+  shots_.reserve(most);
+  fired_.reserve(most);
+}
+
+bool InjectionsAtWork::Fire(InjectionPlan::Row& row, InjectionFiring firing) {
+  const std::optional<uint64_t> count = row.CountFiring();
+  if (!count) return false;
+  firing.count = *count;
+  shots_.push_back({&row, firing});
+  return true;
+}
+
+void InjectionsAtWork::Settle(ActionSet carried_out) {
+  for (const Shot& shot : shots_) {
+    if ((SetOf(shot.row->rule.action) & carried_out) == 0) {
+      shot.row->TakeBack();
+    } else if (RowOf(shot.row->rule.action).needs_another) {
+      overtaken_ = shot;
+    } else {
+      Tell(shot);
+    }
+  }
+  shots_.clear();
+}
+
+void InjectionsAtWork::Overtaken() {
+  Begin();
+  if (const std::optional<Shot> shot = std::exchange(overtaken_, std::nullopt)) Tell(*shot);
+}
+
+void InjectionsAtWork::NotOvertaken() {
+  Begin();
+  if (const std::optional<Shot> shot = std::exchange(overtaken_, std::nullopt)) shot->row->TakeBack();
+}
+
+// What is done is done, whether or not there is memory to tell of it.
+void InjectionsAtWork::Tell(const Shot& shot) {
+  if (shot.row->habit) return;
+  try {
+    fired_.push_back(shot.firing);
+    if (plan_->listener_) plan_->listener_(shot.firing);
+  } catch (const std::bad_alloc&) {
+    STAGECOACH_MARK("injection.no_memory_to_tell_of_it");
+  }
+}
+
 // --- ConnectionInjections ---
 
 ConnectionInjections::ConnectionInjections(std::shared_ptr<InjectionPlan> plan, uint64_t number, std::string name)
@@ -177,15 +234,17 @@ ConnectionInjections::ConnectionInjections(std::shared_ptr<InjectionPlan> plan, 
       number_(number),
       rules_(*plan_, "connection/" + std::to_string(number)),
       record_luck_(plan_->luck_.Fork(name)),
-      receive_luck_(plan_->luck_.Fork(name + "/receives")) {}
+      receive_luck_(plan_->luck_.Fork(name + "/receives")),
+      at_work_(plan_, plan_->rows_.size()) {}
 
 void ConnectionInjections::BeginStream(std::string_view name) {
+  at_work_.NotOvertaken();  // by anything, if the stream before has gone with it
   record_luck_ = plan_->luck_.Fork(name);
 }
 
 InjectionVerdict ConnectionInjections::Judge(InjectionDirection direction, const std::optional<SegmentFacts>& facts,
                                              ActionSet possible) {
-  fired_.clear();
+  at_work_.Begin();
   InjectionVerdict verdict;
   if (end_) return verdict;
   Record record{.direction = direction, .kind = std::nullopt, .position = std::nullopt};
@@ -203,6 +262,7 @@ InjectionVerdict ConnectionInjections::Judge(InjectionDirection direction, const
     if ((SetOf(action) & kRecordActions & possible) == 0) continue;
     // What waits for its time waits for nothing else.
     if (action == InjectionAction::kOvertake && verdict.delay > Duration::zero()) continue;
+    if (action == InjectionAction::kDuplicate && verdict.twice) continue;
     if (!Fires(*row, record, record_luck_)) continue;
     if (action == InjectionAction::kDelay) {
       verdict.delay += row->rule.delay;
@@ -215,15 +275,20 @@ InjectionVerdict ConnectionInjections::Judge(InjectionDirection direction, const
   if (verdict.action == InjectionAction::kDisconnect || verdict.action == InjectionAction::kStall) {
     end_ = verdict.action;
   }
+  // What does not leave does not leave late, or twice.
+  const bool leaves = !verdict.action || verdict.action == InjectionAction::kOvertake;
+  at_work_.Settle(leaves ? kAllActions : SetOf(*verdict.action));
   return verdict;
 }
 
 bool ConnectionInjections::HidesReceive() {
-  fired_.clear();
+  at_work_.Begin();
   if (end_) return false;
-  return std::any_of(plan_->order_.begin(), plan_->order_.end(), [&](InjectionPlan::Row* row) {
+  const bool hides = std::any_of(plan_->order_.begin(), plan_->order_.end(), [&](InjectionPlan::Row* row) {
     return row->rule.action == InjectionAction::kNotReady && Fires(*row, received_, receive_luck_);
   });
+  at_work_.Settle(kAllActions);
+  return hides;
 }
 
 bool ConnectionInjections::Fires(InjectionPlan::Row& row, const Record& record, Prng& luck) {
@@ -250,23 +315,20 @@ bool ConnectionInjections::Fires(InjectionPlan::Row& row, const Record& record, 
   } else if (rule.kinds != kEveryRecord || !NamesNoMessage(rule)) {
     return false;
   }
-  if (!rules_.Fires(row, luck)) return false;
-  const std::optional<uint64_t> count = row.CountFiring();
-  if (!count) return false;
-  if (row.habit) return true;
-  firing.count = *count;
-  fired_.push_back(firing);
-  if (plan_->listener_) plan_->listener_(firing);
-  return true;
+  return rules_.Fires(row, luck) && at_work_.Fire(row, firing);
 }
 
 // --- PlaceInjections ---
 
 PlaceInjections::PlaceInjections(std::shared_ptr<InjectionPlan> plan, ActionSet actions, std::string name)
-    : plan_(std::move(plan)), actions_(actions), rules_(*plan_, name), luck_(plan_->luck_.Fork(name)) {}
+    : plan_(std::move(plan)),
+      actions_(actions),
+      rules_(*plan_, name),
+      luck_(plan_->luck_.Fork(name)),
+      at_work_(plan_, 1) {}
 
 const InjectionRule* PlaceInjections::Judge(ActionSet possible) {
-  fired_.clear();
+  at_work_.Begin();
   if (!IsWatched()) return nullptr;
   ++number_;
   ActionSet counted = 0;
@@ -285,12 +347,9 @@ const InjectionRule* PlaceInjections::Judge(ActionSet possible) {
       continue;
     }
     if (!rules_.Fires(*row, luck_)) continue;
-    const std::optional<uint64_t> count = row->CountFiring();
-    if (!count) continue;
+    if (!at_work_.Fire(*row, {.rule = &rule, .index = row->index, .number = number_})) continue;
+    at_work_.Settle(kAllActions);
     last_ = row;
-    if (row->habit) return &rule;
-    fired_.push_back({.rule = &rule, .index = row->index, .count = *count, .number = number_});
-    if (plan_->listener_) plan_->listener_(fired_.back());
     return &rule;
   }
   return nullptr;

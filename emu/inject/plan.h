@@ -13,6 +13,10 @@
 // that connection any more. For what the device does the first rule that fires ends it. A rule whose action cannot be
 // carried out just then is not asked.
 //
+// FIRED is a rule that has acted, and no other is counted or told. What is late, or doubled, by one rule and lost by
+// another was lost and nothing else. What is to be overtaken is so when another passes it: until then its rule counts
+// among those that have used up their `times`, and is told, or taken back, when whoever carries it out knows.
+//
 // LUCK. The same segments in the same order have the same done to them: what is drawn comes from the rule's seed and
 // the connection's number, or the name of the place. Rules with the device's luck (InjectionRule::kOfTheDevice) draw
 // one after the other from that of the place, which is the device's seed and the name of the place. Only `times`, which
@@ -29,6 +33,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -61,7 +66,7 @@ struct InjectionFiring {
 // not the first; "rule 'fail-registration every=3' fired: registration 3".
 std::string ToString(const InjectionFiring& firing);
 // The event `injection.fired` of docs/trace.md for each. `trace` may be null.
-void TraceFired(TraceSink* trace, Instant now, std::string_view component, const std::vector<InjectionFiring>& fired);
+void TraceFired(TraceSink* trace, Instant now, std::string_view component, std::span<const InjectionFiring> fired);
 
 // What is to become of a record.
 struct InjectionVerdict {
@@ -94,6 +99,8 @@ class InjectionPlan : public std::enable_shared_from_this<InjectionPlan> {
   const std::vector<InjectionRule>& rules() const { return given_; }
   // Whether there are rules or habits, which are not over, with one of these actions; or ever were.
   bool Has(ActionSet actions) const { return (actions & active_) != 0; }
+  // The same of those that are about one of these kinds.
+  bool Has(ActionSet actions, KindSet kinds) const;
   bool EverHad(ActionSet actions) const { return (actions & ever_) != 0; }
   // The next connection of the device, of this name; null if no rule is about it. Keeps the plan.
   std::unique_ptr<ConnectionInjections> NewConnection(std::string name = {});
@@ -117,12 +124,15 @@ class InjectionPlan : public std::enable_shared_from_this<InjectionPlan> {
   friend class ConnectionInjections;
   friend class PlaceInjections;
   friend class RulesAtAPlace;
+  friend class InjectionsAtWork;
 
   struct Row {
     Row(const InjectionRule& of, size_t in_table, size_t of_given, bool is_habit)
         : rule(of), slot(in_table), index(of_given), habit(is_habit) {}
     // Counts a firing, unless there were as many as there may be: then nothing.
     std::optional<uint64_t> CountFiring();
+    // It has not acted after all.
+    void TakeBack() { fired.fetch_sub(1, std::memory_order_relaxed); }
 
     const InjectionRule rule;
     const size_t slot;   // among all, in the order in which they came
@@ -171,6 +181,40 @@ class RulesAtAPlace {
   std::vector<std::optional<State>> states_;  // by slot
 };
 
+// Rules that fire at a place, between the decision and what is known of its being carried out.
+class InjectionsAtWork {
+ public:
+  // So many rules may fire for one thing without asking for memory.
+  InjectionsAtWork(std::shared_ptr<InjectionPlan> plan, size_t most);
+  ~InjectionsAtWork() { NotOvertaken(); }
+  InjectionsAtWork(const InjectionsAtWork&) = delete;
+  InjectionsAtWork& operator=(const InjectionsAtWork&) = delete;
+
+  // Of the next thing nothing has fired yet.
+  void Begin() { fired_.clear(); }
+  // A rule whose addresses match, and whose turn it is. False: there are no `times` left of it.
+  bool Fire(InjectionPlan::Row& row, InjectionFiring firing);
+  // Which of what has fired since Begin() is carried out.
+  void Settle(ActionSet carried_out);
+  // Of the one thing that is to be overtaken: another has passed it, or nothing will.
+  void Overtaken();
+  void NotOvertaken();
+
+  const std::vector<InjectionFiring>& fired() const { return fired_; }
+
+ private:
+  struct Shot {
+    InjectionPlan::Row* row = nullptr;
+    InjectionFiring firing;
+  };
+  void Tell(const Shot& shot);
+
+  const std::shared_ptr<InjectionPlan> plan_;
+  std::vector<Shot> shots_;  // not settled
+  std::optional<Shot> overtaken_;
+  std::vector<InjectionFiring> fired_;  // told
+};
+
 // The rules' view of one connection. Outlives the streams that carry it, where these come and go.
 class ConnectionInjections {
  public:
@@ -179,13 +223,16 @@ class ConnectionInjections {
   uint64_t number() const { return number_; }
   // Another stream carries it from now on; the device's luck with its records is another, by this name.
   void BeginStream(std::string_view name);
-  // For each record once, in order; no facts: it cannot be read. `possible` is what can be carried out just now. What
-  // of the table has fired for it is in fired() until the next call.
+  // For each record once, in order; no facts: it cannot be read. `possible` is what can be carried out just now, and is
+  // carried out when it is in the verdict. What of the table has fired for it is in fired() until the next call.
   InjectionVerdict Judge(InjectionDirection direction, const std::optional<SegmentFacts>& facts,
                          ActionSet possible = kAllActions);
   // The record that was received last is about to take a Receive: whether there is to be none (kNotReady).
   bool HidesReceive();
-  const std::vector<InjectionFiring>& fired() const { return fired_; }
+  // The record that was last to be overtaken has been, or is not going to be. No other is judged so before.
+  void Overtaken() { at_work_.Overtaken(); }
+  void NotOvertaken() { at_work_.NotOvertaken(); }
+  const std::vector<InjectionFiring>& fired() const { return at_work_.fired(); }
   // The disconnect or stall that has fired.
   std::optional<InjectionAction> end() const { return end_; }
 
@@ -196,7 +243,7 @@ class ConnectionInjections {
     std::optional<MessageKind> kind;   // nullopt: it cannot be read
     std::optional<Position> position;  // nullopt: it is no message
   };
-  // Whether the row is about the record, and fires for it. Told, if so.
+  // Whether the row is about the record, and fires for it.
   bool Fires(InjectionPlan::Row& row, const Record& record, Prng& luck);
 
   const std::shared_ptr<InjectionPlan> plan_;
@@ -206,7 +253,7 @@ class ConnectionInjections {
   Prng record_luck_;
   Prng receive_luck_;
   Record received_;  // last
-  std::vector<InjectionFiring> fired_;
+  InjectionsAtWork at_work_;
   std::optional<InjectionAction> end_;
 };
 
@@ -223,8 +270,15 @@ class PlaceInjections {
   const InjectionRule* Judge(ActionSet possible = kAllActions);
   // Of the rule that has fired last: from nothing to its time.
   Duration DrawTime();
-  // What has fired in the last call of Judge.
-  const std::vector<InjectionFiring>& fired() const { return fired_; }
+  // The datagram that was last to be overtaken has been, or is not going to be. No other is judged so before.
+  void Overtaken() { at_work_.Overtaken(); }
+  void NotOvertaken() { at_work_.NotOvertaken(); }
+  // What has fired in the last call of these.
+  const std::vector<InjectionFiring>& fired() const { return at_work_.fired(); }
+  // The same, of which there is one at most, for those who tell of it when they hold no lock any more.
+  std::optional<InjectionFiring> TheFired() const {
+    return fired().empty() ? std::nullopt : std::optional(fired().front());
+  }
 
  private:
   const std::shared_ptr<InjectionPlan> plan_;
@@ -233,7 +287,7 @@ class PlaceInjections {
   Prng luck_;
   uint64_t number_ = 0;
   InjectionPlan::Row* last_ = nullptr;
-  std::vector<InjectionFiring> fired_;
+  InjectionsAtWork at_work_;
 };
 
 }  // namespace stagecoach::emu

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <new>
 #include <string>
 #include <utility>
 #include <vector>
@@ -332,14 +333,14 @@ TEST(InjectionPlan, TheFirstThatEndsASegmentIsTheLastThatIsAsked) {
   const InjectionVerdict second = injections->Judge(InjectionDirection::kSent, Whole());
   EXPECT_EQ(second.delay, 3ms);
   EXPECT_EQ(second.action, InjectionAction::kDrop);
-  EXPECT_EQ(injections->fired().size(), 3u);
+  EXPECT_EQ(injections->fired().size(), 1u) << "what is lost is not late";
   EXPECT_EQ(plan->counters(3).matched, 0u);
   EXPECT_EQ(injections->end(), std::nullopt);
   EXPECT_EQ(injections->Judge(InjectionDirection::kSent, Whole()).action, InjectionAction::kStall);
   EXPECT_EQ(injections->end(), InjectionAction::kStall);
   injections->Judge(InjectionDirection::kSent, Whole());
   EXPECT_TRUE(injections->fired().empty());
-  EXPECT_EQ(plan->counters(0).fired, 3u);
+  EXPECT_EQ(plan->counters(0).fired, 1u);
 }
 
 // In text it is refused.
@@ -454,6 +455,82 @@ TEST(InjectionPlan, AReceiveIsHiddenFromTheMessageThatCameLast) {
             "rule 'not-ready message=2 attempt=1' fired: connection 1, message 2 received (send)");
   EXPECT_FALSE(comes(11)) << "the second attempt";
   EXPECT_FALSE(comes(12));
+}
+
+// --- What has acted ---
+
+TEST(InjectionPlan, WhatIsLostIsNeitherLateNorDoubled) {
+  for (const char* const last : {"drop", "stall", "disconnect"}) {
+    SCOPED_TRACE(last);
+    std::vector<std::string> told;
+    const auto plan = Plan(std::string("delay=1ms times=1; duplicate; ") + last + " message=1",
+                           [&](const InjectionFiring& firing) { told.push_back(ToString(*firing.rule)); });
+    const auto connection = plan->NewConnection();
+    EXPECT_EQ(ToString(connection->Judge(InjectionDirection::kSent, Whole()).action.value()), std::string(last));
+    EXPECT_EQ(told, std::vector<std::string>{std::string(last) + " message=1"});
+    EXPECT_EQ(connection->fired().size(), 1u);
+    EXPECT_EQ(plan->counters(0).fired, 0u);
+    EXPECT_EQ(plan->counters(1).fired, 0u);
+  }
+  // What was not used up is there for the next one.
+  const auto plan = Plan("delay=1ms times=1; drop message=1");
+  const auto connection = plan->NewConnection();
+  connection->Judge(InjectionDirection::kSent, Whole());
+  EXPECT_EQ(connection->Judge(InjectionDirection::kSent, Whole()).delay, 1ms);
+  EXPECT_EQ(connection->Judge(InjectionDirection::kSent, Whole()).delay, 0ms);
+}
+
+TEST(InjectionPlan, TwiceIsTwiceHoweverManyRulesSaySo) {
+  const auto plan = Plan("duplicate; duplicate");
+  const auto connection = plan->NewConnection();
+  EXPECT_TRUE(connection->Judge(InjectionDirection::kSent, Whole()).twice);
+  EXPECT_EQ(plan->counters(0).fired, 1u);
+  EXPECT_EQ(plan->counters(1).fired, 0u);
+}
+
+TEST(InjectionPlan, WhatIsToBeOvertakenHasFiredWhenItIs) {
+  size_t told = 0;
+  const auto plan = Plan("overtake times=1", [&](const InjectionFiring&) { ++told; });
+  const auto connection = plan->NewConnection();
+  const auto judged = [&] { return connection->Judge(InjectionDirection::kSent, Whole()).action; };
+  EXPECT_EQ(judged(), InjectionAction::kOvertake);
+  EXPECT_TRUE(connection->fired().empty());
+  EXPECT_EQ(judged(), std::nullopt) << "the only time is spoken for";
+  connection->NotOvertaken();
+  EXPECT_EQ(told, 0u);
+  EXPECT_EQ(plan->counters(0).fired, 0u);
+  EXPECT_EQ(judged(), InjectionAction::kOvertake);
+  connection->Overtaken();
+  ASSERT_EQ(connection->fired().size(), 1u);
+  EXPECT_EQ(ToString(connection->fired()[0]), "rule 'overtake times=1' fired: connection 1, message 3 sent (send)");
+  EXPECT_EQ(told, 1u);
+  // Whatever comes later changes nothing.
+  connection->NotOvertaken();
+  EXPECT_EQ(plan->counters(0).fired, 1u);
+  EXPECT_EQ(judged(), std::nullopt);
+  // A stream that goes takes what waited in it along.
+  const auto other = Plan("overtake times=1");
+  const auto lost = other->NewConnection();
+  lost->Judge(InjectionDirection::kSent, Whole());
+  lost->BeginStream("another");
+  EXPECT_EQ(other->counters(0).fired, 0u);
+}
+
+TEST(InjectionPlan, WhatIsDoneIsDoneWithoutMemoryToTellOfIt) {
+  const auto plan = Plan("delay-completion=1ms; drop", [](const InjectionFiring&) { throw std::bad_alloc(); });
+  PlaceInjections place(plan, SetOf(InjectionAction::kDelayCompletion), "qp");
+  EXPECT_NE(place.Judge(), nullptr);
+  EXPECT_EQ(plan->NewConnection()->Judge(InjectionDirection::kSent, Whole()).action, InjectionAction::kDrop);
+}
+
+TEST(InjectionPlan, KnowsWhichKindsItsRulesAreAbout) {
+  const auto plan = Plan("drop kind=datagram; delay=1ms kind=ack");
+  EXPECT_TRUE(plan->Has(kLosingActions));
+  EXPECT_TRUE(plan->Has(SetOf(InjectionAction::kDrop), KindBit(MessageKind::kDatagram)));
+  EXPECT_FALSE(plan->Has(SetOf(InjectionAction::kDrop), kKindsOfConnections));
+  EXPECT_TRUE(plan->Has(kLosingActions, kKindsOfConnections));
+  plan->End([](const InjectionRule& rule) { return rule.action == InjectionAction::kDelay; });
+  EXPECT_FALSE(plan->Has(kLosingActions, kKindsOfConnections));
 }
 
 // --- Places of the device ---

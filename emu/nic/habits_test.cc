@@ -7,9 +7,12 @@
 #include <atomic>
 #include <cstdlib>
 #include <functional>
+#include <initializer_list>
+#include <new>
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/trace.h"
@@ -139,8 +142,9 @@ constexpr uint32_t kQkey = 0x1234;
 
 class DatagramHabitsTest : public ::testing::Test {
  protected:
-  void Open(uint32_t one_in) {
-    hosts_.emplace(WithOvertaking(one_in));
+  void Open(uint32_t one_in) { Open(WithOvertaking(one_in)); }
+  void Open(const DeviceProfile& profile) {
+    hosts_.emplace(profile);
     hosts_->Use(QpType::kUd);
     for (TestHost* host : {&hosts_->a, &hosts_->b}) DatagramsToRts(*host->qp, kQkey);
     AddressVector vector;
@@ -184,6 +188,24 @@ TEST_F(DatagramHabitsTest, SomeAreOvertakenAndNoneIsLost) {
   EXPECT_LT(early, 40u);
 }
 
+// The first one waits for the link to be opened, and is tried again: that makes no second datagram of it.
+TEST_F(DatagramHabitsTest, EachIsJudgedOnceHoweverOftenItIsTried) {
+  DeviceProfile profile = RoceProfile();
+  profile.habits = *ParseInjectionRules("overtake kind=any every=2");
+  Open(profile);
+  TestBuffer source = hosts_->a.Register(4);
+  TestBuffer sink = hosts_->b.Register(4 * 41);
+  for (size_t i = 0; i < 4; ++i) {
+    source.bytes[i] = static_cast<std::byte>(i);
+    ASSERT_EQ(hosts_->b.Receive(i, {sink.Sge(i * 41, 41)}), 0);
+  }
+  for (size_t i = 0; i < 4; ++i) Send({source.Sge(i, 1)});
+  ASSERT_TRUE(hosts_->Until([&] { return BothCompleted(hosts_->a, hosts_->b, 4); }));
+  std::vector<int> order;
+  for (size_t i = 0; i < 4; ++i) order.push_back(std::to_integer<int>(sink.bytes[i * 41 + 40]));
+  EXPECT_EQ(order, (std::vector<int>{0, 2, 1, 3}));
+}
+
 TEST_F(DatagramHabitsTest, OneThatNothingFollowsArrivesAfterAWhile) {
   Open(1);
   TestBuffer source = hosts_->a.Register(1);
@@ -208,6 +230,33 @@ TEST_F(DatagramHabitsTest, OneThatIsOvertakenGoesWithItsQp) {
 }
 
 // --- Completions ---
+
+// Has no memory for anything.
+class NoMemoryForTraces final : public TraceSink {
+ public:
+  void OnEvent(Instant, std::string_view, std::string_view, std::initializer_list<TraceFact>) override {
+    throw std::bad_alloc();
+  }
+};
+
+TEST(HabitsTest, ACompletionThatIsLateComesWithoutMemoryToTellOfIt) {
+  NoMemoryForTraces trace;
+  SimPair pair;
+  const auto plan = InjectionPlan::Make(*ParseInjectionRules("delay-completion=1ms"),
+                                        [](const InjectionFiring&) { throw std::bad_alloc(); });
+  TestHost a(pair.fabric_a, "a", IwarpProfile(), &trace, 1024, {64, 64, 4, 4, 128}, plan);
+  TestHost b(pair.fabric_b, "b", IwarpProfile(), &trace);
+  pair.Join(a, b);
+  TestBuffer source = a.Register(16);
+  TestBuffer sink = b.Register(16);
+  for (uint64_t i = 0; i < 10; ++i) {
+    ASSERT_EQ(b.Receive(i, {sink.All()}), 0);
+    ASSERT_EQ(a.Send(i, {source.All()}), 0);
+  }
+  ASSERT_TRUE(pair.world.RunUntil([&] { return BothCompleted(a, b, 10); }));
+  for (uint64_t i = 0; i < 10; ++i) EXPECT_EQ(a.completions[i].wr_id, i);
+  EXPECT_EQ(plan->counters(0).fired, 10u);
+}
 
 TEST(HabitsTest, CompletionsComeInOrderLateAndSeveralAtOnce) {
   Hosts hosts(WithLateCompletions(IwarpProfile(), 4, 5ms));

@@ -199,15 +199,20 @@ int Nic::DeallocatePd(uint32_t pd) {
 
 bool Nic::FailsRegistration() {
   if (!registrations_.IsWatched()) return false;
-  std::lock_guard lock(registrations_mutex_);
-  const bool fails = registrations_.Judge() != nullptr;
-  TraceFired(trace(), fabric_.Now(), name(), registrations_.fired());
+  bool fails = false;
+  std::optional<InjectionFiring> fired;
+  {
+    std::lock_guard lock(registrations_mutex_);
+    fails = registrations_.Judge() != nullptr;
+    fired = registrations_.TheFired();
+  }
+  if (fired) TraceFired(trace(), fabric_.Now(), name(), {&*fired, 1});
   return fails;
 }
 
 Result<Nic::Region, int> Nic::RegisterRegion(NicContext& context, const RegionRequest& request) {
   if (FailsRegistration()) {
-    STAGECOACH_MARK("nic.registration_fails_by_habit");
+    STAGECOACH_MARK("nic.registration_fails_by_rule");
     Trace(trace(), fabric_.Now(), name(), "registration.failed", {{"bytes", request.length}});
     return Err(ENOMEM);
   }

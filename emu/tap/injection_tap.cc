@@ -147,17 +147,19 @@ class InjectionTap final : public LlpOver {
 
   InjectionVerdict Judge(InjectionDirection direction, ConstBytes head, size_t length,
                          ActionSet possible = kAllActions);
-  // What is queued first leaves first, so that the payload is kept for both of two. The layer below may be full then.
-  void Pass(ConstBytes header, std::span<const TxPart> payload, uint64_t cookie, bool twice) {
-    below().QueueRecord(header, payload, cookie);
-    twice = twice && below().CanQueue();
-    queued_.push_back({.cookie = cookie, .told = !twice});
-    if (!twice) return;
-    below().QueueRecord(header, payload, cookie);
-    queued_.push_back({.cookie = cookie});
-  }
+  void Pass(ConstBytes header, std::span<const TxPart> payload, uint64_t cookie, bool twice);
   void Pass(const Record& record) { Pass(record.header, record.payload, record.cookie, record.twice); }
-  void PassOvertaken() { Pass(*std::exchange(overtaken_, std::nullopt)); }
+  void PassOvertaken() {
+    const Record record = *std::exchange(overtaken_, std::nullopt);
+    if (!is_passed_) injections_->NotOvertaken();
+    Pass(record);
+  }
+  // It goes with what it waited for.
+  void ForgetOvertaken() {
+    if (overtaken_ && !is_passed_) injections_->NotOvertaken();
+    overtaken_.reset();
+  }
+  void TellFired() { TraceFired(options_.trace, options_.fabric.Now(), options_.name, injections_->fired()); }
   // The farewell waits for room.
   bool HasFarewell() const { return IsSevered() && !cut_; }
   bool HasDue() const { return !IsStalled() && !held_.empty() && held_.front().due <= options_.fabric.Now(); }
@@ -174,7 +176,7 @@ class InjectionTap final : public LlpOver {
   }
   void LoseHeld() {
     if (overtaken_ && !Resets()) queued_.push_back({.cookie = overtaken_->cookie, .lost = true});
-    overtaken_.reset();
+    ForgetOvertaken();
     for (const Held& held : held_) {
       if (!Resets()) queued_.push_back({.cookie = held.record.cookie, .lost = true});
     }
@@ -188,7 +190,8 @@ class InjectionTap final : public LlpOver {
   Ring<Queued> queued_;
   std::deque<Held> held_;
   std::optional<Record> overtaken_;
-  bool gone_ahead_ = false;    // one has passed overtaken_
+  bool gone_ahead_ = false;    // one that came behind overtaken_ has not waited here
+  bool is_passed_ = false;     // one has passed overtaken_
   Instant last_due_{};         // of what was delayed
   bool blocked_ = false;       // the stream takes no more
   bool cut_ = false;           // nothing more is to be said to the peer
@@ -200,11 +203,31 @@ InjectionVerdict InjectionTap::Judge(InjectionDirection direction, ConstBytes he
   const bool is_iwarp = options_.transport == InjectionTransport::kIwarp;
   const auto facts = is_iwarp ? FactsOfSegment(head, length) : FactsOfPacket(head, length, options_.mtu);
   const InjectionVerdict verdict = injections_->Judge(direction, facts, possible);
-  TraceFired(options_.trace, options_.fabric.Now(), options_.name, injections_->fired());
+  TellFired();
   return verdict;
 }
 
 // --- Sending ---
+
+// What is queued first leaves first, so that the payload is kept for both of two. Where there is no room for the
+// second, it waits, and what follows waits behind it.
+void InjectionTap::Pass(ConstBytes header, std::span<const TxPart> payload, uint64_t cookie, bool twice) {
+  if (overtaken_ && !std::exchange(is_passed_, true)) {
+    injections_->Overtaken();
+    TellFired();
+  }
+  below().QueueRecord(header, payload, cookie);
+  queued_.push_back({.cookie = cookie, .told = !twice});
+  if (!twice) return;
+  if (held_.empty() && below().CanQueue()) {
+    below().QueueRecord(header, payload, cookie);
+    queued_.push_back({.cookie = cookie});
+    return;
+  }
+  held_.push_front({{{header.begin(), header.end()}, {payload.begin(), payload.end()}, cookie, /*twice=*/false},
+                    options_.fabric.Now(),
+                    /*lost=*/false});
+}
 
 void InjectionTap::QueueRecord(ConstBytes header, std::span<const TxPart> payload, uint64_t cookie) {
   if (LosesAll()) return Lose(cookie);
@@ -221,7 +244,7 @@ void InjectionTap::QueueRecord(ConstBytes header, std::span<const TxPart> payloa
   if (verdict.action == InjectionAction::kDrop || LosesAll()) return Lose(cookie);
   if (verdict.action == InjectionAction::kOvertake) {
     overtaken_ = Record{{header.begin(), header.end()}, {payload.begin(), payload.end()}, cookie, verdict.twice};
-    gone_ahead_ = false;
+    gone_ahead_ = is_passed_ = false;
     return;
   }
   if (verdict.delay > Duration::zero()) {

@@ -4,8 +4,10 @@
 //
 //   drop        The record is not sent, and counts as sent; or what has arrived is thrown away. InfiniBand alone.
 //   delay       The record waits here, and those behind it with it: what is late is never overtaken.
-//   duplicate   The record is given to the layer below twice, if that has room for two.
-//   overtake    The record waits for what is queued before the next flush, and for nothing else. InfiniBand alone.
+//   duplicate   The record is given to the layer below twice. Where that has room for one, the second waits here, and
+//               what follows behind it. InfiniBand alone.
+//   overtake    The record waits for what is queued before the next flush, and for nothing else. If there is nothing,
+//               it has not been overtaken (ConnectionInjections::NotOvertaken). InfiniBand alone.
 //   stall       From this record on nothing leaves, and nothing that arrives is taken. The stream stays. On iWARP it
 //               fills up; an InfiniBand network that is silent loses what is sent, which then counts as sent.
 //   disconnect  The record is not sent, or not taken, and nothing is any more. On iWARP the stream is reset, behind

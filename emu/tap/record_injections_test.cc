@@ -163,6 +163,46 @@ TEST(RecordInjections, OneThatNothingFollowsLeavesAllTheSame) {
   EXPECT_TRUE(llp->TxIdle());
 }
 
+// A rule has fired when it has acted: what was to be overtaken, and was not, is not told.
+TEST(RecordInjections, OvertakenIsWhatAnotherHasPassed) {
+  auto below = std::make_unique<FakeLlp>(10);
+  FakeLlp& fake = *below;
+  SimWorld world({});
+  TraceLog trace;
+  const auto plan = InjectionPlan::Make(*ParseInjectionRules("overtake kind=any"));
+  const auto llp = WithInjections(
+      std::move(below), plan->NewConnection(),
+      {.fabric = world.AddHost("a", {}), .trace = &trace, .transport = InjectionTransport::kInfiniband, .mtu = 1024});
+  NoMemory memory;
+  const std::byte header[] = {std::byte{0}, std::byte{1}, std::byte{2}};
+  llp->QueueRecord({&header[0], 1}, {}, 0);
+  llp->Flush(memory);
+  EXPECT_EQ(plan->counters(0).fired, 0u) << "nothing came behind it";
+  EXPECT_TRUE(trace.lines().empty());
+  llp->QueueRecord({&header[1], 1}, {}, 1);
+  EXPECT_TRUE(trace.lines().empty()) << "nobody knows yet";
+  llp->QueueRecord({&header[2], 1}, {}, 2);
+  EXPECT_EQ(plan->counters(0).fired, 1u);
+  EXPECT_EQ(trace.lines().size(), 1u);
+  llp->Flush(memory);
+  EXPECT_EQ(fake.left, (std::vector<int>{0, 2, 1}));
+  EXPECT_EQ(plan->counters(0).fired, 1u);
+}
+
+// Also where the layer below has room for one at a time: the second waits for it, and keeps its place.
+TEST(RecordInjections, WhatIsDoubledLeavesTwiceWhateverRoomThereIs) {
+  for (const size_t room : {1u, 2u, 3u, 50u}) {
+    for (const size_t at_a_time : {SIZE_MAX, size_t{1}}) {
+      SCOPED_TRACE(testing::Message() << room << ' ' << at_a_time);
+      const Outcome outcome = PassOn("duplicate kind=any", 20, room, at_a_time);
+      std::vector<int> twice;
+      for (int i = 0; i < 20; ++i) twice.insert(twice.end(), 2, i);
+      EXPECT_EQ(outcome.left, twice);
+      EXPECT_EQ(outcome.sent.size(), 20u);
+    }
+  }
+}
+
 TEST(RecordInjections, NothingIsReportedBeforeWhatWasQueuedAheadOfIt) {
   auto below = std::make_unique<FakeLlp>(100);
   FakeLlp& fake = *below;

@@ -72,6 +72,7 @@ constexpr OutOfReach kOutOfReach[] = {
     {"gsi.too_many_requests_of_one_address", kFewClients},
     {"ib.local_failure_stops_the_send_queue_of_uc", kNoUc},
     {"ib.sent_to_nobody", kNoUc},
+    {"injection.no_memory_to_tell_of_it", kMemory},
     {"llp.stream_ends_inside_a_record", "an end that cannot finish a record resets its stream"},
     {"memory.access_refused", kOursOnly},
     {"memory.invalidation_refused", kOursOnly},
@@ -188,6 +189,7 @@ constexpr OutOfReach kOutOfReach[] = {
     {"srq.full", kSrqSized},
     {"srq.limit_reached", "a server asks for no word of it: every shared Receive is posted or holds a call"},
     {"terms.properties_said_again", kOursOnly},
+    {"trace.event_lost_for_want_of_memory", kMemory},
     {"xdr.result_inline_beside_unused_write_chunk", kOursOnly},
     {"xdr.write_chunk_with_a_wrong_length", kOursOnly},
 };

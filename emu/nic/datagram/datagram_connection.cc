@@ -83,23 +83,28 @@ bool DatagramConnection::SendOne(SendSlot& slot) {
     FinishSend(slot, WorkStatus::kSuccess);
     return true;
   }
-  if (nic_.datagrams().Send(target.peer, header, payload, qp_.qp_number()) == DatagramPort::Sent::kFull) {
+  const DatagramPort::Sent sent = nic_.datagrams().Send(target.peer, header, payload, qp_.qp_number());
+  if (sent == DatagramPort::Sent::kFull) {
     STAGECOACH_MARK("qp.datagram_waits_for_room");
     return false;
   }
   psn_ = wire::PsnAdd(psn_, 1);
   FinishSend(slot, WorkStatus::kSuccess);
   if (overtaken_) {
-    STAGECOACH_MARK("qp.datagram_overtaken");
+    if (sent == DatagramPort::Sent::kQueued) {
+      STAGECOACH_MARK("qp.datagram_overtaken");
+      datagrams_.Overtaken();
+      TraceFired(nic_.trace(), nic_.fabric().Now(), name_, datagrams_.fired());
+    }
     SendOvertaken();
   }
   return true;
 }
 
 bool DatagramConnection::IsToBeOvertaken() {
-  if (overtaken_ || datagrams_.Judge() == nullptr) return false;
-  TraceFired(nic_.trace(), nic_.fabric().Now(), name_, datagrams_.fired());
-  return true;
+  if (std::exchange(judged_, true)) return false;
+  // One at a time.
+  return datagrams_.Judge(overtaken_ ? 0 : kAllActions) != nullptr;
 }
 
 void DatagramConnection::SendOvertaken() {
@@ -108,6 +113,7 @@ void DatagramConnection::SendOvertaken() {
   if (sent == DatagramPort::Sent::kFull) {
     overtaken_->until.reset();
   } else {
+    datagrams_.NotOvertaken();  // or it has been, as is known by now
     overtaken_.reset();
   }
 }
@@ -128,6 +134,7 @@ WorkStatus DatagramConnection::Gather(const SendSlot& slot, size_t* size) {
 }
 
 void DatagramConnection::FinishSend(SendSlot& slot, WorkStatus status) {
+  judged_ = false;
   qp_.FinishSend({.work = &slot, .status = status});
 }
 
@@ -218,6 +225,7 @@ void DatagramConnection::Abort() {
     qp_.FinishReceive({.work = receive_, .status = WorkStatus::kFlushed});
   }
   receive_ = nullptr;
+  datagrams_.NotOvertaken();
   overtaken_.reset();
   nic_.loop().Notify(&qp_);  // which takes us out of the QP
 }

@@ -5,7 +5,7 @@
 // send queue until the port asks the QP to go on. A send that cannot be carried out fails, and the QP goes to SQE.
 //
 // A device with rules that have datagrams overtaken (InjectionAction::kOvertake) keeps one back now and then, of which
-// the send is done, until the next one of this QP has gone or its time is over.
+// the send is done, until the next one of this QP has gone or its time is over. The rule has fired in the first case.
 //
 // A datagram is put into a Receive as a whole, behind the 40 bytes of its route, or not at all. One that does not fit
 // is dropped, and the Receive serves the next one. One that meets memory it cannot be written to fails the Receive and
@@ -59,7 +59,7 @@ class DatagramConnection final : public QpConnection {
   bool Send();
   // False: there is no room, so it was not begun.
   bool SendOne(SendSlot& slot);
-  // The next datagram.
+  // The next datagram, which is judged once, however often it is tried to be sent.
   bool IsToBeOvertaken();
   // What is overtaken, when it has been or waits no longer.
   void SendOvertaken();
@@ -91,6 +91,7 @@ class DatagramConnection final : public QpConnection {
   std::array<std::byte, kMaxDatagram> gathered_;
   const std::string name_;  // in traces
   PlaceInjections datagrams_;
+  bool judged_ = false;  // the next datagram has been
   std::optional<Overtaken> overtaken_;
   std::optional<Instant> deadline_;  // as NicLoop knows it
 };

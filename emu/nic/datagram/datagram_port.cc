@@ -154,8 +154,16 @@ class DatagramPort::Core : public std::enable_shared_from_this<DatagramPort::Cor
   void TellLink(const DatagramPeer& to, LinkEvent event);
   void Deliver(const DatagramPeer& from, const wire::IbHeader& header, ConstBytes payload);
 
-  // How often a datagram leaves, as rules have it: 0, 1 or 2. Under mutex_, once for each that is taken.
-  int Copies();
+  // How often a datagram leaves, as rules have it: 0, 1 or 2; and which rule that was, to be told.
+  struct Leaving {
+    int copies = 1;
+    std::optional<InjectionFiring> fired;
+  };
+  // Under mutex_, once for each that is taken.
+  Leaving JudgeLeaving();
+  void TellFired(const Leaving& leaving) {
+    if (leaving.fired) TraceFired(nic_.trace(), fabric_.Now(), name_, {&*leaving.fired, 1});
+  }
 
   // The slot of this process, once it has one.
   std::optional<uint8_t> OwnSlot() {
@@ -398,16 +406,17 @@ std::optional<DatagramPort::Sent> DatagramPort::Outgoing::Send(const wire::IbHea
     core_.AddWaiter(waiter);
     return Sent::kFull;
   }
-  int copies = 0;
+  Core::Leaving leaving;
   {
     std::lock_guard core_lock(core_.mutex_);
-    copies = core_.Copies();
+    leaving = core_.JudgeLeaving();
   }
-  if (copies == 0) {
-    core_.CountLost(1, "by habit");
+  core_.TellFired(leaving);
+  if (leaving.copies == 0) {
+    core_.CountLost(1, "by rule");
     return Sent::kDropped;
   }
-  for (int i = 0; i < copies; ++i) queue_.push_back(Pack(header, payload));
+  for (int i = 0; i < leaving.copies; ++i) queue_.push_back(Pack(header, payload));
   if (phase_ == Phase::kUp) Flush(now);
   NoteIdle();
   return Sent::kQueued;
@@ -823,11 +832,13 @@ class DatagramPort::Incoming final : public ReadyWatcher {
 
 // --- Core ---
 
-int DatagramPort::Core::Copies() {
-  const InjectionRule* const rule = leaving_.Judge();
-  TraceFired(nic_.trace(), fabric_.Now(), name_, leaving_.fired());
-  if (rule == nullptr) return 1;
-  return rule->action == InjectionAction::kDrop ? 0 : 2;
+DatagramPort::Core::Leaving DatagramPort::Core::JudgeLeaving() {
+  Leaving leaving;
+  if (const InjectionRule* const rule = leaving_.Judge()) {
+    leaving.copies = rule->action == InjectionAction::kDrop ? 0 : 2;
+    leaving.fired = leaving_.TheFired();
+  }
+  return leaving;
 }
 
 DatagramPort::Sent DatagramPort::Core::Send(const DatagramPeer& to, const wire::IbHeader& header, ConstBytes payload,
@@ -847,7 +858,7 @@ DatagramPort::Sent DatagramPort::Core::SendHere(const DatagramPeer& to, const wi
                                                 ConstBytes payload, uint32_t waiter) {
   // As the receiver sees it.
   const DatagramPeer from{{to.path.remote, to.path.local}, to.slot, true};
-  int copies = 0;
+  Leaving leaving;
   bool post = false;
   {
     std::lock_guard lock(mutex_);
@@ -856,15 +867,16 @@ DatagramPort::Sent DatagramPort::Core::SendHere(const DatagramPeer& to, const wi
       if (waiter != 0) waiters_.insert(waiter);
       return Sent::kFull;
     }
-    copies = Copies();
-    for (int i = 0; i < copies; ++i) local_.push_back({from, Pack(header, payload)});
-    post = copies > 0 && !std::exchange(delivery_posted_, true);
+    leaving = JudgeLeaving();
+    for (int i = 0; i < leaving.copies; ++i) local_.push_back({from, Pack(header, payload)});
+    post = leaving.copies > 0 && !std::exchange(delivery_posted_, true);
   }
-  if (copies == 0) {
-    CountLost(1, "by habit");
+  TellFired(leaving);
+  if (leaving.copies == 0) {
+    CountLost(1, "by rule");
     return Sent::kDropped;
   }
-  sent_.fetch_add(static_cast<uint64_t>(copies), std::memory_order_relaxed);
+  sent_.fetch_add(static_cast<uint64_t>(leaving.copies), std::memory_order_relaxed);
   if (post) OnLoop([](Core& core) { core.DeliverHere(); });
   return Sent::kQueued;
 }

@@ -33,7 +33,8 @@
 // Threading: Send() from any thread, also under the lock of a QP. Join and Leave from any thread without locks. What
 // comes in is delivered on the fabric's loop: to QPs under members_mutex_ (which is taken before a QP's lock and after
 // Nic::mutex_), to handlers with no lock but handler_mutex_. Of the locks here Outgoing::mutex_ comes before
-// Core::mutex_; both are leaves but for NicLoop's.
+// Core::mutex_; both are leaves but for NicLoop's. A trace is told under Outgoing::mutex_, and never under
+// Core::mutex_.
 #pragma once
 
 #include <cstdint>
