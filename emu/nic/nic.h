@@ -97,8 +97,8 @@ class Nic {
   }
   MemoryRegistry& registry() { return registry_; }
   bool is_infiniband() const { return roce_ != nullptr; }
-  // Packets of InfiniBand QPs are lost here now and then, or late, as habits or rules have it.
-  bool LosesPackets() const { return injections_->Has(kLosingActions); }
+  // Packets of connections between InfiniBand QPs are lost here now and then, or late, as habits or rules have it.
+  bool LosesPackets() const { return injections_->Has(kLosingActions, kKindsOfConnections); }
   // Of an InfiniBand device.
   RocePort& roce() { return *roce_; }
   DatagramPort& datagrams() { return *datagrams_; }

@@ -157,7 +157,7 @@ bool IbConnection::TakeCarrier(uint64_t generation, uint64_t serial, std::unique
   next_.Use(carrier_->get());
   transport_.OnCarrier(true, now);
   patience_until_.reset();
-  carrier_loses_ = nic_.LosesPackets() || outlook_->peer_loses;
+  carrier_loses_ = nic_.LosesPackets() || outlook_->peer_loses || outlook_->loses_all;
   taken_seen_ = records_seen_ = 0;
   streams_seen_ = outlook_->streams;
   silent_since_.reset();
@@ -216,6 +216,9 @@ bool IbConnection::Serve(uint32_t requests) {
     }
     if (phase_ == Phase::kOpen && injections_ != nullptr && injections_->end() == InjectionAction::kDisconnect)
       Sever(now);
+  }
+  if (injections_ != nullptr && injections_->end() == InjectionAction::kStall && !outlook_->loses_all.exchange(true)) {
+    carrier_loses_ = true;
   }
   if (phase_ == Phase::kLingering) Linger();
   if (transport_.TakeRedialWish()) nic_.roce().WantCarrier(qp_.qp_number(), generation_);

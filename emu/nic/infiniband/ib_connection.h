@@ -11,8 +11,8 @@
 // taken everything whether it is still there. As long as the peer's host gives signs of life, and nobody there says
 // that the QP is gone, this end waits, as it would on iWARP. A host that has given none for kHostSilence may be cut
 // off: its carrier is given up, and from then on the QP's own times count. They count from the beginning where the
-// device of either end loses packets by itself, as its profile or rules have it, and where the peer answers with
-// numbers of another connection.
+// device of either end loses packets by itself, as its profile or rules have it, where a rule has stalled the
+// connection, and where the peer answers with numbers of another connection.
 //
 // At the end the engine's last words, a NAK or what acknowledges work done, leave by the carrier there is, which is
 // then shut down in order; both within the profile's close_linger. Where an injection rule cuts the connection, the

@@ -288,6 +288,42 @@ TEST(IbSilence, StopsAndShortCutsInAnyOrderEndNobodysConnection) {
 // --- Devices that lose packets ---
 
 // Whichever end does, and whoever has made the stream: both know.
+// What is over is the rule, and not what it has done. Both ends know by the next carrier.
+TEST(IbSilence, AConnectionThatIsStalledEndsByItsRetriesWhenTheRuleIsOver) {
+  for (const bool is_from_stalled : {false, true}) {
+    for (const bool is_a_stalled : {false, true}) {
+      SCOPED_TRACE(testing::Message() << is_from_stalled << is_a_stalled);
+      SimPair pair;
+      const auto plan = InjectionPlan::Make(*ParseInjectionRules("stall message=2 direction=sent"));
+      TestHost a(pair.fabric_a, "a", RoceProfile(), nullptr, 1024, {64, 64, 4, 4, 128}, is_a_stalled ? plan : nullptr);
+      TestHost b(pair.fabric_b, "b", RoceProfile(), nullptr, 1024, {64, 64, 4, 4, 128}, is_a_stalled ? nullptr : plan);
+      ReadyFor(*a.qp, *b.qp, *IpEndpoint::Parse("10.0.0.2", 0));
+      ReadyFor(*b.qp, *a.qp, *IpEndpoint::Parse("10.0.0.1", 0));
+      TestHost& stalled = is_a_stalled ? a : b;
+      TestHost& peer = is_a_stalled ? b : a;
+      // The carrier goes between the stall and the next word.
+      ASSERT_EQ(peer.Receive(1, {peer.Register(64).All()}), 0);
+      ASSERT_EQ(stalled.Send(1, {stalled.Register(64).All()}), 0);
+      ASSERT_TRUE(pair.world.RunUntil([&] { return BothCompleted(stalled, peer, 1); }));
+      ASSERT_EQ(stalled.Send(2, {stalled.Register(64).All()}), 0);
+      ASSERT_EQ(stalled.Receive(2, {stalled.Register(64).All()}), 0);
+      pair.world.RunFor(1ms);
+      ASSERT_EQ(plan->counters(0).fired, 1u);
+      plan->End(InjectionDepth::kRecord);
+      pair.world.ResetConnections(pair.fabric_a, pair.fabric_b);
+      pair.world.RunFor(1ms);
+      TestHost& from = is_from_stalled ? stalled : peer;
+      if (!is_from_stalled) {
+        ASSERT_EQ(peer.Send(2, {peer.Register(64).All()}), 0);
+      }
+      const Instant begin = pair.world.Now();
+      pair.world.RunUntil([&] { return from.Completed(2) || pair.world.Now() > begin + 60s; });
+      ASSERT_TRUE(from.Completed(2)) << a.nic->Describe() << b.nic->Describe();
+      EXPECT_EQ(from.completions[1].status, CompletionStatus::kRetryExceeded);
+    }
+  }
+}
+
 TEST(IbSilence, WhereADeviceLosesPacketsByItselfTheRetriesCountThem) {
   DeviceProfile mute = RoceProfile();
   mute.habits = *ParseInjectionRules("drop direction=sent kind=any");
@@ -302,6 +338,22 @@ TEST(IbSilence, WhereADeviceLosesPacketsByItselfTheRetriesCountThem) {
       EXPECT_EQ(hosts.Status(from), CompletionStatus::kRetryExceeded);
     }
   }
+}
+
+TEST(IbSilence, ADeviceThatLosesDatagramsAloneLosesNothingOfAConnection) {
+  DeviceProfile mute = RoceProfile();
+  mute.habits = *ParseInjectionRules("drop kind=datagram");
+  Hosts hosts({}, mute, mute);
+  EXPECT_FALSE(hosts.a.nic->LosesPackets());
+  hosts.Ready(/*retries=*/0);
+  hosts.Greet();
+  hosts.pair.world.Stop(hosts.pair.fabric_b, true);
+  hosts.Post(hosts.a);
+  hosts.pair.world.RunFor(600s);
+  EXPECT_FALSE(hosts.a.Completed(1)) << "a peer that stands still ends no connection";
+  hosts.pair.world.Stop(hosts.pair.fabric_b, false);
+  hosts.End(hosts.a);
+  EXPECT_EQ(hosts.Status(hosts.a), CompletionStatus::kSuccess);
 }
 
 }  // namespace

@@ -144,6 +144,8 @@ class RocePort::Core : public std::enable_shared_from_this<RocePort::Core> {
   std::optional<CarrierStatus> Judge(const wire::CarrierHello& hello, const IpEndpoint& from);
   // Whether our own call to its peer may have arrived.
   bool HasAsked(const Member& member) const;
+  // What the other end of a carrier is told: packets get lost at this one.
+  bool LosesFor(const Member& member) const { return nic_.LosesPackets() || member.outlook->loses_all; }
   wire::CarrierNonce NewNonce();
   // A stream that wanted to be a carrier is refused, by `status` if it was told one.
   void Refused(const Stream& stream, const std::string& why, std::optional<CarrierStatus> status);
@@ -210,7 +212,7 @@ class RocePort::Caller final : public ReadyWatcher {
   Caller(Core& core, uint64_t key, uint32_t qp_number, const Core::Member& member)
       : core_(core), key_(key), qp_number_(qp_number), generation_(member.generation) {
     hello_.crc = core.profile_.want_crc;
-    hello_.loses = core.nic_.LosesPackets();
+    hello_.loses = core.LosesFor(member);
     hello_.source_qp = qp_number;
     hello_.destination_qp = member.remote_qp;
     hello_.source = GidOf(member.path.local);
@@ -627,7 +629,8 @@ class RocePort::Visitor final : public ReadyWatcher {
   void Answer(CarrierStatus status, const std::string& why) {
     const bool accepted = status == CarrierStatus::kAccepted;
     const bool crc = accepted && (hello_->crc || core_.profile_.want_crc);
-    if (!Say({.status = status, .crc = crc, .loses = accepted && core_.nic_.LosesPackets(), .token = token_})) return;
+    const bool loses = accepted && !hello_->datagrams && core_.LosesFor(core_.members_.at(hello_->destination_qp));
+    if (!Say({.status = status, .crc = crc, .loses = loses, .token = token_})) return;
     if (!accepted) {
       // Read by the other end before it hears of our end.
       stream_->Shutdown();

@@ -85,7 +85,8 @@ struct PeerKnowledge {
   wire::CarrierSecret secret{};
 };
 
-// What a QP can see of the port's attempts to get it a carrier. Written on the loop, read from any thread.
+// What a QP can see of the port's attempts to get it a carrier. Written on the loop, read from any thread; but for the
+// last.
 struct CarrierOutlook {
   // The last word was no: nobody listens at the peer's host, or who does knows no such QP, or has it in RESET or INIT,
   // or takes no stream of ours.
@@ -96,6 +97,9 @@ struct CarrierOutlook {
   std::atomic<uint32_t> streams{0};
   // Of the carrier that comes next: its other end loses packets by itself (CarrierHello::loses).
   std::atomic<bool> peer_loses{false};
+  // Written by the QP, read on the loop: this end loses all that is sent or comes (a rule has stalled it), whatever
+  // carries it.
+  std::atomic<bool> loses_all{false};
 };
 
 class RocePort {
