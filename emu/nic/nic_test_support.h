@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -17,10 +18,12 @@
 #include "emu/backend/tcp/tcp_fabric.h"
 #include "emu/fabric/fabric.h"
 #include "emu/inject/plan.h"
+#include "emu/llp/llp.h"
 #include "emu/nic/iwarp/iwarp_connection.h"
 #include "emu/nic/nic.h"
 #include "emu/nic/test_records.h"
 #include "emu/sim/sim_world.h"
+#include "tests/support/fake_memory.h"
 
 namespace stagecoach::emu {
 
@@ -238,6 +241,19 @@ struct SimPair {
   SimFabric& fabric_a;
   SimFabric& fabric_b;
 };
+
+// Says one record to whoever has the other end of `llp`, as a peer that has no NIC.
+inline void SayRecord(SimWorld& world, Llp& llp, ConstBytes record) {
+  FakeMemory nothing;
+  const size_t head = std::min(record.size(), kMaxTxHeader);
+  const TxPart rest{.bytes = record.subspan(head)};
+  llp.QueueRecord(record.first(head), {&rest, 1}, 0);
+  TxStatus status = TxStatus::kWouldBlock;
+  EXPECT_TRUE(world.RunUntil([&] { return (status = llp.Flush(nothing).status) != TxStatus::kWouldBlock; }));
+  uint64_t cookie = 0;
+  while (llp.TakeSent(&cookie)) {
+  }
+}
 
 // The two ends of a loopback TCP connection: of `from`, which connects, and of `to`.
 inline std::pair<std::unique_ptr<Stream>, std::unique_ptr<Stream>> TcpStreams(Fabric& from, Fabric& to) {

@@ -17,7 +17,9 @@
 #include "base/cursor.h"
 #include "base/prng.h"
 #include "emu/engine/ib_datagram.h"
+#include "emu/llp/llp.h"
 #include "emu/nic/datagram/address_handles.h"
+#include "emu/nic/infiniband/carrier_stream.h"
 #include "emu/nic/nic_test_support.h"
 #include "emu/wire/carrier_hello.h"
 
@@ -166,27 +168,34 @@ class DatagramPortTest : public ::testing::Test {
     EXPECT_TRUE(decoded.has_value());
     return decoded ? std::optional(decoded->status) : std::nullopt;
   }
-  // A link that a has agreed to.
-  std::unique_ptr<Stream> Link(uint32_t slot = 5) {
+  // The stream of a link that a has agreed to.
+  std::unique_ptr<Stream> StreamOfLink(const wire::CarrierHello& hello) {
     std::unique_ptr<Stream> stream = Visit();
-    EXPECT_EQ(StatusFor(*stream, Hello(slot)), wire::CarrierStatus::kAccepted);
+    EXPECT_EQ(StatusFor(*stream, hello), wire::CarrierStatus::kAccepted);
     return stream;
   }
-  // As one record, the way links frame them.
-  static std::vector<std::byte> Framed(const wire::IbHeader& header, size_t payload) {
+  std::unique_ptr<Llp> Link(const wire::CarrierHello& hello) { return Records(StreamOfLink(hello)); }
+  std::unique_ptr<Llp> Link(uint32_t slot = 5) { return Link(Hello(slot)); }
+  // b's end of a link that both have agreed to, in place of its stream.
+  std::unique_ptr<Llp> Records(std::unique_ptr<Stream> stream) {
+    return records_of_b_.fabric().RecordsOver(std::move(stream), CarrierRecords(/*crc=*/false));
+  }
+  void Say(Llp& link, ConstBytes record) { SayRecord(pair_.world, link, record); }
+  static std::vector<std::byte> Record(const wire::IbHeader& header, size_t payload) {
     std::vector<std::byte> record(header.EncodedSize() + wire::kDatagramIpSize + payload, std::byte{'x'});
     ByteWriter out(record);
     header.Encode(out);
     wire::EncodeDatagramIp(header, out);
-    return FramedBytes(record);
+    return record;
   }
-  static std::vector<std::byte> FramedBytes(const std::vector<std::byte>& record) {
-    std::vector<std::byte> frame(2 + record.size());
-    ByteWriter out(frame);
+  // The beginning of a record, as MPA frames it on a stream.
+  std::vector<std::byte> HalfARecord() {
+    const std::vector<std::byte> record = Record(FromStranger(100), 100);
+    std::vector<std::byte> half(60);
+    ByteWriter out(half);
     out.U16(static_cast<uint16_t>(record.size()));
-    out.Bytes(record);
-    frame.resize((frame.size() + 3) / 4 * 4 + 4);  // pad, and room for a CRC that is not used
-    return frame;
+    out.Bytes(ConstBytes(record).first(half.size() - 2));
+    return half;
   }
   wire::IbHeader FromStranger(size_t payload) {
     wire::IbHeader header = Gsi();
@@ -195,7 +204,8 @@ class DatagramPortTest : public ::testing::Test {
     header.pad = wire::IbPad(payload);
     return header;
   }
-  bool Ended(Stream& stream) {
+  static bool Ended(Llp& link) { return link.Drain().end.has_value(); }
+  static bool Ended(Stream& stream) {
     std::array<std::byte, 16> bytes;
     const MutableBytes into(bytes);
     const IoStatus status = stream.Read({&into, 1}).status;
@@ -208,6 +218,7 @@ class DatagramPortTest : public ::testing::Test {
   const IpEndpoint at_b_ = *IpEndpoint::Parse("10.0.0.2", 0);
   TestHost a_;
   TestHost b_;
+  const TestRecords records_of_b_{pair_.fabric_b};
   std::vector<Heard> heard_by_a_;
   std::vector<Heard> heard_by_b_;
   std::vector<DatagramPort::LinkEvent> events_;
@@ -504,13 +515,8 @@ TEST_F(CrowdedPortTest, QpsTakeTurnsWithFewLinks) {
 }
 
 TEST_F(CrowdedPortTest, WhatHasComeInOneHeapIsDeliveredInTurnsAndToTheLast) {
-  const std::unique_ptr<Stream> link = Link();
-  std::vector<std::byte> heap;
-  for (int i = 0; i < 20; ++i) {
-    const std::vector<std::byte> frame = Framed(FromStranger(8), 8);
-    heap.insert(heap.end(), frame.begin(), frame.end());
-  }
-  Write(*link, heap);
+  const std::unique_ptr<Llp> link = Link();
+  for (int i = 0; i < 20; ++i) Say(*link, Record(FromStranger(8), 8));
   EXPECT_TRUE(pair_.world.RunUntil([&] { return heard_by_a_.size() == 20; }));
 }
 
@@ -526,14 +532,14 @@ TEST_F(CrowdedPortTest, WithinAProcessAQpWaitsForRoomToo) {
 }
 
 TEST_F(CrowdedPortTest, TheAddressWithMostLinksLosesTheQuietest) {
-  const std::unique_ptr<Stream> fifth = Link(5);
+  const std::unique_ptr<Llp> fifth = Link(5);
   pair_.world.RunFor(1ms);
-  const std::unique_ptr<Stream> sixth = Link(6);
+  const std::unique_ptr<Llp> sixth = Link(6);
   pair_.world.RunFor(1ms);
-  Write(*fifth, Framed(FromStranger(8), 8));
+  Say(*fifth, Record(FromStranger(8), 8));
   ASSERT_TRUE(pair_.world.RunUntil([&] { return heard_by_a_.size() == 1; }));
   // The same host with a third one.
-  const std::unique_ptr<Stream> seventh = Link(7);
+  const std::unique_ptr<Llp> seventh = Link(7);
   ASSERT_TRUE(pair_.world.RunUntil([&] { return Ended(*sixth); }));
   EXPECT_FALSE(Ended(*fifth));
   EXPECT_EQ(CountersOf(a_).links_evicted, 1u);
@@ -624,10 +630,10 @@ TEST_F(CrowdedPortTest, LinksRunOutUnderAHandlerThatSendsWhateverItHears) {
 
 TEST_F(DatagramPortTest, TheNewerLinkOfAProcessTakesThePlaceOfItsElderAndNothingIsLost) {
   const Instant before = pair_.world.Now();
-  const std::unique_ptr<Stream> elder = Link();
-  for (int i = 0; i < 3; ++i) Write(*elder, Framed(FromStranger(8), 8));
-  const std::unique_ptr<Stream> newer = Link();
-  Write(*newer, Framed(FromStranger(12), 12));
+  const std::unique_ptr<Llp> elder = Link();
+  for (int i = 0; i < 3; ++i) Say(*elder, Record(FromStranger(8), 8));
+  const std::unique_ptr<Llp> newer = Link();
+  Say(*newer, Record(FromStranger(12), 12));
   ASSERT_TRUE(pair_.world.RunUntil([&] { return heard_by_a_.size() == 4 && Ended(*elder); }));
   EXPECT_LT(pair_.world.Now() - before, a_.nic->profile().link_idle) << "it was only quiet";
   EXPECT_EQ(heard_by_a_[3].text.size(), 12u);
@@ -636,7 +642,7 @@ TEST_F(DatagramPortTest, TheNewerLinkOfAProcessTakesThePlaceOfItsElderAndNothing
 }
 
 TEST_F(DatagramPortTest, EachProcessThatAHostCanHaveGetsALink) {
-  std::vector<std::unique_ptr<Stream>> links;
+  std::vector<std::unique_ptr<Llp>> links;
   for (uint32_t slot = 0; slot < a_.nic->profile().port_count; ++slot) links.push_back(Link(slot));
   EXPECT_EQ(CountersOf(a_).incoming_links, uint64_t{a_.nic->profile().port_count});
   EXPECT_EQ(CountersOf(a_).links_evicted, 0u);
@@ -645,11 +651,11 @@ TEST_F(DatagramPortTest, EachProcessThatAHostCanHaveGetsALink) {
 }
 
 TEST_F(DatagramPortTest, WhatIsRefusedDoesNotKeepALink) {
-  const std::unique_ptr<Stream> link = Link();
+  const std::unique_ptr<Llp> link = Link();
   const Instant before = pair_.world.Now();
   const Duration idle = a_.nic->profile().link_idle;
   for (int i = 0; i < 7 && !Ended(*link); ++i) {
-    Write(*link, FramedBytes(std::vector<std::byte>(3)));
+    Say(*link, std::vector<std::byte>(3));
     pair_.world.RunFor(idle / 3);
   }
   EXPECT_TRUE(Ended(*link));
@@ -686,12 +692,42 @@ class MixedPortsTest : public DatagramPortTest {
     EXPECT_EQ(from_->state(), QpState::kRts);
     return total;
   }
-  // Reads about one record of each link that was taken, now and then.
+  // b's port takes each link that it is asked for.
+  void TakeLinks() {
+    PlayPort([this](std::unique_ptr<Stream> taken) {
+      const auto stream = std::make_shared<std::unique_ptr<Stream>>(std::move(taken));
+      pair_.fabric_b.loop().At(pair_.world.Now() + 100us, [this, stream] {
+        std::array<std::byte, wire::kCarrierHelloSize> hello;
+        const MutableBytes into(hello);
+        EXPECT_EQ((*stream)->Read({&into, 1}).bytes, hello.size()) << "is it slow?";
+        Answer(**stream);
+        taken_.push_back({Records(std::move(*stream)), std::nullopt});
+      });
+    });
+  }
+  // A link that was taken, and the record that is coming there.
+  struct Taken {
+    std::unique_ptr<Llp> llp;
+    std::optional<RecordHead> record;
+
+    // kReady: one more has come, of so many bytes, and is thrown away.
+    RxResult TakeOne(size_t* length = nullptr) {
+      if (!record) {
+        RecordHead next;
+        if (const RxResult result = llp->NextRecord(&next); result.status != RxStatus::kReady) return result;
+        record = next;
+      }
+      const RxResult result = llp->Place(record->head.size(), {});
+      if (result.status != RxStatus::kReady) return result;
+      if (length != nullptr) *length = record->length;
+      record.reset();
+      return result;
+    }
+  };
+  // Takes a record of each link, now and then.
   void Drip(Duration pause) {
     if (!drips_) return;
-    std::array<std::byte, 1100> bytes;
-    const MutableBytes into(bytes);
-    for (const auto& stream : taken_) stream->Read({&into, 1});
+    for (Taken& link : taken_) link.TakeOne();
     pair_.fabric_b.loop().At(pair_.world.Now() + pause, [this, pause] { Drip(pause); });
   }
   Duration patience() const { return a_.nic->profile().carrier_patience; }
@@ -702,7 +738,7 @@ class MixedPortsTest : public DatagramPortTest {
   QueuePair* to_ = nullptr;
   std::optional<TestBuffer> large_;
   std::optional<TestBuffer> box_;
-  std::vector<std::unique_ptr<Stream>> taken_;
+  std::vector<Taken> taken_;
   bool drips_ = true;
 };
 
@@ -715,10 +751,7 @@ TEST_F(MixedPortsTest, ASilentHostIsWaitedForOnce) {
 }
 
 TEST_F(MixedPortsTest, AReaderThatTakesLinksAndNothingElseIsWaitedForOnce) {
-  PlayPort([this](std::unique_ptr<Stream> stream) {
-    Answer(*stream);
-    taken_.push_back(std::move(stream));
-  });
+  TakeLinks();
   const Duration waited = WaitOfTheGood(40);
   EXPECT_GE(waited, patience());
   EXPECT_LE(waited, patience() * 2);
@@ -727,10 +760,7 @@ TEST_F(MixedPortsTest, AReaderThatTakesLinksAndNothingElseIsWaitedForOnce) {
 }
 
 TEST_F(MixedPortsTest, AReaderThatTakesOneNowAndThenIsNotWaitedForLong) {
-  PlayPort([this](std::unique_ptr<Stream> stream) {
-    Answer(*stream);
-    taken_.push_back(std::move(stream));
-  });
+  TakeLinks();
   Drip(patience() * 9 / 10);
   const Duration waited = WaitOfTheGood(40);
   drips_ = false;
@@ -739,10 +769,11 @@ TEST_F(MixedPortsTest, AReaderThatTakesOneNowAndThenIsNotWaitedForLong) {
 }
 
 TEST_F(MixedPortsTest, APortThatRefusesSlowlyUsesUpItsCredit) {
-  PlayPort([this](std::unique_ptr<Stream> stream) {
-    taken_.push_back(std::move(stream));
+  std::vector<std::unique_ptr<Stream>> refused;
+  PlayPort([&](std::unique_ptr<Stream> stream) {
+    refused.push_back(std::move(stream));
     pair_.fabric_b.loop().At(pair_.world.Now() + patience() * 4 / 10,
-                             [this, index = taken_.size() - 1] { taken_[index]->Abort(); });
+                             [&refused, index = refused.size() - 1] { refused[index]->Abort(); });
   });
   const Duration waited = WaitOfTheGood(1);
   EXPECT_GE(waited, patience() * 8 / 10);
@@ -761,11 +792,8 @@ TEST_F(MixedPortsTest, AfterAWhileAPortIsWaitedForAgain) {
   EXPECT_TRUE(pair_.world.RunUntil([&] { return b_.Completed(1); })) << "the first one already";
 }
 
-TEST_F(MixedPortsTest, ASendIsDoneWhenTheStreamHasItsDatagram) {
-  PlayPort([this](std::unique_ptr<Stream> stream) {
-    Answer(*stream);
-    taken_.push_back(std::move(stream));
-  });
+TEST_F(MixedPortsTest, ASendIsDoneWhenTheLinkHasItsDatagram) {
+  TakeLinks();
   const AddressHandle* const ah = HandleOf(a_, at_b_);
   uint64_t posted = 0;
   do {
@@ -778,11 +806,8 @@ TEST_F(MixedPortsTest, ASendIsDoneWhenTheStreamHasItsDatagram) {
   EXPECT_EQ(CountersOf(a_).lost, 0u);
 }
 
-TEST_F(MixedPortsTest, WhatTheStreamHasArrivesThoughThePortThatSentItIsGone) {
-  PlayPort([this](std::unique_ptr<Stream> stream) {
-    Answer(*stream);
-    taken_.push_back(std::move(stream));
-  });
+TEST_F(MixedPortsTest, WhatTheLinkHasArrivesThoughThePortThatSentItIsGone) {
+  TakeLinks();
   auto brief = std::make_unique<TestHost>(pair_.fabric_a, "brief", RoceProfile());
   const std::string large(1000, 'z');
   while (Say(*brief, PeerOf(*brief, at_a_, at_b_, 3), large) == DatagramPort::Sent::kQueued) pair_.world.RunFor(100us);
@@ -790,20 +815,15 @@ TEST_F(MixedPortsTest, WhatTheStreamHasArrivesThoughThePortThatSentItIsGone) {
   ASSERT_GT(sent, 10u);
   pair_.world.RunFor(1ms);
   brief.reset();
-  std::vector<std::byte> got(64 * 1024);
   size_t bytes = 0;
-  IoStatus status = IoStatus::kWouldBlock;
+  size_t length = 0;
+  RxResult end;
   ASSERT_EQ(taken_.size(), 1u);
   ASSERT_TRUE(pair_.world.RunUntil([&] {
-    for (;;) {
-      const MutableBytes into(got);
-      const IoResult result = taken_[0]->Read({&into, 1});
-      status = result.status;
-      if (status != IoStatus::kOk) return status != IoStatus::kWouldBlock;
-      bytes += result.bytes;
-    }
+    while ((end = taken_[0].TakeOne(&length)).status == RxStatus::kReady) bytes += length;
+    return end.status != RxStatus::kWouldBlock;
   }));
-  EXPECT_EQ(status, IoStatus::kEof);
+  EXPECT_EQ(end.error, 0) << "what was under way is lost";
   EXPECT_GE(bytes, sent * large.size());
 }
 
@@ -918,28 +938,25 @@ TEST_F(DatagramPortTest, AStrangerWithThePlaceOfAProcessEndsNoneOfItsLinks) {
   const auto link_named = [&](uint8_t name) {
     wire::CarrierHello hello = Hello();
     hello.nonce[15] = std::byte{name};
-    std::unique_ptr<Stream> stream = Visit();
-    EXPECT_EQ(StatusFor(*stream, hello), wire::CarrierStatus::kAccepted);
-    return stream;
+    return Link(hello);
   };
-  const std::unique_ptr<Stream> first = link_named(1);
-  const std::unique_ptr<Stream> strangers = link_named(2);
+  const std::unique_ptr<Llp> first = link_named(1);
+  const std::unique_ptr<Llp> strangers = link_named(2);
   pair_.world.RunFor(1s);
   EXPECT_FALSE(Ended(*first));
-  Write(*first, Framed(FromStranger(8), 8));
-  Write(*strangers, Framed(FromStranger(8), 8));
+  Say(*first, Record(FromStranger(8), 8));
+  Say(*strangers, Record(FromStranger(8), 8));
   ASSERT_TRUE(pair_.world.RunUntil([&] { return heard_by_a_.size() == 2; }));
   // The same process again: the newer in place of the elder.
-  const std::unique_ptr<Stream> second = link_named(1);
+  const std::unique_ptr<Llp> second = link_named(1);
   EXPECT_TRUE(pair_.world.RunUntil([&] { return Ended(*first); }));
   EXPECT_FALSE(Ended(*strangers));
 }
 
 TEST_F(DatagramPortTest, AStrangerThatSaysNothingMoreIsLeftInTheEnd) {
-  const std::unique_ptr<Stream> silent = Link(6);
-  const std::unique_ptr<Stream> half = Link();
-  const std::vector<std::byte> frame = Framed(FromStranger(100), 100);
-  Write(*half, ConstBytes(frame).first(60));
+  const std::unique_ptr<Llp> silent = Link(6);
+  const std::unique_ptr<Stream> half = StreamOfLink(Hello());
+  Write(*half, HalfARecord());
   const Instant before = pair_.world.Now();
   EXPECT_TRUE(pair_.world.RunUntil([&] { return Ended(*silent) && Ended(*half); }));
   EXPECT_LE(pair_.world.Now() - before, a_.nic->profile().link_idle * 2 + 1s);
@@ -948,29 +965,28 @@ TEST_F(DatagramPortTest, AStrangerThatSaysNothingMoreIsLeftInTheEnd) {
 }
 
 TEST_F(DatagramPortTest, AStreamThatEndsWithinARecordBringsNothing) {
-  const std::unique_ptr<Stream> half = Link();
-  const std::vector<std::byte> frame = Framed(FromStranger(100), 100);
-  Write(*half, ConstBytes(frame).first(60));
+  const std::unique_ptr<Stream> half = StreamOfLink(Hello());
+  Write(*half, HalfARecord());
   half->Shutdown();
   ASSERT_TRUE(pair_.world.RunUntil([&] { return CountersOf(a_).incoming_links == 0; }));
   EXPECT_TRUE(heard_by_a_.empty());
 }
 
 TEST_F(DatagramPortTest, WhatIsNoDatagramIsDroppedAndTheNextOneIsHeard) {
-  const std::unique_ptr<Stream> link = Link();
-  Write(*link, FramedBytes(std::vector<std::byte>(3)));
-  Write(*link, FramedBytes(std::vector<std::byte>(60000, std::byte{0xff})));
+  const std::unique_ptr<Llp> link = Link();
+  Say(*link, std::vector<std::byte>(3));
+  Say(*link, std::vector<std::byte>(60000, std::byte{0xff}));
   wire::IbHeader forged = FromStranger(8);
   forged.source_qp = 0x060001;  // another process's
-  Write(*link, Framed(forged, 8));
-  Write(*link, Framed(FromStranger(5000), 5000));  // longer than the MTU
+  Say(*link, Record(forged, 8));
+  Say(*link, Record(FromStranger(5000), 5000));  // longer than the MTU
   wire::IbHeader reliable = FromStranger(8);
   reliable.service = wire::IbService::kRc;
-  Write(*link, Framed(reliable, 8));
+  Say(*link, Record(reliable, 8));
   wire::IbHeader nobody = FromStranger(8);
   nobody.destination_qp = 0x777;
-  Write(*link, Framed(nobody, 8));
-  Write(*link, Framed(FromStranger(8), 8));
+  Say(*link, Record(nobody, 8));
+  Say(*link, Record(FromStranger(8), 8));
   ASSERT_TRUE(pair_.world.RunUntil([&] { return !heard_by_a_.empty(); }));
   EXPECT_EQ(heard_by_a_.size(), 1u);
   EXPECT_EQ(heard_by_a_[0].text, "xxxxxxxx");
@@ -985,7 +1001,7 @@ TEST_F(DatagramPortTest, RandomBytesBehindTheHelloHarmNobody) {
   ASSERT_EQ(qp->PostReceive({1, std::vector{box.All()}}), 0);
   Prng luck(23);
   for (int i = 0; i < 30; ++i) {
-    const std::unique_ptr<Stream> link = Link();
+    const std::unique_ptr<Stream> link = StreamOfLink(Hello());
     std::vector<std::byte> bytes(1 + luck.Below(3000));
     for (std::byte& byte : bytes) byte = static_cast<std::byte>(luck.Below(256));
     Write(*link, bytes);
@@ -1008,7 +1024,8 @@ TEST_F(DatagramPortTest, APeerThatTalksOnALinkOfOursLosesIt) {
   ASSERT_TRUE(pair_.world.RunUntil([&] { return !events_.empty(); }));
   EXPECT_EQ(events_[0], DatagramPort::LinkEvent::kUp);
   const std::byte word{'!'};
-  Write(*taken, {&word, 1});
+  const std::unique_ptr<Llp> link = Records(std::move(taken));
+  Say(*link, {&word, 1});
   ASSERT_TRUE(pair_.world.RunUntil([&] { return events_.size() == 2; }));
   EXPECT_EQ(events_[1], DatagramPort::LinkEvent::kLost);
 }

@@ -15,6 +15,8 @@
 
 #include "base/prng.h"
 #include "emu/fabric/fabric_over.h"
+#include "emu/llp/llp.h"
+#include "emu/nic/infiniband/carrier_stream.h"
 #include "emu/nic/infiniband/refusals.h"
 #include "emu/nic/roce_test_support.h"
 #include "emu/wire/carrier_hello.h"
@@ -140,21 +142,11 @@ class RocePortTest : public RocePairTest {
     const auto answer = LastAnswer(*stream, hello, knowledge);
     return answer ? std::optional(answer->status) : std::nullopt;
   }
-  // An FPDU without CRC: length, record, pad, four bytes nobody looks at.
-  static void SayRecord(Stream& stream, ConstBytes record) {
-    std::vector<std::byte> frame;
-    frame.push_back(static_cast<std::byte>(record.size() >> 8));
-    frame.push_back(static_cast<std::byte>(record.size() & 0xff));
-    frame.insert(frame.end(), record.begin(), record.end());
-    while (frame.size() % 4 != 0) frame.push_back(std::byte{0});
-    frame.insert(frame.end(), 4, std::byte{0});
-    Write(stream, frame);
-  }
-  static void SayPacket(Stream& stream, const wire::IbHeader& header, size_t payload = 0) {
+  void SayPacket(Llp& llp, const wire::IbHeader& header, size_t payload = 0) {
     std::vector<std::byte> record(header.EncodedSize() + payload, std::byte{0x5a});
     ByteWriter out(record);
     header.Encode(out);
-    SayRecord(stream, record);
+    SayRecord(pair_.world, llp, record);
   }
 };
 
@@ -769,12 +761,14 @@ TEST_F(RocePortTest, AQpThatIsItsOwnPeerTakesNobodyElse) {
 
 TEST_F(RocePortTest, RecordsOfAStrangerThatGotInAreNoRequests) {
   ASSERT_EQ(b_.ToState(QpState::kReset), 0);
-  const std::unique_ptr<Stream> stream = Visit();
+  std::unique_ptr<Stream> stream = Visit();
   Say(*stream, Hello());
   AToRtr();
   const auto answer = LastAnswer(*stream);
   ASSERT_TRUE(answer.has_value());
   ASSERT_EQ(answer->status, wire::CarrierStatus::kAccepted);
+  const TestRecords records(pair_.fabric_b);
+  const auto llp = records.fabric().RecordsOver(std::move(stream), CarrierRecords(/*crc=*/false));
   ASSERT_EQ(Modify(*a_.qp, HandAttributes(QpState::kRts, *b_.qp, at_b_)), 0);
   const uint64_t records_before = a_.nic->counters().work.llp.rx_records;
   uint64_t said = 0;
@@ -782,12 +776,12 @@ TEST_F(RocePortTest, RecordsOfAStrangerThatGotInAreNoRequests) {
   for (; said < 200; ++said) {
     std::vector<std::byte> record(1 + luck.Below(100));
     for (std::byte& byte : record) byte = static_cast<std::byte>(luck.Below(256));
-    SayRecord(*stream, record);
+    SayRecord(pair_.world, *llp, record);
   }
   const TestBuffer target = a_.Register(64);
   const auto say = [&](wire::IbHeader header, size_t payload = 0) {
     ++said;
-    SayPacket(*stream, header, payload);
+    SayPacket(*llp, header, payload);
   };
   wire::IbHeader write{.op = wire::IbOp::kWriteOnly,
                        .destination_qp = a_.qp->qp_number(),
@@ -821,7 +815,7 @@ TEST_F(RocePortTest, RecordsOfAStrangerThatGotInAreNoRequests) {
   for (const std::byte byte : target.bytes) ASSERT_EQ(byte, std::byte{0});
   // Nor is anything the worse for them.
   ReadyB();
-  stream->Abort();
+  llp->Abort();
   ExpectTraffic(3);
 }
 
