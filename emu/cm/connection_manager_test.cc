@@ -5,19 +5,43 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cstddef>
+#include <cstdlib>
 #include <memory>
 #include <new>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/bytes.h"
+#include "base/insist.h"
 #include "emu/cm/cm_test_support.h"
 #include "emu/engine/qp_states.h"
 #include "emu/nic/test_records.h"
 #include "emu/sim/sim_world.h"
+
+namespace {
+
+// The next allocation of this program finds no memory. Its tests have one thread.
+bool next_allocation_fails = false;
+
+}  // namespace
+
+void* operator new(size_t size) {
+  void* const block = std::exchange(next_allocation_fails, false) ? nullptr : std::malloc(std::max<size_t>(size, 1));
+  if (block == nullptr) throw std::bad_alloc();
+  return block;
+}
+void operator delete(void* block) noexcept {
+  std::free(block);
+}
+void operator delete(void* block, size_t) noexcept {
+  std::free(block);
+}
 
 namespace stagecoach::emu {
 namespace {
@@ -161,14 +185,17 @@ class Stranger {
   bool ended_ = false;
 };
 
-// There is no memory for the first event of that kind.
+// There is no memory to give a program the first event of that kind, which is told before.
 class NoMemoryForTheFirst final : public TraceSink {
  public:
   explicit NoMemoryForTheFirst(CmEventType type) : type_(ToString(type)) {}
   void OnEvent(Instant, std::string_view, std::string_view event, std::initializer_list<TraceFact> facts) override {
     const auto* const type = FindFact<std::string_view>(facts, "type");
     if (event != "event" || type == nullptr || *type != type_) return;
-    if (++events_ == 1) throw std::bad_alloc();
+    if (++events_ != 1) return;
+    while (SpendReserve()) {
+    }
+    next_allocation_fails = true;
   }
   int events() const { return events_; }
 
