@@ -15,6 +15,7 @@
 
 #include "base/cursor.h"
 #include "emu/engine/mpa_framing.h"
+#include "emu/llp/llp_over.h"
 #include "emu/nic/nic_test_support.h"
 #include "emu/wire/rdmap.h"
 
@@ -31,9 +32,32 @@ class ConnectionTest : public ::testing::Test {
   void Join(const JoinOptions& options = {}) { pair_.Join(a_, b_, options); }
   bool RunUntil(const std::function<bool()>& done) { return pair_.world.RunUntil(done); }
   bool BothClosed() { return !a_.observer.closed().empty() && !b_.observer.closed().empty(); }
+  // The end of a peer that is no NIC.
+  std::unique_ptr<Llp> Records(std::unique_ptr<Stream> stream) {
+    return records_.fabric().RecordsOver(std::move(stream), {.crc = false});
+  }
+  // One record of it.
+  void Say(Llp& peer, const wire::SegmentHeader& header) {
+    std::array<std::byte, 64> bytes{};
+    ByteWriter writer(bytes);
+    header.Encode(writer);
+    SayRecord(pair_.world, peer, writer.written());
+  }
+  // Attaches `host` over a layer of this kind, over the one that the test has.
+  template <typename Meddler>
+  Meddler& AttachOver(TestHost& host, std::unique_ptr<Stream> stream, bool initiator) {
+    host.ToInit();
+    ConnectionSetup setup = SetupOf(host.nic->fabric(), std::move(stream), initiator, {}, host.Observer());
+    auto meddler = std::make_unique<Meddler>(std::move(setup.llp));
+    Meddler& made = *meddler;
+    setup.llp = std::move(meddler);
+    EXPECT_EQ(host.nic->AttachConnection(host.qp->qp_number(), std::move(setup)), 0);
+    return made;
+  }
 
   TraceLog trace_;
   SimPair pair_;
+  const TestRecords records_{pair_.fabric_a};
   TestHost a_{pair_.fabric_a, "a", IwarpProfile(), &trace_};
   TestHost b_{pair_.fabric_b, "b", IwarpProfile(), &trace_};
 };
@@ -326,51 +350,19 @@ TEST_F(ConnectionTest, ARefusedReadDoesNotOvertakeTheAnswersToEarlierOnes) {
   EXPECT_EQ(local.bytes, remote.bytes);
 }
 
-// A stream to meddle with.
-class StreamOver : public Stream {
+// Nothing that is queued there leaves.
+class BrokenLlp final : public LlpOver {
  public:
-  explicit StreamOver(std::unique_ptr<Stream> stream) : stream_(std::move(stream)) {}
-
-  IoResult Read(std::span<const MutableBytes> into) override { return stream_->Read(into); }
-  IoResult Write(std::span<const ConstBytes> from) override { return stream_->Write(from); }
-  void Arm(bool readable, bool writable) override { stream_->Arm(readable, writable); }
-  void SetWatcher(ReadyWatcher* watcher) override { stream_->SetWatcher(watcher); }
-  void Shutdown() override { stream_->Shutdown(); }
-  void Abort() override { stream_->Abort(); }
-  int PollDescriptor() const override { return stream_->PollDescriptor(); }
-  IpEndpoint local() const override { return stream_->local(); }
-  IpEndpoint remote() const override { return stream_->remote(); }
-  size_t MaxSegmentSize() const override { return stream_->MaxSegmentSize(); }
-
- private:
-  const std::unique_ptr<Stream> stream_;
+  explicit BrokenLlp(std::unique_ptr<Llp> below) : LlpOver(std::move(below)) {}
+  TxResult Flush(MemoryPort&) override { return {.status = TxStatus::kReset, .error = EPIPE}; }
 };
-
-// Nothing that is written to it leaves.
-class StreamBroken final : public StreamOver {
- public:
-  using StreamOver::StreamOver;
-  IoResult Write(std::span<const ConstBytes>) override { return {.status = IoStatus::kError, .error = EPIPE}; }
-};
-
-// One record of a peer that is no NIC.
-void Say(Stream& stream, const wire::SegmentHeader& header) {
-  std::array<std::byte, 64> bytes{};
-  ByteWriter writer(bytes);
-  writer.U16(static_cast<uint16_t>(header.EncodedSize()));
-  header.Encode(writer);
-  while (writer.position() % 4 != 0) writer.U8(0);
-  writer.U32(0);  // where a CRC would be
-  const ConstBytes record = writer.written();
-  EXPECT_EQ(stream.Write({&record, 1}).bytes, record.size());
-}
 
 // An initiator that reads nothing, with a Read to be answered and a fault behind it.
 class UnreadTerminateTest : public ConnectionTest {
  protected:
   void SetUp() override {
     auto [client, server] = pair_.Streams();
-    initiator_ = std::move(client);
+    initiator_ = Records(std::move(client));
     Attach(b_, std::move(server), /*initiator=*/false);
     const TestBuffer remote = b_.Register(4 << 20);
     const TestBuffer sink = b_.Register(16);
@@ -387,7 +379,7 @@ class UnreadTerminateTest : public ConnectionTest {
     EXPECT_EQ(b_.observer.closed().size(), 1u);
   }
 
-  std::unique_ptr<Stream> initiator_;
+  std::unique_ptr<Llp> initiator_;
 };
 
 TEST_F(UnreadTerminateTest, HoldsTheQpForABoundedTime) {
@@ -405,8 +397,9 @@ TEST_F(UnreadTerminateTest, HoldsNothingUpOnceItCanNeverLeave) {
 TEST_F(ConnectionTest, AFaultIsToldOfEvenIfItsTerminateCannotLeave) {
   auto [client, server] = pair_.Streams();
   fcntl(b_.context->async_events().fd(), F_SETFL, O_NONBLOCK);
-  Attach(b_, std::make_unique<StreamBroken>(std::move(server)), /*initiator=*/false);
-  Say(*client, wire::SegmentHeader::Read(9, {}));  // out of turn
+  AttachOver<BrokenLlp>(b_, std::move(server), /*initiator=*/false);
+  const auto peer = Records(std::move(client));
+  Say(*peer, wire::SegmentHeader::Read(9, {}));  // out of turn
   ASSERT_TRUE(RunUntil([&] { return !b_.observer.closed().empty(); }));
   EXPECT_EQ(b_.observer.closed()[0].reason, CloseReason::kLocalFault);
   const auto event = b_.context->async_events().GetEvent();
@@ -468,22 +461,22 @@ TEST_F(ConnectionTest, TerminateArrivesEvenIfTheQpIsDestroyedAtOnce) {
 
 // During each of its reads and writes, so while the connection's lock is held, another thread looks for completions:
 // what a tight polling loop comes to, without its chance.
-class StreamUnderPolling final : public StreamOver {
+class LlpUnderPolling final : public LlpOver {
  public:
-  using StreamOver::StreamOver;
+  explicit LlpUnderPolling(std::unique_ptr<Llp> below) : LlpOver(std::move(below)) {}
   void PollWith(QueuePair* qp) {
     qp_ = qp;
     polls_left_ = 1000;
   }
   int polls_left() const { return polls_left_; }
 
-  IoResult Read(std::span<const MutableBytes> into) override {
+  RxResult NextRecord(RecordHead* record) override {
     Poll();
-    return StreamOver::Read(into);
+    return LlpOver::NextRecord(record);
   }
-  IoResult Write(std::span<const ConstBytes> from) override {
+  TxResult Flush(MemoryPort& memory) override {
     Poll();
-    return StreamOver::Write(from);
+    return LlpOver::Flush(memory);
   }
 
  private:
@@ -499,20 +492,18 @@ class StreamUnderPolling final : public StreamOver {
 
 TEST_F(ConnectionTest, PollersDoNotKeepAPosterOrTheLoopInTheConnection) {
   auto [client, server] = pair_.Streams();
-  auto polled = std::make_unique<StreamUnderPolling>(std::move(client));
-  StreamUnderPolling& stream = *polled;
   Attach(b_, std::move(server), /*initiator=*/false);
-  Attach(a_, std::move(polled), /*initiator=*/true);
+  LlpUnderPolling& llp = AttachOver<LlpUnderPolling>(a_, std::move(client), /*initiator=*/true);
   TestBuffer source = a_.Register(100);
   TestBuffer sink = b_.Register(100);
   ASSERT_EQ(b_.Receive(1, {sink.All()}), 0);
   ASSERT_TRUE(RunUntil([&] { return b_.observer.first_records() == 1; }));
 
-  stream.PollWith(a_.qp);
+  llp.PollWith(a_.qp);
   ASSERT_EQ(a_.Send(2, {source.All()}), 0);
   a_.qp->OnContinue();
-  EXPECT_LT(stream.polls_left(), 1000) << "nobody polled";
-  EXPECT_GT(stream.polls_left(), 900) << "each poll has bought one more turn";
+  EXPECT_LT(llp.polls_left(), 1000) << "nobody polled";
+  EXPECT_GT(llp.polls_left(), 900) << "each poll has bought one more turn";
   EXPECT_EQ(a_.qp->counters().pumps_by_poller, 0u);
   ASSERT_TRUE(RunUntil([&] { return a_.Completed(1) && b_.Completed(1); }));
 }
@@ -669,12 +660,13 @@ TEST_F(ConnectionTest, OverrunCqEndsTheConnection) {
   EXPECT_EQ(small.qp->state(), QpState::kErr);
 }
 
-TEST_F(ConnectionTest, ResetOfTheStreamFlushesAndSaysWhy) {
+TEST_F(ConnectionTest, AResetFlushesAndSaysWhy) {
   auto [client, server] = pair_.Streams();
   Attach(a_, std::move(client), true);
+  const auto peer = Records(std::move(server));
   TestBuffer buffer = a_.Register(64);
   ASSERT_EQ(a_.Receive(1, {buffer.All()}), 0);
-  server->Abort();
+  peer->Abort();
   ASSERT_TRUE(RunUntil([&] { return !a_.observer.closed().empty(); }));
   EXPECT_EQ(a_.observer.closed()[0].reason, CloseReason::kStreamFailed);
   EXPECT_EQ(a_.observer.closed()[0].error, ECONNRESET);
