@@ -1,8 +1,10 @@
 #include "emu/nic/objects/completion_queue.h"
 
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -13,6 +15,28 @@
 #include <thread>
 
 #include "emu/nic/nic_test_support.h"
+
+namespace {
+// Of this thread, to epoll.
+thread_local uint64_t system_calls = 0;
+
+template <typename Call>
+Call Next(const char* name) {
+  return reinterpret_cast<Call>(dlsym(RTLD_NEXT, name));
+}
+}  // namespace
+
+extern "C" int epoll_ctl(int set, int operation, int fd, epoll_event* event) noexcept {
+  static const auto next = Next<int (*)(int, int, int, epoll_event*)>("epoll_ctl");
+  ++system_calls;
+  return next(set, operation, fd, event);
+}
+
+extern "C" int epoll_wait(int set, epoll_event* events, int most, int timeout) {
+  static const auto next = Next<int (*)(int, epoll_event*, int, int)>("epoll_wait");
+  ++system_calls;
+  return next(set, events, most, timeout);
+}
 
 namespace stagecoach::emu {
 namespace {
@@ -351,6 +375,28 @@ class ManyConnectionsTest : public ::testing::Test {
     for (const FakeConnection& each : connections_) sum += each.drives + each.questions;
     return sum;
   }
+  struct Cost {
+    uint64_t asked = 0;
+    uint64_t system_calls = 0;
+  };
+  // Of so many operations, one after the other and in turns on the first `users` of the connections; when they are as
+  // they stay.
+  Cost CostOfOperations(size_t users, size_t operations) {
+    const auto operate = [&](size_t i) {
+      FakeConnection& one = connections_[i % users];
+      const uint64_t arrivals = one.arrivals;
+      one.Arrive();
+      for (int polls = 0; one.arrivals == arrivals; ++polls) {
+        ASSERT_LT(polls, 10);
+        Poll(1);
+      }
+    };
+    for (size_t i = 0; i < users; ++i) operate(i);
+    const uint64_t asked = Asked();
+    const uint64_t calls = system_calls;
+    for (size_t i = 0; i < operations; ++i) operate(i);
+    return {Asked() - asked, system_calls - calls};
+  }
   // Of `polls` while nothing happens.
   uint64_t CostOf(int polls) {
     const uint64_t before = Asked();
@@ -368,6 +414,25 @@ TEST_F(ManyConnectionsTest, APollAsksAsManyOfHundredsAsOfTen) {
   const uint64_t of_ten = CostOf(1000);
   Have(300);
   EXPECT_EQ(CostOf(1000), of_ten);
+}
+
+// On one of them, on a few, and on each in its turn; counted, for time says little on a busy machine.
+TEST_F(ManyConnectionsTest, AnOperationAmongAThousandCostsWhatItCostsAmongTen) {
+  constexpr size_t kOperations = 2000;
+  Have(10);
+  const Cost one_of_ten = CostOfOperations(1, kOperations);
+  const Cost few_of_ten = CostOfOperations(3, kOperations);
+  const Cost ten_in_turns = CostOfOperations(10, kOperations);
+  Have(1000);
+  const Cost one = CostOfOperations(1, kOperations);
+  EXPECT_LE(one.asked, one_of_ten.asked);
+  EXPECT_LE(one.system_calls, one_of_ten.system_calls);
+  const Cost few = CostOfOperations(3, kOperations);
+  EXPECT_LE(few.asked, few_of_ten.asked);
+  EXPECT_LE(few.system_calls, few_of_ten.system_calls);
+  const Cost in_turns = CostOfOperations(1000, kOperations);
+  EXPECT_LE(in_turns.asked, ten_in_turns.asked);
+  EXPECT_LE(in_turns.system_calls, ten_in_turns.system_calls);
 }
 
 TEST_F(ManyConnectionsTest, OnesWithoutAStreamCostNothing) {
