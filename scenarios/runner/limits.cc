@@ -97,6 +97,10 @@ constexpr Limit kLimits[] = {
     {"PingPong", "port", 1, 65535},
     {"PingPong", "count", 1, 100'000},
     {"PingPong", "bytes", 1, 16 * kMiB},
+    {"SilentPeer", "port", 1, 65535},
+    {"SilentPeer", "streams", 1, 4096},
+    {"SilentPeer", "said_bytes", 0, 19},  // fewer than the header of an MPA Request has
+    {"SilentPeer", "times", 1, 1000},
 };
 
 const Limit* Find(const FieldDescriptor* field) {

@@ -1,4 +1,5 @@
-// Program: something that runs on a host of a scenario: a service, a client, a file copy, a ping-pong.
+// Program: something that runs on a host of a scenario: a service, a client, a file copy, a ping-pong, a
+// peer that says nothing.
 #pragma once
 
 #include <cstdint>
@@ -21,6 +22,8 @@ struct Tally {
   uint64_t connections = 0;
   uint64_t files_copied = 0;
   uint64_t pings = 0;
+  uint64_t silent_streams = 0;
+  uint64_t shut_out = 0;  // of them
 };
 
 class Program {

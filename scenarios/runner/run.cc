@@ -15,6 +15,7 @@
 #include "scenarios/runner/ping_pong_program.h"
 #include "scenarios/runner/service_program.h"
 #include "scenarios/runner/session_program.h"
+#include "scenarios/runner/silent_peer_program.h"
 #include "scenarios/runner/stage.h"
 #include "scenarios/runner/trace_fanout.h"
 
@@ -101,6 +102,10 @@ class Play {
     index = 0;
     for (const FileCopy& copy : scenario_.file_copy()) {
       programs_.push_back(std::make_unique<FileCopyProgram>(*stage_, copy, index++));
+    }
+    index = 0;
+    for (const SilentPeer& peer : scenario_.silent_peer()) {
+      programs_.push_back(std::make_unique<SilentPeerProgram>(*stage_, peer, index++));
     }
   }
 
@@ -468,6 +473,8 @@ class Play {
       report_.tally.connections += tally.connections;
       report_.tally.files_copied += tally.files_copied;
       report_.tally.pings += tally.pings;
+      report_.tally.silent_streams += tally.silent_streams;
+      report_.tally.shut_out += tally.shut_out;
     }
     // Time for what is posted, the last words of clients among it, and for streams that linger.
     const bool dry = stage_->sim().RunUntilIdle();

@@ -528,6 +528,34 @@ TEST_P(Run, WhoFindsNoRoomInTheBacklogComesAgain) {
   }
 }
 
+// More than a listener holds of those, before and while others come, also again: all who talk are served, and all who
+// do not are shut out, by a newer one or for want of time.
+TEST_P(Run, PeersThatSayNothingKeepNobodyOutAndAreShutOut) {
+  const bool infiniband = std::string(GetParam()) == "roce";
+  Marks marks;
+  const RunReport report = RunWell(Parse(std::string(kPair) + R"(
+      host { name: 'x' } host { name: 'y' }
+      silent_peer { host: 'x' server: 'a' streams: 200 times: 2 again_ns: 300000000 }
+      silent_peer { host: 'y' server: 'a' streams: 20 said_bytes: 7 start_ns: 1000000 times: 2 }
+      client { name: 'c' host: 'b' server: 'a' call { repeat: 70 pause_ns: 100000000 result_bytes: 20000 } }
+      client { name: 'd' host: 'b' server: 'a' calls_per_connection: 1 call { repeat: 70 pause_ns: 100000000 } })"));
+  EXPECT_EQ(report.tally.answered, report.tally.calls);
+  EXPECT_GE(report.tally.connections, 71u);
+  EXPECT_EQ(report.tally.silent_streams, 2u * (200 + 20));
+  EXPECT_EQ(report.tally.shut_out, report.tally.silent_streams);
+  const uint64_t gave_way =
+      marks.Passed(infiniband ? "port.too_many_visitors_say_nothing" : "cm.half_open_limit_reached");
+  EXPECT_GE(gave_way, 200u + 20 - 128);
+  EXPECT_EQ(marks.Passed(infiniband ? "port.no_hello_in_time" : "mpa.no_request_in_time") + gave_way,
+            report.tally.silent_streams);
+}
+
+// In their own time: a listener that nobody else comes to.
+TEST_P(Run, APeerThatSaysNothingIsShutOutOfAQuietServer) {
+  const RunReport report = RunWell(Parse(std::string(kPair) + "silent_peer { host: 'b' server: 'a' said_bytes: 19 }"));
+  EXPECT_EQ(report.tally.silent_streams, 8u);
+}
+
 TEST_P(Run, StopsWhereItIsTold) {
   const Scenario scenario =
       Parse(std::string(kPair) + "client { name: 'c' host: 'b' server: 'a' call { repeat: 50 result_bytes: 5000 } }");
@@ -924,6 +952,30 @@ TEST(Liveness, AFileThatIsNeverCopiedIsSeen) {
   EXPECT_NE(rules.find("liveness.file: "), std::string::npos) << rules;
 }
 
+// Word that it was shut out never comes, and the scenario gives no reason for that.
+TEST(Silence, APeerThatIsNeverShutOutIsSeen) {
+  RunOptions options;
+  options.sabotage = [](emu::SimulatedWorld& world) {
+    world.sim().loop().At(Instant(1s), [&world] { world.sim().Partition(world.fabric("x"), world.fabric("a"), true); });
+  };
+  for (const char* const profile : {"iwarp", "roce"}) {
+    Scenario scenario = Parse(std::string(kPair) + R"(
+        host { name: 'x' } silent_peer { host: 'x' server: 'a' streams: 1 }
+        client { name: 'c' host: 'b' server: 'a' call { } })");
+    for (Host& host : *scenario.mutable_host()) host.mutable_device()->set_profile(profile);
+    EXPECT_EQ(FirstRule(RunScenario(scenario)), "");
+    EXPECT_EQ(FirstRule(RunScenario(scenario, options)), "silence.held") << profile;
+    // What the scenario does there is a reason.
+    Injection& partition = *scenario.add_injection();
+    partition.set_kind(Injection::PARTITION);
+    partition.set_at_ns(1'000'000'000);
+    partition.set_for_ns(60'000'000'000);
+    partition.set_a("x");
+    partition.set_b("a");
+    EXPECT_EQ(FirstRule(RunScenario(scenario)), "");
+  }
+}
+
 TEST(Service, OneThatCannotListenIsSeen) {
   const Scenario scenario = Parse(std::string(kPair) + "client { name: 'c' host: 'b' server: 'a' call { } }");
   std::unique_ptr<emu::Listener> rival;
@@ -1059,6 +1111,12 @@ TEST(Validate, NamesTheFieldAndWhatWasExpected) {
       {"host { name: 'a' } service { host: 'a' } host { name: 'b' device { max_mr_size: 8192 } } "
        "client { name: 'c' host: 'b' server: 'a' credits: 8 inline_threshold: 1024 }",
        "host.device.max_mr_size: \"8192\", expected at least 16384, for what runs on b"},
+      {"host { name: 'a' } silent_peer { host: 'a' server: 'b' }",
+       "silent_peer.server: \"b\", expected the name of a host"},
+      {"host { name: 'a' } silent_peer { host: 'b' server: 'a' }",
+       "silent_peer.host: \"b\", expected the name of a host"},
+      {"host { name: 'a' } silent_peer { host: 'a' server: 'a' said_bytes: 20 }",
+       "silent_peer[0].said_bytes: 20, expected 0 to 19"},
       {"host { name: 'a' } host { name: 'b' } link { a: 'a' b: 'a' }", "link: \"a\", expected two different hosts"},
       {"host { name: 'a' device { fault { kind: NOT_READY one_in: 5 } } }",
        "host.device.rule[0]: 'not-ready kind=any one-in=5': iWARP has no word for a Receive that is missing: the "

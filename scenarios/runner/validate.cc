@@ -143,6 +143,10 @@ class Validator {
         Say("ping_pong.port", std::to_string(ping_pong.port()), "another port than that of the host's service");
       }
     }
+    for (const SilentPeer& peer : scenario_.silent_peer()) {
+      Known("silent_peer.host", peer.host());
+      Known("silent_peer.server", peer.server());
+    }
     for (const Injection& injection : scenario_.injection()) {
       Known("injection.a", injection.a());
       const bool pair = injection.kind() == Injection::PARTITION || injection.kind() == Injection::RESET ||

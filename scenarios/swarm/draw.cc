@@ -31,7 +31,8 @@ class Drawer {
         mix_prng_(Prng(seed).Fork("swarm/mixes")),
         silence_prng_(Prng(seed).Fork("swarm/silence")),
         storm_prng_(Prng(seed).Fork("swarm/storms")),
-        rule_prng_(Prng(seed).Fork("swarm/rules")) {
+        rule_prng_(Prng(seed).Fork("swarm/rules")),
+        silent_peer_prng_(Prng(seed).Fork("swarm/silent-peers")) {
     const bool infiniband = device_prng_.OneIn(2);
     profile_ = !profile.empty() ? profile : infiniband ? "roce" : "iwarp";
     loses_packets_ = device_prng_.OneIn(4);
@@ -64,6 +65,8 @@ class Drawer {
     if (profile_ == "roce" && loses_packets_) DrawLosses();
     RaiseImpossibleLimits();
     AdmitSuccessors();
+    // With hosts of their own, behind all that is drawn for hosts.
+    if (silent_peer_prng_.OneIn(10)) DrawSilentPeers(silent_peer_prng_, scenario_);
     return std::move(scenario_);
   }
 
@@ -732,6 +735,7 @@ class Drawer {
   Prng silence_prng_;
   Prng storm_prng_;
   Prng rule_prng_;
+  Prng silent_peer_prng_;
   std::string profile_;
   bool loses_packets_ = false;
   Scenario scenario_;

@@ -139,6 +139,36 @@ void DrawBacklog(Prng& prng, Scenario& scenario) {
   }
 }
 
+void DrawSilentPeers(Prng& prng, Scenario& scenario) {
+  constexpr uint32_t kHalfOpenLimit = 128;
+  // The shortest beginning of any peer's first words that is not all of them.
+  constexpr uint64_t kSaidMost = 19;
+  const bool too_many = prng.OneIn(3);
+  const uint64_t count = prng.Between(1, 3);
+  for (uint64_t i = 0; i < count; ++i) {
+    Host& host = *scenario.add_host();
+    host.set_name("silent-" + std::to_string(i));
+    const Device& usual = scenario.host(0).device();
+    Device& device = *host.mutable_device();
+    if (usual.has_profile()) device.set_profile(usual.profile());
+    SilentPeer& peer = *scenario.add_silent_peer();
+    peer.set_host(host.name());
+    if (scenario.ping_pong_size() > 0 && prng.OneIn(3)) {
+      const PingPong& ping_pong = AnyOf(prng, scenario.ping_pong());
+      peer.set_server(ping_pong.server());
+      peer.set_port(ping_pong.port());
+    } else {
+      peer.set_server(AnyOf(prng, scenario.service()).host());
+    }
+    peer.set_streams(static_cast<uint32_t>(too_many ? prng.Between(kHalfOpenLimit, 2 * kHalfOpenLimit)
+                                                    : ScaledBy(prng, 1, kHalfOpenLimit / 3)));
+    if (prng.OneIn(2)) peer.set_start_ns(ScaledBy(prng, 1, kTroubleNs));
+    if (prng.OneIn(2)) peer.set_said_bytes(static_cast<uint32_t>(prng.Between(1, kSaidMost)));
+    if (prng.OneIn(2)) peer.set_times(static_cast<uint32_t>(prng.Between(2, 6)));
+    if (prng.OneIn(2)) peer.set_again_ns(ScaledBy(prng, 1'000'000, 2 * kSecondNs));
+  }
+}
+
 bool HasSilentInjections(const Scenario& scenario) {
   return std::any_of(scenario.injection().begin(), scenario.injection().end(), [](const Injection& injection) {
     return injection.kind() == Injection::FORGET || injection.kind() == Injection::POWER_LOSS ||

@@ -27,6 +27,10 @@ void DrawStorm(Prng& prng, Scenario& scenario);
 // When all else is drawn: a backlog, mostly, that has no room for all of a storm.
 void DrawBacklog(Prng& prng, Scenario& scenario);
 
+// Hosts that nobody else uses, whose streams come to servers and say nothing. In one of three worlds they are more than
+// a listener holds of those (CmOptions::half_open_limit, DeviceProfile::max_joining).
+void DrawSilentPeers(Prng& prng, Scenario& scenario);
+
 // Whether a host may go without a word.
 bool HasSilentInjections(const Scenario& scenario);
 

@@ -99,6 +99,43 @@ TEST(Draw, ConnectionsComeInStorms) {
   EXPECT_GE(worlds["too many at once of roce"], kWorlds / 250);
 }
 
+// Peers that connect and say nothing, or half of what a peer says first: in one of so many worlds, on hosts that nobody
+// else uses. In a third of these they are more than a listener holds.
+TEST(Draw, StrangersSayNothing) {
+  constexpr int kWorlds = 2000;
+  constexpr uint32_t kHeld = 128;
+  std::map<std::string, int> worlds;
+  for (uint64_t seed = 1; seed <= kWorlds; ++seed) {
+    const Scenario scenario = Draw(seed);
+    std::set<std::string> seen;
+    std::set<std::string> others;
+    for (const Service& service : scenario.service()) others.insert(service.host());
+    for (const Client& client : scenario.client()) others.insert({client.host(), client.server()});
+    for (const PingPong& ping_pong : scenario.ping_pong()) others.insert({ping_pong.client(), ping_pong.server()});
+    for (const FileCopy& copy : scenario.file_copy()) others.insert({copy.host(), copy.server()});
+    for (const SilentPeer& peer : scenario.silent_peer()) {
+      EXPECT_EQ(others.count(peer.host()), 0u) << "seed " << seed;
+      EXPECT_EQ(others.count(peer.server()), 1u) << "seed " << seed;
+      seen.insert("any");
+      seen.insert("of " + scenario.host(0).device().profile());
+      seen.insert(peer.said_bytes() > 0 ? "half a word" : "not a word");
+      if (peer.streams() > kHeld) seen.insert("more than are held");
+      if (peer.times() > 1) seen.insert("again");
+      if (peer.port() != SilentPeer().port()) seen.insert("to a ping-pong");
+    }
+    for (const std::string& each : seen) ++worlds[each];
+  }
+  EXPECT_GE(worlds["any"], kWorlds / 14);
+  EXPECT_LE(worlds["any"], kWorlds / 8);
+  EXPECT_GE(worlds["of iwarp"], kWorlds / 35);
+  EXPECT_GE(worlds["of roce"], kWorlds / 35);
+  EXPECT_GE(worlds["not a word"], kWorlds / 35);
+  EXPECT_GE(worlds["half a word"], kWorlds / 35);
+  EXPECT_GE(worlds["more than are held"], kWorlds / 50);
+  EXPECT_GE(worlds["again"], kWorlds / 35);
+  EXPECT_GE(worlds["to a ping-pong"], kWorlds / 400);
+}
+
 std::string VersionsOf(const auto& end) {
   return std::to_string(end.version_low()) + "-" + std::to_string(end.version_high());
 }

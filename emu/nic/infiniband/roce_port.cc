@@ -657,6 +657,7 @@ class RocePort::Visitor final : public ReadyWatcher {
     if (finished_) return;
     switch (phase_) {
       case Phase::kHello:
+        STAGECOACH_MARK("port.no_hello_in_time");
         return End("no hello in time");
       case Phase::kProof:
         return End("no proof in time");
@@ -970,7 +971,10 @@ void RocePort::Core::OnStream(std::unique_ptr<Stream> stream) {
   if (closed_) return;
   const uint64_t key = next_key_++;
   Undoing forgotten([&] { strangers_.Leave(key); });
-  if (const auto oldest = strangers_.Enter(key, stream->remote())) visitors_.at(*oldest)->End("too many");
+  if (const auto oldest = strangers_.Enter(key, stream->remote())) {
+    STAGECOACH_MARK("port.too_many_visitors_say_nothing");
+    visitors_.at(*oldest)->End("too many");
+  }
   Visitor* const visitor = (visitors_[key] = std::make_unique<Visitor>(*this, key, std::move(stream))).get();
   forgotten.Done();
   visitor->OnReady();
