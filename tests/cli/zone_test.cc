@@ -29,13 +29,14 @@ class ZoneTest : public CliTest {
     network_.reset();
   }
 
-  // Commands run in a network of their own from here on, in which the interface `zone0` has the address fe80::7. False:
-  // there can be none here.
+  // Commands run in a network of their own from here on, in which the interface `zone0` has the address fe80::7, and
+  // `zone1`, on another link, fe80::9. False: there can be none here.
   bool EnterNetwork() {
     const std::string setup =
-        "ip link set lo up && ip link add name zone0 type veth peer name zone1 && "
-        "ip address add fe80::7/64 dev zone0 nodad && ip link set zone0 up && ip link set zone1 up && echo here && "
-        "exec sleep infinity";
+        "ip link set lo up && ip link add name zone0 type veth peer name end0 && "
+        "ip link add name zone1 type veth peer name end1 && ip address add fe80::7/64 dev zone0 nodad && "
+        "ip address add fe80::9/64 dev zone1 nodad && for each in zone0 end0 zone1 end1; do ip link set $each up; done "
+        "&& echo here && exec sleep infinity";
     network_ = std::make_unique<Process>(
         (base_ / "logs").string(),
         std::vector<std::string>{"unshare", "--user", "--map-root-user", "--net", "sh", "-c", setup});
@@ -93,7 +94,7 @@ TEST_F(ZoneTest, ALinkLocalAddressIsThatOfItsInterface) {
   ServeAndUse("fe80::7", "zone0");
   // Whoever connected is named with the zone, too: an address that can be pasted.
   EXPECT_NE(server_->Err().find("stagecoach: [fe80::7%zone0]:"), std::string::npos) << server_->Err();
-  // By number; and on the other interface nobody has the address.
+  // By number; and on the other link nobody has the address.
   const std::string port = address_.substr(address_.rfind(':'));
   Process number((base_ / "logs").string(), [&] {
     std::vector<std::string> command = prefix_;
