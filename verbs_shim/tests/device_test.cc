@@ -1,4 +1,5 @@
 // ibv_device, ibv_context: listing, opening, and what queries say.
+#include <fcntl.h>
 
 #include <cerrno>
 #include <cstring>
@@ -45,6 +46,17 @@ TEST_F(DeviceTest, AnOpenDeviceOutlivesTheListItCameFrom) {
   EXPECT_GT(std::strlen(ibv_get_device_name(context->device)), 0u);
   EXPECT_GE(context->num_comp_vectors, 1);
   EXPECT_GE(context->async_fd, 0);
+}
+
+// Programs watch it, tell devices apart by it, and do not want it in what they start.
+TEST_F(DeviceTest, TheFileOfTheDeviceIsADescriptorOfItsOwn) {
+  const int flags = fcntl(context->cmd_fd, F_GETFD);
+  ASSERT_GE(flags, 0) << std::strerror(errno);
+  EXPECT_NE(flags & FD_CLOEXEC, 0);
+  EXPECT_NE(context->cmd_fd, context->async_fd);
+  const auto another = OpenDevice();
+  ASSERT_TRUE(another);
+  EXPECT_NE((*another)->cmd_fd, context->cmd_fd);
 }
 
 TEST_F(DeviceTest, GuidIsTheNodeGuid) {

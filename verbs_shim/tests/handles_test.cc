@@ -81,8 +81,10 @@ class HandlesTest : public VerbsTest {
         errno = 0;
         handle = wrong;
         const int error = call.call();
+        const int said = errno;
         handle = right;
         ExpectRefused(error, std::string(call.name) + " with handle " + std::to_string(wrong));
+        EXPECT_EQ(said, error) << call.name << " says in errno what it returns";
       }
     }
   }
@@ -176,7 +178,7 @@ TEST_F(HandlesTest, OfADomain) {
                     }},
                    {"ibv_alloc_mw",
                     [&] {
-                      if (limits.max_mw == 0) return EINVAL;
+                      if (limits.max_mw == 0) return errno = EINVAL;  // as if it were asked
                       return Made<ibv_mw>(ibv_alloc_mw(pd.get(), IBV_MW_TYPE_1), ibv_dealloc_mw);
                     }},
                    {"ibv_create_srq",
@@ -216,6 +218,7 @@ TEST_F(HandlesTest, OfAWindow) {
 TEST_F(HandlesTest, OfACq) {
   ExpectEachRefusedWithout(cq->handle, {{"ibv_destroy_cq", [&] { return ibv_destroy_cq(cq.get()); }},
                                         {"ibv_resize_cq", [&] { return ibv_resize_cq(cq.get(), 2); }},
+                                        {"ibv_req_notify_cq", [&] { return ibv_req_notify_cq(cq.get(), 0); }},
                                         {"ibv_create_qp", [&] {
                                            ibv_qp_init_attr again = attributes;
                                            return Made<ibv_qp>(ibv_create_qp(pd.get(), &again), ibv_destroy_qp);
