@@ -29,6 +29,7 @@ constexpr std::string_view kNoDatagrams = "no program sends datagrams: connectio
 constexpr std::string_view kOneProcess = "a host is one process";
 constexpr std::string_view kNoExtensions = "no program has messages of extensions";
 constexpr std::string_view kRoom = "a stream that is new has room for so few bytes";
+constexpr std::string_view kNoTcp = "streams of a simulated world are its own, and no TCP";
 constexpr std::string_view kMemory = "memory does not end; verbs_shim/emulated:no_memory_test has it end";
 
 constexpr OutOfReach kOutOfReach[] = {
@@ -187,6 +188,14 @@ constexpr OutOfReach kOutOfReach[] = {
     {"srq.empty", kSrqSized},
     {"srq.full", kSrqSized},
     {"srq.limit_reached", "a server asks for no word of it: every shared Receive is posted or holds a call"},
+    {"tcp.attempt_finds_no_memory", kNoTcp},
+    {"tcp.listener_finds_no_memory", kNoTcp},
+    {"tcp.listener_finds_no_memory_for_a_timer", kNoTcp},
+    {"tcp.loop_finds_no_descriptor", kNoTcp},
+    {"tcp.loop_finds_no_memory", kNoTcp},
+    {"tcp.nobody_to_end_a_socket", kNoTcp},
+    {"tcp.watcher_finds_no_descriptor", kNoTcp},
+    {"tcp.watcher_finds_no_memory", kNoTcp},
     {"terms.properties_said_again", kOursOnly},
     {"trace.event_lost_for_want_of_memory", kMemory},
     {"xdr.result_inline_beside_unused_write_chunk", kOursOnly},
