@@ -311,6 +311,7 @@ TEST(IbSilence, AConnectionThatIsStalledEndsByItsRetriesWhenTheRuleIsOver) {
       ASSERT_EQ(plan->counters(0).fired, 1u);
       plan->End(InjectionDepth::kRecord);
       pair.world.ResetConnections(pair.fabric_a, pair.fabric_b);
+      ResetTestRecords();
       pair.world.RunFor(1ms);
       TestHost& from = is_from_stalled ? stalled : peer;
       if (!is_from_stalled) {
