@@ -40,8 +40,8 @@ constexpr KindSet KindBit(MessageKind kind) {
 inline constexpr KindSet kAllKinds = (1u << kMessageKinds) - 1;
 inline constexpr KindSet kKindsOfConnections = static_cast<KindSet>(kAllKinds & ~KindBit(MessageKind::kDatagram));
 // What a rule that names no kind is about.
-inline constexpr KindSet kProgramsMessages = static_cast<KindSet>(
-    kKindsOfConnections & ~(KindBit(MessageKind::kTerminate) | KindBit(MessageKind::kAck)));
+inline constexpr KindSet kProgramsMessages =
+    static_cast<KindSet>(kKindsOfConnections & ~(KindBit(MessageKind::kTerminate) | KindBit(MessageKind::kAck)));
 // "any": every record, also those that are no message, such as Writes of no bytes.
 inline constexpr KindSet kEveryRecord = 0xffff;
 

@@ -106,9 +106,8 @@ class Reach {
       return NamesOf(kinds_) + ": one segment is all that such a message has, and its number is 1; of " +
              NamesOf(several & row_.kinds & KindsOn(transport_)) + " there may be several";
     }
-    if (rule_.action == InjectionAction::kNotReady && !Keep(KindsWith([](const KindRow& row) {
-          return row.receives_last;
-        }))) {
+    if (rule_.action == InjectionAction::kNotReady &&
+        !Keep(KindsWith([](const KindRow& row) { return row.receives_last; }))) {
       return NamesOf(kinds_) + ": such a message takes its Receive with its first segment, and finds none there or " +
              "never; segment=1 is all that not-ready can meet of it";
     }

@@ -31,7 +31,8 @@ TEST(Reach, WhatCanFireOnBothTransports) {
   for (const char* const text :
        {"disconnect message=3", "stall attempt=1.. kind=send,ack", "stall kind=any", "delay=1ms kind=immediate,write",
         "disconnect kind=read,send segment=2", "fail-registration", "delay-completion=1ms", "place-late=1ms",
-        "fail-registration number=3..4 every=2", "stall message=3 every=100", "delay=1ms message=1..4 kind=read every=4"}) {
+        "fail-registration number=3..4 every=2", "stall message=3 every=100",
+        "delay=1ms message=1..4 kind=read every=4"}) {
     EXPECT_EQ(WhyNotOnIwarp(text), "") << text;
     EXPECT_EQ(WhyNotOnInfiniband(text), "") << text;
   }
@@ -65,9 +66,10 @@ TEST(Reach, AnActionMeetsItsKindsAlone) {
 }
 
 TEST(Reach, ATransportHasItsKindsAlone) {
-  EXPECT_EQ(WhyNotOnIwarp("disconnect kind=ack,datagram"),
-            "iWARP has no acknowledgements of its own, and TCP's are not seen; iWARP has no datagrams; on iWARP it can be "
-            "send, write, read, read-response, atomic, atomic-response, immediate, terminate");
+  EXPECT_EQ(
+      WhyNotOnIwarp("disconnect kind=ack,datagram"),
+      "iWARP has no acknowledgements of its own, and TCP's are not seen; iWARP has no datagrams; on iWARP it can be "
+      "send, write, read, read-response, atomic, atomic-response, immediate, terminate");
   EXPECT_NE(WhyNotOnInfiniband("stall kind=immediate,terminate").find("InfiniBand has no Terminates"),
             std::string::npos);
   // An action that a transport cannot have is the first thing to say.
@@ -113,8 +115,8 @@ TEST(Reach, EachNthOfFewerIsNone) {
 // Whatever a rule says, some kind alone of those that it names makes it legal; and what is legal stays so when more
 // kinds are named.
 TEST(Reach, ARuleIsRefusedWhenEachOfItsKindsIs) {
-  const std::vector<std::string> places = {"", " segment=2", " attempt=2", " message=3", " direction=received",
-                                           " direction=sent segment=2..3 attempt=2"};
+  const std::vector<std::string> places = {
+      "", " segment=2", " attempt=2", " message=3", " direction=received", " direction=sent segment=2..3 attempt=2"};
   for (const InjectionTransport transport : kTransports) {
     for (const ActionRow& row : AllActions()) {
       if (row.depth != InjectionDepth::kRecord) continue;

@@ -37,7 +37,6 @@ constexpr std::array<std::string_view, 12> kConditionNames = {"connection", "dir
 constexpr std::string_view kRangeForms = "a number from 1, a range such as 3..5, or 3.. for all from the third on";
 constexpr std::string_view kDelayForms = "an integer with ns, us, ms or s, such as 5ms, at most 3600s";
 constexpr std::string_view kProbabilityForms = "a part such as 0.01 or 1%, more than 0, at most 1, in steps of 0.0001%";
-constexpr Duration kLongestDelay = std::chrono::hours(1);
 
 struct TimeUnit {
   std::string_view name;
@@ -358,7 +357,7 @@ class RuleParser {
     const auto unit = std::find_if(kTimeUnits.begin(), kTimeUnits.end(),
                                    [&](const TimeUnit& each) { return each.name == text.substr(digits); });
     if (!number || *number == 0 || unit == kTimeUnits.end()) return std::nullopt;
-    if (*number > static_cast<uint64_t>(kLongestDelay / unit->length)) return std::nullopt;
+    if (*number > static_cast<uint64_t>(kLongestRuleTime / unit->length)) return std::nullopt;
     return unit->length * static_cast<int64_t>(*number);
   }
 

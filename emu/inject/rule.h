@@ -47,6 +47,9 @@ struct NumberRange {
   friend bool operator==(const NumberRange&, const NumberRange&) = default;
 };
 
+// Of an action that has a time.
+inline constexpr Duration kLongestRuleTime = std::chrono::hours(1);
+
 struct InjectionRule {
   static constexpr uint32_t kAlways = 1'000'000;
   // For `seed`: what is drawn comes from the luck of the device (DeviceProfile::luck_seed), shared by all such rules at

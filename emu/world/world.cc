@@ -237,9 +237,13 @@ std::unique_ptr<World> StartTcpWorld() {
 
 }  // namespace
 
+std::optional<std::string> WhyNoRule(const DeviceProfile& profile, const InjectionRule& rule) {
+  return WhyNotOn(InjectionTransportOf(profile), rule);
+}
+
 std::string WhyNoRules(const DeviceProfile& profile, const std::vector<InjectionRule>& rules) {
   for (const InjectionRule& rule : rules) {
-    if (const auto why = WhyNotOn(InjectionTransportOf(profile), rule)) return "'" + ToString(rule) + "': " + *why;
+    if (const auto why = WhyNoRule(profile, rule)) return "'" + ToString(rule) + "': " + *why;
   }
   return {};
 }

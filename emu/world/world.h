@@ -38,6 +38,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -60,8 +61,8 @@ struct WorldOptions {
   std::shared_ptr<CaptureSink> capture;  // wins over capture_path
   std::string trace_path;                // a name for MakeTcpWorld (record_file.h); empty: none
   TraceSink* trace = nullptr;            // wins over trace_path; must outlive the world
-  // What is done to RC and UC connections; each host counts by itself. A TcpWorld says on standard error when one
-  // fires, and at the end of the process which have not (rule_words.h).
+  // What is done to devices and their connections; each host counts by itself. A TcpWorld says on standard error when
+  // one fires, and at the end of the process which have not (rule_words.h).
   std::vector<InjectionRule> rules;
   // The environment's rules are no good, which has been said: hosts come with a device that has failed.
   bool without_device = false;
@@ -127,7 +128,9 @@ class World {
   static void Install(std::unique_ptr<World> world);
 };
 
-// Which of the rules can do nothing on a device of this profile, and why; empty: none.
+// Why a rule can do nothing on a device of this profile; nothing: it can.
+std::optional<std::string> WhyNoRule(const DeviceProfile& profile, const InjectionRule& rule);
+// Which of the rules that is, and why; empty: none.
 std::string WhyNoRules(const DeviceProfile& profile, const std::vector<InjectionRule>& rules);
 
 // This process, on the host's own TCP. The error says, in words, why a capture or trace file could not be made, or

@@ -1,5 +1,6 @@
 #include "scenarios/runner/old_words.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -31,26 +32,10 @@ InjectionAction ActionOf(DeviceFault::Kind kind) {
   return InjectionAction::kFailRegistration;
 }
 
-std::string RuleOf(const DeviceFault& fault) {
-  emu::InjectionRule rule;
-  rule.action = ActionOf(fault.kind());
-  rule.one_in = fault.one_in();
-  const emu::ActionRow& action = emu::RowOf(rule.action);
-  rule.sent = action.sent;
-  rule.received = action.received && rule.action != InjectionAction::kDrop;
-  if (action.depth == emu::InjectionDepth::kRecord) rule.kinds = emu::kEveryRecord;
-  if (rule.action == InjectionAction::kDelayCompletion) rule.delay = Duration(fault.delay_ns());
-  if (rule.action == InjectionAction::kPlaceLate) {
-    rule.delay = 50us;
-    rule.one_in = 0;
-  }
-  return emu::ToString(rule);
-}
-
 void SayAsRules(Device* device) {
   google::protobuf::RepeatedPtrField<std::string> rules;
   for (const DeviceFault& fault : device->fault()) {
-    if (fault.kind() != DeviceFault::NONE) *rules.Add() = RuleOf(fault);
+    if (const auto rule = RuleOf(fault)) *rules.Add() = emu::ToString(*rule);
   }
   rules.MergeFrom(device->rule());
   device->clear_fault();
@@ -58,6 +43,32 @@ void SayAsRules(Device* device) {
 }
 
 }  // namespace
+
+std::optional<emu::InjectionRule> RuleOf(const DeviceFault& fault) {
+  if (fault.kind() == DeviceFault::NONE) return std::nullopt;
+  emu::InjectionRule rule;
+  rule.action = ActionOf(fault.kind());
+  rule.one_in = fault.one_in();
+  const emu::ActionRow& action = emu::RowOf(rule.action);
+  rule.sent = action.sent;
+  rule.received = action.received && rule.action != InjectionAction::kDrop;
+  if (action.depth == emu::InjectionDepth::kRecord) rule.kinds = emu::kEveryRecord;
+  if (rule.action == InjectionAction::kDelayCompletion) {
+    if (fault.delay_ns() == 0) return std::nullopt;
+    // Rules have no longer times, and nobody waits for a completion for more than an hour to see the difference.
+    rule.delay = std::min<Duration>(Duration(fault.delay_ns()), emu::kLongestRuleTime);
+  }
+  if (rule.action == InjectionAction::kPlaceLate) {
+    rule.delay = 50us;
+    rule.one_in = 0;
+  }
+  return rule;
+}
+
+bool HasOldWords(const Scenario& scenario) {
+  return !scenario.fault().empty() || std::any_of(scenario.host().begin(), scenario.host().end(),
+                                                  [](const Host& host) { return !host.device().fault().empty(); });
+}
 
 Scenario InTodaysWords(Scenario scenario) {
   if (!scenario.fault().empty()) {

@@ -7,6 +7,7 @@
 #include <set>
 #include <utility>
 
+#include "base/check.h"
 #include "scenarios/runner/client_program.h"
 #include "scenarios/runner/connection_checker.h"
 #include "scenarios/runner/file_copy_program.h"
@@ -45,7 +46,7 @@ bool IsOverWithTheWork(const emu::InjectionRule& rule) {
 
 class Play {
  public:
-  Play(const Scenario& scenario, const RunOptions& options) : scenario_(InTodaysWords(scenario)), options_(options) {
+  Play(const Scenario& scenario, const RunOptions& options) : scenario_(scenario), options_(options) {
     trace_.Add(&hash_);
     trace_.Add(options.observer);
     stage_.emplace(scenario_, &trace_, options.capture);
@@ -308,7 +309,8 @@ class Play {
     return false;
   }
 
-  // How long the scenario itself has its programs wait, at most: until they start, between calls, for the service.
+  // How long the scenario itself has its programs wait, at most: until they start, between calls, for the service, and
+  // at last for what its rules have held back.
   Duration LongestWork() const {
     double longest = 0;
     for (const Client& client : scenario_.client()) {
@@ -324,10 +326,11 @@ class Play {
     for (const PingPong& ping_pong : scenario_.ping_pong()) {
       longest = std::max(longest, static_cast<double>(ping_pong.start_ns()));
     }
+    longest += static_cast<double>(stage_->LongestHold().count());
     return Duration(static_cast<int64_t>(std::min(longest, kLongestWait)));
   }
 
-  // The habits of devices stay while the work is done, for as long as that may take with them.
+  // The rules of devices stay while the work is done, for as long as that may take with them.
   bool Finish() {
     const Instant enough = stage_->Now() + kTroubleTime;
     stage_->sim().RunUntil([&] { return Stopped() || AllIdle() || stage_->Now() > enough; });
@@ -379,9 +382,7 @@ class Play {
       return injection.kind() == Injection::FORGET || injection.kind() == Injection::POWER_LOSS ||
              injection.kind() == Injection::PARTITION;
     };
-    const auto stalls = [](const Host& host) {
-      return emu::Has(GivenRules(host.device()), emu::InjectionAction::kStall);
-    };
+    const auto stalls = [this](const Host& host) { return stage_->MayStall(host.name()); };
     return std::any_of(scenario_.injection().begin(), scenario_.injection().end(), is_silent) ||
            std::any_of(scenario_.host().begin(), scenario_.host().end(), stalls);
   }
@@ -523,7 +524,7 @@ class Play {
     return text + stage_->sim().Describe();
   }
 
-  const Scenario scenario_;
+  const Scenario& scenario_;
   const RunOptions& options_;
   RunReport report_;
   TraceHash hash_;
@@ -545,6 +546,7 @@ class Play {
 }  // namespace
 
 RunReport RunScenario(const Scenario& scenario, const RunOptions& options) {
+  STAGECOACH_CHECK(!HasOldWords(scenario));
   return Play(scenario, options).Run();
 }
 

@@ -27,8 +27,10 @@
 namespace stagecoach::scenario {
 
 // What is wrong with a scenario before anything runs: a host that does not exist, two services on one host. Names the
-// field and what was expected.
+// field, in the scenario's own words if it has old ones, and what was expected.
 Result<void, std::string> Validate(const Scenario& scenario);
+// A scenario as somebody has written it: valid, and in today's words (old_words.h).
+Result<Scenario, std::string> ReadWritten(Scenario written);
 
 struct RunOptions {
   // Sees every event. May be null.
@@ -53,7 +55,7 @@ struct RunReport {
   std::string state;
 };
 
-// `scenario` is valid.
+// `scenario` is valid, and in today's words.
 RunReport RunScenario(const Scenario& scenario, const RunOptions& options = {});
 
 }  // namespace stagecoach::scenario

@@ -149,9 +149,34 @@ TEST(Rules, AHostThatStartsAgainHasThemAnew) {
   EXPECT_GE(report.tally.connections, 4u);
 }
 
-TEST(OldWords, HabitsOfDevicesAreRules) {
-  const auto trace_of = [](const std::string& habits) {
-    return RunScenario(Parse("host { name: 'a' device { profile: 'roce' " + habits + R"( } }
+// Longer than a run is waited for when nothing is late.
+TEST_P(Run, WhatARuleHoldsBackForAnHourIsWaitedFor) {
+  const RunReport report = RunWell(Parse(R"(
+      host { name: 'a' } host { name: 'b' device { rule: 'delay=3600s kind=send message=5 direction=sent' } }
+      service { host: 'a' } client { name: 'c' host: 'b' server: 'a' call { repeat: 10 timeout_ns: 0 } })"));
+  EXPECT_GT(report.tally.answered, 5u);
+}
+
+// None of them would cut a connection, and all of them do.
+TEST(Rules, DelaysCutTogether) {
+  std::string delays;
+  for (int i = 0; i < 12; ++i) delays += "delay=490ms kind=ack message=20..; ";
+  const RunReport report = RunWell(Parse("host { name: 'a' device { profile: 'roce' rule: '" + delays + R"(' } }
+      host { name: 'b' device { profile: 'roce' } } service { host: 'a' }
+      client { name: 'c' host: 'b' server: 'a' call { repeat: 40 timeout_ns: 0 } })"));
+  EXPECT_GT(report.tally.disturbed, 0u);
+}
+
+// As a file is read.
+Scenario Read(const std::string& text) {
+  const auto read = ReadWritten(Parse(text));
+  EXPECT_TRUE(read.has_value()) << read.error();
+  return read.value_or(Scenario());
+}
+
+TEST(OldWords, FaultsOfDevicesAreRules) {
+  const auto trace_of = [](const std::string& device) {
+    return RunScenario(Read("host { name: 'a' device { profile: 'roce' " + device + R"( } }
         host { name: 'b' device { profile: 'roce' } } service { host: 'a' }
         client { name: 'c' host: 'b' server: 'a' call { repeat: 40 argument_bytes: 9000 result_bytes: 9000 } })"))
         .trace_hash;
@@ -167,10 +192,26 @@ TEST(OldWords, FaultIsInjection) {
   const std::string work = "client { name: 'c' host: 'b' server: 'a' call { repeat: 50 result_bytes: 5000 } } ";
   const std::string kill = " { at_ns: 500000 kind: KILL a: 'a' for_ns: 1000000 } ";
   const std::string reset = " { at_ns: 500000 kind: RESET a: 'a' b: 'b' } ";
-  const uint64_t today = RunScenario(Parse(kPair + work + "injection" + kill + "injection" + reset)).trace_hash;
-  EXPECT_EQ(RunScenario(Parse(kPair + work + "fault" + kill + "fault" + reset)).trace_hash, today);
-  EXPECT_EQ(RunScenario(Parse(kPair + work + "injection" + reset + "fault" + kill)).trace_hash, today);
-  EXPECT_NE(RunScenario(Parse(kPair + work)).trace_hash, today);
+  const uint64_t today = RunScenario(Read(kPair + work + "injection" + kill + "injection" + reset)).trace_hash;
+  EXPECT_EQ(RunScenario(Read(kPair + work + "fault" + kill + "fault" + reset)).trace_hash, today);
+  EXPECT_EQ(RunScenario(Read(kPair + work + "injection" + reset + "fault" + kill)).trace_hash, today);
+  EXPECT_NE(RunScenario(Read(kPair + work)).trace_hash, today);
+}
+
+TEST(OldWords, WhateverAnOldFileMaySayIsRead) {
+  const auto rules = [](const std::string& fault) {
+    const Scenario read = Read("host { name: 'a' device { fault { " + fault + " } } }");
+    EXPECT_TRUE(read.host(0).device().fault().empty());
+    return read.host(0).device().rule_size() == 0 ? "" : read.host(0).device().rule(0);
+  };
+  EXPECT_EQ(rules("kind: DELAY_COMPLETION delay_ns: 0"), "");
+  EXPECT_EQ(rules("kind: DELAY_COMPLETION delay_ns: 86400000000000 one_in: 3"), "delay-completion=3600s one-in=3");
+  EXPECT_EQ(rules("kind: DELAY_COMPLETION"), "delay-completion=20us one-in=1");
+  EXPECT_EQ(rules("kind: NONE"), "");
+  const Scenario both = Read("host { name: 'a' } fault { kind: KILL a: 'a' } injection { kind: FORGET a: 'a' }");
+  ASSERT_EQ(both.injection_size(), 2);
+  EXPECT_EQ(both.injection(0).kind(), Injection::KILL);
+  EXPECT_TRUE(both.fault().empty());
 }
 
 TEST_P(Run, CallsOfASessionOutliveItsConnections) {
@@ -570,7 +611,7 @@ TEST_P(Run, StopsWhereItIsTold) {
   EXPECT_EQ(Rules(report), "") << "what is broken off is not judged";
 }
 
-TEST_P(Run, DevicesHaveTheirHabitsWhileThereIsWork) {
+TEST_P(Run, RulesOfDevicesLastWhileThereIsWork) {
   const Scenario scenario = Parse(R"(
       host { name: 'a' } service { host: 'a' }
       host { name: 'b' device { rule: 'fail-registration one-in=3' } }
@@ -581,10 +622,10 @@ TEST_P(Run, DevicesHaveTheirHabitsWhileThereIsWork) {
 }
 
 // A client that serves its server, and has no memory for what it is sent, ends the connection.
-TEST_P(Run, DevicesHaveTheirHabitsForReverseCallsToo) {
+TEST_P(Run, RulesOfDevicesLastForReverseCallsToo) {
   const Scenario scenario = Parse(R"(
       host { name: 'a' } service { host: 'a' reverse_credits: 4 version_low: 2 version_high: 2 }
-      host { name: 'b' device { fault { kind: FAIL_REGISTRATION one_in: 3 } } }
+      host { name: 'b' device { rule: 'fail-registration one-in=3' } }
       client { name: 'c' host: 'b' server: 'a' version_low: 2 version_high: 2 reverse_credits: 4 reverse_chunks: true
                call { repeat: 40 } reverse_call { argument_bytes: 20000 } })");
   const RunReport report = RunWell(scenario);
@@ -691,15 +732,32 @@ TEST(Excuses, NorDoProcessesThatStandStill) {
   EXPECT_EQ(FirstRule(RunScenario(scenario, SecretReset(10ms + 500us))), "connection.lost");
 }
 
-// A connection that was made when a fault was over has no part in it.
-TEST(Excuses, AFaultIsNoneForWhatBeganAfterIt) {
-  for (const char* fault : {"RESET a: 'a' b: 'b'", "FORGET a: 'a'", "FORGET a: 'b'", "KILL a: 'a' for_ns: 1000000",
-                            "POWER_LOSS a: 'a' for_ns: 1000000", "RESTART_SERVICE a: 'a' for_ns: 1000000",
-                            "KILL a: 'b' for_ns: 1000000", "PARTITION a: 'a' b: 'b' for_ns: 1000000"}) {
+// What is done to datagrams keeps clients from connecting, and is no reason for an end of what is connected.
+TEST(Excuses, LosingDatagramsIsNoneForWhatIsConnected) {
+  const Scenario scenario = Parse(
+      "host { name: 'a' device { profile: 'roce' rule: 'duplicate kind=datagram; drop kind=datagram one-in=2' } } "
+      "host { name: 'b' device { profile: 'roce' } } service { host: 'a' } "
+      "client { name: 'c' host: 'b' server: 'a' call { repeat: 2000 pause_ns: 1000000 } }");
+  RunOptions cut;
+  cut.sabotage = [](emu::SimulatedWorld& world) {
+    const auto partition = [&world](bool cut_off) {
+      world.sim().Partition(world.fabric("a"), world.fabric("b"), cut_off);
+    };
+    world.sim().loop().At(Instant() + 1s, [partition] { partition(true); });
+    world.sim().loop().At(Instant() + 60s, [partition] { partition(false); });
+  };
+  EXPECT_EQ(FirstRule(RunScenario(scenario, cut)), "call.failed");
+}
+
+// A connection that was made when an injection was over has no part in it.
+TEST(Excuses, AnInjectionIsNoneForWhatBeganAfterIt) {
+  for (const char* injection : {"RESET a: 'a' b: 'b'", "FORGET a: 'a'", "FORGET a: 'b'", "KILL a: 'a' for_ns: 1000000",
+                                "POWER_LOSS a: 'a' for_ns: 1000000", "RESTART_SERVICE a: 'a' for_ns: 1000000",
+                                "KILL a: 'b' for_ns: 1000000", "PARTITION a: 'a' b: 'b' for_ns: 1000000"}) {
     const Scenario scenario = Parse(std::string(kPair) + "client { name: 'c' host: 'b' server: 'a' " + kWork +
-                                    "} injection { at_ns: 2000000 kind: " + fault + " }");
-    EXPECT_EQ(Rules(RunScenario(scenario)), "") << fault;
-    EXPECT_EQ(FirstRule(RunScenario(scenario, SecretReset(30ms + 500us))), "connection.lost") << fault;
+                                    "} injection { at_ns: 2000000 kind: " + injection + " }");
+    EXPECT_EQ(Rules(RunScenario(scenario)), "") << injection;
+    EXPECT_EQ(FirstRule(RunScenario(scenario, SecretReset(30ms + 500us))), "connection.lost") << injection;
   }
 }
 
@@ -711,7 +769,7 @@ TEST(Excuses, ARestartedServiceIsNoneForOtherProgramsOfItsHost) {
   EXPECT_EQ(FirstRule(RunScenario(scenario, SecretReset(1ms + 500us))), "ping_pong.failed");
 }
 
-TEST(Excuses, AFaultBeforeABlockingProgramConnectsIsNone) {
+TEST(Excuses, AnInjectionBeforeABlockingProgramConnectsIsNone) {
   const Scenario scenario = Parse(
       "host { name: 'a' } host { name: 'b' } ping_pong { client: 'a' server: 'b' count: 100 start_ns: 5000000 } "
       "injection { at_ns: 1000000 kind: RESET a: 'a' b: 'b' }");
@@ -719,7 +777,7 @@ TEST(Excuses, AFaultBeforeABlockingProgramConnectsIsNone) {
   EXPECT_EQ(FirstRule(RunScenario(scenario, SecretReset(5ms + 500us))), "ping_pong.failed");
 }
 
-TEST(Excuses, AFaultBeforeAnotherAttemptToCopyIsNone) {
+TEST(Excuses, AnInjectionBeforeAnotherAttemptToCopyIsNone) {
   const Scenario scenario = Parse(R"(
       host { name: 'a' } host { name: 'b' } service { host: 'a' files: true }
       file_copy { host: 'b' server: 'a' bytes: 3000001 }
@@ -750,18 +808,18 @@ TEST(Excuses, ALimitThatIsFarOffExplainsNoRefusal) {
 }
 
 // It fails one registration in four thousand million.
-constexpr char kHabit[] =
+constexpr char kHardlyEver[] =
     "host { name: 'a' device { rule: 'fail-registration one-in=4000000000' } } host { name: 'b' } ";
 
 TEST(Excuses, ADeviceThatMightFailIsNoneUntilItHas) {
-  const std::string world = std::string(kHabit) + "service { host: 'a' files: true } ";
+  const std::string world = std::string(kHardlyEver) + "service { host: 'a' files: true } ";
   EXPECT_EQ(FirstRule(RunScenario(Parse(world + "client { name: 'c' host: 'b' server: 'a' " + kWork + "}"),
                                   SecretReset(10ms + 500us))),
             "connection.lost");
   EXPECT_EQ(
       FirstRule(RunScenario(Parse(world + "file_copy { host: 'b' server: 'a' bytes: 3000001 }"), SecretReset(300us))),
       "file.failed");
-  EXPECT_EQ(FirstRule(RunScenario(Parse(std::string(kHabit) + "ping_pong { client: 'a' server: 'b' count: 100 }"),
+  EXPECT_EQ(FirstRule(RunScenario(Parse(std::string(kHardlyEver) + "ping_pong { client: 'a' server: 'b' count: 100 }"),
                                   SecretReset(500us))),
             "ping_pong.failed");
 }
@@ -793,16 +851,16 @@ TEST(Excuses, AStreamThatIsTakenFromAnInfinibandConnectionIsNone) {
     world.sim().loop().At(Instant() + 10ms + 500us, [set] { set(true); });
     world.sim().loop().At(Instant() + 20s, [set] { set(false); });
   };
-  for (const char* fault : {"RESET a: 'a' b: 'b'", "FORGET a: 'a'", "FORGET a: 'b'"}) {
+  for (const char* injection : {"RESET a: 'a' b: 'b'", "FORGET a: 'a'", "FORGET a: 'b'"}) {
     Scenario scenario = Parse(std::string(kPair) + "client { name: 'c' host: 'b' server: 'a' " + kWork +
-                              "} injection { at_ns: 10000000 kind: " + fault + " }");
+                              "} injection { at_ns: 10000000 kind: " + injection + " }");
     for (Host& host : *scenario.mutable_host()) host.mutable_device()->set_profile("roce");
     const RunReport report = RunScenario(scenario);
-    EXPECT_EQ(Rules(report), "") << fault;
-    EXPECT_EQ(report.tally.connections, 1u) << fault;
-    EXPECT_EQ(report.tally.answered, report.tally.calls) << fault;
+    EXPECT_EQ(Rules(report), "") << injection;
+    EXPECT_EQ(report.tally.connections, 1u) << injection;
+    EXPECT_EQ(report.tally.answered, report.tally.calls) << injection;
     const std::string rules = Rules(RunScenario(scenario, secret_partition));
-    EXPECT_NE(rules.find("connection.lost: "), std::string::npos) << fault << ": " << rules;
+    EXPECT_NE(rules.find("connection.lost: "), std::string::npos) << injection << ": " << rules;
   }
 }
 
@@ -934,7 +992,7 @@ TEST(Liveness, AClientThatIsNeverAdmittedIsSeen) {
   EXPECT_NE(rules.find("liveness.connect: client d "), std::string::npos) << rules;
 }
 
-// The scenario's device fails one registration in two, for as long as faults happen. This one fails each, for ever.
+// The scenario's device fails one registration in two, for as long as rules last. This one fails each, for ever.
 TEST(Liveness, AFileThatIsNeverCopiedIsSeen) {
   const Scenario scenario = Parse(R"(
       host { name: 'a' } service { host: 'a' files: true }
@@ -1037,12 +1095,12 @@ TEST(Validate, NamesTheFieldAndWhatWasExpected) {
       {"host { name: 'a' } service { host: 'x' }", "service.host: \"x\", expected the name of a host"},
       {"host { name: 'a' } client { name: 'c' host: 'a' server: 'a' }",
        "client.server: \"a\", expected a host with a service"},
-      {"host { name: 'a' } fault { kind: KILL a: 'b' }", "injection.a: \"b\", expected the name of a host"},
-      {"host { name: 'a' } fault { a: 'a' }", "injection.kind: \"NONE\", expected a kind of injection"},
+      {"host { name: 'a' } fault { kind: KILL a: 'b' }", "fault.a: \"b\", expected the name of a host"},
+      {"host { name: 'a' } fault { a: 'a' }", "fault.kind: \"NONE\", expected a kind of fault"},
       {"host { name: 'a' } host { name: 'b' } fault { kind: STOP a: 'a' }",
-       "injection.for_ns: \"0\", expected how long it lasts"},
+       "fault.for_ns: \"0\", expected how long it lasts"},
       {"host { name: 'a' } host { name: 'b' } fault { kind: PARTITION a: 'a' b: 'b' }",
-       "injection.for_ns: \"0\", expected how long it lasts"},
+       "fault.for_ns: \"0\", expected how long it lasts"},
       {"host { name: 'a' } link { buffer_bytes: 0 }", "link[0].buffer_bytes: 0, expected 2048 to 67108864"},
       {"host { name: 'a' device { max_ird: 0 } }", "host[0].device.max_ird: 0, expected 1 to 16383"},
       {"host { name: 'a' } service { host: 'a' credits: 5000 }", "service[0].credits: 5000, expected 1 to 1024"},
@@ -1118,10 +1176,16 @@ TEST(Validate, NamesTheFieldAndWhatWasExpected) {
       {"host { name: 'a' } silent_peer { host: 'a' server: 'a' said_bytes: 20 }",
        "silent_peer[0].said_bytes: 20, expected 0 to 19"},
       {"host { name: 'a' } host { name: 'b' } link { a: 'a' b: 'a' }", "link: \"a\", expected two different hosts"},
-      {"host { name: 'a' device { fault { kind: NOT_READY one_in: 5 } } }",
-       "host.device.rule[0]: 'not-ready kind=any one-in=5': iWARP has no word for a Receive that is missing: the "
-       "stream "
-       "would end, as disconnect does it\n(of host \"a\")"},
+      {"host { name: 'a' device { rule: 'stall' fault { one_in: 2 } fault { kind: NOT_READY one_in: 5 } } }",
+       "host.device.fault[1].kind: NOT_READY: iWARP has no word for a Receive that is missing: the stream would end, "
+       "as "
+       "disconnect does it\n(of host \"a\")"},
+      {"host { name: 'a' device { fault { kind: FAIL_REGISTRATION } rule: 'stall kind=ack' } }",
+       "host.device.rule[0]: 'stall kind=ack': iWARP has no acknowledgements of its own, and TCP's are not seen; on "
+       "iWARP it can be send, write, read, read-response, atomic, atomic-response, immediate, terminate\n(of host "
+       "\"a\")"},
+      {"host { name: 'a' } fault { kind: KILL a: 'a' } injection { kind: KILL a: 'b' }",
+       "injection.a: \"b\", expected the name of a host"},
       {"host { name: 'a' } host { name: 'b' device { rule: 'disconnect' rule: 'disconnect mesage=10' } }",
        "host.device.rule[1]: 'mesage' is no condition; did you mean message?\n"
        "  disconnect mesage=10\n"

@@ -36,43 +36,6 @@ bool RepliesAreRead(const Client& client, const Service& service) {
          service.incoming_reads() > 0 && service.exposed_replies_max() > 0;
 }
 
-namespace {
-
-// What is lost, or late, is found out by time-outs.
-bool LosesOfItself(const Device& device) {
-  const auto loses = [](const emu::InjectionRule& rule) {
-    return (emu::SetOf(rule.action) & emu::kLosingActions) != 0;
-  };
-  const auto habits = MakeProfile(device).habits;
-  const auto rules = GivenRules(device);
-  return std::any_of(habits.begin(), habits.end(), loses) || std::any_of(rules.begin(), rules.end(), loses);
-}
-
-// Whether it may end a connection. What is lost or late by luck now and then does not.
-bool MayCut(const emu::InjectionRule& rule) {
-  constexpr Duration kAckTimeout = 500ms;  // CmOptions::ack_timeout
-  switch (rule.action) {
-    case emu::InjectionAction::kDisconnect:
-    case emu::InjectionAction::kStall:
-      return true;
-    case emu::InjectionAction::kDrop:
-    case emu::InjectionAction::kNotReady:
-      return !IsNowAndThen(rule);
-    case emu::InjectionAction::kDelay:
-      return rule.delay >= kAckTimeout;
-    default:
-      return false;
-  }
-}
-
-}  // namespace
-
-bool IsNowAndThen(const emu::InjectionRule& rule) {
-  constexpr uint32_t kSeldom = 5;
-  if (rule.one_in != 0) return rule.one_in >= kSeldom;
-  return rule.probability <= emu::InjectionRule::kAlways / kSeldom;
-}
-
 emu::DeviceProfile MakeProfile(const Device& device) {
   emu::DeviceProfile profile = *emu::ProfileByName(device.profile());
   const auto set = [](bool present, auto value, auto* field) {
@@ -89,30 +52,6 @@ emu::DeviceProfile MakeProfile(const Device& device) {
   set(device.has_stag_quarantine(), device.stag_quarantine(), &profile.stag_quarantine);
   profile.want_crc = device.crc();
   return profile;
-}
-
-Result<std::vector<emu::InjectionRule>, std::string> ReadRules(const Device& device) {
-  std::vector<emu::InjectionRule> rules;
-  for (int i = 0; i < device.rule_size(); ++i) {
-    const std::string& text = device.rule(i);
-    const auto read = emu::ParseInjectionRules(text);
-    std::string wrong =
-        read ? emu::WhyNoRules(*emu::ProfileByName(device.profile()), *read) : read.error().Explain(text);
-    if (read && read->empty()) wrong = "there is no rule in it";
-    if (read && rules.size() + read->size() > emu::kMostRules) {
-      wrong = "more than " + std::to_string(emu::kMostRules) + " rules of one device";
-    }
-    if (!wrong.empty()) return Err("rule[" + std::to_string(i) + "]: " + wrong);
-    for (emu::InjectionRule rule : *read) {
-      if (rule.Draws() && !rule.seed) rule.seed = emu::InjectionRule::kOfTheDevice;
-      rules.push_back(rule);
-    }
-  }
-  return rules;
-}
-
-std::vector<emu::InjectionRule> GivenRules(const Device& device) {
-  return ReadRules(device).value();
 }
 
 bool HasFewRegistrations(const Device& device) {
@@ -149,56 +88,6 @@ constexpr Duration kAsksAgain = 540ms;
 
 // So often may a call be sent again for what a server says that it needs (Requester::Config::resends_max).
 constexpr double kResendsMax = 4;
-
-// What a connection meets on its way, at its worst.
-struct Path {
-  double way = 0;       // ns, one way
-  double delay = 0;     // ns a device adds to a round trip
-  double retries = 0;   // ns that a call waits for what was lost
-  double per_byte = 0;  // ns, sent or received
-};
-
-Path PathBetween(const Scenario& scenario, const std::string& one, const std::string& other) {
-  const auto on_it = [&](const std::string& a, const std::string& b) {
-    return (a == one && b == other) || (a == other && b == one);
-  };
-  double streams = 0;
-  for (const Client& client : scenario.client()) streams += on_it(client.host(), client.server()) ? 1 : 0;
-  for (const FileCopy& copy : scenario.file_copy()) streams += on_it(copy.host(), copy.server()) ? 1 : 0;
-  for (const PingPong& ping_pong : scenario.ping_pong()) {
-    streams += on_it(ping_pong.client(), ping_pong.server()) ? 1 : 0;
-  }
-  Path path;
-  const auto look_at = [&](const Link& link) {
-    const auto way = static_cast<double>(link.latency_ns() + link.jitter_ns());
-    path.way = std::max(path.way, way);
-    // So much may be under way until word of its arrival is back.
-    path.per_byte = std::max(path.per_byte, 2 * way / link.buffer_bytes());
-    const auto bandwidth = static_cast<double>(link.bytes_per_second());
-    if (bandwidth > 0) path.per_byte = std::max(path.per_byte, streams * 1e9 / bandwidth);
-  };
-  bool has_own = false;
-  for (const Link& link : scenario.link()) {
-    if (!on_it(link.a(), link.b())) continue;
-    look_at(link);
-    has_own = true;
-  }
-  if (!has_own) look_at(Link());
-  for (const Injection& injection : scenario.injection()) {
-    if (injection.kind() == Injection::LINK && on_it(injection.a(), injection.b())) look_at(injection.link());
-  }
-  for (const Host& host : scenario.host()) {
-    if (host.name() != one && host.name() != other) continue;
-    for (const emu::InjectionRule& rule : GivenRules(host.device())) {
-      if (rule.action == emu::InjectionAction::kDelay) path.way += static_cast<double>(rule.delay.count());
-      if (rule.action == emu::InjectionAction::kDelayCompletion) path.delay += static_cast<double>(rule.delay.count());
-    }
-    // The last packet of a message is missed after half a second (CmOptions::ack_timeout), others at once.
-    constexpr double kSeveralTimeouts = 5e9;
-    if (LosesOfItself(host.device())) path.retries = kSeveralTimeouts;
-  }
-  return path;
-}
 
 // The service of this host; null: it has none.
 const Service* FindService(const Scenario& scenario, const std::string& host) {
@@ -288,13 +177,66 @@ Duration Stage::OutlivesStop(const std::string& host) const {
   return IsInfiniband(host) && AnyLosesPackets() ? OutlivesSilence(host) : Duration::max();
 }
 
+bool Stage::Loses(const Host& host, emu::KindSet kinds) const {
+  return LoseOrDelay(RulesAt(host.name()), kinds) || LoseOrDelay(MakeProfile(host.device()).habits, kinds);
+}
+
 bool Stage::AnyLosesPackets() const {
   return std::any_of(scenario_.host().begin(), scenario_.host().end(),
-                     [](const Host& host) { return LosesOfItself(host.device()); });
+                     [this](const Host& host) { return Loses(host, emu::kKindsOfConnections); });
 }
 
 uint32_t Stage::DrawXid(std::string_view name, uint32_t last) const {
   return static_cast<uint32_t>(Luck("xid/" + std::string(name)).Between(1, last));
+}
+
+struct Stage::Path {
+  double way = 0;       // ns, one way
+  double delay = 0;     // ns a device adds to a round trip
+  double retries = 0;   // ns that a call waits for what was lost
+  double per_byte = 0;  // ns, sent or received
+};
+
+Stage::Path Stage::PathBetween(const std::string& one, const std::string& other) const {
+  const auto on_it = [&](const std::string& a, const std::string& b) {
+    return (a == one && b == other) || (a == other && b == one);
+  };
+  double streams = 0;
+  for (const Client& client : scenario_.client()) streams += on_it(client.host(), client.server()) ? 1 : 0;
+  for (const FileCopy& copy : scenario_.file_copy()) streams += on_it(copy.host(), copy.server()) ? 1 : 0;
+  for (const PingPong& ping_pong : scenario_.ping_pong()) {
+    streams += on_it(ping_pong.client(), ping_pong.server()) ? 1 : 0;
+  }
+  Path path;
+  const auto look_at = [&](const Link& link) {
+    const auto way = static_cast<double>(link.latency_ns() + link.jitter_ns());
+    path.way = std::max(path.way, way);
+    // So much may be under way until word of its arrival is back.
+    path.per_byte = std::max(path.per_byte, 2 * way / link.buffer_bytes());
+    const auto bandwidth = static_cast<double>(link.bytes_per_second());
+    if (bandwidth > 0) path.per_byte = std::max(path.per_byte, streams * 1e9 / bandwidth);
+  };
+  bool has_own = false;
+  for (const Link& link : scenario_.link()) {
+    if (!on_it(link.a(), link.b())) continue;
+    look_at(link);
+    has_own = true;
+  }
+  if (!has_own) look_at(Link());
+  for (const Injection& injection : scenario_.injection()) {
+    if (injection.kind() == Injection::LINK && on_it(injection.a(), injection.b())) look_at(injection.link());
+  }
+  for (const Host& host : scenario_.host()) {
+    if (host.name() != one && host.name() != other) continue;
+    for (const emu::InjectionRule& rule : RulesAt(host.name())) {
+      if (rule.action == emu::InjectionAction::kDelay) path.way += static_cast<double>(rule.delay.count());
+      if (rule.action == emu::InjectionAction::kDelayCompletion) path.delay += static_cast<double>(rule.delay.count());
+    }
+    // The last packet of a message is missed after half a second (CmOptions::ack_timeout), others at once.
+    constexpr double kSeveralTimeouts = 5e9;
+    if (Loses(host, emu::kAllKinds)) path.retries = kSeveralTimeouts;
+  }
+  return path;
 }
 
 Duration Stage::Patience(const Client& client) const {
@@ -304,7 +246,7 @@ Duration Stage::Patience(const Client& client) const {
   // Headers of the RPC, of the transport, of each record.
   constexpr double kHeaders = 4000;
   constexpr double kRecordOverhead = 1.25;
-  const Path path = PathBetween(scenario_, client.host(), client.server());
+  const Path path = PathBetween(client.host(), client.server());
   const Segments segments = SegmentsOf(scenario_, client);
   double longest = 0;
   bool cancels = false;
@@ -348,26 +290,34 @@ bool Stage::Disturbed(const std::string& client, const std::string& server, Inst
                      [&](const Disturbance& disturbance) {
                        return disturbance.Concerns(client, server, use) && disturbance.Meets(client, since);
                      }) ||
-         CutSince(client, server, since);
+         CutSince(client, server, since, /*is_established=*/false);
 }
 
-const std::vector<emu::InjectionRule>& Stage::RulesAt(const std::string& host) const {
+const DeviceRules& Stage::RulesAt(const std::string& host) const {
   return rules_.find(host)->second;
 }
 
 template <typename Which>
 bool Stage::FiredSince(const std::string& host, Instant since, Which which) const {
-  const std::vector<emu::InjectionRule>& rules = RulesAt(host);
+  const DeviceRules& rules = RulesAt(host);
   for (size_t i = 0; i < rules.size(); ++i) {
-    if (!MayCut(rules[i]) || !which(rules[i])) continue;
+    if (!which(rules[i])) continue;
     if (const auto last = evidence_.LastFired(host, i + 1); last && *last >= since) return true;
   }
   return false;
 }
 
-bool Stage::CutSince(const std::string& a, const std::string& b, Instant since) const {
-  const auto any = [](const emu::InjectionRule&) { return true; };
-  return FiredSince(a, since, any) || FiredSince(b, since, any);
+bool Stage::CutSince(const std::string& a, const std::string& b, Instant since, bool is_established) const {
+  const auto has_cut = [&](const std::string& host) {
+    const Duration delays = DelaysOf(RulesAt(host));
+    return FiredSince(host, since,
+                      [&](const emu::InjectionRule& rule) { return MayCut(rule, delays, is_established); });
+  };
+  return has_cut(a) || has_cut(b);
+}
+
+bool Stage::MayStall(const std::string& host) const {
+  return emu::Has(RulesAt(host), emu::InjectionAction::kStall);
 }
 
 bool Stage::HasStalled(const std::string& host) const {
@@ -375,12 +325,18 @@ bool Stage::HasStalled(const std::string& host) const {
                     [](const emu::InjectionRule& rule) { return rule.action == emu::InjectionAction::kStall; });
 }
 
+Duration Stage::LongestHold() const {
+  Duration longest{};
+  for (const Host& host : scenario_.host()) longest += scenario::LongestHold(RulesAt(host.name()));
+  return longest;
+}
+
 bool Stage::Severed(const std::string& client, const std::string& server, Instant since,
                     std::optional<Instant> established, Use use) const {
   // Word that it is established waits its turn on a slow link, behind a first call each of other connections.
   constexpr double kFirstBytes = 512;
-  if (CutSince(client, server, since)) return true;
-  const Path path = PathBetween(scenario_, client, server);
+  if (CutSince(client, server, since, established.has_value())) return true;
+  const Path path = PathBetween(client, server);
   const Duration way(static_cast<int64_t>(path.way + kFirstBytes * path.per_byte));
   return std::any_of(disturbances_.begin(), disturbances_.end(), [&](const Disturbance& disturbance) {
     if (!disturbance.Concerns(client, server, use) || !disturbance.Meets(client, since)) return false;
@@ -414,7 +370,7 @@ bool Stage::MayFailToConnect(const std::string& host, const std::string& server,
 
 bool Stage::LosesPackets(const std::string& a, const std::string& b) const {
   return std::any_of(scenario_.host().begin(), scenario_.host().end(), [&](const Host& host) {
-    return (host.name() == a || host.name() == b) && LosesOfItself(host.device());
+    return (host.name() == a || host.name() == b) && Loses(host, emu::kAllKinds);
   });
 }
 
@@ -464,7 +420,8 @@ bool Stage::ServerMayBeFull(const std::string& server, Instant since) const {
   // Connections that an injection has taken from their clients count until the server knows.
   const Duration blink = IsInfiniband(server) ? kBlinkOfInfiniband : kBlink;
   for (const Host& host : scenario_.host()) {
-    if (HasStalled(host.name()) || CutSince(host.name(), host.name(), since - blink)) return true;
+    if (HasStalled(host.name()) || CutSince(host.name(), host.name(), since - blink, /*is_established=*/false))
+      return true;
   }
   return std::any_of(disturbances_.begin(), disturbances_.end(), [&](const Disturbance& disturbance) {
     const bool concerns = disturbance.a == server || disturbance.b == server || disturbance.b.empty();
@@ -476,7 +433,7 @@ bool Stage::ServerMayBeFull(const std::string& server, Instant since) const {
 bool Stage::FailedRegistration(const std::string& host, Instant since) const {
   const auto last = evidence_.LastFailedRegistration(host);
   if (!last || *last < since) return false;
-  // A device without the habit has no reason to, and a leak is none.
+  // A device without such a rule has no reason to, and a leak is none.
   return std::any_of(scenario_.host().begin(), scenario_.host().end(), [&](const Host& each) {
     return each.name() == host &&
            (HasFewRegistrations(each.device()) || emu::Has(RulesAt(host), emu::InjectionAction::kFailRegistration));

@@ -16,12 +16,12 @@
 #include <vector>
 
 #include "base/prng.h"
-#include "base/result.h"
 #include "base/trace.h"
 #include "emu/world/simulated_world.h"
 #include "rpcrdma/api/error.h"
 #include "rpcrdma/wire/profile.h"
 #include "scenarios/proto/scenario.pb.h"
+#include "scenarios/runner/device_rules.h"
 #include "scenarios/runner/evidence.h"
 #include "scenarios/runner/model.h"
 #include "scenarios/runner/violations.h"
@@ -42,15 +42,8 @@ bool MayBeOfVersion2(const Client& client, const Service& service);
 bool RepliesAreRead(const Client& client, const Service& service);
 // The emulator's profile with what `device` changes. Its name is one that ProfileByName knows.
 emu::DeviceProfile MakeProfile(const Device& device);
-// The rules that the scenario has for the device, those that draw with its luck. The error says which of them cannot be
-// understood or carried out, and why.
-Result<std::vector<emu::InjectionRule>, std::string> ReadRules(const Device& device);
 // Ten years, in nanoseconds: no scenario's program is waited for longer. Far from where arithmetic with times ends.
 inline constexpr double kLongestWait = 3e17;
-// It happens by luck, and to one in five at most: connections live with it.
-bool IsNowAndThen(const emu::InjectionRule& rule);
-// Those of a valid scenario.
-std::vector<emu::InjectionRule> GivenRules(const Device& device);
 // So few that what runs on it may run out of them.
 bool HasFewRegistrations(const Device& device);
 emu::LinkOptions MakeLink(const Link& link);
@@ -145,20 +138,29 @@ class Stage {
   // The host will not be started again.
   void NoteGone(const std::string& host) { gone_.push_back(host); }
   bool IsGone(std::string_view host) const { return std::find(gone_.begin(), gone_.end(), host) != gone_.end(); }
-  // The host's device, which has that habit or little room, has failed a registration since then.
+  // The host's device, which has a rule for that or little room, has failed a registration since then.
   bool FailedRegistration(const std::string& host, Instant since) const;
+  // A rule of the host may have connections stall.
+  bool MayStall(const std::string& host) const;
+  // For how long rules may still hold back what is under way when they are over, with all that is behind it.
+  Duration LongestHold() const;
   // Belongs into the trace.
   Evidence& evidence() { return evidence_; }
 
  private:
+  // What a connection meets on its way, at its worst.
+  struct Path;
+  Path PathBetween(const std::string& one, const std::string& other) const;
+  // The host's device has what is of these kinds lost, or late, by rules or habits: that is found out by time-outs.
+  bool Loses(const Host& host, emu::KindSet kinds) const;
   bool AnyLosesPackets() const;
   // The rules of a host.
-  const std::vector<emu::InjectionRule>& RulesAt(const std::string& host) const;
-  // Whether a rule of the host's that may end a connection, and of which `which` is true, has fired since then.
+  const DeviceRules& RulesAt(const std::string& host) const;
+  // Whether a rule of the host's of which `which` is true has fired since then.
   template <typename Which>
   bool FiredSince(const std::string& host, Instant since, Which which) const;
-  // Rules of either host may have ended a connection between them that lived then.
-  bool CutSince(const std::string& a, const std::string& b, Instant since) const;
+  // Rules of either host may have ended a connection between them that lived then, and is established or not yet.
+  bool CutSince(const std::string& a, const std::string& b, Instant since, bool is_established) const;
   bool HasStalled(const std::string& host) const;
 
   struct Disturbance {
@@ -196,7 +198,7 @@ class Stage {
   Evidence evidence_;
   std::vector<std::string> gone_;
   std::vector<std::string> silent_;
-  std::map<std::string, std::vector<emu::InjectionRule>, std::less<>> rules_;  // by host
+  std::map<std::string, DeviceRules, std::less<>> rules_;  // by host
 };
 
 }  // namespace stagecoach::scenario

@@ -61,7 +61,8 @@ bool IsName(const std::string& name) {
 
 class Validator {
  public:
-  explicit Validator(const Scenario& scenario) : scenario_(scenario) {}
+  // `scenario` is what was `written`, in today's words.
+  Validator(const Scenario& scenario, const Scenario& written) : scenario_(scenario), written_(written) {}
 
   Result<void, std::string> Validate() {
     if (scenario_.host_size() == 0) return Err(std::string("host: a scenario needs at least one"));
@@ -76,8 +77,10 @@ class Validator {
                                host.device().profile()));
       }
       transports_[host.name()] = profile->transport;
-      if (const auto rules = ReadRules(host.device()); !rules) {
-        return Err(fmt::format("host.device.{}\n(of host \"{}\")", rules.error(), host.name()));
+    }
+    for (const Host& host : written_.host()) {
+      if (const std::string wrong = WhyNoDevice(host.device()); !wrong.empty()) {
+        return Err(fmt::format("host.device.{}\n(of host \"{}\")", wrong, host.name()));
       }
     }
     std::set<std::pair<std::string, std::string>> links;
@@ -147,21 +150,8 @@ class Validator {
       Known("silent_peer.host", peer.host());
       Known("silent_peer.server", peer.server());
     }
-    for (const Injection& injection : scenario_.injection()) {
-      Known("injection.a", injection.a());
-      const bool pair = injection.kind() == Injection::PARTITION || injection.kind() == Injection::RESET ||
-                        injection.kind() == Injection::LINK;
-      if (pair) Pair("injection", injection.a(), injection.b());
-      if (!pair && injection.has_b()) Say("injection.b", injection.b(), "nothing: this kind of injection has one host");
-      if (injection.kind() == Injection::NONE) Say("injection.kind", "NONE", "a kind of injection");
-      if (injection.kind() == Injection::RESTART_SERVICE && services.count(injection.a()) == 0) {
-        Say("injection.a", injection.a(), "a host with a service");
-      }
-      if (injection.kind() == Injection::LINK && !injection.has_link())
-        Say("injection.link", "", "what the link becomes");
-      const bool must_end = injection.kind() == Injection::PARTITION || injection.kind() == Injection::STOP;
-      if (must_end && injection.for_ns() == 0) Say("injection.for_ns", "0", "how long it lasts");
-    }
+    for (const Injection& fault : written_.fault()) CheckInjection("fault", fault, services);
+    for (const Injection& injection : written_.injection()) CheckInjection("injection", injection, services);
     if (!problem_.empty()) return Err(problem_);
     for (const Host& host : scenario_.host()) CheckDevice(host);
     if (!problem_.empty()) return Err(problem_);
@@ -169,6 +159,36 @@ class Validator {
   }
 
  private:
+  // What of its rules, or of what older files have for them, can do nothing.
+  static std::string WhyNoDevice(const Device& device) {
+    const emu::DeviceProfile profile = *emu::ProfileByName(device.profile());
+    for (int i = 0; i < device.fault_size(); ++i) {
+      const auto rule = RuleOf(device.fault(i));
+      const auto why = rule ? emu::WhyNoRule(profile, *rule) : std::nullopt;
+      if (why) return fmt::format("fault[{}].kind: {}: {}", i, DeviceFault::Kind_Name(device.fault(i).kind()), *why);
+    }
+    const auto rules = ReadRules(device);
+    if (!rules) return rules.error();
+    if (rules->size() + static_cast<size_t>(device.fault_size()) <= emu::kMostRules) return {};
+    return fmt::format("fault: with those of rule more than {} rules of one device", emu::kMostRules);
+  }
+
+  // `word` is what the scenario calls it.
+  void CheckInjection(const std::string& word, const Injection& injection, const std::set<std::string>& services) {
+    Known(word + ".a", injection.a());
+    const bool pair = injection.kind() == Injection::PARTITION || injection.kind() == Injection::RESET ||
+                      injection.kind() == Injection::LINK;
+    if (pair) Pair(word, injection.a(), injection.b());
+    if (!pair && injection.has_b()) Say(word + ".b", injection.b(), "nothing: this kind has one host");
+    if (injection.kind() == Injection::NONE) Say(word + ".kind", "NONE", "a kind of " + word);
+    if (injection.kind() == Injection::RESTART_SERVICE && services.count(injection.a()) == 0) {
+      Say(word + ".a", injection.a(), "a host with a service");
+    }
+    if (injection.kind() == Injection::LINK && !injection.has_link()) Say(word + ".link", "", "what the link becomes");
+    const bool must_end = injection.kind() == Injection::PARTITION || injection.kind() == Injection::STOP;
+    if (must_end && injection.for_ns() == 0) Say(word + ".for_ns", "0", "how long it lasts");
+  }
+
   // The least that a device must be able to do for what runs on its host: to have its connections, and calls on them
   // that need memory.
   struct Needs {
@@ -347,6 +367,7 @@ class Validator {
   }
 
   const Scenario& scenario_;
+  const Scenario& written_;
   std::set<std::string> hosts_;
   std::map<std::string, emu::TransportKind> transports_;  // by host
   std::string problem_;
@@ -357,7 +378,12 @@ class Validator {
 Result<void, std::string> Validate(const Scenario& scenario) {
   if (auto checked = CheckLimits(scenario); !checked) return checked;
   const Scenario today = InTodaysWords(scenario);
-  return Validator(today).Validate();
+  return Validator(today, scenario).Validate();
+}
+
+Result<Scenario, std::string> ReadWritten(Scenario written) {
+  if (auto valid = Validate(written); !valid) return Err(std::move(valid.error()));
+  return InTodaysWords(std::move(written));
 }
 
 }  // namespace stagecoach::scenario

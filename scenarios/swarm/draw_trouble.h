@@ -1,4 +1,4 @@
-// What goes wrong between the hosts of a drawn world, and with them.
+// What is done to the hosts of a drawn world, and between them, at a time.
 #pragma once
 
 #include <cstdint>
@@ -11,10 +11,10 @@ namespace stagecoach::scenario {
 // Injections fall into this time from the start; work is spread so that most of it meets some.
 inline constexpr uint64_t kTroubleNs = 40'000'000;
 
-// What a link is like, from its beginning or from a fault on.
+// What a link is like, from its beginning or from an injection on.
 void DrawLinkInto(Prng& prng, Link& link);
 
-// One to six faults of any kind but STOP.
+// One to six injections of any kind but STOP.
 void DrawInjections(Prng& prng, Scenario& scenario);
 
 // Hosts whose processes stand still for a while, and others that are cut off for longer than peers wait for them.

@@ -57,12 +57,31 @@ TEST_F(ScenarioFileTest, RulesOfACommandComeOnTopOfTheFiles) {
   EXPECT_NE(cut.out.find("injection.fired rule=2 action=disconnect"), std::string::npos) << cut.out;
   const Outcome nobody = Run({"sim", file, "--rule", "x: stall"});
   EXPECT_EQ(nobody.code, 2);
-  EXPECT_EQ(nobody.err, "stagecoach: sim: --rule: there is no host 'x' in this world; there are a, b\n");
+  EXPECT_EQ(nobody.err, "stagecoach: sim: --rule 'x: stall': there is no host 'x' in this world; there are a, b\n");
   const Outcome wrong = Run({"sim", file, "--rule", "drop"});
   EXPECT_EQ(wrong.code, 2);
-  EXPECT_NE(wrong.err.find("--rule: host.device.rule[0]: 'drop': iWARP cannot lose a segment"), std::string::npos)
-      << wrong.err;
+  EXPECT_NE(wrong.err.find("--rule 'drop': 'drop': iWARP cannot lose a segment"), std::string::npos) << wrong.err;
+  // Whatever the file has, it is the word of the command that is at fault.
+  const Outcome misspelt = Run({"sim", file, "--rule", "b: stall mesage=3"});
+  EXPECT_EQ(misspelt.code, 2);
+  EXPECT_EQ(misspelt.err,
+            "stagecoach: sim: --rule 'b: stall mesage=3': 'mesage' is no condition; did you mean message?\n"
+            "  stall mesage=3\n"
+            "        ^~~~~~\n(of host \"b\")\n");
   EXPECT_EQ(Run({"sim", "--count", "2", "--rule", "stall message=9"}).code, 2);
+}
+
+TEST_F(ScenarioFileTest, OldWordsAreReadAndKeptInWhatIsSaid) {
+  EXPECT_EQ(Said("host { name: \"a\" } host { name: \"b\" device { fault { kind: LOSE_PACKET } } }\n")
+                .find(": host.device.fault[0].kind: LOSE_PACKET: iWARP cannot lose a segment"),
+            0u);
+  WriteFile(local_ / "old",
+            "host { name: \"a\" } host { name: \"b\" device { fault { kind: DELAY_COMPLETION delay_ns: 0 } } }\n"
+            "service { host: \"a\" } client { name: \"c\" host: \"b\" server: \"a\" call { repeat: 9 } }\n"
+            "fault { kind: FORGET a: \"a\" at_ns: 1000000000 }\n");
+  const Outcome played = Run({"sim", (local_ / "old").string()});
+  EXPECT_EQ(played.code, 0) << played.err;
+  EXPECT_NE(played.out.find("2 hosts, 1 services, 1 clients, 1 injections;"), std::string::npos) << played.out;
 }
 
 TEST_F(ScenarioFileTest, AFileWithoutAnEndIsNotReadToIt) {

@@ -9,6 +9,7 @@
 #include <fstream>
 #include <sstream>
 #include <string>
+#include <utility>
 
 #include "scenarios/runner/run.h"
 #include "scenarios/swarm/draw.h"
@@ -59,9 +60,9 @@ TEST(Regressions, BreakNoRuleAnyMore) {
     text << file.rdbuf();
     Scenario scenario;
     ASSERT_TRUE(google::protobuf::TextFormat::ParseFromString(text.str(), &scenario)) << entry.path();
-    const auto valid = scenario::Validate(scenario);
-    ASSERT_TRUE(valid.has_value()) << entry.path() << ": " << valid.error();
-    PlayTwice(scenario, "stagecoach sim " + entry.path().string() + " --trace");
+    const auto read = scenario::ReadWritten(std::move(scenario));
+    ASSERT_TRUE(read.has_value()) << entry.path() << ": " << read.error();
+    PlayTwice(*read, "stagecoach sim " + entry.path().string() + " --trace");
     ++played;
   }
   EXPECT_GT(played, 0) << "no regressions found where they should be";

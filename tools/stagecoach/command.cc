@@ -105,9 +105,10 @@ void AddDeviceOptions(CLI::App& command, DeviceOptions& options) {
       ->type_name("NAME")
       ->check(CLI::IsMember({"iwarp", "roce", "minimal", "hostile"}));
   command
-      .add_option("--rule", options.rules,
-                  "Do something to connections, such as 'disconnect message=10'; may be given several times "
-                  "(docs/injections.md)")
+      .add_option(
+          "--rule", options.rules,
+          "Do something to the device or its connections, such as 'disconnect message=10'; may be given several "
+          "times (docs/injections.md)")
       ->type_name("RULE")
       ->allow_extra_args(false);
 }

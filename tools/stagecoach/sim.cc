@@ -14,7 +14,9 @@
 #include <utility>
 
 #include "base/mutant.h"
+#include "emu/inject/rule.h"
 #include "rpcrdma/ulb/file/names.h"
+#include "scenarios/runner/device_rules.h"
 #include "scenarios/runner/run.h"
 #include "scenarios/swarm/draw.h"
 #include "tools/stagecoach/command.h"
@@ -66,17 +68,22 @@ bool ReadScenario(const std::string& path, Scenario* scenario) {
   parser.RecordErrorsTo(&errors);
   if (!parser.ParseFromString(text, scenario)) return false;
   if (!scenario->has_name()) scenario->set_name(path);
-  if (const auto valid = scenario::Validate(*scenario); !valid) {
-    Complain("sim", fmt::format("{}: {}", shown, valid.error()));
+  auto read = scenario::ReadWritten(std::move(*scenario));
+  if (!read) {
+    Complain("sim", fmt::format("{}: {}", shown, read.error()));
     return false;
   }
+  *scenario = std::move(*read);
   return true;
 }
 
 // Gives hosts of the scenario what --rule says. False: it is wrong, which has been said.
 bool AddRules(const std::vector<std::string>& rules, Scenario* scenario) {
-  if (rules.empty()) return true;
   for (const std::string& text : rules) {
+    const auto complain = [&](const std::string& what) {
+      Complain("sim", fmt::format("--rule '{}': {}", rpcrdma::file::Printable(text), what));
+      return false;
+    };
     // No rule has a colon.
     const size_t colon = text.find(':');
     const std::string host = colon == std::string::npos ? "" : text.substr(0, colon);
@@ -84,20 +91,23 @@ bool AddRules(const std::vector<std::string>& rules, Scenario* scenario) {
     bool any = false;
     for (scenario::Host& each : *scenario->mutable_host()) {
       if (colon != std::string::npos && each.name() != host) continue;
-      each.mutable_device()->add_rule(rule);
+      scenario::Device& device = *each.mutable_device();
+      const auto on_host = [&](const std::string& what) {
+        return complain(fmt::format("{}\n(of host \"{}\")", what, each.name()));
+      };
+      if (const auto read = scenario::ReadRule(device, rule); !read) return on_host(read.error());
+      device.add_rule(rule);
+      if (scenario::CountOfRules(device) > emu::kMostRules) {
+        return on_host(fmt::format("more than {} rules of one device", emu::kMostRules));
+      }
       any = true;
     }
     if (!any) {
       std::string names;
       for (const scenario::Host& each : scenario->host()) names += (names.empty() ? "" : ", ") + each.name();
-      Complain("sim", fmt::format("--rule: there is no host '{}' in this world; there are {}",
-                                  rpcrdma::file::Printable(host), names));
-      return false;
+      return complain(
+          fmt::format("there is no host '{}' in this world; there are {}", rpcrdma::file::Printable(host), names));
     }
-  }
-  if (const auto valid = scenario::Validate(*scenario); !valid) {
-    Complain("sim", fmt::format("--rule: {}", valid.error()));
-    return false;
   }
   return true;
 }
@@ -170,7 +180,7 @@ void AddSim(CLI::App& app, int& exit_code) {
   options->commit = kCommit;
   auto* file =
       command->add_option("FILE", options->file, "A scenario in text format, instead of one drawn from the seed");
-  auto* seed = command->add_option("--seed", options->seed, "Draws the world, its work and its faults")
+  auto* seed = command->add_option("--seed", options->seed, "Draws the world, its work and what is done to it")
                    ->capture_default_str()
                    ->check(WholeNumber(0));
   auto* profile = command
