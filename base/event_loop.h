@@ -1,7 +1,8 @@
-// EventLoop: the only door to time, timers, readiness of descriptors and deferred work.
+// Reactor and EventLoop: the only door to time, timers, readiness of descriptors and deferred work.
 //
-// Implemented over Asio for real processes (rpcrdma/loop, emu/backend/tcp) and by the simulator (emu/sim), where time
-// is virtual and a watched descriptor is looked up as a simulated channel instead of being given to epoll.
+// A device needs a Reactor; programs and the RPC stack, which poll completion queues as well, an EventLoop. Over Linux
+// the first is base/epoll_loop, the second base/asio_loop. The simulator (emu/sim) is both: there time is virtual, and
+// a watched descriptor is looked up as a simulated channel instead of being given to epoll.
 //
 // A loop is single-threaded: callbacks run one at a time on the thread that runs the loop, never inside the call that
 // registered them. Now() is constant within one callback of a simulated loop. All members but Post() must be called on
@@ -15,15 +16,14 @@
 
 namespace stagecoach {
 
-class EventLoop {
+class Reactor {
  public:
   using Callback = std::function<void()>;
   // Ids are never 0 and never reused within one loop.
   using TimerId = uint64_t;
   using WatchId = uint64_t;
-  using PollerId = uint64_t;
 
-  virtual ~EventLoop() = default;
+  virtual ~Reactor() = default;
 
   virtual Instant Now() const = 0;
 
@@ -38,6 +38,11 @@ class EventLoop {
 
   // Runs `callback` on the loop's thread, after the current callback.
   virtual void Post(Callback callback) = 0;
+};
+
+class EventLoop : public Reactor {
+ public:
+  using PollerId = uint64_t;
 
   // The poll phase: while at least one poller says it has work outstanding, the loop calls the pollers repeatedly for a
   // bounded time before it sleeps. `poll` does whatever is ready and returns true if it did anything; `busy` says
@@ -51,6 +56,22 @@ class EventLoop {
   };
   virtual PollerId AddPoller(Poller poller) = 0;
   virtual void RemovePoller(PollerId poller) = 0;
+
+  // Work that is not this loop's, and that its thread does while it has nothing else to do: it sleeps on fd() as well.
+  class Companion {
+   public:
+    virtual ~Companion() = default;
+    // Readable when there is something to do. The same for ever.
+    virtual int fd() const = 0;
+    // Around each sleep. In between, OnReadable() follows when fd() is readable; it may follow at other times, too.
+    virtual void OnSleep() = 0;
+    virtual void OnWake() = 0;
+    virtual void OnReadable() = 0;
+  };
+  // False, and it will not be called: this loop does not sleep (a simulated one), or cannot watch it. Removed before it
+  // goes.
+  virtual bool AddCompanion(Companion* companion) { return false; }
+  virtual void RemoveCompanion(Companion* companion) {}
 };
 
 }  // namespace stagecoach

@@ -189,6 +189,21 @@ void AsioLoop::RemovePoller(PollerId poller) {
   pollers_.erase(found);
 }
 
+bool AsioLoop::AddCompanion(Companion* companion) {
+  companions_.reserve(companions_.size() + 1);
+  const WatchId watch = WatchReadable(companion->fd(), [companion] { companion->OnReadable(); });
+  if (watch != 0) companions_.emplace_back(companion, watch);
+  return watch != 0;
+}
+
+void AsioLoop::RemoveCompanion(Companion* companion) {
+  const auto found =
+      std::find_if(companions_.begin(), companions_.end(), [&](const auto& entry) { return entry.first == companion; });
+  if (found == companions_.end()) return;
+  Unwatch(found->second);
+  companions_.erase(found);
+}
+
 bool AsioLoop::RunReady() {
   bool did = RunDueTimers();
   turns_since_look_ = 0;
@@ -280,7 +295,13 @@ bool AsioLoop::Sleep(std::optional<Duration> max_wait) {
     const auto guard = asio::make_work_guard(context_);
     context_.restart();
     timed_out_ = false;
-    context_.run_one();
+    {
+      const Undoing awake([this] {
+        for (const auto& [companion, watch] : companions_) companion->OnWake();
+      });
+      for (const auto& [companion, watch] : companions_) companion->OnSleep();
+      context_.run_one();
+    }
     turns_since_look_ = 0;
     did = RunDueTimers() || !timed_out_;
   }

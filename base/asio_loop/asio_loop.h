@@ -79,6 +79,8 @@ class AsioLoop final : public EventLoop {
   void Post(Callback callback) override;
   PollerId AddPoller(Poller poller) override;
   void RemovePoller(PollerId poller) override;
+  bool AddCompanion(Companion* companion) override;
+  void RemoveCompanion(Companion* companion) override;
 
   struct Counters {
     uint64_t turns = 0;
@@ -138,6 +140,7 @@ class AsioLoop final : public EventLoop {
   std::map<int, WatchedFd> watched_fds_;
   uint32_t next_generation_ = 1;
   std::vector<std::shared_ptr<PollerEntry>> pollers_;
+  std::vector<std::pair<Companion*, WatchId>> companions_;
   Counters counters_;
 };
 

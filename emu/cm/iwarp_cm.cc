@@ -145,7 +145,7 @@ class IwarpCm::Handshake : public ReadyWatcher {
 
   void SetTimer(std::optional<Instant> when) {
     if (when == timer_due_) return;
-    EventLoop& loop = core_.fabric().loop();
+    Reactor& loop = core_.fabric().loop();
     if (timer_ != 0) loop.Cancel(timer_);
     timer_ = 0;
     timer_due_ = when;
@@ -174,7 +174,7 @@ class IwarpCm::Handshake : public ReadyWatcher {
   bool finished_ = false;
 
  private:
-  EventLoop::TimerId timer_ = 0;
+  Reactor::TimerId timer_ = 0;
   std::optional<Instant> timer_due_;
 };
 

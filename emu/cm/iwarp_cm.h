@@ -90,7 +90,7 @@ class IwarpCm final : public CmTransport {
 
   CmCore& core_;
   std::map<uint64_t, std::unique_ptr<Handshake>> handshakes_;  // the loop's own
-  std::map<uint64_t, EventLoop::TimerId> rtr_timers_;          // likewise, of ids that await an RTR, by serial
+  std::map<uint64_t, Reactor::TimerId> rtr_timers_;            // likewise, of ids that await an RTR, by serial
 };
 
 }  // namespace stagecoach::emu

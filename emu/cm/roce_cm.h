@@ -125,7 +125,7 @@ class RoceCm final : public CmTransport {
     wire::CmMadBytes last{};  // our last word, as it is repeated
     Duration patience{};      // between two tries
     Instant give_up_at{};
-    EventLoop::TimerId timer = 0;
+    Reactor::TimerId timer = 0;
     Instant due{};  // of the timer
     int probes_left = 0;
     uint64_t probe_id = 0;  // transaction of the last question whether the peer is there; 0: none was asked

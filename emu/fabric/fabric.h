@@ -98,7 +98,7 @@ class Fabric {
  public:
   virtual ~Fabric() = default;
 
-  virtual EventLoop& loop() = 0;
+  virtual Reactor& loop() = 0;
   // The loop's clock, from any thread.
   virtual Instant Now() const = 0;
   // Whether progress is made by a thread of the fabric's own. False in simulation: there, every call is on one thread
@@ -152,6 +152,10 @@ class Fabric {
 
   // Null, with errno set, when the system has no descriptor left.
   virtual std::unique_ptr<Notifier> CreateNotifier() = 0;
+
+  // What a loop of the program's sleeps on as well, to move connections itself meanwhile. Null: there is nothing to
+  // move, or no descriptor left. Goes before the fabric.
+  virtual std::unique_ptr<EventLoop::Companion> CreateCompanion() { return nullptr; }
 
   // Blocks the calling program. `lock` is held on entry and exit and released while waiting; `done` is asked under the
   // lock. Returns false if nothing can ever make `done` true (a simulated world that ran dry: a deadlock of the

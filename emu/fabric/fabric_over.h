@@ -15,7 +15,7 @@ namespace stagecoach::emu {
 
 class FabricOver : public Fabric {
  public:
-  EventLoop& loop() override { return beneath_.loop(); }
+  Reactor& loop() override { return beneath_.loop(); }
   Instant Now() const override { return beneath_.Now(); }
   bool HasProgressThread() const override { return beneath_.HasProgressThread(); }
   Result<std::unique_ptr<Listener>, FabricError> ListenWith(const StreamOptions& options, const IpEndpoint& local,
@@ -44,6 +44,7 @@ class FabricOver : public Fabric {
     return beneath_.UserListeningAt(local);
   }
   std::unique_ptr<Notifier> CreateNotifier() override { return beneath_.CreateNotifier(); }
+  std::unique_ptr<EventLoop::Companion> CreateCompanion() override { return beneath_.CreateCompanion(); }
   bool Wait(std::unique_lock<std::mutex>& lock, std::condition_variable& changed,
             const std::function<bool()>& done) override {
     return beneath_.Wait(lock, changed, done);

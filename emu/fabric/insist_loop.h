@@ -13,14 +13,14 @@
 
 namespace stagecoach::emu {
 
-// EventLoop::Post, from any thread. With no memory for it, the action waits in a spare block; there it stays if the
+// Reactor::Post, from any thread. With no memory for it, the action waits in a spare block; there it stays if the
 // loop goes before it has run. The reserve is for what copying the action takes. std::bad_alloc: there is no block
 // left, or nothing for the copy.
 template <typename Action>
-void InsistPost(EventLoop& loop, const Action& action) {
+void InsistPost(Reactor& loop, const Action& action) {
   static_assert(sizeof(Action) <= kSpareBlockSize && alignof(Action) <= alignof(std::max_align_t));
   try {
-    return loop.Post(EventLoop::Callback(action));
+    return loop.Post(Reactor::Callback(action));
   } catch (const std::bad_alloc&) {
     void* const block = TakeSpareBlock(sizeof(Action));
     if (block == nullptr) throw;
@@ -45,7 +45,7 @@ void InsistPost(EventLoop& loop, const Action& action) {
 
 // The same for destructors, which have nobody to tell: waits for memory, however long it takes.
 template <typename Action>
-void PostAtLast(EventLoop& loop, const Action& action) noexcept {
+void PostAtLast(Reactor& loop, const Action& action) noexcept {
   for (;;) {
     try {
       return InsistPost(loop, action);
@@ -55,10 +55,10 @@ void PostAtLast(EventLoop& loop, const Action& action) noexcept {
   }
 }
 
-// EventLoop::At, on the loop.
+// Reactor::At, on the loop.
 template <typename Action>
-EventLoop::TimerId InsistAt(EventLoop& loop, Instant when, const Action& action) {
-  return Insist([&] { return loop.At(when, EventLoop::Callback(action)); });
+Reactor::TimerId InsistAt(Reactor& loop, Instant when, const Action& action) {
+  return Insist([&] { return loop.At(when, Reactor::Callback(action)); });
 }
 
 }  // namespace stagecoach::emu

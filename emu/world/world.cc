@@ -190,7 +190,7 @@ void PrepareForFork() {
 // On the loop: gives what is posted to it its turn, then what that has posted, and so on for some rounds; then waits
 // for what is on its way to links. Then says so.
 void CatchUp(Host& host, int rounds, const std::shared_ptr<std::promise<void>>& caught_up) {
-  EventLoop& loop = host.fabric().loop();
+  Reactor& loop = host.fabric().loop();
   const auto again = [&host, rounds, caught_up] { CatchUp(host, std::max(rounds - 1, 0), caught_up); };
   if (rounds > 0) return loop.Post(again);
   if (!host.nic().is_infiniband() || !host.nic().datagrams().HasUnsent()) return caught_up->set_value();

@@ -31,7 +31,7 @@ Meetings& TheMeetings() {
 // will never come. Where it has come, the end of the stream means nothing.
 class FirstEnd final : public LlpOver, private ReadyWatcher {
  public:
-  FirstEnd(std::shared_ptr<MemoryChannel> channel, std::unique_ptr<Stream> stream, EventLoop& loop,
+  FirstEnd(std::shared_ptr<MemoryChannel> channel, std::unique_ptr<Stream> stream, Reactor& loop,
            const RecordOptions& options)
       : LlpOver(std::make_unique<MemoryLlp>(channel, /*first=*/true, loop, options)),
         channel_(std::move(channel)),

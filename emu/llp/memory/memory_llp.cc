@@ -24,7 +24,7 @@ class MemoryChannel : public std::enable_shared_from_this<MemoryChannel> {
  public:
   using Record = std::vector<std::byte>;
 
-  void Join(size_t end, EventLoop& loop) {
+  void Join(size_t end, Reactor& loop) {
     std::lock_guard lock(mutex_);
     STAGECOACH_CHECK(!ends_[end].joined);
     ends_[end].joined = true;
@@ -102,7 +102,7 @@ class MemoryChannel : public std::enable_shared_from_this<MemoryChannel> {
   struct End {
     bool joined = false;
     bool gone = false;
-    EventLoop* loop = nullptr;
+    Reactor* loop = nullptr;
     std::deque<Record> records;  // for it
     size_t bytes = 0;            // of them
     bool finished = false;       // there will be no more
@@ -164,7 +164,7 @@ void MemoryLlp::Reset(MemoryChannel& channel) {
   channel.Reset();
 }
 
-MemoryLlp::MemoryLlp(std::shared_ptr<MemoryChannel> channel, bool first, EventLoop& loop, const RecordOptions& options)
+MemoryLlp::MemoryLlp(std::shared_ptr<MemoryChannel> channel, bool first, Reactor& loop, const RecordOptions& options)
     : channel_(std::move(channel)),
       end_(first ? 0 : 1),
       max_record_(options.max_record != 0 ? options.max_record : kLargestRecord) {

@@ -34,7 +34,7 @@ class MemoryLlp final : public Llp {
   static void GiveUpSecondEnd(MemoryChannel& channel);
   // Both ends, by nobody's wish.
   static void Reset(MemoryChannel& channel);
-  MemoryLlp(std::shared_ptr<MemoryChannel> channel, bool first, EventLoop& loop, const RecordOptions& options);
+  MemoryLlp(std::shared_ptr<MemoryChannel> channel, bool first, Reactor& loop, const RecordOptions& options);
   ~MemoryLlp() override;
   MemoryLlp(const MemoryLlp&) = delete;
   MemoryLlp& operator=(const MemoryLlp&) = delete;

@@ -821,7 +821,7 @@ class DatagramPort::Incoming final : public ReadyWatcher {
   const wire::CarrierNonce name_;  // of its process
   const std::unique_ptr<Llp> llp_;
   Instant last_record_;
-  EventLoop::TimerId timer_ = 0;
+  Reactor::TimerId timer_ = 0;
   bool ended_ = false;
   bool replaced_ = false;
   bool judged_ = false;  // the current record has been

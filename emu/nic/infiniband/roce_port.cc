@@ -116,8 +116,8 @@ class RocePort::Core : public std::enable_shared_from_this<RocePort::Core> {
     uint64_t carrier = 0;  // serial; 0: none
     uint64_t caller = 0;   // key of the attempt under way; 0: none
     int attempts_left = 0;
-    Duration wait{};               // before the attempt after the next failure
-    EventLoop::TimerId timer = 0;  // of the next attempt
+    Duration wait{};             // before the attempt after the next failure
+    Reactor::TimerId timer = 0;  // of the next attempt
     Instant timer_at{};
   };
 
@@ -383,7 +383,7 @@ class RocePort::Caller final : public ReadyWatcher {
   const uint64_t generation_;
   std::unique_ptr<ConnectAttempt> attempt_;
   std::unique_ptr<Stream> stream_;
-  EventLoop::TimerId timer_ = 0;
+  Reactor::TimerId timer_ = 0;
   wire::CarrierHello hello_;
   std::array<std::byte, wire::kCarrierHelloSize> hello_bytes_{};
   std::array<std::byte, wire::kCarrierAnswerSize> answer_{};
@@ -677,7 +677,7 @@ class RocePort::Visitor final : public ReadyWatcher {
   Core& core_;
   const uint64_t key_;
   std::unique_ptr<Stream> stream_;
-  EventLoop::TimerId timer_ = 0;
+  Reactor::TimerId timer_ = 0;
   Phase phase_ = Phase::kHello;
   std::array<std::byte, wire::kCarrierHelloSize> hello_bytes_{};
   std::array<std::byte, wire::kCarrierProofSize> proof_{};

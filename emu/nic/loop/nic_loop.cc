@@ -42,7 +42,7 @@ struct NicLoop::State : std::enable_shared_from_this<NicLoop::State> {
   std::thread::id runner;
 
   // The loop's timer: touched on the loop's thread, and with the lock held.
-  EventLoop::TimerId timer = 0;
+  Reactor::TimerId timer = 0;
   std::optional<Instant> timer_at;
 
   static LoopClient* OfLink(ListLink* link) { return static_cast<LoopClient::Link*>(link)->client; }
