@@ -18,7 +18,8 @@
 #include <thread>
 #include <vector>
 
-#include "base/asio_loop/asio_loop.h"
+#include "base/epoll_loop/epoll_loop.h"
+#include "emu/backend/tcp/leadership.h"
 
 namespace stagecoach::emu {
 namespace {
@@ -176,10 +177,10 @@ TEST(AbstractNamesTest, AStrangerOfAnotherUserLeadsNobodyToItself) {
 // Each question is a connection: whoever has the name must not run out of room for them.
 TEST(AbstractNamesTest, ANameCanBeAskedAboutForEver) {
   constexpr int kMoreThanTheBacklog = 10000;
-  AsioLoop loop;
+  EpollLoop loop;
   ReadinessSet readiness(&loop);
-  readiness.Start();
-  std::thread thread([&] { loop.Run(); });
+  Leadership leadership(&loop, {});
+  std::thread thread([&] { leadership.Run(); });
   {
     AbstractNames names(&readiness);
     const std::string name = FreshName();
@@ -191,15 +192,14 @@ TEST(AbstractNamesTest, ANameCanBeAskedAboutForEver) {
     }
     EXPECT_LT(std::chrono::steady_clock::now(), deadline);
   }
-  loop.Stop();
+  leadership.Stop();
   thread.join();
 }
 
 // Who asks and stays costs a process without descriptors no more than a look now and then.
 TEST(AbstractNamesTest, WithoutDescriptorsWhoAsksDoesNotKeepTheLoopBusy) {
-  AsioLoop loop;
+  EpollLoop loop;
   ReadinessSet readiness(&loop);
-  readiness.Start();
   AbstractNames names(&readiness);
   const std::string name = FreshName();
   const auto taken = names.Take(name);
@@ -218,16 +218,17 @@ TEST(AbstractNamesTest, WithoutDescriptorsWhoAsksDoesNotKeepTheLoopBusy) {
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
   constexpr int kTurns = 1000;
   size_t woken = 0;
-  for (int i = 0; i < kTurns; ++i) woken += loop.context().poll();
+  for (int i = 0; i < kTurns; ++i) woken += loop.Turn() ? 1 : 0;
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
   EXPECT_GE(woken, 1u);
   EXPECT_LT(woken, static_cast<size_t>(kTurns / 10));
   // It is sent away once there is a descriptor again.
-  std::thread thread([&] { loop.Run(); });
+  Leadership leadership(&loop, {});
+  std::thread thread([&] { leadership.Run(); });
   char byte = 0;
   EXPECT_EQ(read(asker, &byte, 1), 0);
   close(asker);
-  loop.Stop();
+  leadership.Stop();
   thread.join();
 }
 

@@ -12,14 +12,14 @@
 #include <mutex>
 #include <vector>
 
-#include "base/asio_loop/asio_loop.h"
+#include "base/event_loop.h"
 #include "emu/fabric/fabric.h"
 
 namespace stagecoach::emu {
 
 class HostAddresses {
  public:
-  explicit HostAddresses(AsioLoop* loop) : loop_(*loop) {}
+  explicit HostAddresses(Reactor* loop) : loop_(*loop) {}
   // No thread is in the loop any more.
   ~HostAddresses();
   HostAddresses(const HostAddresses&) = delete;
@@ -37,10 +37,10 @@ class HostAddresses {
   void TakeHints();
   void CallWatcher();
 
-  AsioLoop& loop_;
+  Reactor& loop_;
   std::mutex mutex_;  // all below
   int fd_ = -1;       // from the first Watch() on
-  EventLoop::WatchId watch_ = 0;
+  Reactor::WatchId watch_ = 0;
   bool is_known_ = false;
   std::vector<LocalAddress> known_;
   bool is_call_posted_ = false;

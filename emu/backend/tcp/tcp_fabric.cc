@@ -11,7 +11,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <asio/posix/stream_descriptor.hpp>
 #include <cstring>
 #include <limits>
 #include <new>
@@ -27,6 +26,8 @@
 #include "base/undoing.h"
 #include "base/unseen.h"
 #include "emu/backend/tcp/abstract_names.h"
+#include "emu/backend/tcp/leading_companion.h"
+#include "emu/backend/tcp/leading_notifier.h"
 #include "emu/backend/tcp/peer_user.h"
 #include "emu/backend/tcp/short_slices.h"
 #include "emu/fabric/event_fd.h"
@@ -36,8 +37,6 @@
 namespace stagecoach::emu {
 namespace {
 
-// How long a listener rests after an accept that failed for want of descriptors or memory.
-constexpr Duration kAcceptBackoff = 50ms;
 // Connections taken per wake-up, so that a flood of them leaves time for others.
 constexpr int kAcceptBatch = 16;
 
@@ -138,76 +137,74 @@ class CallbackGate {
   bool inside_ = false;  // guarded by mutex_
 };
 
-// A socket that Asio waits for. Lives on the loop's thread, kept by the handlers that wait.
-class AcceptState : public std::enable_shared_from_this<AcceptState> {
+// A socket that listens.
+class AcceptState final : private ReadyWatcher, public std::enable_shared_from_this<AcceptState> {
  public:
-  AcceptState(AsioLoop* loop, ReadinessSet* readiness, int fd, Fabric::AcceptCallback on_accept)
-      : loop_(loop), readiness_(readiness), socket_(loop->context(), fd), on_accept_(std::move(on_accept)) {}
-  ~AcceptState() { ForgetDescriptor(socket_.native_handle()); }
+  AcceptState(ReadinessSet* readiness, int fd, Fabric::AcceptCallback on_accept)
+      : readiness_(readiness), fd_(fd), on_accept_(std::move(on_accept)) {}
+  ~AcceptState() override { CloseDescriptor(fd_); }
 
-  CallbackGate& gate() { return gate_; }
-
-  void Wait() {
-    if (gate_.closed()) return;
-    socket_.async_wait(asio::posix::stream_descriptor::wait_read,
-                       HandlerMemory::Bind(wait_memory_, [self = shared_from_this()](const asio::error_code& error) {
-                         if (!error) self->AcceptReady();
-                       }));
+  // 0, or an errno: then nobody will be accepted.
+  int Start() {
+    member_ = readiness_->Add(fd_);
+    if (member_ == nullptr) return errno;
+    member_->SetWatcher(this);
+    member_->Arm(true, false);
+    return 0;
   }
 
-  void End() {
-    asio::error_code ignored;
-    ForgetDescriptor(socket_.native_handle());
-    socket_.close(ignored);
-    if (backoff_ != 0) loop_->Cancel(backoff_);
+  // Waits for a call that is running, unless in a turn of the loop. After a Start() that failed it does nothing.
+  void End(bool in_turn) {
+    gate_.Close(in_turn);
+    if (member_ != nullptr) readiness_->Remove(member_);
+    // Frees the port now: a turn that we are in may keep the descriptor for as long as it lasts.
+    shutdown(fd_, SHUT_RDWR);
   }
 
  private:
-  void AcceptReady() {
+  void OnReady() override {
+    const auto self = shared_from_this();  // the listener may go in its own callback
     try {
-      AcceptSome();
+      if (!AcceptSome()) return readiness_->ArmLater(member_);
     } catch (const std::bad_alloc&) {
       // The stream it was for is closed. The next ones wait for better times.
       STAGECOACH_MARK("tcp.listener_finds_no_memory");
-      Backoff();
+      return readiness_->ArmLater(member_);
     }
+    member_->Arm(true, false);
   }
 
-  void AcceptSome() {
+  // False: it is to rest for a while.
+  bool AcceptSome() {
     for (int i = 0; i < kAcceptBatch && !gate_.closed(); ++i) {
-      const int fd = accept4(socket_.native_handle(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+      const int fd = accept4(fd_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
       if (fd >= 0) {
         Deliver(fd);
         continue;
       }
       switch (errno) {
         case EAGAIN:
-          Wait();
-          return;
+          return true;
         case EMFILE:
         case ENFILE:
         case ENOBUFS:
         case ENOMEM:
           if (STAGECOACH_MUTANT("listener-deaf-after-emfile",
                                 "a listener that lacked a descriptor takes nobody more")) {
-            return;
+            readiness_->Remove(member_);
           }
           // The connection stays in the backlog and the socket readable: waiting for it again would spin.
-          Backoff();
-          return;
+          return false;
         case EINTR:
           break;
         default:
           // Linux reports errors of the new connection here (accept(2)): that one is lost, the listener is well. A
           // listener that is not would report the same for ever, so this too ends the batch, and comes back through the
           // timer.
-          if (errno != ECONNABORTED && errno != EPROTO) {
-            Backoff();
-            return;
-          }
+          if (errno != ECONNABORTED && errno != EPROTO) return false;
       }
     }
-    Wait();
+    return true;
   }
 
   void Deliver(int fd) {
@@ -217,55 +214,24 @@ class AcceptState : public std::enable_shared_from_this<AcceptState> {
     on_accept_(std::move(stream));
   }
 
-  void Backoff() {
-    try {
-      backoff_ = InsistAt(*loop_, loop_->Now() + kAcceptBackoff, [self = shared_from_this()] {
-        self->backoff_ = 0;
-        self->Wait();
-      });
-    } catch (const std::bad_alloc&) {
-      STAGECOACH_MARK("tcp.listener_finds_no_memory_for_a_timer");
-      std::this_thread::sleep_for(kWantPause);
-      Wait();
-    }
-  }
-
-  AsioLoop* const loop_;
   ReadinessSet* const readiness_;
-  asio::posix::stream_descriptor socket_;
-  const std::shared_ptr<HandlerMemory> wait_memory_ = std::make_shared<HandlerMemory>();
+  const int fd_;
   const Fabric::AcceptCallback on_accept_;
-  EventLoop::TimerId backoff_ = 0;
+  std::shared_ptr<ReadinessSet::Member> member_;
   CallbackGate gate_;
 };
 
-// What is left when not even the reserve helps ends by itself when its socket has something to say: its gate is closed.
-template <typename State>
-void EndSoon(AsioLoop& loop, std::shared_ptr<State> state) {
-  try {
-    InsistPost(loop, [state = std::move(state)] { state->End(); });
-  } catch (const std::bad_alloc&) {
-    STAGECOACH_MARK("tcp.nobody_to_end_a_socket");
-  }
-}
-
 class TcpListener final : public Listener {
  public:
-  TcpListener(AsioLoop* loop, int fd, std::shared_ptr<AcceptState> state)
-      : loop_(loop), fd_(fd), local_(SocketEndpoint(fd, false)), state_(std::move(state)) {}
-  ~TcpListener() override {
-    state_->gate().Close(loop_->OnLoopThread());
-    // Frees the port now; the loop closes the descriptor when it comes to it.
-    shutdown(fd_, SHUT_RDWR);
-    EndSoon(*loop_, std::move(state_));
-  }
+  TcpListener(EpollLoop* loop, int fd, std::shared_ptr<AcceptState> state)
+      : loop_(loop), local_(SocketEndpoint(fd, false)), state_(std::move(state)) {}
+  ~TcpListener() override { state_->End(loop_->OnLoopThread()); }
   IpEndpoint local() const override { return local_; }
 
  private:
-  AsioLoop* const loop_;
-  const int fd_;
+  EpollLoop* const loop_;
   const IpEndpoint local_;
-  std::shared_ptr<AcceptState> state_;
+  const std::shared_ptr<AcceptState> state_;
 };
 
 // The socket addresses of all of ours may be reused, so that another may be bound beside this one.
@@ -280,17 +246,12 @@ class TcpPortHold final : public PortHold {
   const IpEndpoint local_;
 };
 
-class ConnectState : public std::enable_shared_from_this<ConnectState> {
+class ConnectState final : private ReadyWatcher, public std::enable_shared_from_this<ConnectState> {
  public:
-  ConnectState(AsioLoop* loop, ReadinessSet* readiness, const StreamOptions& options, const IpEndpoint& local,
-               const IpEndpoint& remote, Fabric::ConnectCallback on_done)
-      : readiness_(readiness),
-        options_(options),
-        local_(local),
-        remote_(remote),
-        socket_(loop->context()),
-        on_done_(std::move(on_done)) {}
-  ~ConnectState() { ForgetDescriptor(socket_.native_handle()); }
+  ConnectState(ReadinessSet* readiness, const StreamOptions& options, const IpEndpoint& local, const IpEndpoint& remote,
+               Fabric::ConnectCallback on_done)
+      : readiness_(readiness), options_(options), local_(local), remote_(remote), on_done_(std::move(on_done)) {}
+  ~ConnectState() override { End(); }
 
   CallbackGate& gate() { return gate_; }
 
@@ -305,9 +266,9 @@ class ConnectState : public std::enable_shared_from_this<ConnectState> {
   }
 
   void End() {
-    asio::error_code ignored;
-    ForgetDescriptor(socket_.native_handle());
-    socket_.close(ignored);
+    if (member_ != nullptr) readiness_->Remove(std::exchange(member_, nullptr));
+    if (fd_ >= 0) CloseDescriptor(std::exchange(fd_, -1));
+    self_.reset();
   }
 
  private:
@@ -315,23 +276,24 @@ class ConnectState : public std::enable_shared_from_this<ConnectState> {
     sockaddr_storage address;
     const socklen_t length = remote_.ToSockaddr(&address);
     if (length == 0) return Fail(EDESTADDRREQ);
-    const int fd = socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, IPPROTO_TCP);
-    if (fd < 0) return Fail(errno);
-    KeepFromChildren(fd);
-    asio::error_code error;
-    socket_.assign(fd, error);
-    if (error) {
-      CloseDescriptor(fd);
-      return Fail(error.value());
-    }
-    Apply(options_, fd, address.ss_family);
-    if (const int bind_error = Bind(fd)) return Fail(bind_error);
-    if (connect(fd, reinterpret_cast<const sockaddr*>(&address), length) == 0) return Connected();
+    fd_ = socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, IPPROTO_TCP);
+    if (fd_ < 0) return Fail(errno);
+    KeepFromChildren(fd_);
+    member_ = readiness_->Add(fd_);
+    if (member_ == nullptr) return Fail(errno);
+    Apply(options_, fd_, address.ss_family);
+    if (const int bind_error = Bind(fd_)) return Fail(bind_error);
+    if (connect(fd_, reinterpret_cast<const sockaddr*>(&address), length) == 0) return Connected();
     if (errno != EINPROGRESS && errno != EINTR) return Fail(errno);
-    socket_.async_wait(asio::posix::stream_descriptor::wait_write,
-                       [self = shared_from_this()](const asio::error_code& wait_error) {
-                         if (!wait_error) self->Connected();
-                       });
+    self_ = shared_from_this();
+    member_->SetWatcher(this);
+    member_->Arm(false, true);
+  }
+
+  void OnReady() override {
+    const auto self = self_;
+    if (gate_.closed()) return End();
+    Connected();
   }
 
   int Bind(int fd) {
@@ -350,21 +312,22 @@ class ConnectState : public std::enable_shared_from_this<ConnectState> {
   }
 
   void Connected() {
-    const int fd = socket_.native_handle();
     int error = 0;
     socklen_t length = sizeof error;
-    if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length) != 0) error = errno;
+    if (getsockopt(fd_, SOL_SOCKET, SO_ERROR, &error, &length) != 0) error = errno;
     if (error != 0) return Fail(error);
     // Where nobody listens, a socket that was given the very port it calls, or has it, meets itself (RFC 9293 section
     // 3.5, simultaneous open).
-    if (SocketEndpoint(fd, false) == SocketEndpoint(fd, true)) {
+    if (SocketEndpoint(fd_, false) == SocketEndpoint(fd_, true)) {
       const linger reset{1, 0};  // leaves nothing that would keep a listener from the port
-      setsockopt(fd, SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
+      setsockopt(fd_, SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
       return Fail(ECONNREFUSED);
     }
-    // Out of Asio's reactor: from here on only the readiness set knows the socket.
-    std::unique_ptr<Stream> stream = TcpStream::Adopt(readiness_, socket_.release());
+    // From here on the socket is the stream's.
+    readiness_->Remove(std::exchange(member_, nullptr));
+    std::unique_ptr<Stream> stream = TcpStream::Adopt(readiness_, std::exchange(fd_, -1));
     if (stream == nullptr) return Fail(errno);
+    End();
     Finish(std::move(stream));
   }
 
@@ -383,40 +346,38 @@ class ConnectState : public std::enable_shared_from_this<ConnectState> {
   const StreamOptions options_;
   const IpEndpoint local_;
   const IpEndpoint remote_;
-  asio::posix::stream_descriptor socket_;
   const Fabric::ConnectCallback on_done_;
+  int fd_ = -1;
+  std::shared_ptr<ReadinessSet::Member> member_;
+  std::shared_ptr<ConnectState> self_;  // while it waits
   CallbackGate gate_;
 };
 
 class TcpConnectAttempt final : public ConnectAttempt {
  public:
-  TcpConnectAttempt(AsioLoop* loop, std::shared_ptr<ConnectState> state) : loop_(loop), state_(std::move(state)) {}
+  TcpConnectAttempt(EpollLoop* loop, std::shared_ptr<ConnectState> state) : loop_(loop), state_(std::move(state)) {}
   ~TcpConnectAttempt() override {
     state_->gate().Close(loop_->OnLoopThread());
-    EndSoon(*loop_, std::move(state_));
+    try {
+      InsistPost(*loop_, [state = std::move(state_)] { state->End(); });
+    } catch (const std::bad_alloc&) {
+      // What is left when not even the reserve helps ends by itself when its socket has something to say.
+      STAGECOACH_MARK("tcp.nobody_to_end_a_socket");
+    }
   }
 
  private:
-  AsioLoop* const loop_;
+  EpollLoop* const loop_;
   std::shared_ptr<ConnectState> state_;
-};
-
-class EventFdNotifier final : public Notifier {
- public:
-  explicit EventFdNotifier(std::unique_ptr<EventFd> event) : event_(std::move(event)) {}
-  int fd() const override { return event_->fd(); }
-  void Signal() override { event_->Signal(); }
-  bool Consume() override { return event_->Consume(); }
-  int Take() override { return event_->Take(); }
-
- private:
-  const std::unique_ptr<EventFd> event_;
 };
 
 }  // namespace
 
 TcpFabric::TcpFabric()
-    : readiness_(&loop_), ports_(std::make_unique<AbstractNames>(&readiness_), FirstPort()), addresses_(&loop_) {
+    : leadership_(&loop_, {}),
+      readiness_(&loop_),
+      ports_(std::make_unique<AbstractNames>(&readiness_), FirstPort()),
+      addresses_(&loop_) {
   KeepReserve();
   const SignalsBlocked signals_blocked;
   thread_ = std::thread([this] {
@@ -424,30 +385,17 @@ TcpFabric::TcpFabric()
     // Programs wait for it, also those that do nothing but look at memory. Where it cannot have them it does without.
     TakeSlices(kShortestSlice);
     const Unseen unseen;
-    RunLoop();
+    leadership_.Run();
   });
-}
-
-// Whoever is called from the loop ends what it was at when there is no memory or descriptor for it, and says so. What
-// does not, goes without the one step; the loop goes on.
-void TcpFabric::RunLoop() {
-  readiness_.Start();
-  for (;;) {
-    try {
-      return loop_.Run();
-    } catch (const std::bad_alloc&) {
-      STAGECOACH_MARK("tcp.loop_finds_no_memory");
-    } catch (const std::system_error&) {
-      STAGECOACH_MARK("tcp.loop_finds_no_descriptor");
-    }
-    std::this_thread::sleep_for(kWantPause);
-  }
 }
 
 TcpFabric::~TcpFabric() {
   STAGECOACH_CHECK(!loop_.OnLoopThread());
-  loop_.Stop();
+  leadership_.Stop();
   thread_.join();
+  // What those have posted that are gone already, and what that posts.
+  constexpr int kTurns = 2;
+  for (int i = 0; i < kTurns; ++i) leadership_.Turn(nullptr);
 }
 
 Result<std::unique_ptr<Listener>, FabricError> TcpFabric::ListenWith(const StreamOptions& options,
@@ -462,16 +410,16 @@ Result<std::unique_ptr<Listener>, FabricError> TcpFabric::ListenWith(const Strea
     return failed(error);
   }
   Undoing closed([fd] { CloseDescriptor(fd); });
-  auto state = std::make_shared<AcceptState>(&loop_, &readiness_, fd, std::move(on_accept));
+  auto state = std::make_shared<AcceptState>(&readiness_, fd, std::move(on_accept));
   closed.Done();
   auto listener = std::make_unique<TcpListener>(&loop_, fd, state);
-  loop_.Post([state = std::move(state)] { state->Wait(); });
+  if (const int error = state->Start(); error != 0) return failed(error);
   return listener;
 }
 
 std::unique_ptr<ConnectAttempt> TcpFabric::ConnectWith(const StreamOptions& options, const IpEndpoint& local,
                                                        const IpEndpoint& remote, ConnectCallback on_done) {
-  auto state = std::make_shared<ConnectState>(&loop_, &readiness_, options, local, remote, std::move(on_done));
+  auto state = std::make_shared<ConnectState>(&readiness_, options, local, remote, std::move(on_done));
   auto attempt = std::make_unique<TcpConnectAttempt>(&loop_, state);
   loop_.Post([state = std::move(state)] { state->Start(); });
   return attempt;
@@ -532,7 +480,11 @@ std::optional<uint32_t> TcpFabric::UserListeningAt(const IpEndpoint& local) cons
 std::unique_ptr<Notifier> TcpFabric::CreateNotifier() {
   std::unique_ptr<EventFd> event = EventFd::Create();
   if (event == nullptr) return nullptr;
-  return std::make_unique<EventFdNotifier>(std::move(event));
+  return std::make_unique<LeadingNotifier>(&leadership_, std::move(event));
+}
+
+std::unique_ptr<EventLoop::Companion> TcpFabric::CreateCompanion() {
+  return LeadingCompanion::Create(&leadership_);
 }
 
 bool TcpFabric::Wait(std::unique_lock<std::mutex>& lock, std::condition_variable& changed,

@@ -1,11 +1,11 @@
 // TcpFabric: the Fabric of a real process. Streams are TCP connections of the host's own stack.
 //
-// It owns a loop and the thread that runs it. On that thread accept, connect, timers and readiness callbacks happen;
-// bytes are moved by whoever calls Read and Write on a stream. Everything a fabric hands out must be destroyed before
-// it.
+// It owns a loop, and a thread that turns it when nobody else does: who waits for a Notifier does, meanwhile
+// (leadership.h). In turns accept, connect, timers and readiness callbacks happen; bytes are moved by whoever calls
+// Read and Write on a stream. Everything a fabric hands out must be destroyed before it.
 //
 // All descriptors are created close-on-exec, so that no fork and exec of another thread can inherit one in between;
-// this is why sockets are opened and accepted here by hand, and Asio only waits for them.
+// this is why sockets are opened and accepted here by hand.
 #pragma once
 
 #include <functional>
@@ -14,8 +14,9 @@
 #include <utility>
 #include <vector>
 
-#include "base/asio_loop/asio_loop.h"
+#include "base/epoll_loop/epoll_loop.h"
 #include "emu/backend/tcp/host_addresses.h"
+#include "emu/backend/tcp/leadership.h"
 #include "emu/backend/tcp/tcp_stream.h"
 #include "emu/fabric/fabric.h"
 
@@ -25,10 +26,10 @@ class TcpFabric final : public Fabric {
  public:
   // std::system_error: the system has no thread for it (EAGAIN), or no descriptor (EMFILE, ENFILE).
   TcpFabric();
-  // Ends the thread. Not on the loop's thread.
+  // Ends the thread. Not in a turn.
   ~TcpFabric() override;
 
-  EventLoop& loop() override { return loop_; }
+  Reactor& loop() override { return loop_; }
   Instant Now() const override { return loop_.Now(); }
   bool HasProgressThread() const override { return true; }
 
@@ -51,13 +52,13 @@ class TcpFabric final : public Fabric {
   uint32_t LinkMtu(const IpEndpoint& local) const override;
   std::optional<uint32_t> UserListeningAt(const IpEndpoint& local) const override;
   std::unique_ptr<Notifier> CreateNotifier() override;
+  std::unique_ptr<EventLoop::Companion> CreateCompanion() override;
   bool Wait(std::unique_lock<std::mutex>& lock, std::condition_variable& changed,
             const std::function<bool()>& done) override;
 
  private:
-  void RunLoop();
-
-  AsioLoop loop_;
+  EpollLoop loop_;
+  Leadership leadership_;
   ReadinessSet readiness_;
   PortSpace ports_;
   HostAddresses addresses_;

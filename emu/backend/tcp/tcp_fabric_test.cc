@@ -18,6 +18,8 @@
 #include <future>
 #include <thread>
 
+#include "base/epoll_loop/epoll_loop.h"
+
 namespace stagecoach::emu {
 namespace {
 
@@ -546,7 +548,7 @@ TEST_F(TcpFabricTest, RunningOutOfDescriptorsNeitherSpinsNorKillsTheListener) {
   // One connection that works, also because UBSan needs a descriptor at its first look at each type.
   const StreamResult first = ConnectTo((*listener)->local());
   ASSERT_TRUE(accepted.WaitFor(1));
-  auto& loop = static_cast<AsioLoop&>(fabric_.loop());
+  auto& loop = static_cast<EpollLoop&>(fabric_.loop());
   const int client = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   ASSERT_GE(client, 0);
   rlimit before;
@@ -561,9 +563,9 @@ TEST_F(TcpFabricTest, RunningOutOfDescriptorsNeitherSpinsNorKillsTheListener) {
   uint64_t turns_before = 0;
   uint64_t turns_after = 0;
   loop.Post([&] {
-    turns_before = loop.counters().turns;
+    turns_before = loop.turns();
     loop.At(loop.Now() + 120ms, [&] {
-      turns_after = loop.counters().turns;
+      turns_after = loop.turns();
       rested.Set();
     });
   });

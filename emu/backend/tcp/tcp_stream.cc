@@ -25,7 +25,6 @@ namespace {
 
 // Parts moved by one system call. More gain nothing: a record has a handful.
 constexpr size_t kMaxParts = 64;
-constexpr int kEventBatch = 64;
 constexpr Duration kArmedLater = 50ms;
 // RFC 1122 section 4.2.2.6: what every TCP can carry; used when the kernel does not say.
 constexpr size_t kDefaultSegmentSize = 536;
@@ -61,12 +60,9 @@ void ReadinessSet::Member::Arm(bool readable, bool writable) {
 void ReadinessSet::Member::Tell(uint32_t interest) {
   if (removed_ || told_ == interest) return;
   told_ = interest;
-  epoll_event event{};
   // The kernel adds EPOLLHUP and EPOLLERR whatever is asked; EPOLLONESHOT keeps a dead and disarmed socket from being
   // reported for ever.
-  event.events = interest != 0 ? interest : static_cast<uint32_t>(EPOLLONESHOT);
-  event.data.u64 = id_;
-  epoll_ctl(set_->epoll_.native_handle(), EPOLL_CTL_MOD, fd_, &event);
+  set_->loop_->Modify(fd_, *this, interest != 0 ? interest : static_cast<uint32_t>(EPOLLONESHOT));
 }
 
 void ReadinessSet::Member::SetWatcher(ReadyWatcher* watcher) {
@@ -84,47 +80,25 @@ void ReadinessSet::Member::SetWatcher(ReadyWatcher* watcher) {
   idle_.wait(lock, [this] { return !calling_; });
 }
 
-ReadinessSet::ReadinessSet(AsioLoop* loop) : loop_(loop), epoll_(loop->context()) {
-  OpenEpoll(epoll_);
-  KeepFromChildren(epoll_.native_handle());
-}
-
-ReadinessSet::~ReadinessSet() {
-  ForgetDescriptor(epoll_.native_handle());
-}
-
 std::shared_ptr<ReadinessSet::Member> ReadinessSet::Add(int fd) {
-  std::shared_ptr<Member> member;
   try {
-    std::lock_guard<std::mutex> lock(mutex_);
-    member = std::make_shared<Member>(this, next_id_++, fd);
-    members_.emplace(member->id_, member);
+    auto member = std::make_shared<Member>(this, fd);
+    if (const int error = loop_->Add(fd, EPOLLONESHOT, member); error != 0) {
+      errno = error;
+      return nullptr;
+    }
+    return member;
   } catch (const std::bad_alloc&) {
     errno = ENOMEM;
     return nullptr;
   }
-  epoll_event event{};
-  event.events = EPOLLONESHOT;
-  event.data.u64 = member->id_;
-  if (epoll_ctl(epoll_.native_handle(), EPOLL_CTL_ADD, fd, &event) == 0) return member;
-  const int error = errno;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    members_.erase(member->id_);
-  }
-  errno = error;
-  return nullptr;
 }
 
 void ReadinessSet::Remove(const std::shared_ptr<Member>& member) {
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    members_.erase(member->id_);
-  }
   member->SetWatcher(nullptr);
   std::lock_guard<std::mutex> lock(member->mutex_);
   member->removed_ = true;
-  epoll_ctl(epoll_.native_handle(), EPOLL_CTL_DEL, member->fd_, nullptr);
+  loop_->Remove(member->fd_, *member);
 }
 
 void ReadinessSet::ArmLater(const std::shared_ptr<Member>& member) {
@@ -133,44 +107,20 @@ void ReadinessSet::ArmLater(const std::shared_ptr<Member>& member) {
   });
 }
 
-void ReadinessSet::Start() {
-  epoll_.async_wait(asio::posix::stream_descriptor::wait_read,
-                    HandlerMemory::Bind(wait_memory_, [this](const asio::error_code& error) {
-                      if (error) return;
-                      Dispatch();
-                      Start();
-                    }));
-}
-
-void ReadinessSet::Dispatch() {
-  epoll_event events[kEventBatch];
-  const int ready = epoll_wait(epoll_.native_handle(), events, kEventBatch, 0);
-  for (int i = 0; i < ready; ++i) {
-    std::shared_ptr<Member> member;
-    const uint64_t id = events[i].data.u64;  // not by reference: the kernel's structure is packed
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      const auto found = members_.find(id);
-      if (found == members_.end()) continue;
-      member = found->second;
-    }
-    std::unique_lock<std::mutex> lock(member->mutex_);
-    ReadyWatcher* const watcher = member->watcher_;
-    if (watcher == nullptr || member->armed_.load(std::memory_order_relaxed) == 0) {
-      member->Tell(0);
-      continue;
-    }
-    const uint32_t was_armed = member->armed_.exchange(0, std::memory_order_relaxed);
-    member->calling_ = true;
-    lock.unlock();
-    const bool done = Call(watcher);
-    lock.lock();
-    if (!done && member->watcher_ == watcher) member->armed_.store(was_armed, std::memory_order_relaxed);
-    member->Tell(member->armed_.load(std::memory_order_relaxed));
-    member->calling_ = false;
-    // Under the mutex: whoever waits may free what follows, but not the member, which we hold.
-    member->idle_.notify_all();
-  }
+void ReadinessSet::Member::OnEvents(uint32_t) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  ReadyWatcher* const watcher = watcher_;
+  if (watcher == nullptr || armed_.load(std::memory_order_relaxed) == 0) return Tell(0);
+  const uint32_t was_armed = armed_.exchange(0, std::memory_order_relaxed);
+  calling_ = true;
+  lock.unlock();
+  const bool done = Call(watcher);
+  lock.lock();
+  if (!done && watcher_ == watcher) armed_.store(was_armed, std::memory_order_relaxed);
+  Tell(armed_.load(std::memory_order_relaxed));
+  calling_ = false;
+  // Under the mutex: whoever waits may free what follows, but not the member, which the loop holds.
+  idle_.notify_all();
 }
 
 // False: for want of memory or of a descriptor it is to be called again. The pause lets others give some back.

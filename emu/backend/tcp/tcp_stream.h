@@ -1,40 +1,36 @@
 // TcpStream: the Stream over a connected TCP socket, and the set that tells streams when they are ready.
 //
-// A socket is never handed to a reactor that would wake for every packet: while pollers drive a connection its member
-// in the set stands disarmed, and data costs no wake-up. The set is an epoll; Asio waits for the set's own descriptor.
-// Arming is one epoll_ctl, and none for a watcher that arms again, for the same, before it returns: the kernel's
-// interest outlives the call and is withdrawn only after one that did not. Not here: connecting and accepting
-// (tcp_fabric.h).
+// A socket that is a member of the loop does not wake anybody for every packet: while pollers drive a connection its
+// member in the set stands disarmed, and data costs no wake-up. Arming is one epoll_ctl, and none for a watcher that
+// arms again, for the same, before it returns: the kernel's interest outlives the call and is withdrawn only after one
+// that did not. Not here: connecting and accepting (tcp_fabric.h).
 //
-// How SetWatcher(nullptr) keeps its promise. Watchers are called by Dispatch() alone, on the loop's thread. For one
+// How SetWatcher(nullptr) keeps its promise. Watchers are called by OnEvents() alone, in turns of the loop. For one
 // member:
 //   - `watcher`, `armed` and `calling` change only under the member's mutex.
-//   - Dispatch takes the mutex, reads `watcher`, sets `calling`, drops the mutex, calls, takes the mutex, withdraws the
+//   - OnEvents takes the mutex, reads `watcher`, sets `calling`, drops the mutex, calls, takes the mutex, withdraws the
 //   kernel's interest if nobody has armed again, clears `calling` and notifies.
 //   - SetWatcher takes the mutex, replaces `watcher`, and, off the loop's thread, waits on the condition until
 //   `calling` is false.
-// After SetWatcher has the mutex, Dispatch cannot find the old watcher; if it had found it before, then `calling` was
+// After SetWatcher has the mutex, OnEvents cannot find the old watcher; if it had found it before, then `calling` was
 // set before the mutex was dropped, and SetWatcher sees it. So no call is running when SetWatcher returns, and none
 // will start. The mutex is a leaf: no other lock is taken under it and no watcher is called under it, so a watcher may
 // take its own locks and call Arm. A caller that holds a lock its watcher takes would wait for that watcher for ever:
 // hence the rule in stream.h. On the loop's thread `calling` can only be our own caller's doing (there is no other
-// thread to run it), so not waiting is right, and waiting would never end. Dispatch keeps the member alive by a
+// thread to run it), so not waiting is right, and waiting would never end. The loop keeps the member alive by a
 // shared_ptr, so a watcher may destroy its stream.
 //
-// An event may be in Dispatch's hands when the member is disarmed: `armed` is checked under the mutex, so a disarmed
+// An event may be in OnEvents' hands when the member is disarmed: `armed` is checked under the mutex, so a disarmed
 // member is not called. If it was armed again in between, it is called for the old event, and perhaps once more for the
 // new: the spurious call that stream.h allows.
 #pragma once
 
-#include <asio/posix/stream_descriptor.hpp>
 #include <atomic>
 #include <condition_variable>
-#include <map>
 #include <memory>
 #include <mutex>
 
-#include "base/asio_loop/asio_loop.h"
-#include "base/asio_loop/handler_memory.h"
+#include "base/epoll_loop/epoll_loop.h"
 #include "emu/backend/tcp/peer_user.h"
 #include "emu/fabric/stream.h"
 
@@ -43,9 +39,9 @@ namespace stagecoach::emu {
 // Readiness of many sockets on one loop. Add, Remove and members' methods: any thread.
 class ReadinessSet {
  public:
-  class Member {
+  class Member final : public EpollLoop::Source {
    public:
-    Member(ReadinessSet* set, uint64_t id, int fd) : set_(set), id_(id), fd_(fd) {}
+    Member(ReadinessSet* set, int fd) : set_(set), fd_(fd) {}
     void Arm(bool readable, bool writable);
     void SetWatcher(ReadyWatcher* watcher);
     // Carries `change` out while nobody tells the kernel what to look out for. For what makes the socket another one in
@@ -58,10 +54,10 @@ class ReadinessSet {
 
    private:
     friend class ReadinessSet;
+    void OnEvents(uint32_t events) override;
     void Tell(uint32_t interest);
 
     ReadinessSet* const set_;
-    const uint64_t id_;
     const int fd_;
     std::mutex mutex_;
     std::condition_variable idle_;
@@ -73,9 +69,8 @@ class ReadinessSet {
         0};  // epoll events asked for; written under mutex_, read without it by Arm's fast path
   };
 
-  // std::system_error: the system has no descriptor for it (EMFILE, ENFILE).
-  explicit ReadinessSet(AsioLoop* loop);
-  ~ReadinessSet();
+  // `loop` outlives it.
+  explicit ReadinessSet(EpollLoop* loop) : loop_(loop) {}
 
   // Null, with errno set, when the system's limit of watched descriptors is reached, or there is no memory.
   std::shared_ptr<Member> Add(int fd);
@@ -85,19 +80,10 @@ class ReadinessSet {
   // descriptor to spare, of which nobody tells.
   void ArmLater(const std::shared_ptr<Member>& member);
 
-  // Starts waiting, for as long as the loop runs; once, on its thread. Needs no memory.
-  void Start();
-
  private:
-  void Dispatch();
   static bool Call(ReadyWatcher* watcher);
 
-  AsioLoop* const loop_;
-  asio::posix::stream_descriptor epoll_;
-  const std::shared_ptr<HandlerMemory> wait_memory_ = std::make_shared<HandlerMemory>();
-  std::mutex mutex_;
-  uint64_t next_id_ = 1;                                 // guarded by mutex_
-  std::map<uint64_t, std::shared_ptr<Member>> members_;  // guarded by mutex_
+  EpollLoop* const loop_;
 };
 
 class TcpStream final : public Stream {

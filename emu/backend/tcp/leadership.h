@@ -1,0 +1,125 @@
+// Leadership: which thread sleeps until connections have something to say, and moves them then.
+//
+// One leads at a time. A thread of the program that waits for an event leads for as long as it waits (LeadingNotifier),
+// so that an arrival wakes who wants it and nobody else; so does a program's own loop while it sleeps (LoopGuest). The
+// fabric's thread leads when nobody does, and stands by otherwise.
+//
+//   - A waiter that begins takes the lead from the fabric's thread. It takes it from another waiter only if what the
+//     loop found the last time was for it: whose events arrive should be the one that is woken.
+//   - A waiter that has got its event leaves nobody in the lead: it comes back soon, mostly, and to wake a thread for
+//     that time would cost more than the event. After a while (kGrace) without a leader the fabric's thread, which a
+//     timer has woken, takes the lead; what has arrived meanwhile has waited so long at the most, as it does for
+//     pollers that hold a lease.
+//   - Nobody is told that he has lost the lead. He sleeps on; the next arrival wakes him as well, once, and he sees it.
+//   - Posted work wakes the fabric's thread whoever leads.
+//
+// Nothing that arrives is forgotten: the loop's descriptor stays readable until somebody has turned it (it is level-
+// triggered), and at each moment somebody sleeps on it who leads, or will look at it (kGrace). The second holds also
+// where a leader never comes back from a handler of a signal: the fabric's thread looks now and then (kWatch) whether
+// the loop has been turned, in processes that have handlers.
+//
+// Threading: any, but for Run().
+#pragma once
+
+#include <atomic>
+#include <mutex>
+
+#include "base/epoll_loop/epoll_loop.h"
+#include "base/signals/restarts.h"
+#include "base/time.h"
+
+namespace stagecoach::emu {
+
+class Leadership {
+ public:
+  // Without a leader for so long, the fabric's thread is.
+  static constexpr Duration kGrace = 1ms;
+  // How often it looks whether a leader is at work, where that may be lost.
+  static constexpr Duration kWatch = 100ms;
+
+  // Who may lead: one wait of one thread, or one loop.
+  struct Waiter {
+    // What it waits for, the same each time that it does.
+    explicit Waiter(const void* waits_for) : what(waits_for) {}
+    const void* const what;
+    // In the turn that it runs, what it waits for has been given to it. Of its own thread.
+    bool is_served = false;
+  };
+
+  struct Options {
+    // How long the fabric's thread looks for more, at most, after something has arrived, before it sleeps; 0: not at
+    // all. See Look().
+    Duration look = 0us;
+  };
+
+  // `loop` outlives it. std::system_error: the system has no descriptor for it (EMFILE, ENFILE).
+  Leadership(EpollLoop* loop, const Options& options);
+  ~Leadership();
+  Leadership(const Leadership&) = delete;
+  Leadership& operator=(const Leadership&) = delete;
+
+  // --- The fabric's thread ---
+  // Leads, or stands by, until Stop().
+  void Run();
+  void Stop();
+
+  // --- Waiters ---
+  // `waiter` is about to sleep: whether it leads, and is to wait for the loop's descriptor as well, and turn it.
+  bool Begin(const Waiter* waiter);
+  bool IsLedByThread() const { return Leads(&thread_); }
+  bool Leads(const Waiter* waiter) const { return leader_.load(std::memory_order_relaxed) == waiter; }
+  // It does not sleep any more. If it leads, nobody does now.
+  void End(const Waiter* waiter);
+  // Turns the loop. `waiter` (which may be null) waits for what may come of it (Turner()). No exception leaves it: what
+  // there was no memory or descriptor for is done in a later turn.
+  void Turn(Waiter* waiter);
+  // Who waits in the turn that the calling thread is in. Null: nobody, or there is none.
+  static Waiter* Turner() { return turner_; }
+  // What was found in this turn is for who waits for that.
+  void NoteServed(const void* what) { served_.store(what, std::memory_order_relaxed); }
+
+  // As base/signals/restarts.h; not older than some milliseconds.
+  Handlers HandlersOfLate();
+
+  const EpollLoop& loop() const { return *loop_; }
+
+  struct Counters {
+    std::atomic<uint64_t> turns_of_waiters{0};
+    std::atomic<uint64_t> turns_of_thread{0};
+    std::atomic<uint64_t> sleeps_of_thread{0};
+    std::atomic<uint64_t> taken_over{0};  // from a leader that did not move
+  };
+  const Counters& counters() const { return counters_; }
+
+ private:
+  // Whether the fabric's thread leads now.
+  bool ThreadLeads();
+  // With mutex_ held.
+  void NudgeAt(Duration from_now);
+  void NudgeTaken();
+  void LookAfterLeader(uint64_t turns_before);
+  void Look();
+
+  EpollLoop* const loop_;
+  const Duration look_max_;
+  Duration look_;                 // of Run() alone
+  int nudge_ = -1;                // a timerfd, for the fabric's thread
+  const Waiter thread_{nullptr};  // the fabric's, as one who leads
+  std::atomic<bool> stopped_{false};
+
+  std::mutex mutex_;                   // a leaf
+  std::atomic<const Waiter*> leader_;  // written under mutex_; null: nobody
+  const void* last_ = nullptr;         // what the last waiter that led waited for; guarded by mutex_, as this block
+  Instant grace_end_{};                // while nobody leads
+  bool is_nudged_ = false;             // the timer is set, or has fired and nobody has seen it
+  std::atomic<const void*> served_{nullptr};
+
+  static thread_local Waiter* turner_;
+
+  std::atomic<int64_t> handlers_at_{0};
+  std::atomic<Handlers> handlers_{Handlers::kNone};
+
+  Counters counters_;
+};
+
+}  // namespace stagecoach::emu
