@@ -22,7 +22,8 @@ verbs::VerbsResult<std::unique_ptr<CmChannel>> CmChannel::Create(EventLoop& loop
   return result;
 }
 
-CmChannel::CmChannel(EventLoop& loop, verbs::EventChannel channel) : loop_(loop), channel_(std::move(channel)) {
+CmChannel::CmChannel(EventLoop& loop, verbs::EventChannel channel)
+    : loop_(loop), channel_(std::move(channel)), device_work_(verbs::DeviceWork::Join(loop)) {
   watch_ = loop_.WatchReadable(channel_->fd, [this] { OnReadable(); });
 }
 

@@ -8,6 +8,7 @@
 
 #include "base/bytes.h"
 #include "base/event_loop.h"
+#include "verbs_shim/cxx/device_work.h"
 #include "verbs_shim/cxx/handles.h"
 
 namespace stagecoach::rpcrdma::internal {
@@ -49,6 +50,7 @@ class CmChannel {
 
   EventLoop& loop_;
   verbs::EventChannel channel_;
+  const std::shared_ptr<verbs::DeviceWork> device_work_;
   EventLoop::WatchId watch_ = 0;
 };
 

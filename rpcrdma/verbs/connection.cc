@@ -339,6 +339,7 @@ VerbsResult<void> Connection::ReplaceBuffers(uint32_t send_size, uint32_t receiv
 }
 
 VerbsResult<void> Connection::CheckWatch() {
+  device_work_ = verbs::DeviceWork::Join(loop_);
   watch_ = loop_.WatchReadable(channel_->fd, [this] { OnChannelReadable(); });
   if (watch_ == 0) return Err(VerbsError{.error = errno, .call = "watch of the completion channel"});
   poller_ = loop_.AddPoller(
@@ -481,6 +482,8 @@ bool Connection::Poll() {
     FailDevice({.error = -count, .call = "ibv_poll_cq"});
     return true;
   }
+  // The device whose work this thread does has put the event there as well: to take it now spares two looks for it.
+  if (armed_ && device_work_ != nullptr) TakeEvent();
   for (int i = 0; i < count; ++i) HandleCompletion(completions_[i]);
   Progress();
   return true;
@@ -501,13 +504,17 @@ bool Connection::Arm() {
   return false;
 }
 
-void Connection::OnChannelReadable() {
+bool Connection::TakeEvent() {
   ibv_cq* queue = nullptr;
   void* context = nullptr;
-  if (ibv_get_cq_event(channel_.get(), &queue, &context) != 0) return;
+  if (ibv_get_cq_event(channel_.get(), &queue, &context) != 0) return false;
   ibv_ack_cq_events(queue, 1);
   armed_ = false;
-  Poll();
+  return true;
+}
+
+void Connection::OnChannelReadable() {
+  if (TakeEvent()) Poll();
 }
 
 void Connection::HandleCompletion(const ibv_wc& completion) {

@@ -48,6 +48,7 @@
 #include "rpcrdma/verbs/queue_sizes.h"
 #include "rpcrdma/verbs/send_ledger.h"
 #include "rpcrdma/verbs/shared_receives.h"
+#include "verbs_shim/cxx/device_work.h"
 #include "verbs_shim/cxx/handles.h"
 
 namespace stagecoach::rpcrdma::internal {
@@ -217,6 +218,8 @@ class Connection final : public CmHandler, public ConnectionMemory {
   bool Arm();
   bool Busy() const;
   void OnChannelReadable();
+  // Of the completion channel. False: there was none.
+  bool TakeEvent();
   void HandleCompletion(const ibv_wc& completion);
   void OnSharedReceive(const ibv_wc& completion);
   void ReturnUndeliveredReceives();
@@ -288,6 +291,7 @@ class Connection final : public CmHandler, public ConnectionMemory {
   uint32_t incoming_reads_ = 0;
   uint32_t segment_length_max_ = 1u << 30;
 
+  std::shared_ptr<verbs::DeviceWork> device_work_;
   EventLoop::WatchId watch_ = 0;
   EventLoop::PollerId poller_ = 0;
   EventLoop::TimerId connect_timer_ = 0;

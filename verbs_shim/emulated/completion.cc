@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "base/event_loop.h"
 #include "verbs_shim/emulated/objects.h"
 
 namespace stagecoach::verbs::emulated {
@@ -120,3 +121,13 @@ void ibv_ack_cq_events(struct ibv_cq* cq, unsigned int nevents) {
 }
 
 }  // extern "C"
+
+namespace stagecoach::verbs {
+
+// verbs_shim/cxx/device_work.h, which links it weakly.
+std::unique_ptr<EventLoop::Companion> MakeDeviceCompanion();
+std::unique_ptr<EventLoop::Companion> MakeDeviceCompanion() {
+  return emu::World::Current().current_host().fabric().CreateCompanion();
+}
+
+}  // namespace stagecoach::verbs
