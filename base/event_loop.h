@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 
 #include "base/time.h"
 
@@ -68,10 +69,11 @@ class EventLoop : public Reactor {
     virtual void OnWake() = 0;
     virtual void OnReadable() = 0;
   };
-  // False, and it will not be called: this loop does not sleep (a simulated one), or cannot watch it. Removed before it
-  // goes.
-  virtual bool AddCompanion(Companion* companion) { return false; }
-  virtual void RemoveCompanion(Companion* companion) {}
+  // The one this loop has, which others may hold as well. A loop does not keep its companion: it has one until the last
+  // holder lets go, which may be after the loop itself has gone.
+  virtual std::shared_ptr<Companion> companion() const { return nullptr; }
+  // False, and it will not be called: this loop does not sleep (a simulated one), cannot watch it, or has one.
+  virtual bool TakeCompanion(const std::shared_ptr<Companion>& companion) { return false; }
 };
 
 }  // namespace stagecoach

@@ -189,19 +189,15 @@ void AsioLoop::RemovePoller(PollerId poller) {
   pollers_.erase(found);
 }
 
-bool AsioLoop::AddCompanion(Companion* companion) {
-  companions_.reserve(companions_.size() + 1);
-  const WatchId watch = WatchReadable(companion->fd(), [companion] { companion->OnReadable(); });
-  if (watch != 0) companions_.emplace_back(companion, watch);
-  return watch != 0;
-}
-
-void AsioLoop::RemoveCompanion(Companion* companion) {
-  const auto found =
-      std::find_if(companions_.begin(), companions_.end(), [&](const auto& entry) { return entry.first == companion; });
-  if (found == companions_.end()) return;
-  Unwatch(found->second);
-  companions_.erase(found);
+bool AsioLoop::TakeCompanion(const std::shared_ptr<Companion>& companion) {
+  if (!companion_.expired()) return false;
+  Unwatch(std::exchange(companion_watch_, 0));
+  companion_watch_ = WatchReadable(companion->fd(), [weak = std::weak_ptr(companion)] {
+    if (const std::shared_ptr<Companion> present = weak.lock()) present->OnReadable();
+  });
+  if (companion_watch_ == 0) return false;
+  companion_ = companion;
+  return true;
 }
 
 bool AsioLoop::RunReady() {
@@ -296,10 +292,13 @@ bool AsioLoop::Sleep(std::optional<Duration> max_wait) {
     context_.restart();
     timed_out_ = false;
     {
-      const Undoing awake([this] {
-        for (const auto& [companion, watch] : companions_) companion->OnWake();
+      const std::shared_ptr<Companion> companion = companion_.lock();
+      // Its descriptor is closed; another one may have the number since.
+      if (companion == nullptr) Unwatch(std::exchange(companion_watch_, 0));
+      const Undoing awake([&] {
+        if (companion != nullptr) companion->OnWake();
       });
-      for (const auto& [companion, watch] : companions_) companion->OnSleep();
+      if (companion != nullptr) companion->OnSleep();
       context_.run_one();
     }
     turns_since_look_ = 0;

@@ -79,8 +79,8 @@ class AsioLoop final : public EventLoop {
   void Post(Callback callback) override;
   PollerId AddPoller(Poller poller) override;
   void RemovePoller(PollerId poller) override;
-  bool AddCompanion(Companion* companion) override;
-  void RemoveCompanion(Companion* companion) override;
+  std::shared_ptr<Companion> companion() const override { return companion_.lock(); }
+  bool TakeCompanion(const std::shared_ptr<Companion>& companion) override;
 
   struct Counters {
     uint64_t turns = 0;
@@ -140,7 +140,8 @@ class AsioLoop final : public EventLoop {
   std::map<int, WatchedFd> watched_fds_;
   uint32_t next_generation_ = 1;
   std::vector<std::shared_ptr<PollerEntry>> pollers_;
-  std::vector<std::pair<Companion*, WatchId>> companions_;
+  std::weak_ptr<Companion> companion_;
+  WatchId companion_watch_ = 0;  // of companion_, also when that has gone
   Counters counters_;
 };
 

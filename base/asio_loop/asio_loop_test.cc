@@ -318,6 +318,73 @@ TEST(AsioLoop, APollerMayRemoveItselfWhilePolled) {
   EXPECT_EQ(polls, 1);
 }
 
+// Work of another's that is there when `event` is readable.
+class Work final : public EventLoop::Companion {
+ public:
+  explicit Work(std::string* told) : told_(*told) {}
+  ~Work() override { told_ += 'x'; }
+  int fd() const override { return event.fd(); }
+  void OnSleep() override { told_ += 's'; }
+  void OnWake() override { told_ += 'w'; }
+  void OnReadable() override {
+    told_ += 'r';
+    event.Drain();
+  }
+  EventFd event;
+
+ private:
+  std::string& told_;
+};
+
+TEST(AsioLoop, ACompanionIsToldOfEachSleepAndOfItsWorkForAsLongAsItIsThere) {
+  std::string told;
+  AsioLoop loop;
+  EXPECT_EQ(loop.companion(), nullptr);
+  auto work = std::make_shared<Work>(&told);
+  ASSERT_TRUE(loop.TakeCompanion(work));
+  EXPECT_EQ(loop.companion(), work);
+  EXPECT_FALSE(loop.TakeCompanion(std::make_shared<Work>(&told)));  // x: one at a time
+  work->event.Signal();
+  loop.RunOnce(kBound);
+  EXPECT_EQ(told, "xsrw");
+  loop.RunOnce(1ms);
+  EXPECT_EQ(told, "xsrwsw");
+  work.reset();
+  loop.RunOnce(1ms);
+  EXPECT_EQ(told, "xsrwswx");
+  EXPECT_EQ(loop.companion(), nullptr);
+}
+
+TEST(AsioLoop, ADescriptorWithTheNumberOfACompanionThatWentIsNotTakenForIt) {
+  std::string told;
+  AsioLoop loop;
+  auto work = std::make_shared<Work>(&told);
+  ASSERT_TRUE(loop.TakeCompanion(work));
+  const int number = work->fd();
+  work.reset();
+  EventFd other;
+  ASSERT_EQ(other.fd(), number);
+  int calls = 0;
+  const EventLoop::WatchId watch = loop.WatchReadable(other.fd(), [&] { ++calls; });
+  other.Signal();
+  EXPECT_TRUE(RunUntil(loop, [&] { return calls > 0; }));
+  loop.Unwatch(watch);
+  const int before = calls;
+  EXPECT_FALSE(loop.RunOnce(1ms));  // readable, and no longer watched
+  EXPECT_EQ(calls, before);
+  EXPECT_EQ(told, "x");
+}
+
+TEST(AsioLoop, WhatIsPostedAndNeverRunMayHoldTheCompanion) {
+  std::string told;
+  auto loop = std::make_unique<AsioLoop>();
+  auto work = std::make_shared<Work>(&told);
+  ASSERT_TRUE(loop->TakeCompanion(work));
+  loop->Post([held = std::move(work)] {});
+  loop.reset();
+  EXPECT_EQ(told, "x");
+}
+
 TEST(HandlerMemory, HasRoomForOneAtATime) {
   const auto memory = std::make_shared<HandlerMemory>();
   HandlerMemory::Allocator<std::byte> bytes(memory);

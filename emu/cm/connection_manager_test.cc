@@ -36,6 +36,9 @@ void* operator new(size_t size) {
   if (block == nullptr) throw std::bad_alloc();
   return block;
 }
+void* operator new(size_t size, const std::nothrow_t&) noexcept {
+  return std::malloc(std::max<size_t>(size, 1));
+}
 void operator delete(void* block) noexcept {
   std::free(block);
 }

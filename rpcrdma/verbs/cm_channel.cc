@@ -23,7 +23,7 @@ verbs::VerbsResult<std::unique_ptr<CmChannel>> CmChannel::Create(EventLoop& loop
 }
 
 CmChannel::CmChannel(EventLoop& loop, verbs::EventChannel channel)
-    : loop_(loop), channel_(std::move(channel)), device_work_(verbs::DeviceWork::Join(loop)) {
+    : loop_(loop), channel_(std::move(channel)), device_work_(verbs::JoinDeviceWork(loop)) {
   watch_ = loop_.WatchReadable(channel_->fd, [this] { OnReadable(); });
 }
 

@@ -339,7 +339,7 @@ VerbsResult<void> Connection::ReplaceBuffers(uint32_t send_size, uint32_t receiv
 }
 
 VerbsResult<void> Connection::CheckWatch() {
-  device_work_ = verbs::DeviceWork::Join(loop_);
+  device_work_ = verbs::JoinDeviceWork(loop_);
   watch_ = loop_.WatchReadable(channel_->fd, [this] { OnChannelReadable(); });
   if (watch_ == 0) return Err(VerbsError{.error = errno, .call = "watch of the completion channel"});
   poller_ = loop_.AddPoller(

@@ -7,30 +7,19 @@
 #pragma once
 
 #include <memory>
-#include <utility>
 
 #include "base/event_loop.h"
 
 namespace stagecoach::verbs {
 
-class DeviceWork {
- public:
-  // One for each loop, shared by who holds it. Null: there is nothing to do (hardware; a simulated world), or the loop
-  // cannot do it.
-  static std::shared_ptr<DeviceWork> Join(EventLoop& loop);
-  ~DeviceWork();
-  DeviceWork(const DeviceWork&) = delete;
-  DeviceWork& operator=(const DeviceWork&) = delete;
+// The loop does the device's work for as long as someone holds it.
+using DeviceWork = EventLoop::Companion;
 
- private:
-  DeviceWork(EventLoop& loop, std::unique_ptr<EventLoop::Companion> companion)
-      : loop_(loop), companion_(std::move(companion)) {}
-
-  EventLoop& loop_;
-  const std::unique_ptr<EventLoop::Companion> companion_;
-};
+// One for each loop, shared by who holds it. Null: there is nothing to do (hardware; a simulated world), or the loop
+// cannot do it.
+std::shared_ptr<DeviceWork> JoinDeviceWork(EventLoop& loop);
 
 // Defined by the emulated provider alone. Null: there is nothing to do.
-[[gnu::weak]] std::unique_ptr<EventLoop::Companion> MakeDeviceCompanion();
+[[gnu::weak]] std::unique_ptr<DeviceWork> MakeDeviceCompanion();
 
 }  // namespace stagecoach::verbs
