@@ -10,6 +10,7 @@
 #include <iterator>
 #include <memory>
 #include <optional>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -578,6 +579,108 @@ TEST_F(ProvenCarrierTest, WhoGuessesTooOftenIsNotListenedToForAWhile) {
   ExpectTraffic(3);
   pair_.world.RunFor(Refusals::kForEach);
   EXPECT_EQ(StatusFor(Hello(), All()), wire::CarrierStatus::kAccepted);
+}
+
+// All that a stranger hears who asks for a QP with these numbers and this secret in every way, and behind each question
+// sends packets out of sequence, which a peer would be told of with the number that is expected.
+class QuestionsOfAStranger : public ProvenCarrierTest {
+ public:
+  QuestionsOfAStranger(uint32_t number_of_a, uint32_t number_of_b, const wire::CarrierSecret& secret)
+      : number_of_a_(number_of_a), number_of_b_(number_of_b) {
+    Share(secret);
+  }
+  void TestBody() override {}
+
+  std::vector<std::byte> Heard() {
+    wire::CarrierHello of_another_peer = Hello();
+    of_another_peer.source_qp += 1;
+    wire::CarrierHello of_no_qp = Hello();
+    of_no_qp.destination_qp += 100;
+    const auto ask = [&](bool is_too_often = false) {
+      for (const wire::CarrierHello& hello : {Hello(), of_another_peer, of_no_qp}) {
+        for (const std::byte guess : {std::byte{0}, std::byte{0x5a}}) Ask(hello, guess, is_too_often);
+      }
+    };
+    const std::unique_ptr<Stream> early = Visit();
+    Say(*early, Hello());
+    SayPackets(*early);
+    HearAll(*early);
+    ReadyWith(a_, b_, at_b_, number_of_a_, number_of_b_, QpState::kRtr);
+    ask();
+    ReadyWith(b_, a_, at_a_, number_of_b_, number_of_a_);
+    QpAttributes attributes = HandAttributes(QpState::kRts, *b_.qp, at_b_);
+    attributes.send_psn = number_of_a_;
+    EXPECT_EQ(Modify(*a_.qp, attributes), 0);
+    ExpectTraffic(3);
+    ask();
+    for (int i = 0; i < Refusals::kAtOnce; ++i) StatusFor(Hello(), {{1, 1}});
+    ask(/*is_too_often=*/true);
+    ExpectTraffic(3);
+    return heard_;
+  }
+  const std::set<wire::CarrierStatus>& said() const { return said_; }
+
+ private:
+  void Ask(const wire::CarrierHello& hello, std::byte guess, bool is_too_often) {
+    const std::unique_ptr<Stream> stream = Visit();
+    Say(*stream, hello);
+    if (hello == Hello() && !is_too_often) {
+      std::array<std::byte, wire::kCarrierProofSize> proof;
+      proof.fill(guess);
+      Write(*stream, proof);
+    }
+    SayPackets(*stream);
+    HearAll(*stream);
+  }
+  void SayPackets(Stream& stream) {
+    for (const uint32_t psn : {0u, 1u, 0x7fffffu, 0xffffffu}) {
+      const wire::IbHeader header{
+          .op = wire::IbOp::kSendOnly, .destination_qp = a_.qp->qp_number(), .ack_request = true, .psn = psn};
+      std::array<std::byte, 2> length;
+      std::vector<std::byte> record(header.EncodedSize());
+      ByteWriter(length).U16(static_cast<uint16_t>(record.size()));
+      ByteWriter out(record);
+      header.Encode(out);
+      // As a record layer without CRCs says it: padded to four bytes, and four more.
+      record.insert(record.begin(), length.begin(), length.end());
+      record.resize((record.size() + 3) / 4 * 4 + 4);
+      Write(stream, record);
+    }
+  }
+  void HearAll(Stream& stream) {
+    const size_t before = heard_.size();
+    EXPECT_TRUE(pair_.world.RunUntil([&] {
+      for (;;) {
+        std::array<std::byte, 256> bytes;
+        const MutableBytes into(bytes);
+        const IoResult result = stream.Read({&into, 1});
+        if (result.status == IoStatus::kWouldBlock) return false;
+        if (result.status != IoStatus::kOk) return true;
+        heard_.insert(heard_.end(), bytes.begin(), bytes.begin() + static_cast<ptrdiff_t>(result.bytes));
+      }
+    })) << "the stream stays";
+    const ConstBytes words = ConstBytes(heard_).subspan(before);
+    ASSERT_EQ(words.size() % wire::kCarrierAnswerSize, 0u) << "something else than answers";
+    for (size_t at = 0; at < words.size(); at += wire::kCarrierAnswerSize) {
+      const auto answer = wire::DecodeCarrierAnswer(words.subspan(at, wire::kCarrierAnswerSize));
+      ASSERT_TRUE(answer.has_value()) << "a refusal that says more than why";
+      said_.insert(answer->status);
+    }
+  }
+
+  const uint32_t number_of_a_;
+  const uint32_t number_of_b_;
+  std::vector<std::byte> heard_;
+  std::set<wire::CarrierStatus> said_;
+};
+
+TEST(RefusedCarrierTest, NoPacketNumberAndNoSecretIsToldAndNoNakFollowsARefusal) {
+  QuestionsOfAStranger first(0x00a5a5, 0x5b5b00, {std::byte{1}});
+  QuestionsOfAStranger second(0x123456, 0xfedcba, {std::byte{2}});
+  const std::vector<std::byte> heard = first.Heard();
+  using enum wire::CarrierStatus;
+  EXPECT_EQ(first.said(), (std::set{kNoQp, kMismatch, kProve, kNotProven, kTooOften, kWait}));
+  EXPECT_EQ(heard, second.Heard()) << "what a stranger is told depends on what it is not to know";
 }
 
 // Somebody else has got the port of a peer that is gone, and learns what it can.
