@@ -1,6 +1,6 @@
 // Peers that speak something else where iWARP is expected: the client against streams of any kind, and the server
 // against garbage on its port. (Behind the ports of InfiniBand devices no program waits for streams:
-// emu/nic/roce_port_test.)
+// strange_carrier_test, emu/nic/roce_port_test.)
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
