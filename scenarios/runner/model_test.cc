@@ -4,16 +4,43 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "base/bytes.h"
+#include "base/time.h"
 #include "emu/world/simulated_world.h"
 #include "rpcrdma/api/client.h"
 #include "rpcrdma/api/server.h"
 
 namespace stagecoach::scenario {
 namespace {
+
+// Hands calls on, and changes a byte of an argument that the service has been given: its memory is the server's.
+class Meddler final : public rpcrdma::Service {
+ public:
+  explicit Meddler(ModelService& service) : service_(service) {}
+  uint32_t program() const override { return service_.program(); }
+  rpcrdma::VersionRange versions() const override { return service_.versions(); }
+  std::span<const rpcrdma::Binding> bindings() const override { return service_.bindings(); }
+  void Handle(rpcrdma::Request request) override {
+    rpcrdma::XdrReader args = request.args();
+    args.U64("call");
+    args.U64("service_ns");
+    args.U32("result_bytes");
+    args.U32("plain_result_bytes");
+    args.Opaque("plain", kModelDataMax);
+    const ConstBytes argument = args.EligibleOpaque("argument", kModelDataMax);
+    ASSERT_FALSE(argument.empty());
+    service_.Handle(std::move(request));
+    const_cast<std::byte&>(argument.back()) ^= std::byte{1};
+  }
+
+ private:
+  ModelService& service_;
+};
 
 class ModelTest : public ::testing::Test {
  protected:
@@ -29,10 +56,7 @@ class ModelTest : public ::testing::Test {
     ModelService::Options options;
     options.remembers = [this](const Execution& execution) { return execution.times > 0 && remembers_; };
     service_ = std::make_unique<ModelService>(loop(), &executions_, &violations_, options);
-    server_ = std::make_unique<rpcrdma::Server>(loop(), rpcrdma::ServerOptions());
-    server_->Register(service_.get());
-    EXPECT_TRUE(server_->Listen("10.0.0.1", kPort).has_value());
-    world_->ActAs("client");
+    Serve(*service_);
   }
   ~ModelTest() override {
     client_.reset();
@@ -42,6 +66,14 @@ class ModelTest : public ::testing::Test {
   }
 
   EventLoop& loop() { return world_->sim().loop(); }
+
+  void Serve(rpcrdma::Service& service) {
+    world_->ActAs("server");
+    server_ = std::make_unique<rpcrdma::Server>(loop(), rpcrdma::ServerOptions());
+    server_->Register(&service);
+    EXPECT_TRUE(server_->Listen("10.0.0.1", kPort).has_value());
+    world_->ActAs("client");
+  }
 
   void Connect() {
     client_ = std::make_unique<rpcrdma::Client>(loop(), rpcrdma::ClientOptions());
@@ -55,7 +87,8 @@ class ModelTest : public ::testing::Test {
   }
 
   // Calls with the argument that belongs to `number`, but for the bytes at `damaged`.
-  void Call(uint64_t number, std::vector<size_t> damaged = {}, ModelProcedure procedure = kModelTransform) {
+  void Call(uint64_t number, std::vector<size_t> damaged = {}, ModelProcedure procedure = kModelTransform,
+            Duration service = {}) {
     std::vector<std::byte> argument(5000);
     FillPattern(number, Datum::kArgument, argument);
     for (const size_t at : damaged) argument[at] ^= std::byte{1};
@@ -64,7 +97,7 @@ class ModelTest : public ::testing::Test {
         {kModelProgram, kModelVersion, procedure},
         [&](rpcrdma::XdrWriter& args) {
           args.U64(number);
-          args.U64(0);
+          args.U64(static_cast<uint64_t>(service.count()));
           args.U32(0);
           args.U32(0);
           args.Opaque({});
@@ -89,6 +122,7 @@ class ModelTest : public ::testing::Test {
   Violations violations_;
   emu::SimulatedWorld* world_ = nullptr;
   std::unique_ptr<ModelService> service_;
+  std::unique_ptr<Meddler> meddler_;
   std::unique_ptr<rpcrdma::Server> server_;
   std::unique_ptr<rpcrdma::Client> client_;
 };
@@ -142,6 +176,15 @@ TEST_F(ModelTest, AnArgumentThatArrivesDamagedIsSeen) {
   Connect();
   Call(7, {4999});
   EXPECT_EQ(Rules(), "call.arguments");
+}
+
+TEST_F(ModelTest, AnArgumentThatChangesWhileTheServiceHasItIsSeen) {
+  server_.reset();
+  meddler_ = std::make_unique<Meddler>(*service_);
+  Serve(*meddler_);
+  Connect();
+  Call(7, {}, kModelTransform, 1ms);
+  EXPECT_EQ(Rules(), "memory.held");
 }
 
 }  // namespace
