@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "base/safe_copy/safe_copy.h"
+#include "emu/nic/asking_sink.h"
 #include "emu/nic/nic_test_support.h"
 #include "emu/nic/queue/late_placement.h"
 #include "emu/nic/roce_test_support.h"
@@ -404,6 +405,20 @@ TEST_P(RegistrationsTest, FailAsRulesHaveItAndUntilTheyAreOver) {
   EXPECT_EQ(Fail(host_, 2), std::vector<bool>(2, true));
   plan_->End(InjectionDepth::kDevice);
   EXPECT_EQ(Fail(host_, 2), std::vector<bool>(2, false));
+}
+
+// No lock is held that a registration takes.
+TEST_P(RegistrationsTest, WhoHearsThatOneHasFailedMayMakeAnother) {
+  AskingSink sink;
+  SimPair pair;
+  TestHost host(pair.fabric_a, "b-rnic", GetParam() == TransportKind::kIwarp ? IwarpProfile() : RoceProfile(), &sink,
+                1024, {64, 64, 4, 4, 128}, InjectionPlan::Make(*ParseInjectionRules("fail-registration number=2")));
+  std::vector<bool> asked;
+  sink.Ask([&] { asked = Fail(host, 1); });
+  EXPECT_EQ(Fail(host, 3), (std::vector<bool>{false, true, false}));
+  EXPECT_EQ(sink.told(), 1);
+  EXPECT_EQ(sink.kept_waiting(), 0);
+  EXPECT_EQ(asked, std::vector<bool>{false});
 }
 
 INSTANTIATE_TEST_SUITE_P(Transports, RegistrationsTest,

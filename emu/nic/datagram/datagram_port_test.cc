@@ -17,7 +17,9 @@
 #include "base/cursor.h"
 #include "base/prng.h"
 #include "emu/engine/ib_datagram.h"
+#include "emu/inject/rule.h"
 #include "emu/llp/llp.h"
+#include "emu/nic/asking_sink.h"
 #include "emu/nic/datagram/address_handles.h"
 #include "emu/nic/infiniband/carrier_stream.h"
 #include "emu/nic/nic_test_support.h"
@@ -1125,6 +1127,35 @@ TEST(MinimalDatagrams, FitIntoWhatASmallDeviceHas) {
   ASSERT_TRUE(a.Completed(5));
   EXPECT_EQ(a.completions[4].status, CompletionStatus::kLocalLengthError);
   EXPECT_EQ(from->state(), QpState::kSqe);
+}
+
+// Of the port's locks none is held that counters take, whether a datagram leaves the process or not.
+TEST(DatagramRules, WhoHearsOfOneMayLookAtThePort) {
+  AskingSink sink;
+  SimPair pair;
+  TestHost a(pair.fabric_a, "a", RoceProfile(), &sink, 1024, {64, 64, 4, 4, 128},
+             InjectionPlan::Make(*ParseInjectionRules("drop kind=datagram times=2; duplicate kind=datagram times=2")));
+  TestHost b(pair.fabric_b, "b", RoceProfile());
+  b.nic->datagrams().SetGsiHandler([](const DatagramPeer&, const wire::IbHeader&, ConstBytes) {});
+  DatagramPort& port = a.nic->datagrams();
+  sink.Ask([&] {
+    port.counters();
+    port.HasUnsent();
+  });
+  wire::IbHeader header;
+  header.destination_qp = header.source_qp = kGsiQp;
+  header.qkey = kGsiQkey;
+  const IpEndpoint own = *IpEndpoint::Parse("10.0.0.1", 0);
+  const DatagramPeer itself = port.PeerAt({own, own}, static_cast<uint8_t>(*a.nic->roce().Slot()));
+  const DatagramPeer other = port.PeerAt({own, *IpEndpoint::Parse("10.0.0.2", 0)});
+  for (const DatagramPeer& to : {itself, other, itself, other}) {
+    port.Send(to, header, AsBytes(std::string_view("word")));
+    pair.world.RunFor(1ms);
+  }
+  sink.Ask({});
+  b.nic->datagrams().SetGsiHandler({});
+  EXPECT_EQ(sink.told(), 4);
+  EXPECT_EQ(sink.kept_waiting(), 0);
 }
 
 TEST_F(DatagramPortTest, AHostileDeviceLosesAndRepeatsDatagramsAndSameSeedMeansSameTrace) {
