@@ -240,6 +240,7 @@ ConnectionInjections::ConnectionInjections(std::shared_ptr<InjectionPlan> plan, 
 void ConnectionInjections::BeginStream(std::string_view name) {
   at_work_.NotOvertaken();  // by anything, if the stream before has gone with it
   record_luck_ = plan_->luck_.Fork(name);
+  has_lost_ = false;
 }
 
 InjectionVerdict ConnectionInjections::Judge(InjectionDirection direction, const std::optional<SegmentFacts>& facts,
@@ -275,6 +276,7 @@ InjectionVerdict ConnectionInjections::Judge(InjectionDirection direction, const
   if (verdict.action == InjectionAction::kDisconnect || verdict.action == InjectionAction::kStall) {
     end_ = verdict.action;
   }
+  has_lost_ = has_lost_ || verdict.action == InjectionAction::kDrop || verdict.action == InjectionAction::kStall;
   // What does not leave does not leave late, or twice.
   const bool leaves = !verdict.action || verdict.action == InjectionAction::kOvertake;
   at_work_.Settle(leaves ? kAllActions : SetOf(*verdict.action));

@@ -87,7 +87,7 @@ class InjectionPlan : public std::enable_shared_from_this<InjectionPlan> {
   // Once, before anybody asks: what the device does by itself, with its luck, which is that of habits that name no
   // seed.
   void AddHabits(const std::vector<InjectionRule>& habits, uint64_t luck_seed);
-  // More rules, in front of the habits.
+  // More rules, in front of the habits. Connections that no rule was about when they were made know nothing of them.
   void Add(const std::vector<InjectionRule>& rules);
   // Rules, other than habits, that are of this depth, or of which `which` is true, fire no more.
   void End(InjectionDepth depth);
@@ -235,6 +235,8 @@ class ConnectionInjections {
   const std::vector<InjectionFiring>& fired() const { return at_work_.fired(); }
   // The disconnect or stall that has fired.
   std::optional<InjectionAction> end() const { return end_; }
+  // A rule has had something lost that went over the stream there is, whichever rule it is.
+  bool has_lost() const { return has_lost_; }
 
  private:
   using Position = MessageCounter::Position;
@@ -255,6 +257,7 @@ class ConnectionInjections {
   Record received_;  // last
   InjectionsAtWork at_work_;
   std::optional<InjectionAction> end_;
+  bool has_lost_ = false;
 };
 
 // The rules' view of a place of the device where things are counted: its registrations, a QP's completions, the Writes

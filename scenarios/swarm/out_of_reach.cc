@@ -70,6 +70,7 @@ constexpr OutOfReach kOutOfReach[] = {
     {"gsi.request_of_smaller_packets", "all devices of a world have ports of one MTU"},
     {"gsi.request_sent_on", kOneProcess},
     {"gsi.too_many_requests_of_one_address", kFewClients},
+    {"ib.carrier_given_up_to_a_later_rule", "devices have their rules before any connection"},
     {"ib.local_failure_stops_the_send_queue_of_uc", kNoUc},
     {"ib.sent_to_nobody", kNoUc},
     {"injection.no_memory_to_tell_of_it", kMemory},

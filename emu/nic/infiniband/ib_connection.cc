@@ -158,6 +158,7 @@ bool IbConnection::TakeCarrier(uint64_t generation, uint64_t serial, std::unique
   transport_.OnCarrier(true, now);
   patience_until_.reset();
   carrier_loses_ = nic_.LosesPackets() || outlook_->peer_loses || outlook_->loses_all;
+  peer_is_unaware_ = false;
   taken_seen_ = records_seen_ = 0;
   streams_seen_ = outlook_->streams;
   silent_since_.reset();
@@ -217,9 +218,7 @@ bool IbConnection::Serve(uint32_t requests) {
     if (phase_ == Phase::kOpen && injections_ != nullptr && injections_->end() == InjectionAction::kDisconnect)
       Sever(now);
   }
-  if (injections_ != nullptr && injections_->end() == InjectionAction::kStall && !outlook_->loses_all.exchange(true)) {
-    carrier_loses_ = true;
-  }
+  if (injections_ != nullptr && injections_->has_lost()) OnLoss(now);
   if (phase_ == Phase::kLingering) Linger();
   if (transport_.TakeRedialWish()) nic_.roce().WantCarrier(qp_.qp_number(), generation_);
   PrepareNextTurn(requests);
@@ -265,6 +264,18 @@ void IbConnection::SendIntoTheVoid(Instant now) {
   pump_.TakeSendCompletions();
   qp_.SubmitPosted(transport_);
   transport_.OnCarrier(false, now);
+}
+
+// A rule that is younger than the carrier was not in its hello: both ends wait there for answers that never come, as if
+// nothing were ever lost. The next carrier says it to the peer, so this one goes, when all that has left has arrived.
+void IbConnection::OnLoss(Instant now) {
+  if (injections_->end() == InjectionAction::kStall) outlook_->loses_all = true;
+  if (!std::exchange(carrier_loses_, true)) peer_is_unaware_ = true;
+  if (!peer_is_unaware_ || phase_ != Phase::kOpen || carrier_ == nullptr) return;
+  // UC waits for no answers.
+  if (qp_.kind() == QpKind::kUc || !(*carrier_)->TxIdle() || !(*carrier_)->delivery().is_complete) return;
+  STAGECOACH_MARK("ib.carrier_given_up_to_a_later_rule");
+  DropCarrier(now, "a later rule loses packets");
 }
 
 void IbConnection::Sever(Instant now) {

@@ -123,6 +123,8 @@ class IbConnection final : public QpConnection {
   void Receive(Instant now);
   void Transmit(Instant now);
   void SendIntoTheVoid(Instant now);
+  // An injection rule has had something lost.
+  void OnLoss(Instant now);
   // An injection rule has cut the way to the peer: fails the QP, once the peer has been told.
   void Sever(Instant now);
   // The peer is being told.
@@ -159,6 +161,7 @@ class IbConnection final : public QpConnection {
   const std::shared_ptr<ConnectionInjections> injections_;  // of all carriers; null: none
   const std::shared_ptr<CarrierOutlook> outlook_ = std::make_shared<CarrierOutlook>();
   bool carrier_loses_ = false;             // by itself, at either end
+  bool peer_is_unaware_ = false;           // of that, as it has come about since the carrier was made
   uint64_t taken_seen_ = 0;                // of the carrier, by the peer's host
   uint64_t records_seen_ = 0;              // of the carrier, from the peer
   uint32_t streams_seen_ = 0;              // of the outlook

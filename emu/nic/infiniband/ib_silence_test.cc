@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "base/prng.h"
@@ -323,6 +324,106 @@ TEST(IbSilence, AConnectionThatIsStalledEndsByItsRetriesWhenTheRuleIsOver) {
       EXPECT_EQ(from.completions[1].status, CompletionStatus::kRetryExceeded);
     }
   }
+}
+
+// Two hosts that have talked, one of them with a rule that never fires. Rules that come now are younger than the
+// carrier, whose ends have told each other that nothing is lost on it.
+class Talked {
+ public:
+  explicit Talked(bool is_rule_of_a, const LinkOptions& link = {})
+      : pair_(link, 1, &trace_),
+        a(pair_.fabric_a, "a", RoceProfile(), &trace_, 1024, {64, 64, 4, 4, 128}, is_rule_of_a ? plan : nullptr),
+        b(pair_.fabric_b, "b", RoceProfile(), &trace_, 1024, {64, 64, 4, 4, 128}, is_rule_of_a ? nullptr : plan) {
+    ReadyFor(*a.qp, *b.qp, *IpEndpoint::Parse("10.0.0.2", 0));
+    ReadyFor(*b.qp, *a.qp, *IpEndpoint::Parse("10.0.0.1", 0));
+    EXPECT_EQ(EndOf(a, Post(a)), CompletionStatus::kSuccess);
+    EXPECT_EQ(EndOf(b, Post(b)), CompletionStatus::kSuccess);
+    pair_.world.RunFor(1s);
+  }
+  // A Send, for which there is a Receive with the same number.
+  uint64_t Post(TestHost& from, size_t size = 64) {
+    TestHost& to = &from == &a ? b : a;
+    const uint64_t number = next_++;
+    EXPECT_EQ(to.Receive(number, {to.Register(size).All()}), 0);
+    EXPECT_EQ(from.Send(number, {from.Register(size).All()}), 0);
+    return number;
+  }
+  // How it ends at this end; nullopt: not within a minute.
+  std::optional<CompletionStatus> EndOf(TestHost& host, uint64_t number) {
+    const Instant begin = pair_.world.Now();
+    std::optional<CompletionStatus> status;
+    pair_.world.RunUntil([&] {
+      host.Completed(0);
+      for (const WorkCompletion& each : host.completions) {
+        if (each.wr_id == number) status = each.status;
+      }
+      return status.has_value() || pair_.world.Now() > begin + 60s;
+    });
+    EXPECT_TRUE(status.has_value()) << a.nic->Describe() << b.nic->Describe();
+    return status;
+  }
+
+  const std::shared_ptr<InjectionPlan> plan =
+      InjectionPlan::Make(*ParseInjectionRules("duplicate message=900 direction=sent"));
+
+  // At both ends together.
+  size_t CarriersDropped() const {
+    return static_cast<size_t>(std::count_if(trace_.lines().begin(), trace_.lines().end(), [](const std::string& line) {
+      return line.find(" carrier.dropped ") != std::string::npos;
+    }));
+  }
+
+ private:
+  TraceLog trace_;
+  SimPair pair_;
+  uint64_t next_ = 1;
+
+ public:
+  TestHost a;
+  TestHost b;
+};
+
+TEST(IbSilence, WhatALaterRuleLosesBothEndsCount) {
+  for (const char* const rule : {"stall", "drop kind=any", "drop direction=received kind=any"}) {
+    for (const bool is_rule_of_a : {false, true}) {
+      for (const bool is_from_a : {false, true}) {
+        SCOPED_TRACE(testing::Message() << rule << is_rule_of_a << is_from_a);
+        Talked hosts(is_rule_of_a);
+        hosts.plan->Add(*ParseInjectionRules(rule));
+        TestHost& from = is_from_a ? hosts.a : hosts.b;
+        EXPECT_EQ(hosts.EndOf(from, hosts.Post(from)), CompletionStatus::kRetryExceeded);
+      }
+    }
+  }
+}
+
+TEST(IbSilence, WhatHasLeftBeforeALaterRuleArrives) {
+  for (const bool is_from_a : {false, true}) {
+    SCOPED_TRACE(is_from_a);
+    Talked hosts(is_from_a, {.latency = 10ms, .bytes_per_second = 500'000});
+    TestHost& from = is_from_a ? hosts.a : hosts.b;
+    TestHost& to = is_from_a ? hosts.b : hosts.a;
+    hosts.plan->Add(*ParseInjectionRules("stall message=4 direction=sent"));
+    const uint64_t first = hosts.Post(from, 60'000);
+    const uint64_t second = hosts.Post(from, 60'000);
+    hosts.Post(from);
+    const uint64_t back = hosts.Post(to);
+    EXPECT_EQ(hosts.EndOf(to, first), CompletionStatus::kSuccess);
+    EXPECT_EQ(hosts.EndOf(to, second), CompletionStatus::kSuccess);
+    EXPECT_EQ(hosts.EndOf(to, back), CompletionStatus::kRetryExceeded);
+  }
+}
+
+// A loss that is survived is made good by another carrier, and one is enough.
+TEST(IbSilence, ALaterRuleEndsOneCarrier) {
+  Talked hosts(/*is_rule_of_a=*/true);
+  hosts.plan->Add(*ParseInjectionRules("drop message=2..9 every=3 attempt=1 direction=sent"));
+  for (int i = 0; i < 10; ++i) {
+    EXPECT_EQ(hosts.EndOf(hosts.a, hosts.Post(hosts.a)), CompletionStatus::kSuccess);
+    EXPECT_EQ(hosts.EndOf(hosts.b, hosts.Post(hosts.b)), CompletionStatus::kSuccess);
+  }
+  EXPECT_GT(hosts.plan->counters(1).fired, 1u);
+  EXPECT_EQ(hosts.CarriersDropped(), 2u) << "by each end";
 }
 
 TEST(IbSilence, WhereADeviceLosesPacketsByItselfTheRetriesCountThem) {
