@@ -167,6 +167,17 @@ TEST(Rules, DelaysCutTogether) {
   EXPECT_GT(report.tally.disturbed, 0u);
 }
 
+// As of any other client, whose attempts are judged one by one.
+TEST_P(Run, ACallOfASessionWaitsForRegistrationsInVain) {
+  for (const char* const host : {"a", "b"}) {
+    Scenario scenario = Parse(std::string(kPair) + R"(
+        client { name: 'c' host: 'b' server: 'a' session: true call { repeat: 2 timeout_ns: 20000000000 } })");
+    scenario.mutable_host(*host - 'a')->mutable_device()->add_rule("fail-registration");
+    const RunReport report = RunWell(scenario);
+    EXPECT_EQ(report.tally.refused, 2u) << host;
+  }
+}
+
 // As a file is read.
 Scenario Read(const std::string& text) {
   const auto read = ReadWritten(Parse(text));

@@ -203,6 +203,12 @@ bool SessionProgram::ReconnectsSince(Instant started) const {
   return last_loss_ && *last_loss_ + LongestReconnect() + patience_ >= started;
 }
 
+// There is no connection while no memory for one can be registered.
+bool SessionProgram::IsKeptFromConnecting() const {
+  const Instant lately = stage_.Now() - LongestReconnect() - patience_;
+  return stage_.FailedRegistration(spec_.host(), lately) || stage_.FailedRegistration(spec_.server(), lately);
+}
+
 std::string SessionProgram::Judge(const CallUnderWay& call, const CallError& error) {
   if (!error.sent) calls_.NoteUnsent(call);
   switch (error.kind) {
@@ -213,6 +219,7 @@ std::string SessionProgram::Judge(const CallUnderWay& call, const CallError& err
       if (!call.IsLate(stage_.Now())) return Refused(false);
       // Word of what has ended a connection may be late, and those that follow wait ever longer.
       if (stage_.Disturbed(spec_.host(), spec_.server(), call.since)) return Refused(true);
+      if (!error.sent && IsKeptFromConnecting()) return Refused(true);
       if (call.probe) return "a probe must be answered";
       return Refused(Duration(call.spec.timeout_ns()) <
                      (ReconnectsSince(call.started) ? patience_ + LongestReconnect() : patience_));

@@ -76,6 +76,7 @@ class SessionProgram final : public CallerProgram, private TraceSink {
   // have had to wait for that.
   Duration LongestReconnect() const;
   bool ReconnectsSince(Instant started) const;
+  bool IsKeptFromConnecting() const;
   // Begun when the oldest connection there is was.
   Instant OldestConnection() const;
 
