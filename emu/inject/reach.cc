@@ -76,7 +76,7 @@ class Reach {
   bool IsIwarp() const { return transport_ == InjectionTransport::kIwarp; }
 
   std::string ExpectedKinds() const {
-    return std::string("; on ") + ToString(transport_) + " it can be " + NamesOf(row_.kinds & KindsOn(transport_));
+    return std::string("; on ") + ToString(transport_) + " kind can be " + NamesOf(row_.kinds & KindsOn(transport_));
   }
   std::string WhyNotHere() const {
     std::string why;
@@ -90,7 +90,11 @@ class Reach {
 
   std::optional<std::string> WhyNoDatagram() {
     const NumberRange any;
-    if (!rule_.sent && !Keep(kKindsOfConnections)) return "what is done to datagrams is done where they are sent";
+    if (!rule_.sent && !Keep(kKindsOfConnections)) {
+      return "what is done to datagrams is done where they are sent; give the rule to the process that sends them, "
+             "with "
+             "direction=sent";
+    }
     const bool is_addressed =
         rule_.connection != any || rule_.message != any || rule_.segment != any || rule_.attempt != any;
     if (is_addressed && !Keep(kKindsOfConnections)) {

@@ -55,9 +55,9 @@ TEST(Reach, WhatCanFireOnOne) {
 
 TEST(Reach, AnActionMeetsItsKindsAlone) {
   EXPECT_EQ(WhyNotOnInfiniband("not-ready kind=read,ack"),
-            "not-ready is never done to read, ack; on InfiniBand it can be send, write");
+            "not-ready is never done to read, ack; on InfiniBand kind can be send, write");
   EXPECT_EQ(WhyNotOnInfiniband("delay=1ms kind=datagram"),
-            "delay is never done to datagram; on InfiniBand it can be send, write, read, read-response, atomic, "
+            "delay is never done to datagram; on InfiniBand kind can be send, write, read, read-response, atomic, "
             "atomic-response, ack");
   for (const char* const text : {"not-ready kind=read", "not-ready kind=read-response", "not-ready kind=atomic",
                                  "not-ready kind=atomic-response", "stall kind=datagram", "disconnect kind=datagram"}) {
@@ -68,7 +68,7 @@ TEST(Reach, AnActionMeetsItsKindsAlone) {
 TEST(Reach, ATransportHasItsKindsAlone) {
   EXPECT_EQ(
       WhyNotOnIwarp("disconnect kind=ack,datagram"),
-      "iWARP has no acknowledgements of its own, and TCP's are not seen; iWARP has no datagrams; on iWARP it can be "
+      "iWARP has no acknowledgements of its own, and TCP's are not seen; iWARP has no datagrams; on iWARP kind can be "
       "send, write, read, read-response, atomic, atomic-response, immediate, terminate");
   EXPECT_NE(WhyNotOnInfiniband("stall kind=immediate,terminate").find("InfiniBand has no Terminates"),
             std::string::npos);

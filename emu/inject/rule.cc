@@ -13,6 +13,7 @@ namespace stagecoach::emu {
 namespace {
 
 constexpr std::array<std::string_view, 2> kDirectionNames = {"sent", "received"};
+constexpr std::string_view kBlanks = " \t\r";
 constexpr std::string_view kAnyKind = "any";
 constexpr std::string_view kDeviceSeed = "device";
 
@@ -35,7 +36,7 @@ constexpr std::array<std::string_view, 12> kConditionNames = {"connection", "dir
                                                               "times",      "probability", "one-in", "seed"};
 
 constexpr std::string_view kRangeForms = "a number from 1, a range such as 3..5, or 3.. for all from the third on";
-constexpr std::string_view kDelayForms = "an integer with ns, us, ms or s, such as 5ms, at most 3600s";
+constexpr std::string_view kDelayForms = "an integer from 1 with ns, us, ms or s, such as 5ms, at most 3600s";
 constexpr std::string_view kProbabilityForms = "a part such as 0.01 or 1%, more than 0, at most 1, in steps of 0.0001%";
 
 struct TimeUnit {
@@ -77,6 +78,7 @@ std::string Join(std::span<const std::string_view> names) {
 std::string Printable(std::string_view text) {
   std::string printable(text);
   for (char& c : printable) {
+    if (c == '\t') c = ' ';
     if (c < ' ' || c > '~') c = '?';
   }
   return printable;
@@ -86,14 +88,18 @@ std::string Quoted(std::string_view text) {
   return "'" + Printable(text) + "'";
 }
 
-// How many letters must change, come or go to make one of the other.
+char Lower(char letter) {
+  return letter >= 'A' && letter <= 'Z' ? static_cast<char>(letter - 'A' + 'a') : letter;
+}
+
+// How many letters must change, come or go to make one of the other, which has no capitals.
 size_t EditDistance(std::string_view a, std::string_view b) {
   std::vector<size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), size_t{0});
   for (size_t i = 0; i < a.size(); ++i) {
     size_t diagonal = row[0]++;
     for (size_t j = 0; j < b.size(); ++j) {
-      const size_t substituted = diagonal + (a[i] == b[j] ? 0 : 1);
+      const size_t substituted = diagonal + (Lower(a[i]) == b[j] ? 0 : 1);
       diagonal = row[j + 1];
       row[j + 1] = std::min({substituted, row[j] + 1, row[j + 1] + 1});
     }
@@ -111,13 +117,15 @@ std::optional<size_t> IndexOf(const std::array<std::string_view, Count>& names, 
 // "'mesage' is no condition; did you mean message?", or which there are.
 std::string Unknown(std::string_view word, std::string_view what, std::span<const std::string_view> names) {
   constexpr size_t kLongestWord = 32;
+  // One letter in three may be wrong, and two at most: what differs in more is another word.
   constexpr size_t kNear = 2;
   std::string text = Quoted(word) + " is no " + std::string(what) + "; ";
   if (word.size() <= kLongestWord) {
     const auto nearest = std::min_element(names.begin(), names.end(), [&](std::string_view a, std::string_view b) {
       return EditDistance(word, a) < EditDistance(word, b);
     });
-    if (EditDistance(word, *nearest) <= kNear) return text + "did you mean " + std::string(*nearest) + "?";
+    const size_t wrong = EditDistance(word, *nearest);
+    if (wrong <= kNear && 3 * wrong <= word.size()) return text + "did you mean " + std::string(*nearest) + "?";
   }
   return text + "there are " + Join(names);
 }
@@ -152,10 +160,9 @@ class RuleParser {
   }
 
   std::optional<Token> Next() {
-    constexpr std::string_view kBlank = " \t\r";
-    const size_t begin = rest_.text.find_first_not_of(kBlank);
+    const size_t begin = rest_.text.find_first_not_of(kBlanks);
     if (begin == std::string_view::npos) return std::nullopt;
-    const size_t end = std::min(rest_.text.find_first_of(kBlank, begin), rest_.text.size());
+    const size_t end = std::min(rest_.text.find_first_of(kBlanks, begin), rest_.text.size());
     const Token token{rest_.text.substr(begin, end - begin), rest_.offset + begin};
     rest_ = {rest_.text.substr(end), rest_.offset + end};
     return token;
@@ -203,6 +210,9 @@ class RuleParser {
       if (IndexOf(ActionNames(), name.text)) {
         return ErrorAt(name, "a rule has one action; the next rule stands behind ';'");
       }
+      if (const auto meant = ConditionAtTheFront(token.text)) {
+        return ErrorAt(token, Quoted(token.text) + " is no condition; " + ExampleOf(*meant) + " is one");
+      }
       return ErrorAt(name, Unknown(name.text, "condition", kConditionNames));
     }
     const auto condition = static_cast<Condition>(*index);
@@ -222,6 +232,14 @@ class RuleParser {
     if (seen) return ErrorAt(name, std::string(name.text) + " stands twice in this rule");
     seen = token;
     return TakeValue(condition, *value);
+  }
+
+  // Of "message:10".
+  static std::optional<Condition> ConditionAtTheFront(std::string_view text) {
+    const size_t letters = text.find_first_not_of("abcdefghijklmnopqrstuvwxyz-");
+    if (letters >= text.size() || text[letters] == '=') return std::nullopt;
+    const auto index = IndexOf(kConditionNames, text.substr(0, letters));
+    return index ? std::optional(static_cast<Condition>(*index)) : std::nullopt;
   }
 
   static std::string ExampleOf(Condition condition) {
@@ -252,19 +270,15 @@ class RuleParser {
       case Condition::kKind:
         return TakeKinds(value);
       case Condition::kEvery:
-        return TakeNumber(value, /*least=*/1, &rule_.every);
+        return TakeNumber(value, &rule_.every);
       case Condition::kTimes:
-        return TakeNumber(value, /*least=*/1, &rule_.times);
+        return TakeNumber(value, &rule_.times);
       case Condition::kNumber:
         return TakeRange(value, &rule_.number);
       case Condition::kOneIn:
         return TakeOneIn(value);
       case Condition::kSeed:
-        if (value.text == kDeviceSeed) {
-          rule_.seed = InjectionRule::kOfTheDevice;
-          return std::nullopt;
-        }
-        return TakeNumber(value, /*least=*/0, &rule_.seed.emplace());
+        return TakeSeed(value);
       case Condition::kProbability: {
         const auto probability = ParseProbability(value.text);
         if (!probability) {
@@ -277,7 +291,7 @@ class RuleParser {
     return std::nullopt;
   }
 
-  // Digits and nothing else.
+  // Digits and nothing else; less than NumberRange::kNoEnd.
   static std::optional<uint64_t> ParseNumber(std::string_view text) {
     uint64_t number = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
@@ -285,26 +299,45 @@ class RuleParser {
     return number;
   }
 
-  MaybeError TakeNumber(const Token& value, uint64_t least, uint64_t* into) {
+  static constexpr uint64_t kMostNumber = NumberRange::kNoEnd - 1;
+
+  // For what is a number, and too large for one.
+  static MaybeError WhyTooLarge(const Token& value, uint64_t most) {
+    const bool is_number = !value.text.empty() && value.text.find_first_not_of("0123456789") == std::string_view::npos;
+    if (!is_number || ParseNumber(value.text).value_or(NumberRange::kNoEnd) <= most) return std::nullopt;
+    return ErrorAt(value, Quoted(value.text) + " is too large: it is at most " + std::to_string(most));
+  }
+
+  MaybeError TakeNumber(const Token& value, uint64_t* into, uint64_t most = kMostNumber) {
+    if (auto error = WhyTooLarge(value, most)) return error;
     const auto number = ParseNumber(value.text);
-    if (!number || *number < least) {
-      return ErrorAt(value, Quoted(value.text) + " is no number from " + std::to_string(least) + " on");
-    }
+    if (!number || *number == 0) return ErrorAt(value, Quoted(value.text) + " is no number from 1 on");
     *into = *number;
     return std::nullopt;
   }
 
   MaybeError TakeOneIn(const Token& value) {
     uint64_t number = 0;
-    if (auto error = TakeNumber(value, /*least=*/1, &number)) return error;
-    if (number > std::numeric_limits<uint32_t>::max()) return ErrorAt(value, Quoted(value.text) + " is too large");
+    if (auto error = TakeNumber(value, &number, std::numeric_limits<uint32_t>::max())) return error;
     rule_.one_in = static_cast<uint32_t>(number);
     return std::nullopt;
+  }
+
+  MaybeError TakeSeed(const Token& value) {
+    if (auto error = WhyTooLarge(value, kMostNumber)) return error;
+    rule_.seed = value.text == kDeviceSeed ? InjectionRule::kOfTheDevice : ParseNumber(value.text);
+    if (rule_.seed) return std::nullopt;
+    return ErrorAt(value, Quoted(value.text) + " is no seed: a number from 0 on, or " + std::string(kDeviceSeed));
   }
 
   MaybeError TakeRange(const Token& value, NumberRange* into) {
     constexpr std::string_view kDots = "..";
     const size_t dots = value.text.find(kDots);
+    if (auto error = WhyTooLarge({value.text.substr(0, dots), value.offset}, kMostNumber)) return error;
+    if (dots != std::string_view::npos) {
+      const size_t end = dots + kDots.size();
+      if (auto error = WhyTooLarge({value.text.substr(end), value.offset + end}, kMostNumber)) return error;
+    }
     const auto first = ParseNumber(value.text.substr(0, dots));
     std::optional<uint64_t> last = first;
     if (dots != std::string_view::npos) {
@@ -321,7 +354,12 @@ class RuleParser {
 
   MaybeError TakeDirection(const Token& value) {
     const auto direction = IndexOf(kDirectionNames, value.text);
-    if (!direction) return ErrorAt(value, Unknown(value.text, "direction", kDirectionNames));
+    if (!direction) {
+      // As who wants both would say it.
+      const bool is_both = value.text == "both" || value.text == kAnyKind || value.text.find(',') != value.text.npos;
+      return ErrorAt(value, is_both ? "a rule that names no direction is about both"
+                                    : Unknown(value.text, "direction", kDirectionNames));
+    }
     if (const auto why = WhyNotDirection(rule_.action, static_cast<InjectionDirection>(*direction))) {
       return ErrorAt(value, *why);
     }
@@ -342,13 +380,20 @@ class RuleParser {
       const Token name{rest.text.substr(0, comma), rest.offset};
       if (name.text == kAnyKind) return ErrorAt(name, "any is every record, and stands alone");
       const auto kind = IndexOf(KindNames(), name.text);
-      if (!kind) return ErrorAt(name, Unknown(name.text, "kind of message", KindNames()));
+      if (!kind) return ErrorAt(name, UnknownKind(name.text));
       const KindSet bit = KindBit(static_cast<MessageKind>(*kind));
       if ((rule_.kinds & bit) != 0) return ErrorAt(name, std::string(name.text) + " stands twice in this list");
       rule_.kinds |= bit;
       if (comma == rest.text.size()) return std::nullopt;
       rest = {rest.text.substr(comma + 1), rest.offset + comma + 1};
     }
+  }
+
+  static std::string UnknownKind(std::string_view word) {
+    const auto kinds = KindNames();
+    std::array<std::string_view, kMessageKinds + 1> names;
+    *std::copy(kinds.begin(), kinds.end(), names.begin()) = kAnyKind;
+    return Unknown(word, "kind of message", names);
   }
 
   static std::optional<Duration> ParseDelay(std::string_view text) {
@@ -461,6 +506,10 @@ std::string InjectionRuleError::Explain(std::string_view text) const {
   return explained;
 }
 
+std::string MoreThanMostRules() {
+  return "more than " + std::to_string(kMostRules) + " rules of one device";
+}
+
 Result<std::vector<InjectionRule>, InjectionRuleError> ParseInjectionRules(std::string_view text) {
   std::vector<InjectionRule> rules;
   size_t begin = 0;
@@ -469,8 +518,8 @@ Result<std::vector<InjectionRule>, InjectionRuleError> ParseInjectionRules(std::
     auto rule = RuleParser(text.substr(begin, end - begin), begin).Parse();
     if (!rule) return Err(std::move(rule.error()));
     if (*rule && rules.size() == kMostRules) {
-      return Err(InjectionRuleError{
-          .offset = begin, .length = end - begin, .message = "more than " + std::to_string(kMostRules) + " rules"});
+      begin = text.find_first_not_of(kBlanks, begin);
+      return Err(InjectionRuleError{.offset = begin, .length = end - begin, .message = MoreThanMostRules()});
     }
     if (*rule) rules.push_back(**rule);
     begin = end + 1;

@@ -94,6 +94,9 @@ struct InjectionRuleError {
 
 // At most so many are in one text, or of one device of a scenario: each place that asks keeps something of each rule.
 inline constexpr size_t kMostRules = 256;
+// What is said where there are more, and where there is to be one and is none.
+std::string MoreThanMostRules();
+inline constexpr std::string_view kNoRule = "there is no rule in it; one is 'disconnect message=10'";
 // Rules, blank ones left out.
 Result<std::vector<InjectionRule>, InjectionRuleError> ParseInjectionRules(std::string_view text);
 

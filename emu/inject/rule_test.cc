@@ -140,7 +140,7 @@ TEST(InjectionRules, ErrorsSayWhatIsWrongWhereAndWhatIsExpected) {
        "  delay message=1\n"
        "  ^~~~~"},
       {"delay=5",
-       "'5' is no time: an integer with ns, us, ms or s, such as 5ms, at most 3600s\n"
+       "'5' is no time: an integer from 1 with ns, us, ms or s, such as 5ms, at most 3600s\n"
        "  delay=5\n"
        "        ^"},
       {"delay=5ms direction=received",
@@ -208,6 +208,74 @@ TEST(InjectionRules, ErrorsSayWhatIsWrongWhereAndWhatIsExpected) {
        "send stands twice in this list\n"
        "  drop kind=send,send\n"
        "                 ^~~~"},
+      {"DISCONNECT",
+       "'DISCONNECT' is no action; did you mean disconnect?\n"
+       "  DISCONNECT\n"
+       "  ^~~~~~~~~~"},
+      // What has few letters is soon like another word, and is not meant for it.
+      {"disconnect kind=all",
+       "'all' is no kind of message; there are send, write, read, read-response, atomic, atomic-response, immediate, "
+       "terminate, ack, datagram, any\n"
+       "  disconnect kind=all\n"
+       "                  ^~~"},
+      {"disconnect kind=recv",
+       "'recv' is no kind of message; there are send, write, read, read-response, atomic, atomic-response, immediate, "
+       "terminate, ack, datagram, any\n"
+       "  disconnect kind=recv\n"
+       "                  ^~~~"},
+      {"disconnect kind=Any",
+       "'Any' is no kind of message; did you mean any?\n"
+       "  disconnect kind=Any\n"
+       "                  ^~~"},
+      {"disconnect direction=sent,received",
+       "a rule that names no direction is about both\n"
+       "  disconnect direction=sent,received\n"
+       "                       ^~~~~~~~~~~~~"},
+      {"disconnect direction=send",
+       "'send' is no direction; did you mean sent?\n"
+       "  disconnect direction=send\n"
+       "                       ^~~~"},
+      {"disconnect message:10",
+       "'message:10' is no condition; message=2 is one\n"
+       "  disconnect message:10\n"
+       "             ^~~~~~~~~~"},
+      {"disconnect every>3",
+       "'every>3' is no condition; every=2 is one\n"
+       "  disconnect every>3\n"
+       "             ^~~~~~~"},
+      {"stall message=18446744073709551615",
+       "'18446744073709551615' is too large: it is at most 18446744073709551614\n"
+       "  stall message=18446744073709551615\n"
+       "                ^~~~~~~~~~~~~~~~~~~~"},
+      {"stall message=3..99999999999999999999",
+       "'99999999999999999999' is too large: it is at most 18446744073709551614\n"
+       "  stall message=3..99999999999999999999\n"
+       "                   ^~~~~~~~~~~~~~~~~~~~"},
+      {"drop every=99999999999999999999",
+       "'99999999999999999999' is too large: it is at most 18446744073709551614\n"
+       "  drop every=99999999999999999999\n"
+       "             ^~~~~~~~~~~~~~~~~~~~"},
+      {"drop one-in=4294967296",
+       "'4294967296' is too large: it is at most 4294967295\n"
+       "  drop one-in=4294967296\n"
+       "              ^~~~~~~~~~"},
+      {"drop one-in=4 seed=99999999999999999999",
+       "'99999999999999999999' is too large: it is at most 18446744073709551614\n"
+       "  drop one-in=4 seed=99999999999999999999\n"
+       "                     ^~~~~~~~~~~~~~~~~~~~"},
+      {"drop one-in=4 seed=-1",
+       "'-1' is no seed: a number from 0 on, or device\n"
+       "  drop one-in=4 seed=-1\n"
+       "                     ^~"},
+      {"delay=0s",
+       "'0s' is no time: an integer from 1 with ns, us, ms or s, such as 5ms, at most 3600s\n"
+       "  delay=0s\n"
+       "        ^~"},
+      // A blank is a blank, whichever it is.
+      {"drop\tmesage=3",
+       "'mesage' is no condition; did you mean message?\n"
+       "  drop mesage=3\n"
+       "       ^~~~~~"},
       {"stall \x1b[1mnow",
        "'?[1mnow' is no condition; there are connection, direction, kind, message, segment, attempt, number, every, "
        "times, probability, one-in, seed\n"
@@ -226,9 +294,14 @@ TEST(InjectionRules, AreBoundedInNumber) {
   for (size_t i = 0; i < kMostRules; ++i) text += "stall;";
   EXPECT_EQ(ParseInjectionRules(text + ";\n;").value().size(), kMostRules);
   const auto error = ParseInjectionRules(text + "drop").error();
-  EXPECT_EQ(error.message, "more than 256 rules");
+  EXPECT_EQ(error.message, "more than 256 rules of one device");
   EXPECT_EQ(error.offset, text.size());
   EXPECT_EQ(error.length, 4u);
+  const std::string indented = text + "  drop message=3";
+  EXPECT_EQ(ParseInjectionRules(indented).error().Explain(indented),
+            "more than 256 rules of one device\n"
+            "  drop message=3\n"
+            "  ^~~~~~~~~~~~~~");
 }
 
 TEST(InjectionRules, NumbersOutOfBoundsAreErrors) {

@@ -12,7 +12,7 @@ using emu::InjectionRule;
 Result<DeviceRules, std::string> ReadRule(const Device& device, const std::string& text) {
   auto read = emu::ParseInjectionRules(text);
   if (!read) return Err(read.error().Explain(text));
-  if (read->empty()) return Err(std::string("there is no rule in it"));
+  if (read->empty()) return Err(std::string(emu::kNoRule));
   if (std::string wrong = emu::WhyNoRules(*emu::ProfileByName(device.profile()), *read); !wrong.empty()) {
     return Err(std::move(wrong));
   }
@@ -29,7 +29,7 @@ Result<DeviceRules, std::string> ReadRules(const Device& device) {
     const auto read = ReadRule(device, device.rule(i));
     if (!read) return error(read.error());
     if (rules.size() + read->size() > emu::kMostRules) {
-      return error("more than " + std::to_string(emu::kMostRules) + " rules of one device");
+      return error(emu::MoreThanMostRules());
     }
     rules.insert(rules.end(), read->begin(), read->end());
   }

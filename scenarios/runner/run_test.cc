@@ -225,6 +225,28 @@ TEST(OldWords, WhateverAnOldFileMaySayIsRead) {
   EXPECT_TRUE(both.fault().empty());
 }
 
+// Each is a rule of the device.
+TEST(OldWords, AreBoundedInNumberTogetherWithRules) {
+  const auto problem = [](size_t faults, const std::string& more) {
+    std::string device = "host { name: 'a' device { " + more;
+    for (size_t i = 0; i < faults; ++i) device += " fault { kind: FAIL_REGISTRATION one_in: 9 }";
+    const auto read = ReadWritten(Parse(device + " } }"));
+    return read ? "" : read.error();
+  };
+  const std::string too_many =
+      "host.device.fault: with those of rule more than 256 rules of one device\n(of host \"a\")";
+  EXPECT_EQ(problem(256, ""), "");
+  EXPECT_EQ(problem(257, ""), too_many);
+  EXPECT_EQ(problem(254, "rule: 'stall' rule: 'stall'"), "");
+  EXPECT_EQ(problem(254, "rule: 'stall; stall' rule: 'stall'"), too_many);
+  // What says that there is nothing is none.
+  EXPECT_EQ(problem(256, "fault { kind: NONE } fault { kind: DELAY_COMPLETION delay_ns: 0 }"), "");
+  std::string rules;
+  for (size_t i = 0; i < 129; ++i) rules += "stall;";
+  EXPECT_EQ(problem(1, "rule: '" + rules + "' rule: '" + rules + "'"),
+            "host.device.rule[1]: more than 256 rules of one device\n(of host \"a\")");
+}
+
 TEST_P(Run, CallsOfASessionOutliveItsConnections) {
   const Scenario scenario = Parse(std::string(kPair) + R"(
       client { name: 'c' host: 'b' server: 'a' session: true concurrency: 4 reconnect_ns: 1000000
@@ -1193,7 +1215,7 @@ TEST(Validate, NamesTheFieldAndWhatWasExpected) {
        "disconnect does it\n(of host \"a\")"},
       {"host { name: 'a' device { fault { kind: FAIL_REGISTRATION } rule: 'stall kind=ack' } }",
        "host.device.rule[0]: 'stall kind=ack': iWARP has no acknowledgements of its own, and TCP's are not seen; on "
-       "iWARP it can be send, write, read, read-response, atomic, atomic-response, immediate, terminate\n(of host "
+       "iWARP kind can be send, write, read, read-response, atomic, atomic-response, immediate, terminate\n(of host "
        "\"a\")"},
       {"host { name: 'a' } fault { kind: KILL a: 'a' } injection { kind: KILL a: 'b' }",
        "injection.a: \"b\", expected the name of a host"},
@@ -1207,7 +1229,8 @@ TEST(Validate, NamesTheFieldAndWhatWasExpected) {
        "one that was missing would be a fault of the peer; the profile roce has loss, and disconnect ends a "
        "connection\n"
        "(of host \"a\")"},
-      {"host { name: 'a' device { rule: ' ' } }", "host.device.rule[0]: there is no rule in it\n(of host \"a\")"},
+      {"host { name: 'a' device { rule: ' ' } }",
+       "host.device.rule[0]: there is no rule in it; one is 'disconnect message=10'\n(of host \"a\")"},
       {"host { name: 'a' device { profile: 'ib' } }",
        "host.device.profile: \"ib\", expected iwarp, roce, minimal or hostile"},
       {"host { name: 'a' } service { host: 'a' } host { name: 'b' device { profile: 'roce' } } "

@@ -162,15 +162,17 @@ class Validator {
   // What of its rules, or of what older files have for them, can do nothing.
   static std::string WhyNoDevice(const Device& device) {
     const emu::DeviceProfile profile = *emu::ProfileByName(device.profile());
+    size_t old = 0;
     for (int i = 0; i < device.fault_size(); ++i) {
       const auto rule = RuleOf(device.fault(i));
-      const auto why = rule ? emu::WhyNoRule(profile, *rule) : std::nullopt;
+      if (!rule) continue;
+      ++old;
+      const auto why = emu::WhyNoRule(profile, *rule);
       if (why) return fmt::format("fault[{}].kind: {}: {}", i, DeviceFault::Kind_Name(device.fault(i).kind()), *why);
     }
     const auto rules = ReadRules(device);
     if (!rules) return rules.error();
-    if (rules->size() + static_cast<size_t>(device.fault_size()) <= emu::kMostRules) return {};
-    return fmt::format("fault: with those of rule more than {} rules of one device", emu::kMostRules);
+    return rules->size() + old <= emu::kMostRules ? "" : "fault: with those of rule " + emu::MoreThanMostRules();
   }
 
   // `word` is what the scenario calls it.

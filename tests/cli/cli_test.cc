@@ -357,6 +357,33 @@ TEST_F(CliTest, ARuleEndsTheConnectionOfACommand) {
   const Outcome wrong = Run({"ping", "--rule", "disconnect=4", Url()});
   EXPECT_EQ(wrong.code, 2);
   EXPECT_EQ(wrong.err, "stagecoach: ping: --rule: disconnect takes no value\n  disconnect=4\n  ^~~~~~~~~~~~\n");
+  // More than there may be, however they are spread.
+  std::string many;
+  for (int i = 0; i < 200; ++i) many += "disconnect message=900;";
+  const Outcome too_many = Run({"ping", "--rule", many, "--rule", many, Url()});
+  EXPECT_EQ(too_many.code, 2);
+  EXPECT_EQ(too_many.err, "stagecoach: ping: --rule: more than 256 rules of one device\n");
+}
+
+// A shell takes a rule apart that nobody has quoted.
+TEST_F(CliTest, ARuleInPiecesIsPutTogether) {
+  if (Run({"devinfo", "roce"}).code == 2) GTEST_SKIP() << "this build uses the system's RDMA device";
+  const std::string url = "stagecoach://127.0.0.1";
+  const std::string meant =
+      "--rule disconnect message=4: a rule is one argument, so quote it: --rule 'disconnect message=4'\n";
+  for (const char* const command : {"ls", "get", "put", "ping", "serve", "sim"}) {
+    const Outcome outcome = Run({command, "--rule", "disconnect", "message=4", url});
+    EXPECT_EQ(outcome.code, 2) << command;
+    EXPECT_EQ(outcome.err, std::string("stagecoach: ") + command + ": " + meant);
+  }
+  EXPECT_EQ(Run({"run", "--rule=disconnect", "message=4", "true"}).err, "stagecoach: run: " + meant);
+  EXPECT_EQ(Run({"run", "--rule=disconnect", "message=4", "true"}).code, 125);
+  EXPECT_NE(Run({"sim", "--rule", "a:", "stall", "message=4"}).err.find("quote it: --rule 'a: stall'"),
+            std::string::npos);
+  EXPECT_NE(Run({"sim", "--rule", "a: stall", "message=4"}).err.find("--rule 'a: stall message=4'"), std::string::npos);
+  // What is an argument of its own stays one.
+  EXPECT_EQ(Run({"ls", "--rule", "disconnect", "message"}).err,
+            "stagecoach: ls: 'message': not a URL of the form stagecoach://HOST:PORT/PATH\n");
 }
 
 TEST_F(CliTest, CapturesStartWithAPcapngSectionHeader) {

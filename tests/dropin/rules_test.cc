@@ -113,6 +113,10 @@ TEST_F(RulesTest, WhoUsesNoVerbsSaysNothing) {
   const auto none = Start("ls " + base_, 0, {"--rule", "disconnect message=10"});
   EXPECT_EQ(none->Wait(), 0);
   EXPECT_EQ(none->Err(), "");
+  // What stands behind the program is the program's, whatever it looks like.
+  const auto echo = Start("echo --rule disconnect message=4", 0, {"--rule", "disconnect"});
+  EXPECT_EQ(echo->Wait(), 0) << echo->Err();
+  EXPECT_EQ(echo->Out(), "--rule disconnect message=4\n");
   // ibv_devices opens none.
   const auto listed = Start("ibv_devices", 0, {"--rule", "disconnect message=10"});
   EXPECT_EQ(listed->Wait(), 0);
@@ -135,7 +139,11 @@ TEST_F(RulesTest, RulesAreCheckedBeforeTheProgramStarts) {
             "stagecoach: run: --rule: 'mesage' is no condition; did you mean message?\n"
             "  disconnect mesage=10\n"
             "             ^~~~~~\n");
-  EXPECT_EQ(complaint({" "}), "stagecoach: run: --rule: there is no rule in it\n");
+  EXPECT_EQ(complaint({" "}), "stagecoach: run: --rule: there is no rule in it; one is 'disconnect message=10'\n");
+  // Each has no more than there may be, and all of them together do.
+  std::string many;
+  for (int i = 0; i < 200; ++i) many += "stall message=900;";
+  EXPECT_EQ(complaint({many, many}), "stagecoach: run: --rule: more than 256 rules of one device\n");
   if (OnRoce()) return;
   EXPECT_TRUE(Says(complaint({"drop message=3"}), "'drop message=3': iWARP cannot lose a segment"));
 }

@@ -188,6 +188,10 @@ int ApplyDeviceOptions(std::string_view command, const DeviceOptions& options) {
   }
   return kExitOk;
 }
+
+std::string RuleInPieces(int, char**, int) {
+  return {};
+}
 #else
 namespace {
 
@@ -203,13 +207,11 @@ bool ApplyRules(std::string_view command, const std::vector<std::string>& option
   const auto add = [&](std::string_view from, std::string_view text) {
     const auto parsed = emu::ParseInjectionRules(text);
     std::string wrong = parsed ? emu::WhyNoRules(profile, *parsed) : parsed.error().Explain(text);
-    if (parsed && parsed->empty() && !options.empty()) wrong = "there is no rule in it";
-    if (!wrong.empty()) {
-      Complain(command, fmt::format("{}: {}", from, wrong));
-      return false;
-    }
-    rules.insert(rules.end(), parsed->begin(), parsed->end());
-    return true;
+    if (parsed && parsed->empty() && !options.empty()) wrong = emu::kNoRule;
+    if (parsed) rules.insert(rules.end(), parsed->begin(), parsed->end());
+    if (wrong.empty() && rules.size() > emu::kMostRules) wrong = emu::MoreThanMostRules();
+    if (!wrong.empty()) Complain(command, fmt::format("{}: {}", from, wrong));
+    return wrong.empty();
   };
   for (const std::string& text : options) {
     if (!add("--rule", text)) return false;
@@ -220,7 +222,33 @@ bool ApplyRules(std::string_view command, const std::vector<std::string>& option
   return false;
 }
 
+// A rule is in it, and one alone.
+bool IsRule(const std::string& text) {
+  const auto parsed = emu::ParseInjectionRules(text);
+  return parsed && parsed->size() == 1;
+}
+
 }  // namespace
+
+std::string RuleInPieces(int argc, char** argv, int count) {
+  constexpr std::string_view kOption = "--rule";
+  for (int i = 1; i < count; ++i) {
+    const std::string_view argument = argv[i];
+    const bool is_joined = argument.starts_with("--rule=");
+    const int first = is_joined ? i : i + 1;
+    if (!(is_joined || argument == kOption) || first + 1 >= argc) continue;
+    const std::string begin(is_joined ? argument.substr(kOption.size() + 1) : std::string_view(argv[first]));
+    const std::string all = begin + " " + argv[first + 1];
+    // Of `sim` it may begin with a host.
+    const size_t colon = begin.find(':');
+    const std::string rule = colon == std::string::npos ? begin : begin.substr(colon + 1);
+    const bool is_host = colon != std::string::npos && rule.find_first_not_of(' ') == std::string::npos;
+    if (!(is_host || IsRule(rule)) || !IsRule(all.substr(begin.size() - rule.size()))) continue;
+    return fmt::format("--rule {}: a rule is one argument, so quote it: --rule '{}'", rpcrdma::file::Printable(all),
+                       rpcrdma::file::Printable(all));
+  }
+  return {};
+}
 
 int ApplyDeviceOptions(std::string_view command, const DeviceOptions& options) {
   if (!options.profile.empty() && ::setenv(kProfileVariable, options.profile.c_str(), 1) != 0) {

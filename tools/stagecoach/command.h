@@ -53,6 +53,11 @@ void AddDeviceOptions(CLI::App& command, DeviceOptions& options);
 // go on.
 int ApplyDeviceOptions(std::string_view command, const DeviceOptions& options);
 
+// A rule that was not quoted, of which a shell has made several arguments: "--rule disconnect message=10". Says so, and
+// what was meant; empty: there is none. Of the arguments the first `count` are the command's own, and a program's stand
+// behind them.
+std::string RuleInPieces(int argc, char** argv, int count);
+
 // A file in which the device records, in a variable of its environment, for processes that may change their folder.
 // Complains and returns false when it cannot be made. Not in builds over rdma-core.
 bool ApplyRecordOption(std::string_view command, const char* option, const std::string& name, const char* variable);

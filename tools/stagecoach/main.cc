@@ -77,6 +77,10 @@ int Main(int argc, char** argv) {
   // CLI11 reports by exception, and so does the C++ library when the system has nothing left to give.
   try {
     const int count = TakeProgram(app, argc, argv, &program);
+    if (const std::string words = RuleInPieces(argc, argv, count); !words.empty()) {
+      Complain(argv[1], words);
+      return std::string_view(argv[1]) == "run" ? kExitRunFailed : kExitUsage;
+    }
     app.parse(count, argv);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() != 0) return UsageError(app, error);

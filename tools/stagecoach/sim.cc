@@ -77,36 +77,45 @@ bool ReadScenario(const std::string& path, Scenario* scenario) {
   return true;
 }
 
-// Gives hosts of the scenario what --rule says. False: it is wrong, which has been said.
+std::string WithoutBlanks(const std::string& text) {
+  constexpr const char* kBlanks = " \t";
+  const size_t begin = text.find_first_not_of(kBlanks);
+  return begin == std::string::npos ? "" : text.substr(begin, text.find_last_not_of(kBlanks) + 1 - begin);
+}
+
+// Gives hosts of the scenario what one --rule says, which is "RULE" or "HOST: RULE". The error says what is wrong.
+Result<void, std::string> AddRule(const std::string& text, Scenario* scenario) {
+  const auto quote = [](const std::string& words) { return "'" + rpcrdma::file::Printable(words) + "'"; };
+  // No rule has a colon.
+  const size_t colon = text.find(':');
+  const bool is_of_all = colon == std::string::npos;
+  const std::string host = is_of_all ? "" : WithoutBlanks(text.substr(0, colon));
+  const std::string rule = WithoutBlanks(is_of_all ? text : text.substr(colon + 1));
+  bool any = false;
+  std::string names;
+  for (scenario::Host& each : *scenario->mutable_host()) {
+    names += (names.empty() ? "" : ", ") + each.name();
+    if (!is_of_all && each.name() != host) continue;
+    scenario::Device& device = *each.mutable_device();
+    const auto read = scenario::ReadRule(device, rule);
+    if (!read) return Err(fmt::format("{}\n(of host \"{}\")", read.error(), each.name()));
+    device.add_rule(rule);
+    if (scenario::CountOfRules(device) > emu::kMostRules) {
+      return Err(fmt::format("{}\n(of host \"{}\")", emu::MoreThanMostRules(), each.name()));
+    }
+    any = true;
+  }
+  if (any) return {};
+  return Err(fmt::format("before the colon of {} stands {}, and no host of this world has that name; there are {}",
+                         quote(text), quote(host), names));
+}
+
+// False: it is wrong, which has been said.
 bool AddRules(const std::vector<std::string>& rules, Scenario* scenario) {
   for (const std::string& text : rules) {
-    const auto complain = [&](const std::string& what) {
-      Complain("sim", fmt::format("--rule '{}': {}", rpcrdma::file::Printable(text), what));
+    if (const auto added = AddRule(text, scenario); !added) {
+      Complain("sim", "--rule: " + added.error());
       return false;
-    };
-    // No rule has a colon.
-    const size_t colon = text.find(':');
-    const std::string host = colon == std::string::npos ? "" : text.substr(0, colon);
-    const std::string rule = colon == std::string::npos ? text : text.substr(colon + 1);
-    bool any = false;
-    for (scenario::Host& each : *scenario->mutable_host()) {
-      if (colon != std::string::npos && each.name() != host) continue;
-      scenario::Device& device = *each.mutable_device();
-      const auto on_host = [&](const std::string& what) {
-        return complain(fmt::format("{}\n(of host \"{}\")", what, each.name()));
-      };
-      if (const auto read = scenario::ReadRule(device, rule); !read) return on_host(read.error());
-      device.add_rule(rule);
-      if (scenario::CountOfRules(device) > emu::kMostRules) {
-        return on_host(fmt::format("more than {} rules of one device", emu::kMostRules));
-      }
-      any = true;
-    }
-    if (!any) {
-      std::string names;
-      for (const scenario::Host& each : scenario->host()) names += (names.empty() ? "" : ", ") + each.name();
-      return complain(
-          fmt::format("there is no host '{}' in this world; there are {}", rpcrdma::file::Printable(host), names));
     }
   }
   return true;
