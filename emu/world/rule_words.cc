@@ -76,25 +76,28 @@ std::shared_ptr<InjectionPlan> PlanThatSpeaks(std::vector<InjectionRule> rules) 
   return plan;
 }
 
+std::string WordsOf(const InjectionPlan& plan, size_t rule, uint64_t fired) {
+  const std::string words = "rule '" + ToString(plan.rules()[rule]) + "' ";
+  if (fired > 0) return words + "fired " + Count(fired, "time");
+  const InjectionAction action = plan.rules()[rule].action;
+  if (RowOf(action).depth == InjectionDepth::kDevice) {
+    return words + "never fired: " + Count(plan.asked(action), RowOf(action).object);
+  }
+  const InjectionPlan::Seen seen = plan.seen();
+  std::string why = Count(seen.connections, "connection");
+  if (seen.sent + seen.received > 0) {
+    why += ", " + Count(seen.sent, "message") + " sent and " + std::to_string(seen.received) + " received";
+  }
+  const uint64_t matched = plan.counters(rule).matched;
+  if (matched > 0) why += ", of which " + Count(matched, "segment") + " matched";
+  return words + "never fired: " + why;
+}
+
 std::vector<std::string> LastWordsOf(const InjectionPlan& plan) {
   std::vector<std::string> lines;
   for (size_t i = 0; i < plan.rules().size(); ++i) {
-    const InjectionPlan::RuleCounters counters = plan.counters(i);
-    const std::string rule = "rule '" + ToString(plan.rules()[i]) + "' ";
-    if (counters.fired > kFiringsTold) lines.push_back(rule + "fired " + Count(counters.fired, "time"));
-    if (counters.fired > 0) continue;
-    const ActionRow& action = RowOf(plan.rules()[i].action);
-    if (action.depth == InjectionDepth::kDevice) {
-      lines.push_back(rule + "never fired: " + Count(plan.asked(plan.rules()[i].action), action.object));
-      continue;
-    }
-    const InjectionPlan::Seen seen = plan.seen();
-    std::string why = Count(seen.connections, "connection");
-    if (seen.sent + seen.received > 0) {
-      why += ", " + Count(seen.sent, "message") + " sent and " + std::to_string(seen.received) + " received";
-    }
-    if (counters.matched > 0) why += ", of which " + Count(counters.matched, "segment") + " matched";
-    lines.push_back(rule + "never fired: " + why);
+    const uint64_t fired = plan.counters(i).fired;
+    if (fired == 0 || fired > kFiringsTold) lines.push_back(WordsOf(plan, i, fired));
   }
   return lines;
 }

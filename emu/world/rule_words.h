@@ -11,6 +11,8 @@
 // Any thread.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -24,5 +26,7 @@ std::shared_ptr<InjectionPlan> PlanThatSpeaks(std::vector<InjectionRule> rules);
 
 // What is to be said at the end, a line for each rule that has something to say; without "stagecoach: ".
 std::vector<std::string> LastWordsOf(const InjectionPlan& plan);
+// Of a rule that has been given: "rule 'stall message=500' fired 3 times", or "... never fired: 1 connection, ...".
+std::string WordsOf(const InjectionPlan& plan, size_t rule, uint64_t fired);
 
 }  // namespace stagecoach::emu

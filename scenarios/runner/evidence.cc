@@ -69,7 +69,9 @@ void Evidence::OnEvent(Instant now, std::string_view component, std::string_view
     if (const auto* xid = FindFact<uint64_t>(facts, "xid")) At(evicted_, component)[*xid] = now;
   } else if (event == "injection.fired") {
     if (const auto* rule = FindFact<uint64_t>(facts, "rule")) {
-      At(fired_, component.substr(0, component.find('/')))[*rule] = now;
+      Fired& fired = At(fired_, component.substr(0, component.find('/')))[*rule];
+      ++fired.times;
+      fired.last = now;
     }
   } else if (event == "exposure.expired") {
     At(unread_replies_, component.substr(0, component.find('/'))) = now;
@@ -107,11 +109,21 @@ std::optional<Instant> Evidence::LastTurnedAway(const std::string& host) const {
   return found != turned_away_.end() ? std::optional(found->second) : std::nullopt;
 }
 
+const Evidence::Fired* Evidence::FiredBy(const std::string& host, uint64_t rule) const {
+  const auto nic = fired_.find(NicOf(host));
+  if (nic == fired_.end()) return nullptr;
+  const auto found = nic->second.find(rule);
+  return found != nic->second.end() ? &found->second : nullptr;
+}
+
 std::optional<Instant> Evidence::LastFired(const std::string& host, uint64_t rule) const {
-  const auto found = fired_.find(NicOf(host));
-  if (found == fired_.end()) return std::nullopt;
-  const auto last = found->second.find(rule);
-  return last != found->second.end() ? std::optional(last->second) : std::nullopt;
+  const Fired* const fired = FiredBy(host, rule);
+  return fired != nullptr ? std::optional(fired->last) : std::nullopt;
+}
+
+uint64_t Evidence::TimesFired(const std::string& host, uint64_t rule) const {
+  const Fired* const fired = FiredBy(host, rule);
+  return fired != nullptr ? fired->times : 0;
 }
 
 std::optional<Instant> Evidence::LastFailedRegistration(const std::string& host) const {

@@ -52,6 +52,8 @@ class Evidence final : public TraceSink {
   std::optional<Instant> LastFailedRegistration(const std::string& host) const;
   // When a rule of the host's device, counted from 1, last fired; nullopt: never.
   std::optional<Instant> LastFired(const std::string& host, uint64_t rule) const;
+  // How often it has, on all devices that the host has had.
+  uint64_t TimesFired(const std::string& host, uint64_t rule) const;
 
  private:
   struct QueuePair {
@@ -66,13 +68,20 @@ class Evidence final : public TraceSink {
     uint64_t cancelled_replies = 0;
   };
 
+  struct Fired {
+    uint64_t times = 0;
+    Instant last{};
+  };
+  // Null: it has not.
+  const Fired* FiredBy(const std::string& host, uint64_t rule) const;
+
   std::map<std::string, QueuePair, std::less<>> queue_pairs_;                // by component, with something to tell
   std::map<std::string, Connection, std::less<>> connections_;               // by component
   std::map<std::string, Instant, std::less<>> registrations_;                // last failed, by NIC
   std::map<std::string, std::map<uint64_t, Instant>, std::less<>> evicted_;  // last, by cache and XID
   std::map<std::string, Instant, std::less<>> unread_replies_;               // last, by host
   std::map<std::string, Instant, std::less<>> turned_away_;                  // last, by connection manager
-  std::map<std::string, std::map<uint64_t, Instant>, std::less<>> fired_;    // last, by NIC and rule
+  std::map<std::string, std::map<uint64_t, Fired>, std::less<>> fired_;      // by NIC and rule
 };
 
 }  // namespace stagecoach::scenario

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "emu/world/rule_words.h"
 #include "scenarios/runner/client_program.h"
 #include "scenarios/runner/connection_checker.h"
 #include "scenarios/runner/file_copy_program.h"
@@ -67,6 +68,7 @@ class Play {
     if (!complete || !stage_->violations().empty()) report_.state = Describe();
     report_.virtual_time = stage_->Now() - Instant();
     report_.violations = stage_->violations().list();
+    NoteRules();
     TearDown(complete);
     // What is torn down in the middle breaks off, and is not judged.
     if (complete) report_.violations = stage_->violations().list();
@@ -271,6 +273,8 @@ class Play {
   static HostPair PairOf(const Injection& injection) { return std::minmax(injection.a(), injection.b()); }
 
   void EndRules() {
+    NoteRules();
+    rules_are_over_ = true;
     for (const Host& host : scenario_.host()) {
       stage_->world().host(host.name()).nic().injections()->End(IsOverWithTheWork);
     }
@@ -517,6 +521,20 @@ class Play {
     }
   }
 
+  // What has become of each until now; of those that are over, until then.
+  void NoteRules() {
+    size_t at = 0;
+    for (const Host& host : scenario_.host()) {
+      const emu::InjectionPlan& plan = *stage_->world().host(host.name()).nic().injections();
+      for (size_t i = 0; i < plan.rules().size(); ++i, ++at) {
+        if (rules_are_over_ && IsOverWithTheWork(plan.rules()[i])) continue;
+        report_.rules.resize(std::max(report_.rules.size(), at + 1));
+        const uint64_t fired = stage_->evidence().TimesFired(host.name(), i + 1);
+        report_.rules[at] = host.name() + ": " + emu::WordsOf(plan, i, fired);
+      }
+    }
+  }
+
   std::string Describe() {
     std::string text = fmt::format("at {} ns\n", (stage_->Now() - Instant()).count());
     for (const auto& program : programs_) text += program->Describe();
@@ -541,6 +559,7 @@ class Play {
   std::map<HostPair, int> partitions_;
   std::map<HostPair, const Injection*> changed_links_;  // the latest
   std::map<std::string, size_t> before_;                // CountEverywhere
+  bool rules_are_over_ = false;
 };
 
 }  // namespace

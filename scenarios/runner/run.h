@@ -50,6 +50,9 @@ struct RunReport {
   Duration virtual_time{};
   Tally tally;
   bool stopped = false;  // by RunOptions::stop
+  // What became of the rules of devices while they lasted, a line each, in the order of hosts and rules: "a: rule
+  // 'stall' fired 2 times".
+  std::vector<std::string> rules;
   // The state of every program, QP and connection when the run was stopped, or hung, or the first violation had been
   // found; empty otherwise.
   std::string state;

@@ -167,6 +167,40 @@ TEST(Rules, DelaysCutTogether) {
   EXPECT_GT(report.tally.disturbed, 0u);
 }
 
+TEST(Rules, WhatBecameOfThemIsSaid) {
+  const RunReport report = RunWell(Parse(R"(
+      host { name: 'a' device { rule: 'stall message=9000; fail-registration number=8000' } }
+      host { name: 'b' device { rule: 'delay=1us kind=send message=3..6; disconnect message=7' } }
+      service { host: 'a' } client { name: 'c' host: 'b' server: 'a' call { repeat: 5 } })"));
+  ASSERT_EQ(report.rules.size(), 4u);
+  // What there was until they were over; there is more of it afterwards.
+  EXPECT_EQ(report.rules[0], "a: rule 'stall message=9000' never fired: 1 connection, 5 messages sent and 5 received");
+  EXPECT_TRUE(report.rules[1].starts_with("a: rule 'fail-registration number=8000' never fired: ")) << report.rules[1];
+  EXPECT_EQ(report.rules[2], "b: rule 'delay=1us message=3..6 kind=send' fired 3 times");
+  EXPECT_EQ(report.rules[3],
+            "b: rule 'disconnect message=7' never fired: 1 connection, 5 messages sent and 5 received");
+}
+
+// Losses by luck last, and so does the count of them.
+TEST(Rules, WhatLastsIsCountedToTheEnd) {
+  const RunReport report = RunWell(Parse(R"(
+      host { name: 'a' device { profile: 'roce' rule: 'duplicate one-in=5 kind=send message=9..' } }
+      host { name: 'b' device { profile: 'roce' } }
+      service { host: 'a' } client { name: 'c' host: 'b' server: 'a' call { repeat: 5 } })"));
+  ASSERT_EQ(report.rules.size(), 1u);
+  EXPECT_NE(report.rules[0].find("' fired "), std::string::npos) << report.rules[0];
+}
+
+// Counted on each device that the host has had.
+TEST(Rules, OfAHostThatStartsAgainAreCountedTogether) {
+  const RunReport report = RunWell(Parse(R"(
+      host { name: 'a' device { rule: 'delay=1us kind=send message=2 times=1' } } host { name: 'b' }
+      service { host: 'a' }
+      client { name: 'c' host: 'b' server: 'a' session: true call { repeat: 60 service_ns: 2000000 } }
+      injection { at_ns: 9000000 kind: KILL a: 'a' for_ns: 1000000 })"));
+  EXPECT_EQ(report.rules, std::vector<std::string>{"a: rule 'delay=1us message=2 kind=send times=1' fired 2 times"});
+}
+
 // As of any other client, whose attempts are judged one by one.
 TEST_P(Run, ACallOfASessionWaitsForRegistrationsInVain) {
   for (const char* const host : {"a", "b"}) {

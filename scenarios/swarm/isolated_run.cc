@@ -58,6 +58,7 @@ Outcome ToOutcome(const RunReport& report) {
   tally->set_connections(report.tally.connections);
   tally->set_files_copied(report.tally.files_copied);
   tally->set_pings(report.tally.pings);
+  for (const std::string& words : report.rules) outcome.add_rule(words);
   return outcome;
 }
 

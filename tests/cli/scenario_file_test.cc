@@ -59,6 +59,26 @@ TEST_F(ScenarioFileTest, RulesOfACommandComeOnTopOfTheFiles) {
   EXPECT_EQ(Run({"sim", "--count", "2", "--rule", "stall message=9"}).code, 2);
 }
 
+TEST_F(ScenarioFileTest, WhatBecameOfRulesIsSaid) {
+  // As docs/injections.md has it.
+  WriteFile(local_ / "cut.textproto",
+            "host { name: \"a\" }\n"
+            "host { name: \"b\" device { rule: \"disconnect connection=1 kind=send message=5\" } }\n"
+            "service { host: \"a\" }\n"
+            "client { name: \"c\" host: \"b\" server: \"a\" call { repeat: 9 } }\n");
+  const Outcome outcome = Run({"sim", (local_ / "cut.textproto").string(), "--rule", "a: stall message=1000"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_NE(
+      outcome.out.find("\na: rule 'stall message=1000' never fired: 2 connections, 7 messages sent and 7 received\n"
+                       "b: rule 'disconnect connection=1 message=5 kind=send' fired 1 time\n"),
+      std::string::npos)
+      << outcome.out;
+  // As docs/simulation.md has it: what is shown there is to be seen.
+  const Outcome seed = Run({"sim", "--seed", "17", "--rule", "a: disconnect message=2"});
+  EXPECT_EQ(seed.code, 0) << seed.err;
+  EXPECT_NE(seed.out.find("\na: rule 'disconnect message=2' fired "), std::string::npos) << seed.out;
+}
+
 TEST_F(ScenarioFileTest, WhatIsWrongWithARuleOfACommandIsSaidOnce) {
   WriteFile(local_ / "scenario",
             "host { name: \"a\" } host { name: \"b\" device { rule: \"delay=1us\" } } service { host: \"a\" }\n"

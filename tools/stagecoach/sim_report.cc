@@ -7,6 +7,7 @@
 #include <cctype>
 
 #include "base/mark.h"
+#include "rpcrdma/ulb/file/names.h"
 #include "scenarios/runner/violations.h"
 
 namespace stagecoach::cli {
@@ -53,6 +54,11 @@ std::string ScenarioText(const Scenario& scenario) {
 
 std::string Summary(const Scenario& scenario, const Outcome& outcome) {
   const auto& tally = outcome.tally();
+  std::string rules;
+  // Of a run that was stopped what is to come is not known.
+  if (!outcome.stopped()) {
+    for (const std::string& words : outcome.rule()) rules += rpcrdma::file::Printable(words) + "\n";
+  }
   const double wall = static_cast<double>(outcome.wall_ns()) / 1e9;
   return fmt::format("{}: {} hosts, {} services, {} clients, {} injections; {} of virtual time, {} events\n",
                      scenario.name(), scenario.host_size(), scenario.service_size(), scenario.client_size(),
@@ -60,6 +66,7 @@ std::string Summary(const Scenario& scenario, const Outcome& outcome) {
          fmt::format("{} calls: {} answered, {} refused, {} disturbed; {} connections, {} files copied, {} pings\n",
                      tally.calls(), tally.answered(), tally.refused(), tally.disturbed(), tally.connections(),
                      tally.files_copied(), tally.pings()) +
+         rules +
          fmt::format("wall time: {:.3f} s, {:.0f} calls answered per second\n", wall,
                      wall > 0 ? static_cast<double>(tally.answered()) / wall : 0);
 }

@@ -130,6 +130,20 @@ TEST(SimReport, OnlyTheLastLineOfASummaryKnowsWallTime) {
   EXPECT_TRUE(Summary(SmallScenario(), Outcome()).ends_with("wall time: 0.000 s, 0 calls answered per second\n"));
 }
 
+TEST(SimReport, ASummarySaysWhatBecameOfRules) {
+  Outcome outcome;
+  outcome.add_rule("a: rule 'stall' fired 2 times");
+  outcome.add_rule("b\x1b: rule 'disconnect message=40' never fired: 1 connection");
+  const std::string whole = Summary(SmallScenario(), outcome);
+  EXPECT_NE(whole.find("pings\na: rule 'stall' fired 2 times\n"
+                       "b\\x1b: rule 'disconnect message=40' never fired: 1 connection\nwall time"),
+            std::string::npos)
+      << whole;
+  // They may have fired later.
+  outcome.set_stopped(true);
+  EXPECT_EQ(Summary(SmallScenario(), outcome).find("rule"), std::string::npos);
+}
+
 // --- Marks ---
 
 constexpr scenario::OutOfReach kListed[] = {
