@@ -1,5 +1,5 @@
-// AskingSink: one who asks when an injection is told, as an observer may: what it calls takes locks, none of which may be
-// held by who tells. It asks on another thread and waits for that, so that a lock that is held is found out, and not
+// AskingSink: one who asks when an injection is told, as an observer may: what it calls takes locks, none of which may
+// be held by who tells. It asks on another thread and waits for that, so that a lock that is held is found out, and not
 // waited for in vain.
 #pragma once
 

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "base/mutant.h"
+#include "base/result.h"
 #include "emu/inject/rule.h"
 #include "rpcrdma/ulb/file/names.h"
 #include "scenarios/runner/device_rules.h"
