@@ -17,6 +17,7 @@
 #include <string_view>
 #include <utility>
 
+#include "base/once/once.h"
 #include "emu/inject/reach.h"
 
 namespace stagecoach::emu {
@@ -176,8 +177,8 @@ World*& StartedWorld() {
 // No thread is in here at the moment of a fork, so that the child finds the lock free; and it finds no world, since the
 // thread that moved the parent's is not with it.
 void PrepareForFork() {
-  static std::once_flag once;
-  std::call_once(once, [] {
+  static Once once;
+  once.Do([] {
     const int error = pthread_atfork([] { CurrentMutex().lock(); }, [] { CurrentMutex().unlock(); },
                                      [] {
                                        CurrentWorld() = nullptr;

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "base/insist.h"
+#include "base/once/once.h"
 #include "verbs_shim/emulated/cm_objects.h"
 
 namespace stagecoach::verbs::emulated {
@@ -55,10 +56,9 @@ rdma_cm_event_type ToRdma(CmEventType type) {
 class HeldEvents {
  public:
   static HeldEvents& Get() {
-    // By pthread_once, which a child that was forked meanwhile begins anew.
-    static std::once_flag once;
+    static Once once;
     static HeldEvents* held = nullptr;
-    std::call_once(once, [] {
+    once.Do([] {
       if (held == nullptr) held = new HeldEvents;
       const int error =
           pthread_atfork([] { held->mutex_.lock(); }, [] { held->mutex_.unlock(); }, [] { held->mutex_.unlock(); });

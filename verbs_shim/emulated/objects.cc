@@ -11,6 +11,7 @@
 #include <string>
 #include <system_error>
 
+#include "base/once/once.h"
 #include "base/prng.h"
 
 namespace stagecoach::verbs::emulated {
@@ -55,11 +56,10 @@ HostApi& ApiOf(emu::Host& host) {
 }
 
 const std::string& SysfsPath() {
-  // Never destroyed: programs may ask in their own static destructors. By pthread_once, which a child that was forked
-  // meanwhile begins anew.
-  static std::once_flag once;
+  // Never destroyed: programs may ask in their own static destructors.
+  static Once once;
   static const std::string* path = nullptr;
-  std::call_once(once, [] {
+  once.Do([] {
     const char* const variable = ::secure_getenv("SYSFS_PATH");
     auto chosen = std::make_unique<std::string>(variable != nullptr ? variable : "/sys");
     while (chosen->ends_with('/')) chosen->pop_back();
