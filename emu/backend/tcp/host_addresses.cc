@@ -8,10 +8,13 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <new>
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "base/fork/fork.h"
+#include "base/undoing.h"
 
 namespace stagecoach::emu {
 namespace {
@@ -19,9 +22,11 @@ namespace {
 // Hints taken at once: a host whose addresses change without end leaves time for others.
 constexpr int kHintsMax = 1024;
 
-std::vector<LocalAddress> ReadAddresses() {
+// nullopt, with errno set: the system does not say.
+std::optional<std::vector<LocalAddress>> ReadAddresses() {
   ifaddrs* list = nullptr;
-  if (getifaddrs(&list) != 0) return {};
+  if (getifaddrs(&list) != 0) return std::nullopt;
+  const Undoing read([&] { freeifaddrs(list); });
   std::vector<LocalAddress> addresses;
   std::string interface;
   uint32_t number = 0;
@@ -38,7 +43,6 @@ std::vector<LocalAddress> ReadAddresses() {
     const bool is_linked = (entry->ifa_flags & IFF_RUNNING) != 0 && (entry->ifa_flags & IFF_LOOPBACK) == 0;
     addresses.push_back({*address, number, is_linked});
   }
-  freeifaddrs(list);
   std::stable_partition(addresses.begin(), addresses.end(),
                         [](const LocalAddress& each) { return !each.address.IsLoopback(); });
   return addresses;
@@ -53,11 +57,14 @@ HostAddresses::~HostAddresses() {
 
 std::vector<LocalAddress> HostAddresses::Read() {
   std::lock_guard lock(mutex_);
-  if (fd_ < 0) return ReadAddresses();
-  TakeHints();
-  if (!is_known_) {
-    known_ = ReadAddresses();
-    is_known_ = true;
+  if (fd_ >= 0) TakeHints();
+  if (is_known_) return known_;
+  // What there was is the best guess while the system does not say. That there is nothing would be believed.
+  if (auto read = ReadAddresses()) {
+    known_ = std::move(*read);
+    is_known_ = fd_ >= 0;
+  } else if (known_.empty() && errno == ENOMEM) {
+    throw std::bad_alloc();
   }
   return known_;
 }
@@ -84,6 +91,7 @@ bool HostAddresses::Open() {
     return false;
   }
   fd_ = fd;
+  Undoing failed([this] { CloseDescriptor(std::exchange(fd_, -1)); });
   loop_.Post([this] {
     // Without a watch the hints are taken whenever somebody reads.
     watch_ = loop_.WatchReadable(fd_, [this] {
@@ -91,6 +99,7 @@ bool HostAddresses::Open() {
       TakeHints();
     });
   });
+  failed.Done();
   return true;
 }
 
@@ -103,16 +112,20 @@ void HostAddresses::TakeHints() {
     if (length < 0 && errno != ENOBUFS) break;
     any = true;
   }
-  if (!any) return;
-  is_known_ = false;
-  if (std::exchange(is_call_posted_, true)) return;
+  if (any) {
+    is_known_ = false;
+    is_call_due_ = true;
+  }
+  if (!is_call_due_ || is_call_posted_) return;
+  // Without memory for it, it is due still.
   loop_.Post([this] { CallWatcher(); });
+  is_call_posted_ = true;
 }
 
 void HostAddresses::CallWatcher() {
   {
     std::lock_guard lock(mutex_);
-    is_call_posted_ = false;
+    is_call_posted_ = is_call_due_ = false;
   }
   std::lock_guard lock(watcher_mutex_);
   if (watcher_) watcher_();

@@ -25,7 +25,7 @@ class HostAddresses {
   HostAddresses(const HostAddresses&) = delete;
   HostAddresses& operator=(const HostAddresses&) = delete;
 
-  // As Fabric::LocalAddresses.
+  // As Fabric::LocalAddresses. Those of the last time where the system does not say, for want of a descriptor, say.
   std::vector<LocalAddress> Read();
   // As Fabric::WatchAddresses.
   bool Watch(std::function<void()> on_change);
@@ -42,7 +42,8 @@ class HostAddresses {
   int fd_ = -1;       // from the first Watch() on
   Reactor::WatchId watch_ = 0;
   bool is_known_ = false;
-  std::vector<LocalAddress> known_;
+  std::vector<LocalAddress> known_;  // the last ones read
+  bool is_call_due_ = false;
   bool is_call_posted_ = false;
 
   std::mutex watcher_mutex_;  // held while it is called; no other is taken before it is

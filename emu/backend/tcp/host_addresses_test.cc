@@ -2,7 +2,7 @@
 #include "emu/backend/tcp/host_addresses.h"
 
 #include <gtest/gtest.h>
-
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -92,6 +92,32 @@ TEST_F(HostAddressesTest, WhatIsReadIsWhatThereIsAtThatMoment) {
     EXPECT_NE(Find("10.78.0.1"), nullptr);
     ASSERT_TRUE(Ip("addr del 10.78.0.1/24 dev d0"));
     EXPECT_EQ(Find("10.78.0.1"), nullptr);
+  }
+}
+
+// The system is asked by a descriptor. A host that had no address would be without GIDs until one of them changes.
+TEST_F(HostAddressesTest, WhatCouldNotBeReadIsReadTheNextTime) {
+  for (const bool is_known : {false, true}) {
+    SCOPED_TRACE(is_known);
+    if (!is_known) {
+      ASSERT_TRUE(Watch());
+    }
+    rlimit before{};
+    ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+    ASSERT_TRUE(!is_known || Ip("addr add 10.78.0.1/24 dev d0"));
+    rlimit none = before;
+    const int lowest = dup(0);
+    ASSERT_GE(lowest, 0);
+    close(lowest);
+    none.rlim_cur = static_cast<rlim_t>(lowest);
+    ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+    const bool has_loopback = Find("127.0.0.1") != nullptr;
+    const bool has_address = Find("10.78.0.1") != nullptr;
+    ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+    EXPECT_EQ(has_loopback, is_known) << "what it was the last time";
+    EXPECT_FALSE(has_address);
+    EXPECT_NE(Find("127.0.0.1"), nullptr);
+    EXPECT_EQ(Find("10.78.0.1") != nullptr, is_known);
   }
 }
 
