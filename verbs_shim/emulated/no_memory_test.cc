@@ -555,31 +555,65 @@ void InChild(const std::string& what, const std::function<int()>& run) {
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) < 2) << what << ": status " << status;
 }
 
-// Exit codes: 0, all well; 1, nothing more to fail; else what went wrong.
-int StartWith(long number, long count) {
-  ibv_device** list = nullptr;
-  {
-    const Failing failing(Who::kCaller, number, count);
-    list = ibv_get_device_list(nullptr);
-    // EAGAIN: a thread could not be made, of which pthread_create(3) says nothing else.
-    if (list == nullptr && errno != ENOMEM && errno != EAGAIN) return 2;
-  }
-  if (list == nullptr && !HasFailed()) return 3;
+// What a program does first: 0, or the errno it failed with.
+using First = std::function<int()>;
+
+int AskForDevices() {
+  ibv_device** const list = ibv_get_device_list(nullptr);
+  const int error = ErrnoUnless(list != nullptr);
   if (list != nullptr) ibv_free_device_list(list);
-  // It can be started still.
-  if ((list = ibv_get_device_list(nullptr)) == nullptr) return 4;
-  ibv_context* const context = ibv_open_device(list[0]);
-  if (context == nullptr || ibv_close_device(context) != 0) return 5;
-  return HasFailed() ? 0 : 1;
+  return error;
 }
 
-void StartWithEachFailing(long count) {
+int ResolveAnAddress() {
+  rdma_event_channel* const channel = rdma_create_event_channel();
+  if (channel == nullptr) return errno;
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  rdma_cm_id* id = nullptr;
+  rdma_cm_event* event = nullptr;
+  int error = ErrnoUnless(rdma_create_id(channel, &id, nullptr, RDMA_PS_TCP) == 0);
+  if (error == 0) {
+    error = ErrnoUnless(rdma_resolve_addr(id, nullptr, reinterpret_cast<sockaddr*>(&address), kWantPatience) == 0);
+  }
+  if (error == 0) error = ErrnoUnless(rdma_get_cm_event(channel, &event) == 0);
+  if (event != nullptr) {
+    error = event->event == RDMA_CM_EVENT_ADDR_RESOLVED ? 0 : -event->status;
+    rdma_ack_cm_event(event);
+  }
+  if (id != nullptr) rdma_destroy_id(id);
+  rdma_destroy_event_channel(channel);
+  return error;
+}
+
+// Exit codes: 0, all well; 1, nothing more to fail; else what went wrong.
+int StartWith(const First& first, long number, long count) {
+  int error = 0;
+  {
+    const Failing failing(Who::kCaller, number, count);
+    error = first();
+  }
+  const bool has_failed = HasFailed();
+  // EAGAIN: a thread could not be made, of which pthread_create(3) says nothing else.
+  if (error != 0 && error != ENOMEM && error != EAGAIN) return 2;
+  if (error != 0 && !has_failed) return 3;
+  // It can be started still.
+  if (first() != 0) return 4;
+  ibv_device** const list = ibv_get_device_list(nullptr);
+  if (list == nullptr) return 5;
+  ibv_context* const context = ibv_open_device(list[0]);
+  if (context == nullptr || ibv_close_device(context) != 0) return 6;
+  return has_failed ? 0 : 1;
+}
+
+void StartWithEachFailing(const First& first, long count) {
   for (int number = 0; number < kMostFailures; ++number) {
     const pid_t child = fork();
     ASSERT_GE(child, 0);
     if (child == 0) {
       alarm(kWantPatience / 1000);
-      _exit(StartWith(number, count));
+      _exit(StartWith(first, number, count));
     }
     int status = 0;
     ASSERT_EQ(waitpid(child, &status, 0), child);
@@ -591,12 +625,14 @@ void StartWithEachFailing(long count) {
 
 // Named so that they run first: once this process has had a device, much of what children begin with is there.
 TEST(NoMemoryStartDeathTest, TheDeviceIsStartedWhenThereIsMemory) {
-  StartWithEachFailing(1);
+  StartWithEachFailing(AskForDevices, 1);
+  StartWithEachFailing(ResolveAnAddress, 1);
 }
 
 // More than the reserve, and fewer than a destructor waits for.
 TEST(NoMemoryStartDeathTest, TheDeviceIsStartedWhenThereIsMemoryAgain) {
-  StartWithEachFailing(1000);
+  StartWithEachFailing(AskForDevices, 1000);
+  StartWithEachFailing(ResolveAnAddress, 1000);
 }
 
 TEST(NoMemoryStartDeathTest, TheDeviceIsStartedWhenThereIsAThread) {

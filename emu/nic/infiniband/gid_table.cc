@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 
 #include "base/mutant.h"
 
@@ -56,9 +57,10 @@ void GidTable::Place(const LocalAddress& address) {
   const IpEndpoint plain = address.address.WithPort(0);
   if (index_of_.count(plain) != 0) return;  // the host names it twice
   size_t index = slots_.size();
+  std::optional<IpEndpoint> gives_way;
   if (index < size_ - (STAGECOACH_MUTANT("last-gid-unused", "the last index of the GID table is never used") ? 1 : 0)) {
-    slots_.emplace_back();
-    entries_.emplace_back();
+    if (index == slots_.capacity()) slots_.reserve(2 * index + 1);
+    if (index == entries_.capacity()) entries_.reserve(2 * index + 1);
   } else {
     const auto longest = std::min_element(slots_.begin(), slots_.end(), [](const Slot& a, const Slot& b) {
       // Those that are there, with 0, come last.
@@ -66,11 +68,18 @@ void GidTable::Place(const LocalAddress& address) {
     });
     if (longest == slots_.end() || longest->empty_since == 0) return;
     index = static_cast<size_t>(longest - slots_.begin());
-    index_of_.erase(longest->address);
+    gives_way = longest->address;
+  }
+  // The last that can fail: from here on all three change together.
+  index_of_.emplace(plain, index);
+  if (gives_way) {
+    index_of_.erase(*gives_way);
+  } else {
+    slots_.emplace_back();
+    entries_.emplace_back();
   }
   slots_[index] = {plain, 0};
   entries_[index] = {GidOf(plain), plain, address.interface};
-  index_of_[plain] = index;
 }
 
 std::optional<uint8_t> GidTable::IndexOf(const IpEndpoint& address) const {
