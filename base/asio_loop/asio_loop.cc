@@ -107,23 +107,12 @@ Instant AsioLoop::Now() const {
 
 EventLoop::TimerId AsioLoop::At(Instant when, Callback callback) {
   CheckThread();
-  const TimerId id = next_id_++;
-  timer_times_.emplace(id, when);
-  Undoing timeless([&] { timer_times_.erase(id); });
-  timers_.emplace(std::make_pair(when, id), std::move(callback));
-  timeless.Done();
-  return id;
+  return timers_.At(when, std::move(callback));
 }
 
 void AsioLoop::Cancel(TimerId timer) {
   CheckThread();
-  const auto found = timer_times_.find(timer);
-  if (found == timer_times_.end()) return;
-  const auto entry = timers_.find({found->second, timer});
-  timer_times_.erase(found);
-  // What the callback holds may come back to this loop as it is destroyed: take it out first.
-  const Callback dropped = std::move(entry->second);
-  timers_.erase(entry);
+  timers_.Cancel(timer);
 }
 
 EventLoop::WatchId AsioLoop::WatchReadable(int fd, Callback callback) {
@@ -210,21 +199,7 @@ bool AsioLoop::RunReady() {
 }
 
 bool AsioLoop::RunDueTimers() {
-  if (timers_.empty()) return false;
-  // One reading of the clock: a timer that sets itself again for now waits for the next turn.
-  const Instant now = Now();
-  const TimerId limit = next_id_;
-  int run = 0;
-  while (run < kReadyBatch && !timers_.empty()) {
-    const auto first = timers_.begin();
-    if (first->first.first > now || first->first.second >= limit) break;
-    const Callback callback = std::move(first->second);
-    timer_times_.erase(first->first.second);
-    timers_.erase(first);
-    ++run;
-    callback();
-  }
-  return run > 0;
+  return timers_.First() && timers_.Run(Now(), kReadyBatch);
 }
 
 bool AsioLoop::PollOnce() {
@@ -252,7 +227,7 @@ bool AsioLoop::PollPhase() {
   while (!stop_.load(std::memory_order_relaxed) && AnyBusy()) {
     const bool progressed = PollOnce();
     const Instant now = Now();
-    const bool due = !timers_.empty() && timers_.begin()->first.first <= now;
+    const bool due = timers_.IsDue(now);
     bool ran = false;
     if (due || posted_.load(std::memory_order_relaxed) > 0 || now - last_look >= kContextInterval) {
       ran = RunReady();
@@ -286,7 +261,7 @@ bool AsioLoop::Sleep(std::optional<Duration> max_wait) {
     did = RunReady();
   } else {
     if (max_wait) WakeAt(asleep + *max_wait);
-    if (!timers_.empty()) WakeAt(timers_.begin()->first.first);
+    if (const std::optional<Instant> first = timers_.First()) WakeAt(*first);
     // Nothing pending at all would make run_one return at once instead of waiting for a Post.
     const auto guard = asio::make_work_guard(context_);
     context_.restart();

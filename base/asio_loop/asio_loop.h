@@ -34,6 +34,7 @@
 
 #include "base/asio_loop/handler_memory.h"
 #include "base/event_loop.h"
+#include "base/timer_queue.h"
 
 namespace stagecoach {
 
@@ -134,8 +135,7 @@ class AsioLoop final : public EventLoop {
   std::atomic<uint64_t> posted_{0};  // posted and not yet run
 
   uint64_t next_id_ = 1;
-  std::map<std::pair<Instant, TimerId>, Callback> timers_;
-  std::map<TimerId, Instant> timer_times_;
+  TimerQueue timers_;
   std::map<WatchId, std::shared_ptr<Watch>> watches_;
   std::map<int, WatchedFd> watched_fds_;
   uint32_t next_generation_ = 1;

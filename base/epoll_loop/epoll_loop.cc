@@ -156,7 +156,7 @@ bool EpollLoop::Turn() {
     if (any) Wake();
   });
   bool did = DispatchEvents();
-  did = RunDueTimers() || did;
+  did = (timers_.First() && timers_.Run(Now(), kBatch)) || did;
   // What the first batch has posted, too: mostly that is all, and nobody has to be woken for it.
   for (int i = 0; i < 2 && RunPosted(); ++i) did = true;
   return did;
@@ -190,24 +190,6 @@ bool EpollLoop::DispatchEvents() {
   return did;
 }
 
-bool EpollLoop::RunDueTimers() {
-  if (timers_.empty()) return false;
-  // One reading of the clock: a timer that sets itself again for now waits for the next turn.
-  const Instant now = Now();
-  const TimerId limit = next_id_;
-  int run = 0;
-  while (run < kBatch && !timers_.empty()) {
-    const auto first = timers_.begin();
-    if (first->first.first > now || first->first.second >= limit) break;
-    const Callback callback = std::move(first->second);
-    timer_times_.erase(first->first.second);
-    timers_.erase(first);
-    ++run;
-    callback();
-  }
-  return run > 0;
-}
-
 bool EpollLoop::RunPosted() {
   Posts batch;
   {
@@ -232,8 +214,9 @@ bool EpollLoop::RunPosted() {
 
 void EpollLoop::SetSystemTimer() {
   // Waking too early is harmless, and cheaper than a system call for each change of what comes first.
-  if (timers_.empty()) return;
-  const Instant when = timers_.begin()->first.first;
+  const std::optional<Instant> first = timers_.First();
+  if (!first) return;
+  const Instant when = *first;
   if (system_timer_at_ && *system_timer_at_ <= when) return;
   const auto since = std::max(when.time_since_epoch(), Duration(1));  // 0 would disarm it
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(since);
@@ -257,29 +240,19 @@ Instant EpollLoop::Now() const {
 
 Reactor::TimerId EpollLoop::At(Instant when, Callback callback) {
   CheckThread();
-  const TimerId id = next_id_++;
-  timer_times_.emplace(id, when);
-  Undoing timeless([&] { timer_times_.erase(id); });
-  timers_.emplace(std::make_pair(when, id), std::move(callback));
-  timeless.Done();
+  const TimerId id = timers_.At(when, std::move(callback));
   if (!OnLoopThread()) SetSystemTimer();
   return id;
 }
 
 void EpollLoop::Cancel(TimerId timer) {
   CheckThread();
-  const auto found = timer_times_.find(timer);
-  if (found == timer_times_.end()) return;
-  const auto entry = timers_.find({found->second, timer});
-  timer_times_.erase(found);
-  // What the callback holds may come back to this loop as it is destroyed: take it out first.
-  const Callback dropped = std::move(entry->second);
-  timers_.erase(entry);
+  timers_.Cancel(timer);
 }
 
 Reactor::WatchId EpollLoop::WatchReadable(int fd, Callback callback) {
   CheckThread();
-  const WatchId id = next_id_++;
+  const WatchId id = next_watch_++;
   watches_.emplace(id, std::pair(fd, std::make_shared<Callback>(std::move(callback))));
   Undoing unwatched([this, id] {
     const int error = errno;

@@ -24,6 +24,7 @@
 
 #include "base/event_loop.h"
 #include "base/spare_blocks.h"
+#include "base/timer_queue.h"
 
 namespace stagecoach {
 
@@ -87,7 +88,6 @@ class EpollLoop final : public Reactor {
 
   std::shared_ptr<Source> Find(uint64_t id);
   bool DispatchEvents();
-  bool RunDueTimers();
   bool RunPosted();
   void SetSystemTimer();
   void Wake();
@@ -109,10 +109,9 @@ class EpollLoop final : public Reactor {
   Posts posts_;                     // guarded by posts_mutex_
   std::atomic<bool> woken_{false};  // the eventfd is readable, or about to be
 
-  uint64_t next_id_ = 1;
-  std::map<std::pair<Instant, TimerId>, Callback> timers_;
-  std::map<TimerId, Instant> timer_times_;
+  TimerQueue timers_;
   std::optional<Instant> system_timer_at_;
+  WatchId next_watch_ = 1;
   std::map<WatchId, std::pair<int, std::shared_ptr<Callback>>> watches_;
   std::map<int, std::shared_ptr<WatchedFd>> watched_fds_;
 };
