@@ -16,7 +16,7 @@
 namespace stagecoach::emu {
 
 struct NicLoop::State : std::enable_shared_from_this<NicLoop::State> {
-  explicit State(Fabric& f) : fabric(f) {}
+  explicit State(Fabric& f) : fabric(f), spares_calls(f.HasProgressThread()) {}
 
   // Of the thread that makes it, on whose stack it lies: no memory is needed for it.
   struct Call : ListLink {
@@ -28,6 +28,9 @@ struct NicLoop::State : std::enable_shared_from_this<NicLoop::State> {
   };
 
   Fabric& fabric;  // not touched once closed
+  // To call the loop wakes a thread. A timer that fires too early costs less, once, than a call for each wish that
+  // makes a deadline later: mostly what a deadline is for happens in time.
+  const bool spares_calls;
 
   std::mutex mutex;
   std::condition_variable call_ended;
@@ -240,7 +243,10 @@ struct NicLoop::State : std::enable_shared_from_this<NicLoop::State> {
 
   // After a wish that may have changed when to look.
   void CheckTimer() {
-    if (called.IsLinked() || NextLook() != timer_at) PostRun();
+    const std::optional<Instant> next = NextLook();
+    const bool is_early_enough = !next || (timer_at && *timer_at <= *next);
+    const bool is_set = spares_calls ? is_early_enough : timer_at == next;
+    if (called.IsLinked() || !is_set) PostRun();
   }
 };
 

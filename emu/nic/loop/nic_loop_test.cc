@@ -7,9 +7,11 @@
 #include <functional>
 #include <new>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "base/prng.h"
+#include "emu/fabric/fabric_over.h"
 #include "emu/nic/nic_test_support.h"
 
 namespace stagecoach::emu {
@@ -42,6 +44,38 @@ class Client final : public LoopClient {
   std::function<void()> on_notice;
 };
 
+// A fabric with a thread, as far as its users know, whose loop counts what has to wake that.
+class ThreadedFabric final : public FabricOver {
+ public:
+  explicit ThreadedFabric(Fabric& beneath) : FabricOver(beneath), loop_(beneath.loop()) {}
+  bool HasProgressThread() const override { return true; }
+  Reactor& loop() override { return loop_; }
+  int posts() const { return loop_.posts; }
+
+ private:
+  class CountingLoop final : public Reactor {
+   public:
+    explicit CountingLoop(Reactor& beneath) : beneath_(beneath) {}
+    Instant Now() const override { return beneath_.Now(); }
+    TimerId At(Instant when, Callback callback) override { return beneath_.At(when, std::move(callback)); }
+    void Cancel(TimerId timer) override { beneath_.Cancel(timer); }
+    WatchId WatchReadable(int fd, Callback callback) override {
+      return beneath_.WatchReadable(fd, std::move(callback));
+    }
+    void Unwatch(WatchId watch) override { beneath_.Unwatch(watch); }
+    void Post(Callback callback) override {
+      ++posts;
+      beneath_.Post(std::move(callback));
+    }
+    int posts = 0;
+
+   private:
+    Reactor& beneath_;
+  };
+
+  CountingLoop loop_;
+};
+
 class NicLoopTest : public ::testing::Test {
  protected:
   ~NicLoopTest() override {
@@ -52,6 +86,32 @@ class NicLoopTest : public ::testing::Test {
   void Pass(Duration time) { pair_.world.RunFor(time); }
   // That the devices have with their fabrics' loop.
   size_t Timers() { return pair_.world.loop().CountOf(SimLoop::kNobody).timers; }
+
+  void CheckThatEveryDeadlineIsTold(NicLoop& loop) {
+    Prng luck(3);
+    for (int i = 0; i < 20; ++i) NewClient();
+    struct Expected {
+      std::optional<Instant> deadline;
+      std::vector<Instant> told;
+    };
+    std::vector<Expected> model(clients_.size());
+    for (int i = 0; i < 3000; ++i) {
+      const size_t which = luck.Below(clients_.size());
+      const Instant now = Now();
+      std::optional<Instant> when;
+      if (!luck.OneIn(3)) when = now + Duration(1 + luck.Below(5'000'000));
+      loop.SetDeadline(&clients_[which], when);
+      model[which].deadline = when;
+      const Instant then = now + Duration(luck.Below(1'000'000));
+      for (Expected& each : model) {
+        if (!each.deadline || *each.deadline > then) continue;
+        each.told.push_back(*each.deadline);
+        each.deadline.reset();
+      }
+      Pass(then - now);
+    }
+    for (size_t i = 0; i < model.size(); ++i) EXPECT_EQ(clients_[i].deadlines, model[i].told) << i;
+  }
 
   SimPair pair_;
   NicLoop loop_{pair_.fabric_a};
@@ -91,29 +151,36 @@ TEST_F(NicLoopTest, OneDeadlineIsChangedAndTheOtherStays) {
 }
 
 TEST_F(NicLoopTest, WhateverIsSetAndWithdrawnEveryDeadlineIsTold) {
-  Prng luck(3);
-  for (int i = 0; i < 20; ++i) NewClient();
-  struct Expected {
-    std::optional<Instant> deadline;
-    std::vector<Instant> told;
-  };
-  std::vector<Expected> model(clients_.size());
-  for (int i = 0; i < 3000; ++i) {
-    const size_t which = luck.Below(clients_.size());
-    const Instant now = Now();
-    std::optional<Instant> when;
-    if (!luck.OneIn(3)) when = now + Duration(1 + luck.Below(5'000'000));
-    loop_.SetDeadline(&clients_[which], when);
-    model[which].deadline = when;
-    const Instant then = now + Duration(luck.Below(1'000'000));
-    for (Expected& each : model) {
-      if (!each.deadline || *each.deadline > then) continue;
-      each.told.push_back(*each.deadline);
-      each.deadline.reset();
-    }
-    Pass(then - now);
+  CheckThatEveryDeadlineIsTold(loop_);
+}
+
+TEST_F(NicLoopTest, SoItIsWhereTheLoopIsCalledAsLittleAsCanBe) {
+  ThreadedFabric threaded(pair_.fabric_a);
+  NicLoop loop(threaded);
+  CheckThatEveryDeadlineIsTold(loop);
+  for (Client& client : clients_) loop.Remove(&client);
+}
+
+// As with a time-out that is set for each message and withdrawn with the answer.
+TEST_F(NicLoopTest, DeadlinesThatAreMadeLaterOrWithdrawnWakeNoThread) {
+  ThreadedFabric threaded(pair_.fabric_a);
+  NicLoop loop(threaded);
+  Client& client = NewClient();
+  loop.SetDeadline(&client, Now() + 10ms);
+  Pass(1us);
+  EXPECT_EQ(threaded.posts(), 1);
+  for (int i = 0; i < 100; ++i) {
+    loop.SetDeadline(&client, std::nullopt);
+    loop.SetDeadline(&client, Now() + 10ms);
+    Pass(1us);
   }
-  for (size_t i = 0; i < model.size(); ++i) EXPECT_EQ(clients_[i].deadlines, model[i].told) << i;
+  EXPECT_EQ(threaded.posts(), 1);
+  loop.SetDeadline(&client, Now() + 1ms);
+  EXPECT_EQ(threaded.posts(), 2);
+  const Instant due = Now() + 1ms;
+  Pass(20ms);
+  EXPECT_EQ(client.deadlines, std::vector<Instant>{due});
+  loop.Remove(&client);
 }
 
 // Whoever goes takes its timer along, and leaves that of others.
