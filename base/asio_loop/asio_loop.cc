@@ -98,6 +98,7 @@ bool AsioLoop::RunOnce(std::optional<Duration> max_wait) {
   did = PollPhase() || did;
   if (did || stop_.load()) return did;
   if (!ArmAll()) return PollOnce();
+  if (IsCompanionAtWork(max_wait)) return true;
   return Sleep(max_wait);
 }
 
@@ -241,6 +242,14 @@ bool AsioLoop::PollPhase() {
     }
   }
   return did;
+}
+
+// Who polls for itself, or does not want to wait at all, is not kept by the companion's polling.
+bool AsioLoop::IsCompanionAtWork(std::optional<Duration> max_wait) {
+  const std::shared_ptr<Companion> companion = companion_.lock();
+  if (companion == nullptr || (max_wait && *max_wait <= Duration::zero())) return false;
+  if (poll_time_ > Duration::zero() && AnyBusy()) return false;
+  return companion->OnIdle([this] { return posted_.load(std::memory_order_relaxed) > 0; });
 }
 
 bool AsioLoop::ArmAll() {

@@ -112,6 +112,7 @@ class AsioLoop final : public EventLoop {
   bool PollOnce();
   bool PollPhase();
   bool AnyBusy();
+  bool IsCompanionAtWork(std::optional<Duration> max_wait);
   bool ArmAll();
   bool Sleep(std::optional<Duration> max_wait);
   void WakeAt(Instant when);

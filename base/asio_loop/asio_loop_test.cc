@@ -324,6 +324,11 @@ class Work final : public EventLoop::Companion {
   explicit Work(std::string* told) : told_(*told) {}
   ~Work() override { told_ += 'x'; }
   int fd() const override { return event.fd(); }
+  bool OnIdle(const std::function<bool()>& is_over) override {
+    if (on_idle) return on_idle(is_over);
+    told_ += 'i';
+    return false;
+  }
   void OnSleep() override { told_ += 's'; }
   void OnWake() override { told_ += 'w'; }
   void OnReadable() override {
@@ -331,6 +336,7 @@ class Work final : public EventLoop::Companion {
     event.Drain();
   }
   EventFd event;
+  std::function<bool(const std::function<bool()>& is_over)> on_idle;
 
  private:
   std::string& told_;
@@ -346,13 +352,48 @@ TEST(AsioLoop, ACompanionIsToldOfEachSleepAndOfItsWorkForAsLongAsItIsThere) {
   EXPECT_FALSE(loop.TakeCompanion(std::make_shared<Work>(&told)));  // x: one at a time
   work->event.Signal();
   loop.RunOnce(kBound);
-  EXPECT_EQ(told, "xsrw");
+  EXPECT_EQ(told, "xisrw");
   loop.RunOnce(1ms);
-  EXPECT_EQ(told, "xsrwsw");
+  EXPECT_EQ(told, "xisrwisw");
   work.reset();
   loop.RunOnce(1ms);
-  EXPECT_EQ(told, "xsrwswx");
+  EXPECT_EQ(told, "xisrwiswx");
   EXPECT_EQ(loop.companion(), nullptr);
+}
+
+TEST(AsioLoop, WhatACompanionDoesWhenThereIsNothingElseSparesTheSleep) {
+  std::string told;
+  AsioLoop loop;
+  auto work = std::make_shared<Work>(&told);
+  ASSERT_TRUE(loop.TakeCompanion(work));
+  bool is_armed = false;
+  loop.AddPoller({.poll = [] { return false; }, .busy = [] { return false; }, .arm = [&] { return is_armed = true; }});
+  work->on_idle = [&](const std::function<bool()>& is_over) {
+    EXPECT_FALSE(is_over());
+    loop.Post([] {});
+    EXPECT_TRUE(is_over());
+    return true;
+  };
+  EXPECT_TRUE(loop.RunOnce());
+  EXPECT_TRUE(is_armed);
+  EXPECT_EQ(loop.counters().sleeps, 0u);
+  EXPECT_EQ(told, "");
+}
+
+TEST(AsioLoop, ACompanionIsNotAskedByWhoDoesNotWaitOrPollsForItself) {
+  std::string told;
+  AsioLoop loop({.poll_time = 1us});
+  auto work = std::make_shared<Work>(&told);
+  ASSERT_TRUE(loop.TakeCompanion(work));
+  loop.RunOnce(Duration::zero());
+  EXPECT_EQ(told, "");
+  bool is_busy = true;
+  loop.AddPoller({.poll = [] { return false; }, .busy = [&] { return is_busy; }, .arm = [] { return true; }});
+  loop.RunOnce(1ms);
+  EXPECT_EQ(told, "sw");
+  is_busy = false;
+  loop.RunOnce(1ms);
+  EXPECT_EQ(told, "swisw");
 }
 
 TEST(AsioLoop, ADescriptorWithTheNumberOfACompanionThatWentIsNotTakenForIt) {

@@ -95,6 +95,11 @@ WorldOptions Within(const WorldOptions& options) {
   return bounded;
 }
 
+// Where there is one processor, who polls keeps away what it polls for.
+TcpFabric::Options FabricOptions(const WorldOptions& options) {
+  return {.busy_poll = sysconf(_SC_NPROCESSORS_ONLN) > 1 ? options.busy_poll : Duration::zero()};
+}
+
 // The files of a world, if it has any.
 struct Records {
   std::unique_ptr<TraceSink> trace;
@@ -104,7 +109,9 @@ struct Records {
 class TcpWorld final : public World {
  public:
   TcpWorld(const WorldOptions& options, Records records)
-      : trace_(std::move(records.trace)), host_(Parts(options, std::move(records.capture)), Within(options)) {}
+      : trace_(std::move(records.trace)),
+        fabric_(FabricOptions(options)),
+        host_(Parts(options, std::move(records.capture)), Within(options)) {}
 
   Host& current_host() override { return host_; }
   // Every address of this host is the one NIC's; the fabric says which exist.

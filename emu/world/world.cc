@@ -71,16 +71,24 @@ void Ports(const char* name, DeviceProfile* profile, const Complaints& complain)
   }
 }
 
-void Milliseconds(const char* name, Duration* value, const Complaints& complain) {
+struct Unit {
+  Duration length;
+  const char* name;
+};
+constexpr Unit kMilliseconds{1ms, "milliseconds"};
+constexpr Unit kMicroseconds{1us, "microseconds"};
+
+// A number of units of at most 32 bits.
+void Time(const char* name, const Unit& unit, Duration* value, const Complaints& complain) {
   const char* text = std::getenv(name);
   if (text == nullptr) return;
   const std::string_view word(text);
   uint32_t count = 0;
   const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), count);
   if (error == std::errc() && end == word.data() + word.size()) {
-    *value = std::chrono::milliseconds(count);
+    *value = count * unit.length;
   } else {
-    complain(std::string(name) + "=" + text + ": no number of milliseconds");
+    complain(std::string(name) + "=" + text + ": no number of " + unit.name);
   }
 }
 
@@ -93,9 +101,10 @@ WorldOptions FromEnvironment(WorldOptions defaults, const Complaints& complain) 
   Ports("STAGECOACH_PORTS", &defaults.profile, complain);
   Switch("STAGECOACH_CRC", &defaults.crc, complain);
   Switch("STAGECOACH_PEER_TO_PEER", &defaults.cm.peer_to_peer, complain);
-  Milliseconds("STAGECOACH_LISTENER_PATIENCE", &defaults.cm.listener_patience, complain);
-  Milliseconds("STAGECOACH_KEEPALIVE", &defaults.cm.keepalive, complain);
-  Milliseconds("STAGECOACH_USER_TIMEOUT", &defaults.cm.user_timeout, complain);
+  Time("STAGECOACH_LISTENER_PATIENCE", kMilliseconds, &defaults.cm.listener_patience, complain);
+  Time("STAGECOACH_KEEPALIVE", kMilliseconds, &defaults.cm.keepalive, complain);
+  Time("STAGECOACH_USER_TIMEOUT", kMilliseconds, &defaults.cm.user_timeout, complain);
+  Time("STAGECOACH_BUSY_POLL", kMicroseconds, &defaults.busy_poll, complain);
   Path("STAGECOACH_PCAP", &defaults.capture_path);
   Path("STAGECOACH_TRACE", &defaults.trace_path);
   return defaults;

@@ -18,6 +18,8 @@
 //   STAGECOACH_KEEPALIVE    ms          how long a peer's host may be silent on an iWARP connection before it is asked
 //                                       for a sign of life; 0: never (30000; fabric.h: StreamOptions)
 //   STAGECOACH_USER_TIMEOUT ms          how long it may leave bytes unacknowledged; 0: the system decides (60000)
+//   STAGECOACH_BUSY_POLL    us          how long a thread that waits for events polls before it sleeps, at most; 0: not
+//                                       at all (100; backend/tcp/busy_poll.h; 0 on a host with one processor)
 //   STAGECOACH_PCAP         a name      write a capture of all connections into a file of this name (none)
 //   STAGECOACH_TRACE        a name      write one line per decision of the NIC into one of this name (none)
 //   STAGECOACH_RULES        rules       what is done to it, as text (emu/inject/rule.h; docs/injections.md; none)
@@ -43,6 +45,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "base/time.h"
 #include "base/trace.h"
 #include "emu/cm/connection_manager.h"
 #include "emu/fabric/fabric.h"
@@ -57,6 +60,7 @@ struct WorldOptions {
   CmOptions cm;
   // Overrides the profile's wish (DeviceProfile::want_crc).
   bool crc = false;
+  Duration busy_poll = 100us;             // of a TcpWorld (STAGECOACH_BUSY_POLL)
   std::string capture_path;              // a name for MakeTcpWorld (pcapng_writer.h, record_file.h); empty: none
   std::shared_ptr<CaptureSink> capture;  // wins over capture_path
   std::string trace_path;                // a name for MakeTcpWorld (record_file.h); empty: none

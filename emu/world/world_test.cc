@@ -37,6 +37,7 @@ TEST(WorldOptions, TheDefaultAsksForNoCrcAndForPeerToPeer) {
   EXPECT_TRUE(options.cm.peer_to_peer);
   EXPECT_EQ(options.cm.keepalive, 30s);
   EXPECT_EQ(options.cm.user_timeout, 60s);
+  EXPECT_EQ(options.busy_poll, 100us);
   EXPECT_EQ(options.capture_path, "");
 }
 
@@ -46,6 +47,7 @@ TEST(WorldOptions, TheEnvironmentOverrides) {
   Environment patience("STAGECOACH_LISTENER_PATIENCE", "250");
   Environment keepalive("STAGECOACH_KEEPALIVE", "5000");
   Environment user_timeout("STAGECOACH_USER_TIMEOUT", "0");
+  Environment busy_poll("STAGECOACH_BUSY_POLL", "200");
   Environment capture("STAGECOACH_PCAP", "/some/where.pcapng");
   const WorldOptions options = OptionsFromEnvironment();
   EXPECT_TRUE(options.crc);
@@ -53,6 +55,7 @@ TEST(WorldOptions, TheEnvironmentOverrides) {
   EXPECT_EQ(options.cm.listener_patience, 250ms);
   EXPECT_EQ(options.cm.keepalive, 5s);
   EXPECT_EQ(options.cm.user_timeout, Duration::zero());
+  EXPECT_EQ(options.busy_poll, 200us);
   EXPECT_EQ(options.capture_path, "/some/where.pcapng");
 }
 
@@ -190,6 +193,11 @@ TEST(WorldOptions, ATimeThatIsNoneIsReportedAndIgnored) {
     EXPECT_EQ(OptionsFromEnvironment().cm.listener_patience, Duration::zero()) << text;
     EXPECT_NE(testing::internal::GetCapturedStderr().find("no number of milliseconds"), std::string::npos) << text;
   }
+  Environment busy_poll("STAGECOACH_BUSY_POLL", "50us");
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(OptionsFromEnvironment().busy_poll, 100us);
+  EXPECT_NE(testing::internal::GetCapturedStderr().find("STAGECOACH_BUSY_POLL=50us: no number of microseconds"),
+            std::string::npos);
 }
 
 TEST(TcpWorld, AFileThatCannotBeMadeIsNamed) {

@@ -343,7 +343,7 @@ VerbsResult<void> Connection::CheckWatch() {
   watch_ = loop_.WatchReadable(channel_->fd, [this] { OnChannelReadable(); });
   if (watch_ == 0) return Err(VerbsError{.error = errno, .call = "watch of the completion channel"});
   poller_ = loop_.AddPoller(
-      {.poll = [this] { return Poll(); }, .busy = [this] { return Busy(); }, .arm = [this] { return Arm(); }});
+      {.poll = [this] { return PollAgain(); }, .busy = [this] { return Busy(); }, .arm = [this] { return Arm(); }});
   return {};
 }
 
@@ -484,9 +484,18 @@ bool Connection::Poll() {
   }
   // The device whose work this thread does has put the event there as well: to take it now spares two looks for it.
   if (armed_ && device_work_ != nullptr) TakeEvent();
+  has_drained_ = count < kBatch;
   for (int i = 0; i < count; ++i) HandleCompletion(completions_[i]);
   Progress();
   return true;
+}
+
+// A look that has found everything there was need not be repeated at once: what arrives now is found by the device's
+// work (device_work_), or when the loop arms. That spares a system call that would find nothing.
+bool Connection::PollAgain() {
+  const bool spares = has_drained_ && device_work_ != nullptr;
+  has_drained_ = false;
+  return !spares && Poll();
 }
 
 // Just before the loop sleeps. Anything that completed before arming would not wake us: look once more.

@@ -215,6 +215,7 @@ class Connection final : public CmHandler, public ConnectionMemory {
   void OnPeerGone(const CmEvent& event);
 
   bool Poll();
+  bool PollAgain();
   bool Arm();
   bool Busy() const;
   void OnChannelReadable();
@@ -300,6 +301,7 @@ class Connection final : public CmHandler, public ConnectionMemory {
   EventLoop::TimerId drain_timer_ = 0;
   EventLoop::TimerId failed_timer_ = 0;  // tells the owner what came of a verbs call that failed
   bool armed_ = false;
+  bool has_drained_ = false;  // the last look at the queue has left nothing there
 
   QueueSizes sizes_;
   SendLedger ledger_;

@@ -1,6 +1,6 @@
 // What TCP on loopback gives without any RDMA: the yardstick of the benchmark. A 64-byte ping-pong with both ends
-// busy-polling, and a one-way stream written 1 MiB at a time, once with both ends sleeping in the kernel and once with
-// both busy-polling.
+// busy-polling and one with both sleeping, and a one-way stream written 1 MiB at a time, once with both ends sleeping
+// in the kernel and once with both busy-polling.
 //
 // Usage: raw_tcp SECONDS
 #include <arpa/inet.h>
@@ -48,11 +48,10 @@ Pair Connect() {
   return pair;
 }
 
-// Moves exactly `size` bytes by polling; false when the peer has gone.
-bool SpinAll(int fd, char* bytes, size_t size, bool sending) {
+// Moves exactly `size` bytes; false when the peer has gone. `flags`: MSG_DONTWAIT to poll instead of sleeping.
+bool MoveAll(int fd, char* bytes, size_t size, bool sending, int flags) {
   while (size > 0) {
-    const ssize_t n =
-        sending ? send(fd, bytes, size, MSG_DONTWAIT | MSG_NOSIGNAL) : recv(fd, bytes, size, MSG_DONTWAIT);
+    const ssize_t n = sending ? send(fd, bytes, size, flags | MSG_NOSIGNAL) : recv(fd, bytes, size, flags);
     if (n > 0) {
       bytes += n;
       size -= static_cast<size_t>(n);
@@ -63,14 +62,16 @@ bool SpinAll(int fd, char* bytes, size_t size, bool sending) {
   return true;
 }
 
-void PingPong(double seconds) {
+// The time of a round trip in microseconds.
+double PingPong(int flags, double seconds) {
   const Pair pair = Connect();
   char message[64] = {};
   const pid_t child = fork();
   if (child == 0) {
     PinTo(1);
     close(pair.near);
-    while (SpinAll(pair.far, message, sizeof(message), false) && SpinAll(pair.far, message, sizeof(message), true)) {
+    while (MoveAll(pair.far, message, sizeof(message), false, flags) &&
+           MoveAll(pair.far, message, sizeof(message), true, flags)) {
     }
     _exit(0);
   }
@@ -79,18 +80,17 @@ void PingPong(double seconds) {
   long rounds = 0;
   const double start = Seconds();
   while (Seconds() - start < seconds) {
-    if (!SpinAll(pair.near, message, sizeof(message), true) || !SpinAll(pair.near, message, sizeof(message), false))
-      break;
+    if (!MoveAll(pair.near, message, sizeof(message), true, flags)) break;
+    if (!MoveAll(pair.near, message, sizeof(message), false, flags)) break;
     ++rounds;
   }
   const double round_trip = (Seconds() - start) / static_cast<double>(rounds) * 1e6;
-  Row("raw_tcp_pingpong_64_half_rtt", round_trip / 2, "us");
-  Row("raw_tcp_pingpong_64_rtt", round_trip, "us");
   close(pair.near);
   waitpid(child, nullptr, 0);
+  return round_trip;
 }
 
-// `flags`: MSG_DONTWAIT to poll instead of sleeping.
+// `flags` as above.
 void Stream(const char* name, int flags, double seconds) {
   const Pair pair = Connect();
   std::vector<char> buffer(1 << 20, 1);
@@ -120,7 +120,10 @@ void Stream(const char* name, int flags, double seconds) {
 
 int main(int argc, char** argv) {
   const double seconds = argc > 1 ? std::atof(argv[1]) : 1;
-  PingPong(seconds);
+  const double round_trip = PingPong(MSG_DONTWAIT, seconds);
+  Row("raw_tcp_pingpong_64_half_rtt", round_trip / 2, "us");
+  Row("raw_tcp_pingpong_64_rtt", round_trip, "us");
+  Row("raw_tcp_pingpong_64_blocking_rate", 1e6 / PingPong(0, seconds), "calls/s");
   Stream("raw_tcp_stream_1m", 0, seconds);
   Stream("raw_tcp_stream_1m_polling", MSG_DONTWAIT, seconds);
   return 0;

@@ -16,17 +16,10 @@
 #include "base/undoing.h"
 
 namespace stagecoach::emu {
-namespace {
-
-// How long what was found out about handlers of signals is believed. To find it out takes some microseconds.
-constexpr Duration kHandlersKept = 20ms;
-
-}  // namespace
-
 thread_local Leadership::Waiter* Leadership::turner_ = nullptr;
 
 Leadership::Leadership(EpollLoop* loop, const Options& options)
-    : loop_(loop), look_max_(options.look), look_(options.look / 8), leader_(&thread_) {
+    : loop_(loop), busy_poll_(options.busy_poll), leader_(&thread_) {
   nudge_ = KeepFromChildren(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
   if (nudge_ < 0) throw std::system_error(errno, std::generic_category(), "timerfd_create");
 }
@@ -71,37 +64,36 @@ void Leadership::Run() {
     const bool leads = ThreadLeads();
     const uint64_t turns = loop_->turns();
     pollfd ready[] = {{nudge_, POLLIN, 0}, {leads ? loop_->fd() : loop_->post_fd(), POLLIN, 0}};
-    const bool watches = !leads && HandlersOfLate() != Handlers::kNone;
+    const bool watches = !leads && HandlersOfLate(kWatch) != Handlers::kNone;
+    if (leads && Poll(nullptr, [this] { return stopped_.load(std::memory_order_relaxed); })) continue;
     counters_.sleeps_of_thread.fetch_add(1, std::memory_order_relaxed);
+    const Instant asleep = loop_->Now();
     const int count = poll(ready, 2, watches ? static_cast<int>(kWatch / 1ms) : -1);
     if (ready[0].revents != 0) NudgeTaken();
     // Of the loop whose lead was lost meanwhile the leader has been woken as well.
     if (count > 0 && ready[1].revents != 0 && leads == Leads(&thread_)) {
       counters_.turns_of_thread.fetch_add(1, std::memory_order_relaxed);
+      if (leads) Slept(asleep);
       Turn(nullptr);
-      if (leads) Look();
     }
     if (count == 0) LookAfterLeader(turns);
   }
 }
 
-// What has arrived mostly brings an answer soon. To look for that a while longer spares a sleep, and with it the time
-// that waking takes. How long is what has paid the last times: a look that finds something is twice as long the next
-// time, one that finds nothing half as long, an eighth of the most at the least.
-void Leadership::Look() {
-  if (look_max_ <= Duration::zero()) return;
-  Instant end = loop_->Now() + look_;
-  while (!stopped_.load(std::memory_order_relaxed) && Leads(&thread_)) {
-    pollfd ready{loop_->fd(), POLLIN, 0};
-    if (poll(&ready, 1, 0) > 0) {
-      Turn(nullptr);
-      look_ = std::min(look_max_, look_ * 2);
-      end = loop_->Now() + look_;
-    } else if (loop_->Now() >= end) {
-      look_ = std::max(look_max_ / 8, look_ / 2);
-      return;
+bool Leadership::Poll(Waiter* waiter, const std::function<bool()>& is_over) {
+  const Duration time = busy_poll_.time();
+  if (time <= Duration::zero()) return false;
+  const Waiter* const leader = waiter != nullptr ? waiter : &thread_;
+  const Instant end = loop_->Now() + time;
+  while (Leads(leader) && !is_over()) {
+    if (Turn(waiter)) {
+      busy_poll_.Found();
+      counters_.found_by_polling.fetch_add(1, std::memory_order_relaxed);
+      return true;
     }
+    if (loop_->Now() >= end) return false;
   }
+  return false;
 }
 
 void Leadership::LookAfterLeader(uint64_t turns_before) {
@@ -132,25 +124,26 @@ void Leadership::End(const Waiter* waiter) {
   if (!is_nudged_) NudgeAt(kGrace);
 }
 
-void Leadership::Turn(Waiter* waiter) {
+bool Leadership::Turn(Waiter* waiter) {
   try {
     turner_ = waiter;
     const Undoing nobody([] { turner_ = nullptr; });
-    loop_->Turn();
-    if (waiter != nullptr) counters_.turns_of_waiters.fetch_add(1, std::memory_order_relaxed);
-    return;
+    const bool did = loop_->Turn();
+    if (did && waiter != nullptr) counters_.turns_of_waiters.fetch_add(1, std::memory_order_relaxed);
+    return did;
   } catch (const std::bad_alloc&) {
     STAGECOACH_MARK("tcp.loop_finds_no_memory");
   } catch (const std::system_error&) {
     STAGECOACH_MARK("tcp.loop_finds_no_descriptor");
   }
   std::this_thread::sleep_for(kWantPause);
+  return true;
 }
 
-Handlers Leadership::HandlersOfLate() {
+Handlers Leadership::HandlersOfLate(Duration age) {
   const Instant now = loop_->Now();
   const Instant known(Duration(handlers_at_.load(std::memory_order_acquire)));
-  if (now - known < kHandlersKept) return handlers_.load(std::memory_order_relaxed);
+  if (now - known < age) return handlers_.load(std::memory_order_relaxed);
   handlers_.store(HandlersNow(), std::memory_order_relaxed);
   handlers_at_.store(now.time_since_epoch().count(), std::memory_order_release);
   return handlers_.load(std::memory_order_relaxed);

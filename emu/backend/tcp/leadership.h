@@ -1,8 +1,8 @@
 // Leadership: which thread sleeps until connections have something to say, and moves them then.
 //
 // One leads at a time. A thread of the program that waits for an event leads for as long as it waits (LeadingNotifier),
-// so that an arrival wakes who wants it and nobody else; so does a program's own loop while it sleeps (LoopGuest). The
-// fabric's thread leads when nobody does, and stands by otherwise.
+// so that an arrival wakes who wants it and nobody else; so does a program's own loop while it sleeps
+// (LeadingCompanion). The fabric's thread leads when nobody does, and stands by otherwise.
 //
 //   - A waiter that begins takes the lead from the fabric's thread. It takes it from another waiter only if what the
 //     loop found the last time was for it: whose events arrive should be the one that is woken.
@@ -22,11 +22,13 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <mutex>
 
 #include "base/epoll_loop/epoll_loop.h"
 #include "base/signals/restarts.h"
 #include "base/time.h"
+#include "emu/backend/tcp/busy_poll.h"
 
 namespace stagecoach::emu {
 
@@ -47,9 +49,8 @@ class Leadership {
   };
 
   struct Options {
-    // How long the fabric's thread looks for more, at most, after something has arrived, before it sleeps; 0: not at
-    // all. See Look().
-    Duration look = 0us;
+    // How long who leads polls before it sleeps, at most; 0: not at all.
+    Duration busy_poll = 0us;
   };
 
   // `loop` outlives it. std::system_error: the system has no descriptor for it (EMFILE, ENFILE).
@@ -71,15 +72,22 @@ class Leadership {
   // It does not sleep any more. If it leads, nobody does now.
   void End(const Waiter* waiter);
   // Turns the loop. `waiter` (which may be null) waits for what may come of it (Turner()). No exception leaves it: what
-  // there was no memory or descriptor for is done in a later turn.
-  void Turn(Waiter* waiter);
+  // there was no memory or descriptor for is done in a later turn. True if anything was done.
+  bool Turn(Waiter* waiter);
+  // To poll now may find something (Poll()).
+  bool Polls() const { return busy_poll_.time() > Duration::zero(); }
+  // Turns the loop again and again for the time of busy_poll(), while `waiter` leads (null: the fabric's thread), until
+  // something was done: true. Sooner than that it ends when `is_over` says so.
+  bool Poll(Waiter* waiter, const std::function<bool()>& is_over);
+  // Who leads has slept from `since` to now, and found something.
+  void Slept(Instant since) { busy_poll_.Slept(loop_->Now() - since); }
   // Who waits in the turn that the calling thread is in. Null: nobody, or there is none.
   static Waiter* Turner() { return turner_; }
   // What was found in this turn is for who waits for that.
   void NoteServed(const void* what) { served_.store(what, std::memory_order_relaxed); }
 
-  // As base/signals/restarts.h; not older than some milliseconds.
-  Handlers HandlersOfLate();
+  // As base/signals/restarts.h, and found out at most so long ago. To find it out takes some sixty system calls.
+  Handlers HandlersOfLate(Duration age);
 
   const EpollLoop& loop() const { return *loop_; }
 
@@ -87,6 +95,7 @@ class Leadership {
     std::atomic<uint64_t> turns_of_waiters{0};
     std::atomic<uint64_t> turns_of_thread{0};
     std::atomic<uint64_t> sleeps_of_thread{0};
+    std::atomic<uint64_t> found_by_polling{0};
     std::atomic<uint64_t> taken_over{0};  // from a leader that did not move
   };
   const Counters& counters() const { return counters_; }
@@ -98,11 +107,9 @@ class Leadership {
   void NudgeAt(Duration from_now);
   void NudgeTaken();
   void LookAfterLeader(uint64_t turns_before);
-  void Look();
 
   EpollLoop* const loop_;
-  const Duration look_max_;
-  Duration look_;                 // of Run() alone
+  BusyPoll busy_poll_;
   int nudge_ = -1;                // a timerfd, for the fabric's thread
   const Waiter thread_{nullptr};  // the fabric's, as one who leads
   std::atomic<bool> stopped_{false};

@@ -61,7 +61,8 @@ class Arrivals final : public EpollLoop::Source {
 
 class LeadershipTest : public testing::Test {
  protected:
-  LeadershipTest() : leadership_(&loop_, {}), thread_([this] { leadership_.Run(); }) {}
+  explicit LeadershipTest(const Leadership::Options& options = {})
+      : leadership_(&loop_, options), thread_([this] { leadership_.Run(); }) {}
   ~LeadershipTest() override {
     leadership_.Stop();
     thread_.join();
@@ -76,6 +77,33 @@ class LeadershipTest : public testing::Test {
     EXPECT_EQ(loop_.Add(arrivals->fd(), EPOLLIN, arrivals), 0);
     return arrivals;
   }
+  // Many waiters, each of whom is woken through whoever leads: nothing is forgotten, whoever comes and goes.
+  void CheckThatNoArrivalIsForgotten() {
+    constexpr int kWaiters = 4;
+    constexpr int kRounds = 2000;
+    std::vector<std::unique_ptr<LeadingNotifier>> notifiers;
+    std::vector<std::shared_ptr<Arrivals>> arrivals;
+    for (int i = 0; i < kWaiters; ++i) {
+      notifiers.push_back(NewNotifier());
+      arrivals.push_back(NewArrivals([notifier = notifiers.back().get()] { notifier->Signal(); }));
+    }
+    std::atomic<int> taken{0};
+    std::vector<std::thread> waiters;
+    for (int i = 0; i < kWaiters; ++i) {
+      waiters.emplace_back([&, i] {
+        for (int round = 0; round < kRounds; ++round) {
+          ASSERT_EQ(notifiers[i]->Take(), 0);
+          ++taken;
+          // Each wakes the next, which may wait, or be on its way to.
+          arrivals[(i + 1) % kWaiters]->Arrive();
+        }
+      });
+    }
+    arrivals[0]->Arrive();
+    EXPECT_TRUE(Soon([&] { return taken.load() == kWaiters * kRounds; }));
+    for (std::thread& waiter : waiters) waiter.join();
+  }
+
   // Since the fabric's thread led last, somebody else has taken the lead.
   bool IsLedByAWaiter() { return !leadership_.IsLedByThread(); }
 
@@ -285,31 +313,76 @@ TEST_F(LeadershipTest, ACompanionThatDoesNotLeadIsNotWoken) {
   EXPECT_FALSE(IsReadable(companion->fd()));
 }
 
-// Many waiters, each of whom is woken through whoever leads: nothing is forgotten, whoever comes and goes.
 TEST_F(LeadershipTest, NoArrivalIsForgotten) {
-  constexpr int kWaiters = 4;
-  constexpr int kRounds = 2000;
-  std::vector<std::unique_ptr<LeadingNotifier>> notifiers;
-  std::vector<std::shared_ptr<Arrivals>> arrivals;
-  for (int i = 0; i < kWaiters; ++i) {
-    notifiers.push_back(NewNotifier());
-    arrivals.push_back(NewArrivals([notifier = notifiers.back().get()] { notifier->Signal(); }));
+  CheckThatNoArrivalIsForgotten();
+}
+
+// Who waits goes on polling for longer than any test takes, once an arrival has come soon.
+class PollingLeadershipTest : public LeadershipTest {
+ protected:
+  static constexpr Duration kLong = std::chrono::hours(8);
+  PollingLeadershipTest() : LeadershipTest({.busy_poll = kLong}) {}
+
+  // Of `notifier`, for which `arrivals` arrive: its next waiter polls.
+  void HavePolled(LeadingNotifier* notifier, Arrivals* arrivals) {
+    std::thread waiter([&] { EXPECT_EQ(notifier->Take(), 0); });
+    EXPECT_TRUE(Soon([&] { return IsLedByAWaiter(); }));
+    arrivals->Arrive();
+    waiter.join();
+    EXPECT_TRUE(leadership_.Polls());
   }
+};
+
+TEST_F(PollingLeadershipTest, WhoPollsFindsWhatArrives) {
+  const auto notifier = NewNotifier();
+  const auto arrivals = NewArrivals([&] { notifier->Signal(); });
+  HavePolled(notifier.get(), arrivals.get());
   std::atomic<int> taken{0};
-  std::vector<std::thread> waiters;
-  for (int i = 0; i < kWaiters; ++i) {
-    waiters.emplace_back([&, i] {
-      for (int round = 0; round < kRounds; ++round) {
-        ASSERT_EQ(notifiers[i]->Take(), 0);
-        ++taken;
-        // Each wakes the next, which may wait, or be on its way to.
-        arrivals[(i + 1) % kWaiters]->Arrive();
-      }
-    });
+  std::thread waiter([&] {
+    for (; taken.load() < 10; ++taken) EXPECT_EQ(notifier->Take(), 0);
+  });
+  for (int i = 0; i < 10; ++i) {
+    EXPECT_TRUE(Soon([&] { return taken.load() == i; }));
+    arrivals->Arrive();
   }
-  arrivals[0]->Arrive();
-  EXPECT_TRUE(Soon([&] { return taken.load() == kWaiters * kRounds; }));
-  for (std::thread& waiter : waiters) waiter.join();
+  waiter.join();
+  EXPECT_GE(leadership_.counters().found_by_polling.load(), 10u);
+}
+
+TEST_F(PollingLeadershipTest, WhatAnotherThreadGivesEndsThePoll) {
+  const auto notifier = NewNotifier();
+  const auto arrivals = NewArrivals([&] { notifier->Signal(); });
+  HavePolled(notifier.get(), arrivals.get());
+  std::thread waiter([&] { EXPECT_EQ(notifier->Take(), 0); });
+  EXPECT_TRUE(Soon([&] { return IsLedByAWaiter(); }));
+  notifier->Signal();
+  waiter.join();
+}
+
+TEST_F(PollingLeadershipTest, ACompanionPollsWhileItsLoopIsIdle) {
+  const auto notifier = NewNotifier();
+  const auto arrivals = NewArrivals([&] { notifier->Signal(); });
+  HavePolled(notifier.get(), arrivals.get());
+  const auto companion = LeadingCompanion::Create(&leadership_);
+  ASSERT_NE(companion, nullptr);
+  arrivals->Arrive();
+  // The last waiter has kept the lead for a while.
+  const auto is_seen = [&] { return arrivals->seen.load() == 2; };
+  EXPECT_TRUE(Soon([&] { return companion->OnIdle(is_seen) || is_seen(); }));
+  int asked = 0;
+  EXPECT_TRUE(Soon([&] {
+    companion->OnIdle([&] { return ++asked == 3; });
+    return asked == 3;
+  }));
+}
+
+class ShortlyPollingLeadershipTest : public LeadershipTest {
+ protected:
+  ShortlyPollingLeadershipTest() : LeadershipTest({.busy_poll = 50us}) {}
+};
+
+TEST_F(ShortlyPollingLeadershipTest, NoArrivalIsForgotten) {
+  CheckThatNoArrivalIsForgotten();
 }
 
 }  // namespace

@@ -31,9 +31,16 @@ void LeadingCompanion::Arm(bool armed) {
   epoll_ctl(gate_, EPOLL_CTL_MOD, leadership_.loop().fd(), &event);
 }
 
+bool LeadingCompanion::OnIdle(const std::function<bool()>& is_over) {
+  if (!leadership_.Polls() || !leadership_.Begin(&waiter_)) return false;
+  const Undoing ended([this] { leadership_.End(&waiter_); });
+  return leadership_.Poll(&waiter_, is_over);
+}
+
 // It stays armed between two sleeps, in which nobody looks.
 void LeadingCompanion::OnSleep() {
   Arm(leadership_.Begin(&waiter_));
+  asleep_ = leadership_.loop().Now();
 }
 
 void LeadingCompanion::OnWake() {
@@ -42,6 +49,7 @@ void LeadingCompanion::OnWake() {
 
 void LeadingCompanion::OnReadable() {
   if (!leadership_.Leads(&waiter_)) return Arm(false);
+  leadership_.Slept(asleep_);
   leadership_.Turn(&waiter_);
 }
 

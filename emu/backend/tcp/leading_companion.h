@@ -6,9 +6,11 @@
 // Threading: of the thread of that loop.
 #pragma once
 
+#include <functional>
 #include <memory>
 
 #include "base/event_loop.h"
+#include "base/time.h"
 #include "emu/backend/tcp/leadership.h"
 
 namespace stagecoach::emu {
@@ -22,6 +24,7 @@ class LeadingCompanion final : public EventLoop::Companion {
   LeadingCompanion& operator=(const LeadingCompanion&) = delete;
 
   int fd() const override { return gate_; }
+  bool OnIdle(const std::function<bool()>& is_over) override;
   void OnSleep() override;
   void OnWake() override;
   void OnReadable() override;
@@ -34,6 +37,7 @@ class LeadingCompanion final : public EventLoop::Companion {
   Leadership::Waiter waiter_;
   const int gate_;
   bool is_armed_ = false;
+  Instant asleep_{};
 };
 
 }  // namespace stagecoach::emu

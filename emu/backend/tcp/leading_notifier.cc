@@ -13,6 +13,9 @@
 namespace stagecoach::emu {
 namespace {
 
+// How long what was found out about handlers of signals is believed by who begins to wait.
+constexpr Duration kHandlersKept = 20ms;
+
 // A thread that is cancelled amidst the work for connections would leave it half done.
 class NotCancelled {
  public:
@@ -61,7 +64,7 @@ int LeadingNotifier::Take() {
   if (given_.load(std::memory_order_relaxed) > 0 && Consume()) return 0;
   // Once there is something to wait for, nobody may be kept from it: in a turn nobody waits.
   const bool waits_here = (fcntl(fd(), F_GETFL) & O_NONBLOCK) == 0 && !leadership_.loop().OnLoopThread() &&
-                          leadership_.HandlersOfLate() != Handlers::kMixed;
+                          leadership_.HandlersOfLate(kHandlersKept) != Handlers::kMixed;
   if (!waits_here) {
     const int error = event_->Take();
     if (error == 0) given_.fetch_sub(1, std::memory_order_relaxed);
@@ -77,6 +80,10 @@ int LeadingNotifier::Take() {
 
 LeadingNotifier::Answer LeadingNotifier::WaitOnce(Leadership::Waiter& waiter) {
   NotCancelled not_cancelled;
+  if (leadership_.Poll(&waiter, [this] { return given_.load(std::memory_order_relaxed) > 0; })) {
+    return {waiter.is_served, 0};
+  }
+  const Instant asleep = leadership_.loop().Now();
   pollfd ready[] = {{fd(), POLLIN, 0}, {leadership_.loop().fd(), POLLIN, 0}};
   const nfds_t count = leadership_.Leads(&waiter) ? 2 : 1;
   if (not_cancelled.Except([&] { return poll(ready, count, -1); }) < 0) {
@@ -92,6 +99,7 @@ LeadingNotifier::Answer LeadingNotifier::WaitOnce(Leadership::Waiter& waiter) {
     return {true, event_->Take()};  // the program has closed it: what read(2) says of that
   }
   if (count == 1 || ready[1].revents == 0 || !leadership_.Leads(&waiter)) return {};
+  leadership_.Slept(asleep);
   leadership_.Turn(&waiter);
   return {waiter.is_served, 0};
 }

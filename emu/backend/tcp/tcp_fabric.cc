@@ -373,8 +373,8 @@ class TcpConnectAttempt final : public ConnectAttempt {
 
 }  // namespace
 
-TcpFabric::TcpFabric()
-    : leadership_(&loop_, {}),
+TcpFabric::TcpFabric(const Options& options)
+    : leadership_(&loop_, {.busy_poll = options.busy_poll}),
       readiness_(&loop_),
       ports_(std::make_unique<AbstractNames>(&readiness_), FirstPort()),
       addresses_(&loop_) {

@@ -24,8 +24,14 @@ namespace stagecoach::emu {
 
 class TcpFabric final : public Fabric {
  public:
+  struct Options {
+    // How long who moves connections polls before it sleeps, at most; 0: not at all (busy_poll.h).
+    Duration busy_poll = 100us;
+  };
+
   // std::system_error: the system has no thread for it (EAGAIN), or no descriptor (EMFILE, ENFILE).
-  TcpFabric();
+  TcpFabric() : TcpFabric(Options()) {}
+  explicit TcpFabric(const Options& options);
   // Ends the thread. Not in a turn.
   ~TcpFabric() override;
 
