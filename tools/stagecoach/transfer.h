@@ -1,6 +1,7 @@
 // Moving one file: several READs or WRITEs in flight, each of a chunk, into and out of local files.
 //
-// Local disk calls run between network events on the one thread; a chunk bounds how long each may take.
+// What is read of the local disk is read between network events, on the one thread; a chunk bounds how long that may
+// take. What is written is written by another thread (Session::disk()), while the next chunks arrive.
 #pragma once
 
 #include <cstdint>
