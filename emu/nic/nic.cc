@@ -375,7 +375,7 @@ Result<CompletionChannel*, int> Nic::CreateChannel(NicContext& context) {
   std::lock_guard lock(mutex_);
   if (failed()) return Err(EIO);
   const uint32_t handle = ++last_handle_;
-  auto channel = std::make_unique<CompletionChannel>(fabric_, handle);
+  auto channel = std::make_shared<CompletionChannel>(fabric_, handle);
   if (!channel->usable()) return Err(int{errno});
   Channel& entry = channels_[handle];
   entry.context = context.id();

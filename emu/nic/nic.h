@@ -44,13 +44,14 @@ namespace stagecoach::emu {
 // An open device. Objects belong to the context they were made in; closing it destroys what is left of them.
 class NicContext {
  public:
-  explicit NicContext(Fabric& fabric, uint32_t id) : id_(id), async_events_(fabric) {}
+  explicit NicContext(Fabric& fabric, uint32_t id)
+      : id_(id), async_events_(std::make_shared<AsyncEventQueue>(fabric)) {}
   uint32_t id() const { return id_; }
-  AsyncEventQueue& async_events() { return async_events_; }
+  AsyncEventQueue& async_events() { return *async_events_; }
 
  private:
   const uint32_t id_;
-  AsyncEventQueue async_events_;
+  const std::shared_ptr<AsyncEventQueue> async_events_;  // kept also by who waits for an event
 };
 
 // What programs name by handle. Completion channels they name by their descriptors.
@@ -257,7 +258,7 @@ class Nic {
   };
   struct Channel {
     uint32_t context = 0;
-    std::unique_ptr<CompletionChannel> channel;
+    std::shared_ptr<CompletionChannel> channel;
     uint32_t users = 0;  // CQs
   };
   struct Cq {

@@ -2,9 +2,13 @@
 // here are what the thread sanitizer is for.
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <pthread.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
+#include <fstream>
+#include <string>
 #include <thread>
 
 #include "emu/nic/nic_test_support.h"
@@ -169,6 +173,40 @@ TEST(Progress, NotifyEndsTheLeaseAtOnce) {
     ASSERT_EQ(pair.b.cq->Poll({&none, 1}), 1u);
     pair.a.Completed(0);
   }
+}
+
+// The thread of this process that has this number sleeps.
+bool Sleeps(pid_t thread) {
+  std::ifstream file("/proc/self/task/" + std::to_string(thread) + "/stat");
+  std::string stat;
+  std::getline(file, stat);
+  const size_t name_ends = stat.rfind(')');
+  return name_ends != std::string::npos && stat.compare(name_ends, 3, ") S") == 0;
+}
+
+// As programs do that end: on hardware the thread sleeps on in read(2). Here it may be the one that moves connections.
+TEST(Progress, ADeviceIsClosedWhileAThreadWaitsForItsEvents) {
+#if defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "the thread sanitizer does not see what a thread locks that is cancelled in ppoll";
+#endif
+  TcpPair pair;
+  NicContext* const context = *pair.a.nic->OpenContext();
+  std::atomic<pid_t> thread{0};
+  std::thread waiter([&] {
+    thread = gettid();
+    EXPECT_FALSE(context->async_events().GetEvent().has_value());
+  });
+  ASSERT_TRUE(Eventually([&] { return thread != 0 && Sleeps(thread); }));
+  ASSERT_EQ(pair.a.nic->CloseContext(context), 0);
+  TestBuffer at_a = pair.a.Register(64);
+  TestBuffer at_b = pair.b.Register(64);
+  for (uint64_t i = 0; i < 20; ++i) {
+    ASSERT_EQ(pair.a.Receive(i, {at_a.All()}), 0);
+    ASSERT_EQ(pair.b.Send(i, {at_b.All()}), 0);
+    WaitFor(pair.a, i + 1);
+  }
+  ASSERT_EQ(pthread_cancel(waiter.native_handle()), 0);
+  waiter.join();
 }
 
 TEST(Progress, ManyPostersAndPollersShareOneConnection) {

@@ -87,7 +87,8 @@ class NicLoop {
   // Forgets all wishes of the client, and waits while a call to it runs on another thread.
   void Remove(LoopClient* client);
 
-  // Whether the fabric's loop has a timer of ours while no client wishes for one. Not once what was posted has run.
+  // Whether the fabric's loop has a timer of ours while no client wishes for one. Not once what was posted has run,
+  // where the fabric has no thread; elsewhere a timer that nobody needs any more is left to fire.
   bool HoldsTimerForNobody() const;
 
  private:

@@ -40,6 +40,8 @@ CompletionChannel::CompletionChannel(Fabric& fabric, uint32_t handle)
     : fabric_(fabric), handle_(handle), notifier_(fabric.CreateNotifier()) {}
 
 Result<CompletionQueue*, int> CompletionChannel::GetEvent() {
+  // Programs destroy it, or close the device, with a thread still here, which on hardware sleeps on in read(2).
+  const auto self = weak_from_this().lock();
   for (;;) {
     if (const int error = notifier_->Take(); error != 0) return Err(int{error});
     std::lock_guard lock(mutex_);
@@ -93,6 +95,7 @@ void CompletionChannel::Settle(CompletionQueue* cq, bool wait) {
 AsyncEventQueue::AsyncEventQueue(Fabric& fabric) : fabric_(fabric), notifier_(fabric.CreateNotifier()) {}
 
 Result<AsyncEvent, int> AsyncEventQueue::GetEvent() {
+  const auto self = weak_from_this().lock();  // as above
   for (;;) {
     if (const int error = notifier_->Take(); error != 0) return Err(int{error});
     std::lock_guard lock(mutex_);

@@ -45,7 +45,7 @@ struct WaitingEvents : ListLink {
 
 // ibv_comp_channel. Made by Nic::CreateChannel; lives until Nic::DestroyChannel, which refuses (EBUSY) while a CQ uses
 // it.
-class CompletionChannel {
+class CompletionChannel : public std::enable_shared_from_this<CompletionChannel> {
  public:
   CompletionChannel(Fabric& fabric, uint32_t handle);
   CompletionChannel(const CompletionChannel&) = delete;
@@ -103,7 +103,7 @@ struct AsyncEvent {
 };
 
 // The asynchronous events of one open device (ibv_context).
-class AsyncEventQueue {
+class AsyncEventQueue : public std::enable_shared_from_this<AsyncEventQueue> {
  public:
   explicit AsyncEventQueue(Fabric& fabric);
   AsyncEventQueue(const AsyncEventQueue&) = delete;
