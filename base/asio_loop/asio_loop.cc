@@ -25,6 +25,8 @@ constexpr int kReadyBatch = 64;
 constexpr Duration kContextInterval = 10us;
 // As often turns look there that find something to do elsewhere, and so do not sleep.
 constexpr int kTurnsPerLook = 8;
+// And so long after the last look at the latest, where the companion is at work.
+constexpr Duration kIdleInterval = 100us;
 
 template <typename T>
 using AsiosAllocator = asio::recycling_allocator<T>;
@@ -157,6 +159,7 @@ void AsioLoop::Post(Callback callback) {
   Undoing uncounted([this] { posted_.fetch_sub(1, std::memory_order_relaxed); });
   asio::post(context_, asio::bind_allocator(SparingAllocator(), [this, callback = std::move(callback)] {
                posted_.fetch_sub(1, std::memory_order_relaxed);
+               Awake();
                callback();
              }));
   uncounted.Done();
@@ -193,6 +196,7 @@ bool AsioLoop::TakeCompanion(const std::shared_ptr<Companion>& companion) {
 bool AsioLoop::RunReady() {
   bool did = RunDueTimers();
   turns_since_look_ = 0;
+  if (!companion_.expired()) looked_at_ = Now();
   // The io_context counts as out of work, and stopped, whenever nothing is pending in it.
   context_.restart();
   for (int i = 0; i < kReadyBatch && context_.poll_one() > 0; ++i) did = true;
@@ -249,7 +253,10 @@ bool AsioLoop::IsCompanionAtWork(std::optional<Duration> max_wait) {
   const std::shared_ptr<Companion> companion = companion_.lock();
   if (companion == nullptr || (max_wait && *max_wait <= Duration::zero())) return false;
   if (poll_time_ > Duration::zero() && AnyBusy()) return false;
-  return companion->OnIdle([this] { return posted_.load(std::memory_order_relaxed) > 0; });
+  if (!companion->OnIdle([this] { return posted_.load(std::memory_order_relaxed) > 0; })) return false;
+  // It has taken its time, and the handlers of Asio wait.
+  if (Now() - looked_at_ >= kIdleInterval) turns_since_look_ = kTurnsPerLook;
+  return true;
 }
 
 bool AsioLoop::ArmAll() {
@@ -279,9 +286,8 @@ bool AsioLoop::Sleep(std::optional<Duration> max_wait) {
       const std::shared_ptr<Companion> companion = companion_.lock();
       // Its descriptor is closed; another one may have the number since.
       if (companion == nullptr) Unwatch(std::exchange(companion_watch_, 0));
-      const Undoing awake([&] {
-        if (companion != nullptr) companion->OnWake();
-      });
+      asleep_ = companion.get();
+      const Undoing awake([this] { Awake(); });
       if (companion != nullptr) companion->OnSleep();
       context_.run_one();
     }
@@ -296,6 +302,11 @@ bool AsioLoop::Sleep(std::optional<Duration> max_wait) {
     }
   }
   return did;
+}
+
+// Before a callback that may take long runs within a sleep: a companion that counts as asleep has nobody in its place.
+void AsioLoop::Awake() {
+  if (Companion* const companion = std::exchange(asleep_, nullptr)) companion->OnWake();
 }
 
 void AsioLoop::WakeAt(Instant when) {
@@ -329,6 +340,13 @@ void AsioLoop::AwaitWatched() {
 void AsioLoop::DispatchWatched() {
   epoll_event events[kReadyBatch];
   const int ready = epoll_wait(watched_.native_handle(), events, kReadyBatch, 0);
+  // The companion first, while it counts as asleep.
+  const auto companions = watches_.find(companion_watch_);
+  if (ready > 1 && companions != watches_.end()) {
+    std::stable_partition(events, events + ready, [fd = companions->second->fd](const epoll_event& event) {
+      return static_cast<int>(event.data.u64 & 0xffffffffu) == fd;
+    });
+  }
   for (int i = 0; i < ready; ++i) {
     const int fd = static_cast<int>(events[i].data.u64 & 0xffffffffu);
     const auto generation = static_cast<uint32_t>(events[i].data.u64 >> 32);
@@ -340,6 +358,7 @@ void AsioLoop::DispatchWatched() {
       const auto found = watches_.find(id);
       if (found == watches_.end()) continue;
       const std::shared_ptr<Watch> watch = found->second;
+      if (id != companion_watch_) Awake();
       watch->callback();
     }
   }

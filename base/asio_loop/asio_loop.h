@@ -115,6 +115,7 @@ class AsioLoop final : public EventLoop {
   bool IsCompanionAtWork(std::optional<Duration> max_wait);
   bool ArmAll();
   bool Sleep(std::optional<Duration> max_wait);
+  void Awake();
   void WakeAt(Instant when);
   void AwaitWatched();
   void DispatchWatched();
@@ -127,6 +128,7 @@ class AsioLoop final : public EventLoop {
   std::optional<Instant> wake_at_;  // when wake_timer_ will fire; empty while it is not set
   bool timed_out_ = false;          // wake_timer_ has fired since the last sleep began
   int turns_since_look_ = 0;        // turns since handlers were last run
+  Instant looked_at_{};             // when that was, where there is a companion
   asio::posix::stream_descriptor watched_;
   const std::shared_ptr<HandlerMemory> watched_memory_ = std::make_shared<HandlerMemory>();
   bool awaiting_watched_ = false;
@@ -143,6 +145,7 @@ class AsioLoop final : public EventLoop {
   std::vector<std::shared_ptr<PollerEntry>> pollers_;
   std::weak_ptr<Companion> companion_;
   WatchId companion_watch_ = 0;  // of companion_, also when that has gone
+  Companion* asleep_ = nullptr;  // that was told so, and not yet that it is awake
   Counters counters_;
 };
 

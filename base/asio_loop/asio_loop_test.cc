@@ -396,6 +396,35 @@ TEST(AsioLoop, ACompanionIsNotAskedByWhoDoesNotWaitOrPollsForItself) {
   EXPECT_EQ(told, "swisw");
 }
 
+TEST(AsioLoop, ACompanionIsAwakeBeforeAnythingElseRuns) {
+  std::string told;
+  AsioLoop loop;
+  auto work = std::make_shared<Work>(&told);
+  ASSERT_TRUE(loop.TakeCompanion(work));
+  work->on_idle = [&](const std::function<bool()>&) {
+    loop.Post([&] { told += 'p'; });
+    return false;
+  };
+  loop.RunOnce(kBound);
+  EXPECT_EQ(told, "swp");
+  work->on_idle = [](const std::function<bool()>&) { return false; };
+  EventFd other;
+  loop.WatchReadable(other.fd(), [&] {
+    other.Drain();
+    told += 'c';
+  });
+  told.clear();
+  other.Signal();
+  loop.RunOnce(kBound);
+  EXPECT_EQ(told, "swc");
+  // Of both the companion has its turn first, while it counts as asleep.
+  told.clear();
+  other.Signal();
+  work->event.Signal();
+  loop.RunOnce(kBound);
+  EXPECT_EQ(told, "srwc");
+}
+
 TEST(AsioLoop, ADescriptorWithTheNumberOfACompanionThatWentIsNotTakenForIt) {
   std::string told;
   AsioLoop loop;

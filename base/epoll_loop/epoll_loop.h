@@ -68,7 +68,7 @@ class EpollLoop final : public Reactor {
   // `events` as epoll_ctl(2) has them; level-triggered. 0, or an errno: then it is no member.
   int Add(int fd, uint32_t events, const std::shared_ptr<Source>& source);
   void Modify(int fd, const Source& source, uint32_t events);
-  // A call to it may be running on the thread that turns; none will start.
+  // Calls to it may go on until the turn that another thread is in has ended.
   void Remove(int fd, const Source& source);
 
   // Reactor. Times are those of std::chrono::steady_clock.

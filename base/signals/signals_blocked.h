@@ -21,6 +21,8 @@ class SignalsBlocked {
   ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
   SignalsBlocked(const SignalsBlocked&) = delete;
   SignalsBlocked& operator=(const SignalsBlocked&) = delete;
+  // What was blocked before, and will be again.
+  const sigset_t& before() const { return before_; }
 
  private:
   sigset_t before_;

@@ -4,7 +4,7 @@
 
 namespace stagecoach::emu {
 
-void BusyPoll::Slept(Duration sleep) {
+void BusyPoll::Slept(Duration sleep, bool is_found) {
   const Duration polled = time();
   if (sleep > most_) {
     const Duration half = polled / 2;
@@ -14,7 +14,15 @@ void BusyPoll::Slept(Duration sleep) {
   if (const int rest = rest_.load(std::memory_order_relaxed); rest > 0) {
     return rest_.store(rest - 1, std::memory_order_relaxed);
   }
-  if (polled < most_) return time_.store(std::clamp(polled * 2, least(), most_), std::memory_order_relaxed);
+  if (!is_found) {
+    if (polled > Duration::zero()) NoteVain();
+    return;
+  }
+  if (polled >= most_) return NoteVain();
+  time_.store(std::clamp(polled * 2, least(), most_), std::memory_order_relaxed);
+}
+
+void BusyPoll::NoteVain() {
   const int vain = vain_.load(std::memory_order_relaxed) + 1;
   vain_.store(vain % kVainPolls, std::memory_order_relaxed);
   if (vain < kVainPolls) return;

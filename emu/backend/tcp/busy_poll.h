@@ -6,9 +6,12 @@
 //   - A sleep that was longer than the most one may poll says that polling could not have spared it: the time is
 //   halved,
 //     and soon it is none. A program that waits for what comes a hundred times a second never polls.
-//   - A sleep that was shorter says that polling a little longer would have spared it: the time is doubled.
-//   - Where the most was polled again and again, and each time a short sleep followed, the polling itself keeps away
-//     what is waited for: the peer runs on this processor, or other work does. Then it rests for many sleeps.
+//   - A sleep that was shorter, and that the loop has ended, says that polling a little longer would have spared it:
+//   the
+//     time is doubled.
+//   - Where polls are in vain again and again though sleeps are short, it rests for many sleeps. Either something else
+//     ends these sleeps, or the polling itself keeps away what is waited for, since the peer runs on this processor, or
+//     other work does.
 //
 // Threading: any. Two leaders that change at once may lose one of their steps, which costs a little time.
 #pragma once
@@ -21,7 +24,8 @@ namespace stagecoach::emu {
 
 class BusyPoll {
  public:
-  // Polls of the most that were in vain one after the other, and for how many sleeps it rests then.
+  // So many polls in vain one after the other that could not be made longer, or did not help; and for how many sleeps
+  // it rests then.
   static constexpr int kVainPolls = 4;
   static constexpr int kRest = 256;
 
@@ -32,11 +36,12 @@ class BusyPoll {
   Duration time() const { return time_.load(std::memory_order_relaxed); }
   // The poll has found something.
   void Found() { vain_.store(0, std::memory_order_relaxed); }
-  // After a poll in vain, or none: something has ended a sleep that was so long.
-  void Slept(Duration sleep);
+  // After a poll in vain, or none, and a sleep that was so long. `is_found`: the loop has ended it, and nothing else.
+  void Slept(Duration sleep, bool is_found);
 
  private:
   Duration least() const { return most_ / 8; }
+  void NoteVain();
 
   const Duration most_;
   std::atomic<Duration> time_{Duration::zero()};

@@ -62,18 +62,17 @@ bool Leadership::ThreadLeads() {
 void Leadership::Run() {
   while (!stopped_.load()) {
     const bool leads = ThreadLeads();
+    if (leads && Poll(nullptr, [this] { return stopped_.load(std::memory_order_relaxed); })) continue;
     const uint64_t turns = loop_->turns();
     pollfd ready[] = {{nudge_, POLLIN, 0}, {leads ? loop_->fd() : loop_->post_fd(), POLLIN, 0}};
-    const bool watches = !leads && HandlersOfLate(kWatch) != Handlers::kNone;
-    if (leads && Poll(nullptr, [this] { return stopped_.load(std::memory_order_relaxed); })) continue;
     counters_.sleeps_of_thread.fetch_add(1, std::memory_order_relaxed);
     const Instant asleep = loop_->Now();
-    const int count = poll(ready, 2, watches ? static_cast<int>(kWatch / 1ms) : -1);
+    const int count = poll(ready, 2, leads ? -1 : static_cast<int>(kWatch / 1ms));
+    if (leads) Slept(asleep, ready[1].revents != 0);
     if (ready[0].revents != 0) NudgeTaken();
     // Of the loop whose lead was lost meanwhile the leader has been woken as well.
     if (count > 0 && ready[1].revents != 0 && leads == Leads(&thread_)) {
       counters_.turns_of_thread.fetch_add(1, std::memory_order_relaxed);
-      if (leads) Slept(asleep);
       Turn(nullptr);
     }
     if (count == 0) LookAfterLeader(turns);

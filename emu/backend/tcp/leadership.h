@@ -14,9 +14,9 @@
 //   - Posted work wakes the fabric's thread whoever leads.
 //
 // Nothing that arrives is forgotten: the loop's descriptor stays readable until somebody has turned it (it is level-
-// triggered), and at each moment somebody sleeps on it who leads, or will look at it (kGrace). The second holds also
-// where a leader never comes back from a handler of a signal: the fabric's thread looks now and then (kWatch) whether
-// the loop has been turned, in processes that have handlers.
+// triggered), and at each moment somebody sleeps on it who leads, or will look at it (kGrace). A leader may not come
+// back: it is in a handler of a signal, or in one of a loop's own that takes long. So the fabric's thread looks now and
+// then (kWatch) whether the loop has been turned.
 //
 // Threading: any, but for Run().
 #pragma once
@@ -36,8 +36,8 @@ class Leadership {
  public:
   // Without a leader for so long, the fabric's thread is.
   static constexpr Duration kGrace = 1ms;
-  // How often it looks whether a leader is at work, where that may be lost.
-  static constexpr Duration kWatch = 100ms;
+  // How often it looks whether a leader is at work.
+  static constexpr Duration kWatch = 200ms;
 
   // Who may lead: one wait of one thread, or one loop.
   struct Waiter {
@@ -79,8 +79,8 @@ class Leadership {
   // Turns the loop again and again for the time of busy_poll(), while `waiter` leads (null: the fabric's thread), until
   // something was done: true. Sooner than that it ends when `is_over` says so.
   bool Poll(Waiter* waiter, const std::function<bool()>& is_over);
-  // Who leads has slept from `since` to now, and found something.
-  void Slept(Instant since) { busy_poll_.Slept(loop_->Now() - since); }
+  // Who leads has slept from `since` to now. `is_found`: and has to turn the loop for that.
+  void Slept(Instant since, bool is_found) { busy_poll_.Slept(loop_->Now() - since, is_found); }
   // Who waits in the turn that the calling thread is in. Null: nobody, or there is none.
   static Waiter* Turner() { return turner_; }
   // What was found in this turn is for who waits for that.

@@ -2,7 +2,6 @@
 
 #include <sys/epoll.h>
 
-#include "base/fork/fork.h"
 #include "base/undoing.h"
 
 namespace stagecoach::emu {
@@ -19,6 +18,7 @@ std::unique_ptr<LeadingCompanion> LeadingCompanion::Create(Leadership* leadershi
 }
 
 LeadingCompanion::~LeadingCompanion() {
+  if (IsInherited()) return;
   leadership_.End(&waiter_);
   CloseDescriptor(gate_);
 }
@@ -32,24 +32,30 @@ void LeadingCompanion::Arm(bool armed) {
 }
 
 bool LeadingCompanion::OnIdle(const std::function<bool()>& is_over) {
-  if (!leadership_.Polls() || !leadership_.Begin(&waiter_)) return false;
+  if (IsInherited() || !leadership_.Polls() || !leadership_.Begin(&waiter_)) return false;
   const Undoing ended([this] { leadership_.End(&waiter_); });
   return leadership_.Poll(&waiter_, is_over);
 }
 
 // It stays armed between two sleeps, in which nobody looks.
 void LeadingCompanion::OnSleep() {
+  if (IsInherited()) return;
   Arm(leadership_.Begin(&waiter_));
   asleep_ = leadership_.loop().Now();
 }
 
 void LeadingCompanion::OnWake() {
+  if (IsInherited()) return;
+  if (asleep_ && leadership_.Leads(&waiter_)) leadership_.Slept(*asleep_, /*is_found=*/false);
+  asleep_.reset();
   leadership_.End(&waiter_);
 }
 
 void LeadingCompanion::OnReadable() {
+  if (IsInherited()) return;
   if (!leadership_.Leads(&waiter_)) return Arm(false);
-  leadership_.Slept(asleep_);
+  if (asleep_) leadership_.Slept(*asleep_, /*is_found=*/true);
+  asleep_.reset();
   leadership_.Turn(&waiter_);
 }
 

@@ -6,10 +6,13 @@
 // Threading: of the thread of that loop.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 
 #include "base/event_loop.h"
+#include "base/fork/fork.h"
 #include "base/time.h"
 #include "emu/backend/tcp/leadership.h"
 
@@ -32,12 +35,15 @@ class LeadingCompanion final : public EventLoop::Companion {
  private:
   LeadingCompanion(Leadership* leadership, int gate) : leadership_(*leadership), waiter_(this), gate_(gate) {}
   void Arm(bool armed);
+  // In a forked child nothing is left of the fabric, and the descriptor's number may be another's.
+  bool IsInherited() const { return generation_ != ForkGeneration(); }
 
   Leadership& leadership_;
   Leadership::Waiter waiter_;
   const int gate_;
+  const uint32_t generation_ = ForkGeneration();
   bool is_armed_ = false;
-  Instant asleep_{};
+  std::optional<Instant> asleep_;  // since when, until it has found something
 };
 
 }  // namespace stagecoach::emu

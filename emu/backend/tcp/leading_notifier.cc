@@ -8,13 +8,14 @@
 #include <utility>
 
 #include "base/mark.h"
+#include "base/signals/signals_blocked.h"
 #include "base/undoing.h"
 
 namespace stagecoach::emu {
 namespace {
 
 // How long what was found out about handlers of signals is believed by who begins to wait.
-constexpr Duration kHandlersKept = 20ms;
+constexpr Duration kHandlersKept = 200ms;
 
 // A thread that is cancelled amidst the work for connections would leave it half done.
 class NotCancelled {
@@ -38,6 +39,15 @@ class NotCancelled {
  private:
   int before_ = PTHREAD_CANCEL_ENABLE;
 };
+
+// Whether read(2) would have gone on after the handler that has interrupted ppoll(2), which does not go on by itself,
+// and is interrupted by nothing else. `before`: the handlers there were. That there are none now says that it has
+// removed itself (SA_RESETHAND).
+bool GoesOnAfter(Handlers before) {
+  const Handlers now = HandlersNow();
+  return now == Handlers::kNone ? before == Handlers::kRestart
+                                : now == Handlers::kRestart && before != Handlers::kInterrupt;
+}
 
 }  // namespace
 
@@ -63,22 +73,25 @@ bool LeadingNotifier::Consume() {
 int LeadingNotifier::Take() {
   if (given_.load(std::memory_order_relaxed) > 0 && Consume()) return 0;
   // Once there is something to wait for, nobody may be kept from it: in a turn nobody waits.
-  const bool waits_here = (fcntl(fd(), F_GETFL) & O_NONBLOCK) == 0 && !leadership_.loop().OnLoopThread() &&
-                          leadership_.HandlersOfLate(kHandlersKept) != Handlers::kMixed;
+  const Handlers handlers = leadership_.HandlersOfLate(kHandlersKept);
+  const bool waits_here =
+      (fcntl(fd(), F_GETFL) & O_NONBLOCK) == 0 && !leadership_.loop().OnLoopThread() && handlers != Handlers::kMixed;
   if (!waits_here) {
     const int error = event_->Take();
     if (error == 0) given_.fetch_sub(1, std::memory_order_relaxed);
     return error;
   }
   Leadership::Waiter waiter(this);
+  const SignalsBlocked signals_blocked;
   leadership_.Begin(&waiter);
   const Undoing ended([&] { leadership_.End(&waiter); });  // also when the thread is cancelled
   for (;;) {
-    if (const Answer answer = WaitOnce(waiter); answer.is_over) return answer.error;
+    if (const Answer answer = WaitOnce(waiter, signals_blocked.before(), handlers); answer.is_over) return answer.error;
   }
 }
 
-LeadingNotifier::Answer LeadingNotifier::WaitOnce(Leadership::Waiter& waiter) {
+LeadingNotifier::Answer LeadingNotifier::WaitOnce(Leadership::Waiter& waiter, const sigset_t& unblocked,
+                                                  Handlers handlers) {
   NotCancelled not_cancelled;
   if (leadership_.Poll(&waiter, [this] { return given_.load(std::memory_order_relaxed) > 0; })) {
     return {waiter.is_served, 0};
@@ -86,20 +99,19 @@ LeadingNotifier::Answer LeadingNotifier::WaitOnce(Leadership::Waiter& waiter) {
   const Instant asleep = leadership_.loop().Now();
   pollfd ready[] = {{fd(), POLLIN, 0}, {leadership_.loop().fd(), POLLIN, 0}};
   const nfds_t count = leadership_.Leads(&waiter) ? 2 : 1;
-  if (not_cancelled.Except([&] { return poll(ready, count, -1); }) < 0) {
-    if (errno != EINTR) return {true, errno};
-    // poll(2) does not go on by itself after a handler, and is not interrupted otherwise.
-    if (HandlersNow() == Handlers::kInterrupt) return {true, EINTR};
+  if (not_cancelled.Except([&] { return ppoll(ready, count, nullptr, &unblocked); }) < 0) {
+    const int error = errno;
+    if (error != EINTR || !GoesOnAfter(handlers)) return {true, error};
     STAGECOACH_MARK("tcp.wait_goes_on_after_a_signal");
     return {};
   }
+  if (count == 2) leadership_.Slept(asleep, ready[1].revents != 0);
   if ((ready[0].revents & POLLIN) != 0) {
     if (Consume()) return {true, 0};
   } else if (ready[0].revents != 0) {
     return {true, event_->Take()};  // the program has closed it: what read(2) says of that
   }
   if (count == 1 || ready[1].revents == 0 || !leadership_.Leads(&waiter)) return {};
-  leadership_.Slept(asleep);
   leadership_.Turn(&waiter);
   return {waiter.is_served, 0};
 }

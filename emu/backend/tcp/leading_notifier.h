@@ -5,6 +5,8 @@
 // order can be told from it.
 #pragma once
 
+#include <signal.h>
+
 #include <atomic>
 #include <memory>
 
@@ -24,7 +26,8 @@ class LeadingNotifier final : public Notifier {
   void Signal() override;
   bool Consume() override;
   // The wait is a cancellation point (pthreads(7)); what is done for connections is none. As read(2), it goes on after
-  // a handler with SA_RESTART; where a process has handlers with and without, it leaves the lead to others.
+  // a handler with SA_RESTART; where a process has handlers with and without, it leaves the lead to others. Handlers
+  // run while it sleeps and never in a turn, which holds locks that they might want.
   int Take() override;
 
  private:
@@ -33,7 +36,8 @@ class LeadingNotifier final : public Notifier {
     bool is_over = false;
     int error = 0;
   };
-  Answer WaitOnce(Leadership::Waiter& waiter);
+  // `unblocked`: the signals that the thread blocks itself. `handlers`: those there were before.
+  Answer WaitOnce(Leadership::Waiter& waiter, const sigset_t& unblocked, Handlers handlers);
 
   Leadership& leadership_;
   const std::unique_ptr<EventFd> event_;
