@@ -88,17 +88,6 @@ const std::vector<MutableBytes>& Session::Buffers(size_t count, size_t size) {
   return buffers_;
 }
 
-rpcrdma::file::Executor& Session::disk() {
-  if (disk_ != nullptr) return *disk_;
-  // One file at a time: one thread for its data.
-  if (auto pool = rpcrdma::file::WorkerPool::Make(loop_, rpcrdma::file::WorkerPool::kBriefOnly + 1)) {
-    disk_ = std::move(*pool);
-  } else {
-    disk_ = std::make_unique<rpcrdma::file::InlineExecutor>(loop_);
-  }
-  return *disk_;
-}
-
 Error Session::FromCall(const rpcrdma::CallError& error) const {
   return {error.ToString() + Advice(error.kind, error.versions), true};
 }

@@ -19,7 +19,6 @@
 #include "base/asio_loop/asio_loop.h"
 #include "rpcrdma/api/client.h"
 #include "rpcrdma/api/rpcbind.h"
-#include "rpcrdma/ulb/file/executor.h"
 #include "rpcrdma/ulb/file/file_client.h"
 #include "rpcrdma/ulb/file/names.h"
 #include "tools/stagecoach/url.h"
@@ -72,10 +71,6 @@ class Session {
   // Memory of `count` buffers of `size` bytes each, for transfers; kept and reused.
   const std::vector<MutableBytes>& Buffers(size_t count, size_t size);
 
-  // Where calls of the local disk run beside the network, in the order of one lane. Without a thread to be had, on this
-  // one. What runs there may use the session's buffers.
-  rpcrdma::file::Executor& disk();
-
   // Runs the loop once; false when the user has interrupted. Not from inside a handler.
   bool RunOnce();
   bool interrupted() const { return interrupted_; }
@@ -117,7 +112,6 @@ class Session {
   std::vector<MutableBytes> buffers_;
   rpcrdma::Client client_;
   rpcrdma::file::FileClient files_;
-  std::unique_ptr<rpcrdma::file::Executor> disk_;  // last: its destructor finishes what is under way
 };
 
 }  // namespace stagecoach::cli

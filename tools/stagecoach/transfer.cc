@@ -22,9 +22,6 @@ namespace {
 
 namespace file = rpcrdma::file;
 
-// Of Session::disk(): one file is moved at a time.
-constexpr file::Executor::Lane kFileLane = 0;
-
 // So often a chunk is asked for that the server is too busy for, with nothing else in flight.
 constexpr int kAttemptsAlone = 10;
 
@@ -168,8 +165,7 @@ Result<uint64_t, Error> Download(Session& session, const file::Path& from, const
     }
     auto created = store.Create(to, attributes.mode);
     if (!created) return Err(LocalError(shown, created.error()));
-    // Kept by what is to be written to it, too, which may be under way when the user interrupts.
-    const std::shared_ptr<file::PartialFile> local = std::move(*created);
+    file::PartialFile& local = **created;
 
     const uint64_t size = attributes.size;
     const auto crcs = std::make_shared<std::vector<uint32_t>>();
@@ -182,7 +178,7 @@ Result<uint64_t, Error> Download(Session& session, const file::Path& from, const
           if (crcs->size() <= index) crcs->resize(index + 1);
           session.files().Read(
               opened->handle, offset, count, buffer,
-              [local, &session, shown, attributes, crcs, index, offset, wanted = count,
+              [&local, &session, shown, attributes, crcs, index, offset, wanted = count,
                settled = std::move(settled)](Result<file::ReadReply, file::Failure> reply) {
                 if (!reply) return settled(Err(session.FromFailure(reply.error())));
                 if (session.interrupted()) return settled(Err(Session::InterruptedError()));
@@ -190,24 +186,17 @@ Result<uint64_t, Error> Download(Session& session, const file::Path& from, const
                   return settled(Err(Error{"the file changed on the server while it was read", false}));
                 }
                 (*crcs)[index] = reply->info.crc32c;
-                // The next data arrive while these are written.
-                const auto status = std::make_shared<file::Status>(file::Status::kOk);
-                session.disk().Submit(
-                    kFileLane, file::Executor::Kind::kLong,
-                    [local, status, offset, data = reply->data, crc32c = reply->info.crc32c] {
-                      if (const auto written = local->WriteAt(offset, data, crc32c); !written)
-                        *status = written.error();
-                    },
-                    [status, shown, offset, settled] {
-                      if (*status == file::Status::kOk) return settled({});
-                      if (*status != file::Status::kBadChecksum) return settled(Err(LocalError(shown, *status)));
-                      settled(Err(Error{
-                          fmt::format("data at offset {} does not have the checksum the server says", offset), false}));
-                    });
+                const auto written = local.WriteAt(offset, reply->data, reply->info.crc32c);
+                if (written) return settled({});
+                if (written.error() == file::Status::kBadChecksum) {
+                  return settled(Err(Error{
+                      fmt::format("data at offset {} does not have the checksum the server says", offset), false}));
+                }
+                settled(Err(LocalError(shown, written.error())));
               });
         });
     if (!fetched) return Err(fetched.error());
-    const auto committed = local->Commit(size, CombineChunks(*crcs, size, options.chunk), attributes.modified);
+    const auto committed = local.Commit(size, CombineChunks(*crcs, size, options.chunk), attributes.modified);
     if (!committed) return Err(LocalError(shown, committed.error()));
     return size;
   };

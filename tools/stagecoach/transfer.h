@@ -1,7 +1,6 @@
 // Moving one file: several READs or WRITEs in flight, each of a chunk, into and out of local files.
 //
-// What is read of the local disk is read between network events, on the one thread; a chunk bounds how long that may
-// take. What is written is written by another thread (Session::disk()), while the next chunks arrive.
+// Local disk calls run between network events on the one thread; a chunk bounds how long each may take.
 #pragma once
 
 #include <cstdint>
