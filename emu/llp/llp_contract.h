@@ -228,6 +228,23 @@ TYPED_TEST_P(LlpContract, ReadinessIsToldOnceForEachArm) {
   EXPECT_LE(this->watcher_.calls, 3) << "one may be late";
 }
 
+// As by a poller.
+TYPED_TEST_P(LlpContract, WhatIsTakenBeforeItIsToldIsNotTheLastToBeTold) {
+  this->b().SetWatcher(&this->watcher_);
+  ASSERT_TRUE(this->Say(this->a(), "one"));
+  RecordHead record;
+  ASSERT_EQ(this->Next(this->b(), &record), RxStatus::kReady);
+  this->b().Arm(true, false);
+  ASSERT_EQ(this->b().Place(record.head.size(), {}).status, RxStatus::kReady);
+  this->pair_.RunLoop();
+  const int calls = this->watcher_.calls;
+  EXPECT_LE(calls, 1);
+  if (calls == 1) this->b().Arm(true, false);
+  ASSERT_TRUE(this->Say(this->a(), "two"));
+  this->pair_.RunLoop();
+  EXPECT_EQ(this->watcher_.calls, calls + 1);
+}
+
 TYPED_TEST_P(LlpContract, EveryEndIsTold) {
   this->b().SetWatcher(&this->watcher_);
   this->b().Arm(true, false);
@@ -269,7 +286,8 @@ REGISTER_TYPED_TEST_SUITE_P(LlpContract, RecordsComeInOrderAndThenTheEnd, Record
                             CookiesOfWhatHasLeftComeInOrder, MemoryIsPinnedOnlyWhileItLeaves,
                             WhatPrecedesMemoryThatIsGoneLeavesFirst, PayloadThatNobodyWantsIsThrownAway,
                             WhoeverAbortsResetsBothEnds, WhoeverGoesHasEndedAndTakesNoMore,
-                            AFullLayerTakesNoMoreAndTellsWhenThereIsRoom, ReadinessIsToldOnceForEachArm, EveryEndIsTold,
-                            AnEndThatGoesIsTold, WhatIsDrainedIsGoneAndThenComesTheEnd);
+                            AFullLayerTakesNoMoreAndTellsWhenThereIsRoom, ReadinessIsToldOnceForEachArm,
+                            WhatIsTakenBeforeItIsToldIsNotTheLastToBeTold, EveryEndIsTold, AnEndThatGoesIsTold,
+                            WhatIsDrainedIsGoneAndThenComesTheEnd);
 
 }  // namespace stagecoach::emu

@@ -164,6 +164,23 @@ TEST(ShmLlpTest, WhoWaitsForRoomIsRungForWhenHalfOfTheRingIsFree) {
   pair.a().SetWatcher(nullptr);
 }
 
+// That the peer has ended brings no room, but rings.
+TEST(ShmLlpTest, ARingThatDoesNotBringWhatIsWaitedForIsNotTheLast) {
+  ShmPair pair;
+  Watcher watcher;
+  while (Say(pair.a(), 1000)) continue;
+  pair.a().SetWatcher(&watcher);
+  pair.a().Arm(false, true);
+  pair.b().Shutdown();
+  pair.RunLoop();
+  EXPECT_EQ(watcher.calls, 0);
+  while (Hear(pair.b())) continue;
+  EXPECT_EQ(pair.b().counters().writes, 2u);
+  pair.RunLoop();
+  EXPECT_EQ(watcher.calls, 1);
+  pair.a().SetWatcher(nullptr);
+}
+
 TEST(ShmLlpTest, ALoopWithNothingToDoHasNothingToDo) {
   ShmPair pair;
   Watcher watcher;
@@ -176,12 +193,37 @@ TEST(ShmLlpTest, ALoopWithNothingToDoHasNothingToDo) {
 
 // --- Two that sleep whenever they can ---
 
+// Who sleeps until an end is ready, on the loop's descriptor alone.
+class Sleeper final : private ReadyWatcher {
+ public:
+  Sleeper(EpollLoop& loop, Llp& llp) : loop_(loop), llp_(llp) { llp_.SetWatcher(this); }
+  ~Sleeper() override { llp_.SetWatcher(nullptr); }
+
+  // False: nobody has woken it in a minute.
+  bool Sleep(bool for_records, bool for_room) {
+    ready_ = false;
+    llp_.Arm(for_records, for_room);
+    while (!ready_) {
+      pollfd wait{.fd = loop_.fd(), .events = POLLIN, .revents = 0};
+      if (poll(&wait, 1, 60'000) == 0) return false;
+      loop_.Turn();
+    }
+    return true;
+  }
+
+ private:
+  void OnReady() override { ready_ = true; }
+
+  EpollLoop& loop_;
+  Llp& llp_;
+  bool ready_ = false;
+};
+
 // One end that sends and receives records in order, each of which says its number. It sends no more than `window` ahead
 // of what it has received, and sleeps whenever there is nothing it can do.
-class Talker final : public ReadyWatcher {
+class Talker {
  public:
-  Talker(EpollLoop& loop, Llp& llp) : loop_(loop), llp_(llp) { llp_.SetWatcher(this); }
-  ~Talker() override { llp_.SetWatcher(nullptr); }
+  Talker(EpollLoop& loop, Llp& llp) : llp_(llp), sleeper_(loop, llp) {}
 
   // Empty: all has come. Else what was wrong.
   std::string Talk(size_t records, size_t window) {
@@ -211,7 +253,8 @@ class Talker final : public ReadyWatcher {
         moved = true;
       }
       if (received < records && result.status != RxStatus::kWouldBlock) return "ended";
-      if (!moved && !Sleep(received < records)) return "missed what came after " + std::to_string(received);
+      if (!moved && !sleeper_.Sleep(received < records, !llp_.TxIdle()))
+        return "missed what came after " + std::to_string(received);
     }
     return "";
   }
@@ -224,40 +267,93 @@ class Talker final : public ReadyWatcher {
     text.resize(kHead + number * 37 % 3000, static_cast<char>('a' + number % 26));
     return text;
   }
-  void OnReady() override { ready_ = true; }
-  bool Sleep(bool for_records) {
-    ready_ = false;
-    llp_.Arm(for_records, !llp_.TxIdle());
-    while (!ready_) {
-      pollfd wait{.fd = loop_.fd(), .events = POLLIN, .revents = 0};
-      if (poll(&wait, 1, 60'000) == 0) return false;
-      loop_.Turn();
-    }
-    return true;
-  }
 
-  EpollLoop& loop_;
   Llp& llp_;
+  Sleeper sleeper_;
   std::array<std::string, 1024> texts_;  // of what is queued
-  bool ready_ = false;
 };
+
+// Lets some hundred nanoseconds pass, or fewer.
+void Dally(Prng& prng) {
+  for (uint64_t spins = prng.Below(400); spins > 0; --spins) std::atomic_signal_fence(std::memory_order_seq_cst);
+}
+
+// Two ends that are each in a thread of their own; `b` has the second one.
+void InTwoThreads(const std::function<void(EpollLoop&, Llp&)>& a, const std::function<void(EpollLoop&, Llp&)>& b) {
+  auto [first, second] = NewEnds();
+  PeerHalf of_first = std::move(*PeerHalf::Map(first.own.fd()));
+  PeerHalf of_second = std::move(*PeerHalf::Map(second.own.fd()));
+  const auto run = [](const auto& what, End end, PeerHalf peer) {
+    EpollLoop loop;
+    const auto llp = Join(loop, std::move(end), std::move(peer));
+    what(loop, *llp);
+  };
+  std::thread other(run, b, std::move(second), std::move(of_first));
+  run(a, std::move(first), std::move(of_second));
+  other.join();
+}
+
+// Hears, or sees the end, without ever sleeping.
+bool HearAwake(Llp& llp) {
+  for (int spins = 0; !Hear(llp); ++spins) {
+    if (EndOf(llp).status == RxStatus::kEof) return false;
+    // On one processor the other end has to have it.
+    if (spins > 2000) std::this_thread::yield();
+  }
+  return true;
+}
+
+constexpr int kNaps = 20'000;
+
+// The other end answers at about the time at which this one goes to sleep: that is when a wake-up could be lost.
+TEST(ShmLlpTest, RecordsThatComeAsOneFallsAsleepAreNotMissed) {
+  InTwoThreads(
+      [](EpollLoop& loop, Llp& llp) {
+        Sleeper sleeper(loop, llp);
+        Prng prng(1);
+        for (int i = 0; i < kNaps; ++i) {
+          ASSERT_TRUE(Say(llp));
+          Dally(prng);
+          while (!Hear(llp)) ASSERT_TRUE(sleeper.Sleep(true, false)) << i;
+        }
+      },
+      [](EpollLoop&, Llp& llp) {
+        Prng prng(2);
+        while (HearAwake(llp)) {
+          Dally(prng);
+          EXPECT_TRUE(Say(llp));
+        }
+      });
+}
+
+// As the one before: one end goes to sleep for room while the other one makes it.
+TEST(ShmLlpTest, RoomThatComesAsOneFallsAsleepIsNotMissed) {
+  InTwoThreads(
+      [](EpollLoop& loop, Llp& llp) {
+        Sleeper sleeper(loop, llp);
+        Prng prng(3);
+        for (int i = 0; i < kNaps; ++i) {
+          while (!Say(llp, 3000)) {
+            Dally(prng);
+            ASSERT_TRUE(sleeper.Sleep(false, true)) << i;
+          }
+        }
+      },
+      [](EpollLoop&, Llp& llp) {
+        Prng prng(4);
+        while (HearAwake(llp)) Dally(prng);
+      });
+}
 
 constexpr size_t kWindows[] = {1, 3, 100, SIZE_MAX};
 constexpr size_t kTalk = 3000;
 
 TEST(ShmLlpTest, TwoThreadsThatSleepWheneverTheyCanMissNothing) {
   for (const size_t window : kWindows) {
-    auto [a, b] = NewEnds();
-    PeerHalf of_a = std::move(*PeerHalf::Map(a.own.fd()));
-    PeerHalf of_b = std::move(*PeerHalf::Map(b.own.fd()));
-    const auto talk = [window](End end, PeerHalf peer) {
-      EpollLoop loop;
-      const auto llp = Join(loop, std::move(end), std::move(peer));
-      EXPECT_EQ(Talker(loop, *llp).Talk(kTalk, window), "") << window;
+    const auto talk = [window](EpollLoop& loop, Llp& llp) {
+      EXPECT_EQ(Talker(loop, llp).Talk(kTalk, window), "") << window;
     };
-    std::thread other(talk, std::move(b), std::move(of_a));
-    talk(std::move(a), std::move(of_b));
-    other.join();
+    InTwoThreads(talk, talk);
   }
 }
 
