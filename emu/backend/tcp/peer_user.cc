@@ -94,13 +94,23 @@ std::optional<inet_diag_msg> AskForAnyInterface(const IpEndpoint& own, const IpE
   return std::nullopt;
 }
 
-}  // namespace
-
-std::optional<uint32_t> UserOfSocket(const IpEndpoint& socket_address, const IpEndpoint& peer) {
+std::optional<inet_diag_msg> AskForConnection(const IpEndpoint& socket_address, const IpEndpoint& peer) {
   // Where there is no such connection, who listens there is found in its place.
-  const auto found = AskForAnyInterface(socket_address, peer, [&](const inet_diag_msg& each) {
+  return AskForAnyInterface(socket_address, peer, [&](const inet_diag_msg& each) {
     return each.id.idiag_dport == htons(peer.port) && each.idiag_state != TCP_LISTEN;
   });
+}
+
+}  // namespace
+
+std::optional<SocketOwner> OwnerOfSocket(const IpEndpoint& socket_address, const IpEndpoint& peer) {
+  const auto found = AskForConnection(socket_address, peer);
+  if (!found || found->idiag_inode == 0) return std::nullopt;
+  return SocketOwner{found->idiag_uid, found->idiag_inode};
+}
+
+std::optional<uint32_t> UserOfSocket(const IpEndpoint& socket_address, const IpEndpoint& peer) {
+  const auto found = AskForConnection(socket_address, peer);
   if (!found) return std::nullopt;
   // A socket that its process has closed counts as root's.
   if (found->idiag_inode == 0) return Stream::kNoUser;

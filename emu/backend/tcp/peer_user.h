@@ -10,6 +10,16 @@
 
 namespace stagecoach::emu {
 
+// Of a socket that a process has: that process's user, and the socket's number as fstat(2) of a descriptor has it.
+struct SocketOwner {
+  uint32_t user = 0;
+  uint64_t inode = 0;
+};
+
+// Of the socket whose own address is `socket` and whose peer is `peer`. nullopt: there is no such socket here, no
+// process has it (any more, or yet), or the kernel does not say.
+std::optional<SocketOwner> OwnerOfSocket(const IpEndpoint& socket, const IpEndpoint& peer);
+
 // The user who has the socket whose own address is `socket` and whose peer is `peer`; Stream::kNoUser: it has been
 // closed, and the kernel has the rest of it alone. nullopt: there is no such socket here, or the kernel does not say.
 std::optional<uint32_t> UserOfSocket(const IpEndpoint& socket, const IpEndpoint& peer);

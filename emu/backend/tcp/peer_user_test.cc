@@ -5,6 +5,7 @@
 #include <linux/netlink.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -99,6 +100,15 @@ TEST_P(PeerUserTest, AnAddressIsOfThisHostOrOfAnother) {
 }
 
 // Or root's might seem to be whatever was closed in time.
+TEST_P(PeerUserTest, TheNumberOfASocketIsThatOfItsDescriptor) {
+  const auto owner = OwnerOfSocket(SocketEndpoint(accepted_, false), SocketEndpoint(accepted_, true));
+  struct stat file;
+  ASSERT_EQ(fstat(accepted_, &file), 0);
+  ASSERT_TRUE(owner);
+  EXPECT_EQ(owner->inode, file.st_ino);
+  EXPECT_EQ(owner->user, geteuid());
+}
+
 TEST_P(PeerUserTest, ASocketThatItsProcessHasClosedIsNobodys) {
   ASSERT_TRUE(UserOfPeer());
   ASSERT_EQ(write(orders_[1], "x", 1), 1);
