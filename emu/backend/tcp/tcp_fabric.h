@@ -36,6 +36,8 @@ class TcpFabric final : public Fabric {
   ~TcpFabric() override;
 
   Reactor& loop() override { return loop_; }
+  // The same, for what waits for descriptors of its own.
+  EpollLoop& epoll_loop() { return loop_; }
   Instant Now() const override { return loop_.Now(); }
   bool HasProgressThread() const override { return true; }
 

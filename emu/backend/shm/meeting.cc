@@ -1,0 +1,238 @@
+#include "emu/backend/shm/meeting.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/vfs.h>
+
+#include <array>
+#include <cstddef>
+#include <cstring>
+#include <iterator>
+#include <string>
+#include <utility>
+
+#include "base/bytes.h"
+#include "base/fork/fork.h"
+#include "base/undoing.h"
+#include "emu/backend/tcp/peer_user.h"
+#include "emu/backend/tcp/tcp_stream.h"
+#include "emu/llp/shm/pass.h"
+#include "emu/llp/shm/shm_llp.h"
+
+namespace stagecoach::emu {
+namespace {
+
+// Whole, as hellos and as answers; the last byte is the version.
+constexpr char kHello[] = "schello\1";
+constexpr char kAnswer[] = "scmeet!\1";
+constexpr size_t kMessageSize = 8;
+// Who calls while this many have not been looked at goes without.
+constexpr int kBacklog = 256;
+
+void Close(int fd) {
+  if (fd >= 0) CloseDescriptor(fd);
+}
+
+socklen_t NameOf(const IpEndpoint& listener, sockaddr_un* address) {
+  const std::string name = "stagecoach-shm/" + listener.ToString();
+  *address = {};
+  address->sun_family = AF_UNIX;
+  std::memcpy(address->sun_path + 1, name.data(), name.size());
+  return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+}
+
+int NewSocket() {
+  return KeepFromChildren(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+}
+
+// What says which socket this is, and gives no access to it; -1 where there is no /proc.
+int ProofOf(int socket) {
+  const std::string path = "/proc/self/fd/" + std::to_string(socket);
+  return KeepFromChildren(open(path.c_str(), O_PATH | O_CLOEXEC));
+}
+
+// The user who is at the other end of a Unix-domain socket: who connected, or who listens.
+std::optional<uint32_t> UserAcross(int socket) {
+  ucred user{};
+  socklen_t size = sizeof user;
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &user, &size) != 0) return std::nullopt;
+  return user.uid;
+}
+
+std::optional<SocketOwner> OwnerOfOtherEnd(int stream) {
+  return OwnerOfSocket(SocketEndpoint(stream, true), SocketEndpoint(stream, false));
+}
+
+// Whether `proof` is of the socket that has this owner, and was passed by its user over `socket`.
+bool IsProven(int proof, int socket, const std::optional<SocketOwner>& owner) {
+  struct stat file;
+  struct statfs system;
+  if (fstat(proof, &file) != 0 || fstatfs(proof, &system) != 0) return false;
+  if (!S_ISSOCK(file.st_mode) || system.f_type != SOCKFS_MAGIC) return false;
+  return owner && owner->inode == file.st_ino && UserAcross(socket) == owner->user;
+}
+
+bool Say(int socket, const char* what, int half, int stream) {
+  const std::array<int, 2> passed = {half, ProofOf(stream)};
+  if (passed[1] < 0) return false;
+  const int error = PassDescriptors(socket, AsBytes(what, kMessageSize), passed);
+  CloseDescriptor(passed[1]);
+  return error == 0;
+}
+
+// 0, or an errno; EPROTO as well for who says something else. What was passed is the caller's.
+int Take(int socket, const char* what, int* half, int* proof) {
+  std::array<std::byte, kMessageSize> message{};
+  std::array<int, 2> passed{};
+  if (const auto taken = TakeDescriptors(socket, message, passed); !taken) return taken.error();
+  if (std::memcmp(message.data(), what, kMessageSize) == 0) {
+    *half = passed[0];
+    *proof = passed[1];
+    return 0;
+  }
+  for (const int fd : passed) CloseDescriptor(fd);
+  return EPROTO;
+}
+
+// To who listens for `called`, by one of the names that it may have: its address, or all. Its user has to be the one
+// who listens at the address itself: the other end of a stream may not have been accepted yet, and then is nobody's.
+int Connect(const IpEndpoint& called) {
+  const auto user = UserOfListener(called);
+  if (!user) return -1;
+  for (const IpEndpoint& each :
+       {called, *IpEndpoint::Parse("0.0.0.0", called.port), *IpEndpoint::Parse("::", called.port)}) {
+    const int fd = NewSocket();
+    if (fd < 0) return -1;
+    sockaddr_un address;
+    const socklen_t length = NameOf(each, &address);
+    if (connect(fd, reinterpret_cast<const sockaddr*>(&address), length) == 0 && UserAcross(fd) == user) return fd;
+    CloseDescriptor(fd);
+  }
+  return -1;
+}
+
+}  // namespace
+
+// --- The caller ---
+
+std::unique_ptr<Meeting> Meeting::Call(int stream_socket) {
+  const IpEndpoint called = SocketEndpoint(stream_socket, true);
+  if (called.family == IpEndpoint::Family::kNone || !IsOfThisHost(called)) return nullptr;
+  const int socket = Connect(called);
+  if (socket < 0) return nullptr;
+  Undoing closed([socket] { CloseDescriptor(socket); });
+  auto own = OwnHalf::Create();
+  if (!own || !Say(socket, kHello, own->fd(), stream_socket)) return nullptr;
+  closed.Done();
+  own->Passed();
+  return std::unique_ptr<Meeting>(new Meeting(std::move(*own), socket));
+}
+
+Meeting::~Meeting() {
+  Close(socket_);
+}
+
+Meeting::Answer Meeting::Hear(int stream_socket) {
+  int half = -1;
+  int proof = -1;
+  if (const int error = Take(socket_, kAnswer, &half, &proof); error != 0) {
+    // A listener that does not take us leaves the hello unread when it closes.
+    return error == EAGAIN || error == EPIPE || error == ECONNRESET ? Answer::kNone : Answer::kBroken;
+  }
+  const bool is_proven = IsProven(proof, socket_, OwnerOfOtherEnd(stream_socket));
+  auto peer = PeerHalf::Map(half);
+  CloseDescriptor(half);
+  CloseDescriptor(proof);
+  if (!is_proven || !peer) return Answer::kBroken;
+  peer_.emplace(std::move(*peer));
+  return Answer::kMet;
+}
+
+std::unique_ptr<Llp> Meeting::Join(EpollLoop& loop, const RecordOptions& options) {
+  return ShmLlp::Create(loop, std::move(own_), std::move(*peer_), std::exchange(socket_, -1), options);
+}
+
+// --- The listener ---
+
+bool MeetingPoint::Open(const IpEndpoint& local) {
+  const int fd = NewSocket();
+  if (fd < 0) return false;
+  sockaddr_un address;
+  const socklen_t length = NameOf(local, &address);
+  if (bind(fd, reinterpret_cast<const sockaddr*>(&address), length) != 0 || listen(fd, kBacklog) != 0) {
+    CloseDescriptor(fd);
+    return false;
+  }
+  std::lock_guard lock(mutex_);
+  socket_ = fd;
+  return true;
+}
+
+MeetingPoint::~MeetingPoint() {
+  for (const Caller& each : callers_) Dismiss(each);
+  Close(socket_);
+}
+
+void MeetingPoint::Dismiss(const Caller& caller) {
+  for (const int fd : {caller.half, caller.proof, caller.socket}) Close(fd);
+}
+
+// False: it is of no use, or not any more.
+bool MeetingPoint::HasCome(Caller& caller) {
+  if (caller.proof < 0) {
+    const int error = emu::Take(caller.socket, kHello, &caller.half, &caller.proof);
+    return error == 0 || error == EAGAIN;
+  }
+  // Callers say no more, but they may have gone.
+  std::byte more;
+  return recv(caller.socket, &more, 1, MSG_PEEK | MSG_DONTWAIT) < 0 && errno == EAGAIN;
+}
+
+void MeetingPoint::Collect() {
+  for (int i = 0; i < kBacklog; ++i) {
+    const int socket = accept4(socket_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (socket < 0) break;
+    callers_.push_back({.socket = KeepFromChildren(socket)});
+    if (callers_.size() <= kMostWaiting) continue;
+    Dismiss(callers_.front());
+    callers_.pop_front();
+  }
+  for (auto each = callers_.begin(); each != callers_.end();) {
+    const auto caller = each++;
+    if (HasCome(*caller)) continue;
+    Dismiss(*caller);
+    callers_.erase(caller);
+  }
+}
+
+std::unique_ptr<Meeting> MeetingPoint::Take(int stream_socket) {
+  std::lock_guard lock(mutex_);
+  if (socket_ < 0) return nullptr;
+  Collect();
+  if (callers_.empty()) return nullptr;
+  const auto owner = OwnerOfOtherEnd(stream_socket);
+  for (auto each = callers_.begin(); each != callers_.end(); ++each) {
+    if (each->proof < 0 || !IsProven(each->proof, each->socket, owner)) continue;
+    const Caller caller = *each;
+    callers_.erase(each);
+    auto peer = PeerHalf::Map(caller.half);
+    auto own = OwnHalf::Create();
+    if (!peer || !own || !Say(caller.socket, kAnswer, own->fd(), stream_socket)) {
+      Dismiss(caller);
+      return nullptr;
+    }
+    own->Passed();
+    Close(caller.half);
+    Close(caller.proof);
+    auto meeting = std::unique_ptr<Meeting>(new Meeting(std::move(*own), caller.socket));
+    meeting->peer_.emplace(std::move(*peer));
+    return meeting;
+  }
+  return nullptr;
+}
+
+}  // namespace stagecoach::emu

@@ -1,0 +1,104 @@
+// Meetings: how the two ends of a TCP stream within one host come to share memory, before the first answer is written
+// to that stream.
+//
+//     caller                                     listener
+//     TCP is connected
+//     connects to the listener's abstract name
+//     says hello: its half, its proof
+//     writes to the stream            ------->   reads the first bytes: a hello was there before them, or never comes
+//                                                answers: its half, its proof
+//     reads the first bytes: an answer was       writes to the stream
+//     there before them, or never comes
+//
+// Nothing of it waits, and none of it is on the stream. So both know whether they have met when they have shaken hands.
+//
+// The proof is a descriptor of the stream's socket that was opened by O_PATH (open(2)): it says which socket it is,
+// only who has the socket can make it, and it gives no access to it. Its number must be that of the stream's other end,
+// as the kernel tells that (sock_diag(7)), and who is at the other end of the Unix-domain socket must be that end's
+// user (SO_PEERCRED), so that nobody can pass on what somebody else has proven. Names are public: who has one that is
+// not its own, and is another user, hears nothing. A stranger can fill a listener's places; then streams carry their
+// records themselves.
+//
+// Decision 0071. Sockets are those of TCP, of this process, and stay their owners'.
+#pragma once
+
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include "base/epoll_loop/epoll_loop.h"
+#include "emu/fabric/address.h"
+#include "emu/llp/llp.h"
+#include "emu/llp/shm/half.h"
+
+namespace stagecoach::emu {
+
+// One end's part. Destroyed without Join(), the other end hears that there is nobody.
+class Meeting {
+ public:
+  // As the caller: says hello to who listens where this socket leads. Null: there is nobody, or no memory or
+  // descriptor.
+  static std::unique_ptr<Meeting> Call(int stream_socket);
+  ~Meeting();
+  Meeting(const Meeting&) = delete;
+  Meeting& operator=(const Meeting&) = delete;
+
+  // As the caller, when the first bytes of the stream have come.
+  enum class Answer : uint8_t {
+    kMet,
+    kNone,    // and there will be none: the stream carries the records
+    kBroken,  // there is one, and it cannot be used: the other end believes that we have met
+  };
+  Answer Hear(int stream_socket);
+
+  // The record layer, once both have met. Null, with errno set, when the loop cannot watch it. `loop` outlives it.
+  std::unique_ptr<Llp> Join(EpollLoop& loop, const RecordOptions& options);
+
+ private:
+  friend class MeetingPoint;
+  Meeting(OwnHalf own, int socket) : own_(std::move(own)), socket_(socket) {}
+
+  OwnHalf own_;
+  std::optional<PeerHalf> peer_;
+  int socket_ = -1;  // joins the two
+};
+
+// Where those meet who call one listener. Any thread.
+class MeetingPoint {
+ public:
+  // Callers that wait for their streams to be looked at. More, and the one that has waited longest goes.
+  static constexpr size_t kMostWaiting = 64;
+
+  MeetingPoint() = default;
+  ~MeetingPoint();
+  MeetingPoint(const MeetingPoint&) = delete;
+  MeetingPoint& operator=(const MeetingPoint&) = delete;
+
+  // For who listens at this address, a port included; once. Before that nobody is met. False: somebody has the name, or
+  // there is no descriptor for it.
+  bool Open(const IpEndpoint& local);
+  // When the first bytes have come from an accepted stream, and before anything is written to it: meets who has its
+  // other end. Null: that has not called, or cannot be answered.
+  std::unique_ptr<Meeting> Take(int stream_socket);
+
+ private:
+  // Who has connected; its hello, when it has come.
+  struct Caller {
+    int socket = -1;
+    int half = -1;
+    int proof = -1;
+  };
+
+  // With mutex_ held.
+  void Collect();
+  static bool HasCome(Caller& caller);
+  static void Dismiss(const Caller& caller);
+
+  std::mutex mutex_;
+  int socket_ = -1;            // guarded by mutex_, as what follows
+  std::list<Caller> callers_;  // oldest first
+};
+
+}  // namespace stagecoach::emu

@@ -1,0 +1,533 @@
+// Who meets in shared memory, and that everybody else's records pass all the same.
+#include "emu/backend/shm/shm_fabric.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstring>
+#include <filesystem>
+#include <iterator>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/bytes.h"
+#include "emu/backend/shm/meeting.h"
+#include "emu/backend/tcp/peer_user.h"
+#include "emu/backend/tcp/tcp_fabric.h"
+#include "emu/fabric/stream.h"
+#include "emu/llp/llp.h"
+#include "emu/llp/shm/half.h"
+#include "emu/llp/shm/pass.h"
+#include "tests/support/fake_memory.h"
+
+namespace stagecoach::emu {
+namespace {
+
+// Longer than anything here can take; reached only by a failing test.
+constexpr auto kBound = std::chrono::seconds(30);
+
+// What a thread waits for until it is ready.
+class Ready final : public ReadyWatcher {
+ public:
+  void OnReady() override {
+    std::lock_guard lock(mutex_);
+    ready_ = true;
+    changed_.notify_all();
+  }
+  bool Wait() {
+    std::unique_lock lock(mutex_);
+    const bool ready = changed_.wait_for(lock, kBound, [this] { return ready_; });
+    ready_ = false;
+    return ready;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool ready_ = false;
+};
+
+// One end: it shakes hands as two that agree do, each with one byte.
+class End {
+ public:
+  explicit End(Fabric& fabric) : fabric_(fabric) {}
+  ~End() {
+    if (records_ != nullptr) records_->SetWatcher(nullptr);
+    if (stream_ != nullptr) stream_->SetWatcher(nullptr);
+  }
+  void SetStream(std::unique_ptr<Stream> stream) {
+    std::lock_guard lock(mutex_);
+    stream_ = std::move(stream);
+    changed_.notify_all();
+  }
+  bool WaitForStream() {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, kBound, [this] { return stream_ != nullptr; });
+  }
+  Stream& stream() { return *stream_; }
+
+  bool Write() {
+    const ConstBytes byte = AsBytes("h");
+    return stream_->Write({&byte, 1}).status == IoStatus::kOk;
+  }
+  IoStatus Read() {
+    stream_->SetWatcher(&ready_);
+    std::byte byte;
+    const MutableBytes into(&byte, 1);
+    for (;;) {
+      const IoStatus status = stream_->Read({&into, 1}).status;
+      if (status != IoStatus::kWouldBlock) {
+        stream_->SetWatcher(nullptr);
+        return status;
+      }
+      stream_->Arm(true, false);
+      if (!ready_.Wait()) return IoStatus::kWouldBlock;
+    }
+  }
+  void ToRecords() {
+    records_ = fabric_.RecordsOver(std::move(stream_), {.crc = false});
+    records_->SetWatcher(&ready_);
+  }
+  // Records over a stream have a descriptor.
+  bool IsShared() const { return records_->PollDescriptor() < 0; }
+  Llp& records() { return *records_; }
+
+  bool Say(std::string_view text) {
+    FakeMemory memory;
+    records_->QueueRecord(AsBytes(text), {}, 1);
+    return records_->Flush(memory).status == TxStatus::kIdle;
+  }
+  // "": the end, or nothing in time.
+  std::string Hear() {
+    RecordHead record;
+    RxResult result;
+    while ((result = records_->NextRecord(&record)).status == RxStatus::kWouldBlock) {
+      records_->Arm(true, false);
+      if (!ready_.Wait()) return "";
+    }
+    if (result.status != RxStatus::kReady) return "";
+    std::string text(AsText(record.head));
+    return records_->Place(record.head.size(), {}).status == RxStatus::kReady ? text : "";
+  }
+
+ private:
+  Fabric& fabric_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::unique_ptr<Stream> stream_;
+  std::unique_ptr<Llp> records_;
+  Ready ready_;
+};
+
+IpEndpoint Loopback(uint16_t port = 0) {
+  return *IpEndpoint::Parse("127.0.0.1", port);
+}
+
+size_t OpenDescriptors() {
+  const std::filesystem::directory_iterator all("/proc/self/fd");
+  return static_cast<size_t>(std::distance(begin(all), end(all)));
+}
+
+// The name by which a listener at this address is met, as strangers know it.
+template <typename Use>
+int WithName(const IpEndpoint& listener, Use use) {
+  const std::string name = "stagecoach-shm/" + listener.ToString();
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path + 1, name.data(), name.size());
+  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+  EXPECT_EQ(use(fd, reinterpret_cast<const sockaddr*>(&address), length), 0);
+  return fd;
+}
+int CallName(const IpEndpoint& listener) {
+  return WithName(listener, connect);
+}
+int TakeName(const IpEndpoint& listener) {
+  const int fd = WithName(listener, bind);
+  EXPECT_EQ(listen(fd, 8), 0);
+  return fd;
+}
+
+// A caller and a listener, in one process, with fabrics of their own.
+class ShmFabricTest : public testing::Test {
+ protected:
+  void Connect(Fabric& caller, Fabric& listener, const IpEndpoint& local = Loopback()) {
+    a_.reset();
+    b_.reset();
+    listener_.reset();
+    a_.emplace(caller);
+    b_.emplace(listener);
+    accepting_ = &*b_;
+    listener_ = std::move(*listener.Listen(
+        local, 8, [this](std::unique_ptr<Stream> stream) { accepting_.load()->SetStream(std::move(stream)); }));
+    attempt_ = caller.Connect({}, Loopback(listener_->local().port), [this](auto result) {
+      ASSERT_TRUE(result);
+      a_->SetStream(std::move(*result));
+    });
+    ASSERT_TRUE(a_->WaitForStream() && b_->WaitForStream());
+  }
+  void ShakeHands() {
+    ASSERT_TRUE(a_->Write());
+    ASSERT_EQ(b_->Read(), IoStatus::kOk);
+    ASSERT_TRUE(b_->Write());
+    ASSERT_EQ(a_->Read(), IoStatus::kOk);
+    b_->ToRecords();
+    a_->ToRecords();
+  }
+  void Talk() {
+    for (int i = 0; i < 100; ++i) {
+      ASSERT_TRUE(a_->Say("to b"));
+      ASSERT_EQ(b_->Hear(), "to b");
+      ASSERT_TRUE(b_->Say("to a"));
+      ASSERT_EQ(a_->Hear(), "to a");
+    }
+  }
+  // True: over shared memory.
+  bool Meets(Fabric& caller, Fabric& listener, const IpEndpoint& local = Loopback()) {
+    Connect(caller, listener, local);
+    ShakeHands();
+    EXPECT_EQ(a_->IsShared(), b_->IsShared());
+    Talk();
+    return a_->IsShared();
+  }
+
+  TcpFabric tcp_a_;
+  TcpFabric tcp_b_;
+  ShmFabric shm_a_{tcp_a_};
+  ShmFabric shm_b_{tcp_b_};
+  std::optional<End> a_;
+  std::optional<End> b_;
+  std::atomic<End*> accepting_{nullptr};  // whose the next stream is
+  std::unique_ptr<Listener> listener_;
+  std::unique_ptr<ConnectAttempt> attempt_;
+};
+
+TEST_F(ShmFabricTest, TwoThatAreWillingMeet) {
+  EXPECT_TRUE(Meets(shm_a_, shm_b_));
+}
+
+TEST_F(ShmFabricTest, WhoListensAtAllAddressesIsFound) {
+  EXPECT_TRUE(Meets(shm_a_, shm_b_, *IpEndpoint::Parse("0.0.0.0", 0)));
+  EXPECT_TRUE(Meets(shm_a_, shm_b_, *IpEndpoint::Parse("::", 0)));
+}
+
+TEST_F(ShmFabricTest, WhereOneIsNotWillingTheStreamCarriesTheRecords) {
+  EXPECT_FALSE(Meets(tcp_a_, shm_b_));
+  EXPECT_FALSE(Meets(shm_a_, tcp_b_));
+}
+
+// The caller may have read it, and believe that there is no answer.
+TEST_F(ShmFabricTest, AListenerThatWritesBeforeItReadsMeetsNobody) {
+  Connect(shm_a_, shm_b_);
+  ASSERT_TRUE(a_->Write());
+  ASSERT_TRUE(b_->Write());
+  ASSERT_EQ(b_->Read(), IoStatus::kOk);
+  ASSERT_EQ(a_->Read(), IoStatus::kOk);
+  a_->ToRecords();
+  b_->ToRecords();
+  EXPECT_FALSE(a_->IsShared());
+  EXPECT_FALSE(b_->IsShared());
+  Talk();
+}
+
+TEST_F(ShmFabricTest, WhoIsGoneHasEnded) {
+  ASSERT_TRUE(Meets(shm_a_, shm_b_));
+  ASSERT_TRUE(a_->Say("last"));
+  a_.reset();
+  EXPECT_EQ(b_->Hear(), "last");
+  EXPECT_EQ(b_->Hear(), "");
+}
+
+// The ports of a stream are as taken as if it carried the records.
+TEST_F(ShmFabricTest, TheStreamStaysOpenUnderTheRecords) {
+  Connect(shm_a_, shm_b_);
+  const IpEndpoint local = a_->stream().local();
+  const IpEndpoint remote = a_->stream().remote();
+  ShakeHands();
+  ASSERT_TRUE(a_->IsShared());
+  EXPECT_TRUE(OwnerOfSocket(local, remote));
+  EXPECT_TRUE(OwnerOfSocket(remote, local));
+  a_.reset();
+  b_.reset();
+  EXPECT_FALSE(OwnerOfSocket(local, remote));
+}
+
+TEST_F(ShmFabricTest, NothingIsLeftOfWhoHasMet) {
+  Meets(shm_a_, shm_b_);  // whatever is made once
+  a_.reset();
+  b_.reset();
+  listener_.reset();
+  const size_t before = OpenDescriptors();
+  for (int i = 0; i < 10; ++i) ASSERT_TRUE(Meets(shm_a_, shm_b_));
+  a_.reset();
+  b_.reset();
+  listener_.reset();
+  EXPECT_EQ(OpenDescriptors(), before);
+}
+
+// --- Strangers ---
+
+TEST_F(ShmFabricTest, WhoCallsForAnotherStreamIsNotTaken) {
+  Connect(shm_a_, shm_b_);
+  // That one has said hello. This one is another stream, of a caller that has not.
+  End other(tcp_a_);
+  End accepted(shm_b_);
+  accepting_ = &accepted;
+  const auto attempt =
+      tcp_a_.Connect({}, listener_->local(), [&](auto result) { other.SetStream(std::move(*result)); });
+  ASSERT_TRUE(other.WaitForStream() && accepted.WaitForStream() && other.Write());
+  ASSERT_EQ(accepted.Read(), IoStatus::kOk);
+  accepted.ToRecords();
+  EXPECT_FALSE(accepted.IsShared());
+  ShakeHands();
+  EXPECT_TRUE(a_->IsShared()) << "it waits until its stream is looked at";
+  Talk();
+}
+
+TEST_F(ShmFabricTest, CallersThatSayNothingOrSomethingElseKeepNobodyAway) {
+  Connect(shm_a_, shm_b_);
+  std::vector<int> strangers;
+  for (size_t i = 0; i < 2 * MeetingPoint::kMostWaiting; ++i) {
+    strangers.push_back(CallName(listener_->local()));
+    if (i % 2 == 0) {
+      ASSERT_GT(send(strangers.back(), "something else", 14, MSG_NOSIGNAL), 0);
+    }
+  }
+  // Its hello stands in front of theirs, and there are more of them than places.
+  ShakeHands();
+  EXPECT_FALSE(a_->IsShared());
+  EXPECT_FALSE(b_->IsShared());
+  Talk();
+  auto listener = std::move(listener_);
+  a_.reset();
+  b_.reset();
+  a_.emplace(shm_a_);
+  b_.emplace(shm_b_);
+  accepting_ = &*b_;
+  attempt_ = shm_a_.Connect({}, listener->local(), [this](auto result) { a_->SetStream(std::move(*result)); });
+  ASSERT_TRUE(a_->WaitForStream() && b_->WaitForStream());
+  ShakeHands();
+  EXPECT_TRUE(a_->IsShared()) << "those that come later are in their places";
+  EXPECT_TRUE(b_->IsShared());
+  Talk();
+  for (const int each : strangers) close(each);
+}
+
+TEST_F(ShmFabricTest, WhoHasTheNameOfAnotherKeepsTheStreamsAsTheyAre) {
+  // Whoever listens at all addresses has another name than the one that is asked for first.
+  auto hold = *shm_b_.Listen(*IpEndpoint::Parse("0.0.0.0", 0), 8, [](std::unique_ptr<Stream>) {});
+  const uint16_t port = hold->local().port;
+  hold.reset();
+  const int squatter = TakeName(Loopback(port));
+  EXPECT_FALSE(Meets(shm_a_, shm_b_, *IpEndpoint::Parse("0.0.0.0", port)));
+  close(squatter);
+}
+
+// --- Two processes ---
+
+// A listener in a process of its own, as another user where `user` is not 0. It answers each record until there are no
+// more.
+class Neighbour {
+ public:
+  explicit Neighbour(uid_t user = 0) {
+    int port[2];
+    EXPECT_EQ(pipe(port), 0);
+    pid_ = fork();
+    if (pid_ == 0) _exit(user == 0 || setresuid(user, user, user) == 0 ? Serve(port[1]) : 2);
+    close(port[1]);
+    EXPECT_EQ(read(port[0], &port_, sizeof port_), static_cast<ssize_t>(sizeof port_));
+    close(port[0]);
+  }
+  ~Neighbour() {
+    if (pid_ > 0) End(SIGKILL);
+  }
+  uint16_t port() const { return port_; }
+  int End(int signal = 0) {
+    if (signal != 0) kill(pid_, signal);
+    int status = -1;
+    waitpid(std::exchange(pid_, -1), &status, 0);
+    return status;
+  }
+
+ private:
+  static int Serve(int port) {
+    TcpFabric tcp;
+    ShmFabric fabric(tcp);
+    ::stagecoach::emu::End end(fabric);
+    const auto listener = fabric.Listen(Loopback(), 8, [&](std::unique_ptr<Stream> s) { end.SetStream(std::move(s)); });
+    const uint16_t number = listener ? (*listener)->local().port : 0;
+    if (write(port, &number, sizeof number) != sizeof number || !end.WaitForStream()) return 3;
+    if (end.Read() != IoStatus::kOk || !end.Write()) return 4;
+    end.ToRecords();
+    for (std::string text; !(text = end.Hear()).empty();) {
+      if (!end.Say(text + (end.IsShared() ? " shared" : ""))) return 5;
+    }
+    return 0;
+  }
+
+  pid_t pid_ = -1;
+  uint16_t port_ = 0;
+};
+
+// Talks to it, and stays connected.
+class Caller {
+ public:
+  explicit Caller(uint16_t port) {
+    attempt_ = fabric_.Connect({}, Loopback(port), [this](auto result) { end_.SetStream(std::move(*result)); });
+    EXPECT_TRUE(end_.WaitForStream() && end_.Write());
+    EXPECT_EQ(end_.Read(), IoStatus::kOk);
+    end_.ToRecords();
+  }
+  End& end() { return end_; }
+
+ private:
+  TcpFabric tcp_;
+  ShmFabric fabric_{tcp_};
+  End end_{fabric_};
+  std::unique_ptr<ConnectAttempt> attempt_;
+};
+
+TEST(ShmFabricProcessTest, TwoProcessesMeet) {
+  Neighbour neighbour;
+  {
+    Caller caller(neighbour.port());
+    ASSERT_TRUE(caller.end().Say("hello"));
+    EXPECT_EQ(caller.end().Hear(), "hello shared");
+  }
+  EXPECT_EQ(neighbour.End(), 0) << "it hears of our end";
+}
+
+TEST(ShmFabricProcessTest, AProcessThatIsKilledHasEnded) {
+  Neighbour neighbour;
+  Caller caller(neighbour.port());
+  ASSERT_TRUE(caller.end().Say("hello"));
+  EXPECT_EQ(caller.end().Hear(), "hello shared");
+  neighbour.End(SIGKILL);
+  EXPECT_EQ(caller.end().Hear(), "");
+}
+
+TEST(ShmFabricProcessTest, ProcessesOfTwoUsersMeet) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can be another user";
+  Neighbour neighbour(65534);
+  Caller caller(neighbour.port());
+  ASSERT_TRUE(caller.end().Say("hello"));
+  EXPECT_EQ(caller.end().Hear(), "hello shared");
+}
+
+// It would hear what is said to the one whose name it has.
+TEST(ShmFabricProcessTest, AnotherUserWhoHasTheNameIsNotCalled) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can be another user";
+  int ours[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, ours), 0);
+  const pid_t stranger = fork();
+  if (stranger == 0) {
+    uint16_t port = 0;
+    if (read(ours[1], &port, sizeof port) != sizeof port || setresuid(65534, 65534, 65534) != 0) _exit(2);
+    const int name = TakeName(Loopback(port));
+    if (write(ours[1], "x", 1) != 1 || read(ours[1], &port, 1) != 1) _exit(3);
+    // Who has connected has gone again, and has said nothing.
+    std::byte said;
+    const int asker = accept(name, nullptr, nullptr);
+    _exit(asker >= 0 && recv(asker, &said, 1, MSG_DONTWAIT) == 0 ? 0 : 4);
+  }
+  {
+    TcpFabric tcp;
+    ShmFabric fabric(tcp);
+    End end(fabric);
+    auto listener = *fabric.Listen(*IpEndpoint::Parse("0.0.0.0", 0), 8,
+                                   [&](std::unique_ptr<Stream> s) { end.SetStream(std::move(s)); });
+    const uint16_t port = listener->local().port;
+    std::byte done;
+    ASSERT_EQ(write(ours[0], &port, sizeof port), static_cast<ssize_t>(sizeof port));
+    ASSERT_EQ(read(ours[0], &done, 1), 1);
+    End caller(fabric);
+    const auto attempt = fabric.Connect({}, Loopback(port), [&](auto result) { caller.SetStream(std::move(*result)); });
+    ASSERT_TRUE(caller.WaitForStream() && end.WaitForStream() && caller.Write());
+    ASSERT_EQ(end.Read(), IoStatus::kOk);
+    ASSERT_TRUE(end.Write());
+    ASSERT_EQ(caller.Read(), IoStatus::kOk);
+    end.ToRecords();
+    caller.ToRecords();
+    EXPECT_TRUE(caller.IsShared()) << "by the name that is the listener's";
+    ASSERT_EQ(write(ours[0], "x", 1), 1);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(stranger, &status, 0), stranger);
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+  close(ours[0]);
+  close(ours[1]);
+}
+
+// Says hello for a stream of which it was given the proof, as another user or not. True: that was taken.
+bool IsTakenFor(bool as_another_user) {
+  int ours[2];
+  EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, ours), 0);
+  const pid_t stranger = fork();
+  if (stranger == 0) {
+    std::array<std::byte, sizeof(uint16_t)> message{};
+    int proof = -1;
+    std::byte done;
+    if (recv(ours[1], &done, 1, MSG_PEEK) != 1 || !TakeDescriptors(ours[1], message, {&proof, 1})) _exit(2);
+    uint16_t port = 0;
+    std::memcpy(&port, message.data(), sizeof port);
+    if (as_another_user && setresuid(65534, 65534, 65534) != 0) _exit(3);
+    const auto half = OwnHalf::Create();
+    const std::array<int, 2> passed = {half->fd(), proof};
+    if (PassDescriptors(CallName(Loopback(port)), AsBytes("schello\1", 8), passed) != 0) _exit(4);
+    _exit(write(ours[1], "x", 1) == 1 && read(ours[1], &done, 1) == 1 ? 0 : 5);
+  }
+  bool is_taken = false;
+  {
+    TcpFabric tcp;
+    ShmFabric fabric(tcp);
+    End end(fabric);
+    auto listener = *fabric.Listen(Loopback(), 8, [&](std::unique_ptr<Stream> s) { end.SetStream(std::move(s)); });
+    const uint16_t port = listener->local().port;
+    End caller(tcp);
+    const auto attempt = tcp.Connect({}, Loopback(port), [&](auto result) { caller.SetStream(std::move(*result)); });
+    EXPECT_TRUE(caller.WaitForStream() && end.WaitForStream());
+    const std::string path = "/proc/self/fd/" + std::to_string(caller.stream().PollDescriptor());
+    const int proof = open(path.c_str(), O_PATH | O_CLOEXEC);
+    std::byte done;
+    EXPECT_EQ(PassDescriptors(ours[0], AsBytes(&port, sizeof port), {&proof, 1}), 0);
+    EXPECT_EQ(read(ours[0], &done, 1), 1);
+    EXPECT_LT(send(proof, "x", 1, MSG_NOSIGNAL), 0) << "it gives no access";
+    close(proof);
+    EXPECT_TRUE(caller.Write());
+    EXPECT_EQ(end.Read(), IoStatus::kOk);
+    end.ToRecords();
+    is_taken = end.IsShared();
+    EXPECT_EQ(write(ours[0], "x", 1), 1);
+  }
+  int status = -1;
+  EXPECT_EQ(waitpid(stranger, &status, 0), stranger);
+  EXPECT_EQ(status, 0);
+  close(ours[0]);
+  close(ours[1]);
+  return is_taken;
+}
+
+TEST(ShmFabricProcessTest, WhatOneUserHasProvenAnotherCannotPassOn) {
+  EXPECT_TRUE(IsTakenFor(/*as_another_user=*/false)) << "so the hello is as it should be";
+  if (geteuid() != 0) GTEST_SKIP() << "only root can be another user";
+  EXPECT_FALSE(IsTakenFor(/*as_another_user=*/true));
+}
+
+}  // namespace
+}  // namespace stagecoach::emu
