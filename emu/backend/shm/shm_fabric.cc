@@ -71,9 +71,9 @@ class MeetingStream final : public Stream {
 };
 
 // Keeps the stream, of which nobody hears any more.
-class OverStream final : public LlpOver {
+class KeepingStream final : public LlpOver {
  public:
-  OverStream(std::unique_ptr<Llp> records, std::unique_ptr<Stream> stream)
+  KeepingStream(std::unique_ptr<Llp> records, std::unique_ptr<Stream> stream)
       : LlpOver(std::move(records)), stream_(std::move(stream)) {}
 
  private:
@@ -121,18 +121,26 @@ std::unique_ptr<ConnectAttempt> ShmFabric::ConnectWith(const StreamOptions& opti
   });
 }
 
+std::unique_ptr<Llp> ShmFabric::OverStream(std::unique_ptr<Stream> stream, const RecordOptions& options) {
+  auto records = beneath().RecordsOver(std::move(stream), options);
+  Note(/*is_shared=*/false);
+  return records;
+}
+
 std::unique_ptr<Llp> ShmFabric::RecordsOver(std::unique_ptr<Stream> stream, const RecordOptions& options) {
   auto* const ours = dynamic_cast<MeetingStream*>(stream.get());
-  if (ours == nullptr) return beneath().RecordsOver(std::move(stream), options);
+  if (ours == nullptr) return OverStream(std::move(stream), options);
   const std::unique_ptr<Meeting> meeting = ours->TakeMeeting();
   std::unique_ptr<Stream> inner = ours->TakeInner();
-  if (meeting == nullptr) return beneath().RecordsOver(std::move(inner), options);
+  if (meeting == nullptr) return OverStream(std::move(inner), options);
   if (auto records = meeting->Join(tcp_.epoll_loop(), options)) {
-    return std::make_unique<OverStream>(std::move(records), std::move(inner));
+    auto kept = std::make_unique<KeepingStream>(std::move(records), std::move(inner));
+    Note(/*is_shared=*/true);
+    return kept;
   }
   // The other end hears of it, and this one has a record layer that was reset.
   inner->Abort();
-  return beneath().RecordsOver(std::move(inner), options);
+  return OverStream(std::move(inner), options);
 }
 
 }  // namespace stagecoach::emu

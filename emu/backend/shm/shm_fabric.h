@@ -6,7 +6,9 @@
 // the ends find each other is in meeting.h.
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <utility>
 
 #include "emu/backend/tcp/tcp_fabric.h"
 #include "emu/fabric/fabric_over.h"
@@ -15,8 +17,12 @@ namespace stagecoach::emu {
 
 class ShmFabric final : public FabricOver {
  public:
+  // Hears of each record layer, as it is made, whether it goes through shared memory. On any thread, several at a time.
+  using ChoiceListener = std::function<void(bool is_shared)>;
+
   // `beneath` outlives this fabric and what it handed out.
-  explicit ShmFabric(TcpFabric& beneath) : FabricOver(beneath), tcp_(beneath) {}
+  explicit ShmFabric(TcpFabric& beneath, ChoiceListener on_choice = nullptr)
+      : FabricOver(beneath), tcp_(beneath), on_choice_(std::move(on_choice)) {}
 
   Result<std::unique_ptr<Listener>, FabricError> ListenWith(const StreamOptions& options, const IpEndpoint& local,
                                                             int backlog, AcceptCallback on_accept) override;
@@ -25,7 +31,13 @@ class ShmFabric final : public FabricOver {
   std::unique_ptr<Llp> RecordsOver(std::unique_ptr<Stream> stream, const RecordOptions& options) override;
 
  private:
+  std::unique_ptr<Llp> OverStream(std::unique_ptr<Stream> stream, const RecordOptions& options);
+  void Note(bool is_shared) const {
+    if (on_choice_) on_choice_(is_shared);
+  }
+
   TcpFabric& tcp_;
+  const ChoiceListener on_choice_;
 };
 
 }  // namespace stagecoach::emu
