@@ -20,6 +20,7 @@
 #include "base/undoing.h"
 #include "emu/backend/tcp/peer_user.h"
 #include "emu/backend/tcp/tcp_stream.h"
+#include "emu/fabric/stream.h"
 #include "emu/llp/shm/pass.h"
 #include "emu/llp/shm/shm_llp.h"
 
@@ -147,7 +148,11 @@ Meeting::Answer Meeting::Hear(int stream_socket) {
   auto peer = PeerHalf::Map(half);
   CloseDescriptor(half);
   CloseDescriptor(proof);
-  if (!is_proven || !peer) return Answer::kBroken;
+  if (!is_proven || !peer) {
+    // Whoever has answered, written what there was to say and closed the stream does not wait for us.
+    const auto user = UserOfSocket(SocketEndpoint(stream_socket, true), SocketEndpoint(stream_socket, false));
+    return user == Stream::kNoUser ? Answer::kNone : Answer::kBroken;
+  }
   peer_.emplace(std::move(*peer));
   return Answer::kMet;
 }

@@ -246,6 +246,17 @@ TEST_F(ShmFabricTest, AListenerThatWritesBeforeItReadsMeetsNobody) {
   Talk();
 }
 
+// As a listener that rejects: it reads, answers, and goes.
+TEST_F(ShmFabricTest, WhatAListenerSaysBeforeItGoesIsRead) {
+  Connect(shm_a_, shm_b_);
+  ASSERT_TRUE(a_->Write());
+  ASSERT_EQ(b_->Read(), IoStatus::kOk);
+  ASSERT_TRUE(b_->Write());
+  b_.reset();
+  EXPECT_EQ(a_->Read(), IoStatus::kOk);
+  EXPECT_EQ(a_->Read(), IoStatus::kEof);
+}
+
 TEST_F(ShmFabricTest, WhoIsGoneHasEnded) {
   ASSERT_TRUE(Meets(shm_a_, shm_b_));
   ASSERT_TRUE(a_->Say("last"));
