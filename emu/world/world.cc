@@ -73,19 +73,21 @@ void Ports(const char* name, DeviceProfile* profile, const Complaints& complain)
 
 struct Unit {
   Duration length;
+  uint32_t most;
   const char* name;
 };
-constexpr Unit kMilliseconds{1ms, "milliseconds"};
-constexpr Unit kMicroseconds{1us, "microseconds"};
+constexpr Unit kMilliseconds{1ms, UINT32_MAX, "milliseconds"};
+// Of who polls: signals and timers of the program wait for as long.
+constexpr Unit kMicroseconds{1us, 1000, "microseconds from 0 to 1000"};
 
-// A number of units of at most 32 bits.
+// A number of units.
 void Time(const char* name, const Unit& unit, Duration* value, const Complaints& complain) {
   const char* text = std::getenv(name);
   if (text == nullptr) return;
   const std::string_view word(text);
   uint32_t count = 0;
   const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), count);
-  if (error == std::errc() && end == word.data() + word.size()) {
+  if (error == std::errc() && end == word.data() + word.size() && count <= unit.most) {
     *value = count * unit.length;
   } else {
     complain(std::string(name) + "=" + text + ": no number of " + unit.name);

@@ -19,7 +19,8 @@
 //                                       for a sign of life; 0: never (30000; fabric.h: StreamOptions)
 //   STAGECOACH_USER_TIMEOUT ms          how long it may leave bytes unacknowledged; 0: the system decides (60000)
 //   STAGECOACH_BUSY_POLL    us          how long a thread that waits for events polls before it sleeps, at most; 0: not
-//                                       at all (100; backend/tcp/busy_poll.h; 0 on a host with one processor)
+//                                       at all (100, 1000 at the most; backend/tcp/busy_poll.h; 0 on a host with one
+//                                       processor)
 //   STAGECOACH_PCAP         a name      write a capture of all connections into a file of this name (none)
 //   STAGECOACH_TRACE        a name      write one line per decision of the NIC into one of this name (none)
 //   STAGECOACH_RULES        rules       what is done to it, as text (emu/inject/rule.h; docs/injections.md; none)
@@ -60,7 +61,7 @@ struct WorldOptions {
   CmOptions cm;
   // Overrides the profile's wish (DeviceProfile::want_crc).
   bool crc = false;
-  Duration busy_poll = 100us;             // of a TcpWorld (STAGECOACH_BUSY_POLL)
+  Duration busy_poll = 100us;            // of a TcpWorld (STAGECOACH_BUSY_POLL)
   std::string capture_path;              // a name for MakeTcpWorld (pcapng_writer.h, record_file.h); empty: none
   std::shared_ptr<CaptureSink> capture;  // wins over capture_path
   std::string trace_path;                // a name for MakeTcpWorld (record_file.h); empty: none

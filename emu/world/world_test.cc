@@ -193,11 +193,15 @@ TEST(WorldOptions, ATimeThatIsNoneIsReportedAndIgnored) {
     EXPECT_EQ(OptionsFromEnvironment().cm.listener_patience, Duration::zero()) << text;
     EXPECT_NE(testing::internal::GetCapturedStderr().find("no number of milliseconds"), std::string::npos) << text;
   }
-  Environment busy_poll("STAGECOACH_BUSY_POLL", "50us");
-  testing::internal::CaptureStderr();
-  EXPECT_EQ(OptionsFromEnvironment().busy_poll, 100us);
-  EXPECT_NE(testing::internal::GetCapturedStderr().find("STAGECOACH_BUSY_POLL=50us: no number of microseconds"),
-            std::string::npos);
+  for (const std::string text : {"", "50us", "1001", "4294967296"}) {
+    Environment busy_poll("STAGECOACH_BUSY_POLL", text.c_str());
+    testing::internal::CaptureStderr();
+    EXPECT_EQ(OptionsFromEnvironment().busy_poll, 100us);
+    const std::string said = testing::internal::GetCapturedStderr();
+    EXPECT_NE(said.find("STAGECOACH_BUSY_POLL=" + text + ": no number of microseconds from 0 to 1000"),
+              std::string::npos)
+        << said;
+  }
 }
 
 TEST(TcpWorld, AFileThatCannotBeMadeIsNamed) {

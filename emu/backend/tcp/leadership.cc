@@ -19,7 +19,7 @@ namespace stagecoach::emu {
 thread_local Leadership::Waiter* Leadership::turner_ = nullptr;
 
 Leadership::Leadership(EpollLoop* loop, const Options& options)
-    : loop_(loop), busy_poll_(options.busy_poll), leader_(&thread_) {
+    : loop_(loop), busy_poll_(options.busy_poll), thread_polls_(options.thread_polls), leader_(&thread_) {
   nudge_ = KeepFromChildren(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
   if (nudge_ < 0) throw std::system_error(errno, std::generic_category(), "timerfd_create");
 }
@@ -62,7 +62,7 @@ bool Leadership::ThreadLeads() {
 void Leadership::Run() {
   while (!stopped_.load()) {
     const bool leads = ThreadLeads();
-    if (leads && Poll(nullptr, [this] { return stopped_.load(std::memory_order_relaxed); })) continue;
+    if (leads && thread_polls_ && Poll(nullptr, [this] { return stopped_.load(std::memory_order_relaxed); })) continue;
     const uint64_t turns = loop_->turns();
     pollfd ready[] = {{nudge_, POLLIN, 0}, {leads ? loop_->fd() : loop_->post_fd(), POLLIN, 0}};
     counters_.sleeps_of_thread.fetch_add(1, std::memory_order_relaxed);

@@ -51,6 +51,8 @@ class Leadership {
   struct Options {
     // How long who leads polls before it sleeps, at most; 0: not at all.
     Duration busy_poll = 0us;
+    // Whether the fabric's thread does: not where it would take the processor from the program.
+    bool thread_polls = true;
   };
 
   // `loop` outlives it. std::system_error: the system has no descriptor for it (EMFILE, ENFILE).
@@ -110,6 +112,7 @@ class Leadership {
 
   EpollLoop* const loop_;
   BusyPoll busy_poll_;
+  const bool thread_polls_;
   int nudge_ = -1;                // a timerfd, for the fabric's thread
   const Waiter thread_{nullptr};  // the fabric's, as one who leads
   std::atomic<bool> stopped_{false};

@@ -6,6 +6,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <pthread.h>
+#include <sched.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -373,8 +374,19 @@ class TcpConnectAttempt final : public ConnectAttempt {
 
 }  // namespace
 
+namespace {
+
+// Whether two threads of this process may run at once (taskset(1), cpuset(7)).
+bool HasTwoProcessors() {
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  return sched_getaffinity(0, sizeof allowed, &allowed) != 0 || CPU_COUNT(&allowed) > 1;
+}
+
+}  // namespace
+
 TcpFabric::TcpFabric(const Options& options)
-    : leadership_(&loop_, {.busy_poll = options.busy_poll}),
+    : leadership_(&loop_, {.busy_poll = options.busy_poll, .thread_polls = HasTwoProcessors()}),
       readiness_(&loop_),
       ports_(std::make_unique<AbstractNames>(&readiness_), FirstPort()),
       addresses_(&loop_) {
