@@ -64,9 +64,9 @@ class EventLoop : public Reactor {
     virtual ~Companion() = default;
     // Readable when there is something to do. The same for ever.
     virtual int fd() const = 0;
-    // There is nothing else to do, the pollers are armed, and the loop is about to sleep. True if something was done, and
-    // the loop does not sleep. It may take some hundred microseconds, in which nothing of the loop's own happens, but that
-    // `is_over` becomes true when something was posted.
+    // There is nothing else to do, the pollers are armed, and the loop is about to sleep. True if something was done,
+    // and the loop does not sleep. It may take some hundred microseconds, in which nothing of the loop's own happens,
+    // but that `is_over` becomes true when something was posted.
     virtual bool OnIdle(const std::function<bool()>& is_over) = 0;
     // Around each sleep. In between, OnReadable() follows when fd() is readable; it may follow at other times, too.
     virtual void OnSleep() = 0;
